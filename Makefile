@@ -1,0 +1,147 @@
+# cnn-ps: one Makefile for everything.
+#
+# Targets:  all (default)  demo  test  data  lint  bench  asan  ubsan  tsan  clean  deps
+# Knobs:    V=1 (show commands)  FLAVOUR=release|asan|ubsan|tsan  CC=clang  CUDA=0 (leave CUDA out)
+#
+# Every flavour builds in its own directory, build/<flavour>/, so flags never mix; headers are
+# dependencies (-MMD); generated protobuf code lives in build/<flavour>/gen and nowhere else.
+
+FLAVOUR ?= release
+B := build/$(FLAVOUR)
+Q := $(if $(V),,@)
+say = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)';)
+
+CC       ?= gcc
+PROTOC_C ?= protoc-c
+PKGS     := libzmq libuv libprotobuf-c libxxhash zlib libmicrohttpd jansson popt openblas libpng
+PKG_CFLAGS = $(shell pkg-config --cflags $(PKGS))
+
+WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wformat=2 -Wimplicit-fallthrough \
+	-Wstrict-prototypes -Wmissing-prototypes -Wundef
+HARDEN := -fstack-protector-strong -fstack-clash-protection -fcf-protection=full -fPIE
+OPT.release := -O2 -g -D_FORTIFY_SOURCE=2 $(HARDEN)
+OPT.asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+OPT.ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
+OPT.tsan    := -O1 -g -fsanitize=thread
+ifeq ($(OPT.$(FLAVOUR)),)
+$(error FLAVOUR is release, asan, ubsan or tsan, not "$(FLAVOUR)")
+endif
+LD.release := -pie -Wl,-z,relro,-z,now,-z,noexecstack
+LD.asan    := -fsanitize=address,undefined
+LD.ubsan   := -fsanitize=undefined
+LD.tsan    := -fsanitize=thread
+
+CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -I$(B)/gen $(WARN) $(OPT.$(FLAVOUR)) $(EXTRA_CFLAGS) $(PKG_CFLAGS) -pthread
+LDFLAGS = $(LD.$(FLAVOUR)) -pthread
+
+# libraries by what needs them: the server has neither OpenBLAS nor CUDA
+LIBS.base   := $(shell pkg-config --libs libzmq libuv libprotobuf-c libxxhash zlib jansson popt) -lm
+LIBS.server := $(shell pkg-config --libs libmicrohttpd)
+LIBS.worker := $(shell pkg-config --libs openblas libpng)
+LIBS.cuda   :=
+
+# ---- CUDA: used when nvcc is there, said in one line when not --------------------------------
+NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+SM   ?= 90
+CU   := $(if $(filter 0,$(CUDA)),,$(if $(NVCC),$(wildcard kernels/*.cu)))
+ifneq ($(CU),)
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
+LIBS.cuda := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
+CFLAGS += -DKX_CUDA=1 -isystem $(CUDA_HOME)/include
+endif
+
+# ---- sources ----------------------------------------------------------------------------------
+MAINS := server/main.c worker/main.c worker/ctl.c
+SRC.common := $(wildcard common/*.c)
+SRC.proto  := $(wildcard proto/*.c)
+SRC.core   := $(wildcard server/core/*.c)
+SRC.server := $(filter-out $(MAINS),$(wildcard server/*.c))
+SRC.kernels := $(wildcard kernels/*.c)
+SRC.client := worker/session.c worker/net.c worker/cnnps.c
+SRC.worker := $(filter-out $(MAINS) $(SRC.client),$(wildcard worker/*.c))
+
+obj = $(patsubst %.c,$(B)/%.o,$(1))
+include kernels/kernels.mk
+A.common  := $(B)/libcommon.a
+A.proto   := $(B)/libproto.a
+A.core    := $(B)/libcore.a
+A.server  := $(B)/libserver.a
+A.kernels := $(B)/libkernels.a
+A.client  := $(B)/libcnnps.a
+A.worker  := $(B)/libworker.a
+ARCHIVES.worker := $(A.worker) $(A.client) $(A.kernels) $(A.proto) $(A.common)
+ARCHIVES.server := $(A.server) $(A.core) $(A.proto) $(A.common)
+
+BINARIES := $(B)/cnn-ps $(B)/cnn-worker $(B)/cnn-ctl
+UNIT  := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(wildcard tests/unit/test_*.c))
+BENCH := $(patsubst tests/bench/%.c,$(B)/tests/bench/%,$(wildcard tests/bench/*.c))
+EXAMPLES := $(patsubst worker/examples/%.c,$(B)/examples/%,$(wildcard worker/examples/*.c))
+TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c))
+SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
+
+.PHONY: all demo test data lint bench asan ubsan tsan clean deps tests
+.SECONDARY:
+.DELETE_ON_ERROR:
+all: $(BINARIES) $(EXAMPLES)
+tests: all $(UNIT) $(SIM) $(BENCH) $(TOOLS)
+ifeq ($(NVCC),)
+all: no-cuda
+.PHONY: no-cuda
+no-cuda:
+	@echo "cuda: nvcc not found: building the CPU backends only"
+endif
+
+# ---- rules --------------------------------------------------------------------------------------
+GEN := $(B)/gen/cnnps.pb-c
+$(GEN).c $(GEN).h &: proto/cnnps.proto
+	@mkdir -p $(@D)
+	$(call say,GEN,$<)$(PROTOC_C) --c_out=$(B)/gen -Iproto $<
+$(GEN).o: $(GEN).c
+	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
+$(B)/proto/wire.o: $(GEN).h
+
+$(B)/%.o: %.c
+	@mkdir -p $(@D)
+	$(call say,CC,$<)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+archive = @rm -f $@; $(if $(V),echo ar rcs $@;)ar rcs $@ $^
+$(A.common): $(call obj,$(SRC.common))
+	$(archive)
+$(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
+	$(archive)
+$(A.core): $(call obj,$(SRC.core))
+	$(archive)
+$(A.server): $(call obj,$(SRC.server))
+	$(archive)
+$(A.kernels): $(KERNEL_OBJECTS)
+	$(archive)
+$(A.client): $(call obj,$(SRC.client))
+	$(archive)
+$(A.worker): $(call obj,$(SRC.worker))
+	$(archive)
+
+$(B)/cnn-ps: $(B)/server/main.o $(ARCHIVES.server)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.base)
+$(B)/cnn-worker: $(B)/worker/main.o $(ARCHIVES.worker)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+$(B)/cnn-ctl: $(B)/worker/ctl.o $(ARCHIVES.worker)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+$(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
+	@mkdir -p $(@D)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
+
+# Tests may use everything. Two archive groups refer to each other nowhere; order is by dependency.
+TEST_ARCHIVES := $(A.server) $(A.core) $(ARCHIVES.worker)
+$(B)/tests/unit/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+$(B)/tests/bench/%: $(B)/tests/bench/%.o $(TEST_ARCHIVES)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+$(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+$(SIM): $(call obj,$(wildcard tests/sim/*.c)) $(A.core) $(B)/worker/session.o $(A.common)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
+
+clean:
+	rm -rf build
+
+-include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,70 @@
+/*
+ * err.h - the one table of status codes, and the message that travels with one.
+ *
+ * Every fallible function returns 0 or a negative PS_E*. The same numbers, negated, are the codes
+ * of the wire's ERROR and BYE messages, so a value here never changes its meaning. Each row also
+ * fixes the exit code of a program that ends because of it.
+ *
+ * Thread: any; a struct err belongs to its caller.
+ */
+#ifndef COMMON_ERR_H
+#define COMMON_ERR_H
+
+/* X(name, value, exit code, text) */
+#define PS_STATUS_MAP(X)                                                                           \
+	X(OK, 0, 0, "ok")                                                                          \
+	X(EUSAGE, -1, 2, "bad usage or configuration")                                             \
+	X(ENOMEM, -2, 1, "out of memory")                                                          \
+	X(EIO, -3, 10, "disk error")                                                               \
+	X(EUNREACHABLE, -4, 3, "server unreachable")                                               \
+	X(EWRONGRUN, -5, 4, "the server is in another run")                                        \
+	X(EFENCED, -6, 5, "a newer incarnation of this worker exists")                             \
+	X(EDATA, -7, 6, "bad data file")                                                           \
+	X(EWRONGDATA, -8, 6, "the data set differs from the run's")                                \
+	X(ECHECKPOINT, -9, 7, "checkpoint refused")                                                \
+	X(ELOCKED, -10, 8, "directory locked by another process")                                  \
+	X(EAUTH, -11, 9, "authentication refused")                                                 \
+	X(EPROTO, -12, 1, "malformed message")                                                     \
+	X(EVERSION, -13, 2, "protocol version not spoken here")                                    \
+	X(EEPOCH, -14, 1, "the server has restarted: say HELLO again")                             \
+	X(EGAP, -15, 1, "sequence gap")                                                            \
+	X(ESTATE, -16, 1, "message not allowed in this session state")                             \
+	X(EFULL, -17, 3, "the server has no free worker slot")                                     \
+	X(EROLLEDBACK, -18, 4, "the server's state is older than what it called durable")          \
+	X(ESHUTDOWN, -19, 0, "the server is shutting down")                                        \
+	X(EDONE, -20, 0, "training is done")                                                       \
+	X(EAGAIN, -21, 1, "not now")                                                               \
+	X(EDEVICE, -22, 1, "compute device error")                                                 \
+	X(ETOOBIG, -23, 1, "over a size limit")                                                    \
+	X(EQUARANTINE, -24, 1, "too many bad gradients from this worker")                          \
+	X(EDIVERGED, -25, 1, "training diverged: gradients are no longer finite")                  \
+	X(ENET, -26, 1, "network library error")
+
+enum ps_status {
+#define X(name, value, exit_code, text) PS_##name = value,
+	PS_STATUS_MAP(X)
+#undef X
+};
+
+#define PS_MUST_CHECK       __attribute__((warn_unused_result))
+#define PS_PRINTF(fmt, arg) __attribute__((format(printf, fmt, arg)))
+
+/* What went wrong, for a person: one line without a newline: what, where, what would be right. */
+struct err {
+	int status; /* 0 or PS_E* */
+	char text[512];
+};
+
+/* Fill `e` (may be NULL) and return `status`, so that callers write `return err_set(...)`. */
+int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
+/* "PS_EGAP" for PS_EGAP; "PS_E?" for a number not in the table. */
+const char *err_name(int status);
+/* The table's text. */
+const char *err_text(int status);
+/* The exit code documented for a program that ends with `status`; 1 for a number not in the table.
+ */
+int err_exit_code(int status);
+/* 1 if `status` is a row of the table: a peer's number must pass this before it is believed. */
+int err_known(long status);
+
+#endif

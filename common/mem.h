@@ -1,0 +1,17 @@
+/*
+ * mem.h - memory: start-up allocations die with the size and who asked; any size that a peer or a
+ * file had a say in is tried and may be refused.
+ *
+ * All blocks are zeroed and are freed with free(). Thread: any.
+ */
+#ifndef COMMON_MEM_H
+#define COMMON_MEM_H
+#include <stddef.h>
+
+/* `n` elements of `size` bytes, aligned to 64 bytes; exits with one line naming `who` on failure or
+ * overflow. For start-up only. n * size == 0 gives a valid pointer. */
+void *mem_must(size_t n, size_t size, const char *who);
+/* The same, but NULL on failure or overflow. */
+void *mem_try(size_t n, size_t size);
+
+#endif

@@ -1,0 +1,78 @@
+/*
+ * model.h - a model's text, its layers, and its manifest: the ordered tensors of one flat float32
+ * vector that server, workers, checkpoints and exports agree on.
+ *
+ * Text: layers separated by blanks: conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto], relu,
+ * pool:SIZE, fc:UNITS, dropout:P (0 <= P < 1). Softmax cross-entropy over the last layer's units is
+ * implied. Names: seed:F, lenet5, cnn99. vector:N is a flat vector with no layers. The input is
+ * fixed at parse time (MNIST: 1x28x28). Sizes that do not fit are an error that names the layer and
+ * says what would fit; pad=auto on a pool or conv adds the least symmetric-as-possible zero padding
+ * (bottom and right get the odd one) that makes it fit.
+ *
+ * Layout (NCHW): conv weight [F][C][K][K], bias [F]; fc weight [units][inputs] over NCHW-flattened
+ * inputs, bias [units]: PyTorch's names, shapes and order.
+ *
+ * Invariants: (1) tensors are contiguous, in layer order, and cover [0, n_params) exactly;
+ *             (2) equal canonical texts and inputs have equal fingerprints;
+ *             (3) every size fits its type: products are computed with overflow checks, n_params is
+ *                 at most MODEL_MAX_PARAMS.
+ * Thread: any; a struct model is plain data after model_parse.
+ */
+#ifndef COMMON_MODEL_H
+#define COMMON_MODEL_H
+#include <stddef.h>
+#include <stdint.h>
+#include "common/err.h"
+
+#define MODEL_MAX_TEXT    512
+#define MODEL_MAX_LAYERS  64
+#define MODEL_MAX_TENSORS 64
+#define MODEL_MAX_PARAMS  ((size_t)1 << 28) /* 1 GiB of float32 */
+
+enum layer_kind { LAYER_CONV, LAYER_RELU, LAYER_POOL, LAYER_FC, LAYER_DROPOUT };
+
+struct shape {
+	size_t c, h, w; /* channels, rows, columns; an fc output is c = units, h = w = 1 */
+};
+
+struct layer {
+	enum layer_kind kind;
+	struct shape in, out;
+	size_t size;   /* conv, pool: side of the window, pixels */
+	size_t stride; /* conv: >= 1; pool: = size */
+	size_t pad_top, pad_left, pad_bottom, pad_right; /* zeros around (pool: never chosen) */
+	float drop;                                      /* dropout: probability of a zero */
+	int weight, bias;                                /* index into tensors, or -1 */
+};
+
+struct tensor {
+	char name[24]; /* "conv1.weight": kind and its number from 1, as PyTorch users write it */
+	size_t ndim, dim[4];
+	size_t offset, count; /* floats, inside the flat vector */
+	double init_bound;    /* initial values are uniform in (-init_bound, init_bound) */
+};
+
+struct model {
+	char text[MODEL_MAX_TEXT]; /* canonical: names expanded, one blank between layers */
+	struct shape input;
+	size_t n_layers;
+	struct layer layer[MODEL_MAX_LAYERS];
+	size_t n_tensors;
+	struct tensor tensor[MODEL_MAX_TENSORS];
+	size_t n_params;
+	size_t classes;       /* units of the last layer; 0 for vector:N */
+	uint64_t fingerprint; /* XXH3 of canonical text and input shape */
+};
+
+/* Parse `text` for `input`. PS_EUSAGE with a message for a person; *m is unspecified then. */
+int model_parse(struct model *m, const char *text, struct shape input, struct err *e) PS_MUST_CHECK;
+/* Number of values of a shape. */
+size_t shape_count(struct shape s);
+/*
+ * Initial weights: PyTorch's default bound 1/sqrt(fan_in) for weight and bias, value i of tensor t
+ * = (float)((2u - 1) * bound), u = rng_unit of the RNG_INIT stream with sub-stream t. vector:N:
+ * zeros. `w` has m->n_params floats.
+ */
+void model_init(const struct model *m, uint64_t seed, float *w);
+
+#endif

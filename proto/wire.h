@@ -1,0 +1,71 @@
+/*
+ * wire.h - frames <-> struct msg. The only code that sees protobuf, and the only judge of untrusted
+ * sizes.
+ *
+ * A message is one header frame (protobuf `Message`) followed by one frame per slice of a PUSH or
+ * PARAMS: little-endian float32, exactly 4 * count bytes. WIRE.md specifies every field and
+ * refusal.
+ *
+ * Invariants: (1) no input makes decode allocate more than WIRE_MAX_BODY_MEMORY outside the arenas
+ * made at wire_new, read out of bounds, recurse, or abort; (2) decode is all or nothing: on an
+ * error *m is MSG type 0 and nothing of it may be used; (3) decode(encode(m)) equals m for every
+ * valid m, byte for byte in the slices. Thread: one struct wire belongs to one thread. A decoded
+ * message lives until the next decode or free.
+ */
+#ifndef PROTO_WIRE_H
+#define PROTO_WIRE_H
+#include <stddef.h>
+#include <stdint.h>
+#include <zmq.h>
+#include "common/err.h"
+#include "proto/msg.h"
+
+/* The frames of one message, header first. */
+struct frames {
+	size_t n; /* 1 + slices */
+	zmq_msg_t frame[1 + WIRE_MAX_SLICES];
+};
+
+struct wire; /* opaque: protobuf arena and aligned tensor memory */
+
+/* `n_params`: the most floats a message may carry; 0 refuses every slice (before WELCOME).
+ * PS_ENOMEM. */
+int wire_new(struct wire **out, size_t n_params) PS_MUST_CHECK;
+/* Frees and nulls *w; NULL is fine. */
+void wire_free(struct wire **w);
+/* The model became known (WELCOME): make room for n_params floats. PS_ENOMEM leaves the old room.
+ */
+int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
+
+/*
+ * Decode. Slices' data points into the frames when aligned, else into w's memory: the frames must
+ * outlive the use of *m. PS_EPROTO (malformed, wrong checksum, over a limit), PS_EVERSION (HELLO of
+ * another protocol), with the reason in `why` (may be NULL): one static sentence for the log and
+ * the ERROR reply.
+ */
+int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
+/*
+ * Encode header and tensor frames into fresh frames; slice data is copied. Each slice's xxh3 is
+ * computed unless it is nonzero (a replay: the checksum of the first sending is sent again).
+ * PS_ENOMEM, PS_ETOOBIG: nothing to release.
+ */
+int wire_encode(const struct msg *m, struct frames *f) PS_MUST_CHECK;
+/* Only the header frame of `m`; tensor frames are shared by the caller with zmq_msg_copy. */
+int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
+/* XXH3-64 of `count` floats, the checksum of a slice. */
+uint64_t wire_checksum(const float *data, size_t count);
+
+/* Receive every part of one message without waiting: 1 got one, 0 none, PS_EPROTO too many parts or
+ * a header over the limit (all parts consumed and dropped), PS_ENET. With `peer` (ROUTER sockets)
+ * the identity frame is taken off: libzmq's own 5-byte ids become a nonzero number; a client-chosen
+ * id is PS_EPROTO. */
+int wire_recv(void *socket, uint32_t *peer, struct frames *f) PS_MUST_CHECK;
+/* Send all frames without waiting and leave `f` empty: PS_EAGAIN (the peer's queue is full) and
+ * PS_EUNREACHABLE (ROUTER: no such peer) leave `f` the caller's, unsent as a whole. peer 0: a
+ * DEALER socket. */
+int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
+void frames_init(struct frames *f);
+/* Close every frame; idempotent. */
+void frames_release(struct frames *f);
+
+#endif

@@ -1,0 +1,181 @@
+/*
+ * core.h - the parameter server as a pure state machine: (state, event, now) -> effects.
+ *
+ * It opens no socket or file, reads no clock, starts no thread, draws no random number of its own,
+ * and allocates nothing after birth: all state lies in one block that the caller provides. The
+ * shell (server/) turns packets into events and effects into packets; tests/sim does the same with
+ * a seeded network and disk. Given the same events it does the same things, bit for bit.
+ *
+ * Order inside core_step: sessions (who speaks) -> ledger (exactly once) -> leases (batch ledger)
+ * -> store and optim (weights) -> effects. The table at the top of core.c has a row for each
+ * message type.
+ *
+ * Thread: the caller's; nothing locks.
+ */
+#ifndef SERVER_CORE_CORE_H
+#define SERVER_CORE_CORE_H
+#include <stddef.h>
+#include <stdint.h>
+#include "common/err.h"
+#include "proto/msg.h"
+
+enum optim_kind { OPTIM_SGD, OPTIM_ADAGRAD };
+#define OPTIM_NAMES "sgd|adagrad"
+
+/* What a gradient that is tau versions old does to the rate (algorithms: Zhang 2016, arXiv
+ * 1511.05950). */
+enum stale_rate {
+	STALE_CONSTANT, /* eta */
+	STALE_RELATIVE, /* eta / max(1, tau / live workers): only gradients staler than their share
+			   shrink */
+	STALE_INVERSE,  /* eta / max(1, tau) */
+};
+#define STALE_RATE_NAMES "constant|relative|inverse"
+
+/* Everything a run is made of. The part that must not change when a run is resumed is in the
+ * checkpoint and compared there. Ranges are the option table's (server/options.c). */
+struct core_config {
+	struct run_id run;
+	uint64_t epoch; /* server epoch, >= 1 */
+	char model[WIRE_MAX_MODEL + 1];
+	uint64_t model_fingerprint;
+	size_t n_params;
+	uint64_t seed;
+	uint32_t batch;  /* images per batch, >= 1 */
+	uint32_t epochs; /* 0: no data set, no leases; the run ends at max_updates or a drain */
+	uint64_t max_updates; /* 0: no bound */
+	enum optim_kind optim;
+	double lr;           /* eta, > 0 */
+	double adagrad_eps;  /* > 0; outside the root: w -= eta * g / (sqrt(G) + eps) */
+	double adagrad_init; /* initial G, >= 0 */
+	enum stale_rate stale_rate;
+	uint32_t max_staleness; /* older gradients are refused; 0: 8 times the live workers, at
+				   least 16 */
+	double max_norm;        /* a push with a larger L2 norm is refused; 0: no limit */
+	uint32_t warm_updates;  /* so many updates by one worker before the others get leases */
+	uint32_t lease_batches; /* most batches in one lease, >= 1 */
+	uint32_t eval_images;   /* test images in one evaluation lease, >= 1 */
+	uint32_t min_workers;   /* no lease before so many workers are live, >= 1 */
+	uint32_t max_workers;   /* slots, 1..WIRE_MAX_WORKERS */
+	uint32_t push_window, replay_window;   /* see msg_welcome */
+	uint32_t beat_ms, suspect_ms, dead_ms; /* beat_ms < suspect_ms < dead_ms */
+	uint32_t recovery_ms;   /* after a restart: no new lease until every live worker is back, at
+				   most so long */
+	uint32_t checkpoint_ms; /* least time between snapshots */
+	int durable; /* snapshots go to a disk; 0: there is none and ACK says durable at once */
+	int accept_rollback; /* go on with workers that know of newer durable pushes than this state
+			      */
+};
+
+enum event_kind {
+	EVENT_MESSAGE,     /* msg from peer; decoded, therefore well-formed */
+	EVENT_PEER_GONE,   /* the shell could not reach peer */
+	EVENT_TICK,        /* time passed; at least every 100 ms */
+	EVENT_DURABLE,     /* snapshot `generation` is on disk */
+	EVENT_SAVE_FAILED, /* it is not, and never will be: take another */
+	EVENT_DRAIN,       /* stop: last snapshot, tell everybody, finish */
+};
+
+struct event {
+	enum event_kind kind;
+	uint32_t peer;         /* connection the message came on; never 0 */
+	const struct msg *msg; /* EVENT_MESSAGE; borrowed for the call */
+	uint64_t generation;   /* EVENT_DURABLE, EVENT_SAVE_FAILED */
+};
+
+enum effect_kind {
+	EFFECT_SEND, /* msg to peer; slices point into the core's weights: encode before the next
+			step */
+	EFFECT_SNAPSHOT, /* serialise now (image.h) and save as `generation`; at most one is under
+			    way */
+	EFFECT_STATUS,   /* answer peer's STATUS request with the shell's JSON */
+	EFFECT_EPOCH,  /* an epoch's training or evaluation has ended: `epoch`, for log and progress
+			*/
+	EFFECT_FINISH, /* the run is over or drained and all is durable: `status` says how */
+};
+
+struct effect {
+	enum effect_kind kind;
+	uint32_t peer;
+	struct msg msg;
+	uint64_t generation;
+	uint32_t epoch;
+	int status; /* PS_EDONE, PS_ESHUTDOWN, PS_EDIVERGED */
+};
+
+/* What an epoch came to. */
+struct epoch_record {
+	uint64_t images,
+		updates;    /* counted exactly once; images == n_train when the epoch has ended */
+	double loss_sum;    /* of the applied pushes, per image */
+	uint32_t eval_done; /* test images evaluated so far */
+	uint32_t eval_correct;
+	double eval_loss_sum;
+	uint64_t end_ms; /* core time at which the epoch's training ended since this start; 0: not
+			    in this life */
+};
+
+/* Counters for /metrics and /status; monotone within a run, saved in the snapshot. */
+struct core_stats {
+	uint64_t version;            /* gradients applied */
+	uint64_t pushes, duplicates; /* decided, and seen again */
+	uint64_t rejected[REJECT_REASONS];
+	uint64_t refused; /* messages answered by ERROR */
+	uint64_t gaps;
+	uint64_t images;                  /* counted, over all epochs */
+	uint64_t pulls, leases, released; /* leases granted; batches given to another worker */
+	uint64_t hellos, deaths, rejoins;
+	uint64_t recoveries;    /* starts from a snapshot */
+	uint64_t staleness_sum; /* over applied gradients */
+	uint64_t staleness[16]; /* histogram: tau 0, 1, 2-3, 4-7, ... */
+	uint64_t snapshots, save_failures;
+	double loss; /* exponential mean of pushed losses, weight 0.02 */
+};
+
+enum session_state {
+	SESSION_FREE,    /* slot never used */
+	SESSION_JOINING, /* HELLO taken; WELCOME waits for the snapshot that holds its incarnation
+			  */
+	SESSION_LIVE,
+	SESSION_SUSPECT, /* no beat for suspect_ms: its leases are given away, nothing else */
+	SESSION_AWAY,    /* known from a snapshot, not heard of in this server epoch */
+	SESSION_DEAD,    /* no beat for dead_ms, or said BYE: the slot may be reused once all is
+			    durable */
+};
+
+/* One worker, for display. */
+struct worker_view {
+	enum session_state state;
+	uint32_t worker, incarnation;
+	const char *name, *device;
+	uint64_t last_seq, durable_seq, images, heard_ms;
+};
+
+struct core; /* opaque, see state.h */
+
+/* Bytes of memory that core_init needs for `cfg` (n_params and max_workers decide). */
+size_t core_bytes(const struct core_config *cfg);
+/* A fresh run with initial `weights` (n_params floats, copied). `memory`: core_bytes, aligned
+ * to 64. */
+struct core *core_init(void *memory, const struct core_config *cfg, const float *weights);
+/* One event. The effects are read with core_effect before the next step. `now_ms` never goes back.
+ */
+void core_step(struct core *c, const struct event *ev, uint64_t now_ms);
+/* The i-th effect of the last step, or NULL past the end. */
+const struct effect *core_effect(const struct core *c, size_t i);
+
+const struct core_config *core_config(const struct core *c);
+const struct core_stats *core_stats(const struct core *c);
+/* The current weights (n_params floats) and their version; valid until the next step. */
+const float *core_weights(const struct core *c);
+/* Epoch `e`'s record, or NULL past cfg.epochs. */
+const struct epoch_record *core_epoch(const struct core *c, uint32_t e);
+/* Training epoch under way, from 0; == cfg.epochs when all are done. */
+uint32_t core_training_epoch(const struct core *c);
+/* Data set of the run; all zero until the first worker came. */
+const struct data_id *core_data(const struct core *c);
+/* Slot i's worker (0 <= i < max_workers) into *v. */
+void core_worker(const struct core *c, uint32_t i, struct worker_view *v);
+uint32_t core_live_workers(const struct core *c);
+
+#endif

@@ -1,0 +1,52 @@
+/*
+ * image.h - the core as bytes: everything that must survive, in sections, taken at one instant.
+ *
+ * Ledger and weights are in the same image, so they can never disagree. Written explicitly,
+ * little-endian, field by field: no padding, no pointer. Reading trusts nothing: every count is
+ * checked against the configuration and the section's size (the container's checksums guard against
+ * disks, not against people).
+ *
+ * core_load(core_save(c)) resumes bit-exactly, apart from what a restart changes on purpose:
+ * sessions become AWAY, the server epoch is the configuration's, nobody is owed a reply.
+ */
+#ifndef SERVER_CORE_IMAGE_H
+#define SERVER_CORE_IMAGE_H
+#include <stddef.h>
+#include "server/core/core.h"
+
+enum image_section {
+	IMAGE_RUN,
+	IMAGE_LEDGER,
+	IMAGE_LEASES,
+	IMAGE_WEIGHTS,
+	IMAGE_OPTIM,
+	IMAGE_SECTIONS
+};
+
+/* Names in the checkpoint container, by section. IMAGE_RUN starts with what is compared at a
+ * resume; IMAGE_WEIGHTS is n_params float32. */
+extern const char *const image_names[IMAGE_SECTIONS];
+
+/* Exact size in bytes of a section of `c` now. */
+size_t image_size(const struct core *c, enum image_section s);
+/* Write it; `out` has image_size bytes. */
+void image_write(const struct core *c, enum image_section s, unsigned char *out);
+/*
+ * Make a core in `memory` from sections. `cfg` is this start's configuration with run.hi == run.lo
+ * == 0 to take over the image's run id. 0, or PS_ECHECKPOINT with `*why` a static sentence (other
+ * model, seed, batch..., or a malformed section): memory is then unspecified.
+ */
+int image_read(void *memory, const struct core_config *cfg,
+	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
+	struct core **out, const char **why) PS_MUST_CHECK;
+/* Run id, model text and server epoch of an IMAGE_RUN section, before a configuration exists.
+ * PS_ECHECKPOINT. */
+struct image_head {
+	struct run_id run;
+	uint64_t epoch, version;
+	char model[WIRE_MAX_MODEL + 1];
+};
+int image_peek(
+	const unsigned char *run_section, size_t size, struct image_head *head) PS_MUST_CHECK;
+
+#endif

@@ -129,6 +129,18 @@ struct msg_params {
 	struct slices slices; /* covers [0, n_params) */
 };
 
+enum verdict { VERDICT_NONE = 0, VERDICT_OK = 1, VERDICT_REJECTED = 2 };
+enum reject {
+	REJECT_NONE = 0,
+	REJECT_SHAPE = 1,     /* slices do not fit the model, or work does not fit the data */
+	REJECT_NONFINITE = 2, /* NaN, infinity or a magnitude over 1e15 in it */
+	REJECT_NORM = 3,      /* L2 norm over the limit */
+	REJECT_STALE = 4,     /* computed too many versions ago */
+	REJECT_WORK = 5,      /* a batch of it has already been counted */
+	REJECT_UNKNOWN = 6,   /* duplicate of a push so old that its verdict is no longer kept */
+	REJECT_REASONS = 7,
+};
+
 struct msg_push {
 	struct stamp stamp;
 	uint64_t seq;          /* from 1, +1 per push of this worker id, never reused */
@@ -136,19 +148,9 @@ struct msg_push {
 	struct work work;      /* the batches it covers */
 	uint32_t images;       /* images in it */
 	float loss;            /* mean loss over them */
-	struct slices slices;  /* what is not covered is zero */
-};
-
-enum verdict { VERDICT_OK = 1, VERDICT_REJECTED = 2 };
-enum reject {
-	REJECT_NONE = 0,
-	REJECT_SHAPE = 1,     /* slices do not fit the model, or work does not fit the data */
-	REJECT_NONFINITE = 2, /* NaN or infinity in it */
-	REJECT_NORM = 3,      /* L2 norm over the limit */
-	REJECT_STALE = 4,     /* computed too many versions ago */
-	REJECT_WORK = 5,      /* a batch of it has already been counted */
-	REJECT_UNKNOWN = 6,   /* duplicate of a push so old that its verdict is no longer kept */
-	REJECT_REASONS = 7,
+	enum verdict verdict;  /* a replay: what ACK said about it before; NONE: no ACK came yet */
+	enum reject reject;
+	struct slices slices; /* what is not covered is zero */
 };
 
 struct msg_ack {

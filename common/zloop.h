@@ -34,7 +34,8 @@ struct zloop {
 	uv_idle_t idle;
 	uv_timer_t timer;
 	int open_handles;
-	int woken; /* the check handle ran since the timer last looked */
+	int ready; /* prepare or the fd said so: the check handle has work */
+	int woken; /* a message was handled since the timer last looked */
 	uint64_t rescues;
 };
 

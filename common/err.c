@@ -1,0 +1,67 @@
+/*
+ * err.c - look-ups in the status table, and filling of struct err.
+ */
+#include "common/err.h"
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+struct row {
+	int status, exit_code;
+	const char *name, *text;
+};
+
+static const struct row rows[] = {
+#define X(name, value, exit_code, text) {value, exit_code, "PS_" #name, text},
+	PS_STATUS_MAP(X)
+#undef X
+};
+
+static const struct row *find_row(long status)
+{
+	for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+		if (rows[i].status == status)
+			return &rows[i];
+	return NULL;
+}
+
+int err_set(struct err *e, int status, const char *fmt, ...)
+{
+	if (!e)
+		return status;
+	/* the arguments may point into e->text: callers add context to a message they were given */
+	char text[sizeof e->text];
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	size_t i = 0;
+	for (; text[i]; i++)
+		e->text[i] = (unsigned char)text[i] < ' ' || text[i] == 127 ? '?' : text[i];
+	e->text[i] = '\0';
+	e->status = status;
+	return status;
+}
+
+const char *err_name(int status)
+{
+	const struct row *r = find_row(status);
+	return r ? r->name : "PS_E?";
+}
+
+const char *err_text(int status)
+{
+	const struct row *r = find_row(status);
+	return r ? r->text : "unknown status";
+}
+
+int err_exit_code(int status)
+{
+	const struct row *r = find_row(status);
+	return r ? r->exit_code : 1;
+}
+
+int err_known(long status)
+{
+	return find_row(status) != NULL;
+}

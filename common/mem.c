@@ -1,0 +1,32 @@
+/*
+ * mem.c - zeroed, cache-line aligned blocks.
+ */
+#include "common/mem.h"
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/log.h"
+
+#define ALIGNMENT ((size_t)64)
+
+void *mem_try(size_t n, size_t size)
+{
+	size_t bytes;
+	if (__builtin_mul_overflow(n, size, &bytes) || bytes > PTRDIFF_MAX - ALIGNMENT)
+		return NULL;
+	/* aligned_alloc wants whole alignments; an empty block still is a block */
+	bytes = bytes ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : ALIGNMENT;
+	void *p = aligned_alloc(ALIGNMENT, bytes);
+	return p ? memset(p, 0, bytes) : NULL;
+}
+
+void *mem_must(size_t n, size_t size, const char *who)
+{
+	void *p = mem_try(n, size);
+	if (!p) {
+		log_error("mem", "out-of-memory", "who=\"%s\" elements=%zu bytes_each=%zu", who, n,
+			size);
+		exit(1);
+	}
+	return p;
+}

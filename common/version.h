@@ -1,0 +1,9 @@
+/*
+ * version.h - the version of all programs of this tree.
+ */
+#ifndef COMMON_VERSION_H
+#define COMMON_VERSION_H
+
+#define PS_VERSION "0.1.0"
+
+#endif

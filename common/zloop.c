@@ -1,0 +1,132 @@
+/*
+ * zloop.c - the prepare/check bridge between a ZeroMQ socket and a libuv loop.
+ *
+ * One turn of the loop: timers, idle, PREPARE, sleep in poll, CHECK. Whatever ran before prepare
+ * may have eaten the fd's edge, so prepare asks the socket itself; between prepare and the sleep
+ * nothing runs that could. Check handles messages only when prepare or the fd said so: a wake-up
+ * that both missed is left for the timer to find, or else nobody would ever know.
+ */
+#include "common/zloop.h"
+#include <poll.h>
+#include <zmq.h>
+
+#define SAFETY_MS 100
+
+static int socket_ready(const struct zloop *z)
+{
+	int events = 0;
+	size_t size = sizeof events;
+	if (zmq_getsockopt(z->socket, ZMQ_EVENTS, &events, &size) != 0)
+		return 0; /* the context is going down; its owner stops us */
+	return (events & ZMQ_POLLIN) != 0;
+}
+
+/* While this handle is active the loop does not sleep. */
+static void on_idle(uv_idle_t *h)
+{
+	(void)h;
+}
+
+static void mark_ready(struct zloop *z)
+{
+	z->ready = 1;
+	uv_idle_start(&z->idle, on_idle);
+}
+
+static void on_prepare(uv_prepare_t *h)
+{
+	struct zloop *z = h->data;
+	if (socket_ready(z))
+		mark_ready(z);
+	else if (!z->ready)
+		uv_idle_stop(&z->idle);
+}
+
+static void on_poll(uv_poll_t *h, int status, int events)
+{
+	struct zloop *z = h->data;
+	(void)status;
+	(void)events;
+	z->ready = 1;
+}
+
+static void on_check(uv_check_t *h)
+{
+	struct zloop *z = h->data;
+	if (!z->ready)
+		return;
+	z->ready = 0;
+	/* on_readable may call zloop_stop: then the socket may be gone */
+	for (int n = 0; n < ZLOOP_BUDGET && !uv_is_closing((uv_handle_t *)h); n++) {
+		if (!z->on_readable(z->arg))
+			return;
+		z->woken = 1;
+	}
+}
+
+/*
+ * A rescue: no message for a whole period, the fd silent, and yet the socket has one. Looking at
+ * the fd first keeps a message that arrived just now from being counted.
+ */
+static void on_timer(uv_timer_t *h)
+{
+	struct zloop *z = h->data;
+	int quiet = !z->woken && !z->ready;
+	z->woken = 0;
+	if (!quiet)
+		return;
+	uv_os_fd_t fd;
+	if (uv_fileno((const uv_handle_t *)&z->poll, &fd) != 0)
+		return;
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+	if (poll(&p, 1, 0) == 0 && socket_ready(z)) {
+		z->rescues++;
+		mark_ready(z);
+	}
+}
+
+int zloop_start(
+	struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_fn *on_readable, void *arg)
+{
+	*z = (struct zloop){.socket = socket, .on_readable = on_readable, .arg = arg};
+	int fd;
+	size_t size = sizeof fd;
+	if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) != 0)
+		return PS_ENET;
+	if (uv_poll_init(loop, &z->poll, fd) != 0)
+		return PS_ENET;
+	/* from here on nothing fails: these calls only link the handles into the loop */
+	uv_prepare_init(loop, &z->prepare);
+	uv_check_init(loop, &z->check);
+	uv_idle_init(loop, &z->idle);
+	uv_timer_init(loop, &z->timer);
+	z->open_handles = 5;
+	z->poll.data = z->prepare.data = z->check.data = z->idle.data = z->timer.data = z;
+	uv_poll_start(&z->poll, UV_READABLE, on_poll);
+	uv_prepare_start(&z->prepare, on_prepare);
+	uv_check_start(&z->check, on_check);
+	uv_timer_start(&z->timer, on_timer, SAFETY_MS, SAFETY_MS);
+	return PS_OK;
+}
+
+static void on_handle_closed(uv_handle_t *h)
+{
+	struct zloop *z = h->data;
+	if (--z->open_handles == 0 && z->on_closed)
+		z->on_closed(z->arg);
+}
+
+void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed)
+{
+	z->on_closed = on_closed;
+	uv_close((uv_handle_t *)&z->poll, on_handle_closed);
+	uv_close((uv_handle_t *)&z->prepare, on_handle_closed);
+	uv_close((uv_handle_t *)&z->check, on_handle_closed);
+	uv_close((uv_handle_t *)&z->idle, on_handle_closed);
+	uv_close((uv_handle_t *)&z->timer, on_handle_closed);
+}
+
+uint64_t zloop_rescues(const struct zloop *z)
+{
+	return z->rescues;
+}

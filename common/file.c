@@ -1,0 +1,210 @@
+/*
+ * file.c - whole files over openat/renameat, and the directory lock.
+ */
+#include "common/file.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "common/mem.h"
+
+static int write_all(int fd, const unsigned char *bytes, size_t n)
+{
+	while (n) {
+		ssize_t done = write(fd, bytes, n);
+		if (done < 0 && errno == EINTR)
+			continue;
+		if (done < 0)
+			return -1;
+		bytes += done;
+		n -= (size_t)done;
+	}
+	return 0;
+}
+
+/* Create dir_fd/name with the parts in it, all on disk; -1 with errno, *step says what failed. */
+static int write_synced(int dir_fd, const char *name, const struct file_part *parts, size_t n_parts,
+	const char **step)
+{
+	*step = "create";
+	int fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+	if (fd < 0)
+		return -1;
+	*step = "write";
+	for (size_t i = 0; i < n_parts; i++)
+		if (write_all(fd, parts[i].data, parts[i].size) != 0)
+			goto failed;
+	*step = "fsync";
+	if (fsync(fd) != 0)
+		goto failed;
+	*step = "close";
+	return close(fd);
+failed:;
+	int first_errno = errno;
+	close(fd);
+	errno = first_errno;
+	return -1;
+}
+
+static int replace_in(int dir_fd, const char *dir, const char *name, const struct file_part *parts,
+	size_t n_parts, struct err *e)
+{
+	char temporary[256];
+	int n = snprintf(temporary, sizeof temporary, "%s.tmp", name);
+	if (name[0] == '\0' || strchr(name, '/') || n < 0 || (size_t)n >= sizeof temporary)
+		return err_set(e, PS_EIO,
+			"\"%s\" in %s: not a file name; expected 1 to 251 bytes "
+			"without a slash",
+			name, dir);
+	const char *step;
+	if (write_synced(dir_fd, temporary, parts, n_parts, &step) == 0) {
+		step = "rename";
+		if (renameat(dir_fd, temporary, dir_fd, name) == 0) {
+			if (fsync(dir_fd) == 0)
+				return PS_OK;
+			return err_set(
+				e, PS_EIO, "%s: fsync of the directory: %s", dir, strerror(errno));
+		}
+	}
+	int first_errno = errno;
+	unlinkat(dir_fd, temporary, 0);
+	return err_set(e, PS_EIO, "%s/%s: %s: %s", dir, temporary, step, strerror(first_errno));
+}
+
+int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
+	struct err *e)
+{
+	int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir_fd < 0)
+		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
+	int rc = replace_in(dir_fd, dir, name, parts, n_parts, e);
+	close(dir_fd);
+	return rc;
+}
+
+/* Fill exactly `size` bytes and expect the end after them. */
+static int read_exactly(int fd, const char *path, unsigned char *bytes, size_t size, struct err *e)
+{
+	for (size_t have = 0;;) {
+		unsigned char beyond;
+		ssize_t got =
+			have < size ? read(fd, bytes + have, size - have) : read(fd, &beyond, 1);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return err_set(e, PS_EIO, "%s: read: %s", path, strerror(errno));
+		if (got == 0 && have == size)
+			return PS_OK;
+		if (got == 0 || have == size)
+			return err_set(e, PS_EIO, "%s: its size changed while it was read", path);
+		have += (size_t)got;
+	}
+}
+
+static int read_open(int fd, const char *path, size_t max, void **data, size_t *size, struct err *e)
+{
+	struct stat st;
+	if (fstat(fd, &st) != 0)
+		return err_set(e, PS_EIO, "%s: stat: %s", path, strerror(errno));
+	if (!S_ISREG(st.st_mode))
+		return err_set(e, PS_EIO, "%s: not a regular file", path);
+	if ((uintmax_t)st.st_size > max)
+		return err_set(e, PS_ETOOBIG, "%s: %jd bytes; at most %zu are read", path,
+			(intmax_t)st.st_size, max);
+	size_t n = (size_t)st.st_size;
+	unsigned char *bytes = mem_try(n, 1);
+	if (!bytes)
+		return err_set(e, PS_EIO, "%s: no memory for its %zu bytes", path, n);
+	int rc = read_exactly(fd, path, bytes, n, e);
+	if (rc) {
+		free(bytes);
+		return rc;
+	}
+	*data = bytes;
+	*size = n;
+	return PS_OK;
+}
+
+int file_read(const char *path, size_t max, void **data, size_t *size, struct err *e)
+{
+	*data = NULL;
+	*size = 0;
+	/* O_NONBLOCK: a FIFO must be refused, not waited for */
+	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0)
+		return err_set(e, PS_EIO, "%s: open: %s", path, strerror(errno));
+	int rc = read_open(fd, path, max, data, size, e);
+	close(fd);
+	return rc;
+}
+
+int file_make_dir(const char *dir, struct err *e)
+{
+	struct stat st;
+	if (mkdir(dir, 0755) != 0 && errno != EEXIST)
+		return err_set(
+			e, PS_EUSAGE, "%s: cannot create the directory: %s", dir, strerror(errno));
+	if (stat(dir, &st) != 0)
+		return err_set(e, PS_EUSAGE, "%s: %s", dir, strerror(errno));
+	if (!S_ISDIR(st.st_mode))
+		return err_set(e, PS_EUSAGE, "%s: not a directory", dir);
+	if (faccessat(AT_FDCWD, dir, W_OK | X_OK, AT_EACCESS) != 0)
+		return err_set(e, PS_EUSAGE, "%s: cannot be written to: %s", dir, strerror(errno));
+	return PS_OK;
+}
+
+/* The pid that the holder wrote, for the message only; "unknown" when it is not a number. */
+static void read_holder(int fd, char *out, size_t size)
+{
+	char text[32];
+	ssize_t n = pread(fd, text, sizeof text - 1, 0);
+	text[n > 0 ? n : 0] = '\0';
+	size_t digits = strspn(text, "0123456789");
+	if (digits)
+		snprintf(out, size, "process %.*s", (int)digits, text);
+	else
+		snprintf(out, size, "a process that has not named itself yet");
+}
+
+static int take_lock(int fd, const char *dir, struct err *e)
+{
+	while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+		if (errno == EINTR)
+			continue;
+		if (errno != EWOULDBLOCK)
+			return err_set(e, PS_EIO, "%s/LOCK: flock: %s", dir, strerror(errno));
+		char holder[64];
+		read_holder(fd, holder, sizeof holder);
+		return err_set(e, PS_ELOCKED,
+			"%s is locked by %s; stop it or take another directory", dir, holder);
+	}
+	char pid[32];
+	int n = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
+	if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)n, 0) != n)
+		return err_set(e, PS_EIO, "%s/LOCK: write: %s", dir, strerror(errno));
+	return PS_OK;
+}
+
+int file_lock_dir(const char *dir, int *fd, struct err *e)
+{
+	*fd = -1;
+	int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir_fd < 0)
+		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
+	int lock = openat(dir_fd, "LOCK", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+	int open_errno = errno;
+	close(dir_fd);
+	if (lock < 0)
+		return err_set(e, PS_EIO, "%s/LOCK: open: %s", dir, strerror(open_errno));
+	int rc = take_lock(lock, dir, e);
+	if (rc) {
+		close(lock);
+		return rc;
+	}
+	*fd = lock;
+	return PS_OK;
+}

@@ -3,6 +3,9 @@
 # Targets:  all (default)  demo  test  data  lint  bench  asan  ubsan  tsan  clean  deps
 # Knobs:    V=1 (show commands)  FLAVOUR=release|asan|ubsan|tsan  CC=clang  CUDA=0 (leave CUDA out)
 #
+# demo, test, lint, bench, asan, ubsan and tsan install the packages that are missing (deps), build
+# what they need and run it; all only builds.
+#
 # Every flavour builds in its own directory, build/<flavour>/, so flags never mix; headers are
 # dependencies (-MMD); generated protobuf code lives in build/<flavour>/gen and nowhere else.
 
@@ -11,10 +14,28 @@ B := build/$(FLAVOUR)
 Q := $(if $(V),,@)
 say = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)';)
 
-CC       ?= gcc
+MAKEFLAGS += --no-print-directory
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 PROTOC_C ?= protoc-c
-PKGS     := libzmq libuv libprotobuf-c libxxhash zlib libmicrohttpd jansson popt openblas libpng
-PKG_CFLAGS = $(shell pkg-config --cflags $(PKGS))
+# Debian's own: the one that sees the python3-* packages
+PYTHON   ?= /usr/bin/python3
+
+# ---- libraries, by what needs them: the server has neither OpenBLAS nor CUDA -----------------
+PKGS.base   := libzmq libuv libprotobuf-c libxxhash zlib jansson popt
+PKGS.server := libmicrohttpd
+PKGS.worker := openblas libpng
+PKGS        := $(PKGS.base) $(PKGS.server) $(PKGS.worker)
+ifeq ($(shell pkg-config --exists $(PKGS) 2>/dev/null && echo yes),yes)
+PKG_CFLAGS  := $(shell pkg-config --cflags $(PKGS))
+LIBS.base   := $(shell pkg-config --libs $(PKGS.base)) -lm
+LIBS.server := $(shell pkg-config --libs $(PKGS.server))
+LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
+else ifneq ($(filter-out demo test data lint bench asan ubsan tsan deps clean,$(or $(MAKECMDGOALS),all)),)
+$(error libraries are missing: run deploy/setup.sh as root)
+endif
+LIBS.cuda   :=
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wformat=2 -Wimplicit-fallthrough \
 	-Wstrict-prototypes -Wmissing-prototypes -Wundef
@@ -33,12 +54,6 @@ LD.tsan    := -fsanitize=thread
 
 CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -I$(B)/gen $(WARN) $(OPT.$(FLAVOUR)) $(EXTRA_CFLAGS) $(PKG_CFLAGS) -pthread
 LDFLAGS = $(LD.$(FLAVOUR)) -pthread
-
-# libraries by what needs them: the server has neither OpenBLAS nor CUDA
-LIBS.base   := $(shell pkg-config --libs libzmq libuv libprotobuf-c libxxhash zlib jansson popt) -lm
-LIBS.server := $(shell pkg-config --libs libmicrohttpd)
-LIBS.worker := $(shell pkg-config --libs openblas libpng)
-LIBS.cuda   :=
 
 # ---- CUDA: used when nvcc is there, said in one line when not --------------------------------
 NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
@@ -141,7 +156,34 @@ $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 $(SIM): $(call obj,$(wildcard tests/sim/*.c)) $(A.core) $(B)/worker/session.o $(A.common)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
 
+# ---- what people type ---------------------------------------------------------------------------
+JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
+PYTEST = FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -p no:cacheprovider
+
+deps:
+	@deploy/setup.sh
+data: deps
+	@deploy/data.sh
+demo: deps
+	@$(MAKE) $(JOBS) all
+	@deploy/demo.sh
+test: deps
+	@$(MAKE) $(JOBS) tests
+	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) tests
+lint: deps
+	@tests/lint/run
+# The units, the simulator and the wire's tests once more, watched by a sanitizer.
+asan ubsan tsan: deps
+	@$(MAKE) $(JOBS) FLAVOUR=$@ tests
+	@$(call PYTEST,$@) tests/unit tests/sim
+bench:
+	@deploy/setup.sh bench
+	@$(MAKE) $(JOBS) tests
+	@tests/bench/run
 clean:
 	rm -rf build
+# One variable's value, for scripts.
+print-%:
+	@echo $($*)
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,88 @@
+#!/bin/sh
+# Find or fetch the training images. Prints the directory on stdout, what happened on stderr.
+#
+# In this order: $CNN_DATA when it is set; MNIST in data/mnist, fetched from its public mirrors and
+# checked against the sums below (a broken download is resumed); Debian's Fashion-MNIST, which has
+# the same format but is harder, so that a machine without internet still trains. A mirror that does
+# not answer costs at most 9 seconds, once.
+set -eu
+cd "$(dirname "$0")/.."
+
+dir=$PWD/data/mnist
+fashion=/usr/share/datasets/fashion-mnist
+mirrors="${CNN_MIRRORS-https://ossci-datasets.s3.amazonaws.com/mnist https://storage.googleapis.com/cvdf-datasets/mnist}"
+# Smallest first: it tells quickly whether a mirror answers.
+sums="
+f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6 t10k-labels-idx1-ubyte.gz
+3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c train-labels-idx1-ubyte.gz
+8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6 t10k-images-idx3-ubyte.gz
+440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609 train-images-idx3-ubyte.gz"
+
+say() {
+	echo "data: $*" >&2
+}
+
+# good SUM FILE: FILE is there and is what it should be.
+good() {
+	[ -f "$2" ] && echo "$1  $2" | sha256sum --check --status -
+}
+
+# fetch URL FILE: go on with FILE.part; gives up on a connection that is dead for 4 seconds. What
+# came is kept for the next time unless the mirror has nothing to go on with (22, 33).
+fetch() {
+	status=0
+	curl --silent --show-error --fail --location --connect-timeout 4 --speed-limit 1000 \
+		--speed-time 4 --continue-at - --output "$2.part" "$1" || status=$?
+	case $status in 22 | 33) rm -f "$2.part" ;; esac
+	return $status
+}
+
+# fetch_all MIRROR: every file that is not good yet, from this mirror.
+fetch_all() {
+	echo "$sums" | while read -r sum file; do
+		[ -n "$sum" ] || continue
+		! good "$sum" "$dir/$file" || continue
+		if ! good "$sum" "$dir/$file.part"; then
+			say "fetching $1/$file"
+			fetch "$1/$file" "$dir/$file" || exit 1
+		fi
+		if ! good "$sum" "$dir/$file.part"; then
+			say "$file from $1 has another sha256 than $sum: dropped"
+			rm -f "$dir/$file.part"
+			exit 1
+		fi
+		mv "$dir/$file.part" "$dir/$file"
+	done
+}
+
+all_good() {
+	echo "$sums" | while read -r sum file; do
+		[ -z "$sum" ] || good "$sum" "$dir/$file" || exit 1
+	done
+}
+
+if [ -n "${CNN_DATA-}" ]; then
+	say "using \$CNN_DATA"
+	echo "$CNN_DATA"
+	exit 0
+fi
+if all_good; then
+	say "MNIST is there"
+	echo "$dir"
+	exit 0
+fi
+mkdir -p "$dir"
+for mirror in $mirrors; do
+	if fetch_all "$mirror"; then
+		say "MNIST is complete"
+		echo "$dir"
+		exit 0
+	fi
+done
+if [ -f "$fashion/train-images-idx3-ubyte.gz" ]; then
+	say "no mirror of MNIST answers: using Debian's Fashion-MNIST (clothes instead of digits)"
+	echo "$fashion"
+	exit 0
+fi
+say "no mirror of MNIST answers and $fashion is absent: set CNN_DATA to a directory of IDX files"
+exit 1

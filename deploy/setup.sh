@@ -1,0 +1,55 @@
+#!/bin/sh
+# Install what building, running and testing cnn-ps needs, on Debian 12 or Ubuntu.
+#
+#   deploy/setup.sh          what `make`, `make demo`, `make test` and `make lint` use
+#   deploy/setup.sh bench    also what only `make bench` uses
+#
+# Installs only what is missing and says what; with nothing missing it needs neither root nor the
+# network. Exit: 0 all is there, 2 it is not and this user may not install it (the command to run
+# is printed), else apt-get's own status.
+set -eu
+
+# README.md says why each is there; tests/lint/readme.sh compares the two.
+packages="
+	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
+	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev
+	libjansson-dev libpopt-dev libopenblas-dev libpng-dev
+	libcmocka-dev python3 python3-pytest python3-zmq python3-protobuf python3-numpy python3-xxhash
+	clang clang-format
+	curl ca-certificates dataset-fashion-mnist"
+bench_packages="python3-torch"
+
+case "${1-}" in
+'') ;;
+bench) packages="$packages $bench_packages" ;;
+*)
+	echo "setup: unknown argument '$1': none or 'bench'" >&2
+	exit 2
+	;;
+esac
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+	echo "setup: this is neither Debian nor Ubuntu: install the like of:" $packages >&2
+	exit 2
+fi
+
+missing=""
+for p in $packages; do
+	status=$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null) || status=absent
+	[ "$status" = installed ] || missing="$missing $p"
+done
+if [ -z "$missing" ]; then
+	echo "setup: every package is installed" >&2
+	exit 0
+fi
+
+if [ "$(id -u)" -ne 0 ]; then
+	echo "setup: not root: run this, then try again:" >&2
+	echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends$missing" >&2
+	exit 2
+fi
+echo "setup: installing$missing" >&2
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -q >&2
+# shellcheck disable=SC2086 # one word per package
+apt-get install -q -y --no-install-recommends $missing >&2

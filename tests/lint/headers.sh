@@ -1,0 +1,17 @@
+#!/bin/sh
+# Every header compiles alone, without a warning, under gcc and clang. Headers named as arguments
+# are the only ones tried.
+set -u
+flags="-x c -fsyntax-only -std=c11 -D_GNU_SOURCE -I. -Werror $(make -s print-WARN print-PKG_CFLAGS)"
+failed=0
+# shellcheck disable=SC2046,SC2086 # no blanks in names; flags are words
+[ $# -gt 0 ] || set -- $(find common proto kernels server worker tests -name '*.h' | sort)
+for h in "$@"; do
+	for cc in gcc clang; do
+		printf '#include "%s"\nextern int not_empty;\n' "$h" | $cc $flags - || {
+			echo "headers: $h does not compile alone under $cc"
+			failed=1
+		}
+	done
+done
+exit $failed

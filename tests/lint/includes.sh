@@ -1,0 +1,46 @@
+#!/bin/sh
+# Include directions: who may include whom. The first row that matches a file counts. Column 2 is
+# what its #include "..." lines may name, column 3 the <...> headers that it may not have.
+rules='
+^worker/examples/        ^worker/cnnps\.h$                         ^(zmq|uv)\.h$
+^worker/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
+^worker/session\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/session\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
+^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
+^server/core/            ^(common/(err|rng)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
+^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
+^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$
+^proto/wire\.c$          ^(common/|proto/|cnnps\.pb-c\.h$)         ^(uv|microhttpd)\.h$
+^proto/                  ^(common|proto)/                          ^(uv|microhttpd)\.h$
+^common/                 ^common/                                  ^(microhttpd|cuda.*|cblas|protobuf-c/.*)\.h$
+^tests/                  ^(common|proto|kernels|server|worker|tests)/  ^protobuf-c/
+'
+find common proto kernels server worker tests \
+	\( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print | sort |
+	xargs grep -HnE '^[[:space:]]*#[[:space:]]*include[[:space:]]' |
+	RULES="$rules" awk '
+	BEGIN {
+		n = split(ENVIRON["RULES"], row, "\n")
+		for (i = 1; i <= n; i++)
+			if (split(row[i], f, /[ \t]+/) >= 3) {
+				rules++; who[rules] = f[1]; may[rules] = f[2]; not[rules] = f[3]
+			}
+	}
+	{
+		split($0, part, ":")
+		file = part[1]
+		at = file ":" part[2]
+		if (match($0, /"[^"]*"/) || match($0, /<[^>]*>/)) {
+			name = substr($0, RSTART + 1, RLENGTH - 2)
+			own = substr($0, RSTART, 1) == "\""
+			for (i = 1; i <= rules && file !~ who[i]; i++)
+				;
+			if (i > rules || (own ? name !~ may[i] : name ~ not[i])) {
+				print at ": may not include " name
+				bad = 1
+			}
+		} else {
+			print at ": an #include that names no file"
+			bad = 1
+		}
+	}
+	END { exit bad }'

@@ -1,0 +1,35 @@
+#!/bin/sh
+# The core is pure: its object files refer to nothing but memory, text and math functions, the
+# seeded generator and themselves, and hold no variable. The same for the worker's session, which
+# may also allocate (once, at birth). Looks at the objects that the warnings lint built, or at those
+# of the build directory given.
+set -u
+b=${1:-build/lint-gcc}
+free='memcpy|memmove|memset|memcmp|strlen|strnlen|strcmp|strncmp|__mem(cpy|move|set)_chk'
+free="$free|__stack_chk_fail|sqrtf?|fabsf?|isfinite|__finitef?|isnan|__isnanf?|_GLOBAL_OFFSET_TABLE_"
+free="$free|rng_[a-z]+"
+failed=0
+
+# look WHAT ALLOWED OBJECT...
+look() {
+	what=$1
+	allowed=$2
+	shift 2
+	[ -f "$1" ] || {
+		echo "symbols: no object files of $what in $b: build first"
+		failed=1
+		return
+	}
+	own=$(nm --defined-only "$@" | awk 'NF == 3 && $2 ~ /[A-Z]/ { print $3 }')
+	for o in "$@"; do
+		nm -u "$o" | awk 'NF == 2 { print $2 }' | grep -vxE "$allowed" | while read -r s; do
+			echo "$own" | grep -qx "$s" || echo "$o: refers to $s, which $what may not"
+		done
+		objdump -t "$o" | awk '$1 ~ /^[0-9a-f]+$/ && / O (\.data|\.bss|\.tdata|\.tbss|\*COM\*)\t/ {
+			print $NF }' | sed "s|.*|$o: & is a variable: state belongs into the struct|"
+	done | grep . && failed=1
+}
+
+look 'the core' "$free" "$b"/server/core/*.o
+look 'the session' "$free|mem_try|free" "$b"/worker/session.o
+exit $failed

@@ -62,6 +62,7 @@ struct core_config {
 	uint32_t recovery_ms;   /* after a restart: no new lease until every live worker is back, at
 				   most so long */
 	uint32_t checkpoint_ms; /* least time between snapshots */
+	uint64_t generation; /* newest snapshot there is: the core's first one is generation + 1 */
 	int durable; /* snapshots go to a disk; 0: there is none and ACK says durable at once */
 	int accept_rollback; /* go on with workers that know of newer durable pushes than this state
 			      */

@@ -27,10 +27,11 @@ enum image_section {
  * resume; IMAGE_WEIGHTS is n_params float32. */
 extern const char *const image_names[IMAGE_SECTIONS];
 
-/* Exact size in bytes of a section of `c` now. */
-size_t image_size(const struct core *c, enum image_section s);
+/* Exact size in bytes of a section of `c` now. (`c` is not changed; reading and writing share one
+ * description of the fields, which is why it is not const.) */
+size_t image_size(struct core *c, enum image_section s);
 /* Write it; `out` has image_size bytes. */
-void image_write(const struct core *c, enum image_section s, unsigned char *out);
+void image_write(struct core *c, enum image_section s, unsigned char *out);
 /*
  * Make a core in `memory` from sections. `cfg` is this start's configuration with run.hi == run.lo
  * == 0 to take over the image's run id. 0, or PS_ECHECKPOINT with `*why` a static sentence (other
@@ -39,14 +40,4 @@ void image_write(const struct core *c, enum image_section s, unsigned char *out)
 int image_read(void *memory, const struct core_config *cfg,
 	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
 	struct core **out, const char **why) PS_MUST_CHECK;
-/* Run id, model text and server epoch of an IMAGE_RUN section, before a configuration exists.
- * PS_ECHECKPOINT. */
-struct image_head {
-	struct run_id run;
-	uint64_t epoch, version;
-	char model[WIRE_MAX_MODEL + 1];
-};
-int image_peek(
-	const unsigned char *run_section, size_t size, struct image_head *head) PS_MUST_CHECK;
-
 #endif

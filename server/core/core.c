@@ -1,0 +1,421 @@
+/*
+ * core.c - the heart: one event in, effects out. The dispatch table is the protocol's state
+ * machine.
+ */
+#include "server/core/state.h"
+#include <string.h>
+
+#define IN(state) (1u << (state))
+#define CONNECTED (IN(SESSION_LIVE) | IN(SESSION_SUSPECT))
+
+/*
+ * A row per message type a peer may send. `states` 0: no stamp is asked for, `handler` gets w ==
+ * NULL.
+ *
+ *   FREE --HELLO--> JOINING --durable--> LIVE <--any message-- SUSPECT
+ *                                         | ^ ------silence----->  |
+ *             AWAY --HELLO (resume)-------' `---HELLO (resume)---. | more silence
+ *              `--------- silence ------------> DEAD <-----------'-'   DEAD --HELLO (new)-->
+ * JOINING
+ */
+struct row {
+	void (*handler)(struct core *c, struct worker *w, const struct event *ev);
+	uint32_t states;
+	int observers; /* stamp.worker 0 is allowed */
+};
+
+static void on_status(struct core *c, struct worker *w, const struct event *ev);
+static void on_admin(struct core *c, struct worker *w, const struct event *ev);
+
+static const struct row rows[MSG_TYPES] = {
+	[MSG_HELLO] = {session_on_hello, 0, 0},
+	[MSG_PULL] = {store_on_pull, CONNECTED, 1},
+	[MSG_PUSH] = {ledger_on_push, CONNECTED, 0},
+	[MSG_LEASE] = {leases_on_lease, CONNECTED, 0},
+	[MSG_RESULT] = {leases_on_result, CONNECTED, 0},
+	[MSG_BEAT] = {session_on_beat, CONNECTED, 0},
+	[MSG_BYE] = {session_on_bye, CONNECTED, 0},
+	[MSG_STATUS] = {on_status, 0, 0},
+	[MSG_ADMIN] = {on_admin, 0, 0},
+};
+
+static const struct stamp *stamp_of(const struct msg *m)
+{
+	switch (m->type) {
+	case MSG_PULL:
+		return &m->pull.stamp;
+	case MSG_PUSH:
+		return &m->push.stamp;
+	case MSG_LEASE:
+		return &m->lease.stamp;
+	case MSG_RESULT:
+		return &m->result.stamp;
+	case MSG_BEAT:
+		return &m->beat.stamp;
+	case MSG_BYE:
+		return &m->bye.stamp;
+	default:
+		return NULL;
+	}
+}
+
+/* ---- effects ----------------------------------------------------------------------------------
+ */
+
+struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer)
+{
+	/* max_effects is the worst case of one step; the last place only ever absorbs our own
+	 * mistake */
+	struct effect *e = &c->effect[c->n_effects];
+
+	if (c->n_effects + 1 < c->max_effects)
+		c->n_effects++;
+	e->kind = kind;
+	e->peer = peer;
+	e->generation = 0;
+	e->epoch = 0;
+	e->status = 0;
+	return e;
+}
+
+struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type)
+{
+	struct msg *m = &core_emit(c, EFFECT_SEND, peer)->msg;
+
+	m->type = type;
+	return m;
+}
+
+void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text)
+{
+	struct msg *m = core_send(c, peer, MSG_ERROR);
+
+	m->error = (struct msg_error){.status = status, .expected = expected, .text = text};
+	c->stats.refused++;
+}
+
+const struct effect *core_effect(const struct core *c, size_t i)
+{
+	return i < c->n_effects ? &c->effect[i] : NULL;
+}
+
+/* ---- messages that are about no worker --------------------------------------------------------
+ */
+
+static void on_status(struct core *c, struct worker *w, const struct event *ev)
+{
+	(void)w;
+	core_emit(c, EFFECT_STATUS, ev->peer);
+}
+
+static void admin_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation)
+{
+	struct msg *m = core_send(c, peer, MSG_ADMIN);
+
+	m->admin = (struct msg_admin){.verb = verb, .reply = 1, .generation = generation};
+}
+
+static void on_admin(struct core *c, struct worker *w, const struct event *ev)
+{
+	(void)w;
+	if (ev->msg->admin.verb == ADMIN_DRAIN) {
+		admin_answer(c, ev->peer, ADMIN_DRAIN, 0);
+		core_end(c, PS_ESHUTDOWN);
+		return;
+	}
+	if (!c->cfg.durable) {
+		core_refuse(c, ev->peer, PS_EUSAGE, 0, "this server runs without --checkpoint-dir");
+		return;
+	}
+	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
+		if (c->admin[i].peer)
+			continue;
+		c->admin[i].peer = ev->peer;
+		c->admin[i].generation = c->generation + 1;
+		c->urgent = 1;
+		return;
+	}
+	core_refuse(c, ev->peer, PS_EAGAIN, 0, "too many checkpoints are waited for");
+}
+
+/* ---- one message ------------------------------------------------------------------------------
+ */
+
+static void on_message(struct core *c, const struct event *ev)
+{
+	const struct row *row = &rows[ev->msg->type];
+	const struct stamp *stamp = stamp_of(ev->msg);
+	struct worker *w = NULL;
+
+	if (!row->handler) {
+		core_refuse(c, ev->peer, PS_EPROTO, 0, "a server does not take this message");
+		return;
+	}
+	if (row->states && !(row->observers && stamp->worker == 0)) {
+		w = session_check(c, stamp, ev->peer, row->states);
+		if (!w)
+			return;
+		w->heard_ms = c->now_ms;
+		if (w->state == SESSION_SUSPECT)
+			w->state = SESSION_LIVE;
+	}
+	row->handler(c, w, ev);
+}
+
+/* ---- snapshots and the end --------------------------------------------------------------------
+ */
+
+void core_end(struct core *c, int status)
+{
+	if (c->ending != END_NOT)
+		return;
+	c->ending = END_SNAPSHOT;
+	c->end_status = status;
+}
+
+static void finish(struct core *c)
+{
+	c->ending = END_OVER;
+	session_say_bye(c, c->end_status);
+	core_emit(c, EFFECT_FINISH, 0)->status = c->end_status;
+}
+
+static void snapshot_start(struct core *c)
+{
+	c->generation++;
+	c->saving = 1;
+	c->urgent = 0;
+	c->dirty = 0;
+	c->snapshot_ms = c->now_ms;
+	c->stats.snapshots++;
+	session_snapshot(c);
+	core_emit(c, EFFECT_SNAPSHOT, 0)->generation = c->generation;
+	if (c->ending == END_SNAPSHOT)
+		c->ending = END_SAVING;
+}
+
+/* At the end of each step: start a snapshot if one is due, end the run if all is done. */
+static void settle(struct core *c)
+{
+	int failed_lately = c->save_failing && c->now_ms - c->snapshot_ms < c->cfg.checkpoint_ms;
+	int due = c->urgent || c->ending == END_SNAPSHOT ||
+		  (c->dirty && c->now_ms - c->snapshot_ms >= c->cfg.checkpoint_ms);
+
+	if (!c->cfg.durable) {
+		if (c->ending == END_SNAPSHOT)
+			finish(c);
+		return;
+	}
+	if (due && !c->saving && c->ending != END_OVER && !failed_lately)
+		snapshot_start(c);
+}
+
+static void on_durable(struct core *c, uint64_t generation)
+{
+	c->saving = c->save_failing = 0;
+	session_durable(c, generation);
+	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
+		if (!c->admin[i].peer || c->admin[i].generation > generation)
+			continue;
+		admin_answer(c, c->admin[i].peer, ADMIN_CHECKPOINT, generation);
+		c->admin[i].peer = 0;
+	}
+	if (c->ending == END_SAVING)
+		finish(c);
+}
+
+static void on_save_failed(struct core *c)
+{
+	c->saving = 0;
+	c->save_failing = 1;
+	c->dirty = 1;
+	c->urgent = 1; /* whoever waited for this one waits for the next */
+	c->stats.save_failures++;
+	if (c->ending == END_SAVING)
+		c->ending = END_SNAPSHOT;
+}
+
+/* A restarted server gives no new work before the others are back: their replays come first. */
+static void recover(struct core *c)
+{
+	if (!c->recovering)
+		return;
+	if (c->now_ms >= c->recover_by_ms || session_all_back(c))
+		c->recovering = 0;
+}
+
+void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
+{
+	c->n_effects = 0;
+	c->now_ms = now_ms;
+	if (c->recovering && !c->recover_by_ms) {
+		c->recover_by_ms = now_ms + c->cfg.recovery_ms;
+		session_awaited(c);
+	}
+	switch (ev->kind) {
+	case EVENT_MESSAGE:
+		on_message(c, ev);
+		break;
+	case EVENT_PEER_GONE:
+		session_peer_gone(c, ev->peer);
+		break;
+	case EVENT_TICK:
+		session_tick(c);
+		break;
+	case EVENT_DURABLE:
+		on_durable(c, ev->generation);
+		break;
+	case EVENT_SAVE_FAILED:
+		on_save_failed(c);
+		break;
+	case EVENT_DRAIN:
+		core_end(c, PS_ESHUTDOWN);
+		break;
+	}
+	recover(c);
+	leases_grant_waiting(c);
+	settle(c);
+}
+
+/* ---- birth ------------------------------------------------------------------------------------
+ */
+
+struct layout {
+	size_t core, workers, decisions, epochs, effects, batches, portions, weights, eval,
+		accumulator, end;
+};
+
+static size_t place(size_t *at, size_t n, size_t size)
+{
+	size_t here = *at;
+
+	*at += (n * size + 63) / 64 * 64;
+	return here;
+}
+
+/* The worst step: every worker is answered, granted and told goodbye, and every admin is answered.
+ */
+static size_t max_effects(const struct core_config *cfg)
+{
+	return 3 * (size_t)cfg->max_workers + CORE_MAX_ADMINS + 8;
+}
+
+static struct layout layout_of(const struct core_config *cfg)
+{
+	struct layout l = {0};
+	size_t batches = cfg->epochs ? WIRE_MAX_BATCHES : 0;
+	size_t eval = cfg->epochs ? cfg->n_params : 0;
+
+	l.core = place(&l.end, 1, sizeof(struct core));
+	l.workers = place(&l.end, cfg->max_workers, sizeof(struct worker));
+	l.decisions = place(
+		&l.end, (size_t)cfg->max_workers * cfg->replay_window, sizeof(struct decision));
+	l.epochs = place(&l.end, cfg->epochs, sizeof(struct epoch_record));
+	l.effects = place(&l.end, max_effects(cfg), sizeof(struct effect));
+	l.batches = place(&l.end, batches, 1);
+	l.portions = place(&l.end, batches, 1);
+	l.weights = place(&l.end, cfg->n_params, sizeof(float));
+	l.eval = place(&l.end, eval, sizeof(float));
+	l.accumulator =
+		place(&l.end, cfg->optim == OPTIM_ADAGRAD ? cfg->n_params : 0, sizeof(float));
+	return l;
+}
+
+size_t core_bytes(const struct core_config *cfg)
+{
+	return layout_of(cfg).end;
+}
+
+struct core *core_place(void *memory, const struct core_config *cfg)
+{
+	struct layout l = layout_of(cfg);
+	unsigned char *base = memory;
+	struct core *c = memory;
+	struct decision *d = (struct decision *)(void *)(base + l.decisions);
+
+	/* effects, batches and portions are written before they are read */
+	memset(base, 0, l.effects);
+	c->cfg = *cfg;
+	c->worker = (struct worker *)(void *)(base + l.workers);
+	for (uint32_t i = 0; i < cfg->max_workers; i++)
+		c->worker[i].decisions = d + (size_t)i * cfg->replay_window;
+	c->epoch = (struct epoch_record *)(void *)(base + l.epochs);
+	c->effect = (struct effect *)(void *)(base + l.effects);
+	c->max_effects = max_effects(cfg);
+	c->leases.batch = base + l.batches;
+	c->leases.portion = base + l.portions;
+	c->store.n = cfg->n_params;
+	c->store.weights = (float *)(void *)(base + l.weights);
+	c->store.eval_weights = (float *)(void *)(base + l.eval);
+	if (cfg->optim == OPTIM_ADAGRAD)
+		c->store.accumulator = (float *)(void *)(base + l.accumulator);
+	c->generation = cfg->generation;
+	return c;
+}
+
+struct core *core_init(void *memory, const struct core_config *cfg, const float *weights)
+{
+	struct core *c = core_place(memory, cfg);
+
+	memcpy(c->store.weights, weights, cfg->n_params * sizeof(float));
+	for (size_t i = 0; c->store.accumulator && i < cfg->n_params; i++)
+		c->store.accumulator[i] = (float)cfg->adagrad_init;
+	return c;
+}
+
+/* ---- looking in -------------------------------------------------------------------------------
+ */
+
+const struct core_config *core_config(const struct core *c)
+{
+	return &c->cfg;
+}
+
+const struct core_stats *core_stats(const struct core *c)
+{
+	return &c->stats;
+}
+
+const float *core_weights(const struct core *c)
+{
+	return c->store.weights;
+}
+
+const struct epoch_record *core_epoch(const struct core *c, uint32_t e)
+{
+	return e < c->cfg.epochs ? &c->epoch[e] : NULL;
+}
+
+uint32_t core_training_epoch(const struct core *c)
+{
+	return c->leases.epoch;
+}
+
+const struct data_id *core_data(const struct core *c)
+{
+	return &c->data;
+}
+
+void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
+{
+	const struct worker *w = &c->worker[i];
+
+	*v = (struct worker_view){.state = w->state,
+		.worker = i + 1,
+		.incarnation = w->incarnation,
+		.name = w->name,
+		.device = w->device,
+		.last_seq = w->last_seq,
+		.durable_seq = w->durable_seq,
+		.images = w->images,
+		.heard_ms = w->heard_ms};
+}
+
+uint32_t core_live_workers(const struct core *c)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		n += c->worker[i].state == SESSION_LIVE;
+	return n;
+}

@@ -1,0 +1,441 @@
+/*
+ * image.c - the core as bytes and back. Every field is written by hand in one order; reading uses
+ * the same order with a cursor that cannot run over its end.
+ *
+ * Invariants: (1) write(read(write(c))) == write(c);
+ *             (2) a section that is too short, too long or holds an impossible number is refused;
+ *             (3) nothing of a refused image is used.
+ */
+#include "server/core/image.h"
+#include "server/core/state.h"
+#include "common/run_head.h"
+#include <math.h>
+#include <string.h>
+
+#define IMAGE_FORMAT 1u
+
+_Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
+
+const char *const image_names[IMAGE_SECTIONS] = {
+	[IMAGE_RUN] = "run",
+	[IMAGE_LEDGER] = "ledger",
+	[IMAGE_LEASES] = "leases",
+	[IMAGE_WEIGHTS] = "weights",
+	[IMAGE_OPTIM] = "optim",
+};
+
+/* ---- the cursor: one pass measures (out NULL), writes, or reads --------------------------------
+ */
+
+struct cursor {
+	unsigned char *out;      /* writing; NULL: only counting */
+	const unsigned char *in; /* reading; NULL: writing or counting */
+	size_t at, size;         /* size: of `in` */
+	int bad;
+};
+
+static void bytes(struct cursor *k, void *p, size_t n)
+{
+	if (k->in) {
+		if (n > k->size - k->at)
+			k->bad = 1;
+		if (k->bad) {
+			memset(p, 0, n);
+			return;
+		}
+		memcpy(p, k->in + k->at, n);
+	} else if (k->out) {
+		memcpy(k->out + k->at, p, n);
+	}
+	k->at += n;
+}
+
+static void u64(struct cursor *k, uint64_t *v)
+{
+	unsigned char b[8];
+
+	for (int i = 0; i < 8; i++)
+		b[i] = (unsigned char)(*v >> (8 * i));
+	bytes(k, b, 8);
+	*v = 0;
+	for (int i = 7; i >= 0; i--)
+		*v = *v << 8 | b[i];
+}
+
+static void u32(struct cursor *k, uint32_t *v)
+{
+	uint64_t x = *v;
+
+	u64(k, &x);
+	if (x > UINT32_MAX)
+		k->bad = 1;
+	*v = (uint32_t)x;
+}
+
+static void f64(struct cursor *k, double *v)
+{
+	uint64_t x;
+
+	memcpy(&x, v, 8);
+	u64(k, &x);
+	memcpy(v, &x, 8);
+}
+
+/* Float32 arrays are stored as they lie in memory: this project runs on little-endian machines
+ * (wire.c checks). */
+static void floats(struct cursor *k, float *v, size_t n)
+{
+	bytes(k, v, n * sizeof(float));
+}
+
+static void text(struct cursor *k, char *s, size_t room)
+{
+	bytes(k, s, room);
+	if (s[room - 1] != '\0')
+		k->bad = 1;
+}
+
+static void refuse_over(struct cursor *k, uint64_t v, uint64_t max)
+{
+	if (v > max)
+		k->bad = 1;
+}
+
+/* ---- sections ---------------------------------------------------------------------------------
+ */
+
+static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
+{
+	unsigned char raw[RUN_HEAD_BYTES];
+	struct run_head h = {.run_hi = cfg->run.hi,
+		.run_lo = cfg->run.lo,
+		.epoch = cfg->epoch,
+		.version = c->store.version};
+
+	memcpy(h.model, cfg->model, sizeof(h.model));
+	run_head_write(&h, raw);
+	bytes(k, raw, sizeof(raw));
+	if (!k->in)
+		return;
+	if (run_head_read(raw, sizeof(raw), &h) != 0)
+		k->bad = 1;
+	cfg->run.hi = h.run_hi;
+	cfg->run.lo = h.run_lo;
+	cfg->epoch = h.epoch;
+	c->store.version = h.version;
+}
+
+static void put_stats(struct cursor *k, struct core_stats *s)
+{
+	uint64_t *const count[] = {&s->version, &s->pushes, &s->duplicates, &s->refused, &s->gaps,
+		&s->images, &s->pulls, &s->leases, &s->released, &s->hellos, &s->deaths,
+		&s->rejoins, &s->recoveries, &s->staleness_sum, &s->snapshots, &s->save_failures};
+
+	for (size_t i = 0; i < sizeof(count) / sizeof(count[0]); i++)
+		u64(k, count[i]);
+	for (size_t i = 0; i < REJECT_REASONS; i++)
+		u64(k, &s->rejected[i]);
+	for (size_t i = 0; i < sizeof(s->staleness) / sizeof(s->staleness[0]); i++)
+		u64(k, &s->staleness[i]);
+	f64(k, &s->loss);
+}
+
+/* What a resumed run may not change, and what it has counted. */
+static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
+{
+	uint32_t format = IMAGE_FORMAT, optim = (uint32_t)cfg->optim,
+		 started = (uint32_t)c->started;
+	uint64_t n = cfg->n_params;
+
+	put_head(k, c, cfg);
+	u32(k, &format);
+	if (format != IMAGE_FORMAT)
+		k->bad = 1;
+	u64(k, &cfg->model_fingerprint);
+	u64(k, &n);
+	cfg->n_params = n;
+	u64(k, &cfg->seed);
+	u32(k, &cfg->batch);
+	u32(k, &cfg->epochs);
+	u32(k, &optim);
+	refuse_over(k, optim, OPTIM_ADAGRAD);
+	cfg->optim = (enum optim_kind)optim;
+	u32(k, &started);
+	c->started = started != 0;
+	put_stats(k, &c->stats);
+}
+
+static void put_grant(struct cursor *k, struct msg_grant *g)
+{
+	uint32_t kind = (uint32_t)g->kind;
+
+	u64(k, &g->request);
+	u32(k, &kind);
+	refuse_over(k, kind, GRANT_EVAL);
+	g->kind = (enum grant_kind)kind;
+	u32(k, &g->work.epoch);
+	u32(k, &g->work.first);
+	u32(k, &g->work.count);
+	u32(k, &g->eval_first);
+	u32(k, &g->eval_count);
+	u64(k, &g->eval_id);
+}
+
+static void put_decision(struct cursor *k, struct decision *d)
+{
+	u64(k, &d->version);
+	bytes(k, &d->verdict, 1);
+	bytes(k, &d->reject, 1);
+	refuse_over(k, d->verdict, VERDICT_REJECTED);
+	refuse_over(k, d->reject, REJECT_REASONS - 1);
+}
+
+/* The newest decisions; a smaller window than the image's keeps the newest ones of those. */
+static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
+{
+	uint32_t n = w->last_seq < window ? (uint32_t)w->last_seq : window;
+
+	u32(k, &n);
+	if (n > w->last_seq || n > WIRE_MAX_WINDOW)
+		k->bad = 1;
+	for (uint32_t i = 0; i < n && !k->bad; i++) {
+		struct decision old, *d = &w->decisions[(w->last_seq - i) % window];
+
+		put_decision(k, i < window ? d : &old);
+	}
+}
+
+static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
+{
+	uint32_t used = w->state != SESSION_FREE;
+
+	u32(k, &used);
+	if (!used)
+		return;
+	if (k->in)
+		w->state = SESSION_AWAY;
+	u32(k, &w->incarnation);
+	text(k, w->name, sizeof(w->name));
+	text(k, w->device, sizeof(w->device));
+	u64(k, &w->last_seq);
+	u64(k, &w->images);
+	u64(k, &w->lease_request);
+	put_grant(k, &w->grant);
+	put_decisions(k, w, window);
+}
+
+static void put_ledger(struct cursor *k, struct core *c)
+{
+	uint32_t n = c->cfg.max_workers;
+
+	while (!k->in && n > 0 && c->worker[n - 1].state == SESSION_FREE)
+		n--;
+	u32(k, &n);
+	refuse_over(k, n, c->cfg.max_workers);
+	for (uint32_t i = 0; i < n && !k->bad; i++) {
+		struct worker *w = &c->worker[i];
+		uint32_t gone = w->state == SESSION_DEAD;
+
+		put_worker(k, w, c->cfg.replay_window);
+		u32(k, &gone);
+		if (k->in && gone && w->state != SESSION_FREE)
+			w->state = SESSION_DEAD;
+	}
+}
+
+static void put_data(struct cursor *k, struct data_id *d)
+{
+	u32(k, &d->n_train);
+	u32(k, &d->n_test);
+	u32(k, &d->rows);
+	u32(k, &d->cols);
+	u32(k, &d->classes);
+	u64(k, &d->xxh3);
+}
+
+static void put_epoch(struct cursor *k, struct epoch_record *r)
+{
+	u64(k, &r->images);
+	u64(k, &r->updates);
+	f64(k, &r->loss_sum);
+	u32(k, &r->eval_done);
+	u32(k, &r->eval_correct);
+	f64(k, &r->eval_loss_sum);
+}
+
+static void put_leases(struct cursor *k, struct core *c)
+{
+	struct leases *l = &c->leases;
+	struct data_id d = c->data;
+	uint32_t evaluating = (uint32_t)l->evaluating, n_epochs;
+
+	put_data(k, &d);
+	if (k->in && d.n_train && leases_open(c, &d) != 0)
+		k->bad = 1;
+	u32(k, &l->epoch);
+	refuse_over(k, l->epoch, c->cfg.epochs);
+	u32(k, &evaluating);
+	refuse_over(k, evaluating, l->epoch ? 1 : 0);
+	l->evaluating = evaluating != 0;
+	if (l->epoch < c->cfg.epochs)
+		bytes(k, l->batch, l->n_batches);
+	u32(k, &l->eval_size);
+	if (l->evaluating && !k->bad) {
+		if (l->eval_size == 0 || l->eval_size > c->data.n_test ||
+			(c->data.n_test + l->eval_size - 1) / l->eval_size > WIRE_MAX_BATCHES) {
+			k->bad = 1;
+			return;
+		}
+		l->n_portions = (c->data.n_test + l->eval_size - 1) / l->eval_size;
+		bytes(k, l->portion, l->n_portions);
+	}
+	n_epochs = l->epoch < c->cfg.epochs ? l->epoch + 1 : l->epoch;
+	for (uint32_t i = 0; i < n_epochs && !k->bad; i++)
+		put_epoch(k, &c->epoch[i]);
+}
+
+static void put_optim(struct cursor *k, struct core *c)
+{
+	if (c->store.accumulator)
+		floats(k, c->store.accumulator, c->store.n);
+	if (!c->leases.evaluating)
+		return;
+	u64(k, &c->store.eval_version);
+	floats(k, c->store.eval_weights, c->store.n);
+}
+
+static void put_section(struct cursor *k, struct core *c, enum image_section s)
+{
+	struct core_config cfg = c->cfg;
+
+	switch (s) {
+	case IMAGE_RUN:
+		put_run(k, c, &cfg);
+		break;
+	case IMAGE_LEDGER:
+		put_ledger(k, c);
+		break;
+	case IMAGE_LEASES:
+		put_leases(k, c);
+		break;
+	case IMAGE_WEIGHTS:
+		floats(k, c->store.weights, c->store.n);
+		break;
+	case IMAGE_OPTIM:
+		put_optim(k, c);
+		break;
+	case IMAGE_SECTIONS:
+		break;
+	}
+}
+
+size_t image_size(struct core *c, enum image_section s)
+{
+	struct cursor k = {0};
+
+	put_section(&k, c, s);
+	return k.at;
+}
+
+void image_write(struct core *c, enum image_section s, unsigned char *out)
+{
+	struct cursor k = {.out = out};
+
+	put_section(&k, c, s);
+}
+
+/* ---- reading ----------------------------------------------------------------------------------
+ */
+
+/* Which option keeps this run from being continued; NULL: none. */
+static const char *differs(const struct core_config *now, const struct core_config *then)
+{
+	if (then->model_fingerprint != now->model_fingerprint || then->n_params != now->n_params)
+		return "it is of another --model";
+	if (then->seed != now->seed)
+		return "it was begun with another --seed";
+	if (then->batch != now->batch)
+		return "it was begun with another --batch";
+	if (then->optim != now->optim)
+		return "it was begun with another --optimizer";
+	if ((then->epochs == 0) != (now->epochs == 0))
+		return "--epochs 0 and --epochs N cannot continue each other";
+	return NULL;
+}
+
+static int all_finite(const float *v, size_t n)
+{
+	float sum = 0;
+
+	for (size_t i = 0; i < n; i++)
+		sum += v[i] * 0.0f; /* NaN if v[i] is NaN or infinite, else 0 */
+	return sum == 0.0f;
+}
+
+/* Derived counts, and what a restart changes on purpose. */
+static int revive(struct core *c)
+{
+	struct leases *l = &c->leases;
+
+	l->n_done = l->n_free = l->n_evaluated = 0;
+	for (uint32_t i = 0; i < l->n_batches && l->epoch < c->cfg.epochs; i++) {
+		if (l->batch[i] > BATCH_DONE)
+			return 0;
+		l->n_done += l->batch[i] == BATCH_DONE;
+		l->n_free += l->batch[i] == BATCH_FREE;
+	}
+	for (uint32_t i = 0; i < l->n_portions && l->evaluating; i++) {
+		if (l->portion[i] > BATCH_DONE)
+			return 0;
+		l->n_evaluated += l->portion[i] == BATCH_DONE;
+	}
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+		const struct work *g = &w->grant.work;
+
+		w->durable_seq = w->last_seq;
+		c->recovering |= w->state == SESSION_AWAY;
+		if (w->grant.kind == GRANT_TRAIN &&
+			(g->first > l->n_batches || g->count > l->n_batches - g->first))
+			return 0;
+		if (w->grant.kind == GRANT_EVAL && w->grant.eval_first >= c->data.n_test)
+			return 0;
+	}
+	c->stats.recoveries++;
+	if (l->n_batches && l->epoch >= c->cfg.epochs && !l->evaluating)
+		core_end(c, PS_EDONE);
+	return 1;
+}
+
+int image_read(void *memory, const struct core_config *cfg,
+	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
+	struct core **out, const char **why)
+{
+	struct core *c = core_place(memory, cfg);
+	struct core_config then = *cfg;
+
+	*out = NULL;
+	*why = "a section of it is malformed";
+	for (int s = 0; s < IMAGE_SECTIONS; s++) {
+		struct cursor k = {.in = data[s], .size = size[s]};
+
+		if (!data[s])
+			return PS_ECHECKPOINT;
+		if (s == IMAGE_RUN)
+			put_run(&k, c, &then);
+		else
+			put_section(&k, c, (enum image_section)s);
+		if (s == IMAGE_RUN && !k.bad && differs(cfg, &then)) {
+			*why = differs(cfg, &then);
+			return PS_ECHECKPOINT;
+		}
+		if (k.bad || k.at != size[s])
+			return PS_ECHECKPOINT;
+	}
+	if (cfg->run.hi == 0 && cfg->run.lo == 0)
+		c->cfg.run = then.run;
+	if (!all_finite(c->store.weights, c->store.n) || !revive(c))
+		return PS_ECHECKPOINT;
+	*out = c;
+	return PS_OK;
+}

@@ -1,0 +1,164 @@
+/*
+ * ledger.c - exactly once. The order of the checks is the protocol (WIRE.md, "Exactly once");
+ * session_check has already refused another run, an older incarnation and another epoch.
+ *
+ * Invariants: (1) every seq of a worker is decided once, in order; its duplicates get the first
+ * decision; (2) a decision and its effect on the weights are in the same snapshot or in none; (3) a
+ * rejected push consumes its seq and changes nothing else.
+ */
+#include "server/core/state.h"
+#include <math.h>
+
+#define DIVERGED_AFTER 100 /* non-finite pushes in a row, from all workers together */
+
+static struct decision *decision_at(const struct core *c, const struct worker *w, uint64_t seq)
+{
+	return &w->decisions[seq % c->cfg.replay_window];
+}
+
+static void answer(
+	struct core *c, struct worker *w, uint64_t seq, const struct decision *d, int duplicate)
+{
+	struct msg *m = core_send(c, w->peer, MSG_ACK);
+
+	m->ack = (struct msg_ack){.seq = seq,
+		.verdict = (enum verdict)d->verdict,
+		.reject = (enum reject)d->reject,
+		.duplicate = (uint32_t)duplicate,
+		.version = d->version,
+		.durable_seq = w->durable_seq};
+}
+
+static void answer_duplicate(struct core *c, struct worker *w, uint64_t seq)
+{
+	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN};
+	int kept = w->last_seq - seq < c->cfg.replay_window;
+
+	c->stats.duplicates++;
+	answer(c, w, seq, kept ? decision_at(c, w, seq) : &forgotten, 1);
+}
+
+static uint64_t staleness(const struct core *c, const struct msg_push *p)
+{
+	/* after a restart from a snapshot a worker may have seen versions that are still to come
+	 * again */
+	return p->base_version < c->store.version ? c->store.version - p->base_version : 0;
+}
+
+static uint64_t max_staleness(const struct core *c)
+{
+	uint64_t bound = 8 * (uint64_t)core_live_workers(c);
+
+	if (c->cfg.max_staleness)
+		return c->cfg.max_staleness;
+	return bound < 16 ? 16 : bound;
+}
+
+static enum reject judge(const struct core *c, const struct msg_push *p)
+{
+	enum reject r;
+
+	if (p->verdict == VERDICT_REJECTED) /* a replay of what had been rejected before a crash */
+		return p->reject == REJECT_NONE ? REJECT_UNKNOWN : p->reject;
+	r = leases_judge(c, &p->work, p->images);
+	if (r != REJECT_NONE)
+		return r;
+	/* what had been accepted before a crash is not too old after it */
+	if (p->verdict != VERDICT_OK && staleness(c, p) > max_staleness(c))
+		return REJECT_STALE;
+	if (!isfinite(p->loss))
+		return REJECT_NONFINITE;
+	return store_judge(c, &p->slices);
+}
+
+/* eta for a gradient that is tau versions old: see enum stale_rate. */
+static double rate(const struct core *c, uint64_t tau)
+{
+	double live = core_live_workers(c);
+	double age = (double)tau;
+
+	if (c->cfg.stale_rate == STALE_CONSTANT)
+		return c->cfg.lr;
+	if (c->cfg.stale_rate == STALE_RELATIVE)
+		age /= live > 1 ? live : 1;
+	return c->cfg.lr / (age > 1 ? age : 1);
+}
+
+static void count_staleness(struct core *c, uint64_t tau)
+{
+	size_t bin = 0;
+
+	for (uint64_t t = tau; t && bin < 15; t >>= 1)
+		bin++;
+	c->stats.staleness[bin]++;
+	c->stats.staleness_sum += tau;
+}
+
+static void accept(struct core *c, struct worker *w, const struct msg_push *p)
+{
+	uint64_t tau = staleness(c, p);
+	double loss = (double)p->loss;
+
+	count_staleness(c, tau);
+	store_apply(c, &p->slices, rate(c, tau));
+	c->stats.loss =
+		c->stats.version == 1 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
+	c->bad_streak = 0;
+	leases_count(c, w, p);
+	if (c->cfg.max_updates && c->store.version >= c->cfg.max_updates)
+		core_end(c, PS_EDONE);
+}
+
+/* Training that has become NaN would reject and lease again for ever. */
+static void watch_divergence(struct core *c, enum reject r)
+{
+	if (r != REJECT_NONFINITE)
+		return;
+	if (++c->bad_streak >= DIVERGED_AFTER)
+		core_end(c, PS_EDIVERGED);
+}
+
+static void decide(struct core *c, struct worker *w, const struct msg_push *p)
+{
+	enum reject r = judge(c, p);
+	struct decision *d;
+
+	w->last_seq = p->seq;
+	c->stats.pushes++;
+	c->dirty = 1;
+	if (r == REJECT_NONE) {
+		accept(c, w, p);
+	} else {
+		c->stats.rejected[r]++;
+		watch_divergence(c, r);
+	}
+	d = decision_at(c, w, p->seq);
+	d->verdict = r == REJECT_NONE ? VERDICT_OK : VERDICT_REJECTED;
+	d->reject = (uint8_t)r;
+	d->version = c->store.version;
+	if (!c->cfg.durable)
+		w->durable_seq = w->last_seq;
+	else if (w->last_seq - w->durable_seq >= c->cfg.replay_window / 2)
+		c->urgent = 1; /* before the worker has to wait for us */
+	answer(c, w, p->seq, d, 0);
+}
+
+void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
+{
+	const struct msg_push *p = &ev->msg->push;
+
+	w->peer = ev->peer;
+	if (p->seq == 0)
+		core_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
+	else if (p->seq <= w->last_seq)
+		answer_duplicate(c, w, p->seq);
+	else if (c->ending != END_NOT &&
+		 !(c->ending == END_SNAPSHOT && c->end_status == PS_ESHUTDOWN))
+		core_refuse(c, ev->peer, c->end_status, 0, "the last snapshot is taken");
+	else if (p->seq > w->last_seq + 1) {
+		c->stats.gaps++;
+		core_refuse(
+			c, ev->peer, PS_EGAP, w->last_seq + 1, "a push before this one is missing");
+	} else
+		decide(c, w, p);
+}

@@ -1,0 +1,384 @@
+/*
+ * sessions.c - who speaks: HELLO, liveness, fencing, goodbye. The states are drawn in core.c.
+ *
+ * Invariants: (1) an incarnation is on disk before anybody is told it, so none is ever given twice;
+ *             (2) a worker of an older incarnation changes nothing;
+ *             (3) a worker that is silent for dead_ms holds no lease and counts for nothing;
+ *             (4) the table has max_workers slots, however often workers restart.
+ */
+#include "server/core/state.h"
+#include <string.h>
+
+static int same_run(const struct run_id *a, const struct run_id *b)
+{
+	return a->hi == b->hi && a->lo == b->lo;
+}
+
+uint32_t session_id(const struct core *c, const struct worker *w)
+{
+	return (uint32_t)(w - c->worker) + 1;
+}
+
+static struct worker *worker_of(struct core *c, uint32_t id)
+{
+	return id >= 1 && id <= c->cfg.max_workers ? &c->worker[id - 1] : NULL;
+}
+
+static struct stamp stamp_for(const struct core *c, const struct worker *w)
+{
+	struct stamp s = {.run = c->cfg.run, .epoch = c->cfg.epoch};
+
+	if (w) {
+		s.worker = session_id(c, w);
+		s.incarnation = w->incarnation;
+	}
+	return s;
+}
+
+struct worker *session_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states)
+{
+	struct worker *w = worker_of(c, s->worker);
+
+	if (!same_run(&s->run, &c->cfg.run))
+		core_refuse(c, peer, PS_EWRONGRUN, 0, "this server is in another run");
+	else if (w && s->incarnation < w->incarnation)
+		core_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
+	else if (s->epoch != c->cfg.epoch)
+		core_refuse(c, peer, PS_EEPOCH, 0, "the server has restarted: say HELLO again");
+	else if (!w || s->incarnation > w->incarnation || !(states & (1u << w->state)))
+		core_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
+	else
+		return w;
+	return NULL;
+}
+
+/* ---- HELLO ------------------------------------------------------------------------------------
+ */
+
+static void welcome(struct core *c, struct worker *w, uint32_t peer)
+{
+	struct msg_welcome *m = &core_send(c, peer, MSG_WELCOME)->welcome;
+	const struct core_config *cfg = &c->cfg;
+
+	memset(m, 0, sizeof(*m));
+	m->stamp = stamp_for(c, w);
+	m->last_seq = w ? w->last_seq : 0;
+	m->durable_seq = w ? w->durable_seq : 0;
+	memcpy(m->model, cfg->model, sizeof(m->model));
+	m->model_fingerprint = cfg->model_fingerprint;
+	m->n_params = cfg->n_params;
+	m->seed = cfg->seed;
+	m->batch = cfg->batch;
+	m->epochs = cfg->epochs;
+	m->push_window = cfg->push_window;
+	m->replay_window = cfg->replay_window;
+	m->beat_ms = cfg->beat_ms;
+	m->dead_ms = cfg->dead_ms;
+}
+
+static void go_live(struct core *c, struct worker *w)
+{
+	w->state = SESSION_LIVE;
+	w->heard_ms = c->now_ms;
+	welcome(c, w, w->peer);
+}
+
+/* The data set of the first worker is the run's. */
+static int data_fits(struct core *c, const struct data_id *d, uint32_t peer)
+{
+	const struct data_id *run = &c->data;
+
+	if (c->cfg.epochs == 0)
+		return 1;
+	if (run->n_train == 0) {
+		if (leases_open(c, d) == 0)
+			return 1;
+		core_refuse(c, peer, PS_EWRONGDATA, 0,
+			"this run needs a data set: train and test images, at most 2^20 batches an "
+			"epoch");
+		return 0;
+	}
+	if (run->n_train == d->n_train && run->n_test == d->n_test && run->rows == d->rows &&
+		run->cols == d->cols && run->classes == d->classes && run->xxh3 == d->xxh3)
+		return 1;
+	core_refuse(c, peer, PS_EWRONGDATA, 0,
+		"your data set differs from the one this run began with");
+	return 0;
+}
+
+/* Its slot by name; else one whose worker is gone; else an unused one. */
+static struct worker *pick_slot(struct core *c, const char *name)
+{
+	struct worker *gone = NULL, *unused = NULL;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->state == SESSION_FREE) {
+			unused = unused ? unused : w;
+		} else if (name[0]) {
+			if (strncmp(w->name, name, sizeof(w->name)) == 0)
+				return w;
+		} else if (w->state == SESSION_DEAD && !w->name[0] && !gone) {
+			gone = w;
+		}
+	}
+	return gone ? gone : unused;
+}
+
+/* The same HELLO again, on the same connection: its answer is on the way or was lost. */
+static struct worker *hello_again(struct core *c, uint32_t peer)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->peer == peer && (w->state == SESSION_JOINING || w->state == SESSION_LIVE))
+			return w;
+	}
+	return NULL;
+}
+
+static void hello_new(struct core *c, const struct event *ev)
+{
+	const struct msg_hello *h = &ev->msg->hello;
+	struct worker *w = hello_again(c, ev->peer);
+
+	if (w) {
+		w->heard_ms = c->now_ms;
+		if (w->state == SESSION_LIVE)
+			welcome(c, w, ev->peer);
+		return;
+	}
+	w = pick_slot(c, h->name);
+	if (!w) {
+		core_refuse(c, ev->peer, PS_EFULL, 0,
+			"all worker slots are taken: raise --max-workers");
+		return;
+	}
+	if (w->incarnation)
+		c->stats.rejoins++;
+	leases_release(c, w);
+	w->incarnation++;
+	memcpy(w->name, h->name, sizeof(w->name));
+	memcpy(w->device, h->device, sizeof(w->device));
+	w->peer = ev->peer;
+	w->beat_peer = 0;
+	w->lease_request = 0;
+	w->grant.request = 0;
+	w->waiting = w->leaving = 0;
+	w->replay_target = 0;
+	w->heard_ms = c->now_ms;
+	c->dirty = 1;
+	if (!c->cfg.durable) {
+		go_live(c, w);
+		return;
+	}
+	w->state = SESSION_JOINING;
+	w->join_generation = c->generation + 1;
+	c->urgent = 1;
+}
+
+/* The state went back in time behind this worker's back: follow it only if the operator said so. */
+static int accept_rollback(
+	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
+{
+	if (!w || !c->cfg.accept_rollback) {
+		core_refuse(c, peer, PS_EROLLEDBACK, 0,
+			"this checkpoint is older than what was called durable: see "
+			"--accept-rollback");
+		return 0;
+	}
+	w->incarnation = h->resume.incarnation;
+	w->last_seq = h->durable_seq > w->last_seq ? h->durable_seq : w->last_seq;
+	c->dirty = 1;
+	return 1;
+}
+
+static void hello_resume(struct core *c, const struct event *ev)
+{
+	const struct msg_hello *h = &ev->msg->hello;
+	struct worker *w = worker_of(c, h->resume.worker);
+
+	if (!same_run(&h->resume.run, &c->cfg.run)) {
+		core_refuse(c, ev->peer, PS_EWRONGRUN, 0, "this server is in another run");
+		return;
+	}
+	if (w && w->incarnation > h->resume.incarnation) {
+		core_refuse(
+			c, ev->peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
+		return;
+	}
+	if (w && w->state == SESSION_JOINING) {
+		core_refuse(c, ev->peer, PS_ESTATE, 0, "this incarnation was not given out yet");
+		return;
+	}
+	if (!w || w->incarnation < h->resume.incarnation || w->last_seq < h->durable_seq) {
+		if (!accept_rollback(c, w, h, ev->peer))
+			return;
+	} else if (h->last_seq < w->last_seq) {
+		core_refuse(c, ev->peer, PS_EPROTO, 0,
+			"last_seq is behind what this worker has pushed");
+		return;
+	}
+	if (w->state != SESSION_LIVE)
+		c->stats.rejoins++;
+	memcpy(w->name, h->name, sizeof(w->name));
+	memcpy(w->device, h->device, sizeof(w->device));
+	w->peer = ev->peer;
+	w->leaving = 0;
+	w->replay_target = h->last_seq;
+	go_live(c, w);
+}
+
+void session_on_hello(struct core *c, struct worker *none, const struct event *ev)
+{
+	const struct msg_hello *h = &ev->msg->hello;
+
+	(void)none;
+	c->stats.hellos++;
+	if (h->protocol != WIRE_PROTOCOL)
+		core_refuse(c, ev->peer, PS_EVERSION, 0, "this server speaks protocol 1");
+	else if (h->role == ROLE_OBSERVER)
+		welcome(c, NULL, ev->peer);
+	else if (c->ending != END_NOT)
+		core_send(c, ev->peer, MSG_BYE)->bye = (struct msg_bye){.status = c->end_status};
+	else if (!data_fits(c, &h->data, ev->peer))
+		return;
+	else if (h->resume.run.hi | h->resume.run.lo)
+		hello_resume(c, ev);
+	else
+		hello_new(c, ev);
+}
+
+/* ---- life and death ---------------------------------------------------------------------------
+ */
+
+static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
+{
+	core_send(c, peer, MSG_BEAT)->beat = (struct msg_beat){
+		.stamp = stamp_for(c, w), .last_seq = w->last_seq, .durable_seq = w->durable_seq};
+}
+
+void session_on_beat(struct core *c, struct worker *w, const struct event *ev)
+{
+	w->beat_peer = ev->peer;
+	send_beat(c, w, ev->peer);
+}
+
+static void say_bye(struct core *c, struct worker *w, uint32_t peer, int status)
+{
+	core_send(c, peer, MSG_BYE)->bye =
+		(struct msg_bye){.stamp = stamp_for(c, w), .status = status};
+}
+
+void session_on_bye(struct core *c, struct worker *w, const struct event *ev)
+{
+	leases_release(c, w);
+	w->state = SESSION_DEAD;
+	w->waiting = 0;
+	w->peer = ev->peer;
+	if (w->durable_seq == w->last_seq) {
+		say_bye(c, w, ev->peer, PS_OK);
+		return;
+	}
+	w->leaving = 1;
+	c->urgent = 1;
+}
+
+static void die(struct core *c, struct worker *w)
+{
+	w->state = SESSION_DEAD;
+	w->waiting = 0;
+	leases_release(c, w);
+	c->stats.deaths++;
+}
+
+void session_tick(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+		uint64_t silence;
+
+		if (w->state == SESSION_FREE || w->state == SESSION_DEAD)
+			continue;
+		silence = c->now_ms - w->heard_ms;
+		if (silence > c->cfg.dead_ms) {
+			die(c, w);
+		} else if (w->state == SESSION_LIVE && silence > c->cfg.suspect_ms) {
+			w->state = SESSION_SUSPECT;
+			leases_release(c, w);
+		}
+	}
+}
+
+void session_peer_gone(struct core *c, uint32_t peer)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->peer == peer)
+			w->peer = 0;
+		if (w->beat_peer == peer)
+			w->beat_peer = 0;
+	}
+}
+
+void session_awaited(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		c->worker[i].heard_ms = c->now_ms;
+}
+
+int session_all_back(const struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (w->state == SESSION_AWAY)
+			return 0;
+		if (w->state == SESSION_LIVE && w->last_seq < w->replay_target)
+			return 0;
+	}
+	return 1;
+}
+
+/* ---- snapshots --------------------------------------------------------------------------------
+ */
+
+void session_snapshot(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		c->worker[i].snapshot_seq = c->worker[i].last_seq;
+}
+
+void session_durable(struct core *c, uint64_t generation)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+		int news = w->durable_seq < w->snapshot_seq;
+
+		if (news)
+			w->durable_seq = w->snapshot_seq;
+		if (w->state == SESSION_JOINING && w->join_generation <= generation) {
+			go_live(c, w);
+		} else if (w->leaving && w->durable_seq == w->last_seq) {
+			w->leaving = 0;
+			say_bye(c, w, w->peer, PS_OK);
+		} else if (w->state == SESSION_LIVE && news) {
+			uint32_t peer = w->beat_peer ? w->beat_peer : w->peer;
+
+			if (peer)
+				send_beat(c, w, peer);
+		}
+	}
+}
+
+void session_say_bye(struct core *c, int status)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->state != SESSION_FREE && w->state != SESSION_DEAD && w->peer)
+			say_bye(c, w, w->peer, status);
+	}
+}

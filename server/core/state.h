@@ -1,0 +1,158 @@
+/*
+ * state.h - what the core is made of; for the files of server/core only.
+ *
+ * Everything lies in the one block given to core_init: the struct, then the arrays that its
+ * pointers name. Nothing here is ever allocated or freed.
+ */
+#ifndef SERVER_CORE_STATE_H
+#define SERVER_CORE_STATE_H
+#include "server/core/core.h"
+
+/* What was decided about a push, for its duplicates. */
+struct decision {
+	uint64_t version;
+	uint8_t verdict, reject;
+};
+
+/* A worker slot; worker id = index + 1. The first group is in the snapshot (image.c). */
+struct worker {
+	uint32_t incarnation;
+	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
+	uint64_t last_seq;          /* ledger: every seq up to here is decided */
+	struct decision *decisions; /* of the newest replay_window seqs, at seq % replay_window */
+	uint64_t images;            /* counted from this worker */
+	uint64_t lease_request;     /* newest LEASE request seen */
+	struct msg_grant grant;     /* what it holds; request 0: nothing */
+
+	enum session_state state;
+	uint32_t peer, beat_peer; /* connections; 0: none */
+	uint64_t heard_ms;
+	uint64_t durable_seq;     /* in a snapshot on disk */
+	uint64_t snapshot_seq;    /* in the snapshot under way */
+	uint64_t replay_target;   /* last_seq that its HELLO promised to replay up to */
+	uint64_t join_generation; /* JOINING: WELCOME goes out when this snapshot is durable */
+	int leaving;              /* said BYE: answered once its pushes are durable */
+	int waiting;              /* asked for a lease and was not answered yet */
+};
+
+enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE };
+
+/* The batch ledger: one epoch in training, at most one in evaluation. */
+struct leases {
+	uint32_t epoch;     /* in training; == cfg.epochs: all trained */
+	uint32_t n_batches; /* of an epoch; 0: no data set yet */
+	uint32_t n_done, n_free;
+	uint8_t *batch; /* n_batches states, room for WIRE_MAX_BATCHES */
+	int evaluating; /* epoch - 1 is in evaluation */
+	uint32_t eval_size, n_portions, n_evaluated; /* images a portion; portions; done */
+	uint8_t *portion;                            /* n_portions states */
+};
+
+struct store {
+	size_t n;
+	uint64_t version;
+	float *weights;
+	float *eval_weights; /* as they were when the epoch in evaluation ended */
+	uint64_t eval_version;
+	float *accumulator; /* adagrad's G; NULL for sgd */
+};
+
+enum ending { END_NOT, END_SNAPSHOT, END_SAVING, END_OVER };
+
+#define CORE_MAX_ADMINS 8
+
+struct core {
+	struct core_config cfg;
+	struct core_stats stats;
+	struct data_id data;
+	struct worker *worker;
+	struct leases leases;
+	struct store store;
+	struct epoch_record *epoch;
+
+	/* snapshots */
+	uint64_t generation; /* newest one started */
+	int saving;
+	int save_failing;     /* the newest one that ended did not reach the disk */
+	int urgent;           /* one is wanted whatever checkpoint_ms says */
+	int dirty;            /* something happened that the newest one does not hold */
+	uint64_t snapshot_ms; /* start of the newest one */
+	struct {
+		uint32_t peer;
+		uint64_t generation;
+	} admin[CORE_MAX_ADMINS]; /* owed an answer when the generation is durable */
+
+	/* life */
+	int started;            /* min_workers have been live at once */
+	int recovering;         /* from a snapshot: no new lease yet */
+	uint64_t recover_by_ms; /* 0: not set yet */
+	uint32_t bad_streak;    /* non-finite pushes in a row */
+	enum ending ending;
+	int end_status;
+	uint64_t now_ms;
+
+	struct effect *effect;
+	size_t n_effects, max_effects;
+};
+
+/* core.c */
+struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer);
+struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type);
+void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text);
+/* Lay out the block and clear it; weights are the caller's to fill. */
+struct core *core_place(void *memory, const struct core_config *cfg);
+/* Begin to end the run: the last snapshot, then BYE to all, then EFFECT_FINISH(status). */
+void core_end(struct core *c, int status);
+
+/* sessions.c */
+void session_on_hello(struct core *c, struct worker *w, const struct event *ev);
+void session_on_beat(struct core *c, struct worker *w, const struct event *ev);
+void session_on_bye(struct core *c, struct worker *w, const struct event *ev);
+/* The stamp's worker if it may speak; else answers ERROR and returns NULL. */
+struct worker *session_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
+void session_tick(struct core *c);
+void session_peer_gone(struct core *c, uint32_t peer);
+/* Snapshot `generation` is on disk: welcome those who waited for it, tell the others what is
+ * durable. */
+void session_durable(struct core *c, uint64_t generation);
+/* Note each ledger's position as the snapshot under way has it. */
+void session_snapshot(struct core *c);
+/* We have just started from a snapshot: the silence of its workers counts from now. */
+void session_awaited(struct core *c);
+/* No worker of the snapshot is missing or still replaying. */
+int session_all_back(const struct core *c);
+void session_say_bye(struct core *c, int status);
+uint32_t session_id(const struct core *c, const struct worker *w);
+
+/* ledger.c */
+void ledger_on_push(struct core *c, struct worker *w, const struct event *ev);
+void ledger_durable(struct worker *w, uint64_t seq);
+
+/* leases.c */
+void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);
+void leases_on_result(struct core *c, struct worker *w, const struct event *ev);
+/* The data set became known; PS_EWRONGDATA: it does not fit the limits. */
+int leases_open(struct core *c, const struct data_id *d) PS_MUST_CHECK;
+/* May this work be counted? REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
+enum reject leases_judge(const struct core *c, const struct work *work, uint32_t images);
+void leases_count(struct core *c, struct worker *w, const struct msg_push *p);
+/* Give back what is undone of what `w` holds. */
+void leases_release(struct core *c, struct worker *w);
+/* Answer whoever waits, if there is something to give. */
+void leases_grant_waiting(struct core *c);
+uint32_t leases_images(const struct core *c, uint32_t first, uint32_t count);
+
+/* store.c */
+void store_on_pull(struct core *c, struct worker *w, const struct event *ev);
+/* REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM; reads every value once, changes
+ * nothing. */
+enum reject store_judge(const struct core *c, const struct slices *s);
+/* w -= eta * ...; the version grows by one. `s` was judged. */
+void store_apply(struct core *c, const struct slices *s, double eta);
+void store_freeze(struct core *c); /* weights -> eval_weights */
+
+/* optim.c: one function for each optimizer, in place on n values */
+void optim_sgd(float *w, const float *g, size_t n, float eta);
+void optim_adagrad(float *w, float *acc, const float *g, size_t n, float eta, float eps);
+
+#endif

@@ -1,0 +1,105 @@
+/*
+ * store.c - the weights and the only code that changes them.
+ *
+ * Invariants: (1) the version grows by one per gradient applied;
+ *             (2) a refused gradient leaves every byte as it was: a push is judged whole, then
+ * applied whole; (3) weights stay finite: no value over STORE_MAX_VALUE gets in.
+ */
+#include "server/core/state.h"
+#include <math.h>
+#include <string.h>
+
+#define STORE_MAX_VALUE 1e15f /* its square is a finite float32, for adagrad */
+
+/* Values whose magnitude bits exceed those of STORE_MAX_VALUE: too large, infinite, or NaN. */
+static int any_wild(const float *g, size_t n)
+{
+	uint32_t wild = 0, limit;
+	const float max = STORE_MAX_VALUE;
+
+	memcpy(&limit, &max, sizeof(limit));
+	for (size_t i = 0; i < n; i++) {
+		uint32_t bits;
+
+		memcpy(&bits, &g[i], sizeof(bits));
+		wild |= (bits & 0x7fffffffu) > limit;
+	}
+	return wild != 0;
+}
+
+static double sum_of_squares(const float *g, size_t n)
+{
+	double sum = 0;
+
+	for (size_t i = 0; i < n; i++)
+		sum += (double)g[i] * (double)g[i];
+	return sum;
+}
+
+enum reject store_judge(const struct core *c, const struct slices *s)
+{
+	double squares = 0;
+
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct slice *p = &s->slice[i];
+
+		if (p->count > c->store.n || p->offset > c->store.n - p->count)
+			return REJECT_SHAPE;
+		if (any_wild(p->data, p->count))
+			return REJECT_NONFINITE;
+		if (c->cfg.max_norm > 0)
+			squares += sum_of_squares(p->data, p->count);
+	}
+	if (c->cfg.max_norm > 0 && sqrt(squares) > c->cfg.max_norm)
+		return REJECT_NORM;
+	return REJECT_NONE;
+}
+
+void store_apply(struct core *c, const struct slices *s, double eta)
+{
+	struct store *st = &c->store;
+
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct slice *p = &s->slice[i];
+		float *w = st->weights + p->offset;
+
+		if (c->cfg.optim == OPTIM_SGD)
+			optim_sgd(w, p->data, p->count, (float)eta);
+		else
+			optim_adagrad(w, st->accumulator + p->offset, p->data, p->count, (float)eta,
+				(float)c->cfg.adagrad_eps);
+	}
+	st->version++;
+	c->stats.version = st->version;
+}
+
+void store_freeze(struct core *c)
+{
+	memcpy(c->store.eval_weights, c->store.weights, c->store.n * sizeof(float));
+	c->store.eval_version = c->store.version;
+}
+
+void store_on_pull(struct core *c, struct worker *w, const struct event *ev)
+{
+	const struct msg_pull *p = &ev->msg->pull;
+	int eval = p->which == WEIGHTS_EVAL;
+	struct msg *m;
+
+	if (eval && !c->leases.evaluating) {
+		core_refuse(c, ev->peer, PS_EAGAIN, 0, "nothing is under evaluation");
+		return;
+	}
+	if (w)
+		w->peer = ev->peer;
+	c->stats.pulls++;
+	m = core_send(c, ev->peer, MSG_PARAMS);
+	m->params.request = p->request;
+	m->params.which = p->which;
+	m->params.version = eval ? c->store.eval_version : c->store.version;
+	m->params.slices.n = 1;
+	m->params.slices.slice[0] = (struct slice){.offset = 0,
+		.count = c->store.n,
+		.encoding = ENCODING_F32,
+		.xxh3 = 0,
+		.data = eval ? c->store.eval_weights : c->store.weights};
+}

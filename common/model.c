@@ -1,0 +1,532 @@
+/*
+ * model.c - model text to layers and manifest.
+ *
+ * One pass, word by word: each layer is split at ':', sized against the shape that the layers
+ * before it leave, and appended to the canonical text. Every number typed is at most MAX_SIDE or
+ * MODEL_MAX_PARAMS and every product is checked, so that no text can overflow a size.
+ */
+#include "common/model.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+#include "common/rng.h"
+
+#define MAX_SIDE   ((size_t)4096) /* window, stride, padding; pixels */
+#define MAX_WORD   64
+#define MAX_FIELDS 6
+
+enum pad_rule { PAD_NUMBER, PAD_SAME, PAD_AUTO };
+
+struct window {
+	size_t size, stride, pad;
+	enum pad_rule rule;
+};
+
+struct parser {
+	struct model *m;
+	struct err *e;
+	char word[MAX_WORD];  /* the layer as typed, for messages */
+	char split[MAX_WORD]; /* the same with NUL for ':' */
+	const char *field[MAX_FIELDS];
+	size_t n_fields;
+	struct shape shape; /* what the layers so far leave */
+	size_t n_conv, n_fc;
+	int has_conv; /* a conv stands before, with nothing but relu and dropout between */
+	struct window conv;
+	struct shape conv_in;
+};
+
+static int bad(struct parser *p, const char *fmt, ...) PS_PRINTF(2, 3);
+static int bad(struct parser *p, const char *fmt, ...)
+{
+	char text[400];
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	return err_set(p->e, PS_EUSAGE, "layer %zu \"%s\": %s", p->m->n_layers + 1, p->word, text);
+}
+
+size_t shape_count(struct shape s)
+{
+	return s.c * s.h * s.w;
+}
+
+/* The count of `s` into *count if it is at most MODEL_MAX_PARAMS. */
+static int count_checked(struct shape s, size_t *count)
+{
+	return !__builtin_mul_overflow(s.c, s.h, count) &&
+	       !__builtin_mul_overflow(*count, s.w, count) && *count <= MODEL_MAX_PARAMS;
+}
+
+/* ---- words and numbers ----------------------------------------------------------------------- */
+
+/* A whole number in [min, max], digits only. */
+static int read_size(const char *text, size_t min, size_t max, size_t *out)
+{
+	size_t v = 0;
+	if (!*text)
+		return 0;
+	for (; *text; text++) {
+		if (*text < '0' || *text > '9' || v > max)
+			return 0;
+		v = v * 10 + (size_t)(*text - '0');
+	}
+	*out = v;
+	return v >= min && v <= max;
+}
+
+static int need_size(struct parser *p, const char *text, const char *what, size_t max, size_t *out)
+{
+	if (read_size(text, 1, max, out))
+		return PS_OK;
+	return bad(p, "%s \"%s\" is not a whole number in [1, %zu]", what, text, max);
+}
+
+/* What stands behind "key=" in field i, or NULL if it has another key. */
+static const char *field_value(const struct parser *p, size_t i, const char *key)
+{
+	size_t n = strlen(key);
+	return strncmp(p->field[i], key, n) == 0 && p->field[i][n] == '=' ? p->field[i] + n + 1
+									  : NULL;
+}
+
+/* Next word of *text into p->word and p->split; 0 at the end, PS_EUSAGE if it is too long. */
+static int next_word(struct parser *p, const char **text)
+{
+	*text += strspn(*text, " \t");
+	size_t n = strcspn(*text, " \t");
+	if (n == 0)
+		return 0;
+	snprintf(p->word, sizeof p->word, "%.*s", (int)n, *text);
+	if (n >= sizeof p->word)
+		return bad(p, "longer than %d characters", MAX_WORD - 1);
+	*text += n;
+	memcpy(p->split, p->word, sizeof p->split);
+	p->n_fields = 0;
+	for (char *at = p->split;;) {
+		if (p->n_fields == MAX_FIELDS)
+			return bad(p, "more than %d parts between colons", MAX_FIELDS);
+		p->field[p->n_fields++] = at;
+		char *colon = strchr(at, ':');
+		if (!colon)
+			return 1;
+		*colon = '\0';
+		at = colon + 1;
+	}
+}
+
+static int append_text(struct parser *p, const char *fmt, ...) PS_PRINTF(2, 3);
+static int append_text(struct parser *p, const char *fmt, ...)
+{
+	char *text = p->m->text;
+	size_t used = strlen(text), room = MODEL_MAX_TEXT - used;
+	va_list ap;
+	va_start(ap, fmt);
+	int n = vsnprintf(text + used, room, fmt, ap);
+	va_end(ap);
+	if (n < 0 || (size_t)n >= room)
+		return bad(p, "the model text grows past %d characters", MODEL_MAX_TEXT - 1);
+	return PS_OK;
+}
+
+/* ---- windows: one axis at a time ------------------------------------------------------------- */
+
+/* Zeros to add to `in` pixels, both ends together. */
+static size_t total_pad(const struct window *w, size_t in)
+{
+	size_t out, need;
+	switch (w->rule) {
+	case PAD_NUMBER:
+		return 2 * w->pad;
+	case PAD_SAME: /* out = in / stride, rounded up */
+		out = (in + w->stride - 1) / w->stride;
+		need = (out - 1) * w->stride + w->size;
+		return need > in ? need - in : 0;
+	case PAD_AUTO:
+		if (in < w->size)
+			return w->size - in;
+		out = (in - w->size) % w->stride;
+		return out ? w->stride - out : 0;
+	}
+	return 0;
+}
+
+/* Pixels that leave the window, or 0 if it does not fit `in` exactly. */
+static size_t window_out(const struct window *w, size_t in)
+{
+	size_t padded = in + total_pad(w, in);
+	if (padded < w->size || (padded - w->size) % w->stride != 0)
+		return 0;
+	return (padded - w->size) / w->stride + 1;
+}
+
+/* The size nearest to w->size that fits both axes, leaving a multiple of `multiple`; 0: none. */
+static size_t nearest_fit(struct window w, struct shape in, size_t multiple)
+{
+	const size_t size = w.size;
+	for (size_t d = 1; d <= MAX_SIDE; d++)
+		for (int sign = -1; sign <= 1; sign += 2) {
+			if (sign < 0 && d >= size)
+				continue;
+			w.size = sign < 0 ? size - d : size + d;
+			size_t h = window_out(&w, in.h), width = window_out(&w, in.w);
+			if (w.size <= MAX_SIDE && (w.rule != PAD_NUMBER || w.pad < w.size) && h &&
+				width && h % multiple == 0 && width % multiple == 0)
+				return w.size;
+		}
+	return 0;
+}
+
+/* Pad and slide: fills layer `l` but for out.c, or says what would fit. */
+static int place_window(struct parser *p, const struct window *w, struct layer *l)
+{
+	size_t pad_h = total_pad(w, p->shape.h), pad_w = total_pad(w, p->shape.w);
+	l->in = p->shape;
+	l->size = w->size;
+	l->stride = w->stride;
+	l->pad_top = pad_h / 2;
+	l->pad_bottom = pad_h - pad_h / 2;
+	l->pad_left = pad_w / 2;
+	l->pad_right = pad_w - pad_w / 2;
+	l->out.h = window_out(w, p->shape.h);
+	l->out.w = window_out(w, p->shape.w);
+	return l->out.h && l->out.w;
+}
+
+static int bad_conv_fit(struct parser *p, const struct window *w)
+{
+	struct shape s = p->shape;
+	size_t fit = nearest_fit(*w, s, 1);
+	char size[64] = "";
+	if (fit)
+		snprintf(size, sizeof size, ", or size %zu", fit);
+	size_t padded_h = s.h + total_pad(w, s.h), padded_w = s.w + total_pad(w, s.w);
+	if (padded_h < w->size || padded_w < w->size)
+		return bad(p, "size %zu is larger than the input %zux%zux%zu; use pad=auto%s",
+			w->size, s.c, s.h, s.w, size);
+	return bad(p,
+		"size %zu with stride %zu does not tile the input %zux%zux%zu (%zux%zu with its "
+		"padding); use pad=auto%s",
+		w->size, w->stride, s.c, s.h, s.w, padded_h, padded_w, size);
+}
+
+static int bad_pool_fit(struct parser *p, const struct window *w)
+{
+	struct shape s = p->shape;
+	size_t fit = p->has_conv ? nearest_fit(p->conv, p->conv_in, w->size) : 0;
+	char size[64] = "";
+	if (fit)
+		snprintf(size, sizeof size, ", or conv size %zu before it", fit);
+	return bad(p, "input %zux%zux%zu is not divisible by %zu; use pad=auto%s", s.c, s.h, s.w,
+		w->size, size);
+}
+
+/* ---- tensors ----------------------------------------------------------------------------------
+ */
+
+/* Append a weight tensor and its bias to the manifest; fan_in is count / dim[0]. */
+static int add_tensors(
+	struct parser *p, const char *kind, size_t number, const struct tensor *weight)
+{
+	struct model *m = p->m;
+	struct tensor t = *weight;
+	t.count = 1;
+	for (size_t i = 0; i < t.ndim; i++)
+		if (__builtin_mul_overflow(t.count, t.dim[i], &t.count) ||
+			t.count > MODEL_MAX_PARAMS)
+			return bad(p, "more than %zu parameters", MODEL_MAX_PARAMS);
+	size_t total = m->n_params + t.count + t.dim[0]; /* each at most MODEL_MAX_PARAMS */
+	if (total > MODEL_MAX_PARAMS)
+		return bad(p, "with it the model has %zu parameters; at most %zu fit", total,
+			MODEL_MAX_PARAMS);
+	if (m->n_tensors + 2 > MODEL_MAX_TENSORS)
+		return bad(p, "more than %d conv and fc layers", MODEL_MAX_TENSORS / 2);
+	t.init_bound = 1.0 / sqrt((double)(t.count / t.dim[0]));
+	t.offset = m->n_params;
+	snprintf(t.name, sizeof t.name, "%s%zu.weight", kind, number);
+	m->tensor[m->n_tensors++] = t;
+	struct tensor bias = {.ndim = 1,
+		.dim = {t.dim[0]},
+		.count = t.dim[0],
+		.offset = t.offset + t.count,
+		.init_bound = t.init_bound};
+	snprintf(bias.name, sizeof bias.name, "%s%zu.bias", kind, number);
+	m->tensor[m->n_tensors++] = bias;
+	m->n_params = total;
+	return PS_OK;
+}
+
+/* The layer is complete: record it and go on with its output. */
+static int add_layer(struct parser *p, struct layer l)
+{
+	size_t count;
+	if (!count_checked(l.out, &count))
+		return bad(p, "its output %zux%zux%zu has more than %zu values", l.out.c, l.out.h,
+			l.out.w, MODEL_MAX_PARAMS);
+	int weighted = l.kind == LAYER_CONV || l.kind == LAYER_FC;
+	l.weight = weighted ? (int)p->m->n_tensors - 2 : -1;
+	l.bias = weighted ? (int)p->m->n_tensors - 1 : -1;
+	if (l.kind == LAYER_POOL || l.kind == LAYER_FC)
+		p->has_conv = 0;
+	p->m->layer[p->m->n_layers++] = l;
+	p->shape = l.out;
+	return PS_OK;
+}
+
+/* ---- layers, one parser each ------------------------------------------------------------------
+ */
+
+static int parse_pad(struct parser *p, const char *value, int is_conv, struct window *w)
+{
+	if (strcmp(value, "auto") == 0)
+		w->rule = PAD_AUTO;
+	else if (is_conv && strcmp(value, "same") == 0)
+		w->rule = PAD_SAME;
+	else if (!is_conv || !read_size(value, 0, w->size - 1, &w->pad))
+		return bad(p, "pad \"%s\" is not understood; expected %s", value,
+			is_conv ? "a number below the size, same or auto" : "auto");
+	return PS_OK;
+}
+
+/* The fields from `first` on: stride=S (conv only) and pad=..., each at most once. */
+static int parse_window_options(struct parser *p, size_t first, int is_conv, struct window *w)
+{
+	int strides = 0, pads = 0, rc = PS_OK;
+	for (size_t i = first; !rc && i < p->n_fields; i++) {
+		const char *stride = field_value(p, i, "stride"), *pad = field_value(p, i, "pad");
+		if (stride && is_conv && strides++ == 0)
+			rc = need_size(p, stride, "stride", MAX_SIDE, &w->stride);
+		else if (pad && pads++ == 0)
+			rc = parse_pad(p, pad, is_conv, w);
+		else
+			rc = bad(p, "\"%s\" is not understood; expected %s, once", p->field[i],
+				is_conv ? "stride=S or pad=P|same|auto" : "pad=auto");
+	}
+	return rc;
+}
+
+static int write_window_options(struct parser *p, const struct window *w)
+{
+	int rc = w->stride > 1 ? append_text(p, ":stride=%zu", w->stride) : PS_OK;
+	if (!rc && w->rule == PAD_NUMBER && w->pad)
+		rc = append_text(p, ":pad=%zu", w->pad);
+	if (!rc && w->rule != PAD_NUMBER)
+		rc = append_text(p, ":pad=%s", w->rule == PAD_SAME ? "same" : "auto");
+	return rc;
+}
+
+static int parse_conv(struct parser *p)
+{
+	struct window w = {.stride = 1, .rule = PAD_NUMBER};
+	struct layer l = {.kind = LAYER_CONV};
+	int rc = need_size(p, p->field[1], "number of filters", MODEL_MAX_PARAMS, &l.out.c);
+	if (!rc)
+		rc = need_size(p, p->field[2], "size", MAX_SIDE, &w.size);
+	if (!rc)
+		rc = parse_window_options(p, 3, 1, &w);
+	if (rc)
+		return rc;
+	if (!place_window(p, &w, &l))
+		return bad_conv_fit(p, &w);
+	struct tensor weight = {.ndim = 4, .dim = {l.out.c, p->shape.c, w.size, w.size}};
+	rc = add_tensors(p, "conv", ++p->n_conv, &weight);
+	if (!rc)
+		rc = append_text(p, "conv:%zu:%zu", l.out.c, w.size);
+	if (!rc)
+		rc = write_window_options(p, &w);
+	p->has_conv = 1;
+	p->conv = w;
+	p->conv_in = p->shape;
+	return rc ? rc : add_layer(p, l);
+}
+
+static int parse_pool(struct parser *p)
+{
+	struct window w = {.rule = PAD_NUMBER};
+	struct layer l = {.kind = LAYER_POOL, .out.c = p->shape.c};
+	int rc = need_size(p, p->field[1], "size", MAX_SIDE, &w.size);
+	w.stride = w.size;
+	if (!rc)
+		rc = parse_window_options(p, 2, 0, &w);
+	if (rc)
+		return rc;
+	if (!place_window(p, &w, &l))
+		return bad_pool_fit(p, &w);
+	rc = append_text(p, "pool:%zu", w.size);
+	if (!rc)
+		rc = write_window_options(p, &w);
+	return rc ? rc : add_layer(p, l);
+}
+
+static int parse_fc(struct parser *p)
+{
+	struct layer l = {.kind = LAYER_FC, .in = p->shape, .out = {.h = 1, .w = 1}};
+	int rc = need_size(p, p->field[1], "number of units", MODEL_MAX_PARAMS, &l.out.c);
+	if (rc)
+		return rc;
+	struct tensor weight = {.ndim = 2, .dim = {l.out.c, shape_count(p->shape)}};
+	rc = add_tensors(p, "fc", ++p->n_fc, &weight);
+	if (!rc)
+		rc = append_text(p, "fc:%zu", l.out.c);
+	return rc ? rc : add_layer(p, l);
+}
+
+static int parse_relu(struct parser *p)
+{
+	int rc = append_text(p, "relu");
+	return rc ? rc : add_layer(p, (struct layer){LAYER_RELU, .in = p->shape, .out = p->shape});
+}
+
+static int parse_dropout(struct parser *p)
+{
+	const char *text = p->field[1];
+	char *end;
+	double drop = strtod(text, &end);
+	if (*text == '-' || end == text || *end || strspn(text, "0123456789.eE-") != strlen(text) ||
+		!(drop >= 0 && (float)drop < 1))
+		return bad(p, "probability \"%s\" is not a number of at least 0 and below 1", text);
+	int rc = append_text(p, "dropout:%.9g", (double)(float)drop);
+	return rc ? rc
+		  : add_layer(p, (struct layer){LAYER_DROPOUT, .in = p->shape, .out = p->shape,
+					 .drop = (float)drop});
+}
+
+static const struct {
+	const char *name;
+	size_t min_fields, max_fields;
+	const char *form;
+	int (*parse)(struct parser *p);
+} layer_table[] = {
+	{"conv", 3, 5, "conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto]", parse_conv},
+	{"relu", 1, 1, "relu", parse_relu},
+	{"pool", 2, 3, "pool:SIZE[:pad=auto]", parse_pool},
+	{"fc", 2, 2, "fc:UNITS", parse_fc},
+	{"dropout", 2, 2, "dropout:P", parse_dropout},
+};
+
+static int parse_layer(struct parser *p)
+{
+	if (p->m->n_layers == MODEL_MAX_LAYERS)
+		return bad(p, "more than %d layers", MODEL_MAX_LAYERS);
+	for (size_t i = 0; i < sizeof layer_table / sizeof layer_table[0]; i++) {
+		if (strcmp(p->field[0], layer_table[i].name) != 0)
+			continue;
+		if (p->n_fields < layer_table[i].min_fields ||
+			p->n_fields > layer_table[i].max_fields)
+			return bad(p, "expected %s", layer_table[i].form);
+		int rc = p->m->n_layers ? append_text(p, " ") : PS_OK;
+		return rc ? rc : layer_table[i].parse(p);
+	}
+	return bad(p, "unknown layer; there are conv, relu, pool, fc and dropout, and the names "
+		      "seed:F, lenet5, cnn99 and vector:N, which stand alone");
+}
+
+/* ---- whole models -----------------------------------------------------------------------------
+ */
+
+static const char *const lenet5 =
+	"conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10";
+static const char *const cnn99 = "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10";
+
+/* The layers that `text` stands for if it is a name (put together in `buffer`), else `text`. */
+static const char *expand_name(const char *text, char *buffer, size_t size)
+{
+	size_t filters;
+	if (strcmp(text, "lenet5") == 0)
+		return lenet5;
+	if (strcmp(text, "cnn99") == 0)
+		return cnn99;
+	if (strncmp(text, "seed:", 5) != 0 || !read_size(text + 5, 1, MODEL_MAX_PARAMS, &filters))
+		return text;
+	snprintf(buffer, size, "conv:%zu:3 relu pool:2 fc:10", filters);
+	return buffer;
+}
+
+/* vector:N has one tensor and neither input nor layers nor classes. */
+static int parse_vector(struct model *m, const char *number, struct err *e)
+{
+	size_t n;
+	if (!read_size(number, 1, MODEL_MAX_PARAMS, &n))
+		return err_set(e, PS_EUSAGE,
+			"\"vector:%.60s\": expected a whole number in [1, %zu]", number,
+			MODEL_MAX_PARAMS);
+	m->tensor[0] = (struct tensor){.name = "vector", .ndim = 1, .dim = {n}, .count = n};
+	m->n_tensors = 1;
+	m->n_params = n;
+	m->input = (struct shape){0, 0, 0};
+	snprintf(m->text, sizeof m->text, "vector:%zu", n);
+	return PS_OK;
+}
+
+static int parse_layers(struct parser *p, const char *text)
+{
+	int rc;
+	while ((rc = next_word(p, &text)) > 0) {
+		rc = parse_layer(p);
+		if (rc)
+			return rc;
+	}
+	if (rc)
+		return rc;
+	const struct model *m = p->m;
+	if (m->n_layers == 0)
+		return err_set(p->e, PS_EUSAGE,
+			"the model text is empty; expected layers such as "
+			"\"conv:32:3 relu pool:2 fc:10\" or a name such as seed:32");
+	if (m->layer[m->n_layers - 1].kind != LAYER_FC)
+		return err_set(p->e, PS_EUSAGE,
+			"layer %zu \"%s\": the last layer must be fc:UNITS, whose units are the "
+			"classes (2 to 256)",
+			m->n_layers, p->word);
+	if (p->shape.c < 2 || p->shape.c > 256)
+		return err_set(p->e, PS_EUSAGE,
+			"layer %zu \"%s\": the units of the last layer are the classes; expected 2 "
+			"to 256",
+			m->n_layers, p->word);
+	p->m->classes = p->shape.c;
+	return PS_OK;
+}
+
+/* XXH3 of "<canonical text> @ CxHxW": a text, so that any language can repeat it. */
+static uint64_t fingerprint(const struct model *m)
+{
+	char text[MODEL_MAX_TEXT + 96];
+	int n = snprintf(
+		text, sizeof text, "%s @ %zux%zux%zu", m->text, m->input.c, m->input.h, m->input.w);
+	return XXH3_64bits(text, (size_t)n);
+}
+
+int model_parse(struct model *m, const char *text, struct shape input, struct err *e)
+{
+	size_t count;
+	char buffer[64];
+	*m = (struct model){.input = input};
+	int rc;
+	if (strncmp(text, "vector:", 7) == 0) {
+		rc = parse_vector(m, text + 7, e);
+	} else if (!count_checked(input, &count) || count == 0) {
+		rc = err_set(e, PS_EUSAGE, "input %zux%zux%zu: expected 1 to %zu values", input.c,
+			input.h, input.w, MODEL_MAX_PARAMS);
+	} else {
+		struct parser p = {.m = m, .e = e, .shape = input};
+		rc = parse_layers(&p, expand_name(text, buffer, sizeof buffer));
+	}
+	if (!rc)
+		m->fingerprint = fingerprint(m);
+	return rc;
+}
+
+void model_init(const struct model *m, uint64_t seed, float *w)
+{
+	for (size_t t = 0; t < m->n_tensors; t++) {
+		struct rng r = rng_seed(seed, RNG_INIT, t);
+		float *value = w + m->tensor[t].offset;
+		double bound = m->tensor[t].init_bound;
+		for (size_t i = 0; i < m->tensor[t].count; i++)
+			value[i] = bound > 0 ? (float)((2 * rng_unit(&r) - 1) * bound) : 0.0f;
+	}
+}

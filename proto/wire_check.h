@@ -1,0 +1,33 @@
+/*
+ * wire_check.h - judge the bytes of a header frame before protobuf-c sees them.
+ *
+ * protobuf-c expands hostile input many times over and keeps what it does not know. This scan
+ * walks the frame once, allocates nothing, and lets only plain messages through: one body, each
+ * field known and at most once (slices: at most WIRE_MAX_SLICES times), wire types as in the
+ * schema, texts valid UTF-8 without NUL. What is left for protobuf-c to do is small and harmless.
+ *
+ * Internal to proto/. Pure. Thread: any.
+ */
+#ifndef PROTO_WIRE_CHECK_H
+#define PROTO_WIRE_CHECK_H
+#include <stddef.h>
+#include <stdint.h>
+#include <protobuf-c/protobuf-c.h>
+
+/* The body of a header frame: which message, and its bytes inside the frame. */
+struct wire_body {
+	unsigned type; /* field number in the oneof = enum msg_type */
+	const ProtobufCMessageDescriptor *descriptor;
+	const uint8_t *data;
+	size_t size;
+};
+
+/* Take the envelope off: `envelope` is the descriptor of Message. NULL, or why it is refused. */
+const char *wire_check_envelope(const ProtobufCMessageDescriptor *envelope, const uint8_t *data,
+	size_t size, struct wire_body *body);
+/* Check every field of the body and of the messages inside it. NULL, or why it is refused. */
+const char *wire_check_body(const struct wire_body *body);
+/* The varint field `number` of the body, 0 if absent or if the bytes before it make no sense. */
+uint64_t wire_check_peek(const struct wire_body *body, unsigned number);
+
+#endif

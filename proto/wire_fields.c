@@ -1,0 +1,249 @@
+#include "proto/wire_fields.h"
+
+#define ANY32 UINT32_MAX
+#define ANY64 UINT64_MAX
+
+#define ROW(kind_, number_, type, member, least_, most_, inner_)                                   \
+	{                                                                                          \
+		.kind = (kind_), .number = (number_), .offset = offsetof(type, member),            \
+		.size = sizeof(((type *)0)->member), .least = (least_), .most = (most_),           \
+		.inner = (inner_), .why = #member " is out of range"                               \
+	}
+#define NUMBER(number, type, member, least, most)                                                  \
+	ROW(WIRE_NUMBER, number, type, member, least, most, NULL)
+#define REAL(number, member)             ROW(WIRE_REAL, number, struct msg, member, 0, 0, NULL)
+#define CODE(number, member, least)      ROW(WIRE_CODE, number, struct msg, member, least, ANY32, NULL)
+#define LINE(number, member)             ROW(WIRE_LINE, number, struct msg, member, 0, 0, NULL)
+#define TEXT(number, member)             ROW(WIRE_TEXT, number, struct msg, member, 0, WIRE_MAX_TEXT, NULL)
+#define SLICES(number, member)           ROW(WIRE_SLICES, number, struct msg, member, 0, 0, NULL)
+#define INNER(number, member, rows)      ROW(WIRE_INNER, number, struct msg, member, 0, 0, rows)
+#define MSG(number, member, least, most) NUMBER(number, struct msg, member, least, most)
+#define END                                                                                        \
+	{                                                                                          \
+		.kind = WIRE_END                                                                   \
+	}
+
+static const struct wire_field stamp[] = {
+	NUMBER(1, struct stamp, run.hi, 0, ANY64),
+	NUMBER(2, struct stamp, run.lo, 0, ANY64),
+	NUMBER(3, struct stamp, epoch, 0, ANY64),
+	NUMBER(4, struct stamp, worker, 0, WIRE_MAX_WORKERS),
+	NUMBER(5, struct stamp, incarnation, 0, ANY32),
+	END,
+};
+
+static const struct wire_field data_id[] = {
+	NUMBER(1, struct data_id, n_train, 0, WIRE_MAX_IMAGES),
+	NUMBER(2, struct data_id, n_test, 0, WIRE_MAX_IMAGES),
+	NUMBER(3, struct data_id, rows, 0, ANY32),
+	NUMBER(4, struct data_id, cols, 0, ANY32),
+	NUMBER(5, struct data_id, classes, 0, ANY32),
+	NUMBER(6, struct data_id, xxh3, 0, ANY64),
+	END,
+};
+
+static const struct wire_field work[] = {
+	NUMBER(1, struct work, epoch, 0, WIRE_MAX_EPOCHS - 1),
+	NUMBER(2, struct work, first, 0, WIRE_MAX_BATCHES),
+	NUMBER(3, struct work, count, 0, WIRE_MAX_BATCHES),
+	END,
+};
+
+static const struct wire_field hello[] = {
+	MSG(1, hello.protocol, WIRE_PROTOCOL, WIRE_PROTOCOL),
+	MSG(2, hello.role, ROLE_WORKER, ROLE_OBSERVER),
+	LINE(3, hello.name),
+	LINE(4, hello.device),
+	INNER(5, hello.data, data_id),
+	INNER(6, hello.resume, stamp),
+	MSG(7, hello.last_seq, 0, ANY64),
+	MSG(8, hello.durable_seq, 0, ANY64),
+	END,
+};
+
+static const struct wire_field welcome[] = {
+	INNER(1, welcome.stamp, stamp),
+	MSG(2, welcome.last_seq, 0, ANY64),
+	MSG(3, welcome.durable_seq, 0, ANY64),
+	LINE(4, welcome.model),
+	MSG(5, welcome.model_fingerprint, 0, ANY64),
+	MSG(6, welcome.n_params, 1, WIRE_MAX_PARAMS),
+	MSG(7, welcome.seed, 0, ANY64),
+	MSG(8, welcome.batch, 1, WIRE_MAX_IMAGES),
+	MSG(9, welcome.epochs, 0, WIRE_MAX_EPOCHS),
+	MSG(10, welcome.push_window, 1, WIRE_MAX_WINDOW),
+	MSG(11, welcome.replay_window, 1, WIRE_MAX_WINDOW),
+	MSG(12, welcome.beat_ms, 1, ANY32),
+	MSG(13, welcome.dead_ms, 1, ANY32),
+	END,
+};
+
+static const struct wire_field pull[] = {
+	INNER(1, pull.stamp, stamp),
+	MSG(2, pull.request, 0, ANY64),
+	MSG(3, pull.which, WEIGHTS_CURRENT, WEIGHTS_EVAL),
+	END,
+};
+
+static const struct wire_field params[] = {
+	MSG(1, params.request, 0, ANY64),
+	MSG(2, params.version, 0, ANY64),
+	MSG(3, params.which, WEIGHTS_CURRENT, WEIGHTS_EVAL),
+	SLICES(4, params.slices),
+	END,
+};
+
+static const struct wire_field push[] = {
+	INNER(1, push.stamp, stamp),
+	MSG(2, push.seq, 0, ANY64),
+	MSG(3, push.base_version, 0, ANY64),
+	INNER(4, push.work, work),
+	MSG(5, push.images, 0, WIRE_MAX_IMAGES),
+	REAL(6, push.loss),
+	SLICES(7, push.slices),
+	MSG(8, push.verdict, VERDICT_NONE, VERDICT_REJECTED),
+	MSG(9, push.reject, REJECT_NONE, REJECT_REASONS - 1),
+	END,
+};
+
+static const struct wire_field ack[] = {
+	MSG(1, ack.seq, 0, ANY64),
+	MSG(2, ack.verdict, VERDICT_OK, VERDICT_REJECTED),
+	MSG(3, ack.reject, REJECT_NONE, REJECT_REASONS - 1),
+	MSG(4, ack.duplicate, 0, 1),
+	MSG(5, ack.version, 0, ANY64),
+	MSG(6, ack.durable_seq, 0, ANY64),
+	END,
+};
+
+static const struct wire_field lease[] = {
+	INNER(1, lease.stamp, stamp),
+	MSG(2, lease.request, 0, ANY64),
+	END,
+};
+
+static const struct wire_field grant[] = {
+	MSG(1, grant.request, 0, ANY64),
+	MSG(2, grant.kind, GRANT_TRAIN, GRANT_EVAL),
+	INNER(3, grant.work, work),
+	MSG(4, grant.eval_first, 0, WIRE_MAX_IMAGES),
+	MSG(5, grant.eval_count, 0, WIRE_MAX_IMAGES),
+	MSG(6, grant.eval_id, 0, ANY64),
+	END,
+};
+
+static const struct wire_field result[] = {
+	INNER(1, result.stamp, stamp),
+	MSG(2, result.eval_id, 0, ANY64),
+	MSG(3, result.eval_first, 0, WIRE_MAX_IMAGES),
+	MSG(4, result.eval_count, 0, WIRE_MAX_IMAGES),
+	MSG(5, result.correct, 0, WIRE_MAX_IMAGES),
+	REAL(6, result.loss_sum),
+	END,
+};
+
+static const struct wire_field beat[] = {
+	INNER(1, beat.stamp, stamp),
+	MSG(2, beat.last_seq, 0, ANY64),
+	MSG(3, beat.durable_seq, 0, ANY64),
+	END,
+};
+
+static const struct wire_field bye[] = {
+	INNER(1, bye.stamp, stamp),
+	CODE(2, bye.status, 0),
+	END,
+};
+
+static const struct wire_field status[] = {
+	MSG(1, status.reply, STATUS_REQUEST, STATUS_REPLY),
+	TEXT(2, status.text),
+	END,
+};
+
+static const struct wire_field admin[] = {
+	MSG(1, admin.verb, ADMIN_CHECKPOINT, ADMIN_DRAIN),
+	MSG(2, admin.reply, 0, 1),
+	MSG(3, admin.generation, 0, ANY64),
+	END,
+};
+
+static const struct wire_field error[] = {
+	CODE(1, error.status, 1),
+	MSG(2, error.expected, 0, ANY64),
+	TEXT(3, error.text),
+	END,
+};
+
+/* 1 if [first, first + count) lies inside [0, limit); both are at most `limit` already. */
+static int inside(uint64_t first, uint64_t count, uint64_t limit)
+{
+	return first + count <= limit;
+}
+
+/* A decision is "ok", "rejected, because", or nothing yet. */
+static int is_decision(enum verdict verdict, enum reject reject)
+{
+	return (verdict == VERDICT_REJECTED) == (reject != REJECT_NONE);
+}
+
+static const char *rule_welcome(const struct msg *m)
+{
+	const struct msg_welcome *w = &m->welcome;
+
+	if (w->replay_window < w->push_window)
+		return "replay_window is smaller than push_window";
+	return w->beat_ms < w->dead_ms ? NULL : "beat_ms is not smaller than dead_ms";
+}
+
+static const char *rule_push(const struct msg *m)
+{
+	const struct msg_push *p = &m->push;
+
+	if (!inside(p->work.first, p->work.count, WIRE_MAX_BATCHES))
+		return "push.work is out of range";
+	return is_decision(p->verdict, p->reject) ? NULL : "verdict and reject do not fit";
+}
+
+static const char *rule_ack(const struct msg *m)
+{
+	return is_decision(m->ack.verdict, m->ack.reject) ? NULL : "verdict and reject do not fit";
+}
+
+static const char *rule_grant(const struct msg *m)
+{
+	const struct msg_grant *g = &m->grant;
+
+	if (!inside(g->work.first, g->work.count, WIRE_MAX_BATCHES))
+		return "grant.work is out of range";
+	if (!inside(g->eval_first, g->eval_count, WIRE_MAX_IMAGES))
+		return "grant.eval is out of range";
+	uint32_t granted = g->kind == GRANT_TRAIN ? g->work.count : g->eval_count;
+	return granted > 0 ? NULL : "grant of nothing";
+}
+
+static const char *rule_result(const struct msg *m)
+{
+	const struct msg_result *r = &m->result;
+
+	if (!inside(r->eval_first, r->eval_count, WIRE_MAX_IMAGES))
+		return "result.eval is out of range";
+	return r->correct <= r->eval_count ? NULL : "more images right than evaluated";
+}
+
+const struct wire_message wire_messages[MSG_TYPES] = {
+	[MSG_HELLO] = {hello, NULL},
+	[MSG_WELCOME] = {welcome, rule_welcome},
+	[MSG_PULL] = {pull, NULL},
+	[MSG_PARAMS] = {params, NULL},
+	[MSG_PUSH] = {push, rule_push},
+	[MSG_ACK] = {ack, rule_ack},
+	[MSG_LEASE] = {lease, NULL},
+	[MSG_GRANT] = {grant, rule_grant},
+	[MSG_RESULT] = {result, rule_result},
+	[MSG_BEAT] = {beat, NULL},
+	[MSG_BYE] = {bye, NULL},
+	[MSG_STATUS] = {status, NULL},
+	[MSG_ADMIN] = {admin, NULL},
+	[MSG_ERROR] = {error, NULL},
+};

@@ -1,0 +1,42 @@
+/*
+ * wire_fields.h - the one table of what every field of every message may be, and where it lives in
+ * struct msg. Decoder and encoder are loops over it.
+ *
+ * Internal to proto/. Constant data and pure functions.
+ */
+#ifndef PROTO_WIRE_FIELDS_H
+#define PROTO_WIRE_FIELDS_H
+#include <stddef.h>
+#include <stdint.h>
+#include "proto/msg.h"
+
+enum wire_kind {
+	WIRE_END,    /* the row after the last */
+	WIRE_NUMBER, /* integer, enum or bool of `size` bytes, in [least, most] */
+	WIRE_REAL,   /* float or double: any value, the core judges it */
+	WIRE_CODE,   /* status: on the wire a positive number, here a negative PS_E* */
+	WIRE_LINE,   /* char[size]: text without control characters */
+	WIRE_TEXT,   /* const char *, borrowed */
+	WIRE_INNER,  /* a struct with rows of its own; absent on the wire: all zero */
+	WIRE_SLICES, /* struct slices */
+};
+
+struct wire_field {
+	enum wire_kind kind;
+	unsigned number; /* field number in cnnps.proto */
+	size_t offset;   /* in struct msg, or in the inner struct */
+	size_t size;     /* bytes here */
+	uint64_t least, most;
+	const struct wire_field *inner;
+	const char *why; /* said when it is refused */
+};
+
+struct wire_message {
+	const struct wire_field *fields;
+	/* What single fields cannot say: NULL, or why the message is refused. May be NULL. */
+	const char *(*rule)(const struct msg *m);
+};
+
+extern const struct wire_message wire_messages[MSG_TYPES]; /* row 0 is unused */
+
+#endif

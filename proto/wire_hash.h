@@ -1,0 +1,16 @@
+/*
+ * wire_hash.h - XXH3-64 at the speed of memory: the library's run-time dispatch picks AVX2 or
+ * AVX-512 where the CPU has them.
+ *
+ * Internal to proto/. Pure. Thread: any.
+ */
+#ifndef PROTO_WIRE_HASH_H
+#define PROTO_WIRE_HASH_H
+#include <stddef.h>
+#include <stdint.h>
+
+uint64_t wire_hash(const void *data, size_t size);
+/* memcpy and wire_hash in one pass: each block is hashed while the cache still has it. */
+uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);
+
+#endif

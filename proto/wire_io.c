@@ -1,0 +1,149 @@
+/* wire_io.c - whole messages in and out of a ZeroMQ socket, never waiting. */
+#include <errno.h>
+#include <string.h>
+#include "proto/wire.h"
+
+#define PEER_ID_BYTES 5 /* libzmq's own routing ids: a zero byte, then 32 bits */
+
+void frames_init(struct frames *f)
+{
+	f->n = 0;
+}
+
+void frames_release(struct frames *f)
+{
+	while (f->n > 0)
+		(void)zmq_msg_close(&f->frame[--f->n]);
+}
+
+/* 1: a part came into *part. 0: none. */
+static int receive_part(void *socket, zmq_msg_t *part)
+{
+	int rc;
+
+	(void)zmq_msg_init(part);
+	do
+		rc = zmq_msg_recv(part, socket, ZMQ_DONTWAIT);
+	while (rc < 0 && errno == EINTR);
+	if (rc >= 0)
+		return 1;
+	return errno == EAGAIN ? 0 : PS_ENET;
+}
+
+/* The number in libzmq's own routing id, 0 for an id that the client chose. */
+static uint32_t peer_number(zmq_msg_t *identity)
+{
+	const unsigned char *id = zmq_msg_data(identity);
+
+	if (zmq_msg_size(identity) != PEER_ID_BYTES || id[0] != 0)
+		return 0;
+	return (uint32_t)id[1] << 24 | (uint32_t)id[2] << 16 | (uint32_t)id[3] << 8 | id[4];
+}
+
+/* Receive and drop what is left of the message whose newest part had `more`. */
+static int drop_rest(void *socket, int more)
+{
+	while (more) {
+		zmq_msg_t part;
+		int rc = receive_part(socket, &part);
+		more = rc == 1 && zmq_msg_more(&part);
+		(void)zmq_msg_close(&part);
+		if (rc != 1)
+			return PS_ENET;
+	}
+	return PS_EPROTO;
+}
+
+/* The identity frame: 1 and *peer set, 0 if there is no message. */
+static int receive_identity(void *socket, uint32_t *peer)
+{
+	zmq_msg_t identity;
+	int rc = receive_part(socket, &identity);
+	int more = 0;
+
+	*peer = 0;
+	if (rc == 1) {
+		*peer = peer_number(&identity);
+		more = zmq_msg_more(&identity);
+	}
+	(void)zmq_msg_close(&identity);
+	if (rc == 1 && (*peer == 0 || !more))
+		return drop_rest(socket, more);
+	return rc;
+}
+
+int wire_recv(void *socket, uint32_t *peer, struct frames *f)
+{
+	int more;
+
+	frames_init(f);
+	if (peer) {
+		int rc = receive_identity(socket, peer);
+		if (rc != 1)
+			return rc;
+	}
+	do {
+		zmq_msg_t *part = &f->frame[f->n];
+		int rc = receive_part(socket, part);
+		if (rc != 1) {
+			(void)zmq_msg_close(part);
+			frames_release(f);
+			return rc;
+		}
+		f->n++;
+		more = zmq_msg_more(part);
+	} while (more && f->n < 1 + WIRE_MAX_SLICES);
+	if (more || zmq_msg_size(&f->frame[0]) > WIRE_MAX_HEADER) {
+		frames_release(f);
+		return drop_rest(socket, more);
+	}
+	return 1;
+}
+
+/* 0, or PS_EAGAIN, PS_EUNREACHABLE, PS_ENET. Takes the part over only on 0. */
+static int send_part(void *socket, zmq_msg_t *part, int more)
+{
+	int flags = ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0);
+	int rc;
+
+	do
+		rc = zmq_msg_send(part, socket, flags);
+	while (rc < 0 && errno == EINTR);
+	if (rc >= 0)
+		return 0;
+	return errno == EAGAIN ? PS_EAGAIN : errno == EHOSTUNREACH ? PS_EUNREACHABLE : PS_ENET;
+}
+
+static int send_identity(void *socket, uint32_t peer)
+{
+	unsigned char id[PEER_ID_BYTES] = {0, (unsigned char)(peer >> 24),
+		(unsigned char)(peer >> 16), (unsigned char)(peer >> 8), (unsigned char)peer};
+	zmq_msg_t part;
+
+	if (zmq_msg_init_size(&part, sizeof(id)))
+		return PS_ENOMEM;
+	memcpy(zmq_msg_data(&part), id, sizeof(id));
+	int rc = send_part(socket, &part, 1);
+	if (rc)
+		(void)zmq_msg_close(&part);
+	return rc;
+}
+
+/*
+ * Only the first part can be refused. Later ones fail when the link dies under the message: the
+ * whole message is then lost as it would be in the network, and what the socket still expects of
+ * it must be offered, or it would swallow the head of the next message.
+ */
+int wire_send(void *socket, uint32_t peer, struct frames *f)
+{
+	int rc = peer ? send_identity(socket, peer) : 0;
+
+	for (size_t i = 0; i < f->n && !rc; i++) {
+		int sent = send_part(socket, &f->frame[i], i + 1 < f->n);
+		if (sent == PS_ENET || (sent && i == 0 && !peer))
+			rc = sent;
+	}
+	if (!rc)
+		frames_release(f);
+	return rc;
+}

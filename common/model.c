@@ -2,8 +2,9 @@
  * model.c - model text to layers and manifest.
  *
  * One pass, word by word: each layer is split at ':', sized against the shape that the layers
- * before it leave, and appended to the canonical text. Every number typed is at most MAX_SIDE or
- * MODEL_MAX_PARAMS and every product is checked, so that no text can overflow a size.
+ * before it leave, and appended to the canonical text. Every number typed is at most
+ * WINDOW_MAX_SIDE or MODEL_MAX_PARAMS and every product is checked, so that no text can overflow a
+ * size.
  */
 #include "common/model.h"
 #include <math.h>
@@ -13,17 +14,10 @@
 #include <string.h>
 #include <xxhash.h>
 #include "common/rng.h"
+#include "common/window.h"
 
-#define MAX_SIDE   ((size_t)4096) /* window, stride, padding; pixels */
 #define MAX_WORD   64
 #define MAX_FIELDS 6
-
-enum pad_rule { PAD_NUMBER, PAD_SAME, PAD_AUTO };
-
-struct window {
-	size_t size, stride, pad;
-	enum pad_rule rule;
-};
 
 struct parser {
 	struct model *m;
@@ -133,58 +127,13 @@ static int append_text(struct parser *p, const char *fmt, ...)
 	return PS_OK;
 }
 
-/* ---- windows: one axis at a time ------------------------------------------------------------- */
-
-/* Zeros to add to `in` pixels, both ends together. */
-static size_t total_pad(const struct window *w, size_t in)
-{
-	size_t out, need;
-	switch (w->rule) {
-	case PAD_NUMBER:
-		return 2 * w->pad;
-	case PAD_SAME: /* out = in / stride, rounded up */
-		out = (in + w->stride - 1) / w->stride;
-		need = (out - 1) * w->stride + w->size;
-		return need > in ? need - in : 0;
-	case PAD_AUTO:
-		if (in < w->size)
-			return w->size - in;
-		out = (in - w->size) % w->stride;
-		return out ? w->stride - out : 0;
-	}
-	return 0;
-}
-
-/* Pixels that leave the window, or 0 if it does not fit `in` exactly. */
-static size_t window_out(const struct window *w, size_t in)
-{
-	size_t padded = in + total_pad(w, in);
-	if (padded < w->size || (padded - w->size) % w->stride != 0)
-		return 0;
-	return (padded - w->size) / w->stride + 1;
-}
-
-/* The size nearest to w->size that fits both axes, leaving a multiple of `multiple`; 0: none. */
-static size_t nearest_fit(struct window w, struct shape in, size_t multiple)
-{
-	const size_t size = w.size;
-	for (size_t d = 1; d <= MAX_SIDE; d++)
-		for (int sign = -1; sign <= 1; sign += 2) {
-			if (sign < 0 && d >= size)
-				continue;
-			w.size = sign < 0 ? size - d : size + d;
-			size_t h = window_out(&w, in.h), width = window_out(&w, in.w);
-			if (w.size <= MAX_SIDE && (w.rule != PAD_NUMBER || w.pad < w.size) && h &&
-				width && h % multiple == 0 && width % multiple == 0)
-				return w.size;
-		}
-	return 0;
-}
+/* ---- windows -----------------------------------------------------------------------------------
+ */
 
 /* Pad and slide: fills layer `l` but for out.c, or says what would fit. */
 static int place_window(struct parser *p, const struct window *w, struct layer *l)
 {
-	size_t pad_h = total_pad(w, p->shape.h), pad_w = total_pad(w, p->shape.w);
+	size_t pad_h = window_pad(w, p->shape.h), pad_w = window_pad(w, p->shape.w);
 	l->in = p->shape;
 	l->size = w->size;
 	l->stride = w->stride;
@@ -200,11 +149,11 @@ static int place_window(struct parser *p, const struct window *w, struct layer *
 static int bad_conv_fit(struct parser *p, const struct window *w)
 {
 	struct shape s = p->shape;
-	size_t fit = nearest_fit(*w, s, 1);
+	size_t fit = window_nearest(w, s, 1);
 	char size[64] = "";
 	if (fit)
 		snprintf(size, sizeof size, ", or size %zu", fit);
-	size_t padded_h = s.h + total_pad(w, s.h), padded_w = s.w + total_pad(w, s.w);
+	size_t padded_h = s.h + window_pad(w, s.h), padded_w = s.w + window_pad(w, s.w);
 	if (padded_h < w->size || padded_w < w->size)
 		return bad(p, "size %zu is larger than the input %zux%zux%zu; use pad=auto%s",
 			w->size, s.c, s.h, s.w, size);
@@ -217,7 +166,7 @@ static int bad_conv_fit(struct parser *p, const struct window *w)
 static int bad_pool_fit(struct parser *p, const struct window *w)
 {
 	struct shape s = p->shape;
-	size_t fit = p->has_conv ? nearest_fit(p->conv, p->conv_in, w->size) : 0;
+	size_t fit = p->has_conv ? window_nearest(&p->conv, p->conv_in, w->size) : 0;
 	char size[64] = "";
 	if (fit)
 		snprintf(size, sizeof size, ", or conv size %zu before it", fit);
@@ -299,7 +248,7 @@ static int parse_window_options(struct parser *p, size_t first, int is_conv, str
 	for (size_t i = first; !rc && i < p->n_fields; i++) {
 		const char *stride = field_value(p, i, "stride"), *pad = field_value(p, i, "pad");
 		if (stride && is_conv && strides++ == 0)
-			rc = need_size(p, stride, "stride", MAX_SIDE, &w->stride);
+			rc = need_size(p, stride, "stride", WINDOW_MAX_SIDE, &w->stride);
 		else if (pad && pads++ == 0)
 			rc = parse_pad(p, pad, is_conv, w);
 		else
@@ -309,9 +258,9 @@ static int parse_window_options(struct parser *p, size_t first, int is_conv, str
 	return rc;
 }
 
-static int write_window_options(struct parser *p, const struct window *w)
+static int write_window_options(struct parser *p, int is_conv, const struct window *w)
 {
-	int rc = w->stride > 1 ? append_text(p, ":stride=%zu", w->stride) : PS_OK;
+	int rc = is_conv && w->stride > 1 ? append_text(p, ":stride=%zu", w->stride) : PS_OK;
 	if (!rc && w->rule == PAD_NUMBER && w->pad)
 		rc = append_text(p, ":pad=%zu", w->pad);
 	if (!rc && w->rule != PAD_NUMBER)
@@ -325,7 +274,7 @@ static int parse_conv(struct parser *p)
 	struct layer l = {.kind = LAYER_CONV};
 	int rc = need_size(p, p->field[1], "number of filters", MODEL_MAX_PARAMS, &l.out.c);
 	if (!rc)
-		rc = need_size(p, p->field[2], "size", MAX_SIDE, &w.size);
+		rc = need_size(p, p->field[2], "size", WINDOW_MAX_SIDE, &w.size);
 	if (!rc)
 		rc = parse_window_options(p, 3, 1, &w);
 	if (rc)
@@ -337,7 +286,7 @@ static int parse_conv(struct parser *p)
 	if (!rc)
 		rc = append_text(p, "conv:%zu:%zu", l.out.c, w.size);
 	if (!rc)
-		rc = write_window_options(p, &w);
+		rc = write_window_options(p, 1, &w);
 	p->has_conv = 1;
 	p->conv = w;
 	p->conv_in = p->shape;
@@ -348,7 +297,7 @@ static int parse_pool(struct parser *p)
 {
 	struct window w = {.rule = PAD_NUMBER};
 	struct layer l = {.kind = LAYER_POOL, .out.c = p->shape.c};
-	int rc = need_size(p, p->field[1], "size", MAX_SIDE, &w.size);
+	int rc = need_size(p, p->field[1], "size", WINDOW_MAX_SIDE, &w.size);
 	w.stride = w.size;
 	if (!rc)
 		rc = parse_window_options(p, 2, 0, &w);
@@ -358,7 +307,7 @@ static int parse_pool(struct parser *p)
 		return bad_pool_fit(p, &w);
 	rc = append_text(p, "pool:%zu", w.size);
 	if (!rc)
-		rc = write_window_options(p, &w);
+		rc = write_window_options(p, 0, &w);
 	return rc ? rc : add_layer(p, l);
 }
 
@@ -389,7 +338,13 @@ static int parse_dropout(struct parser *p)
 	if (*text == '-' || end == text || *end || strspn(text, "0123456789.eE-") != strlen(text) ||
 		!(drop >= 0 && (float)drop < 1))
 		return bad(p, "probability \"%s\" is not a number of at least 0 and below 1", text);
-	int rc = append_text(p, "dropout:%.9g", (double)(float)drop);
+	char shortest[32];
+	for (int digits = 1; digits <= 9; digits++) {
+		snprintf(shortest, sizeof shortest, "%.*g", digits, drop);
+		if (strtof(shortest, NULL) == (float)drop)
+			break;
+	}
+	int rc = append_text(p, "dropout:%s", shortest);
 	return rc ? rc
 		  : add_layer(p, (struct layer){LAYER_DROPOUT, .in = p->shape, .out = p->shape,
 					 .drop = (float)drop});

@@ -47,12 +47,13 @@ enum session_effect_kind {
 			 driver's */
 	DO_SEND_BEAT, /* msg on the beat link */
 	DO_RELEASE,   /* pushes up to `seq` are durable: their bytes may go */
-	DO_FORGET,    /* push `seq` and all later ones will never be sent again (END) */
 	TELL_READY, /* WELCOME: session_welcome is valid; said again after each resynchronisation */
 	TELL_ACK,   /* msg->ack is the decision on push `seq`: told once per push */
-	TELL_PARAMS, /* msg->params answers the pull */
-	TELL_GRANT,  /* msg->grant answers the lease request */
-	TELL_END,    /* over: `status` says why */
+	TELL_PARAMS,    /* msg->params answers the pull */
+	TELL_NO_PARAMS, /* the pull will not be answered: `status` says why (PS_EAGAIN: nothing is
+			   under evaluation) */
+	TELL_GRANT,     /* msg->grant answers the lease request */
+	TELL_END,       /* over: `status` says why */
 };
 
 struct session_effect {

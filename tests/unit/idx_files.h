@@ -1,0 +1,87 @@
+/*
+ * idx_files.h - small IDX files for the tests of the modules that read them. Every function fails
+ * the test that calls it when the disk does.
+ */
+#ifndef TESTS_UNIT_IDX_FILES_H
+#define TESTS_UNIT_IDX_FILES_H
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+struct blob {
+	unsigned char bytes[8192];
+	size_t size;
+};
+
+/* A directory of its own for one test program, removed by files_remove_dir. */
+static inline const char *files_make_dir(char *template_)
+{
+	const char *dir = mkdtemp(template_);
+
+	assert_non_null(dir);
+	return dir;
+}
+
+static inline void files_write(const char *path, const void *bytes, size_t size)
+{
+	FILE *f = fopen(path, "wb");
+
+	assert_non_null(f);
+	assert_int_equal(fwrite(bytes, 1, size, f), size);
+	assert_int_equal(fclose(f), 0);
+}
+
+static inline void blob_be32(struct blob *b, uint32_t v)
+{
+	for (int shift = 24; shift >= 0; shift -= 8)
+		b->bytes[b->size++] = (unsigned char)(v >> shift);
+}
+
+/* `n` images of rows x cols whose pixels count up from `seed`. */
+static inline struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed)
+{
+	struct blob b = {.size = 0};
+
+	blob_be32(&b, 0x0803);
+	blob_be32(&b, n);
+	blob_be32(&b, rows);
+	blob_be32(&b, cols);
+	for (uint32_t i = 0; i < n * rows * cols; i++)
+		b.bytes[b.size++] = (unsigned char)(seed + i * 7);
+	return b;
+}
+
+static inline struct blob blob_labels(uint32_t n)
+{
+	struct blob b = {.size = 0};
+
+	blob_be32(&b, 0x0801);
+	blob_be32(&b, n);
+	for (uint32_t i = 0; i < n; i++)
+		b.bytes[b.size++] = (unsigned char)(i % 10);
+	return b;
+}
+
+static inline struct blob blob_gzip(const struct blob *plain)
+{
+	struct blob b = {.size = 0};
+	z_stream z = {.next_in = (unsigned char *)(uintptr_t)plain->bytes,
+		.avail_in = (uInt)plain->size,
+		.next_out = b.bytes,
+		.avail_out = sizeof b.bytes};
+
+	assert_int_equal(deflateInit2(&z, 9, Z_DEFLATED, 31, 9, Z_DEFAULT_STRATEGY), Z_OK);
+	assert_int_equal(deflate(&z, Z_FINISH), Z_STREAM_END);
+	b.size = z.total_out;
+	deflateEnd(&z);
+	return b;
+}
+
+#endif

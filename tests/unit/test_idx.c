@@ -1,0 +1,276 @@
+/* test_idx.c - proves the invariants numbered in worker/idx.h against lying and damaged files. */
+#include "tests/unit/idx_files.h"
+#include <sys/stat.h>
+#include "common/rng.h"
+#include "worker/idx.h"
+
+static char dir[] = "/tmp/test_idx_XXXXXX";
+static char path[64];
+
+static int read_blob(const struct blob *b, unsigned ndim, struct idx *x, struct err *e)
+{
+	files_write(path, b->bytes, b->size);
+	return idx_read(x, path, ndim, e);
+}
+
+/* Refused as bad data, in one line that names the file and holds `words`; nothing to release. */
+static void refused(const struct blob *b, unsigned ndim, const char *words)
+{
+	struct idx x;
+	struct err e = {0};
+
+	assert_int_equal(read_blob(b, ndim, &x, &e), PS_EDATA);
+	assert_null(x.bytes);
+	assert_non_null(strstr(e.text, path));
+	assert_null(strchr(e.text, '\n'));
+	if (!strstr(e.text, words))
+		fail_msg("\"%s\" does not say \"%s\"", e.text, words);
+}
+
+static struct blob with_be32(struct blob b, size_t offset, uint32_t v)
+{
+	struct blob word = {.size = 0};
+
+	blob_be32(&word, v);
+	memcpy(b.bytes + offset, word.bytes, 4);
+	return b;
+}
+
+static void plain_and_gzipped_files_read_alike(void **state)
+{
+	struct blob plain = blob_images(2, 28, 28, 5), zipped = blob_gzip(&plain);
+	const struct blob *forms[] = {&plain, &zipped};
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct idx x;
+		struct err e;
+
+		assert_int_equal(read_blob(forms[i], 3, &x, &e), PS_OK);
+		assert_int_equal(x.size, plain.size);
+		assert_memory_equal(x.bytes, plain.bytes, plain.size);
+		assert_ptr_equal(x.values, x.bytes + 16);
+		assert_int_equal(x.dim[0], 2);
+		assert_int_equal(x.dim[1], 28);
+		assert_int_equal(x.dim[2], 28);
+		idx_release(&x);
+	}
+}
+
+static void labels_have_one_dimension(void **state)
+{
+	struct blob labels = blob_labels(11);
+	struct idx x;
+	struct err e;
+
+	(void)state;
+	assert_int_equal(read_blob(&labels, 1, &x, &e), PS_OK);
+	assert_int_equal(x.dim[0], 11);
+	assert_int_equal(x.dim[1], 1);
+	assert_ptr_equal(x.values, x.bytes + 8);
+	idx_release(&x);
+	refused(&labels, 3, "magic at offset 0 is 0x00000801");
+}
+
+static void every_lie_in_the_header_is_refused(void **state)
+{
+	struct blob images = blob_images(2, 28, 28, 0);
+	const struct {
+		size_t offset;
+		uint32_t value;
+		const char *words;
+	} lies[] = {
+		{0, 0x0801, "magic at offset 0 is 0x00000801"},
+		{0, 0x0d03, "magic at offset 0"},
+		{0, 0x03080000, "magic at offset 0"},
+		{4, 0, "count at offset 4 is 0"},
+		{4, 1, "promise 800 bytes, the file has 1584"},
+		{4, 3, "promise 2368 bytes, the file has 1584"},
+		{4, IDX_MAX_COUNT + 1, "count at offset 4"},
+		{4, UINT32_MAX, "count at offset 4"},
+		{8, 0, "rows at offset 8 is 0"},
+		{8, UINT32_MAX, "rows at offset 8"},
+		{12, 0, "columns at offset 12 is 0"},
+		{12, 27, "promise"},
+		{12, IDX_MAX_SIDE + 1, "columns at offset 12"},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+		struct blob lie = with_be32(images, lies[i].offset, lies[i].value);
+
+		refused(&lie, 3, lies[i].words);
+	}
+}
+
+static void a_product_that_overflows_is_refused_before_memory_is_asked_for(void **state)
+{
+	struct blob b = blob_images(2, 28, 28, 0), zipped;
+
+	(void)state;
+	b = with_be32(b, 4, IDX_MAX_COUNT); /* 2^24 * 2^12 * 2^12 = 2^48 bytes */
+	b = with_be32(b, 8, IDX_MAX_SIDE);
+	b = with_be32(b, 12, IDX_MAX_SIDE);
+	zipped = blob_gzip(&b);
+	refused(&b, 3, "limit is");
+	refused(&zipped, 3, "limit is");
+}
+
+static void a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold(void **state)
+{
+	struct blob b = blob_images(2, 28, 28, 0), zipped;
+
+	(void)state;
+	b = with_be32(b, 4, 2000000); /* 1.5 GB, below the absolute limit */
+	zipped = blob_gzip(&b);
+	refused(&zipped, 3, "gzipped bytes can hold");
+}
+
+static void every_truncation_of_a_plain_file_is_refused(void **state)
+{
+	struct blob b = blob_images(2, 28, 28, 3);
+
+	(void)state;
+	while (b.size-- > 0)
+		refused(&b, 3, b.size < 16 ? "header ends at offset" : "promise 1584 bytes");
+}
+
+static void every_truncation_of_a_gzipped_file_is_refused(void **state)
+{
+	struct blob plain = blob_images(2, 28, 28, 3), b = blob_gzip(&plain);
+
+	(void)state;
+	while (b.size-- > 0)
+		refused(&b, 3, "");
+}
+
+static void bytes_after_the_end_are_refused(void **state)
+{
+	struct blob plain = blob_images(2, 28, 28, 3), zipped = blob_gzip(&plain), longer, twice;
+
+	(void)state;
+	twice = zipped; /* a second member, as `cat a.gz b.gz` makes */
+	memcpy(twice.bytes + twice.size, zipped.bytes, zipped.size);
+	twice.size += zipped.size;
+	refused(&twice, 3, "bytes follow the gzip member");
+	zipped.bytes[zipped.size++] = 0;
+	refused(&zipped, 3, "bytes follow the gzip member");
+	plain.bytes[plain.size++] = 0;
+	refused(&plain, 3, "the file has 1585");
+	longer = blob_gzip(&plain);
+	refused(&longer, 3, "more data at offset 1584");
+}
+
+/* 64 MiB of zeros behind an honest header of 2 images: read up to the first byte too many. */
+static void a_gzip_bomb_is_stopped_at_its_first_byte_too_many(void **state)
+{
+	static unsigned char zeros[1 << 16];
+	struct blob head = blob_images(2, 28, 28, 0);
+	struct idx x;
+	struct err e;
+	gzFile f = gzopen(path, "wb9");
+
+	(void)state;
+	assert_non_null(f);
+	assert_int_equal(gzwrite(f, head.bytes, (unsigned)head.size), head.size);
+	for (int i = 0; i < 1024; i++)
+		assert_int_equal(gzwrite(f, zeros, sizeof zeros), sizeof zeros);
+	assert_int_equal(gzclose(f), Z_OK);
+	assert_int_equal(idx_read(&x, path, 3, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "more data at offset 1584"));
+}
+
+static void what_is_not_a_regular_file_is_refused(void **state)
+{
+	char fifo[sizeof path + 8];
+	struct idx x;
+	struct err e;
+
+	(void)state;
+	snprintf(fifo, sizeof fifo, "%s/fifo", dir);
+	assert_int_equal(mkfifo(fifo, 0600), 0);
+	assert_int_equal(idx_read(&x, fifo, 3, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "not a regular file"));
+	assert_int_equal(unlink(fifo), 0);
+	assert_int_equal(idx_read(&x, dir, 3, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "not a regular file"));
+	assert_int_equal(idx_read(&x, fifo, 3, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "No such file"));
+}
+
+/* Change, remove or repeat a few bytes. */
+static void mutate(struct blob *b, struct rng *r)
+{
+	for (uint64_t k = 1 + rng_below(r, 3); k > 0 && b->size > 0; k--) {
+		size_t at = rng_below(r, rng_below(r, 2) ? b->size : (b->size < 24 ? b->size : 24));
+
+		if (!rng_below(r, 4))
+			b->size = at;
+		else if (!rng_below(r, 4) && b->size < sizeof b->bytes)
+			b->bytes[b->size++] = (unsigned char)rng_next(r);
+		else
+			b->bytes[at] ^= (unsigned char)(1 + rng_below(r, 255));
+	}
+}
+
+static void ten_thousand_mutations_are_read_whole_or_refused(void **state)
+{
+	struct blob plain = blob_images(2, 28, 28, 3), zipped = blob_gzip(&plain);
+	uint64_t seed = 20240607;
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	int accepted = 0;
+
+	(void)state;
+	for (int i = 0; i < 10000; i++) {
+		struct blob b = i % 2 ? zipped : plain;
+		struct idx x;
+		struct err e;
+		int status;
+
+		mutate(&b, &r);
+		status = read_blob(&b, 3, &x, &e);
+		if (status && status != PS_EDATA)
+			fail_msg("seed %llu, mutation %d: %s", (unsigned long long)seed, i, e.text);
+		if (status)
+			continue;
+		accepted++;
+		assert_int_equal(x.size, 16 + (size_t)x.dim[0] * x.dim[1] * x.dim[2]);
+		idx_release(&x);
+	}
+	print_message("mutations seed %llu: %d of 10000 accepted\n", (unsigned long long)seed,
+		accepted); /* pixels of a plain file may change */
+	assert_in_range(accepted, 100, 5000);
+}
+
+static int make_dir(void **state)
+{
+	(void)state;
+	snprintf(path, sizeof path, "%s/file", files_make_dir(dir));
+	return 0;
+}
+
+static int remove_dir(void **state)
+{
+	(void)state;
+	unlink(path);
+	return rmdir(dir);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(plain_and_gzipped_files_read_alike),
+		cmocka_unit_test(labels_have_one_dimension),
+		cmocka_unit_test(every_lie_in_the_header_is_refused),
+		cmocka_unit_test(a_product_that_overflows_is_refused_before_memory_is_asked_for),
+		cmocka_unit_test(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold),
+		cmocka_unit_test(every_truncation_of_a_plain_file_is_refused),
+		cmocka_unit_test(every_truncation_of_a_gzipped_file_is_refused),
+		cmocka_unit_test(bytes_after_the_end_are_refused),
+		cmocka_unit_test(a_gzip_bomb_is_stopped_at_its_first_byte_too_many),
+		cmocka_unit_test(what_is_not_a_regular_file_is_refused),
+		cmocka_unit_test(ten_thousand_mutations_are_read_whole_or_refused),
+	};
+
+	return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

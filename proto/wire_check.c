@@ -1,6 +1,7 @@
 #include "proto/wire_check.h"
 #include <string.h>
 #include "proto/msg.h"
+#include "proto/wire_schema.h"
 
 enum wire_type { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
 
@@ -172,8 +173,7 @@ static const char *check_inner(const ProtobufCMessageDescriptor *message, const 
 	return NULL;
 }
 
-const char *wire_check_envelope(const ProtobufCMessageDescriptor *envelope, const uint8_t *data,
-	size_t size, struct wire_body *body)
+const char *wire_check_envelope(const uint8_t *data, size_t size, struct wire_body *body)
 {
 	struct reader r = {data, data + size};
 	struct field f;
@@ -182,11 +182,9 @@ const char *wire_check_envelope(const ProtobufCMessageDescriptor *envelope, cons
 		return "header frame is too long";
 	if (!read_field(&r, &f) || f.wire_type != WIRE_BYTES || r.at != r.end)
 		return "header is not one protobuf Message with one body";
-	const ProtobufCFieldDescriptor *row =
-		protobuf_c_message_descriptor_get_field(envelope, f.number);
-	if (!row)
+	*body = (struct wire_body){f.number, wire_descriptor(f.number), f.data, f.size};
+	if (!body->descriptor)
 		return "unknown message type";
-	*body = (struct wire_body){f.number, row->descriptor, f.data, f.size};
 	return NULL;
 }
 

@@ -22,9 +22,8 @@ struct wire_body {
 	size_t size;
 };
 
-/* Take the envelope off: `envelope` is the descriptor of Message. NULL, or why it is refused. */
-const char *wire_check_envelope(const ProtobufCMessageDescriptor *envelope, const uint8_t *data,
-	size_t size, struct wire_body *body);
+/* Take the envelope off. NULL, or why it is refused. */
+const char *wire_check_envelope(const uint8_t *data, size_t size, struct wire_body *body);
 /* Check every field of the body and of the messages inside it. NULL, or why it is refused. */
 const char *wire_check_body(const struct wire_body *body);
 /* The varint field `number` of the body, 0 if absent or if the bytes before it make no sense. */

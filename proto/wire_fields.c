@@ -15,7 +15,7 @@
 #define CODE(number, member, least)      ROW(WIRE_CODE, number, struct msg, member, least, ANY32, NULL)
 #define LINE(number, member)             ROW(WIRE_LINE, number, struct msg, member, 0, 0, NULL)
 #define TEXT(number, member)             ROW(WIRE_TEXT, number, struct msg, member, 0, WIRE_MAX_TEXT, NULL)
-#define SLICES(number, member)           ROW(WIRE_SLICES, number, struct msg, member, 0, 0, NULL)
+#define SLICES(number, member)           ROW(WIRE_SLICES, number, struct msg, member, 0, 0, slice)
 #define INNER(number, member, rows)      ROW(WIRE_INNER, number, struct msg, member, 0, 0, rows)
 #define MSG(number, member, least, most) NUMBER(number, struct msg, member, least, most)
 #define END                                                                                        \
@@ -46,6 +46,14 @@ static const struct wire_field work[] = {
 	NUMBER(1, struct work, epoch, 0, WIRE_MAX_EPOCHS - 1),
 	NUMBER(2, struct work, first, 0, WIRE_MAX_BATCHES),
 	NUMBER(3, struct work, count, 0, WIRE_MAX_BATCHES),
+	END,
+};
+
+static const struct wire_field slice[] = {
+	NUMBER(1, struct slice, offset, 0, WIRE_MAX_PARAMS),
+	NUMBER(2, struct slice, count, 1, WIRE_MAX_PARAMS),
+	NUMBER(3, struct slice, encoding, ENCODING_F32, ENCODING_F32),
+	NUMBER(4, struct slice, xxh3, 0, ANY64),
 	END,
 };
 

@@ -18,7 +18,7 @@ enum wire_kind {
 	WIRE_LINE,   /* char[size]: text without control characters */
 	WIRE_TEXT,   /* const char *, borrowed */
 	WIRE_INNER,  /* a struct with rows of its own; absent on the wire: all zero */
-	WIRE_SLICES, /* struct slices */
+	WIRE_SLICES, /* struct slices, each slice with rows of its own */
 };
 
 struct wire_field {

@@ -1,0 +1,222 @@
+/* wire_encode.c - struct msg to frames, by the rows of wire_fields.c. */
+#include <stdalign.h>
+#include <string.h>
+#include "proto/wire.h"
+#include "proto/wire_fields.h"
+#include "proto/wire_hash.h"
+#include "proto/wire_schema.h"
+
+#define BODY_MEMORY   ((size_t)1024) /* a body and what is inside it, slices apart */
+#define SLICE_MEMORY  ((size_t)128)  /* a slice and the pointer to it */
+#define ENCODE_MEMORY (BODY_MEMORY + WIRE_MAX_SLICES * SLICE_MEMORY)
+#define PREFIX_MAX    11 /* bytes of the envelope: a tag and a varint */
+#define TAG_BYTES     2u /* protobuf wire type of a message */
+
+uint64_t wire_checksum(const float *data, size_t count)
+{
+	return wire_hash(data, count * sizeof(*data));
+}
+
+static const struct slices *slices_of(const struct msg *m)
+{
+	static const struct slices none = {.n = 0};
+
+	if (m->type == MSG_PUSH)
+		return &m->push.slices;
+	return m->type == MSG_PARAMS ? &m->params.slices : &none;
+}
+
+/* ---- struct msg to protobuf structs; NULL or 0: a text is too long ----------------------------
+ */
+
+static int put_text(const char *text, size_t most, void *to)
+{
+	if (!text)
+		text = "";
+	memcpy(to, &text, sizeof(text));
+	return strnlen(text, most + 1) <= most;
+}
+
+static int put_value(const struct wire_field *row, const void *from, void *to)
+{
+	const char *text;
+	int status;
+
+	switch (row->kind) {
+	case WIRE_LINE:
+		return put_text(from, row->size - 1, to);
+	case WIRE_TEXT:
+		memcpy(&text, from, sizeof(text));
+		return put_text(text, row->most, to);
+	case WIRE_CODE:
+		memcpy(&status, from, sizeof(status));
+		status = -status;
+		memcpy(to, &status, sizeof(status));
+		return 1;
+	default:
+		memcpy(to, from, row->size);
+		return 1;
+	}
+}
+
+static void *new_message(struct wire_arena *a, const ProtobufCMessageDescriptor *descriptor)
+{
+	ProtobufCMessage *p = wire_alloc(a, descriptor->sizeof_message);
+
+	if (p)
+		protobuf_c_message_init(descriptor, p);
+	return p;
+}
+
+static void *put_inner(struct wire_arena *a, const ProtobufCMessageDescriptor *descriptor,
+	const struct wire_field *rows, const void *from)
+{
+	ProtobufCMessage *p = new_message(a, descriptor);
+
+	for (const struct wire_field *row = rows; p && row->kind != WIRE_END; row++)
+		if (!put_value(row, (const char *)from + row->offset,
+			    (char *)p + wire_find(p, row)->offset))
+			return NULL;
+	return p;
+}
+
+/* An array of pointers to protobuf structs. */
+static void *put_slices(struct wire_arena *a, const ProtobufCMessageDescriptor *descriptor,
+	const struct wire_field *rows, const struct slices *from, const uint64_t *xxh3)
+{
+	void **array = wire_alloc(a, from->n * sizeof(*array));
+
+	for (uint32_t i = 0; array && i < from->n; i++) {
+		struct slice slice = from->slice[i];
+		slice.xxh3 = xxh3[i];
+		array[i] = put_inner(a, descriptor, rows, &slice);
+		if (!array[i])
+			return NULL;
+	}
+	return array;
+}
+
+static int put_field(struct wire_arena *a, const struct wire_field *row, const struct msg *m,
+	const uint64_t *xxh3, ProtobufCMessage *p)
+{
+	const ProtobufCFieldDescriptor *field = wire_find(p, row);
+	const char *from = (const char *)m + row->offset;
+	char *to = (char *)p + field->offset;
+	size_t n = slices_of(m)->n;
+	void *inner;
+
+	if (row->kind == WIRE_SLICES) {
+		inner = put_slices(a, field->descriptor, row->inner, slices_of(m), xxh3);
+		memcpy((char *)p + field->quantifier_offset, &n, sizeof(n));
+	} else if (row->kind == WIRE_INNER) {
+		inner = put_inner(a, field->descriptor, row->inner, from);
+	} else {
+		return put_value(row, from, to);
+	}
+	memcpy(to, &inner, sizeof(inner));
+	return inner != NULL;
+}
+
+static ProtobufCMessage *put_message(
+	struct wire_arena *a, const struct msg *m, const uint64_t *xxh3)
+{
+	ProtobufCMessage *p = new_message(a, wire_descriptor(m->type));
+
+	for (const struct wire_field *row = wire_messages[m->type].fields;
+		p && row->kind != WIRE_END; row++)
+		if (!put_field(a, row, m, xxh3, p))
+			return NULL;
+	return p;
+}
+
+/* ---- frames -----------------------------------------------------------------------------------
+ */
+
+/* The envelope `Message`: one field of bytes. Returns its length. */
+static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[PREFIX_MAX])
+{
+	size_t n = 0;
+
+	prefix[n++] = (unsigned char)(type << 3 | TAG_BYTES);
+	for (; body_size >= 0x80; body_size >>= 7)
+		prefix[n++] = (unsigned char)(body_size | 0x80);
+	prefix[n++] = (unsigned char)body_size;
+	return n;
+}
+
+/* `xxh3`: of each slice. */
+static int encode_header(const struct msg *m, const uint64_t *xxh3, zmq_msg_t *header)
+{
+	alignas(max_align_t) unsigned char memory[ENCODE_MEMORY];
+	struct wire_arena arena = {memory, sizeof(memory), 0};
+	const ProtobufCMessage *p = put_message(&arena, m, xxh3);
+	unsigned char prefix[PREFIX_MAX];
+
+	if (!p)
+		return PS_ETOOBIG;
+	size_t body_size = protobuf_c_message_get_packed_size(p);
+	size_t prefix_size = put_prefix(m->type, body_size, prefix);
+	if (zmq_msg_init_size(header, prefix_size + body_size))
+		return PS_ENOMEM;
+	unsigned char *out = zmq_msg_data(header);
+	memcpy(out, prefix, prefix_size);
+	(void)protobuf_c_message_pack(p, out + prefix_size);
+	return PS_OK;
+}
+
+static int check_slices(const struct slices *s)
+{
+	if (s->n > WIRE_MAX_SLICES)
+		return PS_ETOOBIG;
+	for (uint32_t i = 0; i < s->n; i++)
+		if (s->slice[i].count == 0 || s->slice[i].count > WIRE_MAX_PARAMS)
+			return PS_ETOOBIG;
+	return PS_OK;
+}
+
+int wire_encode_header(const struct msg *m, zmq_msg_t *header)
+{
+	const struct slices *s = slices_of(m);
+	uint64_t xxh3[WIRE_MAX_SLICES];
+	int rc = check_slices(s);
+
+	if (rc)
+		return rc;
+	for (uint32_t i = 0; i < s->n; i++)
+		xxh3[i] = s->slice[i].xxh3 ? s->slice[i].xxh3
+					   : wire_checksum(s->slice[i].data, s->slice[i].count);
+	return encode_header(m, xxh3, header);
+}
+
+/* A frame with a copy of the slice's values. */
+static int encode_slice(const struct slice *s, uint64_t *xxh3, zmq_msg_t *frame)
+{
+	size_t size = s->count * sizeof(float);
+
+	if (zmq_msg_init_size(frame, size))
+		return PS_ENOMEM;
+	if (s->xxh3)
+		memcpy(zmq_msg_data(frame), s->data, size);
+	*xxh3 = s->xxh3 ? s->xxh3 : wire_copy_hash(zmq_msg_data(frame), s->data, size);
+	return PS_OK;
+}
+
+int wire_encode(const struct msg *m, struct frames *f)
+{
+	const struct slices *s = slices_of(m);
+	uint64_t xxh3[WIRE_MAX_SLICES];
+	int rc = check_slices(s);
+
+	frames_init(f);
+	(void)zmq_msg_init(&f->frame[0]); /* the header's place: its checksums are known last */
+	f->n = 1;
+	for (uint32_t i = 0; i < s->n && !rc; i++) {
+		rc = encode_slice(&s->slice[i], &xxh3[i], &f->frame[f->n]);
+		f->n += !rc;
+	}
+	if (!rc)
+		rc = encode_header(m, xxh3, &f->frame[0]);
+	if (rc)
+		frames_release(f);
+	return rc;
+}

@@ -12,6 +12,8 @@
 #include <unistd.h>
 #include "common/mem.h"
 
+#define NAME_BYTES_MAX 251 /* ".tmp" must fit behind it */
+
 static int write_all(int fd, const unsigned char *bytes, size_t n)
 {
 	while (n) {
@@ -50,17 +52,30 @@ failed:;
 	return -1;
 }
 
+/* A name that file_replace may take: nothing of that name, or a regular file. A device or a link
+ * (/dev/stdout) would be replaced, not written to. */
+static int check_name(int dir_fd, const char *dir, const char *name, struct err *e)
+{
+	struct stat st;
+	size_t n = strlen(name);
+	if (n == 0 || n > NAME_BYTES_MAX || strchr(name, '/'))
+		return err_set(e, PS_EIO,
+			"\"%.300s\" in %s: not a file name; expected 1 to %d bytes without a slash",
+			name, dir, NAME_BYTES_MAX);
+	if (fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(st.st_mode))
+		return err_set(e, PS_EIO, "%s/%s: not a regular file", dir, name);
+	return PS_OK;
+}
+
 static int replace_in(int dir_fd, const char *dir, const char *name, const struct file_part *parts,
 	size_t n_parts, struct err *e)
 {
-	char temporary[256];
-	int n = snprintf(temporary, sizeof temporary, "%s.tmp", name);
-	if (name[0] == '\0' || strchr(name, '/') || n < 0 || (size_t)n >= sizeof temporary)
-		return err_set(e, PS_EIO,
-			"\"%s\" in %s: not a file name; expected 1 to 251 bytes "
-			"without a slash",
-			name, dir);
+	char temporary[NAME_BYTES_MAX + 5];
 	const char *step;
+	int rc = check_name(dir_fd, dir, name, e);
+	if (rc)
+		return rc;
+	snprintf(temporary, sizeof temporary, "%s.tmp", name);
 	if (write_synced(dir_fd, temporary, parts, n_parts, &step) == 0) {
 		step = "rename";
 		if (renameat(dir_fd, temporary, dir_fd, name) == 0) {

@@ -1,0 +1,310 @@
+/*
+ * checkpoint.c - generations of named sections.
+ *
+ *   0  magic "CNNPSCK1"                      | 24 + 40 i  section i: name[16], offset, size, XXH3
+ *   8  format version, 4 bytes               | 24 + 40 n  XXH3 of all bytes before it
+ *  12  number of sections n, 4 bytes         | 32 + 40 n  the sections, in order, without gaps
+ *  16  generation, 8 bytes                   |            end of file
+ *
+ * No gaps and an exact end: there is no byte that a checksum does not cover.
+ */
+#include "common/checkpoint.h"
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include "common/file.h"
+#include "common/log.h"
+
+#define MAGIC          "CNNPSCK1"
+#define FORMAT         1u
+#define FIXED_BYTES    24u
+#define ROW_BYTES      40u
+#define CHECKSUM_BYTES 8u
+#define HEAD_BYTES(n)  (FIXED_BYTES + ROW_BYTES * (n) + CHECKSUM_BYTES)
+#define NAME_BYTES     sizeof(((struct checkpoint_section *)0)->name)
+
+/* ---- little-endian numbers --------------------------------------------------------------------
+ */
+
+static void put(unsigned char *out, uint64_t value, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i++)
+		out[i] = (unsigned char)(value >> (8 * i));
+}
+
+static uint64_t get(const unsigned char *in, size_t bytes)
+{
+	uint64_t value = 0;
+	for (size_t i = 0; i < bytes; i++)
+		value |= (uint64_t)in[i] << (8 * i);
+	return value;
+}
+
+/* ---- names in the directory -------------------------------------------------------------------
+ */
+
+static void generation_name(uint64_t generation, char out[32])
+{
+	snprintf(out, 32, "ckpt-%016" PRIx64, generation);
+}
+
+/* The generation that a file name claims, and 1 if `suffix` follows it; 0: not one of ours. */
+static int parse_name(const char *name, const char *suffix, uint64_t *generation)
+{
+	char again[32];
+	if (strncmp(name, "ckpt-", 5) != 0 || strspn(name + 5, "0123456789abcdef") < 16)
+		return 0;
+	*generation = 0;
+	for (const char *c = name + 5; c < name + 21; c++)
+		*generation = *generation << 4 | (uint64_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+	generation_name(*generation, again);
+	return *generation != 0 && strncmp(name, again, 21) == 0 && strcmp(name + 21, suffix) == 0;
+}
+
+/* The highest generation of `d` that is at most `limit`; 0: none. */
+static uint64_t highest_generation(DIR *d, uint64_t limit)
+{
+	uint64_t best = 0, generation;
+	rewinddir(d);
+	for (const struct dirent *entry; (entry = readdir(d));)
+		if (parse_name(entry->d_name, "", &generation) && generation <= limit &&
+			generation > best)
+			best = generation;
+	return best;
+}
+
+static void remove_file(DIR *d, const char *name)
+{
+	if (unlinkat(dirfd(d), name, 0) != 0)
+		log_warn("checkpoint", "remove-failed", "file=%s error=\"%s\"", name,
+			strerror(errno));
+}
+
+static void remove_temporaries(DIR *d)
+{
+	uint64_t generation;
+	rewinddir(d);
+	for (const struct dirent *entry; (entry = readdir(d));)
+		if (parse_name(entry->d_name, ".tmp", &generation))
+			remove_file(d, entry->d_name);
+}
+
+/* Keep the CHECKPOINT_KEEP highest generations up to `newest`. What cannot be removed only takes
+ * space: it is logged, and tried again after the next write. */
+static void remove_old(const char *dir, uint64_t newest)
+{
+	DIR *d = opendir(dir);
+	if (!d) {
+		log_warn("checkpoint", "remove-failed", "dir=\"%s\" error=\"%s\"", dir,
+			strerror(errno));
+		return;
+	}
+	uint64_t generation = newest;
+	for (int kept = 0; kept < CHECKPOINT_KEEP && generation; kept++)
+		generation = highest_generation(d, generation - 1);
+	while (generation) {
+		char name[32];
+		generation_name(generation, name);
+		remove_file(d, name);
+		generation = highest_generation(d, generation - 1);
+	}
+	remove_temporaries(d);
+	closedir(d);
+}
+
+/* ---- writing ----------------------------------------------------------------------------------
+ */
+
+/* Fill header, table and their checksum; returns the size of the whole file, 0 if over the limit.
+ */
+static size_t fill_head(const struct checkpoint *c, unsigned char *head)
+{
+	size_t offset = HEAD_BYTES(c->n_sections);
+	memcpy(head, MAGIC, 8);
+	put(head + 8, FORMAT, 4);
+	put(head + 12, c->n_sections, 4);
+	put(head + 16, c->generation, 8);
+	for (size_t i = 0; i < c->n_sections; i++) {
+		const struct checkpoint_section *s = &c->section[i];
+		unsigned char *row = head + FIXED_BYTES + ROW_BYTES * i;
+		assert(s->name[0] && s->name[NAME_BYTES - 1] == '\0' &&
+			checkpoint_find(c, s->name) == s);
+		if (s->size > CHECKPOINT_MAX_BYTES - offset)
+			return 0;
+		memset(row, 0, NAME_BYTES);
+		memcpy(row, s->name, strlen(s->name));
+		put(row + 16, offset, 8);
+		put(row + 24, s->size, 8);
+		put(row + 32, XXH3_64bits(s->data, s->size), 8);
+		offset += s->size;
+	}
+	size_t table_end = HEAD_BYTES(c->n_sections) - CHECKSUM_BYTES;
+	put(head + table_end, XXH3_64bits(head, table_end), CHECKSUM_BYTES);
+	return offset;
+}
+
+int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
+{
+	unsigned char head[HEAD_BYTES(CHECKPOINT_MAX_SECTIONS)];
+	struct file_part part[CHECKPOINT_MAX_SECTIONS + 1];
+	char name[32];
+	assert(c->n_sections <= CHECKPOINT_MAX_SECTIONS && c->generation >= 1);
+	if (fill_head(c, head) == 0)
+		return err_set(e, PS_EIO, "%s: a checkpoint over %zu bytes is not written", dir,
+			CHECKPOINT_MAX_BYTES);
+	part[0] = (struct file_part){head, HEAD_BYTES(c->n_sections)};
+	for (size_t i = 0; i < c->n_sections; i++)
+		part[i + 1] = (struct file_part){c->section[i].data, c->section[i].size};
+	generation_name(c->generation, name);
+	int rc = file_replace(dir, name, part, c->n_sections + 1, e);
+	if (!rc)
+		remove_old(dir, c->generation);
+	return rc;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------
+ */
+
+/* Judge one row of the verified table. `*offset` is where its section must start. */
+static const char *read_row(const unsigned char *file, size_t size, const unsigned char *row,
+	size_t *offset, struct checkpoint *c)
+{
+	struct checkpoint_section *s = &c->section[c->n_sections];
+	uint64_t length = get(row + 24, 8);
+	memcpy(s->name, row, NAME_BYTES);
+	if (s->name[0] == '\0' || s->name[NAME_BYTES - 1] != '\0' || checkpoint_find(c, s->name))
+		return "a section's name is empty, too long or there twice";
+	if (get(row + 16, 8) != *offset || length > size - *offset)
+		return "a section lies outside its place in the file";
+	if (XXH3_64bits(file + *offset, (size_t)length) != get(row + 32, 8))
+		return "a section differs from its checksum";
+	s->data = file + *offset;
+	s->size = (size_t)length;
+	*offset += s->size;
+	c->n_sections++;
+	return NULL;
+}
+
+/* Point `c` into the `size` bytes of `file`; returns what is wrong with them, or NULL. */
+static const char *read_image(const unsigned char *file, size_t size, struct checkpoint *c)
+{
+	if (size < HEAD_BYTES(0) || memcmp(file, MAGIC, 8) != 0)
+		return "not a checkpoint: no header of one";
+	size_t n = (size_t)get(file + 12, 4);
+	if (n > CHECKPOINT_MAX_SECTIONS || size < HEAD_BYTES(n))
+		return "the header's number of sections cannot be";
+	size_t offset = HEAD_BYTES(n);
+	if (XXH3_64bits(file, offset - CHECKSUM_BYTES) != get(file + offset - CHECKSUM_BYTES, 8))
+		return "the header differs from its checksum";
+	if (get(file + 8, 4) != FORMAT)
+		return "written in a format of another version of this program";
+	c->generation = get(file + 16, 8);
+	if (c->generation == 0)
+		return "the header's generation is 0";
+	for (size_t i = 0; i < n; i++) {
+		const char *why =
+			read_row(file, size, file + FIXED_BYTES + ROW_BYTES * i, &offset, c);
+		if (why)
+			return why;
+	}
+	return offset == size ? NULL : "there are bytes behind the last section";
+}
+
+int checkpoint_read(const char *path, struct checkpoint *c, struct err *e)
+{
+	size_t size;
+	*c = (struct checkpoint){0};
+	int rc = file_read(path, CHECKPOINT_MAX_BYTES, &c->memory, &size, e);
+	if (rc == PS_ETOOBIG)
+		return err_set(e, PS_ECHECKPOINT, "%s: too large for a checkpoint", path);
+	if (rc)
+		return rc;
+	const char *why = read_image(c->memory, size, c);
+	if (!why)
+		return PS_OK;
+	checkpoint_release(c);
+	return err_set(e, PS_ECHECKPOINT, "%s: %s", path, why);
+}
+
+static int read_generation(
+	const char *dir, uint64_t generation, struct checkpoint *c, struct err *e)
+{
+	char name[32], path[4096];
+	generation_name(generation, name);
+	*c = (struct checkpoint){0};
+	int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+	if (n < 0 || (size_t)n >= sizeof path)
+		return err_set(e, PS_EIO, "%s: path too long", dir);
+	int rc = checkpoint_read(path, c, e);
+	if (rc || c->generation == generation)
+		return rc;
+	rc = err_set(e, PS_ECHECKPOINT,
+		"%s: holds generation %016" PRIx64 ", not the one of its name", path,
+		c->generation);
+	checkpoint_release(c);
+	return rc;
+}
+
+/* From the highest generation down to the first good one. */
+static int read_highest_good(
+	const char *dir, DIR *d, uint64_t newest, struct checkpoint *c, struct err *e)
+{
+	struct err why;
+	size_t bad = 0;
+	for (uint64_t g = newest; g; g = highest_generation(d, g - 1)) {
+		if (read_generation(dir, g, c, &why) == PS_OK) {
+			if (bad)
+				log_warn("checkpoint", "fallback",
+					"generation=%" PRIu64 " refused=%zu", g, bad);
+			return PS_OK;
+		}
+		bad++;
+		log_warn("checkpoint", "refused", "generation=%" PRIu64 " reason=\"%s\"", g,
+			why.text);
+	}
+	if (bad)
+		return err_set(e, PS_ECHECKPOINT,
+			"%s: none of its %zu checkpoints is good; the last refusal: %s", dir, bad,
+			why.text);
+	return PS_OK; /* an empty directory: generation 0 */
+}
+
+int checkpoint_read_newest(
+	const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen, struct err *e)
+{
+	*c = (struct checkpoint){0};
+	if (newest_seen)
+		*newest_seen = 0;
+	DIR *d = opendir(dir);
+	if (!d)
+		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
+	if (clean)
+		remove_temporaries(d);
+	uint64_t newest = highest_generation(d, UINT64_MAX);
+	if (newest_seen)
+		*newest_seen = newest;
+	int rc = read_highest_good(dir, d, newest, c, e);
+	closedir(d);
+	return rc;
+}
+
+const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name)
+{
+	for (size_t i = 0; i < c->n_sections; i++)
+		if (strcmp(c->section[i].name, name) == 0)
+			return &c->section[i];
+	return NULL;
+}
+
+void checkpoint_release(struct checkpoint *c)
+{
+	free(c->memory);
+	*c = (struct checkpoint){0};
+}

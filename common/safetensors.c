@@ -1,0 +1,231 @@
+/*
+ * safetensors.c - a model's weights as a .safetensors file.
+ *
+ * Jansson keeps the order in which keys were added, so that equal models and weights give equal
+ * bytes. The header is padded with blanks so that the data start at a multiple of 8.
+ */
+#include "common/safetensors.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/file.h"
+#include "common/model.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(float) == 4,
+	"weights are written as they lie in memory: little-endian float32");
+
+#define LENGTH_BYTES 8
+/* Most bytes of JSON that are parsed: jansson turns them into up to some 50 times as many. */
+#define MAX_HEADER ((size_t)256 << 10)
+
+/* ---- writing ----------------------------------------------------------------------------------
+ */
+
+static json_t *tensor_json(const struct tensor *t)
+{
+	json_t *shape = json_array();
+	for (size_t i = 0; i < t->ndim; i++)
+		if (json_array_append_new(shape, json_integer((json_int_t)t->dim[i])) != 0) {
+			json_decref(shape);
+			return NULL;
+		}
+	return json_pack("{s:s, s:o, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets",
+		(json_int_t)(t->offset * sizeof(float)),
+		(json_int_t)((t->offset + t->count) * sizeof(float)));
+}
+
+/* The header's JSON, not padded; the caller's to free(). NULL: no memory. */
+static char *header_json(const struct model *m)
+{
+	json_t *root =
+		json_pack("{s:{s:s, s:s}}", "__metadata__", "format", "pt", "model", m->text);
+	int failed = root == NULL;
+	for (size_t i = 0; !failed && i < m->n_tensors; i++)
+		failed = json_object_set_new(root, m->tensor[i].name, tensor_json(&m->tensor[i])) !=
+			 0;
+	char *text = failed ? NULL : json_dumps(root, JSON_COMPACT);
+	json_decref(root);
+	return text;
+}
+
+/* Split `path` into the directory (into `dir`) and the returned name; NULL if it is too long. */
+static const char *split_path(const char *path, char *dir, size_t size)
+{
+	const char *slash = strrchr(path, '/');
+	size_t n = slash ? (size_t)(slash - path) : 0;
+	if (n >= size)
+		return NULL;
+	snprintf(dir, size, "%.*s", (int)n, path);
+	if (n == 0)
+		snprintf(dir, size, "%s", slash ? "/" : ".");
+	return slash ? slash + 1 : path;
+}
+
+int safetensors_write(const char *path, const struct model *m, const float *w, struct err *e)
+{
+	char dir[4096];
+	const char *name = split_path(path, dir, sizeof dir);
+	if (!name)
+		return err_set(e, PS_EIO, "%.100s...: path too long", path);
+	char *json = header_json(m);
+	if (!json)
+		return err_set(e, PS_EIO, "%s: no memory for its header", path);
+	size_t used = strlen(json), padded = (used + 7) / 8 * 8;
+	unsigned char length[LENGTH_BYTES];
+	for (size_t i = 0; i < sizeof length; i++)
+		length[i] = (unsigned char)((uint64_t)padded >> (8 * i));
+	const struct file_part parts[] = {{length, sizeof length}, {json, used},
+		{"       ", padded - used}, {w, m->n_params * sizeof *w}};
+	int rc = file_replace(dir, name, parts, sizeof parts / sizeof parts[0], e);
+	free(json);
+	return rc;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------
+ */
+
+struct reader {
+	const char *path;
+	const struct model *m;
+	float *w;
+	const unsigned char *data; /* behind the header */
+	size_t data_bytes;
+	struct err *e;
+};
+
+static int same_shape(const json_t *shape, const struct tensor *t)
+{
+	if (!json_is_array(shape) || json_array_size(shape) != t->ndim)
+		return 0;
+	for (size_t i = 0; i < t->ndim; i++) {
+		const json_t *n = json_array_get(shape, i);
+		if (!json_is_integer(n) || json_integer_value(n) != (json_int_t)t->dim[i])
+			return 0;
+	}
+	return 1;
+}
+
+/* The byte range of a tensor into *begin if it lies in the data and has `bytes` bytes. */
+static int read_range(const struct reader *r, const json_t *offsets, size_t bytes, size_t *begin)
+{
+	const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
+	if (json_array_size(offsets) != 2 || !json_is_integer(first) || !json_is_integer(last))
+		return 0;
+	json_int_t from = json_integer_value(first), to = json_integer_value(last);
+	if (from < 0 || to < from || (uint64_t)to > r->data_bytes || (uint64_t)(to - from) != bytes)
+		return 0;
+	*begin = (size_t)from;
+	return 1;
+}
+
+static void describe_shape(const struct tensor *t, char *out, size_t size)
+{
+	size_t used = 0;
+	for (size_t i = 0; i < t->ndim; i++)
+		used += (size_t)snprintf(
+			out + used, size - used, "%s%zu", i ? ", " : "", t->dim[i]);
+}
+
+static int read_tensor(const struct reader *r, const struct tensor *t, const json_t *entry)
+{
+	char shape[128];
+	size_t begin;
+	if (!entry)
+		return err_set(r->e, PS_EDATA, "%s: tensor \"%s\" is missing", r->path, t->name);
+	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+	if (!dtype || strcmp(dtype, "F32") != 0)
+		return err_set(r->e, PS_EDATA, "%s: tensor \"%s\" has dtype %.20s; expected F32",
+			r->path, t->name, dtype ? dtype : "none");
+	describe_shape(t, shape, sizeof shape);
+	if (!same_shape(json_object_get(entry, "shape"), t))
+		return err_set(r->e, PS_EDATA,
+			"%s: tensor \"%s\" has another shape than the model \"%s\"; expected [%s]",
+			r->path, t->name, r->m->text, shape);
+	if (!read_range(
+		    r, json_object_get(entry, "data_offsets"), t->count * sizeof(float), &begin))
+		return err_set(r->e, PS_EDATA,
+			"%s: tensor \"%s\" has data_offsets outside the file or not of %zu bytes",
+			r->path, t->name, t->count * sizeof(float));
+	memcpy(r->w + t->offset, r->data + begin, t->count * sizeof(float));
+	for (size_t i = 0; i < t->count; i++)
+		if (!isfinite(r->w[t->offset + i]))
+			return err_set(r->e, PS_EDATA,
+				"%s: value %zu of tensor \"%s\" is not finite", r->path, i,
+				t->name);
+	return PS_OK;
+}
+
+static const struct tensor *find_tensor(const struct model *m, const char *name)
+{
+	for (size_t i = 0; i < m->n_tensors; i++)
+		if (strcmp(m->tensor[i].name, name) == 0)
+			return &m->tensor[i];
+	return NULL;
+}
+
+static int read_root(const struct reader *r, json_t *root)
+{
+	const char *key;
+	json_t *entry;
+	json_object_foreach(root, key, entry) if (strcmp(key, "__metadata__") != 0 &&
+						  !find_tensor(r->m, key)) return err_set(r->e,
+		PS_EDATA, "%s: tensor \"%.60s\" does not belong to the model \"%s\"", r->path, key,
+		r->m->text);
+	for (size_t i = 0; i < r->m->n_tensors; i++) {
+		const struct tensor *t = &r->m->tensor[i];
+		int rc = read_tensor(r, t, json_object_get(root, t->name));
+		if (rc)
+			return rc;
+	}
+	if (r->data_bytes != r->m->n_params * sizeof(float))
+		return err_set(r->e, PS_EDATA, "%s: %zu bytes of data; the model \"%s\" has %zu",
+			r->path, r->data_bytes, r->m->text, r->m->n_params * sizeof(float));
+	return PS_OK;
+}
+
+static int read_file(struct reader *r, const unsigned char *file, size_t size)
+{
+	uint64_t length = 0;
+	if (size < LENGTH_BYTES)
+		return err_set(r->e, PS_EDATA, "%s: %zu bytes; too short for a safetensors file",
+			r->path, size);
+	for (size_t i = 0; i < LENGTH_BYTES; i++)
+		length |= (uint64_t)file[i] << (8 * i);
+	if (length > MAX_HEADER || length > size - LENGTH_BYTES)
+		return err_set(r->e, PS_EDATA,
+			"%s: header length %llu; expected at most %zu and no more than the file "
+			"has",
+			r->path, (unsigned long long)length, MAX_HEADER);
+	json_error_t why;
+	json_t *root = json_loadb(
+		(const char *)file + LENGTH_BYTES, (size_t)length, JSON_REJECT_DUPLICATES, &why);
+	if (!json_is_object(root)) {
+		json_decref(root);
+		return err_set(r->e, PS_EDATA, "%s: the header is not a JSON object: %s", r->path,
+			root ? "another type" : why.text);
+	}
+	r->data = file + LENGTH_BYTES + length;
+	r->data_bytes = size - LENGTH_BYTES - (size_t)length;
+	int rc = read_root(r, root);
+	json_decref(root);
+	return rc;
+}
+
+int safetensors_read(const char *path, const struct model *m, float *w, struct err *e)
+{
+	void *file;
+	size_t size, max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof *w;
+	int rc = file_read(path, max, &file, &size, e);
+	if (rc == PS_ETOOBIG)
+		return err_set(e, PS_EDATA, "%s: larger than a file of the model \"%s\" can be",
+			path, m->text);
+	if (rc)
+		return rc;
+	struct reader r = {.path = path, .m = m, .w = w, .e = e};
+	rc = read_file(&r, file, size);
+	free(file);
+	return rc;
+}

@@ -93,6 +93,7 @@ struct reader {
 	float *w;
 	const unsigned char *data; /* behind the header */
 	size_t data_bytes;
+	size_t begin[MODEL_MAX_TENSORS]; /* of each tensor of m, in data */
 	struct err *e;
 };
 
@@ -129,10 +130,11 @@ static void describe_shape(const struct tensor *t, char *out, size_t size)
 			out + used, size - used, "%s%zu", i ? ", " : "", t->dim[i]);
 }
 
-static int read_tensor(const struct reader *r, const struct tensor *t, const json_t *entry)
+static int read_tensor(struct reader *r, size_t index, const json_t *entry)
 {
+	const struct tensor *t = &r->m->tensor[index];
+	size_t *begin = &r->begin[index];
 	char shape[128];
-	size_t begin;
 	if (!entry)
 		return err_set(r->e, PS_EDATA, "%s: tensor \"%s\" is missing", r->path, t->name);
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
@@ -144,12 +146,11 @@ static int read_tensor(const struct reader *r, const struct tensor *t, const jso
 		return err_set(r->e, PS_EDATA,
 			"%s: tensor \"%s\" has another shape than the model \"%s\"; expected [%s]",
 			r->path, t->name, r->m->text, shape);
-	if (!read_range(
-		    r, json_object_get(entry, "data_offsets"), t->count * sizeof(float), &begin))
+	if (!read_range(r, json_object_get(entry, "data_offsets"), t->count * sizeof(float), begin))
 		return err_set(r->e, PS_EDATA,
 			"%s: tensor \"%s\" has data_offsets outside the file or not of %zu bytes",
 			r->path, t->name, t->count * sizeof(float));
-	memcpy(r->w + t->offset, r->data + begin, t->count * sizeof(float));
+	memcpy(r->w + t->offset, r->data + *begin, t->count * sizeof(float));
 	for (size_t i = 0; i < t->count; i++)
 		if (!isfinite(r->w[t->offset + i]))
 			return err_set(r->e, PS_EDATA,
@@ -166,7 +167,24 @@ static const struct tensor *find_tensor(const struct model *m, const char *name)
 	return NULL;
 }
 
-static int read_root(const struct reader *r, json_t *root)
+/* All bytes of the data belong to exactly one tensor: their sizes add up and no two overlap. */
+static int check_cover(const struct reader *r)
+{
+	const struct tensor *t = r->m->tensor;
+	if (r->data_bytes != r->m->n_params * sizeof(float))
+		return err_set(r->e, PS_EDATA, "%s: %zu bytes of data; the model \"%s\" has %zu",
+			r->path, r->data_bytes, r->m->text, r->m->n_params * sizeof(float));
+	for (size_t i = 0; i < r->m->n_tensors; i++)
+		for (size_t j = 0; j < i; j++)
+			if (r->begin[i] < r->begin[j] + t[j].count * sizeof(float) &&
+				r->begin[j] < r->begin[i] + t[i].count * sizeof(float))
+				return err_set(r->e, PS_EDATA,
+					"%s: tensors \"%s\" and \"%s\" overlap", r->path, t[j].name,
+					t[i].name);
+	return PS_OK;
+}
+
+static int read_root(struct reader *r, json_t *root)
 {
 	const char *key;
 	json_t *entry;
@@ -175,15 +193,11 @@ static int read_root(const struct reader *r, json_t *root)
 		PS_EDATA, "%s: tensor \"%.60s\" does not belong to the model \"%s\"", r->path, key,
 		r->m->text);
 	for (size_t i = 0; i < r->m->n_tensors; i++) {
-		const struct tensor *t = &r->m->tensor[i];
-		int rc = read_tensor(r, t, json_object_get(root, t->name));
+		int rc = read_tensor(r, i, json_object_get(root, r->m->tensor[i].name));
 		if (rc)
 			return rc;
 	}
-	if (r->data_bytes != r->m->n_params * sizeof(float))
-		return err_set(r->e, PS_EDATA, "%s: %zu bytes of data; the model \"%s\" has %zu",
-			r->path, r->data_bytes, r->m->text, r->m->n_params * sizeof(float));
-	return PS_OK;
+	return check_cover(r);
 }
 
 static int read_file(struct reader *r, const unsigned char *file, size_t size)
@@ -203,9 +217,10 @@ static int read_file(struct reader *r, const unsigned char *file, size_t size)
 	json_t *root = json_loadb(
 		(const char *)file + LENGTH_BYTES, (size_t)length, JSON_REJECT_DUPLICATES, &why);
 	if (!json_is_object(root)) {
+		const char *reason = root ? "it has another type" : why.text;
 		json_decref(root);
-		return err_set(r->e, PS_EDATA, "%s: the header is not a JSON object: %s", r->path,
-			root ? "another type" : why.text);
+		return err_set(
+			r->e, PS_EDATA, "%s: the header is not a JSON object: %s", r->path, reason);
 	}
 	r->data = file + LENGTH_BYTES + length;
 	r->data_bytes = size - LENGTH_BYTES - (size_t)length;

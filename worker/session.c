@@ -31,6 +31,7 @@ struct session {
 	enum session_phase phase;
 	struct rng jitter;
 	int link_up, welcomed, leaving, bye_sent;
+	int end_status; /* once phase is END */
 	struct msg_welcome welcome;
 
 	uint64_t last_seq;  /* newest given */
@@ -79,6 +80,7 @@ static void end(struct session *s, int status)
 	if (s->phase == PHASE_END)
 		return;
 	s->phase = PHASE_END;
+	s->end_status = status;
 	emit(s, TELL_END)->status = status;
 }
 
@@ -232,8 +234,8 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 
 static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 {
-	if (a->seq > s->last_seq || a->seq <= s->freed_seq)
-		return;
+	if (a->seq > s->sent_seq || a->seq <= s->freed_seq)
+		return; /* an answer to what was sent before the newest WELCOME */
 	if (a->seq > s->acked_seq + 1) {
 		resynchronise(s, now_ms); /* the ACK before it was lost, its verdict with it */
 		return;
@@ -242,8 +244,6 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 	kept_at(s, a->seq)->reject = a->reject;
 	if (a->seq > s->heard_seq)
 		s->heard_seq = a->seq;
-	if (s->heard_seq > s->sent_seq)
-		s->sent_seq = s->heard_seq;
 	if (a->seq == s->acked_seq + 1) {
 		struct session_effect *e = emit(s, TELL_ACK);
 
@@ -312,6 +312,8 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 			m->beat.stamp.epoch == s->welcome.stamp.epoch) {
 			release(s, m->beat.durable_seq);
 			pump(s);
+			if (m->beat.last_seq < s->heard_seq)
+				resynchronise(s, now_ms); /* we believed an ACK of before a crash */
 		}
 		break;
 	case MSG_BYE:
@@ -406,7 +408,9 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 
 static int may_ask(const struct session *s)
 {
-	return s->phase == PHASE_END ? PS_ESTATE : s->phase == PHASE_READY ? PS_OK : PS_EAGAIN;
+	if (s->phase == PHASE_END)
+		return s->end_status ? s->end_status : PS_ESTATE;
+	return s->phase == PHASE_READY && !s->leaving ? PS_OK : PS_EAGAIN;
 }
 
 /* The silence that counts is the one after the oldest unanswered request. */
@@ -425,10 +429,11 @@ int session_can_push(const struct session *s)
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq, uint64_t now_ms)
 {
 	struct kept *k;
+	int rc = may_ask(s);
 
 	s->n_effects = 0;
-	if (s->phase == PHASE_END)
-		return PS_ESTATE;
+	if (rc != PS_OK)
+		return rc;
 	if (!session_can_push(s))
 		return PS_EAGAIN;
 	note_request(s, now_ms);

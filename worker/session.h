@@ -83,7 +83,8 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms);
 void session_tick(struct session *s, int alive, uint64_t now_ms);
 
 /* Requests of the program. PS_EAGAIN: not READY, or the window is full, or one is under way
- * already; the session's END status once it has ended. One pull and one lease may be under way. */
+ * already; the session's END status once it has ended (PS_ESTATE after a BYE of our own). One pull
+ * and one lease may be under way. */
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 int session_pull(struct session *s, enum weights which, uint64_t now_ms) PS_MUST_CHECK;

@@ -12,7 +12,8 @@
 FLAVOUR ?= release
 B := build/$(FLAVOUR)
 Q := $(if $(V),,@)
-say = $(if $(V),,@printf '  %-5s %s\n' '$(1)' '$(2)';)
+silent := $(findstring s,$(firstword -$(MAKEFLAGS)))
+say = $(if $(V),,@$(if $(silent),,printf '  %-5s %s\n' '$(1)' '$(2)';))
 
 MAKEFLAGS += --no-print-directory
 ifeq ($(origin CC),default)

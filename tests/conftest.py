@@ -1,35 +1,18 @@
 """What pytest runs: the C units, one item per cmocka test, beside the Python tests.
 
-FLAVOUR (release, asan, ubsan, tsan) says which build is tested. `make test` sets CNN_DATA. A unit
-binary runs once, in its own process, with a deadline; its TAP lines are the items' outcomes, and
-one item more demands that the process as a whole ended well.
+`make test` sets CNN_DATA and FLAVOUR. A unit binary runs once, in its own process, with a deadline;
+its TAP lines are the items' outcomes, and one item more demands that the process as a whole ended
+well.
 """
 import os
-import platform
 import re
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-FLAVOUR = os.environ.get("FLAVOUR", "release")
-BUILD = ROOT / "build" / FLAVOUR
-UNIT_SECONDS = 120 if FLAVOUR == "release" else 400
+from flavour import PATIENCE, ROOT, command
 
-os.environ.setdefault("ASAN_OPTIONS", "abort_on_error=0:detect_leaks=1")
-os.environ.setdefault("TSAN_OPTIONS", "halt_on_error=1")
-
-
-def without_aslr(command):
-    """ThreadSanitizer of gcc 12 cannot start where the kernel randomises more than 28 bits."""
-    setarch = shutil.which("setarch")
-    if FLAVOUR != "tsan" or not setarch:
-        return command
-    wrapped = [setarch, platform.machine(), "-R"]
-    usable = subprocess.run(wrapped + ["true"], capture_output=True).returncode == 0
-    return wrapped + command if usable else command
+UNIT_SECONDS = 60 * PATIENCE
 
 
 class Outcome:
@@ -39,15 +22,15 @@ class Outcome:
         self.tests = {}
         env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP")
         try:
-            done = subprocess.run(without_aslr([str(binary)]), cwd=ROOT, env=env, text=True,
+            done = subprocess.run(command(binary), cwd=ROOT, env=env, text=True,
                                   errors="replace", timeout=UNIT_SECONDS,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             self.code, self.text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as late:
             text = late.stdout or b""
             self.code, self.text = f"none after {UNIT_SECONDS} s", text.decode(errors="replace")
-        for ok, name, skip in re.findall(
-                r"^(ok|not ok) \d+(?: -)? (\S+)(.*# SKIP.*)?$", self.text, re.M):
+        for ok, skip, name in re.findall(
+                r"^(ok|not ok) \d+ (?:- |(# SKIP ))(\S+)$", self.text, re.M):
             self.tests[name] = "skip" if skip else ok
 
     def tail(self):
@@ -66,9 +49,7 @@ class UnitFile(pytest.File):
 
     def outcome(self):
         if self.ran is None:
-            binary = BUILD / "tests" / "unit" / self.path.stem
-            assert binary.exists(), f"{binary} is not built: make FLAVOUR={FLAVOUR} tests"
-            self.ran = Outcome(binary)
+            self.ran = Outcome(f"tests/unit/{self.path.stem}")
         return self.ran
 
 

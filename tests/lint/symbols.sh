@@ -25,8 +25,9 @@ look() {
 		nm -u "$o" | awk 'NF == 2 { print $2 }' | grep -vxE "$allowed" | while read -r s; do
 			echo "$own" | grep -qx "$s" || echo "$o: refers to $s, which $what may not"
 		done
-		objdump -t "$o" | awk '$1 ~ /^[0-9a-f]+$/ && / O (\.data|\.bss|\.tdata|\.tbss|\*COM\*)\t/ {
-			print $NF }' | sed "s|.*|$o: & is a variable: state belongs into the struct|"
+		objdump -t "$o" | awk -F '\t' 'substr($1, 18, 7) !~ /d/ && $1 !~ / \.data\.rel\.ro/ &&
+			$1 ~ / (\.data|\.bss|\.tdata|\.tbss|\*COM\*)/ { sub(/.* /, "", $2); print $2 }' |
+			sed "s|.*|$o: & is a variable: state belongs into the struct|"
 	done | grep . && failed=1
 }
 

@@ -1,0 +1,28 @@
+"""Read and write IDX files, a little."""
+import gzip
+import struct
+
+import numpy as np
+
+NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
+         "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def read(directory, name):
+    """The array in directory/name, plain or .gz."""
+    plain = directory / name
+    raw = plain.read_bytes() if plain.exists() else gzip.decompress(
+        (directory / (name + ".gz")).read_bytes())
+    dims = struct.unpack(f">{raw[3]}I", raw[4:4 + 4 * raw[3]])
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(dims)
+
+
+def encode(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + \
+        array.tobytes()
+
+
+def cut(source, target, train, test):
+    """The first images of a data set as another one."""
+    for name, n in zip(NAMES, (train, train, test, test)):
+        (target / name).write_bytes(encode(read(source, name)[:n]))

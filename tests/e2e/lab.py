@@ -1,0 +1,175 @@
+"""Real processes for the end-to-end tests: started, waited for by what they report, always ended.
+
+Nothing here sleeps for a fixed time: a test waits for a line, an exit or a status, with a deadline,
+and a deadline that passes fails with the tail of what the process wrote.
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+
+from flavour import ROOT, command
+
+
+class Process:
+    """One program. Its two outputs are read by threads into lists of lines."""
+
+    def __init__(self, name, argv, env=None):
+        self.name = name
+        self.lines = []
+        self.out = []
+        self.news = threading.Condition()
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("CNN_") or k == "CNN_DATA"}
+        self.popen = subprocess.Popen(
+            argv, cwd=ROOT, env=dict(clean, **(env or {})),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            errors="replace")
+        self.threads = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in
+                        ((self.popen.stdout, self.out), (self.popen.stderr, self.lines))]
+        for t in self.threads:
+            t.start()
+
+    def _read(self, stream, lines):
+        for line in stream:
+            with self.news:
+                lines.append(line.rstrip("\n"))
+                self.news.notify_all()
+        with self.news:
+            self.news.notify_all()
+
+    def line(self, pattern, seconds=20, after=0):
+        """The first match of `pattern` in either output from line `after` of it on."""
+        def find():
+            for lines in (self.lines, self.out):
+                for text in lines[after:]:
+                    found = re.search(pattern, text)
+                    if found:
+                        return found
+            return None
+        end = time.monotonic() + seconds
+        with self.news:
+            while True:
+                found = find()
+                if found:
+                    return found
+                left = end - time.monotonic()
+                closed = not any(t.is_alive() for t in self.threads)
+                assert left > 0 and not closed, f"no line like {pattern!r} from {self.tail()}"
+                self.news.wait(min(left, 0.5))
+
+    def wait(self, seconds=60):
+        """Its exit status."""
+        try:
+            code = self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s: {self.tail()}") from None
+        for t in self.threads:
+            t.join(5)
+        return code
+
+    def signal(self, number):
+        self.popen.send_signal(number)
+
+    def kill(self):
+        if self.popen.poll() is None:
+            self.popen.kill()
+        return self.wait(10)
+
+    def running(self):
+        return self.popen.poll() is None
+
+    def tail(self):
+        text = "\n  ".join((self.lines + self.out)[-25:])
+        return f"{self.name} (exit {self.popen.poll()}):\n  {text}"
+
+
+class Server(Process):
+    """cnn-ps on a port of its own choice, or on the one it had in an earlier life."""
+
+    def __init__(self, directory, options, endpoint="tcp://127.0.0.1:0"):
+        self.directory = directory
+        place = ["--checkpoint-dir", directory] if directory else []
+        super().__init__("cnn-ps", command("cnn-ps", "--bind", endpoint, "--http", "127.0.0.1:0",
+                                           *place, *options))
+
+    @property
+    def endpoint(self):
+        return self.line(r"info net listening.* endpoint=(\S+)")[1]
+
+    def status(self):
+        address = self.line(r"info http listening.* (?:endpoint|url|address)=(?:http://)?(\S+?)/?$")[1]
+        with urllib.request.urlopen(f"http://{address}/status", timeout=5) as reply:
+            return json.load(reply)
+
+    def result(self, seconds=120):
+        """The final JSON line of a run that ended by itself."""
+        code = self.wait(seconds)
+        assert code == 0, self.tail()
+        assert len(self.out) == 1, f"not one line on stdout: {self.tail()}"
+        return json.loads(self.out[0])
+
+
+class Lab:
+    """The processes of one test; close() ends those that still run."""
+
+    def __init__(self, directory, data):
+        self.directory = directory
+        self.data = data
+        self.processes = []
+
+    def add(self, process):
+        self.processes.append(process)
+        return process
+
+    def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0"):
+        path = self.directory / directory if directory else None
+        return self.add(Server(path, options, endpoint))
+
+    def restart(self, server, *options):
+        """A new server process where a dead one was: same directory, same port."""
+        return self.add(Server(server.directory, options, server.endpoint))
+
+    def worker(self, endpoint, *options, data=None):
+        return self.add(Process("cnn-worker", command(
+            "cnn-worker", "--server", endpoint, "--data", data or self.data, "--device", "cpu",
+            "--threads", 1, *options)))
+
+    def ledger_worker(self, endpoint, index, pushes):
+        return self.add(Process(f"ledger {index}", command(
+            "tests/tools/ledger_worker", endpoint, index, pushes)))
+
+    def ctl(self, *arguments, code=0, seconds=30):
+        ctl = self.add(Process("cnn-ctl", command("cnn-ctl", *arguments)))
+        assert ctl.wait(seconds) == code, ctl.tail()
+        return ctl
+
+    def export(self, source, name="export.safetensors"):
+        """Weights from a live server's endpoint or a checkpoint directory."""
+        file = self.directory / name
+        if isinstance(source, str):
+            self.ctl("--server", source, "export", file)
+        else:
+            self.ctl("export", "--checkpoint", source, file)
+        return file
+
+    def close(self):
+        for p in self.processes:
+            p.kill()
+
+
+def until(probe, seconds, what):
+    """Ask `probe` until it returns something true: for reports that have to be asked for."""
+    end = time.monotonic() + seconds
+    while True:
+        found = probe()
+        if found:
+            return found
+        assert time.monotonic() < end, f"after {seconds} s still not: {what}"
+        time.sleep(0.02)
+
+
+SIGTERM = signal.SIGTERM

@@ -1,0 +1,164 @@
+"""The scripts that a stranger meets first: setup, data, demo."""
+import http.server
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from flavour import FLAVOUR, ROOT
+
+FILES = [n + "-ubyte.gz" for n in
+         ("t10k-labels-idx1", "train-labels-idx1", "t10k-images-idx3", "train-images-idx3")]
+
+
+class Mirror(http.server.BaseHTTPRequestHandler):
+    """Serves a directory, honours Range, and can break off in the middle or lie."""
+
+    def do_GET(self):
+        server = self.server
+        name = self.path.rsplit("/", 1)[1]
+        body = (server.directory / name).read_bytes()
+        first = int(re.match(r"bytes=(\d+)-", self.headers.get("Range", "bytes=0-"))[1])
+        server.asked.append((name, first))
+        if server.lie:
+            body = bytes(len(body))
+        self.send_response(206 if first else 200)
+        self.send_header("Content-Length", str(len(body) - first))
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
+        self.end_headers()
+        if len(server.asked) == server.break_at:
+            self.wfile.write(body[first:len(body) // 2])
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.wfile.write(body[first:])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def mirror(data):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
+    server.directory, server.asked, server.lie, server.break_at = data, [], False, 0
+    server.url = f"http://127.0.0.1:{server.server_port}/mnist"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A directory with nothing but deploy/ in it."""
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    return tmp_path
+
+
+def run(script, env, seconds=60):
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
+    return subprocess.run([script], env=dict(keep, **env), capture_output=True, text=True,
+                          timeout=seconds)
+
+
+def test_data_is_fetched_checked_and_resumed(checkout, mirror, mnist):
+    if not mnist:
+        pytest.skip("needs the real files to serve them: set CNN_DATA to MNIST")
+    mirror.break_at = 4
+    first = run(checkout / "deploy/data.sh", {"CNN_MIRRORS": mirror.url})
+    assert "fashion" in first.stdout, first.stderr
+    again = run(checkout / "deploy/data.sh", {"CNN_MIRRORS": mirror.url})
+    assert again.stdout.strip() == str(checkout / "data/mnist"), again.stderr
+    assert [n for n, _ in mirror.asked] == FILES + FILES[3:]
+    assert mirror.asked[-1][1] > 0, "the second try did not go on where the first had ended"
+    asked = len(mirror.asked)
+    third = run(checkout / "deploy/data.sh", {"CNN_MIRRORS": mirror.url})
+    assert third.stdout == again.stdout and len(mirror.asked) == asked
+
+
+def test_lying_mirror_is_dropped(checkout, mirror, mnist):
+    mirror.lie = True
+    done = run(checkout / "deploy/data.sh", {"CNN_MIRRORS": mirror.url})
+    assert "another sha256" in done.stderr
+    assert done.stdout.strip() == "/usr/share/datasets/fashion-mnist"
+    assert not list((checkout / "data/mnist").iterdir())
+
+
+def test_silent_mirror_costs_seconds(checkout):
+    """As with no internet at all: Fashion-MNIST, said so, soon."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begun = time.monotonic()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/mnist"
+        done = run(checkout / "deploy/data.sh", {"CNN_MIRRORS": url})
+    assert time.monotonic() - begun < 10
+    assert done.stdout.strip() == "/usr/share/datasets/fashion-mnist"
+    assert "Fashion-MNIST" in done.stderr
+
+
+def test_cnn_data_wins(checkout):
+    done = run(checkout / "deploy/data.sh", {"CNN_DATA": "/some/where"})
+    assert done.stdout == "/some/where\n" and "CNN_DATA" in done.stderr
+
+
+def stub(directory, name, text):
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A PATH on which nothing is installed; apt-get writes down what it is asked for."""
+    stub(tmp_path, "dpkg-query", "exit 1")
+    stub(tmp_path, "apt-get", f'echo "$@" >> {tmp_path}/asked')
+    return tmp_path
+
+
+def setup_on(machine):
+    return run(ROOT / "deploy/setup.sh", {"PATH": f"{machine}:{os.environ['PATH']}"})
+
+
+def test_setup_prints_the_command_when_not_root(machine):
+    stub(machine, "id", "echo 1000")
+    done = setup_on(machine)
+    assert done.returncode == 2
+    assert "apt-get install" in done.stderr and "libzmq3-dev" in done.stderr
+    assert not (machine / "asked").exists()
+
+
+def test_setup_installs_only_what_is_missing(machine):
+    stub(machine, "id", "echo 0")
+    stub(machine, "dpkg-query",
+         'for p; do :; done; [ "$p" = libuv1-dev ] || [ "$p" = curl ] || echo installed')
+    done = setup_on(machine)
+    assert done.returncode == 0
+    update, install = (machine / "asked").read_text().splitlines()
+    assert install.endswith("--no-install-recommends libuv1-dev curl")
+    assert "installing libuv1-dev curl" in done.stderr
+
+
+def test_setup_with_everything_needs_neither_root_nor_network(machine):
+    stub(machine, "id", "echo 1000")
+    stub(machine, "dpkg-query", "echo installed")
+    assert setup_on(machine).returncode == 0
+    assert not (machine / "asked").exists()
+
+
+@pytest.mark.skipif(FLAVOUR != "release", reason="the demo is of the release build")
+def test_demo_trains_and_cleans_up(data, mnist):
+    done = run(ROOT / "deploy/demo.sh", {"CNN_DATA": str(data)}, 200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(data) in done.stdout
+    accuracy = float(re.search(r"accuracy\s+([\d.]+) %", done.stdout)[1])
+    assert accuracy >= (97.5 if mnist else 85), done.stdout
+    float(re.search(r"training\s+([\d.]+) s", done.stdout)[1])
+    started = re.search(r"processes ([\d ]+)", done.stderr)[1].split()
+    assert len(started) == 3
+    for pid in started:
+        assert not os.path.exists(f"/proc/{pid}"), f"{pid} still runs"

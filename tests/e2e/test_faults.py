@@ -1,0 +1,175 @@
+"""Processes are killed, frozen out, confused and lied to; no push is lost or applied twice."""
+import random
+import socket
+import time
+
+import pytest
+
+import safetensors
+from lab import SIGTERM, until
+
+LEDGER = ("--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant", "--max-staleness", 1000000,
+          "--warm-updates", 0, "--checkpoint-ms", 50)
+
+
+class LedgerRun:
+    """Workers that push the ledger gradient, and the kills that they go through."""
+
+    def __init__(self, lab, workers, pushes):
+        self.lab = lab
+        self.pushes = pushes
+        self.options = ("--model", f"vector:{workers * pushes}", *LEDGER)
+        self.server = lab.server(*self.options)
+        self.crew = [lab.ledger_worker(self.server.endpoint, i, pushes) for i in range(workers)]
+
+    def reached(self, index, share):
+        """Wait until worker `index` has pushed so many of its pushes."""
+        done = int(self.pushes * share) // 50 * 50
+        self.crew[index].line(rf"pushed {done}$|^done ", 60)
+
+    def kill_server(self):
+        self.server.kill()
+        self.server = self.lab.restart(self.server, *self.options)
+
+    def kill_worker(self, index):
+        assert self.crew[index].running(), self.crew[index].tail()
+        self.crew[index].kill()
+        self.crew[index] = self.lab.ledger_worker(self.server.endpoint, index, self.pushes)
+
+    def verdict(self):
+        """Every worker ends, then every coordinate is exactly -1. 0: lost; -2: applied twice."""
+        for worker in self.crew:
+            assert worker.wait(120) == 0, worker.tail()
+        self.server.signal(SIGTERM)
+        assert self.server.wait(10) == 0, self.server.tail()
+        ledger = safetensors.flat(self.lab.export(self.server.directory))
+        assert len(ledger) == self.pushes * len(self.crew)
+        lost, twice = int((ledger == 0).sum()), int((ledger == -2).sum())
+        assert (ledger == -1).all(), f"{lost} lost, {twice} applied twice"
+
+
+def test_server_killed_five_times_loses_nothing(lab):
+    run = LedgerRun(lab, 3, 1000)
+    for k in range(5):
+        run.reached(k % 3, (k + 1) / 7)
+        run.kill_server()
+    run.verdict()
+
+
+def test_workers_killed_five_times_lose_nothing(lab):
+    run = LedgerRun(lab, 3, 1000)
+    for k in range(5):
+        run.reached(k % 3, (k + 1) / 7)
+        run.kill_worker(k % 3)
+    run.verdict()
+
+
+def test_everybody_killed_in_turn_loses_nothing(lab):
+    run = LedgerRun(lab, 3, 1000)
+    for k in range(5):
+        run.reached(k % 3, (k + 1) / 7)
+        run.kill_worker(k % 3)
+        run.kill_server()
+    run.verdict()
+
+
+def trained(server, images):
+    """Wait until so many images are counted."""
+    until(lambda: server.status()["images"] >= images, 60, f"{images} images trained")
+
+
+TRAINING = ("--model", "seed:8", "--epochs", 2, "--checkpoint-ms", 100)
+
+
+def test_every_image_counts_once_whatever_dies(lab):
+    server = lab.server(*TRAINING)
+    crew = [lab.worker(server.endpoint) for _ in range(2)]
+    for k in range(3):
+        trained(server, 15000 * (2 * k + 1))
+        crew[k % 2].kill()
+        crew[k % 2] = lab.worker(server.endpoint)
+        trained(server, 15000 * (2 * k + 2))
+        server.kill()
+        server = lab.restart(server, *TRAINING)
+    result = server.result()
+    assert result["images_per_epoch"] == [60000, 60000]
+    for worker in crew:
+        assert worker.wait(10) == 0, worker.tail()
+
+
+def test_a_dead_worker_is_replaced(lab):
+    server = lab.server("--model", "seed:8", "--epochs", 1)
+    worker = lab.worker(server.endpoint)
+    trained(server, 10000)
+    worker.kill()
+    lab.worker(server.endpoint)
+    assert server.result()["images_per_epoch"] == [60000]
+
+
+def test_sigterm_drains_and_the_run_goes_on_later(lab):
+    server = lab.server(*TRAINING)
+    worker = lab.worker(server.endpoint)
+    trained(server, 20000)
+    asked = time.monotonic()
+    server.signal(SIGTERM)
+    assert server.wait(10) == 0, server.tail()
+    assert time.monotonic() - asked <= 3
+    assert worker.wait(10) == 0, worker.tail()
+    server = lab.restart(server, *TRAINING)
+    assert server.status()["images"] >= 20000
+    lab.worker(server.endpoint)
+    assert server.result()["images_per_epoch"] == [60000, 60000]
+
+
+def test_second_server_on_a_directory_exits_8(lab):
+    first = lab.server("--model", "vector:10")
+    first.endpoint  # it has the directory once it listens
+    second = lab.server("--model", "vector:10")
+    assert second.wait(10) == 8, second.tail()
+    assert str(first.popen.pid) in "\n".join(second.lines), second.tail()
+    assert first.running()
+
+
+def test_worker_of_another_run_exits_4(lab):
+    options = ("--model", "seed:8", "--epochs", 1000)
+    server = lab.server(*options)
+    worker = lab.worker(server.endpoint)
+    trained(server, 1000)
+    server.kill()
+    lab.server(*options, directory="other", endpoint=server.endpoint)
+    assert worker.wait(30) == 4, worker.tail()
+
+
+def test_worker_with_other_data_exits_6(lab, small):
+    server = lab.server("--model", "seed:8", "--epochs", 1)
+    worker = lab.worker(server.endpoint)
+    trained(server, 1000)
+    stranger = lab.worker(server.endpoint, data=small)
+    assert stranger.wait(20) == 6, stranger.tail()
+    assert server.result()["images_per_epoch"] == [60000]
+    assert worker.wait(10) == 0
+
+
+GARBAGE = {"random bytes": random.Random(2).randbytes(65536), "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+           "ZMTP 1.0": b"\x01\x00" + b"\x05\x00GREET", "silence": b""}
+
+
+def test_garbage_peers_change_nothing(lab, small):
+    server = lab.server("--model", "seed:8", "--epochs", 2)
+    host, port = server.endpoint.removeprefix("tcp://").rsplit(":", 1)
+    peers = []
+    for text in GARBAGE.values():
+        for _ in range(10):
+            peer = socket.create_connection((host, int(port)), 5)
+            peer.sendall(text)
+            peers.append(peer)
+    lab.worker(server.endpoint, data=small)
+    assert server.result()["images_per_epoch"] == [6000, 6000]
+    for peer in peers:
+        peer.close()
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1"])
+def test_worker_without_server_exits_3(lab, small, endpoint):
+    worker = lab.worker(endpoint, "--connect-ms", 1000, data=small)
+    assert worker.wait(15) == 3, worker.tail()

@@ -1,0 +1,82 @@
+"""Real servers and real workers learn, the same way each time, and exactly what NumPy says."""
+import numpy as np
+import pytest
+
+import idx
+import numpy_net
+import safetensors
+
+
+def bound(mnist, digits, clothes):
+    """Accuracy to reach: Fashion-MNIST's clothes are harder than MNIST's digits."""
+    return digits if mnist else clothes
+
+
+def train(lab, workers, *options, data=None, seconds=150):
+    server = lab.server(*options)
+    crew = [lab.worker(server.endpoint, data=data) for _ in range(workers)]
+    result = server.result(seconds)
+    for worker in crew:
+        assert worker.wait(10) == 0, worker.tail()
+    return result
+
+
+def test_one_worker_learns(lab, mnist):
+    result = train(lab, 1, "--model", "seed:32", "--epochs", 1)
+    assert result["images_per_epoch"] == [60000]
+    assert result["accuracy"] >= bound(mnist, 0.955, 0.80), result
+
+
+def test_eight_asynchronous_workers_learn(lab, mnist):
+    result = train(lab, 8, "--model", "seed:32", "--epochs", 3, "--min-workers", 8)
+    assert result["images_per_epoch"] == [60000] * 3
+    assert result["accuracy"] >= bound(mnist, 0.965, 0.82), result
+
+
+def test_same_seed_gives_the_same_bytes(lab, small):
+    exports = []
+    for name in ("a", "b"):
+        server = lab.server("--model", "seed:32", "--epochs", 2, "--seed", 11, directory=name)
+        lab.worker(server.endpoint, data=small)
+        server.result()
+        exports.append(lab.export(server.directory, f"{name}.safetensors").read_bytes())
+    assert exports[0] == exports[1]
+
+
+def test_another_seed_gives_other_bytes(lab, small):
+    exports = []
+    for seed in (11, 12):
+        server = lab.server("--model", "fc:10", "--epochs", 1, "--seed", seed, directory=str(seed))
+        lab.worker(server.endpoint, data=small)
+        server.result()
+        exports.append(lab.export(server.directory, f"{seed}.safetensors").read_bytes())
+    assert exports[0] != exports[1]
+
+
+STEPS = {"sgd": lambda w, g: w - 0.1 * g,
+         "adagrad": lambda w, g: w - 0.1 * g / (np.sqrt(g * g) + 1e-8)}
+
+
+@pytest.mark.parametrize("optimizer", STEPS)
+@pytest.mark.parametrize("model", [
+    "conv:8:3 relu pool:2 fc:10",
+    "conv:4:4:stride=2:pad=1 relu conv:6:3 relu pool:2 fc:16 relu fc:10"])
+def test_one_step_equals_numpy(lab, small, model, optimizer):
+    """Initial weights, order of images, gradient and update, by an independent implementation."""
+    seed, batch = 5, 64
+    server = lab.server("--model", model, "--optimizer", optimizer, "--lr", 0.1, "--seed", seed,
+                        "--batch", batch, "--epochs", 1, "--max-updates", 1)
+    before = safetensors.load(lab.export(server.endpoint, "before.safetensors"))
+    lab.worker(server.endpoint, data=small)
+    assert server.result()["updates"] == 1
+    after = safetensors.load(lab.export(server.directory, "after.safetensors"))
+
+    for number, (name, tensor) in enumerate(before.items()):
+        weight = before[name.replace("bias", "weight")]
+        fan_in = int(np.prod(weight.shape[1:]))
+        assert (tensor == numpy_net.initial(seed, number, tensor.shape, fan_in)).all(), name
+    images, labels = (idx.read(small, name) for name in idx.NAMES[:2])
+    first = numpy_net.order(seed, 0, len(images))[:batch]
+    gradient = numpy_net.gradient(model, before.values(), images[first], labels[first])
+    for (name, w), g in zip(before.items(), gradient):
+        assert np.abs(STEPS[optimizer](w, g) - after[name]).max() <= 1e-5, name

@@ -1,0 +1,151 @@
+"""Every lint is clean on a small copy of the tree, and finds what is planted there."""
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LINTS = ROOT / "tests" / "lint"
+FOLDERS = ("common", "proto", "kernels", "server", "worker", "tests")
+
+
+def run(tree, lint, *arguments):
+    done = subprocess.run([LINTS / f"{lint}.sh", *arguments], cwd=tree, text=True, timeout=120,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The headers, build files and README of the project, and a few of its sources."""
+    for folder in FOLDERS:
+        for header in (ROOT / folder).rglob("*.h"):
+            place = tmp_path / header.relative_to(ROOT)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(header, place)
+    for name in (".clang-format", "Makefile", "README.md", "kernels/kernels.mk", "common/rng.c",
+                 "deploy/setup.sh", "proto/cnnps.proto"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def plant(tree, path, text):
+    place = tree / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+
+
+# lint, file, its text, what the finding names
+PLANTED = [
+    ("format", "common/bad.c", "int  f( void ) ;\n", "common/bad.c"),
+    ("includes", "common/bad.c", '#include "server/core/core.h"\n', "server/core/core.h"),
+    ("includes", "kernels/bad.c", '#include "proto/msg.h"\n', "proto/msg.h"),
+    ("includes", "server/bad.c", '#include "kernels/backend.h"\n', "kernels/backend.h"),
+    ("includes", "server/bad.c", '# include "worker/cnnps.h"\n', "worker/cnnps.h"),
+    ("includes", "server/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
+    ("includes", "server/core/bad.c", '#include "proto/wire.h"\n', "proto/wire.h"),
+    ("includes", "server/core/bad.c", "#include <time.h>\n", "time.h"),
+    ("includes", "server/core/bad.c", "#include <uv.h>\n", "uv.h"),
+    ("includes", "worker/session.c", "#include <zmq.h>\n", "zmq.h"),
+    ("includes", "worker/bad.c", '#include "server/core/core.h"\n', "server/core/core.h"),
+    ("includes", "worker/cnnps.h", '#include "common/err.h"\n', "common/err.h"),
+    ("includes", "worker/examples/bad.c", '#include "worker/session.h"\n', "worker/session.h"),
+    ("includes", "proto/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
+    ("includes", "tests/unit/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
+    ("includes", "common/bad.c", "#include SOMETHING\n", "names no file"),
+    ("banned", "common/bad.c", "void f(char *a, char *b) { strcpy(a, b); }\n", "strcpy"),
+    ("banned", "worker/bad.c", "int f(char *a) { return\n atoi (a); }\n", "atoi"),
+    ("banned", "server/bad.h", "#define F(x) sprintf(x, \"a\")\n", "sprintf"),
+    ("banned", "tests/unit/bad.c", "int f(void) { return rand(); }\n", "rand"),
+    ("generated", "proto/cnnps.pb-c.h", "", "cnnps.pb-c.h"),
+    ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),
+    ("generated", "server/core/core.o", "", "core.o"),
+    ("generated", "worker/weights.safetensors", "", "weights.safetensors"),
+]
+HARMLESS = '/* strcpy(a, b) */\nextern int my_strcpy(int);\nint f(void) { return my_strcpy(1); }\n'
+
+
+@pytest.mark.parametrize("lint, path, text, named", PLANTED,
+                         ids=[f"{row[0]}-{i}" for i, row in enumerate(PLANTED)])
+def test_planted_violation_is_found(tree, lint, path, text, named):
+    plant(tree, path, text)
+    code, output = run(tree, lint)
+    assert code != 0 and named in output, output
+
+
+@pytest.mark.parametrize("lint", ["format", "includes", "banned", "generated"])
+def test_clean_copy_is_clean(tree, lint):
+    assert run(tree, lint) == (0, "")
+
+
+def test_comment_about_a_banned_call_is_not_one(tree):
+    plant(tree, "common/talk.c", HARMLESS)
+    assert run(tree, "banned") == (0, "")
+
+
+def test_header_that_needs_another_is_found(tree):
+    plant(tree, "common/bad.h", "struct bad {\n\tuint32_t n;\n};\n")
+    code, output = run(tree, "headers", "common/bad.h")
+    assert code != 0
+    assert "under gcc" in output and "under clang" in output
+    assert run(tree, "headers", "common/err.h") == (0, "")
+
+
+@pytest.mark.parametrize("only, found, other", [("defined(__clang__)", "clang", "gcc"),
+                                                ("!defined(__clang__)", "gcc", "clang")])
+def test_warning_of_either_compiler_is_found(tree, only, found, other):
+    plant(tree, "common/bad.c", f"extern int f(long);\n#if {only}\nint f(long a)\n{{\n"
+          "\treturn a;\n}\n#endif\nextern int g;\n")
+    code, output = run(tree, "warnings", "common/bad.c")
+    assert code != 0
+    assert f"not clean under {found}" in output and f"not clean under {other}" not in output
+    assert run(tree, "warnings", "common/rng.c") == (0, "")
+
+
+def objects(tree, core, session="int session(void) { return 0; }\n"):
+    """A build directory with a core and a session made of these lines of C."""
+    for path, text in (("server/core/core", core), ("worker/session", session)):
+        place = tree / "objects" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.with_suffix(".c").write_text(text)
+        subprocess.run(["gcc", "-O2", "-w", "-c", "-o", place.with_suffix(".o"),
+                        place.with_suffix(".c")], check=True)
+    return run(tree, "symbols", "objects")
+
+
+@pytest.mark.parametrize("code, named", [
+    ("#include <time.h>\nlong f(void) { return time(0); }", "time"),
+    ("#include <stdlib.h>\nvoid *f(int n) { return malloc(n); }", "malloc"),
+    ("#include <stdlib.h>\nint f(void) { return rand(); }", "rand"),
+    ("#include <stdio.h>\nvoid f(int n) { printf(\"%d\", n); }", "printf"),
+    ("int counter;\nint f(void) { return ++counter; }", "counter"),
+    ("static int calls = 3;\nint f(void) { return ++calls; }", "calls"),
+    ("static const char *p = \"a\";\nconst char *f(void) { return p++; }", "p is a variable"),
+    ("_Thread_local int mine;\nint f(void) { return ++mine; }", "mine"),
+])
+def test_impure_core_is_found(tree, code, named):
+    status, output = objects(tree, code)
+    assert status != 0 and named in output, output
+
+
+def test_pure_core_is_clean(tree):
+    assert objects(tree, """#include <string.h>
+        #include <math.h>
+        extern unsigned long rng_next(void *);
+        static const char *const names[] = {"a", "b"};
+        const char *name(int i) { return names[i]; }
+        double f(char *p, int n) { memset(p, n, (unsigned)n); return sqrt(n) + rng_next(p); }
+        """) == (0, "")
+
+
+def test_session_that_reads_a_clock_is_found(tree):
+    code, output = objects(tree, "int f;", "#include <time.h>\nlong f(void) { return time(0); }")
+    assert code != 0 and "the session" in output
+    assert objects(tree, "int f(void) { return 1; }",
+                   "extern void *mem_try(long);\nvoid *f(void) { return mem_try(9); }") == (0, "")
+
+
+def test_missing_objects_are_a_finding(tree):
+    assert run(tree, "symbols", "nowhere")[0] != 0

@@ -1,0 +1,39 @@
+"""The simulator: many whole runs without a violation, and one planted bug that it must find."""
+import os
+import subprocess
+
+import pytest
+
+from flavour import FLAVOUR, ROOT, command
+
+# under a sanitizer a run costs more: fewer seeds, the same code
+SEEDS = 20000 if FLAVOUR == "release" else 400
+LIMIT = 240
+
+
+def sim(*arguments):
+    return subprocess.Popen(command("tests/sim/sim", *arguments), cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_no_seed_violates_anything():
+    """The seeds are shared out over the processors."""
+    jobs = os.cpu_count() or 1
+    edge = [1 + SEEDS * j // jobs for j in range(jobs + 1)]
+    runs = [sim("--seeds", f"{a}..{b - 1}") for a, b in zip(edge, edge[1:])]
+    try:
+        for run in runs:
+            text, _ = run.communicate(timeout=LIMIT)
+            print(text)
+            assert run.returncode == 0, text[-4000:]
+    finally:
+        for run in runs:
+            run.kill()
+
+
+@pytest.mark.parametrize("bug", ["ack-before-apply"])
+def test_planted_bug_is_found(bug):
+    run = sim("--seeds", "1..400", "--plant", bug)
+    text, _ = run.communicate(timeout=LIMIT)
+    assert run.returncode == 1, text[-4000:]
+    assert "--seeds" in text, "no command to replay the failing seed"

@@ -1,0 +1,122 @@
+/*
+ * ledger_worker.c - the ledger gradient: a worker whose every push can be found again in the
+ * weights.
+ *
+ *   ledger_worker SERVER INDEX PUSHES
+ *
+ * On a vector:N model with plain SGD and rate 1, push n of worker INDEX sets coordinate INDEX *
+ * PUSHES + n to 1 and all others to 0. Afterwards every coordinate must be exactly -1: 0 is a lost
+ * push, -2 one that was applied twice. A worker that is started again with its INDEX looks at its
+ * own coordinates to see where its predecessor ended: the server has fenced that one off, and
+ * everything that it had decided is in a checkpoint before the new one is welcome.
+ *
+ * Prints `pushed K` on the way, and `done pushed=N reconnects=R replayed=P` when all its pushes are
+ * on the server's disk. Exit: 0, 2 usage, 1 any other failure, said in one line.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "worker/cnnps.h"
+
+#define PULL_EVERY 8  /* pushes between two pulls: their versions are the pushes' base */
+#define SAY_EVERY  50 /* pushes between two lines of progress */
+#define FLUSH_MS   60000
+
+struct ledger {
+	struct cnnps *c;
+	float *w, *g; /* n values each */
+	size_t n;
+	size_t first, pushes; /* our coordinates: [first, first + pushes) */
+	uint64_t version;
+};
+
+static int number(const char *text, size_t *out)
+{
+	char *end;
+	errno = 0;
+	unsigned long long v = strtoull(text, &end, 10);
+	if (errno || end == text || *end || v > 1u << 28)
+		return -1;
+	*out = (size_t)v;
+	return 0;
+}
+
+/* How many of our pushes an earlier life has brought home: they are a prefix. */
+static size_t done_before(const struct ledger *l)
+{
+	size_t k = 0;
+	while (k < l->pushes && l->w[l->first + k] < 0)
+		k++;
+	return k;
+}
+
+static int push_all(struct ledger *l)
+{
+	int r = cnnps_pull(l->c, l->w, l->n, &l->version);
+	if (r)
+		return r;
+	size_t k = done_before(l);
+	printf("resumed %zu\n", k);
+	for (; k < l->pushes; k++) {
+		if (k % PULL_EVERY == 0 && (r = cnnps_pull(l->c, l->w, l->n, &l->version)))
+			return r;
+		l->g[l->first + k] = 1;
+		if ((r = cnnps_push(l->c, l->g, l->n, l->version)))
+			return r;
+		l->g[l->first + k] = 0;
+		if ((k + 1) % SAY_EVERY == 0)
+			printf("pushed %zu\n", k + 1);
+	}
+	return cnnps_flush(l->c, 1, FLUSH_MS);
+}
+
+static int run(struct ledger *l, const struct cnnps_info *info)
+{
+	l->n = (size_t)info->n_params;
+	if (l->first + l->pushes > l->n) {
+		fprintf(stderr, "ledger_worker: the model has %zu values, %zu are needed\n", l->n,
+			l->first + l->pushes);
+		return 2;
+	}
+	l->w = calloc(l->n, sizeof *l->w);
+	l->g = calloc(l->n, sizeof *l->g);
+	if (!l->w || !l->g) {
+		fprintf(stderr, "ledger_worker: no memory for %zu values\n", l->n);
+		return 1;
+	}
+	int r = push_all(l);
+	struct cnnps_stats s;
+	cnnps_stats(l->c, &s);
+	if (r || s.rejected) {
+		fprintf(stderr, "ledger_worker: %s, %llu pushes rejected\n", cnnps_strerror(r),
+			(unsigned long long)s.rejected);
+		return 1;
+	}
+	printf("done pushed=%llu reconnects=%llu replayed=%llu\n", (unsigned long long)s.pushed,
+		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	size_t index, pushes;
+	if (argc != 4 || number(argv[2], &index) || number(argv[3], &pushes)) {
+		fprintf(stderr, "usage: ledger_worker SERVER INDEX PUSHES\n");
+		return 2;
+	}
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	char name[32];
+	snprintf(name, sizeof name, "ledger-%zu", index);
+	struct cnnps_options o = {.server = argv[1], .name = name, .device = "ledger"};
+	struct ledger l = {.first = index * pushes, .pushes = pushes};
+	int r = cnnps_connect(&l.c, &o);
+	if (r) {
+		fprintf(stderr, "ledger_worker: %s\n", o.why);
+		return 1;
+	}
+	int code = run(&l, cnnps_info(l.c));
+	cnnps_close(&l.c);
+	free(l.w);
+	free(l.g);
+	return code;
+}

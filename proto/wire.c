@@ -303,7 +303,8 @@ static const char *decode(
 		protobuf_c_message_unpack(body->descriptor, &allocator, body->size, body->data);
 	if (!unpacked)
 		return "protobuf does not parse within its memory limit";
-	*m = (struct msg){.type = (enum msg_type)body->type};
+	memset(m, 0, sizeof(*m)); /* what is absent on the wire is zero */
+	m->type = (enum msg_type)body->type;
 	return read_message(w, f, unpacked, m);
 }
 

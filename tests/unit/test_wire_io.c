@@ -1,0 +1,225 @@
+/* test_wire_io.c - messages arrive whole or not at all, and what does not belong is dropped whole.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "proto/wire.h"
+
+#define DEADLINE_MS 5000
+
+static void *context, *router, *dealer;
+static char endpoint[64];
+
+static void *open_socket(int type)
+{
+	void *s = zmq_socket(context, type);
+	const int off = 0, on = 1;
+
+	assert_non_null(s);
+	assert_int_equal(zmq_setsockopt(s, ZMQ_LINGER, &off, sizeof(off)), 0);
+	if (type == ZMQ_ROUTER)
+		assert_int_equal(zmq_setsockopt(s, ZMQ_ROUTER_MANDATORY, &on, sizeof(on)), 0);
+	return s;
+}
+
+static int set_up(void **state)
+{
+	size_t n = sizeof(endpoint);
+
+	(void)state;
+	context = zmq_ctx_new();
+	router = open_socket(ZMQ_ROUTER);
+	dealer = open_socket(ZMQ_DEALER);
+	assert_int_equal(zmq_bind(router, "tcp://127.0.0.1:*"), 0);
+	assert_int_equal(zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &n), 0);
+	assert_int_equal(zmq_connect(dealer, endpoint), 0);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	zmq_close(dealer);
+	zmq_close(router);
+	zmq_ctx_term(context);
+	return 0;
+}
+
+static void await(void *socket)
+{
+	zmq_pollitem_t item = {.socket = socket, .events = ZMQ_POLLIN};
+
+	assert_int_equal(zmq_poll(&item, 1, DEADLINE_MS), 1);
+}
+
+/* `n` parts of `size` bytes; the first byte of each is its number. */
+static void fill(struct frames *f, size_t n, size_t size)
+{
+	frames_init(f);
+	while (f->n < n) {
+		assert_int_equal(zmq_msg_init_size(&f->frame[f->n], size), 0);
+		memset(zmq_msg_data(&f->frame[f->n]), (int)f->n, size);
+		f->n++;
+	}
+}
+
+static void assert_filled(struct frames *f, size_t n, size_t size)
+{
+	assert_int_equal(f->n, n);
+	for (size_t i = 0; i < n; i++) {
+		assert_int_equal(zmq_msg_size(&f->frame[i]), size);
+		assert_int_equal(*(unsigned char *)zmq_msg_data(&f->frame[i]), i);
+	}
+	frames_release(f);
+	assert_int_equal(f->n, 0);
+}
+
+static uint32_t greet(void *client)
+{
+	struct frames f;
+	uint32_t peer = 0;
+
+	fill(&f, 1, 3);
+	assert_int_equal(wire_send(client, 0, &f), PS_OK);
+	await(router);
+	assert_int_equal(wire_recv(router, &peer, &f), 1);
+	assert_filled(&f, 1, 3);
+	assert_int_not_equal(peer, 0);
+	return peer;
+}
+
+static void whole_messages_travel_both_ways(void **state)
+{
+	struct frames f;
+	uint32_t peer;
+
+	(void)state;
+	assert_int_equal(wire_recv(router, &peer, &f), 0);
+	fill(&f, 1 + WIRE_MAX_SLICES, 100);
+	assert_int_equal(wire_send(dealer, 0, &f), PS_OK);
+	assert_int_equal(f.n, 0);
+	await(router);
+	assert_int_equal(wire_recv(router, &peer, &f), 1);
+	assert_filled(&f, 1 + WIRE_MAX_SLICES, 100);
+	fill(&f, 2, 100000);
+	zmq_msg_close(&f.frame[0]);
+	assert_int_equal(zmq_msg_init_size(&f.frame[0], 1), 0);
+	assert_int_equal(wire_send(router, peer, &f), PS_OK);
+	await(dealer);
+	assert_int_equal(wire_recv(dealer, NULL, &f), 1);
+	assert_int_equal(f.n, 2);
+	assert_int_equal(zmq_msg_size(&f.frame[0]), 1);
+	frames_release(&f);
+	frames_release(&f);
+}
+
+static void send_parts(void *socket, size_t n, size_t size)
+{
+	char part[WIRE_MAX_HEADER + 1] = {0};
+
+	assert_true(size <= sizeof(part));
+	for (size_t i = 0; i < n; i++)
+		assert_int_equal(
+			zmq_send(socket, part, size, i + 1 < n ? ZMQ_SNDMORE : 0), (int)size);
+}
+
+/* After what was refused the next message comes through unharmed. */
+static void assert_dropped_whole(void *client, int peer_known)
+{
+	struct frames f;
+	uint32_t peer;
+
+	await(router);
+	assert_int_equal(wire_recv(router, &peer, &f), PS_EPROTO);
+	assert_int_equal(peer != 0, peer_known);
+	assert_int_equal(f.n, 0);
+	if (peer_known)
+		assert_int_equal(greet(client), peer);
+}
+
+static void too_many_parts_are_dropped_whole(void **state)
+{
+	(void)state;
+	send_parts(dealer, 1 + WIRE_MAX_SLICES + 1, 10);
+	assert_dropped_whole(dealer, 1);
+	send_parts(dealer, 5000, 0);
+	assert_dropped_whole(dealer, 1);
+}
+
+static void a_header_over_the_limit_is_dropped_with_its_tensors(void **state)
+{
+	(void)state;
+	send_parts(dealer, 3, WIRE_MAX_HEADER + 1);
+	assert_dropped_whole(dealer, 1);
+}
+
+static void a_client_chosen_identity_is_dropped(void **state)
+{
+	void *liar = open_socket(ZMQ_DEALER);
+
+	(void)state;
+	assert_int_equal(zmq_setsockopt(liar, ZMQ_ROUTING_ID, "admin", 5), 0);
+	assert_int_equal(zmq_connect(liar, endpoint), 0);
+	send_parts(liar, 3, 10);
+	assert_dropped_whole(liar, 0);
+	zmq_close(liar);
+	(void)greet(dealer);
+}
+
+static void what_cannot_be_sent_stays_the_callers(void **state)
+{
+	void *alone = open_socket(ZMQ_DEALER);
+	struct frames f;
+
+	(void)state;
+	fill(&f, 3, 10);
+	assert_int_equal(wire_send(alone, 0, &f), PS_EAGAIN);
+	assert_int_equal(wire_send(router, 0xfffffffeu, &f), PS_EUNREACHABLE);
+	assert_filled(&f, 3, 10);
+	zmq_close(alone);
+}
+
+static void a_full_queue_refuses_whole_messages(void **state)
+{
+	void *slow = open_socket(ZMQ_DEALER);
+	const int two = 2;
+	struct frames f;
+	int sent = 0, rc = PS_OK;
+
+	(void)state;
+	/* no peer reads, the queue is bounded: sooner or later it is full */
+	assert_int_equal(zmq_setsockopt(slow, ZMQ_SNDHWM, &two, sizeof(two)), 0);
+	assert_int_equal(zmq_connect(slow, "tcp://127.0.0.1:1"), 0);
+	while (rc == PS_OK && sent < 100) {
+		fill(&f, 3, 10);
+		rc = wire_send(slow, 0, &f);
+		sent += rc == PS_OK;
+	}
+	assert_int_equal(rc, PS_EAGAIN);
+	assert_int_equal(sent, 2);
+	assert_filled(&f, 3, 10);
+	zmq_close(slow);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(whole_messages_travel_both_ways, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			too_many_parts_are_dropped_whole, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_header_over_the_limit_is_dropped_with_its_tensors, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_client_chosen_identity_is_dropped, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			what_cannot_be_sent_stays_the_callers, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_full_queue_refuses_whole_messages, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

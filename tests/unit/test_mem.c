@@ -1,0 +1,99 @@
+/* Proves the contract of common/mem.h. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include "common/mem.h"
+#include "scratch.h"
+
+/* Sizes that cannot be had are this file's subject: sanitizers shall return NULL for them too. */
+const char *__asan_default_options(void);
+const char *__tsan_default_options(void);
+const char *__asan_default_options(void)
+{
+	return "allocator_may_return_null=1";
+}
+const char *__tsan_default_options(void)
+{
+	return "allocator_may_return_null=1";
+}
+
+static void blocks_are_zeroed_and_aligned_to_64_bytes(void **state)
+{
+	(void)state;
+	for (size_t n = 1; n < 5000; n = n * 3 + 1)
+		for (int again = 0; again < 3; again++) {
+			unsigned char *p = mem_try(n, 3);
+			assert_non_null(p);
+			assert_int_equal((uintptr_t)p % 64, 0);
+			for (size_t i = 0; i < 3 * n; i++)
+				assert_int_equal(p[i], 0);
+			memset(p, 0xee,
+				3 * n); /* what the next block of this size may be made of */
+			free(p);
+		}
+}
+
+static void a_block_of_no_bytes_is_a_valid_pointer(void **state)
+{
+	(void)state;
+	void *a = mem_try(0, 8), *b = mem_must(8, 0, "test");
+	assert_non_null(a);
+	assert_non_null(b);
+	assert_ptr_not_equal(a, b);
+	free(a);
+	free(b);
+}
+
+static void a_product_that_overflows_is_refused(void **state)
+{
+	(void)state;
+	const size_t half = (size_t)1 << 32;
+	assert_null(mem_try(half, half));
+	assert_null(mem_try(SIZE_MAX, 1));
+	assert_null(mem_try(SIZE_MAX, SIZE_MAX));
+	assert_null(mem_try(1, SIZE_MAX - 62)); /* the rounding up would wrap */
+	assert_null(mem_try(1, PTRDIFF_MAX));
+	assert_null(mem_try(2, (SIZE_MAX >> 1) + 2)); /* wraps to 2 */
+}
+
+static void memory_that_is_not_there_is_refused(void **state)
+{
+	(void)state;
+	assert_null(mem_try((size_t)1 << 60, 1));
+}
+
+static void mem_must_dies_with_one_line_that_says_who_and_how_much(void **state)
+{
+	(void)state;
+	static struct capture c;
+	capture_begin(&c, 2);
+	pid_t child = fork();
+	if (child == 0) {
+		void *p = mem_must((size_t)1 << 60, 4, "ledger of workers");
+		_exit(p ? 77 : 78);
+	}
+	int status = 0;
+	waitpid(child, &status, 0);
+	const char *text = capture_end(&c);
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 1);
+	assert_non_null(strstr(text, "error mem out-of-memory who=\"ledger of workers\" "
+				     "elements=1152921504606846976 bytes_each=4\n"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(blocks_are_zeroed_and_aligned_to_64_bytes),
+		cmocka_unit_test(a_block_of_no_bytes_is_a_valid_pointer),
+		cmocka_unit_test(a_product_that_overflows_is_refused),
+		cmocka_unit_test(memory_that_is_not_there_is_refused),
+		cmocka_unit_test(mem_must_dies_with_one_line_that_says_who_and_how_much),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

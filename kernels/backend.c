@@ -1,0 +1,231 @@
+/*
+ * backend.c - the table of devices, the checks that all of them share, and what follows from
+ * scores alone: evaluation and prediction.
+ */
+#include "kernels/backend.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "common/rng.h"
+#include "kernels/device.h"
+
+/* The first row is what "auto" takes. */
+static const struct device *const devices[] = {
+	&device_cpu_ref,
+};
+#define DEVICE_NAMES "auto, cpu-ref"
+
+struct backend {
+	const struct device *device;
+	void *self; /* the device's own state */
+	const struct model *model;
+	size_t max_batch;
+	struct kx_images set; /* n == 0: none yet */
+	float *scores;        /* max_batch x classes */
+};
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static const struct device *device_find(const char *name)
+{
+	if (strcmp(name, "auto") == 0)
+		return devices[0];
+	size_t n = strcspn(name, ":");
+	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+		if (strlen(devices[i]->name) == n && strncmp(devices[i]->name, name, n) == 0)
+			return devices[i];
+	return NULL;
+}
+
+static int check_options(const struct model *m, const struct backend_options *o, struct err *e)
+{
+	if (m->n_layers == 0 || m->classes == 0 || m->classes > DEVICE_MAX_CLASSES)
+		return err_set(e, PS_EUSAGE,
+			"model \"%s\" has no layers to compute a gradient with; only a program of "
+			"your own can train it",
+			m->text);
+	if (o->threads < 1 || o->threads > DEVICE_MAX_THREADS)
+		return err_set(e, PS_EUSAGE, "threads %d: expected 1 to %d", o->threads,
+			DEVICE_MAX_THREADS);
+	if (o->max_batch == 0)
+		return err_set(e, PS_EUSAGE, "batch 0: expected at least one image");
+	return PS_OK;
+}
+
+int backend_new(
+	struct backend **out, const struct model *m, const struct backend_options *o, struct err *e)
+{
+	*out = NULL;
+	const struct device *device = device_find(o->device);
+	if (!device)
+		return err_set(e, PS_EUSAGE, "device \"%s\": this program has %s", o->device,
+			DEVICE_NAMES);
+	int rc = check_options(m, o, e);
+	if (rc)
+		return rc;
+	struct backend *b = mem_try(1, sizeof *b);
+	float *scores = mem_try(o->max_batch, m->classes * sizeof(float));
+	if (!b || !scores) {
+		free(b);
+		free(scores);
+		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
+	}
+	*b = (struct backend){
+		.device = device, .model = m, .max_batch = o->max_batch, .scores = scores};
+	rc = device->open(&b->self, m, o, e);
+	if (rc) {
+		backend_free(&b);
+		return rc;
+	}
+	*out = b;
+	return PS_OK;
+}
+
+void backend_free(struct backend **b)
+{
+	if (!*b)
+		return;
+	if ((*b)->self)
+		(*b)->device->close((*b)->self);
+	free((*b)->scores);
+	free(*b);
+	*b = NULL;
+}
+
+const char *backend_name(const struct backend *b)
+{
+	return b->device->describe(b->self);
+}
+
+int backend_use(struct backend *b, const struct kx_images *set, struct err *e)
+{
+	b->set = (struct kx_images){0};
+	if (set->n > UINT32_MAX)
+		return err_set(e, PS_EUSAGE, "%zu images: indices have 32 bits", set->n);
+	for (size_t i = 0; i < set->n; i++)
+		if (set->labels[i] >= b->model->classes)
+			return err_set(e, PS_EUSAGE,
+				"image %zu has label %u; the model has %zu classes", i,
+				set->labels[i], b->model->classes);
+	int rc = b->device->use(b->self, set, e);
+	if (!rc)
+		b->set = *set;
+	return rc;
+}
+
+/* ---- work ------------------------------------------------------------------------------------ */
+
+int backend_gradient(struct backend *b, const float *params, const uint32_t *index, size_t batch,
+	uint64_t dropout_seed, float *grad, double *loss)
+{
+	if (batch == 0 || batch > b->max_batch)
+		return PS_EUSAGE;
+	for (size_t i = 0; i < batch; i++)
+		if (index[i] >= b->set.n)
+			return PS_EUSAGE;
+	return b->device->gradient(b->self, params, index, batch, dropout_seed, grad, loss);
+}
+
+static size_t minimum(size_t a, size_t b)
+{
+	return a < b ? a : b;
+}
+
+static int range_ok(const struct backend *b, size_t first, size_t n)
+{
+	return first <= b->set.n && n <= b->set.n - first;
+}
+
+/* The first maximum is the answer; a score that is no number makes it wrong. */
+static int is_right(const double *score, size_t n, size_t label)
+{
+	for (size_t i = 0; i < n; i++)
+		if (i < label ? !(score[i] < score[label]) : !(score[i] <= score[label]))
+			return 0;
+	return 1;
+}
+
+static void widen(double *to, const float *from, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		to[i] = from[i];
+}
+
+int backend_evaluate(struct backend *b, const float *params, size_t first, size_t n,
+	size_t *correct, double *loss_sum)
+{
+	double score[DEVICE_MAX_CLASSES];
+	const size_t classes = b->model->classes;
+	*correct = 0;
+	*loss_sum = 0;
+	if (!range_ok(b, first, n))
+		return PS_EUSAGE;
+	for (size_t end = first + n; first < end;) {
+		size_t chunk = minimum(end - first, b->max_batch);
+		int rc = b->device->forward(b->self, params, first, chunk, b->scores);
+		if (rc)
+			return rc;
+		for (size_t i = 0; i < chunk; i++) {
+			size_t label = b->set.labels[first + i];
+			widen(score, b->scores + i * classes, classes);
+			*correct += (size_t)is_right(score, classes, label);
+			*loss_sum += softmax_loss(score, classes, label, NULL);
+		}
+		first += chunk;
+	}
+	return PS_OK;
+}
+
+int backend_predict(
+	struct backend *b, const float *params, size_t first, size_t n, float *probability)
+{
+	double score[DEVICE_MAX_CLASSES];
+	const size_t classes = b->model->classes;
+	if (!range_ok(b, first, n))
+		return PS_EUSAGE;
+	for (size_t done = 0; done < n;) {
+		size_t chunk = minimum(n - done, b->max_batch);
+		float *p = probability + done * classes;
+		int rc = b->device->forward(b->self, params, first + done, chunk, p);
+		if (rc)
+			return rc;
+		for (size_t i = 0; i < chunk; i++, p += classes) {
+			widen(score, p, classes);
+			softmax_loss(score, classes, 0, score);
+			for (size_t c = 0; c < classes; c++)
+				p[c] = (float)score[c];
+		}
+		done += chunk;
+	}
+	return PS_OK;
+}
+
+/* ---- shared by the devices ------------------------------------------------------------------- */
+
+double softmax_loss(const double *score, size_t n, size_t label, double *probability)
+{
+	double max = score[0], sum = 0, target = score[label];
+	for (size_t i = 1; i < n; i++)
+		max = score[i] > max ? score[i] : max;
+	for (size_t i = 0; i < n; i++) {
+		double power = exp(score[i] - max);
+		if (probability)
+			probability[i] = power;
+		sum += power;
+	}
+	for (size_t i = 0; probability && i < n; i++)
+		probability[i] /= sum;
+	return log(sum) - (target - max);
+}
+
+uint32_t dropout_threshold(float p)
+{
+	return (uint32_t)ceil((double)p * 0x1p24);
+}
+
+int dropout_drops(uint64_t seed, size_t layer, size_t i, uint32_t threshold)
+{
+	uint64_t draw = rng_mix(seed ^ rng_mix((uint64_t)layer << 40 | (uint64_t)i)) >> 40;
+	return draw < threshold;
+}

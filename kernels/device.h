@@ -1,0 +1,41 @@
+/*
+ * device.h - what a device has to bring so that backend.c can offer it behind backend.h.
+ *
+ * A device is one row of the table in backend.c; `cuda` becomes another. backend.c checks every
+ * argument before it calls one: batch sizes and indices are in range, a data set is there.
+ *
+ * Thread: as backend.h.
+ */
+#ifndef KERNELS_DEVICE_H
+#define KERNELS_DEVICE_H
+#include "kernels/backend.h"
+
+#define DEVICE_MAX_CLASSES 256
+#define DEVICE_MAX_THREADS 1024
+
+struct device {
+	const char *name; /* what --device says; "cuda" also takes ":N" behind it */
+	/* Allocate everything that any later call needs. On failure *self is NULL. */
+	int (*open)(
+		void **self, const struct model *m, const struct backend_options *o, struct err *e);
+	void (*close)(void *self);
+	/* What backend_name says; lives as long as self. */
+	const char *(*describe)(const void *self);
+	int (*use)(void *self, const struct kx_images *set, struct err *e);
+	/* As backend_gradient; 1 <= batch <= max_batch. */
+	int (*gradient)(void *self, const float *params, const uint32_t *index, size_t batch,
+		uint64_t dropout_seed, float *grad, double *loss);
+	/* Scores (n x classes) before the softmax of images [first, first + n); n <= max_batch. */
+	int (*forward)(void *self, const float *params, size_t first, size_t n, float *scores);
+};
+
+extern const struct device device_cpu_ref;
+
+/* Softmax cross-entropy of one image: probability[0..n) (may be NULL), and the loss. */
+double softmax_loss(const double *score, size_t n, size_t label, double *probability);
+/* 1 if value i of dropout layer `layer` is dropped (see backend.h); `threshold` =
+ * dropout_threshold(p). */
+int dropout_drops(uint64_t seed, size_t layer, size_t i, uint32_t threshold);
+uint32_t dropout_threshold(float p);
+
+#endif

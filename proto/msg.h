@@ -111,7 +111,9 @@ struct msg_welcome {
 	uint32_t push_window;   /* pushes that may be unacknowledged, 1.. */
 	uint32_t replay_window; /* pushes that may be undurable, >= push_window */
 	uint32_t beat_ms;       /* send a BEAT this often */
-	uint32_t dead_ms;       /* silence after which the server gives the slot away */
+	uint32_t dead_ms;       /* silence after which the server gives the worker's leases away */
+	uint32_t forget_ms; /* silence after which a worker must give up: its slot may be another's
+			     */
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };
@@ -161,6 +163,7 @@ struct msg_ack {
 				 original ones */
 	uint64_t version;     /* after the apply */
 	uint64_t durable_seq; /* newest seq of this worker in a checkpoint on disk */
+	uint64_t epoch; /* server epoch of the decision: one of before a crash is no longer true */
 };
 
 struct msg_lease {

@@ -83,6 +83,7 @@ static const struct wire_field welcome[] = {
 	MSG(11, welcome.replay_window, 1, WIRE_MAX_WINDOW),
 	MSG(12, welcome.beat_ms, 1, ANY32),
 	MSG(13, welcome.dead_ms, 1, ANY32),
+	MSG(14, welcome.forget_ms, 1, ANY32),
 	END,
 };
 
@@ -121,6 +122,7 @@ static const struct wire_field ack[] = {
 	MSG(4, ack.duplicate, 0, 1),
 	MSG(5, ack.version, 0, ANY64),
 	MSG(6, ack.durable_seq, 0, ANY64),
+	MSG(7, ack.epoch, 0, ANY64),
 	END,
 };
 

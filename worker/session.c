@@ -32,6 +32,7 @@ struct session {
 	struct rng jitter;
 	int link_up, welcomed, leaving, bye_sent;
 	int end_status; /* once phase is END */
+	int full; /* the server had no slot for us: it may have one when a dead worker's is freed */
 	struct msg_welcome welcome;
 
 	uint64_t last_seq;  /* newest given */
@@ -212,10 +213,8 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 		return; /* it answers a HELLO of before we had a name */
 	if (!s->welcomed)
 		s->last_seq = s->acked_seq = s->freed_seq = decided;
-	if (decided < s->freed_seq || decided > s->last_seq) {
-		end(s, PS_EROLLEDBACK);
-		return;
-	}
+	if (decided < s->freed_seq || decided > s->last_seq)
+		return; /* an old one that the network kept */
 	s->welcome = *w;
 	s->welcomed = 1;
 	s->phase = PHASE_READY;
@@ -234,8 +233,9 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 
 static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 {
-	if (a->seq > s->sent_seq || a->seq <= s->freed_seq)
-		return; /* an answer to what was sent before the newest WELCOME */
+	if (a->epoch != s->welcome.stamp.epoch || a->seq > s->sent_seq || a->seq <= s->freed_seq)
+		return; /* decided before a crash, or an answer to what was sent before the newest
+			   WELCOME */
 	if (a->seq > s->acked_seq + 1) {
 		resynchronise(s, now_ms); /* the ACK before it was lost, its verdict with it */
 		return;
@@ -274,6 +274,9 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 			s->pull.open = 0;
 			emit(s, TELL_NO_PARAMS)->status = PS_EAGAIN;
 		}
+		break;
+	case PS_EFULL:
+		s->full = 1;
 		break;
 	default:
 		end(s, e->status);
@@ -364,10 +367,14 @@ static int waiting_for_answer(const struct session *s)
 
 static void check_contact(struct session *s, uint64_t now_ms)
 {
+	uint64_t silence = now_ms - s->contact_ms;
+
 	if (!s->welcomed) {
 		if (now_ms - s->start_ms >= s->cfg.first_ms)
-			end(s, PS_EUNREACHABLE);
-	} else if (s->phase == PHASE_HELLO && now_ms - s->contact_ms >= s->cfg.patience_ms) {
+			end(s, s->full ? PS_EFULL : PS_EUNREACHABLE);
+	} else if (s->phase == PHASE_HELLO &&
+		   (silence >= s->cfg.patience_ms ||
+			   (s->cfg.role == ROLE_WORKER && silence >= s->welcome.forget_ms))) {
 		end(s, PS_EUNREACHABLE);
 	}
 }

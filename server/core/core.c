@@ -28,13 +28,13 @@ static void on_status(struct core *c, struct worker *w, const struct event *ev);
 static void on_admin(struct core *c, struct worker *w, const struct event *ev);
 
 static const struct row rows[MSG_TYPES] = {
-	[MSG_HELLO] = {session_on_hello, 0, 0},
+	[MSG_HELLO] = {sessions_on_hello, 0, 0},
 	[MSG_PULL] = {store_on_pull, CONNECTED, 1},
 	[MSG_PUSH] = {ledger_on_push, CONNECTED, 0},
 	[MSG_LEASE] = {leases_on_lease, CONNECTED, 0},
 	[MSG_RESULT] = {leases_on_result, CONNECTED, 0},
-	[MSG_BEAT] = {session_on_beat, CONNECTED, 0},
-	[MSG_BYE] = {session_on_bye, CONNECTED, 0},
+	[MSG_BEAT] = {sessions_on_beat, CONNECTED, 0},
+	[MSG_BYE] = {sessions_on_bye, CONNECTED, 0},
 	[MSG_STATUS] = {on_status, 0, 0},
 	[MSG_ADMIN] = {on_admin, 0, 0},
 };
@@ -152,12 +152,16 @@ static void on_message(struct core *c, const struct event *ev)
 		return;
 	}
 	if (row->states && !(row->observers && stamp->worker == 0)) {
-		w = session_check(c, stamp, ev->peer, row->states);
+		w = sessions_check(c, stamp, ev->peer, row->states);
 		if (!w)
 			return;
 		w->heard_ms = c->now_ms;
 		if (w->state == SESSION_SUSPECT)
 			w->state = SESSION_LIVE;
+		if (c->ending == END_OVER) { /* it missed our BYE */
+			sessions_bye(c, w, ev->peer, c->end_status);
+			return;
+		}
 	}
 	row->handler(c, w, ev);
 }
@@ -176,7 +180,7 @@ void core_end(struct core *c, int status)
 static void finish(struct core *c)
 {
 	c->ending = END_OVER;
-	session_say_bye(c, c->end_status);
+	sessions_say_bye(c, c->end_status);
 	core_emit(c, EFFECT_FINISH, 0)->status = c->end_status;
 }
 
@@ -188,7 +192,7 @@ static void snapshot_start(struct core *c)
 	c->dirty = 0;
 	c->snapshot_ms = c->now_ms;
 	c->stats.snapshots++;
-	session_snapshot(c);
+	sessions_snapshot(c);
 	core_emit(c, EFFECT_SNAPSHOT, 0)->generation = c->generation;
 	if (c->ending == END_SNAPSHOT)
 		c->ending = END_SAVING;
@@ -213,7 +217,7 @@ static void settle(struct core *c)
 static void on_durable(struct core *c, uint64_t generation)
 {
 	c->saving = c->save_failing = 0;
-	session_durable(c, generation);
+	sessions_durable(c, generation);
 	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
 		if (!c->admin[i].peer || c->admin[i].generation > generation)
 			continue;
@@ -240,7 +244,7 @@ static void recover(struct core *c)
 {
 	if (!c->recovering)
 		return;
-	if (c->now_ms >= c->recover_by_ms || session_all_back(c))
+	if (c->now_ms >= c->recover_by_ms || sessions_all_back(c))
 		c->recovering = 0;
 }
 
@@ -250,17 +254,17 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	c->now_ms = now_ms;
 	if (c->recovering && !c->recover_by_ms) {
 		c->recover_by_ms = now_ms + c->cfg.recovery_ms;
-		session_awaited(c);
+		sessions_awaited(c);
 	}
 	switch (ev->kind) {
 	case EVENT_MESSAGE:
 		on_message(c, ev);
 		break;
 	case EVENT_PEER_GONE:
-		session_peer_gone(c, ev->peer);
+		sessions_peer_gone(c, ev->peer);
 		break;
 	case EVENT_TICK:
-		session_tick(c);
+		sessions_tick(c);
 		break;
 	case EVENT_DURABLE:
 		on_durable(c, ev->generation);

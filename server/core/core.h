@@ -59,8 +59,11 @@ struct core_config {
 	uint32_t max_workers;   /* slots, 1..WIRE_MAX_WORKERS */
 	uint32_t push_window, replay_window;   /* see msg_welcome */
 	uint32_t beat_ms, suspect_ms, dead_ms; /* beat_ms < suspect_ms < dead_ms */
-	uint32_t recovery_ms;   /* after a restart: no new lease until every live worker is back, at
-				   most so long */
+	uint32_t forget_ms;   /* >= dead_ms. After a restart the slot of a worker that has not come
+			       * back is kept for it so   long, because it may hold pushes that no
+			       * snapshot has; a worker gives up by itself first */
+	uint32_t recovery_ms; /* after a restart: no new lease until every live worker is back, at
+				 most so long */
 	uint32_t checkpoint_ms; /* least time between snapshots */
 	uint64_t generation; /* newest snapshot there is: the core's first one is generation + 1 */
 	int durable; /* snapshots go to a disk; 0: there is none and ACK says durable at once */
@@ -139,7 +142,8 @@ enum session_state {
 			  */
 	SESSION_LIVE,
 	SESSION_SUSPECT, /* no beat for suspect_ms: its leases are given away, nothing else */
-	SESSION_AWAY,    /* known from a snapshot, not heard of in this server epoch */
+	SESSION_AWAY,    /* known from a snapshot, not heard of in this server epoch; kept for
+			    forget_ms */
 	SESSION_DEAD,    /* no beat for dead_ms, or said BYE: the slot may be reused once all is
 			    durable */
 };

@@ -1,6 +1,6 @@
 /*
  * ledger.c - exactly once. The order of the checks is the protocol (WIRE.md, "Exactly once");
- * session_check has already refused another run, an older incarnation and another epoch.
+ * sessions_check has already refused another run, an older incarnation and another epoch.
  *
  * Invariants: (1) every seq of a worker is decided once, in order; its duplicates get the first
  * decision; (2) a decision and its effect on the weights are in the same snapshot or in none; (3) a
@@ -26,7 +26,8 @@ static void answer(
 		.reject = (enum reject)d->reject,
 		.duplicate = (uint32_t)duplicate,
 		.version = d->version,
-		.durable_seq = w->durable_seq};
+		.durable_seq = w->durable_seq,
+		.epoch = c->cfg.epoch};
 }
 
 static void answer_duplicate(struct core *c, struct worker *w, uint64_t seq)
@@ -143,6 +144,14 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	answer(c, w, p->seq, d, 0);
 }
 
+/* A drain still takes what arrives before its snapshot; a run that is complete takes nothing more.
+ */
+static int ending_refuses(const struct core *c)
+{
+	return c->ending >= END_SAVING ||
+	       (c->ending == END_SNAPSHOT && c->end_status != PS_ESHUTDOWN);
+}
+
 void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 {
 	const struct msg_push *p = &ev->msg->push;
@@ -152,9 +161,8 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 		core_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
 	else if (p->seq <= w->last_seq)
 		answer_duplicate(c, w, p->seq);
-	else if (c->ending != END_NOT &&
-		 !(c->ending == END_SNAPSHOT && c->end_status == PS_ESHUTDOWN))
-		core_refuse(c, ev->peer, c->end_status, 0, "the last snapshot is taken");
+	else if (ending_refuses(c))
+		return; /* unanswered: nothing may be told before the last snapshot is on disk */
 	else if (p->seq > w->last_seq + 1) {
 		c->stats.gaps++;
 		core_refuse(

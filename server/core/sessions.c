@@ -14,7 +14,7 @@ static int same_run(const struct run_id *a, const struct run_id *b)
 	return a->hi == b->hi && a->lo == b->lo;
 }
 
-uint32_t session_id(const struct core *c, const struct worker *w)
+uint32_t sessions_id(const struct core *c, const struct worker *w)
 {
 	return (uint32_t)(w - c->worker) + 1;
 }
@@ -29,13 +29,13 @@ static struct stamp stamp_for(const struct core *c, const struct worker *w)
 	struct stamp s = {.run = c->cfg.run, .epoch = c->cfg.epoch};
 
 	if (w) {
-		s.worker = session_id(c, w);
+		s.worker = sessions_id(c, w);
 		s.incarnation = w->incarnation;
 	}
 	return s;
 }
 
-struct worker *session_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states)
+struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states)
 {
 	struct worker *w = worker_of(c, s->worker);
 
@@ -74,6 +74,7 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	m->replay_window = cfg->replay_window;
 	m->beat_ms = cfg->beat_ms;
 	m->dead_ms = cfg->dead_ms;
+	m->forget_ms = cfg->forget_ms;
 }
 
 static void go_live(struct core *c, struct worker *w)
@@ -81,6 +82,19 @@ static void go_live(struct core *c, struct worker *w)
 	w->state = SESSION_LIVE;
 	w->heard_ms = c->now_ms;
 	welcome(c, w, w->peer);
+}
+
+/* WELCOME once it is on disk that this slot is taken, by this incarnation. */
+static void join(struct core *c, struct worker *w)
+{
+	c->dirty = 1;
+	if (!c->cfg.durable) {
+		go_live(c, w);
+		return;
+	}
+	w->state = SESSION_JOINING;
+	w->join_generation = c->generation + 1;
+	c->urgent = 1;
 }
 
 /* The data set of the first worker is the run's. */
@@ -106,24 +120,25 @@ static int data_fits(struct core *c, const struct data_id *d, uint32_t peer)
 	return 0;
 }
 
-/* Its slot by name; else one whose worker is gone; else an unused one. */
+/* Its slot by name; else a nameless one whose worker is gone; else an unused one; else any whose
+ * worker is gone. */
 static struct worker *pick_slot(struct core *c, const char *name)
 {
-	struct worker *gone = NULL, *unused = NULL;
+	struct worker *gone = NULL, *unused = NULL, *named = NULL;
 
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->state == SESSION_FREE) {
+		if (w->state == SESSION_FREE)
 			unused = unused ? unused : w;
-		} else if (name[0]) {
-			if (strncmp(w->name, name, sizeof(w->name)) == 0)
-				return w;
-		} else if (w->state == SESSION_DEAD && !w->name[0] && !gone) {
-			gone = w;
-		}
+		else if (name[0] && strncmp(w->name, name, sizeof(w->name)) == 0)
+			return w;
+		else if (w->state == SESSION_DEAD && !w->name[0])
+			gone = gone ? gone : w;
+		else if (w->state == SESSION_DEAD)
+			named = named ? named : w;
 	}
-	return gone ? gone : unused;
+	return gone ? gone : unused ? unused : named;
 }
 
 /* The same HELLO again, on the same connection: its answer is on the way or was lost. */
@@ -168,14 +183,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->waiting = w->leaving = 0;
 	w->replay_target = 0;
 	w->heard_ms = c->now_ms;
-	c->dirty = 1;
-	if (!c->cfg.durable) {
-		go_live(c, w);
-		return;
-	}
-	w->state = SESSION_JOINING;
-	w->join_generation = c->generation + 1;
-	c->urgent = 1;
+	join(c, w);
 }
 
 /* The state went back in time behind this worker's back: follow it only if the operator said so. */
@@ -208,17 +216,11 @@ static void hello_resume(struct core *c, const struct event *ev)
 			c, ev->peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
 		return;
 	}
-	if (w && w->state == SESSION_JOINING) {
-		core_refuse(c, ev->peer, PS_ESTATE, 0, "this incarnation was not given out yet");
-		return;
-	}
 	if (!w || w->incarnation < h->resume.incarnation || w->last_seq < h->durable_seq) {
 		if (!accept_rollback(c, w, h, ev->peer))
 			return;
 	} else if (h->last_seq < w->last_seq) {
-		core_refuse(c, ev->peer, PS_EPROTO, 0,
-			"last_seq is behind what this worker has pushed");
-		return;
+		return; /* an old one that the network kept: this worker has pushed since */
 	}
 	if (w->state != SESSION_LIVE)
 		c->stats.rejoins++;
@@ -227,10 +229,14 @@ static void hello_resume(struct core *c, const struct event *ev)
 	w->peer = ev->peer;
 	w->leaving = 0;
 	w->replay_target = h->last_seq;
-	go_live(c, w);
+	w->heard_ms = c->now_ms;
+	if (w->state == SESSION_DEAD || w->state == SESSION_FREE)
+		join(c, w);
+	else if (w->state != SESSION_JOINING)
+		go_live(c, w);
 }
 
-void session_on_hello(struct core *c, struct worker *none, const struct event *ev)
+void sessions_on_hello(struct core *c, struct worker *none, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
 
@@ -240,13 +246,13 @@ void session_on_hello(struct core *c, struct worker *none, const struct event *e
 		core_refuse(c, ev->peer, PS_EVERSION, 0, "this server speaks protocol 1");
 	else if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
-	else if (c->ending != END_NOT)
+	else if (c->ending == END_OVER)
 		core_send(c, ev->peer, MSG_BYE)->bye = (struct msg_bye){.status = c->end_status};
 	else if (!data_fits(c, &h->data, ev->peer))
 		return;
 	else if (h->resume.run.hi | h->resume.run.lo)
 		hello_resume(c, ev);
-	else
+	else if (c->ending == END_NOT)
 		hello_new(c, ev);
 }
 
@@ -259,26 +265,26 @@ static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
 		.stamp = stamp_for(c, w), .last_seq = w->last_seq, .durable_seq = w->durable_seq};
 }
 
-void session_on_beat(struct core *c, struct worker *w, const struct event *ev)
+void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 {
 	w->beat_peer = ev->peer;
 	send_beat(c, w, ev->peer);
 }
 
-static void say_bye(struct core *c, struct worker *w, uint32_t peer, int status)
+void sessions_bye(struct core *c, const struct worker *w, uint32_t peer, int status)
 {
 	core_send(c, peer, MSG_BYE)->bye =
 		(struct msg_bye){.stamp = stamp_for(c, w), .status = status};
 }
 
-void session_on_bye(struct core *c, struct worker *w, const struct event *ev)
+void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 {
 	leases_release(c, w);
 	w->state = SESSION_DEAD;
 	w->waiting = 0;
 	w->peer = ev->peer;
 	if (w->durable_seq == w->last_seq) {
-		say_bye(c, w, ev->peer, PS_OK);
+		sessions_bye(c, w, ev->peer, PS_OK);
 		return;
 	}
 	w->leaving = 1;
@@ -293,7 +299,7 @@ static void die(struct core *c, struct worker *w)
 	c->stats.deaths++;
 }
 
-void session_tick(struct core *c)
+void sessions_tick(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
@@ -302,8 +308,10 @@ void session_tick(struct core *c)
 		if (w->state == SESSION_FREE || w->state == SESSION_DEAD)
 			continue;
 		silence = c->now_ms - w->heard_ms;
-		if (silence > c->cfg.dead_ms) {
+		if (silence > (w->state == SESSION_AWAY ? c->cfg.forget_ms : c->cfg.dead_ms)) {
 			die(c, w);
+		} else if (w->state == SESSION_AWAY && silence > c->cfg.dead_ms) {
+			leases_release(c, w);
 		} else if (w->state == SESSION_LIVE && silence > c->cfg.suspect_ms) {
 			w->state = SESSION_SUSPECT;
 			leases_release(c, w);
@@ -311,7 +319,7 @@ void session_tick(struct core *c)
 	}
 }
 
-void session_peer_gone(struct core *c, uint32_t peer)
+void sessions_peer_gone(struct core *c, uint32_t peer)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
@@ -323,13 +331,13 @@ void session_peer_gone(struct core *c, uint32_t peer)
 	}
 }
 
-void session_awaited(struct core *c)
+void sessions_awaited(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
 		c->worker[i].heard_ms = c->now_ms;
 }
 
-int session_all_back(const struct core *c)
+int sessions_all_back(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
@@ -345,13 +353,13 @@ int session_all_back(const struct core *c)
 /* ---- snapshots --------------------------------------------------------------------------------
  */
 
-void session_snapshot(struct core *c)
+void sessions_snapshot(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
 		c->worker[i].snapshot_seq = c->worker[i].last_seq;
 }
 
-void session_durable(struct core *c, uint64_t generation)
+void sessions_durable(struct core *c, uint64_t generation)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
@@ -363,7 +371,7 @@ void session_durable(struct core *c, uint64_t generation)
 			go_live(c, w);
 		} else if (w->leaving && w->durable_seq == w->last_seq) {
 			w->leaving = 0;
-			say_bye(c, w, w->peer, PS_OK);
+			sessions_bye(c, w, w->peer, PS_OK);
 		} else if (w->state == SESSION_LIVE && news) {
 			uint32_t peer = w->beat_peer ? w->beat_peer : w->peer;
 
@@ -373,12 +381,12 @@ void session_durable(struct core *c, uint64_t generation)
 	}
 }
 
-void session_say_bye(struct core *c, int status)
+void sessions_say_bye(struct core *c, int status)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->state != SESSION_FREE && w->state != SESSION_DEAD && w->peer)
-			say_bye(c, w, w->peer, status);
+			sessions_bye(c, w, w->peer, status);
 	}
 }

@@ -105,24 +105,26 @@ struct core *core_place(void *memory, const struct core_config *cfg);
 void core_end(struct core *c, int status);
 
 /* sessions.c */
-void session_on_hello(struct core *c, struct worker *w, const struct event *ev);
-void session_on_beat(struct core *c, struct worker *w, const struct event *ev);
-void session_on_bye(struct core *c, struct worker *w, const struct event *ev);
+void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
+void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
+void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev);
 /* The stamp's worker if it may speak; else answers ERROR and returns NULL. */
-struct worker *session_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
-void session_tick(struct core *c);
-void session_peer_gone(struct core *c, uint32_t peer);
+struct worker *sessions_check(
+	struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
+void sessions_tick(struct core *c);
+void sessions_peer_gone(struct core *c, uint32_t peer);
 /* Snapshot `generation` is on disk: welcome those who waited for it, tell the others what is
  * durable. */
-void session_durable(struct core *c, uint64_t generation);
+void sessions_durable(struct core *c, uint64_t generation);
 /* Note each ledger's position as the snapshot under way has it. */
-void session_snapshot(struct core *c);
+void sessions_snapshot(struct core *c);
 /* We have just started from a snapshot: the silence of its workers counts from now. */
-void session_awaited(struct core *c);
+void sessions_awaited(struct core *c);
 /* No worker of the snapshot is missing or still replaying. */
-int session_all_back(const struct core *c);
-void session_say_bye(struct core *c, int status);
-uint32_t session_id(const struct core *c, const struct worker *w);
+int sessions_all_back(const struct core *c);
+void sessions_say_bye(struct core *c, int status); /* to all */
+void sessions_bye(struct core *c, const struct worker *w, uint32_t peer, int status);
+uint32_t sessions_id(const struct core *c, const struct worker *w);
 
 /* ledger.c */
 void ledger_on_push(struct core *c, struct worker *w, const struct event *ev);

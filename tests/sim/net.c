@@ -1,0 +1,139 @@
+/* net.c - see net.h. */
+#include "tests/sim/net.h"
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+
+void net_init(struct net *n)
+{
+	memset(n, 0, sizeof(*n));
+	n->room = 1 << 14;
+	n->heap = mem_must(n->room, sizeof(*n->heap), "simulated time");
+	n->room_pool = 1 << 14;
+	n->pool = mem_must(n->room_pool, sizeof(*n->pool), "simulated messages");
+}
+
+void net_release(struct net *n)
+{
+	for (size_t i = 0; i < n->n_pool; i++)
+		free(n->pool[i]);
+	free(n->pool);
+	free(n->heap);
+}
+
+void net_reset(struct net *n, struct rng rng)
+{
+	for (size_t i = 0; i < n->n; i++)
+		net_done(n, &n->heap[i]);
+	n->n = 0;
+	n->rng = rng;
+	n->now_ms = n->next_order = 0;
+	n->sent = n->lost = n->doubled = 0;
+	memset(n->last_at, 0, sizeof(n->last_at));
+}
+
+uint64_t net_below(struct net *n, uint64_t bound)
+{
+	return rng_below(&n->rng, bound);
+}
+
+int net_chance(struct net *n, uint32_t per_mille)
+{
+	return per_mille && net_below(n, 1000) < per_mille;
+}
+
+static int earlier(const struct item *a, const struct item *b)
+{
+	return a->at_ms != b->at_ms ? a->at_ms < b->at_ms : a->order < b->order;
+}
+
+void net_at(struct net *n, uint64_t at_ms, struct item it)
+{
+	size_t i = n->n;
+
+	if (i == n->room) /* a run that plans so much has gone mad: better stop than swap */
+		abort();
+	it.at_ms = at_ms;
+	it.order = n->next_order++;
+	n->n++;
+	while (i && earlier(&it, &n->heap[(i - 1) / 2])) {
+		n->heap[i] = n->heap[(i - 1) / 2];
+		i = (i - 1) / 2;
+	}
+	n->heap[i] = it;
+}
+
+int net_next(struct net *n, struct item *it)
+{
+	struct item last;
+	size_t i = 0, child;
+
+	if (!n->n)
+		return 0;
+	*it = n->heap[0];
+	n->now_ms = it->at_ms;
+	last = n->heap[--n->n];
+	while ((child = 2 * i + 1) < n->n) {
+		if (child + 1 < n->n && earlier(&n->heap[child + 1], &n->heap[child]))
+			child++;
+		if (!earlier(&n->heap[child], &last))
+			break;
+		n->heap[i] = n->heap[child];
+		i = child;
+	}
+	n->heap[i] = last;
+	return 1;
+}
+
+static struct msg *new_msg(struct net *n, const struct msg *m)
+{
+	struct msg *copy = n->n_pool ? n->pool[--n->n_pool]
+				     : mem_must(1, sizeof(*copy), "a simulated message");
+	size_t size = sizeof(*m);
+
+	/* do not copy the slices that are not there */
+	if (m->type == MSG_PUSH)
+		size = (size_t)((const char *)&m->push.slices.slice[m->push.slices.n] -
+				(const char *)m);
+	else if (m->type == MSG_PARAMS)
+		size = (size_t)((const char *)&m->params.slices.slice[m->params.slices.n] -
+				(const char *)m);
+	else if (m->type != MSG_HELLO && m->type != MSG_WELCOME)
+		size = offsetof(struct msg, push) + 128;
+	memcpy(copy, m, size);
+	return copy;
+}
+
+void net_done(struct net *n, struct item *it)
+{
+	if (it->msg && n->n_pool < n->room_pool)
+		n->pool[n->n_pool++] = it->msg;
+	it->msg = NULL;
+}
+
+static void deliver(
+	struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m)
+{
+	uint64_t at = n->now_ms + n->delay_ms + net_below(n, n->jitter_ms + 1);
+
+	if (n->in_order && at < n->last_at[worker][to_server])
+		at = n->last_at[worker][to_server];
+	n->last_at[worker][to_server] = at;
+	it.what = HAPPEN_MESSAGE;
+	it.msg = new_msg(n, m);
+	net_at(n, at, it);
+}
+
+void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m)
+{
+	n->sent++;
+	if (net_chance(n, n->drop)) {
+		n->lost++;
+		return;
+	}
+	deliver(n, worker, to_server, it, m);
+	if (net_chance(n, n->twice)) {
+		n->doubled++;
+		deliver(n, worker, to_server, it, m);
+	}
+}

@@ -299,6 +299,12 @@ static void die(struct core *c, struct worker *w)
 	c->stats.deaths++;
 }
 
+/* It may hold pushes that were acknowledged before a crash and are not replayed yet. */
+static int may_return(const struct worker *w)
+{
+	return w->state == SESSION_AWAY || w->last_seq < w->replay_target;
+}
+
 void sessions_tick(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
@@ -308,9 +314,10 @@ void sessions_tick(struct core *c)
 		if (w->state == SESSION_FREE || w->state == SESSION_DEAD)
 			continue;
 		silence = c->now_ms - w->heard_ms;
-		if (silence > (w->state == SESSION_AWAY ? c->cfg.forget_ms : c->cfg.dead_ms)) {
+		if (silence > (may_return(w) ? c->cfg.forget_ms : c->cfg.dead_ms)) {
 			die(c, w);
-		} else if (w->state == SESSION_AWAY && silence > c->cfg.dead_ms) {
+		} else if (silence > c->cfg.dead_ms) {
+			w->state = SESSION_AWAY;
 			leases_release(c, w);
 		} else if (w->state == SESSION_LIVE && silence > c->cfg.suspect_ms) {
 			w->state = SESSION_SUSPECT;

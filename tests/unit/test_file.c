@@ -1,0 +1,408 @@
+/*
+ * Proves the contract of common/file.h. The system calls beneath it are replaced by ones that can
+ * be told to fail, to do less than asked, and that keep a diary.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include "common/file.h"
+#include "scratch.h"
+
+/* ---- system calls under control ----------------------------------------------------------------
+ */
+
+static struct {
+	int watching;
+	char diary[512];      /* "write fsync rename fsync " */
+	size_t write_at_most; /* bytes per write; 0: as asked */
+	int interrupts;       /* so many writes are cut short by EINTR first */
+	int writes_left;      /* before write_errno; < 0: all succeed */
+	int write_errno, rename_errno;
+	int fsyncs_left; /* before EIO; < 0: all succeed */
+} calls;
+
+static void reset_calls(void)
+{
+	memset(&calls, 0, sizeof calls);
+	calls.writes_left = calls.fsyncs_left = -1;
+	calls.watching = 1;
+}
+
+static void note(const char *call)
+{
+	size_t used = strlen(calls.diary);
+	if (calls.watching)
+		snprintf(calls.diary + used, sizeof calls.diary - used, "%s ", call);
+}
+
+static int fail_with(int number)
+{
+	errno = number;
+	return -1;
+}
+
+ssize_t write(int fd, const void *data, size_t n)
+{
+	if (calls.watching && fd > 2) {
+		note("write");
+		if (calls.interrupts-- > 0)
+			return fail_with(EINTR);
+		if (calls.writes_left == 0)
+			return fail_with(calls.write_errno);
+		calls.writes_left -= calls.writes_left > 0;
+		if (calls.write_at_most && n > calls.write_at_most)
+			n = calls.write_at_most;
+	}
+	return syscall(SYS_write, fd, data, n);
+}
+
+int fsync(int fd)
+{
+	note("fsync");
+	if (calls.fsyncs_left == 0)
+		return fail_with(EIO);
+	calls.fsyncs_left -= calls.fsyncs_left > 0;
+	return (int)syscall(SYS_fsync, fd);
+}
+
+int renameat(int from_dir, const char *from, int to_dir, const char *to)
+{
+	note("rename");
+	if (calls.rename_errno)
+		return fail_with(calls.rename_errno);
+	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
+}
+
+/* ---- the tests ---------------------------------------------------------------------------------
+ */
+
+static char dir[64];
+static struct err e;
+
+static int begin(void **state)
+{
+	(void)state;
+	scratch_make(dir);
+	reset_calls();
+	memset(&e, 0, sizeof e);
+	return 0;
+}
+
+static int end(void **state)
+{
+	(void)state;
+	calls.watching = 0;
+	scratch_remove(dir);
+	return 0;
+}
+
+static int replace(const char *name, const char *text)
+{
+	size_t half = strlen(text) / 2;
+	const struct file_part part[] = {
+		{text, half}, {NULL, 0}, {text + half, strlen(text) - half}};
+	return file_replace(dir, name, part, 3, &e);
+}
+
+static void assert_holds(const char *name, const char *text)
+{
+	char path[320];
+	void *data;
+	size_t size;
+	assert_int_equal(file_read(scratch_path(dir, name, path), 1000, &data, &size, &e), PS_OK);
+	assert_int_equal(size, strlen(text));
+	assert_memory_equal(data, text, size);
+	free(data);
+}
+
+static void a_replaced_file_is_its_parts_in_order(void **state)
+{
+	(void)state;
+	assert_int_equal(replace("f", "first"), PS_OK);
+	assert_holds("f", "first");
+	assert_int_equal(replace("f", "the second, longer"), PS_OK);
+	assert_holds("f", "the second, longer");
+	assert_int_equal(replace("f", ""), PS_OK);
+	assert_holds("f", "");
+	assert_false(scratch_exists(dir, "f.tmp"));
+}
+
+static void content_is_on_disk_before_the_name_and_the_name_before_success(void **state)
+{
+	(void)state;
+	assert_int_equal(replace("f", "text"), PS_OK);
+	assert_string_equal(calls.diary, "write write fsync rename fsync ");
+}
+
+static void short_writes_are_continued(void **state)
+{
+	(void)state;
+	calls.write_at_most = 3;
+	assert_int_equal(replace("f", "0123456789abcdefghij"), PS_OK);
+	assert_holds("f", "0123456789abcdefghij");
+}
+
+static void an_interrupted_write_is_repeated(void **state)
+{
+	(void)state;
+	calls.interrupts = 3;
+	assert_int_equal(replace("f", "0123456789"), PS_OK);
+	assert_holds("f", "0123456789");
+}
+
+/* The call failed as a disk error of `number`: the old file is whole, no temporary one is left. */
+static void assert_untouched(int rc, int number)
+{
+	assert_int_equal(rc, PS_EIO);
+	assert_int_equal(e.status, PS_EIO);
+	assert_non_null(strstr(e.text, dir));
+	assert_non_null(strstr(e.text, strerror(number)));
+	calls.watching = 0;
+	calls.fsyncs_left = -1;
+	assert_holds("f", "old");
+	assert_false(scratch_exists(dir, "f.tmp"));
+}
+
+static void a_full_disk_leaves_the_old_file(void **state)
+{
+	(void)state;
+	for (int writes = 0; writes < 4; writes++) {
+		reset_calls();
+		assert_int_equal(replace("f", "old"), PS_OK);
+		calls.write_at_most = 3;
+		calls.writes_left = writes;
+		calls.write_errno = ENOSPC;
+		assert_untouched(replace("f", "0123456789abcdefghij"), ENOSPC);
+		assert_non_null(strstr(e.text, "f.tmp: write: "));
+	}
+}
+
+static void a_failed_fsync_is_never_repeated_and_leaves_the_old_file(void **state)
+{
+	(void)state;
+	assert_int_equal(replace("f", "old"), PS_OK);
+	reset_calls();
+	calls.fsyncs_left = 0;
+	int rc = replace("f", "new");
+	assert_string_equal(calls.diary, "write write fsync ");
+	assert_untouched(rc, EIO);
+	assert_non_null(strstr(e.text, "f.tmp: fsync: "));
+}
+
+static void a_failed_rename_leaves_the_old_file(void **state)
+{
+	(void)state;
+	assert_int_equal(replace("f", "old"), PS_OK);
+	calls.rename_errno = EACCES;
+	assert_untouched(replace("f", "new"), EACCES);
+}
+
+static void a_directory_that_cannot_be_synced_is_an_error(void **state)
+{
+	(void)state;
+	calls.fsyncs_left = 1;
+	assert_int_equal(replace("f", "new"), PS_EIO);
+	assert_non_null(strstr(e.text, "fsync of the directory"));
+	assert_false(scratch_exists(dir, "f.tmp"));
+}
+
+static void a_stale_temporary_file_is_overwritten(void **state)
+{
+	(void)state;
+	scratch_write(dir, "f.tmp", "left by a crash, and longer", 27);
+	assert_int_equal(replace("f", "new"), PS_OK);
+	assert_holds("f", "new");
+	assert_false(scratch_exists(dir, "f.tmp"));
+}
+
+static void only_plain_names_and_regular_files_are_replaced(void **state)
+{
+	(void)state;
+	char path[320], long_name[300];
+	const char *refused[] = {"", "a/b", "../f", "/f"};
+	for (size_t i = 0; i < 4; i++)
+		assert_int_equal(replace(refused[i], "x"), PS_EIO);
+	memset(long_name, 'n', sizeof long_name);
+	long_name[252] = '\0';
+	assert_int_equal(replace(long_name, "x"), PS_EIO);
+	long_name[251] = '\0';
+	assert_int_equal(replace(long_name, "x"), PS_OK);
+	assert_int_equal(symlink("/dev/null", scratch_path(dir, "link", path)), 0);
+	assert_int_equal(replace("link", "x"), PS_EIO);
+	assert_non_null(strstr(e.text, "not a regular file"));
+	struct stat st;
+	assert_int_equal(lstat(path, &st), 0);
+	assert_true(S_ISLNK(st.st_mode));
+	assert_int_equal(file_replace("/nonexistent-directory", "f", NULL, 0, &e), PS_EIO);
+}
+
+static void a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not(void **state)
+{
+	(void)state;
+	char path[320];
+	void *data;
+	size_t size;
+	scratch_write(dir, "f", "12345", 5);
+	scratch_path(dir, "f", path);
+	assert_int_equal(file_read(path, 5, &data, &size, &e), PS_OK);
+	assert_int_equal(size, 5);
+	assert_memory_equal(data, "12345", 5);
+	free(data);
+	assert_int_equal(file_read(path, 4, &data, &size, &e), PS_ETOOBIG);
+	assert_null(data);
+	assert_non_null(strstr(e.text, "5 bytes; at most 4"));
+}
+
+static void what_is_not_a_regular_file_is_refused_at_once(void **state)
+{
+	(void)state;
+	char path[320];
+	void *data = &data;
+	size_t size = 1;
+	assert_int_equal(mkfifo(scratch_path(dir, "fifo", path), 0600), 0);
+	assert_int_equal(file_read(path, 100, &data, &size, &e), PS_EIO);
+	assert_null(data);
+	assert_int_equal(size, 0);
+	assert_non_null(strstr(e.text, "not a regular file"));
+	assert_int_equal(file_read(dir, 100, &data, &size, &e), PS_EIO);
+	assert_int_equal(file_read("/dev/zero", 100, &data, &size, &e), PS_EIO);
+	assert_int_equal(file_read(scratch_path(dir, "absent", path), 1, &data, &size, &e), PS_EIO);
+	assert_non_null(strstr(e.text, "No such file"));
+}
+
+static void a_file_longer_than_its_stated_size_is_refused(void **state)
+{
+	(void)state;
+	void *data;
+	size_t size;
+	/* the kernel says 0 bytes and gives more: what a file that grows looks like */
+	assert_int_equal(file_read("/proc/self/status", 100000, &data, &size, &e), PS_EIO);
+	assert_non_null(strstr(e.text, "size changed"));
+	assert_null(data);
+}
+
+static void a_directory_is_made_if_absent_and_checked_if_there(void **state)
+{
+	(void)state;
+	char path[320], deeper[340];
+	scratch_path(dir, "made", path);
+	assert_int_equal(file_make_dir(path, &e), PS_OK);
+	assert_int_equal(file_make_dir(path, &e), PS_OK);
+	snprintf(deeper, sizeof deeper, "%s/no/deeper", path);
+	assert_int_equal(file_make_dir(deeper, &e), PS_EUSAGE);
+	assert_int_equal(rmdir(path), 0);
+	scratch_write(dir, "f", "x", 1);
+	assert_int_equal(file_make_dir(scratch_path(dir, "f", path), &e), PS_EUSAGE);
+	assert_non_null(strstr(e.text, "not a directory"));
+	assert_int_equal(file_make_dir("", &e), PS_EUSAGE);
+}
+
+static void a_directory_one_may_not_write_to_is_refused(void **state)
+{
+	(void)state;
+	pid_t child = fork();
+	if (child == 0) {
+		/* root may write anywhere: be somebody else */
+		if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0))
+			_exit(3);
+		_exit(file_make_dir("/usr", &e) == PS_EUSAGE &&
+					strstr(e.text, "cannot be written to")
+				? 0
+				: 1);
+	}
+	int status;
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
+{
+	(void)state;
+	int fd, pipe_fds[2], status;
+	char byte, text[32];
+	assert_int_equal(pipe(pipe_fds), 0);
+	pid_t holder = fork();
+	if (holder == 0) {
+		int rc = file_lock_dir(dir, &fd, &e);
+		byte = rc == PS_OK ? 'y' : 'n';
+		(void)!syscall(SYS_write, pipe_fds[1], &byte, 1);
+		for (;;)
+			pause(); /* until killed below, by pid */
+	}
+	assert_int_equal(read(pipe_fds[0], &byte, 1), 1);
+	assert_int_equal(byte, 'y');
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_ELOCKED);
+	assert_int_equal(fd, -1);
+	snprintf(text, sizeof text, "process %ld;", (long)holder);
+	assert_non_null(strstr(e.text, text));
+	kill(holder, SIGKILL);
+	assert_int_equal(waitpid(holder, &status, 0), holder);
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK); /* the lock died with it */
+	snprintf(text, sizeof text, "%ld\n", (long)getpid());
+	assert_holds("LOCK", text);
+	int again;
+	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED); /* even the same process */
+	close(fd);
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
+	close(fd);
+	close(pipe_fds[0]);
+	close(pipe_fds[1]);
+}
+
+static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
+{
+	(void)state;
+	int first, second;
+	char rubbish[4096];
+	memset(rubbish, 0xff, sizeof rubbish);
+	scratch_write(dir, "LOCK", rubbish, sizeof rubbish);
+	assert_int_equal(file_lock_dir(dir, &first, &e), PS_OK);
+	scratch_write(dir, "LOCK", rubbish, sizeof rubbish);
+	assert_int_equal(file_lock_dir(dir, &second, &e), PS_ELOCKED);
+	assert_non_null(strstr(e.text, "a process that has not named itself yet"));
+	close(first);
+	assert_int_equal(file_lock_dir("/nonexistent-directory", &first, &e), PS_EIO);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(a_replaced_file_is_its_parts_in_order, begin, end),
+		cmocka_unit_test_setup_teardown(
+			content_is_on_disk_before_the_name_and_the_name_before_success, begin, end),
+		cmocka_unit_test_setup_teardown(short_writes_are_continued, begin, end),
+		cmocka_unit_test_setup_teardown(an_interrupted_write_is_repeated, begin, end),
+		cmocka_unit_test_setup_teardown(a_full_disk_leaves_the_old_file, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_failed_fsync_is_never_repeated_and_leaves_the_old_file, begin, end),
+		cmocka_unit_test_setup_teardown(a_failed_rename_leaves_the_old_file, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_directory_that_cannot_be_synced_is_an_error, begin, end),
+		cmocka_unit_test_setup_teardown(a_stale_temporary_file_is_overwritten, begin, end),
+		cmocka_unit_test_setup_teardown(
+			only_plain_names_and_regular_files_are_replaced, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not, begin, end),
+		cmocka_unit_test_setup_teardown(
+			what_is_not_a_regular_file_is_refused_at_once, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_file_longer_than_its_stated_size_is_refused, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_directory_is_made_if_absent_and_checked_if_there, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_directory_one_may_not_write_to_is_refused, begin, end),
+		cmocka_unit_test_setup_teardown(
+			the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_lock_file_with_rubbish_in_it_still_locks, begin, end),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

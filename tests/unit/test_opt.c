@@ -1,0 +1,350 @@
+/* Proves the contract of common/opt.h. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include "common/log.h"
+#include "common/opt.h"
+#include "common/version.h"
+#include "scratch.h"
+
+static struct {
+	const char *bind, *name;
+	int64_t epochs;
+	double lr;
+	int mode, resume, quiet;
+} v;
+
+static const struct opt rows[] = {
+	{.name = "bind",
+		.type = OPT_TEXT,
+		.dest = &v.bind,
+		.def = "tcp://*:5555",
+		.arg = "URL",
+		.help = "Where to listen."},
+	{.name = "name", .type = OPT_TEXT, .dest = &v.name, .min = 1, .max = 8, .help = "Name."},
+	{.name = "epochs",
+		.type = OPT_INT,
+		.dest = &v.epochs,
+		.def = "3",
+		.min = 0,
+		.max = 65536,
+		.arg = "N",
+		.help = "Epochs to train."},
+	{.name = "lr",
+		.type = OPT_REAL,
+		.dest = &v.lr,
+		.def = "0.03",
+		.min = 1e-9,
+		.max = 1000,
+		.arg = "RATE",
+		.help = "Learning rate."},
+	{.name = "mode",
+		.type = OPT_ENUM,
+		.dest = &v.mode,
+		.def = "sync",
+		.values = "downpour|sync|ssp",
+		.arg = "MODE",
+		.help = "How workers are combined."},
+	{.name = "accept-rollback",
+		.type = OPT_FLAG,
+		.dest = &v.resume,
+		.def = "0",
+		.help = "Go on with an older state."},
+	{.name = "quiet", .type = OPT_FLAG, .dest = &v.quiet, .def = "1", .help = "Say less."},
+	{0},
+};
+
+static const struct opt_program program = {.name = "cnn-test",
+	.usage = "[OPTION...] [FILE]",
+	.about = "Tests options.",
+	.opts = rows,
+	.max_args = 2};
+
+#define MAX_ARGV 16
+static const char *args[MAX_ARGV];
+static int n_args;
+static struct capture errors, output;
+
+/* Parse a command line given as words separated by ';'. What was printed is in `errors` and
+ * `output`. */
+static int parse(const char *line)
+{
+	static char text[1024], *argv[MAX_ARGV];
+	int argc = 0;
+	snprintf(text, sizeof text, "cnn-test%s%s", *line ? ";" : "", line);
+	for (char *at = text;; argc++) {
+		argv[argc] = at;
+		at = strchr(at, ';');
+		if (!at)
+			break;
+		*at++ = '\0';
+	}
+	argc++;
+	argv[argc] = NULL;
+	memset(&v, 0, sizeof v);
+	capture_begin(&errors, 2);
+	capture_begin(&output, 1);
+	int rc = opt_parse(&program, argc, argv, args, &n_args);
+	capture_end(&output);
+	capture_end(&errors);
+	return rc;
+}
+
+static int clear_environment(void **state)
+{
+	(void)state;
+	static const char *const variables[] = {"CNN_BIND", "CNN_NAME", "CNN_EPOCHS", "CNN_LR",
+		"CNN_MODE", "CNN_ACCEPT_ROLLBACK", "CNN_QUIET"};
+	for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
+		unsetenv(variables[i]);
+	return 0;
+}
+
+static void assert_says(const char *line, const char *says)
+{
+	if (parse(line) != PS_EUSAGE)
+		fail_msg("\"%s\" was accepted", line);
+	if (!strstr(errors.text, says) || count_lines(errors.text) != 1 || output.text[0])
+		fail_msg("\"%s\" says: %s", line, errors.text);
+}
+
+static void without_arguments_the_defaults_hold(void **state)
+{
+	(void)state;
+	assert_int_equal(parse(""), OPT_RUN);
+	assert_string_equal(v.bind, "tcp://*:5555");
+	assert_null(v.name); /* no default: as the program set it */
+	assert_int_equal(v.epochs, 3);
+	assert_true(v.lr == 0.03);
+	assert_int_equal(v.mode, 1);
+	assert_int_equal(v.resume, 0);
+	assert_int_equal(v.quiet, 1);
+	assert_int_equal(n_args, 0);
+	assert_string_equal(errors.text, "");
+}
+
+static void both_spellings_and_arguments_anywhere_are_understood(void **state)
+{
+	(void)state;
+	assert_int_equal(parse("a=b;--bind=x;--epochs;0;--lr;1e-9;FILE;--mode=ssp;--accept-"
+			       "rollback;--no-quiet"),
+		OPT_RUN);
+	assert_string_equal(v.bind, "x");
+	assert_int_equal(v.epochs, 0);
+	assert_true(v.lr == 1e-9);
+	assert_int_equal(v.mode, 2);
+	assert_int_equal(v.resume, 1);
+	assert_int_equal(v.quiet, 0);
+	assert_int_equal(n_args, 2);
+	assert_string_equal(args[0], "a=b");
+	assert_string_equal(args[1], "FILE");
+	assert_int_equal(parse("--name=ab;--;--lr;-x"), OPT_RUN);
+	assert_int_equal(n_args, 2);
+	assert_string_equal(args[0], "--lr");
+	assert_string_equal(args[1], "-x");
+}
+
+static void texts_live_as_long_as_argv(void **state)
+{
+	(void)state;
+	char bind[] = "--bind=abc", name[] = "--name", value[] = "worker", argument[] = "arg";
+	char *argv[] = {argument, bind, name, value, argument, NULL};
+	assert_int_equal(opt_parse(&program, 5, argv, args, &n_args), OPT_RUN);
+	assert_ptr_equal(v.bind, bind + 7);
+	assert_ptr_equal(v.name, value);
+	assert_ptr_equal(args[0], argument);
+}
+
+static void the_command_line_beats_the_environment_beats_the_default(void **state)
+{
+	(void)state;
+	setenv("CNN_EPOCHS", "7", 1);
+	setenv("CNN_LR", "0.5", 1);
+	setenv("CNN_MODE", "downpour", 1);
+	setenv("CNN_ACCEPT_ROLLBACK", "1", 1);
+	setenv("CNN_QUIET", "0", 1);
+	assert_int_equal(parse("--epochs=9"), OPT_RUN);
+	assert_int_equal(v.epochs, 9);
+	assert_true(v.lr == 0.5);
+	assert_int_equal(v.mode, 0);
+	assert_int_equal(v.resume, 1);
+	assert_int_equal(v.quiet, 0);
+	assert_string_equal(v.bind, "tcp://*:5555");
+	assert_int_equal(parse("--no-accept-rollback;--quiet"), OPT_RUN);
+	assert_int_equal(v.resume, 0);
+	assert_int_equal(v.quiet, 1);
+}
+
+static void every_bad_value_gets_one_line_that_says_what_would_be_right(void **state)
+{
+	(void)state;
+	static const char *const row[][2] = {
+		{"--lr=abc", "cnn-test: --lr: \"abc\" is not a number; expected a number in "
+			     "[1e-09, 1000]"},
+		{"--lr=", "--lr: \"\" is not a number"},
+		{"--lr;", "--lr: \"\" is not a number"},
+		{"--lr=nan", "\"nan\" is not a number"},
+		{"--lr=NAN(1)", "is not a number"},
+		{"--lr=inf", "\"inf\" is not a number"},
+		{"--lr=-Infinity", "is not a number"},
+		{"--lr=0x1p-3", "is not a number"},
+		{"--lr= 1", "is not a number"},
+		{"--lr=1 ", "is not a number"},
+		{"--lr=1,5", "is not a number"},
+		{"--lr=1e", "is not a number"},
+		{"--lr=--1", "is not a number"},
+		{"--lr=0.1.2", "is not a number"},
+		{"--lr=1\n2", "\"1?2\" is not a number"},
+		{"--lr=1e999", "--lr: 1e999 is out of range; expected a number in [1e-09, 1000]"},
+		{"--lr=1e-999", "is out of range"},
+		{"--lr=0", "is out of range"},
+		{"--lr=-1", "is out of range"},
+		{"--lr=1000.0001", "is out of range"},
+		{"--epochs=1.5",
+			"--epochs: \"1.5\" is not a whole number; expected one in [0, 65536]"},
+		{"--epochs=1e3", "is not a whole number"},
+		{"--epochs=0x10", "is not a whole number"},
+		{"--epochs=", "--epochs: \"\" is not a whole number"},
+		{"--epochs= 3", "is not a whole number"},
+		{"--epochs=3 ", "is not a whole number"},
+		{"--epochs=+-3", "is not a whole number"},
+		{"--epochs=70000",
+			"--epochs: 70000 is out of range; expected a whole number in [0, 65536]"},
+		{"--epochs=-1", "is out of range"},
+		{"--epochs=99999999999999999999", "is out of range"},
+		{"--epochs=-99999999999999999999", "is out of range"},
+		{"--mode=sandblaster",
+			"--mode: \"sandblaster\" is not known; expected downpour|sync|ssp"},
+		{"--mode=", "--mode: \"\" is not known"},
+		{"--mode=syn", "is not known"},
+		{"--mode=sync|ssp", "is not known"},
+		{"--mode=SYNC", "is not known"},
+		{"--name=", "--name: \"\" has 0 characters; expected 1 to 8"},
+		{"--name=123456789", "has 9 characters; expected 1 to 8"},
+		{"--quiet=1", "--quiet: "},
+		{"--lrr=1", "cnn-test: --lrr: unknown option; --help lists them"},
+		{"--l=1", "--l: unknown option"},
+		{"-lr=1", "unknown option"},
+		{"-x", "-x: unknown option"},
+		{"--no-lr", "--no-lr: unknown option"},
+		{"--no-no-quiet", "unknown option"},
+		{"--bind", "--bind: needs a value"},
+		{"--lr=1;--lr=1", "--lr: given twice"},
+		{"--quiet;--no-quiet", "--quiet: given twice"},
+		{"--quiet;--quiet", "--quiet: given twice"},
+		{"a;b;c", "\"c\": unexpected argument; cnn-test takes 2"},
+	};
+	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
+		assert_says(row[i][0], row[i][1]);
+}
+
+static void a_bad_variable_is_named(void **state)
+{
+	(void)state;
+	static const char *const row[][3] = {
+		{"CNN_LR", "fast", "cnn-test: CNN_LR: \"fast\" is not a number"},
+		{"CNN_LR", "", "CNN_LR: \"\" is not a number"},
+		{"CNN_EPOCHS", "", "CNN_EPOCHS: \"\" is not a whole number"},
+		{"CNN_EPOCHS", "70000", "CNN_EPOCHS: 70000 is out of range"},
+		{"CNN_MODE", "fast", "CNN_MODE: \"fast\" is not known"},
+		{"CNN_ACCEPT_ROLLBACK", "yes", "CNN_ACCEPT_ROLLBACK: \"yes\" is neither 0 nor 1"},
+		{"CNN_ACCEPT_ROLLBACK", "", "CNN_ACCEPT_ROLLBACK: \"\" is neither 0 nor 1"},
+		{"CNN_NAME", "123456789", "CNN_NAME: \"123456789\" has 9 characters"},
+	};
+	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+		setenv(row[i][0], row[i][1], 1);
+		assert_says("", row[i][2]);
+		unsetenv(row[i][0]);
+	}
+}
+
+static void all_errors_of_a_run_are_reported(void **state)
+{
+	(void)state;
+	setenv("CNN_MODE", "fast", 1);
+	assert_int_equal(
+		parse("--lr=nan;--bogus=1;--epochs=-1;--name;123456789;--epochs=5;a;b;c;--bind"),
+		PS_EUSAGE);
+	static const char *const says[] = {"--lr: ", "--bogus: ", "--epochs: -1",
+		"--epochs: given twice", "--name: ", "CNN_MODE: ", "\"c\": ", "--bind: "};
+	for (size_t i = 0; i < sizeof says / sizeof says[0]; i++)
+		if (!strstr(errors.text, says[i]))
+			fail_msg("no \"%s\" in: %s", says[i], errors.text);
+	assert_int_equal(count_lines(errors.text), sizeof says / sizeof says[0]);
+	for (const char *line = errors.text; *line; line = strchr(line, '\n') + 1)
+		assert_memory_equal(line, "cnn-test: ", 10);
+}
+
+static void help_comes_from_the_rows_that_parse(void **state)
+{
+	(void)state;
+	assert_int_equal(parse("--lr=1;--help"), OPT_EXIT);
+	static const char *const says[] = {"Usage: cnn-test [OPTION...] [FILE]\n",
+		"Tests options.\n", "  --bind URL ",
+		"Where to listen. (default tcp://*:5555; CNN_BIND)",
+		"Epochs to train. (0 to 65536; default 3; CNN_EPOCHS)",
+		"Learning rate. (1e-09 to 1000; default 0.03; CNN_LR)",
+		"How workers are combined. (downpour|sync|ssp; default sync; CNN_MODE)",
+		"  --[no-]accept-rollback",
+		"Go on with an older state. (default off; CNN_ACCEPT_ROLLBACK)",
+		"Say less. (default on; CNN_QUIET)", "Name. (default none; CNN_NAME)", "--version"};
+	for (size_t i = 0; i < sizeof says / sizeof says[0]; i++)
+		if (!strstr(output.text, says[i]))
+			fail_msg("no \"%s\" in: %s", says[i], output.text);
+	assert_string_equal(errors.text, "");
+	for (const char *line = output.text; *line; line = strchr(line, '\n') + 1)
+		assert_true(strcspn(line, "\n") <= 100);
+	char help[sizeof output.text];
+	memcpy(help, output.text, sizeof help);
+	assert_int_equal(parse("-h"), OPT_EXIT);
+	assert_string_equal(output.text, help);
+}
+
+static void version_is_the_programs_name_and_number(void **state)
+{
+	(void)state;
+	assert_int_equal(parse("--version"), OPT_EXIT);
+	assert_string_equal(output.text, "cnn-test " PS_VERSION "\n");
+}
+
+static void the_dump_says_where_each_value_came_from(void **state)
+{
+	(void)state;
+	setenv("CNN_LR", "0.5", 1);
+	assert_int_equal(parse("--mode=ssp;--no-quiet;--bind=a\nb"), OPT_RUN);
+	log_set_level(LOG_DEBUG);
+	capture_begin(&errors, 2);
+	opt_dump(&program);
+	capture_end(&errors);
+	log_set_level(LOG_INFO);
+	assert_string_equal(errors.text, "debug options value bind=\"a?b\" origin=command-line\n"
+					 "debug options value name=\"\" origin=default\n"
+					 "debug options value epochs=3 origin=default\n"
+					 "debug options value lr=0.5 origin=environment\n"
+					 "debug options value mode=ssp origin=command-line\n"
+					 "debug options value accept-rollback=0 origin=default\n"
+					 "debug options value quiet=0 origin=command-line\n");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(without_arguments_the_defaults_hold, clear_environment),
+		cmocka_unit_test_setup(
+			both_spellings_and_arguments_anywhere_are_understood, clear_environment),
+		cmocka_unit_test_setup(texts_live_as_long_as_argv, clear_environment),
+		cmocka_unit_test_setup(the_command_line_beats_the_environment_beats_the_default,
+			clear_environment),
+		cmocka_unit_test_setup(every_bad_value_gets_one_line_that_says_what_would_be_right,
+			clear_environment),
+		cmocka_unit_test_setup(a_bad_variable_is_named, clear_environment),
+		cmocka_unit_test_setup(all_errors_of_a_run_are_reported, clear_environment),
+		cmocka_unit_test_setup(help_comes_from_the_rows_that_parse, clear_environment),
+		cmocka_unit_test_setup(version_is_the_programs_name_and_number, clear_environment),
+		cmocka_unit_test_setup(the_dump_says_where_each_value_came_from, clear_environment),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -5,6 +5,7 @@
 #include "worker/session.h"
 #include <stdlib.h>
 #include <string.h>
+#include "common/mem.h"
 
 #define MAX_IN_FLIGHT 64   /* bound on push_window, whatever the server allows */
 #define LEAVE_MS      5000 /* how long a BYE waits for its answer */
@@ -546,10 +547,10 @@ int session_new(struct session **out, const struct session_config *cfg, size_t r
 
 	*out = NULL;
 	if (replay_max >= 1 && replay_max <= WIRE_MAX_WINDOW)
-		s = calloc(1, sizeof(*s));
+		s = mem_try(1, sizeof(*s));
 	if (!s)
 		return PS_ENOMEM;
-	s->kept = calloc(replay_max, sizeof(*s->kept));
+	s->kept = mem_try(replay_max, sizeof(*s->kept));
 	if (!s->kept) {
 		free(s);
 		return PS_ENOMEM;

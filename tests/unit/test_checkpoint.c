@@ -1,0 +1,471 @@
+/* Proves the invariants numbered in common/checkpoint.h. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <sys/syscall.h>
+#include <xxhash.h>
+#include "common/checkpoint.h"
+#include "common/file.h"
+#include "scratch.h"
+
+/* Set: the rename that would make a generation visible fails. */
+static int rename_errno;
+int renameat(int from_dir, const char *from, int to_dir, const char *to)
+{
+	if (rename_errno) {
+		errno = rename_errno;
+		return -1;
+	}
+	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
+}
+
+static char dir[64];
+static struct err e;
+static struct capture captured;
+
+static int begin(void **state)
+{
+	(void)state;
+	scratch_make(dir);
+	memset(&e, 0, sizeof e);
+	return 0;
+}
+
+static int end(void **state)
+{
+	(void)state;
+	rename_errno = 0;
+	scratch_remove(dir);
+	return 0;
+}
+
+/* Generation `g` of a small run: three sections that say which generation they are of. */
+static int write_generation(uint64_t g)
+{
+	unsigned char run[16], weights[40];
+	memset(run, (int)g, sizeof run);
+	memset(weights, (int)g + 1, sizeof weights);
+	const struct checkpoint c = {.generation = g,
+		.n_sections = 3,
+		.section = {{"run", run, sizeof run}, {"empty", NULL, 0},
+			{"weights-15-long", weights, sizeof weights}}};
+	return checkpoint_write(dir, &c, &e);
+}
+
+static void assert_is_generation(const struct checkpoint *c, uint64_t g)
+{
+	const struct checkpoint_section *run = checkpoint_find(c, "run");
+	const struct checkpoint_section *weights = checkpoint_find(c, "weights-15-long");
+	assert_int_equal(c->generation, g);
+	assert_int_equal(c->n_sections, 3);
+	assert_non_null(run);
+	assert_int_equal(run->size, 16);
+	assert_int_equal(((const unsigned char *)run->data)[15], g);
+	assert_int_equal(checkpoint_find(c, "empty")->size, 0);
+	assert_int_equal(weights->size, 40);
+	assert_int_equal(((const unsigned char *)weights->data)[39], g + 1);
+	assert_null(checkpoint_find(c, "other"));
+}
+
+static const char *name_of(uint64_t g)
+{
+	static char name[32];
+	snprintf(name, sizeof name, "ckpt-%016llx", (unsigned long long)g);
+	return name;
+}
+
+/* The bytes of generation `g`'s file; the caller's to free. */
+static unsigned char *bytes_of(uint64_t g, size_t *size)
+{
+	char path[320];
+	void *data;
+	assert_int_equal(
+		file_read(scratch_path(dir, name_of(g), path), 1 << 20, &data, size, &e), PS_OK);
+	return data;
+}
+
+/* checkpoint_read of dir/name. */
+static int read_name(const char *name, struct checkpoint *c)
+{
+	char path[320];
+	return checkpoint_read(scratch_path(dir, name, path), c, &e);
+}
+
+/* checkpoint_read_newest, its log lines in `captured`. */
+static int read_newest(int clean, struct checkpoint *c, uint64_t *seen)
+{
+	capture_begin(&captured, 2);
+	int rc = checkpoint_read_newest(dir, clean, c, seen, &e);
+	capture_end(&captured);
+	return rc;
+}
+
+static void what_is_read_is_what_was_written(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	uint64_t seen;
+	assert_int_equal(write_generation(1), PS_OK);
+	assert_int_equal(read_name(name_of(1), &c), PS_OK);
+	assert_is_generation(&c, 1);
+	checkpoint_release(&c);
+	assert_null(c.memory);
+	assert_int_equal(read_newest(1, &c, &seen), PS_OK);
+	assert_is_generation(&c, 1);
+	assert_int_equal(seen, 1);
+	assert_string_equal(captured.text, "");
+	checkpoint_release(&c);
+}
+
+static void the_file_is_laid_out_as_the_header_says(void **state)
+{
+	(void)state;
+	size_t size;
+	assert_int_equal(write_generation(0x0102), PS_OK);
+	unsigned char *file = bytes_of(0x0102, &size);
+	const unsigned char start[] = {'C', 'N', 'N', 'P', 'S', 'C', 'K', '1', 1, 0, 0, 0, 3, 0, 0,
+		0, 2, 1, 0, 0, 0, 0, 0, 0, 'r', 'u', 'n', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+		152, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0};
+	assert_int_equal(size, 24 + 3 * 40 + 8 + 16 + 40);
+	assert_memory_equal(file, start, sizeof start);
+	uint64_t sum = XXH3_64bits(file, 144), run_sum = XXH3_64bits(file + 152, 16);
+	assert_memory_equal(file + 144, &sum, 8);
+	assert_memory_equal(file + 56, &run_sum, 8);
+	free(file);
+}
+
+static void an_empty_directory_has_generation_0(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	uint64_t seen = 9;
+	assert_int_equal(read_newest(1, &c, &seen), PS_OK);
+	assert_int_equal(c.generation, 0);
+	assert_int_equal(seen, 0);
+	assert_int_equal(checkpoint_read_newest("/nonexistent-directory", 1, &c, NULL, &e), PS_EIO);
+	checkpoint_release(&c);
+}
+
+static void as_many_sections_as_the_limit_are_kept(void **state)
+{
+	(void)state;
+	struct checkpoint c = {.generation = UINT64_MAX, .n_sections = CHECKPOINT_MAX_SECTIONS};
+	unsigned char data[CHECKPOINT_MAX_SECTIONS];
+	for (size_t i = 0; i < CHECKPOINT_MAX_SECTIONS; i++) {
+		data[i] = (unsigned char)i;
+		snprintf(c.section[i].name, sizeof c.section[i].name, "section-%zu", i);
+		c.section[i].data = &data[i];
+		c.section[i].size = 1;
+	}
+	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
+	assert_int_equal(c.generation, UINT64_MAX);
+	assert_int_equal(c.n_sections, CHECKPOINT_MAX_SECTIONS);
+	assert_int_equal(*(const unsigned char *)checkpoint_find(&c, "section-15")->data, 15);
+	checkpoint_release(&c);
+	c = (struct checkpoint){.generation = 1, .n_sections = 0};
+	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	assert_int_equal(read_name(name_of(1), &c), PS_OK);
+	assert_int_equal(c.n_sections, 0);
+	checkpoint_release(&c);
+}
+
+static void more_bytes_than_the_limit_are_not_written(void **state)
+{
+	(void)state;
+	struct checkpoint c = {
+		.generation = 1, .n_sections = 2, .section = {{"a", dir, 1}, {"b", dir, SIZE_MAX}}};
+	assert_int_equal(checkpoint_write(dir, &c, &e), PS_EIO);
+	c.section[1].size = CHECKPOINT_MAX_BYTES;
+	assert_int_equal(checkpoint_write(dir, &c, &e), PS_EIO);
+	assert_false(scratch_exists(dir, name_of(1)));
+}
+
+static void invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	assert_int_equal(write_generation(1), PS_OK);
+	rename_errno = EIO;
+	assert_int_equal(write_generation(2), PS_EIO);
+	rename_errno = 0;
+	assert_false(scratch_exists(dir, name_of(2)));
+	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
+	assert_is_generation(&c, 1);
+	checkpoint_release(&c);
+}
+
+static void invariant_2_three_generations_are_kept(void **state)
+{
+	(void)state;
+	for (uint64_t g = 1; g <= 20; g++) {
+		assert_int_equal(write_generation(g), PS_OK);
+		for (uint64_t old = 1; old <= 21; old++)
+			assert_int_equal(scratch_exists(dir, name_of(old)),
+				old <= g && old + CHECKPOINT_KEEP > g);
+	}
+	/* numbers may jump: the three highest stay */
+	assert_int_equal(write_generation(1000), PS_OK);
+	assert_true(scratch_exists(dir, name_of(19)) && scratch_exists(dir, name_of(20)));
+	assert_false(scratch_exists(dir, name_of(18)));
+}
+
+static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	const char *strangers[] = {"LOCK", "export.safetensors.tmp", "ckpt-1",
+		"ckpt-000000000000000g", "ckpt-0000000000000001.bak", "ckpt-0000000000000000",
+		"ckpt-00000000000000001", "CKPT-0000000000000001", "ckpt-000000000000000A"};
+	const size_t n = sizeof strangers / sizeof strangers[0];
+	const char *temporary = "ckpt-0000000000000007.tmp";
+	for (size_t i = 0; i < n; i++)
+		scratch_write(dir, strangers[i], "x", 1);
+	scratch_write(dir, temporary, "x", 1);
+	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
+	assert_int_equal(c.generation, 0); /* none of them counts as a checkpoint */
+	assert_true(scratch_exists(dir, temporary));
+	assert_int_equal(read_newest(1, &c, NULL), PS_OK);
+	assert_false(scratch_exists(dir, temporary));
+	scratch_write(dir, temporary, "x", 1);
+	for (uint64_t g = 8; g < 13; g++)
+		assert_int_equal(write_generation(g), PS_OK);
+	assert_false(scratch_exists(dir, temporary));
+	for (size_t i = 0; i < n; i++)
+		assert_true(scratch_exists(dir, strangers[i]));
+	checkpoint_release(&c);
+}
+
+/* dir/"x" with these bytes must be refused. */
+static void assert_refused(const void *file, size_t size, const char *what, size_t where)
+{
+	struct checkpoint c;
+	scratch_write(dir, "x", file, size);
+	int rc = read_name("x", &c);
+	if (rc != PS_ECHECKPOINT)
+		fail_msg("%s at byte %zu: %s", what, where, rc ? e.text : "undetected");
+	assert_null(c.memory);
+	assert_int_equal(c.generation, 0);
+	assert_int_equal(c.n_sections, 0);
+}
+
+static void invariant_3_every_changed_byte_is_detected(void **state)
+{
+	(void)state;
+	size_t size;
+	assert_int_equal(write_generation(5), PS_OK);
+	unsigned char *file = bytes_of(5, &size);
+	for (size_t i = 0; i < size; i++) {
+		unsigned char original = file[i];
+		for (unsigned bit = 1; bit < 256; bit <<= 1) {
+			file[i] = (unsigned char)(original ^ bit);
+			assert_refused(file, size, "bit flip", i);
+		}
+		file[i] = (unsigned char)~original;
+		assert_refused(file, size, "inverted byte", i);
+		file[i] = original;
+	}
+	free(file);
+}
+
+static void invariant_3_every_missing_or_added_byte_is_detected(void **state)
+{
+	(void)state;
+	size_t size;
+	assert_int_equal(write_generation(5), PS_OK);
+	unsigned char *file = bytes_of(5, &size), longer[1000] = {0};
+	for (size_t n = 0; n < size; n++)
+		assert_refused(file, n, "truncated", n);
+	for (size_t i = 0; i < size; i++) { /* a byte lost in the middle */
+		memcpy(longer, file, i);
+		memcpy(longer + i, file + i + 1, size - i - 1);
+		assert_refused(longer, size - 1, "byte lost", i);
+	}
+	memcpy(longer, file, size);
+	assert_refused(longer, size + 1, "byte added", size);
+	assert_refused(longer, sizeof longer, "zeros added", size);
+	free(file);
+}
+
+/* Recompute the checksum over header and table: what a person, not a disk, would do. */
+static void sign_head(unsigned char *file, size_t sections)
+{
+	uint64_t sum = XXH3_64bits(file, 24 + 40 * sections);
+	memcpy(file + 24 + 40 * sections, &sum, 8);
+}
+
+static void a_table_that_lies_with_a_right_checksum_is_refused(void **state)
+{
+	(void)state;
+	const struct {
+		size_t at, bytes;
+		uint64_t value;
+	} lie[] = {
+		{8, 4, 0}, {8, 4, 2}, {8, 4, UINT32_MAX},                             /* format */
+		{12, 4, 0}, {12, 4, 2}, {12, 4, 4}, {12, 4, 17}, {12, 4, UINT32_MAX}, /* sections */
+		{16, 8, 0},                                       /* generation */
+		{24, 1, 0}, {24 + 15, 1, 'x'}, {64, 8, 0x6e7572}, /* names: "", long, "run" */
+		{40, 8, 0}, {40, 8, 151}, {40, 8, 153}, {40, 8, UINT64_MAX}, /* first offset */
+		{48, 8, 0}, {48, 8, 15}, {48, 8, 17}, {48, 8, 57}, {48, 8, UINT64_MAX},
+		{48, 8, (uint64_t)INT64_MAX + 1},                                /* first size */
+		{88, 8, 1}, {88, 8, UINT64_MAX}, {88, 8, UINT64_MAX - 167},      /* second size */
+		{120, 8, 167}, {120, 8, UINT64_MAX}, {128, 8, 39}, {128, 8, 41}, /* third */
+	};
+	size_t size;
+	assert_int_equal(write_generation(5), PS_OK);
+	unsigned char *file = bytes_of(5, &size);
+	for (size_t i = 0; i < sizeof lie / sizeof lie[0]; i++) {
+		unsigned char copy[208];
+		assert_int_equal(size, sizeof copy);
+		memcpy(copy, file, size);
+		memcpy(copy + lie[i].at, &lie[i].value, lie[i].bytes);
+		size_t sections = copy[12] <= 4 ? copy[12] : 3;
+		sign_head(copy, sections);
+		assert_refused(copy, size, "lie", i);
+	}
+	free(file);
+}
+
+static void swapped_sections_and_zeroed_pages_are_detected(void **state)
+{
+	(void)state;
+	static unsigned char a[4096], b[4096], zero[4096], swapped[3 * 4096];
+	size_t size;
+	memset(a, 'a', sizeof a);
+	memset(b, 'b', sizeof b);
+	const struct checkpoint c = {.generation = 1,
+		.n_sections = 2,
+		.section = {{"a", a, sizeof a}, {"b", b, sizeof b}}};
+	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	unsigned char *file = bytes_of(1, &size);
+	assert_true(size < sizeof swapped);
+	memcpy(swapped, file, size);
+	memcpy(swapped + size - 8192, b, sizeof b);
+	memcpy(swapped + size - 4096, a, sizeof a);
+	assert_refused(swapped, size, "swapped", 0);
+	for (size_t at = 0; at < size; at += 4096) {
+		memcpy(swapped, file, size);
+		memcpy(swapped + at, zero, size - at < 4096 ? size - at : 4096);
+		assert_refused(swapped, size, "zeroed page", at);
+	}
+	free(file);
+}
+
+static void invariant_3_the_generation_before_is_taken_and_logged(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	uint64_t seen;
+	size_t size;
+	for (uint64_t g = 0x1e; g <= 0x20; g++)
+		assert_int_equal(write_generation(g), PS_OK);
+	unsigned char *file = bytes_of(0x20, &size);
+	for (size_t i = 0; i < size; i++) {
+		file[i] ^= 1;
+		scratch_write(dir, name_of(0x20), file, size);
+		file[i] ^= 1;
+		assert_int_equal(read_newest(0, &c, &seen), PS_OK);
+		assert_is_generation(&c, 0x1f);
+		assert_int_equal(seen, 0x20);
+		assert_non_null(
+			strstr(captured.text, "warn checkpoint refused generation=32 reason="));
+		assert_non_null(strstr(
+			captured.text, "warn checkpoint fallback generation=31 refused=1\n"));
+		checkpoint_release(&c);
+	}
+	scratch_write(dir, name_of(0x1f), "", 0);
+	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
+	assert_is_generation(&c, 0x1e);
+	assert_non_null(strstr(captured.text, "fallback generation=30 refused=2\n"));
+	checkpoint_release(&c);
+	free(file);
+}
+
+static void a_file_under_another_generations_name_is_refused(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	size_t size;
+	assert_int_equal(write_generation(3), PS_OK);
+	unsigned char *file = bytes_of(3, &size);
+	scratch_write(dir, name_of(9), file, size);
+	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
+	assert_is_generation(&c, 3);
+	assert_non_null(strstr(captured.text, "generation=9 reason="));
+	checkpoint_release(&c);
+	free(file);
+}
+
+static void checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	uint64_t seen;
+	scratch_write(dir, name_of(1), "CNNPSCK1", 8);
+	scratch_write(dir, name_of(2), "", 0);
+	assert_int_equal(read_newest(1, &c, &seen), PS_ECHECKPOINT);
+	assert_int_equal(c.generation, 0);
+	assert_null(c.memory);
+	assert_int_equal(seen, 2);
+	assert_non_null(strstr(e.text, "none of its 2 checkpoints is good"));
+}
+
+static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	size_t size;
+	assert_int_equal(write_generation(1), PS_OK);
+	assert_int_equal(write_generation(2), PS_OK);
+	unsigned char *file = bytes_of(2, &size);
+	for (size_t n = 0; n <= size; n++) { /* killed after any number of bytes */
+		scratch_write(dir, "ckpt-0000000000000003.tmp", file, n);
+		assert_int_equal(read_newest(1, &c, NULL), PS_OK);
+		assert_is_generation(&c, 2);
+		assert_false(scratch_exists(dir, "ckpt-0000000000000003.tmp"));
+		assert_string_equal(captured.text, "");
+		checkpoint_release(&c);
+	}
+	free(file);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(what_is_read_is_what_was_written, begin, end),
+		cmocka_unit_test_setup_teardown(
+			the_file_is_laid_out_as_the_header_says, begin, end),
+		cmocka_unit_test_setup_teardown(an_empty_directory_has_generation_0, begin, end),
+		cmocka_unit_test_setup_teardown(as_many_sections_as_the_limit_are_kept, begin, end),
+		cmocka_unit_test_setup_teardown(
+			more_bytes_than_the_limit_are_not_written, begin, end),
+		cmocka_unit_test_setup_teardown(
+			invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before,
+			begin, end),
+		cmocka_unit_test_setup_teardown(invariant_2_three_generations_are_kept, begin, end),
+		cmocka_unit_test_setup_teardown(
+			invariant_2_temporary_files_are_removed_and_nothing_else_is, begin, end),
+		cmocka_unit_test_setup_teardown(
+			invariant_3_every_changed_byte_is_detected, begin, end),
+		cmocka_unit_test_setup_teardown(
+			invariant_3_every_missing_or_added_byte_is_detected, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_table_that_lies_with_a_right_checksum_is_refused, begin, end),
+		cmocka_unit_test_setup_teardown(
+			swapped_sections_and_zeroed_pages_are_detected, begin, end),
+		cmocka_unit_test_setup_teardown(
+			invariant_3_the_generation_before_is_taken_and_logged, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_file_under_another_generations_name_is_refused, begin, end),
+		cmocka_unit_test_setup_teardown(
+			checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start, begin,
+			end),
+		cmocka_unit_test_setup_teardown(
+			reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file, begin,
+			end),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -181,6 +181,8 @@ bench:
 	@deploy/setup.sh bench
 	@$(MAKE) $(JOBS) tests
 	@tests/bench/run
+docs/options.md: $(BINARIES)
+	@tests/lint/options.sh $(B) >$@.tmp && mv $@.tmp $@
 clean:
 	rm -rf build
 # One variable's value, for scripts.

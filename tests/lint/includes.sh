@@ -6,13 +6,13 @@ rules='
 ^worker/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
 ^worker/session\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/session\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
-^server/core/            ^(common/(err|rng)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
+^server/core/            ^(common/(err|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
 ^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$
 ^proto/wire\.c$          ^(common/|proto/|cnnps\.pb-c\.h$)         ^(uv|microhttpd)\.h$
 ^proto/                  ^(common|proto)/                          ^(uv|microhttpd)\.h$
 ^common/                 ^common/                                  ^(microhttpd|cuda.*|cblas|protobuf-c/.*)\.h$
-^tests/                  ^(common|proto|kernels|server|worker|tests)/  ^protobuf-c/
+^tests/                  ^((common|proto|kernels|server|worker|tests)/|[a-z_]+\.h$) ^protobuf-c/
 '
 find common proto kernels server worker tests \
 	\( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print | sort |

@@ -20,7 +20,7 @@ look() {
 		failed=1
 		return
 	}
-	own=$(nm --defined-only "$@" | awk 'NF == 3 && $2 ~ /[A-Z]/ { print $3 }')
+	own=$(nm --defined-only "$@" | awk 'NF == 3 && $2 ~ /[A-Zi]/ { print $3 }')
 	for o in "$@"; do
 		nm -u "$o" | awk 'NF == 2 { print $2 }' | grep -vxE "$allowed" | while read -r s; do
 			echo "$own" | grep -qx "$s" || echo "$o: refers to $s, which $what may not"

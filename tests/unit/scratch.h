@@ -1,9 +1,14 @@
 /*
  * scratch.h - what unit tests share: a directory to write in, and a look at what went to stderr or
- * stdout. Include after cmocka.h.
+ * stdout.
  */
 #ifndef TESTS_UNIT_SCRATCH_H
 #define TESTS_UNIT_SCRATCH_H
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>

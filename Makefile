@@ -120,6 +120,9 @@ $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
+# the core: vectorised, and without contraction to fused multiply-add, so that every CPU gives the same bits
+$(B)/server/core/%.o: EXTRA_CFLAGS += -ffp-contract=off -fno-math-errno $(if $(filter release,$(FLAVOUR)),-O3 -fno-trapping-math)
+
 archive = @rm -f $@; $(if $(V),echo ar rcs $@;)ar rcs $@ $^
 $(A.common): $(call obj,$(SRC.common))
 	$(archive)

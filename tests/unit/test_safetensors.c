@@ -1,0 +1,335 @@
+/* Proves the contract of common/safetensors.h. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include "common/file.h"
+#include "common/model.h"
+#include "common/rng.h"
+#include "common/safetensors.h"
+#include "scratch.h"
+
+static char dir[64], path[320];
+static struct err e;
+static struct model m;
+static float weights[20000], again[20000];
+
+static int begin(void **state)
+{
+	(void)state;
+	scratch_make(dir);
+	scratch_path(dir, "w.safetensors", path);
+	memset(&e, 0, sizeof e);
+	return 0;
+}
+
+static int end(void **state)
+{
+	(void)state;
+	scratch_remove(dir);
+	return 0;
+}
+
+static void use_model(const char *text)
+{
+	assert_int_equal(model_parse(&m, text, (struct shape){1, 28, 28}, &e), PS_OK);
+	assert_true(m.n_params <= sizeof weights / sizeof weights[0]);
+	model_init(&m, 7, weights);
+}
+
+static unsigned char *file_bytes(size_t *size)
+{
+	void *data;
+	assert_int_equal(file_read(path, 1 << 20, &data, size, &e), PS_OK);
+	return data;
+}
+
+static void weights_come_back_bit_for_bit(void **state)
+{
+	(void)state;
+	const char *models[] = {"conv:4:5 relu pool:2 fc:10", "fc:5 relu fc:2", "vector:17"};
+	for (size_t i = 0; i < 3; i++) {
+		use_model(models[i]);
+		weights[0] = -0.0f;
+		weights[1] = 1e-45f; /* smallest denormal */
+		weights[2] = 3.4028235e38f;
+		memset(again, 0xff, sizeof again);
+		assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
+		assert_int_equal(safetensors_read(path, &m, again, &e), PS_OK);
+		assert_memory_equal(again, weights, m.n_params * sizeof(float));
+		assert_true(isnan(again[m.n_params])); /* and nothing behind them */
+	}
+}
+
+static void the_bytes_are_those_that_the_format_prescribes(void **state)
+{
+	(void)state;
+	size_t size;
+	const char *header =
+		"{\"__metadata__\":{\"format\":\"pt\",\"model\":\"conv:2:28 relu fc:3\"},"
+		"\"conv1.weight\":{\"dtype\":\"F32\",\"shape\":[2,1,28,28],\"data_offsets\":[0,"
+		"6272]},"
+		"\"conv1.bias\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[6272,6280]},"
+		"\"fc1.weight\":{\"dtype\":\"F32\",\"shape\":[3,2],\"data_offsets\":[6280,6304]},"
+		"\"fc1.bias\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[6304,6316]}}";
+	use_model("conv:2:28 relu fc:3");
+	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
+	unsigned char *file = file_bytes(&size);
+	size_t used = strlen(header), padded = (used + 7) / 8 * 8;
+	uint64_t length;
+	memcpy(&length, file, 8);
+	assert_int_equal(length, padded);
+	assert_memory_equal(file + 8, header, used);
+	for (size_t i = used; i < padded; i++)
+		assert_int_equal(file[8 + i], ' ');
+	assert_int_equal(size, 8 + padded + 6316);
+	assert_memory_equal(file + 8 + padded, weights, 6316);
+	free(file);
+}
+
+static void every_header_is_padded_to_8_bytes(void **state)
+{
+	(void)state;
+	const char *models[] = {"vector:3", "vector:30", "vector:300", "vector:3000", "fc:2",
+		"fc:10", "fc:2 relu fc:2", "relu fc:10", "dropout:0.5 fc:10", "dropout:0.25 fc:10"};
+	for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+		size_t size;
+		uint64_t length;
+		use_model(models[i]);
+		assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
+		unsigned char *file = file_bytes(&size);
+		memcpy(&length, file, 8);
+		assert_int_equal(length % 8, 0);
+		assert_int_equal(file[8], '{');
+		assert_int_equal(size, 8 + length + 4 * m.n_params);
+		free(file);
+	}
+}
+
+static void equal_weights_give_equal_files(void **state)
+{
+	(void)state;
+	size_t one_size, two_size;
+	use_model("conv:4:5 relu pool:2 fc:10");
+	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
+	unsigned char *one = file_bytes(&one_size);
+	scratch_path(dir, "other-name.safetensors", path);
+	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
+	unsigned char *two = file_bytes(&two_size);
+	assert_int_equal(one_size, two_size);
+	assert_memory_equal(one, two, one_size);
+	free(one);
+	free(two);
+}
+
+static void a_bare_file_name_is_written_where_one_stands(void **state)
+{
+	(void)state;
+	char before[4096];
+	use_model("vector:3");
+	assert_non_null(getcwd(before, sizeof before));
+	assert_int_equal(chdir(dir), 0);
+	int rc = safetensors_write("bare.safetensors", &m, weights, &e);
+	assert_int_equal(chdir(before), 0);
+	assert_int_equal(rc, PS_OK);
+	assert_true(scratch_exists(dir, "bare.safetensors"));
+	assert_int_equal(safetensors_write("/nonexistent-directory/w", &m, weights, &e), PS_EIO);
+	assert_int_equal(safetensors_write(dir, &m, weights, &e), PS_EIO); /* a directory */
+}
+
+/* ---- hostile files -----------------------------------------------------------------------------
+ */
+
+/* The reader's model here is fc:2 over 2 values: fc1.weight [2,2], fc1.bias [2], 24 bytes. */
+#define WEIGHT(dtype, shape, from, to)                                                             \
+	"\"fc1.weight\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":[" from "," to   \
+	"]}"
+#define BIAS(shape, from, to)                                                                      \
+	"\"fc1.bias\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" from "," to "]}"
+#define GOOD_WEIGHT WEIGHT("\"F32\"", "[2,2]", "0", "16")
+#define GOOD_BIAS   BIAS("[2]", "16", "24")
+
+static void use_small_model(void)
+{
+	assert_int_equal(model_parse(&m, "fc:2", (struct shape){2, 1, 1}, &e), PS_OK);
+	assert_int_equal(m.n_params, 6);
+}
+
+/* Read a file of this header, a stated length, and `data_bytes` bytes of data. */
+static int read_made(const char *header, uint64_t length, const void *data, size_t data_bytes)
+{
+	static unsigned char file[1 << 16];
+	size_t n = strlen(header);
+	memcpy(file, &length, 8);
+	memcpy(file + 8, header, n);
+	memcpy(file + 8 + n, data, data_bytes);
+	scratch_write(dir, "w.safetensors", file, 8 + n + data_bytes);
+	return safetensors_read(path, &m, again, &e);
+}
+
+static const float six[] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+static void another_order_of_tensors_is_read_by_name(void **state)
+{
+	(void)state;
+	const char *header =
+		"{" BIAS("[2]", "0", "8") "," WEIGHT("\"F32\"", "[2,2]", "8", "24") "}  ";
+	const float expected[] = {3, 4, 5, 6, 1, 2};
+	use_small_model();
+	assert_int_equal(read_made(header, strlen(header), six, 24), PS_OK);
+	assert_memory_equal(again, expected, sizeof expected);
+	header = "{\"__metadata__\":{\"by\":\"somebody else\"}," GOOD_WEIGHT "," GOOD_BIAS "}";
+	assert_int_equal(read_made(header, strlen(header), six, 24), PS_OK);
+	assert_memory_equal(again, six, 24);
+}
+
+static void a_file_of_another_model_is_refused_by_the_first_difference(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *header, *says;
+	} row[] = {
+		{"{" GOOD_WEIGHT "}", "\"fc1.bias\" is missing"},
+		{"{" GOOD_BIAS "}", "\"fc1.weight\" is missing"},
+		{"{}", "\"fc1.weight\" is missing"},
+		{"{" GOOD_WEIGHT "," GOOD_BIAS ",\"fc2.bias\":{}}", "\"fc2.bias\" does not belong"},
+		{"{" GOOD_WEIGHT "," GOOD_BIAS ",\"a\\nb\":{}}", "\"a?b\" does not belong"},
+		{"{" GOOD_WEIGHT "," GOOD_BIAS "," GOOD_BIAS "}", "duplicate"},
+		{"{" WEIGHT("\"F16\"", "[2,2]", "0", "16") "," GOOD_BIAS "}",
+			"dtype F16; expected F32"},
+		{"{" WEIGHT("1", "[2,2]", "0", "16") "," GOOD_BIAS "}", "dtype none; expected F32"},
+		{"{" WEIGHT("\"F32\"", "[4]", "0", "16") "," GOOD_BIAS "}", "expected [2, 2]"},
+		{"{" WEIGHT("\"F32\"", "[2,2,1]", "0", "16") "," GOOD_BIAS "}", "expected [2, 2]"},
+		{"{" WEIGHT("\"F32\"", "[1,4]", "0", "16") "," GOOD_BIAS "}", "another shape"},
+		{"{" WEIGHT("\"F32\"", "[2.0,2]", "0", "16") "," GOOD_BIAS "}", "another shape"},
+		{"{" WEIGHT("\"F32\"", "4", "0", "16") "," GOOD_BIAS "}", "another shape"},
+		{"{" WEIGHT("\"F32\"", "[-2,-2]", "0", "16") "," GOOD_BIAS "}", "another shape"},
+		{"{" WEIGHT("\"F32\"", "[2,2]", "0", "12") "," GOOD_BIAS "}", "data_offsets"},
+		{"{" WEIGHT("\"F32\"", "[2,2]", "16", "0") "," GOOD_BIAS "}", "data_offsets"},
+		{"{" WEIGHT("\"F32\"", "[2,2]", "-16", "0") "," GOOD_BIAS "}", "data_offsets"},
+		{"{" WEIGHT("\"F32\"", "[2,2]", "12", "28") "," GOOD_BIAS "}", "data_offsets"},
+		{"{" WEIGHT("\"F32\"", "[2,2]", "9223372036854775791",
+			 "9223372036854775807") "," GOOD_BIAS "}",
+			"data_offsets"},
+		{"{" WEIGHT("\"F32\"", "[2,2]", "-9223372036854775808",
+			 "9223372036854775807") "," GOOD_BIAS "}",
+			"data_offsets"},
+		{"{" WEIGHT("\"F32\"", "[2,2]", "0.0", "16") "," GOOD_BIAS "}", "data_offsets"},
+		{"{" WEIGHT("\"F32\"", "[2,2]", "0,16", "16") "," GOOD_BIAS "}", "data_offsets"},
+		{"{" GOOD_WEIGHT "," BIAS("[2]", "8", "16") "}",
+			"\"fc1.weight\" and \"fc1.bias\" overlap"},
+		{"{\"fc1.weight\":[]," GOOD_BIAS "}", "\"fc1.weight\" has dtype none"},
+		{"[]", "not a JSON object"},
+		{"1", "not a JSON object"},
+		{"", "not a JSON object"},
+		{"{" GOOD_WEIGHT ",", "not a JSON object"},
+		{"{" GOOD_WEIGHT "," GOOD_BIAS "} x", "not a JSON object"},
+		{"{\"\xff\":1}", "not a JSON object"},
+	};
+	use_small_model();
+	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+		int rc = read_made(row[i].header, strlen(row[i].header), six, 24);
+		if (rc != PS_EDATA || !strstr(e.text, row[i].says) || !strstr(e.text, path))
+			fail_msg("%s -> %d: %s", row[i].header, rc, e.text);
+	}
+}
+
+static void lengths_that_lie_are_refused_before_they_are_used(void **state)
+{
+	(void)state;
+	const char *header = "{" GOOD_WEIGHT "," GOOD_BIAS "}";
+	const size_t n = strlen(header);
+	const uint64_t lengths[] = {0, 1, n - 1, n + 1, n + 24, n + 25, 1 << 18, (1 << 18) + 1,
+		UINT32_MAX, (uint64_t)1 << 63, UINT64_MAX - 7, UINT64_MAX};
+	use_small_model();
+	assert_int_equal(read_made(header, n, six, 24), PS_OK);
+	for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+		assert_int_equal(read_made(header, lengths[i], six, 24), PS_EDATA);
+	assert_int_equal(read_made(header, n, six, 23), PS_EDATA);
+	assert_int_equal(read_made(header, n, six, 25), PS_EDATA);
+	assert_int_equal(read_made(header, n, six, 28), PS_EDATA);
+	assert_non_null(strstr(e.text, "28 bytes of data; the model \"fc:2\" has 24"));
+}
+
+static void every_truncation_and_many_mutations_are_refused_or_harmless(void **state)
+{
+	(void)state;
+	const uint64_t seed = 31;
+	size_t size, refused = 0;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	use_small_model();
+	assert_int_equal(safetensors_write(path, &m, six, &e), PS_OK);
+	unsigned char *file = file_bytes(&size);
+	for (size_t n = 0; n < size; n++) {
+		scratch_write(dir, "w.safetensors", file, n);
+		assert_int_equal(safetensors_read(path, &m, again, &e), PS_EDATA);
+	}
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	for (int i = 0; i < 5000; i++) {
+		unsigned char copy[1024];
+		assert_true(size <= sizeof copy);
+		memcpy(copy, file, size);
+		for (uint64_t k = rng_below(&r, 3) + 1; k > 0; k--)
+			copy[rng_below(&r, size)] = (unsigned char)rng_below(&r, 256);
+		scratch_write(dir, "w.safetensors", copy, size);
+		int rc = safetensors_read(path, &m, again, &e);
+		assert_true(rc == PS_OK || rc == PS_EDATA);
+		refused += rc != PS_OK;
+	}
+	assert_true(refused > 2500);
+	free(file);
+}
+
+static void deep_nesting_and_oversized_files_are_refused(void **state)
+{
+	(void)state;
+	static char nested[50001];
+	use_small_model();
+	memset(nested, '[', 50000);
+	assert_int_equal(read_made(nested, 50000, six, 24), PS_EDATA);
+	assert_int_equal(truncate(path, (off_t)8 << 30), 0); /* sparse: 8 GiB */
+	assert_int_equal(safetensors_read(path, &m, again, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "larger than a file of the model"));
+	assert_int_equal(safetensors_read("/nonexistent", &m, again, &e), PS_EIO);
+}
+
+static void weights_that_are_not_finite_are_refused(void **state)
+{
+	(void)state;
+	const char *header = "{" GOOD_WEIGHT "," GOOD_BIAS "}";
+	const float bad[] = {NAN, INFINITY, -INFINITY};
+	use_small_model();
+	for (size_t i = 0; i < 3; i++) {
+		float data[6] = {1, 2, 3, 4, 5, bad[i]};
+		assert_int_equal(read_made(header, strlen(header), data, 24), PS_EDATA);
+		assert_non_null(strstr(e.text, "value 1 of tensor \"fc1.bias\" is not finite"));
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(weights_come_back_bit_for_bit, begin, end),
+		cmocka_unit_test_setup_teardown(
+			the_bytes_are_those_that_the_format_prescribes, begin, end),
+		cmocka_unit_test_setup_teardown(every_header_is_padded_to_8_bytes, begin, end),
+		cmocka_unit_test_setup_teardown(equal_weights_give_equal_files, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_bare_file_name_is_written_where_one_stands, begin, end),
+		cmocka_unit_test_setup_teardown(
+			another_order_of_tensors_is_read_by_name, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_file_of_another_model_is_refused_by_the_first_difference, begin, end),
+		cmocka_unit_test_setup_teardown(
+			lengths_that_lie_are_refused_before_they_are_used, begin, end),
+		cmocka_unit_test_setup_teardown(
+			every_truncation_and_many_mutations_are_refused_or_harmless, begin, end),
+		cmocka_unit_test_setup_teardown(
+			deep_nesting_and_oversized_files_are_refused, begin, end),
+		cmocka_unit_test_setup_teardown(
+			weights_that_are_not_finite_are_refused, begin, end),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

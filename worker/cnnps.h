@@ -39,7 +39,12 @@ struct cnnps_options {
 	uint32_t hang_ms; /* 0: 60000. Without a call for so long the beats stop: the server sees a
 			     hang */
 	uint64_t replay_bytes; /* 0: 256 MiB. Most memory for pushes that are not durable yet */
-	char why[256];         /* out: after a failure, one line for a person */
+	/* NULL, or asked ten times a second by the library's thread: nonzero ends the wait of the
+	 * call under way and of each later one with CNNPS_ESHUTDOWN; pushes and results still get
+	 * 5 s. */
+	int (*stop)(void *arg);
+	void *stop_arg;
+	char why[256]; /* out: after a failure, one line for a person */
 };
 
 struct cnnps_info {
@@ -105,6 +110,9 @@ void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s);
 /* Flush decisions (at most 5 s), say BYE, join the thread, free and null *c. NULL is fine. */
 void cnnps_close(struct cnnps **c);
 const char *cnnps_strerror(int status);
+/* After a call failed because the session had ended: one line on why; else "". Valid until the next
+ * call. */
+const char *cnnps_why(const struct cnnps *c);
 
 /* The ones a caller tests for. */
 #define CNNPS_EUNREACHABLE (-4)

@@ -1,0 +1,320 @@
+/* cnnps.c - see cnnps.h: the program's side of the border. Every call is one order to the loop. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+#include "common/clock.h"
+#include "common/mem.h"
+#include "proto/wire.h"
+#include "worker/cnnps.h"
+#include "worker/net.h"
+
+enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
+
+struct cnnps {
+	struct net *net;
+	int observer;
+	struct cnnps_info info;
+	char model[WIRE_MAX_MODEL + 1], server[256];
+	struct order order; /* the one under way, or the newest */
+};
+
+_Static_assert(PS_EUNREACHABLE == CNNPS_EUNREACHABLE && PS_EFENCED == CNNPS_EFENCED &&
+		       PS_ESHUTDOWN == CNNPS_ESHUTDOWN && PS_EDONE == CNNPS_EDONE &&
+		       PS_EAGAIN == CNNPS_EAGAIN,
+	"cnnps.h repeats numbers of common/err.h");
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static int copy_text(char *to, size_t size, const char *from, const char *what, struct err *e)
+{
+	if (!from)
+		from = "";
+	if (strlen(from) >= size)
+		return err_set(e, PS_EUSAGE, "%s is longer than %zu bytes", what, size - 1);
+	memcpy(to, from, strlen(from) + 1);
+	return PS_OK;
+}
+
+static uint64_t or_default(uint64_t value, uint64_t def)
+{
+	return value ? value : def;
+}
+
+static int configure(struct net_config *n, const struct cnnps_options *o, struct err *e)
+{
+	struct session_config *s = &n->session;
+	int status;
+
+	*n = (struct net_config){
+		.hang_ms = or_default(o->hang_ms, 60000),
+		.replay_bytes = or_default(o->replay_bytes, (uint64_t)256 << 20),
+		.stop = o->stop,
+		.stop_arg = o->stop_arg,
+	};
+	s->role = o->observer ? ROLE_OBSERVER : ROLE_WORKER;
+	s->data = (struct data_id){.n_train = o->data.n_train,
+		.n_test = o->data.n_test,
+		.rows = o->data.rows,
+		.cols = o->data.cols,
+		.classes = o->data.classes,
+		.xxh3 = o->data.xxh3};
+	s->first_ms = or_default(o->connect_ms, 30000);
+	s->patience_ms = or_default(o->patience_ms, 600000);
+	s->retry_ms = RETRY_MS;
+	s->silence_ms = SILENCE_MS;
+	if (uv_random(NULL, NULL, &s->seed, sizeof s->seed, 0, NULL))
+		s->seed = clock_ms();
+	if ((status = copy_text(s->name, sizeof s->name, o->name, "name", e)))
+		return status;
+	return copy_text(s->device, sizeof s->device, o->device, "device", e);
+}
+
+static void fill_info(struct cnnps *c, const struct msg_welcome *w)
+{
+	memcpy(c->model, w->model, sizeof c->model);
+	c->info = (struct cnnps_info){.model = c->model,
+		.n_params = w->n_params,
+		.seed = w->seed,
+		.batch = w->batch,
+		.epochs = w->epochs,
+		.worker = w->stamp.worker,
+		.incarnation = w->stamp.incarnation,
+		.server_epoch = w->stamp.epoch};
+}
+
+static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
+{
+	struct net_config cfg;
+	int status = configure(&cfg, o, e);
+
+	if (status || (status = copy_text(c->server, sizeof c->server, o->server, "server", e)))
+		return status;
+	cfg.server = c->server;
+	c->observer = o->observer;
+	if ((status = net_new(&c->net, &cfg, e)))
+		return status;
+	c->order.kind = ORDER_CONNECT;
+	status = net_order(c->net, &c->order);
+	if (status)
+		return err_set(e, status, "%s", c->order.why);
+	fill_info(c, &c->order.welcome);
+	return PS_OK;
+}
+
+int cnnps_connect(struct cnnps **out, struct cnnps_options *o)
+{
+	struct cnnps *c = mem_try(1, sizeof *c);
+	struct err e = {0};
+	int status = c ? start(c, o, &e) : PS_ENOMEM;
+
+	*out = NULL;
+	o->why[0] = '\0';
+	if (status) {
+		snprintf(o->why, sizeof o->why, "%.255s", e.text[0] ? e.text : err_text(status));
+		cnnps_close(&c);
+		return status;
+	}
+	*out = c;
+	return PS_OK;
+}
+
+const struct cnnps_info *cnnps_info(const struct cnnps *c)
+{
+	return &c->info;
+}
+
+void cnnps_close(struct cnnps **c)
+{
+	if (!*c)
+		return;
+	net_free(&(*c)->net);
+	free(*c);
+	*c = NULL;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static struct order *new_order(struct cnnps *c, enum order_kind kind)
+{
+	memset(&c->order, 0, sizeof c->order);
+	c->order.kind = kind;
+	return &c->order;
+}
+
+static int pull(struct cnnps *c, float *w, size_t n, uint64_t *version, enum weights which)
+{
+	struct order *o = new_order(c, ORDER_PULL);
+	int status;
+
+	if (n != c->info.n_params)
+		return PS_EUSAGE;
+	o->pull.which = which;
+	o->pull.w = w;
+	status = net_order(c->net, o);
+	if (!status && version)
+		*version = o->pull.version;
+	return status;
+}
+
+int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
+{
+	return pull(c, w, n, version, WEIGHTS_CURRENT);
+}
+
+int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
+{
+	return pull(c, w, n, version, WEIGHTS_EVAL);
+}
+
+/* The bytes of every sending of this push: copied and checksummed once, here. */
+static int encode_tensor(struct order *o, const float *g, uint64_t offset, size_t n)
+{
+	struct msg m = {.type = MSG_PUSH};
+	struct frames f;
+	int status;
+
+	m.push.slices.n = 1;
+	m.push.slices.slice[0] = (struct slice){.offset = offset,
+		.count = n,
+		.encoding = ENCODING_F32,
+		.xxh3 = wire_checksum(g, n),
+		.data = g};
+	if ((status = wire_encode(&m, &f)))
+		return status;
+	o->push.meta.slices = m.push.slices;
+	zmq_msg_init(&o->push.tensor);
+	zmq_msg_move(&o->push.tensor, &f.frame[1]);
+	frames_release(&f); /* its header knew neither seq nor session */
+	return PS_OK;
+}
+
+static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
+	const struct cnnps_work *work)
+{
+	struct order *o = new_order(c, ORDER_PUSH);
+	int status;
+
+	if (c->observer || n < 1 || offset > c->info.n_params || n > c->info.n_params - offset)
+		return PS_EUSAGE;
+	o->push.meta.base_version = version;
+	if (work) {
+		o->push.meta.work = (struct work){work->epoch, work->first, work->count};
+		o->push.meta.images = work->images;
+		o->push.meta.loss = work->loss;
+	}
+	if ((status = encode_tensor(o, g, offset, n)))
+		return status;
+	status = net_order(c->net, o);
+	zmq_msg_close(&o->push.tensor); /* empty if the loop took it over */
+	return status;
+}
+
+int cnnps_push(struct cnnps *c, const float *g, size_t n, uint64_t version)
+{
+	return cnnps_push_work(c, g, n, version, NULL);
+}
+
+int cnnps_push_work(
+	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work)
+{
+	return n == c->info.n_params ? push(c, 0, g, n, version, work) : PS_EUSAGE;
+}
+
+int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version)
+{
+	return push(c, offset, g, n, version, NULL);
+}
+
+int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
+{
+	struct order *o = new_order(c, ORDER_LEASE);
+	const struct msg_grant *g = &o->grant;
+	int status;
+
+	if (c->observer)
+		return PS_EUSAGE;
+	if ((status = net_order(c->net, o)))
+		return status;
+	if (g->kind == GRANT_EVAL)
+		*lease = (struct cnnps_lease){.kind = CNNPS_EVAL,
+			.first = g->eval_first,
+			.count = g->eval_count,
+			.eval_id = g->eval_id};
+	else
+		*lease = (struct cnnps_lease){.kind = CNNPS_TRAIN,
+			.epoch = g->work.epoch,
+			.first = g->work.first,
+			.count = g->work.count};
+	return PS_OK;
+}
+
+int cnnps_result(
+	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum)
+{
+	struct order *o = new_order(c, ORDER_RESULT);
+
+	if (c->observer || lease->kind != CNNPS_EVAL)
+		return PS_EUSAGE;
+	o->result = (struct msg_result){.eval_id = lease->eval_id,
+		.eval_first = lease->first,
+		.eval_count = lease->count,
+		.correct = correct,
+		.loss_sum = loss_sum};
+	return net_order(c->net, o);
+}
+
+int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
+{
+	struct order *o = new_order(c, ORDER_FLUSH);
+
+	o->durable = durable;
+	o->deadline_ms = clock_ms() + timeout_ms;
+	return net_order(c->net, o);
+}
+
+int cnnps_status(struct cnnps *c, char *json, size_t size)
+{
+	struct order *o = new_order(c, ORDER_STATUS);
+
+	o->report.json = json;
+	o->report.size = size;
+	return net_order(c->net, o);
+}
+
+int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
+{
+	struct order *o = new_order(c, ORDER_ADMIN);
+	int status;
+
+	o->admin.verb = ADMIN_CHECKPOINT;
+	status = net_order(c->net, o);
+	if (!status && generation)
+		*generation = o->admin.generation;
+	return status;
+}
+
+int cnnps_drain(struct cnnps *c)
+{
+	struct order *o = new_order(c, ORDER_ADMIN);
+	int status;
+
+	o->admin.verb = ADMIN_DRAIN;
+	status = net_order(c->net, o);
+	return status == PS_ESHUTDOWN || status == PS_EDONE ? PS_OK : status; /* that was quick */
+}
+
+void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s)
+{
+	net_stats(c->net, s);
+}
+
+const char *cnnps_why(const struct cnnps *c)
+{
+	return c->order.why;
+}
+
+const char *cnnps_strerror(int status)
+{
+	return err_text(status);
+}

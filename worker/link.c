@@ -1,0 +1,147 @@
+/* link.c - see link.h. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <zmq.h>
+#include "proto/msg.h"
+#include "worker/link.h"
+
+#define MONITOR "inproc://cnnps-bulk-events" /* names are per context, and each link has its own   \
+					      */
+#define RETRY_MS     100  /* first reconnect after 1 to 2 times this, then doubled ... */
+#define RETRY_MAX    1000 /* ... up to about this */
+#define FIRST_WINDOW 8    /* messages queued per direction before WELCOME told the window */
+
+static int set_int(void *socket, int option, int value)
+{
+	return zmq_setsockopt(socket, option, &value, sizeof value);
+}
+
+/* Every option that differs from libzmq's defaults, or that must stay what it is. */
+static int set_options(void *socket, uint64_t random)
+{
+	/* one frame: a whole model; the exact size is checked by wire.c once WELCOME told it */
+	int64_t max_frame = 4 * (int64_t)WIRE_MAX_PARAMS + WIRE_FRAME_SLACK;
+	int jitter = (int)(random % RETRY_MS);
+	int bad = 0;
+
+	bad |= zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_frame, sizeof max_frame);
+	/* never queue for a connection that does not stand: a lost link loses what was queued, and
+	 * the session must know */
+	bad |= set_int(socket, ZMQ_IMMEDIATE, 1);
+	/* workers of a restarted server must not all come back in one instant */
+	bad |= set_int(socket, ZMQ_RECONNECT_IVL, RETRY_MS + jitter);
+	bad |= set_int(socket, ZMQ_RECONNECT_IVL_MAX, RETRY_MAX + jitter);
+	/* the default waits for ever at close */
+	bad |= set_int(socket, ZMQ_LINGER, LINK_LINGER_MS);
+	/* a peer that accepts and then says nothing */
+	bad |= set_int(socket, ZMQ_HANDSHAKE_IVL, 2000);
+	bad |= set_int(socket, ZMQ_CONNECT_TIMEOUT, 2000);
+	/* ZMTP's own heartbeats drop healthy peers that are busy; ours are BEAT messages */
+	bad |= set_int(socket, ZMQ_HEARTBEAT_IVL, 0);
+	/* a half-open connection is found in 15 s by TCP, idle or not */
+	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE, 1);
+	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 6);
+	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 3);
+	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 3);
+	bad |= set_int(socket, ZMQ_TCP_MAXRT, 15000);
+	/* the default is 1000 messages, each a whole model */
+	bad |= set_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
+	bad |= set_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
+	return bad ? PS_ENET : PS_OK;
+}
+
+static void *open_socket(struct link *l, int type, uint64_t random)
+{
+	void *socket = zmq_socket(l->context, type);
+
+	if (socket && set_options(socket, random)) {
+		zmq_close(socket);
+		return NULL;
+	}
+	return socket;
+}
+
+static int watch(struct link *l)
+{
+	int events = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+
+	return zmq_socket_monitor(l->bulk, MONITOR, events) || zmq_connect(l->monitor, MONITOR);
+}
+
+int link_open(struct link *l, const char *server, uint64_t random, struct err *e)
+{
+	int status = PS_ENET;
+
+	memset(l, 0, sizeof *l);
+	l->context = zmq_ctx_new();
+	if (!l->context)
+		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
+	if (!(l->bulk = open_socket(l, ZMQ_DEALER, random)) ||
+		!(l->beat = open_socket(l, ZMQ_DEALER, random)) ||
+		!(l->monitor = open_socket(l, ZMQ_PAIR, random)) || watch(l)) {
+		err_set(e, status, "no ZeroMQ socket: %s", zmq_strerror(errno));
+		goto fail;
+	}
+	if (zmq_connect(l->bulk, server) || zmq_connect(l->beat, server)) {
+		status = err_set(e, PS_EUSAGE,
+			"server \"%.200s\": %s; tcp://HOST:PORT would be right", server,
+			zmq_strerror(errno));
+		goto fail;
+	}
+	return PS_OK;
+fail:
+	link_close(l);
+	link_term(l);
+	return status;
+}
+
+/* Two more than the window: a HELLO and a request fit beside the pushes. */
+void link_set_window(struct link *l, uint32_t push_window)
+{
+	set_int(l->bulk, ZMQ_SNDHWM, (int)push_window + 2);
+	set_int(l->bulk, ZMQ_RCVHWM, (int)push_window + 2);
+}
+
+enum link_event link_next_event(struct link *l)
+{
+	unsigned char event[8];
+	uint16_t number;
+	int more = 1, n = zmq_recv(l->monitor, event, sizeof event, ZMQ_DONTWAIT);
+	size_t size = sizeof more;
+
+	if (n < 0)
+		return LINK_NONE;
+	while (!zmq_getsockopt(l->monitor, ZMQ_RCVMORE, &more, &size) && more)
+		if (zmq_recv(l->monitor, NULL, 0, ZMQ_DONTWAIT) < 0) /* the endpoint's name */
+			break;
+	if (n < (int)sizeof number)
+		return LINK_OTHER;
+	memcpy(&number, event, sizeof number);
+	return number == ZMQ_EVENT_HANDSHAKE_SUCCEEDED ? LINK_UP
+	       : number == ZMQ_EVENT_DISCONNECTED      ? LINK_LOST
+						       : LINK_OTHER;
+}
+
+static void close_socket(void **socket)
+{
+	if (*socket)
+		zmq_close(*socket);
+	*socket = NULL;
+}
+
+void link_close(struct link *l)
+{
+	if (l->bulk)
+		zmq_socket_monitor(l->bulk, NULL, 0);
+	close_socket(&l->monitor);
+	close_socket(&l->bulk);
+	close_socket(&l->beat);
+}
+
+void link_term(struct link *l)
+{
+	if (l->context)
+		zmq_ctx_term(l->context);
+	l->context = NULL;
+}

@@ -1,0 +1,34 @@
+/*
+ * link.h - the worker's two connections to the server and the monitor that says whether the bulk
+ * one stands: sockets with their options, nothing of the protocol.
+ *
+ * Bulk carries pulls, pushes and requests in order; beat carries heartbeats past a slow transfer.
+ * Thread: the loop's, after link_open.
+ */
+#ifndef WORKER_LINK_H
+#define WORKER_LINK_H
+#include <stdint.h>
+#include "common/err.h"
+
+struct link {
+	void *context, *bulk, *beat;
+	void *monitor; /* receives bulk's events: link_event */
+};
+
+enum link_event { LINK_NONE, LINK_UP, LINK_LOST, LINK_OTHER };
+
+/* Sockets that dial `server` and keep doing so. `random` spreads the reconnects of many workers.
+ * PS_EUSAGE: no such endpoint. On failure nothing is left open. */
+int link_open(struct link *l, const char *server, uint64_t random, struct err *e) PS_MUST_CHECK;
+/* Room for the server's window; known from WELCOME on. */
+void link_set_window(struct link *l, uint32_t push_window);
+/* Take one event off the monitor without waiting. LINK_NONE: there is none. */
+enum link_event link_next_event(struct link *l);
+/* Close the sockets: the loop's thread. What is queued goes out for at most LINK_LINGER_MS. */
+void link_close(struct link *l);
+/* Wait for that and free the context: any thread, after link_close. */
+void link_term(struct link *l);
+
+#define LINK_LINGER_MS 1000
+
+#endif

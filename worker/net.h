@@ -1,0 +1,86 @@
+/*
+ * net.h - the loop side of libcnnps: one thread that owns both connections to the server and the
+ * protocol state, and carries out the program's orders.
+ *
+ * The border between the two threads is two bounded hand-over queues: the program puts an order,
+ * the loop hands it back when it is done. One order is under way at a time; while it is, its memory
+ * (and what it points to) is the loop's.
+ *
+ * Invariants: (1) only the loop's thread touches sockets and session;
+ *             (2) the bytes of a push are encoded once and shared by every sending of it;
+ *             (3) every order comes back: done, or with the status the session ended with;
+ *             (4) the bytes kept for replay stay under replay_bytes, or are one push.
+ */
+#ifndef WORKER_NET_H
+#define WORKER_NET_H
+#include <stddef.h>
+#include <stdint.h>
+#include <zmq.h>
+#include "common/err.h"
+#include "proto/msg.h"
+#include "worker/cnnps.h"
+#include "worker/session.h"
+
+struct net_config {
+	const char *server; /* borrowed until net_free */
+	struct session_config session;
+	uint64_t hang_ms;
+	size_t replay_bytes;
+	int (*stop)(void *arg); /* NULL, or asked by the loop ten times a second */
+	void *stop_arg;
+};
+
+enum order_kind {
+	ORDER_CONNECT, /* wait for the first WELCOME */
+	ORDER_PUSH,
+	ORDER_PULL,
+	ORDER_LEASE,
+	ORDER_RESULT,
+	ORDER_FLUSH,
+	ORDER_STATUS,
+	ORDER_ADMIN,
+	ORDER_CLOSE, /* flush, BYE; nothing may be ordered after it */
+};
+
+struct order {
+	enum order_kind kind;
+	int status;           /* out: 0 or PS_E* */
+	char why[256];        /* out: one line for a person when the session has ended, else "" */
+	uint64_t deadline_ms; /* FLUSH, CLOSE: clock_ms; others wait as long as the server lives */
+	union {
+		struct msg_welcome welcome; /* CONNECT, out */
+		struct {
+			struct msg_push meta; /* with its one slice, checksum filled */
+			zmq_msg_t tensor; /* taken over when status is 0, else still the caller's */
+		} push;
+		struct {
+			enum weights which;
+			float *w; /* written by the loop */
+			uint64_t version;
+		} pull;
+		struct msg_grant grant; /* LEASE, out */
+		struct msg_result result;
+		int durable; /* FLUSH: not only decided but on the server's disk */
+		struct {
+			char *json;
+			size_t size;
+		} report; /* STATUS: written by the loop */
+		struct {
+			enum admin_verb verb;
+			uint64_t generation;
+		} admin;
+	};
+};
+
+struct net; /* opaque */
+
+/* Make the sockets and start the thread. PS_EUSAGE (server is no endpoint), PS_ENET, PS_ENOMEM. */
+int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
+/* Carry out `o`, waiting; returns o->status. */
+int net_order(struct net *n, struct order *o) PS_MUST_CHECK;
+/* Any thread. */
+void net_stats(const struct net *n, struct cnnps_stats *s);
+/* Flush decisions, say BYE, join the thread; frees and nulls. NULL is fine. */
+void net_free(struct net **n);
+
+#endif

@@ -1,0 +1,68 @@
+/*
+ * net_impl.h - what net.c and order.c share: the state behind net.h. Included by these two alone.
+ */
+#ifndef WORKER_NET_IMPL_H
+#define WORKER_NET_IMPL_H
+#include <stdatomic.h>
+#include <uv.h>
+#include "common/handoff.h"
+#include "common/zloop.h"
+#include "proto/wire.h"
+#include "worker/link.h"
+#include "worker/net.h"
+#include "worker/outbox.h"
+
+/* One socket as the loop watches it. */
+struct watched {
+	struct net *net;
+	void *socket;
+	struct zloop zloop;
+	int watching;
+};
+
+/* Written by the loop, read by any thread. */
+struct counters {
+	atomic_uint_least64_t pushed, acked, rejected, durable, last_version, reconnects, replayed;
+};
+
+struct net {
+	struct net_config cfg;
+	struct link link;
+	struct watched bulk, beat, monitor;
+	uv_loop_t loop;
+	uv_async_t wake;
+	uv_timer_t tick;
+	uv_check_t retry;
+	uv_thread_t thread;
+	struct handoff *orders, *replies;
+	struct counters count;
+
+	/* the loop's alone from here on */
+	struct wire *wire;
+	struct session *session;
+	struct outbox out;
+	struct order *order; /* under way, or NULL */
+	int asked;           /* its request is with the session or on its way */
+	uint64_t asked_ms;
+	uint64_t active_ms; /* the program last ordered or got something */
+	uint64_t stop_ms;   /* the program was told to stop then; 0: it was not */
+	uint64_t base_seq;  /* of the first WELCOME: last_seq ... */
+	uint64_t n_params;  /* ... and size of the model */
+	int welcomed, ended, end_status;
+	uint64_t links;          /* times the bulk connection came up */
+	struct err server_error; /* the newest ERROR */
+	char why[256];
+};
+
+/* net.c: end the loop; the order under way is the last. */
+void net_shut_down(struct net *n);
+/* order.c: hand the order under way back to the program, if there is one. */
+void net_reply(struct net *n, int status);
+/* order.c: the answer to a STATUS or ADMIN order. */
+void net_answer(struct net *n, const struct msg *m);
+/* order.c: look at the order under way: it may be possible now, or done. */
+void net_try_order(struct net *n, uint64_t now_ms);
+/* order.c: after a call into the session: carry out its effects, then net_try_order. */
+void net_settle(struct net *n, uint64_t now_ms);
+
+#endif

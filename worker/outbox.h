@@ -1,0 +1,61 @@
+/*
+ * outbox.h - what waits to go out on the bulk connection, and the bytes of every push that may have
+ * to go out again.
+ *
+ * Invariants: (1) a push's tensor is one message, shared by every sending of it, never copied;
+ *             (2) messages leave in the order they were posted;
+ *             (3) kept_bytes is the sum over the kept pushes.
+ * Thread: the loop's.
+ */
+#ifndef WORKER_OUTBOX_H
+#define WORKER_OUTBOX_H
+#include <stddef.h>
+#include <stdint.h>
+#include <zmq.h>
+#include "common/err.h"
+#include "proto/msg.h"
+
+#define OUTBOX_SIZE 256 /* messages; more than a session's window of pushes and its requests */
+
+/* A push that is not durable yet, at seq % WIRE_MAX_WINDOW. */
+struct kept {
+	uint64_t seq;       /* 0: free */
+	struct slice slice; /* where its values belong; no data */
+	zmq_msg_t tensor;
+};
+
+struct outgoing {
+	zmq_msg_t header;
+	uint64_t push; /* seq of the kept push whose tensor follows; 0: none */
+};
+
+struct outbox {
+	void *socket; /* borrowed */
+	size_t kept_bytes;
+	uint64_t sent_seq; /* newest push that was ever posted */
+	uint64_t replayed; /* postings of pushes that had been posted before */
+	struct kept kept[WIRE_MAX_WINDOW];
+	size_t first, count; /* ring of what waits */
+	struct outgoing waiting[OUTBOX_SIZE];
+};
+
+void outbox_init(struct outbox *o, void *socket);
+/* Drops what waits and what is kept. */
+void outbox_release(struct outbox *o);
+
+/* Keep push `seq`: takes *tensor over and leaves it empty. */
+void outbox_keep(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
+/* Pushes up to `seq` are durable. */
+void outbox_forget(struct outbox *o, uint64_t seq);
+
+/* Send `m` after everything posted before it; at once if the socket has room. A full outbox loses
+ * it: for the protocol that is a network that loses. */
+void outbox_post(struct outbox *o, const struct msg *m);
+/* The same for kept push `seq`, whose header is `m` without slices. */
+void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
+/* Go on sending what waits. */
+void outbox_flush(struct outbox *o);
+/* The connection broke: what waits for it is void. */
+void outbox_clear(struct outbox *o);
+
+#endif

@@ -1,0 +1,69 @@
+"""Fixtures of the wire tests: a real server, and an honest client that must not suffer."""
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "e2e"))
+
+import numpy as np  # noqa: E402
+
+from client import Worker, pb  # noqa: E402
+from lab import Lab  # noqa: E402
+
+SIZE = 64
+# every push adds -1 times itself to the weights, whatever its age
+LEDGER = ("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant",
+          "--max-staleness", 1000000, "--warm-updates", 0)
+
+
+class Honest(Worker):
+    """A worker that pushes a ledger gradient: push k sets coordinate k of SIZE to 1."""
+
+    def push_next(self):
+        unit = np.zeros(SIZE, np.float32)
+        unit[self.seq % SIZE] = 1
+        return self.push(unit, 0)
+
+    def goes_on(self):
+        """Push once more, and find every push of this worker in the weights exactly once."""
+        ack = self.push_next()
+        assert (ack.verdict, ack.duplicate) == (pb.VERDICT_OK, False)
+        weights, version = self.pull()
+        assert version == self.seq
+        expected = [-((self.seq - k + SIZE - 1) // SIZE) for k in range(SIZE)]
+        assert weights.tolist() == expected
+
+
+@pytest.fixture
+def data():
+    """The directory of the four IDX files."""
+    for d in (os.environ.get("CNN_DATA"), "data/mnist", "/usr/share/datasets/fashion-mnist"):
+        if d and Path(d).is_dir():
+            return Path(d)
+    pytest.fail("no training images: deploy/data.sh finds or fetches some")
+
+
+@pytest.fixture
+def lab(tmp_path, data):
+    lab = Lab(tmp_path, data)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def server(lab):
+    """A ledger server without a checkpoint directory: all is durable at once."""
+    return lab.server(*LEDGER, directory=None)
+
+
+@pytest.fixture
+def honest(server):
+    """Works before and after each test, on the same connections."""
+    worker = Honest(server.endpoint, name="honest")
+    worker.goes_on()
+    yield worker
+    worker.goes_on()
+    assert server.running()
+    worker.close()

@@ -1,0 +1,410 @@
+"""Everything a client can do wrong gets the answer that WIRE.md gives, and harms nobody else.
+
+The fixture `honest` works before and after each test on its own connections.
+"""
+import socket
+import struct
+
+import numpy as np
+import pytest
+import zmq
+
+from client import CONTEXT, Link, Refused, Worker, checksum, encode, hello, pb
+from conftest import LEDGER, SIZE, Honest
+
+EPROTO, EVERSION, EEPOCH, EGAP, ESTATE = 12, 13, 14, 15, 16
+EWRONGRUN, EFENCED, EFULL, EAGAIN, EUSAGE = 5, 6, 17, 21, 1
+ONE = np.eye(1, SIZE, dtype=np.float32)[0]
+
+
+@pytest.fixture
+def link(server, honest):
+    """A connection of a client that is up to no good."""
+    link = Link(server.endpoint)
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def other(server, honest):
+    """A second worker whose pushes are all refused, so that the honest ledger stays as it is."""
+    worker = Worker(server.endpoint, name="other")
+    yield worker
+    worker.close()
+
+
+def refusal(link, *frames):
+    """The code of the ERROR that these frames are answered by."""
+    link.send_frames(list(frames))
+    name, body, _ = link.receive()
+    assert name == "error", f"{name} instead of error"
+    return body
+
+
+def code(link, body, tensors=()):
+    return refusal(link, *encode(body, tensors)).code
+
+
+# ---- Transport
+
+def http(endpoint, request):
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as s:
+        s.sendall(request)
+        s.settimeout(10)
+        while s.recv(4096):
+            pass
+
+
+def test_transport_http_is_hung_up_on(server, honest):
+    http(server.endpoint, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+
+
+def test_transport_random_bytes_are_hung_up_on(server, honest):
+    for seed in range(20):
+        http(server.endpoint, np.random.default_rng(seed).bytes(500))
+
+
+def test_transport_a_routing_id_of_ones_own_gets_no_answer(server, honest):
+    liar = CONTEXT.socket(zmq.DEALER)
+    liar.linger = 0
+    liar.routing_id = b"honest"
+    liar.connect(server.endpoint)
+    liar.send_multipart(encode(hello()))
+    honest.goes_on()
+    assert not liar.poll(200)
+    liar.close()
+
+
+@pytest.mark.parametrize("kind", [zmq.REQ, zmq.ROUTER, zmq.DEALER])
+def test_transport_other_sockets_do_no_harm(server, honest, kind):
+    with CONTEXT.socket(kind) as s:
+        s.linger = 0
+        s.connect(server.endpoint)
+        for part in (b"", b"x" * 100):
+            try:
+                s.send(part, zmq.DONTWAIT)
+            except zmq.ZMQError:
+                pass
+        honest.goes_on()
+
+
+def test_transport_an_oversized_frame_closes_the_connection(server, honest):
+    link = Link(server.endpoint)
+    assert code(link, pb.Pull(which=0)) == EPROTO
+    monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    link.send_frames([b"x", b"y" * (4 * SIZE + 4096 + 1)])
+    assert monitor.poll(10000), "still connected"
+    link.socket.disable_monitor()
+    link.close()
+
+
+# ---- Frames, Strict headers
+
+GARBAGE = [b"", b"\x00", b"\xff" * 100, b"GET / HTTP/1.1", b"\x1a\x05", b"\x1a\x00\x1a\x00",
+           b"\x7a\x00", b"\x1a\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", bytes(range(256))]
+
+
+@pytest.mark.parametrize("header", GARBAGE, ids=lambda h: h[:8].hex() or "empty")
+def test_strict_headers_garbage(link, header):
+    assert refusal(link, header).code == EPROTO
+
+
+def test_strict_headers_random_bytes(link):
+    random = np.random.default_rng(5)
+    for _ in range(300):
+        link.send_frames([random.bytes(random.integers(1, 300))])
+    for _ in range(300):
+        name, body, _ = link.receive()
+        assert name == "error" and body.code in (EPROTO, EVERSION)
+
+
+def test_strict_headers_unknown_field(link, honest):
+    push = pb.Push(stamp=honest.stamp, seq=honest.seq + 1)
+    body = push.SerializeToString() + b"\x98\x06\x01"
+    assert refusal(link, wrap(5, body)).code == EPROTO
+
+
+def test_strict_headers_unknown_field_inside(link, honest):
+    stamp = honest.stamp.SerializeToString() + b"\x98\x06\x01"
+    assert refusal(link, wrap(3, wrap(1, stamp) + b"\x18\x01")).code == EPROTO
+
+
+def test_strict_headers_zero_enum(link, honest):
+    assert code(link, pb.Pull(stamp=honest.stamp, which=pb.WEIGHTS_NONE)) == EPROTO
+
+
+def test_strict_headers_control_characters_in_a_name(link):
+    for name in ("a\nb", "\x1b[2J", "x" * 64):
+        assert code(link, hello(name=name)) == EPROTO
+
+
+def test_strict_headers_amplifying(server, link):
+    """64 KiB of two-byte fields, of empty slices, of messages in messages: refused, no memory kept."""
+    before = rss(server)
+    for _ in range(300):
+        for flood in (b"\x78\x00", b"\x3a\x00", b"\x0a\x00"):
+            assert refusal(link, wrap(5, flood * 32000)).code == EPROTO
+    assert rss(server) - before < 8 << 20
+
+
+def test_frames_header_too_long(link):
+    assert refusal(link, wrap(12, b"x" * 65536)).code == EPROTO
+
+
+def test_frames_too_many(link):
+    assert refusal(link, *[b"x"] * 70).code == EPROTO
+
+
+def test_frames_of_a_message_that_no_server_takes(link):
+    assert code(link, pb.Ack(verdict=pb.VERDICT_OK)) == EPROTO
+    assert code(link, pb.Grant(kind=pb.GRANT_EVAL, eval_count=1)) == EPROTO
+
+
+def wrap(field, body):
+    """Bytes as field `field` of an outer message."""
+    size, n = b"", len(body)
+    while n > 127:
+        size += bytes([n & 127 | 128])
+        n >>= 7
+    return bytes([field << 3 | 2]) + size + bytes([n]) + body
+
+
+def rss(server):
+    with open(f"/proc/{server.popen.pid}/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+
+# ---- Frames: slices that are no gradient use up no seq
+
+def push_of(worker, **slice_fields):
+    data = ONE.tobytes()
+    push = pb.Push(stamp=worker.stamp, seq=worker.seq + 1)
+    push.slices.add(**{"offset": 0, "count": SIZE, "encoding": pb.ENCODING_F32,
+                       "xxh3": checksum(data), **slice_fields})
+    return pb.Message(push=push).SerializeToString(), data
+
+
+BAD_SLICES = {
+    "wrong checksum": {"xxh3": 1}, "unknown encoding": {"encoding": 0}, "empty": {"count": 0},
+    "shorter than its frame": {"count": SIZE - 1}, "past the end": {"offset": 1},
+    "far past the end": {"offset": 2**64 - 1}, "as long as all memory": {"count": 2**62},
+}
+
+
+@pytest.mark.parametrize("fields", BAD_SLICES.values(), ids=BAD_SLICES)
+def test_frames_bad_slice(other, fields):
+    assert refusal(other.bulk, *push_of(other, **fields)).code == EPROTO
+    assert other.push(ONE * np.nan, 0).verdict == pb.VERDICT_REJECTED  # the same seq, now used up
+
+
+def test_frames_without_their_tensor(other):
+    header, _ = push_of(other)
+    assert refusal(other.bulk, header).code == EPROTO
+
+
+def test_frames_with_a_tensor_too_many(other):
+    assert refusal(other.bulk, *push_of(other), b"1234").code == EPROTO
+
+
+def test_frames_overlapping_slices(other):
+    tensors = [(0, ONE[:10]), (9, ONE[:10])]
+    assert code(other.bulk, pb.Push(stamp=other.stamp, seq=1), tensors) == EPROTO
+
+
+# ---- HELLO, Session, Errors
+
+def test_errors_version(link):
+    error = refusal(link, *encode(hello(protocol=2)))
+    assert error.code == EVERSION
+    body = hello(protocol=7).SerializeToString() + b"\x98\x06\x01"  # a field of the future
+    assert refusal(link, wrap(1, body)).code == EVERSION
+
+
+def test_errors_role(link):
+    assert code(link, hello(role=pb.ROLE_NONE)) == EPROTO
+
+
+def test_errors_say_hello_first(link, honest):
+    for worker in (2, 1000):
+        stamp = pb.Stamp(run_hi=honest.stamp.run_hi, run_lo=honest.stamp.run_lo,
+                         epoch=honest.stamp.epoch, worker=worker, incarnation=1)
+        for body in (pb.Pull(stamp=stamp, which=1), pb.Push(stamp=stamp, seq=1),
+                     pb.Lease(stamp=stamp, request=1), pb.Beat(stamp=stamp), pb.Bye(stamp=stamp)):
+            assert code(link, body) == ESTATE
+
+
+def changed(stamp, **fields):
+    copy = pb.Stamp()
+    copy.CopyFrom(stamp)
+    for name, value in fields.items():
+        setattr(copy, name, value)
+    return copy
+
+
+def test_errors_wrong_run(link, honest):
+    stamp = changed(honest.stamp, run_lo=honest.stamp.run_lo ^ 1)
+    assert code(link, pb.Push(stamp=stamp, seq=honest.seq + 1), [(0, ONE)]) == EWRONGRUN
+    assert code(link, pb.Pull(stamp=stamp, which=1)) == EWRONGRUN
+    assert code(link, hello(resume=stamp, last_seq=1)) == EWRONGRUN
+
+
+def test_errors_epoch(link, honest):
+    for epoch in (0, honest.stamp.epoch + 1):
+        stamp = changed(honest.stamp, epoch=epoch)
+        assert code(link, pb.Push(stamp=stamp, seq=honest.seq + 1), [(0, ONE)]) == EEPOCH
+
+
+def test_errors_fenced(server, honest):
+    """The same name again: the older process may not go on."""
+    old = Worker(server.endpoint, name="twin")
+    new = Worker(server.endpoint, name="twin")
+    assert (new.stamp.worker, new.stamp.incarnation) == (old.stamp.worker, old.stamp.incarnation + 1)
+    for act in (lambda: old.push(ONE, 0), old.pull, old.hello):
+        with pytest.raises(Refused) as e:
+            act()
+        assert e.value.code == EFENCED
+    assert new.push(ONE * np.inf, 0).reject == pb.REJECT_NONFINITE
+    old.close()
+    new.close()
+
+
+def test_errors_full(lab):
+    server = lab.server(*LEDGER, "--max-workers", 1, directory=None)
+    first = Honest(server.endpoint)
+    with pytest.raises(Refused) as e:
+        Worker(server.endpoint)
+    assert e.value.code == EFULL
+    first.goes_on()
+    first.close()
+
+
+def test_errors_nothing_is_evaluated(link, other):
+    assert code(link, pb.Pull(stamp=other.stamp, which=pb.WEIGHTS_EVAL)) == EAGAIN
+
+
+def test_errors_no_checkpoint_directory(link):
+    assert code(link, pb.Admin(verb=pb.ADMIN_CHECKPOINT)) == EUSAGE
+    assert code(link, pb.Admin()) == EPROTO
+
+
+def test_status_needs_no_hello(link):
+    link.send(pb.Status())
+    name, body, _ = link.receive()
+    assert name == "status" and body.reply and body.text.startswith("{")
+
+
+def test_pull_of_an_observer_needs_no_hello(link, honest):
+    link.send(pb.Pull(request=5, which=1))
+    name, body, vector = link.receive()
+    assert (name, body.request) == ("params", 5)
+    assert vector.tolist() == honest.pull()[0].tolist()
+
+
+# ---- Exactly once
+
+def test_exactly_once_gap(other):
+    push = pb.Push(stamp=other.stamp, seq=other.seq + 2)
+    error = refusal(other.bulk, *encode(push, [(0, ONE)]))
+    assert (error.code, error.expected) == (EGAP, other.seq + 1)
+    push = pb.Push(stamp=other.stamp, seq=2**64 - 1)
+    assert refusal(other.bulk, *encode(push, [(0, ONE)])).code == EGAP
+    assert code(other.bulk, pb.Push(stamp=other.stamp)) == EPROTO
+
+
+def test_exactly_once_duplicate_of_an_accepted_push(honest):
+    first = honest.push_next()
+    honest.kept[honest.seq] = [pb.Push(), [(0, ONE)], None]
+    for _ in range(3):
+        honest.push_next()
+    seq = honest.seq - 3
+    honest.kept[seq] = [pb.Push(), [(0, ONE * 7)], None]
+    honest.send_push(seq)  # other bytes, even: nobody looks
+    again = honest.ack(seq)
+    assert (again.verdict, again.version, again.duplicate) == (pb.VERDICT_OK, first.version, True)
+
+
+def test_exactly_once_duplicate_of_a_rejected_push(other):
+    first = other.push(ONE * np.nan, 0)
+    assert (first.verdict, first.reject) == (pb.VERDICT_REJECTED, pb.REJECT_NONFINITE)
+    other.kept[other.seq] = [pb.Push(), [(0, ONE)], None]
+    other.send_push(other.seq)
+    again = other.ack(other.seq)
+    assert (again.verdict, again.reject, again.duplicate) == (first.verdict, first.reject, True)
+
+
+def test_exactly_once_duplicate_too_old(honest):
+    honest.push_next()
+    old = honest.seq
+    for _ in range(honest.welcome.replay_window):
+        honest.push_next()
+    honest.kept[old] = [pb.Push(), [(0, ONE)], None]
+    honest.send_push(old)
+    again = honest.ack(old)
+    assert (again.verdict, again.reject, again.duplicate) == (
+        pb.VERDICT_REJECTED, pb.REJECT_UNKNOWN, True)
+
+
+def test_exactly_once_resume_on_a_new_connection(honest):
+    stamp = honest.stamp.SerializeToString()
+    honest.reconnect()
+    assert honest.stamp.SerializeToString() == stamp
+
+
+# ---- Rejections
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.1e15, -3e38])
+def test_rejections_nonfinite(other, value):
+    for place in (0, SIZE - 1):
+        gradient = np.zeros(SIZE, np.float32)
+        gradient[place] = value
+        ack = other.push(gradient, 0)
+        assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_NONFINITE)
+
+
+def test_rejections_loss(other):
+    assert other.push(ONE, 0, loss=float("nan")).reject == pb.REJECT_NONFINITE
+
+
+def test_rejections_shape_work_without_a_data_set(other):
+    ack = other.push(ONE, 0, work=pb.Work(epoch=0, first=0, count=1), images=100)
+    assert ack.reject == pb.REJECT_SHAPE
+
+
+def test_rejections_norm_and_stale(lab):
+    server = lab.server("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--max-norm",
+                        2, "--max-staleness", 3, "--stale-rate", "constant", directory=None)
+    worker = Worker(server.endpoint)
+    assert worker.push(ONE * 2.1, 0).reject == pb.REJECT_NORM
+    for version in range(4):
+        assert worker.push(ONE, 0).version == version + 1
+    assert worker.push(ONE, 0).reject == pb.REJECT_STALE
+    assert worker.push(ONE, 1).verdict == pb.VERDICT_OK
+    worker.close()
+
+
+# ---- What a connection does wrong stays on that connection
+
+def test_a_client_that_never_reads_harms_nobody(server, honest):
+    deaf = Link(server.endpoint)
+    for _ in range(20000):
+        try:
+            deaf.socket.send_multipart(encode(pb.Status()), zmq.DONTWAIT)
+        except zmq.Again:
+            break
+    honest.goes_on()
+    deaf.close()
+
+
+def test_connections_that_come_and_go(server, honest):
+    for k in range(100):
+        link = Link(server.endpoint)
+        link.send(hello(role=pb.ROLE_OBSERVER))
+        if k % 2:
+            assert link.receive()[0] == "welcome"
+        link.close()
+    honest.goes_on()
+
+
+def test_half_a_greeting_is_hung_up_on(server, honest):
+    http(server.endpoint, struct.pack(">BQB", 0xFF, 1, 0x7F) + b"\x03")

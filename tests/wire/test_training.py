@@ -1,0 +1,313 @@
+"""A stranger's worker, written from WIRE.md, trains models on real images."""
+import idx
+import numpy as np
+import numpy_net
+import pytest
+
+from client import Refused, Worker, checksum, pb
+from conftest import LEDGER, Honest
+from lab import SIGTERM
+
+EDONE, ESHUTDOWN, EWRONGDATA, EEPOCH, ESTATE = 20, 19, 8, 14, 16
+FILES = [(name, "images" in name) for name in idx.NAMES]
+
+
+class DataSet:
+    def __init__(self, directory):
+        arrays = [idx.read(directory, name) for name in idx.NAMES]
+        self.train_x, self.train_y, self.test_x, self.test_y = arrays
+        self.id = pb.DataId(
+            n_train=len(self.train_x), n_test=len(self.test_x), rows=28, cols=28, classes=10,
+            xxh3=checksum(b"".join(idx.encode(a) for a in arrays)))
+
+
+def softmax_loss(scores, labels):
+    """(loss of each image, its derivative by the scores)."""
+    e = np.exp(scores - scores.max(1, keepdims=True))
+    p = e / e.sum(1, keepdims=True)
+    rows = np.arange(len(labels))
+    loss = -np.log(np.maximum(p[rows, labels], 1e-30))
+    p[rows, labels] -= 1
+    return loss, p
+
+
+class SoftmaxRegression:
+    """`fc:10`: weight [10][784], bias [10]."""
+
+    def __init__(self, images, labels):
+        self.x = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
+        self.y = labels.astype(int)
+
+    def scores(self, w, rows):
+        return self.x[rows] @ w[:7840].reshape(10, 784).T + w[7840:]
+
+    def gradient(self, w, rows):
+        """(mean loss, mean gradient)."""
+        loss, d = softmax_loss(self.scores(w, rows), self.y[rows])
+        d /= len(rows)
+        return loss.mean(), np.concatenate([(d.T @ self.x[rows]).ravel(), d.sum(0)])
+
+    def evaluate(self, w, rows):
+        """(how many are right, sum of losses)."""
+        scores = self.scores(w, rows)
+        loss, _ = softmax_loss(scores, self.y[rows])
+        return int((scores.argmax(1) == self.y[rows]).sum()), float(loss.sum())
+
+
+class Trainer(Worker):
+    """`A first worker` of WIRE.md."""
+
+    def __init__(self, endpoint, data, model):
+        self.train, self.test = model(data.train_x, data.train_y), model(data.test_x, data.test_y)
+        self.orders = {}
+        self.losses = []
+        super().__init__(endpoint, data=data.id)
+
+    def batch(self, epoch, b):
+        """Images of batch b, see `Order of images`."""
+        if epoch not in self.orders:
+            self.orders[epoch] = numpy_net.order(self.welcome.seed, epoch, self.data.n_train)
+        return self.orders[epoch][b * self.welcome.batch:(b + 1) * self.welcome.batch]
+
+    def train_on(self, work):
+        for b in range(work.first, work.first + work.count):
+            w, version = self.pull()
+            rows = self.batch(work.epoch, b)
+            loss, gradient = self.train.gradient(w, rows)
+            one = pb.Work(epoch=work.epoch, first=b, count=1)
+            ack = self.push(gradient, version, one, len(rows), loss)
+            assert ack.verdict == pb.VERDICT_OK, ack
+            self.losses.append(loss)
+
+    def evaluate(self, grant):
+        w, _ = self.pull(pb.WEIGHTS_EVAL)
+        rows = np.arange(grant.eval_first, grant.eval_first + grant.eval_count)
+        correct, loss = self.test.evaluate(w, rows)
+        self.bulk.send(pb.Result(stamp=self.stamp, eval_id=grant.eval_id,
+                                 eval_first=grant.eval_first, eval_count=grant.eval_count,
+                                 correct=correct, loss_sum=loss))
+
+    def run(self):
+        """Work until the server says goodbye; returns the code it says it with."""
+        try:
+            while True:
+                grant = self.lease()
+                if grant.kind == pb.GRANT_TRAIN:
+                    self.train_on(grant.work)
+                else:
+                    self.evaluate(grant)
+        except Refused as over:
+            self.close()
+            return over.code
+
+
+@pytest.fixture(scope="module")
+def images():
+    return {}
+
+
+def load(data, images):
+    if data not in images:
+        images[data] = DataSet(data)
+    return images[data]
+
+
+def is_mnist(data_set):
+    """Digits are easier than clothes: another bound."""
+    return data_set.id.xxh3 == 0x2B1DBA1F14C23D15
+
+
+def test_a_first_worker_trains_softmax_regression(lab, data, images):
+    server = lab.server("--model", "fc:10", "--epochs", 2, "--batch", 100, "--optimizer", "adagrad",
+                        "--lr", 0.02, "--seed", 7)
+    worker = Trainer(server.endpoint, load(data, images), SoftmaxRegression)
+    assert worker.welcome.model == "fc:10" and worker.welcome.n_params == 7850
+    assert worker.run() == EDONE
+    result = server.result()
+    assert result["accuracy"] > (0.91 if is_mnist(load(data, images)) else 0.82)
+    assert result["images"] == 2 * worker.data.n_train
+    assert len(worker.losses) == 1200
+    assert np.mean(worker.losses[-100:]) < 0.5 * np.mean(worker.losses[:10])
+
+
+class SmallNet:
+    """Any model text, by the plain float64 network of numpy_net."""
+
+    layers = "conv:4:3 relu pool:2 fc:10"
+    shapes = [(4, 1, 3, 3), (4,), (10, 676), (10,)]
+
+    def __init__(self, images, labels):
+        self.x, self.y = images, labels.astype(int)
+
+    def tensors(self, w):
+        ends = np.cumsum([np.prod(s) for s in self.shapes])
+        return [p.reshape(s) for p, s in zip(np.split(w, ends[:-1]), self.shapes)]
+
+    def scores(self, w, rows):
+        a, b, c, d = (p.astype(np.float64) for p in self.tensors(w))
+        y, _ = numpy_net.conv(self.x[rows][:, None] / 255.0, a, b, 1, 0)
+        y, _ = numpy_net.pool(numpy_net.relu(y)[0], 2)
+        return numpy_net.fc(y, c, d)[0]
+
+    def gradient(self, w, rows):
+        loss, _ = softmax_loss(self.scores(w, rows), self.y[rows])
+        g = numpy_net.gradient(self.layers, self.tensors(w), self.x[rows], self.y[rows])
+        return loss.mean(), np.concatenate([p.ravel() for p in g]).astype(np.float32)
+
+    evaluate = SoftmaxRegression.evaluate
+
+
+@pytest.fixture
+def few(data, tmp_path):
+    """6,000 images to train on, 1,000 to test with."""
+    idx.cut(data, tmp_path, 6000, 1000)
+    return DataSet(tmp_path)
+
+
+def test_a_first_worker_trains_a_convolutional_network(lab, data, images, few):
+    server = lab.server("--model", "seed:4", "--epochs", 1, "--batch", 50, "--lr", 0.03, "--seed", 3)
+    worker = Trainer(server.endpoint, few, SmallNet)
+    assert worker.welcome.model == SmallNet.layers
+    assert worker.run() == EDONE
+    assert server.result()["accuracy"] > (0.85 if is_mnist(load(data, images)) else 0.70)
+
+
+def test_initial_weights(lab, few):
+    server = lab.server("--model", "seed:4", "--epochs", 1, "--seed", 11, directory=None)
+    worker = Worker(server.endpoint, data=few.id)
+    weights, version = worker.pull()
+    expected = [numpy_net.initial(11, t, shape, fan_in) for t, (shape, fan_in) in
+                enumerate(zip(SmallNet.shapes, (9, 9, 676, 676)))]
+    assert version == 0
+    assert weights.tobytes() == np.concatenate([p.ravel() for p in expected]).tobytes()
+    worker.close()
+
+
+# ---- Leases, Rejections of work
+
+def leased(lab, few, *options):
+    server = lab.server("--model", "fc:10", "--epochs", 2, "--batch", 1000, "--lr", 0.01,
+                        "--warm-updates", 0, *options, directory=None)
+    return server, Worker(server.endpoint, data=few.id)
+
+
+ZERO = np.zeros(7850, np.float32)
+
+
+def test_leases_a_batch_counts_once_whoever_pushes_it(lab, few):
+    server, a = leased(lab, few)
+    b = Worker(server.endpoint, data=few.id)
+    grant = a.lease()
+    one = pb.Work(epoch=0, first=grant.work.first, count=1)
+    assert b.push(ZERO, 0, one, 1000).verdict == pb.VERDICT_OK  # not its own lease: a hint, no lock
+    late = a.push(ZERO, 0, one, 1000)
+    assert (late.verdict, late.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
+    for w in (a, b):
+        w.close()
+
+
+def test_rejections_shape(lab, few):
+    server, a = leased(lab, few)
+    for work, n in ((pb.Work(count=0), 0), (pb.Work(first=6, count=1), 1000),
+                    (pb.Work(first=5, count=2), 2000), (pb.Work(first=0, count=1), 999),
+                    (pb.Work(epoch=1, first=0, count=1), 1000),
+                    (pb.Work(epoch=2, first=0, count=1), 1000)):
+        ack = a.push(ZERO, 0, work, n)
+        assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_SHAPE), work
+    assert a.push(ZERO, 0, pb.Work(first=0, count=6), 6000).verdict == pb.VERDICT_OK
+    assert a.push(ZERO, 1, pb.Work(first=0, count=1), 1000).reject == pb.REJECT_WORK  # epoch is over
+    a.close()
+
+
+def test_leases_the_same_request_gets_the_same_grant(lab, few):
+    server, a = leased(lab, few)
+    first = a.lease()
+    a.bulk.send(pb.Lease(stamp=a.stamp, request=a.lease_request))
+    again, _ = a.wait("grant")
+    assert again == first
+    a.close()
+
+
+def test_leases_give_back_what_is_undone(lab, few):
+    """With one worker and nothing pushed, all batches are granted again and again."""
+    server, a = leased(lab, few, "--lease-batches", 4)
+    assert [a.lease().work.count > 0 for _ in range(20)] == [True] * 20
+    a.close()
+
+
+def test_evaluation_results_that_make_no_sense(lab, few):
+    server, a = leased(lab, few)
+    assert a.push(ZERO, 0, pb.Work(first=0, count=6), 6000).verdict == pb.VERDICT_OK
+    grant = a.lease()
+    assert grant.kind == pb.GRANT_EVAL
+    for count, loss in ((grant.eval_count + 1, 1.0), (grant.eval_count, float("nan"))):
+        a.bulk.send(pb.Result(stamp=a.stamp, eval_id=grant.eval_id, eval_first=grant.eval_first,
+                              eval_count=count, correct=1, loss_sum=loss))
+        with pytest.raises(Refused) as e:
+            a.wait("nothing")
+        assert e.value.code == 12
+    a.pull(pb.WEIGHTS_EVAL)
+    a.close()
+
+
+def test_data_set_fingerprint(lab, few):
+    server, a = leased(lab, few)
+    wrong = pb.DataId()
+    wrong.CopyFrom(few.id)
+    wrong.xxh3 ^= 1
+    for other in (wrong, None):
+        with pytest.raises(Refused) as e:
+            Worker(server.endpoint, data=other)
+        assert e.value.code == EWRONGDATA
+    a.pull()
+    a.close()
+
+
+# ---- Exactly once, over the death of the server
+
+def test_exactly_once_when_the_server_is_killed(lab):
+    server = lab.server(*LEDGER, "--checkpoint-ms", 20)
+    worker = Honest(server.endpoint, name="ledger")
+    epoch = worker.stamp.epoch
+    for life in range(3):
+        for _ in range(40):
+            worker.push_next()
+        server.kill()
+        server = lab.restart(server, *LEDGER, "--checkpoint-ms", 20)
+        worker.reconnect()
+        assert worker.stamp.epoch == epoch + life + 1
+        for seq in [s for s, kept in worker.kept.items() if kept[2] is None]:
+            worker.ack(seq)
+    worker.goes_on()
+    assert worker.seq == 121
+    worker.bye()
+
+
+def test_errors_old_epoch_after_a_restart(lab):
+    server = lab.server(*LEDGER)
+    worker = Honest(server.endpoint, name="late")
+    worker.goes_on()
+    old = pb.Stamp()
+    old.CopyFrom(worker.stamp)
+    worker.bye()
+    server.kill()
+    server = lab.restart(server, *LEDGER)
+    worker.links()
+    worker.bulk.send(pb.Pull(stamp=old, which=1))
+    name, body, _ = worker.bulk.receive()
+    assert (name, body.code) == ("error", EEPOCH)
+    worker.hello()
+    worker.goes_on()
+    worker.close()
+
+
+def test_end_of_training_is_told_to_all(lab):
+    server = lab.server(*LEDGER)
+    worker = Honest(server.endpoint)
+    worker.goes_on()
+    server.signal(SIGTERM)
+    with pytest.raises(Refused) as e:
+        worker.wait("nothing")
+    assert e.value.code == ESHUTDOWN
+    assert server.wait(10) == 0
+    worker.close()

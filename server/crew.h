@@ -1,0 +1,28 @@
+/*
+ * crew.h - one log line for whatever becomes of a worker.
+ *
+ * The core has no word for it: its table is looked at in every tick and compared with what was
+ * there before. Thread: the loop's.
+ */
+#ifndef SERVER_CREW_H
+#define SERVER_CREW_H
+#include <stdint.h>
+
+struct core;
+
+struct seen {
+	uint32_t incarnation;
+	int state;
+};
+
+struct crew {
+	struct seen *seen; /* one per slot; owned */
+};
+
+/* Start from the table as it is: nothing of that is logged. */
+void crew_init(struct crew *w, const struct core *c);
+void crew_release(struct crew *w);
+/* Log what has changed since the last call. */
+void crew_look(struct crew *w, const struct core *c);
+
+#endif

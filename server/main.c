@@ -1,0 +1,62 @@
+/*
+ * main.c - cnn-ps: the parameter server.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#include "common/log.h"
+#include "server/core/core.h"
+#include "common/opt.h"
+#include "server/options.h"
+#include "server/server.h"
+
+/* A peer that hangs up and a file over its limit are errors of a call, not ends of a process. */
+static void ignore_signals(void)
+{
+	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN);
+}
+
+/* A worker takes two descriptors: the usual soft limit would stop at about 500 of them. */
+static void raise_descriptors(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		limit.rlim_cur = limit.rlim_max;
+		(void)setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
+static int print_config(const struct options *o)
+{
+	printf("configuration ok: model=\"%s\" parameters=%zu epochs=%u memory_bytes=%zu\n",
+		o->core.model, o->core.n_params, o->core.epochs, core_bytes(&o->core));
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	struct options options;
+	struct server server;
+	struct err e;
+	int hung, rc = options_parse(&options, argc, argv);
+
+	if (rc != OPT_RUN)
+		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
+	if (options.check_config)
+		return print_config(&options);
+	ignore_signals();
+	raise_descriptors();
+	rc = server_start(&server, &options, &e);
+	if (rc) {
+		log_error("server", "cannot-start", "code=%s reason=\"%s\"", err_name(rc), e.text);
+		return err_exit_code(rc);
+	}
+	server_run(&server);
+	rc = server_stop(&server, &hung);
+	if (hung) /* exit would wait for the thread that waits for the disk */
+		_exit(rc);
+	return rc;
+}

@@ -1,0 +1,417 @@
+/*
+ * net.c - ROUTER, its monitor, and what lies between a packet and the core.
+ */
+#include "server/net.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zmq.h>
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/zloop.h"
+#include "proto/wire.h"
+#include "server/replies.h"
+
+#define MONITOR    "inproc://cnn-ps-monitor"
+#define PER_PEER   8    /* replies that wait beyond the peer's queue */
+#define RETRY_MS   10   /* libzmq does not say when one peer's queue has room again */
+#define REBIND_MS  1000 /* the port rests so long when descriptors run out */
+#define LINGER_MS  1000
+#define FDS        65536
+#define REFUSAL_MS 1000 /* malformed messages are logged no more often */
+
+/* The weights of one version as a frame that PARAMS replies share. */
+struct shared {
+	int valid;
+	uint64_t version, xxh3;
+	zmq_msg_t tensor;
+};
+
+struct router {
+	struct router_config cfg;
+	void *context, *socket, *monitor;
+	struct zloop socket_loop, monitor_loop;
+	uv_timer_t retry, rebind;
+	char endpoint[256];
+	int bound;
+
+	struct wire *wire;
+	struct frames in;
+	struct msg msg;
+	struct replies *replies;
+	struct shared shared[2]; /* by enum weights - 1 */
+
+	struct router_stats stats;
+	uint64_t refusal_ms;         /* when one was logged last */
+	unsigned char open[FDS / 8]; /* connections by descriptor */
+};
+
+/* ---- out ----------------------------------------------------------------------------------- */
+
+static int put_weights(struct router *r, struct shared *s, uint64_t version, const struct slice *w)
+{
+	size_t bytes = w->count * sizeof(float);
+
+	(void)zmq_msg_close(&s->tensor);
+	s->valid = 0;
+	if (zmq_msg_init_size(&s->tensor, bytes) != 0) {
+		(void)zmq_msg_init(&s->tensor);
+		return PS_ENOMEM;
+	}
+	memcpy(zmq_msg_data(&s->tensor), w->data, bytes);
+	s->xxh3 = wire_checksum(w->data, w->count);
+	s->version = version;
+	s->valid = 1;
+	r->stats.params_copied++;
+	return PS_OK;
+}
+
+static int encode_params(struct router *r, const struct msg *m, struct frames *f)
+{
+	struct shared *s = &r->shared[m->params.which == WEIGHTS_EVAL];
+	struct msg header = *m;
+
+	if (!s->valid || s->version != m->params.version) {
+		int rc = put_weights(r, s, m->params.version, &m->params.slices.slice[0]);
+		if (rc)
+			return rc;
+	}
+	header.params.slices.slice[0].xxh3 = s->xxh3;
+	int rc = wire_encode_header(&header, &f->frame[0]);
+	if (rc)
+		return rc;
+	(void)zmq_msg_init(&f->frame[1]);
+	(void)zmq_msg_copy(&f->frame[1], &s->tensor);
+	f->n = 2;
+	return PS_OK;
+}
+
+void router_send(struct router *r, uint32_t peer, const struct msg *m)
+{
+	struct frames f;
+
+	frames_init(&f);
+	int whole = m->type == MSG_PARAMS && m->params.slices.n == 1;
+	int rc = whole ? encode_params(r, m, &f) : wire_encode(m, &f);
+	if (rc) {
+		r->stats.dropped++;
+		log_warn("net", "unsendable", "type=%d reason=\"%s\"", (int)m->type, err_text(rc));
+		return;
+	}
+	replies_put(r->replies, peer, &f);
+}
+
+static int send_reply(void *arg, uint32_t peer, struct frames *f)
+{
+	struct router *r = arg;
+	int rc = wire_send(r->socket, peer, f);
+
+	if (rc == PS_EUNREACHABLE)
+		r->stats.gone++;
+	return rc;
+}
+
+static void on_retry(uv_timer_t *t)
+{
+	router_flush(t->data);
+}
+
+void router_flush(struct router *r)
+{
+	uint32_t gone;
+
+	if (!r->socket)
+		return;
+	while ((gone = replies_flush(r->replies, send_reply, r)) != 0)
+		r->cfg.on_gone(r->cfg.arg, gone);
+	if (replies_waiting(r->replies) > 0)
+		uv_timer_start(&r->retry, on_retry, RETRY_MS, 0);
+}
+
+/* ---- in ------------------------------------------------------------------------------------ */
+
+static void refuse(struct router *r, uint32_t peer, int status, const char *why)
+{
+	const struct msg m = {.type = MSG_ERROR, .error = {.status = status, .text = why}};
+	uint64_t now = uv_now(r->cfg.loop);
+
+	r->stats.malformed++;
+	if (r->stats.malformed == 1 || now - r->refusal_ms >= REFUSAL_MS) {
+		r->refusal_ms = now;
+		log_warn("net", "refused", "peer=%08x code=%s why=\"%s\" total=%llu", peer,
+			err_name(status), why, (unsigned long long)r->stats.malformed);
+	}
+	if (peer)
+		router_send(r, peer, &m);
+}
+
+/* A packet's way: receive, decode, judge and apply (on_message), reply. */
+static int on_readable(void *arg)
+{
+	struct router *r = arg;
+	const char *why = "too many frames, a header over the limit, or a routing id of your own";
+	uint32_t peer = 0;
+	int rc = wire_recv(r->socket, &peer, &r->in);
+
+	if (rc == 0 || rc == PS_ENET)
+		return 0;
+	r->stats.received++;
+	if (rc == 1)
+		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
+	if (rc == PS_OK)
+		r->cfg.on_message(r->cfg.arg, peer, &r->msg);
+	else
+		refuse(r, peer, rc, why);
+	frames_release(&r->in);
+	router_flush(r);
+	return 1;
+}
+
+/* ---- the port ------------------------------------------------------------------------------ */
+
+static void on_rebind(uv_timer_t *t);
+
+static void rest(struct router *r)
+{
+	uv_timer_start(&r->rebind, on_rebind, REBIND_MS, 0);
+}
+
+static void on_rebind(uv_timer_t *t)
+{
+	struct router *r = t->data;
+
+	if (zmq_bind(r->socket, r->endpoint) != 0) {
+		rest(r);
+		return;
+	}
+	r->bound = 1;
+	log_info("net", "listening-again", "endpoint=%s", r->endpoint);
+}
+
+/* Out of descriptors, libzmq would try to accept for ever without a pause. */
+static void on_accept_failed(struct router *r, int error)
+{
+	r->stats.accept_failures++;
+	if (!r->bound)
+		return;
+	log_warn("net", "accept-failed", "reason=\"%s\" pause_ms=%d", strerror(error), REBIND_MS);
+	(void)zmq_unbind(r->socket, r->endpoint);
+	r->bound = 0;
+	rest(r);
+}
+
+static void note_open(struct router *r, uint32_t fd, int open)
+{
+	if (fd >= FDS)
+		return;
+	unsigned char bit = (unsigned char)(1u << (fd % 8)), *byte = &r->open[fd / 8];
+	int was = (*byte & bit) != 0;
+	if (was == open)
+		return;
+	*byte = (unsigned char)(*byte ^ bit);
+	r->stats.connections += open ? 1u : (uint32_t)-1;
+}
+
+static void on_event(struct router *r, unsigned event, uint32_t value)
+{
+	switch (event) {
+	case ZMQ_EVENT_ACCEPTED:
+		r->stats.accepted++;
+		break;
+	case ZMQ_EVENT_ACCEPT_FAILED:
+		on_accept_failed(r, (int)value);
+		break;
+	case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
+		note_open(r, value, 1);
+		break;
+	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+	case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+		r->stats.handshakes_failed++;
+		break;
+	case ZMQ_EVENT_DISCONNECTED:
+		note_open(r, value, 0);
+		break;
+	default:
+		break;
+	}
+}
+
+/* One event: a frame {u16 event, u32 value}, and one with the address, which we do not need. */
+static int on_monitor(void *arg)
+{
+	struct router *r = arg;
+	struct frames f;
+
+	if (wire_recv(r->monitor, NULL, &f) != 1)
+		return 0;
+	if (zmq_msg_size(&f.frame[0]) == 6) {
+		const unsigned char *p = zmq_msg_data(&f.frame[0]);
+		uint16_t event;
+		uint32_t value;
+		memcpy(&event, p, sizeof(event));
+		memcpy(&value, p + 2, sizeof(value));
+		on_event(r, event, value);
+	}
+	frames_release(&f);
+	return 1;
+}
+
+/* ---- birth --------------------------------------------------------------------------------- */
+
+/* libzmq's defaults suit small messages between friends. */
+static int set_options(void *socket, const struct router_config *cfg)
+{
+	int64_t most_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
+	int window = (int)cfg->push_window + 2;
+	const struct {
+		int option, value;
+	} row[] = {
+		/* a reply that cannot go is an error (EAGAIN, EHOSTUNREACH), not a silent loss */
+		{ZMQ_ROUTER_MANDATORY, 1},
+		/* counted in messages of megabytes: what a well-behaved peer has under way */
+		{ZMQ_SNDHWM, window},
+		{ZMQ_RCVHWM, window},
+		/* who connects and does not speak ZMTP holds a descriptor for two seconds */
+		{ZMQ_HANDSHAKE_IVL, 2000},
+		/* ZMTP's heartbeats drop a healthy peer in the middle of a large message */
+		{ZMQ_HEARTBEAT_IVL, 0},
+		/* a peer whose machine vanished is noticed in 15 s without heartbeats */
+		{ZMQ_TCP_KEEPALIVE, 1},
+		{ZMQ_TCP_KEEPALIVE_IDLE, 6},
+		{ZMQ_TCP_KEEPALIVE_INTVL, 3},
+		{ZMQ_TCP_KEEPALIVE_CNT, 3},
+		{ZMQ_TCP_MAXRT, 15000},
+		/* closing waits for the last replies, but not for ever */
+		{ZMQ_LINGER, LINGER_MS},
+		{ZMQ_IPV6, strchr(cfg->bind, '[') != NULL},
+	};
+	/* a larger message costs the sender its connection before it costs us memory */
+	int bad = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &most_bytes, sizeof(most_bytes));
+
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]) && !bad; i++)
+		bad = zmq_setsockopt(socket, row[i].option, &row[i].value, sizeof(int));
+	return bad ? PS_ENET : PS_OK;
+}
+
+static int open_sockets(struct router *r)
+{
+	const int events = ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
+			   ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+			   ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
+			   ZMQ_EVENT_DISCONNECTED;
+
+	r->context = zmq_ctx_new();
+	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
+	r->monitor = r->socket ? zmq_socket(r->context, ZMQ_PAIR) : NULL;
+	if (!r->monitor || set_options(r->socket, &r->cfg) ||
+		zmq_socket_monitor(r->socket, MONITOR, events) != 0 ||
+		zmq_connect(r->monitor, MONITOR) != 0)
+		return PS_ENET;
+	return PS_OK;
+}
+
+static void close_sockets(struct router *r)
+{
+	if (r->socket)
+		zmq_socket_monitor(r->socket, NULL, 0);
+	if (r->monitor)
+		zmq_close(r->monitor);
+	if (r->socket)
+		zmq_close(r->socket);
+	r->socket = r->monitor = NULL;
+}
+
+static int bind_port(struct router *r, struct err *e)
+{
+	size_t size = sizeof(r->endpoint);
+
+	if (zmq_bind(r->socket, r->cfg.bind) != 0)
+		return err_set(e, PS_EUSAGE, "--bind %.100s: %s", r->cfg.bind, zmq_strerror(errno));
+	if (zmq_getsockopt(r->socket, ZMQ_LAST_ENDPOINT, r->endpoint, &size) != 0)
+		return err_set(e, PS_ENET, "--bind %.100s: %s", r->cfg.bind, zmq_strerror(errno));
+	r->bound = 1;
+	return PS_OK;
+}
+
+static int watch(struct router *r, struct err *e)
+{
+	if (zloop_start(&r->socket_loop, r->cfg.loop, r->socket, on_readable, r) != 0)
+		return err_set(e, PS_ENET, "the socket cannot be watched");
+	if (zloop_start(&r->monitor_loop, r->cfg.loop, r->monitor, on_monitor, r) != 0) {
+		zloop_stop(&r->socket_loop, NULL);
+		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
+	}
+	uv_timer_init(r->cfg.loop, &r->retry);
+	uv_timer_init(r->cfg.loop, &r->rebind);
+	r->retry.data = r->rebind.data = r;
+	return PS_OK;
+}
+
+int router_new(struct router **out, const struct router_config *cfg, struct err *e)
+{
+	struct router *r = mem_try(1, sizeof(*r));
+	size_t room = 4 * (size_t)cfg->max_workers + 64; /* more than one step of the core says */
+	int rc;
+
+	*out = NULL;
+	if (!r)
+		return err_set(e, PS_ENOMEM, "no memory for the port");
+	r->cfg = *cfg;
+	frames_init(&r->in);
+	for (size_t i = 0; i < 2; i++)
+		(void)zmq_msg_init(&r->shared[i].tensor);
+	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, PER_PEER))
+		rc = err_set(e, PS_ENOMEM, "no memory for messages");
+	else if (open_sockets(r))
+		rc = err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
+	else
+		rc = bind_port(r, e);
+	if (!rc)
+		rc = watch(r, e);
+	if (rc) {
+		close_sockets(r);
+		router_free(&r);
+		return rc;
+	}
+	*out = r;
+	return PS_OK;
+}
+
+const char *router_endpoint(const struct router *r)
+{
+	return r->endpoint;
+}
+
+void router_stats(const struct router *r, struct router_stats *s)
+{
+	*s = r->stats;
+	s->sent = replies_sent(r->replies);
+	s->dropped += replies_dropped(r->replies);
+	s->waiting = (uint32_t)replies_waiting(r->replies);
+	s->rescues = zloop_rescues(&r->socket_loop) + zloop_rescues(&r->monitor_loop);
+}
+
+void router_stop(struct router *r)
+{
+	zloop_stop(&r->socket_loop, NULL);
+	zloop_stop(&r->monitor_loop, NULL);
+	uv_close((uv_handle_t *)&r->retry, NULL);
+	uv_close((uv_handle_t *)&r->rebind, NULL);
+	close_sockets(r);
+}
+
+void router_free(struct router **r)
+{
+	if (!*r)
+		return;
+	for (size_t i = 0; i < 2; i++)
+		(void)zmq_msg_close(&(*r)->shared[i].tensor);
+	frames_release(&(*r)->in);
+	replies_free(&(*r)->replies);
+	wire_free(&(*r)->wire);
+	if ((*r)->context)
+		zmq_ctx_term((*r)->context);
+	free(*r);
+	*r = NULL;
+}

@@ -1,0 +1,69 @@
+/*
+ * net.h - the server's one port: a ROUTER socket in the loop, messages in, replies out.
+ *
+ * In:  a readable socket -> wire_decode -> on_message. What does not decode is answered by ERROR
+ *      and counted.
+ * Out: router_send encodes a reply, router_flush sends what the peers' queues take (replies.h).
+ *
+ * Invariants: (1) nothing here ever waits, and waiting replies never take more than their room;
+ *             (2) replies to one peer leave in the order of router_send, or not at all: a peer that
+ * does not read loses all its waiting replies at once and is told so by one ERROR PS_ESTATE, which
+ * makes it say HELLO again; the loss is counted; (3) weights of one version are copied and
+ * checksummed once, however many pull them; (4) when file descriptors run out the port is closed
+ * and opened again later, under the same address: libzmq would spin.
+ * Thread: the loop's.
+ */
+#ifndef SERVER_NET_H
+#define SERVER_NET_H
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+#include "common/err.h"
+#include "proto/msg.h"
+
+/* `m` is borrowed for the call. Replies by router_send; they leave when the call has returned. */
+typedef void router_message_fn(void *arg, uint32_t peer, const struct msg *m);
+/* No reply reaches `peer` any more. */
+typedef void router_gone_fn(void *arg, uint32_t peer);
+
+struct router_config {
+	uv_loop_t *loop;
+	const char *bind;     /* tcp://HOST:PORT, PORT 0 or *: any */
+	size_t n_params;      /* bounds a message */
+	uint32_t push_window; /* messages that a well-behaved peer may have under way */
+	uint32_t max_workers;
+	router_message_fn *on_message;
+	router_gone_fn *on_gone;
+	void *arg;
+};
+
+struct router_stats {
+	uint64_t received, sent;
+	uint64_t malformed;     /* answered by ERROR: not decodable */
+	uint64_t dropped;       /* replies thrown away: their peer did not read */
+	uint64_t gone;          /* replies whose peer had left */
+	uint64_t params_copied; /* weights put into a frame; the other PARAMS shared one */
+	uint64_t accepted, handshakes_failed;
+	uint64_t accept_failures; /* of them, each closed the port for a while */
+	uint64_t rescues;         /* must stay 0: see zloop.h */
+	uint32_t connections;     /* open now, handshake done */
+	uint32_t waiting;         /* replies that wait now */
+};
+
+struct router; /* opaque, see net.c */
+
+/* Bind and serve. PS_EUSAGE: the address cannot be bound. PS_ENET, PS_ENOMEM. */
+int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
+/* The address in use, with the real port. */
+const char *router_endpoint(const struct router *r);
+/* Encode `m` for `peer` now; it leaves at the next flush. */
+void router_send(struct router *r, uint32_t peer, const struct msg *m);
+/* Send what can be sent; calls on_gone. Not from inside on_message or on_gone. */
+void router_flush(struct router *r);
+void router_stats(const struct router *r, struct router_stats *s);
+/* Close sockets and handles; the loop must run once more before router_free. */
+void router_stop(struct router *r);
+/* Frees and nulls *r; waits a bounded time for libzmq to deliver what was sent. NULL is fine. */
+void router_free(struct router **r);
+
+#endif

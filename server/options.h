@@ -1,0 +1,29 @@
+/*
+ * options.h - the command line of cnn-ps as one table, and the judgement of the whole of it.
+ *
+ * Nothing is bound, created or written here: a bad configuration ends with every one of its errors
+ * on stderr and the machine as it was. Thread: main, at start-up.
+ */
+#ifndef SERVER_OPTIONS_H
+#define SERVER_OPTIONS_H
+#include "common/err.h"
+#include "common/log.h"
+#include "common/model.h"
+#include "server/core/core.h"
+
+struct options {
+	struct core_config core; /* complete but for run, epoch and generation: restore.c */
+	struct model model;
+	const char *bind;           /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
+	const char *http;           /* "HOST:PORT", or NULL: off */
+	const char *checkpoint_dir; /* or NULL: none */
+	const char *init;           /* a .safetensors file, or NULL */
+	enum log_level log_level;
+	int check_config; /* only judge and print the configuration */
+};
+
+/* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts
+ * live as long as argv and the environment. */
+int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
+
+#endif

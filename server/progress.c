@@ -1,0 +1,188 @@
+/* progress.c - see progress.h. */
+#include "server/progress.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include "common/log.h"
+#include "server/core/core.h"
+
+#define RATE_MS 1000 /* a rate is measured over at least so long */
+#define DRAW_MS 100
+#define BAR     20 /* characters */
+
+void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	const struct core_stats *s = core_stats(c);
+
+	*p = (struct progress){.start_ms = now_ms,
+		.epoch_ms = now_ms,
+		.epoch_images = s->images,
+		.epoch_version = s->version,
+		.rate_ms = now_ms,
+		.rate_images = s->images,
+		.rate_version = s->version};
+}
+
+/* ---- what the core says -------------------------------------------------------------------- */
+
+/* Training goes on from here: waiting for workers is nobody's speed. */
+static void begin(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	uint64_t start_ms = p->start_ms;
+
+	progress_init(p, c, now_ms);
+	p->start_ms = start_ms;
+	p->begin_ms = now_ms;
+}
+
+static void trained(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	const struct core_stats *s = core_stats(c);
+	double seconds = (double)(now_ms - p->epoch_ms) / 1000;
+
+	p->epoch_rate = seconds > 0 ? (double)(s->images - p->epoch_images) / seconds : 0;
+	p->epoch_ms = now_ms;
+	p->epoch_images = s->images;
+	p->epoch_version = s->version;
+	if (core_training_epoch(c) >= core_config(c)->epochs)
+		p->end_ms = now_ms;
+}
+
+static void evaluated(const struct progress *p, uint32_t epoch, const struct epoch_record *r)
+{
+	log_info("train", "epoch",
+		"epoch=%u images=%llu updates=%llu loss=%.4f accuracy=%.4f test_loss=%.4f "
+		"images_per_s=%.0f",
+		epoch + 1, (unsigned long long)r->images, (unsigned long long)r->updates,
+		r->images ? r->loss_sum / (double)r->images : 0.0,
+		(double)r->eval_correct / r->eval_done, r->eval_loss_sum / r->eval_done,
+		p->epoch_rate);
+}
+
+static void on_epoch(struct progress *p, const struct core *c, uint32_t epoch, uint64_t now_ms)
+{
+	const struct epoch_record *r = core_epoch(c, epoch);
+
+	if (r && r->eval_done > 0 && r->eval_done == core_data(c)->n_test)
+		evaluated(p, epoch, r);
+	else
+		trained(p, c, now_ms);
+}
+
+void progress_effect(
+	struct progress *p, const struct core *c, const struct effect *e, uint64_t now_ms)
+{
+	int work = e->kind == EFFECT_SEND &&
+		   (e->msg.type == MSG_GRANT ||
+			   (e->msg.type == MSG_ACK && core_config(c)->epochs == 0));
+
+	if (work && p->begin_ms == 0)
+		begin(p, c, now_ms);
+	if (work && e->msg.type == MSG_ACK)
+		p->end_ms = now_ms;
+	if (e->kind == EFFECT_EPOCH)
+		on_epoch(p, c, e->epoch, now_ms);
+}
+
+double progress_seconds(const struct progress *p, uint64_t now_ms)
+{
+	uint64_t end = p->end_ms ? p->end_ms : now_ms;
+
+	return p->begin_ms ? (double)(end - p->begin_ms) / 1000 : 0;
+}
+
+/* ---- the bar ------------------------------------------------------------------------------- */
+
+static void measure(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	const struct core_stats *s = core_stats(c);
+	double seconds = (double)(now_ms - p->rate_ms) / 1000;
+
+	if (now_ms - p->rate_ms < RATE_MS)
+		return;
+	p->images_per_s = (double)(s->images - p->rate_images) / seconds;
+	p->updates_per_s = (double)(s->version - p->rate_version) / seconds;
+	p->rate_ms = now_ms;
+	p->rate_images = s->images;
+	p->rate_version = s->version;
+}
+
+const struct epoch_record *progress_evaluated(const struct core *c)
+{
+	uint32_t n_test = core_data(c)->n_test;
+
+	for (uint32_t e = core_training_epoch(c); n_test && e-- > 0;) {
+		const struct epoch_record *r = core_epoch(c, e);
+		if (r && r->eval_done == n_test)
+			return r;
+	}
+	return NULL;
+}
+
+void progress_look(const struct progress *p, const struct core *c, struct progress_view *v)
+{
+	const struct core_config *cfg = core_config(c);
+	const struct core_stats *s = core_stats(c);
+	double all = (double)core_data(c)->n_train * cfg->epochs;
+	const struct epoch_record *tested = progress_evaluated(c);
+	uint32_t epoch = core_training_epoch(c);
+
+	*v = (struct progress_view){.epochs = cfg->epochs,
+		.epoch = epoch < cfg->epochs ? epoch + 1 : cfg->epochs,
+		.done = all > 0 ? (double)s->images / all : 0,
+		.updates = s->version,
+		.images_per_s = p->images_per_s,
+		.updates_per_s = p->updates_per_s,
+		.loss = s->loss,
+		.accuracy = tested ? (double)tested->eval_correct / tested->eval_done : -1,
+		.eta_s = -1,
+		.workers = core_live_workers(c)};
+	if (all > 0 && p->images_per_s > 0)
+		v->eta_s = (all - (double)s->images) / p->images_per_s;
+}
+
+static void append(char *out, size_t size, size_t *at, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
+static void append(char *out, size_t size, size_t *at, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	int n = vsnprintf(out + *at, size - *at, fmt, ap);
+	va_end(ap);
+	*at += n < 0 ? 0 : (size_t)n < size - *at ? (size_t)n : size - *at - 1;
+}
+
+void progress_bar(const struct progress_view *v, char *out, size_t size)
+{
+	size_t at = 0;
+	int full = v->done >= 1 ? BAR : (int)(v->done * BAR);
+
+	if (v->epochs > 0)
+		append(out, size, &at, "epoch %u/%u [%.*s%.*s] %3d %%  %.0f images/s", v->epoch,
+			v->epochs, full, "####################", BAR - full, "....................",
+			(int)(v->done * 100), v->images_per_s);
+	else
+		append(out, size, &at, "%llu updates  %.0f updates/s",
+			(unsigned long long)v->updates, v->updates_per_s);
+	append(out, size, &at, "  loss %.4f", v->loss);
+	if (v->accuracy >= 0)
+		append(out, size, &at, "  accuracy %.2f %%", 100 * v->accuracy);
+	if (v->eta_s >= 0)
+		append(out, size, &at, "  ETA %.0f s", ceil(v->eta_s));
+	append(out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");
+}
+
+void progress_tick(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	struct progress_view v;
+	char line[256];
+
+	measure(p, c, now_ms);
+	if (!log_on_terminal() || now_ms - p->drawn_ms < DRAW_MS)
+		return;
+	p->drawn_ms = now_ms;
+	progress_look(p, c, &v);
+	progress_bar(&v, line, sizeof(line));
+	log_progress(line);
+}

@@ -1,0 +1,190 @@
+/* replies.c - see replies.h. A few replies wait at a time: plain scans are quick enough. */
+#include "server/replies.h"
+#include <stdlib.h>
+#include "common/mem.h"
+
+struct reply {
+	uint32_t peer;
+	int last_word; /* the ERROR that stands for what was dropped */
+	struct frames frames;
+};
+
+struct replies {
+	size_t n, room, per_peer;
+	struct reply **order; /* [0, n): waiting, oldest first; [n, room): free */
+	struct reply *pool;
+	uint64_t sent, dropped;
+};
+
+int replies_new(struct replies **out, size_t room, size_t per_peer)
+{
+	struct replies *q = mem_try(1, sizeof(*q));
+
+	*out = NULL;
+	if (!q)
+		return PS_ENOMEM;
+	q->room = room;
+	q->per_peer = per_peer;
+	q->order = mem_try(room, sizeof(struct reply *));
+	q->pool = mem_try(room, sizeof(*q->pool));
+	if (!q->order || !q->pool) {
+		replies_free(&q);
+		return PS_ENOMEM;
+	}
+	for (size_t i = 0; i < room; i++)
+		q->order[i] = &q->pool[i];
+	*out = q;
+	return PS_OK;
+}
+
+void replies_free(struct replies **q)
+{
+	if (!*q)
+		return;
+	for (size_t i = 0; i < (*q)->n; i++)
+		frames_release(&(*q)->order[i]->frames);
+	free((*q)->order);
+	free((*q)->pool);
+	free(*q);
+	*q = NULL;
+}
+
+static void move_frames(struct frames *to, struct frames *from)
+{
+	for (size_t i = 0; i < from->n; i++) {
+		(void)zmq_msg_init(&to->frame[i]);
+		(void)zmq_msg_move(&to->frame[i], &from->frame[i]);
+	}
+	to->n = from->n;
+	frames_release(from);
+}
+
+static void append(struct replies *q, uint32_t peer, struct frames *f, int last_word)
+{
+	struct reply *r = q->order[q->n++];
+
+	r->peer = peer;
+	r->last_word = last_word;
+	move_frames(&r->frames, f);
+}
+
+/* Take every reply to `peer` out; returns how many there were. */
+static size_t drop_all(struct replies *q, uint32_t peer)
+{
+	size_t kept = 0, before = q->n;
+
+	for (size_t i = 0; i < before; i++) {
+		struct reply *r = q->order[i];
+
+		if (r->peer == peer) {
+			frames_release(&r->frames);
+			continue;
+		}
+		q->order[i] = q->order[kept];
+		q->order[kept++] = r;
+	}
+	q->n = kept;
+	return before - kept;
+}
+
+/* `peer` does not read: one ERROR takes the place of all that it is owed. */
+static void silence(struct replies *q, uint32_t peer)
+{
+	const struct msg m = {.type = MSG_ERROR,
+		.error = {.status = PS_ESTATE,
+			.text = "you did not read your replies and they were dropped: say HELLO"}};
+	struct frames f;
+
+	q->dropped += drop_all(q, peer);
+	frames_init(&f);
+	if (wire_encode(&m, &f) == PS_OK)
+		append(q, peer, &f, 1);
+}
+
+/* The longest waiting peer pays; one that was silenced before loses its ERROR too. */
+static void make_room(struct replies *q)
+{
+	while (q->n == q->room) {
+		const struct reply *oldest = q->order[0];
+
+		if (oldest->last_word)
+			q->dropped += drop_all(q, oldest->peer);
+		else
+			silence(q, oldest->peer);
+	}
+}
+
+void replies_put(struct replies *q, uint32_t peer, struct frames *f)
+{
+	size_t mine = 0;
+	int silent = 0;
+
+	for (size_t i = 0; i < q->n; i++) {
+		if (q->order[i]->peer != peer)
+			continue;
+		mine++;
+		silent |= q->order[i]->last_word;
+	}
+	if (!silent && mine >= q->per_peer) {
+		silence(q, peer);
+		silent = 1;
+	}
+	if (silent) {
+		q->dropped++;
+		frames_release(f);
+		return;
+	}
+	make_room(q);
+	append(q, peer, f, 0);
+}
+
+/* An older reply to `peer` is among the first `n`, which stay. */
+static int must_wait(const struct replies *q, size_t n, uint32_t peer)
+{
+	for (size_t i = 0; i < n; i++)
+		if (q->order[i]->peer == peer)
+			return 1;
+	return 0;
+}
+
+uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
+{
+	size_t kept = 0;
+	uint32_t gone = 0;
+
+	for (size_t i = 0; i < q->n; i++) {
+		struct reply *r = q->order[i];
+		int rc = gone || must_wait(q, kept, r->peer) ? PS_EAGAIN
+							     : send(arg, r->peer, &r->frames);
+
+		if (rc == PS_EAGAIN) {
+			q->order[i] = q->order[kept];
+			q->order[kept++] = r;
+			continue;
+		}
+		if (rc == PS_OK)
+			q->sent++;
+		if (rc == PS_EUNREACHABLE)
+			gone = r->peer;
+		frames_release(&r->frames);
+	}
+	q->n = kept;
+	if (gone)
+		(void)drop_all(q, gone);
+	return gone;
+}
+
+size_t replies_waiting(const struct replies *q)
+{
+	return q->n;
+}
+
+uint64_t replies_sent(const struct replies *q)
+{
+	return q->sent;
+}
+
+uint64_t replies_dropped(const struct replies *q)
+{
+	return q->dropped;
+}

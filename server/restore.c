@@ -1,0 +1,205 @@
+/*
+ * restore.c - see restore.h.
+ *
+ * The server epoch is one more than any that was ever used with this directory. The newest
+ * checkpoint may have been lost to a bad disk together with its epoch; the file EPOCH remembers.
+ */
+#include "server/restore.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+#include "common/checkpoint.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/run_head.h"
+#include "common/safetensors.h"
+#include "server/core/image.h"
+
+#define EPOCH_FILE "EPOCH"
+#define MAX_EPOCH  (UINT64_MAX - 1)
+
+/* ---- the server epoch ---------------------------------------------------------------------- */
+
+static int parse_epoch(const char *text, size_t n, uint64_t *epoch)
+{
+	char digits[32];
+	char *end;
+
+	if (n < 2 || n > sizeof(digits) || text[n - 1] != '\n')
+		return 0;
+	memcpy(digits, text, n - 1);
+	digits[n - 1] = '\0';
+	if (strspn(digits, "0123456789") != n - 1)
+		return 0;
+	errno = 0;
+	*epoch = strtoull(digits, &end, 10);
+	return errno == 0 && *epoch < MAX_EPOCH;
+}
+
+/* The newest epoch that this directory has seen, 0 for none. */
+static int read_epoch(const char *dir, uint64_t *epoch, struct err *e)
+{
+	char path[4096 + 16];
+	void *text;
+	size_t n;
+
+	*epoch = 0;
+	snprintf(path, sizeof(path), "%s/" EPOCH_FILE, dir);
+	if (access(path, F_OK) != 0 && errno == ENOENT)
+		return PS_OK;
+	int rc = file_read(path, 64, &text, &n, e);
+	if (rc)
+		return rc;
+	rc = parse_epoch(text, n, epoch) ? PS_OK
+					 : err_set(e, PS_ECHECKPOINT,
+						   "%s is not one number: remove it only if no "
+						   "worker of this run lives any more",
+						   path);
+	free(text);
+	return rc;
+}
+
+static int write_epoch(const char *dir, uint64_t epoch, struct err *e)
+{
+	char text[32];
+	int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)epoch);
+	const struct file_part part = {text, (size_t)n};
+
+	return file_replace(dir, EPOCH_FILE, &part, 1, e);
+}
+
+/* ---- a fresh run --------------------------------------------------------------------------- */
+
+static int new_run_id(struct run_id *run, struct err *e)
+{
+	do {
+		if (getrandom(run, sizeof(*run), 0) != (ssize_t)sizeof(*run))
+			return err_set(e, PS_EIO, "getrandom: %s", strerror(errno));
+	} while (run->hi == 0 && run->lo == 0);
+	return PS_OK;
+}
+
+static int begin(
+	struct restored *out, const struct options *o, struct core_config *cfg, struct err *e)
+{
+	float *weights = mem_must(cfg->n_params, sizeof(float), "first weights");
+	int rc = new_run_id(&cfg->run, e);
+
+	if (!rc && o->init)
+		rc = safetensors_read(o->init, &o->model, weights, e);
+	else
+		model_init(&o->model, cfg->seed, weights);
+	if (!rc)
+		out->core = core_init(out->memory, cfg, weights);
+	free(weights);
+	return rc;
+}
+
+/* ---- a run that goes on -------------------------------------------------------------------- */
+
+static const char *other_model(const struct run_head *head, const struct options *o)
+{
+	return strcmp(head->model, o->core.model) != 0 ? head->model : NULL;
+}
+
+static int resume(struct restored *out, const struct options *o, const struct checkpoint *c,
+	const struct core_config *cfg, struct err *e)
+{
+	const unsigned char *data[IMAGE_SECTIONS];
+	size_t size[IMAGE_SECTIONS];
+	const char *why;
+
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		const struct checkpoint_section *s = checkpoint_find(c, image_names[i]);
+		if (!s)
+			return err_set(e, PS_ECHECKPOINT, "%s: checkpoint %llu has no section %s",
+				o->checkpoint_dir, (unsigned long long)c->generation,
+				image_names[i]);
+		data[i] = s->data;
+		size[i] = s->size;
+	}
+	if (image_read(out->memory, cfg, data, size, &out->core, &why) != 0)
+		return err_set(e, PS_ECHECKPOINT, "%s: checkpoint %llu cannot be continued: %s",
+			o->checkpoint_dir, (unsigned long long)c->generation, why);
+	out->resumed = 1;
+	return PS_OK;
+}
+
+static int read_head(
+	const struct checkpoint *c, const struct options *o, struct run_head *head, struct err *e)
+{
+	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
+
+	if (!s || run_head_read(s->data, s->size, head) != 0 || head->epoch >= MAX_EPOCH)
+		return err_set(e, PS_ECHECKPOINT, "%s: checkpoint %llu is not a server's",
+			o->checkpoint_dir, (unsigned long long)c->generation);
+	if (other_model(head, o))
+		return err_set(e, PS_ECHECKPOINT,
+			"%s: its run has --model \"%.180s\", not \"%.180s\": say the same or take "
+			"another directory",
+			o->checkpoint_dir, head->model, o->core.model);
+	return PS_OK;
+}
+
+/* ---- together ------------------------------------------------------------------------------ */
+
+/* `c` may be empty: then a fresh run begins. */
+static int build(struct restored *out, const struct options *o, const struct checkpoint *c,
+	uint64_t newest_seen, struct err *e)
+{
+	struct core_config cfg = o->core;
+	struct run_head head = {0};
+	uint64_t epoch;
+	int rc = read_epoch(o->checkpoint_dir, &epoch, e);
+
+	if (!rc && c->generation)
+		rc = read_head(c, o, &head, e);
+	if (rc)
+		return rc;
+	cfg.epoch = 1 + (epoch > head.epoch ? epoch : head.epoch);
+	cfg.generation = newest_seen + 1; /* saver_write writes this one */
+	rc = c->generation ? resume(out, o, c, &cfg, e) : begin(out, o, &cfg, e);
+	return rc ? rc : write_epoch(o->checkpoint_dir, cfg.epoch, e);
+}
+
+static int from_directory(struct restored *out, const struct options *o, struct err *e)
+{
+	struct checkpoint c = {0};
+	uint64_t newest_seen = 0;
+	int rc = file_make_dir(o->checkpoint_dir, e);
+
+	if (!rc)
+		rc = file_lock_dir(o->checkpoint_dir, &out->lock_fd, e);
+	if (!rc)
+		rc = checkpoint_read_newest(o->checkpoint_dir, 1, &c, &newest_seen, e);
+	if (!rc)
+		rc = build(out, o, &c, newest_seen, e);
+	checkpoint_release(&c);
+	return rc;
+}
+
+int restore(struct restored *out, const struct options *o, struct err *e)
+{
+	struct core_config cfg = o->core;
+	int rc;
+
+	*out = (struct restored){.lock_fd = -1};
+	out->memory = mem_must(core_bytes(&cfg), 1, "the core");
+	cfg.epoch = 1;
+	rc = o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
+	if (rc)
+		restore_release(out);
+	return rc;
+}
+
+void restore_release(struct restored *r)
+{
+	free(r->memory);
+	if (r->lock_fd >= 0)
+		close(r->lock_fd);
+	*r = (struct restored){.lock_fd = -1};
+}

@@ -1,0 +1,166 @@
+/* saver.c - see saver.h. */
+#include "server/saver.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/checkpoint.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "server/core/image.h"
+
+struct saver {
+	uv_loop_t *loop;
+	const char *dir;
+	saver_done_fn *done;
+	void *arg;
+
+	unsigned char *buffer; /* the sections, one after the other; kept between saves */
+	size_t room;
+	struct checkpoint image; /* points into buffer */
+
+	uv_work_t work;
+	int busy, rc; /* rc, error and seconds: the pool's while busy */
+	struct err error;
+	double seconds;
+	struct saver_stats stats;
+};
+
+int saver_new(struct saver **out, uv_loop_t *loop, const char *dir, saver_done_fn *done, void *arg)
+{
+	struct saver *s = mem_try(1, sizeof(*s));
+
+	*out = s;
+	if (!s)
+		return PS_ENOMEM;
+	s->loop = loop;
+	s->dir = dir;
+	s->done = done;
+	s->arg = arg;
+	s->work.data = s;
+	return PS_OK;
+}
+
+void saver_free(struct saver **s)
+{
+	if (!*s)
+		return;
+	free((*s)->buffer);
+	free(*s);
+	*s = NULL;
+}
+
+/* A ledger grows a little while workers come: take more than is asked for. */
+static int make_room(struct saver *s, size_t bytes)
+{
+	if (bytes <= s->room)
+		return PS_OK;
+	free(s->buffer);
+	s->room = 0;
+	s->buffer = mem_try(bytes + bytes / 8, 1);
+	if (!s->buffer)
+		return err_set(&s->error, PS_ENOMEM, "no memory for an image of %zu bytes", bytes);
+	s->room = bytes + bytes / 8;
+	return PS_OK;
+}
+
+/* The core's sections into the buffer: what is saved is this instant. */
+static int take_image(struct saver *s, struct core *core, uint64_t generation)
+{
+	size_t size[IMAGE_SECTIONS], bytes = 0;
+
+	for (int i = 0; i < IMAGE_SECTIONS; i++)
+		bytes += size[i] = image_size(core, (enum image_section)i);
+	int rc = make_room(s, bytes);
+	if (rc)
+		return rc;
+	s->image = (struct checkpoint){.generation = generation, .n_sections = IMAGE_SECTIONS};
+	unsigned char *at = s->buffer;
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		struct checkpoint_section *section = &s->image.section[i];
+		image_write(core, (enum image_section)i, at);
+		snprintf(section->name, sizeof(section->name), "%s", image_names[i]);
+		section->data = at;
+		section->size = size[i];
+		at += size[i];
+	}
+	s->stats.bytes = bytes;
+	return PS_OK;
+}
+
+/* On the pool. */
+static void write_image(uv_work_t *work)
+{
+	struct saver *s = work->data;
+	double begin = clock_seconds();
+
+	if (s->rc == PS_OK)
+		s->rc = checkpoint_write(s->dir, &s->image, &s->error);
+	s->seconds = clock_seconds() - begin;
+}
+
+static void note_outcome(struct saver *s, uint64_t generation)
+{
+	struct saver_stats *t = &s->stats;
+
+	if (s->rc) {
+		t->failed++;
+		if (!t->failing)
+			log_error("saver", "checkpoint-failed", "generation=%llu reason=\"%s\"",
+				(unsigned long long)generation, s->error.text);
+		t->failing = 1;
+		snprintf(t->why, sizeof(t->why), "%.255s", s->error.text);
+		return;
+	}
+	if (t->failing)
+		log_info("saver", "checkpoints-work-again", "generation=%llu failed=%llu",
+			(unsigned long long)generation, (unsigned long long)t->failed);
+	t->failing = 0;
+	t->why[0] = '\0';
+	t->saved++;
+	t->generation = generation;
+	t->seconds = s->seconds;
+}
+
+static void on_written(uv_work_t *work, int status)
+{
+	struct saver *s = work->data;
+	uint64_t generation = s->image.generation;
+
+	if (status != 0) /* cancelled: nothing was written */
+		s->rc = err_set(&s->error, PS_EIO, "%s", uv_strerror(status));
+	s->busy = 0;
+	note_outcome(s, generation);
+	s->done(s->arg, generation, s->rc);
+}
+
+void saver_start(struct saver *s, struct core *core, uint64_t generation)
+{
+	s->busy = 1;
+	s->rc = take_image(s, core, generation);
+	s->image.generation = generation;
+	/* fails only without a callback */
+	(void)uv_queue_work(s->loop, &s->work, write_image, on_written);
+}
+
+int saver_write(struct saver *s, struct core *core, uint64_t generation, struct err *e)
+{
+	s->rc = take_image(s, core, generation);
+	write_image(&s->work);
+	if (s->rc) {
+		*e = s->error;
+		return s->rc;
+	}
+	note_outcome(s, generation);
+	return PS_OK;
+}
+
+int saver_busy(const struct saver *s)
+{
+	return s && s->busy;
+}
+
+const struct saver_stats *saver_stats(const struct saver *s)
+{
+	return &s->stats;
+}

@@ -1,0 +1,360 @@
+/* server.c - see server.h. */
+#include "server/server.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/log.h"
+#include "server/core/core.h"
+#include "server/status.h"
+
+#define TICK_MS     50
+#define FAREWELL_MS 2000  /* for workers to read their BYE and leave */
+#define DRAIN_MS    10000 /* for the last checkpoint */
+#define GAVE_UP     PS_EAGAIN
+
+/* ---- events in, effects out -------------------------------------------------------------- */
+
+static void look(const struct server *s, struct status *out)
+{
+	*out = (struct status){.core = s->state.core,
+		.progress = &s->progress,
+		.saver = s->saver ? saver_stats(s->saver) : NULL,
+		.now_ms = s->finish_ms ? s->finish_ms : uv_now(&s->loop),
+		.rss_bytes = status_rss(),
+		.ending = s->status};
+	router_stats(s->router, &out->net);
+}
+
+static void send_status(struct server *s, uint32_t peer)
+{
+	struct status now;
+
+	look(s, &now);
+	char *text = status_json(&now);
+	const struct msg m = {
+		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = text ? text : "{}"}};
+	router_send(s->router, peer, &m);
+	free(text);
+}
+
+static void finish(struct server *s, int status)
+{
+	s->status = status;
+	s->finish_ms = uv_now(&s->loop);
+	s->deadline_ms = s->finish_ms + FAREWELL_MS;
+	log_info("server", "finished", "reason=\"%s\"", err_text(status));
+}
+
+static void carry_out(struct server *s, const struct effect *e)
+{
+	progress_effect(&s->progress, s->state.core, e, uv_now(&s->loop));
+	switch (e->kind) {
+	case EFFECT_SEND:
+		router_send(s->router, e->peer, &e->msg);
+		break;
+	case EFFECT_SNAPSHOT:
+		saver_start(s->saver, s->state.core, e->generation);
+		break;
+	case EFFECT_STATUS:
+		send_status(s, e->peer);
+		break;
+	case EFFECT_EPOCH:
+		break; /* progress has seen it */
+	case EFFECT_FINISH:
+		finish(s, e->status);
+		break;
+	}
+}
+
+static void step(struct server *s, const struct event *ev)
+{
+	const struct effect *e;
+
+	core_step(s->state.core, ev, uv_now(&s->loop));
+	for (size_t i = 0; (e = core_effect(s->state.core, i)) != NULL; i++)
+		carry_out(s, e);
+}
+
+/* From the router, which flushes itself. */
+static void on_message(void *arg, uint32_t peer, const struct msg *m)
+{
+	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
+
+	step(arg, &ev);
+}
+
+static void on_gone(void *arg, uint32_t peer)
+{
+	const struct event ev = {.kind = EVENT_PEER_GONE, .peer = peer};
+
+	step(arg, &ev);
+}
+
+/* From anybody else. */
+static void tell_core(struct server *s, const struct event *ev)
+{
+	step(s, ev);
+	router_flush(s->router);
+}
+
+static void on_saved(void *arg, uint64_t generation, int rc)
+{
+	const struct event ev = {
+		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
+
+	tell_core(arg, &ev);
+}
+
+/* ---- the end ----------------------------------------------------------------------------- */
+
+/* All work is done and only the disk can keep the core from saying so. */
+static int only_saving_is_left(const struct server *s)
+{
+	const struct core *c = s->state.core;
+	const struct core_config *cfg = core_config(c);
+
+	if (!s->saver || !saver_stats(s->saver)->failing)
+		return 0;
+	if (cfg->max_updates && core_stats(c)->version >= cfg->max_updates)
+		return 1;
+	return cfg->epochs > 0 && progress_evaluated(c) == core_epoch(c, cfg->epochs - 1);
+}
+
+static void give_up(struct server *s, int status, const char *why)
+{
+	log_error("server", "gave-up", "reason=\"%s\"", why);
+	s->status = status;
+	s->finish_ms = uv_now(&s->loop);
+	uv_stop(&s->loop);
+}
+
+/* Whoever was told BYE hangs up; the last to do so ends the farewell. */
+static void check_farewell(struct server *s)
+{
+	struct router_stats net;
+
+	router_stats(s->router, &net);
+	if (net.connections == 0 || uv_now(&s->loop) >= s->deadline_ms)
+		uv_stop(&s->loop);
+}
+
+static void check_deadline(struct server *s)
+{
+	uint64_t now = uv_now(&s->loop);
+
+	if (s->status) {
+		check_farewell(s);
+		return;
+	}
+	if (!s->deadline_ms && only_saving_is_left(s))
+		s->deadline_ms = now + DRAIN_MS;
+	if (!s->deadline_ms || now < s->deadline_ms)
+		return;
+	if (s->draining)
+		give_up(s, GAVE_UP, "the last checkpoint took too long");
+	else
+		give_up(s, PS_EIO, "the last checkpoint cannot be written");
+}
+
+/* ---- time and signals -------------------------------------------------------------------- */
+
+static void on_tick(uv_timer_t *t)
+{
+	struct server *s = t->data;
+	const struct event ev = {.kind = EVENT_TICK};
+
+	tell_core(s, &ev);
+	crew_look(&s->crew, s->state.core);
+	progress_tick(&s->progress, s->state.core, uv_now(&s->loop));
+	check_deadline(s);
+}
+
+static void on_stop_signal(struct server *s, int number)
+{
+	const struct event ev = {.kind = EVENT_DRAIN};
+
+	if (s->draining) {
+		give_up(s, GAVE_UP, "a second signal");
+		return;
+	}
+	log_info("server", "draining", "signal=%d", number);
+	s->draining = 1;
+	if (s->status)
+		return;
+	s->deadline_ms = uv_now(&s->loop) + DRAIN_MS;
+	tell_core(s, &ev);
+}
+
+static void on_signal(uv_signal_t *h, int number)
+{
+	struct server *s = h->data;
+
+	if (number != SIGHUP) {
+		on_stop_signal(s, number);
+		return;
+	}
+	int debug = log_get_level() == LOG_DEBUG && s->options->log_level != LOG_DEBUG;
+	log_set_level(debug ? s->options->log_level : LOG_DEBUG);
+}
+
+/* ---- pages ------------------------------------------------------------------------------- */
+
+static void health(const struct status *now, struct http_page *page)
+{
+	const char *why = status_degraded(now);
+	char text[320];
+
+	snprintf(text, sizeof(text), why ? "degraded: %s\n" : "ok\n", why);
+	page->code = why ? 503 : 200;
+	page->type = "text/plain";
+	page->text = strdup(text);
+}
+
+static void on_page(void *arg, const char *path, struct http_page *page)
+{
+	struct status now;
+
+	look(arg, &now);
+	if (strcmp(path, "/healthz") == 0)
+		health(&now, page);
+	else if (strcmp(path, "/status") == 0)
+		*page = (struct http_page){200, "application/json", status_json(&now)};
+	else if (strcmp(path, "/metrics") == 0)
+		*page = (struct http_page){200, "text/plain; version=0.0.4", status_metrics(&now)};
+}
+
+/* ---- birth ------------------------------------------------------------------------------- */
+
+static int restore_and_save(struct server *s, struct err *e)
+{
+	const struct options *o = s->options;
+	int rc = restore(&s->state, o, e);
+
+	if (rc)
+		return rc;
+	const struct core *c = s->state.core;
+	const struct core_config *cfg = core_config(c);
+	log_info("server", s->state.resumed ? "resumed" : "new-run",
+		"run=%016llx%016llx epoch=%llu version=%llu model=\"%s\" n_params=%zu",
+		(unsigned long long)cfg->run.hi, (unsigned long long)cfg->run.lo,
+		(unsigned long long)cfg->epoch, (unsigned long long)core_stats(c)->version,
+		cfg->model, cfg->n_params);
+	if (s->state.resumed && o->init)
+		log_info("server", "init-not-used", "reason=\"the run goes on\"");
+	if (!o->checkpoint_dir) {
+		log_warn("saver", "off",
+			"reason=\"no --checkpoint-dir: a crash of the server loses the run\"");
+		return PS_OK;
+	}
+	if (saver_new(&s->saver, &s->loop, o->checkpoint_dir, on_saved, s))
+		return err_set(e, PS_ENOMEM, "no memory for the saver");
+	return saver_write(s->saver, s->state.core, cfg->generation, e);
+}
+
+static int open_port(struct server *s, struct err *e)
+{
+	const struct core_config *cfg = core_config(s->state.core);
+	const struct router_config config = {.loop = &s->loop,
+		.bind = s->options->bind,
+		.n_params = cfg->n_params,
+		.push_window = cfg->push_window,
+		.max_workers = cfg->max_workers,
+		.on_message = on_message,
+		.on_gone = on_gone,
+		.arg = s};
+	int rc = router_new(&s->router, &config, e);
+
+	if (rc)
+		return rc;
+	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
+	if (!s->options->http)
+		return PS_OK;
+	rc = http_new(&s->http, &s->loop, s->options->http, on_page, s, e);
+	if (rc == PS_OK)
+		log_info("http", "listening", "url=%s", http_url(s->http));
+	return rc;
+}
+
+static void start_handles(struct server *s)
+{
+	const int number[SERVER_SIGNALS] = {SIGTERM, SIGINT, SIGHUP};
+
+	for (size_t i = 0; i < SERVER_SIGNALS; i++) {
+		uv_signal_init(&s->loop, &s->signal[i]);
+		s->signal[i].data = s;
+		uv_signal_start(&s->signal[i], on_signal, number[i]);
+	}
+	uv_timer_init(&s->loop, &s->tick);
+	s->tick.data = s;
+	uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
+	uv_update_time(&s->loop);
+	progress_init(&s->progress, s->state.core, uv_now(&s->loop));
+	crew_init(&s->crew, s->state.core);
+}
+
+/* Close what the loop watches and let it notice. */
+static void close_handles(struct server *s)
+{
+	if (s->router)
+		router_stop(s->router);
+	if (s->http)
+		http_stop(s->http);
+	if (s->tick.data) {
+		uv_close((uv_handle_t *)&s->tick, NULL);
+		for (size_t i = 0; i < SERVER_SIGNALS; i++)
+			uv_close((uv_handle_t *)&s->signal[i], NULL);
+	}
+	uv_run(&s->loop, UV_RUN_DEFAULT);
+	uv_loop_close(&s->loop);
+}
+
+static void release(struct server *s)
+{
+	close_handles(s);
+	http_free(&s->http);
+	router_free(&s->router);
+	saver_free(&s->saver);
+	crew_release(&s->crew);
+	restore_release(&s->state);
+}
+
+int server_start(struct server *s, const struct options *o, struct err *e)
+{
+	memset(s, 0, sizeof(*s));
+	s->options = o;
+	s->state.lock_fd = -1;
+	if (uv_loop_init(&s->loop) != 0)
+		return err_set(e, PS_ENOMEM, "no event loop");
+	int rc = restore_and_save(s, e);
+	if (!rc)
+		rc = open_port(s, e);
+	if (rc) {
+		release(s);
+		return rc;
+	}
+	start_handles(s);
+	return PS_OK;
+}
+
+void server_run(struct server *s)
+{
+	uv_run(&s->loop, UV_RUN_DEFAULT);
+	log_progress(NULL);
+}
+
+int server_stop(struct server *s, int *hung)
+{
+	struct status now;
+	int status = s->status;
+
+	look(s, &now);
+	char *result = status_result(&now);
+	printf("%s\n", result ? result : "{}");
+	fflush(stdout);
+	free(result);
+	*hung = saver_busy(s->saver);
+	if (!*hung)
+		release(s);
+	return err_exit_code(status);
+}

@@ -1,0 +1,53 @@
+/*
+ * server.h - the shell around the core: a libuv loop that turns packets, time, signals and written
+ * files into events, and effects into packets, files and log lines.
+ *
+ * Life: server_start (restore, save, bind) -> server_run (until EFFECT_FINISH, or a deadline) ->
+ * server_stop (the result, the exit code). Everything lies in struct server, which main owns.
+ *
+ * Invariants: (1) nothing is bound before this start's server epoch is on disk;
+ *             (2) events reach the core one at a time, and all effects of one are carried out
+ * before the next; (3) every wait has an end: the farewell, a drain, a disk that fails at the end.
+ * Thread: main, which is the loop.
+ */
+#ifndef SERVER_SERVER_H
+#define SERVER_SERVER_H
+#include <stdint.h>
+#include <uv.h>
+#include "common/err.h"
+#include "server/crew.h"
+#include "server/http.h"
+#include "server/net.h"
+#include "server/options.h"
+#include "server/progress.h"
+#include "server/restore.h"
+#include "server/saver.h"
+
+#define SERVER_SIGNALS 3
+
+struct server {
+	const struct options *options;
+	uv_loop_t loop;
+	uv_timer_t tick;
+	uv_signal_t signal[SERVER_SIGNALS];
+	struct restored state;
+	struct router *router;
+	struct saver *saver; /* NULL: no checkpoints */
+	struct http *http;   /* NULL: off */
+	struct crew crew;
+	struct progress progress;
+
+	int status;           /* PS_E*: how the run ended; 0: it has not */
+	uint64_t finish_ms;   /* when it did */
+	int draining;         /* a signal asked for it */
+	uint64_t deadline_ms; /* give up then; 0: no deadline */
+};
+
+/* *s is released when this fails. */
+int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
+void server_run(struct server *s);
+/* Print the result on stdout and release everything; returns the exit code. A save that hangs in
+ * the disk is left to the end of the process: call _exit then, as *hung says. */
+int server_stop(struct server *s, int *hung);
+
+#endif

@@ -1,0 +1,352 @@
+/* Proves the contract of common/zloop.h: no wake-up is ever missed, and one that were would be
+ * seen. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <zmq.h>
+#include "common/clock.h"
+#include "common/zloop.h"
+
+enum { DEADLINE_MS = 40000 };
+
+/* One loop with a dealer (and, in some tests, its router) in it. */
+static struct fixture {
+	uv_loop_t loop;
+	uv_timer_t deadline, busy;
+	uv_prepare_t turns_counter;
+	void *context, *dealer, *router;
+	struct zloop dealer_watch, router_watch;
+	int late;               /* the deadline struck */
+	size_t closed;          /* on_closed calls */
+	size_t turns;           /* of the loop */
+	size_t got, sent, goal; /* messages at the dealer */
+	size_t turn_of_last, most_in_a_turn, in_this_turn;
+} f;
+
+static void on_deadline(uv_timer_t *t)
+{
+	(void)t;
+	f.late = 1;
+	uv_stop(&f.loop);
+}
+
+static void count_turn(uv_prepare_t *p)
+{
+	(void)p;
+	f.turns++;
+}
+
+static void *new_socket(int type)
+{
+	int linger = 0, hwm = 0;
+	void *s = zmq_socket(f.context, type);
+	assert_non_null(s);
+	zmq_setsockopt(s, ZMQ_LINGER, &linger, sizeof linger);
+	zmq_setsockopt(s, ZMQ_SNDHWM, &hwm, sizeof hwm);
+	zmq_setsockopt(s, ZMQ_RCVHWM, &hwm, sizeof hwm);
+	return s;
+}
+
+static int begin(void **state)
+{
+	char endpoint[128];
+	size_t size = sizeof endpoint;
+	(void)state;
+	memset(&f, 0, sizeof f);
+	f.context = zmq_ctx_new();
+	f.router = new_socket(ZMQ_ROUTER);
+	assert_int_equal(zmq_bind(f.router, "tcp://127.0.0.1:*"), 0);
+	assert_int_equal(zmq_getsockopt(f.router, ZMQ_LAST_ENDPOINT, endpoint, &size), 0);
+	f.dealer = new_socket(ZMQ_DEALER);
+	assert_int_equal(zmq_connect(f.dealer, endpoint), 0);
+	assert_int_equal(uv_loop_init(&f.loop), 0);
+	uv_timer_init(&f.loop, &f.deadline);
+	uv_timer_start(&f.deadline, on_deadline, DEADLINE_MS, 0);
+	uv_timer_init(&f.loop, &f.busy);
+	uv_prepare_init(&f.loop, &f.turns_counter);
+	uv_prepare_start(&f.turns_counter, count_turn);
+	return 0;
+}
+
+static void on_closed(void *arg)
+{
+	assert_ptr_equal(arg, &f);
+	f.closed++;
+}
+
+static void close_handle(uv_handle_t *h, void *arg)
+{
+	(void)arg;
+	if (!uv_is_closing(h))
+		uv_close(h, NULL);
+}
+
+static int end(void **state)
+{
+	(void)state;
+	uv_walk(&f.loop, close_handle, NULL); /* a test that failed left its watches open */
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	assert_int_equal(uv_loop_close(&f.loop), 0);
+	if (f.dealer)
+		zmq_close(f.dealer);
+	if (f.router)
+		zmq_close(f.router);
+	zmq_ctx_term(f.context);
+	return 0;
+}
+
+/* Close the watches and run the loop until they are gone. */
+static void stop_watches(struct zloop *first, struct zloop *second)
+{
+	size_t expected = f.closed + (first != NULL) + (second != NULL);
+	if (first)
+		zloop_stop(first, on_closed);
+	if (second)
+		zloop_stop(second, on_closed);
+	for (int turns = 0; f.closed < expected && turns < 10; turns++)
+		uv_run(&f.loop, UV_RUN_NOWAIT);
+	assert_int_equal(f.closed, expected);
+}
+
+static void send_ping(void)
+{
+	assert_int_equal(zmq_send(f.dealer, "ping", 4, ZMQ_DONTWAIT), 4);
+	f.sent++;
+}
+
+static int dealer_readable(void *arg)
+{
+	char reply[8];
+	assert_ptr_equal(arg, &f);
+	if (zmq_recv(f.dealer, reply, sizeof reply, ZMQ_DONTWAIT) < 0) {
+		assert_int_equal(zmq_errno(), EAGAIN);
+		return 0;
+	}
+	f.in_this_turn = f.turns == f.turn_of_last ? f.in_this_turn + 1 : 1;
+	f.turn_of_last = f.turns;
+	if (f.in_this_turn > f.most_in_a_turn)
+		f.most_in_a_turn = f.in_this_turn;
+	if (++f.got == f.goal)
+		uv_stop(&f.loop);
+	return 1;
+}
+
+/* What makes naive bridges stall: the reply comes while the loop works, and a send that nobody
+ * answers eats the fd's edge. Nothing but the safety timer would wake the loop after that. */
+static void on_busy(uv_timer_t *t)
+{
+	(void)t;
+	send_ping();
+	double until = clock_seconds() + 300e-6;
+	while (clock_seconds() < until)
+		;
+	assert_int_equal(zmq_send(f.dealer, "hush", 4, ZMQ_DONTWAIT), 4);
+}
+
+/* One ball in the air: a reply is answered by the next ping, every fourth one by way of the timer.
+ */
+static int dealer_plays(void *arg)
+{
+	int had = dealer_readable(arg);
+	if (had && f.got < f.goal && f.got % 4 == 0)
+		uv_timer_start(&f.busy, on_busy, 1, 0);
+	else if (had && f.got < f.goal)
+		send_ping();
+	return had;
+}
+
+/* Receive one message of two frames and send it back unless it is "hush"; 0 if there was none. */
+static int echo_one(void *router, int flags)
+{
+	char id[256], body[8];
+	int n = zmq_recv(router, id, sizeof id, flags);
+	if (n < 0)
+		return 0;
+	int m = zmq_recv(router, body, sizeof body, 0);
+	if (m != 4 || memcmp(body, "hush", 4) != 0) {
+		zmq_send(router, id, (size_t)n, ZMQ_SNDMORE);
+		zmq_send(router, body, (size_t)m, 0);
+	}
+	return 1;
+}
+
+static int router_readable(void *arg)
+{
+	(void)arg;
+	return echo_one(f.router, ZMQ_DONTWAIT);
+}
+
+static void play(size_t goal)
+{
+	f.goal = goal;
+	assert_int_equal(zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_plays, &f), PS_OK);
+	send_ping();
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+}
+
+static void assert_played(size_t goal)
+{
+	if (f.late)
+		fail_msg("stalled after %zu of %zu round trips", f.got, f.goal);
+	assert_int_equal(f.got, goal);
+	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
+}
+
+static void ping_pong_inside_one_loop_never_stalls(void **state)
+{
+	(void)state;
+	assert_int_equal(
+		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
+	play(6000);
+	assert_played(6000);
+	assert_int_equal(zloop_rescues(&f.router_watch), 0);
+	stop_watches(&f.dealer_watch, &f.router_watch);
+}
+
+static void *echo_thread(void *arg)
+{
+	while (echo_one(arg, 0))
+		;
+	return NULL;
+}
+
+/* The peer answers whenever it likes: while the loop sleeps, works, or is about to sleep. */
+static void ping_pong_with_another_thread_never_stalls(void **state)
+{
+	(void)state;
+	pthread_t thread;
+	int ms = 1000;
+	void *router = f.router;
+	f.router = NULL;
+	zmq_setsockopt(router, ZMQ_RCVTIMEO, &ms, sizeof ms); /* ends the thread */
+	assert_int_equal(pthread_create(&thread, NULL, echo_thread, router), 0);
+	play(6000);
+	pthread_join(thread, NULL);
+	zmq_close(router);
+	assert_played(6000);
+	stop_watches(&f.dealer_watch, NULL);
+}
+
+static void a_turn_of_the_loop_handles_at_most_the_budget(void **state)
+{
+	(void)state;
+	f.goal = 1000;
+	assert_int_equal(
+		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
+	assert_int_equal(
+		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	for (size_t i = 0; i < f.goal; i++)
+		send_ping();
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	assert_int_equal(f.late, 0);
+	assert_in_range(f.most_in_a_turn, 1, ZLOOP_BUDGET);
+	assert_true(f.turns >= f.goal / ZLOOP_BUDGET);
+	stop_watches(&f.dealer_watch, &f.router_watch);
+}
+
+static void stop_loop(uv_timer_t *t)
+{
+	uv_stop(t->loop);
+}
+
+static void a_silent_socket_lets_the_loop_sleep(void **state)
+{
+	(void)state;
+	assert_int_equal(
+		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	uv_timer_start(&f.busy, stop_loop, 550, 0);
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	/* five safety looks, the connection's own events, the timer */
+	assert_in_range(f.turns, 1, 40);
+	assert_int_equal(f.got, 0);
+	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
+	stop_watches(&f.dealer_watch, NULL);
+}
+
+/* Handles one message, then gives up watching and closes the socket: nothing may touch it again. */
+static int dealer_stops(void *arg)
+{
+	int had = dealer_readable(arg);
+	if (had) {
+		zloop_stop(&f.dealer_watch, on_closed);
+		zmq_close(f.dealer);
+		f.dealer = NULL;
+	}
+	return had;
+}
+
+static void watching_may_stop_inside_the_callback(void **state)
+{
+	(void)state;
+	assert_int_equal(
+		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
+	assert_int_equal(zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_stops, &f), PS_OK);
+	for (int i = 0; i < 10; i++)
+		send_ping();
+	while (f.closed == 0 && !f.late)
+		uv_run(&f.loop, UV_RUN_ONCE);
+	assert_int_equal(f.got, 1);
+	assert_int_equal(f.closed, 1);
+	stop_watches(&f.router_watch, NULL);
+}
+
+/* A message is there and its edge has been eaten while the prepare handle was off: only the safety
+ * timer can find it. */
+static void a_missed_wake_up_is_rescued_and_counted(void **state)
+{
+	(void)state;
+	int events = 0;
+	size_t size = sizeof events;
+	f.goal = 1;
+	assert_int_equal(
+		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	uv_prepare_stop(&f.dealer_watch.prepare);
+	send_ping();
+	assert_true(echo_one(f.router, 0));
+	uint64_t start = clock_ms();
+	while (!(events & ZMQ_POLLIN) && clock_ms() - start < 5000)
+		assert_int_equal(zmq_getsockopt(f.dealer, ZMQ_EVENTS, &events, &size), 0);
+	assert_true(events & ZMQ_POLLIN);
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	assert_int_equal(f.late, 0);
+	assert_int_equal(f.got, 1);
+	assert_int_equal(zloop_rescues(&f.dealer_watch), 1);
+	stop_watches(&f.dealer_watch, NULL);
+}
+
+static void what_cannot_be_watched_is_refused_with_nothing_to_undo(void **state)
+{
+	(void)state;
+	int not_a_socket[64] = {0};
+	assert_int_equal(
+		zloop_start(&f.router_watch, &f.loop, not_a_socket, router_readable, &f), PS_ENET);
+	assert_int_equal(
+		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	/* one watch per socket: the loop knows the fd already */
+	assert_int_equal(
+		zloop_start(&f.router_watch, &f.loop, f.dealer, dealer_readable, &f), PS_ENET);
+	stop_watches(&f.dealer_watch, NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(ping_pong_inside_one_loop_never_stalls, begin, end),
+		cmocka_unit_test_setup_teardown(
+			ping_pong_with_another_thread_never_stalls, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_turn_of_the_loop_handles_at_most_the_budget, begin, end),
+		cmocka_unit_test_setup_teardown(a_silent_socket_lets_the_loop_sleep, begin, end),
+		cmocka_unit_test_setup_teardown(watching_may_stop_inside_the_callback, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_missed_wake_up_is_rescued_and_counted, begin, end),
+		cmocka_unit_test_setup_teardown(
+			what_cannot_be_watched_is_refused_with_nothing_to_undo, begin, end),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

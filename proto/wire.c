@@ -10,6 +10,7 @@
 #include "cnnps.pb-c.h"
 #include "proto/wire_check.h"
 #include "proto/wire_fields.h"
+#include "proto/wire_hash.h"
 #include "proto/wire_schema.h"
 
 #define ARENA_ALIGN    alignof(max_align_t)
@@ -17,7 +18,8 @@
 
 struct wire {
 	size_t n_params;
-	float *floats; /* n_params: copies of misaligned frames */
+	float *floats;  /* n_params: copies of misaligned frames */
+	float *landing; /* see wire_land; borrowed */
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
 };
@@ -87,7 +89,7 @@ int wire_new(struct wire **out, size_t n_params)
 	*out = NULL;
 	if (!w)
 		return PS_ENOMEM;
-	w->floats = NULL;
+	w->floats = w->landing = NULL;
 	w->arena = (struct wire_arena){w->memory, sizeof(w->memory), 0};
 	int rc = wire_resize(w, n_params);
 	if (rc) {
@@ -105,6 +107,11 @@ void wire_free(struct wire **w)
 	free((*w)->floats);
 	free(*w);
 	*w = NULL;
+}
+
+void wire_land(struct wire *w, float *to)
+{
+	w->landing = to;
 }
 
 /* ---- values: 0 when out of range --------------------------------------------------------------
@@ -209,8 +216,20 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
+/* Give the slice its values; returns their checksum. */
+static uint64_t take_values(struct wire *w, zmq_msg_t *frame, float *landing, struct slice *s)
+{
+	if (!landing) {
+		s->data = frame_floats(frame, w->floats + s->offset);
+		return wire_checksum(s->data, s->count);
+	}
+	s->data = landing + s->offset;
+	return wire_copy_hash(landing + s->offset, zmq_msg_data(frame), zmq_msg_size(frame));
+}
+
 /* `from`: where the slice before ended. */
-static const char *check_slice(struct wire *w, uint64_t from, zmq_msg_t *frame, struct slice *s)
+static const char *check_slice(
+	struct wire *w, uint64_t from, zmq_msg_t *frame, float *landing, struct slice *s)
 {
 	if (s->count > w->n_params || s->offset > w->n_params - s->count)
 		return "slice lies outside the model";
@@ -218,13 +237,12 @@ static const char *check_slice(struct wire *w, uint64_t from, zmq_msg_t *frame, 
 		return "slices overlap or are out of order";
 	if (zmq_msg_size(frame) != s->count * sizeof(float))
 		return "tensor frame is not 4 * count bytes";
-	s->data = frame_floats(frame, w->floats + s->offset);
-	return wire_checksum(s->data, s->count) == s->xxh3 ? NULL : "wrong tensor checksum";
+	return take_values(w, frame, landing, s) == s->xxh3 ? NULL : "wrong tensor checksum";
 }
 
 /* `from` points to `n` protobuf structs. */
 static const char *read_slices(struct wire *w, struct frames *f, const struct wire_field *rows,
-	ProtobufCMessage *const *from, size_t n, struct slices *to)
+	ProtobufCMessage *const *from, size_t n, float *landing, struct slices *to)
 {
 	uint64_t end = 0;
 
@@ -234,7 +252,7 @@ static const char *read_slices(struct wire *w, struct frames *f, const struct wi
 		struct slice *s = &to->slice[i];
 		const char *why = read_inner(rows, from[i], s);
 		if (!why)
-			why = check_slice(w, end, &f->frame[1 + i], s);
+			why = check_slice(w, end, &f->frame[1 + i], landing, s);
 		if (why)
 			return why;
 		end = s->offset + s->count;
@@ -261,13 +279,15 @@ static const char *read_field(struct wire *w, struct frames *f, const struct wir
 {
 	const ProtobufCFieldDescriptor *field = wire_find(from, row);
 	const char *value = (const char *)from + field->offset;
+	float *landing = m->type == MSG_PARAMS ? w->landing : NULL;
 	char *to = (char *)m + row->offset;
 	size_t n;
 
 	switch (row->kind) {
 	case WIRE_SLICES:
 		memcpy(&n, (const char *)from + field->quantifier_offset, sizeof(n));
-		return read_slices(w, f, row->inner, pointer_at(value), n, (struct slices *)to);
+		return read_slices(
+			w, f, row->inner, pointer_at(value), n, landing, (struct slices *)to);
 	case WIRE_INNER:
 		return read_inner(row->inner, pointer_at(value), to);
 	default:

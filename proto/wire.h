@@ -45,6 +45,12 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
 /*
+ * Let the values of PARAMS land in `to` (n_params floats): they are copied there in the pass that
+ * checks them, and the slices' data points there. NULL: they stay where they are. A message that is
+ * refused may have left its values behind.
+ */
+void wire_land(struct wire *w, float *to);
+/*
  * Encode header and tensor frames into fresh frames; slice data is copied. Each slice's xxh3 is
  * computed unless it is nonzero (a replay: the checksum of the first sending is sent again).
  * PS_ENOMEM, PS_ETOOBIG: nothing to release.
@@ -52,6 +58,9 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 int wire_encode(const struct msg *m, struct frames *f) PS_MUST_CHECK;
 /* Only the header frame of `m`; tensor frames are shared by the caller with zmq_msg_copy. */
 int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
+/* A fresh tensor frame with a copy of the slice's values, for one that is sent more than once.
+ * Fills s->xxh3, in the same pass, unless it is nonzero. PS_ENOMEM. */
+int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 /* XXH3-64 of `count` floats, the checksum of a slice. */
 uint64_t wire_checksum(const float *data, size_t count);
 

@@ -188,8 +188,7 @@ int wire_encode_header(const struct msg *m, zmq_msg_t *header)
 	return encode_header(m, xxh3, header);
 }
 
-/* A frame with a copy of the slice's values. */
-static int encode_slice(const struct slice *s, uint64_t *xxh3, zmq_msg_t *frame)
+int wire_encode_slice(struct slice *s, zmq_msg_t *frame)
 {
 	size_t size = s->count * sizeof(float);
 
@@ -197,7 +196,8 @@ static int encode_slice(const struct slice *s, uint64_t *xxh3, zmq_msg_t *frame)
 		return PS_ENOMEM;
 	if (s->xxh3)
 		memcpy(zmq_msg_data(frame), s->data, size);
-	*xxh3 = s->xxh3 ? s->xxh3 : wire_copy_hash(zmq_msg_data(frame), s->data, size);
+	else
+		s->xxh3 = wire_copy_hash(zmq_msg_data(frame), s->data, size);
 	return PS_OK;
 }
 
@@ -211,7 +211,9 @@ int wire_encode(const struct msg *m, struct frames *f)
 	(void)zmq_msg_init(&f->frame[0]); /* the header's place: its checksums are known last */
 	f->n = 1;
 	for (uint32_t i = 0; i < s->n && !rc; i++) {
-		rc = encode_slice(&s->slice[i], &xxh3[i], &f->frame[f->n]);
+		struct slice slice = s->slice[i];
+		rc = wire_encode_slice(&slice, &f->frame[f->n]);
+		xxh3[i] = slice.xxh3;
 		f->n += !rc;
 	}
 	if (!rc)

@@ -22,7 +22,7 @@ uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t siz
 	for (size_t done = 0; done < size; done += BLOCK_BYTES) {
 		size_t n = size - done < BLOCK_BYTES ? size - done : BLOCK_BYTES;
 		memcpy((char *)to + done, (const char *)from + done, n);
-		(void)XXH3_64bits_update(&state, (const char *)from + done, n);
+		(void)XXH3_64bits_update(&state, (const char *)to + done, n);
 	}
 	return XXH3_64bits_digest(&state);
 }

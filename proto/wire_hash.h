@@ -10,7 +10,8 @@
 #include <stdint.h>
 
 uint64_t wire_hash(const void *data, size_t size);
-/* memcpy and wire_hash in one pass: each block is hashed while the cache still has it. */
+/* memcpy, and the wire_hash of what was copied, in one pass: each block is hashed while the cache
+ * still has it. */
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);
 
 #endif

@@ -50,16 +50,15 @@ struct router {
 
 static int put_weights(struct router *r, struct shared *s, uint64_t version, const struct slice *w)
 {
-	size_t bytes = w->count * sizeof(float);
+	struct slice slice = *w;
 
 	(void)zmq_msg_close(&s->tensor);
 	s->valid = 0;
-	if (zmq_msg_init_size(&s->tensor, bytes) != 0) {
+	if (wire_encode_slice(&slice, &s->tensor) != 0) {
 		(void)zmq_msg_init(&s->tensor);
 		return PS_ENOMEM;
 	}
-	memcpy(zmq_msg_data(&s->tensor), w->data, bytes);
-	s->xxh3 = wire_checksum(w->data, w->count);
+	s->xxh3 = slice.xxh3;
 	s->version = version;
 	s->valid = 1;
 	r->stats.params_copied++;

@@ -170,23 +170,12 @@ int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
 /* The bytes of every sending of this push: copied and checksummed once, here. */
 static int encode_tensor(struct order *o, const float *g, uint64_t offset, size_t n)
 {
-	struct msg m = {.type = MSG_PUSH};
-	struct frames f;
-	int status;
+	struct slices *s = &o->push.meta.slices;
 
-	m.push.slices.n = 1;
-	m.push.slices.slice[0] = (struct slice){.offset = offset,
-		.count = n,
-		.encoding = ENCODING_F32,
-		.xxh3 = wire_checksum(g, n),
-		.data = g};
-	if ((status = wire_encode(&m, &f)))
-		return status;
-	o->push.meta.slices = m.push.slices;
-	zmq_msg_init(&o->push.tensor);
-	zmq_msg_move(&o->push.tensor, &f.frame[1]);
-	frames_release(&f); /* its header knew neither seq nor session */
-	return PS_OK;
+	s->n = 1;
+	s->slice[0] = (struct slice){
+		.offset = offset, .count = n, .encoding = ENCODING_F32, .data = g};
+	return wire_encode_slice(&s->slice[0], &o->push.tensor);
 }
 
 static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,

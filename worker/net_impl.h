@@ -60,6 +60,8 @@ void net_shut_down(struct net *n);
 void net_reply(struct net *n, int status);
 /* order.c: the answer to a STATUS or ADMIN order. */
 void net_answer(struct net *n, const struct msg *m);
+/* order.c: where a pull under way wants its weights, or NULL. */
+float *net_landing(struct net *n);
 /* order.c: look at the order under way: it may be possible now, or done. */
 void net_try_order(struct net *n, uint64_t now_ms);
 /* order.c: after a call into the session: carry out its effects, then net_try_order. */

@@ -246,6 +246,13 @@ static void told_ack(struct net *n, const struct msg_ack *a)
 			(int)a->reject);
 }
 
+float *net_landing(struct net *n)
+{
+	struct order *o = under_way(n, ORDER_PULL);
+
+	return o && n->welcomed ? o->pull.w : NULL;
+}
+
 static void told_params(struct net *n, const struct msg_params *p)
 {
 	struct order *o = under_way(n, ORDER_PULL);
@@ -253,11 +260,6 @@ static void told_params(struct net *n, const struct msg_params *p)
 	newer_version(n, p->version);
 	if (!o)
 		return;
-	for (uint32_t i = 0; i < p->slices.n; i++) {
-		const struct slice *s = &p->slices.slice[i];
-
-		memcpy(o->pull.w + s->offset, s->data, s->count * sizeof(float));
-	}
 	o->pull.version = p->version;
 	net_reply(n, PS_OK);
 }

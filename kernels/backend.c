@@ -12,9 +12,10 @@
 
 /* The first row is what "auto" takes. */
 static const struct device *const devices[] = {
+	&device_cpu,
 	&device_cpu_ref,
 };
-#define DEVICE_NAMES "auto, cpu-ref"
+#define DEVICE_NAMES "auto, cpu, cpu-ref"
 
 struct backend {
 	const struct device *device;
@@ -146,12 +147,6 @@ static int is_right(const double *score, size_t n, size_t label)
 	return 1;
 }
 
-static void widen(double *to, const float *from, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		to[i] = from[i];
-}
-
 int backend_evaluate(struct backend *b, const float *params, size_t first, size_t n,
 	size_t *correct, double *loss_sum)
 {
@@ -202,6 +197,12 @@ int backend_predict(
 }
 
 /* ---- shared by the devices ------------------------------------------------------------------- */
+
+void widen(double *to, const float *from, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		to[i] = from[i];
+}
 
 double softmax_loss(const double *score, size_t n, size_t label, double *probability)
 {

@@ -29,9 +29,11 @@ struct device {
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *scores);
 };
 
-extern const struct device device_cpu_ref;
+extern const struct device device_cpu, device_cpu_ref;
 
-/* Softmax cross-entropy of one image: probability[0..n) (may be NULL), and the loss. */
+void widen(double *to, const float *from, size_t n);
+/* Softmax cross-entropy of one image: its loss, and probability[0..n) (NULL: not wanted; may be
+ * score itself). */
 double softmax_loss(const double *score, size_t n, size_t label, double *probability);
 /* 1 if value i of dropout layer `layer` is dropped (see backend.h); `threshold` =
  * dropout_threshold(p). */

@@ -1,0 +1,139 @@
+/*
+ * cpu_pack.c - see cpu_pack.h.
+ *
+ * Packed weights of a step: panels for gemm [panel][tap][width]; and if the layer before wants its
+ * errors either panels over taps [panel of taps][filter][width] (back_gemm) or rows
+ * [filter][row][run_pad]. Gradient: [panel][taps_pad][width] (dense) or [filter][row][run_pad].
+ */
+#include "kernels/cpu_pack.h"
+
+void share_range(struct share s, size_t n, size_t *begin, size_t *end)
+{
+	*begin = n / s.parts * s.part + n % s.parts * s.part / s.parts;
+	size_t next = s.part + 1;
+	*end = n / s.parts * next + n % s.parts * next / s.parts;
+}
+
+/* ---- params to packed ------------------------------------------------------------------------ */
+
+static void pack_panels(
+	const struct plan *p, const struct step *s, struct share share, const float *w, float *to)
+{
+	size_t begin, end;
+	share_range(share, s->n_taps, &begin, &end);
+	for (size_t f = 0; f < s->filters; f += 2 * p->simd->lanes) {
+		const struct columns c = columns_at(p->simd, s->filters, f);
+		for (size_t k = begin; k < end; k++) {
+			const float *from = w + f * s->n_taps + s->param[k];
+			float *panel = to + f * s->n_taps + k * c.width;
+			for (size_t j = 0; j < c.count; j++)
+				panel[j] = from[j * s->n_taps];
+		}
+	}
+}
+
+static void pack_tap_panels(
+	const struct plan *p, const struct step *s, struct share share, const float *w, float *to)
+{
+	const size_t pair = 2 * p->simd->lanes;
+	size_t begin, end;
+	share_range(share, round_up(s->n_taps, pair) / pair, &begin, &end);
+	for (size_t k = begin * pair; k < end * pair && k < s->n_taps; k += pair) {
+		const struct columns c = columns_at(p->simd, s->n_taps, k);
+		for (size_t f = 0; f < s->filters; f++)
+			for (size_t j = 0; j < c.count; j++)
+				to[k * s->filters + f * c.width + j] =
+					w[f * s->n_taps + s->param[k + j]];
+	}
+}
+
+static void pack_rows(const struct step *s, struct share share, const float *w, float *to)
+{
+	const struct patch *q = &s->patch;
+	size_t begin, end;
+	share_range(share, s->filters, &begin, &end);
+	for (size_t f = begin; f < end; f++)
+		for (size_t row = 0; row < q->rows; row++)
+			for (size_t r = 0; r < q->run; r++)
+				to[(f * q->rows + row) * q->run_pad + r] =
+					w[f * s->n_taps + s->param[row * q->run + r]];
+}
+
+void pack_params(const struct plan *p, struct share share, const float *params, float *packed)
+{
+	for (size_t i = 0; i < p->n_steps; i++) {
+		const struct step *s = &p->step[i];
+		const float *w = params + s->weight;
+		if (s->kind != STEP_WEIGHTS)
+			continue;
+		pack_panels(p, s, share, w, packed + s->panel);
+		if (s->back && s->back_gemm)
+			pack_tap_panels(p, s, share, w, packed + s->panel_back);
+		else if (s->back)
+			pack_rows(s, share, w, packed + s->panel_back);
+		for (size_t f = 0; share.part == 0 && f < s->filters; f++)
+			packed[s->panel_bias + f] = params[s->bias + f];
+	}
+}
+
+/* ---- gradient back --------------------------------------------------------------------------- */
+
+/* What the threads have summed up. */
+struct sums {
+	float *const *sum;
+	size_t n;
+	float scale;
+};
+
+static float total(const struct sums *t, size_t at)
+{
+	float v = t->sum[0][at];
+	for (size_t i = 1; i < t->n; i++)
+		v += t->sum[i][at];
+	return t->scale * v;
+}
+
+static void unpack_panels(const struct plan *p, const struct step *s, struct share share,
+	const struct sums *t, float *grad)
+{
+	size_t begin, end;
+	share_range(share, s->n_taps, &begin, &end);
+	for (size_t f = 0; f < s->filters; f += 2 * p->simd->lanes) {
+		const struct columns c = columns_at(p->simd, s->filters, f);
+		for (size_t k = begin; k < end; k++) {
+			size_t at = s->grad + f * s->taps_pad + k * c.width;
+			float *to = grad + f * s->n_taps + s->param[k];
+			for (size_t j = 0; j < c.count; j++)
+				to[j * s->n_taps] = total(t, at + j);
+		}
+	}
+}
+
+static void unpack_rows(const struct step *s, struct share share, const struct sums *t, float *grad)
+{
+	const struct patch *q = &s->patch;
+	size_t begin, end;
+	share_range(share, s->filters, &begin, &end);
+	for (size_t f = begin; f < end; f++)
+		for (size_t row = 0; row < q->rows; row++)
+			for (size_t r = 0; r < q->run; r++)
+				grad[f * s->n_taps + s->param[row * q->run + r]] =
+					total(t, s->grad + (f * q->rows + row) * q->run_pad + r);
+}
+
+void unpack_gradient(const struct plan *p, struct share share, float *const *sum, size_t n,
+	float scale, float *grad)
+{
+	const struct sums t = {sum, n, scale};
+	for (size_t i = 0; i < p->n_steps; i++) {
+		const struct step *s = &p->step[i];
+		if (s->kind != STEP_WEIGHTS)
+			continue;
+		if (s->dense)
+			unpack_panels(p, s, share, &t, grad + s->weight);
+		else
+			unpack_rows(s, share, &t, grad + s->weight);
+		for (size_t f = 0; share.part == 0 && f < s->filters; f++)
+			grad[s->bias + f] = total(&t, s->grad_bias + f);
+	}
+}

@@ -1,0 +1,135 @@
+/*
+ * gradients.h - what the tests of kernels/ share: a model with weights, images and a backend in one
+ * struct, the odd models that both devices have to get right, and distances between gradients.
+ */
+#ifndef TESTS_UNIT_GRADIENTS_H
+#define TESTS_UNIT_GRADIENTS_H
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "common/mem.h"
+#include "common/rng.h"
+#include "kernels/backend.h"
+
+struct odd_model {
+	struct shape input;
+	const char *text;
+};
+
+/* Sizes of 1, primes, just around vectors of 4, 8 and 16 floats and pairs of them; every layer
+ * first, last before the scores, in the middle and twice. */
+static const struct odd_model odd_models[] = {
+	{{1, 1, 1}, "fc:2"},
+	{{1, 1, 1}, "conv:1:1 relu pool:1 fc:2"},
+	{{1, 7, 5}, "fc:3"},
+	{{3, 5, 3}, "fc:17 relu fc:11"},
+	{{2, 3, 7}, "fc:33 relu fc:31 relu fc:5"},
+	{{1, 7, 5}, "conv:3:3 fc:3"},
+	{{1, 8, 8}, "conv:5:3 relu pool:2 fc:10"},
+	{{1, 8, 8}, "conv:7:3 pool:2 relu fc:4"},
+	{{1, 10, 10}, "conv:33:3 relu pool:2 fc:3"},
+	{{1, 11, 9}, "conv:16:3 pool:3:pad=auto fc:3"},
+	{{1, 9, 13}, "conv:17:5:pad=same relu pool:3:pad=auto fc:3"},
+	{{3, 11, 7}, "conv:5:3:stride=2 relu conv:7:2 relu fc:4"},
+	{{2, 10, 13}, "conv:4:4:stride=3 fc:3"},
+	{{1, 7, 7}, "conv:3:1:stride=3 relu conv:5:2 fc:3"},
+	{{1, 12, 12}, "conv:6:5 relu pool:2 conv:19:3 relu pool:2 fc:13 relu fc:10"},
+	{{2, 6, 5}, "conv:18:3:pad=same relu conv:35:3:pad=1 relu pool:5:pad=auto fc:3"},
+	{{1, 9, 9}, "conv:8:3:pad=auto:stride=2 relu conv:9:3:pad=same relu fc:3"},
+	{{1, 6, 6}, "conv:31:3:pad=2 relu pool:2 conv:3:4 fc:2"},
+	{{1, 8, 6}, "pool:2 conv:3:3 relu fc:3"},
+	{{5, 8, 6}, "conv:3:3:pad=same pool:2 pool:2:pad=auto relu fc:3"},
+	{{2, 5, 5}, "relu conv:4:2 relu relu pool:4 relu fc:3"},
+	{{1, 7, 7}, "conv:3:2 relu pool:6 fc:7 conv:4:1 relu fc:2"},
+	{{1, 7, 7}, "conv:6:2 dropout:0.3 relu pool:2 dropout:0.5 fc:7 relu dropout:0.25 fc:3"},
+	{{1, 6, 6}, "dropout:0.2 conv:5:3 relu dropout:0.5 dropout:0.1 pool:2 fc:3"},
+	{{1, 6, 5}, "conv:4:3:pad=same relu dropout:0.4 conv:9:3:pad=1 relu fc:3"},
+};
+#define N_ODD_MODELS (sizeof odd_models / sizeof odd_models[0])
+
+struct subject {
+	struct model model;
+	struct backend *backend;
+	struct kx_images images;
+	uint8_t *pixels, *labels;
+	float *params, *grad;
+	uint32_t *index;
+	uint64_t dropout_seed;
+	size_t batch;
+	double loss;
+};
+
+/* `n` random images with random labels, all of them a batch in a mixed order. */
+static inline void subject_random(struct subject *s, const struct odd_model *o, size_t n)
+{
+	struct err e = {0};
+	struct rng r = rng_seed(7, RNG_SIM, n);
+	*s = (struct subject){.batch = n, .dropout_seed = 99};
+	if (model_parse(&s->model, o->text, o->input, &e))
+		fail_msg("%s: %s", o->text, e.text);
+	size_t values = shape_count(o->input);
+	s->pixels = mem_must(n, values, "test");
+	s->labels = mem_must(n, 1, "test");
+	s->index = mem_must(n, sizeof *s->index, "test");
+	for (size_t i = 0; i < n * values; i++)
+		s->pixels[i] = (uint8_t)rng_below(&r, 256);
+	for (size_t i = 0; i < n; i++) {
+		s->labels[i] = (uint8_t)rng_below(&r, s->model.classes);
+		s->index[i] = (uint32_t)(i * 7 % n);
+	}
+	s->images = (struct kx_images){s->pixels, s->labels, n};
+	s->params = mem_must(s->model.n_params, sizeof(float), "test");
+	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
+	model_init(&s->model, 3, s->params);
+}
+
+static inline void subject_open(struct subject *s, const char *device, int threads)
+{
+	struct err e = {0};
+	struct backend_options o = {device, threads, s->batch};
+	backend_free(&s->backend);
+	if (backend_new(&s->backend, &s->model, &o, &e) ||
+		backend_use(s->backend, &s->images, &e))
+		fail_msg("%s on %s: %s", s->model.text, device, e.text);
+}
+
+static inline void subject_release(struct subject *s)
+{
+	backend_free(&s->backend);
+	free(s->pixels);
+	free(s->labels);
+	free(s->index);
+	free(s->params);
+	free(s->grad);
+}
+
+/* Gradient into s->grad, which holds no number before, and loss into s->loss. */
+static inline void subject_step(struct subject *s)
+{
+	for (size_t i = 0; i < s->model.n_params; i++)
+		s->grad[i] = NAN;
+	s->loss = NAN;
+	assert_int_equal(backend_gradient(s->backend, s->params, s->index, s->batch,
+				 s->dropout_seed, s->grad, &s->loss),
+		PS_OK);
+}
+
+/* L2 norm of a - b over the L2 norm of b; not a number if any value is not. */
+static inline double distance(const float *a, const float *b, size_t n)
+{
+	double difference = 0, norm = 0;
+	for (size_t i = 0; i < n; i++) {
+		double d = (double)a[i] - (double)b[i];
+		difference += d * d;
+		norm += (double)b[i] * (double)b[i];
+	}
+	return difference == 0 ? 0 : sqrt(difference / norm);
+}
+
+#endif

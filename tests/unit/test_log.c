@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -147,11 +148,18 @@ static void off_a_terminal_progress_writes_nothing(void **state)
 	assert_string_equal(capture_end(&c), "info a b\n");
 }
 
-/* Read what has arrived at a terminal's master side. */
-static const char *read_terminal(int master, char *out, size_t size)
+/* Read what arrives at a terminal's master side until it ends in `last`. */
+static const char *read_terminal(int master, const char *last, char *out, size_t size)
 {
-	ssize_t n = read(master, out, size - 1);
-	out[n > 0 ? n : 0] = '\0';
+	size_t used = 0;
+	struct pollfd ready = {.fd = master, .events = POLLIN};
+	out[0] = '\0';
+	while (!strstr(out, last) && used + 1 < size && poll(&ready, 1, 10000) == 1) {
+		ssize_t n = read(master, out + used, size - 1 - used);
+		assert_true(n > 0);
+		used += (size_t)n;
+		out[used] = '\0';
+	}
 	return out;
 }
 
@@ -175,7 +183,7 @@ static void on_a_terminal_lines_appear_above_the_progress_line(void **state)
 	dup2(saved, 2);
 	close(saved);
 	assert_true(is_terminal);
-	assert_string_equal(read_terminal(master, text, sizeof text),
+	assert_string_equal(read_terminal(master, "info a c\r\n", text, sizeof text),
 		"\r\033[K50 % of it"
 		"\r\033[Kinfo a b\r\n50 % of it"
 		"\r\033[K"

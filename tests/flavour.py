@@ -11,6 +11,8 @@ BUILD = ROOT / "build" / FLAVOUR
 # how much longer things may take under a sanitizer
 PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 
+os.environ.setdefault("TSAN_OPTIONS", f"suppressions={ROOT}/tests/tsan.supp")
+
 
 def _tsan_prefix():
     """ThreadSanitizer of gcc 12 cannot start where the kernel randomises more than 28 bits."""

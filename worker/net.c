@@ -45,7 +45,7 @@ static int on_socket(void *arg)
 	if (got == 1 && !wire_decode(n->wire, &f, &m, &why))
 		on_message(n, &m);
 	else
-		log_debug("net", "dropped", "why=\"%s\"", why);
+		log_warn("net", "dropped", "why=\"%s\"", why);
 	frames_release(&f);
 	return 1;
 }

@@ -1,0 +1,403 @@
+/*
+ * fake_server.h - a parameter server for tests of libcnnps: one ROUTER in its own thread that
+ * answers by the book, except for what the test switches off, and notes what it saw.
+ *
+ * A header with bodies, for one test program is one file. Thread: every fake_* function is for the
+ * test's thread; `how`, `seen` and what follows are under the mutex.
+ */
+#ifndef TESTS_UNIT_FAKE_SERVER_H
+#define TESTS_UNIT_FAKE_SERVER_H
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <zmq.h>
+#include <cmocka.h>
+#include "proto/wire.h"
+
+#define FAKE_PARAMS 6
+#define FAKE_PUSHES 64
+#define FAKE_JSON   "{\"fake\": true}"
+
+/* How to behave. */
+struct fake_how {
+	int mute_pushes; /* take no notice of PUSH, as if it had been lost */
+	int mute_acks;   /* decide on a push, but say nothing */
+	int mute_pulls, mute_leases;
+	int not_durable; /* nothing gets durable */
+	int garbage;     /* before each answer, a message that is none */
+	int status;      /* nonzero: answer everything by an ERROR with it */
+	int bye;         /* nonzero: answer LEASE by a BYE with it */
+	int reject;      /* nonzero: the verdict on every push */
+	uint32_t push_window, replay_window;
+};
+
+/* What has happened. */
+struct fake_seen {
+	int hellos, pulls, pushes, leases, results, beats, byes;
+	uint64_t last_seq;          /* newest push decided on */
+	float sum[FAKE_PARAMS];     /* of the pushes decided on */
+	uint64_t seq[FAKE_PUSHES];  /* of each PUSH that came, decided or not */
+	uint64_t hash[FAKE_PUSHES]; /* of its tensor */
+	struct msg_hello hello;     /* the newest of each */
+	struct msg_push push;
+	struct msg_result result;
+};
+
+struct fake {
+	char url[64];
+	void *context, *socket;
+	struct wire *wire;
+	pthread_t thread;
+	pthread_mutex_t mutex;
+	pthread_cond_t changed;
+	struct fake_how how;
+	struct fake_seen seen;
+	uint64_t epoch;
+	int hang_up, forget, stop;
+};
+
+/* ---- answers: the fake's thread, mutex held ------------------------------------------------- */
+
+static inline struct stamp fake_stamp(const struct fake *f)
+{
+	return (struct stamp){.run = {1, 2}, .epoch = f->epoch, .worker = 1, .incarnation = 1};
+}
+
+static inline void fake_send(struct fake *f, uint32_t peer, const struct msg *m)
+{
+	struct frames out;
+
+	if (f->how.garbage) {
+		frames_init(&out);
+		zmq_msg_init_size(&out.frame[out.n++], 9);
+		memset(zmq_msg_data(&out.frame[0]), 0xff, 9);
+		if (wire_send(f->socket, peer, &out))
+			frames_release(&out);
+	}
+	if (!wire_encode(m, &out) && wire_send(f->socket, peer, &out))
+		frames_release(&out);
+}
+
+static inline uint64_t fake_durable(const struct fake *f)
+{
+	return f->how.not_durable ? 0 : f->seen.last_seq;
+}
+
+static inline void fake_welcome(struct fake *f, uint32_t peer)
+{
+	struct msg m = {.type = MSG_WELCOME};
+
+	m.welcome = (struct msg_welcome){.stamp = fake_stamp(f),
+		.last_seq = f->seen.last_seq,
+		.durable_seq = fake_durable(f),
+		.model = "vector:6",
+		.model_fingerprint = 3,
+		.n_params = FAKE_PARAMS,
+		.seed = 4,
+		.batch = 5,
+		.push_window = f->how.push_window,
+		.replay_window = f->how.replay_window,
+		.beat_ms = 100,
+		.dead_ms = 2000,
+		.forget_ms = 60000};
+	if (f->seen.hello.role == ROLE_OBSERVER)
+		m.welcome.stamp.worker = m.welcome.stamp.incarnation = 0;
+	fake_send(f, peer, &m);
+}
+
+/* Weights: minus the sum of what was pushed. */
+static inline void fake_params(struct fake *f, uint32_t peer, const struct msg_pull *p)
+{
+	struct msg m = {.type = MSG_PARAMS};
+	float w[FAKE_PARAMS];
+
+	for (int i = 0; i < FAKE_PARAMS; i++)
+		w[i] = -f->seen.sum[i];
+	m.params.request = p->request;
+	m.params.version = f->seen.last_seq;
+	m.params.which = p->which;
+	m.params.slices.n = 1;
+	m.params.slices.slice[0] = (struct slice){
+		.offset = 0, .count = FAKE_PARAMS, .encoding = ENCODING_F32, .data = w};
+	fake_send(f, peer, &m);
+}
+
+static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_push *p)
+{
+	struct fake_seen *s = &f->seen;
+	const struct slice *slice = &p->slices.slice[0];
+	struct msg m = {.type = MSG_ACK};
+
+	s->seq[s->pushes % FAKE_PUSHES] = p->seq;
+	s->hash[s->pushes++ % FAKE_PUSHES] = slice->xxh3;
+	s->push = *p;
+	if (f->how.mute_pushes || p->seq > s->last_seq + 1)
+		return;
+	m.ack.duplicate = p->seq <= s->last_seq;
+	for (uint64_t i = 0; !m.ack.duplicate && i < slice->count; i++)
+		s->sum[slice->offset + i] += slice->data[i];
+	if (!m.ack.duplicate)
+		s->last_seq = p->seq;
+	m.ack.seq = p->seq;
+	m.ack.epoch = f->epoch;
+	m.ack.verdict = f->how.reject ? VERDICT_REJECTED : VERDICT_OK;
+	m.ack.reject = f->how.reject ? REJECT_STALE : REJECT_NONE;
+	m.ack.version = s->last_seq;
+	m.ack.durable_seq = fake_durable(f);
+	if (!f->how.mute_acks)
+		fake_send(f, peer, &m);
+}
+
+static inline void fake_lease(struct fake *f, uint32_t peer, const struct msg_lease *l)
+{
+	struct msg grant = {.type = MSG_GRANT};
+	struct msg bye = {.type = MSG_BYE, .bye = {.stamp = fake_stamp(f), .status = f->how.bye}};
+
+	grant.grant.request = l->request;
+	grant.grant.kind = f->seen.leases % 2 ? GRANT_TRAIN : GRANT_EVAL;
+	if (grant.grant.kind == GRANT_TRAIN)
+		grant.grant.work = (struct work){.epoch = 1, .first = 20, .count = 3};
+	else {
+		grant.grant.eval_first = 50;
+		grant.grant.eval_count = 25;
+		grant.grant.eval_id = 9;
+	}
+	if (f->how.bye)
+		fake_send(f, peer, &bye);
+	else if (!f->how.mute_leases)
+		fake_send(f, peer, &grant);
+}
+
+static inline void fake_beat(struct fake *f, uint32_t peer)
+{
+	struct msg m = {.type = MSG_BEAT};
+
+	m.beat = (struct msg_beat){.stamp = fake_stamp(f),
+		.last_seq = f->seen.last_seq,
+		.durable_seq = fake_durable(f)};
+	fake_send(f, peer, &m);
+}
+
+static inline void fake_error(struct fake *f, uint32_t peer, int status)
+{
+	struct msg m = {.type = MSG_ERROR};
+
+	m.error.status = status;
+	m.error.text = "the fake server says so";
+	fake_send(f, peer, &m);
+}
+
+static inline void fake_answer(struct fake *f, uint32_t peer, const struct msg *m)
+{
+	struct fake_seen *s = &f->seen;
+	struct msg reply = {.type = m->type};
+
+	switch (m->type) {
+	case MSG_HELLO:
+		s->hellos++;
+		s->hello = m->hello;
+		if (!f->how.status)
+			fake_welcome(f, peer);
+		break;
+	case MSG_PULL:
+		s->pulls++;
+		if (!f->how.mute_pulls)
+			fake_params(f, peer, &m->pull);
+		break;
+	case MSG_PUSH:
+		fake_push(f, peer, &m->push);
+		break;
+	case MSG_LEASE:
+		s->leases++;
+		fake_lease(f, peer, &m->lease);
+		break;
+	case MSG_RESULT:
+		s->results++;
+		s->result = m->result;
+		break;
+	case MSG_BEAT:
+		s->beats++;
+		fake_beat(f, peer);
+		break;
+	case MSG_STATUS:
+		reply.status.reply = 1;
+		reply.status.text = FAKE_JSON;
+		fake_send(f, peer, &reply);
+		break;
+	case MSG_ADMIN:
+		reply.admin.verb = m->admin.verb;
+		reply.admin.reply = 1;
+		reply.admin.generation = 12;
+		fake_send(f, peer, &reply);
+		break;
+	case MSG_BYE:
+		s->byes++;
+		reply.bye.stamp = fake_stamp(f);
+		fake_send(f, peer, &reply);
+		break;
+	default:
+		break;
+	}
+	if (f->how.status)
+		fake_error(f, peer, f->how.status);
+}
+
+/* ---- the thread ----------------------------------------------------------------------------- */
+
+static inline void fake_bind(struct fake *f, const char *url)
+{
+	int linger = 0;
+	size_t size = sizeof f->url;
+
+	f->socket = zmq_socket(f->context, ZMQ_ROUTER);
+	zmq_setsockopt(f->socket, ZMQ_LINGER, &linger, sizeof linger);
+	/* the port of the socket before this one may take a moment to become free */
+	for (int i = 0; zmq_bind(f->socket, url) && i < 100; i++)
+		zmq_poll(NULL, 0, 20);
+	zmq_getsockopt(f->socket, ZMQ_LAST_ENDPOINT, f->url, &size);
+}
+
+static inline void fake_come_back(struct fake *f)
+{
+	char url[sizeof f->url];
+
+	memcpy(url, f->url, sizeof url);
+	zmq_close(f->socket);
+	if (f->forget) {
+		f->epoch++;
+		f->seen.last_seq = 0;
+		memset(f->seen.sum, 0, sizeof f->seen.sum);
+	}
+	fake_bind(f, url);
+	f->hang_up = 0;
+}
+
+static inline void fake_take_all(struct fake *f)
+{
+	struct frames in;
+	struct msg m;
+	uint32_t peer;
+
+	while (wire_recv(f->socket, &peer, &in) == 1) {
+		const char *why = "";
+
+		if (wire_decode(f->wire, &in, &m, &why))
+			fail_msg("the library sent what is no message: %s", why);
+		fake_answer(f, peer, &m);
+		frames_release(&in);
+	}
+}
+
+static inline void *fake_run(void *arg)
+{
+	struct fake *f = arg;
+	int stop = 0;
+
+	while (!stop) {
+		zmq_pollitem_t item = {.socket = f->socket, .events = ZMQ_POLLIN};
+
+		zmq_poll(&item, 1, 5);
+		pthread_mutex_lock(&f->mutex);
+		if (f->hang_up)
+			fake_come_back(f);
+		else
+			fake_take_all(f);
+		stop = f->stop;
+		pthread_cond_broadcast(&f->changed);
+		pthread_mutex_unlock(&f->mutex);
+	}
+	zmq_close(f->socket);
+	return NULL;
+}
+
+/* ---- the test's side ------------------------------------------------------------------------ */
+
+/* Bind to a free port of 127.0.0.1 and start. */
+static inline void fake_start(struct fake *f)
+{
+	memset(f, 0, sizeof *f);
+	f->epoch = 1;
+	f->how = (struct fake_how){.push_window = 8, .replay_window = 16};
+	f->context = zmq_ctx_new();
+	assert_int_equal(wire_new(&f->wire, FAKE_PARAMS), 0);
+	fake_bind(f, "tcp://127.0.0.1:*");
+	assert_string_not_equal(f->url, "");
+	pthread_mutex_init(&f->mutex, NULL);
+	pthread_cond_init(&f->changed, NULL);
+	assert_int_equal(pthread_create(&f->thread, NULL, fake_run, f), 0);
+}
+
+static inline void fake_stop(struct fake *f)
+{
+	pthread_mutex_lock(&f->mutex);
+	f->stop = 1;
+	pthread_mutex_unlock(&f->mutex);
+	pthread_join(f->thread, NULL);
+	zmq_ctx_term(f->context);
+	wire_free(&f->wire);
+	pthread_cond_destroy(&f->changed);
+	pthread_mutex_destroy(&f->mutex);
+}
+
+/* Wait until `enough(f)` holds under the mutex, at most so many seconds: did it? */
+static inline int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds)
+{
+	struct timespec deadline;
+	int late = 0;
+
+	clock_gettime(CLOCK_REALTIME, &deadline);
+	deadline.tv_sec += seconds;
+	pthread_mutex_lock(&f->mutex);
+	while (!enough(f) && !late)
+		late = pthread_cond_timedwait(&f->changed, &f->mutex, &deadline);
+	pthread_mutex_unlock(&f->mutex);
+	return !late;
+}
+
+/* The test fails when it does not in 20 s, naming `what`. */
+static inline void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what)
+{
+	if (!fake_happens(f, enough, 20))
+		fail_msg("waited in vain for %s", what);
+}
+
+/* Change behaviour: `*how` becomes `value` under the mutex. */
+static inline void fake_set(struct fake *f, int *how, int value)
+{
+	pthread_mutex_lock(&f->mutex);
+	*how = value;
+	pthread_mutex_unlock(&f->mutex);
+}
+
+static inline struct fake_seen fake_look(struct fake *f)
+{
+	struct fake_seen seen;
+
+	pthread_mutex_lock(&f->mutex);
+	seen = f->seen;
+	pthread_mutex_unlock(&f->mutex);
+	return seen;
+}
+
+static inline int fake_is_back(const struct fake *f)
+{
+	return !f->hang_up;
+}
+
+/* Break every connection and come back on the same port; `forget`: as a new server epoch that
+ * knows of no push, as after a crash without a checkpoint. */
+static inline void fake_hang_up(struct fake *f, int forget)
+{
+	pthread_mutex_lock(&f->mutex);
+	f->hang_up = 1;
+	f->forget = forget;
+	pthread_mutex_unlock(&f->mutex);
+	fake_wait(f, fake_is_back, "the fake server to bind again");
+}
+
+#endif

@@ -1,0 +1,583 @@
+/* test_cnnps.c - libcnnps as a program sees it, against a fake server that answers, forgets, hangs
+ * up and lies. Proves the promises of worker/cnnps.h and the invariants of net.h and outbox.h. */
+#include "tests/unit/fake_server.h"
+#include <stdatomic.h>
+#include "common/clock.h"
+#include "common/log.h"
+#include "worker/cnnps.h"
+
+static struct fake fake;
+static struct cnnps *client;
+static const float ones[FAKE_PARAMS] = {1, 1, 1, 1, 1, 1};
+
+static struct cnnps_options options(void)
+{
+	return (struct cnnps_options){.server = fake.url, .connect_ms = 10000, .device = "test"};
+}
+
+static void connect_or_fail(struct cnnps_options *o)
+{
+	if (cnnps_connect(&client, o))
+		fail_msg("%s", o->why);
+}
+
+static int set_up(void **state)
+{
+	struct cnnps_options o;
+
+	(void)state;
+	log_set_level(LOG_ERROR);
+	fake_start(&fake);
+	o = options();
+	connect_or_fail(&o);
+	return 0;
+}
+
+static int set_up_unconnected(void **state)
+{
+	(void)state;
+	log_set_level(LOG_ERROR);
+	fake_start(&fake);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	cnnps_close(&client);
+	fake_stop(&fake);
+	return 0;
+}
+
+static void push(float value, int expected)
+{
+	float g[FAKE_PARAMS];
+
+	for (int i = 0; i < FAKE_PARAMS; i++)
+		g[i] = value;
+	assert_int_equal(cnnps_push(client, g, FAKE_PARAMS, 0), expected);
+}
+
+static void weights_are(float value)
+{
+	float w[FAKE_PARAMS];
+
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+	for (int i = 0; i < FAKE_PARAMS; i++)
+		assert_true(w[i] == value);
+}
+
+/* ---- the plain way ------------------------------------------------------------------------ */
+
+static void connecting_tells_what_the_server_said(void **state)
+{
+	const struct cnnps_info *i = cnnps_info(client);
+
+	(void)state;
+	assert_string_equal(i->model, "vector:6");
+	assert_int_equal(i->n_params, FAKE_PARAMS);
+	assert_int_equal(i->seed, 4);
+	assert_int_equal(i->batch, 5);
+	assert_int_equal(i->worker, 1);
+	assert_string_equal(fake_look(&fake).hello.device, "test");
+	assert_int_equal(fake_look(&fake).hello.role, ROLE_WORKER);
+}
+
+static void a_push_is_seen_by_the_next_pull(void **state)
+{
+	uint64_t version = 99;
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
+	assert_int_equal(version, 0);
+	push(2, 0);
+	push(3, 0);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
+	assert_int_equal(version, 2);
+	assert_true(w[0] == -5 && w[FAKE_PARAMS - 1] == -5);
+}
+
+static void a_slice_touches_its_values_only(void **state)
+{
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	assert_int_equal(cnnps_push_slice(client, 4, ones, 2, 0), 0);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+	assert_true(w[3] == 0 && w[4] == -1 && w[5] == -1);
+	assert_int_equal(cnnps_push_slice(client, 5, ones, 2, 0), PS_EUSAGE);
+	assert_int_equal(cnnps_push_slice(client, UINT64_MAX, ones, 2, 0), PS_EUSAGE);
+	assert_int_equal(cnnps_push_slice(client, 0, ones, 0, 0), PS_EUSAGE);
+}
+
+static void wrong_sizes_are_refused(void **state)
+{
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS - 1, NULL), PS_EUSAGE);
+	assert_int_equal(cnnps_push(client, w, FAKE_PARAMS + 1, 0), PS_EUSAGE);
+	assert_int_equal(fake_look(&fake).pushes, 0);
+}
+
+static void flush_waits_for_decisions_and_for_the_disk(void **state)
+{
+	struct cnnps_stats s;
+
+	(void)state;
+	fake_set(&fake, &fake.how.not_durable, 1);
+	push(1, 0);
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	cnnps_stats(client, &s);
+	assert_int_equal(s.pushed, 2);
+	assert_int_equal(s.acked, 2);
+	assert_int_equal(s.durable, 0);
+	assert_int_equal(s.last_version, 2);
+	assert_int_equal(cnnps_flush(client, 1, 50), CNNPS_EAGAIN);
+	fake_set(&fake, &fake.how.not_durable, 0);
+	assert_int_equal(cnnps_flush(client, 1, 10000), 0); /* a BEAT's answer tells */
+	cnnps_stats(client, &s);
+	assert_int_equal(s.durable, 2);
+	assert_int_equal(s.replayed, 0);
+}
+
+static void a_rejection_is_counted(void **state)
+{
+	struct cnnps_stats s;
+
+	(void)state;
+	fake_set(&fake, &fake.how.reject, 1);
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	cnnps_stats(client, &s);
+	assert_int_equal(s.rejected, 1);
+	assert_int_equal(s.acked, 0);
+}
+
+static void leases_and_results_travel_whole(void **state)
+{
+	struct cnnps_lease a, b;
+	struct cnnps_work work = {.epoch = 1, .first = 20, .count = 1, .images = 5, .loss = 0.5f};
+	struct fake_seen seen;
+
+	(void)state;
+	assert_int_equal(cnnps_lease(client, &a), 0);
+	assert_int_equal(a.kind, CNNPS_TRAIN);
+	assert_true(a.epoch == 1 && a.first == 20 && a.count == 3);
+	assert_int_equal(cnnps_push_work(client, ones, FAKE_PARAMS, 7, &work), 0);
+	assert_int_equal(cnnps_lease(client, &b), 0);
+	assert_int_equal(b.kind, CNNPS_EVAL);
+	assert_true(b.first == 50 && b.count == 25 && b.eval_id == 9);
+	assert_int_equal(cnnps_result(client, &a, 1, 1), PS_EUSAGE);
+	assert_int_equal(cnnps_result(client, &b, 24, 1.5), 0);
+	weights_are(-1); /* in order: what was said before it has arrived */
+	seen = fake_look(&fake);
+	assert_int_equal(seen.result.correct, 24);
+	assert_true(seen.result.loss_sum == 1.5 && seen.result.eval_id == 9);
+	assert_true(seen.push.base_version == 7 && seen.push.images == 5 &&
+		    seen.push.work.first == 20 && seen.push.work.count == 1);
+	assert_true(seen.push.loss == 0.5f);
+}
+
+static void observers_ask_but_do_not_push(void **state)
+{
+	struct cnnps_options o = options();
+	struct cnnps_lease lease;
+	uint64_t generation;
+	char json[64];
+
+	(void)state;
+	o.observer = 1;
+	connect_or_fail(&o);
+	assert_int_equal(cnnps_status(client, json, sizeof json), 0);
+	assert_string_equal(json, FAKE_JSON);
+	assert_int_equal(cnnps_status(client, json, 5), 0);
+	assert_string_equal(json, "{\"fa");
+	assert_int_equal(cnnps_checkpoint(client, &generation), 0);
+	assert_int_equal(generation, 12);
+	assert_int_equal(cnnps_drain(client), 0);
+	push(1, PS_EUSAGE);
+	assert_int_equal(cnnps_lease(client, &lease), PS_EUSAGE);
+	weights_are(0);
+}
+
+static void closing_waits_for_decisions_and_says_goodbye(void **state)
+{
+	(void)state;
+	push(1, 0);
+	push(1, 0);
+	cnnps_close(&client);
+	assert_null(client);
+	assert_int_equal(fake_look(&fake).last_seq, 2);
+	assert_int_equal(fake_look(&fake).byes, 1);
+}
+
+/* ---- windows and memory ------------------------------------------------------------------- */
+
+static int two_pushes(const struct fake *f)
+{
+	return f->seen.pushes >= 2;
+}
+
+/* Push in another thread, which may block; `done` tells. */
+struct pusher {
+	pthread_t thread;
+	atomic_int done, stop;
+};
+
+static void *push_three(void *arg)
+{
+	struct pusher *p = arg;
+
+	for (int i = 0; i < 3; i++)
+		push(1, 0);
+	atomic_store(&p->done, 1);
+	return NULL;
+}
+
+static void a_third_push_waits_for(int *mute)
+{
+	struct cnnps_options o = options();
+	struct pusher p = {.done = 0};
+	struct fake_seen seen;
+
+	o.replay_bytes = 2 * FAKE_PARAMS * sizeof(float);
+	connect_or_fail(&o);
+	fake_set(&fake, mute, 1);
+	assert_int_equal(pthread_create(&p.thread, NULL, push_three, &p), 0);
+	fake_wait(&fake, two_pushes, "two pushes");
+	seen = fake_look(&fake);
+	fake_hang_up(&fake, 0); /* the library has now surely had time to go too far */
+	assert_int_equal(atomic_load(&p.done), 0);
+	assert_int_equal(seen.pushes, 2);
+	fake_set(&fake, mute, 0);
+	pthread_join(p.thread, NULL);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	assert_true(fake_look(&fake).sum[0] == 3);
+}
+
+static void pushes_beyond_the_replay_memory_wait_for_the_disk(void **state)
+{
+	(void)state;
+	a_third_push_waits_for(&fake.how.not_durable);
+}
+
+static void pushes_beyond_the_replay_memory_wait_for_a_decision(void **state)
+{
+	(void)state;
+	a_third_push_waits_for(&fake.how.mute_pushes);
+}
+
+static void many_pushes_pass_a_small_window_in_order(void **state)
+{
+	struct fake_seen seen;
+
+	(void)state;
+	for (int i = 0; i < FAKE_PUSHES; i++)
+		push(1, 0);
+	weights_are(-FAKE_PUSHES);
+	seen = fake_look(&fake);
+	assert_int_equal(seen.pushes, FAKE_PUSHES);
+	for (int i = 0; i < FAKE_PUSHES; i++)
+		assert_int_equal(seen.seq[i], i + 1);
+}
+
+/* ---- faults ------------------------------------------------------------------------------- */
+
+static int three_pushes(const struct fake *f)
+{
+	return f->seen.pushes >= 3;
+}
+
+static void a_crash_of_the_server_is_replayed_byte_for_byte(void **state)
+{
+	struct fake_seen before, after;
+	struct cnnps_stats s;
+
+	(void)state;
+	fake_set(&fake, &fake.how.not_durable, 1);
+	for (int i = 1; i <= 3; i++)
+		push((float)i, 0);
+	fake_wait(&fake, three_pushes, "three pushes");
+	before = fake_look(&fake);
+	fake_hang_up(&fake, 1);
+	weights_are(-6);
+	after = fake_look(&fake);
+	assert_int_equal(after.pushes, 6);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(after.seq[3 + i], i + 1);
+		assert_true(after.hash[3 + i] == before.hash[i]);
+	}
+	cnnps_stats(client, &s);
+	assert_int_equal(s.reconnects, 1);
+	assert_int_equal(s.replayed, 3);
+	assert_int_equal(s.pushed, 3);
+	assert_int_equal(after.hello.last_seq, 3);
+	assert_int_equal(after.hello.resume.worker, 1);
+}
+
+static void what_was_durable_is_not_replayed(void **state)
+{
+	(void)state;
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 1, 10000), 0);
+	fake_set(&fake, &fake.how.not_durable, 1);
+	fake_hang_up(&fake, 0);
+	push(1, 0);
+	weights_are(-2);
+	assert_int_equal(fake_look(&fake).pushes, 2);
+}
+
+static void a_lost_acknowledgement_applies_nothing_twice(void **state)
+{
+	struct cnnps_stats s;
+
+	(void)state;
+	fake_set(&fake, &fake.how.not_durable, 1);
+	fake_set(&fake, &fake.how.mute_acks, 1);
+	push(1, 0);
+	push(1, 0);
+	fake_wait(&fake, two_pushes, "two pushes");
+	fake_set(&fake, &fake.how.mute_acks, 0);
+	fake_hang_up(&fake, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	weights_are(-2);
+	cnnps_stats(client, &s);
+	assert_int_equal(s.acked, 2);
+}
+
+static void *hang_up_after_the_pull(void *arg)
+{
+	int (*pulled)(const struct fake *) = *(int (**)(const struct fake *))arg;
+
+	fake_wait(&fake, pulled, "a pull");
+	fake_set(&fake, &fake.how.mute_pulls, 0);
+	fake_hang_up(&fake, 0);
+	return NULL;
+}
+
+static int one_pull(const struct fake *f)
+{
+	return f->seen.pulls >= 1;
+}
+
+static void a_pull_outlives_its_connection(void **state)
+{
+	pthread_t thread;
+	int (*pulled)(const struct fake *) = one_pull;
+
+	(void)state;
+	fake_set(&fake, &fake.how.mute_pulls, 1);
+	assert_int_equal(pthread_create(&thread, NULL, hang_up_after_the_pull, &pulled), 0);
+	weights_are(0);
+	pthread_join(thread, NULL);
+	assert_int_equal(fake_look(&fake).pulls, 2);
+}
+
+static void ten_crashes_lose_and_repeat_nothing(void **state)
+{
+	(void)state;
+	fake_set(&fake, &fake.how.not_durable, 1);
+	for (int i = 0; i < 10; i++) {
+		push(1, 0);
+		fake_hang_up(&fake, i % 2);
+	}
+	weights_are(-10);
+}
+
+static void garbage_from_the_server_is_dropped(void **state)
+{
+	(void)state;
+	fake_set(&fake, &fake.how.garbage, 1);
+	push(1, 0);
+	weights_are(-1);
+	assert_int_equal(cnnps_flush(client, 1, 10000), 0);
+}
+
+/* ---- ends --------------------------------------------------------------------------------- */
+
+static void the_servers_words_end_up_in_why(void **state)
+{
+	struct cnnps_options o = options();
+
+	(void)state;
+	fake_set(&fake, &fake.how.status, PS_EWRONGDATA);
+	assert_int_equal(cnnps_connect(&client, &o), PS_EWRONGDATA);
+	assert_null(client);
+	assert_string_equal(o.why, "the fake server says so");
+}
+
+static void a_fenced_session_ends_every_call(void **state)
+{
+	struct cnnps_lease lease;
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	assert_string_equal(cnnps_why(client), "");
+	fake_set(&fake, &fake.how.status, PS_EFENCED);
+	fake_set(&fake, &fake.how.mute_pulls, 1);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), CNNPS_EFENCED);
+	assert_string_equal(cnnps_why(client), "the fake server says so");
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EFENCED);
+	push(1, CNNPS_EFENCED);
+	assert_int_equal(cnnps_flush(client, 0, 10), CNNPS_EFENCED);
+}
+
+static void the_end_of_training_ends_the_wait_for_work(void **state)
+{
+	struct cnnps_lease lease;
+
+	(void)state;
+	fake_set(&fake, &fake.how.bye, PS_EDONE);
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EDONE);
+	assert_non_null(strstr(cnnps_why(client), "training is done"));
+}
+
+static void a_server_that_is_not_there_is_given_up(void **state)
+{
+	struct cnnps_options o = options();
+
+	(void)state;
+	fake_stop(&fake); /* its port is free now */
+	o.connect_ms = 300;
+	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
+	assert_non_null(strstr(o.why, fake.url));
+	assert_non_null(strstr(o.why, "no answer within 300 ms"));
+	fake_start(&fake);
+}
+
+static void patience_ends_when_the_server_stays_away(void **state)
+{
+	struct cnnps_options o = options();
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	o.patience_ms = 300;
+	connect_or_fail(&o);
+	fake_stop(&fake);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), CNNPS_EUNREACHABLE);
+	assert_non_null(strstr(cnnps_why(client), "contact lost for 300 ms"));
+	fake_start(&fake);
+}
+
+static void nonsense_options_are_refused_in_words(void **state)
+{
+	char longname[100];
+	struct cnnps_options bad[3] = {options(), options(), options()};
+
+	(void)state;
+	memset(longname, 'x', sizeof longname - 1);
+	longname[sizeof longname - 1] = '\0';
+	bad[0].server = "no endpoint";
+	bad[1].server = NULL;
+	bad[2].name = longname;
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(cnnps_connect(&client, &bad[i]), PS_EUSAGE);
+		assert_null(client);
+		assert_string_not_equal(bad[i].why, "");
+	}
+	assert_non_null(strstr(bad[0].why, "tcp://HOST:PORT"));
+}
+
+static int is_stopped(void *arg)
+{
+	struct pusher *p = arg;
+
+	return atomic_load(&p->stop);
+}
+
+static int one_lease(const struct fake *f)
+{
+	return f->seen.leases >= 1;
+}
+
+static void *stop_after_the_lease(void *arg)
+{
+	struct pusher *p = arg;
+
+	fake_wait(&fake, one_lease, "a lease");
+	atomic_store(&p->stop, 1);
+	return NULL;
+}
+
+static void a_stopped_program_waits_no_more_but_may_push(void **state)
+{
+	struct cnnps_options o = options();
+	struct cnnps_lease lease;
+	struct pusher p = {.stop = 0};
+
+	(void)state;
+	o.stop = is_stopped;
+	o.stop_arg = &p;
+	connect_or_fail(&o);
+	fake_set(&fake, &fake.how.mute_leases, 1);
+	assert_int_equal(pthread_create(&p.thread, NULL, stop_after_the_lease, &p), 0);
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_ESHUTDOWN);
+	pthread_join(p.thread, NULL);
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_ESHUTDOWN);
+	cnnps_close(&client);
+	assert_int_equal(fake_look(&fake).byes, 1);
+}
+
+/* ---- beats -------------------------------------------------------------------------------- */
+
+static int eight_beats(const struct fake *f)
+{
+	return f->seen.beats >= 8;
+}
+
+static void beats_stop_when_the_program_hangs_and_go_on_when_it_calls(void **state)
+{
+	struct cnnps_options o = options();
+
+	(void)state;
+	o.hang_ms = 300; /* room for 3 beats, 100 ms apart */
+	connect_or_fail(&o);
+	assert_false(fake_happens(&fake, eight_beats, 2));
+	assert_in_range(fake_look(&fake).beats, 1, 7);
+	fake_set(&fake, &fake.how.not_durable, 1);
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN); /* waits: alive */
+	assert_true(fake_happens(&fake, eight_beats, 2));
+}
+
+#define CONNECTED(test)   cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+#define UNCONNECTED(test) cmocka_unit_test_setup_teardown(test, set_up_unconnected, tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CONNECTED(connecting_tells_what_the_server_said),
+		CONNECTED(a_push_is_seen_by_the_next_pull),
+		CONNECTED(a_slice_touches_its_values_only),
+		CONNECTED(wrong_sizes_are_refused),
+		CONNECTED(flush_waits_for_decisions_and_for_the_disk),
+		CONNECTED(a_rejection_is_counted),
+		CONNECTED(leases_and_results_travel_whole),
+		UNCONNECTED(observers_ask_but_do_not_push),
+		CONNECTED(closing_waits_for_decisions_and_says_goodbye),
+		UNCONNECTED(pushes_beyond_the_replay_memory_wait_for_the_disk),
+		UNCONNECTED(pushes_beyond_the_replay_memory_wait_for_a_decision),
+		CONNECTED(many_pushes_pass_a_small_window_in_order),
+		CONNECTED(a_crash_of_the_server_is_replayed_byte_for_byte),
+		CONNECTED(what_was_durable_is_not_replayed),
+		CONNECTED(a_lost_acknowledgement_applies_nothing_twice),
+		CONNECTED(a_pull_outlives_its_connection),
+		CONNECTED(ten_crashes_lose_and_repeat_nothing),
+		CONNECTED(garbage_from_the_server_is_dropped),
+		UNCONNECTED(the_servers_words_end_up_in_why),
+		CONNECTED(a_fenced_session_ends_every_call),
+		CONNECTED(the_end_of_training_ends_the_wait_for_work),
+		UNCONNECTED(a_server_that_is_not_there_is_given_up),
+		UNCONNECTED(patience_ends_when_the_server_stays_away),
+		UNCONNECTED(nonsense_options_are_refused_in_words),
+		UNCONNECTED(a_stopped_program_waits_no_more_but_may_push),
+		UNCONNECTED(beats_stop_when_the_program_hangs_and_go_on_when_it_calls),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

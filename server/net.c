@@ -13,9 +13,9 @@
 #include "server/replies.h"
 
 #define MONITOR    "inproc://cnn-ps-monitor"
-#define PER_PEER   8    /* replies that wait beyond the peer's queue */
-#define RETRY_MS   10   /* libzmq does not say when one peer's queue has room again */
-#define REBIND_MS  1000 /* the port rests so long when descriptors run out */
+#define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred */
+#define RETRY_MS   10    /* libzmq does not say when one peer's queue has room again */
+#define REBIND_MS  1000  /* the port rests so long when descriptors run out */
 #define LINGER_MS  1000
 #define FDS        65536
 #define REFUSAL_MS 1000 /* malformed messages are logged no more often */
@@ -350,7 +350,8 @@ static int watch(struct router *r, struct err *e)
 int router_new(struct router **out, const struct router_config *cfg, struct err *e)
 {
 	struct router *r = mem_try(1, sizeof(*r));
-	size_t room = 4 * (size_t)cfg->max_workers + 64; /* more than one step of the core says */
+	size_t room = 4 * (size_t)cfg->max_workers + 1024; /* more than one step of the core says */
+	size_t per_peer = 2 * cfg->n_params * sizeof(float) + SMALL;
 	int rc;
 
 	*out = NULL;
@@ -360,7 +361,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	frames_init(&r->in);
 	for (size_t i = 0; i < 2; i++)
 		(void)zmq_msg_init(&r->shared[i].tensor);
-	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, PER_PEER))
+	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else if (open_sockets(r))
 		rc = err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));

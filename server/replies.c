@@ -3,20 +3,49 @@
 #include <stdlib.h>
 #include "common/mem.h"
 
+#define MOST_FRAMES 2 /* a server's reply has a header and at most one tensor */
+
 struct reply {
 	uint32_t peer;
 	int last_word; /* the ERROR that stands for what was dropped */
-	struct frames frames;
+	size_t n;
+	zmq_msg_t frame[MOST_FRAMES];
 };
 
 struct replies {
-	size_t n, room, per_peer;
+	size_t n, room, peer_bytes;
 	struct reply **order; /* [0, n): waiting, oldest first; [n, room): free */
 	struct reply *pool;
 	uint64_t sent, dropped;
 };
 
-int replies_new(struct replies **out, size_t room, size_t per_peer)
+/* Give back what `r` holds. */
+static void clear(struct reply *r)
+{
+	while (r->n > 0)
+		(void)zmq_msg_close(&r->frame[--r->n]);
+}
+
+static void take(struct reply *r, struct frames *f)
+{
+	for (r->n = 0; r->n < f->n && r->n < MOST_FRAMES; r->n++) {
+		(void)zmq_msg_init(&r->frame[r->n]);
+		(void)zmq_msg_move(&r->frame[r->n], &f->frame[r->n]);
+	}
+	frames_release(f);
+}
+
+/* What a reply costs its peer: its bytes, and something for the place it takes. */
+static size_t cost(zmq_msg_t *frame, size_t n)
+{
+	size_t bytes = sizeof(struct reply);
+
+	for (size_t i = 0; i < n; i++)
+		bytes += zmq_msg_size(&frame[i]);
+	return bytes;
+}
+
+int replies_new(struct replies **out, size_t room, size_t peer_bytes)
 {
 	struct replies *q = mem_try(1, sizeof(*q));
 
@@ -24,7 +53,7 @@ int replies_new(struct replies **out, size_t room, size_t per_peer)
 	if (!q)
 		return PS_ENOMEM;
 	q->room = room;
-	q->per_peer = per_peer;
+	q->peer_bytes = peer_bytes;
 	q->order = mem_try(room, sizeof(struct reply *));
 	q->pool = mem_try(room, sizeof(*q->pool));
 	if (!q->order || !q->pool) {
@@ -42,21 +71,11 @@ void replies_free(struct replies **q)
 	if (!*q)
 		return;
 	for (size_t i = 0; i < (*q)->n; i++)
-		frames_release(&(*q)->order[i]->frames);
+		clear((*q)->order[i]);
 	free((*q)->order);
 	free((*q)->pool);
 	free(*q);
 	*q = NULL;
-}
-
-static void move_frames(struct frames *to, struct frames *from)
-{
-	for (size_t i = 0; i < from->n; i++) {
-		(void)zmq_msg_init(&to->frame[i]);
-		(void)zmq_msg_move(&to->frame[i], &from->frame[i]);
-	}
-	to->n = from->n;
-	frames_release(from);
 }
 
 static void append(struct replies *q, uint32_t peer, struct frames *f, int last_word)
@@ -65,7 +84,7 @@ static void append(struct replies *q, uint32_t peer, struct frames *f, int last_
 
 	r->peer = peer;
 	r->last_word = last_word;
-	move_frames(&r->frames, f);
+	take(r, f);
 }
 
 /* Take every reply to `peer` out; returns how many there were. */
@@ -77,7 +96,7 @@ static size_t drop_all(struct replies *q, uint32_t peer)
 		struct reply *r = q->order[i];
 
 		if (r->peer == peer) {
-			frames_release(&r->frames);
+			clear(r);
 			continue;
 		}
 		q->order[i] = q->order[kept];
@@ -116,16 +135,16 @@ static void make_room(struct replies *q)
 
 void replies_put(struct replies *q, uint32_t peer, struct frames *f)
 {
-	size_t mine = 0;
+	size_t mine = cost(f->frame, f->n);
 	int silent = 0;
 
 	for (size_t i = 0; i < q->n; i++) {
 		if (q->order[i]->peer != peer)
 			continue;
-		mine++;
+		mine += cost(q->order[i]->frame, q->order[i]->n);
 		silent |= q->order[i]->last_word;
 	}
-	if (!silent && mine >= q->per_peer) {
+	if (!silent && mine > q->peer_bytes) {
 		silence(q, peer);
 		silent = 1;
 	}
@@ -147,6 +166,22 @@ static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 	return 0;
 }
 
+/* `send` takes frames over only when it succeeds. */
+static int offer(struct reply *r, replies_send_fn *send, void *arg)
+{
+	struct frames f;
+
+	for (f.n = 0; f.n < r->n; f.n++) {
+		(void)zmq_msg_init(&f.frame[f.n]);
+		(void)zmq_msg_move(&f.frame[f.n], &r->frame[f.n]);
+	}
+	clear(r);
+	int rc = send(arg, r->peer, &f);
+	if (rc)
+		take(r, &f);
+	return rc;
+}
+
 uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 {
 	size_t kept = 0;
@@ -154,8 +189,8 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 
 	for (size_t i = 0; i < q->n; i++) {
 		struct reply *r = q->order[i];
-		int rc = gone || must_wait(q, kept, r->peer) ? PS_EAGAIN
-							     : send(arg, r->peer, &r->frames);
+		int wait = gone || must_wait(q, kept, r->peer);
+		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
 
 		if (rc == PS_EAGAIN) {
 			q->order[i] = q->order[kept];
@@ -166,7 +201,7 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 			q->sent++;
 		if (rc == PS_EUNREACHABLE)
 			gone = r->peer;
-		frames_release(&r->frames);
+		clear(r);
 	}
 	q->n = kept;
 	if (gone)

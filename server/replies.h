@@ -2,10 +2,10 @@
  * replies.h - replies that wait for their peers' queues, bounded, in order per peer.
  *
  * Invariants: (1) replies to one peer leave in the order they came, or not at all;
- *             (2) a peer with too many waiting replies, or the longest waiting one when all room is
- * used up (room >= 2), loses all of them; one ERROR PS_ESTATE takes their place ("say HELLO
- * again"), and until it has left, later replies to that peer are dropped too: what a peer reads
- * never has a hole that it is not told of; (3) a peer that does not read delays nobody else.
+ *             (2) a peer with too many bytes of waiting replies, or the longest waiting one when
+ * all room is used up (room >= 2), loses all of them; one ERROR PS_ESTATE takes their place ("say
+ * HELLO again"), and until it has left, later replies to that peer are dropped too: what a peer
+ * reads never has a hole that it is not told of; (3) a peer that does not read delays nobody else.
  * Thread: the loop's.
  */
 #ifndef SERVER_REPLIES_H
@@ -20,8 +20,8 @@ struct replies; /* opaque, see replies.c */
 /* wire_send on some socket: 0, PS_EAGAIN, PS_EUNREACHABLE; any other status loses the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 
-/* `room` replies in all, `per_peer` of them for one. PS_ENOMEM. */
-int replies_new(struct replies **out, size_t room, size_t per_peer) PS_MUST_CHECK;
+/* `room` replies in all, of one peer not more than `peer_bytes`. PS_ENOMEM. */
+int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
 /* Frees and nulls *q with all that waits; NULL is fine. */
 void replies_free(struct replies **q);
 /* Queue `f` for `peer`; the frames are ours from here on, f is empty. */

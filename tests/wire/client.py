@@ -157,9 +157,10 @@ class Worker:
             self.seq = self.durable = welcome.last_seq
         self.welcome, self.stamp = welcome, welcome.stamp
         self.let_go(welcome.durable_seq)
-        for seq in sorted(self.kept):
+        for seq in sorted(self.kept):  # one at a time: never more than push_window
             if seq > welcome.last_seq or self.kept[seq][2] is None:
                 self.send_push(seq)
+                self.ack(seq)
 
     def reconnect(self):
         """The server has died: new connections, the same session."""
@@ -220,7 +221,7 @@ class Worker:
             body.verdict, body.reject = ack.verdict, ack.reject
         self.bulk.send(body, tensors)
 
-    def push(self, gradient, version, work=None, images=0, loss=0.0, offset=0):
+    def push(self, gradient, version, work=None, images=0, loss=0.0, offset=0, wait=True):
         """Send the next push; returns its ACK."""
         self.seq += 1
         meta = pb.Push(base_version=version, images=images, loss=loss)
@@ -228,7 +229,7 @@ class Worker:
             meta.work.CopyFrom(work)
         self.kept[self.seq] = [meta, [(offset, gradient)], None]
         self.send_push(self.seq)
-        return self.ack(self.seq)
+        return self.ack(self.seq) if wait else None
 
     def ack(self, seq):
         while True:

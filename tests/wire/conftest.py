@@ -14,17 +14,19 @@ from lab import Lab  # noqa: E402
 
 SIZE = 64
 # every push adds -1 times itself to the weights, whatever its age
-LEDGER = ("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant",
-          "--max-staleness", 1000000, "--warm-updates", 0)
+PLAIN = ("--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant", "--max-staleness", 1000000,
+         "--warm-updates", 0)
+LEDGER = ("--model", f"vector:{SIZE}", *PLAIN)
 
 
 class Honest(Worker):
-    """A worker that pushes a ledger gradient: push k sets coordinate k of SIZE to 1."""
+    """A worker that pushes a ledger gradient: push k sets coordinate k of all to 1, round and round."""
 
-    def push_next(self):
-        unit = np.zeros(SIZE, np.float32)
-        unit[self.seq % SIZE] = 1
-        return self.push(unit, 0)
+    def push_next(self, wait=True):
+        size = self.welcome.n_params
+        unit = np.zeros(size, np.float32)
+        unit[self.seq % size] = 1
+        return self.push(unit, 0, wait=wait)
 
     def goes_on(self):
         """Push once more, and find every push of this worker in the weights exactly once."""
@@ -32,8 +34,8 @@ class Honest(Worker):
         assert (ack.verdict, ack.duplicate) == (pb.VERDICT_OK, False)
         weights, version = self.pull()
         assert version == self.seq
-        expected = [-((self.seq - k + SIZE - 1) // SIZE) for k in range(SIZE)]
-        assert weights.tolist() == expected
+        size = len(weights)
+        assert weights.tolist() == [-((self.seq - k + size - 1) // size) for k in range(size)]
 
 
 @pytest.fixture

@@ -114,19 +114,19 @@ def load(data, images):
 
 def is_mnist(data_set):
     """Digits are easier than clothes: another bound."""
-    return data_set.id.xxh3 == 0x2B1DBA1F14C23D15
+    return data_set.id.xxh3 == 0x90DFC56C5135FD65
 
 
 def test_a_first_worker_trains_softmax_regression(lab, data, images):
-    server = lab.server("--model", "fc:10", "--epochs", 2, "--batch", 100, "--optimizer", "adagrad",
+    server = lab.server("--model", "fc:10", "--epochs", 1, "--batch", 100, "--optimizer", "adagrad",
                         "--lr", 0.02, "--seed", 7)
     worker = Trainer(server.endpoint, load(data, images), SoftmaxRegression)
     assert worker.welcome.model == "fc:10" and worker.welcome.n_params == 7850
     assert worker.run() == EDONE
     result = server.result()
-    assert result["accuracy"] > (0.91 if is_mnist(load(data, images)) else 0.82)
-    assert result["images"] == 2 * worker.data.n_train
-    assert len(worker.losses) == 1200
+    assert result["accuracy"] > (0.90 if is_mnist(load(data, images)) else 0.80)
+    assert result["images"] == worker.data.n_train
+    assert len(worker.losses) == 600
     assert np.mean(worker.losses[-100:]) < 0.5 * np.mean(worker.losses[:10])
 
 
@@ -159,8 +159,8 @@ class SmallNet:
 
 @pytest.fixture
 def few(data, tmp_path):
-    """6,000 images to train on, 1,000 to test with."""
-    idx.cut(data, tmp_path, 6000, 1000)
+    """3,000 images to train on, 1,000 to test with."""
+    idx.cut(data, tmp_path, 3000, 1000)
     return DataSet(tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_a_first_worker_trains_a_convolutional_network(lab, data, images, few):
     worker = Trainer(server.endpoint, few, SmallNet)
     assert worker.welcome.model == SmallNet.layers
     assert worker.run() == EDONE
-    assert server.result()["accuracy"] > (0.85 if is_mnist(load(data, images)) else 0.70)
+    assert server.result()["accuracy"] > (0.80 if is_mnist(load(data, images)) else 0.70)
 
 
 def test_initial_weights(lab, few):
@@ -186,7 +186,7 @@ def test_initial_weights(lab, few):
 # ---- Leases, Rejections of work
 
 def leased(lab, few, *options):
-    server = lab.server("--model", "fc:10", "--epochs", 2, "--batch", 1000, "--lr", 0.01,
+    server = lab.server("--model", "fc:10", "--epochs", 2, "--batch", 500, "--lr", 0.01,
                         "--warm-updates", 0, *options, directory=None)
     return server, Worker(server.endpoint, data=few.id)
 
@@ -199,8 +199,8 @@ def test_leases_a_batch_counts_once_whoever_pushes_it(lab, few):
     b = Worker(server.endpoint, data=few.id)
     grant = a.lease()
     one = pb.Work(epoch=0, first=grant.work.first, count=1)
-    assert b.push(ZERO, 0, one, 1000).verdict == pb.VERDICT_OK  # not its own lease: a hint, no lock
-    late = a.push(ZERO, 0, one, 1000)
+    assert b.push(ZERO, 0, one, 500).verdict == pb.VERDICT_OK  # not its own lease: a hint, no lock
+    late = a.push(ZERO, 0, one, 500)
     assert (late.verdict, late.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
     for w in (a, b):
         w.close()
@@ -208,14 +208,14 @@ def test_leases_a_batch_counts_once_whoever_pushes_it(lab, few):
 
 def test_rejections_shape(lab, few):
     server, a = leased(lab, few)
-    for work, n in ((pb.Work(count=0), 0), (pb.Work(first=6, count=1), 1000),
-                    (pb.Work(first=5, count=2), 2000), (pb.Work(first=0, count=1), 999),
-                    (pb.Work(epoch=1, first=0, count=1), 1000),
-                    (pb.Work(epoch=2, first=0, count=1), 1000)):
+    for work, n in ((pb.Work(count=0), 0), (pb.Work(first=6, count=1), 500),
+                    (pb.Work(first=5, count=2), 1000), (pb.Work(first=0, count=1), 499),
+                    (pb.Work(epoch=1, first=0, count=1), 500),
+                    (pb.Work(epoch=2, first=0, count=1), 500)):
         ack = a.push(ZERO, 0, work, n)
         assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_SHAPE), work
-    assert a.push(ZERO, 0, pb.Work(first=0, count=6), 6000).verdict == pb.VERDICT_OK
-    assert a.push(ZERO, 1, pb.Work(first=0, count=1), 1000).reject == pb.REJECT_WORK  # epoch is over
+    assert a.push(ZERO, 0, pb.Work(first=0, count=6), 3000).verdict == pb.VERDICT_OK
+    assert a.push(ZERO, 1, pb.Work(first=0, count=1), 500).reject == pb.REJECT_WORK  # epoch is over
     a.close()
 
 
@@ -237,7 +237,7 @@ def test_leases_give_back_what_is_undone(lab, few):
 
 def test_evaluation_results_that_make_no_sense(lab, few):
     server, a = leased(lab, few)
-    assert a.push(ZERO, 0, pb.Work(first=0, count=6), 6000).verdict == pb.VERDICT_OK
+    assert a.push(ZERO, 0, pb.Work(first=0, count=6), 3000).verdict == pb.VERDICT_OK
     grant = a.lease()
     assert grant.kind == pb.GRANT_EVAL
     for count, loss in ((grant.eval_count + 1, 1.0), (grant.eval_count, float("nan"))):
@@ -272,14 +272,14 @@ def test_exactly_once_when_the_server_is_killed(lab):
     for life in range(3):
         for _ in range(40):
             worker.push_next()
+        for _ in range(worker.welcome.push_window):
+            worker.push_next(wait=False)
         server.kill()
         server = lab.restart(server, *LEDGER, "--checkpoint-ms", 20)
         worker.reconnect()
         assert worker.stamp.epoch == epoch + life + 1
-        for seq in [s for s, kept in worker.kept.items() if kept[2] is None]:
-            worker.ack(seq)
     worker.goes_on()
-    assert worker.seq == 121
+    assert worker.seq == 3 * (40 + worker.welcome.push_window) + 1
     worker.bye()
 
 

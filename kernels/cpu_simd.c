@@ -175,13 +175,13 @@ INLINE size_t left_of(size_t count, size_t column)
 	return count > column ? count - column : 0;
 }
 
-static void pool(const struct chunk *c, struct columns w, const float *score, const float *bias,
-	int relu, int pooled)
+static void pool(
+	const struct chunk *c, struct columns w, const float *score, const float *bias, int relu)
 {
 	for (size_t i = 0; i < c->n_windows; i++) {
-		size_t n = c->first[i + 1] - c->first[i];
+		const size_t n = c->first[i + 1] - c->first[i];
 		for (size_t j = 0; j < w.count; j += LANES) {
-			const float *s = score + c->first[i] * w.width + j;
+			const float *s = score + j;
 			vec best = load(s);
 			ivec winner = {0};
 			for (size_t cell = 1; cell < n; cell++) {
@@ -193,34 +193,35 @@ static void pool(const struct chunk *c, struct columns w, const float *score, co
 			best += load(bias + w.filter + j);
 			if (relu)
 				best = choose(best < 0, (vec){0}, best);
-			store_some(c->out[i] + w.filter + j, best, left_of(w.count, j));
-			winner += (int32_t)c->number[i];
-			if (pooled)
-				store_winners(
-					c->winner[i] + w.filter + j, winner, left_of(w.count, j));
+			store_some(c->out[i] + w.filter + j, best, w.count - j);
+			if (c->winner)
+				store_winners(c->winner + i * c->filters + w.filter + j, winner,
+					w.count - j);
 		}
+		score += n * w.width;
 	}
 }
 
-static void unpool(float *d, float *bias, const struct chunk *c, struct columns w, int pooled)
+static void unpool(float *d, float *bias, const struct chunk *c, struct columns w)
 {
 	for (size_t i = 0; i < c->n_windows; i++) {
-		size_t n = c->first[i + 1] - c->first[i];
+		const size_t n = c->first[i + 1] - c->first[i];
 		for (size_t j = 0; j < w.width; j += LANES) {
+			float *to = d + j;
 			size_t left = left_of(w.count, j);
-			float *to = d + c->first[i] * w.width + j;
 			vec error = load_some(c->out[i] + w.filter + j, left);
 			store(bias + w.filter + j, load(bias + w.filter + j) + error);
-			if (!pooled) {
+			if (!c->winner) {
 				store(to, error);
 				continue;
 			}
-			ivec winner = load_winners(c->winner[i] + w.filter + j, left);
+			ivec winner = load_winners(c->winner + i * c->filters + w.filter + j, left);
 			for (size_t cell = 0; cell < n; cell++) {
-				ivec won = winner == (int32_t)(c->number[i] + cell);
+				ivec won = winner == (int32_t)cell;
 				store(to + cell * w.width, (vec)((ivec)error & won));
 			}
 		}
+		d += n * w.width;
 	}
 }
 

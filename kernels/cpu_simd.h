@@ -17,14 +17,16 @@
 
 #define SIMD_MAX_LANES 16
 
-/* Consecutive pooling windows, maybe of several images, and their cells one after the other. */
+/* Consecutive pooling windows, maybe of several images, and their cells one after the other. Slices
+ * of tables that a thread keeps for a whole block of images. */
 struct chunk {
 	size_t n_windows, n_cells;
-	const float **source; /* of each cell; readable up to a multiple of simd.cells */
-	uint32_t *first;      /* of each window: its first cell in this chunk; n_windows + 1 */
-	uint32_t *number;     /* of each window: its first cell's number in its image */
-	float **out;          /* of each window: its values, or their errors; filter 0 */
-	uint32_t **winner;    /* of each window: the winning cells' numbers in the image */
+	const float *const *source; /* of each cell; readable up to a multiple of simd.cells */
+	const uint32_t *first;      /* of each window: its first cell, counted from first[0];
+				       n_windows + 1 */
+	float *const *out;          /* of each window: its values, or their errors; filter 0 */
+	uint32_t *winner; /* [window][filter]: which of its window's cells won; NULL: one each */
+	size_t filters;
 };
 
 /* Filters [filter, filter + count) of a panel `width` wide; count <= width. */
@@ -53,13 +55,13 @@ struct simd {
 	 * i runs to n rounded up to whole `cells`. */
 	void (*gemm)(float *out, size_t stride, const float *const *source, size_t n,
 		const uint32_t *tap, size_t n_taps, const float *panel, size_t width);
-	/* Per window: the first maximum of its cells' scores ([cell][width]), plus bias, through
-	 * ReLU if `relu`, to out; winner[] (if `pooled`) says which cell it was. */
+	/* Per window: the first maximum of its cells' scores ([cell][width]) to winner; that plus
+	 * bias, through ReLU if `relu`, to out. */
 	void (*pool)(const struct chunk *c, struct columns w, const float *score, const float *bias,
-		int relu, int pooled);
+		int relu);
 	/* The reverse: d[cell][width] = the error of the cell's window where the cell won, else 0.
 	 * bias += the errors. */
-	void (*unpool)(float *d, float *bias, const struct chunk *c, struct columns w, int pooled);
+	void (*unpool)(float *d, float *bias, const struct chunk *c, struct columns w);
 	/* grad[k * width + j] += sum over the n cells i of source[i][tap[k]] * d[i * width + j];
 	 * n_taps is a multiple of `taps`. */
 	void (*filter_dense)(float *grad, const float *d, const float *const *source, size_t n,

@@ -8,6 +8,7 @@
  */
 #include "server/core/state.h"
 #include <math.h>
+#include <string.h>
 
 #define DIVERGED_AFTER 100 /* non-finite pushes in a row, from all workers together */
 
@@ -33,10 +34,17 @@ static void answer(
 static void answer_duplicate(struct core *c, struct worker *w, uint64_t seq)
 {
 	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN};
-	int kept = w->last_seq - seq < c->cfg.replay_window;
+	const struct decision *d = decision_at(c, w, seq);
+	/* a place in the window may be empty: the snapshot's window was smaller, or a rollback */
+	int kept = w->last_seq - seq < c->cfg.replay_window && d->verdict != VERDICT_NONE;
 
 	c->stats.duplicates++;
-	answer(c, w, seq, kept ? decision_at(c, w, seq) : &forgotten, 1);
+	answer(c, w, seq, kept ? d : &forgotten, 1);
+}
+
+void ledger_forget(struct core *c, struct worker *w)
+{
+	memset(w->decisions, 0, c->cfg.replay_window * sizeof(*w->decisions));
 }
 
 static uint64_t staleness(const struct core *c, const struct msg_push *p)

@@ -81,7 +81,8 @@ static void go_live(struct core *c, struct worker *w)
 {
 	w->state = SESSION_LIVE;
 	w->heard_ms = c->now_ms;
-	welcome(c, w, w->peer);
+	if (w->peer) /* else its connection is gone, and it says HELLO on a new one */
+		welcome(c, w, w->peer);
 }
 
 /* WELCOME once it is on disk that this slot is taken, by this incarnation. */
@@ -147,7 +148,8 @@ static struct worker *hello_again(struct core *c, uint32_t peer)
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->peer == peer && (w->state == SESSION_JOINING || w->state == SESSION_LIVE))
+		if (w->peer == peer && (w->state == SESSION_JOINING || w->state == SESSION_LIVE ||
+					       w->state == SESSION_SUSPECT))
 			return w;
 	}
 	return NULL;
@@ -160,8 +162,8 @@ static void hello_new(struct core *c, const struct event *ev)
 
 	if (w) {
 		w->heard_ms = c->now_ms;
-		if (w->state == SESSION_LIVE)
-			welcome(c, w, ev->peer);
+		if (w->state != SESSION_JOINING)
+			go_live(c, w);
 		return;
 	}
 	w = pick_slot(c, h->name);
@@ -197,7 +199,10 @@ static int accept_rollback(
 		return 0;
 	}
 	w->incarnation = h->resume.incarnation;
-	w->last_seq = h->durable_seq > w->last_seq ? h->durable_seq : w->last_seq;
+	if (h->durable_seq > w->last_seq) {
+		w->last_seq = h->durable_seq;
+		ledger_forget(c, w); /* nobody knows what was decided on those in between */
+	}
 	c->dirty = 1;
 	return 1;
 }
@@ -205,7 +210,8 @@ static int accept_rollback(
 static void hello_resume(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
-	struct worker *w = worker_of(c, h->resume.worker);
+	/* no incarnation 0 was ever given */
+	struct worker *w = h->resume.incarnation ? worker_of(c, h->resume.worker) : NULL;
 
 	if (!same_run(&h->resume.run, &c->cfg.run)) {
 		core_refuse(c, ev->peer, PS_EWRONGRUN, 0, "this server is in another run");
@@ -378,7 +384,8 @@ void sessions_durable(struct core *c, uint64_t generation)
 			go_live(c, w);
 		} else if (w->leaving && w->durable_seq == w->last_seq) {
 			w->leaving = 0;
-			sessions_bye(c, w, w->peer, PS_OK);
+			if (w->peer)
+				sessions_bye(c, w, w->peer, PS_OK);
 		} else if (w->state == SESSION_LIVE && news) {
 			uint32_t peer = w->beat_peer ? w->beat_peer : w->peer;
 

@@ -128,7 +128,8 @@ uint32_t sessions_id(const struct core *c, const struct worker *w);
 
 /* ledger.c */
 void ledger_on_push(struct core *c, struct worker *w, const struct event *ev);
-void ledger_durable(struct worker *w, uint64_t seq);
+/* Duplicates of what w pushed so far get REJECT_UNKNOWN. */
+void ledger_forget(struct core *c, struct worker *w);
 
 /* leases.c */
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);

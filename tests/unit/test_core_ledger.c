@@ -1,0 +1,359 @@
+/*
+ * Proves the invariants numbered in server/core/ledger.c: every seq is decided once and in order, a
+ * duplicate gets the first decision, a rejected push uses up its seq and changes nothing else.
+ */
+#include "tests/unit/core_bench.h"
+#include <math.h>
+
+/* ---- seq ------------------------------------------------------------------------------------ */
+
+static void a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg m, bad;
+	struct msg_ack a;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	s = bench_join(&b, 9, "");
+	m = bench_push_ones(s, 1);
+	a = bench_acked(&b, 9, &m);
+	assert_int_equal(a.version, 1);
+	assert_int_equal(a.epoch, b.cfg.epoch);
+	bad = bench_push_ones(s, 2);
+	bad.push.loss = NAN;
+	bench_rejected(&b, 9, &bad, REJECT_NONFINITE);
+	m.push.seq = 3;
+	bench_applied(&b, 9, &m);
+	for (int i = 0; i < 3; i++) {
+		m.push.seq = 1;
+		a = bench_acked(&b, 9, &m);
+		assert_int_equal(a.verdict, VERDICT_OK);
+		assert_int_equal(a.duplicate, 1);
+		assert_int_equal(a.version, 1); /* not 2, today's */
+		m.push.seq = 2;                 /* a good gradient under a seq that was rejected */
+		a = bench_acked(&b, 9, &m);
+		assert_int_equal(a.verdict, VERDICT_REJECTED);
+		assert_int_equal(a.reject, REJECT_NONFINITE);
+		assert_int_equal(a.duplicate, 1);
+		assert_int_equal(a.version, 1);
+	}
+	assert_true(core_weights(b.core)[0] == -2.0f);
+	assert_int_equal(core_stats(b.core)->version, 2);
+	assert_int_equal(core_stats(b.core)->pushes, 3);
+	assert_int_equal(core_stats(b.core)->duplicates, 6);
+	assert_int_equal(bench_worker(&b, 1).last_seq, 3);
+	bench_close(&b);
+}
+
+static void a_gap_is_refused_with_the_seq_that_is_missing(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	s = bench_join(&b, 9, "");
+	m = bench_push_ones(s, 2);
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EGAP);
+	assert_int_equal(bench_sent(&b, 9, MSG_ERROR)->error.expected, 1);
+	m.push.seq = 1;
+	bench_applied(&b, 9, &m);
+	for (uint64_t seq = 3; seq; seq = seq == 3 ? UINT64_MAX : 0) {
+		m.push.seq = seq;
+		bench_message(&b, 9, &m);
+		bench_refused(&b, 9, PS_EGAP);
+		assert_int_equal(bench_sent(&b, 9, MSG_ERROR)->error.expected, 2);
+	}
+	assert_int_equal(core_stats(b.core)->gaps, 3);
+	assert_int_equal(core_stats(b.core)->version, 1);
+	assert_int_equal(bench_worker(&b, 1).last_seq, 1);
+	bench_close(&b);
+}
+
+static void seq_zero_is_no_seq(void **state)
+{
+	struct bench b;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	m = bench_push_ones(bench_join(&b, 9, ""), 0);
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EPROTO);
+	assert_int_equal(core_stats(b.core)->version, 0);
+	bench_close(&b);
+}
+
+static void a_duplicate_older_than_the_window_is_unknown_and_not_applied(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s;
+	struct msg_ack a;
+
+	(void)state;
+	cfg.replay_window = 4;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 10; seq++) {
+		struct msg m = bench_push_ones(s, seq);
+
+		bench_applied(&b, 9, &m);
+		if (b.saving)
+			bench_durable(&b);
+	}
+	for (uint64_t seq = 1; seq <= 10; seq++) {
+		struct msg m = bench_push_ones(s, seq);
+
+		a = bench_acked(&b, 9, &m);
+		assert_int_equal(a.duplicate, 1);
+		assert_int_equal(a.verdict, seq <= 6 ? VERDICT_REJECTED : VERDICT_OK);
+		assert_int_equal(a.reject, seq <= 6 ? REJECT_UNKNOWN : REJECT_NONE);
+		assert_int_equal(a.version, seq <= 6 ? 0 : seq);
+	}
+	assert_int_equal(core_stats(b.core)->version, 10);
+	bench_close(&b);
+}
+
+/* The snapshot of a server with a small window does not know what a larger window could ask. */
+static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+	struct msg_ack a;
+
+	(void)state;
+	cfg.replay_window = 4;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 10; seq++) {
+		m = bench_push_ones(s, seq);
+		bench_applied(&b, 9, &m);
+		if (b.saving)
+			bench_durable(&b);
+	}
+	b.cfg.replay_window = 64;
+	bench_restart(&b);
+	m = bench_resume(s, 10, 0);
+	bench_message(&b, 9, &m);
+	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	for (uint64_t seq = 5; seq <= 8; seq++) {
+		m = bench_push_ones(s, seq);
+		a = bench_acked(&b, 9, &m);
+		assert_int_equal(a.verdict, seq <= 6 ? VERDICT_REJECTED : VERDICT_OK);
+		assert_int_equal(a.reject, seq <= 6 ? REJECT_UNKNOWN : REJECT_NONE);
+	}
+	bench_close(&b);
+}
+
+/* Three workers, a network that repeats and skips, an oracle that counts. */
+static void any_order_of_arrival_applies_each_push_once(void **state)
+{
+	const uint64_t seed = 41;
+	struct core_config cfg = bench_config();
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	struct bench b;
+	struct stamp s[3];
+	uint64_t last[3] = {0}, version_of[3][200] = {{0}}, version = 0;
+
+	(void)state;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	cfg.n_params = 600;
+	cfg.replay_window = 256;
+	bench_open(&b, cfg);
+	for (uint32_t w = 0; w < 3; w++)
+		s[w] = bench_join(&b, 9 + w, "");
+	while (last[0] < 199 || last[1] < 199 || last[2] < 199) {
+		uint32_t w = (uint32_t)rng_below(&r, 3), peer = 9 + w;
+		uint64_t seq = 1 + rng_below(&r, last[w] + 3 < 199 ? last[w] + 3 : 199);
+		struct msg m = bench_push(s[w], seq);
+
+		bench_slice(&m, w * 200 + seq, 1, bench_ones);
+		bench_message(&b, peer, &m);
+		if (seq > last[w] + 1) {
+			assert_int_equal(
+				bench_sent(&b, peer, MSG_ERROR)->error.expected, last[w] + 1);
+		} else {
+			const struct msg_ack *a = &bench_sent(&b, peer, MSG_ACK)->ack;
+
+			assert_int_equal(a->duplicate, seq <= last[w]);
+			if (seq == last[w] + 1) {
+				version_of[w][seq] = ++version;
+				last[w] = seq;
+			}
+			assert_int_equal(a->version, version_of[w][seq]);
+		}
+		if (b.saving)
+			bench_durable(&b);
+	}
+	for (uint32_t i = 0; i < 600; i++)
+		assert_true(core_weights(b.core)[i] == (i % 200 == 0 ? 0.0f : -1.0f));
+	bench_close(&b);
+}
+
+/* ---- staleness ------------------------------------------------------------------------------ */
+
+static void older_than_max_staleness_is_rejected_as_old_is_not(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	cfg.max_staleness = 3;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 4; seq++) {
+		m = bench_push(s, seq);
+		m.push.base_version = seq - 1;
+		bench_applied(&b, 9, &m);
+	}
+	m = bench_push(s, 5);
+	bench_rejected(&b, 9, &m, REJECT_STALE); /* version 4, based on 0 */
+	m = bench_push(s, 6);
+	m.push.base_version = 1;
+	bench_applied(&b, 9, &m);
+	m = bench_push(s, 7); /* from before a crash of ours: a version still to come again */
+	m.push.base_version = 1000;
+	bench_applied(&b, 9, &m);
+	assert_int_equal(core_stats(b.core)->staleness_sum, 3);
+	assert_int_equal(core_stats(b.core)->staleness[0], 5);
+	assert_int_equal(core_stats(b.core)->staleness[2], 1); /* 2-3 */
+	bench_close(&b);
+}
+
+static void by_default_staleness_is_8_for_each_live_worker_and_16_at_least(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s = {0};
+
+	(void)state;
+	cfg.max_staleness = 0;
+	bench_open(&b, cfg);
+	for (uint64_t live = 1, seq = 0; live <= 3; live++) {
+		uint64_t bound = live == 3 ? 24 : 16;
+		struct msg m;
+
+		if (live == 1)
+			s = bench_join(&b, 9, "");
+		else
+			bench_join(&b, 9 + (uint32_t)live, "");
+		while (core_stats(b.core)->version < 30) {
+			m = bench_push(s, ++seq);
+			m.push.base_version = 1000;
+			bench_applied(&b, 9, &m);
+			if (b.saving)
+				bench_durable(&b);
+		}
+		m = bench_push(s, ++seq);
+		m.push.base_version = core_stats(b.core)->version - bound - 1;
+		bench_rejected(&b, 9, &m, REJECT_STALE);
+		m = bench_push(s, ++seq);
+		m.push.base_version = core_stats(b.core)->version - bound;
+		bench_applied(&b, 9, &m);
+	}
+	bench_close(&b);
+}
+
+/* ---- replays -------------------------------------------------------------------------------- */
+
+static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	cfg.max_staleness = 1;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 4; seq++) {
+		m = bench_push(s, seq);
+		m.push.base_version = seq;
+		bench_applied(&b, 9, &m);
+	}
+	m = bench_push_ones(s, 5); /* accepted then: not too old now */
+	m.push.verdict = VERDICT_OK;
+	bench_applied(&b, 9, &m);
+	m = bench_push_ones(s, 6); /* no ACK had come: judged as any */
+	bench_rejected(&b, 9, &m, REJECT_STALE);
+	m = bench_push_ones(s, 7); /* rejected then: rejected now, though good */
+	m.push.base_version = 5;
+	m.push.verdict = VERDICT_REJECTED;
+	m.push.reject = REJECT_NORM;
+	bench_rejected(&b, 9, &m, REJECT_NORM);
+	m = bench_push(s, 8); /* accepted then is no licence for NaN */
+	m.push.verdict = VERDICT_OK;
+	m.push.loss = NAN;
+	bench_rejected(&b, 9, &m, REJECT_NONFINITE);
+	assert_true(core_weights(b.core)[0] == -1.0f);
+	bench_close(&b);
+}
+
+/* ---- durability ----------------------------------------------------------------------------- */
+
+static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	cfg.replay_window = 6; /* a snapshot is urgent at 3 */
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 5; seq++) {
+		m = bench_push(s, seq);
+		assert_int_equal(bench_acked(&b, 9, &m).durable_seq, 0);
+		assert_int_equal(b.saving != 0, seq >= 3); /* before the worker has to wait */
+	}
+	bench_durable(&b);
+	assert_int_equal(bench_worker(&b, 1).durable_seq, 3); /* not 4, 5: pushed meanwhile */
+	m = bench_push(s, 6);
+	assert_int_equal(bench_acked(&b, 9, &m).durable_seq, 3);
+	bench_close(&b);
+}
+
+static void without_a_disk_all_is_durable_at_once(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct msg m;
+
+	(void)state;
+	cfg.durable = 0;
+	bench_open(&b, cfg);
+	m = bench_push(bench_join(&b, 9, ""), 1);
+	assert_int_equal(bench_acked(&b, 9, &m).durable_seq, 1);
+	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once),
+		cmocka_unit_test(a_gap_is_refused_with_the_seq_that_is_missing),
+		cmocka_unit_test(seq_zero_is_no_seq),
+		cmocka_unit_test(a_duplicate_older_than_the_window_is_unknown_and_not_applied),
+		cmocka_unit_test(after_the_window_grows_what_was_forgotten_stays_unknown),
+		cmocka_unit_test(any_order_of_arrival_applies_each_push_once),
+		cmocka_unit_test(older_than_max_staleness_is_rejected_as_old_is_not),
+		cmocka_unit_test(by_default_staleness_is_8_for_each_live_worker_and_16_at_least),
+		cmocka_unit_test(a_replay_is_decided_as_it_was_before_the_crash),
+		cmocka_unit_test(ack_says_durable_only_what_a_finished_snapshot_holds),
+		cmocka_unit_test(without_a_disk_all_is_durable_at_once),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,155 @@
+/*
+ * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a push that is
+ * rejected uses up its seq and leaves every other byte as it was. (Batches: test_core_leases.c.)
+ */
+#include "tests/unit/core_bench.h"
+#include <math.h>
+
+/* Everything that a push could change but the ledger: all of the image's other sections. */
+static void assert_same_but_ledger(const struct bench_image *x, const struct bench_image *y)
+{
+	for (int i = IMAGE_LEASES; i < IMAGE_SECTIONS; i++) {
+		assert_int_equal(x->size[i], y->size[i]);
+		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
+	}
+}
+
+/* `m` is rejected for `why`: its seq is used up, and no byte of weights, optimizer or leases moves.
+ */
+static void rejected_cleanly(struct bench *b, struct msg *m, enum reject why)
+{
+	struct bench_image before = bench_save(b), after;
+	uint64_t last = bench_worker(b, 1).last_seq, n = core_stats(b->core)->rejected[why];
+
+	m->push.seq = last + 1;
+	bench_rejected(b, 9, m, why);
+	after = bench_save(b);
+	assert_same_but_ledger(&before, &after);
+	assert_int_equal(bench_worker(b, 1).last_seq, last + 1);
+	assert_int_equal(bench_worker(b, 1).images, 0);
+	assert_int_equal(core_stats(b->core)->rejected[why], n + 1);
+	assert_int_equal(core_stats(b->core)->version, 0);
+	bench_drop(&before);
+	bench_drop(&after);
+	if (b->saving)
+		bench_durable(b);
+}
+
+static void wild_values_at_random_places_are_rejected(void **state)
+{
+	const float wild[] = {NAN, -NAN, INFINITY, -INFINITY, 1e16f, -1e16f};
+	const uint64_t seed = 5;
+	struct core_config cfg = bench_config();
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	static float g[1000];
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	cfg.n_params = 1000;
+	cfg.optim = OPTIM_ADAGRAD;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (size_t i = 0; i < 1000; i++)
+		g[i] = 1;
+	for (int i = 0; i < 90; i++) { /* 100 in a row would end the run */
+		size_t at = rng_below(&r, 1000), cut = rng_below(&r, 998) + 1;
+		struct msg m = bench_push(s, 0);
+
+		g[at] = wild[rng_below(&r, 6)];
+		bench_slice(&m, 0, cut, g);
+		bench_slice(&m, cut, 1000 - cut, g + cut);
+		rejected_cleanly(&b, &m, REJECT_NONFINITE);
+		g[at] = 1;
+	}
+	bench_close(&b);
+}
+
+static void a_loss_that_is_not_finite_is_rejected(void **state)
+{
+	const float bad[] = {NAN, INFINITY, -INFINITY};
+	struct bench b;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	m = bench_push_ones(bench_join(&b, 9, ""), 0);
+	for (size_t i = 0; i < 3; i++) {
+		m.push.loss = bad[i];
+		rejected_cleanly(&b, &m, REJECT_NONFINITE);
+	}
+	bench_close(&b);
+}
+
+static void slices_past_the_model_are_rejected(void **state)
+{
+	const struct {
+		uint64_t offset, count;
+	} bad[] = {{0, 9}, {1, 8}, {8, 1}, {7, 2}, {UINT64_MAX, 1}, {UINT64_MAX - 7, 8},
+		{1, UINT64_MAX}, {UINT64_MAX, UINT64_MAX}};
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	s = bench_join(&b, 9, "");
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct msg m = bench_push(s, 0);
+
+		bench_slice(&m, 0, 1, bench_ones); /* a good one before it must not be applied */
+		bench_slice(&m, bad[i].offset, bad[i].count, bench_ones);
+		rejected_cleanly(&b, &m, REJECT_SHAPE);
+	}
+	bench_close(&b);
+}
+
+static void a_norm_over_the_limit_is_rejected_whatever_the_slices(void **state)
+{
+	struct core_config cfg = bench_config();
+	const float g[BENCH_PARAMS] = {3, 0, 0, 0, 0, 0, 0, 4};
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	cfg.max_norm = 4.999;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	m = bench_push(s, 0);
+	bench_slice(&m, 0, 4, g);
+	bench_slice(&m, 4, 4, g + 4);
+	rejected_cleanly(&b, &m, REJECT_NORM);
+	bench_close(&b);
+	cfg.max_norm = 5; /* exactly the limit is not over it */
+	bench_open(&b, cfg);
+	m.push.stamp = bench_join(&b, 9, "");
+	m.push.seq = 1;
+	bench_applied(&b, 9, &m);
+	bench_close(&b);
+}
+
+static void work_is_rejected_without_a_data_set(void **state)
+{
+	struct bench b;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	m = bench_push_ones(bench_join(&b, 9, ""), 0);
+	m.push.work.count = 1;
+	rejected_cleanly(&b, &m, REJECT_SHAPE);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(wild_values_at_random_places_are_rejected),
+		cmocka_unit_test(a_loss_that_is_not_finite_is_rejected),
+		cmocka_unit_test(slices_past_the_model_are_rejected),
+		cmocka_unit_test(a_norm_over_the_limit_is_rejected_whatever_the_slices),
+		cmocka_unit_test(work_is_rejected_without_a_data_set),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

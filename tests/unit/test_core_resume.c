@@ -1,0 +1,429 @@
+/*
+ * Proves what a session may expect that goes on: over a new connection, after a silence, after a
+ * crash of the server, after a rollback; and how it takes leave. Invariants of
+ * server/core/sessions.c.
+ */
+#include "tests/unit/core_bench.h"
+
+/* Worker 1, joined over connection 9, with `n` pushes applied; durable up to its WELCOME only. */
+static struct stamp open_with_pushes(struct bench *b, struct core_config cfg, uint64_t n)
+{
+	struct stamp s;
+
+	bench_open(b, cfg);
+	s = bench_join(b, 9, "");
+	for (uint64_t seq = 1; seq <= n; seq++) {
+		struct msg m = bench_push_ones(s, seq);
+
+		bench_applied(b, 9, &m);
+	}
+	return s;
+}
+
+static struct stamp resume(
+	struct bench *b, uint32_t peer, struct stamp s, uint64_t last, uint64_t durable)
+{
+	struct msg m = bench_resume(s, last, durable);
+
+	bench_message(b, peer, &m);
+	assert_non_null(bench_sent(b, peer, MSG_WELCOME));
+	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
+}
+
+/* ---- the same server ------------------------------------------------------------------------ */
+
+static void a_live_worker_goes_on_at_once_over_a_new_connection(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_training(), 0), again;
+
+	(void)state;
+	again = resume(&b, 20, s, 0, 0);
+	assert_memory_equal(&again, &s, sizeof(s));
+	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
+	bench_tick(&b, b.cfg.suspect_ms + 1);
+	resume(&b, 21, s, 0, 0);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
+	bench_lease(&b, 21, s, 1);
+	assert_non_null(bench_sent(&b, 21, MSG_GRANT));
+	bench_close(&b);
+}
+
+static void a_lease_asked_for_before_is_granted_on_the_new_connection(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	cfg.min_workers = 2;
+	s = open_with_pushes(&b, cfg, 0);
+	bench_lease(&b, 9, s, 1);
+	bench_gone(&b, 9);
+	resume(&b, 20, s, 0, 0);
+	bench_join(&b, 10, "");
+	assert_null(bench_sent(&b, 9, MSG_GRANT));
+	assert_non_null(bench_sent(&b, 20, MSG_GRANT));
+	bench_close(&b);
+}
+
+static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 3), again;
+	struct msg m = bench_resume(s, 3, 0);
+
+	(void)state;
+	bench_tick(&b, b.cfg.dead_ms + 1);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	bench_message(&b, 20, &m);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	bench_durable(&b);
+	assert_non_null(bench_sent(&b, 20, MSG_WELCOME));
+	again = bench_sent(&b, 20, MSG_WELCOME)->welcome.stamp;
+	assert_memory_equal(&again, &s, sizeof(s));
+	assert_int_equal(bench_sent(&b, 20, MSG_WELCOME)->welcome.last_seq, 3);
+	bench_close(&b);
+}
+
+static void who_comes_back_too_late_is_fenced(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	cfg.max_workers = 1;
+	s = open_with_pushes(&b, cfg, 1);
+	bench_tick(&b, cfg.dead_ms + 1);
+	bench_join(&b, 10, "");
+	m = bench_resume(s, 1, 0);
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EFENCED);
+	m.hello.resume.run.hi++;
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EWRONGRUN);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
+	bench_close(&b);
+}
+
+static void a_hello_that_the_network_kept_is_not_believed(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 3);
+	struct msg m = bench_resume(s, 2, 0); /* it has pushed 3 since */
+
+	(void)state;
+	bench_message(&b, 20, &m);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	m = bench_push_ones(s, 4);
+	bench_applied(&b, 9, &m);
+	bench_close(&b);
+}
+
+/* ---- a server that went back ---------------------------------------------------------------- */
+
+/* The pushes after the last snapshot are lost by a crash: worker 1 is AWAY with `kept` of them. */
+static struct stamp crash(struct bench *b, struct core_config cfg, uint64_t kept)
+{
+	struct stamp s = open_with_pushes(b, cfg, kept);
+
+	bench_restart(b);
+	assert_int_equal(bench_worker(b, 1).state, SESSION_AWAY);
+	assert_int_equal(bench_worker(b, 1).durable_seq, kept);
+	return s;
+}
+
+static void after_a_crash_a_worker_goes_on_in_the_new_epoch(void **state)
+{
+	struct bench b;
+	struct stamp s = crash(&b, bench_config(), 2), again;
+	struct msg m = bench_push_ones(s, 3);
+
+	(void)state;
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EEPOCH);
+	again = resume(&b, 9, s, 4, 1);
+	assert_int_equal(again.worker, s.worker);
+	assert_int_equal(again.incarnation, s.incarnation);
+	assert_int_equal(again.epoch, s.epoch + 1);
+	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.last_seq, 2);
+	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.durable_seq, 2);
+	for (uint64_t seq = 3; seq <= 4; seq++) {
+		m = bench_push_ones(again, seq);
+		m.push.verdict = VERDICT_OK;
+		bench_applied(&b, 9, &m);
+	}
+	assert_true(core_weights(b.core)[0] == -4.0f);
+	assert_int_equal(core_stats(b.core)->recoveries, 1);
+	bench_close(&b);
+}
+
+static void a_state_older_than_what_was_called_durable_is_refused(void **state)
+{
+	struct bench b;
+	struct stamp s = crash(&b, bench_config(), 2);
+	struct msg m = bench_resume(s, 7, 5); /* it has let 5 go */
+
+	(void)state;
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EROLLEDBACK);
+	m = bench_resume(s, 2, 2);
+	m.hello.resume.incarnation = 2; /* an incarnation that this state never gave */
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EROLLEDBACK);
+	m.hello.resume.incarnation = 1;
+	m.hello.resume.worker = 3; /* a slot that it never filled */
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EROLLEDBACK);
+	assert_int_equal(bench_worker(&b, 1).last_seq, 2);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
+	bench_close(&b);
+}
+
+static void an_incarnation_that_was_never_given_cannot_be_resumed(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 0);
+	struct msg m = bench_resume(s, 0, 0);
+
+	(void)state;
+	m.hello.resume.worker = 2; /* a slot never used, of incarnation 0 */
+	m.hello.resume.incarnation = 0;
+	bench_message(&b, 20, &m);
+	bench_refused(&b, 20, PS_EROLLEDBACK);
+	assert_int_equal(bench_worker(&b, 2).state, SESSION_FREE);
+	bench_close(&b);
+}
+
+static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s, again;
+	struct msg m;
+	struct msg_ack a;
+
+	(void)state;
+	cfg.accept_rollback = 1;
+	cfg.replay_window = 4;
+	s = crash(&b, cfg, 2);
+	s.incarnation = 3;
+	again = resume(&b, 9, s, 7, 5);
+	assert_int_equal(again.incarnation, 3);
+	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.last_seq, 5);
+	for (uint64_t seq = 3; seq <= 5; seq++) { /* nobody knows what was decided on these */
+		m = bench_push_ones(again, seq);
+		a = bench_acked(&b, 9, &m);
+		assert_int_equal(a.verdict, VERDICT_REJECTED);
+		assert_int_equal(a.reject, REJECT_UNKNOWN);
+	}
+	m = bench_push_ones(again, 6);
+	bench_applied(&b, 9, &m);
+	assert_true(core_weights(b.core)[0] == -3.0f);
+	m = bench_resume(s, 7, 5);
+	m.hello.resume.worker = 5; /* more slots than this server has */
+	bench_message(&b, 10, &m);
+	bench_refused(&b, 10, PS_EROLLEDBACK);
+	bench_close(&b);
+}
+
+static void an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s;
+	struct msg m = bench_hello("");
+
+	(void)state;
+	cfg.max_workers = 1;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	bench_lease(&b, 9, s, 1);
+	bench_restart(&b);
+	bench_tick(&b, 0);
+	assert_int_equal(b.core->leases.n_free, 2);
+	bench_tick(&b, cfg.dead_ms + 1);
+	assert_int_equal(b.core->leases.n_free, 4);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
+	bench_tick(&b, cfg.forget_ms - cfg.dead_ms - 1);
+	bench_message(&b, 10, &m);
+	bench_refused(&b, 10, PS_EFULL);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
+	bench_tick(&b, 1);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	assert_int_equal(bench_join(&b, 10, "").incarnation, 2);
+	bench_close(&b);
+}
+
+static void a_worker_that_owes_replays_keeps_its_slot(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s, again;
+	struct msg m = bench_hello("");
+
+	(void)state;
+	cfg.max_workers = 1;
+	s = crash(&b, cfg, 2);
+	again = resume(&b, 9, s, 4, 0); /* 3 and 4 are to come */
+	bench_tick(&b, cfg.dead_ms + 1);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
+	bench_message(&b, 10, &m);
+	bench_refused(&b, 10, PS_EFULL);
+	resume(&b, 9, again, 4, 0);
+	for (uint64_t seq = 3; seq <= 4; seq++) {
+		m = bench_push_ones(again, seq);
+		bench_applied(&b, 9, &m);
+	}
+	bench_tick(&b, cfg.dead_ms + 1); /* it owes nothing any more */
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	bench_close(&b);
+}
+
+/* ---- beats ---------------------------------------------------------------------------------- */
+
+static void a_beat_is_answered_with_what_is_decided_and_durable(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 3);
+	const struct msg *m;
+
+	(void)state;
+	bench_beat(&b, 19, s);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 1);
+	m = bench_sent(&b, 19, MSG_BEAT);
+	assert_non_null(m);
+	assert_int_equal(m->beat.last_seq, 3);
+	assert_int_equal(m->beat.durable_seq, 0);
+	assert_memory_equal(&m->beat.stamp, &s, sizeof(s));
+	bench_close(&b);
+}
+
+/* checkpoint_ms has passed: a snapshot of what happened. */
+static void save(struct bench *b, struct stamp s)
+{
+	b->now_ms += b->cfg.checkpoint_ms;
+	bench_beat(b, 19, s);
+	bench_durable(b);
+}
+
+static void what_became_durable_is_told_unasked_on_the_beat_connection(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 3);
+	struct msg m;
+
+	(void)state;
+	save(&b, s);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 1);
+	assert_int_equal(bench_sent(&b, 19, MSG_BEAT)->beat.durable_seq, 3);
+	m = bench_push_ones(s, 4);
+	bench_applied(&b, 9, &m);
+	b.now_ms += b.cfg.checkpoint_ms;
+	bench_beat(&b, 19, s);
+	bench_gone(&b, 19);
+	bench_durable(&b);
+	assert_int_equal(bench_sent(&b, 9, MSG_BEAT)->beat.durable_seq, 4); /* bulk will do */
+	m = bench_push_ones(s, 5);
+	bench_applied(&b, 9, &m);
+	b.now_ms += b.cfg.checkpoint_ms;
+	bench_beat(&b, 19, s);
+	bench_gone(&b, 9);
+	bench_gone(&b, 19);
+	bench_durable(&b);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	assert_int_equal(bench_worker(&b, 1).durable_seq, 5);
+	bench_close(&b);
+}
+
+/* ---- leave ---------------------------------------------------------------------------------- */
+
+static void bye_is_answered_when_all_pushes_are_durable(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 2);
+	struct msg m;
+
+	(void)state;
+	bench_bye(&b, 9, s);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	assert_int_not_equal(b.saving, 0); /* urgent */
+	bench_durable(&b);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 1);
+	assert_int_equal(bench_sent(&b, 9, MSG_BYE)->bye.status, PS_OK);
+	m = bench_push_ones(s, 3);
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_ESTATE);
+	bench_close(&b);
+}
+
+static void bye_with_nothing_to_save_is_answered_at_once(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 1);
+
+	(void)state;
+	save(&b, s);
+	bench_bye(&b, 9, s);
+	assert_non_null(bench_sent(&b, 9, MSG_BYE));
+	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
+	bench_close(&b);
+}
+
+static void who_said_bye_and_vanished_is_not_answered(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 1);
+
+	(void)state;
+	bench_bye(&b, 9, s);
+	bench_gone(&b, 9);
+	bench_durable(&b);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	bench_close(&b);
+}
+
+static void who_comes_back_after_bye_is_welcome(void **state)
+{
+	struct bench b;
+	struct stamp s = open_with_pushes(&b, bench_config(), 1);
+	struct msg m = bench_resume(s, 1, 0);
+
+	(void)state;
+	bench_bye(&b, 9, s);
+	bench_message(&b, 9, &m); /* its BYE's answer is late */
+	bench_durable(&b);
+	if (b.saving)
+		bench_durable(&b);
+	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
+	assert_null(bench_sent(&b, 9, MSG_BYE));
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_live_worker_goes_on_at_once_over_a_new_connection),
+		cmocka_unit_test(a_lease_asked_for_before_is_granted_on_the_new_connection),
+		cmocka_unit_test(a_dead_worker_goes_on_when_that_is_on_disk),
+		cmocka_unit_test(who_comes_back_too_late_is_fenced),
+		cmocka_unit_test(a_hello_that_the_network_kept_is_not_believed),
+		cmocka_unit_test(after_a_crash_a_worker_goes_on_in_the_new_epoch),
+		cmocka_unit_test(a_state_older_than_what_was_called_durable_is_refused),
+		cmocka_unit_test(an_incarnation_that_was_never_given_cannot_be_resumed),
+		cmocka_unit_test(with_accept_rollback_it_goes_on_after_what_is_lost),
+		cmocka_unit_test(an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases),
+		cmocka_unit_test(a_worker_that_owes_replays_keeps_its_slot),
+		cmocka_unit_test(a_beat_is_answered_with_what_is_decided_and_durable),
+		cmocka_unit_test(what_became_durable_is_told_unasked_on_the_beat_connection),
+		cmocka_unit_test(bye_is_answered_when_all_pushes_are_durable),
+		cmocka_unit_test(bye_with_nothing_to_save_is_answered_at_once),
+		cmocka_unit_test(who_said_bye_and_vanished_is_not_answered),
+		cmocka_unit_test(who_comes_back_after_bye_is_welcome),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,431 @@
+/*
+ * Proves the invariants numbered in server/core/sessions.c and the order of refusals: who may
+ * speak, when a WELCOME goes out, who keeps which slot. (Resuming: test_core_resume.c.)
+ */
+#include "tests/unit/core_bench.h"
+
+/* ---- WELCOME -------------------------------------------------------------------------------- */
+
+static void welcome_comes_when_the_incarnation_is_on_disk_and_not_before(void **state)
+{
+	struct bench b, other;
+	struct bench_image img;
+	struct msg m = bench_hello("anna");
+	const struct msg_welcome *w;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	bench_message(&b, 9, &m);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 1);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_JOINING);
+	img = bench_save(&b); /* the shell serialises now */
+	bench_tick(&b, 50);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	bench_durable(&b);
+	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
+	w = &bench_sent(&b, 9, MSG_WELCOME)->welcome;
+	assert_int_equal(w->stamp.worker, 1);
+	assert_int_equal(w->stamp.incarnation, 1);
+	assert_int_equal(w->stamp.epoch, b.cfg.epoch);
+	assert_memory_equal(&w->stamp.run, &b.cfg.run, sizeof(w->stamp.run));
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
+	bench_load(&other, b.cfg, &img); /* what is on disk knows of it */
+	assert_int_equal(bench_worker(&other, 1).incarnation, 1);
+	assert_string_equal(bench_worker(&other, 1).name, "anna");
+	bench_close(&other);
+	bench_drop(&img);
+	bench_close(&b);
+}
+
+static void welcome_tells_all_that_a_worker_needs(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct msg m = bench_hello("");
+	const struct msg_welcome *w;
+
+	(void)state;
+	bench_open(&b, cfg);
+	bench_message(&b, 9, &m);
+	bench_durable(&b);
+	w = &bench_sent(&b, 9, MSG_WELCOME)->welcome;
+	assert_string_equal(w->model, cfg.model);
+	assert_int_equal(w->model_fingerprint, cfg.model_fingerprint);
+	assert_int_equal(w->n_params, cfg.n_params);
+	assert_int_equal(w->seed, cfg.seed);
+	assert_int_equal(w->batch, cfg.batch);
+	assert_int_equal(w->epochs, cfg.epochs);
+	assert_int_equal(w->push_window, cfg.push_window);
+	assert_int_equal(w->replay_window, cfg.replay_window);
+	assert_int_equal(w->beat_ms, cfg.beat_ms);
+	assert_int_equal(w->dead_ms, cfg.dead_ms);
+	assert_int_equal(w->forget_ms, cfg.forget_ms);
+	assert_int_equal(w->last_seq, 0);
+	bench_close(&b);
+}
+
+static void a_snapshot_begun_before_the_hello_welcomes_nobody(void **state)
+{
+	struct bench b;
+	struct msg m = bench_hello("");
+
+	(void)state;
+	bench_open(&b, bench_config());
+	bench_message(&b, 9, &m);
+	bench_message(&b, 10, &m); /* while the first one's snapshot is under way */
+	bench_durable(&b);
+	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
+	assert_null(bench_sent(&b, 10, MSG_WELCOME));
+	assert_int_not_equal(b.saving, 0); /* the next one follows at once */
+	bench_durable(&b);
+	assert_non_null(bench_sent(&b, 10, MSG_WELCOME));
+	assert_int_equal(bench_sent(&b, 10, MSG_WELCOME)->welcome.stamp.worker, 2);
+	bench_close(&b);
+}
+
+static void without_a_disk_welcome_comes_at_once(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct msg m = bench_hello("");
+
+	(void)state;
+	cfg.durable = 0;
+	bench_open(&b, cfg);
+	bench_message(&b, 9, &m);
+	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
+	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
+	bench_close(&b);
+}
+
+static void the_same_hello_again_is_answered_by_the_same_welcome(void **state)
+{
+	struct bench b;
+	struct msg m = bench_hello("");
+
+	(void)state;
+	bench_open(&b, bench_config());
+	bench_message(&b, 9, &m);
+	bench_message(&b, 9, &m); /* joining */
+	bench_durable(&b);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 1);
+	assert_int_equal(b.saving, 0);
+	bench_message(&b, 9, &m); /* live: the WELCOME was lost */
+	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
+	bench_tick(&b, b.cfg.suspect_ms + 1);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
+	bench_message(&b, 9, &m); /* suspect: it said nothing but HELLO */
+	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
+	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
+	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp.incarnation, 1);
+	assert_int_equal(bench_worker(&b, 2).state, SESSION_FREE);
+	bench_close(&b);
+}
+
+static void nobody_is_welcomed_on_a_connection_that_is_gone(void **state)
+{
+	struct bench b;
+	struct msg m = bench_hello("anna");
+
+	(void)state;
+	bench_open(&b, bench_config());
+	bench_message(&b, 9, &m);
+	bench_gone(&b, 9);
+	bench_durable(&b); /* the bench refuses messages to peer 0 */
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	assert_int_equal(bench_join(&b, 10, "anna").incarnation, 2);
+	bench_close(&b);
+}
+
+static void another_protocol_is_refused(void **state)
+{
+	struct bench b;
+	struct msg m = bench_hello("");
+
+	(void)state;
+	bench_open(&b, bench_config());
+	m.hello.protocol = 2;
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EVERSION);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_FREE);
+	bench_close(&b);
+}
+
+static void messages_that_only_a_server_sends_are_refused(void **state)
+{
+	const enum msg_type types[] = {MSG_WELCOME, MSG_PARAMS, MSG_ACK, MSG_GRANT, MSG_ERROR};
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+		struct msg m = {.type = types[i]};
+
+		bench_message(&b, 9, &m);
+		bench_refused(&b, 9, PS_EPROTO);
+	}
+	assert_int_equal(core_stats(b.core)->refused, 5);
+	bench_close(&b);
+}
+
+/* ---- refusals ------------------------------------------------------------------------------- */
+
+static const enum msg_type stamped[] = {
+	MSG_PULL, MSG_PUSH, MSG_LEASE, MSG_RESULT, MSG_BEAT, MSG_BYE};
+#define STAMPED (sizeof(stamped) / sizeof(stamped[0]))
+
+/* A message of this type that would do something if its stamp were good. */
+static struct msg worker_message(enum msg_type type, struct stamp s)
+{
+	struct msg m = bench_push_ones(s, 1);
+
+	bench_work(&m, 0, 0, 1);
+	m.type = type;
+	switch (type) {
+	case MSG_PULL:
+		m.pull = (struct msg_pull){.stamp = s, .request = 1, .which = WEIGHTS_CURRENT};
+		break;
+	case MSG_LEASE:
+		m.lease = (struct msg_lease){.stamp = s, .request = 1};
+		break;
+	case MSG_RESULT:
+		m.result = (struct msg_result){.stamp = s, .eval_id = 1};
+		break;
+	case MSG_BEAT:
+		m.beat = (struct msg_beat){.stamp = s};
+		break;
+	case MSG_BYE:
+		m.bye = (struct msg_bye){.stamp = s};
+		break;
+	default:
+		break;
+	}
+	return m;
+}
+
+/* Refused with this status, and not a byte of the image changes but the count of refusals. */
+static void refused_and_harmless(
+	struct bench *b, enum msg_type type, const struct stamp *s, int status)
+{
+	struct bench_image before = bench_save(b), after;
+	struct msg m = worker_message(type, *s);
+	uint64_t n = core_stats(b->core)->refused;
+
+	bench_message(b, 13, &m);
+	bench_refused(b, 13, status);
+	assert_int_equal(core_stats(b->core)->refused, n + 1);
+	b->core->stats.refused = n;
+	after = bench_save(b);
+	for (int i = 0; i < IMAGE_SECTIONS; i++)
+		assert_memory_equal(before.data[i], after.data[i], before.size[i]);
+	bench_drop(&before);
+	bench_drop(&after);
+}
+
+static void a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_state(void **state)
+{
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	bench_join(&b, 9, "anna");
+	s = bench_join(&b, 10, "anna"); /* incarnation 2 */
+	assert_int_equal(s.incarnation, 2);
+	bench_tick(&b, b.cfg.dead_ms + 1);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	for (size_t i = 0; i < STAMPED; i++) {
+		struct stamp bad = s;
+
+		bad.run.lo++;
+		bad.epoch--;
+		bad.incarnation--;
+		refused_and_harmless(&b, stamped[i], &bad, PS_EWRONGRUN);
+		bad.run.lo--;
+		bad.run.hi++;
+		refused_and_harmless(&b, stamped[i], &bad, PS_EWRONGRUN);
+		bad.run.hi--;
+		refused_and_harmless(&b, stamped[i], &bad, PS_EFENCED);
+		bad.incarnation++;
+		refused_and_harmless(&b, stamped[i], &bad, PS_EEPOCH);
+		bad.epoch += 2;
+		refused_and_harmless(&b, stamped[i], &bad, PS_EEPOCH);
+		bad.epoch--;
+		refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
+	}
+	bench_close(&b);
+}
+
+static void unknown_workers_and_incarnations_never_given_must_say_hello(void **state)
+{
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	for (size_t i = 0; i < STAMPED; i++) {
+		const uint32_t ids[] = {2, 4, 5, UINT32_MAX};
+		struct stamp bad = s;
+
+		bad.incarnation = 2;
+		refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
+		for (size_t k = 0; k < 4; k++) {
+			bad.worker = ids[k];
+			refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
+		}
+		if (stamped[i] == MSG_PULL)
+			continue; /* observers may */
+		bad.worker = bad.incarnation = 0;
+		refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
+	}
+	bench_close(&b);
+}
+
+static void a_joining_worker_may_not_speak_yet(void **state)
+{
+	struct bench b;
+	struct msg m = bench_hello("");
+
+	(void)state;
+	bench_open(&b, bench_training());
+	bench_message(&b, 9, &m);
+	for (size_t i = 0; i < STAMPED; i++) {
+		struct stamp guess = {b.cfg.run, b.cfg.epoch, 1, 1};
+
+		refused_and_harmless(&b, stamped[i], &guess, PS_ESTATE);
+	}
+	bench_close(&b);
+}
+
+static void observers_see_and_pull_without_a_slot(void **state)
+{
+	struct bench b;
+	struct msg m = bench_hello("");
+	struct stamp nobody = {{0, 0}, 0, 0, 0};
+
+	(void)state;
+	bench_open(&b, bench_training());
+	bench_pull(&b, 8, nobody, WEIGHTS_CURRENT); /* no HELLO is needed */
+	assert_non_null(bench_sent(&b, 8, MSG_PARAMS));
+	m.hello.role = ROLE_OBSERVER;
+	bench_message(&b, 8, &m);
+	assert_int_equal(bench_sent(&b, 8, MSG_WELCOME)->welcome.stamp.worker, 0);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_FREE);
+	assert_int_equal(core_data(b.core)->n_train, 0); /* its data set is nobody's */
+	assert_int_equal(core_live_workers(b.core), 0);
+	bench_close(&b);
+}
+
+/* ---- data sets ------------------------------------------------------------------------------ */
+
+static void another_data_set_is_refused_by_every_field(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	bench_join(&b, 9, "");
+	for (int field = 0; field < 6; field++) {
+		struct msg m = bench_hello("");
+		struct data_id *d = &m.hello.data;
+		uint32_t *const u[] = {&d->n_train, &d->n_test, &d->rows, &d->cols, &d->classes};
+
+		if (field < 5)
+			++*u[field];
+		else
+			d->xxh3++;
+		bench_message(&b, 10, &m);
+		bench_refused(&b, 10, PS_EWRONGDATA);
+		m.hello.resume = (struct stamp){b.cfg.run, b.cfg.epoch, 1, 1};
+		bench_message(&b, 10, &m);
+		bench_refused(&b, 10, PS_EWRONGDATA);
+	}
+	assert_int_equal(bench_worker(&b, 2).state, SESSION_FREE);
+	bench_close(&b);
+}
+
+static void a_training_run_needs_a_data_set_that_fits(void **state)
+{
+	const struct data_id bad[] = {{0}, {.n_train = 35}, {.n_test = 7},
+		{.n_train = 10 * WIRE_MAX_BATCHES + 1, .n_test = 7}};
+	struct bench b;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		m = bench_hello("");
+		m.hello.data = bad[i];
+		bench_message(&b, 9, &m);
+		bench_refused(&b, 9, PS_EWRONGDATA);
+		assert_int_equal(core_data(b.core)->n_train, 0);
+	}
+	m.hello.data.n_train--; /* exactly 2^20 batches */
+	bench_message(&b, 9, &m);
+	bench_durable(&b);
+	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
+	bench_close(&b);
+	bench_open(&b, bench_config()); /* epochs 0 do not look */
+	m = bench_hello("");
+	m.hello.data = bad[0];
+	bench_message(&b, 9, &m);
+	bench_durable(&b);
+	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
+	bench_close(&b);
+}
+
+/* ---- silence -------------------------------------------------------------------------------- */
+
+static void silence_makes_suspect_then_dead_and_a_word_makes_live(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	for (size_t i = 0; i + 1 < STAMPED; i++) { /* all but BYE */
+		bench_tick(&b, b.cfg.suspect_ms);
+		assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
+		bench_tick(&b, 1);
+		assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
+		assert_int_equal(core_live_workers(b.core), 0);
+		m = worker_message(stamped[i], s);
+		bench_message(&b, 9, &m);
+		assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
+	}
+	bench_tick(&b, b.cfg.dead_ms);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
+	bench_tick(&b, 1);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	assert_int_equal(core_stats(b.core)->deaths, 1);
+	bench_beat(&b, 12, s);
+	bench_refused(&b, 12, PS_ESTATE);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(welcome_comes_when_the_incarnation_is_on_disk_and_not_before),
+		cmocka_unit_test(welcome_tells_all_that_a_worker_needs),
+		cmocka_unit_test(a_snapshot_begun_before_the_hello_welcomes_nobody),
+		cmocka_unit_test(without_a_disk_welcome_comes_at_once),
+		cmocka_unit_test(the_same_hello_again_is_answered_by_the_same_welcome),
+		cmocka_unit_test(nobody_is_welcomed_on_a_connection_that_is_gone),
+		cmocka_unit_test(another_protocol_is_refused),
+		cmocka_unit_test(messages_that_only_a_server_sends_are_refused),
+		cmocka_unit_test(
+			a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_state),
+		cmocka_unit_test(unknown_workers_and_incarnations_never_given_must_say_hello),
+		cmocka_unit_test(a_joining_worker_may_not_speak_yet),
+		cmocka_unit_test(observers_see_and_pull_without_a_slot),
+		cmocka_unit_test(another_data_set_is_refused_by_every_field),
+		cmocka_unit_test(a_training_run_needs_a_data_set_that_fits),
+		cmocka_unit_test(silence_makes_suspect_then_dead_and_a_word_makes_live),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

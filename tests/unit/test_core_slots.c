@@ -1,0 +1,103 @@
+/*
+ * Proves invariants 1 and 4 of server/core/sessions.c in the table of slots: who gets which one,
+ * and that no incarnation is given twice.
+ */
+#include "tests/unit/core_bench.h"
+
+static void a_full_table_refuses_until_a_worker_is_dead(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct msg m = bench_hello("");
+
+	(void)state;
+	cfg.max_workers = 2;
+	bench_open(&b, cfg);
+	bench_join(&b, 9, "");
+	bench_join(&b, 10, "");
+	bench_message(&b, 11, &m);
+	bench_refused(&b, 11, PS_EFULL);
+	bench_tick(&b, cfg.dead_ms);
+	bench_message(&b, 11, &m); /* suspect is not dead */
+	bench_refused(&b, 11, PS_EFULL);
+	bench_tick(&b, 1);
+	assert_int_equal(core_stats(b.core)->deaths, 2);
+	assert_int_equal(bench_join(&b, 11, "").incarnation, 2);
+	bench_close(&b);
+}
+
+static void a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+
+	(void)state;
+	cfg.max_workers = 3;
+	bench_open(&b, cfg);
+	bench_join(&b, 9, "anna");
+	bench_join(&b, 10, "");
+	bench_tick(&b, cfg.dead_ms + 1);
+	assert_int_equal(bench_join(&b, 11, "bert").worker, 2);
+	assert_int_equal(bench_join(&b, 12, "").worker, 3);
+	assert_int_equal(bench_join(&b, 13, "carl").worker, 1);
+	assert_string_equal(bench_worker(&b, 1).name, "carl");
+	bench_close(&b);
+}
+
+static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
+{
+	struct bench b;
+	struct stamp first, second;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	bench_join(&b, 9, "");
+	first = bench_join(&b, 10, "anna");
+	m = bench_push_ones(first, 1);
+	bench_applied(&b, 10, &m);
+	second = bench_join(&b, 11, "anna"); /* the first one still lives */
+	assert_int_equal(second.worker, first.worker);
+	assert_int_equal(second.incarnation, first.incarnation + 1);
+	assert_int_equal(bench_sent(&b, 11, MSG_WELCOME)->welcome.last_seq, 1);
+	m = bench_push_ones(first, 2);
+	bench_message(&b, 10, &m);
+	bench_refused(&b, 10, PS_EFENCED);
+	m = bench_push_ones(second, 2); /* seq continues */
+	bench_applied(&b, 11, &m);
+	assert_int_equal(core_stats(b.core)->rejoins, 1);
+	bench_close(&b);
+}
+
+static void a_restart_storm_stays_in_the_table_and_repeats_no_incarnation(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	uint32_t newest[3] = {0};
+
+	(void)state;
+	cfg.max_workers = 2;
+	bench_open(&b, cfg);
+	for (uint32_t i = 0; i < 1000; i++) {
+		struct stamp s = bench_join(&b, 100 + i, i % 3 ? "" : "anna");
+
+		assert_in_range(s.worker, 1, 2);
+		assert_true(s.incarnation > newest[s.worker]);
+		newest[s.worker] = s.incarnation;
+		bench_tick(&b, cfg.dead_ms + 1);
+	}
+	assert_int_equal(newest[1] + newest[2], 1000);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_full_table_refuses_until_a_worker_is_dead),
+		cmocka_unit_test(
+			a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one),
+		cmocka_unit_test(a_name_gets_its_slot_again_and_fences_who_held_it),
+		cmocka_unit_test(a_restart_storm_stays_in_the_table_and_repeats_no_incarnation),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

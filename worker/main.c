@@ -1,0 +1,151 @@
+/*
+ * main.c - cnn-worker: data set, connection, trainer, and the exit code.
+ */
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include "common/log.h"
+#include "worker/cnnps.h"
+#include "worker/data.h"
+#include "worker/options.h"
+#include "worker/trainer.h"
+
+#define MOST_FENCED 10 /* new lives in a row that came to nothing */
+
+/* Set by a signal handler, which can be given nothing else. */
+static atomic_int stopped;
+
+static void on_signal(int number)
+{
+	(void)number;
+	atomic_store(&stopped, 1);
+}
+
+static int is_stopped(void *arg)
+{
+	(void)arg;
+	return atomic_load(&stopped);
+}
+
+/* The first SIGTERM or SIGINT finishes the batch, the second one kills. */
+static void catch_signals(void)
+{
+	struct sigaction a;
+
+	memset(&a, 0, sizeof a);
+	a.sa_handler = on_signal;
+	a.sa_flags = (int)SA_RESETHAND | SA_RESTART;
+	sigaction(SIGTERM, &a, NULL);
+	sigaction(SIGINT, &a, NULL);
+	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN);
+}
+
+/* What the library is told about this worker. */
+static struct cnnps_options connection(
+	const struct worker_options *o, const struct data_id *d, const char *device)
+{
+	return (struct cnnps_options){.server = o->server,
+		.name = o->name,
+		.device = device,
+		.data = {.n_train = d->n_train,
+			.n_test = d->n_test,
+			.rows = d->rows,
+			.cols = d->cols,
+			.classes = d->classes,
+			.xxh3 = d->xxh3},
+		.connect_ms = (uint32_t)o->connect_ms,
+		.patience_ms = (uint32_t)o->patience_ms,
+		.hang_ms = (uint32_t)o->hang_ms,
+		.replay_bytes = (uint64_t)o->replay_mb << 20,
+		.stop = is_stopped};
+}
+
+static void say_done(const struct cnnps *c, const struct trainer_work *w)
+{
+	struct cnnps_stats s;
+
+	cnnps_stats(c, &s);
+	log_info("worker", "done",
+		"images=%llu batches=%llu evaluated=%llu compute_s=%.2f rejected=%llu "
+		"reconnects=%llu replayed=%llu",
+		(unsigned long long)w->images, (unsigned long long)w->batches,
+		(unsigned long long)w->evaluated, w->seconds, (unsigned long long)s.rejected,
+		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
+}
+
+/* One life: connect, train, leave. *acked: pushes that came to something in it. */
+static int live(
+	struct cnnps_options *o, const struct trainer_config *t, uint64_t *acked, struct err *e)
+{
+	struct trainer_work work = {0};
+	struct cnnps_stats s;
+	struct cnnps *c;
+	int status = cnnps_connect(&c, o);
+
+	*acked = 0;
+	if (status)
+		return err_set(e, status, "%s", o->why);
+	log_info("worker", "connected", "server=%s worker=%u incarnation=%u", o->server,
+		cnnps_info(c)->worker, cnnps_info(c)->incarnation);
+	status = trainer_run(c, t, &work, e);
+	say_done(c, &work);
+	cnnps_stats(c, &s);
+	*acked = s.acked;
+	cnnps_close(&c);
+	return status;
+}
+
+/* A worker without a name that was taken for dead is nobody's duplicate: it starts a new life. */
+static int live_again(struct cnnps_options *o, const struct trainer_config *t, struct err *e)
+{
+	int named = o->name[0] != '\0', fruitless = 0, status;
+	uint64_t acked;
+
+	while ((status = live(o, t, &acked, e)) == PS_EFENCED && !named) {
+		fruitless = acked ? 0 : fruitless + 1;
+		if (fruitless == MOST_FENCED || is_stopped(NULL))
+			break;
+		log_warn("worker", "fenced", "reason=\"%s\" action=\"connect anew\"", e->text);
+	}
+	return status;
+}
+
+static int run(const struct worker_options *o, struct data *d, struct err *e)
+{
+	struct trainer_config t = {
+		.data = d, .device = o->device, .threads = (int)o->threads, .stop = is_stopped};
+	struct cnnps_options c;
+	char device[64];
+	int status = trainer_probe(o->device, (int)o->threads, device, sizeof device, e);
+
+	if (status)
+		return status;
+	if ((status = data_load(d, o->data, e)))
+		return status;
+	log_info("worker", "data", "dir=\"%s\" train=%u test=%u xxh3=%016llx", d->dir,
+		d->id.n_train, d->id.n_test, (unsigned long long)d->id.xxh3);
+	c = connection(o, &d->id, device);
+	return live_again(&c, &t, e);
+}
+
+int main(int argc, char **argv)
+{
+	static struct data data; /* large for a stack */
+	struct worker_options o;
+	struct err e = {0};
+	int status = worker_options_parse(&o, argc, argv);
+
+	if (status)
+		return status == OPT_EXIT ? 0 : err_exit_code(status);
+	catch_signals();
+	status = run(&o, &data, &e);
+	data_release(&data);
+	if (is_stopped(NULL) && status == PS_ESHUTDOWN)
+		log_info("worker", "stopped", "reason=\"asked to\"");
+	else if (err_exit_code(status) == 0)
+		log_info("worker", "end", "reason=\"%s\"", e.text);
+	else
+		log_error("worker", "end", "code=%s reason=\"%s\"", err_name(status), e.text);
+	return err_exit_code(status);
+}

@@ -1,0 +1,197 @@
+/* trainer.c - see trainer.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/model.h"
+#include "common/rng.h"
+#include "kernels/backend.h"
+#include "worker/batch.h"
+#include "worker/trainer.h"
+
+struct trainer {
+	struct cnnps *c;
+	const struct trainer_config *cfg;
+	const struct cnnps_info *info;
+	struct trainer_work *work;
+	struct err *e;
+	struct model model;
+	struct backend *backend;
+	struct batches batches;
+	struct kx_images train, test;
+	const struct kx_images *in_use; /* the set that the backend's indices refer to */
+	float *weights, *gradient;      /* model.n_params each */
+};
+
+/* ---- the screen that this file is about ------------------------------------------------------ */
+
+static int use(struct trainer *t, const struct kx_images *set)
+{
+	int status = t->in_use == set ? PS_OK : backend_use(t->backend, set, t->e);
+
+	t->in_use = status ? NULL : set;
+	return status;
+}
+
+static int train_batch(struct trainer *t, uint32_t epoch, uint32_t number)
+{
+	struct rng mask = rng_seed(t->info->seed, RNG_DROPOUT, (uint64_t)epoch << 32 | number);
+	struct cnnps_work work = {.epoch = epoch, .first = number, .count = 1};
+	const uint32_t *index;
+	uint64_t version;
+	double loss, start;
+	int status;
+
+	if ((status = batches_get(&t->batches, epoch, number, &index, &work.images)))
+		return status;
+	if ((status = cnnps_pull(t->c, t->weights, t->model.n_params, &version)))
+		return status;
+	start = clock_seconds();
+	if ((status = backend_gradient(
+		     t->backend, t->weights, index, work.images, mask.state, t->gradient, &loss)))
+		return status;
+	t->work->seconds += clock_seconds() - start;
+	work.loss = (float)loss;
+	t->work->images += work.images;
+	t->work->batches++;
+	return cnnps_push_work(t->c, t->gradient, t->model.n_params, version, &work);
+}
+
+static int train(struct trainer *t, const struct cnnps_lease *lease)
+{
+	int status = use(t, &t->train);
+
+	for (uint32_t i = 0; i < lease->count && !status; i++) {
+		if (t->cfg->stop && t->cfg->stop(t->cfg->stop_arg))
+			return PS_ESHUTDOWN;
+		status = train_batch(t, lease->epoch, lease->first + i);
+	}
+	return status;
+}
+
+static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
+{
+	size_t correct;
+	double loss_sum, start;
+	int status = use(t, &t->test);
+
+	if (!status)
+		status = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
+	if (status == PS_EAGAIN)
+		return PS_OK; /* others were faster: that evaluation is over */
+	if (status)
+		return status;
+	start = clock_seconds();
+	if ((status = backend_evaluate(
+		     t->backend, t->weights, lease->first, lease->count, &correct, &loss_sum)))
+		return status;
+	t->work->seconds += clock_seconds() - start;
+	t->work->evaluated += lease->count;
+	return cnnps_result(t->c, lease, (uint32_t)correct, loss_sum);
+}
+
+static int run(struct trainer *t)
+{
+	struct cnnps_lease lease;
+	int status;
+
+	while (!(status = cnnps_lease(t->c, &lease))) {
+		log_debug("trainer", "lease", "kind=%s epoch=%u first=%u count=%u",
+			lease.kind == CNNPS_EVAL ? "eval" : "train", lease.epoch, lease.first,
+			lease.count);
+		status = lease.kind == CNNPS_EVAL ? evaluate(t, &lease) : train(t, &lease);
+		if (status)
+			break;
+	}
+	return status;
+}
+
+/* ---- before and after ------------------------------------------------------------------------ */
+
+static int check_model(struct trainer *t)
+{
+	const struct data_id *d = &t->cfg->data->id;
+	struct shape input = {.c = 1, .h = d->rows, .w = d->cols};
+	struct err e;
+
+	if (model_parse(&t->model, t->info->model, input, &e))
+		return err_set(t->e, PS_EWRONGDATA, "the run's model does not fit %ux%u images: %s",
+			d->rows, d->cols, e.text);
+	if (t->model.n_params != t->info->n_params)
+		return err_set(t->e, PS_EWRONGDATA,
+			"the run's model has %llu parameters; for %ux%u images it would have %zu",
+			(unsigned long long)t->info->n_params, d->rows, d->cols, t->model.n_params);
+	return PS_OK;
+}
+
+static int open_all(struct trainer *t)
+{
+	const struct cnnps_info *i = t->info;
+	struct backend_options o = {
+		.device = t->cfg->device, .threads = t->cfg->threads, .max_batch = i->batch};
+	int status = check_model(t);
+
+	if (!status)
+		status = backend_new(&t->backend, &t->model, &o, t->e);
+	if (status)
+		return status;
+	t->train = data_train(t->cfg->data);
+	t->test = data_test(t->cfg->data);
+	batches_init(&t->batches, i->seed, (uint32_t)t->train.n, i->batch);
+	t->weights = mem_try(t->model.n_params, sizeof *t->weights);
+	t->gradient = mem_try(t->model.n_params, sizeof *t->gradient);
+	if (!t->weights || !t->gradient)
+		return err_set(t->e, PS_ENOMEM, "no memory for %zu parameters", t->model.n_params);
+	log_info("trainer", "start", "model=\"%s\" params=%zu batch=%u device=\"%s\"",
+		t->model.text, t->model.n_params, i->batch, backend_name(t->backend));
+	return PS_OK;
+}
+
+static void close_all(struct trainer *t)
+{
+	free(t->weights);
+	free(t->gradient);
+	batches_release(&t->batches);
+	backend_free(&t->backend);
+}
+
+int trainer_run(
+	struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work, struct err *e)
+{
+	struct trainer *t = mem_must(1, sizeof *t, "trainer");
+	int status;
+
+	t->c = c;
+	t->cfg = cfg;
+	t->info = cnnps_info(c);
+	t->work = work;
+	t->e = e;
+	e->text[0] = '\0';
+	status = open_all(t);
+	if (!status)
+		status = run(t);
+	if (status && !e->text[0])
+		err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
+	close_all(t);
+	free(t);
+	return status;
+}
+
+int trainer_probe(const char *device, int threads, char *name, size_t size, struct err *e)
+{
+	struct backend_options o = {.device = device, .threads = threads, .max_batch = 1};
+	struct model *m = mem_must(1, sizeof *m, "device probe");
+	struct backend *b;
+	int status = model_parse(m, "fc:10", (struct shape){1, 28, 28}, e);
+
+	if (!status)
+		status = backend_new(&b, m, &o, e);
+	if (!status) {
+		snprintf(name, size, "%s", backend_name(b));
+		backend_free(&b);
+	}
+	free(m);
+	return status;
+}

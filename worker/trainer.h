@@ -1,0 +1,39 @@
+/*
+ * trainer.h - the worker's main loop: take a lease, compute, hand in.
+ *
+ * Thread: the program's; it owns the backend. Deterministic with one worker: a pull sees the
+ * worker's own pushes applied, and everything random comes from the run's seed.
+ */
+#ifndef WORKER_TRAINER_H
+#define WORKER_TRAINER_H
+#include <stdint.h>
+#include "common/err.h"
+#include "worker/cnnps.h"
+#include "worker/data.h"
+
+struct trainer_config {
+	const struct data *data;
+	const char *device;
+	int threads;
+	int (*stop)(void *arg); /* asked between batches */
+	void *stop_arg;
+};
+
+/* What was done, also when the end was not a good one. */
+struct trainer_work {
+	uint64_t images, batches, evaluated;
+	double seconds; /* inside the backend */
+};
+
+/*
+ * Train over the connection `c` until the session ends. PS_EDONE, PS_ESHUTDOWN (the server drains,
+ * or `stop` said so), the session's end (PS_EFENCED, ...), PS_EUSAGE and PS_EWRONGDATA (the run's
+ * model is not for this data), PS_EDEVICE, PS_ENOMEM; `e` says why in one line.
+ */
+int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work,
+	struct err *e) PS_MUST_CHECK;
+/* Can gradients be computed on this device? PS_EUSAGE if not; else its name for people. */
+int trainer_probe(
+	const char *device, int threads, char *name, size_t size, struct err *e) PS_MUST_CHECK;
+
+#endif

@@ -127,6 +127,11 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 		core_refuse(c, ev->peer, PS_EUSAGE, 0, "this server runs without --checkpoint-dir");
 		return;
 	}
+	if (c->ending >= END_SAVING) {
+		core_refuse(c, ev->peer, c->end_status, 0,
+			"the run is over: its last checkpoint has been taken");
+		return;
+	}
 	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
 		if (c->admin[i].peer)
 			continue;

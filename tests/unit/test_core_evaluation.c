@@ -1,0 +1,353 @@
+/*
+ * Proves invariant 4 of server/core/leases.c: an epoch is evaluated in portions while the next one
+ * trains, each portion once, and ends before that one does. Then invariant 1 under workers that do
+ * anything at all.
+ */
+#include "tests/unit/core_bench.h"
+#include <math.h>
+
+/* Train all of `epoch` in one push. */
+static void train(struct bench *b, struct stamp s, uint32_t epoch)
+{
+	struct msg m = bench_push_ones(s, bench_worker(b, s.worker).last_seq + 1);
+
+	bench_work(&m, epoch, 0, 4);
+	bench_applied(b, 9, &m);
+}
+
+static struct msg_grant lease(struct bench *b, uint32_t peer, struct stamp s, uint64_t request)
+{
+	bench_lease(b, peer, s, request);
+	assert_non_null(bench_sent(b, peer, MSG_GRANT));
+	return bench_sent(b, peer, MSG_GRANT)->grant;
+}
+
+static void result(struct bench *b, uint32_t peer, struct stamp s, const struct msg_grant *g)
+{
+	struct msg m = {.type = MSG_RESULT};
+
+	m.result = (struct msg_result){.stamp = s,
+		.eval_id = g->eval_id,
+		.eval_first = g->eval_first,
+		.eval_count = g->eval_count,
+		.correct = g->eval_count - 1 + (g->eval_count == 1),
+		.loss_sum = 0.25 * g->eval_count};
+	bench_message(b, peer, &m);
+}
+
+/* ---- portions ------------------------------------------------------------------------------- */
+
+static void evaluation_is_granted_in_portions_before_any_training(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg_grant g;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	train(&b, s, 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		g = lease(&b, 9, s, i + 1);
+		assert_int_equal(g.kind, GRANT_EVAL);
+		assert_int_equal(g.eval_first, 3 * i);
+		assert_int_equal(g.eval_count, i < 2 ? 3 : 1);
+		assert_int_equal(g.eval_id, 1);
+		result(&b, 9, s, &g);
+		assert_int_equal(bench_count(&b, EFFECT_SEND), 0); /* RESULT has no answer */
+		assert_int_equal(bench_count(&b, EFFECT_EPOCH), i == 2);
+	}
+	assert_int_equal(core_epoch(b.core, 0)->eval_done, 7);
+	assert_int_equal(core_epoch(b.core, 0)->eval_correct, 2 + 2 + 1);
+	assert_true(core_epoch(b.core, 0)->eval_loss_sum == 0.25 * 7);
+	assert_int_equal(lease(&b, 9, s, 4).kind, GRANT_TRAIN);
+	bench_close(&b);
+}
+
+static void while_others_evaluate_the_rest_train(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s, t;
+
+	(void)state;
+	cfg.eval_images = 100; /* one portion */
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	t = bench_join(&b, 10, "");
+	train(&b, s, 0);
+	assert_int_equal(lease(&b, 9, s, 1).eval_count, 7);
+	assert_int_equal(lease(&b, 10, t, 1).kind, GRANT_TRAIN);
+	bench_close(&b);
+}
+
+static void weights_under_evaluation_stand_still(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg_grant g;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	bench_pull(&b, 9, s, WEIGHTS_EVAL);
+	bench_refused(&b, 9, PS_EAGAIN);
+	train(&b, s, 0);
+	struct msg m = bench_push_ones(s, 2);
+	bench_work(&m, 1, 0, 1);
+	bench_applied(&b, 9, &m);
+	bench_pull(&b, 9, s, WEIGHTS_EVAL);
+	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 1);
+	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -1.0f);
+	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
+	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 2);
+	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -2.0f);
+	for (uint64_t i = 1; i <= 3; i++) {
+		g = lease(&b, 9, s, i);
+		result(&b, 9, s, &g);
+	}
+	bench_pull(&b, 9, s, WEIGHTS_EVAL);
+	bench_refused(&b, 9, PS_EAGAIN);
+	bench_close(&b);
+}
+
+/* ---- RESULT --------------------------------------------------------------------------------- */
+
+static void a_result_that_was_never_granted_is_refused(void **state)
+{
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	train(&b, s, 0);
+	const struct msg_result good = {s, 1, 3, 3, 3, 1.0};
+	const struct msg_result bad[] = {{s, 1, 1, 3, 1, 1}, {s, 1, 9, 3, 1, 1}, {s, 1, 7, 0, 0, 1},
+		{s, 1, 3, 2, 1, 1}, {s, 1, 3, 4, 1, 1}, {s, 1, 6, 3, 1, 1}, {s, 1, 3, 3, 4, 1},
+		{s, 1, 3, 3, 1, NAN}, {s, 1, 3, 3, 1, INFINITY}, {s, 1, UINT32_MAX - 2, 3, 1, 1}};
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct msg m = {.type = MSG_RESULT, .result = bad[i]};
+
+		bench_message(&b, 9, &m);
+		bench_refused(&b, 9, PS_EPROTO);
+		assert_int_equal(core_epoch(b.core, 0)->eval_done, 0);
+	}
+	for (int i = 0; i < 2; i++) { /* without a grant it counts all the same, once */
+		struct msg m = {.type = MSG_RESULT, .result = good};
+
+		bench_message(&b, 9, &m);
+		assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+		assert_int_equal(core_epoch(b.core, 0)->eval_done, 3);
+		assert_int_equal(core_epoch(b.core, 0)->eval_correct, 3);
+	}
+	bench_close(&b);
+}
+
+static void a_late_result_of_another_evaluation_is_ignored(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg_grant g = {.eval_id = 1, .eval_first = 0, .eval_count = 3};
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	result(&b, 9, s, &g); /* nothing is evaluated yet */
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	train(&b, s, 0);
+	g.eval_id = 2;
+	result(&b, 9, s, &g);
+	g.eval_id = 0;
+	result(&b, 9, s, &g);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	assert_int_equal(core_epoch(b.core, 0)->eval_done, 0);
+	bench_close(&b);
+}
+
+static void a_portion_whose_worker_vanished_is_granted_again(void **state)
+{
+	struct bench b;
+	struct stamp s, t;
+	struct msg_grant g;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	t = bench_join(&b, 10, "");
+	train(&b, s, 0);
+	for (uint64_t i = 1; i <= 3; i++) {
+		g = lease(&b, 9, s, i);
+		if (i < 3)
+			result(&b, 9, s, &g);
+	}
+	bench_lease(&b, 10, t, 1);
+	assert_int_equal(bench_sent(&b, 10, MSG_GRANT)->grant.kind, GRANT_TRAIN);
+	b.now_ms += b.cfg.suspect_ms + 1;
+	bench_beat(&b, 10, t);
+	bench_tick(&b, 0);
+	g = lease(&b, 10, t, 2);
+	assert_int_equal(g.kind, GRANT_EVAL);
+	assert_int_equal(g.eval_first, 6);
+	result(&b, 10, t, &g);
+	assert_int_equal(bench_count(&b, EFFECT_EPOCH), 1);
+	result(&b, 9, s, &g); /* the vanished one comes back with it */
+	assert_int_equal(core_epoch(b.core, 0)->eval_done, 7);
+	bench_close(&b);
+}
+
+static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s;
+	struct msg_grant g;
+
+	(void)state;
+	cfg.epochs = 3;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	train(&b, s, 0);
+	train(&b, s, 1);
+	assert_int_equal(bench_count(&b, EFFECT_EPOCH), 0);
+	assert_int_equal(core_training_epoch(b.core), 1);
+	for (uint64_t i = 1; i <= 3; i++) {
+		g = lease(&b, 9, s, i);
+		assert_int_equal(g.eval_id, 1);
+		result(&b, 9, s, &g);
+	}
+	assert_int_equal(bench_count(&b, EFFECT_EPOCH), 2); /* evaluated 0; trained 1 */
+	assert_int_equal(core_training_epoch(b.core), 2);
+	bench_pull(&b, 9, s, WEIGHTS_EVAL);
+	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 2);
+	g = lease(&b, 9, s, 4);
+	assert_int_equal(g.eval_id, 2);
+	bench_close(&b);
+}
+
+/* ---- anything at all ------------------------------------------------------------------------ */
+
+#define CROWD 3u
+
+struct crowd {
+	struct bench b;
+	struct rng r;
+	struct stamp s[CROWD];
+	uint64_t request[CROWD];
+	struct msg_grant grant[CROWD];
+	uint32_t peers;
+};
+
+static void crowd_push(struct crowd *k, uint32_t i, uint32_t peer)
+{
+	const struct msg_grant *g = &k->grant[i];
+	uint32_t at = (uint32_t)rng_below(&k->r, 4), epoch = core_training_epoch(k->b.core);
+	struct msg m;
+
+	if (rng_below(&k->r, 10) && g->kind == GRANT_TRAIN && g->work.count) { /* its own, mostly */
+		at = g->work.first + (uint32_t)rng_below(&k->r, g->work.count);
+		epoch = g->work.epoch;
+	}
+	if (epoch >= 2)
+		return;
+	m = bench_push(k->s[i], bench_worker(&k->b, i + 1).last_seq + 1);
+	bench_slice(&m, epoch * 4 + at, 1, bench_ones);
+	bench_work(&m, epoch, at, 1);
+	bench_message(&k->b, peer, &m);
+}
+
+static void crowd_act(struct crowd *k, uint32_t i)
+{
+	uint32_t peer = 10 * (i + 1);
+	struct msg m = bench_resume(k->s[i], bench_worker(&k->b, i + 1).last_seq, 0);
+
+	switch (rng_below(&k->r, 6)) {
+	case 0:
+		bench_message(&k->b, peer, &m);
+		break;
+	case 1:
+		bench_beat(&k->b, peer + 1, k->s[i]);
+		break;
+	case 2:
+		result(&k->b, peer, k->s[i], &k->grant[i]);
+		break;
+	case 3:
+		bench_lease(&k->b, peer, k->s[i], k->request[i] += rng_below(&k->r, 2));
+		break;
+	default:
+		crowd_push(k, i, peer);
+	}
+}
+
+static void crowd_hear(struct crowd *k)
+{
+	for (uint32_t i = 0; i < CROWD; i++) {
+		const struct msg *m = bench_sent(&k->b, 10 * (i + 1), MSG_GRANT);
+
+		if (m)
+			k->grant[i] = m->grant;
+		m = bench_sent(&k->b, 10 * (i + 1), MSG_WELCOME);
+		if (m)
+			k->s[i] = m->welcome.stamp;
+	}
+}
+
+static void crowd_run(uint64_t seed)
+{
+	struct core_config cfg = bench_training();
+	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 0)};
+	int finished = 0, steps = 0;
+
+	cfg.warm_updates = (uint32_t)rng_below(&k.r, 3);
+	cfg.lease_batches = 1 + (uint32_t)rng_below(&k.r, 4);
+	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
+	bench_open(&k.b, cfg);
+	for (uint32_t i = 0; i < CROWD; i++)
+		k.s[i] = bench_join(&k.b, 10 * (i + 1), "");
+	while (!finished && steps++ < 20000) {
+		uint64_t dice = rng_below(&k.r, 100);
+
+		if (dice < 6)
+			bench_tick(&k.b, rng_below(&k.r, 400));
+		else if (dice < 16 && k.b.saving)
+			bench_saved(&k.b, rng_below(&k.r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
+		else if (dice == 16)
+			bench_restart(&k.b);
+		else
+			crowd_act(&k, (uint32_t)rng_below(&k.r, CROWD));
+		crowd_hear(&k);
+		finished = bench_count(&k.b, EFFECT_FINISH) > 0;
+	}
+	assert_true(finished);
+	for (uint32_t i = 0; i < 8; i++)
+		assert_true(core_weights(k.b.core)[i] == -1.0f);
+	for (uint32_t e = 0; e < 2; e++) {
+		assert_int_equal(core_epoch(k.b.core, e)->images, 35);
+		assert_int_equal(core_epoch(k.b.core, e)->eval_done, 7);
+	}
+	bench_close(&k.b);
+}
+
+static void whatever_workers_do_each_batch_and_portion_counts_once(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 60; seed++) {
+		print_message("seed %llu\r", (unsigned long long)seed);
+		crowd_run(seed);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(evaluation_is_granted_in_portions_before_any_training),
+		cmocka_unit_test(while_others_evaluate_the_rest_train),
+		cmocka_unit_test(weights_under_evaluation_stand_still),
+		cmocka_unit_test(a_result_that_was_never_granted_is_refused),
+		cmocka_unit_test(a_late_result_of_another_evaluation_is_ignored),
+		cmocka_unit_test(a_portion_whose_worker_vanished_is_granted_again),
+		cmocka_unit_test(the_next_epoch_ends_only_after_the_last_ones_evaluation),
+		cmocka_unit_test(whatever_workers_do_each_batch_and_portion_counts_once),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,352 @@
+/*
+ * test_server_options.c - cnn-ps takes a good command line as it was meant, and refuses a bad one
+ * with every error named, before anything exists (server/options.h; faults.md calls it A19).
+ */
+#include <stdlib.h>
+#include <sys/stat.h>
+#include "common/opt.h"
+#include "scratch.h"
+#include "server/options.h"
+
+#define MAX_ARGV 64
+
+static struct capture errors;
+static struct options options;
+static char dir[64];
+
+/* Words are separated by ';', because a model has blanks. */
+static int parse(const char *line)
+{
+	static char text[4096], *argv[MAX_ARGV];
+	int argc = 0;
+
+	snprintf(text, sizeof(text), "cnn-ps%s%s", *line ? ";" : "", line);
+	for (char *at = text;; argc++) {
+		assert_true(argc < MAX_ARGV - 1);
+		argv[argc] = at;
+		at = strchr(at, ';');
+		if (!at)
+			break;
+		*at++ = '\0';
+	}
+	argv[++argc] = NULL;
+	capture_begin(&errors, STDERR_FILENO);
+	int rc = options_parse(&options, argc, argv);
+	capture_end(&errors);
+	return rc;
+}
+
+static int set_up(void **state)
+{
+	(void)state;
+	log_set_level(LOG_INFO);
+	scratch_make(dir);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	scratch_remove(dir);
+	return 0;
+}
+
+/* ---- good ones --------------------------------------------------------------------------- */
+
+static void defaults_are_those_of_the_architecture(void **state)
+{
+	(void)state;
+	assert_int_equal(parse(""), OPT_RUN);
+	assert_string_equal(options.bind, "tcp://127.0.0.1:5555");
+	assert_null(options.http);
+	assert_null(options.checkpoint_dir);
+	assert_null(options.init);
+	assert_string_equal(options.core.model, "conv:32:3 relu pool:2 fc:10");
+	assert_int_equal(options.core.n_params, options.model.n_params);
+	assert_int_equal(options.core.model_fingerprint, options.model.fingerprint);
+	assert_int_equal(options.core.optim, OPTIM_ADAGRAD);
+	assert_true(options.core.lr == 0.04 && options.core.adagrad_eps == 1e-8);
+	assert_int_equal(options.core.epochs, 3);
+	assert_int_equal(options.core.batch, 100);
+	assert_int_equal(options.core.stale_rate, STALE_RELATIVE);
+	assert_int_equal(options.core.replay_window, 256);
+	assert_int_equal(options.core.checkpoint_ms, 500);
+	assert_false(options.core.durable);
+	assert_int_equal(count_lines(errors.text), 0);
+}
+
+static void every_value_arrives_where_it_belongs(void **state)
+{
+	const struct core_config *c = &options.core;
+	char line[2048];
+
+	(void)state;
+	snprintf(line, sizeof(line),
+		"--bind;tcp://[::1]:0;--http;127.0.0.1:0;--model;fc:7 relu fc:10;--optimizer;sgd;"
+		"--lr;0.5;--adagrad-eps;1e-7;--adagrad-init;0.1;--epochs;4;--batch;12;--seed;99;"
+		"--checkpoint-dir;%s;--checkpoint-ms;21;--min-workers;2;--max-workers;3;"
+		"--stale-rate;inverse;--max-staleness;17;--max-norm;2.5;--warm-updates;18;"
+		"--max-updates;19;--lease-batches;20;--eval-images;22;--push-window;5;"
+		"--replay-window;6;--beat-ms;31;--suspect-ms;32;--dead-ms;33;--forget-ms;35;"
+		"--recovery-ms;34;--accept-rollback;--log-level;warn",
+		dir);
+	assert_int_equal(parse(line), OPT_RUN);
+	assert_string_equal(options.bind, "tcp://[::1]:0");
+	assert_string_equal(options.http, "127.0.0.1:0");
+	assert_string_equal(options.checkpoint_dir, dir);
+	assert_string_equal(c->model, "fc:7 relu fc:10");
+	assert_int_equal(c->optim, OPTIM_SGD);
+	assert_true(c->lr == 0.5 && c->adagrad_eps == 1e-7 && c->adagrad_init == 0.1);
+	assert_true(c->max_norm == 2.5);
+	const uint64_t got[] = {c->epochs, c->batch, c->seed, c->checkpoint_ms, c->min_workers,
+		c->max_workers, c->stale_rate, c->max_staleness, c->warm_updates, c->max_updates,
+		c->lease_batches, c->eval_images, c->push_window, c->replay_window, c->beat_ms,
+		c->suspect_ms, c->dead_ms, c->forget_ms, c->recovery_ms};
+	const uint64_t want[] = {
+		4, 12, 99, 21, 2, 3, STALE_INVERSE, 17, 18, 19, 20, 22, 5, 6, 31, 32, 33, 35, 34};
+	assert_memory_equal(got, want, sizeof(want));
+	assert_true(c->durable && c->accept_rollback);
+	assert_int_equal(options.log_level, LOG_WARN);
+	assert_int_equal(log_get_level(), LOG_WARN);
+}
+
+static void a_vector_has_no_epochs_unless_it_is_told(void **state)
+{
+	(void)state;
+	assert_int_equal(parse("--model;vector:50"), OPT_RUN);
+	assert_int_equal(options.core.epochs, 0);
+	assert_int_equal(options.core.n_params, 50);
+	assert_int_equal(parse("--model;vector:50;--epochs;2"), OPT_RUN);
+	assert_int_equal(options.core.epochs, 2);
+	assert_int_equal(parse("--epochs;0"), OPT_RUN);
+	assert_int_equal(options.core.epochs, 0);
+}
+
+static void empty_texts_mean_off(void **state)
+{
+	(void)state;
+	assert_int_equal(parse("--http;;--checkpoint-dir;;--init;"), OPT_RUN);
+	assert_null(options.http);
+	assert_null(options.checkpoint_dir);
+	assert_null(options.init);
+}
+
+static void good_addresses_are_taken(void **state)
+{
+	static const char *const lines[] = {"--bind;tcp://*:5555", "--bind;tcp://*:*",
+		"--bind;tcp://0.0.0.0:65535", "--bind;tcp://eth0:1", "--http;localhost:8080",
+		"--http;[::1]:0"};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
+		if (parse(lines[i]) != OPT_RUN)
+			fail_msg("%s: %s", lines[i], errors.text);
+}
+
+/* ---- bad ones ---------------------------------------------------------------------------- */
+
+/* {command line, what its one error line must name} */
+static const char *const bad[][2] = {
+	{"--lr;nan", "--lr"},
+	{"--lr;inf", "--lr"},
+	{"--lr;-1", "--lr"},
+	{"--lr;0", "--lr"},
+	{"--lr;1e7", "--lr"},
+	{"--lr;1e-400", "--lr"},
+	{"--lr;", "--lr"},
+	{"--lr;0.1x", "--lr"},
+	{"--lr;0,1", "--lr"},
+	{"--lr;0x1p-3", "--lr"},
+	{"--lr; 1", "--lr"},
+	{"--lr;0.1;--lr;0.1", "--lr"},
+	{"--lr", "--lr"},
+	{"--adagrad-eps;0", "--adagrad-eps"},
+	{"--adagrad-eps;2", "--adagrad-eps"},
+	{"--adagrad-init;-0.1", "--adagrad-init"},
+	{"--max-norm;-1", "--max-norm"},
+	{"--epochs;-1", "--epochs"},
+	{"--epochs;65537", "--epochs"},
+	{"--epochs;1.5", "--epochs"},
+	{"--epochs;1e1", "--epochs"},
+	{"--epochs;99999999999999999999", "--epochs"},
+	{"--epochs;three", "--epochs"},
+	{"--batch;0", "--batch"},
+	{"--batch;16777217", "--batch"},
+	{"--batch;-100", "--batch"},
+	{"--batch;+", "--batch"},
+	{"--seed;-1", "--seed"},
+	{"--seed;0x10", "--seed"},
+	{"--seed;18446744073709551616", "--seed"},
+	{"--checkpoint-ms;0", "--checkpoint-ms"},
+	{"--checkpoint-ms;3600001", "--checkpoint-ms"},
+	{"--min-workers;0", "--min-workers"},
+	{"--max-workers;1025", "--max-workers"},
+	{"--max-workers;0", "--max-workers"},
+	{"--min-workers;3;--max-workers;2", "--min-workers"},
+	{"--lease-batches;0", "--lease-batches"},
+	{"--eval-images;0", "--eval-images"},
+	{"--push-window;0", "--push-window"},
+	{"--push-window;1025", "--push-window"},
+	{"--replay-window;1025", "--replay-window"},
+	{"--push-window;9;--replay-window;8", "--replay-window"},
+	{"--beat-ms;0", "--beat-ms"},
+	{"--beat-ms;1500", "--suspect-ms"},
+	{"--suspect-ms;10000", "--dead-ms"},
+	{"--dead-ms;600001", "--forget-ms"},
+	{"--max-updates;-1", "--max-updates"},
+	{"--max-staleness;4294967296", "--max-staleness"},
+	{"--warm-updates;-5", "--warm-updates"},
+	{"--optimizer;magic", "--optimizer"},
+	{"--optimizer;SGD", "--optimizer"},
+	{"--optimizer;", "--optimizer"},
+	{"--stale-rate;rel", "--stale-rate"},
+	{"--mode;sync", "sync"},
+	{"--mode;upside-down", "upside-down"},
+	{"--mode;", "--mode"},
+	{"--log-level;shout", "--log-level"},
+	{"--model;", "--model"},
+	{"--model;blob:3", "blob"},
+	{"--model;conv:32:99 fc:10", "conv"},
+	{"--model;conv:8:3 pool:4 fc:10", "pool"},
+	{"--model;fc:99999999999", "fc"},
+	{"--model;fc:", "fc"},
+	{"--model;vector:0", "vector"},
+	{"--model;vector:268435457", "vector"},
+	{"--model;vector:-3", "vector"},
+	{"--model;dropout:1.5 fc:10", "dropout"},
+	{"--model;seed:0", "seed"},
+	{"--bind;tcp://127.0.0.1:70000", "70000"},
+	{"--bind;tcp://127.0.0.1:65536", "--bind"},
+	{"--bind;tcp://127.0.0.1:-1", "--bind"},
+	{"--bind;tcp://127.0.0.1:99999999999999999999999", "--bind"},
+	{"--bind;tcp://127.0.0.1", "--bind"},
+	{"--bind;tcp://:5555", "--bind"},
+	{"--bind;tcp://127.0.0.1:", "--bind"},
+	{"--bind;tcp://::1:5555", "--bind"},
+	{"--bind;tcp://[]:5555", "--bind"},
+	{"--bind;tcp://a b:5555", "--bind"},
+	{"--bind;udp://127.0.0.1:5555", "--bind"},
+	{"--bind;127.0.0.1:5555", "--bind"},
+	{"--bind;nonsense", "nonsense"},
+	{"--bind;", "--bind"},
+	{"--http;127.0.0.1:70000", "70000"},
+	{"--http;nonsense", "nonsense"},
+	{"--http;http://127.0.0.1:80", "--http"},
+	{"--http;*:80", "--http"},
+	{"--http;127.0.0.1:*", "--http"},
+	{"--checkpoint-dir;/proc/no/such/dir", "/proc/no/such/dir"},
+	{"--checkpoint-dir;/dev/null", "--checkpoint-dir"},
+	{"--checkpoint-dir;/dev/null/x", "--checkpoint-dir"},
+	{"--checkpoint-dir;/no-such-place/x", "--checkpoint-dir"},
+	{"--init;/no/such/file", "--init"},
+	{"--accept-rollback=yes", "--accept-rollback"},
+	{"--check-config;--no-check-config", "--check-config"},
+	{"--no-such-option", "--no-such-option"},
+	{"--no-such-option=3", "--no-such-option"},
+	{"--no-lr", "--no-lr"},
+	{"-x", "-x"},
+	{"stray", "stray"},
+};
+
+static void each_bad_value_is_one_line_that_names_it(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		if (parse(bad[i][0]) != PS_EUSAGE)
+			fail_msg("accepted: %s", bad[i][0]);
+		if (count_lines(errors.text) != 1 || !strstr(errors.text, bad[i][1]))
+			fail_msg("%s: not one line with \"%s\": %s", bad[i][0], bad[i][1],
+				errors.text);
+	}
+}
+
+static void texts_too_long_or_with_control_characters_are_one_line(void **state)
+{
+	char line[3000] = "--model;";
+	size_t n = strlen(line);
+
+	(void)state;
+	memset(line + n, 'x', 2900);
+	line[n + 2900] = '\0';
+	assert_int_equal(parse(line), PS_EUSAGE);
+	assert_int_equal(count_lines(errors.text), 1);
+	memcpy(line, "--bind;tcp", 10);
+	assert_int_equal(parse(line), PS_EUSAGE);
+	assert_int_equal(count_lines(errors.text), 1);
+	assert_int_equal(parse("--bind;a\nb\x1b[2J"), PS_EUSAGE);
+	assert_int_equal(count_lines(errors.text), 1);
+	assert_null(strchr(errors.text, '\x1b'));
+}
+
+static void all_errors_are_said_in_one_run(void **state)
+{
+	static const char *const named[] = {"--lr", "--epochs", "--optimizer", "--model", "--bind",
+		"--http", "--mode", "--checkpoint-dir", "--init", "--no-such-option"};
+
+	(void)state;
+	assert_int_equal(
+		parse("--lr;nan;--epochs;-1;--optimizer;magic;--model;blob;--bind;x;--http;y;"
+		      "--mode;z;--checkpoint-dir;/proc/a/b;--init;/no/file;--no-such-option"),
+		PS_EUSAGE);
+	for (size_t i = 0; i < sizeof(named) / sizeof(named[0]); i++)
+		if (!strstr(errors.text, named[i]))
+			fail_msg("%s is not in:\n%s", named[i], errors.text);
+	assert_int_equal(count_lines(errors.text), 10);
+}
+
+static void a_bad_environment_is_named_by_its_variable(void **state)
+{
+	(void)state;
+	setenv("CNN_LR", "nan", 1);
+	setenv("CNN_SUSPECT_MS", "11", 1);
+	assert_int_equal(parse(""), PS_EUSAGE);
+	assert_non_null(strstr(errors.text, "CNN_LR"));
+	assert_non_null(strstr(errors.text, "CNN_SUSPECT_MS"));
+	unsetenv("CNN_LR");
+	unsetenv("CNN_SUSPECT_MS");
+}
+
+static void a_bad_configuration_leaves_no_directory_behind(void **state)
+{
+	char line[256];
+
+	(void)state;
+	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
+	assert_int_equal(parse(line), PS_EUSAGE);
+	assert_false(scratch_exists(dir, "new"));
+	assert_int_equal(count_lines(errors.text), 1); /* it could be made: no second error */
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", dir);
+	assert_int_equal(parse(line), OPT_RUN);
+	assert_false(scratch_exists(dir, "new"));
+}
+
+static void a_file_is_no_checkpoint_directory(void **state)
+{
+	char line[256];
+
+	(void)state;
+	scratch_write(dir, "file", "x", 1);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file", dir);
+	assert_int_equal(parse(line), PS_EUSAGE);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file/sub", dir);
+	assert_int_equal(parse(line), PS_EUSAGE);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(defaults_are_those_of_the_architecture),
+		cmocka_unit_test(every_value_arrives_where_it_belongs),
+		cmocka_unit_test(a_vector_has_no_epochs_unless_it_is_told),
+		cmocka_unit_test(empty_texts_mean_off),
+		cmocka_unit_test(good_addresses_are_taken),
+		cmocka_unit_test(each_bad_value_is_one_line_that_names_it),
+		cmocka_unit_test(texts_too_long_or_with_control_characters_are_one_line),
+		cmocka_unit_test(all_errors_are_said_in_one_run),
+		cmocka_unit_test(a_bad_environment_is_named_by_its_variable),
+		cmocka_unit_test(a_bad_configuration_leaves_no_directory_behind),
+		cmocka_unit_test(a_file_is_no_checkpoint_directory),
+	};
+
+	return cmocka_run_group_tests(tests, set_up, tear_down);
+}

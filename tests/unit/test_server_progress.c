@@ -1,0 +1,218 @@
+/* test_server_progress.c - the bar's text, and the times and rates it is made of
+ * (server/progress.h).
+ */
+#include "server_lab.h"
+#include "server/progress.h"
+
+static struct options options;
+static struct restored run;
+static struct lab_worker worker;
+static struct progress progress;
+static struct capture errors;
+
+static void begin(const char *line)
+{
+	lab_options(&options, line);
+	lab_restore(&run, &options);
+	progress_init(&progress, run.core, 1000);
+	worker = (struct lab_worker){.core = run.core, .peer = 5, .now_ms = 1000};
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	restore_release(&run);
+	return 0;
+}
+
+static void watch(void)
+{
+	const struct effect *e;
+
+	for (size_t i = 0; (e = core_effect(run.core, i)) != NULL; i++)
+		progress_effect(&progress, run.core, e, worker.now_ms);
+}
+
+/* One batch of 100 images at `now_ms`. */
+static void batch_at(struct work work, uint64_t now_ms)
+{
+	worker.now_ms = now_ms;
+	lab_push(&worker, work, 100, 0.5f, 0.1f);
+	watch();
+}
+
+/* ---- the text ---------------------------------------------------------------------------- */
+
+static const char *bar(struct progress_view v)
+{
+	static char line[256];
+
+	progress_bar(&v, line, sizeof(line));
+	return line;
+}
+
+static const struct progress_view half = {.epochs = 3,
+	.epoch = 2,
+	.done = 0.5,
+	.images_per_s = 12345.4,
+	.loss = 0.123456,
+	.accuracy = 0.9712,
+	.eta_s = 7.2,
+	.workers = 2};
+
+static void a_bar_says_all_that_matters(void **state)
+{
+	(void)state;
+	assert_string_equal(bar(half),
+		"epoch 2/3 [##########..........]  50 %  12345 images/s  loss 0.1235  accuracy "
+		"97.12 %  ETA 8 s  2 workers");
+}
+
+static void what_is_not_known_is_left_out(void **state)
+{
+	struct progress_view v = half;
+
+	(void)state;
+	v.accuracy = v.eta_s = -1;
+	v.workers = 1;
+	assert_string_equal(bar(v),
+		"epoch 2/3 [##########..........]  50 %  12345 images/s  loss 0.1235  1 worker");
+}
+
+static void the_ends_of_a_bar_are_full_and_empty(void **state)
+{
+	struct progress_view v = half;
+
+	(void)state;
+	v.done = 0;
+	assert_non_null(strstr(bar(v), "[....................]   0 %"));
+	v.done = 0.999;
+	assert_non_null(strstr(bar(v), "[###################.]  99 %"));
+	v.done = 1;
+	assert_non_null(strstr(bar(v), "[####################] 100 %"));
+}
+
+static void without_a_data_set_updates_are_counted(void **state)
+{
+	const struct progress_view v = {.updates = 17,
+		.updates_per_s = 8.6,
+		.loss = 2,
+		.accuracy = -1,
+		.eta_s = -1,
+		.workers = 3};
+
+	(void)state;
+	assert_string_equal(bar(v), "17 updates  9 updates/s  loss 2.0000  3 workers");
+}
+
+static void a_bar_never_leaves_its_buffer(void **state)
+{
+	char line[128];
+
+	(void)state;
+	for (size_t size = 1; size < 100; size++) {
+		memset(line, 'x', sizeof(line));
+		progress_bar(&half, line, size);
+		assert_true(strlen(line) == size - 1);
+		assert_int_equal(line[size], 'x');
+	}
+}
+
+/* ---- times and rates --------------------------------------------------------------------- */
+
+static void seconds_run_from_the_first_work_to_the_last_epoch(void **state)
+{
+	(void)state;
+	begin("--model;fc:10;--epochs;1;--warm-updates;0;--lease-batches;100");
+	worker.now_ms = 3000; /* two seconds of waiting for a worker do not count */
+	lab_join(&worker, "", 200, 100);
+	watch();
+	assert_true(progress_seconds(&progress, 3500) == 0);
+	worker.now_ms = 4000;
+	lab_lease(&worker);
+	watch();
+	assert_true(progress_seconds(&progress, 4250) == 0.25);
+	batch_at((struct work){0, 0, 1}, 5000);
+	assert_true(progress_seconds(&progress, 5500) == 1.5);
+	batch_at((struct work){0, 1, 1}, 6000);
+	assert_true(progress_seconds(&progress, 99000) == 2);
+}
+
+static void an_epoch_is_one_log_line_with_its_rate(void **state)
+{
+	(void)state;
+	begin("--model;fc:10;--epochs;1;--warm-updates;0;--lease-batches;100");
+	lab_join(&worker, "", 200, 100);
+	worker.now_ms = 4000;
+	lab_lease(&worker);
+	watch();
+	log_set_level(LOG_INFO);
+	capture_begin(&errors, STDERR_FILENO);
+	batch_at((struct work){0, 0, 1}, 5000);
+	batch_at((struct work){0, 1, 1}, 6000);
+	assert_int_equal(lab_lease(&worker)->kind, GRANT_EVAL);
+	lab_result(&worker, 93, 25);
+	watch();
+	capture_end(&errors);
+	assert_string_equal(errors.text,
+		"info train epoch epoch=1 images=200 updates=2 loss=0.5000 accuracy=0.9300 "
+		"test_loss=0.2500 images_per_s=100\n");
+}
+
+static void a_rate_is_measured_over_a_second(void **state)
+{
+	struct progress_view v;
+
+	(void)state;
+	begin("--model;fc:10;--epochs;2;--warm-updates;0;--lease-batches;100");
+	lab_join(&worker, "", 500, 100);
+	worker.now_ms = 4000;
+	lab_lease(&worker);
+	watch();
+	batch_at((struct work){0, 0, 1}, 4300);
+	progress_tick(&progress, run.core, 4900);
+	progress_look(&progress, run.core, &v);
+	assert_true(v.images_per_s == 0 && v.eta_s < 0 && v.done == 0.1);
+	batch_at((struct work){0, 1, 1}, 5000);
+	progress_tick(&progress, run.core, 6000);
+	progress_look(&progress, run.core, &v);
+	assert_true(v.images_per_s == 100); /* 200 images in the 2 s since the first lease */
+	assert_true(v.eta_s == 8 && v.epoch == 1 && v.epochs == 2 && v.workers == 1);
+	assert_true(v.accuracy < 0);
+}
+
+static void a_vectors_time_is_that_of_its_updates(void **state)
+{
+	const struct work none = {0};
+
+	(void)state;
+	begin("--model;vector:3");
+	lab_join(&worker, "", 0, 0);
+	watch();
+	assert_true(progress_seconds(&progress, 5000) == 0);
+	worker.now_ms = 6000;
+	lab_push(&worker, none, 0, 0, 1);
+	watch();
+	worker.now_ms = 7500;
+	lab_push(&worker, none, 0, 0, 1);
+	watch();
+	assert_true(progress_seconds(&progress, 99000) == 1.5);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_bar_says_all_that_matters),
+		cmocka_unit_test(what_is_not_known_is_left_out),
+		cmocka_unit_test(the_ends_of_a_bar_are_full_and_empty),
+		cmocka_unit_test(without_a_data_set_updates_are_counted),
+		cmocka_unit_test(a_bar_never_leaves_its_buffer),
+		cmocka_unit_test_teardown(
+			seconds_run_from_the_first_work_to_the_last_epoch, tear_down),
+		cmocka_unit_test_teardown(an_epoch_is_one_log_line_with_its_rate, tear_down),
+		cmocka_unit_test_teardown(a_rate_is_measured_over_a_second, tear_down),
+		cmocka_unit_test_teardown(a_vectors_time_is_that_of_its_updates, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

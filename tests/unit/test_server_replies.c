@@ -1,0 +1,244 @@
+/* test_server_replies.c - proves the invariants numbered in server/replies.h. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+#include "server/replies.h"
+
+#define ROOM   8
+#define PEERS  16
+#define RECORD 4096
+
+/* A network of peers: what each was sent, and how it takes the next. */
+static struct {
+	int answer[PEERS]; /* status of the next sends to it */
+	uint32_t to[RECORD];
+	uint64_t seq[RECORD]; /* of the ACK, or 0 for the ERROR */
+	size_t n;
+} net;
+static struct wire *wire;
+static struct replies *q;
+
+static int send_to(void *arg, uint32_t peer, struct frames *f)
+{
+	struct msg m;
+	const char *why;
+
+	assert_ptr_equal(arg, &net);
+	if (net.answer[peer])
+		return net.answer[peer];
+	assert_int_equal(wire_decode(wire, f, &m, &why), PS_OK);
+	assert_true(m.type == MSG_ACK || (m.type == MSG_ERROR && m.error.status == PS_ESTATE));
+	net.to[net.n] = peer;
+	net.seq[net.n++] = m.type == MSG_ACK ? m.ack.seq : 0;
+	frames_release(f);
+	return PS_OK;
+}
+
+static void put(uint32_t peer, uint64_t seq)
+{
+	const struct msg m = {.type = MSG_ACK, .ack = {.seq = seq, .verdict = VERDICT_OK}};
+	struct frames f;
+
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	replies_put(q, peer, &f);
+	assert_int_equal(f.n, 0);
+}
+
+static void flush(void)
+{
+	assert_int_equal(replies_flush(q, send_to, &net), 0);
+}
+
+/* The i-th that left went to `peer`; seq 0 is the ERROR. */
+static void expect(size_t i, uint32_t peer, uint64_t seq)
+{
+	assert_true(i < net.n);
+	assert_int_equal(net.to[i], peer);
+	assert_int_equal(net.seq[i], seq);
+}
+
+static int set_up(void **state)
+{
+	(void)state;
+	memset(&net, 0, sizeof(net));
+	assert_int_equal(wire_new(&wire, 16), PS_OK);
+	return replies_new(&q, ROOM, 1000);
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	replies_free(&q);
+	assert_null(q);
+	wire_free(&wire);
+	return 0;
+}
+
+/* (1) */
+static void replies_leave_in_order(void **state)
+{
+	(void)state;
+	for (uint64_t i = 1; i <= 6; i++)
+		put(1 + (uint32_t)i % 2, i);
+	flush();
+	for (uint64_t i = 1; i <= 6; i++)
+		expect(i - 1, 1 + (uint32_t)i % 2, i);
+	assert_int_equal(replies_waiting(q), 0);
+	assert_int_equal(replies_sent(q), 6);
+}
+
+/* (1) (3) */
+static void a_full_peer_waits_and_delays_nobody(void **state)
+{
+	(void)state;
+	net.answer[1] = PS_EAGAIN;
+	put(1, 1);
+	put(2, 10);
+	put(1, 2);
+	put(2, 11);
+	flush();
+	assert_int_equal(net.n, 2);
+	expect(0, 2, 10);
+	expect(1, 2, 11);
+	net.answer[1] = PS_OK;
+	put(1, 3);
+	flush();
+	assert_int_equal(net.n, 5);
+	for (uint64_t i = 1; i <= 3; i++)
+		expect(1 + i, 1, i);
+	assert_int_equal(replies_dropped(q), 0);
+}
+
+/* (1): what comes second is not tried when the first had no luck */
+static void nothing_overtakes(void **state)
+{
+	(void)state;
+	net.answer[1] = PS_EAGAIN;
+	put(1, 1);
+	flush();
+	net.answer[1] = PS_OK;
+	put(1, 2);
+	flush();
+	expect(0, 1, 1);
+	expect(1, 1, 2);
+}
+
+/* (2): 1000 bytes are room for a few ACKs only */
+static void too_much_for_one_peer_becomes_one_error(void **state)
+{
+	uint64_t dropped;
+	size_t most;
+
+	(void)state;
+	net.answer[1] = PS_EAGAIN;
+	put(2, 20);
+	for (most = 1; replies_dropped(q) == 0; most++)
+		put(1, most);
+	most--; /* the one too many was dropped as well */
+	assert_true(most > 2 && most < ROOM);
+	dropped = replies_dropped(q);
+	assert_int_equal(dropped, most);
+	assert_int_equal(replies_waiting(q), 2);
+	put(1, 90); /* still silent */
+	put(1, 91);
+	assert_int_equal(replies_dropped(q), dropped + 2);
+	net.answer[1] = PS_OK;
+	flush();
+	assert_int_equal(net.n, 2);
+	expect(0, 2, 20);
+	expect(1, 1, 0);
+	put(1, 92); /* and heard again */
+	flush();
+	expect(2, 1, 92);
+}
+
+/* (2): the longest waiting peer pays when there is no room at all */
+static void no_room_is_made_at_the_oldest_ones_cost(void **state)
+{
+	(void)state;
+	net.answer[1] = net.answer[2] = PS_EAGAIN;
+	put(1, 1);
+	put(1, 2);
+	for (uint32_t p = 2; p < ROOM; p++)
+		put(p, p);
+	assert_int_equal(replies_waiting(q), ROOM);
+	put(9, 9);
+	assert_int_equal(replies_dropped(q), 2);
+	flush();
+	assert_int_equal(replies_waiting(q), 2); /* peer 2's, and the ERROR for peer 1 */
+	net.answer[1] = net.answer[2] = PS_OK;
+	net.n = 0;
+	flush();
+	expect(0, 2, 2);
+	expect(1, 1, 0);
+}
+
+/* (2): nobody can use the room up for ever, not even with ERRORs */
+static void a_room_full_of_silent_peers_still_takes_replies(void **state)
+{
+	(void)state;
+	for (int i = 0; i < PEERS; i++)
+		net.answer[i] = PS_EAGAIN;
+	for (uint64_t i = 0; i < 1000; i++) {
+		put((uint32_t)(i % (PEERS - 2)), i + 1);
+		assert_true(replies_waiting(q) <= ROOM);
+		assert_int_equal(replies_flush(q, send_to, &net), 0);
+	}
+	net.answer[PEERS - 1] = PS_OK;
+	put(PEERS - 1, 7);
+	flush();
+	assert_int_equal(net.n, 1);
+	expect(0, PEERS - 1, 7);
+}
+
+static void a_peer_that_left_is_named_once_and_forgotten(void **state)
+{
+	(void)state;
+	net.answer[1] = PS_EUNREACHABLE;
+	put(1, 1);
+	put(2, 2);
+	put(1, 3);
+	put(2, 4);
+	assert_int_equal(replies_flush(q, send_to, &net), 1);
+	flush();
+	assert_int_equal(net.n, 2);
+	expect(0, 2, 2);
+	expect(1, 2, 4);
+	assert_int_equal(replies_waiting(q), 0);
+}
+
+static void a_broken_reply_is_lost_alone(void **state)
+{
+	(void)state;
+	net.answer[1] = PS_ENET;
+	put(1, 1);
+	put(2, 2);
+	flush();
+	assert_int_equal(net.n, 1);
+	expect(0, 2, 2);
+	assert_int_equal(replies_waiting(q), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(replies_leave_in_order, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_full_peer_waits_and_delays_nobody, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(nothing_overtakes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			too_much_for_one_peer_becomes_one_error, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			no_room_is_made_at_the_oldest_ones_cost, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_room_full_of_silent_peers_still_takes_replies, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_peer_that_left_is_named_once_and_forgotten, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_broken_reply_is_lost_alone, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,309 @@
+/*
+ * Proves the invariants numbered in server/core/store.c, and the optimizers against a reference in
+ * double precision. (Refused gradients: test_core_reject.c.)
+ */
+#include "tests/unit/core_bench.h"
+#include <float.h>
+#include <math.h>
+
+#define N 67u /* no multiple of any vector's width */
+
+static struct core_config config(enum optim_kind optim)
+{
+	struct core_config cfg = bench_config();
+
+	cfg.n_params = N;
+	cfg.optim = optim;
+	cfg.lr = 0.03;
+	cfg.replay_window = 1000;
+	return cfg;
+}
+
+static void random_values(struct rng *r, float *v, size_t n, double scale)
+{
+	for (size_t i = 0; i < n; i++)
+		v[i] = (float)(scale * (2 * rng_unit(r) - 1));
+}
+
+/* ---- the vector ----------------------------------------------------------------------------- */
+
+static void a_run_begins_with_the_callers_weights(void **state)
+{
+	struct core_config cfg = config(OPTIM_ADAGRAD);
+	float w[N], copy[N];
+	void *memory = bench_memory(&cfg);
+	struct rng r = {1};
+	struct core *c;
+
+	(void)state;
+	cfg.adagrad_init = 0.5;
+	random_values(&r, w, N, 1);
+	memcpy(copy, w, sizeof(w));
+	c = core_init(memory, &cfg, w);
+	memset(w, 0, sizeof(w));
+	assert_memory_equal(core_weights(c), copy, sizeof(copy));
+	for (size_t i = 0; i < N; i++)
+		assert_true(c->store.accumulator[i] == 0.5f);
+	free(memory);
+}
+
+static void the_version_grows_by_one_for_each_gradient_applied(void **state)
+{
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 5; seq++) {
+		struct msg m = bench_push(s, seq); /* no slice: a gradient of zero is one too */
+
+		assert_int_equal(bench_acked(&b, 9, &m).version, seq);
+		assert_int_equal(core_stats(b.core)->version, seq);
+		for (size_t i = 0; i < BENCH_PARAMS; i++)
+			assert_true(core_weights(b.core)[i] == 0.0f);
+	}
+	bench_close(&b);
+}
+
+static void what_slices_leave_out_does_not_move(void **state)
+{
+	const float expected[BENCH_PARAMS] = {0, -1, 0, 0, -1, -1, 0, -1};
+	struct bench b;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	m = bench_push(bench_join(&b, 9, ""), 1);
+	bench_slice(&m, 1, 1, bench_ones);
+	bench_slice(&m, 4, 2, bench_ones);
+	bench_slice(&m, 7, 1, bench_ones);
+	bench_applied(&b, 9, &m);
+	for (size_t i = 0; i < BENCH_PARAMS; i++)
+		assert_true(core_weights(b.core)[i] == expected[i]);
+	bench_close(&b);
+}
+
+static void pull_gives_the_whole_vector_and_its_version(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+	const struct msg_params *p;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	s = bench_join(&b, 9, "");
+	m = bench_push_ones(s, 1);
+	bench_applied(&b, 9, &m);
+	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 1);
+	p = &bench_sent(&b, 9, MSG_PARAMS)->params;
+	assert_int_equal(p->request, 42);
+	assert_int_equal(p->version, 1);
+	assert_int_equal(p->which, WEIGHTS_CURRENT);
+	assert_int_equal(p->slices.n, 1);
+	assert_int_equal(p->slices.slice[0].offset, 0);
+	assert_int_equal(p->slices.slice[0].count, BENCH_PARAMS);
+	assert_int_equal(p->slices.slice[0].encoding, ENCODING_F32);
+	assert_int_equal(p->slices.slice[0].xxh3, 0); /* the wire's to fill */
+	assert_ptr_equal(p->slices.slice[0].data, core_weights(b.core));
+	assert_int_equal(core_stats(b.core)->pulls, 1);
+	bench_close(&b);
+}
+
+static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **state)
+{
+	const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_ADAGRAD};
+	const float good[] = {1e15f, -1e15f, FLT_MIN, FLT_TRUE_MIN, -FLT_TRUE_MIN, -0.0f};
+	const float bad[] = {nextafterf(1e15f, INFINITY), nextafterf(-1e15f, -INFINITY), FLT_MAX};
+
+	(void)state;
+	for (size_t k = 0; k < 2; k++) {
+		struct core_config cfg = config(kinds[k]);
+		struct bench b;
+		struct stamp s;
+		uint64_t seq = 0;
+
+		cfg.lr = 1e6;
+		bench_open(&b, cfg);
+		s = bench_join(&b, 9, "");
+		for (int i = 0; i < 300; i++) {
+			struct msg m = bench_push(s, ++seq);
+
+			bench_slice(&m, (uint64_t)i % 6, 1, &good[i % 6]);
+			bench_applied(&b, 9, &m);
+			if (i < 3) {
+				m = bench_push(s, ++seq);
+				bench_slice(&m, 9, 1, &bad[i]);
+				bench_rejected(&b, 9, &m, REJECT_NONFINITE);
+			}
+			if (b.saving)
+				bench_durable(&b);
+		}
+		for (size_t i = 0; i < N; i++)
+			assert_true(isfinite(core_weights(b.core)[i]));
+		assert_true(core_weights(b.core)[0] < 0 && core_weights(b.core)[1] > 0);
+		bench_close(&b);
+	}
+}
+
+/* ---- optimizers ----------------------------------------------------------------------------- */
+
+struct reference {
+	enum optim_kind optim;
+	double w[N], acc[N];
+};
+
+static void reference_step(struct reference *f, double eta, const float *g)
+{
+	for (size_t i = 0; i < N; i++) {
+		double gi = (double)g[i];
+
+		f->acc[i] += gi * gi;
+		f->w[i] -= f->optim == OPTIM_SGD ? eta * gi : eta * gi / (sqrt(f->acc[i]) + 1e-8);
+	}
+}
+
+/* 200 random steps, in 1 to 3 slices each, against the reference: rounding is all that differs. */
+static void follows_the_reference(enum optim_kind optim, uint64_t seed)
+{
+	struct core_config cfg = config(optim);
+	struct reference f = {.optim = optim};
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	struct bench b;
+	struct stamp s;
+	float g[N];
+
+	print_message("seed %llu\n", (unsigned long long)seed);
+	cfg.adagrad_init = 0.1;
+	for (size_t i = 0; i < N; i++)
+		f.acc[i] = 0.1;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 200; seq++) {
+		size_t cut = 1 + rng_below(&r, N - 2), rest = 1 + rng_below(&r, N - cut - 1);
+		struct msg m = bench_push(s, seq);
+
+		random_values(&r, g, N, seq % 3 ? 1 : 0.01);
+		bench_slice(&m, 0, cut, g);
+		bench_slice(&m, cut, rest, g + cut);
+		if (cut + rest < N)
+			bench_slice(&m, cut + rest, N - cut - rest, g + cut + rest);
+		bench_applied(&b, 9, &m);
+		reference_step(&f, 0.03, g);
+		for (size_t i = 0; i < N; i++)
+			assert_true(fabs((double)core_weights(b.core)[i] - f.w[i]) < 2e-6);
+	}
+	bench_close(&b);
+}
+
+static void sgd_follows_a_double_precision_reference(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 11; seed < 14; seed++)
+		follows_the_reference(OPTIM_SGD, seed);
+}
+
+static void adagrad_follows_a_double_precision_reference(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 21; seed < 24; seed++)
+		follows_the_reference(OPTIM_ADAGRAD, seed);
+}
+
+/* Whatever instructions this CPU has and wherever a slice begins: the bits of the plain formula. */
+static void optimizers_give_the_bits_of_the_plain_formula(void **state)
+{
+	struct rng r = rng_seed(31, RNG_SIM, 0);
+	float w[N], acc[N], g[N], w2[N], acc2[N];
+
+	(void)state;
+	for (size_t n = 1; n <= N; n++) {
+		size_t at = rng_below(&r, N - n + 1);
+		float eta = (float)rng_unit(&r);
+
+		random_values(&r, w, N, 1);
+		random_values(&r, g, N, 1);
+		for (size_t i = 0; i < N; i++)
+			acc[i] = (float)rng_unit(&r);
+		memcpy(w2, w, sizeof(w));
+		memcpy(acc2, acc, sizeof(acc));
+		for (size_t i = at; i < at + n; i++) {
+			volatile float step = eta * g[i], square = g[i] * g[i];
+
+			w2[i] -= step;
+			acc2[i] += square;
+			step = step / (sqrtf(acc2[i]) + 1e-8f);
+			w2[i] -= step;
+		}
+		optim_sgd(w + at, g + at, n, eta);
+		optim_adagrad(w + at, acc + at, g + at, n, eta, 1e-8f);
+		assert_memory_equal(w, w2, sizeof(w));
+		assert_memory_equal(acc, acc2, sizeof(acc));
+	}
+}
+
+/* ---- the rate ------------------------------------------------------------------------------- */
+
+static double rate(enum stale_rate how, double lr, double tau, double live)
+{
+	double age = how == STALE_CONSTANT ? 0 : how == STALE_RELATIVE ? tau / live : tau;
+
+	return lr / (age > 1 ? age : 1);
+}
+
+static void rates_are_exact(enum stale_rate how, uint32_t live)
+{
+	const uint64_t taus[] = {0, 1, 2, 3, 5, 9};
+	struct core_config cfg = config(OPTIM_SGD);
+	struct bench b;
+	struct stamp s = {0};
+	uint64_t seq = 0;
+
+	cfg.stale_rate = how;
+	bench_open(&b, cfg);
+	for (uint32_t i = 0; i < live; i++)
+		s = bench_join(&b, 9 + i, "");
+	for (; seq < 9;) {
+		struct msg m = bench_push(s, ++seq);
+
+		bench_applied(&b, 8 + live, &m);
+	}
+	for (size_t i = 0; i < sizeof(taus) / sizeof(taus[0]); i++) {
+		struct msg m = bench_push(s, ++seq);
+
+		m.push.base_version = core_stats(b.core)->version - taus[i];
+		bench_slice(&m, i, 1, bench_ones);
+		bench_applied(&b, 8 + live, &m);
+		assert_true(core_weights(b.core)[i] ==
+			    -(float)rate(how, cfg.lr, (double)taus[i], (double)live));
+	}
+	bench_close(&b);
+}
+
+static void the_rate_shrinks_with_staleness_as_the_mode_says(void **state)
+{
+	(void)state;
+	for (uint32_t live = 1; live <= 4; live++) {
+		rates_are_exact(STALE_CONSTANT, live);
+		rates_are_exact(STALE_RELATIVE, live);
+		rates_are_exact(STALE_INVERSE, live);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_run_begins_with_the_callers_weights),
+		cmocka_unit_test(the_version_grows_by_one_for_each_gradient_applied),
+		cmocka_unit_test(what_slices_leave_out_does_not_move),
+		cmocka_unit_test(pull_gives_the_whole_vector_and_its_version),
+		cmocka_unit_test(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite),
+		cmocka_unit_test(sgd_follows_a_double_precision_reference),
+		cmocka_unit_test(adagrad_follows_a_double_precision_reference),
+		cmocka_unit_test(optimizers_give_the_bits_of_the_plain_formula),
+		cmocka_unit_test(the_rate_shrinks_with_staleness_as_the_mode_says),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -329,6 +329,30 @@ static void a_table_that_lies_with_a_right_checksum_is_refused(void **state)
 	free(file);
 }
 
+static void more_sections_than_the_limit_are_refused(void **state)
+{
+	(void)state;
+	size_t size;
+	unsigned char many[4096] = {0};
+	assert_int_equal(write_generation(5), PS_OK);
+	unsigned char *file = bytes_of(5, &size);
+	memcpy(many, file, 24);
+	free(file);
+	for (size_t n = CHECKPOINT_MAX_SECTIONS + 1; n < 90; n++) {
+		const size_t head = 24 + 40 * n + 8;
+		many[12] = (unsigned char)n;
+		for (size_t i = 0; i < n; i++) { /* all there, all empty, all signed */
+			unsigned char *row = many + 24 + 40 * i;
+			const uint64_t rest[3] = {head, 0, XXH3_64bits("", 0)};
+			memset(row, 0, 40);
+			snprintf((char *)row, 16, "s%u", (unsigned)i);
+			memcpy(row + 16, rest, sizeof rest);
+		}
+		sign_head(many, n);
+		assert_refused(many, head, "sections", n);
+	}
+}
+
 static void swapped_sections_and_zeroed_pages_are_detected(void **state)
 {
 	(void)state;
@@ -452,6 +476,8 @@ int main(void)
 			invariant_3_every_changed_byte_is_detected, begin, end),
 		cmocka_unit_test_setup_teardown(
 			invariant_3_every_missing_or_added_byte_is_detected, begin, end),
+		cmocka_unit_test_setup_teardown(
+			more_sections_than_the_limit_are_refused, begin, end),
 		cmocka_unit_test_setup_teardown(
 			a_table_that_lies_with_a_right_checksum_is_refused, begin, end),
 		cmocka_unit_test_setup_teardown(

@@ -127,6 +127,39 @@ static void a_waiting_taker_wakes_for_an_item_and_for_the_close(void **state)
 	handoff_free(&q);
 }
 
+enum { TAKERS = 8 };
+static atomic_int about_to_take;
+
+static void *announce_and_take(void *arg)
+{
+	atomic_fetch_add(&about_to_take, 1);
+	return take_for_ever(arg);
+}
+
+static void the_close_wakes_every_waiting_taker(void **state)
+{
+	(void)state;
+	struct handoff *q = new_queue(1), *empty = new_queue(1);
+	struct taker taker[TAKERS];
+	pthread_t thread[TAKERS];
+	void *item;
+	for (size_t i = 0; i < TAKERS; i++) {
+		taker[i] = (struct taker){.q = q, .rc = PS_OK};
+		assert_int_equal(pthread_create(&thread[i], NULL, announce_and_take, &taker[i]), 0);
+	}
+	/* give all of them the time to fall asleep; one that has not yet is no error either */
+	while (atomic_load(&about_to_take) < TAKERS)
+		sched_yield();
+	assert_int_equal(handoff_take(empty, &item, 50), PS_EAGAIN);
+	handoff_close(q);
+	for (size_t i = 0; i < TAKERS; i++) {
+		pthread_join(thread[i], NULL);
+		assert_int_equal(taker[i].rc, PS_ESHUTDOWN);
+	}
+	handoff_free(&q);
+	handoff_free(&empty);
+}
+
 enum { THREADS = 3, PER_THREAD = 20000 };
 static struct handoff *shared;
 static unsigned char token[THREADS * PER_THREAD];
@@ -213,6 +246,7 @@ int main(void)
 		cmocka_unit_test(a_closed_queue_gives_what_it_holds_and_then_says_so),
 		cmocka_unit_test(an_empty_queue_waits_as_long_as_asked),
 		cmocka_unit_test(a_waiting_taker_wakes_for_an_item_and_for_the_close),
+		cmocka_unit_test(the_close_wakes_every_waiting_taker),
 		cmocka_unit_test(between_many_threads_every_item_arrives_exactly_once),
 		cmocka_unit_test(birth_fails_cleanly_wherever_memory_runs_out),
 	};

@@ -261,6 +261,9 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 		{"conv:8:29 fc:10",
 			"layer 1 \"conv:8:29\": size 29 is larger than the input 1x28x28; use "
 			"pad=auto, or size 28"},
+		{"conv:8:1:stride=2:pad=same fc:10", "size 1 with stride 2 does not tile the input "
+						     "1x28x28 (28x28 with its padding); "
+						     "use pad=auto, or size 2"},
 		{"conv:4:3:pad=3 fc:10",
 			"pad \"3\" is not understood; expected a number below the size, "
 			"same or auto"},
@@ -325,7 +328,9 @@ static void invariant_3_whatever_is_too_large_is_refused(void **state)
 	const char *row[] = {
 		"fc:268435456 fc:268435456 fc:10",
 		"fc:268435456",
-		"fc:342393 fc:10", /* 784 * 342393 is just over 2^28 */
+		"fc:342391 fc:10",              /* its weights fit, its biases do not */
+		"conv:1000000:1 pool:28 fc:10", /* all parameters fit, the conv's output does not */
+		"fc:342393 fc:10",              /* 784 * 342393 is just over 2^28 */
 		"conv:268435456:4096:pad=auto fc:10",
 		"conv:268435456:1 fc:10", /* parameters fit, its output does not */
 		"conv:1:4096:pad=4095 conv:1:4096:pad=4095 conv:1:4096:pad=4095 fc:10",

@@ -12,7 +12,7 @@
 
 static struct {
 	const char *bind, *name;
-	int64_t epochs;
+	int64_t epochs, seed;
 	double lr;
 	int mode, resume, quiet;
 } v;
@@ -33,6 +33,12 @@ static const struct opt rows[] = {
 		.max = 65536,
 		.arg = "N",
 		.help = "Epochs to train."},
+	{.name = "seed",
+		.type = OPT_INT,
+		.dest = &v.seed,
+		.min = 0,
+		.max = (double)INT64_MAX,
+		.help = "Seed."},
 	{.name = "lr",
 		.type = OPT_REAL,
 		.dest = &v.lr,
@@ -96,8 +102,8 @@ static int parse(const char *line)
 static int clear_environment(void **state)
 {
 	(void)state;
-	static const char *const variables[] = {"CNN_BIND", "CNN_NAME", "CNN_EPOCHS", "CNN_LR",
-		"CNN_MODE", "CNN_ACCEPT_ROLLBACK", "CNN_QUIET"};
+	static const char *const variables[] = {"CNN_BIND", "CNN_NAME", "CNN_EPOCHS", "CNN_SEED",
+		"CNN_LR", "CNN_MODE", "CNN_ACCEPT_ROLLBACK", "CNN_QUIET"};
 	for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
 		unsetenv(variables[i]);
 	return 0;
@@ -216,6 +222,7 @@ static void every_bad_value_gets_one_line_that_says_what_would_be_right(void **s
 		{"--epochs=-1", "is out of range"},
 		{"--epochs=99999999999999999999", "is out of range"},
 		{"--epochs=-99999999999999999999", "is out of range"},
+		{"--seed=9223372036854775808", "--seed: 9223372036854775808 is out of range"},
 		{"--mode=sandblaster",
 			"--mode: \"sandblaster\" is not known; expected downpour|sync|ssp"},
 		{"--mode=", "--mode: \"\" is not known"},
@@ -323,6 +330,7 @@ static void the_dump_says_where_each_value_came_from(void **state)
 	assert_string_equal(errors.text, "debug options value bind=\"a?b\" origin=command-line\n"
 					 "debug options value name=\"\" origin=default\n"
 					 "debug options value epochs=3 origin=default\n"
+					 "debug options value seed=0 origin=default\n"
 					 "debug options value lr=0.5 origin=environment\n"
 					 "debug options value mode=ssp origin=command-line\n"
 					 "debug options value accept-rollback=0 origin=default\n"

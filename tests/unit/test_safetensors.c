@@ -160,7 +160,7 @@ static void use_small_model(void)
 /* Read a file of this header, a stated length, and `data_bytes` bytes of data. */
 static int read_made(const char *header, uint64_t length, const void *data, size_t data_bytes)
 {
-	static unsigned char file[1 << 16];
+	static unsigned char file[1 << 19];
 	size_t n = strlen(header);
 	memcpy(file, &length, 8);
 	memcpy(file + 8, header, n);
@@ -245,8 +245,16 @@ static void lengths_that_lie_are_refused_before_they_are_used(void **state)
 		UINT32_MAX, (uint64_t)1 << 63, UINT64_MAX - 7, UINT64_MAX};
 	use_small_model();
 	assert_int_equal(read_made(header, n, six, 24), PS_OK);
-	for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+	for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
 		assert_int_equal(read_made(header, lengths[i], six, 24), PS_EDATA);
+		if (lengths[i] > n + 24)
+			assert_non_null(strstr(e.text, ": header length "));
+	}
+	/* enough bytes, but over the limit */
+	static char blanks[(1 << 18) + 2];
+	memset(blanks, ' ', (1 << 18) + 1);
+	assert_int_equal(read_made(blanks, (1 << 18) + 1, "", 0), PS_EDATA);
+	assert_non_null(strstr(e.text, ": header length 262145; expected at most 262144"));
 	assert_int_equal(read_made(header, n, six, 23), PS_EDATA);
 	assert_int_equal(read_made(header, n, six, 25), PS_EDATA);
 	assert_int_equal(read_made(header, n, six, 28), PS_EDATA);

@@ -5,6 +5,7 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -265,13 +266,19 @@ static void stop_loop(uv_timer_t *t)
 static void a_silent_socket_lets_the_loop_sleep(void **state)
 {
 	(void)state;
+	f.goal = 1;
 	assert_int_equal(
 		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	send_ping();
+	assert_true(echo_one(f.router, 0));
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	assert_int_equal(f.got, 1);
+	f.turns = 0;
 	uv_timer_start(&f.busy, stop_loop, 550, 0);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
-	/* five safety looks, the connection's own events, the timer */
-	assert_in_range(f.turns, 1, 40);
-	assert_int_equal(f.got, 0);
+	/* five safety looks and the timer, with room for a signal or two */
+	assert_in_range(f.turns, 1, 20);
+	assert_int_equal(f.got, 1);
 	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
 	stop_watches(&f.dealer_watch, NULL);
 }
@@ -327,6 +334,33 @@ static void a_missed_wake_up_is_rescued_and_counted(void **state)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
+/* What arrives while the timer looks is announced by the fd and not counted. Poll and prepare are
+ * off, so that it stays as it is while the timer looks. */
+static void a_message_that_the_fd_announces_is_no_rescue(void **state)
+{
+	(void)state;
+	uv_os_fd_t fd;
+	assert_int_equal(
+		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	uv_timer_start(&f.busy, stop_loop, 250, 0);
+	send_ping();
+	assert_true(echo_one(f.router, 0));
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	assert_int_equal(f.got, 1);
+	uv_prepare_stop(&f.dealer_watch.prepare);
+	uv_poll_stop(&f.dealer_watch.poll);
+	send_ping();
+	assert_true(echo_one(f.router, 0));
+	assert_int_equal(uv_fileno((uv_handle_t *)&f.dealer_watch.poll, &fd), 0);
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+	assert_int_equal(poll(&p, 1, 10000), 1);
+	uv_timer_start(&f.busy, stop_loop, 350, 0);
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	assert_int_equal(f.got, 1);
+	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
+	stop_watches(&f.dealer_watch, NULL);
+}
+
 static void what_cannot_be_watched_is_refused_with_nothing_to_undo(void **state)
 {
 	(void)state;
@@ -344,6 +378,8 @@ static void what_cannot_be_watched_is_refused_with_nothing_to_undo(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			a_message_that_the_fd_announces_is_no_rescue, begin, end),
 		cmocka_unit_test_setup_teardown(ping_pong_inside_one_loop_never_stalls, begin, end),
 		cmocka_unit_test_setup_teardown(
 			ping_pong_with_another_thread_never_stalls, begin, end),

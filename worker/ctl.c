@@ -1,0 +1,153 @@
+/*
+ * ctl.c - cnn-ctl: look at a running server, steer it, take its weights away and use them.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include "common/log.h"
+#include "worker/ctl.h"
+#include "worker/options.h"
+
+#define PROGRAM  "cnn-ctl"
+#define MAX_ARGS 1000
+
+/* A row's arguments: between least and most of what `takes` says. */
+struct command {
+	const char *name, *takes;
+	int least, most;
+	int (*run)(const struct ctl *ctl, struct err *e);
+};
+
+static const struct command commands[] = {
+	{"status", "no argument", 0, 0, ctl_status},
+	{"top", "no argument", 0, 0, ctl_top},
+	{"checkpoint", "no argument", 0, 0, ctl_checkpoint},
+	{"drain", "no argument", 0, 0, ctl_drain},
+	{"export", "FILE.safetensors", 1, 1, ctl_export},
+	{"predict", "IMAGE...", 1, MAX_ARGS, ctl_predict},
+};
+
+#define ABOUT                                                                                      \
+	"status            the server's state as JSON\n"                                           \
+	"top               the same for people, renewed each second on a terminal\n"               \
+	"checkpoint        write a checkpoint now; prints its generation\n"                        \
+	"drain             last checkpoint, workers told, the server ends\n"                       \
+	"export FILE       weights as .safetensors, from the server or --checkpoint\n"             \
+	"predict IMAGE...  28x28 pictures (PGM, PNG, white on black) or numbers of test images,\n" \
+	"                  by the weights of the server, --checkpoint or --weights"
+
+static int find_command(const char **args, int n_args, const struct command **found, struct err *e)
+{
+	*found = NULL;
+	if (n_args < 1)
+		return err_set(e, PS_EUSAGE,
+			"command missing: status, top, checkpoint, drain, export or predict");
+	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+		if (!strcmp(args[0], commands[i].name))
+			*found = &commands[i];
+	if (!*found)
+		return err_set(e, PS_EUSAGE,
+			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
+			"export and predict",
+			args[0]);
+	if (n_args - 1 < (*found)->least || n_args - 1 > (*found)->most)
+		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);
+	return PS_OK;
+}
+
+static int check_sources(const struct ctl *ctl, struct err *e)
+{
+	if (ctl->weights && ctl->checkpoint)
+		return err_set(e, PS_EUSAGE, "--weights and --checkpoint: only one of them");
+	if (ctl->weights && !ctl->model)
+		return err_set(e, PS_EUSAGE, "--weights needs --model: what they are weights of");
+	return PS_OK;
+}
+
+static int run(struct ctl *ctl, const char **args, int n_args, struct err *e)
+{
+	const struct command *command;
+	int status = find_command(args, n_args, &command, e);
+
+	if (!status)
+		status = check_sources(ctl, e);
+	if (!status && options_check_server(PROGRAM, ctl->server))
+		return PS_EUSAGE;
+	if (status)
+		return status;
+	ctl->args = args + 1;
+	ctl->n_args = n_args - 1;
+	return command->run(ctl, e);
+}
+
+static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int *n_args)
+{
+	int level, status;
+	const struct opt rows[] = {
+		OPTIONS_SERVER_ROW(&ctl->server),
+		{.name = "checkpoint",
+			.type = OPT_TEXT,
+			.dest = &ctl->checkpoint,
+			.min = 1,
+			.max = 4000,
+			.arg = "DIR",
+			.help = "export, predict: weights of the newest good checkpoint in DIR; no "
+				"server needed"},
+		{.name = "weights",
+			.type = OPT_TEXT,
+			.dest = &ctl->weights,
+			.min = 1,
+			.max = 4000,
+			.arg = "FILE",
+			.help = "predict: weights of a .safetensors file, with --model"},
+		{.name = "model",
+			.type = OPT_TEXT,
+			.dest = &ctl->model,
+			.min = 1,
+			.max = MODEL_MAX_TEXT - 1,
+			.arg = "MODEL",
+			.help = "what --weights are weights of, as cnn-ps --model"},
+		OPTIONS_DATA_ROW(&ctl->data),
+		{.name = "connect-ms",
+			.type = OPT_INT,
+			.dest = &ctl->connect_ms,
+			.def = "5000",
+			.min = 1,
+			.max = 3600000,
+			.arg = "MS",
+			.help = "give up when the server does not answer for so long"},
+		OPTIONS_LOG_ROW(&level, "error"),
+		{0},
+	};
+	const struct opt_program program = {.name = PROGRAM,
+		.usage = "[OPTION...] COMMAND [ARGUMENT...]",
+		.about = ABOUT,
+		.opts = rows,
+		.max_args = MAX_ARGS};
+
+	status = opt_parse(&program, argc, argv, args, n_args);
+	if (!status)
+		log_set_level((enum log_level)level);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	const char *args[MAX_ARGS];
+	struct ctl ctl = {0};
+	struct err e = {0};
+	int n_args, status;
+
+	signal(SIGPIPE, SIG_IGN);
+	status = parse(&ctl, argc, argv, args, &n_args);
+	if (status)
+		return status == OPT_EXIT ? 0 : err_exit_code(status);
+	status = run(&ctl, args, n_args, &e);
+	if (status && e.text[0])
+		fprintf(stderr, PROGRAM ": %s\n", e.text);
+	if (!status && fflush(stdout)) {
+		fprintf(stderr, PROGRAM ": cannot write to standard output\n");
+		status = PS_EIO;
+	}
+	return err_exit_code(status);
+}

@@ -1,0 +1,81 @@
+/* ctl_server.c - see ctl.h: one question to the server each. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "proto/msg.h"
+#include "worker/ctl.h"
+
+int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e)
+{
+	struct cnnps_options o = {.server = ctl->server,
+		.device = "cnn-ctl",
+		.observer = 1,
+		.connect_ms = (uint32_t)ctl->connect_ms,
+		.patience_ms = (uint32_t)ctl->connect_ms};
+	int status = cnnps_connect(c, &o);
+
+	return status ? err_set(e, status, "%s", o.why) : PS_OK;
+}
+
+/* What a call on an open connection came to, in words. */
+static int said(struct cnnps *c, int status, struct err *e)
+{
+	if (!status)
+		return PS_OK;
+	return err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
+}
+
+/* Indented, for people and programs alike; as it came if it is no JSON that we know. */
+static void print_json(const char *text)
+{
+	json_t *o = json_loads(text, 0, NULL);
+	char *pretty = o ? json_dumps(o, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
+
+	puts(pretty ? pretty : text);
+	free(pretty);
+	json_decref(o);
+}
+
+int ctl_status(const struct ctl *ctl, struct err *e)
+{
+	char text[WIRE_MAX_TEXT + 1];
+	struct cnnps *c;
+	int status = ctl_connect(ctl, &c, e);
+
+	if (status)
+		return status;
+	status = said(c, cnnps_status(c, text, sizeof text), e);
+	if (!status)
+		print_json(text);
+	cnnps_close(&c);
+	return status;
+}
+
+int ctl_checkpoint(const struct ctl *ctl, struct err *e)
+{
+	struct cnnps *c;
+	uint64_t generation;
+	int status = ctl_connect(ctl, &c, e);
+
+	if (status)
+		return status;
+	status = said(c, cnnps_checkpoint(c, &generation), e);
+	if (!status)
+		printf("generation %llu\n", (unsigned long long)generation);
+	cnnps_close(&c);
+	return status;
+}
+
+int ctl_drain(const struct ctl *ctl, struct err *e)
+{
+	struct cnnps *c;
+	int status = ctl_connect(ctl, &c, e);
+
+	if (status)
+		return status;
+	status = said(c, cnnps_drain(c), e);
+	if (!status)
+		puts("draining");
+	cnnps_close(&c);
+	return status;
+}

@@ -1,0 +1,58 @@
+/*
+ * line.c - a worker in one page: fit y = a x + b to noisy points through a cnn-ps.
+ *
+ *   cnn-ps --model vector:2 --optimizer sgd --lr 0.5 &
+ *   line [tcp://127.0.0.1:5555]
+ */
+#include <math.h>
+#include <stdio.h>
+#include "worker/cnnps.h"
+
+#define POINTS 100
+#define STEPS  2000
+
+/* Of half the mean squared error over points of y = 2 x - 1, with a wave for noise. */
+static void gradient(const float w[2], float g[2])
+{
+	g[0] = g[1] = 0;
+	for (int i = 0; i < POINTS; i++) {
+		float x = (float)i / (POINTS - 1), y = 2 * x - 1 + 0.1f * sinf(25 * x);
+		float error = w[0] * x + w[1] - y;
+
+		g[0] += error * x / POINTS;
+		g[1] += error / POINTS;
+	}
+}
+
+static int fit(struct cnnps *c, float w[2])
+{
+	uint64_t version;
+	float g[2] = {1, 1};
+	int status = 0;
+
+	for (int i = 0; i < STEPS && !status && hypotf(g[0], g[1]) > 1e-5f; i++) {
+		status = cnnps_pull(c, w, 2, &version);
+		gradient(w, g);
+		if (!status)
+			status = cnnps_push(c, g, 2, version);
+	}
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	struct cnnps_options o = {.server = argc > 1 ? argv[1] : "tcp://127.0.0.1:5555"};
+	struct cnnps *c;
+	float w[2] = {0, 0};
+	int status = cnnps_connect(&c, &o);
+
+	if (!status) {
+		status = fit(c, w);
+		cnnps_close(&c);
+	}
+	if (!status)
+		printf("a=%.3f b=%.3f\n", (double)w[0], (double)w[1]);
+	else
+		fprintf(stderr, "line: %s\n", o.why[0] ? o.why : cnnps_strerror(status));
+	return status != 0;
+}

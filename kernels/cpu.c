@@ -166,7 +166,9 @@ static void gradient_job(void *arg, size_t member)
 	team_barrier(c->team);
 	lane_gradient(&c->lane[member], &c->batch, begin, end);
 	team_barrier(c->team);
-	unpack_gradient(&c->plan, share, c->sum, c->n_lanes, 1 / (float)c->n_images, c->grad);
+	sum_gradients(&c->plan, share, c->sum, c->n_lanes);
+	team_barrier(c->team);
+	unpack_gradient(&c->plan, share, c->sum[0], 1 / (float)c->n_images, c->grad);
 }
 
 static void forward_job(void *arg, size_t member)

@@ -37,7 +37,7 @@ static int allocate_planes(struct lane *l)
 		const struct plane *out = &l->plan->plane[s->out];
 		if (s->pooled) {
 			l->winner[i] =
-				mem_try(l->block * s->n_windows, out->shape.c * sizeof(uint32_t));
+				mem_try(l->block * s->n_windows, out->shape.c * sizeof(uint16_t));
 			ok = l->winner[i] != NULL;
 		} else if (s->kind == STEP_DROPOUT) {
 			l->mask[i] = mem_try(out->image * l->block, sizeof(float));
@@ -129,14 +129,14 @@ static size_t image_of(const struct block *b, size_t n)
 static void load_image(struct lane *l, const struct block *b, size_t n)
 {
 	const struct plane *p = &l->plan->plane[0];
-	const size_t channels = p->shape.c;
 	const uint8_t *pixel = b->batch->set->pixels + image_of(b, n) * shape_count(p->shape);
-	for (size_t c = 0; c < channels; c++)
-		for (size_t y = 0; y < p->shape.h; y++, pixel += p->shape.w) {
-			float *to = l->value[0] + n * p->image + p->origin + y * p->row + c;
-			for (size_t x = 0; x < p->shape.w; x++)
-				to[x * channels] = (float)pixel[x] / 255;
-		}
+	const int gapless = p->row == p->shape.w * p->shape.c;
+	const size_t rows = gapless ? 1 : p->shape.h;
+	const size_t pixels = gapless ? p->shape.h * p->shape.w : p->shape.w;
+	for (size_t c = 0; c < p->shape.c; c++)
+		for (size_t y = 0; y < rows; y++, pixel += pixels)
+			l->plan->simd->load(l->value[0] + n * p->image + p->origin + y * p->row + c,
+				p->shape.c, pixel, pixels);
 }
 
 static void block_forward(struct lane *l, const struct block *b)

@@ -36,7 +36,7 @@ struct lane {
 	size_t block;                         /* most images at a time */
 	float *value[MODEL_MAX_LAYERS + 1];   /* of each plane */
 	float *error[MODEL_MAX_LAYERS + 1];   /* d loss / d value */
-	uint32_t *winner[MODEL_MAX_LAYERS];   /* of each pooled step: image, window, filter: which
+	uint16_t *winner[MODEL_MAX_LAYERS];   /* of each pooled step: image, window, filter: which
 						 cell of the window */
 	float *mask[MODEL_MAX_LAYERS];        /* of each dropout step: 0 or 1 / (1 - p) */
 	float *grad;                          /* packed; the sum over this lane's images */

@@ -38,13 +38,13 @@ static void pack_tap_panels(
 	const size_t pair = 2 * p->simd->lanes;
 	size_t begin, end;
 	share_range(share, round_up(s->n_taps, pair) / pair, &begin, &end);
-	for (size_t k = begin * pair; k < end * pair && k < s->n_taps; k += pair) {
-		const struct columns c = columns_at(p->simd, s->n_taps, k);
-		for (size_t f = 0; f < s->filters; f++)
+	for (size_t f = 0; f < s->filters; f++)
+		for (size_t k = begin * pair; k < end * pair && k < s->n_taps; k += pair) {
+			const struct columns c = columns_at(p->simd, s->n_taps, k);
+			float *panel = to + k * s->filters + f * c.width;
 			for (size_t j = 0; j < c.count; j++)
-				to[k * s->filters + f * c.width + j] =
-					w[f * s->n_taps + s->param[k + j]];
-	}
+				panel[j] = w[f * s->n_taps + s->param[k + j]];
+		}
 }
 
 static void pack_rows(const struct step *s, struct share share, const float *w, float *to)
@@ -78,38 +78,33 @@ void pack_params(const struct plan *p, struct share share, const float *params, 
 
 /* ---- gradient back --------------------------------------------------------------------------- */
 
-/* What the threads have summed up. */
-struct sums {
-	float *const *sum;
-	size_t n;
-	float scale;
-};
-
-static float total(const struct sums *t, size_t at)
+void sum_gradients(const struct plan *p, struct share share, float *const *sum, size_t n)
 {
-	float v = t->sum[0][at];
-	for (size_t i = 1; i < t->n; i++)
-		v += t->sum[i][at];
-	return t->scale * v;
+	size_t begin, end;
+	share_range(share, p->grad_floats, &begin, &end);
+	for (size_t i = 1; i < n; i++)
+		for (size_t at = begin; at < end; at++)
+			sum[0][at] += sum[i][at];
 }
 
 static void unpack_panels(const struct plan *p, const struct step *s, struct share share,
-	const struct sums *t, float *grad)
+	const float *sum, float scale, float *grad)
 {
 	size_t begin, end;
 	share_range(share, s->n_taps, &begin, &end);
 	for (size_t f = 0; f < s->filters; f += 2 * p->simd->lanes) {
 		const struct columns c = columns_at(p->simd, s->filters, f);
 		for (size_t k = begin; k < end; k++) {
-			size_t at = s->grad + f * s->taps_pad + k * c.width;
+			const float *panel = sum + f * s->taps_pad + k * c.width;
 			float *to = grad + f * s->n_taps + s->param[k];
 			for (size_t j = 0; j < c.count; j++)
-				to[j * s->n_taps] = total(t, at + j);
+				to[j * s->n_taps] = scale * panel[j];
 		}
 	}
 }
 
-static void unpack_rows(const struct step *s, struct share share, const struct sums *t, float *grad)
+static void unpack_rows(
+	const struct step *s, struct share share, const float *sum, float scale, float *grad)
 {
 	const struct patch *q = &s->patch;
 	size_t begin, end;
@@ -118,22 +113,21 @@ static void unpack_rows(const struct step *s, struct share share, const struct s
 		for (size_t row = 0; row < q->rows; row++)
 			for (size_t r = 0; r < q->run; r++)
 				grad[f * s->n_taps + s->param[row * q->run + r]] =
-					total(t, s->grad + (f * q->rows + row) * q->run_pad + r);
+					scale * sum[(f * q->rows + row) * q->run_pad + r];
 }
 
-void unpack_gradient(const struct plan *p, struct share share, float *const *sum, size_t n,
-	float scale, float *grad)
+void unpack_gradient(
+	const struct plan *p, struct share share, const float *sum, float scale, float *grad)
 {
-	const struct sums t = {sum, n, scale};
 	for (size_t i = 0; i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
 		if (s->kind != STEP_WEIGHTS)
 			continue;
 		if (s->dense)
-			unpack_panels(p, s, share, &t, grad + s->weight);
+			unpack_panels(p, s, share, sum + s->grad, scale, grad + s->weight);
 		else
-			unpack_rows(s, share, &t, grad + s->weight);
+			unpack_rows(s, share, sum + s->grad, scale, grad + s->weight);
 		for (size_t f = 0; share.part == 0 && f < s->filters; f++)
-			grad[s->bias + f] = total(&t, s->grad_bias + f);
+			grad[s->bias + f] = scale * sum[s->grad_bias + f];
 	}
 }

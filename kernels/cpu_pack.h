@@ -15,8 +15,10 @@ struct share {
 void share_range(struct share s, size_t n, size_t *begin, size_t *end);
 /* `packed` has plan->packed_floats, its padding zero. */
 void pack_params(const struct plan *p, struct share s, const float *params, float *packed);
-/* grad = scale * the sum of the n threads' sum[i] (plan->grad_floats each), in the order of i. */
-void unpack_gradient(const struct plan *p, struct share s, float *const *sum, size_t n, float scale,
-	float *grad);
+/* sum[0] += sum[1], then sum[2], up to the n threads' sum[n - 1] (plan->grad_floats each). */
+void sum_gradients(const struct plan *p, struct share s, float *const *sum, size_t n);
+/* grad = scale * sum. */
+void unpack_gradient(
+	const struct plan *p, struct share s, const float *sum, float scale, float *grad);
 
 #endif

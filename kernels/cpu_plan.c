@@ -112,7 +112,7 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	if (s->max_cells > p->max_cells)
 		p->max_cells = s->max_cells;
 	s->pooled = s->max_cells > 1;
-	return 1;
+	return s->max_cells <= SIMD_MAX_CELLS;
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */

@@ -35,7 +35,7 @@
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t ivec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t winners_any __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
 INLINE vec load(const float *p)
 {
@@ -151,78 +151,137 @@ INLINE vec load_some(const float *p, size_t count)
 	return v;
 }
 
-INLINE void store_winners(uint32_t *p, ivec v, size_t count)
+INLINE void store_winners(uint16_t *p, ivec v, size_t count)
 {
 	if (count >= LANES)
-		*(ivec_any *)p = v;
+		*(winners_any *)p = __builtin_convertvector(v, winners_any);
 	else
 		for (size_t j = 0; j < count; j++)
-			p[j] = (uint32_t)v[j];
+			p[j] = (uint16_t)v[j];
 }
 
-INLINE ivec load_winners(const uint32_t *p, size_t count)
+INLINE ivec load_winners(const uint16_t *p, size_t count)
 {
 	ivec v = {0};
 	if (count >= LANES)
-		return *(const ivec_any *)p;
+		return __builtin_convertvector(*(const winners_any *)p, ivec);
 	for (size_t j = 0; j < count; j++)
-		v[j] = (int32_t)p[j];
+		v[j] = p[j];
 	return v;
 }
 
-INLINE size_t left_of(size_t count, size_t column)
+/* Pool one vector of filters, count of them wanted, of a window of n cells at `score`. */
+INLINE void pool_vector(const float *score, size_t width, size_t n, vec bias, int relu, float *out,
+	uint16_t *winner, size_t count)
 {
-	return count > column ? count - column : 0;
+	vec best = load(score);
+	ivec won = {0};
+	UNROLL for (size_t cell = 1; cell < n; cell++)
+	{
+		vec other = load(score + cell * width);
+		ivec better = other > best;
+		best = choose(better, other, best);
+		won = ((int32_t)cell & better) | (won & ~better);
+	}
+	best += bias;
+	if (relu)
+		best = choose(best < 0, (vec){0}, best);
+	store_some(out, best, count);
+	if (winner)
+		store_winners(winner, won, count);
+}
+
+/* All windows have 4 cells, all vectors are full: pool:2 behind a usual conv. */
+INLINE void pool_4(
+	const struct chunk *c, struct columns w, const float *score, const float *bias, int relu)
+{
+	uint16_t *winner = c->winner + w.filter;
+	for (size_t i = 0; i < c->n_windows; i++, score += 4 * w.width, winner += c->filters)
+		for (size_t j = 0; j < w.width; j += LANES)
+			pool_vector(score + j, w.width, 4, load(bias + j), relu,
+				c->out[i] + w.filter + j, winner + j, LANES);
+}
+
+INLINE int all_full(const struct chunk *c, struct columns w, size_t cells)
+{
+	return c->max_cells == cells && c->n_cells == cells * c->n_windows && w.count == w.width;
 }
 
 static void pool(
 	const struct chunk *c, struct columns w, const float *score, const float *bias, int relu)
 {
+	bias += w.filter;
+	if (all_full(c, w, 4)) {
+		if (relu)
+			pool_4(c, w, score, bias, 1);
+		else
+			pool_4(c, w, score, bias, 0);
+		return;
+	}
 	for (size_t i = 0; i < c->n_windows; i++) {
 		const size_t n = c->first[i + 1] - c->first[i];
-		for (size_t j = 0; j < w.count; j += LANES) {
-			const float *s = score + j;
-			vec best = load(s);
-			ivec winner = {0};
-			for (size_t cell = 1; cell < n; cell++) {
-				vec other = load(s + cell * w.width);
-				ivec better = other > best;
-				best = choose(better, other, best);
-				winner = ((int32_t)cell & better) | (winner & ~better);
-			}
-			best += load(bias + w.filter + j);
-			if (relu)
-				best = choose(best < 0, (vec){0}, best);
-			store_some(c->out[i] + w.filter + j, best, w.count - j);
-			if (c->winner)
-				store_winners(c->winner + i * c->filters + w.filter + j, winner,
-					w.count - j);
-		}
+		uint16_t *winner = c->winner ? c->winner + i * c->filters + w.filter : NULL;
+		for (size_t j = 0; j < w.count; j += LANES)
+			pool_vector(score + j, w.width, n, load(bias + j), relu,
+				c->out[i] + w.filter + j, winner ? winner + j : NULL, w.count - j);
 		score += n * w.width;
+	}
+}
+
+/* The reverse of pool_vector; returns the error. */
+INLINE vec unpool_vector(
+	float *d, size_t width, size_t n, const float *out, const uint16_t *winner, size_t count)
+{
+	vec error = load_some(out, count);
+	if (!winner) {
+		store(d, error);
+		return error;
+	}
+	ivec won = load_winners(winner, count);
+	UNROLL for (size_t cell = 0; cell < n; cell++)
+		store(d + cell * width, (vec)((ivec)error & (won == (int32_t)cell)));
+	return error;
+}
+
+INLINE void unpool_4(float *d, float *bias, const struct chunk *c, struct columns w)
+{
+	const uint16_t *winner = c->winner + w.filter;
+	for (size_t j = 0; j < w.width; j += LANES) {
+		vec sum = {0};
+		for (size_t i = 0; i < c->n_windows; i++)
+			sum += unpool_vector(d + 4 * i * w.width + j, w.width, 4,
+				c->out[i] + w.filter + j, winner + i * c->filters + j, LANES);
+		store(bias + j, load(bias + j) + sum);
 	}
 }
 
 static void unpool(float *d, float *bias, const struct chunk *c, struct columns w)
 {
+	bias += w.filter;
+	if (all_full(c, w, 4)) {
+		unpool_4(d, bias, c, w);
+		return;
+	}
 	for (size_t i = 0; i < c->n_windows; i++) {
 		const size_t n = c->first[i + 1] - c->first[i];
-		for (size_t j = 0; j < w.width; j += LANES) {
-			float *to = d + j;
-			size_t left = left_of(w.count, j);
-			vec error = load_some(c->out[i] + w.filter + j, left);
-			store(bias + w.filter + j, load(bias + w.filter + j) + error);
-			if (!c->winner) {
-				store(to, error);
-				continue;
-			}
-			ivec winner = load_winners(c->winner + i * c->filters + w.filter + j, left);
-			for (size_t cell = 0; cell < n; cell++) {
-				ivec won = winner == (int32_t)cell;
-				store(to + cell * w.width, (vec)((ivec)error & won));
-			}
+		const uint16_t *winner = c->winner ? c->winner + i * c->filters + w.filter : NULL;
+		for (size_t j = 0; j < w.count; j += LANES) {
+			vec error = unpool_vector(d + j, w.width, n, c->out[i] + w.filter + j,
+				winner ? winner + j : NULL, w.count - j);
+			store(bias + j, load(bias + j) + error);
 		}
 		d += n * w.width;
 	}
+}
+
+static void load_pixels(float *to, size_t step, const uint8_t *pixel, size_t n)
+{
+	if (step == 1)
+		for (size_t i = 0; i < n; i++)
+			to[i] = (float)pixel[i] / 255;
+	else
+		for (size_t i = 0; i < n; i++)
+			to[i * step] = (float)pixel[i] / 255;
 }
 
 static void relu_back(float *d, const float *value, size_t n)
@@ -233,33 +292,45 @@ static void relu_back(float *d, const float *value, size_t n)
 
 /* ---- sparse ---------------------------------------------------------------------------------- */
 
-static void filter_sparse(
-	float *grad, const float *in, const struct entry *e, size_t n, const struct patch *p)
+/* Locals, because a vector store might change anything that pointers lead to. */
+
+INLINE void add_rows_4(
+	float *g, const float *const x[SIMD_ENTRIES], const float d[SIMD_ENTRIES], size_t n)
 {
+	const float *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3];
+	const float d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+	for (size_t r = 0; r < n; r += LANES)
+		store(g + r, load(g + r) + (d0 * load(x0 + r) + d1 * load(x1 + r)) +
+				     (d2 * load(x2 + r) + d3 * load(x3 + r)));
+}
+
+static void filter_sparse(
+	float *grad, const float *in, const struct entry *e, size_t n, const struct patch *patch)
+{
+	const struct patch p = *patch;
 	for (size_t i = 0; i < n; i += SIMD_ENTRIES, e += SIMD_ENTRIES) {
-		const float d0 = e[0].d, d1 = e[1].d, d2 = e[2].d, d3 = e[3].d;
-		for (size_t row = 0; row < p->rows; row++) {
-			const float *x = in + row * p->row;
-			const float *x0 = x + e[0].at, *x1 = x + e[1].at;
-			const float *x2 = x + e[2].at, *x3 = x + e[3].at;
-			float *g = grad + row * p->run_pad;
-			for (size_t r = 0; r < p->run_pad; r += LANES)
-				store(g + r, load(g + r) + (d0 * load(x0 + r) + d1 * load(x1 + r)) +
-						     (d2 * load(x2 + r) + d3 * load(x3 + r)));
+		const float *x[] = {in + e[0].at, in + e[1].at, in + e[2].at, in + e[3].at};
+		const float d[] = {e[0].d, e[1].d, e[2].d, e[3].d};
+		for (size_t row = 0; row < p.rows; row++) {
+			add_rows_4(grad + row * p.run_pad, x, d, p.run_pad);
+			for (size_t k = 0; k < SIMD_ENTRIES; k++)
+				x[k] += p.row;
 		}
 	}
 }
 
-static void data_sparse(
-	float *d_in, const float *weight, const struct entry *e, size_t n, const struct patch *p)
+static void data_sparse(float *d_in, const float *weight, const struct entry *e, size_t n,
+	const struct patch *patch)
 {
-	for (size_t i = 0; i < n; i++)
-		for (size_t row = 0; row < p->rows; row++) {
-			float *to = d_in + e[i].at + row * p->row;
-			const float *w = weight + row * p->run_pad;
-			for (size_t r = 0; r < p->run_pad; r += LANES)
-				store(to + r, load(to + r) + e[i].d * load(w + r));
-		}
+	const struct patch p = *patch;
+	for (size_t i = 0; i < n; i++) {
+		const float *w = weight;
+		const float d = e[i].d;
+		float *to = d_in + e[i].at;
+		for (size_t row = 0; row < p.rows; row++, to += p.row, w += p.run_pad)
+			for (size_t r = 0; r < p.run_pad; r += LANES)
+				store(to + r, load(to + r) + d * load(w + r));
+	}
 }
 
 const struct simd PASTE(simd_, SIMD_NAME) = {
@@ -273,5 +344,6 @@ const struct simd PASTE(simd_, SIMD_NAME) = {
 	.filter_dense = filter_dense,
 	.filter_sparse = filter_sparse,
 	.data_sparse = data_sparse,
+	.load = load_pixels,
 	.relu_back = relu_back,
 };

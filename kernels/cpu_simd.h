@@ -16,16 +16,17 @@
 #include <stdint.h>
 
 #define SIMD_MAX_LANES 16
+#define SIMD_MAX_CELLS 65536 /* in one window */
 
 /* Consecutive pooling windows, maybe of several images, and their cells one after the other. Slices
  * of tables that a thread keeps for a whole block of images. */
 struct chunk {
-	size_t n_windows, n_cells;
+	size_t n_windows, n_cells, max_cells; /* max_cells: in one window */
 	const float *const *source; /* of each cell; readable up to a multiple of simd.cells */
 	const uint32_t *first;      /* of each window: its first cell, counted from first[0];
 				       n_windows + 1 */
 	float *const *out;          /* of each window: its values, or their errors; filter 0 */
-	uint32_t *winner; /* [window][filter]: which of its window's cells won; NULL: one each */
+	uint16_t *winner; /* [window][filter]: which of its window's cells won; NULL: one each */
 	size_t filters;
 };
 
@@ -74,6 +75,8 @@ struct simd {
 	 * Adds zeros to up to run_pad - run floats behind each row. */
 	void (*data_sparse)(float *d_in, const float *weight, const struct entry *e, size_t n,
 		const struct patch *p);
+	/* to[i * step] = pixel[i] / 255 */
+	void (*load)(float *to, size_t step, const uint8_t *pixel, size_t n);
 	/* d[i] = value[i] > 0 ? d[i] : 0 */
 	void (*relu_back)(float *d, const float *value, size_t n);
 };

@@ -20,6 +20,7 @@ static struct chunk next_chunk(
 	*next += n;
 	return (struct chunk){.n_windows = n,
 		.n_cells = t->first[w + n] - t->first[w],
+		.max_cells = s->max_cells,
 		.source = t->source + t->first[w],
 		.first = t->first + w,
 		.out = out + w,
@@ -85,7 +86,7 @@ static void list_winners(struct lane *l, size_t i, size_t n)
 	memset(l->n_entries, 0, s->filters * sizeof *l->n_entries);
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *d = error + s->to[w];
-		const uint32_t *winner =
+		const uint16_t *winner =
 			s->pooled ? l->winner[i] + (n * s->n_windows + w) * s->filters : NULL;
 		for (size_t f = 0; f < s->filters; f++) {
 			size_t *count = &l->n_entries[f];
@@ -163,7 +164,7 @@ static void pool_forward(struct lane *l, size_t i, size_t n)
 	const float *from = l->value[s->in] + n * in->image;
 	for (size_t w = 0; w < s->n_windows; w++) {
 		float *to = l->value[s->out] + n * out->image + s->to[w];
-		uint32_t *winner =
+		uint16_t *winner =
 			s->pooled ? l->winner[i] + (n * s->n_windows + w) * channels : NULL;
 		for (size_t c = 0; c < channels; c++) {
 			const uint32_t *cell = s->cell + s->first[w];
@@ -173,7 +174,7 @@ static void pool_forward(struct lane *l, size_t i, size_t n)
 					best = k;
 			to[c] = from[cell[best] + c];
 			if (winner)
-				winner[c] = best;
+				winner[c] = (uint16_t)best;
 		}
 	}
 }
@@ -187,7 +188,7 @@ static void pool_backward(struct lane *l, size_t i, size_t n)
 	memset(to, 0, in->image * sizeof(float));
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *from = l->error[s->out] + n * out->image + s->to[w];
-		const uint32_t *winner =
+		const uint16_t *winner =
 			s->pooled ? l->winner[i] + (n * s->n_windows + w) * channels : NULL;
 		for (size_t c = 0; c < channels; c++)
 			to[s->cell[s->first[w] + (winner ? winner[c] : 0)] + c] += from[c];

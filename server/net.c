@@ -194,7 +194,9 @@ static void on_accept_failed(struct router *r, int error)
 	if (!r->bound)
 		return;
 	log_warn("net", "accept-failed", "reason=\"%s\" pause_ms=%d", strerror(error), REBIND_MS);
-	(void)zmq_unbind(r->socket, r->endpoint);
+	(void)zmq_unbind(r->socket, r->endpoint); /* closes what it has accepted, too */
+	memset(r->open, 0, sizeof(r->open));
+	r->stats.connections = 0;
 	r->bound = 0;
 	rest(r);
 }
@@ -216,12 +218,10 @@ static void on_event(struct router *r, unsigned event, uint32_t value)
 	switch (event) {
 	case ZMQ_EVENT_ACCEPTED:
 		r->stats.accepted++;
+		note_open(r, value, 1);
 		break;
 	case ZMQ_EVENT_ACCEPT_FAILED:
 		on_accept_failed(r, (int)value);
-		break;
-	case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
-		note_open(r, value, 1);
 		break;
 	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
 	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:

@@ -10,7 +10,8 @@
  * does not read loses all its waiting replies at once and is told so by one ERROR PS_ESTATE, which
  * makes it say HELLO again; the loss is counted; (3) weights of one version are copied and
  * checksummed once, however many pull them; (4) when file descriptors run out the port is closed
- * and opened again later, under the same address: libzmq would spin.
+ * and opened again later, under the same address: libzmq would spin. Its connections are closed
+ * with it; workers come back and say HELLO.
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_H
@@ -46,7 +47,7 @@ struct router_stats {
 	uint64_t accepted, handshakes_failed;
 	uint64_t accept_failures; /* of them, each closed the port for a while */
 	uint64_t rescues;         /* must stay 0: see zloop.h */
-	uint32_t connections;     /* open now, handshake done */
+	uint32_t connections;     /* open now */
 	uint32_t waiting;         /* replies that wait now */
 };
 

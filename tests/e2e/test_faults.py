@@ -78,7 +78,9 @@ def trained(server, images):
     until(lambda: server.status()["images"] >= images, 60, f"{images} images trained")
 
 
-TRAINING = ("--model", "seed:8", "--epochs", 2, "--checkpoint-ms", 100)
+# The dead are noticed soon, so that the tests are short.
+TRAINING = ("--model", "seed:8", "--epochs", 2, "--checkpoint-ms", 100, "--beat-ms", 100,
+            "--suspect-ms", 500, "--dead-ms", 2000, "--recovery-ms", 1000)
 
 
 def test_every_image_counts_once_whatever_dies(lab):

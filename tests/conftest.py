@@ -1,4 +1,4 @@
-"""What pytest runs: the C units, one item per cmocka test, beside the Python tests.
+"""What pytest runs: the C units, one item per cmocka test, beside the Python tests; and fixtures.
 
 `make test` sets CNN_DATA and FLAVOUR. A unit binary runs once, in its own process, with a deadline;
 its TAP lines are the items' outcomes, and one item more demands that the process as a whole ended
@@ -7,10 +7,12 @@ well.
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from flavour import PATIENCE, ROOT, command
+from lab import Lab
 
 UNIT_SECONDS = 60 * PATIENCE
 
@@ -82,3 +84,20 @@ def pytest_collect_file(file_path, parent):
     if file_path.parent.name == "unit" and file_path.suffix == ".c":
         return UnitFile.from_parent(parent, path=file_path)
     return None
+
+
+@pytest.fixture(scope="session")
+def data():
+    """The directory of the four IDX files."""
+    for d in (os.environ.get("CNN_DATA"), "data/mnist", "/usr/share/datasets/fashion-mnist"):
+        if d and Path(d).is_dir():
+            return Path(d)
+    pytest.fail("no training images: deploy/data.sh finds or fetches some")
+
+
+@pytest.fixture
+def lab(tmp_path, data):
+    """Real processes in a directory of their own; those that still run at the end are killed."""
+    lab = Lab(tmp_path, data)
+    yield lab
+    lab.close()

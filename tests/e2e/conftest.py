@@ -1,23 +1,11 @@
 """Fixtures of the end-to-end tests."""
 import hashlib
-import os
-from pathlib import Path
 
 import pytest
 
 import idx
-from lab import Lab
 
 MNIST_LABELS = "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
-
-
-@pytest.fixture(scope="session")
-def data():
-    """The directory of the four IDX files."""
-    for d in (os.environ.get("CNN_DATA"), "data/mnist", "/usr/share/datasets/fashion-mnist"):
-        if d and Path(d).is_dir():
-            return Path(d)
-    pytest.fail("no training images: deploy/data.sh finds or fetches some")
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +21,3 @@ def small(data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("small")
     idx.cut(data, directory, 6000, 1000)
     return directory
-
-
-@pytest.fixture
-def lab(tmp_path, data):
-    lab = Lab(tmp_path, data)
-    yield lab
-    lab.close()

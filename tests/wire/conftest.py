@@ -1,16 +1,8 @@
 """Fixtures of the wire tests: a real server, and an honest client that must not suffer."""
-import os
-import sys
-from pathlib import Path
-
+import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "e2e"))
-
-import numpy as np  # noqa: E402
-
-from client import Worker, pb  # noqa: E402
-from lab import Lab  # noqa: E402
+from client import Worker, pb
 
 SIZE = 64
 # every push adds -1 times itself to the weights, whatever its age
@@ -36,22 +28,6 @@ class Honest(Worker):
         assert version == self.seq
         size = len(weights)
         assert weights.tolist() == [-((self.seq - k + size - 1) // size) for k in range(size)]
-
-
-@pytest.fixture
-def data():
-    """The directory of the four IDX files."""
-    for d in (os.environ.get("CNN_DATA"), "data/mnist", "/usr/share/datasets/fashion-mnist"):
-        if d and Path(d).is_dir():
-            return Path(d)
-    pytest.fail("no training images: deploy/data.sh finds or fetches some")
-
-
-@pytest.fixture
-def lab(tmp_path, data):
-    lab = Lab(tmp_path, data)
-    yield lab
-    lab.close()
 
 
 @pytest.fixture

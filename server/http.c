@@ -13,6 +13,7 @@
 #define MOST_CONNECTIONS 64u
 #define MOST_BYTES       ((size_t)16384) /* of a request, and buffers, per connection */
 #define IDLE_S           5u
+#define LOOK_MS          1000u
 
 struct http {
 	uv_loop_t *loop;
@@ -89,16 +90,16 @@ static void on_timer(uv_timer_t *t)
 	run(t->data);
 }
 
-/* Let it work, then wake it when it asks to be woken. */
+/* Let it work, then wake it when it asks to be woken; and now and then when it does not: having
+ * been full it listens again only at its next turn, and asks for none. */
 static void run(struct http *h)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
 
 	(void)MHD_run(h->daemon);
-	if (MHD_get_timeout(h->daemon, &ms) == MHD_YES)
-		uv_timer_start(&h->timer, on_timer, ms, 0);
-	else
-		uv_timer_stop(&h->timer);
+	if (MHD_get_timeout(h->daemon, &ms) != MHD_YES || ms > LOOK_MS)
+		ms = LOOK_MS;
+	uv_timer_start(&h->timer, on_timer, ms, 0);
 }
 
 static int watch(struct http *h, struct err *e)

@@ -1,0 +1,290 @@
+/*
+ * test_server_http.c - the pages of server/http.h: found, refused, bounded, and never in the loop's
+ * way.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include "common/clock.h"
+#include "scratch.h"
+#include "server/http.h"
+
+#define DEADLINE_MS 20000
+#define LARGE       (1 << 20) /* bytes of the page /large */
+
+static uv_loop_t loop;
+static struct http *http;
+static char answer[2 * LARGE];
+static int pages; /* asked for */
+
+static void on_page(void *arg, const char *path, struct http_page *page)
+{
+	assert_ptr_equal(arg, &pages);
+	pages++;
+	if (strcmp(path, "/ok") == 0)
+		*page = (struct http_page){200, "text/x-test", strdup("fine\n")};
+	else if (strcmp(path, "/bad") == 0)
+		*page = (struct http_page){503, "text/plain", strdup("not well\n")};
+	else if (strcmp(path, "/none") == 0)
+		*page = (struct http_page){200, "text/plain", NULL};
+	else if (strcmp(path, "/large") == 0)
+		*page = (struct http_page){200, "text/plain", calloc(1, LARGE + 1)};
+	if (page->text && strcmp(path, "/large") == 0)
+		memset(page->text, 'x', LARGE);
+}
+
+static int set_up(void **state)
+{
+	struct err e;
+
+	(void)state;
+	pages = 0;
+	return uv_loop_init(&loop) || http_new(&http, &loop, "127.0.0.1:0", on_page, &pages, &e);
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	http_stop(http);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	http_free(&http);
+	assert_null(http);
+	return uv_loop_close(&loop);
+}
+
+static int dial(void)
+{
+	const char *colon = strrchr(http_url(http), ':');
+	struct sockaddr_in at = {.sin_family = AF_INET,
+		.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10)),
+		.sin_addr = {htonl(INADDR_LOOPBACK)}};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+	return fd;
+}
+
+/* Turn the loop until the server hangs up or `end` is in the answer; returns its length. */
+static size_t read_answer(int fd, const char *end)
+{
+	const uint64_t deadline = clock_ms() + DEADLINE_MS;
+	size_t n = 0;
+
+	for (;;) {
+		ssize_t got = recv(fd, answer + n, sizeof(answer) - 1 - n, 0);
+		if (got > 0)
+			n += (size_t)got;
+		answer[n] = '\0';
+		if (got == 0 || (got < 0 && errno == ECONNRESET) || (end && strstr(answer, end)))
+			return n;
+		assert_true(clock_ms() < deadline);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+}
+
+static size_t ask(const char *request)
+{
+	int fd = dial();
+
+	assert_int_equal(send(fd, request, strlen(request), 0), (ssize_t)strlen(request));
+	size_t n = read_answer(fd, NULL);
+	close(fd);
+	return n;
+}
+
+static size_t get(const char *path)
+{
+	char request[256];
+
+	snprintf(request, sizeof(request),
+		"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", path);
+	return ask(request);
+}
+
+static const char *body(void)
+{
+	const char *blank = strstr(answer, "\r\n\r\n");
+
+	assert_non_null(blank);
+	return blank + 4;
+}
+
+static void a_page_arrives_with_its_type(void **state)
+{
+	(void)state;
+	get("/ok");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+	assert_non_null(strstr(answer, "Content-Type: text/x-test\r\n"));
+	assert_string_equal(body(), "fine\n");
+}
+
+static void a_page_may_have_another_code(void **state)
+{
+	(void)state;
+	get("/bad");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 503 ", 13), 0);
+	assert_string_equal(body(), "not well\n");
+}
+
+static void an_unknown_page_is_404_and_lists_the_known(void **state)
+{
+	(void)state;
+	get("/nothing");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
+	assert_non_null(strstr(body(), "/metrics"));
+	get("/../../etc/passwd");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
+}
+
+static void a_page_without_memory_is_503(void **state)
+{
+	(void)state;
+	get("/none");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 503 ", 13), 0);
+}
+
+static void head_has_no_body(void **state)
+{
+	(void)state;
+	ask("HEAD /ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+	assert_string_equal(body(), "");
+}
+
+static void only_get_and_head_are_allowed(void **state)
+{
+	static const char *const methods[] = {"POST", "PUT", "DELETE", "OPTIONS", "FETCH"};
+	char request[256];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(methods) / sizeof(methods[0]); i++) {
+		snprintf(request, sizeof(request),
+			"%s /ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+			"0\r\n\r\n",
+			methods[i]);
+		ask(request);
+		assert_int_equal(strncmp(answer, "HTTP/1.1 405 ", 13), 0);
+		assert_non_null(strstr(answer, "Allow: GET, HEAD\r\n"));
+	}
+	assert_int_equal(pages, 0);
+}
+
+static void an_announced_body_is_not_waited_for(void **state)
+{
+	(void)state;
+	ask("POST /ok HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\nx");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 405 ", 13), 0);
+}
+
+static void a_large_page_arrives_whole(void **state)
+{
+	(void)state;
+	size_t n = get("/large");
+	assert_true(n > LARGE);
+	const char *b = body();
+	assert_int_equal(strspn(b, "x"), LARGE);
+	assert_int_equal(strlen(b), LARGE);
+}
+
+static void several_requests_share_a_connection(void **state)
+{
+	const char *two = "GET /ok HTTP/1.1\r\nHost: x\r\n\r\n"
+			  "GET /bad HTTP/1.1\r\nHost: x\r\n\r\n";
+	int fd = dial();
+
+	(void)state;
+	assert_true(send(fd, two, strlen(two), 0) > 0);
+	read_answer(fd, "not well\n");
+	assert_non_null(strstr(answer, "fine\n"));
+	close(fd);
+}
+
+static void garbage_is_hung_up_on(void **state)
+{
+	static const char *const junk[] = {
+		"\x01\x02\x03\r\n\r\n", "GET\r\n\r\n", "\xff\r\n\r\n", "GET /ok HTTP/9.9\r\n\r\n"};
+	char endless[64 * 1024 + 1];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(junk) / sizeof(junk[0]); i++) {
+		ask(junk[i]);
+		assert_null(strstr(answer, " 200 "));
+	}
+	memset(endless, 'a', sizeof(endless) - 1);
+	endless[sizeof(endless) - 1] = '\0';
+	memcpy(endless, "GET /", 5);
+	ask(endless);
+	assert_null(strstr(answer, " 200 "));
+	get("/ok");
+	assert_string_equal(body(), "fine\n");
+}
+
+/* One that opens connections and says nothing costs a bounded number of them, for seconds. */
+static void silent_connections_are_bounded_and_end(void **state)
+{
+	int fd[100];
+	char byte;
+
+	(void)state;
+	for (size_t i = 0; i < 100; i++) {
+		fd[i] = dial();
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	const uint64_t begin = clock_ms();
+	for (int open = 100; open > 0;) {
+		assert_true(clock_ms() - begin < DEADLINE_MS);
+		uv_run(&loop, UV_RUN_NOWAIT);
+		open = 0;
+		for (size_t i = 0; i < 64; i++)
+			open += recv(fd[i], &byte, 1, MSG_PEEK) < 0 && errno == EAGAIN;
+	}
+	assert_true(clock_ms() - begin > 2000);
+	for (size_t i = 0; i < 100; i++)
+		close(fd[i]);
+	get("/ok");
+	assert_string_equal(body(), "fine\n");
+}
+
+static void an_address_that_cannot_be_had_is_named(void **state)
+{
+	static const char *const bad[] = {"192.0.2.1:0", "no-such-host.invalid:80"};
+	struct http *second;
+	struct err e;
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		assert_int_equal(http_new(&second, &loop, bad[i], on_page, &pages, &e), PS_EUSAGE);
+		assert_null(second);
+		assert_non_null(strstr(e.text, "--http"));
+	}
+	assert_int_equal(
+		http_new(&second, &loop, http_url(http) + strlen("http://"), on_page, &pages, &e),
+		PS_EUSAGE);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(a_page_arrives_with_its_type, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_page_may_have_another_code, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			an_unknown_page_is_404_and_lists_the_known, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_page_without_memory_is_503, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(head_has_no_body, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(only_get_and_head_are_allowed, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			an_announced_body_is_not_waited_for, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_large_page_arrives_whole, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			several_requests_share_a_connection, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(garbage_is_hung_up_on, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			silent_connections_are_bounded_and_end, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			an_address_that_cannot_be_had_is_named, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

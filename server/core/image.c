@@ -2,11 +2,12 @@
  * image.c - the core as bytes and back. Every field is written by hand in one order; reading uses
  * the same order with a cursor that cannot run over its end.
  *
- * Invariants: (1) write(read(write(c))) == write(c);
+ * Invariants: (1) write(read(write(c))) == write(c), but for one more recovery that is counted;
  *             (2) a section that is too short, too long or holds an impossible number is refused;
  *             (3) nothing of a refused image is used.
  */
 #include "server/core/image.h"
+#include "server/core/cursor.h"
 #include "server/core/state.h"
 #include "common/run_head.h"
 #include <math.h>
@@ -23,83 +24,6 @@ const char *const image_names[IMAGE_SECTIONS] = {
 	[IMAGE_WEIGHTS] = "weights",
 	[IMAGE_OPTIM] = "optim",
 };
-
-/* ---- the cursor: one pass measures (out NULL), writes, or reads --------------------------------
- */
-
-struct cursor {
-	unsigned char *out;      /* writing; NULL: only counting */
-	const unsigned char *in; /* reading; NULL: writing or counting */
-	size_t at, size;         /* size: of `in` */
-	int bad;
-};
-
-static void bytes(struct cursor *k, void *p, size_t n)
-{
-	if (k->in) {
-		if (n > k->size - k->at)
-			k->bad = 1;
-		if (k->bad) {
-			memset(p, 0, n);
-			return;
-		}
-		memcpy(p, k->in + k->at, n);
-	} else if (k->out) {
-		memcpy(k->out + k->at, p, n);
-	}
-	k->at += n;
-}
-
-static void u64(struct cursor *k, uint64_t *v)
-{
-	unsigned char b[8];
-
-	for (int i = 0; i < 8; i++)
-		b[i] = (unsigned char)(*v >> (8 * i));
-	bytes(k, b, 8);
-	*v = 0;
-	for (int i = 7; i >= 0; i--)
-		*v = *v << 8 | b[i];
-}
-
-static void u32(struct cursor *k, uint32_t *v)
-{
-	uint64_t x = *v;
-
-	u64(k, &x);
-	if (x > UINT32_MAX)
-		k->bad = 1;
-	*v = (uint32_t)x;
-}
-
-static void f64(struct cursor *k, double *v)
-{
-	uint64_t x;
-
-	memcpy(&x, v, 8);
-	u64(k, &x);
-	memcpy(v, &x, 8);
-}
-
-/* Float32 arrays are stored as they lie in memory: this project runs on little-endian machines
- * (wire.c checks). */
-static void floats(struct cursor *k, float *v, size_t n)
-{
-	bytes(k, v, n * sizeof(float));
-}
-
-static void text(struct cursor *k, char *s, size_t room)
-{
-	bytes(k, s, room);
-	if (s[room - 1] != '\0')
-		k->bad = 1;
-}
-
-static void refuse_over(struct cursor *k, uint64_t v, uint64_t max)
-{
-	if (v > max)
-		k->bad = 1;
-}
 
 /* ---- sections ---------------------------------------------------------------------------------
  */
@@ -118,7 +42,7 @@ static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 	if (!k->in)
 		return;
 	if (run_head_read(raw, sizeof(raw), &h) != 0)
-		k->bad = 1;
+		spoil(k, MALFORMED);
 	cfg->run.hi = h.run_hi;
 	cfg->run.lo = h.run_lo;
 	cfg->epoch = h.epoch;
@@ -143,14 +67,13 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 /* What a resumed run may not change, and what it has counted. */
 static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 {
-	uint32_t format = IMAGE_FORMAT, optim = (uint32_t)cfg->optim,
-		 started = (uint32_t)c->started;
+	uint32_t format = IMAGE_FORMAT, optim = (uint32_t)cfg->optim;
 	uint64_t n = cfg->n_params;
 
 	put_head(k, c, cfg);
 	u32(k, &format);
 	if (format != IMAGE_FORMAT)
-		k->bad = 1;
+		spoil(k, MALFORMED);
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	cfg->n_params = n;
@@ -160,8 +83,7 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u32(k, &optim);
 	refuse_over(k, optim, OPTIM_ADAGRAD);
 	cfg->optim = (enum optim_kind)optim;
-	u32(k, &started);
-	c->started = started != 0;
+	flag(k, &c->started);
 	put_stats(k, &c->stats);
 }
 
@@ -196,8 +118,7 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 	uint32_t n = w->last_seq < window ? (uint32_t)w->last_seq : window;
 
 	u32(k, &n);
-	if (n > w->last_seq || n > WIRE_MAX_WINDOW)
-		k->bad = 1;
+	refuse_over(k, n, w->last_seq < WIRE_MAX_WINDOW ? w->last_seq : WIRE_MAX_WINDOW);
 	for (uint32_t i = 0; i < n && !k->bad; i++) {
 		struct decision old, *d = &w->decisions[(w->last_seq - i) % window];
 
@@ -207,13 +128,14 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 
 static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 {
-	uint32_t used = w->state != SESSION_FREE;
+	int used = w->state != SESSION_FREE, gone = w->state == SESSION_DEAD;
 
-	u32(k, &used);
+	flag(k, &used);
 	if (!used)
 		return;
+	flag(k, &gone);
 	if (k->in)
-		w->state = SESSION_AWAY;
+		w->state = gone ? SESSION_DEAD : SESSION_AWAY;
 	u32(k, &w->incarnation);
 	text(k, w->name, sizeof(w->name));
 	text(k, w->device, sizeof(w->device));
@@ -231,26 +153,40 @@ static void put_ledger(struct cursor *k, struct core *c)
 	while (!k->in && n > 0 && c->worker[n - 1].state == SESSION_FREE)
 		n--;
 	u32(k, &n);
-	refuse_over(k, n, c->cfg.max_workers);
-	for (uint32_t i = 0; i < n && !k->bad; i++) {
-		struct worker *w = &c->worker[i];
-		uint32_t gone = w->state == SESSION_DEAD;
-
-		put_worker(k, w, c->cfg.replay_window);
-		u32(k, &gone);
-		if (k->in && gone && w->state != SESSION_FREE)
-			w->state = SESSION_DEAD;
-	}
+	if (n > c->cfg.max_workers)
+		spoil(k, "it has more workers than --max-workers");
+	for (uint32_t i = 0; i < n && !k->bad; i++)
+		put_worker(k, &c->worker[i], c->cfg.replay_window);
 }
 
-static void put_data(struct cursor *k, struct data_id *d)
+/* The run's data set; what is derived from it follows. */
+static void put_data(struct cursor *k, struct core *c)
 {
-	u32(k, &d->n_train);
-	u32(k, &d->n_test);
-	u32(k, &d->rows);
-	u32(k, &d->cols);
-	u32(k, &d->classes);
-	u64(k, &d->xxh3);
+	struct data_id d = c->data;
+
+	u32(k, &d.n_train);
+	u32(k, &d.n_test);
+	u32(k, &d.rows);
+	u32(k, &d.cols);
+	u32(k, &d.classes);
+	u64(k, &d.xxh3);
+	if (k->in && d.n_train && (c->cfg.epochs == 0 || leases_open(c, &d) != 0))
+		spoil(k, MALFORMED);
+}
+
+/* The portions under evaluation have the size that was asked for when it began. */
+static void put_portions(struct cursor *k, struct core *c)
+{
+	struct leases *l = &c->leases;
+	uint64_t n_test = c->data.n_test;
+
+	u32(k, &l->eval_size);
+	if (k->bad || l->eval_size == 0 || n_test > (uint64_t)l->eval_size * WIRE_MAX_BATCHES) {
+		spoil(k, MALFORMED);
+		return;
+	}
+	l->n_portions = (uint32_t)((n_test + l->eval_size - 1) / l->eval_size);
+	bytes(k, l->portion, l->n_portions);
 }
 
 static void put_epoch(struct cursor *k, struct epoch_record *r)
@@ -266,30 +202,21 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 static void put_leases(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
-	struct data_id d = c->data;
-	uint32_t evaluating = (uint32_t)l->evaluating, n_epochs;
+	int training = l->epoch < c->cfg.epochs; /* --epochs may be another one when it is read */
+	uint32_t n_epochs;
 
-	put_data(k, &d);
-	if (k->in && d.n_train && leases_open(c, &d) != 0)
-		k->bad = 1;
+	put_data(k, c);
 	u32(k, &l->epoch);
-	refuse_over(k, l->epoch, c->cfg.epochs);
-	u32(k, &evaluating);
-	refuse_over(k, evaluating, l->epoch ? 1 : 0);
-	l->evaluating = evaluating != 0;
-	if (l->epoch < c->cfg.epochs)
+	flag(k, &training);
+	n_epochs = l->epoch + (training ? 1 : 0);
+	if (l->epoch > c->cfg.epochs || n_epochs > c->cfg.epochs)
+		spoil(k, "it has been trained for longer than --epochs");
+	flag(k, &l->evaluating);
+	refuse_over(k, (uint64_t)l->evaluating, l->epoch);
+	if (training)
 		bytes(k, l->batch, l->n_batches);
-	u32(k, &l->eval_size);
-	if (l->evaluating && !k->bad) {
-		if (l->eval_size == 0 || l->eval_size > c->data.n_test ||
-			(c->data.n_test + l->eval_size - 1) / l->eval_size > WIRE_MAX_BATCHES) {
-			k->bad = 1;
-			return;
-		}
-		l->n_portions = (c->data.n_test + l->eval_size - 1) / l->eval_size;
-		bytes(k, l->portion, l->n_portions);
-	}
-	n_epochs = l->epoch < c->cfg.epochs ? l->epoch + 1 : l->epoch;
+	if (l->evaluating)
+		put_portions(k, c);
 	for (uint32_t i = 0; i < n_epochs && !k->bad; i++)
 		put_epoch(k, &c->epoch[i]);
 }
@@ -372,13 +299,25 @@ static int all_finite(const float *v, size_t n)
 	return sum == 0.0f;
 }
 
-/* Derived counts, and what a restart changes on purpose. */
-static int revive(struct core *c)
+static int all_sensible(const struct core *c)
+{
+	const struct store *st = &c->store;
+	int sane = all_finite(st->weights, st->n) &&
+		   (!c->leases.evaluating || all_finite(st->eval_weights, st->n));
+
+	for (size_t i = 0; st->accumulator && i < st->n; i++)
+		sane &= st->accumulator[i] >= 0; /* a sum of squares */
+	return sane;
+}
+
+/* Counts of the batch ledger; one in which nothing is left to do would never be left. */
+static int count_leases(struct core *c)
 {
 	struct leases *l = &c->leases;
+	int training = l->epoch < c->cfg.epochs;
 
 	l->n_done = l->n_free = l->n_evaluated = 0;
-	for (uint32_t i = 0; i < l->n_batches && l->epoch < c->cfg.epochs; i++) {
+	for (uint32_t i = 0; i < l->n_batches && training; i++) {
 		if (l->batch[i] > BATCH_DONE)
 			return 0;
 		l->n_done += l->batch[i] == BATCH_DONE;
@@ -389,6 +328,16 @@ static int revive(struct core *c)
 			return 0;
 		l->n_evaluated += l->portion[i] == BATCH_DONE;
 	}
+	if (l->evaluating)
+		return l->n_evaluated < l->n_portions;
+	return l->n_batches ? !training || l->n_done < l->n_batches : l->epoch == 0;
+}
+
+/* What a restart changes on purpose. */
+static int revive(struct core *c)
+{
+	struct leases *l = &c->leases;
+
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 		const struct work *g = &w->grant.work;
@@ -415,7 +364,7 @@ int image_read(void *memory, const struct core_config *cfg,
 	struct core_config then = *cfg;
 
 	*out = NULL;
-	*why = "a section of it is malformed";
+	*why = MALFORMED;
 	for (int s = 0; s < IMAGE_SECTIONS; s++) {
 		struct cursor k = {.in = data[s], .size = size[s]};
 
@@ -425,16 +374,16 @@ int image_read(void *memory, const struct core_config *cfg,
 			put_run(&k, c, &then);
 		else
 			put_section(&k, c, (enum image_section)s);
-		if (s == IMAGE_RUN && !k.bad && differs(cfg, &then)) {
-			*why = differs(cfg, &then);
-			return PS_ECHECKPOINT;
-		}
+		if (s == IMAGE_RUN && !k.bad)
+			k.bad = differs(cfg, &then);
+		if (k.bad)
+			*why = k.bad;
 		if (k.bad || k.at != size[s])
 			return PS_ECHECKPOINT;
 	}
 	if (cfg->run.hi == 0 && cfg->run.lo == 0)
 		c->cfg.run = then.run;
-	if (!all_finite(c->store.weights, c->store.n) || !revive(c))
+	if (!all_sensible(c) || !count_leases(c) || !revive(c))
 		return PS_ECHECKPOINT;
 	*out = c;
 	return PS_OK;

@@ -16,7 +16,6 @@
 #include "server/core/image.h"
 #include "server/core/state.h"
 
-#define UNUSED       __attribute__((unused))
 #define BENCH_PARAMS 8u
 
 static const struct data_id bench_data = {
@@ -39,7 +38,7 @@ struct bench_image {
 /* ---- configurations ------------------------------------------------------------------------- */
 
 /* A flat vector at zero, plain SGD at rate 1, no data set; snapshots only when something urges. */
-static UNUSED struct core_config bench_config(void)
+static inline struct core_config bench_config(void)
 {
 	return (struct core_config){.run = {11, 22},
 		.epoch = 5,
@@ -69,7 +68,7 @@ static UNUSED struct core_config bench_config(void)
 }
 
 /* Two epochs of 35 images in 4 batches (10, 10, 10, 5), evaluated in 3 portions (3, 3, 1). */
-static UNUSED struct core_config bench_training(void)
+static inline struct core_config bench_training(void)
 {
 	struct core_config cfg = bench_config();
 
@@ -79,7 +78,7 @@ static UNUSED struct core_config bench_training(void)
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
-static UNUSED void *bench_memory(const struct core_config *cfg)
+static inline void *bench_memory(const struct core_config *cfg)
 {
 	size_t n = core_bytes(cfg);
 	void *memory = aligned_alloc(64, n);
@@ -89,7 +88,7 @@ static UNUSED void *bench_memory(const struct core_config *cfg)
 	return memory;
 }
 
-static UNUSED void bench_open(struct bench *b, struct core_config cfg)
+static inline void bench_open(struct bench *b, struct core_config cfg)
 {
 	static const float zeros[4096];
 
@@ -98,7 +97,7 @@ static UNUSED void bench_open(struct bench *b, struct core_config cfg)
 	b->core = core_init(b->memory, &b->cfg, zeros);
 }
 
-static UNUSED void bench_close(struct bench *b)
+static inline void bench_close(struct bench *b)
 {
 	free(b->memory);
 	b->memory = b->core = NULL;
@@ -106,7 +105,7 @@ static UNUSED void bench_close(struct bench *b)
 
 /* ---- steps and effects ---------------------------------------------------------------------- */
 
-static void bench_watch(struct bench *b)
+static inline void bench_watch(struct bench *b)
 {
 	const struct leases *l = &b->core->leases;
 	uint32_t n_free = 0, n_done = 0;
@@ -132,29 +131,29 @@ static void bench_watch(struct bench *b)
 	assert_int_equal(l->n_done, n_done);
 }
 
-static UNUSED void bench_step(struct bench *b, const struct event *ev)
+static inline void bench_step(struct bench *b, const struct event *ev)
 {
 	core_step(b->core, ev, b->now_ms);
 	bench_watch(b);
 }
 
-static UNUSED void bench_message(struct bench *b, uint32_t peer, const struct msg *m)
+static inline void bench_message(struct bench *b, uint32_t peer, const struct msg *m)
 {
 	bench_step(b, &(struct event){.kind = EVENT_MESSAGE, .peer = peer, .msg = m});
 }
 
-static UNUSED void bench_tick(struct bench *b, uint64_t ms)
+static inline void bench_tick(struct bench *b, uint64_t ms)
 {
 	b->now_ms += ms;
 	bench_step(b, &(struct event){.kind = EVENT_TICK});
 }
 
-static UNUSED void bench_gone(struct bench *b, uint32_t peer)
+static inline void bench_gone(struct bench *b, uint32_t peer)
 {
 	bench_step(b, &(struct event){.kind = EVENT_PEER_GONE, .peer = peer});
 }
 
-static UNUSED void bench_saved(struct bench *b, enum event_kind kind)
+static inline void bench_saved(struct bench *b, enum event_kind kind)
 {
 	uint64_t generation = b->saving;
 
@@ -163,12 +162,12 @@ static UNUSED void bench_saved(struct bench *b, enum event_kind kind)
 	bench_step(b, &(struct event){.kind = kind, .generation = generation});
 }
 
-static UNUSED void bench_durable(struct bench *b)
+static inline void bench_durable(struct bench *b)
 {
 	bench_saved(b, EVENT_DURABLE);
 }
 
-static UNUSED size_t bench_count(const struct bench *b, enum effect_kind kind)
+static inline size_t bench_count(const struct bench *b, enum effect_kind kind)
 {
 	size_t n = 0;
 
@@ -177,7 +176,7 @@ static UNUSED size_t bench_count(const struct bench *b, enum effect_kind kind)
 	return n;
 }
 
-static UNUSED const struct effect *bench_effect(const struct bench *b, enum effect_kind kind)
+static inline const struct effect *bench_effect(const struct bench *b, enum effect_kind kind)
 {
 	for (size_t i = 0; core_effect(b->core, i); i++)
 		if (core_effect(b->core, i)->kind == kind)
@@ -186,7 +185,7 @@ static UNUSED const struct effect *bench_effect(const struct bench *b, enum effe
 }
 
 /* The first message of this type that the last step sent to peer, or NULL. */
-static UNUSED const struct msg *bench_sent(const struct bench *b, uint32_t peer, enum msg_type type)
+static inline const struct msg *bench_sent(const struct bench *b, uint32_t peer, enum msg_type type)
 {
 	for (size_t i = 0; core_effect(b->core, i); i++) {
 		const struct effect *e = core_effect(b->core, i);
@@ -198,7 +197,7 @@ static UNUSED const struct msg *bench_sent(const struct bench *b, uint32_t peer,
 }
 
 /* The last step's whole answer was ERROR `status` to peer. */
-static UNUSED void bench_refused(const struct bench *b, uint32_t peer, int status)
+static inline void bench_refused(const struct bench *b, uint32_t peer, int status)
 {
 	const struct msg *m = bench_sent(b, peer, MSG_ERROR);
 
@@ -208,7 +207,7 @@ static UNUSED void bench_refused(const struct bench *b, uint32_t peer, int statu
 	assert_non_null(m->error.text);
 }
 
-static UNUSED struct worker_view bench_worker(const struct bench *b, uint32_t id)
+static inline struct worker_view bench_worker(const struct bench *b, uint32_t id)
 {
 	struct worker_view v;
 
@@ -218,7 +217,7 @@ static UNUSED struct worker_view bench_worker(const struct bench *b, uint32_t id
 
 /* ---- messages of a worker ------------------------------------------------------------------- */
 
-static UNUSED struct msg bench_hello(const char *name)
+static inline struct msg bench_hello(const char *name)
 {
 	struct msg m = {.type = MSG_HELLO};
 
@@ -230,7 +229,7 @@ static UNUSED struct msg bench_hello(const char *name)
 	return m;
 }
 
-static UNUSED struct msg bench_resume(struct stamp s, uint64_t last_seq, uint64_t durable_seq)
+static inline struct msg bench_resume(struct stamp s, uint64_t last_seq, uint64_t durable_seq)
 {
 	struct msg m = bench_hello("");
 
@@ -241,7 +240,7 @@ static UNUSED struct msg bench_resume(struct stamp s, uint64_t last_seq, uint64_
 }
 
 /* HELLO until WELCOME, with a disk that works. */
-static UNUSED struct stamp bench_join(struct bench *b, uint32_t peer, const char *name)
+static inline struct stamp bench_join(struct bench *b, uint32_t peer, const char *name)
 {
 	struct msg m = bench_hello(name);
 
@@ -253,7 +252,7 @@ static UNUSED struct stamp bench_join(struct bench *b, uint32_t peer, const char
 }
 
 /* A push of no batch and no slice: a gradient of zero. */
-static UNUSED struct msg bench_push(struct stamp s, uint64_t seq)
+static inline struct msg bench_push(struct stamp s, uint64_t seq)
 {
 	struct msg m = {.type = MSG_PUSH};
 
@@ -261,14 +260,14 @@ static UNUSED struct msg bench_push(struct stamp s, uint64_t seq)
 	return m;
 }
 
-static UNUSED void bench_slice(struct msg *m, uint64_t offset, uint64_t count, const float *g)
+static inline void bench_slice(struct msg *m, uint64_t offset, uint64_t count, const float *g)
 {
 	m->push.slices.slice[m->push.slices.n++] = (struct slice){
 		.offset = offset, .count = count, .encoding = ENCODING_F32, .data = g};
 }
 
 /* A push that moves every weight by -rate. */
-static UNUSED struct msg bench_push_ones(struct stamp s, uint64_t seq)
+static inline struct msg bench_push_ones(struct stamp s, uint64_t seq)
 {
 	struct msg m = bench_push(s, seq);
 
@@ -276,7 +275,7 @@ static UNUSED struct msg bench_push_ones(struct stamp s, uint64_t seq)
 	return m;
 }
 
-static UNUSED void bench_work(struct msg *m, uint32_t epoch, uint32_t first, uint32_t count)
+static inline void bench_work(struct msg *m, uint32_t epoch, uint32_t first, uint32_t count)
 {
 	uint32_t to = (first + count) * 10 < 35 ? (first + count) * 10 : 35;
 
@@ -285,7 +284,7 @@ static UNUSED void bench_work(struct msg *m, uint32_t epoch, uint32_t first, uin
 }
 
 /* Send it; the ACK must be the only message that goes to its sender on that connection first. */
-static UNUSED struct msg_ack bench_acked(struct bench *b, uint32_t peer, const struct msg *m)
+static inline struct msg_ack bench_acked(struct bench *b, uint32_t peer, const struct msg *m)
 {
 	bench_message(b, peer, m);
 	assert_non_null(bench_sent(b, peer, MSG_ACK));
@@ -293,7 +292,7 @@ static UNUSED struct msg_ack bench_acked(struct bench *b, uint32_t peer, const s
 	return bench_sent(b, peer, MSG_ACK)->ack;
 }
 
-static UNUSED void bench_applied(struct bench *b, uint32_t peer, const struct msg *m)
+static inline void bench_applied(struct bench *b, uint32_t peer, const struct msg *m)
 {
 	struct msg_ack a = bench_acked(b, peer, m);
 
@@ -302,7 +301,7 @@ static UNUSED void bench_applied(struct bench *b, uint32_t peer, const struct ms
 	assert_int_equal(a.duplicate, 0);
 }
 
-static UNUSED void bench_rejected(
+static inline void bench_rejected(
 	struct bench *b, uint32_t peer, const struct msg *m, enum reject why)
 {
 	struct msg_ack a = bench_acked(b, peer, m);
@@ -312,7 +311,7 @@ static UNUSED void bench_rejected(
 	assert_int_equal(a.duplicate, 0);
 }
 
-static UNUSED void bench_lease(struct bench *b, uint32_t peer, struct stamp s, uint64_t request)
+static inline void bench_lease(struct bench *b, uint32_t peer, struct stamp s, uint64_t request)
 {
 	struct msg m = {.type = MSG_LEASE};
 
@@ -320,7 +319,7 @@ static UNUSED void bench_lease(struct bench *b, uint32_t peer, struct stamp s, u
 	bench_message(b, peer, &m);
 }
 
-static UNUSED void bench_beat(struct bench *b, uint32_t peer, struct stamp s)
+static inline void bench_beat(struct bench *b, uint32_t peer, struct stamp s)
 {
 	struct msg m = {.type = MSG_BEAT};
 
@@ -328,7 +327,7 @@ static UNUSED void bench_beat(struct bench *b, uint32_t peer, struct stamp s)
 	bench_message(b, peer, &m);
 }
 
-static UNUSED void bench_pull(struct bench *b, uint32_t peer, struct stamp s, enum weights which)
+static inline void bench_pull(struct bench *b, uint32_t peer, struct stamp s, enum weights which)
 {
 	struct msg m = {.type = MSG_PULL};
 
@@ -336,7 +335,7 @@ static UNUSED void bench_pull(struct bench *b, uint32_t peer, struct stamp s, en
 	bench_message(b, peer, &m);
 }
 
-static UNUSED void bench_bye(struct bench *b, uint32_t peer, struct stamp s)
+static inline void bench_bye(struct bench *b, uint32_t peer, struct stamp s)
 {
 	struct msg m = {.type = MSG_BYE};
 
@@ -346,7 +345,7 @@ static UNUSED void bench_bye(struct bench *b, uint32_t peer, struct stamp s)
 
 /* ---- images --------------------------------------------------------------------------------- */
 
-static UNUSED struct bench_image bench_save(const struct bench *b)
+static inline struct bench_image bench_save(const struct bench *b)
 {
 	struct bench_image img;
 
@@ -359,13 +358,13 @@ static UNUSED struct bench_image bench_save(const struct bench *b)
 	return img;
 }
 
-static UNUSED void bench_drop(struct bench_image *img)
+static inline void bench_drop(struct bench_image *img)
 {
 	for (int i = 0; i < IMAGE_SECTIONS; i++)
 		free(img->data[i]);
 }
 
-static UNUSED int bench_read(
+static inline int bench_read(
 	struct bench *b, struct core_config cfg, const struct bench_image *img, const char **why)
 {
 	const unsigned char *data[IMAGE_SECTIONS];
@@ -376,7 +375,7 @@ static UNUSED int bench_read(
 }
 
 /* A start of the server with this configuration from an image that must be good. */
-static UNUSED void bench_load(
+static inline void bench_load(
 	struct bench *b, struct core_config cfg, const struct bench_image *img)
 {
 	const char *why = NULL;
@@ -388,7 +387,7 @@ static UNUSED void bench_load(
 }
 
 /* Killed, and started again from a snapshot of this instant. */
-static UNUSED void bench_restart(struct bench *b)
+static inline void bench_restart(struct bench *b)
 {
 	struct bench_image img = bench_save(b);
 	struct core_config cfg = b->cfg;

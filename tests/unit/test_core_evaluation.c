@@ -3,7 +3,7 @@
  * trains, each portion once, and ends before that one does. Then invariant 1 under workers that do
  * anything at all.
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_crowd.h"
 #include <math.h>
 
 /* Train all of `epoch` in one push. */
@@ -227,71 +227,6 @@ static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state
 
 /* ---- anything at all ------------------------------------------------------------------------ */
 
-#define CROWD 3u
-
-struct crowd {
-	struct bench b;
-	struct rng r;
-	struct stamp s[CROWD];
-	uint64_t request[CROWD];
-	struct msg_grant grant[CROWD];
-	uint32_t peers;
-};
-
-static void crowd_push(struct crowd *k, uint32_t i, uint32_t peer)
-{
-	const struct msg_grant *g = &k->grant[i];
-	uint32_t at = (uint32_t)rng_below(&k->r, 4), epoch = core_training_epoch(k->b.core);
-	struct msg m;
-
-	if (rng_below(&k->r, 10) && g->kind == GRANT_TRAIN && g->work.count) { /* its own, mostly */
-		at = g->work.first + (uint32_t)rng_below(&k->r, g->work.count);
-		epoch = g->work.epoch;
-	}
-	if (epoch >= 2)
-		return;
-	m = bench_push(k->s[i], bench_worker(&k->b, i + 1).last_seq + 1);
-	bench_slice(&m, epoch * 4 + at, 1, bench_ones);
-	bench_work(&m, epoch, at, 1);
-	bench_message(&k->b, peer, &m);
-}
-
-static void crowd_act(struct crowd *k, uint32_t i)
-{
-	uint32_t peer = 10 * (i + 1);
-	struct msg m = bench_resume(k->s[i], bench_worker(&k->b, i + 1).last_seq, 0);
-
-	switch (rng_below(&k->r, 6)) {
-	case 0:
-		bench_message(&k->b, peer, &m);
-		break;
-	case 1:
-		bench_beat(&k->b, peer + 1, k->s[i]);
-		break;
-	case 2:
-		result(&k->b, peer, k->s[i], &k->grant[i]);
-		break;
-	case 3:
-		bench_lease(&k->b, peer, k->s[i], k->request[i] += rng_below(&k->r, 2));
-		break;
-	default:
-		crowd_push(k, i, peer);
-	}
-}
-
-static void crowd_hear(struct crowd *k)
-{
-	for (uint32_t i = 0; i < CROWD; i++) {
-		const struct msg *m = bench_sent(&k->b, 10 * (i + 1), MSG_GRANT);
-
-		if (m)
-			k->grant[i] = m->grant;
-		m = bench_sent(&k->b, 10 * (i + 1), MSG_WELCOME);
-		if (m)
-			k->s[i] = m->welcome.stamp;
-	}
-}
-
 static void crowd_run(uint64_t seed)
 {
 	struct core_config cfg = bench_training();
@@ -302,20 +237,9 @@ static void crowd_run(uint64_t seed)
 	cfg.lease_batches = 1 + (uint32_t)rng_below(&k.r, 4);
 	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	bench_open(&k.b, cfg);
-	for (uint32_t i = 0; i < CROWD; i++)
-		k.s[i] = bench_join(&k.b, 10 * (i + 1), "");
+	crowd_join(&k);
 	while (!finished && steps++ < 20000) {
-		uint64_t dice = rng_below(&k.r, 100);
-
-		if (dice < 6)
-			bench_tick(&k.b, rng_below(&k.r, 400));
-		else if (dice < 16 && k.b.saving)
-			bench_saved(&k.b, rng_below(&k.r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
-		else if (dice == 16)
-			bench_restart(&k.b);
-		else
-			crowd_act(&k, (uint32_t)rng_below(&k.r, CROWD));
-		crowd_hear(&k);
+		crowd_step(&k);
 		finished = bench_count(&k.b, EFFECT_FINISH) > 0;
 	}
 	assert_true(finished);

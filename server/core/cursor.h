@@ -1,0 +1,105 @@
+/*
+ * cursor.h - one walk over the fields of an image that measures, writes or reads them: for image.c.
+ *
+ * Little-endian, every number in 8 bytes. A cursor that reads cannot run over its end: from the
+ * first thing that does not fit it yields zeros and is `bad`.
+ */
+#ifndef SERVER_CORE_CURSOR_H
+#define SERVER_CORE_CURSOR_H
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MALFORMED "a section of it is malformed"
+
+/* One pass measures (no out, no in), writes, or reads. */
+struct cursor {
+	unsigned char *out;      /* writing; NULL: only counting */
+	const unsigned char *in; /* reading; NULL: writing or counting */
+	size_t at, size;         /* size: of `in` */
+	const char *bad;         /* NULL, or why it is refused */
+};
+
+/* The first reason is the one that is told. */
+static inline void spoil(struct cursor *k, const char *why)
+{
+	if (!k->bad)
+		k->bad = why;
+}
+
+static inline void refuse_over(struct cursor *k, uint64_t v, uint64_t max)
+{
+	if (v > max)
+		spoil(k, MALFORMED);
+}
+
+static inline void bytes(struct cursor *k, void *p, size_t n)
+{
+	if (k->in) {
+		if (n > k->size - k->at)
+			spoil(k, MALFORMED);
+		if (k->bad) {
+			memset(p, 0, n);
+			return;
+		}
+		memcpy(p, k->in + k->at, n);
+	} else if (k->out) {
+		memcpy(k->out + k->at, p, n);
+	}
+	k->at += n;
+}
+
+static inline void u64(struct cursor *k, uint64_t *v)
+{
+	unsigned char b[8];
+
+	for (int i = 0; i < 8; i++)
+		b[i] = (unsigned char)(*v >> (8 * i));
+	bytes(k, b, 8);
+	*v = 0;
+	for (int i = 7; i >= 0; i--)
+		*v = *v << 8 | b[i];
+}
+
+static inline void u32(struct cursor *k, uint32_t *v)
+{
+	uint64_t x = *v;
+
+	u64(k, &x);
+	refuse_over(k, x, UINT32_MAX);
+	*v = (uint32_t)x;
+}
+
+static inline void flag(struct cursor *k, int *v)
+{
+	uint64_t x = *v != 0;
+
+	u64(k, &x);
+	refuse_over(k, x, 1);
+	*v = x == 1;
+}
+
+static inline void f64(struct cursor *k, double *v)
+{
+	uint64_t x;
+
+	memcpy(&x, v, 8);
+	u64(k, &x);
+	memcpy(v, &x, 8);
+}
+
+/* Float32 arrays are stored as they lie in memory: this project runs on little-endian machines
+ * (wire.c checks). */
+static inline void floats(struct cursor *k, float *v, size_t n)
+{
+	bytes(k, v, n * sizeof(float));
+}
+
+static inline void text(struct cursor *k, char *s, size_t room)
+{
+	bytes(k, s, room);
+	if (s[room - 1] != '\0')
+		spoil(k, MALFORMED);
+}
+
+#endif

@@ -1,0 +1,117 @@
+/*
+ * core_crowd.h - three workers that do anything at all to a core on the bench: push what they were
+ * granted and what they were not, ask twice, fall silent, come back; a disk that fails at times; a
+ * server that is killed. The same seed does the same things.
+ */
+#ifndef TESTS_UNIT_CORE_CROWD_H
+#define TESTS_UNIT_CORE_CROWD_H
+#include "tests/unit/core_bench.h"
+
+#define CROWD 3u
+
+struct crowd {
+	struct bench b;
+	struct rng r;
+	struct stamp s[CROWD];
+	uint64_t request[CROWD];
+	struct msg_grant grant[CROWD];
+};
+
+static inline uint32_t crowd_peer(uint32_t i)
+{
+	return 10 * (i + 1);
+}
+
+/* In training each batch of each epoch has a coordinate of its own, else any one will do. */
+static inline void crowd_push(struct crowd *k, uint32_t i)
+{
+	const struct msg_grant *g = &k->grant[i];
+	uint32_t at = (uint32_t)rng_below(&k->r, 4), epoch = core_training_epoch(k->b.core);
+	struct msg m = bench_push(k->s[i], bench_worker(&k->b, i + 1).last_seq + 1);
+
+	m.push.base_version = core_stats(k->b.core)->version;
+	if (rng_below(&k->r, 10) && g->kind == GRANT_TRAIN && g->work.count) { /* mostly its own */
+		at = g->work.first + (uint32_t)rng_below(&k->r, g->work.count);
+		epoch = g->work.epoch;
+	}
+	if (k->b.cfg.epochs && epoch >= k->b.cfg.epochs)
+		return;
+	if (k->b.cfg.epochs)
+		bench_work(&m, epoch, at, 1);
+	bench_slice(&m, (epoch * 4 + at) % BENCH_PARAMS, 1, bench_ones);
+	bench_message(&k->b, crowd_peer(i), &m);
+}
+
+static inline void crowd_result(struct crowd *k, uint32_t i)
+{
+	const struct msg_grant *g = &k->grant[i];
+	struct msg m = {.type = MSG_RESULT};
+
+	m.result = (struct msg_result){.stamp = k->s[i],
+		.eval_id = g->eval_id,
+		.eval_first = g->eval_first,
+		.eval_count = g->eval_count,
+		.correct = g->eval_count / 2,
+		.loss_sum = 0.25 * g->eval_count};
+	bench_message(&k->b, crowd_peer(i), &m);
+}
+
+static inline void crowd_act(struct crowd *k, uint32_t i)
+{
+	struct msg m = bench_resume(k->s[i], bench_worker(&k->b, i + 1).last_seq, 0);
+
+	switch (rng_below(&k->r, 6)) {
+	case 0:
+		m.hello.data = core_data(k->b.core)->n_train ? *core_data(k->b.core) : bench_data;
+		bench_message(&k->b, crowd_peer(i), &m);
+		break;
+	case 1:
+		bench_beat(&k->b, crowd_peer(i) + 1, k->s[i]);
+		break;
+	case 2:
+		crowd_result(k, i);
+		break;
+	case 3:
+		bench_lease(&k->b, crowd_peer(i), k->s[i], k->request[i] += rng_below(&k->r, 2));
+		break;
+	default:
+		crowd_push(k, i);
+	}
+}
+
+static inline void crowd_hear(struct crowd *k)
+{
+	for (uint32_t i = 0; i < CROWD; i++) {
+		const struct msg *m = bench_sent(&k->b, crowd_peer(i), MSG_GRANT);
+
+		if (m)
+			k->grant[i] = m->grant;
+		m = bench_sent(&k->b, crowd_peer(i), MSG_WELCOME);
+		if (m)
+			k->s[i] = m->welcome.stamp;
+	}
+}
+
+/* One step of anything. */
+static inline void crowd_step(struct crowd *k)
+{
+	uint64_t dice = rng_below(&k->r, 100);
+
+	if (dice < 6)
+		bench_tick(&k->b, rng_below(&k->r, 400));
+	else if (dice < 16 && k->b.saving)
+		bench_saved(&k->b, rng_below(&k->r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
+	else if (dice == 16)
+		bench_restart(&k->b);
+	else
+		crowd_act(k, (uint32_t)rng_below(&k->r, CROWD));
+	crowd_hear(k);
+}
+
+static inline void crowd_join(struct crowd *k)
+{
+	for (uint32_t i = 0; i < CROWD; i++)
+		k->s[i] = bench_join(&k->b, crowd_peer(i), i ? "" : "anna");
+}
+
+#endif

@@ -1,0 +1,343 @@
+/*
+ * Proves the invariants numbered in server/core/image.c: the same bytes come back, and nothing that
+ * is too short, too long or impossible is read, nor harms.
+ */
+#include "tests/unit/core_crowd.h"
+#include <math.h>
+
+/* A core in a state that `seed` decides: some configuration, some hundred steps of anything. */
+static struct crowd somewhere(uint64_t seed)
+{
+	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 0)};
+	struct core_config cfg = bench_training();
+	uint64_t steps = rng_below(&k.r, 120);
+
+	cfg.epochs = (uint32_t)rng_below(&k.r, 4);
+	cfg.optim = rng_below(&k.r, 2) ? OPTIM_ADAGRAD : OPTIM_SGD;
+	cfg.replay_window = 8 + (uint32_t)rng_below(&k.r, 30);
+	cfg.lease_batches = 1 + (uint32_t)rng_below(&k.r, 4);
+	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
+	cfg.accept_rollback = 1;
+	bench_open(&k.b, cfg);
+	if (rng_below(&k.r, 10))
+		crowd_join(&k);
+	else
+		steps = 0;
+	while (steps--)
+		crowd_step(&k);
+	return k;
+}
+
+static void assert_same(const struct bench_image *x, const struct bench_image *y)
+{
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		assert_int_equal(x->size[i], y->size[i]);
+		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
+	}
+}
+
+static void what_is_read_is_written_again_byte_for_byte(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 300; seed++) {
+		struct crowd k = somewhere(seed);
+		struct bench_image first = bench_save(&k.b), second;
+		struct bench b;
+		const char *why = NULL;
+
+		print_message("seed %llu\r", (unsigned long long)seed);
+		assert_int_equal(bench_read(&b, k.b.cfg, &first, &why), PS_OK);
+		assert_int_equal(
+			core_stats(b.core)->recoveries, core_stats(k.b.core)->recoveries + 1);
+		b.core->stats.recoveries--; /* what a restart changes on purpose */
+		second = bench_save(&b);
+		assert_same(&first, &second);
+		bench_drop(&first);
+		bench_drop(&second);
+		bench_close(&b);
+		bench_close(&k.b);
+	}
+}
+
+static void saving_changes_nothing(void **state)
+{
+	struct crowd k = somewhere(7);
+	size_t n = core_bytes(&k.b.cfg);
+	void *copy = malloc(n);
+	struct bench_image img;
+
+	(void)state;
+	assert_non_null(copy);
+	memcpy(copy, k.b.memory, n);
+	img = bench_save(&k.b);
+	assert_memory_equal(copy, k.b.memory, n);
+	bench_drop(&img);
+	free(copy);
+	bench_close(&k.b);
+}
+
+/* ---- lengths -------------------------------------------------------------------------------- */
+
+/* Read into memory that is there; every section in a block of exactly its size, for ASan. */
+static int read_into(void *memory, const struct core_config *cfg, const struct bench_image *img)
+{
+	const unsigned char *data[IMAGE_SECTIONS];
+	const char *why = NULL;
+	struct core *c = (struct core *)memory;
+	int rc;
+
+	memcpy(data, img->data, sizeof(data));
+	rc = image_read(memory, cfg, data, img->size, &c, &why);
+	if (rc == PS_OK) {
+		assert_ptr_equal(c, memory);
+		return rc;
+	}
+	assert_int_equal(rc, PS_ECHECKPOINT);
+	assert_null(c);
+	assert_non_null(why);
+	return rc;
+}
+
+static void with_length(
+	void *memory, const struct core_config *cfg, struct bench_image img, int section, size_t n)
+{
+	unsigned char *cut = malloc(n);
+	size_t old = img.size[section];
+
+	memcpy(cut, img.data[section], n < old ? n : old);
+	for (size_t i = old; i < n; i++)
+		cut[i] = 0;
+	img.data[section] = cut;
+	img.size[section] = n;
+	assert_int_equal(read_into(memory, cfg, &img), PS_ECHECKPOINT);
+	free(cut);
+}
+
+static void every_section_that_is_cut_or_longer_is_refused(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 50; seed < 58; seed++) {
+		struct crowd k = somewhere(seed);
+		struct bench_image img = bench_save(&k.b);
+		void *memory = bench_memory(&k.b.cfg);
+
+		print_message("seed %llu\r", (unsigned long long)seed);
+		assert_int_equal(read_into(memory, &k.b.cfg, &img), PS_OK);
+		for (int s = 0; s < IMAGE_SECTIONS; s++) {
+			for (size_t n = 0; n < img.size[s]; n++)
+				with_length(memory, &k.b.cfg, img, s, n);
+			with_length(memory, &k.b.cfg, img, s, img.size[s] + 1);
+			with_length(memory, &k.b.cfg, img, s, img.size[s] + 8);
+		}
+		free(memory);
+		bench_drop(&img);
+		bench_close(&k.b);
+	}
+}
+
+static void a_missing_section_is_refused(void **state)
+{
+	struct crowd k = somewhere(3);
+	struct bench_image img = bench_save(&k.b);
+	void *memory = bench_memory(&k.b.cfg);
+
+	(void)state;
+	for (int s = 0; s < IMAGE_SECTIONS; s++) {
+		unsigned char *there = img.data[s];
+
+		img.data[s] = NULL;
+		assert_int_equal(read_into(memory, &k.b.cfg, &img), PS_ECHECKPOINT);
+		img.data[s] = there;
+	}
+	free(memory);
+	bench_drop(&img);
+	bench_close(&k.b);
+}
+
+/* ---- lies ----------------------------------------------------------------------------------- */
+
+static void put_u64(unsigned char *at, uint64_t v)
+{
+	for (int i = 0; i < 8; i++)
+		at[i] = (unsigned char)(v >> (8 * i));
+}
+
+static void mutate(struct rng *r, struct bench_image *img)
+{
+	const uint64_t edges[] = {0, 1, 2, 3, 4, 7, 64, 1u << 20, UINT32_MAX, 1ull << 32,
+		UINT64_MAX, UINT64_MAX - 1, 1ull << 63};
+
+	for (uint64_t n = 1 + rng_below(r, 3); n; n--) {
+		int s = (int)rng_below(r, IMAGE_LEASES + 1 + (rng_below(r, 8) == 0) * 2);
+		size_t at = img->size[s] ? rng_below(r, img->size[s]) : 0;
+
+		if (at + 8 <= img->size[s] && rng_below(r, 2))
+			put_u64(img->data[s] + at / 8 * 8,
+				edges[rng_below(r, sizeof(edges) / sizeof(edges[0]))]);
+		else if (img->size[s])
+			img->data[s][at] ^= (unsigned char)(1u << rng_below(r, 8));
+	}
+}
+
+/* It was believed: then it must be a state that can be written again, and lived with. */
+static void live_with(struct crowd *k)
+{
+	struct bench_image img = bench_save(&k->b);
+	struct bench again;
+	const char *why = NULL;
+
+	k->b.saving = 0;
+	assert_int_equal(bench_read(&again, k->b.cfg, &img, &why), PS_OK);
+	bench_close(&again);
+	bench_drop(&img);
+	for (int i = 0; i < 40; i++)
+		crowd_step(k);
+}
+
+static void no_mutation_does_harm(void **state)
+{
+	const uint64_t seed = 77;
+	struct rng r = rng_seed(seed, RNG_SIM, 1);
+	uint32_t believed = 0, refused = 0;
+
+	(void)state;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	for (uint64_t i = 0; i < 6000; i++) {
+		static struct crowd k;
+		struct bench_image img;
+		struct core_config cfg;
+		const char *why = NULL;
+
+		if (i % 200 == 0)
+			k = somewhere(seed + i);
+		img = bench_save(&k.b);
+		mutate(&r, &img);
+		cfg = k.b.cfg;
+		struct crowd victim = k;
+		if (bench_read(&victim.b, cfg, &img, &why) == PS_OK) {
+			believed++;
+			live_with(&victim);
+		} else {
+			refused++;
+		}
+		bench_close(&victim.b);
+		bench_drop(&img);
+		if (i % 200 == 199)
+			bench_close(&k.b);
+	}
+	print_message("%u believed, %u refused\n", believed, refused);
+	assert_true(believed > 500 && refused > 500);
+}
+
+/* One lie at a time, told by a core whose memory was changed before it wrote. */
+static void refused_after(void (*lie)(struct core *c), int honest)
+{
+	struct core_config cfg = bench_training();
+	struct stamp s;
+	struct bench b;
+	struct bench_image img;
+	struct msg m;
+	void *memory;
+
+	cfg.optim = OPTIM_ADAGRAD;
+	memory = bench_memory(&cfg);
+	bench_open(&b, cfg); /* epoch 0 is evaluated, epoch 1 trains, worker 1 holds a lease */
+	s = bench_join(&b, 9, "");
+	m = bench_push_ones(s, 1);
+	bench_work(&m, 0, 0, 4);
+	bench_applied(&b, 9, &m);
+	for (uint64_t i = 1; i <= 4; i++)
+		bench_lease(&b, 9, s, i);
+	lie(b.core);
+	img = bench_save(&b);
+	assert_int_equal(read_into(memory, &cfg, &img), honest ? PS_OK : PS_ECHECKPOINT);
+	bench_drop(&img);
+	bench_close(&b);
+	free(memory);
+}
+
+#define LIES(X)                                                                                    \
+	X(a_batch_in_no_state, c->leases.batch[2] = 3)                                             \
+	X(a_portion_in_no_state, c->leases.portion[1] = 3)                                         \
+	X(no_batch_left_though_the_epoch_goes_on,                                                  \
+		(memset(c->leases.batch, BATCH_DONE, 4), c->leases.evaluating = 0))                \
+	X(no_portion_left_though_it_is_evaluated, memset(c->leases.portion, BATCH_DONE, 3))        \
+	X(an_epoch_past_the_last, c->leases.epoch = 3)                                             \
+	X(an_epoch_before_any_data,                                                                \
+		(memset(&c->data, 0, sizeof(c->data)), c->leases.n_batches = 0))                   \
+	X(a_portion_of_no_images, c->leases.eval_size = 0)                                         \
+	X(a_data_set_too_large, c->data.n_train = UINT32_MAX)                                      \
+	X(a_data_set_with_nothing_to_test, c->data.n_test = 0)                                     \
+	X(a_lease_past_the_end,                                                                    \
+		(c->worker[0].grant.kind = GRANT_TRAIN, c->worker[0].grant.work.first = 5))        \
+	X(a_lease_longer_than_the_epoch, (c->worker[0].grant.kind = GRANT_TRAIN,                   \
+						 c->worker[0].grant.work.count = UINT32_MAX))      \
+	X(a_grant_of_no_kind, c->worker[0].grant.kind = (enum grant_kind)3)                        \
+	X(an_evaluation_past_the_test_set,                                                         \
+		(c->worker[0].grant.kind = GRANT_EVAL, c->worker[0].grant.eval_first = 7))         \
+	X(a_verdict_that_is_none, c->worker[0].decisions[1].verdict = 3)                           \
+	X(a_reason_that_is_none, c->worker[0].decisions[1].reject = REJECT_REASONS)                \
+	X(a_name_without_an_end, memset(c->worker[0].name, 'x', sizeof(c->worker[0].name)))        \
+	X(a_weight_that_is_nan, c->store.weights[7] = NAN)                                         \
+	X(a_weight_that_is_infinite, c->store.weights[0] = -INFINITY)                              \
+	X(an_evaluated_weight_that_is_nan, c->store.eval_weights[7] = NAN)                         \
+	X(a_sum_of_squares_that_is_nan, c->store.accumulator[7] = NAN)                             \
+	X(a_sum_of_squares_below_zero, c->store.accumulator[0] = -1)                               \
+	X(no_model, c->cfg.model[0] = '\0')
+
+#define DEFINE(name, change)                                                                       \
+	static void name(struct core *c)                                                           \
+	{                                                                                          \
+		change;                                                                            \
+	}
+LIES(DEFINE)
+
+static void the_truth(struct core *c)
+{
+	(void)c;
+}
+
+static void an_image_that_says_something_impossible_is_refused(void **state)
+{
+	(void)state;
+	refused_after(the_truth, 1);
+#define TRY(name, change)                                                                          \
+	print_message("%s\n", #name);                                                              \
+	refused_after(name, 0);
+	LIES(TRY)
+}
+
+/* A run without data has no room for batches: an image that brings some must not find any. */
+static void a_data_set_is_refused_in_a_run_without_one(void **state)
+{
+	struct bench b;
+	struct bench_image img;
+	void *memory;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	bench_join(&b, 9, "");
+	img = bench_save(&b);
+	memory = bench_memory(&b.cfg);
+	assert_int_equal(read_into(memory, &b.cfg, &img), PS_OK);
+	put_u64(img.data[IMAGE_LEASES], 60000); /* n_train */
+	put_u64(img.data[IMAGE_LEASES] + 8, 10000);
+	assert_int_equal(read_into(memory, &b.cfg, &img), PS_ECHECKPOINT);
+	free(memory);
+	bench_drop(&img);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_is_read_is_written_again_byte_for_byte),
+		cmocka_unit_test(saving_changes_nothing),
+		cmocka_unit_test(every_section_that_is_cut_or_longer_is_refused),
+		cmocka_unit_test(a_missing_section_is_refused),
+		cmocka_unit_test(no_mutation_does_harm),
+		cmocka_unit_test(an_image_that_says_something_impossible_is_refused),
+		cmocka_unit_test(a_data_set_is_refused_in_a_run_without_one),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

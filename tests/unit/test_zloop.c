@@ -271,6 +271,8 @@ static void a_silent_socket_lets_the_loop_sleep(void **state)
 		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
 	send_ping();
 	assert_true(echo_one(f.router, 0));
+	zmq_pollitem_t reply = {.socket = f.dealer, .events = ZMQ_POLLIN};
+	assert_int_equal(zmq_poll(&reply, 1, 10000), 1); /* prepare will see it, not the fd */
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.got, 1);
 	f.turns = 0;
@@ -339,7 +341,6 @@ static void a_missed_wake_up_is_rescued_and_counted(void **state)
 static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 {
 	(void)state;
-	uv_os_fd_t fd;
 	assert_int_equal(
 		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
 	uv_timer_start(&f.busy, stop_loop, 250, 0);
@@ -351,8 +352,8 @@ static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 	uv_poll_stop(&f.dealer_watch.poll);
 	send_ping();
 	assert_true(echo_one(f.router, 0));
-	assert_int_equal(uv_fileno((uv_handle_t *)&f.dealer_watch.poll, &fd), 0);
-	struct pollfd p = {.fd = fd, .events = POLLIN};
+	struct pollfd p = {.events = POLLIN};
+	assert_int_equal(uv_fileno((uv_handle_t *)&f.dealer_watch.poll, &p.fd), 0);
 	assert_int_equal(poll(&p, 1, 10000), 1);
 	uv_timer_start(&f.busy, stop_loop, 350, 0);
 	uv_run(&f.loop, UV_RUN_DEFAULT);

@@ -1,0 +1,366 @@
+/*
+ * Proves that a run goes on from an image as if nothing had been: bit-exactly under the same
+ * options, sensibly under others, and not at all, by name, where it cannot. (server/core/image.h)
+ */
+#include "tests/unit/core_bench.h"
+#include "common/run_head.h"
+
+/* ---- bit by bit ----------------------------------------------------------------------------- */
+
+static void push_random(struct bench *b, struct stamp s, uint64_t seq, struct rng *r)
+{
+	static float g[100];
+	struct msg m = bench_push(s, seq);
+
+	for (size_t i = 0; i < 100; i++)
+		g[i] = (float)(2 * rng_unit(r) - 1);
+	if (rng_below(r, 10) == 0)
+		g[rng_below(r, 100)] *= 1e20f; /* some are rejected */
+	m.push.base_version = core_stats(b->core)->version;
+	m.push.base_version -= rng_below(r, m.push.base_version < 4 ? 1 : 4);
+	m.push.loss = (float)rng_unit(r);
+	m.push.slices.n = 0;
+	bench_slice(&m, 0, 60, g);
+	bench_slice(&m, 60, 40, g + 60);
+	bench_acked(b, 9, &m);
+	if (b->saving)
+		bench_durable(b);
+}
+
+/* 60 pushes of one worker; the server is killed and restarted before those in `kills`. */
+static struct bench_image trained(const struct core_config *cfg, uint64_t kills)
+{
+	struct rng r = rng_seed(4, RNG_SIM, 0);
+	struct bench_image img;
+	struct bench b;
+	struct stamp s;
+
+	bench_open(&b, *cfg);
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 60; seq++) {
+		if (kills >> seq & 1) {
+			struct msg m = bench_resume(s, seq - 1, 0);
+
+			bench_restart(&b);
+			bench_message(&b, 9, &m);
+			s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+		}
+		push_random(&b, s, seq, &r);
+	}
+	b.core->stats = (struct core_stats){.loss = b.core->stats.loss,
+		.pushes = b.core->stats.pushes,
+		.staleness_sum = b.core->stats.staleness_sum};
+	b.core->cfg.epoch = cfg->epoch;
+	img = bench_save(&b);
+	bench_close(&b);
+	return img;
+}
+
+static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
+{
+	const uint64_t kills[] = {1ull << 2, 1ull << 30, 1ull << 60, 0x5555555555555554};
+
+	(void)state;
+	for (int adagrad = 0; adagrad < 2; adagrad++) {
+		struct core_config cfg = bench_config();
+		struct bench_image whole, part;
+
+		cfg.n_params = 100;
+		cfg.lr = 0.03;
+		cfg.optim = adagrad ? OPTIM_ADAGRAD : OPTIM_SGD;
+		cfg.stale_rate = STALE_INVERSE;
+		cfg.replay_window = 16;
+		whole = trained(&cfg, 0);
+		for (size_t i = 0; i < sizeof(kills) / sizeof(kills[0]); i++) {
+			part = trained(&cfg, kills[i]);
+			for (int s = 0; s < IMAGE_SECTIONS; s++) {
+				assert_int_equal(whole.size[s], part.size[s]);
+				assert_memory_equal(whole.data[s], part.data[s], whole.size[s]);
+			}
+			bench_drop(&part);
+		}
+		bench_drop(&whole);
+	}
+}
+
+static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b, other;
+	struct bench_image img;
+	struct run_head head;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, cfg);
+	bench_join(&b, 9, "anna");
+	s = bench_join(&b, 10, "");
+	m = bench_push_ones(s, 1);
+	bench_work(&m, 0, 1, 1);
+	bench_applied(&b, 10, &m);
+	bench_bye(&b, 10, s);
+	img = bench_save(&b);
+	assert_int_equal(run_head_read(img.data[IMAGE_RUN], img.size[IMAGE_RUN], &head), 0);
+	assert_int_equal(head.run_lo, cfg.run.lo);
+	assert_int_equal(head.epoch, cfg.epoch);
+	assert_int_equal(head.version, 1);
+	assert_string_equal(head.model, cfg.model);
+	assert_string_equal(image_names[IMAGE_RUN], RUN_HEAD_SECTION);
+	assert_string_equal(image_names[IMAGE_WEIGHTS], RUN_HEAD_WEIGHTS);
+	assert_int_equal(img.size[IMAGE_WEIGHTS], cfg.n_params * sizeof(float));
+	cfg.run = (struct run_id){0, 0};
+	bench_load(&other, cfg, &img);
+	assert_memory_equal(&core_config(other.core)->run, &b.cfg.run, sizeof(cfg.run));
+	assert_int_equal(core_config(other.core)->epoch, b.cfg.epoch + 1);
+	assert_int_equal(bench_worker(&other, 1).state, SESSION_AWAY);
+	assert_int_equal(bench_worker(&other, 2).state, SESSION_DEAD);
+	assert_int_equal(bench_worker(&other, 2).last_seq, 1);
+	assert_int_equal(bench_worker(&other, 2).durable_seq, 1); /* it is in the image */
+	assert_int_equal(core_epoch(other.core, 0)->images, 10);
+	assert_int_equal(core_data(other.core)->xxh3, bench_data.xxh3);
+	bench_drop(&img);
+	bench_close(&other);
+	bench_close(&b);
+}
+
+/* ---- other options -------------------------------------------------------------------------- */
+
+/* An image of one epoch of bench_training trained and half evaluated, its only worker gone. */
+static struct bench_image half_evaluated(struct core_config cfg)
+{
+	struct bench_image img;
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	m = bench_push_ones(s, 1);
+	bench_work(&m, 0, 0, 4);
+	bench_applied(&b, 9, &m);
+	m = (struct msg){.type = MSG_RESULT};
+	m.result = (struct msg_result){.stamp = s,
+		.eval_id = 1,
+		.eval_count = cfg.eval_images < 7 ? cfg.eval_images : 7,
+		.correct = 1};
+	if (cfg.eval_images < 7)
+		bench_message(&b, 9, &m);
+	bench_bye(&b, 9, s);
+	img = bench_save(&b);
+	bench_close(&b);
+	return img;
+}
+
+/* Whoever is granted evaluates, whoever is granted trains, until the run ends. */
+static void run_to_the_end(struct bench *b)
+{
+	struct stamp s;
+	uint64_t seq;
+
+	s = bench_join(b, 9, "");
+	seq = bench_sent(b, 9, MSG_WELCOME)->welcome.last_seq;
+	for (uint64_t i = 1; i < 100; i++) {
+		struct msg m = {.type = MSG_RESULT};
+		struct msg_grant g;
+
+		bench_lease(b, 9, s, i);
+		if (!bench_sent(b, 9, MSG_GRANT))
+			break;
+		g = bench_sent(b, 9, MSG_GRANT)->grant;
+		if (g.kind == GRANT_EVAL) {
+			m.result = (struct msg_result){.stamp = s,
+				.eval_id = g.eval_id,
+				.eval_first = g.eval_first,
+				.eval_count = g.eval_count,
+				.correct = 1};
+			bench_message(b, 9, &m);
+		} else {
+			m = bench_push_ones(s, ++seq);
+			m.push.base_version = core_stats(b->core)->version;
+			bench_work(&m, g.work.epoch, g.work.first, g.work.count);
+			bench_applied(b, 9, &m);
+		}
+	}
+	bench_durable(b);
+	assert_int_equal(bench_effect(b, EFFECT_FINISH)->status, PS_EDONE);
+	for (uint32_t e = 0; e < b->cfg.epochs; e++) {
+		assert_int_equal(core_epoch(b->core, e)->images, 35);
+		assert_int_equal(core_epoch(b->core, e)->eval_done, 7);
+	}
+}
+
+static void eval_images_may_change_in_the_middle_of_an_evaluation_and_between(void **state)
+{
+	const uint32_t sizes[] = {1, 3, 7, 1000};
+
+	(void)state;
+	for (size_t i = 0; i < 4; i++)
+		for (size_t k = 0; k < 4; k++) {
+			struct core_config cfg = bench_training();
+			struct bench_image img;
+			struct bench b;
+
+			cfg.eval_images = sizes[i];
+			img = half_evaluated(cfg);
+			cfg.eval_images = sizes[k];
+			bench_load(&b, cfg, &img);
+			bench_drop(&img);
+			run_to_the_end(&b); /* epoch 1 is evaluated in the new size */
+			bench_close(&b);
+			cfg.eval_images = sizes[i];
+			bench_open(&b, cfg); /* and nothing under evaluation */
+			bench_bye(&b, 9, bench_join(&b, 9, ""));
+			b.cfg.eval_images = sizes[k];
+			bench_restart(&b);
+			run_to_the_end(&b);
+			bench_close(&b);
+		}
+}
+
+static void a_finished_run_goes_on_with_more_epochs(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, cfg);
+	run_to_the_end(&b);
+	b.cfg.epochs = 4;
+	bench_restart(&b);
+	assert_int_equal(core_training_epoch(b.core), 2);
+	bench_tick(&b, b.cfg.recovery_ms);
+	bench_tick(&b, b.cfg.recovery_ms);
+	run_to_the_end(&b);
+	bench_close(&b);
+}
+
+static void a_run_goes_on_with_more_epochs_from_the_middle(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench_image img = half_evaluated(cfg);
+	struct bench b;
+
+	(void)state;
+	cfg.epochs = 5;
+	bench_load(&b, cfg, &img);
+	run_to_the_end(&b);
+	bench_drop(&img);
+	bench_close(&b);
+	cfg.epochs = 1; /* the last epoch is trained, its evaluation is under way */
+	img = half_evaluated(cfg);
+	cfg.epochs = 2;
+	bench_load(&b, cfg, &img);
+	run_to_the_end(&b);
+	bench_drop(&img);
+	bench_close(&b);
+}
+
+static void a_smaller_replay_window_keeps_the_newest_decisions(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 20; seq++) {
+		m = bench_push_ones(s, seq);
+		bench_applied(&b, 9, &m);
+	}
+	b.cfg.replay_window = 8;
+	bench_restart(&b);
+	m = bench_resume(s, 20, 0);
+	bench_message(&b, 9, &m);
+	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	for (uint64_t seq = 1; seq <= 20; seq++) {
+		struct msg_ack a;
+
+		m = bench_push_ones(s, seq);
+		a = bench_acked(&b, 9, &m);
+		assert_int_equal(a.duplicate, 1);
+		assert_int_equal(a.verdict, seq > 12 ? VERDICT_OK : VERDICT_REJECTED);
+		assert_int_equal(a.version, seq > 12 ? seq : 0);
+	}
+	bench_close(&b);
+}
+
+/* ---- what may not change -------------------------------------------------------------------- */
+
+static void refused_for(const struct bench_image *img, struct core_config cfg, const char *option)
+{
+	struct bench b;
+	const char *why = NULL;
+
+	assert_int_equal(bench_read(&b, cfg, img, &why), PS_ECHECKPOINT);
+	assert_null(b.core);
+	assert_non_null(strstr(why, option));
+	bench_close(&b);
+}
+
+static void what_cannot_be_continued_is_refused_by_name(void **state)
+{
+	const struct core_config good = bench_training();
+	struct bench_image img = half_evaluated(good);
+	struct core_config cfg;
+
+	(void)state;
+	cfg = good;
+	cfg.model_fingerprint++;
+	refused_for(&img, cfg, "--model");
+	cfg = good;
+	cfg.n_params--;
+	refused_for(&img, cfg, "--model");
+	cfg = good;
+	cfg.seed++;
+	refused_for(&img, cfg, "--seed");
+	cfg = good;
+	cfg.batch = 35;
+	refused_for(&img, cfg, "--batch");
+	cfg = good;
+	cfg.optim = OPTIM_ADAGRAD;
+	refused_for(&img, cfg, "--optimizer");
+	cfg = good;
+	cfg.epochs = 0;
+	refused_for(&img, cfg, "--epochs");
+	cfg = good;
+	cfg.epochs = 1; /* the second one is in training */
+	refused_for(&img, cfg, "--epochs");
+	bench_drop(&img);
+}
+
+static void fewer_slots_than_workers_are_refused_by_name(void **state)
+{
+	struct bench_image img;
+	struct bench b;
+	struct core_config cfg = bench_config();
+
+	(void)state;
+	bench_open(&b, cfg);
+	bench_join(&b, 9, "");
+	bench_join(&b, 10, "");
+	img = bench_save(&b);
+	bench_close(&b);
+	cfg.max_workers = 1;
+	refused_for(&img, cfg, "--max-workers");
+	cfg.max_workers = 2;
+	bench_load(&b, cfg, &img);
+	bench_close(&b);
+	bench_drop(&img);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(killed_and_restarted_it_ends_with_the_same_bytes),
+		cmocka_unit_test(a_restart_keeps_the_run_and_changes_the_epoch),
+		cmocka_unit_test(eval_images_may_change_in_the_middle_of_an_evaluation_and_between),
+		cmocka_unit_test(a_finished_run_goes_on_with_more_epochs),
+		cmocka_unit_test(a_run_goes_on_with_more_epochs_from_the_middle),
+		cmocka_unit_test(a_smaller_replay_window_keeps_the_newest_decisions),
+		cmocka_unit_test(what_cannot_be_continued_is_refused_by_name),
+		cmocka_unit_test(fewer_slots_than_workers_are_refused_by_name),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -8,22 +8,15 @@
 #include "server/core/state.h"
 #include <math.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&                             \
-	!defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CLONES
-#endif
-
-CLONES void optim_sgd(float *restrict w, const float *restrict g, size_t n, float eta)
+CORE_CLONES void optim_sgd(float *restrict w, const float *restrict g, size_t n, float eta)
 {
 	for (size_t i = 0; i < n; i++)
 		w[i] -= eta * g[i];
 }
 
 /* Duchi, Hazan, Singer 2011, with epsilon outside the root as PyTorch has it. */
-CLONES void optim_adagrad(float *restrict w, float *restrict acc, const float *restrict g, size_t n,
-	float eta, float eps)
+CORE_CLONES void optim_adagrad(float *restrict w, float *restrict acc, const float *restrict g,
+	size_t n, float eta, float eps)
 {
 	for (size_t i = 0; i < n; i++) {
 		acc[i] += g[i] * g[i];

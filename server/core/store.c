@@ -12,7 +12,7 @@
 #define STORE_MAX_VALUE 1e15f /* its square is a finite float32, for adagrad */
 
 /* Values whose magnitude bits exceed those of STORE_MAX_VALUE: too large, infinite, or NaN. */
-static int any_wild(const float *g, size_t n)
+CORE_CLONES static int any_wild(const float *g, size_t n)
 {
 	uint32_t wild = 0, limit;
 	const float max = STORE_MAX_VALUE;

@@ -3,6 +3,7 @@
 #
 #   deploy/setup.sh          what `make`, `make demo`, `make test` and `make lint` use
 #   deploy/setup.sh bench    also what only `make bench` uses
+#   deploy/setup.sh list     says which packages these are
 #
 # Installs only what is missing and says what; with nothing missing it needs neither root nor the
 # network. Exit: 0 all is there, 2 it is not and this user may not install it (the command to run
@@ -22,8 +23,12 @@ bench_packages="python3-torch"
 case "${1-}" in
 '') ;;
 bench) packages="$packages $bench_packages" ;;
+list)
+	echo $packages $bench_packages
+	exit 0
+	;;
 *)
-	echo "setup: unknown argument '$1': none or 'bench'" >&2
+	echo "setup: unknown argument '$1': none, 'bench' or 'list'" >&2
 	exit 2
 	;;
 esac

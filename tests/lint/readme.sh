@@ -18,13 +18,13 @@ for option in $(grep -oE '(^|[^-a-z])--[a-z][a-z-]+' README.md | grep -oE -e '--
 		say "README.md: $option is not an option of any program"
 done
 
-for path in $(grep -oE '(`|\]\()[a-z]+/[A-Za-z0-9_./*-]+' README.md | sed 's/^[`(\]*//' | sort -u); do
+for path in $(grep -oE '(`|\]\()[a-z]+/[A-Za-z0-9_./*-]+' README.md | sed 's/^[]`(]*//' | sort -u); do
 	case $path in build/* | data/*) continue ;; esac
 	# shellcheck disable=SC2086 # a * in a name is a pattern
 	ls -d $path >/dev/null 2>&1 || say "README.md: $path does not exist"
 done
 
-for package in $(sed -n '/packages="/,/"$/p' deploy/setup.sh | tr -d '"\t' | sed 's/.*packages=//'); do
+for package in $(deploy/setup.sh list); do
 	grep -qE "(^|[^-a-z0-9])$package([^-a-z0-9]|$)" README.md ||
 		say "README.md: does not say why $package is there"
 done

@@ -8,7 +8,7 @@
  * (server/core/image.h); this module promises that what is read is what was written.
  *
  * Invariants: (1) a generation is visible under its name only when it is whole and on disk;
- *             (2) CHECKPOINT_KEEP generations are kept; older ones and *.tmp are removed;
+ *             (2) CHECKPOINT_KEEP generations are kept; older ones and ckpt-*.tmp are removed;
  *             (3) no byte of a file is believed before its checksum: a flipped or missing byte
  *                 anywhere makes checkpoint_read fail, and checkpoint_read_newest takes the
  *                 generation before and says so in the log.
@@ -44,8 +44,8 @@ int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /*
  * Read the newest good generation of `dir`. A directory without any checkpoint: 0 with
- * c->generation == 0. Checkpoints there but none good: PS_ECHECKPOINT. Removes *.tmp when `clean`.
- * *newest_seen (may be NULL) is the highest generation number that any file name claims.
+ * c->generation == 0. Checkpoints there but none good: PS_ECHECKPOINT. Removes ckpt-*.tmp when
+ * `clean`. *newest_seen (may be NULL) is the highest generation number that any file name claims.
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;

@@ -18,7 +18,8 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
 
-/* `fmt` gives the key=value part, "" for none. Quote values that may hold blanks: key="%s". */
+/* `fmt` gives the key=value part; "%s", "" for none, as compilers warn about an empty format. Quote
+ * values that may hold blanks: key="%s". Control characters come out as '?'. */
 void log_write(enum log_level level, const char *subsystem, const char *event, const char *fmt, ...)
 	PS_PRINTF(4, 5);
 #define log_error(...) log_write(LOG_ERROR, __VA_ARGS__)

@@ -6,8 +6,9 @@
  * pool:SIZE, fc:UNITS, dropout:P (0 <= P < 1). Softmax cross-entropy over the last layer's units is
  * implied. Names: seed:F, lenet5, cnn99. vector:N is a flat vector with no layers. The input is
  * fixed at parse time (MNIST: 1x28x28). Sizes that do not fit are an error that names the layer and
- * says what would fit; pad=auto on a pool or conv adds the least symmetric-as-possible zero padding
- * (bottom and right get the odd one) that makes it fit.
+ * says what would fit: a window must tile its padded input exactly, nothing is cut off. pad=auto on
+ * a pool or conv adds the least symmetric-as-possible zero padding (bottom and right get the odd
+ * one) that makes it fit.
  *
  * Layout (NCHW): conv weight [F][C][K][K], bias [F]; fc weight [units][inputs] over NCHW-flattened
  * inputs, bias [units]: PyTorch's names, shapes and order.
@@ -54,14 +55,14 @@ struct tensor {
 
 struct model {
 	char text[MODEL_MAX_TEXT]; /* canonical: names expanded, one blank between layers */
-	struct shape input;
+	struct shape input;        /* 0x0x0 for vector:N */
 	size_t n_layers;
 	struct layer layer[MODEL_MAX_LAYERS];
 	size_t n_tensors;
 	struct tensor tensor[MODEL_MAX_TENSORS];
 	size_t n_params;
 	size_t classes;       /* units of the last layer; 0 for vector:N */
-	uint64_t fingerprint; /* XXH3 of canonical text and input shape */
+	uint64_t fingerprint; /* XXH3-64 of "<canonical text> @ CxHxW" */
 };
 
 /* Parse `text` for `input`. PS_EUSAGE with a message for a person; *m is unspecified then. */

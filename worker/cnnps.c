@@ -173,8 +173,8 @@ static int encode_tensor(struct order *o, const float *g, uint64_t offset, size_
 	struct slices *s = &o->push.meta.slices;
 
 	s->n = 1;
-	s->slice[0] = (struct slice){
-		.offset = offset, .count = n, .encoding = ENCODING_F32, .data = g};
+	s->slice[0] =
+		(struct slice){.offset = offset, .count = n, .encoding = ENCODING_F32, .data = g};
 	return wire_encode_slice(&s->slice[0], &o->push.tensor);
 }
 

@@ -6,8 +6,8 @@
 #include "proto/msg.h"
 #include "worker/link.h"
 
-#define MONITOR "inproc://cnnps-bulk-events" /* names are per context, and each link has its own   \
-					      */
+/* Names are per context, and each link has its own. */
+#define MONITOR      "inproc://cnnps-bulk-events"
 #define RETRY_MS     100  /* first reconnect after 1 to 2 times this, then doubled ... */
 #define RETRY_MAX    1000 /* ... up to about this */
 #define FIRST_WINDOW 8    /* messages queued per direction before WELCOME told the window */

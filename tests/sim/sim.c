@@ -173,7 +173,8 @@ static void happen_worker(struct sim *s, struct item *it)
 static int all_done(const struct sim *s)
 {
 	for (uint32_t i = 0; i < s->n_workers; i++)
-		if (!s->worker[i].session || !s->worker[i].done || session_phase(s->worker[i].session) != PHASE_END)
+		if (!s->worker[i].session || !s->worker[i].done ||
+			session_phase(s->worker[i].session) != PHASE_END)
 			return 0;
 	return 1;
 }

@@ -51,7 +51,7 @@ int main(int argc, char **argv)
 	raise_descriptors();
 	rc = server_start(&server, &options, &e);
 	if (rc) {
-		log_error("server", "cannot-start", "code=%s reason=\"%s\"", err_name(rc), e.text);
+		log_error("server", "cannot_start", "code=%s reason=\"%s\"", err_name(rc), e.text);
 		return err_exit_code(rc);
 	}
 	server_run(&server);

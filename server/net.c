@@ -184,7 +184,7 @@ static void on_rebind(uv_timer_t *t)
 		return;
 	}
 	r->bound = 1;
-	log_info("net", "listening-again", "endpoint=%s", r->endpoint);
+	log_info("net", "listening_again", "endpoint=%s", r->endpoint);
 }
 
 /* Out of descriptors, libzmq would try to accept for ever without a pause. */
@@ -193,7 +193,7 @@ static void on_accept_failed(struct router *r, int error)
 	r->stats.accept_failures++;
 	if (!r->bound)
 		return;
-	log_warn("net", "accept-failed", "reason=\"%s\" pause_ms=%d", strerror(error), REBIND_MS);
+	log_warn("net", "accept_failed", "reason=\"%s\" pause_ms=%d", strerror(error), REBIND_MS);
 	(void)zmq_unbind(r->socket, r->endpoint); /* closes what it has accepted, too */
 	memset(r->open, 0, sizeof(r->open));
 	r->stats.connections = 0;
@@ -209,6 +209,7 @@ static void note_open(struct router *r, uint32_t fd, int open)
 	int was = (*byte & bit) != 0;
 	if (was == open)
 		return;
+	log_debug("net", open ? "accepted" : "hung_up", "fd=%u", fd);
 	*byte = (unsigned char)(*byte ^ bit);
 	r->stats.connections += open ? 1u : (uint32_t)-1;
 }

@@ -106,14 +106,14 @@ static void note_outcome(struct saver *s, uint64_t generation)
 	if (s->rc) {
 		t->failed++;
 		if (!t->failing)
-			log_error("saver", "checkpoint-failed", "generation=%llu reason=\"%s\"",
+			log_error("saver", "checkpoint_failed", "generation=%llu reason=\"%s\"",
 				(unsigned long long)generation, s->error.text);
 		t->failing = 1;
 		snprintf(t->why, sizeof(t->why), "%.255s", s->error.text);
 		return;
 	}
 	if (t->failing)
-		log_info("saver", "checkpoints-work-again", "generation=%llu failed=%llu",
+		log_info("saver", "checkpoints_work_again", "generation=%llu failed=%llu",
 			(unsigned long long)generation, (unsigned long long)t->failed);
 	t->failing = 0;
 	t->why[0] = '\0';

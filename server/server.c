@@ -9,7 +9,8 @@
 #include "server/status.h"
 
 #define TICK_MS     50
-#define FAREWELL_MS 2000  /* for workers to read their BYE and leave */
+#define FAREWELL_MS 2000  /* for workers to be told BYE */
+#define HANG_UP_MS  500   /* for those that were told to leave */
 #define DRAIN_MS    10000 /* for the last checkpoint */
 #define GAVE_UP     PS_EAGAIN
 
@@ -123,19 +124,22 @@ static int only_saving_is_left(const struct server *s)
 
 static void give_up(struct server *s, int status, const char *why)
 {
-	log_error("server", "gave-up", "reason=\"%s\"", why);
+	log_error("server", "gave_up", "reason=\"%s\"", why);
 	s->status = status;
 	s->finish_ms = uv_now(&s->loop);
 	uv_stop(&s->loop);
 }
 
-/* Whoever was told BYE hangs up; the last to do so ends the farewell. */
+/* Whoever was told BYE hangs up; until then we read on, because closing a connection with unread
+ * bytes would take the BYE back. */
 static void check_farewell(struct server *s)
 {
 	struct router_stats net;
+	uint64_t now = uv_now(&s->loop);
 
 	router_stats(s->router, &net);
-	if (net.connections == 0 || uv_now(&s->loop) >= s->deadline_ms)
+	if (net.connections == 0 || now >= s->deadline_ms ||
+		(net.waiting == 0 && now >= s->finish_ms + HANG_UP_MS))
 		uv_stop(&s->loop);
 }
 
@@ -194,8 +198,10 @@ static void on_signal(uv_signal_t *h, int number)
 		on_stop_signal(s, number);
 		return;
 	}
-	int debug = log_get_level() == LOG_DEBUG && s->options->log_level != LOG_DEBUG;
-	log_set_level(debug ? s->options->log_level : LOG_DEBUG);
+	int debug = log_get_level() != LOG_DEBUG || s->options->log_level == LOG_DEBUG;
+	log_set_level(LOG_INFO); /* so that this line is seen in any case */
+	log_info("server", "log_level", "debug=%d", debug);
+	log_set_level(debug ? LOG_DEBUG : s->options->log_level);
 }
 
 /* ---- pages ------------------------------------------------------------------------------- */
@@ -235,13 +241,13 @@ static int restore_and_save(struct server *s, struct err *e)
 		return rc;
 	const struct core *c = s->state.core;
 	const struct core_config *cfg = core_config(c);
-	log_info("server", s->state.resumed ? "resumed" : "new-run",
+	log_info("server", s->state.resumed ? "resumed" : "new_run",
 		"run=%016llx%016llx epoch=%llu version=%llu model=\"%s\" n_params=%zu",
 		(unsigned long long)cfg->run.hi, (unsigned long long)cfg->run.lo,
 		(unsigned long long)cfg->epoch, (unsigned long long)core_stats(c)->version,
 		cfg->model, cfg->n_params);
 	if (s->state.resumed && o->init)
-		log_info("server", "init-not-used", "reason=\"the run goes on\"");
+		log_info("server", "init_not_used", "reason=\"the run goes on\"");
 	if (!o->checkpoint_dir) {
 		log_warn("saver", "off",
 			"reason=\"no --checkpoint-dir: a crash of the server loses the run\"");

@@ -213,7 +213,7 @@ static void a_full_disk_is_said_once_and_gets_over(void **state)
 	assert_true(s->failing && s->failed == 4 && s->saved == 1 && s->generation == 1);
 	assert_non_null(strstr(s->why, dir));
 	assert_int_equal(count_lines(errors.text), 1);
-	assert_non_null(strstr(errors.text, "checkpoint-failed"));
+	assert_non_null(strstr(errors.text, "checkpoint_failed"));
 	done.calls = 0;
 	log_set_level(LOG_INFO);
 	capture_begin(&errors, STDERR_FILENO);
@@ -223,7 +223,7 @@ static void a_full_disk_is_said_once_and_gets_over(void **state)
 	assert_false(s->failing);
 	assert_string_equal(s->why, "");
 	assert_int_equal(count_lines(errors.text), 1);
-	assert_non_null(strstr(errors.text, "checkpoints-work-again"));
+	assert_non_null(strstr(errors.text, "checkpoints_work_again"));
 	die();
 	start("--model;fc:10"); /* and nothing half-written is in the way */
 	assert_int_equal(core_config(run.core)->generation, 8);

@@ -51,6 +51,7 @@ struct session {
 	uint64_t start_ms, contact_ms; /* contact: newest message of any kind */
 	uint64_t progress_ms; /* newest answer, or the moment the oldest request was made */
 	uint64_t hello_ms, hello_wait_ms; /* newest HELLO, and how long to wait for its answer */
+	uint64_t hello_step_ms;           /* that wait without its jitter; 0: none said yet */
 	uint64_t beat_ms, leave_ms;
 
 	struct session_effect effect[MAX_EFFECTS];
@@ -97,7 +98,7 @@ static struct kept *kept_at(struct session *s, uint64_t seq)
 static void say_hello(struct session *s, uint64_t now_ms)
 {
 	struct msg_hello *h = &send(s, MSG_HELLO)->hello;
-	uint64_t quarter = s->hello_wait_ms / 4;
+	uint64_t step = 2 * s->hello_step_ms, most = 16 * s->cfg.retry_ms;
 
 	memset(h, 0, sizeof(*h));
 	h->protocol = WIRE_PROTOCOL;
@@ -110,9 +111,9 @@ static void say_hello(struct session *s, uint64_t now_ms)
 	h->last_seq = s->last_seq;
 	h->durable_seq = s->freed_seq;
 	s->hello_ms = now_ms;
-	s->hello_wait_ms = s->hello_wait_ms * 2 < s->cfg.retry_ms * 16 ? s->hello_wait_ms * 2
-								       : s->cfg.retry_ms * 16;
-	s->hello_wait_ms += rng_below(&s->jitter, 2 * quarter + 1) - quarter;
+	s->hello_step_ms = step == 0 ? s->cfg.retry_ms : step < most ? step : most;
+	s->hello_wait_ms = s->hello_step_ms - s->hello_step_ms / 4 +
+			   rng_below(&s->jitter, s->hello_step_ms / 2 + 1);
 }
 
 static void resynchronise(struct session *s, uint64_t now_ms)
@@ -120,7 +121,7 @@ static void resynchronise(struct session *s, uint64_t now_ms)
 	if (s->phase != PHASE_READY)
 		return;
 	s->phase = PHASE_HELLO;
-	s->hello_wait_ms = s->cfg.retry_ms / 2;
+	s->hello_step_ms = 0;
 	if (s->link_up)
 		say_hello(s, now_ms);
 }
@@ -348,7 +349,7 @@ void session_link_up(struct session *s, uint64_t now_ms)
 		return;
 	s->link_up = 1;
 	s->phase = PHASE_HELLO;
-	s->hello_wait_ms = s->cfg.retry_ms / 2;
+	s->hello_step_ms = 0;
 	say_hello(s, now_ms);
 }
 

@@ -2,12 +2,21 @@
  * mem.c - zeroed, cache-line aligned blocks.
  */
 #include "common/mem.h"
+#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
 
-#define ALIGNMENT ((size_t)64)
+#define ALIGNMENT  ((size_t)64)
+#define KEEP_BLOCK (32 << 20)  /* the largest threshold that glibc takes */
+#define KEEP_FREE  (256 << 20) /* so much freed memory stays at the end of each heap */
+
+void mem_keep(void)
+{
+	(void)mallopt(M_MMAP_THRESHOLD, KEEP_BLOCK);
+	(void)mallopt(M_TRIM_THRESHOLD, KEEP_FREE);
+}
 
 void *mem_try(size_t n, size_t size)
 {

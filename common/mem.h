@@ -8,6 +8,10 @@
 #define COMMON_MEM_H
 #include <stddef.h>
 
+/* Call first in main: freed memory is kept for the next message. By default glibc gives blocks of
+ * megabytes back to the kernel and faults them in again, page by page, for every message. */
+void mem_keep(void);
+
 /* `n` elements of `size` bytes, aligned to 64 bytes; exits with one line naming `who` on failure or
  * overflow. For start-up only. n * size == 0 gives a valid pointer. */
 void *mem_must(size_t n, size_t size, const char *who);

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include "common/log.h"
+#include "common/mem.h"
 #include "server/core/core.h"
 #include "common/opt.h"
 #include "server/options.h"
@@ -47,6 +48,7 @@ int main(int argc, char **argv)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	if (options.check_config)
 		return print_config(&options);
+	mem_keep();
 	ignore_signals();
 	raise_descriptors();
 	rc = server_start(&server, &options, &e);

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include "common/log.h"
+#include "common/mem.h"
 #include "worker/cnnps.h"
 #include "worker/data.h"
 #include "worker/options.h"
@@ -138,6 +139,7 @@ int main(int argc, char **argv)
 
 	if (status)
 		return status == OPT_EXIT ? 0 : err_exit_code(status);
+	mem_keep();
 	catch_signals();
 	status = run(&o, &data, &e);
 	data_release(&data);

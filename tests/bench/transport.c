@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 #include <zmq.h>
+#include "common/mem.h"
 #include "worker/cnnps.h"
 
 #define MAX_WORKERS 16
@@ -190,7 +191,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 		close(fd[1]);
 		execl(o->server_binary, "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--http", "",
 			"--model", model, "--optimizer", "sgd", "--lr", "0.001", "--warm-updates",
-			"0", "--max-workers", max, (char *)NULL);
+			"0", "--max-staleness", "1000000000", "--max-workers", max, (char *)NULL);
 		die(o->server_binary);
 	}
 	close(fd[1]);
@@ -416,6 +417,8 @@ int main(int argc, char **argv)
 		{NULL, 0, NULL, 0}};
 	struct options o = {.server_binary = server_beside(argv[0]), .seconds = 3};
 	int c;
+
+	mem_keep(); /* as cnn-worker does; both modes */
 
 	while ((c = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		if (c == 'b')

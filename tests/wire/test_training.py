@@ -309,5 +309,5 @@ def test_end_of_training_is_told_to_all(lab):
     with pytest.raises(Refused) as e:
         worker.wait("nothing")
     assert e.value.code == ESHUTDOWN
-    assert server.wait(10) == 0
     worker.close()
+    assert server.wait(10) == 0

@@ -79,7 +79,7 @@ static const char *binary(void)
 
 static void exec_binary(const char *line)
 {
-	static char text[2048], *argv[MAX_ARGV];
+	static char text[8192], *argv[MAX_ARGV];
 	int argc = 0;
 
 	snprintf(text, sizeof(text), "%s;%s", binary(), line);

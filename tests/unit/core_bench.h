@@ -207,6 +207,13 @@ static inline void bench_refused(const struct bench *b, uint32_t peer, int statu
 	assert_non_null(m->error.text);
 }
 
+/* The last step told nobody anything. */
+static inline void bench_silent(const struct bench *b)
+{
+	assert_int_equal(bench_count(b, EFFECT_FINISH), 0);
+	assert_int_equal(bench_count(b, EFFECT_SEND), 0);
+}
+
 static inline struct worker_view bench_worker(const struct bench *b, uint32_t id)
 {
 	struct worker_view v;
@@ -340,6 +347,13 @@ static inline void bench_bye(struct bench *b, uint32_t peer, struct stamp s)
 	struct msg m = {.type = MSG_BYE};
 
 	m.bye.stamp = s;
+	bench_message(b, peer, &m);
+}
+
+static inline void bench_admin(struct bench *b, uint32_t peer, enum admin_verb verb)
+{
+	struct msg m = {.type = MSG_ADMIN, .admin = {.verb = verb}};
+
 	bench_message(b, peer, &m);
 }
 

@@ -44,7 +44,10 @@ class UnitFile(pytest.File):
 
     def collect(self):
         self.ran = None
-        names = re.findall(r"cmocka_unit_test(?:_\w+)?\(\s*(\w+)", self.path.read_text())
+        macro = re.compile(r"^#define (\w+)\(\w+\)\s+cmocka_unit_test.*$", re.M)
+        text = self.path.read_text()
+        rows = "|".join([r"cmocka_unit_test\w*", *macro.findall(text)])
+        names = re.findall(rf"\b(?:{rows})\(\s*(\w+)", macro.sub("", text))
         for name in dict.fromkeys(names):
             yield UnitTest.from_parent(self, name=name)
         yield UnitTest.from_parent(self, name="ends_well")

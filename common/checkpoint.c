@@ -30,8 +30,7 @@
 #define HEAD_BYTES(n)  (FIXED_BYTES + ROW_BYTES * (n) + CHECKSUM_BYTES)
 #define NAME_BYTES     sizeof(((struct checkpoint_section *)0)->name)
 
-/* ---- little-endian numbers --------------------------------------------------------------------
- */
+/* ---- little-endian numbers ---------------------------------------------------------------- */
 
 static void put(unsigned char *out, uint64_t value, size_t bytes)
 {
@@ -47,8 +46,7 @@ static uint64_t get(const unsigned char *in, size_t bytes)
 	return value;
 }
 
-/* ---- names in the directory -------------------------------------------------------------------
- */
+/* ---- names in the directory --------------------------------------------------------------- */
 
 static void generation_name(uint64_t generation, char out[32])
 {
@@ -119,8 +117,7 @@ static void remove_old(const char *dir, uint64_t newest)
 	closedir(d);
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------ */
 
 /* Fill header, table and their checksum; returns the size of the whole file, 0 if over the limit.
  */
@@ -169,8 +166,7 @@ int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 	return rc;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 /* Judge one row of the verified table. `*offset` is where its section must start. */
 static const char *read_row(const unsigned char *file, size_t size, const unsigned char *row,

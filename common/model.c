@@ -15,17 +15,12 @@
 #include <xxhash.h>
 #include "common/rng.h"
 #include "common/window.h"
-
-#define MAX_WORD   64
-#define MAX_FIELDS 6
+#include "common/words.h"
 
 struct parser {
 	struct model *m;
 	struct err *e;
-	char word[MAX_WORD];  /* the layer as typed, for messages */
-	char split[MAX_WORD]; /* the same with NUL for ':' */
-	const char *field[MAX_FIELDS];
-	size_t n_fields;
+	struct word word;   /* the layer being parsed */
 	struct shape shape; /* what the layers so far leave */
 	size_t n_conv, n_fc;
 	int has_conv; /* a conv stands before, with nothing but relu and dropout between */
@@ -41,7 +36,8 @@ static int bad(struct parser *p, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	return err_set(p->e, PS_EUSAGE, "layer %zu \"%s\": %s", p->m->n_layers + 1, p->word, text);
+	return err_set(
+		p->e, PS_EUSAGE, "layer %zu \"%s\": %s", p->m->n_layers + 1, p->word.text, text);
 }
 
 size_t shape_count(struct shape s)
@@ -56,61 +52,29 @@ static int count_checked(struct shape s, size_t *count)
 	       !__builtin_mul_overflow(*count, s.w, count) && *count <= MODEL_MAX_PARAMS;
 }
 
-/* ---- words and numbers ----------------------------------------------------------------------- */
-
-/* A whole number in [min, max], digits only. */
-static int read_size(const char *text, size_t min, size_t max, size_t *out)
-{
-	size_t v = 0;
-	if (!*text)
-		return 0;
-	for (; *text; text++) {
-		if (*text < '0' || *text > '9' || v > max)
-			return 0;
-		v = v * 10 + (size_t)(*text - '0');
-	}
-	*out = v;
-	return v >= min && v <= max;
-}
+/* ---- texts -------------------------------------------------------------------------------- */
 
 static int need_size(struct parser *p, const char *text, const char *what, size_t max, size_t *out)
 {
-	if (read_size(text, 1, max, out))
+	if (words_size(text, 1, max, out))
 		return PS_OK;
 	return bad(p, "%s \"%s\" is not a whole number in [1, %zu]", what, text, max);
 }
 
-/* What stands behind "key=" in field i, or NULL if it has another key. */
-static const char *field_value(const struct parser *p, size_t i, const char *key)
+/* Next layer of *text into p->word: 1, 0 at the end, or PS_EUSAGE. */
+static int next_layer(struct parser *p, const char **text)
 {
-	size_t n = strlen(key);
-	return strncmp(p->field[i], key, n) == 0 && p->field[i][n] == '=' ? p->field[i] + n + 1
-									  : NULL;
-}
-
-/* Next word of *text into p->word and p->split; 0 at the end, PS_EUSAGE if it is too long. */
-static int next_word(struct parser *p, const char **text)
-{
-	*text += strspn(*text, " \t");
-	size_t n = strcspn(*text, " \t");
-	if (n == 0)
+	switch (words_next(text, &p->word)) {
+	case WORDS_END:
 		return 0;
-	snprintf(p->word, sizeof p->word, "%.*s", (int)n, *text);
-	if (n >= sizeof p->word)
-		return bad(p, "longer than %d characters", MAX_WORD - 1);
-	*text += n;
-	memcpy(p->split, p->word, sizeof p->split);
-	p->n_fields = 0;
-	for (char *at = p->split;;) {
-		if (p->n_fields == MAX_FIELDS)
-			return bad(p, "more than %d parts between colons", MAX_FIELDS);
-		p->field[p->n_fields++] = at;
-		char *colon = strchr(at, ':');
-		if (!colon)
-			return 1;
-		*colon = '\0';
-		at = colon + 1;
+	case WORDS_ONE:
+		return 1;
+	case WORDS_TOO_LONG:
+		return bad(p, "longer than %d characters", WORDS_MAX_BYTES);
+	case WORDS_TOO_MANY_FIELDS:
+		return bad(p, "more than %d parts between colons", WORDS_MAX_FIELDS);
 	}
+	return 0;
 }
 
 static int append_text(struct parser *p, const char *fmt, ...) PS_PRINTF(2, 3);
@@ -127,8 +91,7 @@ static int append_text(struct parser *p, const char *fmt, ...)
 	return PS_OK;
 }
 
-/* ---- windows -----------------------------------------------------------------------------------
- */
+/* ---- windows ------------------------------------------------------------------------------ */
 
 /* Pad and slide: fills layer `l` but for out.c, or says what would fit. */
 static int place_window(struct parser *p, const struct window *w, struct layer *l)
@@ -174,8 +137,7 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 		w->size, size);
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ------------------------------------------------------------------------------ */
 
 /* Append a weight tensor and its bias to the manifest; fan_in is count / dim[0]. */
 static int add_tensors(
@@ -226,8 +188,7 @@ static int add_layer(struct parser *p, struct layer l)
 	return PS_OK;
 }
 
-/* ---- layers, one parser each ------------------------------------------------------------------
- */
+/* ---- layers, one parser each -------------------------------------------------------------- */
 
 static int parse_pad(struct parser *p, const char *value, int is_conv, struct window *w)
 {
@@ -235,7 +196,7 @@ static int parse_pad(struct parser *p, const char *value, int is_conv, struct wi
 		w->rule = PAD_AUTO;
 	else if (is_conv && strcmp(value, "same") == 0)
 		w->rule = PAD_SAME;
-	else if (!is_conv || !read_size(value, 0, w->size - 1, &w->pad))
+	else if (!is_conv || !words_size(value, 0, w->size - 1, &w->pad))
 		return bad(p, "pad \"%s\" is not understood; expected %s", value,
 			is_conv ? "a number below the size, same or auto" : "auto");
 	return PS_OK;
@@ -245,14 +206,15 @@ static int parse_pad(struct parser *p, const char *value, int is_conv, struct wi
 static int parse_window_options(struct parser *p, size_t first, int is_conv, struct window *w)
 {
 	int strides = 0, pads = 0, rc = PS_OK;
-	for (size_t i = first; !rc && i < p->n_fields; i++) {
-		const char *stride = field_value(p, i, "stride"), *pad = field_value(p, i, "pad");
+	for (size_t i = first; !rc && i < p->word.n_fields; i++) {
+		const char *stride = words_value(p->word.field[i], "stride");
+		const char *pad = words_value(p->word.field[i], "pad");
 		if (stride && is_conv && strides++ == 0)
 			rc = need_size(p, stride, "stride", WINDOW_MAX_SIDE, &w->stride);
 		else if (pad && pads++ == 0)
 			rc = parse_pad(p, pad, is_conv, w);
 		else
-			rc = bad(p, "\"%s\" is not understood; expected %s, once", p->field[i],
+			rc = bad(p, "\"%s\" is not understood; expected %s, once", p->word.field[i],
 				is_conv ? "stride=S or pad=P|same|auto" : "pad=auto");
 	}
 	return rc;
@@ -272,9 +234,9 @@ static int parse_conv(struct parser *p)
 {
 	struct window w = {.stride = 1, .rule = PAD_NUMBER};
 	struct layer l = {.kind = LAYER_CONV};
-	int rc = need_size(p, p->field[1], "number of filters", MODEL_MAX_PARAMS, &l.out.c);
+	int rc = need_size(p, p->word.field[1], "number of filters", MODEL_MAX_PARAMS, &l.out.c);
 	if (!rc)
-		rc = need_size(p, p->field[2], "size", WINDOW_MAX_SIDE, &w.size);
+		rc = need_size(p, p->word.field[2], "size", WINDOW_MAX_SIDE, &w.size);
 	if (!rc)
 		rc = parse_window_options(p, 3, 1, &w);
 	if (rc)
@@ -297,7 +259,7 @@ static int parse_pool(struct parser *p)
 {
 	struct window w = {.rule = PAD_NUMBER};
 	struct layer l = {.kind = LAYER_POOL, .out.c = p->shape.c};
-	int rc = need_size(p, p->field[1], "size", WINDOW_MAX_SIDE, &w.size);
+	int rc = need_size(p, p->word.field[1], "size", WINDOW_MAX_SIDE, &w.size);
 	w.stride = w.size;
 	if (!rc)
 		rc = parse_window_options(p, 2, 0, &w);
@@ -314,7 +276,7 @@ static int parse_pool(struct parser *p)
 static int parse_fc(struct parser *p)
 {
 	struct layer l = {.kind = LAYER_FC, .in = p->shape, .out = {.h = 1, .w = 1}};
-	int rc = need_size(p, p->field[1], "number of units", MODEL_MAX_PARAMS, &l.out.c);
+	int rc = need_size(p, p->word.field[1], "number of units", MODEL_MAX_PARAMS, &l.out.c);
 	if (rc)
 		return rc;
 	struct tensor weight = {.ndim = 2, .dim = {l.out.c, shape_count(p->shape)}};
@@ -332,7 +294,7 @@ static int parse_relu(struct parser *p)
 
 static int parse_dropout(struct parser *p)
 {
-	const char *text = p->field[1];
+	const char *text = p->word.field[1];
 	char *end;
 	double drop = strtod(text, &end);
 	if (*text == '-' || end == text || *end || strspn(text, "0123456789.eE-") != strlen(text) ||
@@ -368,10 +330,10 @@ static int parse_layer(struct parser *p)
 	if (p->m->n_layers == MODEL_MAX_LAYERS)
 		return bad(p, "more than %d layers", MODEL_MAX_LAYERS);
 	for (size_t i = 0; i < sizeof layer_table / sizeof layer_table[0]; i++) {
-		if (strcmp(p->field[0], layer_table[i].name) != 0)
+		if (strcmp(p->word.field[0], layer_table[i].name) != 0)
 			continue;
-		if (p->n_fields < layer_table[i].min_fields ||
-			p->n_fields > layer_table[i].max_fields)
+		if (p->word.n_fields < layer_table[i].min_fields ||
+			p->word.n_fields > layer_table[i].max_fields)
 			return bad(p, "expected %s", layer_table[i].form);
 		int rc = p->m->n_layers ? append_text(p, " ") : PS_OK;
 		return rc ? rc : layer_table[i].parse(p);
@@ -380,8 +342,7 @@ static int parse_layer(struct parser *p)
 		      "seed:F, lenet5, cnn99 and vector:N, which stand alone");
 }
 
-/* ---- whole models -----------------------------------------------------------------------------
- */
+/* ---- whole models ------------------------------------------------------------------------- */
 
 static const char *const lenet5 =
 	"conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10";
@@ -395,7 +356,7 @@ static const char *expand_name(const char *text, char *buffer, size_t size)
 		return lenet5;
 	if (strcmp(text, "cnn99") == 0)
 		return cnn99;
-	if (strncmp(text, "seed:", 5) != 0 || !read_size(text + 5, 1, MODEL_MAX_PARAMS, &filters))
+	if (strncmp(text, "seed:", 5) != 0 || !words_size(text + 5, 1, MODEL_MAX_PARAMS, &filters))
 		return text;
 	snprintf(buffer, size, "conv:%zu:3 relu pool:2 fc:10", filters);
 	return buffer;
@@ -405,7 +366,7 @@ static const char *expand_name(const char *text, char *buffer, size_t size)
 static int parse_vector(struct model *m, const char *number, struct err *e)
 {
 	size_t n;
-	if (!read_size(number, 1, MODEL_MAX_PARAMS, &n))
+	if (!words_size(number, 1, MODEL_MAX_PARAMS, &n))
 		return err_set(e, PS_EUSAGE,
 			"\"vector:%.60s\": expected a whole number in [1, %zu]", number,
 			MODEL_MAX_PARAMS);
@@ -420,7 +381,7 @@ static int parse_vector(struct model *m, const char *number, struct err *e)
 static int parse_layers(struct parser *p, const char *text)
 {
 	int rc;
-	while ((rc = next_word(p, &text)) > 0) {
+	while ((rc = next_layer(p, &text)) > 0) {
 		rc = parse_layer(p);
 		if (rc)
 			return rc;
@@ -436,12 +397,12 @@ static int parse_layers(struct parser *p, const char *text)
 		return err_set(p->e, PS_EUSAGE,
 			"layer %zu \"%s\": the last layer must be fc:UNITS, whose units are the "
 			"classes (2 to 256)",
-			m->n_layers, p->word);
+			m->n_layers, p->word.text);
 	if (p->shape.c < 2 || p->shape.c > 256)
 		return err_set(p->e, PS_EUSAGE,
 			"layer %zu \"%s\": the units of the last layer are the classes; expected 2 "
 			"to 256",
-			m->n_layers, p->word);
+			m->n_layers, p->word.text);
 	p->m->classes = p->shape.c;
 	return PS_OK;
 }

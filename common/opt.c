@@ -171,8 +171,7 @@ static void store_all(struct parse *p)
 	}
 }
 
-/* ---- splitting --------------------------------------------------------------------------------
- */
+/* ---- splitting ---------------------------------------------------------------------------- */
 
 static size_t count_rows(const struct opt_program *p)
 {
@@ -315,8 +314,7 @@ int opt_parse(
 	return p.errors ? PS_EUSAGE : OPT_RUN;
 }
 
-/* ---- for people -------------------------------------------------------------------------------
- */
+/* ---- for people --------------------------------------------------------------------------- */
 
 #define HELP_INDENT 26
 #define HELP_WIDTH  100

@@ -21,8 +21,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(float) == 4,
 /* Most bytes of JSON that are parsed: jansson turns them into up to some 50 times as many. */
 #define MAX_HEADER ((size_t)256 << 10)
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------ */
 
 static json_t *tensor_json(const struct tensor *t)
 {
@@ -84,8 +83,7 @@ int safetensors_write(const char *path, const struct model *m, const float *w, s
 	return rc;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------ */
 
 struct reader {
 	const char *path;

@@ -15,8 +15,7 @@
 #include "common/file.h"
 #include "scratch.h"
 
-/* ---- system calls under control ----------------------------------------------------------------
- */
+/* ---- system calls under control ----------------------------------------------------------- */
 
 static struct {
 	int watching;
@@ -80,8 +79,7 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
 }
 
-/* ---- the tests ---------------------------------------------------------------------------------
- */
+/* ---- the tests ---------------------------------------------------------------------------- */
 
 static char dir[64];
 static struct err e;

@@ -139,8 +139,7 @@ static void a_bare_file_name_is_written_where_one_stands(void **state)
 	assert_int_equal(safetensors_write(dir, &m, weights, &e), PS_EIO); /* a directory */
 }
 
-/* ---- hostile files -----------------------------------------------------------------------------
- */
+/* ---- hostile files ------------------------------------------------------------------------ */
 
 /* The reader's model here is fc:2 over 2 values: fc1.weight [2,2], fc1.bias [2], 24 bytes. */
 #define WEIGHT(dtype, shape, from, to)                                                             \

@@ -111,7 +111,7 @@ static void at_most_push_window_are_under_way(void **state)
 	(void)state;
 	sbench_open(&b);
 	for (int i = 1; i <= 8; i++) {
-		char expected[16];
+		char expected[32];
 
 		sbench_push_ok(&b, 1);
 		snprintf(expected, sizeof(expected), "push:%d", i);

@@ -211,8 +211,8 @@ static void ping_pong_inside_one_loop_never_stalls(void **state)
 	(void)state;
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
-	play(6000);
-	assert_played(6000);
+	play(5000);
+	assert_played(5000);
 	assert_int_equal(zloop_rescues(&f.router_watch), 0);
 	stop_watches(&f.dealer_watch, &f.router_watch);
 }
@@ -234,10 +234,10 @@ static void ping_pong_with_another_thread_never_stalls(void **state)
 	f.router = NULL;
 	zmq_setsockopt(router, ZMQ_RCVTIMEO, &ms, sizeof ms); /* ends the thread */
 	assert_int_equal(pthread_create(&thread, NULL, echo_thread, router), 0);
-	play(6000);
+	play(2000);
 	pthread_join(thread, NULL);
 	zmq_close(router);
-	assert_played(6000);
+	assert_played(2000);
 	stop_watches(&f.dealer_watch, NULL);
 }
 

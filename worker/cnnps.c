@@ -8,6 +8,7 @@
 #include "proto/wire.h"
 #include "worker/cnnps.h"
 #include "worker/net.h"
+#include "worker/pool.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
 
@@ -16,6 +17,9 @@ struct cnnps {
 	int observer;
 	struct cnnps_info info;
 	char model[WIRE_MAX_MODEL + 1], server[256];
+	struct pool *pool;
+	float *gradient;    /* the program's from the pool, or NULL */
+	zmq_msg_t view;     /* weights that the program looks at */
 	struct order order; /* the one under way, or the newest */
 };
 
@@ -99,6 +103,8 @@ static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
 	if (status)
 		return err_set(e, status, "%s", c->order.why);
 	fill_info(c, &c->order.welcome);
+	if (pool_new(&c->pool, c->info.n_params))
+		return err_set(e, PS_ENOMEM, "no memory for gradients");
 	return PS_OK;
 }
 
@@ -106,9 +112,13 @@ int cnnps_connect(struct cnnps **out, struct cnnps_options *o)
 {
 	struct cnnps *c = mem_try(1, sizeof *c);
 	struct err e = {0};
-	int status = c ? start(c, o, &e) : PS_ENOMEM;
+	int status = PS_ENOMEM;
 
 	*out = NULL;
+	if (c) {
+		(void)zmq_msg_init(&c->view);
+		status = start(c, o, &e);
+	}
 	o->why[0] = '\0';
 	if (status) {
 		snprintf(o->why, sizeof o->why, "%.255s", e.text[0] ? e.text : err_text(status));
@@ -129,6 +139,10 @@ void cnnps_close(struct cnnps **c)
 	if (!*c)
 		return;
 	net_free(&(*c)->net);
+	(void)zmq_msg_close(&(*c)->view);
+	if ((*c)->gradient)
+		pool_give((*c)->pool, &(*c)->gradient);
+	pool_free(&(*c)->pool);
 	free(*c);
 	*c = NULL;
 }
@@ -162,20 +176,47 @@ int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
 	return pull(c, w, n, version, WEIGHTS_CURRENT);
 }
 
+int cnnps_view(struct cnnps *c, const float **w, uint64_t *version)
+{
+	struct order *o = new_order(c, ORDER_PULL);
+	int status;
+
+	o->pull.which = WEIGHTS_CURRENT;
+	if ((status = net_order(c->net, o)))
+		return status;
+	(void)zmq_msg_move(&c->view, &o->pull.view);
+	(void)zmq_msg_close(&o->pull.view);
+	*w = zmq_msg_data(&c->view);
+	if (version)
+		*version = o->pull.version;
+	return PS_OK;
+}
+
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
 {
 	return pull(c, w, n, version, WEIGHTS_EVAL);
 }
 
-/* The bytes of every sending of this push: copied and checksummed once, here. */
-static int encode_tensor(struct order *o, const float *g, uint64_t offset, size_t n)
+float *cnnps_gradient(struct cnnps *c)
+{
+	if (!c->gradient)
+		c->gradient = pool_take(c->pool);
+	return c->gradient;
+}
+
+/* The bytes of every sending of this push: copied (or taken over) and checksummed once, here. */
+static int encode_tensor(
+	struct cnnps *c, struct order *o, const float *g, uint64_t offset, size_t n)
 {
 	struct slices *s = &o->push.meta.slices;
 
 	s->n = 1;
 	s->slice[0] =
 		(struct slice){.offset = offset, .count = n, .encoding = ENCODING_F32, .data = g};
-	return wire_encode_slice(&s->slice[0], &o->push.tensor);
+	if (g != c->gradient || n != c->info.n_params)
+		return wire_encode_slice(&s->slice[0], &o->push.tensor);
+	s->slice[0].xxh3 = wire_checksum(g, n);
+	return pool_send(c->pool, &c->gradient, &o->push.tensor);
 }
 
 static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
@@ -192,7 +233,7 @@ static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint
 		o->push.meta.images = work->images;
 		o->push.meta.loss = work->loss;
 	}
-	if ((status = encode_tensor(o, g, offset, n)))
+	if ((status = encode_tensor(c, o, g, offset, n)))
 		return status;
 	status = net_order(c->net, o);
 	zmq_msg_close(&o->push.tensor); /* empty if the loop took it over */

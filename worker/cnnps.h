@@ -82,11 +82,18 @@ int cnnps_connect(struct cnnps **out, struct cnnps_options *o);
 const struct cnnps_info *cnnps_info(const struct cnnps *c);
 /* The newest weights (n == n_params floats) and their version (may be NULL). Blocks. */
 int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version);
+/* The same without the copy: *w points to n_params floats that stay as they are until the next
+ * cnnps_view, or cnnps_close. */
+int cnnps_view(struct cnnps *c, const float **w, uint64_t *version);
 /* The weights under evaluation. */
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version);
 /* Push gradient g of n == n_params floats, computed at `version`. Copies g; returns at once unless
  * the window is full. 0: it will be decided exactly once. The decision shows in cnnps_stats. */
 int cnnps_push(struct cnnps *c, const float *g, size_t n, uint64_t version);
+/* A buffer of n_params floats to compute the next gradient in: a push of it (whole) takes it over
+ * instead of copying it, so ask again for the one after. It holds zeros or some earlier gradient of
+ * this program. NULL: no memory. */
+float *cnnps_gradient(struct cnnps *c);
 /* The same with the batches it covers. */
 int cnnps_push_work(
 	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work);

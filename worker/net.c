@@ -41,6 +41,7 @@ static int on_socket(void *arg)
 
 	if (got == 0 || got == PS_ENET)
 		return 0;
+	n->in = &f;
 	wire_land(n->wire, net_landing(n));
 	if (got == 1 && !wire_decode(n->wire, &f, &m, &why))
 		on_message(n, &m);

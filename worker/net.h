@@ -55,7 +55,8 @@ struct order {
 		} push;
 		struct {
 			enum weights which;
-			float *w; /* written by the loop */
+			float *w;       /* written by the loop; NULL: they come as ... */
+			zmq_msg_t view; /* ... this message, yours when status is 0 */
 			uint64_t version;
 		} pull;
 		struct msg_grant grant; /* LEASE, out */

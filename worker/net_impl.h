@@ -39,6 +39,7 @@ struct net {
 
 	/* the loop's alone from here on */
 	struct wire *wire;
+	struct frames *in; /* the message being handled */
 	struct session *session;
 	struct outbox out;
 	struct order *order; /* under way, or NULL */

@@ -253,6 +253,25 @@ float *net_landing(struct net *n)
 	return o && n->welcomed ? o->pull.w : NULL;
 }
 
+/* The weights as one message with aligned values: the one that came, if it is like that. */
+static int take_view(struct net *n, const struct msg_params *p, zmq_msg_t *view)
+{
+	const struct slice *first = &p->slices.slice[0];
+	zmq_msg_t *frame = &n->in->frame[1];
+
+	if (p->slices.n == 1 && (const void *)first->data == zmq_msg_data(frame)) {
+		(void)zmq_msg_init(view);
+		return zmq_msg_move(view, frame) ? PS_ENET : PS_OK;
+	}
+	if (zmq_msg_init_size(view, n->n_params * sizeof(float)))
+		return PS_ENOMEM;
+	for (uint32_t i = 0; i < p->slices.n; i++) {
+		const struct slice *s = &p->slices.slice[i];
+		memcpy((float *)zmq_msg_data(view) + s->offset, s->data, s->count * sizeof(float));
+	}
+	return PS_OK;
+}
+
 static void told_params(struct net *n, const struct msg_params *p)
 {
 	struct order *o = under_way(n, ORDER_PULL);
@@ -261,7 +280,7 @@ static void told_params(struct net *n, const struct msg_params *p)
 	if (!o)
 		return;
 	o->pull.version = p->version;
-	net_reply(n, PS_OK);
+	net_reply(n, o->pull.w ? PS_OK : take_view(n, p, &o->pull.view));
 }
 
 static void told_grant(struct net *n, const struct msg_grant *g)

@@ -22,7 +22,7 @@ struct trainer {
 	struct batches batches;
 	struct kx_images train, test;
 	const struct kx_images *in_use; /* the set that the backend's indices refer to */
-	float *weights, *gradient;      /* model.n_params each */
+	float *weights;                 /* model.n_params, for evaluation */
 };
 
 /* ---- the screen that this file is about ------------------------------------------------------ */
@@ -39,24 +39,28 @@ static int train_batch(struct trainer *t, uint32_t epoch, uint32_t number)
 {
 	struct rng mask = rng_seed(t->info->seed, RNG_DROPOUT, (uint64_t)epoch << 32 | number);
 	struct cnnps_work work = {.epoch = epoch, .first = number, .count = 1};
+	float *gradient = cnnps_gradient(t->c);
 	const uint32_t *index;
+	const float *weights;
 	uint64_t version;
 	double loss, start;
 	int status;
 
+	if (!gradient)
+		return PS_ENOMEM;
 	if ((status = batches_get(&t->batches, epoch, number, &index, &work.images)))
 		return status;
-	if ((status = cnnps_pull(t->c, t->weights, t->model.n_params, &version)))
+	if ((status = cnnps_view(t->c, &weights, &version)))
 		return status;
 	start = clock_seconds();
 	if ((status = backend_gradient(
-		     t->backend, t->weights, index, work.images, mask.state, t->gradient, &loss)))
+		     t->backend, weights, index, work.images, mask.state, gradient, &loss)))
 		return status;
 	t->work->seconds += clock_seconds() - start;
 	work.loss = (float)loss;
 	t->work->images += work.images;
 	t->work->batches++;
-	return cnnps_push_work(t->c, t->gradient, t->model.n_params, version, &work);
+	return cnnps_push_work(t->c, gradient, t->model.n_params, version, &work);
 }
 
 static int train(struct trainer *t, const struct cnnps_lease *lease)
@@ -141,8 +145,7 @@ static int open_all(struct trainer *t)
 	t->test = data_test(t->cfg->data);
 	batches_init(&t->batches, i->seed, (uint32_t)t->train.n, i->batch);
 	t->weights = mem_try(t->model.n_params, sizeof *t->weights);
-	t->gradient = mem_try(t->model.n_params, sizeof *t->gradient);
-	if (!t->weights || !t->gradient)
+	if (!t->weights)
 		return err_set(t->e, PS_ENOMEM, "no memory for %zu parameters", t->model.n_params);
 	log_info("trainer", "start", "model=\"%s\" params=%zu batch=%u device=\"%s\"",
 		t->model.text, t->model.n_params, i->batch, backend_name(t->backend));
@@ -152,7 +155,6 @@ static int open_all(struct trainer *t)
 static void close_all(struct trainer *t)
 {
 	free(t->weights);
-	free(t->gradient);
 	batches_release(&t->batches);
 	backend_free(&t->backend);
 }

@@ -33,6 +33,7 @@ struct fake_how {
 	int status;      /* nonzero: answer everything by an ERROR with it */
 	int bye;         /* nonzero: answer LEASE by a BYE with it */
 	int reject;      /* nonzero: the verdict on every push */
+	int two_slices;  /* weights come in two pieces */
 	uint32_t push_window, replay_window;
 };
 
@@ -124,6 +125,14 @@ static inline void fake_params(struct fake *f, uint32_t peer, const struct msg_p
 	m.params.slices.n = 1;
 	m.params.slices.slice[0] = (struct slice){
 		.offset = 0, .count = FAKE_PARAMS, .encoding = ENCODING_F32, .data = w};
+	if (f->how.two_slices) {
+		m.params.slices.n = 2;
+		m.params.slices.slice[0].count = 2;
+		m.params.slices.slice[1] = (struct slice){.offset = 2,
+			.count = FAKE_PARAMS - 2,
+			.encoding = ENCODING_F32,
+			.data = w + 2};
+	}
 	fake_send(f, peer, &m);
 }
 

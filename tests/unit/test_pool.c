@@ -1,0 +1,158 @@
+/* test_pool.c - gradients that are pushed and weights that are read without a copy: pool.h, and
+ * cnnps_gradient and cnnps_view of cnnps.h against a fake server. */
+#include "tests/unit/fake_server.h"
+#include "common/log.h"
+#include "worker/cnnps.h"
+#include "worker/pool.h"
+
+#define FLOATS 1000
+
+static struct fake fake;
+static struct cnnps *client;
+
+static int set_up(void **state)
+{
+	struct cnnps_options o = {.server = fake.url, .connect_ms = 10000};
+
+	(void)state;
+	log_set_level(LOG_ERROR);
+	fake_start(&fake);
+	assert_int_equal(cnnps_connect(&client, &o), 0);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	cnnps_close(&client);
+	fake_stop(&fake);
+	return 0;
+}
+
+/* ---- pool ---------------------------------------------------------------------------------- */
+
+static void a_buffer_comes_back_when_its_message_is_closed(void **state)
+{
+	struct pool *pool;
+	zmq_msg_t first, second;
+
+	(void)state;
+	assert_int_equal(pool_new(&pool, FLOATS), 0);
+	float *buffer = pool_take(pool), *sent = buffer;
+	assert_true(buffer[0] == 0 && buffer[FLOATS - 1] == 0);
+	assert_int_equal((uintptr_t)buffer % 64, 0);
+	buffer[FLOATS - 1] = 5;
+	assert_int_equal(pool_send(pool, &buffer, &first), 0);
+	assert_null(buffer);
+	assert_ptr_equal(zmq_msg_data(&first), sent);
+	assert_int_equal(zmq_msg_size(&first), FLOATS * sizeof(float));
+	zmq_msg_init(&second);
+	zmq_msg_copy(&second, &first);
+	zmq_msg_close(&first);
+	buffer = pool_take(pool); /* another one: a copy of the message still holds the first */
+	assert_ptr_not_equal(buffer, sent);
+	zmq_msg_close(&second);
+	float *again = pool_take(pool);
+	assert_ptr_equal(again, sent);
+	assert_true(again[FLOATS - 1] == 5);
+	pool_give(pool, &buffer);
+	pool_give(pool, &again);
+	assert_null(again);
+	pool_free(&pool);
+	pool_free(&pool);
+}
+
+static void more_buffers_than_the_pool_keeps_are_freed(void **state)
+{
+	float *buffer[40];
+	struct pool *pool;
+
+	(void)state;
+	assert_int_equal(pool_new(&pool, FLOATS), 0);
+	for (size_t i = 0; i < 40; i++)
+		buffer[i] = pool_take(pool);
+	for (size_t i = 0; i < 40; i++)
+		pool_give(pool, &buffer[i]);
+	pool_free(&pool); /* the leak sanitizer looks at the rest */
+}
+
+/* ---- gradients ----------------------------------------------------------------------------- */
+
+static void push_gradient(float value)
+{
+	float *g = cnnps_gradient(client);
+
+	assert_non_null(g);
+	assert_ptr_equal(cnnps_gradient(client), g);
+	for (int i = 0; i < FAKE_PARAMS; i++)
+		g[i] = value;
+	assert_int_equal(cnnps_push(client, g, FAKE_PARAMS, 0), 0);
+}
+
+static void gradients_made_in_place_arrive(void **state)
+{
+	struct cnnps_stats s;
+
+	(void)state;
+	fake_set(&fake, &fake.how.not_durable, 1);
+	for (int i = 1; i <= 5; i++) {
+		const float *g = cnnps_gradient(client);
+		push_gradient((float)i);
+		assert_ptr_not_equal(cnnps_gradient(client), g); /* that one is kept for replays */
+	}
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	cnnps_stats(client, &s);
+	assert_int_equal(s.acked, 5);
+	struct fake_seen seen = fake_look(&fake);
+	assert_true(seen.sum[0] == 15 && seen.sum[FAKE_PARAMS - 1] == 15);
+}
+
+static void a_part_of_the_buffer_is_copied(void **state)
+{
+	float *g = cnnps_gradient(client);
+
+	(void)state;
+	g[0] = 7;
+	assert_int_equal(cnnps_push_slice(client, 2, g, 1, 0), 0);
+	g[0] = 8;
+	assert_ptr_equal(cnnps_gradient(client), g);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	assert_true(fake_look(&fake).sum[2] == 7);
+}
+
+/* ---- weights ------------------------------------------------------------------------------- */
+
+static void a_view_stays_as_it_is_until_the_next_one(void **state)
+{
+	float w[FAKE_PARAMS];
+	const float *view;
+	uint64_t version = 9;
+
+	(void)state;
+	fake_set(&fake, &fake.how.two_slices, 1);
+	push_gradient(2);
+	assert_int_equal(cnnps_view(client, &view, &version), 0);
+	assert_int_equal(version, 1);
+	push_gradient(3);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+	for (int i = 0; i < FAKE_PARAMS; i++)
+		assert_true(view[i] == -2 && w[i] == -5);
+	assert_int_equal((uintptr_t)view % sizeof(float), 0);
+	fake_set(&fake, &fake.how.two_slices, 0);
+	assert_int_equal(cnnps_view(client, &view, NULL), 0);
+	assert_true(view[0] == -5 && view[FAKE_PARAMS - 1] == -5);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_buffer_comes_back_when_its_message_is_closed),
+		cmocka_unit_test(more_buffers_than_the_pool_keeps_are_freed),
+		cmocka_unit_test_setup_teardown(gradients_made_in_place_arrive, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_part_of_the_buffer_is_copied, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_view_stays_as_it_is_until_the_next_one, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,5 +1,6 @@
 /* test_data.c - four files of one data set: found, checked against each other, fingerprinted. */
 #include "tests/unit/idx_files.h"
+#include <sys/stat.h>
 #include <xxhash.h>
 #include "worker/data.h"
 
@@ -135,6 +136,31 @@ static void files_that_disagree_are_refused(void **state)
 	refused("training images are 4x6, test images 6x4");
 }
 
+/* Nobody names a directory: data/mnist of the working directory is the first one looked at. */
+static void the_usual_place_is_found_and_named(void **state)
+{
+	struct blob b[4];
+	struct data d;
+	struct err e;
+	char old[4096], mnist[64];
+
+	(void)state;
+	put_all(b);
+	assert_non_null(getcwd(old, sizeof old));
+	snprintf(mnist, sizeof mnist, "%s/data", dir);
+	assert_int_equal(mkdir(mnist, 0700), 0);
+	assert_int_equal(chdir(mnist), 0);
+	assert_int_equal(symlink("..", "mnist"), 0); /* data/mnist: where the four files are */
+	assert_int_equal(chdir(".."), 0);
+	assert_int_equal(data_load(&d, NULL, &e), PS_OK);
+	assert_string_equal(d.dir, "data/mnist");
+	assert_int_equal(d.id.n_train, 5);
+	data_release(&d);
+	assert_int_equal(unlink("data/mnist"), 0);
+	assert_int_equal(rmdir("data"), 0);
+	assert_int_equal(chdir(old), 0);
+}
+
 static int make_dir(void **state)
 {
 	(void)state;
@@ -156,6 +182,7 @@ int main(void)
 		cmocka_unit_test_teardown(a_missing_file_is_named, clear),
 		cmocka_unit_test_teardown(a_label_over_nine_is_refused_with_its_offset, clear),
 		cmocka_unit_test_teardown(files_that_disagree_are_refused, clear),
+		cmocka_unit_test_teardown(the_usual_place_is_found_and_named, clear),
 	};
 
 	return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -46,68 +46,36 @@ int options_check_server(const char *program, const char *server)
 	return PS_EUSAGE;
 }
 
+/* clang-format off */
+#define TEXT(n, to, d, least, most, a, h) \
+	{.name = n, .type = OPT_TEXT, .dest = &o->to, .def = d, .min = least, .max = most, \
+	 .arg = a, .help = h}
+#define INT(n, to, d, least, most, a, h) \
+	{.name = n, .type = OPT_INT, .dest = &o->to, .def = d, .min = least, .max = most, \
+	 .arg = a, .help = h}
+/* clang-format on */
+
 int worker_options_parse(struct worker_options *o, int argc, char **argv)
 {
 	const struct opt rows[] = {
 		OPTIONS_SERVER_ROW(&o->server),
 		OPTIONS_DATA_ROW(&o->data),
-		{.name = "device",
-			.type = OPT_TEXT,
-			.dest = &o->device,
-			.def = "auto",
-			.min = 1,
-			.max = WIRE_MAX_NAME,
-			.arg = "DEVICE",
-			.help = "what computes gradients: auto, cpu (threads and SIMD), cpu-ref "
-				"(slow and obvious)"},
-		{.name = "threads",
-			.type = OPT_INT,
-			.dest = &o->threads,
-			.min = 1,
-			.max = MAX_THREADS,
-			.arg = "N",
-			.help = "threads of device cpu; without it one per CPU"},
-		{.name = "name",
-			.type = OPT_TEXT,
-			.dest = &o->name,
-			.max = WIRE_MAX_NAME,
-			.arg = "NAME",
-			.help = "a name keeps its worker slot over restarts; a second worker of "
-				"that "
-				"name ends the first"},
-		{.name = "connect-ms",
-			.type = OPT_INT,
-			.dest = &o->connect_ms,
-			.def = "30000",
-			.min = 1,
-			.max = DAY_MS,
-			.arg = "MS",
-			.help = "give up when the server has not answered so long after the start"},
-		{.name = "patience-ms",
-			.type = OPT_INT,
-			.dest = &o->patience_ms,
-			.def = "600000",
-			.min = 1,
-			.max = DAY_MS,
-			.arg = "MS",
-			.help = "give up so long after contact with the server was lost"},
-		{.name = "hang-ms",
-			.type = OPT_INT,
-			.dest = &o->hang_ms,
-			.def = "60000",
-			.min = 100,
-			.max = DAY_MS,
-			.arg = "MS",
-			.help = "a batch that takes longer counts as a hang: heartbeats stop"},
-		{.name = "replay-mb",
-			.type = OPT_INT,
-			.dest = &o->replay_mb,
-			.def = "256",
-			.min = 1,
-			.max = 1048576,
-			.arg = "MB",
-			.help = "most memory for gradients that the server does not have on disk "
-				"yet"},
+		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
+			"what computes gradients: auto, cpu (threads and SIMD), cpu-ref (slow and "
+			"obvious)"),
+		INT("threads", threads, NULL, 1, MAX_THREADS, "N",
+			"threads of device cpu; without it one per CPU"),
+		TEXT("name", name, NULL, 0, WIRE_MAX_NAME, "NAME",
+			"a name keeps its worker slot over restarts; a second worker of that name "
+			"ends the first"),
+		INT("connect-ms", connect_ms, "30000", 1, DAY_MS, "MS",
+			"give up when the server has not answered so long after the start"),
+		INT("patience-ms", patience_ms, "600000", 1, DAY_MS, "MS",
+			"give up so long after contact with the server was lost"),
+		INT("hang-ms", hang_ms, "60000", 100, DAY_MS, "MS",
+			"a batch that takes longer counts as a hang: heartbeats stop"),
+		INT("replay-mb", replay_mb, "256", 1, 1048576, "MB",
+			"most memory for gradients that the server does not have on disk yet"),
 		OPTIONS_LOG_ROW(&o->log_level, "info"),
 		{0},
 	};

@@ -169,7 +169,7 @@ static void any_order_of_arrival_applies_each_push_once(void **state)
 	bench_open(&b, cfg);
 	for (uint32_t w = 0; w < 3; w++)
 		s[w] = bench_join(&b, 9 + w, "");
-	while (last[0] < 199 || last[1] < 199 || last[2] < 199) {
+	for (int i = 0; i < 100000 && last[0] + last[1] + last[2] < 3 * 199; i++) {
 		uint32_t w = (uint32_t)rng_below(&r, 3), peer = 9 + w;
 		uint64_t seq = 1 + rng_below(&r, last[w] + 3 < 199 ? last[w] + 3 : 199);
 		struct msg m = bench_push(s[w], seq);
@@ -246,7 +246,7 @@ static void by_default_staleness_is_8_for_each_live_worker_and_16_at_least(void 
 			s = bench_join(&b, 9, "");
 		else
 			bench_join(&b, 9 + (uint32_t)live, "");
-		while (core_stats(b.core)->version < 30) {
+		for (int i = 0; i < 30; i++) {
 			m = bench_push(s, ++seq);
 			m.push.base_version = 1000;
 			bench_applied(&b, 9, &m);

@@ -19,16 +19,17 @@ static void assert_same_but_ledger(const struct bench_image *x, const struct ben
 static void rejected_cleanly(struct bench *b, struct msg *m, enum reject why)
 {
 	struct bench_image before = bench_save(b), after;
-	uint64_t last = bench_worker(b, 1).last_seq, n = core_stats(b->core)->rejected[why];
+	uint64_t last = bench_worker(b, 1).last_seq, images = bench_worker(b, 1).images;
+	uint64_t n = core_stats(b->core)->rejected[why], version = core_stats(b->core)->version;
 
 	m->push.seq = last + 1;
 	bench_rejected(b, 9, m, why);
 	after = bench_save(b);
 	assert_same_but_ledger(&before, &after);
 	assert_int_equal(bench_worker(b, 1).last_seq, last + 1);
-	assert_int_equal(bench_worker(b, 1).images, 0);
+	assert_int_equal(bench_worker(b, 1).images, images);
 	assert_int_equal(core_stats(b->core)->rejected[why], n + 1);
-	assert_int_equal(core_stats(b->core)->version, 0);
+	assert_int_equal(core_stats(b->core)->version, version);
 	bench_drop(&before);
 	bench_drop(&after);
 	if (b->saving)
@@ -142,6 +143,39 @@ static void work_is_rejected_without_a_data_set(void **state)
 	bench_close(&b);
 }
 
+static void stale_pushes_and_counted_work_are_rejected(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	cfg.optim = OPTIM_ADAGRAD;
+	cfg.max_staleness = 1;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint32_t i = 0; i < 2; i++) {
+		m = bench_push_ones(s, i + 1);
+		m.push.base_version = i;
+		bench_work(&m, 0, i, 1);
+		bench_applied(&b, 9, &m);
+	}
+	bench_work(&m, 0, 1, 1);
+	rejected_cleanly(&b, &m, REJECT_WORK);
+	bench_work(&m, 0, 1, 2);
+	rejected_cleanly(&b, &m, REJECT_WORK);
+	bench_work(&m, 1, 2, 1);
+	rejected_cleanly(&b, &m, REJECT_SHAPE);
+	bench_work(&m, 0, 2, 1);
+	m.push.base_version = 0;
+	rejected_cleanly(&b, &m, REJECT_STALE);
+	m.push.base_version = 1;
+	m.push.seq = 7;
+	bench_applied(&b, 9, &m);
+	bench_close(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -150,6 +184,7 @@ int main(void)
 		cmocka_unit_test(slices_past_the_model_are_rejected),
 		cmocka_unit_test(a_norm_over_the_limit_is_rejected_whatever_the_slices),
 		cmocka_unit_test(work_is_rejected_without_a_data_set),
+		cmocka_unit_test(stale_pushes_and_counted_work_are_rejected),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

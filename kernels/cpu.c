@@ -5,6 +5,7 @@
  * The instruction set is the best that the processor has. CNN_KX_ISA=baseline|avx2|avx512 in the
  * environment asks for another: for tests and measurements.
  */
+#include <cblas.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,6 +112,7 @@ static int cpu_build(struct cpu *c, const struct model *m, const struct backend_
 	int rc = plan_init(&c->plan, m, simd, e);
 	if (rc)
 		return rc;
+	openblas_set_num_threads(1); /* the team's members call it, each for its own images */
 	c->n_lanes = (size_t)o->threads;
 	if (!cpu_allocate(c, o->max_batch))
 		return err_set(e, PS_ENOMEM,

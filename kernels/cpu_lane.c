@@ -10,6 +10,7 @@
 
 #define BLOCK_BYTES ((size_t)512 << 10) /* half of a usual second-level cache */
 #define BLOCK_MAX   32
+#define BLAS_BLOCK  64 /* weights that come from memory should meet many images */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -20,6 +21,8 @@ static size_t choose_block(const struct plan *p, size_t most)
 		bytes += 2 * p->plane[i].image * sizeof(float);
 	size_t block = BLOCK_BYTES / bytes;
 	block = block < 1 ? 1 : block > BLOCK_MAX ? BLOCK_MAX : block;
+	if (p->blas && block < BLAS_BLOCK)
+		block = BLAS_BLOCK;
 	return round_up(block < most ? block : most, p->simd->cells);
 }
 

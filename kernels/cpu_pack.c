@@ -1,9 +1,10 @@
 /*
  * cpu_pack.c - see cpu_pack.h.
  *
- * Packed weights of a step: panels for gemm [panel][tap][width]; and if the layer before wants its
- * errors either panels over taps [panel of taps][filter][width] (back_gemm) or rows
- * [filter][row][run_pad]. Gradient: [panel][taps_pad][width] (dense) or [filter][row][run_pad].
+ * Packed weights of a step: panels [panel][tap][width] for a dense forward; and once more, `other`:
+ * tap panels [panel of taps][filter][width] for dense data errors, or rows [filter][row][run_pad]
+ * for sparse ones and for BLAS. Gradient: [panel][taps_pad][width] where the filter way is dense,
+ * else rows.
  */
 #include "kernels/cpu_pack.h"
 
@@ -66,11 +67,12 @@ void pack_params(const struct plan *p, struct share share, const float *params, 
 		const float *w = params + s->weight;
 		if (s->kind != STEP_WEIGHTS)
 			continue;
-		pack_panels(p, s, share, w, packed + s->panel);
-		if (s->back && s->back_gemm)
-			pack_tap_panels(p, s, share, w, packed + s->panel_back);
-		else if (s->back)
-			pack_rows(s, share, w, packed + s->panel_back);
+		if (s->forward == WAY_DENSE)
+			pack_panels(p, s, share, w, packed + s->panel);
+		if (s->data == WAY_DENSE)
+			pack_tap_panels(p, s, share, w, packed + s->other);
+		else if (s->data == WAY_SPARSE || s->forward == WAY_BLAS)
+			pack_rows(s, share, w, packed + s->other);
 		for (size_t f = 0; share.part == 0 && f < s->filters; f++)
 			packed[s->panel_bias + f] = params[s->bias + f];
 	}
@@ -123,7 +125,7 @@ void unpack_gradient(
 		const struct step *s = &p->step[i];
 		if (s->kind != STEP_WEIGHTS)
 			continue;
-		if (s->dense)
+		if (s->filter == WAY_DENSE)
 			unpack_panels(p, s, share, sum + s->grad, scale, grad + s->weight);
 		else
 			unpack_rows(s, share, sum + s->grad, scale, grad + s->weight);

@@ -6,7 +6,8 @@
 #include <string.h>
 #include "common/mem.h"
 
-#define MAX_IMAGE ((size_t)1 << 31) /* floats of one image in one plane: offsets have 32 bits */
+#define MAX_IMAGE    ((size_t)1 << 31) /* floats of one image in a plane: offsets have 32 bits */
+#define BLAS_WEIGHTS ((size_t)1 << 18) /* 1 MiB: a usual second-level cache */
 
 size_t round_up(size_t n, size_t unit)
 {
@@ -145,41 +146,46 @@ static int add_taps(const struct plan *p, struct step *s, size_t height, size_t 
 }
 
 /*
- * How to push errors back. Dense goes over every cell in tiles of registers; sparse only over
- * winners whose ReLU let them through (about half), but waits for memory and fills vectors along a
- * row of the patch: about twice the time per vector of products.
+ * Dense goes over every cell in tiles of registers; sparse only over winners whose ReLU let them
+ * through, but waits for memory and fills vectors along a row of the patch: about twice the time
+ * per vector of products.
  */
-static void choose_kernels(const struct plan *p, struct step *s, int back)
+static void choose_ways(struct plan *p, struct step *s, int back)
 {
-	double vectors = (double)(s->columns / p->simd->lanes);
-	double dense = (double)s->taps_pad * (double)s->n_cells * vectors;
-	double sparse = (double)s->n_windows * (double)s->filters *
-			(double)(s->patch.rows * (s->patch.run_pad / p->simd->lanes));
-	s->dense = dense <= 2 * sparse;
-	s->back = back;
-	s->back_gemm = s->n_cells == 1 && s->patch.rows == 1;
+	const double vectors = (double)(s->columns / p->simd->lanes);
+	const double dense = (double)s->taps_pad * (double)s->n_cells * vectors;
+	const double sparse = (double)s->n_windows * (double)s->filters *
+			      (double)(s->patch.rows * (s->patch.run_pad / p->simd->lanes));
+	const int one_patch = s->n_cells == 1 && s->patch.rows == 1;
+	s->forward = WAY_DENSE;
+	s->filter = dense <= 2 * sparse ? WAY_DENSE : WAY_SPARSE;
+	s->data = one_patch ? WAY_DENSE : WAY_SPARSE;
+	if (one_patch && s->filters * s->n_taps >= BLAS_WEIGHTS) {
+		s->forward = s->filter = s->data = WAY_BLAS;
+		p->blas = 1;
+	}
+	if (!back)
+		s->data = WAY_NONE;
 }
 
 /* Give the step its places in the packed parameters and in the gradient. */
 static void place(struct plan *p, struct step *s)
 {
-	const struct simd *simd = p->simd;
-	const size_t rows = s->patch.rows * s->patch.run_pad;
+	const size_t rows = s->filters * s->patch.rows * s->patch.run_pad;
 	s->panel = p->packed_floats;
-	s->panel_bias = s->panel + s->columns * s->n_taps;
-	s->panel_back = s->panel_bias + s->columns;
-	p->packed_floats = s->panel_back;
-	if (s->back)
-		p->packed_floats +=
-			s->filters * (s->back_gemm ? columns_pad(simd, s->n_taps) : rows);
+	s->panel_bias = s->panel + (s->forward == WAY_DENSE ? s->columns * s->n_taps : 0);
+	s->other = s->panel_bias + s->columns;
+	p->packed_floats = s->other;
+	if (s->data == WAY_DENSE)
+		p->packed_floats += s->filters * columns_pad(p->simd, s->n_taps);
+	else if (s->data == WAY_SPARSE || s->forward == WAY_BLAS)
+		p->packed_floats += rows;
 	s->grad = p->grad_floats;
-	s->grad_bias = s->grad + (s->dense ? s->columns * s->taps_pad : s->filters * rows);
+	s->grad_bias = s->grad + (s->filter == WAY_DENSE ? s->columns * s->taps_pad : rows);
 	p->grad_floats = s->grad_bias + s->columns;
-	if (!s->dense || (s->back && !s->back_gemm)) {
-		size_t entries = s->filters * entries_pad(s);
-		if (entries > p->max_entries)
-			p->max_entries = entries;
-	}
+	const size_t entries = s->filters * entries_pad(s);
+	if ((s->filter == WAY_SPARSE || s->data == WAY_SPARSE) && entries > p->max_entries)
+		p->max_entries = entries;
 }
 
 static int add_weights(struct plan *p, const struct model *m, const struct layer *l,
@@ -194,7 +200,7 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 	if (!add_taps(p, s, conv ? l->size : l->in.h, conv ? l->size : l->in.w) ||
 		!add_windows(p, s, pool, l->out, conv ? l->stride : 1, 0))
 		return 0;
-	choose_kernels(p, s, back);
+	choose_ways(p, s, back);
 	place(p, s);
 	return 1;
 }
@@ -232,7 +238,7 @@ static int add_step(struct plan *p, const struct model *m, size_t *l, int *weigh
 	if (layer->kind == LAYER_POOL) {
 		const struct plane *in = &p->plane[s->in];
 		s->kind = STEP_POOL;
-		s->back = *weighted;
+		s->data = *weighted ? WAY_SPARSE : WAY_NONE;
 		++*l;
 		return add_plane(p, m, *l, layer->out) &&
 		       add_windows(p, s, layer, layer->in, 1, in->origin);
@@ -249,7 +255,7 @@ static int add_identity(struct plan *p)
 {
 	size_t n = 0;
 	for (size_t i = 0; i < p->n_steps; i++)
-		if (p->step[i].back_gemm && p->step[i].filters > n)
+		if (p->step[i].filters > n)
 			n = p->step[i].filters;
 	p->identity = mem_try(n, sizeof *p->identity);
 	for (size_t i = 0; p->identity && i < n; i++)

@@ -33,6 +33,14 @@ enum step_kind {
 	STEP_DROPOUT, /* in place */
 };
 
+/* How a weighted step computes one of its three products. */
+enum way {
+	WAY_NONE,   /* errors that nobody needs */
+	WAY_DENSE,  /* every cell, in tiles of registers */
+	WAY_SPARSE, /* winners only */
+	WAY_BLAS,   /* OpenBLAS: one window per image, and more weights than a core's cache holds */
+};
+
 struct step {
 	enum step_kind kind;
 	size_t layer;   /* number of its (first) layer */
@@ -54,12 +62,10 @@ struct step {
 	uint32_t *param;     /* of each tap: its number among a filter's weights; n_taps */
 	size_t weight, bias; /* offsets in params */
 	struct patch patch;
-	int dense;     /* the weights' gradient: filter_dense instead of filter_sparse */
-	int back;      /* the layer before wants to know its errors... */
-	int back_gemm; /* ...by gemm instead of data_sparse */
+	enum way forward, filter, data; /* values; the weights' gradient; the input's errors */
 
-	/* offsets in the packed parameters and in a thread's gradient, floats */
-	size_t panel, panel_bias, panel_back;
+	/* offsets in the packed parameters and in a thread's gradient, floats (see cpu_pack.c) */
+	size_t panel, panel_bias, other;
 	size_t grad, grad_bias;
 };
 
@@ -69,9 +75,10 @@ struct plan {
 	struct plane plane[MODEL_MAX_LAYERS + 1];
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
+	int blas;           /* some step goes that way */
 	size_t max_cells;   /* in a window of any step */
-	size_t max_entries; /* of one image in a step that is not dense throughout */
-	uint32_t *identity; /* 0, 1, 2...: as many as any gemm_back step has filters */
+	size_t max_entries; /* of one image in a sparse step */
+	uint32_t *identity; /* 0, 1, 2...: as many as any step has filters */
 };
 
 /* Release with plan_release, also after a failure. PS_ENOMEM: tables or planes too large. */

@@ -50,12 +50,14 @@ static double conv_one(const struct layer *l, const float *weight, const double 
 	double sum = 0;
 	size_t y, x;
 	for (size_t c = 0; c < l->in.c; c++)
-		for (size_t ky = 0; ky < l->size; ky++)
+		for (size_t ky = 0; ky < l->size; ky++) {
+			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y))
+				continue;
 			for (size_t kx = 0; kx < l->size; kx++)
-				if (under(oy, ky, l->stride, l->pad_top, l->in.h, &y) &&
-					under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
+				if (under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
 					sum += (double)weight[weight_at(l, f, c, ky, kx)] *
 					       in[at(l->in, c, y, x)];
+		}
 	return sum;
 }
 
@@ -75,15 +77,17 @@ static void conv_push(const struct layer *l, const float *weight, const double *
 {
 	size_t y, x;
 	for (size_t c = 0; c < l->in.c; c++)
-		for (size_t ky = 0; ky < l->size; ky++)
+		for (size_t ky = 0; ky < l->size; ky++) {
+			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y))
+				continue;
 			for (size_t kx = 0; kx < l->size; kx++) {
-				if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y) ||
-					!under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
+				if (!under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
 					continue;
 				size_t w = weight_at(l, f, c, ky, kx), i = at(l->in, c, y, x);
 				grad_weight[w] += d * in[i];
 				d_in[i] += d * (double)weight[w];
 			}
+		}
 }
 
 static void conv_backward(const struct layer *l, const float *weight, const double *in,
@@ -95,7 +99,8 @@ static void conv_backward(const struct layer *l, const float *weight, const doub
 			for (size_t ox = 0; ox < l->out.w; ox++) {
 				double d = d_out[at(l->out, f, oy, ox)];
 				grad_bias[f] += d;
-				conv_push(l, weight, in, d, f, oy, ox, grad_weight, d_in);
+				if (d != 0)
+					conv_push(l, weight, in, d, f, oy, ox, grad_weight, d_in);
 			}
 }
 

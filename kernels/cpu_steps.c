@@ -2,6 +2,7 @@
  * cpu_steps.c - forward and backward of each kind of step.
  */
 #include "kernels/cpu_steps.h"
+#include <cblas.h>
 #include <string.h>
 #include "kernels/device.h"
 
@@ -28,9 +29,15 @@ static struct chunk next_chunk(
 		.filters = s->filters};
 }
 
+static void relu_forward(float *value, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		value[i] = value[i] < 0 ? 0 : value[i]; /* keeps what is not a number */
+}
+
 /* ---- weights --------------------------------------------------------------------------------- */
 
-static void weights_forward(struct lane *l, size_t i, const struct block *b)
+static void forward_dense(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct simd *simd = l->plan->simd;
@@ -62,12 +69,12 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 }
 
 /* The one window of each image sees its whole input: errors times weights. */
-static void data_back_gemm(struct lane *l, size_t i, const struct block *b)
+static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct simd *simd = l->plan->simd;
 	const struct plane *in = &l->plan->plane[s->in];
-	const float *panel = b->batch->packed + s->panel_back;
+	const float *panel = b->batch->packed + s->other;
 	const float *const *error = (const float *const *)l->table[i].error;
 	for (size_t k = 0; k < s->n_taps; k += 2 * simd->lanes)
 		simd->gemm(l->error[s->in] + in->origin + k, in->image, error, b->n,
@@ -111,33 +118,74 @@ static void add_bias_errors(struct lane *l, const struct step *s, size_t n)
 	}
 }
 
-/* Through the winners only: the weights' gradient unless `dense` did that, and the errors of the
- * layer before. */
+/* Through the winners only: the weights' gradient, the errors of the layer before, or both. */
 static void back_sparse(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct simd *simd = l->plan->simd;
 	const struct plane *in = &l->plan->plane[s->in];
 	const size_t rows = s->patch.rows * s->patch.run_pad, pad = entries_pad(s);
-	const int data = s->back && !s->back_gemm;
-	if (data)
+	const float *weight = b->batch->packed + s->other;
+	if (s->data == WAY_SPARSE)
 		memset(l->error[s->in], 0, b->n * in->image * sizeof(float));
 	for (size_t n = 0; n < b->n; n++) {
 		list_winners(l, i, n);
-		if (!s->dense)
+		if (s->filter == WAY_SPARSE)
 			add_bias_errors(l, s, n);
 		for (size_t f = 0; f < s->filters; f++) {
 			const struct entry *e = l->entry + f * pad;
-			if (!s->dense)
+			if (s->filter == WAY_SPARSE)
 				simd->filter_sparse(l->grad + s->grad + f * rows,
 					l->value[s->in] + n * in->image, e, l->n_entries[f],
 					&s->patch);
-			if (data)
+			if (s->data == WAY_SPARSE)
 				simd->data_sparse(l->error[s->in] + n * in->image,
-					b->batch->packed + s->panel_back + f * rows, e,
-					l->n_entries[f], &s->patch);
+					weight + f * rows, e, l->n_entries[f], &s->patch);
 		}
 	}
+}
+
+/* in (n x taps), out (n x filters), weights and gradient (filters x taps), row-major. */
+
+static void forward_blas(struct lane *l, size_t i, const struct block *b)
+{
+	const struct step *s = &l->plan->step[i];
+	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
+	float *to = l->table[i].value[0];
+	for (size_t n = 0; n < b->n; n++)
+		memcpy(to + n * out->image, b->batch->packed + s->panel_bias,
+			s->filters * sizeof(float));
+	cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)b->n, (blasint)s->filters,
+		(blasint)s->n_taps, 1, l->table[i].source[0], (blasint)in->image,
+		b->batch->packed + s->other, (blasint)s->patch.run_pad, 1, to, (blasint)out->image);
+	if (s->relu)
+		relu_forward(l->value[s->out], b->n * out->image);
+}
+
+static void back_blas(struct lane *l, size_t i, const struct block *b)
+{
+	const struct step *s = &l->plan->step[i];
+	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
+	const blasint n = (blasint)b->n, filters = (blasint)s->filters, taps = (blasint)s->n_taps;
+	const blasint row = (blasint)s->patch.run_pad;
+	const float *error = l->table[i].error[0];
+	for (size_t image = 0; image < b->n; image++)
+		add_bias_errors(l, s, image);
+	cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, filters, taps, n, 1, error,
+		(blasint)out->image, l->table[i].source[0], (blasint)in->image, 1,
+		l->grad + s->grad, row);
+	if (s->data == WAY_BLAS)
+		cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, taps, filters, 1, error,
+			(blasint)out->image, b->batch->packed + s->other, row, 0,
+			l->error[s->in] + in->origin, (blasint)in->image);
+}
+
+static void weights_forward(struct lane *l, size_t i, const struct block *b)
+{
+	if (l->plan->step[i].forward == WAY_BLAS)
+		forward_blas(l, i, b);
+	else
+		forward_dense(l, i, b);
 }
 
 static void weights_backward(struct lane *l, size_t i, const struct block *b)
@@ -146,12 +194,16 @@ static void weights_backward(struct lane *l, size_t i, const struct block *b)
 	if (s->relu)
 		l->plan->simd->relu_back(
 			l->error[s->out], l->value[s->out], b->n * l->plan->plane[s->out].image);
-	if (s->dense)
+	if (s->filter == WAY_BLAS) {
+		back_blas(l, i, b);
+		return;
+	}
+	if (s->filter == WAY_DENSE)
 		filter_back_dense(l, i, b);
-	if (!s->dense || (s->back && !s->back_gemm))
+	if (s->filter == WAY_SPARSE || s->data == WAY_SPARSE)
 		back_sparse(l, i, b);
-	if (s->back && s->back_gemm)
-		data_back_gemm(l, i, b);
+	if (s->data == WAY_DENSE)
+		data_back_dense(l, i, b);
 }
 
 /* ---- pool, relu, dropout --------------------------------------------------------------------- */
@@ -193,12 +245,6 @@ static void pool_backward(struct lane *l, size_t i, size_t n)
 		for (size_t c = 0; c < channels; c++)
 			to[s->cell[s->first[w] + (winner ? winner[c] : 0)] + c] += from[c];
 	}
-}
-
-static void relu_forward(float *value, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		value[i] = value[i] < 0 ? 0 : value[i]; /* keeps what is not a number */
 }
 
 /* Draw the mask of image `n` of the block: values are numbered channel by channel. */

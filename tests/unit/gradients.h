@@ -26,6 +26,8 @@ struct odd_model {
  * first, last before the scores, in the middle and twice. */
 static const struct odd_model odd_models[] = {
 	{{1, 1, 1}, "fc:2"},
+	{{1, 28, 28}, "fc:400 relu fc:700 fc:3"},
+	{{1, 12, 12}, "conv:33:3 relu fc:97 relu fc:5"},
 	{{1, 1, 1}, "conv:1:1 relu pool:1 fc:2"},
 	{{1, 7, 5}, "fc:3"},
 	{{3, 5, 3}, "fc:17 relu fc:11"},
@@ -94,8 +96,7 @@ static inline void subject_open(struct subject *s, const char *device, int threa
 	struct err e = {0};
 	struct backend_options o = {device, threads, s->batch};
 	backend_free(&s->backend);
-	if (backend_new(&s->backend, &s->model, &o, &e) ||
-		backend_use(s->backend, &s->images, &e))
+	if (backend_new(&s->backend, &s->model, &o, &e) || backend_use(s->backend, &s->images, &e))
 		fail_msg("%s on %s: %s", s->model.text, device, e.text);
 }
 

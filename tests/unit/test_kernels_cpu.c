@@ -1,0 +1,402 @@
+/*
+ * test_kernels_cpu.c - the cpu device against cpu-ref and against its own losses, with every
+ * instruction set that this processor has, for odd models and for real batches.
+ *
+ * CNN_KX_ISA is the hook that picks the instruction set. Real data: $CNN_DATA or the usual places.
+ */
+#include "tests/unit/gradients.h"
+#include "kernels/cpu_plan.h"
+#include "worker/data.h"
+
+static const char *const isas[] = {"baseline", "avx2", "avx512"};
+#define N_ISAS (sizeof isas / sizeof isas[0])
+
+static const struct odd_model tiny = {{1, 1, 1}, "fc:2"};
+
+/* 1 if this processor can do isas[i]; sets CNN_KX_ISA to it. Only baseline is everywhere. */
+static int use_isa(size_t i)
+{
+	struct subject s;
+	struct err e = {0};
+	setenv("CNN_KX_ISA", isas[i], 1);
+	subject_random(&s, &tiny, 1);
+	struct backend_options o = {"cpu", 1, 1};
+	int rc = backend_new(&s.backend, &s.model, &o, &e);
+	if (rc == PS_OK)
+		assert_non_null(strstr(backend_name(s.backend), isas[i]));
+	else
+		assert_true(rc == PS_EUSAGE && i > 0);
+	subject_release(&s);
+	return rc == PS_OK;
+}
+
+static void instruction_sets_that_do_not_exist_are_refused(void **state)
+{
+	(void)state;
+	struct model m;
+	struct backend *b;
+	struct err e = {0};
+	setenv("CNN_KX_ISA", "mmx", 1);
+	assert_int_equal(model_parse(&m, tiny.text, tiny.input, &e), PS_OK);
+	assert_int_equal(
+		backend_new(&b, &m, &(struct backend_options){"cpu", 1, 1}, &e), PS_EUSAGE);
+	assert_non_null(strstr(e.text, "CNN_KX_ISA=mmx"));
+	unsetenv("CNN_KX_ISA");
+}
+
+/* ---- odd models ------------------------------------------------------------------------------ */
+
+/*
+ * float against double: sums of up to some thousand terms in tiles of 100 to 1000, so about 1e-7
+ * relative, and 1e-6 where errors meet a layer that nearly cancels. 1e-5 is the bar of the project.
+ */
+static void compare(struct subject *s, const float *right, double right_loss, int threads)
+{
+	subject_open(s, "cpu", threads);
+	subject_step(s);
+	double d = distance(s->grad, right, s->model.n_params);
+	if (!(d <= 1e-5) || !(fabs(s->loss - right_loss) <= 1e-6))
+		fail_msg("%s, %zu images, %s: gradient off by %g, loss %.9g instead of %.9g",
+			s->model.text, s->batch, backend_name(s->backend), d, s->loss, right_loss);
+}
+
+static void odd_models_agree(size_t images)
+{
+	for (size_t m = 0; m < N_ODD_MODELS; m++) {
+		struct subject s;
+		subject_random(&s, &odd_models[m], images);
+		subject_open(&s, "cpu-ref", 1);
+		subject_step(&s);
+		double loss = s.loss;
+		float *right = s.grad;
+		s.grad = mem_must(s.model.n_params, sizeof(float), "test");
+		for (size_t i = 0; i < N_ISAS; i++)
+			for (int threads = 1; threads <= 3 && use_isa(i); threads++)
+				compare(&s, right, loss, threads);
+		free(right);
+		subject_release(&s);
+	}
+}
+
+static void one_image_on_odd_models_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	odd_models_agree(1);
+}
+
+static void seventeen_images_on_odd_models_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	odd_models_agree(17);
+}
+
+/* Every way to compute a product must be among the odd models, or nobody proves it. */
+static void odd_models_take_every_way(void **state)
+{
+	(void)state;
+	size_t forward[4] = {0}, filter[4] = {0}, data[4] = {0};
+	for (size_t m = 0; m < N_ODD_MODELS; m++) {
+		struct model model;
+		struct plan p;
+		struct err e = {0};
+		assert_int_equal(
+			model_parse(&model, odd_models[m].text, odd_models[m].input, &e), PS_OK);
+		assert_int_equal(plan_init(&p, &model, &simd_baseline, &e), PS_OK);
+		for (size_t i = 0; i < p.n_steps; i++)
+			if (p.step[i].kind == STEP_WEIGHTS) {
+				forward[p.step[i].forward]++;
+				filter[p.step[i].filter]++;
+				data[p.step[i].data]++;
+			}
+		plan_release(&p);
+	}
+	assert_true(forward[WAY_DENSE] && forward[WAY_BLAS]);
+	assert_true(filter[WAY_DENSE] && filter[WAY_SPARSE] && filter[WAY_BLAS]);
+	assert_true(data[WAY_NONE] && data[WAY_DENSE] && data[WAY_SPARSE] && data[WAY_BLAS]);
+}
+
+/* ---- slopes ---------------------------------------------------------------------------------- */
+
+/* Loss at params + t * direction (n floats at `offset`). */
+static double loss_along(
+	struct subject *s, size_t offset, const float *direction, size_t n, float t)
+{
+	float *kept = mem_must(n, sizeof *kept, "test");
+	memcpy(kept, s->params + offset, n * sizeof *kept);
+	for (size_t i = 0; i < n; i++)
+		s->params[offset + i] += t * direction[i];
+	subject_step(s);
+	memcpy(s->params + offset, kept, n * sizeof *kept);
+	free(kept);
+	return s->loss;
+}
+
+/*
+ * Per tensor, along its own gradient (length 1) and two random directions. Scores are floats, so a
+ * loss is known to 1e-7; over 2 steps of 1e-4 that makes 5e-4 of a slope. Within the step some
+ * ReLUs and winners change. 2 % of the tensor's gradient plus 1e-3 holds with room; a factor or an
+ * index wrong gives 100 %. The comparison with cpu-ref above is the sharp one.
+ */
+static void prove_tensor(struct subject *s, const float *grad, const struct tensor *t)
+{
+	struct rng r = rng_seed(5, RNG_SIM, t->offset);
+	const float step = 1e-4f;
+	float *direction = mem_must(t->count, sizeof *direction, "test");
+	double norm = 0, length, projected, measured;
+	for (size_t i = 0; i < t->count; i++)
+		norm += (double)grad[t->offset + i] * (double)grad[t->offset + i];
+	norm = sqrt(norm);
+	for (int round = 0; round < 3; round++) {
+		length = projected = 0;
+		for (size_t i = 0; i < t->count; i++) {
+			direction[i] = round == 0 && norm > 0 ? grad[t->offset + i]
+							      : (float)rng_unit(&r) - 0.5f;
+			length += (double)direction[i] * (double)direction[i];
+		}
+		for (size_t i = 0; i < t->count; i++) {
+			direction[i] = (float)(direction[i] / sqrt(length));
+			projected += (double)direction[i] * (double)grad[t->offset + i];
+		}
+		measured = (loss_along(s, t->offset, direction, t->count, step) -
+				   loss_along(s, t->offset, direction, t->count, -step)) /
+			   (2 * (double)step);
+		if (!(fabs(measured - projected) <= 0.02 * norm + 1e-3))
+			fail_msg("%s %s on %s: slope %g, gradient says %g", s->model.text, t->name,
+				backend_name(s->backend), measured, projected);
+	}
+	free(direction);
+}
+
+static void cpu_gradients_are_slopes_of_the_loss(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < N_ISAS; i++)
+		for (size_t m = 0; m < N_ODD_MODELS && use_isa(i); m++) {
+			struct subject s;
+			subject_random(&s, &odd_models[m], 7);
+			subject_open(&s, "cpu", 2);
+			subject_step(&s);
+			size_t bytes = s.model.n_params * sizeof(float);
+			float *grad = mem_must(bytes, 1, "test");
+			memcpy(grad, s.grad, bytes);
+			for (size_t t = 0; t < s.model.n_tensors; t++)
+				prove_tensor(&s, grad, &s.model.tensor[t]);
+			free(grad);
+			subject_release(&s);
+		}
+}
+
+/* ---- real batches ---------------------------------------------------------------------------- */
+
+static struct data data; /* loaded once */
+
+static int load_data(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	if (data_load(&data, getenv("CNN_DATA"), &e) == PS_OK)
+		return 0;
+	print_error("%s\n", e.text);
+	return -1;
+}
+
+static int release_data(void **state)
+{
+	(void)state;
+	data_release(&data);
+	return 0;
+}
+
+/* Images from place `from` of a mixed order, all in one batch. */
+static void subject_real(struct subject *s, const char *text, size_t from, size_t n)
+{
+	struct err e = {0};
+	*s = (struct subject){.batch = n, .dropout_seed = 5, .images = data_train(&data)};
+	if (model_parse(&s->model, text, (struct shape){1, data.id.rows, data.id.cols}, &e))
+		fail_msg("%s", e.text);
+	uint32_t *order = mem_must(s->images.n, sizeof *order, "test");
+	rng_order(11, 0, order, s->images.n);
+	s->index = mem_must(n, sizeof *s->index, "test");
+	memcpy(s->index, order + from, n * sizeof *order);
+	free(order);
+	s->params = mem_must(s->model.n_params, sizeof(float), "test");
+	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
+	model_init(&s->model, from, s->params);
+}
+
+/*
+ * How far the true gradient of the subject jumps when its weights move by less than floats can
+ * tell: a winner or a ReLU of this batch hangs on rounding, and no float arithmetic can decide it.
+ */
+static double jump(struct subject *s)
+{
+	const size_t n = s->model.n_params;
+	float *right = mem_must(n, sizeof *right, "test"), *kept = s->params;
+	double most = 0;
+	subject_open(s, "cpu-ref", 1);
+	subject_step(s);
+	memcpy(right, s->grad, n * sizeof *right);
+	s->params = mem_must(n, sizeof *s->params, "test");
+	for (uint64_t round = 0; round < 8; round++) {
+		struct rng r = rng_seed(round, RNG_SIM, 0);
+		for (size_t i = 0; i < n; i++)
+			s->params[i] = kept[i] * (1 + 0x1p-21f * (float)(rng_unit(&r) - 0.5));
+		subject_step(s);
+		double d = distance(s->grad, right, n);
+		most = d > most ? d : most;
+	}
+	free(s->params);
+	free(right);
+	s->params = kept;
+	return most;
+}
+
+/* The subject on `cpu`, against `right`: within 1e-5, or at a jump of the truth itself. */
+static void compare_real(struct subject *s, const float *right, size_t *jumps)
+{
+	subject_open(s, "cpu", 2);
+	subject_step(s);
+	double d = distance(s->grad, right, s->model.n_params), at_jump;
+	if (d <= 1e-5)
+		return;
+	at_jump = jump(s);
+	++*jumps;
+	print_message(
+		"%s: cpu differs by %g, where the truth jumps by %g\n", s->model.text, d, at_jump);
+	if (!(d <= 2 * at_jump))
+		fail_msg("%s with %s: gradient off by %g", s->model.text, getenv("CNN_KX_ISA"), d);
+}
+
+/* Three batches of `n` images. At most one of the nine or so comparisons may meet a jump. */
+static void real_batches_agree(const char *text, size_t n)
+{
+	size_t jumps = 0;
+	for (size_t batch = 0; batch < 3; batch++) {
+		struct subject s;
+		subject_real(&s, text, batch * n, n);
+		subject_open(&s, "cpu-ref", 1);
+		subject_step(&s);
+		float *right = s.grad;
+		s.grad = mem_must(s.model.n_params, sizeof(float), "test");
+		for (size_t i = 0; i < N_ISAS; i++)
+			if (use_isa(i))
+				compare_real(&s, right, &jumps);
+		free(right);
+		subject_release(&s);
+	}
+	assert_true(jumps <= 1);
+}
+
+static void real_batches_of_seed_32_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	real_batches_agree("seed:32", 100);
+}
+
+static void real_batches_of_lenet5_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	real_batches_agree("lenet5", 100);
+}
+
+static void real_batches_of_cnn99_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	real_batches_agree("cnn99", 7);
+}
+
+static void real_batches_of_a_strided_padded_net_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	real_batches_agree("conv:12:5:stride=2:pad=auto relu conv:20:3:pad=1 relu "
+			   "pool:4:pad=auto fc:50 relu fc:10",
+		21);
+}
+
+static void real_batches_of_a_dropout_net_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	real_batches_agree("conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10", 21);
+}
+
+static void evaluation_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < N_ISAS; i++) {
+		struct subject s;
+		size_t correct[2];
+		double loss[2];
+		if (!use_isa(i))
+			continue;
+		subject_real(&s, "lenet5", 0, 32);
+		for (int d = 0; d < 2; d++) {
+			subject_open(&s, d ? "cpu" : "cpu-ref", d ? 3 : 1);
+			assert_int_equal(backend_evaluate(s.backend, s.params, 1000, 101,
+						 &correct[d], &loss[d]),
+				PS_OK);
+		}
+		assert_int_equal(correct[0], correct[1]);
+		assert_true(fabs(loss[0] - loss[1]) < 1e-4);
+		subject_release(&s);
+	}
+}
+
+/* ---- repeatable ------------------------------------------------------------------------------ */
+
+/* Also after other batches and evaluations, which leave other values in every buffer. */
+static void equal_arguments_give_equal_bytes(void **state)
+{
+	(void)state;
+	static const char *const texts[] = {"seed:32", "lenet5",
+		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10",
+		"fc:400 relu fc:10"};
+	for (size_t m = 0; m < sizeof texts / sizeof texts[0]; m++)
+		for (int threads = 1; threads <= 5; threads++) {
+			struct subject s;
+			size_t correct;
+			double loss_sum;
+			unsetenv("CNN_KX_ISA");
+			subject_real(&s, texts[m], 0, 77);
+			subject_open(&s, "cpu", threads);
+			subject_step(&s);
+			double loss = s.loss;
+			float *first = s.grad;
+			s.grad = mem_must(s.model.n_params, sizeof(float), "test");
+			s.batch = 3;
+			s.dropout_seed++;
+			subject_step(&s);
+			assert_int_equal(backend_evaluate(s.backend, s.params, 500, 200, &correct,
+						 &loss_sum),
+				PS_OK);
+			s.batch = 77;
+			s.dropout_seed--;
+			subject_step(&s);
+			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
+			assert_memory_equal(&s.loss, &loss, sizeof loss);
+			/* and from a new backend, whose memory lies elsewhere */
+			subject_open(&s, "cpu", threads);
+			subject_step(&s);
+			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
+			free(first);
+			subject_release(&s);
+		}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(instruction_sets_that_do_not_exist_are_refused),
+		cmocka_unit_test(one_image_on_odd_models_agrees_with_cpu_ref),
+		cmocka_unit_test(seventeen_images_on_odd_models_agree_with_cpu_ref),
+		cmocka_unit_test(odd_models_take_every_way),
+		cmocka_unit_test(cpu_gradients_are_slopes_of_the_loss),
+		cmocka_unit_test(real_batches_of_seed_32_agree_with_cpu_ref),
+		cmocka_unit_test(real_batches_of_lenet5_agree_with_cpu_ref),
+		cmocka_unit_test(real_batches_of_cnn99_agree_with_cpu_ref),
+		cmocka_unit_test(real_batches_of_a_strided_padded_net_agree_with_cpu_ref),
+		cmocka_unit_test(real_batches_of_a_dropout_net_agree_with_cpu_ref),
+		cmocka_unit_test(evaluation_agrees_with_cpu_ref),
+		cmocka_unit_test(equal_arguments_give_equal_bytes),
+	};
+	return cmocka_run_group_tests(tests, load_data, release_data);
+}

@@ -277,7 +277,7 @@ int options_parse(struct options *o, int argc, char **argv)
 			"least time between checkpoints"),
 		INT("min-workers", min_workers, "1", 1, WIRE_MAX_WORKERS, "N",
 			"give out no work before so many workers are there"),
-		INT("max-workers", max_workers, "64", 1, WIRE_MAX_WORKERS, "N", "worker slots"),
+		INT("max-workers", max_workers, "256", 1, WIRE_MAX_WORKERS, "N", "worker slots"),
 		ENUM("stale-rate", stale_rate, "relative", STALE_RATE_NAMES, "HOW",
 			"rate of a gradient that is TAU versions old: constant, / max(1, TAU / "
 			"live workers), / max(1, TAU)"),

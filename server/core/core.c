@@ -249,8 +249,10 @@ static void recover(struct core *c)
 {
 	if (!c->recovering)
 		return;
-	if (c->now_ms >= c->recover_by_ms || sessions_all_back(c))
-		c->recovering = 0;
+	if (c->now_ms < c->recover_by_ms && !sessions_all_back(c))
+		return;
+	c->recovering = 0;
+	sessions_overdue(c);
 }
 
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms)

@@ -129,13 +129,17 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 {
 	int used = w->state != SESSION_FREE, gone = w->state == SESSION_DEAD;
+	int overdue = w->overdue;
 
 	flag(k, &used);
 	if (!used)
 		return;
 	flag(k, &gone);
-	if (k->in)
+	flag(k, &overdue);
+	if (k->in) {
 		w->state = gone ? SESSION_DEAD : SESSION_AWAY;
+		w->overdue = overdue;
+	}
 	u32(k, &w->incarnation);
 	text(k, w->name, sizeof(w->name));
 	text(k, w->device, sizeof(w->device));

@@ -80,6 +80,7 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 static void go_live(struct core *c, struct worker *w)
 {
 	w->state = SESSION_LIVE;
+	w->overdue = 0;
 	w->heard_ms = c->now_ms;
 	if (w->peer) /* else its connection is gone, and it says HELLO on a new one */
 		welcome(c, w, w->peer);
@@ -350,12 +351,18 @@ void sessions_awaited(struct core *c)
 		c->worker[i].heard_ms = c->now_ms;
 }
 
+void sessions_overdue(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		c->worker[i].overdue = c->worker[i].state == SESSION_AWAY;
+}
+
 int sessions_all_back(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (w->state == SESSION_AWAY)
+		if (w->state == SESSION_AWAY && !w->overdue)
 			return 0;
 		if (w->state == SESSION_LIVE && w->last_seq < w->replay_target)
 			return 0;

@@ -40,7 +40,8 @@ struct worker {
 	uint64_t replay_target;   /* last_seq that its HELLO promised to replay up to */
 	uint64_t join_generation; /* JOINING: WELCOME goes out when this snapshot is durable */
 	int leaving;              /* said BYE: answered once its pushes are durable */
-	int waiting;              /* asked for a lease and was not answered yet */
+	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
+	int waiting; /* asked for a lease and was not answered yet */
 };
 
 enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE };
@@ -128,6 +129,8 @@ void sessions_durable(struct core *c, uint64_t generation);
 void sessions_snapshot(struct core *c);
 /* We have just started from a snapshot: the silence of its workers counts from now. */
 void sessions_awaited(struct core *c);
+/* The recovery is over: whoever is still away is not waited for by the next one. */
+void sessions_overdue(struct core *c);
 /* No worker of the snapshot is missing or still replaying. */
 int sessions_all_back(const struct core *c);
 void sessions_say_bye(struct core *c, int status); /* to all */

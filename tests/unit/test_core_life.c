@@ -218,6 +218,25 @@ static void new_leases_wait_no_longer_than_recovery_ms(void **state)
 	bench_close(&b);
 }
 
+static void who_missed_one_recovery_does_not_hold_up_the_next(void **state)
+{
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	bench_join(&b, 10, "");
+	bench_restart(&b);
+	s = come_back(&b, 9, s, 0);
+	bench_tick(&b, b.cfg.recovery_ms); /* over: the second worker did not come */
+	bench_restart(&b);
+	s = come_back(&b, 9, s, 0);
+	bench_lease(&b, 9, s, 1);
+	assert_non_null(bench_sent(&b, 9, MSG_GRANT));
+	bench_close(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -229,6 +248,7 @@ int main(void)
 		cmocka_unit_test(status_is_the_shells_to_answer),
 		cmocka_unit_test(new_leases_wait_until_all_are_back_and_have_replayed),
 		cmocka_unit_test(new_leases_wait_no_longer_than_recovery_ms),
+		cmocka_unit_test(who_missed_one_recovery_does_not_hold_up_the_next),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,8 @@ void net_init(struct net *n)
 
 void net_release(struct net *n)
 {
+	for (size_t i = 0; i < n->n; i++)
+		net_done(n, &n->heap[i]);
 	for (size_t i = 0; i < n->n_pool; i++)
 		free(n->pool[i]);
 	free(n->pool);

@@ -199,9 +199,13 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 	close(fd[1]);
 	FILE *log = fdopen(fd[0], "r");
 	while (log && fgets(line, sizeof(line), log)) {
-		char *at = strstr(line, "endpoint=");
-		if (at && sscanf(at, "endpoint=%63s", s->endpoint) == 1)
+		const char *at = strstr(line, "endpoint=");
+		if (at) {
+			at += strlen("endpoint=");
+			snprintf(s->endpoint, sizeof(s->endpoint), "%.*s",
+				(int)strcspn(at, " \n"), at);
 			return pid; /* the pipe stays open: the server may go on logging */
+		}
 	}
 	fprintf(stderr, "transport: the server did not come up: %s\n", line);
 	exit(1);

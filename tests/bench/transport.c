@@ -180,7 +180,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 {
 	char model[32], max[16], line[512];
 	int fd[2];
-	pid_t pid;
+	pid_t pid = -1;
 
 	(void)workers;
 	snprintf(model, sizeof(model), "vector:%zu", bytes / sizeof(float));
@@ -202,8 +202,8 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 		const char *at = strstr(line, "endpoint=");
 		if (at) {
 			at += strlen("endpoint=");
-			snprintf(s->endpoint, sizeof(s->endpoint), "%.*s",
-				(int)strcspn(at, " \n"), at);
+			snprintf(s->endpoint, sizeof(s->endpoint), "%.*s", (int)strcspn(at, " \n"),
+				at);
 			return pid; /* the pipe stays open: the server may go on logging */
 		}
 	}

@@ -29,8 +29,9 @@ class Outcome:
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             self.code, self.text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as late:
-            text = late.stdout or b""
-            self.code, self.text = f"none after {UNIT_SECONDS} s", text.decode(errors="replace")
+            text = late.stdout or b""  # bytes in spite of text=True
+            self.code = f"none after {UNIT_SECONDS} s"
+            self.text = text if isinstance(text, str) else text.decode(errors="replace")
         for ok, skip, name in re.findall(
                 r"^(ok|not ok) \d+ (?:- |(# SKIP ))(\S+)$", self.text, re.M):
             self.tests[name] = "skip" if skip else ok

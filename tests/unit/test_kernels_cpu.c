@@ -170,6 +170,7 @@ static void prove_tensor(struct subject *s, const float *grad, const struct tens
 static void cpu_gradients_are_slopes_of_the_loss(void **state)
 {
 	(void)state;
+	skip_where_races_are_watched_for();
 	for (size_t i = 0; i < N_ISAS; i++)
 		for (size_t m = 0; m < N_ODD_MODELS && use_isa(i); m++) {
 			struct subject s;
@@ -290,18 +291,21 @@ static void real_batches_agree(const char *text, size_t n)
 static void real_batches_of_seed_32_agree_with_cpu_ref(void **state)
 {
 	(void)state;
+	skip_where_races_are_watched_for();
 	real_batches_agree("seed:32", 100);
 }
 
 static void real_batches_of_lenet5_agree_with_cpu_ref(void **state)
 {
 	(void)state;
+	skip_where_races_are_watched_for();
 	real_batches_agree("lenet5", 100);
 }
 
 static void real_batches_of_cnn99_agree_with_cpu_ref(void **state)
 {
 	(void)state;
+	skip_where_races_are_watched_for();
 	real_batches_agree("cnn99", 7);
 }
 
@@ -316,6 +320,7 @@ static void real_batches_of_a_strided_padded_net_agree_with_cpu_ref(void **state
 static void real_batches_of_a_dropout_net_agree_with_cpu_ref(void **state)
 {
 	(void)state;
+	skip_where_races_are_watched_for();
 	real_batches_agree("conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10", 21);
 }
 

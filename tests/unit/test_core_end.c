@@ -213,6 +213,25 @@ static void a_drain_takes_what_comes_before_its_snapshot_and_nothing_after(void 
 	bench_close(&b);
 }
 
+static void a_drain_whose_save_failed_takes_again_what_comes(void **state)
+{
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	s = bench_join(&b, 9, "");
+	drain(&b);
+	bench_saved(&b, EVENT_SAVE_FAILED);
+	push(&b, s, 1);
+	b.now_ms += b.cfg.checkpoint_ms;
+	bench_beat(&b, 19, s);
+	bench_durable(&b);
+	assert_finished(&b, PS_ESHUTDOWN);
+	assert_int_equal(bench_worker(&b, 1).durable_seq, 1);
+	bench_close(&b);
+}
+
 static void a_drain_gives_no_more_work(void **state)
 {
 	struct bench b;
@@ -309,6 +328,7 @@ int main(void)
 		cmocka_unit_test(a_run_ends_at_max_updates),
 		cmocka_unit_test(training_that_diverged_ends),
 		cmocka_unit_test(a_drain_takes_what_comes_before_its_snapshot_and_nothing_after),
+		cmocka_unit_test(a_drain_whose_save_failed_takes_again_what_comes),
 		cmocka_unit_test(a_drain_gives_no_more_work),
 		cmocka_unit_test(who_joins_while_it_ends_hears_both),
 		cmocka_unit_test(the_last_step_tells_everybody_everything),

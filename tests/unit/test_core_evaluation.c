@@ -102,6 +102,13 @@ static void weights_under_evaluation_stand_still(void **state)
 	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
 	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 2);
 	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -2.0f);
+	bench_restart(&b); /* not even a crash moves them */
+	m = bench_resume(s, 2, 0);
+	bench_message(&b, 9, &m);
+	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	bench_pull(&b, 9, s, WEIGHTS_EVAL);
+	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 1);
+	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -1.0f);
 	for (uint64_t i = 1; i <= 3; i++) {
 		g = lease(&b, 9, s, i);
 		result(&b, 9, s, &g);

@@ -263,6 +263,7 @@ static void refused_after(void (*lie)(struct core *c), int honest)
 		(memset(c->leases.batch, BATCH_DONE, 4), c->leases.evaluating = 0))                \
 	X(no_portion_left_though_it_is_evaluated, memset(c->leases.portion, BATCH_DONE, 3))        \
 	X(an_epoch_past_the_last, c->leases.epoch = 3)                                             \
+	X(an_evaluation_before_any_epoch, c->leases.epoch = 0)                                     \
 	X(an_epoch_before_any_data,                                                                \
 		(memset(&c->data, 0, sizeof(c->data)), c->leases.n_batches = 0))                   \
 	X(a_portion_of_no_images, c->leases.eval_size = 0)                                         \

@@ -130,6 +130,27 @@ static void an_answer_to_one_request_is_patience_for_the_others(void **state)
 	session_free(&b.s);
 }
 
+static void silence_counts_from_the_oldest_request(void **state)
+{
+	static struct sbench b;
+
+	(void)state;
+	sbench_open(&b);
+	sbench_push_ok(&b, 1);
+	for (int i = 0; i < 29; i++) {
+		sbench_tick(&b, 100);
+		sbench_beat(&b, 0, 0);
+		if (i % 10 == 5) /* asking more is no answer */
+			sbench_push_ok(&b, 1);
+	}
+	assert_int_equal(sbench_pull(&b), PS_OK);
+	sbench_tick(&b, 99);
+	assert_null(sbench_sent(&b, MSG_HELLO));
+	sbench_tick(&b, 1);
+	assert_non_null(sbench_sent(&b, MSG_HELLO));
+	session_free(&b.s);
+}
+
 static void total_silence_resynchronises_though_nothing_was_asked(void **state)
 {
 	static struct sbench b;
@@ -297,6 +318,7 @@ int main(void)
 		cmocka_unit_test(without_a_link_nothing_is_said),
 		cmocka_unit_test(a_request_without_an_answer_resynchronises_after_silence_ms),
 		cmocka_unit_test(an_answer_to_one_request_is_patience_for_the_others),
+		cmocka_unit_test(silence_counts_from_the_oldest_request),
 		cmocka_unit_test(total_silence_resynchronises_though_nothing_was_asked),
 		cmocka_unit_test(it_beats_every_beat_ms_while_the_trainer_lives),
 		cmocka_unit_test(observers_do_not_beat_nor_go_on_with_a_session),

@@ -152,9 +152,16 @@ static void too_many_parts_are_dropped_whole(void **state)
 
 static void a_header_over_the_limit_is_dropped_with_its_tensors(void **state)
 {
+	struct frames f;
+	uint32_t peer;
+
 	(void)state;
 	send_parts(dealer, 3, WIRE_MAX_HEADER + 1);
 	assert_dropped_whole(dealer, 1);
+	send_parts(dealer, 3, WIRE_MAX_HEADER);
+	await(router);
+	assert_int_equal(wire_recv(router, &peer, &f), 1);
+	frames_release(&f);
 }
 
 static void a_client_chosen_identity_is_dropped(void **state)

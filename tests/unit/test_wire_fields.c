@@ -1,0 +1,183 @@
+/* test_wire_fields.c - every value that is out of its range, or makes no sense beside another, is
+ * refused by name. */
+#include "tests/unit/wire_bytes.h"
+
+static void numbers_out_of_range_are_refused(void **state)
+{
+	struct bytes *b = fresh();
+
+	(void)state;
+	put_number(b, 3, 0);
+	assert_refused(MSG_PULL, b, "pull.which is out of range");
+	b = fresh();
+	put_number(b, 3, 3);
+	assert_refused(MSG_PULL, b, "pull.which is out of range");
+	b = fresh();
+	put_number(b, 3, UINT64_MAX); /* enum -1 */
+	assert_refused(MSG_PULL, b, "number too large for its field");
+	b = pull();
+	put_text(b, 1, "\x20\x81\x08"); /* worker 1025 */
+	assert_refused(MSG_PULL, b, "worker is out of range");
+	b = pull();
+	put_text(b, 1, "\x20\x80\x80\x80\x80\x10"); /* worker 2^32 */
+	assert_refused(MSG_PULL, b, "number too large for its field");
+	b = fresh();
+	put_number(b, 1, 2);
+	assert_refused(MSG_STATUS, b, "number too large for its field");
+	b = fresh();
+	put_number(b, 1, 27);
+	assert_refused(MSG_ERROR, b, "error.status is out of range");
+	assert_refused(MSG_ERROR, fresh(), "error.status is out of range");
+	b = fresh();
+	put_number(b, 2, UINT32_MAX);
+	assert_refused(MSG_BYE, b, "bye.status is out of range");
+	b = fresh();
+	put_text(b, 4, "\x10\x80\x80\x40\x18\x01"); /* batches [2^20, 2^20 + 1) */
+	assert_refused(MSG_PUSH, b, "push.work is out of range");
+	b = fresh();
+	put_text(b, 4, "\x08\x80\x80\x04"); /* epoch 65536 */
+	assert_refused(MSG_PUSH, b, "epoch is out of range");
+}
+
+static void decisions_must_make_sense(void **state)
+{
+	static const char reason[] = "verdict and reject do not fit";
+	struct bytes *b = fresh();
+
+	(void)state;
+	put_number(b, 2, VERDICT_OK);
+	assert_accepted(MSG_ACK, b);
+	put_number(b, 3, REJECT_NORM);
+	assert_refused(MSG_ACK, b, reason);
+	b = fresh();
+	put_number(b, 2, VERDICT_REJECTED);
+	assert_refused(MSG_ACK, b, reason);
+	b = fresh();
+	put_number(b, 9, REJECT_NORM);
+	assert_refused(MSG_PUSH, b, reason);
+	put_number(b, 8, VERDICT_REJECTED);
+	assert_accepted(MSG_PUSH, b);
+	b = fresh();
+	put_number(b, 8, VERDICT_REJECTED);
+	put_number(b, 9, REJECT_REASONS);
+	assert_refused(MSG_PUSH, b, "push.reject is out of range");
+	b = fresh();
+	put_number(b, 2, VERDICT_REJECTED);
+	put_number(b, 3, REJECT_REASONS);
+	assert_refused(MSG_ACK, b, "ack.reject is out of range");
+}
+
+static void grants_and_results_must_make_sense(void **state)
+{
+	struct bytes *b = fresh();
+
+	(void)state;
+	put_number(b, 2, GRANT_TRAIN);
+	put_number(b, 5, 100);
+	assert_refused(MSG_GRANT, b, "grant of nothing");
+	b = fresh();
+	put_number(b, 2, GRANT_EVAL);
+	put_number(b, 4, WIRE_MAX_IMAGES);
+	put_number(b, 5, 1);
+	assert_refused(MSG_GRANT, b, "grant.eval is out of range");
+	b = fresh();
+	put_number(b, 4, 10);
+	put_number(b, 5, 10);
+	assert_accepted(MSG_RESULT, b);
+	b = fresh();
+	put_number(b, 4, 10);
+	put_number(b, 5, 11);
+	assert_refused(MSG_RESULT, b, "more images right than evaluated");
+}
+
+static struct bytes *welcome(
+	unsigned push_window, unsigned replay_window, unsigned beat_ms, unsigned dead_ms)
+{
+	struct bytes *b = fresh();
+
+	put_number(b, 6, 1);
+	put_number(b, 8, 1);
+	put_number(b, 10, push_window);
+	put_number(b, 11, replay_window);
+	put_number(b, 12, beat_ms);
+	put_number(b, 13, dead_ms);
+	put_number(b, 14, 1);
+	return b;
+}
+
+static void welcomes_must_make_sense(void **state)
+{
+	(void)state;
+	assert_accepted(MSG_WELCOME, welcome(8, 8, 1, 2));
+	assert_refused(
+		MSG_WELCOME, welcome(8, 7, 1, 2), "replay_window is smaller than push_window");
+	assert_refused(MSG_WELCOME, welcome(8, 8, 2, 2), "beat_ms is not smaller than dead_ms");
+	assert_refused(MSG_WELCOME, welcome(0, 8, 1, 2), "welcome.push_window is out of range");
+}
+
+/* ---- texts -------------------------------------------------------------------------------------
+ */
+
+static void assert_name(const char *name, size_t n, const char *reason)
+{
+	struct bytes *b = hello();
+
+	put_bytes(b, 3, name, n);
+	if (reason)
+		assert_refused(MSG_HELLO, b, reason);
+	else
+		assert_accepted(MSG_HELLO, b);
+}
+
+static void texts_are_utf8_on_one_line(void **state)
+{
+	static const char no_text[] = "text is not UTF-8 or has a NUL in it";
+	static const char *const bad[] = {"\x80", "\xc0\xaf", "\xc1\xbf", "\xe0\x9f\xbf", "\xc3",
+		"\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff",
+		"a\xe2\x82", "\xc3\x29"};
+	static const char *const good[] = {"w1", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80",
+		"\xe2\x82\xac", "\xed\x9f\xbf", "\xee\x80\x80", "\xf0\x90\x80\x80",
+		"\xf4\x8f\xbf\xbf", "\x7e"};
+	char name[WIRE_MAX_NAME + 2];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		assert_name(bad[i], strlen(bad[i]), no_text);
+	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
+		assert_name(good[i], strlen(good[i]), NULL);
+	assert_name("a\0b", 3, no_text);
+	assert_name("a\nb", 3, "hello.name is out of range");
+	assert_name("a\x1b[2J", 5, "hello.name is out of range");
+	assert_name("\x7f", 1, "hello.name is out of range");
+	memset(name, 'n', sizeof(name));
+	assert_name(name, WIRE_MAX_NAME, NULL);
+	assert_name(name, WIRE_MAX_NAME + 1, "hello.name is out of range");
+}
+
+static void long_texts_are_refused(void **state)
+{
+	static char text[WIRE_MAX_TEXT + 1];
+	struct bytes *b = fresh();
+
+	(void)state;
+	memset(text, 't', sizeof(text));
+	put_bytes(b, 2, text, WIRE_MAX_TEXT);
+	assert_accepted(MSG_STATUS, b);
+	b = fresh();
+	put_bytes(b, 2, text, WIRE_MAX_TEXT + 1);
+	assert_refused(MSG_STATUS, b, "text is too long");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(numbers_out_of_range_are_refused),
+		cmocka_unit_test(decisions_must_make_sense),
+		cmocka_unit_test(grants_and_results_must_make_sense),
+		cmocka_unit_test(welcomes_must_make_sense),
+		cmocka_unit_test(texts_are_utf8_on_one_line),
+		cmocka_unit_test(long_texts_are_refused),
+	};
+
+	return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,340 @@
+/* test_wire_slices.c - tensors: what is sent arrives, aligned and checked; what does not fit is
+ * refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "proto/wire.h"
+
+#define N_PARAMS 5000u
+
+static float values[N_PARAMS];
+static struct wire *wire;
+
+static int set_up(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < N_PARAMS; i++)
+		values[i] = (float)i;
+	return wire_new(&wire, N_PARAMS);
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	wire_free(&wire);
+	return 0;
+}
+
+static void push_of(struct msg *m, uint64_t offset, uint64_t count)
+{
+	memset(m, 0, sizeof(*m));
+	m->type = MSG_PUSH;
+	m->push.seq = 1;
+	m->push.slices.n = 1;
+	m->push.slices.slice[0] = (struct slice){offset, count, ENCODING_F32, 0, values + offset};
+}
+
+/* The whole vector in n slices. */
+static void params_of(struct msg *m, uint32_t n)
+{
+	struct slices *s = &m->params.slices;
+
+	memset(m, 0, sizeof(*m));
+	m->type = MSG_PARAMS;
+	m->params.which = WEIGHTS_CURRENT;
+	for (s->n = 0; s->n < n; s->n++) {
+		uint64_t from = N_PARAMS * s->n / n, to = N_PARAMS * (s->n + 1) / n;
+		s->slice[s->n] = (struct slice){from, to - from, ENCODING_F32, 0, values + from};
+	}
+}
+
+static void assert_values(const struct slices *s)
+{
+	for (uint32_t i = 0; i < s->n; i++) {
+		assert_int_equal((uintptr_t)s->slice[i].data % sizeof(float), 0);
+		assert_memory_equal(s->slice[i].data, values + s->slice[i].offset,
+			s->slice[i].count * sizeof(float));
+	}
+}
+
+static const char *refusal(struct frames *f)
+{
+	static struct msg m;
+	const char *why = NULL;
+	int rc = wire_decode(wire, f, &m, &why);
+
+	assert_int_equal(rc, rc ? PS_EPROTO : PS_OK);
+	assert_true(rc == PS_OK || (why && m.type == 0));
+	return rc ? why : "";
+}
+
+static void keep_memory(void *data, void *hint)
+{
+	(void)data;
+	(void)hint;
+}
+
+static void misaligned_frames_are_copied_to_aligned_memory(void **state)
+{
+	static char odd[N_PARAMS * sizeof(float) + 1];
+	static struct msg m, back;
+	struct frames f;
+
+	(void)state;
+	push_of(&m, 10, 1000);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	memcpy(odd + 1, values + 10, 4000);
+	assert_int_equal(zmq_msg_close(&f.frame[1]), 0);
+	assert_int_equal(zmq_msg_init_data(&f.frame[1], odd + 1, 4000, keep_memory, NULL), 0);
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+	assert_values(&back.push.slices);
+	frames_release(&f);
+}
+
+static void aligned_frames_are_not_copied(void **state)
+{
+	static struct msg m, back;
+	struct frames f;
+
+	(void)state;
+	push_of(&m, 0, N_PARAMS);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+	assert_ptr_equal(back.push.slices.slice[0].data, zmq_msg_data(&f.frame[1]));
+	frames_release(&f);
+}
+
+static void weights_land_where_they_are_wanted(void **state)
+{
+	static float landing[N_PARAMS];
+	static struct msg m, back;
+	struct frames f;
+
+	(void)state;
+	wire_land(wire, landing);
+	push_of(&m, 0, N_PARAMS);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+	assert_ptr_equal(back.push.slices.slice[0].data, zmq_msg_data(&f.frame[1]));
+	frames_release(&f);
+	params_of(&m, 7);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+	assert_memory_equal(landing, values, sizeof(landing));
+	assert_ptr_equal(back.params.slices.slice[0].data, landing);
+	assert_int_equal(back.params.slices.n, 7);
+	assert_values(&back.params.slices);
+	*(unsigned char *)zmq_msg_data(&f.frame[1]) ^= 1;
+	assert_string_equal(refusal(&f), "wrong tensor checksum");
+	frames_release(&f);
+	wire_land(wire, NULL);
+}
+
+static void any_flipped_bit_of_a_tensor_is_seen(void **state)
+{
+	static struct msg m;
+	struct frames f;
+
+	(void)state;
+	push_of(&m, 0, 40);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	for (size_t bit = 0; bit < 40 * 32; bit++) {
+		unsigned char *byte = (unsigned char *)zmq_msg_data(&f.frame[1]) + bit / 8;
+		*byte ^= (unsigned char)(1u << bit % 8);
+		assert_string_equal(refusal(&f), "wrong tensor checksum");
+		*byte ^= (unsigned char)(1u << bit % 8);
+	}
+	assert_string_equal(refusal(&f), "");
+	frames_release(&f);
+}
+
+static void a_replay_sends_the_first_checksum_again(void **state)
+{
+	static struct msg m;
+	struct frames f;
+
+	(void)state;
+	push_of(&m, 0, 40);
+	m.push.slices.slice[0].xxh3 = wire_checksum(values, 40);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_string_equal(refusal(&f), "");
+	frames_release(&f);
+	m.push.slices.slice[0].xxh3 ^= 1;
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_string_equal(refusal(&f), "wrong tensor checksum");
+	frames_release(&f);
+}
+
+static void header_alone_says_the_same_as_the_whole_message(void **state)
+{
+	static struct msg m;
+	struct frames f;
+	zmq_msg_t header;
+
+	(void)state;
+	push_of(&m, 7, 333);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_int_equal(wire_encode_header(&m, &header), PS_OK);
+	assert_int_equal(zmq_msg_size(&header), zmq_msg_size(&f.frame[0]));
+	assert_memory_equal(
+		zmq_msg_data(&header), zmq_msg_data(&f.frame[0]), zmq_msg_size(&header));
+	(void)zmq_msg_close(&header);
+	frames_release(&f);
+}
+
+/* The constants come from Python's xxhash module. */
+static void checksum_is_xxh3_of_the_little_endian_bytes(void **state)
+{
+	float f[1000];
+
+	(void)state;
+	for (int i = 0; i < 1000; i++)
+		f[i] = (float)i;
+	assert_int_equal(wire_checksum(f, 0), 0x2d06800538d394c2u);
+	assert_int_equal(wire_checksum(f, 10), 0x9d5661e6a667ad1bu);
+	assert_int_equal(wire_checksum(f, 1000), 0xab408abd5a63f694u);
+}
+
+/* The copy that is hashed block by block, at the edges of XXH3's and our own blocks. */
+static void copying_and_hashing_in_one_pass_gives_the_same_checksum(void **state)
+{
+	static const size_t counts[] = {
+		1, 4, 60, 61, 64, 256, 4095, 4096, 16384, 16385, 32768, 100003};
+	float *big = malloc(100003 * sizeof(*big));
+	static struct msg m, back;
+	struct wire *w;
+	struct frames f;
+
+	(void)state;
+	assert_non_null(big);
+	for (size_t i = 0; i < 100003; i++)
+		big[i] = (float)i;
+	assert_int_equal(wire_new(&w, 100003), PS_OK);
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+		push_of(&m, 0, counts[i]);
+		m.push.slices.slice[0].data = big;
+		assert_int_equal(wire_encode(&m, &f), PS_OK);
+		assert_int_equal(wire_decode(w, &f, &back, NULL), PS_OK);
+		assert_int_equal(back.push.slices.slice[0].xxh3, wire_checksum(big, counts[i]));
+		frames_release(&f);
+	}
+	wire_free(&w);
+	free(big);
+}
+
+/* Encode what an honest program would not. */
+static void assert_slices_refused(const struct slice *s, uint32_t n, const char *reason)
+{
+	static struct msg m;
+	struct frames f;
+
+	memset(&m, 0, sizeof(m));
+	m.type = MSG_PUSH;
+	m.push.slices.n = n;
+	memcpy(m.push.slices.slice, s, n * sizeof(*s));
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_string_equal(refusal(&f), reason);
+	frames_release(&f);
+}
+
+static void slices_that_do_not_fit_are_refused(void **state)
+{
+	const uint64_t n = N_PARAMS;
+	const struct slice past[] = {{n - 9, 10, ENCODING_F32, 0, values}};
+	const struct slice far[] = {{UINT64_MAX - 3, 4, ENCODING_F32, 0, values}};
+	const struct slice touch[] = {
+		{0, 10, ENCODING_F32, 0, values}, {9, 5, ENCODING_F32, 0, values}};
+	const struct slice back[] = {
+		{50, 5, ENCODING_F32, 0, values}, {0, 5, ENCODING_F32, 0, values}};
+	const struct slice strange[] = {{0, 5, (enum encoding)2, 0, values}};
+	const struct slice none[] = {{0, 5, (enum encoding)0, 0, values}};
+
+	(void)state;
+	assert_slices_refused(past, 1, "slice lies outside the model");
+	assert_slices_refused(far, 1, "offset is out of range");
+	assert_slices_refused(touch, 2, "slices overlap or are out of order");
+	assert_slices_refused(back, 2, "slices overlap or are out of order");
+	assert_slices_refused(strange, 1, "encoding is out of range");
+	assert_slices_refused(none, 1, "encoding is out of range");
+}
+
+static void frames_and_slices_must_agree(void **state)
+{
+	static struct msg m;
+	struct frames f;
+
+	(void)state;
+	push_of(&m, 0, 10);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 4), 0);
+	assert_string_equal(refusal(&f), "not one tensor frame per slice");
+	(void)zmq_msg_close(&f.frame[--f.n]);
+	(void)zmq_msg_close(&f.frame[--f.n]);
+	assert_string_equal(refusal(&f), "not one tensor frame per slice");
+	assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 44), 0);
+	assert_string_equal(refusal(&f), "tensor frame is not 4 * count bytes");
+	frames_release(&f);
+	m.type = MSG_PULL;
+	m.pull = (struct msg_pull){.request = 1, .which = WEIGHTS_CURRENT};
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 4), 0);
+	assert_string_equal(refusal(&f), "tensor frames without slices");
+	frames_release(&f);
+	assert_string_equal(refusal(&f), "no header frame");
+}
+
+static void params_must_cover_the_model(void **state)
+{
+	static struct msg m;
+	struct frames f;
+
+	(void)state;
+	params_of(&m, 3);
+	m.params.slices.slice[2].count--;
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_string_equal(refusal(&f), "PARAMS does not cover the model");
+	frames_release(&f);
+}
+
+static void no_tensor_is_taken_before_the_model_is_known(void **state)
+{
+	static struct msg m, back;
+	struct wire *w;
+	struct frames f;
+
+	(void)state;
+	push_of(&m, 0, 1);
+	assert_int_equal(wire_new(&w, 0), PS_OK);
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_int_equal(wire_decode(w, &f, &back, NULL), PS_EPROTO);
+	assert_int_equal(wire_resize(w, WIRE_MAX_PARAMS + 1), PS_ENOMEM);
+	assert_int_equal(wire_resize(w, 1), PS_OK);
+	assert_int_equal(wire_decode(w, &f, &back, NULL), PS_OK);
+	frames_release(&f);
+	wire_free(&w);
+	wire_free(&w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(misaligned_frames_are_copied_to_aligned_memory),
+		cmocka_unit_test(aligned_frames_are_not_copied),
+		cmocka_unit_test(weights_land_where_they_are_wanted),
+		cmocka_unit_test(any_flipped_bit_of_a_tensor_is_seen),
+		cmocka_unit_test(a_replay_sends_the_first_checksum_again),
+		cmocka_unit_test(header_alone_says_the_same_as_the_whole_message),
+		cmocka_unit_test(checksum_is_xxh3_of_the_little_endian_bytes),
+		cmocka_unit_test(copying_and_hashing_in_one_pass_gives_the_same_checksum),
+		cmocka_unit_test(slices_that_do_not_fit_are_refused),
+		cmocka_unit_test(frames_and_slices_must_agree),
+		cmocka_unit_test(params_must_cover_the_model),
+		cmocka_unit_test(no_tensor_is_taken_before_the_model_is_known),
+	};
+
+	return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -14,7 +14,7 @@ from client import CONTEXT, Link, Refused, Worker, checksum, encode, hello, pb
 from conftest import LEDGER, PLAIN, SIZE, Honest
 
 EPROTO, EVERSION, EEPOCH, EGAP, ESTATE = 12, 13, 14, 15, 16
-EWRONGRUN, EFENCED, EFULL, EAGAIN, EUSAGE = 5, 6, 17, 21, 1
+EWRONGRUN, EFENCED, EFULL, EAGAIN, EUSAGE, EROLLEDBACK = 5, 6, 17, 21, 1, 18
 ONE = np.eye(1, SIZE, dtype=np.float32)[0]
 
 
@@ -281,6 +281,18 @@ def test_errors_fenced(server, honest):
     assert new.push(ONE + np.inf, 0).reject == pb.REJECT_NONFINITE
     old.close()
     new.close()
+
+
+def test_errors_rolled_back(link, honest):
+    """The worker was told that more is durable than the server knows of."""
+    body = hello(resume=honest.stamp, last_seq=honest.seq + 5, durable_seq=honest.seq + 5)
+    assert code(link, body) == EROLLEDBACK
+
+
+def test_session_an_old_hello_is_ignored(link, honest):
+    """It knows of fewer pushes than the server: the network kept it too long."""
+    link.send(hello(resume=honest.stamp, last_seq=honest.seq - 1))
+    assert code(link, pb.Pull(which=0)) == EPROTO  # the answer to this, and no other before it
 
 
 def test_errors_full(lab):

@@ -100,9 +100,10 @@ int team_new(struct team **out, size_t n, struct err *e)
 		*m = (struct member){.team = t, .number = t->started};
 		int failed = pthread_create(&m->thread, NULL, member_main, m);
 		if (failed) {
-			team_free(&t);
-			return err_set(e, PS_EDEVICE, "thread %zu of %zu does not start: %s",
+			err_set(e, PS_EDEVICE, "thread %zu of %zu does not start: %s",
 				t->started + 1, n, strerror(failed));
+			team_free(&t);
+			return PS_EDEVICE;
 		}
 	}
 	*out = t;

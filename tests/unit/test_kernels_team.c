@@ -1,0 +1,118 @@
+/*
+ * test_kernels_team.c - every member does every job once, barriers hold, and a team that cannot be
+ * started is undone.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/resource.h>
+#include <cmocka.h>
+#include "kernels/team.h"
+
+#define MEMBERS 5
+#define JOBS    2000
+
+struct work {
+	struct team *team;
+	size_t done[MEMBERS], seen[MEMBERS];
+};
+
+static void count(void *arg, size_t member)
+{
+	struct work *w = arg;
+	w->done[member]++;
+}
+
+static void every_member_does_every_job_once(void **state)
+{
+	(void)state;
+	for (size_t n = 1; n <= MEMBERS; n++) {
+		struct work w = {0};
+		struct err e = {0};
+		assert_int_equal(team_new(&w.team, n, &e), PS_OK);
+		for (size_t job = 1; job <= JOBS; job++) {
+			team_run(w.team, count, &w);
+			for (size_t i = 0; i < MEMBERS; i++)
+				assert_int_equal(w.done[i], i < n ? job : 0);
+		}
+		team_free(&w.team);
+		assert_null(w.team);
+	}
+}
+
+/* Behind the barrier each member sees what all the others did before it. */
+static void count_then_look(void *arg, size_t member)
+{
+	struct work *w = arg;
+	w->done[member]++;
+	team_barrier(w->team);
+	w->seen[member] = 0;
+	for (size_t i = 0; i < MEMBERS; i++)
+		w->seen[member] += w->done[i];
+	team_barrier(w->team);
+}
+
+static void behind_a_barrier_everybody_has_come(void **state)
+{
+	(void)state;
+	struct work w = {0};
+	struct err e = {0};
+	assert_int_equal(team_new(&w.team, MEMBERS, &e), PS_OK);
+	for (size_t job = 1; job <= JOBS; job++) {
+		team_run(w.team, count_then_look, &w);
+		for (size_t i = 0; i < MEMBERS; i++)
+			assert_int_equal(w.seen[i], job * MEMBERS);
+	}
+	team_free(&w.team);
+}
+
+static size_t address_space(void)
+{
+	unsigned long pages = 0;
+	FILE *f = fopen("/proc/self/statm", "r");
+	assert_non_null(f);
+	char line[128];
+	if (fgets(line, sizeof line, f))
+		pages = strtoul(line, NULL, 10);
+	fclose(f);
+	return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* 1000 stacks do not fit into 100 MB more than there is. */
+static void a_team_that_the_system_cannot_start_is_undone(void **state)
+{
+	(void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+	skip(); /* their shadow memory needs the address space */
+#endif
+	struct rlimit kept, tight;
+	struct team *t;
+	struct err e = {0};
+	assert_int_equal(getrlimit(RLIMIT_AS, &kept), 0);
+	tight = kept;
+	tight.rlim_cur = address_space() + ((size_t)100 << 20);
+	assert_int_equal(setrlimit(RLIMIT_AS, &tight), 0);
+	int rc = team_new(&t, 1000, &e);
+	assert_int_equal(setrlimit(RLIMIT_AS, &kept), 0);
+	assert_int_equal(rc, PS_EDEVICE);
+	assert_null(t);
+	assert_non_null(strstr(e.text, "of 1000 does not start"));
+	assert_int_equal(team_new(&t, 3, &e), PS_OK);
+	team_free(&t);
+	team_free(&t);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_member_does_every_job_once),
+		cmocka_unit_test(behind_a_barrier_everybody_has_come),
+		cmocka_unit_test(a_team_that_the_system_cannot_start_is_undone),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

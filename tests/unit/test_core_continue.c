@@ -89,6 +89,7 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	struct bench b, other;
 	struct bench_image img;
 	struct run_head head;
+	struct core_stats stats;
 	struct stamp s;
 	struct msg m;
 
@@ -117,7 +118,14 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	assert_int_equal(bench_worker(&other, 2).state, SESSION_DEAD);
 	assert_int_equal(bench_worker(&other, 2).last_seq, 1);
 	assert_int_equal(bench_worker(&other, 2).durable_seq, 1); /* it is in the image */
+	assert_int_equal(bench_worker(&other, 2).images, 10);
 	assert_int_equal(core_epoch(other.core, 0)->images, 10);
+	assert_int_equal(core_epoch(other.core, 0)->updates, 1);
+	assert_true(core_epoch(other.core, 0)->loss_sum == 5);
+	stats = *core_stats(b.core);
+	assert_true(stats.loss == 0.5);
+	stats.recoveries++;
+	assert_memory_equal(core_stats(other.core), &stats, sizeof(stats));
 	assert_int_equal(core_data(other.core)->xxh3, bench_data.xxh3);
 	bench_drop(&img);
 	bench_close(&other);

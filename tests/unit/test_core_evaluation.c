@@ -64,6 +64,26 @@ static void evaluation_is_granted_in_portions_before_any_training(void **state)
 	bench_close(&b);
 }
 
+static void the_largest_test_set_has_room_for_its_portions(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct msg m = bench_hello("");
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	cfg.eval_images = 1;
+	bench_open(&b, cfg);
+	m.hello.data.n_test = WIRE_MAX_IMAGES;
+	bench_message(&b, 9, &m);
+	bench_durable(&b);
+	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	train(&b, s, 0);
+	assert_int_equal(lease(&b, 9, s, 1).eval_count, WIRE_MAX_IMAGES / WIRE_MAX_BATCHES);
+	assert_int_equal(b.core->leases.n_portions, WIRE_MAX_BATCHES);
+	bench_close(&b);
+}
+
 static void while_others_evaluate_the_rest_train(void **state)
 {
 	struct core_config cfg = bench_training();
@@ -272,6 +292,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(evaluation_is_granted_in_portions_before_any_training),
+		cmocka_unit_test(the_largest_test_set_has_room_for_its_portions),
 		cmocka_unit_test(while_others_evaluate_the_rest_train),
 		cmocka_unit_test(weights_under_evaluation_stand_still),
 		cmocka_unit_test(a_result_that_was_never_granted_is_refused),

@@ -343,6 +343,51 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 	bench_close(&b);
 }
 
+static void what_was_given_away_is_not_given_back_again(void **state)
+{
+	struct bench b;
+	struct stamp s, t;
+	struct msg_grant g;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	lease(&b, 9, s, 1);
+	bench_tick(&b, b.cfg.suspect_ms + 1);
+	t = bench_join(&b, 10, "");
+	g = lease(&b, 10, t, 1);
+	assert_work(&g, 0, 0, 2);
+	g = lease(&b, 9, s, 1); /* asks for the answer again: it is another one now */
+	assert_work(&g, 0, 2, 1);
+	g = lease(&b, 9, s, 2);
+	assert_true(g.work.first >= 2);
+	assert_int_equal(core_stats(b.core)->released, 3);
+	bench_close(&b);
+}
+
+static void a_new_process_numbers_its_requests_anew(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "anna");
+	lease(&b, 9, s, 7);
+	s = bench_join(&b, 10, "anna");
+	lease(&b, 10, s, 1);
+	bench_close(&b);
+	cfg.min_workers = 2;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "anna");
+	bench_lease(&b, 9, s, 1);
+	bench_join(&b, 10, "anna");
+	bench_join(&b, 11, "");
+	assert_null(granted(&b, 10)); /* it was its predecessor who asked */
+	bench_close(&b);
+}
+
 static void leavers_and_the_fenced_give_their_leases_back(void **state)
 {
 	struct core_config cfg = bench_training();
@@ -394,6 +439,8 @@ int main(void)
 		cmocka_unit_test(nobody_gets_a_lease_before_min_workers_are_there_once),
 		cmocka_unit_test(warm_start_holds_the_others_back),
 		cmocka_unit_test(a_suspects_lease_is_given_away_and_the_first_push_wins),
+		cmocka_unit_test(what_was_given_away_is_not_given_back_again),
+		cmocka_unit_test(a_new_process_numbers_its_requests_anew),
 		cmocka_unit_test(leavers_and_the_fenced_give_their_leases_back),
 		cmocka_unit_test(nothing_is_granted_to_a_connection_that_is_gone),
 	};

@@ -78,6 +78,7 @@ static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
 	bench_message(&b, 20, &m);
 	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	bench_tick(&b, b.cfg.dead_ms); /* a slow disk */
 	bench_durable(&b);
 	assert_non_null(bench_sent(&b, 20, MSG_WELCOME));
 	again = bench_sent(&b, 20, MSG_WELCOME)->welcome.stamp;
@@ -386,6 +387,52 @@ static void who_said_bye_and_vanished_is_not_answered(void **state)
 	bench_close(&b);
 }
 
+static void who_said_bye_waits_for_no_lease(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	cfg.min_workers = 2;
+	s = open_with_pushes(&b, cfg, 0);
+	bench_lease(&b, 9, s, 1);
+	bench_bye(&b, 9, s);
+	m = bench_resume(s, 0, 0);
+	bench_message(&b, 9, &m);
+	bench_durable(&b);
+	bench_join(&b, 10, "");
+	assert_int_equal(core_live_workers(b.core), 2);
+	assert_null(bench_sent(&b, 9, MSG_GRANT));
+	bench_close(&b);
+}
+
+static void answers_go_where_the_question_came_from(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	bench_lease(&b, 20, s, 1);
+	assert_non_null(bench_sent(&b, 20, MSG_GRANT));
+	m = bench_push_ones(s, 1);
+	bench_work(&m, 0, 0, 1);
+	bench_applied(&b, 21, &m);
+	bench_pull(&b, 22, s, WEIGHTS_CURRENT);
+	assert_non_null(bench_sent(&b, 22, MSG_PARAMS));
+	bench_beat(&b, 23, s);
+	assert_non_null(bench_sent(&b, 23, MSG_BEAT));
+	bench_bye(&b, 24, s);
+	bench_durable(&b);
+	assert_non_null(bench_sent(&b, 24, MSG_BYE));
+	bench_close(&b);
+}
+
 static void who_comes_back_after_bye_is_welcome(void **state)
 {
 	struct bench b;
@@ -423,6 +470,8 @@ int main(void)
 		cmocka_unit_test(bye_is_answered_when_all_pushes_are_durable),
 		cmocka_unit_test(bye_with_nothing_to_save_is_answered_at_once),
 		cmocka_unit_test(who_said_bye_and_vanished_is_not_answered),
+		cmocka_unit_test(who_said_bye_waits_for_no_lease),
+		cmocka_unit_test(answers_go_where_the_question_came_from),
 		cmocka_unit_test(who_comes_back_after_bye_is_welcome),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

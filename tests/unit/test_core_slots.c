@@ -69,6 +69,42 @@ static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
 	bench_close(&b);
 }
 
+/* Nothing of a process passes on to the one that takes its slot over by name. */
+static void a_new_process_inherits_no_debts(void **state)
+{
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	s = bench_join(&b, 9, "anna");
+	bench_restart(&b);
+	m = bench_resume(s, 4, 0); /* four replays are to come */
+	memcpy(m.hello.name, "anna", 5);
+	bench_message(&b, 9, &m);
+	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	bench_beat(&b, 19, s);
+	m = bench_push_ones(s, 1);
+	bench_applied(&b, 9, &m);
+	bench_bye(&b, 9, s); /* its snapshot is under way */
+	m = bench_hello("anna");
+	bench_message(&b, 10, &m);
+	bench_durable(&b);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0); /* that BYE is not the new one's */
+	bench_durable(&b);
+	s = bench_sent(&b, 10, MSG_WELCOME)->welcome.stamp;
+	m = bench_push_ones(s, 2);
+	bench_applied(&b, 10, &m);
+	b.now_ms += b.cfg.checkpoint_ms;
+	bench_message(&b, 10, &m);
+	bench_durable(&b);
+	assert_non_null(bench_sent(&b, 10, MSG_BEAT)); /* not over its predecessor's connection */
+	bench_tick(&b, b.cfg.dead_ms + 1);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD); /* it owes no replays */
+	bench_close(&b);
+}
+
 static void a_restart_storm_stays_in_the_table_and_repeats_no_incarnation(void **state)
 {
 	struct core_config cfg = bench_config();
@@ -97,6 +133,7 @@ int main(void)
 		cmocka_unit_test(
 			a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one),
 		cmocka_unit_test(a_name_gets_its_slot_again_and_fences_who_held_it),
+		cmocka_unit_test(a_new_process_inherits_no_debts),
 		cmocka_unit_test(a_restart_storm_stays_in_the_table_and_repeats_no_incarnation),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -188,6 +188,10 @@ static void an_ack_is_told_once_and_a_missing_one_is_asked_for(void **state)
 	assert_did(&b, "READY push:2 push:3 push:4");
 	sbench_ack(&b, 2, VERDICT_REJECTED, 0);
 	assert_did(&b, "ACK:2");
+	sbench_ack(&b, 3, VERDICT_OK, 0);
+	sbench_ack(&b, 1, VERDICT_OK, 0); /* a late one takes no place in the window */
+	sbench_push_ok(&b, 2);
+	assert_did(&b, "push:6");
 	session_free(&b.s);
 }
 

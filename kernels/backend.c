@@ -15,15 +15,16 @@ static const struct device *const devices[] = {
 	&device_cpu,
 	&device_cpu_ref,
 };
-#define DEVICE_NAMES "auto, cpu, cpu-ref"
+#define FORWARD_CHUNK ((size_t)256) /* least images per call of a device's forward */
+#define DEVICE_NAMES  "auto, cpu, cpu-ref"
 
 struct backend {
 	const struct device *device;
 	void *self; /* the device's own state */
 	const struct model *model;
-	size_t max_batch;
+	size_t max_batch, max_forward;
 	struct kx_images set; /* n == 0: none yet */
-	float *scores;        /* max_batch x classes */
+	float *scores;        /* max_forward x classes */
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -65,16 +66,22 @@ int backend_new(
 	int rc = check_options(m, o, e);
 	if (rc)
 		return rc;
+	struct backend_options most = *o;
+	if (most.max_batch < FORWARD_CHUNK)
+		most.max_batch = FORWARD_CHUNK;
 	struct backend *b = mem_try(1, sizeof *b);
-	float *scores = mem_try(o->max_batch, m->classes * sizeof(float));
+	float *scores = mem_try(most.max_batch, m->classes * sizeof(float));
 	if (!b || !scores) {
 		free(b);
 		free(scores);
 		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
 	}
-	*b = (struct backend){
-		.device = device, .model = m, .max_batch = o->max_batch, .scores = scores};
-	rc = device->open(&b->self, m, o, e);
+	*b = (struct backend){.device = device,
+		.model = m,
+		.max_batch = o->max_batch,
+		.max_forward = most.max_batch,
+		.scores = scores};
+	rc = device->open(&b->self, m, &most, e);
 	if (rc) {
 		backend_free(&b);
 		return rc;
@@ -157,7 +164,7 @@ int backend_evaluate(struct backend *b, const float *params, size_t first, size_
 	if (!range_ok(b, first, n))
 		return PS_EUSAGE;
 	for (size_t end = first + n; first < end;) {
-		size_t chunk = minimum(end - first, b->max_batch);
+		size_t chunk = minimum(end - first, b->max_forward);
 		int rc = b->device->forward(b->self, params, first, chunk, b->scores);
 		if (rc)
 			return rc;
@@ -180,7 +187,7 @@ int backend_predict(
 	if (!range_ok(b, first, n))
 		return PS_EUSAGE;
 	for (size_t done = 0; done < n;) {
-		size_t chunk = minimum(n - done, b->max_batch);
+		size_t chunk = minimum(n - done, b->max_forward);
 		float *p = probability + done * classes;
 		int rc = b->device->forward(b->self, params, first + done, chunk, p);
 		if (rc)

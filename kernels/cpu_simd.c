@@ -26,9 +26,11 @@
 #endif
 
 #ifdef __clang__
-#define UNROLL _Pragma("unroll")
+#define UNROLL   _Pragma("unroll")
+#define UNROLL_2 _Pragma("unroll(2)")
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL   _Pragma("GCC unroll 16")
+#define UNROLL_2 _Pragma("GCC unroll 2")
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
@@ -64,7 +66,8 @@ INLINE void gemm_tile(float *out, size_t stride, const float *const *source, con
 		x[i] = source[i];
 		sum[i][0] = sum[i][1] = (vec){0};
 	}
-	for (size_t k = 0; k < n_taps; k++, panel += vecs * LANES) {
+	UNROLL_2 for (size_t k = 0; k < n_taps; k++, panel += vecs * LANES)
+	{
 		size_t at = tap[k];
 		vec w0 = load(panel), w1 = load(panel + (vecs - 1) * LANES);
 		UNROLL for (size_t i = 0; i < CELLS; i++)
@@ -299,9 +302,14 @@ INLINE void add_rows_4(
 {
 	const float *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3];
 	const float d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
-	for (size_t r = 0; r < n; r += LANES)
-		store(g + r, load(g + r) + (d0 * load(x0 + r) + d1 * load(x1 + r)) +
-				     (d2 * load(x2 + r) + d3 * load(x3 + r)));
+	for (size_t r = 0; r < n; r += LANES) {
+		vec sum = load(g + r);
+		sum += d0 * load(x0 + r);
+		sum += d1 * load(x1 + r);
+		sum += d2 * load(x2 + r);
+		sum += d3 * load(x3 + r);
+		store(g + r, sum);
+	}
 }
 
 static void filter_sparse(

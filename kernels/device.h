@@ -15,7 +15,8 @@
 
 struct device {
 	const char *name; /* what --device says; "cuda" also takes ":N" behind it */
-	/* Allocate everything that any later call needs. On failure *self is NULL. */
+	/* Allocate everything that any later call needs; o->max_batch is also the most images of
+	 * a forward. On failure *self is NULL. */
 	int (*open)(
 		void **self, const struct model *m, const struct backend_options *o, struct err *e);
 	void (*close)(void *self);

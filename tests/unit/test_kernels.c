@@ -185,16 +185,16 @@ static void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 	(void)state;
 	for (size_t d = 0; d < 2; d++) {
 		struct subject s;
-		subject_random(&s, &small, 23);
-		s.batch = 4; /* so that 23 images take several chunks */
+		subject_random(&s, &small, 600); /* several chunks */
+		s.batch = 4;
 		subject_open(&s, both[d], 2);
-		float p[23 * 10];
+		float p[598 * 3];
 		size_t classes = s.model.classes, correct, right = 0;
 		double loss_sum, sum = 0;
-		assert_int_equal(backend_predict(s.backend, s.params, 2, 21, p), PS_OK);
+		assert_int_equal(backend_predict(s.backend, s.params, 2, 598, p), PS_OK);
 		assert_int_equal(
-			backend_evaluate(s.backend, s.params, 2, 21, &correct, &loss_sum), PS_OK);
-		for (size_t i = 0; i < 21; i++) {
+			backend_evaluate(s.backend, s.params, 2, 598, &correct, &loss_sum), PS_OK);
+		for (size_t i = 0; i < 598; i++) {
 			float total = 0;
 			size_t best = 0;
 			for (size_t c = 0; c < classes; c++) {
@@ -206,7 +206,7 @@ static void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 			sum -= log((double)p[i * classes + s.labels[i + 2]]);
 		}
 		assert_int_equal(correct, right);
-		assert_true(fabs(loss_sum - sum) < 1e-4);
+		assert_true(fabs(loss_sum - sum) < 1e-3);
 		for (size_t i = 0; i < 4; i++)
 			s.index[i] = (uint32_t)i;
 		assert_int_equal(

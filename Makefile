@@ -176,14 +176,16 @@ test: deps
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) tests
 lint: deps
 	@tests/lint/run
-# The units, the simulator and the wire's tests once more, watched by a sanitizer.
+# The units and the simulator once more, watched by a sanitizer.
 asan ubsan tsan: deps
 	@$(MAKE) $(JOBS) FLAVOUR=$@ tests
 	@$(call PYTEST,$@) tests/unit tests/sim
 bench:
 	@deploy/setup.sh bench
-	@$(MAKE) $(JOBS) tests
-	@tests/bench/run
+	@$(MAKE) $(JOBS) FLAVOUR=release tests
+	build/release/tests/bench/transport
+	CNN_DATA="$$(deploy/data.sh)" tests/bench/cpu_vs_torch
+	build/release/tests/sim/sim --seeds 1..5000
 docs/options.md: $(BINARIES)
 	@tests/lint/options.sh $(B) >$@.tmp && mv $@.tmp $@
 clean:

@@ -297,14 +297,18 @@ static int set_options(void *socket, const struct router_config *cfg)
 static int open_sockets(struct router *r)
 {
 	const int events = ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
-			   ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+			   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
 			   ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
 			   ZMQ_EVENT_DISCONNECTED;
+	const int unlimited = 0;
 
 	r->context = zmq_ctx_new();
 	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
 	r->monitor = r->socket ? zmq_socket(r->context, ZMQ_PAIR) : NULL;
+	/* libzmq's I/O thread waits when an event has no room: all traffic would stand still, and
+	 * closing would wait for it for ever */
 	if (!r->monitor || set_options(r->socket, &r->cfg) ||
+		zmq_setsockopt(r->monitor, ZMQ_RCVHWM, &unlimited, sizeof(unlimited)) != 0 ||
 		zmq_socket_monitor(r->socket, MONITOR, events) != 0 ||
 		zmq_connect(r->monitor, MONITOR) != 0)
 		return PS_ENET;

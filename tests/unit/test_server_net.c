@@ -19,6 +19,7 @@
 static uv_loop_t loop;
 static struct router *router;
 static void *context;
+static void *clients[8]; /* open ones, closed by tear_down when a test failed */
 static float weights[N];
 
 /* What the core would be: counts, and answers PULL by PARAMS, BEAT by `replies` of BEAT. */
@@ -68,6 +69,37 @@ static struct router_config config(void)
 		.arg = &core};
 }
 
+/* A client's socket that is not connected yet. */
+static void *open_dealer(void)
+{
+	void *s = zmq_socket(context, ZMQ_DEALER);
+	const int off = 0;
+	size_t i = 0;
+
+	assert_non_null(s);
+	zmq_setsockopt(s, ZMQ_LINGER, &off, sizeof(off));
+	while (clients[i])
+		i++;
+	clients[i] = s;
+	return s;
+}
+
+static void *connect_dealer(void)
+{
+	void *s = open_dealer();
+
+	assert_int_equal(zmq_connect(s, router_endpoint(router)), 0);
+	return s;
+}
+
+static void hang_up(void *socket)
+{
+	for (size_t i = 0; i < sizeof(clients) / sizeof(clients[0]); i++)
+		if (clients[i] == socket)
+			clients[i] = NULL;
+	zmq_close(socket);
+}
+
 static int set_up(void **state)
 {
 	const struct router_config cfg = config();
@@ -83,6 +115,9 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
 	(void)state;
+	for (size_t i = 0; i < sizeof(clients) / sizeof(clients[0]); i++)
+		if (clients[i])
+			hang_up(clients[i]);
 	router_stop(router);
 	uv_run(&loop, UV_RUN_DEFAULT);
 	router_free(&router);
@@ -92,17 +127,6 @@ static int tear_down(void **state)
 }
 
 /* ---- clients ----------------------------------------------------------------------------- */
-
-static void *connect_dealer(void)
-{
-	void *s = zmq_socket(context, ZMQ_DEALER);
-	const int off = 0;
-
-	assert_non_null(s);
-	zmq_setsockopt(s, ZMQ_LINGER, &off, sizeof(off));
-	assert_int_equal(zmq_connect(s, router_endpoint(router)), 0);
-	return s;
-}
 
 static void say(void *socket, const struct msg *m)
 {
@@ -206,13 +230,13 @@ static void what_is_no_message_is_answered_and_counted(void **state)
 		assert_int_equal(stats().malformed, i + 1);
 	}
 	assert_int_equal(core.messages, 0);
-	zmq_close(s);
+	hang_up(s);
 	wire_free(&wire);
 }
 
 static void a_chosen_routing_id_gets_no_answer(void **state)
 {
-	void *s = zmq_socket(context, ZMQ_DEALER);
+	void *s = open_dealer();
 
 	(void)state;
 	zmq_setsockopt(s, ZMQ_ROUTING_ID, "admin", 5);
@@ -221,7 +245,7 @@ static void a_chosen_routing_id_gets_no_answer(void **state)
 	UNTIL(stats().malformed == 1)
 	assert_int_equal(core.messages, 0);
 	assert_int_equal(stats().waiting, 0);
-	zmq_close(s);
+	hang_up(s);
 }
 
 /* (3) */
@@ -259,7 +283,7 @@ static void weights_of_a_version_are_copied_once(void **state)
 	frames_release(&f);
 	assert_int_equal(stats().params_copied, 5);
 	for (size_t i = 0; i < 3; i++)
-		zmq_close(s[i]);
+		hang_up(s[i]);
 	wire_free(&wire);
 }
 
@@ -274,7 +298,7 @@ static void a_peer_that_does_not_read_loses_replies_and_is_told(void **state)
 
 	(void)state;
 	assert_int_equal(wire_new(&wire, N), PS_OK);
-	void *deaf = zmq_socket(context, ZMQ_DEALER), *honest = connect_dealer();
+	void *deaf = open_dealer(), *honest = connect_dealer();
 	zmq_setsockopt(deaf, ZMQ_RCVHWM, &one, sizeof(one));
 	zmq_connect(deaf, router_endpoint(router));
 	beat(deaf);
@@ -309,8 +333,8 @@ static void a_peer_that_does_not_read_loses_replies_and_is_told(void **state)
 	assert_int_equal(m.type, MSG_BEAT);
 	frames_release(&f);
 	assert_int_equal(stats().dropped, dropped);
-	zmq_close(deaf);
-	zmq_close(honest);
+	hang_up(deaf);
+	hang_up(honest);
 	wire_free(&wire);
 }
 
@@ -332,7 +356,7 @@ static void a_burst_of_small_replies_reaches_a_peer_that_reads(void **state)
 		frames_release(&f);
 	}
 	assert_int_equal(stats().dropped, 0);
-	zmq_close(s);
+	hang_up(s);
 	wire_free(&wire);
 }
 
@@ -345,7 +369,7 @@ static void a_peer_that_left_is_reported(void **state)
 	beat(s);
 	UNTIL(core.messages == 1)
 	UNTIL(stats().connections == 1)
-	zmq_close(s);
+	hang_up(s);
 	UNTIL(stats().connections == 0)
 	for (uint64_t end = clock_ms() + DEADLINE_MS; core.gone == 0;) {
 		assert_true(clock_ms() < end);
@@ -357,17 +381,31 @@ static void a_peer_that_left_is_reported(void **state)
 	assert_int_equal(stats().waiting, 0);
 }
 
-static void a_stranger_is_hung_up_on(void **state)
+static void dial_with(int fd)
 {
-	(void)state;
 	const char *colon = strrchr(router_endpoint(router), ':');
 	struct sockaddr_in at = {.sin_family = AF_INET,
 		.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10)),
 		.sin_addr = {htonl(INADDR_LOOPBACK)}};
-	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	char byte;
 
 	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+}
+
+static int dial(void)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	dial_with(fd);
+	return fd;
+}
+
+static void a_stranger_is_hung_up_on(void **state)
+{
+	int fd = dial();
+	char byte;
+
+	(void)state;
 	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
 	const uint64_t begin = clock_ms();
 	UNTIL(stats().connections == 1)
@@ -376,6 +414,31 @@ static void a_stranger_is_hung_up_on(void **state)
 	UNTIL(recv(fd, &byte, 1, 0) == 0) /* its greeting came before that */
 	assert_int_equal(stats().handshakes_failed, 1);
 	close(fd);
+}
+
+/* More events than libzmq's queues hold come while the loop does not turn. */
+static void a_flood_of_strangers_stops_nothing(void **state)
+{
+	struct wire *wire;
+	struct frames f;
+	struct msg m;
+
+	(void)state;
+	assert_int_equal(wire_new(&wire, N), PS_OK);
+	core.replies = 1;
+	void *s = connect_dealer();
+	beat(s);
+	hear(s, wire, &f, &m);
+	frames_release(&f);
+	for (int i = 0; i < 2500; i++)
+		close(dial());
+	beat(s);
+	hear(s, wire, &f, &m);
+	frames_release(&f);
+	UNTIL(stats().accepted == 2501)
+	UNTIL(stats().connections == 1)
+	hang_up(s);
+	wire_free(&wire);
 }
 
 /* ---- descriptors ------------------------------------------------------------------------- */
@@ -417,13 +480,9 @@ static void running_out_of_descriptors_rests_the_port(void **state)
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	limit = before;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	const char *colon = strrchr(router_endpoint(router), ':');
-	struct sockaddr_in at = {.sin_family = AF_INET,
-		.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10)),
-		.sin_addr = {htonl(INADDR_LOOPBACK)}};
 	limit.rlim_cur = (rlim_t)next_fd(); /* none left for accept */
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+	dial_with(fd);
 	UNTIL(stats().accept_failures > 0)
 	const double cpu = cpu_seconds();
 	const uint64_t begin = clock_ms();
@@ -445,9 +504,9 @@ static void running_out_of_descriptors_rests_the_port(void **state)
 	beat(fresh);
 	hear(fresh, wire, &f, &m);
 	frames_release(&f);
-	zmq_close(s);
-	zmq_close(late);
-	zmq_close(fresh);
+	hang_up(s);
+	hang_up(late);
+	hang_up(fresh);
 	wire_free(&wire);
 }
 
@@ -468,7 +527,7 @@ static void no_wake_up_was_missed(void **state)
 	}
 	assert_int_equal(stats().rescues, 0);
 	assert_int_equal(stats().received, 2000);
-	zmq_close(s);
+	hang_up(s);
 	wire_free(&wire);
 }
 
@@ -490,6 +549,8 @@ int main(void)
 			a_burst_of_small_replies_reaches_a_peer_that_reads, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_peer_that_left_is_reported, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_stranger_is_hung_up_on, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_flood_of_strangers_stops_nothing, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			running_out_of_descriptors_rests_the_port, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(no_wake_up_was_missed, set_up, tear_down),

@@ -158,6 +158,20 @@ static void what_is_saved_comes_back(void **state)
 	free(after);
 }
 
+static uv_sem_t gate;
+
+static void wait_at_gate(uv_work_t *work)
+{
+	(void)work;
+	uv_sem_wait(&gate);
+}
+
+static void went_through(uv_work_t *work, int status)
+{
+	(void)work;
+	assert_int_equal(status, 0);
+}
+
 /* The image is of the instant of saver_start, whatever happens while it is written. */
 static void a_snapshot_is_one_instant(void **state)
 {
@@ -165,9 +179,14 @@ static void a_snapshot_is_one_instant(void **state)
 	start("--model;vector:8;--optimizer;sgd;--lr;1");
 	join(0, 0);
 	lab_push(&worker, (struct work){0}, 0, 0, 1);
+	uv_work_t before = {0}; /* the pool's one thread writes only after the second push */
+	assert_int_equal(uv_sem_init(&gate, 0), 0);
+	assert_int_equal(uv_queue_work(&loop, &before, wait_at_gate, went_through), 0);
 	saver_start(saver, run.core, 3);
 	lab_push(&worker, (struct work){0}, 0, 0, 1);
+	uv_sem_post(&gate);
 	uv_run(&loop, UV_RUN_DEFAULT);
+	uv_sem_destroy(&gate);
 	assert_true(core_weights(run.core)[0] == -2);
 	die();
 	start("--model;vector:8;--optimizer;sgd;--lr;1");
@@ -421,6 +440,7 @@ static void first_weights_come_from_the_seed_or_a_file(void **state)
 
 int main(void)
 {
+	setenv("UV_THREADPOOL_SIZE", "1", 1);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(what_is_saved_comes_back, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_snapshot_is_one_instant, set_up, tear_down),

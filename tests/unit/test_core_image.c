@@ -271,8 +271,9 @@ static void refused_after(void (*lie)(struct core *c), int honest)
 	X(a_data_set_with_nothing_to_test, c->data.n_test = 0)                                     \
 	X(a_lease_past_the_end,                                                                    \
 		(c->worker[0].grant.kind = GRANT_TRAIN, c->worker[0].grant.work.first = 5))        \
-	X(a_lease_longer_than_the_epoch, (c->worker[0].grant.kind = GRANT_TRAIN,                   \
-						 c->worker[0].grant.work.count = UINT32_MAX))      \
+	X(a_lease_longer_than_the_epoch,                                                           \
+		(c->worker[0].grant.kind = GRANT_TRAIN,                                            \
+			c->worker[0].grant.work = (struct work){1, 1, UINT32_MAX}))                \
 	X(a_grant_of_no_kind, c->worker[0].grant.kind = (enum grant_kind)3)                        \
 	X(an_evaluation_past_the_test_set,                                                         \
 		(c->worker[0].grant.kind = GRANT_EVAL, c->worker[0].grant.eval_first = 7))         \

@@ -63,6 +63,28 @@ static void one_lease_at_a_time_answered_by_its_number(void **state)
 	session_free(&b.s);
 }
 
+static void one_result_at_a_time_waits_behind_the_pushes(void **state)
+{
+	const struct msg_result first = {.eval_id = 1, .correct = 5}, second = {.eval_id = 2};
+	static struct sbench b;
+
+	(void)state;
+	sbench_open(&b);
+	sbench_push_ok(&b, 5);
+	assert_int_equal(session_result(b.s, &first, b.now_ms), PS_OK);
+	assert_did(&b, "");
+	assert_int_equal(session_result(b.s, &second, b.now_ms), PS_EAGAIN);
+	sbench_ack(&b, 1, VERDICT_OK, 0);
+	assert_did(&b, "ACK:1 push:5 result");
+	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.eval_id, 1);
+	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.correct, 5);
+	assert_memory_equal(
+		&sbench_sent(&b, MSG_RESULT)->result.stamp, &b.welcome.stamp, sizeof(struct stamp));
+	assert_int_equal(session_result(b.s, &second, b.now_ms), PS_OK);
+	assert_did(&b, "result");
+	session_free(&b.s);
+}
+
 static void errors_that_a_hello_cannot_mend_end_it(void **state)
 {
 	const int mend[] = {PS_EEPOCH, PS_EGAP, PS_ESTATE};
@@ -214,6 +236,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_pull_at_a_time_answered_by_its_number),
 		cmocka_unit_test(one_lease_at_a_time_answered_by_its_number),
+		cmocka_unit_test(one_result_at_a_time_waits_behind_the_pushes),
 		cmocka_unit_test(errors_that_a_hello_cannot_mend_end_it),
 		cmocka_unit_test(bye_is_said_after_all_pushes_and_ends_it_when_answered),
 		cmocka_unit_test(

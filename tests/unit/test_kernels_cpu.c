@@ -54,6 +54,7 @@ static void compare(struct subject *s, const float *right, double right_loss, in
 {
 	subject_open(s, "cpu", threads);
 	subject_step(s);
+	subject_step(s); /* again: the first one leaves its values in every buffer */
 	double d = distance(s->grad, right, s->model.n_params);
 	if (!(d <= 1e-5) || !(fabs(s->loss - right_loss) <= 1e-6))
 		fail_msg("%s, %zu images, %s: gradient off by %g, loss %.9g instead of %.9g",
@@ -110,7 +111,8 @@ static void odd_models_take_every_way(void **state)
 			}
 		plan_release(&p);
 	}
-	assert_true(forward[WAY_DENSE] && forward[WAY_BLAS]);
+	assert_true(forward[WAY_DENSE] > 0);
+	assert_int_equal(forward[WAY_BLAS], 3); /* fc:400, fc:700 and fc:97 */
 	assert_true(filter[WAY_DENSE] && filter[WAY_SPARSE] && filter[WAY_BLAS]);
 	assert_true(data[WAY_NONE] && data[WAY_DENSE] && data[WAY_SPARSE] && data[WAY_BLAS]);
 }

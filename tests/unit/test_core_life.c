@@ -237,6 +237,26 @@ static void who_missed_one_recovery_does_not_hold_up_the_next(void **state)
 	bench_close(&b);
 }
 
+static void who_came_back_late_is_waited_for_again(void **state)
+{
+	struct bench b;
+	struct stamp s, t;
+
+	(void)state;
+	bench_open(&b, bench_training());
+	s = bench_join(&b, 9, "");
+	t = bench_join(&b, 10, "");
+	bench_restart(&b);
+	s = come_back(&b, 9, s, 0);
+	bench_tick(&b, b.cfg.recovery_ms); /* over: the second worker did not come */
+	come_back(&b, 10, t, 0);
+	bench_restart(&b);
+	s = come_back(&b, 9, s, 0);
+	bench_lease(&b, 9, s, 1);
+	assert_null(bench_sent(&b, 9, MSG_GRANT));
+	bench_close(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -249,6 +269,7 @@ int main(void)
 		cmocka_unit_test(new_leases_wait_until_all_are_back_and_have_replayed),
 		cmocka_unit_test(new_leases_wait_no_longer_than_recovery_ms),
 		cmocka_unit_test(who_missed_one_recovery_does_not_hold_up_the_next),
+		cmocka_unit_test(who_came_back_late_is_waited_for_again),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -182,6 +182,18 @@ static void dropout_draws_what_the_header_specifies(void **state)
 	}
 }
 
+/* A draw of exactly the threshold keeps; p * 2^24 that is no whole number is rounded up. */
+static void dropout_keeps_draws_that_are_at_least_the_threshold(void **state)
+{
+	(void)state;
+	uint32_t draw = (uint32_t)(rng_mix(5 ^ rng_mix((uint64_t)3 << 40 | 7)) >> 40);
+	assert_int_equal(dropout_drops(5, 3, 7, draw), 0);
+	assert_int_equal(dropout_drops(5, 3, 7, draw + 1), 1);
+	assert_int_equal(dropout_threshold(0), 0);
+	assert_int_equal(dropout_threshold(0.25f), 1 << 22);
+	assert_int_equal(dropout_threshold(0x1.000002p-10f), (1 << 14) + 1);
+}
+
 /* ---- both devices: evaluation and refusals --------------------------------------------------- */
 
 static void evaluation_and_prediction_follow_from_the_same_scores(void **state)
@@ -338,6 +350,7 @@ int main(void)
 		cmocka_unit_test(padded_cells_never_win_and_the_first_maximum_does),
 		cmocka_unit_test(of_equal_cells_the_first_in_row_order_gets_the_error),
 		cmocka_unit_test(dropout_draws_what_the_header_specifies),
+		cmocka_unit_test(dropout_keeps_draws_that_are_at_least_the_threshold),
 		cmocka_unit_test(evaluation_and_prediction_follow_from_the_same_scores),
 		cmocka_unit_test(scores_that_are_no_numbers_are_wrong_answers),
 		cmocka_unit_test(bad_indices_and_ranges_are_refused),

@@ -430,8 +430,14 @@ static void a_flood_of_strangers_stops_nothing(void **state)
 	beat(s);
 	hear(s, wire, &f, &m);
 	frames_release(&f);
-	for (int i = 0; i < 2500; i++)
-		close(dial());
+	for (int i = 0; i < 2500; i++) {
+		const struct timeval patience = {.tv_sec = 5};
+		char greeting;
+		int fd = dial();
+		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+		assert_int_equal(recv(fd, &greeting, 1, 0), 1);
+		close(fd);
+	}
 	beat(s);
 	hear(s, wire, &f, &m);
 	frames_release(&f);
@@ -490,7 +496,7 @@ static void running_out_of_descriptors_rests_the_port(void **state)
 		uv_run(&loop, UV_RUN_ONCE);
 	const double share = (cpu_seconds() - cpu) / 1.5;
 	printf("# out of descriptors: %.1f %% of a CPU\n", 100 * share);
-	assert_true(share < 0.5);
+	assert_true(share < 0.1);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 	close(fd);
 	UNTIL(stats().connections >= 2)

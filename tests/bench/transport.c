@@ -83,8 +83,8 @@ static double cpu_of(pid_t pid)
 	if (f)
 		fclose(f);
 	text[n] = 0;
-	char *at = strrchr(text, ')'); /* fields 14 and 15, counted from the state, which is 3 */
-	for (int i = 3; at && i < 14; i++)
+	char *at = strrchr(text, ')'); /* ends field 2; user and system are fields 14 and 15 */
+	for (int i = 2; at && i < 14; i++)
 		at = strchr(at + 1, ' ');
 	if (at) {
 		user = strtoul(at + 1, &at, 10);

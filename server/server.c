@@ -178,14 +178,16 @@ static void on_stop_signal(struct server *s, int number)
 {
 	const struct event ev = {.kind = EVENT_DRAIN};
 
+	if (s->status) { /* all is saved: only the farewell is cut short */
+		uv_stop(&s->loop);
+		return;
+	}
 	if (s->draining) {
 		give_up(s, GAVE_UP, "a second signal");
 		return;
 	}
 	log_info("server", "draining", "signal=%d", number);
 	s->draining = 1;
-	if (s->status)
-		return;
 	s->deadline_ms = uv_now(&s->loop) + DRAIN_MS;
 	tell_core(s, &ev);
 }

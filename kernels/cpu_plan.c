@@ -6,7 +6,7 @@
 #include <string.h>
 #include "common/mem.h"
 
-#define MAX_IMAGE    ((size_t)1 << 31) /* floats of one image in a plane: offsets have 32 bits */
+#define MAX_IMAGE    ((size_t)1 << 25) /* floats of one image in a plane: a block fits 32 bits */
 #define BLAS_WEIGHTS ((size_t)1 << 18) /* 1 MiB: a usual second-level cache */
 
 size_t round_up(size_t n, size_t unit)
@@ -271,7 +271,11 @@ int plan_init(struct plan *p, const struct model *m, const struct simd *simd, st
 		ok = add_step(p, m, &l, &weighted);
 	if (ok && add_identity(p))
 		return PS_OK;
-	return err_set(e, PS_ENOMEM, "no memory to lay out model \"%s\" on device cpu", m->text);
+	return err_set(e, PS_ENOMEM,
+		"model \"%s\" does not fit device cpu: no memory, or more than %zu values of an "
+		"image "
+		"between two layers, or more than %d in one window of a pool",
+		m->text, MAX_IMAGE, SIMD_MAX_CELLS);
 }
 
 void plan_release(struct plan *p)

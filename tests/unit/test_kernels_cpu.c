@@ -44,6 +44,29 @@ static void instruction_sets_that_do_not_exist_are_refused(void **state)
 	unsetenv("CNN_KX_ISA");
 }
 
+/* Planes whose offsets would not fit 32 bits are refused before anything that large is allocated.
+ */
+static void models_that_the_tables_cannot_hold_are_refused(void **state)
+{
+	(void)state;
+	static const char *const texts[] = {
+		"conv:1:3:pad=2 conv:1:4096:pad=4095 fc:2", /* 8218 x 8218 with its padding */
+		"conv:1:1 relu pool:300:pad=auto fc:2",     /* a window of 300 x 300 cells */
+	};
+	for (size_t i = 0; i < 2; i++) {
+		struct model m;
+		struct backend *b;
+		struct err e = {0};
+		struct backend_options o = {"cpu", 1, 1};
+		struct shape input =
+			i == 0 ? (struct shape){1, 28, 28} : (struct shape){1, 300, 300};
+		assert_int_equal(model_parse(&m, texts[i], input, &e), PS_OK);
+		assert_int_equal(backend_new(&b, &m, &o, &e), PS_ENOMEM);
+		assert_null(b);
+		assert_non_null(strstr(e.text, "does not fit"));
+	}
+}
+
 /* ---- odd models ------------------------------------------------------------------------------ */
 
 /*
@@ -394,6 +417,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(instruction_sets_that_do_not_exist_are_refused),
+		cmocka_unit_test(models_that_the_tables_cannot_hold_are_refused),
 		cmocka_unit_test(one_image_on_odd_models_agrees_with_cpu_ref),
 		cmocka_unit_test(seventeen_images_on_odd_models_agree_with_cpu_ref),
 		cmocka_unit_test(odd_models_take_every_way),

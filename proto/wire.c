@@ -221,7 +221,7 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, float *landing, st
 {
 	if (!landing) {
 		s->data = frame_floats(frame, w->floats + s->offset);
-		return wire_checksum(s->data, s->count);
+		return wire_hash_peak(s->data, s->count, &s->peak);
 	}
 	s->data = landing + s->offset;
 	return wire_copy_hash(landing + s->offset, zmq_msg_data(frame), zmq_msg_size(frame));

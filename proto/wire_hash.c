@@ -1,5 +1,6 @@
 #include "proto/wire_hash.h"
 #include <string.h>
+#include "common/clones.h"
 #define XXH_STATIC_LINKING_ONLY /* XXH3_state_t on the stack */
 #include <xxhash.h>
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
@@ -7,10 +8,41 @@
 #endif
 
 #define BLOCK_BYTES ((size_t)64 << 10) /* fits the L2 cache of every CPU we know, twice */
+#define PEAK_BYTES  ((size_t)16 << 10) /* fits the L1 cache */
 
 uint64_t wire_hash(const void *data, size_t size)
 {
 	return XXH3_64bits(data, size);
+}
+
+PS_CLONES static uint32_t peak_of(const float *data, size_t count)
+{
+	uint32_t peak = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		uint32_t bits;
+		memcpy(&bits, &data[i], sizeof(bits));
+		bits &= 0x7fffffffu;
+		peak = bits > peak ? bits : peak;
+	}
+	return peak;
+}
+
+uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak)
+{
+	const size_t block = PEAK_BYTES / sizeof(*data);
+	XXH3_state_t state;
+
+	*peak = 0;
+	if (XXH3_64bits_reset(&state) == XXH_ERROR)
+		return 0;
+	for (size_t done = 0; done < count; done += block) {
+		size_t n = count - done < block ? count - done : block;
+		(void)XXH3_64bits_update(&state, data + done, n * sizeof(*data));
+		uint32_t here = peak_of(data + done, n);
+		*peak = here > *peak ? here : *peak;
+	}
+	return XXH3_64bits_digest(&state);
 }
 
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size)

@@ -10,6 +10,9 @@
 #include <stdint.h>
 
 uint64_t wire_hash(const void *data, size_t size);
+/* wire_hash of floats; *peak becomes the largest of their bits without the sign, in the same pass.
+ */
+uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak);
 /* memcpy, and the wire_hash of what was copied, in one pass: each block is hashed while the cache
  * still has it. */
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);

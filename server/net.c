@@ -17,6 +17,7 @@
 #define RETRY_MS   10    /* libzmq does not say when one peer's queue has room again */
 #define REBIND_MS  1000  /* the port rests so long when descriptors run out */
 #define LINGER_MS  1000
+#define IO_THREADS 3 /* with one, a gradient waits while another worker's weights leave */
 #define FDS        65536
 #define REFUSAL_MS 1000 /* malformed messages are logged no more often */
 
@@ -303,6 +304,8 @@ static int open_sockets(struct router *r)
 	const int unlimited = 0;
 
 	r->context = zmq_ctx_new();
+	if (r->context)
+		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);
 	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
 	r->monitor = r->socket ? zmq_socket(r->context, ZMQ_PAIR) : NULL;
 	/* libzmq's I/O thread waits when an event has no room: all traffic would stand still, and

@@ -8,14 +8,14 @@
 #include "server/core/state.h"
 #include <math.h>
 
-CORE_CLONES void optim_sgd(float *restrict w, const float *restrict g, size_t n, float eta)
+PS_CLONES void optim_sgd(float *restrict w, const float *restrict g, size_t n, float eta)
 {
 	for (size_t i = 0; i < n; i++)
 		w[i] -= eta * g[i];
 }
 
 /* Duchi, Hazan, Singer 2011, with epsilon outside the root as PyTorch has it. */
-CORE_CLONES void optim_adagrad(float *restrict w, float *restrict acc, const float *restrict g,
+PS_CLONES void optim_adagrad(float *restrict w, float *restrict acc, const float *restrict g,
 	size_t n, float eta, float eps)
 {
 	for (size_t i = 0; i < n; i++) {

@@ -6,15 +6,8 @@
  */
 #ifndef SERVER_CORE_STATE_H
 #define SERVER_CORE_STATE_H
+#include "common/clones.h"
 #include "server/core/core.h"
-
-/* Loops over all values: one clone per instruction set, chosen when the program starts. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&                             \
-	!defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define CORE_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CORE_CLONES
-#endif
 
 /* What was decided about a push, for its duplicates. */
 struct decision {

@@ -11,20 +11,32 @@
 
 #define STORE_MAX_VALUE 1e15f /* its square is a finite float32, for adagrad */
 
-/* Values whose magnitude bits exceed those of STORE_MAX_VALUE: too large, infinite, or NaN. */
-CORE_CLONES static int any_wild(const float *g, size_t n)
+static uint32_t bits_of(float value)
 {
-	uint32_t wild = 0, limit;
-	const float max = STORE_MAX_VALUE;
+	uint32_t bits;
 
-	memcpy(&limit, &max, sizeof(limit));
+	memcpy(&bits, &value, sizeof(bits));
+	return bits;
+}
+
+PS_CLONES static uint32_t peak_of(const float *g, size_t n)
+{
+	uint32_t peak = 0;
+
 	for (size_t i = 0; i < n; i++) {
-		uint32_t bits;
+		uint32_t magnitude = bits_of(g[i]) & 0x7fffffffu;
 
-		memcpy(&bits, &g[i], sizeof(bits));
-		wild |= (bits & 0x7fffffffu) > limit;
+		peak = magnitude > peak ? magnitude : peak;
 	}
-	return wild != 0;
+	return peak;
+}
+
+/* Too large, infinite, or NaN: what has larger magnitude bits than STORE_MAX_VALUE. */
+static int any_wild(const struct slice *s)
+{
+	uint32_t peak = s->peak ? s->peak : peak_of(s->data, s->count);
+
+	return peak > bits_of(STORE_MAX_VALUE);
 }
 
 static double sum_of_squares(const float *g, size_t n)
@@ -45,7 +57,7 @@ enum reject store_judge(const struct core *c, const struct slices *s)
 
 		if (p->count > c->store.n || p->offset > c->store.n - p->count)
 			return REJECT_SHAPE;
-		if (any_wild(p->data, p->count))
+		if (any_wild(p))
 			return REJECT_NONFINITE;
 		if (c->cfg.max_norm > 0)
 			squares += sum_of_squares(p->data, p->count);

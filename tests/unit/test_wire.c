@@ -129,7 +129,7 @@ static struct slices *slices_in(struct msg *m)
 				       : NULL;
 }
 
-/* Equal but for where texts and values lie, and the checksums that encoding fills in. */
+/* Equal but for where texts and values lie, and what encoding and decoding fill in. */
 static void assert_same(struct msg *a, struct msg *b)
 {
 	const char **text_a = a->type == MSG_STATUS ? &a->status.text : &a->error.text;
@@ -143,6 +143,7 @@ static void assert_same(struct msg *a, struct msg *b)
 			assert_int_equal((uintptr_t)y->data % sizeof(float), 0);
 			y->data = x->data;
 			x->xxh3 = y->xxh3;
+			x->peak = y->peak;
 		}
 	} else if (a->type == MSG_STATUS || a->type == MSG_ERROR) {
 		assert_string_equal(*text_a, *text_b);

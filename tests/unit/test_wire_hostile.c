@@ -143,7 +143,8 @@ static void the_largest_honest_header_fits_the_memory_limit(void **state)
 	m.type = MSG_PUSH;
 	m.push.slices.n = WIRE_MAX_SLICES;
 	for (uint32_t i = 0; i < WIRE_MAX_SLICES; i++)
-		m.push.slices.slice[i] = (struct slice){i, 1, ENCODING_F32, 0, zero};
+		m.push.slices.slice[i] = (struct slice){
+			.offset = i, .count = 1, .encoding = ENCODING_F32, .data = zero};
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	before = heap();
 	if (wire_decode(wire, &f, &back, &why))

@@ -1,5 +1,6 @@
 /* test_wire_slices.c - tensors: what is sent arrives, aligned and checked; what does not fit is
  * refused. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +11,11 @@
 #include "proto/wire.h"
 
 #define N_PARAMS 5000u
+
+#define SLICE(from, n)                                                                             \
+	{                                                                                          \
+		.offset = (from), .count = (n), .encoding = ENCODING_F32, .data = values           \
+	}
 
 static float values[N_PARAMS];
 static struct wire *wire;
@@ -35,7 +41,8 @@ static void push_of(struct msg *m, uint64_t offset, uint64_t count)
 	m->type = MSG_PUSH;
 	m->push.seq = 1;
 	m->push.slices.n = 1;
-	m->push.slices.slice[0] = (struct slice){offset, count, ENCODING_F32, 0, values + offset};
+	m->push.slices.slice[0] = (struct slice)SLICE(offset, count);
+	m->push.slices.slice[0].data += offset;
 }
 
 /* The whole vector in n slices. */
@@ -48,7 +55,8 @@ static void params_of(struct msg *m, uint32_t n)
 	m->params.which = WEIGHTS_CURRENT;
 	for (s->n = 0; s->n < n; s->n++) {
 		uint64_t from = N_PARAMS * s->n / n, to = N_PARAMS * (s->n + 1) / n;
-		s->slice[s->n] = (struct slice){from, to - from, ENCODING_F32, 0, values + from};
+		s->slice[s->n] = (struct slice)SLICE(from, to - from);
+		s->slice[s->n].data += from;
 	}
 }
 
@@ -106,6 +114,37 @@ static void aligned_frames_are_not_copied(void **state)
 	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
 	assert_ptr_equal(back.push.slices.slice[0].data, zmq_msg_data(&f.frame[1]));
 	frames_release(&f);
+}
+
+static uint32_t peak_after_the_wire(size_t place, float value)
+{
+	static float g[N_PARAMS];
+	static struct msg m, back;
+	struct frames f;
+
+	for (size_t i = 0; i < N_PARAMS; i++)
+		g[i] = -1.5f;
+	g[place] = value;
+	push_of(&m, 0, N_PARAMS);
+	m.push.slices.slice[0].data = g;
+	assert_int_equal(wire_encode(&m, &f), PS_OK);
+	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
+	frames_release(&f);
+	return back.push.slices.slice[0].peak;
+}
+
+static void the_largest_magnitude_is_found_wherever_it_is(void **state)
+{
+	const uint32_t of_1_5 = 0x3fc00000, of_2 = 0x40000000, of_infinity = 0x7f800000;
+
+	(void)state;
+	assert_int_equal(peak_after_the_wire(0, 0), of_1_5);
+	for (size_t place = 0; place < N_PARAMS; place += place < 40 || place > 4950 ? 1 : 61) {
+		assert_int_equal(peak_after_the_wire(place, -2), of_2);
+		assert_int_equal(peak_after_the_wire(place, -INFINITY), of_infinity);
+		assert_true(peak_after_the_wire(place, NAN) > of_infinity);
+		assert_true(peak_after_the_wire(place, -NAN) > of_infinity);
+	}
 }
 
 static void weights_land_where_they_are_wanted(void **state)
@@ -244,22 +283,21 @@ static void assert_slices_refused(const struct slice *s, uint32_t n, const char 
 static void slices_that_do_not_fit_are_refused(void **state)
 {
 	const uint64_t n = N_PARAMS;
-	const struct slice past[] = {{n - 9, 10, ENCODING_F32, 0, values}};
-	const struct slice far[] = {{UINT64_MAX - 3, 4, ENCODING_F32, 0, values}};
-	const struct slice touch[] = {
-		{0, 10, ENCODING_F32, 0, values}, {9, 5, ENCODING_F32, 0, values}};
-	const struct slice back[] = {
-		{50, 5, ENCODING_F32, 0, values}, {0, 5, ENCODING_F32, 0, values}};
-	const struct slice strange[] = {{0, 5, (enum encoding)2, 0, values}};
-	const struct slice none[] = {{0, 5, (enum encoding)0, 0, values}};
+	const struct slice past[] = {SLICE(n - 9, 10)};
+	const struct slice far[] = {SLICE(UINT64_MAX - 3, 4)};
+	const struct slice touch[] = {SLICE(0, 10), SLICE(9, 5)};
+	const struct slice back[] = {SLICE(50, 5), SLICE(0, 5)};
+	struct slice strange[] = {SLICE(0, 5)};
 
 	(void)state;
 	assert_slices_refused(past, 1, "slice lies outside the model");
 	assert_slices_refused(far, 1, "offset is out of range");
 	assert_slices_refused(touch, 2, "slices overlap or are out of order");
 	assert_slices_refused(back, 2, "slices overlap or are out of order");
-	assert_slices_refused(strange, 1, "encoding is out of range");
-	assert_slices_refused(none, 1, "encoding is out of range");
+	for (int encoding = 0; encoding <= 2; encoding += 2) {
+		strange[0].encoding = (enum encoding)encoding;
+		assert_slices_refused(strange, 1, "encoding is out of range");
+	}
 }
 
 static void frames_and_slices_must_agree(void **state)
@@ -324,6 +362,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(misaligned_frames_are_copied_to_aligned_memory),
 		cmocka_unit_test(aligned_frames_are_not_copied),
+		cmocka_unit_test(the_largest_magnitude_is_found_wherever_it_is),
 		cmocka_unit_test(weights_land_where_they_are_wanted),
 		cmocka_unit_test(any_flipped_bit_of_a_tensor_is_seen),
 		cmocka_unit_test(a_replay_sends_the_first_checksum_again),

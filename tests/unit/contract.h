@@ -1,0 +1,239 @@
+/*
+ * contract.h - proofs that every device has to pass: what kernels/backend.h promises, on examples
+ * that are worked by hand, and what it refuses. The test programs list them in their main.
+ */
+#ifndef TESTS_UNIT_CONTRACT_H
+#define TESTS_UNIT_CONTRACT_H
+#include "tests/unit/gradients.h"
+
+/* What a program proves the contract for: the state of each of its tests. */
+struct contract {
+	const char *device[3]; /* NULL: no more */
+	void (*begin)(void);   /* NULL, or called first: may skip the test */
+};
+
+static const struct odd_model contract_small = {{1, 10, 10}, "conv:33:3 relu pool:2 fc:3"};
+
+static inline const char *const *contract_begin(void **state)
+{
+	const struct contract *c = *state;
+	if (c->begin)
+		c->begin();
+	return c->device;
+}
+
+/* ---- each device: worked by hand ------------------------------------------------------------ */
+
+/* fc:2 with zero weights: probabilities 1/2, loss ln 2, gradient (p - y) * pixel / 255. */
+static inline void pixels_are_divided_by_255_and_gradients_are_means(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		subject_random(&s, &(struct odd_model){{1, 1, 2}, "fc:2"}, 2);
+		memcpy(s.pixels, (uint8_t[]){255, 51, 0, 102}, 4);
+		memcpy(s.labels, (uint8_t[]){0, 1}, 2);
+		memset(s.params, 0, s.model.n_params * sizeof *s.params);
+		subject_open(&s, *d, 1);
+		subject_step(&s);
+		const float right[] = {-0.25f, 0.05f, 0.25f, -0.05f, 0, 0};
+		for (size_t i = 0; i < 6; i++)
+			assert_true(fabsf(s.grad[i] - right[i]) < 1e-7f);
+		assert_true(fabs(s.loss - log(2)) < 1e-7);
+		subject_release(&s);
+	}
+}
+
+/* One filter passes each pixel on as p - 2, so that all scores are below zero. */
+static inline void fill_pool_subject(struct subject *s, const uint8_t *pixels, size_t n)
+{
+	memcpy(s->pixels, pixels, n);
+	memset(s->params, 0, s->model.n_params * sizeof *s->params);
+	s->params[s->model.tensor[0].offset] = 1;
+	s->params[s->model.tensor[1].offset] = -2;
+	for (size_t i = 0; i < s->model.tensor[2].count; i++)
+		s->params[s->model.tensor[2].offset + i] = (float)(i + 1) * 0.25f;
+}
+
+/* The filter's gradient is the winner's pixel times its error, so it tells who won. */
+static inline void padded_cells_never_win_and_the_first_maximum_does(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		/* 1x3 pixels, padded to 2x4: windows {0, 1} and {2}; all values are negative */
+		subject_random(
+			&s, &(struct odd_model){{1, 1, 3}, "conv:1:1 pool:2:pad=auto fc:2"}, 1);
+		fill_pool_subject(&s, (uint8_t[]){51, 102, 204}, 3);
+		assert_int_equal(s.model.layer[1].out.w, 2);
+		subject_open(&s, *d, 1);
+		subject_step(&s);
+		/* fc's weight gradient is error times pooled value: its ratios show the values */
+		const float *fc = s.grad + s.model.tensor[2].offset;
+		assert_true(fabsf(fc[0] / fc[1] - (0.4f - 2) / (0.8f - 2)) < 1e-5f);
+		subject_release(&s);
+	}
+}
+
+/* The second conv has zero weights, so that its cells tie; dropout keeps layers from being fused.
+ */
+static inline void prove_first_of_equals(const char *device, const char *text)
+{
+	struct subject s;
+	subject_random(&s, &(struct odd_model){{1, 2, 2}, text}, 1);
+	memcpy(s.pixels, (uint8_t[]){51, 102, 153, 204}, 4);
+	s.params[s.model.tensor[2].offset] = 0;
+	subject_open(&s, device, 1);
+	subject_step(&s);
+	/* d weight2 = error * value of the winner = error * (w1 * 0.2 + b1) */
+	float error = s.grad[s.model.tensor[3].offset];
+	float value = s.params[0] * 0.2f + s.params[1];
+	assert_true(fabsf(error) > 1e-3f);
+	assert_true(fabsf(s.grad[s.model.tensor[2].offset] - error * value) < 1e-7f);
+	subject_release(&s);
+}
+
+static inline void of_equal_cells_the_first_in_row_order_gets_the_error(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		prove_first_of_equals(*d, "conv:1:1 dropout:0 conv:1:1 pool:2 fc:2");
+		prove_first_of_equals(*d, "conv:1:1 conv:1:1 dropout:0 pool:2 fc:2");
+	}
+}
+
+/* Zero weights again: the gradient of weight i is +-1/2 times what dropout made of pixel i. */
+static inline void dropout_draws_what_the_header_specifies(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		subject_random(&s, &(struct odd_model){{3, 5, 7}, "relu dropout:0.3 fc:2"}, 2);
+		memset(s.params, 0, s.model.n_params * sizeof *s.params);
+		memset(s.pixels, 255, 2 * 105);
+		memset(s.labels, 0, 2);
+		subject_open(&s, *d, 1);
+		subject_step(&s);
+		size_t dropped = 0;
+		for (size_t i = 0; i < 105; i++) {
+			float sum = 0;
+			for (uint64_t n = 0; n < 2; n++) {
+				uint64_t draw =
+					rng_mix(99 ^ rng_mix((uint64_t)1 << 40 | (n * 105 + i)));
+				int keeps = (double)(draw >> 40) >= (double)0.3f * 0x1p24;
+				sum += keeps ? 1 / 0.7f : 0;
+				dropped += !keeps;
+			}
+			assert_true(fabsf(s.grad[i] + sum / 4) < 1e-6f);
+		}
+		assert_in_range(dropped, 40, 90);
+		subject_release(&s);
+	}
+}
+
+/* ---- each device: evaluation and refusals --------------------------------------------------- */
+
+static inline void evaluation_and_prediction_follow_from_the_same_scores(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		subject_random(&s, &contract_small, 600); /* several chunks */
+		s.batch = 4;
+		subject_open(&s, *d, 2);
+		float p[598 * 3];
+		size_t classes = s.model.classes, correct, right = 0;
+		double loss_sum, sum = 0;
+		assert_int_equal(backend_predict(s.backend, s.params, 2, 598, p), PS_OK);
+		assert_int_equal(
+			backend_evaluate(s.backend, s.params, 2, 598, &correct, &loss_sum), PS_OK);
+		for (size_t i = 0; i < 598; i++) {
+			float total = 0;
+			size_t best = 0;
+			for (size_t c = 0; c < classes; c++) {
+				total += p[i * classes + c];
+				best = p[i * classes + c] > p[i * classes + best] ? c : best;
+			}
+			assert_true(fabsf(total - 1) < 1e-6f);
+			right += best == s.labels[i + 2];
+			sum -= log((double)p[i * classes + s.labels[i + 2]]);
+		}
+		assert_int_equal(correct, right);
+		assert_true(fabs(loss_sum - sum) < 1e-3);
+		for (size_t i = 0; i < 4; i++)
+			s.index[i] = (uint32_t)i;
+		assert_int_equal(
+			backend_evaluate(s.backend, s.params, 0, 4, &correct, &loss_sum), PS_OK);
+		subject_step(&s);
+		assert_true(fabs(loss_sum / 4 - s.loss) < 1e-6);
+		subject_release(&s);
+	}
+}
+
+/* What is no number must never count as a right answer, nor hide behind a ReLU or a maximum. */
+static inline void contract_spoilt(const char *device, size_t tensor)
+{
+	struct subject s;
+	size_t correct;
+	double loss_sum;
+	subject_random(&s, &contract_small, 40);
+	subject_open(&s, device, 1);
+	s.params[s.model.tensor[tensor].offset] = NAN;
+	assert_int_equal(backend_evaluate(s.backend, s.params, 0, 40, &correct, &loss_sum), PS_OK);
+	assert_int_equal(correct, 0);
+	assert_true(isnan(loss_sum));
+	subject_step(&s);
+	assert_true(isnan(s.loss));
+	subject_release(&s);
+}
+
+static inline void scores_that_are_no_numbers_are_wrong_answers(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		contract_spoilt(*d, 0); /* a filter spoils all scores */
+		contract_spoilt(*d, 3); /* a bias, the score of class 0 alone */
+	}
+}
+
+static inline void bad_indices_and_ranges_are_refused(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		struct err e = {0};
+		size_t correct;
+		double loss;
+		subject_random(&s, &contract_small, 5);
+		subject_open(&s, *d, 1);
+		struct backend *b = s.backend;
+		s.index[4] = 5;
+		assert_int_equal(
+			backend_gradient(b, s.params, s.index, 5, 0, s.grad, &loss), PS_EUSAGE);
+		assert_int_equal(
+			backend_gradient(b, s.params, s.index, 0, 0, s.grad, &loss), PS_EUSAGE);
+		assert_int_equal(
+			backend_gradient(b, s.params, s.index, 6, 0, s.grad, &loss), PS_EUSAGE);
+		assert_int_equal(backend_evaluate(b, s.params, 3, 3, &correct, &loss), PS_EUSAGE);
+		assert_int_equal(
+			backend_evaluate(b, s.params, SIZE_MAX, 2, &correct, &loss), PS_EUSAGE);
+		assert_int_equal(backend_evaluate(b, s.params, 5, 0, &correct, &loss), PS_OK);
+		assert_int_equal(backend_predict(b, s.params, 0, 6, s.grad), PS_EUSAGE);
+		s.labels[3] = (uint8_t)s.model.classes;
+		assert_int_equal(backend_use(b, &s.images, &e), PS_EUSAGE);
+		assert_non_null(strstr(e.text, "image 3 has label 3"));
+		assert_int_equal(
+			backend_gradient(b, s.params, s.index, 1, 0, s.grad, &loss), PS_EUSAGE);
+		subject_release(&s);
+	}
+}
+
+/* A batch that a server asks for may be larger than memory. */
+static inline void a_batch_larger_than_memory_is_refused(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct model m;
+		struct backend *b;
+		struct err e = {0};
+		struct backend_options o = {*d, 1, SIZE_MAX / 8};
+		assert_int_equal(
+			model_parse(&m, "conv:3:3 fc:3", (struct shape){1, 8, 8}, &e), PS_OK);
+		assert_int_equal(backend_new(&b, &m, &o, &e), PS_ENOMEM);
+		assert_null(b);
+	}
+}
+
+#endif

@@ -149,4 +149,32 @@ static inline double distance(const float *a, const float *b, size_t n)
 	return difference == 0 ? 0 : sqrt(difference / norm);
 }
 
+/*
+ * How far the true gradient of the subject jumps when each weight moves by up to `rounding` of
+ * itself, the rounding of the arithmetic that is judged: then a winner or a ReLU of this batch
+ * hangs on it, and that arithmetic cannot decide it.
+ */
+static inline double jump(struct subject *s, double rounding)
+{
+	const size_t n = s->model.n_params;
+	float *right = mem_must(n, sizeof *right, "test"), *kept = s->params;
+	double most = 0;
+	subject_open(s, "cpu-ref", 1);
+	subject_step(s);
+	memcpy(right, s->grad, n * sizeof *right);
+	s->params = mem_must(n, sizeof *s->params, "test");
+	for (uint64_t round = 0; round < 8; round++) {
+		struct rng r = rng_seed(round, RNG_SIM, 0);
+		for (size_t i = 0; i < n; i++)
+			s->params[i] = kept[i] * (1 + (float)(rounding * (2 * rng_unit(&r) - 1)));
+		subject_step(s);
+		double d = distance(s->grad, right, n);
+		most = d > most ? d : most;
+	}
+	free(s->params);
+	free(right);
+	s->params = kept;
+	return most;
+}
+
 #endif

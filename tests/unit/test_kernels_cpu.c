@@ -4,9 +4,8 @@
  *
  * CNN_KX_ISA is the hook that picks the instruction set. Real data: $CNN_DATA or the usual places.
  */
-#include "tests/unit/gradients.h"
+#include "tests/unit/real.h"
 #include "kernels/cpu_plan.h"
-#include "worker/data.h"
 
 static const char *const isas[] = {"baseline", "avx2", "avx512"};
 #define N_ISAS (sizeof isas / sizeof isas[0])
@@ -214,69 +213,6 @@ static void cpu_gradients_are_slopes_of_the_loss(void **state)
 
 /* ---- real batches ---------------------------------------------------------------------------- */
 
-static struct data data; /* loaded once */
-
-static int load_data(void **state)
-{
-	(void)state;
-	struct err e = {0};
-	if (data_load(&data, getenv("CNN_DATA"), &e) == PS_OK)
-		return 0;
-	print_error("%s\n", e.text);
-	return -1;
-}
-
-static int release_data(void **state)
-{
-	(void)state;
-	data_release(&data);
-	return 0;
-}
-
-/* Images from place `from` of a mixed order, all in one batch. */
-static void subject_real(struct subject *s, const char *text, size_t from, size_t n)
-{
-	struct err e = {0};
-	*s = (struct subject){.batch = n, .dropout_seed = 5, .images = data_train(&data)};
-	if (model_parse(&s->model, text, (struct shape){1, data.id.rows, data.id.cols}, &e))
-		fail_msg("%s", e.text);
-	uint32_t *order = mem_must(s->images.n, sizeof *order, "test");
-	rng_order(11, 0, order, s->images.n);
-	s->index = mem_must(n, sizeof *s->index, "test");
-	memcpy(s->index, order + from, n * sizeof *order);
-	free(order);
-	s->params = mem_must(s->model.n_params, sizeof(float), "test");
-	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
-	model_init(&s->model, from, s->params);
-}
-
-/*
- * How far the true gradient of the subject jumps when its weights move by less than floats can
- * tell: a winner or a ReLU of this batch hangs on rounding, and no float arithmetic can decide it.
- */
-static double jump(struct subject *s)
-{
-	const size_t n = s->model.n_params;
-	float *right = mem_must(n, sizeof *right, "test"), *kept = s->params;
-	double most = 0;
-	subject_open(s, "cpu-ref", 1);
-	subject_step(s);
-	memcpy(right, s->grad, n * sizeof *right);
-	s->params = mem_must(n, sizeof *s->params, "test");
-	for (uint64_t round = 0; round < 8; round++) {
-		struct rng r = rng_seed(round, RNG_SIM, 0);
-		for (size_t i = 0; i < n; i++)
-			s->params[i] = kept[i] * (1 + 0x1p-21f * (float)(rng_unit(&r) - 0.5));
-		subject_step(s);
-		double d = distance(s->grad, right, n);
-		most = d > most ? d : most;
-	}
-	free(s->params);
-	free(right);
-	s->params = kept;
-	return most;
-}
-
 /* The subject on `cpu`, against `right`: within 1e-5, or at a jump of the truth itself. */
 static void compare_real(struct subject *s, const float *right, size_t *jumps)
 {
@@ -285,7 +221,7 @@ static void compare_real(struct subject *s, const float *right, size_t *jumps)
 	double d = distance(s->grad, right, s->model.n_params), at_jump;
 	if (d <= 1e-5)
 		return;
-	at_jump = jump(s);
+	at_jump = jump(s, 0x1p-22);
 	++*jumps;
 	print_message(
 		"%s: cpu differs by %g, where the truth jumps by %g\n", s->model.text, d, at_jump);
@@ -430,5 +366,5 @@ int main(void)
 		cmocka_unit_test(evaluation_agrees_with_cpu_ref),
 		cmocka_unit_test(equal_arguments_give_equal_bytes),
 	};
-	return cmocka_run_group_tests(tests, load_data, release_data);
+	return cmocka_run_group_tests(tests, real_load, real_release);
 }

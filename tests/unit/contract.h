@@ -228,7 +228,7 @@ static inline void a_batch_larger_than_memory_is_refused(void **state)
 		struct model m;
 		struct backend *b;
 		struct err e = {0};
-		struct backend_options o = {*d, 1, SIZE_MAX / 8};
+		struct backend_options o = {.device = *d, .threads = 1, .max_batch = SIZE_MAX / 8};
 		assert_int_equal(
 			model_parse(&m, "conv:3:3 fc:3", (struct shape){1, 8, 8}, &e), PS_OK);
 		assert_int_equal(backend_new(&b, &m, &o, &e), PS_ENOMEM);

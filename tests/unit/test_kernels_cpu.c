@@ -19,7 +19,7 @@ static int use_isa(size_t i)
 	struct err e = {0};
 	setenv("CNN_KX_ISA", isas[i], 1);
 	subject_random(&s, &tiny, 1);
-	struct backend_options o = {"cpu", 1, 1};
+	struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
 	int rc = backend_new(&s.backend, &s.model, &o, &e);
 	if (rc == PS_OK)
 		assert_non_null(strstr(backend_name(s.backend), isas[i]));
@@ -38,7 +38,10 @@ static void instruction_sets_that_do_not_exist_are_refused(void **state)
 	setenv("CNN_KX_ISA", "mmx", 1);
 	assert_int_equal(model_parse(&m, tiny.text, tiny.input, &e), PS_OK);
 	assert_int_equal(
-		backend_new(&b, &m, &(struct backend_options){"cpu", 1, 1}, &e), PS_EUSAGE);
+		backend_new(&b, &m,
+			&(struct backend_options){.device = "cpu", .threads = 1, .max_batch = 1},
+			&e),
+		PS_EUSAGE);
 	assert_non_null(strstr(e.text, "CNN_KX_ISA=mmx"));
 	unsetenv("CNN_KX_ISA");
 }
@@ -56,7 +59,7 @@ static void models_that_the_tables_cannot_hold_are_refused(void **state)
 		struct model m;
 		struct backend *b;
 		struct err e = {0};
-		struct backend_options o = {"cpu", 1, 1};
+		struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
 		struct shape input =
 			i == 0 ? (struct shape){1, 28, 28} : (struct shape){1, 300, 300};
 		assert_int_equal(model_parse(&m, texts[i], input, &e), PS_OK);
@@ -141,56 +144,6 @@ static void odd_models_take_every_way(void **state)
 
 /* ---- slopes ---------------------------------------------------------------------------------- */
 
-/* Loss at params + t * direction (n floats at `offset`). */
-static double loss_along(
-	struct subject *s, size_t offset, const float *direction, size_t n, float t)
-{
-	float *kept = mem_must(n, sizeof *kept, "test");
-	memcpy(kept, s->params + offset, n * sizeof *kept);
-	for (size_t i = 0; i < n; i++)
-		s->params[offset + i] += t * direction[i];
-	subject_step(s);
-	memcpy(s->params + offset, kept, n * sizeof *kept);
-	free(kept);
-	return s->loss;
-}
-
-/*
- * Per tensor, along its own gradient (length 1) and along a random direction. Scores are floats, so
- * a loss is known to 1e-7; over 2 steps of 1e-4 that makes 5e-4 of a slope. Within the step some
- * ReLUs and winners change. 2 % of the tensor's gradient plus 1e-3 holds with room; a factor or an
- * index wrong gives 100 %. The comparison with cpu-ref above is the sharp one.
- */
-static void prove_tensor(struct subject *s, const float *grad, const struct tensor *t)
-{
-	struct rng r = rng_seed(5, RNG_SIM, t->offset);
-	const float step = 1e-4f;
-	float *direction = mem_must(t->count, sizeof *direction, "test");
-	double norm = 0, length, projected, measured;
-	for (size_t i = 0; i < t->count; i++)
-		norm += (double)grad[t->offset + i] * (double)grad[t->offset + i];
-	norm = sqrt(norm);
-	for (int round = 0; round < 2; round++) {
-		length = projected = 0;
-		for (size_t i = 0; i < t->count; i++) {
-			direction[i] = round == 0 && norm > 0 ? grad[t->offset + i]
-							      : (float)rng_unit(&r) - 0.5f;
-			length += (double)direction[i] * (double)direction[i];
-		}
-		for (size_t i = 0; i < t->count; i++) {
-			direction[i] = (float)(direction[i] / sqrt(length));
-			projected += (double)direction[i] * (double)grad[t->offset + i];
-		}
-		measured = (loss_along(s, t->offset, direction, t->count, step) -
-				   loss_along(s, t->offset, direction, t->count, -step)) /
-			   (2 * (double)step);
-		if (!(fabs(measured - projected) <= 0.02 * norm + 1e-3))
-			fail_msg("%s %s on %s: slope %g, gradient says %g", s->model.text, t->name,
-				backend_name(s->backend), measured, projected);
-	}
-	free(direction);
-}
-
 static void cpu_gradients_are_slopes_of_the_loss(void **state)
 {
 	(void)state;
@@ -200,13 +153,7 @@ static void cpu_gradients_are_slopes_of_the_loss(void **state)
 			struct subject s;
 			subject_random(&s, &odd_models[m], 3);
 			subject_open(&s, "cpu", 2);
-			subject_step(&s);
-			size_t bytes = s.model.n_params * sizeof(float);
-			float *grad = mem_must(bytes, 1, "test");
-			memcpy(grad, s.grad, bytes);
-			for (size_t t = 0; t < s.model.n_tensors; t++)
-				prove_tensor(&s, grad, &s.model.tensor[t]);
-			free(grad);
+			prove_slopes_along(&s);
 			subject_release(&s);
 		}
 }

@@ -6,17 +6,30 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/log.h"
 #include "common/mem.h"
 #include "common/rng.h"
 #include "kernels/device.h"
 
-/* The first row is what "auto" takes. */
+/* "auto" takes the first that is there. */
 static const struct device *const devices[] = {
+#ifdef KX_CUDA
+	&device_cuda,
+#endif
 	&device_cpu,
 	&device_cpu_ref,
 };
+#ifdef KX_CUDA
+#define DEVICE_NAMES "auto, cuda, cuda:N, cpu, cpu-ref"
+#else
+#define DEVICE_NAMES "auto, cpu, cpu-ref (it was built without cuda)"
+#endif
 #define FORWARD_CHUNK ((size_t)256) /* least images per call of a device's forward */
-#define DEVICE_NAMES  "auto, cpu, cpu-ref"
+
+/* Local training for a device that has none of its own; n_params floats each. */
+struct local {
+	float *params, *sum, *grad;
+};
 
 struct backend {
 	const struct device *device;
@@ -25,14 +38,25 @@ struct backend {
 	size_t max_batch, max_forward;
 	struct kx_images set; /* n == 0: none yet */
 	float *scores;        /* max_forward x classes */
+	struct local local;   /* allocated by the first backend_local_start */
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+/* The first device that is there; says which are not, and why. */
+static const struct device *device_auto(void)
+{
+	struct err e;
+	size_t i = 0;
+	for (; devices[i]->present && devices[i]->present(&e); i++)
+		log_info("backend", "auto", "without=%s reason=\"%s\"", devices[i]->name, e.text);
+	return devices[i];
+}
+
 static const struct device *device_find(const char *name)
 {
 	if (strcmp(name, "auto") == 0)
-		return devices[0];
+		return device_auto();
 	size_t n = strcspn(name, ":");
 	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
 		if (strlen(devices[i]->name) == n && strncmp(devices[i]->name, name, n) == 0)
@@ -50,6 +74,9 @@ static int check_options(const struct model *m, const struct backend_options *o,
 	if (o->threads < 1 || o->threads > DEVICE_MAX_THREADS)
 		return err_set(e, PS_EUSAGE, "threads %d: expected 1 to %d", o->threads,
 			DEVICE_MAX_THREADS);
+	if (o->precision < KX_FP32 || o->precision > KX_BF16)
+		return err_set(e, PS_EUSAGE, "precision %d: expected one of " KX_PRECISION_NAMES,
+			o->precision);
 	if (o->max_batch == 0)
 		return err_set(e, PS_EUSAGE, "batch 0: expected at least one image");
 	return PS_OK;
@@ -66,6 +93,8 @@ int backend_new(
 	int rc = check_options(m, o, e);
 	if (rc)
 		return rc;
+	if (device->precise && o->precision != KX_FP32 && strcmp(o->device, "auto") != 0)
+		return err_set(e, PS_EUSAGE, "device %s computes in fp32 only", device->name);
 	struct backend_options most = *o;
 	if (most.max_batch < FORWARD_CHUNK)
 		most.max_batch = FORWARD_CHUNK;
@@ -96,6 +125,9 @@ void backend_free(struct backend **b)
 		return;
 	if ((*b)->self)
 		(*b)->device->close((*b)->self);
+	free((*b)->local.params);
+	free((*b)->local.sum);
+	free((*b)->local.grad);
 	free((*b)->scores);
 	free(*b);
 	*b = NULL;
@@ -124,14 +156,25 @@ int backend_use(struct backend *b, const struct kx_images *set, struct err *e)
 
 /* ---- work ------------------------------------------------------------------------------------ */
 
+/* `steps` batches of images that are there. */
+static int check_batch(const struct backend *b, const uint32_t *index, size_t batch, size_t steps)
+{
+	size_t n;
+	if (batch == 0 || batch > b->max_batch || steps == 0 ||
+		__builtin_mul_overflow(batch, steps, &n))
+		return PS_EUSAGE;
+	for (size_t i = 0; i < n; i++)
+		if (index[i] >= b->set.n)
+			return PS_EUSAGE;
+	return PS_OK;
+}
+
 int backend_gradient(struct backend *b, const float *params, const uint32_t *index, size_t batch,
 	uint64_t dropout_seed, float *grad, double *loss)
 {
-	if (batch == 0 || batch > b->max_batch)
-		return PS_EUSAGE;
-	for (size_t i = 0; i < batch; i++)
-		if (index[i] >= b->set.n)
-			return PS_EUSAGE;
+	int rc = check_batch(b, index, batch, 1);
+	if (rc)
+		return rc;
 	return b->device->gradient(b->self, params, index, batch, dropout_seed, grad, loss);
 }
 
@@ -200,6 +243,78 @@ int backend_predict(
 		}
 		done += chunk;
 	}
+	return PS_OK;
+}
+
+/* ---- local training ---------------------------------------------------------------------------
+ */
+
+static int local_allocate(struct local *l, size_t n)
+{
+	if (!l->params)
+		l->params = mem_try(n, sizeof(float));
+	if (!l->sum)
+		l->sum = mem_try(n, sizeof(float));
+	if (!l->grad)
+		l->grad = mem_try(n, sizeof(float));
+	return l->params && l->sum && l->grad ? PS_OK : PS_ENOMEM;
+}
+
+int backend_local_start(struct backend *b, const float *params)
+{
+	size_t n = b->model->n_params;
+	if (b->device->local_start)
+		return b->device->local_start(b->self, params);
+	int rc = local_allocate(&b->local, n);
+	if (rc)
+		return rc;
+	memcpy(b->local.params, params, n * sizeof(float));
+	memset(b->local.sum, 0, n * sizeof(float));
+	return PS_OK;
+}
+
+static int local_step(struct backend *b, const uint32_t *index, size_t batch, float rate,
+	uint64_t dropout_seed, double *loss)
+{
+	const struct local *l = &b->local;
+	int rc = b->device->gradient(b->self, l->params, index, batch, dropout_seed, l->grad, loss);
+	for (size_t i = 0; !rc && i < b->model->n_params; i++) {
+		l->sum[i] += l->grad[i];
+		l->params[i] -= rate * l->grad[i];
+	}
+	return rc;
+}
+
+int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
+	float rate, uint64_t dropout_seed, double *loss)
+{
+	double one = 0, sum = 0;
+	int rc = check_batch(b, index, batch, steps);
+	if (rc)
+		return rc;
+	if (b->device->local_steps)
+		return b->device->local_steps(
+			b->self, index, batch, steps, rate, dropout_seed, loss);
+	if (!b->local.grad)
+		return PS_EUSAGE;
+	for (size_t j = 0; !rc && j < steps; j++, sum += one)
+		rc = local_step(b, index + j * batch, batch, rate, dropout_seed + j, &one);
+	if (!rc && loss)
+		*loss = sum / (double)steps;
+	return rc;
+}
+
+int backend_local_finish(struct backend *b, float *params, float *sum)
+{
+	size_t bytes = b->model->n_params * sizeof(float);
+	if (b->device->local_finish)
+		return b->device->local_finish(b->self, params, sum);
+	if (!b->local.grad)
+		return PS_EUSAGE;
+	if (params)
+		memcpy(params, b->local.params, bytes);
+	if (sum)
+		memcpy(sum, b->local.sum, bytes);
 	return PS_OK;
 }
 

@@ -3,7 +3,8 @@
  *
  * cpu-ref  sequential, obvious, double accumulators: the truth the others are compared with.
  * cpu      threads, SIMD chosen at run time (baseline, AVX2, AVX-512), fused conv + ReLU +
- * max-pool.
+ *          max-pool.
+ * cuda     an NVIDIA GPU, where the program was built with CUDA; "cuda:1" is the second one.
  *
  * A pixel enters as p / 255. The loss is softmax cross-entropy; a gradient is the mean over the
  * batch's images. Max-pool: the first maximum in row order wins. ReLU passes its gradient where the
@@ -31,14 +32,19 @@ struct kx_images {
 
 struct backend; /* opaque */
 
+/* What products are computed in on cuda; sums are fp32 in each. The CPU devices know fp32 only. */
+enum kx_precision { KX_FP32, KX_TF32, KX_BF16 };
+#define KX_PRECISION_NAMES "fp32|tf32|bf16"
+
 struct backend_options {
-	const char *device; /* "auto", "cpu", "cpu-ref" ("cuda[:N]" where built in) */
-	int threads;        /* >= 1; cpu-ref uses one */
+	const char *device; /* "auto", "cpu", "cpu-ref"; where built in "cuda", "cuda:N" */
+	int threads;        /* >= 1; only cpu uses more than one */
 	size_t max_batch;   /* most images per call of backend_gradient */
+	int precision;      /* enum kx_precision */
 };
 
 /* PS_EUSAGE: no such device, with the ones there are in `e`. PS_ENOMEM, PS_EDEVICE. `m` must
- * outlive it. */
+ * outlive it. "auto" takes a GPU that answers, else it says why not and takes the CPU (fp32). */
 int backend_new(struct backend **out, const struct model *m, const struct backend_options *o,
 	struct err *e) PS_MUST_CHECK;
 /* Frees and nulls *b; NULL is fine. */
@@ -62,5 +68,18 @@ int backend_evaluate(struct backend *b, const float *params, size_t first, size_
 /* Class probabilities (n x classes) of images [first, first + n). */
 int backend_predict(struct backend *b, const float *params, size_t first, size_t n,
 	float *probability) PS_MUST_CHECK;
+
+/*
+ * Local training: plain SGD with the weights kept on the device, for a worker that pushes the sum
+ * of several gradients. start: from `params`, with an empty sum. steps: step j of `steps` is the
+ * gradient g of images index[j * batch ..) with dropout seed dropout_seed + j at the present
+ * weights; sum += g; weights -= rate * g; *loss (NULL: not wanted) = mean over the steps. Comes
+ * back when all are done. finish: weights and sum (NULL: not wanted).
+ * No other call of the backend between start and finish, except steps.
+ */
+int backend_local_start(struct backend *b, const float *params) PS_MUST_CHECK;
+int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
+	float rate, uint64_t dropout_seed, double *loss) PS_MUST_CHECK;
+int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_CHECK;
 
 #endif

@@ -214,6 +214,7 @@ static int cpu_forward(void *self, const float *params, size_t first, size_t n, 
 
 const struct device device_cpu = {
 	.name = "cpu",
+	.precise = 1,
 	.open = cpu_open,
 	.close = cpu_close,
 	.describe = cpu_describe,

@@ -377,6 +377,7 @@ static int cpu_ref_forward(void *self, const float *params, size_t first, size_t
 
 const struct device device_cpu_ref = {
 	.name = "cpu-ref",
+	.precise = 1,
 	.open = cpu_ref_open,
 	.close = cpu_ref_close,
 	.describe = cpu_ref_describe,

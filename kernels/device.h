@@ -1,7 +1,7 @@
 /*
  * device.h - what a device has to bring so that backend.c can offer it behind backend.h.
  *
- * A device is one row of the table in backend.c; `cuda` becomes another. backend.c checks every
+ * A device is one row of the table in backend.c. backend.c checks every
  * argument before it calls one: batch sizes and indices are in range, a data set is there.
  *
  * Thread: as backend.h.
@@ -15,6 +15,9 @@
 
 struct device {
 	const char *name; /* what --device says; "cuda" also takes ":N" behind it */
+	/* NULL: always there. PS_EDEVICE with the reason: not on this machine. */
+	int (*present)(struct err *e);
+	int precise; /* only fp32 */
 	/* Allocate everything that any later call needs; o->max_batch is also the most images of
 	 * a forward. On failure *self is NULL. */
 	int (*open)(
@@ -28,9 +31,14 @@ struct device {
 		uint64_t dropout_seed, float *grad, double *loss);
 	/* Scores (n x classes) before the softmax of images [first, first + n); n <= max_batch. */
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *scores);
+	/* As backend_local_*; start NULL: backend.c does all three with `gradient`. */
+	int (*local_start)(void *self, const float *params);
+	int (*local_steps)(void *self, const uint32_t *index, size_t batch, size_t steps,
+		float rate, uint64_t dropout_seed, double *loss);
+	int (*local_finish)(void *self, float *params, float *sum);
 };
 
-extern const struct device device_cpu, device_cpu_ref;
+extern const struct device device_cpu, device_cpu_ref, device_cuda;
 
 void widen(double *to, const float *from, size_t n);
 /* Softmax cross-entropy of one image: its loss, and probability[0..n) (NULL: not wanted; may be

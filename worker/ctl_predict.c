@@ -156,7 +156,7 @@ static void draw(const struct gallery *g, size_t i, const char *name, int termin
 
 static int compute(const struct ctl_weights *w, struct gallery *g, struct err *e)
 {
-	struct backend_options o = {.device = "auto", .threads = 1, .max_batch = 1};
+	struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
 	struct backend *b;
 	int status = backend_new(&b, &w->model, &o, e);
 

@@ -114,11 +114,14 @@ static int live_again(struct cnnps_options *o, const struct trainer_config *t, s
 
 static int run(const struct worker_options *o, struct data *d, struct err *e)
 {
-	struct trainer_config t = {
-		.data = d, .device = o->device, .threads = (int)o->threads, .stop = is_stopped};
+	struct trainer_config t = {.data = d,
+		.device = o->device,
+		.threads = (int)o->threads,
+		.precision = o->precision,
+		.stop = is_stopped};
 	struct cnnps_options c;
 	char device[64];
-	int status = trainer_probe(o->device, (int)o->threads, device, sizeof device, e);
+	int status = trainer_probe(&t, device, sizeof device, e);
 
 	if (status)
 		return status;

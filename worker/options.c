@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
+#include "kernels/backend.h"
 #include "proto/msg.h"
 #include "worker/options.h"
 
@@ -61,8 +62,15 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		OPTIONS_SERVER_ROW(&o->server),
 		OPTIONS_DATA_ROW(&o->data),
 		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
-			"what computes gradients: auto, cpu (threads and SIMD), cpu-ref (slow and "
-			"obvious)"),
+			"what computes gradients: auto (a GPU if one answers, else the CPU), cuda "
+			"or cuda:N (GPU N), cpu (threads and SIMD), cpu-ref (slow and obvious)"),
+		{.name = "precision",
+			.type = OPT_ENUM,
+			.dest = &o->precision,
+			.def = "fp32",
+			.values = KX_PRECISION_NAMES,
+			.arg = "NAME",
+			.help = "what device cuda multiplies in; the CPU knows fp32 only"},
 		INT("threads", threads, NULL, 1, MAX_THREADS, "N",
 			"threads of device cpu; without it one per CPU"),
 		TEXT("name", name, NULL, 0, WIRE_MAX_NAME, "NAME",

@@ -12,6 +12,7 @@
 struct worker_options {
 	const char *server, *data, *device, *name; /* data NULL: look in the usual places */
 	int64_t threads, connect_ms, patience_ms, hang_ms, replay_mb;
+	int precision; /* enum kx_precision */
 	int log_level; /* enum log_level */
 };
 

@@ -133,8 +133,10 @@ static int check_model(struct trainer *t)
 static int open_all(struct trainer *t)
 {
 	const struct cnnps_info *i = t->info;
-	struct backend_options o = {
-		.device = t->cfg->device, .threads = t->cfg->threads, .max_batch = i->batch};
+	struct backend_options o = {.device = t->cfg->device,
+		.threads = t->cfg->threads,
+		.max_batch = i->batch,
+		.precision = t->cfg->precision};
 	int status = check_model(t);
 
 	if (!status)
@@ -181,9 +183,12 @@ int trainer_run(
 	return status;
 }
 
-int trainer_probe(const char *device, int threads, char *name, size_t size, struct err *e)
+int trainer_probe(const struct trainer_config *cfg, char *name, size_t size, struct err *e)
 {
-	struct backend_options o = {.device = device, .threads = threads, .max_batch = 1};
+	struct backend_options o = {.device = cfg->device,
+		.threads = cfg->threads,
+		.max_batch = 1,
+		.precision = cfg->precision};
 	struct model *m = mem_must(1, sizeof *m, "device probe");
 	struct backend *b;
 	int status = model_parse(m, "fc:10", (struct shape){1, 28, 28}, e);

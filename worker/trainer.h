@@ -14,7 +14,7 @@
 struct trainer_config {
 	const struct data *data;
 	const char *device;
-	int threads;
+	int threads, precision; /* as struct backend_options */
 	int (*stop)(void *arg); /* asked between batches */
 	void *stop_arg;
 };
@@ -32,8 +32,9 @@ struct trainer_work {
  */
 int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work,
 	struct err *e) PS_MUST_CHECK;
-/* Can gradients be computed on this device? PS_EUSAGE if not; else its name for people. */
+/* Can gradients be computed on this device (cfg->data may be empty)? PS_EUSAGE if not; else its
+ * name for people. */
 int trainer_probe(
-	const char *device, int threads, char *name, size_t size, struct err *e) PS_MUST_CHECK;
+	const struct trainer_config *cfg, char *name, size_t size, struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -92,12 +92,12 @@ static void bad_options_are_refused_with_what_would_be_right(void **state)
 		struct backend_options o;
 		const char *says;
 	} bad[] = {
-		{"fc:2", {"gpu", 1, 1}, "cpu-ref"},
-		{"fc:2", {"cp", 1, 1}, "cpu-ref"},
-		{"fc:2", {"cpu", 0, 1}, "expected 1 to"},
-		{"fc:2", {"cpu", 100000, 1}, "expected 1 to"},
-		{"fc:2", {"cpu-ref", 1, 0}, "at least one"},
-		{"vector:3", {"cpu", 1, 1}, "no layers"},
+		{"fc:2", {"gpu", 1, 1, KX_FP32}, "cpu-ref"},
+		{"fc:2", {"cp", 1, 1, KX_FP32}, "cpu-ref"},
+		{"fc:2", {"cpu", 0, 1, KX_FP32}, "expected 1 to"},
+		{"fc:2", {"cpu", 100000, 1, KX_FP32}, "expected 1 to"},
+		{"fc:2", {"cpu-ref", 1, 0, KX_FP32}, "at least one"},
+		{"vector:3", {"cpu", 1, 1, KX_FP32}, "no layers"},
 	};
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
 		struct model m;

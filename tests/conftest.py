@@ -14,23 +14,25 @@ import pytest
 from flavour import PATIENCE, ROOT, command
 from lab import Lab
 
-UNIT_SECONDS = 60 * PATIENCE
+# Folders whose C files are test programs, and how long one of them may take; gpu: cpu-ref computes
+# large nets there, for comparison.
+PROGRAM_SECONDS = {"unit": 60 * PATIENCE, "gpu": 240 * PATIENCE}
 
 
 class Outcome:
-    """One run of a unit binary."""
+    """One run of a test program."""
 
-    def __init__(self, binary):
+    def __init__(self, binary, seconds):
         self.tests = {}
         env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP")
         try:
             done = subprocess.run(command(binary), cwd=ROOT, env=env, text=True,
-                                  errors="replace", timeout=UNIT_SECONDS,
+                                  errors="replace", timeout=seconds,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             self.code, self.text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as late:
             text = late.stdout or b""  # bytes in spite of text=True
-            self.code = f"none after {UNIT_SECONDS} s"
+            self.code = f"none after {seconds} s"
             self.text = text if isinstance(text, str) else text.decode(errors="replace")
         for ok, skip, name in re.findall(
                 r"^(ok|not ok) \d+ (?:- |(# SKIP ))(\S+)$", self.text, re.M):
@@ -41,7 +43,7 @@ class Outcome:
 
 
 class UnitFile(pytest.File):
-    """tests/unit/test_x.c, run as build/<flavour>/tests/unit/test_x."""
+    """tests/unit/test_x.c, run as build/<flavour>/tests/unit/test_x; the same with gpu."""
 
     def collect(self):
         self.ran = None
@@ -55,7 +57,8 @@ class UnitFile(pytest.File):
 
     def outcome(self):
         if self.ran is None:
-            self.ran = Outcome(f"tests/unit/{self.path.stem}")
+            folder = self.path.parent.name
+            self.ran = Outcome(f"tests/{folder}/{self.path.stem}", PROGRAM_SECONDS[folder])
         return self.ran
 
 
@@ -85,7 +88,7 @@ class UnitFailure(Exception):
 
 
 def pytest_collect_file(file_path, parent):
-    if file_path.parent.name == "unit" and file_path.suffix == ".c":
+    if file_path.parent.name in PROGRAM_SECONDS and file_path.match("test_*.c"):
         return UnitFile.from_parent(parent, path=file_path)
     return None
 

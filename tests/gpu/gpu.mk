@@ -1,0 +1,25 @@
+# Proofs of the CUDA device, its race against PyTorch, and the bundle that carries both to a GPU host.
+#   gpu-test   everything in tests/gpu; what needs a GPU is skipped, counted, without one
+#   gpu-bench  the kernels and PyTorch, turn by turn
+#   bundle     build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz
+# They link no server: whoever works on that one does not stop them.
+GPU_TESTS  := $(patsubst tests/gpu/%.c,$(B)/tests/gpu/%,$(wildcard tests/gpu/test_*.c))
+GPU_POISON := $(B)/tests/gpu/poison.so
+
+$(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(ARCHIVES.worker)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
+$(GPU_POISON): tests/gpu/poison.c tests/gpu/poison_preload.c tests/gpu/poison.h
+	@mkdir -p $(@D)
+	$(call say,CC,$@)$(CC) $(CFLAGS) -fPIC -shared -o $@ $(filter %.c,$^) -ldl
+
+.PHONY: gpu-test gpu-bench bundle
+gpu-test: deps
+	@$(MAKE) $(JOBS) tests
+	@PYTHON=$(PYTHON) tests/gpu/run
+gpu-bench:
+	@deploy/setup.sh bench
+	@$(MAKE) $(JOBS) FLAVOUR=release tests
+	@tests/bench/gpu_vs_torch
+bundle: deps
+	@$(MAKE) $(JOBS) FLAVOUR=release tests
+	@deploy/bundle.sh

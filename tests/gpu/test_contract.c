@@ -1,0 +1,232 @@
+/*
+ * test_contract.c - the CUDA device keeps what kernels/backend.h promises: worked examples, any
+ * batch size in any order in one backend, sets that change, evaluation, equal bytes, refusals.
+ */
+#include "tests/gpu/gpu.h"
+#include "tests/unit/real.h"
+
+static struct contract gpu = {{NULL}, gpu_begin};
+
+/* ---- one backend, many calls ----------------------------------------------------------------- */
+
+/* The gradient at batch n of what is open; the caller frees it. */
+static float *step_of(struct subject *s, size_t n, double *loss)
+{
+	s->batch = n;
+	subject_step(s);
+	float *grad = s->grad;
+	*loss = s->loss;
+	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
+	return grad;
+}
+
+#define SIZES 9
+static const size_t sizes[SIZES] = {100, 1, 37, 2, 99, 100, 64, 1, 3};
+
+/* Every size, after every other, is right and the same again. */
+static void prove_sizes(const char *text, const struct precision *p)
+{
+	struct subject s;
+	double right_loss, loss, again;
+	subject_real(&s, text, 200, 100);
+	float *first[SIZES];
+	gpu_open(&s, p);
+	for (size_t i = 0; i < SIZES; i++)
+		first[i] = step_of(&s, sizes[i], &loss);
+	for (size_t i = SIZES; i-- > 0;) {
+		float *grad = step_of(&s, sizes[i], &again);
+		assert_memory_equal(grad, first[i], s.model.n_params * sizeof(float));
+		free(grad);
+	}
+	for (size_t i = 0; i < SIZES; i++) {
+		s.batch = sizes[i];
+		float *right = truth(&s, &right_loss);
+		double d = distance(first[i], right, s.model.n_params);
+		if (!(d <= p->bound) && !(d <= 2 * jump(&s, p->rounding)))
+			fail_msg("%s, %zu images in %s after others: off by %g", text, sizes[i],
+				p->name, d);
+		free(right);
+		free(first[i]);
+	}
+	subject_release(&s);
+}
+
+static void any_batch_size_may_follow_any_other(void **state)
+{
+	(void)state;
+	gpu_begin();
+	for (size_t p = 0; p < n_precisions(); p++) {
+		prove_sizes("seed:32", &precisions[p]);
+		prove_sizes("lenet5", &precisions[p]);
+		prove_sizes("conv:9:3:stride=2:pad=auto relu dropout:0.3 fc:10", &precisions[p]);
+	}
+}
+
+/* A trainer changes between training and test images; indices refer to the newest set. */
+static void sets_may_change_and_come_back(void **state)
+{
+	(void)state;
+	gpu_begin();
+	struct subject s;
+	struct err e = {0};
+	size_t correct;
+	double loss, sum, again, other;
+	struct kx_images test = data_test(&real);
+	subject_real(&s, "lenet5", 0, 50);
+	gpu_open(&s, precisions);
+	float *first = step_of(&s, 50, &loss);
+	assert_int_equal(backend_use(s.backend, &test, &e), PS_OK);
+	assert_int_equal(backend_evaluate(s.backend, s.params, 0, 500, &correct, &sum), PS_OK);
+	assert_int_equal(
+		backend_evaluate(s.backend, s.params, test.n, 1, &correct, &other), PS_EUSAGE);
+	uint32_t kept[50];
+	for (size_t i = 0; i < 50; i++) {
+		kept[i] = s.index[i];
+		s.index[i] %= (uint32_t)test.n;
+	}
+	float *elsewhere = step_of(&s, 50, &other);
+	assert_true(distance(elsewhere, first, s.model.n_params) > 1e-3);
+	assert_int_equal(backend_use(s.backend, &s.images, &e), PS_OK);
+	memcpy(s.index, kept, sizeof kept);
+	float *back = step_of(&s, 50, &again);
+	assert_memory_equal(back, first, s.model.n_params * sizeof(float));
+	free(first);
+	free(elsewhere);
+	free(back);
+	subject_release(&s);
+}
+
+/* ---- evaluation ------------------------------------------------------------------------------ */
+
+/* Whole chunks and a rest, from an odd place on; in fp32 not one answer may differ. */
+static void prove_evaluation(const char *text, const struct precision *p)
+{
+	struct subject s;
+	size_t correct[2];
+	double loss[2];
+	const size_t n = 1037;
+	subject_real(&s, text, 0, 100);
+	for (int d = 0; d < 2; d++) {
+		if (d)
+			gpu_open(&s, p);
+		else
+			subject_open(&s, "cpu-ref", 1);
+		assert_int_equal(
+			backend_evaluate(s.backend, s.params, 333, n, &correct[d], &loss[d]),
+			PS_OK);
+	}
+	double tolerance = p->bound * fabs(loss[0]) + 1e-4;
+	if (!(fabs(loss[0] - loss[1]) <= tolerance))
+		fail_msg("%s in %s: loss %.9g instead of %.9g", text, p->name, loss[1], loss[0]);
+	size_t wrong = correct[0] > correct[1] ? correct[0] - correct[1] : correct[1] - correct[0];
+	if (wrong > (p == precisions ? 0 : n / 50))
+		fail_msg("%s in %s: %zu right instead of %zu", text, p->name, correct[1],
+			correct[0]);
+	subject_release(&s);
+}
+
+static void evaluation_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	gpu_begin();
+	for (size_t p = 0; p < n_precisions(); p++) {
+		prove_evaluation("seed:32", &precisions[p]);
+		prove_evaluation("lenet5", &precisions[p]);
+		prove_evaluation("conv:7:4:stride=3 relu dropout:0.5 fc:10", &precisions[p]);
+	}
+}
+
+/* Forward passes must not disturb gradients, nor the other way round. */
+static void evaluation_between_steps_changes_nothing(void **state)
+{
+	(void)state;
+	gpu_begin();
+	for (size_t p = 0; p < n_precisions(); p++) {
+		struct subject s;
+		size_t correct[2];
+		double loss[3];
+		subject_real(&s, "cnn99", 0, 41);
+		gpu_open(&s, &precisions[p]);
+		float *first = step_of(&s, 41, &loss[2]);
+		for (int i = 0; i < 2; i++) {
+			assert_int_equal(backend_evaluate(s.backend, s.params, 500, 700,
+						 &correct[i], &loss[i]),
+				PS_OK);
+			subject_step(&s);
+			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
+			assert_true(s.loss == loss[2]);
+		}
+		assert_int_equal(correct[0], correct[1]);
+		assert_true(loss[0] == loss[1]);
+		/* and from a new backend, whose memory lies elsewhere */
+		gpu_open(&s, &precisions[p]);
+		subject_step(&s);
+		assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
+		free(first);
+		subject_release(&s);
+	}
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+static void devices_and_precisions_that_do_not_exist_are_refused(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *device, *says;
+	} bad[] = {{"cuda:99", "cuda:99"}, {"cuda:x", "cuda:x"}, {"cuda:-1", "cuda:-1"},
+		{"cuda:", "cuda:"}};
+	gpu_begin();
+	struct model m;
+	struct err parse = {0};
+	assert_int_equal(model_parse(&m, "fc:2", (struct shape){1, 4, 4}, &parse), PS_OK);
+	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+		struct backend_options o = {.device = bad[i].device, .threads = 1, .max_batch = 1};
+		struct backend *b;
+		struct err e = {0};
+		assert_int_not_equal(backend_new(&b, &m, &o, &e), PS_OK);
+		assert_null(b);
+		if (!strstr(e.text, bad[i].says) || strchr(e.text, '\n'))
+			fail_msg("--device %s: \"%s\"", bad[i].device, e.text);
+	}
+}
+
+static void names_say_which_gpu_and_precision(void **state)
+{
+	(void)state;
+	gpu_begin();
+	for (size_t p = 0; p < n_precisions(); p++) {
+		struct subject s;
+		subject_random(&s, &contract_small, 1);
+		gpu_open(&s, &precisions[p]);
+		const char *name = backend_name(s.backend);
+		assert_memory_equal(name, gpu_device(), strcspn(gpu_device(), ":"));
+		if (n_precisions() > 1)
+			assert_non_null(strstr(name, precisions[p].name));
+		subject_release(&s);
+	}
+}
+
+int main(void)
+{
+	gpu.device[0] = gpu_device();
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_prestate(pixels_are_divided_by_255_and_gradients_are_means, &gpu),
+		cmocka_unit_test_prestate(padded_cells_never_win_and_the_first_maximum_does, &gpu),
+		cmocka_unit_test_prestate(
+			of_equal_cells_the_first_in_row_order_gets_the_error, &gpu),
+		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &gpu),
+		cmocka_unit_test_prestate(
+			evaluation_and_prediction_follow_from_the_same_scores, &gpu),
+		cmocka_unit_test_prestate(scores_that_are_no_numbers_are_wrong_answers, &gpu),
+		cmocka_unit_test_prestate(bad_indices_and_ranges_are_refused, &gpu),
+		cmocka_unit_test_prestate(a_batch_larger_than_memory_is_refused, &gpu),
+		cmocka_unit_test(any_batch_size_may_follow_any_other),
+		cmocka_unit_test(sets_may_change_and_come_back),
+		cmocka_unit_test(evaluation_agrees_with_cpu_ref),
+		cmocka_unit_test(evaluation_between_steps_changes_nothing),
+		cmocka_unit_test(devices_and_precisions_that_do_not_exist_are_refused),
+		cmocka_unit_test(names_say_which_gpu_and_precision),
+	};
+	return cmocka_run_group_tests(tests, real_load, real_release);
+}

@@ -1,0 +1,128 @@
+/*
+ * test_odd_models.c - the CUDA device against cpu-ref and against its own losses, for the odd
+ * models of gradients.h: sizes of 1, primes, just around multiples of blocks, strides, pads,
+ * channels, every layer in every place.
+ */
+#include "tests/gpu/gpu.h"
+
+/* Without ReLU and pool nothing jumps: here the bounds of the low precisions are sharp. */
+static const struct odd_model smooth_models[] = {
+	{{1, 1, 1}, "fc:2"},
+	{{1, 28, 28}, "fc:129 fc:65 fc:10"},
+	{{1, 9, 9}, "conv:16:3 fc:10"},
+	{{3, 11, 7}, "conv:5:3:stride=2 conv:7:2 fc:4"},
+	{{2, 13, 10}, "conv:33:4:stride=3 conv:17:3:pad=1 fc:3"},
+	{{1, 28, 28}, "conv:32:5 conv:64:5:stride=2:pad=auto fc:33 fc:10"},
+	{{4, 6, 5}, "conv:31:3:pad=2 dropout:0.25 conv:65:1 fc:7"},
+};
+#define N_SMOOTH_MODELS (sizeof smooth_models / sizeof smooth_models[0])
+
+/*
+ * Within the bound, or - where the truth jumps when its weights move by one rounding - no further
+ * than that. In fp32 a jump must be rare, or the comparison would prove nothing.
+ */
+static void compare(struct subject *s, const struct precision *p, const float *right,
+	double right_loss, size_t *jumps)
+{
+	gpu_open(s, p);
+	subject_step(s);
+	gpu_repeat(s);
+	double d = distance(s->grad, right, s->model.n_params), loss = s->loss;
+	if (!(fabs(loss - right_loss) <= p->bound * (1 + fabs(right_loss))))
+		fail_msg("%s, %zu images in %s: loss %.9g instead of %.9g", s->model.text, s->batch,
+			p->name, loss, right_loss);
+	if (d <= p->bound)
+		return;
+	++*jumps;
+	double at_jump = jump(s, p->rounding);
+	if (!(d <= 2 * at_jump))
+		fail_msg("%s, %zu images in %s: gradient off by %g (the truth jumps by %g)",
+			s->model.text, s->batch, p->name, d, at_jump);
+}
+
+static void agree(const struct odd_model *models, size_t n, size_t images, size_t most_jumps)
+{
+	size_t jumps[sizeof precisions / sizeof precisions[0]] = {0};
+	gpu_begin();
+	for (size_t m = 0; m < n; m++) {
+		struct subject s;
+		double loss;
+		subject_random(&s, &models[m], images);
+		float *right = truth(&s, &loss);
+		for (size_t p = 0; p < n_precisions(); p++)
+			compare(&s, &precisions[p], right, loss, &jumps[p]);
+		free(right);
+		subject_release(&s);
+	}
+	for (size_t p = 0; p < n_precisions(); p++)
+		print_message("# %zu images, %s: %zu of %zu models at a jump\n", images,
+			precisions[p].name, jumps[p], n);
+	assert_in_range(jumps[0], 0, most_jumps);
+}
+
+static void one_image_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree(odd_models, N_ODD_MODELS, 1, 0);
+}
+
+static void seventeen_images_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree(odd_models, N_ODD_MODELS, 17, 1);
+}
+
+static void one_hundred_and_thirty_images_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree(odd_models, N_ODD_MODELS, 130, 2);
+}
+
+static void nets_without_jumps_are_within_the_bound_of_each_precision(void **state)
+{
+	size_t batches[] = {1, 3, 64, 101};
+	(void)state;
+	for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++)
+		for (size_t m = 0; m < N_SMOOTH_MODELS; m++) {
+			struct subject s;
+			size_t jumps = 0;
+			double loss;
+			gpu_begin();
+			subject_random(&s, &smooth_models[m], batches[i]);
+			float *right = truth(&s, &loss);
+			for (size_t p = 0; p < n_precisions(); p++) {
+				compare(&s, &precisions[p], right, loss, &jumps);
+				if (jumps)
+					fail_msg("%s, %zu images in %s: gradient off by %g",
+						s.model.text, s.batch, precisions[p].name,
+						distance(s.grad, right, s.model.n_params));
+			}
+			free(right);
+			subject_release(&s);
+		}
+}
+
+static void gradients_are_slopes_of_the_loss(void **state)
+{
+	(void)state;
+	gpu_begin();
+	for (size_t m = 0; m < N_ODD_MODELS; m++) {
+		struct subject s;
+		subject_random(&s, &odd_models[m], 3);
+		gpu_open(&s, &precisions[0]);
+		prove_slopes_along(&s);
+		subject_release(&s);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(one_image_agrees_with_cpu_ref),
+		cmocka_unit_test(seventeen_images_agree_with_cpu_ref),
+		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
+		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
+		cmocka_unit_test(gradients_are_slopes_of_the_loss),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

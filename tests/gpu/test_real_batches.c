@@ -1,0 +1,114 @@
+/*
+ * test_real_batches.c - whole nets on real batches: the CUDA device in each precision against
+ * cpu-ref, which computes in double.
+ *
+ * The bounds are on whole gradients, |g - right| / |right| over all parameters. A single tensor may
+ * be further off (one changed winner moves little in all, much in a bias), but not by WRONG: one
+ * that is computed wrong is off by about 1. Each comparison is printed, for the documents.
+ */
+#include "tests/gpu/gpu.h"
+#include "tests/unit/real.h"
+
+#define WRONG 0.3
+#define STRIDED                                                                                    \
+	"conv:12:5:stride=2:pad=auto relu conv:20:3:pad=1 relu pool:4:pad=auto fc:50 relu fc:10"
+#define DROPOUT "conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"
+
+/*
+ * fp32 may meet a winner or ReLU that hangs on its rounding (see jump); then the next batch has to
+ * do. The low precisions have no such way out: their bounds are on nets with all their jumps.
+ */
+static int close_enough(
+	struct subject *s, const struct precision *p, const float *right, double right_loss)
+{
+	gpu_open(s, p);
+	subject_step(s);
+	gpu_repeat(s);
+	double d = distance(s->grad, right, s->model.n_params), worst = worst_tensor(s, right);
+	print_message("# %s, %zu images, %s: %.2e, worst tensor %.2e, loss %+.1e\n", s->model.text,
+		s->batch, p->name, d, worst, s->loss - right_loss);
+	if (!(fabs(s->loss - right_loss) <= p->bound))
+		fail_msg("loss %.9g instead of %.9g", s->loss, right_loss);
+	if (!(worst <= WRONG))
+		fail_msg("a tensor is off by %g", worst);
+	if (d <= p->bound)
+		return 1;
+	double at_jump = p == precisions ? jump(s, p->rounding) : 0;
+	if (!(d <= 2 * at_jump))
+		fail_msg("%s, %zu images in %s: gradient off by %g (the truth jumps by %g)",
+			s->model.text, s->batch, p->name, d, at_jump);
+	return 0;
+}
+
+static void agree(const char *text, size_t n)
+{
+	size_t close = 0;
+	gpu_begin();
+	for (size_t batch = 0; batch < 2; batch++) {
+		struct subject s;
+		double loss;
+		subject_real(&s, text, batch * n, n);
+		float *right = truth(&s, &loss);
+		for (size_t p = 0; p < n_precisions(); p++)
+			close += (size_t)close_enough(&s, &precisions[p], right, loss);
+		free(right);
+		subject_release(&s);
+	}
+	assert_in_range(close, 2 * n_precisions() - 1, 2 * n_precisions());
+}
+
+static void seed_32_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree("seed:32", 100);
+}
+
+static void seed_32_in_a_large_batch_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree("seed:32", 1000);
+}
+
+static void seed_256_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree("seed:256", 100);
+}
+
+static void lenet5_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree("lenet5", 37);
+}
+
+static void cnn99_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree("cnn99", 100);
+}
+
+static void a_strided_padded_net_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree(STRIDED, 101);
+}
+
+static void a_dropout_net_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree(DROPOUT, 61);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(seed_32_agrees_with_cpu_ref),
+		cmocka_unit_test(seed_32_in_a_large_batch_agrees_with_cpu_ref),
+		cmocka_unit_test(seed_256_agrees_with_cpu_ref),
+		cmocka_unit_test(lenet5_agrees_with_cpu_ref),
+		cmocka_unit_test(cnn99_agrees_with_cpu_ref),
+		cmocka_unit_test(a_strided_padded_net_agrees_with_cpu_ref),
+		cmocka_unit_test(a_dropout_net_agrees_with_cpu_ref),
+	};
+	return cmocka_run_group_tests(tests, real_load, real_release);
+}

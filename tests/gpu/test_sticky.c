@@ -1,0 +1,46 @@
+/*
+ * test_sticky.c - an error of the device is sticky: from then on every call says PS_EDEVICE, and
+ * nothing hangs or crashes, to the very end. One test, for it leaves a process without a GPU.
+ */
+#include "tests/gpu/gpu.h"
+#include "tests/gpu/poison.h"
+
+static void after_an_error_of_the_device_every_call_fails(void **state)
+{
+	(void)state;
+	struct subject s;
+	struct err e = {0};
+	struct backend *other;
+	size_t correct;
+	double loss;
+	float p[3];
+	gpu_begin();
+	if (n_precisions() == 1)
+		skip(); /* CNN_TEST_DEVICE is not cuda */
+	subject_random(&s, &contract_small, 20);
+	gpu_open(&s, precisions);
+	subject_step(&s);
+	assert_true(poison() > 0);
+	struct backend *b = s.backend;
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(
+			backend_gradient(b, s.params, s.index, 20, 0, s.grad, &loss), PS_EDEVICE);
+		assert_int_equal(backend_evaluate(b, s.params, 0, 20, &correct, &loss), PS_EDEVICE);
+		assert_int_equal(backend_predict(b, s.params, 0, 1, p), PS_EDEVICE);
+	}
+	assert_int_equal(backend_use(b, &s.images, &e), PS_EDEVICE);
+	assert_null(strchr(e.text, '\n'));
+	assert_true(strlen(e.text) > 10);
+	struct backend_options o = {.device = gpu_device(), .threads = 1, .max_batch = 1};
+	assert_int_equal(backend_new(&other, &s.model, &o, &e), PS_EDEVICE);
+	assert_null(other);
+	subject_release(&s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(after_an_error_of_the_device_every_call_fails),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,26 +1,33 @@
 /* poison_preload.c - poison.so: poisons the program that it is loaded into at SIGUSR1. */
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include "tests/gpu/poison.h"
 
-static void *wait_for_signal(void *set)
+static sem_t asked; /* a signal handler may post it, and can be given nothing else */
+
+static void on_signal(int number)
 {
-	int number;
-	if (sigwait(set, &number) == 0)
-		fprintf(stderr, "poison: %d\n", poison());
+	(void)number;
+	sem_post(&asked);
+}
+
+static void *wait_for_signal(void *unused)
+{
+	(void)unused;
+	while (sem_wait(&asked))
+		;
+	fprintf(stderr, "poison: %d\n", poison());
 	return NULL;
 }
 
-/* Before main and so before any thread: all of them inherit that the signal is blocked. */
 __attribute__((constructor)) static void start(void)
 {
-	static sigset_t set;
+	struct sigaction a = {.sa_handler = on_signal, .sa_flags = (int)SA_RESTART};
 	pthread_t thread;
-	sigemptyset(&set);
-	sigaddset(&set, SIGUSR1);
-	if (pthread_sigmask(SIG_BLOCK, &set, NULL) ||
-		pthread_create(&thread, NULL, wait_for_signal, &set))
+	if (sem_init(&asked, 0, 0) || sigaction(SIGUSR1, &a, NULL) ||
+		pthread_create(&thread, NULL, wait_for_signal, NULL))
 		fprintf(stderr, "poison: no thread\n");
 }

@@ -96,6 +96,24 @@ static void sets_may_change_and_come_back(void **state)
 	subject_release(&s);
 }
 
+/* Against the device's own gradients, so that only the order of roundings differs. */
+static void local_training_of_real_nets_is_one_gradient_after_the_other(void **state)
+{
+	static const char *const texts[] = {"seed:32", "seed:256", "cnn99",
+		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"};
+	(void)state;
+	gpu_begin();
+	for (size_t p = 0; p < n_precisions(); p++)
+		for (size_t m = 0; m < sizeof texts / sizeof texts[0]; m++) {
+			struct subject s;
+			subject_real(&s, texts[m], 0, LOCAL_STEPS * 100);
+			s.batch = 100;
+			gpu_open(&s, &precisions[p]);
+			prove_local(&s, precisions[p].bound);
+			subject_release(&s);
+		}
+}
+
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
 /* Whole chunks and a rest, from an odd place on; in fp32 not one answer may differ. */
@@ -221,6 +239,9 @@ int main(void)
 		cmocka_unit_test_prestate(scores_that_are_no_numbers_are_wrong_answers, &gpu),
 		cmocka_unit_test_prestate(bad_indices_and_ranges_are_refused, &gpu),
 		cmocka_unit_test_prestate(a_batch_larger_than_memory_is_refused, &gpu),
+		cmocka_unit_test_prestate(local_training_is_one_gradient_after_the_other, &gpu),
+		cmocka_unit_test_prestate(local_training_without_steps_changes_nothing, &gpu),
+		cmocka_unit_test(local_training_of_real_nets_is_one_gradient_after_the_other),
 		cmocka_unit_test(any_batch_size_may_follow_any_other),
 		cmocka_unit_test(sets_may_change_and_come_back),
 		cmocka_unit_test(evaluation_agrees_with_cpu_ref),

@@ -236,4 +236,105 @@ static inline void a_batch_larger_than_memory_is_refused(void **state)
 	}
 }
 
+/* ---- each device: local training ------------------------------------------------------------- */
+
+#define LOCAL_STEPS 3
+#define LOCAL_RATE  0.1f
+
+/* The definition: one gradient after the other, each at the weights that the last one left. */
+static inline double local_by_hand(struct subject *s, float *params, float *sum)
+{
+	double loss = 0;
+	float *kept = s->params;
+	uint32_t *index = s->index;
+	memset(sum, 0, s->model.n_params * sizeof *sum);
+	memcpy(params, kept, s->model.n_params * sizeof *params);
+	s->params = params;
+	for (size_t j = 0; j < LOCAL_STEPS; j++) {
+		s->index = index + j * s->batch;
+		subject_step(s);
+		s->dropout_seed++;
+		loss += s->loss / LOCAL_STEPS;
+		for (size_t i = 0; i < s->model.n_params; i++) {
+			sum[i] += s->grad[i];
+			params[i] -= LOCAL_RATE * s->grad[i];
+		}
+	}
+	s->params = kept;
+	s->index = index;
+	s->dropout_seed -= LOCAL_STEPS;
+	return loss;
+}
+
+/* What is open, on LOCAL_STEPS batches, in two calls: weights, sum and loss within `bound` of the
+ * definition; and the same bytes again. */
+static inline void prove_local(struct subject *s, double bound)
+{
+	const size_t n = s->model.n_params;
+	float *params = mem_must(2 * n, sizeof *params, "test"), *sum = params + n;
+	float *got = mem_must(4 * n, sizeof *got, "test");
+	double right = local_by_hand(s, params, sum), loss[2];
+	for (int round = 0; round < 2; round++) {
+		float *w = got + (size_t)round * 2 * n;
+		struct backend *b = s->backend;
+		for (size_t i = 0; i < 2 * n; i++)
+			w[i] = NAN;
+		assert_int_equal(backend_local_start(b, s->params), PS_OK);
+		assert_int_equal(backend_local_steps(b, s->index, s->batch, 2, LOCAL_RATE,
+					 s->dropout_seed, &loss[0]),
+			PS_OK);
+		assert_int_equal(backend_local_steps(b, s->index + 2 * s->batch, s->batch, 1,
+					 LOCAL_RATE, s->dropout_seed + 2, &loss[1]),
+			PS_OK);
+		assert_int_equal(backend_local_finish(b, w, w + n), PS_OK);
+		double mean = (2 * loss[0] + loss[1]) / 3, d = distance(w + n, sum, n);
+		if (!(d <= bound) || !(distance(w, params, n) <= bound) ||
+			!(fabs(mean - right) <= bound))
+			fail_msg("%s: sum off by %g, weights by %g, loss %g instead of %g",
+				s->model.text, d, distance(w, params, n), mean, right);
+	}
+	assert_memory_equal(got, got + 2 * n, 2 * n * sizeof *got);
+	free(params);
+	free(got);
+}
+
+static inline void local_training_is_one_gradient_after_the_other(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		subject_random(&s,
+			&(struct odd_model){{1, 10, 10}, "conv:33:3 relu pool:2 "
+							 "dropout:0.3 fc:3"},
+			3 * 17);
+		s.batch = 17;
+		subject_open(&s, *d, 2);
+		prove_local(&s, 1e-5);
+		subject_release(&s);
+	}
+}
+
+static inline void local_training_without_steps_changes_nothing(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		double loss;
+		subject_random(&s, &contract_small, 5);
+		subject_open(&s, *d, 1);
+		struct backend *b = s.backend;
+		const size_t bytes = s.model.n_params * sizeof(float);
+		float *w = mem_must(bytes, 1, "test");
+		assert_int_equal(backend_local_start(b, s.params), PS_OK);
+		assert_int_equal(backend_local_steps(b, s.index, 6, 1, 1, 0, &loss), PS_EUSAGE);
+		assert_int_equal(backend_local_steps(b, s.index, 5, 0, 1, 0, &loss), PS_EUSAGE);
+		s.index[4] = 5;
+		assert_int_equal(backend_local_steps(b, s.index, 5, 1, 1, 0, &loss), PS_EUSAGE);
+		assert_int_equal(backend_local_finish(b, w, s.grad), PS_OK);
+		assert_memory_equal(w, s.params, bytes);
+		for (size_t i = 0; i < s.model.n_params; i++)
+			assert_true(s.grad[i] == 0);
+		free(w);
+		subject_release(&s);
+	}
+}
+
 #endif

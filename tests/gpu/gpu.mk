@@ -19,7 +19,7 @@ gpu-test: deps
 gpu-bench:
 	@deploy/setup.sh bench
 	@$(MAKE) $(JOBS) FLAVOUR=release tests
-	@tests/bench/gpu_vs_torch
+	@CNN_DATA="$$(deploy/data.sh)" $(PYTHON) tests/bench/gpu_vs_torch
 bundle: deps
 	@$(MAKE) $(JOBS) FLAVOUR=release tests
 	@deploy/bundle.sh

@@ -1,0 +1,194 @@
+"""PyTorch as the peer of the CUDA device: training steps of the nets of docs/gpu.md on one GPU.
+
+    python3 tests/bench/torch_peer.py [--nets seed:32,cnn99] [--batches 100,1000] [--epochs 5]
+
+A step gathers its images (uint8, already on the device) by the epoch's permutation, makes floats of
+them, goes forward and backward and updates the weights by SGD; an epoch is 60,000 images. Every
+combination of {eager, CUDA graph} x {fp32, tf32, bf16 (autocast), bf16 weights} x {contiguous,
+channels-last} is measured; then torch.compile + CUDA graph is tried for each precision with the
+memory format that was the better one. A graph holds STEPS whole steps, which count their place in
+the permutation on the device, so that the host launches little. Prints CSV:
+net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
+
+Data: $CNN_DATA or the usual places; without images it draws some, speed does not depend on them.
+"""
+import argparse
+import gzip
+import os
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+STEPS = 10
+IMAGES = 60000
+RATE = 0.01
+USUAL = ("data/mnist", "/usr/share/datasets/fashion-mnist")
+PRECISIONS = ("fp32", "tf32", "bf16", "bf16-weights")
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+
+
+def conv_net(filters, size, units):
+    """Convolutions with ReLU and max-pool 2, then fc layers, for 28 x 28 images."""
+    layers, channels, side = [], 1, 28
+    for n in filters:
+        layers += [nn.Conv2d(channels, n, size), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, side = n, (side - size + 1) // 2
+    layers.append(nn.Flatten())
+    inputs = channels * side * side
+    for n in units:
+        layers += [nn.Linear(inputs, n), nn.ReLU()]
+        inputs = n
+    return nn.Sequential(*layers[:-1])
+
+
+def build(net):
+    if net == "cnn99":
+        return conv_net([32, 64], 5, [128, 10])
+    if net.startswith("seed:"):
+        return conv_net([int(net[5:])], 3, [10])
+    sys.exit(f"torch_peer: no net {net}: seed:F and cnn99")
+
+
+def read_idx(name, offset):
+    """The bytes of one IDX file after its header, or None."""
+    places = [os.environ["CNN_DATA"]] if os.environ.get("CNN_DATA") else USUAL
+    for place in places:
+        for path, opened in ((f"{place}/{name}", open), (f"{place}/{name}.gz", gzip.open)):
+            if os.path.exists(path):
+                with opened(path, "rb") as f:
+                    return torch.frombuffer(bytearray(f.read()[offset:]), dtype=torch.uint8)
+    return None
+
+
+def load(device):
+    images, labels = read_idx("train-images-idx3-ubyte", 16), read_idx("train-labels-idx1-ubyte", 8)
+    if images is None or labels is None or len(labels) != IMAGES:
+        print("torch_peer: no images found: random ones", file=sys.stderr)
+        images = torch.randint(0, 256, (IMAGES * 784,), dtype=torch.uint8)
+        labels = torch.randint(0, 10, (IMAGES,), dtype=torch.uint8)
+    return images.reshape(IMAGES, 1, 28, 28).to(device), labels.long().to(device)
+
+
+def set_tf32(on):
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
+class Training:
+    """One net in one precision and memory format, stepped eagerly, from a graph or compiled."""
+
+    def __init__(self, net, batch, data, mode, precision, layout):
+        self.images, self.labels = data
+        self.device = self.images.device
+        self.mode, self.precision, self.layout, self.batch = mode, precision, layout, batch
+        set_tf32(precision == "tf32")
+        self.dtype = torch.bfloat16 if precision == "bf16-weights" else torch.float32
+        self.format = LAYOUTS[layout]
+        self.model = build(net).to(self.device, self.dtype).to(memory_format=self.format)
+        self.params = list(self.model.parameters())
+        self.order = torch.randperm(IMAGES, device=self.device)
+        self.first = torch.zeros((), dtype=torch.long, device=self.device)
+        self.range = torch.arange(batch, device=self.device)
+        self.loss_of = self.loss
+        if mode == "compile+graph":
+            torch._dynamo.reset()  # or it gives up after a few nets and runs them eagerly
+            self.loss_of = torch.compile(self.loss)
+        self.graph = self.capture() if mode != "eager" else None
+
+    def loss(self, first):
+        index = self.order.index_select(0, first + self.range)
+        x = self.images.index_select(0, index).to(self.dtype).mul_(1 / 255)
+        x = x.contiguous(memory_format=self.format)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            scores = self.model(x)
+        return functional.cross_entropy(scores.float(), self.labels.index_select(0, index))
+
+    def step(self):
+        grads = torch.autograd.grad(self.loss_of(self.first), self.params)
+        with torch.no_grad():
+            torch._foreach_add_(self.params, grads, alpha=-RATE)
+            self.first.add_(self.batch).remainder_(IMAGES)
+
+    def capture(self):
+        """A graph of STEPS steps, warmed up on a stream of its own as PyTorch demands."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(5):
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.first.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(STEPS):
+                self.step()
+        return graph
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def epoch_ms(self):
+        set_tf32(self.precision == "tf32")
+        self.synchronize()
+        start = time.perf_counter()
+        if self.graph:
+            for _ in range(IMAGES // self.batch // STEPS):
+                self.graph.replay()
+        else:
+            for _ in range(IMAGES // self.batch):
+                self.step()
+        self.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    def median_ms(self, epochs):
+        self.epoch_ms()
+        return statistics.median(self.epoch_ms() for _ in range(epochs))
+
+    def name(self):
+        return f"{self.mode} {self.precision} {self.layout}"
+
+
+def variants(net, batch, data, epochs, modes):
+    """Every variant that runs, with its milliseconds, as it is measured."""
+    best_layout = {}
+    for mode in modes:
+        for precision in PRECISIONS:
+            layouts = LAYOUTS if mode != "compile+graph" else [best_layout[precision]]
+            tried = []
+            for layout in layouts:
+                try:
+                    training = Training(net, batch, data, mode, precision, layout)
+                    ms = training.median_ms(epochs)
+                except RuntimeError as e:  # a variant that PyTorch cannot do is no candidate
+                    print(f"torch_peer: {net} {batch} {mode} {precision} {layout}: {e}",
+                          file=sys.stderr)
+                    continue
+                tried.append((ms, layout))
+                yield ms, training
+            best_layout[precision] = min(tried)[1] if tried else "contiguous"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nets", default="seed:256,seed:32,cnn99")
+    parser.add_argument("--batches", default="100,1000")
+    parser.add_argument("--epochs", type=int, default=5, help="timed, after one that is not")
+    parser.add_argument("--modes", default="eager,graph,compile+graph")
+    parser.add_argument("--device", default="cuda", help="cpu: tries the program itself (eager)")
+    args = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    data = load(torch.device(args.device))
+    print("net,batch,mode,precision,layout,ms_per_epoch")
+    for net in args.nets.split(","):
+        for batch in map(int, args.batches.split(",")):
+            for ms, t in variants(net, batch, data, args.epochs, args.modes.split(",")):
+                print(f"{net},{batch},{t.mode},{t.precision},{t.layout},{ms:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+/*
+ * fused.cu - rung 3: a thread for each value instead of each image. Convolution, ReLU and pooling
+ * are one kernel that keeps each window's winner and never stores the map; back-propagation pushes
+ * the error through the winners alone. Each image's gradient still travels back to be summed.
+ */
+#include <stdlib.h>
+#include "kernels/ladder/host.h"
+
+#define POOL_THREADS 192 /* POOL_AREA in whole warps */
+#define FC_THREADS   (32 * CLASSES)
+
+/* ---- kernels ----------------------------------------------------------------------------------
+ */
+
+/* Block (f, n): a thread for each pooled value of filter f on image n. */
+static __global__ void convolve_kernel(struct fused k)
+{
+	size_t f = blockIdx.x, n = blockIdx.y, o = threadIdx.x;
+	if (o >= POOL_AREA)
+		return;
+	const float *at =
+		k.images + n * IMAGE_AREA + o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2;
+	const float *weight = k.params + f * WEIGHTS;
+	float bias = k.params[image_conv_bias(k.filters) + f], best = 0;
+	uint8_t winner = DEAD;
+	for (int i = 0; i < 4; i++) {
+		float sum = bias;
+		for (int ky = 0; ky < WINDOW; ky++)
+			for (int kx = 0; kx < WINDOW; kx++)
+				sum += weight[ky * WINDOW + kx] *
+				       at[(i / 2 + ky) * IMAGE_SIDE + i % 2 + kx];
+		if (sum > best) {
+			best = sum;
+			winner = (uint8_t)i;
+		}
+	}
+	size_t to = (n * k.filters + f) * POOL_AREA + o;
+	k.pooled[to] = best;
+	k.winner[to] = winner;
+}
+
+/* Block n: a warp for each class. */
+static __global__ void fc_kernel(struct fused k)
+{
+	size_t n = blockIdx.x, c = threadIdx.x / 32, lane = threadIdx.x % 32;
+	size_t inputs = k.filters * POOL_AREA;
+	const float *weight = k.params + image_fc_weight(k.filters) + c * inputs;
+	const float *in = k.pooled + n * inputs;
+	float sum = 0;
+	for (size_t i = lane; i < inputs; i += 32)
+		sum += weight[i] * in[i];
+	sum = warp_sum(sum);
+	if (lane == 0)
+		k.score[n * CLASSES + c] = sum + k.params[image_fc_bias(k.filters) + c];
+}
+
+static __global__ void softmax_kernel(struct fused k, size_t n_images)
+{
+	size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+	if (n < n_images)
+		k.loss[n] = image_softmax(k.score + n * CLASSES, k.labels[n]);
+}
+
+/* Block (i / blockDim, n): a thread for each input i of the fc layer. */
+static __global__ void fc_backward_kernel(struct fused k)
+{
+	size_t n = blockIdx.y, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+	size_t inputs = k.filters * POOL_AREA, fc = image_fc_weight(k.filters);
+	const float *d_score = k.score + n * CLASSES;
+	float *grad = k.grad + n * k.n_params;
+	if (i < CLASSES)
+		grad[image_fc_bias(k.filters) + i] = d_score[i];
+	if (i >= inputs)
+		return;
+	float in = k.pooled[n * inputs + i], d = 0;
+	for (size_t c = 0; c < CLASSES; c++) {
+		grad[fc + c * inputs + i] = d_score[c] * in;
+		d += d_score[c] * k.params[fc + c * inputs + i];
+	}
+	k.d_pooled[n * inputs + i] = d;
+}
+
+/* Block (f, n): each pooled value pushes its error to the nine pixels under its winner. */
+static __global__ void convolve_backward_kernel(struct fused k)
+{
+	__shared__ float part[WEIGHTS + 1][POOL_THREADS / 32];
+	size_t f = blockIdx.x, n = blockIdx.y, o = threadIdx.x;
+	size_t from = (n * k.filters + f) * POOL_AREA + o;
+	int winner = o < POOL_AREA ? k.winner[from] : DEAD;
+	float d = winner == DEAD ? 0 : k.d_pooled[from];
+	const float *at = k.images + n * IMAGE_AREA;
+	if (winner != DEAD)
+		at += (o / POOL_SIDE * 2 + (size_t)winner / 2) * IMAGE_SIDE + o % POOL_SIDE * 2 +
+		      (size_t)winner % 2;
+	for (int w = 0; w <= WEIGHTS; w++) {
+		float pixel = w < WEIGHTS ? at[w / WINDOW * IMAGE_SIDE + w % WINDOW] : 1;
+		float sum = warp_sum(d * pixel);
+		if (o % 32 == 0)
+			part[w][o / 32] = sum;
+	}
+	__syncthreads();
+	if (o > WEIGHTS)
+		return;
+	float sum = 0;
+	for (int warp = 0; warp < POOL_THREADS / 32; warp++)
+		sum += part[o][warp];
+	size_t to = o < WEIGHTS ? f * WEIGHTS + o : image_conv_bias(k.filters) + f;
+	k.grad[n * k.n_params + to] = sum;
+}
+
+/* ---- launchers, which later rungs use too ------------------------------------------------------
+ */
+
+int fused_convolve(struct gpu *g, const struct fused *k, size_t n, struct err *e)
+{
+	dim3 grid((unsigned)k->filters, (unsigned)n);
+	convolve_kernel<<<grid, POOL_THREADS, 0, g->stream>>>(*k);
+	LAUNCHED(e);
+	return gpu_mark(g, "conv + ReLU + pool", PHASE_KERNEL, e);
+}
+
+int fused_fc(struct gpu *g, const struct fused *k, size_t n, struct err *e)
+{
+	fc_kernel<<<(unsigned)n, FC_THREADS, 0, g->stream>>>(*k);
+	LAUNCHED(e);
+	return gpu_mark(g, "fc", PHASE_KERNEL, e);
+}
+
+int fused_softmax(struct gpu *g, const struct fused *k, size_t n, struct err *e)
+{
+	softmax_kernel<<<(unsigned)((n + 127) / 128), 128, 0, g->stream>>>(*k, n);
+	LAUNCHED(e);
+	return gpu_mark(g, "softmax + loss", PHASE_KERNEL, e);
+}
+
+int fused_backward(struct gpu *g, const struct fused *k, size_t n, struct err *e)
+{
+	size_t inputs = k->filters * POOL_AREA;
+	fc_backward_kernel<<<dim3((unsigned)((inputs + 255) / 256), (unsigned)n), 256, 0,
+		g->stream>>>(*k);
+	LAUNCHED(e);
+	int rc = gpu_mark(g, "fc backward", PHASE_KERNEL, e);
+	if (rc)
+		return rc;
+	convolve_backward_kernel<<<dim3((unsigned)k->filters, (unsigned)n), POOL_THREADS, 0,
+		g->stream>>>(*k);
+	LAUNCHED(e);
+	return gpu_mark(g, "conv backward", PHASE_KERNEL, e);
+}
+
+int fused_allocate(struct gpu *g, struct fused *k, size_t rows, struct err *e)
+{
+	size_t inputs = k->filters * POOL_AREA;
+	int rc = GPU_ALLOC(g, k->pooled, rows * inputs, GPU_DEVICE, e);
+	if (!rc)
+		rc = GPU_ALLOC(g, k->winner, rows * inputs, GPU_DEVICE, e);
+	if (!rc)
+		rc = GPU_ALLOC(g, k->score, rows * CLASSES, GPU_DEVICE, e);
+	if (!rc)
+		rc = GPU_ALLOC(g, k->d_pooled, rows * inputs, GPU_DEVICE, e);
+	return rc ? rc : GPU_ALLOC(g, k->grad, rows * k->n_params, GPU_DEVICE, e);
+}
+
+/* ---- the rung ---------------------------------------------------------------------------------
+ */
+
+struct fused_rung {
+	struct ladder_task task;
+	struct gpu gpu;
+	struct host_batch host;
+	struct host_target input;
+	struct fused k;
+};
+
+static void fused_close(void *self)
+{
+	struct fused_rung *r = (struct fused_rung *)self;
+	gpu_close(&r->gpu);
+	host_batch_release(&r->host);
+	free(r);
+}
+
+static int allocate(struct fused_rung *r, struct err *e)
+{
+	size_t n = r->task.max_batch;
+	r->k.filters = r->task.filters;
+	r->k.n_params = r->task.model->n_params;
+	int rc = gpu_open(&r->gpu, e);
+	if (!rc)
+		rc = host_batch_init(&r->host, n, n, r->k.n_params, e);
+	if (!rc)
+		rc = host_target_init(&r->input, &r->gpu, n, r->k.n_params, e);
+	if (!rc)
+		rc = GPU_ALLOC(&r->gpu, r->k.loss, n, GPU_DEVICE, e);
+	r->k.params = r->input.params;
+	r->k.images = r->input.images;
+	r->k.labels = r->input.labels;
+	return rc ? rc : fused_allocate(&r->gpu, &r->k, n, e);
+}
+
+static int fused_open(void **self, const struct ladder_task *t, struct err *e)
+{
+	struct fused_rung *r = (struct fused_rung *)mem_try(1, sizeof *r);
+	*self = NULL;
+	if (!r)
+		return err_set(e, PS_ENOMEM, "no memory for a rung");
+	r->task = *t;
+	int rc = allocate(r, e);
+	if (rc)
+		fused_close(r);
+	else
+		*self = r;
+	return rc;
+}
+
+static int fused_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+	struct profile *p, struct err *e)
+{
+	struct fused_rung *r = (struct fused_rung *)self;
+	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, p, e);
+	if (!rc)
+		rc = fused_convolve(&r->gpu, &r->k, b->n, e);
+	if (!rc)
+		rc = fused_fc(&r->gpu, &r->k, b->n, e);
+	if (!rc)
+		rc = fused_softmax(&r->gpu, &r->k, b->n, e);
+	if (!rc)
+		rc = fused_backward(&r->gpu, &r->k, b->n, e);
+	if (!rc)
+		rc = host_batch_sum(&r->host, &r->gpu, b->n, r->k.grad, r->k.loss, grad, loss, e);
+	return rc;
+}
+
+extern "C" const struct rung rung_fused = {
+	.name = "fused",
+	.changes =
+		"A thread for each pooled value: convolution, ReLU and pooling in one kernel, the "
+		"error pushed through the winners alone; the gradients still go to the host.",
+	.predicts =
+		"The map (0.7 GB) is never stored and three quarters of the backward products go: "
+		"2 ms of kernels, of which 0.4 ms are the 1.74 GB of gradients written. The host "
+		"still takes 0.65 s to receive and sum them: 1.5 times faster, not 100",
+	.needs_gpu = 1,
+	.open = fused_open,
+	.step = fused_step,
+	.train = NULL,
+	.close = fused_close,
+};

@@ -1,0 +1,201 @@
+/*
+ * image.h - the gradient of one image, one value after the other: the loop that the ladder begins
+ * with. The sequential rung runs it on a CPU for each image in turn; the first CUDA rung gives each
+ * image a thread that runs the same lines.
+ *
+ * Layouts are those of common/model.h: params = conv weight [F][3][3], conv bias [F], fc weight
+ * [10][F * 169], fc bias [10]. Single precision throughout.
+ */
+#ifndef KERNELS_LADDER_IMAGE_H
+#define KERNELS_LADDER_IMAGE_H
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define IMAGE_FN static inline __host__ __device__
+#else
+#define IMAGE_FN static inline
+#endif
+
+enum {
+	IMAGE_SIDE = 28,
+	IMAGE_AREA = IMAGE_SIDE * IMAGE_SIDE,
+	WINDOW = 3,
+	WEIGHTS = WINDOW * WINDOW,
+	MAP_SIDE = IMAGE_SIDE - WINDOW + 1,
+	MAP_AREA = MAP_SIDE * MAP_SIDE,
+	POOL_SIDE = MAP_SIDE / 2,
+	POOL_AREA = POOL_SIDE * POOL_SIDE,
+	CLASSES = 10,
+};
+
+/* What one image leaves on its way; each for F filters. */
+struct image_space {
+	float *map;      /* F * MAP_AREA, after ReLU */
+	float *d_map;    /* d loss / d map */
+	float *pooled;   /* F * POOL_AREA */
+	float *d_pooled; /* d loss / d pooled */
+};
+
+/* Floats that a struct image_space of F filters takes, and where its parts begin. */
+IMAGE_FN size_t image_space_floats(size_t filters)
+{
+	return 2 * filters * (MAP_AREA + POOL_AREA);
+}
+
+IMAGE_FN struct image_space image_space_at(float *floats, size_t filters)
+{
+	struct image_space s;
+	s.map = floats;
+	s.d_map = s.map + filters * MAP_AREA;
+	s.pooled = s.d_map + filters * MAP_AREA;
+	s.d_pooled = s.pooled + filters * POOL_AREA;
+	return s;
+}
+
+/* Where each tensor of seed:F begins; 10 F more than conv's is fc's. */
+IMAGE_FN size_t image_conv_bias(size_t filters)
+{
+	return filters * WEIGHTS;
+}
+
+IMAGE_FN size_t image_fc_weight(size_t filters)
+{
+	return filters * (WEIGHTS + 1);
+}
+
+IMAGE_FN size_t image_fc_bias(size_t filters)
+{
+	return image_fc_weight(filters) + CLASSES * filters * POOL_AREA;
+}
+
+IMAGE_FN void image_convolve(
+	const float *params, size_t filters, const float *image, struct image_space *s)
+{
+	const float *bias = params + image_conv_bias(filters);
+	for (size_t f = 0; f < filters; f++)
+		for (size_t y = 0; y < MAP_SIDE; y++)
+			for (size_t x = 0; x < MAP_SIDE; x++) {
+				float sum = bias[f];
+				for (size_t ky = 0; ky < WINDOW; ky++)
+					for (size_t kx = 0; kx < WINDOW; kx++)
+						sum += params[f * WEIGHTS + ky * WINDOW + kx] *
+						       image[(y + ky) * IMAGE_SIDE + x + kx];
+				s->map[f * MAP_AREA + y * MAP_SIDE + x] = sum > 0 ? sum : 0;
+			}
+}
+
+/* The first maximum of pooled value (y, x)'s four, as an offset into its map. */
+IMAGE_FN size_t image_winner(const float *map, size_t y, size_t x)
+{
+	size_t best = 2 * y * MAP_SIDE + 2 * x;
+	const size_t rest[3] = {best + 1, best + MAP_SIDE, best + MAP_SIDE + 1};
+	for (size_t i = 0; i < 3; i++)
+		if (map[rest[i]] > map[best])
+			best = rest[i];
+	return best;
+}
+
+IMAGE_FN void image_pool(size_t filters, struct image_space *s)
+{
+	for (size_t f = 0; f < filters; f++)
+		for (size_t y = 0; y < POOL_SIDE; y++)
+			for (size_t x = 0; x < POOL_SIDE; x++) {
+				const float *map = s->map + f * MAP_AREA;
+				s->pooled[f * POOL_AREA + y * POOL_SIDE + x] =
+					map[image_winner(map, y, x)];
+			}
+}
+
+IMAGE_FN void image_scores(
+	const float *params, size_t filters, const struct image_space *s, float *score)
+{
+	size_t n = filters * POOL_AREA;
+	for (size_t c = 0; c < CLASSES; c++) {
+		const float *weight = params + image_fc_weight(filters) + c * n;
+		score[c] = params[image_fc_bias(filters) + c];
+		for (size_t i = 0; i < n; i++)
+			score[c] += weight[i] * s->pooled[i];
+	}
+}
+
+/* Scores become d loss / d score = probability - (1 at the label); returns the loss. */
+IMAGE_FN float image_softmax(float *score, size_t label)
+{
+	float max = score[0], sum = 0, target = score[label];
+	for (size_t c = 1; c < CLASSES; c++)
+		max = score[c] > max ? score[c] : max;
+	for (size_t c = 0; c < CLASSES; c++) {
+		score[c] = expf(score[c] - max);
+		sum += score[c];
+	}
+	for (size_t c = 0; c < CLASSES; c++)
+		score[c] /= sum;
+	score[label] -= 1;
+	return logf(sum) - (target - max);
+}
+
+IMAGE_FN void image_fc_backward(const float *params, size_t filters, const float *d_score,
+	struct image_space *s, float *grad)
+{
+	size_t n = filters * POOL_AREA;
+	for (size_t i = 0; i < n; i++)
+		s->d_pooled[i] = 0;
+	for (size_t c = 0; c < CLASSES; c++) {
+		const float *weight = params + image_fc_weight(filters) + c * n;
+		float *to = grad + image_fc_weight(filters) + c * n;
+		grad[image_fc_bias(filters) + c] += d_score[c];
+		for (size_t i = 0; i < n; i++) {
+			to[i] += d_score[c] * s->pooled[i];
+			s->d_pooled[i] += d_score[c] * weight[i];
+		}
+	}
+}
+
+/* The error goes to each window's winner, and through its ReLU if that let something out. */
+IMAGE_FN void image_pool_backward(size_t filters, struct image_space *s)
+{
+	for (size_t i = 0; i < filters * MAP_AREA; i++)
+		s->d_map[i] = 0;
+	for (size_t f = 0; f < filters; f++)
+		for (size_t y = 0; y < POOL_SIDE; y++)
+			for (size_t x = 0; x < POOL_SIDE; x++) {
+				size_t i = f * MAP_AREA + image_winner(s->map + f * MAP_AREA, y, x);
+				float d = s->d_pooled[f * POOL_AREA + y * POOL_SIDE + x];
+				s->d_map[i] = s->map[i] > 0 ? d : 0;
+			}
+}
+
+IMAGE_FN void image_conv_backward(
+	size_t filters, const float *image, const struct image_space *s, float *grad)
+{
+	float *bias = grad + image_conv_bias(filters);
+	for (size_t f = 0; f < filters; f++)
+		for (size_t y = 0; y < MAP_SIDE; y++)
+			for (size_t x = 0; x < MAP_SIDE; x++) {
+				float d = s->d_map[f * MAP_AREA + y * MAP_SIDE + x];
+				bias[f] += d;
+				for (size_t ky = 0; ky < WINDOW; ky++)
+					for (size_t kx = 0; kx < WINDOW; kx++)
+						grad[f * WEIGHTS + ky * WINDOW + kx] +=
+							d * image[(y + ky) * IMAGE_SIDE + x + kx];
+			}
+}
+
+/* Adds the image's gradient to `grad` (n_params floats) and returns its loss. */
+IMAGE_FN float image_gradient(const float *params, size_t filters, const float *image, size_t label,
+	struct image_space s, float *grad)
+{
+	float score[CLASSES];
+	image_convolve(params, filters, image, &s);
+	image_pool(filters, &s);
+	image_scores(params, filters, &s, score);
+	float loss = image_softmax(score, label);
+	image_fc_backward(params, filters, score, &s, grad);
+	image_pool_backward(filters, &s);
+	image_conv_backward(filters, image, &s, grad);
+	return loss;
+}
+
+#endif

@@ -1,0 +1,179 @@
+/*
+ * learn.c - what a net believes after so many seconds of training on one rung.
+ *
+ * The clock runs while steps are made, and stands while the test images are looked at.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/clock.h"
+#include "common/mem.h"
+#include "common/rng.h"
+#include "kernels/ladder/ladder.h"
+
+#define SHOWN         12             /* test images whose beliefs are told one by one */
+#define JUDGED        ((size_t)1000) /* test images that make up the share of right answers */
+#define CHUNK_SECONDS 0.002          /* of steps between two looks at the clock */
+
+struct learner {
+	const struct rung *rung;
+	void *self;
+	const struct ladder_point *point;
+	float *params, *before, *grad; /* ladder_floats; before: without the last chunk */
+	uint32_t *order;               /* of the epoch under way */
+	uint32_t epoch;
+	size_t next; /* in order */
+	float rate;
+	size_t chunk;          /* steps at once */
+	size_t steps, counted; /* made so far; of these, in `before` */
+	double seconds;        /* of training so far */
+	struct backend *judge;
+	const struct kx_images *test;
+};
+
+/* ---- training ---------------------------------------------------------------------------------
+ */
+
+/* The images of up to l->chunk batches; an epoch ends with its last whole batch. */
+static const uint32_t *next_images(struct learner *l, size_t *steps)
+{
+	size_t batch = l->point->task.max_batch, n_set = l->point->task.set->n;
+	if (l->next + batch > n_set) {
+		rng_order(l->point->seed, ++l->epoch, l->order, n_set);
+		l->next = 0;
+	}
+	size_t left = (n_set - l->next) / batch;
+	*steps = l->chunk < left ? l->chunk : left;
+	const uint32_t *index = l->order + l->next;
+	l->next += *steps * batch;
+	return index;
+}
+
+/* A step, with the update on the host. */
+static int step(struct learner *l, const uint32_t *index, struct err *e)
+{
+	struct ladder_batch b = {l->params, index, l->point->task.max_batch};
+	double loss;
+	int rc = l->rung->step(l->self, &b, l->grad, &loss, NULL, e);
+	for (size_t i = 0; !rc && i < l->point->task.model->n_params; i++)
+		l->params[i] -= l->rate * l->grad[i];
+	return rc;
+}
+
+static int advance(struct learner *l, struct err *e)
+{
+	size_t steps, bytes = l->point->task.model->n_params * sizeof(float);
+	const uint32_t *index = next_images(l, &steps);
+	memcpy(l->before, l->params, bytes);
+	l->counted = l->steps;
+	double begin = clock_seconds();
+	int rc = l->rung->train ? l->rung->train(l->self, l->params, index,
+					  l->point->task.max_batch, steps, l->rate, e)
+				: step(l, index, e);
+	double taken = clock_seconds() - begin;
+	if (l->rung->train && taken < CHUNK_SECONDS / 2)
+		l->chunk *= 2;
+	l->seconds += taken;
+	l->steps += steps;
+	return rc;
+}
+
+/* ---- beliefs ----------------------------------------------------------------------------------
+ */
+
+/* What the weights before the last chunk, which ended too late to count, say. */
+static int tell(struct learner *l, double seconds, struct err *e)
+{
+	float probability[SHOWN * 10];
+	size_t judged = l->test->n < JUDGED ? l->test->n : JUDGED, right;
+	double loss;
+	int rc = backend_evaluate(l->judge, l->before, 0, judged, &right, &loss);
+	if (!rc)
+		rc = backend_predict(l->judge, l->before, 0, SHOWN, probability);
+	if (rc)
+		return err_set(e, rc, "beliefs: %s", err_text(rc));
+	for (size_t i = 0; i < SHOWN; i++) {
+		const float *p = probability + i * 10;
+		size_t best = 0;
+		for (size_t c = 1; c < 10; c++)
+			best = p[c] > p[best] ? c : best;
+		printf("%s,%g,%zu,%.4f,%zu,%d,%zu,%.3f\n", l->rung->name, seconds, l->counted,
+			(double)right / (double)judged, i, l->test->labels[i], best,
+			(double)p[best]);
+	}
+	fflush(stdout);
+	return PS_OK;
+}
+
+/* The first chunk warms up and is taken back. */
+static int warm_up(struct learner *l, struct err *e)
+{
+	int rc = advance(l, e);
+	memcpy(l->params, l->before, l->point->task.model->n_params * sizeof(float));
+	l->next = 0;
+	l->steps = 0;
+	l->seconds = 0;
+	return rc;
+}
+
+static int learn(struct learner *l, const double *seconds, size_t n, struct err *e)
+{
+	int rc = warm_up(l, e);
+	for (size_t i = 0; !rc && i < n;) {
+		rc = advance(l, e);
+		for (; !rc && i < n && l->seconds > seconds[i]; i++)
+			rc = tell(l, seconds[i], e);
+	}
+	return rc;
+}
+
+/* ---- life -------------------------------------------------------------------------------------
+ */
+
+static int open_judge(struct learner *l, struct err *e)
+{
+	struct backend_options o = {.device = "cpu", .threads = 2, .max_batch = 1};
+	int rc = backend_new(&l->judge, l->point->task.model, &o, e);
+	return rc ? rc : backend_use(l->judge, l->test, e);
+}
+
+static int learner_init(struct learner *l, struct err *e)
+{
+	const struct ladder_task *t = &l->point->task;
+	size_t n_params = t->model->n_params;
+	l->params = ladder_floats(n_params);
+	l->before = ladder_floats(n_params);
+	l->grad = ladder_floats(n_params);
+	l->order = mem_try(t->set->n, sizeof *l->order);
+	if (!l->params || !l->before || !l->grad || !l->order)
+		return err_set(e, PS_ENOMEM, "no memory for %zu parameters", n_params);
+	memcpy(l->params, l->point->params, n_params * sizeof(float));
+	memcpy(l->order, l->point->index, t->set->n * sizeof *l->order);
+	int rc = open_judge(l, e);
+	return rc ? rc : l->rung->open(&l->self, t, e);
+}
+
+static void learner_release(struct learner *l)
+{
+	if (l->self)
+		l->rung->close(l->self);
+	backend_free(&l->judge);
+	free(l->params);
+	free(l->before);
+	free(l->grad);
+	free(l->order);
+}
+
+int ladder_train(const struct rung *r, const struct ladder_point *p, const struct kx_images *test,
+	double rate, const double *seconds, size_t n, struct err *e)
+{
+	struct learner l = {.rung = r, .point = p, .test = test, .rate = (float)rate, .chunk = 1};
+	if (test->n < SHOWN)
+		return err_set(
+			e, PS_EUSAGE, "%zu test images: expected %d at least", test->n, SHOWN);
+	int rc = learner_init(&l, e);
+	if (!rc)
+		rc = learn(&l, seconds, n, e);
+	learner_release(&l);
+	return rc;
+}

@@ -1,0 +1,307 @@
+/*
+ * main.c - cnn-ladder: runs the rungs and prints what they do as CSV.
+ *
+ *   steps   time of a step, rung by rung and point by point: rung,filters,batch,repetitions,
+ *           ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,copy_out_ms,host_ms,error; with
+ *           --phases FILE also where it goes: rung,filters,batch,kind,phase,ms
+ *   train   what a net believes after so many seconds of training:
+ *           rung,seconds,steps,right,image,label,belief,probability
+ *   memory  what copies, launches and loads cost alone: what,where,bytes,us,gb_per_s
+ *
+ * Every rung is compared with cpu-ref before it is timed; one that is wrong ends the program.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/log.h"
+#include "common/opt.h"
+#include "kernels/ladder/ladder.h"
+#include "worker/data.h"
+
+#define PROGRAM "cnn-ladder"
+
+struct ladder_options {
+	const char *data, *rung, *phases; /* NULL: the usual places; every rung; not wanted */
+	int64_t filters, batch, seed;
+	double seconds, rate;
+};
+
+struct job {
+	const struct ladder_options *o;
+	struct kx_images train, test;
+	int has_gpu;
+	FILE *phases; /* NULL: not wanted */
+};
+
+/* What is measured when no filters or batch are given. */
+static const struct {
+	size_t filters, batch;
+} sweep[] = {{256, 1000}, {256, 500}, {256, 250}, {256, 100}, {128, 1000}, {64, 1000}, {32, 1000}};
+
+static const double marks[] = {0.01, 0.1, 1, 10};
+
+/* ---- steps ------------------------------------------------------------------------------------
+ */
+
+static int wanted(const struct job *j, const struct rung *r)
+{
+	return (j->has_gpu || !r->needs_gpu) && (!j->o->rung || strcmp(j->o->rung, r->name) == 0);
+}
+
+static double sum_of(const struct profile *p, enum phase_kind kind)
+{
+	double ms = 0;
+	for (size_t i = 0; i < p->n; i++)
+		ms += p->phase[i].kind == kind ? p->phase[i].ms : 0;
+	return ms;
+}
+
+static void print_step(
+	const struct rung *r, const struct ladder_task *t, const struct ladder_result *s)
+{
+	printf("%s,%zu,%zu,%zu,%.4f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.2e\n", r->name, t->filters,
+		t->max_batch, s->repetitions, s->median_ms, s->least_ms,
+		(double)t->max_batch / s->median_ms * 1e3, sum_of(&s->profile, PHASE_COPY_IN),
+		sum_of(&s->profile, PHASE_KERNEL), sum_of(&s->profile, PHASE_COPY_OUT),
+		sum_of(&s->profile, PHASE_HOST), s->error);
+}
+
+static void print_phases(
+	FILE *f, const struct rung *r, const struct ladder_task *t, const struct ladder_result *s)
+{
+	for (size_t i = 0; i < s->profile.n; i++)
+		fprintf(f, "%s,%zu,%zu,%s,%s,%.4f\n", r->name, t->filters, t->max_batch,
+			phase_kind_name(s->profile.phase[i].kind), s->profile.phase[i].name,
+			s->profile.phase[i].ms);
+}
+
+static int run_rung(const struct job *j, const struct rung *r, const struct ladder_point *p,
+	const struct ladder_truth *t, struct err *e)
+{
+	struct ladder_result s;
+	int rc = ladder_measure(&s, r, p, t, e);
+	if (rc)
+		return rc;
+	print_step(r, &p->task, &s);
+	if (j->phases)
+		print_phases(j->phases, r, &p->task, &s);
+	return PS_OK;
+}
+
+static int run_point(const struct job *j, size_t filters, size_t batch, struct err *e)
+{
+	struct model model;
+	struct ladder_point p;
+	struct ladder_truth t;
+	int rc = ladder_point_init(
+		&p, &model, &j->train, filters, batch, (uint64_t)j->o->seed, j->o->seconds, e);
+	if (rc)
+		return rc;
+	rc = ladder_truth_init(&t, &p, e);
+	for (size_t i = 0; !rc && i < ladder_n_rungs; i++)
+		if (wanted(j, ladder_rungs[i]))
+			rc = run_rung(j, ladder_rungs[i], &p, &t, e);
+	ladder_truth_release(&t);
+	ladder_point_release(&p);
+	return rc;
+}
+
+static int run_points(const struct job *j, struct err *e)
+{
+	size_t filters = (size_t)j->o->filters, batch = (size_t)j->o->batch;
+	int rc = PS_OK;
+	if (filters || batch)
+		return run_point(j, filters ? filters : 256, batch ? batch : 1000, e);
+	for (size_t i = 0; !rc && i < sizeof sweep / sizeof sweep[0]; i++)
+		rc = run_point(j, sweep[i].filters, sweep[i].batch, e);
+	return rc;
+}
+
+static int run_steps(struct job *j, struct err *e)
+{
+	if (j->o->phases) {
+		j->phases = fopen(j->o->phases, "w");
+		if (!j->phases)
+			return err_set(e, PS_EIO, "%s: %s", j->o->phases, strerror(errno));
+		fprintf(j->phases, "rung,filters,batch,kind,phase,ms\n");
+	}
+	printf("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,"
+	       "kernel_ms,copy_out_ms,host_ms,error\n");
+	int rc = run_points(j, e);
+	if (j->phases && fclose(j->phases) && !rc)
+		rc = err_set(e, PS_EIO, "%s: %s", j->o->phases, strerror(errno));
+	return rc;
+}
+
+/* ---- train and memory -------------------------------------------------------------------------
+ */
+
+static int run_train(struct job *j, struct err *e)
+{
+	struct model model;
+	struct ladder_point p;
+	size_t filters = j->o->filters ? (size_t)j->o->filters : 256;
+	size_t batch = j->o->batch ? (size_t)j->o->batch : 100, n = sizeof marks / sizeof marks[0];
+	int rc = ladder_point_init(
+		&p, &model, &j->train, filters, batch, (uint64_t)j->o->seed, 0, e);
+	if (rc)
+		return rc;
+	while (n > 1 && marks[n - 1] > j->o->seconds)
+		n--;
+	printf("rung,seconds,steps,right,image,label,belief,probability\n");
+	for (size_t i = 0; !rc && i < ladder_n_rungs; i++)
+		if (wanted(j, ladder_rungs[i]))
+			rc = ladder_train(ladder_rungs[i], &p, &j->test, j->o->rate, marks, n, e);
+	ladder_point_release(&p);
+	return rc;
+}
+
+static int run_memory(struct job *j, struct err *e)
+{
+	const char *why;
+	if (!j->has_gpu) {
+		(void)ladder_has_gpu(&why);
+		return err_set(e, PS_EDEVICE, "memory: %s", why);
+	}
+	return ladder_memory(e);
+}
+
+static int run_rungs(struct job *j, struct err *e)
+{
+	(void)j;
+	(void)e;
+	for (size_t i = 0; i < ladder_n_rungs; i++)
+		printf("%zu. %s\n   %s\n   Predicted: %s\n", i + 1, ladder_rungs[i]->name,
+			ladder_rungs[i]->changes, ladder_rungs[i]->predicts);
+	return PS_OK;
+}
+
+/* ---- program ----------------------------------------------------------------------------------
+ */
+
+static const struct {
+	const char *name;
+	int needs_data;
+	int (*run)(struct job *j, struct err *e);
+} commands[] = {{"steps", 1, run_steps}, {"train", 1, run_train}, {"memory", 0, run_memory},
+	{"rungs", 0, run_rungs}};
+
+static int parse(struct ladder_options *o, const char **command, int argc, char **argv)
+{
+	const struct opt rows[] = {
+		{.name = "data",
+			.type = OPT_TEXT,
+			.dest = &o->data,
+			.min = 1,
+			.max = 4000,
+			.arg = "DIR",
+			.help = "the four IDX files, plain or .gz; without it "
+				"data/mnist, else Debian's Fashion-MNIST"},
+		{.name = "rung",
+			.type = OPT_TEXT,
+			.dest = &o->rung,
+			.min = 1,
+			.max = 100,
+			.arg = "NAME",
+			.help = "only this rung; without it all of them"},
+		{.name = "phases",
+			.type = OPT_TEXT,
+			.dest = &o->phases,
+			.min = 1,
+			.max = 4000,
+			.arg = "FILE",
+			.help = "steps: also write where each step's time goes"},
+		{.name = "filters",
+			.type = OPT_INT,
+			.dest = &o->filters,
+			.def = "0",
+			.min = 0,
+			.max = 4096,
+			.arg = "N",
+			.help = "only this net, seed:N; 0: a sweep"},
+		{.name = "batch",
+			.type = OPT_INT,
+			.dest = &o->batch,
+			.def = "0",
+			.min = 0,
+			.max = 60000,
+			.arg = "N",
+			.help = "only this batch size; 0: a sweep"},
+		{.name = "seconds",
+			.type = OPT_REAL,
+			.dest = &o->seconds,
+			.def = "2",
+			.min = 0,
+			.max = 3600,
+			.arg = "S",
+			.help = "steps: about so long for each rung and point; train: the last "
+				"of the times 0.01, 0.1, 1 and 10 s that is shown"},
+		{.name = "rate",
+			.type = OPT_REAL,
+			.dest = &o->rate,
+			.def = "0.01",
+			.min = 0,
+			.max = 10,
+			.arg = "RATE",
+			.help = "train: learning rate"},
+		{.name = "seed",
+			.type = OPT_INT,
+			.dest = &o->seed,
+			.def = "1",
+			.min = 0,
+			.max = 1e15,
+			.arg = "N",
+			.help = "of weights and order of images"},
+		{0},
+	};
+	const struct opt_program program = {.name = PROGRAM,
+		.usage = "[OPTION...] steps|train|memory|rungs",
+		.about = "Every step of how the gradient of the net seed:F became fast: CSV on "
+			 "stdout.",
+		.opts = rows,
+		.max_args = 1};
+	const char *args[1] = {NULL};
+	int n_args;
+	*o = (struct ladder_options){0};
+	int rc = opt_parse(&program, argc, argv, args, &n_args);
+	*command = n_args ? args[0] : "steps";
+	return rc;
+}
+
+static int run(const struct ladder_options *o, const char *name, struct err *e)
+{
+	static struct data data; /* large for a stack */
+	const char *why = "";
+	struct job j = {.o = o, .has_gpu = ladder_has_gpu(&why)};
+	size_t i = 0, n = sizeof commands / sizeof commands[0];
+	while (i < n && strcmp(commands[i].name, name) != 0)
+		i++;
+	if (i == n)
+		return err_set(
+			e, PS_EUSAGE, "\"%.40s\": expected steps, train, memory or rungs", name);
+	if (commands[i].needs_data && !j.has_gpu)
+		log_warn("ladder", "skipped", "rungs=gpu reason=\"%s\"", why);
+	int rc = commands[i].needs_data ? data_load(&data, o->data, e) : PS_OK;
+	if (rc)
+		return rc;
+	j.train = data_train(&data);
+	j.test = data_test(&data);
+	rc = commands[i].run(&j, e);
+	data_release(&data);
+	return rc;
+}
+
+int main(int argc, char **argv)
+{
+	struct ladder_options o;
+	struct err e = {0};
+	const char *command;
+	int rc = parse(&o, &command, argc, argv);
+	if (rc)
+		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
+	rc = run(&o, command, &e);
+	if (rc)
+		fprintf(stderr, "%s: %s\n", PROGRAM, e.text);
+	return err_exit_code(rc);
+}

@@ -1,0 +1,214 @@
+/*
+ * measure.c - one rung at one point: is it right, how long does a step take, and where does the
+ * time go.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/clock.h"
+#include "common/mem.h"
+#include "common/rng.h"
+#include "kernels/ladder/ladder.h"
+
+#define MOST_STEPS    2000
+#define PROFILE_STEPS 10
+#define SMALL_RATE    1e-4f /* what is timed must not run away */
+
+/* ---- points and truths ------------------------------------------------------------------------
+ */
+
+int ladder_point_init(struct ladder_point *p, struct model *m, const struct kx_images *set,
+	size_t filters, size_t batch, uint64_t seed, double seconds, struct err *e)
+{
+	*p = (struct ladder_point){.seed = seed, .seconds = seconds};
+	int rc = ladder_model(m, filters, e);
+	if (rc)
+		return rc;
+	if (batch == 0 || batch > set->n)
+		return err_set(e, PS_EUSAGE, "batch %zu: expected 1 to %zu images", batch, set->n);
+	p->task = (struct ladder_task){m, set, filters, batch};
+	p->params = ladder_floats(m->n_params);
+	p->index = mem_try(set->n, sizeof *p->index);
+	if (!p->params || !p->index) {
+		ladder_point_release(p);
+		return err_set(e, PS_ENOMEM, "no memory for %zu parameters", m->n_params);
+	}
+	model_init(m, seed, p->params);
+	rng_order(seed, 0, p->index, set->n);
+	return PS_OK;
+}
+
+void ladder_point_release(struct ladder_point *p)
+{
+	free(p->params);
+	free(p->index);
+	p->params = NULL;
+	p->index = NULL;
+}
+
+int ladder_truth_init(struct ladder_truth *t, const struct ladder_point *p, struct err *e)
+{
+	struct backend_options o = {
+		.device = "cpu-ref", .threads = 1, .max_batch = p->task.max_batch};
+	struct backend *b = NULL;
+	t->grad = ladder_floats(p->task.model->n_params);
+	if (!t->grad)
+		return err_set(e, PS_ENOMEM, "no memory for a gradient");
+	int rc = backend_new(&b, p->task.model, &o, e);
+	if (!rc)
+		rc = backend_use(b, p->task.set, e);
+	if (!rc && (rc = backend_gradient(
+			    b, p->params, p->index, p->task.max_batch, 0, t->grad, &t->loss)))
+		rc = err_set(e, rc, "cpu-ref: %s", err_text(rc));
+	backend_free(&b);
+	if (rc)
+		ladder_truth_release(t);
+	return rc;
+}
+
+void ladder_truth_release(struct ladder_truth *t)
+{
+	free(t->grad);
+	t->grad = NULL;
+}
+
+/* ---- measuring --------------------------------------------------------------------------------
+ */
+
+struct run {
+	const struct rung *rung;
+	void *self;
+	struct ladder_batch batch;
+	float *grad; /* ladder_floats */
+	double loss;
+};
+
+static int step(struct run *r, struct profile *p, double *ms, struct err *e)
+{
+	double begin = clock_seconds();
+	int rc = r->rung->step(r->self, &r->batch, r->grad, &r->loss, p, e);
+	*ms = (clock_seconds() - begin) * 1e3;
+	return rc;
+}
+
+/*
+ * A step's time as the rung would be used: alone, or, where it trains by itself, as a part of an
+ * epoch of steps whose weights stay on the device.
+ */
+static int timed(
+	struct run *r, const struct ladder_point *p, float *trained, double *ms, struct err *e)
+{
+	if (!r->rung->train)
+		return step(r, NULL, ms, e);
+	size_t steps = p->task.set->n / r->batch.n;
+	double begin = clock_seconds();
+	int rc = r->rung->train(r->self, trained, p->index, r->batch.n, steps, SMALL_RATE, e);
+	*ms = (clock_seconds() - begin) * 1e3 / (double)steps;
+	return rc;
+}
+
+static double distance(const float *a, const float *b, size_t n)
+{
+	double difference = 0, norm = 0;
+	for (size_t i = 0; i < n; i++) {
+		double d = (double)a[i] - (double)b[i];
+		difference += d * d;
+		norm += (double)b[i] * (double)b[i];
+	}
+	return sqrt(difference / norm);
+}
+
+/* The first step: outputs are no numbers before it, and close to the truth after. */
+static int check(struct ladder_result *out, struct run *r, size_t n_params,
+	const struct ladder_truth *t, struct err *e)
+{
+	for (size_t i = 0; i < n_params; i++)
+		r->grad[i] = NAN;
+	r->loss = NAN;
+	int rc = step(r, NULL, &out->median_ms, e);
+	if (rc)
+		return rc;
+	out->error = distance(r->grad, t->grad, n_params);
+	out->loss_error = fabs(r->loss - t->loss) / fabs(t->loss);
+	if (out->error <= LADDER_TOLERANCE && out->loss_error <= LADDER_TOLERANCE)
+		return PS_OK;
+	return err_set(e, PS_EDEVICE,
+		"rung \"%s\": gradient is %.2g, loss %.2g from cpu-ref's; at most %.0e expected",
+		r->rung->name, out->error, out->loss_error, LADDER_TOLERANCE);
+}
+
+static int by_size(const void *a, const void *b)
+{
+	const double *x = a, *y = b;
+	return (*x > *y) - (*x < *y);
+}
+
+/* The checked step's time, out->median_ms, stands if there is no time for more. */
+static int repeat(struct ladder_result *out, struct run *r, const struct ladder_point *p,
+	float *trained, struct err *e)
+{
+	double ms[MOST_STEPS], begin = clock_seconds() - out->median_ms * 1e-3;
+	size_t n = 0;
+	ms[0] = out->median_ms;
+	while (n < MOST_STEPS && clock_seconds() - begin < p->seconds) {
+		int rc = timed(r, p, trained, &ms[n++], e);
+		if (rc)
+			return rc;
+	}
+	n = n ? n : 1;
+	qsort(ms, n, sizeof *ms, by_size);
+	out->repetitions = n;
+	out->median_ms = ms[n / 2];
+	out->least_ms = ms[0];
+	return PS_OK;
+}
+
+/* Mean phases of as many steps as fit, at least one. */
+static int profile(struct ladder_result *out, struct run *r, double seconds, struct err *e)
+{
+	double ms, sum = 0;
+	size_t n = 0;
+	do {
+		int rc = step(r, &out->profile, &ms, e);
+		if (rc)
+			return rc;
+		sum += ms;
+		n++;
+	} while (n < PROFILE_STEPS && sum < seconds * 1e3 / 4);
+	for (size_t i = 0; i < out->profile.n; i++)
+		out->profile.phase[i].ms /= (double)n;
+	return PS_OK;
+}
+
+static int measure(struct ladder_result *out, struct run *r, const struct ladder_point *p,
+	const struct ladder_truth *t, float *trained, struct err *e)
+{
+	int rc = r->rung->open(&r->self, &p->task, e);
+	if (!rc)
+		rc = check(out, r, p->task.model->n_params, t, e);
+	if (!rc)
+		rc = repeat(out, r, p, trained, e);
+	return rc ? rc : profile(out, r, p->seconds, e);
+}
+
+int ladder_measure(struct ladder_result *out, const struct rung *rung, const struct ladder_point *p,
+	const struct ladder_truth *t, struct err *e)
+{
+	size_t n_params = p->task.model->n_params;
+	struct run r = {.rung = rung, .batch = {p->params, p->index, p->task.max_batch}};
+	float *trained = ladder_floats(n_params);
+	int rc;
+	*out = (struct ladder_result){0};
+	r.grad = ladder_floats(n_params);
+	if (trained && r.grad) {
+		memcpy(trained, p->params, n_params * sizeof(float));
+		rc = measure(out, &r, p, t, trained, e);
+	} else {
+		rc = err_set(e, PS_ENOMEM, "no memory for a gradient");
+	}
+	if (r.self)
+		rung->close(r.self);
+	free(r.grad);
+	free(trained);
+	return rc;
+}

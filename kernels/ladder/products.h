@@ -1,0 +1,39 @@
+/*
+ * products.h - from rung 5 on no image has a gradient of its own: the fc layer's three products run
+ * over the whole batch, and every sum over images is taken in a register, chunk by chunk, in an
+ * order that does not depend on timing.
+ */
+#ifndef KERNELS_LADDER_PRODUCTS_H
+#define KERNELS_LADDER_PRODUCTS_H
+#include "kernels/ladder/gpu.h"
+
+struct products {
+	struct fused k;        /* pooled, winner, score and loss of the whole batch */
+	const uint8_t *pixels; /* of the whole set; NULL: k.images has the batch as floats */
+	const uint32_t
+		*index; /* with pixels: the batch's images in the set; k.labels is the set's */
+	size_t max_batch, max_chunks;
+	float *part_score; /* SCORE_SPLITS x n x CLASSES */
+	float *part_grad;  /* chunks x n_params: sums over a chunk's images */
+	float *grad;       /* n_params: the mean */
+};
+
+/* Room for `max_batch` images and everything but params, images or pixels, index and labels. */
+int products_allocate(struct gpu *g, struct products *p, const struct ladder_task *t,
+	struct err *e) PS_MUST_CHECK;
+/* pooled -> d loss / d score, loss */
+int products_score(struct gpu *g, const struct products *p, size_t n, struct err *e);
+/* Sums over the images of a chunk, one launch for each layer, into part_grad. */
+int products_backward(
+	struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
+/* part_grad -> grad */
+int products_mean(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
+/* Chunks for `n` images that give each of `blocks` blocks a part when `each` make up a chunk. */
+size_t products_chunks(const struct products *p, size_t n, size_t each, size_t blocks);
+
+/* tiled.cu, from rung 6 on: the same from registers and shared memory. */
+int tiled_convolve(struct gpu *g, const struct products *p, size_t n, struct err *e);
+int tiled_backward(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
+size_t tiled_chunks(const struct products *p, size_t n);
+
+#endif

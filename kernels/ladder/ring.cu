@@ -1,0 +1,127 @@
+/*
+ * ring.cu - rung 4: a circular buffer of per-image gradients that stays on the device. Images go
+ * through in waves as long as the ring; after each wave the slots are added to the sum, and the
+ * next wave overwrites them. Only the mean leaves the device.
+ */
+#include <stdlib.h>
+#include "kernels/ladder/host.h"
+
+/* 16 slots of 1.74 MB (256 filters), written and read again within the 60 MB of the L2 cache */
+#define SLOTS 16
+
+struct ring {
+	struct ladder_task task;
+	struct gpu gpu;
+	struct host_batch host;
+	struct host_target input;
+	struct fused k; /* rows of one wave */
+	float *loss;    /* of the whole batch */
+	float *sum;     /* n_params: of the waves so far */
+};
+
+/* sum += the slots, in order; the last wave's `scale` makes it a mean. */
+static __global__ void reduce_kernel(
+	float *sum, const float *slots, size_t n_params, size_t n, int first, float scale)
+{
+	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+	if (i >= n_params)
+		return;
+	float total = first ? 0 : sum[i];
+	for (size_t slot = 0; slot < n; slot++)
+		total += slots[slot * n_params + i];
+	sum[i] = total * scale;
+}
+
+static void ring_close(void *self)
+{
+	struct ring *r = (struct ring *)self;
+	gpu_close(&r->gpu);
+	host_batch_release(&r->host);
+	free(r);
+}
+
+static int ring_allocate(struct ring *r, struct err *e)
+{
+	size_t n = r->task.max_batch;
+	r->k.filters = r->task.filters;
+	r->k.n_params = r->task.model->n_params;
+	int rc = gpu_open(&r->gpu, e);
+	if (!rc)
+		rc = host_batch_init(&r->host, n, 0, r->k.n_params, e);
+	if (!rc)
+		rc = host_target_init(&r->input, &r->gpu, n, r->k.n_params, e);
+	if (!rc)
+		rc = GPU_ALLOC(&r->gpu, r->loss, n, GPU_DEVICE, e);
+	if (!rc)
+		rc = GPU_ALLOC(&r->gpu, r->sum, r->k.n_params, GPU_DEVICE, e);
+	r->k.params = r->input.params;
+	return rc ? rc : fused_allocate(&r->gpu, &r->k, SLOTS, e);
+}
+
+static int ring_open(void **self, const struct ladder_task *t, struct err *e)
+{
+	struct ring *r = (struct ring *)mem_try(1, sizeof *r);
+	*self = NULL;
+	if (!r)
+		return err_set(e, PS_ENOMEM, "no memory for a rung");
+	r->task = *t;
+	int rc = ring_allocate(r, e);
+	if (rc)
+		ring_close(r);
+	else
+		*self = r;
+	return rc;
+}
+
+/* Images [first, first + n) of a batch through the slots. */
+static int ring_wave(struct ring *r, size_t first, size_t n, struct err *e)
+{
+	r->k.images = r->input.images + first * IMAGE_AREA;
+	r->k.labels = r->input.labels + first;
+	r->k.loss = r->loss + first;
+	int rc = fused_convolve(&r->gpu, &r->k, n, e);
+	if (!rc)
+		rc = fused_fc(&r->gpu, &r->k, n, e);
+	if (!rc)
+		rc = fused_softmax(&r->gpu, &r->k, n, e);
+	return rc ? rc : fused_backward(&r->gpu, &r->k, n, e);
+}
+
+static int ring_reduce(struct ring *r, size_t n, int first, float scale, struct err *e)
+{
+	reduce_kernel<<<(unsigned)((r->k.n_params + 255) / 256), 256, 0, r->gpu.stream>>>(
+		r->sum, r->k.grad, r->k.n_params, n, first, scale);
+	LAUNCHED(e);
+	return gpu_mark(&r->gpu, "sum of the slots", PHASE_KERNEL, e);
+}
+
+static int ring_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+	struct profile *p, struct err *e)
+{
+	struct ring *r = (struct ring *)self;
+	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, p, e);
+	for (size_t first = 0; !rc && first < b->n; first += SLOTS) {
+		size_t left = b->n - first, n = left < SLOTS ? left : SLOTS;
+		rc = ring_wave(r, first, n, e);
+		if (!rc)
+			rc = ring_reduce(
+				r, n, first == 0, n == left ? 1.0f / (float)b->n : 1.0f, e);
+	}
+	return rc ? rc : host_batch_take(&r->host, &r->gpu, b->n, r->sum, r->loss, grad, loss, e);
+}
+
+extern "C" const struct rung rung_ring = {
+	.name = "ring",
+	.changes =
+		"A circular buffer of 16 images' gradients, reused on the device and summed there; "
+		"only the mean travels.",
+	.predicts =
+		"1.74 MB come back instead of 1.74 GB and the host sums nothing. 63 waves of five "
+		"launches at 4 us: 1.3 ms; slots written and read in L2, 3.5 GB at 5 TB/s: 0.7 "
+		"ms; copies 1.5 ms. 4 ms, 150 times faster",
+	.needs_gpu = 1,
+	.open = ring_open,
+	.step = ring_step,
+	.train = NULL,
+	.close = ring_close,
+};

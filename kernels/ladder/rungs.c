@@ -1,0 +1,85 @@
+/*
+ * rungs.c - the table of rungs, from the bottom, and what all of them share.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "kernels/ladder/ladder.h"
+
+#define PAGE ((size_t)4096)
+
+extern const struct rung rung_sequential;
+#ifdef LADDER_CUDA
+extern const struct rung rung_thread, rung_fused, rung_ring, rung_products, rung_tiled,
+	rung_resident, rung_graph, rung_production, rung_local;
+#endif
+
+const struct rung *const ladder_rungs[] = {
+	&rung_sequential,
+#ifdef LADDER_CUDA
+	&rung_thread,
+	&rung_fused,
+	&rung_ring,
+	&rung_products,
+	&rung_tiled,
+	&rung_resident,
+	&rung_graph,
+	&rung_production,
+	&rung_local,
+#endif
+};
+const size_t ladder_n_rungs = sizeof ladder_rungs / sizeof ladder_rungs[0];
+
+int ladder_model(struct model *m, size_t filters, struct err *e)
+{
+	char text[32];
+	snprintf(text, sizeof text, "seed:%zu", filters);
+	return model_parse(m, text, (struct shape){1, 28, 28}, e);
+}
+
+float *ladder_floats(size_t n)
+{
+	size_t bytes;
+	if (__builtin_mul_overflow(n, sizeof(float), &bytes) || bytes > PTRDIFF_MAX - PAGE)
+		return NULL;
+	bytes = (bytes / PAGE + 1) * PAGE;
+	void *p = aligned_alloc(PAGE, bytes);
+	return p ? memset(p, 0, bytes) : NULL;
+}
+
+#ifndef LADDER_CUDA
+int ladder_has_gpu(const char **why)
+{
+	*why = "this program was built without CUDA";
+	return 0;
+}
+
+int ladder_memory(struct err *e)
+{
+	return err_set(e, PS_EUSAGE, "memory: this program was built without CUDA");
+}
+#endif
+
+/* ---- profiles ---------------------------------------------------------------------------------
+ */
+
+void profile_add(struct profile *p, const char *name, enum phase_kind kind, double ms)
+{
+	size_t i = 0;
+	if (!p)
+		return;
+	while (i < p->n && strcmp(p->phase[i].name, name) != 0)
+		i++;
+	if (i == PROFILE_MAX)
+		return;
+	if (i == p->n)
+		p->phase[p->n++] = (struct phase){.name = name, .kind = kind};
+	p->phase[i].ms += ms;
+}
+
+const char *phase_kind_name(enum phase_kind kind)
+{
+	static const char *const names[] = {"copy-in", "kernel", "copy-out", "host"};
+	return names[kind];
+}

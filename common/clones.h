@@ -12,4 +12,11 @@
 #define PS_CLONES
 #endif
 
+/* Before a loop over arrays that are the same or apart, but never overlap askew. */
+#if defined(__clang__)
+#define PS_APART _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define PS_APART _Pragma("GCC ivdep")
+#endif
+
 #endif

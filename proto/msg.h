@@ -77,7 +77,7 @@ struct slice {
 	uint64_t xxh3; /* XXH3-64 of the frame's bytes; filled by the sender, checked by wire.c */
 	const float *data; /* borrowed, aligned for float */
 	uint32_t peak;     /* float32 bits of the largest magnitude in data, NaN above all; wire.c
-			      fills it in, but not where weights land. 0: not known */
+			      fills it in for a PUSH. 0: not known */
 };
 
 struct slices {

@@ -216,20 +216,22 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Give the slice its values; returns their checksum. */
-static uint64_t take_values(struct wire *w, zmq_msg_t *frame, float *landing, struct slice *s)
+/* Give the slice its values; returns their checksum. Only gradients are looked at closer. */
+static uint64_t take_values(struct wire *w, zmq_msg_t *frame, enum msg_type type, struct slice *s)
 {
-	if (!landing) {
-		s->data = frame_floats(frame, w->floats + s->offset);
-		return wire_hash_peak(s->data, s->count, &s->peak);
+	if (type == MSG_PARAMS && w->landing) {
+		s->data = w->landing + s->offset;
+		return wire_copy_hash(
+			w->landing + s->offset, zmq_msg_data(frame), zmq_msg_size(frame));
 	}
-	s->data = landing + s->offset;
-	return wire_copy_hash(landing + s->offset, zmq_msg_data(frame), zmq_msg_size(frame));
+	s->data = frame_floats(frame, w->floats + s->offset);
+	return type == MSG_PUSH ? wire_hash_peak(s->data, s->count, &s->peak)
+				: wire_checksum(s->data, s->count);
 }
 
 /* `from`: where the slice before ended. */
 static const char *check_slice(
-	struct wire *w, uint64_t from, zmq_msg_t *frame, float *landing, struct slice *s)
+	struct wire *w, uint64_t from, zmq_msg_t *frame, enum msg_type type, struct slice *s)
 {
 	if (s->count > w->n_params || s->offset > w->n_params - s->count)
 		return "slice lies outside the model";
@@ -237,12 +239,12 @@ static const char *check_slice(
 		return "slices overlap or are out of order";
 	if (zmq_msg_size(frame) != s->count * sizeof(float))
 		return "tensor frame is not 4 * count bytes";
-	return take_values(w, frame, landing, s) == s->xxh3 ? NULL : "wrong tensor checksum";
+	return take_values(w, frame, type, s) == s->xxh3 ? NULL : "wrong tensor checksum";
 }
 
 /* `from` points to `n` protobuf structs. */
 static const char *read_slices(struct wire *w, struct frames *f, const struct wire_field *rows,
-	ProtobufCMessage *const *from, size_t n, float *landing, struct slices *to)
+	ProtobufCMessage *const *from, size_t n, enum msg_type type, struct slices *to)
 {
 	uint64_t end = 0;
 
@@ -252,7 +254,7 @@ static const char *read_slices(struct wire *w, struct frames *f, const struct wi
 		struct slice *s = &to->slice[i];
 		const char *why = read_inner(rows, from[i], s);
 		if (!why)
-			why = check_slice(w, end, &f->frame[1 + i], landing, s);
+			why = check_slice(w, end, &f->frame[1 + i], type, s);
 		if (why)
 			return why;
 		end = s->offset + s->count;
@@ -279,7 +281,6 @@ static const char *read_field(struct wire *w, struct frames *f, const struct wir
 {
 	const ProtobufCFieldDescriptor *field = wire_find(from, row);
 	const char *value = (const char *)from + field->offset;
-	float *landing = m->type == MSG_PARAMS ? w->landing : NULL;
 	char *to = (char *)m + row->offset;
 	size_t n;
 
@@ -287,7 +288,7 @@ static const char *read_field(struct wire *w, struct frames *f, const struct wir
 	case WIRE_SLICES:
 		memcpy(&n, (const char *)from + field->quantifier_offset, sizeof(n));
 		return read_slices(
-			w, f, row->inner, pointer_at(value), n, landing, (struct slices *)to);
+			w, f, row->inner, pointer_at(value), n, m->type, (struct slices *)to);
 	case WIRE_INNER:
 		return read_inner(row->inner, pointer_at(value), to);
 	default:

@@ -97,8 +97,8 @@ static void put_net(FILE *f, const struct router_stats *n)
 	metric_counter(
 		f, "dropped_replies_total", "Replies to peers that did not read.", n->dropped);
 	metric_counter(f, "gone_total", "Replies whose peer had left.", n->gone);
-	metric_counter(f, "params_copied_total", "Versions of the weights made into a frame.",
-		n->params_copied);
+	metric_counter(f, "params_framed_total", "Versions of the weights made into a frame.",
+		n->params_framed);
 	metric_counter(f, "connections_total", "Connections accepted.", n->accepted);
 	metric_counter(f, "handshake_failures_total", "Connections that did not speak ZMTP.",
 		n->handshakes_failed);

@@ -21,13 +21,6 @@
 #define FDS        65536
 #define REFUSAL_MS 1000 /* malformed messages are logged no more often */
 
-/* The weights of one version as a frame that PARAMS replies share. */
-struct shared {
-	int valid;
-	uint64_t version, xxh3;
-	zmq_msg_t tensor;
-};
-
 struct router {
 	struct router_config cfg;
 	void *context, *socket, *monitor;
@@ -40,7 +33,6 @@ struct router {
 	struct frames in;
 	struct msg msg;
 	struct replies *replies;
-	struct shared shared[2]; /* by enum weights - 1 */
 
 	struct router_stats stats;
 	uint64_t refusal_ms;         /* when one was logged last */
@@ -49,39 +41,19 @@ struct router {
 
 /* ---- out ----------------------------------------------------------------------------------- */
 
-static int put_weights(struct router *r, struct shared *s, uint64_t version, const struct slice *w)
-{
-	struct slice slice = *w;
-
-	(void)zmq_msg_close(&s->tensor);
-	s->valid = 0;
-	if (wire_encode_slice(&slice, &s->tensor) != 0) {
-		(void)zmq_msg_init(&s->tensor);
-		return PS_ENOMEM;
-	}
-	s->xxh3 = slice.xxh3;
-	s->version = version;
-	s->valid = 1;
-	r->stats.params_copied++;
-	return PS_OK;
-}
-
+/* Weights are not copied into their frame, see versions.h. */
 static int encode_params(struct router *r, const struct msg *m, struct frames *f)
 {
-	struct shared *s = &r->shared[m->params.which == WEIGHTS_EVAL];
 	struct msg header = *m;
+	int rc = versions_frame(r->cfg.versions, &header.params, &f->frame[1]);
 
-	if (!s->valid || s->version != m->params.version) {
-		int rc = put_weights(r, s, m->params.version, &m->params.slices.slice[0]);
-		if (rc)
-			return rc;
-	}
-	header.params.slices.slice[0].xxh3 = s->xxh3;
-	int rc = wire_encode_header(&header, &f->frame[0]);
 	if (rc)
 		return rc;
-	(void)zmq_msg_init(&f->frame[1]);
-	(void)zmq_msg_copy(&f->frame[1], &s->tensor);
+	rc = wire_encode_header(&header, &f->frame[0]);
+	if (rc) {
+		(void)zmq_msg_close(&f->frame[1]);
+		return rc;
+	}
 	f->n = 2;
 	return PS_OK;
 }
@@ -367,8 +339,6 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 		return err_set(e, PS_ENOMEM, "no memory for the port");
 	r->cfg = *cfg;
 	frames_init(&r->in);
-	for (size_t i = 0; i < 2; i++)
-		(void)zmq_msg_init(&r->shared[i].tensor);
 	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else if (open_sockets(r))
@@ -396,6 +366,7 @@ void router_stats(const struct router *r, struct router_stats *s)
 	*s = r->stats;
 	s->sent = replies_sent(r->replies);
 	s->dropped += replies_dropped(r->replies);
+	s->params_framed = versions_framed(r->cfg.versions);
 	s->waiting = (uint32_t)replies_waiting(r->replies);
 	s->rescues = zloop_rescues(&r->socket_loop) + zloop_rescues(&r->monitor_loop);
 }
@@ -413,8 +384,6 @@ void router_free(struct router **r)
 {
 	if (!*r)
 		return;
-	for (size_t i = 0; i < 2; i++)
-		(void)zmq_msg_close(&(*r)->shared[i].tensor);
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
 	wire_free(&(*r)->wire);

@@ -8,11 +8,9 @@
  * Invariants: (1) nothing here ever waits, and waiting replies never take more than their room;
  *             (2) replies to one peer leave in the order of router_send, or not at all: a peer that
  * does not read loses all its waiting replies at once and is told so by one ERROR PS_ESTATE, which
- * makes it say HELLO again; the loss is counted; (3) weights of one version are copied and
- * checksummed once, however many pull them; (4) when file descriptors run out the port is closed
- * and opened again later, under the same address: libzmq would spin. Its connections are closed
- * with it; workers come back and say HELLO.
- * Thread: the loop's.
+ * makes it say HELLO again; the loss is counted; (3) when file descriptors run out the port is
+ * closed and opened again later, under the same address: libzmq would spin. Its connections are
+ * closed with it; workers come back and say HELLO. Thread: the loop's.
  */
 #ifndef SERVER_NET_H
 #define SERVER_NET_H
@@ -21,6 +19,7 @@
 #include <uv.h>
 #include "common/err.h"
 #include "proto/msg.h"
+#include "server/versions.h"
 
 /* `m` is borrowed for the call. Replies by router_send; they leave when the call has returned. */
 typedef void router_message_fn(void *arg, uint32_t peer, const struct msg *m);
@@ -33,6 +32,7 @@ struct router_config {
 	size_t n_params;      /* bounds a message */
 	uint32_t push_window; /* messages that a well-behaved peer may have under way */
 	uint32_t max_workers;
+	struct versions *versions; /* frames for PARAMS; must outlive the router */
 	router_message_fn *on_message;
 	router_gone_fn *on_gone;
 	void *arg;
@@ -43,7 +43,7 @@ struct router_stats {
 	uint64_t malformed;     /* answered by ERROR: not decodable */
 	uint64_t dropped;       /* replies thrown away: their peer did not read */
 	uint64_t gone;          /* replies whose peer had left */
-	uint64_t params_copied; /* weights put into a frame; the other PARAMS shared one */
+	uint64_t params_framed; /* versions of the weights made into a frame that PARAMS share */
 	uint64_t accepted, handshakes_failed;
 	uint64_t accept_failures; /* of them, each closed the port for a while */
 	uint64_t rescues;         /* must stay 0: see zloop.h */

@@ -86,7 +86,7 @@ static int new_run_id(struct run_id *run, struct err *e)
 static int begin(
 	struct restored *out, const struct options *o, struct core_config *cfg, struct err *e)
 {
-	float *weights = mem_must(cfg->n_params, sizeof(float), "first weights");
+	float *weights = versions_first(out->versions);
 	int rc = new_run_id(&cfg->run, e);
 
 	if (!rc && o->init)
@@ -95,7 +95,6 @@ static int begin(
 		model_init(&o->model, cfg->seed, weights);
 	if (!rc)
 		out->core = core_init(out->memory, cfg, weights);
-	free(weights);
 	return rc;
 }
 
@@ -122,7 +121,8 @@ static int resume(struct restored *out, const struct options *o, const struct ch
 		data[i] = s->data;
 		size[i] = s->size;
 	}
-	if (image_read(out->memory, cfg, data, size, &out->core, &why) != 0)
+	if (image_read(out->memory, versions_first(out->versions), cfg, data, size, &out->core,
+		    &why) != 0)
 		return err_set(e, PS_ECHECKPOINT, "%s: checkpoint %llu cannot be continued: %s",
 			o->checkpoint_dir, (unsigned long long)c->generation, why);
 	out->resumed = 1;
@@ -190,7 +190,10 @@ int restore(struct restored *out, const struct options *o, struct err *e)
 	*out = (struct restored){.lock_fd = -1};
 	out->memory = mem_must(core_bytes(&cfg), 1, "the core");
 	cfg.epoch = 1;
-	rc = o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
+	if (versions_new(&out->versions, cfg.n_params))
+		rc = err_set(e, PS_ENOMEM, "no memory for %zu weights", cfg.n_params);
+	else
+		rc = o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
 	if (rc)
 		restore_release(out);
 	return rc;
@@ -198,6 +201,7 @@ int restore(struct restored *out, const struct options *o, struct err *e)
 
 void restore_release(struct restored *r)
 {
+	versions_free(&r->versions);
 	free(r->memory);
 	if (r->lock_fd >= 0)
 		close(r->lock_fd);

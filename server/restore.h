@@ -9,12 +9,14 @@
 #define SERVER_RESTORE_H
 #include "common/err.h"
 #include "server/options.h"
+#include "server/versions.h"
 
 struct restored {
 	struct core *core;
-	void *memory; /* what core lies in; free() */
-	int lock_fd;  /* or -1; keep it open as long as the process writes there */
-	int resumed;  /* from a checkpoint; 0: a fresh run */
+	void *memory;              /* what core lies in; free() */
+	struct versions *versions; /* whose buffers it changes */
+	int lock_fd;               /* or -1; keep it open as long as the process writes there */
+	int resumed;               /* from a checkpoint; 0: a fresh run */
 };
 
 /*
@@ -22,6 +24,7 @@ struct restored {
  * model, seed, batch...), PS_EIO, PS_EDATA (--init), PS_EUSAGE; *out is released then.
  */
 int restore(struct restored *out, const struct options *o, struct err *e) PS_MUST_CHECK;
+/* After router_free: frames of the weights may be under way until then. */
 void restore_release(struct restored *r);
 
 #endif

@@ -75,6 +75,7 @@ static void step(struct server *s, const struct event *ev)
 	core_step(s->state.core, ev, uv_now(&s->loop));
 	for (size_t i = 0; (e = core_effect(s->state.core, i)) != NULL; i++)
 		carry_out(s, e);
+	versions_settle(s->state.versions, s->state.core);
 }
 
 /* From the router, which flushes itself. */
@@ -268,6 +269,7 @@ static int open_port(struct server *s, struct err *e)
 		.n_params = cfg->n_params,
 		.push_window = cfg->push_window,
 		.max_workers = cfg->max_workers,
+		.versions = s->state.versions,
 		.on_message = on_message,
 		.on_gone = on_gone,
 		.arg = s};

@@ -8,7 +8,7 @@
 #include "proto/wire.h"
 #include "worker/cnnps.h"
 #include "worker/net.h"
-#include "worker/pool.h"
+#include "common/pool.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
 

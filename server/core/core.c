@@ -292,8 +292,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
  */
 
 struct layout {
-	size_t core, workers, decisions, epochs, effects, batches, portions, weights, eval,
-		accumulator, end;
+	size_t core, workers, decisions, epochs, effects, batches, portions, eval, accumulator, end;
 };
 
 static size_t place(size_t *at, size_t n, size_t size)
@@ -325,7 +324,6 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.effects = place(&l.end, max_effects(cfg), sizeof(struct effect));
 	l.batches = place(&l.end, batches, 1);
 	l.portions = place(&l.end, batches, 1);
-	l.weights = place(&l.end, cfg->n_params, sizeof(float));
 	l.eval = place(&l.end, eval, sizeof(float));
 	l.accumulator =
 		place(&l.end, cfg->optim == OPTIM_ADAGRAD ? cfg->n_params : 0, sizeof(float));
@@ -337,7 +335,7 @@ size_t core_bytes(const struct core_config *cfg)
 	return layout_of(cfg).end;
 }
 
-struct core *core_place(void *memory, const struct core_config *cfg)
+struct core *core_place(void *memory, float *weights, const struct core_config *cfg)
 {
 	struct layout l = layout_of(cfg);
 	unsigned char *base = memory;
@@ -356,7 +354,7 @@ struct core *core_place(void *memory, const struct core_config *cfg)
 	c->leases.batch = base + l.batches;
 	c->leases.portion = base + l.portions;
 	c->store.n = cfg->n_params;
-	c->store.weights = (float *)(void *)(base + l.weights);
+	c->store.weights = weights;
 	c->store.eval_weights = (float *)(void *)(base + l.eval);
 	if (cfg->optim == OPTIM_ADAGRAD)
 		c->store.accumulator = (float *)(void *)(base + l.accumulator);
@@ -364,11 +362,10 @@ struct core *core_place(void *memory, const struct core_config *cfg)
 	return c;
 }
 
-struct core *core_init(void *memory, const struct core_config *cfg, const float *weights)
+struct core *core_init(void *memory, const struct core_config *cfg, float *weights)
 {
-	struct core *c = core_place(memory, cfg);
+	struct core *c = core_place(memory, weights, cfg);
 
-	memcpy(c->store.weights, weights, cfg->n_params * sizeof(float));
 	for (size_t i = 0; c->store.accumulator && i < cfg->n_params; i++)
 		c->store.accumulator[i] = (float)cfg->adagrad_init;
 	return c;
@@ -385,6 +382,11 @@ const struct core_config *core_config(const struct core *c)
 const struct core_stats *core_stats(const struct core *c)
 {
 	return &c->stats;
+}
+
+void core_lend(struct core *c, float *buffer)
+{
+	c->store.loan = buffer;
 }
 
 const float *core_weights(const struct core *c)

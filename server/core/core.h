@@ -2,7 +2,7 @@
  * core.h - the parameter server as a pure state machine: (state, event, now) -> effects.
  *
  * It opens no socket or file, reads no clock, starts no thread, draws no random number of its own,
- * and allocates nothing after birth: all state lies in one block that the caller provides. The
+ * and allocates nothing: all state lies in one block and one vector that the caller provides. The
  * shell (server/) turns packets into events and effects into packets; tests/sim does the same with
  * a seeded network and disk. Given the same events it does the same things, bit for bit.
  *
@@ -160,9 +160,13 @@ struct core; /* opaque, see state.h */
 
 /* Bytes of memory that core_init needs for `cfg` (n_params and max_workers decide). */
 size_t core_bytes(const struct core_config *cfg);
-/* A fresh run with initial `weights` (n_params floats, copied). `memory`: core_bytes, aligned
- * to 64. */
-struct core *core_init(void *memory, const struct core_config *cfg, const float *weights);
+/* A fresh run. `memory`: core_bytes. `weights`: n_params floats, the initial ones; from now on the
+ * core changes them in place. Both aligned to 64, the caller's to free. */
+struct core *core_init(void *memory, const struct core_config *cfg, float *weights);
+/* The next gradient to be applied writes its weights to `buffer` (n_params floats, aligned to 64)
+ * and leaves the present ones as they are: somebody still reads them. From then on core_weights is
+ * `buffer` and the old ones are the caller's. NULL takes back a loan that was not used. */
+void core_lend(struct core *c, float *buffer);
 /* One event. The effects are read with core_effect before the next step. `now_ms` never goes back.
  */
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms);

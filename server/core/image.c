@@ -360,11 +360,11 @@ static int revive(struct core *c)
 	return 1;
 }
 
-int image_read(void *memory, const struct core_config *cfg,
+int image_read(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
 	struct core **out, const char **why)
 {
-	struct core *c = core_place(memory, cfg);
+	struct core *c = core_place(memory, weights, cfg);
 	struct core_config then = *cfg;
 
 	*out = NULL;

@@ -34,11 +34,12 @@ size_t image_size(struct core *c, enum image_section s);
 /* Write it; `out` has image_size bytes. */
 void image_write(struct core *c, enum image_section s, unsigned char *out);
 /*
- * Make a core in `memory` from sections. `cfg` is this start's configuration with run.hi == run.lo
+ * Make a core in `memory` and `weights` (as core_init's) from sections. `cfg` is this start's
+ * configuration with run.hi == run.lo
  * == 0 to take over the image's run id. 0, or PS_ECHECKPOINT with `*why` a static sentence (other
  * model, seed, batch..., or a malformed section): memory is then unspecified.
  */
-int image_read(void *memory, const struct core_config *cfg,
+int image_read(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
 	struct core **out, const char **why) PS_MUST_CHECK;
 #endif

@@ -1,8 +1,8 @@
 /*
  * state.h - what the core is made of; for the files of server/core only.
  *
- * Everything lies in the one block given to core_init: the struct, then the arrays that its
- * pointers name. Nothing here is ever allocated or freed.
+ * Everything but the weights lies in the one block given to core_init: the struct, then the arrays
+ * that its pointers name. Nothing here is ever allocated or freed.
  */
 #ifndef SERVER_CORE_STATE_H
 #define SERVER_CORE_STATE_H
@@ -54,6 +54,7 @@ struct store {
 	size_t n;
 	uint64_t version;
 	float *weights;
+	float *loan;         /* where the next version goes; NULL: in place */
 	float *eval_weights; /* as they were when the epoch in evaluation ended */
 	uint64_t eval_version;
 	float *accumulator; /* adagrad's G; NULL for sgd */
@@ -102,7 +103,7 @@ struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer);
 struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type);
 void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text);
 /* Lay out the block and clear it; weights are the caller's to fill. */
-struct core *core_place(void *memory, const struct core_config *cfg);
+struct core *core_place(void *memory, float *weights, const struct core_config *cfg);
 /* Begin to end the run: the last snapshot, then BYE to all, then EFFECT_FINISH(status). */
 void core_end(struct core *c, int status);
 
@@ -158,8 +159,9 @@ enum reject store_judge(const struct core *c, const struct slices *s);
 void store_apply(struct core *c, const struct slices *s, double eta);
 void store_freeze(struct core *c); /* weights -> eval_weights */
 
-/* optim.c: one function for each optimizer, in place on n values */
-void optim_sgd(float *w, const float *g, size_t n, float eta);
-void optim_adagrad(float *w, float *acc, const float *g, size_t n, float eta, float eps);
+/* optim.c: one function for each optimizer: n new values from the old `w`; `to` may be `w` */
+void optim_sgd(float *to, const float *w, const float *g, size_t n, float eta);
+void optim_adagrad(
+	float *to, const float *w, float *acc, const float *g, size_t n, float eta, float eps);
 
 #endif

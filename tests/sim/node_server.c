@@ -13,7 +13,7 @@ static size_t total(const size_t size[IMAGE_SECTIONS])
 	return n;
 }
 
-static int load(struct sim *s, void *memory, const struct core_config *cfg, struct core **out)
+static int load(struct sim *s, const struct core_config *cfg, struct core **out)
 {
 	const unsigned char *data[IMAGE_SECTIONS], *at = s->disk.image;
 	const char *why = "";
@@ -22,7 +22,8 @@ static int load(struct sim *s, void *memory, const struct core_config *cfg, stru
 		data[i] = at;
 		at += s->disk.size[i];
 	}
-	if (image_read(memory, cfg, data, s->disk.size, out, &why) == 0)
+	if (image_read(s->server.memory, s->server.weights[0], cfg, data, s->disk.size, out,
+		    &why) == 0)
 		return 1;
 	sim_violation(s, "a good image was refused: %s", why);
 	return 0;
@@ -48,17 +49,18 @@ static void commit(struct sim *s)
 
 void server_start(struct sim *s)
 {
-	static const float zeros[SIM_COORDINATES];
 	struct sim_server *v = &s->server;
 
 	v->life = ++s->lives;
 	v->saving_generation = 0;
 	s->cfg.epoch = ++v->epoch;
 	s->cfg.generation = s->disk.generation + 1;
-	if (s->disk.generation == 0)
-		v->core = core_init(v->memory, &s->cfg, zeros);
-	else if (!load(s, v->memory, &s->cfg, &v->core))
+	if (s->disk.generation == 0) {
+		memset(v->weights[0], 0, sizeof(v->weights[0]));
+		v->core = core_init(v->memory, &s->cfg, v->weights[0]);
+	} else if (!load(s, &s->cfg, &v->core)) {
 		return;
+	}
 	/* the epoch is on disk before anybody can speak to us */
 	write_image(s, s->disk.image, s->disk.size);
 	s->disk.generation = s->cfg.generation;
@@ -162,9 +164,12 @@ void server_event(struct sim *s, const struct event *ev)
 	uint32_t gone[64];
 	size_t n_gone = 0;
 
-	if (!s->server.core)
+	struct sim_server *v = &s->server;
+
+	if (!v->core)
 		return;
-	core_step(s->server.core, ev, s->net.now_ms);
+	core_lend(v->core, v->weights[core_weights(v->core) == v->weights[0]]);
+	core_step(v->core, ev, s->net.now_ms);
 	for (size_t i = 0; core_effect(s->server.core, i); i++) {
 		const struct effect *e = core_effect(s->server.core, i);
 
@@ -225,7 +230,7 @@ void server_verdict(struct sim *s)
 {
 	struct core *c = NULL;
 
-	if (!load(s, s->server.memory, &s->cfg, &c))
+	if (!load(s, &s->cfg, &c))
 		return;
 	if (s->training)
 		batch_ledger(s, c);

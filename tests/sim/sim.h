@@ -40,7 +40,8 @@ struct sim_worker {
 
 struct sim_server {
 	void *memory;
-	struct core *core; /* NULL: down */
+	_Alignas(64) float weights[2][SIM_COORDINATES]; /* one is the core's, the other is lent */
+	struct core *core;                              /* NULL: down */
 	uint64_t life, epoch;
 	int finished;
 	unsigned char *saving; /* the image under way, at image offsets */

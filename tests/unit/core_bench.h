@@ -78,9 +78,15 @@ static inline struct core_config bench_training(void)
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
+/* The core's block, and behind it the weights. */
+static inline size_t bench_bytes(const struct core_config *cfg)
+{
+	return core_bytes(cfg) + (cfg->n_params * sizeof(float) + 63) / 64 * 64;
+}
+
 static inline void *bench_memory(const struct core_config *cfg)
 {
-	size_t n = core_bytes(cfg);
+	size_t n = bench_bytes(cfg);
 	void *memory = aligned_alloc(64, n);
 
 	assert_non_null(memory);
@@ -88,13 +94,16 @@ static inline void *bench_memory(const struct core_config *cfg)
 	return memory;
 }
 
+static inline float *bench_weights(void *memory, const struct core_config *cfg)
+{
+	return (float *)(void *)((char *)memory + core_bytes(cfg));
+}
+
 static inline void bench_open(struct bench *b, struct core_config cfg)
 {
-	static const float zeros[4096];
-
-	assert_true(cfg.n_params <= 4096);
 	*b = (struct bench){.cfg = cfg, .now_ms = 1000, .memory = bench_memory(&cfg)};
-	b->core = core_init(b->memory, &b->cfg, zeros);
+	memset(bench_weights(b->memory, &cfg), 0, cfg.n_params * sizeof(float));
+	b->core = core_init(b->memory, &b->cfg, bench_weights(b->memory, &cfg));
 }
 
 static inline void bench_close(struct bench *b)
@@ -385,7 +394,8 @@ static inline int bench_read(
 
 	memcpy(data, img->data, sizeof(data));
 	*b = (struct bench){.cfg = cfg, .now_ms = 1000, .memory = bench_memory(&cfg)};
-	return image_read(b->memory, &b->cfg, data, img->size, &b->core, why);
+	return image_read(
+		b->memory, bench_weights(b->memory, &cfg), &b->cfg, data, img->size, &b->core, why);
 }
 
 /* A start of the server with this configuration from an image that must be good. */

@@ -62,7 +62,7 @@ static void what_is_read_is_written_again_byte_for_byte(void **state)
 static void saving_changes_nothing(void **state)
 {
 	struct crowd k = somewhere(7);
-	size_t n = core_bytes(&k.b.cfg);
+	size_t n = bench_bytes(&k.b.cfg);
 	void *copy = malloc(n);
 	struct bench_image img;
 
@@ -87,7 +87,7 @@ static int read_into(void *memory, const struct core_config *cfg, const struct b
 	int rc;
 
 	memcpy(data, img->data, sizeof(data));
-	rc = image_read(memory, cfg, data, img->size, &c, &why);
+	rc = image_read(memory, bench_weights(memory, cfg), cfg, data, img->size, &c, &why);
 	if (rc == PS_OK) {
 		assert_ptr_equal(c, memory);
 		return rc;

@@ -30,7 +30,8 @@ static void random_values(struct rng *r, float *v, size_t n, double scale)
 static void a_run_begins_with_the_callers_weights(void **state)
 {
 	struct core_config cfg = config(OPTIM_ADAGRAD);
-	float w[N], copy[N];
+	_Alignas(64) float w[N];
+	float copy[N];
 	void *memory = bench_memory(&cfg);
 	struct rng r = {1};
 	struct core *c;
@@ -40,8 +41,8 @@ static void a_run_begins_with_the_callers_weights(void **state)
 	random_values(&r, w, N, 1);
 	memcpy(copy, w, sizeof(w));
 	c = core_init(memory, &cfg, w);
-	memset(w, 0, sizeof(w));
-	assert_memory_equal(core_weights(c), copy, sizeof(copy));
+	assert_ptr_equal(core_weights(c), w);
+	assert_memory_equal(w, copy, sizeof(copy));
 	for (size_t i = 0; i < N; i++)
 		assert_true(c->store.accumulator[i] == 0.5f);
 	free(memory);
@@ -148,6 +149,41 @@ static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **stat
 	}
 }
 
+/* The old version stays readable while the new one is another buffer; untouched values come along.
+ */
+static void a_lent_buffer_takes_the_next_version(void **state)
+{
+	_Alignas(64) float lent[2][BENCH_PARAMS];
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	for (uint64_t offset = 0; offset < BENCH_PARAMS; offset++) {
+		bench_open(&b, bench_config());
+		s = bench_join(&b, 9, "");
+		for (uint64_t seq = 1; seq <= 4; seq++) {
+			const float *old = core_weights(b.core);
+			float *other = lent[old == lent[0]], *to = seq == 3 ? NULL : other;
+			struct msg m = bench_push(s, seq);
+
+			memset(other, 0xff, sizeof(lent[0]));
+			core_lend(b.core, to);
+			bench_pull(&b, 9, s, WEIGHTS_CURRENT);
+			assert_ptr_equal(core_weights(b.core), old); /* a pull needs no loan */
+			bench_slice(&m, offset, BENCH_PARAMS - offset, bench_ones);
+			bench_applied(&b, 9, &m);
+			assert_ptr_equal(core_weights(b.core), to ? to : old);
+			for (size_t i = 0; i < BENCH_PARAMS; i++) {
+				float was = i < offset ? 0 : -(float)(seq - 1);
+				float is = i < offset ? 0 : -(float)seq;
+				assert_true(core_weights(b.core)[i] == is);
+				assert_true(!to || old[i] == was);
+			}
+		}
+		bench_close(&b);
+	}
+}
+
 /* ---- optimizers ----------------------------------------------------------------------------- */
 
 struct reference {
@@ -216,7 +252,7 @@ static void adagrad_follows_a_double_precision_reference(void **state)
 static void optimizers_give_the_bits_of_the_plain_formula(void **state)
 {
 	struct rng r = rng_seed(31, RNG_SIM, 0);
-	float w[N], acc[N], g[N], w2[N], acc2[N];
+	float w[N], acc[N], g[N], w2[N], acc2[N], to[N], copy[N];
 
 	(void)state;
 	for (size_t n = 1; n <= N; n++) {
@@ -237,8 +273,13 @@ static void optimizers_give_the_bits_of_the_plain_formula(void **state)
 			step = step / (sqrtf(acc2[i]) + 1e-8f);
 			w2[i] -= step;
 		}
-		optim_sgd(w + at, g + at, n, eta);
-		optim_adagrad(w + at, acc + at, g + at, n, eta, 1e-8f);
+		optim_sgd(to + at, w + at, g + at, n, eta); /* elsewhere, then in place */
+		optim_sgd(w + at, w + at, g + at, n, eta);
+		assert_memory_equal(to + at, w + at, n * sizeof(float));
+		memcpy(copy, acc, sizeof(acc));
+		optim_adagrad(to + at, w + at, copy + at, g + at, n, eta, 1e-8f);
+		optim_adagrad(w + at, w + at, acc + at, g + at, n, eta, 1e-8f);
+		assert_memory_equal(to + at, w + at, n * sizeof(float));
 		assert_memory_equal(w, w2, sizeof(w));
 		assert_memory_equal(acc, acc2, sizeof(acc));
 	}
@@ -299,6 +340,7 @@ int main(void)
 		cmocka_unit_test(the_version_grows_by_one_for_each_gradient_applied),
 		cmocka_unit_test(what_slices_leave_out_does_not_move),
 		cmocka_unit_test(pull_gives_the_whole_vector_and_its_version),
+		cmocka_unit_test(a_lent_buffer_takes_the_next_version),
 		cmocka_unit_test(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite),
 		cmocka_unit_test(sgd_follows_a_double_precision_reference),
 		cmocka_unit_test(adagrad_follows_a_double_precision_reference),

@@ -3,7 +3,7 @@
 #include "tests/unit/fake_server.h"
 #include "common/log.h"
 #include "worker/cnnps.h"
-#include "worker/pool.h"
+#include "common/pool.h"
 
 #define FLOATS 1000
 

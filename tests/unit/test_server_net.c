@@ -20,6 +20,7 @@ static uv_loop_t loop;
 static struct router *router;
 static void *context;
 static void *clients[8]; /* open ones, closed by tear_down when a test failed */
+static struct versions *shared;
 static float weights[N];
 
 /* What the core would be: counts, and answers PULL by PARAMS, BEAT by `replies` of BEAT. */
@@ -64,6 +65,7 @@ static struct router_config config(void)
 		.n_params = N,
 		.push_window = 8,
 		.max_workers = 4,
+		.versions = shared,
 		.on_message = on_message,
 		.on_gone = on_gone,
 		.arg = &core};
@@ -102,14 +104,17 @@ static void hang_up(void *socket)
 
 static int set_up(void **state)
 {
-	const struct router_config cfg = config();
+	struct router_config cfg;
 	struct err e;
 
 	(void)state;
 	log_set_level(LOG_ERROR);
 	memset(&core, 0, sizeof(core));
 	context = zmq_ctx_new();
-	return uv_loop_init(&loop) || router_new(&router, &cfg, &e);
+	if (uv_loop_init(&loop) || versions_new(&shared, N))
+		return 1;
+	cfg = config();
+	return router_new(&router, &cfg, &e);
 }
 
 static int tear_down(void **state)
@@ -122,6 +127,7 @@ static int tear_down(void **state)
 	uv_run(&loop, UV_RUN_DEFAULT);
 	router_free(&router);
 	assert_null(router);
+	versions_free(&shared);
 	zmq_ctx_term(context);
 	return uv_loop_close(&loop);
 }
@@ -248,8 +254,7 @@ static void a_chosen_routing_id_gets_no_answer(void **state)
 	hang_up(s);
 }
 
-/* (3) */
-static void weights_of_a_version_are_copied_once(void **state)
+static void pulls_of_a_version_share_a_frame(void **state)
 {
 	struct wire *wire;
 	struct frames f;
@@ -272,7 +277,7 @@ static void weights_of_a_version_are_copied_once(void **state)
 			assert_true(m.params.slices.slice[0].data[0] == (float)core.version);
 			frames_release(&f);
 		}
-		assert_int_equal(stats().params_copied, core.version);
+		assert_int_equal(stats().params_framed, core.version);
 	}
 	/* weights under evaluation are another set, even of the same version */
 	weights[0] = 77;
@@ -281,7 +286,7 @@ static void weights_of_a_version_are_copied_once(void **state)
 	hear(s[0], wire, &f, &m);
 	assert_true(m.params.slices.slice[0].data[0] == 77);
 	frames_release(&f);
-	assert_int_equal(stats().params_copied, 5);
+	assert_int_equal(stats().params_framed, 5);
 	for (size_t i = 0; i < 3; i++)
 		hang_up(s[i]);
 	wire_free(&wire);
@@ -467,7 +472,7 @@ static int next_fd(void)
 	return fd;
 }
 
-/* (4) */
+/* (3) */
 static void running_out_of_descriptors_rests_the_port(void **state)
 {
 	struct rlimit before, limit;
@@ -548,7 +553,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			a_chosen_routing_id_gets_no_answer, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
-			weights_of_a_version_are_copied_once, set_up, tear_down),
+			pulls_of_a_version_share_a_frame, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_peer_that_does_not_read_loses_replies_and_is_told, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

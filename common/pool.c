@@ -1,14 +1,16 @@
 /* pool.c - see pool.h. */
+#include <pthread.h>
 #include <stdlib.h>
-#include "common/handoff.h"
 #include "common/mem.h"
-#include "worker/pool.h"
+#include "common/pool.h"
 
 #define KEPT 16 /* buffers that wait; more are freed */
 
 struct pool {
 	size_t n; /* floats */
-	struct handoff *waiting;
+	pthread_mutex_t mutex;
+	size_t waiting;
+	float *buffer[KEPT]; /* the one that came last is taken first: the caches still have it */
 };
 
 int pool_new(struct pool **out, size_t n)
@@ -19,7 +21,7 @@ int pool_new(struct pool **out, size_t n)
 	if (!p)
 		return PS_ENOMEM;
 	p->n = n;
-	if (handoff_new(&p->waiting, KEPT)) {
+	if (pthread_mutex_init(&p->mutex, NULL)) {
 		free(p);
 		return PS_ENOMEM;
 	}
@@ -29,22 +31,24 @@ int pool_new(struct pool **out, size_t n)
 
 void pool_free(struct pool **p)
 {
-	void *buffer;
-
 	if (!*p)
 		return;
-	while (!handoff_take((*p)->waiting, &buffer, 0))
-		free(buffer);
-	handoff_free(&(*p)->waiting);
+	for (size_t i = 0; i < (*p)->waiting; i++)
+		free((*p)->buffer[i]);
+	pthread_mutex_destroy(&(*p)->mutex);
 	free(*p);
 	*p = NULL;
 }
 
 float *pool_take(struct pool *p)
 {
-	void *buffer;
+	float *buffer = NULL;
 
-	return handoff_take(p->waiting, &buffer, 0) ? mem_try(p->n, sizeof(float)) : buffer;
+	pthread_mutex_lock(&p->mutex);
+	if (p->waiting > 0)
+		buffer = p->buffer[--p->waiting];
+	pthread_mutex_unlock(&p->mutex);
+	return buffer ? buffer : mem_try(p->n, sizeof(float));
 }
 
 /* libzmq's free function, too. */
@@ -52,8 +56,13 @@ static void come_back(void *buffer, void *pool)
 {
 	struct pool *p = pool;
 
-	if (handoff_put(p->waiting, &buffer))
-		free(buffer);
+	pthread_mutex_lock(&p->mutex);
+	if (p->waiting < KEPT) {
+		p->buffer[p->waiting++] = buffer;
+		buffer = NULL;
+	}
+	pthread_mutex_unlock(&p->mutex);
+	free(buffer);
 }
 
 void pool_give(struct pool *p, float **buffer)

@@ -1,13 +1,13 @@
 /*
- * pool.h - gradient buffers that travel and come back: the program fills one, it leaves inside a
+ * pool.h - buffers of floats that travel and come back: somebody fills one, it leaves inside a
  * ZeroMQ message, and when the last reference to that message is dropped, on whatever thread, it
- * waits here for the next gradient.
+ * waits here to be filled again.
  *
- * Invariant: a buffer has one owner: the program, a message, or the pool.
+ * Invariant: a buffer has one owner: who took it, a message, or the pool.
  * Thread: pool_take, pool_give, pool_send by one thread; buffers come back from any.
  */
-#ifndef WORKER_POOL_H
-#define WORKER_POOL_H
+#ifndef COMMON_POOL_H
+#define COMMON_POOL_H
 #include <stddef.h>
 #include <zmq.h>
 #include "common/err.h"

@@ -1,0 +1,178 @@
+/*
+ * test_server_versions.c - the frames that pulls share, with a real core behind them: the
+ * invariants numbered in server/versions.h.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "core_bench.h"
+#include "proto/wire.h"
+#include "server/versions.h"
+
+static struct versions *versions;
+static struct bench b;
+static struct stamp worker;
+static uint64_t seq;
+
+static int set_up(void **state)
+{
+	struct core_config cfg = bench_config();
+
+	(void)state;
+	if (versions_new(&versions, cfg.n_params))
+		return 1;
+	b = (struct bench){.cfg = cfg, .now_ms = 1000, .memory = bench_memory(&cfg)};
+	b.core = core_init(b.memory, &b.cfg, versions_first(versions));
+	worker = bench_join(&b, 9, "");
+	seq = 0;
+	versions_settle(versions, b.core);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	bench_close(&b);
+	versions_free(&versions);
+	assert_null(versions);
+	return 0;
+}
+
+/* Every value of the weights goes down by one. */
+static void push(void)
+{
+	struct msg m = bench_push_ones(worker, ++seq);
+
+	bench_applied(&b, 9, &m);
+	versions_settle(versions, b.core);
+}
+
+/* What a pull of this moment gets. */
+static void pull(enum weights which, const float *values, uint64_t version, zmq_msg_t *frame)
+{
+	struct msg_params m = {.which = which, .version = version};
+
+	m.slices.n = 1;
+	m.slices.slice[0] =
+		(struct slice){.count = BENCH_PARAMS, .encoding = ENCODING_F32, .data = values};
+	assert_int_equal(versions_frame(versions, &m, frame), PS_OK);
+	assert_int_equal(m.slices.slice[0].xxh3, wire_checksum(values, BENCH_PARAMS));
+	assert_int_equal(zmq_msg_size(frame), BENCH_PARAMS * sizeof(float));
+	versions_settle(versions, b.core);
+}
+
+static void pull_current(zmq_msg_t *frame)
+{
+	pull(WEIGHTS_CURRENT, core_weights(b.core), core_stats(b.core)->version, frame);
+}
+
+static void assert_frame(zmq_msg_t *frame, float value)
+{
+	const float *at = zmq_msg_data(frame);
+
+	for (size_t i = 0; i < BENCH_PARAMS; i++)
+		assert_true(at[i] == value);
+}
+
+static void nobody_pulls_and_the_weights_stay_where_they_are(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 5; i++)
+		push();
+	assert_ptr_equal(core_weights(b.core), versions_first(versions));
+	assert_int_equal(versions_framed(versions), 0);
+}
+
+static void a_frame_is_the_cores_buffer_and_never_changes(void **state)
+{
+	zmq_msg_t frame[40];
+
+	(void)state;
+	for (int i = 0; i < 40; i++) {
+		pull_current(&frame[i]);
+		assert_ptr_equal(zmq_msg_data(&frame[i]), core_weights(b.core));
+		push();
+		assert_ptr_not_equal(zmq_msg_data(&frame[i]), core_weights(b.core));
+	}
+	for (int i = 0; i < 40; i++) {
+		assert_frame(&frame[i], -(float)i);
+		zmq_msg_close(&frame[i]);
+	}
+	assert_int_equal(versions_framed(versions), 40);
+}
+
+static void pulls_of_one_version_share_one_frame(void **state)
+{
+	zmq_msg_t frame[6];
+
+	(void)state;
+	for (int i = 0; i < 6; i++) {
+		if (i == 3)
+			push();
+		pull_current(&frame[i]);
+	}
+	assert_int_equal(versions_framed(versions), 2);
+	for (int i = 0; i < 6; i++) {
+		assert_ptr_equal(zmq_msg_data(&frame[i]), zmq_msg_data(&frame[i / 3 * 3]));
+		assert_frame(&frame[i], i < 3 ? 0 : -1);
+		zmq_msg_close(&frame[i]);
+	}
+}
+
+/* With one reader that has always read before the next push, two buffers do. */
+static void buffers_come_back(void **state)
+{
+	const void *seen[2] = {NULL, NULL};
+	zmq_msg_t frame;
+
+	(void)state;
+	for (int i = 0; i < 100; i++) {
+		pull_current(&frame);
+		const void *at = zmq_msg_data(&frame);
+		if (at != seen[0] && at != seen[1]) {
+			assert_null(seen[1]);
+			seen[seen[0] != NULL] = at;
+		}
+		zmq_msg_close(&frame);
+		push();
+	}
+	assert_non_null(seen[1]);
+}
+
+/* They lie in a buffer of the core that the next epoch overwrites. */
+static void weights_under_evaluation_are_copied(void **state)
+{
+	float eval[BENCH_PARAMS] = {0};
+	zmq_msg_t frame, current;
+
+	(void)state;
+	for (size_t i = 0; i < BENCH_PARAMS; i++)
+		eval[i] = 77;
+	pull(WEIGHTS_EVAL, eval, 0, &frame);
+	pull_current(&current);
+	memset(eval, 0, sizeof(eval));
+	assert_frame(&frame, 77);
+	assert_frame(&current, 0);
+	zmq_msg_close(&frame);
+	zmq_msg_close(&current);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			nobody_pulls_and_the_weights_stay_where_they_are, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_frame_is_the_cores_buffer_and_never_changes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			pulls_of_one_version_share_one_frame, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(buffers_come_back, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			weights_under_evaluation_are_copied, set_up, tear_down),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

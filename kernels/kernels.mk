@@ -5,7 +5,9 @@ SIMD.avx2     := -mavx2 -mfma
 SIMD.avx512   := -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma
 SIMD_SETS     := baseline $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx2 avx512)
 SIMD_OBJECTS  := $(SIMD_SETS:%=$(B)/kernels/cpu_simd.%.o)
-KERNEL_OBJECTS = $(filter-out %/cpu_simd.o,$(call obj,$(SRC.kernels))) $(SIMD_OBJECTS)
+CU_OBJECTS    := $(CU:%.cu=$(B)/%.o)
+KERNEL_OBJECTS = $(filter-out %/cpu_simd.o $(if $(CU),,%/cuda.o %/cuda_%.o),$(call obj,$(SRC.kernels))) \
+	$(SIMD_OBJECTS) $(CU_OBJECTS)
 
 # the rule below is the first one that make reads
 .DEFAULT_GOAL := all
@@ -14,3 +16,10 @@ $(SIMD_OBJECTS): $(B)/kernels/cpu_simd.%.o: kernels/cpu_simd.c
 	@mkdir -p $(@D)
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) -O3 -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<
+
+# SM=90: Hopper. KX_SYNC=1 waits after each launch, so that an error is that of its own kernel.
+NVCC_FLAGS = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM),code=sm_$(SM) -I. \
+	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
+$(CU_OBJECTS): $(B)/%.o: %.cu
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<

@@ -1,0 +1,349 @@
+/* cuda_plan.c - see cuda_net.h: planes, steps and tables of a model. */
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "kernels/cuda_net.h"
+#include "kernels/device.h"
+
+void *arena_take(struct cuda_arena *a, size_t n, size_t size)
+{
+	const size_t align = 256;
+	size_t bytes, at = (a->used + align - 1) / align * align;
+
+	if (__builtin_mul_overflow(n, size, &bytes) ||
+		__builtin_add_overflow(at, bytes, &a->used) || a->used > SIZE_MAX / 4) {
+		a->overflow = 1;
+		a->used = 0;
+		return NULL;
+	}
+	return a->base ? a->base + at : NULL;
+}
+
+static int pad_quad(size_t n)
+{
+	return (int)((n + KX_QUAD - 1) / KX_QUAD * KX_QUAD);
+}
+
+/* ---- planes and steps ------------------------------------------------------------------------ */
+
+static struct net_plane plane_of(struct shape s, int relu)
+{
+	return (struct net_plane){
+		.value = {.h = (int)s.h, .w = (int)s.w, .c = pad_quad(s.c)}, .relu = relu};
+}
+
+/* A convolution reads its plane with zeros around it. */
+static void plane_pad(struct net_plane *p, const struct layer *l)
+{
+	p->pad_top = (int)l->pad_top;
+	p->pad_left = (int)l->pad_left;
+	p->pad_bottom = (int)l->pad_bottom;
+	p->pad_right = (int)l->pad_right;
+}
+
+static int plane_measure(struct net_plane *p)
+{
+	struct kx_plane *v = &p->value;
+	size_t w = (size_t)(v->w + p->pad_left + p->pad_right);
+	size_t h = (size_t)(v->h + p->pad_top + p->pad_bottom);
+	size_t row = w * (size_t)v->c;
+
+	if (__builtin_mul_overflow(row, h, &v->image) || v->image > INT32_MAX)
+		return PS_ENOMEM;
+	v->row = (int)row;
+	v->origin = p->pad_top * v->row + p->pad_left * v->c;
+	return PS_OK;
+}
+
+static void step_weights(struct net_step *s, const struct model *m)
+{
+	const struct layer *l = s->layer;
+	int conv = l->kind == LAYER_CONV;
+	struct kx_weights *w = &s->w;
+
+	w->f = (int)l->out.c;
+	w->c = (int)l->in.c;
+	w->f_pad = pad_quad(l->out.c);
+	w->c_pad = pad_quad(l->in.c);
+	w->taps = (int)(conv ? l->size * l->size : l->in.h * l->in.w);
+	w->to_tap = conv ? w->f_pad * w->c_pad : w->c_pad;
+	w->to_f = conv ? w->c_pad : w->taps * w->c_pad;
+	w->weight = m->tensor[l->weight].offset;
+	w->bias = m->tensor[l->bias].offset;
+	s->run = (conv ? (int)l->size : w->taps) * w->c_pad;
+}
+
+static enum net_kind kind_of(const struct layer *l)
+{
+	switch (l->kind) {
+	case LAYER_CONV:
+	case LAYER_FC:
+		return NET_WEIGHTS;
+	case LAYER_POOL:
+		return NET_POOL;
+	case LAYER_RELU:
+		return NET_RELU;
+	case LAYER_DROPOUT:
+		return NET_DROPOUT;
+	}
+	return NET_RELU;
+}
+
+/* The step that starts with layer `number`; returns how many layers it does. */
+static size_t add_step(struct net *n, size_t number, int learns)
+{
+	const struct model *m = n->model;
+	const struct layer *l = &m->layer[number];
+	struct net_step *s = &n->step[n->n_steps++];
+	int relu = kind_of(l) == NET_WEIGHTS && number + 1 < m->n_layers && l[1].kind == LAYER_RELU;
+
+	*s = (struct net_step){.kind = kind_of(l),
+		.layer = l,
+		.number = number,
+		.in = n->n_planes - 1,
+		.out = n->n_planes,
+		.relu = relu,
+		.learns = learns};
+	n->plane[n->n_planes++] = plane_of(l->out, relu);
+	if (s->kind == NET_WEIGHTS)
+		step_weights(s, m);
+	if (l->kind == LAYER_CONV)
+		plane_pad(&n->plane[s->in], l);
+	if (l->kind == LAYER_DROPOUT)
+		s->drop = (struct kx_drop){.layer = (int)number,
+			.channels = (int)l->in.c,
+			.threshold = dropout_threshold(l->drop),
+			.scale = 1 / (1 - l->drop)};
+	return relu ? 2 : 1;
+}
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+static int table_new(struct net_table *t, size_t n, size_t size)
+{
+	*t = (struct net_table){.host = mem_try(n, size), .n = n, .size = size};
+	return t->host ? PS_OK : PS_ENOMEM;
+}
+
+static int at(const struct kx_plane *p, size_t y, size_t x)
+{
+	return p->origin + (int)y * p->row + (int)x * p->c;
+}
+
+/* Where output (y, x)'s window begins in the padded input; fc: at the front. */
+static int window_at(const struct net_step *s, const struct kx_plane *in, size_t y, size_t x)
+{
+	return (int)(y * s->layer->stride) * in->row + (int)(x * s->layer->stride) * in->c;
+}
+
+/* Forward: a window's rows, each one stretch. The same windows meet their errors in `spots`. */
+static int forward_tables(struct net *n, struct net_step *s)
+{
+	const struct layer *l = s->layer;
+	const struct kx_plane *in = &n->plane[s->in].value, *out = &n->plane[s->out].value;
+	size_t rows = l->kind == LAYER_CONV ? l->size : 1, positions = l->out.h * l->out.w;
+
+	if (table_new(&s->taps, positions * rows, sizeof(struct kx_tap)) ||
+		table_new(&s->cells, positions, sizeof(struct kx_cell)) ||
+		table_new(&s->spots, positions, sizeof(struct kx_spot)))
+		return PS_ENOMEM;
+	struct kx_tap *tap = s->taps.host;
+	struct kx_cell *cell = s->cells.host;
+	struct kx_spot *spot = s->spots.host;
+	for (size_t i = 0; i < positions; i++) {
+		size_t y = i / l->out.w, x = i % l->out.w;
+		int from = window_at(s, in, y, x);
+		cell[i] = (struct kx_cell){(int)(i * rows), (int)rows, at(out, y, x)};
+		spot[i] = (struct kx_spot){from, at(out, y, x)};
+		for (int r = 0; r < (int)rows; r++)
+			*tap++ = (struct kx_tap){from + r * in->row, r * s->run};
+	}
+	return PS_OK;
+}
+
+/* The output row (or column) whose window has input `i` under its row `k`, if there is one. */
+static int over(size_t i, size_t k, size_t stride, size_t pad, size_t size, size_t *o)
+{
+	if (i + pad < k || (i + pad - k) % stride)
+		return 0;
+	*o = (i + pad - k) / stride;
+	return *o < size;
+}
+
+/* The taps that input (y, x) has a part in: writes them to `tap` (NULL: only counts). */
+static size_t back_taps(
+	const struct net *n, const struct net_step *s, size_t y, size_t x, struct kx_tap *tap)
+{
+	const struct layer *l = s->layer;
+	const struct kx_plane *out = &n->plane[s->out].value;
+	size_t count = 0, oy, ox;
+
+	for (size_t ky = 0; ky < l->size; ky++) {
+		if (!over(y, ky, l->stride, l->pad_top, l->out.h, &oy))
+			continue;
+		for (size_t kx = 0; kx < l->size; kx++) {
+			if (!over(x, kx, l->stride, l->pad_left, l->out.w, &ox))
+				continue;
+			if (tap)
+				tap[count] = (struct kx_tap){
+					at(out, oy, ox), (int)(ky * l->size + kx) * s->w.f_pad};
+			count++;
+		}
+	}
+	return count;
+}
+
+static int back_tables_conv(struct net *n, struct net_step *s)
+{
+	const struct layer *l = s->layer;
+	size_t positions = l->in.h * l->in.w, count = 0;
+
+	for (size_t i = 0; i < positions; i++)
+		count += back_taps(n, s, i / l->in.w, i % l->in.w, NULL);
+	if (table_new(&s->back_taps, count + 1, sizeof(struct kx_tap)) ||
+		table_new(&s->back_cells, positions, sizeof(struct kx_cell)))
+		return PS_ENOMEM;
+	struct kx_tap *tap = s->back_taps.host;
+	struct kx_cell *cell = s->back_cells.host;
+	count = 0;
+	for (size_t i = 0; i < positions; i++) {
+		size_t y = i / l->in.w, x = i % l->in.w;
+		size_t taps = back_taps(n, s, y, x, tap + count);
+		cell[i] = (struct kx_cell){(int)count, (int)taps, at(&n->plane[s->in].value, y, x)};
+		count += taps;
+	}
+	return PS_OK;
+}
+
+/* fc: the whole input is one cell with one tap. */
+static int back_tables_fc(struct net_step *s)
+{
+	if (table_new(&s->back_taps, 1, sizeof(struct kx_tap)) ||
+		table_new(&s->back_cells, 1, sizeof(struct kx_cell)))
+		return PS_ENOMEM;
+	((struct kx_cell *)s->back_cells.host)->n_taps = 1;
+	return PS_OK;
+}
+
+static int step_tables(struct net *n, struct net_step *s)
+{
+	int rc = forward_tables(n, s);
+
+	if (rc || !s->learns)
+		return rc;
+	return s->layer->kind == LAYER_CONV ? back_tables_conv(n, s) : back_tables_fc(s);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------- */
+
+static int too_large(const struct net *n, struct err *e)
+{
+	return err_set(e, PS_ENOMEM,
+		"model \"%s\" is too large for device cuda: an image's values between two layers "
+		"must be fewer than 2^31",
+		n->model->text);
+}
+
+int net_plan(struct net *n, const struct model *m, int precision, size_t images, struct err *e)
+{
+	int learns = 0;
+
+	*n = (struct net){.model = m, .precision = precision, .images = images, .n_planes = 1};
+	n->plane[0] = plane_of(m->input, 0);
+	for (size_t l = 0; l < m->n_layers;) {
+		l += add_step(n, l, learns);
+		learns |= n->step[n->n_steps - 1].kind == NET_WEIGHTS;
+	}
+	for (int i = 0; i < n->n_planes; i++)
+		if (plane_measure(&n->plane[i]))
+			return too_large(n, e);
+	for (int i = 0; i < n->n_steps; i++)
+		if (n->step[i].kind == NET_WEIGHTS && step_tables(n, &n->step[i]))
+			return err_set(e, PS_ENOMEM, "no memory for the tables of \"%s\"", m->text);
+	return PS_OK;
+}
+
+static struct net_table *const *step_all(struct net_step *s, struct net_table **list)
+{
+	list[0] = &s->taps;
+	list[1] = &s->cells;
+	list[2] = &s->back_taps;
+	list[3] = &s->back_cells;
+	list[4] = &s->spots;
+	return list;
+}
+#define STEP_TABLES 5
+
+void net_release(struct net *n)
+{
+	struct net_table *list[STEP_TABLES];
+
+	for (int i = 0; i < n->n_steps; i++) {
+		step_all(&n->step[i], list);
+		for (int t = 0; t < STEP_TABLES; t++)
+			free(list[t]->host);
+	}
+	n->n_steps = 0;
+}
+
+static void step_place(struct net *n, struct net_step *s, struct cuda_arena *a, size_t *partial)
+{
+	const struct kx_weights *w = &s->w;
+	struct net_table *list[STEP_TABLES];
+	size_t weights = (size_t)w->taps * (size_t)w->c_pad, filters = (size_t)w->f_pad;
+	size_t floats = (size_t)net_splits(s, n->images) * KX_OUTER_ROWS((int)weights) * filters;
+
+	*partial = floats > *partial ? floats : *partial;
+	s->forward = arena_take(a, weights * filters, sizeof(float));
+	if (s->learns)
+		s->backward = arena_take(a, weights * filters, sizeof(float));
+	s->bias = arena_take(a, filters, sizeof(float));
+	step_all(s, list);
+	for (int t = 0; t < STEP_TABLES; t++)
+		list[t]->device = arena_take(a, list[t]->n, list[t]->size);
+}
+
+void net_place(struct net *n, struct cuda_arena *a)
+{
+	size_t partial = 0;
+
+	for (int i = 0; i < n->n_planes; i++) {
+		struct net_plane *p = &n->plane[i];
+		size_t image = p->value.image * sizeof(float);
+		p->value.value = arena_take(a, n->images, image);
+		p->error = i > 0 ? arena_take(a, n->images, image) : NULL;
+	}
+	for (int i = 0; i < n->n_steps; i++)
+		if (n->step[i].kind == NET_WEIGHTS)
+			step_place(n, &n->step[i], a, &partial);
+	n->partial = arena_take(a, partial, sizeof(float));
+	n->loss = arena_take(a, n->images, sizeof(float));
+}
+
+static int tables_copy(struct net_step *s, cudaStream_t stream)
+{
+	struct net_table *list[STEP_TABLES];
+
+	step_all(s, list);
+	for (int t = 0; t < STEP_TABLES; t++)
+		if (list[t]->n &&
+			cudaMemcpyAsync(list[t]->device, list[t]->host, list[t]->n * list[t]->size,
+				cudaMemcpyHostToDevice, stream))
+			return PS_EDEVICE;
+	return PS_OK;
+}
+
+int net_fill(struct net *n, cudaStream_t stream)
+{
+	for (int i = 0; i < n->n_steps; i++)
+		if (n->step[i].kind == NET_WEIGHTS && tables_copy(&n->step[i], stream))
+			return PS_EDEVICE;
+	for (int i = 0; i < n->n_planes; i++) {
+		size_t bytes = n->images * n->plane[i].value.image * sizeof(float);
+		if (cudaMemsetAsync(n->plane[i].value.value, 0, bytes, stream))
+			return PS_EDEVICE;
+		if (i && cudaMemsetAsync(n->plane[i].error, 0, bytes, stream))
+			return PS_EDEVICE;
+	}
+	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
+}

@@ -1,0 +1,91 @@
+/*
+ * kx_params.cu - parameters between the manifest's order and that of the products, and plain SGD.
+ */
+#include "kernels/kx_common.cuh"
+
+#define THREADS 256
+
+/* One thread per value of `forward`; the neighbour is the next filter. */
+__global__ void pack_kernel(
+	const float *params, struct kx_weights w, float *forward, float *backward, float *bias_pad)
+{
+	FOR_EACH(i, (size_t)w.taps * w.c_pad * w.f_pad)
+	{
+		int f = (int)(i % w.f_pad), c = (int)(i / w.f_pad % w.c_pad);
+		size_t tap = i / w.f_pad / w.c_pad;
+		bool real = f < w.f && c < w.c;
+		float v = real ? params[w.weight + ((size_t)f * w.c + c) * w.taps + tap] : 0;
+		forward[i] = v;
+		if (backward)
+			backward[tap * w.to_tap + (size_t)f * w.to_f + c] = v;
+		if (i < (size_t)w.f_pad)
+			bias_pad[i] = i < (size_t)w.f ? params[w.bias + i] : 0;
+	}
+}
+
+int kx_pack(const float *params, struct kx_weights w, float *forward, float *backward,
+	float *bias_pad, cudaStream_t stream)
+{
+	size_t n = (size_t)w.taps * w.c_pad * w.f_pad;
+	pack_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(
+		params, w, forward, backward, bias_pad);
+	return KX_LAUNCHED();
+}
+
+/* One thread per value of a split, the row of biases (k = taps * c_pad) included. */
+__global__ void unpack_kernel(const float *partial, int splits, struct kx_weights w, float *grad)
+{
+	const int m = w.taps * w.c_pad;
+	const size_t split = KX_OUTER_ROWS(m) * w.f_pad;
+	FOR_EACH(i, (size_t)(m + 1) * w.f_pad)
+	{
+		int f = (int)(i % w.f_pad), k = (int)(i / w.f_pad);
+		int tap = k / w.c_pad, c = k % w.c_pad;
+		if (f >= w.f || (k < m && c >= w.c))
+			continue;
+		float sum = 0;
+		for (int s = 0; s < splits; s++)
+			sum += partial[s * split + i];
+		if (k == m)
+			grad[w.bias + f] = sum;
+		else
+			grad[w.weight + ((size_t)f * w.c + c) * w.taps + tap] = sum;
+	}
+}
+
+int kx_unpack(
+	const float *partial, int splits, struct kx_weights w, float *grad, cudaStream_t stream)
+{
+	size_t n = (size_t)(w.taps * w.c_pad + 1) * w.f_pad;
+	unpack_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(partial, splits, w, grad);
+	return KX_LAUNCHED();
+}
+
+__global__ void update_kernel(
+	float *params, float *sum, const float *grad, size_t n, struct kx_now *now)
+{
+	const float rate = now->rate;
+	FOR_EACH(i, n)
+	{
+		sum[i] += grad[i];
+		params[i] -= rate * grad[i];
+	}
+	if (blockIdx.x == 0 && threadIdx.x == 0)
+		now->step++;
+}
+
+int kx_update(float *params, float *sum, const float *grad, size_t n, struct kx_now *now,
+	cudaStream_t stream)
+{
+	update_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(params, sum, grad, n, now);
+	return KX_LAUNCHED();
+}
+
+int kx_runs_here(void)
+{
+	struct cudaFuncAttributes a;
+	if (cudaFuncGetAttributes(&a, update_kernel) == cudaSuccess)
+		return PS_OK;
+	cudaGetLastError();
+	return PS_EDEVICE;
+}

@@ -1,0 +1,160 @@
+/*
+ * kx_rows.cu - products whose rows are images: forward and the errors of the input, for
+ * convolution and fc.
+ *
+ * A block computes 128 images x BN columns of one cell. Rows are images, not positions: a cell sums
+ * over exactly the taps that it has, so neither padding nor stride costs a product.
+ */
+#include "kernels/kx_gemm.cuh"
+
+#define A_PITCH (KX_K_TILE + 4)
+
+/* Where a thread's next k lies: tap number and rest. */
+struct place {
+	int tap, rest;
+};
+
+__device__ static inline struct place place_at(int k, int run)
+{
+	return {k / run, k % run};
+}
+
+__device__ static inline void place_advance(struct place *p, int run)
+{
+	for (p->rest += KX_K_TILE; p->rest >= run; p->rest -= run)
+		p->tap++;
+}
+
+template <int BN> struct rows_stage {
+	float a[KX_ROW_TILE * A_PITCH];
+	float b[KX_K_TILE * (BN + 8)];
+};
+
+template <int BN> struct rows_loader {
+	static const int B_VECTORS = BN / 4, B_ROWS = GEMM_THREADS / B_VECTORS;
+	static const int B_PASSES = KX_K_TILE / B_ROWS;
+	struct place a, b[B_PASSES];
+};
+
+template <int BN>
+__device__ static inline void rows_load(const struct kx_rows &g, const struct kx_cell &cell,
+	struct rows_loader<BN> *l, struct rows_stage<BN> *s, int m0, int n0)
+{
+	const int tid = threadIdx.x, column = tid % 8 * 4;
+	const struct kx_tap *taps = g.taps + cell.tap;
+	bool in = l->a.tap < cell.n_taps;
+	const float *from = g.a + (in ? taps[l->a.tap].a + l->a.rest : 0);
+#pragma unroll
+	for (int i = 0; i < KX_ROW_TILE / 16; i++) {
+		int row = tid / 8 + 16 * i;
+		bool valid = in && m0 + row < g.images;
+		copy_ahead(s->a + row * A_PITCH + column,
+			valid ? from + (size_t)(m0 + row) * g.a_image : g.a, valid);
+	}
+	place_advance(&l->a, g.run);
+	const int n = tid % l->B_VECTORS * 4;
+#pragma unroll
+	for (int i = 0; i < l->B_PASSES; i++) {
+		struct place *p = &l->b[i];
+		bool valid = p->tap < cell.n_taps && n0 + n < g.n;
+		size_t row = valid ? taps[p->tap].b + p->rest : 0;
+		copy_ahead(s->b + (tid / l->B_VECTORS + l->B_ROWS * i) * (BN + 8) + n,
+			g.b + row * g.n + (valid ? n0 + n : 0), valid);
+		place_advance(p, g.run);
+	}
+	copies_commit();
+}
+
+template <int MI, int NJ>
+__device__ static inline void rows_store(const struct kx_rows &g, const struct kx_cell &cell,
+	const float (&c)[MI][NJ][4], int m, int n)
+{
+#pragma unroll
+	for (int i = 0; i < 2 * MI; i++) {
+		int image = m + 8 * i;
+		if (image >= g.images)
+			continue;
+		size_t row = image * g.d_image + cell.out;
+#pragma unroll
+		for (int j = 0; j < NJ; j++) {
+			int column = n + 8 * j;
+			if (column >= g.n)
+				continue;
+			float2 v = {c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]};
+			if (g.bias) {
+				v.x += g.bias[column];
+				v.y += g.bias[column + 1];
+			}
+			if (g.relu) {
+				v.x = fmaxf(v.x, 0);
+				v.y = fmaxf(v.y, 0);
+			}
+			if (g.mask) {
+				v.x = g.mask[row + column] > 0 ? v.x : 0;
+				v.y = g.mask[row + column + 1] > 0 ? v.y : 0;
+			}
+			*reinterpret_cast<float2 *>(g.d + row + column) = v;
+		}
+	}
+}
+
+template <int P, int BN>
+__global__ void __launch_bounds__(GEMM_THREADS) rows_kernel(struct kx_rows g)
+{
+	/* four warps: 2 x 2 of 64 x 32, or one below the other of 32 x 32 */
+	constexpr int MI = BN == 64 ? 4 : 2, NJ = 4;
+	extern __shared__ __align__(16) unsigned char memory[];
+	struct rows_stage<BN> *stage = reinterpret_cast<struct rows_stage<BN> *>(memory);
+	const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
+	const int warp_m = (BN == 64 ? warp % 2 : warp) * 16 * MI;
+	const int warp_n = BN == 64 ? warp / 2 * 32 : 0;
+	const struct kx_cell cell = g.cells[blockIdx.x % g.n_cells];
+	const int m0 = blockIdx.x / g.n_cells * KX_ROW_TILE, n0 = blockIdx.y * BN;
+	const int tiles = (cell.n_taps * g.run + KX_K_TILE - 1) / KX_K_TILE;
+	struct rows_loader<BN> l;
+	float c[MI][NJ][4] = {};
+
+	l.a = place_at(tid % 8 * 4, g.run);
+#pragma unroll
+	for (int i = 0; i < l.B_PASSES; i++)
+		l.b[i] = place_at(tid / l.B_VECTORS + l.B_ROWS * i, g.run);
+	for (int i = 0; i < GEMM_STAGES - 1; i++)
+		rows_load(g, cell, &l, &stage[i], m0, n0);
+	for (int i = 0; i < tiles; i++) {
+		struct rows_stage<BN> *s = &stage[i % GEMM_STAGES];
+		copies_wait<GEMM_STAGES - 2>();
+		__syncthreads();
+		rows_load(g, cell, &l, &stage[(i + GEMM_STAGES - 1) % GEMM_STAGES], m0, n0);
+		struct tile_a<A_PITCH, 1> a = {
+			s->a + warp_m *A_PITCH
+		};
+		stage_product<P>(c, a, s->b + warp_n, BN + 8, lane);
+	}
+	rows_store(g, cell, c, m0 + warp_m + lane / 4, n0 + warp_n + lane % 4 * 2);
+}
+
+template <int P, int BN> static int rows_launch(struct kx_rows g, cudaStream_t stream)
+{
+	const int bytes = GEMM_STAGES * (int)sizeof(struct rows_stage<BN>);
+	if (cudaFuncSetAttribute(
+		    rows_kernel<P, BN>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		return PS_EDEVICE;
+	dim3 grid((unsigned)g.n_cells * ((g.images + KX_ROW_TILE - 1) / KX_ROW_TILE),
+		(g.n + BN - 1) / BN);
+	rows_kernel<P, BN><<<grid, GEMM_THREADS, bytes, stream>>>(g);
+	return KX_LAUNCHED();
+}
+
+template <int P> static int rows_narrow_or_wide(struct kx_rows g, cudaStream_t stream)
+{
+	return g.n <= 32 ? rows_launch<P, 32>(g, stream) : rows_launch<P, 64>(g, stream);
+}
+
+int kx_rows(struct kx_rows g, int precision, cudaStream_t stream)
+{
+	if (precision == KX_TF32)
+		return rows_narrow_or_wide<KX_TF32>(g, stream);
+	if (precision == KX_BF16)
+		return rows_narrow_or_wide<KX_BF16>(g, stream);
+	return rows_narrow_or_wide<KX_FP32>(g, stream);
+}

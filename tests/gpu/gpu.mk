@@ -5,6 +5,7 @@
 # They link no server: whoever works on that one does not stop them.
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$(B)/tests/gpu/%,$(wildcard tests/gpu/test_*.c))
 GPU_POISON := $(B)/tests/gpu/poison.so
+GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu
 
 $(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
@@ -16,10 +17,11 @@ $(GPU_POISON): tests/gpu/poison.c tests/gpu/poison_preload.c tests/gpu/poison.h
 gpu-test: deps
 	@$(MAKE) $(JOBS) tests
 	@PYTHON=$(PYTHON) tests/gpu/run
-gpu-bench:
-	@deploy/setup.sh bench
+# with the python3 that has PyTorch for this GPU: Debian's own has one for CPUs
+gpu-bench: deps
 	@$(MAKE) $(JOBS) FLAVOUR=release tests
-	@CNN_DATA="$$(deploy/data.sh)" $(PYTHON) tests/bench/gpu_vs_torch
+	@CNN_DATA="$$(deploy/data.sh)" tests/bench/gpu_vs_torch
 bundle: deps
-	@$(MAKE) $(JOBS) FLAVOUR=release tests
+	@$(MAKE) $(JOBS) FLAVOUR=release all $(subst $(B),build/release,$(GPU_PROGRAMS))
 	@deploy/bundle.sh
+	@CNN_BUNDLE=1 $(call PYTEST,release) tests/gpu/test_bundle.py

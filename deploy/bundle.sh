@@ -1,0 +1,78 @@
+#!/bin/sh
+# Pack the release build as build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz: for hosts where nothing
+# can be installed, such as rented GPU machines. Unpacks anywhere and has what the programs need but
+# glibc and libstdc++, which every such host has; CUDA's runtime is inside the programs, its driver
+# is the host's. `make bundle` builds, packs and tries it.
+#
+#   bin/           launchers: each starts the program of its name with the bundle's libraries
+#   libexec/ lib/  the programs, stripped, and their shared libraries
+#   tests/ deploy/ the proofs and races of the GPU, and the demo; build/release is bin, so that they
+#                  and the commands of the README run here as in a checkout
+set -eu
+cd "$(dirname "$0")/.."
+build=build/release
+version=$(sed -n 's/^#define PS_VERSION "\(.*\)"$/\1/p' common/version.h)
+name=cnn-ps-$version-linux-$(uname -m)
+out=build/bundle/$name
+# what the host brings: glibc, and gcc's runtime for C++
+host='ld-linux.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+)\.so.*|linux-vdso.*'
+
+programs() {
+	cd $build
+	ls cnn-ps cnn-worker cnn-ctl cnn-ladder tests/bench/gpu 2>/dev/null || true
+	find tests/gpu -name 'test_*' -type f -perm -u+x
+	cd - >/dev/null
+}
+
+# up PATH: the way from PATH's directory to the top
+up() {
+	dirname "$1" | sed 's|[^/][^/]*|..|g'
+}
+
+rm -rf build/bundle
+mkdir -p $out/bin $out/lib $out/libexec $out/build
+ln -s ../bin $out/build/release
+for p in $(programs); do
+	mkdir -p "$(dirname "$out/libexec/$p")" "$(dirname "$out/bin/$p")"
+	strip -o "$out/libexec/$p" "$build/$p"
+	ln -s "$(up "bin/$p")/launch" "$out/bin/$p"
+	ldd "$build/$p"
+done | awk -v host="^($host)$" '$2 == "=>" && $1 !~ host { print $3 }' | sort -u |
+	while read -r library; do
+		strip --strip-unneeded -o "$out/lib/$(basename "$library")" "$library"
+	done
+cp $build/tests/gpu/poison.so $out/bin/tests/gpu/
+
+cat >$out/launch <<'END'
+#!/bin/sh
+# The program that bin/... is named after, with the libraries beside it, from wherever this is.
+here=$(dirname "$(readlink -f "$0")")
+case $0 in */*) link=$0 ;; *) link=$(command -v "$0") ;; esac
+program=$(cd "$(dirname "$link")" && pwd -P)/$(basename "$link")
+export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+exec "$here/libexec/${program#"$here/bin/"}" "$@"
+END
+chmod +x $out/launch
+
+mkdir -p $out/deploy $out/tests/bench
+cp deploy/data.sh deploy/demo.sh $out/deploy/
+cp LICENSE $out/
+cp tests/conftest.py tests/flavour.py tests/lab.py $out/tests/
+cp -r tests/gpu $out/tests/
+cp tests/bench/gpu_vs_torch tests/bench/*.py $out/tests/bench/
+find $out/tests -name __pycache__ -prune -exec rm -r {} +
+cat >$out/README <<END
+cnn-ps $version: a parameter server that trains convolutional networks, with its CUDA workers.
+Runs where glibc $(ldd --version | sed -n '1s/.* //p') or newer is; unpack anywhere. Images: set CNN_DATA to a directory
+of MNIST's four files (IDX, plain or .gz).
+
+  bin/cnn-ps --model cnn99 --epochs 3 --bind tcp://127.0.0.1:5555 &
+  bin/cnn-worker --server tcp://127.0.0.1:5555 --device cuda
+  tests/gpu/run                    proofs against double precision, whole runs on the GPU (pytest)
+  tests/bench/gpu_vs_torch         training epochs against PyTorch's best, turn by turn
+  deploy/demo.sh                   1 server + 2 CPU workers train 3 epochs
+END
+
+tar -czf $out.tar.gz -C build/bundle --sort=name --owner=0 --group=0 $name
+rm -rf $out
+echo "bundle: $out.tar.gz ($(du -h $out.tar.gz | cut -f 1))" >&2

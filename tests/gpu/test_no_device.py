@@ -1,0 +1,43 @@
+"""Machines without a GPU, of which every machine is one when the driver hides it: one clear line."""
+import re
+
+import pytest
+
+from gpu import UNREACHABLE, probe, worker
+
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def refused(lab, device):
+    """The one line in which a device is refused."""
+    w = probe(lab, device, env=HIDDEN)
+    assert w.wait(20) in (1, 2), w.tail()
+    assert len(w.lines) == 1, w.tail()
+    return w.lines[0]
+
+
+def test_auto_takes_the_cpu_and_says_so(lab):
+    built_without = "built without cuda" in refused(lab, "cuda")
+    server = lab.server("--model", "fc:10", "--epochs", 1, "--max-updates", 3)
+    w = worker(lab, server, "auto", env=HIDDEN)
+    assert server.result()["updates"] == 3
+    assert w.wait(10) == 0, w.tail()
+    w.line(r'trainer start .*device="cpu 1 thread')
+    why = [line for line in w.lines if re.search(r'backend auto.* without=cuda reason=".+"', line)]
+    assert built_without or why, w.tail()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:99", "cuda:one", "cuda:"])
+def test_cuda_without_a_device_is_refused_in_one_line(lab, device):
+    assert device in refused(lab, device)
+
+
+def test_a_precision_that_does_not_exist_is_refused(lab):
+    w = probe(lab, "auto", "--precision", "fp64")
+    assert w.wait(20) == 2, w.tail()
+    assert "fp32" in w.lines[0] and "bf16" in w.lines[0]
+
+
+def test_auto_trains_where_a_precision_is_asked_for(lab):
+    """The CPU knows fp32 alone; "auto" may end up there and must not be stopped by that."""
+    assert probe(lab, "auto", "--precision", "tf32", env=HIDDEN).wait(20) == UNREACHABLE

@@ -1,0 +1,83 @@
+"""Whole runs on a GPU: real servers, workers with --device cuda, in one case a GPU that breaks."""
+import re
+
+import pytest
+
+from flavour import BUILD
+from gpu import PRELOAD, worker
+from lab import Lab
+
+EPOCHS = 3
+
+
+def train(lab, device, workers, *options):
+    server = lab.server("--model", "seed:32", "--epochs", EPOCHS, "--min-workers", workers,
+                        directory=f"{device}{workers}", *options)
+    crew = [worker(lab, server, device) for _ in range(workers)]
+    result = server.result()
+    for w in crew:
+        assert w.wait(10) == 0, w.tail()
+    return result
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(tmp_path_factory, data):
+    """The accuracy of the same run with one CPU worker."""
+    lab = Lab(tmp_path_factory.mktemp("cpu"), data)
+    try:
+        yield train(lab, "cpu", 1)["accuracy"]
+    finally:
+        lab.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_gpu_workers_learn_what_a_cpu_worker_learns(gpu, lab, on_the_cpu, workers):
+    result = train(lab, gpu, workers)
+    assert result["images_per_epoch"] == [60000] * EPOCHS
+    assert result["updates"] == EPOCHS * 600, "each batch of 100 is one update"
+    assert result["images"] == EPOCHS * 60000
+    assert result["duplicates"] == 0 and result["refusals"] == 0
+    assert result["accuracy"] >= on_the_cpu - (0.003 if workers == 1 else 0.01), result
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_low_precisions_learn_too(gpu, lab, on_the_cpu, precision):
+    server = lab.server("--model", "seed:32", "--epochs", EPOCHS)
+    w = worker(lab, server, gpu, "--precision", precision)
+    result = server.result()
+    assert w.wait(10) == 0, w.tail()
+    assert result["accuracy"] >= on_the_cpu - 0.005, result
+
+
+def test_killed_gpu_worker_costs_nothing(gpu, lab):
+    """Killed with -9 in the middle; another one finishes, and each image counts once."""
+    server = lab.server("--model", "seed:32", "--epochs", 6, "--suspect-ms", 500, "--dead-ms", 1000)
+    first = worker(lab, server, gpu)
+    server.line(r"train epoch.* epoch=1 ")
+    first.kill()
+    second = worker(lab, server, gpu)
+    result = server.result()
+    assert second.wait(10) == 0, second.tail()
+    assert result["images_per_epoch"] == [60000] * 6 and result["duplicates"] == 0
+
+
+def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, lab):
+    """The CUDA context of a training worker is destroyed: one line, exit status 1, no push of what
+    the GPU did not compute; the run goes on with another worker."""
+    server = lab.server("--model", "seed:32", "--epochs", 6, "--suspect-ms", 500, "--dead-ms", 1000)
+    if gpu == "cpu":
+        pytest.skip("CNN_TEST_DEVICE is not cuda")
+    broken = worker(lab, server, gpu, env={"LD_PRELOAD": str(BUILD / PRELOAD)})
+    server.line(r"train epoch.* epoch=1 ")
+    broken.signal("USR1")
+    assert broken.wait(20) == 1, broken.tail()
+    assert broken.line(r"^poison: (\d+)$")
+    errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
+    assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()
+    computed = int(broken.line(r"worker done .*\bbatches=(\d+)")[1])
+    assert server.status()["updates"] == computed
+    assert server.status()["counters"]["rejected"] == 0
+    healthy = worker(lab, server, gpu)
+    result = server.result()
+    assert healthy.wait(10) == 0, healthy.tail()
+    assert result["images_per_epoch"] == [60000] * 6 and result["duplicates"] == 0

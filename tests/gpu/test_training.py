@@ -8,6 +8,7 @@ from gpu import PRELOAD, worker
 from lab import Lab
 
 EPOCHS = 3
+SOON = ("--beat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)  # a dead worker is noticed
 
 
 def train(lab, device, workers, *options):
@@ -51,7 +52,7 @@ def test_low_precisions_learn_too(gpu, lab, on_the_cpu, precision):
 
 def test_killed_gpu_worker_costs_nothing(gpu, lab):
     """Killed with -9 in the middle; another one finishes, and each image counts once."""
-    server = lab.server("--model", "seed:32", "--epochs", 6, "--suspect-ms", 500, "--dead-ms", 1000)
+    server = lab.server("--model", "seed:32", "--epochs", 6, *SOON)
     first = worker(lab, server, gpu)
     server.line(r"train epoch.* epoch=1 ")
     first.kill()
@@ -64,7 +65,7 @@ def test_killed_gpu_worker_costs_nothing(gpu, lab):
 def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, lab):
     """The CUDA context of a training worker is destroyed: one line, exit status 1, no push of what
     the GPU did not compute; the run goes on with another worker."""
-    server = lab.server("--model", "seed:32", "--epochs", 6, "--suspect-ms", 500, "--dead-ms", 1000)
+    server = lab.server("--model", "seed:32", "--epochs", 6, *SOON)
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
     broken = worker(lab, server, gpu, env={"LD_PRELOAD": str(BUILD / PRELOAD)})

@@ -29,7 +29,7 @@ def test_auto_takes_the_cpu_and_says_so(lab):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:99", "cuda:one", "cuda:"])
 def test_cuda_without_a_device_is_refused_in_one_line(lab, device):
-    assert device in refused(lab, device)
+    assert re.search(rf"{device}\b|no GPU answers|built without cuda", refused(lab, device))
 
 
 def test_a_precision_that_does_not_exist_is_refused(lab):

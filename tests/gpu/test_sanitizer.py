@@ -1,0 +1,25 @@
+"""compute-sanitizer finds nothing in any kernel: no bad access, race, unset value or lost barrier."""
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flavour import command
+
+USUAL = Path("/usr/local/cuda/bin/compute-sanitizer")
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+def test_every_kernel_is_clean(gpu, tool):
+    if gpu == "cpu":
+        pytest.skip("CNN_TEST_DEVICE is not cuda")
+    sanitizer = shutil.which("compute-sanitizer") or (str(USUAL) if USUAL.exists() else None)
+    if not sanitizer:
+        pytest.skip("no compute-sanitizer")
+    done = subprocess.run(
+        [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "77",
+         *command("tests/gpu/test_walk")],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "0 errors" in done.stdout or "0 hazards" in done.stdout, done.stdout[-3000:]

@@ -1,7 +1,7 @@
 # cnn-ps: one Makefile for everything.
 #
 # Targets:  all (default)  demo  test  data  lint  bench  asan  ubsan  tsan  clean  deps
-#           gpu-test  gpu-bench  bundle (tests/gpu/gpu.mk)
+#           gpu-test  gpu-bench  bundle (tests/gpu/gpu.mk)  ladder (kernels/ladder/ladder.mk)
 # Knobs:    V=1 (show commands)  FLAVOUR=release|asan|ubsan|tsan  CC=clang  CUDA=0 (leave CUDA out)
 #
 # demo, test, lint, bench, asan, ubsan and tsan install the packages that are missing (deps), build
@@ -34,7 +34,7 @@ PKG_CFLAGS  := $(shell pkg-config --cflags $(PKGS))
 LIBS.base   := $(shell pkg-config --libs $(PKGS.base)) -lm
 LIBS.server := $(shell pkg-config --libs $(PKGS.server))
 LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
-else ifneq ($(filter-out demo test data lint bench asan ubsan tsan gpu-test gpu-bench bundle deps clean,$(or $(MAKECMDGOALS),all)),)
+else ifneq ($(filter-out demo test data lint bench asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean,$(or $(MAKECMDGOALS),all)),)
 $(error libraries are missing: run deploy/setup.sh as root)
 endif
 LIBS.cuda   :=
@@ -97,6 +97,7 @@ TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 
 include tests/gpu/gpu.mk
+include kernels/ladder/ladder.mk
 
 .PHONY: all demo test data lint bench asan ubsan tsan clean deps tests
 .SECONDARY:

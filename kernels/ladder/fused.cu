@@ -4,7 +4,7 @@
  * the error through the winners alone. Each image's gradient still travels back to be summed.
  */
 #include <stdlib.h>
-#include "kernels/ladder/host.h"
+#include "kernels/ladder/host.cuh"
 
 #define POOL_THREADS 192 /* POOL_AREA in whole warps */
 #define FC_THREADS   (32 * CLASSES)

@@ -1,7 +1,7 @@
 /*
- * gpu.cu - see gpu.h.
+ * gpu.cu - see gpu.cuh.
  */
-#include "kernels/ladder/gpu.h"
+#include "kernels/ladder/gpu.cuh"
 #include <string.h>
 
 int gpu_failed(cudaError_t status, const char *call, struct err *e)

@@ -1,7 +1,7 @@
 /*
- * host.cu - see host.h.
+ * host.cu - see host.cuh.
  */
-#include "kernels/ladder/host.h"
+#include "kernels/ladder/host.cuh"
 #include <stdlib.h>
 
 int host_batch_init(

@@ -1,16 +1,27 @@
 # cnn-ladder: every step of how the gradients became fast (docs/ladder.md). Included by the Makefile.
-# Without nvcc (CUDA=0) it has the sequential rung alone. `make ladder` measures and draws.
+# Without nvcc it has the sequential rung alone.
+#   ladder   measures all of it into LADDER (build/ladder), and draws the figures there
+LADDER      ?= build/ladder
 LADDER_MAIN := kernels/ladder/main.c
 LADDER_CU   := $(if $(CU),$(wildcard kernels/ladder/*.cu))
+LADDER_C    := $(filter-out $(LADDER_MAIN) $(if $(CU),,%/production.c),$(wildcard kernels/ladder/*.c))
+LADDER_CU_OBJECTS := $(LADDER_CU:%.cu=$(B)/%.o)
 A.ladder    := $(B)/libladder.a
-LADDER_OBJECTS := $(call obj,$(filter-out $(LADDER_MAIN) $(if $(CU),,kernels/ladder/production.c),$(wildcard kernels/ladder/*.c))) \
-	$(LADDER_CU:%.cu=$(B)/%.cu.o)
-LADDER_ARCHIVES := $(A.ladder) $(ARCHIVES.worker)
+BINARIES    += $(B)/cnn-ladder
+LADDER_TESTS := $(wildcard tests/unit/test_ladder.c tests/gpu/test_ladder.c)
+LADDER_LIBS = $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 
-$(A.ladder): $(LADDER_OBJECTS)
+$(LADDER_CU_OBJECTS): $(B)/%.o: %.cu
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+$(A.ladder): $(call obj,$(LADDER_C)) $(LADDER_CU_OBJECTS)
 	$(archive)
-$(B)/kernels/ladder/rungs.o: EXTRA_CFLAGS += $(if $(CU),-DLADDER_CUDA)
-$(B)/cnn-ladder: $(B)/kernels/ladder/main.o $(LADDER_ARCHIVES)
-	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
-$(B)/tests/unit/test_ladder $(B)/tests/gpu/test_ladder: $(B)/%: $(B)/%.o $(A.ladder) $(TEST_ARCHIVES)
-	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+$(B)/cnn-ladder: $(call obj,$(LADDER_MAIN)) $(A.ladder) $(ARCHIVES.worker)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LADDER_LIBS)
+$(LADDER_TESTS:%.c=$(B)/%): $(B)/%: $(B)/%.o $(A.ladder) $(ARCHIVES.worker)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LADDER_LIBS)
+
+.PHONY: ladder
+ladder: deps
+	@$(MAKE) $(JOBS) FLAVOUR=release all
+	@CNN_DATA="$$(deploy/data.sh)" kernels/ladder/run.sh build/release/cnn-ladder $(LADDER)

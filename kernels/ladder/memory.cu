@@ -7,7 +7,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include "kernels/ladder/gpu.h"
+#include "kernels/ladder/gpu.cuh"
 extern "C" {
 #include "common/rng.h"
 }
@@ -30,10 +30,10 @@ static __global__ void empty_kernel(void)
 {
 }
 
-/* Follows the chain and leaves the last link, so that no load can be left out. */
+/* Follows the chain from where the last walk ended. */
 static __global__ void chase_kernel(const uint32_t *chain, size_t steps, uint32_t *last)
 {
-	uint32_t at = 0;
+	uint32_t at = *last;
 	for (size_t i = 0; i < steps; i++)
 		at = chain[at];
 	*last = at;
@@ -136,7 +136,8 @@ static int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size
 	return PS_OK;
 }
 
-/* The second walk is timed: by then the caches hold what they can. */
+/* The second walk is timed: by then the caches hold what they can of a chain that is shorter than a
+ * walk, and nothing of what lies ahead in a longer one. */
 static int measure_load(
 	struct gpu *g, const char *where, size_t bytes, uint32_t *device, struct err *e)
 {
@@ -148,6 +149,7 @@ static int measure_load(
 	free(chain);
 	TRY(status, e);
 	uint32_t *last = device + bytes / sizeof *device;
+	TRY(cudaMemset(last, 0, sizeof *last), e);
 	int rc = time_chase(g, device, last, CHAIN_STEPS, &us, e);
 	if (!rc)
 		rc = time_chase(g, device, last, CHAIN_STEPS, &us, e);

@@ -1,12 +1,14 @@
 /*
- * products.cu - rung 5, and the products over the batch that later rungs keep. See products.h.
+ * products.cu - rung 5, and the products over the batch that later rungs keep. See products.cuh.
  */
-#include "kernels/ladder/products.h"
+#include "kernels/ladder/products.cuh"
 #include <stdlib.h>
-#include "kernels/ladder/host.h"
+#include "kernels/ladder/host.cuh"
 
-#define SCORE_IMAGES  8 /* images that share each weight loaded */
-#define SCORE_SPLITS  4 /* parts of the inputs, summed later */
+#ifndef SCORE_IMAGES
+#define SCORE_IMAGES 8 /* images that share each weight loaded */
+#endif
+#define SCORE_SPLITS  8 /* parts of the inputs, summed later */
 #define SCORE_THREADS 256
 #define POOL_THREADS  192
 #define FC_THREADS    128
@@ -40,19 +42,20 @@ static __global__ void score_kernel(struct products p, size_t n_images)
 	const float *weight = p.k.params + image_fc_weight(p.k.filters);
 	float sum[SCORE_IMAGES][CLASSES] = {};
 	for (size_t i = from + threadIdx.x; i < end; i += SCORE_THREADS) {
-		float in[SCORE_IMAGES];
+		float in[SCORE_IMAGES], w[CLASSES];
+#pragma unroll
+		for (int c = 0; c < CLASSES; c++)
+			w[c] = weight[(size_t)c * inputs + i];
 #pragma unroll
 		for (int m = 0; m < SCORE_IMAGES; m++) {
 			size_t n = first + (size_t)m < n_images ? first + (size_t)m : n_images - 1;
 			in[m] = p.k.pooled[n * inputs + i];
 		}
 #pragma unroll
-		for (int c = 0; c < CLASSES; c++) {
-			float w = weight[(size_t)c * inputs + i];
+		for (int c = 0; c < CLASSES; c++)
 #pragma unroll
 			for (int m = 0; m < SCORE_IMAGES; m++)
-				sum[m][c] += w * in[m];
-		}
+				sum[m][c] += w[c] * in[m];
 	}
 	score_reduce(sum, part);
 	size_t n = first + threadIdx.x / CLASSES, c = threadIdx.x % CLASSES;
@@ -200,7 +203,7 @@ int products_mean(struct gpu *g, const struct products *p, size_t n, size_t chun
 
 size_t products_chunks(const struct products *p, size_t n, size_t each, size_t blocks)
 {
-	size_t chunks = (blocks + each - 1) / each;
+	size_t chunks = each < blocks ? blocks / each : 1;
 	chunks = chunks < n ? chunks : n;
 	chunks = chunks < p->max_chunks ? chunks : p->max_chunks;
 	/* no chunk may be empty: its sums would not be written */

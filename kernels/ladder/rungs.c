@@ -10,20 +10,21 @@
 #define PAGE ((size_t)4096)
 
 extern const struct rung rung_sequential;
-#ifdef LADDER_CUDA
-extern const struct rung rung_thread, rung_fused, rung_ring, rung_products, rung_tiled,
-	rung_resident, rung_graph, rung_production, rung_local;
+#if defined(KX_CUDA)
+extern const struct rung rung_thread, rung_fused, rung_ring, rung_wide_ring, rung_products,
+	rung_tiled, rung_pinned, rung_graph, rung_production, rung_local;
 #endif
 
 const struct rung *const ladder_rungs[] = {
 	&rung_sequential,
-#ifdef LADDER_CUDA
+#if defined(KX_CUDA)
 	&rung_thread,
 	&rung_fused,
 	&rung_ring,
+	&rung_wide_ring,
 	&rung_products,
 	&rung_tiled,
-	&rung_resident,
+	&rung_pinned,
 	&rung_graph,
 	&rung_production,
 	&rung_local,
@@ -48,7 +49,7 @@ float *ladder_floats(size_t n)
 	return p ? memset(p, 0, bytes) : NULL;
 }
 
-#ifndef LADDER_CUDA
+#if !defined(KX_CUDA)
 int ladder_has_gpu(const char **why)
 {
 	*why = "this program was built without CUDA";

@@ -3,8 +3,8 @@
  * as floats, every image's gradient travels back, and the host sums them.
  */
 #include <stdlib.h>
-#include "kernels/ladder/gpu.h"
-#include "kernels/ladder/host.h"
+#include "kernels/ladder/gpu.cuh"
+#include "kernels/ladder/host.cuh"
 
 #define THREADS 128
 

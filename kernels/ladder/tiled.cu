@@ -1,24 +1,26 @@
 /*
- * tiled.cu - rung 6: what is used often is held close. Forward: an image in shared memory, a
- * window's 16 pixels in registers for 32 filters. Backward: one kernel reads the pooled values
- * once for both layers, an fc weight column and all sums in registers.
+ * tiled.cu - what is used often is held close. Forward: an image in shared memory, a window's 16
+ * pixels in registers for 32 filters. Backward: one kernel reads the pooled values once for both
+ * layers; an fc weight column and all sums stay in registers, and the next images are on their way
+ * while the present ones are worked on. Images are bytes of the set that lies on the device.
  */
-#include <stdlib.h>
-#include "kernels/ladder/host.h"
-#include "kernels/ladder/products.h"
+#include "kernels/ladder/products.cuh"
 
 #define FORWARD_FILTERS  32
 #define FORWARD_THREADS  192 /* POOL_AREA in whole warps */
-#define ROW              12  /* 9 weights and a bias, in whole 16 bytes */
-#define BACKWARD_FILTERS 4
-#define BACKWARD_THREADS 704 /* 4 * POOL_AREA in whole warps */
-#define STAGE            4   /* images between two barriers */
-#define FULL_CHIP        132 /* blocks: one on each multiprocessor */
+#define ROW              12  /* 9 weights and a bias, or 10 classes, in whole 16 bytes */
+#define BACKWARD_FILTERS 2
+#define BACKWARD_THREADS 352              /* 2 * POOL_AREA in whole warps */
+#define BLOCKS_PER_SM    2                /* of backward_kernel */
+#define STAGE            4                /* images between two barriers */
+#define WORDS            (IMAGE_AREA / 4) /* of 4 pixels, in an image */
+#define LOADS            ((STAGE * WORDS + BACKWARD_THREADS - 1) / BACKWARD_THREADS)
+#define FULL_CHIP        (BLOCKS_PER_SM * 132)
+#define TO_UNIT          (1 / 255.0f)
 
-static __device__ float pixel(const struct products &p, size_t n, size_t i)
+static __device__ const uint8_t *image_of(const struct products &p, size_t n)
 {
-	return p.pixels ? (float)p.pixels[(size_t)p.index[n] * IMAGE_AREA + i] * (1 / 255.0f)
-			: p.k.images[n * IMAGE_AREA + i];
+	return p.pixels + (size_t)p.index[n] * IMAGE_AREA;
 }
 
 /* ---- forward ----------------------------------------------------------------------------------
@@ -52,8 +54,9 @@ static __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct
 	__shared__ float image[IMAGE_AREA];
 	__shared__ __align__(16) float weight[FORWARD_FILTERS][ROW];
 	size_t n = blockIdx.y, first = (size_t)blockIdx.x * FORWARD_FILTERS, o = threadIdx.x;
+	const uint8_t *pixels = image_of(p, n);
 	for (size_t i = o; i < IMAGE_AREA; i += FORWARD_THREADS)
-		image[i] = pixel(p, n, i);
+		image[i] = (float)pixels[i] * TO_UNIT;
 	load_weights(p.k, first, weight);
 	__syncthreads();
 	if (o >= POOL_AREA)
@@ -93,9 +96,18 @@ int tiled_convolve(struct gpu *g, const struct products *p, size_t n, struct err
 /* ---- backward ---------------------------------------------------------------------------------
  */
 
+/* The images that all threads of a block work on. */
 struct stage {
-	float image[STAGE][IMAGE_AREA];
-	float d_score[STAGE][CLASSES];
+	float4 image[STAGE * WORDS];
+	float d_score[STAGE][ROW];
+};
+
+/* A thread's part of the next stage, loaded while the present one is worked on. */
+struct ahead {
+	uint32_t word[LOADS];
+	float d_score;
+	float in[STAGE];
+	uint8_t winner[STAGE];
 };
 
 /* What one thread sums for its pooled value. */
@@ -104,18 +116,43 @@ struct sums {
 	float conv[WEIGHTS + 1];
 };
 
-static __device__ void stage_images(
-	const struct products &p, size_t first, size_t n, struct stage *s)
+/* Images [n, n + m); `i` is the thread's pooled value, if it has one. */
+static __device__ void load_ahead(
+	const struct products &p, size_t n, unsigned m, size_t i, int works, struct ahead *a)
 {
-	for (size_t i = threadIdx.x; i < n * IMAGE_AREA; i += BACKWARD_THREADS)
-		s->image[i / IMAGE_AREA][i % IMAGE_AREA] =
-			pixel(p, first + i / IMAGE_AREA, i % IMAGE_AREA);
-	for (size_t i = threadIdx.x; i < n * CLASSES; i += BACKWARD_THREADS)
-		s->d_score[i / CLASSES][i % CLASSES] = p.k.score[first * CLASSES + i];
+	size_t inputs = p.k.filters * POOL_AREA;
+#pragma unroll
+	for (unsigned k = 0; k < LOADS; k++) {
+		unsigned w = threadIdx.x + k * BACKWARD_THREADS;
+		if (w < m * WORDS)
+			a->word[k] = ((const uint32_t *)image_of(p, n + w / WORDS))[w % WORDS];
+	}
+	if (threadIdx.x < m * CLASSES)
+		a->d_score = p.k.score[n * CLASSES + threadIdx.x];
+#pragma unroll
+	for (unsigned k = 0; k < STAGE; k++) {
+		int there = works && k < m;
+		a->in[k] = there ? p.k.pooled[(n + k) * inputs + i] : 0;
+		a->winner[k] = there ? p.k.winner[(n + k) * inputs + i] : (uint8_t)DEAD;
+	}
+}
+
+static __device__ void store_ahead(const struct ahead &a, unsigned m, struct stage *s)
+{
+#pragma unroll
+	for (unsigned k = 0; k < LOADS; k++) {
+		unsigned w = threadIdx.x + k * BACKWARD_THREADS, v = a.word[k];
+		if (w < m * WORDS)
+			s->image[w] = make_float4((float)(v & 255) * TO_UNIT,
+				(float)(v >> 8 & 255) * TO_UNIT, (float)(v >> 16 & 255) * TO_UNIT,
+				(float)(v >> 24) * TO_UNIT);
+	}
+	if (threadIdx.x < m * CLASSES)
+		s->d_score[threadIdx.x / CLASSES][threadIdx.x % CLASSES] = a.d_score;
 }
 
 static __device__ void add_image(struct sums *sum, const float weight[CLASSES],
-	const float *d_score, float in, const float *at, int dead)
+	const float d_score[ROW], float in, const float *at, int dead)
 {
 	float d = 0;
 #pragma unroll
@@ -130,11 +167,36 @@ static __device__ void add_image(struct sums *sum, const float weight[CLASSES],
 	sum->conv[WEIGHTS] += d;
 }
 
+/* The images of a stage, for a thread whose windows begin `corner` pixels into each. */
+static __device__ void add_stage(struct sums *sum, const float weight[CLASSES],
+	const struct stage &s, const struct ahead &now, unsigned m, unsigned corner)
+{
+	const float *image = (const float *)s.image;
+#pragma unroll
+	for (unsigned k = 0; k < STAGE; k++) {
+		unsigned winner = now.winner[k];
+		if (k < m)
+			add_image(sum, weight, s.d_score[k], now.in[k],
+				image + k * IMAGE_AREA + corner + winner / 2 % 2 * IMAGE_SIDE +
+					winner % 2,
+				winner == DEAD);
+	}
+}
+
+/* The fc bias is the threads' that have no pooled value: one class each. */
+static __device__ void add_bias(const struct stage &s, unsigned m, float *sum)
+{
+	unsigned c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;
+	for (unsigned k = 0; k < m && c < CLASSES; k++)
+		*sum += s.d_score[k][c];
+}
+
 /* Sums over the threads of each filter, in a fixed order, into the chunk's row. */
 static __device__ void write_conv(const struct sums &sum, size_t first, size_t filters, float *to)
 {
 	__shared__ float value[BACKWARD_THREADS];
 	size_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, f = first + warp;
+#pragma unroll
 	for (int w = 0; w <= WEIGHTS; w++) {
 		__syncthreads();
 		value[threadIdx.x] = sum.conv[w];
@@ -151,53 +213,39 @@ static __device__ void write_conv(const struct sums &sum, size_t first, size_t f
 	}
 }
 
-/* The fc bias is the threads' that have no pooled value, in the blocks of the first filters. */
-static __device__ void add_bias(const struct stage &s, size_t n, float *sum)
-{
-	size_t c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;
-	for (size_t m = 0; m < n && c < CLASSES; m++)
-		*sum += s.d_score[m][c];
-}
-
-/* Block (4 filters, chunk): a thread for each pooled value, the chunk's images in turn. */
-static __global__ __launch_bounds__(BACKWARD_THREADS) void backward_kernel(
+/* Block (2 filters, chunk): a thread for each pooled value, the chunk's images in turn. */
+static __global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {
 	__shared__ struct stage s;
 	size_t inputs = p.k.filters * POOL_AREA, first = (size_t)blockIdx.x * BACKWARD_FILTERS;
-	size_t t = threadIdx.x, o = t % POOL_AREA, i = first * POOL_AREA + t;
-	size_t begin = blockIdx.y * chunk;
-	size_t end = begin + chunk < n_images ? begin + chunk : n_images;
-	size_t fc = image_fc_weight(p.k.filters);
+	size_t fc = image_fc_weight(p.k.filters), n = blockIdx.y * chunk;
+	size_t end = n + chunk < n_images ? n + chunk : n_images;
+	unsigned t = threadIdx.x, o = t % POOL_AREA;
+	size_t i = first * POOL_AREA + t;
 	int works = t < BACKWARD_FILTERS * POOL_AREA && i < inputs;
 	float weight[CLASSES], bias = 0;
 	struct sums sum = {};
+	struct ahead a;
 #pragma unroll
 	for (int c = 0; c < CLASSES; c++)
 		weight[c] = works ? p.k.params[fc + (size_t)c * inputs + i] : 0;
-	for (size_t n = begin; n < end; n += STAGE) {
-		size_t m = end - n < STAGE ? end - n : STAGE;
-		float in[STAGE];
-		unsigned winner[STAGE];
-#pragma unroll
-		for (size_t k = 0; k < STAGE; k++) {
-			int there = works && k < m;
-			in[k] = there ? p.k.pooled[(n + k) * inputs + i] : 0;
-			winner[k] = there ? p.k.winner[(n + k) * inputs + i] : (unsigned)DEAD;
-		}
+	unsigned m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
+	load_ahead(p, n, m, i, works, &a);
+	while (m > 0) {
 		__syncthreads();
-		stage_images(p, n, m, &s);
+		store_ahead(a, m, &s);
 		__syncthreads();
-		if (!works)
-			add_bias(s, m, &bias);
-#pragma unroll
-		for (size_t k = 0; k < STAGE; k++)
-			if (works && k < m)
-				add_image(&sum, weight, s.d_score[k], in[k],
-					&s.image[k][(o / POOL_SIDE * 2 + winner[k] / 2 % 2) *
-							    IMAGE_SIDE +
-						    o % POOL_SIDE * 2 + winner[k] % 2],
-					winner[k] == DEAD);
+		struct ahead now = a;
+		unsigned present = m;
+		n += m;
+		m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
+		load_ahead(p, n, m, i, works, &a);
+		if (works)
+			add_stage(&sum, weight, s, now, present,
+				o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2);
+		else
+			add_bias(s, present, &bias);
 	}
 	float *to = p.part_grad + blockIdx.y * p.k.n_params;
 	for (size_t c = 0; c < CLASSES && works; c++)
@@ -221,87 +269,3 @@ size_t tiled_chunks(const struct products *p, size_t n)
 	size_t blocks = (p->k.filters + BACKWARD_FILTERS - 1) / BACKWARD_FILTERS;
 	return products_chunks(p, n, blocks, FULL_CHIP);
 }
-
-/* ---- the rung ---------------------------------------------------------------------------------
- */
-
-struct tiled_rung {
-	struct ladder_task task;
-	struct gpu gpu;
-	struct host_batch host;
-	struct host_target input;
-	struct products p;
-};
-
-static void tiled_close(void *self)
-{
-	struct tiled_rung *r = (struct tiled_rung *)self;
-	gpu_close(&r->gpu);
-	host_batch_release(&r->host);
-	free(r);
-}
-
-static int allocate(struct tiled_rung *r, struct err *e)
-{
-	size_t n = r->task.max_batch, n_params = r->task.model->n_params;
-	int rc = gpu_open(&r->gpu, e);
-	if (!rc)
-		rc = host_batch_init(&r->host, n, 0, n_params, e);
-	if (!rc)
-		rc = host_target_init(&r->input, &r->gpu, n, n_params, e);
-	r->p.k.params = r->input.params;
-	r->p.k.images = r->input.images;
-	r->p.k.labels = r->input.labels;
-	return rc ? rc : products_allocate(&r->gpu, &r->p, &r->task, e);
-}
-
-static int tiled_open(void **self, const struct ladder_task *t, struct err *e)
-{
-	struct tiled_rung *r = (struct tiled_rung *)mem_try(1, sizeof *r);
-	*self = NULL;
-	if (!r)
-		return err_set(e, PS_ENOMEM, "no memory for a rung");
-	r->task = *t;
-	int rc = allocate(r, e);
-	if (rc)
-		tiled_close(r);
-	else
-		*self = r;
-	return rc;
-}
-
-static int tiled_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
-	struct profile *profile, struct err *e)
-{
-	struct tiled_rung *r = (struct tiled_rung *)self;
-	size_t chunks = tiled_chunks(&r->p, b->n);
-	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, profile, e);
-	if (!rc)
-		rc = tiled_convolve(&r->gpu, &r->p, b->n, e);
-	if (!rc)
-		rc = products_score(&r->gpu, &r->p, b->n, e);
-	if (!rc)
-		rc = tiled_backward(&r->gpu, &r->p, b->n, chunks, e);
-	if (!rc)
-		rc = products_mean(&r->gpu, &r->p, b->n, chunks, e);
-	if (!rc)
-		rc = host_batch_take(
-			&r->host, &r->gpu, b->n, r->p.grad, r->p.k.loss, grad, loss, e);
-	return rc;
-}
-
-extern "C" const struct rung rung_tiled = {
-	.name = "tiled",
-	.changes = "Image in shared memory, 16 pixels in registers for 32 filters; one backward "
-		   "kernel "
-		   "reads the pooled values once for both layers.",
-	.predicts =
-		"Forward 3.1 GFLOP with 12 multiply-adds a load: 0.12 ms; backward 2.4 GFLOP and "
-		"0.22 GB once: 0.15 ms; fc 0.08 ms. 0.35 ms of kernels, but the step is copies: "
-		"1.5 ms",
-	.needs_gpu = 1,
-	.open = tiled_open,
-	.step = tiled_step,
-	.train = NULL,
-	.close = tiled_close,
-};

@@ -8,6 +8,7 @@ rules='
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
 ^server/core/            ^(common/(err|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
+^kernels/ladder/main\.c$  ^((common|kernels)/|worker/data\.h$)           ^(zmq|uv|microhttpd)\.h$
 ^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$
 ^proto/wire\.c$          ^(common/|proto/|cnnps\.pb-c\.h$)         ^(uv|microhttpd)\.h$
 ^proto/                  ^(common|proto)/                          ^(uv|microhttpd)\.h$

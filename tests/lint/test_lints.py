@@ -24,8 +24,9 @@ def tree(tmp_path):
             place = tmp_path / header.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(header, place)
-    for name in (".clang-format", "Makefile", "README.md", "kernels/kernels.mk", "common/rng.c",
-                 "deploy/setup.sh", "proto/cnnps.proto"):
+    for name in (".clang-format", "Makefile", "README.md", "kernels/kernels.mk",
+                 "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "common/rng.c", "deploy/setup.sh",
+                 "proto/cnnps.proto"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path

@@ -1,12 +1,12 @@
 /*
- * gpu.h - what the CUDA rungs share: checked calls, memory that one call frees, marks on the
+ * gpu.cuh - what the CUDA rungs share: checked calls, memory that one call frees, marks on the
  * stream that become a profile, and the kernels that a later rung takes over from an earlier one.
  *
  * Every rung works on the default stream of its own, `struct gpu` below; a failed call ends the
  * step with PS_EDEVICE and CUDA's own words.
  */
-#ifndef KERNELS_LADDER_GPU_H
-#define KERNELS_LADDER_GPU_H
+#ifndef KERNELS_LADDER_GPU_CUH
+#define KERNELS_LADDER_GPU_CUH
 #include <cuda_runtime.h>
 #include "kernels/ladder/image.h"
 #include "kernels/ladder/ladder.h"

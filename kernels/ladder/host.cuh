@@ -1,10 +1,10 @@
 /*
- * host.h - the host's half of the first CUDA rungs: pageable buffers through which a batch goes to
- * the device as floats, and through which every image's gradient comes back to be summed here.
+ * host.cuh - the host's half of the first CUDA rungs: pageable buffers through which a batch goes
+ * to the device as floats, and through which every image's gradient comes back to be summed here.
  */
-#ifndef KERNELS_LADDER_HOST_H
-#define KERNELS_LADDER_HOST_H
-#include "kernels/ladder/gpu.h"
+#ifndef KERNELS_LADDER_HOST_CUH
+#define KERNELS_LADDER_HOST_CUH
+#include "kernels/ladder/gpu.cuh"
 
 struct host_batch {
 	size_t n_params;

@@ -1,11 +1,11 @@
 /*
- * products.h - from rung 5 on no image has a gradient of its own: the fc layer's three products run
- * over the whole batch, and every sum over images is taken in a register, chunk by chunk, in an
+ * products.cuh - from rung 5 on no image has a gradient of its own: the fc layer's three products
+ * run over the whole batch, and every sum over images is taken in a register, chunk by chunk, in an
  * order that does not depend on timing.
  */
-#ifndef KERNELS_LADDER_PRODUCTS_H
-#define KERNELS_LADDER_PRODUCTS_H
-#include "kernels/ladder/gpu.h"
+#ifndef KERNELS_LADDER_PRODUCTS_CUH
+#define KERNELS_LADDER_PRODUCTS_CUH
+#include "kernels/ladder/gpu.cuh"
 
 struct products {
 	struct fused k;        /* pooled, winner, score and loss of the whole batch */
@@ -28,7 +28,7 @@ int products_backward(
 	struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
 /* part_grad -> grad */
 int products_mean(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
-/* Chunks for `n` images that give each of `blocks` blocks a part when `each` make up a chunk. */
+/* Chunks for `n` images, so that at most `blocks` blocks run if each chunk has `each` of them. */
 size_t products_chunks(const struct products *p, size_t n, size_t each, size_t blocks);
 
 /* tiled.cu, from rung 6 on: the same from registers and shared memory. */

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Seconds from launch to an accuracy: a real server and its workers, started cold.
+
+    tests/bench/to_accuracy.py [--target 0.99] [--device cuda] [--workers 1] [--repeat 5]
+                               [--model MODEL] [--epochs 3] [-- OPTIONS OF cnn-ps]
+
+The clock starts before the first process does and stops when the server's line on an epoch's
+evaluation says the target. Prints CSV: run,seed,epoch,accuracy,launch_s (until then; empty: never),
+training_s (of that, since the first worker had joined), then the median of launch_s.
+
+Data: $CNN_DATA or the usual places; plain files load faster than .gz.
+"""
+import argparse
+import re
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from through_server import Lab, data_directory, worker  # noqa: E402
+
+MODEL = "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:10"
+
+
+class Watch(threading.Thread):
+    """Notes when a server says what, while it says it."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.server, self.epochs, self.begin = server, [], None
+        self.start()
+
+    def run(self):
+        seen = 0
+        while self.server.running():
+            with self.server.news:
+                self.server.news.wait(0.2)
+                lines, now = self.server.lines[seen:], time.monotonic()
+            seen += len(lines)
+            for line in lines:
+                epoch = re.search(r"train epoch.* epoch=(\d+) .*\baccuracy=([\d.]+)", line)
+                if epoch:
+                    self.epochs.append((now, int(epoch[1]), float(epoch[2])))
+                elif self.begin is None and " worker joined" in line:
+                    self.begin = now
+
+
+def one(run, args):
+    seed = args.seed + run
+    with tempfile.TemporaryDirectory() as directory:
+        start = time.monotonic()
+        lab = Lab(Path(directory), data_directory())
+        try:
+            server = lab.server("--model", args.model, "--epochs", args.epochs, "--seed", seed,
+                                *args.options, directory=None)
+            watch = Watch(server)
+            for _ in range(args.workers):
+                worker(lab, server, args.device, "--precision", args.precision)
+            server.result(300)
+            watch.join(5)
+        finally:
+            lab.close()
+    reached = [e for e in watch.epochs if e[2] >= args.target]
+    now, epoch, accuracy = (reached or watch.epochs)[0 if reached else -1]
+    seconds = f"{now - start:.2f}" if reached else ""
+    training = f"{now - watch.begin:.2f}" if reached and watch.begin else ""
+    print(f"{run},{seed},{epoch},{accuracy:.4f},{seconds},{training}", flush=True)
+    return now - start if reached else None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=float, default=0.99)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("options", nargs="*", help="of cnn-ps, behind --")
+    args = parser.parse_args()
+    print("run,seed,epoch,accuracy,launch_s,training_s")
+    times = [one(run, args) for run in range(args.repeat)]
+    reached = [t for t in times if t is not None]
+    print(f"median,,,,{statistics.median(reached):.2f}," if reached else "median,,,,,")
+    print(f"# {len(reached)} of {len(times)} runs reached {args.target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Measure every stage of the ladder, and draw what docs/ladder.md shows.
+#
+#   run.sh CNN_LADDER DIR     measure into DIR/*.csv; draw too where gnuplot is
+#   run.sh --draw DIR         draw DIR/*.svg from DIR/*.csv
+#
+# SECONDS_EACH (2): for each rung and point; TRAIN_SECONDS (10): for each rung's training. Data:
+# $CNN_DATA or the usual places. Without a GPU there are stages 0 and 1 and no memory.csv.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+
+draw() {
+	gnuplot -e "dir='$1'" "$here/figures.gp"
+	"$python" "$here/pictures.py" "$1/beliefs.csv" >"$1/beliefs.svg.tmp"
+	mv "$1/beliefs.svg.tmp" "$1/beliefs.svg"
+}
+
+if [ "$1" = --draw ]; then
+	draw "$2"
+	exit
+fi
+ladder=$1 dir=$2
+each=${SECONDS_EACH:-2} train=${TRAIN_SECONDS:-10} rate=${RATE:-0.01}
+mkdir -p "$dir"
+
+"$python" "$here/stage0.py" steps --seconds "$each" >"$dir/steps.csv"
+"$ladder" steps --seconds "$each" --phases "$dir/phases.csv" | tail -n +2 >>"$dir/steps.csv"
+"$python" "$here/stage0.py" train --seconds "$train" --rate "$rate" >"$dir/beliefs.csv"
+"$ladder" train --seconds "$train" --rate "$rate" | tail -n +2 >>"$dir/beliefs.csv"
+"$ladder" memory >"$dir/memory.csv.tmp" && mv "$dir/memory.csv.tmp" "$dir/memory.csv" ||
+	rm -f "$dir/memory.csv.tmp"
+if command -v gnuplot >/dev/null; then
+	draw "$dir"
+else
+	echo "run.sh: no gnuplot here: draw with run.sh --draw $dir" >&2
+fi

@@ -1,0 +1,76 @@
+"""cnn-ladder and stage 0, as docs/ladder.md runs them, at sizes that take no time."""
+import csv
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flavour import PATIENCE, ROOT, command
+
+STEP = ("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
+        "copy_out_ms,host_ms,error").split(",")
+BELIEF = "rung,seconds,steps,right,image,label,belief,probability".split(",")
+
+
+def ladder(data, *arguments):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
+    return subprocess.run(command("cnn-ladder", *arguments, "--data", data), cwd=ROOT, env=env,
+                          capture_output=True, text=True, timeout=60 * PATIENCE)
+
+
+def stage0(data, *arguments):
+    return subprocess.run([sys.executable, ROOT / "kernels/ladder/stage0.py", *arguments],
+                          env=dict(os.environ, CNN_DATA=str(data)), capture_output=True, text=True,
+                          timeout=60 * PATIENCE)
+
+
+def rows(done, names):
+    assert done.returncode == 0, done.stderr
+    table = csv.DictReader(io.StringIO(done.stdout))
+    assert table.fieldnames == names
+    return list(table)
+
+
+def test_every_rung_is_timed_at_the_point_asked_for(data, tmp_path):
+    phases = tmp_path / "phases.csv"
+    done = ladder(data, "steps", "--filters", "3", "--batch", "7", "--seconds", "0",
+                  "--phases", phases)
+    first = rows(done, STEP)[0]
+    assert (first["rung"], first["filters"], first["batch"]) == ("sequential", "3", "7")
+    assert float(first["ms_median"]) > 0 and 0 < float(first["error"]) < 1e-5
+    assert phases.read_text().splitlines()[1].startswith("sequential,3,7,host,all,")
+
+
+def test_what_needs_a_gpu_is_named_or_run(data):
+    done = ladder(data, "steps", "--filters", "1", "--batch", "2", "--seconds", "0")
+    names = [r["rung"] for r in rows(done, STEP)]
+    assert len(names) > 1 or "skipped rungs=gpu reason=" in done.stderr
+
+
+def test_training_tells_what_the_net_believes(data):
+    done = ladder(data, "train", "--rung", "sequential", "--filters", "4", "--batch", "20",
+                  "--seconds", "0.1")
+    table = rows(done, BELIEF)
+    assert [r["seconds"] for r in table] == ["0.01"] * 12 + ["0.1"] * 12
+    assert all(r["belief"] in "0123456789" and 0 < float(r["probability"]) <= 1 for r in table)
+    assert int(table[0]["steps"]) <= int(table[12]["steps"])
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (("climb",), "expected steps, train, memory"),
+    (("steps", "--filters", "3", "--batch", "60000", "--rate", "x"), "--rate"),
+    (("steps", "--filters", "-1"), "--filters"),
+])
+def test_bad_usage_ends_in_a_line_and_status_2(data, arguments, words):
+    done = ladder(data, *arguments)
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_stage_0_prints_the_same_columns(data):
+    row, = rows(stage0(data, "steps", "--filters", "3", "--batch", "5", "--seconds", "0"), STEP)
+    assert (row["rung"], row["filters"], row["batch"]) == ("numpy", "3", "5")
+    table = rows(stage0(data, "train", "--filters", "3", "--batch", "10", "--seconds", "0.01"),
+                 BELIEF)
+    assert len(table) == 12 and table[0]["rung"] == "numpy"

@@ -1,0 +1,128 @@
+/*
+ * test_ladder.c - every rung of the ladder that needs a GPU agrees with cpu-ref, at sizes of 1,
+ * primes, and around its waves, blocks and chunks. Without a device every test is skipped; with
+ * KX_REQUIRE_GPU=1 it fails.
+ */
+#include "tests/unit/ladder_lab.h"
+
+static void begin(void)
+{
+	const char *why = "";
+	if (ladder_has_gpu(&why))
+		return;
+	if (getenv("KX_REQUIRE_GPU"))
+		fail_msg("KX_REQUIRE_GPU is set, but: %s", why);
+	skip();
+}
+
+static void for_each_gpu_rung(void (*check)(const struct rung *r))
+{
+	size_t tried = 0;
+	begin();
+	for (size_t i = 0; i < ladder_n_rungs; i++)
+		if (ladder_rungs[i]->needs_gpu) {
+			check(ladder_rungs[i]);
+			tried++;
+		}
+	assert_true(tried > 0);
+}
+
+static void agrees(const struct rung *r)
+{
+	static const size_t filters[] = {1, 2, 7, 33, 64}, batches[] = {1, 131, 37, 17, 133};
+	for (size_t i = 0; i < sizeof filters / sizeof filters[0]; i++) {
+		struct rung_lab l;
+		lab_open(&l, r, filters[i], batches[i]);
+		lab_agrees(&l, batches[i]);
+		lab_close(&l);
+	}
+}
+
+static void rungs_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	for_each_gpu_rung(agrees);
+}
+
+/* Whole and short batches in one state, so that what a longer one left behind would show. */
+static void changes_its_batch(const struct rung *r)
+{
+	static const size_t batches[] = {41, 1, 40, 5, 41};
+	struct rung_lab l;
+	lab_open(&l, r, 5, 41);
+	for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++)
+		lab_agrees(&l, batches[i]);
+	lab_close(&l);
+}
+
+static void a_batch_size_may_change_from_step_to_step(void **state)
+{
+	(void)state;
+	for_each_gpu_rung(changes_its_batch);
+}
+
+static void repeats(const struct rung *r)
+{
+	struct rung_lab l;
+	lab_open(&l, r, 33, 150);
+	size_t bytes = l.subject.model.n_params * sizeof(float);
+	float *first = ladder_floats(l.subject.model.n_params);
+	lab_step(&l, 150);
+	memcpy(first, l.grad, bytes);
+	double loss = l.loss;
+	lab_step(&l, 150);
+	if (memcmp(first, l.grad, bytes) || loss != l.loss)
+		fail_msg("%s: two equal steps differ by %g", r->name,
+			distance(l.grad, first, l.subject.model.n_params));
+	free(first);
+	lab_close(&l);
+}
+
+static void equal_steps_give_equal_bytes(void **state)
+{
+	(void)state;
+	for_each_gpu_rung(repeats);
+}
+
+/* Training by itself ends where step after step does. */
+static void trains(const struct rung *r)
+{
+	struct rung_lab l;
+	struct err e = {0};
+	const size_t batch = 10, steps = 3;
+	if (!r->train)
+		return;
+	lab_open(&l, r, 7, batch * steps);
+	size_t n_params = l.subject.model.n_params;
+	float *trained = ladder_floats(n_params);
+	memcpy(trained, l.params, n_params * sizeof(float));
+	if (r->train(l.self, trained, l.subject.index, batch, steps, 0.05f, &e))
+		fail_msg("%s: %s", r->name, e.text);
+	for (size_t s = 0; s < steps; s++) {
+		struct ladder_batch b = {l.params, l.subject.index + s * batch, batch};
+		assert_int_equal(r->step(l.self, &b, l.grad, &l.loss, NULL, &e), PS_OK);
+		for (size_t i = 0; i < n_params; i++)
+			l.params[i] -= 0.05f * l.grad[i];
+	}
+	assert_true(distance(trained, l.params, n_params) <= 1e-6);
+	assert_true(distance(trained, l.subject.params, n_params) > 1e-4);
+	free(trained);
+	lab_close(&l);
+}
+
+static void training_on_the_device_is_step_after_step(void **state)
+{
+	(void)state;
+	for_each_gpu_rung(trains);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(rungs_agree_with_cpu_ref),
+		cmocka_unit_test(a_batch_size_may_change_from_step_to_step),
+		cmocka_unit_test(equal_steps_give_equal_bytes),
+		cmocka_unit_test(training_on_the_device_is_step_after_step),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,71 @@
+/*
+ * ladder_lab.h - what the ladder's tests on the CPU and on the GPU share: a rung's gradient of
+ * random images against cpu-ref's.
+ */
+#ifndef TESTS_UNIT_LADDER_LAB_H
+#define TESTS_UNIT_LADDER_LAB_H
+#include "kernels/ladder/ladder.h"
+#include "tests/unit/gradients.h"
+
+struct rung_lab {
+	struct subject subject; /* its grad is cpu-ref's */
+	struct ladder_task task;
+	const struct rung *rung;
+	void *self;
+	float *params, *grad; /* ladder_floats */
+	double loss;
+};
+
+/* Open `rung` for seed:`filters` and `max_batch` of as many random images. */
+static inline void lab_open(
+	struct rung_lab *l, const struct rung *rung, size_t filters, size_t max_batch)
+{
+	char text[32];
+	struct err e = {0};
+	snprintf(text, sizeof text, "seed:%zu", filters);
+	const struct odd_model o = {{1, 28, 28}, text};
+	*l = (struct rung_lab){.rung = rung};
+	subject_random(&l->subject, &o, max_batch);
+	l->task = (struct ladder_task){&l->subject.model, &l->subject.images, filters, max_batch};
+	l->params = ladder_floats(l->subject.model.n_params);
+	l->grad = ladder_floats(l->subject.model.n_params);
+	memcpy(l->params, l->subject.params, l->subject.model.n_params * sizeof(float));
+	if (rung->open(&l->self, &l->task, &e))
+		fail_msg("%s: %s", rung->name, e.text);
+}
+
+static inline void lab_close(struct rung_lab *l)
+{
+	l->rung->close(l->self);
+	subject_release(&l->subject);
+	free(l->params);
+	free(l->grad);
+}
+
+/* One step over the first n indices, into outputs that hold no number before. */
+static inline void lab_step(struct rung_lab *l, size_t n)
+{
+	struct err e = {0};
+	struct ladder_batch b = {l->params, l->subject.index, n};
+	for (size_t i = 0; i < l->subject.model.n_params; i++)
+		l->grad[i] = NAN;
+	l->loss = NAN;
+	if (l->rung->step(l->self, &b, l->grad, &l->loss, NULL, &e))
+		fail_msg("%s: %s", l->rung->name, e.text);
+}
+
+/* A step is as close to cpu-ref as the ladder demands. */
+static inline void lab_agrees(struct rung_lab *l, size_t n)
+{
+	struct subject *s = &l->subject;
+	lab_step(l, n);
+	s->batch = n;
+	subject_open(s, "cpu-ref", 1);
+	subject_step(s);
+	double d = distance(l->grad, s->grad, s->model.n_params);
+	if (!(d <= LADDER_TOLERANCE && fabs(l->loss - s->loss) <= LADDER_TOLERANCE * s->loss))
+		fail_msg("%s, %s, %zu images: gradient off by %g, loss %.9g instead of %.9g",
+			l->rung->name, s->model.text, n, d, l->loss, s->loss);
+}
+
+#endif

@@ -1,0 +1,153 @@
+/*
+ * test_ladder.c - the rungs that need no GPU agree with cpu-ref; a rung that does not is refused;
+ * points and profiles are what ladder.h says.
+ */
+#include "tests/unit/ladder_lab.h"
+
+static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
+{
+	static const size_t filters[] = {1, 7, 32}, batches[] = {1, 5, 13};
+	size_t tried = 0;
+	(void)state;
+	for (size_t r = 0; r < ladder_n_rungs; r++)
+		for (size_t i = 0; i < 3 && !ladder_rungs[r]->needs_gpu; i++, tried++) {
+			struct rung_lab l;
+			lab_open(&l, ladder_rungs[r], filters[i], batches[i]);
+			lab_agrees(&l, batches[i]);
+			lab_agrees(&l, (batches[i] + 1) / 2);
+			lab_close(&l);
+		}
+	assert_true(tried >= 3);
+}
+
+/* ---- a rung that is wrong ----------------------------------------------------------------------
+ */
+
+/* The sequential rung, but for one value. */
+static int wrong_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+	struct profile *p, struct err *e)
+{
+	int rc = ladder_rungs[0]->step(self, b, grad, loss, p, e);
+	grad[3] += 0.01f;
+	return rc;
+}
+
+/* Its loss is right, its gradient is not written. */
+static int lazy_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+	struct profile *p, struct err *e)
+{
+	float *elsewhere = ladder_floats(2048);
+	int rc = ladder_rungs[0]->step(self, b, elsewhere, loss, p, e);
+	(void)grad;
+	free(elsewhere);
+	return rc;
+}
+
+/* What ladder_measure says of the sequential rung with another step, at seed:1 and 4 images. */
+static int measured(int (*step)(void *, const struct ladder_batch *, float *, double *,
+			    struct profile *, struct err *),
+	struct ladder_result *out, struct err *e)
+{
+	const struct odd_model o = {{1, 28, 28}, "seed:1"};
+	struct subject s;
+	struct model m;
+	struct ladder_point p;
+	struct ladder_truth t;
+	struct rung rung = *ladder_rungs[0];
+	rung.step = step ? step : rung.step;
+	subject_random(&s, &o, 20);
+	assert_int_equal(ladder_point_init(&p, &m, &s.images, 1, 4, 5, 0.001, e), PS_OK);
+	assert_int_equal(ladder_truth_init(&t, &p, e), PS_OK);
+	assert_true(m.n_params <= 2048);
+	int rc = ladder_measure(out, &rung, &p, &t, e);
+	ladder_truth_release(&t);
+	ladder_point_release(&p);
+	subject_release(&s);
+	return rc;
+}
+
+static void a_wrong_gradient_is_refused(void **state)
+{
+	(void)state;
+	struct ladder_result result;
+	struct err e = {0};
+	assert_int_equal(measured(wrong_step, &result, &e), PS_EDEVICE);
+	assert_non_null(strstr(e.text, "sequential"));
+	assert_int_equal(measured(lazy_step, &result, &e), PS_EDEVICE);
+}
+
+static void a_right_rung_is_timed_and_profiled(void **state)
+{
+	(void)state;
+	struct ladder_result result;
+	struct err e = {0};
+	assert_int_equal(measured(NULL, &result, &e), PS_OK);
+	assert_true(result.repetitions >= 1);
+	assert_true(result.least_ms > 0 && result.least_ms <= result.median_ms);
+	assert_true(result.error <= LADDER_TOLERANCE);
+	assert_int_equal(result.profile.n, 1);
+	assert_int_equal(result.profile.phase[0].kind, PHASE_HOST);
+	assert_true(result.profile.phase[0].ms > 0);
+}
+
+/* ---- points and profiles -----------------------------------------------------------------------
+ */
+
+static void points_that_do_not_exist_are_refused(void **state)
+{
+	(void)state;
+	const struct odd_model o = {{1, 28, 28}, "seed:1"};
+	struct subject s;
+	struct model m;
+	struct ladder_point p;
+	struct err e = {0};
+	subject_random(&s, &o, 20);
+	assert_int_equal(ladder_point_init(&p, &m, &s.images, 0, 4, 5, 1, &e), PS_EUSAGE);
+	assert_int_equal(ladder_point_init(&p, &m, &s.images, 1, 0, 5, 1, &e), PS_EUSAGE);
+	assert_int_equal(ladder_point_init(&p, &m, &s.images, 1, 21, 5, 1, &e), PS_EUSAGE);
+	assert_int_equal(ladder_point_init(&p, &m, &s.images, 1, 20, 5, 1, &e), PS_OK);
+	ladder_point_release(&p);
+	subject_release(&s);
+}
+
+static void a_phase_that_comes_again_adds_its_time(void **state)
+{
+	(void)state;
+	struct profile p = {0};
+	profile_add(&p, "a", PHASE_KERNEL, 1);
+	profile_add(&p, "b", PHASE_COPY_IN, 2);
+	profile_add(&p, "a", PHASE_KERNEL, 4);
+	profile_add(NULL, "a", PHASE_KERNEL, 8);
+	assert_int_equal(p.n, 2);
+	assert_string_equal(p.phase[0].name, "a");
+	assert_true(p.phase[0].ms == 5 && p.phase[1].ms == 2);
+	for (int i = 0; i < 2 * PROFILE_MAX; i++)
+		profile_add(&p, "c", PHASE_HOST, 1);
+	assert_int_equal(p.n, 3);
+}
+
+static void the_table_starts_with_what_any_machine_runs(void **state)
+{
+	(void)state;
+	assert_true(ladder_n_rungs >= 1);
+	assert_false(ladder_rungs[0]->needs_gpu);
+	for (size_t i = 0; i < ladder_n_rungs; i++) {
+		assert_true(strlen(ladder_rungs[i]->changes) > 0);
+		assert_true(strlen(ladder_rungs[i]->predicts) > 0);
+		for (size_t j = 0; j < i; j++)
+			assert_string_not_equal(ladder_rungs[i]->name, ladder_rungs[j]->name);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(rungs_without_a_gpu_agree_with_cpu_ref),
+		cmocka_unit_test(a_wrong_gradient_is_refused),
+		cmocka_unit_test(a_right_rung_is_timed_and_profiled),
+		cmocka_unit_test(points_that_do_not_exist_are_refused),
+		cmocka_unit_test(a_phase_that_comes_again_adds_its_time),
+		cmocka_unit_test(the_table_starts_with_what_any_machine_runs),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

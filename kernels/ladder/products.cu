@@ -17,18 +17,21 @@
 /* ---- kernels ----------------------------------------------------------------------------------
  */
 
-/* Each warp's sums, and then the warps' in order. */
+/* Each warp's sums into `part`. The 80 sums take each step together: shuffles stay in order, so
+ * that one sum after the other would wait for every one of its own. */
 static __device__ void score_reduce(
 	float sum[SCORE_IMAGES][CLASSES], float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES])
 {
 #pragma unroll
-	for (int m = 0; m < SCORE_IMAGES; m++)
+	for (int step = 16; step > 0; step /= 2)
 #pragma unroll
-		for (int c = 0; c < CLASSES; c++) {
-			float all = warp_sum(sum[m][c]);
-			if (threadIdx.x % 32 == 0)
-				part[threadIdx.x / 32][m * CLASSES + c] = all;
-		}
+		for (int i = 0; i < SCORE_IMAGES * CLASSES; i++)
+			sum[i / CLASSES][i % CLASSES] +=
+				__shfl_down_sync(0xffffffffu, sum[i / CLASSES][i % CLASSES], step);
+	if (threadIdx.x % 32 == 0)
+#pragma unroll
+		for (int i = 0; i < SCORE_IMAGES * CLASSES; i++)
+			part[threadIdx.x / 32][i] = sum[i / CLASSES][i % CLASSES];
 	__syncthreads();
 }
 

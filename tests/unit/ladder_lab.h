@@ -54,7 +54,8 @@ static inline void lab_step(struct rung_lab *l, size_t n)
 		fail_msg("%s: %s", l->rung->name, e.text);
 }
 
-/* A step is as close to cpu-ref as the ladder demands. */
+/* A step is as close to cpu-ref as the ladder demands, or, where a winner hangs on the last bit, as
+ * cpu-ref is to itself. */
 static inline void lab_agrees(struct rung_lab *l, size_t n)
 {
 	struct subject *s = &l->subject;
@@ -62,10 +63,12 @@ static inline void lab_agrees(struct rung_lab *l, size_t n)
 	s->batch = n;
 	subject_open(s, "cpu-ref", 1);
 	subject_step(s);
-	double d = distance(l->grad, s->grad, s->model.n_params);
-	if (!(d <= LADDER_TOLERANCE && fabs(l->loss - s->loss) <= LADDER_TOLERANCE * s->loss))
-		fail_msg("%s, %s, %zu images: gradient off by %g, loss %.9g instead of %.9g",
-			l->rung->name, s->model.text, n, d, l->loss, s->loss);
+	double d = distance(l->grad, s->grad, s->model.n_params), loss = s->loss;
+	if (fabs(l->loss - loss) <= LADDER_TOLERANCE * loss &&
+		(d <= LADDER_TOLERANCE || d <= 2 * jump(s, 0x1p-22)))
+		return;
+	fail_msg("%s, %s, %zu images: gradient off by %g, loss %.9g instead of %.9g", l->rung->name,
+		s->model.text, n, d, l->loss, loss);
 }
 
 #endif

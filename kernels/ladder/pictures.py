@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""beliefs.csv (run.sh) as an SVG on stdout: test digits, and what each stage takes them for.
+
+    pictures.py BELIEFS.CSV >beliefs.svg
+
+A column for each digit, a block of columns for each time of training, a row for each stage. A tile
+holds what the net believes: green if that is right, red if not, the fuller the surer. Data: $CNN_DATA
+or the usual places. Needs NumPy.
+"""
+import base64
+import csv
+import struct
+import sys
+import zlib
+from html import escape
+
+from stage0 import SHOWN, read_idx
+
+TILE, LEFT, TOP, SHARE, GAP = 21, 128, 78, 48, 18
+INK, GREY, RIGHT, WRONG = "#24292f", "#57606a", (26, 127, 55), (207, 34, 46)
+
+
+def png(pixels):
+    """A grey image as a data URL, dark on light."""
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(
+            ">I", zlib.crc32(kind + body))
+    height, width = pixels.shape
+    rows = b"".join(b"\0" + (255 - row).tobytes() for row in pixels)
+    data = (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+            + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b""))
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def text(x, y, words, size=12, colour=INK, anchor="start", weight="normal"):
+    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}" '
+            f'font-weight="{weight}">{escape(words)}</text>')
+
+
+def shade(colour, strength):
+    """From nearly white to the colour."""
+    mix = 0.12 + 0.88 * strength
+    return "#" + "".join(f"{round(255 - (255 - c) * mix):02x}" for c in colour)
+
+
+def tile(x, y, row):
+    probability = float(row["probability"])
+    colour = RIGHT if row["belief"] == row["label"] else WRONG
+    ink = "#ffffff" if probability > 0.55 else INK
+    return (f'<rect x="{x}" y="{y}" width="{TILE - 2}" height="{TILE - 2}" rx="3" '
+            f'fill="{shade(colour, probability)}"/>' +
+            text(x + (TILE - 2) / 2, y + 14.5, row["belief"], 13, ink, "middle", "bold"))
+
+
+def seconds_text(seconds):
+    return f"{float(seconds):g} s"
+
+
+def main():
+    with open(sys.argv[1]) as f:
+        rows = list(csv.DictReader(f))
+    stages = list(dict.fromkeys(r["rung"] for r in rows))
+    times = list(dict.fromkeys(r["seconds"] for r in rows))
+    at = {(r["rung"], r["seconds"], int(r["image"])): r for r in rows}
+    block = SHOWN * TILE + SHARE + GAP
+    width, height = LEFT + block * len(times), TOP + TILE * len(stages) + 14
+    images = read_idx("t10k-images-idx3-ubyte")[:SHOWN]
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+           f'font-family="DejaVu Sans, Helvetica, sans-serif">',
+           f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+           text(LEFT, 22, "What each stage takes the first twelve test digits for, after so long a "
+                          "training of seed:256 with batches of 100", 15)]
+    for t, seconds in enumerate(times):
+        x = LEFT + t * block
+        out.append(text(x + SHOWN * TILE + 4, TOP - 24, seconds_text(seconds), 14, INK, "start", "bold"))
+        out.append(text(x + SHOWN * TILE + 4, TOP - 8, "right", 11, GREY))
+        out += [f'<image x="{x + i * TILE}" y="{TOP - TILE - 5}" width="{TILE - 2}" '
+                f'height="{TILE - 2}" href="{png(images[i])}"/>' for i in range(SHOWN)]
+        for s, stage in enumerate(stages):
+            y = TOP + s * TILE
+            out += [tile(x + i * TILE, y, at[stage, seconds, i]) for i in range(SHOWN)]
+            right = float(at[stage, seconds, 0]["right"])
+            out.append(text(x + SHOWN * TILE + 4, y + 14.5, f"{100 * right:.1f} %", 12,
+                            INK if right >= 0.5 else GREY, "start",
+                            "bold" if right >= 0.5 else "normal"))
+    out += [text(LEFT - 10, TOP + s * TILE + 14.5, stage, 13, INK, "end")
+            for s, stage in enumerate(stages)]
+    print("\n".join(out + ["</svg>"]))
+
+
+if __name__ == "__main__":
+    main()

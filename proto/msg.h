@@ -101,6 +101,15 @@ struct msg_hello {
 	uint64_t durable_seq; /* newest seq whose bytes it has released */
 };
 
+/* How gradients meet (WIRE.md, "Modes"). */
+enum mode {
+	MODE_DOWNPOUR = 1, /* each is applied when it comes */
+	MODE_SSP = 2,      /* so too, but nobody may be more than some batches ahead */
+	MODE_SYNC = 3,     /* the mean of one from each worker, all computed at the same weights */
+	MODE_SANDBLASTER = 4, /* sums over portions of a large batch, all at the same weights */
+	MODE_EASGD = 5,       /* workers train for themselves and push how far they are from us */
+};
+
 struct msg_welcome {
 	struct stamp stamp;
 	uint64_t last_seq;    /* newest seq of this worker that the server has decided on */
@@ -116,6 +125,12 @@ struct msg_welcome {
 	uint32_t dead_ms;       /* silence after which the server gives the worker's leases away */
 	uint32_t forget_ms; /* silence after which a worker must give up: its slot may be another's
 			     */
+	enum mode mode;
+	uint32_t n_push, n_fetch; /* batches between pushes, and between pulls, >= 1 */
+	uint32_t push_sum; /* 1: a push is the sum of its batches' gradients, 0: their mean */
+	uint32_t prefetch; /* 1: pull the next weights while a gradient is computed */
+	double local_rate; /* rate of a worker's own steps between pulls, >= 0 */
+	double elastic;    /* EASGD: part of the distance that moves both ends, 0..1 */
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };
@@ -154,6 +169,7 @@ struct msg_push {
 	float loss;            /* mean loss over them */
 	enum verdict verdict;  /* a replay: what ACK said about it before; NONE: no ACK came yet */
 	enum reject reject;
+	uint64_t base_epoch;  /* server epoch that sent those weights */
 	struct slices slices; /* what is not covered is zero */
 };
 
@@ -182,6 +198,9 @@ struct msg_grant {
 	struct work work;                /* TRAIN */
 	uint32_t eval_first, eval_count; /* EVAL: images of the test set; pull WEIGHTS_EVAL */
 	uint64_t eval_id;                /* EVAL: returned in RESULT */
+	uint32_t exact; /* TRAIN: 1: only gradients at `version` count, and one push
+			   covers the whole grant */
+	uint64_t version;
 };
 
 struct msg_result {

@@ -84,6 +84,13 @@ static const struct wire_field welcome[] = {
 	MSG(12, welcome.beat_ms, 1, ANY32),
 	MSG(13, welcome.dead_ms, 1, ANY32),
 	MSG(14, welcome.forget_ms, 1, ANY32),
+	MSG(15, welcome.mode, MODE_DOWNPOUR, MODE_EASGD),
+	MSG(16, welcome.n_push, 1, WIRE_MAX_BATCHES),
+	MSG(17, welcome.n_fetch, 1, WIRE_MAX_BATCHES),
+	MSG(18, welcome.push_sum, 0, 1),
+	MSG(19, welcome.prefetch, 0, 1),
+	REAL(20, welcome.local_rate),
+	REAL(21, welcome.elastic),
 	END,
 };
 
@@ -112,6 +119,7 @@ static const struct wire_field push[] = {
 	SLICES(7, push.slices),
 	MSG(8, push.verdict, VERDICT_NONE, VERDICT_REJECTED),
 	MSG(9, push.reject, REJECT_NONE, REJECT_REASONS - 1),
+	MSG(10, push.base_epoch, 0, ANY64),
 	END,
 };
 
@@ -139,6 +147,8 @@ static const struct wire_field grant[] = {
 	MSG(4, grant.eval_first, 0, WIRE_MAX_IMAGES),
 	MSG(5, grant.eval_count, 0, WIRE_MAX_IMAGES),
 	MSG(6, grant.eval_id, 0, ANY64),
+	MSG(7, grant.exact, 0, 1),
+	MSG(8, grant.version, 0, ANY64),
 	END,
 };
 
@@ -203,6 +213,8 @@ static const char *rule_welcome(const struct msg *m)
 
 	if (w->replay_window < w->push_window)
 		return "replay_window is smaller than push_window";
+	if (!(w->local_rate >= 0 && w->local_rate <= 1e6) || !(w->elastic >= 0 && w->elastic <= 1))
+		return "welcome.local_rate or welcome.elastic is out of range";
 	return w->beat_ms < w->dead_ms ? NULL : "beat_ms is not smaller than dead_ms";
 }
 

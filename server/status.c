@@ -207,7 +207,7 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set(o, "model", json_string(cfg->model));
 	set(o, "n_params", count(cfg->n_params));
 	set(o, "mode", json_string("downpour"));
-	set(o, "optimizer", json_string(optim_names[cfg->optim]));
+	set(o, "optimizer", json_string(optim_names[cfg->optim.kind]));
 	set(o, "lr", json_real(cfg->lr));
 	set(o, "seed", count(cfg->seed));
 	set(o, "batch", count(cfg->batch));

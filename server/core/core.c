@@ -292,7 +292,8 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
  */
 
 struct layout {
-	size_t core, workers, decisions, epochs, effects, batches, portions, eval, accumulator, end;
+	size_t core, workers, decisions, epochs, effects, batches, portions, eval, end;
+	size_t state[OPTIM_VECTORS];
 };
 
 static size_t place(size_t *at, size_t n, size_t size)
@@ -325,8 +326,8 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.batches = place(&l.end, batches, 1);
 	l.portions = place(&l.end, batches, 1);
 	l.eval = place(&l.end, eval, sizeof(float));
-	l.accumulator =
-		place(&l.end, cfg->optim == OPTIM_ADAGRAD ? cfg->n_params : 0, sizeof(float));
+	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
+		l.state[i] = place(&l.end, cfg->n_params, sizeof(float));
 	return l;
 }
 
@@ -356,8 +357,8 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	c->store.n = cfg->n_params;
 	c->store.weights = weights;
 	c->store.eval_weights = (float *)(void *)(base + l.eval);
-	if (cfg->optim == OPTIM_ADAGRAD)
-		c->store.accumulator = (float *)(void *)(base + l.accumulator);
+	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
+		c->store.state[i] = (float *)(void *)(base + l.state[i]);
 	c->generation = cfg->generation;
 	return c;
 }
@@ -366,8 +367,9 @@ struct core *core_init(void *memory, const struct core_config *cfg, float *weigh
 {
 	struct core *c = core_place(memory, weights, cfg);
 
-	for (size_t i = 0; c->store.accumulator && i < cfg->n_params; i++)
-		c->store.accumulator[i] = (float)cfg->adagrad_init;
+	for (size_t v = 0; v < optim_vectors(cfg->optim.kind); v++)
+		for (size_t i = 0; i < cfg->n_params; i++)
+			c->store.state[v][i] = optim_first(&cfg->optim, v);
 	return c;
 }
 

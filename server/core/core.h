@@ -18,9 +18,7 @@
 #include <stdint.h>
 #include "common/err.h"
 #include "proto/msg.h"
-
-enum optim_kind { OPTIM_SGD, OPTIM_ADAGRAD };
-#define OPTIM_NAMES "sgd|adagrad"
+#include "server/core/optim.h"
 
 /* What a gradient that is tau versions old does to the rate (algorithms: Zhang 2016, arXiv
  * 1511.05950). */
@@ -44,10 +42,21 @@ struct core_config {
 	uint32_t batch;  /* images per batch, >= 1 */
 	uint32_t epochs; /* 0: no data set, no leases; the run ends at max_updates or a drain */
 	uint64_t max_updates; /* 0: no bound */
-	enum optim_kind optim;
-	double lr;           /* eta, > 0 */
-	double adagrad_eps;  /* > 0; outside the root: w -= eta * g / (sqrt(G) + eps) */
-	double adagrad_init; /* initial G, >= 0 */
+	enum mode mode;
+	struct optim optim;
+	double lr; /* eta, > 0 */
+	struct schedule schedule;
+	uint32_t n_push, n_fetch; /* downpour, ssp, easgd: told to the workers (msg_welcome) */
+	int push_sum, prefetch;
+	double local_rate, elastic;
+	double dc_lambda;       /* downpour: delay compensation (Zheng 2017); 0: none */
+	int dc_adaptive;        /* 1: lambda / sqrt(mean square of the gradient) */
+	uint32_t ssp_bound;     /* ssp: batches that one may be ahead of the slowest */
+	uint32_t sync_spares;   /* sync: a step does not wait for so many of its workers */
+	uint32_t batch_images;  /* sandblaster: images of a step; 0: all */
+	uint32_t lbfgs_history; /* pairs kept, 1..LBFGS_MAX_HISTORY */
+	uint32_t lbfgs_trials;  /* most points that one line search looks at, >= 1 */
+	double lbfgs_armijo, lbfgs_wolfe; /* 0 < armijo < wolfe < 1 */
 	enum stale_rate stale_rate;
 	uint32_t max_staleness; /* older gradients are refused; 0: 8 times the live workers, at
 				   least 16 */

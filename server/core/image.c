@@ -67,7 +67,7 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 /* What a resumed run may not change, and what it has counted. */
 static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 {
-	uint32_t format = IMAGE_FORMAT, optim = (uint32_t)cfg->optim;
+	uint32_t format = IMAGE_FORMAT, optim = (uint32_t)cfg->optim.kind;
 	uint64_t n = cfg->n_params;
 
 	put_head(k, c, cfg);
@@ -81,8 +81,8 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u32(k, &cfg->batch);
 	u32(k, &cfg->epochs);
 	u32(k, &optim);
-	refuse_over(k, optim, OPTIM_ADAGRAD);
-	cfg->optim = (enum optim_kind)optim;
+	refuse_over(k, optim, OPTIM_KINDS - 1);
+	cfg->optim.kind = (enum optim_kind)optim;
 	flag(k, &c->started);
 	put_stats(k, &c->stats);
 }
@@ -227,8 +227,8 @@ static void put_leases(struct cursor *k, struct core *c)
 
 static void put_optim(struct cursor *k, struct core *c)
 {
-	if (c->store.accumulator)
-		floats(k, c->store.accumulator, c->store.n);
+	for (size_t i = 0; i < optim_vectors(c->cfg.optim.kind); i++)
+		floats(k, c->store.state[i], c->store.n);
 	if (!c->leases.evaluating)
 		return;
 	u64(k, &c->store.eval_version);
@@ -287,7 +287,7 @@ static const char *differs(const struct core_config *now, const struct core_conf
 		return "it was begun with another --seed";
 	if (then->batch != now->batch)
 		return "it was begun with another --batch";
-	if (then->optim != now->optim)
+	if (then->optim.kind != now->optim.kind)
 		return "it was begun with another --optimizer";
 	if ((then->epochs == 0) != (now->epochs == 0))
 		return "--epochs 0 and --epochs N cannot continue each other";
@@ -309,8 +309,10 @@ static int all_sensible(const struct core *c)
 	int sane = all_finite(st->weights, st->n) &&
 		   (!c->leases.evaluating || all_finite(st->eval_weights, st->n));
 
-	for (size_t i = 0; st->accumulator && i < st->n; i++)
-		sane &= st->accumulator[i] >= 0; /* a sum of squares */
+	for (size_t v = 0; v < optim_vectors(c->cfg.optim.kind); v++)
+		sane &= all_finite(st->state[v], st->n);
+	for (size_t i = 0; c->cfg.optim.kind == OPTIM_ADAGRAD && i < st->n; i++)
+		sane &= st->state[0][i] >= 0; /* a sum of squares */
 	return sane;
 }
 

@@ -75,6 +75,13 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	m->beat_ms = cfg->beat_ms;
 	m->dead_ms = cfg->dead_ms;
 	m->forget_ms = cfg->forget_ms;
+	m->mode = cfg->mode;
+	m->n_push = cfg->n_push;
+	m->n_fetch = cfg->n_fetch;
+	m->push_sum = (uint32_t)cfg->push_sum;
+	m->prefetch = (uint32_t)cfg->prefetch;
+	m->local_rate = cfg->local_rate;
+	m->elastic = cfg->elastic;
 }
 
 static void go_live(struct core *c, struct worker *w)

@@ -57,7 +57,7 @@ struct store {
 	float *loan;         /* where the next version goes; NULL: in place */
 	float *eval_weights; /* as they were when the epoch in evaluation ended */
 	uint64_t eval_version;
-	float *accumulator; /* adagrad's G; NULL for sgd */
+	float *state[OPTIM_VECTORS]; /* the optimizer's; NULL where it has none */
 };
 
 enum ending { END_NOT, END_SNAPSHOT, END_SAVING, END_OVER };
@@ -158,10 +158,5 @@ enum reject store_judge(const struct core *c, const struct slices *s);
 /* w -= eta * ...; the version grows by one. `s` was judged. */
 void store_apply(struct core *c, const struct slices *s, double eta);
 void store_freeze(struct core *c); /* weights -> eval_weights */
-
-/* optim.c: one function for each optimizer: n new values from the old `w`; `to` may be `w` */
-void optim_sgd(float *to, const float *w, const float *g, size_t n, float eta);
-void optim_adagrad(
-	float *to, const float *w, float *acc, const float *g, size_t n, float eta, float eps);
 
 #endif

@@ -68,28 +68,27 @@ enum reject store_judge(const struct core *c, const struct slices *s)
 	return REJECT_NONE;
 }
 
-static void apply_block(
-	struct core *c, float *next, size_t offset, const float *g, size_t n, double eta)
+static void apply_block(struct core *c, const struct optim_step *step, float *next, size_t offset,
+	const float *g, size_t n)
 {
 	struct store *st = &c->store;
-	const float *w = st->weights + offset;
+	float *state[OPTIM_VECTORS];
 
-	if (c->cfg.optim == OPTIM_SGD)
-		optim_sgd(next + offset, w, g, n, (float)eta);
-	else
-		optim_adagrad(next + offset, w, st->accumulator + offset, g, n, (float)eta,
-			(float)c->cfg.adagrad_eps);
+	for (size_t i = 0; i < OPTIM_VECTORS; i++)
+		state[i] = st->state[i] ? st->state[i] + offset : NULL;
+	optim_apply(&c->cfg.optim, step, next + offset, st->weights + offset, g, state, n);
 }
 
 /* From the end, because the pass over the gradient before this one has left its end in the cache,
  * and the pass over the weights after this one begins at their beginning. */
-static void apply_slice(struct core *c, float *next, const struct slice *p, double eta)
+static void apply_slice(
+	struct core *c, const struct optim_step *step, float *next, const struct slice *p)
 {
 	for (size_t left = p->count; left > 0;) {
 		size_t n = left < STORE_BLOCK ? left : STORE_BLOCK;
 
 		left -= n;
-		apply_block(c, next, p->offset + left, p->data + left, n, eta);
+		apply_block(c, step, next, p->offset + left, p->data + left, n);
 	}
 }
 
@@ -103,6 +102,7 @@ static void keep(struct store *st, float *weights, size_t from, size_t to)
 void store_apply(struct core *c, const struct slices *s, double eta)
 {
 	struct store *st = &c->store;
+	const struct optim_step step = {st->version + 1, eta, 1};
 	float *next = st->loan ? st->loan : st->weights;
 	size_t end = 0;
 
@@ -110,7 +110,7 @@ void store_apply(struct core *c, const struct slices *s, double eta)
 		const struct slice *p = &s->slice[i];
 
 		keep(st, next, end, p->offset);
-		apply_slice(c, next, p, eta);
+		apply_slice(c, &step, next, p);
 		end = p->offset + p->count;
 	}
 	keep(st, next, end, st->n);

@@ -55,6 +55,8 @@ static void choose_config(struct sim *s)
 	c->run = (struct run_id){s->seed + 1, 7};
 	c->model[0] = 'v';
 	c->lr = 1;
+	c->mode = MODE_DOWNPOUR;
+	c->n_push = c->n_fetch = 1;
 	c->batch = between(s, 1, 7);
 	c->n_params = SIM_COORDINATES;
 	s->training = net_chance(&s->net, 500);

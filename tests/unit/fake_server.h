@@ -105,7 +105,10 @@ static inline void fake_welcome(struct fake *f, uint32_t peer)
 		.replay_window = f->how.replay_window,
 		.beat_ms = 100,
 		.dead_ms = 2000,
-		.forget_ms = 60000};
+		.forget_ms = 60000,
+		.mode = MODE_DOWNPOUR,
+		.n_push = 1,
+		.n_fetch = 1};
 	if (f->seen.hello.role == ROLE_OBSERVER)
 		m.welcome.stamp.worker = m.welcome.stamp.incarnation = 0;
 	fake_send(f, peer, &m);

@@ -295,7 +295,10 @@ static inline void sbench_new(struct sbench *b, struct session_config cfg, size_
 		.replay_window = 8,
 		.beat_ms = 500,
 		.dead_ms = 10000,
-		.forget_ms = 60000};
+		.forget_ms = 60000,
+		.mode = MODE_DOWNPOUR,
+		.n_push = 1,
+		.n_fetch = 1};
 	assert_int_equal(session_new(&b->s, &cfg, replay_max), PS_OK);
 	session_start(b->s, b->now_ms);
 	sbench_watch(b);

@@ -67,7 +67,7 @@ static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
 
 		cfg.n_params = 100;
 		cfg.lr = 0.03;
-		cfg.optim = adagrad ? OPTIM_ADAGRAD : OPTIM_SGD;
+		cfg.optim.kind = adagrad ? OPTIM_ADAGRAD : OPTIM_SGD;
 		cfg.stale_rate = STALE_INVERSE;
 		cfg.replay_window = 16;
 		whole = trained(&cfg, 0);
@@ -327,7 +327,7 @@ static void what_cannot_be_continued_is_refused_by_name(void **state)
 	cfg.batch = 35;
 	refused_for(&img, cfg, "--batch");
 	cfg = good;
-	cfg.optim = OPTIM_ADAGRAD;
+	cfg.optim.kind = OPTIM_ADAGRAD;
 	refused_for(&img, cfg, "--optimizer");
 	cfg = good;
 	cfg.epochs = 0;

@@ -13,7 +13,7 @@ static struct crowd somewhere(uint64_t seed)
 	uint64_t steps = rng_below(&k.r, 120);
 
 	cfg.epochs = (uint32_t)rng_below(&k.r, 4);
-	cfg.optim = rng_below(&k.r, 2) ? OPTIM_ADAGRAD : OPTIM_SGD;
+	cfg.optim.kind = rng_below(&k.r, 2) ? OPTIM_ADAGRAD : OPTIM_SGD;
 	cfg.replay_window = 8 + (uint32_t)rng_below(&k.r, 30);
 	cfg.lease_batches = 1 + (uint32_t)rng_below(&k.r, 4);
 	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
@@ -239,7 +239,7 @@ static void refused_after(void (*lie)(struct core *c), int honest)
 	struct msg m;
 	void *memory;
 
-	cfg.optim = OPTIM_ADAGRAD;
+	cfg.optim.kind = OPTIM_ADAGRAD;
 	memory = bench_memory(&cfg);
 	bench_open(&b, cfg); /* epoch 0 is evaluated, epoch 1 trains, worker 1 holds a lease */
 	s = bench_join(&b, 9, "");
@@ -283,8 +283,8 @@ static void refused_after(void (*lie)(struct core *c), int honest)
 	X(a_weight_that_is_nan, c->store.weights[7] = NAN)                                         \
 	X(a_weight_that_is_infinite, c->store.weights[0] = -INFINITY)                              \
 	X(an_evaluated_weight_that_is_nan, c->store.eval_weights[7] = NAN)                         \
-	X(a_sum_of_squares_that_is_nan, c->store.accumulator[7] = NAN)                             \
-	X(a_sum_of_squares_below_zero, c->store.accumulator[0] = -1)                               \
+	X(a_sum_of_squares_that_is_nan, c->store.state[0][7] = NAN)                             \
+	X(a_sum_of_squares_below_zero, c->store.state[0][0] = -1)                               \
 	X(no_model, c->cfg.model[0] = '\0')
 
 #define DEFINE(name, change)                                                                       \

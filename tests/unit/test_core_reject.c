@@ -49,7 +49,7 @@ static void wild_values_at_random_places_are_rejected(void **state)
 	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	cfg.n_params = 1000;
-	cfg.optim = OPTIM_ADAGRAD;
+	cfg.optim.kind = OPTIM_ADAGRAD;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (size_t i = 0; i < 1000; i++)
@@ -151,7 +151,7 @@ static void stale_pushes_and_counted_work_are_rejected(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.optim = OPTIM_ADAGRAD;
+	cfg.optim.kind = OPTIM_ADAGRAD;
 	cfg.max_staleness = 1;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");

@@ -13,7 +13,7 @@ static struct core_config config(enum optim_kind optim)
 	struct core_config cfg = bench_config();
 
 	cfg.n_params = N;
-	cfg.optim = optim;
+	cfg.optim.kind = optim;
 	cfg.lr = 0.03;
 	cfg.replay_window = 1000;
 	return cfg;
@@ -37,14 +37,14 @@ static void a_run_begins_with_the_callers_weights(void **state)
 	struct core *c;
 
 	(void)state;
-	cfg.adagrad_init = 0.5;
+	cfg.optim.adagrad_init = 0.5;
 	random_values(&r, w, N, 1);
 	memcpy(copy, w, sizeof(w));
 	c = core_init(memory, &cfg, w);
 	assert_ptr_equal(core_weights(c), w);
 	assert_memory_equal(w, copy, sizeof(copy));
 	for (size_t i = 0; i < N; i++)
-		assert_true(c->store.accumulator[i] == 0.5f);
+		assert_true(c->store.state[0][i] == 0.5f);
 	free(memory);
 }
 
@@ -212,7 +212,7 @@ static void follows_the_reference(enum optim_kind optim, uint64_t seed)
 	float g[N];
 
 	print_message("seed %llu\n", (unsigned long long)seed);
-	cfg.adagrad_init = 0.1;
+	cfg.optim.adagrad_init = 0.1;
 	for (size_t i = 0; i < N; i++)
 		f.acc[i] = 0.1;
 	bench_open(&b, cfg);
@@ -251,6 +251,8 @@ static void adagrad_follows_a_double_precision_reference(void **state)
 /* Whatever instructions this CPU has and wherever a slice begins: the bits of the plain formula. */
 static void optimizers_give_the_bits_of_the_plain_formula(void **state)
 {
+	const struct optim sgd = {.kind = OPTIM_SGD},
+			   adagrad = {.kind = OPTIM_ADAGRAD, .eps = 1e-8};
 	struct rng r = rng_seed(31, RNG_SIM, 0);
 	float w[N], acc[N], g[N], w2[N], acc2[N], to[N], copy[N];
 
@@ -273,12 +275,16 @@ static void optimizers_give_the_bits_of_the_plain_formula(void **state)
 			step = step / (sqrtf(acc2[i]) + 1e-8f);
 			w2[i] -= step;
 		}
-		optim_sgd(to + at, w + at, g + at, n, eta); /* elsewhere, then in place */
-		optim_sgd(w + at, w + at, g + at, n, eta);
+		const struct optim_step step = {1, (double)eta, 1};
+		float *const in_copy[OPTIM_VECTORS] = {copy + at}, *const in_acc[OPTIM_VECTORS] = {
+									   acc + at};
+		/* elsewhere, then in place */
+		optim_apply(&sgd, &step, to + at, w + at, g + at, in_copy, n);
+		optim_apply(&sgd, &step, w + at, w + at, g + at, in_acc, n);
 		assert_memory_equal(to + at, w + at, n * sizeof(float));
 		memcpy(copy, acc, sizeof(acc));
-		optim_adagrad(to + at, w + at, copy + at, g + at, n, eta, 1e-8f);
-		optim_adagrad(w + at, w + at, acc + at, g + at, n, eta, 1e-8f);
+		optim_apply(&adagrad, &step, to + at, w + at, g + at, in_copy, n);
+		optim_apply(&adagrad, &step, w + at, w + at, g + at, in_acc, n);
 		assert_memory_equal(to + at, w + at, n * sizeof(float));
 		assert_memory_equal(w, w2, sizeof(w));
 		assert_memory_equal(acc, acc2, sizeof(acc));

@@ -64,8 +64,8 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_string_equal(options.core.model, "conv:32:3 relu pool:2 fc:10");
 	assert_int_equal(options.core.n_params, options.model.n_params);
 	assert_int_equal(options.core.model_fingerprint, options.model.fingerprint);
-	assert_int_equal(options.core.optim, OPTIM_ADAGRAD);
-	assert_true(options.core.lr == 0.04 && options.core.adagrad_eps == 1e-8);
+	assert_int_equal(options.core.optim.kind, OPTIM_ADAGRAD);
+	assert_true(options.core.lr == 0.04 && options.core.optim.eps == 1e-8);
 	assert_int_equal(options.core.epochs, 3);
 	assert_int_equal(options.core.batch, 100);
 	assert_int_equal(options.core.stale_rate, STALE_RELATIVE);
@@ -95,8 +95,8 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_string_equal(options.http, "127.0.0.1:0");
 	assert_string_equal(options.checkpoint_dir, dir);
 	assert_string_equal(c->model, "fc:7 relu fc:10");
-	assert_int_equal(c->optim, OPTIM_SGD);
-	assert_true(c->lr == 0.5 && c->adagrad_eps == 1e-7 && c->adagrad_init == 0.1);
+	assert_int_equal(c->optim.kind, OPTIM_SGD);
+	assert_true(c->lr == 0.5 && c->optim.eps == 1e-7 && c->optim.adagrad_init == 0.1);
 	assert_true(c->max_norm == 2.5);
 	const uint64_t got[] = {c->epochs, c->batch, c->seed, c->checkpoint_ms, c->min_workers,
 		c->max_workers, c->stale_rate, c->max_staleness, c->warm_updates, c->max_updates,

@@ -90,7 +90,7 @@ static void random_field(const struct wire_field *row, void *base, enum msg_type
 		memcpy(to, row->size == 8 ? (void *)&wide : (void *)&narrow, row->size);
 		break;
 	case WIRE_REAL:
-		memset(to, 0x41, row->size);
+		memset(to, 0x3f, row->size); /* 0.75, or 0.0005: inside every rule */
 		break;
 	case WIRE_CODE:
 		memcpy(to, &status, sizeof(status));

@@ -1,0 +1,79 @@
+/*
+ * optim.h - what turns gradients into updates: the optimizers and the schedules of their rate, as
+ * pure functions on flat slices.
+ *
+ * The formulas are PyTorch's (torch.optim, 2.x), so that its users find what they know: weight
+ * decay is added to the gradient, epsilon stands outside the root, Adam's moments are corrected for
+ * their start, RMSprop is not centred, momentum has no dampening and its first value is the
+ * gradient. Sources: Duchi 2011 (adagrad), Tieleman & Hinton 2012 (rmsprop), Kingma & Ba 2015
+ * (adam), Nesterov 1983 as Sutskever 2013 writes it, Smith 2018 (one-cycle), Loshchilov 2017
+ * (cosine).
+ *
+ * No contraction into fused multiply-add is allowed (the Makefile compiles the core with
+ * -ffp-contract=off), so every clone of a loop gives the same bits: a checkpoint continues
+ * bit-exactly on another CPU.
+ */
+#ifndef SERVER_CORE_OPTIM_H
+#define SERVER_CORE_OPTIM_H
+#include <stddef.h>
+#include <stdint.h>
+
+enum optim_kind {
+	OPTIM_SGD,
+	OPTIM_ADAGRAD,
+	OPTIM_MOMENTUM,
+	OPTIM_NESTEROV,
+	OPTIM_RMSPROP,
+	OPTIM_ADAM,
+	OPTIM_LBFGS, /* lbfgs.h; mode sandblaster only */
+	OPTIM_KINDS
+};
+#define OPTIM_NAMES "sgd|adagrad|momentum|nesterov|rmsprop|adam|lbfgs"
+
+struct optim {
+	enum optim_kind kind;
+	double eps;          /* > 0: adagrad, rmsprop, adam; added to the root */
+	double momentum;     /* 0..1: momentum, nesterov; adam's beta1 */
+	double decay_square; /* 0..1: rmsprop's alpha, adam's beta2 */
+	double adagrad_init; /* >= 0: first sum of squares */
+	double weight_decay; /* >= 0: added to the gradient, times the weight */
+	double clip_norm; /* > 0: a gradient with a larger L2 norm is scaled to this one; 0: none */
+};
+
+#define OPTIM_VECTORS 2 /* most vectors of state that an optimizer has */
+
+/* Vectors of n values of state that an optimizer of this kind has: 0, 1 or 2. */
+size_t optim_vectors(enum optim_kind kind);
+/* What vector `i` of the state holds before the first step. */
+float optim_first(const struct optim *o, size_t i);
+/* What clipping multiplies a gradient with, whose squares sum to `squares`. */
+double optim_clip(const struct optim *o, double squares);
+
+/* One step on n values: `to` (may be `w`, else apart) = w - ... of scale * g. `step` counts from 1;
+ * `state`: optim_vectors(kind) pointers, changed. */
+struct optim_step {
+	uint64_t step;
+	double rate, scale;
+};
+void optim_apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
+	const float *g, float *const state[OPTIM_VECTORS], size_t n);
+
+/* ---- the rate over a run -------------------------------------------------------------------- */
+
+enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE, SCHEDULE_ONECYCLE };
+#define SCHEDULE_NAMES "constant|step|cosine|onecycle"
+
+struct schedule {
+	enum schedule_kind kind;
+	double warmup; /* 0..1: part of the run in which the rate rises (onecycle: its pct_start;
+			  others: linearly from 0) */
+	double gamma;  /* step: factor at each fall, 0..1 */
+	uint32_t every_epochs; /* step: epochs between falls, >= 1 */
+	double floor;          /* cosine, onecycle: the last factor, 0..1 */
+};
+
+/* What the rate is multiplied with after `done` of `total` images (>= 1) of `epochs` epochs;
+ * 0 <= factor <= 1. total 0 (no known end): 1. */
+double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, uint32_t epochs);
+
+#endif

@@ -1,0 +1,405 @@
+/*
+ * pslite_bench.cc - tests/bench/transport's measurement for ps-lite: a program for peer_pslite.
+ *
+ *   pslite_bench [--bytes N] [--workers N] [--seconds S] [--ask pushpull|overlap|wait]
+ *                [--reply share|copy|live]
+ *
+ * Not part of the build: tests/bench/peer_pslite says how to build it next to a copy of ps-lite.
+ * One scheduler, one server and N workers, each a process, on 127.0.0.1. One key holds a vector of
+ * bytes/4 floats; the server's handler subtracts lr times a pushed gradient and answers a pull with
+ * the whole vector. Prints transport's CSV: a pair is one push and the pull after it.
+ *
+ * --ask, how a worker makes a pair: pushpull (ps-lite's one request for both), overlap (two
+ * requests, both sent, then both waited for; the pull may overtake the push in ps-lite's queue),
+ * wait (push, wait, pull, wait, as ps-lite's own examples do).
+ * --reply, how the server answers a pull: copy (of the weights, per pull), share (the weights
+ * themselves; a push that finds them still on their way goes to a new buffer), live (the weights
+ * themselves, which the next push changes while they are being sent: a torn read, no parameter
+ * server's answer; it shows what the others' care costs).
+ * The defaults are the fastest of those that answer right.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <malloc.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "ps/ps.h"
+
+#define MAX_WORKERS 16
+#define MAX_PAIRS   (1 << 20) /* latencies kept per worker */
+#define WARM_UP     20        /* pairs before the clock starts */
+#define RATE        0.001f
+
+/* Shared by all processes. */
+struct shared {
+	int ready[MAX_WORKERS];
+	int go;
+	struct {
+		uint64_t pairs;
+		double seconds, cpu;
+		float us[MAX_PAIRS];
+	} worker[MAX_WORKERS];
+};
+
+struct options {
+	const char *ask, *reply;
+	double seconds;
+	size_t bytes, workers;
+};
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+[[noreturn]] static void die(const char *what)
+{
+	fprintf(stderr, "pslite_bench: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static double cpu_of_self(void)
+{
+	struct rusage u;
+
+	getrusage(RUSAGE_SELF, &u);
+	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
+}
+
+/* User + system seconds of another process so far. */
+static double cpu_of(pid_t pid)
+{
+	clockid_t clock;
+	struct timespec t;
+
+	if (clock_getcpuclockid(pid, &clock) || clock_gettime(clock, &t))
+		die("cpu clock of the server");
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- server ------------------------------------------------------------------------------------
+ */
+
+struct server {
+	char reply; /* first letter of --reply */
+	ps::SArray<float> weights;
+};
+
+/* Unlike SArray's own constructors: not zeroed before it is filled. */
+static ps::SArray<float> new_vector(size_t n)
+{
+	ps::SArray<float> a;
+
+	a.reset(new float[n], n, [](float *p) { delete[] p; });
+	return a;
+}
+
+static void apply(float *__restrict to, const float *w, const float *__restrict g, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		to[i] = w[i] - RATE * g[i];
+}
+
+static void apply_in_place(float *__restrict w, const float *__restrict g, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		w[i] -= RATE * g[i];
+}
+
+static void push(struct server *s, const ps::SArray<float> &g)
+{
+	size_t n = s->weights.size();
+
+	if (g.size() != n)
+		die("a gradient of another size");
+	if (s->reply == 's' && s->weights.ptr().use_count() > 1) {
+		ps::SArray<float> next = new_vector(n);
+		apply(next.data(), s->weights.data(), g.data(), n);
+		s->weights = next;
+	} else {
+		apply_in_place(s->weights.data(), g.data(), n);
+	}
+}
+
+static void handle(struct server *s, const ps::KVMeta &meta, const ps::KVPairs<float> &data,
+	ps::KVServer<float> *kv)
+{
+	ps::KVPairs<float> answer;
+
+	if (meta.push)
+		push(s, data.vals);
+	if (meta.pull) {
+		answer.keys = data.keys;
+		answer.vals = s->weights;
+		if (s->reply == 'c') {
+			answer.vals = new_vector(s->weights.size());
+			memcpy(answer.vals.data(), s->weights.data(),
+				s->weights.size() * sizeof(float));
+		}
+	}
+	kv->Response(meta, answer);
+}
+
+/* Never ends. */
+static void serve(const struct options *o)
+{
+	struct server s = {o->reply[0], new_vector(o->bytes / sizeof(float))};
+
+	memset(s.weights.data(), 0, o->bytes);
+	ps::KVServer<float> kv(0);
+	kv.set_request_handle([&s](const ps::KVMeta &meta, const ps::KVPairs<float> &data,
+				      ps::KVServer<float> *to) { handle(&s, meta, data, to); });
+	ps::Start(0);
+	for (;;)
+		pause();
+}
+
+/* ---- worker ------------------------------------------------------------------------------------
+ */
+
+struct worker {
+	ps::KVWorker<float> *kv;
+	char ask; /* first letter of --ask */
+	ps::SArray<ps::Key> keys;
+	ps::SArray<float> gradient, weights; /* no copies of them on the way out */
+};
+
+static void pair(struct worker *w)
+{
+	if (w->ask == 'p') {
+		w->kv->Wait(w->kv->ZPushPull(w->keys, w->gradient, &w->weights));
+		return;
+	}
+	int pushed = w->kv->ZPush(w->keys, w->gradient);
+	if (w->ask == 'w')
+		w->kv->Wait(pushed);
+	int pulled = w->kv->ZPull(w->keys, &w->weights);
+	w->kv->Wait(pulled);
+	w->kv->Wait(pushed);
+}
+
+static void measure(struct shared *s, size_t index, double seconds, struct worker *w)
+{
+	for (int i = 0; i < WARM_UP; i++)
+		pair(w);
+	__atomic_store_n(&s->ready[index], 1, __ATOMIC_RELEASE);
+	while (!__atomic_load_n(&s->go, __ATOMIC_ACQUIRE))
+		usleep(100);
+	double start = now(), cpu = cpu_of_self(), t = start;
+	uint64_t n = 0;
+	while (t - start < seconds) {
+		pair(w);
+		double after = now();
+		if (n < MAX_PAIRS)
+			s->worker[index].us[n] = (float)((after - t) * 1e6);
+		n++;
+		t = after;
+	}
+	s->worker[index].pairs = n;
+	s->worker[index].seconds = t - start;
+	s->worker[index].cpu = cpu_of_self() - cpu;
+}
+
+/* What came back has at least this worker's own gradients in it, and with one worker no more. */
+static void check(const struct options *o, const struct worker *w, uint64_t pairs)
+{
+	double mine = -RATE * (double)w->gradient[0] * (double)pairs;
+	double got = w->weights[0] / mine;
+
+	if (got > 0.99 && (o->workers > 1 || got < 1.01))
+		return;
+	fprintf(stderr, "pslite_bench: weight 0 is %g, after %llu pushes it should be %g\n",
+		(double)w->weights[0], (unsigned long long)pairs, mine);
+	_exit(1);
+}
+
+static void work(const struct options *o, struct shared *s, size_t index)
+{
+	size_t n = o->bytes / sizeof(float);
+	struct worker w = {
+		NULL, o->ask[0], ps::SArray<ps::Key>(1, 0), new_vector(n), new_vector(n)};
+
+	for (size_t i = 0; i < n; i++)
+		w.gradient[(int)i] = 1e-6f * (float)(i % 100 + 1);
+	memset(w.weights.data(), 0, o->bytes);
+	ps::Start(0);
+	ps::KVWorker<float> kv(0, 0);
+	w.kv = &kv;
+	measure(s, index, o->seconds, &w);
+	check(o, &w, WARM_UP + s->worker[index].pairs);
+	_exit(0); /* no good-byes: they take ps-lite longer than the measurement */
+}
+
+/* ---- all processes -----------------------------------------------------------------------------
+ */
+
+static int free_port(void)
+{
+	struct sockaddr_in a = {};
+	socklen_t n = sizeof(a);
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	a.sin_family = AF_INET;
+	a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof(a)) ||
+		getsockname(fd, (struct sockaddr *)&a, &n))
+		die("port");
+	close(fd);
+	return ntohs(a.sin_port);
+}
+
+static void set(const char *name, size_t value)
+{
+	char text[24];
+
+	snprintf(text, sizeof(text), "%zu", value);
+	setenv(name, text, 1);
+}
+
+/* A child that dies with its parent; 0 in the child. */
+static pid_t start(const char *role)
+{
+	pid_t parent = getpid(), pid = fork();
+
+	if (pid < 0)
+		die("fork");
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() != parent)
+			_exit(1);
+		setenv("DMLC_ROLE", role, 1);
+	}
+	return pid;
+}
+
+static void start_clock(struct shared *s, size_t workers)
+{
+	for (size_t i = 0; i < workers; i++)
+		while (!__atomic_load_n(&s->ready[i], __ATOMIC_ACQUIRE)) {
+			if (waitpid(-1, NULL, WNOHANG) > 0) {
+				fprintf(stderr, "pslite_bench: a process died early\n");
+				exit(1);
+			}
+			usleep(1000);
+		}
+	__atomic_store_n(&s->go, 1, __ATOMIC_RELEASE);
+}
+
+static int by_size(const void *a, const void *b)
+{
+	float x = *(const float *)a, y = *(const float *)b;
+
+	return (x > y) - (x < y);
+}
+
+static void print_row(const struct options *o, struct shared *s, double server_cpu)
+{
+	static float us[MAX_WORKERS * (size_t)MAX_PAIRS];
+	double rate = 0, cpu = server_cpu, gb = 2 * (double)o->bytes * 1e-9;
+	uint64_t pairs = 0;
+	size_t n = 0;
+
+	for (size_t i = 0; i < o->workers; i++) {
+		size_t kept = s->worker[i].pairs < MAX_PAIRS ? s->worker[i].pairs : MAX_PAIRS;
+		memcpy(us + n, s->worker[i].us, kept * sizeof(float));
+		n += kept;
+		pairs += s->worker[i].pairs;
+		rate += (double)s->worker[i].pairs / s->worker[i].seconds;
+		cpu += s->worker[i].cpu;
+	}
+	qsort(us, n, sizeof(float), by_size);
+	printf("mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb\n");
+	printf("ps-lite,%zu,%zu,%.0f,%.3f,%.0f,%.0f,%.3f\n", o->bytes, o->workers, rate, rate * gb,
+		(double)us[n / 2], (double)us[n * 99 / 100], cpu / ((double)pairs * gb));
+}
+
+static void run(const struct options *o)
+{
+	void *map = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct shared *s = (struct shared *)map;
+	pid_t scheduler, server, worker[MAX_WORKERS];
+	int status, failed = 0;
+
+	if (map == MAP_FAILED)
+		die("mmap");
+	if ((scheduler = start("scheduler")) == 0) {
+		ps::Start(0);
+		for (;;)
+			pause();
+	}
+	if ((server = start("server")) == 0)
+		serve(o);
+	for (size_t i = 0; i < o->workers; i++)
+		if ((worker[i] = start("worker")) == 0)
+			work(o, s, i);
+	start_clock(s, o->workers);
+	double cpu = cpu_of(server);
+	for (size_t i = 0; i < o->workers; i++)
+		failed |= waitpid(worker[i], &status, 0) != worker[i] || status;
+	cpu = cpu_of(server) - cpu;
+	kill(server, SIGKILL);
+	kill(scheduler, SIGKILL);
+	if (failed) {
+		fprintf(stderr, "pslite_bench: a worker failed\n");
+		exit(1);
+	}
+	print_row(o, s, cpu);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option long_options[] = {{"seconds", required_argument, NULL, 's'},
+		{"bytes", required_argument, NULL, 'n'}, {"workers", required_argument, NULL, 'w'},
+		{"ask", required_argument, NULL, 'a'}, {"reply", required_argument, NULL, 'r'},
+		{NULL, 0, NULL, 0}};
+	struct options o = {"pushpull", "share", 3, 1740000, 1};
+	int c;
+
+	while ((c = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+		if (c == 's')
+			o.seconds = strtod(optarg, NULL);
+		else if (c == 'n')
+			o.bytes = strtoul(optarg, NULL, 10);
+		else if (c == 'w')
+			o.workers = strtoul(optarg, NULL, 10);
+		else if (c == 'a')
+			o.ask = optarg;
+		else if (c == 'r')
+			o.reply = optarg;
+		else
+			return 2;
+	}
+	if (o.workers < 1 || o.workers > MAX_WORKERS || o.bytes < sizeof(float) || o.bytes % 4 ||
+		!strchr("wop", o.ask[0]) || !strchr("scl", o.reply[0])) {
+		fprintf(stderr,
+			"pslite_bench: bytes: a multiple of 4; workers: 1 to %d; see the head\n",
+			MAX_WORKERS);
+		return 2;
+	}
+	/* Freed blocks are kept, as transport and cnn-worker have it. */
+	mallopt(M_MMAP_THRESHOLD, 32 << 20);
+	mallopt(M_TRIM_THRESHOLD, 256 << 20);
+	setenv("DMLC_PS_ROOT_URI", "127.0.0.1", 1);
+	setenv("DMLC_NODE_HOST", "127.0.0.1", 1);
+	set("DMLC_PS_ROOT_PORT", (size_t)free_port());
+	set("DMLC_NUM_SERVER", 1);
+	set("DMLC_NUM_WORKER", o.workers);
+	run(&o);
+	return 0;
+}

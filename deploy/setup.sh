@@ -2,7 +2,7 @@
 # Install what building, running and testing cnn-ps needs, on Debian 12 or Ubuntu.
 #
 #   deploy/setup.sh          what `make`, `make demo`, `make test` and `make lint` use
-#   deploy/setup.sh bench    also what only `make bench` uses
+#   deploy/setup.sh bench    also what only `make bench` and `make ladder` use
 #   deploy/setup.sh list     says which packages these are
 #
 # Installs only what is missing and says what; with nothing missing it needs neither root nor the
@@ -18,7 +18,7 @@ packages="
 	libcmocka-dev patch python3 python3-pytest python3-zmq python3-protobuf python3-numpy python3-xxhash
 	clang clang-format
 	curl ca-certificates dataset-fashion-mnist"
-bench_packages="python3-torch"
+bench_packages="python3-torch gnuplot-nox"
 
 case "${1-}" in
 '') ;;

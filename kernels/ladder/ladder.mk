@@ -23,5 +23,6 @@ $(LADDER_TESTS:%.c=$(B)/%): $(B)/%: $(B)/%.o $(A.ladder) $(ARCHIVES.worker)
 
 .PHONY: ladder
 ladder: deps
+	@deploy/setup.sh bench
 	@$(MAKE) $(JOBS) FLAVOUR=release all
 	@CNN_DATA="$$(deploy/data.sh)" kernels/ladder/run.sh build/release/cnn-ladder $(LADDER)

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""The phases of the production rung, which hides its kernels: what Nsight Compute times of them.
+
+    ncu --clock-control none --graph-profiling node --metrics gpu__time_duration.sum --csv \\
+        cnn-ladder steps --rung production --filters F --batch B --seconds 0 >NCU.CSV
+    profile.py NCU.CSV STEPS.CSV        prints rows of phases.csv
+
+Kernels run alone under the profiler, so their sum may be more than they take side by side. What is
+left of the median step of STEPS.CSV is "copies and waits"; kernels under 1 % of the step are "other".
+"""
+import csv
+import re
+import sys
+
+STEPS = 2  # of `steps --seconds 0`: one is checked, one is profiled
+
+
+def kernels(path):
+    """Milliseconds of a step by kernel, in order of first launch; the rung's own open() too."""
+    with open(path) as f:
+        lines = [line for line in f if line.startswith('"')]
+    total = {}
+    for row in csv.DictReader(lines):
+        name = re.sub(r"^void |<.*|\(.*|_kernel\b.*", "", row["Kernel Name"]).replace("_", " ")
+        nanoseconds = float(row["Metric Value"].replace(",", ""))
+        assert row["Metric Unit"] == "ns", row["Metric Unit"]
+        total[name] = total.get(name, 0) + nanoseconds * 1e-6 / STEPS
+    return total
+
+
+def main():
+    with open(sys.argv[2]) as f:
+        step = next(r for r in csv.DictReader(f) if r["rung"] == "production"
+                    and (r["filters"], r["batch"]) == ("256", "1000"))
+    median, timed = float(step["ms_median"]), kernels(sys.argv[1])
+    small = sum(ms for ms in timed.values() if ms < median / 100)
+    rows = [("kernel", name, ms) for name, ms in timed.items() if ms >= median / 100]
+    rows.append(("kernel", "other", small))
+    rows.append(("host", "copies and waits", max(median - sum(timed.values()), 0)))
+    for kind, name, ms in rows:
+        print(f"production,256,1000,{kind},{name},{ms:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@
 #include <string.h>
 #include "common/log.h"
 #include "common/mem.h"
-#include "kernels/cuda_net.h"
+#include "kernels/cuda_path.h"
 #include "kernels/device.h"
 
 #define MAX_GRAPHS  16
@@ -29,13 +29,14 @@ struct graph {
 
 struct cuda {
 	const struct model *model;
-	struct net net;
+	const struct cuda_path *path;
+	void *net; /* the path's own */
 	size_t max_batch, max_index;
 	int number; /* of the device */
 	char name[300];
 	cudaStream_t stream;
-	void *memory;               /* device */
-	float *params, *sum, *grad; /* device; n_params */
+	void *memory;         /* device */
+	float *params, *grad; /* device; n_params, in the manifest's order */
 	uint32_t *index;
 	struct kx_now *now;
 	double *loss;
@@ -49,6 +50,20 @@ struct cuda {
 	struct graph graph[MAX_GRAPHS];
 	int n_graphs;
 };
+
+void *arena_take(struct cuda_arena *a, size_t n, size_t size)
+{
+	const size_t align = 256;
+	size_t bytes, at = (a->used + align - 1) / align * align;
+
+	if (__builtin_mul_overflow(n, size, &bytes) ||
+		__builtin_add_overflow(at, bytes, &a->used) || a->used > SIZE_MAX / 4) {
+		a->overflow = 1;
+		a->used = 0;
+		return NULL;
+	}
+	return a->base ? a->base + at : NULL;
+}
 
 static int check(cudaError_t rc, const char *call)
 {
@@ -96,7 +111,7 @@ static int device_number(const char *device, int *number, struct err *e)
 	return PS_OK;
 }
 
-static int choose_device(struct cuda *c, const char *device, struct err *e)
+static int choose_device(struct cuda *c, const char *device, int precision, struct err *e)
 {
 	struct cudaDeviceProp p;
 	int n = 0, rc = device_number(device, &c->number, e);
@@ -115,9 +130,8 @@ static int choose_device(struct cuda *c, const char *device, struct err *e)
 			"device \"%s\": %s has compute capability %d.%d; this program was built "
 			"for another (make SM=%d%d)",
 			device, p.name, p.major, p.minor, p.major, p.minor);
-	static const char *const precision[] = {"fp32", "tf32", "bf16"};
-	snprintf(c->name, sizeof c->name, "cuda:%d %s %s", c->number, p.name,
-		precision[c->net.precision]);
+	static const char *const names[] = {"fp32", "tf32", "bf16"};
+	snprintf(c->name, sizeof c->name, "cuda:%d %s %s", c->number, p.name, names[precision]);
 	return PS_OK;
 }
 
@@ -126,19 +140,18 @@ static void place(struct cuda *c, struct cuda_arena *a)
 	size_t n = c->model->n_params;
 
 	c->params = arena_take(a, n, sizeof(float));
-	c->sum = arena_take(a, n, sizeof(float));
 	c->grad = arena_take(a, n, sizeof(float));
 	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
 	c->now = arena_take(a, 1, sizeof *c->now);
 	c->loss = arena_take(a, 1, sizeof *c->loss);
-	net_place(&c->net, a);
+	c->path->place(c->net, a);
 }
 
 static void place_pinned(struct cuda *c, struct cuda_arena *a)
 {
 	size_t width;
 
-	net_scores(&c->net, &width);
+	c->path->scores(c->net, &width);
 	c->host_params = arena_take(a, c->model->n_params, sizeof(float));
 	c->host_scores = arena_take(a, c->max_batch * width, sizeof(float));
 	c->host_index = arena_take(a, c->max_index, sizeof(uint32_t));
@@ -169,17 +182,18 @@ static int allocate(struct cuda *c, struct err *e)
 static int start(struct cuda *c, const struct backend_options *o, struct err *e)
 {
 	cudaError_t cu;
-	int rc = net_plan(&c->net, c->model, o->precision, o->max_batch, e);
+	int rc = choose_device(c, o->device, o->precision, e);
 
+	c->path = cuda_seed.fits(c->model) ? &cuda_seed : &cuda_net;
 	if (!rc)
-		rc = choose_device(c, o->device, e);
+		rc = c->path->open(&c->net, c->model, o->precision, o->max_batch, e);
 	if (rc)
 		return rc;
 	if ((cu = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking)))
 		return failed(cu, "a stream", e);
 	if ((rc = allocate(c, e)))
 		return rc;
-	if (net_fill(&c->net, c->stream))
+	if (c->path->fill(c->net, c->stream))
 		return failed(cudaGetLastError(), "the first copies", e);
 	return PS_OK;
 }
@@ -201,7 +215,8 @@ static void cuda_close(void *self)
 	cudaFreeHost(c->pinned);
 	if (c->stream)
 		cudaStreamDestroy(c->stream);
-	net_release(&c->net);
+	if (c->net)
+		c->path->close(c->net);
 	free(c);
 }
 
@@ -271,19 +286,12 @@ static struct kx_batch batch_of(const struct cuda *c, size_t images, int trainin
 static int launch(struct cuda *c, size_t images, int steps)
 {
 	struct kx_batch batch = batch_of(c, images, 1);
-	int rc = PS_OK;
+	int rc;
 
-	for (int i = 0; i < (steps ? steps : 1) && !rc; i++) {
-		rc = net_pack(&c->net, c->params, c->stream);
-		if (!rc)
-			rc = net_gradient(&c->net, batch, c->grad, c->stream);
-		if (!rc)
-			rc = kx_loss_mean(c->net.loss, batch.images, c->loss, steps > 0, c->stream);
-		if (!rc && steps)
-			rc = kx_update(
-				c->params, c->sum, c->grad, c->model->n_params, c->now, c->stream);
-	}
-	return rc;
+	if (steps)
+		return c->path->train(c->net, batch, c->now, steps, c->loss, c->stream);
+	rc = c->path->load(c->net, c->params, c->stream);
+	return rc ? rc : c->path->gradient(c->net, batch, c->grad, c->loss, c->stream);
 }
 
 static int capture(struct cuda *c, size_t images, int steps, cudaGraphExec_t *exec)
@@ -401,15 +409,15 @@ static int cuda_forward(void *self, const float *params, size_t first, size_t n,
 {
 	struct cuda *c = self;
 	size_t width, classes = c->model->classes;
-	const float *from = net_scores(&c->net, &width);
+	const float *from = c->path->scores(c->net, &width);
 	int rc = set_params(c, params);
 
 	if (!rc)
 		rc = set_now(c, (struct kx_now){.first = (uint32_t)first});
 	if (!rc)
-		rc = net_pack(&c->net, c->params, c->stream);
+		rc = c->path->load(c->net, c->params, c->stream);
 	if (!rc)
-		rc = net_forward(&c->net, batch_of(c, n, 0), c->stream);
+		rc = c->path->forward(c->net, batch_of(c, n, 0), c->stream);
 	if (!rc)
 		rc = to_host(c, c->host_scores, from, n * width * sizeof(float));
 	if (!rc)
@@ -427,8 +435,9 @@ static int cuda_local_start(void *self, const float *params)
 	int rc = set_params(c, params);
 
 	if (!rc)
-		rc = CHECK(
-			cudaMemsetAsync(c->sum, 0, c->model->n_params * sizeof(float), c->stream));
+		rc = c->path->load(c->net, c->params, c->stream);
+	if (!rc)
+		rc = c->path->start(c->net, c->stream);
 	return rc ? rc : wait(c);
 }
 
@@ -479,10 +488,12 @@ static int cuda_local_finish(void *self, float *params, float *sum)
 	size_t bytes = c->model->n_params * sizeof(float);
 	int rc = CHECK(cudaSetDevice(c->number));
 
+	if (!rc)
+		rc = c->path->save(c->net, c->params, c->grad, c->stream);
 	if (!rc && params)
 		rc = to_host(c, params, c->params, bytes);
 	if (!rc && sum)
-		rc = to_host(c, sum, c->sum, bytes);
+		rc = to_host(c, sum, c->grad, bytes);
 	return rc ? rc : wait(c);
 }
 

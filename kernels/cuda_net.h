@@ -1,27 +1,14 @@
 /*
  * cuda_net.h - a model as the cuda device runs it: planes, steps between them, and the tables that
- * the kernels look offsets up in. Any model the text format can express.
- *
- * Life: net_plan counts, net_place says where everything lies (twice: once to learn how much memory
- * it takes), net_fill writes the tables. Then net_pack, net_forward and net_gradient only launch.
- * Memory that was placed is the caller's; the rest goes with net_release.
+ * the kernels look offsets up in. Any model the text format can express. cuda_plan.c makes the
+ * plan, cuda_net.c launches.
  *
  * Thread: the backend's.
  */
 #ifndef KERNELS_CUDA_NET_H
 #define KERNELS_CUDA_NET_H
-#include "common/model.h"
-#include "kernels/kx.h"
-
-/* One block of device memory, carved from the front. base NULL: only counts. */
-struct cuda_arena {
-	char *base;
-	size_t used;
-	int overflow;
-};
-
-/* `n` values of `size` bytes, aligned to 256; NULL while counting. */
-void *arena_take(struct cuda_arena *a, size_t n, size_t size);
+#include "kernels/cuda_path.h"
+#include "kernels/kx_first.h"
 
 /* A table: made on the host, read on the device. */
 struct net_table {
@@ -29,7 +16,13 @@ struct net_table {
 	size_t n, size;
 };
 
-enum net_kind { NET_WEIGHTS, NET_POOL, NET_RELU, NET_DROPOUT };
+enum net_kind {
+	NET_FIRST, /* conv, relu and pool of kx_first.h */
+	NET_WEIGHTS,
+	NET_POOL,
+	NET_RELU,
+	NET_DROPOUT,
+};
 
 struct net_step {
 	enum net_kind kind;
@@ -47,6 +40,7 @@ struct net_step {
 	struct net_table back_taps, back_cells; /* errors */
 	struct net_table spots;                 /* weights' gradient */
 	struct kx_drop drop;
+	struct kx_first first;
 };
 
 struct net_plane {
@@ -63,8 +57,9 @@ struct net {
 	int n_planes, n_steps;
 	struct net_plane plane[MODEL_MAX_LAYERS + 1];
 	struct net_step step[MODEL_MAX_LAYERS];
-	float *partial; /* of the weight gradient under way */
-	float *loss;    /* of each image */
+	float *params, *sum, *grad; /* local training */
+	float *partial;             /* of the weight gradient under way */
+	float *loss;                /* of each image */
 };
 
 /* PS_ENOMEM: too large for this device's offsets, or no memory. Release in any case. */
@@ -72,18 +67,9 @@ int net_plan(struct net *n, const struct model *m, int precision, size_t images,
 	struct err *e) PS_MUST_CHECK;
 void net_release(struct net *n);
 void net_place(struct net *n, struct cuda_arena *a);
-/* Also zeroes the planes. */
+/* Tables to the device, zeros into the planes. */
 int net_fill(struct net *n, cudaStream_t stream) PS_MUST_CHECK;
-
-/* Parameters into the products' order. */
-int net_pack(const struct net *n, const float *params, cudaStream_t stream) PS_MUST_CHECK;
-int net_forward(const struct net *n, struct kx_batch batch, cudaStream_t stream) PS_MUST_CHECK;
-/* net_forward, the loss of each image, and the mean gradient into `grad`. */
-int net_gradient(
-	const struct net *n, struct kx_batch batch, float *grad, cudaStream_t stream) PS_MUST_CHECK;
 /* Shares that a weight gradient is summed in. */
 int net_splits(const struct net_step *s, size_t images);
-/* The last plane: width floats per image. */
-const float *net_scores(const struct net *n, size_t *width);
 
 #endif

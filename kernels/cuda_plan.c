@@ -5,20 +5,6 @@
 #include "kernels/cuda_net.h"
 #include "kernels/device.h"
 
-void *arena_take(struct cuda_arena *a, size_t n, size_t size)
-{
-	const size_t align = 256;
-	size_t bytes, at = (a->used + align - 1) / align * align;
-
-	if (__builtin_mul_overflow(n, size, &bytes) ||
-		__builtin_add_overflow(at, bytes, &a->used) || a->used > SIZE_MAX / 4) {
-		a->overflow = 1;
-		a->used = 0;
-		return NULL;
-	}
-	return a->base ? a->base + at : NULL;
-}
-
 static int pad_quad(size_t n)
 {
 	return (int)((n + KX_QUAD - 1) / KX_QUAD * KX_QUAD);
@@ -73,6 +59,19 @@ static void step_weights(struct net_step *s, const struct model *m)
 	s->run = (conv ? (int)l->size : w->taps) * w->c_pad;
 }
 
+/* Do the first three layers fit kx_first.h? */
+static int fits_first(const struct model *m)
+{
+	const struct layer *l = m->layer;
+
+	return m->n_layers > 3 && l[0].kind == LAYER_CONV && l[1].kind == LAYER_RELU &&
+	       l[2].kind == LAYER_POOL && l[0].in.c == 1 && l[0].in.h == FIRST_SIDE &&
+	       l[0].in.w == FIRST_SIDE && (l[0].size == 3 || l[0].size == 5) && l[0].stride == 1 &&
+	       !l[0].pad_top && !l[0].pad_left && !l[0].pad_bottom && !l[0].pad_right &&
+	       l[0].out.c % FIRST_LANES == 0 && l[2].size == 2;
+}
+
+/* Steps of one layer each; NET_FIRST is decided by the whole. */
 static enum net_kind kind_of(const struct layer *l)
 {
 	switch (l->kind) {
@@ -87,6 +86,17 @@ static enum net_kind kind_of(const struct layer *l)
 		return NET_DROPOUT;
 	}
 	return NET_RELU;
+}
+
+/* The step as conv, ReLU and pool. Its input has one channel: no padding to fours. */
+static void first_step(struct net *n, struct net_step *s)
+{
+	struct kx_weights *w = &s->w;
+
+	s->kind = NET_FIRST;
+	w->c_pad = 1;
+	s->first = (struct kx_first){.size = (int)s->layer->size, .f = w->f};
+	n->plane[s->out] = plane_of(s->layer[2].out, 1);
 }
 
 /* The step that starts with layer `number`; returns how many layers it does. */
@@ -107,6 +117,10 @@ static size_t add_step(struct net *n, size_t number, int learns)
 	n->plane[n->n_planes++] = plane_of(l->out, relu);
 	if (s->kind == NET_WEIGHTS)
 		step_weights(s, m);
+	if (number == 0 && fits_first(m)) {
+		first_step(n, s);
+		return 3;
+	}
 	if (l->kind == LAYER_CONV)
 		plane_pad(&n->plane[s->in], l);
 	if (l->kind == LAYER_DROPOUT)
@@ -252,7 +266,7 @@ int net_plan(struct net *n, const struct model *m, int precision, size_t images,
 	n->plane[0] = plane_of(m->input, 0);
 	for (size_t l = 0; l < m->n_layers;) {
 		l += add_step(n, l, learns);
-		learns |= n->step[n->n_steps - 1].kind == NET_WEIGHTS;
+		learns |= n->step[n->n_steps - 1].w.taps > 0;
 	}
 	for (int i = 0; i < n->n_planes; i++)
 		if (plane_measure(&n->plane[i]))
@@ -303,6 +317,19 @@ static void step_place(struct net *n, struct net_step *s, struct cuda_arena *a, 
 		list[t]->device = arena_take(a, list[t]->n, list[t]->size);
 }
 
+static void first_place(struct net *n, struct net_step *s, struct cuda_arena *a, size_t *partial)
+{
+	struct kx_first *f = &s->first;
+	size_t filters = (size_t)f->f, positions = shape_count(s->layer[2].out) / filters;
+	size_t floats = FIRST_PARTS * KX_OUTER_ROWS(s->w.taps) * filters;
+
+	*partial = floats > *partial ? floats : *partial;
+	f->fragments = arena_take(a, kx_first_fragments(f->size, f->f), sizeof(uint32_t));
+	f->winner = arena_take(a, n->images * positions, filters);
+	f->out = n->plane[s->out].value;
+	f->error = n->plane[s->out].error;
+}
+
 void net_place(struct net *n, struct cuda_arena *a)
 {
 	size_t partial = 0;
@@ -313,10 +340,17 @@ void net_place(struct net *n, struct cuda_arena *a)
 		p->value.value = arena_take(a, n->images, image);
 		p->error = i > 0 ? arena_take(a, n->images, image) : NULL;
 	}
-	for (int i = 0; i < n->n_steps; i++)
+	for (int i = 0; i < n->n_steps; i++) {
 		if (n->step[i].kind == NET_WEIGHTS)
 			step_place(n, &n->step[i], a, &partial);
+		if (n->step[i].kind == NET_FIRST)
+			first_place(n, &n->step[i], a, &partial);
+	}
+	n->params = arena_take(a, n->model->n_params, sizeof(float));
+	n->sum = arena_take(a, n->model->n_params, sizeof(float));
+	n->grad = arena_take(a, n->model->n_params, sizeof(float));
 	n->partial = arena_take(a, partial, sizeof(float));
+	n->step[0].first.partial = n->partial;
 	n->loss = arena_take(a, n->images, sizeof(float));
 }
 

@@ -57,6 +57,10 @@ int kx_load(struct kx_batch batch, int channels, struct kx_plane to, cudaStream_
 /* ---- products (kx_rows.cu, kx_outer.cu) --------------------------------------------------------
  */
 
+/* How values are multiplied; sums are fp32. KX_SPLIT: each as the sum of two tf32 numbers, three
+ * products on tensor cores, nearly as exact as fp32. */
+enum kx_product { KX_FFMA, KX_SPLIT, KX_BY_TF32, KX_BY_BF16 };
+
 /* One stretch of a sum: `run` floats of an image from a on, times rows b, b + 1... of the matrix.
  */
 struct kx_tap {
@@ -80,7 +84,7 @@ struct kx_rows {
 	size_t a_image, d_image;
 	int n_cells, n, run, relu, images;
 };
-int kx_rows(struct kx_rows g, int precision, cudaStream_t stream);
+int kx_rows(struct kx_rows g, enum kx_product by, cudaStream_t stream);
 
 /* Two places of an image that meet in a weight gradient. */
 struct kx_spot {
@@ -99,7 +103,7 @@ struct kx_outer {
 	int n_spots, m, n, run, row, splits, images;
 };
 #define KX_OUTER_ROWS(m) ((size_t)(m) + KX_QUAD)
-int kx_outer(struct kx_outer g, int precision, cudaStream_t stream);
+int kx_outer(struct kx_outer g, enum kx_product by, cudaStream_t stream);
 
 /* ---- layers (kx_layers.cu, kx_loss.cu) ---------------------------------------------------------
  */

@@ -12,7 +12,6 @@
 #ifndef KERNELS_KX_GEMM_CUH
 #define KERNELS_KX_GEMM_CUH
 #include <cuda_bf16.h>
-#include "kernels/backend.h"
 #include "kernels/kx_common.cuh"
 
 #define GEMM_THREADS 128
@@ -52,18 +51,18 @@ __device__ static inline uint32_t to_bf16x2(float low, float high)
 
 __device__ static inline void mma_tf32(float *c, const uint32_t *a, const uint32_t *b)
 {
-	asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
-		     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-		     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+	asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
+	    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 __device__ static inline void mma_bf16(float *c, const uint32_t *a, const uint32_t *b)
 {
-	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
-		     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-		     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+	    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 /* A stage's tile of a: value (m, k) at m * M + k * K. The pitches are 4 (M) and 8 (K) modulo 32:
@@ -98,6 +97,43 @@ __device__ static inline void stage_tf32(
 #pragma unroll
 			for (int j = 0; j < NJ; j++)
 				mma_tf32(c[i][j], x[i], y[j]);
+	}
+}
+
+/* x as high + low, both of them tf32 once the tensor core has cut off what it does not take. */
+__device__ static inline void split(float x, uint32_t *high, uint32_t *low)
+{
+	*high = __float_as_uint(x) & 0xffffe000u;
+	*low = __float_as_uint(x - __uint_as_float(*high));
+}
+
+template <int MI, int NJ, class A>
+__device__ static inline void stage_split(
+	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
+{
+#pragma unroll
+	for (int k = 0; k < KX_K_TILE; k += 8) {
+		uint32_t high[NJ][2], low[NJ][2];
+#pragma unroll
+		for (int j = 0; j < NJ; j++)
+#pragma unroll
+			for (int q = 0; q < 2; q++)
+				split(b[(k + t + 4 * q) * pitch + 8 * j + r], &high[j][q],
+					&low[j][q]);
+#pragma unroll
+		for (int i = 0; i < MI; i++) {
+			uint32_t x[4], x_low[4];
+#pragma unroll
+			for (int q = 0; q < 4; q++)
+				split(a.get(16 * i + r + q % 2 * 8, k + t + q / 2 * 4), &x[q],
+					&x_low[q]);
+#pragma unroll
+			for (int j = 0; j < NJ; j++) {
+				mma_tf32(c[i][j], x_low, high[j]);
+				mma_tf32(c[i][j], x, low[j]);
+				mma_tf32(c[i][j], x, high[j]);
+			}
+		}
 	}
 }
 
@@ -162,10 +198,12 @@ template <int P, int MI, int NJ, class A>
 __device__ static inline void stage_product(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int lane)
 {
-	if (P == KX_TF32)
+	if (P == KX_BY_TF32)
 		stage_tf32(c, a, b, pitch, lane / 4, lane % 4);
-	else if (P == KX_BF16)
+	else if (P == KX_BY_BF16)
 		stage_bf16(c, a, b, pitch, lane / 4, lane % 4);
+	else if (P == KX_SPLIT)
+		stage_split(c, a, b, pitch, lane / 4, lane % 4);
 	else
 		stage_fp32(c, a, b, pitch, lane / 4, lane % 4);
 }

@@ -139,7 +139,7 @@ __global__ void relu_forward_kernel(struct kx_plane in, struct kx_plane out, int
 	{
 		struct spot s = spot_of(i, out);
 		float v = in.value[offset_of(s, in)];
-		out.value[offset_of(s, out)] = v > 0 ? v : 0;
+		out.value[offset_of(s, out)] = v < 0 ? 0 : v;
 	}
 }
 

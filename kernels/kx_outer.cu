@@ -112,11 +112,16 @@ template <int P> static int outer_launch(struct kx_outer g, cudaStream_t stream)
 	return KX_LAUNCHED();
 }
 
-int kx_outer(struct kx_outer g, int precision, cudaStream_t stream)
+int kx_outer(struct kx_outer g, enum kx_product by, cudaStream_t stream)
 {
-	if (precision == KX_TF32)
-		return outer_launch<KX_TF32>(g, stream);
-	if (precision == KX_BF16)
-		return outer_launch<KX_BF16>(g, stream);
-	return outer_launch<KX_FP32>(g, stream);
+	switch (by) {
+	case KX_SPLIT:
+		return outer_launch<KX_SPLIT>(g, stream);
+	case KX_BY_TF32:
+		return outer_launch<KX_BY_TF32>(g, stream);
+	case KX_BY_BF16:
+		return outer_launch<KX_BY_BF16>(g, stream);
+	default:
+		return outer_launch<KX_FFMA>(g, stream);
+	}
 }

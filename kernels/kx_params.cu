@@ -32,32 +32,39 @@ int kx_pack(const float *params, struct kx_weights w, float *forward, float *bac
 	return KX_LAUNCHED();
 }
 
-/* One thread per value of a split, the row of biases (k = taps * c_pad) included. */
+#define SLICES 8 /* of the splits, summed one beside the other */
+
+/* A thread per slice of a value; 32 neighbouring values, the row of biases (k = taps * c_pad)
+ * included. */
 __global__ void unpack_kernel(const float *partial, int splits, struct kx_weights w, float *grad)
 {
-	const int m = w.taps * w.c_pad;
-	const size_t split = KX_OUTER_ROWS(m) * w.f_pad;
-	FOR_EACH(i, (size_t)(m + 1) * w.f_pad)
-	{
-		int f = (int)(i % w.f_pad), k = (int)(i / w.f_pad);
-		int tap = k / w.c_pad, c = k % w.c_pad;
-		if (f >= w.f || (k < m && c >= w.c))
-			continue;
-		float sum = 0;
-		for (int s = 0; s < splits; s++)
-			sum += partial[s * split + i];
-		if (k == m)
-			grad[w.bias + f] = sum;
-		else
-			grad[w.weight + ((size_t)f * w.c + c) * w.taps + tap] = sum;
-	}
+	__shared__ float part[SLICES][32];
+	const int m = w.taps * w.c_pad, slice = threadIdx.x / 32, lane = threadIdx.x % 32;
+	const size_t split = KX_OUTER_ROWS(m) * w.f_pad, n = (size_t)(m + 1) * w.f_pad;
+	const size_t i = blockIdx.x * (size_t)32 + lane;
+	float sum = 0;
+	for (int s = slice; s < splits && i < n; s += SLICES)
+		sum += partial[s * split + i];
+	part[slice][lane] = sum;
+	__syncthreads();
+	if (slice != 0 || i >= n)
+		return;
+	for (int s = 1; s < SLICES; s++)
+		sum += part[s][lane];
+	int f = (int)(i % w.f_pad), k = (int)(i / w.f_pad);
+	int tap = k / w.c_pad, c = k % w.c_pad;
+	if (f < w.f && k == m)
+		grad[w.bias + f] = sum;
+	else if (f < w.f && c < w.c)
+		grad[w.weight + ((size_t)f * w.c + c) * w.taps + tap] = sum;
 }
 
 int kx_unpack(
 	const float *partial, int splits, struct kx_weights w, float *grad, cudaStream_t stream)
 {
 	size_t n = (size_t)(w.taps * w.c_pad + 1) * w.f_pad;
-	unpack_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(partial, splits, w, grad);
+	unpack_kernel<<<(unsigned)((n + 31) / 32), 32 * SLICES, 0, stream>>>(
+		partial, splits, w, grad);
 	return KX_LAUNCHED();
 }
 

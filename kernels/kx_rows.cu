@@ -86,8 +86,8 @@ __device__ static inline void rows_store(const struct kx_rows &g, const struct k
 				v.y += g.bias[column + 1];
 			}
 			if (g.relu) {
-				v.x = fmaxf(v.x, 0);
-				v.y = fmaxf(v.y, 0);
+				v.x = v.x < 0 ? 0 : v.x;
+				v.y = v.y < 0 ? 0 : v.y;
 			}
 			if (g.mask) {
 				v.x = g.mask[row + column] > 0 ? v.x : 0;
@@ -150,11 +150,16 @@ template <int P> static int rows_narrow_or_wide(struct kx_rows g, cudaStream_t s
 	return g.n <= 32 ? rows_launch<P, 32>(g, stream) : rows_launch<P, 64>(g, stream);
 }
 
-int kx_rows(struct kx_rows g, int precision, cudaStream_t stream)
+int kx_rows(struct kx_rows g, enum kx_product by, cudaStream_t stream)
 {
-	if (precision == KX_TF32)
-		return rows_narrow_or_wide<KX_TF32>(g, stream);
-	if (precision == KX_BF16)
-		return rows_narrow_or_wide<KX_BF16>(g, stream);
-	return rows_narrow_or_wide<KX_FP32>(g, stream);
+	switch (by) {
+	case KX_SPLIT:
+		return rows_narrow_or_wide<KX_SPLIT>(g, stream);
+	case KX_BY_TF32:
+		return rows_narrow_or_wide<KX_BY_TF32>(g, stream);
+	case KX_BY_BF16:
+		return rows_narrow_or_wide<KX_BY_BF16>(g, stream);
+	default:
+		return rows_narrow_or_wide<KX_FFMA>(g, stream);
+	}
 }

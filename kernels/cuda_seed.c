@@ -1,0 +1,174 @@
+/* cuda_seed.c - the path of cuda_path.h for seed:F on MNIST's images: four launches a step. */
+#include <stdlib.h>
+#include "common/mem.h"
+#include "kernels/cuda_path.h"
+#include "kernels/kx_seed.h"
+
+struct seed {
+	const struct model *model;
+	size_t images;
+	struct kx_seed s;
+};
+
+static int fits(const struct model *m)
+{
+	const struct layer *l = m->layer;
+
+	return m->n_layers == 4 && m->input.c == 1 && m->input.h == SEED_SIDE &&
+	       m->input.w == SEED_SIDE && m->classes == SEED_CLASSES && l[0].kind == LAYER_CONV &&
+	       l[0].size == 3 && l[0].stride == 1 && l[0].pad_top == 0 && l[0].pad_left == 0 &&
+	       l[0].pad_bottom == 0 && l[0].pad_right == 0 && l[1].kind == LAYER_RELU &&
+	       l[2].kind == LAYER_POOL && l[2].size == 2 && l[3].kind == LAYER_FC &&
+	       l[0].out.c <= 65536;
+}
+
+static int open(void **self, const struct model *m, int precision, size_t images, struct err *e)
+{
+	struct seed *d = mem_try(1, sizeof *d);
+
+	(void)precision; /* as exact as fp32 in any */
+	*self = d;
+	if (!d)
+		return err_set(e, PS_ENOMEM, "no memory for model \"%s\"", m->text);
+	d->model = m;
+	d->images = images;
+	d->s.f = (int)m->layer[0].out.c;
+	d->s.f_pad = (d->s.f + 7) / 8 * 8;
+	return PS_OK;
+}
+
+static size_t row_floats(const struct seed *d)
+{
+	return (size_t)d->s.f_pad * SEED_ROW;
+}
+
+static struct seed_params place_params(const struct seed *d, struct cuda_arena *a)
+{
+	size_t conv = row_floats(d), fc = conv * SEED_POSITIONS;
+	float *all = arena_take(a, fc + conv + SEED_ROW, sizeof(float));
+
+	if (!all)
+		return (struct seed_params){NULL, NULL, NULL};
+	return (struct seed_params){all, all + fc, all + fc + conv};
+}
+
+/* Smaller batches may be cut into more parts than the largest: no more than these. */
+static void most_parts(const struct seed *d, size_t *score, size_t *fc, size_t *conv)
+{
+	*score = *fc = *conv = 0;
+	for (size_t n = 1; n <= d->images; n += n < 16384 ? 1 : n) {
+		struct seed_cut c = kx_seed_cut(d->s.f_pad, (int)n);
+		size_t parts = (size_t)c.filter_blocks * (size_t)c.ranges * n;
+		size_t splits = (size_t)c.splits, rows = splits * (size_t)c.position_blocks;
+		*score = parts > *score ? parts : *score;
+		*fc = splits > *fc ? splits : *fc;
+		*conv = rows > *conv ? rows : *conv;
+	}
+}
+
+static void place(void *self, struct cuda_arena *a)
+{
+	struct seed *d = self;
+	struct kx_seed *s = &d->s;
+	size_t groups = (d->images + SEED_GROUP - 1) / SEED_GROUP, score, fc, conv;
+
+	most_parts(d, &score, &fc, &conv);
+	s->params = place_params(d, a);
+	s->sum = place_params(d, a);
+	s->fragments = arena_take(a, kx_seed_fragments(s->f_pad), sizeof(uint32_t));
+	s->winners = arena_take(a, groups * SEED_POSITIONS, (size_t)s->f_pad * 4);
+	s->score_parts = arena_take(a, score, SEED_CLASSES * sizeof(float));
+	s->scores = arena_take(a, d->images, SEED_CLASSES * sizeof(float));
+	s->d_scores = arena_take(a, d->images, SEED_ROW * sizeof(float));
+	s->loss = arena_take(a, d->images, sizeof(float));
+	s->fc_parts = arena_take(a, fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
+	s->conv_parts = arena_take(a, conv, row_floats(d) * sizeof(float));
+}
+
+static int fill(void *self, cudaStream_t stream)
+{
+	(void)self;
+	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
+}
+
+static int load(void *self, const float *params, cudaStream_t stream)
+{
+	return kx_seed_pack(((struct seed *)self)->s, params, stream);
+}
+
+static int scores_at(const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
+{
+	int rc = kx_seed_forward(*s, batch, step, stream);
+
+	return rc ? rc : kx_seed_scores(*s, batch, step, stream);
+}
+
+static int forward(void *self, struct kx_batch batch, cudaStream_t stream)
+{
+	return scores_at(&((struct seed *)self)->s, batch, 0, stream);
+}
+
+static const float *scores(const void *self, size_t *width)
+{
+	*width = SEED_CLASSES;
+	return ((const struct seed *)self)->s.scores;
+}
+
+static int gradient(
+	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
+{
+	const struct kx_seed *s = &((struct seed *)self)->s;
+	int rc = scores_at(s, batch, 0, stream);
+
+	if (!rc)
+		rc = kx_seed_backward(*s, batch, 0, stream);
+	return rc ? rc : kx_seed_gradient(*s, batch.images, grad, loss, stream);
+}
+
+static int start(void *self, cudaStream_t stream)
+{
+	const struct seed *d = self;
+	size_t floats = row_floats(d) * (SEED_POSITIONS + 1) + SEED_ROW;
+
+	return cudaMemsetAsync(d->s.sum.fc, 0, floats * sizeof(float), stream) ? PS_EDEVICE : PS_OK;
+}
+
+static int train(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
+	cudaStream_t stream)
+{
+	const struct kx_seed *s = &((struct seed *)self)->s;
+	int rc = PS_OK;
+
+	for (int i = 0; i < steps && !rc; i++) {
+		rc = scores_at(s, batch, i, stream);
+		if (!rc)
+			rc = kx_seed_backward(*s, batch, i, stream);
+		if (!rc)
+			rc = kx_seed_update(
+				*s, batch, now, i + 1 < steps ? 0 : steps, loss, stream);
+	}
+	return rc;
+}
+
+static int save(void *self, float *params, float *sum, cudaStream_t stream)
+{
+	const struct kx_seed *s = &((struct seed *)self)->s;
+	int rc = kx_seed_unpack(*s, s->params, params, stream);
+
+	return rc ? rc : kx_seed_unpack(*s, s->sum, sum, stream);
+}
+
+const struct cuda_path cuda_seed = {
+	.fits = fits,
+	.open = open,
+	.close = free,
+	.place = place,
+	.fill = fill,
+	.load = load,
+	.forward = forward,
+	.scores = scores,
+	.gradient = gradient,
+	.start = start,
+	.train = train,
+	.save = save,
+};

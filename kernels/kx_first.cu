@@ -1,0 +1,186 @@
+/*
+ * kx_first.cu - see kx_first.h.
+ */
+#include "kernels/kx_conv.cuh"
+#include "kernels/kx_first.h"
+
+#define WARPS   8
+#define THREADS (WARPS * 32)
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+template <int SIZE>
+__global__ void fragments_kernel(uint32_t *fragments, const float *weight, int f)
+{
+	FOR_EACH(i, (size_t)f / 8 * conv<SIZE>::STEPS * 256)
+	conv_fragment<SIZE>(fragments, weight, SIZE * SIZE, i);
+}
+
+size_t kx_first_fragments(int size, int f)
+{
+	int steps = size == 3 ? conv<3>::STEPS : conv<5>::STEPS;
+	return (size_t)f / 8 * steps * CONV_PIECES * 256;
+}
+
+int kx_first_pack(struct kx_first l, const float *weight, cudaStream_t stream)
+{
+	if (l.size == 3)
+		fragments_kernel<3><<<blocks_for(l.f * 32, THREADS), THREADS, 0, stream>>>(
+			l.fragments, weight, l.f);
+	else
+		fragments_kernel<5><<<blocks_for(l.f * 96, THREADS), THREADS, 0, stream>>>(
+			l.fragments, weight, l.f);
+	return KX_LAUNCHED();
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+__device__ static inline const uint32_t *image_words(const struct kx_batch &batch, int n)
+{
+	return reinterpret_cast<const uint32_t *>(
+		batch.pixels + image_number(&batch, n) * (CONV_SIDE * CONV_SIDE));
+}
+
+__device__ static inline void load_group(uint32_t *shared, const struct kx_batch &batch, int group)
+{
+	const int words = CONV_SIDE * CONV_SIDE / 4;
+	for (int i = threadIdx.x; i < CONV_GROUP * words; i += THREADS) {
+		int n = i / words, at = i % words, image = group * CONV_GROUP + n;
+		uint32_t four = image < batch.images ? image_words(batch, image)[at] : 0;
+		*reinterpret_cast<uint2 *>(shared + n * IMAGE_WORDS + 2 * at) =
+			pixels_to_bf16(four);
+	}
+}
+
+/* blockIdx: x images, y filters (32), z positions. Warps: 4 x 8 filters, 2 ranges of positions. */
+template <int SIZE>
+__global__ void __launch_bounds__(THREADS, 2)
+	forward_kernel(struct kx_first l, struct kx_batch batch)
+{
+	__shared__ uint32_t pixels[CONV_GROUP * IMAGE_WORDS];
+	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+	const int filter_group = blockIdx.y * 4 + warp % 4, f = filter_group * 8 + lane / 4;
+	const int range = blockIdx.z * 2 + warp / 4, ranges = gridDim.z * 2;
+	const int begin = conv<SIZE>::POSITIONS * range / ranges;
+	const int end = conv<SIZE>::POSITIONS * (range + 1) / ranges;
+	const float bias = l.bias[f];
+	struct conv_weights<SIZE> w;
+	int at[conv<SIZE>::STEPS][2];
+
+	load_group(pixels, batch, blockIdx.x);
+	conv_load(&w, l.fragments, filter_group, lane);
+#pragma unroll
+	for (int k = 0; k < conv<SIZE>::STEPS; k++) {
+		at[k][0] = conv_pair<SIZE>(k, 0, t);
+		at[k][1] = conv_pair<SIZE>(k, 1, t);
+	}
+	__syncthreads();
+	for (int p = begin; p < end; p++) {
+		const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
+		const uint32_t *patch = pixels + lane / 4 * IMAGE_WORDS + y * (2 * ROW_WORDS) + x;
+		const size_t to = l.out.origin + (size_t)y * l.out.row + x * l.out.c + f;
+#pragma unroll
+		for (int j = 0; j < 2; j++) {
+			float c[2][4] = {};
+			conv_cells<SIZE>(c, w, patch + j * 8 * IMAGE_WORDS, at);
+#pragma unroll
+			for (int e = 0; e < 2; e++) {
+				const int n = blockIdx.x * CONV_GROUP + j * 8 + 2 * t + e;
+				uint32_t winner;
+				float v = first_maximum(
+					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &winner);
+				if (n >= batch.images)
+					continue;
+				l.out.value[n * l.out.image + to] =
+					max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
+				l.winner[((size_t)n * conv<SIZE>::POSITIONS + p) * l.f + f] =
+					(uint8_t)winner;
+			}
+		}
+	}
+}
+
+template <int SIZE>
+static int forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
+{
+	const unsigned groups = (batch.images + CONV_GROUP - 1) / CONV_GROUP;
+	const unsigned filters = l.f / FIRST_LANES, wanted = FIRST_PARTS / (groups * filters);
+	const unsigned most = conv<SIZE>::POSITIONS / 8;
+	dim3 grid(groups, filters, wanted < 1 ? 1 : wanted < most ? wanted : most);
+	forward_kernel<SIZE><<<grid, THREADS, 0, stream>>>(l, batch);
+	return KX_LAUNCHED();
+}
+
+int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
+{
+	return l.size == 3 ? forward<3>(l, batch, stream) : forward<5>(l, batch, stream);
+}
+
+/* ---- gradient -------------------------------------------------------------------------------- */
+
+/* A lane is a filter, a warp every eighth position; the sums stay in registers. The four cells that
+ * lanes may look at start in different banks. */
+template <int SIZE>
+__device__ static inline void add_image(float (&sum)[SIZE * SIZE], float *bias,
+	const struct kx_first &l, const float *pixels, int n, int f)
+{
+	const uint8_t *winner = l.winner + (size_t)n * conv<SIZE>::POSITIONS * l.f + f;
+	const float *error = l.error + n * l.out.image + l.out.origin + f;
+#pragma unroll 3
+	for (int p = threadIdx.x / 32; p < conv<SIZE>::POSITIONS; p += WARPS) {
+		const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
+		const int won = winner[(size_t)p * l.f];
+		const float d = error[(size_t)y * l.out.row + x * l.out.c];
+		const float *patch = pixels + (2 * y + won / 2) * CONV_SIDE + 2 * x + won % 2;
+#pragma unroll
+		for (int k = 0; k < SIZE * SIZE; k++)
+			sum[k] = fmaf(d, patch[k / SIZE * CONV_SIDE + k % SIZE], sum[k]);
+		*bias += d;
+	}
+}
+
+/* blockIdx: x a share of the images, y filters. */
+template <int SIZE>
+__global__ void __launch_bounds__(THREADS, 2)
+	gradient_kernel(struct kx_first l, struct kx_batch batch)
+{
+	const int taps = SIZE * SIZE, words = CONV_SIDE * CONV_SIDE / 4;
+	__shared__ float4 pixels[2][words];
+	__shared__ float reduced[WARPS][32];
+	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+	const int f = blockIdx.y * FIRST_LANES + lane;
+	float sum[taps] = {}, bias = 0;
+
+	for (int n = blockIdx.x, turn = 0; n < batch.images; n += gridDim.x, turn ^= 1) {
+		if (threadIdx.x < words) {
+			uint32_t four = image_words(batch, n)[threadIdx.x];
+			pixels[turn][threadIdx.x] = {pixel_of(four, 0), pixel_of(four, 1),
+				pixel_of(four, 2), pixel_of(four, 3)};
+		}
+		__syncthreads();
+		add_image<SIZE>(sum, &bias, l, reinterpret_cast<const float *>(pixels[turn]), n, f);
+	}
+	float *out = l.partial + KX_OUTER_ROWS(taps) * l.f * blockIdx.x;
+#pragma unroll
+	for (int k = 0; k <= taps; k++) {
+		__syncthreads();
+		reduced[warp][lane] = k < taps ? sum[k < taps ? k : 0] * CONV_PIXEL : bias;
+		__syncthreads();
+		if (warp == 0) {
+			float v = 0;
+			for (int i = 0; i < WARPS; i++)
+				v += reduced[i][lane];
+			out[(size_t)k * l.f + f] = v;
+		}
+	}
+}
+
+int kx_first_gradient(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
+{
+	dim3 grid(FIRST_PARTS, l.f / FIRST_LANES);
+	if (l.size == 3)
+		gradient_kernel<3><<<grid, THREADS, 0, stream>>>(l, batch);
+	else
+		gradient_kernel<5><<<grid, THREADS, 0, stream>>>(l, batch);
+	return KX_LAUNCHED();
+}

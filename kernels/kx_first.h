@@ -1,0 +1,38 @@
+/*
+ * kx_first.h - the first layers of a net on 28 x 28 images in one kernel each way: convolution of
+ * one channel, 3 x 3 or 5 x 5, 32 filters or a multiple, ReLU, pool:2. Pixels come from the data
+ * set, and only pooled values and which of four cells won go to memory. As kx.h otherwise.
+ */
+#ifndef KERNELS_KX_FIRST_H
+#define KERNELS_KX_FIRST_H
+#include "kernels/kx.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FIRST_SIDE  28
+#define FIRST_LANES 32  /* filters come in these */
+#define FIRST_PARTS 264 /* of the gradient: two blocks for each of 132 multiprocessors */
+
+struct kx_first {
+	int size, f;         /* 3 or 5; filters */
+	uint32_t *fragments; /* weights as tensor cores want them, see kx_first_forward */
+	const float *bias;
+	struct kx_plane out; /* pooled values */
+	const float *error;  /* their errors, laid out alike */
+	uint8_t *winner;     /* [image][position][filter] */
+	float *partial;      /* as kx_outer's: FIRST_PARTS splits, m = size * size */
+};
+
+/* Words of `fragments`. */
+size_t kx_first_fragments(int size, int f);
+/* From the weights [f][size * size]. */
+int kx_first_pack(struct kx_first l, const float *weight, cudaStream_t stream);
+int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
+int kx_first_gradient(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

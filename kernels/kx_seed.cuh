@@ -1,0 +1,66 @@
+/*
+ * kx_seed.cuh - what the two halves of the seed nets' kernels share.
+ *
+ * Launches overlap (programmatic dependent launch): a kernel may start while the one before it in
+ * the stream still runs. What it does before seed_await reads only the data set, the indices and
+ * its arguments; after it, all that earlier kernels wrote is there.
+ */
+#ifndef KERNELS_KX_SEED_CUH
+#define KERNELS_KX_SEED_CUH
+#include "kernels/kx_conv.cuh"
+#include "kernels/kx_seed.h"
+
+#define SEED_ROW_USED 10 /* 9 weights and a bias; 10 classes */
+
+template <class... P, class... A>
+static int seed_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared,
+	cudaStream_t stream, A... args)
+{
+	cudaLaunchAttribute overlap = {};
+	overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	overlap.val.programmaticStreamSerializationAllowed = 1;
+	cudaLaunchConfig_t config = {};
+	config.gridDim = grid;
+	config.blockDim = dim3(threads);
+	config.dynamicSmemBytes = shared;
+	config.stream = stream;
+	config.attrs = &overlap;
+	config.numAttrs = 1;
+	if (cudaLaunchKernelEx(&config, kernel, P(args)...))
+		return PS_EDEVICE;
+	return KX_LAUNCHED();
+}
+
+#ifdef __CUDACC__
+/* All before is done; the next kernel may come up to its own. */
+__device__ static inline void seed_await()
+{
+	cudaGridDependencySynchronize();
+	cudaTriggerProgrammaticLaunchCompletion();
+}
+
+/* now->step is that of the graph's first step: written at its end only. */
+__device__ static inline size_t seed_number(const struct kx_batch &b, int step, int n)
+{
+	return b.index ? b.index[((size_t)b.now->step + step) * b.images + n] : b.now->first + n;
+}
+
+__device__ static inline const uint32_t *seed_image(const struct kx_batch &b, int step, int n)
+{
+	return reinterpret_cast<const uint32_t *>(
+		b.pixels + seed_number(b, step, n) * (SEED_SIDE * SEED_SIDE));
+}
+
+/* Where the manifest has filter f's weight k; k = 9: its bias. */
+__device__ static inline size_t seed_conv_at(const struct kx_seed &s, int f, int k)
+{
+	return k < 9 ? (size_t)f * 9 + k : (size_t)s.f * 9 + f;
+}
+
+__device__ static inline void seed_fragment(const struct kx_seed &s, size_t i)
+{
+	conv_fragment<3>(s.fragments, s.params.conv, SEED_ROW, i);
+}
+#endif
+
+#endif

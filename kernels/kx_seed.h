@@ -1,0 +1,70 @@
+/*
+ * kx_seed.h - kernels for one family of nets, seed:F on 28 x 28 images and 10 classes: conv:F:3
+ * relu pool:2 fc:10, forward, backward and SGD in four launches, with nothing stored per feature
+ * but which of its four cells won (2 bits).
+ *
+ * A *feature* is filter f's pooled value at position p of 13 x 13. Filters come in eights.
+ * As kx.h: no checks, no allocation, sums in a fixed order.
+ */
+#ifndef KERNELS_KX_SEED_H
+#define KERNELS_KX_SEED_H
+#include "kernels/kx.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SEED_SIDE      28
+#define SEED_POSITIONS 169
+#define SEED_CLASSES   10
+#define SEED_ROW       12 /* floats kept of a feature's 10 weights, and of a filter's 9 and bias */
+#define SEED_GROUP     16 /* images that a warp has in hand */
+
+/* Parameters, their sums and gradients in the order of the kernels: fc
+ * [position][filter][SEED_ROW], conv [filter][SEED_ROW], the fc's bias [SEED_ROW]; one after the
+ * other. */
+struct seed_params {
+	float *fc, *conv, *bias;
+};
+
+struct kx_seed {
+	int f, f_pad; /* filters, and in whole eights */
+	struct seed_params params, sum;
+	uint32_t *fragments; /* conv weights as tensor cores want them, see kx_seed_forward.cu */
+	uint8_t *winners;    /* [group][position][filter][4] */
+	float *score_parts;  /* [part][image][SEED_CLASSES] */
+	float *scores;       /* [image][SEED_CLASSES] */
+	float *d_scores;     /* [image][SEED_ROW] */
+	float *loss;         /* [image] */
+	float *fc_parts;     /* [split][position][filter][SEED_ROW] */
+	float *conv_parts;   /* [split][position block][filter][SEED_ROW] */
+};
+
+/* How a batch is cut up: for the caller to size the parts with. */
+struct seed_cut {
+	int groups;                               /* of SEED_GROUP images */
+	int warps_filters, filter_blocks, ranges; /* forward */
+	int lane_blocks, position_blocks, splits; /* backward */
+};
+struct seed_cut kx_seed_cut(int f_pad, int images);
+
+size_t kx_seed_fragments(int f_pad); /* words */
+/* conv weights -> fragments; from the manifest's order first if `manifest` is not NULL. */
+int kx_seed_pack(struct kx_seed s, const float *manifest, cudaStream_t stream);
+/* Back: parameters or sums into the manifest's order. */
+int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, cudaStream_t stream);
+/* Parts of the scores; and the winners if batch.training. `step`: counted from batch.now's. */
+int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
+/* Scores; and errors and losses if batch.training. */
+int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
+int kx_seed_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
+/* The parts' sum into `grad`, in the manifest's order; *loss = the mean. */
+int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream);
+/* The parts' sum g: sum += g, params -= now->rate * g; *loss += the mean; now->step += steps. */
+int kx_seed_update(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
+	double *loss, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

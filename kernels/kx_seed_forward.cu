@@ -1,0 +1,228 @@
+/*
+ * kx_seed_forward.cu - convolution, bias, ReLU, max-pool and the fc product in one kernel; scores.
+ *
+ * kx_conv.cuh leaves a thread with four features: filter lane / 4, images 2t, 2t + 1 and eight on.
+ */
+#include "kernels/kx_seed.cuh"
+
+#define WARPS   8
+#define THREADS (WARPS * 32)
+
+/* ---- parameters into fragments --------------------------------------------------------------- */
+
+size_t kx_seed_fragments(int f_pad)
+{
+	return (size_t)f_pad / 8 * 256 * CONV_PIECES;
+}
+
+__global__ void fragments_kernel(struct kx_seed s)
+{
+	const size_t n = (size_t)s.f_pad / 8 * 2 * 32 * 4;
+	FOR_EACH(i, n)
+	seed_fragment(s, i);
+}
+
+__global__ void from_manifest_kernel(struct kx_seed s, const float *manifest)
+{
+	const float *fc = manifest + (size_t)s.f * SEED_ROW_USED;
+	const float *bias = fc + (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+	FOR_EACH(i, (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW)
+	{
+		int c = (int)(i % SEED_ROW), f = (int)(i / SEED_ROW % s.f_pad);
+		int p = (int)(i / SEED_ROW / s.f_pad);
+		bool real = c < SEED_CLASSES && f < s.f;
+		s.params.fc[i] = real ? fc[((size_t)c * s.f + f) * SEED_POSITIONS + p] : 0;
+	}
+	FOR_EACH(i, (size_t)s.f_pad * SEED_ROW)
+	{
+		int k = (int)(i % SEED_ROW), f = (int)(i / SEED_ROW);
+		s.params.conv[i] =
+			f < s.f && k < SEED_ROW_USED ? manifest[seed_conv_at(s, f, k)] : 0;
+	}
+	FOR_EACH(i, SEED_ROW)
+	s.params.bias[i] = i < SEED_CLASSES ? bias[i] : 0;
+}
+
+int kx_seed_pack(struct kx_seed s, const float *manifest, cudaStream_t stream)
+{
+	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
+	if (manifest)
+		from_manifest_kernel<<<blocks_for(n, 256), 256, 0, stream>>>(s, manifest);
+	fragments_kernel<<<blocks_for(s.f_pad * 32, 256), 256, 0, stream>>>(s);
+	return KX_LAUNCHED();
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+struct cut {
+	int filter_warps, ranges, training, step;
+};
+
+__device__ static inline void load_images(
+	uint32_t *shared, const struct kx_batch &batch, int step, int group)
+{
+	const int words = SEED_SIDE * SEED_SIDE / 4;
+	for (int i = threadIdx.x; i < SEED_GROUP * words; i += THREADS) {
+		int n = i / words, at = i % words, image = group * SEED_GROUP + n;
+		uint32_t four = 0;
+		if (image < batch.images)
+			four = seed_image(batch, step, image)[at];
+		*reinterpret_cast<uint2 *>(shared + n * IMAGE_WORDS + 2 * at) =
+			pixels_to_bf16(four);
+	}
+}
+
+struct feature_weights {
+	float4 a, b, c;
+};
+
+__device__ static inline struct feature_weights feature_load(const float *fc)
+{
+	const float4 *from = reinterpret_cast<const float4 *>(fc);
+	return {__ldg(from), __ldg(from + 1), __ldg(from + 2)};
+}
+
+__device__ static inline void score_add(
+	float (&s)[SEED_CLASSES], float v, const struct feature_weights &w)
+{
+	const float x[SEED_CLASSES] = {
+		w.a.x, w.a.y, w.a.z, w.a.w, w.b.x, w.b.y, w.b.z, w.b.w, w.c.x, w.c.y};
+#pragma unroll
+	for (int c = 0; c < SEED_CLASSES; c++)
+		s[c] = fmaf(v, x[c], s[c]);
+}
+
+/* Sum over a warp's eight filters, then over the block's warps, in a fixed order. */
+__device__ static inline void scores_out(const struct kx_seed &s, const struct kx_batch &batch,
+	float (&score)[4][SEED_CLASSES], float (*shared)[SEED_GROUP * SEED_CLASSES], int group,
+	int part)
+{
+	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+#pragma unroll
+		for (int c = 0; c < SEED_CLASSES; c++) {
+			float v = score[i][c];
+#pragma unroll
+			for (int d = 4; d < 32; d *= 2)
+				v += __shfl_xor_sync(0xffffffffu, v, d);
+			if (lane < 4)
+				shared[warp][(2 * t + i % 2 + i / 2 * 8) * SEED_CLASSES + c] = v;
+		}
+	__syncthreads();
+	for (int i = threadIdx.x; i < SEED_GROUP * SEED_CLASSES; i += THREADS) {
+		int image = group * SEED_GROUP + i / SEED_CLASSES;
+		float v = 0;
+		for (int w = 0; w < WARPS; w++)
+			v += shared[w][i];
+		if (image < batch.images)
+			s.score_parts[((size_t)part * batch.images + image) * SEED_CLASSES +
+				      i % SEED_CLASSES] = v;
+	}
+}
+
+/* blockIdx: x images, y filters, z positions. Warps: filter_warps x the rest of positions. */
+__global__ void __launch_bounds__(THREADS, 2)
+	forward_kernel(struct kx_seed s, struct kx_batch batch, struct cut cut)
+{
+	__shared__ uint32_t pixels[SEED_GROUP * IMAGE_WORDS];
+	__shared__ float reduced[WARPS][SEED_GROUP * SEED_CLASSES];
+	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+	const int group = blockIdx.x;
+	const int filter_group = blockIdx.y * cut.filter_warps + warp % cut.filter_warps;
+	const int f = filter_group * 8 + lane / 4;
+	const int range = blockIdx.z * (WARPS / cut.filter_warps) + warp / cut.filter_warps;
+	const int begin = SEED_POSITIONS * range / cut.ranges;
+	const int end = SEED_POSITIONS * (range + 1) / cut.ranges;
+	load_images(pixels, batch, cut.step, group);
+	seed_await();
+	struct conv_weights<3> a;
+	conv_load(&a, s.fragments, filter_group, lane);
+	const float bias = s.params.conv[f * SEED_ROW + 9];
+	const float *fc = s.params.fc + (size_t)f * SEED_ROW;
+	uint8_t *winners = s.winners + ((size_t)group * SEED_POSITIONS * s.f_pad + f) * 4 + t;
+	const uint32_t *mine = pixels + lane / 4 * IMAGE_WORDS;
+	const int at[1][2] = {{conv_pair<3>(0, 0, t), conv_pair<3>(0, 1, t)}};
+	float score[4][SEED_CLASSES] = {};
+	__syncthreads();
+
+	struct feature_weights w = feature_load(fc + (size_t)begin * s.f_pad * SEED_ROW);
+	for (int p = begin; p < end; p++) {
+		const uint32_t *patch = mine + p / 13 * (2 * ROW_WORDS) + p % 13;
+		struct feature_weights now = w;
+		w = feature_load(fc + (size_t)min(p + 1, end - 1) * s.f_pad * SEED_ROW);
+		uint32_t won = 0;
+#pragma unroll
+		for (int j = 0; j < 2; j++) {
+			float c[2][4] = {};
+			conv_cells<3>(c, a, patch + j * 8 * IMAGE_WORDS, at);
+#pragma unroll
+			for (int e = 0; e < 2; e++) {
+				uint32_t winner;
+				float v = first_maximum(
+					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &winner);
+				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
+				won |= winner << (4 * j + 2 * e);
+				score_add(score[2 * j + e], v, now);
+			}
+		}
+		if (cut.training)
+			winners[(size_t)p * s.f_pad * 4] = (uint8_t)won;
+	}
+	scores_out(s, batch, score, reduced, group, blockIdx.y * gridDim.z + blockIdx.z);
+}
+
+int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
+{
+	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
+	struct cut cut = {
+		c.warps_filters, c.ranges * (WARPS / c.warps_filters), batch.training, step};
+	dim3 grid(c.groups, c.filter_blocks, c.ranges);
+	return seed_launch(forward_kernel, grid, THREADS, 0, stream, s, batch, cut);
+}
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+#define SCORE_THREADS 128
+
+/* A warp per image: lane = class + 10 x a third of the parts. */
+__global__ void scores_kernel(struct kx_seed s, struct kx_batch batch, int parts, int step)
+{
+	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
+	const int n = (blockIdx.x * SCORE_THREADS + threadIdx.x) / 32;
+	const unsigned all = 0xffffffffu;
+	if (n >= batch.images)
+		return;
+	int label = batch.labels[seed_number(batch, step, n)];
+	seed_await();
+	float v = 0;
+	for (int part = third; part < parts && third < 3; part += 3)
+		v += s.score_parts[((size_t)part * batch.images + n) * SEED_CLASSES + c];
+	v = v + __shfl_sync(all, v, c + 10) + __shfl_sync(all, v, c + 20) + s.params.bias[c];
+	bool real = lane < SEED_CLASSES;
+	v = __shfl_sync(all, v, c);
+	if (real)
+		s.scores[n * SEED_CLASSES + c] = v;
+	if (!batch.training)
+		return;
+	float most = v, sum;
+	for (int d = 16; d; d /= 2)
+		most = max_or_nan(most, __shfl_xor_sync(all, most, d));
+	float power = expf(v - most);
+	sum = real ? power : 0;
+	for (int d = 16; d; d /= 2)
+		sum += __shfl_xor_sync(all, sum, d);
+	if (lane < SEED_ROW)
+		s.d_scores[n * SEED_ROW + lane] =
+			real ? (power / sum - (c == label)) / batch.images : 0;
+	if (lane == label)
+		s.loss[n] = logf(sum) - (v - most);
+}
+
+int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
+{
+	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
+	int per_block = SCORE_THREADS / 32;
+	return seed_launch(scores_kernel, dim3((batch.images + per_block - 1) / per_block),
+		SCORE_THREADS, 0, stream, s, batch, c.filter_blocks * c.ranges, step);
+}

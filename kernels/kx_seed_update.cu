@@ -1,0 +1,191 @@
+/*
+ * kx_seed_update.cu - the parts of the seed nets' gradients added up: into the manifest's order, or
+ * into a step of SGD.
+ */
+#include "kernels/kx_seed.cuh"
+
+#define THREADS 256
+/* filters per block of the conv's share: whole eights, as a fragment needs */
+#define CONV_FILTERS 16
+
+__device__ static inline float fc_sum(const struct kx_seed &s, size_t at, int splits)
+{
+	const size_t split = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
+	float v = 0;
+	for (int i = 0; i < splits; i++)
+		v += s.fc_parts[i * split + at];
+	return v;
+}
+
+__device__ static inline float conv_sum(const struct kx_seed &s, size_t at, int parts)
+{
+	float v = 0;
+	for (int i = 0; i < parts; i++)
+		v += s.conv_parts[(size_t)i * s.f_pad * SEED_ROW + at];
+	return v;
+}
+
+#define SLICES (THREADS / 16)
+
+/* One block: sums over images, of d_scores for thread c < SEED_CLASSES, of the losses for thread
+ * SEED_CLASSES; the others get nothing. A sixteenth of the images after the other. */
+__device__ static inline double sum_over_images(const struct kx_seed &s, int images)
+{
+	__shared__ double part[THREADS];
+	const int c = threadIdx.x % 16, slice = threadIdx.x / 16;
+	double v = 0;
+	for (int n = slice; n < images && c <= SEED_CLASSES; n += SLICES)
+		v += c < SEED_CLASSES ? s.d_scores[n * SEED_ROW + c] : s.loss[n];
+	part[threadIdx.x] = v;
+	__syncthreads();
+	v = 0;
+	for (int i = 0; i < SLICES && slice == 0; i++)
+		v += part[i * 16 + c];
+	return v;
+}
+
+/* ---- a gradient in the manifest's order ------------------------------------------------------ */
+
+__global__ void gradient_kernel(
+	struct kx_seed s, struct seed_cut cut, int images, float *grad, double *loss)
+{
+	const size_t n_conv = (size_t)s.f * SEED_ROW_USED;
+	const size_t n_fc = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+	const int parts = cut.splits * cut.position_blocks;
+	FOR_EACH(i, n_fc)
+	{
+		int p = (int)(i % SEED_POSITIONS), f = (int)(i / SEED_POSITIONS % s.f);
+		int c = (int)(i / SEED_POSITIONS / s.f);
+		grad[n_conv + i] = fc_sum(s, ((size_t)p * s.f_pad + f) * SEED_ROW + c, cut.splits);
+	}
+	FOR_EACH(i, n_conv)
+	{
+		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
+		grad[seed_conv_at(s, f, k)] = conv_sum(s, (size_t)f * SEED_ROW + k, parts);
+	}
+	if (blockIdx.x != 0)
+		return;
+	const double v = sum_over_images(s, images);
+	if (threadIdx.x < SEED_CLASSES)
+		grad[n_conv + n_fc + threadIdx.x] = (float)v;
+	else if (threadIdx.x == SEED_CLASSES)
+		*loss = v / images;
+}
+
+int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream)
+{
+	struct seed_cut c = kx_seed_cut(s.f_pad, images);
+	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+	gradient_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(s, c, images, grad, loss);
+	return KX_LAUNCHED();
+}
+
+/* ---- a step of SGD --------------------------------------------------------------------------- */
+
+__device__ static inline void descend(float *param, float *sum, float g, float rate)
+{
+	*sum += g;
+	*param -= rate * g;
+}
+
+__device__ static inline void update_fc(
+	const struct kx_seed &s, int splits, int block, int blocks, float rate)
+{
+	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
+	for (size_t i = (size_t)block * THREADS + threadIdx.x; i < n;
+		i += (size_t)blocks * THREADS) {
+		float4 g = {};
+		for (int k = 0; k < splits; k++) {
+			float4 v = reinterpret_cast<const float4 *>(s.fc_parts)[k * n + i];
+			g = {g.x + v.x, g.y + v.y, g.z + v.z, g.w + v.w};
+		}
+		float4 sum = reinterpret_cast<float4 *>(s.sum.fc)[i];
+		float4 param = reinterpret_cast<float4 *>(s.params.fc)[i];
+		descend(&param.x, &sum.x, g.x, rate);
+		descend(&param.y, &sum.y, g.y, rate);
+		descend(&param.z, &sum.z, g.z, rate);
+		descend(&param.w, &sum.w, g.w, rate);
+		reinterpret_cast<float4 *>(s.sum.fc)[i] = sum;
+		reinterpret_cast<float4 *>(s.params.fc)[i] = param;
+	}
+}
+
+/* CONV_FILTERS filters, and their fragments made anew. */
+__device__ static inline void update_conv(const struct kx_seed &s, int parts, int block, float rate)
+{
+	const int f0 = block * CONV_FILTERS, n = min(CONV_FILTERS, s.f_pad - f0);
+	if (threadIdx.x < n * SEED_ROW) {
+		size_t at = (size_t)f0 * SEED_ROW + threadIdx.x;
+		descend(&s.params.conv[at], &s.sum.conv[at], conv_sum(s, at, parts), rate);
+	}
+	__syncthreads();
+	for (int i = threadIdx.x; i < n * 32; i += THREADS)
+		seed_fragment(s, (size_t)f0 * 32 + i);
+}
+
+__device__ static inline void update_rest(
+	const struct kx_seed &s, int images, struct kx_now *now, int steps, double *loss)
+{
+	const int c = threadIdx.x;
+	const double v = sum_over_images(s, images);
+	if (c < SEED_CLASSES)
+		descend(&s.params.bias[c], &s.sum.bias[c], (float)v, now->rate);
+	else if (c == SEED_CLASSES)
+		*loss += v / images;
+	else if (c == SEED_CLASSES + 1)
+		now->step += steps;
+}
+
+/* Blocks: one for the rest, then conv_blocks, then the fc's. */
+__global__ void __launch_bounds__(THREADS) update_kernel(struct kx_seed s, struct seed_cut cut,
+	int images, struct kx_now *now, int steps, double *loss, int conv_blocks)
+{
+	const int block = blockIdx.x;
+	seed_await();
+	if (block == 0)
+		update_rest(s, images, now, steps, loss);
+	else if (block <= conv_blocks)
+		update_conv(s, cut.splits * cut.position_blocks, block - 1, now->rate);
+	else
+		update_fc(s, cut.splits, block - 1 - conv_blocks, gridDim.x - 1 - conv_blocks,
+			now->rate);
+}
+
+int kx_seed_update(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
+	double *loss, cudaStream_t stream)
+{
+	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
+	int conv_blocks = (s.f_pad + CONV_FILTERS - 1) / CONV_FILTERS;
+	size_t fc = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
+	unsigned blocks = 1 + (unsigned)conv_blocks + blocks_for(fc, THREADS);
+	return seed_launch(update_kernel, dim3(blocks), THREADS, 0, stream, s, c, batch.images, now,
+		steps, loss, conv_blocks);
+}
+
+/* ---- back to the manifest's order ------------------------------------------------------------ */
+
+__global__ void unpack_kernel(struct kx_seed s, struct seed_params from, float *manifest)
+{
+	const size_t n_conv = (size_t)s.f * SEED_ROW_USED;
+	const size_t n_fc = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+	FOR_EACH(i, n_fc)
+	{
+		size_t p = i % SEED_POSITIONS, f = i / SEED_POSITIONS % s.f;
+		size_t c = i / SEED_POSITIONS / s.f;
+		manifest[n_conv + i] = from.fc[(p * s.f_pad + f) * SEED_ROW + c];
+	}
+	FOR_EACH(i, n_conv)
+	{
+		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
+		manifest[seed_conv_at(s, f, k)] = from.conv[f * SEED_ROW + k];
+	}
+	FOR_EACH(i, SEED_CLASSES)
+	manifest[n_conv + n_fc + i] = from.bias[i];
+}
+
+int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, cudaStream_t stream)
+{
+	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+	unpack_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(s, from, manifest);
+	return KX_LAUNCHED();
+}

@@ -5,7 +5,8 @@
  */
 #include "tests/gpu/gpu.h"
 
-/* Without ReLU and pool nothing jumps: here the bounds of the low precisions are sharp. */
+/* Without ReLU and pool nothing jumps, and in few images nothing cancels: here the bounds of the
+ * low precisions are sharp. */
 static const struct odd_model smooth_models[] = {
 	{{1, 1, 1}, "fc:2"},
 	{{1, 28, 28}, "fc:129 fc:65 fc:10"},
@@ -19,8 +20,10 @@ static const struct odd_model smooth_models[] = {
 
 /*
  * Within the bound, or - where the truth jumps when its weights move by one rounding - no further
- * than that. In fp32 a jump must be rare, or the comparison would prove nothing.
+ * than FEW such jumps, for activations are rounded too. In fp32 a jump must be rare, or the
+ * comparison would prove nothing.
  */
+#define FEW 4
 static void compare(struct subject *s, const struct precision *p, const float *right,
 	double right_loss, size_t *jumps)
 {
@@ -35,7 +38,7 @@ static void compare(struct subject *s, const struct precision *p, const float *r
 		return;
 	++*jumps;
 	double at_jump = jump(s, p->rounding);
-	if (!(d <= 2 * at_jump))
+	if (!(d <= FEW * at_jump))
 		fail_msg("%s, %zu images in %s: gradient off by %g (the truth jumps by %g)",
 			s->model.text, s->batch, p->name, d, at_jump);
 }
@@ -80,7 +83,7 @@ static void one_hundred_and_thirty_images_agree_with_cpu_ref(void **state)
 
 static void nets_without_jumps_are_within_the_bound_of_each_precision(void **state)
 {
-	size_t batches[] = {1, 3, 64, 101};
+	const size_t batches[] = {1, 2, 3};
 	(void)state;
 	for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++)
 		for (size_t m = 0; m < N_SMOOTH_MODELS; m++) {
@@ -100,6 +103,13 @@ static void nets_without_jumps_are_within_the_bound_of_each_precision(void **sta
 			free(right);
 			subject_release(&s);
 		}
+}
+
+static void many_images_on_nets_without_jumps_agree_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree(smooth_models, N_SMOOTH_MODELS, 64, 0);
+	agree(smooth_models, N_SMOOTH_MODELS, 101, 0);
 }
 
 static void gradients_are_slopes_of_the_loss(void **state)
@@ -122,6 +132,7 @@ int main(void)
 		cmocka_unit_test(seventeen_images_agree_with_cpu_ref),
 		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
 		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
+		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),
 		cmocka_unit_test(gradients_are_slopes_of_the_loss),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

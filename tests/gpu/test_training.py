@@ -1,5 +1,6 @@
 """Whole runs on a GPU: real servers, workers with --device cuda, in one case a GPU that breaks."""
 import re
+import signal
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, lab):
         pytest.skip("CNN_TEST_DEVICE is not cuda")
     broken = worker(lab, server, gpu, env={"LD_PRELOAD": str(BUILD / PRELOAD)})
     server.line(r"train epoch.* epoch=1 ")
-    broken.signal("USR1")
+    broken.signal(signal.SIGUSR1)
     assert broken.wait(20) == 1, broken.tail()
     assert broken.line(r"^poison: (\d+)$")
     errors = [line for line in broken.lines if re.search(r"\berror\b", line)]

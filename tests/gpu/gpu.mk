@@ -9,6 +9,9 @@ GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu
 
 $(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
+# a worker whose device breaks: its own row of the table comes before the archive's
+$(B)/tests/tools/broken_worker: $(B)/tests/tools/broken_worker.o $(B)/worker/main.o $(ARCHIVES.worker)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(GPU_POISON): tests/gpu/poison.c tests/gpu/poison_preload.c tests/gpu/poison.h
 	@mkdir -p $(@D)
 	$(call say,CC,$@)$(CC) $(CFLAGS) -fPIC -shared -o $@ $(filter %.c,$^) -ldl

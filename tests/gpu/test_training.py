@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from flavour import BUILD
+from flavour import BUILD, command
 from gpu import PRELOAD, worker
-from lab import Lab
+from lab import Lab, Process
 
 EPOCHS = 3
 SOON = ("--beat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)  # a dead worker is noticed
@@ -63,23 +63,40 @@ def test_killed_gpu_worker_costs_nothing(gpu, lab):
     assert result["images_per_epoch"] == [60000] * 6 and result["duplicates"] == 0
 
 
+def ends_broken(server, broken):
+    """One line, exit status 1, and no push of what was not computed; another worker goes on."""
+    assert broken.wait(20) == 1, broken.tail()
+    errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
+    assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()
+    computed = int(broken.line(r"worker done .*\bbatches=(\d+)")[1])
+    assert server.status()["updates"] == computed
+    assert server.status()["counters"]["rejected"] == 0
+    return computed
+
+
 def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, lab):
-    """The CUDA context of a training worker is destroyed: one line, exit status 1, no push of what
-    the GPU did not compute; the run goes on with another worker."""
+    """The CUDA context of a training worker is destroyed; the run goes on with another worker."""
     server = lab.server("--model", "seed:32", "--epochs", 6, *SOON)
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
     broken = worker(lab, server, gpu, env={"LD_PRELOAD": str(BUILD / PRELOAD)})
     server.line(r"train epoch.* epoch=1 ")
     broken.signal(signal.SIGUSR1)
-    assert broken.wait(20) == 1, broken.tail()
+    ends_broken(server, broken)
     assert broken.line(r"^poison: (\d+)$")
-    errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
-    assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()
-    computed = int(broken.line(r"worker done .*\bbatches=(\d+)")[1])
-    assert server.status()["updates"] == computed
-    assert server.status()["counters"]["rejected"] == 0
     healthy = worker(lab, server, gpu)
     result = server.result()
     assert healthy.wait(10) == 0, healthy.tail()
     assert result["images_per_epoch"] == [60000] * 6 and result["duplicates"] == 0
+
+
+def test_broken_device_ends_the_worker_and_pushes_nothing(lab):
+    """The same on any machine: a worker whose device fails at its eighth gradient."""
+    server = lab.server("--model", "fc:10", "--epochs", 1, "--max-updates", 20, *SOON)
+    broken = lab.add(Process("broken_worker", command(
+        "tests/tools/broken_worker", "--server", server.endpoint, "--data", lab.data,
+        "--device", "cpu")))
+    assert ends_broken(server, broken) == 7
+    healthy = worker(lab, server, "cpu")
+    assert server.result()["updates"] == 20
+    assert healthy.wait(10) == 0, healthy.tail()

@@ -1,0 +1,60 @@
+/*
+ * broken_worker.c - cnn-worker with another device behind the name cpu: it computes as cpu-ref
+ * does, breaks at its BREAKS_AT-th gradient as a GPU may, having written half of it, and stays
+ * broken. Linked in front of the archive that has the real one; main is the worker's own.
+ */
+#include <stddef.h>
+#include "kernels/device.h"
+
+#define BREAKS_AT 8
+
+static size_t gradients; /* of this process */
+
+static int broken_open(
+	void **self, const struct model *m, const struct backend_options *o, struct err *e)
+{
+	return device_cpu_ref.open(self, m, o, e);
+}
+
+static void broken_close(void *self)
+{
+	device_cpu_ref.close(self);
+}
+
+static const char *broken_describe(const void *self)
+{
+	(void)self;
+	return "broken";
+}
+
+static int broken_use(void *self, const struct kx_images *set, struct err *e)
+{
+	return device_cpu_ref.use(self, set, e);
+}
+
+static int broken_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
+	uint64_t dropout_seed, float *grad, double *loss)
+{
+	if (++gradients < BREAKS_AT)
+		return device_cpu_ref.gradient(
+			self, params, index, batch, dropout_seed, grad, loss);
+	grad[0] = 1e6f;
+	*loss = 0;
+	return PS_EDEVICE;
+}
+
+static int broken_forward(void *self, const float *params, size_t first, size_t n, float *scores)
+{
+	return device_cpu_ref.forward(self, params, first, n, scores);
+}
+
+const struct device device_cpu = {
+	.name = "cpu",
+	.precise = 1,
+	.open = broken_open,
+	.close = broken_close,
+	.describe = broken_describe,
+	.use = broken_use,
+	.gradient = broken_gradient,
+	.forward = broken_forward,
+};

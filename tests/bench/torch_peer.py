@@ -153,12 +153,14 @@ class Training:
         return f"{self.mode} {self.precision} {self.layout}"
 
 
-def variants(net, batch, data, epochs, modes):
+def variants(net, batch, data, epochs, modes, precisions=PRECISIONS):
     """Every variant that runs, with its milliseconds, as it is measured."""
     best_layout = {}
     for mode in modes:
-        for precision in PRECISIONS:
-            layouts = LAYOUTS if mode != "compile+graph" else [best_layout[precision]]
+        for precision in precisions:
+            layouts = LAYOUTS
+            if mode == "compile+graph" and precision in best_layout:
+                layouts = [best_layout[precision]]  # compiling takes long
             tried = []
             for layout in layouts:
                 try:
@@ -179,6 +181,7 @@ def main():
     parser.add_argument("--batches", default="100,1000")
     parser.add_argument("--epochs", type=int, default=5, help="timed, after one that is not")
     parser.add_argument("--modes", default="eager,graph,compile+graph")
+    parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--device", default="cuda", help="cpu: tries the program itself (eager)")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -186,7 +189,8 @@ def main():
     print("net,batch,mode,precision,layout,ms_per_epoch")
     for net in args.nets.split(","):
         for batch in map(int, args.batches.split(",")):
-            for ms, t in variants(net, batch, data, args.epochs, args.modes.split(",")):
+            for ms, t in variants(net, batch, data, args.epochs, args.modes.split(","),
+                                  args.precisions.split(",")):
                 print(f"{net},{batch},{t.mode},{t.precision},{t.layout},{ms:.2f}", flush=True)
 
 

@@ -33,8 +33,8 @@ enum optim_kind {
 struct optim {
 	enum optim_kind kind;
 	double eps;          /* > 0: adagrad, rmsprop, adam; added to the root */
-	double momentum;     /* 0..1: momentum, nesterov; adam's beta1 */
-	double decay_square; /* 0..1: rmsprop's alpha, adam's beta2 */
+	double momentum;     /* 0 <= m < 1: momentum, nesterov; adam's beta1 */
+	double decay_square; /* 0 <= d < 1: rmsprop's alpha, adam's beta2 */
 	double adagrad_init; /* >= 0: first sum of squares */
 	double weight_decay; /* >= 0: added to the gradient, times the weight */
 	double clip_norm; /* > 0: a gradient with a larger L2 norm is scaled to this one; 0: none */
@@ -44,10 +44,15 @@ struct optim {
 
 /* Vectors of n values of state that an optimizer of this kind has: 0, 1 or 2. */
 size_t optim_vectors(enum optim_kind kind);
+/* 1 if vector `i` of the state is made of squares: never below 0. */
+int optim_is_square(enum optim_kind kind, size_t i);
 /* What vector `i` of the state holds before the first step. */
 float optim_first(const struct optim *o, size_t i);
 /* What clipping multiplies a gradient with, whose squares sum to `squares`. */
 double optim_clip(const struct optim *o, double squares);
+
+/* base^n, the same bits on every CPU, as libm does not promise. */
+double optim_power(double base, uint64_t n);
 
 /* One step on n values: `to` (may be `w`, else apart) = w - ... of scale * g. `step` counts from 1;
  * `state`: optim_vectors(kind) pointers, changed. */
@@ -65,11 +70,11 @@ enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE, SCHEDULE
 
 struct schedule {
 	enum schedule_kind kind;
-	double warmup; /* 0..1: part of the run in which the rate rises (onecycle: its pct_start;
-			  others: linearly from 0) */
+	double warmup; /* 0..1: part of the run in which the rate rises (onecycle: its pct_start,
+			  by a half wave from 1/25; others: linearly from 0) */
 	double gamma;  /* step: factor at each fall, 0..1 */
-	uint32_t every_epochs; /* step: epochs between falls, >= 1 */
-	double floor;          /* cosine, onecycle: the last factor, 0..1 */
+	uint32_t every_epochs; /* step: epochs between falls, >= 1, counted from the start */
+	double floor; /* cosine, onecycle: the last factor, 0..1, a half wave after the rise */
 };
 
 /* What the rate is multiplied with after `done` of `total` images (>= 1) of `epochs` epochs;

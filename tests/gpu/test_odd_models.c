@@ -18,6 +18,22 @@ static const struct odd_model smooth_models[] = {
 };
 #define N_SMOOTH_MODELS (sizeof smooth_models / sizeof smooth_models[0])
 
+/* What the device has kernels of its own for, on 28 x 28 images: with filters around their blocks.
+ */
+static const struct odd_model fused_models[] = {
+	{{1, 28, 28}, "seed:1"},
+	{{1, 28, 28}, "seed:7"},
+	{{1, 28, 28}, "seed:8"},
+	{{1, 28, 28}, "seed:33"},
+	{{1, 28, 28}, "seed:67"},
+	{{1, 28, 28}, "conv:32:3 relu pool:2 conv:5:3 relu fc:10"},
+	{{1, 28, 28}, "conv:32:5 relu pool:2 fc:10"},
+	{{1, 28, 28}, "conv:96:5 relu pool:2 dropout:0.3 conv:17:2 fc:3"},
+	{{1, 28, 28}, "conv:64:3 relu pool:2 fc:33 relu fc:10"},
+	{{1, 28, 28}, "conv:31:5 relu pool:2 fc:2"},
+};
+#define N_FUSED_MODELS (sizeof fused_models / sizeof fused_models[0])
+
 /*
  * Within the bound, or - where the truth jumps when its weights move by one rounding - no further
  * than FEW such jumps, for activations are rounded too. In fp32 a jump must be rare, or the
@@ -81,6 +97,14 @@ static void one_hundred_and_thirty_images_agree_with_cpu_ref(void **state)
 	agree(odd_models, N_ODD_MODELS, 130, 2);
 }
 
+static void fused_kernels_agree_with_cpu_ref(void **state)
+{
+	static const size_t images[] = {1, 15, 16, 17, 131};
+	(void)state;
+	for (size_t i = 0; i < sizeof images / sizeof images[0]; i++)
+		agree(fused_models, N_FUSED_MODELS, images[i], 2);
+}
+
 static void nets_without_jumps_are_within_the_bound_of_each_precision(void **state)
 {
 	const size_t batches[] = {1, 2, 3};
@@ -131,6 +155,7 @@ int main(void)
 		cmocka_unit_test(one_image_agrees_with_cpu_ref),
 		cmocka_unit_test(seventeen_images_agree_with_cpu_ref),
 		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
+		cmocka_unit_test(fused_kernels_agree_with_cpu_ref),
 		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
 		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),
 		cmocka_unit_test(gradients_are_slopes_of_the_loss),

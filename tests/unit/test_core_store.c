@@ -1,6 +1,7 @@
 /*
- * Proves the invariants numbered in server/core/store.c, and the optimizers against a reference in
- * double precision. (Refused gradients: test_core_reject.c.)
+ * Proves the invariants numbered in server/core/store.c, and the first optimizers against a
+ * reference in double precision. (All of them: test_core_optim.c; refused gradients:
+ * test_core_reject.c.)
  */
 #include "tests/unit/core_bench.h"
 #include <float.h>
@@ -248,49 +249,6 @@ static void adagrad_follows_a_double_precision_reference(void **state)
 		follows_the_reference(OPTIM_ADAGRAD, seed);
 }
 
-/* Whatever instructions this CPU has and wherever a slice begins: the bits of the plain formula. */
-static void optimizers_give_the_bits_of_the_plain_formula(void **state)
-{
-	const struct optim sgd = {.kind = OPTIM_SGD},
-			   adagrad = {.kind = OPTIM_ADAGRAD, .eps = 1e-8};
-	struct rng r = rng_seed(31, RNG_SIM, 0);
-	float w[N], acc[N], g[N], w2[N], acc2[N], to[N], copy[N];
-
-	(void)state;
-	for (size_t n = 1; n <= N; n++) {
-		size_t at = rng_below(&r, N - n + 1);
-		float eta = (float)rng_unit(&r);
-
-		random_values(&r, w, N, 1);
-		random_values(&r, g, N, 1);
-		for (size_t i = 0; i < N; i++)
-			acc[i] = (float)rng_unit(&r);
-		memcpy(w2, w, sizeof(w));
-		memcpy(acc2, acc, sizeof(acc));
-		for (size_t i = at; i < at + n; i++) {
-			volatile float step = eta * g[i], square = g[i] * g[i];
-
-			w2[i] -= step;
-			acc2[i] += square;
-			step = step / (sqrtf(acc2[i]) + 1e-8f);
-			w2[i] -= step;
-		}
-		const struct optim_step step = {1, (double)eta, 1};
-		float *const in_copy[OPTIM_VECTORS] = {copy + at}, *const in_acc[OPTIM_VECTORS] = {
-									   acc + at};
-		/* elsewhere, then in place */
-		optim_apply(&sgd, &step, to + at, w + at, g + at, in_copy, n);
-		optim_apply(&sgd, &step, w + at, w + at, g + at, in_acc, n);
-		assert_memory_equal(to + at, w + at, n * sizeof(float));
-		memcpy(copy, acc, sizeof(acc));
-		optim_apply(&adagrad, &step, to + at, w + at, g + at, in_copy, n);
-		optim_apply(&adagrad, &step, w + at, w + at, g + at, in_acc, n);
-		assert_memory_equal(to + at, w + at, n * sizeof(float));
-		assert_memory_equal(w, w2, sizeof(w));
-		assert_memory_equal(acc, acc2, sizeof(acc));
-	}
-}
-
 /* ---- the rate ------------------------------------------------------------------------------- */
 
 static double rate(enum stale_rate how, double lr, double tau, double live)
@@ -350,7 +308,6 @@ int main(void)
 		cmocka_unit_test(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite),
 		cmocka_unit_test(sgd_follows_a_double_precision_reference),
 		cmocka_unit_test(adagrad_follows_a_double_precision_reference),
-		cmocka_unit_test(optimizers_give_the_bits_of_the_plain_formula),
 		cmocka_unit_test(the_rate_shrinks_with_staleness_as_the_mode_says),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,307 @@
+/*
+ * Proves that the optimizers are PyTorch's (tests/fixtures/optim.h), whichever instructions the CPU
+ * has, alone and behind the core.
+ */
+#include "tests/unit/core_bench.h"
+#include "tests/fixtures/optim.h"
+#include <math.h>
+
+#define N     67u /* no multiple of any vector's width */
+#define KINDS ((size_t)OPTIM_LBFGS)
+
+static const char *const kind_names[] = {
+	"sgd", "adagrad", "momentum", "nesterov", "rmsprop", "adam"};
+
+/* ---- PyTorch -------------------------------------------------------------------------------- */
+
+/* Largest difference, in parts of the largest weight. */
+static double distance(const float *ours, const float *theirs)
+{
+	double most = 0, largest = 0;
+
+	for (size_t i = 0; i < FIXTURE_VALUES; i++) {
+		most = fmax(most, fabs((double)ours[i] - (double)theirs[i]));
+		largest = fmax(largest, fabs((double)theirs[i]));
+	}
+	return most / largest;
+}
+
+static double square_sum(const float *g)
+{
+	double sum = 0;
+
+	for (size_t i = 0; i < FIXTURE_VALUES; i++)
+		sum += (double)g[i] * (double)g[i];
+	return sum;
+}
+
+static double distance_from(const struct fixture_case *f)
+{
+	float w[FIXTURE_VALUES], first[FIXTURE_VALUES], second[FIXTURE_VALUES];
+	float *const vectors[OPTIM_VECTORS] = {first, second};
+	double most = 0;
+
+	memcpy(w, fixture_start, sizeof(w));
+	for (size_t i = 0; i < FIXTURE_VALUES; i++) {
+		first[i] = optim_first(&f->optim, 0);
+		second[i] = optim_first(&f->optim, 1);
+	}
+	for (uint64_t t = 0; t < FIXTURE_STEPS; t++) {
+		const float *g = fixture_gradient[t];
+		struct optim_step step = {t + 1,
+			f->rate * schedule_factor(&f->schedule, t, f->images, FIXTURE_EPOCHS),
+			optim_clip(&f->optim, square_sum(g))};
+
+		optim_apply(&f->optim, &step, w, w, g, vectors, FIXTURE_VALUES);
+		if ((t + 1) % FIXTURE_EVERY == 0)
+			most = fmax(most, distance(w, f->weights[t / FIXTURE_EVERY]));
+	}
+	return most;
+}
+
+static void every_optimizer_and_schedule_is_pytorchs_within_1e_6(void **state)
+{
+	int wrong = 0;
+
+	(void)state;
+	for (size_t i = 0; i < FIXTURE_CASES; i++) {
+		double d = distance_from(&fixture_case[i]);
+
+		print_message("%-40s %.1e\n", fixture_case[i].name, d);
+		wrong += !(d <= 1e-6);
+	}
+	assert_int_equal(wrong, 0);
+}
+
+/* The cases must differ from each other, or agreeing with them says nothing. */
+static void no_two_cases_are_the_same(void **state)
+{
+	const size_t last = FIXTURE_STEPS / FIXTURE_EVERY - 1;
+
+	(void)state;
+	for (size_t i = 0; i < FIXTURE_CASES; i++)
+		for (size_t k = 0; k < i; k++)
+			assert_true(distance(fixture_case[i].weights[last],
+					    fixture_case[k].weights[last]) > 1e-4);
+}
+
+/* The same through pushes in one to three slices: the core counts the steps, and clips by the norm
+ * of all slices. */
+static void through_the_core(const struct fixture_case *f, struct rng *r)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct stamp s;
+
+	cfg.n_params = FIXTURE_VALUES;
+	cfg.optim = f->optim;
+	cfg.lr = f->rate;
+	cfg.replay_window = 1000;
+	bench_open(&b, cfg);
+	memcpy(b.core->store.weights, fixture_start, sizeof(fixture_start));
+	s = bench_join(&b, 9, "");
+	for (uint64_t t = 0; t < FIXTURE_STEPS; t++) {
+		const float *g = fixture_gradient[t];
+		uint64_t cut = 1 + rng_below(r, 5), end = cut + 1 + rng_below(r, 6 - cut);
+		struct msg m = bench_push(s, t + 1);
+
+		bench_slice(&m, 0, cut, g);
+		bench_slice(&m, cut, end - cut, g + cut);
+		if (end < FIXTURE_VALUES)
+			bench_slice(&m, end, FIXTURE_VALUES - end, g + end);
+		m.push.base_version = t;
+		bench_applied(&b, 9, &m);
+		if ((t + 1) % FIXTURE_EVERY == 0)
+			assert_true(distance(core_weights(b.core), f->weights[t / FIXTURE_EVERY]) <=
+				    1e-6);
+	}
+	bench_close(&b);
+}
+
+static void pushes_in_slices_are_pytorchs_steps_too(void **state)
+{
+	const uint64_t seed = 41;
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+
+	(void)state;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	for (size_t i = 0; i < FIXTURE_CASES; i++)
+		if (fixture_case[i].schedule.kind == SCHEDULE_CONSTANT)
+			through_the_core(&fixture_case[i], &r);
+}
+
+/* ---- bits ----------------------------------------------------------------------------------- */
+
+struct vectors {
+	float w[N], state[OPTIM_VECTORS][N];
+};
+
+/* What optim.h says, one rounding after the other: volatile keeps the compiler from anything else.
+ */
+static void plain_step(
+	const struct optim *o, const struct optim_step *s, struct vectors *v, float g, size_t i)
+{
+	volatile float scaled = (float)s->scale * g, decayed = (float)o->weight_decay * v->w[i];
+	volatile float d = scaled + decayed, rate = (float)s->rate, eps = (float)o->eps;
+	volatile float keep = (float)o->momentum, part = (float)(1 - o->momentum);
+	volatile float square = d * d, x = v->state[0][i], y = v->state[1][i], t, u;
+
+	if (o->kind == OPTIM_MOMENTUM || o->kind == OPTIM_NESTEROV) {
+		t = keep * x;
+		x = t + d;
+		t = keep * x;
+		d = o->kind == OPTIM_MOMENTUM ? x : d + t;
+	} else if (o->kind == OPTIM_ADAGRAD) {
+		x = x + square;
+	} else if (o->kind == OPTIM_RMSPROP) {
+		t = (float)(1 - o->decay_square) * square;
+		u = (float)o->decay_square * x;
+		x = u + t;
+	} else if (o->kind == OPTIM_ADAM) {
+		double root = sqrt(1 - optim_power(o->decay_square, s->step));
+
+		t = keep * x;
+		u = part * d;
+		x = t + u;
+		t = (float)o->decay_square * y;
+		u = (float)(1 - o->decay_square) * square;
+		y = t + u;
+		d = x;
+		rate = (float)(s->rate * root / (1 - optim_power(o->momentum, s->step)));
+		eps = (float)(o->eps * root);
+	}
+	t = rate * d;
+	u = sqrtf(o->kind == OPTIM_ADAM ? y : x) + eps;
+	v->w[i] -= optim_is_square(o->kind, 0) || o->kind == OPTIM_ADAM ? t / u : t;
+	v->state[0][i] = x;
+	v->state[1][i] = y;
+}
+
+static void random_values(struct rng *r, float *v, size_t n, float from)
+{
+	for (size_t i = 0; i < n; i++)
+		v[i] = from + (1 - from) * (float)rng_unit(r);
+}
+
+/* n values somewhere in 67: elsewhere and in place. */
+static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
+{
+	size_t at = rng_below(r, N - n + 1);
+	const struct optim_step step = {1 + rng_below(r, 1000), rng_unit(r), rng_unit(r)};
+	struct vectors plain, apart, place;
+	float g[N], to[N];
+
+	random_values(r, g, N, -1);
+	random_values(r, plain.w, N, -1);
+	random_values(r, plain.state[0], N, 0);
+	random_values(r, plain.state[1], N, 0);
+	apart = place = plain;
+	for (size_t i = at; i < at + n; i++)
+		plain_step(o, &step, &plain, g[i], i);
+	float *const in_apart[] = {apart.state[0] + at, apart.state[1] + at};
+	float *const in_place[] = {place.state[0] + at, place.state[1] + at};
+	optim_apply(o, &step, to + at, apart.w + at, g + at, in_apart, n);
+	optim_apply(o, &step, place.w + at, place.w + at, g + at, in_place, n);
+	assert_memory_equal(to + at, plain.w + at, n * sizeof(float));
+	assert_memory_equal(place.w, plain.w, sizeof(plain.w));
+	for (size_t i = 0; i < optim_vectors(o->kind); i++) {
+		assert_memory_equal(apart.state[i], plain.state[i], sizeof(plain.state[i]));
+		assert_memory_equal(place.state[i], plain.state[i], sizeof(plain.state[i]));
+	}
+}
+
+/* Whatever instructions this CPU has and wherever a slice begins. */
+static void optimizers_give_the_bits_of_the_plain_formula(void **state)
+{
+	const uint64_t seed = 31;
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+
+	(void)state;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	for (size_t k = 0; k < KINDS; k++)
+		for (size_t n = 1; n <= N; n++) {
+			struct optim o = {.kind = (enum optim_kind)k,
+				.eps = 1e-8,
+				.momentum = 0.9,
+				.decay_square = 0.99,
+				.weight_decay = n % 2 ? 0 : 0.01};
+
+			bits_of_a_slice(&r, &o, n);
+		}
+}
+
+/* ---- edges ---------------------------------------------------------------------------------- */
+
+static void clipping_leaves_small_gradients_as_they_are(void **state)
+{
+	const struct optim none = {.clip_norm = 0}, two = {.clip_norm = 2};
+
+	(void)state;
+	assert_true(optim_clip(&none, 1e30) == 1);
+	assert_true(optim_clip(&two, 0) == 1);
+	assert_true(optim_clip(&two, 3.99) == 1);
+	assert_true(fabs(optim_clip(&two, 16) - 0.5) < 1e-6);
+	assert_true(optim_clip(&two, 1e40) > 0);
+}
+
+static void powers_are_those_of_repeated_products(void **state)
+{
+	double p = 1;
+
+	(void)state;
+	for (uint64_t n = 0; n <= 1000; n++, p *= 0.999)
+		assert_true(fabs(optim_power(0.999, n) / p - 1) < 1e-12);
+	assert_true(optim_power(0, 0) == 1 && optim_power(0, 5) == 0);
+	assert_true(optim_power(0.999, UINT64_MAX) == 0 && optim_power(1, UINT64_MAX) == 1);
+}
+
+/* The largest gradients that are let in, small ones after them, none: weights and state stay
+ * finite. */
+static void the_largest_gradients_leave_everything_finite(void **state)
+{
+	const float g[] = {1e15f, -1e15f, 1e-38f, 0, 1e15f, 0, 0, 0};
+
+	(void)state;
+	for (size_t k = 0; k < KINDS; k++) {
+		struct core_config cfg = bench_config();
+		struct bench b;
+		struct stamp s;
+
+		print_message("%s\n", kind_names[k]);
+		cfg.optim.kind = (enum optim_kind)k;
+		cfg.optim.weight_decay = 1e-6;
+		cfg.lr = 1e6;
+		bench_open(&b, cfg);
+		s = bench_join(&b, 9, "");
+		for (uint64_t t = 0; t < 300; t++) {
+			struct msg m = bench_push(s, t + 1);
+
+			for (uint32_t i = 0; i < BENCH_PARAMS; i++)
+				bench_slice(&m, i, 1, &g[(t + i) % 8]);
+			m.push.base_version = t;
+			bench_applied(&b, 9, &m);
+			if (b.saving)
+				bench_durable(&b);
+		}
+		for (size_t i = 0; i < BENCH_PARAMS; i++) {
+			assert_true(isfinite(core_weights(b.core)[i]));
+			for (size_t v = 0; v < optim_vectors(cfg.optim.kind); v++)
+				assert_true(isfinite(b.core->store.state[v][i]));
+		}
+		bench_close(&b);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_optimizer_and_schedule_is_pytorchs_within_1e_6),
+		cmocka_unit_test(no_two_cases_are_the_same),
+		cmocka_unit_test(pushes_in_slices_are_pytorchs_steps_too),
+		cmocka_unit_test(optimizers_give_the_bits_of_the_plain_formula),
+		cmocka_unit_test(clipping_leaves_small_gradients_as_they_are),
+		cmocka_unit_test(powers_are_those_of_repeated_products),
+		cmocka_unit_test(the_largest_gradients_leave_everything_finite),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

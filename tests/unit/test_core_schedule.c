@@ -1,0 +1,156 @@
+/*
+ * Proves the shapes of the schedules (server/core/optim.h) where PyTorch has none, and that the
+ * core counts images for them. (Those that it has: test_core_optim.c.)
+ */
+#include "tests/unit/core_bench.h"
+#include <math.h>
+
+#define TOTAL  600u /* images of a run */
+#define EPOCHS 6u
+
+static double at(const struct schedule *s, uint64_t done)
+{
+	return schedule_factor(s, done, TOTAL, EPOCHS);
+}
+
+static void near(double got, double want)
+{
+	if (!(fabs(got - want) < 1e-12))
+		fail_msg("%.17g instead of %.17g", got, want);
+}
+
+static double half_wave(double x)
+{
+	return (1 + cos(3.14159265358979323846 * x)) / 2;
+}
+
+static void without_a_known_end_the_rate_is_constant(void **state)
+{
+	(void)state;
+	for (int k = SCHEDULE_CONSTANT; k <= SCHEDULE_ONECYCLE; k++) {
+		struct schedule s = {(enum schedule_kind)k, 0.5, 0.1, 1, 0};
+
+		assert_true(schedule_factor(&s, 12345, 0, 0) == 1);
+	}
+}
+
+static void a_warm_up_is_a_line_from_zero(void **state)
+{
+	const struct schedule s = {.kind = SCHEDULE_CONSTANT, .warmup = 0.25};
+
+	(void)state;
+	for (uint64_t done = 0; done <= TOTAL; done++)
+		near(at(&s, done), done < 150 ? (double)done / 150 : 1);
+}
+
+static void steps_fall_at_whole_epochs(void **state)
+{
+	const struct schedule s = {SCHEDULE_STEP, 0, 0.1, 2, 0},
+			      warm = {SCHEDULE_STEP, 0.5, 0.1, 2, 0};
+
+	(void)state;
+	near(at(&s, 0), 1);
+	near(at(&s, 199), 1);
+	near(at(&s, 200), 0.1);
+	near(at(&s, 399), 0.1);
+	near(at(&s, 400), 0.01);
+	near(at(&s, 599), 0.01);
+	near(at(&s, 600), 0.001);
+	near(at(&warm, 150), 0.5); /* epochs count from the start, not from the warm-up's end */
+	near(at(&warm, 240), 0.08);
+	near(at(&warm, 300), 0.1);
+}
+
+static void a_cosine_falls_from_the_warm_ups_end_to_the_floor(void **state)
+{
+	const struct schedule s = {SCHEDULE_COSINE, 0.25, 0, 0, 0.2},
+			      cold = {SCHEDULE_COSINE, 0, 0, 0, 0};
+
+	(void)state;
+	near(at(&s, 75), 0.5);
+	for (uint64_t done = 150; done <= TOTAL; done++)
+		near(at(&s, done), 0.2 + 0.8 * half_wave((double)(done - 150) / 450));
+	near(at(&s, TOTAL), 0.2);
+	for (uint64_t done = 0; done <= TOTAL; done++)
+		near(at(&cold, done), half_wave((double)done / TOTAL));
+}
+
+static void one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor(void **state)
+{
+	const struct schedule s = {SCHEDULE_ONECYCLE, 0.3, 0, 0, 0.001};
+
+	(void)state;
+	near(at(&s, 0), 1.0 / 25);
+	near(at(&s, 90), (1 + 1.0 / 25) / 2);
+	near(at(&s, 180), 1);
+	near(at(&s, 390), 1.001 / 2);
+	near(at(&s, TOTAL), 0.001);
+	for (uint64_t done = 0; done < TOTAL; done++)
+		assert_true(done < 180 ? at(&s, done) < at(&s, done + 1)
+				       : at(&s, done) > at(&s, done + 1));
+}
+
+/* Also where a warm-up is nothing or all, and where there are more images than epochs can hold. */
+static void factors_are_between_zero_and_one(void **state)
+{
+	const uint64_t seed = 5;
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+
+	(void)state;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	for (int i = 0; i < 20000; i++) {
+		uint32_t epochs = (uint32_t)rng_below(&r, 5);
+		uint64_t total = rng_below(&r, 2) ? rng_below(&r, 9) : rng_below(&r, 1ull << 50);
+		uint64_t done = rng_below(&r, total + 3);
+		const double warmup[] = {0, 1, rng_unit(&r), 1e-300};
+		struct schedule s = {(enum schedule_kind)rng_below(&r, 4), warmup[rng_below(&r, 4)],
+			rng_unit(&r), 1 + (uint32_t)rng_below(&r, 3),
+			rng_below(&r, 3) ? rng_unit(&r) : (double)rng_below(&r, 2)};
+		double f = schedule_factor(&s, done, total, epochs);
+
+		if (!(f >= 0 && f <= 1))
+			fail_msg("schedule %d: %g", (int)s.kind, f);
+	}
+}
+
+/* Batches of 10, 10, 10 and 5 images, two epochs: the rate is of the images counted before. */
+static void the_core_asks_with_the_images_it_has_counted(void **state)
+{
+	struct core_config cfg = bench_training();
+	double expected = 0;
+	uint64_t images = 0;
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	cfg.schedule = (struct schedule){.kind = SCHEDULE_COSINE, .floor = 0.1};
+	cfg.lr = 0.5;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint32_t i = 0; i < 4; i++) {
+		struct msg m = bench_push_ones(s, i + 1);
+
+		m.push.base_version = i;
+		bench_work(&m, 0, i, 1);
+		expected -= 0.5 * schedule_factor(&cfg.schedule, images, 70, 2);
+		images += m.push.images;
+		bench_applied(&b, 9, &m);
+		assert_true(fabs((double)core_weights(b.core)[0] - expected) < 1e-6);
+	}
+	assert_int_equal(images, 35);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(without_a_known_end_the_rate_is_constant),
+		cmocka_unit_test(a_warm_up_is_a_line_from_zero),
+		cmocka_unit_test(steps_fall_at_whole_epochs),
+		cmocka_unit_test(a_cosine_falls_from_the_warm_ups_end_to_the_floor),
+		cmocka_unit_test(one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor),
+		cmocka_unit_test(factors_are_between_zero_and_one),
+		cmocka_unit_test(the_core_asks_with_the_images_it_has_counted),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

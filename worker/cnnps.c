@@ -12,14 +12,22 @@
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
 
+/* Versions of before a crash of the server mean other weights than those of after it. */
+enum { PULLS = 16 };
+struct pulled {
+	uint64_t version, server_epoch;
+};
+
 struct cnnps {
 	struct net *net;
 	int observer;
 	struct cnnps_info info;
 	char model[WIRE_MAX_MODEL + 1], server[256];
 	struct pool *pool;
-	float *gradient;    /* the program's from the pool, or NULL */
-	zmq_msg_t view;     /* weights that the program looks at */
+	float *gradient; /* the program's from the pool, or NULL */
+	zmq_msg_t view;  /* weights that the program looks at */
+	struct pulled pulled[PULLS];
+	size_t n_pulled;    /* so far; number i is at i % PULLS */
 	struct order order; /* the one under way, or the newest */
 };
 
@@ -27,6 +35,10 @@ _Static_assert(PS_EUNREACHABLE == CNNPS_EUNREACHABLE && PS_EFENCED == CNNPS_EFEN
 		       PS_ESHUTDOWN == CNNPS_ESHUTDOWN && PS_EDONE == CNNPS_EDONE &&
 		       PS_EAGAIN == CNNPS_EAGAIN,
 	"cnnps.h repeats numbers of common/err.h");
+_Static_assert((int)MODE_DOWNPOUR == CNNPS_DOWNPOUR && (int)MODE_SSP == CNNPS_SSP &&
+		       (int)MODE_SYNC == CNNPS_SYNC && (int)MODE_SANDBLASTER == CNNPS_SANDBLASTER &&
+		       (int)MODE_EASGD == CNNPS_EASGD,
+	"cnnps.h repeats numbers of proto/msg.h");
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
@@ -84,7 +96,14 @@ static void fill_info(struct cnnps *c, const struct msg_welcome *w)
 		.epochs = w->epochs,
 		.worker = w->stamp.worker,
 		.incarnation = w->stamp.incarnation,
-		.server_epoch = w->stamp.epoch};
+		.server_epoch = w->stamp.epoch,
+		.mode = (enum cnnps_mode)w->mode,
+		.n_push = w->n_push,
+		.n_fetch = w->n_fetch,
+		.push_sum = w->push_sum != 0,
+		.prefetch = w->prefetch != 0,
+		.local_rate = w->local_rate,
+		.elastic = w->elastic};
 }
 
 static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
@@ -156,6 +175,20 @@ static struct order *new_order(struct cnnps *c, enum order_kind kind)
 	return &c->order;
 }
 
+static void note_pull(struct cnnps *c, const struct arrival *a)
+{
+	c->pulled[c->n_pulled++ % PULLS] = (struct pulled){a->version, a->server_epoch};
+}
+
+/* Of the newest pull of that version; 0: not known. */
+static uint64_t epoch_of(const struct cnnps *c, uint64_t version)
+{
+	for (size_t i = c->n_pulled; i > 0 && i + PULLS > c->n_pulled; i--)
+		if (c->pulled[(i - 1) % PULLS].version == version)
+			return c->pulled[(i - 1) % PULLS].server_epoch;
+	return 0;
+}
+
 static int pull(struct cnnps *c, float *w, size_t n, uint64_t *version, enum weights which)
 {
 	struct order *o = new_order(c, ORDER_PULL);
@@ -165,10 +198,13 @@ static int pull(struct cnnps *c, float *w, size_t n, uint64_t *version, enum wei
 		return PS_EUSAGE;
 	o->pull.which = which;
 	o->pull.w = w;
-	status = net_order(c->net, o);
-	if (!status && version)
-		*version = o->pull.version;
-	return status;
+	if ((status = net_order(c->net, o)))
+		return status;
+	if (which == WEIGHTS_CURRENT)
+		note_pull(c, &o->pull.got);
+	if (version)
+		*version = o->pull.got.version;
+	return PS_OK;
 }
 
 int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
@@ -176,7 +212,7 @@ int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
 	return pull(c, w, n, version, WEIGHTS_CURRENT);
 }
 
-int cnnps_view(struct cnnps *c, const float **w, uint64_t *version)
+int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 {
 	struct order *o = new_order(c, ORDER_PULL);
 	int status;
@@ -184,12 +220,23 @@ int cnnps_view(struct cnnps *c, const float **w, uint64_t *version)
 	o->pull.which = WEIGHTS_CURRENT;
 	if ((status = net_order(c->net, o)))
 		return status;
-	(void)zmq_msg_move(&c->view, &o->pull.view);
-	(void)zmq_msg_close(&o->pull.view);
-	*w = zmq_msg_data(&c->view);
-	if (version)
-		*version = o->pull.version;
+	(void)zmq_msg_move(&c->view, &o->pull.got.frame);
+	(void)zmq_msg_close(&o->pull.got.frame);
+	note_pull(c, &o->pull.got);
+	*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
+		.version = o->pull.got.version,
+		.server_epoch = o->pull.got.server_epoch};
 	return PS_OK;
+}
+
+int cnnps_prefetch(struct cnnps *c)
+{
+	return net_order(c->net, new_order(c, ORDER_PREFETCH));
+}
+
+void cnnps_alive(struct cnnps *c)
+{
+	net_alive(c->net);
 }
 
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
@@ -228,6 +275,7 @@ static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint
 	if (c->observer || n < 1 || offset > c->info.n_params || n > c->info.n_params - offset)
 		return PS_EUSAGE;
 	o->push.meta.base_version = version;
+	o->push.meta.base_epoch = epoch_of(c, version);
 	if (work) {
 		o->push.meta.work = (struct work){work->epoch, work->first, work->count};
 		o->push.meta.images = work->images;
@@ -259,7 +307,7 @@ int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n,
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
 	struct order *o = new_order(c, ORDER_LEASE);
-	const struct msg_grant *g = &o->grant;
+	const struct msg_grant *g = &o->lease.grant;
 	int status;
 
 	if (c->observer)
@@ -275,7 +323,10 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 		*lease = (struct cnnps_lease){.kind = CNNPS_TRAIN,
 			.epoch = g->work.epoch,
 			.first = g->work.first,
-			.count = g->work.count};
+			.count = g->work.count,
+			.exact = g->exact != 0,
+			.version = g->version,
+			.server_epoch = o->lease.server_epoch};
 	return PS_OK;
 }
 

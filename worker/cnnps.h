@@ -47,12 +47,26 @@ struct cnnps_options {
 	char why[256]; /* out: after a failure, one line for a person */
 };
 
+/* How the gradients of several workers meet; proto/WIRE.md, "Modes", says what a worker does. */
+enum cnnps_mode {
+	CNNPS_DOWNPOUR = 1,
+	CNNPS_SSP,
+	CNNPS_SYNC,
+	CNNPS_SANDBLASTER,
+	CNNPS_EASGD,
+};
+
 struct cnnps_info {
 	const char *model; /* canonical text */
 	uint64_t n_params, seed;
 	uint32_t batch, epochs; /* images per batch; training epochs, 0: no data set */
 	uint32_t worker, incarnation;
 	uint64_t server_epoch;
+	enum cnnps_mode mode;
+	uint32_t n_push, n_fetch; /* batches per push, and per pull, >= 1 */
+	int push_sum;             /* 1: a push is the sum of its batches' gradients, 0: the mean */
+	int prefetch;             /* 1: pull while computing */
+	double local_rate, elastic; /* of own steps; of the way to the centre (EASGD) */
 };
 
 enum { CNNPS_TRAIN = 1, CNNPS_EVAL = 2 };
@@ -61,6 +75,14 @@ struct cnnps_lease {
 	uint32_t epoch;        /* TRAIN: from 0; gives the order of images */
 	uint32_t first, count; /* TRAIN: batches; EVAL: test images */
 	uint64_t eval_id;
+	int exact; /* TRAIN: 1: one push of the whole lease, computed at `version` of that epoch */
+	uint64_t version, server_epoch;
+};
+
+/* Weights as they are after `version` gradients of a server's life. */
+struct cnnps_weights {
+	const float *w; /* n_params floats */
+	uint64_t version, server_epoch;
 };
 
 /* What a push is the gradient of. */
@@ -82,9 +104,11 @@ int cnnps_connect(struct cnnps **out, struct cnnps_options *o);
 const struct cnnps_info *cnnps_info(const struct cnnps *c);
 /* The newest weights (n == n_params floats) and their version (may be NULL). Blocks. */
 int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version);
-/* The same without the copy: *w points to n_params floats that stay as they are until the next
- * cnnps_view, or cnnps_close. */
-int cnnps_view(struct cnnps *c, const float **w, uint64_t *version);
+/* The same without the copy: w->w stays as it is until the next cnnps_view, or cnnps_close. */
+int cnnps_view(struct cnnps *c, struct cnnps_weights *w);
+/* Start such a pull without waiting for it: the next cnnps_view or cnnps_pull gets what it brings,
+ * which does not have the pushes made since. */
+int cnnps_prefetch(struct cnnps *c);
 /* The weights under evaluation. */
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version);
 /* Push gradient g of n == n_params floats, computed at `version`. Copies g; returns at once unless
@@ -113,11 +137,14 @@ int cnnps_status(struct cnnps *c, char *json, size_t size);
 /* Ask the server for a checkpoint on disk now, or to drain (final checkpoint, then it exits). */
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);
 int cnnps_drain(struct cnnps *c);
+/* Say that the program is busy, where calls are more than hang_ms apart. Costs nothing. */
+void cnnps_alive(struct cnnps *c);
 void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s);
 /* Flush decisions (at most 5 s), say BYE, join the thread, free and null *c. NULL is fine. */
 void cnnps_close(struct cnnps **c);
 const char *cnnps_strerror(int status);
-/* After a call failed because the session had ended: one line on why; else "". Valid until the next
+/* After a call failed because the session had ended, or the server refused: one line on why; else
+ * "". Valid until the next
  * call. */
 const char *cnnps_why(const struct cnnps *c);
 

@@ -66,7 +66,9 @@ static int watch(struct link *l)
 {
 	int events = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
 
-	return zmq_socket_monitor(l->bulk, MONITOR, events) || zmq_connect(l->monitor, MONITOR);
+	/* events that find no room would make libzmq's I/O thread wait for us */
+	return set_int(l->monitor, ZMQ_RCVHWM, 0) || zmq_socket_monitor(l->bulk, MONITOR, events) ||
+	       zmq_connect(l->monitor, MONITOR);
 }
 
 int link_open(struct link *l, const char *server, uint64_t random, struct err *e)

@@ -23,8 +23,10 @@ static void on_message(struct net *n, const struct msg *m)
 
 	if (m->type == MSG_STATUS || m->type == MSG_ADMIN)
 		net_answer(n, m);
-	if (m->type == MSG_ERROR)
+	if (m->type == MSG_ERROR) {
 		err_set(&n->server_error, m->error.status, "%s", m->error.text);
+		net_refused(n, &m->error);
+	}
 	session_message(n->session, m, now);
 	net_settle(n, now);
 }
@@ -89,8 +91,8 @@ static void on_wake(uv_async_t *h)
 		return;
 	n->order = item;
 	n->asked = 0;
-	n->active_ms = clock_ms();
-	net_try_order(n, n->active_ms);
+	net_alive(n);
+	net_try_order(n, clock_ms());
 }
 
 static void on_tick(uv_timer_t *h)
@@ -100,7 +102,8 @@ static void on_tick(uv_timer_t *h)
 
 	if (!n->stop_ms && n->cfg.stop && n->cfg.stop(n->cfg.stop_arg))
 		n->stop_ms = now;
-	session_tick(n->session, n->order || now - n->active_ms < n->cfg.hang_ms, now);
+	session_tick(
+		n->session, n->order || now < atomic_load(&n->active_ms) + n->cfg.hang_ms, now);
 	net_settle(n, now);
 }
 
@@ -172,9 +175,10 @@ static void run(void *arg)
 {
 	struct net *n = arg;
 
-	n->active_ms = clock_ms();
-	session_start(n->session, n->active_ms);
+	net_alive(n);
+	session_start(n->session, clock_ms());
 	uv_run(&n->loop, UV_RUN_DEFAULT);
+	(void)zmq_msg_close(&n->fetched.frame);
 	outbox_release(&n->out);
 	link_close(&n->link);
 }
@@ -209,6 +213,7 @@ static int open_all(struct net *n, struct err *e)
 	if ((status = link_open(&n->link, n->cfg.server, s->seed, e)))
 		return status;
 	outbox_init(&n->out, n->link.bulk);
+	(void)zmq_msg_init(&n->fetched.frame);
 	status = open_loop(n, e);
 	if (status) {
 		link_close(&n->link);
@@ -252,6 +257,11 @@ int net_order(struct net *n, struct order *o)
 		return o->status = PS_ESTATE; /* two threads used one struct cnnps */
 	uv_async_send(&n->wake);
 	return handoff_take(n->replies, &item, UINT64_MAX) ? PS_ESTATE : o->status;
+}
+
+void net_alive(struct net *n)
+{
+	atomic_store(&n->active_ms, clock_ms());
 }
 
 void net_stats(const struct net *n, struct cnnps_stats *s)

@@ -34,12 +34,19 @@ enum order_kind {
 	ORDER_CONNECT, /* wait for the first WELCOME */
 	ORDER_PUSH,
 	ORDER_PULL,
+	ORDER_PREFETCH, /* start a pull; the next one of WEIGHTS_CURRENT waits for it */
 	ORDER_LEASE,
 	ORDER_RESULT,
 	ORDER_FLUSH,
 	ORDER_STATUS,
 	ORDER_ADMIN,
 	ORDER_CLOSE, /* flush, BYE; nothing may be ordered after it */
+};
+
+/* Weights that came. */
+struct arrival {
+	zmq_msg_t frame; /* n_params aligned floats; yours when the order's status is 0 */
+	uint64_t version, server_epoch;
 };
 
 struct order {
@@ -55,11 +62,13 @@ struct order {
 		} push;
 		struct {
 			enum weights which;
-			float *w;       /* written by the loop; NULL: they come as ... */
-			zmq_msg_t view; /* ... this message, yours when status is 0 */
-			uint64_t version;
+			float *w; /* written by the loop; NULL: they come in got.frame */
+			struct arrival got;
 		} pull;
-		struct msg_grant grant; /* LEASE, out */
+		struct {
+			struct msg_grant grant;
+			uint64_t server_epoch;
+		} lease; /* out */
 		struct msg_result result;
 		int durable; /* FLUSH: not only decided but on the server's disk */
 		struct {
@@ -79,6 +88,8 @@ struct net; /* opaque */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Carry out `o`, waiting; returns o->status. */
 int net_order(struct net *n, struct order *o) PS_MUST_CHECK;
+/* Any thread: the program is busy, not hanging. */
+void net_alive(struct net *n);
 /* Any thread. */
 void net_stats(const struct net *n, struct cnnps_stats *s);
 /* Flush decisions, say BYE, join the thread; frees and nulls. NULL is fine. */

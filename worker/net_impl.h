@@ -1,5 +1,6 @@
 /*
- * net_impl.h - what net.c and order.c share: the state behind net.h. Included by these two alone.
+ * net_impl.h - what net.c, order.c and effect.c share: the state behind net.h. Included by these
+ * alone.
  */
 #ifndef WORKER_NET_IMPL_H
 #define WORKER_NET_IMPL_H
@@ -20,6 +21,13 @@ struct watched {
 	int watching;
 };
 
+/* A pull of the current weights that was started before it was ordered. */
+enum ahead {
+	AHEAD_NONE,
+	AHEAD_ASKED, /* its PARAMS have not come */
+	AHEAD_HERE,  /* they wait in `fetched` */
+};
+
 /* Written by the loop, read by any thread. */
 struct counters {
 	atomic_uint_least64_t pushed, acked, rejected, durable, last_version, reconnects, replayed;
@@ -36,6 +44,7 @@ struct net {
 	uv_thread_t thread;
 	struct handoff *orders, *replies;
 	struct counters count;
+	atomic_uint_least64_t active_ms; /* the program last called, or got something */
 
 	/* the loop's alone from here on */
 	struct wire *wire;
@@ -45,10 +54,11 @@ struct net {
 	struct order *order; /* under way, or NULL */
 	int asked;           /* its request is with the session or on its way */
 	uint64_t asked_ms;
-	uint64_t active_ms; /* the program last ordered or got something */
-	uint64_t stop_ms;   /* the program was told to stop then; 0: it was not */
-	uint64_t base_seq;  /* of the first WELCOME: last_seq ... */
-	uint64_t n_params;  /* ... and size of the model */
+	enum ahead ahead;
+	struct arrival fetched;
+	uint64_t stop_ms;  /* the program was told to stop then; 0: it was not */
+	uint64_t base_seq; /* of the first WELCOME: last_seq ... */
+	uint64_t n_params; /* ... and size of the model */
 	int welcomed, ended, end_status;
 	uint64_t links;          /* times the bulk connection came up */
 	struct err server_error; /* the newest ERROR */
@@ -59,13 +69,19 @@ struct net {
 void net_shut_down(struct net *n);
 /* order.c: hand the order under way back to the program, if there is one. */
 void net_reply(struct net *n, int status);
-/* order.c: the answer to a STATUS or ADMIN order. */
-void net_answer(struct net *n, const struct msg *m);
-/* order.c: where a pull under way wants its weights, or NULL. */
-float *net_landing(struct net *n);
+/* order.c: it, if it is of that kind. */
+struct order *net_under_way(struct net *n, enum order_kind kind);
 /* order.c: look at the order under way: it may be possible now, or done. */
 void net_try_order(struct net *n, uint64_t now_ms);
-/* order.c: after a call into the session: carry out its effects, then net_try_order. */
+/* effect.c: after a call into the session: carry out its effects ... */
+void net_run_effects(struct net *n);
+/* effect.c: ... then net_try_order. */
 void net_settle(struct net *n, uint64_t now_ms);
+/* effect.c: the answer to a STATUS or ADMIN order. */
+void net_answer(struct net *n, const struct msg *m);
+/* effect.c: the server will not do what an ADMIN order asked, or something else went wrong. */
+void net_refused(struct net *n, const struct msg_error *e);
+/* effect.c: where a pull under way wants its weights, or NULL. */
+float *net_landing(struct net *n);
 
 #endif

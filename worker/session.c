@@ -13,7 +13,7 @@
 
 /* A push that is not durable yet, at seq % capacity. */
 struct kept {
-	uint64_t base_version;
+	uint64_t base_version, base_epoch;
 	struct work work;
 	uint32_t images;
 	float loss;
@@ -151,6 +151,7 @@ static void send_push(struct session *s, uint64_t seq)
 	p->work = k->work;
 	p->images = k->images;
 	p->loss = k->loss;
+	p->base_epoch = k->base_epoch;
 	p->verdict = k->verdict;
 	p->reject = k->reject;
 	p->slices.n = 0;
@@ -217,6 +218,8 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 		s->last_seq = s->acked_seq = s->freed_seq = decided;
 	if (decided < s->freed_seq || decided > s->last_seq)
 		return; /* an old one that the network kept */
+	if (s->welcomed && w->stamp.epoch != s->welcome.stamp.epoch)
+		s->pull.number++; /* the old server's PARAMS are not this one's */
 	s->welcome = *w;
 	s->welcomed = 1;
 	s->phase = PHASE_READY;
@@ -280,6 +283,8 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 	case PS_EFULL:
 		s->full = 1;
 		break;
+	case PS_EUSAGE:
+		break; /* an ADMIN was refused: no business of the session's */
 	default:
 		end(s, e->status);
 	}
@@ -449,6 +454,7 @@ int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq, 
 	*seq = ++s->last_seq;
 	k = kept_at(s, *seq);
 	*k = (struct kept){.base_version = meta->base_version,
+		.base_epoch = meta->base_epoch,
 		.work = meta->work,
 		.images = meta->images,
 		.loss = meta->loss};

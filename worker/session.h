@@ -51,7 +51,8 @@ enum session_effect_kind {
 	DO_RELEASE,   /* pushes up to `seq` are durable: their bytes may go */
 	TELL_READY, /* WELCOME: session_welcome is valid; said again after each resynchronisation */
 	TELL_ACK,   /* msg->ack is the decision on push `seq`: told once per push */
-	TELL_PARAMS,    /* msg->params answers the pull */
+	TELL_PARAMS,    /* msg->params answers the pull; they are of the server epoch of
+			   session_welcome */
 	TELL_NO_PARAMS, /* the pull will not be answered: `status` says why (PS_EAGAIN: nothing is
 			   under evaluation) */
 	TELL_GRANT,     /* msg->grant answers the lease request */

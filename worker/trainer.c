@@ -41,8 +41,7 @@ static int train_batch(struct trainer *t, uint32_t epoch, uint32_t number)
 	struct cnnps_work work = {.epoch = epoch, .first = number, .count = 1};
 	float *gradient = cnnps_gradient(t->c);
 	const uint32_t *index;
-	const float *weights;
-	uint64_t version;
+	struct cnnps_weights at;
 	double loss, start;
 	int status;
 
@@ -50,17 +49,17 @@ static int train_batch(struct trainer *t, uint32_t epoch, uint32_t number)
 		return PS_ENOMEM;
 	if ((status = batches_get(&t->batches, epoch, number, &index, &work.images)))
 		return status;
-	if ((status = cnnps_view(t->c, &weights, &version)))
+	if ((status = cnnps_view(t->c, &at)))
 		return status;
 	start = clock_seconds();
 	if ((status = backend_gradient(
-		     t->backend, weights, index, work.images, mask.state, gradient, &loss)))
+		     t->backend, at.w, index, work.images, mask.state, gradient, &loss)))
 		return status;
 	t->work->seconds += clock_seconds() - start;
 	work.loss = (float)loss;
 	t->work->images += work.images;
 	t->work->batches++;
-	return cnnps_push_work(t->c, gradient, t->model.n_params, version, &work);
+	return cnnps_push_work(t->c, gradient, t->model.n_params, at.version, &work);
 }
 
 static int train(struct trainer *t, const struct cnnps_lease *lease)

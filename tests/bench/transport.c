@@ -138,7 +138,7 @@ static int cnnps_pair(void *arg)
 {
 	struct cnnps_pair *p = arg;
 	float *g = cnnps_gradient(p->c);
-	const float *w;
+	struct cnnps_weights w = {.version = p->version};
 
 	if (!g)
 		die("memory");
@@ -146,7 +146,8 @@ static int cnnps_pair(void *arg)
 		g[i] = 1e-6f * (float)(i % 100 + 1);
 	int rc = cnnps_push(p->c, g, p->n, p->version);
 	if (rc == 0)
-		rc = cnnps_view(p->c, &w, &p->version);
+		rc = cnnps_view(p->c, &w);
+	p->version = w.version;
 	if (rc)
 		fprintf(stderr, "transport: %s\n", cnnps_strerror(rc));
 	return rc;

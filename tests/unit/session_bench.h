@@ -76,6 +76,7 @@ static inline void sbench_watch_push(struct sbench *b, const struct session_effe
 	/* (1): what was made is what is sent, under its seq, whenever it is sent */
 	assert_int_equal(p->seq, e->seq);
 	assert_int_equal(p->base_version, made->base_version);
+	assert_int_equal(p->base_epoch, made->base_epoch);
 	assert_memory_equal(&p->work, &made->work, sizeof(p->work));
 	assert_int_equal(p->images, made->images);
 	assert_true(p->loss == made->loss);
@@ -220,6 +221,7 @@ static inline int sbench_push(struct sbench *b)
 {
 	uint64_t seq = 0, next = session_last_seq(b->s) + 1;
 	struct msg_push p = {.base_version = 1000 + next,
+		.base_epoch = 2000 + next,
 		.work = {(uint32_t)next, (uint32_t)next * 2, 1},
 		.images = (uint32_t)next * 3,
 		.loss = (float)next / 7};

@@ -125,22 +125,22 @@ static void a_part_of_the_buffer_is_copied(void **state)
 static void a_view_stays_as_it_is_until_the_next_one(void **state)
 {
 	float w[FAKE_PARAMS];
-	const float *view;
-	uint64_t version = 9;
+	struct cnnps_weights view;
 
 	(void)state;
 	fake_set(&fake, &fake.how.two_slices, 1);
 	push_gradient(2);
-	assert_int_equal(cnnps_view(client, &view, &version), 0);
-	assert_int_equal(version, 1);
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(view.version, 1);
+	assert_int_equal(view.server_epoch, 1);
 	push_gradient(3);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
 	for (int i = 0; i < FAKE_PARAMS; i++)
-		assert_true(view[i] == -2 && w[i] == -5);
-	assert_int_equal((uintptr_t)view % sizeof(float), 0);
+		assert_true(view.w[i] == -2 && w[i] == -5);
+	assert_int_equal((uintptr_t)view.w % sizeof(float), 0);
 	fake_set(&fake, &fake.how.two_slices, 0);
-	assert_int_equal(cnnps_view(client, &view, NULL), 0);
-	assert_true(view[0] == -5 && view[FAKE_PARAMS - 1] == -5);
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_true(view.w[0] == -5 && view.w[FAKE_PARAMS - 1] == -5);
 }
 
 int main(void)

@@ -38,6 +38,39 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	session_free(&b.s);
 }
 
+static void weights_of_before_a_crash_do_not_answer_a_pull_after_it(void **state)
+{
+	static struct sbench b;
+	struct msg m = {.type = MSG_PARAMS, .params = {.request = 1, .version = 9}};
+
+	(void)state;
+	sbench_open(&b);
+	assert_int_equal(sbench_pull(&b), PS_OK);
+	sbench_crash(&b);
+	sbench_error(&b, PS_EEPOCH);
+	sbench_welcome(&b, 0, 0);
+	assert_did(&b, "READY pull");
+	m.params.request = sbench_sent(&b, MSG_PULL)->pull.request - 1;
+	sbench_message(&b, &m);
+	assert_did(&b, "");
+	m.params.request++;
+	sbench_message(&b, &m);
+	assert_did(&b, "PARAMS");
+	session_free(&b.s);
+}
+
+static void a_refused_command_ends_nothing(void **state)
+{
+	static struct sbench b;
+
+	(void)state;
+	sbench_open(&b);
+	sbench_error(&b, PS_EUSAGE);
+	assert_did(&b, "");
+	assert_int_equal(session_phase(b.s), PHASE_READY);
+	session_free(&b.s);
+}
+
 static void one_lease_at_a_time_answered_by_its_number(void **state)
 {
 	static struct sbench b;
@@ -235,6 +268,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_pull_at_a_time_answered_by_its_number),
+		cmocka_unit_test(weights_of_before_a_crash_do_not_answer_a_pull_after_it),
+		cmocka_unit_test(a_refused_command_ends_nothing),
 		cmocka_unit_test(one_lease_at_a_time_answered_by_its_number),
 		cmocka_unit_test(one_result_at_a_time_waits_behind_the_pushes),
 		cmocka_unit_test(errors_that_a_hello_cannot_mend_end_it),

@@ -1,0 +1,244 @@
+/* effect.c - what the session tells the loop to do, and what that means for the order under way. */
+#include <stdio.h>
+#include <string.h>
+#include "common/log.h"
+#include "worker/net_impl.h"
+
+/* Say why in one line: the server's own words if it gave any. */
+static void told_end(struct net *n, int status)
+{
+	const char *server = n->cfg.server;
+
+	n->ended = 1;
+	n->end_status = status;
+	if (n->server_error.status == status && n->server_error.text[0])
+		snprintf(n->why, sizeof n->why, "%.255s", n->server_error.text);
+	else if (status == PS_EUNREACHABLE && !n->welcomed)
+		snprintf(n->why, sizeof n->why, "%.150s: no answer within %llu ms", server,
+			(unsigned long long)n->cfg.session.first_ms);
+	else if (status == PS_EUNREACHABLE)
+		snprintf(n->why, sizeof n->why, "%.150s: contact lost for %llu ms", server,
+			(unsigned long long)n->cfg.session.patience_ms);
+	else
+		snprintf(n->why, sizeof n->why, "%.150s: %s", server, err_text(status));
+}
+
+/* The first WELCOME fixes the size of every buffer that the program hands in. */
+static int take_size(struct net *n, const struct msg_welcome *w)
+{
+	if (n->welcomed)
+		return n->n_params == w->n_params
+			       ? PS_OK
+			       : err_set(&n->server_error, PS_EWRONGRUN,
+					 "%.150s: the model's size has changed", n->cfg.server);
+	if (wire_resize(n->wire, w->n_params))
+		return err_set(&n->server_error, PS_ENOMEM, "no memory for %llu parameters",
+			(unsigned long long)w->n_params);
+	n->n_params = w->n_params;
+	n->base_seq = w->last_seq;
+	return PS_OK;
+}
+
+static void told_ready(struct net *n)
+{
+	const struct msg_welcome *w = session_welcome(n->session);
+	int status = take_size(n, w);
+
+	if (status) {
+		told_end(n, status);
+		return;
+	}
+	link_set_window(&n->link, w->push_window);
+	n->welcomed = 1;
+	if (net_under_way(n, ORDER_STATUS) || net_under_way(n, ORDER_ADMIN))
+		n->asked = 0; /* may have been lost with the connection */
+}
+
+static void newer_version(struct net *n, uint64_t version)
+{
+	if (version > atomic_load(&n->count.last_version))
+		atomic_store(&n->count.last_version, version);
+}
+
+static void told_ack(struct net *n, const struct msg_ack *a)
+{
+	int ok = a->verdict == VERDICT_OK;
+
+	newer_version(n, a->version);
+	atomic_fetch_add(ok ? &n->count.acked : &n->count.rejected, 1);
+	if (!ok)
+		log_debug("net", "rejected", "seq=%llu reason=%d", (unsigned long long)a->seq,
+			(int)a->reject);
+}
+
+/* The order that PARAMS are for, if they are not for one to come. */
+static struct order *pulling(struct net *n)
+{
+	return n->asked ? net_under_way(n, ORDER_PULL) : NULL;
+}
+
+float *net_landing(struct net *n)
+{
+	struct order *o = pulling(n);
+
+	return o ? o->pull.w : NULL;
+}
+
+/* The weights as one message with aligned values: the one that came, if it is like that. */
+static int take_frame(struct net *n, const struct msg_params *p, zmq_msg_t *view)
+{
+	const struct slice *first = &p->slices.slice[0];
+	zmq_msg_t *frame = &n->in->frame[1];
+
+	if (p->slices.n == 1 && (const void *)first->data == zmq_msg_data(frame)) {
+		(void)zmq_msg_init(view);
+		return zmq_msg_move(view, frame) ? PS_ENET : PS_OK;
+	}
+	if (zmq_msg_init_size(view, n->n_params * sizeof(float)))
+		return PS_ENOMEM;
+	for (uint32_t i = 0; i < p->slices.n; i++) {
+		const struct slice *s = &p->slices.slice[i];
+		memcpy((float *)zmq_msg_data(view) + s->offset, s->data, s->count * sizeof(float));
+	}
+	return PS_OK;
+}
+
+static void told_params(struct net *n, const struct msg_params *p)
+{
+	struct order *o = pulling(n);
+	struct arrival *a = o ? &o->pull.got : &n->fetched;
+	int status = PS_OK;
+
+	newer_version(n, p->version);
+	if (!o && n->ahead != AHEAD_ASKED)
+		return;
+	a->version = p->version;
+	a->server_epoch = session_welcome(n->session)->stamp.epoch;
+	if (!o || !o->pull.w)
+		status = take_frame(n, p, &a->frame);
+	if (o)
+		net_reply(n, status);
+	else
+		n->ahead = status ? AHEAD_NONE : AHEAD_HERE;
+}
+
+static void told_no_params(struct net *n, int status)
+{
+	if (pulling(n))
+		net_reply(n, status);
+	else if (n->ahead == AHEAD_ASKED)
+		n->ahead = AHEAD_NONE;
+}
+
+static void told_grant(struct net *n, const struct msg_grant *g)
+{
+	struct order *o = net_under_way(n, ORDER_LEASE);
+
+	if (!o)
+		return;
+	o->lease.grant = *g;
+	o->lease.server_epoch = session_welcome(n->session)->stamp.epoch;
+	net_reply(n, PS_OK);
+}
+
+static void told_status(struct net *n, const struct msg_status *s)
+{
+	struct order *o = net_under_way(n, ORDER_STATUS);
+
+	if (!o || !s->reply)
+		return;
+	snprintf(o->report.json, o->report.size, "%s", s->text);
+	net_reply(n, PS_OK);
+}
+
+static void told_admin(struct net *n, const struct msg_admin *a)
+{
+	struct order *o = net_under_way(n, ORDER_ADMIN);
+
+	if (!o || !a->reply || a->verb != o->admin.verb)
+		return;
+	o->admin.generation = a->generation;
+	net_reply(n, PS_OK);
+}
+
+void net_answer(struct net *n, const struct msg *m)
+{
+	if (m->type == MSG_STATUS)
+		told_status(n, &m->status);
+	if (m->type == MSG_ADMIN)
+		told_admin(n, &m->admin);
+}
+
+void net_refused(struct net *n, const struct msg_error *e)
+{
+	if (e->status != PS_EUSAGE || !net_under_way(n, ORDER_ADMIN) || !n->asked)
+		return;
+	snprintf(n->why, sizeof n->why, "%.255s", n->server_error.text);
+	net_reply(n, PS_EUSAGE);
+	n->why[0] = '\0';
+}
+
+/* A beat that cannot go now is not worth keeping: the next one says more. */
+static void send_beat(struct net *n, const struct msg *m)
+{
+	struct frames f;
+
+	frames_init(&f);
+	if (wire_encode_header(m, &f.frame[0]))
+		return;
+	f.n = 1;
+	if (wire_send(n->link.beat, 0, &f))
+		frames_release(&f);
+}
+
+static void run_effect(struct net *n, const struct session_effect *e)
+{
+	switch (e->kind) {
+	case DO_SEND:
+		outbox_post(&n->out, &e->msg);
+		break;
+	case DO_SEND_PUSH:
+		outbox_post_push(&n->out, &e->msg, e->seq);
+		atomic_store(&n->count.replayed, n->out.replayed);
+		break;
+	case DO_SEND_BEAT:
+		send_beat(n, &e->msg);
+		break;
+	case DO_RELEASE:
+		outbox_forget(&n->out, e->seq);
+		atomic_store(&n->count.durable, e->seq - n->base_seq);
+		break;
+	case TELL_READY:
+		told_ready(n);
+		break;
+	case TELL_ACK:
+		told_ack(n, &e->msg.ack);
+		break;
+	case TELL_PARAMS:
+		told_params(n, &e->msg.params);
+		break;
+	case TELL_NO_PARAMS:
+		told_no_params(n, e->status);
+		break;
+	case TELL_GRANT:
+		told_grant(n, &e->msg.grant);
+		break;
+	case TELL_END:
+		told_end(n, e->status);
+		break;
+	}
+}
+
+void net_run_effects(struct net *n)
+{
+	const struct session_effect *e;
+
+	for (size_t i = 0; (e = session_effect(n->session, i)); i++)
+		run_effect(n, e);
+}
+
+void net_settle(struct net *n, uint64_t now)
+{
+	net_run_effects(n);
+	net_try_order(n, now);
+}

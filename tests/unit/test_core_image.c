@@ -13,7 +13,7 @@ static struct crowd somewhere(uint64_t seed)
 	uint64_t steps = rng_below(&k.r, 120);
 
 	cfg.epochs = (uint32_t)rng_below(&k.r, 4);
-	cfg.optim.kind = rng_below(&k.r, 2) ? OPTIM_ADAGRAD : OPTIM_SGD;
+	cfg.optim.kind = (enum optim_kind)rng_below(&k.r, OPTIM_LBFGS);
 	cfg.replay_window = 8 + (uint32_t)rng_below(&k.r, 30);
 	cfg.lease_batches = 1 + (uint32_t)rng_below(&k.r, 4);
 	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
@@ -230,7 +230,7 @@ static void no_mutation_does_harm(void **state)
 }
 
 /* One lie at a time, told by a core whose memory was changed before it wrote. */
-static void refused_after(void (*lie)(struct core *c), int honest)
+static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int honest)
 {
 	struct core_config cfg = bench_training();
 	struct stamp s;
@@ -239,7 +239,7 @@ static void refused_after(void (*lie)(struct core *c), int honest)
 	struct msg m;
 	void *memory;
 
-	cfg.optim.kind = OPTIM_ADAGRAD;
+	cfg.optim.kind = kind;
 	memory = bench_memory(&cfg);
 	bench_open(&b, cfg); /* epoch 0 is evaluated, epoch 1 trains, worker 1 holds a lease */
 	s = bench_join(&b, 9, "");
@@ -283,8 +283,8 @@ static void refused_after(void (*lie)(struct core *c), int honest)
 	X(a_weight_that_is_nan, c->store.weights[7] = NAN)                                         \
 	X(a_weight_that_is_infinite, c->store.weights[0] = -INFINITY)                              \
 	X(an_evaluated_weight_that_is_nan, c->store.eval_weights[7] = NAN)                         \
-	X(a_sum_of_squares_that_is_nan, c->store.state[0][7] = NAN)                             \
-	X(a_sum_of_squares_below_zero, c->store.state[0][0] = -1)                               \
+	X(a_sum_of_squares_that_is_nan, c->store.state[0][7] = NAN)                                \
+	X(a_sum_of_squares_below_zero, c->store.state[0][0] = -1)                                  \
 	X(no_model, c->cfg.model[0] = '\0')
 
 #define DEFINE(name, change)                                                                       \
@@ -302,11 +302,46 @@ static void the_truth(struct core *c)
 static void an_image_that_says_something_impossible_is_refused(void **state)
 {
 	(void)state;
-	refused_after(the_truth, 1);
+	for (int kind = 0; kind < OPTIM_LBFGS; kind++)
+		refused_after((enum optim_kind)kind, the_truth, 1);
 #define TRY(name, change)                                                                          \
 	print_message("%s\n", #name);                                                              \
-	refused_after(name, 0);
+	refused_after(OPTIM_ADAGRAD, name, 0);
 	LIES(TRY)
+}
+
+static void state_7_is_nan(struct core *c)
+{
+	size_t last = optim_vectors(c->cfg.optim.kind) - 1;
+
+	c->store.state[last][7] = NAN;
+}
+
+static void state_0_is_negative(struct core *c)
+{
+	c->store.state[0][0] = -1;
+}
+
+static void state_1_is_negative(struct core *c)
+{
+	c->store.state[1][0] = -1;
+}
+
+/* Sums and means of squares cannot be negative, directions can. */
+static void optimizers_state_must_be_possible(void **state)
+{
+	const enum optim_kind kinds[] = {
+		OPTIM_ADAGRAD, OPTIM_MOMENTUM, OPTIM_NESTEROV, OPTIM_RMSPROP, OPTIM_ADAM};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+		refused_after(kinds[i], state_7_is_nan, 0);
+	refused_after(OPTIM_ADAGRAD, state_0_is_negative, 0);
+	refused_after(OPTIM_MOMENTUM, state_0_is_negative, 1);
+	refused_after(OPTIM_NESTEROV, state_0_is_negative, 1);
+	refused_after(OPTIM_RMSPROP, state_0_is_negative, 0);
+	refused_after(OPTIM_ADAM, state_0_is_negative, 1);
+	refused_after(OPTIM_ADAM, state_1_is_negative, 0);
 }
 
 /* A run without data has no room for batches: an image that brings some must not find any. */
@@ -339,6 +374,7 @@ int main(void)
 		cmocka_unit_test(a_missing_section_is_refused),
 		cmocka_unit_test(no_mutation_does_harm),
 		cmocka_unit_test(an_image_that_says_something_impossible_is_refused),
+		cmocka_unit_test(optimizers_state_must_be_possible),
 		cmocka_unit_test(a_data_set_is_refused_in_a_run_without_one),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
 #include "common/mem.h"
 #include "common/pool.h"
 #include "proto/wire.h"
+#include "proto/wire_hash.h"
 
 struct shared {
 	int valid;
@@ -17,6 +18,10 @@ struct versions {
 	float *spare;            /* where the core's next version goes; NULL: into current */
 	struct shared shared[2]; /* by enum weights - 1 */
 	uint64_t framed;
+	size_t n_params, hashed; /* of the version being written: values that `hash` has seen */
+	struct wire_hash *hash;
+	uint64_t version; /* in current */
+	int has_hash;     /* `hash` is of current */
 };
 
 int versions_new(struct versions **out, size_t n_params)
@@ -28,7 +33,9 @@ int versions_new(struct versions **out, size_t n_params)
 		return PS_ENOMEM;
 	for (size_t i = 0; i < 2; i++)
 		(void)zmq_msg_init(&w->shared[i].frame);
-	if (pool_new(&w->pool, n_params) == PS_OK)
+	w->n_params = n_params;
+	w->hash = wire_hash_new();
+	if (w->hash && pool_new(&w->pool, n_params) == PS_OK)
 		w->current = pool_take(w->pool);
 	if (w->current)
 		return PS_OK;
@@ -51,6 +58,7 @@ void versions_free(struct versions **out)
 			pool_give(w->pool, &w->current);
 	}
 	pool_free(&w->pool);
+	wire_hash_free(&w->hash);
 	free(w);
 	*out = NULL;
 }
@@ -58,6 +66,24 @@ void versions_free(struct versions **out)
 float *versions_first(const struct versions *w)
 {
 	return w->current;
+}
+
+/* core_watch's: the checksum of a version grows while it is written. */
+static void on_block(void *arg, size_t offset, const float *block, size_t n)
+{
+	struct versions *w = arg;
+
+	if (offset == 0) {
+		wire_hash_begin(w->hash);
+		w->hashed = 0;
+	}
+	wire_hash_add(w->hash, block, n * sizeof(*block));
+	w->hashed += n;
+}
+
+static uint64_t checksum(const struct versions *w)
+{
+	return w->has_hash ? wire_hash_end(w->hash) : wire_checksum(w->current, w->n_params);
 }
 
 /* The core's buffer itself, if there is another one for its next version. */
@@ -85,7 +111,7 @@ static int make_frame(struct versions *w, struct shared *s, const struct msg_par
 	if (slice.data == w->current && !w->spare)
 		rc = share(w, &s->frame);
 	if (rc == PS_OK)
-		slice.xxh3 = wire_checksum(slice.data, slice.count);
+		slice.xxh3 = checksum(w);
 	else
 		rc = wire_encode_slice(&slice, &s->frame);
 	if (rc) {
@@ -114,17 +140,30 @@ int versions_frame(struct versions *w, struct msg_params *m, zmq_msg_t *frame)
 	return PS_OK;
 }
 
-void versions_settle(struct versions *w, struct core *c)
+/* The core has gone on to the spare: the old buffer is its frames' alone. */
+static void let_go(struct versions *w)
 {
 	struct shared *s = &w->shared[0];
 
-	if (w->spare && core_weights(c) == w->spare) { /* the old buffer is its frames' alone */
-		w->current = w->spare;
-		w->spare = NULL;
-		s->valid = 0;
-		(void)zmq_msg_close(&s->frame);
-		(void)zmq_msg_init(&s->frame);
-	}
+	w->current = w->spare;
+	w->spare = NULL;
+	w->has_hash = w->hashed == w->n_params;
+	w->hashed = 0;
+	s->valid = 0;
+	(void)zmq_msg_close(&s->frame);
+	(void)zmq_msg_init(&s->frame);
+}
+
+void versions_settle(struct versions *w, struct core *c)
+{
+	uint64_t version = core_stats(c)->version;
+
+	if (w->spare && core_weights(c) == w->spare)
+		let_go(w);
+	else if (version != w->version)
+		w->has_hash = 0; /* it was changed in place */
+	w->version = version;
+	core_watch(c, on_block, w);
 	core_lend(c, w->spare);
 }
 

@@ -2,6 +2,7 @@
  * core.c - the heart: one event in, effects out. The dispatch table is the protocol's state
  * machine.
  */
+#include "server/core/modes.h"
 #include "server/core/state.h"
 #include <string.h>
 
@@ -284,6 +285,11 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 		break;
 	}
 	recover(c);
+	if (rules_of(c)->settle)
+		rules_of(c)->settle(c);
+	leases_advance(c);
+	if (c->cfg.max_updates && c->stats.updates >= c->cfg.max_updates && c->gather.pushes == 0)
+		core_end(c, PS_EDONE);
 	leases_grant_waiting(c);
 	settle(c);
 }
@@ -292,7 +298,8 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
  */
 
 struct layout {
-	size_t core, workers, decisions, epochs, effects, batches, portions, eval, end;
+	size_t core, workers, decisions, epochs, effects, batches, copies, portions, eval, scratch,
+		sum, square, backups, lbfgs, end;
 	size_t state[OPTIM_VECTORS];
 };
 
@@ -311,11 +318,22 @@ static size_t max_effects(const struct core_config *cfg)
 	return 3 * (size_t)cfg->max_workers + CORE_MAX_ADMINS + 8;
 }
 
+static int gathers(const struct core_config *cfg)
+{
+	return cfg->mode == MODE_SYNC || cfg->mode == MODE_SANDBLASTER;
+}
+
+/* Values between one vector and the next of a list. */
+static size_t stride(const struct core_config *cfg)
+{
+	return (cfg->n_params + 15) / 16 * 16;
+}
+
 static struct layout layout_of(const struct core_config *cfg)
 {
 	struct layout l = {0};
-	size_t batches = cfg->epochs ? WIRE_MAX_BATCHES : 0;
-	size_t eval = cfg->epochs ? cfg->n_params : 0;
+	size_t batches = cfg->epochs ? WIRE_MAX_BATCHES : 0, n = stride(cfg);
+	int dc = cfg->dc_lambda > 0, search = cfg->optim.kind == OPTIM_LBFGS;
 
 	l.core = place(&l.end, 1, sizeof(struct core));
 	l.workers = place(&l.end, cfg->max_workers, sizeof(struct worker));
@@ -324,16 +342,56 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.epochs = place(&l.end, cfg->epochs, sizeof(struct epoch_record));
 	l.effects = place(&l.end, max_effects(cfg), sizeof(struct effect));
 	l.batches = place(&l.end, batches, 1);
+	l.copies = place(&l.end, batches, 1);
 	l.portions = place(&l.end, batches, 1);
-	l.eval = place(&l.end, eval, sizeof(float));
+	l.eval = place(&l.end, cfg->epochs ? n : 0, sizeof(float));
+	l.scratch = place(&l.end, gathers(cfg) || dc ? n : 0, sizeof(float));
+	l.sum = place(&l.end, gathers(cfg) ? n : 0, sizeof(double));
+	l.square = place(&l.end, dc && cfg->dc_adaptive ? n : 0, sizeof(float));
+	l.backups = place(&l.end, dc ? n * cfg->max_workers : 0, sizeof(float));
+	l.lbfgs = place(&l.end, search ? n * lbfgs_vectors(cfg->lbfgs_history) : 0, sizeof(float));
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
-		l.state[i] = place(&l.end, cfg->n_params, sizeof(float));
+		l.state[i] = place(&l.end, n, sizeof(float));
 	return l;
 }
 
 size_t core_bytes(const struct core_config *cfg)
 {
 	return layout_of(cfg).end;
+}
+
+static float *floats_at(void *memory, size_t at)
+{
+	return (float *)(void *)((unsigned char *)memory + at);
+}
+
+static void place_modes(struct core *c, void *memory, const struct layout *l)
+{
+	const struct core_config *cfg = &c->cfg;
+	size_t n = stride(cfg);
+
+	c->store.scratch = floats_at(memory, l->scratch);
+	if (gathers(cfg)) {
+		c->gather.sum = (double *)(void *)floats_at(memory, l->sum);
+		memset(c->gather.sum, 0, cfg->n_params * sizeof(double));
+	}
+	if (cfg->dc_lambda > 0) {
+		for (uint32_t i = 0; i < cfg->max_workers; i++)
+			c->worker[i].backup = floats_at(memory, l->backups) + i * n;
+		c->store.dc_square = floats_at(memory, l->square);
+		if (cfg->dc_adaptive)
+			memset(c->store.dc_square, 0, cfg->n_params * sizeof(float));
+	}
+	if (cfg->optim.kind == OPTIM_LBFGS) {
+		float *v = floats_at(memory, l->lbfgs);
+		c->lbfgs.x = v;
+		c->lbfgs.g = v + n;
+		c->lbfgs.d = v + 2 * n;
+		for (uint32_t i = 0; i < cfg->lbfgs_history; i++) {
+			c->lbfgs.s[i] = v + (3 + 2 * i) * n;
+			c->lbfgs.y[i] = v + (4 + 2 * i) * n;
+		}
+	}
 }
 
 struct core *core_place(void *memory, float *weights, const struct core_config *cfg)
@@ -353,13 +411,16 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	c->effect = (struct effect *)(void *)(base + l.effects);
 	c->max_effects = max_effects(cfg);
 	c->leases.batch = base + l.batches;
+	c->leases.copies = base + l.copies;
 	c->leases.portion = base + l.portions;
 	c->store.n = cfg->n_params;
 	c->store.weights = weights;
-	c->store.eval_weights = (float *)(void *)(base + l.eval);
+	c->store.eval_weights = floats_at(memory, l.eval);
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
-		c->store.state[i] = (float *)(void *)(base + l.state[i]);
+		c->store.state[i] = floats_at(memory, l.state[i]);
+	place_modes(c, memory, &l);
 	c->generation = cfg->generation;
+	c->store.version_epoch = cfg->epoch;
 	return c;
 }
 
@@ -389,6 +450,12 @@ const struct core_stats *core_stats(const struct core *c)
 void core_lend(struct core *c, float *buffer)
 {
 	c->store.loan = buffer;
+}
+
+void core_watch(struct core *c, core_watch_fn *watch, void *arg)
+{
+	c->store.watch = watch;
+	c->store.watch_arg = arg;
 }
 
 const float *core_weights(const struct core *c)

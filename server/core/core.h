@@ -130,7 +130,10 @@ struct epoch_record {
 
 /* Counters for /metrics and /status; monotone within a run, saved in the snapshot. */
 struct core_stats {
-	uint64_t version;            /* gradients applied */
+	uint64_t version;  /* of the weights */
+	uint64_t updates;  /* steps of the optimizer; those of L-BFGS take several versions */
+	uint64_t accepted; /* pushes taken */
+	uint64_t trials, backups;    /* points of line searches; copies of outstanding portions */
 	uint64_t pushes, duplicates; /* decided, and seen again */
 	uint64_t rejected[REJECT_REASONS];
 	uint64_t refused; /* messages answered by ERROR */
@@ -176,6 +179,10 @@ struct core *core_init(void *memory, const struct core_config *cfg, float *weigh
  * and leaves the present ones as they are: somebody still reads them. From then on core_weights is
  * `buffer` and the old ones are the caller's. NULL takes back a loan that was not used. */
 void core_lend(struct core *c, float *buffer);
+/* A version that is written to a lent buffer is shown to `watch` on the way, in blocks from the
+ * first value to the last, while the caches have them: for its checksum. Begins with offset 0. */
+typedef void core_watch_fn(void *arg, size_t offset, const float *block, size_t n);
+void core_watch(struct core *c, core_watch_fn *watch, void *arg);
 /* One event. The effects are read with core_effect before the next step. `now_ms` never goes back.
  */
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms);

@@ -13,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-#define IMAGE_FORMAT 1u
+#define IMAGE_FORMAT 2u
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -53,7 +53,8 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 {
 	uint64_t *const count[] = {&s->version, &s->pushes, &s->duplicates, &s->refused, &s->gaps,
 		&s->images, &s->pulls, &s->leases, &s->released, &s->hellos, &s->deaths,
-		&s->rejoins, &s->recoveries, &s->staleness_sum, &s->snapshots, &s->save_failures};
+		&s->rejoins, &s->recoveries, &s->staleness_sum, &s->snapshots, &s->save_failures,
+		&s->updates, &s->accepted, &s->trials, &s->backups};
 
 	for (size_t i = 0; i < sizeof(count) / sizeof(count[0]); i++)
 		u64(k, count[i]);
@@ -62,6 +63,23 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 	for (size_t i = 0; i < sizeof(s->staleness) / sizeof(s->staleness[0]); i++)
 		u64(k, &s->staleness[i]);
 	f64(k, &s->loss);
+}
+
+/* What decides which vectors there are. */
+static void put_mode(struct cursor *k, struct core_config *cfg)
+{
+	uint32_t mode = (uint32_t)cfg->mode;
+	int dc = cfg->dc_lambda > 0;
+
+	u32(k, &mode);
+	refuse_over(k, mode, MODE_EASGD);
+	cfg->mode = (enum mode)mode;
+	u32(k, &cfg->batch_images);
+	u32(k, &cfg->lbfgs_history);
+	flag(k, &cfg->push_sum);
+	flag(k, &dc);
+	cfg->dc_lambda = dc ? cfg->dc_lambda > 0 ? cfg->dc_lambda : 1 : 0;
+	flag(k, &cfg->dc_adaptive);
 }
 
 /* What a resumed run may not change, and what it has counted. */
@@ -83,7 +101,10 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u32(k, &optim);
 	refuse_over(k, optim, OPTIM_KINDS - 1);
 	cfg->optim.kind = (enum optim_kind)optim;
+	put_mode(k, cfg);
 	flag(k, &c->started);
+	u64(k, &c->store.version_epoch);
+	refuse_over(k, c->store.version_epoch, cfg->epoch);
 	put_stats(k, &c->stats);
 }
 
@@ -101,6 +122,8 @@ static void put_grant(struct cursor *k, struct msg_grant *g)
 	u32(k, &g->eval_first);
 	u32(k, &g->eval_count);
 	u64(k, &g->eval_id);
+	u32(k, &g->exact);
+	u64(k, &g->version);
 }
 
 static void put_decision(struct cursor *k, struct decision *d)
@@ -147,6 +170,8 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	u64(k, &w->images);
 	u64(k, &w->lease_request);
 	put_grant(k, &w->grant);
+	u64(k, &w->clock);
+	u64(k, &w->answered);
 	put_decisions(k, w, window);
 }
 
@@ -217,16 +242,89 @@ static void put_leases(struct cursor *k, struct core *c)
 		spoil(k, "it has been trained for longer than --epochs");
 	flag(k, &l->evaluating);
 	refuse_over(k, (uint64_t)l->evaluating, l->epoch);
-	if (training)
+	if (training) {
 		bytes(k, l->batch, l->n_batches);
+		u32(k, &c->blaster.first);
+		u32(k, &c->blaster.end);
+		flag(k, &c->blaster.open);
+	}
 	if (l->evaluating)
 		put_portions(k, c);
 	for (uint32_t i = 0; i < n_epochs && !k->bad; i++)
 		put_epoch(k, &c->epoch[i]);
 }
 
+/* What has been gathered for the step under way. */
+static void put_gather(struct cursor *k, struct core *c)
+{
+	struct gather *a = &c->gather;
+
+	if (!a->sum)
+		return;
+	u32(k, &a->pushes);
+	u64(k, &a->images);
+	f64(k, &a->weight);
+	f64(k, &a->loss_sum);
+	for (size_t i = 0; a->pushes && i < c->store.n; i++)
+		f64(k, &a->sum[i]);
+}
+
+static void put_lbfgs(struct cursor *k, struct core *c)
+{
+	struct lbfgs *b = &c->lbfgs;
+
+	if (!b->x)
+		return;
+	flag(k, &b->known);
+	flag(k, &b->searching);
+	u32(k, &b->pairs);
+	u32(k, &b->newest);
+	u32(k, &b->trials);
+	if (b->pairs > c->cfg.lbfgs_history || b->newest >= c->cfg.lbfgs_history)
+		spoil(k, MALFORMED);
+	f64(k, &b->f);
+	f64(k, &b->slope);
+	f64(k, &b->step);
+	f64(k, &b->low);
+	f64(k, &b->high);
+	f64(k, &b->yy);
+	if (b->known || b->searching) {
+		floats(k, b->x, c->store.n);
+		floats(k, b->g, c->store.n);
+		floats(k, b->d, c->store.n);
+	}
+	for (uint32_t age = 0; age < b->pairs && !k->bad; age++) {
+		uint32_t m = c->cfg.lbfgs_history, j = (b->newest + m - age) % m;
+
+		f64(k, &b->ys[j]);
+		floats(k, b->s[j], c->store.n);
+		floats(k, b->y[j], c->store.n);
+	}
+}
+
+/* Delay compensation: what each worker has pulled last. */
+static void put_backups(struct cursor *k, struct core *c)
+{
+	if (!(c->cfg.dc_lambda > 0))
+		return;
+	if (c->cfg.dc_adaptive)
+		floats(k, c->store.dc_square, c->store.n);
+	for (uint32_t i = 0; i < c->cfg.max_workers && !k->bad; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->state == SESSION_FREE)
+			continue;
+		flag(k, &w->backed_up);
+		if (w->backed_up)
+			floats(k, w->backup, c->store.n);
+	}
+}
+
 static void put_optim(struct cursor *k, struct core *c)
 {
+	put_gather(k, c);
+	put_lbfgs(k, c);
+	put_backups(k, c);
 	for (size_t i = 0; i < optim_vectors(c->cfg.optim.kind); i++)
 		floats(k, c->store.state[i], c->store.n);
 	if (!c->leases.evaluating)
@@ -289,6 +387,15 @@ static const char *differs(const struct core_config *now, const struct core_conf
 		return "it was begun with another --batch";
 	if (then->optim.kind != now->optim.kind)
 		return "it was begun with another --optimizer";
+	if (then->mode != now->mode)
+		return "it was begun with another --mode";
+	if (then->batch_images != now->batch_images || then->push_sum != now->push_sum)
+		return "it was begun with another --batch-images or --push-sum";
+	if (then->lbfgs_history != now->lbfgs_history)
+		return "it was begun with another --lbfgs-history";
+	if ((then->dc_lambda > 0) != (now->dc_lambda > 0) ||
+		(now->dc_lambda > 0 && then->dc_adaptive != now->dc_adaptive))
+		return "it was begun with another --delay-compensation";
 	if ((then->epochs == 0) != (now->epochs == 0))
 		return "--epochs 0 and --epochs N cannot continue each other";
 	return NULL;
@@ -303,17 +410,65 @@ static int all_finite(const float *v, size_t n)
 	return sum == 0.0f;
 }
 
+static int none_negative(const float *v, size_t n)
+{
+	int sane = 1;
+
+	for (size_t i = 0; i < n; i++)
+		sane &= v[i] >= 0;
+	return sane;
+}
+
+static int modes_sensible(const struct core *c)
+{
+	const struct gather *a = &c->gather;
+	const struct lbfgs *b = &c->lbfgs;
+	double sum = a->weight + a->loss_sum + b->f + b->slope + b->step + b->low + b->high + b->yy;
+	int sane = isfinite(sum);
+
+	for (size_t i = 0; a->pushes && i < c->store.n; i++)
+		sane &= isfinite(a->sum[i]) != 0;
+	if (b->known || b->searching)
+		sane &= all_finite(b->x, c->store.n) && all_finite(b->g, c->store.n) &&
+			all_finite(b->d, c->store.n);
+	return sane;
+}
+
 static int all_sensible(const struct core *c)
 {
 	const struct store *st = &c->store;
+	enum optim_kind kind = c->cfg.optim.kind;
 	int sane = all_finite(st->weights, st->n) &&
 		   (!c->leases.evaluating || all_finite(st->eval_weights, st->n));
 
-	for (size_t v = 0; v < optim_vectors(c->cfg.optim.kind); v++)
-		sane &= all_finite(st->state[v], st->n);
-	for (size_t i = 0; c->cfg.optim.kind == OPTIM_ADAGRAD && i < st->n; i++)
-		sane &= st->state[0][i] >= 0; /* a sum of squares */
-	return sane;
+	for (size_t v = 0; v < optim_vectors(kind); v++)
+		sane &= all_finite(st->state[v], st->n) &&
+			(!optim_is_square(kind, v) || none_negative(st->state[v], st->n));
+	return sane && modes_sensible(c);
+}
+
+/* Sandblaster: what lies behind the window of the step under way. */
+static int is_shut(const struct core *c, uint32_t i)
+{
+	return c->leases.batch[i] == BATCH_SHUT && c->cfg.mode == MODE_SANDBLASTER &&
+	       i >= c->blaster.end;
+}
+
+/* The window is where the states say it is. */
+static int window_fits(const struct core *c)
+{
+	const struct blaster *s = &c->blaster;
+	const struct leases *l = &c->leases;
+
+	if (c->cfg.mode != MODE_SANDBLASTER || l->n_batches == 0 || l->epoch >= c->cfg.epochs)
+		return 1;
+	if (s->first > s->end || s->end > l->n_batches || (!s->open && s->end < l->n_batches))
+		return 0;
+	for (uint32_t i = 0; i < l->n_batches; i++)
+		if ((i < s->first && l->batch[i] != BATCH_DONE) ||
+			(i >= s->end && l->batch[i] != BATCH_SHUT))
+			return 0;
+	return 1;
 }
 
 /* Counts of the batch ledger; one in which nothing is left to do would never be left. */
@@ -324,7 +479,7 @@ static int count_leases(struct core *c)
 
 	l->n_done = l->n_free = l->n_evaluated = 0;
 	for (uint32_t i = 0; i < l->n_batches && training; i++) {
-		if (l->batch[i] > BATCH_DONE)
+		if (l->batch[i] > BATCH_DONE && !is_shut(c, i))
 			return 0;
 		l->n_done += l->batch[i] == BATCH_DONE;
 		l->n_free += l->batch[i] == BATCH_FREE;
@@ -389,7 +544,7 @@ int image_read(void *memory, float *weights, const struct core_config *cfg,
 	}
 	if (cfg->run.hi == 0 && cfg->run.lo == 0)
 		c->cfg.run = then.run;
-	if (!all_sensible(c) || !count_leases(c) || !revive(c))
+	if (!all_sensible(c) || !window_fits(c) || !count_leases(c) || !revive(c))
 		return PS_ECHECKPOINT;
 	*out = c;
 	return PS_OK;

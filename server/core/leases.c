@@ -1,13 +1,14 @@
 /*
  * leases.c - the batch ledger: which batches of the epoch are counted, and who is asked to do the
- * others.
+ * others. (Sandblaster counts them once per pass: sandblaster.c.)
  *
  * Invariants: (1) a batch is counted once per epoch: leases_judge lets a push in only if none of
- * its batches is done, leases_count marks them in the same step as the weights change; (2) a lease
+ * its batches is done, leases_mark marks them in the same step as the push is taken; (2) a lease
  * is a hint, never a lock: whoever pushes first wins, so no lease can block an epoch; (3) n_free
  * and n_done count the states in batch[] exactly; (4) an epoch ends when all its batches are done,
  * and only then; its evaluation runs while the next epoch trains, and ends before that one does.
  */
+#include "server/core/modes.h"
 #include "server/core/state.h"
 #include <math.h>
 #include <string.h>
@@ -24,11 +25,22 @@ uint32_t leases_images(const struct core *c, uint32_t first, uint32_t count)
 	return (uint32_t)((to < c->data.n_train ? to : c->data.n_train) - from);
 }
 
-static void open_epoch(struct leases *l)
+void leases_window(struct core *c, uint32_t first, uint32_t end)
 {
-	l->n_done = 0;
-	l->n_free = l->n_batches;
-	memset(l->batch, BATCH_FREE, l->n_batches);
+	struct leases *l = &c->leases;
+
+	memset(l->batch + first, BATCH_FREE, end - first);
+	memset(l->copies + first, 0, end - first);
+	memset(l->batch + end, BATCH_SHUT, l->n_batches - end);
+	l->n_done = first;
+	l->n_free = end - first;
+}
+
+static void open_epoch(struct core *c)
+{
+	leases_window(c, 0, c->leases.n_batches);
+	if (rules_of(c)->open)
+		rules_of(c)->open(c);
 }
 
 int leases_open(struct core *c, const struct data_id *d)
@@ -44,7 +56,7 @@ int leases_open(struct core *c, const struct data_id *d)
 	if (l->eval_size < ceil_div(d->n_test, WIRE_MAX_BATCHES))
 		l->eval_size = ceil_div(d->n_test, WIRE_MAX_BATCHES);
 	l->n_portions = ceil_div(d->n_test, l->eval_size);
-	open_epoch(l);
+	open_epoch(c);
 	return PS_OK;
 }
 
@@ -71,7 +83,9 @@ void leases_release(struct core *c, struct worker *w)
 
 	if (g->request == 0)
 		return;
-	if (g->kind == GRANT_TRAIN && g->work.epoch == l->epoch)
+	/* a new pass of sandblaster has given its portions out anew */
+	int past = c->cfg.mode == MODE_SANDBLASTER && g->version != c->store.version;
+	if (g->kind == GRANT_TRAIN && g->work.epoch == l->epoch && !past)
 		release_range(c, l->batch, g->work.first, g->work.count, &l->n_free);
 	else if (g->kind == GRANT_EVAL && l->evaluating && g->eval_id == l->epoch)
 		release_range(c, l->portion, g->eval_first / l->eval_size, 1, NULL);
@@ -95,19 +109,41 @@ enum reject leases_judge(const struct core *c, const struct work *work, uint32_t
 		return REJECT_SHAPE;
 	if (work->epoch != l->epoch || l->epoch >= c->cfg.epochs)
 		return work->epoch < l->epoch ? REJECT_WORK : REJECT_SHAPE;
-	if (memchr(l->batch + work->first, BATCH_DONE, work->count))
-		return REJECT_WORK;
+	for (uint32_t i = work->first; i < work->first + work->count; i++)
+		if (l->batch[i] != BATCH_FREE && l->batch[i] != BATCH_LEASED)
+			return REJECT_WORK;
 	return REJECT_NONE;
 }
 
+void leases_mark(struct core *c, const struct work *work)
+{
+	struct leases *l = &c->leases;
+
+	for (uint32_t i = work->first; i < work->first + work->count; i++) {
+		if (l->batch[i] == BATCH_FREE)
+			l->n_free--;
+		l->batch[i] = BATCH_DONE;
+	}
+	l->n_done += work->count;
+}
+
+void leases_record(struct core *c, uint64_t images, double loss_sum)
+{
+	struct epoch_record *r = &c->epoch[c->leases.epoch];
+
+	r->images += images;
+	r->loss_sum += loss_sum;
+	c->stats.images += images;
+}
+
 /* The epoch's training is complete and no evaluation is under way: evaluate it, train the next. */
-static void next_epoch(struct core *c)
+void leases_advance(struct core *c)
 {
 	struct leases *l = &c->leases;
 	struct effect *e;
 
 	if (l->n_batches == 0 || l->n_done < l->n_batches || l->evaluating ||
-		l->epoch >= c->cfg.epochs)
+		l->epoch >= c->cfg.epochs || c->gather.pushes > 0 || c->blaster.open)
 		return;
 	c->epoch[l->epoch].end_ms = c->now_ms;
 	e = core_emit(c, EFFECT_EPOCH, 0);
@@ -118,30 +154,8 @@ static void next_epoch(struct core *c)
 	memset(l->portion, BATCH_FREE, l->n_portions);
 	l->epoch++;
 	if (l->epoch < c->cfg.epochs)
-		open_epoch(l);
+		open_epoch(c);
 	c->dirty = 1;
-}
-
-void leases_count(struct core *c, struct worker *w, const struct msg_push *p)
-{
-	struct leases *l = &c->leases;
-	struct epoch_record *r;
-
-	if (p->work.count == 0)
-		return;
-	r = &c->epoch[l->epoch];
-	for (uint32_t i = p->work.first; i < p->work.first + p->work.count; i++) {
-		if (l->batch[i] == BATCH_FREE)
-			l->n_free--;
-		l->batch[i] = BATCH_DONE;
-	}
-	l->n_done += p->work.count;
-	r->updates++;
-	r->images += p->images;
-	r->loss_sum += (double)p->loss * p->images;
-	c->stats.images += p->images;
-	w->images += p->images;
-	next_epoch(c);
 }
 
 /* ---- evaluation -------------------------------------------------------------------------------
@@ -156,8 +170,6 @@ static void evaluated(struct core *c)
 	c->dirty = 1;
 	if (l->epoch >= c->cfg.epochs)
 		core_end(c, PS_EDONE);
-	else
-		next_epoch(c);
 }
 
 static uint32_t portion_images(const struct core *c, uint32_t first)
@@ -223,21 +235,6 @@ static int grant_evaluation(struct core *c, struct worker *w)
 	return 1;
 }
 
-/* Warm start: one worker alone, until the weights have left their random beginning. */
-static int held_back(const struct core *c, const struct worker *w)
-{
-	if (c->store.version >= c->cfg.warm_updates)
-		return 0;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
-		const struct worker *o = &c->worker[i];
-
-		if (o != w && o->state == SESSION_LIVE && o->grant.request &&
-			o->grant.kind == GRANT_TRAIN && o->grant.work.epoch == c->leases.epoch)
-			return 1;
-	}
-	return 0;
-}
-
 /* Where w's next lease begins: after its last one (locality), else at its share of the epoch, else
  * anywhere. */
 static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
@@ -258,26 +255,70 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 	return p ? p : memchr(l->batch, BATCH_FREE, start);
 }
 
+/* The portion that fewest work at, the oldest first; NULL: none is out. */
+static uint8_t *copied_least(const struct leases *l)
+{
+	uint8_t *best = NULL;
+
+	for (uint8_t *p = l->batch; p < l->batch + l->n_batches; p++)
+		if (*p == BATCH_LEASED &&
+			(!best || l->copies[p - l->batch] < l->copies[best - l->batch]))
+			best = p;
+	return best;
+}
+
+/* Exact modes: all is given out, but a copy may be quicker than whoever has it. */
+static void grant_backup(struct core *c, struct worker *w)
+{
+	struct leases *l = &c->leases;
+	uint8_t *p = copied_least(l);
+
+	if (!p)
+		return;
+	if (l->copies[p - l->batch] < UINT8_MAX)
+		l->copies[p - l->batch]++;
+	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
+		.work = {.epoch = l->epoch, .first = (uint32_t)(p - l->batch), .count = 1},
+		.exact = 1,
+		.version = c->store.version};
+	c->stats.backups++;
+	grant(c, w);
+}
+
+/* Of `most` batches, from `p` on, as long as they are free. */
+static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t most)
+{
+	struct leases *l = &c->leases;
+	uint32_t n = 0, first = (uint32_t)(p - l->batch);
+
+	while (n < most && first + n < l->n_batches && p[n] == BATCH_FREE)
+		p[n++] = BATCH_LEASED;
+	l->n_free -= n;
+	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
+		.work = {.epoch = l->epoch, .first = first, .count = n},
+		.exact = (uint32_t)rules_of(c)->exact,
+		.version = c->store.version};
+	grant(c, w);
+}
+
 static void grant_training(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
-	uint32_t live = core_live_workers(c), most, n = 0;
-	uint8_t *p;
+	uint32_t live = core_live_workers(c), most, allowed;
 
-	if (l->epoch >= c->cfg.epochs || l->n_free == 0 || held_back(c, w))
+	if (l->epoch >= c->cfg.epochs)
 		return;
+	allowed = rules_of(c)->allow(c, w);
+	if (allowed == 0)
+		return;
+	if (l->n_free == 0) {
+		if (rules_of(c)->exact)
+			grant_backup(c, w);
+		return;
+	}
 	/* small leases at the end of an epoch, so that nobody waits for a long one */
 	most = ceil_div(l->n_free, 2 * (uint64_t)(live ? live : 1));
-	if (most > c->cfg.lease_batches)
-		most = c->cfg.lease_batches;
-	p = free_batch_for(c, w);
-	w->grant = (struct msg_grant){.kind = GRANT_TRAIN, .work = {.epoch = l->epoch}};
-	w->grant.work.first = (uint32_t)(p - l->batch);
-	while (n < most && w->grant.work.first + n < l->n_batches && p[n] == BATCH_FREE)
-		p[n++] = BATCH_LEASED;
-	w->grant.work.count = n;
-	l->n_free -= n;
-	grant(c, w);
+	grant_free(c, w, free_batch_for(c, w), most < allowed ? most : allowed);
 }
 
 static int may_grant(struct core *c)

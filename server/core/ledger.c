@@ -6,6 +6,7 @@
  * decision; (2) a decision and its effect on the weights are in the same snapshot or in none; (3) a
  * rejected push consumes its seq and changes nothing else.
  */
+#include "server/core/modes.h"
 #include "server/core/state.h"
 #include <math.h>
 #include <string.h>
@@ -47,22 +48,6 @@ void ledger_forget(struct core *c, struct worker *w)
 	memset(w->decisions, 0, c->cfg.replay_window * sizeof(*w->decisions));
 }
 
-static uint64_t staleness(const struct core *c, const struct msg_push *p)
-{
-	/* after a restart from a snapshot a worker may have seen versions that are still to come
-	 * again */
-	return p->base_version < c->store.version ? c->store.version - p->base_version : 0;
-}
-
-static uint64_t max_staleness(const struct core *c)
-{
-	uint64_t bound = 8 * (uint64_t)core_live_workers(c);
-
-	if (c->cfg.max_staleness)
-		return c->cfg.max_staleness;
-	return bound < 16 ? 16 : bound;
-}
-
 static enum reject judge(const struct core *c, const struct msg_push *p)
 {
 	enum reject r;
@@ -72,50 +57,24 @@ static enum reject judge(const struct core *c, const struct msg_push *p)
 	r = leases_judge(c, &p->work, p->images);
 	if (r != REJECT_NONE)
 		return r;
-	/* what had been accepted before a crash is not too old after it */
-	if (p->verdict != VERDICT_OK && staleness(c, p) > max_staleness(c))
-		return REJECT_STALE;
+	r = rules_of(c)->judge(c, p);
+	if (r != REJECT_NONE)
+		return r;
 	if (!isfinite(p->loss))
 		return REJECT_NONFINITE;
 	return store_judge(c, &p->slices);
 }
 
-/* eta for a gradient that is tau versions old: see enum stale_rate. */
-static double rate(const struct core *c, uint64_t tau)
-{
-	double live = core_live_workers(c);
-	double age = (double)tau;
-
-	if (c->cfg.stale_rate == STALE_CONSTANT)
-		return c->cfg.lr;
-	if (c->cfg.stale_rate == STALE_RELATIVE)
-		age /= live > 1 ? live : 1;
-	return c->cfg.lr / (age > 1 ? age : 1);
-}
-
-static void count_staleness(struct core *c, uint64_t tau)
-{
-	size_t bin = 0;
-
-	for (uint64_t t = tau; t && bin < 15; t >>= 1)
-		bin++;
-	c->stats.staleness[bin]++;
-	c->stats.staleness_sum += tau;
-}
-
 static void accept(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	uint64_t tau = staleness(c, p);
 	double loss = (double)p->loss;
 
-	count_staleness(c, tau);
-	store_apply(c, &p->slices, rate(c, tau));
 	c->stats.loss =
-		c->stats.version == 1 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
+		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
 	c->bad_streak = 0;
-	leases_count(c, w, p);
-	if (c->cfg.max_updates && c->store.version >= c->cfg.max_updates)
-		core_end(c, PS_EDONE);
+	leases_mark(c, &p->work);
+	w->images += p->images;
+	rules_of(c)->take(c, w, p);
 }
 
 /* Training that has become NaN would reject and lease again for ever. */
@@ -139,6 +98,8 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		accept(c, w, p);
 	} else {
 		c->stats.rejected[r]++;
+		if (rules_of(c)->exact)
+			leases_release(c, w); /* it has no use for the rest */
 		watch_divergence(c, r);
 	}
 	d = decision_at(c, w, p->seq);

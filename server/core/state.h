@@ -8,6 +8,8 @@
 #define SERVER_CORE_STATE_H
 #include "common/clones.h"
 #include "server/core/core.h"
+#include "server/core/lbfgs.h"
+#include "server/core/modes.h"
 
 /* What was decided about a push, for its duplicates. */
 struct decision {
@@ -24,6 +26,10 @@ struct worker {
 	uint64_t images;            /* counted from this worker */
 	uint64_t lease_request;     /* newest LEASE request seen */
 	struct msg_grant grant;     /* what it holds; request 0: nothing */
+	uint64_t clock;             /* ssp: batches counted from it */
+	uint64_t answered;          /* sync: the step (version + 1) that holds a gradient of it */
+	int backed_up;              /* delay compensation: `backup` has what it pulled last */
+	float *backup;              /* n_params; NULL without delay compensation */
 
 	enum session_state state;
 	uint32_t peer, beat_peer; /* connections; 0: none */
@@ -35,17 +41,20 @@ struct worker {
 	int leaving;              /* said BYE: answered once its pushes are durable */
 	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
 	int waiting; /* asked for a lease and was not answered yet */
+	int racing;  /* ssp: the others must not leave it behind */
 };
 
-enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE };
+/* SHUT: sandblaster has not come to it yet. */
+enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE, BATCH_SHUT };
 
 /* The batch ledger: one epoch in training, at most one in evaluation. */
 struct leases {
 	uint32_t epoch;     /* in training; == cfg.epochs: all trained */
 	uint32_t n_batches; /* of an epoch; 0: no data set yet */
 	uint32_t n_done, n_free;
-	uint8_t *batch; /* n_batches states, room for WIRE_MAX_BATCHES */
-	int evaluating; /* epoch - 1 is in evaluation */
+	uint8_t *batch;  /* n_batches states, room for WIRE_MAX_BATCHES */
+	uint8_t *copies; /* backup copies of each that were given out */
+	int evaluating;  /* epoch - 1 is in evaluation */
 	uint32_t eval_size, n_portions, n_evaluated; /* images a portion; portions; done */
 	uint8_t *portion;                            /* n_portions states */
 };
@@ -53,11 +62,22 @@ struct leases {
 struct store {
 	size_t n;
 	uint64_t version;
+	uint64_t version_epoch; /* server epoch in which these weights came about */
 	float *weights;
-	float *loan;         /* where the next version goes; NULL: in place */
+	float *loan;          /* where the next version goes; NULL: in place */
+	core_watch_fn *watch; /* of what is written there; NULL: nobody */
+	void *watch_arg;
 	float *eval_weights; /* as they were when the epoch in evaluation ended */
 	uint64_t eval_version;
 	float *state[OPTIM_VECTORS]; /* the optimizer's; NULL where it has none */
+	float *scratch;              /* a gradient under way inside one step of the core */
+	float *dc_square;            /* adaptive delay compensation: mean squares */
+};
+
+/* Sandblaster: the step under way. */
+struct blaster {
+	uint32_t first, end; /* its portions */
+	int open;            /* passes are made */
 };
 
 enum ending { END_NOT, END_SNAPSHOT, END_SAVING, END_OVER };
@@ -72,6 +92,9 @@ struct core {
 	struct leases leases;
 	struct store store;
 	struct epoch_record *epoch;
+	struct gather gather;
+	struct blaster blaster;
+	struct lbfgs lbfgs;
 
 	/* snapshots */
 	uint64_t generation; /* newest one started */
@@ -143,7 +166,13 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev);
 int leases_open(struct core *c, const struct data_id *d) PS_MUST_CHECK;
 /* May this work be counted? REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
 enum reject leases_judge(const struct core *c, const struct work *work, uint32_t images);
-void leases_count(struct core *c, struct worker *w, const struct msg_push *p);
+void leases_mark(struct core *c, const struct work *work);
+/* Images whose gradients are in the weights now. */
+void leases_record(struct core *c, uint64_t images, double loss_sum);
+/* Batches [first, end) are free, those before are done, those behind not open yet. */
+void leases_window(struct core *c, uint32_t first, uint32_t end);
+/* At the end of an event: the next epoch, if this one's training is complete. */
+void leases_advance(struct core *c);
 /* Give back what is undone of what `w` holds. */
 void leases_release(struct core *c, struct worker *w);
 /* Answer whoever waits, if there is something to give. */
@@ -157,6 +186,14 @@ void store_on_pull(struct core *c, struct worker *w, const struct event *ev);
 enum reject store_judge(const struct core *c, const struct slices *s);
 /* w -= eta * ...; the version grows by one. `s` was judged. */
 void store_apply(struct core *c, const struct slices *s, double eta);
+/* The same with one gradient of all values. */
+void store_step(struct core *c, const float *g, double eta);
+/* The rate of now: cfg.lr by its schedule. */
+double store_rate(const struct core *c);
+/* Where the next version of the weights is to be written (may be the present one's place), and: it
+ * is there. */
+float *store_next(struct core *c);
+void store_publish(struct core *c, float *next);
 void store_freeze(struct core *c); /* weights -> eval_weights */
 
 #endif

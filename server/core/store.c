@@ -6,6 +6,7 @@
  * applied whole; (3) weights stay finite: no value over STORE_MAX_VALUE gets in.
  */
 #include "server/core/state.h"
+#include "server/core/vec.h"
 #include <math.h>
 #include <string.h>
 
@@ -40,19 +41,18 @@ static int any_wild(const struct slice *s)
 	return peak > bits_of(STORE_MAX_VALUE);
 }
 
-static double sum_of_squares(const float *g, size_t n)
+/* In the slices' order. */
+static double sum_of_squares(const struct slices *s)
 {
 	double sum = 0;
 
-	for (size_t i = 0; i < n; i++)
-		sum += (double)g[i] * (double)g[i];
+	for (uint32_t i = 0; i < s->n; i++)
+		sum += vec_dot(s->slice[i].data, s->slice[i].data, s->slice[i].count);
 	return sum;
 }
 
 enum reject store_judge(const struct core *c, const struct slices *s)
 {
-	double squares = 0;
-
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *p = &s->slice[i];
 
@@ -60,10 +60,8 @@ enum reject store_judge(const struct core *c, const struct slices *s)
 			return REJECT_SHAPE;
 		if (any_wild(p))
 			return REJECT_NONFINITE;
-		if (c->cfg.max_norm > 0)
-			squares += sum_of_squares(p->data, p->count);
 	}
-	if (c->cfg.max_norm > 0 && sqrt(squares) > c->cfg.max_norm)
+	if (c->cfg.max_norm > 0 && sqrt(sum_of_squares(s)) > c->cfg.max_norm)
 		return REJECT_NORM;
 	return REJECT_NONE;
 }
@@ -79,31 +77,40 @@ static void apply_block(struct core *c, const struct optim_step *step, float *ne
 	optim_apply(&c->cfg.optim, step, next + offset, st->weights + offset, g, state, n);
 }
 
-/* From the end, because the pass over the gradient before this one has left its end in the cache,
- * and the pass over the weights after this one begins at their beginning. */
+static void show(const struct store *st, size_t offset, const float *block, size_t n)
+{
+	if (st->loan && st->watch)
+		st->watch(st->watch_arg, offset, block, n);
+}
+
 static void apply_slice(
 	struct core *c, const struct optim_step *step, float *next, const struct slice *p)
 {
-	for (size_t left = p->count; left > 0;) {
-		size_t n = left < STORE_BLOCK ? left : STORE_BLOCK;
+	for (size_t done = 0; done < p->count;) {
+		size_t left = p->count - done, n = left < STORE_BLOCK ? left : STORE_BLOCK;
+		size_t at = p->offset + done;
 
-		left -= n;
-		apply_block(c, step, next, p->offset + left, p->data + left, n);
+		apply_block(c, step, next, at, p->data + done, n);
+		show(&c->store, at, next + at, n);
+		done += n;
 	}
 }
 
 /* Values [from, to) get no gradient. */
 static void keep(struct store *st, float *weights, size_t from, size_t to)
 {
-	if (weights != st->weights)
-		memcpy(weights + from, st->weights + from, (to - from) * sizeof(float));
+	if (weights == st->weights || from == to)
+		return;
+	memcpy(weights + from, st->weights + from, (to - from) * sizeof(float));
+	show(st, from, weights + from, to - from);
 }
 
 void store_apply(struct core *c, const struct slices *s, double eta)
 {
 	struct store *st = &c->store;
-	const struct optim_step step = {st->version + 1, eta, 1};
-	float *next = st->loan ? st->loan : st->weights;
+	const struct optim_step step = {c->stats.updates + 1, eta,
+		c->cfg.optim.clip_norm > 0 ? optim_clip(&c->cfg.optim, sum_of_squares(s)) : 1};
+	float *next = store_next(c);
 	size_t end = 0;
 
 	for (uint32_t i = 0; i < s->n; i++) {
@@ -114,9 +121,37 @@ void store_apply(struct core *c, const struct slices *s, double eta)
 		end = p->offset + p->count;
 	}
 	keep(st, next, end, st->n);
+	store_publish(c, next);
+}
+
+void store_step(struct core *c, const float *g, double eta)
+{
+	struct slices s = {.n = 1};
+
+	s.slice[0] = (struct slice){.count = c->store.n, .data = g};
+	store_apply(c, &s, eta);
+}
+
+double store_rate(const struct core *c)
+{
+	uint64_t total = (uint64_t)c->cfg.epochs * c->data.n_train;
+
+	return c->cfg.lr * schedule_factor(&c->cfg.schedule, c->stats.images, total, c->cfg.epochs);
+}
+
+float *store_next(struct core *c)
+{
+	return c->store.loan ? c->store.loan : c->store.weights;
+}
+
+void store_publish(struct core *c, float *next)
+{
+	struct store *st = &c->store;
+
 	st->weights = next;
 	st->loan = NULL;
 	st->version++;
+	st->version_epoch = c->cfg.epoch;
 	c->stats.version = st->version;
 }
 
@@ -138,6 +173,10 @@ void store_on_pull(struct core *c, struct worker *w, const struct event *ev)
 	}
 	if (w)
 		w->peer = ev->peer;
+	if (w && w->backup && !eval) {
+		memcpy(w->backup, c->store.weights, c->store.n * sizeof(float));
+		w->backed_up = 1;
+	}
 	c->stats.pulls++;
 	m = core_send(c, ev->peer, MSG_PARAMS);
 	m->params.request = p->request;

@@ -1,5 +1,6 @@
 /* test_wire_fields.c - every value that is out of its range, or makes no sense beside another, is
  * refused by name. */
+#include <math.h>
 #include "tests/unit/wire_bytes.h"
 
 static void numbers_out_of_range_are_refused(void **state)
@@ -102,6 +103,19 @@ static struct bytes *welcome(
 	put_number(b, 12, beat_ms);
 	put_number(b, 13, dead_ms);
 	put_number(b, 14, 1);
+	put_number(b, 15, MODE_DOWNPOUR);
+	put_number(b, 16, 1);
+	put_number(b, 17, 1);
+	return b;
+}
+
+static struct bytes *welcome_with(unsigned field, double value)
+{
+	struct bytes *b = welcome(8, 8, 1, 2);
+
+	put_varint(b, field << 3 | 1); /* eight bytes follow */
+	memcpy(b->at + b->n, &value, sizeof(value));
+	b->n += sizeof(value);
 	return b;
 }
 
@@ -113,6 +127,14 @@ static void welcomes_must_make_sense(void **state)
 		MSG_WELCOME, welcome(8, 7, 1, 2), "replay_window is smaller than push_window");
 	assert_refused(MSG_WELCOME, welcome(8, 8, 2, 2), "beat_ms is not smaller than dead_ms");
 	assert_refused(MSG_WELCOME, welcome(0, 8, 1, 2), "welcome.push_window is out of range");
+	for (unsigned field = 20; field <= 21; field++) {
+		const double bad[] = {-0.1, 1e7, (double)NAN, (double)INFINITY};
+
+		assert_accepted(MSG_WELCOME, welcome_with(field, 0.5));
+		for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+			assert_refused(MSG_WELCOME, welcome_with(field, bad[i]),
+				"welcome.local_rate or welcome.elastic is out of range");
+	}
 }
 
 /* ---- texts -------------------------------------------------------------------------------------

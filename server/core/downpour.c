@@ -1,0 +1,205 @@
+/*
+ * downpour.c - asynchronous stochastic gradient descent (Dean 2012, DistBelief): each gradient is
+ * applied when it comes, however old its weights are, within a bound. With it: the rate that sees
+ * staleness (Zhang 2016, arXiv 1511.05950), the warm start by one worker alone, delay compensation
+ * (Zheng 2017, DC-ASGD), and EASGD's centre (Zhang 2015), whose "gradients" are distances.
+ */
+#include "server/core/modes.h"
+#include "server/core/state.h"
+#include <math.h>
+
+#define DC_DECAY 0.95 /* of the mean square in adaptive delay compensation */
+#define DC_EPS   1e-7
+
+uint64_t downpour_staleness(const struct core *c, const struct msg_push *p)
+{
+	/* after a restart from a snapshot a worker may have seen versions that are still to come
+	 * again */
+	return p->base_version < c->store.version ? c->store.version - p->base_version : 0;
+}
+
+static uint64_t max_staleness(const struct core *c)
+{
+	uint64_t bound = 8 * (uint64_t)core_live_workers(c);
+
+	if (c->cfg.max_staleness)
+		return c->cfg.max_staleness;
+	if (c->cfg.mode == MODE_SSP)
+		return UINT64_MAX; /* its clocks bound it */
+	return bound < 16 ? 16 : bound;
+}
+
+static enum reject judge(const struct core *c, const struct msg_push *p)
+{
+	/* what had been accepted before a crash is not too old after it */
+	if (p->verdict == VERDICT_OK || downpour_staleness(c, p) <= max_staleness(c))
+		return REJECT_NONE;
+	return REJECT_STALE;
+}
+
+/* See enum stale_rate. */
+double downpour_rate(const struct core *c, uint64_t tau)
+{
+	double live = core_live_workers(c);
+	double age = (double)tau;
+
+	if (c->cfg.mode == MODE_EASGD)
+		return 1;
+	if (c->cfg.stale_rate == STALE_CONSTANT)
+		return store_rate(c);
+	if (c->cfg.stale_rate == STALE_RELATIVE)
+		age /= live > 1 ? live : 1;
+	return store_rate(c) / (age > 1 ? age : 1);
+}
+
+static void count_staleness(struct core *c, uint64_t tau)
+{
+	size_t bin = 0;
+
+	for (uint64_t t = tau; t && bin < 15; t >>= 1)
+		bin++;
+	c->stats.staleness[bin]++;
+	c->stats.staleness_sum += tau;
+}
+
+/* ---- delay compensation: g + lambda * g * g * (w - what w was when this worker pulled it) -----
+ */
+
+static void compensate(struct core *c, struct worker *w, struct slice *s, float *out)
+{
+	const float *now = c->store.weights + s->offset, *then = w->backup + s->offset;
+	float *square = c->store.dc_square + s->offset;
+
+	for (uint64_t i = 0; i < s->count; i++) {
+		double g = (double)s->data[i], lambda = c->cfg.dc_lambda;
+
+		if (c->cfg.dc_adaptive) {
+			square[i] = (float)(DC_DECAY * (double)square[i] + (1 - DC_DECAY) * g * g);
+			lambda /= sqrt((double)square[i] + DC_EPS);
+		}
+		out[i] = (float)(g + lambda * g * g * ((double)now[i] - (double)then[i]));
+	}
+	s->data = out;
+}
+
+static void take(struct core *c, struct worker *w, const struct msg_push *p)
+{
+	uint64_t tau = downpour_staleness(c, p);
+	double rate = downpour_rate(c, tau);
+
+	count_staleness(c, tau);
+	if (c->cfg.dc_lambda > 0 && w->backed_up) {
+		struct slices s = p->slices;
+
+		for (uint32_t i = 0; i < s.n; i++)
+			compensate(c, w, &s.slice[i], c->store.scratch + s.slice[i].offset);
+		store_apply(c, &s, rate);
+	} else {
+		store_apply(c, &p->slices, rate);
+	}
+	c->stats.updates++;
+	if (p->work.count) {
+		leases_record(c, p->images, (double)p->loss * p->images);
+		c->epoch[c->leases.epoch].updates++;
+	}
+}
+
+/* Warm start: one worker alone, until the weights have left their random beginning. */
+static int held_back(const struct core *c, const struct worker *w)
+{
+	if (c->store.version >= c->cfg.warm_updates)
+		return 0;
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *o = &c->worker[i];
+
+		if (o != w && o->state == SESSION_LIVE && o->grant.request &&
+			o->grant.kind == GRANT_TRAIN && o->grant.work.epoch == c->leases.epoch)
+			return 1;
+	}
+	return 0;
+}
+
+static uint32_t allow(const struct core *c, const struct worker *w)
+{
+	return held_back(c, w) ? 0 : c->cfg.lease_batches;
+}
+
+const struct rules rules_downpour = {.judge = judge, .take = take, .allow = allow};
+
+/* ---- ssp: the same, with clocks ---------------------------------------------------------------
+ */
+
+/* Is w one of those that the others must not leave behind? Who is away, or tests, is not. */
+static int is_racing(const struct worker *w)
+{
+	return w->state == SESSION_LIVE && w->lease_request > 0 &&
+	       !(w->grant.request && w->grant.kind == GRANT_EVAL);
+}
+
+/* The least clock of the others; UINT64_MAX: there are none. */
+static uint64_t slowest(const struct core *c, const struct worker *w)
+{
+	uint64_t least = UINT64_MAX;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *o = &c->worker[i];
+
+		if (o != w && o->racing && o->clock < least)
+			least = o->clock;
+	}
+	return least;
+}
+
+/* Ho 2013, Stale Synchronous Parallel: batch number `clock` may begin while clock <= slowest +
+ * bound. A lease is as long as that allows. */
+static uint32_t ssp_allow(const struct core *c, const struct worker *w)
+{
+	uint64_t least = slowest(c, w), most = c->cfg.lease_batches;
+
+	if (held_back(c, w))
+		return 0;
+	if (least > UINT64_MAX - c->cfg.ssp_bound - 1)
+		return (uint32_t)most;
+	if (w->clock > least + c->cfg.ssp_bound)
+		return 0;
+	uint64_t ahead = least + c->cfg.ssp_bound + 1 - w->clock;
+	return (uint32_t)(ahead < most ? ahead : most);
+}
+
+static void ssp_take(struct core *c, struct worker *w, const struct msg_push *p)
+{
+	take(c, w, p);
+	w->clock += p->work.count;
+}
+
+/* Who joins, or comes back from the dead, starts with the slowest. */
+static void ssp_settle(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+		int racing = is_racing(w);
+
+		if (racing && !w->racing) {
+			uint64_t least = slowest(c, w);
+			if (least != UINT64_MAX && w->clock < least)
+				w->clock = least;
+		}
+		w->racing = racing;
+	}
+}
+
+const struct rules rules_ssp = {
+	.judge = judge, .take = ssp_take, .allow = ssp_allow, .settle = ssp_settle};
+
+const struct rules *rules_of(const struct core *c)
+{
+	static const struct rules *const rows[] = {
+		[MODE_DOWNPOUR] = &rules_downpour,
+		[MODE_SSP] = &rules_ssp,
+		[MODE_SYNC] = &rules_sync,
+		[MODE_SANDBLASTER] = &rules_sandblaster,
+		[MODE_EASGD] = &rules_downpour,
+	};
+
+	return rows[c->cfg.mode];
+}

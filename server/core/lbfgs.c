@@ -1,0 +1,171 @@
+/* lbfgs.c - see lbfgs.h. */
+#include "server/core/lbfgs.h"
+#include "server/core/state.h"
+#include "server/core/vec.h"
+#include <math.h>
+
+#define CURVATURE 1e-10 /* y . s over y . y below which a pair is useless */
+#define ROUNDING  1e-7  /* of f: workers tell losses as float32 */
+
+size_t lbfgs_vectors(uint32_t history)
+{
+	return 3 + 2 * (size_t)history;
+}
+
+/* Ring index of the pair that is `age` older than the newest. */
+static uint32_t pair_at(const struct core *c, uint32_t age)
+{
+	uint32_t m = c->cfg.lbfgs_history;
+
+	return (c->lbfgs.newest + m - age) % m;
+}
+
+/* d = - (inverse Hessian) g, by the two loops. */
+static void direction(struct core *c)
+{
+	struct lbfgs *b = &c->lbfgs;
+	size_t n = c->store.n;
+	double a[LBFGS_MAX_HISTORY];
+
+	vec_copy(b->d, b->g, n);
+	vec_scale(b->d, -1, n);
+	for (uint32_t age = 0; age < b->pairs; age++) {
+		uint32_t j = pair_at(c, age);
+		a[j] = vec_dot(b->s[j], b->d, n) / b->ys[j];
+		vec_axpy(b->d, -a[j], b->y[j], n);
+	}
+	if (b->pairs)
+		vec_scale(b->d, b->ys[b->newest] / b->yy, n);
+	for (uint32_t age = b->pairs; age-- > 0;) {
+		uint32_t j = pair_at(c, age);
+		double back = vec_dot(b->y[j], b->d, n) / b->ys[j];
+		vec_axpy(b->d, a[j] - back, b->s[j], n);
+	}
+}
+
+/* x + step * d becomes the current weights; a step that leaves the numbers is halved. */
+static void publish(struct core *c)
+{
+	struct lbfgs *b = &c->lbfgs;
+	float *next = store_next(c);
+
+	for (int i = 0; i < 64; i++) {
+		vec_sum(next, b->x, b->step, b->d, c->store.n);
+		if (vec_finite(next, c->store.n))
+			break;
+		b->high = b->step;
+		b->step = (b->low + b->high) / 2;
+	}
+	store_publish(c, next);
+}
+
+/* From x, where f and g are known. */
+static void search(struct core *c)
+{
+	struct lbfgs *b = &c->lbfgs;
+	size_t n = c->store.n;
+
+	direction(c);
+	b->slope = vec_dot(b->g, b->d, n);
+	if (b->pairs && !(b->slope < 0 && vec_finite(b->d, n))) {
+		b->pairs = 0;
+		direction(c);
+		b->slope = vec_dot(b->g, b->d, n);
+	}
+	double length = sqrt(vec_dot(b->d, b->d, n));
+	b->step = b->pairs || length <= 1 ? 1 : 1 / length;
+	b->low = b->high = 0;
+	b->trials = 0;
+	b->searching = 1;
+	publish(c);
+}
+
+int lbfgs_begin(struct core *c, int same)
+{
+	struct lbfgs *b = &c->lbfgs;
+
+	b->known &= same;
+	if (b->known)
+		search(c);
+	return b->known;
+}
+
+/* The pair of the step from x to the current weights. */
+static void remember(struct core *c, const float *g)
+{
+	struct lbfgs *b = &c->lbfgs;
+	size_t n = c->store.n;
+	uint32_t j = b->pairs ? (b->newest + 1) % c->cfg.lbfgs_history : b->newest;
+
+	vec_sum(b->s[j], c->store.weights, -1, b->x, n);
+	vec_sum(b->y[j], g, -1, b->g, n);
+	double ys = vec_dot(b->y[j], b->s[j], n), yy = vec_dot(b->y[j], b->y[j], n);
+	if (!(ys > CURVATURE * yy)) {
+		if (b->pairs == c->cfg.lbfgs_history)
+			b->pairs--; /* its place was the oldest one's */
+		return;
+	}
+	b->ys[j] = ys;
+	b->yy = yy;
+	b->newest = j;
+	b->pairs += b->pairs < c->cfg.lbfgs_history;
+}
+
+static int accept(struct core *c, double f, const float *g)
+{
+	struct lbfgs *b = &c->lbfgs;
+
+	remember(c, g);
+	vec_copy(b->x, c->store.weights, c->store.n);
+	vec_copy(b->g, g, c->store.n);
+	b->f = f;
+	b->searching = 0;
+	return 1;
+}
+
+/* Nothing better was found along d. */
+static int give_up(struct core *c)
+{
+	struct lbfgs *b = &c->lbfgs;
+
+	if (b->pairs) {
+		b->pairs = 0;
+		search(c);
+		return 0;
+	}
+	float *next = store_next(c);
+	vec_copy(next, b->x, c->store.n);
+	store_publish(c, next);
+	b->searching = 0;
+	return 1;
+}
+
+int lbfgs_pass(struct core *c, double f, const float *g)
+{
+	struct lbfgs *b = &c->lbfgs;
+	size_t n = c->store.n;
+
+	if (!b->searching) {
+		vec_copy(b->x, c->store.weights, n);
+		vec_copy(b->g, g, n);
+		b->f = f;
+		b->known = 1;
+		search(c);
+		return 0;
+	}
+	c->stats.trials++;
+	b->trials++;
+	int lower = f <= b->f + c->cfg.lbfgs_armijo * b->step * b->slope + ROUNDING * fabs(b->f);
+	int flat = lower && vec_dot(g, b->d, n) >= c->cfg.lbfgs_wolfe * b->slope;
+	if (flat || (lower && b->trials >= c->cfg.lbfgs_trials))
+		return accept(c, f, g);
+	if (b->trials >= c->cfg.lbfgs_trials)
+		return give_up(c);
+	if (lower)
+		b->low = b->step;
+	else
+		b->high = b->step;
+	b->step = b->high > 0 ? (b->low + b->high) / 2 : 2 * b->step;
+	publish(c);
+	return 0;
+}

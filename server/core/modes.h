@@ -1,0 +1,56 @@
+/*
+ * modes.h - how gradients meet: one row of rules for each mode. leases.c and ledger.c ask the row;
+ * what a mode shares with no other lies in its own file.
+ *
+ *   downpour.c     each gradient is applied when it comes (also easgd, and ssp's gradients)
+ *   ssp.c          ... but nobody may be more than some batches ahead of the slowest
+ *   sync.c         the mean of one gradient from each worker, all of the same weights
+ *   sandblaster.c  sums over portions of a large batch, with backup copies; sgd or L-BFGS
+ *
+ * "Exact" modes (sync, sandblaster) count only gradients of the weights that are current.
+ */
+#ifndef SERVER_CORE_MODES_H
+#define SERVER_CORE_MODES_H
+#include "server/core/core.h"
+
+struct worker;
+
+struct rules {
+	int exact; /* GRANT says which version, a push covers the whole grant */
+	/* May a gradient of these weights count? REJECT_NONE or REJECT_STALE. */
+	enum reject (*judge)(const struct core *c, const struct msg_push *p);
+	/* It counts: apply it, or keep it for settle. */
+	void (*take)(struct core *c, struct worker *w, const struct msg_push *p);
+	/* Most free batches that w may be given now; 0: it waits. */
+	uint32_t (*allow)(const struct core *c, const struct worker *w);
+	/* An epoch begins: all its batches are free. May be NULL. */
+	void (*open)(struct core *c);
+	/* At the end of each event: finish what is complete. May be NULL. */
+	void (*settle)(struct core *c);
+};
+
+extern const struct rules rules_downpour, rules_ssp, rules_sync, rules_sandblaster;
+const struct rules *rules_of(const struct core *c);
+
+/* downpour.c */
+/* The rate of a gradient that is tau versions old, now. */
+double downpour_rate(const struct core *c, uint64_t tau);
+/* Versions that have come since the weights of `p`. */
+uint64_t downpour_staleness(const struct core *c, const struct msg_push *p);
+
+/* gather.c: the sum of the gradients of a step, in double precision so that their order hardly
+ * matters */
+struct gather {
+	double *sum; /* n_params; NULL in modes that gather nothing */
+	double weight, loss_sum;
+	uint64_t images;
+	uint32_t pushes;
+};
+void gather_add(struct core *c, const struct msg_push *p);
+/* The mean (or the sum, cfg.push_sum) into `g` (n_params floats), and begin anew. */
+void gather_take(struct core *c, float *g);
+/* Are these the weights that are current, bit for bit? Also those of an earlier server epoch, if
+ * this one began with them. */
+int gather_is_current(const struct core *c, const struct msg_push *p);
+
+#endif

@@ -1,0 +1,112 @@
+/*
+ * sandblaster.c - batch optimisation (Dean 2012, DistBelief section 4.2): a step looks at a window
+ * of the epoch's batches, here called portions; idle workers get small runs of them, each next to
+ * its last one; when none is free, whoever is idle gets a copy of an outstanding one, and the first
+ * result counts. Every portion that is counted was computed at the same weights: one pass. First
+ * order optimizers need one pass for a step; L-BFGS's line search looks at one point per pass.
+ *
+ * Invariants: (1) a push is taken whole or not at all: only if it is of this pass's weights and
+ * none of its portions is done; (2) a pass ends when each of its portions was counted exactly once;
+ * (3) images are recorded once per step, whatever number of passes it took.
+ */
+#include "server/core/lbfgs.h"
+#include "server/core/modes.h"
+#include "server/core/state.h"
+
+static enum reject judge(const struct core *c, const struct msg_push *p)
+{
+	/* a sum of another pass has no meaning in this one: its portions are computed again */
+	return gather_is_current(c, p) ? REJECT_NONE : REJECT_STALE;
+}
+
+static void take(struct core *c, struct worker *w, const struct msg_push *p)
+{
+	(void)w;
+	gather_add(c, p);
+}
+
+/* ---- passes and steps -------------------------------------------------------------------------
+ */
+
+static uint32_t window_size(const struct core *c)
+{
+	uint32_t n = c->leases.n_batches;
+	uint64_t size = ((uint64_t)c->cfg.batch_images + c->cfg.batch - 1) / c->cfg.batch;
+
+	return size == 0 || size > n ? n : (uint32_t)size;
+}
+
+/* The same images are looked at in every step. */
+static int is_whole(const struct core *c)
+{
+	return window_size(c) == c->leases.n_batches;
+}
+
+static void open_window(struct core *c, uint32_t first)
+{
+	struct blaster *s = &c->blaster;
+	uint32_t left = c->leases.n_batches - first, size = window_size(c);
+
+	s->first = first;
+	s->end = first + (left < size ? left : size);
+	s->open = 1;
+	leases_window(c, s->first, s->end);
+	/* a trial's portions are those of the pass that publishes its point */
+	if (c->cfg.optim.kind == OPTIM_LBFGS && lbfgs_begin(c, is_whole(c)))
+		c->dirty = 1;
+}
+
+static void open(struct core *c)
+{
+	open_window(c, 0);
+}
+
+static void finish_step(struct core *c, uint64_t images, double loss_sum)
+{
+	struct blaster *s = &c->blaster;
+
+	leases_record(c, images, loss_sum);
+	c->epoch[c->leases.epoch].updates++;
+	c->stats.updates++;
+	c->stats.staleness[0]++;
+	c->dirty = 1;
+	s->open = 0;
+	if (s->end < c->leases.n_batches)
+		open_window(c, s->end);
+}
+
+static void settle(struct core *c)
+{
+	struct blaster *s = &c->blaster;
+	struct gather *a = &c->gather;
+	double loss_sum = a->loss_sum;
+	uint64_t images = a->images;
+
+	if (!s->open || c->leases.n_done < s->end)
+		return;
+	gather_take(c, c->store.scratch);
+	if (c->cfg.optim.kind != OPTIM_LBFGS) {
+		store_step(c, c->store.scratch, store_rate(c));
+		finish_step(c, images, loss_sum);
+	} else if (lbfgs_pass(c, loss_sum / (double)images, c->store.scratch)) {
+		finish_step(c, images, loss_sum);
+	} else {
+		leases_window(c, s->first, s->end);
+		c->dirty = 1;
+	}
+}
+
+/* Small runs, and smaller ones at the end of a pass, so that a slow worker holds little. */
+static uint32_t allow(const struct core *c, const struct worker *w)
+{
+	uint32_t live = core_live_workers(c), each = 4 * (live ? live : 1);
+	uint32_t most = (c->leases.n_free + each - 1) / each;
+
+	(void)w;
+	if (most > c->cfg.lease_batches)
+		most = c->cfg.lease_batches;
+	return most ? most : 1;
+}
+
+const struct rules rules_sandblaster = {
+	.exact = 1, .judge = judge, .take = take, .allow = allow, .open = open, .settle = settle};

@@ -77,12 +77,18 @@ set format y
 set lmargin; set rmargin; set tmargin; set bmargin
 
 # ---- phases.svg: share of a step's time, phase by phase ----------------------------------------------
-# Copies are warm, the host is grey, kernels are cool.
-phases = "weights_in images_in indices_in gradients_out gather sum_on_the_host all one_thread_per_image conv_+_ReLU_+_pool fc softmax_+_loss fc_backward conv_backward backward sum_of_the_slots mean other"
-colors = "#f6a15b #d9722e #f3c99b #b5442c #d0d7de #8c959f #6e7781 #1b1f6b #35479e #3a7fc1 #9ad0f5 #2f9c95 #1d6f5e #2aa876 #8f7cc8 #c3b6e8 #b7c0c9"
-phase(i) = system(sprintf("echo '%s' | tr _ ' '", word(phases, i)))
-# index of a stage, where its phase begins and ends in percent, which phase
-shares = sprintf("< awk -F, -v known='%s' 'BEGIN { n = split(known, k, \" \"); for (i = 1; i <= n; i++) { gsub(/_/, \" \", k[i]); number[k[i]] = i } } $2 == 256 && $3 == 1000 { if (!($1 in row)) { row[$1] = rows++; name[row[$1]] = $1 } p = $5 in number ? number[$5] : n; ms[row[$1], p] += $6; sum[row[$1]] += $6 } END { for (r = 0; r < rows; r++) { at = 0; for (p = 1; p <= n; p++) if (ms[r, p]) { share = 100 * ms[r, p] / sum[r]; print r \",\" at \",\" at + share \",\" p \",\" name[r] \",\" sum[r]; at += share } } }' %s", phases, file("phases"))
+# Copies are warm, the host is grey, kernels are cool; phases that are not known here get their own.
+known = "weights_in images_in indices_in gradients_out gather sum_on_the_host copies_and_waits all one_thread_per_image conv_+_ReLU_+_pool fc softmax_+_loss fc_backward conv_backward backward sum_of_the_slots mean other"
+colors = "#f6a15b #d9722e #f3c99b #b5442c #d0d7de #8c959f #eadfd3 #6e7781 #1b1f6b #35479e #3a7fc1 #9ad0f5 #2f9c95 #1d6f5e #2aa876 #8f7cc8 #c3b6e8 #b7c0c9"
+more = "#5b8def #7bc8a4 #b58ee0 #4b5fa8 #6fd0d6 #a3c9a8 #9d8fd0 #38618c"
+rows_of = "$2 == 256 && $3 == 1000 && $1 != \"local\""
+used = system(sprintf("awk -F, -v known='%s' '%s { gsub(/ /, \"_\", $5); if (!seen[$5]++) name[++n] = $5 } END { m = split(known, k, \" \"); for (i = 1; i <= m; i++) { is[k[i]] = 1; if (seen[k[i]]) print k[i] } for (i = 1; i <= n; i++) if (!(name[i] in is)) print name[i] }' %s", known, rows_of, file("phases")))
+at(list, x) = sum [j = 1:words(list)] (word(list, j) eq x ? j : 0)
+nth_new(i) = sum [j = 1:i] (at(known, word(used, j)) == 0)
+color(i) = at(known, word(used, i)) ? word(colors, at(known, word(used, i))) : word(more, (nth_new(i) - 1) % words(more) + 1)
+phase(i) = system(sprintf("echo '%s' | tr _ ' '", word(used, i)))
+# number of a stage, where its phase begins and ends in percent, which phase, the stage, its time
+shares = sprintf("< awk -F, -v used='%s' 'BEGIN { n = split(used, u, \" \"); for (i = 1; i <= n; i++) number[u[i]] = i } %s { gsub(/ /, \"_\", $5); if (!($1 in row)) { row[$1] = rows++; name[row[$1]] = $1 } ms[row[$1], number[$5]] += $6; sum[row[$1]] += $6 } END { for (r = 0; r < rows; r++) { at = 0; for (p = 1; p <= n; p++) if (ms[r, p]) { share = 100 * ms[r, p] / sum[r]; print r \",\" at \",\" at + share \",\" p \",\" name[r] \",\" sum[r]; at += share } } }' %s", used, rows_of, file("phases"))
 stats shares using 1 nooutput
 rows = STATS_max + 1
 eval page("phases", 1100, rows > 12 ? 120 + 34 * rows : 540)
@@ -96,9 +102,9 @@ unset ytics
 set ytics scale 0 ()
 unset grid
 set xlabel "share of the time, phase by phase"
-set key outside right top Left reverse maxrows 20 samplen 1.2 spacing 1.05 noenhanced font ',12'
+set key outside right top Left reverse maxrows 24 samplen 1.2 spacing 1.05 noenhanced font ',12'
 set rmargin 26
-plot for [i = 1:words(phases)] shares using ($4 == i ? $2 : NaN):1:2:3:($1 - 0.38):($1 + 0.38) with boxxyerror linecolor rgb word(colors, i) title phase(i), \
+plot for [i = 1:words(used)] shares using ($4 == i ? $2 : NaN):1:2:3:($1 - 0.38):($1 + 0.38) with boxxyerror linecolor rgb color(i) title phase(i), \
      shares using (0):1:(0):(0):1:1:ytic(5) with boxxyerror linecolor rgb "#ffffff" notitle, \
      shares using (101):($2 == 0 ? $1 : NaN):(duration($6)) with labels left font ",12" textcolor rgb grey notitle
 set format x

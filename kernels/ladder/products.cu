@@ -1,5 +1,5 @@
 /*
- * products.cu - rung 5, and the products over the batch that later rungs keep. See products.cuh.
+ * products.cu - rung 6, and the products over the batch that later rungs keep. See products.cuh.
  */
 #include "kernels/ladder/products.cuh"
 #include <stdlib.h>
@@ -70,7 +70,7 @@ static __global__ void score_kernel(struct products p, size_t n_images)
 	p.part_score[(blockIdx.y * n_images + n) * CLASSES + c] = all;
 }
 
-static __global__ void softmax_kernel(struct products p, size_t n_images)
+static __global__ void softmax_kernel(struct products p, size_t n_images, size_t splits)
 {
 	size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (n >= n_images)
@@ -78,7 +78,7 @@ static __global__ void softmax_kernel(struct products p, size_t n_images)
 	float score[CLASSES];
 	for (size_t c = 0; c < CLASSES; c++) {
 		score[c] = p.k.params[image_fc_bias(p.k.filters) + c];
-		for (size_t s = 0; s < SCORE_SPLITS; s++)
+		for (size_t s = 0; s < splits; s++)
 			score[c] += p.part_score[(s * n_images + n) * CLASSES + c];
 	}
 	p.k.loss[n] = image_softmax(score, p.k.labels[p.pixels ? p.index[n] : n]);
@@ -175,7 +175,13 @@ int products_score(struct gpu *g, const struct products *p, size_t n, struct err
 	int rc = gpu_mark(g, "fc", PHASE_KERNEL, e);
 	if (rc)
 		return rc;
-	softmax_kernel<<<blocks_for(n, 64), 64, 0, g->stream>>>(*p, n);
+	return products_softmax(g, p, n, SCORE_SPLITS, e);
+}
+
+int products_softmax(
+	struct gpu *g, const struct products *p, size_t n, size_t splits, struct err *e)
+{
+	softmax_kernel<<<blocks_for(n, 64), 64, 0, g->stream>>>(*p, n, splits);
 	LAUNCHED(e);
 	return gpu_mark(g, "softmax + loss", PHASE_KERNEL, e);
 }
@@ -231,7 +237,7 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	if (!rc)
 		rc = GPU_ALLOC(g, p->k.loss, n, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, p->part_score, SCORE_SPLITS * n * CLASSES, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, p->part_score, MOST_SPLITS * n * CLASSES, GPU_DEVICE, e);
 	if (!rc)
 		rc = GPU_ALLOC(g, p->part_grad, MOST_CHUNKS * p->k.n_params, GPU_DEVICE, e);
 	return rc ? rc : GPU_ALLOC(g, p->grad, p->k.n_params, GPU_DEVICE, e);

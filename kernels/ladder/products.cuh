@@ -1,5 +1,5 @@
 /*
- * products.cuh - from rung 5 on no image has a gradient of its own: the fc layer's three products
+ * products.cuh - from rung 6 on no image has a gradient of its own: the fc layer's three products
  * run over the whole batch, and every sum over images is taken in a register, chunk by chunk, in an
  * order that does not depend on timing.
  */
@@ -7,13 +7,15 @@
 #define KERNELS_LADDER_PRODUCTS_CUH
 #include "kernels/ladder/gpu.cuh"
 
+#define MOST_SPLITS 32
+
 struct products {
 	struct fused k;        /* pooled, winner, score and loss of the whole batch */
 	const uint8_t *pixels; /* of the whole set; NULL: k.images has the batch as floats */
 	const uint32_t
 		*index; /* with pixels: the batch's images in the set; k.labels is the set's */
 	size_t max_batch, max_chunks;
-	float *part_score; /* SCORE_SPLITS x n x CLASSES */
+	float *part_score; /* up to MOST_SPLITS x n x CLASSES: sums over a part of the inputs */
 	float *part_grad;  /* chunks x n_params: sums over a chunk's images */
 	float *grad;       /* n_params: the mean */
 };
@@ -23,6 +25,9 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	struct err *e) PS_MUST_CHECK;
 /* pooled -> d loss / d score, loss */
 int products_score(struct gpu *g, const struct products *p, size_t n, struct err *e);
+/* part_score of `splits` parts -> d loss / d score, loss */
+int products_softmax(
+	struct gpu *g, const struct products *p, size_t n, size_t splits, struct err *e);
 /* Sums over the images of a chunk, one launch for each layer, into part_grad. */
 int products_backward(
 	struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
@@ -31,9 +36,16 @@ int products_mean(struct gpu *g, const struct products *p, size_t n, size_t chun
 /* Chunks for `n` images, so that at most `blocks` blocks run if each chunk has `each` of them. */
 size_t products_chunks(const struct products *p, size_t n, size_t each, size_t blocks);
 
-/* tiled.cu, from rung 6 on: the same from registers and shared memory. */
+/* tiled.cu, from rung 7 on: the same from registers and shared memory. */
 int tiled_convolve(struct gpu *g, const struct products *p, size_t n, struct err *e);
 int tiled_backward(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
 size_t tiled_chunks(const struct products *p, size_t n);
+
+/* staged.cu, from rung 8 on: products_score with the weights in shared memory. */
+int staged_score(struct gpu *g, const struct products *p, size_t n, struct err *e);
+
+/* dense.cu, from rung 9 on: tiled_backward without a gather. */
+int dense_backward(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
+size_t dense_chunks(const struct products *p, size_t n);
 
 #endif

@@ -26,6 +26,15 @@ mkdir -p "$dir"
 
 "$python" "$here/stage0.py" steps --seconds "$each" >"$dir/steps.csv"
 "$ladder" steps --seconds "$each" --phases "$dir/phases.csv" | tail -n +2 >>"$dir/steps.csv"
+# what the production rung's kernels take, if Nsight Compute is here to see them
+if command -v ncu >/dev/null && grep -q ^production, "$dir/steps.csv"; then
+	ncu --clock-control none --graph-profiling node --metrics gpu__time_duration.sum --csv \
+		"$ladder" steps --rung production --filters 256 --batch 1000 --seconds 0 >"$dir/ncu.csv"
+	grep -v '^production,256,1000,' "$dir/phases.csv" >"$dir/phases.csv.tmp"
+	"$python" "$here/profile.py" "$dir/ncu.csv" "$dir/steps.csv" >>"$dir/phases.csv.tmp"
+	mv "$dir/phases.csv.tmp" "$dir/phases.csv"
+	rm "$dir/ncu.csv"
+fi
 "$python" "$here/stage0.py" train --seconds "$train" --rate "$rate" >"$dir/beliefs.csv"
 "$ladder" train --seconds "$train" --rate "$rate" | tail -n +2 >>"$dir/beliefs.csv"
 "$ladder" memory >"$dir/memory.csv.tmp" && mv "$dir/memory.csv.tmp" "$dir/memory.csv" ||

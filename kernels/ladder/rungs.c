@@ -12,7 +12,7 @@
 extern const struct rung rung_sequential;
 #if defined(KX_CUDA)
 extern const struct rung rung_thread, rung_fused, rung_ring, rung_wide_ring, rung_products,
-	rung_tiled, rung_pinned, rung_graph, rung_production, rung_local;
+	rung_tiled, rung_staged, rung_dense, rung_pinned, rung_graph, rung_production, rung_local;
 #endif
 
 const struct rung *const ladder_rungs[] = {
@@ -24,6 +24,8 @@ const struct rung *const ladder_rungs[] = {
 	&rung_wide_ring,
 	&rung_products,
 	&rung_tiled,
+	&rung_staged,
+	&rung_dense,
 	&rung_pinned,
 	&rung_graph,
 	&rung_production,

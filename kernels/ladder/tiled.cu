@@ -99,7 +99,7 @@ int tiled_convolve(struct gpu *g, const struct products *p, size_t n, struct err
 /* The images that all threads of a block work on. */
 struct stage {
 	float4 image[STAGE * WORDS];
-	float d_score[STAGE][ROW];
+	float4 d_score[STAGE][ROW / 4];
 };
 
 /* A thread's part of the next stage, loaded while the present one is worked on. */
@@ -148,13 +148,16 @@ static __device__ void store_ahead(const struct ahead &a, unsigned m, struct sta
 				(float)(v >> 24) * TO_UNIT);
 	}
 	if (threadIdx.x < m * CLASSES)
-		s->d_score[threadIdx.x / CLASSES][threadIdx.x % CLASSES] = a.d_score;
+		((float *)s->d_score[threadIdx.x / CLASSES])[threadIdx.x % CLASSES] = a.d_score;
 }
 
-static __device__ void add_image(struct sums *sum, const float weight[CLASSES],
-	const float d_score[ROW], float in, const float *at, int dead)
+static __device__ void add_image(struct sums *sum, const float weight[CLASSES], const float4 *score,
+	float in, const float *at, int dead)
 {
-	float d = 0;
+	float d_score[ROW], d = 0;
+#pragma unroll
+	for (int i = 0; i < ROW / 4; i++)
+		*(float4 *)(d_score + 4 * i) = score[i];
 #pragma unroll
 	for (int c = 0; c < CLASSES; c++) {
 		sum->fc[c] += d_score[c] * in;
@@ -188,7 +191,7 @@ static __device__ void add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;
 	for (unsigned k = 0; k < m && c < CLASSES; k++)
-		*sum += s.d_score[k][c];
+		*sum += ((const float *)s.d_score[k])[c];
 }
 
 /* Sums over the threads of each filter, in a fixed order, into the chunk's row. */

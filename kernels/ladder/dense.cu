@@ -1,0 +1,234 @@
+/*
+ * dense.cu - rung 9's backward kernel. To push an error through its winner alone, a thread has to
+ * gather nine pixels from wherever the winner is, and its neighbours from elsewhere: bank
+ * conflicts. Here a thread has the window's 16 pixels in registers, for two filters, and pushes
+ * through all four places: the error through the winner, zero through the rest.
+ */
+#include "kernels/ladder/products.cuh"
+
+#define THREADS       192 /* POOL_AREA in whole warps */
+#define FILTERS       2   /* of a thread */
+#define BLOCKS_PER_SM 2
+#define STAGE         4                /* images between two barriers */
+#define WORDS         (IMAGE_AREA / 4) /* of 4 pixels, in an image */
+#define LOADS         ((STAGE * WORDS + THREADS - 1) / THREADS)
+#define ROW           12 /* 10 classes, in whole 16 bytes */
+#define FULL_CHIP     (BLOCKS_PER_SM * 132)
+#define TO_UNIT       (1 / 255.0f)
+
+/* The images that all threads of a block work on. */
+struct stage {
+	float4 image[STAGE * WORDS];
+	float4 d_score[STAGE][ROW / 4];
+};
+
+/* A thread's part of the next stage, loaded while the present one is worked on. */
+struct ahead {
+	uint32_t word[LOADS];
+	float d_score;
+	float in[STAGE][FILTERS];
+	uint8_t winner[STAGE][FILTERS];
+};
+
+/* What a thread keeps for one filter's pooled value. */
+struct column {
+	float weight[CLASSES], fc[CLASSES], conv[WEIGHTS + 1];
+};
+
+/* Where the thread's pooled value of its first filter is, for the image that comes next. */
+struct place {
+	const float *in;
+	const uint8_t *winner;
+	unsigned inputs; /* from image to image */
+	unsigned works;  /* filters that the thread has */
+};
+
+/* Images [n, n + m), of which the first is at `from`. */
+static __device__ void load_ahead(
+	const struct products &p, size_t n, unsigned m, const struct place &from, struct ahead *a)
+{
+#pragma unroll
+	for (unsigned k = 0; k < LOADS; k++) {
+		unsigned w = threadIdx.x + k * THREADS;
+		if (w < m * WORDS)
+			a->word[k] = ((const uint32_t *)(p.pixels + (size_t)p.index[n + w / WORDS] *
+									    IMAGE_AREA))[w % WORDS];
+	}
+	if (threadIdx.x < m * CLASSES)
+		a->d_score = p.k.score[n * CLASSES + threadIdx.x];
+#pragma unroll
+	for (unsigned k = 0; k < STAGE; k++)
+#pragma unroll
+		for (unsigned f = 0; f < FILTERS; f++) {
+			unsigned at = k * from.inputs + f * POOL_AREA;
+			int there = f < from.works && k < m;
+			a->in[k][f] = there ? from.in[at] : 0;
+			a->winner[k][f] = there ? from.winner[at] : (uint8_t)DEAD;
+		}
+}
+
+/* Byte i of v, 0 to 255: as the low byte of 2^23's fraction, without the slow conversion. */
+static __device__ float byte_value(unsigned v, unsigned i)
+{
+	return __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440u + i)) - 0x1p23f;
+}
+
+static __device__ void store_ahead(const struct ahead &a, unsigned m, struct stage *s)
+{
+#pragma unroll
+	for (unsigned k = 0; k < LOADS; k++) {
+		unsigned w = threadIdx.x + k * THREADS, v = a.word[k];
+		if (w < m * WORDS)
+			s->image[w] = make_float4(byte_value(v, 0), byte_value(v, 1),
+				byte_value(v, 2), byte_value(v, 3));
+	}
+	if (threadIdx.x < m * CLASSES)
+		((float *)s->d_score[threadIdx.x / CLASSES])[threadIdx.x % CLASSES] = a.d_score;
+}
+
+/* Pixels are 0 to 255 here: the error takes the scale. */
+static __device__ void push(struct column *to, const float patch[4][4], float d, unsigned winner)
+{
+	float at[4];
+#pragma unroll
+	for (unsigned i = 0; i < 4; i++)
+		at[i] = winner == i ? d * TO_UNIT : 0;
+#pragma unroll
+	for (int w = 0; w < WEIGHTS; w++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			to->conv[w] += at[i] * patch[w / WINDOW + i / 2][w % WINDOW + i % 2];
+	to->conv[WEIGHTS] += winner == DEAD ? 0 : d;
+}
+
+/* Image k of the stage, for a thread whose window begins `corner` pixels into it. */
+static __device__ void add_image(struct column column[FILTERS], const struct stage &s, unsigned k,
+	unsigned corner, const float in[FILTERS], const uint8_t winner[FILTERS])
+{
+	const float *image = (const float *)(s.image + k * WORDS) + corner;
+	float d_score[ROW], patch[4][4];
+#pragma unroll
+	for (int i = 0; i < ROW / 4; i++)
+		*(float4 *)(d_score + 4 * i) = s.d_score[k][i];
+#pragma unroll
+	for (int i = 0; i < 8; i++)
+		*(float2 *)&patch[i / 2][i % 2 * 2] =
+			*(const float2 *)(image + i / 2 * IMAGE_SIDE + i % 2 * 2);
+#pragma unroll
+	for (int f = 0; f < FILTERS; f++) {
+		float d = 0;
+#pragma unroll
+		for (int c = 0; c < CLASSES; c++) {
+			column[f].fc[c] += d_score[c] * in[f];
+			d += d_score[c] * column[f].weight[c];
+		}
+		push(&column[f], patch, d, winner[f]);
+	}
+}
+
+/* The fc bias is the threads' that have no pooled value: one class each. */
+static __device__ void add_bias(const struct stage &s, unsigned m, float *sum)
+{
+	unsigned c = threadIdx.x - POOL_AREA;
+	for (unsigned k = 0; k < m && c < CLASSES; k++)
+		*sum += ((const float *)s.d_score[k])[c];
+}
+
+/* Sums over the block's threads, in a fixed order, into the chunk's row; threads beyond POOL_AREA
+ * have summed nothing. */
+static __device__ void write_conv(
+	const struct column column[FILTERS], size_t first, size_t filters, float *to)
+{
+	__shared__ float part[FILTERS][WEIGHTS + 1][THREADS / 32];
+#pragma unroll
+	for (int f = 0; f < FILTERS; f++)
+#pragma unroll
+		for (int w = 0; w <= WEIGHTS; w++) {
+			float sum = warp_sum(column[f].conv[w]);
+			if (threadIdx.x % 32 == 0)
+				part[f][w][threadIdx.x / 32] = sum;
+		}
+	__syncthreads();
+	size_t f = first + threadIdx.x / (WEIGHTS + 1), w = threadIdx.x % (WEIGHTS + 1);
+	if (threadIdx.x >= FILTERS * (WEIGHTS + 1) || f >= filters)
+		return;
+	float sum = 0;
+	for (int warp = 0; warp < THREADS / 32; warp++)
+		sum += part[f - first][w][warp];
+	to[w < WEIGHTS ? f * WEIGHTS + w : image_conv_bias(filters) + f] = sum;
+}
+
+static __device__ void write_fc(const struct products &p, const struct column column[FILTERS],
+	size_t i, unsigned works, float bias, float *to)
+{
+	size_t inputs = p.k.filters * POOL_AREA, fc = image_fc_weight(p.k.filters);
+#pragma unroll
+	for (unsigned f = 0; f < FILTERS; f++)
+#pragma unroll
+		for (unsigned c = 0; c < CLASSES; c++)
+			if (f < works)
+				to[fc + c * inputs + i + f * POOL_AREA] = column[f].fc[c];
+	if (blockIdx.x == 0 && threadIdx.x - POOL_AREA < CLASSES)
+		to[image_fc_bias(p.k.filters) + threadIdx.x - POOL_AREA] = bias;
+}
+
+/* Block (2 filters, chunk): thread o has pooled value o of both, the chunk's images in turn. */
+static __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
+	struct products p, size_t n_images, size_t chunk)
+{
+	__shared__ struct stage s;
+	size_t inputs = p.k.filters * POOL_AREA, first = (size_t)blockIdx.x * FILTERS;
+	size_t n = blockIdx.y * chunk, end = n + chunk < n_images ? n + chunk : n_images;
+	unsigned o = threadIdx.x, left = (unsigned)(p.k.filters - first);
+	unsigned works = o >= POOL_AREA ? 0 : left < FILTERS ? left : FILTERS;
+	size_t i = first * POOL_AREA + o;
+	struct column column[FILTERS] = {};
+	struct place from = {
+		p.k.pooled + n * inputs + i, p.k.winner + n * inputs + i, (unsigned)inputs, works};
+	struct ahead a;
+	float bias = 0;
+#pragma unroll
+	for (unsigned f = 0; f < FILTERS; f++)
+#pragma unroll
+		for (unsigned c = 0; c < CLASSES; c++)
+			column[f].weight[c] = f < works ? p.k.params[image_fc_weight(p.k.filters) +
+								     c * inputs + i + f * POOL_AREA]
+							: 0;
+	unsigned m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
+	unsigned corner = o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2;
+	load_ahead(p, n, m, from, &a);
+	while (m > 0) {
+		__syncthreads();
+		store_ahead(a, m, &s);
+		__syncthreads();
+		struct ahead now = a;
+		unsigned present = m;
+		n += m;
+		from.in += m * inputs;
+		from.winner += m * inputs;
+		m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
+		load_ahead(p, n, m, from, &a);
+		if (!works)
+			add_bias(s, present, &bias);
+#pragma unroll
+		for (unsigned k = 0; k < STAGE; k++)
+			if (works && k < present)
+				add_image(column, s, k, corner, now.in[k], now.winner[k]);
+	}
+	float *to = p.part_grad + blockIdx.y * p.k.n_params;
+	write_fc(p, column, i, works, bias, to);
+	write_conv(column, first, p.k.filters, to);
+}
+
+int dense_backward(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e)
+{
+	dim3 grid((unsigned)((p->k.filters + FILTERS - 1) / FILTERS), (unsigned)chunks);
+	backward_kernel<<<grid, THREADS, 0, g->stream>>>(*p, n, (n + chunks - 1) / chunks);
+	LAUNCHED(e);
+	return gpu_mark(g, "backward", PHASE_KERNEL, e);
+}
+
+size_t dense_chunks(const struct products *p, size_t n)
+{
+	return products_chunks(p, n, (p->k.filters + FILTERS - 1) / FILTERS, FULL_CHIP);
+}

@@ -1,6 +1,7 @@
 /* node_server.c - the server of the simulator: the real core in a shell of virtual sockets and a
  * virtual disk. */
 #include <stdlib.h>
+#include <math.h>
 #include <string.h>
 #include "tests/sim/sim.h"
 
@@ -142,7 +143,7 @@ static void send(struct sim *s, const struct effect *e)
 			e->msg.type == MSG_ERROR ? e->msg.error.status : 0);
 	if (!node)
 		return;
-	if (e->msg.type == MSG_PARAMS) { /* the workers here need only the version */
+	if (e->msg.type == MSG_PARAMS) { /* the values are looked up when they are needed */
 		m.type = MSG_PARAMS;
 		m.params.request = e->msg.params.request;
 		m.params.version = e->msg.params.version;
@@ -159,6 +160,20 @@ static void send(struct sim *s, const struct effect *e)
 		&e->msg);
 }
 
+/* The weights as the workers may pull them in this step. */
+static void remember(struct sim *s)
+{
+	const struct core *c = s->server.core;
+	uint64_t version = core_stats(c)->version;
+	struct sim_version *v = sim_version(s, s->cfg.epoch, version);
+
+	if (s->cfg.optim.kind != OPTIM_LBFGS || (v->version == version && v->epoch == s->cfg.epoch))
+		return;
+	v->version = version;
+	v->epoch = s->cfg.epoch;
+	memcpy(v->w, core_weights(c), s->cfg.n_params * sizeof(float));
+}
+
 void server_event(struct sim *s, const struct event *ev)
 {
 	uint32_t gone[64];
@@ -170,6 +185,7 @@ void server_event(struct sim *s, const struct event *ev)
 		return;
 	core_lend(v->core, v->weights[core_weights(v->core) == v->weights[0]]);
 	core_step(v->core, ev, s->net.now_ms);
+	remember(s);
 	for (size_t i = 0; core_effect(s->server.core, i); i++) {
 		const struct effect *e = core_effect(s->server.core, i);
 
@@ -212,6 +228,15 @@ static void ledger_gradient(struct sim *s, const float *w)
 	}
 }
 
+static void images_ledger(struct sim *s, const struct core *c)
+{
+	for (uint32_t e = 0; e < s->cfg.epochs; e++)
+		if (core_epoch(c, e)->images != s->n_train || core_epoch(c, e)->eval_done != 7)
+			sim_violation(s, "epoch %u has %llu images of %u, %u evaluated of 7", e,
+				(unsigned long long)core_epoch(c, e)->images, s->n_train,
+				core_epoch(c, e)->eval_done);
+}
+
 static void batch_ledger(struct sim *s, const struct core *c)
 {
 	const float *w = core_weights(c);
@@ -219,11 +244,21 @@ static void batch_ledger(struct sim *s, const struct core *c)
 	for (uint32_t i = 0; i < s->cfg.n_params; i++)
 		if (w[i] != -1.0f)
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
-	for (uint32_t e = 0; e < s->cfg.epochs; e++)
-		if (core_epoch(c, e)->images != s->n_train || core_epoch(c, e)->eval_done != 7)
-			sim_violation(s, "epoch %u has %llu images of %u, %u evaluated of 7", e,
-				(unsigned long long)core_epoch(c, e)->images, s->n_train,
-				core_epoch(c, e)->eval_done);
+}
+
+/* As a run without faults ends. */
+static void serial_ledger(struct sim *s, const struct core *c)
+{
+	const float *w = core_weights(c);
+	float expected[SIM_PORTIONS];
+
+	memcpy(s->server.weights[1], w, s->cfg.n_params * sizeof(float));
+	serial_run(s, s->server.saving, expected);
+	w = s->server.weights[1];
+	for (uint32_t i = 0; i < s->cfg.n_params; i++)
+		if (!(fabs((double)w[i] - (double)expected[i]) <= 2e-4 * (1 + fabs((double)w[i]))))
+			sim_violation(s, "weight %u is %.9g; without faults it is %.9g", i,
+				(double)w[i], (double)expected[i]);
 }
 
 void server_verdict(struct sim *s)
@@ -233,6 +268,10 @@ void server_verdict(struct sim *s)
 	if (!load(s, &s->cfg, &c))
 		return;
 	if (s->training)
+		images_ledger(s, c);
+	if (s->cfg.optim.kind == OPTIM_LBFGS)
+		serial_ledger(s, c);
+	else if (s->training)
 		batch_ledger(s, c);
 	else
 		ledger_gradient(s, core_weights(c));

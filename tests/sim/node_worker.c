@@ -82,7 +82,7 @@ static void program(struct sim *s, uint32_t node)
 		ledger_program(s, node);
 }
 
-static int push(struct sim *s, uint32_t node, const struct msg_push *p, uint32_t coordinate)
+static int push(struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g)
 {
 	struct sim_worker *w = at(s, node);
 	uint64_t seq = 0;
@@ -90,9 +90,9 @@ static int push(struct sim *s, uint32_t node, const struct msg_push *p, uint32_t
 
 	if (rc != 0)
 		return rc;
-	w->coordinate[seq % SIM_WINDOW] = coordinate;
-	sim_trace(s, "worker %u push seq=%llu coordinate=%u", node, (unsigned long long)seq,
-		coordinate);
+	w->gradient[seq % SIM_WINDOW] = *g;
+	sim_trace(s, "worker %u push seq=%llu coordinates=%u+%u at %llu", node,
+		(unsigned long long)seq, g->first, g->count, (unsigned long long)p->base_version);
 	run_effects(s, node);
 	return 0;
 }
@@ -100,9 +100,10 @@ static int push(struct sim *s, uint32_t node, const struct msg_push *p, uint32_t
 static void push_ledger(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
-	struct msg_push p = {.base_version = w->version};
+	struct msg_push p = {.base_version = w->version, .base_epoch = w->version_epoch};
+	struct gradient g = {.first = s->n_coordinates, .count = 1, .value = {1}};
 
-	if (s->n_coordinates == SIM_COORDINATES || push(s, node, &p, s->n_coordinates) != 0)
+	if (s->n_coordinates == SIM_COORDINATES || push(s, node, &p, &g) != 0)
 		return;
 	s->fate[s->n_coordinates++] = FATE_MUST;
 	w->to_push--;
@@ -111,18 +112,46 @@ static void push_ledger(struct sim *s, uint32_t node)
 		run_effects(s, node);
 }
 
+/* L-BFGS: the mean gradient of the portions at the weights that were pulled. */
+static void compute_portions(
+	struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
+{
+	const struct sim_version *v = sim_version(s, w->version_epoch, w->version);
+	double loss = 0;
+
+	if (v->version != w->version || v->epoch != w->version_epoch)
+		return; /* long ago: it will be refused */
+	for (uint32_t i = 0; i < g->count; i++) {
+		uint32_t n = sim_images(s, g->first + i, 1);
+		g->value[i] =
+			(float)(n * (double)serial_gradient(g->first + i, v->w[g->first + i]) /
+				p->images);
+		loss += n * serial_loss(g->first + i, v->w[g->first + i]);
+	}
+	p->loss = (float)(loss / p->images);
+}
+
 static void push_batch(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
 	struct work *work = &w->grant.work;
 	uint32_t per_epoch = (s->n_train + s->cfg.batch - 1) / s->cfg.batch;
-	struct msg_push p = {.base_version = w->version, .work = {work->epoch, work->first, 1}};
-	uint32_t left = s->n_train - work->first * s->cfg.batch;
+	uint32_t count = w->grant.exact ? work->count : 1;
+	struct msg_push p = {.base_version = w->version,
+		.base_epoch = w->version_epoch,
+		.work = {work->epoch, work->first, count}};
+	struct gradient g = {.first = work->epoch * per_epoch + work->first, .count = count};
 
-	p.images = left < s->cfg.batch ? left : s->cfg.batch;
-	if (push(s, node, &p, work->epoch * per_epoch + work->first) == 0) {
-		work->first++;
-		work->count--;
+	for (uint32_t i = 0; i < count; i++)
+		g.value[i] = 1;
+	p.images = sim_images(s, work->first, count);
+	if (s->cfg.optim.kind == OPTIM_LBFGS) {
+		g.first = work->first;
+		compute_portions(s, w, &p, &g);
+	}
+	if (push(s, node, &p, &g) == 0) {
+		work->first += count;
+		work->count -= count;
 	}
 }
 
@@ -172,17 +201,15 @@ static void send(struct sim *s, uint32_t node, const struct msg *m, uint32_t lin
 
 static void send_push(struct sim *s, uint32_t node, const struct session_effect *e)
 {
-	static const float one = 1;
 	struct sim_worker *w = at(s, node);
+	const struct gradient *g = &w->gradient[e->seq % SIM_WINDOW];
 	struct msg m;
 
 	m.type = MSG_PUSH;
 	memcpy(&m, &e->msg, offsetof(struct msg, push) + offsetof(struct msg_push, slices));
 	m.push.slices.n = 1;
-	m.push.slices.slice[0] = (struct slice){.offset = w->coordinate[e->seq % SIM_WINDOW],
-		.count = 1,
-		.encoding = ENCODING_F32,
-		.data = &one};
+	m.push.slices.slice[0] = (struct slice){
+		.offset = g->first, .count = g->count, .encoding = ENCODING_F32, .data = g->value};
 	send(s, node, &m, w->bulk);
 }
 
@@ -190,7 +217,7 @@ static void send_push(struct sim *s, uint32_t node, const struct session_effect 
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 {
 	for (uint64_t seq = from + 1; seq <= session_last_seq(w->session); seq++) {
-		uint32_t c = w->coordinate[seq % SIM_WINDOW];
+		uint32_t c = w->gradient[seq % SIM_WINDOW].first;
 
 		if (!s->training && s->fate[c] == FATE_MUST)
 			s->fate[c] = FATE_ORPHAN;
@@ -216,7 +243,7 @@ static void ended(struct sim *s, uint32_t node, int status)
 
 static void acked(struct sim *s, struct sim_worker *w, const struct msg_ack *a)
 {
-	uint32_t c = w->coordinate[a->seq % SIM_WINDOW];
+	uint32_t c = w->gradient[a->seq % SIM_WINDOW].first;
 
 	if (!s->training && a->verdict == VERDICT_REJECTED)
 		s->fate[c] = FATE_REJECTED;
@@ -244,7 +271,11 @@ static void run_effects(struct sim *s, uint32_t node)
 			break;
 		case TELL_PARAMS:
 			w->version = e->msg.params.version;
-			if (s->training && !w->computing)
+			w->version_epoch = session_welcome(w->session)->stamp.epoch;
+			if (w->grant.kind == GRANT_TRAIN && w->grant.exact &&
+				w->version != w->grant.version)
+				w->grant.work.count = 0; /* too late: ask for another */
+			else if (s->training && !w->computing)
 				compute(s, node);
 			break;
 		case TELL_NO_PARAMS:

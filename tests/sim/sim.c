@@ -47,6 +47,42 @@ static uint32_t between(struct sim *s, uint32_t low, uint32_t high)
 	return low + (uint32_t)net_below(&s->net, high - low + 1);
 }
 
+struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version)
+{
+	return &s->versions[(version + 61 * epoch) % SIM_VERSIONS];
+}
+
+uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count)
+{
+	uint32_t from = first * s->cfg.batch, to = from + count * s->cfg.batch;
+
+	return (to < s->n_train ? to : s->n_train) - from;
+}
+
+/* Rate 1 and sums, so that whatever is counted once moves its coordinate by one. */
+static void choose_mode(struct sim *s)
+{
+	struct core_config *c = &s->cfg;
+	int mode = s->mode ? s->mode : (int)between(s, SIM_DOWNPOUR, SIM_LBFGS);
+
+	c->mode = mode == SIM_LBFGS ? MODE_SANDBLASTER : (enum mode)mode;
+	c->push_sum = 1;
+	c->ssp_bound = between(s, 0, 5);
+	c->sync_spares = between(s, 0, 2);
+	c->batch_images = net_chance(&s->net, 500) ? 0 : between(s, 1, s->n_train);
+	if (mode != SIM_LBFGS)
+		return;
+	c->n_params = (s->n_train + c->batch - 1) / c->batch;
+	c->optim.kind = OPTIM_LBFGS;
+	c->push_sum = 0;
+	c->batch_images = 0;
+	c->lbfgs_history = between(s, 1, 6);
+	c->lbfgs_trials = 20;
+	c->lbfgs_armijo = 1e-4;
+	c->lbfgs_wolfe = 0.9;
+	memset(s->versions, 0, SIM_VERSIONS * sizeof(*s->versions));
+}
+
 static void choose_config(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -55,16 +91,18 @@ static void choose_config(struct sim *s)
 	c->run = (struct run_id){s->seed + 1, 7};
 	c->model[0] = 'v';
 	c->lr = 1;
-	c->mode = MODE_DOWNPOUR;
 	c->n_push = c->n_fetch = 1;
 	c->batch = between(s, 1, 7);
 	c->n_params = SIM_COORDINATES;
-	s->training = net_chance(&s->net, 500);
+	s->training = s->mode > SIM_DOWNPOUR || net_chance(&s->net, 500);
 	s->n_train = between(s, 5, 60);
 	if (s->training) {
 		c->epochs = between(s, 1, 3);
 		c->n_params = (size_t)c->epochs * ((s->n_train + c->batch - 1) / c->batch);
 	}
+	c->mode = MODE_DOWNPOUR;
+	if (s->training)
+		choose_mode(s);
 	c->stale_rate = STALE_CONSTANT;
 	c->max_staleness = net_chance(&s->net, 500) ? 1000000 : between(s, 1, 10);
 	c->warm_updates = net_chance(&s->net, 300) ? between(s, 1, 10) : 0;
@@ -246,6 +284,9 @@ int sim_run(struct sim *s, uint64_t seed, int trace)
 void sim_init(struct sim *s)
 {
 	struct core_config largest = {.n_params = SIM_COORDINATES,
+		.mode = MODE_SANDBLASTER,
+		.optim = {.kind = OPTIM_LBFGS},
+		.lbfgs_history = 6,
 		.max_workers = SIM_WORKERS + 3,
 		.replay_window = 40,
 		.epochs = 3};
@@ -256,6 +297,7 @@ void sim_init(struct sim *s)
 	s->server.memory = mem_must(1, s->room, "the simulated server");
 	s->server.saving = mem_must(1, s->room, "an image");
 	s->disk.image = mem_must(1, s->room, "the simulated disk");
+	s->versions = mem_must(SIM_VERSIONS, sizeof(*s->versions), "the weights there were");
 }
 
 void sim_release(struct sim *s)
@@ -264,6 +306,7 @@ void sim_release(struct sim *s)
 	free(s->server.memory);
 	free(s->server.saving);
 	free(s->disk.image);
+	free(s->versions);
 }
 
 /* ---- main -------------------------------------------------------------------------------------
@@ -281,10 +324,20 @@ static int parse_range(const char *text, uint64_t *from, uint64_t *to)
 	return end != text && *end == '\0' && *from <= *to;
 }
 
+static const char *mode_name(int mode)
+{
+	const char *name = SIM_MODE_NAMES;
+
+	while (mode-- > 0)
+		name = strchr(name, '|') + 1;
+	return name;
+}
+
 static int failed(struct sim *s, const char *program, uint64_t seed)
 {
-	printf("FAIL seed=%llu: %s\nreplay: %s --seed %llu --trace\n", (unsigned long long)seed,
-		s->violation, program, (unsigned long long)seed);
+	printf("FAIL seed=%llu: %s\nreplay: %s --seed %llu --mode %.*s --trace\n",
+		(unsigned long long)seed, s->violation, program, (unsigned long long)seed,
+		(int)strcspn(mode_name(s->mode), "|"), mode_name(s->mode));
 	return 1;
 }
 
@@ -292,7 +345,7 @@ int main(int argc, char **argv)
 {
 	const char *seeds = "1..1000", *args[2];
 	int64_t seed = -1;
-	int trace = 0, n_args = 0, rc;
+	int trace = 0, mode = 0, n_args = 0, rc;
 	const struct opt opts[] = {
 		{.name = "seeds",
 			.type = OPT_TEXT,
@@ -309,6 +362,13 @@ int main(int argc, char **argv)
 			.max = 9e18,
 			.arg = "N",
 			.help = "run one seed"},
+		{.name = "mode",
+			.type = OPT_ENUM,
+			.dest = &mode,
+			.def = "any",
+			.values = SIM_MODE_NAMES,
+			.arg = "MODE",
+			.help = "only runs of this mode"},
 		{.name = "trace",
 			.type = OPT_FLAG,
 			.dest = &trace,
@@ -335,6 +395,7 @@ int main(int argc, char **argv)
 	if (seed >= 0)
 		from = to = (uint64_t)seed;
 	sim_init(&s);
+	s.mode = mode;
 	start = clock_seconds();
 	for (uint64_t i = from; i <= to; i++) {
 		if (sim_run(&s, i, trace))

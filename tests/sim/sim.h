@@ -5,7 +5,9 @@
  *
  * Verdicts (faults.md 1.4): the ledger gradient - push i sets coordinate i to 1 at rate 1, so at
  * the end each coordinate is -1 (applied once), 0 (lost) or -2 (twice) - and the batch ledger: in
- * training mode a coordinate stands for a batch of an epoch, and every one must be exactly -1.
+ * training mode a coordinate stands for a batch of an epoch, and every one must be exactly -1. With
+ * L-BFGS a coordinate stands for a portion of the set, and the run must end where the same run does
+ * with one worker and no faults: no portion of any pass was lost or counted twice.
  */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
@@ -17,6 +19,12 @@
 #define SIM_WORKERS     5u
 #define SIM_COORDINATES 2048u
 #define SIM_WINDOW      64u
+#define SIM_PORTIONS    64u  /* most batches of an epoch */
+#define SIM_VERSIONS    512u /* weights whose values are remembered */
+
+/* Those of enum mode, and L-BFGS. */
+enum sim_mode { SIM_ANY, SIM_DOWNPOUR, SIM_SSP, SIM_SYNC, SIM_SANDBLASTER, SIM_LBFGS };
+#define SIM_MODE_NAMES "any|downpour|ssp|sync|sandblaster|lbfgs"
 
 /* What became of a push of ledger mode. */
 enum fate {
@@ -31,10 +39,13 @@ struct sim_worker {
 	uint32_t bulk, beat;     /* link numbers */
 	int paused;
 	int named;
-	uint64_t version;                /* of the weights pulled last */
+	uint64_t version, version_epoch; /* of the weights pulled last */
 	uint32_t to_push;                /* ledger mode: pushes still to make, over all lives */
-	uint32_t coordinate[SIM_WINDOW]; /* of the kept pushes, at seq % SIM_WINDOW */
-	struct msg_grant grant;          /* training mode: what it works on; count 0: nothing */
+	struct gradient {
+		uint32_t first, count;
+		float value[SIM_PORTIONS];
+	} gradient[SIM_WINDOW]; /* of the kept pushes, at seq % SIM_WINDOW */
+	struct msg_grant grant; /* training mode: what it works on; count 0: nothing */
 	int computing, done;
 };
 
@@ -51,6 +62,12 @@ struct sim_server {
 	int written; /* on disk, but the core was not told yet */
 };
 
+/* L-BFGS: what the weights were, for the workers to compute at. */
+struct sim_version {
+	uint64_t epoch, version;
+	float w[SIM_PORTIONS];
+};
+
 struct sim_disk {
 	unsigned char *image; /* newest durable image, sections one after the other; size 0: none */
 	size_t size[IMAGE_SECTIONS];
@@ -62,7 +79,9 @@ struct sim {
 	int trace;
 	struct net net;
 	struct core_config cfg;
-	int training; /* batch ledger; else ledger gradient */
+	int training;                 /* batch ledger; else ledger gradient */
+	int mode;                     /* enum sim_mode: only this one */
+	struct sim_version *versions; /* SIM_VERSIONS, by version */
 	uint32_t n_workers, n_train;
 	uint64_t faults_end_ms;
 	uint32_t save_ms, save_fails; /* most time a save takes; failures per 1000 */
@@ -85,8 +104,19 @@ void sim_release(struct sim *s);
 int sim_run(struct sim *s, uint64_t seed, int trace);
 
 /* shared by the files of the simulator */
+/* The place of these weights among the remembered ones. */
+struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
+/* Images of batches [first, first + count) of an epoch. */
+uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
 void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 void sim_trace(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
+
+/* serial.c */
+/* Loss and gradient of portion i at w, as every worker of L-BFGS computes it. */
+double serial_loss(uint32_t i, float w);
+float serial_gradient(uint32_t i, float w);
+/* The weights that one worker and no fault end with; `memory` as sim.room. */
+void serial_run(struct sim *s, void *memory, float w[SIM_PORTIONS]);
 
 /* node_server.c */
 void server_start(struct sim *s);

@@ -1,0 +1,111 @@
+/*
+ * serial.c - the run that L-BFGS is compared with: one worker, no network, no fault, portions in
+ * order. Portion i has the loss k (w - t)^2 / 2 + (w - t)^4 / 10 of its coordinate alone, with a
+ * target t and a curvature k of its own.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include "tests/sim/sim.h"
+
+static double target(uint32_t i)
+{
+	return (double)(i * 7 % 5) / 4 - 0.5;
+}
+
+static double curvature(uint32_t i)
+{
+	return 1 + (double)(i * 3 % 8);
+}
+
+double serial_loss(uint32_t i, float w)
+{
+	double x = (double)w - target(i);
+
+	return curvature(i) * x * x / 2 + x * x * x * x / 10;
+}
+
+float serial_gradient(uint32_t i, float w)
+{
+	double x = (double)w - target(i);
+
+	return (float)(curvature(i) * x + 4 * x * x * x / 10);
+}
+
+static const struct msg *answer(const struct core *c, enum msg_type type)
+{
+	const struct effect *e;
+
+	for (size_t i = 0; (e = core_effect(c, i)); i++)
+		if (e->kind == EFFECT_SEND && e->msg.type == type)
+			return &e->msg;
+	return NULL;
+}
+
+static const struct msg *say(struct core *c, const struct msg *m, enum msg_type type)
+{
+	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 1, .msg = m};
+
+	core_step(c, &ev, 1);
+	return answer(c, type);
+}
+
+static void push_one(
+	struct sim *s, struct core *c, struct stamp stamp, const struct msg_grant *g, uint64_t seq)
+{
+	uint32_t i = g->work.first;
+	float value = serial_gradient(i, core_weights(c)[i]);
+	static struct msg m;
+
+	m.type = MSG_PUSH;
+	m.push = (struct msg_push){.stamp = stamp,
+		.seq = seq,
+		.base_version = g->version,
+		.base_epoch = stamp.epoch,
+		.work = {g->work.epoch, i, 1},
+		.images = sim_images(s, i, 1),
+		.loss = (float)serial_loss(i, core_weights(c)[i])};
+	m.push.slices.n = 1;
+	m.push.slices.slice[0] = (struct slice){.offset = i, .count = 1, .data = &value};
+	(void)say(c, &m, MSG_ACK);
+}
+
+static void evaluate(struct core *c, struct stamp stamp, const struct msg_grant *g)
+{
+	const struct msg m = {.type = MSG_RESULT,
+		.result = {.stamp = stamp,
+			.eval_id = g->eval_id,
+			.eval_first = g->eval_first,
+			.eval_count = g->eval_count}};
+
+	(void)say(c, &m, MSG_ACK);
+}
+
+void serial_run(struct sim *s, void *memory, float w[SIM_PORTIONS])
+{
+	struct core_config cfg = s->cfg;
+	const struct data_id data = {
+		.n_train = s->n_train, .n_test = 7, .rows = 1, .cols = 1, .classes = 2, .xxh3 = 1};
+	struct msg hello = {.type = MSG_HELLO,
+		.hello = {.protocol = WIRE_PROTOCOL, .role = ROLE_WORKER, .data = data}};
+	struct msg lease = {.type = MSG_LEASE};
+	uint64_t seq = 0;
+
+	cfg.durable = 0;
+	cfg.min_workers = cfg.lease_batches = 1;
+	memset(w, 0, SIM_PORTIONS * sizeof(*w));
+	struct core *c = core_init(memory, &cfg, s->server.weights[0]);
+	memset(s->server.weights[0], 0, cfg.n_params * sizeof(float));
+	lease.lease.stamp = say(c, &hello, MSG_WELCOME)->welcome.stamp;
+	for (uint64_t request = 1; request < 1000000; request++) {
+		lease.lease.request = request;
+		const struct msg *m = say(c, &lease, MSG_GRANT);
+		if (!m)
+			break; /* the run is over */
+		const struct msg_grant g = m->grant;
+		if (g.kind == GRANT_EVAL)
+			evaluate(c, lease.lease.stamp, &g);
+		else
+			push_one(s, c, lease.lease.stamp, &g, ++seq);
+	}
+	memcpy(w, core_weights(c), cfg.n_params * sizeof(float));
+}

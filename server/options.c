@@ -2,6 +2,8 @@
  * options.c - one row per option; then the rules that need more than one value or the machine.
  */
 #include "server/options.h"
+#include "server/core/lbfgs.h"
+#include "server/mode_options.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -19,12 +21,15 @@
 
 /* The rows' destinations, in the types that opt.h knows. */
 struct raw {
-	const char *bind, *http, *model, *mode, *checkpoint_dir, *init;
+	const char *bind, *http, *model, *checkpoint_dir, *init;
+	struct mode_raw modes;
 	int64_t epochs, batch, seed, max_updates, max_staleness, warm_updates, lease_batches;
 	int64_t eval_images, min_workers, max_workers, push_window, replay_window;
 	int64_t beat_ms, suspect_ms, dead_ms, forget_ms, recovery_ms, checkpoint_ms;
-	double lr, adagrad_eps, adagrad_init, max_norm;
-	int optimizer, stale_rate, log_level, accept_rollback, check_config;
+	double lr, momentum, decay_square, eps, adagrad_init, weight_decay, clip_norm, max_norm;
+	double warmup, schedule_gamma, schedule_floor;
+	int64_t schedule_every;
+	int optimizer, schedule, stale_rate, log_level, accept_rollback, check_config;
 };
 
 static void complain(int *errors, const char *fmt, ...) PS_PRINTF(2, 3);
@@ -135,13 +140,48 @@ static void check_model(const struct raw *r, struct model *m, int *errors)
 	}
 }
 
-static void check_mode(const struct raw *r, int *errors)
+/* What an optimizer gets that was not told otherwise: PyTorch's constants, and rates that suit
+ * MNIST with the demo's model (docs/modes.md). */
+static const struct usual {
+	double lr, decay_square, eps;
+} usual[OPTIM_KINDS] = {
+	[OPTIM_SGD] = {0.1, 0, 1e-8},
+	[OPTIM_ADAGRAD] = {0.04, 0, 1e-10},
+	[OPTIM_MOMENTUM] = {0.02, 0, 1e-8},
+	[OPTIM_NESTEROV] = {0.02, 0, 1e-8},
+	[OPTIM_RMSPROP] = {0.001, 0.99, 1e-8},
+	[OPTIM_ADAM] = {0.001, 0.999, 1e-8},
+	[OPTIM_LBFGS] = {1, 0, 1e-8},
+};
+
+/* Rows without a default hold this, which is in no row's range. */
+#define NOT_GIVEN (-1)
+
+static double given_or(double value, double otherwise)
 {
-	if (r->mode && strcmp(r->mode, "downpour") != 0)
+	return value > NOT_GIVEN ? value : otherwise;
+}
+
+static double lr_of(const struct raw *r)
+{
+	return given_or(r->lr, usual[r->optimizer].lr);
+}
+
+static uint32_t epochs_of(const struct raw *r, const struct model *m)
+{
+	return (uint32_t)(r->epochs > NOT_GIVEN ? r->epochs : m->classes == 0 ? 0 : 3);
+}
+
+static void check_rate(const struct raw *r, const struct model *m, int *errors)
+{
+	if (lr_of(r) * r->weight_decay > 1)
 		complain(errors,
-			"--mode: \"%.100s\" is not there: this version trains in mode downpour "
-			"only",
-			r->mode);
+			"--weight-decay: %g times --lr %g is more than 1: weights would grow "
+			"without end",
+			r->weight_decay, lr_of(r));
+	if ((r->schedule != SCHEDULE_CONSTANT || r->warmup > 0) && m->n_params &&
+		epochs_of(r, m) == 0)
+		complain(errors, "--schedule, --warmup: a run without --epochs has no known end");
 }
 
 static void check_together(const struct raw *r, int *errors)
@@ -170,6 +210,25 @@ static const char *text_or_null(const char *text)
 	return text && text[0] ? text : NULL;
 }
 
+static void fill_optim(struct core_config *c, const struct raw *r)
+{
+	const struct usual *u = &usual[r->optimizer];
+
+	c->lr = lr_of(r);
+	c->optim = (struct optim){.kind = (enum optim_kind)r->optimizer,
+		.eps = given_or(r->eps, u->eps),
+		.momentum = r->momentum,
+		.decay_square = given_or(r->decay_square, u->decay_square),
+		.adagrad_init = r->adagrad_init,
+		.weight_decay = r->weight_decay,
+		.clip_norm = r->clip_norm};
+	c->schedule = (struct schedule){.kind = (enum schedule_kind)r->schedule,
+		.warmup = given_or(r->warmup, r->schedule == SCHEDULE_ONECYCLE ? 0.3 : 0),
+		.gamma = r->schedule_gamma,
+		.every_epochs = (uint32_t)r->schedule_every,
+		.floor = r->schedule_floor};
+}
+
 static void fill_core(struct core_config *c, const struct raw *r, const struct model *m)
 {
 	*c = (struct core_config){.model_fingerprint = m->fingerprint,
@@ -177,15 +236,6 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 		.seed = (uint64_t)r->seed,
 		.batch = (uint32_t)r->batch,
 		.max_updates = (uint64_t)r->max_updates,
-		.mode = MODE_DOWNPOUR,
-		.optim = {.kind = (enum optim_kind)r->optimizer,
-			.eps = r->adagrad_eps,
-			.adagrad_init = r->adagrad_init,
-			.momentum = 0.9,
-			.decay_square = 0.999},
-		.n_push = 1,
-		.n_fetch = 1,
-		.lr = r->lr,
 		.stale_rate = (enum stale_rate)r->stale_rate,
 		.max_staleness = (uint32_t)r->max_staleness,
 		.max_norm = r->max_norm,
@@ -206,7 +256,9 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 		.accept_rollback = r->accept_rollback};
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
-	c->epochs = (uint32_t)(r->epochs >= 0 ? r->epochs : m->classes == 0 ? 0 : 3);
+	c->epochs = epochs_of(r, m);
+	fill_optim(c, r);
+	mode_fill(c, &r->modes);
 }
 
 static void fill(struct options *o, const struct raw *r)
@@ -225,11 +277,12 @@ static int judge(struct options *o, const struct raw *r, int parsed)
 	int errors = 0;
 
 	check_model(r, &o->model, &errors);
-	check_mode(r, &errors);
 	check_addresses(r, &errors);
 	check_files(r, &errors);
-	if (parsed == PS_OK) /* else some of these have no value of their own */
+	if (parsed == PS_OK) { /* else some of these have no value of their own */
+		check_rate(r, &o->model, &errors);
 		check_together(r, &errors);
+	}
 	return errors;
 }
 
@@ -251,7 +304,11 @@ static int judge(struct options *o, const struct raw *r, int parsed)
 
 int options_parse(struct options *o, int argc, char **argv)
 {
-	struct raw r = {.epochs = -1};
+	struct raw r = {.epochs = NOT_GIVEN,
+		.lr = NOT_GIVEN,
+		.decay_square = NOT_GIVEN,
+		.eps = NOT_GIVEN,
+		.warmup = NOT_GIVEN};
 	const struct opt rows[] = {
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
 			"address for workers; port 0: any free one, see the log"),
@@ -260,13 +317,72 @@ int options_parse(struct options *o, int argc, char **argv)
 		TEXT("model", model, "seed:32", "MODEL",
 			"seed:F, lenet5, cnn99, vector:N, or layers such as \"conv:32:3 relu "
 			"pool:2 fc:10\""),
-		TEXT("mode", mode, "downpour", "MODE", "how gradients meet: downpour"),
-		ENUM("optimizer", optimizer, "adagrad", OPTIM_NAMES, "NAME",
-			"what turns gradients into updates"),
-		REAL("lr", lr, "0.04", 1e-12, 1e6, "RATE", "learning rate"),
-		REAL("adagrad-eps", adagrad_eps, "1e-8", 1e-30, 1, "EPS",
-			"added to the root of the sum of squares"),
+		ENUM("mode", modes.mode, "downpour", MODE_NAMES, "MODE",
+			"how gradients meet: each when it comes, the same with bounded staleness, "
+			"in steps of all workers, in portions of a large batch, or workers for "
+			"themselves around a centre (docs/modes.md)"),
+		ENUM("optimizer", optimizer, NULL, OPTIM_NAMES, "NAME",
+			"what turns gradients into updates; without it adagrad, for sandblaster "
+			"lbfgs"),
+		INT("n-push", modes.n_push, NULL, 1, WIRE_MAX_BATCHES, "N",
+			"batches in one push; without it 1, for easgd 10"),
+		ENUM("push", modes.push, "mean", PUSH_NAMES, "WHAT",
+			"of its batches' gradients a push has; sync and sandblaster: of a step's"),
+		INT("n-fetch", modes.n_fetch, "1", 1, WIRE_MAX_BATCHES, "N",
+			"batches between two pulls of the weights; in between a worker takes steps "
+			"of its own"),
+		REAL("local-rate", modes.local_rate, NULL, 0, 1e6, "RATE",
+			"of a worker's own steps; without it 0.1"),
+		FLAG("prefetch", modes.prefetch,
+			"pull the next weights while a gradient is computed: faster where pulls "
+			"are slow, one version staler"),
+		ENUM("delay-compensation", modes.delay, "none", DELAY_NAMES, "HOW",
+			"correct late gradients by how far the weights have moved (DC-ASGD); takes "
+			"a copy of the weights for each worker"),
+		REAL("dc-lambda", modes.dc_lambda, "0", 0, 1e6, "LAMBDA",
+			"strength of that; 0: 0.04, adaptive 2"),
+		REAL("elastic", modes.elastic, "0.1", 1e-6, 1, "PART",
+			"easgd: of the distance to the centre that worker and centre give way"),
+		INT("ssp-bound", modes.ssp_bound, "4", 0, WIRE_MAX_BATCHES, "N",
+			"ssp: batches that a worker may be ahead of the slowest"),
+		INT("sync-spares", modes.sync_spares, "0", 0, WIRE_MAX_WORKERS, "N",
+			"sync: workers that a step does not wait for"),
+		INT("batch-images", modes.batch_images, "0", 0, WIRE_MAX_IMAGES, "N",
+			"sandblaster: images of one step; 0: all"),
+		INT("lbfgs-history", modes.lbfgs_history, "6", 1, LBFGS_MAX_HISTORY, "N",
+			"pairs of steps and gradients that L-BFGS remembers"),
+		INT("lbfgs-trials", modes.lbfgs_trials, "20", 1, 1000, "N",
+			"most points that one line search looks at"),
+		REAL("lbfgs-armijo", modes.lbfgs_armijo, "1e-4", 1e-12, 0.5, "PART",
+			"of the slope's promise that a step must keep"),
+		REAL("lbfgs-wolfe", modes.lbfgs_wolfe, "0.9", 1e-6, 0.999999, "PART",
+			"of the slope that may be left after a step"),
+		REAL("lr", lr, NULL, 1e-12, 1e6, "RATE",
+			"learning rate; without it sgd 0.1, adagrad 0.04, momentum and "
+			"nesterov 0.02, rmsprop and adam 0.001"),
+		REAL("momentum", momentum, "0.9", 0, 0.999999, "PART",
+			"of the last direction is kept: momentum, nesterov; adam's beta1"),
+		REAL("decay-square", decay_square, NULL, 0, 0.999999, "PART",
+			"of the mean square is kept: rmsprop's alpha, without it 0.99; adam's "
+			"beta2, without it 0.999"),
+		REAL("eps", eps, NULL, 1e-12, 1, "EPS",
+			"added to the root: adagrad, without it 1e-10; rmsprop, adam, without it "
+			"1e-8"),
 		REAL("adagrad-init", adagrad_init, "0", 0, 1e6, "G", "first sum of squares"),
+		REAL("weight-decay", weight_decay, "0", 0, 1, "PART",
+			"of the weights is added to their gradient"),
+		REAL("clip-norm", clip_norm, "0", 0, 1e30, "L2",
+			"scale gradients with a larger norm down to this one; 0: never"),
+		ENUM("schedule", schedule, "constant", SCHEDULE_NAMES, "NAME",
+			"how the rate changes over the run"),
+		REAL("warmup", warmup, NULL, 0, 1, "PART",
+			"of the run in which the rate rises; without it 0, for onecycle 0.3"),
+		REAL("schedule-gamma", schedule_gamma, "0.1", 0, 1, "PART",
+			"step: of the rate is left by each fall"),
+		INT("schedule-every", schedule_every, "1", 1, WIRE_MAX_EPOCHS, "N",
+			"step: epochs between falls"),
+		REAL("schedule-floor", schedule_floor, "0", 0, 1, "PART",
+			"cosine, onecycle: of the rate is left at the end"),
 		INT("epochs", epochs, NULL, 0, WIRE_MAX_EPOCHS, "N",
 			"passes over the training images; 0: no data set, ends by --max-updates or "
 			"a drain; without it 3, for vector:N 0"),

@@ -10,8 +10,6 @@
 
 #define MOST_EPOCHS 20 /* records in a status */
 
-static const char *const optim_names[] = {[OPTIM_SGD] = "sgd", [OPTIM_ADAGRAD] = "adagrad"};
-
 /* ---- small readings ------------------------------------------------------------------------ */
 
 uint64_t status_rss(void)
@@ -200,6 +198,14 @@ static json_t *text_or_null(const char *text)
 	return text ? json_string(text) : json_null();
 }
 
+/* The i-th of an option's names, "a|b|c". */
+static json_t *nth_name(const char *names, int i)
+{
+	for (; i > 0; i--)
+		names += strcspn(names, "|") + 1;
+	return json_stringn(names, strcspn(names, "|"));
+}
+
 static void set_run(json_t *o, const struct core_config *cfg)
 {
 	set(o, "run", run_text(cfg));
@@ -207,8 +213,9 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set(o, "model", json_string(cfg->model));
 	set(o, "n_params", count(cfg->n_params));
 	set(o, "mode", json_string("downpour"));
-	set(o, "optimizer", json_string(optim_names[cfg->optim.kind]));
+	set(o, "optimizer", nth_name(OPTIM_NAMES, (int)cfg->optim.kind));
 	set(o, "lr", json_real(cfg->lr));
+	set(o, "schedule", nth_name(SCHEDULE_NAMES, (int)cfg->schedule.kind));
 	set(o, "seed", count(cfg->seed));
 	set(o, "batch", count(cfg->batch));
 	set(o, "epochs", count(cfg->epochs));

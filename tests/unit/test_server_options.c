@@ -8,7 +8,7 @@
 #include "scratch.h"
 #include "server/options.h"
 
-#define MAX_ARGV 64
+#define MAX_ARGV 96
 
 static struct capture errors;
 static struct options options;
@@ -65,7 +65,10 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_int_equal(options.core.n_params, options.model.n_params);
 	assert_int_equal(options.core.model_fingerprint, options.model.fingerprint);
 	assert_int_equal(options.core.optim.kind, OPTIM_ADAGRAD);
-	assert_true(options.core.lr == 0.04 && options.core.optim.eps == 1e-8);
+	assert_true(options.core.lr == 0.04 && options.core.optim.eps == 1e-10);
+	assert_int_equal(options.core.schedule.kind, SCHEDULE_CONSTANT);
+	assert_true(options.core.optim.weight_decay == 0 && options.core.optim.clip_norm == 0);
+	assert_true(options.core.schedule.warmup == 0);
 	assert_int_equal(options.core.epochs, 3);
 	assert_int_equal(options.core.batch, 100);
 	assert_int_equal(options.core.stale_rate, STALE_RELATIVE);
@@ -83,7 +86,10 @@ static void every_value_arrives_where_it_belongs(void **state)
 	(void)state;
 	snprintf(line, sizeof(line),
 		"--bind;tcp://[::1]:0;--http;127.0.0.1:0;--model;fc:7 relu fc:10;--optimizer;sgd;"
-		"--lr;0.5;--adagrad-eps;1e-7;--adagrad-init;0.1;--epochs;4;--batch;12;--seed;99;"
+		"--lr;0.5;--eps;1e-7;--adagrad-init;0.1;--momentum;0.7;--decay-square;0.8;"
+		"--weight-decay;0.01;--clip-norm;3;--schedule;step;--warmup;0.25;"
+		"--schedule-gamma;0.3;--schedule-every;2;--schedule-floor;0.4;--epochs;4;--batch;"
+		"12;--seed;99;"
 		"--checkpoint-dir;%s;--checkpoint-ms;21;--min-workers;2;--max-workers;3;"
 		"--stale-rate;inverse;--max-staleness;17;--max-norm;2.5;--warm-updates;18;"
 		"--max-updates;19;--lease-batches;20;--eval-images;22;--push-window;5;"
@@ -97,6 +103,11 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_string_equal(c->model, "fc:7 relu fc:10");
 	assert_int_equal(c->optim.kind, OPTIM_SGD);
 	assert_true(c->lr == 0.5 && c->optim.eps == 1e-7 && c->optim.adagrad_init == 0.1);
+	assert_true(c->optim.momentum == 0.7 && c->optim.decay_square == 0.8);
+	assert_true(c->optim.weight_decay == 0.01 && c->optim.clip_norm == 3);
+	assert_int_equal(c->schedule.kind, SCHEDULE_STEP);
+	assert_true(c->schedule.warmup == 0.25 && c->schedule.gamma == 0.3);
+	assert_true(c->schedule.every_epochs == 2 && c->schedule.floor == 0.4);
 	assert_true(c->max_norm == 2.5);
 	const uint64_t got[] = {c->epochs, c->batch, c->seed, c->checkpoint_ms, c->min_workers,
 		c->max_workers, c->stale_rate, c->max_staleness, c->warm_updates, c->max_updates,
@@ -108,6 +119,36 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_true(c->durable && c->accept_rollback);
 	assert_int_equal(options.log_level, LOG_WARN);
 	assert_int_equal(log_get_level(), LOG_WARN);
+}
+
+/* PyTorch's constants; each optimizer a rate of its own. */
+static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
+{
+	static const struct {
+		const char *line;
+		double lr, eps, decay_square;
+	} row[] = {
+		{"--optimizer;sgd", 0.1, 0, 0},
+		{"--optimizer;momentum", 0.02, 0, 0},
+		{"--optimizer;nesterov", 0.02, 0, 0},
+		{"--optimizer;adagrad", 0.04, 1e-10, 0},
+		{"--optimizer;rmsprop", 0.001, 1e-8, 0.99},
+		{"--optimizer;adam", 0.001, 1e-8, 0.999},
+	};
+	const struct optim *o = &options.core.optim;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+		assert_int_equal(parse(row[i].line), OPT_RUN);
+		print_message("%s: %g\n", row[i].line, options.core.lr);
+		assert_true(options.core.lr == row[i].lr && o->momentum == 0.9);
+		assert_true(row[i].eps == 0 || o->eps == row[i].eps);
+		assert_true(row[i].decay_square == 0 || o->decay_square == row[i].decay_square);
+	}
+	assert_int_equal(parse("--schedule;onecycle"), OPT_RUN);
+	assert_true(options.core.schedule.warmup == 0.3 && options.core.schedule.floor == 0);
+	assert_int_equal(parse("--schedule;onecycle;--warmup;0"), OPT_RUN);
+	assert_true(options.core.schedule.warmup == 0);
 }
 
 static void a_vector_has_no_epochs_unless_it_is_told(void **state)
@@ -160,8 +201,24 @@ static const char *const bad[][2] = {
 	{"--lr; 1", "--lr"},
 	{"--lr;0.1;--lr;0.1", "--lr"},
 	{"--lr", "--lr"},
-	{"--adagrad-eps;0", "--adagrad-eps"},
-	{"--adagrad-eps;2", "--adagrad-eps"},
+	{"--eps;0", "--eps"},
+	{"--eps;2", "--eps"},
+	{"--momentum;1", "--momentum"},
+	{"--momentum;-1", "--momentum"},
+	{"--decay-square;1", "--decay-square"},
+	{"--decay-square;-1", "--decay-square"},
+	{"--weight-decay;-0.1", "--weight-decay"},
+	{"--weight-decay;nan", "--weight-decay"},
+	{"--weight-decay;0.5;--lr;3", "--weight-decay"},
+	{"--clip-norm;-1", "--clip-norm"},
+	{"--schedule;linear", "--schedule"},
+	{"--schedule;cosine;--epochs;0", "--schedule"},
+	{"--warmup;0.1;--model;vector:3", "--warmup"},
+	{"--warmup;1.1", "--warmup"},
+	{"--warmup;-1", "--warmup"},
+	{"--schedule-gamma;2", "--schedule-gamma"},
+	{"--schedule-every;0", "--schedule-every"},
+	{"--schedule-floor;-0.1", "--schedule-floor"},
 	{"--adagrad-init;-0.1", "--adagrad-init"},
 	{"--max-norm;-1", "--max-norm"},
 	{"--epochs;-1", "--epochs"},
@@ -337,6 +394,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(defaults_are_those_of_the_architecture),
 		cmocka_unit_test(every_value_arrives_where_it_belongs),
+		cmocka_unit_test(an_optimizer_that_is_told_nothing_gets_what_is_usual),
 		cmocka_unit_test(a_vector_has_no_epochs_unless_it_is_told),
 		cmocka_unit_test(empty_texts_mean_off),
 		cmocka_unit_test(good_addresses_are_taken),

@@ -108,7 +108,7 @@ static const char *text_of(const json_t *o, const char *key)
 static void a_new_server_waits_and_knows_no_accuracy(void **state)
 {
 	(void)state;
-	begin("--model;fc:10;--lr;0.125;--seed;9");
+	begin("--model;fc:10;--lr;0.125;--seed;9;--optimizer;adam;--schedule;cosine");
 	json_t *o = parsed(status_json(&now));
 	assert_string_equal(text_of(o, "state"), "waiting");
 	assert_true(json_is_null(json_object_get(o, "degraded")));
@@ -116,7 +116,8 @@ static void a_new_server_waits_and_knows_no_accuracy(void **state)
 	assert_true(json_is_null(json_object_get(o, "eta_s")));
 	assert_string_equal(text_of(o, "model"), "fc:10");
 	assert_string_equal(text_of(o, "mode"), "downpour");
-	assert_string_equal(text_of(o, "optimizer"), "adagrad");
+	assert_string_equal(text_of(o, "optimizer"), "adam");
+	assert_string_equal(text_of(o, "schedule"), "cosine");
 	assert_int_equal(strlen(text_of(o, "run")), 32);
 	assert_true(number(o, "n_params") == 7850 && number(o, "seed") == 9);
 	assert_true(number(o, "lr") == 0.125 && number(o, "epoch") == 1);

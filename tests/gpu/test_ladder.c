@@ -44,6 +44,21 @@ static void rungs_agree_with_cpu_ref(void **state)
 	for_each_gpu_rung(agrees);
 }
 
+static void takes_the_first(const struct rung *r)
+{
+	struct rung_lab l;
+	lab_open(&l, r, 3, 19);
+	lab_level(&l);
+	lab_agrees(&l, 19);
+	lab_close(&l);
+}
+
+static void of_equal_values_the_first_wins(void **state)
+{
+	(void)state;
+	for_each_gpu_rung(takes_the_first);
+}
+
 /* Whole and short batches in one state, so that what a longer one left behind would show. */
 static void changes_its_batch(const struct rung *r)
 {
@@ -120,6 +135,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(rungs_agree_with_cpu_ref),
+		cmocka_unit_test(of_equal_values_the_first_wins),
 		cmocka_unit_test(a_batch_size_may_change_from_step_to_step),
 		cmocka_unit_test(equal_steps_give_equal_bytes),
 		cmocka_unit_test(training_on_the_device_is_step_after_step),

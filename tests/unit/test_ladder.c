@@ -20,6 +20,16 @@ static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
 	assert_true(tried >= 3);
 }
 
+static void of_equal_values_the_first_wins(void **state)
+{
+	struct rung_lab l;
+	(void)state;
+	lab_open(&l, ladder_rungs[0], 2, 3);
+	lab_level(&l);
+	lab_agrees(&l, 3);
+	lab_close(&l);
+}
+
 /* ---- a rung that is wrong ----------------------------------------------------------------------
  */
 
@@ -143,6 +153,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(rungs_without_a_gpu_agree_with_cpu_ref),
+		cmocka_unit_test(of_equal_values_the_first_wins),
 		cmocka_unit_test(a_wrong_gradient_is_refused),
 		cmocka_unit_test(a_right_rung_is_timed_and_profiled),
 		cmocka_unit_test(points_that_do_not_exist_are_refused),

@@ -177,7 +177,11 @@ static struct order *new_order(struct cnnps *c, enum order_kind kind)
 
 static void note_pull(struct cnnps *c, const struct arrival *a)
 {
-	c->pulled[c->n_pulled++ % PULLS] = (struct pulled){a->version, a->server_epoch};
+	size_t newest = c->n_pulled ? c->n_pulled - 1 : 0;
+
+	if (!c->n_pulled || c->pulled[newest % PULLS].version != a->version)
+		newest = c->n_pulled++;
+	c->pulled[newest % PULLS] = (struct pulled){a->version, a->server_epoch};
 }
 
 /* Of the newest pull of that version; 0: not known. */

@@ -6,9 +6,8 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/model.h"
-#include "common/rng.h"
 #include "kernels/backend.h"
-#include "worker/batch.h"
+#include "worker/steps.h"
 #include "worker/trainer.h"
 
 struct trainer {
@@ -19,7 +18,7 @@ struct trainer {
 	struct err *e;
 	struct model model;
 	struct backend *backend;
-	struct batches batches;
+	struct steps steps;
 	struct kx_images train, test;
 	const struct kx_images *in_use; /* the set that the backend's indices refer to */
 	float *weights;                 /* model.n_params, for evaluation */
@@ -35,43 +34,11 @@ static int use(struct trainer *t, const struct kx_images *set)
 	return status;
 }
 
-static int train_batch(struct trainer *t, uint32_t epoch, uint32_t number)
-{
-	struct rng mask = rng_seed(t->info->seed, RNG_DROPOUT, (uint64_t)epoch << 32 | number);
-	struct cnnps_work work = {.epoch = epoch, .first = number, .count = 1};
-	float *gradient = cnnps_gradient(t->c);
-	const uint32_t *index;
-	struct cnnps_weights at;
-	double loss, start;
-	int status;
-
-	if (!gradient)
-		return PS_ENOMEM;
-	if ((status = batches_get(&t->batches, epoch, number, &index, &work.images)))
-		return status;
-	if ((status = cnnps_view(t->c, &at)))
-		return status;
-	start = clock_seconds();
-	if ((status = backend_gradient(
-		     t->backend, at.w, index, work.images, mask.state, gradient, &loss)))
-		return status;
-	t->work->seconds += clock_seconds() - start;
-	work.loss = (float)loss;
-	t->work->images += work.images;
-	t->work->batches++;
-	return cnnps_push_work(t->c, gradient, t->model.n_params, at.version, &work);
-}
-
 static int train(struct trainer *t, const struct cnnps_lease *lease)
 {
 	int status = use(t, &t->train);
 
-	for (uint32_t i = 0; i < lease->count && !status; i++) {
-		if (t->cfg->stop && t->cfg->stop(t->cfg->stop_arg))
-			return PS_ESHUTDOWN;
-		status = train_batch(t, lease->epoch, lease->first + i);
-	}
-	return status;
+	return status ? status : steps_run(&t->steps, lease);
 }
 
 static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
@@ -144,7 +111,9 @@ static int open_all(struct trainer *t)
 		return status;
 	t->train = data_train(t->cfg->data);
 	t->test = data_test(t->cfg->data);
-	batches_init(&t->batches, i->seed, (uint32_t)t->train.n, i->batch);
+	t->steps = (struct steps){
+		.c = t->c, .info = i, .backend = t->backend, .cfg = t->cfg, .work = t->work};
+	steps_init(&t->steps, (uint32_t)t->train.n);
 	t->weights = mem_try(t->model.n_params, sizeof *t->weights);
 	if (!t->weights)
 		return err_set(t->e, PS_ENOMEM, "no memory for %zu parameters", t->model.n_params);
@@ -156,7 +125,7 @@ static int open_all(struct trainer *t)
 static void close_all(struct trainer *t)
 {
 	free(t->weights);
-	batches_release(&t->batches);
+	steps_release(&t->steps);
 	backend_free(&t->backend);
 }
 

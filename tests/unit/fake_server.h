@@ -28,23 +28,42 @@ struct fake_how {
 	int mute_pushes; /* take no notice of PUSH, as if it had been lost */
 	int mute_acks;   /* decide on a push, but say nothing */
 	int mute_pulls, mute_leases;
-	int not_durable; /* nothing gets durable */
-	int garbage;     /* before each answer, a message that is none */
-	int status;      /* nonzero: answer everything by an ERROR with it */
-	int bye;         /* nonzero: answer LEASE by a BYE with it */
-	int reject;      /* nonzero: the verdict on every push */
-	int two_slices;  /* weights come in two pieces */
+	int mute_leases_after; /* nonzero: once so many have come, mute_leases */
+	int not_durable;       /* nothing gets durable */
+	int garbage;           /* before each answer, a message that is none */
+	int status;            /* nonzero: answer everything by an ERROR with it */
+	int bye;               /* nonzero: answer LEASE by a BYE with it */
+	int reject;            /* nonzero: the verdict on every push */
+	int two_slices;        /* weights come in two pieces */
+	int refuse_admin;
 	uint32_t push_window, replay_window;
+	const char *model; /* of FAKE_PARAMS parameters */
+	enum mode mode;
+	uint32_t n_push, n_fetch, push_sum, prefetch;
+	double local_rate, elastic;
+	float start[FAKE_PARAMS];       /* weights before the first push */
+	const struct msg_grant *grants; /* NULL, or the answers to LEASE 1, 2, ...; then PS_EDONE */
+	uint32_t n_grants;
+};
+
+/* A push that was decided on. */
+struct fake_push {
+	uint64_t base_version, base_epoch;
+	struct work work;
+	uint32_t images;
+	float loss, g[FAKE_PARAMS];
+	int pulls; /* that came before it */
 };
 
 /* What has happened. */
 struct fake_seen {
 	int hellos, pulls, pushes, leases, results, beats, byes;
-	uint64_t last_seq;          /* newest push decided on */
-	float sum[FAKE_PARAMS];     /* of the pushes decided on */
-	uint64_t seq[FAKE_PUSHES];  /* of each PUSH that came, decided or not */
-	uint64_t hash[FAKE_PUSHES]; /* of its tensor */
-	struct msg_hello hello;     /* the newest of each */
+	uint64_t last_seq;                  /* newest push decided on */
+	float sum[FAKE_PARAMS];             /* of the pushes decided on */
+	uint64_t seq[FAKE_PUSHES];          /* of each PUSH that came, decided or not */
+	uint64_t hash[FAKE_PUSHES];         /* of its tensor */
+	struct fake_push made[FAKE_PUSHES]; /* by seq - 1 */
+	struct msg_hello hello;             /* the newest of each */
 	struct msg_push push;
 	struct msg_result result;
 };
@@ -96,7 +115,6 @@ static inline void fake_welcome(struct fake *f, uint32_t peer)
 	m.welcome = (struct msg_welcome){.stamp = fake_stamp(f),
 		.last_seq = f->seen.last_seq,
 		.durable_seq = fake_durable(f),
-		.model = "vector:6",
 		.model_fingerprint = 3,
 		.n_params = FAKE_PARAMS,
 		.seed = 4,
@@ -106,22 +124,27 @@ static inline void fake_welcome(struct fake *f, uint32_t peer)
 		.beat_ms = 100,
 		.dead_ms = 2000,
 		.forget_ms = 60000,
-		.mode = MODE_DOWNPOUR,
-		.n_push = 1,
-		.n_fetch = 1};
+		.mode = f->how.mode,
+		.n_push = f->how.n_push,
+		.n_fetch = f->how.n_fetch,
+		.push_sum = f->how.push_sum,
+		.prefetch = f->how.prefetch,
+		.local_rate = f->how.local_rate,
+		.elastic = f->how.elastic};
+	snprintf(m.welcome.model, sizeof m.welcome.model, "%s", f->how.model);
 	if (f->seen.hello.role == ROLE_OBSERVER)
 		m.welcome.stamp.worker = m.welcome.stamp.incarnation = 0;
 	fake_send(f, peer, &m);
 }
 
-/* Weights: minus the sum of what was pushed. */
+/* Weights: the first ones minus the sum of what was pushed. */
 static inline void fake_params(struct fake *f, uint32_t peer, const struct msg_pull *p)
 {
 	struct msg m = {.type = MSG_PARAMS};
 	float w[FAKE_PARAMS];
 
 	for (int i = 0; i < FAKE_PARAMS; i++)
-		w[i] = -f->seen.sum[i];
+		w[i] = f->how.start[i] - f->seen.sum[i];
 	m.params.request = p->request;
 	m.params.version = f->seen.last_seq;
 	m.params.which = p->which;
@@ -139,6 +162,24 @@ static inline void fake_params(struct fake *f, uint32_t peer, const struct msg_p
 	fake_send(f, peer, &m);
 }
 
+static inline void fake_apply(struct fake_seen *s, const struct msg_push *p)
+{
+	const struct slice *slice = &p->slices.slice[0];
+	struct fake_push *made = &s->made[(p->seq - 1) % FAKE_PUSHES];
+
+	*made = (struct fake_push){.base_version = p->base_version,
+		.base_epoch = p->base_epoch,
+		.work = p->work,
+		.images = p->images,
+		.loss = p->loss,
+		.pulls = s->pulls};
+	for (uint64_t i = 0; i < slice->count; i++) {
+		s->sum[slice->offset + i] += slice->data[i];
+		made->g[slice->offset + i] = slice->data[i];
+	}
+	s->last_seq = p->seq;
+}
+
 static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_push *p)
 {
 	struct fake_seen *s = &f->seen;
@@ -151,10 +192,8 @@ static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_pus
 	if (f->how.mute_pushes || p->seq > s->last_seq + 1)
 		return;
 	m.ack.duplicate = p->seq <= s->last_seq;
-	for (uint64_t i = 0; !m.ack.duplicate && i < slice->count; i++)
-		s->sum[slice->offset + i] += slice->data[i];
 	if (!m.ack.duplicate)
-		s->last_seq = p->seq;
+		fake_apply(s, p);
 	m.ack.seq = p->seq;
 	m.ack.epoch = f->epoch;
 	m.ack.verdict = f->how.reject ? VERDICT_REJECTED : VERDICT_OK;
@@ -179,10 +218,18 @@ static inline void fake_lease(struct fake *f, uint32_t peer, const struct msg_le
 		grant.grant.eval_count = 25;
 		grant.grant.eval_id = 9;
 	}
-	if (f->how.bye)
+	if (f->how.grants && l->request > f->how.n_grants)
+		bye.bye.status = PS_EDONE;
+	else if (f->how.grants) {
+		grant.grant = f->how.grants[l->request - 1];
+		grant.grant.request = l->request;
+	}
+	if (bye.bye.status)
 		fake_send(f, peer, &bye);
 	else if (!f->how.mute_leases)
 		fake_send(f, peer, &grant);
+	if (f->seen.leases == f->how.mute_leases_after)
+		f->how.mute_leases = 1;
 }
 
 static inline void fake_beat(struct fake *f, uint32_t peer)
@@ -245,7 +292,10 @@ static inline void fake_answer(struct fake *f, uint32_t peer, const struct msg *
 		reply.admin.verb = m->admin.verb;
 		reply.admin.reply = 1;
 		reply.admin.generation = 12;
-		fake_send(f, peer, &reply);
+		if (f->how.refuse_admin)
+			fake_error(f, peer, PS_EUSAGE);
+		else
+			fake_send(f, peer, &reply);
 		break;
 	case MSG_BYE:
 		s->byes++;
@@ -334,7 +384,12 @@ static inline void fake_start(struct fake *f)
 {
 	memset(f, 0, sizeof *f);
 	f->epoch = 1;
-	f->how = (struct fake_how){.push_window = 8, .replay_window = 16};
+	f->how = (struct fake_how){.push_window = 8,
+		.replay_window = 16,
+		.model = "vector:6",
+		.mode = MODE_DOWNPOUR,
+		.n_push = 1,
+		.n_fetch = 1};
 	f->context = zmq_ctx_new();
 	assert_int_equal(wire_new(&f->wire, FAKE_PARAMS), 0);
 	fake_bind(f, "tcp://127.0.0.1:*");
@@ -383,6 +438,14 @@ static inline void fake_set(struct fake *f, int *how, int value)
 {
 	pthread_mutex_lock(&f->mutex);
 	*how = value;
+	pthread_mutex_unlock(&f->mutex);
+}
+
+/* The whole of it. */
+static inline void fake_behave(struct fake *f, struct fake_how how)
+{
+	pthread_mutex_lock(&f->mutex);
+	f->how = how;
 	pthread_mutex_unlock(&f->mutex);
 }
 

@@ -68,6 +68,12 @@ def test_rejections():
     assert dict(pb.Reject.items()) == known
 
 
+def test_modes():
+    table = {r[0]: int(r[1]) for r in rows(section("Modes"))[1:]}
+    assert table == {k: v for k, v in pb.Mode.items() if v}
+    assert table == {name: int(n) for name, n in re.findall(r"(MODE_\w+) = (\d+),", HEADER)}
+
+
 def test_order_of_images():
     text = section("Order of images")
     written = [[int(n) for n in v.split()] for v in re.findall(r": ([\d ]{19})", text)]

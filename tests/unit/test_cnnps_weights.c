@@ -1,0 +1,275 @@
+/* test_cnnps_weights.c - which weights libcnnps gives, and what it says of them in a push: pulls
+ * started ahead, and versions of before and after a crash of the server. And what is refused. */
+#include "tests/unit/fake_server.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "worker/cnnps.h"
+
+static struct fake fake;
+static struct cnnps *client;
+static const float ones[FAKE_PARAMS] = {1, 1, 1, 1, 1, 1};
+
+static void connect_again(struct cnnps_options o)
+{
+	cnnps_close(&client);
+	o.server = fake.url;
+	o.connect_ms = 10000;
+	if (cnnps_connect(&client, &o))
+		fail_msg("%s", o.why);
+}
+
+static int set_up(void **state)
+{
+	(void)state;
+	log_set_level(LOG_ERROR);
+	fake_start(&fake);
+	connect_again((struct cnnps_options){.device = "test"});
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	cnnps_close(&client);
+	fake_stop(&fake);
+	return 0;
+}
+
+static void push(uint64_t version)
+{
+	assert_int_equal(cnnps_push(client, ones, FAKE_PARAMS, version), 0);
+}
+
+static void flush(void)
+{
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+}
+
+/* ---- started ahead -----------------------------------------------------------------------------
+ */
+
+static int one_pull(const struct fake *f)
+{
+	return f->seen.pulls >= 1;
+}
+
+static void a_pull_started_ahead_is_what_the_next_view_gets(void **state)
+{
+	struct cnnps_weights view;
+
+	(void)state;
+	assert_int_equal(cnnps_prefetch(client), 0);
+	assert_int_equal(cnnps_prefetch(client), 0); /* is under way already, or here */
+	fake_wait(&fake, one_pull, "a pull that nobody waits for");
+	push(0);
+	flush();
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_true(view.version == 0 && view.w[0] == 0); /* of before the push */
+	assert_int_equal(fake_look(&fake).pulls, 1);
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_true(view.version == 1 && view.w[FAKE_PARAMS - 1] == -1);
+	assert_int_equal(fake_look(&fake).pulls, 2);
+}
+
+static void a_pull_gets_it_too_and_an_evaluation_does_not(void **state)
+{
+	uint64_t version = 9;
+	float w[FAKE_PARAMS] = {7};
+
+	(void)state;
+	assert_int_equal(cnnps_prefetch(client), 0);
+	fake_wait(&fake, one_pull, "the pull");
+	push(0);
+	assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
+	assert_true(version == 1 && w[0] == -1);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
+	assert_true(version == 0 && w[0] == 0 && w[FAKE_PARAMS - 1] == 0);
+	assert_int_equal(fake_look(&fake).pulls, 2);
+}
+
+static void a_view_waits_for_the_pull_that_is_under_way(void **state)
+{
+	struct cnnps_weights view, old;
+
+	(void)state;
+	assert_int_equal(cnnps_view(client, &old), 0);
+	fake_set(&fake, &fake.how.mute_pulls, 1);
+	assert_int_equal(cnnps_prefetch(client), 0);
+	push(0);
+	flush(); /* the pull, said before, has come: and was lost */
+	assert_int_equal(fake_look(&fake).pulls, 2);
+	fake_set(&fake, &fake.how.mute_pulls, 0);
+	fake_hang_up(&fake, 0); /* so it is said again */
+	assert_true(old.w[0] == 0);
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_true(view.version == 1 && view.w[0] == -1);
+	assert_int_equal(fake_look(&fake).pulls, 3);
+}
+
+static void closing_drops_what_was_started_ahead(void **state)
+{
+	struct cnnps_weights view;
+
+	(void)state;
+	fake_set(&fake, &fake.how.two_slices, 1);
+	assert_int_equal(cnnps_prefetch(client), 0);
+	fake_wait(&fake, one_pull, "the pull");
+	push(0);
+	flush(); /* the weights came before this answer */
+	connect_again((struct cnnps_options){.device = "test"});
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(view.version, 1);
+}
+
+/* ---- versions of several lives of the server ---------------------------------------------------
+ */
+
+static int three_pushes(const struct fake *f)
+{
+	return f->seen.last_seq >= 3;
+}
+
+static void a_push_says_whose_version_its_weights_were_of(void **state)
+{
+	struct cnnps_weights view;
+	struct fake_seen seen;
+
+	(void)state;
+	fake_set(&fake, &fake.how.not_durable, 1);
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(view.server_epoch, 1);
+	push(view.version);
+	push(77); /* never pulled */
+	flush();
+	fake_hang_up(&fake, 1);
+	push(0); /* version 0 is still the old server's: no other was pulled */
+	fake_wait(&fake, three_pushes, "three pushes");
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(view.server_epoch, 2);
+	assert_int_equal(view.version, 3);
+	push(view.version);
+	push(0);
+	flush();
+	seen = fake_look(&fake);
+	assert_int_equal(seen.last_seq, 5);
+	assert_int_equal(seen.made[0].base_epoch, 1); /* the replay, to the second server */
+	assert_int_equal(seen.made[0].base_version, 0);
+	assert_int_equal(seen.made[1].base_epoch, 0);
+	assert_int_equal(seen.made[1].base_version, 77);
+	assert_int_equal(seen.made[2].base_epoch, 1);
+	assert_int_equal(seen.made[3].base_epoch, 2);
+	assert_int_equal(seen.made[4].base_epoch, 1);
+}
+
+static void the_newest_pull_of_a_version_counts(void **state)
+{
+	struct cnnps_weights view;
+	struct fake_seen seen;
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	assert_int_equal(cnnps_view(client, &view), 0);
+	fake_hang_up(&fake, 1);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+	push(0);
+	for (int i = 0; i < 20; i++) /* version 1 all the time */
+		assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+	push(0);
+	flush();
+	seen = fake_look(&fake);
+	assert_int_equal(seen.made[0].base_epoch, 2);
+	assert_int_equal(seen.made[1].base_epoch, 2);
+}
+
+static void a_lease_says_whose_version_it_wants(void **state)
+{
+	const struct msg_grant grant = {
+		.kind = GRANT_TRAIN, .work = {1, 2, 3}, .exact = 1, .version = 44};
+	struct fake_how how = fake.how;
+	struct cnnps_lease lease;
+
+	(void)state;
+	how.grants = &grant;
+	how.n_grants = 1;
+	fake_behave(&fake, how);
+	fake_hang_up(&fake, 1);
+	assert_int_equal(cnnps_lease(client, &lease), 0);
+	assert_true(lease.exact && lease.version == 44);
+	assert_int_equal(lease.server_epoch, 2);
+}
+
+static void connecting_tells_the_mode(void **state)
+{
+	struct fake_how how = fake.how;
+	const struct cnnps_info *i;
+
+	(void)state;
+	assert_int_equal(cnnps_info(client)->mode, CNNPS_DOWNPOUR);
+	how.mode = MODE_EASGD;
+	how.n_push = 3;
+	how.n_fetch = 4;
+	how.push_sum = 1;
+	how.prefetch = 1;
+	how.local_rate = 0.25;
+	how.elastic = 0.5;
+	fake_behave(&fake, how);
+	connect_again((struct cnnps_options){.device = "test"});
+	i = cnnps_info(client);
+	assert_int_equal(i->mode, CNNPS_EASGD);
+	assert_true(i->n_push == 3 && i->n_fetch == 4);
+	assert_true(i->push_sum == 1 && i->prefetch == 1);
+	assert_true(i->local_rate == 0.25 && i->elastic == 0.5);
+}
+
+/* ---- refusals and signs of life ----------------------------------------------------------------
+ */
+
+static void a_refused_command_fails_alone(void **state)
+{
+	uint64_t generation = 0;
+
+	(void)state;
+	fake_set(&fake, &fake.how.refuse_admin, 1);
+	assert_int_equal(cnnps_checkpoint(client, &generation), PS_EUSAGE);
+	assert_string_equal(cnnps_why(client), "the fake server says so");
+	push(0);
+	flush();
+	assert_string_equal(cnnps_why(client), "");
+	fake_set(&fake, &fake.how.refuse_admin, 0);
+	assert_int_equal(cnnps_checkpoint(client, &generation), 0);
+	assert_int_equal(generation, 12);
+}
+
+static int eight_beats(const struct fake *f)
+{
+	cnnps_alive(client);
+	return f->seen.beats >= 8;
+}
+
+/* As beats_stop_when_the_program_hangs_..., but for a program that says that it lives. */
+static void a_busy_program_beats_on(void **state)
+{
+	(void)state;
+	connect_again((struct cnnps_options){.device = "test", .hang_ms = 300});
+	fake_wait(&fake, eight_beats, "eight beats without a call");
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(a_pull_started_ahead_is_what_the_next_view_gets),
+		TEST(a_pull_gets_it_too_and_an_evaluation_does_not),
+		TEST(a_view_waits_for_the_pull_that_is_under_way),
+		TEST(closing_drops_what_was_started_ahead),
+		TEST(a_push_says_whose_version_its_weights_were_of),
+		TEST(the_newest_pull_of_a_version_counts),
+		TEST(a_lease_says_whose_version_it_wants),
+		TEST(connecting_tells_the_mode),
+		TEST(a_refused_command_fails_alone),
+		TEST(a_busy_program_beats_on),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

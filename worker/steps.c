@@ -1,0 +1,297 @@
+/* steps.c - see steps.h. */
+#include "worker/steps.h"
+#include <stdlib.h>
+#include <string.h>
+#include "common/clock.h"
+#include "common/clones.h"
+#include "common/mem.h"
+#include "common/rng.h"
+
+/* What the next push is made of. */
+struct sum {
+	float *g; /* libcnnps's buffer; NULL: nothing yet */
+	struct cnnps_work work;
+	double loss; /* over all images */
+};
+
+/* ---- vectors --------------------------------------------------------------------------------- */
+
+/* to = from - rate * g; `to` may be `from`. */
+PS_CLONES
+static void walk(float *to, const float *from, const float *g, float rate, size_t n)
+{
+	PS_APART
+	for (size_t i = 0; i < n; i++)
+		to[i] = from[i] - rate * g[i];
+}
+
+PS_CLONES
+static void add(float *sum, const float *g, float weight, size_t n)
+{
+	PS_APART
+	for (size_t i = 0; i < n; i++)
+		sum[i] += weight * g[i];
+}
+
+PS_CLONES
+static void scale(float *g, float factor, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		g[i] *= factor;
+}
+
+PS_CLONES
+static void divide(float *g, float divisor, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		g[i] /= divisor;
+}
+
+/* The elastic force (Zhang 2015, arXiv 1412.6651): x and the centre approach each other. The server
+ * subtracts g, so g is minus what the centre moves by. */
+PS_CLONES
+static void attract(float *g, float *x, const float *centre, float part, size_t n)
+{
+	PS_APART
+	for (size_t i = 0; i < n; i++) {
+		float e = part * (x[i] - centre[i]);
+		x[i] -= e;
+		g[i] = -e;
+	}
+}
+
+static int need(float **buffer, size_t n)
+{
+	if (!*buffer)
+		*buffer = mem_try(n, sizeof **buffer);
+	return *buffer ? PS_OK : PS_ENOMEM;
+}
+
+/* ---- pull, compute, push --------------------------------------------------------------------- */
+
+/* The gradient of batch i of the lease at weights `w` into `g`, and its place in the push to come.
+ */
+static int compute(struct steps *s, const struct cnnps_lease *l, uint32_t i, const float *w,
+	float *g, struct sum *sum, uint32_t *images)
+{
+	uint32_t number = l->first + i;
+	struct rng mask = rng_seed(s->info->seed, RNG_DROPOUT, (uint64_t)l->epoch << 32 | number);
+	const uint32_t *index;
+	double loss, start;
+	int status;
+
+	if (s->cfg->stop && s->cfg->stop(s->cfg->stop_arg))
+		return PS_ESHUTDOWN;
+	cnnps_alive(s->c);
+	if ((status = batches_get(&s->batches, l->epoch, number, &index, images)))
+		return status;
+	start = clock_seconds();
+	if ((status = backend_gradient(s->backend, w, index, *images, mask.state, g, &loss)))
+		return status;
+	s->work->seconds += clock_seconds() - start;
+	s->work->images += *images;
+	s->work->batches++;
+	if (!sum->work.count)
+		sum->work = (struct cnnps_work){.epoch = l->epoch, .first = number};
+	sum->work.count++;
+	sum->work.images += *images;
+	sum->loss += loss * *images;
+	return PS_OK;
+}
+
+/* The same with the gradient added to those that wait: `*g` is where it is to be seen alone, until
+ * the next. The first one needs no copy. `by_images`: it weighs as much as it has images. */
+static int accumulate(struct steps *s, const struct cnnps_lease *l, uint32_t i, const float *w,
+	struct sum *sum, int by_images, const float **g)
+{
+	size_t n = s->info->n_params;
+	int first = !sum->g, status;
+	uint32_t images;
+	float *to;
+
+	if (first && !(sum->g = cnnps_gradient(s->c)))
+		return PS_ENOMEM;
+	if (!first && need(&s->spare, n))
+		return PS_ENOMEM;
+	to = first ? sum->g : s->spare;
+	if ((status = compute(s, l, i, w, to, sum, &images)))
+		return status;
+	if (!first)
+		add(sum->g, to, by_images ? (float)images : 1, n);
+	else if (by_images)
+		scale(to, (float)images, n);
+	*g = to;
+	return PS_OK;
+}
+
+/* Hand the sum in, divided by `divisor`, as computed at the newest view. */
+static int deliver(struct steps *s, struct sum *sum, uint32_t divisor)
+{
+	size_t n = s->info->n_params;
+	int status;
+
+	if (divisor > 1)
+		divide(sum->g, (float)divisor, n);
+	sum->work.loss = (float)(sum->loss / sum->work.images);
+	status = cnnps_push_work(s->c, sum->g, n, s->held.version, &sum->work);
+	*sum = (struct sum){.g = NULL};
+	return status;
+}
+
+/* ---- downpour, ssp: each push counts as it comes ----------------------------------------------
+ */
+
+/* New weights. The gradients that the server does not have yet are taken into account. */
+static int fetch(struct steps *s, const struct sum *sum, const float **w)
+{
+	size_t n = s->info->n_params;
+	int status = cnnps_view(s->c, &s->held);
+
+	if (status)
+		return status;
+	*w = s->held.w;
+	if (!sum->g || s->info->local_rate == 0)
+		return PS_OK;
+	if (need(&s->own, n))
+		return PS_ENOMEM;
+	walk(s->own, s->held.w, sum->g, (float)s->info->local_rate, n);
+	*w = s->own;
+	return PS_OK;
+}
+
+/* Between two pulls: a step of our own. */
+static int step_alone(struct steps *s, const float *g, const float **w)
+{
+	size_t n = s->info->n_params;
+
+	if (s->info->local_rate == 0)
+		return PS_OK;
+	if (need(&s->own, n))
+		return PS_ENOMEM;
+	walk(s->own, *w, g, (float)s->info->local_rate, n);
+	*w = s->own;
+	return PS_OK;
+}
+
+static int run_downpour(struct steps *s, const struct cnnps_lease *l)
+{
+	const struct cnnps_info *info = s->info;
+	const float *w = NULL, *g;
+	struct sum sum = {.g = NULL};
+	int status = PS_OK;
+
+	for (uint32_t i = 0; i < l->count && !status; i++) {
+		int last = i + 1 == l->count, fetch_next = !last && (i + 1) % info->n_fetch == 0;
+
+		if (i % info->n_fetch == 0)
+			status = fetch(s, &sum, &w);
+		if (!status && fetch_next && info->prefetch)
+			status = cnnps_prefetch(s->c);
+		if (!status)
+			status = accumulate(s, l, i, w, &sum, 0, &g);
+		if (!status && !last && !fetch_next)
+			status = step_alone(s, g, &w);
+		if (!status && (last || sum.work.count == info->n_push))
+			status = deliver(s, &sum, info->push_sum ? 1 : sum.work.count);
+	}
+	return status;
+}
+
+/* ---- sync, sandblaster: one push of the whole lease, of just the right weights ----------------
+ */
+
+static int is_held(const struct steps *s, const struct cnnps_lease *l)
+{
+	return s->held.w && s->held.version == l->version &&
+	       s->held.server_epoch == l->server_epoch;
+}
+
+static int run_exact(struct steps *s, const struct cnnps_lease *l)
+{
+	int by_images = l->count > 1, status = PS_OK;
+	struct sum sum = {.g = NULL};
+	const float *g;
+
+	if (!is_held(s, l) && (status = cnnps_view(s->c, &s->held)))
+		return status;
+	if (!is_held(s, l))
+		return PS_OK; /* that step is over: the next lease is of a newer one */
+	for (uint32_t i = 0; i < l->count && !status; i++)
+		status = accumulate(s, l, i, s->held.w, &sum, by_images, &g);
+	return status ? status : deliver(s, &sum, by_images ? sum.work.images : 1);
+}
+
+/* ---- easgd: weights of our own, tied to the centre --------------------------------------------
+ */
+
+static int start_at_centre(struct steps *s)
+{
+	size_t n = s->info->n_params;
+	int status = need(&s->own, n);
+
+	if (!status)
+		status = need(&s->spare, n);
+	if (!status)
+		status = cnnps_view(s->c, &s->held);
+	if (!status)
+		memcpy(s->own, s->held.w, n * sizeof *s->own);
+	s->started = !status;
+	return status;
+}
+
+static int meet_centre(struct steps *s, struct sum *sum)
+{
+	int status = cnnps_view(s->c, &s->held);
+
+	if (status)
+		return status;
+	if (!(sum->g = cnnps_gradient(s->c)))
+		return PS_ENOMEM;
+	attract(sum->g, s->own, s->held.w, (float)s->info->elastic, s->info->n_params);
+	return deliver(s, sum, 1);
+}
+
+static int run_easgd(struct steps *s, const struct cnnps_lease *l)
+{
+	const struct cnnps_info *info = s->info;
+	struct sum sum = {.g = NULL};
+	int status = s->started ? PS_OK : start_at_centre(s);
+	uint32_t images;
+
+	for (uint32_t i = 0; i < l->count && !status; i++) {
+		int meet = i + 1 == l->count || sum.work.count + 1 == info->n_push;
+
+		if (meet && info->prefetch)
+			status = cnnps_prefetch(s->c);
+		if (!status)
+			status = compute(s, l, i, s->own, s->spare, &sum, &images);
+		if (status)
+			break;
+		walk(s->own, s->own, s->spare, (float)info->local_rate, info->n_params);
+		if (meet)
+			status = meet_centre(s, &sum);
+	}
+	return status;
+}
+
+/* ---- birth, life and death --------------------------------------------------------------------
+ */
+
+int steps_run(struct steps *s, const struct cnnps_lease *lease)
+{
+	if (lease->exact)
+		return run_exact(s, lease);
+	return s->info->mode == CNNPS_EASGD ? run_easgd(s, lease) : run_downpour(s, lease);
+}
+
+void steps_init(struct steps *s, uint32_t n_train)
+{
+	batches_init(&s->batches, s->info->seed, n_train, s->info->batch);
+}
+
+void steps_release(struct steps *s)
+{
+	free(s->own);
+	free(s->spare);
+	batches_release(&s->batches);
+}

@@ -39,7 +39,7 @@ static const struct {
 	size_t filters, batch;
 } sweep[] = {{256, 1000}, {256, 500}, {256, 250}, {256, 100}, {128, 1000}, {64, 1000}, {32, 1000}};
 
-static const double marks[] = {0.01, 0.1, 1, 10};
+static const double marks[] = {0.03, 0.3, 3};
 
 /* ---- steps ------------------------------------------------------------------------------------
  */
@@ -236,7 +236,7 @@ static int parse(struct ladder_options *o, const char **command, int argc, char 
 			.max = 3600,
 			.arg = "S",
 			.help = "steps: about so long for each rung and point; train: the last "
-				"of the times 0.01, 0.1, 1 and 10 s that is shown"},
+				"of the times 0.03, 0.3 and 3 s that is shown"},
 		{.name = "rate",
 			.type = OPT_REAL,
 			.dest = &o->rate,

@@ -4,7 +4,7 @@
 #   run.sh CNN_LADDER DIR     measure into DIR/*.csv; draw too where gnuplot is
 #   run.sh --draw DIR         draw DIR/*.svg from DIR/*.csv
 #
-# SECONDS_EACH (2): for each rung and point; TRAIN_SECONDS (10): for each rung's training. Data:
+# SECONDS_EACH (2): for each rung and point; TRAIN_SECONDS (3): for each rung's training. Data:
 # $CNN_DATA or the usual places. Without a GPU there are stages 0 and 1 and no memory.csv.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,7 +21,7 @@ if [ "$1" = --draw ]; then
 	exit
 fi
 ladder=$1 dir=$2
-each=${SECONDS_EACH:-2} train=${TRAIN_SECONDS:-10} rate=${RATE:-0.01}
+each=${SECONDS_EACH:-2} train=${TRAIN_SECONDS:-3} rate=${RATE:-0.02}
 mkdir -p "$dir"
 
 "$python" "$here/stage0.py" steps --seconds "$each" >"$dir/steps.csv"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 SWEEP = ((256, 1000), (256, 500), (256, 250), (256, 100), (128, 1000), (64, 1000), (32, 1000))
-MARKS = (0.01, 0.1, 1, 10)
+MARKS = (0.03, 0.3, 3)
 SHOWN, JUDGED = 12, 1000
 USUAL = ("data/mnist", "/usr/share/datasets/fashion-mnist")
 

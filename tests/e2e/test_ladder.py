@@ -51,9 +51,9 @@ def test_what_needs_a_gpu_is_named_or_run(data):
 
 def test_training_tells_what_the_net_believes(data):
     done = ladder(data, "train", "--rung", "sequential", "--filters", "4", "--batch", "20",
-                  "--seconds", "0.1")
+                  "--seconds", "0.3")
     table = rows(done, BELIEF)
-    assert [r["seconds"] for r in table] == ["0.01"] * 12 + ["0.1"] * 12
+    assert [r["seconds"] for r in table] == ["0.03"] * 12 + ["0.3"] * 12
     assert all(r["belief"] in "0123456789" and 0 < float(r["probability"]) <= 1 for r in table)
     assert int(table[0]["steps"]) <= int(table[12]["steps"])
 
@@ -71,6 +71,6 @@ def test_bad_usage_ends_in_a_line_and_status_2(data, arguments, words):
 def test_stage_0_prints_the_same_columns(data):
     row, = rows(stage0(data, "steps", "--filters", "3", "--batch", "5", "--seconds", "0"), STEP)
     assert (row["rung"], row["filters"], row["batch"]) == ("numpy", "3", "5")
-    table = rows(stage0(data, "train", "--filters", "3", "--batch", "10", "--seconds", "0.01"),
+    table = rows(stage0(data, "train", "--filters", "3", "--batch", "10", "--seconds", "0.03"),
                  BELIEF)
     assert len(table) == 12 and table[0]["rung"] == "numpy"

@@ -4,6 +4,20 @@
 #include "kernels/backend.h"
 #include "kernels/cuda_net.h"
 
+int net_product(const struct net_step *s)
+{
+	return s->kind == NET_SECOND ? s->hidden : s->out;
+}
+
+static int pack_weights(const struct net_step *s, const float *params, cudaStream_t stream)
+{
+	int rc = kx_pack(params, s->w, s->forward, s->backward, s->bias, stream);
+
+	if (!rc && s->kind == NET_SECOND)
+		rc = kx_second_pack(s->second, params + s->w.weight, stream);
+	return rc;
+}
+
 static int pack(const struct net *n, const float *params, cudaStream_t stream)
 {
 	int rc = PS_OK;
@@ -12,9 +26,8 @@ static int pack(const struct net *n, const float *params, cudaStream_t stream)
 		const struct net_step *s = &n->step[i];
 		if (s->kind == NET_FIRST)
 			rc = kx_first_pack(s->first, params + s->w.weight, stream);
-		if (s->kind == NET_WEIGHTS)
-			rc = kx_pack(params, s->w, s->forward, s->learns ? s->backward : NULL,
-				s->bias, stream);
+		if (s->kind == NET_WEIGHTS || s->kind == NET_SECOND)
+			rc = pack_weights(s, params, stream);
 	}
 	return rc;
 }
@@ -41,7 +54,8 @@ static enum kx_product backward_by(const struct net *n, const struct net_step *s
 static int weights_forward(
 	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
 {
-	const struct kx_plane *in = &n->plane[s->in].value, *out = &n->plane[s->out].value;
+	const struct kx_plane *in = &n->plane[s->in].value;
+	const struct kx_plane *out = &n->plane[net_product(s)].value;
 	struct kx_rows g = {.a = in->value,
 		.b = s->forward,
 		.bias = s->bias,
@@ -57,6 +71,14 @@ static int weights_forward(
 		.images = images};
 
 	return kx_rows(g, forward_by(n), stream);
+}
+
+static int second_forward(
+	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
+{
+	int rc = weights_forward(n, s, images, stream);
+
+	return rc ? rc : kx_second_pool(s->second, images, stream);
 }
 
 /* Its biases are used as they are, those of the present weights. */
@@ -79,6 +101,8 @@ static int step_forward(const struct net *n, const struct net_step *s, const str
 		return kx_first_forward(first_of(n, s), *batch, stream);
 	case NET_WEIGHTS:
 		return weights_forward(n, s, batch->images, stream);
+	case NET_SECOND:
+		return second_forward(n, s, batch->images, stream);
 	case NET_POOL:
 		return kx_pool_forward(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
 			batch->images, stream);
@@ -129,7 +153,7 @@ int net_splits(const struct net_step *s, size_t images)
 static int weights_gradient(
 	const struct net *n, const struct net_step *s, int images, float *grad, cudaStream_t stream)
 {
-	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
+	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[net_product(s)];
 	struct kx_outer g = {.a = in->value.value,
 		.b = out->error,
 		.partial = n->partial,
@@ -177,6 +201,16 @@ static int first_gradient(const struct net *n, const struct net_step *s,
 	return rc ? rc : kx_unpack(n->partial, FIRST_PARTS, s->w, grad, stream);
 }
 
+static int second_backward(
+	const struct net *n, const struct net_step *s, int images, float *grad, cudaStream_t stream)
+{
+	int rc = kx_second_errors(s->second, images, stream);
+
+	if (!rc)
+		rc = kx_second_gradient(s->second, n->partial, images, stream);
+	return rc ? rc : kx_unpack(n->partial, SECOND_PARTS, s->w, grad, stream);
+}
+
 static int step_backward(const struct net *n, const struct net_step *s,
 	const struct kx_batch *batch, float *grad, cudaStream_t stream)
 {
@@ -188,12 +222,15 @@ static int step_backward(const struct net *n, const struct net_step *s,
 
 	if (s->kind == NET_WEIGHTS)
 		rc = weights_gradient(n, s, batch->images, grad, stream);
+	if (s->kind == NET_SECOND)
+		rc = second_backward(n, s, batch->images, grad, stream);
 	if (s->kind == NET_FIRST)
 		rc = first_gradient(n, s, batch, grad, stream);
 	if (rc || !s->learns)
 		return rc;
 	switch (s->kind) {
 	case NET_FIRST:
+	case NET_SECOND:
 		return PS_OK;
 	case NET_WEIGHTS:
 		return weights_errors(n, s, mask, batch->images, stream);

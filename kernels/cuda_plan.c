@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
+#include "kernels/backend.h"
 #include "kernels/cuda_net.h"
 #include "kernels/device.h"
 
@@ -71,6 +72,19 @@ static int fits_first(const struct model *m)
 	       l[0].out.c % FIRST_LANES == 0 && l[2].size == 2;
 }
 
+/* The layers from l on: those of kx_second.h? Its errors are computed in tf32. */
+static int fits_second(const struct net *n, const struct net_step *s)
+{
+	const struct layer *l = s->layer;
+
+	return n->precision != KX_FP32 && s->learns && n->plane[s->in].relu &&
+	       s->number + 3 < n->model->n_layers && l[0].kind == LAYER_CONV &&
+	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == SECOND_CHANNELS &&
+	       l[0].in.h == SECOND_IN && l[0].in.w == SECOND_IN && l[0].size == SECOND_SIZE &&
+	       l[0].stride == 1 && l[0].out.c == SECOND_FILTERS && l[0].out.h == SECOND_OUT &&
+	       l[2].size == 2;
+}
+
 /* Steps of one layer each; NET_FIRST is decided by the whole. */
 static enum net_kind kind_of(const struct layer *l)
 {
@@ -99,6 +113,15 @@ static void first_step(struct net *n, struct net_step *s)
 	n->plane[s->out] = plane_of(s->layer[2].out, 1);
 }
 
+/* The step as weights whose output plane is hidden behind that of the pool. */
+static void second_step(struct net *n, struct net_step *s)
+{
+	s->kind = NET_SECOND;
+	s->hidden = s->out;
+	s->out = n->n_planes;
+	n->plane[n->n_planes++] = plane_of(s->layer[2].out, 1);
+}
+
 /* The step that starts with layer `number`; returns how many layers it does. */
 static size_t add_step(struct net *n, size_t number, int learns)
 {
@@ -121,6 +144,10 @@ static size_t add_step(struct net *n, size_t number, int learns)
 		first_step(n, s);
 		return 3;
 	}
+	if (fits_second(n, s)) {
+		second_step(n, s);
+		return 3;
+	}
 	if (l->kind == LAYER_CONV)
 		plane_pad(&n->plane[s->in], l);
 	if (l->kind == LAYER_DROPOUT)
@@ -129,6 +156,11 @@ static size_t add_step(struct net *n, size_t number, int learns)
 			.threshold = dropout_threshold(l->drop),
 			.scale = 1 / (1 - l->drop)};
 	return relu ? 2 : 1;
+}
+
+static int has_tables(const struct net_step *s)
+{
+	return s->kind == NET_WEIGHTS || s->kind == NET_SECOND;
 }
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -154,7 +186,7 @@ static int window_at(const struct net_step *s, const struct kx_plane *in, size_t
 static int forward_tables(struct net *n, struct net_step *s)
 {
 	const struct layer *l = s->layer;
-	const struct kx_plane *in = &n->plane[s->in].value, *out = &n->plane[s->out].value;
+	const struct kx_plane *in = &n->plane[s->in].value, *out = &n->plane[net_product(s)].value;
 	size_t rows = l->kind == LAYER_CONV ? l->size : 1, positions = l->out.h * l->out.w;
 
 	if (table_new(&s->taps, positions * rows, sizeof(struct kx_tap)) ||
@@ -243,7 +275,7 @@ static int step_tables(struct net *n, struct net_step *s)
 {
 	int rc = forward_tables(n, s);
 
-	if (rc || !s->learns)
+	if (rc || !s->learns || s->kind == NET_SECOND)
 		return rc;
 	return s->layer->kind == LAYER_CONV ? back_tables_conv(n, s) : back_tables_fc(s);
 }
@@ -272,7 +304,7 @@ int net_plan(struct net *n, const struct model *m, int precision, size_t images,
 		if (plane_measure(&n->plane[i]))
 			return too_large(n, e);
 	for (int i = 0; i < n->n_steps; i++)
-		if (n->step[i].kind == NET_WEIGHTS && step_tables(n, &n->step[i]))
+		if (has_tables(&n->step[i]) && step_tables(n, &n->step[i]))
 			return err_set(e, PS_ENOMEM, "no memory for the tables of \"%s\"", m->text);
 	return PS_OK;
 }
@@ -300,16 +332,35 @@ void net_release(struct net *n)
 	n->n_steps = 0;
 }
 
+static void second_place(struct net *n, struct net_step *s, struct cuda_arena *a)
+{
+	const struct net_plane *in = &n->plane[s->in], *conv = &n->plane[s->hidden];
+	const struct net_plane *out = &n->plane[s->out];
+
+	s->second =
+		(struct kx_second){.fragments = arena_take(a, SECOND_FRAGMENTS, sizeof(uint32_t)),
+			.conv = conv->value,
+			.out = out->value,
+			.winner = arena_take(a, n->images, out->value.image),
+			.conv_error = conv->error,
+			.out_error = out->error,
+			.in = in->value,
+			.in_error = in->error};
+}
+
 static void step_place(struct net *n, struct net_step *s, struct cuda_arena *a, size_t *partial)
 {
 	const struct kx_weights *w = &s->w;
 	struct net_table *list[STEP_TABLES];
 	size_t weights = (size_t)w->taps * (size_t)w->c_pad, filters = (size_t)w->f_pad;
-	size_t floats = (size_t)net_splits(s, n->images) * KX_OUTER_ROWS((int)weights) * filters;
+	size_t splits = s->kind == NET_SECOND ? SECOND_PARTS : (size_t)net_splits(s, n->images);
+	size_t floats = splits * KX_OUTER_ROWS(weights) * filters;
 
 	*partial = floats > *partial ? floats : *partial;
 	s->forward = arena_take(a, weights * filters, sizeof(float));
-	if (s->learns)
+	if (s->kind == NET_SECOND)
+		second_place(n, s, a);
+	else if (s->learns)
 		s->backward = arena_take(a, weights * filters, sizeof(float));
 	s->bias = arena_take(a, filters, sizeof(float));
 	step_all(s, list);
@@ -341,7 +392,7 @@ void net_place(struct net *n, struct cuda_arena *a)
 		p->error = i > 0 ? arena_take(a, n->images, image) : NULL;
 	}
 	for (int i = 0; i < n->n_steps; i++) {
-		if (n->step[i].kind == NET_WEIGHTS)
+		if (has_tables(&n->step[i]))
 			step_place(n, &n->step[i], a, &partial);
 		if (n->step[i].kind == NET_FIRST)
 			first_place(n, &n->step[i], a, &partial);
@@ -370,7 +421,7 @@ static int tables_copy(struct net_step *s, cudaStream_t stream)
 int net_fill(struct net *n, cudaStream_t stream)
 {
 	for (int i = 0; i < n->n_steps; i++)
-		if (n->step[i].kind == NET_WEIGHTS && tables_copy(&n->step[i], stream))
+		if (has_tables(&n->step[i]) && tables_copy(&n->step[i], stream))
 			return PS_EDEVICE;
 	for (int i = 0; i < n->n_planes; i++) {
 		size_t bytes = n->images * n->plane[i].value.image * sizeof(float);

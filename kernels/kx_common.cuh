@@ -12,6 +12,30 @@
 #define KX_LAUNCHED() (cudaGetLastError() == cudaSuccess ? PS_OK : PS_EDEVICE)
 #endif
 
+/*
+ * Launch so that the kernel may come up while the one before it in the stream still runs
+ * (programmatic dependent launch). What it does before await_previous reads only what no kernel
+ * writes; after it, all that earlier kernels wrote is there.
+ */
+template <class... P, class... A>
+static int kx_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared,
+	cudaStream_t stream, A... args)
+{
+	cudaLaunchAttribute overlap = {};
+	overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	overlap.val.programmaticStreamSerializationAllowed = 1;
+	cudaLaunchConfig_t config = {};
+	config.gridDim = grid;
+	config.blockDim = dim3(threads);
+	config.dynamicSmemBytes = shared;
+	config.stream = stream;
+	config.attrs = &overlap;
+	config.numAttrs = 1;
+	if (cudaLaunchKernelEx(&config, kernel, P(args)...))
+		return PS_EDEVICE;
+	return KX_LAUNCHED();
+}
+
 static inline unsigned blocks_for(size_t n, unsigned threads)
 {
 	size_t blocks = (n + threads - 1) / threads;
@@ -24,6 +48,33 @@ static inline unsigned blocks_for(size_t n, unsigned threads)
 		i += (size_t)gridDim.x * blockDim.x)
 
 #ifdef __CUDACC__
+/* All before is done; the next kernel may come up to its own. */
+__device__ static inline void await_previous()
+{
+	cudaGridDependencySynchronize();
+	cudaTriggerProgrammaticLaunchCompletion();
+}
+
+/* 16 bytes to shared memory, zeros if not `valid`. */
+__device__ static inline void copy_ahead(void *to, const void *from, bool valid)
+{
+	unsigned at = (unsigned)__cvta_generic_to_shared(to);
+	int bytes = valid ? 16 : 0;
+	asm volatile(
+		"cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
+		: "memory");
+}
+
+__device__ static inline void copies_commit()
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING> __device__ static inline void copies_wait()
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
 __device__ static inline size_t image_number(const struct kx_batch *b, int n)
 {
 	return b->index ? b->index[(size_t)b->now->step * b->images + n] : b->now->first + n;

@@ -25,12 +25,10 @@ size_t kx_first_fragments(int size, int f)
 int kx_first_pack(struct kx_first l, const float *weight, cudaStream_t stream)
 {
 	if (l.size == 3)
-		fragments_kernel<3><<<blocks_for(l.f * 32, THREADS), THREADS, 0, stream>>>(
-			l.fragments, weight, l.f);
-	else
-		fragments_kernel<5><<<blocks_for(l.f * 96, THREADS), THREADS, 0, stream>>>(
-			l.fragments, weight, l.f);
-	return KX_LAUNCHED();
+		return kx_launch(fragments_kernel<3>, dim3(blocks_for(l.f * 32, THREADS)), THREADS,
+			0, stream, l.fragments, weight, l.f);
+	return kx_launch(fragments_kernel<5>, dim3(blocks_for(l.f * 96, THREADS)), THREADS, 0,
+		stream, l.fragments, weight, l.f);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -63,10 +61,11 @@ __global__ void __launch_bounds__(THREADS, 2)
 	const int range = blockIdx.z * 2 + warp / 4, ranges = gridDim.z * 2;
 	const int begin = conv<SIZE>::POSITIONS * range / ranges;
 	const int end = conv<SIZE>::POSITIONS * (range + 1) / ranges;
-	const float bias = l.bias[f];
 	struct conv_weights<SIZE> w;
 	int at[conv<SIZE>::STEPS][2];
 
+	await_previous();
+	const float bias = l.bias[f];
 	load_group(pixels, batch, blockIdx.x);
 	conv_load(&w, l.fragments, filter_group, lane);
 #pragma unroll
@@ -107,8 +106,7 @@ static int forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream
 	const unsigned filters = l.f / FIRST_LANES, wanted = FIRST_PARTS / (groups * filters);
 	const unsigned most = conv<SIZE>::POSITIONS / 8;
 	dim3 grid(groups, filters, wanted < 1 ? 1 : wanted < most ? wanted : most);
-	forward_kernel<SIZE><<<grid, THREADS, 0, stream>>>(l, batch);
-	return KX_LAUNCHED();
+	return kx_launch(forward_kernel<SIZE>, grid, THREADS, 0, stream, l, batch);
 }
 
 int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
@@ -151,6 +149,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 	const int f = blockIdx.y * FIRST_LANES + lane;
 	float sum[taps] = {}, bias = 0;
 
+	await_previous();
 	for (int n = blockIdx.x, turn = 0; n < batch.images; n += gridDim.x, turn ^= 1) {
 		if (threadIdx.x < words) {
 			uint32_t four = image_words(batch, n)[threadIdx.x];
@@ -179,8 +178,6 @@ int kx_first_gradient(struct kx_first l, struct kx_batch batch, cudaStream_t str
 {
 	dim3 grid(FIRST_PARTS, l.f / FIRST_LANES);
 	if (l.size == 3)
-		gradient_kernel<3><<<grid, THREADS, 0, stream>>>(l, batch);
-	else
-		gradient_kernel<5><<<grid, THREADS, 0, stream>>>(l, batch);
-	return KX_LAUNCHED();
+		return kx_launch(gradient_kernel<3>, grid, THREADS, 0, stream, l, batch);
+	return kx_launch(gradient_kernel<5>, grid, THREADS, 0, stream, l, batch);
 }

@@ -17,26 +17,6 @@
 #define GEMM_THREADS 128
 #define GEMM_STAGES  3
 
-/* 16 bytes to shared memory, zeros if not `valid`. */
-__device__ static inline void copy_ahead(float *to, const float *from, bool valid)
-{
-	unsigned at = (unsigned)__cvta_generic_to_shared(to);
-	int bytes = valid ? 16 : 0;
-	asm volatile(
-		"cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
-		: "memory");
-}
-
-__device__ static inline void copies_commit()
-{
-	asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int PENDING> __device__ static inline void copies_wait()
-{
-	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 /* Round to nearest tf32: the tensor core cuts the low 13 bits off. */
 __device__ static inline uint32_t to_tf32(float x)
 {

@@ -36,6 +36,7 @@ static size_t plane_count(const struct kx_plane *p, int images)
 
 __global__ void load_kernel(struct kx_batch batch, int channels, struct kx_plane to)
 {
+	await_previous();
 	FOR_EACH(i, (size_t)batch.images * to.h * to.w * to.c)
 	{
 		struct spot s = spot_of(i, to);
@@ -47,9 +48,8 @@ __global__ void load_kernel(struct kx_batch batch, int channels, struct kx_plane
 
 int kx_load(struct kx_batch batch, int channels, struct kx_plane to, cudaStream_t stream)
 {
-	load_kernel<<<blocks_for(plane_count(&to, batch.images), THREADS), THREADS, 0, stream>>>(
-		batch, channels, to);
-	return KX_LAUNCHED();
+	return kx_launch(load_kernel, dim3(blocks_for(plane_count(&to, batch.images), THREADS)),
+		THREADS, 0, stream, batch, channels, to);
 }
 
 /* ---- pool ------------------------------------------------------------------------------------ */
@@ -85,6 +85,7 @@ __device__ static inline size_t winner(
 __global__ void pool_forward_kernel(
 	struct kx_plane in, struct kx_plane out, struct pool pool, int images)
 {
+	await_previous();
 	FOR_EACH(i, (size_t)images * out.h * out.w * out.c)
 	{
 		struct spot s = spot_of(i, out);
@@ -96,14 +97,14 @@ int kx_pool_forward(struct kx_plane in, struct kx_plane out, int size, int top, 
 	int images, cudaStream_t stream)
 {
 	struct pool pool = {size, top, left};
-	pool_forward_kernel<<<blocks_for(plane_count(&out, images), THREADS), THREADS, 0, stream>>>(
-		in, out, pool, images);
-	return KX_LAUNCHED();
+	return kx_launch(pool_forward_kernel, dim3(blocks_for(plane_count(&out, images), THREADS)),
+		THREADS, 0, stream, in, out, pool, images);
 }
 
 __global__ void pool_backward_kernel(struct kx_plane in, struct kx_plane d_in,
 	struct kx_plane d_out, struct pool pool, const float *mask, int images)
 {
+	await_previous();
 	FOR_EACH(i, (size_t)images * d_out.h * d_out.w * d_out.c)
 	{
 		struct spot s = spot_of(i, d_out);
@@ -126,15 +127,16 @@ int kx_pool_backward(struct kx_plane in, struct kx_plane d_in, struct kx_plane d
 	int top, int left, const float *mask, int images, cudaStream_t stream)
 {
 	struct pool pool = {size, top, left};
-	pool_backward_kernel<<<blocks_for(plane_count(&d_out, images), THREADS), THREADS, 0,
-		stream>>>(in, d_in, d_out, pool, mask, images);
-	return KX_LAUNCHED();
+	return kx_launch(pool_backward_kernel,
+		dim3(blocks_for(plane_count(&d_out, images), THREADS)), THREADS, 0, stream, in,
+		d_in, d_out, pool, mask, images);
 }
 
 /* ---- relu ------------------------------------------------------------------------------------ */
 
 __global__ void relu_forward_kernel(struct kx_plane in, struct kx_plane out, int images)
 {
+	await_previous();
 	FOR_EACH(i, (size_t)images * out.h * out.w * out.c)
 	{
 		struct spot s = spot_of(i, out);
@@ -145,14 +147,14 @@ __global__ void relu_forward_kernel(struct kx_plane in, struct kx_plane out, int
 
 int kx_relu_forward(struct kx_plane in, struct kx_plane out, int images, cudaStream_t stream)
 {
-	relu_forward_kernel<<<blocks_for(plane_count(&out, images), THREADS), THREADS, 0, stream>>>(
-		in, out, images);
-	return KX_LAUNCHED();
+	return kx_launch(relu_forward_kernel, dim3(blocks_for(plane_count(&out, images), THREADS)),
+		THREADS, 0, stream, in, out, images);
 }
 
 __global__ void relu_backward_kernel(struct kx_plane in, struct kx_plane d_in,
 	struct kx_plane d_out, const float *mask, int images)
 {
+	await_previous();
 	FOR_EACH(i, (size_t)images * d_out.h * d_out.w * d_out.c)
 	{
 		struct spot s = spot_of(i, d_out);
@@ -165,9 +167,9 @@ __global__ void relu_backward_kernel(struct kx_plane in, struct kx_plane d_in,
 int kx_relu_backward(struct kx_plane in, struct kx_plane d_in, struct kx_plane d_out,
 	const float *mask, int images, cudaStream_t stream)
 {
-	relu_backward_kernel<<<blocks_for(plane_count(&d_out, images), THREADS), THREADS, 0,
-		stream>>>(in, d_in, d_out, mask, images);
-	return KX_LAUNCHED();
+	return kx_launch(relu_backward_kernel,
+		dim3(blocks_for(plane_count(&d_out, images), THREADS)), THREADS, 0, stream, in,
+		d_in, d_out, mask, images);
 }
 
 /* ---- dropout --------------------------------------------------------------------------------- */
@@ -193,6 +195,7 @@ __device__ static inline bool drops(const struct kx_batch &batch, const struct k
 __global__ void dropout_kernel(struct kx_plane in, struct kx_plane out, struct kx_drop drop,
 	const float *mask, struct kx_batch batch)
 {
+	await_previous();
 	FOR_EACH(i, (size_t)batch.images * out.h * out.w * out.c)
 	{
 		struct spot s = spot_of(i, out);
@@ -207,7 +210,6 @@ __global__ void dropout_kernel(struct kx_plane in, struct kx_plane out, struct k
 int kx_dropout(struct kx_plane in, struct kx_plane out, struct kx_drop drop, const float *mask,
 	struct kx_batch batch, cudaStream_t stream)
 {
-	dropout_kernel<<<blocks_for(plane_count(&out, batch.images), THREADS), THREADS, 0,
-		stream>>>(in, out, drop, mask, batch);
-	return KX_LAUNCHED();
+	return kx_launch(dropout_kernel, dim3(blocks_for(plane_count(&out, batch.images), THREADS)),
+		THREADS, 0, stream, in, out, drop, mask, batch);
 }

@@ -23,6 +23,7 @@ __device__ static inline float warp_sum(float v)
 __global__ void loss_kernel(const float *scores, float *d_scores, float *loss, int classes,
 	int width, struct kx_batch batch)
 {
+	await_previous();
 	const int lane = threadIdx.x % 32;
 	const int n = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
 	if (n >= batch.images)
@@ -49,15 +50,15 @@ int kx_loss(const float *scores, float *d_scores, float *loss, int classes, int 
 	struct kx_batch batch, cudaStream_t stream)
 {
 	const int per_block = THREADS / 32;
-	loss_kernel<<<(batch.images + per_block - 1) / per_block, THREADS, 0, stream>>>(
-		scores, d_scores, loss, classes, width, batch);
-	return KX_LAUNCHED();
+	return kx_launch(loss_kernel, dim3((batch.images + per_block - 1) / per_block), THREADS, 0,
+		stream, scores, d_scores, loss, classes, width, batch);
 }
 
 #define MEAN_THREADS 256
 
 __global__ void loss_mean_kernel(const float *loss, int n, double *sum, int add)
 {
+	await_previous();
 	__shared__ double part[MEAN_THREADS];
 	double mine = 0;
 	for (int i = threadIdx.x; i < n; i += MEAN_THREADS)
@@ -74,6 +75,5 @@ __global__ void loss_mean_kernel(const float *loss, int n, double *sum, int add)
 
 int kx_loss_mean(const float *loss, int n, double *sum, int add, cudaStream_t stream)
 {
-	loss_mean_kernel<<<1, MEAN_THREADS, 0, stream>>>(loss, n, sum, add);
-	return KX_LAUNCHED();
+	return kx_launch(loss_mean_kernel, dim3(1), MEAN_THREADS, 0, stream, loss, n, sum, add);
 }

@@ -57,6 +57,7 @@ __device__ static inline void outer_load(const struct kx_outer &g, int tile, int
 
 template <int P> __global__ void __launch_bounds__(GEMM_THREADS) outer_kernel(struct kx_outer g)
 {
+	await_previous();
 	constexpr int MI = 4, NJ = 4;
 	extern __shared__ __align__(16) unsigned char memory[];
 	struct outer_stage *stage = reinterpret_cast<struct outer_stage *>(memory);
@@ -108,8 +109,7 @@ template <int P> static int outer_launch(struct kx_outer g, cudaStream_t stream)
 		    outer_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
 	dim3 grid(g.m / KX_ROW_TILE + 1, (g.n + BN - 1) / BN, g.splits);
-	outer_kernel<P><<<grid, GEMM_THREADS, bytes, stream>>>(g);
-	return KX_LAUNCHED();
+	return kx_launch(outer_kernel<P>, dim3(grid), GEMM_THREADS, bytes, stream, g);
 }
 
 int kx_outer(struct kx_outer g, enum kx_product by, cudaStream_t stream)

@@ -9,6 +9,7 @@
 __global__ void pack_kernel(
 	const float *params, struct kx_weights w, float *forward, float *backward, float *bias_pad)
 {
+	await_previous();
 	FOR_EACH(i, (size_t)w.taps * w.c_pad * w.f_pad)
 	{
 		int f = (int)(i % w.f_pad), c = (int)(i / w.f_pad % w.c_pad);
@@ -27,9 +28,8 @@ int kx_pack(const float *params, struct kx_weights w, float *forward, float *bac
 	float *bias_pad, cudaStream_t stream)
 {
 	size_t n = (size_t)w.taps * w.c_pad * w.f_pad;
-	pack_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(
-		params, w, forward, backward, bias_pad);
-	return KX_LAUNCHED();
+	return kx_launch(pack_kernel, dim3(blocks_for(n, THREADS)), THREADS, 0, stream, params, w,
+		forward, backward, bias_pad);
 }
 
 #define SLICES 8 /* of the splits, summed one beside the other */
@@ -38,6 +38,7 @@ int kx_pack(const float *params, struct kx_weights w, float *forward, float *bac
  * included. */
 __global__ void unpack_kernel(const float *partial, int splits, struct kx_weights w, float *grad)
 {
+	await_previous();
 	__shared__ float part[SLICES][32];
 	const int m = w.taps * w.c_pad, slice = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const size_t split = KX_OUTER_ROWS(m) * w.f_pad, n = (size_t)(m + 1) * w.f_pad;
@@ -63,14 +64,14 @@ int kx_unpack(
 	const float *partial, int splits, struct kx_weights w, float *grad, cudaStream_t stream)
 {
 	size_t n = (size_t)(w.taps * w.c_pad + 1) * w.f_pad;
-	unpack_kernel<<<(unsigned)((n + 31) / 32), 32 * SLICES, 0, stream>>>(
+	return kx_launch(unpack_kernel, dim3((unsigned)((n + 31) / 32)), 32 * SLICES, 0, stream,
 		partial, splits, w, grad);
-	return KX_LAUNCHED();
 }
 
 __global__ void update_kernel(
 	float *params, float *sum, const float *grad, size_t n, struct kx_now *now)
 {
+	await_previous();
 	const float rate = now->rate;
 	FOR_EACH(i, n)
 	{
@@ -84,8 +85,8 @@ __global__ void update_kernel(
 int kx_update(float *params, float *sum, const float *grad, size_t n, struct kx_now *now,
 	cudaStream_t stream)
 {
-	update_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(params, sum, grad, n, now);
-	return KX_LAUNCHED();
+	return kx_launch(update_kernel, dim3(blocks_for(n, THREADS)), THREADS, 0, stream, params,
+		sum, grad, n, now);
 }
 
 int kx_runs_here(void)

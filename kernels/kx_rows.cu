@@ -2,7 +2,8 @@
  * kx_rows.cu - products whose rows are images: forward and the errors of the input, for
  * convolution and fc.
  *
- * A block computes 128 images x BN columns of one cell. Rows are images, not positions: a cell sums
+ * A block computes BM images x BN columns of one cell; small tiles where large ones would leave
+ * multiprocessors idle. Rows are images, not positions: a cell sums
  * over exactly the taps that it has, so neither padding nor stride costs a product.
  */
 #include "kernels/kx_gemm.cuh"
@@ -25,40 +26,51 @@ __device__ static inline void place_advance(struct place *p, int run)
 		p->tap++;
 }
 
-template <int BN> struct rows_stage {
-	float a[KX_ROW_TILE * A_PITCH];
-	float b[KX_K_TILE * (BN + 8)];
-};
-
-template <int BN> struct rows_loader {
+/* A block's tile, and a warp's share of it in tiles of 16 x 8: WARPS_M warps one below the other.
+ */
+template <int BM_, int BN_, int WARPS_M_> struct shape {
+	static const int BM = BM_, BN = BN_, WARPS_M = WARPS_M_;
+	static const int MI = BM / WARPS_M / 16, NJ = BN / (4 / WARPS_M) / 8;
+	static const int STAGES = BM == 128 ? 3 : 5;
 	static const int B_VECTORS = BN / 4, B_ROWS = GEMM_THREADS / B_VECTORS;
 	static const int B_PASSES = KX_K_TILE / B_ROWS;
-	struct place a, b[B_PASSES];
+};
+typedef shape<128, 64, 2> wide;
+typedef shape<128, 32, 4> narrow;
+typedef shape<32, 32, 2> small;
+
+template <class S> struct rows_stage {
+	float a[S::BM * A_PITCH];
+	float b[KX_K_TILE * (S::BN + 8)];
 };
 
-template <int BN>
+template <class S> struct rows_loader {
+	struct place a, b[S::B_PASSES];
+};
+
+template <class S>
 __device__ static inline void rows_load(const struct kx_rows &g, const struct kx_cell &cell,
-	struct rows_loader<BN> *l, struct rows_stage<BN> *s, int m0, int n0)
+	struct rows_loader<S> *l, struct rows_stage<S> *s, int m0, int n0)
 {
 	const int tid = threadIdx.x, column = tid % 8 * 4;
 	const struct kx_tap *taps = g.taps + cell.tap;
 	bool in = l->a.tap < cell.n_taps;
 	const float *from = g.a + (in ? taps[l->a.tap].a + l->a.rest : 0);
 #pragma unroll
-	for (int i = 0; i < KX_ROW_TILE / 16; i++) {
+	for (int i = 0; i < S::BM / 16; i++) {
 		int row = tid / 8 + 16 * i;
 		bool valid = in && m0 + row < g.images;
 		copy_ahead(s->a + row * A_PITCH + column,
 			valid ? from + (size_t)(m0 + row) * g.a_image : g.a, valid);
 	}
 	place_advance(&l->a, g.run);
-	const int n = tid % l->B_VECTORS * 4;
+	const int n = tid % S::B_VECTORS * 4;
 #pragma unroll
-	for (int i = 0; i < l->B_PASSES; i++) {
+	for (int i = 0; i < S::B_PASSES; i++) {
 		struct place *p = &l->b[i];
 		bool valid = p->tap < cell.n_taps && n0 + n < g.n;
 		size_t row = valid ? taps[p->tap].b + p->rest : 0;
-		copy_ahead(s->b + (tid / l->B_VECTORS + l->B_ROWS * i) * (BN + 8) + n,
+		copy_ahead(s->b + (tid / S::B_VECTORS + S::B_ROWS * i) * (S::BN + 8) + n,
 			g.b + row * g.n + (valid ? n0 + n : 0), valid);
 		place_advance(p, g.run);
 	}
@@ -98,68 +110,73 @@ __device__ static inline void rows_store(const struct kx_rows &g, const struct k
 	}
 }
 
-template <int P, int BN>
+template <int P, class S>
 __global__ void __launch_bounds__(GEMM_THREADS) rows_kernel(struct kx_rows g)
 {
-	/* four warps: 2 x 2 of 64 x 32, or one below the other of 32 x 32 */
-	constexpr int MI = BN == 64 ? 4 : 2, NJ = 4;
 	extern __shared__ __align__(16) unsigned char memory[];
-	struct rows_stage<BN> *stage = reinterpret_cast<struct rows_stage<BN> *>(memory);
+	struct rows_stage<S> *stage = reinterpret_cast<struct rows_stage<S> *>(memory);
 	const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-	const int warp_m = (BN == 64 ? warp % 2 : warp) * 16 * MI;
-	const int warp_n = BN == 64 ? warp / 2 * 32 : 0;
-	const struct kx_cell cell = g.cells[blockIdx.x % g.n_cells];
-	const int m0 = blockIdx.x / g.n_cells * KX_ROW_TILE, n0 = blockIdx.y * BN;
-	const int tiles = (cell.n_taps * g.run + KX_K_TILE - 1) / KX_K_TILE;
-	struct rows_loader<BN> l;
-	float c[MI][NJ][4] = {};
+	const int warp_m = warp % S::WARPS_M * 16 * S::MI, warp_n = warp / S::WARPS_M * 8 * S::NJ;
+	const int m0 = blockIdx.x / g.n_cells * S::BM, n0 = blockIdx.y * S::BN;
+	struct rows_loader<S> l;
+	float c[S::MI][S::NJ][4] = {};
 
+	await_previous();
+	const struct kx_cell cell = g.cells[blockIdx.x % g.n_cells];
+	const int tiles = (cell.n_taps * g.run + KX_K_TILE - 1) / KX_K_TILE;
 	l.a = place_at(tid % 8 * 4, g.run);
 #pragma unroll
-	for (int i = 0; i < l.B_PASSES; i++)
-		l.b[i] = place_at(tid / l.B_VECTORS + l.B_ROWS * i, g.run);
-	for (int i = 0; i < GEMM_STAGES - 1; i++)
+	for (int i = 0; i < S::B_PASSES; i++)
+		l.b[i] = place_at(tid / S::B_VECTORS + S::B_ROWS * i, g.run);
+	for (int i = 0; i < S::STAGES - 1; i++)
 		rows_load(g, cell, &l, &stage[i], m0, n0);
 	for (int i = 0; i < tiles; i++) {
-		struct rows_stage<BN> *s = &stage[i % GEMM_STAGES];
-		copies_wait<GEMM_STAGES - 2>();
+		struct rows_stage<S> *s = &stage[i % S::STAGES];
+		copies_wait<S::STAGES - 2>();
 		__syncthreads();
-		rows_load(g, cell, &l, &stage[(i + GEMM_STAGES - 1) % GEMM_STAGES], m0, n0);
+		rows_load(g, cell, &l, &stage[(i + S::STAGES - 1) % S::STAGES], m0, n0);
 		struct tile_a<A_PITCH, 1> a = {
 			s->a + warp_m *A_PITCH
 		};
-		stage_product<P>(c, a, s->b + warp_n, BN + 8, lane);
+		stage_product<P>(c, a, s->b + warp_n, S::BN + 8, lane);
 	}
 	rows_store(g, cell, c, m0 + warp_m + lane / 4, n0 + warp_n + lane % 4 * 2);
 }
 
-template <int P, int BN> static int rows_launch(struct kx_rows g, cudaStream_t stream)
+template <class S> static size_t rows_blocks(const struct kx_rows &g)
 {
-	const int bytes = GEMM_STAGES * (int)sizeof(struct rows_stage<BN>);
-	if (cudaFuncSetAttribute(
-		    rows_kernel<P, BN>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-		return PS_EDEVICE;
-	dim3 grid((unsigned)g.n_cells * ((g.images + KX_ROW_TILE - 1) / KX_ROW_TILE),
-		(g.n + BN - 1) / BN);
-	rows_kernel<P, BN><<<grid, GEMM_THREADS, bytes, stream>>>(g);
-	return KX_LAUNCHED();
+	return (size_t)g.n_cells * ((g.images + S::BM - 1) / S::BM) * ((g.n + S::BN - 1) / S::BN);
 }
 
-template <int P> static int rows_narrow_or_wide(struct kx_rows g, cudaStream_t stream)
+template <int P, class S> static int rows_launch(struct kx_rows g, cudaStream_t stream)
 {
-	return g.n <= 32 ? rows_launch<P, 32>(g, stream) : rows_launch<P, 64>(g, stream);
+	const int bytes = S::STAGES * (int)sizeof(struct rows_stage<S>);
+	if (cudaFuncSetAttribute(
+		    rows_kernel<P, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		return PS_EDEVICE;
+	dim3 grid(
+		(unsigned)g.n_cells * ((g.images + S::BM - 1) / S::BM), (g.n + S::BN - 1) / S::BN);
+	return kx_launch(rows_kernel<P, S>, grid, GEMM_THREADS, bytes, stream, g);
+}
+
+template <int P> static int rows_shaped(struct kx_rows g, cudaStream_t stream)
+{
+	const size_t multiprocessors = 132;
+	if (rows_blocks<wide>(g) < multiprocessors)
+		return rows_launch<P, small>(g, stream);
+	return g.n <= 32 ? rows_launch<P, narrow>(g, stream) : rows_launch<P, wide>(g, stream);
 }
 
 int kx_rows(struct kx_rows g, enum kx_product by, cudaStream_t stream)
 {
 	switch (by) {
 	case KX_SPLIT:
-		return rows_narrow_or_wide<KX_SPLIT>(g, stream);
+		return rows_shaped<KX_SPLIT>(g, stream);
 	case KX_BY_TF32:
-		return rows_narrow_or_wide<KX_BY_TF32>(g, stream);
+		return rows_shaped<KX_BY_TF32>(g, stream);
 	case KX_BY_BF16:
-		return rows_narrow_or_wide<KX_BY_BF16>(g, stream);
+		return rows_shaped<KX_BY_BF16>(g, stream);
 	default:
-		return rows_narrow_or_wide<KX_FFMA>(g, stream);
+		return rows_shaped<KX_FFMA>(g, stream);
 	}
 }

@@ -1,9 +1,5 @@
 /*
  * kx_seed.cuh - what the two halves of the seed nets' kernels share.
- *
- * Launches overlap (programmatic dependent launch): a kernel may start while the one before it in
- * the stream still runs. What it does before seed_await reads only the data set, the indices and
- * its arguments; after it, all that earlier kernels wrote is there.
  */
 #ifndef KERNELS_KX_SEED_CUH
 #define KERNELS_KX_SEED_CUH
@@ -12,33 +8,7 @@
 
 #define SEED_ROW_USED 10 /* 9 weights and a bias; 10 classes */
 
-template <class... P, class... A>
-static int seed_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared,
-	cudaStream_t stream, A... args)
-{
-	cudaLaunchAttribute overlap = {};
-	overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	overlap.val.programmaticStreamSerializationAllowed = 1;
-	cudaLaunchConfig_t config = {};
-	config.gridDim = grid;
-	config.blockDim = dim3(threads);
-	config.dynamicSmemBytes = shared;
-	config.stream = stream;
-	config.attrs = &overlap;
-	config.numAttrs = 1;
-	if (cudaLaunchKernelEx(&config, kernel, P(args)...))
-		return PS_EDEVICE;
-	return KX_LAUNCHED();
-}
-
 #ifdef __CUDACC__
-/* All before is done; the next kernel may come up to its own. */
-__device__ static inline void seed_await()
-{
-	cudaGridDependencySynchronize();
-	cudaTriggerProgrammaticLaunchCompletion();
-}
-
 /* now->step is that of the graph's first step: written at its end only. */
 __device__ static inline size_t seed_number(const struct kx_batch &b, int step, int n)
 {

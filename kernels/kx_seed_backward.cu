@@ -1,18 +1,24 @@
 /*
- * kx_seed_backward.cu - gradients of the seed nets, and what becomes of them.
+ * kx_seed_backward.cu - errors and gradients of the seed nets in one kernel.
  *
  * A thread owns one filter at PLACES positions and goes through the images: the error of a feature
  * (10 products with its fc weights), its value once more (9 products with the pixels under the cell
  * that won; cheaper than 4 bytes to memory and back), and both gradients: 10 + 9 products. Sums
  * stay in registers until the end. Lanes are filters: the ten errors of an image are one broadcast,
  * and the four cells that lanes may look at start in different banks.
+ *
+ * Images come in units of eight: every second one of a forward group of sixteen, whose winners are
+ * the same bits of each byte of a word (see kx_seed_forward.cu). While one unit is worked on, the
+ * next one's pixels and errors are fetched.
  */
 #include "kernels/kx_seed.cuh"
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
 #define PLACES  2
-#define IMAGE   (SEED_SIDE * SEED_SIDE)
+#define IMAGE   (SEED_SIDE * SEED_SIDE) /* pixels */
+#define UNIT    8                       /* images */
+#define CHUNKS  (UNIT * IMAGE / 16)     /* of 16 pixels */
 
 struct seed_cut kx_seed_cut(int f_pad, int images)
 {
@@ -32,12 +38,94 @@ struct seed_cut kx_seed_cut(int f_pad, int images)
 	c.position_blocks = (SEED_POSITIONS + WARPS * PLACES - 1) / (WARPS * PLACES);
 	blocks = c.lane_blocks * c.position_blocks;
 	c.splits = blocks < enough ? enough / blocks : 1;
-	c.splits = c.splits < c.groups ? c.splits : c.groups;
+	c.splits = c.splits < 2 * c.groups ? c.splits : 2 * c.groups;
 	return c;
 }
 
-/* ---- backward -------------------------------------------------------------------------------- */
+/* ---- one unit of images ---------------------------------------------------------------------- */
 
+struct stage {
+	float pixels[UNIT * IMAGE];
+	float errors[UNIT * SEED_ROW];
+};
+
+/* In shared memory: two stages, and the bytes of the next one's pixels on their way. */
+struct shared {
+	struct stage stage[2];
+	uint4 bytes[CHUNKS];
+};
+
+/* Number in the batch of image i of a unit. */
+__device__ static inline int unit_image(int unit, int i)
+{
+	return unit / 2 * SEED_GROUP + unit % 2 + 2 * i;
+}
+
+/* Each thread fetches the chunks that it will convert. */
+__device__ static inline void fetch_pixels(
+	struct shared *s, const struct kx_batch &batch, int step, int unit)
+{
+	for (int i = threadIdx.x; i < CHUNKS; i += THREADS) {
+		int n = unit_image(unit, i / (IMAGE / 16));
+		if (n < batch.images)
+			copy_ahead(&s->bytes[i], seed_image(batch, step, n) + i % (IMAGE / 16) * 4,
+				true);
+	}
+	copies_commit();
+}
+
+__device__ static inline void convert_pixels(struct stage *to, const struct shared *s)
+{
+	copies_wait<0>();
+	for (int i = threadIdx.x; i < CHUNKS; i += THREADS) {
+		const uint4 v = s->bytes[i];
+		const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+		float4 *out = reinterpret_cast<float4 *>(to->pixels) + i * 4;
+#pragma unroll
+		for (int k = 0; k < 4; k++)
+			out[k] = {pixel_of(word[k], 0), pixel_of(word[k], 1), pixel_of(word[k], 2),
+				pixel_of(word[k], 3)};
+	}
+}
+
+/*
+ * Softmax and its errors from the parts of the scores, 16 lanes to an image; `out`: also to memory,
+ * with the losses, for the biases' gradient and the mean.
+ */
+__device__ static inline void make_errors(struct stage *to, const struct kx_seed &s,
+	const struct kx_batch &batch, int step, int parts, int unit, bool out)
+{
+	const int c = threadIdx.x % 16, i = threadIdx.x / 16, n = unit_image(unit, i);
+	if (i >= UNIT)
+		return;
+	const bool real = c < SEED_CLASSES, here = n < batch.images;
+	float v = real ? s.params.bias[c] : 0, most, power, sum;
+	int label = -1;
+	if (real && here) {
+		label = batch.labels[seed_number(batch, step, n)];
+#pragma unroll 4
+		for (int part = 0; part < parts; part++)
+			v += s.score_parts[((size_t)part * batch.images + n) * SEED_CLASSES + c];
+	}
+	most = real ? v : -INFINITY;
+	for (int d = 8; d; d /= 2)
+		most = max_or_nan(most, __shfl_xor_sync(0xffffffffu, most, d));
+	sum = power = real ? expf(v - most) : 0;
+	for (int d = 8; d; d /= 2)
+		sum += __shfl_xor_sync(0xffffffffu, sum, d);
+	const float error = real && here ? (power / sum - (c == label)) / batch.images : 0;
+	if (c < SEED_ROW)
+		to->errors[i * SEED_ROW + c] = error;
+	if (out && here && c < SEED_ROW)
+		s.d_scores[n * SEED_ROW + c] = error;
+	if (out && c == label)
+		s.loss[n] = logf(sum) - (v - most);
+}
+
+/* ---- features -------------------------------------------------------------------------------- */
+
+/* In units of a pixel: conv sums, values and what is multiplied with them are 255 times as large,
+ * biases as they are. */
 struct sums {
 	float fc[PLACES][SEED_CLASSES];
 	float conv[9], bias;
@@ -45,57 +133,31 @@ struct sums {
 
 struct weights {
 	float fc[PLACES][SEED_CLASSES];
-	float conv[9], bias;
+	float conv[9], bias; /* bias: times 255 */
 };
 
-__device__ static inline void load_images(
-	float *shared, const struct kx_batch &batch, int step, int group)
+__device__ static inline float load_shared(uint32_t at)
 {
-	const int words = IMAGE / 4;
-	for (int i = threadIdx.x; i < SEED_GROUP * words; i += THREADS) {
-		int image = group * SEED_GROUP + i / words;
-		uint32_t four = 0;
-		if (image < batch.images)
-			four = seed_image(batch, step, image)[i % words];
-		float4 v = {
-			pixel_of(four, 0), pixel_of(four, 1), pixel_of(four, 2), pixel_of(four, 3)};
-		reinterpret_cast<float4 *>(shared)[i] = v;
-	}
+	float v;
+	asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at));
+	return v;
 }
 
-__device__ static inline void load_errors(
-	float *shared, const struct kx_seed &s, int images, int group)
-{
-	const int n = SEED_GROUP * SEED_ROW;
-	if (threadIdx.x < n) {
-		int at = group * n + threadIdx.x;
-		shared[threadIdx.x] = at < images * SEED_ROW ? s.d_scores[at] : 0;
-	}
-}
-
-/* Floats from a patch's first pixel to that of winner 0..3: 0, 1, 28, 29, looked up in four bytes.
- */
-__device__ static inline uint32_t winner_offset(uint32_t winners, int shift)
-{
-	return __byte_perm(0x1d1c0100u, 0, ((winners >> shift) & 3) | 0x4440);
-}
-
+/* `patch`: where in shared memory the winning cell's first pixel lies. */
 __device__ static inline void add_feature(struct sums *sum, const struct weights &w, int place,
-	const float *patch, const float (&error)[SEED_ROW])
+	uint32_t patch, const float (&error)[SEED_ROW])
 {
-	float x[9], v = 0, d = 0;
+	float x[9], v = w.bias, d = 0;
 #pragma unroll
 	for (int k = 0; k < 9; k++)
-		x[k] = patch[k / 3 * SEED_SIDE + k % 3];
-#pragma unroll
-	for (int k = 0; k < 9; k++)
-		v = fmaf(w.conv[k], x[k], v);
-	v = fmaf(v, CONV_PIXEL, w.bias);
+		x[k] = load_shared(patch + (k / 3 * SEED_SIDE + k % 3) * 4);
 #pragma unroll
 	for (int c = 0; c < SEED_CLASSES; c++)
 		d = fmaf(error[c], w.fc[place][c], d);
-	bool open = v > 0;
-	d = open ? d : 0;
+#pragma unroll
+	for (int k = 0; k < 9; k++)
+		v = fmaf(w.conv[k], x[k], v);
+	d = v > 0 ? d : 0;
 	v = max_or_nan(v, 0);
 #pragma unroll
 	for (int c = 0; c < SEED_CLASSES; c++)
@@ -106,30 +168,38 @@ __device__ static inline void add_feature(struct sums *sum, const struct weights
 	sum->bias += d;
 }
 
-/* The images of one group; word: their winners, see kx_seed_forward.cu for the order. */
-__device__ static inline void add_group(struct sums *sum, const struct weights &w,
-	const float *const (&patch)[PLACES], const uint32_t (&word)[PLACES], const float *errors)
+/*
+ * `winners`: of this unit's images, a nibble each, that of image i at nibble 2 * (i % 4) + i / 4.
+ * Four of them look up the bytes from a patch's first pixel to that of cell 0..3 at once, and a
+ * product with a single 1 adds one of the four to the patch's address.
+ */
+__device__ static inline void add_unit(struct sums *sum, const struct weights &w,
+	const uint32_t (&patch)[PLACES], const uint32_t (&winners)[PLACES], const float *errors)
 {
-#pragma unroll 1
-	for (int half = 0; half < 2; half++) {
 #pragma unroll
-		for (int i = 0; i < 8; i++) {
-			const int image = half * 8 + i, shift = i / 2 * 8 + i % 2 * 2;
+	for (int half = 0; half < 2; half++) {
+		uint32_t offsets[PLACES];
+#pragma unroll
+		for (int place = 0; place < PLACES; place++)
+			offsets[place] = __byte_perm(0x74700400u, 0, winners[place] >> (16 * half));
+#pragma unroll
+		for (int k = 0; k < 4; k++) {
+			const int image = k % 2 * 4 + 2 * half + k / 2;
 			float error[SEED_ROW];
 #pragma unroll
-			for (int k = 0; k < SEED_ROW; k += 4) {
+			for (int q = 0; q < SEED_ROW; q += 4) {
 				float4 v = *reinterpret_cast<const float4 *>(
-					errors + image * SEED_ROW + k);
-				error[k] = v.x;
-				error[k + 1] = v.y;
-				error[k + 2] = v.z;
-				error[k + 3] = v.w;
+					errors + image * SEED_ROW + q);
+				error[q] = v.x;
+				error[q + 1] = v.y;
+				error[q + 2] = v.z;
+				error[q + 3] = v.w;
 			}
 #pragma unroll
 			for (int place = 0; place < PLACES; place++)
 				add_feature(sum, w, place,
-					patch[place] + image * IMAGE +
-						winner_offset(word[place] >> (4 * half), shift),
+					__dp4a(offsets[place], 1u << (8 * k), patch[place]) +
+						image * (IMAGE * 4),
 					error);
 		}
 	}
@@ -143,7 +213,7 @@ __device__ static inline void load_weights(struct weights *w, const struct kx_se
 #pragma unroll
 	for (int k = 0; k < 9; k++)
 		w->conv[k] = conv[k];
-	w->bias = conv[9];
+	w->bias = conv[9] * 255;
 #pragma unroll
 	for (int i = 0; i < PLACES; i++)
 #pragma unroll
@@ -175,70 +245,89 @@ __device__ static inline void conv_out(
 	}
 }
 
+__device__ static inline void fc_out(
+	const struct kx_seed &s, const struct sums &sum, int place, int p, int f)
+{
+	float *out =
+		s.fc_parts + (((size_t)blockIdx.z * SEED_POSITIONS + p) * s.f_pad + f) * SEED_ROW;
+	float v[SEED_ROW] = {};
+#pragma unroll
+	for (int c = 0; c < SEED_CLASSES; c++)
+		v[c] = sum.fc[place][c] * CONV_PIXEL;
+#pragma unroll
+	for (int c = 0; c < SEED_ROW; c += 4)
+		*reinterpret_cast<float4 *>(out + c) = {v[c], v[c + 1], v[c + 2], v[c + 3]};
+}
+
 /* blockIdx: x positions, y filters, z images. What lies past the last position or filter does the
  * last once more and is not wanted. */
 __global__ void __launch_bounds__(THREADS, 2)
 	backward_kernel(struct kx_seed s, struct kx_batch batch, struct seed_cut cut, int step)
 {
-	extern __shared__ __align__(16) float shared[];
-	float *images = shared, *errors = shared + SEED_GROUP * IMAGE;
+	extern __shared__ __align__(16) unsigned char memory[];
+	struct shared *shared = reinterpret_cast<struct shared *>(memory);
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	const int f = min(blockIdx.y * 32 + lane, s.f_pad - 1);
 	const bool real = blockIdx.y * 32 + lane < s.f_pad;
-	const int begin = cut.groups * blockIdx.z / cut.splits;
-	const int end = cut.groups * (blockIdx.z + 1) / cut.splits;
-	const float *patch[PLACES];
+	const bool out = blockIdx.x == 0 && blockIdx.y == 0;
+	const int parts = cut.filter_blocks * cut.ranges;
+	const int begin = 2 * cut.groups * blockIdx.z / cut.splits;
+	const int end = 2 * cut.groups * (blockIdx.z + 1) / cut.splits;
+	uint32_t patch[PLACES];
 	bool wanted[PLACES];
 	int p[PLACES];
 	struct weights w;
 	struct sums sum = {};
 
-	load_images(images, batch, step, begin);
-	seed_await();
+	fetch_pixels(shared, batch, step, begin);
 #pragma unroll
 	for (int i = 0; i < PLACES; i++) {
 		p[i] = (blockIdx.x * WARPS + warp) * PLACES + i;
 		wanted[i] = real && p[i] < SEED_POSITIONS;
 		p[i] = min(p[i], SEED_POSITIONS - 1);
-		patch[i] = images + p[i] / 13 * 2 * SEED_SIDE + p[i] % 13 * 2;
+		patch[i] = (uint32_t)__cvta_generic_to_shared(shared->stage[0].pixels) +
+			   (p[i] / 13 * 2 * SEED_SIDE + p[i] % 13 * 2) * 4;
 	}
+	convert_pixels(&shared->stage[0], shared);
+	await_previous();
 	load_weights(&w, s, f, p, wanted);
-	for (int g = begin; g < end; g++) {
-		uint32_t word[PLACES];
+	make_errors(&shared->stage[0], s, batch, step, parts, begin, out);
+	__syncthreads();
+	for (int unit = begin; unit < end; unit++) {
+		const int turn = (unit - begin) % 2;
+		uint32_t winners[PLACES], at[PLACES];
 #pragma unroll
-		for (int i = 0; i < PLACES; i++)
-			word[i] = reinterpret_cast<const uint32_t *>(
-				s.winners)[((size_t)g * SEED_POSITIONS + p[i]) * s.f_pad + f];
-		if (g > begin) {
-			__syncthreads();
-			load_images(images, batch, step, g);
+		for (int i = 0; i < PLACES; i++) {
+			winners[i] = reinterpret_cast<const uint32_t *>(
+				s.winners)[((size_t)(unit / 2) * SEED_POSITIONS + p[i]) * s.f_pad +
+					   f];
+			winners[i] = (winners[i] >> (unit % 2 * 2)) & 0x33333333u;
+			at[i] = patch[i] + turn * (uint32_t)sizeof(struct stage);
 		}
-		load_errors(errors, s, batch.images, g);
+		if (unit + 1 < end) {
+			fetch_pixels(shared, batch, step, unit + 1);
+			make_errors(&shared->stage[1 - turn], s, batch, step, parts, unit + 1, out);
+		}
+		add_unit(&sum, w, at, winners, shared->stage[turn].errors);
+		if (unit + 1 < end)
+			convert_pixels(&shared->stage[1 - turn], shared);
 		__syncthreads();
-		add_group(&sum, w, patch, word, errors);
 	}
 #pragma unroll
-	for (int i = 0; i < PLACES; i++) {
-		float *out =
-			s.fc_parts +
-			(((size_t)blockIdx.z * SEED_POSITIONS + p[i]) * s.f_pad + f) * SEED_ROW;
-		const float *v = sum.fc[i];
-		if (!wanted[i])
-			continue;
-		*reinterpret_cast<float4 *>(out) = {v[0], v[1], v[2], v[3]};
-		*reinterpret_cast<float4 *>(out + 4) = {v[4], v[5], v[6], v[7]};
-		*reinterpret_cast<float4 *>(out + 8) = {v[8], v[9], 0, 0};
-	}
-	conv_out(s, sum, images, blockIdx.y * 32, blockIdx.z * gridDim.x + blockIdx.x);
+	for (int i = 0; i < PLACES; i++)
+		if (wanted[i])
+			fc_out(s, sum, i, p[i], f);
+	conv_out(s, sum, shared->stage[0].pixels, blockIdx.y * 32,
+		blockIdx.z * gridDim.x + blockIdx.x);
 }
 
 int kx_seed_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {
 	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
-	const int bytes = SEED_GROUP * (IMAGE + SEED_ROW) * (int)sizeof(float);
+	const int bytes = (int)sizeof(struct shared);
 	if (cudaFuncSetAttribute(
 		    backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	return seed_launch(backward_kernel, dim3(c.position_blocks, c.lane_blocks, c.splits),
-		THREADS, bytes, stream, s, batch, c, step);
+	return kx_launch(backward_kernel, dim3(c.position_blocks, c.lane_blocks, c.splits), THREADS,
+		bytes, stream, s, batch, c, step);
 }

@@ -135,22 +135,27 @@ __global__ void __launch_bounds__(THREADS, 2)
 	const int begin = SEED_POSITIONS * range / cut.ranges;
 	const int end = SEED_POSITIONS * (range + 1) / cut.ranges;
 	load_images(pixels, batch, cut.step, group);
-	seed_await();
+	await_previous();
 	struct conv_weights<3> a;
 	conv_load(&a, s.fragments, filter_group, lane);
 	const float bias = s.params.conv[f * SEED_ROW + 9];
 	const float *fc = s.params.fc + (size_t)f * SEED_ROW;
-	uint8_t *winners = s.winners + ((size_t)group * SEED_POSITIONS * s.f_pad + f) * 4 + t;
-	const uint32_t *mine = pixels + lane / 4 * IMAGE_WORDS;
+	uint8_t *winners =
+		s.winners + (((size_t)group * SEED_POSITIONS + begin) * s.f_pad + f) * 4 + t;
+	const uint32_t *patch =
+		pixels + lane / 4 * IMAGE_WORDS + begin / 13 * (2 * ROW_WORDS) + begin % 13;
 	const int at[1][2] = {{conv_pair<3>(0, 0, t), conv_pair<3>(0, 1, t)}};
 	float score[4][SEED_CLASSES] = {};
 	__syncthreads();
 
-	struct feature_weights w = feature_load(fc + (size_t)begin * s.f_pad * SEED_ROW);
-	for (int p = begin; p < end; p++) {
-		const uint32_t *patch = mine + p / 13 * (2 * ROW_WORDS) + p % 13;
+	/* one position ahead: behind the last lie the conv's weights */
+	fc += (size_t)begin * s.f_pad * SEED_ROW;
+	struct feature_weights w = feature_load(fc);
+#pragma unroll 2
+	for (int left = end - begin, x = begin % 13; left > 0; left--) {
 		struct feature_weights now = w;
-		w = feature_load(fc + (size_t)min(p + 1, end - 1) * s.f_pad * SEED_ROW);
+		fc += s.f_pad * SEED_ROW;
+		w = feature_load(fc);
 		uint32_t won = 0;
 #pragma unroll
 		for (int j = 0; j < 2; j++) {
@@ -167,7 +172,13 @@ __global__ void __launch_bounds__(THREADS, 2)
 			}
 		}
 		if (cut.training)
-			winners[(size_t)p * s.f_pad * 4] = (uint8_t)won;
+			*winners = (uint8_t)won;
+		winners += s.f_pad * 4;
+		patch++;
+		if (++x == 13) {
+			x = 0;
+			patch += 2 * ROW_WORDS - 13;
+		}
 	}
 	scores_out(s, batch, score, reduced, group, blockIdx.y * gridDim.z + blockIdx.z);
 }
@@ -178,51 +189,29 @@ int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStrea
 	struct cut cut = {
 		c.warps_filters, c.ranges * (WARPS / c.warps_filters), batch.training, step};
 	dim3 grid(c.groups, c.filter_blocks, c.ranges);
-	return seed_launch(forward_kernel, grid, THREADS, 0, stream, s, batch, cut);
+	return kx_launch(forward_kernel, grid, THREADS, 0, stream, s, batch, cut);
 }
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-#define SCORE_THREADS 128
+#define SCORE_THREADS 256
 
-/* A warp per image: lane = class + 10 x a third of the parts. */
-__global__ void scores_kernel(struct kx_seed s, struct kx_batch batch, int parts, int step)
+__global__ void scores_kernel(struct kx_seed s, int images, int parts)
 {
-	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
-	const int n = (blockIdx.x * SCORE_THREADS + threadIdx.x) / 32;
-	const unsigned all = 0xffffffffu;
-	if (n >= batch.images)
-		return;
-	int label = batch.labels[seed_number(batch, step, n)];
-	seed_await();
-	float v = 0;
-	for (int part = third; part < parts && third < 3; part += 3)
-		v += s.score_parts[((size_t)part * batch.images + n) * SEED_CLASSES + c];
-	v = v + __shfl_sync(all, v, c + 10) + __shfl_sync(all, v, c + 20) + s.params.bias[c];
-	bool real = lane < SEED_CLASSES;
-	v = __shfl_sync(all, v, c);
-	if (real)
-		s.scores[n * SEED_CLASSES + c] = v;
-	if (!batch.training)
-		return;
-	float most = v, sum;
-	for (int d = 16; d; d /= 2)
-		most = max_or_nan(most, __shfl_xor_sync(all, most, d));
-	float power = expf(v - most);
-	sum = real ? power : 0;
-	for (int d = 16; d; d /= 2)
-		sum += __shfl_xor_sync(all, sum, d);
-	if (lane < SEED_ROW)
-		s.d_scores[n * SEED_ROW + lane] =
-			real ? (power / sum - (c == label)) / batch.images : 0;
-	if (lane == label)
-		s.loss[n] = logf(sum) - (v - most);
+	FOR_EACH(i, (size_t)images * SEED_CLASSES)
+	{
+		float v = s.params.bias[i % SEED_CLASSES];
+		for (int part = 0; part < parts; part++)
+			v += s.score_parts[(size_t)part * images * SEED_CLASSES + i];
+		s.scores[i] = v;
+	}
 }
 
-int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
+int kx_seed_scores(struct kx_seed s, int images, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
-	int per_block = SCORE_THREADS / 32;
-	return seed_launch(scores_kernel, dim3((batch.images + per_block - 1) / per_block),
-		SCORE_THREADS, 0, stream, s, batch, c.filter_blocks * c.ranges, step);
+	struct seed_cut c = kx_seed_cut(s.f_pad, images);
+	size_t n = (size_t)images * SEED_CLASSES;
+	scores_kernel<<<blocks_for(n, SCORE_THREADS), SCORE_THREADS, 0, stream>>>(
+		s, images, c.filter_blocks * c.ranges);
+	return KX_LAUNCHED();
 }

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(THREADS) update_kernel(struct kx_seed s, struc
 	int images, struct kx_now *now, int steps, double *loss, int conv_blocks)
 {
 	const int block = blockIdx.x;
-	seed_await();
+	await_previous();
 	if (block == 0)
 		update_rest(s, images, now, steps, loss);
 	else if (block <= conv_blocks)
@@ -158,7 +158,7 @@ int kx_seed_update(struct kx_seed s, struct kx_batch batch, struct kx_now *now, 
 	int conv_blocks = (s.f_pad + CONV_FILTERS - 1) / CONV_FILTERS;
 	size_t fc = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
 	unsigned blocks = 1 + (unsigned)conv_blocks + blocks_for(fc, THREADS);
-	return seed_launch(update_kernel, dim3(blocks), THREADS, 0, stream, s, c, batch.images, now,
+	return kx_launch(update_kernel, dim3(blocks), THREADS, 0, stream, s, c, batch.images, now,
 		steps, loss, conv_blocks);
 }
 

@@ -78,8 +78,8 @@ set lmargin; set rmargin; set tmargin; set bmargin
 
 # ---- phases.svg: share of a step's time, phase by phase ----------------------------------------------
 # Copies are warm, the host is grey, kernels are cool; phases that are not known here get their own.
-known = "weights_in images_in indices_in gradients_out gather sum_on_the_host copies_and_waits all one_thread_per_image conv_+_ReLU_+_pool fc softmax_+_loss fc_backward conv_backward backward sum_of_the_slots mean other"
-colors = "#f6a15b #d9722e #f3c99b #b5442c #d0d7de #8c959f #eadfd3 #6e7781 #1b1f6b #35479e #3a7fc1 #9ad0f5 #2f9c95 #1d6f5e #2aa876 #8f7cc8 #c3b6e8 #b7c0c9"
+known = "weights_in images_in indices_in gradients_out gather sum_on_the_host copies_and_waits all one_thread_per_image conv_+_ReLU_+_pool forward fc softmax_+_loss fc_backward conv_backward backward gradient sum_of_the_slots mean other"
+colors = "#f6a15b #d9722e #f3c99b #b5442c #d0d7de #8c959f #eadfd3 #6e7781 #1b1f6b #35479e #5b6fd6 #3a7fc1 #9ad0f5 #2f9c95 #1d6f5e #2aa876 #86cf8f #8f7cc8 #c3b6e8 #b7c0c9"
 more = "#5b8def #7bc8a4 #b58ee0 #4b5fa8 #6fd0d6 #a3c9a8 #9d8fd0 #38618c"
 rows_of = "$2 == 256 && $3 == 1000 && $1 != \"local\""
 used = system(sprintf("awk -F, -v known='%s' '%s { gsub(/ /, \"_\", $5); if (!seen[$5]++) name[++n] = $5 } END { m = split(known, k, \" \"); for (i = 1; i <= m; i++) { is[k[i]] = 1; if (seen[k[i]]) print k[i] } for (i = 1; i <= n; i++) if (!(name[i] in is)) print name[i] }' %s", known, rows_of, file("phases")))
@@ -98,8 +98,7 @@ set xrange [0:112]
 set yrange [rows - 0.4:-0.6]
 set xtics 0,20,100
 set format x "%g %%"
-unset ytics
-set ytics scale 0 ()
+set ytics nomirror textcolor rgb ink scale 0 ()
 unset grid
 set xlabel "share of the time, phase by phase"
 set key outside right top Left reverse maxrows 24 samplen 1.2 spacing 1.05 noenhanced font ',12'
@@ -117,10 +116,10 @@ if (loads > 0) {
 	bytes = "('4 B' 4, '64 B' 64, '1 KiB' 1024, '16 KiB' 16384, '256 KiB' 262144, '4 MiB' 4194304, '64 MiB' 67108864)"
 	eval page("memory", 1100, 460)
 	set multiplot
+	set autoscale y
 	set logscale x 2
 	set logscale y 10
 	set xrange [3:1e8]
-	set autoscale y
 	eval "set xtics ".bytes
 	set grid
 	set tmargin at screen 0.88
@@ -129,7 +128,7 @@ if (loads > 0) {
 	set rmargin at screen 0.48
 	set title "Time of a copy that is waited for"
 	set xlabel "size"
-	set ytics scale 1 ('5 µs' 5, '10 µs' 10, '100 µs' 100, '1 ms' 1000, '4 ms' 4000)
+	set ytics nomirror scale 1 ('5 µs' 5, '10 µs' 10, '100 µs' 100, '1 ms' 1000, '4 ms' 4000)
 	set key inside top left Left reverse samplen 2 spacing 1.25
 	plot copies("host to device", "pageable", 4) with linespoints linewidth 2 pointtype 7 pointsize 0.5 linecolor rgb "#d9722e" title "to the device, pageable", \
 	     copies("device to host", "pageable", 4) with linespoints linewidth 2 pointtype 6 pointsize 0.5 linecolor rgb "#f6a15b" title "from the device, pageable", \
@@ -138,7 +137,7 @@ if (loads > 0) {
 	set lmargin at screen 0.56
 	set rmargin at screen 0.97
 	set title "Bytes in a second"
-	set ytics scale 1 ('1 MB/s' 0.001, '10 MB/s' 0.01, '100 MB/s' 0.1, '1 GB/s' 1, '10 GB/s' 10, '50 GB/s' 50)
+	set ytics nomirror scale 1 ('1 MB/s' 0.001, '10 MB/s' 0.01, '100 MB/s' 0.1, '1 GB/s' 1, '10 GB/s' 10, '50 GB/s' 50)
 	set key off
 	plot copies("host to device", "pageable", 5) with linespoints linewidth 2 pointtype 7 pointsize 0.5 linecolor rgb "#d9722e", \
 	     copies("device to host", "pageable", 5) with linespoints linewidth 2 pointtype 6 pointsize 0.5 linecolor rgb "#f6a15b", \

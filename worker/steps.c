@@ -7,6 +7,10 @@
 #include "common/mem.h"
 #include "common/rng.h"
 
+#define MOST_AT_ONCE                                                                               \
+	64 /* batches of one call: then a stop is seen, and the server that we live                \
+	    */
+
 /* What the next push is made of. */
 struct sum {
 	float *g; /* libcnnps's buffer; NULL: nothing yet */
@@ -69,33 +73,49 @@ static int need(float **buffer, size_t n)
 
 /* ---- pull, compute, push --------------------------------------------------------------------- */
 
+/* Batch i of the lease: its images and its dropout seed. PS_ESHUTDOWN: it is not to be. */
+static int take(struct steps *s, const struct cnnps_lease *l, uint32_t i, const uint32_t **index,
+	uint32_t *images, uint64_t *seed)
+{
+	uint32_t number = l->first + i;
+
+	*seed = rng_seed(s->info->seed, RNG_DROPOUT, (uint64_t)l->epoch << 32 | number).state;
+	if (s->cfg->stop && s->cfg->stop(s->cfg->stop_arg))
+		return PS_ESHUTDOWN;
+	cnnps_alive(s->c);
+	return batches_get(&s->batches, l->epoch, number, index, images);
+}
+
+/* `count` batches from i on are computed, `images` of mean loss `loss`: into the push to come. */
+static void note(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
+	uint32_t images, double loss, struct sum *sum)
+{
+	s->work->images += images;
+	s->work->batches += count;
+	if (!sum->work.count)
+		sum->work = (struct cnnps_work){.epoch = l->epoch, .first = l->first + i};
+	sum->work.count += count;
+	sum->work.images += images;
+	sum->loss += loss * images;
+}
+
 /* The gradient of batch i of the lease at weights `w` into `g`, and its place in the push to come.
  */
 static int compute(struct steps *s, const struct cnnps_lease *l, uint32_t i, const float *w,
 	float *g, struct sum *sum, uint32_t *images)
 {
-	uint32_t number = l->first + i;
-	struct rng mask = rng_seed(s->info->seed, RNG_DROPOUT, (uint64_t)l->epoch << 32 | number);
 	const uint32_t *index;
+	uint64_t seed;
 	double loss, start;
-	int status;
+	int status = take(s, l, i, &index, images, &seed);
 
-	if (s->cfg->stop && s->cfg->stop(s->cfg->stop_arg))
-		return PS_ESHUTDOWN;
-	cnnps_alive(s->c);
-	if ((status = batches_get(&s->batches, l->epoch, number, &index, images)))
+	if (status)
 		return status;
 	start = clock_seconds();
-	if ((status = backend_gradient(s->backend, w, index, *images, mask.state, g, &loss)))
+	if ((status = backend_gradient(s->backend, w, index, *images, seed, g, &loss)))
 		return status;
 	s->work->seconds += clock_seconds() - start;
-	s->work->images += *images;
-	s->work->batches++;
-	if (!sum->work.count)
-		sum->work = (struct cnnps_work){.epoch = l->epoch, .first = number};
-	sum->work.count++;
-	sum->work.images += *images;
-	sum->loss += loss * *images;
+	note(s, l, i, 1, *images, loss, sum);
 	return PS_OK;
 }
 
@@ -171,6 +191,71 @@ static int step_alone(struct steps *s, const float *g, const float **w)
 	walk(s->own, *w, g, (float)s->info->local_rate, n);
 	*w = s->own;
 	return PS_OK;
+}
+
+/*
+ * Local steps on whole batches from i on, `left` at most; *done of them in one call. Batches lie
+ * one after the other in the epoch's order. A mask of dropout has a seed for each batch: one at a
+ * time.
+ */
+static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t left,
+	struct sum *sum, uint32_t *done)
+{
+	const uint32_t *index, *last;
+	uint32_t images, least;
+	uint64_t seed;
+	double loss, start;
+	int status = take(s, l, i, &index, &images, &seed);
+
+	*done = s->has_dropout ? 1 : left < MOST_AT_ONCE ? left : MOST_AT_ONCE;
+	if (!status && *done > 1)
+		status =
+			batches_get(&s->batches, l->epoch, l->first + i + *done - 1, &last, &least);
+	if (status)
+		return status;
+	if (*done > 1 && least != images)
+		(*done)--; /* the epoch's last batch is a smaller one */
+	start = clock_seconds();
+	status = backend_local_steps(
+		s->backend, index, images, *done, (float)s->info->local_rate, seed, &loss);
+	if (status)
+		return status;
+	s->work->seconds += clock_seconds() - start;
+	note(s, l, i, *done, *done * images, loss, sum);
+	return PS_OK;
+}
+
+/* From a pull to its push nothing needs the host: the device keeps weights and sum. */
+static int burst(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count)
+{
+	struct sum sum = {.g = cnnps_gradient(s->c)};
+	int early = s->info->prefetch && i + count < l->count, status = sum.g ? PS_OK : PS_ENOMEM;
+	uint32_t done;
+
+	if (!status)
+		status = cnnps_view(s->c, &s->held);
+	if (!status)
+		status = backend_local_start(s->backend, s->held.w);
+	for (uint32_t left = count; left && !status; left -= done) {
+		if (early && left == 1) /* before the last batch */
+			status = cnnps_prefetch(s->c);
+		if (!status)
+			status = step_on_device(s, l, i + count - left,
+				early && left > 1 ? left - 1 : left, &sum, &done);
+	}
+	if (!status)
+		status = backend_local_finish(s->backend, NULL, sum.g);
+	return status ? status : deliver(s, &sum, s->info->push_sum ? 1 : sum.work.count);
+}
+
+static int run_bursts(struct steps *s, const struct cnnps_lease *l)
+{
+	uint32_t n = s->info->n_push;
+	int status = PS_OK;
+
+	for (uint32_t i = 0; i < l->count && !status; i += n)
+		status = burst(s, l, i, l->count - i < n ? l->count - i : n);
+	return status;
 }
 
 static int run_downpour(struct steps *s, const struct cnnps_lease *l)
@@ -281,11 +366,15 @@ int steps_run(struct steps *s, const struct cnnps_lease *lease)
 {
 	if (lease->exact)
 		return run_exact(s, lease);
-	return s->info->mode == CNNPS_EASGD ? run_easgd(s, lease) : run_downpour(s, lease);
+	if (s->info->mode == CNNPS_EASGD)
+		return run_easgd(s, lease);
+	return s->info->n_push > 1 && s->info->n_push == s->info->n_fetch ? run_bursts(s, lease)
+									  : run_downpour(s, lease);
 }
 
 void steps_init(struct steps *s, uint32_t n_train)
 {
+	s->has_dropout = strstr(s->info->model, "dropout") != NULL;
 	batches_init(&s->batches, s->info->seed, n_train, s->info->batch);
 }
 

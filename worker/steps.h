@@ -26,6 +26,7 @@ struct steps {
 	struct cnnps_weights held; /* the newest view; w NULL: none yet */
 	float *own;                /* weights that we move ourselves; NULL until there are some */
 	float *spare;              /* a gradient on its way into a sum; NULL until there is one */
+	int has_dropout;           /* the model has */
 	int started;               /* easgd: `own` has a history */
 };
 

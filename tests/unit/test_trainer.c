@@ -3,6 +3,7 @@
 #include "tests/unit/fake_server.h"
 #include <math.h>
 #include "common/log.h"
+#include "common/rng.h"
 #include "worker/batch.h"
 #include "worker/trainer.h"
 
@@ -38,12 +39,15 @@ static void server_weights(float *w)
 
 static void gradient_of(const float *w, struct work batch, float *g, struct fake_push *of)
 {
+	uint64_t sub = (uint64_t)batch.epoch << 32 | batch.first;
 	const uint32_t *index;
 	uint32_t n;
 	double loss;
 
 	assert_int_equal(batches_get(&batches, batch.epoch, batch.first, &index, &n), 0);
-	assert_int_equal(backend_gradient(backend, w, index, n, 1, g, &loss), 0);
+	assert_int_equal(backend_gradient(backend, w, index, n,
+				 rng_seed(SEED, RNG_DROPOUT, sub).state, g, &loss),
+		0);
 	of->work.epoch = batch.epoch;
 	of->work.first = of->work.count ? of->work.first : batch.first;
 	of->work.count++;
@@ -112,20 +116,26 @@ static void make_data(void)
 	data.id = (struct data_id){.n_train = IMAGES, .n_test = 3, .rows = 1, .cols = 1};
 }
 
-static int set_up_all(void **state)
+static void use_model(const char *text)
 {
 	static struct kx_images train;
 	struct backend_options o = {.device = "cpu-ref", .threads = 1, .max_batch = BATCH};
 	struct err e;
 
-	(void)state;
-	log_set_level(LOG_ERROR);
-	make_data();
 	train = data_train(&data);
-	assert_int_equal(model_parse(&model, "fc:3", (struct shape){1, 1, 1}, &e), 0);
+	backend_free(&backend);
+	assert_int_equal(model_parse(&model, text, (struct shape){1, 1, 1}, &e), 0);
 	assert_int_equal(model.n_params, N);
 	assert_int_equal(backend_new(&backend, &model, &o, &e), 0);
 	assert_int_equal(backend_use(backend, &train, &e), 0);
+}
+
+static int set_up_all(void **state)
+{
+	(void)state;
+	log_set_level(LOG_ERROR);
+	make_data();
+	use_model("fc:3");
 	batches_init(&batches, SEED, IMAGES, BATCH);
 	return 0;
 }
@@ -143,7 +153,7 @@ static void start(void)
 	fake_start(&fake);
 	memset(&ref, 0, sizeof ref);
 	how = fake.how;
-	how.model = "fc:3";
+	how.model = model.text;
 	for (int i = 0; i < N; i++)
 		how.start[i] = 0.3f * (float)i - 0.7f;
 }
@@ -271,12 +281,26 @@ static void one_batch_is_one_push_at_fresh_weights(void **state)
 
 static void every_rhythm_of_pushes_and_pulls_is_the_references(void **state)
 {
-	static const uint32_t rhythm[][2] = {{1, 1}, {2, 1}, {1, 2}, {3, 2}, {2, 3}, {10, 10}};
+	static const uint32_t rhythm[][2] = {
+		{1, 1}, {2, 1}, {1, 2}, {3, 2}, {2, 3}, {2, 2}, {3, 3}, {10, 10}};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof rhythm / sizeof *rhythm; i++)
 		for (uint32_t bits = 0; bits < 8; bits++)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
+}
+
+/* Also where the device takes the steps: one batch, one mask. */
+static void every_batch_has_a_dropout_mask_of_its_own(void **state)
+{
+	(void)state;
+	use_model("dropout:0.5 fc:3");
+	for (uint32_t bits = 0; bits < 8; bits++) {
+		downpour(1, 1, bits);
+		downpour(2, 1, bits);
+		downpour(3, 3, bits);
+	}
+	use_model("fc:3");
 }
 
 /* ---- exact grants -----------------------------------------------------------------------------
@@ -460,6 +484,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		WITH_SERVER(one_batch_is_one_push_at_fresh_weights),
 		cmocka_unit_test(every_rhythm_of_pushes_and_pulls_is_the_references),
+		cmocka_unit_test(every_batch_has_a_dropout_mask_of_its_own),
 		WITH_SERVER(an_exact_lease_is_one_mean_over_its_images),
 		WITH_SERVER(a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used),
 		WITH_SERVER(weights_of_before_a_restart_are_not_exact_after_it),

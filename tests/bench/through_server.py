@@ -3,10 +3,12 @@
 
     tests/bench/through_server.py [--device cuda] [--precision fp32] [--epochs 5] [--batch 100]
                                   [--n-push 1,4,16] [--nets seed:32,seed:256]
+                                  [-- OPTIONS OF cnn-ps]
 
+n_push: batches from a pull to its push (cnn-ps --n-push and --n-fetch), in leases of 64 batches.
 Prints CSV: net,batch,precision,n_push,images_per_s,bare_images_per_s,share. images_per_s is the
 median of the server's own epoch rates from the second epoch on (evaluation not counted); bare is
-tests/bench/gpu: local for n_push > 1, where the worker trains locally too, else gradient.
+tests/bench/gpu's local, the kernels with nothing around them.
 
 Data: $CNN_DATA or the usual places.
 """
@@ -48,9 +50,10 @@ def through_server(net, n_push, args):
     with tempfile.TemporaryDirectory() as directory:
         lab = Lab(Path(directory), data_directory())
         try:
-            server = lab.server("--model", net, "--epochs", args.epochs, "--batch", args.batch)
-            options = ["--n-push", n_push] if n_push != 1 else []
-            w = worker(lab, server, args.device, "--precision", args.precision, *options)
+            server = lab.server("--model", net, "--epochs", args.epochs, "--batch", args.batch,
+                                "--n-push", n_push, "--n-fetch", n_push,
+                                "--lease-batches", 64, *args.options)
+            w = worker(lab, server, args.device, "--precision", args.precision)
             server.result(240)
             assert w.wait(20) == 0, w.tail()
             return statistics.median(rates(server)[1:])
@@ -73,15 +76,16 @@ def main():
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--n-push", default="1")
+    parser.add_argument("--n-push", default="1,4,16")
     parser.add_argument("--nets", default="seed:32,seed:256")
+    parser.add_argument("options", nargs="*", help="more of cnn-ps, behind --")
     args = parser.parse_args()
     print("net,batch,precision,n_push,images_per_s,bare_images_per_s,share")
     for net in args.nets.split(","):
         alone = bare(net, args)
         for n_push in map(int, args.n_push.split(",")):
             speed = through_server(net, n_push, args)
-            most = alone["gradient" if n_push == 1 else "local"]
+            most = alone["local"]
             print(f"{net},{args.batch},{args.precision},{n_push},{speed:.0f},{most:.0f},"
                   f"{speed / most:.3f}", flush=True)
 

@@ -9,8 +9,7 @@
 #define POOL_THREADS 192 /* POOL_AREA in whole warps */
 #define FC_THREADS   (32 * CLASSES)
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Block (f, n): a thread for each pooled value of filter f on image n. */
 static __global__ void convolve_kernel(struct fused k)
@@ -108,8 +107,7 @@ static __global__ void convolve_backward_kernel(struct fused k)
 	k.grad[n * k.n_params + to] = sum;
 }
 
-/* ---- launchers, which later rungs use too ------------------------------------------------------
- */
+/* ---- launchers, which later rungs use too ---------------------------------------------------- */
 
 int fused_convolve(struct gpu *g, const struct fused *k, size_t n, struct err *e)
 {
@@ -161,8 +159,7 @@ int fused_allocate(struct gpu *g, struct fused *k, size_t rows, struct err *e)
 	return rc ? rc : GPU_ALLOC(g, k->grad, rows * k->n_params, GPU_DEVICE, e);
 }
 
-/* ---- the rung ---------------------------------------------------------------------------------
- */
+/* ---- the rung -------------------------------------------------------------------------------- */
 
 struct fused_rung {
 	struct ladder_task task;

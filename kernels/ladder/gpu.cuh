@@ -61,8 +61,7 @@ int gpu_mark(struct gpu *g, const char *name, enum phase_kind kind, struct err *
 /* Wait for the stream, and add the marks' times to the profile. */
 int gpu_end(struct gpu *g, struct err *e) PS_MUST_CHECK;
 
-/* ---- kernels of fused.cu, from rung 3 on ------------------------------------------------------
- */
+/* ---- kernels of fused.cu, from rung 3 on ----------------------------------------------------- */
 
 /* Images [0, n) of a step or of a part of it, on the device; a row of `pooled`, `winner`,
  * `d_pooled`, `grad` per image. */

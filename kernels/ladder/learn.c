@@ -31,8 +31,7 @@ struct learner {
 	const struct kx_images *test;
 };
 
-/* ---- training ---------------------------------------------------------------------------------
- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 /* The images of up to l->chunk batches; an epoch ends with its last whole batch. */
 static const uint32_t *next_images(struct learner *l, size_t *steps)
@@ -78,8 +77,7 @@ static int advance(struct learner *l, struct err *e)
 	return rc;
 }
 
-/* ---- beliefs ----------------------------------------------------------------------------------
- */
+/* ---- beliefs --------------------------------------------------------------------------------- */
 
 /* What the weights before the last chunk, which ended too late to count, say. */
 static int tell(struct learner *l, double seconds, struct err *e)
@@ -127,8 +125,7 @@ static int learn(struct learner *l, const double *seconds, size_t n, struct err 
 	return rc;
 }
 
-/* ---- life -------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int open_judge(struct learner *l, struct err *e)
 {

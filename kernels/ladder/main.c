@@ -41,8 +41,7 @@ static const struct {
 
 static const double marks[] = {0.03, 0.3, 3};
 
-/* ---- steps ------------------------------------------------------------------------------------
- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static int wanted(const struct job *j, const struct rung *r)
 {
@@ -134,8 +133,7 @@ static int run_steps(struct job *j, struct err *e)
 	return rc;
 }
 
-/* ---- train and memory -------------------------------------------------------------------------
- */
+/* ---- train and memory ------------------------------------------------------------------------ */
 
 static int run_train(struct job *j, struct err *e)
 {
@@ -177,8 +175,7 @@ static int run_rungs(struct job *j, struct err *e)
 	return PS_OK;
 }
 
-/* ---- program ----------------------------------------------------------------------------------
- */
+/* ---- program --------------------------------------------------------------------------------- */
 
 static const struct {
 	const char *name;

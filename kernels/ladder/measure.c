@@ -14,8 +14,7 @@
 #define PROFILE_STEPS 10
 #define SMALL_RATE    1e-4f /* what is timed must not run away */
 
-/* ---- points and truths ------------------------------------------------------------------------
- */
+/* ---- points and truths ----------------------------------------------------------------------- */
 
 int ladder_point_init(struct ladder_point *p, struct model *m, const struct kx_images *set,
 	size_t filters, size_t batch, uint64_t seed, double seconds, struct err *e)
@@ -72,8 +71,7 @@ void ladder_truth_release(struct ladder_truth *t)
 	t->grad = NULL;
 }
 
-/* ---- measuring --------------------------------------------------------------------------------
- */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 struct run {
 	const struct rung *rung;

@@ -14,8 +14,7 @@
 #define FC_THREADS    128
 #define FULL_CHIP     1056 /* blocks: 8 for each of 132 multiprocessors */
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Each warp's sums into `part`. The 80 sums take each step together: shuffles stay in order, so
  * that one sum after the other would wait for every one of its own. */
@@ -159,8 +158,7 @@ static __global__ void mean_kernel(struct products p, size_t chunks, float scale
 	p.grad[i] = sum * scale;
 }
 
-/* ---- launchers --------------------------------------------------------------------------------
- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 static unsigned blocks_for(size_t n, size_t threads)
 {
@@ -243,8 +241,7 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	return rc ? rc : GPU_ALLOC(g, p->grad, p->k.n_params, GPU_DEVICE, e);
 }
 
-/* ---- the rung ---------------------------------------------------------------------------------
- */
+/* ---- the rung -------------------------------------------------------------------------------- */
 
 struct products_rung {
 	struct ladder_task task;

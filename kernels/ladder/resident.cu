@@ -123,8 +123,7 @@ static int graph_open(void **self, const struct ladder_task *t, struct err *e)
 	return open_as(self, t, GRAPH, e);
 }
 
-/* ---- a step -----------------------------------------------------------------------------------
- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 static int pin_once(struct resident *r, const float *params, float *grad, struct err *e)
 {

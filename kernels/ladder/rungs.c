@@ -64,8 +64,7 @@ int ladder_memory(struct err *e)
 }
 #endif
 
-/* ---- profiles ---------------------------------------------------------------------------------
- */
+/* ---- profiles -------------------------------------------------------------------------------- */
 
 void profile_add(struct profile *p, const char *name, enum phase_kind kind, double ms)
 {

@@ -23,8 +23,7 @@ static __device__ const uint8_t *image_of(const struct products &p, size_t n)
 	return p.pixels + (size_t)p.index[n] * IMAGE_AREA;
 }
 
-/* ---- forward ----------------------------------------------------------------------------------
- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static __device__ void load_weights(const struct fused &k, size_t first, float (*weight)[ROW])
 {
@@ -93,8 +92,7 @@ int tiled_convolve(struct gpu *g, const struct products *p, size_t n, struct err
 	return gpu_mark(g, "conv + ReLU + pool", PHASE_KERNEL, e);
 }
 
-/* ---- backward ---------------------------------------------------------------------------------
- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* The images that all threads of a block work on. */
 struct stage {

@@ -30,8 +30,7 @@ static void of_equal_values_the_first_wins(void **state)
 	lab_close(&l);
 }
 
-/* ---- a rung that is wrong ----------------------------------------------------------------------
- */
+/* ---- a rung that is wrong -------------------------------------------------------------------- */
 
 /* The sequential rung, but for one value. */
 static int wrong_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
@@ -100,8 +99,7 @@ static void a_right_rung_is_timed_and_profiled(void **state)
 	assert_true(result.profile.phase[0].ms > 0);
 }
 
-/* ---- points and profiles -----------------------------------------------------------------------
- */
+/* ---- points and profiles --------------------------------------------------------------------- */
 
 static void points_that_do_not_exist_are_refused(void **state)
 {

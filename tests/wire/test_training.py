@@ -69,7 +69,8 @@ class Trainer(Worker):
             self.orders[epoch] = numpy_net.order(self.welcome.seed, epoch, self.data.n_train)
         return self.orders[epoch][b * self.welcome.batch:(b + 1) * self.welcome.batch]
 
-    def train_on(self, work):
+    def train_on(self, grant):
+        work = grant.work
         for b in range(work.first, work.first + work.count):
             w, version = self.pull()
             rows = self.batch(work.epoch, b)
@@ -93,7 +94,7 @@ class Trainer(Worker):
             while True:
                 grant = self.lease()
                 if grant.kind == pb.GRANT_TRAIN:
-                    self.train_on(grant.work)
+                    self.train_on(grant)
                 else:
                     self.evaluate(grant)
         except Refused as over:

@@ -1,0 +1,130 @@
+"""`Modes` of WIRE.md in a stranger's hands: a Python worker and cnn-worker, alone with a server, end alike."""
+import idx
+import numpy as np
+import pytest
+
+from client import Worker, pb
+from test_training import EDONE, DataSet, SoftmaxRegression, Trainer
+
+
+class Stranger(Trainer):
+    """Does what the page says, mode by mode."""
+
+    own = None  # the elastic worker's weights
+
+    def gradient(self, w, epoch, b):
+        rows = self.batch(epoch, b)
+        loss, gradient = self.train.gradient(w, rows)
+        self.seen.append((len(rows), loss))
+        return gradient
+
+    def push_batches(self, gradient, version, epoch, end):
+        """PUSH for the batches seen since the last one; `end` is behind the newest."""
+        images = sum(n for n, _ in self.seen)
+        loss = sum(n * loss for n, loss in self.seen) / images
+        work = pb.Work(epoch=epoch, first=end - len(self.seen), count=len(self.seen))
+        ack = self.push(gradient.astype(np.float32), version, work, images, loss)
+        assert ack.verdict == pb.VERDICT_OK, ack
+        self.seen = []
+
+    def train_on(self, grant):
+        self.seen = []
+        way = (self.exact if grant.exact else
+               self.elastic if self.welcome.mode == pb.MODE_EASGD else self.asynchronous)
+        way(grant, grant.work)
+
+    def asynchronous(self, grant, work):
+        say, total, ahead = self.welcome, 0, None
+        for i in range(work.count):
+            last = i + 1 == work.count
+            if i % say.n_fetch == 0:
+                w, version = ahead or self.pull()
+                w, ahead = w - np.float32(say.local_rate) * total, None
+            if say.prefetch and not last and (i + 1) % say.n_fetch == 0:
+                ahead = self.pull()
+            g = self.gradient(w, work.epoch, work.first + i)
+            total, w = total + g, w - np.float32(say.local_rate) * g
+            if last or len(self.seen) == say.n_push:
+                self.push_batches(total if say.push_sum else total / len(self.seen), version,
+                                  work.epoch, work.first + i + 1)
+                total = 0
+
+    def exact(self, grant, work):
+        w, version = self.pull()
+        assert version == grant.version  # nobody else is there
+        total = 0
+        for b in range(work.first, work.first + work.count):
+            g = self.gradient(w, work.epoch, b)
+            total = total + self.seen[-1][0] * g
+        self.push_batches(total / sum(n for n, _ in self.seen), version, work.epoch,
+                          work.first + work.count)
+
+    def elastic(self, grant, work):
+        say = self.welcome
+        if self.own is None:
+            self.own, _ = self.pull()
+        for i in range(work.count):
+            g = self.gradient(self.own, work.epoch, work.first + i)
+            self.own = self.own - np.float32(say.local_rate) * g
+            if i + 1 == work.count or len(self.seen) == say.n_push:
+                centre, version = self.pull()
+                e = np.float32(say.elastic) * (self.own - centre)
+                self.own = self.own - e
+                self.push_batches(-e, version, work.epoch, work.first + i + 1)
+
+
+@pytest.fixture(scope="module")
+def few(data, tmp_path_factory):
+    """1,020 images to train on, in batches of 100 and one of 20; 500 to test with."""
+    directory = tmp_path_factory.mktemp("few")
+    idx.cut(data, directory, 1020, 500)
+    return directory, DataSet(directory)
+
+
+RUN = ("--model", "fc:10", "--epochs", 2, "--batch", 100, "--seed", 5, "--warm-updates", 0)
+MODES = {
+    "downpour": ("--mode", "downpour"),
+    "downpour, several batches a push": ("--mode", "downpour", "--n-push", 3, "--n-fetch", 2,
+                                         "--local-rate", 0.05),
+    "downpour, sums": ("--mode", "downpour", "--n-push", 2, "--push", "sum", "--lr", 0.01),
+    "downpour, pulls ahead": ("--mode", "downpour", "--prefetch"),
+    "ssp": ("--mode", "ssp", "--ssp-bound", 2, "--n-fetch", 4),
+    "sync": ("--mode", "sync"),
+    "sandblaster, sgd": ("--mode", "sandblaster", "--optimizer", "sgd", "--batch-images", 500),
+    "sandblaster, lbfgs": ("--mode", "sandblaster", "--optimizer", "lbfgs"),
+    "easgd": ("--mode", "easgd", "--n-push", 4, "--elastic", 0.3, "--local-rate", 0.1),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes(lab, few, mode):
+    directory, images = few
+    ends = []
+    for ours in (False, True):
+        server = lab.server(*RUN, *MODES[mode], directory=None)
+        if ours:
+            assert lab.worker(server.endpoint, data=directory).wait() == 0
+        else:
+            assert Stranger(server.endpoint, images, SoftmaxRegression).run() == EDONE
+        ends.append(server.result())
+    stranger, own = ends
+    assert stranger["images"] == own["images"] == 2 * 1020
+    assert (stranger["updates"], stranger["rejected"]) == (own["updates"], 0)
+    assert stranger["loss"] == pytest.approx(own["loss"], rel=1e-4)
+    assert stranger["loss"] < 2.2  # it has begun to learn: ln 10 is 2.30
+
+
+def test_modes_weights_of_another_life_of_the_server_are_not_exact(lab, few):
+    """`base_epoch`: the right version of the wrong epoch is REJECT_STALE."""
+    server = lab.server(*RUN, *MODES["sync"], directory=None)
+    worker = Worker(server.endpoint, data=few[1].id)
+    grant = worker.lease()
+    weights, version = worker.pull()
+    assert grant.exact and version == grant.version
+    worker.base_epoch += 1
+    ack = worker.push(0 * weights, version, grant.work, 100)
+    assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_STALE)
+    worker.base_epoch -= 1
+    ack = worker.push(0 * weights, version, grant.work, 100)
+    assert ack.verdict == pb.VERDICT_OK
+    worker.close()

@@ -9,7 +9,7 @@ static int check(cudaError_t rc, const char *call)
 {
 	if (rc == cudaSuccess)
 		return PS_OK;
-	log_error("cuda", "error", "call=%s reason=\"%s\"", call, cudaGetErrorString(rc));
+	log_warn("cuda", "failed", "call=%s reason=\"%s\"", call, cudaGetErrorString(rc));
 	return PS_EDEVICE;
 }
 #define CHECK(call) check((call), #call)

@@ -64,7 +64,10 @@ static void put_core(FILE *f, const struct core *c)
 		const char *name, *help;
 		uint64_t value;
 	} row[] = {
-		{"updates_total", "Gradients applied: the version.", t->version},
+		{"updates_total", "Steps of the optimizer.", t->updates},
+		{"line_search_points_total", "Points that L-BFGS looked at.", t->trials},
+		{"backup_leases_total", "Copies given out of work that another worker has.",
+			t->backups},
 		{"images_total", "Training images counted.", t->images},
 		{"pushes_total", "Pushes decided.", t->pushes},
 		{"duplicates_total", "Pushes that had been decided before.", t->duplicates},

@@ -2,8 +2,6 @@
  * options.c - one row per option; then the rules that need more than one value or the machine.
  */
 #include "server/options.h"
-#include "server/core/lbfgs.h"
-#include "server/mode_options.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -13,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "common/opt.h"
+#include "server/core/lbfgs.h"
+#include "server/mode_options.h"
 
 #define PROGRAM        "cnn-ps"
 #define MOST_EXACT     1e15 /* whole numbers up to 2^53 are exact in a row */
@@ -145,12 +145,12 @@ static void check_model(const struct raw *r, struct model *m, int *errors)
 static const struct usual {
 	double lr, decay_square, eps;
 } usual[OPTIM_KINDS] = {
-	[OPTIM_SGD] = {0.1, 0, 1e-8},
+	[OPTIM_SGD] = {0.2, 0, 1e-8},
 	[OPTIM_ADAGRAD] = {0.04, 0, 1e-10},
-	[OPTIM_MOMENTUM] = {0.02, 0, 1e-8},
-	[OPTIM_NESTEROV] = {0.02, 0, 1e-8},
-	[OPTIM_RMSPROP] = {0.001, 0.99, 1e-8},
-	[OPTIM_ADAM] = {0.001, 0.999, 1e-8},
+	[OPTIM_MOMENTUM] = {0.03, 0, 1e-8},
+	[OPTIM_NESTEROV] = {0.03, 0, 1e-8},
+	[OPTIM_RMSPROP] = {0.002, 0.99, 1e-8},
+	[OPTIM_ADAM] = {0.002, 0.999, 1e-8},
 	[OPTIM_LBFGS] = {1, 0, 1e-8},
 };
 
@@ -162,9 +162,16 @@ static double given_or(double value, double otherwise)
 	return value > NOT_GIVEN ? value : otherwise;
 }
 
+static enum optim_kind optim_of(const struct raw *r)
+{
+	return r->optimizer > NOT_GIVEN ? (enum optim_kind)r->optimizer : mode_optimizer(&r->modes);
+}
+
 static double lr_of(const struct raw *r)
 {
-	return given_or(r->lr, usual[r->optimizer].lr);
+	enum optim_kind optim = optim_of(r);
+
+	return given_or(r->lr, mode_rate(&r->modes, optim, usual[optim].lr));
 }
 
 static uint32_t epochs_of(const struct raw *r, const struct model *m)
@@ -212,10 +219,10 @@ static const char *text_or_null(const char *text)
 
 static void fill_optim(struct core_config *c, const struct raw *r)
 {
-	const struct usual *u = &usual[r->optimizer];
+	const struct usual *u = &usual[optim_of(r)];
 
 	c->lr = lr_of(r);
-	c->optim = (struct optim){.kind = (enum optim_kind)r->optimizer,
+	c->optim = (struct optim){.kind = optim_of(r),
 		.eps = given_or(r->eps, u->eps),
 		.momentum = r->momentum,
 		.decay_square = given_or(r->decay_square, u->decay_square),
@@ -280,6 +287,10 @@ static int judge(struct options *o, const struct raw *r, int parsed)
 	check_addresses(r, &errors);
 	check_files(r, &errors);
 	if (parsed == PS_OK) { /* else some of these have no value of their own */
+		const char *modes = mode_check(&r->modes, r->optimizer, epochs_of(r, &o->model));
+
+		if (modes && o->model.n_params)
+			complain(&errors, "%s", modes);
 		check_rate(r, &o->model, &errors);
 		check_together(r, &errors);
 	}
@@ -305,6 +316,8 @@ static int judge(struct options *o, const struct raw *r, int parsed)
 int options_parse(struct options *o, int argc, char **argv)
 {
 	struct raw r = {.epochs = NOT_GIVEN,
+		.optimizer = NOT_GIVEN,
+		.modes = {.n_push = NOT_GIVEN, .local_rate = NOT_GIVEN},
 		.lr = NOT_GIVEN,
 		.decay_square = NOT_GIVEN,
 		.eps = NOT_GIVEN,
@@ -322,8 +335,8 @@ int options_parse(struct options *o, int argc, char **argv)
 			"in steps of all workers, in portions of a large batch, or workers for "
 			"themselves around a centre (docs/modes.md)"),
 		ENUM("optimizer", optimizer, NULL, OPTIM_NAMES, "NAME",
-			"what turns gradients into updates; without it adagrad, for sandblaster "
-			"lbfgs"),
+			"what turns gradients into updates; without it adagrad, for sync momentum, "
+			"for sandblaster lbfgs"),
 		INT("n-push", modes.n_push, NULL, 1, WIRE_MAX_BATCHES, "N",
 			"batches in one push; without it 1, for easgd 10"),
 		ENUM("push", modes.push, "mean", PUSH_NAMES, "WHAT",
@@ -358,8 +371,8 @@ int options_parse(struct options *o, int argc, char **argv)
 		REAL("lbfgs-wolfe", modes.lbfgs_wolfe, "0.9", 1e-6, 0.999999, "PART",
 			"of the slope that may be left after a step"),
 		REAL("lr", lr, NULL, 1e-12, 1e6, "RATE",
-			"learning rate; without it sgd 0.1, adagrad 0.04, momentum and "
-			"nesterov 0.02, rmsprop and adam 0.001"),
+			"learning rate; without it sgd 0.2, adagrad 0.04, momentum and "
+			"nesterov 0.03 (sync: 0.1), rmsprop and adam 0.002"),
 		REAL("momentum", momentum, "0.9", 0, 0.999999, "PART",
 			"of the last direction is kept: momentum, nesterov; adam's beta1"),
 		REAL("decay-square", decay_square, NULL, 0, 0.999999, "PART",
@@ -451,6 +464,14 @@ int options_parse(struct options *o, int argc, char **argv)
 	if (judge(o, &r, rc) > 0 || rc != OPT_RUN)
 		return PS_EUSAGE;
 	fill(o, &r);
+	r.optimizer = (int)o->core.optim.kind; /* what was not given, for the dump */
+	r.lr = o->core.lr;
+	r.eps = o->core.optim.eps;
+	r.decay_square = o->core.optim.decay_square;
+	r.warmup = o->core.schedule.warmup;
+	r.epochs = o->core.epochs;
+	r.modes.n_push = o->core.n_push;
+	r.modes.local_rate = o->core.local_rate;
 	log_set_level(o->check_config ? LOG_DEBUG : o->log_level);
 	opt_dump(&program);
 	return OPT_RUN;

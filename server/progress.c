@@ -17,10 +17,10 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 	*p = (struct progress){.start_ms = now_ms,
 		.epoch_ms = now_ms,
 		.epoch_images = s->images,
-		.epoch_version = s->version,
+		.epoch_updates = s->updates,
 		.rate_ms = now_ms,
 		.rate_images = s->images,
-		.rate_version = s->version};
+		.rate_updates = s->updates};
 }
 
 /* ---- what the core says -------------------------------------------------------------------- */
@@ -43,7 +43,7 @@ static void trained(struct progress *p, const struct core *c, uint64_t now_ms)
 	p->epoch_rate = seconds > 0 ? (double)(s->images - p->epoch_images) / seconds : 0;
 	p->epoch_ms = now_ms;
 	p->epoch_images = s->images;
-	p->epoch_version = s->version;
+	p->epoch_updates = s->updates;
 	if (core_training_epoch(c) >= core_config(c)->epochs)
 		p->end_ms = now_ms;
 }
@@ -101,10 +101,10 @@ static void measure(struct progress *p, const struct core *c, uint64_t now_ms)
 	if (now_ms - p->rate_ms < RATE_MS)
 		return;
 	p->images_per_s = (double)(s->images - p->rate_images) / seconds;
-	p->updates_per_s = (double)(s->version - p->rate_version) / seconds;
+	p->updates_per_s = (double)(s->updates - p->rate_updates) / seconds;
 	p->rate_ms = now_ms;
 	p->rate_images = s->images;
-	p->rate_version = s->version;
+	p->rate_updates = s->updates;
 }
 
 const struct epoch_record *progress_evaluated(const struct core *c)
@@ -130,7 +130,7 @@ void progress_look(const struct progress *p, const struct core *c, struct progre
 	*v = (struct progress_view){.epochs = cfg->epochs,
 		.epoch = epoch < cfg->epochs ? epoch + 1 : cfg->epochs,
 		.done = all > 0 ? (double)s->images / all : 0,
-		.updates = s->version,
+		.updates = s->updates,
 		.images_per_s = p->images_per_s,
 		.updates_per_s = p->updates_per_s,
 		.loss = s->loss,

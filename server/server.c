@@ -118,7 +118,7 @@ static int only_saving_is_left(const struct server *s)
 
 	if (!s->saver || !saver_stats(s->saver)->failing)
 		return 0;
-	if (cfg->max_updates && core_stats(c)->version >= cfg->max_updates)
+	if (cfg->max_updates && core_stats(c)->updates >= cfg->max_updates)
 		return 1;
 	return cfg->epochs > 0 && progress_evaluated(c) == core_epoch(c, cfg->epochs - 1);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "server/core/core.h"
+#include "server/mode_options.h"
 
 #define MOST_EPOCHS 20 /* records in a status */
 
@@ -212,7 +213,7 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set(o, "epoch", count(cfg->epoch));
 	set(o, "model", json_string(cfg->model));
 	set(o, "n_params", count(cfg->n_params));
-	set(o, "mode", json_string("downpour"));
+	set(o, "mode", nth_name(MODE_NAMES, (int)cfg->mode - 1));
 	set(o, "optimizer", nth_name(OPTIM_NAMES, (int)cfg->optim.kind));
 	set(o, "lr", json_real(cfg->lr));
 	set(o, "schedule", nth_name(SCHEDULE_NAMES, (int)cfg->schedule.kind));
@@ -229,14 +230,15 @@ static void set_training(json_t *o, const struct status *s)
 
 	progress_look(s->progress, c, &v);
 	set(o, "training_epoch", count(v.epoch));
-	set(o, "updates", count(t->version));
+	set(o, "updates", count(t->updates));
 	set(o, "images", count(t->images));
 	set(o, "loss", json_real(t->loss));
 	set(o, "accuracy", v.accuracy >= 0 ? json_real(v.accuracy) : NULL);
 	set(o, "images_per_s", json_real(v.images_per_s));
 	set(o, "updates_per_s", json_real(v.updates_per_s));
 	set(o, "eta_s", v.eta_s >= 0 ? json_real(v.eta_s) : NULL);
-	set(o, "staleness_mean", mean_or_null((double)t->staleness_sum, t->version));
+	set(o, "version", count(t->version));
+	set(o, "staleness_mean", mean_or_null((double)t->staleness_sum, t->updates));
 	set(o, "live_workers", count(v.workers));
 }
 
@@ -286,7 +288,7 @@ char *status_result(const struct status *s)
 	set(o, "status", json_string(ending_name(s->ending)));
 	set(o, "accuracy", last ? mean_or_null(last->eval_correct, last->eval_done) : NULL);
 	set(o, "loss", last ? mean_or_null(last->eval_loss_sum, last->eval_done) : NULL);
-	set(o, "updates", count(t->version));
+	set(o, "updates", count(t->updates));
 	set(o, "images", count(t->images));
 	set(o, "images_per_epoch", images);
 	set(o, "seconds", json_real(progress_seconds(s->progress, s->now_ms)));

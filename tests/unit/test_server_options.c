@@ -128,12 +128,12 @@ static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 		const char *line;
 		double lr, eps, decay_square;
 	} row[] = {
-		{"--optimizer;sgd", 0.1, 0, 0},
-		{"--optimizer;momentum", 0.02, 0, 0},
-		{"--optimizer;nesterov", 0.02, 0, 0},
+		{"--optimizer;sgd", 0.2, 0, 0},
+		{"--optimizer;momentum", 0.03, 0, 0},
+		{"--optimizer;nesterov", 0.03, 0, 0},
 		{"--optimizer;adagrad", 0.04, 1e-10, 0},
-		{"--optimizer;rmsprop", 0.001, 1e-8, 0.99},
-		{"--optimizer;adam", 0.001, 1e-8, 0.999},
+		{"--optimizer;rmsprop", 0.002, 1e-8, 0.99},
+		{"--optimizer;adam", 0.002, 1e-8, 0.999},
 	};
 	const struct optim *o = &options.core.optim;
 
@@ -257,7 +257,17 @@ static const char *const bad[][2] = {
 	{"--optimizer;SGD", "--optimizer"},
 	{"--optimizer;", "--optimizer"},
 	{"--stale-rate;rel", "--stale-rate"},
-	{"--mode;sync", "sync"},
+	{"--mode;sync;--epochs;0", "--mode"},
+	{"--mode;ssp;--model;vector:5", "--mode"},
+	{"--optimizer;lbfgs", "sandblaster"},
+	{"--mode;easgd;--optimizer;adam", "--optimizer"},
+	{"--mode;sync;--n-push;2", "--n-push"},
+	{"--mode;sandblaster;--n-fetch;2", "--n-fetch"},
+	{"--mode;sync;--delay-compensation;constant", "--delay-compensation"},
+	{"--mode;sandblaster;--lbfgs-armijo;0.4;--lbfgs-wolfe;0.3", "--lbfgs-armijo"},
+	{"--n-push;0", "--n-push"},
+	{"--elastic;0", "--elastic"},
+	{"--lbfgs-history;33", "--lbfgs-history"},
 	{"--mode;upside-down", "upside-down"},
 	{"--mode;", "--mode"},
 	{"--log-level;shout", "--log-level"},

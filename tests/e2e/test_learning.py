@@ -33,6 +33,13 @@ def test_eight_asynchronous_workers_learn(lab, mnist):
     assert result["accuracy"] >= bound(mnist, 0.965, 0.82), result
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "rmsprop", "adam"])
+def test_other_optimizers_learn_at_their_own_rates(lab, mnist, optimizer):
+    result = train(lab, 2, "--model", "seed:32", "--epochs", 1, "--optimizer", optimizer,
+                   "--schedule", "cosine")
+    assert result["accuracy"] >= bound(mnist, 0.93, 0.80), result
+
+
 def test_same_seed_gives_the_same_bytes(lab, small):
     exports = []
     for name in ("a", "b"):

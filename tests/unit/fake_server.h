@@ -21,6 +21,7 @@
 
 #define FAKE_PARAMS 6
 #define FAKE_PUSHES 64
+#define FAKE_GRANTS 4
 #define FAKE_JSON   "{\"fake\": true}"
 
 /* How to behave. */
@@ -41,9 +42,9 @@ struct fake_how {
 	enum mode mode;
 	uint32_t n_push, n_fetch, push_sum, prefetch;
 	double local_rate, elastic;
-	float start[FAKE_PARAMS];       /* weights before the first push */
-	const struct msg_grant *grants; /* NULL, or the answers to LEASE 1, 2, ...; then PS_EDONE */
-	uint32_t n_grants;
+	float start[FAKE_PARAMS]; /* weights before the first push */
+	uint32_t n_grants;        /* 0, or: the answers to LEASE 1, 2, ...; then PS_EDONE */
+	struct msg_grant grants[FAKE_GRANTS];
 };
 
 /* A push that was decided on. */
@@ -218,9 +219,9 @@ static inline void fake_lease(struct fake *f, uint32_t peer, const struct msg_le
 		grant.grant.eval_count = 25;
 		grant.grant.eval_id = 9;
 	}
-	if (f->how.grants && l->request > f->how.n_grants)
+	if (f->how.n_grants && l->request > f->how.n_grants)
 		bye.bye.status = PS_EDONE;
-	else if (f->how.grants) {
+	else if (f->how.n_grants) {
 		grant.grant = f->how.grants[l->request - 1];
 		grant.grant.request = l->request;
 	}

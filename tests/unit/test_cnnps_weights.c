@@ -189,7 +189,7 @@ static void a_lease_says_whose_version_it_wants(void **state)
 	struct cnnps_lease lease;
 
 	(void)state;
-	how.grants = &grant;
+	how.grants[0] = grant;
 	how.n_grants = 1;
 	fake_behave(&fake, how);
 	fake_hang_up(&fake, 1);

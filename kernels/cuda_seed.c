@@ -1,4 +1,4 @@
-/* cuda_seed.c - the path of cuda_path.h for seed:F on MNIST's images: three launches a step. */
+/* cuda_seed.c - the path of cuda_path.h for seed:F on MNIST's images: four launches a step. */
 #include <stdlib.h>
 #include "common/mem.h"
 #include "kernels/cuda_path.h"
@@ -96,12 +96,16 @@ static int load(void *self, const float *params, cudaStream_t stream)
 	return kx_seed_pack(((struct seed *)self)->s, params, stream);
 }
 
+static int scores_at(const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
+{
+	int rc = kx_seed_forward(*s, batch, step, stream);
+
+	return rc ? rc : kx_seed_scores(*s, batch, step, stream);
+}
+
 static int forward(void *self, struct kx_batch batch, cudaStream_t stream)
 {
-	const struct kx_seed *s = &((struct seed *)self)->s;
-	int rc = kx_seed_forward(*s, batch, 0, stream);
-
-	return rc ? rc : kx_seed_scores(*s, batch.images, stream);
+	return scores_at(&((struct seed *)self)->s, batch, 0, stream);
 }
 
 static const float *scores(const void *self, size_t *width)
@@ -114,7 +118,7 @@ static int gradient(
 	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
 {
 	const struct kx_seed *s = &((struct seed *)self)->s;
-	int rc = kx_seed_forward(*s, batch, 0, stream);
+	int rc = scores_at(s, batch, 0, stream);
 
 	if (!rc)
 		rc = kx_seed_backward(*s, batch, 0, stream);
@@ -136,7 +140,7 @@ static int train(void *self, struct kx_batch batch, struct kx_now *now, int step
 	int rc = PS_OK;
 
 	for (int i = 0; i < steps && !rc; i++) {
-		rc = kx_seed_forward(*s, batch, i, stream);
+		rc = scores_at(s, batch, i, stream);
 		if (!rc)
 			rc = kx_seed_backward(*s, batch, i, stream);
 		if (!rc)

@@ -54,6 +54,32 @@ __device__ static inline void mma_bf16(float *c, uint4 a, uint32_t b0, uint32_t 
 		: "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
+/* A group's images in shared memory, and their bytes on the way there. */
+struct conv_images {
+	uint32_t pixels[CONV_GROUP * IMAGE_WORDS];
+	uint4 bytes[CONV_GROUP * CONV_SIDE * CONV_SIDE / 16];
+};
+
+/* Each thread fetches the 16 pixels, chunk i of the group's, that it will convert. */
+__device__ static inline void conv_fetch(
+	struct conv_images *to, int i, const uint8_t *image, bool here)
+{
+	const int chunks = CONV_SIDE * CONV_SIDE / 16;
+	copy_ahead(&to->bytes[i], image + i % chunks * 16, here);
+}
+
+__device__ static inline void conv_convert(struct conv_images *to, int i)
+{
+	const int chunks = CONV_SIDE * CONV_SIDE / 16;
+	const uint4 v = to->bytes[i];
+	uint4 *out =
+		reinterpret_cast<uint4 *>(to->pixels + i / chunks * IMAGE_WORDS + i % chunks * 8);
+	const uint2 a = pixels_to_bf16(v.x), b = pixels_to_bf16(v.y);
+	const uint2 c = pixels_to_bf16(v.z), d = pixels_to_bf16(v.w);
+	out[0] = {a.x, a.y, b.x, b.y};
+	out[1] = {c.x, c.y, d.x, d.y};
+}
+
 template <int SIZE> struct conv_weights {
 	uint4 a[conv<SIZE>::STEPS][CONV_PIECES][2];
 };

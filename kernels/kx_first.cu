@@ -6,6 +6,7 @@
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
+#define AHEAD   9 /* positions whose errors are fetched at once */
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
@@ -33,21 +34,24 @@ int kx_first_pack(struct kx_first l, const float *weight, cudaStream_t stream)
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-__device__ static inline const uint32_t *image_words(const struct kx_batch &batch, int n)
+__device__ static inline const uint8_t *image_bytes(const struct kx_batch &batch, int n)
 {
-	return reinterpret_cast<const uint32_t *>(
-		batch.pixels + image_number(&batch, n) * (CONV_SIDE * CONV_SIDE));
+	return batch.pixels + image_number(&batch, n) * (CONV_SIDE * CONV_SIDE);
 }
 
-__device__ static inline void load_group(uint32_t *shared, const struct kx_batch &batch, int group)
+__device__ static inline void load_group(
+	struct conv_images *to, const struct kx_batch &batch, int group)
 {
-	const int words = CONV_SIDE * CONV_SIDE / 4;
-	for (int i = threadIdx.x; i < CONV_GROUP * words; i += THREADS) {
-		int n = i / words, at = i % words, image = group * CONV_GROUP + n;
-		uint32_t four = image < batch.images ? image_words(batch, image)[at] : 0;
-		*reinterpret_cast<uint2 *>(shared + n * IMAGE_WORDS + 2 * at) =
-			pixels_to_bf16(four);
+	const int chunks = CONV_SIDE * CONV_SIDE / 16, n = CONV_GROUP * chunks;
+	for (int i = threadIdx.x; i < n; i += THREADS) {
+		int image = group * CONV_GROUP + i / chunks;
+		bool here = image < batch.images;
+		conv_fetch(to, i, here ? image_bytes(batch, image) : batch.pixels, here);
 	}
+	copies_commit();
+	copies_wait<0>();
+	for (int i = threadIdx.x; i < n; i += THREADS)
+		conv_convert(to, i);
 }
 
 /* blockIdx: x images, y filters (32), z positions. Warps: 4 x 8 filters, 2 ranges of positions. */
@@ -55,7 +59,7 @@ template <int SIZE>
 __global__ void __launch_bounds__(THREADS, 2)
 	forward_kernel(struct kx_first l, struct kx_batch batch)
 {
-	__shared__ uint32_t pixels[CONV_GROUP * IMAGE_WORDS];
+	__shared__ __align__(16) struct conv_images images;
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
 	const int filter_group = blockIdx.y * 4 + warp % 4, f = filter_group * 8 + lane / 4;
 	const int range = blockIdx.z * 2 + warp / 4, ranges = gridDim.z * 2;
@@ -66,7 +70,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 	await_previous();
 	const float bias = l.bias[f];
-	load_group(pixels, batch, blockIdx.x);
+	load_group(&images, batch, blockIdx.x);
 	conv_load(&w, l.fragments, filter_group, lane);
 #pragma unroll
 	for (int k = 0; k < conv<SIZE>::STEPS; k++) {
@@ -76,7 +80,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 	__syncthreads();
 	for (int p = begin; p < end; p++) {
 		const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
-		const uint32_t *patch = pixels + lane / 4 * IMAGE_WORDS + y * (2 * ROW_WORDS) + x;
+		const uint32_t *patch =
+			images.pixels + lane / 4 * IMAGE_WORDS + y * (2 * ROW_WORDS) + x;
 		const size_t to = l.out.origin + (size_t)y * l.out.row + x * l.out.c + f;
 #pragma unroll
 		for (int j = 0; j < 2; j++) {
@@ -116,6 +121,11 @@ int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stre
 
 /* ---- gradient -------------------------------------------------------------------------------- */
 
+__device__ static inline const uint32_t *image_words(const struct kx_batch &batch, int n)
+{
+	return reinterpret_cast<const uint32_t *>(image_bytes(batch, n));
+}
+
 /* A lane is a filter, a warp every eighth position; the sums stay in registers. The four cells that
  * lanes may look at start in different banks. */
 template <int SIZE>
@@ -124,16 +134,27 @@ __device__ static inline void add_image(float (&sum)[SIZE * SIZE], float *bias,
 {
 	const uint8_t *winner = l.winner + (size_t)n * conv<SIZE>::POSITIONS * l.f + f;
 	const float *error = l.error + n * l.out.image + l.out.origin + f;
-#pragma unroll 3
-	for (int p = threadIdx.x / 32; p < conv<SIZE>::POSITIONS; p += WARPS) {
-		const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
-		const int won = winner[(size_t)p * l.f];
-		const float d = error[(size_t)y * l.out.row + x * l.out.c];
-		const float *patch = pixels + (2 * y + won / 2) * CONV_SIDE + 2 * x + won % 2;
+	const int warp = threadIdx.x / 32;
+	for (int p0 = 0; p0 < conv<SIZE>::POSITIONS; p0 += WARPS * AHEAD) {
+		int won[AHEAD];
+		float d[AHEAD];
 #pragma unroll
-		for (int k = 0; k < SIZE * SIZE; k++)
-			sum[k] = fmaf(d, patch[k / SIZE * CONV_SIDE + k % SIZE], sum[k]);
-		*bias += d;
+		for (int i = 0; i < AHEAD; i++) {
+			const int p = min(p0 + i * WARPS + warp, conv<SIZE>::POSITIONS - 1);
+			const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
+			won[i] = winner[(size_t)p * l.f];
+			d[i] = error[(size_t)y * l.out.row + x * l.out.c];
+			won[i] = (2 * y + won[i] / 2) * CONV_SIDE + 2 * x + won[i] % 2;
+			d[i] = p0 + i * WARPS + warp < conv<SIZE>::POSITIONS ? d[i] : 0;
+		}
+#pragma unroll
+		for (int i = 0; i < AHEAD; i++) {
+#pragma unroll
+			for (int k = 0; k < SIZE * SIZE; k++)
+				sum[k] = fmaf(d[i],
+					pixels[won[i] + k / SIZE * CONV_SIDE + k % SIZE], sum[k]);
+			*bias += d[i];
+		}
 	}
 }
 
@@ -150,9 +171,11 @@ __global__ void __launch_bounds__(THREADS, 2)
 	float sum[taps] = {}, bias = 0;
 
 	await_previous();
+	uint32_t four = 0;
+	if (threadIdx.x < words && blockIdx.x < batch.images)
+		four = image_words(batch, blockIdx.x)[threadIdx.x];
 	for (int n = blockIdx.x, turn = 0; n < batch.images; n += gridDim.x, turn ^= 1) {
 		if (threadIdx.x < words) {
-			uint32_t four = image_words(batch, n)[threadIdx.x];
 			pixels[turn][threadIdx.x] = {pixel_of(four, 0), pixel_of(four, 1),
 				pixel_of(four, 2), pixel_of(four, 3)};
 		}

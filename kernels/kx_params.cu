@@ -44,6 +44,7 @@ __global__ void unpack_kernel(const float *partial, int splits, struct kx_weight
 	const size_t split = KX_OUTER_ROWS(m) * w.f_pad, n = (size_t)(m + 1) * w.f_pad;
 	const size_t i = blockIdx.x * (size_t)32 + lane;
 	float sum = 0;
+#pragma unroll 8
 	for (int s = slice; s < splits && i < n; s += SLICES)
 		sum += partial[s * split + i];
 	part[slice][lane] = sum;

@@ -161,8 +161,8 @@ template <int P, class S> static int rows_launch(struct kx_rows g, cudaStream_t 
 
 template <int P> static int rows_shaped(struct kx_rows g, cudaStream_t stream)
 {
-	const size_t multiprocessors = 132;
-	if (rows_blocks<wide>(g) < multiprocessors)
+	const size_t few = 100; /* blocks, for 132 multiprocessors */
+	if (rows_blocks<wide>(g) < few)
 		return rows_launch<P, small>(g, stream);
 	return g.n <= 32 ? rows_launch<P, narrow>(g, stream) : rows_launch<P, wide>(g, stream);
 }

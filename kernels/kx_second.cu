@@ -4,8 +4,8 @@
  * A block has eight images, a warp one row of the input: 12 pixels are 6 tiles of 16 rows (eight
  * images at two neighbouring pixels) x 32 channels. A tap shifts which errors a tile reads; where
  * they lie outside, the tile is left out, or reads a column of zeros. Warps of rows in the middle
- * have five rows of taps, those at the edges fewer; rows y, y + 4, y + 8 share a scheduler and have
- * ten in all.
+ * have five rows of taps, those at the edges fewer; of each row of taps eight warps have a part,
+ * two to a scheduler.
  */
 #include "kernels/kx_gemm.cuh"
 #include "kernels/kx_second.h"
@@ -21,17 +21,24 @@
 #define IMAGE   (SECOND_OUT * ROW + 4) /* + 4: eight images x 4 filters lie in 32 banks */
 #define POOLED  (SECOND_OUT / 2)
 #define QUADS   (SECOND_FILTERS / 4)
+#define TAP     (STEPS * 64 * N_TILES) /* words of a tap's weights */
+#define RING    4                      /* taps in shared memory */
+
+struct second_shared {
+	float errors[IMAGES * IMAGE];
+	uint32_t ring[RING][TAP];
+};
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Word i: [tap][step][lane][n tile][half]: filter 8 step + lane % 4 + 4 half, channel 8 n tile +
- * lane / 4; rounded to tf32. */
+/* Word i: [tap][step][two n tiles][lane][n tile][half]: filter 8 step + lane % 4 + 4 half, channel
+ * 8 n tile + lane / 4; rounded to tf32. */
 __global__ void second_pack_kernel(uint32_t *fragments, const float *weight)
 {
 	await_previous();
 	FOR_EACH(i, SECOND_FRAGMENTS)
 	{
-		int half = i % 2, n = (int)(i / 2 % N_TILES), lane = (int)(i / 2 / N_TILES % 32);
+		int half = i % 2, lane = (int)(i / 4 % 32), n = (int)(i / 128 % 2 * 2 + i / 2 % 2);
 		int step = (int)(i / (64 * N_TILES) % STEPS);
 		int tap = (int)(i / (64 * N_TILES * STEPS));
 		int f = 8 * step + lane % 4 + 4 * half, c = 8 * n + lane / 4;
@@ -138,31 +145,29 @@ __device__ static inline void spread(float *shared, const struct kx_second &l, i
 	}
 }
 
-struct b_fragments {
-	uint4 v[2];
-	__device__ void load(const uint32_t *from)
-	{
-		v[0] = __ldg(reinterpret_cast<const uint4 *>(from));
-		v[1] = __ldg(reinterpret_cast<const uint4 *>(from) + 1);
-	}
-};
+/* A tap's weights to shared memory; 16 bytes at a time. */
+__device__ static inline void tap_fetch(uint32_t *to, const uint32_t *fragments, int tap)
+{
+	if (tap < SECOND_SIZE * SECOND_SIZE)
+		for (int i = threadIdx.x; i < TAP / 4; i += THREADS)
+			copy_ahead(to + 4 * i, fragments + tap * TAP + 4 * i, true);
+	copies_commit();
+}
 
 /* One tap: KX is known to the compiler, and with it the tiles that it reaches. */
 template <int KX>
 __device__ static inline void add_tap(
-	float (&c)[TILES][N_TILES][4], const float *errors, const uint32_t *fragments)
+	float (&c)[TILES][N_TILES][4], const float *errors, const uint32_t *weights)
 {
 	const int lane = threadIdx.x % 32;
 	const float *a = errors + lane / 4 * IMAGE + lane % 4;
-	const uint32_t *from = fragments + lane * 2 * N_TILES;
-	struct b_fragments next;
-	next.load(from);
 #pragma unroll 2
 	for (int step = 0; step < STEPS; step++) {
-		const struct b_fragments b = next;
-		next.load(from + (step + 1) % STEPS * (64 * N_TILES));
-		const uint32_t w[N_TILES][2] = {{b.v[0].x, b.v[0].y}, {b.v[0].z, b.v[0].w},
-			{b.v[1].x, b.v[1].y}, {b.v[1].z, b.v[1].w}};
+		const uint4 *from =
+			reinterpret_cast<const uint4 *>(weights + step * (64 * N_TILES)) + lane;
+		const uint4 low = from[0], high = from[32];
+		const uint32_t w[N_TILES][2] = {
+			{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
 #pragma unroll
 		for (int j = 0; j < TILES; j++) {
 			/* column of the first pixel's error, counted with the zeros' */
@@ -178,6 +183,19 @@ __device__ static inline void add_tap(
 				mma_tf32(c[j][n], x, w[n]);
 		}
 	}
+}
+
+/* Tap (ky, KX) for the warps whose row it reaches; a later one's weights are fetched meanwhile. */
+template <int KX>
+__device__ static inline void next_tap(float (&c)[TILES][N_TILES][4], struct second_shared *s,
+	const uint32_t *fragments, int ky, int y)
+{
+	const int tap = ky * SECOND_SIZE + KX;
+	copies_wait<RING - 2>();
+	__syncthreads();
+	tap_fetch(s->ring[(tap + RING - 1) % RING], fragments, tap + RING - 1);
+	if (y >= ky && y - ky < SECOND_OUT)
+		add_tap<KX>(c, s->errors + (y - ky) * ROW, s->ring[tap % RING]);
 }
 
 __device__ static inline void errors_store(
@@ -201,31 +219,28 @@ __device__ static inline void errors_store(
 
 __global__ void __launch_bounds__(THREADS, 1) second_errors_kernel(struct kx_second l, int images)
 {
-	extern __shared__ __align__(16) float errors[];
+	extern __shared__ __align__(16) unsigned char memory[];
+	struct second_shared *s = reinterpret_cast<struct second_shared *>(memory);
 	const int n0 = blockIdx.x * IMAGES, y = threadIdx.x / 32;
-	const int tap = STEPS * 64 * N_TILES; /* words */
 	float c[TILES][N_TILES][4] = {};
 
 	await_previous();
-	spread(errors, l, n0, images);
-	__syncthreads();
+	for (int tap = 0; tap < RING - 1; tap++)
+		tap_fetch(s->ring[tap], l.fragments, tap);
+	spread(s->errors, l, n0, images);
 	for (int ky = 0; ky < SECOND_SIZE; ky++) {
-		if (y < ky || y - ky >= SECOND_OUT)
-			continue;
-		const float *row = errors + (y - ky) * ROW;
-		const uint32_t *w = l.fragments + ky * SECOND_SIZE * tap;
-		add_tap<0>(c, row, w);
-		add_tap<1>(c, row, w + tap);
-		add_tap<2>(c, row, w + 2 * tap);
-		add_tap<3>(c, row, w + 3 * tap);
-		add_tap<4>(c, row, w + 4 * tap);
+		next_tap<0>(c, s, l.fragments, ky, y);
+		next_tap<1>(c, s, l.fragments, ky, y);
+		next_tap<2>(c, s, l.fragments, ky, y);
+		next_tap<3>(c, s, l.fragments, ky, y);
+		next_tap<4>(c, s, l.fragments, ky, y);
 	}
 	errors_store(l, c, n0 + threadIdx.x % 32 / 4, y, images);
 }
 
 int kx_second_errors(struct kx_second l, int images, cudaStream_t stream)
 {
-	const int bytes = IMAGES * IMAGE * (int)sizeof(float);
+	const int bytes = (int)sizeof(struct second_shared);
 	if (cudaFuncSetAttribute(
 		    second_errors_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -15,10 +15,9 @@ __device__ static inline size_t seed_number(const struct kx_batch &b, int step, 
 	return b.index ? b.index[((size_t)b.now->step + step) * b.images + n] : b.now->first + n;
 }
 
-__device__ static inline const uint32_t *seed_image(const struct kx_batch &b, int step, int n)
+__device__ static inline const uint8_t *seed_image(const struct kx_batch &b, int step, int n)
 {
-	return reinterpret_cast<const uint32_t *>(
-		b.pixels + seed_number(b, step, n) * (SEED_SIDE * SEED_SIDE));
+	return b.pixels + seed_number(b, step, n) * (SEED_SIDE * SEED_SIDE);
 }
 
 /* Where the manifest has filter f's weight k; k = 9: its bias. */

@@ -1,6 +1,6 @@
 /*
  * kx_seed.h - kernels for one family of nets, seed:F on 28 x 28 images and 10 classes: conv:F:3
- * relu pool:2 fc:10, forward, backward and SGD in three launches, with nothing stored per feature
+ * relu pool:2 fc:10, forward, backward and SGD in four launches, with nothing stored per feature
  * but which of its four cells won (2 bits).
  *
  * A *feature* is filter f's pooled value at position p of 13 x 13. Filters come in eights.
@@ -55,8 +55,8 @@ int kx_seed_pack(struct kx_seed s, const float *manifest, cudaStream_t stream);
 int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, cudaStream_t stream);
 /* Parts of the scores; and the winners if batch.training. `step`: counted from batch.now's. */
 int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
-/* The parts added up, for those who want scores: backward adds them up itself. */
-int kx_seed_scores(struct kx_seed s, int images, cudaStream_t stream);
+/* Scores; and d_scores and losses if batch.training. */
+int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* From the parts of the scores and the winners to the parts of the gradient; also d_scores, loss.
  */
 int kx_seed_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);

@@ -1,5 +1,5 @@
 /*
- * kx_seed_backward.cu - errors and gradients of the seed nets in one kernel.
+ * kx_seed_backward.cu - gradients of the seed nets.
  *
  * A thread owns one filter at PLACES positions and goes through the images: the error of a feature
  * (10 products with its fc weights), its value once more (9 products with the pixels under the cell
@@ -49,10 +49,17 @@ struct stage {
 	float errors[UNIT * SEED_ROW];
 };
 
-/* In shared memory: two stages, and the bytes of the next one's pixels on their way. */
+/* In shared memory: two stages, and bytes of pixels on their way to the ones after. */
 struct shared {
 	struct stage stage[2];
-	uint4 bytes[CHUNKS];
+	uint4 bytes[2][CHUNKS];
+};
+
+/* Which images a block goes through, from memory that no kernel of the graph writes. */
+struct source {
+	const uint8_t *pixels;
+	const uint32_t *index; /* of this step */
+	int images;
 };
 
 /* Number in the batch of image i of a unit. */
@@ -61,65 +68,39 @@ __device__ static inline int unit_image(int unit, int i)
 	return unit / 2 * SEED_GROUP + unit % 2 + 2 * i;
 }
 
-/* Each thread fetches the chunks that it will convert. */
-__device__ static inline void fetch_pixels(
-	struct shared *s, const struct kx_batch &batch, int step, int unit)
+__device__ static inline void fetch_pixels(uint4 *bytes, const struct source &from, int unit)
 {
-	for (int i = threadIdx.x; i < CHUNKS; i += THREADS) {
-		int n = unit_image(unit, i / (IMAGE / 16));
-		if (n < batch.images)
-			copy_ahead(&s->bytes[i], seed_image(batch, step, n) + i % (IMAGE / 16) * 4,
+#pragma unroll
+	for (int k = 0; k < (CHUNKS + THREADS - 1) / THREADS; k++) {
+		const int i = threadIdx.x + k * THREADS, n = unit_image(unit, i / (IMAGE / 16));
+		if (i < CHUNKS && n < from.images)
+			copy_ahead(&bytes[i],
+				from.pixels + from.index[n] * (size_t)IMAGE + i % (IMAGE / 16) * 16,
 				true);
 	}
 	copies_commit();
 }
 
-__device__ static inline void convert_pixels(struct stage *to, const struct shared *s)
+__device__ static inline void convert_pixels(struct stage *to, const uint4 *bytes)
 {
-	copies_wait<0>();
-	for (int i = threadIdx.x; i < CHUNKS; i += THREADS) {
-		const uint4 v = s->bytes[i];
-		const uint32_t word[4] = {v.x, v.y, v.z, v.w};
-		float4 *out = reinterpret_cast<float4 *>(to->pixels) + i * 4;
+	const uint32_t *word = reinterpret_cast<const uint32_t *>(bytes);
 #pragma unroll
-		for (int k = 0; k < 4; k++)
-			out[k] = {pixel_of(word[k], 0), pixel_of(word[k], 1), pixel_of(word[k], 2),
-				pixel_of(word[k], 3)};
+	for (int k = 0; k < (UNIT * IMAGE / 4 + THREADS - 1) / THREADS; k++) {
+		const int i = threadIdx.x + k * THREADS;
+		const uint32_t v = word[i < CHUNKS * 4 ? i : 0];
+		if (i < CHUNKS * 4)
+			reinterpret_cast<float4 *>(to->pixels)[i] = {
+				pixel_of(v, 0), pixel_of(v, 1), pixel_of(v, 2), pixel_of(v, 3)};
 	}
 }
 
-/*
- * Softmax and its errors from the parts of the scores, 16 lanes to an image; `out`: also to memory,
- * with the losses, for the biases' gradient and the mean.
- */
-__device__ static inline void make_errors(struct stage *to, const struct kx_seed &s,
-	const struct kx_batch &batch, int step, int parts, int unit, bool out)
+__device__ static inline void load_errors(
+	struct stage *to, const struct kx_seed &s, int images, int unit)
 {
-	const int c = threadIdx.x % 16, i = threadIdx.x / 16, n = unit_image(unit, i);
-	if (i >= UNIT)
-		return;
-	const bool real = c < SEED_CLASSES, here = n < batch.images;
-	float v = real ? s.params.bias[c] : 0, most, power, sum;
-	int label = -1;
-	if (real && here) {
-		label = batch.labels[seed_number(batch, step, n)];
-#pragma unroll 4
-		for (int part = 0; part < parts; part++)
-			v += s.score_parts[((size_t)part * batch.images + n) * SEED_CLASSES + c];
-	}
-	most = real ? v : -INFINITY;
-	for (int d = 8; d; d /= 2)
-		most = max_or_nan(most, __shfl_xor_sync(0xffffffffu, most, d));
-	sum = power = real ? expf(v - most) : 0;
-	for (int d = 8; d; d /= 2)
-		sum += __shfl_xor_sync(0xffffffffu, sum, d);
-	const float error = real && here ? (power / sum - (c == label)) / batch.images : 0;
-	if (c < SEED_ROW)
-		to->errors[i * SEED_ROW + c] = error;
-	if (out && here && c < SEED_ROW)
-		s.d_scores[n * SEED_ROW + c] = error;
-	if (out && c == label)
-		s.loss[n] = logf(sum) - (v - most);
+	const int n = unit_image(unit, threadIdx.x / SEED_ROW);
+	if (threadIdx.x < UNIT * SEED_ROW)
+		to->errors[threadIdx.x] =
+			n < images ? s.d_scores[n * SEED_ROW + threadIdx.x % SEED_ROW] : 0;
 }
 
 /* ---- features -------------------------------------------------------------------------------- */
@@ -269,8 +250,6 @@ __global__ void __launch_bounds__(THREADS, 2)
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	const int f = min(blockIdx.y * 32 + lane, s.f_pad - 1);
 	const bool real = blockIdx.y * 32 + lane < s.f_pad;
-	const bool out = blockIdx.x == 0 && blockIdx.y == 0;
-	const int parts = cut.filter_blocks * cut.ranges;
 	const int begin = 2 * cut.groups * blockIdx.z / cut.splits;
 	const int end = 2 * cut.groups * (blockIdx.z + 1) / cut.splits;
 	uint32_t patch[PLACES];
@@ -279,7 +258,10 @@ __global__ void __launch_bounds__(THREADS, 2)
 	struct weights w;
 	struct sums sum = {};
 
-	fetch_pixels(shared, batch, step, begin);
+	const struct source from = {batch.pixels,
+		batch.index + ((size_t)batch.now->step + step) * batch.images, batch.images};
+	fetch_pixels(shared->bytes[0], from, begin);
+	fetch_pixels(shared->bytes[1], from, min(begin + 1, end - 1));
 #pragma unroll
 	for (int i = 0; i < PLACES; i++) {
 		p[i] = (blockIdx.x * WARPS + warp) * PLACES + i;
@@ -288,29 +270,35 @@ __global__ void __launch_bounds__(THREADS, 2)
 		patch[i] = (uint32_t)__cvta_generic_to_shared(shared->stage[0].pixels) +
 			   (p[i] / 13 * 2 * SEED_SIDE + p[i] % 13 * 2) * 4;
 	}
-	convert_pixels(&shared->stage[0], shared);
+	copies_wait<0>();
+	__syncthreads();
+	convert_pixels(&shared->stage[0], shared->bytes[0]);
 	await_previous();
 	load_weights(&w, s, f, p, wanted);
-	make_errors(&shared->stage[0], s, batch, step, parts, begin, out);
+	load_errors(&shared->stage[0], s, batch.images, begin);
 	__syncthreads();
+	/* at the top: stage `turn` is ready, and the bytes for the other one are */
+	const size_t group = (size_t)SEED_POSITIONS * s.f_pad;
+	const uint32_t *winners = reinterpret_cast<const uint32_t *>(s.winners) +
+				  begin / 2 * group + (size_t)p[0] * s.f_pad + f;
+	const int next_place = (p[1] - p[0]) * s.f_pad;
 	for (int unit = begin; unit < end; unit++) {
 		const int turn = (unit - begin) % 2;
-		uint32_t winners[PLACES], at[PLACES];
+		uint32_t won[PLACES] = {winners[0], winners[next_place]}, at[PLACES];
 #pragma unroll
 		for (int i = 0; i < PLACES; i++) {
-			winners[i] = reinterpret_cast<const uint32_t *>(
-				s.winners)[((size_t)(unit / 2) * SEED_POSITIONS + p[i]) * s.f_pad +
-					   f];
-			winners[i] = (winners[i] >> (unit % 2 * 2)) & 0x33333333u;
+			won[i] = (won[i] >> (unit % 2 * 2)) & 0x33333333u;
 			at[i] = patch[i] + turn * (uint32_t)sizeof(struct stage);
 		}
-		if (unit + 1 < end) {
-			fetch_pixels(shared, batch, step, unit + 1);
-			make_errors(&shared->stage[1 - turn], s, batch, step, parts, unit + 1, out);
-		}
-		add_unit(&sum, w, at, winners, shared->stage[turn].errors);
+		winners += unit % 2 ? group : 0;
+		if (unit + 2 < end)
+			fetch_pixels(shared->bytes[turn], from, unit + 2);
 		if (unit + 1 < end)
-			convert_pixels(&shared->stage[1 - turn], shared);
+			load_errors(&shared->stage[1 - turn], s, batch.images, unit + 1);
+		add_unit(&sum, w, at, won, shared->stage[turn].errors);
+		if (unit + 1 < end)
+			convert_pixels(&shared->stage[1 - turn], shared->bytes[1 - turn]);
+		copies_wait<0>();
 		__syncthreads();
 	}
 #pragma unroll

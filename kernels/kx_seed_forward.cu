@@ -59,17 +59,18 @@ struct cut {
 };
 
 __device__ static inline void load_images(
-	uint32_t *shared, const struct kx_batch &batch, int step, int group)
+	struct conv_images *to, const struct kx_batch &batch, int step, int group)
 {
-	const int words = SEED_SIDE * SEED_SIDE / 4;
-	for (int i = threadIdx.x; i < SEED_GROUP * words; i += THREADS) {
-		int n = i / words, at = i % words, image = group * SEED_GROUP + n;
-		uint32_t four = 0;
-		if (image < batch.images)
-			four = seed_image(batch, step, image)[at];
-		*reinterpret_cast<uint2 *>(shared + n * IMAGE_WORDS + 2 * at) =
-			pixels_to_bf16(four);
+	const int chunks = SEED_SIDE * SEED_SIDE / 16, n = SEED_GROUP * chunks;
+	for (int i = threadIdx.x; i < n; i += THREADS) {
+		int image = group * SEED_GROUP + i / chunks;
+		bool here = image < batch.images;
+		conv_fetch(to, i, here ? seed_image(batch, step, image) : batch.pixels, here);
 	}
+	copies_commit();
+	copies_wait<0>();
+	for (int i = threadIdx.x; i < n; i += THREADS)
+		conv_convert(to, i);
 }
 
 struct feature_weights {
@@ -121,12 +122,17 @@ __device__ static inline void scores_out(const struct kx_seed &s, const struct k
 	}
 }
 
+struct forward_shared {
+	struct conv_images images;
+	float reduced[WARPS][SEED_GROUP * SEED_CLASSES];
+};
+
 /* blockIdx: x images, y filters, z positions. Warps: filter_warps x the rest of positions. */
 __global__ void __launch_bounds__(THREADS, 2)
 	forward_kernel(struct kx_seed s, struct kx_batch batch, struct cut cut)
 {
-	__shared__ uint32_t pixels[SEED_GROUP * IMAGE_WORDS];
-	__shared__ float reduced[WARPS][SEED_GROUP * SEED_CLASSES];
+	extern __shared__ __align__(16) unsigned char memory[];
+	struct forward_shared *shared = reinterpret_cast<struct forward_shared *>(memory);
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
 	const int group = blockIdx.x;
 	const int filter_group = blockIdx.y * cut.filter_warps + warp % cut.filter_warps;
@@ -134,28 +140,28 @@ __global__ void __launch_bounds__(THREADS, 2)
 	const int range = blockIdx.z * (WARPS / cut.filter_warps) + warp / cut.filter_warps;
 	const int begin = SEED_POSITIONS * range / cut.ranges;
 	const int end = SEED_POSITIONS * (range + 1) / cut.ranges;
-	load_images(pixels, batch, cut.step, group);
+	load_images(&shared->images, batch, cut.step, group);
 	await_previous();
 	struct conv_weights<3> a;
 	conv_load(&a, s.fragments, filter_group, lane);
 	const float bias = s.params.conv[f * SEED_ROW + 9];
-	const float *fc = s.params.fc + (size_t)f * SEED_ROW;
+	const int stride = s.f_pad * SEED_ROW;
+	const float *fc = s.params.fc + (size_t)begin * stride + f * SEED_ROW;
 	uint8_t *winners =
 		s.winners + (((size_t)group * SEED_POSITIONS + begin) * s.f_pad + f) * 4 + t;
-	const uint32_t *patch =
-		pixels + lane / 4 * IMAGE_WORDS + begin / 13 * (2 * ROW_WORDS) + begin % 13;
+	const uint32_t *patch = shared->images.pixels + lane / 4 * IMAGE_WORDS +
+				begin / 13 * (2 * ROW_WORDS) + begin % 13;
 	const int at[1][2] = {{conv_pair<3>(0, 0, t), conv_pair<3>(0, 1, t)}};
 	float score[4][SEED_CLASSES] = {};
 	__syncthreads();
 
 	/* one position ahead: behind the last lie the conv's weights */
-	fc += (size_t)begin * s.f_pad * SEED_ROW;
-	struct feature_weights w = feature_load(fc);
+	struct feature_weights next = feature_load(fc);
 #pragma unroll 2
 	for (int left = end - begin, x = begin % 13; left > 0; left--) {
-		struct feature_weights now = w;
-		fc += s.f_pad * SEED_ROW;
-		w = feature_load(fc);
+		const struct feature_weights w = next;
+		fc += stride;
+		next = feature_load(fc);
 		uint32_t won = 0;
 #pragma unroll
 		for (int j = 0; j < 2; j++) {
@@ -168,7 +174,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &winner);
 				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
 				won |= winner << (4 * j + 2 * e);
-				score_add(score[2 * j + e], v, now);
+				score_add(score[2 * j + e], v, w);
 			}
 		}
 		if (cut.training)
@@ -180,7 +186,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 			patch += 2 * ROW_WORDS - 13;
 		}
 	}
-	scores_out(s, batch, score, reduced, group, blockIdx.y * gridDim.z + blockIdx.z);
+	scores_out(s, batch, score, shared->reduced, group, blockIdx.y * gridDim.z + blockIdx.z);
 }
 
 int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
@@ -189,29 +195,57 @@ int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStrea
 	struct cut cut = {
 		c.warps_filters, c.ranges * (WARPS / c.warps_filters), batch.training, step};
 	dim3 grid(c.groups, c.filter_blocks, c.ranges);
-	return kx_launch(forward_kernel, grid, THREADS, 0, stream, s, batch, cut);
+	const int bytes = (int)sizeof(struct forward_shared);
+	if (cudaFuncSetAttribute(
+		    forward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		return PS_EDEVICE;
+	return kx_launch(forward_kernel, grid, THREADS, bytes, stream, s, batch, cut);
 }
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-#define SCORE_THREADS 256
+#define SCORE_THREADS 128
 
-__global__ void scores_kernel(struct kx_seed s, int images, int parts)
+/* A warp per image: lane = class + 10 x a third of the parts. */
+__global__ void scores_kernel(struct kx_seed s, struct kx_batch batch, int parts, int step)
 {
-	FOR_EACH(i, (size_t)images * SEED_CLASSES)
-	{
-		float v = s.params.bias[i % SEED_CLASSES];
-		for (int part = 0; part < parts; part++)
-			v += s.score_parts[(size_t)part * images * SEED_CLASSES + i];
-		s.scores[i] = v;
-	}
+	const unsigned all = 0xffffffffu;
+	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
+	const int n = (blockIdx.x * SCORE_THREADS + threadIdx.x) / 32;
+	if (n >= batch.images)
+		return;
+	const int label = batch.labels[seed_number(batch, step, n)];
+	const bool real = lane < SEED_CLASSES;
+	const float *from = s.score_parts + (size_t)n * SEED_CLASSES + c;
+	await_previous();
+	float v = third == 0 ? s.params.bias[c] : 0;
+#pragma unroll 8
+	for (int part = third; part < parts; part += 3)
+		v += third < 3 ? from[(size_t)part * batch.images * SEED_CLASSES] : 0;
+	v = v + __shfl_sync(all, v, c + 10) + __shfl_sync(all, v, c + 20);
+	v = __shfl_sync(all, v, c);
+	if (real)
+		s.scores[n * SEED_CLASSES + c] = v;
+	if (!batch.training)
+		return;
+	float most = v, power, sum;
+	for (int d = 16; d; d /= 2)
+		most = max_or_nan(most, __shfl_xor_sync(all, most, d));
+	power = expf(v - most);
+	sum = real ? power : 0;
+	for (int d = 16; d; d /= 2)
+		sum += __shfl_xor_sync(all, sum, d);
+	if (lane < SEED_ROW)
+		s.d_scores[n * SEED_ROW + lane] =
+			real ? (power / sum - (c == label)) / batch.images : 0;
+	if (lane == label)
+		s.loss[n] = logf(sum) - (v - most);
 }
 
-int kx_seed_scores(struct kx_seed s, int images, cudaStream_t stream)
+int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, images);
-	size_t n = (size_t)images * SEED_CLASSES;
-	scores_kernel<<<blocks_for(n, SCORE_THREADS), SCORE_THREADS, 0, stream>>>(
-		s, images, c.filter_blocks * c.ranges);
-	return KX_LAUNCHED();
+	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
+	int per_block = SCORE_THREADS / 32;
+	return kx_launch(scores_kernel, dim3((batch.images + per_block - 1) / per_block),
+		SCORE_THREADS, 0, stream, s, batch, c.filter_blocks * c.ranges, step);
 }

@@ -5,22 +5,26 @@
 #include "kernels/kx_seed.cuh"
 
 #define THREADS 256
-/* filters per block of the conv's share: whole eights, as a fragment needs */
-#define CONV_FILTERS 16
+/* filters per block of the conv's share: as many as a fragment needs */
+#define CONV_FILTERS 8
 
 __device__ static inline float fc_sum(const struct kx_seed &s, size_t at, int splits)
 {
 	const size_t split = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
 	float v = 0;
+#pragma unroll 8
 	for (int i = 0; i < splits; i++)
 		v += s.fc_parts[i * split + at];
 	return v;
 }
 
-__device__ static inline float conv_sum(const struct kx_seed &s, size_t at, int parts)
+/* Parts first, first + every, ... */
+__device__ static inline float conv_sum(
+	const struct kx_seed &s, size_t at, int parts, int first, int every)
 {
 	float v = 0;
-	for (int i = 0; i < parts; i++)
+#pragma unroll 16
+	for (int i = first; i < parts; i += every)
 		v += s.conv_parts[(size_t)i * s.f_pad * SEED_ROW + at];
 	return v;
 }
@@ -34,6 +38,7 @@ __device__ static inline double sum_over_images(const struct kx_seed &s, int ima
 	__shared__ double part[THREADS];
 	const int c = threadIdx.x % 16, slice = threadIdx.x / 16;
 	double v = 0;
+#pragma unroll 8
 	for (int n = slice; n < images && c <= SEED_CLASSES; n += SLICES)
 		v += c < SEED_CLASSES ? s.d_scores[n * SEED_ROW + c] : s.loss[n];
 	part[threadIdx.x] = v;
@@ -61,7 +66,7 @@ __global__ void gradient_kernel(
 	FOR_EACH(i, n_conv)
 	{
 		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
-		grad[seed_conv_at(s, f, k)] = conv_sum(s, (size_t)f * SEED_ROW + k, parts);
+		grad[seed_conv_at(s, f, k)] = conv_sum(s, (size_t)f * SEED_ROW + k, parts, 0, 1);
 	}
 	if (blockIdx.x != 0)
 		return;
@@ -95,6 +100,7 @@ __device__ static inline void update_fc(
 	for (size_t i = (size_t)block * THREADS + threadIdx.x; i < n;
 		i += (size_t)blocks * THREADS) {
 		float4 g = {};
+#pragma unroll 8
 		for (int k = 0; k < splits; k++) {
 			float4 v = reinterpret_cast<const float4 *>(s.fc_parts)[k * n + i];
 			g = {g.x + v.x, g.y + v.y, g.z + v.z, g.w + v.w};
@@ -113,14 +119,19 @@ __device__ static inline void update_fc(
 /* CONV_FILTERS filters, and their fragments made anew. */
 __device__ static inline void update_conv(const struct kx_seed &s, int parts, int block, float rate)
 {
-	const int f0 = block * CONV_FILTERS, n = min(CONV_FILTERS, s.f_pad - f0);
-	if (threadIdx.x < n * SEED_ROW) {
-		size_t at = (size_t)f0 * SEED_ROW + threadIdx.x;
-		descend(&s.params.conv[at], &s.sum.conv[at], conv_sum(s, at, parts), rate);
-	}
+	__shared__ float second[CONV_FILTERS * SEED_ROW];
+	const int values = CONV_FILTERS * SEED_ROW, half = threadIdx.x / (THREADS / 2);
+	const int i = threadIdx.x % (THREADS / 2);
+	const size_t f0 = (size_t)block * CONV_FILTERS, at = f0 * SEED_ROW + i;
+	float g = i < values ? conv_sum(s, at, parts, half, 2) : 0;
+	if (half && i < values)
+		second[i] = g;
 	__syncthreads();
-	for (int i = threadIdx.x; i < n * 32; i += THREADS)
-		seed_fragment(s, (size_t)f0 * 32 + i);
+	if (!half && i < values)
+		descend(&s.params.conv[at], &s.sum.conv[at], g + second[i], rate);
+	__syncthreads();
+	if (threadIdx.x < CONV_FILTERS * 32)
+		seed_fragment(s, f0 * 32 + threadIdx.x);
 }
 
 __device__ static inline void update_rest(

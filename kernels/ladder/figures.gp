@@ -89,6 +89,8 @@ color(i) = at(known, word(used, i)) ? word(colors, at(known, word(used, i))) : w
 phase(i) = system(sprintf("echo '%s' | tr _ ' '", word(used, i)))
 # number of a stage, where its phase begins and ends in percent, which phase, the stage, its time
 shares = sprintf("< awk -F, -v used='%s' 'BEGIN { n = split(used, u, \" \"); for (i = 1; i <= n; i++) number[u[i]] = i } %s { gsub(/ /, \"_\", $5); if (!($1 in row)) { row[$1] = rows++; name[row[$1]] = $1 } ms[row[$1], number[$5]] += $6; sum[row[$1]] += $6 } END { for (r = 0; r < rows; r++) { at = 0; for (p = 1; p <= n; p++) if (ms[r, p]) { share = 100 * ms[r, p] / sum[r]; print r \",\" at \",\" at + share \",\" p \",\" name[r] \",\" sum[r]; at += share } } }' %s", used, rows_of, file("phases"))
+set autoscale
+unset logscale
 stats shares using 1 nooutput
 rows = STATS_max + 1
 eval page("phases", 1100, rows > 12 ? 120 + 34 * rows : 540)

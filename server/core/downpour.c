@@ -129,9 +129,12 @@ const struct rules rules_downpour = {.judge = judge, .take = take, .allow = allo
 /* ---- ssp: the same, with clocks ---------------------------------------------------------------
  */
 
-/* Is w one of those that the others must not leave behind? Who is away, or tests, is not. */
-static int is_racing(const struct worker *w)
+/* Is w one of those that the others must not leave behind? Who is away, or tests, is not; but after
+ * a restart of ours everybody is expected back where he was. */
+static int is_racing(const struct core *c, const struct worker *w)
 {
+	if (c->recovering && w->state == SESSION_AWAY)
+		return w->racing;
 	return w->state == SESSION_LIVE && w->lease_request > 0 &&
 	       !(w->grant.request && w->grant.kind == GRANT_EVAL);
 }
@@ -151,16 +154,15 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 }
 
 /* Ho 2013, Stale Synchronous Parallel: batch number `clock` may begin while clock <= slowest +
- * bound. A lease is as long as that allows. */
+ * bound. A lease is as long as that allows, and never longer than the bound from where w is:
+ * whoever joins while w works on it starts there. */
 static uint32_t ssp_allow(const struct core *c, const struct worker *w)
 {
 	uint64_t least = slowest(c, w), most = c->cfg.lease_batches;
 
-	if (held_back(c, w))
-		return 0;
-	if (least > UINT64_MAX - c->cfg.ssp_bound - 1)
-		return (uint32_t)most;
-	if (w->clock > least + c->cfg.ssp_bound)
+	if (least > w->clock)
+		least = w->clock;
+	if (held_back(c, w) || w->clock > least + c->cfg.ssp_bound)
 		return 0;
 	uint64_t ahead = least + c->cfg.ssp_bound + 1 - w->clock;
 	return (uint32_t)(ahead < most ? ahead : most);
@@ -177,7 +179,7 @@ static void ssp_settle(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
-		int racing = is_racing(w);
+		int racing = is_racing(c, w);
 
 		if (racing && !w->racing) {
 			uint64_t least = slowest(c, w);

@@ -13,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-#define IMAGE_FORMAT 2u
+#define IMAGE_FORMAT 3u
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -171,6 +171,7 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	u64(k, &w->lease_request);
 	put_grant(k, &w->grant);
 	u64(k, &w->clock);
+	flag(k, &w->racing);
 	u64(k, &w->answered);
 	put_decisions(k, w, window);
 }

@@ -27,6 +27,7 @@ struct worker {
 	uint64_t lease_request;     /* newest LEASE request seen */
 	struct msg_grant grant;     /* what it holds; request 0: nothing */
 	uint64_t clock;             /* ssp: batches counted from it */
+	int racing;                 /* ssp: the others must not leave it behind */
 	uint64_t answered;          /* sync: the step (version + 1) that holds a gradient of it */
 	int backed_up;              /* delay compensation: `backup` has what it pulled last */
 	float *backup;              /* n_params; NULL without delay compensation */
@@ -41,7 +42,6 @@ struct worker {
 	int leaving;              /* said BYE: answered once its pushes are durable */
 	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
 	int waiting; /* asked for a lease and was not answered yet */
-	int racing;  /* ssp: the others must not leave it behind */
 };
 
 /* SHUT: sandblaster has not come to it yet. */

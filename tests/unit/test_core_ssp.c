@@ -1,0 +1,347 @@
+/*
+ * Proves ssp of server/core/downpour.c: nobody is more batches ahead of the slowest than the bound
+ * allows, and who is away holds nobody up.
+ */
+#include "tests/unit/core_modes.h"
+
+#define MANY_BATCHES 400u /* in one epoch that no test comes to the end of */
+
+static struct core_config ssp_config(uint32_t bound)
+{
+	struct core_config cfg = bench_training();
+
+	cfg.mode = MODE_SSP;
+	cfg.ssp_bound = bound;
+	cfg.durable = 0;
+	cfg.lease_batches = 1;
+	return cfg;
+}
+
+static void ssp_open(struct crew *k, uint32_t bound, uint32_t lease, uint32_t n)
+{
+	struct core_config cfg = ssp_config(bound);
+
+	cfg.lease_batches = lease;
+	crew_open(k, cfg, n, MANY_BATCHES * 10, crew_ones);
+}
+
+/* One batch of what it holds, as its worker does in this mode. */
+static void push_one(struct crew *k, uint32_t i)
+{
+	struct hand *h = &k->hand[i];
+	struct work work = h->grant.work;
+
+	h->grant.work.count = 1;
+	assert_int_equal(crew_push(k, i), REJECT_NONE);
+	h->grant.work = (struct work){work.epoch, work.first + 1, work.count - 1};
+}
+
+/* ---- the bound ------------------------------------------------------------------------------ */
+
+static void bound_0_is_lock_step(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	ssp_open(&k, 0, 4, 3);
+	for (uint32_t i = 0; i < 3; i++)
+		assert_int_equal(crew_ask(&k, i), 1);
+	for (int round = 0; round < 20; round++) {
+		for (uint32_t i = 0; i < 3; i++) {
+			assert_int_equal(k.hand[i].grant.work.count, 1);
+			push_one(&k, i);
+			assert_int_equal(crew_ask(&k, i), i == 2); /* the last one lets all go on */
+		}
+	}
+	assert_int_equal(core_stats(k.b.core)->version, 60);
+	crew_close(&k);
+}
+
+static void one_may_be_as_many_batches_ahead_as_the_bound_says(void **state)
+{
+	for (uint32_t bound = 0; bound < 6; bound++) {
+		struct crew k;
+		uint32_t n = 0;
+
+		ssp_open(&k, bound, 1, 2);
+		assert_int_equal(crew_ask(&k, 1), 1); /* it computes for ever */
+		while (crew_ask(&k, 0)) {
+			push_one(&k, 0);
+			n++;
+			assert_in_range(n, 1, bound + 1);
+		}
+		assert_int_equal(n, bound + 1);
+		push_one(&k, 1);
+		assert_int_equal(k.hand[0].grant.work.count, 1); /* granted by that push */
+		crew_close(&k);
+	}
+	(void)state;
+}
+
+static void a_lease_is_as_long_as_the_bound_allows(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	ssp_open(&k, 4, 100, 2);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	assert_int_equal(k.hand[0].grant.work.count, 5); /* somebody may join where it is now */
+	assert_int_equal(crew_ask(&k, 1), 1);
+	assert_int_equal(k.hand[1].grant.work.count, 5);
+	push_one(&k, 0);
+	push_one(&k, 0);
+	for (int i = 0; i < 5; i++)
+		push_one(&k, 1);
+	assert_int_equal(crew_ask(&k, 1), 1); /* 5 done; batches 5 and 6 may begin beside 2 */
+	assert_int_equal(k.hand[1].grant.work.count, 2);
+	crew_close(&k);
+}
+
+/* ---- who is away ---------------------------------------------------------------------------- */
+
+static void beat(struct crew *k, uint32_t i)
+{
+	bench_beat(&k->b, k->hand[i].peer + 1, k->hand[i].s);
+	crew_hear(k);
+}
+
+static void who_falls_silent_holds_nobody_up(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	ssp_open(&k, 0, 1, 2);
+	crew_ask(&k, 1);
+	crew_ask(&k, 0);
+	push_one(&k, 0);
+	assert_int_equal(crew_ask(&k, 0), 0);
+	bench_tick(&k.b, 200);
+	beat(&k, 0);
+	bench_tick(&k.b, 200); /* worker 1 is suspect now */
+	crew_hear(&k);
+	assert_int_equal(bench_worker(&k.b, 2).state, SESSION_SUSPECT);
+	assert_int_equal(k.hand[0].grant.work.count, 1);
+	for (int i = 0; i < 10; i++) {
+		push_one(&k, 0);
+		assert_int_equal(crew_ask(&k, 0), 1);
+	}
+	crew_close(&k);
+}
+
+static void who_comes_back_starts_with_the_slowest(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	ssp_open(&k, 2, 1, 3);
+	for (uint32_t i = 0; i < 3; i++)
+		crew_ask(&k, i);
+	for (int t = 0; t < 4; t++) { /* worker 2 is stopped */
+		bench_tick(&k.b, 100);
+		beat(&k, 0);
+		beat(&k, 1);
+	}
+	for (int i = 0; i < 9; i++)
+		for (uint32_t w = 0; w < 2; w++) {
+			push_one(&k, w);
+			assert_int_equal(crew_ask(&k, w), 1);
+		}
+	beat(&k, 2); /* it goes on, where the others are: 9 */
+	for (uint32_t i = 0; i < 3; i++) {
+		push_one(&k, 0);
+		assert_int_equal(crew_ask(&k, 0), i < 2); /* 12 > 9 + 2 */
+	}
+	push_one(&k, 2);
+	assert_int_equal(crew_ask(&k, 2), 1);
+	assert_int_equal(k.hand[0].grant.work.count, 0); /* worker 1 is at 9 still */
+	push_one(&k, 1);
+	assert_int_equal(k.hand[0].grant.work.count, 1);
+	crew_close(&k);
+}
+
+static void who_joins_late_starts_with_the_slowest(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	ssp_open(&k, 1, 1, 1);
+	for (int i = 0; i < 7; i++) {
+		assert_int_equal(crew_ask(&k, 0), 1);
+		push_one(&k, 0);
+	}
+	k.n = 2;
+	crew_hire(&k, 1);
+	assert_int_equal(crew_ask(&k, 1), 1);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(crew_ask(&k, 0), 1);
+		push_one(&k, 0);
+	}
+	assert_int_equal(crew_ask(&k, 0), 0); /* 9 > 7 + 1 */
+	crew_close(&k);
+}
+
+/* Who tests the weights of the last epoch does not hold up the training of this one. */
+static void who_evaluates_holds_nobody_up(void **state)
+{
+	struct core_config cfg = ssp_config(0);
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, cfg, 2, 400, crew_ones); /* 40 batches */
+	crew_ask(&k, 0);
+	while (core_training_epoch(k.b.core) == 0) {
+		push_one(&k, 0);
+		crew_ask(&k, 0);
+	}
+	assert_int_equal(k.hand[0].grant.kind, GRANT_EVAL);
+	for (uint32_t i = 0; i < 2; i++) { /* of three portions, worker 0 has one */
+		crew_ask(&k, 1);
+		crew_evaluate(&k, 1);
+	}
+	for (int i = 0; i < 10; i++) {
+		assert_int_equal(crew_ask(&k, 1), 1);
+		push_one(&k, 1);
+	}
+	crew_close(&k);
+}
+
+static void clocks_outlive_the_server(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	ssp_open(&k, 3, 1, 2);
+	crew_ask(&k, 1);
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(crew_ask(&k, 0), 1);
+		push_one(&k, 0);
+	}
+	assert_int_equal(crew_ask(&k, 0), 0);
+	crew_restart(&k, 2);
+	crew_ask(&k, 1);
+	assert_int_equal(crew_ask(&k, 0), 0);
+	push_one(&k, 1);
+	assert_int_equal(k.hand[0].grant.work.count, 1);
+	crew_close(&k);
+}
+
+/* ---- any order ------------------------------------------------------------------------------ */
+
+/* An account of our own, from what was accepted alone. */
+struct race {
+	struct crew k;
+	struct rng r;
+	uint64_t clock[4], silent_ms[4];
+	int racing[4];
+	uint64_t most_ahead;
+};
+
+static uint64_t slowest_but(const struct race *a, uint32_t w)
+{
+	uint64_t least = UINT64_MAX;
+
+	for (uint32_t i = 0; i < 4; i++)
+		if (i != w && a->racing[i] && a->clock[i] < least)
+			least = a->clock[i];
+	return least;
+}
+
+/* After each step: nobody holds a batch that is too far ahead. */
+static void race_check(struct race *a)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		const struct hand *h = &a->k.hand[i];
+		uint64_t least = slowest_but(a, i);
+
+		if (!a->racing[i] || h->grant.work.count == 0 || least == UINT64_MAX)
+			continue;
+		uint64_t last = a->clock[i] + h->grant.work.count - 1;
+		if (last > least && last - least > a->most_ahead)
+			a->most_ahead = last - least;
+	}
+}
+
+/* Silent workers leave, those that are heard of again come back at the minimum. */
+static void race_members(struct race *a)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		int in = a->silent_ms[i] <= a->k.b.cfg.suspect_ms && a->k.hand[i].request > 0;
+
+		if (in && !a->racing[i]) {
+			uint64_t least = slowest_but(a, i);
+			if (least != UINT64_MAX && a->clock[i] < least)
+				a->clock[i] = least;
+		}
+		a->racing[i] = in;
+	}
+}
+
+static void race_step(struct race *a)
+{
+	uint32_t i = (uint32_t)rng_below(&a->r, 4);
+	struct hand *h = &a->k.hand[i];
+	uint64_t dice = rng_below(&a->r, 100);
+
+	if (dice < 8) { /* time for somebody to fall silent in, never all that dead_ms */
+		uint64_t ms = rng_below(&a->r, 200);
+		for (uint32_t w = 0; w < 4; w++)
+			a->silent_ms[w] += ms;
+		bench_tick(&a->k.b, ms);
+		race_members(a);
+		crew_hear(&a->k);
+		for (uint32_t w = 0; w < 4; w++) {
+			if (a->silent_ms[w] > 700) {
+				a->silent_ms[w] = 0;
+				a->k.hand[w].grant.work.count = 0; /* taken from it meanwhile */
+				beat(&a->k, w);
+				race_members(a);
+			}
+		}
+	} else if (h->grant.work.count == 0 && h->grant.request == h->request) {
+		a->silent_ms[i] = 0;
+		crew_ask(&a->k, i);
+		race_members(a);
+	} else if (h->grant.work.count) {
+		if (a->silent_ms[i] > a->k.b.cfg.suspect_ms)
+			return; /* stopped */
+		a->silent_ms[i] = 0;
+		push_one(&a->k, i);
+		a->clock[i]++;
+	}
+}
+
+static void nobody_is_ever_further_ahead_than_the_bound(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 60; seed++) {
+		uint32_t bound = (uint32_t)seed % 6;
+		struct race a = {.r = rng_seed(seed, RNG_SIM, 0)};
+
+		print_message("seed %llu\n", (unsigned long long)seed);
+		ssp_open(&a.k, bound, 1 + (uint32_t)seed % 9, 4);
+		for (int i = 0; i < 3000 && a.k.b.core->leases.n_done < 380; i++) {
+			race_step(&a);
+			race_check(&a);
+			assert_true(a.most_ahead <= bound);
+		}
+		assert_int_equal(a.k.b.core->leases.n_done, 380); /* and nobody waits for ever */
+		assert_int_equal(a.most_ahead, bound);
+		crew_close(&a.k);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(bound_0_is_lock_step),
+		cmocka_unit_test(one_may_be_as_many_batches_ahead_as_the_bound_says),
+		cmocka_unit_test(a_lease_is_as_long_as_the_bound_allows),
+		cmocka_unit_test(who_falls_silent_holds_nobody_up),
+		cmocka_unit_test(who_comes_back_starts_with_the_slowest),
+		cmocka_unit_test(who_joins_late_starts_with_the_slowest),
+		cmocka_unit_test(who_evaluates_holds_nobody_up),
+		cmocka_unit_test(clocks_outlive_the_server),
+		cmocka_unit_test(nobody_is_ever_further_ahead_than_the_bound),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

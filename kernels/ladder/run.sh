@@ -24,8 +24,17 @@ ladder=$1 dir=$2
 each=${SECONDS_EACH:-2} train=${TRAIN_SECONDS:-3} rate=${RATE:-0.02}
 mkdir -p "$dir"
 
+# Run a command and append its rows, without their names, to a table that has them.
+append() {
+	table=$1
+	shift
+	"$@" >"$table.tmp"
+	tail -n +2 "$table.tmp" >>"$table"
+	rm "$table.tmp"
+}
+
 "$python" "$here/stage0.py" steps --seconds "$each" >"$dir/steps.csv"
-"$ladder" steps --seconds "$each" --phases "$dir/phases.csv" | tail -n +2 >>"$dir/steps.csv"
+append "$dir/steps.csv" "$ladder" steps --seconds "$each" --phases "$dir/phases.csv"
 # what the production rung's kernels take, if Nsight Compute is here to see them
 if command -v ncu >/dev/null && grep -q ^production, "$dir/steps.csv"; then
 	ncu --clock-control none --graph-profiling node --metrics gpu__time_duration.sum --csv \
@@ -36,9 +45,12 @@ if command -v ncu >/dev/null && grep -q ^production, "$dir/steps.csv"; then
 	rm "$dir/ncu.csv"
 fi
 "$python" "$here/stage0.py" train --seconds "$train" --rate "$rate" >"$dir/beliefs.csv"
-"$ladder" train --seconds "$train" --rate "$rate" | tail -n +2 >>"$dir/beliefs.csv"
-"$ladder" memory >"$dir/memory.csv.tmp" && mv "$dir/memory.csv.tmp" "$dir/memory.csv" ||
-	rm -f "$dir/memory.csv.tmp"
+append "$dir/beliefs.csv" "$ladder" train --seconds "$train" --rate "$rate"
+if grep -q ^graph, "$dir/steps.csv"; then
+	"$ladder" memory >"$dir/memory.csv"
+else
+	rm -f "$dir/memory.csv" "$dir/memory.svg"
+fi
 if command -v gnuplot >/dev/null; then
 	draw "$dir"
 else

@@ -112,7 +112,7 @@ set format x
 set rmargin
 
 # ---- memory.svg: copies between host and device -------------------------------------------------------
-loads = int(system(sprintf("grep -c host %s 2>/dev/null || true", file("memory"))))
+loads = int(system(sprintf("cat %s 2>/dev/null | grep -c host", file("memory"))))
 if (loads > 0) {
 	copies(what, where, column) = sprintf("< awk -F, '$1 == \"%s\" && $2 == \"%s\" { print $3 \",\" $%d }' %s", what, where, column, file("memory"))
 	bytes = "('4 B' 4, '64 B' 64, '1 KiB' 1024, '16 KiB' 16384, '256 KiB' 262144, '4 MiB' 4194304, '64 MiB' 67108864)"

@@ -29,8 +29,9 @@ static uint64_t max_staleness(const struct core *c)
 	return bound < 16 ? 16 : bound;
 }
 
-static enum reject judge(const struct core *c, const struct msg_push *p)
+static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
+	(void)w;
 	/* what had been accepted before a crash is not too old after it */
 	if (p->verdict == VERDICT_OK || downpour_staleness(c, p) <= max_staleness(c))
 		return REJECT_NONE;

@@ -48,7 +48,7 @@ void ledger_forget(struct core *c, struct worker *w)
 	memset(w->decisions, 0, c->cfg.replay_window * sizeof(*w->decisions));
 }
 
-static enum reject judge(const struct core *c, const struct msg_push *p)
+static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	enum reject r;
 
@@ -57,7 +57,7 @@ static enum reject judge(const struct core *c, const struct msg_push *p)
 	r = leases_judge(c, &p->work, p->images);
 	if (r != REJECT_NONE)
 		return r;
-	r = rules_of(c)->judge(c, p);
+	r = rules_of(c)->judge(c, w, p);
 	if (r != REJECT_NONE)
 		return r;
 	if (!isfinite(p->loss))
@@ -88,7 +88,7 @@ static void watch_divergence(struct core *c, enum reject r)
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	enum reject r = judge(c, p);
+	enum reject r = judge(c, w, p);
 	struct decision *d;
 
 	w->last_seq = p->seq;

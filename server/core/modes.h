@@ -17,8 +17,9 @@ struct worker;
 
 struct rules {
 	int exact; /* GRANT says which version, a push covers the whole grant */
-	/* May a gradient of these weights count? REJECT_NONE or REJECT_STALE. */
-	enum reject (*judge)(const struct core *c, const struct msg_push *p);
+	/* May a gradient of these weights count? REJECT_NONE, REJECT_STALE or REJECT_WORK. */
+	enum reject (*judge)(
+		const struct core *c, const struct worker *w, const struct msg_push *p);
 	/* It counts: apply it, or keep it for settle. */
 	void (*take)(struct core *c, struct worker *w, const struct msg_push *p);
 	/* Most free batches that w may be given now; 0: it waits. */

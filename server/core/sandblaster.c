@@ -13,8 +13,9 @@
 #include "server/core/modes.h"
 #include "server/core/state.h"
 
-static enum reject judge(const struct core *c, const struct msg_push *p)
+static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
+	(void)w;
 	/* a sum of another pass has no meaning in this one: its portions are computed again */
 	return gather_is_current(c, p) ? REJECT_NONE : REJECT_STALE;
 }

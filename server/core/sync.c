@@ -11,14 +11,18 @@
 #include "server/core/modes.h"
 #include "server/core/state.h"
 
-static enum reject judge(const struct core *c, const struct msg_push *p)
-{
-	return p->verdict == VERDICT_OK || gather_is_current(c, p) ? REJECT_NONE : REJECT_STALE;
-}
-
 static int has_answered(const struct core *c, const struct worker *w)
 {
 	return w->answered == c->store.version + 1;
+}
+
+static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	if (p->verdict == VERDICT_OK)
+		return REJECT_NONE;
+	if (!gather_is_current(c, p))
+		return REJECT_STALE;
+	return has_answered(c, w) ? REJECT_WORK : REJECT_NONE;
 }
 
 static void take(struct core *c, struct worker *w, const struct msg_push *p)

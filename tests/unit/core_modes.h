@@ -58,6 +58,7 @@ static inline void crew_open(
 	struct crew *k, struct core_config cfg, uint32_t n, uint32_t n_train, crew_fn *fn)
 {
 	*k = (struct crew){.n = n, .data = bench_data, .fn = fn};
+	cfg.max_workers = CREW;
 	k->data.n_train = n_train;
 	bench_open(&k->b, cfg);
 	for (uint32_t i = 0; i < n; i++)
@@ -150,7 +151,7 @@ static inline void crew_evaluate(struct crew *k, uint32_t i)
 		.eval_first = h->grant.eval_first,
 		.eval_count = h->grant.eval_count};
 	bench_message(&k->b, h->peer, &m);
-	h->grant = (struct msg_grant){0};
+	h->grant = (struct msg_grant){.request = h->request};
 	crew_hear(k);
 }
 
@@ -194,6 +195,10 @@ static inline void crew_restart(struct crew *k, uint32_t n)
 		bench_message(&k->b, h->peer, &m);
 		assert_non_null(bench_sent(&k->b, h->peer, MSG_WELCOME));
 		h->s = bench_sent(&k->b, h->peer, MSG_WELCOME)->welcome.stamp;
+		crew_hear(k);
+		if (h->grant.request == h->request)
+			continue;
+		bench_lease(&k->b, h->peer, h->s, h->request); /* it has no answer yet */
 		crew_hear(k);
 	}
 }

@@ -1,0 +1,397 @@
+/*
+ * Proves the invariants numbered in server/core/sync.c, and that a run equals a serial one: the
+ * same gradients, their means in the same order, by formulas of our own in double precision.
+ */
+#include "tests/unit/core_modes.h"
+
+static struct core_config sync_config(uint32_t spares)
+{
+	struct core_config cfg = bench_training();
+
+	cfg.mode = MODE_SYNC;
+	cfg.sync_spares = spares;
+	cfg.durable = 0;
+	cfg.lr = 0.25;
+	return cfg;
+}
+
+/* A step is `version`; the weights moved by -lr per step of ones. */
+static void assert_steps(const struct crew *k, uint64_t steps)
+{
+	assert_int_equal(core_stats(k->b.core)->version, steps);
+	assert_int_equal(core_stats(k->b.core)->updates, steps);
+}
+
+static void all_ask(struct crew *k)
+{
+	for (uint32_t i = 0; i < k->n; i++)
+		assert_int_equal(crew_ask(k, i), 1);
+}
+
+/* ---- one step ------------------------------------------------------------------------------- */
+
+static void a_step_waits_for_all_but_the_spares(void **state)
+{
+	(void)state;
+	for (uint32_t spares = 0; spares < 4; spares++) {
+		struct crew k;
+
+		crew_open(&k, sync_config(spares), 4, 400, crew_ones);
+		all_ask(&k);
+		for (uint32_t i = 0; i < 4 - spares; i++) {
+			assert_steps(&k, 0);
+			assert_int_equal(crew_push(&k, i), REJECT_NONE);
+		}
+		assert_steps(&k, 1);
+		assert_true(core_weights(k.b.core)[3] == -0.25f); /* the mean, not the sum */
+		crew_close(&k);
+	}
+}
+
+static void more_spares_than_workers_make_a_step_of_each_gradient(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, sync_config(7), 2, 400, crew_ones);
+	all_ask(&k);
+	assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+	assert_steps(&k, 1);
+	crew_close(&k);
+}
+
+static void a_late_gradient_is_dropped_counted_and_its_batch_leased_again(void **state)
+{
+	struct crew k;
+	uint32_t late;
+
+	(void)state;
+	crew_open(&k, sync_config(1), 3, 400, crew_ones);
+	all_ask(&k);
+	late = k.hand[2].grant.work.first;
+	crew_push(&k, 0);
+	crew_push(&k, 1);
+	assert_steps(&k, 1);
+	assert_int_equal(k.b.core->leases.batch[late], BATCH_LEASED);
+	assert_int_equal(crew_push(&k, 2), REJECT_STALE);
+	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_STALE], 1);
+	assert_int_equal(core_stats(k.b.core)->images, 20);
+	assert_int_equal(k.b.core->leases.batch[late], BATCH_FREE);
+	assert_int_equal(crew_ask(&k, 2), 1);
+	assert_int_equal(k.hand[2].grant.version, 1);
+	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
+	crew_close(&k);
+}
+
+static void nobody_gets_two_batches_of_one_step(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, sync_config(0), 2, 400, crew_ones);
+	all_ask(&k);
+	crew_push(&k, 0);
+	assert_int_equal(crew_ask(&k, 0), 0);
+	crew_push(&k, 1);
+	assert_steps(&k, 1);
+	assert_int_equal(k.hand[0].grant.work.count, 1); /* granted when the step ended */
+	assert_int_equal(k.hand[0].grant.version, 1);
+	crew_close(&k);
+}
+
+/* A lease is a hint: a worker that pushes without one still counts once. */
+static void nobody_counts_twice_in_one_step(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, sync_config(0), 2, 400, crew_ones);
+	all_ask(&k);
+	crew_push(&k, 0);
+	k.hand[0].grant.work = (struct work){0, 30, 1};
+	assert_int_equal(crew_push(&k, 0), REJECT_WORK);
+	assert_int_equal(k.b.core->gather.pushes, 1);
+	assert_int_equal(k.b.core->leases.batch[30], BATCH_FREE);
+	crew_push(&k, 1);
+	assert_steps(&k, 1);
+	assert_int_equal(core_stats(k.b.core)->images, 20);
+	crew_close(&k);
+}
+
+/* ---- who is away ---------------------------------------------------------------------------- */
+
+static void silence(struct crew *k, uint32_t ms, uint32_t but)
+{
+	for (uint32_t i = 0; i < ms; i += 100) {
+		bench_tick(&k->b, 100);
+		crew_hear(k);
+		for (uint32_t w = 0; w < k->n; w++) {
+			if (w == but)
+				continue;
+			bench_beat(&k->b, k->hand[w].peer + 1, k->hand[w].s);
+			crew_hear(k);
+		}
+	}
+}
+
+static void a_step_does_not_wait_for_who_is_silent(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, sync_config(0), 3, 400, crew_ones);
+	all_ask(&k);
+	crew_push(&k, 0);
+	crew_push(&k, 1);
+	assert_steps(&k, 0);
+	silence(&k, 400, 2);
+	assert_int_equal(bench_worker(&k.b, 3).state, SESSION_SUSPECT);
+	assert_steps(&k, 1);
+	for (int i = 0; i < 3; i++) { /* the other two go on as two */
+		crew_ask(&k, 0);
+		crew_ask(&k, 1);
+		crew_push(&k, 0);
+		crew_push(&k, 1);
+	}
+	assert_steps(&k, 4);
+	assert_int_equal(crew_push(&k, 2), REJECT_STALE); /* it goes on, and is one of them again */
+	all_ask(&k);
+	crew_push(&k, 0);
+	crew_push(&k, 1);
+	assert_steps(&k, 4);
+	crew_push(&k, 2);
+	assert_steps(&k, 5);
+	crew_close(&k);
+}
+
+static void what_a_dead_worker_gave_stays_in_the_step(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, sync_config(0), 2, 400, crew_ones);
+	all_ask(&k);
+	crew_push(&k, 1);
+	silence(&k, 1200, 1);
+	assert_int_equal(bench_worker(&k.b, 2).state, SESSION_DEAD);
+	assert_steps(&k, 0);
+	crew_push(&k, 0);
+	assert_steps(&k, 1);
+	assert_int_equal(core_stats(k.b.core)->images, 20);
+	crew_close(&k);
+}
+
+static void the_last_step_of_an_epoch_has_what_is_left(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, sync_config(0), 4, 65, crew_ones); /* 4 batches, then 3, the last of 5 */
+	all_ask(&k);
+	for (uint32_t i = 0; i < 4; i++)
+		crew_push(&k, i);
+	assert_steps(&k, 1);
+	for (uint32_t i = 0; i < 3; i++)
+		assert_int_equal(crew_ask(&k, i), 1);
+	for (uint32_t i = 0; i < 3; i++) {
+		assert_int_equal(core_training_epoch(k.b.core), 0);
+		assert_int_equal(crew_push(&k, i), REJECT_NONE);
+	}
+	assert_steps(&k, 2);
+	assert_int_equal(core_training_epoch(k.b.core), 1);
+	assert_int_equal(core_epoch(k.b.core, 0)->images, 65);
+	assert_int_equal(core_epoch(k.b.core, 0)->updates, 2);
+	crew_close(&k);
+}
+
+/* ---- a restart ------------------------------------------------------------------------------ */
+
+static void what_was_gathered_outlives_the_server(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, sync_config(0), 3, 400, crew_bowl);
+	all_ask(&k);
+	crew_push(&k, 0);
+	crew_push(&k, 1);
+	double before = k.b.core->gather.sum[5];
+	crew_restart(&k, 3);
+	assert_int_equal(k.b.core->gather.pushes, 2);
+	assert_true(k.b.core->gather.sum[5] == before);
+	assert_steps(&k, 0);
+	assert_int_equal(crew_ask(&k, 0), 0);            /* it is in this step already */
+	assert_int_equal(crew_push(&k, 2), REJECT_NONE); /* of weights from before the crash */
+	assert_steps(&k, 1);
+	crew_close(&k);
+}
+
+/* The snapshot is older: two gradients of step 2 had been accepted, and their worker says so. */
+static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
+{
+	struct bench_image old;
+	struct core_config cfg;
+	struct crew k;
+	struct msg replay[2][2];
+	static float g[2][2][CREW_PARAMS];
+
+	(void)state;
+	crew_open(&k, sync_config(0), 2, 400, crew_ones);
+	old = bench_save(&k.b);
+	for (int step = 0; step < 2; step++) {
+		all_ask(&k);
+		for (uint32_t i = 0; i < 2; i++) {
+			replay[step][i] = crew_gradient(&k, i, g[step][i]);
+			assert_int_equal(crew_push(&k, i), REJECT_NONE);
+		}
+	}
+	assert_steps(&k, 2);
+	cfg = k.b.cfg;
+	bench_close(&k.b);
+	bench_load(&k.b, cfg, &old);
+	bench_drop(&old);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct msg m = bench_resume(k.hand[i].s, 2, 0);
+		m.hello.data = k.data;
+		bench_message(&k.b, k.hand[i].peer, &m);
+		k.hand[i].s = bench_sent(&k.b, k.hand[i].peer, MSG_WELCOME)->welcome.stamp;
+	}
+	for (int step = 0; step < 2; step++)
+		for (uint32_t i = 0; i < 2; i++) {
+			struct msg *m = &replay[step][i];
+			m->push.stamp = k.hand[i].s;
+			m->push.verdict = VERDICT_OK;
+			m->push.slices.slice[0].data = g[step][i];
+			bench_applied(&k.b, k.hand[i].peer, m);
+		}
+	assert_int_equal(core_stats(k.b.core)->images, 40);
+	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_STALE], 0);
+	assert_steps(&k, 1); /* one step of four gradients */
+	assert_true(core_weights(k.b.core)[0] == -0.25f);
+	crew_close(&k);
+}
+
+/* ---- the serial reference ------------------------------------------------------------------- */
+
+#define MOST_STEPS 400u
+
+/* The accepted gradients of each step, weighted by images. */
+struct diary {
+	double sum[MOST_STEPS][BENCH_PARAMS], images[MOST_STEPS];
+	uint32_t members[MOST_STEPS];
+};
+
+struct serial {
+	double w[BENCH_PARAMS], v[BENCH_PARAMS], s[BENCH_PARAMS];
+};
+
+static void serial_step(
+	struct serial *a, const struct optim *o, double lr, uint32_t t, size_t j, double g)
+{
+	switch (o->kind) {
+	case OPTIM_MOMENTUM:
+		a->v[j] = t == 1 ? g : o->momentum * a->v[j] + g;
+		a->w[j] -= lr * a->v[j];
+		break;
+	case OPTIM_ADAM:
+		a->v[j] = o->momentum * a->v[j] + (1 - o->momentum) * g;
+		a->s[j] = o->decay_square * a->s[j] + (1 - o->decay_square) * g * g;
+		a->w[j] -= lr * (a->v[j] / (1 - pow(o->momentum, t))) /
+			   (sqrt(a->s[j] / (1 - pow(o->decay_square, t))) + o->eps);
+		break;
+	default:
+		a->w[j] -= lr * g;
+	}
+}
+
+static void push_into(struct crew *k, struct diary *d, uint32_t i)
+{
+	float g[CREW_PARAMS];
+	struct msg m = crew_gradient(k, i, g);
+	uint64_t version = core_stats(k->b.core)->version;
+
+	if (crew_push(k, i) != REJECT_NONE)
+		return;
+	assert_in_range(version, 0, MOST_STEPS - 1);
+	d->members[version]++;
+	d->images[version] += m.push.images;
+	for (size_t j = 0; j < BENCH_PARAMS; j++)
+		d->sum[version][j] += m.push.images * (double)g[j];
+}
+
+/* Largest difference between the run's weights and the serial ones. */
+static double against_serial(const struct crew *k, const struct diary *d)
+{
+	struct serial a = {0};
+	double most = 0;
+
+	for (uint32_t t = 1; t <= core_stats(k->b.core)->version; t++)
+		for (size_t j = 0; j < BENCH_PARAMS; j++)
+			serial_step(&a, &k->b.cfg.optim, k->b.cfg.lr, t, j,
+				d->sum[t - 1][j] / d->images[t - 1]);
+	for (size_t j = 0; j < BENCH_PARAMS; j++)
+		most = fmax(most, fabs(a.w[j] - (double)core_weights(k->b.core)[j]));
+	return most;
+}
+
+/* One whole run of five workers in any order, restarted now and then. */
+static void serial_run(enum optim_kind kind, uint64_t seed)
+{
+	static struct diary d;
+	struct core_config cfg = sync_config((uint32_t)seed % 3);
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	struct crew k;
+
+	memset(&d, 0, sizeof(d));
+	cfg.optim.kind = kind;
+	cfg.lr = kind == OPTIM_ADAM ? 0.05 : 0.02;
+	crew_open(&k, cfg, 5, 735, crew_bowl);
+	for (int n = 0; n < 100000 && !bench_count(&k.b, EFFECT_FINISH); n++) {
+		uint32_t i = (uint32_t)rng_below(&r, 5);
+
+		if (rng_below(&r, 50) == 0)
+			crew_restart(&k, 5);
+		else if (k.hand[i].grant.kind == GRANT_TRAIN && k.hand[i].grant.work.count)
+			push_into(&k, &d, i);
+		else
+			crew_act(&k, i);
+	}
+	assert_int_equal(bench_count(&k.b, EFFECT_FINISH), 1);
+	for (uint32_t e = 0; e < 2; e++)
+		assert_int_equal(core_epoch(k.b.core, e)->images, 735);
+	for (uint64_t v = 0; v < core_stats(k.b.core)->version; v++)
+		assert_in_range(d.members[v], 1, 5);
+	double most = against_serial(&k, &d);
+	print_message("optimizer %d, seed %llu: %.1e after %llu steps\n", (int)kind,
+		(unsigned long long)seed, most, (unsigned long long)core_stats(k.b.core)->version);
+	assert_true(most < 1e-5);
+	crew_close(&k);
+}
+
+static void a_run_equals_a_serial_one(void **state)
+{
+	const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_ADAM};
+
+	(void)state;
+	for (size_t i = 0; i < 3; i++)
+		for (uint64_t seed = 1; seed <= 10; seed++)
+			serial_run(kinds[i], seed);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_step_waits_for_all_but_the_spares),
+		cmocka_unit_test(more_spares_than_workers_make_a_step_of_each_gradient),
+		cmocka_unit_test(a_late_gradient_is_dropped_counted_and_its_batch_leased_again),
+		cmocka_unit_test(nobody_gets_two_batches_of_one_step),
+		cmocka_unit_test(nobody_counts_twice_in_one_step),
+		cmocka_unit_test(a_step_does_not_wait_for_who_is_silent),
+		cmocka_unit_test(what_a_dead_worker_gave_stays_in_the_step),
+		cmocka_unit_test(the_last_step_of_an_epoch_has_what_is_left),
+		cmocka_unit_test(what_was_gathered_outlives_the_server),
+		cmocka_unit_test(replays_are_counted_though_their_step_is_not_there_yet),
+		cmocka_unit_test(a_run_equals_a_serial_one),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,365 @@
+/*
+ * Proves the invariants numbered in server/core/sandblaster.c: what a pass takes, who gets which
+ * portion, that nothing is lost or counted twice. (Its other optimizer: test_core_lbfgs.c.)
+ */
+#include "tests/unit/core_modes.h"
+
+/* Plain gradient descent, portions of 10 images. */
+static struct core_config sgd_config(void)
+{
+	struct core_config cfg = bench_training();
+
+	cfg.mode = MODE_SANDBLASTER;
+	cfg.durable = 0;
+	cfg.lr = 0.125;
+	return cfg;
+}
+
+static void sgd_open(struct crew *k, uint32_t n, uint32_t n_train)
+{
+	crew_open(k, sgd_config(), n, n_train, crew_bowl);
+}
+
+static enum reject push_of(struct crew *k, uint32_t i, uint32_t first, uint32_t count)
+{
+	k->hand[i].grant.work = (struct work){core_training_epoch(k->b.core), first, count};
+	return crew_push(k, i);
+}
+
+static void assert_version(const struct crew *k, uint64_t version)
+{
+	assert_int_equal(core_stats(k->b.core)->version, version);
+}
+
+/* The serial truth: the mean gradient over the batches [first, end) at w, by hand. */
+static void serial_mean(
+	const struct crew *k, uint32_t first, uint32_t end, const float *w, double *g)
+{
+	memset(g, 0, BENCH_PARAMS * sizeof(*g));
+	for (uint32_t i = first; i < end; i++) {
+		double one[BENCH_PARAMS];
+		crew_bowl(i, w, one);
+		for (size_t j = 0; j < BENCH_PARAMS; j++)
+			g[j] += crew_images(k, i, 1) * one[j] / crew_images(k, first, end - first);
+	}
+}
+
+/* ---- what a pass takes ---------------------------------------------------------------------- */
+
+static void a_portion_that_is_done_is_not_taken_again(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	sgd_open(&k, 2, 80);
+	crew_ask(&k, 0);
+	crew_ask(&k, 1);
+	assert_int_equal(push_of(&k, 0, 2, 1), REJECT_NONE);
+	assert_int_equal(push_of(&k, 1, 2, 1), REJECT_WORK);
+	assert_int_equal(k.b.core->gather.images, 10);
+	assert_int_equal(k.b.core->gather.pushes, 1);
+	crew_close(&k);
+}
+
+static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **state)
+{
+	struct core_config cfg = sgd_config();
+	double expected[BENCH_PARAMS];
+	float start[CREW_PARAMS];
+	struct crew k;
+
+	(void)state;
+	cfg.lease_batches = 4;
+	crew_open(&k, cfg, 2, 80, crew_bowl);
+	memcpy(start, core_weights(k.b.core), sizeof(start[0]) * BENCH_PARAMS);
+	serial_mean(&k, 0, 8, start, expected);
+	crew_ask(&k, 0);
+	crew_ask(&k, 1);
+	assert_int_equal(push_of(&k, 0, 3, 2), REJECT_NONE);
+	double before = k.b.core->gather.sum[1];
+	assert_int_equal(push_of(&k, 1, 1, 3), REJECT_WORK); /* 3 is done: not 1 and 2 either */
+	assert_true(k.b.core->gather.sum[1] == before);
+	assert_int_equal(k.b.core->leases.n_done, 2);
+	assert_int_equal(k.b.core->leases.batch[1], BATCH_FREE);
+	assert_int_equal(k.b.core->leases.batch[2], BATCH_FREE);
+	while (core_stats(k.b.core)->version == 0)
+		crew_act(&k, 1);
+	for (size_t j = 0; j < BENCH_PARAMS; j++)
+		assert_float_equal(core_weights(k.b.core)[j], (float)(-0.125 * expected[j]), 1e-6);
+	assert_int_equal(core_stats(k.b.core)->images, 80);
+	crew_close(&k);
+}
+
+static void a_sum_of_another_pass_is_refused(void **state)
+{
+	struct crew k;
+	struct hand late;
+
+	(void)state;
+	sgd_open(&k, 2, 40);
+	crew_ask(&k, 1);
+	late = k.hand[1];
+	while (core_stats(k.b.core)->version == 0)
+		crew_act(&k, 0);
+	assert_true(late.grant.work.count > 0);
+	assert_int_equal(crew_push(&k, 1), REJECT_WORK); /* its epoch is over */
+	k.hand[1].grant.work = late.grant.work;
+	k.hand[1].grant.work.epoch = 1; /* the same portion of today, at yesterday's weights */
+	assert_int_equal(crew_push(&k, 1), REJECT_STALE);
+	assert_int_equal(k.b.core->leases.n_done, 0);
+	assert_int_equal(k.b.core->gather.pushes, 0);
+	crew_close(&k);
+}
+
+/* ---- who gets which portion ----------------------------------------------------------------- */
+
+static void the_next_portion_goes_to_who_had_the_one_before(void **state)
+{
+	struct core_config cfg = sgd_config();
+	struct crew k;
+
+	(void)state;
+	cfg.lease_batches = 1;
+	crew_open(&k, cfg, 2, 160, crew_bowl);
+	for (uint32_t round = 0; round < 8; round++) {
+		crew_ask(&k, 0);
+		crew_granted(&k, 0, round, 1);
+		crew_ask(&k, 1);
+		crew_granted(&k, 1, 8 + round, 1);
+		crew_push(&k, 0);
+		crew_push(&k, 1);
+	}
+	assert_version(&k, 1);
+	crew_close(&k);
+}
+
+static void runs_of_portions_shrink_towards_the_end_of_a_pass(void **state)
+{
+	struct core_config cfg = sgd_config();
+	uint32_t before = 16, n = 0;
+	struct crew k;
+
+	(void)state;
+	cfg.lease_batches = 16;
+	crew_open(&k, cfg, 2, 1280, crew_bowl);
+	for (uint32_t left = 128; left > 0; n++) {
+		assert_int_equal(crew_ask(&k, n % 2), 1);
+		uint32_t count = k.hand[n % 2].grant.work.count;
+		assert_in_range(count, 1, left < 8 ? 1 : left / 8 + 1);
+		assert_in_range(count, 1, before);
+		before = count;
+		left -= count;
+		crew_push(&k, n % 2);
+	}
+	assert_int_equal(before, 1);
+	assert_in_range(n, 16, 64);
+	crew_close(&k);
+}
+
+static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
+{
+	struct core_config cfg = sgd_config();
+	struct crew k;
+
+	(void)state;
+	cfg.lease_batches = 1;
+	crew_open(&k, cfg, 7, 30, crew_bowl); /* three portions, seven workers */
+	for (uint32_t i = 0; i < 7; i++)
+		assert_int_equal(crew_ask(&k, i), 1);
+	assert_int_equal(core_stats(k.b.core)->backups, 4);
+	for (uint32_t i = 3; i < 7; i++) /* the oldest of those with fewest */
+		crew_granted(&k, i, (i - 3) % 3, 1);
+	assert_int_equal(crew_push(&k, 4), REJECT_NONE); /* the first result wins */
+	for (uint32_t i = 0; i < 3; i++)
+		if (k.hand[i].grant.work.first == 1)
+			assert_int_equal(crew_push(&k, i), REJECT_WORK);
+	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_WORK], 1);
+	assert_int_equal(k.b.core->gather.images, 10);
+	crew_close(&k);
+}
+
+/* ---- windows -------------------------------------------------------------------------------- */
+
+static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **state)
+{
+	const uint32_t end[] = {3, 6, 8};
+	struct core_config cfg = sgd_config();
+	double w[BENCH_PARAMS] = {0}, g[BENCH_PARAMS];
+	float at[BENCH_PARAMS];
+	struct crew k;
+
+	(void)state;
+	cfg.batch_images = 25; /* three portions of 10 */
+	crew_open(&k, cfg, 3, 77, crew_bowl);
+	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* not open yet */
+	for (uint32_t step = 0; step < 3; step++) {
+		for (size_t j = 0; j < BENCH_PARAMS; j++)
+			at[j] = (float)w[j];
+		serial_mean(&k, step ? end[step - 1] : 0, end[step], at, g);
+		for (uint32_t n = 0; core_stats(k.b.core)->version == step; n++)
+			crew_act(&k, n % 3);
+		assert_int_equal(core_stats(k.b.core)->images, crew_images(&k, 0, end[step]));
+		for (size_t j = 0; j < BENCH_PARAMS; j++) {
+			w[j] -= 0.125 * g[j];
+			assert_float_equal(core_weights(k.b.core)[j], (float)w[j], 1e-5);
+		}
+	}
+	assert_int_equal(core_training_epoch(k.b.core), 1);
+	assert_int_equal(core_epoch(k.b.core, 0)->images, 77);
+	assert_int_equal(core_epoch(k.b.core, 0)->updates, 3);
+	crew_close(&k);
+}
+
+/* ---- death and restart ---------------------------------------------------------------------- */
+
+static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
+{
+	struct core_config cfg = sgd_config();
+	struct crew k;
+
+	(void)state;
+	cfg.lease_batches = 4;
+	crew_open(&k, cfg, 2, 80, crew_bowl);
+	crew_ask(&k, 1);
+	push_of(&k, 1, k.hand[1].grant.work.first, 1);
+	crew_ask(&k, 1); /* and it is killed with this one in its hands */
+	k.b.now_ms += 1200;
+	bench_beat(&k.b, k.hand[0].peer + 1, k.hand[0].s);
+	bench_tick(&k.b, 0);
+	assert_int_equal(bench_worker(&k.b, 2).state, SESSION_DEAD);
+	assert_int_equal(k.b.core->leases.n_done, 1); /* what it gave stays */
+	while (core_stats(k.b.core)->version == 0)
+		crew_act(&k, 0);
+	assert_int_equal(core_stats(k.b.core)->images, 80);
+	assert_int_equal(core_stats(k.b.core)->backups, 0);
+	crew_close(&k);
+}
+
+/* Even one that beats on and never answers. */
+static void a_pass_does_not_wait_for_who_hangs(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	sgd_open(&k, 2, 80);
+	assert_int_equal(crew_ask(&k, 1), 1);
+	while (core_stats(k.b.core)->version == 0)
+		crew_act(&k, 0);
+	assert_int_not_equal(core_stats(k.b.core)->backups, 0);
+	assert_int_equal(core_stats(k.b.core)->images, 80);
+	crew_close(&k);
+}
+
+static int images_equal(const struct bench_image *a, const struct bench_image *b)
+{
+	for (int s = 0; s < IMAGE_SECTIONS; s++)
+		if (a->size[s] != b->size[s] || memcmp(a->data[s], b->data[s], a->size[s]) != 0)
+			return 0;
+	return 1;
+}
+
+/* Each run of the same gradients ends in the same bytes, wherever it was killed in between. */
+static void a_restart_in_any_moment_changes_no_bit(void **state)
+{
+	float expected[BENCH_PARAMS];
+
+	(void)state;
+	for (int killed = -1; killed < 60; killed++) {
+		struct core_config cfg = sgd_config();
+		struct crew k;
+
+		cfg.batch_images = 40;
+		cfg.optim.kind = OPTIM_ADAM;
+		crew_open(&k, cfg, 1, 95, crew_bowl);
+		for (int n = 0; !bench_count(&k.b, EFFECT_FINISH); n++) {
+			crew_act(&k, 0);
+			if (n == killed)
+				crew_restart(&k, 1);
+			assert_in_range(n, 0, 1000);
+		}
+		if (killed < 0)
+			memcpy(expected, core_weights(k.b.core), sizeof(expected));
+		assert_memory_equal(core_weights(k.b.core), expected, sizeof(expected));
+		assert_int_equal(core_stats(k.b.core)->images, 2 * 95);
+		crew_close(&k);
+	}
+}
+
+static void an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit(void **state)
+{
+	struct bench_image a, b;
+	struct core_config cfg;
+	struct bench again;
+	struct crew k;
+	const char *why = NULL;
+
+	(void)state;
+	sgd_open(&k, 2, 80);
+	for (int n = 0; n < 5; n++)
+		crew_act(&k, (uint32_t)n % 2);
+	assert_int_not_equal(k.b.core->gather.pushes, 0);
+	a = bench_save(&k.b);
+	cfg = k.b.cfg;
+	assert_int_equal(bench_read(&again, cfg, &a, &why), PS_OK);
+	again.core->stats.recoveries--; /* the one difference there is to be */
+	b = bench_save(&again);
+	assert_true(images_equal(&a, &b));
+	bench_drop(&a);
+	bench_drop(&b);
+	bench_close(&again);
+	crew_close(&k);
+}
+
+/* ---- any order ------------------------------------------------------------------------------ */
+
+static void in_any_order_each_image_counts_once_per_step(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 60; seed++) {
+		struct core_config cfg = sgd_config();
+		struct rng r = rng_seed(seed, RNG_SIM, 0);
+		struct crew k;
+
+		print_message("seed %llu\n", (unsigned long long)seed);
+		cfg.batch_images = (uint32_t)rng_below(&r, 200);
+		cfg.lease_batches = 1 + (uint32_t)rng_below(&r, 5);
+		crew_open(&k, cfg, 4, 1 + (uint32_t)rng_below(&r, 150), crew_bowl);
+		for (int n = 0; !bench_count(&k.b, EFFECT_FINISH); n++) {
+			uint32_t i = (uint32_t)rng_below(&r, 4);
+			uint64_t dice = rng_below(&r, 40);
+
+			if (dice == 0)
+				crew_restart(&k, 4);
+			else if (dice == 1) /* anything, granted or not */
+				push_of(&k, i, (uint32_t)rng_below(&r, k.b.core->leases.n_batches),
+					1);
+			else if (dice == 2 && k.hand[i].grant.request == k.hand[i].request)
+				crew_ask(&k, i); /* it drops what it had */
+			else
+				crew_act(&k, i);
+			assert_in_range(n, 0, 20000);
+		}
+		for (uint32_t e = 0; e < 2; e++)
+			assert_int_equal(core_epoch(k.b.core, e)->images, k.data.n_train);
+		crew_close(&k);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_portion_that_is_done_is_not_taken_again),
+		cmocka_unit_test(a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost),
+		cmocka_unit_test(a_sum_of_another_pass_is_refused),
+		cmocka_unit_test(the_next_portion_goes_to_who_had_the_one_before),
+		cmocka_unit_test(runs_of_portions_shrink_towards_the_end_of_a_pass),
+		cmocka_unit_test(who_is_idle_gets_copies_those_with_fewest_first),
+		cmocka_unit_test(a_step_looks_at_its_window_and_the_last_one_at_what_is_left),
+		cmocka_unit_test(portions_of_a_dead_worker_are_done_by_the_others),
+		cmocka_unit_test(a_pass_does_not_wait_for_who_hangs),
+		cmocka_unit_test(a_restart_in_any_moment_changes_no_bit),
+		cmocka_unit_test(an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit),
+		cmocka_unit_test(in_any_order_each_image_counts_once_per_step),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

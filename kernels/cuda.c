@@ -155,6 +155,7 @@ static void cuda_close(void *self)
 {
 	struct cuda *c = self;
 
+	cudaSetDevice(c->number);
 	cuda_drop_graphs(c);
 	cudaFree(c->pixels);
 	cudaFree(c->labels);

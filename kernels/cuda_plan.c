@@ -282,12 +282,23 @@ static int step_tables(struct net *n, struct net_step *s)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
+/* Products have at most 65535 blocks of 64 columns. */
+#define MAX_COLUMNS ((size_t)65535 * 64)
+
 static int too_large(const struct net *n, struct err *e)
 {
 	return err_set(e, PS_ENOMEM,
 		"model \"%s\" is too large for device cuda: an image's values between two layers "
-		"must be fewer than 2^31",
-		n->model->text);
+		"must be fewer than 2^31, the units and the inputs of an fc layer at most %zu",
+		n->model->text, MAX_COLUMNS);
+}
+
+/* Columns of its products: filters or units, and an fc layer's inputs on the way back. */
+static int too_wide(const struct net *n, const struct net_step *s)
+{
+	size_t inputs = s->layer->kind == LAYER_FC ? n->plane[s->in].value.image : 0;
+
+	return (size_t)s->w.f_pad > MAX_COLUMNS || (s->learns && inputs > MAX_COLUMNS);
 }
 
 int net_plan(struct net *n, const struct model *m, int precision, size_t images, struct err *e)
@@ -302,6 +313,9 @@ int net_plan(struct net *n, const struct model *m, int precision, size_t images,
 	}
 	for (int i = 0; i < n->n_planes; i++)
 		if (plane_measure(&n->plane[i]))
+			return too_large(n, e);
+	for (int i = 0; i < n->n_steps; i++)
+		if (too_wide(n, &n->step[i]))
 			return too_large(n, e);
 	for (int i = 0; i < n->n_steps; i++)
 		if (has_tables(&n->step[i]) && step_tables(n, &n->step[i]))

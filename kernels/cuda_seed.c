@@ -52,37 +52,51 @@ static struct seed_params place_params(const struct seed *d, struct cuda_arena *
 	return (struct seed_params){all, all + fc, all + fc + conv};
 }
 
-/* Smaller batches may be cut into more parts than the largest: no more than these. */
-static void most_parts(const struct seed *d, size_t *score, size_t *fc, size_t *conv)
+struct parts {
+	size_t score, fc, conv; /* images x parts; splits; splits x position blocks */
+};
+
+static void parts_at_least(const struct seed *d, size_t images, struct parts *p)
 {
-	*score = *fc = *conv = 0;
-	for (size_t n = 1; n <= d->images; n += n < 16384 ? 1 : n) {
-		struct seed_cut c = kx_seed_cut(d->s.f_pad, (int)n);
-		size_t parts = (size_t)c.filter_blocks * (size_t)c.ranges * n;
-		size_t splits = (size_t)c.splits, rows = splits * (size_t)c.position_blocks;
-		*score = parts > *score ? parts : *score;
-		*fc = splits > *fc ? splits : *fc;
-		*conv = rows > *conv ? rows : *conv;
-	}
+	struct seed_cut c = kx_seed_cut(d->s.f_pad, (int)images);
+	size_t score = (size_t)c.filter_blocks * (size_t)c.ranges * images;
+	size_t fc = (size_t)c.splits, conv = fc * (size_t)c.position_blocks;
+
+	p->score = score > p->score ? score : p->score;
+	p->fc = fc > p->fc ? fc : p->fc;
+	p->conv = conv > p->conv ? conv : p->conv;
+}
+
+/* Smaller batches may be cut into more parts than the largest; from ENOUGH images on the only thing
+ * that grows is the number of images. */
+static struct parts most_parts(const struct seed *d)
+{
+	enum { ENOUGH = 16384 };
+	struct parts p = {0, 0, 0};
+
+	for (size_t n = 1; n <= d->images && n <= ENOUGH; n++)
+		parts_at_least(d, n, &p);
+	parts_at_least(d, d->images, &p);
+	return p;
 }
 
 static void place(void *self, struct cuda_arena *a)
 {
 	struct seed *d = self;
 	struct kx_seed *s = &d->s;
-	size_t groups = (d->images + SEED_GROUP - 1) / SEED_GROUP, score, fc, conv;
+	const struct parts most = most_parts(d);
+	size_t groups = (d->images + SEED_GROUP - 1) / SEED_GROUP;
 
-	most_parts(d, &score, &fc, &conv);
 	s->params = place_params(d, a);
 	s->sum = place_params(d, a);
 	s->fragments = arena_take(a, kx_seed_fragments(s->f_pad), sizeof(uint32_t));
 	s->winners = arena_take(a, groups * SEED_POSITIONS, (size_t)s->f_pad * 4);
-	s->score_parts = arena_take(a, score, SEED_CLASSES * sizeof(float));
+	s->score_parts = arena_take(a, most.score, SEED_CLASSES * sizeof(float));
 	s->scores = arena_take(a, d->images, SEED_CLASSES * sizeof(float));
 	s->d_scores = arena_take(a, d->images, SEED_ROW * sizeof(float));
 	s->loss = arena_take(a, d->images, sizeof(float));
-	s->fc_parts = arena_take(a, fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
-	s->conv_parts = arena_take(a, conv, row_floats(d) * sizeof(float));
+	s->fc_parts = arena_take(a, most.fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
+	s->conv_parts = arena_take(a, most.conv, row_floats(d) * sizeof(float));
 }
 
 static int fill(void *self, cudaStream_t stream)

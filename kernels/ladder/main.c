@@ -237,7 +237,7 @@ static int parse(struct ladder_options *o, const char **command, int argc, char 
 		{.name = "rate",
 			.type = OPT_REAL,
 			.dest = &o->rate,
-			.def = "0.01",
+			.def = "0.02",
 			.min = 0,
 			.max = 10,
 			.arg = "RATE",
@@ -266,6 +266,29 @@ static int parse(struct ladder_options *o, const char **command, int argc, char 
 	return rc;
 }
 
+static int check_rung(const char *name, struct err *e)
+{
+	for (size_t i = 0; i < ladder_n_rungs; i++)
+		if (!name || strcmp(ladder_rungs[i]->name, name) == 0)
+			return PS_OK;
+	return err_set(
+		e, PS_EUSAGE, "--rung: \"%.40s\" is none; `%s rungs` lists them", name, PROGRAM);
+}
+
+/* The rungs know one shape of image alone. */
+static int load(struct job *j, struct data *d, struct err *e)
+{
+	int rc = data_load(d, j->o->data, e);
+	if (rc)
+		return rc;
+	if (d->id.rows != 28 || d->id.cols != 28)
+		return err_set(e, PS_EDATA, "%.200s: images are %ux%u, must be 28x28", d->dir,
+			d->id.rows, d->id.cols);
+	j->train = data_train(d);
+	j->test = data_test(d);
+	return PS_OK;
+}
+
 static int run(const struct ladder_options *o, const char *name, struct err *e)
 {
 	static struct data data; /* large for a stack */
@@ -277,14 +300,13 @@ static int run(const struct ladder_options *o, const char *name, struct err *e)
 	if (i == n)
 		return err_set(
 			e, PS_EUSAGE, "\"%.40s\": expected steps, train, memory or rungs", name);
-	if (commands[i].needs_data && !j.has_gpu)
+	int rc = check_rung(o->rung, e);
+	if (!rc && commands[i].needs_data)
+		rc = load(&j, &data, e);
+	if (!rc && commands[i].needs_data && !j.has_gpu)
 		log_warn("ladder", "skipped", "rungs=gpu reason=\"%s\"", why);
-	int rc = commands[i].needs_data ? data_load(&data, o->data, e) : PS_OK;
-	if (rc)
-		return rc;
-	j.train = data_train(&data);
-	j.test = data_test(&data);
-	rc = commands[i].run(&j, e);
+	if (!rc)
+		rc = commands[i].run(&j, e);
 	data_release(&data);
 	return rc;
 }

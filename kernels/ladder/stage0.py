@@ -167,7 +167,7 @@ def main():
     parser.add_argument("--filters", type=int, default=0)
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=2)
-    parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--rate", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     steps(args) if args.command == "steps" else train(args)

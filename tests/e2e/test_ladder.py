@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import idx
 from flavour import PATIENCE, ROOT, command
 
 STEP = ("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
@@ -62,10 +64,18 @@ def test_training_tells_what_the_net_believes(data):
     (("climb",), "expected steps, train, memory"),
     (("steps", "--filters", "3", "--batch", "60000", "--rate", "x"), "--rate"),
     (("steps", "--filters", "-1"), "--filters"),
+    (("steps", "--rung", "of a chair"), "`cnn-ladder rungs` lists them"),
 ])
 def test_bad_usage_ends_in_a_line_and_status_2(data, arguments, words):
     done = ladder(data, *arguments)
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_images_of_another_size_are_refused(tmp_path):
+    for name, image in zip(idx.NAMES, (True, False, True, False)):
+        (tmp_path / name).write_bytes(idx.encode(np.zeros((20, 27, 28) if image else 20, np.uint8)))
+    done = ladder(tmp_path, "steps", "--filters", "1", "--batch", "2")
+    assert done.returncode == 6 and "27x28, must be 28x28" in done.stderr
 
 
 def test_stage_0_prints_the_same_columns(data):

@@ -4,10 +4,9 @@
 
 A step gathers its images (uint8, already on the device) by the epoch's permutation, makes floats of
 them, goes forward and backward and updates the weights by SGD; an epoch is 60,000 images. Every
-combination of {eager, CUDA graph} x {fp32, tf32, bf16 (autocast), bf16 weights} x {contiguous,
-channels-last} is measured; then torch.compile + CUDA graph is tried for each precision with the
-memory format that was the better one. A graph holds STEPS whole steps, which count their place in
-the permutation on the device, so that the host launches little. Prints CSV:
+combination of {eager, CUDA graph, torch.compile + CUDA graph} x {fp32, tf32, bf16 (autocast), bf16
+weights} x {contiguous, channels-last} is measured. A graph holds STEPS whole steps, which count
+their place in the permutation on the device, so that the host launches little. Prints CSV:
 net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
 
 Data: $CNN_DATA or the usual places; without images it draws some, speed does not depend on them.
@@ -155,14 +154,9 @@ class Training:
 
 def variants(net, batch, data, epochs, modes, precisions=PRECISIONS):
     """Every variant that runs, with its milliseconds, as it is measured."""
-    best_layout = {}
     for mode in modes:
         for precision in precisions:
-            layouts = LAYOUTS
-            if mode == "compile+graph" and precision in best_layout:
-                layouts = [best_layout[precision]]  # compiling takes long
-            tried = []
-            for layout in layouts:
+            for layout in LAYOUTS:
                 try:
                     training = Training(net, batch, data, mode, precision, layout)
                     ms = training.median_ms(epochs)
@@ -170,9 +164,7 @@ def variants(net, batch, data, epochs, modes, precisions=PRECISIONS):
                     print(f"torch_peer: {net} {batch} {mode} {precision} {layout}: {e}",
                           file=sys.stderr)
                     continue
-                tried.append((ms, layout))
                 yield ms, training
-            best_layout[precision] = min(tried)[1] if tried else "contiguous"
 
 
 def main():

@@ -290,8 +290,9 @@ static inline void prove_local(struct subject *s, double bound)
 		double mean = (2 * loss[0] + loss[1]) / 3, d = distance(w + n, sum, n);
 		if (!(d <= bound) || !(distance(w, params, n) <= bound) ||
 			!(fabs(mean - right) <= bound))
-			fail_msg("%s: sum off by %g, weights by %g, loss %g instead of %g",
-				s->model.text, d, distance(w, params, n), mean, right);
+			fail_msg("%s on %s: sum off by %g, weights by %g, loss %g instead of %g",
+				s->model.text, backend_name(b), d, distance(w, params, n), mean,
+				right);
 	}
 	assert_memory_equal(got, got + 2 * n, 2 * n * sizeof *got);
 	free(params);

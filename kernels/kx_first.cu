@@ -13,8 +13,8 @@
 template <int SIZE>
 __global__ void fragments_kernel(uint32_t *fragments, const float *weight, int f)
 {
-	FOR_EACH(i, (size_t)f / 8 * conv<SIZE>::STEPS * 256)
-	conv_fragment<SIZE>(fragments, weight, SIZE * SIZE, i);
+	FOR_EACH (i, (size_t)f / 8 * conv<SIZE>::STEPS * 256)
+		conv_fragment<SIZE>(fragments, weight, SIZE * SIZE, i);
 }
 
 size_t kx_first_fragments(int size, int f)

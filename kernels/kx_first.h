@@ -17,7 +17,7 @@ extern "C" {
 
 struct kx_first {
 	int size, f;         /* 3 or 5; filters */
-	uint32_t *fragments; /* weights as tensor cores want them, see kx_first_forward */
+	uint32_t *fragments; /* weights as tensor cores want them, see kx_conv.cuh */
 	const float *bias;
 	struct kx_plane out; /* pooled values */
 	const float *error;  /* their errors, laid out alike */

@@ -37,8 +37,7 @@ static size_t plane_count(const struct kx_plane *p, int images)
 __global__ void load_kernel(struct kx_batch batch, int channels, struct kx_plane to)
 {
 	await_previous();
-	FOR_EACH(i, (size_t)batch.images * to.h * to.w * to.c)
-	{
+	FOR_EACH (i, (size_t)batch.images * to.h * to.w * to.c) {
 		struct spot s = spot_of(i, to);
 		size_t image = image_number(&batch, s.n);
 		size_t at = ((image * channels + s.c) * to.h + s.y) * to.w + s.x;
@@ -86,8 +85,7 @@ __global__ void pool_forward_kernel(
 	struct kx_plane in, struct kx_plane out, struct pool pool, int images)
 {
 	await_previous();
-	FOR_EACH(i, (size_t)images * out.h * out.w * out.c)
-	{
+	FOR_EACH (i, (size_t)images * out.h * out.w * out.c) {
 		struct spot s = spot_of(i, out);
 		out.value[offset_of(s, out)] = in.value[winner(in, pool, s)];
 	}
@@ -105,8 +103,7 @@ __global__ void pool_backward_kernel(struct kx_plane in, struct kx_plane d_in,
 	struct kx_plane d_out, struct pool pool, const float *mask, int images)
 {
 	await_previous();
-	FOR_EACH(i, (size_t)images * d_out.h * d_out.w * d_out.c)
-	{
+	FOR_EACH (i, (size_t)images * d_out.h * d_out.w * d_out.c) {
 		struct spot s = spot_of(i, d_out);
 		size_t best = winner(in, pool, s);
 		float d = d_out.value[offset_of(s, d_out)];
@@ -137,8 +134,7 @@ int kx_pool_backward(struct kx_plane in, struct kx_plane d_in, struct kx_plane d
 __global__ void relu_forward_kernel(struct kx_plane in, struct kx_plane out, int images)
 {
 	await_previous();
-	FOR_EACH(i, (size_t)images * out.h * out.w * out.c)
-	{
+	FOR_EACH (i, (size_t)images * out.h * out.w * out.c) {
 		struct spot s = spot_of(i, out);
 		float v = in.value[offset_of(s, in)];
 		out.value[offset_of(s, out)] = v < 0 ? 0 : v;
@@ -155,8 +151,7 @@ __global__ void relu_backward_kernel(struct kx_plane in, struct kx_plane d_in,
 	struct kx_plane d_out, const float *mask, int images)
 {
 	await_previous();
-	FOR_EACH(i, (size_t)images * d_out.h * d_out.w * d_out.c)
-	{
+	FOR_EACH (i, (size_t)images * d_out.h * d_out.w * d_out.c) {
 		struct spot s = spot_of(i, d_out);
 		size_t at = offset_of(s, in);
 		bool open = in.value[at] > 0 && (!mask || mask[at] > 0);
@@ -196,8 +191,7 @@ __global__ void dropout_kernel(struct kx_plane in, struct kx_plane out, struct k
 	const float *mask, struct kx_batch batch)
 {
 	await_previous();
-	FOR_EACH(i, (size_t)batch.images * out.h * out.w * out.c)
-	{
+	FOR_EACH (i, (size_t)batch.images * out.h * out.w * out.c) {
 		struct spot s = spot_of(i, out);
 		size_t at = offset_of(s, out);
 		float v = in.value[offset_of(s, in)];

@@ -10,8 +10,7 @@ __global__ void pack_kernel(
 	const float *params, struct kx_weights w, float *forward, float *backward, float *bias_pad)
 {
 	await_previous();
-	FOR_EACH(i, (size_t)w.taps * w.c_pad * w.f_pad)
-	{
+	FOR_EACH (i, (size_t)w.taps * w.c_pad * w.f_pad) {
 		int f = (int)(i % w.f_pad), c = (int)(i / w.f_pad % w.c_pad);
 		size_t tap = i / w.f_pad / w.c_pad;
 		bool real = f < w.f && c < w.c;
@@ -74,8 +73,7 @@ __global__ void update_kernel(
 {
 	await_previous();
 	const float rate = now->rate;
-	FOR_EACH(i, n)
-	{
+	FOR_EACH (i, n) {
 		sum[i] += grad[i];
 		params[i] -= rate * grad[i];
 	}

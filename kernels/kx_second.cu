@@ -36,8 +36,7 @@ struct second_shared {
 __global__ void second_pack_kernel(uint32_t *fragments, const float *weight)
 {
 	await_previous();
-	FOR_EACH(i, SECOND_FRAGMENTS)
-	{
+	FOR_EACH (i, SECOND_FRAGMENTS) {
 		int half = i % 2, lane = (int)(i / 4 % 32), n = (int)(i / 128 % 2 * 2 + i / 2 % 2);
 		int step = (int)(i / (64 * N_TILES) % STEPS);
 		int tap = (int)(i / (64 * N_TILES * STEPS));
@@ -65,8 +64,7 @@ __device__ static inline void first_of_two(float *best, uint32_t *which, float v
 __global__ void second_pool_kernel(struct kx_second l, int images)
 {
 	await_previous();
-	FOR_EACH(i, (size_t)images * POOLED * POOLED * QUADS)
-	{
+	FOR_EACH (i, (size_t)images * POOLED * POOLED * QUADS) {
 		const int c = (int)(i % QUADS) * 4, x = (int)(i / QUADS % POOLED);
 		const int y = (int)(i / QUADS / POOLED % POOLED);
 		const size_t n = i / QUADS / POOLED / POOLED;

@@ -30,8 +30,8 @@ struct seed_params {
 struct kx_seed {
 	int f, f_pad; /* filters, and in whole eights */
 	struct seed_params params, sum;
-	uint32_t *fragments; /* conv weights as tensor cores want them, see kx_seed_forward.cu */
-	uint8_t *winners;    /* [group][position][filter][4] */
+	uint32_t *fragments; /* conv weights as tensor cores want them, see kx_conv.cuh */
+	uint8_t *winners;    /* [group][position][filter][4], see kx_seed_forward.cu */
 	float *score_parts;  /* [part][image][SEED_CLASSES] */
 	float *scores;       /* [image][SEED_CLASSES] */
 	float *d_scores;     /* [image][SEED_ROW] */
@@ -57,8 +57,7 @@ int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, c
 int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* Scores; and d_scores and losses if batch.training. */
 int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
-/* From the parts of the scores and the winners to the parts of the gradient; also d_scores, loss.
- */
+/* From d_scores and the winners to the parts of the gradient. */
 int kx_seed_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* The parts' sum into `grad`, in the manifest's order; *loss = the mean. */
 int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream);

@@ -1,7 +1,9 @@
 /*
  * kx_seed_forward.cu - convolution, bias, ReLU, max-pool and the fc product in one kernel; scores.
  *
- * kx_conv.cuh leaves a thread with four features: filter lane / 4, images 2t, 2t + 1 and eight on.
+ * kx_conv.cuh leaves a thread with four features of a position: filter lane / 4, images 2t, 2t + 1,
+ * 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Which cell won is two bits of each, in
+ * this order from the lowest, and makes byte t of the position's and filter's word of winners.
  */
 #include "kernels/kx_seed.cuh"
 
@@ -18,29 +20,27 @@ size_t kx_seed_fragments(int f_pad)
 __global__ void fragments_kernel(struct kx_seed s)
 {
 	const size_t n = (size_t)s.f_pad / 8 * 2 * 32 * 4;
-	FOR_EACH(i, n)
-	seed_fragment(s, i);
+	FOR_EACH (i, n)
+		seed_fragment(s, i);
 }
 
 __global__ void from_manifest_kernel(struct kx_seed s, const float *manifest)
 {
 	const float *fc = manifest + (size_t)s.f * SEED_ROW_USED;
 	const float *bias = fc + (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
-	FOR_EACH(i, (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW)
-	{
+	FOR_EACH (i, (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW) {
 		int c = (int)(i % SEED_ROW), f = (int)(i / SEED_ROW % s.f_pad);
 		int p = (int)(i / SEED_ROW / s.f_pad);
 		bool real = c < SEED_CLASSES && f < s.f;
 		s.params.fc[i] = real ? fc[((size_t)c * s.f + f) * SEED_POSITIONS + p] : 0;
 	}
-	FOR_EACH(i, (size_t)s.f_pad * SEED_ROW)
-	{
+	FOR_EACH (i, (size_t)s.f_pad * SEED_ROW) {
 		int k = (int)(i % SEED_ROW), f = (int)(i / SEED_ROW);
 		s.params.conv[i] =
 			f < s.f && k < SEED_ROW_USED ? manifest[seed_conv_at(s, f, k)] : 0;
 	}
-	FOR_EACH(i, SEED_ROW)
-	s.params.bias[i] = i < SEED_CLASSES ? bias[i] : 0;
+	FOR_EACH (i, SEED_ROW)
+		s.params.bias[i] = i < SEED_CLASSES ? bias[i] : 0;
 }
 
 int kx_seed_pack(struct kx_seed s, const float *manifest, cudaStream_t stream)

@@ -57,14 +57,12 @@ __global__ void gradient_kernel(
 	const size_t n_conv = (size_t)s.f * SEED_ROW_USED;
 	const size_t n_fc = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
 	const int parts = cut.splits * cut.position_blocks;
-	FOR_EACH(i, n_fc)
-	{
+	FOR_EACH (i, n_fc) {
 		int p = (int)(i % SEED_POSITIONS), f = (int)(i / SEED_POSITIONS % s.f);
 		int c = (int)(i / SEED_POSITIONS / s.f);
 		grad[n_conv + i] = fc_sum(s, ((size_t)p * s.f_pad + f) * SEED_ROW + c, cut.splits);
 	}
-	FOR_EACH(i, n_conv)
-	{
+	FOR_EACH (i, n_conv) {
 		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
 		grad[seed_conv_at(s, f, k)] = conv_sum(s, (size_t)f * SEED_ROW + k, parts, 0, 1);
 	}
@@ -179,19 +177,17 @@ __global__ void unpack_kernel(struct kx_seed s, struct seed_params from, float *
 {
 	const size_t n_conv = (size_t)s.f * SEED_ROW_USED;
 	const size_t n_fc = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
-	FOR_EACH(i, n_fc)
-	{
+	FOR_EACH (i, n_fc) {
 		size_t p = i % SEED_POSITIONS, f = i / SEED_POSITIONS % s.f;
 		size_t c = i / SEED_POSITIONS / s.f;
 		manifest[n_conv + i] = from.fc[(p * s.f_pad + f) * SEED_ROW + c];
 	}
-	FOR_EACH(i, n_conv)
-	{
+	FOR_EACH (i, n_conv) {
 		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
 		manifest[seed_conv_at(s, f, k)] = from.conv[f * SEED_ROW + k];
 	}
-	FOR_EACH(i, SEED_CLASSES)
-	manifest[n_conv + n_fc + i] = from.bias[i];
+	FOR_EACH (i, SEED_CLASSES)
+		manifest[n_conv + n_fc + i] = from.bias[i];
 }
 
 int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, cudaStream_t stream)

@@ -13,8 +13,8 @@
 #endif
 
 /* Before a loop over arrays that are the same or apart, but never overlap askew. */
-#if defined(__clang__)
-#define PS_APART _Pragma("clang loop vectorize(assume_safety)")
+#if defined(__clang__) /* finds out at run time whether they are */
+#define PS_APART
 #else
 #define PS_APART _Pragma("GCC ivdep")
 #endif

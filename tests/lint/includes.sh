@@ -6,7 +6,7 @@ rules='
 ^worker/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
 ^worker/session\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/session\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
-^server/core/            ^(common/(err|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
+^server/core/            ^(common/(clones|err|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
 ^kernels/ladder/main\.c$  ^((common|kernels)/|worker/data\.h$)           ^(zmq|uv|microhttpd)\.h$
 ^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$

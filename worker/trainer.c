@@ -17,45 +17,28 @@ struct trainer {
 	struct trainer_work *work;
 	struct err *e;
 	struct model model;
-	struct backend *backend;
+	struct backend *backend; /* has the training images */
+	struct backend *tester;  /* the test images: a GPU would load them anew at each change */
 	struct steps steps;
 	struct kx_images train, test;
-	const struct kx_images *in_use; /* the set that the backend's indices refer to */
-	float *weights;                 /* model.n_params, for evaluation */
+	float *weights; /* model.n_params, for evaluation */
 };
 
 /* ---- the screen that this file is about ------------------------------------------------------ */
-
-static int use(struct trainer *t, const struct kx_images *set)
-{
-	int status = t->in_use == set ? PS_OK : backend_use(t->backend, set, t->e);
-
-	t->in_use = status ? NULL : set;
-	return status;
-}
-
-static int train(struct trainer *t, const struct cnnps_lease *lease)
-{
-	int status = use(t, &t->train);
-
-	return status ? status : steps_run(&t->steps, lease);
-}
 
 static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 {
 	size_t correct;
 	double loss_sum, start;
-	int status = use(t, &t->test);
+	int status = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
 
-	if (!status)
-		status = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
 	if (status == PS_EAGAIN)
 		return PS_OK; /* others were faster: that evaluation is over */
 	if (status)
 		return status;
 	start = clock_seconds();
 	if ((status = backend_evaluate(
-		     t->backend, t->weights, lease->first, lease->count, &correct, &loss_sum)))
+		     t->tester, t->weights, lease->first, lease->count, &correct, &loss_sum)))
 		return status;
 	t->work->seconds += clock_seconds() - start;
 	t->work->evaluated += lease->count;
@@ -71,7 +54,8 @@ static int run(struct trainer *t)
 		log_debug("trainer", "lease", "kind=%s epoch=%u first=%u count=%u",
 			lease.kind == CNNPS_EVAL ? "eval" : "train", lease.epoch, lease.first,
 			lease.count);
-		status = lease.kind == CNNPS_EVAL ? evaluate(t, &lease) : train(t, &lease);
+		status = lease.kind == CNNPS_EVAL ? evaluate(t, &lease)
+						  : steps_run(&t->steps, &lease);
 		if (status)
 			break;
 	}
@@ -96,21 +80,31 @@ static int check_model(struct trainer *t)
 	return PS_OK;
 }
 
+static int open_backend(
+	struct trainer *t, struct backend **b, size_t max_batch, const struct kx_images *set)
+{
+	struct backend_options o = {.device = t->cfg->device,
+		.threads = t->cfg->threads,
+		.max_batch = max_batch,
+		.precision = t->cfg->precision};
+	int status = backend_new(b, &t->model, &o, t->e);
+
+	return status ? status : backend_use(*b, set, t->e);
+}
+
 static int open_all(struct trainer *t)
 {
 	const struct cnnps_info *i = t->info;
-	struct backend_options o = {.device = t->cfg->device,
-		.threads = t->cfg->threads,
-		.max_batch = i->batch,
-		.precision = t->cfg->precision};
 	int status = check_model(t);
 
-	if (!status)
-		status = backend_new(&t->backend, &t->model, &o, t->e);
-	if (status)
-		return status;
 	t->train = data_train(t->cfg->data);
 	t->test = data_test(t->cfg->data);
+	if (!status)
+		status = open_backend(t, &t->backend, i->batch, &t->train);
+	if (!status)
+		status = open_backend(t, &t->tester, 1, &t->test);
+	if (status)
+		return status;
 	t->steps = (struct steps){
 		.c = t->c, .info = i, .backend = t->backend, .cfg = t->cfg, .work = t->work};
 	steps_init(&t->steps, (uint32_t)t->train.n);
@@ -126,6 +120,7 @@ static void close_all(struct trainer *t)
 {
 	free(t->weights);
 	steps_release(&t->steps);
+	backend_free(&t->tester);
 	backend_free(&t->backend);
 }
 

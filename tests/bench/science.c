@@ -1,0 +1,203 @@
+/*
+ * science.c - one training run in virtual time (tests/bench/virtual/virtual.h says what is real and
+ * what the clock is made of), watched from outside. tests/bench/science runs it many times and
+ * draws.
+ *
+ *   science [--workers N] [COST MODEL...] [-- OPTIONS OF cnn-ps]
+ *
+ * CSV on stdout:
+ *   point,label,workers,seed,seconds,images,updates,loss,test_loss,accuracy
+ *       the weights as they are then, on all test images, which costs no virtual time; loss: of the
+ *       pushes, smoothed. At virtual times that grow by --look-ratio, and at the end
+ *   end,label,workers,seed,seconds,images,updates,accuracy,mean_staleness,rejected,backups,trials
+ *   staleness,label,workers,seed,0|1|2-3|4-7|...: gradients that were so many versions old
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/opt.h"
+#include "server/options.h"
+#include "tests/bench/virtual/virtual.h"
+#include "worker/data.h"
+
+#define NEVER "1e9"
+
+struct science {
+	struct world world;
+	struct options run; /* of cnn-ps */
+	struct data data;
+	struct backend *judge;
+	float *weights;
+	const char *label, *directory;
+	int64_t workers, threads;
+	double look_s, look_ratio, limit_s;
+	uint64_t seen; /* version that `correct` and `loss_sum` are of; 0: none */
+	size_t correct;
+	double loss_sum;
+};
+
+/* ---- looking --------------------------------------------------------------------------------- */
+
+static int look(struct science *s)
+{
+	const struct core_stats *t = core_stats(s->world.core);
+	size_t n = data_test(&s->data).n;
+
+	if (s->seen != t->version + 1) {
+		int status = backend_evaluate(
+			s->judge, core_weights(s->world.core), 0, n, &s->correct, &s->loss_sum);
+		if (status)
+			return status;
+		s->seen = t->version + 1;
+	}
+	printf("point,%s,%" PRId64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%.5f,%.5f,%.4f\n",
+		s->label, s->workers, s->run.core.seed, (double)s->world.now_ns / 1e9, t->images,
+		t->updates, t->loss, s->loss_sum / (double)n, (double)s->correct / (double)n);
+	return PS_OK;
+}
+
+static void report(const struct science *s)
+{
+	const struct core_stats *t = core_stats(s->world.core);
+	uint64_t rejected = 0;
+
+	for (size_t i = 0; i < REJECT_REASONS; i++)
+		rejected += t->rejected[i];
+	printf("end,%s,%" PRId64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%.4f,%.3f,%" PRIu64
+	       ",%" PRIu64 ",%" PRIu64 "\n",
+		s->label, s->workers, s->run.core.seed, (double)s->world.now_ns / 1e9, t->images,
+		t->updates, (double)s->correct / (double)data_test(&s->data).n,
+		t->updates ? (double)t->staleness_sum / (double)t->updates : 0, rejected,
+		t->backups, t->trials);
+	for (unsigned i = 0; i < sizeof t->staleness / sizeof t->staleness[0]; i++) {
+		unsigned first = i ? 1u << (i - 1) : 0, last = i ? (1u << i) - 1 : 0;
+		printf("staleness,%s,%" PRId64 ",%" PRIu64 ",%u", s->label, s->workers,
+			s->run.core.seed, first);
+		if (last > first)
+			printf("-%u", last);
+		printf(",%" PRIu64 "\n", t->staleness[i]);
+	}
+}
+
+static int watch(struct science *s)
+{
+	struct world *w = &s->world;
+	double next = s->look_s;
+	int status = look(s);
+
+	while (!status && next < s->limit_s) {
+		status = world_run(w, (uint64_t)(1e9 * next));
+		if (world_is_over(w))
+			break;
+		if (!status) {
+			w->now_ns = (uint64_t)(1e9 * next);
+			status = look(s);
+		}
+		next *= s->look_ratio;
+	}
+	return status ? status : look(s);
+}
+
+/* ---- before and after ------------------------------------------------------------------------ */
+
+static int options(struct science *s, int argc, char **argv)
+{
+	struct cost *c = &s->world.cost;
+	const struct opt rows[] = {
+		{"label", OPT_TEXT, &s->label, "run", 1, 60, NULL, "TEXT", "first column"},
+		{"data", OPT_TEXT, &s->directory, NULL, 0, 0, NULL, "DIR", "training images"},
+		{"workers", OPT_INT, &s->workers, "4", 1, 1000, NULL, "N", "workers"},
+		{"threads", OPT_INT, &s->threads, "2", 1, 64, NULL, "N",
+			"really used for a gradient"},
+		{"image-us", OPT_REAL, &c->image_us, "100", 1e-3, 1e6, NULL, "US",
+			"a worker computes on an image"},
+		{"jitter", OPT_REAL, &c->jitter, "0.1", 0, 2, NULL, "SIGMA",
+			"spread of that from batch to batch, lognormal"},
+		{"slow", OPT_REAL, &c->slow, "1", 0.01, 1000, NULL, "TIMES",
+			"the first worker is slower"},
+		{"latency-us", OPT_REAL, &c->latency_us, "50", 0, 1e7, NULL, "US",
+			"of the network"},
+		{"gbit", OPT_REAL, &c->gbit, "10", 1e-4, 1e4, NULL, "GBIT/S",
+			"of the server's link, each way"},
+		{"message-us", OPT_REAL, &c->message_us, "10", 0, 1e6, NULL, "US",
+			"the server works on a message"},
+		{"apply-ns", OPT_REAL, &c->apply_ns, "1", 0, 1e6, NULL, "NS",
+			"... and on each value of a gradient"},
+		{"look-s", OPT_REAL, &s->look_s, "0.02", 1e-6, 1e6, NULL, "S", "first look"},
+		{"look-ratio", OPT_REAL, &s->look_ratio, "1.12", 1.001, 10, NULL, "RATIO",
+			"each next look so many times later"},
+		{"limit-s", OPT_REAL, &s->limit_s, NEVER, 1e-6, 1e9, NULL, "S",
+			"end of virtual time"},
+		{0},
+	};
+	const struct opt_program program = {.name = "science",
+		.usage = "[OPTION...] [-- OPTIONS OF cnn-ps]",
+		.about = "One training run in virtual time.",
+		.opts = rows,
+		.max_args = -1};
+	const char **args = mem_must((size_t)argc + 2, sizeof *args, "arguments");
+	int n, rc = opt_parse(&program, argc, argv, args + 1, &n);
+
+	args[0] = "cnn-ps";
+	args[n + 1] = NULL;
+	return rc != OPT_RUN ? rc : options_parse(&s->run, n + 1, (char **)args);
+}
+
+static int prepare(struct science *s, struct err *e)
+{
+	struct core_config *c = &s->run.core;
+	struct backend_options o = {
+		.device = "cpu", .threads = (int)s->threads, .max_batch = c->batch};
+	struct kx_images test;
+	int status = data_load(&s->data, s->directory, e);
+
+	if (status || (status = backend_new(&s->judge, &s->run.model, &o, e)))
+		return status;
+	test = data_test(&s->data);
+	if ((status = backend_use(s->judge, &test, e)))
+		return status;
+	c->run = (struct run_id){1, 1};
+	c->epoch = 1;
+	c->min_workers = c->max_workers = (uint32_t)s->workers;
+	s->weights = mem_must(c->n_params, sizeof(float), "weights");
+	model_init(&s->run.model, c->seed, s->weights);
+	s->world.trainer = (struct trainer_config){
+		.data = &s->data, .device = "cpu", .threads = (int)s->threads};
+	log_set_level(LOG_WARN);
+	world_init(&s->world, c, s->weights, (uint32_t)s->workers);
+	return PS_OK;
+}
+
+static void release(struct science *s)
+{
+	world_release(&s->world);
+	free(s->weights);
+	backend_free(&s->judge);
+	data_release(&s->data);
+}
+
+int main(int argc, char **argv)
+{
+	struct science *s = mem_must(1, sizeof *s, "science");
+	struct err e = {0};
+	int rc = options(s, argc, argv);
+
+	if (rc != OPT_RUN)
+		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
+	mem_keep();
+	rc = prepare(s, &e);
+	if (!rc) {
+		rc = watch(s);
+		e = s->world.error;
+	}
+	if (rc) {
+		fprintf(stderr, "science: %s\n", e.text[0] ? e.text : err_text(rc));
+		return 1;
+	}
+	report(s);
+	release(s);
+	free(s);
+	return 0;
+}

@@ -1,0 +1,426 @@
+/*
+ * client.c - libcnnps in virtual time: the calls of worker/cnnps.h that a trainer makes, over the
+ * real session. A call that has to wait goes to sleep (park); what the session says wakes it.
+ *
+ * Thread: one; a worker's calls run on its coroutine's stack, the session's effects on the
+ * scheduler's or on it.
+ */
+#include "worker/cnnps.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "tests/bench/virtual/virtual.h"
+#include "worker/session.h"
+
+#define STACK_BYTES   ((size_t)1 << 20)
+#define EVAL_PART     (1.0 / 3) /* of a gradient's cost: forward only */
+#define MOST_KEPT     WIRE_MAX_WINDOW
+#define MOST_BUFFERS  (MOST_KEPT + 2)
+#define RETRY_MS      500
+#define SILENCE_MS    5000
+#define PATIENCE_MS   1000000000
+#define JITTER_STREAM 0x7a5c
+
+enum ahead { AHEAD_NONE, AHEAD_ASKED, AHEAD_HERE };
+
+struct cnnps {
+	struct world *world;
+	struct session *session;
+	struct cnnps_info info;
+	uint32_t index;
+	struct rng rng; /* of the time that batches take */
+	ucontext_t context;
+	void *stack;
+	int started, over, computing;
+	int ended, end_status; /* of the session */
+	int has_grant, has_params, no_params;
+	struct msg_grant grant;
+	enum ahead ahead;
+	float *arrived; /* the newest PARAMS, not looked at yet; NULL: none */
+	uint64_t arrived_version;
+	float *view;                /* what the program looks at */
+	float *gradient;            /* the program's from cnnps_gradient, or NULL */
+	float *kept[MOST_KEPT];     /* of pushes that are not decided, at seq % MOST_KEPT */
+	uint64_t released;          /* pushes up to here are */
+	float *spare[MOST_BUFFERS]; /* free gradients */
+	size_t n_spare;
+	struct trainer_work work;
+};
+
+/* ---- what the session says ------------------------------------------------------------------- */
+
+static void told_ready(struct cnnps *c)
+{
+	const struct msg_welcome *w = session_welcome(c->session);
+
+	c->started = 1;
+	c->info = (struct cnnps_info){.model = w->model,
+		.n_params = w->n_params,
+		.seed = w->seed,
+		.batch = w->batch,
+		.epochs = w->epochs,
+		.worker = w->stamp.worker,
+		.incarnation = w->stamp.incarnation,
+		.server_epoch = w->stamp.epoch,
+		.mode = (enum cnnps_mode)w->mode,
+		.n_push = w->n_push,
+		.n_fetch = w->n_fetch,
+		.push_sum = w->push_sum != 0,
+		.prefetch = w->prefetch != 0,
+		.local_rate = w->local_rate,
+		.elastic = w->elastic};
+}
+
+/* The values came with the parcel: c->arrived. */
+static void told_params(struct cnnps *c, const struct msg_params *p)
+{
+	c->arrived_version = p->version;
+	c->has_params = 1;
+	if (c->ahead == AHEAD_ASKED)
+		c->ahead = AHEAD_HERE;
+}
+
+static void release(struct cnnps *c, uint64_t seq)
+{
+	for (; c->released < seq; c->released++)
+		c->spare[c->n_spare++] = c->kept[(c->released + 1) % MOST_KEPT];
+}
+
+static void send_push(struct cnnps *c, const struct session_effect *e)
+{
+	struct msg m = e->msg;
+
+	m.push.slices.n = 1;
+	m.push.slices.slice[0] = (struct slice){.count = c->info.n_params,
+		.encoding = ENCODING_F32,
+		.data = c->kept[e->seq % MOST_KEPT]};
+	world_send(c->world, 2 * c->index + 1, &m);
+}
+
+static void run_effects(struct cnnps *c)
+{
+	const struct session_effect *e;
+
+	for (size_t i = 0; (e = session_effect(c->session, i)); i++) {
+		switch (e->kind) {
+		case DO_SEND:
+			world_send(c->world, 2 * c->index + 1, &e->msg);
+			break;
+		case DO_SEND_PUSH:
+			send_push(c, e);
+			break;
+		case DO_SEND_BEAT:
+			world_send(c->world, 2 * c->index + 2, &e->msg);
+			break;
+		case DO_RELEASE:
+			release(c, e->seq);
+			break;
+		case TELL_READY:
+			told_ready(c);
+			break;
+		case TELL_ACK:
+			break;
+		case TELL_PARAMS:
+			told_params(c, &e->msg.params);
+			break;
+		case TELL_NO_PARAMS:
+			c->no_params = e->status;
+			c->ahead = AHEAD_NONE;
+			break;
+		case TELL_GRANT:
+			c->grant = e->msg.grant;
+			c->has_grant = 1;
+			break;
+		case TELL_END:
+			c->ended = 1;
+			c->end_status = e->status;
+			break;
+		}
+	}
+}
+
+/* ---- coroutines ------------------------------------------------------------------------------ */
+
+static void park(struct cnnps *c)
+{
+	swapcontext(&c->context, &c->world->scheduler);
+}
+
+static void resume(struct cnnps *c)
+{
+	if (c->started && !c->over && !c->computing)
+		swapcontext(&c->world->scheduler, &c->context);
+}
+
+/* Virtual time passes for this worker alone. */
+static void compute_for(struct cnnps *c, double ns)
+{
+	c->computing = 1;
+	plan_add(&c->world->plan, (struct item){.at_ns = c->world->now_ns + (uint64_t)ns,
+					  .what = AWAKE,
+					  .peer = 2 * c->index + 1});
+	park(c);
+}
+
+void client_awake(struct cnnps *c)
+{
+	c->computing = 0;
+	resume(c);
+}
+
+void client_message(struct cnnps *c, struct parcel *p)
+{
+	if (p->msg.type == MSG_PARAMS) {
+		free(c->arrived);
+		c->arrived = p->values;
+		p->values = NULL;
+	}
+	session_message(c->session, &p->msg, world_ms(c->world));
+	run_effects(c);
+	resume(c);
+}
+
+void client_tick(struct cnnps *c)
+{
+	session_tick(c->session, 1, world_ms(c->world));
+	run_effects(c);
+	resume(c);
+}
+
+int client_is_over(const struct cnnps *c)
+{
+	return c->over;
+}
+
+/* makecontext hands over ints only: the world's address in two of them. */
+static void program(unsigned high, unsigned low, unsigned index)
+{
+	struct world *w = (struct world *)((uintptr_t)high << 32 | low);
+	struct cnnps *c = w->worker[index];
+	struct err e;
+	int status = trainer_run(c, &w->trainer, &c->work, &e);
+
+	c->over = 1;
+	if (status != PS_EDONE && w->error.text[0] == '\0')
+		err_set(&w->error, status, "worker %u: %s", index + 1, e.text);
+	park(c);
+}
+
+/* ---- the calls ------------------------------------------------------------------------------- */
+
+/* Until `*flag`; the session's end if that comes first. */
+static int await(struct cnnps *c, const int *flag)
+{
+	while (!*flag && !c->ended)
+		park(c);
+	return *flag ? PS_OK : c->end_status ? c->end_status : PS_ESHUTDOWN;
+}
+
+const struct cnnps_info *cnnps_info(const struct cnnps *c)
+{
+	return &c->info;
+}
+
+const char *cnnps_why(const struct cnnps *c)
+{
+	return err_text(c->end_status);
+}
+
+/* Asked before each batch: this is where its time goes. */
+void cnnps_alive(struct cnnps *c)
+{
+	const struct cost *cost = &c->world->cost;
+	double u = 1 - rng_unit(&c->rng), v = rng_unit(&c->rng), s = cost->jitter;
+	double normal = sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+	double ns = 1e3 * cost->image_us * c->info.batch * exp(s * normal - s * s / 2);
+
+	compute_for(c, c->index == 0 ? ns * cost->slow : ns);
+}
+
+/* Call `ask` (a request of the session) until it is taken. */
+#define ASK(c, status, ask)                                                                        \
+	do {                                                                                       \
+		while (((status) = (ask)) == PS_EAGAIN)                                            \
+			park(c);                                                                   \
+		run_effects(c);                                                                    \
+	} while (0)
+
+int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
+{
+	const struct msg_grant *g = &c->grant;
+	int status;
+
+	c->has_grant = 0;
+	ASK(c, status, session_lease(c->session, world_ms(c->world)));
+	if (status || (status = await(c, &c->has_grant)))
+		return status;
+	if (g->kind == GRANT_EVAL)
+		*lease = (struct cnnps_lease){.kind = CNNPS_EVAL,
+			.first = g->eval_first,
+			.count = g->eval_count,
+			.eval_id = g->eval_id};
+	else
+		*lease = (struct cnnps_lease){.kind = CNNPS_TRAIN,
+			.epoch = g->work.epoch,
+			.first = g->work.first,
+			.count = g->work.count,
+			.exact = g->exact != 0,
+			.version = g->version,
+			.server_epoch = c->info.server_epoch};
+	return PS_OK;
+}
+
+static int pull(struct cnnps *c, enum weights which)
+{
+	int status = PS_OK, answered = 0;
+
+	c->no_params = PS_OK;
+	if (c->ahead == AHEAD_NONE) {
+		c->has_params = 0;
+		ASK(c, status, session_pull(c->session, which, world_ms(c->world)));
+	}
+	c->ahead = AHEAD_NONE;
+	while (!status && !(answered = c->has_params || c->no_params) && !c->ended)
+		park(c);
+	return status ? status : answered ? c->no_params : c->end_status;
+}
+
+int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
+{
+	int status = pull(c, WEIGHTS_CURRENT);
+
+	if (status)
+		return status;
+	free(c->view);
+	c->view = c->arrived;
+	c->arrived = NULL;
+	*w = (struct cnnps_weights){
+		.w = c->view, .version = c->arrived_version, .server_epoch = c->info.server_epoch};
+	return PS_OK;
+}
+
+int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
+{
+	int status = pull(c, WEIGHTS_EVAL);
+
+	if (status)
+		return status;
+	memcpy(w, c->arrived, n * sizeof *w);
+	if (version)
+		*version = c->arrived_version;
+	return PS_OK;
+}
+
+int cnnps_prefetch(struct cnnps *c)
+{
+	int status = c->ahead ? PS_EAGAIN
+			      : session_pull(c->session, WEIGHTS_CURRENT, world_ms(c->world));
+
+	if (!status) {
+		c->has_params = 0;
+		c->ahead = AHEAD_ASKED;
+		run_effects(c);
+	}
+	return status == PS_EAGAIN ? PS_OK : status;
+}
+
+float *cnnps_gradient(struct cnnps *c)
+{
+	if (!c->gradient)
+		c->gradient = c->n_spare ? c->spare[--c->n_spare]
+					 : mem_try(c->info.n_params, sizeof(float));
+	return c->gradient;
+}
+
+/* The trainer pushes nothing but what it got from cnnps_gradient. */
+int cnnps_push_work(
+	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work)
+{
+	struct msg_push meta = {.base_version = version,
+		.base_epoch = c->info.server_epoch,
+		.work = {work->epoch, work->first, work->count},
+		.images = work->images,
+		.loss = work->loss};
+	uint64_t seq;
+	int status;
+
+	if (g != c->gradient || n != c->info.n_params)
+		return PS_EUSAGE;
+	while ((status = session_push(c->session, &meta, &seq, world_ms(c->world))) == PS_EAGAIN)
+		park(c);
+	if (status)
+		return status;
+	c->kept[seq % MOST_KEPT] = c->gradient;
+	c->gradient = NULL;
+	run_effects(c);
+	return PS_OK;
+}
+
+int cnnps_result(
+	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum)
+{
+	struct msg_result r = {.eval_id = lease->eval_id,
+		.eval_first = lease->first,
+		.eval_count = lease->count,
+		.correct = correct,
+		.loss_sum = loss_sum};
+	int status;
+
+	compute_for(c, EVAL_PART * 1e3 * c->world->cost.image_us * lease->count);
+	ASK(c, status, session_result(c->session, &r, world_ms(c->world)));
+	return status;
+}
+
+/* ---- birth and death ------------------------------------------------------------------------- */
+
+static void make_coroutine(struct cnnps *c)
+{
+	uintptr_t at = (uintptr_t)c->world;
+
+	c->stack = mem_must(1, STACK_BYTES, "a worker's stack");
+	getcontext(&c->context);
+	c->context.uc_stack.ss_sp = c->stack;
+	c->context.uc_stack.ss_size = STACK_BYTES;
+	makecontext(&c->context, (void (*)(void))program, 3, (unsigned)(at >> 32), (unsigned)at,
+		c->index);
+}
+
+struct cnnps *client_new(struct world *w, uint32_t index)
+{
+	struct cnnps *c = mem_must(1, sizeof *c, "a worker");
+	struct session_config cfg = {.role = ROLE_WORKER,
+		.data = w->trainer.data->id,
+		.first_ms = PATIENCE_MS,
+		.patience_ms = PATIENCE_MS,
+		.retry_ms = RETRY_MS,
+		.silence_ms = SILENCE_MS};
+
+	c->world = w;
+	c->index = index;
+	c->rng = rng_seed(w->seed, RNG_SIM, JITTER_STREAM + index);
+	cfg.seed = rng_next(&c->rng);
+	if (session_new(&c->session, &cfg, MOST_KEPT))
+		abort();
+	make_coroutine(c);
+	session_start(c->session, 0);
+	session_link_up(c->session, 0);
+	run_effects(c);
+	return c;
+}
+
+void client_free(struct cnnps **client)
+{
+	struct cnnps *c = *client;
+
+	release(c, session_last_seq(c->session)); /* nobody will read them any more */
+	session_free(&c->session);
+	while (c->n_spare)
+		free(c->spare[--c->n_spare]);
+	free(c->gradient);
+	free(c->arrived);
+	free(c->view);
+	free(c->stack);
+	free(c);
+	*client = NULL;
+}

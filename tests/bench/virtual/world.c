@@ -1,0 +1,189 @@
+/* world.c - see virtual.h: time, the network and the server. */
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "tests/bench/virtual/virtual.h"
+
+#define TICK_NS      (100 * (uint64_t)1000000)
+#define HEADER_BYTES 100 /* of a message without its values, about */
+
+uint64_t world_ms(const struct world *w)
+{
+	return w->now_ns / 1000000;
+}
+
+/* ---- the network ----------------------------------------------------------------------------- */
+
+static size_t bytes_of(const struct msg *m)
+{
+	const struct slices *s = m->type == MSG_PUSH     ? &m->push.slices
+				 : m->type == MSG_PARAMS ? &m->params.slices
+							 : NULL;
+	size_t n = HEADER_BYTES;
+
+	for (uint32_t i = 0; s && i < s->n; i++)
+		n += s->slice[i].count * sizeof(float);
+	return n;
+}
+
+/* When a message that leaves now over a link that is idle since *free_ns arrives. */
+static uint64_t arrival(const struct world *w, uint64_t *free_ns, const struct msg *m)
+{
+	uint64_t start = w->now_ns > *free_ns ? w->now_ns : *free_ns;
+
+	*free_ns = start + (uint64_t)(8 * (double)bytes_of(m) / w->cost.gbit);
+	return *free_ns + (uint64_t)(1e3 * w->cost.latency_us);
+}
+
+static struct parcel *pack(const struct msg *m)
+{
+	struct parcel *p = mem_must(1, sizeof *p, "a message");
+
+	p->msg = *m;
+	return p;
+}
+
+void world_send(struct world *w, uint32_t peer, const struct msg *m)
+{
+	plan_add(&w->plan, (struct item){.at_ns = arrival(w, &w->in_free_ns, m),
+				   .what = AT_SERVER,
+				   .peer = peer,
+				   .parcel = pack(m)});
+}
+
+/* The weights that are sent are those of now. */
+static void send_to_worker(struct world *w, uint32_t peer, const struct msg *m)
+{
+	struct parcel *p = pack(m);
+
+	if (m->type == MSG_PARAMS) {
+		struct slices *s = &p->msg.params.slices;
+		size_t n = core_config(w->core)->n_params;
+
+		p->values = mem_must(n, sizeof(float), "weights under way");
+		for (uint32_t i = 0; i < s->n; i++) {
+			float *to = p->values + s->slice[i].offset;
+			memcpy(to, s->slice[i].data, s->slice[i].count * sizeof(float));
+			s->slice[i].data = to;
+		}
+	}
+	plan_add(&w->plan, (struct item){.at_ns = arrival(w, &w->out_free_ns, m),
+				   .what = AT_WORKER,
+				   .peer = peer,
+				   .parcel = p});
+}
+
+static void discard(struct parcel *p)
+{
+	if (p)
+		free(p->values);
+	free(p);
+}
+
+/* ---- the server ------------------------------------------------------------------------------ */
+
+/* One message after the other. */
+static void queue(struct world *w, struct item it)
+{
+	const struct msg *m = &it.parcel->msg;
+	double ns = 1e3 * w->cost.message_us;
+
+	for (uint32_t i = 0; m->type == MSG_PUSH && i < m->push.slices.n; i++)
+		ns += w->cost.apply_ns * (double)m->push.slices.slice[i].count;
+	if (w->server_free_ns < w->now_ns)
+		w->server_free_ns = w->now_ns;
+	w->server_free_ns += (uint64_t)ns;
+	it.what = SERVED;
+	it.at_ns = w->server_free_ns;
+	plan_add(&w->plan, it);
+}
+
+static void serve(struct world *w, const struct event *ev)
+{
+	const struct effect *e;
+
+	core_step(w->core, ev, world_ms(w));
+	for (size_t i = 0; (e = core_effect(w->core, i)); i++) {
+		if (e->kind == EFFECT_SEND)
+			send_to_worker(w, e->peer, &e->msg);
+		if (e->kind == EFFECT_FINISH)
+			w->finished = 1;
+	}
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+static void tick(struct world *w)
+{
+	serve(w, &(struct event){.kind = EVENT_TICK});
+	for (uint32_t i = 0; i < w->n_workers; i++)
+		client_tick(w->worker[i]);
+	plan_add(&w->plan, (struct item){.at_ns = w->now_ns + TICK_NS, .what = TICK});
+}
+
+static void happen(struct world *w, struct item *it)
+{
+	struct cnnps *worker = it->peer ? w->worker[(it->peer - 1) / 2] : NULL;
+
+	switch (it->what) {
+	case AT_SERVER:
+		queue(w, *it);
+		it->parcel = NULL; /* is in the plan again */
+		break;
+	case SERVED:
+		serve(w, &(struct event){
+				 .kind = EVENT_MESSAGE, .peer = it->peer, .msg = &it->parcel->msg});
+		break;
+	case AT_WORKER:
+		client_message(worker, it->parcel);
+		break;
+	case AWAKE:
+		client_awake(worker);
+		break;
+	case TICK:
+		tick(w);
+		break;
+	}
+	discard(it->parcel);
+}
+
+int world_is_over(const struct world *w)
+{
+	for (uint32_t i = 0; i < w->n_workers; i++)
+		if (!client_is_over(w->worker[i]))
+			return 0;
+	return w->finished;
+}
+
+int world_run(struct world *w, uint64_t until_ns)
+{
+	while (!world_is_over(w) && w->error.text[0] == '\0' && w->plan.heap[0].at_ns <= until_ns) {
+		struct item it = plan_take(&w->plan);
+		w->now_ns = it.at_ns;
+		happen(w, &it);
+	}
+	return w->error.text[0] ? w->error.status : PS_OK;
+}
+
+void world_init(struct world *w, const struct core_config *cfg, float *weights, uint32_t n_workers)
+{
+	w->memory = mem_must(1, core_bytes(cfg), "the core");
+	w->core = core_init(w->memory, cfg, weights);
+	w->seed = cfg->seed;
+	w->n_workers = n_workers;
+	w->worker = mem_must(n_workers, sizeof(struct cnnps *), "workers");
+	plan_add(&w->plan, (struct item){.at_ns = 0, .what = TICK});
+	for (uint32_t i = 0; i < n_workers; i++)
+		w->worker[i] = client_new(w, i);
+}
+
+void world_release(struct world *w)
+{
+	for (uint32_t i = 0; i < w->n_workers; i++)
+		client_free(&w->worker[i]);
+	free(w->worker);
+	while (w->plan.n)
+		discard(plan_take(&w->plan).parcel);
+	free(w->plan.heap);
+	free(w->memory);
+}

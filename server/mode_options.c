@@ -80,6 +80,8 @@ void mode_fill(struct core_config *c, const struct mode_raw *r)
 	c->lbfgs_trials = (uint32_t)r->lbfgs_trials;
 	c->lbfgs_armijo = r->lbfgs_armijo;
 	c->lbfgs_wolfe = r->lbfgs_wolfe;
+	if (easgd)
+		c->warm_updates = 0; /* an update is many batches, and nobody's steps are wild */
 	if (c->lease_batches < c->n_push)
 		c->lease_batches = c->n_push; /* a push lies inside one lease */
 }

@@ -27,7 +27,7 @@ const char *mode_check(const struct mode_raw *r, int optim, int64_t epochs);
 enum optim_kind mode_optimizer(const struct mode_raw *r);
 /* The rate of a run that was not told which; `usual`: what it is in other modes. */
 double mode_rate(const struct mode_raw *r, enum optim_kind optim, double usual);
-/* The mode's part of the configuration; after lease_batches is set. */
+/* The mode's part of the configuration; after lease_batches and warm_updates are set. */
 void mode_fill(struct core_config *c, const struct mode_raw *r);
 
 #endif

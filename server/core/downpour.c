@@ -29,7 +29,7 @@ static uint64_t max_staleness(const struct core *c)
 	return bound < 16 ? 16 : bound;
 }
 
-static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
+enum reject downpour_judge(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	(void)w;
 	/* what had been accepted before a crash is not too old after it */
@@ -83,7 +83,7 @@ static void compensate(struct core *c, struct worker *w, struct slice *s, float 
 	s->data = out;
 }
 
-static void take(struct core *c, struct worker *w, const struct msg_push *p)
+void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	uint64_t tau = downpour_staleness(c, p);
 	double rate = downpour_rate(c, tau);
@@ -106,7 +106,7 @@ static void take(struct core *c, struct worker *w, const struct msg_push *p)
 }
 
 /* Warm start: one worker alone, until the weights have left their random beginning. */
-static int held_back(const struct core *c, const struct worker *w)
+int downpour_holds_back(const struct core *c, const struct worker *w)
 {
 	if (c->store.version >= c->cfg.warm_updates)
 		return 0;
@@ -122,87 +122,8 @@ static int held_back(const struct core *c, const struct worker *w)
 
 static uint32_t allow(const struct core *c, const struct worker *w)
 {
-	return held_back(c, w) ? 0 : c->cfg.lease_batches;
+	return downpour_holds_back(c, w) ? 0 : c->cfg.lease_batches;
 }
 
-const struct rules rules_downpour = {.judge = judge, .take = take, .allow = allow};
-
-/* ---- ssp: the same, with clocks ---------------------------------------------------------------
- */
-
-/* Is w one of those that the others must not leave behind? Who is away, or tests, is not; but after
- * a restart of ours everybody is expected back where he was. */
-static int is_racing(const struct core *c, const struct worker *w)
-{
-	if (c->recovering && w->state == SESSION_AWAY)
-		return w->racing;
-	return w->state == SESSION_LIVE && w->lease_request > 0 &&
-	       !(w->grant.request && w->grant.kind == GRANT_EVAL);
-}
-
-/* The least clock of the others; UINT64_MAX: there are none. */
-static uint64_t slowest(const struct core *c, const struct worker *w)
-{
-	uint64_t least = UINT64_MAX;
-
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
-		const struct worker *o = &c->worker[i];
-
-		if (o != w && o->racing && o->clock < least)
-			least = o->clock;
-	}
-	return least;
-}
-
-/* Ho 2013, Stale Synchronous Parallel: batch number `clock` may begin while clock <= slowest +
- * bound. A lease is as long as that allows, and never longer than the bound from where w is:
- * whoever joins while w works on it starts there. */
-static uint32_t ssp_allow(const struct core *c, const struct worker *w)
-{
-	uint64_t least = slowest(c, w), most = c->cfg.lease_batches;
-
-	if (least > w->clock)
-		least = w->clock;
-	if (held_back(c, w) || w->clock > least + c->cfg.ssp_bound)
-		return 0;
-	uint64_t ahead = least + c->cfg.ssp_bound + 1 - w->clock;
-	return (uint32_t)(ahead < most ? ahead : most);
-}
-
-static void ssp_take(struct core *c, struct worker *w, const struct msg_push *p)
-{
-	take(c, w, p);
-	w->clock += p->work.count;
-}
-
-/* Who joins, or comes back from the dead, starts with the slowest. */
-static void ssp_settle(struct core *c)
-{
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
-		struct worker *w = &c->worker[i];
-		int racing = is_racing(c, w);
-
-		if (racing && !w->racing) {
-			uint64_t least = slowest(c, w);
-			if (least != UINT64_MAX && w->clock < least)
-				w->clock = least;
-		}
-		w->racing = racing;
-	}
-}
-
-const struct rules rules_ssp = {
-	.judge = judge, .take = ssp_take, .allow = ssp_allow, .settle = ssp_settle};
-
-const struct rules *rules_of(const struct core *c)
-{
-	static const struct rules *const rows[] = {
-		[MODE_DOWNPOUR] = &rules_downpour,
-		[MODE_SSP] = &rules_ssp,
-		[MODE_SYNC] = &rules_sync,
-		[MODE_SANDBLASTER] = &rules_sandblaster,
-		[MODE_EASGD] = &rules_downpour,
-	};
-
-	return rows[c->cfg.mode];
-}
+const struct rules rules_downpour = {
+	.judge = downpour_judge, .take = downpour_take, .allow = allow};

@@ -33,7 +33,11 @@ struct rules {
 extern const struct rules rules_downpour, rules_ssp, rules_sync, rules_sandblaster;
 const struct rules *rules_of(const struct core *c);
 
-/* downpour.c */
+/* downpour.c; ssp's gradients are judged and taken the same way */
+enum reject downpour_judge(const struct core *c, const struct worker *w, const struct msg_push *p);
+void downpour_take(struct core *c, struct worker *w, const struct msg_push *p);
+/* The warm start is one other worker's. */
+int downpour_holds_back(const struct core *c, const struct worker *w);
 /* The rate of a gradient that is tau versions old, now. */
 double downpour_rate(const struct core *c, uint64_t tau);
 /* Versions that have come since the weights of `p`. */

@@ -1,0 +1,74 @@
+/*
+ * ssp.c - stale synchronous parallel (Ho 2013): gradients are applied as in downpour.c, but a
+ * worker begins a batch only while it is at most `ssp_bound` batches ahead of the slowest; a clock
+ * counts each worker's batches. Bound 0 is lock step.
+ *
+ * Invariant: only live workers that ask for work hold the others back; who joins or comes back
+ * starts where the slowest is.
+ */
+#include "server/core/modes.h"
+#include "server/core/state.h"
+
+/* Is w one of those that the others must not leave behind? Who is away, or tests, is not; but after
+ * a restart of ours everybody is expected back where he was. */
+static int is_racing(const struct core *c, const struct worker *w)
+{
+	if (c->recovering && w->state == SESSION_AWAY)
+		return w->racing;
+	return w->state == SESSION_LIVE && w->lease_request > 0 &&
+	       !(w->grant.request && w->grant.kind == GRANT_EVAL);
+}
+
+/* The least clock of the others; UINT64_MAX: there are none. */
+static uint64_t slowest(const struct core *c, const struct worker *w)
+{
+	uint64_t least = UINT64_MAX;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *o = &c->worker[i];
+
+		if (o != w && o->racing && o->clock < least)
+			least = o->clock;
+	}
+	return least;
+}
+
+/* Ho 2013, Stale Synchronous Parallel: batch number `clock` may begin while clock <= slowest +
+ * bound. A lease is as long as that allows, and never longer than the bound from where w is:
+ * whoever joins while w works on it starts there. */
+static uint32_t allow(const struct core *c, const struct worker *w)
+{
+	uint64_t least = slowest(c, w), most = c->cfg.lease_batches;
+
+	if (least > w->clock)
+		least = w->clock;
+	if (downpour_holds_back(c, w) || w->clock > least + c->cfg.ssp_bound)
+		return 0;
+	uint64_t ahead = least + c->cfg.ssp_bound + 1 - w->clock;
+	return (uint32_t)(ahead < most ? ahead : most);
+}
+
+static void take(struct core *c, struct worker *w, const struct msg_push *p)
+{
+	downpour_take(c, w, p);
+	w->clock += p->work.count;
+}
+
+/* Who joins, or comes back from the dead, starts with the slowest. */
+static void settle(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+		int racing = is_racing(c, w);
+
+		if (racing && !w->racing) {
+			uint64_t least = slowest(c, w);
+			if (least != UINT64_MAX && w->clock < least)
+				w->clock = least;
+		}
+		w->racing = racing;
+	}
+}
+
+const struct rules rules_ssp = {
+	.judge = downpour_judge, .take = take, .allow = allow, .settle = settle};

@@ -2,7 +2,8 @@
 #include "server/mode_options.h"
 #include "server/core/lbfgs.h"
 
-#define EASGD_PUSH 10  /* batches between two meetings with the centre */
+#define EASGD_PUSH 4 /* batches between two meetings with the centre */
+#define EASGD_RATE 0.2
 #define SYNC_RATE  0.1 /* with momentum, 2 to 8 workers of 100 images each */
 #define LOCAL_RATE 0.1 /* suits MNIST with the demo's model (docs/modes.md) */
 
@@ -66,7 +67,7 @@ void mode_fill(struct core_config *c, const struct mode_raw *r)
 	c->n_fetch = given(r->n_fetch, 1);
 	c->push_sum = r->push;
 	c->prefetch = r->prefetch;
-	c->local_rate = r->local_rate >= 0 ? r->local_rate : LOCAL_RATE;
+	c->local_rate = r->local_rate >= 0 ? r->local_rate : easgd ? EASGD_RATE : LOCAL_RATE;
 	c->elastic = r->elastic;
 	c->dc_lambda = r->delay == 0      ? 0
 		       : r->dc_lambda > 0 ? r->dc_lambda

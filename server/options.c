@@ -338,14 +338,14 @@ int options_parse(struct options *o, int argc, char **argv)
 			"what turns gradients into updates; without it adagrad, for sync momentum, "
 			"for sandblaster lbfgs"),
 		INT("n-push", modes.n_push, NULL, 1, WIRE_MAX_BATCHES, "N",
-			"batches in one push; without it 1, for easgd 10"),
+			"batches in one push; without it 1, for easgd 4"),
 		ENUM("push", modes.push, "mean", PUSH_NAMES, "WHAT",
 			"of its batches' gradients a push has; sync and sandblaster: of a step's"),
 		INT("n-fetch", modes.n_fetch, "1", 1, WIRE_MAX_BATCHES, "N",
 			"batches between two pulls of the weights; in between a worker takes steps "
 			"of its own"),
 		REAL("local-rate", modes.local_rate, NULL, 0, 1e6, "RATE",
-			"of a worker's own steps; without it 0.1"),
+			"of a worker's own steps; without it 0.1, for easgd 0.2"),
 		FLAG("prefetch", modes.prefetch,
 			"pull the next weights while a gradient is computed: faster where pulls "
 			"are slow, one version staler"),

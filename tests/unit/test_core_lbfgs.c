@@ -1,0 +1,371 @@
+/*
+ * Proves server/core/lbfgs.c: its way equals that of a serial L-BFGS, written here once more in
+ * double precision, whoever computes the portions and whoever dies; it converges where it should;
+ * and each guard does what lbfgs.h says.
+ */
+#include "tests/unit/serial_lbfgs.h"
+
+/* A step for each epoch: the whole set. */
+static struct core_config search_config(size_t n_params, uint32_t steps)
+{
+	struct core_config cfg = bench_training();
+
+	cfg.mode = MODE_SANDBLASTER;
+	cfg.optim.kind = OPTIM_LBFGS;
+	cfg.n_params = n_params;
+	cfg.epochs = steps;
+	cfg.durable = 0;
+	cfg.lbfgs_history = 5;
+	cfg.lbfgs_trials = 20;
+	cfg.lbfgs_armijo = ARMIJO;
+	cfg.lbfgs_wolfe = WOLFE;
+	return cfg;
+}
+
+/* ---- problems -------------------------------------------------------------------------------- */
+
+#define CLASSES  3u
+#define FEATURES 5u
+
+/* Softmax regression on ten made-up images of portion i: 3 classes, 5 features and a bias. */
+static double softmax_portion(uint32_t i, const float *w, double *g)
+{
+	struct rng r = rng_seed(7, RNG_SIM, i);
+	double loss = 0;
+
+	for (int image = 0; image < 10; image++) {
+		double x[FEATURES + 1], z[CLASSES], sum = 0;
+		uint64_t label = rng_below(&r, CLASSES);
+
+		for (size_t j = 0; j < FEATURES; j++)
+			x[j] = (double)rng_below(&r, 2001) / 1000 - 1 + (j == label ? 0.8 : 0);
+		x[FEATURES] = 1;
+		for (size_t c = 0; c < CLASSES; c++) {
+			z[c] = 0;
+			for (size_t j = 0; j <= FEATURES; j++)
+				z[c] += (double)w[c * (FEATURES + 1) + j] * x[j];
+			sum += exp(z[c]);
+		}
+		loss += (log(sum) - z[label]) / 10;
+		for (size_t c = 0; c < CLASSES; c++)
+			for (size_t j = 0; j <= FEATURES; j++)
+				g[c * (FEATURES + 1) + j] +=
+					(exp(z[c]) / sum - (c == label)) * x[j] / 10;
+	}
+	for (size_t j = 0; j < CLASSES * (FEATURES + 1); j++) { /* strictly convex */
+		loss += 0.005 * (double)w[j] * (double)w[j];
+		g[j] += 0.01 * (double)w[j];
+	}
+	return loss;
+}
+
+/* Rosenbrock's valley: even portions have the slope along it, odd ones its walls. */
+static double valley_portion(uint32_t i, const float *w, double *g)
+{
+	double x = (double)w[0], y = (double)w[1], wall = y - x * x;
+
+	if (i % 2 == 0) {
+		g[0] = -4 * (1 - x);
+		return 2 * (1 - x) * (1 - x);
+	}
+	g[0] = -800 * x * wall;
+	g[1] = 400 * wall;
+	return 200 * wall * wall;
+}
+
+/* ---- the same way -----------------------------------------------------------------------------
+ */
+
+struct walk {
+	struct crew k;
+	struct serial q;
+	uint64_t steps;
+	double most; /* largest difference so far, of any weight after any step */
+};
+
+/* After each event: if a step has ended, the serial one makes the same. */
+static void walk_follow(struct walk *a)
+{
+	if (core_stats(a->k.b.core)->updates == a->steps)
+		return;
+	assert_int_equal(core_stats(a->k.b.core)->updates, ++a->steps);
+	serial_step(&a->q);
+	for (size_t j = 0; j < a->q.n; j++)
+		a->most = fmax(a->most, fabs((double)a->k.b.core->lbfgs.x[j] - a->q.x[j]));
+}
+
+static void walk_open(struct walk *a, size_t n_params, uint32_t steps, uint32_t n, crew_fn *fn)
+{
+	struct core_config cfg = search_config(n_params, steps);
+
+	cfg.lease_batches = 3;
+	crew_open(&a->k, cfg, n, 115, fn);
+	a->q = serial_begin(&a->k);
+	a->steps = 0;
+	a->most = 0;
+}
+
+static void walk_end(struct walk *a, const char *what, double tolerance)
+{
+	print_message("%s: %llu steps, %llu trials (serial %u), farthest %.1e\n", what,
+		(unsigned long long)a->steps, (unsigned long long)core_stats(a->k.b.core)->trials,
+		a->q.trials, a->most);
+	assert_int_equal(core_stats(a->k.b.core)->trials, a->q.trials);
+	assert_true(a->most <= tolerance);
+	for (uint32_t e = 0; e < a->k.b.cfg.epochs; e++)
+		assert_int_equal(core_epoch(a->k.b.core, e)->images, 115);
+	crew_close(&a->k);
+}
+
+static void walk_alone(const char *what, size_t n_params, uint32_t steps, crew_fn *fn)
+{
+	struct walk a;
+
+	walk_open(&a, n_params, steps, 1, fn);
+	while (!bench_count(&a.k.b, EFFECT_FINISH)) {
+		crew_act(&a.k, 0);
+		walk_follow(&a);
+	}
+	assert_int_equal(a.steps, steps);
+	walk_end(&a, what, 1e-4);
+}
+
+static void its_way_is_that_of_a_serial_one(void **state)
+{
+	(void)state;
+	walk_alone("bowl", BENCH_PARAMS, 8, crew_bowl);
+	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
+}
+
+/* Five workers in any order; one is killed for good in the middle of the third step. */
+static void walk_together(uint64_t seed, int restarts)
+{
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	uint32_t alive = 5;
+	struct walk a;
+
+	walk_open(&a, CLASSES * (FEATURES + 1), 10, 5, softmax_portion);
+	while (!bench_count(&a.k.b, EFFECT_FINISH)) {
+		if (alive == 5 && a.steps == 2 && a.k.hand[4].grant.work.count &&
+			a.k.b.core->gather.pushes) {
+			alive = 4;
+			a.k.b.now_ms += 1200;
+			for (uint32_t i = 0; i < 4; i++)
+				bench_beat(&a.k.b, a.k.hand[i].peer + 1, a.k.hand[i].s);
+			bench_tick(&a.k.b, 0);
+			crew_hear(&a.k);
+			assert_int_equal(bench_worker(&a.k.b, 5).state, SESSION_DEAD);
+		} else if (restarts && rng_below(&r, 30) == 0) {
+			crew_restart(&a.k, alive);
+		} else {
+			crew_act(&a.k, (uint32_t)rng_below(&r, alive));
+		}
+		walk_follow(&a);
+	}
+	assert_int_equal(alive, 4);
+	walk_end(&a, "softmax, five workers, one killed", 1e-4);
+}
+
+static void several_workers_go_the_same_way_though_one_is_killed(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 10; seed++) {
+		print_message("seed %llu\n", (unsigned long long)seed);
+		walk_together(seed, 0);
+	}
+}
+
+static void restarts_leave_the_way_as_it_is(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 10; seed++) {
+		print_message("seed %llu\n", (unsigned long long)seed);
+		walk_together(seed, 1);
+	}
+}
+
+/* In the middle of passes and of line searches alike: one worker, the same order, the same bits. */
+static void a_restart_in_any_moment_changes_no_bit(void **state)
+{
+	float expected[CREW_PARAMS];
+
+	(void)state;
+	for (int killed = -1; killed < 200; killed++) {
+		struct core_config cfg = search_config(2, 9);
+		struct crew k;
+
+		crew_open(&k, cfg, 1, 40, valley_portion);
+		k.b.core->store.weights[0] = -1.2f;
+		k.b.core->store.weights[1] = 1;
+		for (int n = 0; !bench_count(&k.b, EFFECT_FINISH); n++) {
+			crew_act(&k, 0);
+			if (n == killed)
+				crew_restart(&k, 1);
+			assert_in_range(n, 0, 2000);
+		}
+		if (killed < 0)
+			memcpy(expected, core_weights(k.b.core), 2 * sizeof(float));
+		assert_memory_equal(core_weights(k.b.core), expected, 2 * sizeof(float));
+		crew_close(&k);
+	}
+}
+
+/* ---- convergence ------------------------------------------------------------------------------
+ */
+
+static void the_valley_leads_to_its_end(void **state)
+{
+	struct core_config cfg = search_config(2, 60);
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, cfg, 3, 40, valley_portion);
+	k.b.core->store.weights[0] = -1.2f;
+	k.b.core->store.weights[1] = 1;
+	struct rng r = rng_seed(4, RNG_SIM, 0);
+	crew_run(&k, 3, &r);
+	print_message("(%.7f, %.7f) after %llu trials\n", (double)core_weights(k.b.core)[0],
+		(double)core_weights(k.b.core)[1],
+		(unsigned long long)core_stats(k.b.core)->trials);
+	assert_float_equal(core_weights(k.b.core)[0], 1, 1e-4);
+	assert_float_equal(core_weights(k.b.core)[1], 1, 1e-4);
+	crew_close(&k);
+}
+
+/* The gradient's norm at the end of a strictly convex problem. */
+static void softmax_regression_converges(void **state)
+{
+	struct core_config cfg = search_config(CLASSES * (FEATURES + 1), 40);
+	double x[CREW_PARAMS], g[CREW_PARAMS];
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, cfg, 1, 200, softmax_portion);
+	struct serial q = serial_begin(&k);
+	double before = sqrt(dot(q.g, q.g, q.n));
+	crew_run(&k, 1, NULL);
+	for (size_t j = 0; j < q.n; j++)
+		x[j] = (double)core_weights(k.b.core)[j];
+	q = (struct serial){.k = &k, .n = q.n};
+	(void)serial_at(&q, x, g);
+	print_message("|g| %.3g -> %.3g\n", before, sqrt(dot(g, g, q.n)));
+	assert_true(sqrt(dot(g, g, q.n)) < 1e-4 * before);
+	crew_close(&k);
+}
+
+/* ---- guards -----------------------------------------------------------------------------------
+ */
+
+/* Down for ever, and steeper and steeper. */
+static double hill_portion(uint32_t i, const float *w, double *g)
+{
+	(void)i;
+	g[0] = -(double)w[0] - 1;
+	return -(double)w[0] * (double)w[0] / 2 - (double)w[0];
+}
+
+static void a_pair_without_curvature_is_not_kept(void **state)
+{
+	struct core_config cfg = search_config(1, 3);
+	struct crew k;
+
+	(void)state;
+	cfg.lbfgs_trials = 4;
+	crew_open(&k, cfg, 1, 10, hill_portion);
+	crew_run(&k, 1, NULL);
+	assert_int_equal(core_stats(k.b.core)->updates, 3);
+	assert_int_equal(k.b.core->lbfgs.pairs, 0);
+	assert_true(core_weights(k.b.core)[0] > 1); /* it went down all the same */
+	crew_close(&k);
+	cfg.n_params = BENCH_PARAMS;
+	crew_open(&k, cfg, 1, 10, crew_bowl);
+	crew_run(&k, 1, NULL);
+	assert_int_equal(k.b.core->lbfgs.pairs, 3);
+	crew_close(&k);
+}
+
+/* Two steps are done; the next begins when worker 1 has evaluated what it has. */
+static void pause_after_two_steps(struct crew *k)
+{
+	while (core_stats(k->b.core)->updates < 1)
+		crew_act(k, 0);
+	crew_ask(k, 1);
+	assert_int_equal(k->hand[1].grant.kind, GRANT_EVAL);
+	while (core_stats(k->b.core)->updates < 2)
+		crew_act(k, 0);
+	assert_int_equal(k->b.core->lbfgs.searching, 0);
+	assert_int_equal(k->b.core->lbfgs.pairs, 2);
+}
+
+static void a_direction_that_goes_up_drops_the_history(void **state)
+{
+	struct core_config cfg = search_config(BENCH_PARAMS, 9);
+	double slope = 0;
+	struct lbfgs *b;
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, cfg, 2, 30, crew_bowl);
+	b = &k.b.core->lbfgs;
+	pause_after_two_steps(&k);
+	for (uint32_t i = 0; i < 2; i++) /* as broken pairs would have it */
+		b->ys[i] = -b->ys[i];
+	crew_evaluate(&k, 1);
+	assert_int_equal(b->searching, 1);
+	assert_int_equal(b->pairs, 0);
+	for (size_t j = 0; j < BENCH_PARAMS; j++)
+		slope -= (double)b->g[j] * (double)b->g[j];
+	assert_float_equal((float)b->slope, (float)slope, 1e-6);
+	crew_close(&k);
+}
+
+/* Says that down is where up is. */
+static double liar_portion(uint32_t i, const float *w, double *g)
+{
+	double loss = crew_bowl(i, w, g);
+
+	for (size_t j = 0; j < BENCH_PARAMS; j++)
+		g[j] = -g[j];
+	return loss;
+}
+
+static void a_search_that_finds_nothing_ends_where_it_began(void **state)
+{
+	struct core_config cfg = search_config(BENCH_PARAMS, 5);
+	float here[BENCH_PARAMS];
+	struct crew k;
+
+	(void)state;
+	cfg.lbfgs_trials = 6;
+	crew_open(&k, cfg, 2, 30, crew_bowl);
+	pause_after_two_steps(&k);
+	memcpy(here, k.b.core->lbfgs.x, sizeof(here));
+	uint64_t trials = core_stats(k.b.core)->trials;
+	k.fn = liar_portion; /* from now on, and what is known of here too */
+	for (size_t j = 0; j < BENCH_PARAMS; j++)
+		k.b.core->lbfgs.g[j] = -k.b.core->lbfgs.g[j];
+	crew_evaluate(&k, 1);
+	crew_run(&k, 1, NULL);
+	assert_int_equal(core_stats(k.b.core)->updates, 5);
+	assert_int_equal(k.b.core->lbfgs.pairs, 0);
+	/* along d, then along the gradient; twice more along the gradient */
+	assert_int_equal(core_stats(k.b.core)->trials - trials, 4 * 6);
+	assert_memory_equal(core_weights(k.b.core), here, sizeof(here));
+	crew_close(&k);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(its_way_is_that_of_a_serial_one),
+		cmocka_unit_test(several_workers_go_the_same_way_though_one_is_killed),
+		cmocka_unit_test(restarts_leave_the_way_as_it_is),
+		cmocka_unit_test(a_restart_in_any_moment_changes_no_bit),
+		cmocka_unit_test(the_valley_leads_to_its_end),
+		cmocka_unit_test(softmax_regression_converges),
+		cmocka_unit_test(a_pair_without_curvature_is_not_kept),
+		cmocka_unit_test(a_direction_that_goes_up_drops_the_history),
+		cmocka_unit_test(a_search_that_finds_nothing_ends_where_it_began),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -13,6 +13,7 @@
 template <int SIZE>
 __global__ void fragments_kernel(uint32_t *fragments, const float *weight, int f)
 {
+	await_previous();
 	FOR_EACH (i, (size_t)f / 8 * conv<SIZE>::STEPS * 256)
 		conv_fragment<SIZE>(fragments, weight, SIZE * SIZE, i);
 }
@@ -180,6 +181,9 @@ __global__ void __launch_bounds__(THREADS, 2)
 				pixel_of(four, 2), pixel_of(four, 3)};
 		}
 		__syncthreads();
+		const int next = n + gridDim.x; /* on its way while this one is added */
+		if (threadIdx.x < words && next < batch.images)
+			four = image_words(batch, next)[threadIdx.x];
 		add_image<SIZE>(sum, &bias, l, reinterpret_cast<const float *>(pixels[turn]), n, f);
 	}
 	float *out = l.partial + KX_OUTER_ROWS(taps) * l.f * blockIdx.x;

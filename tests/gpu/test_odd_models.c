@@ -31,6 +31,7 @@ static const struct odd_model fused_models[] = {
 	{{1, 28, 28}, "conv:96:5 relu pool:2 dropout:0.3 conv:17:2 fc:3"},
 	{{1, 28, 28}, "conv:64:3 relu pool:2 fc:33 relu fc:10"},
 	{{1, 28, 28}, "conv:31:5 relu pool:2 fc:2"},
+	{{1, 28, 28}, "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:10"},
 };
 #define N_FUSED_MODELS (sizeof fused_models / sizeof fused_models[0])
 
@@ -99,10 +100,22 @@ static void one_hundred_and_thirty_images_agree_with_cpu_ref(void **state)
 
 static void fused_kernels_agree_with_cpu_ref(void **state)
 {
-	static const size_t images[] = {1, 15, 16, 17, 131};
+	static const size_t images[] = {1, 15, 16, 17, 141};
 	(void)state;
 	for (size_t i = 0; i < sizeof images / sizeof images[0]; i++)
 		agree(fused_models, N_FUSED_MODELS, images[i], 2);
+}
+
+/* Kernels that give each image a block have up to 264 of them: then a block has several. */
+static void more_images_than_blocks_agree_with_cpu_ref(void **state)
+{
+	static const struct odd_model few[] = {
+		{{1, 28, 28}, "seed:9"},
+		{{1, 28, 28}, "conv:32:5 relu pool:2 fc:10"},
+		{{1, 28, 28}, "conv:32:3 relu pool:2 fc:33 relu fc:10"},
+	};
+	(void)state;
+	agree(few, sizeof few / sizeof few[0], 601, 1);
 }
 
 static void nets_without_jumps_are_within_the_bound_of_each_precision(void **state)
@@ -156,6 +169,7 @@ int main(void)
 		cmocka_unit_test(seventeen_images_agree_with_cpu_ref),
 		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
 		cmocka_unit_test(fused_kernels_agree_with_cpu_ref),
+		cmocka_unit_test(more_images_than_blocks_agree_with_cpu_ref),
 		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
 		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),
 		cmocka_unit_test(gradients_are_slopes_of_the_loss),

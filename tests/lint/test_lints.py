@@ -64,6 +64,8 @@ PLANTED = [
     ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),
     ("generated", "server/core/core.o", "", "core.o"),
     ("generated", "worker/weights.safetensors", "", "weights.safetensors"),
+    ("overlap", "kernels/bad.cu", "__global__ void early(int *p)\n{\n\t*p = 1;\n}\nint f(void)\n{\n"
+     "\treturn kx_launch(early, 1);\n}\n", "early"),
 ]
 HARMLESS = '/* strcpy(a, b) */\nextern int my_strcpy(int);\nint f(void) { return my_strcpy(1); }\n'
 
@@ -76,7 +78,7 @@ def test_planted_violation_is_found(tree, lint, path, text, named):
     assert code != 0 and named in output, output
 
 
-@pytest.mark.parametrize("lint", ["format", "includes", "banned", "generated"])
+@pytest.mark.parametrize("lint", ["format", "includes", "banned", "generated", "overlap"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 

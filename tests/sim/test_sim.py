@@ -1,4 +1,4 @@
-"""The simulator: many whole runs without a violation, and one planted bug that it must find."""
+"""The simulator: many whole runs without a violation, and planted bugs that it must find."""
 import os
 import subprocess
 
@@ -31,7 +31,10 @@ def test_no_seed_violates_anything():
             run.kill()
 
 
-@pytest.mark.parametrize("bug", ["ack-before-apply"])
+BUGS = sorted(patch.stem for patch in (ROOT / "tests/sim/plants").glob("*.patch"))
+
+
+@pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_is_found(bug):
     """The bug is a patch on a copy of the sources: tests/sim/plants/BUG.patch."""
     built = subprocess.run(["tests/sim/plant", bug, f"build/{FLAVOUR}"], cwd=ROOT, text=True,

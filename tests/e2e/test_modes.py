@@ -1,0 +1,167 @@
+"""Every mode with real processes: it learns, each image counts once per epoch, and a worker that is stopped stops nobody.
+
+CNN_SLOW=1 adds what takes minutes: three epochs of all the images in each mode, 16 workers, longer stops.
+"""
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from lab import until
+
+SLOW = bool(os.environ.get("CNN_SLOW"))
+slow = pytest.mark.skipif(not SLOW, reason="minutes: CNN_SLOW=1")
+STOP_S = 10 if SLOW else 4
+
+
+def train(lab, workers, *options, data=None, seconds=300, epochs=3, name="ckpt"):
+    server = lab.server("--model", "seed:32", "--epochs", epochs, "--min-workers", workers, *options,
+                        directory=name)
+    crew = [lab.worker(server.endpoint, data=data) for _ in range(workers)]
+    result = server.result(seconds)
+    for worker in crew:
+        assert worker.wait(10) == 0, worker.tail()
+    return result
+
+
+# ---- learning ------------------------------------------------------------------------------------
+
+def test_sync_learns_with_its_defaults(lab, mnist):
+    result = train(lab, 4, "--mode", "sync")
+    assert result["images_per_epoch"] == [60000] * 3
+    assert result["accuracy"] >= (0.975 if mnist else 0.85), result
+
+
+SMALL = {  # mode's options, accuracy on a thousand images after four epochs of 6,000
+    "ssp": (("--mode", "ssp", "--ssp-bound", 4), 0.90),
+    "easgd": (("--mode", "easgd"), 0.80),
+    "constant delay compensation": (("--delay-compensation", "constant"), 0.90),
+    "adaptive delay compensation": (("--delay-compensation", "adaptive"), 0.90),
+}
+
+
+@pytest.mark.parametrize("mode", SMALL)
+def test_mode_learns_from_a_few_images(lab, small, mnist, mode):
+    options, least = SMALL[mode]
+    result = train(lab, 4, *options, data=small, epochs=4)
+    assert result["images_per_epoch"] == [6000] * 4
+    assert result["accuracy"] >= (least if mnist else least - 0.15), result
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "sgd"])
+def test_sandblaster_goes_down(lab, small, optimizer):
+    """Each epoch of the whole set is one step."""
+    server = lab.server("--model", "seed:32", "--epochs", 8, "--mode", "sandblaster", "--optimizer",
+                        optimizer, "--min-workers", 3)
+    for _ in range(3):
+        lab.worker(server.endpoint, data=small)
+    result = server.result()
+    losses = [float(server.line(rf"train epoch epoch={e} .* loss=(\S+)")[1]) for e in range(1, 9)]
+    assert result["images_per_epoch"] == [6000] * 8 and result["updates"] == 8
+    assert losses[7] < 0.8 * losses[0], losses
+    if optimizer == "lbfgs":  # no step may go up
+        assert all(b <= a + 1e-4 for a, b in zip(losses, losses[1:])), losses
+
+
+@slow
+def test_asynchronous_modes_are_as_good_as_sync(lab, mnist):
+    sync = train(lab, 4, "--mode", "sync", name="sync")["accuracy"]
+    worse = {}
+    for name, workers, options, points in (
+            ("downpour 8", 8, (), 0.007), ("downpour 16", 16, (), 0.007),
+            ("ssp", 4, ("--mode", "ssp", "--ssp-bound", 4), 0.005)):
+        result = train(lab, workers, *options, name=name.replace(" ", "-"))
+        assert result["images_per_epoch"] == [60000] * 3
+        worse[name] = (sync - result["accuracy"], points)
+    print(f"sync {sync}, worse by {worse}")
+    assert all(by <= points for by, points in worse.values()), (sync, worse)
+
+
+@slow
+@pytest.mark.parametrize("options, least", [
+    (("--mode", "easgd"), 0.95), (("--delay-compensation", "constant"), 0.96),
+    (("--delay-compensation", "adaptive"), 0.96)])
+def test_other_modes_learn(lab, mnist, options, least):
+    result = train(lab, 4, *options)
+    assert result["images_per_epoch"] == [60000] * 3
+    assert result["accuracy"] >= (least if mnist else least - 0.13), result
+
+
+# ---- a worker that is stopped ----------------------------------------------------------------------
+
+def steps_per_second(server, seconds):
+    """Of the optimizer, from now on."""
+    begin, first = time.monotonic(), server.status()["updates"]
+    until(lambda: time.monotonic() >= begin + seconds, seconds + 10, "time passes")
+    return (server.status()["updates"] - first) / (time.monotonic() - begin)
+
+
+ENDLESS = ("--model", "fc:32 relu fc:10", "--epochs", 65536, "--min-workers", 4)
+STOPPED = {  # what the speed of the others may be worse by
+    "downpour": ((), 1.5),
+    "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 1.5),  # not reached
+    "sync": (("--mode", "sync", "--sync-spares", 1), 1.5),
+    "sandblaster": (("--mode", "sandblaster", "--optimizer", "sgd", "--batch-images", 2000), 1.5),
+}
+
+
+def worker_images(server):
+    """Counted from each live worker, by its id."""
+    return {w["worker"]: w["images"] for w in server.status()["workers"] if w["state"] == "live"}
+
+
+@pytest.mark.parametrize("mode", STOPPED)
+def test_a_stopped_worker_stops_nobody(lab, small, mode):
+    options, factor = STOPPED[mode]
+    server = lab.server(*ENDLESS, *options, directory=None)
+    crew = [lab.worker(server.endpoint, data=small) for _ in range(4)]
+    until(lambda: len(worker_images(server)) == 4 and server.status()["updates"] > 20, 20, "all work")
+    before = steps_per_second(server, 2)
+    victim = int(crew[1].line(r"connected .*worker=(\d+)")[1])
+    crew[1].signal(signal.SIGSTOP)
+    during = steps_per_second(server, STOP_S)
+    crew[1].signal(signal.SIGCONT)
+    print(f"{mode}: {before:.1f} steps/s, {during:.1f} while one of four is stopped")
+    assert during >= before / factor
+    had = until(lambda: worker_images(server).get(victim), 20, "it is admitted again")
+    until(lambda: worker_images(server).get(victim, 0) > had, 20, "its work counts again")
+    server.signal(signal.SIGTERM)
+    assert server.wait(20) == 0, server.tail()
+    for worker in crew:
+        assert worker.wait(20) == 0, worker.tail()
+
+
+def slow_down(process, ended):
+    """A tenth of its time it runs."""
+    while not ended.is_set() and process.running():
+        process.signal(signal.SIGCONT)
+        ended.wait(0.01)
+        process.signal(signal.SIGSTOP)
+        ended.wait(0.09)
+    process.signal(signal.SIGCONT)
+
+
+@slow
+def test_backup_copies_make_up_for_a_slow_worker(lab, small):
+    """One of four is 10 times slower: a step takes at most 1.25 times what three equal ones need."""
+    speed = {}
+    for workers in (3, 4):
+        server = lab.server("--model", "seed:32", "--epochs", 65536, "--mode", "sandblaster",
+                            "--optimizer", "sgd", "--min-workers", workers, directory=None)
+        crew = [lab.worker(server.endpoint, data=small) for _ in range(workers)]
+        until(lambda: server.status()["updates"] > 3, 60, "it has begun")
+        ended = threading.Event()
+        duty = threading.Thread(target=slow_down, args=(crew[-1], ended))
+        if workers == 4:
+            duty.start()
+        speed[workers] = steps_per_second(server, 20)
+        ended.set()
+        if workers == 4:
+            duty.join()
+        server.kill()
+        for worker in crew:
+            worker.kill()
+    print(f"steps/s: {speed}")
+    assert speed[4] >= speed[3] / 1.25, speed

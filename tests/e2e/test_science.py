@@ -1,0 +1,54 @@
+"""tests/bench/science, the modes in virtual time: what it computes is what real processes compute, and
+its clock is the cost model's."""
+import subprocess
+
+import pytest
+
+from flavour import ROOT, command
+
+RUN = ("--model", "seed:4", "--epochs", 2, "--seed", 11)
+FREE = ("--jitter", 0, "--latency-us", 0, "--gbit", 1e4, "--message-us", 0, "--apply-ns", 0)
+
+
+def science(data, *cost, run=RUN):
+    done = subprocess.run(
+        command("tests/bench/science", "--data", data, "--threads", 1, *cost, "--", *run),
+        check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=100)
+    return [line.split(",") for line in done.stdout.splitlines()]
+
+
+def end(rows):
+    [row] = [row for row in rows if row[0] == "end"]
+    return {"seconds": float(row[4]), "images": int(row[5]), "updates": int(row[6]),
+            "accuracy": float(row[7])}
+
+
+def test_one_virtual_worker_learns_what_a_real_one_does(lab, small):
+    server = lab.server(*RUN)
+    lab.worker(server.endpoint, data=small)
+    real, virtual = server.result(), end(science(small, "--workers", 1))
+    assert virtual["accuracy"] == pytest.approx(real["accuracy"], abs=5e-5)
+    assert (virtual["images"], virtual["updates"]) == (real["images"], real["updates"])
+
+
+def test_time_is_the_cost_models(small):
+    images = end(science(small, "--workers", 1))["images"]
+    fast, slow = (end(science(small, "--workers", 1, *FREE, "--image-us", us))["seconds"]
+                  for us in (100, 300))
+    assert slow == pytest.approx(3 * fast, rel=0.02)
+    assert 1 < fast / (images * 100e-6) < 2  # and a third of it for each test image
+
+
+def test_equal_runs_are_equal_and_other_seeds_are_not(small):
+    rows = [science(small, "--workers", 3, run=("--model", "seed:4", "--epochs", 1, "--seed", seed))
+            for seed in (11, 11, 12)]
+    assert rows[0] == rows[1]
+    assert [r[4:] for r in rows[0]] != [r[4:] for r in rows[2]]
+
+
+@pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "sandblaster", "easgd"])
+def test_every_mode_counts_each_image_once(small, mode):
+    one = end(science(small, "--workers", 1))
+    many = end(science(small, "--workers", 5, run=(*RUN, "--mode", mode)))
+    assert many["images"] == one["images"]
+    assert many["seconds"] < one["seconds"]

@@ -35,10 +35,10 @@ def test_sync_learns_with_its_defaults(lab, mnist):
 
 
 SMALL = {  # mode's options, accuracy on a thousand images after four epochs of 6,000
-    "ssp": (("--mode", "ssp", "--ssp-bound", 4), 0.90),
-    "easgd": (("--mode", "easgd"), 0.80),
-    "constant delay compensation": (("--delay-compensation", "constant"), 0.90),
-    "adaptive delay compensation": (("--delay-compensation", "adaptive"), 0.90),
+    "ssp": (("--mode", "ssp", "--ssp-bound", 4), 0.80),
+    "easgd": (("--mode", "easgd"), 0.70),
+    "constant delay compensation": (("--delay-compensation", "constant"), 0.80),
+    "adaptive delay compensation": (("--delay-compensation", "adaptive"), 0.80),
 }
 
 

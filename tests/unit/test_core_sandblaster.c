@@ -178,6 +178,52 @@ static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 	crew_close(&k);
 }
 
+/* Virtual milliseconds of a step, over `steps` of them: worker i takes ms[i] for a portion. */
+static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps)
+{
+	struct core_config cfg = sgd_config();
+	uint64_t ready[CREW] = {0};
+	struct crew k;
+
+	cfg.lease_batches = 20;
+	cfg.epochs = steps;
+	cfg.suspect_ms = 100000; /* they beat, which is not of interest here */
+	cfg.dead_ms = 200000;
+	crew_open(&k, cfg, n, 6000, crew_bowl); /* 600 portions */
+	uint64_t begin = k.b.now_ms;
+	while (core_stats(k.b.core)->updates < steps) {
+		uint32_t next = n;
+		for (uint32_t i = 0; i < n; i++) { /* who is ready first, of those with something */
+			while (k.hand[i].grant.kind != GRANT_TRAIN && crew_act(&k, i))
+				ready[i] = 0;
+			if (k.hand[i].grant.work.count && ready[i] == 0)
+				ready[i] = k.b.now_ms + k.hand[i].grant.work.count * ms[i];
+			if (k.hand[i].grant.work.count && (next == n || ready[i] < ready[next]))
+				next = i;
+		}
+		assert_in_range(next, 0, n - 1);
+		k.b.now_ms = ready[next];
+		ready[next] = 0;
+		crew_push(&k, next);
+		crew_ask(&k, next);
+	}
+	double each = (double)(k.b.now_ms - begin) / steps;
+	crew_close(&k);
+	return each;
+}
+
+static void backup_copies_make_up_for_a_slow_worker(void **state)
+{
+	const uint64_t equal[] = {10, 10, 10}, one_slow[] = {10, 10, 10, 100};
+
+	(void)state;
+	double three = step_ms(3, equal, 5), four = step_ms(4, one_slow, 5);
+	print_message(
+		"a step: %.0f ms of three equal ones, %.0f with a slow fourth\n", three, four);
+	assert_true(three >= 2000 && three < 2100);
+	assert_true(four <= 1.25 * three);
+}
+
 /* ---- windows -------------------------------------------------------------------------------- */
 
 static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **state)
@@ -354,6 +400,7 @@ int main(void)
 		cmocka_unit_test(the_next_portion_goes_to_who_had_the_one_before),
 		cmocka_unit_test(runs_of_portions_shrink_towards_the_end_of_a_pass),
 		cmocka_unit_test(who_is_idle_gets_copies_those_with_fewest_first),
+		cmocka_unit_test(backup_copies_make_up_for_a_slow_worker),
 		cmocka_unit_test(a_step_looks_at_its_window_and_the_last_one_at_what_is_left),
 		cmocka_unit_test(portions_of_a_dead_worker_are_done_by_the_others),
 		cmocka_unit_test(a_pass_does_not_wait_for_who_hangs),

@@ -59,6 +59,16 @@ static double softmax_portion(uint32_t i, const float *w, double *g)
 	return loss;
 }
 
+/* So flat that the first step has to be made longer: the Wolfe condition. */
+static double plain_portion(uint32_t i, const float *w, double *g)
+{
+	double loss = crew_bowl(i, w, g);
+
+	for (size_t j = 0; j < BENCH_PARAMS; j++)
+		g[j] /= 1000;
+	return loss / 1000;
+}
+
 /* Rosenbrock's valley: even portions have the slope along it, odd ones its walls. */
 static double valley_portion(uint32_t i, const float *w, double *g)
 {
@@ -134,6 +144,7 @@ static void its_way_is_that_of_a_serial_one(void **state)
 {
 	(void)state;
 	walk_alone("bowl", BENCH_PARAMS, 8, crew_bowl);
+	walk_alone("plain", BENCH_PARAMS, 8, plain_portion);
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 

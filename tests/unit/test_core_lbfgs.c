@@ -144,7 +144,7 @@ static void its_way_is_that_of_a_serial_one(void **state)
 {
 	(void)state;
 	walk_alone("bowl", BENCH_PARAMS, 8, crew_bowl);
-	walk_alone("plain", BENCH_PARAMS, 8, plain_portion);
+	walk_alone("plain", BENCH_PARAMS, 5, plain_portion);
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 

@@ -121,6 +121,9 @@ def test_a_stopped_worker_stops_nobody(lab, small, mode):
     before = steps_per_second(server, 2)
     victim = int(crew[1].line(r"connected .*worker=(\d+)")[1])
     crew[1].signal(signal.SIGSTOP)
+    if mode in ("downpour", "ssp"):
+        # no backup copies here: an epoch of these few batches ends once the lease was given away
+        until(lambda: server.status()["live_workers"] == 3, 10, "it is missed")
     during = steps_per_second(server, STOP_S)
     crew[1].signal(signal.SIGCONT)
     print(f"{mode}: {before:.1f} steps/s, {during:.1f} while one of four is stopped")

@@ -1,6 +1,6 @@
 # cnn-ps: one Makefile for everything.
 #
-# Targets:  all (default)  demo  test  data  lint  bench  asan  ubsan  tsan  clean  deps
+# Targets:  all (default)  demo  test  data  lint  bench  faults  asan  ubsan  tsan  clean  deps
 #           gpu-test  gpu-bench  bundle (tests/gpu/gpu.mk)  ladder (kernels/ladder/ladder.mk)
 # Knobs:    V=1 (show commands)  FLAVOUR=release|asan|ubsan|tsan  CC=clang  CUDA=0 (leave CUDA out)
 #
@@ -34,7 +34,7 @@ PKG_CFLAGS  := $(shell pkg-config --cflags $(PKGS))
 LIBS.base   := $(shell pkg-config --libs $(PKGS.base)) -lm
 LIBS.server := $(shell pkg-config --libs $(PKGS.server))
 LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
-else ifneq ($(filter-out demo test data lint bench asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean,$(or $(MAKECMDGOALS),all)),)
+else ifneq ($(filter-out demo test data lint bench faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean,$(or $(MAKECMDGOALS),all)),)
 $(error libraries are missing: run deploy/setup.sh as root)
 endif
 LIBS.cuda   :=
@@ -99,7 +99,7 @@ SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 
-.PHONY: all demo test data lint bench asan ubsan tsan clean deps tests
+.PHONY: all demo test data lint bench asan ubsan tsan clean deps tests faults
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
@@ -182,6 +182,12 @@ demo: deps
 test: deps
 	@$(MAKE) $(JOBS) tests
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) tests
+# Every fault test in full: an hour. The figures go into docs/faults.md.
+faults: deps
+	@$(MAKE) $(JOBS) tests
+	@rm -f build/faults/results.tsv
+	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; $(call PYTEST) tests/fault; \
+		rc=$$?; tests/fault/table.py; exit $$rc
 lint: deps
 	@tests/lint/run
 # The units and the simulator once more, watched by a sanitizer. ThreadSanitizer gets what has threads:

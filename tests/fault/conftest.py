@@ -1,0 +1,76 @@
+"""What every fault test shares: its figure, its seed, how much of it is run, and the ledger run.
+
+A test reports what it measured with the fixture `figure`:
+
+    figure("P14", grown_kb, "KiB", grown_kb <= 1024)
+
+prints `name seed figure unit PASS|FAIL`, appends the same to build/faults/results.tsv and fails the
+test unless it is ok. `make faults` runs all tests in full (CNN_SLOW=1) and writes the last figures
+into docs/faults.md; `make test` runs each once, shortly.
+"""
+import os
+
+import pytest
+
+from flavour import ROOT
+from ledger import LedgerRun
+
+RESULTS = ROOT / "build" / "faults" / "results.tsv"
+FULL = bool(os.environ.get("CNN_SLOW"))
+
+
+def record(capture, *fields):
+    """One line of results, for people and for the file."""
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    with RESULTS.open("a") as file:
+        file.write("\t".join(str(f) for f in fields) + "\n")
+    with capture.global_and_fixture_disabled():
+        print("\n" + " ".join(str(f) for f in fields), flush=True)
+
+
+def short(value):
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Figures:
+    """The figures of one test. Its rows are those of docs/faults.md."""
+
+    def __init__(self, request, seed):
+        self.seed = seed
+        self.test = request.node.name.removeprefix("test_")
+        self.replay = (f"{'CNN_SLOW=1 ' if FULL else ''}CNN_FAULT_SEED={seed} "
+                       f"/usr/bin/python3 -B -m pytest '{request.node.nodeid}'")
+        self.capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def __call__(self, row, value, unit, ok, what=""):
+        """`what` tells several figures of one test apart."""
+        name = ":".join(filter(None, (row, self.test, what.replace(" ", "_"))))
+        record(self.capture, name, self.seed, short(value), unit, "PASS" if ok else "FAIL")
+        assert ok, f"{name} is {short(value)} {unit}; again: {self.replay}"
+
+    def cannot(self, row, why):
+        """This row cannot be tried on this machine: said in one line, and the test is skipped."""
+        record(self.capture, f"{row}:{self.test}", self.seed, why, "-", "SKIP")
+        pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def seed():
+    return int(os.environ.get("CNN_FAULT_SEED", 1))
+
+
+@pytest.fixture
+def figure(request, seed):
+    return Figures(request, seed)
+
+
+@pytest.fixture(scope="session")
+def full():
+    """Whether the long form is asked for: `n = 1000 if full else 10`."""
+    return FULL
+
+
+@pytest.fixture
+def ledger(lab):
+    """Starts a LedgerRun: ledger(workers, pushes, *server options)."""
+    return lambda *arguments, **named: LedgerRun(lab, *arguments, **named)

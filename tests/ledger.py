@@ -1,0 +1,53 @@
+"""The ledger gradient: runs whose every push can be found again in the weights."""
+import safetensors
+from lab import SIGTERM, until
+
+LEDGER = ("--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant", "--max-staleness", 1000000,
+          "--warm-updates", 0, "--checkpoint-ms", 50)
+
+
+class LedgerRun:
+    """Workers that push the ledger gradient, and the kills that they go through."""
+
+    def __init__(self, lab, workers, pushes, *options, **named):
+        self.lab = lab
+        self.pushes = pushes
+        self.options = ("--model", f"vector:{workers * pushes}", *LEDGER, *options)
+        self.server = lab.server(*self.options, **named)
+        self.crew = [lab.ledger_worker(self.server.endpoint, i, pushes) for i in range(workers)]
+
+    def pushed(self):
+        """How far the workers have come together, by their last words."""
+        words = [w.out[-1].split() for w in self.crew if w.out]
+        return sum(int(word[1]) for word in words if word[0] in ("resumed", "pushed"))
+
+    def reached(self, kill):
+        """Wait for the time of the first, second, ... kill: all are well before the end."""
+        self.server.endpoint
+        until(lambda: self.pushed() >= (kill + 1) * self.pushes // 4, 60, "enough is pushed")
+
+    def kill_server(self):
+        self.server.kill()
+        self.server = self.lab.restart(self.server, *self.options)
+
+    def kill_worker(self, index):
+        assert self.crew[index].running(), self.crew[index].tail()
+        self.crew[index].kill()
+        self.crew[index] = self.lab.ledger_worker(self.server.endpoint, index, self.pushes)
+
+    def count(self, seconds=120):
+        """Every worker ends, the server drains: how many pushes were lost, and applied twice."""
+        for worker in self.crew:
+            assert worker.wait(seconds) == 0, worker.tail()
+        self.server.signal(SIGTERM)
+        assert self.server.wait(10) == 0, self.server.tail()
+        weights = safetensors.flat(self.lab.export(self.server.directory))
+        assert len(weights) == self.pushes * len(self.crew)
+        lost, twice = int((weights == 0).sum()), int((weights < -1).sum())
+        assert lost + twice == int((weights != -1).sum()), "a coordinate that is no count at all"
+        return lost, twice
+
+    def verdict(self, seconds=120):
+        """Every coordinate is exactly -1. 0: lost; -2: applied twice."""
+        lost, twice = self.count(seconds)
+        assert (lost, twice) == (0, 0), f"{lost} lost, {twice} applied twice"

@@ -1,0 +1,14 @@
+/*
+ * image_check.h - what image.c asks of a core that it has read; for image.c only.
+ */
+#ifndef SERVER_CORE_IMAGE_CHECK_H
+#define SERVER_CORE_IMAGE_CHECK_H
+#include "server/core/core.h"
+
+/* Which option keeps this run from being continued: a static sentence; NULL: none. */
+const char *image_differs(const struct core_config *now, const struct core_config *then);
+/* 1: all numbers are possible and agree with each other. Counts the batch ledger anew. */
+int image_is_sound(struct core *c);
+/* What a restart changes on purpose; 0: a lease of the image is impossible. */
+int image_revive(struct core *c);
+#endif

@@ -1,0 +1,144 @@
+/*
+ * layout.c - where everything lies in the one block of memory that the core is given: worst-case
+ * sizes come from the configuration alone, so nothing is ever allocated later.
+ */
+#include "server/core/modes.h"
+#include "server/core/state.h"
+#include <string.h>
+
+struct layout {
+	size_t core, workers, decisions, epochs, effects, batches, copies, portions, eval, scratch,
+		sum, square, backups, lbfgs, end;
+	size_t state[OPTIM_VECTORS];
+};
+
+static size_t place(size_t *at, size_t n, size_t size)
+{
+	size_t here = *at;
+
+	*at += (n * size + 63) / 64 * 64;
+	return here;
+}
+
+/* The worst step: every worker is answered, granted and told goodbye, and every admin is answered.
+ */
+static size_t max_effects(const struct core_config *cfg)
+{
+	return 3 * (size_t)cfg->max_workers + CORE_MAX_ADMINS + 8;
+}
+
+static int gathers(const struct core_config *cfg)
+{
+	return cfg->mode == MODE_SYNC || cfg->mode == MODE_SANDBLASTER;
+}
+
+/* Values between one vector and the next of a list. */
+static size_t stride(const struct core_config *cfg)
+{
+	return (cfg->n_params + 15) / 16 * 16;
+}
+
+static struct layout layout_of(const struct core_config *cfg)
+{
+	struct layout l = {0};
+	size_t batches = cfg->epochs ? WIRE_MAX_BATCHES : 0, n = stride(cfg);
+	int dc = cfg->dc_lambda > 0, search = cfg->optim.kind == OPTIM_LBFGS;
+
+	l.core = place(&l.end, 1, sizeof(struct core));
+	l.workers = place(&l.end, cfg->max_workers, sizeof(struct worker));
+	l.decisions = place(
+		&l.end, (size_t)cfg->max_workers * cfg->replay_window, sizeof(struct decision));
+	l.epochs = place(&l.end, cfg->epochs, sizeof(struct epoch_record));
+	l.effects = place(&l.end, max_effects(cfg), sizeof(struct effect));
+	l.batches = place(&l.end, batches, 1);
+	l.copies = place(&l.end, batches, 1);
+	l.portions = place(&l.end, batches, 1);
+	l.eval = place(&l.end, cfg->epochs ? n : 0, sizeof(float));
+	l.scratch = place(&l.end, gathers(cfg) || dc ? n : 0, sizeof(float));
+	l.sum = place(&l.end, gathers(cfg) ? n : 0, sizeof(double));
+	l.square = place(&l.end, dc && cfg->dc_adaptive ? n : 0, sizeof(float));
+	l.backups = place(&l.end, dc ? n * cfg->max_workers : 0, sizeof(float));
+	l.lbfgs = place(&l.end, search ? n * lbfgs_vectors(cfg->lbfgs_history) : 0, sizeof(float));
+	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
+		l.state[i] = place(&l.end, n, sizeof(float));
+	return l;
+}
+
+size_t core_bytes(const struct core_config *cfg)
+{
+	return layout_of(cfg).end;
+}
+
+static float *floats_at(void *memory, size_t at)
+{
+	return (float *)(void *)((unsigned char *)memory + at);
+}
+
+static void place_modes(struct core *c, void *memory, const struct layout *l)
+{
+	const struct core_config *cfg = &c->cfg;
+	size_t n = stride(cfg);
+
+	c->store.scratch = floats_at(memory, l->scratch);
+	if (gathers(cfg)) {
+		c->gather.sum = (double *)(void *)floats_at(memory, l->sum);
+		memset(c->gather.sum, 0, cfg->n_params * sizeof(double));
+	}
+	if (cfg->dc_lambda > 0) {
+		for (uint32_t i = 0; i < cfg->max_workers; i++)
+			c->worker[i].backup = floats_at(memory, l->backups) + i * n;
+		c->store.dc_square = floats_at(memory, l->square);
+		if (cfg->dc_adaptive)
+			memset(c->store.dc_square, 0, cfg->n_params * sizeof(float));
+	}
+	if (cfg->optim.kind == OPTIM_LBFGS) {
+		float *v = floats_at(memory, l->lbfgs);
+		c->lbfgs.x = v;
+		c->lbfgs.g = v + n;
+		c->lbfgs.d = v + 2 * n;
+		for (uint32_t i = 0; i < cfg->lbfgs_history; i++) {
+			c->lbfgs.s[i] = v + (3 + 2 * i) * n;
+			c->lbfgs.y[i] = v + (4 + 2 * i) * n;
+		}
+	}
+}
+
+struct core *core_place(void *memory, float *weights, const struct core_config *cfg)
+{
+	struct layout l = layout_of(cfg);
+	unsigned char *base = memory;
+	struct core *c = memory;
+	struct decision *d = (struct decision *)(void *)(base + l.decisions);
+
+	/* effects, batches and portions are written before they are read */
+	memset(base, 0, l.effects);
+	c->cfg = *cfg;
+	c->worker = (struct worker *)(void *)(base + l.workers);
+	for (uint32_t i = 0; i < cfg->max_workers; i++)
+		c->worker[i].decisions = d + (size_t)i * cfg->replay_window;
+	c->epoch = (struct epoch_record *)(void *)(base + l.epochs);
+	c->effect = (struct effect *)(void *)(base + l.effects);
+	c->max_effects = max_effects(cfg);
+	c->leases.batch = base + l.batches;
+	c->leases.copies = base + l.copies;
+	c->leases.portion = base + l.portions;
+	c->store.n = cfg->n_params;
+	c->store.weights = weights;
+	c->store.eval_weights = floats_at(memory, l.eval);
+	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
+		c->store.state[i] = floats_at(memory, l.state[i]);
+	place_modes(c, memory, &l);
+	c->generation = cfg->generation;
+	c->store.version_epoch = cfg->epoch;
+	return c;
+}
+
+struct core *core_init(void *memory, const struct core_config *cfg, float *weights)
+{
+	struct core *c = core_place(memory, weights, cfg);
+
+	for (size_t v = 0; v < optim_vectors(cfg->optim.kind); v++)
+		for (size_t i = 0; i < cfg->n_params; i++)
+			c->store.state[v][i] = optim_first(&cfg->optim, v);
+	return c;
+}

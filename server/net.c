@@ -35,8 +35,10 @@ struct router {
 	struct replies *replies;
 
 	struct router_stats stats;
-	uint64_t refusal_ms;         /* when one was logged last */
-	unsigned char open[FDS / 8]; /* connections by descriptor */
+	uint64_t refusal_ms; /* when one was logged last */
+	/* Connections by descriptor; and those whose end was told before their beginning: the two
+	 * come from different I/O threads of libzmq. */
+	unsigned char open[FDS / 8], ended[FDS / 8];
 };
 
 /* ---- out ----------------------------------------------------------------------------------- */
@@ -169,30 +171,49 @@ static void on_accept_failed(struct router *r, int error)
 	log_warn("net", "accept_failed", "reason=\"%s\" pause_ms=%d", strerror(error), REBIND_MS);
 	(void)zmq_unbind(r->socket, r->endpoint); /* closes what it has accepted, too */
 	memset(r->open, 0, sizeof(r->open));
+	memset(r->ended, 0, sizeof(r->ended));
 	r->stats.connections = 0;
 	r->bound = 0;
 	rest(r);
 }
 
-static void note_open(struct router *r, uint32_t fd, int open)
+/* Turn the bit over if it is not `value`; 1: it was turned. */
+static int flip(unsigned char *bits, uint32_t fd, int value)
+{
+	unsigned char bit = (unsigned char)(1u << (fd % 8)), *byte = &bits[fd / 8];
+
+	if (((*byte & bit) != 0) == value)
+		return 0;
+	*byte = (unsigned char)(*byte ^ bit);
+	return 1;
+}
+
+static void note_accepted(struct router *r, uint32_t fd)
+{
+	r->stats.accepted++;
+	if (fd >= FDS || flip(r->ended, fd, 0) || !flip(r->open, fd, 1))
+		return;
+	log_debug("net", "accepted", "fd=%u", fd);
+	r->stats.connections++;
+}
+
+static void note_ended(struct router *r, uint32_t fd)
 {
 	if (fd >= FDS)
 		return;
-	unsigned char bit = (unsigned char)(1u << (fd % 8)), *byte = &r->open[fd / 8];
-	int was = (*byte & bit) != 0;
-	if (was == open)
-		return;
-	log_debug("net", open ? "accepted" : "hung_up", "fd=%u", fd);
-	*byte = (unsigned char)(*byte ^ bit);
-	r->stats.connections += open ? 1u : (uint32_t)-1;
+	if (flip(r->open, fd, 0)) {
+		log_debug("net", "hung_up", "fd=%u", fd);
+		r->stats.connections--;
+	} else if (r->bound) { /* else: one of those that zmq_unbind has closed */
+		flip(r->ended, fd, 1);
+	}
 }
 
 static void on_event(struct router *r, unsigned event, uint32_t value)
 {
 	switch (event) {
 	case ZMQ_EVENT_ACCEPTED:
-		r->stats.accepted++;
-		note_open(r, value, 1);
+		note_accepted(r, value);
 		break;
 	case ZMQ_EVENT_ACCEPT_FAILED:
 		on_accept_failed(r, (int)value);
@@ -203,7 +224,7 @@ static void on_event(struct router *r, unsigned event, uint32_t value)
 		r->stats.handshakes_failed++;
 		break;
 	case ZMQ_EVENT_DISCONNECTED:
-		note_open(r, value, 0);
+		note_ended(r, value);
 		break;
 	default:
 		break;

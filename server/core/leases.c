@@ -63,17 +63,28 @@ int leases_open(struct core *c, const struct data_id *d)
 /* ---- giving back ------------------------------------------------------------------------------
  */
 
-static void release_range(
-	struct core *c, uint8_t *state, uint32_t first, uint32_t count, uint32_t *n_free)
+static void release_batch(struct core *c, uint32_t i)
 {
-	for (uint32_t i = first; i < first + count; i++) {
-		if (state[i] != BATCH_LEASED)
-			continue;
-		state[i] = BATCH_FREE;
-		c->stats.released++;
-		if (n_free)
-			(*n_free)++;
+	struct leases *l = &c->leases;
+
+	if (l->batch[i] != BATCH_LEASED)
+		return;
+	c->stats.released++;
+	if (l->copies[i] > 0) { /* somebody else still works on it */
+		l->copies[i]--;
+		return;
 	}
+	l->batch[i] = BATCH_FREE;
+	l->n_free++;
+}
+
+static void release_portion(struct core *c, uint32_t i)
+{
+	uint8_t *state = &c->leases.portion[i];
+
+	c->stats.released += *state == BATCH_LEASED;
+	if (*state == BATCH_LEASED)
+		*state = BATCH_FREE;
 }
 
 void leases_release(struct core *c, struct worker *w)
@@ -86,9 +97,10 @@ void leases_release(struct core *c, struct worker *w)
 	/* a new pass of sandblaster has given its portions out anew */
 	int past = c->cfg.mode == MODE_SANDBLASTER && g->version != c->store.version;
 	if (g->kind == GRANT_TRAIN && g->work.epoch == l->epoch && !past)
-		release_range(c, l->batch, g->work.first, g->work.count, &l->n_free);
+		for (uint32_t i = 0; i < g->work.count; i++)
+			release_batch(c, g->work.first + i);
 	else if (g->kind == GRANT_EVAL && l->evaluating && g->eval_id == l->epoch)
-		release_range(c, l->portion, g->eval_first / l->eval_size, 1, NULL);
+		release_portion(c, g->eval_first / l->eval_size);
 	w->grant.request =
 		0; /* the rest stays: its next lease prefers to begin where this one ended */
 }
@@ -267,7 +279,7 @@ static uint8_t *copied_least(const struct leases *l)
 	return best;
 }
 
-/* Exact modes: all is given out, but a copy may be quicker than whoever has it. */
+/* All is given out, but a copy may be quicker than whoever has it: the first result counts. */
 static void grant_backup(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
@@ -279,7 +291,7 @@ static void grant_backup(struct core *c, struct worker *w)
 		l->copies[p - l->batch]++;
 	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
 		.work = {.epoch = l->epoch, .first = (uint32_t)(p - l->batch), .count = 1},
-		.exact = 1,
+		.exact = (uint32_t)rules_of(c)->exact,
 		.version = c->store.version};
 	c->stats.backups++;
 	grant(c, w);
@@ -312,8 +324,7 @@ static void grant_training(struct core *c, struct worker *w)
 	if (allowed == 0)
 		return;
 	if (l->n_free == 0) {
-		if (rules_of(c)->exact)
-			grant_backup(c, w);
+		grant_backup(c, w);
 		return;
 	}
 	/* small leases at the end of an epoch, so that nobody waits for a long one */

@@ -193,6 +193,9 @@ static void check_rate(const struct raw *r, const struct model *m, int *errors)
 
 static void check_together(const struct raw *r, int *errors)
 {
+	if (r->modes.mode + 1 == MODE_EASGD && (r->weight_decay > 0 || r->clip_norm > 0))
+		complain(errors, "--weight-decay, --clip-norm: the centre of --mode easgd moves by "
+				 "distances, not gradients: leave them out");
 	if (r->replay_window < r->push_window)
 		complain(errors, "--replay-window: %lld is less than --push-window %lld",
 			(long long)r->replay_window, (long long)r->push_window);

@@ -261,6 +261,8 @@ static const char *const bad[][2] = {
 	{"--mode;ssp;--model;vector:5", "--mode"},
 	{"--optimizer;lbfgs", "sandblaster"},
 	{"--mode;easgd;--optimizer;adam", "--optimizer"},
+	{"--mode;easgd;--weight-decay;0.01", "--weight-decay"},
+	{"--mode;easgd;--clip-norm;1", "--clip-norm"},
 	{"--mode;sync;--n-push;2", "--n-push"},
 	{"--mode;sandblaster;--n-fetch;2", "--n-fetch"},
 	{"--mode;sync;--delay-compensation;constant", "--delay-compensation"},

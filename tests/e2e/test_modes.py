@@ -35,10 +35,10 @@ def test_sync_learns_with_its_defaults(lab, mnist):
 
 
 SMALL = {  # mode's options, accuracy on a thousand images after eight epochs of 6,000
-    "ssp": (("--mode", "ssp", "--ssp-bound", 4), 0.83),
-    "easgd": (("--mode", "easgd"), 0.79),
-    "constant delay compensation": (("--delay-compensation", "constant"), 0.84),
-    "adaptive delay compensation": (("--delay-compensation", "adaptive"), 0.84),
+    "ssp": (("--mode", "ssp", "--ssp-bound", 4), 0.945),
+    "easgd": (("--mode", "easgd"), 0.87),
+    "constant delay compensation": (("--delay-compensation", "constant"), 0.945),
+    "adaptive delay compensation": (("--delay-compensation", "adaptive"), 0.945),
 }
 
 
@@ -77,7 +77,7 @@ def test_asynchronous_modes_are_as_good_as_sync(lab, mnist):
         assert result["images_per_epoch"] == [60000] * 3
         worse[name] = (sync - result["accuracy"], points)
     print(f"sync {sync}, worse by {worse}")
-    assert all(by <= points for by, points in worse.values()), (sync, worse)
+    assert all(by <= (points if mnist else 0.04) for by, points in worse.values()), (sync, worse)
 
 
 @slow

@@ -280,6 +280,9 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	case EVENT_SAVE_FAILED:
 		on_save_failed(c);
 		break;
+	case EVENT_SAVE:
+		c->urgent = 1;
+		break;
 	case EVENT_DRAIN:
 		core_end(c, PS_ESHUTDOWN);
 		break;

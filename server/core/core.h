@@ -76,6 +76,8 @@ struct core_config {
 	uint32_t checkpoint_ms; /* least time between snapshots */
 	uint64_t generation; /* newest snapshot there is: the core's first one is generation + 1 */
 	int durable; /* snapshots go to a disk; 0: there is none and ACK says durable at once */
+	int journal; /* and every event goes to a journal before what follows from it is told to
+		      * anybody: what is decided is durable by the time that it is heard */
 	int accept_rollback; /* go on with workers that know of newer durable pushes than this state
 			      */
 };
@@ -86,6 +88,7 @@ enum event_kind {
 	EVENT_TICK,        /* time passed; at least every 100 ms */
 	EVENT_DURABLE,     /* snapshot `generation` is on disk */
 	EVENT_SAVE_FAILED, /* it is not, and never will be: take another */
+	EVENT_SAVE,        /* take a snapshot: the journal has grown, or is lost */
 	EVENT_DRAIN,       /* stop: last snapshot, tell everybody, finish */
 };
 

@@ -8,12 +8,13 @@
  */
 #include "server/core/image.h"
 #include "server/core/image_check.h"
+#include "server/core/image_live.h"
 #include "server/core/cursor.h"
 #include "server/core/state.h"
 #include "common/run_head.h"
 #include <string.h>
 
-#define IMAGE_FORMAT 3u
+#define IMAGE_FORMAT 4u
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -23,6 +24,7 @@ const char *const image_names[IMAGE_SECTIONS] = {
 	[IMAGE_LEASES] = "leases",
 	[IMAGE_WEIGHTS] = "weights",
 	[IMAGE_OPTIM] = "optim",
+	[IMAGE_LIVE] = "live",
 };
 
 /* ---- sections ---------------------------------------------------------------------------------
@@ -243,12 +245,12 @@ static void put_leases(struct cursor *k, struct core *c)
 		spoil(k, "it has been trained for longer than --epochs");
 	flag(k, &l->evaluating);
 	refuse_over(k, (uint64_t)l->evaluating, l->epoch);
-	if (training) {
+	u32(k, &c->blaster.first);
+	u32(k, &c->blaster.end);
+	flag(k, &c->blaster.open);
+	refuse_over(k, (uint64_t)c->blaster.open, (uint64_t)training);
+	if (training)
 		bytes(k, l->batch, l->n_batches);
-		u32(k, &c->blaster.first);
-		u32(k, &c->blaster.end);
-		flag(k, &c->blaster.open);
-	}
 	if (l->evaluating)
 		put_portions(k, c);
 	for (uint32_t i = 0; i < n_epochs && !k->bad; i++)
@@ -354,6 +356,10 @@ static void put_section(struct cursor *k, struct core *c, enum image_section s)
 	case IMAGE_OPTIM:
 		put_optim(k, c);
 		break;
+	case IMAGE_LIVE:
+		live_put_config(k, &cfg);
+		live_put_state(k, c);
+		break;
 	case IMAGE_SECTIONS:
 		break;
 	}
@@ -377,6 +383,31 @@ void image_write(struct core *c, enum image_section s, unsigned char *out)
 /* ---- reading ----------------------------------------------------------------------------------
  */
 
+/* What a restart goes on with: all sections but IMAGE_LIVE. */
+static int read_lasting(struct core *c, struct core_config *then,
+	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
+	const char **why)
+{
+	*why = MALFORMED;
+	for (int s = 0; s < IMAGE_LIVE; s++) {
+		struct cursor k = {.in = data[s], .size = size[s]};
+
+		if (!data[s])
+			return PS_ECHECKPOINT;
+		if (s == IMAGE_RUN)
+			put_run(&k, c, then);
+		else
+			put_section(&k, c, (enum image_section)s);
+		if (s == IMAGE_RUN && !k.bad)
+			k.bad = image_differs(&c->cfg, then);
+		if (k.bad)
+			*why = k.bad;
+		if (k.bad || k.at != size[s])
+			return PS_ECHECKPOINT;
+	}
+	return image_is_sound(c) ? PS_OK : PS_ECHECKPOINT;
+}
+
 int image_read(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
 	struct core **out, const char **why)
@@ -385,26 +416,38 @@ int image_read(void *memory, float *weights, const struct core_config *cfg,
 	struct core_config then = *cfg;
 
 	*out = NULL;
-	*why = MALFORMED;
-	for (int s = 0; s < IMAGE_SECTIONS; s++) {
-		struct cursor k = {.in = data[s], .size = size[s]};
-
-		if (!data[s])
-			return PS_ECHECKPOINT;
-		if (s == IMAGE_RUN)
-			put_run(&k, c, &then);
-		else
-			put_section(&k, c, (enum image_section)s);
-		if (s == IMAGE_RUN && !k.bad)
-			k.bad = image_differs(cfg, &then);
-		if (k.bad)
-			*why = k.bad;
-		if (k.bad || k.at != size[s])
-			return PS_ECHECKPOINT;
-	}
+	if (read_lasting(c, &then, data, size, why))
+		return PS_ECHECKPOINT;
 	if (cfg->run.hi == 0 && cfg->run.lo == 0)
 		c->cfg.run = then.run;
-	if (!image_is_sound(c) || !image_revive(c))
+	image_revive(c);
+	*out = c;
+	return PS_OK;
+}
+
+int image_config(const unsigned char *live, size_t size, struct core_config *cfg)
+{
+	struct cursor k = {.in = live, .size = size};
+
+	memset(cfg, 0, sizeof(*cfg));
+	live_put_config(&k, cfg);
+	return k.bad ? PS_ECHECKPOINT : PS_OK;
+}
+
+int image_read_live(void *memory, float *weights, const struct core_config *cfg,
+	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
+	struct core **out, const char **why)
+{
+	struct core *c = core_place(memory, weights, cfg);
+	struct core_config then = *cfg;
+	struct cursor k = {.in = data[IMAGE_LIVE], .size = size[IMAGE_LIVE]};
+
+	*out = NULL;
+	if (!k.in || read_lasting(c, &then, data, size, why))
+		return PS_ECHECKPOINT;
+	live_put_config(&k, &then); /* once more, to come to what is behind it */
+	live_put_state(&k, c);
+	if (k.bad || k.at != k.size)
 		return PS_ECHECKPOINT;
 	*out = c;
 	return PS_OK;

@@ -21,6 +21,7 @@ enum image_section {
 	IMAGE_LEASES,
 	IMAGE_WEIGHTS,
 	IMAGE_OPTIM,
+	IMAGE_LIVE, /* only image_read_live reads it: configuration, connections, times */
 	IMAGE_SECTIONS
 };
 
@@ -35,11 +36,22 @@ size_t image_size(struct core *c, enum image_section s);
 void image_write(struct core *c, enum image_section s, unsigned char *out);
 /*
  * Make a core in `memory` and `weights` (as core_init's) from sections. `cfg` is this start's
- * configuration with run.hi == run.lo
- * == 0 to take over the image's run id. 0, or PS_ECHECKPOINT with `*why` a static sentence (other
- * model, seed, batch..., or a malformed section): memory is then unspecified.
+ * configuration with run.hi == run.lo == 0 to take over the image's run id. 0, or PS_ECHECKPOINT
+ * with `*why` a static sentence (other model, seed, batch..., or a malformed section): memory is
+ * then unspecified.
  */
 int image_read(void *memory, float *weights, const struct core_config *cfg,
+	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
+	struct core **out, const char **why) PS_MUST_CHECK;
+/* The configuration under which `live` (section IMAGE_LIVE, `size` bytes) was written, every field
+ * in the range of its option. PS_ECHECKPOINT. */
+int image_config(const unsigned char *live, size_t size, struct core_config *cfg) PS_MUST_CHECK;
+/*
+ * The same core in the middle of its life, to replay the events that followed (a journal): given
+ * those it takes the same steps to the same bytes. `cfg` is image_config's; otherwise as
+ * image_read.
+ */
+int image_read_live(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
 	struct core **out, const char **why) PS_MUST_CHECK;
 #endif

@@ -123,29 +123,40 @@ static int count_leases(struct core *c)
 	return l->n_batches ? !training || l->n_done < l->n_batches : l->epoch == 0;
 }
 
-int image_is_sound(struct core *c)
+/* What somebody was given lies inside the data set. */
+static int grants_fit(const struct core *c)
 {
-	return all_sensible(c) && window_fits(c) && count_leases(c);
+	const struct leases *l = &c->leases;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct msg_grant *grant = &c->worker[i].grant;
+		const struct work *g = &grant->work;
+
+		if (grant->kind == GRANT_TRAIN &&
+			(g->first > l->n_batches || g->count > l->n_batches - g->first))
+			return 0;
+		if (grant->kind == GRANT_EVAL && grant->eval_first >= c->data.n_test)
+			return 0;
+	}
+	return 1;
 }
 
-int image_revive(struct core *c)
+int image_is_sound(struct core *c)
 {
-	struct leases *l = &c->leases;
+	return all_sensible(c) && window_fits(c) && count_leases(c) && grants_fit(c);
+}
+
+void image_revive(struct core *c)
+{
+	const struct leases *l = &c->leases;
 
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
-		const struct work *g = &w->grant.work;
 
 		w->durable_seq = w->last_seq;
 		c->recovering |= w->state == SESSION_AWAY;
-		if (w->grant.kind == GRANT_TRAIN &&
-			(g->first > l->n_batches || g->count > l->n_batches - g->first))
-			return 0;
-		if (w->grant.kind == GRANT_EVAL && w->grant.eval_first >= c->data.n_test)
-			return 0;
 	}
 	c->stats.recoveries++;
 	if (l->n_batches && l->epoch >= c->cfg.epochs && !l->evaluating)
 		core_end(c, PS_EDONE);
-	return 1;
 }

@@ -9,6 +9,6 @@
 const char *image_differs(const struct core_config *now, const struct core_config *then);
 /* 1: all numbers are possible and agree with each other. Counts the batch ledger anew. */
 int image_is_sound(struct core *c);
-/* What a restart changes on purpose; 0: a lease of the image is impossible. */
-int image_revive(struct core *c);
+/* What a restart changes on purpose. */
+void image_revive(struct core *c);
 #endif

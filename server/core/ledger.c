@@ -28,7 +28,7 @@ static void answer(
 		.reject = (enum reject)d->reject,
 		.duplicate = (uint32_t)duplicate,
 		.version = d->version,
-		.durable_seq = w->durable_seq,
+		.durable_seq = sessions_durable_seq(c, w),
 		.epoch = c->cfg.epoch};
 }
 
@@ -108,7 +108,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	d->version = c->store.version;
 	if (!c->cfg.durable)
 		w->durable_seq = w->last_seq;
-	else if (w->last_seq - w->durable_seq >= c->cfg.replay_window / 2)
+	else if (!c->cfg.journal && w->last_seq - w->durable_seq >= c->cfg.replay_window / 2)
 		c->urgent = 1; /* before the worker has to wait for us */
 	answer(c, w, p->seq, d, 0);
 }

@@ -55,6 +55,11 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 /* ---- HELLO ------------------------------------------------------------------------------------
  */
 
+uint64_t sessions_durable_seq(const struct core *c, const struct worker *w)
+{
+	return c->cfg.journal ? w->last_seq : w->durable_seq;
+}
+
 static void welcome(struct core *c, struct worker *w, uint32_t peer)
 {
 	struct msg_welcome *m = &core_send(c, peer, MSG_WELCOME)->welcome;
@@ -63,7 +68,7 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	memset(m, 0, sizeof(*m));
 	m->stamp = stamp_for(c, w);
 	m->last_seq = w ? w->last_seq : 0;
-	m->durable_seq = w ? w->durable_seq : 0;
+	m->durable_seq = w ? sessions_durable_seq(c, w) : 0;
 	memcpy(m->model, cfg->model, sizeof(m->model));
 	m->model_fingerprint = cfg->model_fingerprint;
 	m->n_params = cfg->n_params;
@@ -97,7 +102,7 @@ static void go_live(struct core *c, struct worker *w)
 static void join(struct core *c, struct worker *w)
 {
 	c->dirty = 1;
-	if (!c->cfg.durable) {
+	if (!c->cfg.durable || c->cfg.journal) {
 		go_live(c, w);
 		return;
 	}
@@ -297,7 +302,7 @@ void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 	w->state = SESSION_DEAD;
 	w->waiting = 0;
 	w->peer = ev->peer;
-	if (w->durable_seq == w->last_seq) {
+	if (sessions_durable_seq(c, w) == w->last_seq) {
 		sessions_bye(c, w, ev->peer, PS_OK);
 		return;
 	}

@@ -152,6 +152,8 @@ void sessions_overdue(struct core *c);
 int sessions_all_back(const struct core *c);
 void sessions_say_bye(struct core *c, int status); /* to all */
 void sessions_bye(struct core *c, const struct worker *w, uint32_t peer, int status);
+/* Of w's pushes all up to here are durable when the answer of this step is heard. */
+uint64_t sessions_durable_seq(const struct core *c, const struct worker *w);
 uint32_t sessions_id(const struct core *c, const struct worker *w);
 
 /* ledger.c */

@@ -27,7 +27,8 @@ struct bench {
 	void *memory;
 	struct core *core;
 	uint64_t now_ms;
-	uint64_t saving; /* generation of the snapshot under way; 0: none */
+	uint64_t saving;   /* generation of the snapshot under way; 0: none */
+	struct core *twin; /* takes the same steps; NULL: none */
 };
 
 struct bench_image {
@@ -145,6 +146,8 @@ static inline void bench_watch(struct bench *b)
 static inline void bench_step(struct bench *b, const struct event *ev)
 {
 	core_step(b->core, ev, b->now_ms);
+	if (b->twin)
+		core_step(b->twin, ev, b->now_ms);
 	bench_watch(b);
 }
 

@@ -116,7 +116,7 @@ static unsigned char *image(size_t *size)
 	unsigned char *bytes = NULL;
 
 	*size = 0;
-	for (int i = IMAGE_LEDGER; i < IMAGE_SECTIONS; i++) { /* RUN counts its recoveries */
+	for (int i = IMAGE_LEDGER; i < IMAGE_LIVE; i++) { /* RUN counts its recoveries */
 		size_t n = image_size(run.core, (enum image_section)i);
 		bytes = realloc(bytes, *size + n + 1);
 		assert_non_null(bytes);

@@ -1,0 +1,278 @@
+/*
+ * Proves what a journal stands on: a core that is read from an image in the middle of its life,
+ * and is given the events that followed, is the same core, byte for byte, in every mode.
+ */
+#include "tests/unit/core_crowd.h"
+#include "tests/unit/core_modes.h"
+
+/* ---- a twin --------------------------------------------------------------------------------- */
+
+static void assert_same_bytes(const struct bench *b)
+{
+	const struct bench other = {.core = b->twin};
+	struct bench_image mine = bench_save(b), its = bench_save(&other);
+
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		assert_int_equal(mine.size[i], its.size[i]);
+		assert_memory_equal(mine.data[i], its.data[i], mine.size[i]);
+	}
+	bench_drop(&mine);
+	bench_drop(&its);
+}
+
+/* From the image of this instant, in poisoned memory of its own; free() what is returned. */
+static void *begin_twin(struct bench *b)
+{
+	struct bench_image img = bench_save(b);
+	const unsigned char *data[IMAGE_SECTIONS];
+	struct core_config cfg;
+	const char *why = NULL;
+
+	memcpy(data, img.data, sizeof(data));
+	assert_int_equal(image_config(data[IMAGE_LIVE], img.size[IMAGE_LIVE], &cfg), PS_OK);
+	assert_memory_equal(cfg.model, b->cfg.model, sizeof(cfg.model));
+	assert_int_equal(core_bytes(&cfg), core_bytes(&b->cfg));
+	void *memory = bench_memory(&cfg);
+	assert_int_equal(image_read_live(memory, bench_weights(memory, &cfg), &cfg, data, img.size,
+				 &b->twin, &why),
+		PS_OK);
+	bench_drop(&img);
+	assert_same_bytes(b);
+	bench_tick(b, 0); /* from now on their effects are the same, too */
+	return memory;
+}
+
+/* After a step of both. */
+static void assert_twins(const struct bench *b)
+{
+	assert_same_bytes(b);
+	for (size_t i = 0; core_effect(b->core, i); i++) {
+		const struct effect *e = core_effect(b->core, i), *f = core_effect(b->twin, i);
+		assert_non_null(f);
+		assert_int_equal(e->kind, f->kind);
+		assert_int_equal(e->peer, f->peer);
+		assert_int_equal(e->generation, f->generation);
+		if (e->kind == EFFECT_SEND)
+			assert_int_equal(e->msg.type, f->msg.type);
+	}
+}
+
+/* ---- anything at all ------------------------------------------------------------------------ */
+
+static struct crowd anywhere(uint64_t seed)
+{
+	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 2)};
+	struct core_config cfg = bench_training();
+
+	cfg.epochs = (uint32_t)rng_below(&k.r, 4);
+	cfg.mode = rng_below(&k.r, 2) ? MODE_DOWNPOUR : MODE_SSP;
+	cfg.ssp_bound = (uint32_t)rng_below(&k.r, 3);
+	cfg.optim.kind = (enum optim_kind)rng_below(&k.r, OPTIM_LBFGS);
+	cfg.replay_window = 8 + (uint32_t)rng_below(&k.r, 30);
+	cfg.checkpoint_ms = 1 + (uint32_t)rng_below(&k.r, 1000);
+	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
+	cfg.accept_rollback = 1;
+	cfg.journal = (int)rng_below(&k.r, 2);
+	cfg.dc_lambda = rng_below(&k.r, 3) ? 0 : 0.5;
+	cfg.dc_adaptive = (int)rng_below(&k.r, 2);
+	bench_open(&k.b, cfg);
+	crowd_join(&k);
+	return k;
+}
+
+static void whatever_follows_a_live_image_ends_in_the_same_bytes(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 200; seed++) {
+		struct crowd k = anywhere(seed);
+		void *memory = NULL;
+
+		print_message("seed %llu\r", (unsigned long long)seed);
+		for (uint64_t steps = 20 + rng_below(&k.r, 200); steps--;) {
+			struct core *before = k.b.twin;
+			crowd_step(&k);
+			if (k.b.twin)
+				assert_twins(&k.b);
+			if (before && k.b.twin && rng_below(&k.r, 30))
+				continue;
+			free(memory); /* a restart, or time for another twin */
+			memory = begin_twin(&k.b);
+		}
+		free(memory);
+		bench_close(&k.b);
+	}
+}
+
+/* ---- the modes ------------------------------------------------------------------------------ */
+
+static struct core_config of_mode(int i)
+{
+	struct core_config cfg = bench_training();
+
+	cfg.mode = i == 5 ? MODE_SANDBLASTER : (enum mode)(MODE_DOWNPOUR + i);
+	cfg.batch = 5;
+	cfg.checkpoint_ms = 1;
+	cfg.journal = 1;
+	cfg.lr = 0.01;
+	cfg.dc_lambda = i == 0 ? 0.5 : 0;
+	cfg.batch_images = i == 3 ? 20 : 0;
+	if (i == 5) {
+		cfg.optim.kind = OPTIM_LBFGS;
+		cfg.lbfgs_history = 3;
+		cfg.lbfgs_trials = 20;
+		cfg.lbfgs_armijo = 1e-4;
+		cfg.lbfgs_wolfe = 0.5;
+	}
+	return cfg;
+}
+
+/* What a disk would say, and time; 1 when the run is over. */
+static int crew_pass(struct crew *k, struct rng *r)
+{
+	if (k->b.saving && rng_below(r, 3) == 0)
+		bench_saved(&k->b, rng_below(r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
+	else if (rng_below(r, 10) == 0 || k->b.core->ending != END_NOT)
+		bench_tick(&k->b, rng_below(r, 20));
+	else
+		crew_act(k, (uint32_t)rng_below(r, k->n));
+	crew_hear(k);
+	return bench_count(&k->b, EFFECT_FINISH) > 0;
+}
+
+static void so_it_does_in_every_mode(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 60; seed++) {
+		struct rng r = rng_seed(seed, RNG_SIM, 3);
+		struct crew k;
+		int over = 0;
+
+		print_message("seed %llu\r", (unsigned long long)seed);
+		crew_open(&k, of_mode((int)(seed % 6)), 3, 35, crew_bowl);
+		for (uint64_t wait = rng_below(&r, 150); wait && !over; wait--)
+			over = crew_pass(&k, &r);
+		void *memory = begin_twin(&k.b);
+		for (int i = 0; i < 100000 && !over; i++) {
+			over = crew_pass(&k, &r);
+			assert_twins(&k.b);
+		}
+		assert_true(over);
+		free(memory);
+		crew_close(&k);
+	}
+}
+
+/* ---- what a file may say -------------------------------------------------------------------- */
+
+static int read_live(const struct bench_image *img, size_t live_bytes)
+{
+	const unsigned char *data[IMAGE_SECTIONS];
+	size_t size[IMAGE_SECTIONS];
+	struct core_config cfg;
+	struct core *c;
+	const char *why = NULL;
+
+	memcpy(data, img->data, sizeof(data));
+	memcpy(size, img->size, sizeof(size));
+	size[IMAGE_LIVE] = live_bytes;
+	int rc = image_config(data[IMAGE_LIVE], live_bytes, &cfg);
+	if (rc)
+		return rc;
+	if (cfg.n_params != BENCH_PARAMS) /* a shell compares it with the weights' section */
+		return PS_ECHECKPOINT;
+	void *memory = bench_memory(&cfg);
+	rc = image_read_live(memory, bench_weights(memory, &cfg), &cfg, data, size, &c, &why);
+	assert_true(rc == PS_OK || (rc == PS_ECHECKPOINT && why && !c));
+	for (int i = 0; !rc && i < 20; i++) /* it was believed, so it can be lived with */
+		core_step(c, &(struct event){.kind = EVENT_TICK}, 1000000 + 100 * (uint64_t)i);
+	free(memory);
+	return rc;
+}
+
+static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
+{
+	struct rng r = rng_seed(5, RNG_SIM, 4);
+	uint32_t believed = 0, refused = 0;
+
+	(void)state;
+	struct crowd k = anywhere(3);
+	for (int i = 0; i < 60; i++)
+		crowd_step(&k);
+	struct bench_image img = bench_save(&k.b);
+	size_t n = img.size[IMAGE_LIVE];
+	assert_int_equal(read_live(&img, n), PS_OK);
+	for (size_t cut = 0; cut < n; cut++)
+		assert_int_equal(read_live(&img, cut), PS_ECHECKPOINT);
+	assert_int_equal(read_live(&img, n + 1), PS_ECHECKPOINT);
+	for (size_t at = 0; at < n; at++) {
+		unsigned char *byte = &img.data[IMAGE_LIVE][at], was = *byte;
+		*byte ^= (unsigned char)(1u << rng_below(&r, 8));
+		believed += read_live(&img, n) == PS_OK;
+		*byte = was;
+	}
+	refused = (uint32_t)n - believed;
+	print_message("%u believed, %u refused\n", believed, refused);
+	assert_true(believed > 100 && refused > 100);
+	bench_drop(&img);
+	bench_close(&k.b);
+}
+
+/* ---- what the journal changes --------------------------------------------------------------- */
+
+/* The shell tells it when the event is on disk: so it may say that all of it is. */
+static void with_a_journal_all_is_durable_when_it_is_heard(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct bench b;
+	struct msg hello = bench_hello(""), push;
+
+	(void)state;
+	cfg.journal = 1;
+	bench_open(&b, cfg);
+	bench_message(&b, 9, &hello);
+	const struct msg *m = bench_sent(&b, 9, MSG_WELCOME);
+	assert_non_null(m);
+	struct stamp s = m->welcome.stamp;
+	for (uint64_t seq = 1; seq <= 200; seq++) {
+		push = bench_push_ones(s, seq);
+		assert_int_equal(bench_acked(&b, 9, &push).durable_seq, seq);
+		assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
+	}
+	push = bench_push_ones(s, 7);
+	struct msg_ack again = bench_acked(&b, 9, &push);
+	assert_int_equal(again.duplicate, 1);
+	assert_int_equal(again.durable_seq, 200);
+	/* a BEAT is not held back: it says what a checkpoint holds */
+	bench_beat(&b, 10, s);
+	assert_int_equal(bench_sent(&b, 10, MSG_BEAT)->beat.durable_seq, 0);
+	bench_bye(&b, 9, s);
+	assert_non_null(bench_sent(&b, 9, MSG_BYE));
+	bench_close(&b);
+}
+
+static void a_snapshot_is_taken_when_the_shell_asks_for_one(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	bench_step(&b, &(struct event){.kind = EVENT_SAVE});
+	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 1);
+	bench_step(&b, &(struct event){.kind = EVENT_SAVE}); /* one is under way: the next one */
+	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
+	bench_durable(&b);
+	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 1);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(whatever_follows_a_live_image_ends_in_the_same_bytes),
+		cmocka_unit_test(so_it_does_in_every_mode),
+		cmocka_unit_test(a_cut_section_is_refused_and_no_lie_does_harm),
+		cmocka_unit_test(with_a_journal_all_is_durable_when_it_is_heard),
+		cmocka_unit_test(a_snapshot_is_taken_when_the_shell_asks_for_one),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -90,11 +90,11 @@ class Process:
 class Server(Process):
     """cnn-ps on a port of its own choice, or on the one it had in an earlier life."""
 
-    def __init__(self, directory, options, endpoint="tcp://127.0.0.1:0"):
+    def __init__(self, directory, options, endpoint="tcp://127.0.0.1:0", wrap=(), env=None):
         self.directory = directory
         place = ["--checkpoint-dir", directory] if directory else []
-        super().__init__("cnn-ps", command("cnn-ps", "--bind", endpoint, "--http", "127.0.0.1:0",
-                                           *place, *options))
+        super().__init__("cnn-ps", [*wrap, *command(
+            "cnn-ps", "--bind", endpoint, "--http", "127.0.0.1:0", *place, *options)], env)
 
     @property
     def endpoint(self):
@@ -125,22 +125,24 @@ class Lab:
         self.processes.append(process)
         return process
 
-    def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0"):
+    def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0", **how):
+        """`how`: wrap, a command line to put in front; env, more environment."""
         path = self.directory / directory if directory else None
-        return self.add(Server(path, options, endpoint))
+        return self.add(Server(path, options, endpoint, **how))
 
-    def restart(self, server, *options):
+    def restart(self, server, *options, **how):
         """A new server process where a dead one was: same directory, same port."""
-        return self.add(Server(server.directory, options, server.endpoint))
+        return self.add(Server(server.directory, options, server.endpoint, **how))
 
     def worker(self, endpoint, *options, data=None):
         return self.add(Process("cnn-worker", command(
             "cnn-worker", "--server", endpoint, "--data", data or self.data, "--device", "cpu",
             "--threads", 1, *options)))
 
-    def ledger_worker(self, endpoint, index, pushes):
-        return self.add(Process(f"ledger {index}", command(
-            "tests/tools/ledger_worker", endpoint, index, pushes)))
+    def ledger_worker(self, endpoint, index, pushes, *pace, wrap=()):
+        """`pace`: milliseconds between two pushes."""
+        return self.add(Process(f"ledger {index}", [*wrap, *command(
+            "tests/tools/ledger_worker", endpoint, index, pushes, *pace)]))
 
     def ctl(self, *arguments, code=0, seconds=30):
         ctl = self.add(Process("cnn-ctl", command("cnn-ctl", *arguments)))

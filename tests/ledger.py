@@ -9,12 +9,15 @@ LEDGER = ("--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant", "--max-st
 class LedgerRun:
     """Workers that push the ledger gradient, and the kills that they go through."""
 
-    def __init__(self, lab, workers, pushes, *options, **named):
+    def __init__(self, lab, workers, pushes, *options, pace=(), **how):
         self.lab = lab
         self.pushes = pushes
+        self.pace = pace
         self.options = ("--model", f"vector:{workers * pushes}", *LEDGER, *options)
-        self.server = lab.server(*self.options, **named)
-        self.crew = [lab.ledger_worker(self.server.endpoint, i, pushes) for i in range(workers)]
+        self.server = lab.server(*self.options, **how)
+        self.crew = [None] * workers
+        for i in range(workers):
+            self.start_worker(i)
 
     def pushed(self):
         """How far the workers have come together, by their last words."""
@@ -26,14 +29,22 @@ class LedgerRun:
         self.server.endpoint
         until(lambda: self.pushed() >= (kill + 1) * self.pushes // 4, 60, "enough is pushed")
 
-    def kill_server(self):
+    def start_worker(self, index, **how):
+        self.crew[index] = self.lab.ledger_worker(
+            self.server.endpoint, index, self.pushes, *self.pace, **how)
+
+    def restart_server(self, **how):
+        """Where it died."""
+        self.server = self.lab.restart(self.server, *self.options, **how)
+
+    def kill_server(self, **how):
         self.server.kill()
-        self.server = self.lab.restart(self.server, *self.options)
+        self.restart_server(**how)
 
     def kill_worker(self, index):
         assert self.crew[index].running(), self.crew[index].tail()
         self.crew[index].kill()
-        self.crew[index] = self.lab.ledger_worker(self.server.endpoint, index, self.pushes)
+        self.start_worker(index)
 
     def count(self, seconds=120):
         """Every worker ends, the server drains: how many pushes were lost, and applied twice."""

@@ -2,7 +2,7 @@
  * ledger_worker.c - the ledger gradient: a worker whose every push can be found again in the
  * weights.
  *
- *   ledger_worker SERVER INDEX PUSHES
+ *   ledger_worker SERVER INDEX PUSHES [PACE]
  *
  * On a vector:N model with plain SGD and rate 1, push n of worker INDEX sets coordinate INDEX *
  * PUSHES + n to 1 and all others to 0. Afterwards every coordinate must be exactly -1: 0 is a lost
@@ -10,16 +10,18 @@
  * own coordinates to see where its predecessor ended: the server has fenced that one off, and
  * everything that it had decided is in a checkpoint before the new one is welcome.
  *
- * Prints `pushed K` on the way, and `done pushed=N reconnects=R replayed=P` when all its pushes are
- * on the server's disk. Exit: 0, 2 usage, 1 any other failure, said in one line.
+ * PACE milliseconds are between two pushes. Prints `pushed K` on the way, and `done pushed=N
+ * acked=A reconnects=R replayed=P` when all its pushes are on the server's disk; `stopped ...` when
+ * it failed. Exit: 0, 2 usage, 1 any other failure, said in one line.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include "worker/cnnps.h"
 
 #define PULL_EVERY 8  /* pushes between two pulls: their versions are the pushes' base */
-#define SAY_EVERY  50 /* pushes between two lines of progress */
+#define SAY_EVERY  10 /* pushes between two lines of progress */
 #define FLUSH_MS   60000
 
 struct ledger {
@@ -27,6 +29,7 @@ struct ledger {
 	float *w, *g; /* n values each */
 	size_t n;
 	size_t first, pushes; /* our coordinates: [first, first + pushes) */
+	size_t pace_ms;
 	uint64_t version;
 };
 
@@ -50,6 +53,15 @@ static size_t done_before(const struct ledger *l)
 	return k;
 }
 
+static void rest(const struct ledger *l)
+{
+	const struct timespec pace = {
+		(time_t)(l->pace_ms / 1000), (long)(l->pace_ms % 1000) * 1000000};
+
+	if (l->pace_ms)
+		nanosleep(&pace, NULL);
+}
+
 static int push_all(struct ledger *l)
 {
 	int r = cnnps_pull(l->c, l->w, l->n, &l->version);
@@ -66,6 +78,7 @@ static int push_all(struct ledger *l)
 		l->g[l->first + k] = 0;
 		if ((k + 1) % SAY_EVERY == 0)
 			printf("pushed %zu\n", k + 1);
+		rest(l);
 	}
 	return cnnps_flush(l->c, 1, FLUSH_MS);
 }
@@ -87,28 +100,30 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 	int r = push_all(l);
 	struct cnnps_stats s;
 	cnnps_stats(l->c, &s);
+	printf("%s pushed=%llu acked=%llu reconnects=%llu replayed=%llu\n", r ? "stopped" : "done",
+		(unsigned long long)s.pushed, (unsigned long long)s.acked,
+		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
 	if (r || s.rejected) {
 		fprintf(stderr, "ledger_worker: %s, %llu pushes rejected\n", cnnps_strerror(r),
 			(unsigned long long)s.rejected);
 		return 1;
 	}
-	printf("done pushed=%llu reconnects=%llu replayed=%llu\n", (unsigned long long)s.pushed,
-		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
 	return 0;
 }
 
 int main(int argc, char **argv)
 {
-	size_t index, pushes;
-	if (argc != 4 || number(argv[2], &index) || number(argv[3], &pushes)) {
-		fprintf(stderr, "usage: ledger_worker SERVER INDEX PUSHES\n");
+	size_t index, pushes, pace = 0;
+	if (argc < 4 || argc > 5 || number(argv[2], &index) || number(argv[3], &pushes) ||
+		(argc == 5 && number(argv[4], &pace))) {
+		fprintf(stderr, "usage: ledger_worker SERVER INDEX PUSHES [PACE]\n");
 		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	char name[32];
 	snprintf(name, sizeof name, "ledger-%zu", index);
 	struct cnnps_options o = {.server = argv[1], .name = name, .device = "ledger"};
-	struct ledger l = {.first = index * pushes, .pushes = pushes};
+	struct ledger l = {.first = index * pushes, .pushes = pushes, .pace_ms = pace};
 	int r = cnnps_connect(&l.c, &o);
 	if (r) {
 		fprintf(stderr, "ledger_worker: %s\n", o.why);

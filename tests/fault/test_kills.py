@@ -1,0 +1,253 @@
+"""Rows P1 and P2: kill -9 of workers and of the server, at any time and in every system call of a push and of a checkpoint."""
+import os
+import random
+import time
+
+import pytest
+
+import strace
+from conftest import FULL
+from lab import until
+
+ONE_SAVER = {"UV_THREADPOOL_SIZE": "1"}  # so that it can be told apart
+
+
+@pytest.fixture
+def tracing(figure):
+    """tracing(row): skip where strace cannot be used."""
+    def check(row):
+        why = strace.unusable()
+        if why:
+            figure.cannot(row, why)
+    return check
+
+
+def percentile(times, part):
+    return sorted(times)[min(len(times) - 1, int(part * len(times)))]
+
+
+def spread(places, most):
+    """At most so many of a list, evenly."""
+    step = max(1, -(-len(places) // most))
+    return places[step // 2::step]
+
+
+def report(figure, row, run, deaths):
+    """The ledger's verdict, and how many deaths it is about."""
+    lost, twice = run.count(300)
+    figure(row, lost, f"pushes lost in {deaths} deaths", lost == 0, what="lost")
+    figure(row, twice, f"pushes applied twice in {deaths} deaths", twice == 0, what="twice")
+
+
+# ---- P2: the server ------------------------------------------------------------------------------
+
+
+class Survival:
+    """Kills of one run's server, and how it comes back from each."""
+
+    def __init__(self, run):
+        self.run = run
+        self.refused = []  # exit statuses of starts that failed
+        self.back = []     # seconds from exec to at most ten new pushes of somebody
+        self.deaths = 0
+
+    def come_back(self, **how):
+        run = self.run
+        self.deaths += 1
+        before, begun = run.pushed(), time.monotonic()
+        run.restart_server(**how)
+        until(lambda: run.server.popen.poll() is not None or run.pushed() > before
+              or not any(w.running() for w in run.crew), 60, "somebody pushes again")
+        if run.server.popen.poll() is None:
+            self.back.append(time.monotonic() - begun)
+        else:
+            self.refused.append(run.server.popen.poll())
+            run.restart_server(**how)
+
+    def report(self, figure, what):
+        figure("P2", len(self.refused), f"starts refused in {self.deaths}, {self.refused[:3]}",
+               not self.refused, what=f"{what} refused")
+        figure("P2", percentile(self.back, 0.99) * 1e3, "ms from exec to new pushes, p99",
+               percentile(self.back, 0.99) <= 5, what=f"{what} back")
+        report(figure, "P2", self.run, self.deaths)
+
+
+@pytest.mark.parametrize("part", range(10 if FULL else 1))
+def test_server_killed_at_any_time(ledger, figure, seed, full, part):
+    """100 kills of each of ten servers under four workers, at random moments, also during the start."""
+    dice = random.Random(seed * 10 + part)
+    kills, pushes = (100, 7000) if full else (12, 900)
+    run = ledger(4, pushes, pace=(4,))
+    survival = Survival(run)
+    run.reached(0)
+    for _ in range(kills):
+        assert all(w.running() for w in run.crew), "it must not end before the last kill"
+        moment = time.monotonic() + dice.uniform(0, 0.1)
+        until(lambda: time.monotonic() >= moment, 1, "the moment")
+        run.server.kill()
+        survival.come_back()
+    survival.report(figure, "kills")
+
+
+def saver_calls(lab, pid):
+    """What one checkpoint calls: [(name, nth of that name)], from one opening of the directory to the next."""
+    def whole(seen):
+        starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
+                  and "O_NONBLOCK" not in line]
+        return len(starts) >= 3
+    seen = strace.watch(lab, strace.saver(pid), whole)
+    starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
+              and "O_NONBLOCK" not in line]
+    counted, places = {}, []
+    for name, _ in seen[starts[0]:starts[1]]:
+        counted[name] = counted.get(name, 0) + 1
+        places.append((name, counted[name]))
+    return places
+
+
+def kill_in_threads(lab, survival, threads, places, **how):
+    for name, nth in places:
+        run = survival.run
+        assert all(w.running() for w in run.crew), "it must not end before the last kill"
+        tracer = strace.kill_at(lab, threads(run.server.popen.pid), name, nth)
+        assert run.server.wait(30) == -9, f"{name} {nth}: {run.server.tail()}"
+        tracer.wait(10)
+        survival.come_back(**how)
+
+
+def test_server_killed_in_every_call_of_a_checkpoint(lab, ledger, tracing, figure, full):
+    tracing("P2")
+    run = ledger(2, 16000 if full else 1000, pace=(4,), env=ONE_SAVER)
+    run.reached(0)
+    places = saver_calls(lab, run.server.popen.pid)
+    names = {name for name, _ in places}
+    assert {"openat", "write", "fsync", "renameat", "close"} <= names, places
+    if not full:
+        places = spread(places, 8)
+    survival = Survival(run)
+    kill_in_threads(lab, survival, strace.saver, places, env=ONE_SAVER)
+    figure("P2", len(places), "places in a checkpoint tried", survival.deaths == len(places),
+           what="places")
+    survival.report(figure, "checkpoint")
+
+
+def test_server_killed_in_every_call_of_a_push(lab, ledger, tracing, figure, full):
+    """Each name of call in the loop and in libzmq's threads, a first and some later times."""
+    tracing("P2")
+    run = ledger(3, 16000 if full else 1000, pace=(4,))
+    run.reached(0)
+    places = []
+    for threads in (strace.loop, strace.wire):
+        seen = strace.watch(lab, threads(run.server.popen.pid), lambda calls: len(calls) >= 500)
+        for name, times in strace.count(seen).items():
+            places += [(threads, name, n) for n in (1, 2, 3, 5, 8, 13) if n * 5 <= times
+                       and name != "restart_syscall"]
+    if not full:
+        places = spread(places, 6)
+    survival = Survival(run)
+    for threads, name, nth in places:
+        kill_in_threads(lab, survival, threads, [(name, nth)])
+    figure("P2", len(places), "places in a push tried", len(places) == survival.deaths,
+           what="places")
+    survival.report(figure, "push")
+
+
+def start_places(lab, run):
+    """What a start on an old directory calls, up to its first socket: [(name, nth since exec)]."""
+    log = lab.directory / "start.log"
+    run.server.kill()
+    run.restart_server(wrap=("strace", "-o", log))
+    run.server.line("listening")
+    os.kill(int((run.server.directory / "LOCK").read_text()), 9)
+    run.server.wait(10)
+    counted, places, begun = {}, [], False
+    for name, line in strace.calls(log.read_text(errors="replace").splitlines()):
+        counted[name] = counted.get(name, 0) + 1
+        begun = begun or "/ckpt" in line and name != "execve"
+        if begun and name in ("bind", "accept4", "listen"):
+            break
+        if begun:
+            places.append((name, counted[name]))
+    return places
+
+
+def test_server_killed_in_every_call_of_a_start(lab, ledger, tracing, figure, full):
+    """The start writes the server epoch and a checkpoint of its own before anybody may connect."""
+    tracing("P2")
+    run = ledger(2, 16000 if full else 1000, pace=(4,))
+    run.reached(0)
+    places = start_places(lab, run)
+    assert sum(name == "renameat" for name, _ in places) == 2, "EPOCH and the first checkpoint"
+    if not full:
+        places = spread(places, 8)
+    survival = Survival(run)
+    for name, nth in places:
+        run.server.kill()  # it is dead already before the first place
+        dying = lab.server(*run.options, endpoint=run.server.endpoint, wrap=(
+            "strace", "-o", "/dev/null", *strace.inject(name, "signal=KILL", nth)))
+        assert dying.wait(30) == -9, f"{name} {nth}: {dying.tail()}"
+        survival.come_back()
+    figure("P2", len(places), "places in a start tried", len(places) == survival.deaths,
+           what="places")
+    survival.report(figure, "start")
+
+
+# ---- P1: workers ---------------------------------------------------------------------------------
+
+
+def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
+    """Worker 0 dies in its Nth write to a socket, is started again, and dies in the next; the others go on."""
+    tracing("P1")
+    run = ledger(4, 6000 if full else 1500, pace=(5,))
+    run.reached(0)
+    places = list(range(1, 201)) if full else [1, 2, 5, 11, 40]
+    for nth in places:
+        run.crew[0].kill()
+        run.start_worker(0, wrap=("strace", "-f", "-o", "/dev/null",
+                                  *strace.inject("sendto", "signal=KILL", nth)))
+        assert run.crew[0].wait(60) == -9, f"sendto {nth}: {run.crew[0].tail()}"
+    begun = time.monotonic()
+    run.start_worker(0)
+    resumed = int(run.crew[0].line(r"resumed (\d+)")[1])
+    figure("P1", (time.monotonic() - begun) * 1e3, "ms until a new life is at work",
+           time.monotonic() - begun < 5, what="rejoin")
+    assert resumed > 0 and all(w.running() for w in run.crew), "it has gone on where it was"
+    report(figure, "P1", run, len(places))
+
+
+def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
+    """The other calls of a worker's threads: what wakes a thread, what reads the socket."""
+    tracing("P1")
+    run = ledger(3, 8000 if full else 1500, pace=(5,))
+    run.reached(0)
+    names = ["recvfrom", "epoll_wait", "write", "read", "poll", "futex", "connect", "socket",
+             "epoll_ctl", "getpid", "eventfd2", "setsockopt"]
+    places = [(name, nth) for nth in ((1, 2, 3, 5, 8, 13, 21, 34) if full else (3,)) for name in names]
+    died = 0
+    for name, nth in places if full else spread(places, 4):
+        run.crew[0].kill()
+        run.start_worker(0, wrap=("strace", "-f", "-o", "/dev/null",
+                                  *strace.inject(name, "signal=KILL", nth)))
+        until(lambda: not run.crew[0].running() or run.crew[0].out, 30, "it dies, or is at work")
+        died += run.crew[0].popen.poll() == -9
+    run.kill_worker(0) if run.crew[0].running() else run.start_worker(0)
+    figure("P1", died, "deaths in other calls", died > 0, what="other calls")
+    report(figure, "P1", run, died)
+
+
+def test_death_is_noticed(ledger, figure, full):
+    """With the default beats. Its slot is freed later; its next life takes it at once."""
+    run = ledger(2, 1500 if full else 400, pace=(10,))
+    run.reached(0)
+    times = []
+    for _ in range(10 if full else 2):
+        place = len(run.server.lines)
+        run.crew[0].kill()
+        killed = time.monotonic()
+        run.server.line(r"worker silent .*name=\"ledger-0\"", after=place)
+        times.append(time.monotonic() - killed)
+        run.start_worker(0)
+        run.crew[0].line("pushed")
+    figure("P1", max(times) * 1e3, f"ms at most until a death is noticed, of {len(times)}",
+           max(times) <= 1.75, what="detect")
+    report(figure, "P1", run, len(times))

@@ -99,10 +99,11 @@ SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 
-.PHONY: all demo test data lint bench asan ubsan tsan clean deps tests faults
+.PHONY: all demo test data lint bench asan ubsan tsan clean deps tests units faults
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
+units: all $(UNIT) $(SIM)
 tests: all $(UNIT) $(SIM) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON)
 ifeq ($(NVCC),)
 all: no-cuda
@@ -171,6 +172,8 @@ $(SIM): $(call obj,$(wildcard tests/sim/*.c)) $(A.core) $(B)/worker/session.o $(
 # ---- what people type ---------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -p no:cacheprovider
+# programs without a clock of their own share the processors: a file of tests to each
+SHARED = -n $(shell nproc) --dist loadfile
 
 deps:
 	@deploy/setup.sh
@@ -190,14 +193,15 @@ faults: deps
 		rc=$$?; tests/fault/table.py; exit $$rc
 lint: deps
 	@tests/lint/run
-# The units and the simulator once more, watched by a sanitizer. ThreadSanitizer gets what has threads:
-# the core, the worker's session and so the simulator have none, by lint.
+# The units and the simulator once more, watched by a sanitizer (planted bugs need none).
+# ThreadSanitizer gets what has threads: the core, the worker's session and so the simulator have
+# none, by lint. CUDA's half runs on no CPU: make gpu-test has a sanitizer of its own.
 asan ubsan: deps
-	@$(MAKE) $(JOBS) FLAVOUR=$@ tests
-	@$(call PYTEST,$@) tests/unit tests/sim
+	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
+	@$(call PYTEST,$@) $(SHARED) -k 'not planted' tests/unit tests/sim
 tsan: deps
-	@$(MAKE) $(JOBS) FLAVOUR=$@ tests
-	@$(call PYTEST,$@) tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
+	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
+	@$(call PYTEST,$@) $(SHARED) tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
 bench:
 	@deploy/setup.sh bench
 	@$(MAKE) $(JOBS) FLAVOUR=release tests

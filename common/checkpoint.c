@@ -20,6 +20,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 #include "common/file.h"
+#include "common/generation.h"
 #include "common/log.h"
 
 #define MAGIC          "CNNPSCK1"
@@ -48,35 +49,7 @@ static uint64_t get(const unsigned char *in, size_t bytes)
 
 /* ---- names in the directory --------------------------------------------------------------- */
 
-static void generation_name(uint64_t generation, char out[32])
-{
-	snprintf(out, 32, "ckpt-%016" PRIx64, generation);
-}
-
-/* The generation that a file name claims, and 1 if `suffix` follows it; 0: not one of ours. */
-static int parse_name(const char *name, const char *suffix, uint64_t *generation)
-{
-	char again[32];
-	if (strncmp(name, "ckpt-", 5) != 0 || strspn(name + 5, "0123456789abcdef") < 16)
-		return 0;
-	*generation = 0;
-	for (const char *c = name + 5; c < name + 21; c++)
-		*generation = *generation << 4 | (uint64_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
-	generation_name(*generation, again);
-	return *generation != 0 && strncmp(name, again, 21) == 0 && strcmp(name + 21, suffix) == 0;
-}
-
-/* The highest generation of `d` that is at most `limit`; 0: none. */
-static uint64_t highest_generation(DIR *d, uint64_t limit)
-{
-	uint64_t best = 0, generation;
-	rewinddir(d);
-	for (const struct dirent *entry; (entry = readdir(d));)
-		if (parse_name(entry->d_name, "", &generation) && generation <= limit &&
-			generation > best)
-			best = generation;
-	return best;
-}
+#define PREFIX "ckpt"
 
 static void remove_file(DIR *d, const char *name)
 {
@@ -87,10 +60,9 @@ static void remove_file(DIR *d, const char *name)
 
 static void remove_temporaries(DIR *d)
 {
-	uint64_t generation;
 	rewinddir(d);
 	for (const struct dirent *entry; (entry = readdir(d));)
-		if (parse_name(entry->d_name, ".tmp", &generation))
+		if (generation_parse(entry->d_name, PREFIX, ".tmp"))
 			remove_file(d, entry->d_name);
 }
 
@@ -106,12 +78,12 @@ static void remove_old(const char *dir, uint64_t newest)
 	}
 	uint64_t generation = newest;
 	for (int kept = 0; kept < CHECKPOINT_KEEP && generation; kept++)
-		generation = highest_generation(d, generation - 1);
+		generation = generation_highest(d, PREFIX, generation - 1);
 	while (generation) {
-		char name[32];
-		generation_name(generation, name);
+		char name[GENERATION_NAME];
+		generation_name(PREFIX, generation, name);
 		remove_file(d, name);
-		generation = highest_generation(d, generation - 1);
+		generation = generation_highest(d, PREFIX, generation - 1);
 	}
 	remove_temporaries(d);
 	closedir(d);
@@ -151,7 +123,7 @@ int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 {
 	unsigned char head[HEAD_BYTES(CHECKPOINT_MAX_SECTIONS)];
 	struct file_part part[CHECKPOINT_MAX_SECTIONS + 1];
-	char name[32];
+	char name[GENERATION_NAME];
 	assert(c->n_sections <= CHECKPOINT_MAX_SECTIONS && c->generation >= 1);
 	if (fill_head(c, head) == 0)
 		return err_set(e, PS_EIO, "%s: a checkpoint over %zu bytes is not written", dir,
@@ -159,7 +131,7 @@ int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 	part[0] = (struct file_part){head, HEAD_BYTES(c->n_sections)};
 	for (size_t i = 0; i < c->n_sections; i++)
 		part[i + 1] = (struct file_part){c->section[i].data, c->section[i].size};
-	generation_name(c->generation, name);
+	generation_name(PREFIX, c->generation, name);
 	int rc = file_replace(dir, name, part, c->n_sections + 1, e);
 	if (!rc)
 		remove_old(dir, c->generation);
@@ -232,8 +204,8 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e)
 static int read_generation(
 	const char *dir, uint64_t generation, struct checkpoint *c, struct err *e)
 {
-	char name[32], path[4096];
-	generation_name(generation, name);
+	char name[GENERATION_NAME], path[4096];
+	generation_name(PREFIX, generation, name);
 	*c = (struct checkpoint){0};
 	int n = snprintf(path, sizeof path, "%s/%s", dir, name);
 	if (n < 0 || (size_t)n >= sizeof path)
@@ -254,7 +226,7 @@ static int read_highest_good(
 {
 	struct err why;
 	size_t bad = 0;
-	for (uint64_t g = newest; g; g = highest_generation(d, g - 1)) {
+	for (uint64_t g = newest; g; g = generation_highest(d, PREFIX, g - 1)) {
 		if (read_generation(dir, g, c, &why) == PS_OK) {
 			if (bad)
 				log_warn("checkpoint", "fallback",
@@ -283,12 +255,21 @@ int checkpoint_read_newest(
 		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
 	if (clean)
 		remove_temporaries(d);
-	uint64_t newest = highest_generation(d, UINT64_MAX);
+	uint64_t newest = generation_highest(d, PREFIX, UINT64_MAX);
 	if (newest_seen)
 		*newest_seen = newest;
 	int rc = read_highest_good(dir, d, newest, c, e);
 	closedir(d);
 	return rc;
+}
+
+uint64_t checkpoint_oldest(const char *dir)
+{
+	DIR *d = opendir(dir);
+	uint64_t generation = d ? generation_lowest(d, PREFIX, 1) : 0;
+	if (d)
+		closedir(d);
+	return generation;
 }
 
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name)

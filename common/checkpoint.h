@@ -49,6 +49,8 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MU
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;
+/* The lowest generation that there is a file of; 0: none. */
+uint64_t checkpoint_oldest(const char *dir);
 /* The section called `name`, or NULL. */
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name);
 void checkpoint_release(struct checkpoint *c);

@@ -1,0 +1,422 @@
+/* Proves the invariants numbered in common/journal.h. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include "common/journal.h"
+#include "common/rng.h"
+#include "scratch.h"
+
+#define GENERATION 7
+#define MOST       ((size_t)1 << 20)
+
+/* Set: the disk is full after so many more bytes, or cannot sync. */
+static long disk_left = -1;
+static int sync_errno;
+
+ssize_t write(int fd, const void *bytes, size_t n)
+{
+	if (disk_left >= 0 && (long)n > disk_left) {
+		n = (size_t)disk_left;
+		disk_left = 0;
+		if (n == 0) {
+			errno = ENOSPC;
+			return -1;
+		}
+	} else if (disk_left >= 0) {
+		disk_left -= (long)n;
+	}
+	return syscall(SYS_write, fd, bytes, n);
+}
+
+int fdatasync(int fd)
+{
+	if (sync_errno) {
+		errno = sync_errno;
+		return -1;
+	}
+	return (int)syscall(SYS_fdatasync, fd);
+}
+
+static char dir[64];
+static struct err e;
+
+static int begin(void **state)
+{
+	(void)state;
+	scratch_make(dir);
+	memset(&e, 0, sizeof e);
+	return 0;
+}
+
+static int end(void **state)
+{
+	(void)state;
+	disk_left = -1;
+	sync_errno = 0;
+	scratch_remove(dir);
+	return 0;
+}
+
+/* ---- writing -------------------------------------------------------------------------------- */
+
+static struct journal *create(uint64_t generation, uint64_t oldest)
+{
+	const struct journal_head head = {1, 2, 3, generation, 100};
+	struct journal *j;
+
+	assert_int_equal(journal_create(&j, dir, &head, oldest, &e), PS_OK);
+	return j;
+}
+
+/* What record `i` says: its size and every byte follow from i. */
+static size_t payload(uint64_t i, unsigned char *out)
+{
+	size_t n = (size_t)(i * 37 % 101);
+
+	for (size_t k = 0; k < n; k++)
+		out[k] = (unsigned char)(i * 31 + k);
+	return n;
+}
+
+static int append(struct journal *j, uint64_t i)
+{
+	unsigned char bytes[128];
+	size_t n = payload(i, bytes), half = n / 2;
+	const struct file_part parts[] = {{bytes, half}, {bytes + half, n - half}};
+
+	return journal_append(j, parts, 2, &e);
+}
+
+/* Groups of 1, 2, 3, ... records until there are `n`. */
+static void write_small(uint64_t n)
+{
+	struct journal *j = create(GENERATION, 0);
+
+	for (uint64_t i = 0, group = 1, left = 1; i < n; i++) {
+		assert_int_equal(append(j, i), PS_OK);
+		if (--left > 0 && i + 1 < n)
+			continue;
+		assert_int_equal(journal_sync(j, &e), PS_OK);
+		left = ++group;
+	}
+	journal_close(&j);
+	assert_null(j);
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+struct read {
+	uint64_t n; /* records, each as it was written */
+	int broken;
+};
+
+static struct read read_back(uint64_t generation)
+{
+	struct journal_reader r;
+	struct read out = {0};
+	const unsigned char *data;
+	unsigned char expected[128];
+	size_t size;
+	int rc;
+
+	assert_int_equal(journal_open(&r, dir, generation, MOST, &e), PS_OK);
+	while ((rc = journal_next(&r, &data, &size, &e)) == 1) {
+		assert_int_equal(size, payload(out.n, expected));
+		assert_memory_equal(data, expected, size);
+		out.n++;
+	}
+	assert_int_equal(rc, 0);
+	assert_int_equal(journal_next(&r, &data, &size, &e), 0);
+	out.broken = journal_is_broken(&r, &e);
+	journal_reader_release(&r);
+	return out;
+}
+
+static void assert_reads(uint64_t n, int broken)
+{
+	struct read r = read_back(GENERATION);
+
+	assert_int_equal(r.n, n);
+	assert_int_equal(r.broken, broken);
+}
+
+static const char *const name = "journal-0000000000000007";
+
+/* The file's bytes; the caller's to free. */
+static unsigned char *file_bytes(size_t *size)
+{
+	char path[320];
+	void *data;
+
+	assert_int_equal(file_read(scratch_path(dir, name, path), MOST, &data, size, &e), PS_OK);
+	return data;
+}
+
+/* ---- tests ---------------------------------------------------------------------------------- */
+
+static void what_is_read_is_what_was_appended(void **state)
+{
+	(void)state;
+	for (uint64_t n = 0; n <= 40; n += 1 + n / 4) {
+		write_small(n);
+		assert_reads(n, 0);
+		scratch_remove(dir);
+		scratch_make(dir);
+	}
+	assert_int_equal(read_back(GENERATION).n, 0); /* there is none */
+}
+
+static void a_record_of_megabytes_and_one_of_nothing_come_back(void **state)
+{
+	size_t n = 3 * MOST / 4 + 5, size;
+	unsigned char *big = malloc(n);
+	const unsigned char *data;
+	struct journal_reader r;
+
+	(void)state;
+	memset(big, 0x5a, n);
+	struct journal *j = create(GENERATION, 0);
+	assert_int_equal(journal_append(j, &(struct file_part){big, n}, 1, &e), PS_OK);
+	assert_int_equal(journal_append(j, NULL, 0, &e), PS_OK);
+	assert_int_equal(journal_sync(j, &e), PS_OK);
+	assert_int_equal(journal_bytes(j), 64 + 48 + (n + 7) / 8 * 8 + 48);
+	journal_close(&j);
+	assert_int_equal(journal_open(&r, dir, GENERATION, MOST, &e), PS_OK);
+	assert_int_equal(r.head.first, 100);
+	assert_int_equal(r.head.epoch, 3);
+	assert_int_equal(journal_next(&r, &data, &size, &e), 1);
+	assert_int_equal(size, n);
+	assert_memory_equal(data, big, n);
+	assert_int_equal(journal_next(&r, &data, &size, &e), 1);
+	assert_int_equal(size, 0);
+	assert_int_equal(journal_next(&r, &data, &size, &e), 0);
+	journal_reader_release(&r);
+	/* a smaller limit: the record is not one */
+	assert_int_equal(journal_open(&r, dir, GENERATION, n - 1, &e), PS_OK);
+	assert_int_equal(journal_next(&r, &data, &size, &e), 0);
+	journal_reader_release(&r);
+	free(big);
+}
+
+#define SMALL 12 /* records, in groups of 1, 2, 3, 4 and the last 2 */
+
+/* Where record i begins. */
+static size_t begins(uint64_t i)
+{
+	unsigned char bytes[128];
+	size_t at = 64;
+
+	for (uint64_t k = 0; k < i; k++)
+		at += 48 + (payload(k, bytes) + 7) / 8 * 8;
+	return at;
+}
+
+/* The record that byte `at` belongs to; SMALL: none. */
+static uint64_t record_of(size_t at)
+{
+	uint64_t i = 0;
+
+	while (i < SMALL && begins(i + 1) <= at)
+		i++;
+	return i;
+}
+
+static void every_length_of_a_file_reads_as_a_prefix(void **state)
+{
+	size_t n;
+
+	(void)state;
+	write_small(SMALL);
+	unsigned char *whole = file_bytes(&n);
+	assert_int_equal(n, begins(SMALL));
+	for (size_t cut = 0; cut < n; cut++) {
+		scratch_write(dir, name, whole, cut);
+		uint64_t whole_records = cut < 64 ? 0 : record_of(cut);
+		unsigned char pad[128];
+		/* what is cut may be the padding alone */
+		if (cut >= 64 && whole_records < SMALL &&
+			cut >= begins(whole_records) + 48 + payload(whole_records, pad))
+			whole_records++;
+		assert_reads(whole_records, 0);
+	}
+	free(whole);
+}
+
+/* Of the first groups every loss is seen; of the last group none can be told from a torn end. */
+static void every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said(void **state)
+{
+	size_t n;
+	uint32_t said = 0;
+	unsigned char pad[128];
+
+	(void)state;
+	write_small(SMALL);
+	unsigned char *whole = file_bytes(&n);
+	for (size_t at = 0; at < n; at++) {
+		uint64_t i = at < 64 ? 0 : record_of(at);
+		whole[at] ^= 0x10;
+		scratch_write(dir, name, whole, n);
+		whole[at] ^= 0x10;
+		int padding = at >= 64 && at >= begins(i) + 48 + payload(i, pad);
+		struct read r = read_back(GENERATION);
+		assert_int_equal(r.n, padding ? SMALL : i);
+		assert_int_equal(r.broken, !padding && i < 10);
+		said += (uint32_t)r.broken;
+	}
+	print_message("%u of %zu flips are said aloud\n", said, n);
+	free(whole);
+}
+
+/* Pages of one group may reach the disk in any order before its sync. */
+static void a_hole_in_the_last_group_is_a_torn_end(void **state)
+{
+	size_t n;
+
+	(void)state;
+	write_small(10); /* the last group: records 6 to 9 */
+	unsigned char *whole = file_bytes(&n);
+	for (uint64_t hole = 6; hole < 10; hole++) {
+		unsigned char *copy = malloc(n);
+		memcpy(copy, whole, n);
+		memset(copy + begins(hole), 0, begins(hole + 1) - begins(hole));
+		scratch_write(dir, name, copy, n);
+		assert_reads(hole, 0);
+		free(copy);
+	}
+	memset(whole + begins(5), 0, begins(6) - begins(5)); /* of the group before it */
+	scratch_write(dir, name, whole, n);
+	assert_reads(5, 1);
+	free(whole);
+}
+
+static void random_damage_yields_a_prefix(void **state)
+{
+	const uint64_t seed = 11;
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	size_t n;
+
+	(void)state;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	write_small(SMALL);
+	unsigned char *whole = file_bytes(&n), *copy = malloc(n);
+	for (int i = 0; i < 3000; i++) {
+		memcpy(copy, whole, n);
+		for (uint64_t k = 1 + rng_below(&r, 6); k; k--) {
+			size_t from = rng_below(&r, n), to = rng_below(&r, n),
+			       m = rng_below(&r, 90);
+			m = m < n - from ? m : n - from;
+			m = m < n - to ? m : n - to;
+			memmove(copy + to, copy + from, m); /* sizes and numbers of other records */
+		}
+		scratch_write(dir, name, copy, n - rng_below(&r, 2) * rng_below(&r, n));
+		(void)read_back(GENERATION); /* asserts each record */
+	}
+	free(copy);
+	free(whole);
+}
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static void an_old_file_is_written_over_and_none_of_it_is_believed(void **state)
+{
+	(void)state;
+	write_small(30);
+	struct journal *j = create(GENERATION + 5, GENERATION + 3);
+	assert_false(scratch_exists(dir, name));
+	/* a crash here: the name is there, the head still the old one's */
+	assert_int_equal(read_back(GENERATION + 5).n, 0);
+	for (uint64_t i = 0; i < 3; i++)
+		assert_int_equal(append(j, i), PS_OK);
+	assert_int_equal(journal_sync(j, &e), PS_OK);
+	journal_close(&j);
+	struct read r = read_back(GENERATION + 5);
+	assert_int_equal(r.n, 3);
+	assert_int_equal(r.broken, 0); /* though good records of an older generation follow */
+}
+
+static void files_that_no_checkpoint_needs_go_away(void **state)
+{
+	struct journal *j;
+
+	(void)state;
+	for (uint64_t g = 1; g <= 5; g++) {
+		j = create(g, 0);
+		assert_int_equal(journal_sync(j, &e), PS_OK);
+		journal_close(&j);
+	}
+	assert_int_equal(journal_newest(dir), 5);
+	j = create(6, 4); /* one of 1, 2, 3 becomes 6 */
+	journal_close(&j);
+	for (uint64_t g = 1; g <= 6; g++) {
+		char path[64];
+		snprintf(path, sizeof path, "journal-%016llx", (unsigned long long)g);
+		assert_int_equal(scratch_exists(dir, path), g >= 4);
+	}
+	journal_remove_old(dir, 6);
+	assert_int_equal(scratch_exists(dir, "journal-0000000000000005"), 0);
+	assert_int_equal(journal_newest(dir), 6);
+}
+
+static void a_full_disk_and_a_failed_sync_are_told(void **state)
+{
+	(void)state;
+	for (int how = 0; how < 2; how++) {
+		struct journal *j = create(GENERATION, 0);
+		for (uint64_t i = 0; i < 5; i++)
+			assert_int_equal(append(j, i), PS_OK);
+		assert_int_equal(journal_sync(j, &e), PS_OK);
+		assert_int_equal(append(j, 5), PS_OK);
+		if (how == 0)
+			disk_left = 50;
+		else
+			sync_errno = EIO;
+		assert_int_equal(journal_sync(j, &e), PS_EIO);
+		assert_non_null(strstr(e.text, name));
+		disk_left = -1;
+		sync_errno = 0;
+		journal_close(&j);
+		struct read r = read_back(GENERATION);
+		assert_true(r.n == 5 || (how == 1 && r.n == 6));
+		scratch_remove(dir);
+		scratch_make(dir);
+	}
+}
+
+static void a_directory_that_is_none_is_refused(void **state)
+{
+	const struct journal_head head = {.generation = 1, .first = 1};
+	struct journal_reader r;
+	struct journal *j;
+
+	(void)state;
+	assert_int_equal(journal_create(&j, "/nowhere", &head, 0, &e), PS_EIO);
+	assert_null(j);
+	assert_int_equal(journal_newest("/nowhere"), 0);
+	char path[320];
+	assert_int_equal(mkfifo(scratch_path(dir, name, path), 0600), 0);
+	assert_int_equal(journal_open(&r, dir, GENERATION, MOST, &e), PS_EIO);
+	journal_reader_release(&r);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
+	const struct CMUnitTest tests[] = {
+		TEST(what_is_read_is_what_was_appended),
+		TEST(a_record_of_megabytes_and_one_of_nothing_come_back),
+		TEST(every_length_of_a_file_reads_as_a_prefix),
+		TEST(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said),
+		TEST(a_hole_in_the_last_group_is_a_torn_end),
+		TEST(random_damage_yields_a_prefix),
+		TEST(an_old_file_is_written_over_and_none_of_it_is_believed),
+		TEST(files_that_no_checkpoint_needs_go_away),
+		TEST(a_full_disk_and_a_failed_sync_are_told),
+		TEST(a_directory_that_is_none_is_refused),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

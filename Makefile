@@ -98,13 +98,14 @@ SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 
 include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
+include tests/fault/fault.mk
 
 .PHONY: all demo test data lint bench asan ubsan tsan clean deps tests units faults
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
 units: all $(UNIT) $(SIM)
-tests: all $(UNIT) $(SIM) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON)
+tests: all $(UNIT) $(SIM) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda

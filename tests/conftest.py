@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import idx
 from flavour import PATIENCE, ROOT, command
 from lab import Lab
 
@@ -100,6 +101,14 @@ def data():
         if d and Path(d).is_dir():
             return Path(d)
     pytest.fail("no training images: deploy/data.sh finds or fetches some")
+
+
+@pytest.fixture(scope="session")
+def small(data, tmp_path_factory):
+    """A tenth of the data as plain files: 6,000 images to train on, 1,000 to test with."""
+    directory = tmp_path_factory.mktemp("small")
+    idx.cut(data, directory, 6000, 1000)
+    return directory
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@ import hashlib
 
 import pytest
 
-import idx
-
 MNIST_LABELS = "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
 
 
@@ -13,11 +11,3 @@ def mnist(data):
     """1 if the images are MNIST's digits; bounds for Fashion-MNIST are lower."""
     labels = data / "t10k-labels-idx1-ubyte.gz"
     return labels.exists() and hashlib.sha256(labels.read_bytes()).hexdigest() == MNIST_LABELS
-
-
-@pytest.fixture(scope="session")
-def small(data, tmp_path_factory):
-    """A tenth of the data as plain files: 6,000 images to train on, 1,000 to test with."""
-    directory = tmp_path_factory.mktemp("small")
-    idx.cut(data, directory, 6000, 1000)
-    return directory

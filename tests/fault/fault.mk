@@ -1,0 +1,8 @@
+# Shared objects that the fault tests put in front of a program (LD_PRELOAD).
+FAULT_SHIMS := $(patsubst tests/fault/preload/%.c,$(B)/tests/fault/%.so,$(wildcard tests/fault/preload/*.c))
+
+# built without the flavour's flags: they must go into any program
+$(B)/tests/fault/%.so: tests/fault/preload/%.c
+	@mkdir -p $(@D)
+	$(call say,LD,$@)$(CC) -std=c11 -D_GNU_SOURCE -I. $(filter-out -Wmissing-prototypes,$(WARN)) \
+		-O2 -g -fPIC -shared -o $@ $< -ldl

@@ -1,0 +1,263 @@
+/*
+ * disk.c - disk.so, for LD_PRELOAD: what a program does to the files of one directory, written down
+ * with the data; and an fsync that hangs.
+ *
+ *   DISK_ROOT=DIR   directory whose files are watched (a real path)
+ *   DISK_LOG=FILE   the log; a record is a line `op fd name other offset bytes` of words separated
+ *                   by tabs, then so many bytes of data
+ *   DISK_HANG=FILE  while this file is there, fsync and fdatasync wait
+ *
+ * Names are relative to DIR, "." is DIR itself. A record is written after its call succeeded, and
+ * both under one lock: the order of the log is the order of the calls.
+ * Thread: any.
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* ISO C has no cast from void * to a function. */
+#define REAL(name)                                                                                 \
+	static __typeof__(&name) real;                                                             \
+	if (!real) {                                                                               \
+		void *symbol = dlsym(RTLD_NEXT, #name);                                            \
+		memcpy(&real, &symbol, sizeof real);                                               \
+	}
+
+static const char *setting(const char *name)
+{
+	const char *value = getenv(name);
+	return value && *value ? value : NULL;
+}
+
+/* What `path` is called in DISK_ROOT; NULL: not there. */
+static const char *inside(const char *path)
+{
+	const char *root = setting("DISK_ROOT");
+	size_t n = root ? strlen(root) : 0;
+	if (!root || strncmp(path, root, n) != 0)
+		return NULL;
+	return path[n] == '/' ? path + n + 1 : path[n] ? NULL : ".";
+}
+
+/* The same of an open file, into buf. */
+static const char *name_of_fd(int fd, char buf[PATH_MAX])
+{
+	char link[64];
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	ssize_t n = readlink(link, buf, PATH_MAX - 1);
+	if (n < 0)
+		return NULL;
+	buf[n] = '\0';
+	return inside(buf);
+}
+
+static const char *name_at(int dir, const char *path, char buf[PATH_MAX])
+{
+	char base[PATH_MAX];
+	if (path[0] == '/' || dir == AT_FDCWD)
+		return inside(path);
+	const char *at = name_of_fd(dir, base);
+	if (!at)
+		return NULL;
+	snprintf(buf, PATH_MAX, "%s%s%s", strcmp(at, ".") ? at : "", strcmp(at, ".") ? "/" : "",
+		path);
+	return buf;
+}
+
+static void say(const char *op, int fd, const char *name, const char *other, off_t offset,
+	const void *data, size_t bytes)
+{
+	static int out = -1;
+	char line[2 * PATH_MAX];
+	if (out < 0 && setting("DISK_LOG")) {
+		REAL(open)
+		out = real(setting("DISK_LOG"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+	}
+	if (out < 0)
+		return;
+	int n = snprintf(line, sizeof line, "%s\t%d\t%s\t%s\t%jd\t%zu\n", op, fd, name, other,
+		(intmax_t)offset, bytes);
+	const struct iovec part[2] = {{line, (size_t)n}, {(void *)(uintptr_t)data, bytes}};
+	if (writev(out, part, bytes ? 2 : 1) != (ssize_t)((size_t)n + bytes))
+		abort(); /* a log with a hole is worse than none */
+}
+
+static int opened(int fd, int flags)
+{
+	char buf[PATH_MAX];
+	const char *name = fd >= 0 ? name_of_fd(fd, buf) : NULL;
+	if (name)
+		say(flags & O_TRUNC ? "open-empty" : "open", fd, name, "-", 0, NULL, 0);
+	return fd;
+}
+
+#define WITH_MODE(flags, mode)                                                                     \
+	mode_t mode = 0;                                                                           \
+	if (flags & O_CREAT) {                                                                     \
+		va_list ap;                                                                        \
+		va_start(ap, flags);                                                               \
+		mode = va_arg(ap, mode_t);                                                         \
+		va_end(ap);                                                                        \
+	}
+
+int open(const char *path, int flags, ...)
+{
+	WITH_MODE(flags, mode)
+	REAL(open)
+	pthread_mutex_lock(&lock);
+	int fd = opened(real(path, flags, mode), flags);
+	pthread_mutex_unlock(&lock);
+	return fd;
+}
+
+int openat(int dir, const char *path, int flags, ...)
+{
+	WITH_MODE(flags, mode)
+	REAL(openat)
+	pthread_mutex_lock(&lock);
+	int fd = opened(real(dir, path, flags, mode), flags);
+	pthread_mutex_unlock(&lock);
+	return fd;
+}
+
+static void written(int fd, const void *data, ssize_t n, off_t at)
+{
+	char buf[PATH_MAX];
+	const char *name = n > 0 ? name_of_fd(fd, buf) : NULL;
+	if (name)
+		say("write", fd, name, "-", at, data, (size_t)n);
+}
+
+ssize_t write(int fd, const void *data, size_t n)
+{
+	REAL(write)
+	pthread_mutex_lock(&lock);
+	ssize_t done = real(fd, data, n);
+	written(fd, data, done, done > 0 ? lseek(fd, 0, SEEK_CUR) - done : 0);
+	pthread_mutex_unlock(&lock);
+	return done;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
+{
+	REAL(pwrite)
+	pthread_mutex_lock(&lock);
+	ssize_t done = real(fd, data, n, at);
+	written(fd, data, done, at);
+	pthread_mutex_unlock(&lock);
+	return done;
+}
+
+int ftruncate(int fd, off_t size)
+{
+	char buf[PATH_MAX];
+	REAL(ftruncate)
+	pthread_mutex_lock(&lock);
+	int rc = real(fd, size);
+	const char *name = rc == 0 ? name_of_fd(fd, buf) : NULL;
+	if (name)
+		say("truncate", fd, name, "-", size, NULL, 0);
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+static void hang(void)
+{
+	const char *file = setting("DISK_HANG");
+	while (file && access(file, F_OK) == 0)
+		usleep(10000);
+}
+
+static int synced(int fd, int rc)
+{
+	char buf[PATH_MAX];
+	const char *name = rc == 0 ? name_of_fd(fd, buf) : NULL;
+	if (name)
+		say("sync", fd, name, "-", 0, NULL, 0);
+	return rc;
+}
+
+int fsync(int fd)
+{
+	REAL(fsync)
+	hang();
+	pthread_mutex_lock(&lock);
+	int rc = synced(fd, real(fd));
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+int fdatasync(int fd)
+{
+	REAL(fdatasync)
+	hang();
+	pthread_mutex_lock(&lock);
+	int rc = synced(fd, real(fd));
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+static int renamed(int from_dir, const char *from, int to_dir, const char *to, int rc)
+{
+	char a[PATH_MAX], b[PATH_MAX];
+	const char *old = rc == 0 ? name_at(from_dir, from, a) : NULL;
+	const char *new = rc == 0 ? name_at(to_dir, to, b) : NULL;
+	if (old && new)
+		say("rename", -1, old, new, 0, NULL, 0);
+	return rc;
+}
+
+int rename(const char *from, const char *to)
+{
+	REAL(rename)
+	pthread_mutex_lock(&lock);
+	int rc = renamed(AT_FDCWD, from, AT_FDCWD, to, real(from, to));
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+int renameat(int from_dir, const char *from, int to_dir, const char *to)
+{
+	REAL(renameat)
+	pthread_mutex_lock(&lock);
+	int rc = renamed(from_dir, from, to_dir, to, real(from_dir, from, to_dir, to));
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+static int removed(int dir, const char *path, int rc)
+{
+	char buf[PATH_MAX];
+	const char *name = rc == 0 ? name_at(dir, path, buf) : NULL;
+	if (name)
+		say("unlink", -1, name, "-", 0, NULL, 0);
+	return rc;
+}
+
+int unlink(const char *path)
+{
+	REAL(unlink)
+	pthread_mutex_lock(&lock);
+	int rc = removed(AT_FDCWD, path, real(path));
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
+int unlinkat(int dir, const char *path, int flags)
+{
+	REAL(unlinkat)
+	pthread_mutex_lock(&lock);
+	int rc = removed(dir, path, real(dir, path, flags));
+	pthread_mutex_unlock(&lock);
+	return rc;
+}

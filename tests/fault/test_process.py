@@ -208,10 +208,10 @@ def test_sigterm_drains(ledger, figure, seed, full):
     """Under load, again and again: status 0, and no push that was acknowledged is missing on disk."""
     dice, times, missing = random.Random(seed), [], 0
     rounds = 100 if full else 4
-    run = ledger(3, rounds * 60)
-    for k in range(rounds):
-        until(lambda: run.pushed() >= k * 40, 60, "some pushes")
-        moment = time.monotonic() + dice.uniform(0, 0.05)
+    run = ledger(3, rounds * 60, pace=(2,))
+    for _ in range(rounds):
+        until(lambda: all(w.out for w in run.crew), 30, "all are at work")
+        moment = time.monotonic() + dice.uniform(0, 0.1)
         until(lambda: time.monotonic() >= moment, 1, "the moment")
         begun = time.monotonic()
         run.server.signal(dice.choice([signal.SIGTERM, signal.SIGINT]))

@@ -185,7 +185,8 @@ demo: deps
 	@deploy/demo.sh
 test: deps
 	@$(MAKE) $(JOBS) tests
-	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) tests
+	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(SHARED) tests/unit tests/sim && \
+		$(call PYTEST) tests --ignore tests/unit --ignore tests/sim
 # Every fault test in full: an hour. The figures go into docs/faults.md.
 faults: deps
 	@$(MAKE) $(JOBS) tests

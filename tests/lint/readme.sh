@@ -3,8 +3,9 @@
 # docs/options.md` writes it); README's options exist there, the files that it names are there, and
 # its table has every package that deploy/setup.sh installs.
 set -u
-bin=${1:-build/lint-gcc}
+bin=${1:-build/release}
 failed=0
+[ $# -gt 0 ] || make -s -j "$(nproc)" FLAVOUR=release all >&2
 
 say() {
 	echo "readme: $*"

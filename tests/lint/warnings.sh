@@ -1,12 +1,15 @@
 #!/bin/sh
-# Everything builds without a warning under gcc and clang, each in its own directory. With
-# arguments only those .c files are compiled.
+# Everything in C compiles without a warning under gcc and clang, each in its own directory. With
+# arguments only those .c files are compiled. (nvcc's own warnings: every build shows them.)
 set -u
 failed=0
+cuda=$(make -s print-CUDA_HOME)
+# shellcheck disable=SC2046 # no blanks in names
+[ $# -gt 0 ] || set -- $(find common proto kernels server worker tests -name '*.c' | sort |
+	grep -v "${cuda:+^$}${cuda:-^kernels/cuda\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
 for cc in gcc clang; do
 	b=build/lint-$cc
-	targets=tests
-	[ $# -eq 0 ] || targets=$(printf "$b/%s " "$@" | sed 's/\.c /.o /g')
+	targets=$(printf "$b/%s " "$@" | sed 's/\.c /.o /g')
 	# shellcheck disable=SC2086 # one word per target
 	make -s -k -j "$(nproc)" B=$b CC=$cc EXTRA_CFLAGS=-Werror $targets >&2 || {
 		echo "warnings: not clean under $cc"

@@ -92,6 +92,7 @@ class Server(Process):
 
     def __init__(self, directory, options, endpoint="tcp://127.0.0.1:0", wrap=(), env=None):
         self.directory = directory
+        self.asked = endpoint
         place = ["--checkpoint-dir", directory] if directory else []
         super().__init__("cnn-ps", [*wrap, *command(
             "cnn-ps", "--bind", endpoint, "--http", "127.0.0.1:0", *place, *options)], env)
@@ -132,7 +133,8 @@ class Lab:
 
     def restart(self, server, *options, **how):
         """A new server process where a dead one was: same directory, same port."""
-        return self.add(Server(server.directory, options, server.endpoint, **how))
+        endpoint = server.endpoint if server.asked.endswith(":0") else server.asked
+        return self.add(Server(server.directory, options, endpoint, **how))
 
     def worker(self, endpoint, *options, data=None):
         return self.add(Process("cnn-worker", command(

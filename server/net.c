@@ -10,12 +10,14 @@
 #include "common/mem.h"
 #include "common/zloop.h"
 #include "proto/wire.h"
+#include "server/door.h"
 #include "server/replies.h"
 
 #define MONITOR    "inproc://cnn-ps-monitor"
 #define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred */
 #define RETRY_MS   10    /* libzmq does not say when one peer's queue has room again */
-#define REBIND_MS  1000  /* the port rests so long when descriptors run out */
+#define REBIND_MS  50    /* between two attempts to have the port back */
+#define SHUT_MS    1000  /* at least, when descriptors run out */
 #define LINGER_MS  1000
 #define IO_THREADS 3 /* with one, a gradient waits while another worker's weights leave */
 #define FDS        65536
@@ -25,7 +27,8 @@ struct router {
 	struct router_config cfg;
 	void *context, *socket, *monitor;
 	struct zloop socket_loop, monitor_loop;
-	uv_timer_t retry, rebind;
+	uv_timer_t retry, rebind, reopen;
+	struct door door;
 	char endpoint[256];
 	int bound;
 
@@ -162,19 +165,36 @@ static void on_rebind(uv_timer_t *t)
 	log_info("net", "listening_again", "endpoint=%s", r->endpoint);
 }
 
-/* Out of descriptors, libzmq would try to accept for ever without a pause. */
-static void on_accept_failed(struct router *r, int error)
+void router_hang_up(struct router *r)
 {
-	r->stats.accept_failures++;
 	if (!r->bound)
 		return;
-	log_warn("net", "accept_failed", "reason=\"%s\" pause_ms=%d", strerror(error), REBIND_MS);
 	(void)zmq_unbind(r->socket, r->endpoint); /* closes what it has accepted, too */
 	memset(r->open, 0, sizeof(r->open));
 	memset(r->ended, 0, sizeof(r->ended));
 	r->stats.connections = 0;
 	r->bound = 0;
+	door_closed(&r->door);
 	rest(r);
+}
+
+static void on_reopen(uv_timer_t *t)
+{
+	struct router *r = t->data;
+
+	if (!door_try_open(&r->door))
+		return;
+	uv_timer_stop(t);
+	log_info("net", "accepting_again", "endpoint=%s", r->endpoint);
+}
+
+static void shut_door(struct router *r, const char *why)
+{
+	if (!door_shut(&r->door))
+		return;
+	log_warn("net", "descriptors_short", "reason=\"%s\" connections=%u", why,
+		r->stats.connections);
+	uv_timer_start(&r->reopen, on_reopen, SHUT_MS, SHUT_MS);
 }
 
 /* Turn the bit over if it is not `value`; 1: it was turned. */
@@ -191,6 +211,8 @@ static int flip(unsigned char *bits, uint32_t fd, int value)
 static void note_accepted(struct router *r, uint32_t fd)
 {
 	r->stats.accepted++;
+	if (door_is_near(&r->door, fd))
+		shut_door(r, "few are left");
 	if (fd >= FDS || flip(r->ended, fd, 0) || !flip(r->open, fd, 1))
 		return;
 	log_debug("net", "accepted", "fd=%u", fd);
@@ -212,11 +234,15 @@ static void note_ended(struct router *r, uint32_t fd)
 static void on_event(struct router *r, unsigned event, uint32_t value)
 {
 	switch (event) {
+	case ZMQ_EVENT_LISTENING:
+		r->door.listener = (int)value;
+		break;
 	case ZMQ_EVENT_ACCEPTED:
 		note_accepted(r, value);
 		break;
 	case ZMQ_EVENT_ACCEPT_FAILED:
-		on_accept_failed(r, (int)value);
+		r->stats.accept_failures++;
+		shut_door(r, strerror((int)value));
 		break;
 	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
 	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
@@ -254,7 +280,7 @@ static int on_monitor(void *arg)
 /* ---- birth --------------------------------------------------------------------------------- */
 
 /* libzmq's defaults suit small messages between friends. */
-static int set_options(void *socket, const struct router_config *cfg)
+static int set_options(void *socket, const struct router_config *cfg, int backlog)
 {
 	int64_t most_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
 	int window = (int)cfg->push_window + 2;
@@ -266,6 +292,8 @@ static int set_options(void *socket, const struct router_config *cfg)
 		/* counted in messages of megabytes: what a well-behaved peer has under way */
 		{ZMQ_SNDHWM, window},
 		{ZMQ_RCVHWM, window},
+		/* fewer than the door has in reserve */
+		{ZMQ_BACKLOG, backlog},
 		/* who connects and does not speak ZMTP holds a descriptor for two seconds */
 		{ZMQ_HANDSHAKE_IVL, 2000},
 		/* ZMTP's heartbeats drop a healthy peer in the middle of a large message */
@@ -290,7 +318,7 @@ static int set_options(void *socket, const struct router_config *cfg)
 
 static int open_sockets(struct router *r)
 {
-	const int events = ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
+	const int events = ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
 			   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
 			   ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
 			   ZMQ_EVENT_DISCONNECTED;
@@ -303,7 +331,7 @@ static int open_sockets(struct router *r)
 	r->monitor = r->socket ? zmq_socket(r->context, ZMQ_PAIR) : NULL;
 	/* libzmq's I/O thread waits when an event has no room: all traffic would stand still, and
 	 * closing would wait for it for ever */
-	if (!r->monitor || set_options(r->socket, &r->cfg) ||
+	if (!r->monitor || set_options(r->socket, &r->cfg, r->door.backlog) ||
 		zmq_setsockopt(r->monitor, ZMQ_RCVHWM, &unlimited, sizeof(unlimited)) != 0 ||
 		zmq_socket_monitor(r->socket, MONITOR, events) != 0 ||
 		zmq_connect(r->monitor, MONITOR) != 0)
@@ -344,7 +372,8 @@ static int watch(struct router *r, struct err *e)
 	}
 	uv_timer_init(r->cfg.loop, &r->retry);
 	uv_timer_init(r->cfg.loop, &r->rebind);
-	r->retry.data = r->rebind.data = r;
+	uv_timer_init(r->cfg.loop, &r->reopen);
+	r->retry.data = r->rebind.data = r->reopen.data = r;
 	return PS_OK;
 }
 
@@ -359,6 +388,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for the port");
 	r->cfg = *cfg;
+	door_init(&r->door);
 	frames_init(&r->in);
 	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
@@ -398,6 +428,7 @@ void router_stop(struct router *r)
 	zloop_stop(&r->monitor_loop, NULL);
 	uv_close((uv_handle_t *)&r->retry, NULL);
 	uv_close((uv_handle_t *)&r->rebind, NULL);
+	uv_close((uv_handle_t *)&r->reopen, NULL);
 	close_sockets(r);
 }
 
@@ -405,6 +436,7 @@ void router_free(struct router **r)
 {
 	if (!*r)
 		return;
+	door_release(&(*r)->door);
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
 	wire_free(&(*r)->wire);

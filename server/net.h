@@ -8,9 +8,8 @@
  * Invariants: (1) nothing here ever waits, and waiting replies never take more than their room;
  *             (2) replies to one peer leave in the order of router_send, or not at all: a peer that
  * does not read loses all its waiting replies at once and is told so by one ERROR PS_ESTATE, which
- * makes it say HELLO again; the loss is counted; (3) when file descriptors run out the port is
- * closed and opened again later, under the same address: libzmq would spin. Its connections are
- * closed with it; workers come back and say HELLO. Thread: the loop's.
+ * makes it say HELLO again; the loss is counted; (3) when file descriptors run out newcomers
+ * wait, and nobody else notices (door.h). Thread: the loop's.
  */
 #ifndef SERVER_NET_H
 #define SERVER_NET_H
@@ -45,7 +44,7 @@ struct router_stats {
 	uint64_t gone;          /* replies whose peer had left */
 	uint64_t params_framed; /* versions of the weights made into a frame that PARAMS share */
 	uint64_t accepted, handshakes_failed;
-	uint64_t accept_failures; /* of them, each closed the port for a while */
+	uint64_t accept_failures; /* no descriptor was left */
 	uint64_t rescues;         /* must stay 0: see zloop.h */
 	uint32_t connections;     /* open now */
 	uint32_t waiting;         /* replies that wait now */
@@ -62,6 +61,9 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Send what can be sent; calls on_gone. Not from inside on_message or on_gone. */
 void router_flush(struct router *r);
 void router_stats(const struct router *r, struct router_stats *s);
+/* Close every connection, and with them the memory of messages that never end; the port is open
+ * again at once, and who has a session comes back with HELLO. */
+void router_hang_up(struct router *r);
 /* Close sockets and handles; the loop must run once more before router_free. */
 void router_stop(struct router *r);
 /* Frees and nulls *r; waits a bounded time for libzmq to deliver what was sent. NULL is fine. */

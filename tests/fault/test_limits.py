@@ -1,0 +1,79 @@
+"""Rows P12 and P13: no descriptors left, no memory left."""
+import os
+import re
+import socket
+import threading
+import time
+
+from lab import until
+
+
+def cpu_seconds(pid):
+    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Flood:
+    """Connections that say nothing: as many as asked for, dialled again when the server hangs up."""
+
+    def __init__(self, endpoint, connections):
+        host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+        self.address = (host, int(port))
+        self.open = [None] * connections
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def alive(self, s):
+        try:
+            return s.recv(64, socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def run(self):
+        while not self.over.wait(0.05):
+            for i, s in enumerate(self.open):
+                if s is None or not self.alive(s):
+                    if s:
+                        s.close()
+                    self.open[i] = s = socket.socket()
+                    s.setblocking(False)
+                    s.connect_ex(self.address)
+
+    def stop(self):
+        self.over.set()
+        self.thread.join()
+        for s in self.open:
+            if s:
+                s.close()
+
+
+# ---- P12: descriptors ----------------------------------------------------------------------------
+
+
+def test_out_of_descriptors(ledger, lab, figure, full):
+    """Far more connections than descriptors: workers and checkpoints go on, nothing spins, a newcomer waits."""
+    seconds = 20 if full else 4
+    run = ledger(3, 150 * seconds, pace=(10,), wrap=("prlimit", "--nofile=100"))
+    run.kill_worker(2)  # the newcomer will take its place
+    run.crew[2].kill()
+    run.reached(0)
+    flood = Flood(run.server.endpoint, 200)
+    run.server.line("descriptors_short")
+    before, cpu, begun = run.server.status(), cpu_seconds(run.server.popen.pid), time.monotonic()
+    until(lambda: time.monotonic() >= begun + seconds, seconds + 5, "the flood's end")
+    share = (cpu_seconds(run.server.popen.pid) - cpu) / (time.monotonic() - begun)
+    saved = run.server.status()["checkpoint"]["saved"] - before["checkpoint"]["saved"]
+    failed = run.server.status()["checkpoint"]["failed"]
+    flood.stop()
+    run.start_worker(2)
+    run.crew[2].line("pushed", seconds=30)
+    lost, twice = run.count(300)
+    reconnects = sum(int(re.search(r"reconnects=(\d+)", w.out[-1])[1]) for w in run.crew[:2])
+    figure("P12", reconnects, "connections of workers lost", reconnects == 0, what="established")
+    figure("P12", failed, f"checkpoints failed while {saved} were saved", failed == 0 and saved > 0,
+           what="checkpoints")
+    figure("P12", 100 * share, "% of a CPU", share <= 0.3, what="cpu")
+    figure("P12", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")

@@ -93,7 +93,7 @@ BINARIES := $(B)/cnn-ps $(B)/cnn-worker $(B)/cnn-ctl
 UNIT  := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(wildcard tests/unit/test_*.c))
 BENCH := $(patsubst tests/bench/%.c,$(B)/tests/bench/%,$(wildcard tests/bench/*.c))
 EXAMPLES := $(patsubst worker/examples/%.c,$(B)/examples/%,$(wildcard worker/examples/*.c))
-TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c))
+TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c)) $(B)/tests/fault/badwire
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 
 include tests/gpu/gpu.mk
@@ -167,6 +167,8 @@ $(B)/tests/bench/science: $(SCIENCE) $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+$(B)/tests/fault/badwire: $(B)/tests/fault/badwire.o $(A.common)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
 $(SIM): $(call obj,$(wildcard tests/sim/*.c)) $(A.core) $(B)/worker/session.o $(A.common)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
 

@@ -7,13 +7,18 @@ LEDGER = ("--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant", "--max-st
 
 
 class LedgerRun:
-    """Workers that push the ledger gradient, and the kills that they go through."""
+    """Workers that push the ledger gradient, and the kills that they go through.
 
-    def __init__(self, lab, workers, pushes, *options, pace=(), **how):
+    `pace`: milliseconds between two pushes, in a tuple. `size`: values of the vector, if more than
+    there are pushes, for larger messages.
+    """
+
+    def __init__(self, lab, workers, pushes, *options, pace=(), size=0, **how):
         self.lab = lab
         self.pushes = pushes
         self.pace = pace
-        self.options = ("--model", f"vector:{workers * pushes}", *LEDGER, *options)
+        self.size = size or workers * pushes
+        self.options = ("--model", f"vector:{self.size}", *LEDGER, *options)
         self.server = lab.server(*self.options, **how)
         self.crew = [None] * workers
         for i in range(workers):
@@ -53,7 +58,9 @@ class LedgerRun:
         self.server.signal(SIGTERM)
         assert self.server.wait(10) == 0, self.server.tail()
         weights = safetensors.flat(self.lab.export(self.server.directory))
-        assert len(weights) == self.pushes * len(self.crew)
+        assert len(weights) == self.size
+        assert not weights[self.pushes * len(self.crew):].any(), "a coordinate that nobody pushes"
+        weights = weights[:self.pushes * len(self.crew)]
         lost, twice = int((weights == 0).sum()), int((weights < -1).sum())
         assert lost + twice == int((weights != -1).sum()), "a coordinate that is no count at all"
         return lost, twice

@@ -14,6 +14,7 @@ import pytest
 
 from flavour import ROOT
 from ledger import LedgerRun
+from netlab import NetLab, NoNetwork
 
 RESULTS = ROOT / "build" / "faults" / "results.tsv"
 FULL = bool(os.environ.get("CNN_SLOW"))
@@ -74,3 +75,19 @@ def full():
 def ledger(lab):
     """Starts a LedgerRun: ledger(workers, pushes, *server options)."""
     return lambda *arguments, **named: LedgerRun(lab, *arguments, **named)
+
+
+@pytest.fixture
+def nets(tmp_path, data, seed, figure):
+    """Makes a network for a row: nets("N1", hosts). Where that is not allowed, the row is skipped."""
+    made = []
+
+    def make(row, hosts):
+        try:
+            made.append(NetLab(tmp_path, data, seed, hosts))
+        except NoNetwork as no:
+            figure.cannot(row, f"no network of its own: {no}")
+        return made[-1]
+    yield make
+    for net in made:
+        net.close()

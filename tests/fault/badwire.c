@@ -1,0 +1,392 @@
+/*
+ * badwire.c - a bad network between namespaces: delays, loses, doubles, reorders, corrupts and
+ * squeezes IPv4 packets, the same ones again for the same seed.
+ *
+ *   badwire SEED NETNS=ADDRESS...        run; opens a TUN device "wire" in each namespace
+ *   badwire --fates SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
+ *
+ * The namespaces (paths such as /proc/1/ns/net) are the ports of a star: a packet goes to the port
+ * that has its destination address. The caller gives the devices their addresses. Each direction,
+ * from one port to another, has rules of its own, changed by lines on stdin:
+ *
+ *   FROM TO KEY=VALUE...    port numbers from 0, or * for each; what is not named stays
+ *   count                   what happened so far
+ *
+ *   delay, jitter, hold  microseconds; jitter is +-, packets keep their order in spite of it;
+ *                        one of `reorder` waits `hold` longer, so that later ones overtake it
+ *   loss, dup, reorder, corrupt   per million packets
+ *   rate                 bits a second, 0: no limit
+ *   queue                bytes that may wait for a limited rate; what does not fit is lost
+ *
+ * Says "ready", then one "ok ..." for each line. Ends when stdin does.
+ *
+ * Invariants: (1) what happens to the n-th packet of a direction is a function of seed, direction,
+ * n and the rules alone (fate_of): arrival times decide nothing but what the queue has room for;
+ * (2) memory is bounded: PACKETS, then packets are lost.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if.h>
+#include <linux/if_tun.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <arpa/inet.h>
+#include <time.h>
+#include <unistd.h>
+#include "tests/fault/fate.h"
+
+#define PACKETS 16384
+#define MTU     2048 /* bytes of the largest packet */
+#define BURST   64   /* packets read from one port before the others have their turn */
+
+struct direction {
+	struct rules rules;
+	uint64_t seen, lost, full, doubled, overtaken, corrupt, passed; /* packets */
+	uint64_t free_at;  /* when the limited rate has sent all that waits */
+	uint64_t last_due; /* packets keep their order */
+};
+
+struct packet {
+	uint64_t due, order;
+	int to;
+	size_t size;
+	unsigned char bytes[MTU];
+};
+
+static struct {
+	uint64_t seed, order;
+	int ports;
+	int tun[PORTS];
+	uint32_t address[PORTS]; /* network byte order */
+	struct direction way[PORTS][PORTS];
+	uint64_t strange, refused; /* packets for nobody; for a device that is down */
+	struct packet packet[PACKETS];
+	int heap[PACKETS]; /* the first n_waiting: a heap by (due, order); behind them: free ones */
+	int n_waiting;
+} wire;
+
+/* ---- what waits ---------------------------------------------------------------------------- */
+
+static uint64_t now_us(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * MILLION + (uint64_t)t.tv_nsec / 1000;
+}
+
+static int before(int a, int b)
+{
+	const struct packet *p = &wire.packet[a], *q = &wire.packet[b];
+
+	return p->due != q->due ? p->due < q->due : p->order < q->order;
+}
+
+static void swap(int i, int j)
+{
+	int t = wire.heap[i];
+
+	wire.heap[i] = wire.heap[j];
+	wire.heap[j] = t;
+}
+
+static struct packet *take_free(void)
+{
+	return wire.n_waiting < PACKETS ? &wire.packet[wire.heap[wire.n_waiting]] : NULL;
+}
+
+/* The one that take_free returned waits now. */
+static void put(void)
+{
+	for (int i = wire.n_waiting++; i > 0 && before(wire.heap[i], wire.heap[(i - 1) / 2]);
+		i = (i - 1) / 2)
+		swap(i, (i - 1) / 2);
+}
+
+static void remove_first(void)
+{
+	int i = 0, n = --wire.n_waiting;
+
+	swap(0, n);
+	for (;;) {
+		int least = 2 * i + 1;
+		if (least >= n)
+			return;
+		if (least + 1 < n && before(wire.heap[least + 1], wire.heap[least]))
+			least++;
+		if (!before(wire.heap[least], wire.heap[i]))
+			return;
+		swap(i, least);
+		i = least;
+	}
+}
+
+/* ---- a packet's way ------------------------------------------------------------------------ */
+
+/* When the limited rate has sent it; 0: there is no room for it. */
+static uint64_t leave_at(struct direction *d, uint64_t now, size_t size)
+{
+	uint64_t rate = d->rules.rate, start = d->free_at > now ? d->free_at : now;
+
+	if (!rate)
+		return now;
+	if ((start - now) * rate / 8 / MILLION + size > d->rules.queue)
+		return 0;
+	d->free_at = start + size * 8 * MILLION / rate;
+	return d->free_at;
+}
+
+static void enqueue(struct direction *d, int to, uint64_t due, const unsigned char *p, size_t size)
+{
+	struct packet *copy = take_free();
+
+	if (!copy) {
+		d->full++;
+		return;
+	}
+	copy->due = due;
+	copy->order = wire.order++;
+	copy->to = to;
+	copy->size = size;
+	memcpy(copy->bytes, p, size);
+	put();
+}
+
+static void carry(struct direction *d, int from, int to, unsigned char *p, size_t size)
+{
+	struct fate f = fate_of(wire.seed, from, to, d->seen++, &d->rules);
+	uint64_t leaves = f.lost ? 0 : leave_at(d, now_us(), size);
+
+	if (!leaves) {
+		*(f.lost ? &d->lost : &d->full) += 1;
+		return;
+	}
+	uint64_t due = leaves + (uint64_t)f.delay;
+	if (!f.overtaken && due < d->last_due)
+		due = d->last_due;
+	if (!f.overtaken)
+		d->last_due = due;
+	if (f.corrupt)
+		p[f.bit / 8 % size] ^= (unsigned char)(1u << f.bit % 8);
+	enqueue(d, to, due, p, size);
+	if (f.doubled)
+		enqueue(d, to, due, p, size);
+	d->passed++;
+	d->doubled += (uint64_t)f.doubled;
+	d->overtaken += (uint64_t)f.overtaken;
+	d->corrupt += (uint64_t)f.corrupt;
+}
+
+static int port_of(const unsigned char *p, size_t size)
+{
+	uint32_t to;
+
+	if (size < 20 || p[0] >> 4 != 4)
+		return -1;
+	memcpy(&to, p + 16, sizeof(to));
+	for (int i = 0; i < wire.ports; i++)
+		if (wire.address[i] == to)
+			return i;
+	return -1;
+}
+
+static void read_port(int from)
+{
+	unsigned char p[MTU];
+
+	for (int i = 0; i < BURST; i++) {
+		ssize_t n = read(wire.tun[from], p, sizeof(p));
+		if (n <= 0)
+			return;
+		int to = port_of(p, (size_t)n);
+		if (to < 0)
+			wire.strange++;
+		else
+			carry(&wire.way[from][to], from, to, p, (size_t)n);
+	}
+}
+
+static void deliver(void)
+{
+	uint64_t now = now_us();
+
+	while (wire.n_waiting && wire.packet[wire.heap[0]].due <= now) {
+		struct packet *p = &wire.packet[wire.heap[0]];
+		if (write(wire.tun[p->to], p->bytes, p->size) < 0)
+			wire.refused++; /* the device is down */
+		remove_first();
+	}
+}
+
+/* ---- rules --------------------------------------------------------------------------------- */
+
+static int set_rules(int from, int to, char **word, int n)
+{
+	struct rules r = wire.way[from][to].rules;
+
+	for (int i = 0; i < n; i++)
+		if (set_rule(&r, word[i]))
+			return -1;
+	wire.way[from][to].rules = r;
+	return 0;
+}
+
+/* "*": all ports. */
+static int read_ports(const char *text, int *first, int *last)
+{
+	uint64_t n;
+
+	*first = 0;
+	*last = wire.ports - 1;
+	if (!strcmp(text, "*"))
+		return 0;
+	if (read_number(text, &n) || n >= (uint64_t)wire.ports)
+		return -1;
+	*first = *last = (int)n;
+	return 0;
+}
+
+static int change_rules(char **word, int n)
+{
+	int from, last_from, to, last_to, bad = 0;
+
+	if (n < 3 || read_ports(word[0], &from, &last_from) || read_ports(word[1], &to, &last_to))
+		return -1;
+	for (int i = from; i <= last_from; i++)
+		for (int j = to; j <= last_to; j++)
+			bad |= set_rules(i, j, word + 2, n - 2);
+	return bad;
+}
+
+static void print_counts(void)
+{
+	struct direction t = {0};
+
+	for (int i = 0; i < wire.ports; i++)
+		for (int j = 0; j < wire.ports; j++) {
+			const struct direction *d = &wire.way[i][j];
+			t.seen += d->seen, t.lost += d->lost, t.full += d->full;
+			t.doubled += d->doubled, t.overtaken += d->overtaken;
+			t.corrupt += d->corrupt, t.passed += d->passed;
+		}
+	printf("ok seen=%llu lost=%llu full=%llu dup=%llu reorder=%llu corrupt=%llu passed=%llu "
+	       "strange=%llu refused=%llu\n",
+		(unsigned long long)t.seen, (unsigned long long)t.lost, (unsigned long long)t.full,
+		(unsigned long long)t.doubled, (unsigned long long)t.overtaken,
+		(unsigned long long)t.corrupt, (unsigned long long)t.passed,
+		(unsigned long long)wire.strange, (unsigned long long)wire.refused);
+}
+
+static void obey(char *line)
+{
+	char *word[16];
+	int n = 0;
+
+	for (char *w = strsep(&line, " "); w && n < 16; w = strsep(&line, " "))
+		word[n++] = w;
+	if (n == 1 && !strcmp(word[0], "count"))
+		print_counts();
+	else
+		puts(change_rules(word, n) ? "bad line" : "ok");
+	fflush(stdout);
+}
+
+/* Whole lines only. -1 at the end. */
+static int read_commands(void)
+{
+	static char text[4096];
+	static size_t used;
+	ssize_t n = read(STDIN_FILENO, text + used, sizeof(text) - 1 - used);
+
+	if (n <= 0)
+		return n < 0 && errno == EINTR ? 0 : -1;
+	used += (size_t)n;
+	text[used] = '\0';
+	for (char *end; (end = strchr(text, '\n'));) {
+		*end = '\0';
+		obey(text);
+		used -= (size_t)(end + 1 - text);
+		memmove(text, end + 1, used + 1);
+	}
+	return used == sizeof(text) - 1 ? -1 : 0;
+}
+
+/* ---- birth --------------------------------------------------------------------------------- */
+
+static int open_tun(const char *path)
+{
+	struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
+	int space = open(path, O_RDONLY | O_CLOEXEC), fd = -1;
+
+	snprintf(request.ifr_name, sizeof(request.ifr_name), "wire");
+	if (space >= 0 && setns(space, CLONE_NEWNET) == 0)
+		fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0 || ioctl(fd, TUNSETIFF, &request) < 0) {
+		fprintf(stderr, "badwire: %s: %s\n", path, strerror(errno));
+		return -1;
+	}
+	close(space);
+	return fd;
+}
+
+static int open_port(char *text)
+{
+	char *equals = strchr(text, '=');
+	int i = wire.ports;
+
+	if (!equals || i == PORTS || inet_pton(AF_INET, equals + 1, &wire.address[i]) != 1) {
+		fprintf(stderr, "badwire: \"%s\": expected NETNS=ADDRESS, at most %d\n", text,
+			PORTS);
+		return -1;
+	}
+	*equals = '\0';
+	wire.tun[i] = open_tun(text);
+	wire.ports++;
+	return wire.tun[i] < 0 ? -1 : 0;
+}
+
+/* Until stdin ends. */
+static int run(void)
+{
+	struct pollfd fd[PORTS + 1] = {{.fd = STDIN_FILENO, .events = POLLIN}};
+
+	for (int i = 0; i < wire.ports; i++)
+		fd[i + 1] = (struct pollfd){.fd = wire.tun[i], .events = POLLIN};
+	for (;;) {
+		uint64_t now = now_us();
+		uint64_t due = wire.n_waiting ? wire.packet[wire.heap[0]].due : now + MILLION;
+		uint64_t wait = due > now ? due - now : 0;
+		struct timespec t = {(time_t)(wait / MILLION), (long)(wait % MILLION) * 1000};
+
+		if (ppoll(fd, (nfds_t)wire.ports + 1, &t, NULL) < 0 && errno != EINTR)
+			return 1;
+		if (fd[0].revents && read_commands())
+			return 0;
+		for (int i = 0; i < wire.ports; i++)
+			if (fd[i + 1].revents & POLLIN)
+				read_port(i);
+		deliver();
+	}
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && !strcmp(argv[1], "--fates"))
+		return print_fates(argc, argv);
+	if (argc < 3 || read_number(argv[1], &wire.seed)) {
+		fprintf(stderr, "usage: badwire SEED NETNS=ADDRESS...\n");
+		return 2;
+	}
+	for (int i = 2; i < argc; i++)
+		if (open_port(argv[i]))
+			return 1;
+	for (int i = 0; i < PACKETS; i++)
+		wire.heap[i] = i;
+	puts("ready");
+	fflush(stdout);
+	return run();
+}

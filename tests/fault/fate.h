@@ -1,0 +1,93 @@
+/*
+ * fate.h - what a bad wire does to a packet: badwire.c's rules, and the pure function that applies
+ * them. Included by it alone.
+ *
+ * Invariant: what happens to the n-th packet of a direction is a function of seed, direction, n and
+ * rules.
+ */
+#ifndef TESTS_FAULT_FATE_H
+#define TESTS_FAULT_FATE_H
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/rng.h"
+
+#define PORTS   18
+#define MILLION 1000000
+
+struct rules {
+	uint64_t delay, jitter, hold, loss, dup, reorder, corrupt, rate, queue;
+};
+
+struct fate {
+	int lost, doubled, overtaken, corrupt;
+	int64_t delay; /* microseconds */
+	uint64_t bit;  /* to flip, modulo the packet's size */
+};
+
+static struct fate fate_of(uint64_t seed, int from, int to, uint64_t n, const struct rules *r)
+{
+	struct rng g = {
+		.state = rng_mix(rng_mix(rng_mix(seed) ^ (uint64_t)(from * PORTS + to)) ^ n)};
+	struct fate f = {0};
+
+	f.lost = rng_below(&g, MILLION) < r->loss;
+	f.doubled = rng_below(&g, MILLION) < r->dup;
+	f.overtaken = rng_below(&g, MILLION) < r->reorder;
+	f.corrupt = rng_below(&g, MILLION) < r->corrupt;
+	f.delay = (int64_t)(r->delay + rng_below(&g, 2 * r->jitter + 1)) - (int64_t)r->jitter;
+	f.bit = rng_next(&g);
+	if (f.delay < 0)
+		f.delay = 0;
+	if (f.overtaken)
+		f.delay += (int64_t)r->hold;
+	return f;
+}
+
+static int read_number(const char *text, uint64_t *out)
+{
+	char *end;
+
+	errno = 0;
+	*out = strtoull(text, &end, 10);
+	return errno || end == text || *end || *out > UINT32_MAX ? -1 : 0;
+}
+
+static int set_rule(struct rules *r, const char *word)
+{
+	const struct {
+		const char *name;
+		uint64_t *value;
+	} row[] = {{"delay=", &r->delay}, {"jitter=", &r->jitter}, {"hold=", &r->hold},
+		{"loss=", &r->loss}, {"dup=", &r->dup}, {"reorder=", &r->reorder},
+		{"corrupt=", &r->corrupt}, {"rate=", &r->rate}, {"queue=", &r->queue}};
+
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+		if (!strncmp(word, row[i].name, strlen(row[i].name)))
+			return read_number(word + strlen(row[i].name), row[i].value);
+	return -1;
+}
+
+static int print_fates(int argc, char **argv)
+{
+	uint64_t seed, from, to, count;
+	struct rules r = {0};
+
+	if (argc < 6 || read_number(argv[2], &seed) || read_number(argv[3], &from) ||
+		read_number(argv[4], &to) || read_number(argv[5], &count) || from >= PORTS ||
+		to >= PORTS)
+		return 2;
+	for (int i = 6; i < argc; i++)
+		if (set_rule(&r, argv[i]))
+			return 2;
+	for (uint64_t n = 0; n < count; n++) {
+		struct fate f = fate_of(seed, (int)from, (int)to, n, &r);
+		printf("%d %d %d %d %lld\n", f.lost, f.doubled, f.overtaken, f.corrupt,
+			(long long)f.delay);
+	}
+	return 0;
+}
+
+#endif

@@ -2,7 +2,7 @@
  * ledger_worker.c - the ledger gradient: a worker whose every push can be found again in the
  * weights.
  *
- *   ledger_worker SERVER INDEX PUSHES [PACE]
+ *   ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY]]
  *
  * On a vector:N model with plain SGD and rate 1, push n of worker INDEX sets coordinate INDEX *
  * PUSHES + n to 1 and all others to 0. Afterwards every coordinate must be exactly -1: 0 is a lost
@@ -10,9 +10,10 @@
  * own coordinates to see where its predecessor ended: the server has fenced that one off, and
  * everything that it had decided is in a checkpoint before the new one is welcome.
  *
- * PACE milliseconds are between two pushes. Prints `pushed K` on the way, and `done pushed=N
- * acked=A reconnects=R replayed=P` when all its pushes are on the server's disk; `stopped ...` when
- * it failed. Exit: 0, 2 usage, 1 any other failure, said in one line.
+ * PACE milliseconds are between two pushes, PULL_EVERY pushes between two pulls. Prints `pushed K`
+ * on the way, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on the
+ * server's disk; `stopped ...` when it failed. Exit: 0, 2 usage, 1 any other failure, said in one
+ * line.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@
 #include <time.h>
 #include "worker/cnnps.h"
 
-#define PULL_EVERY 8  /* pushes between two pulls: their versions are the pushes' base */
+#define PULL_EVERY 8  /* usual pushes between two pulls: their versions are the pushes' base */
 #define SAY_EVERY  10 /* pushes between two lines of progress */
 #define FLUSH_MS   60000
 
@@ -29,7 +30,7 @@ struct ledger {
 	float *w, *g; /* n values each */
 	size_t n;
 	size_t first, pushes; /* our coordinates: [first, first + pushes) */
-	size_t pace_ms;
+	size_t pace_ms, pull_every;
 	uint64_t version;
 };
 
@@ -70,7 +71,7 @@ static int push_all(struct ledger *l)
 	size_t k = done_before(l);
 	printf("resumed %zu\n", k);
 	for (; k < l->pushes; k++) {
-		if (k % PULL_EVERY == 0 && (r = cnnps_pull(l->c, l->w, l->n, &l->version)))
+		if (k % l->pull_every == 0 && (r = cnnps_pull(l->c, l->w, l->n, &l->version)))
 			return r;
 		l->g[l->first + k] = 1;
 		if ((r = cnnps_push(l->c, l->g, l->n, l->version)))
@@ -113,17 +114,21 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 
 int main(int argc, char **argv)
 {
-	size_t index, pushes, pace = 0;
-	if (argc < 4 || argc > 5 || number(argv[2], &index) || number(argv[3], &pushes) ||
-		(argc == 5 && number(argv[4], &pace))) {
-		fprintf(stderr, "usage: ledger_worker SERVER INDEX PUSHES [PACE]\n");
+	size_t index, pushes, pace = 0, pull_every = PULL_EVERY;
+	if (argc < 4 || argc > 6 || number(argv[2], &index) || number(argv[3], &pushes) ||
+		(argc > 4 && number(argv[4], &pace)) ||
+		(argc > 5 && (number(argv[5], &pull_every) || !pull_every))) {
+		fprintf(stderr, "usage: ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY]]\n");
 		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	char name[32];
 	snprintf(name, sizeof name, "ledger-%zu", index);
 	struct cnnps_options o = {.server = argv[1], .name = name, .device = "ledger"};
-	struct ledger l = {.first = index * pushes, .pushes = pushes, .pace_ms = pace};
+	struct ledger l = {.first = index * pushes,
+		.pushes = pushes,
+		.pace_ms = pace,
+		.pull_every = pull_every};
 	int r = cnnps_connect(&l.c, &o);
 	if (r) {
 		fprintf(stderr, "ledger_worker: %s\n", o.why);

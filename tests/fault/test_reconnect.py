@@ -1,0 +1,111 @@
+"""Rows N9 and N10: a server that restarts under many workers; connections of which half is left."""
+import time
+
+import zmq
+
+from flavour import PATIENCE
+from lab import until
+from ledger import LedgerRun
+from netlab import seqs
+
+CROWD = 16
+
+
+def worst_percent(values, percent=1):
+    """The value that only so many percent are worse than."""
+    return sorted(values)[-1 - len(values) * percent // 100]
+
+
+def seqs_here(run):
+    """As netlab.seqs, of a server on this host."""
+    return {w["name"]: w["last_seq"] for w in run.server.status()["workers"]}
+
+
+def test_restart_under_a_crowd(lab, figure, full):
+    """From exec of the new server until each of 16 workers has had a new push decided."""
+    restarts = 100 if full else 3
+    run = LedgerRun(lab, CROWD, 60 + 40 * restarts, pace=(50,))
+    took = []
+    for _ in range(restarts):
+        until(lambda: sum(n >= 5 for n in seqs_here(run).values()) == CROWD, 60, "all are pushing")
+        before = seqs_here(run)
+        run.server.kill()
+        begun = time.monotonic()
+        run.restart_server()
+        waiting = set(before)
+        while waiting:
+            now = seqs_here(run)
+            back = {name for name in waiting if now[name] > before[name]}
+            took += [time.monotonic() - begun] * len(back)
+            waiting -= back
+            assert time.monotonic() < begun + 60, f"not back: {waiting}"
+    lost, twice = run.count()
+    p99 = worst_percent(took)
+    figure("N9", p99, f"s p99 until a worker is productive, {restarts} restarts, {CROWD} workers",
+           p99 <= (2 if full else 5) * PATIENCE)
+    assert lost + twice == 0
+
+
+# ---- N10 -------------------------------------------------------------------------------------
+
+
+def half_open(net, server, count):
+    """So many peers connect from host 2, and vanish without a word: their end is cut off first."""
+    before = net.status(server)["connections"]
+    with net.hosts[2]:
+        context = zmq.Context()
+        context.max_sockets = count + 10
+        peers = [context.socket(zmq.DEALER) for _ in range(count)]
+        for peer in peers:
+            peer.linger = 0
+            peer.connect(server.endpoint)
+    until(lambda: net.status(server)["connections"] == before + count, 30, "all are connected")
+    net.cut("*", 2)
+    net.cut(2, "*")
+    context.destroy(linger=0)
+
+
+def test_half_open_connections(nets, figure, full):
+    """Peers that vanish are noticed, all of them, and an honest worker does not notice that."""
+    net = nets("N10", 3)
+    rounds, count = (5, 200) if full else (1, 100)
+    run = LedgerRun(net, 1, 400 * rounds if full else 300, pace=(10,))
+    until(lambda: seqs(net, run.server), 30, "the worker is there")
+    open_before = len(net.home.connections())
+    slowest = 0
+    for _ in range(rounds):
+        half_open(net, run.server, count)
+        vanished = time.monotonic()
+        until(lambda: net.status(run.server)["connections"] <= 2, 30, "they are closed")
+        slowest = max(slowest, time.monotonic() - vanished)
+        net.heal()
+    leaked = len(net.home.connections()) - open_before
+    honest = run.crew[0]
+    lost, twice = run.count()
+    assert "reconnects=0" in honest.out[-1], honest.tail()
+    figure("N10", slowest, "s at most until the connection is closed", slowest <= 15, what="closed")
+    figure("N10", leaked, f"connections left of {rounds * count}", leaked <= 0)
+    assert lost + twice == 0
+
+
+def test_silent_worker_is_suspected(nets, figure, full):
+    """Its connection stands, nothing comes: three missed beats."""
+    net = nets("N10", 2)
+    run = LedgerRun(net, 1, 3000 if full else 500, pace=(5,))
+    slowest = 0
+    for _ in range(10 if full else 1):
+        until(lambda: state(net, run) == "live", 30, "it is live")
+        net.cut()
+        cut = time.monotonic()
+        until(lambda: state(net, run) == "suspect", 30, "it is suspected")
+        slowest = max(slowest, time.monotonic() - cut)
+        net.heal()
+    lost, twice = run.count()
+    figure("N10", slowest, "s at most until it is suspected", slowest <= (1.7 if full else 4),
+           what="suspected")
+    assert lost + twice == 0
+
+
+def state(net, run):
+    workers = net.status(run.server)["workers"]
+    return workers[0]["state"] if workers else None

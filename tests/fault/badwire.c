@@ -349,6 +349,26 @@ static int open_port(char *text)
 	return wire.tun[i] < 0 ? -1 : 0;
 }
 
+static int print_fates(int argc, char **argv)
+{
+	uint64_t seed, from, to, count;
+	struct rules r = {0};
+
+	if (argc < 6 || read_number(argv[2], &seed) || read_number(argv[3], &from) ||
+		read_number(argv[4], &to) || read_number(argv[5], &count) || from >= PORTS ||
+		to >= PORTS)
+		return 2;
+	for (int i = 6; i < argc; i++)
+		if (set_rule(&r, argv[i]))
+			return 2;
+	for (uint64_t n = 0; n < count; n++) {
+		struct fate f = fate_of(seed, (int)from, (int)to, n, &r);
+		printf("%d %d %d %d %lld\n", f.lost, f.doubled, f.overtaken, f.corrupt,
+			(long long)f.delay);
+	}
+	return 0;
+}
+
 /* Until stdin ends. */
 static int run(void)
 {

@@ -27,7 +27,8 @@ struct fate {
 	uint64_t bit;  /* to flip, modulo the packet's size */
 };
 
-static struct fate fate_of(uint64_t seed, int from, int to, uint64_t n, const struct rules *r)
+static inline struct fate fate_of(
+	uint64_t seed, int from, int to, uint64_t n, const struct rules *r)
 {
 	struct rng g = {
 		.state = rng_mix(rng_mix(rng_mix(seed) ^ (uint64_t)(from * PORTS + to)) ^ n)};
@@ -55,7 +56,7 @@ static int read_number(const char *text, uint64_t *out)
 	return errno || end == text || *end || *out > UINT32_MAX ? -1 : 0;
 }
 
-static int set_rule(struct rules *r, const char *word)
+static inline int set_rule(struct rules *r, const char *word)
 {
 	const struct {
 		const char *name;
@@ -68,26 +69,6 @@ static int set_rule(struct rules *r, const char *word)
 		if (!strncmp(word, row[i].name, strlen(row[i].name)))
 			return read_number(word + strlen(row[i].name), row[i].value);
 	return -1;
-}
-
-static int print_fates(int argc, char **argv)
-{
-	uint64_t seed, from, to, count;
-	struct rules r = {0};
-
-	if (argc < 6 || read_number(argv[2], &seed) || read_number(argv[3], &from) ||
-		read_number(argv[4], &to) || read_number(argv[5], &count) || from >= PORTS ||
-		to >= PORTS)
-		return 2;
-	for (int i = 6; i < argc; i++)
-		if (set_rule(&r, argv[i]))
-			return 2;
-	for (uint64_t n = 0; n < count; n++) {
-		struct fate f = fate_of(seed, (int)from, (int)to, n, &r);
-		printf("%d %d %d %d %lld\n", f.lost, f.doubled, f.overtaken, f.corrupt,
-			(long long)f.delay);
-	}
-	return 0;
 }
 
 #endif

@@ -25,8 +25,8 @@ def tree(tmp_path):
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(header, place)
     for name in (".clang-format", "Makefile", "README.md", "kernels/kernels.mk",
-                 "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "common/rng.c", "deploy/setup.sh",
-                 "proto/cnnps.proto"):
+                 "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "tests/fault/fault.mk",
+                 "common/rng.c", "deploy/setup.sh", "proto/cnnps.proto"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path

@@ -1,0 +1,67 @@
+"""A proxy that knows messages: what TCP would never lose, double or hold back, it does, by seed."""
+import random
+import threading
+
+import zmq
+
+# the field number of each body in Message, see proto/WIRE.md "Messages"
+NAMES = {1: "hello", 2: "welcome", 3: "pull", 4: "params", 5: "push", 6: "ack", 7: "lease", 8: "grant",
+         9: "result", 10: "beat", 11: "bye", 12: "status", 13: "admin", 14: "error"}
+
+
+class Meddler:
+    """Workers connect to `endpoint`; each connection gets one of its own to the server.
+
+    `drop`, `double`: {name of a message: share of those messages}.
+    """
+
+    def __init__(self, server, seed, drop=None, double=None):
+        self.server = server
+        self.random = random.Random(seed)
+        self.drop, self.double = drop or {}, double or {}
+        self.dropped = self.doubled = 0
+        self.stopping = False
+        self.context = zmq.Context()
+        self.front = self._socket(zmq.ROUTER)
+        self.front.bind("tcp://127.0.0.1:*")
+        self.endpoint = self.front.last_endpoint.decode()
+        self.backs = {}  # routing id of a worker's connection -> ours to the server
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _socket(self, kind):
+        socket = self.context.socket(kind)
+        socket.linger, socket.sndhwm, socket.rcvhwm = 0, 0, 0
+        return socket
+
+    def _pass(self, socket, address, frames):
+        """Send once, twice or not at all."""
+        name = NAMES.get(frames[0][0] >> 3)
+        if self.random.random() < self.drop.get(name, 0):
+            self.dropped += 1
+            return
+        socket.send_multipart([*address, *frames])
+        if self.random.random() < self.double.get(name, 0):
+            self.doubled += 1
+            socket.send_multipart([*address, *frames])
+
+    def _run(self):
+        poller = zmq.Poller()
+        poller.register(self.front, zmq.POLLIN)
+        while not self.stopping:
+            for socket, _ in poller.poll(100):
+                if socket is self.front:
+                    who, *frames = socket.recv_multipart()
+                    if who not in self.backs:
+                        self.backs[who] = self._socket(zmq.DEALER)
+                        self.backs[who].connect(self.server)
+                        poller.register(self.backs[who], zmq.POLLIN)
+                    self._pass(self.backs[who], [], frames)
+                else:
+                    who = next(w for w, back in self.backs.items() if back is socket)
+                    self._pass(self.front, [who], socket.recv_multipart())
+
+    def close(self):
+        self.stopping = True
+        self.thread.join(10)
+        self.context.destroy(linger=0)

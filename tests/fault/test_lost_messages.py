@@ -1,0 +1,130 @@
+"""Rows N5 to N7: pushes that come twice, pushes that are missing, answers that are lost."""
+import sys
+
+import numpy as np
+import pytest
+
+from flavour import ROOT
+from ledger import LEDGER, LedgerRun
+from meddler import Meddler
+
+sys.path.append(str(ROOT / "tests/wire"))
+from client import Refused, Worker, pb  # noqa: E402  the wire's own client, written from WIRE.md
+
+SIZE = 512
+
+
+@pytest.fixture
+def meddled(lab, seed):
+    """meddled(workers, pushes, drop=..., double=...): a LedgerRun behind a Meddler, and that."""
+    made = []
+
+    def make(workers, pushes, **how):
+        run = LedgerRun(lab, 0, pushes, size=workers * pushes)
+        made.append(Meddler(run.server.endpoint, seed, **how))
+        run.crew = [lab.ledger_worker(made[-1].endpoint, i, pushes) for i in range(workers)]
+        return run, made[-1]
+    yield make
+    for meddler in made:
+        meddler.close()
+
+
+@pytest.fixture
+def peer(lab):
+    """A worker that is ours to the last byte, and its server."""
+    server = lab.server("--model", f"vector:{SIZE}", *LEDGER, "--replay-window", SIZE)
+    worker = Worker(server.endpoint, name="peer")
+    worker.server = server
+    yield worker
+    worker.close()
+
+
+def unit(k):
+    gradient = np.zeros(SIZE, np.float32)
+    gradient[k % SIZE] = 1
+    return gradient
+
+
+# ---- N5 --------------------------------------------------------------------------------------
+
+
+def test_same_bytes_again(peer, figure, full):
+    """Each push's bytes are sent over and over: one decision, told each time."""
+    pushes, again = (500, 2000) if full else (100, 20)
+    wrong = 0
+    for k in range(pushes):
+        first = peer.push(unit(k), 0)
+        wrong += first.duplicate
+        for _ in range(again):
+            peer.send_push(peer.seq)
+            peer.kept[peer.seq][2] = None
+        for _ in range(again):
+            ack, _ = peer.wait("ack")
+            wrong += (ack.seq, ack.duplicate, ack.verdict, ack.version) != (
+                first.seq, True, first.verdict, first.version)
+    weights, version = peer.pull()
+    twice = int((weights < -1).sum())
+    assert version == pushes and (weights[:pushes] == -1).all() and not weights[pushes:].any()
+    figure("N5", twice, f"applied twice of {pushes * again} duplicates", twice == 0)
+    figure("N5", wrong, "answers that were not the first one's", wrong == 0, what="answers")
+
+
+def test_every_push_may_come_twice(meddled, figure, full):
+    """Real workers, whose pushes come again with others between them."""
+    run, meddler = meddled(3, 5000 if full else 200, double={"push": 0.3})
+    lost, twice = run.count()
+    figure("N5", lost + twice, f"lost or applied twice, {meddler.doubled} pushes came twice",
+           meddler.doubled > 50 and lost + twice == 0)
+
+
+# ---- N6 --------------------------------------------------------------------------------------
+
+
+def test_gap_is_named(peer, figure):
+    """A push ahead of its turn: ERR_GAP says which one is missing, and keeps nothing."""
+    wrong = 0
+    for ahead in (2, 3, 100, 2**32, 2**63):
+        peer.push(unit(peer.seq), 0)
+        body = pb.Push(stamp=peer.stamp, seq=peer.seq + ahead)
+        peer.bulk.send(body, [(0, unit(SIZE - 1))])
+        with pytest.raises(Refused) as refused:
+            peer.wait("ack")
+        wrong += (refused.value.code, refused.value.expected) != (15, peer.seq + 1)
+    weights, version = peer.pull()
+    assert version == peer.seq and weights[-1] == 0, "something of a gap was applied"
+    figure("N6", wrong, "gaps without the right answer", wrong == 0)
+
+
+def test_pushes_that_get_lost(meddled, figure, full):
+    """One push of five is missing: the worker goes back, every time."""
+    run, meddler = meddled(3, 5000 if full else 40, drop={"push": 0.2})
+    stalls = sum(worker.wait(300) != 0 for worker in run.crew)
+    gaps = run.server.status()["counters"]["gaps"]
+    lost, twice = run.count()
+    assert gaps > 10, "no gap, nothing was tried"
+    figure("N6", stalls, f"stalls after {gaps} gaps", stalls == 0)
+    figure("N6", lost + twice, "lost or applied twice", lost + twice == 0, what="ledger")
+
+
+# ---- N7 --------------------------------------------------------------------------------------
+
+
+def test_lost_acks(meddled, figure, full):
+    """Three ACKs of ten never come: the push was applied, and is not applied again."""
+    run, meddler = meddled(3, 5000 if full else 100, drop={"ack": 0.3})
+    for worker in run.crew:
+        assert worker.wait(300) == 0, worker.tail()
+    again = run.server.status()["counters"]["duplicates"]
+    lost, twice = run.count()
+    assert again > 10, "no push came again, nothing was tried"
+    figure("N7", 100 * (1 - (lost + twice) / (3 * run.pushes)),
+           f"% exactly once, {meddler.dropped} ACKs lost", lost + twice == 0)
+
+
+def test_any_answer_may_be_lost(meddled, figure, full):
+    """Any answer of ten: WELCOME, PARAMS, ACK, BEAT."""
+    replies = dict.fromkeys(("welcome", "params", "ack", "beat", "error"), 0.3 if full else 0.1)
+    run, meddler = meddled(2, 1000 if full else 16, drop=replies)
+    lost, twice = run.count(600)
+    figure("N7", 100 * (1 - (lost + twice) / (2 * run.pushes)),
+           f"% exactly once, {meddler.dropped} answers lost", lost + twice == 0)

@@ -25,7 +25,7 @@ struct raw {
 	struct mode_raw modes;
 	int64_t epochs, batch, seed, max_updates, max_staleness, warm_updates, lease_batches;
 	int64_t eval_images, min_workers, max_workers, push_window, replay_window;
-	int64_t beat_ms, suspect_ms, dead_ms, forget_ms, recovery_ms, checkpoint_ms;
+	int64_t beat_ms, suspect_ms, dead_ms, forget_ms, recovery_ms, checkpoint_ms, memory_mb;
 	double lr, momentum, decay_square, eps, adagrad_init, weight_decay, clip_norm, max_norm;
 	double warmup, schedule_gamma, schedule_floor;
 	int64_t schedule_every;
@@ -278,6 +278,7 @@ static void fill(struct options *o, const struct raw *r)
 	o->http = text_or_null(r->http);
 	o->checkpoint_dir = text_or_null(r->checkpoint_dir);
 	o->init = text_or_null(r->init);
+	o->memory_bytes = (uint64_t)r->memory_mb << 20;
 	o->log_level = (enum log_level)r->log_level;
 	o->check_config = r->check_config;
 }
@@ -446,6 +447,10 @@ int options_parse(struct options *o, int argc, char **argv)
 		INT("recovery-ms", recovery_ms, "3000", 0, MOST_MS, "MS",
 			"after a restart wait so long for the workers to come back before new work "
 			"is given out"),
+		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MB",
+			"hang up on all peers, who come back, when the server uses more; 0: 80 % "
+			"of the "
+			"machine's or the container's memory"),
 		FLAG("accept-rollback", accept_rollback,
 			"go on from a checkpoint older than what workers were told is safe"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",

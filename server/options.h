@@ -18,6 +18,7 @@ struct options {
 	const char *http;           /* "HOST:PORT", or NULL: off */
 	const char *checkpoint_dir; /* or NULL: none */
 	const char *init;           /* a .safetensors file, or NULL */
+	uint64_t memory_bytes;      /* hang up past it; 0: as the machine has */
 	enum log_level log_level;
 	int check_config; /* only judge and print the configuration */
 };

@@ -8,11 +8,12 @@
 #include "server/core/core.h"
 #include "server/status.h"
 
-#define TICK_MS     50
-#define FAREWELL_MS 2000  /* for workers to be told BYE */
-#define HANG_UP_MS  500   /* for those that were told to leave */
-#define DRAIN_MS    10000 /* for the last checkpoint */
-#define GAVE_UP     PS_EAGAIN
+#define TICK_MS         50
+#define FAREWELL_MS     2000  /* for workers to be told BYE */
+#define HANG_UP_MS      500   /* for those that were told to leave */
+#define DRAIN_MS        10000 /* for the last checkpoint */
+#define HANG_UP_REST_MS 2000  /* between two times, if the first did not help */
+#define GAVE_UP         PS_EAGAIN
 
 /* ---- events in, effects out -------------------------------------------------------------- */
 
@@ -162,6 +163,33 @@ static void check_deadline(struct server *s)
 		give_up(s, PS_EIO, "the last checkpoint cannot be written");
 }
 
+/* ---- memory ------------------------------------------------------------------------------ */
+
+/* A container's limit counts, if there is one. */
+static uint64_t memory_limit(const struct options *o)
+{
+	uint64_t total = uv_get_total_memory(), limit = uv_get_constrained_memory();
+
+	if (o->memory_bytes)
+		return o->memory_bytes;
+	return (limit && limit < total ? limit : total) / 5 * 4;
+}
+
+/* libzmq bounds a frame and the number of messages, but not how many frames a message may have:
+ * a peer whose message never ends takes all memory. Only closing its connection frees that, and
+ * nobody can tell which one it is. */
+static void check_memory(struct server *s)
+{
+	uint64_t now = uv_now(&s->loop), used = status_rss();
+
+	if (used <= s->memory_bytes || now < s->hung_up_ms + HANG_UP_REST_MS)
+		return;
+	s->hung_up_ms = now;
+	log_warn("server", "memory_short", "rss_bytes=%llu limit_bytes=%llu",
+		(unsigned long long)used, (unsigned long long)s->memory_bytes);
+	router_hang_up(s->router);
+}
+
 /* ---- time and signals -------------------------------------------------------------------- */
 
 static void on_tick(uv_timer_t *t)
@@ -173,6 +201,7 @@ static void on_tick(uv_timer_t *t)
 	crew_look(&s->crew, s->state.core);
 	progress_tick(&s->progress, s->state.core, uv_now(&s->loop));
 	check_deadline(s);
+	check_memory(s);
 }
 
 static void on_stop_signal(struct server *s, int number)
@@ -295,6 +324,7 @@ static void start_handles(struct server *s)
 		s->signal[i].data = s;
 		uv_signal_start(&s->signal[i], on_signal, number[i]);
 	}
+	s->memory_bytes = memory_limit(s->options);
 	uv_timer_init(&s->loop, &s->tick);
 	s->tick.data = s;
 	uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);

@@ -41,6 +41,9 @@ struct server {
 	uint64_t finish_ms;   /* when it did */
 	int draining;         /* a signal asked for it */
 	uint64_t deadline_ms; /* give up then; 0: no deadline */
+
+	uint64_t memory_bytes; /* most that this process should use */
+	uint64_t hung_up_ms;   /* when it last hung up on all peers because of that */
 };
 
 /* *s is released when this fails. */

@@ -77,3 +77,66 @@ def test_out_of_descriptors(ledger, lab, figure, full):
            what="checkpoints")
     figure("P12", 100 * share, "% of a CPU", share <= 0.3, what="cpu")
     figure("P12", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")
+
+
+# ---- P13: memory ---------------------------------------------------------------------------------
+
+
+class Endless:
+    """A peer whose multipart message never ends: ZMTP by hand, since libzmq would send none of it."""
+
+    GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    READY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+
+    def __init__(self, endpoint, part):
+        host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+        self.address = (host, int(port))
+        # flags: another part follows, and the length has 8 bytes
+        self.frames = (b"\x03" + part.to_bytes(8, "big") + bytes(part)) * 64
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def once(self):
+        with socket.create_connection(self.address, 5) as peer:
+            peer.sendall(self.GREETING + b"\x04" + bytes([len(self.READY)]) + self.READY)
+            while not self.over.is_set():
+                peer.sendall(self.frames)
+
+    def run(self):
+        while not self.over.is_set():
+            try:
+                self.once()
+            except OSError:
+                self.over.wait(0.1)
+
+    def stop(self):
+        self.over.set()
+        self.thread.join()
+
+
+def test_message_that_never_ends(ledger, figure, full):
+    """libzmq keeps its parts for ever; past --memory-mb the server hangs up, which frees them, and goes on."""
+    limit = 200
+    run = ledger(3, 3000 if full else 600, "--memory-mb", limit, pace=(5,))
+    run.reached(0)
+    peak, gaps, hung = 0, [], 0
+    peer = Endless(run.server.endpoint, 4096)
+    try:
+        for _ in range(10 if full else 2):
+            place = len(run.server.lines)
+            run.server.line("server memory_short", after=place, seconds=60)
+            version, begun = run.server.status()["version"], time.monotonic()
+            until(lambda: run.server.status()["version"] > version + 3, 20, "updates go on")
+            gaps.append(time.monotonic() - begun)
+            hung += 1
+            status = open(f"/proc/{run.server.popen.pid}/status").read()
+            peak = max(peak, int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024)
+    finally:
+        peer.stop()
+    figure("P13", peak, f"MiB at most, of {limit}, while a message never ends", peak <= 1.25 * limit,
+           what="peak")
+    figure("P13", max(gaps) * 1e3, f"ms without updates after hanging up, the longest of {hung}",
+           max(gaps) <= 3, what="gap")
+    lost, twice = run.count(300)
+    figure("P13", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")

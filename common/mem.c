@@ -18,6 +18,11 @@ void mem_keep(void)
 	(void)mallopt(M_TRIM_THRESHOLD, KEEP_FREE);
 }
 
+void mem_trim(void)
+{
+	(void)malloc_trim(0);
+}
+
 void *mem_try(size_t n, size_t size)
 {
 	size_t bytes;

@@ -11,6 +11,8 @@
 /* Call first in main: freed memory is kept for the next message. By default glibc gives blocks of
  * megabytes back to the kernel and faults them in again, page by page, for every message. */
 void mem_keep(void);
+/* Give the kernel back what is free. Slow. */
+void mem_trim(void);
 
 /* `n` elements of `size` bytes, aligned to 64 bytes; exits with one line naming `who` on failure or
  * overflow. For start-up only. n * size == 0 gives a valid pointer. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
+#include "common/mem.h"
 #include "server/core/core.h"
 #include "server/status.h"
 
@@ -182,11 +183,19 @@ static void check_memory(struct server *s)
 {
 	uint64_t now = uv_now(&s->loop), used = status_rss();
 
-	if (used <= s->memory_bytes || now < s->hung_up_ms + HANG_UP_REST_MS)
+	if (used > s->memory_bytes) { /* what is free already counts, too, until it is given back */
+		mem_trim();
+		used = status_rss();
+	}
+	if (used <= s->memory_bytes) {
+		s->hung_up_ms = 0;
 		return;
-	s->hung_up_ms = now;
+	}
+	if (s->hung_up_ms && now < s->hung_up_ms + HANG_UP_REST_MS)
+		return;
 	log_warn("server", "memory_short", "rss_bytes=%llu limit_bytes=%llu",
 		(unsigned long long)used, (unsigned long long)s->memory_bytes);
+	s->hung_up_ms = now;
 	router_hang_up(s->router);
 }
 

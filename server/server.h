@@ -43,7 +43,7 @@ struct server {
 	uint64_t deadline_ms; /* give up then; 0: no deadline */
 
 	uint64_t memory_bytes; /* most that this process should use */
-	uint64_t hung_up_ms;   /* when it last hung up on all peers because of that */
+	uint64_t hung_up_ms;   /* when it hung up on all because of that; 0: it is well */
 };
 
 /* *s is released when this fails. */

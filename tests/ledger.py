@@ -57,6 +57,10 @@ class LedgerRun:
             assert worker.wait(seconds) == 0, worker.tail()
         self.server.signal(SIGTERM)
         assert self.server.wait(10) == 0, self.server.tail()
+        return self.tally()
+
+    def tally(self):
+        """The same of a server that has drained."""
         weights = safetensors.flat(self.lab.export(self.server.directory))
         assert len(weights) == self.size
         assert not weights[self.pushes * len(self.crew):].any(), "a coordinate that nobody pushes"

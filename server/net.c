@@ -36,6 +36,7 @@ struct router {
 	struct frames in;
 	struct msg msg;
 	struct replies *replies;
+	uint64_t hold; /* position that replies wait for */
 
 	struct router_stats stats;
 	uint64_t refusal_ms; /* when one was logged last */
@@ -75,7 +76,17 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m)
 		log_warn("net", "unsendable", "type=%d reason=\"%s\"", (int)m->type, err_text(rc));
 		return;
 	}
-	replies_put(r->replies, peer, &f);
+	replies_put(r->replies, peer, &f, r->hold);
+}
+
+void router_hold(struct router *r, uint64_t position)
+{
+	r->hold = position;
+}
+
+void router_reach(struct router *r, uint64_t position)
+{
+	replies_reach(r->replies, position);
 }
 
 static int send_reply(void *arg, uint32_t peer, struct frames *f)
@@ -136,7 +147,7 @@ static int on_readable(void *arg)
 	if (rc == 1)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
 	if (rc == PS_OK)
-		r->cfg.on_message(r->cfg.arg, peer, &r->msg);
+		r->cfg.on_message(r->cfg.arg, peer, &r->msg, &r->in);
 	else
 		refuse(r, peer, rc, why);
 	frames_release(&r->in);

@@ -18,10 +18,13 @@
 #include <uv.h>
 #include "common/err.h"
 #include "proto/msg.h"
+#include "proto/wire.h"
 #include "server/versions.h"
 
-/* `m` is borrowed for the call. Replies by router_send; they leave when the call has returned. */
-typedef void router_message_fn(void *arg, uint32_t peer, const struct msg *m);
+/* `m` and the frames that it came in are borrowed for the call. Replies by router_send; they leave
+ * when the call has returned. */
+typedef void router_message_fn(
+	void *arg, uint32_t peer, const struct msg *m, struct frames *frames);
 /* No reply reaches `peer` any more. */
 typedef void router_gone_fn(void *arg, uint32_t peer);
 
@@ -56,6 +59,10 @@ struct router; /* opaque, see net.c */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* The address in use, with the real port. */
 const char *router_endpoint(const struct router *r);
+/* What is sent from now on leaves when everything up to `position` is on disk (0: at once). */
+void router_hold(struct router *r, uint64_t position);
+/* It is. What may leave does so at the next flush. */
+void router_reach(struct router *r, uint64_t position);
 /* Encode `m` for `peer` now; it leaves at the next flush. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Send what can be sent; calls on_gone. Not from inside on_message or on_gone. */

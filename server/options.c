@@ -29,6 +29,8 @@ struct raw {
 	double lr, momentum, decay_square, eps, adagrad_init, weight_decay, clip_norm, max_norm;
 	double warmup, schedule_gamma, schedule_floor;
 	int64_t schedule_every;
+	int64_t journal_mb;
+	int durability;
 	int optimizer, schedule, stale_rate, log_level, accept_rollback, check_config;
 };
 
@@ -191,6 +193,11 @@ static void check_rate(const struct raw *r, const struct model *m, int *errors)
 		complain(errors, "--schedule, --warmup: a run without --epochs has no known end");
 }
 
+static const char *text_or_null(const char *text)
+{
+	return text && text[0] ? text : NULL;
+}
+
 static void check_together(const struct raw *r, int *errors)
 {
 	if (r->modes.mode + 1 == MODE_EASGD && (r->weight_decay > 0 || r->clip_norm > 0))
@@ -202,6 +209,8 @@ static void check_together(const struct raw *r, int *errors)
 	if (r->suspect_ms <= r->beat_ms)
 		complain(errors, "--suspect-ms: %lld is not more than --beat-ms %lld",
 			(long long)r->suspect_ms, (long long)r->beat_ms);
+	if (r->durability && !text_or_null(r->checkpoint_dir))
+		complain(errors, "--durability: always needs a --checkpoint-dir");
 	if (r->dead_ms <= r->suspect_ms)
 		complain(errors, "--dead-ms: %lld is not more than --suspect-ms %lld",
 			(long long)r->dead_ms, (long long)r->suspect_ms);
@@ -214,11 +223,6 @@ static void check_together(const struct raw *r, int *errors)
 }
 
 /* ---- raw -> struct options ----------------------------------------------------------------- */
-
-static const char *text_or_null(const char *text)
-{
-	return text && text[0] ? text : NULL;
-}
 
 static void fill_optim(struct core_config *c, const struct raw *r)
 {
@@ -263,6 +267,7 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 		.recovery_ms = (uint32_t)r->recovery_ms,
 		.checkpoint_ms = (uint32_t)r->checkpoint_ms,
 		.durable = text_or_null(r->checkpoint_dir) != NULL,
+		.journal = r->durability,
 		.accept_rollback = r->accept_rollback};
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
@@ -277,6 +282,7 @@ static void fill(struct options *o, const struct raw *r)
 	o->bind = r->bind;
 	o->http = text_or_null(r->http);
 	o->checkpoint_dir = text_or_null(r->checkpoint_dir);
+	o->journal_bytes = (uint64_t)r->journal_mb << 20;
 	o->init = text_or_null(r->init);
 	o->memory_bytes = (uint64_t)r->memory_mb << 20;
 	o->log_level = (enum log_level)r->log_level;
@@ -413,6 +419,13 @@ int options_parse(struct options *o, int argc, char **argv)
 			"the run"),
 		INT("checkpoint-ms", checkpoint_ms, "500", 1, MOST_MS, "MS",
 			"least time between checkpoints"),
+		ENUM("durability", durability, "replay", "replay|always", "LEVEL",
+			"what a crash of everything at once may lose: replay: pushes since the "
+			"last "
+			"checkpoint that no living worker keeps; always: nothing that was "
+			"acknowledged, for a journal (docs/durability.md)"),
+		INT("journal-mb", journal_mb, "128", 1, 1 << 20, "MIB",
+			"always: take a checkpoint when the journal behind the last one is larger"),
 		INT("min-workers", min_workers, "1", 1, WIRE_MAX_WORKERS, "N",
 			"give out no work before so many workers are there"),
 		INT("max-workers", max_workers, "256", 1, WIRE_MAX_WORKERS, "N", "worker slots"),

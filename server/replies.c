@@ -7,7 +7,8 @@
 
 struct reply {
 	uint32_t peer;
-	int last_word; /* the ERROR that stands for what was dropped */
+	uint64_t after; /* the position that it waits for */
+	int last_word;  /* the ERROR that stands for what was dropped */
 	size_t n;
 	zmq_msg_t frame[MOST_FRAMES];
 };
@@ -16,6 +17,7 @@ struct replies {
 	size_t n, room, peer_bytes;
 	struct reply **order; /* [0, n): waiting, oldest first; [n, room): free */
 	struct reply *pool;
+	uint64_t reached;
 	uint64_t sent, dropped;
 };
 
@@ -78,11 +80,13 @@ void replies_free(struct replies **q)
 	*q = NULL;
 }
 
-static void append(struct replies *q, uint32_t peer, struct frames *f, int last_word)
+static void append(
+	struct replies *q, uint32_t peer, struct frames *f, uint64_t after, int last_word)
 {
 	struct reply *r = q->order[q->n++];
 
 	r->peer = peer;
+	r->after = after;
 	r->last_word = last_word;
 	take(r, f);
 }
@@ -117,7 +121,7 @@ static void silence(struct replies *q, uint32_t peer)
 	q->dropped += drop_all(q, peer);
 	frames_init(&f);
 	if (wire_encode(&m, &f) == PS_OK)
-		append(q, peer, &f, 1);
+		append(q, peer, &f, 0, 1);
 }
 
 /* The longest waiting peer pays; one that was silenced before loses its ERROR too. */
@@ -133,7 +137,7 @@ static void make_room(struct replies *q)
 	}
 }
 
-void replies_put(struct replies *q, uint32_t peer, struct frames *f)
+void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after)
 {
 	size_t mine = cost(f->frame, f->n);
 	int silent = 0;
@@ -154,7 +158,13 @@ void replies_put(struct replies *q, uint32_t peer, struct frames *f)
 		return;
 	}
 	make_room(q);
-	append(q, peer, f, 0);
+	append(q, peer, f, after, 0);
+}
+
+void replies_reach(struct replies *q, uint64_t position)
+{
+	if (position > q->reached)
+		q->reached = position;
 }
 
 /* An older reply to `peer` is among the first `n`, which stay. */
@@ -189,7 +199,7 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 
 	for (size_t i = 0; i < q->n; i++) {
 		struct reply *r = q->order[i];
-		int wait = gone || must_wait(q, kept, r->peer);
+		int wait = gone || r->after > q->reached || must_wait(q, kept, r->peer);
 		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
 
 		if (rc == PS_EAGAIN) {

@@ -13,11 +13,13 @@
 #include <unistd.h>
 #include "common/checkpoint.h"
 #include "common/file.h"
+#include "common/journal.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/run_head.h"
 #include "common/safetensors.h"
 #include "server/core/image.h"
+#include "server/recover.h"
 
 #define EPOCH_FILE "EPOCH"
 #define MAX_EPOCH  (UINT64_MAX - 1)
@@ -176,6 +178,10 @@ static int from_directory(struct restored *out, const struct options *o, struct 
 		rc = file_lock_dir(o->checkpoint_dir, &out->lock_fd, e);
 	if (!rc)
 		rc = checkpoint_read_newest(o->checkpoint_dir, 1, &c, &newest_seen, e);
+	if (!rc && c.generation)
+		rc = recover(o->checkpoint_dir, o->core.accept_rollback, &c, e);
+	if (journal_newest(o->checkpoint_dir) > newest_seen)
+		newest_seen = journal_newest(o->checkpoint_dir);
 	if (!rc)
 		rc = build(out, o, &c, newest_seen, e);
 	checkpoint_release(&c);

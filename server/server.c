@@ -4,110 +4,80 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/journal.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/core/core.h"
-#include "server/status.h"
+#include "server/turn.h"
 
 #define TICK_MS         50
-#define FAREWELL_MS     2000  /* for workers to be told BYE */
 #define HANG_UP_MS      500   /* for those that were told to leave */
 #define DRAIN_MS        10000 /* for the last checkpoint */
 #define HANG_UP_REST_MS 2000  /* between two times, if the first did not help */
 #define GAVE_UP         PS_EAGAIN
+#define ASK_MS          100 /* between two snapshots that the journal asks for */
 
-/* ---- events in, effects out -------------------------------------------------------------- */
-
-static void look(const struct server *s, struct status *out)
-{
-	*out = (struct status){.core = s->state.core,
-		.progress = &s->progress,
-		.saver = s->saver ? saver_stats(s->saver) : NULL,
-		.now_ms = s->finish_ms ? s->finish_ms : uv_now(&s->loop),
-		.rss_bytes = status_rss(),
-		.ending = s->status};
-	router_stats(s->router, &out->net);
-}
-
-static void send_status(struct server *s, uint32_t peer)
-{
-	struct status now;
-
-	look(s, &now);
-	char *text = status_json(&now);
-	const struct msg m = {
-		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = text ? text : "{}"}};
-	router_send(s->router, peer, &m);
-	free(text);
-}
-
-static void finish(struct server *s, int status)
-{
-	s->status = status;
-	s->finish_ms = uv_now(&s->loop);
-	s->deadline_ms = s->finish_ms + FAREWELL_MS;
-	log_info("server", "finished", "reason=\"%s\"", err_text(status));
-}
-
-static void carry_out(struct server *s, const struct effect *e)
-{
-	progress_effect(&s->progress, s->state.core, e, uv_now(&s->loop));
-	switch (e->kind) {
-	case EFFECT_SEND:
-		router_send(s->router, e->peer, &e->msg);
-		break;
-	case EFFECT_SNAPSHOT:
-		saver_start(s->saver, s->state.core, e->generation);
-		break;
-	case EFFECT_STATUS:
-		send_status(s, e->peer);
-		break;
-	case EFFECT_EPOCH:
-		break; /* progress has seen it */
-	case EFFECT_FINISH:
-		finish(s, e->status);
-		break;
-	}
-}
-
-static void step(struct server *s, const struct event *ev)
-{
-	const struct effect *e;
-
-	core_step(s->state.core, ev, uv_now(&s->loop));
-	for (size_t i = 0; (e = core_effect(s->state.core, i)) != NULL; i++)
-		carry_out(s, e);
-	versions_settle(s->state.versions, s->state.core);
-}
+/* ---- events in ---------------------------------------------------------------------------- */
 
 /* From the router, which flushes itself. */
-static void on_message(void *arg, uint32_t peer, const struct msg *m)
+static void on_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
+	struct server *s = arg;
 
-	step(arg, &ev);
+	if (!turn_is_flooded(s, m))
+		turn(s, &ev, f);
 }
 
 static void on_gone(void *arg, uint32_t peer)
 {
 	const struct event ev = {.kind = EVENT_PEER_GONE, .peer = peer};
 
-	step(arg, &ev);
+	turn(arg, &ev, NULL);
 }
 
 /* From anybody else. */
 static void tell_core(struct server *s, const struct event *ev)
 {
-	step(s, ev);
+	turn(s, ev, NULL);
 	router_flush(s->router);
+}
+
+/* The journal has come further, or has failed. */
+static void on_committed(void *arg)
+{
+	struct server *s = arg;
+
+	if (s->status)
+		return;
+	router_reach(s->router, commit_reached(s->commit));
+	router_flush(s->router);
+}
+
+/* A journal that is large or lost ends with the next snapshot. */
+static void care_for_journal(struct server *s)
+{
+	const struct event ev = {.kind = EVENT_SAVE};
+	uint64_t now = uv_now(&s->loop);
+
+	if (!s->commit || s->status || saver_busy(s->saver) || !commit_wants_snapshot(s->commit) ||
+		now - s->asked_ms < ASK_MS)
+		return;
+	s->asked_ms = now;
+	tell_core(s, &ev);
 }
 
 static void on_saved(void *arg, uint64_t generation, int rc)
 {
 	const struct event ev = {
 		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
+	struct server *s = arg;
 
-	tell_core(arg, &ev);
+	if (s->commit && rc == 0) {
+		commit_durable(s->commit, generation);
+		router_reach(s->router, commit_reached(s->commit));
+	}
+	tell_core(s, &ev);
 }
 
 /* ---- the end ----------------------------------------------------------------------------- */
@@ -207,6 +177,7 @@ static void on_tick(uv_timer_t *t)
 	const struct event ev = {.kind = EVENT_TICK};
 
 	tell_core(s, &ev);
+	care_for_journal(s);
 	crew_look(&s->crew, s->state.core);
 	progress_tick(&s->progress, s->state.core, uv_now(&s->loop));
 	check_deadline(s);
@@ -262,7 +233,7 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 {
 	struct status now;
 
-	look(arg, &now);
+	turn_look(arg, &now);
 	if (strcmp(path, "/healthz") == 0)
 		health(&now, page);
 	else if (strcmp(path, "/status") == 0)
@@ -272,6 +243,25 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 }
 
 /* ---- birth ------------------------------------------------------------------------------- */
+
+/* What follows the checkpoint that is on disk now goes there. */
+static int open_journal(struct server *s, struct err *e)
+{
+	const struct core_config *cfg = core_config(s->state.core);
+	const struct commit_config config = {.loop = &s->loop,
+		.dir = s->options->checkpoint_dir,
+		.run = cfg->run,
+		.epoch = cfg->epoch,
+		.generation = cfg->generation,
+		.most_bytes = s->options->journal_bytes,
+		.done = on_committed,
+		.arg = s};
+
+	if (cfg->journal)
+		return commit_new(&s->commit, &config, e);
+	journal_remove_old(s->options->checkpoint_dir, cfg->generation);
+	return PS_OK;
+}
 
 static int restore_and_save(struct server *s, struct err *e)
 {
@@ -296,7 +286,8 @@ static int restore_and_save(struct server *s, struct err *e)
 	}
 	if (saver_new(&s->saver, &s->loop, o->checkpoint_dir, on_saved, s))
 		return err_set(e, PS_ENOMEM, "no memory for the saver");
-	return saver_write(s->saver, s->state.core, cfg->generation, e);
+	rc = saver_write(s->saver, s->state.core, cfg->generation, e);
+	return rc ? rc : open_journal(s, e);
 }
 
 static int open_port(struct server *s, struct err *e)
@@ -364,6 +355,7 @@ static void release(struct server *s)
 	http_free(&s->http);
 	router_free(&s->router);
 	saver_free(&s->saver);
+	commit_free(&s->commit);
 	crew_release(&s->crew);
 	restore_release(&s->state);
 }
@@ -397,12 +389,12 @@ int server_stop(struct server *s, int *hung)
 	struct status now;
 	int status = s->status;
 
-	look(s, &now);
+	turn_look(s, &now);
 	char *result = status_result(&now);
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);
 	free(result);
-	*hung = saver_busy(s->saver);
+	*hung = saver_busy(s->saver) || commit_busy(s->commit);
 	if (!*hung)
 		release(s);
 	return err_exit_code(status);

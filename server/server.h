@@ -7,7 +7,9 @@
  *
  * Invariants: (1) nothing is bound before this start's server epoch is on disk;
  *             (2) events reach the core one at a time, and all effects of one are carried out
- * before the next; (3) every wait has an end: the farewell, a drain, a disk that fails at the end.
+ * before the next; (3) every wait has an end: the farewell, a drain, a disk that fails at the end;
+ * (4) with a journal nothing that binds us is said before the events that it follows from are on
+ * disk.
  * Thread: main, which is the loop.
  */
 #ifndef SERVER_SERVER_H
@@ -15,6 +17,7 @@
 #include <stdint.h>
 #include <uv.h>
 #include "common/err.h"
+#include "server/commit.h"
 #include "server/crew.h"
 #include "server/http.h"
 #include "server/net.h"
@@ -32,8 +35,11 @@ struct server {
 	uv_signal_t signal[SERVER_SIGNALS];
 	struct restored state;
 	struct router *router;
-	struct saver *saver; /* NULL: no checkpoints */
-	struct http *http;   /* NULL: off */
+	struct saver *saver;   /* NULL: no checkpoints */
+	struct commit *commit; /* NULL: no journal */
+	uint64_t bound;        /* position of the newest event that anybody could learn of */
+	uint64_t asked_ms;     /* for a snapshot on the journal's behalf, last */
+	struct http *http;     /* NULL: off */
 	struct crew crew;
 	struct progress progress;
 

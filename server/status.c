@@ -28,7 +28,9 @@ uint64_t status_rss(void)
 
 const char *status_degraded(const struct status *s)
 {
-	return s->saver && s->saver->failing ? s->saver->why : NULL;
+	if (s->saver && s->saver->failing)
+		return s->saver->why;
+	return s->commit && s->commit->failing ? s->commit->why : NULL;
 }
 
 const char *status_worker_state(int state)
@@ -189,6 +191,16 @@ static json_t *checkpoint_object(const struct status *s)
 		count(s->saver->bytes), "seconds", s->saver->seconds);
 }
 
+static json_t *journal_object(const struct status *s)
+{
+	const struct commit_stats *t = s->commit;
+
+	if (!t)
+		return json_null();
+	return json_pack("{s:o, s:o, s:o, s:o}", "events", count(t->events), "groups",
+		count(t->groups), "bytes", count(t->bytes), "failures", count(t->failures));
+}
+
 static void set(json_t *o, const char *key, json_t *value)
 {
 	(void)json_object_set_new(o, key, value ? value : json_null());
@@ -254,6 +266,7 @@ static char *status_with(const struct status *s, size_t most_workers)
 	set(o, "epoch_records", epoch_list(s->core));
 	set(o, "counters", counters_object(s));
 	set(o, "checkpoint", checkpoint_object(s));
+	set(o, "journal", journal_object(s));
 	set(o, "data", data_object(s->core));
 	set(o, "connections", count(s->net.connections));
 	set(o, "rss_bytes", count(s->rss_bytes));

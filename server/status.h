@@ -8,6 +8,7 @@
 #ifndef SERVER_STATUS_H
 #define SERVER_STATUS_H
 #include <stdint.h>
+#include "server/commit.h"
 #include "server/net.h"
 #include "server/progress.h"
 #include "server/saver.h"
@@ -18,7 +19,8 @@ struct status {
 	const struct core *core;
 	const struct progress *progress;
 	struct router_stats net;
-	const struct saver_stats *saver; /* NULL: no checkpoints */
+	const struct saver_stats *saver;   /* NULL: no checkpoints */
+	const struct commit_stats *commit; /* NULL: no journal */
 	uint64_t now_ms;
 	uint64_t rss_bytes;
 	int ending; /* 0, or PS_E*: how the run ends */

@@ -194,7 +194,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->peer = ev->peer;
 	w->beat_peer = 0;
 	w->lease_request = 0;
-	w->grant.request = 0;
+	w->grant = (struct msg_grant){0}; /* a new process has no place where it left off */
 	w->waiting = w->leaving = 0;
 	w->replay_target = 0;
 	w->heard_ms = c->now_ms;

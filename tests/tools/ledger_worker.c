@@ -10,10 +10,10 @@
  * own coordinates to see where its predecessor ended: the server has fenced that one off, and
  * everything that it had decided is in a checkpoint before the new one is welcome.
  *
- * PACE milliseconds are between two pushes, PULL_EVERY pushes between two pulls. Prints `pushed K`
- * on the way, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on the
- * server's disk; `stopped ...` when it failed. Exit: 0, 2 usage, 1 any other failure, said in one
- * line.
+ * PACE milliseconds are between two pushes, PULL_EVERY pushes between two pulls. Prints `pushed K
+ * acked A` on the way, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are
+ * on the server's disk; `stopped ...` when it failed. Exit: 0, 2 usage, 1 any other failure, said
+ * in one line.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -63,6 +63,16 @@ static void rest(const struct ledger *l)
 		nanosleep(&pace, NULL);
 }
 
+/* How many are pushed, and how many of them acknowledged: with those of earlier lives. */
+static void say(const struct ledger *l, size_t pushed)
+{
+	struct cnnps_stats s;
+
+	cnnps_stats(l->c, &s);
+	printf("pushed %zu acked %llu\n", pushed,
+		(unsigned long long)(pushed - (s.pushed - s.acked)));
+}
+
 static int push_all(struct ledger *l)
 {
 	int r = cnnps_pull(l->c, l->w, l->n, &l->version);
@@ -78,7 +88,7 @@ static int push_all(struct ledger *l)
 			return r;
 		l->g[l->first + k] = 0;
 		if ((k + 1) % SAY_EVERY == 0)
-			printf("pushed %zu\n", k + 1);
+			say(l, k + 1);
 		rest(l);
 	}
 	return cnnps_flush(l->c, 1, FLUSH_MS);

@@ -30,8 +30,9 @@ static struct {
 	uint32_t peer;
 } core;
 
-static void on_message(void *arg, uint32_t peer, const struct msg *m)
+static void on_message(void *arg, uint32_t peer, const struct msg *m, struct frames *frames)
 {
+	(void)frames;
 	assert_ptr_equal(arg, &core);
 	core.messages++;
 	core.peer = peer;

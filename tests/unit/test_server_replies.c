@@ -42,13 +42,15 @@ static int send_to(void *arg, uint32_t peer, struct frames *f)
 	return PS_OK;
 }
 
+static uint64_t after; /* the position that what is put waits for */
+
 static void put(uint32_t peer, uint64_t seq)
 {
 	const struct msg m = {.type = MSG_ACK, .ack = {.seq = seq, .verdict = VERDICT_OK}};
 	struct frames f;
 
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
-	replies_put(q, peer, &f);
+	replies_put(q, peer, &f, after);
 	assert_int_equal(f.n, 0);
 }
 
@@ -69,6 +71,7 @@ static int set_up(void **state)
 {
 	(void)state;
 	memset(&net, 0, sizeof(net));
+	after = 0;
 	assert_int_equal(wire_new(&wire, 16), PS_OK);
 	return replies_new(&q, ROOM, 1000);
 }
@@ -228,6 +231,54 @@ static void a_broken_reply_is_lost_alone(void **state)
 	assert_int_equal(replies_waiting(q), 0);
 }
 
+static void what_is_not_on_disk_yet_is_not_said(void **state)
+{
+	(void)state;
+	put(1, 1);
+	after = 5;
+	put(1, 2);
+	put(2, 3);
+	after = 6;
+	put(2, 4);
+	after = 0;
+	put(2, 5); /* waits for nothing, but does not overtake */
+	put(3, 6);
+	flush();
+	assert_int_equal(net.n, 2);
+	expect(0, 1, 1);
+	expect(1, 3, 6);
+	replies_reach(q, 4);
+	flush();
+	assert_int_equal(net.n, 2);
+	replies_reach(q, 5);
+	replies_reach(q, 3); /* what was reached stays so */
+	flush();
+	assert_int_equal(net.n, 4);
+	expect(2, 1, 2);
+	expect(3, 2, 3);
+	replies_reach(q, 6);
+	flush();
+	expect(4, 2, 4);
+	expect(5, 2, 5);
+	assert_int_equal(replies_waiting(q), 0);
+}
+
+/* A disk that does not come back must not cost all memory: as for a peer that does not read. */
+static void what_is_held_back_takes_no_more_than_its_room(void **state)
+{
+	(void)state;
+	after = 9;
+	for (uint64_t seq = 1; seq <= 100; seq++)
+		put(1, seq);
+	flush();
+	assert_int_equal(net.n, 1);
+	expect(0, 1, 0); /* the ERROR binds nobody */
+	replies_reach(q, 9);
+	flush();
+	assert_int_equal(net.n, 1);
+	assert_int_equal(replies_waiting(q), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -244,6 +295,10 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			a_peer_that_left_is_named_once_and_forgotten, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_broken_reply_is_lost_alone, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			what_is_not_on_disk_yet_is_not_said, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			what_is_held_back_takes_no_more_than_its_room, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,130 @@
+"""--durability always: server and workers are killed together, disks fill up; what was acknowledged
+stays. docs/durability.md says what each level promises."""
+import re
+import subprocess
+
+import pytest
+
+import safetensors
+from ledger import LedgerRun
+from lab import until
+
+ALWAYS = ("--durability", "always")
+
+
+def kill_all(run):
+    """kill -9 of everybody; what each worker had been told is acknowledged."""
+    run.server.popen.kill()
+    for worker in run.crew:
+        worker.popen.kill()
+    run.server.wait(10)
+    for worker in run.crew:
+        worker.wait(10)
+    said = [re.findall(r"acked (\d+)", "\n".join(w.out)) for w in run.crew]
+    return [int(s[-1]) if s else 0 for s in said]
+
+
+def resumed(worker):
+    return int(worker.line(r"^resumed (\d+)")[1])
+
+
+def test_nothing_acknowledged_is_lost_when_all_are_killed_together(lab):
+    run = LedgerRun(lab, 3, 3000, *ALWAYS)
+    for kill in range(3):
+        run.reached(kill)
+        acked = kill_all(run)
+        assert sum(acked) > 0
+        run.restart_server()
+        for i in range(3):
+            run.start_worker(i)
+            assert resumed(run.crew[i]) >= acked[i]
+    run.verdict()
+
+
+def test_a_server_killed_alone_loses_nothing_and_nothing_is_sent_again(lab):
+    run = LedgerRun(lab, 2, 3000, *ALWAYS)
+    for kill in range(3):
+        run.reached(kill)
+        run.kill_server()
+    run.verdict()
+    for worker in run.crew:  # only what was under way
+        assert int(worker.line(r"replayed=(\d+)")[1]) <= 3 * 8, worker.tail()
+
+
+TRAINING = ("--model", "seed:4", "--epochs", 2, "--seed", 5, "--batch", 50, "--lease-batches", 7,
+            "--checkpoint-ms", 200, *ALWAYS)
+
+
+def trained(lab, small, name, kills):
+    """The exported weights of one worker's run, in which both are killed after so many images."""
+    server = lab.server(*TRAINING, directory=name)
+    worker = lab.worker(server.endpoint, "--name", "solo", data=small)
+    for images in kills:
+        until(lambda: server.status()["images"] >= images, 60, f"{images} images trained")
+        worker.popen.kill()
+        server.kill()
+        worker.wait(10)
+        server = lab.restart(server, *TRAINING)
+        worker = lab.worker(server.endpoint, "--name", "solo", data=small)
+    assert server.result()["status"] == "done"
+    assert worker.wait(10) == 0, worker.tail()
+    return lab.export(server.directory, f"{name}.safetensors").read_bytes()
+
+
+def test_killed_or_not_one_worker_ends_with_the_same_bytes(lab, small):
+    whole = trained(lab, small, "whole", ())
+    assert trained(lab, small, "killed", (1000, 4000, 9000)) == whole
+
+
+def test_a_server_goes_on_from_a_journal_with_either_level(lab):
+    """The level may change at a restart; what the journal has is taken in any case."""
+    run = LedgerRun(lab, 2, 2000, *ALWAYS)
+    run.reached(0)
+    acked = kill_all(run)
+    run.options = run.options[:-1] + ("replay",)
+    run.restart_server()
+    run.server.line("journal replayed")
+    for i in range(2):
+        run.start_worker(i)
+        assert resumed(run.crew[i]) >= acked[i]
+    run.verdict()
+    assert not list(run.server.directory.glob("journal-*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 6 MiB of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", place], text=True,
+                          stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(file):
+    with file.open("wb", buffering=0) as f:
+        try:
+            while True:
+                f.write(bytes(4096))
+        except OSError:
+            pass
+
+
+def test_a_full_disk_stops_acknowledgements_until_there_is_room(lab, small_disk):
+    run = LedgerRun(lab, 2, 1500, *ALWAYS, "--journal-mb", 1, "--replay-window", 8,
+                    directory=small_disk / "ckpt", pace=(1,))
+    run.reached(0)
+    fill(small_disk / "rubbish")
+    until(lambda: run.server.status()["degraded"], 20, "degraded")
+    before = run.server.status()["counters"]["pushes"]
+    assert run.server.running() and all(w.running() for w in run.crew)
+    # at most what their windows hold is taken, none of it acknowledged
+    until(lambda: run.server.status()["live_workers"] == 2, 20, "both beat on")
+    assert run.server.status()["counters"]["pushes"] <= before + 2 * 8
+    (small_disk / "rubbish").unlink()
+    until(lambda: not run.server.status()["degraded"], 20, "well again")
+    run.verdict()
+    assert safetensors.flat(lab.export(run.server.directory)).sum() == -3000

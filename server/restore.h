@@ -2,8 +2,8 @@
  * restore.h - what a start finds in the checkpoint directory: the run to go on with, or none.
  *
  * Order: lock the directory, read the newest good checkpoint, replay the journals behind it, settle
- * the server epoch, build the core. Nothing of this life is on disk before saver_write; nothing is bound before that.
- * Thread: main, before the loop.
+ * the server epoch, build the core. Nothing of this life is on disk before saver_write; nothing is
+ * bound before that. Thread: main, before the loop.
  */
 #ifndef SERVER_RESTORE_H
 #define SERVER_RESTORE_H

@@ -425,15 +425,6 @@ int image_read(void *memory, float *weights, const struct core_config *cfg,
 	return PS_OK;
 }
 
-int image_config(const unsigned char *live, size_t size, struct core_config *cfg)
-{
-	struct cursor k = {.in = live, .size = size};
-
-	memset(cfg, 0, sizeof(*cfg));
-	live_put_config(&k, cfg);
-	return k.bad ? PS_ECHECKPOINT : PS_OK;
-}
-
 int image_read_live(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
 	struct core **out, const char **why)

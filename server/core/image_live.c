@@ -1,5 +1,6 @@
 /* image_live.c - see image_live.h. */
 #include "server/core/image_live.h"
+#include "server/core/image.h"
 #include "server/core/state.h"
 #include <math.h>
 
@@ -124,6 +125,15 @@ void live_put_config(struct cursor *k, struct core_config *cfg)
 	put_run_config(k, cfg);
 	put_mode_config(k, cfg);
 	put_session_config(k, cfg);
+}
+
+int image_config(const unsigned char *live, size_t size, struct core_config *cfg)
+{
+	struct cursor k = {.in = live, .size = size};
+
+	memset(cfg, 0, sizeof(*cfg));
+	live_put_config(&k, cfg);
+	return k.bad ? PS_ECHECKPOINT : PS_OK;
 }
 
 /* ---- state -------------------------------------------------------------------------------- */

@@ -117,12 +117,18 @@ static int watch(struct http *h, struct err *e)
 
 /* ---- birth --------------------------------------------------------------------------------- */
 
-/* Split "HOST:PORT"; brackets around an IPv6 host are taken off. */
+/* Split "HOST:PORT", or "PORT" of this machine alone; brackets around an IPv6 host are taken off.
+ */
 static void split(const char *address, char host[256], char port[16])
 {
 	const char *colon = strrchr(address, ':');
-	size_t n = (size_t)(colon - address);
 
+	if (!colon) {
+		snprintf(host, 256, "127.0.0.1");
+		snprintf(port, 16, "%.15s", address);
+		return;
+	}
+	size_t n = (size_t)(colon - address);
 	if (address[0] == '[') {
 		address++;
 		n -= 2;

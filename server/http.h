@@ -21,7 +21,7 @@ typedef void http_page_fn(void *arg, const char *path, struct http_page *page);
 
 struct http; /* opaque, see http.c */
 
-/* Listen on "HOST:PORT" (PORT 0: any free one). PS_EUSAGE: cannot; PS_ENOMEM. */
+/* Listen on "HOST:PORT" or 127.0.0.1's "PORT" (0: any free one). PS_EUSAGE: cannot; PS_ENOMEM. */
 int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_fn *page, void *arg,
 	struct err *e) PS_MUST_CHECK;
 /* "http://127.0.0.1:8080", with the real port. */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/core/core.h"
@@ -51,6 +52,8 @@ int main(int argc, char **argv)
 	mem_keep();
 	ignore_signals();
 	raise_descriptors();
+	if (options.key)
+		key_protect_process();
 	rc = server_start(&server, &options, &e);
 	if (rc) {
 		log_error("server", "cannot_start", "code=%s reason=\"%s\"", err_name(rc), e.text);

@@ -92,6 +92,15 @@ static void put_core(FILE *f, const struct core *c)
 		(double)core_config(c)->n_params * sizeof(float));
 }
 
+static void put_auth(FILE *f, const struct auth_stats *a)
+{
+	metric_counter(f, "keys_admitted_total", "Handshakes of keys on the list.", a->admitted);
+	metric_counter(f, "keys_refused_total", "Handshakes of other keys.", a->refused);
+	metric_counter(f, "overruled_total", "Messages that their sender's key may not send.",
+		a->overruled);
+	metric_counter(f, "judge_restarts_total", "Threads that judge keys and hung.", a->restarts);
+}
+
 static void put_net(FILE *f, const struct router_stats *n)
 {
 	metric_counter(f, "messages_received_total", "Messages from peers.", n->received);
@@ -175,6 +184,7 @@ char *status_metrics(const struct status *s)
 	put_worker_images(f, s->core);
 	metric(f, "live_workers", "gauge", "Workers at work.", core_live_workers(s->core));
 	put_net(f, &s->net);
+	put_auth(f, &s->auth);
 	if (s->saver)
 		put_saver(f, s->saver);
 	metric(f, "resident_bytes", "gauge", "Memory of the server.", (double)s->rss_bytes);

@@ -68,6 +68,8 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m)
 {
 	struct frames f;
 
+	if (r->cfg.auth)
+		auth_note(r->cfg.auth, peer, m);
 	frames_init(&f);
 	int whole = m->type == MSG_PARAMS && m->params.slices.n == 1;
 	int rc = whole ? encode_params(r, m, &f) : wire_encode(m, &f);
@@ -118,9 +120,8 @@ void router_flush(struct router *r)
 
 /* ---- in ------------------------------------------------------------------------------------ */
 
-static void refuse(struct router *r, uint32_t peer, int status, const char *why)
+static void note_malformed(struct router *r, uint32_t peer, int status, const char *why)
 {
-	const struct msg m = {.type = MSG_ERROR, .error = {.status = status, .text = why}};
 	uint64_t now = uv_now(r->cfg.loop);
 
 	r->stats.malformed++;
@@ -129,6 +130,14 @@ static void refuse(struct router *r, uint32_t peer, int status, const char *why)
 		log_warn("net", "refused", "peer=%08x code=%s why=\"%s\" total=%llu", peer,
 			err_name(status), why, (unsigned long long)r->stats.malformed);
 	}
+}
+
+static void refuse(struct router *r, uint32_t peer, int status, const char *why)
+{
+	const struct msg m = {.type = MSG_ERROR, .error = {.status = status, .text = why}};
+
+	if (status != PS_EAUTH) /* auth has counted it */
+		note_malformed(r, peer, status, why);
 	if (peer)
 		router_send(r, peer, &m);
 }
@@ -146,6 +155,8 @@ static int on_readable(void *arg)
 	r->stats.received++;
 	if (rc == 1)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
+	if (rc == PS_OK && r->cfg.auth)
+		rc = auth_check(r->cfg.auth, peer, &r->in, &r->msg, &why);
 	if (rc == PS_OK)
 		r->cfg.on_message(r->cfg.arg, peer, &r->msg, &r->in);
 	else
@@ -328,7 +339,7 @@ static int set_options(void *socket, const struct router_config *cfg, int backlo
 	return bad ? PS_ENET : PS_OK;
 }
 
-static int open_sockets(struct router *r)
+static int open_monitor(struct router *r)
 {
 	const int events = ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
 			   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
@@ -336,19 +347,40 @@ static int open_sockets(struct router *r)
 			   ZMQ_EVENT_DISCONNECTED;
 	const int unlimited = 0;
 
-	r->context = zmq_ctx_new();
-	if (r->context)
-		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);
-	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
-	r->monitor = r->socket ? zmq_socket(r->context, ZMQ_PAIR) : NULL;
+	r->monitor = zmq_socket(r->context, ZMQ_PAIR);
 	/* libzmq's I/O thread waits when an event has no room: all traffic would stand still, and
 	 * closing would wait for it for ever */
-	if (!r->monitor || set_options(r->socket, &r->cfg, r->door.backlog) ||
+	if (!r->monitor ||
 		zmq_setsockopt(r->monitor, ZMQ_RCVHWM, &unlimited, sizeof(unlimited)) != 0 ||
 		zmq_socket_monitor(r->socket, MONITOR, events) != 0 ||
 		zmq_connect(r->monitor, MONITOR) != 0)
 		return PS_ENET;
 	return PS_OK;
+}
+
+/* Keys are asked for from the first connection on, and tried before anybody can make one. */
+static int guard(struct router *r, struct err *e)
+{
+	struct auth *auth = r->cfg.auth;
+	int rc = auth ? auth_open(auth, r->context, e) : PS_OK;
+
+	if (!rc && auth)
+		rc = auth_secure(auth, r->socket, e);
+	return !rc && auth ? auth_self_test(auth, r->socket, e) : rc;
+}
+
+static int open_sockets(struct router *r, struct err *e)
+{
+	r->context = zmq_ctx_new();
+	if (r->context)
+		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);
+	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
+	if (!r->socket || set_options(r->socket, &r->cfg, r->door.backlog))
+		return err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
+	int rc = guard(r, e);
+	if (!rc && open_monitor(r))
+		rc = err_set(e, PS_ENET, "no monitor: %s", zmq_strerror(errno));
+	return rc;
 }
 
 static void close_sockets(struct router *r)
@@ -404,13 +436,14 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	frames_init(&r->in);
 	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
-	else if (open_sockets(r))
-		rc = err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
 	else
+		rc = open_sockets(r, e);
+	if (!rc)
 		rc = bind_port(r, e);
 	if (!rc)
 		rc = watch(r, e);
 	if (rc) {
+		auth_stop(cfg->auth);
 		close_sockets(r);
 		router_free(&r);
 		return rc;
@@ -441,6 +474,7 @@ void router_stop(struct router *r)
 	uv_close((uv_handle_t *)&r->retry, NULL);
 	uv_close((uv_handle_t *)&r->rebind, NULL);
 	uv_close((uv_handle_t *)&r->reopen, NULL);
+	auth_stop(r->cfg.auth);
 	close_sockets(r);
 }
 

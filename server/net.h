@@ -9,7 +9,8 @@
  *             (2) replies to one peer leave in the order of router_send, or not at all: a peer that
  * does not read loses all its waiting replies at once and is told so by one ERROR PS_ESTATE, which
  * makes it say HELLO again; the loss is counted; (3) when file descriptors run out newcomers
- * wait, and nobody else notices (door.h). Thread: the loop's.
+ * wait, and nobody else notices (door.h); (4) with `auth`, no byte of a peer without a listed key
+ * reaches wire_decode. Thread: the loop's.
  */
 #ifndef SERVER_NET_H
 #define SERVER_NET_H
@@ -19,6 +20,7 @@
 #include "common/err.h"
 #include "proto/msg.h"
 #include "proto/wire.h"
+#include "server/auth.h"
 #include "server/versions.h"
 
 /* `m` and the frames that it came in are borrowed for the call. Replies by router_send; they leave
@@ -35,6 +37,7 @@ struct router_config {
 	uint32_t push_window; /* messages that a well-behaved peer may have under way */
 	uint32_t max_workers;
 	struct versions *versions; /* frames for PARAMS; must outlive the router */
+	struct auth *auth;         /* who may connect and say what, borrowed; NULL: anybody */
 	router_message_fn *on_message;
 	router_gone_fn *on_gone;
 	void *arg;
@@ -55,7 +58,8 @@ struct router_stats {
 
 struct router; /* opaque, see net.c */
 
-/* Bind and serve. PS_EUSAGE: the address cannot be bound. PS_ENET, PS_ENOMEM. */
+/* Bind and serve. PS_EUSAGE: the address cannot be bound. PS_EAUTH: keys do not keep strangers out.
+ * PS_ENET, PS_ENOMEM. */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* The address in use, with the real port. */
 const char *router_endpoint(const struct router *r);

@@ -2,6 +2,7 @@
  * options.c - one row per option; then the rules that need more than one value or the machine.
  */
 #include "server/options.h"
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -21,7 +22,7 @@
 
 /* The rows' destinations, in the types that opt.h knows. */
 struct raw {
-	const char *bind, *http, *model, *checkpoint_dir, *init;
+	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *allow;
 	struct mode_raw modes;
 	int64_t epochs, batch, seed, max_updates, max_staleness, warm_updates, lease_batches;
 	int64_t eval_images, min_workers, max_workers, push_window, replay_window;
@@ -31,7 +32,7 @@ struct raw {
 	int64_t schedule_every;
 	int64_t journal_mb;
 	int durability;
-	int optimizer, schedule, stale_rate, log_level, accept_rollback, check_config;
+	int optimizer, schedule, stale_rate, log_level, accept_rollback, check_config, insecure;
 };
 
 static void complain(int *errors, const char *fmt, ...) PS_PRINTF(2, 3);
@@ -77,14 +78,59 @@ static int is_address(const char *text)
 	return memchr(text, ':', host) == NULL;
 }
 
+static int is_bind(const char *text)
+{
+	return text && strncmp(text, "tcp://", 6) == 0 && is_address(text + 6);
+}
+
+/* HOST:PORT, or a PORT of this machine alone. */
+static int is_http(const char *text)
+{
+	return is_address(text) || is_port(text);
+}
+
 static void check_addresses(const struct raw *r, int *errors)
 {
-	if (r->bind && (strncmp(r->bind, "tcp://", 6) != 0 || !is_address(r->bind + 6)))
+	if (r->bind && !is_bind(r->bind))
 		complain(errors, "--bind: \"%.100s\": expected tcp://HOST:PORT, PORT 0 to 65535",
 			r->bind);
-	if (r->http && r->http[0] && (!is_address(r->http) || strchr(r->http, '*')))
-		complain(errors, "--http: \"%.100s\": expected HOST:PORT, PORT 0 to 65535, or \"\"",
+	if (r->http && r->http[0] && (!is_http(r->http) || strchr(r->http, '*')))
+		complain(errors,
+			"--http: \"%.100s\": expected HOST:PORT or PORT, 0 to 65535, or \"\"",
 			r->http);
+}
+
+/* The address of --bind, without its port and brackets, is this machine's own. */
+static int is_loopback(const char *bind)
+{
+	char host[64];
+	struct in_addr four;
+	struct in6_addr six;
+	const char *from = bind + strlen("tcp://"), *colon = strrchr(from, ':');
+	size_t n = (size_t)(colon - from), bracket = from[0] == '[';
+
+	if (n >= sizeof(host))
+		return 0;
+	snprintf(host, sizeof(host), "%.*s", (int)(n - 2 * bracket), from + bracket);
+	if (inet_pton(AF_INET, host, &four) == 1)
+		return ntohl(four.s_addr) >> 24 == 127;
+	return inet_pton(AF_INET6, host, &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six);
+}
+
+static void check_keys(const struct raw *r, int *errors)
+{
+	int key = r->key && r->key[0];
+
+	if (key && r->insecure)
+		complain(errors, "--key, --insecure: only one of them");
+	if (!key && r->allow && r->allow[0])
+		complain(errors, "--allow: needs --key");
+	if (!key && !r->insecure && is_bind(r->bind) && !is_loopback(r->bind))
+		complain(errors,
+			"--bind: \"%.100s\" is open to the network: give --key FILE (cnn-ctl "
+			"keygen "
+			"DIR makes one), or --insecure",
+			r->bind);
 }
 
 /* The directory is there and can be written to, or its parent is and can. */
@@ -285,6 +331,9 @@ static void fill(struct options *o, const struct raw *r)
 	o->journal_bytes = (uint64_t)r->journal_mb << 20;
 	o->init = text_or_null(r->init);
 	o->memory_bytes = (uint64_t)r->memory_mb << 20;
+	o->key = text_or_null(r->key);
+	o->allow = text_or_null(r->allow);
+	o->insecure = r->insecure;
 	o->log_level = (enum log_level)r->log_level;
 	o->check_config = r->check_config;
 }
@@ -296,6 +345,7 @@ static int judge(struct options *o, const struct raw *r, int parsed)
 	check_model(r, &o->model, &errors);
 	check_addresses(r, &errors);
 	check_files(r, &errors);
+	check_keys(r, &errors);
 	if (parsed == PS_OK) { /* else some of these have no value of their own */
 		const char *modes = mode_check(&r->modes, r->optimizer, epochs_of(r, &o->model));
 
@@ -335,8 +385,18 @@ int options_parse(struct options *o, int argc, char **argv)
 	const struct opt rows[] = {
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
 			"address for workers; port 0: any free one, see the log"),
-		TEXT("http", http, NULL, "HOST:PORT",
-			"serve /metrics, /status and /healthz there; without it: off"),
+		TEXT("key", key, NULL, "FILE",
+			"the server's secret key (cnn-ctl keygen): traffic is encrypted, and only "
+			"keys of --allow may connect; without it --bind must be loopback"),
+		TEXT("allow", allow, NULL, "FILE",
+			"list of keys and their roles, read again on SIGHUP; without it \"allow\" "
+			"beside --key"),
+		FLAG("insecure", insecure,
+			"let --bind be open to the network without keys: anybody may train, stop "
+			"and copy"),
+		TEXT("http", http, NULL, "[HOST:]PORT",
+			"serve /metrics, /status and /healthz there, HOST without it 127.0.0.1; "
+			"without it: off"),
 		TEXT("model", model, "seed:32", "MODEL",
 			"seed:F, lenet5, cnn99, vector:N, or layers such as \"conv:32:3 relu "
 			"pool:2 fc:10\""),

@@ -20,6 +20,8 @@ struct options {
 	uint64_t journal_bytes;     /* a journal is begun anew when it is larger */
 	const char *init;           /* a .safetensors file, or NULL */
 	uint64_t memory_bytes;      /* hang up past it; 0: as the machine has */
+	const char *key, *allow;    /* files; key NULL: no encryption, allow NULL: beside key */
+	int insecure;               /* the network may talk to us without keys */
 	enum log_level log_level;
 	int check_config; /* only judge and print the configuration */
 };

@@ -214,6 +214,8 @@ static void on_signal(uv_signal_t *h, int number)
 	log_set_level(LOG_INFO); /* so that this line is seen in any case */
 	log_info("server", "log_level", "debug=%d", debug);
 	log_set_level(debug ? LOG_DEBUG : s->options->log_level);
+	if (s->auth)
+		auth_reload(s->auth);
 }
 
 /* ---- pages ------------------------------------------------------------------------------- */
@@ -290,7 +292,22 @@ static int restore_and_save(struct server *s, struct err *e)
 	return rc ? rc : open_journal(s, e);
 }
 
-static int open_port(struct server *s, struct err *e)
+static int open_auth(struct server *s, struct err *e)
+{
+	const struct options *o = s->options;
+	const struct auth_config config = {.loop = &s->loop,
+		.key_file = o->key,
+		.allow_file = o->allow,
+		.max_workers = o->core.max_workers};
+
+	if (o->insecure)
+		log_warn("auth", "off", "reason=\"--insecure: anybody who reaches %s may train\"",
+			o->bind);
+	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
+}
+
+/* With its keys, if it has some: s->auth is there. */
+static int open_router(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = core_config(s->state.core);
 	const struct router_config config = {.loop = &s->loop,
@@ -299,11 +316,20 @@ static int open_port(struct server *s, struct err *e)
 		.push_window = cfg->push_window,
 		.max_workers = cfg->max_workers,
 		.versions = s->state.versions,
+		.auth = s->auth,
 		.on_message = on_message,
 		.on_gone = on_gone,
 		.arg = s};
-	int rc = router_new(&s->router, &config, e);
 
+	return router_new(&s->router, &config, e);
+}
+
+static int open_port(struct server *s, struct err *e)
+{
+	int rc = open_auth(s, e);
+
+	if (!rc)
+		rc = open_router(s, e);
 	if (rc)
 		return rc;
 	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
@@ -354,6 +380,7 @@ static void release(struct server *s)
 	close_handles(s);
 	http_free(&s->http);
 	router_free(&s->router);
+	auth_free(&s->auth);
 	saver_free(&s->saver);
 	commit_free(&s->commit);
 	crew_release(&s->crew);

@@ -18,6 +18,7 @@
 #include <uv.h>
 #include "common/err.h"
 #include "server/commit.h"
+#include "server/auth.h"
 #include "server/crew.h"
 #include "server/http.h"
 #include "server/net.h"
@@ -34,6 +35,7 @@ struct server {
 	uv_timer_t tick;
 	uv_signal_t signal[SERVER_SIGNALS];
 	struct restored state;
+	struct auth *auth; /* NULL: no keys */
 	struct router *router;
 	struct saver *saver;   /* NULL: no checkpoints */
 	struct commit *commit; /* NULL: no journal */

@@ -21,6 +21,7 @@ struct status {
 	struct router_stats net;
 	const struct saver_stats *saver;   /* NULL: no checkpoints */
 	const struct commit_stats *commit; /* NULL: no journal */
+	struct auth_stats auth;            /* all zero: no keys */
 	uint64_t now_ms;
 	uint64_t rss_bytes;
 	int ending; /* 0, or PS_E*: how the run ends */

@@ -16,6 +16,8 @@ void turn_look(const struct server *s, struct status *out)
 		.rss_bytes = status_rss(),
 		.ending = s->status};
 	router_stats(s->router, &out->net);
+	if (s->auth)
+		out->auth = *auth_stats(s->auth);
 }
 
 static void send_status(struct server *s, uint32_t peer)

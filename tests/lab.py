@@ -146,6 +146,12 @@ class Lab:
         return self.add(Process(f"ledger {index}", [*wrap, *command(
             "tests/tools/ledger_worker", endpoint, index, pushes, *pace)]))
 
+    def keygen(self, *names, directory="keys"):
+        """A directory of fresh keys."""
+        path = self.directory / directory
+        self.ctl("keygen", path, *names)
+        return path
+
     def ctl(self, *arguments, code=0, seconds=30):
         ctl = self.add(Process("cnn-ctl", command("cnn-ctl", *arguments)))
         assert ctl.wait(seconds) == code, ctl.tail()

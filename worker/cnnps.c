@@ -32,8 +32,8 @@ struct cnnps {
 };
 
 _Static_assert(PS_EUNREACHABLE == CNNPS_EUNREACHABLE && PS_EFENCED == CNNPS_EFENCED &&
-		       PS_ESHUTDOWN == CNNPS_ESHUTDOWN && PS_EDONE == CNNPS_EDONE &&
-		       PS_EAGAIN == CNNPS_EAGAIN,
+		       PS_EAUTH == CNNPS_EAUTH && PS_ESHUTDOWN == CNNPS_ESHUTDOWN &&
+		       PS_EDONE == CNNPS_EDONE && PS_EAGAIN == CNNPS_EAGAIN,
 	"cnnps.h repeats numbers of common/err.h");
 _Static_assert((int)MODE_DOWNPOUR == CNNPS_DOWNPOUR && (int)MODE_SSP == CNNPS_SSP &&
 		       (int)MODE_SYNC == CNNPS_SYNC && (int)MODE_SANDBLASTER == CNNPS_SANDBLASTER &&
@@ -114,6 +114,8 @@ static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
 	if (status || (status = copy_text(c->server, sizeof c->server, o->server, "server", e)))
 		return status;
 	cfg.server = c->server;
+	cfg.key = o->key;
+	cfg.server_key = o->server_key;
 	c->observer = o->observer;
 	if ((status = net_new(&c->net, &cfg, e)))
 		return status;

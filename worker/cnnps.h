@@ -29,6 +29,9 @@ struct cnnps_data {
 
 struct cnnps_options {
 	const char *server; /* ZeroMQ endpoint, "tcp://127.0.0.1:5555" */
+	/* NULL: not encrypted. The file of this program's secret key and that of the server's
+	 * public one, NULL: server.pub beside `key` (cnn-ctl keygen makes them) */
+	const char *key, *server_key;
 	const char *name;   /* NULL or "": the server picks a slot; else the same name gets the same
 			       slot again */
 	const char *device; /* NULL or text for people */
@@ -151,6 +154,7 @@ const char *cnnps_why(const struct cnnps *c);
 /* The ones a caller tests for. */
 #define CNNPS_EUNREACHABLE (-4)
 #define CNNPS_EFENCED      (-6)
+#define CNNPS_EAUTH        (-11)
 #define CNNPS_ESHUTDOWN    (-19)
 #define CNNPS_EDONE        (-20)
 #define CNNPS_EAGAIN       (-21)

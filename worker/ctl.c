@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include "common/keys.h"
 #include "common/log.h"
 #include "worker/ctl.h"
 #include "worker/options.h"
@@ -25,6 +26,7 @@ static const struct command commands[] = {
 	{"drain", "no argument", 0, 0, ctl_drain},
 	{"export", "FILE.safetensors", 1, 1, ctl_export},
 	{"predict", "IMAGE...", 1, MAX_ARGS, ctl_predict},
+	{"keygen", "DIR [WORKER...]", 1, MAX_ARGS, ctl_keygen},
 };
 
 #define ABOUT                                                                                      \
@@ -34,21 +36,24 @@ static const struct command commands[] = {
 	"drain             last checkpoint, workers told, the server ends\n"                       \
 	"export FILE       weights as .safetensors, from the server or --checkpoint\n"             \
 	"predict IMAGE...  28x28 pictures (PGM, PNG, white on black) or numbers of test images,\n" \
-	"                  by the weights of the server, --checkpoint or --weights"
+	"                  by the weights of the server, --checkpoint or --weights\n"              \
+	"keygen DIR        keys of a server, its workers, an admin and an observer, and the\n"     \
+	"                  list of who may what; a key more for each WORKER named after DIR"
 
 static int find_command(const char **args, int n_args, const struct command **found, struct err *e)
 {
 	*found = NULL;
 	if (n_args < 1)
 		return err_set(e, PS_EUSAGE,
-			"command missing: status, top, checkpoint, drain, export or predict");
+			"command missing: status, top, checkpoint, drain, export, predict or "
+			"keygen");
 	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
 	if (!*found)
 		return err_set(e, PS_EUSAGE,
 			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
-			"export and predict",
+			"export, predict and keygen",
 			args[0]);
 	if (n_args - 1 < (*found)->least || n_args - 1 > (*found)->most)
 		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);
@@ -85,6 +90,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 	int level, status;
 	const struct opt rows[] = {
 		OPTIONS_SERVER_ROW(&ctl->server),
+		OPTIONS_KEY_ROW(&ctl->key),
+		OPTIONS_SERVER_KEY_ROW(&ctl->server_key),
 		{.name = "checkpoint",
 			.type = OPT_TEXT,
 			.dest = &ctl->checkpoint,
@@ -142,6 +149,7 @@ int main(int argc, char **argv)
 	status = parse(&ctl, argc, argv, args, &n_args);
 	if (status)
 		return status == OPT_EXIT ? 0 : err_exit_code(status);
+	key_protect_process();
 	status = run(&ctl, args, n_args, &e);
 	if (status && e.text[0])
 		fprintf(stderr, PROGRAM ": %s\n", e.text);

@@ -13,6 +13,7 @@
 
 struct ctl {
 	const char *server, *data, *checkpoint, *weights, *model; /* NULL: not given, but server */
+	const char *key, *server_key;                             /* files; so too */
 	int64_t connect_ms;
 	const char **args; /* of the command */
 	int n_args;
@@ -23,6 +24,8 @@ int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_checkpoint(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_drain(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+/* ctl_keygen.c */
+int ctl_keygen(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* ctl_top.c */
 int ctl_top(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 

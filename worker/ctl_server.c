@@ -8,6 +8,8 @@
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e)
 {
 	struct cnnps_options o = {.server = ctl->server,
+		.key = ctl->key,
+		.server_key = ctl->server_key,
 		.device = "cnn-ctl",
 		.observer = 1,
 		.connect_ms = (uint32_t)ctl->connect_ms,

@@ -4,23 +4,41 @@
 #include "common/log.h"
 #include "worker/net_impl.h"
 
+void net_end(struct net *n, int status, const char *why)
+{
+	if (n->ended)
+		return;
+	n->ended = 1;
+	n->end_status = status;
+	snprintf(n->why, sizeof n->why, "%.255s", why);
+}
+
+/* A server that hangs up in the handshake cannot read what was encrypted for another one. */
+static void say_unreachable(const struct net *n, char *why, size_t size)
+{
+	const struct session_config *s = &n->cfg.session;
+	uint64_t ms = n->welcomed ? s->patience_ms : s->first_ms;
+	int used = snprintf(why, size, "%.120s: %s %llu ms", n->cfg.server,
+		n->welcomed ? "contact lost for" : "no answer within", (unsigned long long)ms);
+
+	if (n->keyed && n->not_taken && used > 0 && (size_t)used < size)
+		snprintf(why + used, size - (size_t)used,
+			"; it hung up %llu times during the handshake: is %s its key?",
+			(unsigned long long)n->not_taken, n->server_key);
+}
+
 /* Say why in one line: the server's own words if it gave any. */
 static void told_end(struct net *n, int status)
 {
-	const char *server = n->cfg.server;
+	char why[sizeof n->why];
 
-	n->ended = 1;
-	n->end_status = status;
 	if (n->server_error.status == status && n->server_error.text[0])
-		snprintf(n->why, sizeof n->why, "%.255s", n->server_error.text);
-	else if (status == PS_EUNREACHABLE && !n->welcomed)
-		snprintf(n->why, sizeof n->why, "%.150s: no answer within %llu ms", server,
-			(unsigned long long)n->cfg.session.first_ms);
+		snprintf(why, sizeof why, "%.255s", n->server_error.text);
 	else if (status == PS_EUNREACHABLE)
-		snprintf(n->why, sizeof n->why, "%.150s: contact lost for %llu ms", server,
-			(unsigned long long)n->cfg.session.patience_ms);
+		say_unreachable(n, why, sizeof why);
 	else
-		snprintf(n->why, sizeof n->why, "%.150s: %s", server, err_text(status));
+		snprintf(why, sizeof why, "%.150s: %s", n->cfg.server, err_text(status));
+	net_end(n, status, why);
 }
 
 /* The first WELCOME fixes the size of every buffer that the program hands in. */

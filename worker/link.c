@@ -53,11 +53,20 @@ static int set_options(void *socket, uint64_t random)
 	return bad ? PS_ENET : PS_OK;
 }
 
-static void *open_socket(struct link *l, int type, uint64_t random)
+static int set_keys(void *socket, const struct link_keys *k)
+{
+	int bad = zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, k->server, KEY_TEXT) ||
+		  zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, k->own.public_key, KEY_TEXT) ||
+		  zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, k->own.secret_key, KEY_TEXT);
+
+	return bad ? PS_ENET : PS_OK;
+}
+
+static void *open_socket(struct link *l, int type, const struct link_keys *keys, uint64_t random)
 {
 	void *socket = zmq_socket(l->context, type);
 
-	if (socket && set_options(socket, random)) {
+	if (socket && (set_options(socket, random) || (keys && set_keys(socket, keys)))) {
 		zmq_close(socket);
 		return NULL;
 	}
@@ -66,14 +75,17 @@ static void *open_socket(struct link *l, int type, uint64_t random)
 
 static int watch(struct link *l)
 {
-	int events = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+	int events = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+		     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+		     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
 
 	/* events that find no room would make libzmq's I/O thread wait for us */
 	return set_int(l->monitor, ZMQ_RCVHWM, 0) || zmq_socket_monitor(l->bulk, MONITOR, events) ||
 	       zmq_connect(l->monitor, MONITOR);
 }
 
-int link_open(struct link *l, const char *server, uint64_t random, struct err *e)
+int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
+	struct err *e)
 {
 	int status = PS_ENET;
 
@@ -81,9 +93,9 @@ int link_open(struct link *l, const char *server, uint64_t random, struct err *e
 	l->context = zmq_ctx_new();
 	if (!l->context)
 		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
-	if (!(l->bulk = open_socket(l, ZMQ_DEALER, random)) ||
-		!(l->beat = open_socket(l, ZMQ_DEALER, random)) ||
-		!(l->monitor = open_socket(l, ZMQ_PAIR, random)) || watch(l)) {
+	if (!(l->bulk = open_socket(l, ZMQ_DEALER, keys, random)) ||
+		!(l->beat = open_socket(l, ZMQ_DEALER, keys, random)) ||
+		!(l->monitor = open_socket(l, ZMQ_PAIR, NULL, random)) || watch(l)) {
 		err_set(e, status, "no ZeroMQ socket: %s", zmq_strerror(errno));
 		goto fail;
 	}
@@ -107,10 +119,31 @@ void link_set_window(struct link *l, uint32_t push_window)
 	set_int(l->bulk, ZMQ_RCVHWM, (int)push_window + 2);
 }
 
+static enum link_event meaning(uint16_t number, uint32_t value)
+{
+	switch (number) {
+	case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
+		return LINK_UP;
+	case ZMQ_EVENT_DISCONNECTED:
+		return LINK_LOST;
+	case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+		return LINK_REFUSED;
+	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+		return value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH ? LINK_UNLIKE
+									   : LINK_OTHER;
+	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+		return LINK_NOT_TAKEN;
+	default:
+		return LINK_OTHER;
+	}
+}
+
+/* An event is a frame {u16 number, u32 value}, and one with the endpoint. */
 enum link_event link_next_event(struct link *l)
 {
 	unsigned char event[8];
 	uint16_t number;
+	uint32_t value;
 	int more = 1, n = zmq_recv(l->monitor, event, sizeof event, ZMQ_DONTWAIT);
 	size_t size = sizeof more;
 
@@ -119,12 +152,11 @@ enum link_event link_next_event(struct link *l)
 	while (!zmq_getsockopt(l->monitor, ZMQ_RCVMORE, &more, &size) && more)
 		if (zmq_recv(l->monitor, NULL, 0, ZMQ_DONTWAIT) < 0) /* the endpoint's name */
 			break;
-	if (n < (int)sizeof number)
+	if (n < (int)(sizeof number + sizeof value))
 		return LINK_OTHER;
 	memcpy(&number, event, sizeof number);
-	return number == ZMQ_EVENT_HANDSHAKE_SUCCEEDED ? LINK_UP
-	       : number == ZMQ_EVENT_DISCONNECTED      ? LINK_LOST
-						       : LINK_OTHER;
+	memcpy(&value, event + sizeof number, sizeof value);
+	return meaning(number, value);
 }
 
 static void close_socket(void **socket)

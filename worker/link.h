@@ -9,17 +9,33 @@
 #define WORKER_LINK_H
 #include <stdint.h>
 #include "common/err.h"
+#include "common/keys.h"
+
+/* CURVE: who we are and whom we expect to talk to. */
+struct link_keys {
+	struct key_pair own;
+	char server[KEY_TEXT];
+};
 
 struct link {
 	void *context, *bulk, *beat;
 	void *monitor; /* receives bulk's events: link_event */
 };
 
-enum link_event { LINK_NONE, LINK_UP, LINK_LOST, LINK_OTHER };
+enum link_event {
+	LINK_NONE,
+	LINK_UP,
+	LINK_LOST,
+	LINK_REFUSED,   /* the server does not want our key; it is not asked again */
+	LINK_UNLIKE,    /* one of us has a key and the other none; so too */
+	LINK_NOT_TAKEN, /* hung up on during the handshake; dialled again */
+	LINK_OTHER,
+};
 
-/* Sockets that dial `server` and keep doing so. `random` spreads the reconnects of many workers.
- * PS_EUSAGE: no such endpoint. On failure nothing is left open. */
-int link_open(struct link *l, const char *server, uint64_t random, struct err *e) PS_MUST_CHECK;
+/* Sockets that dial `server` and keep doing so. `keys` NULL: not encrypted. `random` spreads the
+ * reconnects of many workers. PS_EUSAGE: no such endpoint. On failure nothing is left open. */
+int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
+	struct err *e) PS_MUST_CHECK;
 /* Room for the server's window; known from WELCOME on. */
 void link_set_window(struct link *l, uint32_t push_window);
 /* Take one event off the monitor without waiting. LINK_NONE: there is none. */

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "worker/cnnps.h"
@@ -47,6 +48,8 @@ static struct cnnps_options connection(
 	const struct worker_options *o, const struct data_id *d, const char *device)
 {
 	return (struct cnnps_options){.server = o->server,
+		.key = o->key,
+		.server_key = o->server_key,
 		.name = o->name,
 		.device = device,
 		.data = {.n_train = d->n_train,
@@ -144,6 +147,8 @@ int main(int argc, char **argv)
 		return status == OPT_EXIT ? 0 : err_exit_code(status);
 	mem_keep();
 	catch_signals();
+	if (o.key)
+		key_protect_process();
 	status = run(&o, &data, &e);
 	data_release(&data);
 	if (is_stopped(NULL) && status == PS_ESHUTDOWN)

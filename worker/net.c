@@ -62,23 +62,47 @@ static void on_link(struct net *n, enum link_event event)
 			atomic_fetch_add(&n->count.reconnects, 1);
 		log_write(n->links > 1 ? LOG_INFO : LOG_DEBUG, "net", "connected", "server=%s",
 			n->cfg.server);
+		n->up = 1;
 		session_link_up(n->session, now);
 	} else {
-		if (!n->ended)
+		if (n->up && !n->ended)
 			log_warn("net", "connection_lost", "server=%s", n->cfg.server);
+		n->up = 0;
 		outbox_clear(&n->out);
 		session_link_lost(n->session, now);
 	}
 	net_settle(n, now);
 }
 
+/* libzmq does not dial again after these, and there is no use in it. */
+static void on_refused(struct net *n, enum link_event event)
+{
+	char why[sizeof n->why];
+	const char *server = n->cfg.server;
+
+	if (event == LINK_REFUSED)
+		snprintf(why, sizeof why, "%.150s: the key %s is not on the server's list", server,
+			n->own_key);
+	else
+		snprintf(why, sizeof why, "%.150s: the server %s", server,
+			n->keyed ? "takes no keys: it was started without one"
+				 : "wants a key, and none was given");
+	net_end(n, PS_EAUTH, why);
+	net_settle(n, clock_ms());
+}
+
 static int on_monitor(void *arg)
 {
 	struct watched *w = arg;
-	enum link_event event = link_next_event(&w->net->link);
+	struct net *n = w->net;
+	enum link_event event = link_next_event(&n->link);
 
 	if (event == LINK_UP || event == LINK_LOST)
-		on_link(w->net, event);
+		on_link(n, event);
+	else if (event == LINK_REFUSED || event == LINK_UNLIKE)
+		on_refused(n, event);
+	else if (event == LINK_NOT_TAKEN)
+		n->not_taken++;
 	return event != LINK_NONE;
 }
 
@@ -202,6 +226,41 @@ static int open_loop(struct net *n, struct err *e)
 	return status;
 }
 
+static int read_keys(struct net *n, struct link_keys *k, struct err *e)
+{
+	char beside[4096];
+	const char *server = n->cfg.server_key ? n->cfg.server_key : beside;
+	int status = key_read_secret(n->cfg.key, &k->own, e);
+
+	if (!status && server == beside)
+		status = key_beside(n->cfg.key, "server.pub", beside, sizeof beside, e);
+	if (!status)
+		status = key_read_public(server, k->server, e);
+	if (status)
+		return status;
+	snprintf(n->own_key, sizeof n->own_key, "%.*s", KEY_SHORT, k->own.public_key);
+	snprintf(n->server_key, sizeof n->server_key, "%.*s", KEY_SHORT, k->server);
+	n->keyed = 1;
+	return PS_OK;
+}
+
+static int dial(struct net *n, struct err *e)
+{
+	struct link_keys keys;
+	int status = PS_OK;
+
+	memset(&keys, 0, sizeof keys);
+	if (n->cfg.key)
+		status = read_keys(n, &keys, e);
+	else if (n->cfg.server_key)
+		status = err_set(e, PS_EUSAGE, "a server's key without one's own");
+	if (!status)
+		status = link_open(
+			&n->link, n->cfg.server, n->keyed ? &keys : NULL, n->cfg.session.seed, e);
+	explicit_bzero(&keys, sizeof keys);
+	return status;
+}
+
 static int open_all(struct net *n, struct err *e)
 {
 	const struct session_config *s = &n->cfg.session;
@@ -210,7 +269,7 @@ static int open_all(struct net *n, struct err *e)
 	if (handoff_new(&n->orders, 2) || handoff_new(&n->replies, 2) || wire_new(&n->wire, 0) ||
 		session_new(&n->session, s, WIRE_MAX_WINDOW))
 		return err_set(e, PS_ENOMEM, "no memory for a connection");
-	if ((status = link_open(&n->link, n->cfg.server, s->seed, e)))
+	if ((status = dial(n, e)))
 		return status;
 	outbox_init(&n->out, n->link.bulk);
 	(void)zmq_msg_init(&n->fetched.frame);

@@ -22,7 +22,8 @@
 #include "worker/session.h"
 
 struct net_config {
-	const char *server; /* borrowed until net_free */
+	const char *server;           /* borrowed until net_free */
+	const char *key, *server_key; /* files, read by net_new; NULL: see cnnps_options */
 	struct session_config session;
 	uint64_t hang_ms;
 	size_t replay_bytes;

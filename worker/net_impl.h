@@ -60,7 +60,11 @@ struct net {
 	uint64_t base_seq; /* of the first WELCOME: last_seq ... */
 	uint64_t n_params; /* ... and size of the model */
 	int welcomed, ended, end_status;
-	uint64_t links;          /* times the bulk connection came up */
+	uint64_t links;     /* times the bulk connection came up ... */
+	uint64_t not_taken; /* ... and was hung up on before it had */
+	int up;             /* the bulk connection stands */
+	int keyed;          /* the connection is encrypted, with these keys */
+	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error; /* the newest ERROR */
 	char why[256];
 };
@@ -73,6 +77,8 @@ void net_reply(struct net *n, int status);
 struct order *net_under_way(struct net *n, enum order_kind kind);
 /* order.c: look at the order under way: it may be possible now, or done. */
 void net_try_order(struct net *n, uint64_t now_ms);
+/* effect.c: the session is over, because `why`; nothing happens when it is already. */
+void net_end(struct net *n, int status, const char *why);
 /* effect.c: after a call into the session: carry out its effects ... */
 void net_run_effects(struct net *n);
 /* effect.c: ... then net_try_order. */

@@ -60,6 +60,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 {
 	const struct opt rows[] = {
 		OPTIONS_SERVER_ROW(&o->server),
+		OPTIONS_KEY_ROW(&o->key),
+		OPTIONS_SERVER_KEY_ROW(&o->server_key),
 		OPTIONS_DATA_ROW(&o->data),
 		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
 			"what computes gradients: auto (a GPU if one answers, else the CPU), cuda "

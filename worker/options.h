@@ -11,6 +11,7 @@
 
 struct worker_options {
 	const char *server, *data, *device, *name; /* data NULL: look in the usual places */
+	const char *key, *server_key;              /* files; NULL: not given */
 	int64_t threads, connect_ms, patience_ms, hang_ms, replay_mb;
 	int precision; /* enum kx_precision */
 	int log_level; /* enum log_level */
@@ -21,6 +22,19 @@ struct worker_options {
 		.name = "server", .type = OPT_TEXT, .dest = (to), .def = "tcp://127.0.0.1:5555",   \
 		.min = 1, .max = 255, .arg = "URL",                                                \
 		.help = "where the server listens: tcp://HOST:PORT"                                \
+	}
+#define OPTIONS_KEY_ROW(to)                                                                        \
+	{                                                                                          \
+		.name = "key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,              \
+		.arg = "FILE",                                                                     \
+		.help = "own secret key (cnn-ctl keygen), where the server has one; without it "   \
+			"traffic is not encrypted"                                                 \
+	}
+#define OPTIONS_SERVER_KEY_ROW(to)                                                                 \
+	{                                                                                          \
+		.name = "server-key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,       \
+		.arg = "FILE",                                                                     \
+		.help = "the server's public key; without it server.pub beside --key"              \
 	}
 #define OPTIONS_DATA_ROW(to)                                                                       \
 	{                                                                                          \

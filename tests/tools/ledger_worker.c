@@ -2,7 +2,7 @@
  * ledger_worker.c - the ledger gradient: a worker whose every push can be found again in the
  * weights.
  *
- *   ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY]]
+ *   ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY [KEY-FILE]]]
  *
  * On a vector:N model with plain SGD and rate 1, push n of worker INDEX sets coordinate INDEX *
  * PUSHES + n to 1 and all others to 0. Afterwards every coordinate must be exactly -1: 0 is a lost
@@ -125,16 +125,20 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 int main(int argc, char **argv)
 {
 	size_t index, pushes, pace = 0, pull_every = PULL_EVERY;
-	if (argc < 4 || argc > 6 || number(argv[2], &index) || number(argv[3], &pushes) ||
+	if (argc < 4 || argc > 7 || number(argv[2], &index) || number(argv[3], &pushes) ||
 		(argc > 4 && number(argv[4], &pace)) ||
 		(argc > 5 && (number(argv[5], &pull_every) || !pull_every))) {
-		fprintf(stderr, "usage: ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY]]\n");
+		fprintf(stderr, "usage: ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY "
+				"[KEY-FILE]]]\n");
 		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	char name[32];
 	snprintf(name, sizeof name, "ledger-%zu", index);
-	struct cnnps_options o = {.server = argv[1], .name = name, .device = "ledger"};
+	struct cnnps_options o = {.server = argv[1],
+		.key = argc > 6 ? argv[6] : NULL,
+		.name = name,
+		.device = "ledger"};
 	struct ledger l = {.first = index * pushes,
 		.pushes = pushes,
 		.pace_ms = pace,

@@ -174,9 +174,10 @@ static void empty_texts_mean_off(void **state)
 
 static void good_addresses_are_taken(void **state)
 {
-	static const char *const lines[] = {"--bind;tcp://*:5555", "--bind;tcp://*:*",
-		"--bind;tcp://0.0.0.0:65535", "--bind;tcp://eth0:1", "--http;localhost:8080",
-		"--http;[::1]:0"};
+	static const char *const lines[] = {"--bind;tcp://*:5555;--insecure",
+		"--bind;tcp://*:*;--key;k", "--bind;tcp://0.0.0.0:65535;--insecure",
+		"--bind;tcp://eth0:1;--insecure", "--bind;tcp://127.1.2.3:1",
+		"--bind;tcp://[::1]:1", "--http;localhost:8080", "--http;[::1]:0", "--http;8080"};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
@@ -298,7 +299,17 @@ static const char *const bad[][2] = {
 	{"--bind;127.0.0.1:5555", "--bind"},
 	{"--bind;nonsense", "nonsense"},
 	{"--bind;", "--bind"},
+	{"--bind;tcp://0.0.0.0:5555", "--insecure"},
+	{"--bind;tcp://*:5555", "--insecure"},
+	{"--bind;tcp://[::]:5555", "--insecure"},
+	{"--bind;tcp://[::ffff:127.0.0.1]:5555", "--insecure"},
+	{"--bind;tcp://198.18.0.1:5555", "--insecure"},
+	{"--bind;tcp://localhost:5555", "--insecure"},
+	{"--bind;tcp://1270.0.0.1:5555", "--insecure"},
+	{"--key;k;--insecure", "only one"},
+	{"--allow;a", "--key"},
 	{"--http;127.0.0.1:70000", "70000"},
+	{"--http;70000", "70000"},
 	{"--http;nonsense", "nonsense"},
 	{"--http;http://127.0.0.1:80", "--http"},
 	{"--http;*:80", "--http"},

@@ -74,13 +74,28 @@ class Refused(Exception):
         self.expected = getattr(body, "expected", 0)
 
 
+class Keys:
+    """Who a client is, and the server that it wants: from key files, or drawn at random."""
+
+    def __init__(self, own=None, server=None):
+        self.own, self.server = zmq.curve_keypair(), zmq.curve_keypair()[0]
+        if own:
+            secret = own.read_bytes().split(b"\n")[1]
+            self.own = zmq.curve_public(secret), secret
+        if server:
+            self.server = server.read_bytes().split(b"\n")[1]
+
+
 class Link:
     """One DEALER connection."""
 
-    def __init__(self, endpoint):
+    def __init__(self, endpoint, keys=None):
         self.socket = CONTEXT.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.maxmsgsize = -1
+        if keys:
+            self.socket.curve_publickey, self.socket.curve_secretkey = keys.own
+            self.socket.curve_serverkey = keys.server
         self.socket.connect(endpoint)
 
     def send(self, body, tensors=()):
@@ -114,8 +129,9 @@ class Link:
 class Worker:
     """One life of a worker. One thread; whatever waits also beats."""
 
-    def __init__(self, endpoint, name="", data=None, resume=None):
+    def __init__(self, endpoint, name="", data=None, resume=None, keys=None):
         self.endpoint = endpoint
+        self.keys = keys
         self.name = name
         self.data = data
         self.links()
@@ -130,8 +146,8 @@ class Worker:
         self.hello()
 
     def links(self):
-        self.bulk = Link(self.endpoint)
-        self.beat = Link(self.endpoint)
+        self.bulk = Link(self.endpoint, self.keys)
+        self.beat = Link(self.endpoint, self.keys)
 
     def close(self):
         self.bulk.close()

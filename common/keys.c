@@ -1,0 +1,205 @@
+/* keys.c - see keys.h. */
+#include "common/keys.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zmq.h>
+#include "common/file.h"
+
+#define SECRET_HEADER "cnn-ps secret key\n"
+#define PUBLIC_HEADER "cnn-ps public key\n"
+#define FILE_MAX      128 /* bytes of a key file */
+#define PATH_BYTES    4096
+#define BINARY        32 /* bytes of a key */
+
+int key_is_text(const char *text)
+{
+	unsigned char binary[BINARY];
+	int good = strlen(text) == KEY_TEXT - 1 && zmq_z85_decode(binary, text) != NULL;
+
+	explicit_bzero(binary, sizeof binary);
+	return good;
+}
+
+void key_wipe(struct key_pair *k)
+{
+	explicit_bzero(k, sizeof *k);
+}
+
+int key_random(struct key_pair *k, struct err *e)
+{
+	if (zmq_curve_keypair(k->public_key, k->secret_key) == 0)
+		return PS_OK;
+	return err_set(
+		e, PS_EUSAGE, "no key: %s; libzmq was built without CURVE", zmq_strerror(errno));
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+static int check_rights(const struct stat *st, const char *path, unsigned never, struct err *e)
+{
+	unsigned mode = st->st_mode & 07777u;
+
+	if (!S_ISREG(st->st_mode))
+		return err_set(e, PS_EUSAGE, "%s: not a regular file", path);
+	if (st->st_uid != 0 && st->st_uid != geteuid())
+		return err_set(e, PS_EUSAGE, "%s: belongs to user %u; expected user %u or root",
+			path, (unsigned)st->st_uid, (unsigned)geteuid());
+	if (mode & never)
+		return err_set(e, PS_EUSAGE,
+			"%s: mode %04o lets others %s it; chmod %s would mend it", path, mode,
+			never & 044u ? "read" : "change", never & 044u ? "600" : "go-w");
+	return PS_OK;
+}
+
+int key_open(const char *path, unsigned never, struct err *e)
+{
+	struct stat st;
+	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), rc;
+
+	if (fd < 0)
+		return err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
+	rc = fstat(fd, &st) == 0 ? check_rights(&st, path, never, e)
+				 : err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
+	if (rc) {
+		close(fd);
+		return rc;
+	}
+	return fd;
+}
+
+/* `text` holds n < FILE_MAX bytes and a NUL: header, key, and perhaps a newline. */
+static int take_key(const char *text, size_t n, const char *header, char key[KEY_TEXT])
+{
+	size_t head = strlen(header), end = head + KEY_TEXT - 1;
+
+	if (strlen(text) != n || n < end || n > end + 1 || memcmp(text, header, head) != 0)
+		return PS_EUSAGE;
+	if (n == end + 1 && text[end] != '\n')
+		return PS_EUSAGE;
+	memcpy(key, text + head, KEY_TEXT - 1);
+	key[KEY_TEXT - 1] = '\0';
+	return key_is_text(key) ? PS_OK : PS_EUSAGE;
+}
+
+static int read_key(
+	const char *path, const char *header, unsigned never, char key[KEY_TEXT], struct err *e)
+{
+	char text[FILE_MAX + 1];
+	int fd = key_open(path, never, e), rc = fd < 0 ? fd : PS_OK;
+	ssize_t n;
+
+	if (rc)
+		return rc;
+	n = read(fd, text, FILE_MAX);
+	close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	if (n < 0)
+		rc = err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
+	else if (take_key(text, (size_t)n, header, key))
+		rc = err_set(e, PS_EUSAGE,
+			"%s: expected \"%.*s\" and 40 characters of Z85 in the line under it", path,
+			(int)strlen(header) - 1, header);
+	explicit_bzero(text, sizeof text);
+	return rc;
+}
+
+int key_read_secret(const char *path, struct key_pair *k, struct err *e)
+{
+	int rc = read_key(path, SECRET_HEADER, KEY_NOT_READ, k->secret_key, e);
+
+	if (!rc && zmq_curve_public(k->public_key, k->secret_key) != 0)
+		rc = err_set(e, PS_EUSAGE, "%s: %s", path, zmq_strerror(errno));
+	if (rc)
+		key_wipe(k);
+	return rc;
+}
+
+int key_read_public(const char *path, char key[KEY_TEXT], struct err *e)
+{
+	return read_key(path, PUBLIC_HEADER, KEY_NOT_WRITTEN, key, e);
+}
+
+int key_beside(const char *path, const char *name, char *out, size_t size, struct err *e)
+{
+	const char *slash = strrchr(path, '/');
+	int dir = slash ? (int)(slash - path) + 1 : 0;
+	int n = snprintf(out, size, "%.*s%s", dir, path, name);
+
+	if (n < 0 || (size_t)n >= size)
+		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", path);
+	return PS_OK;
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+/* Whole or not at all: a name appears when its text is on disk. */
+static int write_new(
+	const char *path, const char *header, const char *key, unsigned mode, struct err *e)
+{
+	char temporary[PATH_BYTES + 8], text[FILE_MAX];
+	int n = snprintf(text, sizeof text, "%s%s\n", header, key), fd, bad;
+
+	snprintf(temporary, sizeof temporary, "%s.tmp", path);
+	(void)unlink(temporary); /* of a keygen that was killed */
+	fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+	bad = fd < 0 || fchmod(fd, mode) != 0 || write(fd, text, (size_t)n) != n || fsync(fd) != 0;
+	explicit_bzero(text, sizeof text);
+	if (fd >= 0)
+		close(fd);
+	if (!bad && rename(temporary, path) == 0)
+		return PS_OK;
+	err_set(e, PS_EIO, "%s: %s", path, strerror(errno));
+	if (fd >= 0)
+		(void)unlink(temporary);
+	return PS_EIO;
+}
+
+static int read_or_make(const char *path, struct key_pair *k, int *made, struct err *e)
+{
+	int rc;
+
+	*made = access(path, F_OK) != 0 && errno == ENOENT;
+	if (!*made)
+		return key_read_secret(path, k, e);
+	rc = key_random(k, e);
+	return rc ? rc : write_new(path, SECRET_HEADER, k->secret_key, 0600, e);
+}
+
+int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *made, struct err *e)
+{
+	char secret[PATH_BYTES], public[PATH_BYTES], there[KEY_TEXT];
+	struct key_pair k;
+	int a = snprintf(secret, sizeof secret, "%s/%s.key", dir, name);
+	int b = snprintf(public, sizeof public, "%s/%s.pub", dir, name);
+
+	*made = 0;
+	if (a < 0 || b < 0 || a >= PATH_BYTES || b >= PATH_BYTES)
+		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", dir);
+	int rc = read_or_make(secret, &k, made, e);
+	if (rc)
+		return rc;
+	memcpy(key, k.public_key, KEY_TEXT);
+	key_wipe(&k);
+	if (access(public, F_OK) != 0)
+		return write_new(public, PUBLIC_HEADER, key, 0644, e);
+	rc = key_read_public(public, there, e);
+	if (!rc && strcmp(there, key) != 0)
+		rc = err_set(e, PS_EUSAGE, "%s is not the public key of %s", public, secret);
+	return rc;
+}
+
+/* ---- the process --------------------------------------------------------------------------- */
+
+void key_protect_process(void)
+{
+	const struct rlimit none = {0, 0};
+
+	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+	(void)setrlimit(RLIMIT_CORE, &none);
+}

@@ -1,0 +1,201 @@
+/*
+ * test_keys.c - key files and allow-lists: what is read and what is refused, and that keygen's two
+ * halves belong together.
+ */
+#include <sys/stat.h>
+#include "common/allow.h"
+#include "common/keys.h"
+#include "scratch.h"
+
+static char dir[64];
+static struct err e;
+
+static int set_up(void **state)
+{
+	(void)state;
+	memset(&e, 0, sizeof(e));
+	scratch_make(dir);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	scratch_remove(dir);
+	return 0;
+}
+
+static const char *path(const char *name)
+{
+	static char out[320];
+
+	return scratch_path(dir, name, out);
+}
+
+/* A file with `text` and mode `mode`; its path. */
+static const char *file(const char *text, unsigned mode)
+{
+	scratch_write(dir, "file", text, strlen(text));
+	assert_int_equal(chmod(path("file"), mode), 0);
+	return path("file");
+}
+
+static void a_pair_is_written_and_read(void **state)
+{
+	char key[KEY_TEXT], again[KEY_TEXT], public_key[KEY_TEXT];
+	struct key_pair k;
+	struct stat st;
+	int made;
+
+	(void)state;
+	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_OK);
+	assert_true(made);
+	assert_int_equal(stat(path("a.key"), &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0600);
+	assert_int_equal(key_read_secret(path("a.key"), &k, &e), PS_OK);
+	assert_string_equal(k.public_key, key);
+	assert_int_equal(key_read_public(path("a.pub"), public_key, &e), PS_OK);
+	assert_string_equal(public_key, key);
+	assert_int_equal(key_make_files(dir, "a", again, &made, &e), PS_OK);
+	assert_false(made);
+	assert_string_equal(again, key);
+	assert_int_equal(unlink(path("a.pub")), 0);
+	assert_int_equal(key_make_files(dir, "a", again, &made, &e), PS_OK);
+	assert_int_equal(key_read_public(path("a.pub"), public_key, &e), PS_OK);
+	assert_string_equal(public_key, key);
+	key_wipe(&k);
+	for (size_t i = 0; i < sizeof(k); i++)
+		assert_int_equal(((const char *)&k)[i], 0);
+}
+
+static void halves_of_two_pairs_are_refused(void **state)
+{
+	char key[KEY_TEXT];
+	int made;
+
+	(void)state;
+	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_OK);
+	assert_int_equal(unlink(path("a.key")), 0);
+	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_EUSAGE);
+	assert_non_null(strstr(e.text, "a.pub"));
+}
+
+static const char good[] = "cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\n";
+
+static void only_the_owner_may_read_a_secret(void **state)
+{
+	static const unsigned bad[] = {0644, 0640, 0604, 0610, 0601, 0660, 0777};
+	struct key_pair k;
+
+	(void)state;
+	assert_int_equal(key_read_secret(file(good, 0600), &k, &e), PS_OK);
+	assert_int_equal(key_read_secret(file(good, 0400), &k, &e), PS_OK);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+		assert_int_equal(key_read_secret(file(good, bad[i]), &k, &e), PS_EUSAGE);
+		assert_non_null(strstr(e.text, "chmod 600"));
+	}
+}
+
+static void a_strangers_file_is_refused(void **state)
+{
+	struct key_pair k;
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	assert_int_equal(chown(file(good, 0600), 12345, 0), 0);
+	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_EUSAGE);
+	assert_non_null(strstr(e.text, "12345"));
+}
+
+static void what_is_no_key_file_is_refused(void **state)
+{
+	static const char *const bad[] = {"", "\n", "cnn-ps secret key\n",
+		"cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%c\n",
+		"cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%css\n",
+		"cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\n\n",
+		"cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%c \n",
+		"cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%c\"\n",
+		"cnn-ps public key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\n",
+		"D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\n"};
+	struct key_pair k;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+		assert_int_equal(key_read_secret(file(bad[i], 0600), &k, &e), PS_EUSAGE);
+		assert_null(strstr(e.text, "D:)Q")); /* not a word of it */
+	}
+	assert_int_equal(key_read_secret(path("absent"), &k, &e), PS_EUSAGE);
+	assert_int_equal(key_read_secret("/dev/zero", &k, &e), PS_EUSAGE);
+	assert_int_equal(key_read_secret(dir, &k, &e), PS_EUSAGE);
+}
+
+#define W "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
+#define A "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+
+static void a_list_gives_roles(void **state)
+{
+	struct allow *a;
+
+	(void)state;
+	const char *p = file("# who may what\n\nworker " W " gpu 7\n  admin\t" A "\n", 0644);
+	assert_int_equal(allow_read(&a, p, &e), PS_OK);
+	assert_int_equal(allow_count(a), 2);
+	assert_int_equal(allow_role(a, W), KEY_WORKER);
+	assert_int_equal(allow_role(a, A), KEY_ADMIN);
+	assert_int_equal(allow_role(a, "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"), KEY_STRANGER);
+	assert_int_equal(allow_role(a, ""), KEY_STRANGER);
+	allow_free(&a);
+	assert_int_equal(allow_read(&a, file("", 0600), &e), PS_OK);
+	assert_int_equal(allow_role(a, W), KEY_STRANGER);
+	allow_free(&a);
+}
+
+static void a_bad_list_is_refused_as_a_whole(void **state)
+{
+	static const char *const bad[] = {"worker\n", "worker " W "x\n", "root " W "\n",
+		"stranger " W "\n", "worker " A "\nworker\n", "worker " A "\nadmin " A "\n"};
+	struct allow *a;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+		assert_int_equal(allow_read(&a, file(bad[i], 0644), &e), PS_EUSAGE);
+		assert_null(a);
+	}
+	assert_int_equal(allow_read(&a, file("worker " W "\n", 0646), &e), PS_EUSAGE);
+	assert_int_equal(allow_read(&a, file("worker " W "\n", 0664), &e), PS_EUSAGE);
+	assert_int_equal(allow_read(&a, path("absent"), &e), PS_EUSAGE);
+}
+
+static void a_key_is_added_once(void **state)
+{
+	struct allow *a;
+
+	(void)state;
+	const char *p = path("list");
+	assert_int_equal(allow_add(p, KEY_WORKER, W, "one", &e), PS_OK);
+	assert_int_equal(allow_add(p, KEY_WORKER, W, "one", &e), PS_OK);
+	assert_int_equal(allow_add(p, KEY_OBSERVER, A, "two", &e), PS_OK);
+	assert_int_equal(allow_read(&a, p, &e), PS_OK);
+	assert_int_equal(allow_count(a), 2);
+	assert_int_equal(allow_role(a, A), KEY_OBSERVER);
+	allow_free(&a);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(a_pair_is_written_and_read, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(halves_of_two_pairs_are_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			only_the_owner_may_read_a_secret, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_strangers_file_is_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(what_is_no_key_file_is_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_list_gives_roles, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_bad_list_is_refused_as_a_whole, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_key_is_added_once, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,446 @@
+/*
+ * test_server_auth.c - who gets in: proves the invariants numbered in server/auth.h over real
+ * sockets, with a list whose reading can hang.
+ */
+#include <stdatomic.h>
+#include <zmq.h>
+#include "common/clock.h"
+#include "common/log.h"
+#include "scratch.h"
+#include "server/auth.h"
+
+#define DEADLINE_MS 20000
+#define WORKERS     4
+
+/* Turn the loop until `condition` holds. */
+#define UNTIL(condition)                                                                           \
+	for (uint64_t end_ = clock_ms() + DEADLINE_MS; !(condition);) {                            \
+		assert_true(clock_ms() < end_);                                                    \
+		turn();                                                                            \
+	}
+
+static char dir[64];
+static uv_loop_t loop;
+static void *context, *server;
+static struct auth *auth;
+static struct err e;
+static char endpoint[128];
+static struct key_pair server_key, worker, other;
+
+/* The list is read by this, which may be told to hang or to fail. */
+static atomic_int hang, hanging;
+
+static int read_slowly(struct allow **out, const char *path, struct err *why)
+{
+	while (atomic_load(&hang)) {
+		atomic_store(&hanging, 1);
+		usleep(1000);
+	}
+	atomic_store(&hanging, 0);
+	return allow_read(out, path, why);
+}
+
+static void turn(void)
+{
+	uv_run(&loop, UV_RUN_NOWAIT);
+	usleep(500);
+}
+
+static void write_list(const char *text)
+{
+	scratch_write(dir, "allow", text, strlen(text));
+}
+
+static const char *line_for(const char *role, const struct key_pair *k)
+{
+	static char line[128];
+
+	snprintf(line, sizeof(line), "%s %s\n", role, k->public_key);
+	return line;
+}
+
+static int set_up(void **state)
+{
+	char path[320];
+	int made, handshake_ms = 2000;
+	size_t size = sizeof(endpoint);
+	struct auth_config cfg = {.loop = &loop, .max_workers = WORKERS, .read = read_slowly};
+
+	(void)state;
+	log_set_level(LOG_ERROR);
+	atomic_store(&hang, 0);
+	scratch_make(dir);
+	assert_int_equal(key_random(&worker, &e), PS_OK);
+	assert_int_equal(key_random(&other, &e), PS_OK);
+	assert_int_equal(key_make_files(dir, "server", server_key.public_key, &made, &e), PS_OK);
+	write_list(line_for("worker", &worker));
+	assert_int_equal(uv_loop_init(&loop), 0);
+	cfg.key_file = scratch_path(dir, "server.key", path);
+	assert_int_equal(auth_new(&auth, &cfg, &e), PS_OK);
+	context = zmq_ctx_new();
+	server = zmq_socket(context, ZMQ_ROUTER);
+	zmq_setsockopt(server, ZMQ_HANDSHAKE_IVL, &handshake_ms, sizeof(handshake_ms));
+	assert_int_equal(auth_open(auth, context, &e), PS_OK);
+	assert_int_equal(auth_secure(auth, server, &e), PS_OK);
+	assert_int_equal(auth_self_test(auth, server, &e), PS_OK);
+	assert_int_equal(zmq_bind(server, "tcp://127.0.0.1:*"), 0);
+	assert_int_equal(zmq_getsockopt(server, ZMQ_LAST_ENDPOINT, endpoint, &size), 0);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	atomic_store(&hang, 0);
+	auth_stop(auth);
+	zmq_close(server);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	assert_int_equal(uv_loop_close(&loop), 0);
+	zmq_ctx_term(context);
+	auth_free(&auth);
+	scratch_remove(dir);
+	return 0;
+}
+
+/* A DEALER with a key, in a context of its own, which says HELLO-ish bytes as soon as it can. */
+struct client {
+	void *context, *socket, *monitor;
+};
+
+static void connect_with(struct client *c, const struct key_pair *own, const char *wanted)
+{
+	const int none = 0, one = 1;
+
+	c->context = zmq_ctx_new();
+	c->socket = zmq_socket(c->context, ZMQ_DEALER);
+	c->monitor = zmq_socket(c->context, ZMQ_PAIR);
+	zmq_setsockopt(c->socket, ZMQ_LINGER, &none, sizeof(none));
+	zmq_setsockopt(c->monitor, ZMQ_LINGER, &none, sizeof(none));
+	zmq_setsockopt(c->socket, ZMQ_RECONNECT_IVL, &one, sizeof(one));
+	assert_int_equal(zmq_setsockopt(c->socket, ZMQ_CURVE_SERVERKEY, wanted, KEY_TEXT), 0);
+	zmq_setsockopt(c->socket, ZMQ_CURVE_PUBLICKEY, own->public_key, KEY_TEXT);
+	zmq_setsockopt(c->socket, ZMQ_CURVE_SECRETKEY, own->secret_key, KEY_TEXT);
+	zmq_socket_monitor(c->socket, "inproc://m",
+		ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	zmq_connect(c->monitor, "inproc://m");
+	assert_int_equal(zmq_connect(c->socket, endpoint), 0);
+	assert_int_equal(zmq_send(c->socket, "x", 1, ZMQ_DONTWAIT), 1);
+}
+
+static void disconnect(struct client *c)
+{
+	zmq_socket_monitor(c->socket, NULL, 0);
+	zmq_close(c->monitor);
+	zmq_close(c->socket);
+	zmq_ctx_term(c->context);
+}
+
+/* The next event of the handshake, 0: none yet. */
+static int next_event(struct client *c)
+{
+	unsigned char event[6];
+	uint16_t number;
+
+	if (zmq_recv(c->monitor, event, sizeof(event), ZMQ_DONTWAIT) != 6)
+		return 0;
+	memcpy(&number, event, sizeof(number));
+	return number;
+}
+
+static int outcome(struct client *c)
+{
+	int event = 0;
+
+	UNTIL((event = next_event(c)) != 0)
+	return event;
+}
+
+/* How a connection with this key ends. */
+static int try_key(const struct key_pair *own)
+{
+	struct client c;
+
+	connect_with(&c, own, server_key.public_key);
+	int event = outcome(&c);
+	disconnect(&c);
+	return event;
+}
+
+/* The message that came, and what auth says to it as `m`. */
+static int check(struct client *c, struct msg *m, const char **why)
+{
+	struct frames f;
+	uint32_t peer = 0;
+	int got = 0;
+
+	(void)c;
+	UNTIL((got = wire_recv(server, &peer, &f)) != 0)
+	assert_int_equal(got, 1);
+	int rc = auth_check(auth, peer, &f, m, why);
+	frames_release(&f);
+	return rc;
+}
+
+/* ---- invariants 1 and 3 ------------------------------------------------------------------------
+ */
+
+static void only_keys_of_the_list_get_in(void **state)
+{
+	(void)state;
+	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	assert_int_equal(auth_stats(auth)->admitted, 1);
+	assert_int_equal(auth_stats(auth)->refused, 1);
+}
+
+static void a_new_list_counts_when_it_is_read(void **state)
+{
+	(void)state;
+	write_list(line_for("worker", &other));
+	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	write_list("");
+	auth_reload(auth);
+	UNTIL(auth_stats(auth)->keys == 0)
+	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+	write_list(line_for("observer", &other));
+	auth_reload(auth);
+	UNTIL(auth_stats(auth)->keys == 1)
+	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+}
+
+static void a_list_that_cannot_be_read_changes_nothing(void **state)
+{
+	struct capture said;
+
+	(void)state;
+	write_list("nonsense\n");
+	capture_begin(&said, 2);
+	auth_reload(auth);
+	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	assert_non_null(strstr(capture_end(&said), "allow:1"));
+	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
+}
+
+static void a_judge_that_hangs_lets_nobody_in_and_is_replaced(void **state)
+{
+	struct client c;
+
+	(void)state;
+	atomic_store(&hang, 1);
+	auth_reload(auth);
+	UNTIL(atomic_load(&hanging))
+	connect_with(&c, &worker, server_key.public_key);
+	UNTIL(auth_stats(auth)->restarts ==
+		3) /* those after the first hang, too: no more are made */
+	for (uint64_t end = clock_ms() + 1500; clock_ms() < end;)
+		turn();
+	assert_int_equal(auth_stats(auth)->restarts, 3);
+	assert_int_equal(next_event(&c), 0);
+	assert_int_equal(auth_stats(auth)->admitted, 0);
+	const uint64_t healed = clock_ms();
+	atomic_store(&hang, 0);
+	assert_int_equal(outcome(&c), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
+	const uint64_t recovery = clock_ms() - healed;
+	disconnect(&c);
+	print_message("the judge answers again: in after %d ms\n", (int)recovery);
+}
+
+static void a_key_taken_off_has_no_say_on_its_open_connection(void **state)
+{
+	struct msg m = {.type = MSG_PUSH};
+	const char *why = NULL;
+	struct client c;
+
+	(void)state;
+	connect_with(&c, &worker, server_key.public_key);
+	assert_int_equal(check(&c, &m, &why), PS_OK);
+	write_list(line_for("worker", &other));
+	auth_reload(auth);
+	struct client d; /* in, once the new list is read */
+	UNTIL(auth_stats(auth)->keys == 1 && try_key(&other) == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+	connect_with(&d, &other, server_key.public_key);
+	zmq_send(c.socket, "x", 1, 0);
+	int refused = 0, taken = 0;
+	for (int i = 0; i < 3; i++) { /* of try_key's, if it came, of c and of d */
+		if (refused && taken)
+			break;
+		if (check(&c, &m, &why))
+			refused++;
+		else
+			taken++;
+	}
+	assert_int_equal(refused, 1);
+	assert_true(taken >= 1);
+	disconnect(&c);
+	disconnect(&d);
+}
+
+/* ---- invariants 2 and 4 ------------------------------------------------------------------------
+ */
+
+static int say(struct client *c, struct msg m)
+{
+	const char *why = "";
+
+	zmq_send(c->socket, "x", 1, 0);
+	return check(c, &m, &why);
+}
+
+static void a_role_decides_what_may_be_said(void **state)
+{
+	static const struct {
+		const char *role;
+		unsigned may; /* a bit per message type */
+	} row[] = {
+		{"observer", 1u << MSG_STATUS | 1u << MSG_BYE},
+		{"admin", 1u << MSG_STATUS | 1u << MSG_BYE | 1u << MSG_PULL | 1u << MSG_ADMIN},
+		{"worker", 1u << MSG_STATUS | 1u << MSG_BYE | 1u << MSG_PULL | 1u << MSG_PUSH |
+				   1u << MSG_LEASE | 1u << MSG_RESULT | 1u << MSG_BEAT |
+				   1u << MSG_HELLO},
+	};
+	struct client c;
+
+	(void)state;
+	connect_with(&c, &worker, server_key.public_key);
+	struct msg first = {.type = MSG_STATUS};
+	const char *why;
+	assert_int_equal(check(&c, &first, &why), PS_OK);
+	for (size_t i = 0; i < 3; i++) {
+		uint64_t read = auth_stats(auth)->keys;
+		write_list("");
+		auth_reload(auth);
+		UNTIL((read = auth_stats(auth)->keys) == 0)
+		write_list(line_for(row[i].role, &worker));
+		auth_reload(auth);
+		UNTIL((read = auth_stats(auth)->keys) == 1)
+		for (int type = MSG_HELLO; type < MSG_TYPES; type++) {
+			struct msg m = {.type = (enum msg_type)type};
+			if (type == MSG_HELLO)
+				m.hello.role = ROLE_WORKER;
+			assert_int_equal(say(&c, m), row[i].may & 1u << type ? PS_OK : PS_EAUTH);
+		}
+		struct msg look = {.type = MSG_HELLO, .hello = {.role = ROLE_OBSERVER}};
+		assert_int_equal(say(&c, look), PS_OK);
+	}
+	disconnect(&c);
+}
+
+static void a_message_without_a_key_says_nothing(void **state)
+{
+	struct msg m = {.type = MSG_STATUS};
+	const char *why;
+	struct frames f;
+
+	(void)state;
+	frames_init(&f);
+	assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 1), 0);
+	assert_int_equal(auth_check(auth, 1, &f, &m, &why), PS_EAUTH);
+	frames_release(&f);
+}
+
+static void a_worker_id_belongs_to_its_key(void **state)
+{
+	char list[256];
+	struct client c, d;
+	struct msg hello = {.type = MSG_HELLO, .hello = {.role = ROLE_WORKER}};
+	struct msg welcome = {.type = MSG_WELCOME};
+	struct msg push = {.type = MSG_PUSH};
+	struct frames f;
+	uint32_t peer;
+	const char *why;
+
+	(void)state;
+	snprintf(list, sizeof(list), "worker %s\nworker %s\n", worker.public_key, other.public_key);
+	write_list(list);
+	auth_reload(auth);
+	UNTIL(auth_stats(auth)->keys == 2)
+	connect_with(&c, &worker, server_key.public_key);
+	UNTIL(wire_recv(server, &peer, &f) == 1)
+	assert_int_equal(auth_check(auth, peer, &f, &hello, &why), PS_OK);
+	frames_release(&f);
+	push.push.stamp = welcome.welcome.stamp = (struct stamp){.worker = 3, .incarnation = 7};
+	auth_note(auth, peer, &welcome);
+	assert_int_equal(say(&c, push), PS_OK);
+	connect_with(&d, &other, server_key.public_key);
+	assert_int_equal(check(&d, &push, &why), PS_EAUTH);
+	assert_non_null(strstr(why, "another key"));
+	hello.hello.resume = push.push.stamp;
+	assert_int_equal(say(&d, hello), PS_EAUTH);
+	push.push.stamp.worker = 4; /* nobody's: the core judges it */
+	assert_int_equal(say(&d, push), PS_OK);
+	disconnect(&c);
+	disconnect(&d);
+}
+
+static void a_name_belongs_to_its_key(void **state)
+{
+	struct msg m = {.type = MSG_HELLO, .hello = {.role = ROLE_WORKER, .name = "hans"}};
+	const char *why;
+	struct client c;
+	char expected[64];
+
+	(void)state;
+	connect_with(&c, &worker, server_key.public_key);
+	assert_int_equal(check(&c, &m, &why), PS_OK);
+	snprintf(expected, sizeof(expected), "hans@%.8s", worker.public_key);
+	assert_string_equal(m.hello.name, expected);
+	memset(m.hello.name, 'a', 54);
+	m.hello.name[54] = '\0';
+	zmq_send(c.socket, "x", 1, 0);
+	assert_int_equal(check(&c, &m, &why), PS_OK);
+	assert_int_equal(strlen(m.hello.name), 63);
+	zmq_send(c.socket, "x", 1, 0);
+	assert_int_equal(check(&c, &m, &why), PS_EAUTH);
+	disconnect(&c);
+}
+
+/* ---- the self-test ----------------------------------------------------------------------------
+ */
+
+static void a_server_that_lets_strangers_in_notices(void **state)
+{
+	struct key_pair mine;
+	char path[320];
+	int on = 1;
+
+	(void)state;
+	assert_int_equal(key_read_secret(scratch_path(dir, "server.key", path), &mine, &e), PS_OK);
+	void *careless_context = zmq_ctx_new(),
+	     *careless = zmq_socket(careless_context, ZMQ_ROUTER);
+	zmq_setsockopt(careless, ZMQ_CURVE_SERVER, &on, sizeof(on));
+	zmq_setsockopt(careless, ZMQ_CURVE_SECRETKEY, mine.secret_key, KEY_TEXT);
+	assert_int_equal(auth_self_test(auth, careless, &e), PS_EAUTH);
+	assert_non_null(strstr(e.text, "let in"));
+	zmq_close(careless);
+	zmq_ctx_term(careless_context);
+}
+
+static void a_server_without_curve_notices(void **state)
+{
+	(void)state;
+	void *plain = zmq_socket(context, ZMQ_ROUTER);
+	assert_int_equal(auth_self_test(auth, plain, &e), PS_EAUTH);
+	assert_non_null(strstr(e.text, "not refused"));
+	zmq_close(plain);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(only_keys_of_the_list_get_in),
+		TEST(a_new_list_counts_when_it_is_read),
+		TEST(a_list_that_cannot_be_read_changes_nothing),
+		TEST(a_judge_that_hangs_lets_nobody_in_and_is_replaced),
+		TEST(a_key_taken_off_has_no_say_on_its_open_connection),
+		TEST(a_role_decides_what_may_be_said),
+		TEST(a_message_without_a_key_says_nothing),
+		TEST(a_worker_id_belongs_to_its_key),
+		TEST(a_name_belongs_to_its_key),
+		TEST(a_server_that_lets_strangers_in_notices),
+		TEST(a_server_without_curve_notices),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

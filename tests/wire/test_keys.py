@@ -1,0 +1,443 @@
+"""Keys: who gets in, what each may say, and that nobody who has none gets or gives a byte.
+
+The honest worker of the fixture works before and after each test, on the same connections.
+"""
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+import zmq
+
+import safetensors
+from client import CONTEXT, Keys, Link, Refused, Worker, hello, pb
+from conftest import LEDGER, Honest
+from flavour import FLAVOUR, PATIENCE, command
+from lab import Process, until
+from ledger import LEDGER as RUN
+from test_document import rows, section
+
+PS_EAUTH = 11
+
+
+@pytest.fixture
+def keys(lab):
+    return lab.keygen("second")
+
+
+@pytest.fixture
+def server(lab, keys):
+    return lab.server(*LEDGER, "--key", keys / "server.key", directory=None)
+
+
+@pytest.fixture
+def known(keys):
+    """known("admin"): the key of that name, and the server's."""
+    return lambda name: Keys(keys / f"{name}.key", keys / "server.pub")
+
+
+@pytest.fixture
+def honest(server, known):
+    worker = Honest(server.endpoint, name="honest", keys=known("worker"))
+    worker.goes_on()
+    yield worker
+    worker.goes_on()
+    assert server.running()
+    worker.close()
+
+
+def counters(server):
+    return server.status()["counters"]
+
+
+def metric(server, name):
+    address = server.line(r"info http listening.* url=(\S+)")[1]
+    with urllib.request.urlopen(f"{address}/metrics", timeout=5) as reply:
+        return float(re.search(rf"^cnnps_{name} (\S+)", reply.read().decode(), re.M)[1])
+
+
+# ---- strangers
+
+STRANGERS = {
+    "a key that is not on the list": lambda keys: Keys(server=keys / "server.pub"),
+    "a key of the list, the server's not known": lambda keys: Keys(own=keys / "worker.key"),
+    "no key of any kind": lambda keys: None,
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_nothing_of_a_stranger_is_read_or_answered(server, honest, keys, who):
+    stranger = STRANGERS[who](keys)
+    received = metric(server, "messages_received_total")
+    version = honest.pull()[1]
+    asked = metric(server, "messages_received_total") - received
+    link = Link(server.endpoint)
+    link.close()
+    link.socket = CONTEXT.socket(zmq.DEALER)
+    link.socket.linger = 0
+    if stranger:
+        link.socket.curve_publickey, link.socket.curve_secretkey = stranger.own
+        link.socket.curve_serverkey = stranger.server
+    monitor = link.socket.get_monitor_socket(
+        zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    link.socket.connect(server.endpoint)
+    for body in (hello(), pb.Status(), pb.Pull(stamp=honest.stamp, request=1, which=1),
+                 pb.Push(stamp=honest.stamp, seq=honest.seq + 1), pb.Admin(verb=2)):
+        link.send(body)
+    assert monitor.poll(20000)
+    event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
+    assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+    assert link.receive(0.3) is None
+    link.socket.disable_monitor()
+    link.close()
+    assert metric(server, "messages_received_total") == received + asked
+    assert honest.pull()[1] == version
+    assert metric(server, "connections") == 2
+
+
+@pytest.mark.parametrize("garbage", [
+    b"GET / HTTP/1.1\r\n\r\n", bytes(64),
+    b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32),
+    b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32) + os.urandom(500),
+    b"\xff" + bytes(8) + b"\x7f\x01\x00" + os.urandom(100), os.urandom(4000)])
+def test_garbage_never_reaches_the_decoder(server, honest, garbage):
+    received = metric(server, "messages_received_total")
+    host, port = server.endpoint.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as s:
+        s.sendall(garbage)
+        try:
+            while s.recv(4096):  # its greeting, then the end
+                pass
+        except ConnectionResetError:
+            pass
+    assert metric(server, "messages_received_total") == received
+    assert metric(server, "malformed_total") == 0
+
+
+class Wire(threading.Thread):
+    """A TCP wire to the server that keeps what went through, and can change a byte of it."""
+
+    def __init__(self, endpoint, flip=None):
+        super().__init__(daemon=True)
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        self.server = host, int(port)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = "tcp://127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.flip = flip  # (direction, index of the byte), once
+        self.heard = bytearray()
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self.server)
+            for pair in ((client, server, "up"), (server, client, "down")):
+                threading.Thread(target=self.carry, args=pair, daemon=True).start()
+
+    def carry(self, source, sink, direction):
+        passed = 0
+        try:
+            while data := source.recv(65536):
+                if self.flip and self.flip[0] == direction and self.flip[1] < passed + len(data):
+                    data = bytearray(data)
+                    data[self.flip[1] - passed] ^= 1
+                    self.flip = None
+                if direction == "up":
+                    self.heard += data
+                passed += len(data)
+                sink.sendall(data)
+        except OSError:
+            pass
+        for s in (source, sink):
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self):
+        self.listener.close()
+
+
+def test_recorded_traffic_played_again_says_nothing(server, honest, known):
+    wire = Wire(server.endpoint)
+    victim = Worker(wire.endpoint, name="victim", keys=known("second"))
+    victim.pull()
+    victim.close()
+    version = honest.pull()[1]
+    received = metric(server, "messages_received_total")
+    assert len(wire.heard) > 600
+    host, port = server.endpoint.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as s:
+        s.sendall(bytes(wire.heard))
+        try:
+            while s.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+    wire.close()
+    assert metric(server, "messages_received_total") == received
+    assert honest.pull()[1] == version
+
+
+def test_no_plain_byte_on_the_wire(server, honest, known):
+    """The words that every HELLO and every push of ones has are not to be found in the traffic."""
+    wire = Wire(server.endpoint)
+    worker = Worker(wire.endpoint, name="plainname", keys=known("second"))
+    worker.push(np.append(np.full(63, 12345, np.float32), np.float32(np.nan)), 0)
+    worker.close()
+    wire.close()
+    assert len(wire.heard) > 600
+    assert b"plainname" not in wire.heard and b"python" not in wire.heard
+    assert np.float32(12345).tobytes() * 2 not in wire.heard
+
+
+# ---- roles
+
+def one_of(name, stamp):
+    """A message of that name, of a worker with this stamp."""
+    return {"HELLO with ROLE_OBSERVER": pb.Hello(protocol=1, role=pb.ROLE_OBSERVER),
+            "HELLO with ROLE_WORKER": hello(), "STATUS": pb.Status(),
+            "PULL": pb.Pull(stamp=stamp, request=1, which=pb.WEIGHTS_CURRENT),
+            "ADMIN": pb.Admin(verb=pb.ADMIN_CHECKPOINT),
+            "PUSH": pb.Push(stamp=stamp, seq=1), "LEASE": pb.Lease(stamp=stamp, request=1),
+            "RESULT": pb.Result(stamp=stamp, eval_count=1), "BEAT": pb.Beat(stamp=stamp),
+            "BYE": pb.Bye(stamp=stamp)}[name]
+
+
+TABLE = rows(section("Keys"))
+ROLES = TABLE[0][1:]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_keys_table(server, honest, known, role):
+    """What proto/WIRE.md, "Keys", says of each role and message."""
+    assert ROLES == ["observer", "admin", "worker"]
+    stamp = pb.Stamp()
+    stamp.CopyFrom(honest.stamp)
+    stamp.worker = stamp.incarnation = 0
+    for row in TABLE[1:]:
+        for name in row[0].split(", "):
+            link = Link(server.endpoint, known("second" if role == "worker" else role))
+            link.send(one_of(name, stamp))
+            link.send(pb.Status())  # a worker's HELLO, RESULT or BEAT may have no answer
+            codes = set()
+            while True:
+                what, body, _ = link.receive()
+                if what == "error":
+                    codes.add(body.code)
+                if what == "status":
+                    break
+            link.close()
+            assert (PS_EAUTH in codes) == (row[1 + ROLES.index(role)] == "no"), (role, name, codes)
+
+
+def test_another_workers_stamp_is_refused(server, honest, known):
+    link = Link(server.endpoint, known("second"))
+    overruled = counters(server)["overruled"]
+    for body in (pb.Push(stamp=honest.stamp, seq=honest.seq + 1), pb.Bye(stamp=honest.stamp),
+                 pb.Pull(stamp=honest.stamp, request=1, which=1), hello(resume=honest.stamp)):
+        link.send(body)
+        what, answer, _ = link.receive()
+        assert (what, answer.code) == ("error", PS_EAUTH)
+    link.close()
+    assert counters(server)["overruled"] == overruled + 4
+
+
+def test_one_name_two_keys_two_workers(server, honest, known):
+    other = Worker(server.endpoint, name="honest", keys=known("second"))
+    assert other.stamp.worker != honest.stamp.worker
+    names = {w["name"] for w in server.status()["workers"]}
+    assert names == {f"honest@{known(k).own[0].decode()[:8]}" for k in ("worker", "second")}
+    other.bye()
+
+
+# ---- the list
+
+def without(keys, name):
+    lines = (keys / "allow").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if line.split()[2] != name)
+
+
+def read_again(server, keys, text):
+    n = len(server.lines)
+    (keys / "allow").write_text(text)
+    server.signal(signal.SIGHUP)
+    server.line(r"auth list_(read|kept)", after=n)
+
+
+def test_sighup_revokes(server, honest, known, keys):
+    second = Worker(server.endpoint, keys=known("second"))
+    refused_push = np.full(64, np.nan, np.float32)  # does not change the ledger
+    assert second.push(refused_push, 0).reject == pb.REJECT_NONFINITE
+    read_again(server, keys, without(keys, "second"))
+    version = honest.pull()[1]
+    with pytest.raises(Refused) as refused:
+        second.push(refused_push, 0)
+    assert refused.value.code == PS_EAUTH
+    link = Link(server.endpoint, known("second"))
+    link.send(pb.Status())
+    assert link.receive(0.5) is None
+    link.close()
+    second.close()
+    assert honest.pull()[1] == version
+
+
+def test_sighup_admits(server, honest, known, keys, lab):
+    lab.keygen("third")
+    third = Link(server.endpoint, known("third"))
+    third.send(pb.Status())
+    assert third.receive(0.3) is None
+    third.close()
+    read_again(server, keys, (keys / "allow").read_text())
+    third = Link(server.endpoint, known("third"))
+    third.send(pb.Status())
+    assert third.expect("status")
+    third.close()
+
+
+def test_a_bad_list_changes_nothing(server, honest, known, keys):
+    read_again(server, keys, "worker nonsense\n")
+    assert "allow:1" in server.tail()
+    link = Link(server.endpoint, known("second"))
+    link.send(pb.Status())
+    assert link.expect("status")
+    link.close()
+
+
+# ---- programs: exit statuses, files, secrets
+
+def started(lab, program, *options):
+    return lab.add(Process(program, command(program, *options)))
+
+
+def ends(lab, program, *options):
+    """The exit status of a program, and what it said."""
+    process = started(lab, program, *options)
+    return process.wait(60 * PATIENCE), process
+
+
+def test_a_refused_worker_ends_at_once(server, honest, keys, lab, data):
+    other = lab.keygen(directory="other")
+    (other / "server.pub").write_text((keys / "server.pub").read_text())
+    for options, words in (
+            (["--key", other / "worker.key"], "not on the server's list"),
+            ([], "wants a key"),
+            (["--key", keys / "observer.key"], "role")):
+        began = time.monotonic()
+        code, worker = ends(lab, "cnn-worker", "--server", server.endpoint, "--data", data,
+                            "--device", "cpu", "--threads", 1, "--connect-ms", 60000 * PATIENCE,
+                            *options)
+        assert code == 9, worker.tail()
+        assert time.monotonic() - began < 30 * PATIENCE
+        assert [line for line in worker.lines if not line.startswith("info")] == \
+            worker.lines[-1:], worker.tail()
+        assert words in worker.lines[-1]
+
+
+def test_a_worker_of_another_server_says_whose_key_it_wants(server, honest, keys, lab, data):
+    other = lab.keygen(directory="other")
+    code, worker = ends(lab, "cnn-worker", "--server", server.endpoint, "--data", data,
+                        "--device", "cpu", "--threads", 1, "--connect-ms", 1500, "--key",
+                        keys / "worker.key", "--server-key", other / "server.pub")
+    key = (other / "server.pub").read_text().splitlines()[1]
+    assert code == 3 and f"is {key[:8]} its key?" in worker.lines[-1], worker.tail()
+
+
+def test_a_key_where_the_server_has_none_is_refused_by_the_worker(lab, keys, data):
+    plain = lab.server("--model", "seed:1", directory=None)
+    code, worker = ends(lab, "cnn-worker", "--server", plain.endpoint, "--data", data, "--device",
+                        "cpu", "--threads", 1, "--key", keys / "worker.key")
+    assert code == 9 and "takes no keys" in worker.lines[-1], worker.tail()
+
+
+@pytest.mark.parametrize("file, mode", [("server.key", 0o644), ("server.key", 0o640),
+                                        ("allow", 0o666)])
+def test_files_with_wrong_rights_are_refused(lab, keys, file, mode):
+    (keys / file).chmod(mode)
+    code, server = ends(lab, "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--key",
+                        keys / "server.key")
+    assert code == 2 and file in server.lines[-1], server.tail()
+    assert not any("listening" in line for line in server.lines)
+
+
+def test_a_bind_to_the_network_needs_a_key(lab, keys):
+    code, server = ends(lab, "cnn-ps", "--bind", "tcp://0.0.0.0:0")
+    assert code == 2 and "--insecure" in server.lines[-1], server.tail()
+    for options in (["--key", keys / "server.key"], ["--insecure"]):
+        server = started(lab, "cnn-ps", "--bind", "tcp://0.0.0.0:0", *options)
+        server.line("info net listening")
+
+
+def test_secrets_stay_out_of_logs_arguments_and_cores(lab, keys, data):
+    """Everything that was said at level debug, /proc, and the memory that a core would hold."""
+    server = lab.server("--model", "seed:1", "--epochs", 1, "--log-level", "debug", "--key",
+                        keys / "server.key", directory=None)
+    worker = lab.worker(server.endpoint, "--key", keys / "worker.key", "--log-level", "debug")
+    until(lambda: server.status()["images"] > 0, 30 * PATIENCE, "training")
+    secrets = [(keys / f"{n}.key").read_text().split("\n")[1] for n in ("server", "worker")]
+    for process in (server, worker):
+        pid = process.popen.pid
+        for name in ("cmdline", "environ"):
+            text = open(f"/proc/{pid}/{name}", "rb").read().decode(errors="replace")
+            assert not any(s in text for s in secrets)
+        assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
+    server.result(60 * PATIENCE)
+    assert worker.wait() == 0
+    said = "\n".join(server.lines + server.out + worker.lines + worker.out)
+    assert not any(s in said for s in secrets)
+
+
+@pytest.mark.skipif(FLAVOUR != "release", reason="sanitizers have cores of their own")
+def test_no_core_is_left(lab, keys, tmp_path):
+    """A crash leaves a core without keys (so the machine lets us see one), and none with them."""
+    def crash(*options):
+        argv = command("cnn-ps", "--bind", "tcp://127.0.0.1:0", *options)
+        process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                                   preexec_fn=lambda: resource.setrlimit(
+                                       resource.RLIMIT_CORE, (1 << 30, 1 << 30)))
+        for line in process.stderr:
+            if "net listening" in line:
+                break
+        process.send_signal(signal.SIGABRT)
+        _, status = os.waitpid(process.pid, 0)
+        process.returncode = status
+        process.stderr.close()
+        return os.WCOREDUMP(status)
+    if not crash():
+        pytest.skip("no core is written here, with or without keys")
+    assert not crash("--key", keys / "server.key")
+
+
+# ---- with keys on, the promises are the same
+
+@pytest.mark.parametrize("durability", ["replay", "always"])
+def test_ledger_with_keys_through_kills(lab, keys, durability):
+    """Kills of server and worker under CURVE: each push exactly once. The journal has the names."""
+    pushes, options = 400, ("--key", keys / "server.key", "--durability", durability, *RUN)
+    server = lab.server("--model", f"vector:{2 * pushes}", *options)
+    crew = [lab.ledger_worker(server.endpoint, i, pushes, 0, 8, keys / f"{k}.key")
+            for i, k in enumerate(("worker", "second"))]
+    for worker in crew:
+        worker.line(r"pushed 100\b", 60 * PATIENCE)
+    server.kill()
+    server = lab.restart(server, "--model", f"vector:{2 * pushes}", *options)
+    crew[1].line(r"pushed 250\b", 60 * PATIENCE)
+    crew[1].kill()
+    crew[1] = lab.ledger_worker(server.endpoint, 1, pushes, 0, 8, keys / "second.key")
+    for worker in crew:
+        assert worker.wait(120 * PATIENCE) == 0, worker.tail()
+    lab.ctl("--server", server.endpoint, "--key", keys / "admin.key", "drain")
+    assert server.wait(20) == 0
+    weights = safetensors.flat(lab.export(server.directory))
+    assert weights.tolist() == [-1] * (2 * pushes)

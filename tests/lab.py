@@ -94,6 +94,8 @@ class Server(Process):
         self.directory = directory
         self.asked = endpoint
         place = ["--checkpoint-dir", directory] if directory else []
+        if "127.0.0.1" not in endpoint and "--key" not in options:
+            place.append("--insecure")  # a network of the test's own
         super().__init__("cnn-ps", [*wrap, *command(
             "cnn-ps", "--bind", endpoint, "--http", "127.0.0.1:0", *place, *options)], env)
 

@@ -93,6 +93,7 @@ class Link:
         self.socket = CONTEXT.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.maxmsgsize = -1
+        self.sent = 0  # messages
         if keys:
             self.socket.curve_publickey, self.socket.curve_secretkey = keys.own
             self.socket.curve_serverkey = keys.server
@@ -102,6 +103,7 @@ class Link:
         self.send_frames(encode(body, tensors))
 
     def send_frames(self, frames):
+        self.sent += 1
         self.socket.send_multipart(frames)
 
     def receive(self, seconds=PATIENCE):

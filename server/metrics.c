@@ -187,6 +187,8 @@ char *status_metrics(const struct status *s)
 	put_auth(f, &s->auth);
 	if (s->saver)
 		put_saver(f, s->saver);
+	metric_counter(f, "hellos_turned_away_total", "HELLOs over the rate that is let in.",
+		s->turned_away);
 	metric(f, "resident_bytes", "gauge", "Memory of the server.", (double)s->rss_bytes);
 	metric(f, "uptime_seconds", "gauge", "Since the start of the process.",
 		(double)(s->now_ms - s->progress->start_ms) / 1000);

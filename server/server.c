@@ -25,6 +25,9 @@ static void on_message(void *arg, uint32_t peer, const struct msg *m, struct fra
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
 
+	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER &&
+		!admission_ask(&s->admission, uv_now(&s->loop)))
+		return;
 	if (!turn_is_flooded(s, m))
 		turn(s, &ev, f);
 }

@@ -17,6 +17,7 @@
 #include <stdint.h>
 #include <uv.h>
 #include "common/err.h"
+#include "server/admission.h"
 #include "server/commit.h"
 #include "server/auth.h"
 #include "server/crew.h"
@@ -43,6 +44,7 @@ struct server {
 	uint64_t asked_ms;     /* for a snapshot on the journal's behalf, last */
 	struct http *http;     /* NULL: off */
 	struct crew crew;
+	struct admission admission;
 	struct progress progress;
 
 	int status;           /* PS_E*: how the run ended; 0: it has not */

@@ -173,15 +173,15 @@ static json_t *counters_object(const struct status *s)
 {
 	const struct core_stats *t = core_stats(s->core);
 
-	return json_pack(
-		"{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+			 "s:o, s:o}",
 		"pushes", count(t->pushes), "duplicates", count(t->duplicates), "rejected",
 		count(rejected(t)), "refusals", count(t->refused + s->net.malformed), "gaps",
 		count(t->gaps), "pulls", count(t->pulls), "leases", count(t->leases), "released",
 		count(t->released), "deaths", count(t->deaths), "rejoins", count(t->rejoins),
 		"recoveries", count(t->recoveries), "dropped_replies", count(s->net.dropped),
 		"zloop_rescues", count(s->net.rescues), "keys_refused", count(s->auth.refused),
-		"overruled", count(s->auth.overruled));
+		"overruled", count(s->auth.overruled), "hellos_turned_away", count(s->turned_away));
 }
 
 static json_t *checkpoint_object(const struct status *s)

@@ -24,7 +24,8 @@ struct status {
 	struct auth_stats auth;            /* all zero: no keys */
 	uint64_t now_ms;
 	uint64_t rss_bytes;
-	int ending; /* 0, or PS_E*: how the run ends */
+	uint64_t turned_away; /* HELLOs, see admission.h */
+	int ending;           /* 0, or PS_E*: how the run ends */
 };
 
 /*

@@ -14,6 +14,7 @@ void turn_look(const struct server *s, struct status *out)
 		.commit = s->commit ? commit_stats(s->commit) : NULL,
 		.now_ms = s->finish_ms ? s->finish_ms : uv_now(&s->loop),
 		.rss_bytes = status_rss(),
+		.turned_away = s->admission.turned_away,
 		.ending = s->status};
 	router_stats(s->router, &out->net);
 	if (s->auth)

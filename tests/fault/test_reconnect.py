@@ -1,12 +1,16 @@
 """Rows N9 and N10: a server that restarts under many workers; connections of which half is left."""
+import sys
 import time
 
 import zmq
 
-from flavour import PATIENCE
+from flavour import PATIENCE, ROOT
 from lab import until
 from ledger import LedgerRun
 from netlab import seqs
+
+sys.path.append(str(ROOT / "tests/wire"))
+from client import Link, Worker, hello  # noqa: E402
 
 CROWD = 16
 
@@ -44,6 +48,24 @@ def test_restart_under_a_crowd(lab, figure, full):
     figure("N9", p99, f"s p99 until a worker is productive, {restarts} restarts, {CROWD} workers",
            p99 <= (2 if full else 5) * PATIENCE)
     assert lost + twice == 0
+
+
+def test_hello_storm(lab, figure):
+    """HELLOs by the hundred: 50 a second are answered, and a worker is let in all the same."""
+    server = lab.server("--model", "vector:10", directory=None)
+    link = Link(server.endpoint)
+    begun = time.monotonic()
+    for _ in range(1000):
+        link.send(hello())
+    until(lambda: server.status()["counters"]["hellos_turned_away"] > 0, 20, "some are turned away")
+    answers = 0
+    while link.receive(0.5):
+        answers += 1
+    rate = max(0, answers - 50) / (time.monotonic() - begun)
+    assert answers + server.status()["counters"]["hellos_turned_away"] == 1000
+    Worker(server.endpoint).close()
+    link.close()
+    figure("N9", rate, "HELLOs a second let in, after the first 50", rate <= 51)
 
 
 # ---- N10 -------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Which build is tested, and how its programs are started. FLAVOUR chooses: release, asan, ubsan, tsan."""
+"""Which build is tested, how much, and how its programs are started.
+
+FLAVOUR chooses: release, asan, ubsan, tsan. CNN_SLOW=1 asks for the long forms of the fault tests.
+"""
 import os
 import platform
 import shutil
@@ -8,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FLAVOUR = os.environ.get("FLAVOUR", "release")
 BUILD = ROOT / "build" / FLAVOUR
+FULL = bool(os.environ.get("CNN_SLOW"))
 # how much longer things may take under a sanitizer
 PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 

@@ -12,12 +12,11 @@ import os
 
 import pytest
 
-from flavour import ROOT
+from flavour import FULL, ROOT
 from ledger import LedgerRun
 from netlab import NetLab, NoNetwork
 
 RESULTS = ROOT / "build" / "faults" / "results.tsv"
-FULL = bool(os.environ.get("CNN_SLOW"))
 
 
 def record(capture, *fields):

@@ -13,7 +13,6 @@ import time
 from flavour import command
 from lab import Lab, until
 
-FULL = bool(os.environ.get("CNN_SLOW"))
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000
 MILLION = 1000000

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from flavour import PATIENCE, command
+from flavour import FULL, command
 from lab import until
 from ledger import LedgerRun
-from netlab import FULL, seqs
+from netlab import seqs
 
 FRAME = 425000  # values: 1.7 MB
 POOR = {"delay": 0.05, "jitter": 0.01, "loss": 0.05, "dup": 0.01, "reorder": 0.01, "hold": 0.02}

@@ -6,7 +6,7 @@ import time
 import pytest
 
 import strace
-from conftest import FULL
+from flavour import FULL
 from lab import until
 
 ONE_SAVER = {"UV_THREADPOOL_SIZE": "1"}  # so that it can be told apart

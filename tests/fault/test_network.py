@@ -5,10 +5,10 @@ import time
 import pytest
 
 import idx
-from flavour import PATIENCE
+from flavour import FULL, PATIENCE
 from lab import until
 from ledger import LedgerRun
-from netlab import FULL, moved, seqs
+from netlab import moved, seqs
 
 KEPT = 256  # --replay-window's default: pushes that a worker may have outside a checkpoint
 FEW = 20000
@@ -73,11 +73,11 @@ def test_partition(nets, figure, full, seed):
 def test_link_down(nets, figure, full):
     """The server's device is down: sending is an error then, not a silence."""
     net = nets("N1", 4)
-    run = LedgerRun(net, 3, outlasts(3, 5), pace=(5,))
+    run = LedgerRun(net, 3, outlasts(2, 5), pace=(5,))
     under_way(net, run)
     net.home.link("down")
     stood = seqs(net, run.server)
-    time.sleep(30 if full else 2)
+    time.sleep(30 if full else 1)
     net.home.link("up")
     healed = time.monotonic()
     took = moved(net, run, stood) - healed

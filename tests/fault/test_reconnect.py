@@ -27,7 +27,7 @@ def seqs_here(run):
 
 def test_restart_under_a_crowd(lab, figure, full):
     """From exec of the new server until each of 16 workers has had a new push decided."""
-    restarts = 100 if full else 3
+    restarts = 100 if full else 2
     run = LedgerRun(lab, CROWD, 60 + 40 * restarts, pace=(50,))
     took = []
     for _ in range(restarts):
@@ -113,7 +113,7 @@ def test_half_open_connections(nets, figure, full):
 def test_silent_worker_is_suspected(nets, figure, full):
     """Its connection stands, nothing comes: three missed beats."""
     net = nets("N10", 2)
-    run = LedgerRun(net, 1, 3000 if full else 500, pace=(5,))
+    run = LedgerRun(net, 1, 3000 if full else 250, pace=(5,))
     slowest = 0
     for _ in range(10 if full else 1):
         until(lambda: state(net, run) == "live", 30, "it is live")

@@ -124,7 +124,7 @@ def test_slow_link(nets, figure, full, megabits):
     """1.7 MB a message: seconds each, and never cut while they make progress."""
     net = nets("N4", 2)
     net.rule("*", "*", rate=megabits * 1000000, queue=60000)
-    run = LedgerRun(net, 1, 6 if full else 1, size=FRAME)
+    run = LedgerRun(net, 1, 3 if full else 1, size=FRAME)  # it waits a minute for the last ones
     code = run.crew[0].wait(400)
     assert code == 0, run.crew[0].tail()
     words = dict(w.split("=") for w in run.crew[0].out[-1].split()[1:])
@@ -142,7 +142,7 @@ def test_reset_storm(nets, figure, full, seed):
     """Every 100 ms all connections are reset, most of them in the middle of 1.7 MB."""
     net = nets("N8", 4)
     seconds = 60 if full else 4
-    run = LedgerRun(net, 3, 40 if full else 15, size=FRAME, pace=(50,))
+    run = LedgerRun(net, 3, 700 if full else 15, size=FRAME, pace=(100,))
     until(lambda: len(seqs(net, run.server)) == 3, 60, "all are welcome")
     port = run.server.endpoint.rsplit(":", 1)[1]
     ends, resets = time.monotonic() + seconds, 0

@@ -91,7 +91,7 @@ def test_half_open_connections(nets, figure, full):
     """Peers that vanish are noticed, all of them, and an honest worker does not notice that."""
     net = nets("N10", 3)
     rounds, count = (5, 200) if full else (1, 100)
-    run = LedgerRun(net, 1, 400 * rounds if full else 300, pace=(10,))
+    run = LedgerRun(net, 1, 400 * rounds if full else 600, pace=(10,))
     until(lambda: seqs(net, run.server), 30, "the worker is there")
     open_before = len(net.home.connections())
     slowest = 0

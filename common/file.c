@@ -9,8 +9,15 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include "common/mem.h"
+
+/* Of somebody who was killed in this moment; who lives is named within 0.1 s. A process that the
+ * kernel takes down may have gigabytes. */
+#define LOCK_PAUSE_MS  2
+#define LOCK_LIVING_MS 60
+#define LOCK_DYING_MS  5000
 
 #define NAME_BYTES_MAX 251 /* ".tmp" must fit behind it */
 
@@ -172,31 +179,59 @@ int file_make_dir(const char *dir, struct err *e)
 	return PS_OK;
 }
 
-/* The pid that the holder wrote, for the message only; "unknown" when it is not a number. */
-static void read_holder(int fd, char *out, size_t size)
+/* The pid that the holder wrote; 0 when it is not a number. */
+static long read_holder(int fd)
 {
 	char text[32];
 	ssize_t n = pread(fd, text, sizeof text - 1, 0);
 	text[n > 0 ? n : 0] = '\0';
-	size_t digits = strspn(text, "0123456789");
-	if (digits)
-		snprintf(out, size, "process %.*s", (int)digits, text);
-	else
-		snprintf(out, size, "a process that has not named itself yet");
+	return strtol(text, NULL, 10);
+}
+
+/* Killed, and not gone yet: its memory is let go before its locks are. */
+static int is_dying(long pid)
+{
+	char path[64], text[32];
+	snprintf(path, sizeof path, "/proc/%ld/statm", pid);
+	int fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+	if (fd >= 0)
+		close(fd);
+	return n >= 2 && memcmp(text, "0 ", 2) == 0;
+}
+
+static int refuse_lock(int fd, const char *dir, struct err *e)
+{
+	long pid = read_holder(fd);
+	if (pid <= 0)
+		return err_set(e, PS_ELOCKED,
+			"%s is locked by a process that has not named itself yet; stop it or take "
+			"another directory",
+			dir);
+	return err_set(e, PS_ELOCKED,
+		"%s is locked by process %ld; stop it or take another directory", dir, pid);
+}
+
+/* A server that is started where one has just been killed finds it dying. */
+static int wait_for_lock(int fd, const char *dir, struct err *e)
+{
+	const struct timespec pause = {.tv_nsec = LOCK_PAUSE_MS * 1000000};
+	for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; waited += LOCK_PAUSE_MS) {
+		if (errno != EINTR && errno != EWOULDBLOCK)
+			return err_set(e, PS_EIO, "%s/LOCK: flock: %s", dir, strerror(errno));
+		if (waited >= LOCK_DYING_MS ||
+			(waited >= LOCK_LIVING_MS && !is_dying(read_holder(fd))))
+			return refuse_lock(fd, dir, e);
+		nanosleep(&pause, NULL);
+	}
+	return PS_OK;
 }
 
 static int take_lock(int fd, const char *dir, struct err *e)
 {
-	while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-		if (errno == EINTR)
-			continue;
-		if (errno != EWOULDBLOCK)
-			return err_set(e, PS_EIO, "%s/LOCK: flock: %s", dir, strerror(errno));
-		char holder[64];
-		read_holder(fd, holder, sizeof holder);
-		return err_set(e, PS_ELOCKED,
-			"%s is locked by %s; stop it or take another directory", dir, holder);
-	}
+	int rc = wait_for_lock(fd, dir, e);
+	if (rc)
+		return rc;
 	char pid[32];
 	int n = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
 	if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)n, 0) != n)

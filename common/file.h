@@ -29,7 +29,8 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
 /*
  * Take an exclusive flock on dir/LOCK, write our pid into it and keep it until the process ends or
- * close(*fd). PS_ELOCKED names the holder's pid, at once.
+ * close(*fd). PS_ELOCKED names the holder's pid, within 0.1 s; a holder that is dying is waited
+ * for.
  */
 int file_lock_dir(const char *dir, int *fd, struct err *e) PS_MUST_CHECK;
 

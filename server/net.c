@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <zmq.h>
 #include "common/log.h"
 #include "common/mem.h"
@@ -394,11 +395,26 @@ static void close_sockets(struct router *r)
 	r->socket = r->monitor = NULL;
 }
 
+/* A server that has just been killed may still have the port. */
+static int bind_soon(struct router *r)
+{
+	const struct timespec pause = {.tv_nsec = 2000000};
+
+	for (int tries = 100; tries > 0; tries--) {
+		if (zmq_bind(r->socket, r->cfg.bind) == 0)
+			return 0;
+		if (errno != EADDRINUSE)
+			break;
+		nanosleep(&pause, NULL);
+	}
+	return -1;
+}
+
 static int bind_port(struct router *r, struct err *e)
 {
 	size_t size = sizeof(r->endpoint);
 
-	if (zmq_bind(r->socket, r->cfg.bind) != 0)
+	if (bind_soon(r) != 0)
 		return err_set(e, PS_EUSAGE, "--bind %.100s: %s", r->cfg.bind, zmq_strerror(errno));
 	if (zmq_getsockopt(r->socket, ZMQ_LAST_ENDPOINT, r->endpoint, &size) != 0)
 		return err_set(e, PS_ENET, "--bind %.100s: %s", r->cfg.bind, zmq_strerror(errno));

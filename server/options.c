@@ -510,7 +510,7 @@ int options_parse(struct options *o, int argc, char **argv)
 		INT("replay-window", replay_window, "256", 1, WIRE_MAX_WINDOW, "N",
 			"gradients that a worker may have outside a checkpoint"),
 		INT("beat-ms", beat_ms, "500", 10, MOST_MS, "MS", "a worker beats so often"),
-		INT("suspect-ms", suspect_ms, "1500", 20, MOST_MS, "MS",
+		INT("suspect-ms", suspect_ms, "1400", 20, MOST_MS, "MS",
 			"a worker silent for so long loses its work"),
 		INT("dead-ms", dead_ms, "10000", 30, MOST_MS, "MS",
 			"a worker silent for so long loses its slot"),

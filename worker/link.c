@@ -8,7 +8,7 @@
 
 /* Names are per context, and each link has its own. */
 #define MONITOR      "inproc://cnnps-bulk-events"
-#define RETRY_MS     100 /* first reconnect after 1 to 2 times this, then doubled ... */
+#define RETRY_MS     30  /* first reconnect after 1 to 2 times this, then doubled ... */
 #define RETRY_MAX    500 /* ... up to about this: a healed network is found within two seconds */
 #define FIRST_WINDOW 8   /* messages queued per direction before WELCOME told the window */
 

@@ -355,6 +355,35 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 	close(pipe_fds[1]);
 }
 
+/* Killed in this moment: the kernel takes its memory down before its lock goes. */
+static void a_dying_holder_is_waited_for(void **state)
+{
+	const size_t bytes = (size_t)256 << 20;
+	int ready[2], fd, status;
+	char byte = 0;
+
+	(void)state;
+	assert_int_equal(pipe(ready), 0);
+	pid_t holder = fork();
+	if (holder == 0) {
+		char *memory = malloc(bytes);
+		int rc = file_lock_dir(dir, &fd, &e);
+		if (memory && rc == PS_OK)
+			memset(memory, 1, bytes);
+		if (write(ready[1], &byte, 1) != 1 || rc)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	assert_int_equal(read(ready[0], &byte, 1), 1);
+	assert_int_equal(kill(holder, SIGKILL), 0);
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
+	close(fd);
+	assert_int_equal(waitpid(holder, &status, 0), holder);
+	close(ready[0]);
+	close(ready[1]);
+}
+
 static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
 {
 	(void)state;
@@ -399,6 +428,7 @@ int main(void)
 			a_directory_one_may_not_write_to_is_refused, begin, end),
 		cmocka_unit_test_setup_teardown(
 			the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end),
+		cmocka_unit_test_setup_teardown(a_dying_holder_is_waited_for, begin, end),
 		cmocka_unit_test_setup_teardown(
 			a_lock_file_with_rubbish_in_it_still_locks, begin, end),
 	};

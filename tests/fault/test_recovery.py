@@ -1,0 +1,76 @@
+"""How long faults last: from the death of a server to the next update, and what a worker's death costs the others."""
+import time
+
+import pytest
+
+from flavour import PATIENCE
+
+CROWD = 16
+
+
+def worst(values, percent=1):
+    """The value that only so many percent are worse than."""
+    return sorted(values)[-1 - len(values) * percent // 100]
+
+
+def milliseconds(probe, since, seconds=30):
+    """From `since` until `probe` is true, asked every two milliseconds."""
+    while not probe():
+        assert time.monotonic() < since + seconds, "not in time"
+        time.sleep(0.002)
+    return (time.monotonic() - since) * 1e3
+
+
+def seqs(run):
+    return {w["name"]: w["last_seq"] for w in run.server.status()["workers"]}
+
+
+@pytest.mark.parametrize("level", ["replay", "always"])
+def test_first_update_after_a_kill(ledger, figure, full, level):
+    """kill -9, and the next server in the same moment, under 16 workers, none of which restarts."""
+    kills = 100 if full else 4
+    run = ledger(CROWD, 250 + 60 * kills, "--durability", level, pace=(20,))
+    first, everybody = [], []
+    for _ in range(kills):
+        milliseconds(lambda: sum(n >= 5 for n in seqs(run).values()) == CROWD, time.monotonic())
+        run.server.popen.kill()  # not waited for: it may still have its lock and its port
+        begun = time.monotonic()
+        run.restart_server()
+        found = int(run.server.line(r"resumed .*\bversion=(\d+)")[1])
+        first.append(milliseconds(lambda: run.server.status()["version"] > found, begun))
+        before = seqs(run)
+        everybody.append(milliseconds(lambda: all(n > before[name] for name, n in seqs(run).items()),
+                                      begun))
+    assert all(w.running() for w in run.crew)
+    unit = f"ms p99 from exec to the first new update, {kills} kills, {CROWD} workers"
+    figure("P2", worst(first), unit, worst(first) <= 500 * (1 if full else 4) * PATIENCE, what=level)
+    figure("P2", worst(everybody), "ms p99 until all have a new push decided",
+           worst(everybody) <= 2000 * (1 if full else 4) * PATIENCE, what=f"{level} everybody")
+    lost, twice = run.count()
+    assert lost + twice == 0
+
+
+def pushed_in(run, names, seconds):
+    """Pushes a second of these workers, over so long."""
+    begun, before = time.monotonic(), seqs(run)
+    milliseconds(lambda: time.monotonic() >= begun + seconds, begun)
+    after = seqs(run)
+    return sum(after[n] - before[n] for n in names) / (time.monotonic() - begun)
+
+
+def test_a_death_does_not_slow_the_others(ledger, figure, full):
+    """Four workers at a pace that the machine keeps up with; one dies, and its silence is noticed."""
+    rounds, seconds = (10, 2.5) if full else (2, 2)
+    run = ledger(4, int((rounds * 2 * seconds + 30) * 100), pace=(10,))
+    others = ["ledger-1", "ledger-2", "ledger-3"]
+    milliseconds(lambda: sum(n >= 5 for n in seqs(run).values()) == 4, time.monotonic())
+    before = after = 0
+    for _ in range(rounds):
+        before += pushed_in(run, others, seconds)
+        run.crew[0].kill()
+        after += pushed_in(run, others, seconds)
+        run.start_worker(0)
+        run.crew[0].line("pushed")
+    dip = 100 * (1 - after / before)
+    figure("P1", dip, f"percent fewer pushes of the others in {rounds} deaths", dip < (5 if full else 20),
+           what="dip")

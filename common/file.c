@@ -35,6 +35,19 @@ static int write_all(int fd, const unsigned char *bytes, size_t n)
 	return 0;
 }
 
+/* What was said to be written is there: some disks lie, and what is called durable is let go. */
+static int check_size(int fd, const struct file_part *parts, size_t n_parts)
+{
+	struct stat st;
+	size_t size = 0;
+	for (size_t i = 0; i < n_parts; i++)
+		size += parts[i].size;
+	if (fstat(fd, &st) != 0)
+		return -1;
+	errno = EIO;
+	return (uintmax_t)st.st_size == size ? 0 : -1;
+}
+
 /* Create dir_fd/name with the parts in it, all on disk; -1 with errno, *step says what failed. */
 static int write_synced(int dir_fd, const char *name, const struct file_part *parts, size_t n_parts,
 	const char **step)
@@ -47,6 +60,8 @@ static int write_synced(int dir_fd, const char *name, const struct file_part *pa
 	for (size_t i = 0; i < n_parts; i++)
 		if (write_all(fd, parts[i].data, parts[i].size) != 0)
 			goto failed;
+	if (check_size(fd, parts, n_parts) != 0)
+		goto failed;
 	*step = "fsync";
 	if (fsync(fd) != 0)
 		goto failed;

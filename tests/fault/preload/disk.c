@@ -6,12 +6,16 @@
  *   DISK_LOG=FILE   the log; a record is a line `op fd name other offset bytes` of words separated
  *                   by tabs, then so many bytes of data
  *   DISK_HANG=FILE  while this file is there, fsync and fdatasync wait
+ *   DISK_WRITE=FILE while this file is there, each write to DIR's files does what is in it: "short"
+ *                   writes half of the bytes, "lie" none and says all, a number fails with that
+ * errno
  *
  * Names are relative to DIR, "." is DIR itself. A record is written after its call succeeded, and
  * both under one lock: the order of the log is the order of the calls.
  * Thread: any.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
@@ -140,6 +144,30 @@ static void written(int fd, const void *data, ssize_t n, off_t at)
 		say("write", fd, name, "-", at, data, (size_t)n);
 }
 
+/* A write as DISK_WRITE wants it. */
+static ssize_t broken_write(
+	__typeof__(&write) real, const char *how, int fd, const void *data, size_t n)
+{
+	if (strcmp(how, "short") == 0)
+		return real(fd, data, (n + 1) / 2);
+	if (strcmp(how, "lie") == 0)
+		return (ssize_t)n;
+	errno = (int)strtol(how, NULL, 10);
+	return -1;
+}
+
+static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size_t n)
+{
+	const char *file = setting("DISK_WRITE");
+	char how[16] = "";
+	FILE *f = file ? fopen(file, "re") : NULL;
+	if (!f)
+		return real(fd, data, n);
+	int known = fscanf(f, "%15s", how) == 1;
+	fclose(f);
+	return known ? broken_write(real, how, fd, data, n) : real(fd, data, n);
+}
+
 /* libuv's signal handler writes too, to a pipe: what is not the directory's must not take the lock,
  * which the interrupted thread may hold. */
 ssize_t write(int fd, const void *data, size_t n)
@@ -149,7 +177,7 @@ ssize_t write(int fd, const void *data, size_t n)
 	if (!name_of_fd(fd, buf))
 		return real(fd, data, n);
 	pthread_mutex_lock(&lock);
-	ssize_t done = real(fd, data, n);
+	ssize_t done = write_now(real, fd, data, n);
 	written(fd, data, done, done > 0 ? lseek(fd, 0, SEEK_CUR) - done : 0);
 	pthread_mutex_unlock(&lock);
 	return done;

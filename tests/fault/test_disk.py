@@ -1,0 +1,320 @@
+"""Rows P3, P5 and P16: checkpoints that are torn, disks that are full or fail, an old checkpoint put back."""
+import random
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+import safetensors
+import strace
+from flavour import BUILD, command
+from lab import until
+
+
+def report(figure, row, run, what):
+    """The ledger's verdict."""
+    lost, twice = run.count(300)
+    figure(row, lost + twice, f"pushes lost or applied twice, {what}", lost + twice == 0,
+           what="ledger")
+
+
+def generations(directory):
+    """Newest first."""
+    return sorted((f for f in directory.glob("ckpt-*") if f.suffix != ".tmp"), reverse=True)
+
+
+# ---- P3: torn and corrupt ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def history(lab):
+    """A drained run's directory with three generations of different weights."""
+    run = lab.server("--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
+                     "--checkpoint-ms", 3600000)
+    worker = lab.ledger_worker(run.endpoint, 0, 8, 100)
+    for k in (2, 4, 6):
+        until(lambda: run.status()["version"] >= k, 20, "pushes")
+        lab.ctl("--server", run.endpoint, "checkpoint")
+    worker.kill()
+    run.kill()
+    files = generations(run.directory)
+    assert len(files) == 3
+    return run.directory
+
+
+def loaded(lab, directory, name):
+    """(weights of the newest good generation, what the loader says): the real loader, in a process."""
+    out = lab.directory / name
+    done = subprocess.run(command("cnn-ctl", "--log-level", "info", "export", "--checkpoint",
+                                  directory, out), capture_output=True, text=True, timeout=20)
+    weights = safetensors.flat(out).tolist() if done.returncode == 0 else None
+    return done.returncode, weights, done.stderr
+
+
+def test_every_byte_of_a_checkpoint(lab, history, figure, seed, full):
+    """Flipped, and cut off there: the generation before is taken, and the log says which was refused."""
+    newest, older, _ = generations(history)
+    whole = newest.read_bytes()
+    newest.rename(lab.directory / "newest")
+    expected = loaded(lab, history, "older")[1]
+    assert expected is not None
+    places = range(len(whole)) if full else random.Random(seed).sample(range(len(whole)), 60)
+    wrong, silent = [], []
+    for at in places:
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << (at % 8)
+        for kind, data in (("flip", bytes(flipped)), ("cut", whole[:at])):
+            newest.write_bytes(data)
+            code, weights, said = loaded(lab, history, "again")
+            if code != 0 or weights != expected:
+                wrong.append((kind, at))
+            if "checkpoint refused" not in said or "fallback" not in said:
+                silent.append((kind, at))
+    tried = 2 * len(places)
+    figure("P3", len(wrong), f"of {tried} flips and cuts of {len(whole)} bytes undetected "
+           f"{wrong[:3] or ''}", not wrong, what="undetected")
+    figure("P3", len(silent), f"of {tried} not logged", not silent, what="silent")
+
+
+def start_ms(lab, directory):
+    """From exec to listening, of a server on a copy of this directory."""
+    copy = lab.directory / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(directory, copy)
+    begun = time.monotonic()
+    server = lab.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd",
+                        directory="copy")
+    server.line("net listening")
+    took = time.monotonic() - begun
+    server.kill()
+    return took * 1e3, "\n".join(server.lines)
+
+
+def test_falling_back_takes_little(lab, figure, full):
+    """A checkpoint of 425,000 weights with its last byte flipped: how much later does the server listen?"""
+    run = lab.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd")
+    endpoint = run.endpoint
+    for _ in range(2):
+        lab.ctl("--server", endpoint, "checkpoint")
+    run.kill()
+    good, bad = [], []
+    newest = generations(run.directory)[0]
+    data = bytearray(newest.read_bytes())
+    for _ in range(15 if full else 5):
+        newest.write_bytes(data)
+        good.append(start_ms(lab, run.directory)[0])
+        newest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        took, said = start_ms(lab, run.directory)
+        assert "checkpoint fallback" in said, said
+        bad.append(took)
+    later = sorted(bad)[len(bad) // 2] - sorted(good)[len(good) // 2]
+    figure("P3", later, "ms later with a fallback (medians)", later <= 50, what="fallback")
+
+
+def test_no_good_checkpoint_exits_7(lab, history, figure):
+    for file in generations(history):
+        file.write_bytes(file.read_bytes()[:-1])
+    server = lab.server("--model", "vector:8", "--max-workers", 1)
+    code = server.wait(10)
+    figure("P3", code, "is the status where no generation is good", code == 7, what="status")
+
+
+# ---- P5: disks that are full or fail -------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path, figure):
+    """A tmpfs of 1 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place],
+                          capture_output=True, text=True)
+    if made.returncode:
+        figure.cannot("P5", f"no tmpfs can be mounted: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def health(server):
+    url = server.line(r"info http listening.* url=(\S+?)/?$")[1] + "/healthz"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as page:
+            return page.status
+    except urllib.error.HTTPError as e:
+        return e.code
+
+
+def wait_well(run, figure, what):
+    """All is well again: how many checkpoint intervals (50 ms) that took."""
+    begun, saved = time.monotonic(), run.server.status()["checkpoint"]["saved"]
+    until(lambda: run.server.status()["checkpoint"]["saved"] > saved and health(run.server) == 200,
+          20, "checkpoints work again")
+    took = time.monotonic() - begun
+    figure("P5", took * 1e3, "ms until checkpoints of 50 ms work again", took <= 2, what=what)
+
+
+def test_full_disk(ledger, small_disk, figure):
+    """Training goes on, readiness says degraded, nothing is called durable; space comes, all is well."""
+    run = ledger(2, 1500, pace=(4,), directory=small_disk / "ckpt")
+    run.reached(0)
+    assert health(run.server) == 200
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    until(lambda: health(run.server) == 503, 20, "it says that it is not well")
+    last = generations(small_disk / "ckpt")[0].name
+    status = run.server.status()
+    assert "No space" in status["degraded"]
+    until(lambda: run.server.status()["version"] > status["version"] + 10, 20, "training goes on")
+    durable = [w["durable_seq"] for w in status["workers"]]
+    assert [w["durable_seq"] for w in run.server.status()["workers"]] == durable
+    assert generations(small_disk / "ckpt")[0].name == last, "the last good one is kept"
+    filler.unlink()
+    wait_well(run, figure, "back")
+    report(figure, "P5", run, "one full disk")
+
+
+def test_full_disk_holds_workers_back(ledger, small_disk, figure):
+    """What is not durable is kept by the workers, at most --replay-window pushes; then they wait."""
+    run = ledger(2, 1500, "--replay-window", 64, pace=(2,), directory=small_disk / "ckpt")
+    run.reached(0)
+    filler = small_disk / "filler"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], capture_output=True)
+    until(lambda: health(run.server) == 503, 20, "it says that it is not well")
+
+    def outstanding():
+        return [w["last_seq"] - w["durable_seq"] for w in run.server.status()["workers"]]
+    until(lambda: min(outstanding()) >= 64, 20, "the window is full")
+    most = max(outstanding())
+    filler.unlink()
+    figure("P5", most, "pushes kept at most, of a window of 64", most <= 64, what="window")
+    report(figure, "P5", run, "full windows")
+
+
+def breaks_and_heals(run, figure, what, heal):
+    """While its disk fails the server trains, says so and calls nothing durable; then all is well again."""
+    until(lambda: health(run.server) == 503, 20, "it says that it is not well")
+    place = run.server.status()
+    until(lambda: run.server.status()["version"] > place["version"] + 10, 20, "training goes on")
+    now = run.server.status()
+    assert now["checkpoint"]["saved"] == place["checkpoint"]["saved"], "nothing counts as saved"
+    heal()
+    wait_well(run, figure, "back")
+    run.kill_server()  # what was called durable must be there
+    report(figure, "P5", run, what)
+
+
+ERRORS = {"EIO in fsync": ("fsync", "error=EIO"), "EIO in rename": ("renameat", "error=EIO"),
+          "EMFILE in open": ("openat", "error=EMFILE"), "EIO in close": ("close", "error=EIO")}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_call_that_fails(lab, ledger, figure, name):
+    """Each call of that name in the thread that saves."""
+    why = strace.unusable()
+    if why:
+        figure.cannot("P5", why)
+    run = ledger(2, 500, pace=(4,), env={"UV_THREADPOOL_SIZE": "1"})
+    run.reached(0)
+    call, fault = ERRORS[name]
+    tracer = strace.attach(lab, strace.saver(run.server.popen.pid), "-o", "/dev/null",
+                           *strace.inject(call, fault, "1+"))
+
+    def heal():
+        tracer.signal(2)
+        tracer.wait(10)
+    breaks_and_heals(run, figure, name, heal)
+
+
+WRITES = {"ENOSPC": "28", "EIO": "5", "lie": "lie"}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_write_that_fails(lab, ledger, figure, name):
+    """Each write to a file of the directory; a lie says that all was written, and nothing was."""
+    how = lab.directory / "how"
+    run = ledger(2, 500, pace=(4,), env={
+        "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_WRITE": str(how),
+        "DISK_ROOT": str(lab.directory / "ckpt")})
+    run.reached(0)
+    how.write_text(WRITES[name])
+    breaks_and_heals(run, figure, f"{name} in write", how.unlink)
+
+
+def test_short_writes(lab, ledger, figure):
+    """Each write takes half of what it gets: checkpoints are whole all the same."""
+    how = lab.directory / "how"
+    how.write_text("short")
+    run = ledger(2, 300, pace=(4,), env={
+        "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_WRITE": str(how),
+        "DISK_ROOT": str(lab.directory / "ckpt")})
+    run.reached(0)
+    assert run.server.status()["checkpoint"]["saved"] > 1 and health(run.server) == 200
+    run.kill_server()
+    assert not any("refused" in line for line in run.server.lines)
+    report(figure, "P5", run, "short writes")
+
+
+# ---- P16: an old checkpoint is put back ----------------------------------------------------------
+
+
+def rolled_back(ledger, keep_epoch, *options):
+    """A run whose directory becomes what it was some hundred pushes before, under living workers."""
+    run = ledger(2, 900, pace=(4,))
+    run.reached(0)
+    run.lab.ctl("--server", run.server.endpoint, "checkpoint")
+    old = run.lab.directory / "old"
+    until(lambda: copied(run.server.directory, old), 10, "a copy with whole files")
+    before = run.server.status()["version"]
+    until(lambda: all(w["durable_seq"] > 150 for w in run.server.status()["workers"])
+          and run.server.status()["version"] > before + 200, 30, "much more is durable")
+    run.server.kill()
+    epoch = (run.server.directory / "EPOCH").read_bytes()
+    shutil.rmtree(run.server.directory)
+    shutil.copytree(old, run.server.directory)
+    if keep_epoch:
+        (run.server.directory / "EPOCH").write_bytes(epoch)
+    run.options = (*run.options, *options)
+    run.restart_server()
+    return run
+
+
+def copied(source, to):
+    """Files come and go while we copy."""
+    shutil.rmtree(to, ignore_errors=True)
+    try:
+        shutil.copytree(source, to, ignore=shutil.ignore_patterns("*.tmp"))
+    except (shutil.Error, FileNotFoundError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("epoch", ["kept", "old"])
+def test_rollback_is_refused(ledger, figure, epoch):
+    """Workers that were told of more exit with 4 and one line, whether EPOCH went back too or not."""
+    run = rolled_back(ledger, epoch == "kept")
+    version = run.server.status()["version"]
+    said = []
+    for w in run.crew:
+        assert w.wait(30) != 0, w.tail()
+        said.append("older than what it called durable" in "\n".join(w.lines))
+    figure("P16", sum(said), "of 2 workers say why they end", all(said), what="said")
+    applied = run.server.status()["version"] - version
+    figure("P16", applied, "of their pushes applied to the old weights", applied == 0,
+           what="applied")
+
+
+@pytest.mark.parametrize("epoch", ["kept", "old"])
+def test_rollback_that_was_asked_for(ledger, figure, epoch):
+    """--accept-rollback: they go on after what they had delivered; what the operator threw away is gone, no more."""
+    run = rolled_back(ledger, epoch == "kept", "--accept-rollback")
+    lost, twice = run.count(120)
+    figure("P16", twice, f"pushes applied twice; {lost} were rolled back", twice == 0 and lost > 0,
+           what="accepted")

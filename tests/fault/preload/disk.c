@@ -163,7 +163,7 @@ static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size
 	FILE *f = file ? fopen(file, "re") : NULL;
 	if (!f)
 		return real(fd, data, n);
-	int known = fscanf(f, "%15s", how) == 1;
+	int known = fgets(how, sizeof how, f) != NULL;
 	fclose(f);
 	return known ? broken_write(real, how, fd, data, n) : real(fd, data, n);
 }

@@ -167,8 +167,11 @@ $(B)/tests/bench/science: $(SCIENCE) $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
-$(SIM): $(call obj,$(wildcard tests/sim/*.c)) $(A.core) $(B)/worker/session.o $(A.common)
-	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
+# the simulator: the server's own code, with the calls turned away that would leave it (tests/sim/calls.h)
+SIM_CALLS := open openat close read pread write pwrite fsync ftruncate renameat unlinkat flock fstat fstatat \
+	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must free
+$(SIM): $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/session.o $(ARCHIVES.server)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%) -o $@ $^ $(LIBS.base)
 
 # ---- what people type ---------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))

@@ -61,7 +61,7 @@ static void on_committed(void *arg)
 static void care_for_journal(struct server *s)
 {
 	const struct event ev = {.kind = EVENT_SAVE};
-	uint64_t now = uv_now(&s->loop);
+	uint64_t now = turn_now(s);
 
 	if (!s->commit || s->status || saver_busy(s->saver) || !commit_wants_snapshot(s->commit) ||
 		now - s->asked_ms < ASK_MS)
@@ -102,7 +102,7 @@ static void give_up(struct server *s, int status, const char *why)
 {
 	log_error("server", "gave_up", "reason=\"%s\"", why);
 	s->status = status;
-	s->finish_ms = uv_now(&s->loop);
+	s->finish_ms = turn_now(s);
 	uv_stop(&s->loop);
 }
 
@@ -111,7 +111,7 @@ static void give_up(struct server *s, int status, const char *why)
 static void check_farewell(struct server *s)
 {
 	struct router_stats net;
-	uint64_t now = uv_now(&s->loop);
+	uint64_t now = turn_now(s);
 
 	router_stats(s->router, &net);
 	if (net.connections == 0 || now >= s->deadline_ms ||
@@ -121,7 +121,7 @@ static void check_farewell(struct server *s)
 
 static void check_deadline(struct server *s)
 {
-	uint64_t now = uv_now(&s->loop);
+	uint64_t now = turn_now(s);
 
 	if (s->status) {
 		check_farewell(s);
@@ -154,7 +154,7 @@ static uint64_t memory_limit(const struct options *o)
  * nobody can tell which one it is. */
 static void check_memory(struct server *s)
 {
-	uint64_t now = uv_now(&s->loop), used = status_rss();
+	uint64_t now = turn_now(s), used = status_rss();
 
 	if (used > s->memory_bytes) { /* what is free already counts, too, until it is given back */
 		mem_trim();
@@ -182,7 +182,7 @@ static void on_tick(uv_timer_t *t)
 	tell_core(s, &ev);
 	care_for_journal(s);
 	crew_look(&s->crew, s->state.core);
-	progress_tick(&s->progress, s->state.core, uv_now(&s->loop));
+	progress_tick(&s->progress, s->state.core, turn_now(s));
 	check_deadline(s);
 	check_memory(s);
 }
@@ -201,7 +201,7 @@ static void on_stop_signal(struct server *s, int number)
 	}
 	log_info("server", "draining", "signal=%d", number);
 	s->draining = 1;
-	s->deadline_ms = uv_now(&s->loop) + DRAIN_MS;
+	s->deadline_ms = turn_now(s) + DRAIN_MS;
 	tell_core(s, &ev);
 }
 
@@ -358,7 +358,7 @@ static void start_handles(struct server *s)
 	s->tick.data = s;
 	uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
 	uv_update_time(&s->loop);
-	progress_init(&s->progress, s->state.core, uv_now(&s->loop));
+	progress_init(&s->progress, s->state.core, turn_now(s));
 	crew_init(&s->crew, s->state.core);
 }
 

@@ -16,6 +16,7 @@
 #define SERVER_SERVER_H
 #include <stdint.h>
 #include <uv.h>
+#include "common/clock.h"
 #include "common/err.h"
 #include "server/admission.h"
 #include "server/commit.h"
@@ -45,6 +46,7 @@ struct server {
 	struct http *http;     /* NULL: off */
 	struct crew crew;
 	struct admission admission;
+	struct awake awake; /* the time that counts: turn_now */
 	struct progress progress;
 
 	int status;           /* PS_E*: how the run ended; 0: it has not */

@@ -6,13 +6,18 @@
 
 #define FAREWELL_MS 2000 /* for workers to be told BYE */
 
+uint64_t turn_now(struct server *s)
+{
+	return awake_ms(&s->awake, uv_now(&s->loop));
+}
+
 void turn_look(const struct server *s, struct status *out)
 {
 	*out = (struct status){.core = s->state.core,
 		.progress = &s->progress,
 		.saver = s->saver ? saver_stats(s->saver) : NULL,
 		.commit = s->commit ? commit_stats(s->commit) : NULL,
-		.now_ms = s->finish_ms ? s->finish_ms : uv_now(&s->loop),
+		.now_ms = s->finish_ms ? s->finish_ms : s->awake.now_ms,
 		.rss_bytes = status_rss(),
 		.turned_away = s->admission.turned_away,
 		.ending = s->status};
@@ -37,7 +42,7 @@ static void send_status(struct server *s, uint32_t peer)
 static void finish(struct server *s, int status)
 {
 	s->status = status;
-	s->finish_ms = uv_now(&s->loop);
+	s->finish_ms = turn_now(s);
 	s->deadline_ms = s->finish_ms + FAREWELL_MS;
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
 	router_reach(s->router, UINT64_MAX); /* the last checkpoint holds everything */
@@ -56,7 +61,7 @@ static void send_msg(struct server *s, const struct effect *e)
 
 static void carry_out(struct server *s, const struct effect *e)
 {
-	progress_effect(&s->progress, s->state.core, e, uv_now(&s->loop));
+	progress_effect(&s->progress, s->state.core, e, turn_now(s));
 	switch (e->kind) {
 	case EFFECT_SEND:
 		send_msg(s, e);
@@ -94,7 +99,7 @@ static int binds(const struct core *c, uint64_t version_before)
 void turn(struct server *s, const struct event *ev, struct frames *f)
 {
 	struct core *c = s->state.core;
-	uint64_t now = uv_now(&s->loop), version = core_stats(c)->version, position = 0;
+	uint64_t now = turn_now(s), version = core_stats(c)->version, position = 0;
 	const struct effect *e;
 
 	if (s->commit && !s->status)

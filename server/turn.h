@@ -9,6 +9,8 @@
 #include "server/server.h"
 #include "server/status.h"
 
+/* The time that counts: a server that was stopped heard nobody, and that is nobody's silence. */
+uint64_t turn_now(struct server *s);
 /* `f`: the frames of EVENT_MESSAGE, else NULL. Replies leave at the next router_flush. */
 void turn(struct server *s, const struct event *ev, struct frames *f);
 /* More pushes wait for the disk than honest workers could have sent: let this one be lost, as the

@@ -15,11 +15,17 @@
 #define TICK_MS  100
 #define CLOSE_MS 5000 /* for the last decisions and the goodbye */
 
+/* The session's time: a worker that was stopped has not been left alone for so long. */
+static uint64_t now_of(struct net *n)
+{
+	return awake_ms(&n->awake, clock_ms());
+}
+
 /* ---- what happens ---------------------------------------------------------------------------- */
 
 static void on_message(struct net *n, const struct msg *m)
 {
-	uint64_t now = clock_ms();
+	uint64_t now = now_of(n);
 
 	if (m->type == MSG_STATUS || m->type == MSG_ADMIN)
 		net_answer(n, m);
@@ -55,7 +61,7 @@ static int on_socket(void *arg)
 
 static void on_link(struct net *n, enum link_event event)
 {
-	uint64_t now = clock_ms();
+	uint64_t now = now_of(n);
 
 	if (event == LINK_UP) {
 		if (n->links++)
@@ -116,18 +122,18 @@ static void on_wake(uv_async_t *h)
 	n->order = item;
 	n->asked = 0;
 	net_alive(n);
-	net_try_order(n, clock_ms());
+	net_try_order(n, now_of(n));
 }
 
 static void on_tick(uv_timer_t *h)
 {
 	struct net *n = h->data;
-	uint64_t now = clock_ms();
+	uint64_t now = now_of(n);
 
 	if (!n->stop_ms && n->cfg.stop && n->cfg.stop(n->cfg.stop_arg))
 		n->stop_ms = now;
-	session_tick(
-		n->session, n->order || now < atomic_load(&n->active_ms) + n->cfg.hang_ms, now);
+	int alive = n->order || clock_ms() < atomic_load(&n->active_ms) + n->cfg.hang_ms;
+	session_tick(n->session, alive, now);
 	net_settle(n, now);
 }
 
@@ -200,7 +206,7 @@ static void run(void *arg)
 	struct net *n = arg;
 
 	net_alive(n);
-	session_start(n->session, clock_ms());
+	session_start(n->session, now_of(n));
 	uv_run(&n->loop, UV_RUN_DEFAULT);
 	(void)zmq_msg_close(&n->fetched.frame);
 	outbox_release(&n->out);

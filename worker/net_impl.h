@@ -6,6 +6,7 @@
 #define WORKER_NET_IMPL_H
 #include <stdatomic.h>
 #include <uv.h>
+#include "common/clock.h"
 #include "common/handoff.h"
 #include "common/zloop.h"
 #include "proto/wire.h"
@@ -50,6 +51,7 @@ struct net {
 	struct wire *wire;
 	struct frames *in; /* the message being handled */
 	struct session *session;
+	struct awake awake; /* the session's time */
 	struct outbox out;
 	struct order *order; /* under way, or NULL */
 	int asked;           /* its request is with the session or on its way */

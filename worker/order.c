@@ -141,18 +141,24 @@ static int all_decided(const struct net *n, int durable)
 	return done == session_last_seq(n->session);
 }
 
-static void try_flush(struct net *n, uint64_t now)
+/* The program's deadlines are of the real clock: that thread does not ask the loop's. */
+static int is_late(const struct order *o)
+{
+	return clock_ms() >= o->deadline_ms;
+}
+
+static void try_flush(struct net *n)
 {
 	if (all_decided(n, n->order->durable))
 		net_reply(n, PS_OK);
-	else if (now >= n->order->deadline_ms)
+	else if (is_late(n->order))
 		net_reply(n, PS_EAGAIN);
 }
 
 /* Two steps: wait for decisions, then say BYE and wait for its answer, both up to one deadline. */
 static void try_close(struct net *n, uint64_t now)
 {
-	int late = now >= n->order->deadline_ms;
+	int late = is_late(n->order);
 
 	if (!n->asked && !n->ended && (late || all_decided(n, 0))) {
 		n->asked = 1;
@@ -190,7 +196,7 @@ static void try_kind(struct net *n, uint64_t now)
 		try_question(n, now);
 		break;
 	case ORDER_FLUSH:
-		try_flush(n, now);
+		try_flush(n);
 		break;
 	case ORDER_CLOSE:
 		try_close(n, now);

@@ -392,7 +392,8 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 	if (s->phase == PHASE_END)
 		return;
 	if (s->leaving && now_ms - s->leave_ms >= LEAVE_MS) {
-		end(s, PS_OK);
+		/* nobody has said that all of our pushes are safe */
+		end(s, s->freed_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
 		return;
 	}
 	if (s->phase == PHASE_READY) {

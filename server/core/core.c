@@ -165,7 +165,7 @@ static void on_message(struct core *c, const struct event *ev)
 		if (w->state == SESSION_SUSPECT)
 			w->state = SESSION_LIVE;
 		if (c->ending == END_OVER) { /* it missed our BYE */
-			sessions_bye(c, w, ev->peer, c->end_status);
+			sessions_part(c, w, ev->peer);
 			return;
 		}
 	}
@@ -186,8 +186,15 @@ void core_end(struct core *c, int status)
 static void finish(struct core *c)
 {
 	c->ending = END_OVER;
-	sessions_say_bye(c, c->end_status);
+	sessions_part_all(c);
 	core_emit(c, EFFECT_FINISH, 0)->status = c->end_status;
+}
+
+/* The last snapshot may be taken: whoever replays what a crash has lost is let through before a
+ * drain, for no longer than a recovery lasts. */
+static int ends_now(const struct core *c)
+{
+	return c->ending == END_SNAPSHOT && !(c->recovering && c->end_status == PS_ESHUTDOWN);
 }
 
 static void snapshot_start(struct core *c)
@@ -200,7 +207,7 @@ static void snapshot_start(struct core *c)
 	c->stats.snapshots++;
 	sessions_snapshot(c);
 	core_emit(c, EFFECT_SNAPSHOT, 0)->generation = c->generation;
-	if (c->ending == END_SNAPSHOT)
+	if (ends_now(c))
 		c->ending = END_SAVING;
 }
 
@@ -208,7 +215,7 @@ static void snapshot_start(struct core *c)
 static void settle(struct core *c)
 {
 	int failed_lately = c->save_failing && c->now_ms - c->snapshot_ms < c->cfg.checkpoint_ms;
-	int due = c->urgent || c->ending == END_SNAPSHOT ||
+	int due = c->urgent || ends_now(c) ||
 		  (c->dirty && c->now_ms - c->snapshot_ms >= c->cfg.checkpoint_ms);
 
 	if (!c->cfg.durable) {

@@ -66,9 +66,12 @@ static void count_staleness(struct core *c, uint64_t tau)
 /* ---- delay compensation: g + lambda * g * g * (w - what w was when this worker pulled it) -----
  */
 
-static void compensate(struct core *c, struct worker *w, struct slice *s, float *out)
+/* A gradient of the current weights needs no compensation, whatever this worker has pulled: after a
+ * crash its replays are not preceded by their pulls. */
+static void compensate(struct core *c, struct worker *w, uint64_t tau, struct slice *s, float *out)
 {
-	const float *now = c->store.weights + s->offset, *then = w->backup + s->offset;
+	const float *now = c->store.weights + s->offset;
+	const float *then = tau ? w->backup + s->offset : now;
 	float *square = c->store.dc_square + s->offset;
 
 	for (uint64_t i = 0; i < s->count; i++) {
@@ -93,7 +96,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		struct slices s = p->slices;
 
 		for (uint32_t i = 0; i < s.n; i++)
-			compensate(c, w, &s.slice[i], c->store.scratch + s.slice[i].offset);
+			compensate(c, w, tau, &s.slice[i], c->store.scratch + s.slice[i].offset);
 		store_apply(c, &s, rate);
 	} else {
 		store_apply(c, &p->slices, rate);

@@ -14,7 +14,7 @@
 #include "common/run_head.h"
 #include <string.h>
 
-#define IMAGE_FORMAT 4u
+#define IMAGE_FORMAT 5u
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -166,6 +166,7 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 		w->overdue = overdue;
 	}
 	u32(k, &w->incarnation);
+	u64(k, &w->born_epoch);
 	text(k, w->name, sizeof(w->name));
 	text(k, w->device, sizeof(w->device));
 	u64(k, &w->last_seq);

@@ -247,17 +247,25 @@ static int grant_evaluation(struct core *c, struct worker *w)
 	return 1;
 }
 
-/* Where w's next lease begins: after its last one (locality), else at its share of the epoch, else
- * anywhere. */
+static int is_free(const struct leases *l, uint32_t i)
+{
+	return i < l->n_batches && l->batch[i] == BATCH_FREE;
+}
+
+/* Where w's next lease begins: where its last one did, if that was refused; after it (locality);
+ * else at its share of the epoch, else anywhere. */
 static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 {
 	const struct leases *l = &c->leases;
-	uint32_t start = w->grant.work.first + w->grant.work.count, live = 0, before = 0;
+	const struct work *last = &w->grant.work;
+	int here = w->grant.kind == GRANT_TRAIN && last->epoch == l->epoch;
+	uint32_t start, live = 0, before = 0;
 	uint8_t *p;
 
-	if (w->grant.kind == GRANT_TRAIN && w->grant.work.epoch == l->epoch &&
-		start < l->n_batches && l->batch[start] == BATCH_FREE)
-		return &l->batch[start];
+	if (here && rules_of(c)->exact && is_free(l, last->first))
+		return &l->batch[last->first];
+	if (here && is_free(l, last->first + last->count))
+		return &l->batch[last->first + last->count];
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		live += c->worker[i].state == SESSION_LIVE;
 		before += c->worker[i].state == SESSION_LIVE && &c->worker[i] < w;

@@ -1,5 +1,6 @@
 /*
- * sessions.c - who speaks: HELLO, liveness, fencing, goodbye. The states are drawn in core.c.
+ * sessions.c - who speaks: HELLO, liveness, fencing (and farewell.c: goodbye). The states are drawn
+ * in core.c.
  *
  * Invariants: (1) an incarnation is on disk before anybody is told it, so none is ever given twice;
  *             (2) a worker of an older incarnation changes nothing;
@@ -19,12 +20,12 @@ uint32_t sessions_id(const struct core *c, const struct worker *w)
 	return (uint32_t)(w - c->worker) + 1;
 }
 
-static struct worker *worker_of(struct core *c, uint32_t id)
+struct worker *sessions_worker(struct core *c, uint32_t id)
 {
 	return id >= 1 && id <= c->cfg.max_workers ? &c->worker[id - 1] : NULL;
 }
 
-static struct stamp stamp_for(const struct core *c, const struct worker *w)
+struct stamp sessions_stamp(const struct core *c, const struct worker *w)
 {
 	struct stamp s = {.run = c->cfg.run, .epoch = c->cfg.epoch};
 
@@ -37,7 +38,7 @@ static struct stamp stamp_for(const struct core *c, const struct worker *w)
 
 struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states)
 {
-	struct worker *w = worker_of(c, s->worker);
+	struct worker *w = sessions_worker(c, s->worker);
 
 	if (!same_run(&s->run, &c->cfg.run))
 		core_refuse(c, peer, PS_EWRONGRUN, 0, "this server is in another run");
@@ -66,7 +67,7 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	const struct core_config *cfg = &c->cfg;
 
 	memset(m, 0, sizeof(*m));
-	m->stamp = stamp_for(c, w);
+	m->stamp = sessions_stamp(c, w);
 	m->last_seq = w ? w->last_seq : 0;
 	m->durable_seq = w ? sessions_durable_seq(c, w) : 0;
 	memcpy(m->model, cfg->model, sizeof(m->model));
@@ -189,6 +190,7 @@ static void hello_new(struct core *c, const struct event *ev)
 		c->stats.rejoins++;
 	leases_release(c, w);
 	w->incarnation++;
+	w->born_epoch = c->cfg.epoch;
 	memcpy(w->name, h->name, sizeof(w->name));
 	memcpy(w->device, h->device, sizeof(w->device));
 	w->peer = ev->peer;
@@ -199,6 +201,13 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->replay_target = 0;
 	w->heard_ms = c->now_ms;
 	join(c, w);
+}
+
+/* It was welcomed before the incarnation that it claims was given to somebody: that is another one,
+ * given anew after the state went back in time. */
+static int is_namesake(const struct worker *w, const struct stamp *claim)
+{
+	return w && w->incarnation == claim->incarnation && claim->epoch < w->born_epoch;
 }
 
 /* The state went back in time behind this worker's back: follow it only if the operator said so. */
@@ -212,6 +221,7 @@ static int accept_rollback(
 		return 0;
 	}
 	w->incarnation = h->resume.incarnation;
+	w->born_epoch = h->resume.epoch;
 	if (h->durable_seq > w->last_seq) {
 		w->last_seq = h->durable_seq;
 		ledger_forget(c, w); /* nobody knows what was decided on those in between */
@@ -224,18 +234,20 @@ static void hello_resume(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
 	/* no incarnation 0 was ever given */
-	struct worker *w = h->resume.incarnation ? worker_of(c, h->resume.worker) : NULL;
+	struct worker *w = h->resume.incarnation ? sessions_worker(c, h->resume.worker) : NULL;
 
 	if (!same_run(&h->resume.run, &c->cfg.run)) {
 		core_refuse(c, ev->peer, PS_EWRONGRUN, 0, "this server is in another run");
 		return;
 	}
-	if (w && w->incarnation > h->resume.incarnation) {
+	if (w && (w->incarnation > h->resume.incarnation ||
+			 (is_namesake(w, &h->resume) && c->cfg.accept_rollback))) {
 		core_refuse(
 			c, ev->peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
 		return;
 	}
-	if (!w || w->incarnation < h->resume.incarnation || w->last_seq < h->durable_seq) {
+	if (!w || w->incarnation < h->resume.incarnation || w->last_seq < h->durable_seq ||
+		is_namesake(w, &h->resume)) {
 		if (!accept_rollback(c, w, h, ev->peer))
 			return;
 	} else if (h->last_seq < w->last_seq) {
@@ -266,7 +278,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 	else if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
 	else if (c->ending == END_OVER)
-		core_send(c, ev->peer, MSG_BYE)->bye = (struct msg_bye){.status = c->end_status};
+		sessions_hello_too_late(c, ev);
 	else if (!data_fits(c, &h->data, ev->peer))
 		return;
 	else if (h->resume.run.hi | h->resume.run.lo)
@@ -280,8 +292,9 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 
 static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
 {
-	core_send(c, peer, MSG_BEAT)->beat = (struct msg_beat){
-		.stamp = stamp_for(c, w), .last_seq = w->last_seq, .durable_seq = w->durable_seq};
+	core_send(c, peer, MSG_BEAT)->beat = (struct msg_beat){.stamp = sessions_stamp(c, w),
+		.last_seq = w->last_seq,
+		.durable_seq = w->durable_seq};
 }
 
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
@@ -290,38 +303,12 @@ void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 	send_beat(c, w, ev->peer);
 }
 
-void sessions_bye(struct core *c, const struct worker *w, uint32_t peer, int status)
-{
-	core_send(c, peer, MSG_BYE)->bye =
-		(struct msg_bye){.stamp = stamp_for(c, w), .status = status};
-}
-
-void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
-{
-	leases_release(c, w);
-	w->state = SESSION_DEAD;
-	w->waiting = 0;
-	w->peer = ev->peer;
-	if (sessions_durable_seq(c, w) == w->last_seq) {
-		sessions_bye(c, w, ev->peer, PS_OK);
-		return;
-	}
-	w->leaving = 1;
-	c->urgent = 1;
-}
-
 static void die(struct core *c, struct worker *w)
 {
 	w->state = SESSION_DEAD;
 	w->waiting = 0;
 	leases_release(c, w);
 	c->stats.deaths++;
-}
-
-/* It may hold pushes that were acknowledged before a crash and are not replayed yet. */
-static int may_return(const struct worker *w)
-{
-	return w->state == SESSION_AWAY || w->last_seq < w->replay_target;
 }
 
 void sessions_tick(struct core *c)
@@ -333,7 +320,7 @@ void sessions_tick(struct core *c)
 		if (w->state == SESSION_FREE || w->state == SESSION_DEAD)
 			continue;
 		silence = c->now_ms - w->heard_ms;
-		if (silence > (may_return(w) ? c->cfg.forget_ms : c->cfg.dead_ms)) {
+		if (silence > (sessions_may_return(w) ? c->cfg.forget_ms : c->cfg.dead_ms)) {
 			die(c, w);
 		} else if (silence > c->cfg.dead_ms) {
 			w->state = SESSION_AWAY;
@@ -411,15 +398,5 @@ void sessions_durable(struct core *c, uint64_t generation)
 			if (peer)
 				send_beat(c, w, peer);
 		}
-	}
-}
-
-void sessions_say_bye(struct core *c, int status)
-{
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
-		struct worker *w = &c->worker[i];
-
-		if (w->state != SESSION_FREE && w->state != SESSION_DEAD && w->peer)
-			sessions_bye(c, w, w->peer, status);
 	}
 }

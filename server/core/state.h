@@ -20,6 +20,7 @@ struct decision {
 /* A worker slot; worker id = index + 1. The first group is in the snapshot (image.c). */
 struct worker {
 	uint32_t incarnation;
+	uint64_t born_epoch; /* server epoch in which that incarnation was given */
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
 	uint64_t last_seq;          /* ledger: every seq up to here is decided */
 	struct decision *decisions; /* of the newest replay_window seqs, at seq % replay_window */
@@ -133,7 +134,6 @@ void core_end(struct core *c, int status);
 /* sessions.c */
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
-void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev);
 /* The stamp's worker if it may speak; else answers ERROR and returns NULL. */
 struct worker *sessions_check(
 	struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
@@ -150,8 +150,20 @@ void sessions_awaited(struct core *c);
 void sessions_overdue(struct core *c);
 /* No worker of the snapshot is missing or still replaying. */
 int sessions_all_back(const struct core *c);
-void sessions_say_bye(struct core *c, int status); /* to all */
+struct worker *sessions_worker(struct core *c, uint32_t id);               /* NULL: no such slot */
+struct stamp sessions_stamp(const struct core *c, const struct worker *w); /* NULL: observer */
+
+/* farewell.c */
+/* It may hold pushes that were acknowledged before a crash and are not replayed yet. */
+int sessions_may_return(const struct worker *w);
 void sessions_bye(struct core *c, const struct worker *w, uint32_t peer, int status);
+void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev);
+/* A HELLO after the end. */
+void sessions_hello_too_late(struct core *c, const struct event *ev);
+/* The run is over, or this life of the server: BYE, unless the worker holds pushes that were
+ * acknowledged before a crash and that we have lost; it keeps those for the next life. */
+void sessions_part(struct core *c, const struct worker *w, uint32_t peer);
+void sessions_part_all(struct core *c);
 /* Of w's pushes all up to here are durable when the answer of this step is heard. */
 uint64_t sessions_durable_seq(const struct core *c, const struct worker *w);
 uint32_t sessions_id(const struct core *c, const struct worker *w);

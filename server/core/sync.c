@@ -6,7 +6,9 @@
  *
  * Invariants: (1) a step waits for workers that have a batch of it, live ones, never for a number;
  *             (2) no worker counts twice in a step, except when it replays what had been accepted
- * before a crash of the server; (3) what was accepted is in the next update, or in the snapshot.
+ * before a crash of the server; (3) what was accepted is in the next update, or in the snapshot;
+ *             (4) steps that are replayed stay steps: a replay of a later one ends the one under
+ * way.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"
@@ -25,8 +27,20 @@ static enum reject judge(const struct core *c, const struct worker *w, const str
 	return has_answered(c, w) ? REJECT_WORK : REJECT_NONE;
 }
 
+static void step(struct core *c)
+{
+	gather_take(c, c->store.scratch);
+	store_step(c, c->store.scratch, store_rate(c));
+	c->stats.updates++;
+	c->epoch[c->leases.epoch].updates++;
+	c->stats.staleness[0]++;
+}
+
 static void take(struct core *c, struct worker *w, const struct msg_push *p)
 {
+	/* only a replay can be of weights that are still to come: it has seen this step end */
+	if (p->base_version > c->store.version && c->gather.pushes)
+		step(c);
 	gather_add(c, p);
 	w->answered = c->store.version + 1;
 	leases_record(c, p->images, (double)p->loss * p->images);
@@ -61,13 +75,8 @@ static int is_complete(const struct core *c)
 
 static void settle(struct core *c)
 {
-	if (!is_complete(c))
-		return;
-	gather_take(c, c->store.scratch);
-	store_step(c, c->store.scratch, store_rate(c));
-	c->stats.updates++;
-	c->epoch[c->leases.epoch].updates++;
-	c->stats.staleness[0]++;
+	if (is_complete(c))
+		step(c);
 }
 
 static uint32_t allow(const struct core *c, const struct worker *w)

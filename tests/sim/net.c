@@ -27,11 +27,13 @@ void net_reset(struct net *n, struct rng rng)
 {
 	for (size_t i = 0; i < n->n; i++)
 		net_done(n, &n->heap[i]);
-	n->n = 0;
-	n->rng = rng;
-	n->now_ms = n->next_order = 0;
-	n->sent = n->lost = n->doubled = 0;
-	memset(n->last_at, 0, sizeof(n->last_at));
+	*n = (struct net){.rng = rng,
+		.strikes_to = UINT64_MAX,
+		.heap = n->heap,
+		.room = n->room,
+		.pool = n->pool,
+		.n_pool = n->n_pool,
+		.room_pool = n->room_pool};
 }
 
 uint64_t net_below(struct net *n, uint64_t bound)
@@ -58,6 +60,7 @@ void net_at(struct net *n, uint64_t at_ms, struct item it)
 	it.at_ms = at_ms;
 	it.order = n->next_order++;
 	n->n++;
+	n->most = n->n > n->most ? n->n : n->most;
 	while (i && earlier(&it, &n->heap[(i - 1) / 2])) {
 		n->heap[i] = n->heap[(i - 1) / 2];
 		i = (i - 1) / 2;
@@ -113,28 +116,50 @@ void net_done(struct net *n, struct item *it)
 	it->msg = NULL;
 }
 
+static int is_tensor(const struct msg *m)
+{
+	return m->type == MSG_PUSH || m->type == MSG_PARAMS;
+}
+
 static void deliver(
 	struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m)
 {
+	uint64_t *last = &n->lane[worker][to_server].last_at_ms[m->type == MSG_BEAT];
 	uint64_t at = n->now_ms + n->delay_ms + net_below(n, n->jitter_ms + 1);
 
-	if (n->in_order && at < n->last_at[worker][to_server])
-		at = n->last_at[worker][to_server];
-	n->last_at[worker][to_server] = at;
+	if (is_tensor(m) && n->now_ms < n->slow_until_ms[worker])
+		at = (at > *last ? at : *last) + n->slow_ms[worker];
+	else if (n->in_order && at < *last)
+		at = *last;
+	*last = at > *last ? at : *last;
 	it.what = HAPPEN_MESSAGE;
 	it.msg = new_msg(n, m);
 	net_at(n, at, it);
 }
 
+/* Does this one's misfortune happen? It is drawn in any case, so that leaving it out changes
+ * nothing else. */
+static int strikes(struct net *n, uint32_t per_mille)
+{
+	if (!net_chance(n, per_mille))
+		return 0;
+	n->strikes++;
+	return n->strikes > n->strikes_from && n->strikes <= n->strikes_to;
+}
+
 void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m)
 {
 	n->sent++;
-	if (net_chance(n, n->drop)) {
+	if (n->now_ms < n->lane[worker][to_server].cut_until_ms) {
+		n->cut++;
+		return;
+	}
+	if (strikes(n, n->drop)) {
 		n->lost++;
 		return;
 	}
 	deliver(n, worker, to_server, it, m);
-	if (net_chance(n, n->twice)) {
+	if (strikes(n, n->twice)) {
 		n->doubled++;
 		deliver(n, worker, to_server, it, m);
 	}

@@ -1,6 +1,7 @@
 /*
  * net.h - virtual time and a hostile network for the simulator: a heap of what will happen, and
- * messages that are delayed, lost, doubled and overtaken as one seed says.
+ * messages that are delayed, lost, doubled and overtaken as one seed says; links that are cut in
+ * one direction or both, or slow.
  */
 #ifndef TESTS_SIM_NET_H
 #define TESTS_SIM_NET_H
@@ -13,12 +14,11 @@
 enum happening {
 	HAPPEN_MESSAGE,
 	HAPPEN_TICK,
-	HAPPEN_SAVED,
-	HAPPEN_CRASH,
+	HAPPEN_JOB, /* the pool begins, and later ends, what it was given */
 	HAPPEN_START,
 	HAPPEN_COMPUTED,
-	HAPPEN_PAUSE,
-	HAPPEN_RESUME
+	HAPPEN_HEAL, /* a cut link is made anew */
+	HAPPEN_FAULT,
 };
 
 struct item {
@@ -27,27 +27,38 @@ struct item {
 	uint32_t node, from;
 	uint64_t life, from_life; /* an item for a life that is over is dropped */
 	uint32_t link;            /* connection number: what a server calls peer */
+	uint32_t number;          /* FAULT, JOB: which */
 	struct msg *msg;          /* MESSAGE; from the pool */
+};
+
+/* One direction of a worker's links. */
+struct lane {
+	uint64_t cut_until_ms;
+	uint64_t last_at_ms[2]; /* delivery of the newest message: bulk, beat */
 };
 
 struct net {
 	struct rng rng;
 	uint64_t now_ms, next_order;
-	uint32_t delay_ms, jitter_ms; /* a message takes delay + below(jitter + 1) */
-	uint32_t drop, twice;         /* per 1000 messages */
-	int in_order;                 /* a link keeps its order, as TCP does */
-	uint64_t last_at[SIM_NODES]
-			[2]; /* per worker and direction: delivery time of the newest message */
+	uint32_t delay_ms, jitter_ms;      /* a message takes delay + below(jitter + 1) */
+	uint32_t drop, twice;              /* per 1000 messages */
+	int in_order;                      /* a link keeps its order, as TCP does */
+	struct lane lane[SIM_NODES][2];    /* per worker; 1: to the server */
+	uint64_t slow_until_ms[SIM_NODES]; /* its tensors take slow_ms each */
+	uint32_t slow_ms[SIM_NODES];
+	/* losses and doublings are numbered from 0; only those of [strikes_from, strikes_to) are
+	 * done */
+	uint64_t strikes, strikes_from, strikes_to;
 	struct item *heap;
-	size_t n, room;
+	size_t n, room, most; /* most: at once, so far */
 	struct msg **pool;
 	size_t n_pool, room_pool;
-	uint64_t sent, lost, doubled;
+	uint64_t sent, lost, doubled, cut;
 };
 
 void net_init(struct net *n);
 void net_release(struct net *n);
-/* Forget everything and begin again at time 0 with `rng`. */
+/* Forget everything and begin again at time 0 with `rng`, in good weather. */
 void net_reset(struct net *n, struct rng rng);
 void net_at(struct net *n, uint64_t at_ms, struct item it);
 /* Send through the weather. Slices keep their data pointers. */

@@ -1,163 +1,253 @@
-/* node_server.c - the server of the simulator: the real core in a shell of virtual sockets and a
- * virtual disk. */
+/*
+ * node_server.c - the server of the simulator: the real core, saver and restore in a process of
+ * virtual time. It follows server/server.c: restore, save, speak; effects in order; the last words.
+ */
 #include <stdlib.h>
-#include <math.h>
 #include <string.h>
 #include "tests/sim/sim.h"
 
-static size_t total(const size_t size[IMAGE_SECTIONS])
-{
-	size_t n = 0;
+#define FAREWELL_MS 2000
+#define CUT_OPS     30u /* more than a checkpoint takes */
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++)
-		n += size[i];
-	return n;
+/* ---- the process ------------------------------------------------------------------------------
+ */
+
+static void again(struct sim *s, uint64_t in_ms)
+{
+	net_at(&s->net, s->net.now_ms + in_ms,
+		(struct item){.what = HAPPEN_START, .node = SIM_SERVER});
 }
 
-static int load(struct sim *s, const struct core_config *cfg, struct core **out)
-{
-	const unsigned char *data[IMAGE_SECTIONS], *at = s->disk.image;
-	const char *why = "";
-
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		data[i] = at;
-		at += s->disk.size[i];
-	}
-	if (image_read(s->server.memory, s->server.weights[0], cfg, data, s->disk.size, out,
-		    &why) == 0)
-		return 1;
-	sim_violation(s, "a good image was refused: %s", why);
-	return 0;
-}
-
-static void write_image(struct sim *s, unsigned char *out, size_t size[IMAGE_SECTIONS])
-{
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		size[i] = image_size(s->server.core, (enum image_section)i);
-		image_write(s->server.core, (enum image_section)i, out);
-		out += size[i];
-	}
-}
-
-static void commit(struct sim *s)
+void server_release(struct sim *s)
 {
 	struct sim_server *v = &s->server;
 
-	memcpy(s->disk.image, v->saving, total(v->saving_size));
-	memcpy(s->disk.size, v->saving_size, sizeof(v->saving_size));
-	s->disk.generation = v->saving_generation;
+	s->disk.dead = 1; /* what is freed now writes no more */
+	saver_free(&v->saver);
+	restore_release(&v->state);
+	disk_killed(&s->disk);
+	v->core = NULL;
+	v->life = 0;
+	v->over = 0;
+	v->kill_in = DISK_NEVER;
+	memset(v->job, 0, sizeof(v->job));
+}
+
+static void on_saved(void *arg, uint64_t generation, int rc)
+{
+	const struct event ev = {
+		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
+
+	server_event(arg, &ev);
+}
+
+/* As server.c's restore_and_save. */
+static int boot(struct sim *s, struct err *e)
+{
+	struct sim_server *v = &s->server;
+	int rc = restore(&v->state, &s->options, e);
+
+	if (!rc)
+		rc = saver_new(&v->saver, NULL, DISK_DIRECTORY, on_saved, s);
+	if (!rc)
+		rc = saver_write(
+			v->saver, v->state.core, core_config(v->state.core)->generation, e);
+	return rc;
+}
+
+/* It did not come up: who killed it, or was the disk bad, or is this ours? */
+static void boot_failed(struct sim *s, int rc, const struct err *e)
+{
+	int killed = s->disk.dead, power = s->server.power;
+
+	sim_trace(s, "server cannot start: %s", killed ? "killed" : e->text);
+	server_release(s);
+	if (killed && power) {
+		disk_power_cut(&s->disk);
+		s->power_cuts++;
+	}
+	if (killed) {
+		s->crashes++;
+		again(s, 50 + net_below(&s->net, 500));
+	} else if (rc == PS_EIO && s->disk.fails) {
+		again(s, 100);
+	} else if (rc == PS_ECHECKPOINT && s->disk.broken) {
+		s->refused = 1;
+	} else {
+		sim_violation(s, "the server cannot start: %s", e->text);
+	}
+}
+
+static void spoken_to(struct sim *s)
+{
+	for (uint32_t node = 1; node <= s->n_workers; node++)
+		if (s->tell_lost_links || net_chance(&s->net, 300))
+			net_at(&s->net, s->net.now_ms,
+				(struct item){.what = HAPPEN_HEAL, .node = node});
 }
 
 void server_start(struct sim *s)
 {
 	struct sim_server *v = &s->server;
+	struct err e = {0};
+	int rc = boot(s, &e);
 
-	v->life = ++s->lives;
-	v->saving_generation = 0;
-	s->cfg.epoch = ++v->epoch;
-	s->cfg.generation = s->disk.generation + 1;
-	if (s->disk.generation == 0) {
-		memset(v->weights[0], 0, sizeof(v->weights[0]));
-		v->core = core_init(v->memory, &s->cfg, v->weights[0]);
-	} else if (!load(s, &s->cfg, &v->core)) {
+	if (rc) {
+		boot_failed(s, rc, &e);
 		return;
 	}
-	/* the epoch is on disk before anybody can speak to us */
-	write_image(s, s->disk.image, s->disk.size);
-	s->disk.generation = s->cfg.generation;
+	s->disk.ops_left = DISK_NEVER;
+	v->core = v->state.core;
+	s->cfg = *core_config(v->core);
+	if (s->cfg.epoch <= v->epoch && !s->disk.broken)
+		sim_violation(
+			s, "server epoch %llu is given twice", (unsigned long long)s->cfg.epoch);
+	v->epoch = s->cfg.epoch;
+	v->life = ++s->lives;
+	s->awake[SIM_SERVER] = (struct awake){0};
 	sim_trace(s, "server starts epoch=%llu version=%llu", (unsigned long long)v->epoch,
 		(unsigned long long)core_stats(v->core)->version);
 	net_at(&s->net, s->net.now_ms,
 		(struct item){.what = HAPPEN_TICK, .node = SIM_SERVER, .life = v->life});
-	for (uint32_t node = 1; node <= s->n_workers; node++)
-		if (s->tell_lost_links || net_chance(&s->net, 300))
-			worker_relink(s, node);
+	spoken_to(s);
 }
 
-void server_crash(struct sim *s)
+/* What the pool is at is killed in some operation of it, or has not begun. */
+static void cut_jobs(struct sim *s)
+{
+	for (size_t i = 0; i < SIM_JOBS; i++) {
+		struct job job = s->server.job[i];
+
+		if (!job.work || s->server.job_ran[i])
+			continue;
+		s->disk.ops_left = (uint32_t)net_below(&s->net, CUT_OPS);
+		if (!s->disk.dead)
+			job.run(job.work);
+	}
+}
+
+void server_crash(struct sim *s, int power)
 {
 	struct sim_server *v = &s->server;
 
-	if (!v->core || v->finished)
+	if (!v->core)
 		return;
-	sim_trace(
-		s, "server crashes version=%llu", (unsigned long long)core_stats(v->core)->version);
-	/* the rename may have been done with nobody told */
-	if (v->saving_generation && !v->written && !v->save_will_fail && net_chance(&s->net, 500))
-		commit(s);
-	v->core = NULL;
-	v->life = 0;
+	sim_trace(s, "server %s version=%llu", power ? "loses its power" : "is killed",
+		(unsigned long long)core_stats(v->core)->version);
+	cut_jobs(s);
+	server_release(s);
+	if (power) {
+		disk_power_cut(&s->disk);
+		s->power_cuts++;
+	}
 	s->crashes++;
-	net_at(&s->net, s->net.now_ms + 50 + net_below(&s->net, 1500),
-		(struct item){.what = HAPPEN_START, .node = SIM_SERVER});
+	again(s, 50 + net_below(&s->net, 1500));
 }
 
-static void snapshot(struct sim *s, uint64_t generation)
+void server_end(struct sim *s)
 {
 	struct sim_server *v = &s->server;
+	int status = v->status;
 
-	if (v->saving_generation)
-		sim_violation(s, "two snapshots at once");
-	write_image(s, v->saving, v->saving_size);
-	v->saving_generation = generation;
-	v->written = 0;
-	v->save_will_fail = s->net.now_ms < s->faults_end_ms && net_chance(&s->net, s->save_fails);
-	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->save_ms),
-		(struct item){.what = HAPPEN_SAVED, .node = SIM_SERVER, .life = v->life});
+	sim_trace(s, "server ends status=%d", status);
+	server_release(s);
+	if (status == PS_EDONE || s->drained)
+		s->finished = 1;
+	else
+		again(s, 50 + net_below(&s->net, 1500));
 }
 
-/* The disk is done; the loop hears of it a little later, as from a thread pool. */
-void server_saved(struct sim *s, const struct item *it)
-{
-	struct sim_server *v = &s->server;
-	struct event ev = {.kind = EVENT_DURABLE, .generation = v->saving_generation};
+/* ---- the pool ---------------------------------------------------------------------------------
+ */
 
-	if (!v->written) {
-		if (!v->save_will_fail)
-			commit(s);
-		v->written = 1;
-		net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
+void server_take_job(void *arg, const struct job *job)
+{
+	struct sim *s = arg;
+	struct sim_server *v = &s->server;
+	uint32_t i = 0;
+
+	while (i < SIM_JOBS && v->job[i].work)
+		i++;
+	if (i == SIM_JOBS) {
+		sim_violation(s, "more than %u jobs for the pool at once", SIM_JOBS);
 		return;
 	}
-	if (v->save_will_fail)
-		ev.kind = EVENT_SAVE_FAILED;
-	v->saving_generation = 0;
-	server_event(s, &ev);
+	v->job[i] = *job;
+	v->job_ran[i] = 0;
+	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->save_ms),
+		(struct item){
+			.what = HAPPEN_JOB, .node = SIM_SERVER, .life = v->life, .number = i});
 }
+
+/* A job is done in one moment; the loop hears of it a little later. */
+void server_job(struct sim *s, struct item *it)
+{
+	struct sim_server *v = &s->server;
+	struct job job;
+
+	if (it->number == SIM_JOBS) {
+		server_end(s);
+		return;
+	}
+	job = v->job[it->number];
+	if (v->job_ran[it->number]) {
+		v->job[it->number].work = NULL;
+		job.after(job.work, 0);
+		return;
+	}
+	job.run(job.work);
+	v->job_ran[it->number] = 1;
+	if (s->disk.dead) {
+		server_crash(s, v->power);
+		return;
+	}
+	if (!s->disk.fails)
+		bounds_disk(s);
+	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
+}
+
+/* ---- effects ----------------------------------------------------------------------------------
+ */
 
 static const char *const names[MSG_TYPES] = {"?", "HELLO", "WELCOME", "PULL", "PARAMS", "PUSH",
 	"ACK", "LEASE", "GRANT", "RESULT", "BEAT", "BYE", "STATUS", "ADMIN", "ERROR"};
 
-static void send(struct sim *s, const struct effect *e)
+static void trace_send(struct sim *s, uint32_t node, const struct msg *m)
+{
+	if (!s->trace)
+		return;
+	if (m->type == MSG_ACK)
+		sim_trace(s, "server -> %u ACK seq=%llu verdict=%d reject=%d dup=%u durable=%llu",
+			node, (unsigned long long)m->ack.seq, m->ack.verdict, m->ack.reject,
+			m->ack.duplicate, (unsigned long long)m->ack.durable_seq);
+	else if (m->type == MSG_GRANT)
+		sim_trace(s, "server -> %u GRANT kind=%d batches=%u+%u of %u at %llu", node,
+			m->grant.kind, m->grant.work.first, m->grant.work.count,
+			m->grant.work.epoch, (unsigned long long)m->grant.version);
+	else
+		sim_trace(s, "server -> %u %s status=%s", node, names[m->type],
+			m->type == MSG_ERROR ? err_name(m->error.status) : "");
+}
+
+static void say(struct sim *s, const struct effect *e)
 {
 	uint32_t node = worker_of_link(s, e->peer);
-	struct msg m;
+	const struct msg *m = &e->msg;
+	struct msg params;
 
-	if (e->msg.type == MSG_ACK)
-		sim_trace(s, "server -> %u ACK seq=%llu verdict=%d reject=%d dup=%u durable=%llu",
-			node, (unsigned long long)e->msg.ack.seq, e->msg.ack.verdict,
-			e->msg.ack.reject, e->msg.ack.duplicate,
-			(unsigned long long)e->msg.ack.durable_seq);
-	else
-		sim_trace(s, "server -> %u %s status=%d", node, names[e->msg.type],
-			e->msg.type == MSG_ERROR ? e->msg.error.status : 0);
+	trace_send(s, node, m);
 	if (!node)
 		return;
-	if (e->msg.type == MSG_PARAMS) { /* the values are looked up when they are needed */
-		m.type = MSG_PARAMS;
-		m.params.request = e->msg.params.request;
-		m.params.version = e->msg.params.version;
-		m.params.which = e->msg.params.which;
-		m.params.slices.n = 0;
-		net_send(&s->net, node, 0,
-			(struct item){
-				.node = node, .life = s->worker[node - 1].life, .link = e->peer},
-			&m);
-		return;
+	if (m->type == MSG_PARAMS) { /* the values are looked up when they are needed */
+		params.type = MSG_PARAMS;
+		params.params.request = m->params.request;
+		params.params.version = m->params.version;
+		params.params.which = m->params.which;
+		params.params.slices.n = 0;
+		m = &params;
 	}
 	net_send(&s->net, node, 0,
-		(struct item){.node = node, .life = s->worker[node - 1].life, .link = e->peer},
-		&e->msg);
+		(struct item){.node = node, .life = s->worker[node - 1].life, .link = e->peer}, m);
 }
 
 /* The weights as the workers may pull them in this step. */
@@ -167,112 +257,99 @@ static void remember(struct sim *s)
 	uint64_t version = core_stats(c)->version;
 	struct sim_version *v = sim_version(s, s->cfg.epoch, version);
 
-	if (s->cfg.optim.kind != OPTIM_LBFGS || (v->version == version && v->epoch == s->cfg.epoch))
+	if (!s->exact && s->cfg.optim.kind != OPTIM_LBFGS)
+		return;
+	if (v->version == version && v->epoch == s->cfg.epoch)
 		return;
 	v->version = version;
 	v->epoch = s->cfg.epoch;
 	memcpy(v->w, core_weights(c), s->cfg.n_params * sizeof(float));
 }
 
+static void finish(struct sim *s, int status)
+{
+	struct sim_server *v = &s->server;
+
+	sim_trace(s, "server finishes status=%d", status);
+	if (status != PS_EDONE && status != PS_ESHUTDOWN)
+		sim_violation(s, "the server ends with %s", err_name(status));
+	v->over = 1;
+	v->status = status;
+	net_at(&s->net, s->net.now_ms + 500 + net_below(&s->net, FAREWELL_MS),
+		(struct item){.what = HAPPEN_JOB,
+			.node = SIM_SERVER,
+			.life = v->life,
+			.number = SIM_JOBS});
+}
+
+static void carry_out(struct sim *s, const struct effect *e)
+{
+	switch (e->kind) {
+	case EFFECT_SEND:
+		say(s, e);
+		break;
+	case EFFECT_SNAPSHOT:
+		if (saver_busy(s->server.saver))
+			sim_violation(s, "two snapshots at once");
+		saver_start(s->server.saver, s->server.core, e->generation);
+		break;
+	case EFFECT_FINISH:
+		finish(s, e->status);
+		break;
+	case EFFECT_EPOCH:
+	case EFFECT_STATUS:
+		break;
+	}
+}
+
+static int is_killed(struct sim_server *v)
+{
+	return v->kill_in != DISK_NEVER && v->kill_in-- == 0;
+}
+
+static void lend(struct sim_server *v)
+{
+	float *first = versions_first(v->state.versions);
+
+	core_lend(v->core, core_weights(v->core) == first ? v->spare : first);
+}
+
 void server_event(struct sim *s, const struct event *ev)
 {
-	uint32_t gone[64];
-	size_t n_gone = 0;
-
 	struct sim_server *v = &s->server;
+	uint32_t gone[SIM_SLOTS * 4];
+	size_t n_gone = 0;
+	const struct effect *e;
 
 	if (!v->core)
 		return;
-	core_lend(v->core, v->weights[core_weights(v->core) == v->weights[0]]);
-	core_step(v->core, ev, s->net.now_ms);
+	lend(v);
+	core_step(v->core, ev, sim_clock(s, SIM_SERVER));
 	remember(s);
-	for (size_t i = 0; core_effect(s->server.core, i); i++) {
-		const struct effect *e = core_effect(s->server.core, i);
-
-		switch (e->kind) {
-		case EFFECT_SEND:
-			if (!worker_of_link(s, e->peer) && n_gone < 64)
-				gone[n_gone++] = e->peer;
-			send(s, e);
-			break;
-		case EFFECT_SNAPSHOT:
-			snapshot(s, e->generation);
-			break;
-		case EFFECT_FINISH:
-			sim_trace(s, "server finishes status=%d", e->status);
-			s->server.finished = 1;
-			break;
-		case EFFECT_EPOCH:
-		case EFFECT_STATUS:
-			break;
+	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {
+		if (is_killed(v)) {
+			server_crash(s, v->power);
+			return;
 		}
+		if (e->kind == EFFECT_SEND && !worker_of_link(s, e->peer) &&
+			n_gone < sizeof(gone) / sizeof(gone[0]))
+			gone[n_gone++] = e->peer;
+		carry_out(s, e);
 	}
 	while (n_gone && ev->kind != EVENT_PEER_GONE)
 		server_event(s, &(struct event){.kind = EVENT_PEER_GONE, .peer = gone[--n_gone]});
 }
 
-/* ---- verdict ----------------------------------------------------------------------------------
+/* ---- at the end -------------------------------------------------------------------------------
  */
 
-static void ledger_gradient(struct sim *s, const float *w)
+struct core *server_restore(struct sim *s, struct restored *r)
 {
-	for (uint32_t i = 0; i < s->n_coordinates; i++) {
-		int once = w[i] == -1.0f, never = w[i] == 0.0f;
+	struct err e = {0};
 
-		if (!once && !never)
-			sim_violation(s, "push %u was applied %g times", i, (double)-w[i]);
-		else if (s->fate[i] == FATE_MUST && !once)
-			sim_violation(s, "push %u is lost", i);
-		else if (s->fate[i] == FATE_REJECTED && !never)
-			sim_violation(s, "push %u was applied though rejected", i);
-	}
-}
-
-static void images_ledger(struct sim *s, const struct core *c)
-{
-	for (uint32_t e = 0; e < s->cfg.epochs; e++)
-		if (core_epoch(c, e)->images != s->n_train || core_epoch(c, e)->eval_done != 7)
-			sim_violation(s, "epoch %u has %llu images of %u, %u evaluated of 7", e,
-				(unsigned long long)core_epoch(c, e)->images, s->n_train,
-				core_epoch(c, e)->eval_done);
-}
-
-static void batch_ledger(struct sim *s, const struct core *c)
-{
-	const float *w = core_weights(c);
-
-	for (uint32_t i = 0; i < s->cfg.n_params; i++)
-		if (w[i] != -1.0f)
-			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
-}
-
-/* As a run without faults ends. */
-static void serial_ledger(struct sim *s, const struct core *c)
-{
-	const float *w = core_weights(c);
-	float expected[SIM_PORTIONS];
-
-	memcpy(s->server.weights[1], w, s->cfg.n_params * sizeof(float));
-	serial_run(s, s->server.saving, expected);
-	w = s->server.weights[1];
-	for (uint32_t i = 0; i < s->cfg.n_params; i++)
-		if (!(fabs((double)w[i] - (double)expected[i]) <= 2e-4 * (1 + fabs((double)w[i]))))
-			sim_violation(s, "weight %u is %.9g; without faults it is %.9g", i,
-				(double)w[i], (double)expected[i]);
-}
-
-void server_verdict(struct sim *s)
-{
-	struct core *c = NULL;
-
-	if (!load(s, &s->cfg, &c))
-		return;
-	if (s->training)
-		images_ledger(s, c);
-	if (s->cfg.optim.kind == OPTIM_LBFGS)
-		serial_ledger(s, c);
-	else if (s->training)
-		batch_ledger(s, c);
-	else
-		ledger_gradient(s, core_weights(c));
+	if (restore(r, &s->options, &e) == 0)
+		return r->core;
+	if (!s->disk.broken)
+		sim_violation(s, "what is on the disk at the end is refused: %s", e.text);
+	return NULL;
 }

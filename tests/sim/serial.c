@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include "common/mem.h"
 #include "tests/sim/sim.h"
 
 static double target(uint32_t i)
@@ -80,7 +81,7 @@ static void evaluate(struct core *c, struct stamp stamp, const struct msg_grant 
 	(void)say(c, &m, MSG_ACK);
 }
 
-void serial_run(struct sim *s, void *memory, float w[SIM_PORTIONS])
+void serial_run(struct sim *s, float w[SIM_PORTIONS])
 {
 	struct core_config cfg = s->cfg;
 	const struct data_id data = {
@@ -93,8 +94,9 @@ void serial_run(struct sim *s, void *memory, float w[SIM_PORTIONS])
 	cfg.durable = 0;
 	cfg.min_workers = cfg.lease_batches = 1;
 	memset(w, 0, SIM_PORTIONS * sizeof(*w));
-	struct core *c = core_init(memory, &cfg, s->server.weights[0]);
-	memset(s->server.weights[0], 0, cfg.n_params * sizeof(float));
+	memset(s->server.spare, 0, cfg.n_params * sizeof(float));
+	void *memory = mem_must(core_bytes(&cfg), 1, "the serial run");
+	struct core *c = core_init(memory, &cfg, s->server.spare);
 	lease.lease.stamp = say(c, &hello, MSG_WELCOME)->welcome.stamp;
 	for (uint64_t request = 1; request < 1000000; request++) {
 		lease.lease.request = request;
@@ -108,4 +110,5 @@ void serial_run(struct sim *s, void *memory, float w[SIM_PORTIONS])
 			push_one(s, c, lease.lease.stamp, &g, ++seq);
 	}
 	memcpy(w, core_weights(c), cfg.n_params * sizeof(float));
+	free(memory);
 }

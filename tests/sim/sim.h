@@ -1,140 +1,246 @@
 /*
- * sim.h - one whole run of cnn-ps in one thread and virtual time: the real server core, real worker
- * sessions, a hostile network, a disk that finishes late, fails or forgets, and lives that end at
- * any moment. One seed decides all.
+ * sim.h - one whole run of cnn-ps in one thread and virtual time: the real server core over the
+ * real saver, restore and checkpoint code, real worker sessions, a hostile network, a disk that
+ * keeps no more than POSIX promises, clocks that leap and lives that end at any moment. One seed
+ * decides all.
  *
- * Verdicts (faults.md 1.4): the ledger gradient - push i sets coordinate i to 1 at rate 1, so at
- * the end each coordinate is -1 (applied once), 0 (lost) or -2 (twice) - and the batch ledger: in
- * training mode a coordinate stands for a batch of an epoch, and every one must be exactly -1. With
- * L-BFGS a coordinate stands for a portion of the set, and the run must end where the same run does
- * with one worker and no faults: no portion of any pass was lost or counted twice.
+ * Verdicts (faults.md 1.4):
+ *   ledger gradient  push i sets coordinate i to 1 at rate 1, so at the end each coordinate is -1
+ *                    (applied once), 0 (lost) or -2 (twice).
+ *   batch ledger     in training a coordinate stands for a batch of an epoch: every one must be
+ *                    exactly -1, and each epoch must count every image once.
+ *   portion ledger   with L-BFGS a coordinate stands for a portion of the set, and the run must
+ *                    end where the same run does with one worker and no faults.
+ *   resume           one worker and a network that keeps order: the weights at the end are those
+ *                    of the same run without any fault, bit for bit.
+ *   deadlines        by DEADLINE_MS of virtual time the server has finished, and every worker too.
+ *   bounds           bounds.c, after each event.
  */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
-#include "server/core/core.h"
-#include "server/core/image.h"
+#include "common/clock.h"
+#include "server/options.h"
+#include "server/restore.h"
+#include "server/saver.h"
+#include "tests/sim/calls.h"
+#include "tests/sim/disk.h"
 #include "tests/sim/net.h"
 #include "worker/session.h"
 
 #define SIM_WORKERS     5u
+#define SIM_SLOTS       (SIM_WORKERS + 3)
 #define SIM_COORDINATES 2048u
 #define SIM_WINDOW      64u
 #define SIM_PORTIONS    64u  /* most batches of an epoch */
 #define SIM_VERSIONS    512u /* weights whose values are remembered */
+#define SIM_FAULTS      24u
+#define SIM_JOBS        4u
 
-/* Those of enum mode, and L-BFGS. */
-enum sim_mode { SIM_ANY, SIM_DOWNPOUR, SIM_SSP, SIM_SYNC, SIM_SANDBLASTER, SIM_LBFGS };
-#define SIM_MODE_NAMES "any|downpour|ssp|sync|sandblaster|lbfgs"
+enum sim_mode {
+	SIM_ANY,    /* the seed's number chooses */
+	SIM_LEDGER, /* downpour without a data set */
+	SIM_DOWNPOUR,
+	SIM_SSP,
+	SIM_SYNC,
+	SIM_SANDBLASTER,
+	SIM_LBFGS,
+	SIM_EASGD,
+	SIM_MODES
+};
+#define SIM_MODE_NAMES "any|ledger|downpour|ssp|sync|sandblaster|lbfgs|easgd"
 
-/* What became of a push of ledger mode. */
+/* What of a seed's run is left out: a shrunk case is a seed and these. */
+struct sim_limits {
+	int mode;         /* enum sim_mode */
+	uint32_t workers; /* at most; 0: as the seed says */
+	uint32_t steps;   /* pushes of a worker, or batches of an epoch, at most; 0: as it says */
+	uint32_t faults;  /* bit i: fault i of the seed may happen */
+	uint64_t strikes_from, strikes_to; /* losses and doublings that may */
+	int calm;                          /* messages keep their order and take equal time */
+};
+
+enum fault_kind {
+	FAULT_KILL,  /* of the server (node 0) or a worker: kill -9 */
+	FAULT_POWER, /* of the server's host */
+	FAULT_DRAIN, /* SIGTERM of the server; somebody starts it again */
+	FAULT_STOP,  /* SIGSTOP for `ms` */
+	FAULT_LEAP,  /* the node's monotonic clock leaps ahead by `ms` */
+	FAULT_CUT,   /* its links lose all for `ms`; way: 1 to the server, 2 from it */
+	FAULT_SLOW,  /* its tensors take `in` ms each, for `ms` */
+	FAULT_DISK,  /* calls of the disk fail for `ms` */
+	FAULT_ROT,   /* a bit of the newest checkpoint flips */
+	FAULT_LEAVE, /* a worker says BYE and comes back after `ms` */
+	FAULT_KINDS
+};
+
+/* When a process that is killed stops: at once, at effect number `in` from now, or in the disk
+ * operation number `in` from now. */
+enum moment { AT_ONCE, AT_EFFECT, AT_OPERATION };
+
+struct fault {
+	enum fault_kind kind;
+	uint64_t at_ms;
+	uint32_t node, ms, in, way;
+	enum moment moment;
+};
+
+/* What became of a push of the ledger gradient. */
 enum fate {
 	FATE_MUST,     /* its worker lives or has seen it durable: exactly once, unless rejected */
 	FATE_REJECTED, /* told so: never applied */
 	FATE_ORPHAN,   /* its worker died before it was durable: at most once */
 };
 
+struct gradient {
+	uint32_t first, count;
+	float value[SIM_PORTIONS];
+};
+
 struct sim_worker {
 	struct session *session; /* NULL: dead */
 	uint64_t life;           /* unique over the run; 0: none yet */
 	uint32_t bulk, beat;     /* link numbers */
-	int paused;
+	uint64_t stopped_until_ms;
 	int named;
+	uint64_t told_seq;               /* newest push whose verdict the program was told */
+	uint32_t kill_in;                /* effects until it is killed; DISK_NEVER */
+	uint32_t back_ms;                /* it leaves, and comes back after so long; 0: it stays */
 	uint64_t version, version_epoch; /* of the weights pulled last */
-	uint32_t to_push;                /* ledger mode: pushes still to make, over all lives */
-	struct gradient {
-		uint32_t first, count;
-		float value[SIM_PORTIONS];
-	} gradient[SIM_WINDOW]; /* of the kept pushes, at seq % SIM_WINDOW */
-	struct msg_grant grant; /* training mode: what it works on; count 0: nothing */
+	uint32_t to_push;                /* ledger: pushes still to make, over all lives */
+	struct gradient gradient[SIM_WINDOW]; /* of the kept pushes, at seq % SIM_WINDOW */
+	struct msg_grant grant;               /* training: what it works on; count 0: nothing */
 	int computing, done;
 };
 
 struct sim_server {
-	void *memory;
-	_Alignas(64) float weights[2][SIM_COORDINATES]; /* one is the core's, the other is lent */
-	struct core *core;                              /* NULL: down */
+	struct restored state;
+	struct saver *saver;
+	struct core *core; /* NULL: down */
+	float *spare;      /* the buffer of weights that is not the core's first one */
 	uint64_t life, epoch;
-	int finished;
-	unsigned char *saving; /* the image under way, at image offsets */
-	size_t saving_size[IMAGE_SECTIONS];
-	uint64_t saving_generation;
-	int save_will_fail;
-	int written; /* on disk, but the core was not told yet */
+	uint64_t stopped_until_ms;
+	uint32_t kill_in;         /* effects until it is killed; DISK_NEVER */
+	int power;                /* ... by its host's power cut */
+	int over;                 /* finished: it only says goodbye any more */
+	int status;               /* why */
+	struct job job[SIM_JOBS]; /* given to the pool */
+	int job_ran[SIM_JOBS];    /* done, but the loop was not told yet */
 };
 
-/* L-BFGS: what the weights were, for the workers to compute at. */
+/* What the weights were, for the workers to compute at. */
 struct sim_version {
 	uint64_t epoch, version;
 	float w[SIM_PORTIONS];
 };
 
-struct sim_disk {
-	unsigned char *image; /* newest durable image, sections one after the other; size 0: none */
-	size_t size[IMAGE_SECTIONS];
-	uint64_t generation;
-};
-
 struct sim {
 	uint64_t seed;
+	struct sim_limits limits;
 	int trace;
+	struct rng plan, chance;
 	struct net net;
+	struct disk disk;
 	struct core_config cfg;
-	int training;                 /* batch ledger; else ledger gradient */
-	int mode;                     /* enum sim_mode: only this one */
+	struct options options;
+	int mode;     /* enum sim_mode, of this run */
+	int training; /* batch ledger; else ledger gradient */
+	int exact;    /* resume: the end is compared with that of the run without faults */
+	int always;   /* what was acknowledged is durable: --durability always */
 	struct sim_version *versions; /* SIM_VERSIONS, by version */
 	uint32_t n_workers, n_train;
+	struct fault fault[SIM_FAULTS];
+	uint32_t n_faults;
 	uint64_t faults_end_ms;
-	uint32_t save_ms, save_fails; /* most time a save takes; failures per 1000 */
+	uint32_t save_ms; /* most time a save takes */
 	uint32_t compute_ms;
+	uint32_t shorts, forgets; /* of the disk */
 	int tell_lost_links;
-	size_t room; /* bytes of core memory and of an image */
+	uint64_t ahead_ms[SIM_NODES];  /* of each node's clock before virtual time */
+	struct awake awake[SIM_NODES]; /* what its process makes of it, as the shells do */
+	uint64_t disk_bad_until_ms;
 	struct sim_server server;
-	struct sim_disk disk;
 	struct sim_worker worker[SIM_WORKERS];
 	uint64_t lives, links;
 	uint32_t n_coordinates;
 	enum fate fate[SIM_COORDINATES];
-	uint32_t crashes, worker_crashes;
+	float *final; /* weights at the end */
+	int finished; /* the server has ended for good */
+	int refused;  /* it could not start: the disk has broken its promises */
+	int drained;  /* ledger: all is pushed, it was told to end */
+	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains;
 	char violation[256]; /* empty: none */
 };
 
 void sim_init(struct sim *s);
 void sim_release(struct sim *s);
 /* One run. 0: clean; 1: s->violation says what broke. */
-int sim_run(struct sim *s, uint64_t seed, int trace);
+int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int trace);
 
 /* shared by the files of the simulator */
 /* The place of these weights among the remembered ones. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
 /* Images of batches [first, first + count) of an epoch. */
 uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
+/* The time awake of a node's process, by its own monotonic clock. */
+uint64_t sim_clock(struct sim *s, uint32_t node);
 void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 void sim_trace(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
+
+/* plan.c: what a seed decides. */
+void plan_run(struct sim *s);
+
+/* faults.c */
+void faults_schedule(struct sim *s);
+void faults_happen(struct sim *s, uint32_t number);
+const char *faults_text(const struct fault *f, char *out, size_t size);
 
 /* serial.c */
 /* Loss and gradient of portion i at w, as every worker of L-BFGS computes it. */
 double serial_loss(uint32_t i, float w);
 float serial_gradient(uint32_t i, float w);
-/* The weights that one worker and no fault end with; `memory` as sim.room. */
-void serial_run(struct sim *s, void *memory, float w[SIM_PORTIONS]);
+/* The weights that one worker and no fault end with. */
+void serial_run(struct sim *s, float w[SIM_PORTIONS]);
 
 /* node_server.c */
 void server_start(struct sim *s);
-void server_crash(struct sim *s);
+/* Killed, now; with `power` the whole host loses what was not synced. */
+void server_crash(struct sim *s, int power);
 void server_event(struct sim *s, const struct event *ev);
-void server_saved(struct sim *s, const struct item *it);
-/* The final image on disk against both ledgers. */
-void server_verdict(struct sim *s);
+void server_job(struct sim *s, struct item *it);
+/* What the pool was given. */
+void server_take_job(void *arg, const struct job *job);
+/* Its farewell is over: the process ends. */
+void server_end(struct sim *s);
+/* Nothing of its process is left. */
+void server_release(struct sim *s);
+/* Read what is on the disk, as a start does; NULL: it is refused, and s->violation says why. */
+struct core *server_restore(struct sim *s, struct restored *r);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);
 void worker_crash(struct sim *s, uint32_t node);
+void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms);
 void worker_message(struct sim *s, uint32_t node, const struct msg *m);
 void worker_tick(struct sim *s, uint32_t node);
-void worker_computed(struct sim *s, uint32_t node);
 /* Its connections broke and were made again. */
 void worker_relink(struct sim *s, uint32_t node);
 /* Node (1..) whose connection `link` is; 0: nobody's any more. */
 uint32_t worker_of_link(const struct sim *s, uint32_t link);
+void worker_run_effects(struct sim *s, uint32_t node);
+
+/* program.c: what a worker asks for, computes and pushes */
+void program_step(struct sim *s, uint32_t node);
+void program_computed(struct sim *s, uint32_t node);
+void program_params(struct sim *s, uint32_t node, const struct msg_params *p);
+
+/* verdict.c */
+/* What is on the disk at the end against all ledgers. */
+void verdict(struct sim *s);
+/* bounds.c */
+void bounds_check(struct sim *s);
+/* Who waits for what, for people. */
+void bounds_trace(struct sim *s);
+/* After a save on a disk that works. */
+void bounds_disk(struct sim *s);
 
 #endif

@@ -18,6 +18,28 @@ static struct core_config config(enum mode mode)
 	return cfg;
 }
 
+/* So that one worker goes through an epoch in one order, whatever is refused. */
+static void a_batch_that_came_to_nothing_is_given_to_its_worker_again(void **state)
+{
+	struct core_config cfg = config(MODE_SYNC);
+	struct crew k;
+	float g[CREW_PARAMS];
+
+	(void)state;
+	crew_open(&k, cfg, 1, 80, crew_bowl);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	crew_granted(&k, 0, 1, 1);
+	struct msg m = crew_gradient(&k, 0, g);
+	m.push.base_version = 0;
+	assert_int_equal(bench_acked(&k.b, k.hand[0].peer, &m).reject, REJECT_STALE);
+	k.hand[0].seq++;
+	assert_int_equal(crew_ask(&k, 0), 1);
+	crew_granted(&k, 0, 1, 1);
+	crew_close(&k);
+}
+
 static void nobody_waits_for_a_stopped_worker(enum mode mode)
 {
 	struct crew k;
@@ -98,6 +120,7 @@ static void one_worker_gets_no_copies(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_batch_that_came_to_nothing_is_given_to_its_worker_again),
 		cmocka_unit_test(downpour_waits_for_no_stopped_worker),
 		cmocka_unit_test(ssp_waits_for_no_stopped_worker),
 		cmocka_unit_test(the_first_result_counts_and_the_second_is_rejected),

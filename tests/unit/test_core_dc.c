@@ -141,6 +141,25 @@ static void each_worker_is_compensated_by_its_own_delay(void **state)
 	bench_close(&l.b);
 }
 
+/* After a crash its replays come without the pulls that lay between them. */
+static void a_gradient_of_the_current_weights_is_not_compensated(void **state)
+{
+	struct lesson l;
+
+	(void)state;
+	lesson_open(&l, dc_config(0));
+	pull(&l, 0);
+	for (uint64_t version = 0; version < 3; version++) {
+		struct msg m = bench_push_ones(l.s[0], version + 1);
+
+		m.push.base_version = version;
+		bench_applied(&l.b, 10, &m);
+		assert_float_equal(
+			core_weights(l.b.core)[4], (float)(-RATE * (double)(version + 1)), 1e-7);
+	}
+	bench_close(&l.b);
+}
+
 static void without_it_there_is_no_backup(void **state)
 {
 	struct core_config cfg = dc_config(0);
@@ -162,6 +181,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_run_equals_a_serial_one),
 		cmocka_unit_test(each_worker_is_compensated_by_its_own_delay),
+		cmocka_unit_test(a_gradient_of_the_current_weights_is_not_compensated),
 		cmocka_unit_test(without_it_there_is_no_backup),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -266,8 +266,8 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 		}
 	assert_int_equal(core_stats(k.b.core)->images, 40);
 	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_STALE], 0);
-	assert_steps(&k, 1); /* one step of four gradients */
-	assert_true(core_weights(k.b.core)[0] == -0.25f);
+	assert_steps(&k, 2); /* as without the crash */
+	assert_true(core_weights(k.b.core)[0] == -0.5f);
 	crew_close(&k);
 }
 
@@ -378,6 +378,38 @@ static void a_run_equals_a_serial_one(void **state)
 			serial_run(kinds[i], seed);
 }
 
+/* One worker, whose two last steps a crash has lost. Their mean would be another step. */
+static void replayed_steps_stay_steps(void **state)
+{
+	struct core_config cfg = sync_config(0);
+	const float g[2][BENCH_PARAMS] = {{1, 1}, {4, 4}};
+	struct bench b;
+	struct stamp s;
+
+	(void)state;
+	cfg.recovery_ms = 100000;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	bench_restart(&b);
+	struct msg m = bench_resume(s, 3, 0);
+	bench_message(&b, 9, &m);
+	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	for (uint32_t i = 0; i < 2; i++) {
+		m = bench_push(s, i + 1);
+		bench_slice(&m, 0, BENCH_PARAMS, g[i]);
+		bench_work(&m, 0, i, 1);
+		m.push.verdict = VERDICT_OK;
+		m.push.base_version = i;
+		bench_applied(&b, 9, &m);
+		assert_int_equal(core_stats(b.core)->version, i);
+	}
+	assert_true(core_weights(b.core)[1] == -0.25f); /* the first step is made */
+	bench_tick(&b, cfg.recovery_ms);
+	assert_int_equal(core_stats(b.core)->updates, 2);
+	assert_true(core_weights(b.core)[1] == -1.25f);
+	bench_close(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -391,6 +423,7 @@ int main(void)
 		cmocka_unit_test(the_last_step_of_an_epoch_has_what_is_left),
 		cmocka_unit_test(what_was_gathered_outlives_the_server),
 		cmocka_unit_test(replays_are_counted_though_their_step_is_not_there_yet),
+		cmocka_unit_test(replayed_steps_stay_steps),
 		cmocka_unit_test(a_run_equals_a_serial_one),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

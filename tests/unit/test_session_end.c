@@ -195,6 +195,20 @@ static void bye_is_said_again_after_a_welcome_and_not_waited_for_longer_than_5_s
 	session_free(&b.s);
 }
 
+static void leaving_unheard_with_pushes_that_are_not_safe_is_no_good_end(void **state)
+{
+	static struct sbench b;
+
+	(void)state;
+	sbench_open(&b);
+	assert_int_equal(sbench_push(&b), PS_OK);
+	sbench_ack(&b, 1, VERDICT_OK, 0);
+	sbench_bye(&b);
+	sbench_tick(&b, 5000);
+	assert_int_equal(sbench_effect(&b, TELL_END)->status, PS_EUNREACHABLE);
+	session_free(&b.s);
+}
+
 static void the_servers_bye_ends_it_with_its_reason(void **state)
 {
 	const int why[] = {PS_EDONE, PS_ESHUTDOWN, PS_EDIVERGED};
@@ -276,6 +290,7 @@ int main(void)
 		cmocka_unit_test(bye_is_said_after_all_pushes_and_ends_it_when_answered),
 		cmocka_unit_test(
 			bye_is_said_again_after_a_welcome_and_not_waited_for_longer_than_5_s),
+		cmocka_unit_test(leaving_unheard_with_pushes_that_are_not_safe_is_no_good_end),
 		cmocka_unit_test(the_servers_bye_ends_it_with_its_reason),
 		cmocka_unit_test(who_was_never_welcomed_leaves_at_once),
 		cmocka_unit_test(after_the_end_there_is_nothing),

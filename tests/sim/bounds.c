@@ -1,0 +1,110 @@
+/*
+ * bounds.c - what must hold after every event, whatever happens: nothing grows without a stated
+ * bound, and the core's counts are those of its tables.
+ */
+#include "common/checkpoint.h"
+#include "server/core/state.h"
+#include "tests/sim/sim.h"
+
+/* In flight and planned at once: a few messages for each push of every window. */
+#define MOST_PENDING 8192u
+/* Checkpoints, one of them new, temporaries, EPOCH and LOCK; and what a disk that fails could not
+ * remove, until the next save that can: bounds_disk. */
+#define MOST_NAMES 48u
+
+static void check_worker(struct sim *s, uint32_t node)
+{
+	const struct session *w = s->worker[node - 1].session;
+	uint64_t kept = session_last_seq(w) - session_durable_seq(w);
+
+	if (kept > s->cfg.replay_window)
+		sim_violation(s, "worker %u keeps %llu pushes; its window is %u", node,
+			(unsigned long long)kept, s->cfg.replay_window);
+}
+
+static void check_leases(struct sim *s, const struct core *c)
+{
+	const struct leases *l = &c->leases;
+	uint32_t n_free = 0, n_done = 0;
+
+	if (l->epoch >= c->cfg.epochs)
+		return;
+	for (uint32_t i = 0; i < l->n_batches; i++) {
+		n_free += l->batch[i] == BATCH_FREE;
+		n_done += l->batch[i] == BATCH_DONE;
+	}
+	if (n_free != l->n_free || n_done != l->n_done)
+		sim_violation(s, "batches are counted as %u free, %u done; they are %u and %u",
+			l->n_free, l->n_done, n_free, n_done);
+}
+
+static void check_core(struct sim *s, const struct core *c)
+{
+	if (c->n_effects + 1 >= c->max_effects)
+		sim_violation(s, "%zu effects of at most %zu", c->n_effects, c->max_effects);
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (w->durable_seq > w->last_seq)
+			sim_violation(s, "slot %u: durable %llu of %llu", i + 1,
+				(unsigned long long)w->durable_seq,
+				(unsigned long long)w->last_seq);
+	}
+	check_leases(s, c);
+}
+
+void bounds_check(struct sim *s)
+{
+	if (s->net.most > MOST_PENDING)
+		sim_violation(s, "%zu things are pending", s->net.most);
+	if (s->disk.most_names > MOST_NAMES)
+		sim_violation(s, "%u files in the directory", s->disk.most_names);
+	for (uint32_t node = 1; node <= s->n_workers; node++)
+		if (s->worker[node - 1].session)
+			check_worker(s, node);
+	if (s->server.core)
+		check_core(s, s->server.core);
+}
+
+void bounds_disk(struct sim *s)
+{
+	uint32_t n = disk_count(&s->disk, "ckpt-");
+
+	if (n > CHECKPOINT_KEEP)
+		sim_violation(s, "%u checkpoints are kept", n);
+}
+
+void bounds_trace(struct sim *s)
+{
+	static const char *const state[] = {"free", "joining", "live", "suspect", "away", "dead"};
+	const struct core *c = s->server.core;
+
+	for (uint32_t i = 0; c && i < c->cfg.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (w->state != SESSION_FREE)
+			sim_trace(s,
+				"slot %u.%u %s peer=%u last=%llu durable=%llu replay=%llu "
+				"lease=%llu waiting=%d clock=%llu",
+				i + 1, w->incarnation, state[w->state], w->peer,
+				(unsigned long long)w->last_seq, (unsigned long long)w->durable_seq,
+				(unsigned long long)w->replay_target,
+				(unsigned long long)w->lease_request, w->waiting,
+				(unsigned long long)w->clock);
+	}
+	if (c)
+		sim_trace(s, "started=%d recovering=%d ending=%d epoch=%u free=%u done=%u of %u",
+			c->started, c->recovering, c->ending, c->leases.epoch, c->leases.n_free,
+			c->leases.n_done, c->leases.n_batches);
+	for (uint32_t node = 1; node <= s->n_workers; node++) {
+		const struct session *w = s->worker[node - 1].session;
+
+		if (w)
+			sim_trace(s, "worker %u is %u.%u phase=%d bulk=%u last=%llu acked=%llu",
+				node, session_welcome(w)->stamp.worker,
+				session_welcome(w)->stamp.incarnation, session_phase(w),
+				s->worker[node - 1].bulk, (unsigned long long)session_last_seq(w),
+				(unsigned long long)session_acked_seq(w));
+	}
+	sim_trace(s, "the disk %s", s->disk.broken ? "has lied" : "has kept its promises");
+}

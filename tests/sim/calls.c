@@ -1,0 +1,325 @@
+/* calls.c - see calls.h. The names are ld's: a call of open() arrives in __wrap_open(). */
+#include "tests/sim/calls.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "common/log.h"
+
+#define FIRST_FD   (1 << 20) /* ours; smaller ones are real */
+#define LARGE      ((size_t)1 << 20)
+#define MAX_LARGE  3u
+#define IS_OURS(f) ((f) >= FIRST_FD)
+
+/* The machine whose turn it is. Static, because the C library's calls know of no other place. */
+static struct {
+	struct disk *disk;
+	struct rng *chance;
+	job_fn *give;
+	void *arg;
+	struct dirent entry;
+	/* blocks of megabytes, kept for the next core: to clear them anew for each start would be
+	 * the most expensive thing of a run */
+	struct {
+		void *block;
+		size_t size;
+		int taken;
+	} large[MAX_LARGE];
+} machine;
+
+void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg)
+{
+	machine.disk = d;
+	machine.chance = chance;
+	machine.give = give;
+	machine.arg = arg;
+}
+
+/* The plain name of a path into the directory; NULL: the directory itself. */
+static const char *plain(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? slash + 1 : NULL;
+}
+
+static int ours(int fd)
+{
+	return fd < 0 ? fd : fd + FIRST_FD;
+}
+
+/* ---- files ------------------------------------------------------------------------------------
+ */
+
+int __wrap_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, ...)
+{
+	const char *name = plain(path);
+
+	return ours(name ? disk_open_file(machine.disk, name, flags)
+			 : disk_open_directory(machine.disk));
+}
+
+int __wrap_openat(int dir, const char *name, int flags, ...);
+int __wrap_openat(int dir, const char *name, int flags, ...)
+{
+	(void)dir;
+	return ours(disk_open_file(machine.disk, name, flags));
+}
+
+int __real_close(int fd);
+int __wrap_close(int fd);
+int __wrap_close(int fd)
+{
+	return IS_OURS(fd) ? disk_close(machine.disk, fd - FIRST_FD) : __real_close(fd);
+}
+
+ssize_t __wrap_read(int fd, void *bytes, size_t n);
+ssize_t __wrap_read(int fd, void *bytes, size_t n)
+{
+	return disk_read(machine.disk, fd - FIRST_FD, bytes, n);
+}
+
+ssize_t __wrap_pread(int fd, void *bytes, size_t n, off_t from);
+ssize_t __wrap_pread(int fd, void *bytes, size_t n, off_t from)
+{
+	if (disk_seek(machine.disk, fd - FIRST_FD, (size_t)from) != 0)
+		return -1;
+	return disk_read(machine.disk, fd - FIRST_FD, bytes, n);
+}
+
+ssize_t __real_write(int fd, const void *bytes, size_t n);
+ssize_t __wrap_write(int fd, const void *bytes, size_t n);
+ssize_t __wrap_write(int fd, const void *bytes, size_t n)
+{
+	if (!IS_OURS(fd))
+		return __real_write(fd, bytes, n);
+	return disk_write(machine.disk, fd - FIRST_FD, bytes, n);
+}
+
+ssize_t __wrap_pwrite(int fd, const void *bytes, size_t n, off_t to);
+ssize_t __wrap_pwrite(int fd, const void *bytes, size_t n, off_t to)
+{
+	if (disk_seek(machine.disk, fd - FIRST_FD, (size_t)to) != 0)
+		return -1;
+	return disk_write(machine.disk, fd - FIRST_FD, bytes, n);
+}
+
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd)
+{
+	return disk_sync(machine.disk, fd - FIRST_FD);
+}
+
+int __wrap_ftruncate(int fd, off_t size);
+int __wrap_ftruncate(int fd, off_t size)
+{
+	return disk_truncate(machine.disk, fd - FIRST_FD, (size_t)size);
+}
+
+int __wrap_renameat(int from, const char *name, int into, const char *to);
+int __wrap_renameat(int from, const char *name, int into, const char *to)
+{
+	(void)from;
+	(void)into;
+	return disk_rename(machine.disk, name, to);
+}
+
+int __wrap_unlinkat(int dir, const char *name, int flags);
+int __wrap_unlinkat(int dir, const char *name, int flags)
+{
+	(void)dir;
+	(void)flags;
+	return disk_unlink(machine.disk, name);
+}
+
+int __wrap_flock(int fd, int how);
+int __wrap_flock(int fd, int how)
+{
+	(void)how; /* exclusive, without waiting */
+	return disk_lock(machine.disk, fd - FIRST_FD);
+}
+
+/* ---- looking at files -------------------------------------------------------------------------
+ */
+
+static int describe(struct stat *st, long size)
+{
+	if (size < 0)
+		return -1;
+	memset(st, 0, sizeof(*st));
+	st->st_mode = S_IFREG | 0644;
+	st->st_size = size;
+	return 0;
+}
+
+int __wrap_fstat(int fd, struct stat *st);
+int __wrap_fstat(int fd, struct stat *st)
+{
+	return describe(st, disk_size(machine.disk, fd - FIRST_FD));
+}
+
+int __wrap_fstatat(int dir, const char *name, struct stat *st, int flags);
+int __wrap_fstatat(int dir, const char *name, struct stat *st, int flags)
+{
+	(void)dir;
+	(void)flags;
+	return describe(st, disk_size_of(machine.disk, name));
+}
+
+/* The directory itself was always there. */
+int __wrap_stat(const char *path, struct stat *st);
+int __wrap_stat(const char *path, struct stat *st)
+{
+	(void)path;
+	memset(st, 0, sizeof(*st));
+	st->st_mode = S_IFDIR | 0755;
+	return 0;
+}
+
+int __wrap_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode)
+{
+	(void)path;
+	(void)mode;
+	errno = EEXIST;
+	return -1;
+}
+
+int __wrap_faccessat(int dir, const char *path, int mode, int flags);
+int __wrap_faccessat(int dir, const char *path, int mode, int flags)
+{
+	(void)dir;
+	(void)path;
+	(void)mode;
+	(void)flags;
+	return 0;
+}
+
+int __wrap_access(const char *path, int mode);
+int __wrap_access(const char *path, int mode)
+{
+	(void)mode;
+	return disk_size_of(machine.disk, plain(path)) < 0 ? -1 : 0;
+}
+
+DIR *__wrap_opendir(const char *path);
+DIR *__wrap_opendir(const char *path)
+{
+	(void)path;
+	if (machine.disk->dead) {
+		errno = EIO;
+		return NULL;
+	}
+	disk_rewind(machine.disk);
+	return (DIR *)(void *)&machine;
+}
+
+struct dirent *__wrap_readdir(DIR *d);
+struct dirent *__wrap_readdir(DIR *d)
+{
+	const char *name = disk_next(machine.disk);
+
+	(void)d;
+	if (!name)
+		return NULL;
+	snprintf(machine.entry.d_name, sizeof(machine.entry.d_name), "%s", name);
+	return &machine.entry;
+}
+
+void __wrap_rewinddir(DIR *d);
+void __wrap_rewinddir(DIR *d)
+{
+	(void)d;
+	disk_rewind(machine.disk);
+}
+
+int __wrap_dirfd(DIR *d);
+int __wrap_dirfd(DIR *d)
+{
+	(void)d;
+	return FIRST_FD;
+}
+
+int __wrap_closedir(DIR *d);
+int __wrap_closedir(DIR *d)
+{
+	(void)d;
+	return 0;
+}
+
+/* ---- the rest of the machine ------------------------------------------------------------------
+ */
+
+int __wrap_uv_queue_work(uv_loop_t *loop, uv_work_t *work, uv_work_cb run, uv_after_work_cb after);
+int __wrap_uv_queue_work(uv_loop_t *loop, uv_work_t *work, uv_work_cb run, uv_after_work_cb after)
+{
+	const struct job job = {work, run, after};
+
+	(void)loop;
+	machine.give(machine.arg, &job);
+	return 0;
+}
+
+ssize_t __wrap_getrandom(void *bytes, size_t n, unsigned int flags);
+ssize_t __wrap_getrandom(void *bytes, size_t n, unsigned int flags)
+{
+	unsigned char *b = bytes;
+
+	(void)flags;
+	for (size_t i = 0; i < n; i++)
+		b[i] = (unsigned char)rng_next(machine.chance);
+	return (ssize_t)n;
+}
+
+void __wrap_log_write(enum log_level level, const char *subsystem, const char *event,
+	const char *fmt, ...) PS_PRINTF(4, 5);
+void __wrap_log_write(
+	enum log_level level, const char *subsystem, const char *event, const char *fmt, ...)
+{
+	(void)level;
+	(void)subsystem;
+	(void)event;
+	(void)fmt;
+}
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+void *__real_mem_must(size_t n, size_t size, const char *who);
+void *__wrap_mem_must(size_t n, size_t size, const char *who);
+void *__wrap_mem_must(size_t n, size_t size, const char *who)
+{
+	size_t bytes = n * size;
+
+	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {
+		if (machine.large[i].taken)
+			continue;
+		if (machine.large[i].size < bytes) {
+			free(machine.large[i].block);
+			machine.large[i].block = __real_mem_must(n, size, who);
+			machine.large[i].size = bytes;
+		}
+		machine.large[i].taken = 1;
+		return machine.large[i].block;
+	}
+	return __real_mem_must(n, size, who);
+}
+
+void __real_free(void *p);
+void __wrap_free(void *p);
+void __wrap_free(void *p)
+{
+	for (size_t i = 0; p && i < MAX_LARGE; i++) {
+		if (machine.large[i].block == p && machine.large[i].taken) {
+			machine.large[i].taken = 0;
+			return;
+		}
+	}
+	__real_free(p);
+}

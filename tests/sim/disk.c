@@ -1,0 +1,433 @@
+/* disk.c - see disk.h. */
+#include "tests/sim/disk.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "tests/sim/names.h"
+
+static int chance(struct disk *d, uint32_t per_mille)
+{
+	return per_mille && rng_below(&d->rng, 1000) < per_mille;
+}
+
+static int fail(int error)
+{
+	errno = error;
+	return -1;
+}
+
+/* ---- entries ----------------------------------------------------------------------------------
+ */
+
+/* A journal that is full is written by itself. */
+static void change(struct disk *d, struct disk_change c)
+{
+	if (d->n_changes == DISK_CHANGES) {
+		names_apply(d->safe, &d->change[0]);
+		memmove(d->change, d->change + 1, --d->n_changes * sizeof(c));
+	}
+	d->change[d->n_changes++] = c;
+	names_apply(d->now, &c);
+	uint32_t n = disk_count(d, "");
+	d->most_names = n > d->most_names ? n : d->most_names;
+}
+
+static struct disk_change change_of(enum disk_change_kind kind, const char *name, int file)
+{
+	struct disk_change c = {.kind = kind, .file = file};
+
+	snprintf(c.name, sizeof(c.name), "%s", name);
+	return c;
+}
+
+/* ---- files ------------------------------------------------------------------------------------
+ */
+
+static int is_used(const struct disk *d, int file)
+{
+	for (size_t i = 0; i < DISK_FILES; i++)
+		if (d->now[i].file == file || d->safe[i].file == file)
+			return 1;
+	for (size_t i = 0; i < d->n_changes; i++)
+		if (d->change[i].file == file)
+			return 1;
+	for (size_t i = 0; i < DISK_OPEN; i++)
+		if (d->open[i].file == file)
+			return 1;
+	return 0;
+}
+
+static int new_file(struct disk *d)
+{
+	for (int i = 0; i < DISK_FILES; i++) {
+		if (is_used(d, i))
+			continue;
+		d->file[i].size = d->file[i].safe_size = 0;
+		d->file[i].dirty = 0;
+		return i;
+	}
+	if (d->n_changes == 0)
+		abort(); /* names are bounded, and each has one file */
+	/* a file system writes its journal by itself now and then */
+	names_commit(d);
+	return new_file(d);
+}
+
+static void make_room(struct disk_file *f, size_t size)
+{
+	if (size <= f->room)
+		return;
+	f->room = size + size / 2;
+	f->now = realloc(f->now, f->room);
+	f->safe = realloc(f->safe, f->room);
+	if (!f->now || !f->safe)
+		abort();
+}
+
+static int new_fd(struct disk *d, struct disk_open o)
+{
+	for (int i = 0; i < DISK_OPEN; i++) {
+		if (d->open[i].file >= 0 || d->open[i].is_directory)
+			continue;
+		d->open[i] = o;
+		return i;
+	}
+	abort(); /* descriptors leak */
+}
+
+/* ---- what can go wrong at each change ---------------------------------------------------------
+ */
+
+/* 1: this change does not happen, errno says why it seems. */
+static int is_prevented(struct disk *d)
+{
+	d->ops++;
+	if (d->ops_left != DISK_NEVER && d->ops_left-- == 0)
+		d->dead = 1;
+	if (d->dead) {
+		errno = EIO;
+		return 1;
+	}
+	if (!chance(d, d->fails))
+		return 0;
+	errno = chance(d, 500) ? EIO : ENOSPC;
+	return 1;
+}
+
+static struct disk_open *at(struct disk *d, int fd)
+{
+	if (fd < 0 || fd >= DISK_OPEN || (d->open[fd].file < 0 && !d->open[fd].is_directory))
+		return NULL;
+	return &d->open[fd];
+}
+
+static struct disk_file *file_at(struct disk *d, int fd)
+{
+	const struct disk_open *o = at(d, fd);
+
+	return o && !o->is_directory ? &d->file[o->file] : NULL;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------
+ */
+
+int disk_open_directory(struct disk *d)
+{
+	return d->dead ? fail(EIO) : new_fd(d, (struct disk_open){.file = -1, .is_directory = 1});
+}
+
+int disk_open_file(struct disk *d, const char *name, int flags)
+{
+	const struct disk_name *n = names_find(d->now, name);
+	int file = n ? n->file : -1;
+
+	if (d->dead)
+		return fail(EIO);
+	if (file < 0 && !(flags & O_CREAT))
+		return fail(ENOENT);
+	if ((flags & O_CREAT) && is_prevented(d))
+		return -1;
+	if (file < 0) {
+		file = new_file(d);
+		change(d, change_of(CHANGE_LINK, name, file));
+	} else if (flags & O_TRUNC) {
+		d->file[file].size = 0;
+		d->file[file].dirty = 1;
+	}
+	return new_fd(d,
+		(struct disk_open){.file = file, .at = flags & O_APPEND ? d->file[file].size : 0});
+}
+
+int disk_close(struct disk *d, int fd)
+{
+	struct disk_open *o = at(d, fd);
+
+	if (!o)
+		return fail(EBADF);
+	*o = (struct disk_open){.file = -1};
+	return 0;
+}
+
+long disk_read(struct disk *d, int fd, void *bytes, size_t n)
+{
+	const struct disk_file *f = file_at(d, fd);
+
+	if (!f || d->dead)
+		return fail(EIO);
+	size_t left = f->size - (d->open[fd].at < f->size ? d->open[fd].at : f->size);
+	n = n < left ? n : left;
+	memcpy(bytes, f->now + d->open[fd].at, n);
+	d->open[fd].at += n;
+	return (long)n;
+}
+
+static long take_bytes(struct disk *d, int fd, const void *bytes, size_t n)
+{
+	struct disk_file *f = file_at(d, fd);
+	struct disk_open *o = at(d, fd);
+
+	make_room(f, o->at + n);
+	if (o->at > f->size)
+		memset(f->now + f->size, 0, o->at - f->size);
+	memcpy(f->now + o->at, bytes, n);
+	o->at += n;
+	f->size = o->at > f->size ? o->at : f->size;
+	f->dirty = 1;
+	return (long)n;
+}
+
+long disk_write(struct disk *d, int fd, const void *bytes, size_t n)
+{
+	int was_alive = !d->dead;
+
+	if (!file_at(d, fd) || n == 0)
+		return n ? fail(EBADF) : 0;
+	if (is_prevented(d)) { /* but a part of it may have been */
+		if (was_alive)
+			(void)take_bytes(d, fd, bytes, rng_below(&d->rng, n));
+		return -1;
+	}
+	if (n > DISK_SECTOR && chance(d, d->shorts))
+		n = 1 + rng_below(&d->rng, n);
+	return take_bytes(d, fd, bytes, n);
+}
+
+int disk_truncate(struct disk *d, int fd, size_t size)
+{
+	struct disk_file *f = file_at(d, fd);
+
+	if (!f)
+		return fail(EBADF);
+	if (is_prevented(d))
+		return -1;
+	make_room(f, size);
+	if (size > f->size)
+		memset(f->now + f->size, 0, size - f->size);
+	f->size = size;
+	f->dirty = 1;
+	return 0;
+}
+
+int disk_seek(struct disk *d, int fd, size_t to)
+{
+	if (!file_at(d, fd))
+		return fail(EBADF);
+	d->open[fd].at = to;
+	return 0;
+}
+
+static void sync_file(struct disk_file *f)
+{
+	make_room(f, f->size);
+	if (f->dirty && f->size)
+		memcpy(f->safe, f->now, f->size);
+	f->safe_size = f->size;
+	f->dirty = 0;
+}
+
+/* A sync that fails has thrown away what it could not write: the next one will not say so. */
+static void lose_writes(struct disk *d, struct disk_file *f);
+
+int disk_sync(struct disk *d, int fd)
+{
+	struct disk_open *o = at(d, fd);
+	int was_alive = !d->dead;
+
+	if (!o)
+		return fail(EBADF);
+	if (is_prevented(d)) {
+		if (was_alive && !d->dead && !o->is_directory)
+			lose_writes(d, &d->file[o->file]);
+		return -1;
+	}
+	if (chance(d, d->forgets))
+		d->broken = d->lied = 1;
+	else if (!o->is_directory)
+		sync_file(&d->file[o->file]);
+	else
+		names_commit(d);
+	return 0;
+}
+
+int disk_rename(struct disk *d, const char *name, const char *to)
+{
+	const struct disk_name *n = names_find(d->now, name);
+
+	if (is_prevented(d))
+		return -1;
+	if (!n)
+		return fail(ENOENT);
+	struct disk_change c = change_of(CHANGE_RENAME, name, n->file);
+	snprintf(c.to, sizeof(c.to), "%s", to);
+	change(d, c);
+	return 0;
+}
+
+int disk_unlink(struct disk *d, const char *name)
+{
+	if (is_prevented(d))
+		return -1;
+	if (!names_find(d->now, name))
+		return fail(ENOENT);
+	change(d, change_of(CHANGE_UNLINK, name, -1));
+	return 0;
+}
+
+int disk_lock(struct disk *d, int fd)
+{
+	for (int i = 0; i < DISK_OPEN; i++)
+		if (i != fd && d->open[i].locked)
+			return fail(EWOULDBLOCK);
+	if (!at(d, fd))
+		return fail(EBADF);
+	d->open[fd].locked = 1;
+	return 0;
+}
+
+long disk_size_of(struct disk *d, const char *name)
+{
+	const struct disk_name *n = names_find(d->now, name);
+
+	if (d->dead)
+		return fail(EIO);
+	return n ? (long)d->file[n->file].size : fail(ENOENT);
+}
+
+long disk_size(struct disk *d, int fd)
+{
+	const struct disk_file *f = file_at(d, fd);
+
+	return f && !d->dead ? (long)f->size : fail(EIO);
+}
+
+void disk_rewind(struct disk *d)
+{
+	d->listing = 0;
+}
+
+const char *disk_next(struct disk *d)
+{
+	while (d->listing < DISK_FILES && d->now[d->listing].file < 0)
+		d->listing++;
+	return d->listing < DISK_FILES && !d->dead ? d->now[d->listing++].text : NULL;
+}
+
+/* ---- ends -------------------------------------------------------------------------------------
+ */
+
+void disk_killed(struct disk *d)
+{
+	for (size_t i = 0; i < DISK_OPEN; i++)
+		d->open[i] = (struct disk_open){.file = -1};
+	d->dead = 0;
+	d->ops_left = DISK_NEVER;
+}
+
+enum survival { NONE, ALL, FIRST, ANY, WAYS };
+
+/* Which sectors of the new bytes are there: in `now`, which becomes what the disk has. */
+static void keep_sectors(struct disk *d, struct disk_file *f, enum survival way)
+{
+	size_t first = rng_below(&d->rng, f->size / DISK_SECTOR + 2);
+
+	for (size_t i = 0; i * DISK_SECTOR < f->size; i++) {
+		size_t from = i * DISK_SECTOR, to = from + DISK_SECTOR;
+
+		if (way == ALL || (way == FIRST ? i < first : way == ANY && chance(d, 500)))
+			continue;
+		to = to < f->size ? to : f->size;
+		for (size_t b = from; b < to; b++)
+			f->now[b] = b < f->safe_size ? f->safe[b] : 0;
+	}
+}
+
+static void lose_writes(struct disk *d, struct disk_file *f)
+{
+	enum survival way = (enum survival)rng_below(&d->rng, WAYS);
+
+	if (!f->dirty)
+		return;
+	make_room(f, f->safe_size);
+	if (way == NONE || chance(d, 300)) { /* the size itself was not written */
+		if (f->safe_size > f->size)
+			memcpy(f->now + f->size, f->safe + f->size, f->safe_size - f->size);
+		f->size = f->safe_size;
+	}
+	keep_sectors(d, f, way);
+	sync_file(f);
+}
+
+void disk_power_cut(struct disk *d)
+{
+	names_survive(d);
+	for (int i = 0; i < DISK_FILES; i++)
+		if (is_used(d, i))
+			lose_writes(d, &d->file[i]);
+	d->cuts++;
+}
+
+void disk_rot(struct disk *d, const char *prefix)
+{
+	const struct disk_name *newest = NULL;
+
+	for (size_t i = 0; i < DISK_FILES; i++)
+		if (d->now[i].file >= 0 && strncmp(d->now[i].text, prefix, strlen(prefix)) == 0 &&
+			(!newest || strcmp(d->now[i].text, newest->text) > 0))
+			newest = &d->now[i];
+	if (!newest || d->file[newest->file].size == 0)
+		return;
+	struct disk_file *f = &d->file[newest->file];
+	size_t byte = rng_below(&d->rng, f->size);
+	f->now[byte] ^= (unsigned char)(1u << rng_below(&d->rng, 8));
+	f->dirty = 1;
+	sync_file(f);
+	d->broken = 1;
+}
+
+void disk_init(struct disk *d)
+{
+	memset(d, 0, sizeof(*d));
+	names_forget(d);
+	disk_killed(d);
+}
+
+void disk_reset(struct disk *d, struct rng rng)
+{
+	names_forget(d);
+	disk_killed(d);
+	d->rng = rng;
+	d->fails = d->shorts = d->forgets = 0;
+	d->broken = d->lied = 0;
+	d->most_names = 0;
+	d->ops = d->cuts = 0;
+}
+
+void disk_release(struct disk *d)
+{
+	for (size_t i = 0; i < DISK_FILES; i++) {
+		free(d->file[i].now);
+		free(d->file[i].safe);
+	}
+}

@@ -1,0 +1,145 @@
+/* faults.c - the faults of the schedule, when their time comes. */
+#include <stdio.h>
+#include "tests/sim/sim.h"
+
+void faults_schedule(struct sim *s)
+{
+	for (uint32_t i = 0; i < s->n_faults; i++)
+		if (s->fault[i].at_ms != UINT64_MAX)
+			net_at(&s->net, s->fault[i].at_ms,
+				(struct item){.what = HAPPEN_FAULT, .number = i});
+}
+
+static struct sim_worker *victim(struct sim *s, const struct fault *f)
+{
+	return f->node <= s->n_workers ? &s->worker[f->node - 1] : NULL;
+}
+
+/* A server that is down, or asked to die in a disk operation, dies in its next ones. */
+static void kill_server(struct sim *s, const struct fault *f, int power)
+{
+	struct sim_server *v = &s->server;
+
+	v->power = power;
+	if (!v->core || f->moment == AT_OPERATION)
+		s->disk.ops_left = f->in;
+	else if (f->moment == AT_EFFECT)
+		v->kill_in = f->in;
+	else
+		server_crash(s, power);
+}
+
+static void kill_worker(struct sim *s, const struct fault *f)
+{
+	struct sim_worker *w = victim(s, f);
+
+	if (w && w->session && f->moment == AT_EFFECT)
+		w->kill_in = f->in;
+	else if (w)
+		worker_crash(s, f->node);
+}
+
+static void stop(struct sim *s, const struct fault *f)
+{
+	struct sim_worker *w = f->node == SIM_SERVER ? NULL : victim(s, f);
+
+	if (f->node == SIM_SERVER)
+		s->server.stopped_until_ms = s->net.now_ms + f->ms;
+	else if (w)
+		w->stopped_until_ms = s->net.now_ms + f->ms;
+}
+
+static void cut(struct sim *s, const struct fault *f)
+{
+	uint64_t until = s->net.now_ms + f->ms;
+
+	if (f->way & 1)
+		s->net.lane[f->node][1].cut_until_ms = until;
+	if (f->way & 2)
+		s->net.lane[f->node][0].cut_until_ms = until;
+	if (f->in % 2)
+		net_at(&s->net, until, (struct item){.what = HAPPEN_HEAL, .node = f->node});
+	s->cuts++;
+}
+
+static void slow(struct sim *s, const struct fault *f)
+{
+	s->net.slow_until_ms[f->node] = s->net.now_ms + f->ms;
+	s->net.slow_ms[f->node] = f->in;
+}
+
+static void drain(struct sim *s)
+{
+	if (!s->server.core || s->server.over)
+		return;
+	s->drains++;
+	server_event(s, &(struct event){.kind = EVENT_DRAIN});
+}
+
+void faults_happen(struct sim *s, uint32_t number)
+{
+	const struct fault *f = &s->fault[number];
+	char text[128];
+
+	sim_trace(s, "FAULT %u: %s", number, faults_text(f, text, sizeof(text)));
+	switch (f->kind) {
+	case FAULT_KILL:
+		if (f->node != SIM_SERVER)
+			kill_worker(s, f);
+		else
+			kill_server(s, f, 0);
+		break;
+	case FAULT_POWER:
+		kill_server(s, f, 1);
+		break;
+	case FAULT_DRAIN:
+		drain(s);
+		break;
+	case FAULT_STOP:
+		stop(s, f);
+		break;
+	case FAULT_LEAP:
+		s->ahead_ms[f->node] += f->ms;
+		s->leaps++;
+		break;
+	case FAULT_CUT:
+		cut(s, f);
+		break;
+	case FAULT_SLOW:
+		slow(s, f);
+		break;
+	case FAULT_DISK:
+		s->disk.fails = 20 + 40 * f->in;
+		s->disk_bad_until_ms = s->net.now_ms + f->ms;
+		break;
+	case FAULT_ROT:
+		disk_rot(&s->disk, "ckpt-");
+		break;
+	case FAULT_LEAVE:
+		if (victim(s, f))
+			worker_leave(s, f->node, f->ms);
+		break;
+	case FAULT_KINDS:
+		break;
+	}
+}
+
+const char *faults_text(const struct fault *f, char *out, size_t size)
+{
+	static const char *const name[FAULT_KINDS] = {[FAULT_KILL] = "kill",
+		[FAULT_POWER] = "power cut",
+		[FAULT_DRAIN] = "drain",
+		[FAULT_STOP] = "stop",
+		[FAULT_LEAP] = "clock leaps",
+		[FAULT_CUT] = "partition",
+		[FAULT_SLOW] = "slow link",
+		[FAULT_DISK] = "disk errors",
+		[FAULT_ROT] = "rotten bit",
+		[FAULT_LEAVE] = "leave"};
+	static const char *const when[] = {"at once", "at an effect", "in a disk operation"};
+	int kills = f->kind == FAULT_KILL || f->kind == FAULT_POWER;
+
+	snprintf(out, size, "%s node=%u ms=%u in=%u way=%u %s", name[f->kind], f->node, f->ms,
+		f->in, f->way, kills ? when[f->moment] : "");
+	return out;
+}

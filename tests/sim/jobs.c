@@ -1,0 +1,176 @@
+/* jobs.c - see jobs.h. */
+#include "tests/sim/jobs.h"
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "common/clock.h"
+
+#define CHUNK    64u
+#define MAX_JOBS 256u
+#define LOOK_MS  250
+
+/* In memory that all processes share. */
+struct board {
+	atomic_uint_least64_t next, failed; /* seed to hand out; the smallest that failed */
+	atomic_uint_least64_t now[MAX_JOBS];
+	struct totals totals[MAX_JOBS];
+};
+
+static void count(struct totals *t, const struct sim *s)
+{
+	t->seeds++;
+	t->mode[s->mode]++;
+	t->exact += s->exact && s->crashes;
+	t->broken += s->disk.broken != 0;
+	t->messages += s->net.sent;
+	t->crashes += s->crashes;
+	t->power_cuts += s->power_cuts;
+	t->drains += s->drains;
+	t->worker_crashes += s->worker_crashes;
+	t->leaps += s->leaps;
+	t->cuts += s->cuts;
+	t->disk_ops += s->disk.ops;
+}
+
+static void note_failure(struct board *b, uint64_t seed)
+{
+	uint_least64_t least = atomic_load(&b->failed);
+
+	while (seed < least && !atomic_compare_exchange_weak(&b->failed, &least, seed))
+		;
+}
+
+/* One process: chunk after chunk until there are none, or all that are left lie behind a failure.
+ */
+static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
+{
+	static struct sim s;
+	uint64_t first;
+
+	sim_init(&s);
+	while ((first = atomic_fetch_add(&b->next, CHUNK)) <= to) {
+		uint64_t last = to - first < CHUNK ? to : first + CHUNK - 1;
+
+		for (uint64_t seed = first; seed <= last && seed < atomic_load(&b->failed);
+			seed++) {
+			atomic_store(&b->now[job], seed);
+			if (sim_run(&s, seed, limits, 0))
+				note_failure(b, seed);
+			else
+				count(&b->totals[job], &s);
+		}
+		if (last == to || atomic_load(&b->failed) <= last)
+			break;
+	}
+	sim_release(&s);
+}
+
+static void add(struct totals *sum, const struct totals *t)
+{
+	const uint64_t *from = (const uint64_t *)(const void *)t;
+	uint64_t *to = (uint64_t *)(void *)sum;
+
+	for (size_t i = 0; i < sizeof(*t) / sizeof(*from); i++)
+		to[i] += from[i];
+}
+
+static struct totals total(const struct board *b, uint32_t n)
+{
+	struct totals sum = {0};
+
+	for (uint32_t i = 0; i < n; i++)
+		add(&sum, &b->totals[i]);
+	return sum;
+}
+
+static void show_progress(const struct board *b, uint32_t n, uint64_t all, double seconds)
+{
+	uint64_t done = total(b, n).seeds;
+
+	fprintf(stderr, "\r%llu of %llu seeds, %.0f/s ", (unsigned long long)done,
+		(unsigned long long)all, (double)done / (seconds > 0 ? seconds : 1));
+}
+
+/* A process that died of a signal has failed at the seed it was at. */
+static void reap(struct board *b, struct jobs_result *r, const pid_t *pid, uint32_t n, pid_t gone,
+	int status)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		if (pid[i] != gone || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
+			continue;
+		r->died = WIFSIGNALED(status) ? WTERMSIG(status) : -1;
+		note_failure(b, atomic_load(&b->now[i]));
+	}
+}
+
+static void watch(
+	struct board *b, struct jobs_result *r, const pid_t *pid, uint32_t n, uint64_t all)
+{
+	const struct timespec look = {.tv_nsec = LOOK_MS * 1000000l};
+	double start = clock_seconds();
+	uint32_t left = n;
+	int status;
+
+	while (left) {
+		pid_t gone = waitpid(-1, &status, WNOHANG);
+
+		if (gone > 0) {
+			reap(b, r, pid, n, gone, status);
+			left--;
+			continue;
+		}
+		if (isatty(STDERR_FILENO))
+			show_progress(b, n, all, clock_seconds() - start);
+		nanosleep(&look, NULL);
+	}
+	if (isatty(STDERR_FILENO))
+		fprintf(stderr, "\r%40s\r", "");
+}
+
+static void fork_all(struct board *b, struct jobs_result *r, uint64_t from, uint64_t to,
+	const struct sim_limits *limits, uint32_t n)
+{
+	pid_t pid[MAX_JOBS];
+
+	for (uint32_t i = 0; i < n; i++) {
+		pid[i] = fork();
+		if (pid[i] < 0) {
+			perror("sim: fork");
+			exit(1);
+		}
+		if (pid[i] == 0) {
+			work(b, i, to, limits);
+			_exit(0);
+		}
+	}
+	watch(b, r, pid, n, to - from + 1);
+}
+
+void jobs_run(struct jobs_result *r, uint64_t from, uint64_t to, const struct sim_limits *limits,
+	uint32_t n)
+{
+	struct board *b =
+		mmap(NULL, sizeof(*b), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	memset(r, 0, sizeof(*r));
+	if (b == MAP_FAILED) {
+		perror("sim: mmap");
+		exit(1);
+	}
+	n = n < MAX_JOBS ? n : MAX_JOBS;
+	atomic_store(&b->next, from);
+	atomic_store(&b->failed, UINT64_MAX);
+	if (n == 1)
+		work(b, 0, to, limits);
+	else
+		fork_all(b, r, from, to, limits, n);
+	r->totals = total(b, n);
+	r->seed = atomic_load(&b->failed);
+	r->failed = r->seed != UINT64_MAX;
+	munmap(b, sizeof(*b));
+}

@@ -1,0 +1,28 @@
+/*
+ * jobs.h - many seeds, by one process or by several at once that share out the work.
+ *
+ * Seeds are handed out in order, a few at a time; at a violation all that are smaller are still
+ * run: the failing seed that is told is the smallest one, however many processes there are.
+ */
+#ifndef TESTS_SIM_JOBS_H
+#define TESTS_SIM_JOBS_H
+#include <stdint.h>
+#include "tests/sim/sim.h"
+
+struct totals {
+	uint64_t seeds, mode[SIM_MODES], exact, broken;
+	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, disk_ops;
+};
+
+struct jobs_result {
+	struct totals totals;
+	int failed;
+	uint64_t seed; /* the smallest one that failed */
+	int died;      /* the simulator itself did, with this signal */
+};
+
+/* Run seeds from..to under `limits` in `n` processes; progress to stderr when it is a terminal. */
+void jobs_run(struct jobs_result *r, uint64_t from, uint64_t to, const struct sim_limits *limits,
+	uint32_t n);
+
+#endif

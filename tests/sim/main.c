@@ -1,0 +1,254 @@
+/*
+ * main.c - the simulator's command line: seeds in, verdicts out (README.md beside this file).
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/clock.h"
+#include "common/mem.h"
+#include "common/opt.h"
+#include "tests/sim/jobs.h"
+#include "tests/sim/shrink.h"
+
+#define EVERYTHING ((struct sim_limits){.faults = UINT32_MAX, .strikes_to = UINT64_MAX})
+
+struct arguments {
+	const char *seeds, *faults, *strikes;
+	int64_t seed, workers, steps, jobs;
+	int mode, calm, trace, shrink;
+};
+
+/* ---- texts ------------------------------------------------------------------------------------
+ */
+
+static int parse_range(const char *text, uint64_t *from, uint64_t *to)
+{
+	char *end;
+
+	*from = strtoull(text, &end, 10);
+	if (end == text || strncmp(end, "..", 2) != 0)
+		return 0;
+	text = end + 2;
+	*to = strtoull(text, &end, 10);
+	return end != text && *end == '\0' && *from <= *to;
+}
+
+/* "all", "none", or numbers with commas between them. */
+static int parse_faults(const char *text, uint32_t *faults)
+{
+	char *end;
+
+	*faults = strcmp(text, "all") == 0 ? UINT32_MAX : 0;
+	if (*faults || strcmp(text, "none") == 0)
+		return 1;
+	for (;; text = end + 1) {
+		unsigned long i = strtoul(text, &end, 10);
+
+		if (end == text || i >= SIM_FAULTS || (*end && *end != ','))
+			return 0;
+		*faults |= 1u << i;
+		if (!*end)
+			return 1;
+	}
+}
+
+static void print_faults(const struct sim *s, uint32_t faults)
+{
+	const char *before = " --faults ";
+
+	for (uint32_t i = 0; i < s->n_faults; i++) {
+		if (!(faults >> i & 1))
+			continue;
+		printf("%s%u", before, i);
+		before = ",";
+	}
+	if (*before == ' ')
+		printf(" --faults none");
+}
+
+static const char *mode_name(int mode)
+{
+	static char name[16];
+	const char *at = SIM_MODE_NAMES;
+
+	while (mode-- > 0)
+		at = strchr(at, '|') + 1;
+	snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, "|"), at);
+	return name;
+}
+
+/* ---- reports ----------------------------------------------------------------------------------
+ */
+
+static void print_command(
+	const struct sim *s, const char *program, uint64_t seed, const struct sim_limits *l)
+{
+	printf("replay: %s --seed %llu --mode %s", program, (unsigned long long)seed,
+		mode_name(l->mode));
+	if (l->workers)
+		printf(" --workers %u", l->workers);
+	if (l->steps)
+		printf(" --steps %u", l->steps);
+	if (l->faults != UINT32_MAX)
+		print_faults(s, l->faults);
+	if (l->strikes_to != UINT64_MAX)
+		printf(" --strikes %llu..%llu", (unsigned long long)l->strikes_from,
+			(unsigned long long)l->strikes_to);
+	printf("%s --trace\n", l->calm ? " --calm" : "");
+}
+
+/* The seed as it is, then the shrunk case with its faults. */
+static int failed(const char *program, uint64_t seed, const struct sim_limits *limits, int shrinks)
+{
+	static struct sim s;
+	struct sim_limits l = *limits;
+	char text[128];
+
+	sim_init(&s);
+	(void)sim_run(&s, seed, &l, 0);
+	l.mode = s.mode;
+	printf("FAIL seed=%llu mode=%s: %s\n", (unsigned long long)seed, mode_name(s.mode),
+		s.violation);
+	print_command(&s, program, seed, &l);
+	if (shrinks) {
+		l = shrink(&s, seed, &l);
+		printf("shrunk: %s\n", s.violation);
+		for (uint32_t i = 0; i < s.n_faults; i++)
+			if (s.fault[i].at_ms != UINT64_MAX)
+				printf("  fault %u at %llu ms: %s\n", i,
+					(unsigned long long)s.fault[i].at_ms,
+					faults_text(&s.fault[i], text, sizeof(text)));
+		print_command(&s, program, seed, &l);
+	}
+	sim_release(&s);
+	return 1;
+}
+
+static void print_totals(const struct totals *t, double seconds, int64_t jobs)
+{
+	printf("sim: %llu seeds clean in %.1f s, %.0f seeds/s (%lld jobs)\n",
+		(unsigned long long)t->seeds, seconds, (double)t->seeds / seconds, (long long)jobs);
+	for (int mode = 1; mode < SIM_MODES; mode++)
+		printf("  %s %llu", mode_name(mode), (unsigned long long)t->mode[mode]);
+	printf("\n  compared with the run without faults, bit for bit: %llu; on a disk that lied: "
+	       "%llu\n",
+		(unsigned long long)t->exact, (unsigned long long)t->broken);
+	printf("  servers killed %llu (with power cut %llu), drained %llu; workers killed %llu; "
+	       "partitions %llu; clock leaps %llu\n",
+		(unsigned long long)t->crashes, (unsigned long long)t->power_cuts,
+		(unsigned long long)t->drains, (unsigned long long)t->worker_crashes,
+		(unsigned long long)t->cuts, (unsigned long long)t->leaps);
+	printf("  messages %llu; disk operations %llu\n", (unsigned long long)t->messages,
+		(unsigned long long)t->disk_ops);
+}
+
+/* ---- runs -------------------------------------------------------------------------------------
+ */
+
+static int run_one(const char *program, uint64_t seed, const struct sim_limits *l, int shrinks)
+{
+	static struct sim s;
+
+	sim_init(&s);
+	int rc = sim_run(&s, seed, l, 1);
+	sim_release(&s);
+	if (rc)
+		return failed(program, seed, l, shrinks);
+	printf("seed %llu: clean\n", (unsigned long long)seed);
+	return 0;
+}
+
+static int run_all(const char *program, uint64_t from, uint64_t to, const struct sim_limits *l,
+	const struct arguments *a)
+{
+	struct jobs_result r;
+	double start = clock_seconds();
+
+	jobs_run(&r, from, to, l, (uint32_t)a->jobs);
+	if (r.died) {
+		printf("FAIL seed=%llu: the simulator died of signal %d\nreplay: %s --seed %llu "
+		       "--mode %s --trace\n",
+			(unsigned long long)r.seed, r.died, program, (unsigned long long)r.seed,
+			mode_name(l->mode));
+		return 1;
+	}
+	if (r.failed)
+		return failed(program, r.seed, l, a->shrink);
+	print_totals(&r.totals, clock_seconds() - start, a->jobs);
+	return 0;
+}
+
+static int parse_limits(const struct arguments *a, struct sim_limits *l)
+{
+	*l = EVERYTHING;
+	l->mode = a->mode;
+	l->workers = (uint32_t)a->workers;
+	l->steps = (uint32_t)a->steps;
+	l->calm = a->calm;
+	return parse_faults(a->faults, &l->faults) &&
+	       (strcmp(a->strikes, "all") == 0 ||
+		       parse_range(a->strikes, &l->strikes_from, &l->strikes_to));
+}
+
+static int run(const char *program, const struct arguments *a)
+{
+	struct sim_limits l;
+	uint64_t from, to;
+
+	if (!parse_range(a->seeds, &from, &to) || !parse_limits(a, &l)) {
+		fprintf(stderr,
+			"sim: --seeds and --strikes are FROM..TO, as in 1..1000; --faults is "
+			"all, none or numbers as in 0,3\n");
+		return err_exit_code(PS_EUSAGE);
+	}
+	if (a->seed >= 0)
+		from = to = (uint64_t)a->seed;
+	if (a->trace)
+		return run_one(program, from, &l, a->shrink);
+	return run_all(program, from, to, &l, a);
+}
+
+int main(int argc, char **argv)
+{
+	struct arguments a = {.seed = -1};
+	const char *args[2];
+	int n_args = 0;
+	/* clang-format off */
+	const struct opt opts[] = {
+		{.name = "seeds", .type = OPT_TEXT, .dest = &a.seeds, .def = "1..1000", .min = 4, .max = 41,
+		 .arg = "FROM..TO", .help = "run these seeds"},
+		{.name = "seed", .type = OPT_INT, .dest = &a.seed, .min = 0, .max = 9e18, .arg = "N",
+		 .help = "run one seed"},
+		{.name = "mode", .type = OPT_ENUM, .dest = &a.mode, .def = "any", .values = SIM_MODE_NAMES,
+		 .arg = "MODE", .help = "only runs of this mode; any: all of them, by turns"},
+		{.name = "jobs", .type = OPT_INT, .dest = &a.jobs, .def = "1", .min = 1, .max = 256,
+		 .arg = "N", .help = "processes that share the seeds"},
+		{.name = "trace", .type = OPT_FLAG, .dest = &a.trace, .def = "0",
+		 .help = "print all that happens in one seed"},
+		{.name = "shrink", .type = OPT_FLAG, .dest = &a.shrink, .def = "1",
+		 .help = "look for the smallest case that still fails"},
+		{.name = "workers", .type = OPT_INT, .dest = &a.workers, .def = "0", .min = 0,
+		 .max = SIM_WORKERS, .arg = "N", .help = "workers at most; 0: as the seed says"},
+		{.name = "steps", .type = OPT_INT, .dest = &a.steps, .def = "0", .min = 0, .max = 1000,
+		 .arg = "N", .help = "pushes or batches at most; 0: as the seed says"},
+		{.name = "faults", .type = OPT_TEXT, .dest = &a.faults, .def = "all", .min = 1, .max = 200,
+		 .arg = "LIST", .help = "which of the seed's faults happen: all, none or numbers"},
+		{.name = "strikes", .type = OPT_TEXT, .dest = &a.strikes, .def = "all", .min = 3, .max = 41,
+		 .arg = "FROM..TO", .help = "which losses and doublings of messages happen: all or a range"},
+		{.name = "calm", .type = OPT_FLAG, .dest = &a.calm, .def = "0",
+		 .help = "messages keep their order and take equal time"},
+		{0},
+	};
+	/* clang-format on */
+	const struct opt_program program = {.name = "sim",
+		.usage = "[OPTION...]",
+		.about = "Whole runs of the server and its workers under seeded faults, in virtual "
+			 "time.",
+		.opts = opts};
+
+	int rc = opt_parse(&program, argc, argv, args, &n_args);
+	if (rc != OPT_RUN)
+		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
+	mem_keep();
+	return run(argv[0], &a);
+}

@@ -1,0 +1,275 @@
+/*
+ * plan.c - what a seed decides before its run begins: the configuration, the weather and the
+ * schedule of faults. All is drawn in any case and cut down by the limits afterwards, so that a
+ * shrunk case meets the same faults.
+ */
+#include <string.h>
+#include "tests/sim/sim.h"
+
+#define EXACT_FROM_MS 1000 /* of resume runs: then their worker has joined */
+
+static uint32_t between(struct sim *s, uint32_t low, uint32_t high)
+{
+	return low + (uint32_t)rng_below(&s->plan, high - low + 1);
+}
+
+static int chance(struct sim *s, uint32_t per_mille)
+{
+	return rng_below(&s->plan, 1000) < per_mille;
+}
+
+static uint32_t at_most(uint32_t value, uint32_t limit)
+{
+	return limit && value > limit ? limit : value;
+}
+
+/* ---- the configuration ------------------------------------------------------------------------
+ */
+
+static enum mode core_mode(int mode)
+{
+	static const enum mode of[SIM_MODES] = {
+		[SIM_LEDGER] = MODE_DOWNPOUR,
+		[SIM_DOWNPOUR] = MODE_DOWNPOUR,
+		[SIM_SSP] = MODE_SSP,
+		[SIM_SYNC] = MODE_SYNC,
+		[SIM_SANDBLASTER] = MODE_SANDBLASTER,
+		[SIM_LBFGS] = MODE_SANDBLASTER,
+		[SIM_EASGD] = MODE_EASGD,
+	};
+
+	return of[mode];
+}
+
+static void choose_lbfgs(struct sim *s)
+{
+	struct core_config *c = &s->cfg;
+
+	c->n_params = (s->n_train + c->batch - 1) / c->batch;
+	c->optim.kind = OPTIM_LBFGS;
+	c->push_sum = 0;
+	c->batch_images = 0;
+	c->lbfgs_history = between(s, 1, 6);
+	c->lbfgs_trials = 20;
+	c->lbfgs_armijo = 1e-4;
+	c->lbfgs_wolfe = 0.9;
+}
+
+/* Resume: gradients that depend on every bit of the weights, under a real optimizer. */
+static void choose_exact(struct sim *s)
+{
+	struct core_config *c = &s->cfg;
+	enum optim_kind kind = (enum optim_kind)between(s, OPTIM_SGD, OPTIM_ADAM);
+	int dc = chance(s, 300), adaptive = chance(s, 500);
+
+	if (s->mode == SIM_LBFGS)
+		return;
+	c->n_params = SIM_PORTIONS;
+	c->push_sum = 0;
+	c->lr = 0.2;
+	if (s->mode == SIM_EASGD)
+		return;
+	c->optim = (struct optim){
+		.kind = kind, .eps = 1e-8, .momentum = 0.9, .decay_square = 0.99, .clip_norm = 3};
+	c->dc_lambda = dc && s->mode == SIM_DOWNPOUR ? 0.1 : 0;
+	c->dc_adaptive = adaptive;
+}
+
+/* Rate 1 and sums, so that whatever is counted once moves its coordinate by one. */
+static void choose_training(struct sim *s)
+{
+	struct core_config *c = &s->cfg;
+
+	c->epochs = between(s, 1, 3);
+	c->push_sum = 1;
+	c->ssp_bound = between(s, 0, 5);
+	c->sync_spares = between(s, 0, 2);
+	c->batch_images = chance(s, 500) ? 0 : between(s, 1, s->n_train);
+	c->epochs = at_most(c->epochs, s->limits.steps);
+	s->n_train = at_most(s->n_train, s->limits.steps * c->batch);
+	c->n_params = (size_t)c->epochs * ((s->n_train + c->batch - 1) / c->batch);
+	if (s->mode == SIM_LBFGS)
+		choose_lbfgs(s);
+	if (s->exact)
+		choose_exact(s);
+	if (s->exact || s->mode == SIM_LBFGS)
+		memset(s->versions, 0, SIM_VERSIONS * sizeof(*s->versions));
+}
+
+static void choose_times(struct sim *s)
+{
+	struct core_config *c = &s->cfg;
+
+	c->max_staleness = chance(s, 500) ? 1000000 : between(s, 1, 10);
+	c->warm_updates = chance(s, 300) ? between(s, 1, 10) : 0;
+	c->lease_batches = between(s, 1, 6);
+	c->eval_images = between(s, 1, 7);
+	c->min_workers = between(s, 1, SIM_WORKERS);
+	if (c->min_workers > s->n_workers)
+		c->min_workers = s->n_workers;
+	c->max_workers = SIM_SLOTS;
+	c->push_window = between(s, 1, 8);
+	c->replay_window = between(s, 8, 40);
+	c->beat_ms = 100;
+	c->suspect_ms = 350;
+	c->dead_ms = 1500;
+	c->forget_ms = 20000;
+	c->recovery_ms = between(s, 0, 1000);
+	c->checkpoint_ms = between(s, 10, 600);
+	c->durable = 1;
+}
+
+static void choose_config(struct sim *s)
+{
+	struct core_config *c = &s->cfg;
+
+	memset(c, 0, sizeof(*c));
+	memcpy(c->model, "vector", 7);
+	c->lr = 1;
+	c->n_push = c->n_fetch = 1;
+	c->batch = between(s, 1, 7);
+	c->n_params = SIM_COORDINATES;
+	c->mode = core_mode(s->mode);
+	c->stale_rate = STALE_CONSTANT;
+	s->n_train = between(s, 5, 60);
+	choose_times(s);
+	if (s->training)
+		choose_training(s);
+}
+
+/* The part of struct options that a start looks at. */
+static void fill_options(struct sim *s)
+{
+	struct options *o = &s->options;
+
+	o->core = s->cfg;
+	o->checkpoint_dir = DISK_DIRECTORY;
+	o->model.n_params = s->cfg.n_params;
+	o->model.n_tensors = 1;
+	o->model.tensor[0].count = s->cfg.n_params;
+}
+
+/* ---- weather ----------------------------------------------------------------------------------
+ */
+
+static void choose_weather(struct sim *s)
+{
+	struct net *n = &s->net;
+	int calm = chance(s, 200) || s->exact;
+
+	n->delay_ms = between(s, 0, 20);
+	n->jitter_ms = between(s, 0, calm ? 5 : 60);
+	n->in_order = chance(s, 400) || calm;
+	n->drop = between(s, 0, 80);
+	n->twice = between(s, 0, 80);
+	if (calm)
+		n->drop = n->twice = 0;
+	if (s->limits.calm) {
+		n->in_order = 1;
+		n->jitter_ms = 0;
+	}
+	n->strikes_from = s->limits.strikes_from;
+	n->strikes_to = s->limits.strikes_to;
+	s->save_ms = between(s, 1, 120);
+	s->compute_ms = between(s, 5, 60);
+	s->tell_lost_links = chance(s, 500);
+	s->shorts = chance(s, 300) ? 300 : 0;
+	s->forgets = chance(s, 30) && !s->exact ? between(s, 20, 300) : 0;
+	s->faults_end_ms = 1000 + rng_below(&s->plan, 4000) + (s->exact ? EXACT_FROM_MS : 0);
+}
+
+/* ---- faults -----------------------------------------------------------------------------------
+ */
+
+static void choose_victim(struct sim *s, struct fault *f)
+{
+	/* drawn of all there may be, so that fewer workers leave the others' faults as they are */
+	f->node = between(s, 1, SIM_WORKERS);
+	switch (f->kind) {
+	case FAULT_KILL:
+	case FAULT_STOP:
+	case FAULT_LEAP:
+		if (chance(s, 400))
+			f->node = SIM_SERVER;
+		break;
+	case FAULT_CUT:
+	case FAULT_SLOW:
+	case FAULT_LEAVE:
+		break;
+	default:
+		f->node = SIM_SERVER;
+	}
+}
+
+static struct fault draw_fault(struct sim *s)
+{
+	static const enum fault_kind often[] = {FAULT_KILL, FAULT_KILL, FAULT_KILL, FAULT_KILL,
+		FAULT_POWER, FAULT_POWER, FAULT_DRAIN, FAULT_STOP, FAULT_STOP, FAULT_LEAP,
+		FAULT_CUT, FAULT_CUT, FAULT_SLOW, FAULT_DISK, FAULT_LEAVE};
+	struct fault f = {.kind = often[between(s, 0, sizeof(often) / sizeof(often[0]) - 1)]};
+
+	f.at_ms = rng_below(&s->plan, s->faults_end_ms);
+	choose_victim(s, &f);
+	f.ms = 50 + between(s, 0, chance(s, 200) ? 4000 : 600);
+	if (f.kind == FAULT_LEAP && chance(s, 500))
+		f.ms = 1000 * between(s, 1, 7200);
+	f.way = between(s, 1, 3);
+	f.moment = (enum moment)between(s, AT_ONCE, AT_OPERATION);
+	f.in = between(s, 0, 20);
+	if (f.kind == FAULT_SLOW)
+		f.in = between(s, 20, 400);
+	return f;
+}
+
+/* A worker that comes back is another one: the run without faults has none. */
+static int spoils_exactness(const struct fault *f)
+{
+	switch (f->kind) {
+	case FAULT_KILL:
+		return f->node != SIM_SERVER;
+	case FAULT_DRAIN:
+	case FAULT_CUT:
+	case FAULT_LEAVE:
+	case FAULT_LEAP:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+static void choose_faults(struct sim *s)
+{
+	uint32_t n = between(s, 0, 8);
+	int rot = chance(s, 10);
+
+	s->n_faults = n;
+	for (uint32_t i = 0; i < n; i++) {
+		struct fault *f = &s->fault[i];
+
+		*f = draw_fault(s);
+		if (rot && i == n - 1)
+			*f = (struct fault){.kind = FAULT_ROT, .at_ms = f->at_ms};
+		if (s->exact) /* a worker that had no name yet comes back as another one */
+			f->at_ms += EXACT_FROM_MS;
+		if (!(s->limits.faults >> i & 1) || (s->exact && spoils_exactness(f)))
+			f->at_ms = UINT64_MAX; /* never */
+	}
+}
+
+/* ---- all --------------------------------------------------------------------------------------
+ */
+
+void plan_run(struct sim *s)
+{
+	uint32_t others = SIM_MODES - 1;
+
+	s->mode = s->limits.mode ? s->limits.mode : 1 + (int)(s->seed % others);
+	s->training = s->mode != SIM_LEDGER;
+	s->n_workers = chance(s, 150) ? 1 : between(s, 1, SIM_WORKERS);
+	s->exact = chance(s, 500) && s->n_workers == 1 && s->training;
+	s->n_workers = at_most(s->n_workers, s->limits.workers);
+	choose_config(s);
+	fill_options(s);
+	choose_weather(s);
+	choose_faults(s);
+}

@@ -1,0 +1,211 @@
+/*
+ * program.c - what a worker of the simulator does with its session: ledger gradients without a data
+ * set, or leases, pulls and batches as worker/trainer.c would.
+ */
+#include "tests/sim/sim.h"
+
+static struct sim_worker *at(struct sim *s, uint32_t node)
+{
+	return &s->worker[node - 1];
+}
+
+/* ---- what to do next, when nothing is computed ------------------------------------------------
+ */
+
+static void compute(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = at(s, node);
+
+	w->computing = 1;
+	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->compute_ms),
+		(struct item){.what = HAPPEN_COMPUTED, .node = node, .life = w->life});
+}
+
+static void ledger_step(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = at(s, node);
+
+	if (w->to_push && s->n_coordinates < SIM_COORDINATES) {
+		if (session_can_push(w->session) && !w->computing)
+			compute(s, node);
+	} else if (session_durable_seq(w->session) == session_last_seq(w->session) && !w->done &&
+		   !w->back_ms) {
+		w->done = 1;
+		session_bye(w->session, sim_clock(s, node));
+		worker_run_effects(s, node);
+	}
+}
+
+static void training_step(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = at(s, node);
+	int rc;
+
+	if (w->computing || session_phase(w->session) != PHASE_READY)
+		return;
+	if (w->grant.kind == GRANT_TRAIN && w->grant.work.count)
+		rc = session_pull(w->session, WEIGHTS_CURRENT, sim_clock(s, node));
+	else if (w->grant.kind == GRANT_EVAL && w->grant.eval_count)
+		rc = session_pull(w->session, WEIGHTS_EVAL, sim_clock(s, node));
+	else
+		rc = session_lease(w->session, sim_clock(s, node));
+	if (rc == 0)
+		worker_run_effects(s, node);
+}
+
+void program_step(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = at(s, node);
+
+	if (!w->session || session_phase(w->session) == PHASE_END)
+		return;
+	if (s->training)
+		training_step(s, node);
+	else
+		ledger_step(s, node);
+}
+
+void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
+{
+	struct sim_worker *w = at(s, node);
+
+	w->version = p->version;
+	w->version_epoch = session_welcome(w->session)->stamp.epoch;
+	if (w->grant.kind == GRANT_TRAIN && w->grant.exact && w->version != w->grant.version)
+		w->grant.work.count = 0; /* too late: ask for another */
+	else if (s->training && !w->computing)
+		compute(s, node);
+}
+
+/* ---- gradients --------------------------------------------------------------------------------
+ */
+
+/* The weights that were pulled; NULL: they are of so long ago that they will be refused. */
+static const float *pulled(struct sim *s, const struct sim_worker *w)
+{
+	const struct sim_version *v = sim_version(s, w->version_epoch, w->version);
+
+	return v->version == w->version && v->epoch == w->version_epoch ? v->w : NULL;
+}
+
+/* L-BFGS: the mean gradient of the portions at the weights that were pulled. */
+static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
+{
+	const float *at_w = pulled(s, w);
+	double loss = 0;
+
+	g->first = p->work.first;
+	for (uint32_t i = 0; at_w && i < g->count; i++) {
+		uint32_t n = sim_images(s, g->first + i, 1);
+		float x = at_w[g->first + i];
+
+		g->value[i] = (float)(n * (double)serial_gradient(g->first + i, x) / p->images);
+		loss += n * serial_loss(g->first + i, x);
+	}
+	p->loss = (float)(loss / p->images);
+}
+
+/* Resume: every value depends on a weight and on the batches. */
+static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
+{
+	const float *at_w = pulled(s, w);
+
+	if (!at_w)
+		sim_violation(s, "weights %llu are not remembered", (unsigned long long)w->version);
+	g->first = 0;
+	g->count = SIM_PORTIONS;
+	for (uint32_t i = 0; at_w && i < g->count; i++) {
+		double factor = 0;
+
+		for (uint32_t b = p->work.first; b < p->work.first + p->work.count; b++)
+			factor += sim_images(s, b, 1) * (1 + (b + 1) * (i + 3) % 11);
+		factor /= 64.0 * p->images;
+		g->value[i] = (float)(factor * (double)serial_gradient(i, at_w[i]));
+	}
+}
+
+/* ---- pushes -----------------------------------------------------------------------------------
+ */
+
+static int push(struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g)
+{
+	struct sim_worker *w = at(s, node);
+	uint64_t seq = 0;
+	int rc = session_push(w->session, p, &seq, sim_clock(s, node));
+
+	if (rc != 0)
+		return rc;
+	w->gradient[seq % SIM_WINDOW] = *g;
+	sim_trace(s, "worker %u push seq=%llu coordinates=%u+%u at %llu", node,
+		(unsigned long long)seq, g->first, g->count, (unsigned long long)p->base_version);
+	return 0;
+}
+
+static void push_ledger(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = at(s, node);
+	struct msg_push p = {.base_version = w->version, .base_epoch = w->version_epoch};
+	struct gradient g = {.first = s->n_coordinates, .count = 1, .value = {1}};
+
+	if (s->n_coordinates == SIM_COORDINATES || push(s, node, &p, &g) != 0)
+		return;
+	s->fate[s->n_coordinates++] = FATE_MUST;
+	w->to_push--;
+	worker_run_effects(s, node);
+	if (w->session && net_chance(&s->net, 300) &&
+		session_pull(w->session, WEIGHTS_CURRENT, sim_clock(s, node)) == 0)
+		worker_run_effects(s, node);
+}
+
+static void push_batch(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = at(s, node);
+	struct work *work = &w->grant.work;
+	uint32_t per_epoch = (s->n_train + s->cfg.batch - 1) / s->cfg.batch;
+	uint32_t count = w->grant.exact ? work->count : 1;
+	struct msg_push p = {.base_version = w->version,
+		.base_epoch = w->version_epoch,
+		.work = {work->epoch, work->first, count}};
+	struct gradient g = {.first = work->epoch * per_epoch + work->first, .count = count};
+
+	for (uint32_t i = 0; i < count; i++)
+		g.value[i] = 1;
+	p.images = sim_images(s, work->first, count);
+	if (s->mode == SIM_LBFGS)
+		portions(s, w, &p, &g);
+	else if (s->exact)
+		dense(s, w, &p, &g);
+	if (push(s, node, &p, &g) != 0)
+		return;
+	work->first += count;
+	work->count -= count;
+	worker_run_effects(s, node);
+}
+
+static void report(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = at(s, node);
+	struct msg_result r = {.eval_id = w->grant.eval_id,
+		.eval_first = w->grant.eval_first,
+		.eval_count = w->grant.eval_count,
+		.correct = 1};
+
+	if (session_result(w->session, &r, sim_clock(s, node)) == 0) {
+		w->grant.eval_count = 0;
+		worker_run_effects(s, node);
+	}
+}
+
+void program_computed(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = at(s, node);
+
+	w->computing = 0;
+	if (!s->training)
+		push_ledger(s, node);
+	else if (w->grant.kind == GRANT_EVAL)
+		report(s, node);
+	else if (w->grant.work.count)
+		push_batch(s, node);
+	program_step(s, node);
+}

@@ -1,0 +1,126 @@
+/*
+ * shrink.c - of a failing seed, the smallest case that still fails: delta debugging over what the
+ * limits can leave out. Every candidate is a whole run; all are as fast as any.
+ */
+#include "tests/sim/shrink.h"
+
+struct search {
+	struct sim *s;
+	uint64_t seed;
+	struct sim_limits best;
+	uint32_t runs;
+};
+
+#define MOST_RUNS 2000u
+
+/* 1: it fails with these, too; they are the best ones now. */
+static int try(struct search *f, struct sim_limits l)
+{
+	if (f->runs++ >= MOST_RUNS || !sim_run(f->s, f->seed, &l, 0))
+		return 0;
+	f->best = l;
+	return 1;
+}
+
+static int fewer_faults(struct search *f)
+{
+	int better = 0;
+
+	for (uint32_t i = 0; i < SIM_FAULTS; i++) {
+		struct sim_limits l = f->best;
+
+		l.faults &= ~(1u << i);
+		if (l.faults != f->best.faults)
+			better |= try(f, l);
+	}
+	return better;
+}
+
+static int fewer_workers(struct search *f)
+{
+	for (uint32_t n = 1; n < SIM_WORKERS; n++) {
+		struct sim_limits l = f->best;
+
+		l.workers = n;
+		if (f->best.workers && n >= f->best.workers)
+			return 0;
+		if (try(f, l))
+			return 1;
+	}
+	return 0;
+}
+
+static int fewer_steps(struct search *f)
+{
+	for (uint32_t n = 1; n <= 32; n += 1 + n / 4) {
+		struct sim_limits l = f->best;
+
+		l.steps = n;
+		if (f->best.steps && n >= f->best.steps)
+			return 0;
+		if (try(f, l))
+			return 1;
+	}
+	return 0;
+}
+
+static int calmer(struct search *f)
+{
+	struct sim_limits l = f->best;
+
+	if (l.calm)
+		return 0;
+	l.calm = 1;
+	return try(f, l);
+}
+
+/* The range of losses and doublings that is needed: cut pieces off its ends, smaller and smaller.
+ */
+static int fewer_strikes(struct search *f)
+{
+	struct sim_limits l = f->best;
+	int better = 0;
+
+	if (l.strikes_from == l.strikes_to)
+		return 0;
+	l.strikes_from = l.strikes_to = 0;
+	if (try(f, l))
+		return 1;
+	l = f->best;
+	if (l.strikes_to == UINT64_MAX) { /* as many as there were */
+		(void)sim_run(f->s, f->seed, &l, 0);
+		l.strikes_to = f->s->net.strikes;
+		if (!try(f, l))
+			return 0;
+		better = 1;
+	}
+	for (uint64_t cut = (l.strikes_to - l.strikes_from) / 2; cut; cut /= 2) {
+		l = f->best;
+		l.strikes_to -= cut;
+		while (l.strikes_to > l.strikes_from && try(f, l)) {
+			l.strikes_to -= cut < l.strikes_to ? cut : l.strikes_to;
+			better = 1;
+		}
+		l = f->best;
+		l.strikes_from += cut;
+		while (l.strikes_from < l.strikes_to && try(f, l)) {
+			l.strikes_from += cut;
+			better = 1;
+		}
+	}
+	return better;
+}
+
+struct sim_limits shrink(struct sim *s, uint64_t seed, const struct sim_limits *failing)
+{
+	struct search f = {.s = s, .seed = seed, .best = *failing};
+	int better = 1;
+
+	(void)sim_run(s, seed, failing, 0);
+	f.best.mode = s->mode;
+	while (better && f.runs < MOST_RUNS)
+		better = fewer_faults(&f) | fewer_workers(&f) | fewer_steps(&f) | calmer(&f) |
+			 fewer_strikes(&f);
+	(void)sim_run(s, seed, &f.best, 0); /* its violation is the one to tell */
+	return f.best;
+}

@@ -1,0 +1,51 @@
+/* test_clock.c - proves what clock.h says of a loop's time awake. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include "common/clock.h"
+
+static void the_clock_never_goes_back(void **state)
+{
+	uint64_t before = clock_ms();
+
+	(void)state;
+	for (int i = 0; i < 1000; i++) {
+		uint64_t now = clock_ms();
+		assert_true(now >= before);
+		before = now;
+	}
+}
+
+static void time_awake_is_the_clock_while_it_is_looked_at(void **state)
+{
+	struct awake a = {0};
+
+	(void)state;
+	for (uint64_t now = 5000; now < 20000; now += 100)
+		assert_int_equal(awake_ms(&a, now), now);
+	assert_int_equal(awake_ms(&a, 19900), 19900); /* twice in one millisecond */
+}
+
+static void an_hour_of_sleep_counts_as_one_step(void **state)
+{
+	struct awake a = {0};
+
+	(void)state;
+	(void)awake_ms(&a, 5000);
+	assert_int_equal(awake_ms(&a, 5000 + 3600000), 5000 + AWAKE_STEP_MS);
+	assert_int_equal(awake_ms(&a, 5100 + 3600000), 5100 + AWAKE_STEP_MS);
+	assert_int_equal(awake_ms(&a, UINT64_MAX), 5100 + 2 * AWAKE_STEP_MS);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_clock_never_goes_back),
+		cmocka_unit_test(time_awake_is_the_clock_while_it_is_looked_at),
+		cmocka_unit_test(an_hour_of_sleep_counts_as_one_step),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -95,6 +95,7 @@ BENCH := $(patsubst tests/bench/%.c,$(B)/tests/bench/%,$(wildcard tests/bench/*.
 EXAMPLES := $(patsubst worker/examples/%.c,$(B)/examples/%,$(wildcard worker/examples/*.c))
 TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c)) $(B)/tests/fault/badwire
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
+PLANTS := $(patsubst tests/sim/plants/%.patch,$(B)/plants/%,$(wildcard tests/sim/plants/*.patch))
 
 include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
@@ -105,7 +106,7 @@ include tests/fault/fault.mk
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
 units: all $(UNIT) $(SIM)
-tests: all $(UNIT) $(SIM) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
+tests: all $(UNIT) $(SIM) $(PLANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda
@@ -127,7 +128,8 @@ $(B)/%.o: %.c
 	$(call say,CC,$<)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 # the core: vectorised, and without contraction to fused multiply-add, so that every CPU gives the same bits
-$(B)/server/core/%.o: EXTRA_CFLAGS += -ffp-contract=off -fno-math-errno $(if $(filter release,$(FLAVOUR)),-O3 -fno-trapping-math)
+CORE_FLAGS := -ffp-contract=off -fno-math-errno $(if $(filter release,$(FLAVOUR)),-O3 -fno-trapping-math)
+$(B)/server/core/%.o: EXTRA_CFLAGS += $(CORE_FLAGS)
 
 archive = @rm -f $@; $(if $(V),echo ar rcs $@;)ar rcs $@ $^
 $(A.common): $(call obj,$(SRC.common))
@@ -170,8 +172,14 @@ $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 # the simulator: the server's own code, with the calls turned away that would leave it (tests/sim/calls.h)
 SIM_CALLS := open openat close read pread write pwrite fsync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must free
-$(SIM): $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/session.o $(ARCHIVES.server)
-	$(call say,LD,$@)$(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%) -o $@ $^ $(LIBS.base)
+SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
+SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/session.o $(ARCHIVES.server)
+$(SIM): $(SIM_PARTS)
+	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
+# ... and with a bug planted in it
+$(B)/plants/%: tests/sim/plants/%.patch tests/sim/plant $(SIM)
+	$(call say,PLANT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
+		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/plant $* $@
 
 # ---- what people type ---------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))

@@ -12,7 +12,7 @@
 
 #define CHUNK    64u
 #define MAX_JOBS 256u
-#define LOOK_MS  250
+#define LOOK_MS  20
 
 /* In memory that all processes share. */
 struct board {
@@ -165,10 +165,7 @@ void jobs_run(struct jobs_result *r, uint64_t from, uint64_t to, const struct si
 	n = n < MAX_JOBS ? n : MAX_JOBS;
 	atomic_store(&b->next, from);
 	atomic_store(&b->failed, UINT64_MAX);
-	if (n == 1)
-		work(b, 0, to, limits);
-	else
-		fork_all(b, r, from, to, limits, n);
+	fork_all(b, r, from, to, limits, n);
 	r->totals = total(b, n);
 	r->seed = atomic_load(&b->failed);
 	r->failed = r->seed != UINT64_MAX;

@@ -11,8 +11,8 @@ SEEDS = 20000 if FLAVOUR == "release" else 400
 LIMIT = 240
 
 
-def sim(*arguments):
-    return subprocess.Popen(command("tests/sim/sim", *arguments), cwd=ROOT, text=True,
+def sim(program, *arguments):
+    return subprocess.Popen(command(program, *arguments), cwd=ROOT, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -20,7 +20,7 @@ def test_no_seed_violates_anything():
     """The seeds are shared out over the processors."""
     jobs = os.cpu_count() or 1
     edge = [1 + SEEDS * j // jobs for j in range(jobs + 1)]
-    runs = [sim("--seeds", f"{a}..{b - 1}") for a, b in zip(edge, edge[1:])]
+    runs = [sim("tests/sim/sim", "--seeds", f"{a}..{b - 1}") for a, b in zip(edge, edge[1:])]
     try:
         for run in runs:
             text, _ = run.communicate(timeout=LIMIT)
@@ -36,10 +36,8 @@ BUGS = sorted(patch.stem for patch in (ROOT / "tests/sim/plants").glob("*.patch"
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_is_found(bug):
-    """The bug is a patch on a copy of the sources: tests/sim/plants/BUG.patch."""
-    built = subprocess.run(["tests/sim/plant", bug, f"build/{FLAVOUR}"], cwd=ROOT, text=True,
-                           stdout=subprocess.PIPE, timeout=LIMIT, check=True)
-    run = subprocess.run([built.stdout.strip(), "--seeds", "1..10000"], cwd=ROOT, text=True,
-                         stdout=subprocess.PIPE, timeout=LIMIT)
-    assert run.returncode == 1, run.stdout[-4000:]
-    assert "replay: " in run.stdout, "no command to replay the failing seed"
+    """build/FLAVOUR/plants/BUG is the simulator with tests/sim/plants/BUG.patch in it."""
+    run = sim(f"plants/{bug}", "--seeds", "1..10000")
+    text, _ = run.communicate(timeout=LIMIT)
+    assert run.returncode == 1, text[-4000:]
+    assert "replay: " in text, "no command to replay the failing seed"

@@ -34,7 +34,7 @@ PKG_CFLAGS  := $(shell pkg-config --cflags $(PKGS))
 LIBS.base   := $(shell pkg-config --libs $(PKGS.base)) -lm
 LIBS.server := $(shell pkg-config --libs $(PKGS.server))
 LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
-else ifneq ($(filter-out demo test data lint bench faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean,$(or $(MAKECMDGOALS),all)),)
+else ifneq ($(filter-out demo test data lint bench cluster faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean,$(or $(MAKECMDGOALS),all)),)
 $(error libraries are missing: run deploy/setup.sh as root)
 endif
 LIBS.cuda   :=
@@ -101,7 +101,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: all demo test data lint bench asan ubsan tsan clean deps tests units faults
+.PHONY: all demo test data lint bench cluster asan ubsan tsan clean deps tests units faults
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
@@ -221,6 +221,9 @@ bench:
 	build/release/tests/bench/transport
 	CNN_DATA="$$(deploy/data.sh)" tests/bench/cpu_vs_torch
 	build/release/tests/sim/sim --seeds 1..5000
+# Needs Docker and nothing else: everything is built in an image.
+cluster:
+	@deploy/cluster.sh
 docs/options.md: $(BINARIES)
 	@tests/lint/options.sh $(B) >$@.tmp && mv $@.tmp $@
 clean:

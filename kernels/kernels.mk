@@ -6,7 +6,7 @@ SIMD.avx512   := -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma
 SIMD_SETS     := baseline $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx2 avx512)
 SIMD_OBJECTS  := $(SIMD_SETS:%=$(B)/kernels/cpu_simd.%.o)
 CU_OBJECTS    := $(CU:%.cu=$(B)/%.o)
-KERNEL_OBJECTS = $(filter-out %/cpu_simd.o $(if $(CU),,%/cuda.o %/cuda_%.o),$(call obj,$(SRC.kernels))) \
+KERNEL_OBJECTS = $(filter-out %/cpu_simd.o $(if $(CU),,$(call obj,$(wildcard kernels/cuda*.c))),$(call obj,$(SRC.kernels))) \
 	$(SIMD_OBJECTS) $(CU_OBJECTS)
 
 # the rule below is the first one that make reads

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Print the name of a Debian bookworm image that is on this machine: debian:bookworm-slim, pulled if
+# need be; where no registry answers, one that is made from Debian's packages (as root, with
+# debootstrap: 200 MB in half a minute). What happened goes to stderr.
+set -eu
+public=debian:bookworm-slim
+own=cnn-ps-base:bookworm
+
+there() {
+	docker image inspect "$1" >/dev/null 2>&1
+}
+
+if there $public; then
+	echo $public
+	exit 0
+fi
+if there $own; then
+	echo $own
+	exit 0
+fi
+if timeout 60 docker pull -q $public >/dev/null 2>&1; then
+	echo $public
+	exit 0
+fi
+command -v debootstrap >/dev/null || {
+	echo "base image: $public cannot be pulled, and there is no debootstrap to make one with" >&2
+	exit 1
+}
+echo "base image: $public cannot be pulled: making $own with debootstrap" >&2
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+debootstrap --variant=minbase bookworm "$root" >"$root.log" 2>&1 || {
+	tail -n 3 "$root.log" >&2
+	exit 1
+}
+rm -f "$root.log"
+for suite in bookworm-updates bookworm-security; do
+	archive=debian
+	[ $suite = bookworm-updates ] || archive=debian-security
+	echo "deb http://deb.debian.org/$archive $suite main"
+done >>"$root/etc/apt/sources.list"
+rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+tar -C "$root" -c . | docker import --change 'LABEL cnn-ps=base' - $own >/dev/null
+echo $own

@@ -40,5 +40,5 @@ for suite in bookworm-updates bookworm-security; do
 	echo "deb http://deb.debian.org/$archive $suite main"
 done >>"$root/etc/apt/sources.list"
 rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
-tar -C "$root" -c . | docker import --change 'LABEL cnn-ps=base' - $own >/dev/null
+tar -C "$root" -c . | docker import - $own >/dev/null
 echo $own

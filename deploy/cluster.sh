@@ -2,7 +2,7 @@
 # A cluster of containers from nothing to a trained model and back to nothing: image (built from
 # source), keys, network, 1 server + WORKERS workers, the run, its result; then all of it is removed,
 # the images too unless KEEP_IMAGES is set. `make cluster` runs it. Needs Docker and docker-compose
-# (1.29 or v2), and the images of digits (deploy/data.sh).
+# (1.29 or v2); as root on Debian it installs and starts what is missing.
 #
 #   WORKERS=3 CUDA=0 KEEP_IMAGES= deploy/cluster.sh      CNN_MODEL, CNN_EPOCHS, ... go to the server
 set -eu
@@ -11,71 +11,111 @@ workers=${WORKERS:-3}
 limit=900 # seconds for the training
 export COMPOSE_PROJECT_NAME=cnn-cluster-$$ CNN_IMAGE=cnn-ps:cluster-$$
 export CNN_MIN_WORKERS=${CNN_MIN_WORKERS:-$workers} CNN_SEED=${CNN_SEED:-7}
+log=build/docker/build.log
+tags="" engine="" follower="" composed=""
 
 say() {
 	echo "cluster: $*" >&2
 }
 
-if docker compose version >/dev/null 2>&1; then
-	compose() { docker compose -f deploy/compose.yaml "$@"; }
-elif command -v docker-compose >/dev/null; then
-	compose() { docker-compose -f deploy/compose.yaml "$@"; }
-else
-	say "there is neither 'docker compose' nor docker-compose"
-	exit 2
-fi
-docker info >/dev/null 2>&1 || {
-	say "no Docker engine answers (deploy/docker_engine.sh start installs and starts one on Debian)"
-	exit 2
+compose() {
+	if docker compose version >/dev/null 2>&1; then
+		docker compose -f deploy/compose.yaml "$@"
+	else
+		docker-compose -f deploy/compose.yaml "$@"
+	fi
+}
+
+there() {
+	docker image inspect "$1" >/dev/null 2>&1
 }
 
 cleanup() {
-	compose down --volumes --timeout 5 >/dev/null 2>&1 || say "could not take everything down"
+	[ -z "$composed" ] || compose --profile gpu down --volumes --timeout 5 >/dev/null 2>&1 ||
+		say "could not take everything down: docker ps --filter name=$COMPOSE_PROJECT_NAME"
 	[ -z "$follower" ] || kill "$follower" 2>/dev/null || true
-	[ -n "${KEEP_IMAGES-}" ] || {
-		docker image rm -f "$CNN_IMAGE" >/dev/null 2>&1 || true
-		docker image prune -f --filter label=cnn-ps >/dev/null || true
-		[ -z "$made_base" ] || docker image rm "$made_base" >/dev/null 2>&1 || true
-	}
+	# shellcheck disable=SC2086 # one word per image
+	[ -n "${KEEP_IMAGES-}" ] || [ -z "$tags" ] || docker image rm -f $tags >/dev/null 2>&1 || true
+	[ -z "$engine" ] || deploy/docker_engine.sh stop
 }
-follower="" made_base=""
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 
-had_base=$(docker images -q cnn-ps-base:bookworm)
-base=$(deploy/base_image.sh)
-[ "$base" != cnn-ps-base:bookworm ] || [ -n "$had_base" ] || made_base=$base
-say "building the image from source"
-docker build -q -f deploy/Dockerfile --build-arg "BASE=$base" --build-arg "CUDA=${CUDA:-0}" \
-	-t "$CNN_IMAGE" . >/dev/null
-if command -v curl >/dev/null || [ -n "${CNN_DATA-}" ]; then
-	CNN_IMAGES=$(deploy/data.sh)
-else
-	docker run --rm -v "$PWD:/src" "$base" sh -euc 'apt-get update -q >/dev/null
-		apt-get install -q -y --no-install-recommends curl ca-certificates >/dev/null 2>&1
-		/src/deploy/data.sh >/dev/null'
-	CNN_IMAGES=$PWD/data/mnist
-fi
+# Every stage gets a name, so that it can be removed again.
+build() {
+	local had="" stage
+	! there debian:bookworm-slim || had=$had:public
+	! there cnn-ps-base:bookworm || had=$had:own
+	base=$(deploy/base_image.sh)
+	case $had,$base in
+	*public*,debian:* | *own*,cnn-ps-base:*) ;;
+	*) tags=$base ;;
+	esac
+	say "building the image from source"
+	mkdir -p "${log%/*}"
+	for stage in build runtime image; do
+		[ $stage = image ] || tags="$CNN_IMAGE-$stage $tags"
+		docker build -q -f deploy/Dockerfile --build-arg "BASE=$base" \
+			--build-arg "CUDA=${CUDA:-0}" --target $stage \
+			-t "$CNN_IMAGE-$stage" . >"$log" 2>&1 || {
+			tail -n 20 "$log" >&2
+			exit 1
+		}
+	done
+	docker tag "$CNN_IMAGE-image" "$CNN_IMAGE"
+	tags="$CNN_IMAGE $CNN_IMAGE-image $tags"
+}
+
+# The data set's directory: by deploy/data.sh, in a container where this machine has no curl.
+images() {
+	if [ -n "${CNN_DATA-}" ] || command -v curl >/dev/null; then
+		deploy/data.sh
+		return
+	fi
+	# shellcheck disable=SC2016 # the container's shell expands
+	docker run --rm -v "$PWD:/src" "$base" sh -euc '{ apt-get update -q
+		apt-get install -q -y --no-install-recommends curl ca-certificates dataset-fashion-mnist
+		from=$(/src/deploy/data.sh)
+		[ "$from" = /src/data/mnist ] || cp -r "$from" /src/data
+		chown -R "$0" /src/data; } >&2
+		echo "data/${from##*/}"' "$(id -u):$(id -g)" 2>/dev/null | sed "s,^,$PWD/,"
+}
+
+# The containers of a service, those that have ended too.
+containers() {
+	docker ps -aq --filter label=com.docker.compose.project="$COMPOSE_PROJECT_NAME" \
+		--filter label=com.docker.compose.service="$1"
+}
+
+engine=$(deploy/docker_engine.sh start) || exit 2
+docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || {
+	say "there is neither 'docker compose' nor docker-compose"
+	exit 2
+}
+build
+CNN_IMAGES=$(images)
 export CNN_IMAGES
 
 say "1 server + $workers workers"
+composed=1
 compose up -d --scale worker="$workers" >/dev/null 2>&1 || {
 	compose logs --tail 20 >&2
 	exit 1
 }
-server=$(compose ps -q server)
-docker logs -f "$server" >&2 &
+server=$(containers server)
+docker logs -f "$server" >/dev/null &
 follower=$!
 code=$(timeout "$limit" docker wait "$server") || {
 	say "not done after $limit s"
 	exit 1
 }
-docker logs "$server" 2>/dev/null | tail -n 1
+wait "$follower"
+docker logs "$server" 2>/dev/null
 [ "$code" = 0 ] || {
 	say "the server ended with status $code"
 	exit 1
 }
-for id in $(compose ps -q worker); do
+for id in $(containers worker); do
 	code=$(timeout 30 docker wait "$id")
 	[ "$code" = 0 ] || say "a worker ended with status $code"
 done

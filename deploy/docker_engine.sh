@@ -1,58 +1,86 @@
 #!/bin/sh
-# A Docker engine for tests on a Debian machine that has none.
+# A Docker engine on a machine where none runs.
 #
-#   deploy/docker_engine.sh start    install and start one, unless one answers already
+#   deploy/docker_engine.sh start    print the process id of the engine that had to be started; prints
+#                                    nothing where one answers already
 #   deploy/docker_engine.sh stop     end the one that start started
 #
-# As root. Exit 1 where none can run, said in one line. Its process id and log lie in build/docker.
+# As root it installs what is missing on Debian; an engine that its package starts as a service of the
+# machine answers already, and stays. Exit 1 where none can run, said in one line. The log and the
+# process id lie in build/docker.
 set -eu
 cd "$(dirname "$0")/.."
 dir=build/docker
+apt_seconds=180
 
 say() {
 	echo "docker engine: $*" >&2
 }
 
+answers() {
+	timeout 20 docker info >/dev/null 2>&1
+}
+
+missing() {
+	command -v dockerd >/dev/null || echo docker.io
+	docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || echo docker-compose
+	command -v debootstrap >/dev/null || echo debootstrap
+}
+
+install_missing() {
+	packages=$(missing)
+	[ -n "$packages" ] || return 0
+	command -v apt-get >/dev/null || {
+		say "no apt-get to install" $packages
+		return 1
+	}
+	say "installing" $packages
+	# shellcheck disable=SC2086 # one word per package
+	DEBIAN_FRONTEND=noninteractive timeout $apt_seconds sh -euc 'apt-get update -q
+		apt-get install -q -y --no-install-recommends "$@"' sh $packages >$dir/apt.log 2>&1 || {
+		say "cannot be installed: $(tail -n 1 $dir/apt.log)"
+		return 1
+	}
+}
+
+# Ours: a process id can have become another program's.
+running() {
+	[ "$(cat "/proc/$1/comm" 2>/dev/null)" = dockerd ]
+}
+
 start() {
-	! docker info >/dev/null 2>&1 || return 0
+	! answers || return 0
 	[ "$(id -u)" = 0 ] || {
 		say "none answers, and only root can start one"
-		exit 1
+		return 1
 	}
 	mkdir -p $dir
-	missing=""
-	for p in docker.io docker-compose debootstrap; do
-		dpkg-query -W -f='${db:Status-Status}' $p 2>/dev/null | grep -qx installed || missing="$missing $p"
-	done
-	[ -z "$missing" ] || {
-		say "installing$missing"
-		export DEBIAN_FRONTEND=noninteractive
-		# shellcheck disable=SC2086 # one word per package
-		{ apt-get update -q && apt-get install -q -y --no-install-recommends $missing; } >$dir/apt.log 2>&1 || {
-			say "cannot be installed: $(tail -n 1 $dir/apt.log)"
-			exit 1
-		}
-	}
-	docker info >/dev/null 2>&1 && return 0 # its package may have started it
+	install_missing || return 1
+	! answers || return 0
 	setsid dockerd >$dir/log 2>&1 </dev/null &
-	echo $! >$dir/pid
+	pid=$!
+	echo $pid >$dir/pid
 	for _ in $(seq 150); do
-		docker info >/dev/null 2>&1 && return 0
-		kill -0 "$(cat $dir/pid)" 2>/dev/null || break
+		if answers; then
+			! running $pid || echo $pid
+			return 0
+		fi
+		kill -0 $pid 2>/dev/null || break
 		sleep 0.2
 	done
-	say "does not run here: $(tail -n 1 $dir/log)"
+	say "does not run here: $(grep -v '^$' $dir/log | tail -n 1)"
 	stop
-	exit 1
+	return 1
 }
 
 stop() {
 	[ -f $dir/pid ] || return 0
 	pid=$(cat $dir/pid)
 	rm -f $dir/pid
-	kill "$pid" 2>/dev/null || return 0
+	running "$pid" || return 0
+	kill "$pid"
 	for _ in $(seq 100); do
-		kill -0 "$pid" 2>/dev/null || return 0
+		running "$pid" || return 0
 		sleep 0.2
 	done
 	kill -9 "$pid"

@@ -4,20 +4,6 @@
 #include "kernels/backend.h"
 #include "kernels/cuda_net.h"
 
-int net_product(const struct net_step *s)
-{
-	return s->kind == NET_SECOND ? s->hidden : s->out;
-}
-
-static int pack_weights(const struct net_step *s, const float *params, cudaStream_t stream)
-{
-	int rc = kx_pack(params, s->w, s->forward, s->backward, s->bias, stream);
-
-	if (!rc && s->kind == NET_SECOND)
-		rc = kx_second_pack(s->second, params + s->w.weight, stream);
-	return rc;
-}
-
 static int pack(const struct net *n, const float *params, cudaStream_t stream)
 {
 	int rc = PS_OK;
@@ -26,8 +12,10 @@ static int pack(const struct net *n, const float *params, cudaStream_t stream)
 		const struct net_step *s = &n->step[i];
 		if (s->kind == NET_FIRST)
 			rc = kx_first_pack(s->first, params + s->w.weight, stream);
-		if (s->kind == NET_WEIGHTS || s->kind == NET_SECOND)
-			rc = pack_weights(s, params, stream);
+		if (s->kind == NET_SECOND)
+			rc = kx_second_pack(s->second, params + s->w.weight, stream);
+		if (s->kind == NET_WEIGHTS)
+			rc = kx_pack(params, s->w, s->forward, s->backward, s->bias, stream);
 	}
 	return rc;
 }
@@ -55,7 +43,7 @@ static int weights_forward(
 	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
 {
 	const struct kx_plane *in = &n->plane[s->in].value;
-	const struct kx_plane *out = &n->plane[net_product(s)].value;
+	const struct kx_plane *out = &n->plane[s->out].value;
 	struct kx_rows g = {.a = in->value,
 		.b = s->forward,
 		.bias = s->bias,
@@ -73,21 +61,21 @@ static int weights_forward(
 	return kx_rows(g, forward_by(n), stream);
 }
 
-static int second_forward(
-	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
-{
-	int rc = weights_forward(n, s, images, stream);
-
-	return rc ? rc : kx_second_pool(s->second, images, stream);
-}
-
-/* Its biases are used as they are, those of the present weights. */
+/* Their biases are used as they are, those of the present weights. */
 static struct kx_first first_of(const struct net *n, const struct net_step *s)
 {
 	struct kx_first f = s->first;
 
 	f.bias = n->params + s->w.bias;
 	return f;
+}
+
+static struct kx_second second_of(const struct net *n, const struct net_step *s)
+{
+	struct kx_second l = s->second;
+
+	l.bias = n->params + s->w.bias;
+	return l;
 }
 
 static int step_forward(const struct net *n, const struct net_step *s, const struct kx_batch *batch,
@@ -102,7 +90,7 @@ static int step_forward(const struct net *n, const struct net_step *s, const str
 	case NET_WEIGHTS:
 		return weights_forward(n, s, batch->images, stream);
 	case NET_SECOND:
-		return second_forward(n, s, batch->images, stream);
+		return kx_second_forward(second_of(n, s), batch->images, stream);
 	case NET_POOL:
 		return kx_pool_forward(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
 			batch->images, stream);
@@ -153,7 +141,7 @@ int net_splits(const struct net_step *s, size_t images)
 static int weights_gradient(
 	const struct net *n, const struct net_step *s, int images, float *grad, cudaStream_t stream)
 {
-	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[net_product(s)];
+	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
 	struct kx_outer g = {.a = in->value.value,
 		.b = out->error,
 		.partial = n->partial,
@@ -317,9 +305,9 @@ static int train(void *self, struct kx_batch batch, struct kx_now *now, int step
 static int save(void *self, float *params, float *sum, cudaStream_t stream)
 {
 	const struct net *n = self;
-	int rc = copy(params, n->params, n, stream);
+	int rc = params ? copy(params, n->params, n, stream) : PS_OK;
 
-	return rc ? rc : copy(sum, n->sum, n, stream);
+	return rc || !sum ? rc : copy(sum, n->sum, n, stream);
 }
 
 /* ---- the path -------------------------------------------------------------------------------- */

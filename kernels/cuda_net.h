@@ -19,7 +19,7 @@ struct net_table {
 
 enum net_kind {
 	NET_FIRST,  /* conv, relu and pool of kx_first.h */
-	NET_SECOND, /* weights whose ReLU, pool and errors are those of kx_second.h */
+	NET_SECOND, /* those of kx_second.h */
 	NET_WEIGHTS,
 	NET_POOL,
 	NET_RELU,
@@ -44,7 +44,6 @@ struct net_step {
 	struct kx_drop drop;
 	struct kx_first first;
 	struct kx_second second;
-	int hidden; /* second: the plane before its pool */
 };
 
 struct net_plane {
@@ -73,8 +72,6 @@ void net_release(struct net *n);
 void net_place(struct net *n, struct cuda_arena *a);
 /* Tables to the device, zeros into the planes. */
 int net_fill(struct net *n, cudaStream_t stream) PS_MUST_CHECK;
-/* The plane that the step's products go to. */
-int net_product(const struct net_step *s);
 /* Shares that a weight gradient is summed in. */
 int net_splits(const struct net_step *s, size_t images);
 

@@ -72,12 +72,13 @@ static int fits_first(const struct model *m)
 	       l[0].out.c % FIRST_LANES == 0 && l[2].size == 2;
 }
 
-/* The layers from l on: those of kx_second.h? Its errors are computed in tf32. */
+/* The layers from l on: those of kx_second.h, directly behind those of kx_first.h, which want no
+ * errors masked? */
 static int fits_second(const struct net *n, const struct net_step *s)
 {
 	const struct layer *l = s->layer;
 
-	return n->precision != KX_FP32 && s->learns && n->plane[s->in].relu &&
+	return n->precision != KX_FP32 && s > n->step && s[-1].kind == NET_FIRST &&
 	       s->number + 3 < n->model->n_layers && l[0].kind == LAYER_CONV &&
 	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == SECOND_CHANNELS &&
 	       l[0].in.h == SECOND_IN && l[0].in.w == SECOND_IN && l[0].size == SECOND_SIZE &&
@@ -113,13 +114,11 @@ static void first_step(struct net *n, struct net_step *s)
 	n->plane[s->out] = plane_of(s->layer[2].out, 1);
 }
 
-/* The step as weights whose output plane is hidden behind that of the pool. */
+/* The same for the second convolution. */
 static void second_step(struct net *n, struct net_step *s)
 {
 	s->kind = NET_SECOND;
-	s->hidden = s->out;
-	s->out = n->n_planes;
-	n->plane[n->n_planes++] = plane_of(s->layer[2].out, 1);
+	n->plane[s->out] = plane_of(s->layer[2].out, 1);
 }
 
 /* The step that starts with layer `number`; returns how many layers it does. */
@@ -158,11 +157,6 @@ static size_t add_step(struct net *n, size_t number, int learns)
 	return relu ? 2 : 1;
 }
 
-static int has_tables(const struct net_step *s)
-{
-	return s->kind == NET_WEIGHTS || s->kind == NET_SECOND;
-}
-
 /* ---- tables ---------------------------------------------------------------------------------- */
 
 static int table_new(struct net_table *t, size_t n, size_t size)
@@ -186,7 +180,7 @@ static int window_at(const struct net_step *s, const struct kx_plane *in, size_t
 static int forward_tables(struct net *n, struct net_step *s)
 {
 	const struct layer *l = s->layer;
-	const struct kx_plane *in = &n->plane[s->in].value, *out = &n->plane[net_product(s)].value;
+	const struct kx_plane *in = &n->plane[s->in].value, *out = &n->plane[s->out].value;
 	size_t rows = l->kind == LAYER_CONV ? l->size : 1, positions = l->out.h * l->out.w;
 
 	if (table_new(&s->taps, positions * rows, sizeof(struct kx_tap)) ||
@@ -275,7 +269,7 @@ static int step_tables(struct net *n, struct net_step *s)
 {
 	int rc = forward_tables(n, s);
 
-	if (rc || !s->learns || s->kind == NET_SECOND)
+	if (rc || !s->learns)
 		return rc;
 	return s->layer->kind == LAYER_CONV ? back_tables_conv(n, s) : back_tables_fc(s);
 }
@@ -318,7 +312,7 @@ int net_plan(struct net *n, const struct model *m, int precision, size_t images,
 		if (too_wide(n, &n->step[i]))
 			return too_large(n, e);
 	for (int i = 0; i < n->n_steps; i++)
-		if (has_tables(&n->step[i]) && step_tables(n, &n->step[i]))
+		if (n->step[i].kind == NET_WEIGHTS && step_tables(n, &n->step[i]))
 			return err_set(e, PS_ENOMEM, "no memory for the tables of \"%s\"", m->text);
 	return PS_OK;
 }
@@ -346,35 +340,16 @@ void net_release(struct net *n)
 	n->n_steps = 0;
 }
 
-static void second_place(struct net *n, struct net_step *s, struct cuda_arena *a)
-{
-	const struct net_plane *in = &n->plane[s->in], *conv = &n->plane[s->hidden];
-	const struct net_plane *out = &n->plane[s->out];
-
-	s->second =
-		(struct kx_second){.fragments = arena_take(a, SECOND_FRAGMENTS, sizeof(uint32_t)),
-			.conv = conv->value,
-			.out = out->value,
-			.winner = arena_take(a, n->images, out->value.image),
-			.conv_error = conv->error,
-			.out_error = out->error,
-			.in = in->value,
-			.in_error = in->error};
-}
-
 static void step_place(struct net *n, struct net_step *s, struct cuda_arena *a, size_t *partial)
 {
 	const struct kx_weights *w = &s->w;
 	struct net_table *list[STEP_TABLES];
 	size_t weights = (size_t)w->taps * (size_t)w->c_pad, filters = (size_t)w->f_pad;
-	size_t splits = s->kind == NET_SECOND ? SECOND_PARTS : (size_t)net_splits(s, n->images);
-	size_t floats = splits * KX_OUTER_ROWS(weights) * filters;
+	size_t floats = (size_t)net_splits(s, n->images) * KX_OUTER_ROWS(weights) * filters;
 
 	*partial = floats > *partial ? floats : *partial;
 	s->forward = arena_take(a, weights * filters, sizeof(float));
-	if (s->kind == NET_SECOND)
-		second_place(n, s, a);
-	else if (s->learns)
+	if (s->learns)
 		s->backward = arena_take(a, weights * filters, sizeof(float));
 	s->bias = arena_take(a, filters, sizeof(float));
 	step_all(s, list);
@@ -395,6 +370,22 @@ static void first_place(struct net *n, struct net_step *s, struct cuda_arena *a,
 	f->error = n->plane[s->out].error;
 }
 
+static void second_place(struct net *n, struct net_step *s, struct cuda_arena *a, size_t *partial)
+{
+	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
+	size_t weights = (size_t)s->w.taps * SECOND_CHANNELS;
+	size_t floats = SECOND_PARTS * KX_OUTER_ROWS(weights) * SECOND_FILTERS;
+
+	*partial = floats > *partial ? floats : *partial;
+	s->second = (struct kx_second){.forward = arena_take(a, SECOND_FRAGMENTS, sizeof(uint32_t)),
+		.backward = arena_take(a, SECOND_FRAGMENTS, sizeof(uint32_t)),
+		.in = in->value,
+		.out = out->value,
+		.winner = arena_take(a, n->images, out->value.image),
+		.out_error = out->error,
+		.in_error = in->error};
+}
+
 void net_place(struct net *n, struct cuda_arena *a)
 {
 	size_t partial = 0;
@@ -406,10 +397,12 @@ void net_place(struct net *n, struct cuda_arena *a)
 		p->error = i > 0 ? arena_take(a, n->images, image) : NULL;
 	}
 	for (int i = 0; i < n->n_steps; i++) {
-		if (has_tables(&n->step[i]))
+		if (n->step[i].kind == NET_WEIGHTS)
 			step_place(n, &n->step[i], a, &partial);
 		if (n->step[i].kind == NET_FIRST)
 			first_place(n, &n->step[i], a, &partial);
+		if (n->step[i].kind == NET_SECOND)
+			second_place(n, &n->step[i], a, &partial);
 	}
 	n->params = arena_take(a, n->model->n_params, sizeof(float));
 	n->sum = arena_take(a, n->model->n_params, sizeof(float));
@@ -435,7 +428,7 @@ static int tables_copy(struct net_step *s, cudaStream_t stream)
 int net_fill(struct net *n, cudaStream_t stream)
 {
 	for (int i = 0; i < n->n_steps; i++)
-		if (has_tables(&n->step[i]) && tables_copy(&n->step[i], stream))
+		if (n->step[i].kind == NET_WEIGHTS && tables_copy(&n->step[i], stream))
 			return PS_EDEVICE;
 	for (int i = 0; i < n->n_planes; i++) {
 		size_t bytes = n->images * n->plane[i].value.image * sizeof(float);

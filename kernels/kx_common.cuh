@@ -75,6 +75,28 @@ template <int PENDING> __device__ static inline void copies_wait()
 	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+__device__ static inline float4 operator+(float4 a, float4 b)
+{
+	return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+/* value(first) + value(first + every) + ..., below `n`, in this order; BATCH of them on their way
+ * at a time, also of the last ones, which an unrolled loop would fetch one after the other. */
+template <int BATCH, class T, class F>
+__device__ static inline T sum_ahead(T sum, int first, int n, int every, F value)
+{
+	for (int i = first; i < n; i += BATCH * every) {
+		T v[BATCH];
+#pragma unroll
+		for (int j = 0; j < BATCH; j++)
+			v[j] = i + j * every < n ? value(i + j * every) : T{};
+#pragma unroll
+		for (int j = 0; j < BATCH; j++)
+			sum = sum + v[j];
+	}
+	return sum;
+}
+
 __device__ static inline size_t image_number(const struct kx_batch *b, int n)
 {
 	return b->index ? b->index[(size_t)b->now->step * b->images + n] : b->now->first + n;

@@ -7,6 +7,7 @@
 #define WARPS   8
 #define THREADS (WARPS * 32)
 #define AHEAD   9 /* positions whose errors are fetched at once */
+#define OPEN    4 /* beside the number of the cell that won: the ReLU was open */
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
@@ -96,10 +97,10 @@ __global__ void __launch_bounds__(THREADS, 2)
 					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &winner);
 				if (n >= batch.images)
 					continue;
-				l.out.value[n * l.out.image + to] =
-					max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
+				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
+				l.out.value[n * l.out.image + to] = v;
 				l.winner[((size_t)n * conv<SIZE>::POSITIONS + p) * l.f + f] =
-					(uint8_t)winner;
+					(uint8_t)(winner | (v > 0 ? OPEN : 0));
 			}
 		}
 	}
@@ -145,8 +146,9 @@ __device__ static inline void add_image(float (&sum)[SIZE * SIZE], float *bias,
 			const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
 			won[i] = winner[(size_t)p * l.f];
 			d[i] = error[(size_t)y * l.out.row + x * l.out.c];
-			won[i] = (2 * y + won[i] / 2) * CONV_SIDE + 2 * x + won[i] % 2;
-			d[i] = p0 + i * WARPS + warp < conv<SIZE>::POSITIONS ? d[i] : 0;
+			const bool here = p0 + i * WARPS + warp < conv<SIZE>::POSITIONS;
+			d[i] = here && won[i] & OPEN ? d[i] : 0;
+			won[i] = (2 * y + won[i] / 2 % 2) * CONV_SIDE + 2 * x + won[i] % 2;
 		}
 #pragma unroll
 		for (int i = 0; i < AHEAD; i++) {

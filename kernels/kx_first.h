@@ -20,8 +20,8 @@ struct kx_first {
 	uint32_t *fragments; /* weights as tensor cores want them, see kx_conv.cuh */
 	const float *bias;
 	struct kx_plane out; /* pooled values */
-	const float *error;  /* their errors, laid out alike */
-	uint8_t *winner;     /* [image][position][filter] */
+	const float *error;  /* their errors, laid out alike; whether the ReLU was open or not */
+	uint8_t *winner;     /* [image][position][filter], see kx_first.cu */
 	float *partial;      /* as kx_outer's: FIRST_PARTS splits, m = size * size */
 };
 

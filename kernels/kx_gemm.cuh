@@ -2,7 +2,7 @@
  * kx_gemm.cuh - what both products share: copies to shared memory that run ahead, and the inner
  * product of a stage in each precision.
  *
- * 128 threads. A warp owns MI x NJ tiles of 16 x 8; a thread's part of a tile is that of
+ * A warp owns MI x NJ tiles of 16 x 8; a thread's part of a tile is that of
  * mma.m16n8 (PTX ISA, "Matrix Fragments"): rows lane / 4 and + 8, columns lane % 4 * 2 and + 1. The
  * fp32 products use the same parts with plain FFMA, so that one epilogue serves all.
  *
@@ -55,12 +55,12 @@ template <int M, int K> struct tile_a {
 	}
 };
 
-template <int MI, int NJ, class A>
+template <int K, int MI, int NJ, class A>
 __device__ static inline void stage_tf32(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
 {
 #pragma unroll
-	for (int k = 0; k < KX_K_TILE; k += 8) {
+	for (int k = 0; k < K; k += 8) {
 		uint32_t x[MI][4], y[NJ][2];
 #pragma unroll
 		for (int i = 0; i < MI; i++)
@@ -87,12 +87,12 @@ __device__ static inline void split(float x, uint32_t *high, uint32_t *low)
 	*low = __float_as_uint(x - __uint_as_float(*high));
 }
 
-template <int MI, int NJ, class A>
+template <int K, int MI, int NJ, class A>
 __device__ static inline void stage_split(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
 {
 #pragma unroll
-	for (int k = 0; k < KX_K_TILE; k += 8) {
+	for (int k = 0; k < K; k += 8) {
 		uint32_t high[NJ][2], low[NJ][2];
 #pragma unroll
 		for (int j = 0; j < NJ; j++)
@@ -117,12 +117,12 @@ __device__ static inline void stage_split(
 	}
 }
 
-template <int MI, int NJ, class A>
+template <int K, int MI, int NJ, class A>
 __device__ static inline void stage_bf16(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
 {
 #pragma unroll
-	for (int k = 0; k < KX_K_TILE; k += 16) {
+	for (int k = 0; k < K; k += 16) {
 		uint32_t x[MI][4], y[NJ][2];
 #pragma unroll
 		for (int i = 0; i < MI; i++)
@@ -146,12 +146,12 @@ __device__ static inline void stage_bf16(
 	}
 }
 
-template <int MI, int NJ, class A>
+template <int K, int MI, int NJ, class A>
 __device__ static inline void stage_fp32(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
 {
 #pragma unroll 4
-	for (int k = 0; k < KX_K_TILE; k++) {
+	for (int k = 0; k < K; k++) {
 		float x[MI][2], y[NJ][2];
 #pragma unroll
 		for (int i = 0; i < MI; i++) {
@@ -174,18 +174,19 @@ __device__ static inline void stage_fp32(
 	}
 }
 
-template <int P, int MI, int NJ, class A>
+/* `K` deep: a multiple of 16. */
+template <int P, int K, int MI, int NJ, class A>
 __device__ static inline void stage_product(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int lane)
 {
 	if (P == KX_BY_TF32)
-		stage_tf32(c, a, b, pitch, lane / 4, lane % 4);
+		stage_tf32<K>(c, a, b, pitch, lane / 4, lane % 4);
 	else if (P == KX_BY_BF16)
-		stage_bf16(c, a, b, pitch, lane / 4, lane % 4);
+		stage_bf16<K>(c, a, b, pitch, lane / 4, lane % 4);
 	else if (P == KX_SPLIT)
-		stage_split(c, a, b, pitch, lane / 4, lane % 4);
+		stage_split<K>(c, a, b, pitch, lane / 4, lane % 4);
 	else
-		stage_fp32(c, a, b, pitch, lane / 4, lane % 4);
+		stage_fp32<K>(c, a, b, pitch, lane / 4, lane % 4);
 }
 
 #endif

@@ -60,17 +60,15 @@ __global__ void loss_mean_kernel(const float *loss, int n, double *sum, int add)
 {
 	await_previous();
 	__shared__ double part[MEAN_THREADS];
-	double mine = 0;
-	for (int i = threadIdx.x; i < n; i += MEAN_THREADS)
-		mine += loss[i];
-	part[threadIdx.x] = mine;
+	part[threadIdx.x] = sum_ahead<4>(
+		0.0, threadIdx.x, n, MEAN_THREADS, [=](int i) { return (double)loss[i]; });
 	for (int d = MEAN_THREADS / 2; d; d /= 2) {
 		__syncthreads();
 		if (threadIdx.x < d)
 			part[threadIdx.x] += part[threadIdx.x + d];
 	}
 	if (threadIdx.x == 0)
-		*sum = part[0] / n + (add ? *sum : 0);
+		*sum = add ? *sum + part[0] : part[0] / n;
 }
 
 int kx_loss_mean(const float *loss, int n, double *sum, int add, cudaStream_t stream)

@@ -87,7 +87,7 @@ template <int P> __global__ void __launch_bounds__(GEMM_THREADS) outer_kernel(st
 		struct tile_a<1, A_PITCH> a = {
 			s->a + warp_m
 		};
-		stage_product<P>(c, a, s->b + warp_n, B_PITCH, lane);
+		stage_product<P, KX_K_TILE>(c, a, s->b + warp_n, B_PITCH, lane);
 	}
 	float *d = g.partial + KX_OUTER_ROWS(g.m) * g.n * split;
 #pragma unroll

@@ -31,10 +31,9 @@ int kx_pack(const float *params, struct kx_weights w, float *forward, float *bac
 		forward, backward, bias_pad);
 }
 
-#define SLICES 8 /* of the splits, summed one beside the other */
-
-/* A thread per slice of a value; 32 neighbouring values, the row of biases (k = taps * c_pad)
- * included. */
+/* A thread per slice of a value, SLICES of the splits one beside the other, BATCH fetched at a
+ * time; 32 neighbouring values, the row of biases (k = taps * c_pad) included. */
+template <int SLICES, int BATCH>
 __global__ void unpack_kernel(const float *partial, int splits, struct kx_weights w, float *grad)
 {
 	await_previous();
@@ -42,10 +41,9 @@ __global__ void unpack_kernel(const float *partial, int splits, struct kx_weight
 	const int m = w.taps * w.c_pad, slice = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const size_t split = KX_OUTER_ROWS(m) * w.f_pad, n = (size_t)(m + 1) * w.f_pad;
 	const size_t i = blockIdx.x * (size_t)32 + lane;
-	float sum = 0;
-#pragma unroll 8
-	for (int s = slice; s < splits && i < n; s += SLICES)
-		sum += partial[s * split + i];
+	const float *from = partial + i;
+	float sum = sum_ahead<BATCH>(
+		0.0f, slice, i < n ? splits : 0, SLICES, [=](int s) { return from[s * split]; });
 	part[slice][lane] = sum;
 	__syncthreads();
 	if (slice != 0 || i >= n)
@@ -63,9 +61,15 @@ __global__ void unpack_kernel(const float *partial, int splits, struct kx_weight
 int kx_unpack(
 	const float *partial, int splits, struct kx_weights w, float *grad, cudaStream_t stream)
 {
-	size_t n = (size_t)(w.taps * w.c_pad + 1) * w.f_pad;
-	return kx_launch(unpack_kernel, dim3((unsigned)((n + 31) / 32)), 32 * SLICES, 0, stream,
-		partial, splits, w, grad);
+	const unsigned blocks = (unsigned)(((size_t)(w.taps * w.c_pad + 1) * w.f_pad + 31) / 32);
+	if (blocks < 132 && splits >= 32) /* few values of many splits */
+		return kx_launch(unpack_kernel<32, 8>, dim3(blocks), 32 * 32, 0, stream, partial,
+			splits, w, grad);
+	if (splits >= 32)
+		return kx_launch(unpack_kernel<8, 8>, dim3(blocks), 8 * 32, 0, stream, partial,
+			splits, w, grad);
+	return kx_launch(
+		unpack_kernel<8, 2>, dim3(blocks), 8 * 32, 0, stream, partial, splits, w, grad);
 }
 
 __global__ void update_kernel(

@@ -8,8 +8,6 @@
  */
 #include "kernels/kx_gemm.cuh"
 
-#define A_PITCH (KX_K_TILE + 4)
-
 /* Where a thread's next k lies: tap number and rest. */
 struct place {
 	int tap, rest;
@@ -20,28 +18,32 @@ __device__ static inline struct place place_at(int k, int run)
 	return {k / run, k % run};
 }
 
-__device__ static inline void place_advance(struct place *p, int run)
+__device__ static inline void place_advance(struct place *p, int step, int run)
 {
-	for (p->rest += KX_K_TILE; p->rest >= run; p->rest -= run)
+	for (p->rest += step; p->rest >= run; p->rest -= run)
 		p->tap++;
 }
 
-/* A block's tile, and a warp's share of it in tiles of 16 x 8: WARPS_M warps one below the other.
- */
-template <int BM_, int BN_, int WARPS_M_> struct shape {
-	static const int BM = BM_, BN = BN_, WARPS_M = WARPS_M_;
-	static const int MI = BM / WARPS_M / 16, NJ = BN / (4 / WARPS_M) / 8;
-	static const int STAGES = BM == 128 ? 3 : 5;
-	static const int B_VECTORS = BN / 4, B_ROWS = GEMM_THREADS / B_VECTORS;
-	static const int B_PASSES = KX_K_TILE / B_ROWS;
+/* A block's tile and a stage's depth; a warp's share of it in tiles of 16 x 8: WARPS_M x WARPS_N
+ * warps side by side, and WARPS_K that share the depth and add up at the end. */
+template <int BM_, int BN_, int K_, int WARPS_M_, int WARPS_N_, int WARPS_K_, int STAGES_>
+struct shape {
+	static const int BM = BM_, BN = BN_, K = K_, STAGES = STAGES_;
+	static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, WARPS_K = WARPS_K_;
+	static const int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
+	static const int MI = BM / WARPS_M / 16, NJ = BN / WARPS_N / 8, DEPTH = K / WARPS_K;
+	static const int A_PITCH = K + 4, B_PITCH = BN + 8;
+	static const int A_VECTORS = K / 4, A_ROWS = THREADS / A_VECTORS;
+	static const int B_VECTORS = BN / 4, B_ROWS = THREADS / B_VECTORS, B_PASSES = K / B_ROWS;
 };
-typedef shape<128, 64, 2> wide;
-typedef shape<128, 32, 4> narrow;
-typedef shape<32, 32, 2> small;
+typedef shape<128, 64, 32, 2, 2, 1, 3> wide;
+typedef shape<128, 32, 32, 4, 1, 1, 3> narrow;
+typedef shape<64, 64, 64, 2, 2, 2, 3> medium;
+typedef shape<32, 32, 128, 1, 1, 8, 3> small;
 
 template <class S> struct rows_stage {
-	float a[S::BM * A_PITCH];
-	float b[KX_K_TILE * (S::BN + 8)];
+	float a[S::BM * S::A_PITCH];
+	float b[S::K * S::B_PITCH];
 };
 
 template <class S> struct rows_loader {
@@ -52,27 +54,27 @@ template <class S>
 __device__ static inline void rows_load(const struct kx_rows &g, const struct kx_cell &cell,
 	struct rows_loader<S> *l, struct rows_stage<S> *s, int m0, int n0)
 {
-	const int tid = threadIdx.x, column = tid % 8 * 4;
+	const int tid = threadIdx.x, column = tid % S::A_VECTORS * 4;
 	const struct kx_tap *taps = g.taps + cell.tap;
 	bool in = l->a.tap < cell.n_taps;
 	const float *from = g.a + (in ? taps[l->a.tap].a + l->a.rest : 0);
 #pragma unroll
-	for (int i = 0; i < S::BM / 16; i++) {
-		int row = tid / 8 + 16 * i;
+	for (int i = 0; i < S::BM / S::A_ROWS; i++) {
+		int row = tid / S::A_VECTORS + S::A_ROWS * i;
 		bool valid = in && m0 + row < g.images;
-		copy_ahead(s->a + row * A_PITCH + column,
+		copy_ahead(s->a + row * S::A_PITCH + column,
 			valid ? from + (size_t)(m0 + row) * g.a_image : g.a, valid);
 	}
-	place_advance(&l->a, g.run);
+	place_advance(&l->a, S::K, g.run);
 	const int n = tid % S::B_VECTORS * 4;
 #pragma unroll
 	for (int i = 0; i < S::B_PASSES; i++) {
 		struct place *p = &l->b[i];
 		bool valid = p->tap < cell.n_taps && n0 + n < g.n;
 		size_t row = valid ? taps[p->tap].b + p->rest : 0;
-		copy_ahead(s->b + (tid / S::B_VECTORS + S::B_ROWS * i) * (S::BN + 8) + n,
+		copy_ahead(s->b + (tid / S::B_VECTORS + S::B_ROWS * i) * S::B_PITCH + n,
 			g.b + row * g.n + (valid ? n0 + n : 0), valid);
-		place_advance(p, g.run);
+		place_advance(p, S::K, g.run);
 	}
 	copies_commit();
 }
@@ -110,21 +112,52 @@ __device__ static inline void rows_store(const struct kx_rows &g, const struct k
 	}
 }
 
+/* The warps' shares of the depth added up, in their order, by the first of them; `tile`: of the
+ * warps with the same share, which. */
+template <class S>
+__device__ static inline void add_shares(
+	float (&c)[S::MI][S::NJ][4], float4 *shared, int share, int tile)
+{
+	const int n = S::MI * S::NJ, next = S::WARPS_M * S::WARPS_N * n * 32;
+	float4 *mine = shared + tile * n * 32 + threadIdx.x % 32;
+	copies_wait<0>(); /* those behind the end write zeros */
+	__syncthreads();
+#pragma unroll
+	for (int i = 0; i < n && share > 0; i++) {
+		const float *v = c[i / S::NJ][i % S::NJ];
+		mine[(share - 1) * next + i * 32] = {v[0], v[1], v[2], v[3]};
+	}
+	__syncthreads();
+	for (int k = 0; k < S::WARPS_K - 1 && share == 0; k++)
+#pragma unroll
+		for (int i = 0; i < n; i++) {
+			const float4 v = mine[k * next + i * 32];
+			float *sum = c[i / S::NJ][i % S::NJ];
+			sum[0] += v.x;
+			sum[1] += v.y;
+			sum[2] += v.z;
+			sum[3] += v.w;
+		}
+}
+
 template <int P, class S>
-__global__ void __launch_bounds__(GEMM_THREADS) rows_kernel(struct kx_rows g)
+__global__ void __launch_bounds__(S::THREADS) rows_kernel(struct kx_rows g)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
 	struct rows_stage<S> *stage = reinterpret_cast<struct rows_stage<S> *>(memory);
 	const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-	const int warp_m = warp % S::WARPS_M * 16 * S::MI, warp_n = warp / S::WARPS_M * 8 * S::NJ;
+	const int warp_m = warp % S::WARPS_M * 16 * S::MI;
+	const int warp_n = warp / S::WARPS_M % S::WARPS_N * 8 * S::NJ;
+	const int tile = warp % (S::WARPS_M * S::WARPS_N);
+	const int share = warp / (S::WARPS_M * S::WARPS_N), k = share * S::DEPTH;
 	const int m0 = blockIdx.x / g.n_cells * S::BM, n0 = blockIdx.y * S::BN;
 	struct rows_loader<S> l;
 	float c[S::MI][S::NJ][4] = {};
 
 	await_previous();
 	const struct kx_cell cell = g.cells[blockIdx.x % g.n_cells];
-	const int tiles = (cell.n_taps * g.run + KX_K_TILE - 1) / KX_K_TILE;
-	l.a = place_at(tid % 8 * 4, g.run);
+	const int tiles = (cell.n_taps * g.run + S::K - 1) / S::K;
+	l.a = place_at(tid % S::A_VECTORS * 4, g.run);
 #pragma unroll
 	for (int i = 0; i < S::B_PASSES; i++)
 		l.b[i] = place_at(tid / S::B_VECTORS + S::B_ROWS * i, g.run);
@@ -135,12 +168,15 @@ __global__ void __launch_bounds__(GEMM_THREADS) rows_kernel(struct kx_rows g)
 		copies_wait<S::STAGES - 2>();
 		__syncthreads();
 		rows_load(g, cell, &l, &stage[(i + S::STAGES - 1) % S::STAGES], m0, n0);
-		struct tile_a<A_PITCH, 1> a = {
-			s->a + warp_m *A_PITCH
+		struct tile_a<S::A_PITCH, 1> a = {
+			s->a + warp_m *S::A_PITCH + k
 		};
-		stage_product<P>(c, a, s->b + warp_n, S::BN + 8, lane);
+		stage_product<P, S::DEPTH>(c, a, s->b + k * S::B_PITCH + warp_n, S::B_PITCH, lane);
 	}
-	rows_store(g, cell, c, m0 + warp_m + lane / 4, n0 + warp_n + lane % 4 * 2);
+	if (S::WARPS_K > 1)
+		add_shares<S>(c, reinterpret_cast<float4 *>(memory), share, tile);
+	if (share == 0)
+		rows_store(g, cell, c, m0 + warp_m + lane / 4, n0 + warp_n + lane % 4 * 2);
 }
 
 template <class S> static size_t rows_blocks(const struct kx_rows &g)
@@ -156,15 +192,18 @@ template <int P, class S> static int rows_launch(struct kx_rows g, cudaStream_t 
 		return PS_EDEVICE;
 	dim3 grid(
 		(unsigned)g.n_cells * ((g.images + S::BM - 1) / S::BM), (g.n + S::BN - 1) / S::BN);
-	return kx_launch(rows_kernel<P, S>, grid, GEMM_THREADS, bytes, stream, g);
+	return kx_launch(rows_kernel<P, S>, grid, S::THREADS, bytes, stream, g);
 }
 
 template <int P> static int rows_shaped(struct kx_rows g, cudaStream_t stream)
 {
-	const size_t few = 100; /* blocks, for 132 multiprocessors */
-	if (rows_blocks<wide>(g) < few)
-		return rows_launch<P, small>(g, stream);
-	return g.n <= 32 ? rows_launch<P, narrow>(g, stream) : rows_launch<P, wide>(g, stream);
+	const size_t enough = 132; /* blocks: one for each multiprocessor */
+	if (g.n <= narrow::BN && rows_blocks<narrow>(g) >= enough)
+		return rows_launch<P, narrow>(g, stream);
+	if (rows_blocks<wide>(g) >= 2 * enough)
+		return rows_launch<P, wide>(g, stream);
+	return rows_blocks<medium>(g) >= enough ? rows_launch<P, medium>(g, stream)
+						: rows_launch<P, small>(g, stream);
 }
 
 int kx_rows(struct kx_rows g, enum kx_product by, cudaStream_t stream)

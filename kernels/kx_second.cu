@@ -1,14 +1,15 @@
 /*
- * kx_second.cu - see kx_second.h.
+ * kx_second.cu - errors of kx_second.h's convolution.
  *
  * A block has eight images, a warp one row of the input: 12 pixels are 6 tiles of 16 rows (eight
- * images at two neighbouring pixels) x 32 channels. A tap shifts which errors a tile reads; where
- * they lie outside, the tile is left out, or reads a column of zeros. Warps of rows in the middle
- * have five rows of taps, those at the edges fewer; of each row of taps eight warps have a part,
- * two to a scheduler.
+ * images at two neighbouring pixels) x 32 channels. A tap shifts which errors a tile meets: the
+ * taps of a row that are two apart meet the same pairs of errors at the next tile, so a pair is
+ * fetched once for the taps 0, 2 and 4 of a row and once for 1 and 3 (a column of zeros on each
+ * side). Warps of rows in the middle have five rows of taps, those at the edges fewer; of each row
+ * of taps eight warps have a part, two to a scheduler.
  */
 #include "kernels/kx_gemm.cuh"
-#include "kernels/kx_second.h"
+#include "kernels/kx_second.cuh"
 
 #define IMAGES  8
 #define WARPS   SECOND_IN
@@ -19,121 +20,45 @@
 #define N_TILES (SECOND_CHANNELS / 8)
 #define ROW     (COLUMNS * SECOND_FILTERS)
 #define IMAGE   (SECOND_OUT * ROW + 4) /* + 4: eight images x 4 filters lie in 32 banks */
-#define POOLED  (SECOND_OUT / 2)
 #define QUADS   (SECOND_FILTERS / 4)
-#define TAP     (STEPS * 64 * N_TILES) /* words of a tap's weights */
-#define RING    4                      /* taps in shared memory */
+#define TAP     (STEPS * N_TILES / 2 * 32) /* uint4 of a tap's weights */
 
 struct second_shared {
 	float errors[IMAGES * IMAGE];
-	uint32_t ring[RING][TAP];
+	uint4 weights[SECOND_SIZE][TAP]; /* taps 0, 2, 4 of a row, then 1, 3 */
 };
-
-/* ---- weights --------------------------------------------------------------------------------- */
-
-/* Word i: [tap][step][two n tiles][lane][n tile][half]: filter 8 step + lane % 4 + 4 half, channel
- * 8 n tile + lane / 4; rounded to tf32. */
-__global__ void second_pack_kernel(uint32_t *fragments, const float *weight)
-{
-	await_previous();
-	FOR_EACH (i, SECOND_FRAGMENTS) {
-		int half = i % 2, lane = (int)(i / 4 % 32), n = (int)(i / 128 % 2 * 2 + i / 2 % 2);
-		int step = (int)(i / (64 * N_TILES) % STEPS);
-		int tap = (int)(i / (64 * N_TILES * STEPS));
-		int f = 8 * step + lane % 4 + 4 * half, c = 8 * n + lane / 4;
-		const int taps = SECOND_SIZE * SECOND_SIZE;
-		fragments[i] = to_tf32(weight[(f * SECOND_CHANNELS + c) * taps + tap]);
-	}
-}
-
-int kx_second_pack(struct kx_second l, const float *weight, cudaStream_t stream)
-{
-	return kx_launch(second_pack_kernel, dim3(blocks_for(SECOND_FRAGMENTS, 256)), 256, 0,
-		stream, l.fragments, weight);
-}
-
-/* ---- pool ------------------------------------------------------------------------------------ */
-
-__device__ static inline void first_of_two(float *best, uint32_t *which, float v, uint32_t number)
-{
-	bool better = v > *best;
-	*best = better ? v : *best;
-	*which = better ? number : *which;
-}
-
-__global__ void second_pool_kernel(struct kx_second l, int images)
-{
-	await_previous();
-	FOR_EACH (i, (size_t)images * POOLED * POOLED * QUADS) {
-		const int c = (int)(i % QUADS) * 4, x = (int)(i / QUADS % POOLED);
-		const int y = (int)(i / QUADS / POOLED % POOLED);
-		const size_t n = i / QUADS / POOLED / POOLED;
-		const float *from = l.conv.value + n * l.conv.image + l.conv.origin +
-				    2 * y * l.conv.row + 2 * x * SECOND_FILTERS + c;
-		float4 best = *reinterpret_cast<const float4 *>(from);
-		uint32_t won[4] = {};
-#pragma unroll
-		for (int q = 1; q < 4; q++) {
-			float4 v = *reinterpret_cast<const float4 *>(
-				from + q / 2 * l.conv.row + q % 2 * SECOND_FILTERS);
-			first_of_two(&best.x, &won[0], v.x, q);
-			first_of_two(&best.y, &won[1], v.y, q);
-			first_of_two(&best.z, &won[2], v.z, q);
-			first_of_two(&best.w, &won[3], v.w, q);
-		}
-		const size_t to =
-			n * l.out.image + l.out.origin + y * l.out.row + x * SECOND_FILTERS + c;
-		*reinterpret_cast<float4 *>(l.out.value + to) = best;
-		*reinterpret_cast<uint32_t *>(l.winner + i * 4) =
-			won[0] | won[1] << 8 | won[2] << 16 | won[3] << 24;
-	}
-}
-
-int kx_second_pool(struct kx_second l, int images, cudaStream_t stream)
-{
-	size_t n = (size_t)images * POOLED * POOLED * QUADS;
-	return kx_launch(second_pool_kernel, dim3(blocks_for(n, 256)), 256, 0, stream, l, images);
-}
-
-/* ---- errors ---------------------------------------------------------------------------------- */
 
 __device__ static inline float where(uint32_t winners, int byte, uint32_t cell, float d)
 {
 	return (winners >> (8 * byte) & 0xff) == cell ? d : 0;
 }
 
-/* The errors of eight images before the pool: rounded to tf32 into shared memory, as they are to
- * conv_error. */
+/* The errors of eight images before the pool, rounded to tf32. */
 __device__ static inline void spread(float *shared, const struct kx_second &l, int n0, int images)
 {
-	for (int i = threadIdx.x; i < IMAGES * POOLED * POOLED * QUADS; i += THREADS) {
-		const int c = i % QUADS * 4, x = i / QUADS % POOLED,
-			  y = i / QUADS / POOLED % POOLED;
-		const int image = i / QUADS / POOLED / POOLED, n = n0 + image;
-		const bool here = n < images;
+	const int positions = SECOND_POOLED * SECOND_POOLED;
+#pragma unroll 3
+	for (int i = threadIdx.x; i < IMAGES * positions * QUADS; i += THREADS) {
+		const int c = i % QUADS * 4, x = i / QUADS % SECOND_POOLED;
+		const int y = i / QUADS / SECOND_POOLED % SECOND_POOLED;
+		const int image = i / QUADS / positions, n = n0 + image;
 		float4 d = {};
 		uint32_t won = 0;
-		if (here) {
+		if (n < images) {
 			d = *reinterpret_cast<const float4 *>(l.out_error + n * l.out.image +
 							      l.out.origin + y * l.out.row +
 							      x * SECOND_FILTERS + c);
 			won = *reinterpret_cast<const uint32_t *>(
-				l.winner + (size_t)n0 * POOLED * POOLED * SECOND_FILTERS + i * 4);
+				l.winner + (size_t)n0 * positions * SECOND_FILTERS + i * 4);
 		}
+		d = {__uint_as_float(to_tf32(d.x)), __uint_as_float(to_tf32(d.y)),
+			__uint_as_float(to_tf32(d.z)), __uint_as_float(to_tf32(d.w))};
 #pragma unroll
-		for (uint32_t q = 0; q < 4; q++) {
-			const int row = 2 * y + q / 2, column = 2 * x + q % 2;
-			float4 v = {where(won, 0, q, d.x), where(won, 1, q, d.y),
-				where(won, 2, q, d.z), where(won, 3, q, d.w)};
-			if (here)
-				*reinterpret_cast<float4 *>(l.conv_error + n * l.conv.image +
-							    l.conv.origin + row * l.conv.row +
-							    column * SECOND_FILTERS + c) = v;
-			v = {__uint_as_float(to_tf32(v.x)), __uint_as_float(to_tf32(v.y)),
-				__uint_as_float(to_tf32(v.z)), __uint_as_float(to_tf32(v.w))};
-			*reinterpret_cast<float4 *>(shared + image * IMAGE + row * ROW +
-						    (column + 1) * SECOND_FILTERS + c) = v;
-		}
+		for (uint32_t q = 0; q < 4; q++)
+			*reinterpret_cast<float4 *>(shared + image * IMAGE + (2 * y + q / 2) * ROW +
+						    (2 * x + q % 2 + 1) * SECOND_FILTERS + c) = {
+				where(won, 0, q, d.x), where(won, 1, q, d.y), where(won, 2, q, d.z),
+				where(won, 3, q, d.w)};
 	}
 	for (int i = threadIdx.x; i < IMAGES * SECOND_OUT * 2 * QUADS; i += THREADS) {
 		const int c = i % QUADS * 4, side = i / QUADS % 2 * (COLUMNS - 1);
@@ -143,97 +68,99 @@ __device__ static inline void spread(float *shared, const struct kx_second &l, i
 	}
 }
 
-/* A tap's weights to shared memory; 16 bytes at a time. */
-__device__ static inline void tap_fetch(uint32_t *to, const uint32_t *fragments, int tap)
+/* The taps ky, ODD + 2 i to shared memory. */
+template <int ODD>
+__device__ static inline void fetch_taps(struct second_shared *s, const uint32_t *weights, int ky)
 {
-	if (tap < SECOND_SIZE * SECOND_SIZE)
-		for (int i = threadIdx.x; i < TAP / 4; i += THREADS)
-			copy_ahead(to + 4 * i, fragments + tap * TAP + 4 * i, true);
+	constexpr int TAPS = 3 - ODD;
+	uint4 *to = s->weights[ODD * 3];
+	const uint32_t *from = weights + (ky * SECOND_SIZE + ODD) * TAP * 4;
+	for (int i = threadIdx.x; i < TAPS * TAP && ky < SECOND_SIZE; i += THREADS)
+		copy_ahead(to + i, from + (i / TAP * (2 * TAP) + i % TAP) * 4, true);
 	copies_commit();
 }
 
-/* One tap: KX is known to the compiler, and with it the tiles that it reaches. */
-template <int KX>
-__device__ static inline void add_tap(
-	float (&c)[TILES][N_TILES][4], const float *errors, const uint32_t *weights)
+/* Their products. `at`: a lane's row of the matrices at column 0 of the errors' row. */
+template <int ODD>
+__device__ static inline void add_taps(
+	float (&c)[TILES][N_TILES][4], uint32_t at, const struct second_shared *s)
 {
-	const int lane = threadIdx.x % 32;
-	const float *a = errors + lane / 4 * IMAGE + lane % 4;
-#pragma unroll 2
-	for (int step = 0; step < STEPS; step++) {
-		const uint4 *from =
-			reinterpret_cast<const uint4 *>(weights + step * (64 * N_TILES)) + lane;
-		const uint4 low = from[0], high = from[32];
-		const uint32_t w[N_TILES][2] = {
-			{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
+	constexpr int TAPS = 3 - ODD, PAIRS = TILES - TAPS + 1;
+	const uint4 *weights = s->weights[ODD * 3] + threadIdx.x % 32;
+#pragma unroll 1
+	for (int step = 0; step < STEPS; step++, at += 32, weights += N_TILES / 2 * 32) {
+		uint32_t w[TAPS][N_TILES][2];
 #pragma unroll
-		for (int j = 0; j < TILES; j++) {
-			/* column of the first pixel's error, counted with the zeros' */
-			const int column = 2 * j - KX + 1;
-			if (column < 0 || column > SECOND_OUT)
-				continue;
-			const float *at = a + column * SECOND_FILTERS + 8 * step;
-			const uint32_t x[4] = {__float_as_uint(at[0]),
-				__float_as_uint(at[SECOND_FILTERS]), __float_as_uint(at[4]),
-				__float_as_uint(at[SECOND_FILTERS + 4])};
+		for (int tap = 0; tap < TAPS; tap++)
 #pragma unroll
-			for (int n = 0; n < N_TILES; n++)
-				mma_tf32(c[j][n], x, w[n]);
+			for (int n = 0; n < N_TILES / 2; n++) {
+				const uint4 v = weights[tap * TAP + n * 32];
+				w[tap][2 * n][0] = v.x;
+				w[tap][2 * n][1] = v.y;
+				w[tap][2 * n + 1][0] = v.z;
+				w[tap][2 * n + 1][1] = v.w;
+			}
+#pragma unroll
+		for (int pair = 0; pair < PAIRS; pair++) {
+			const int column = 2 * pair + 1 - ODD;
+			const uint4 v = load_matrices(at + column * (SECOND_FILTERS * 4));
+			const uint32_t x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+			for (int tap = 0; tap < TAPS; tap++)
+#pragma unroll
+				for (int n = 0; n < N_TILES; n++)
+					mma_tf32(c[pair + tap][n], x, w[tap][n]);
 		}
 	}
-}
-
-/* Tap (ky, KX) for the warps whose row it reaches; a later one's weights are fetched meanwhile. */
-template <int KX>
-__device__ static inline void next_tap(float (&c)[TILES][N_TILES][4], struct second_shared *s,
-	const uint32_t *fragments, int ky, int y)
-{
-	const int tap = ky * SECOND_SIZE + KX;
-	copies_wait<RING - 2>();
-	__syncthreads();
-	tap_fetch(s->ring[(tap + RING - 1) % RING], fragments, tap + RING - 1);
-	if (y >= ky && y - ky < SECOND_OUT)
-		add_tap<KX>(c, s->errors + (y - ky) * ROW, s->ring[tap % RING]);
 }
 
 __device__ static inline void errors_store(
 	const struct kx_second &l, const float (&c)[TILES][N_TILES][4], int n, int y, int images)
 {
-	const int t = threadIdx.x % 4;
+	float *row = l.in_error + n * l.in.image + l.in.origin + (size_t)y * l.in.row +
+		     threadIdx.x % 4 * 2;
 	if (n >= images)
 		return;
-	const size_t row = n * l.in.image + l.in.origin + (size_t)y * l.in.row;
 #pragma unroll
 	for (int x = 0; x < SECOND_IN; x++)
 #pragma unroll
 		for (int k = 0; k < N_TILES; k++) {
-			const size_t at = row + x * SECOND_CHANNELS + 8 * k + 2 * t;
 			const float *v = &c[x / 2][k][x % 2 * 2];
-			const float2 value = *reinterpret_cast<const float2 *>(l.in.value + at);
-			*reinterpret_cast<float2 *>(l.in_error + at) = {
-				value.x > 0 ? v[0] : 0, value.y > 0 ? v[1] : 0};
+			*reinterpret_cast<float2 *>(row + x * SECOND_CHANNELS + 8 * k) = {
+				v[0], v[1]};
 		}
 }
 
 __global__ void __launch_bounds__(THREADS, 1) second_errors_kernel(struct kx_second l, int images)
 {
-	extern __shared__ __align__(16) unsigned char memory[];
+	extern __shared__ __align__(128) unsigned char memory[];
 	struct second_shared *s = reinterpret_cast<struct second_shared *>(memory);
-	const int n0 = blockIdx.x * IMAGES, y = threadIdx.x / 32;
+	const int n0 = blockIdx.x * IMAGES, y = threadIdx.x / 32, lane = threadIdx.x % 32;
+	const int matrix = lane / 8;
+	const uint32_t at = (uint32_t)__cvta_generic_to_shared(s->errors) +
+			    (lane % 8 * IMAGE + matrix % 2 * SECOND_FILTERS + matrix / 2 * 4) * 4;
 	float c[TILES][N_TILES][4] = {};
 
 	await_previous();
-	for (int tap = 0; tap < RING - 1; tap++)
-		tap_fetch(s->ring[tap], l.fragments, tap);
+	fetch_taps<0>(s, l.backward, 0);
+	fetch_taps<1>(s, l.backward, 0);
 	spread(s->errors, l, n0, images);
 	for (int ky = 0; ky < SECOND_SIZE; ky++) {
-		next_tap<0>(c, s, l.fragments, ky, y);
-		next_tap<1>(c, s, l.fragments, ky, y);
-		next_tap<2>(c, s, l.fragments, ky, y);
-		next_tap<3>(c, s, l.fragments, ky, y);
-		next_tap<4>(c, s, l.fragments, ky, y);
+		const bool mine = y >= ky && y - ky < SECOND_OUT;
+		const uint32_t row = at + (y - ky) * (ROW * 4);
+		copies_wait<1>();
+		__syncthreads();
+		if (mine)
+			add_taps<0>(c, row, s);
+		copies_wait<0>();
+		__syncthreads();
+		fetch_taps<0>(s, l.backward, ky + 1);
+		if (mine)
+			add_taps<1>(c, row, s);
+		__syncthreads();
+		fetch_taps<1>(s, l.backward, ky + 1);
 	}
-	errors_store(l, c, n0 + threadIdx.x % 32 / 4, y, images);
+	errors_store(l, c, n0 + lane / 4, y, images);
 }
 
 int kx_second_errors(struct kx_second l, int images, cudaStream_t stream)

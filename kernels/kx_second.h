@@ -1,8 +1,8 @@
 /*
  * kx_second.h - the second convolution of a net like cnn99, 32 channels of 12 x 12 to 64 filters of
- * 5 x 5, ReLU, pool:2, where its 2 x 3.3 million products an image behind the loss want another way
- * than kx_rows': the errors of eight images stay in a multiprocessor's shared memory. In tf32.
- * As kx.h otherwise.
+ * 5 x 5, ReLU, pool:2, where its 3 x 3.3 million products an image want another way than kx_rows':
+ * eight images stay in a multiprocessor's shared memory. Behind the loss in tf32. As kx.h
+ * otherwise.
  */
 #ifndef KERNELS_KX_SECOND_H
 #define KERNELS_KX_SECOND_H
@@ -18,28 +18,25 @@ extern "C" {
 #define SECOND_OUT      8
 #define SECOND_FILTERS  64
 #define SECOND_PARTS    132 /* of the gradient: a block for each multiprocessor */
-/* Words of `fragments`. */
+/* Words of `forward`, and of `backward`. */
 #define SECOND_FRAGMENTS (SECOND_SIZE * SECOND_SIZE * SECOND_FILTERS * SECOND_CHANNELS)
 
 struct kx_second {
-	uint32_t *fragments;  /* weights as tensor cores want them, see kx_second.cu */
-	struct kx_plane conv; /* values before the pool, behind bias and ReLU */
-	struct kx_plane out;  /* pooled */
-	uint8_t *winner;      /* as out: which of four won */
-	float *conv_error;    /* laid out as conv */
-	const float *out_error;
-	struct kx_plane in;
-	float *in_error; /* laid out as in; only where in's values are > 0 */
+	uint32_t *forward, *backward; /* weights as tensor cores want them, see kx_second_pack.cu */
+	const float *bias;            /* of each filter */
+	struct kx_plane in, out;      /* out: pooled */
+	uint8_t *winner;              /* as out: which of four won */
+	const float *out_error;       /* laid out as out; only where out's values are > 0 */
+	float *in_error;              /* laid out as in; whatever in's values are */
 };
 
 /* From the weights [f][c][taps]. */
 int kx_second_pack(struct kx_second l, const float *weight, cudaStream_t stream);
-/* conv -> out and winner */
-int kx_second_pool(struct kx_second l, int images, cudaStream_t stream);
-/* out_error -> conv_error and in_error */
+/* in -> out and winner */
+int kx_second_forward(struct kx_second l, int images, cudaStream_t stream);
+/* out_error -> in_error */
 int kx_second_errors(struct kx_second l, int images, cudaStream_t stream);
-
-/* conv_error and in -> the weights' gradient, as kx_outer's: SECOND_PARTS splits */
+/* out_error and in -> the weights' gradient, as kx_outer's: SECOND_PARTS splits */
 int kx_second_gradient(struct kx_second l, float *partial, int images, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -2,136 +2,184 @@
  * kx_second_gradient.cu - weight gradients of kx_second.h's convolution.
  *
  * 801 x 64 sums stay in the registers of a block of 16 warps while it goes through its images: warp
- * (half of the channels, half of the taps, quarter of the filters) has 13 or 12 tiles of 16 x 16.
- * One product's k are the eight positions of a row; a tap shifts which pixels they meet.
+ * (half of the channels, eighth of the filters) has a tile of 16 x 8 for each tap. One product's k
+ * are the eight positions of a row of errors; a tap shifts which pixels they meet. So a row of the
+ * input, at one of five shifts, is fetched once for the up to five rows of errors that meet it.
+ *
+ * Pixels are cut off to tf32 by the tensor core instead of rounded: 2^-12 of bias.
  */
 #include "kernels/kx_gemm.cuh"
-#include "kernels/kx_second.h"
+#include "kernels/kx_second.cuh"
 
 #define WARPS   16
 #define THREADS (WARPS * 32)
 #define STAGES  3
-#define TAPS    (SECOND_SIZE * SECOND_SIZE)
-#define HALF    13 /* taps of the first half */
 #define PIXELS  (SECOND_IN * SECOND_IN)
 #define CELLS   (SECOND_OUT * SECOND_OUT)
+#define QUADS   (SECOND_FILTERS / 4)
 /* Floats from pixel to pixel, and cell to cell: 4 of them x 8 channels or filters lie in 32 banks.
  */
 #define PIXEL (SECOND_CHANNELS + 8)
 #define CELL  (SECOND_FILTERS + 8)
 
-struct stage {
-	float in[PIXELS * PIXEL];
-	float error[CELLS * CELL];
+/* An image's errors and winners as they come. */
+struct pooled {
+	float4 error[THREADS];
+	uint32_t winners[THREADS];
 };
 
-__device__ static inline void load_image(
-	struct stage *s, const struct kx_second &l, int n, bool here)
+struct gradient_shared {
+	float in[STAGES][PIXELS * PIXEL];
+	struct pooled pooled[STAGES];
+	uint32_t error[2][CELLS * CELL]; /* before the pool, rounded to tf32 */
+};
+
+/* 4 bytes to shared memory. */
+__device__ static inline void copy_word(void *to, const void *from)
 {
-	const int in_quads = SECOND_CHANNELS / 4, error_quads = SECOND_FILTERS / 4;
+	unsigned at = (unsigned)__cvta_generic_to_shared(to);
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
+}
+
+__device__ static inline void fetch_pixels(float *to, const struct kx_second &l, int n, bool here)
+{
+	const int quads = SECOND_CHANNELS / 4;
 	const float *in = l.in.value + n * l.in.image + l.in.origin;
-	const float *error = l.conv_error + n * l.conv.image + l.conv.origin;
-	for (int i = threadIdx.x; i < PIXELS * in_quads && here; i += THREADS) {
-		int c = i % in_quads * 4, pixel = i / in_quads;
-		copy_ahead(s->in + pixel * PIXEL + c,
+	for (int i = threadIdx.x; i < PIXELS * quads && here; i += THREADS) {
+		int c = i % quads * 4, pixel = i / quads;
+		copy_ahead(to + pixel * PIXEL + c,
 			in + pixel / SECOND_IN * l.in.row + pixel % SECOND_IN * SECOND_CHANNELS + c,
 			true);
 	}
-	for (int i = threadIdx.x; i < CELLS * error_quads && here; i += THREADS) {
-		int f = i % error_quads * 4, cell = i / error_quads;
-		copy_ahead(s->error + cell * CELL + f,
-			error + cell / SECOND_OUT * l.conv.row +
-				cell % SECOND_OUT * SECOND_FILTERS + f,
-			true);
-	}
-	copies_commit();
 }
 
-/* A warp's share of an image. `in`, `error`: at its channels and filters. FIRST: of the taps. */
-template <int FIRST, int COUNT>
-__device__ static inline void add_image(
-	float (&c)[HALF][2][4], float (&bias)[2], const float *in, const float *error)
+/* Four filters of a window, for one row of its cells, are a thread's: it fetches them and, when
+ * they are there, spreads them; nobody else looks at them. */
+struct spot {
+	int c, x, y, row;
+};
+
+__device__ static inline struct spot spot_of_thread()
 {
-#pragma unroll 1
-	for (int y = 0; y < SECOND_OUT; y++) {
-		uint32_t b[2][2];
+	const int i = threadIdx.x;
+	return {i % QUADS * 4, i / QUADS % SECOND_POOLED, i / QUADS / SECOND_POOLED % SECOND_POOLED,
+		i / QUADS / SECOND_POOLED / SECOND_POOLED};
+}
+
+__device__ static inline void fetch_errors(
+	struct pooled *to, const struct kx_second &l, int n, bool here)
+{
+	const struct spot s = spot_of_thread();
+	const int window = (n * SECOND_POOLED + s.y) * SECOND_POOLED + s.x;
+	if (!here)
+		return;
+	copy_ahead(&to->error[threadIdx.x],
+		l.out_error + n * l.out.image + l.out.origin + s.y * l.out.row +
+			s.x * SECOND_FILTERS + s.c,
+		true);
+	copy_word(&to->winners[threadIdx.x], l.winner + (size_t)window * SECOND_FILTERS + s.c);
+}
+
+__device__ static inline uint32_t where(uint32_t winners, int byte, uint32_t cell, float d)
+{
+	return (winners >> (8 * byte) & 0xff) == cell ? to_tf32(d) : 0;
+}
+
+__device__ static inline void spread(uint32_t *to, const struct pooled &from)
+{
+	const struct spot s = spot_of_thread();
+	const float4 d = from.error[threadIdx.x];
+	const uint32_t won = from.winners[threadIdx.x];
 #pragma unroll
-		for (int n = 0; n < 2; n++) {
-			float low = error[y * SECOND_OUT * CELL + 8 * n];
-			float high = error[(y * SECOND_OUT + 4) * CELL + 8 * n];
-			bias[n] += low + high;
-			b[n][0] = to_tf32(low);
-			b[n][1] = to_tf32(high);
+	for (int right = 0; right < 2; right++) {
+		const uint32_t cell = 2 * s.row + right;
+		*reinterpret_cast<uint4 *>(
+			to + ((2 * s.y + s.row) * SECOND_OUT + 2 * s.x + right) * CELL + s.c) = {
+			where(won, 0, cell, d.x), where(won, 1, cell, d.y),
+			where(won, 2, cell, d.z), where(won, 3, cell, d.w)};
+	}
+}
+
+/* A warp's share of an image. `in`, `error`: at its channels and filters. */
+__device__ static inline void add_image(
+	float (&c)[SECOND_TAPS][4], float &bias, const float *in, const uint32_t *error)
+{
+	uint32_t b[SECOND_SIZE][2]; /* rows of errors: the newest five */
+#pragma unroll
+	for (int row = 0; row < SECOND_IN; row++) {
+		if (row < SECOND_OUT) {
+			uint32_t *newest = b[row % SECOND_SIZE];
+			newest[0] = error[row * SECOND_OUT * CELL];
+			newest[1] = error[(row * SECOND_OUT + 4) * CELL];
+			bias += __uint_as_float(newest[0]) + __uint_as_float(newest[1]);
 		}
 #pragma unroll
-		for (int i = 0; i < COUNT; i++) {
-			const int tap = FIRST + i;
-			const float *at =
-				in + y * (SECOND_IN * PIXEL) +
-				(tap / SECOND_SIZE * SECOND_IN + tap % SECOND_SIZE) * PIXEL;
-			/* cut off by the tensor core instead of rounded: 2^-12 of bias */
+		for (int kx = 0; kx < SECOND_SIZE; kx++) {
+			const float *at = in + (row * SECOND_IN + kx) * PIXEL;
 			const uint32_t a[4] = {__float_as_uint(at[0]), __float_as_uint(at[8]),
 				__float_as_uint(at[4 * PIXEL]), __float_as_uint(at[4 * PIXEL + 8])};
-			mma_tf32(c[i][0], a, b[0]);
-			mma_tf32(c[i][1], a, b[1]);
+#pragma unroll
+			for (int ky = 0; ky < SECOND_SIZE; ky++)
+				if (row >= ky && row - ky < SECOND_OUT)
+					mma_tf32(c[ky * SECOND_SIZE + kx], a,
+						b[(row - ky + SECOND_SIZE) % SECOND_SIZE]);
 		}
 	}
+}
+
+/* The block's image number i, n of the batch. */
+__device__ static inline void fetch_image(
+	struct gradient_shared *s, const struct kx_second &l, int i, int n, int images)
+{
+	fetch_pixels(s->in[i % STAGES], l, n, n < images);
+	fetch_errors(&s->pooled[i % STAGES], l, n, n < images);
+	copies_commit();
 }
 
 __global__ void __launch_bounds__(THREADS, 1)
 	second_gradient_kernel(struct kx_second l, float *partial, int images)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
-	struct stage *stage = reinterpret_cast<struct stage *>(memory);
+	struct gradient_shared *s = reinterpret_cast<struct gradient_shared *>(memory);
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, t = lane % 4;
-	const int c0 = warp % 2 * 16, later = warp / 2 % 2, f0 = warp / 4 * 16;
-	const int step = gridDim.x;
-	float c[HALF][2][4] = {}, bias[2] = {};
+	const int c0 = warp % 2 * 16, f0 = warp / 2 * 8, step = gridDim.x;
+	float c[SECOND_TAPS][4] = {}, bias = 0;
 
 	await_previous();
-	for (int i = 0; i < STAGES - 1; i++) {
-		int n = blockIdx.x + i * step;
-		load_image(&stage[i], l, n, n < images);
-	}
+	for (int i = 0; i < STAGES - 1; i++)
+		fetch_image(s, l, i, blockIdx.x + i * step, images);
+	copies_wait<STAGES - 2>();
+	if (blockIdx.x < images)
+		spread(s->error[0], s->pooled[0]);
 	for (int n = blockIdx.x, i = 0; n < images; n += step, i++) {
-		const struct stage *s = &stage[i % STAGES];
-		const int ahead = n + (STAGES - 1) * step;
 		copies_wait<STAGES - 2>();
 		__syncthreads();
-		load_image(&stage[(i + STAGES - 1) % STAGES], l, ahead, ahead < images);
-		const float *in = s->in + t * PIXEL + c0 + r, *error = s->error + t * CELL + f0 + r;
-		if (later)
-			add_image<HALF, TAPS - HALF>(c, bias, in, error);
-		else
-			add_image<0, HALF>(c, bias, in, error);
+		fetch_image(s, l, i + STAGES - 1, n + (STAGES - 1) * step, images);
+		add_image(c, bias, s->in[i % STAGES] + t * PIXEL + c0 + r,
+			s->error[i % 2] + t * CELL + f0 + r);
+		copies_wait<STAGES - 2>();
+		if (n + step < images)
+			spread(s->error[(i + 1) % 2], s->pooled[(i + 1) % STAGES]);
 	}
-	const int rows = TAPS * SECOND_CHANNELS;
-	float *out = partial + KX_OUTER_ROWS(rows) * SECOND_FILTERS * blockIdx.x;
+	const int rows = SECOND_TAPS * SECOND_CHANNELS;
+	float *out = partial + KX_OUTER_ROWS(rows) * SECOND_FILTERS * blockIdx.x + f0;
 #pragma unroll
-	for (int i = 0; i < HALF; i++) {
-		const int tap = later * HALF + i;
+	for (int tap = 0; tap < SECOND_TAPS; tap++)
 #pragma unroll
-		for (int q = 0; q < 4; q++) {
-			const int k = tap * SECOND_CHANNELS + c0 + r + q % 2 * 8;
-			const int f = f0 + q / 2 * 8 + 2 * t;
-			const float *v = &c[i][q / 2][q % 2 * 2];
-			if (tap < TAPS)
-				*reinterpret_cast<float2 *>(out + k * SECOND_FILTERS + f) = {
-					v[0], v[1]};
+		for (int half = 0; half < 2; half++) {
+			const int k = tap * SECOND_CHANNELS + c0 + r + 8 * half;
+			*reinterpret_cast<float2 *>(out + k * SECOND_FILTERS + 2 * t) = {
+				c[tap][2 * half], c[tap][2 * half + 1]};
 		}
-	}
-#pragma unroll
-	for (int n = 0; n < 2; n++) {
-		bias[n] += __shfl_xor_sync(0xffffffffu, bias[n], 1);
-		bias[n] += __shfl_xor_sync(0xffffffffu, bias[n], 2);
-		if (c0 == 0 && !later && t == 0)
-			out[rows * SECOND_FILTERS + f0 + 8 * n + r] = bias[n];
-	}
+	bias += __shfl_xor_sync(0xffffffffu, bias, 1);
+	bias += __shfl_xor_sync(0xffffffffu, bias, 2);
+	if (c0 == 0 && t == 0)
+		out[rows * SECOND_FILTERS + r] = bias;
 }
 
 int kx_second_gradient(struct kx_second l, float *partial, int images, cudaStream_t stream)
 {
-	const int bytes = STAGES * (int)sizeof(struct stage);
+	const int bytes = (int)sizeof(struct gradient_shared);
 	if (cudaFuncSetAttribute(
 		    second_gradient_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -61,7 +61,8 @@ int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream
 int kx_seed_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* The parts' sum into `grad`, in the manifest's order; *loss = the mean. */
 int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream);
-/* The parts' sum g: sum += g, params -= now->rate * g; *loss += the mean; now->step += steps. */
+/* The parts' sum g: sum += g, params -= now->rate * g; *loss += that of each image; now->step +=
+ * steps. */
 int kx_seed_update(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
 	double *loss, cudaStream_t stream);
 

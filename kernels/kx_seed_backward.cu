@@ -261,7 +261,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 	const struct source from = {batch.pixels,
 		batch.index + ((size_t)batch.now->step + step) * batch.images, batch.images};
 	fetch_pixels(shared->bytes[0], from, begin);
-	fetch_pixels(shared->bytes[1], from, min(begin + 1, end - 1));
+	if (begin + 1 < end)
+		fetch_pixels(shared->bytes[1], from, begin + 1);
 #pragma unroll
 	for (int i = 0; i < PLACES; i++) {
 		p[i] = (blockIdx.x * WARPS + warp) * PLACES + i;
@@ -274,23 +275,28 @@ __global__ void __launch_bounds__(THREADS, 2)
 	__syncthreads();
 	convert_pixels(&shared->stage[0], shared->bytes[0]);
 	await_previous();
-	load_weights(&w, s, f, p, wanted);
-	load_errors(&shared->stage[0], s, batch.images, begin);
-	__syncthreads();
-	/* at the top: stage `turn` is ready, and the bytes for the other one are */
 	const size_t group = (size_t)SEED_POSITIONS * s.f_pad;
 	const uint32_t *winners = reinterpret_cast<const uint32_t *>(s.winners) +
 				  begin / 2 * group + (size_t)p[0] * s.f_pad + f;
 	const int next_place = (p[1] - p[0]) * s.f_pad;
+	uint32_t word[PLACES] = {winners[0], winners[next_place]}; /* of the unit's group */
+	load_weights(&w, s, f, p, wanted);
+	load_errors(&shared->stage[0], s, batch.images, begin);
+	__syncthreads();
+	/* at the top: stage `turn` is ready, and the bytes for the other one are */
 	for (int unit = begin; unit < end; unit++) {
 		const int turn = (unit - begin) % 2;
-		uint32_t won[PLACES] = {winners[0], winners[next_place]}, at[PLACES];
+		uint32_t won[PLACES], at[PLACES];
 #pragma unroll
 		for (int i = 0; i < PLACES; i++) {
-			won[i] = (won[i] >> (unit % 2 * 2)) & 0x33333333u;
+			won[i] = (word[i] >> (unit % 2 * 2)) & 0x33333333u;
 			at[i] = patch[i] + turn * (uint32_t)sizeof(struct stage);
 		}
-		winners += unit % 2 ? group : 0;
+		if (unit % 2 && unit + 1 < end) {
+			winners += group;
+			word[0] = winners[0];
+			word[1] = winners[next_place];
+		}
 		if (unit + 2 < end)
 			fetch_pixels(shared->bytes[turn], from, unit + 2);
 		if (unit + 1 < end)

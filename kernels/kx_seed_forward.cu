@@ -218,10 +218,9 @@ __global__ void scores_kernel(struct kx_seed s, struct kx_batch batch, int parts
 	const bool real = lane < SEED_CLASSES;
 	const float *from = s.score_parts + (size_t)n * SEED_CLASSES + c;
 	await_previous();
-	float v = third == 0 ? s.params.bias[c] : 0;
-#pragma unroll 8
-	for (int part = third; part < parts; part += 3)
-		v += third < 3 ? from[(size_t)part * batch.images * SEED_CLASSES] : 0;
+	const size_t pitch = (size_t)batch.images * SEED_CLASSES;
+	float v = sum_ahead<16>(third == 0 ? s.params.bias[c] : 0, third, third < 3 ? parts : 0, 3,
+		[=](int part) { return from[part * pitch]; });
 	v = v + __shfl_sync(all, v, c + 10) + __shfl_sync(all, v, c + 20);
 	v = __shfl_sync(all, v, c);
 	if (real)

@@ -10,23 +10,18 @@
 
 __device__ static inline float fc_sum(const struct kx_seed &s, size_t at, int splits)
 {
+	const float *from = s.fc_parts + at;
 	const size_t split = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
-	float v = 0;
-#pragma unroll 8
-	for (int i = 0; i < splits; i++)
-		v += s.fc_parts[i * split + at];
-	return v;
+	return sum_ahead<8>(0.0f, 0, splits, 1, [=](int i) { return from[i * split]; });
 }
 
 /* Parts first, first + every, ... */
 __device__ static inline float conv_sum(
 	const struct kx_seed &s, size_t at, int parts, int first, int every)
 {
-	float v = 0;
-#pragma unroll 16
-	for (int i = first; i < parts; i += every)
-		v += s.conv_parts[(size_t)i * s.f_pad * SEED_ROW + at];
-	return v;
+	const float *from = s.conv_parts + at;
+	const size_t part = (size_t)s.f_pad * SEED_ROW;
+	return sum_ahead<8>(0.0f, first, parts, every, [=](int i) { return from[i * part]; });
 }
 
 #define SLICES (THREADS / 16)
@@ -37,10 +32,10 @@ __device__ static inline double sum_over_images(const struct kx_seed &s, int ima
 {
 	__shared__ double part[THREADS];
 	const int c = threadIdx.x % 16, slice = threadIdx.x / 16;
-	double v = 0;
-#pragma unroll 8
-	for (int n = slice; n < images && c <= SEED_CLASSES; n += SLICES)
-		v += c < SEED_CLASSES ? s.d_scores[n * SEED_ROW + c] : s.loss[n];
+	const float *from = c < SEED_CLASSES ? s.d_scores + c : s.loss;
+	const int pitch = c < SEED_CLASSES ? SEED_ROW : 1, n = c <= SEED_CLASSES ? images : 0;
+	double v =
+		sum_ahead<8>(0.0, slice, n, SLICES, [=](int i) { return (double)from[i * pitch]; });
 	part[threadIdx.x] = v;
 	__syncthreads();
 	v = 0;
@@ -97,14 +92,11 @@ __device__ static inline void update_fc(
 	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
 	for (size_t i = (size_t)block * THREADS + threadIdx.x; i < n;
 		i += (size_t)blocks * THREADS) {
-		float4 g = {};
-#pragma unroll 8
-		for (int k = 0; k < splits; k++) {
-			float4 v = reinterpret_cast<const float4 *>(s.fc_parts)[k * n + i];
-			g = {g.x + v.x, g.y + v.y, g.z + v.z, g.w + v.w};
-		}
+		const float4 *from = reinterpret_cast<const float4 *>(s.fc_parts) + i;
 		float4 sum = reinterpret_cast<float4 *>(s.sum.fc)[i];
 		float4 param = reinterpret_cast<float4 *>(s.params.fc)[i];
+		const float4 g =
+			sum_ahead<8>(float4{}, 0, splits, 1, [=](int k) { return from[k * n]; });
 		descend(&param.x, &sum.x, g.x, rate);
 		descend(&param.y, &sum.y, g.y, rate);
 		descend(&param.z, &sum.z, g.z, rate);
@@ -114,19 +106,24 @@ __device__ static inline void update_fc(
 	}
 }
 
-/* CONV_FILTERS filters, and their fragments made anew. */
+/* CONV_FILTERS filters, and their fragments made anew. Each warp adds up every eighth part, 32
+ * values at a time. */
 __device__ static inline void update_conv(const struct kx_seed &s, int parts, int block, float rate)
 {
-	__shared__ float second[CONV_FILTERS * SEED_ROW];
-	const int values = CONV_FILTERS * SEED_ROW, half = threadIdx.x / (THREADS / 2);
-	const int i = threadIdx.x % (THREADS / 2);
-	const size_t f0 = (size_t)block * CONV_FILTERS, at = f0 * SEED_ROW + i;
-	float g = i < values ? conv_sum(s, at, parts, half, 2) : 0;
-	if (half && i < values)
-		second[i] = g;
+	const int values = CONV_FILTERS * SEED_ROW, lane = threadIdx.x % 32,
+		  warp = threadIdx.x / 32;
+	const size_t f0 = (size_t)block * CONV_FILTERS, at = f0 * SEED_ROW;
+	__shared__ float share[THREADS / 32][values];
+#pragma unroll
+	for (int i = 0; i < values; i += 32)
+		share[warp][i + lane] = conv_sum(s, at + i + lane, parts, warp, THREADS / 32);
 	__syncthreads();
-	if (!half && i < values)
-		descend(&s.params.conv[at], &s.sum.conv[at], g + second[i], rate);
+	if (threadIdx.x < values) {
+		float g = 0;
+		for (int w = 0; w < THREADS / 32; w++)
+			g += share[w][threadIdx.x];
+		descend(&s.params.conv[at + threadIdx.x], &s.sum.conv[at + threadIdx.x], g, rate);
+	}
 	__syncthreads();
 	if (threadIdx.x < CONV_FILTERS * 32)
 		seed_fragment(s, f0 * 32 + threadIdx.x);
@@ -140,7 +137,7 @@ __device__ static inline void update_rest(
 	if (c < SEED_CLASSES)
 		descend(&s.params.bias[c], &s.sum.bias[c], (float)v, now->rate);
 	else if (c == SEED_CLASSES)
-		*loss += v / images;
+		*loss += v;
 	else if (c == SEED_CLASSES + 1)
 		now->step += steps;
 }

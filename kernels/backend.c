@@ -26,8 +26,15 @@ static const struct device *const devices[] = {
 #endif
 #define FORWARD_CHUNK ((size_t)256) /* least images per call of a device's forward */
 
-/* Local training for a device that has none of its own; n_params floats each. */
+/* Bursts of local training, numbered from 0; number i is in slot i % LOCAL_BURSTS. */
 struct local {
+	unsigned started, waited;
+	int open; /* the newest is not finished */
+	struct {
+		size_t images;
+		double loss; /* their sum, for a device without bursts of its own */
+	} burst[LOCAL_BURSTS];
+	/* the same device's: n_params floats each */
 	float *params, *sum, *grad;
 };
 
@@ -38,7 +45,7 @@ struct backend {
 	size_t max_batch, max_forward;
 	struct kx_images set; /* n == 0: none yet */
 	float *scores;        /* max_forward x classes */
-	struct local local;   /* allocated by the first backend_local_start */
+	struct local local;   /* its vectors: allocated by the first backend_local_start */
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -260,11 +267,9 @@ static int local_allocate(struct local *l, size_t n)
 	return l->params && l->sum && l->grad ? PS_OK : PS_ENOMEM;
 }
 
-int backend_local_start(struct backend *b, const float *params)
+static int step_start(struct backend *b, const float *params)
 {
 	size_t n = b->model->n_params;
-	if (b->device->local_start)
-		return b->device->local_start(b->self, params);
 	int rc = local_allocate(&b->local, n);
 	if (rc)
 		return rc;
@@ -273,49 +278,108 @@ int backend_local_start(struct backend *b, const float *params)
 	return PS_OK;
 }
 
-static int local_step(struct backend *b, const uint32_t *index, size_t batch, float rate,
-	uint64_t dropout_seed, double *loss)
+static int step_once(struct backend *b, int slot, const uint32_t *index, size_t batch, float rate,
+	uint64_t dropout_seed)
 {
-	const struct local *l = &b->local;
-	int rc = b->device->gradient(b->self, l->params, index, batch, dropout_seed, l->grad, loss);
+	struct local *l = &b->local;
+	double loss = 0;
+	int rc =
+		b->device->gradient(b->self, l->params, index, batch, dropout_seed, l->grad, &loss);
 	for (size_t i = 0; !rc && i < b->model->n_params; i++) {
 		l->sum[i] += l->grad[i];
 		l->params[i] -= rate * l->grad[i];
 	}
+	l->burst[slot].loss += loss * (double)batch;
 	return rc;
 }
 
-int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
-	float rate, uint64_t dropout_seed, double *loss)
+static void step_finish(const struct backend *b, float *params, float *sum)
 {
-	double one = 0, sum = 0;
-	int rc = check_batch(b, index, batch, steps);
+	size_t bytes = b->model->n_params * sizeof(float);
+	if (params)
+		memcpy(params, b->local.params, bytes);
+	if (sum)
+		memcpy(sum, b->local.sum, bytes);
+}
+
+int backend_local_start(struct backend *b, const float *params)
+{
+	struct local *l = &b->local;
+	int slot = (int)(l->started % LOCAL_BURSTS);
+	if (l->open || l->started - l->waited == LOCAL_BURSTS)
+		return PS_EUSAGE;
+	int rc = b->device->local_start ? b->device->local_start(b->self, slot, params)
+					: step_start(b, params);
 	if (rc)
 		return rc;
+	l->burst[slot].images = 0;
+	l->burst[slot].loss = 0;
+	l->started++;
+	l->open = 1;
+	return PS_OK;
+}
+
+int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
+	float rate, uint64_t dropout_seed)
+{
+	int slot = (int)((b->local.started - 1) % LOCAL_BURSTS);
+	int rc = b->local.open ? check_batch(b, index, batch, steps) : PS_EUSAGE;
+	if (rc)
+		return rc;
+	b->local.burst[slot].images += batch * steps;
 	if (b->device->local_steps)
 		return b->device->local_steps(
-			b->self, index, batch, steps, rate, dropout_seed, loss);
-	if (!b->local.grad)
-		return PS_EUSAGE;
-	for (size_t j = 0; !rc && j < steps; j++, sum += one)
-		rc = local_step(b, index + j * batch, batch, rate, dropout_seed + j, &one);
-	if (!rc && loss)
-		*loss = sum / (double)steps;
+			b->self, slot, index, batch, steps, rate, dropout_seed);
+	for (size_t j = 0; !rc && j < steps; j++)
+		rc = step_once(b, slot, index + j * batch, batch, rate, dropout_seed + j);
 	return rc;
 }
 
 int backend_local_finish(struct backend *b, float *params, float *sum)
 {
-	size_t bytes = b->model->n_params * sizeof(float);
-	if (b->device->local_finish)
-		return b->device->local_finish(b->self, params, sum);
-	if (!b->local.grad)
+	if (!b->local.open)
 		return PS_EUSAGE;
-	if (params)
-		memcpy(params, b->local.params, bytes);
-	if (sum)
-		memcpy(sum, b->local.sum, bytes);
+	b->local.open = 0;
+	if (b->device->local_finish)
+		return b->device->local_finish(
+			b->self, (int)((b->local.started - 1) % LOCAL_BURSTS), params, sum);
+	step_finish(b, params, sum);
 	return PS_OK;
+}
+
+int backend_local_wait(struct backend *b, double *loss)
+{
+	struct local *l = &b->local;
+	int slot = (int)(l->waited % LOCAL_BURSTS), rc = PS_OK;
+	double sum = l->burst[slot].loss;
+	if (l->started == l->waited)
+		return PS_EUSAGE;
+	if (b->device->local_wait)
+		rc = b->device->local_wait(b->self, slot, &sum);
+	if (!rc && loss)
+		*loss = l->burst[slot].images ? sum / (double)l->burst[slot].images : 0;
+	if (!l->open || l->started - l->waited > 1)
+		l->waited++;
+	return rc;
+}
+
+/* ---- memory, and what went wrong --------------------------------------------------------------
+ */
+
+static void *ordinary_take(size_t bytes)
+{
+	return mem_try(bytes, 1);
+}
+
+const struct backend_memory *backend_memory(const struct backend *b)
+{
+	static const struct backend_memory ordinary = {ordinary_take, free};
+	return b->device->memory ? b->device->memory : &ordinary;
+}
+
+const char *backend_why(const struct backend *b)
+{
+	return b->device->why ? b->device->why(b->self) : "";
 }
 
 /* ---- shared by the devices ------------------------------------------------------------------- */

@@ -71,15 +71,33 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
 
 /*
  * Local training: plain SGD with the weights kept on the device, for a worker that pushes the sum
- * of several gradients. start: from `params`, with an empty sum. steps: step j of `steps` is the
- * gradient g of images index[j * batch ..) with dropout seed dropout_seed + j at the present
- * weights; sum += g; weights -= rate * g; *loss (NULL: not wanted) = mean over the steps. Comes
- * back when all are done. finish: weights and sum (NULL: not wanted).
- * No other call of the backend between start and finish, except steps.
+ * of several gradients. Such a burst begins with start: from `params`, with an empty sum. steps:
+ * step j of `steps` is the gradient g of images index[j * batch ..) with dropout seed dropout_seed
+ * + j at the present weights; sum += g; weights -= rate * g. finish: weights and sum (NULL: not
+ * wanted). wait: for the oldest burst that was not waited for; *loss (NULL: not wanted) = mean over
+ * its images. One that is not finished goes on after that.
+ *
+ * The first three may come back before it is done: `params` is the caller's again when finish has
+ * come back, and what finish was given is written when wait has. LOCAL_BURSTS may be started and
+ * not waited for, so that a device need not wait for what is done with its results. No other call
+ * of the backend while there is one. PS_EUSAGE: out of order.
  */
+#define LOCAL_BURSTS 2
 int backend_local_start(struct backend *b, const float *params) PS_MUST_CHECK;
 int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
-	float rate, uint64_t dropout_seed, double *loss) PS_MUST_CHECK;
+	float rate, uint64_t dropout_seed) PS_MUST_CHECK;
 int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_CHECK;
+int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
+
+/* Where parameters and gradients had best lie for this device (a GPU: pinned memory; any other
+ * works, slower). take: zeroed, aligned to 64 bytes; NULL: no memory. Any thread, also after the
+ * backend is gone. */
+struct backend_memory {
+	void *(*take)(size_t bytes);
+	void (*give)(void *memory);
+};
+const struct backend_memory *backend_memory(const struct backend *b);
+/* After PS_EDEVICE: which call failed first, and why, in one line; else "". Valid as long as b. */
+const char *backend_why(const struct backend *b);
 
 #endif

@@ -89,8 +89,10 @@ static void place(struct cuda *c, struct cuda_arena *a)
 {
 	size_t n = c->model->n_params;
 
-	c->params = arena_take(a, n, sizeof(float));
-	c->grad = arena_take(a, n, sizeof(float));
+	for (int i = 0; i < LOCAL_BURSTS; i++) {
+		c->slot[i].params = arena_take(a, n, sizeof(float));
+		c->slot[i].grad = arena_take(a, n, sizeof(float));
+	}
 	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
 	c->now = arena_take(a, 1, sizeof *c->now);
 	c->loss = arena_take(a, 1, sizeof *c->loss);
@@ -102,11 +104,13 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 	size_t width;
 
 	c->path->scores(c->net, &width);
-	c->host_params = arena_take(a, c->model->n_params, sizeof(float));
-	c->host_scores = arena_take(a, c->max_batch * width, sizeof(float));
-	c->host_index = arena_take(a, c->max_index, sizeof(uint32_t));
-	c->host_now = arena_take(a, 1, sizeof *c->host_now);
-	c->host_loss = arena_take(a, 1, sizeof *c->host_loss);
+	c->scores = arena_take(a, c->max_batch * width, sizeof(float));
+	for (int i = 0; i < LOCAL_BURSTS; i++) {
+		struct slot *s = &c->slot[i];
+		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
+		s->now = arena_take(a, CUDA_CHUNKS, sizeof *s->now);
+		s->loss = arena_take(a, 1, sizeof *s->loss);
+	}
 }
 
 static int allocate(struct cuda *c, struct err *e)
@@ -129,6 +133,37 @@ static int allocate(struct cuda *c, struct err *e)
 	return PS_OK;
 }
 
+static cudaError_t make_streams(struct cuda *c)
+{
+	cudaStream_t *const streams[] = {&c->stream, &c->in, &c->out};
+	cudaError_t rc = cudaSuccess;
+
+	for (int i = 0; i < 3 && !rc; i++)
+		rc = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
+	for (int i = 0; i < LOCAL_BURSTS && !rc; i++) {
+		struct slot *s = &c->slot[i];
+		cudaEvent_t *const events[] = {&s->in, &s->computed, &s->out};
+		for (int k = 0; k < 3 && !rc; k++)
+			rc = cudaEventCreateWithFlags(events[k], cudaEventDisableTiming);
+	}
+	return rc;
+}
+
+static void drop_streams(struct cuda *c)
+{
+	const cudaStream_t streams[] = {c->stream, c->in, c->out};
+
+	for (int i = 0; i < LOCAL_BURSTS; i++) {
+		const cudaEvent_t events[] = {c->slot[i].in, c->slot[i].computed, c->slot[i].out};
+		for (int k = 0; k < 3; k++)
+			if (events[k])
+				cudaEventDestroy(events[k]);
+	}
+	for (int i = 0; i < 3; i++)
+		if (streams[i])
+			cudaStreamDestroy(streams[i]);
+}
+
 static int start(struct cuda *c, const struct backend_options *o, struct err *e)
 {
 	cudaError_t cu;
@@ -139,11 +174,8 @@ static int start(struct cuda *c, const struct backend_options *o, struct err *e)
 		rc = c->path->open(&c->net, c->model, o->precision, o->max_batch, e);
 	if (rc)
 		return rc;
-	if ((cu = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking)))
+	if ((cu = make_streams(c)))
 		return failed(cu, "a stream", e);
-	for (int i = 0; i < CUDA_COPY_PIECES; i++)
-		if ((cu = cudaEventCreateWithFlags(&c->copied[i], cudaEventDisableTiming)))
-			return failed(cu, "an event", e);
 	if ((rc = allocate(c, e)))
 		return rc;
 	if (c->path->fill(c->net, c->stream))
@@ -156,16 +188,13 @@ static void cuda_close(void *self)
 	struct cuda *c = self;
 
 	cudaSetDevice(c->number);
+	cudaDeviceSynchronize(); /* a burst may be under way */
 	cuda_drop_graphs(c);
 	cudaFree(c->pixels);
 	cudaFree(c->labels);
 	cudaFree(c->memory);
 	cudaFreeHost(c->pinned);
-	for (int i = 0; i < CUDA_COPY_PIECES; i++)
-		if (c->copied[i])
-			cudaEventDestroy(c->copied[i]);
-	if (c->stream)
-		cudaStreamDestroy(c->stream);
+	drop_streams(c);
 	if (c->net)
 		c->path->close(c->net);
 	free(c);
@@ -221,6 +250,31 @@ static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 	return rc ? failed(rc, "the data set", e) : PS_OK;
 }
 
+/* Pinned, for whatever device a thread works with. */
+static void *pinned_take(size_t bytes)
+{
+	void *memory;
+
+	if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)) {
+		cudaGetLastError(); /* no launch is to blame */
+		return NULL;
+	}
+	memset(memory, 0, bytes);
+	return memory;
+}
+
+static void pinned_give(void *memory)
+{
+	cudaFreeHost(memory);
+}
+
+static const struct backend_memory cuda_memory = {pinned_take, pinned_give};
+
+static const char *cuda_why(const void *self)
+{
+	return ((const struct cuda *)self)->why;
+}
+
 const struct device device_cuda = {
 	.name = "cuda",
 	.present = cuda_present,
@@ -233,4 +287,7 @@ const struct device device_cuda = {
 	.local_start = cuda_local_start,
 	.local_steps = cuda_local_steps,
 	.local_finish = cuda_local_finish,
+	.local_wait = cuda_local_wait,
+	.memory = &cuda_memory,
+	.why = cuda_why,
 };

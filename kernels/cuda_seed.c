@@ -167,9 +167,9 @@ static int train(void *self, struct kx_batch batch, struct kx_now *now, int step
 static int save(void *self, float *params, float *sum, cudaStream_t stream)
 {
 	const struct kx_seed *s = &((struct seed *)self)->s;
-	int rc = kx_seed_unpack(*s, s->params, params, stream);
+	int rc = params ? kx_seed_unpack(*s, s->params, params, stream) : PS_OK;
 
-	return rc ? rc : kx_seed_unpack(*s, s->sum, sum, stream);
+	return rc || !sum ? rc : kx_seed_unpack(*s, s->sum, sum, stream);
 }
 
 const struct cuda_path cuda_seed = {

@@ -31,11 +31,17 @@ struct device {
 		uint64_t dropout_seed, float *grad, double *loss);
 	/* Scores (n x classes) before the softmax of images [first, first + n); n <= max_batch. */
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *scores);
-	/* As backend_local_*; start NULL: backend.c does all three with `gradient`. */
-	int (*local_start)(void *self, const float *params);
-	int (*local_steps)(void *self, const uint32_t *index, size_t batch, size_t steps,
-		float rate, uint64_t dropout_seed, double *loss);
-	int (*local_finish)(void *self, float *params, float *sum);
+	/* As backend_local_*, of burst number `slot` < LOCAL_BURSTS, called in order; *loss: the sum
+	 * over its images. start NULL: backend.c does all with `gradient`. */
+	int (*local_start)(void *self, int slot, const float *params);
+	int (*local_steps)(void *self, int slot, const uint32_t *index, size_t batch, size_t steps,
+		float rate, uint64_t dropout_seed);
+	int (*local_finish)(void *self, int slot, float *params, float *sum);
+	int (*local_wait)(void *self, int slot, double *loss);
+	/* NULL: ordinary memory. */
+	const struct backend_memory *memory;
+	/* As backend_why; NULL: nothing to say. */
+	const char *(*why)(const void *self);
 };
 
 extern const struct device device_cpu, device_cpu_ref, device_cuda;

@@ -131,7 +131,7 @@ int kx_dropout(struct kx_plane in, struct kx_plane out, struct kx_drop drop, con
  * in both. */
 int kx_loss(const float *scores, float *d_scores, float *loss, int classes, int width,
 	struct kx_batch batch, cudaStream_t stream);
-/* *sum (+)= sum of loss[0 .. n) / n */
+/* *sum = mean of loss[0 .. n); `add`: their sum is added to it */
 int kx_loss_mean(const float *loss, int n, double *sum, int add, cudaStream_t stream);
 
 /* ---- parameters (kx_params.cu) -----------------------------------------------------------------

@@ -324,7 +324,8 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 		*lease = (struct cnnps_lease){.kind = CNNPS_EVAL,
 			.first = g->eval_first,
 			.count = g->eval_count,
-			.eval_id = g->eval_id};
+			.eval_id = g->eval_id,
+			.server_epoch = o->lease.server_epoch};
 	else
 		*lease = (struct cnnps_lease){.kind = CNNPS_TRAIN,
 			.epoch = g->work.epoch,

@@ -15,7 +15,8 @@
 struct sum {
 	float *g; /* libcnnps's buffer; NULL: nothing yet */
 	struct cnnps_work work;
-	double loss; /* over all images */
+	double loss;      /* over all images */
+	uint64_t version; /* of the weights that it began with */
 };
 
 /* ---- vectors --------------------------------------------------------------------------------- */
@@ -144,8 +145,8 @@ static int accumulate(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return PS_OK;
 }
 
-/* Hand the sum in, divided by `divisor`, as computed at the newest view. */
-static int deliver(struct steps *s, struct sum *sum, uint32_t divisor)
+/* Hand the sum in, divided by `divisor`, as computed at `version`. */
+static int deliver(struct steps *s, struct sum *sum, uint64_t version, uint32_t divisor)
 {
 	size_t n = s->info->n_params;
 	int status;
@@ -153,7 +154,7 @@ static int deliver(struct steps *s, struct sum *sum, uint32_t divisor)
 	if (divisor > 1)
 		divide(sum->g, (float)divisor, n);
 	sum->work.loss = (float)(sum->loss / sum->work.images);
-	status = cnnps_push_work(s->c, sum->g, n, s->held.version, &sum->work);
+	status = cnnps_push_work(s->c, sum->g, n, version, &sum->work);
 	*sum = (struct sum){.g = NULL};
 	return status;
 }
@@ -204,7 +205,7 @@ static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t
 	const uint32_t *index, *last;
 	uint32_t images, least;
 	uint64_t seed;
-	double loss, start;
+	double start;
 	int status = take(s, l, i, &index, &images, &seed);
 
 	*done = s->has_dropout ? 1 : left < MOST_AT_ONCE ? left : MOST_AT_ONCE;
@@ -217,45 +218,71 @@ static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t
 		(*done)--; /* the epoch's last batch is a smaller one */
 	start = clock_seconds();
 	status = backend_local_steps(
-		s->backend, index, images, *done, (float)s->info->local_rate, seed, &loss);
+		s->backend, index, images, *done, (float)s->info->local_rate, seed);
 	if (status)
 		return status;
 	s->work->seconds += clock_seconds() - start;
-	note(s, l, i, *done, *done * images, loss, sum);
+	note(s, l, i, *done, *done * images, 0, sum);
 	return PS_OK;
 }
 
 /* From a pull to its push nothing needs the host: the device keeps weights and sum. */
-static int burst(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count)
+static int launch(
+	struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count, struct sum *sum)
 {
-	struct sum sum = {.g = cnnps_gradient(s->c)};
-	int early = s->info->prefetch && i + count < l->count, status = sum.g ? PS_OK : PS_ENOMEM;
+	int status = cnnps_view(s->c, &s->held);
 	uint32_t done;
 
-	if (!status)
-		status = cnnps_view(s->c, &s->held);
+	*sum = (struct sum){.version = s->held.version};
 	if (!status)
 		status = backend_local_start(s->backend, s->held.w);
-	for (uint32_t left = count; left && !status; left -= done) {
-		if (early && left == 1) /* before the last batch */
-			status = cnnps_prefetch(s->c);
-		if (!status)
-			status = step_on_device(s, l, i + count - left,
-				early && left > 1 ? left - 1 : left, &sum, &done);
-	}
+	for (uint32_t left = count; left && !status; left -= done)
+		status = step_on_device(s, l, i + count - left, left, sum, &done);
+	return status;
+}
+
+/* Wait for a burst that was launched, and hand it in. */
+static int land(struct steps *s, struct sum *sum)
+{
+	double loss, start = clock_seconds();
+	int status = backend_local_wait(s->backend, &loss);
+
+	if (status)
+		return status;
+	s->work->seconds += clock_seconds() - start;
+	sum->loss = loss * sum->work.images;
+	return deliver(s, sum, sum->version, s->info->push_sum ? 1 : sum->work.count);
+}
+
+/* With prefetch the device has the next burst in hand while the last one is handed in and the
+ * weights for the one after are fetched. Its sum takes the buffer that the last one leaves. */
+static int burst(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
+	struct sum *flying)
+{
+	struct sum next;
+	int ahead = s->info->prefetch, status = launch(s, l, i, count, &next);
+
+	if (!status && flying->work.count)
+		status = land(s, flying);
+	if (!status && ahead && i + count < l->count)
+		status = cnnps_prefetch(s->c);
+	if (!status && !(next.g = cnnps_gradient(s->c)))
+		status = PS_ENOMEM;
 	if (!status)
-		status = backend_local_finish(s->backend, NULL, sum.g);
-	return status ? status : deliver(s, &sum, s->info->push_sum ? 1 : sum.work.count);
+		status = backend_local_finish(s->backend, NULL, next.g);
+	*flying = next;
+	return status || ahead ? status : land(s, flying);
 }
 
 static int run_bursts(struct steps *s, const struct cnnps_lease *l)
 {
 	uint32_t n = s->info->n_push;
+	struct sum flying = {.g = NULL};
 	int status = PS_OK;
 
 	for (uint32_t i = 0; i < l->count && !status; i += n)
-		status = burst(s, l, i, l->count - i < n ? l->count - i : n);
-	return status;
+		status = burst(s, l, i, l->count - i < n ? l->count - i : n, &flying);
+	return status || !flying.work.count ? status : land(s, &flying);
 }
 
 static int run_downpour(struct steps *s, const struct cnnps_lease *l)
@@ -277,7 +304,8 @@ static int run_downpour(struct steps *s, const struct cnnps_lease *l)
 		if (!status && !last && !fetch_next)
 			status = step_alone(s, g, &w);
 		if (!status && (last || sum.work.count == info->n_push))
-			status = deliver(s, &sum, info->push_sum ? 1 : sum.work.count);
+			status = deliver(
+				s, &sum, s->held.version, info->push_sum ? 1 : sum.work.count);
 	}
 	return status;
 }
@@ -303,7 +331,7 @@ static int run_exact(struct steps *s, const struct cnnps_lease *l)
 		return PS_OK; /* that step is over: the next lease is of a newer one */
 	for (uint32_t i = 0; i < l->count && !status; i++)
 		status = accumulate(s, l, i, s->held.w, &sum, by_images, &g);
-	return status ? status : deliver(s, &sum, by_images ? sum.work.images : 1);
+	return status ? status : deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1);
 }
 
 /* ---- easgd: weights of our own, tied to the centre --------------------------------------------
@@ -333,7 +361,7 @@ static int meet_centre(struct steps *s, struct sum *sum)
 	if (!(sum->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
 	attract(sum->g, s->own, s->held.w, (float)s->info->elastic, s->info->n_params);
-	return deliver(s, sum, 1);
+	return deliver(s, sum, s->held.version, 1);
 }
 
 static int run_easgd(struct steps *s, const struct cnnps_lease *l)

@@ -10,6 +10,8 @@
 #include "worker/steps.h"
 #include "worker/trainer.h"
 
+#define TEST_BATCH 1000 /* test images that the device has at once */
+
 struct trainer {
 	struct cnnps *c;
 	const struct trainer_config *cfg;
@@ -21,16 +23,34 @@ struct trainer {
 	struct backend *tester;  /* the test images: a GPU would load them anew at each change */
 	struct steps steps;
 	struct kx_images train, test;
-	float *weights; /* model.n_params, for evaluation */
+	float *weights;                      /* model.n_params, for evaluation ... */
+	const struct backend_memory *memory; /* ... which lie in this */
+	struct cnnps_lease held;             /* ... and are those of this lease; kind 0: none yet */
 };
 
 /* ---- the screen that this file is about ------------------------------------------------------ */
+
+static int pull_eval(struct trainer *t, const struct cnnps_lease *lease)
+{
+	int status = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
+
+	t->held = *lease;
+	if (status)
+		t->held.kind = 0;
+	return status;
+}
+
+static int is_held(const struct trainer *t, const struct cnnps_lease *lease)
+{
+	return t->held.kind == CNNPS_EVAL && t->held.eval_id == lease->eval_id &&
+	       t->held.server_epoch == lease->server_epoch;
+}
 
 static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 {
 	size_t correct;
 	double loss_sum, start;
-	int status = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
+	int status = is_held(t, lease) ? PS_OK : pull_eval(t, lease);
 
 	if (status == PS_EAGAIN)
 		return PS_OK; /* others were faster: that evaluation is over */
@@ -102,13 +122,14 @@ static int open_all(struct trainer *t)
 	if (!status)
 		status = open_backend(t, &t->backend, i->batch, &t->train);
 	if (!status)
-		status = open_backend(t, &t->tester, 1, &t->test);
+		status = open_backend(t, &t->tester, TEST_BATCH, &t->test);
 	if (status)
 		return status;
 	t->steps = (struct steps){
 		.c = t->c, .info = i, .backend = t->backend, .cfg = t->cfg, .work = t->work};
 	steps_init(&t->steps, (uint32_t)t->train.n);
-	t->weights = mem_try(t->model.n_params, sizeof *t->weights);
+	t->memory = backend_memory(t->tester);
+	t->weights = t->memory->take(t->model.n_params * sizeof *t->weights);
 	if (!t->weights)
 		return err_set(t->e, PS_ENOMEM, "no memory for %zu parameters", t->model.n_params);
 	log_info("trainer", "start", "model=\"%s\" params=%zu batch=%u device=\"%s\"",
@@ -118,10 +139,22 @@ static int open_all(struct trainer *t)
 
 static void close_all(struct trainer *t)
 {
-	free(t->weights);
+	if (t->weights)
+		t->memory->give(t->weights);
 	steps_release(&t->steps);
 	backend_free(&t->tester);
 	backend_free(&t->backend);
+}
+
+/* The device's own words, of whichever backend it was. */
+static void why_broken(struct trainer *t)
+{
+	const char *why = backend_why(t->backend);
+
+	if (!why[0] && t->tester)
+		why = backend_why(t->tester);
+	if (why[0])
+		err_set(t->e, PS_EDEVICE, "%s", why);
 }
 
 int trainer_run(
@@ -139,6 +172,8 @@ int trainer_run(
 	status = open_all(t);
 	if (!status)
 		status = run(t);
+	if (status == PS_EDEVICE && !e->text[0])
+		why_broken(t);
 	if (status && !e->text[0])
 		err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
 	close_all(t);

@@ -43,9 +43,11 @@ static int local_step(void *self, const struct ladder_batch *b, float *grad, dou
 	double begin = clock_seconds();
 	int rc = backend_local_start(self, b->params);
 	if (!rc)
-		rc = backend_local_steps(self, b->index, b->n, 1, 0, 0, loss);
+		rc = backend_local_steps(self, b->index, b->n, 1, 0, 0);
 	if (!rc)
 		rc = backend_local_finish(self, NULL, grad);
+	if (!rc)
+		rc = backend_local_wait(self, loss);
 	profile_add(p, "all", PHASE_HOST, (clock_seconds() - begin) * 1e3);
 	return rc ? err_set(e, rc, "backend_local_steps: %s", err_text(rc)) : PS_OK;
 }
@@ -55,9 +57,11 @@ static int local_train(void *self, float *params, const uint32_t *index, size_t 
 {
 	int rc = backend_local_start(self, params);
 	if (!rc)
-		rc = backend_local_steps(self, index, batch, steps, rate, 0, NULL);
+		rc = backend_local_steps(self, index, batch, steps, rate, 0);
 	if (!rc)
 		rc = backend_local_finish(self, params, NULL);
+	if (!rc)
+		rc = backend_local_wait(self, NULL);
 	return rc ? err_set(e, rc, "backend_local_steps: %s", err_text(rc)) : PS_OK;
 }
 

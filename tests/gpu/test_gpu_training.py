@@ -68,6 +68,7 @@ def ends_broken(server, broken):
     assert broken.wait(20) == 1, broken.tail()
     errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
     assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()
+    assert not [line for line in broken.lines if " cuda " in line], broken.tail()
     computed = int(broken.line(r"worker done .*\bbatches=(\d+)")[1])
     assert server.status()["updates"] == computed
     assert server.status()["counters"]["rejected"] == 0
@@ -84,6 +85,7 @@ def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, lab):
     broken.signal(signal.SIGUSR1)
     ends_broken(server, broken)
     assert broken.line(r"^poison: (\d+)$")
+    assert broken.line(r'error worker end.* reason="device cuda: \w+.*: \w+'), broken.tail()
     healthy = worker(lab, server, gpu)
     result = server.result()
     assert healthy.wait(10) == 0, healthy.tail()

@@ -273,25 +273,27 @@ static inline void prove_local(struct subject *s, double bound)
 	const size_t n = s->model.n_params;
 	float *params = mem_must(2 * n, sizeof *params, "test"), *sum = params + n;
 	float *got = mem_must(4 * n, sizeof *got, "test");
-	double right = local_by_hand(s, params, sum), loss[2];
+	double right = local_by_hand(s, params, sum), loss;
 	for (int round = 0; round < 2; round++) {
 		float *w = got + (size_t)round * 2 * n;
 		struct backend *b = s->backend;
 		for (size_t i = 0; i < 2 * n; i++)
 			w[i] = NAN;
 		assert_int_equal(backend_local_start(b, s->params), PS_OK);
-		assert_int_equal(backend_local_steps(b, s->index, s->batch, 2, LOCAL_RATE,
-					 s->dropout_seed, &loss[0]),
+		assert_int_equal(
+			backend_local_steps(b, s->index, s->batch, 2, LOCAL_RATE, s->dropout_seed),
 			PS_OK);
+		assert_int_equal(backend_local_wait(b, NULL), PS_OK); /* it goes on */
 		assert_int_equal(backend_local_steps(b, s->index + 2 * s->batch, s->batch, 1,
-					 LOCAL_RATE, s->dropout_seed + 2, &loss[1]),
+					 LOCAL_RATE, s->dropout_seed + 2),
 			PS_OK);
 		assert_int_equal(backend_local_finish(b, w, w + n), PS_OK);
-		double mean = (2 * loss[0] + loss[1]) / 3, d = distance(w + n, sum, n);
+		assert_int_equal(backend_local_wait(b, &loss), PS_OK);
+		double d = distance(w + n, sum, n);
 		if (!(d <= bound) || !(distance(w, params, n) <= bound) ||
-			!(fabs(mean - right) <= bound))
+			!(fabs(loss - right) <= bound))
 			fail_msg("%s on %s: sum off by %g, weights by %g, loss %g instead of %g",
-				s->model.text, backend_name(b), d, distance(w, params, n), mean,
+				s->model.text, backend_name(b), d, distance(w, params, n), loss,
 				right);
 	}
 	assert_memory_equal(got, got + 2 * n, 2 * n * sizeof *got);
@@ -314,6 +316,82 @@ static inline void local_training_is_one_gradient_after_the_other(void **state)
 	}
 }
 
+/* Each of `n` bursts with weights of its own, started before the one before it is waited for: sums
+ * and losses are those of bursts that are waited for at once. */
+static inline void prove_bursts(struct subject *s, int ahead, float *sum, double *loss)
+{
+	const size_t n = s->model.n_params;
+	const int bursts = 5;
+	float *params = mem_must(n, sizeof *params, "test");
+	for (int i = 0; i < bursts + ahead; i++) {
+		if (i < bursts) {
+			for (size_t k = 0; k < n; k++)
+				params[k] = s->params[k] * (1 + 0.1f * (float)i);
+			assert_int_equal(backend_local_start(s->backend, params), PS_OK);
+			assert_int_equal(
+				backend_local_steps(s->backend, s->index + i, s->batch - (size_t)i,
+					2, LOCAL_RATE, s->dropout_seed),
+				PS_OK);
+			assert_int_equal(
+				backend_local_finish(s->backend, NULL, sum + (size_t)i * n), PS_OK);
+			memset(params, 0xff, n * sizeof *params);
+		}
+		if (i >= ahead)
+			assert_int_equal(backend_local_wait(s->backend, &loss[i - ahead]), PS_OK);
+	}
+	free(params);
+}
+
+static inline void bursts_may_overlap(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		double loss[2][5];
+		subject_random(
+			&s, &(struct odd_model){{1, 28, 28}, "conv:32:3 relu pool:2 fc:3"}, 2 * 17);
+		s.batch = 17;
+		subject_open(&s, *d, 2);
+		const size_t n = 5 * s.model.n_params;
+		float *sum = mem_must(2 * n, sizeof *sum, "test");
+		for (int ahead = 0; ahead < 2; ahead++)
+			prove_bursts(&s, ahead, sum + (size_t)ahead * n, loss[ahead]);
+		assert_memory_equal(sum, sum + n, n * sizeof *sum);
+		assert_memory_equal(loss[0], loss[1], sizeof loss[0]);
+		assert_true(loss[0][0] != loss[0][1]);
+		free(sum);
+		subject_release(&s);
+	}
+}
+
+static inline void bursts_out_of_order_are_refused(void **state)
+{
+	for (const char *const *d = contract_begin(state); *d; d++) {
+		struct subject s;
+		subject_random(&s, &contract_small, 5);
+		subject_open(&s, *d, 1);
+		struct backend *b = s.backend;
+		float *w = mem_must(LOCAL_BURSTS * s.model.n_params, sizeof *w, "test");
+		assert_int_equal(backend_local_wait(b, NULL), PS_EUSAGE);
+		assert_int_equal(backend_local_finish(b, w, NULL), PS_EUSAGE);
+		assert_int_equal(backend_local_steps(b, s.index, 5, 1, 1, 0), PS_EUSAGE);
+		for (size_t i = 0; i < LOCAL_BURSTS; i++) {
+			assert_int_equal(backend_local_start(b, s.params), PS_OK);
+			assert_int_equal(backend_local_start(b, s.params), PS_EUSAGE);
+			assert_int_equal(
+				backend_local_finish(b, w + i * s.model.n_params, NULL), PS_OK);
+		}
+		assert_int_equal(backend_local_start(b, s.params), PS_EUSAGE);
+		for (size_t i = 0; i < LOCAL_BURSTS; i++) {
+			assert_int_equal(backend_local_wait(b, NULL), PS_OK);
+			assert_memory_equal(
+				w + i * s.model.n_params, s.params, s.model.n_params * sizeof *w);
+		}
+		assert_int_equal(backend_local_wait(b, NULL), PS_EUSAGE);
+		free(w);
+		subject_release(&s);
+	}
+}
+
 static inline void local_training_without_steps_changes_nothing(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
@@ -325,11 +403,13 @@ static inline void local_training_without_steps_changes_nothing(void **state)
 		const size_t bytes = s.model.n_params * sizeof(float);
 		float *w = mem_must(bytes, 1, "test");
 		assert_int_equal(backend_local_start(b, s.params), PS_OK);
-		assert_int_equal(backend_local_steps(b, s.index, 6, 1, 1, 0, &loss), PS_EUSAGE);
-		assert_int_equal(backend_local_steps(b, s.index, 5, 0, 1, 0, &loss), PS_EUSAGE);
+		assert_int_equal(backend_local_steps(b, s.index, 6, 1, 1, 0), PS_EUSAGE);
+		assert_int_equal(backend_local_steps(b, s.index, 5, 0, 1, 0), PS_EUSAGE);
 		s.index[4] = 5;
-		assert_int_equal(backend_local_steps(b, s.index, 5, 1, 1, 0, &loss), PS_EUSAGE);
+		assert_int_equal(backend_local_steps(b, s.index, 5, 1, 1, 0), PS_EUSAGE);
 		assert_int_equal(backend_local_finish(b, w, s.grad), PS_OK);
+		assert_int_equal(backend_local_wait(b, &loss), PS_OK);
+		assert_true(loss == 0);
 		assert_memory_equal(w, s.params, bytes);
 		for (size_t i = 0; i < s.model.n_params; i++)
 			assert_true(s.grad[i] == 0);

@@ -39,8 +39,8 @@ struct cuda_path {
 	/* Mean gradient and loss. */
 	int (*gradient)(
 		void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream);
-	/* Local training: forget the sum; `steps` steps of SGD with each image's loss added to *loss and
-	 * now->step moved on; weights and sum (NULL: not wanted). */
+	/* Local training: forget the sum; `steps` steps of SGD with each image's loss added to
+	 * *loss and now->step moved on; weights and sum (NULL: not wanted). */
 	int (*start)(void *self, cudaStream_t stream);
 	int (*train)(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
 		cudaStream_t stream);

@@ -31,8 +31,8 @@ struct device {
 		uint64_t dropout_seed, float *grad, double *loss);
 	/* Scores (n x classes) before the softmax of images [first, first + n); n <= max_batch. */
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *scores);
-	/* As backend_local_*, of burst number `slot` < LOCAL_BURSTS, called in order; *loss: the sum
-	 * over its images. start NULL: backend.c does all with `gradient`. */
+	/* As backend_local_*, of burst number `slot` < LOCAL_BURSTS, called in order; *loss: the
+	 * sum over its images. start NULL: backend.c does all with `gradient`. */
 	int (*local_start)(void *self, int slot, const float *params);
 	int (*local_steps)(void *self, int slot, const uint32_t *index, size_t batch, size_t steps,
 		float rate, uint64_t dropout_seed);

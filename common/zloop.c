@@ -36,6 +36,7 @@ static void mark_ready(struct zloop *z)
 static void on_prepare(uv_prepare_t *h)
 {
 	struct zloop *z = h->data;
+	z->used = 0;
 	if (socket_ready(z))
 		mark_ready(z);
 	else if (!z->ready)
@@ -71,7 +72,7 @@ static void on_check(uv_check_t *h)
 static void on_timer(uv_timer_t *h)
 {
 	struct zloop *z = h->data;
-	int quiet = !z->woken && !z->ready;
+	int quiet = !z->woken && !z->ready && !z->used;
 	z->woken = 0;
 	if (!quiet)
 		return;
@@ -124,6 +125,11 @@ void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed)
 	uv_close((uv_handle_t *)&z->check, on_handle_closed);
 	uv_close((uv_handle_t *)&z->idle, on_handle_closed);
 	uv_close((uv_handle_t *)&z->timer, on_handle_closed);
+}
+
+void zloop_used(struct zloop *z)
+{
+	z->used = 1;
 }
 
 uint64_t zloop_rescues(const struct zloop *z)

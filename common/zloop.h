@@ -36,6 +36,7 @@ struct zloop {
 	int open_handles;
 	int ready; /* prepare or the fd said so: the check handle has work */
 	int woken; /* a message was handled since the timer last looked */
+	int used;  /* zloop_used, since prepare last asked the socket */
 	uint64_t rescues;
 };
 
@@ -44,6 +45,9 @@ int zloop_start(struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_f
 	void *arg) PS_MUST_CHECK;
 /* Stop watching; the socket may be closed at once, the struct after on_closed(arg) was called. */
 void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
+/* The owner has used the socket outside on_readable (a send): the edge of what arrived meanwhile may
+ * be eaten, which the next prepare finds and nobody has missed. */
+void zloop_used(struct zloop *z);
 /* Wake-ups that the safety timer had to rescue. */
 uint64_t zloop_rescues(const struct zloop *z);
 

@@ -96,6 +96,7 @@ static int send_reply(void *arg, uint32_t peer, struct frames *f)
 {
 	struct router *r = arg;
 	int rc = wire_send(r->socket, peer, f);
+	zloop_used(&r->socket_loop);
 
 	if (rc == PS_EUNREACHABLE)
 		r->stats.gone++;

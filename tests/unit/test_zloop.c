@@ -362,6 +362,30 @@ static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
+/* A timer that runs before the safety timer sends something: the edge of a message that came while
+ * the loop was busy is gone, and the next prepare would have found the message. */
+static void an_edge_that_the_owner_ate_is_no_rescue(void **state)
+{
+	(void)state;
+	int events = 0;
+	size_t size = sizeof events;
+	assert_int_equal(
+		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	uv_prepare_stop(&f.dealer_watch.prepare); /* as if it were not reached for 250 ms */
+	send_ping();
+	assert_true(echo_one(f.router, 0));
+	uint64_t start = clock_ms();
+	while (!(events & ZMQ_POLLIN) && clock_ms() - start < 5000)
+		assert_int_equal(zmq_getsockopt(f.dealer, ZMQ_EVENTS, &events, &size), 0);
+	assert_true(events & ZMQ_POLLIN);
+	zloop_used(&f.dealer_watch);
+	uv_timer_start(&f.busy, stop_loop, 250, 0);
+	uv_run(&f.loop, UV_RUN_DEFAULT);
+	assert_int_equal(f.got, 0);
+	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
+	stop_watches(&f.dealer_watch, NULL);
+}
+
 static void what_cannot_be_watched_is_refused_with_nothing_to_undo(void **state)
 {
 	(void)state;
@@ -381,6 +405,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
 			a_message_that_the_fd_announces_is_no_rescue, begin, end),
+		cmocka_unit_test_setup_teardown(
+			an_edge_that_the_owner_ate_is_no_rescue, begin, end),
 		cmocka_unit_test_setup_teardown(ping_pong_inside_one_loop_never_stalls, begin, end),
 		cmocka_unit_test_setup_teardown(
 			ping_pong_with_another_thread_never_stalls, begin, end),

@@ -1,0 +1,149 @@
+"""Every directory that a power cut may leave, from the log that preload/disk.c wrote.
+
+The model. Of a file, a cut keeps all that was written before its last fsync or fdatasync, and of
+what was written later any subset of pieces of 512 bytes, at their sectors' borders; what is missing
+is what was there before, or zeros where the file had grown, or the file is shorter. Of the
+directory, it keeps all changes (a name made, renamed, removed: each of them whole) before its last
+fsync, and any subset of the later ones in any order. Syncing a file brings home no name, and
+syncing the directory no file's bytes. That is weaker than what ext4 or xfs promise.
+
+Bounds: of more than MOST pieces of a file, or changes, those subsets are tried that are a prefix, a
+prefix with one missing, or one alone. LOCK and *.tmp are left out: a start does not read them.
+"""
+import itertools
+
+PIECE = 512
+MOST = 6
+
+
+class Op:
+    """A line of the log. `note`: something that a client was told, or has sent, by then."""
+
+    def __init__(self, line, data):
+        self.kind, _, self.name, self.other, at, _ = line.split("\t")
+        self.at, self.data = int(at), data
+
+
+def read_log(path):
+    raw, ops, at = path.read_bytes(), [], 0
+    while at < len(raw):
+        end = raw.index(b"\n", at)
+        line = raw[at:end].decode()
+        size = int(line.rsplit("\t", 1)[1])
+        ops.append(Op(line, raw[end + 1:end + 1 + size]))
+        at = end + 1 + size
+    return ops
+
+
+def subsets(things):
+    """All of them, or of many those that tear most."""
+    n = len(things)
+    if n <= MOST:
+        return [c for k in range(n + 1) for c in itertools.combinations(things, k)]
+    prefixes = [things[:k] for k in range(n + 1)]
+    holes = [things[:k] + things[k + 1:m] for m in range(2, n + 1) for k in {0, m // 2, m - 2}]
+    return [*prefixes, *holes, *([t] for t in things[1:])]
+
+
+def matters(name):
+    return name != "LOCK" and not name.endswith(".tmp")
+
+
+class Disk:
+    """The directory while a log is played: what is there, and what of it would survive."""
+
+    def __init__(self, state=()):
+        self.now = {}       # name -> file number, as the program sees it
+        self.kept = {}      # the same, as of the last fsync of the directory
+        self.changes = []   # since then: {name: file number or None}, each of them whole
+        self.synced = []    # file number -> bytes that are on disk
+        self.later = []     # file number -> [(offset, bytes) or ("cut", size)] since its fsync
+        for name, data in state:
+            self.now[name] = self.new()
+            self.synced[-1] = data
+        self.kept = dict(self.now)
+
+    def new(self):
+        self.synced.append(b"")
+        self.later.append([])
+        return len(self.synced) - 1
+
+    def change(self, names):
+        self.changes.append(names)
+        apply(names, self.now)
+
+    def play(self, op):
+        if op.kind == "note":
+            return
+        if op.name == ".":
+            if op.kind == "sync":
+                self.kept, self.changes = dict(self.now), []
+        elif op.kind in ("open", "open-empty"):
+            if op.name not in self.now:
+                self.change({op.name: self.new()})
+            elif op.kind == "open-empty":
+                self.later[self.now[op.name]].append(("cut", 0))
+        elif op.kind == "write":
+            self.later[self.now[op.name]].append((op.at, op.data))
+        elif op.kind == "truncate":
+            self.later[self.now[op.name]].append(("cut", op.at))
+        elif op.kind == "sync":
+            file = self.now[op.name]
+            self.synced[file], self.later[file] = self.content(file, self.later[file]), []
+        elif op.kind == "rename":
+            self.change({op.name: None, op.other: self.now[op.name]})
+        elif op.kind == "unlink":
+            self.change({op.name: None})
+        else:
+            raise ValueError(op.kind)
+
+    def content(self, file, ops):
+        data = bytearray(self.synced[file])
+        for at, what in ops:
+            if at == "cut":
+                del data[what:]
+            else:
+                data.extend(bytes(max(0, at + len(what) - len(data))))
+                data[at:at + len(what)] = what
+        return bytes(data)
+
+    def contents(self, file):
+        """Every content that this file may have after a cut."""
+        pieces = []
+        for at, what in self.later[file]:
+            if at == "cut":
+                pieces.append((at, what))
+                continue
+            while what:
+                n = PIECE - at % PIECE
+                pieces.append((at, what[:n]))
+                at, what = at + n, what[n:]
+        whole = len(self.content(file, pieces))
+        found = {self.content(file, c) for c in subsets(pieces)}
+        return found | {c.ljust(whole, b"\0") for c in found}  # the size may be there before the data
+
+    def listings(self):
+        """Every set of names that may be there."""
+        found = {}
+        for chosen in subsets(self.changes):
+            names = dict(self.kept)
+            for change in chosen:
+                apply(change, names)
+            found[tuple(sorted(names.items()))] = names
+        return found.values()
+
+    def states(self):
+        """Every directory, as a sorted tuple of (name, content)."""
+        found = {}
+        for names in self.listings():
+            files = [(name, file) for name, file in sorted(names.items()) if matters(name)]
+            options = [[(name, c) for c in self.contents(file)] for name, file in files]
+            found.update(dict.fromkeys(itertools.product(*options)))
+        return found
+
+
+def apply(change, names):
+    for name, file in change.items():
+        names.pop(name, None)
+        if file is not None:
+            names[name] = file

@@ -1,0 +1,219 @@
+"""Row P4: the power fails. The real start on every directory that a power cut may leave (crash_states.py)."""
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import crash_states
+import safetensors
+from flavour import BUILD, FULL, ROOT, command
+from lab import SIGTERM
+
+sys.path.append(str(ROOT / "tests/wire"))
+from client import Worker  # noqa: E402  the wire's own client: it knows what it was told, and when
+
+SIZE = 600 if FULL else 40  # values: a push is one piece of the model, or five
+OPTIONS = ("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
+           "--checkpoint-ms", 3600000)
+LEVELS = ("replay", "always")
+CYCLES = 6  # checkpoints in a life: more than are kept, so that old journals are written over
+
+
+class Recorder:
+    """A server whose every change of its directory is logged, and a client that notes what it was told."""
+
+    def __init__(self, lab, level, place):
+        self.lab, self.place, self.client = lab, place, None
+        self.log = lab.directory / f"{place.name}.log"
+        self.env = {"LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_ROOT": str(place),
+                    "DISK_LOG": str(self.log)}
+        self.options = (*OPTIONS, "--durability", level)
+        place.mkdir(exist_ok=True)
+
+    def note(self, **told):
+        """Between the operations before and after this moment."""
+        lines = "".join(f"note\t-1\t{name}\t-\t{value}\t0\n" for name, value in told.items())
+        with self.log.open("ab", buffering=0) as log:
+            log.write(lines.encode())
+
+    def start(self):
+        self.server = self.lab.server(*self.options, directory=self.place.name, env=self.env)
+        return self.server.endpoint
+
+    def told(self):
+        c = self.client
+        self.note(epoch=c.stamp.epoch, durable=c.durable)
+
+    def push(self):
+        gradient = np.zeros(SIZE, np.float32)
+        gradient[self.client.seq] = 1
+        self.note(sent=self.client.seq + 1)
+        ack = self.client.push(gradient, self.client.pull()[1])
+        self.told()
+        return ack
+
+    def life(self):
+        """A start, pushes, checkpoints; the client goes on from an earlier life."""
+        endpoint = self.start()
+        if self.client:
+            self.client.endpoint = endpoint
+            self.client.reconnect()
+        else:
+            self.client = Worker(endpoint, name="peer")
+        self.told()
+        for _ in range(CYCLES):
+            acks = [self.push() for _ in range(2)]
+            if "always" in self.options:
+                assert all(a.durable_seq >= a.seq for a in acks)
+            self.lab.ctl("--server", endpoint, "checkpoint")
+        self.push()
+
+    def close(self):
+        if self.client:
+            self.client.close()
+        self.server.kill()
+
+
+def recorded(lab, level):
+    """The log of two lives: a start, pushes and checkpoints, kill -9; the same, and a drain."""
+    recorder = Recorder(lab, level, lab.directory / "ckpt")
+    for _ in range(2):
+        recorder.life()
+        last = recorder.server
+        if recorder.client.seq < 20:
+            recorder.server.kill()
+    last.signal(SIGTERM)
+    assert last.wait(10) == 0, last.tail()
+    assert recorder.client.durable > 20, "something is promised"
+    recorder.close()
+    return crash_states.read_log(recorder.log)
+
+
+class Judge:
+    """The real start on one directory after the other, each content once."""
+
+    def __init__(self):
+        self.found = {}    # state -> [status, resumed, epoch, last_seq, applied]
+        self.illegal = []
+        self.argv = command("tests/tools/start", *OPTIONS)  # a start takes the journals of either level
+
+    def start_all(self, states):
+        """Fill `found`, some hundred states with one process, in memory where there is such a disk."""
+        new = [s for s in states if s not in self.found]
+        memory = Path("/dev/shm")
+        root = memory if os.access(memory, os.W_OK) else None
+        for at in range(0, len(new), 500):
+            with tempfile.TemporaryDirectory(dir=root) as directory:
+                self.start_some(Path(directory), new[at:at + 500])
+
+    def start_some(self, directory, states):
+        places = [directory / str(k) for k in range(len(states))]
+        for place, state in zip(places, states):
+            place.mkdir()
+            for name, data in state:
+                (place / name).write_bytes(data)
+        done = subprocess.run(self.argv, input="\n".join(map(str, places)) + "\n", text=True,
+                              capture_output=True, timeout=300)
+        lines = done.stdout.splitlines()
+        assert done.returncode == 0 and len(lines) == len(states), done.stderr[-2000:]
+        for state, line in zip(states, lines):
+            self.found[state] = [int(word) for word in line.split()[:5]]
+
+    def judge(self, state, told):
+        """One instant, not before what was told to anybody, nor after what was sent."""
+        status, resumed, epoch, seq, applied = self.found[state]
+        if (status or applied != seq or epoch <= told["epoch"]
+                or not told["durable"] <= seq <= told["sent"] or told["epoch"] and not resumed):
+            self.illegal.append((told, self.found[state], [(n, len(d)) for n, d in state]))
+
+
+def cut_everywhere(ops, disk=None, since=0, told=None):
+    """The power fails after each operation from `since` on: (the judge, how many states that were)."""
+    judge, disk, count = Judge(), disk or crash_states.Disk(), 0
+    told = {"epoch": 0, "durable": 0, "sent": 0, **(told or {})}
+    cuts = []
+    for i, op in enumerate(ops):
+        disk.play(op)
+        if op.kind == "note":
+            told = {**told, op.name: op.at}
+        if i >= since:
+            states = disk.states()
+            count += len(states)
+            cuts += [(state, told) for state in states]
+    judge.start_all(dict.fromkeys(state for state, _ in cuts))
+    for state, told in cuts:
+        judge.judge(state, told)
+    return judge, count
+
+
+def one_cycle(ops):
+    """(where one of the last checkpoints begins, where the one after it does): what is told in between rests on it."""
+    made = [i for i, op in enumerate(ops) if op.kind == "rename" and op.other.startswith("ckpt-")]
+    begin = next(i for i in range(made[-3], len(ops)) if ops[i].kind == "sync" and ops[i].name == ".")
+    end = next(i for i in range(made[-1], 0, -1) if ops[i].kind == "open-empty")
+    return begin + 1, end
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_power_cut_after_every_operation(lab, figure, level):
+    """Of two lives: starts, pushes, checkpoints, a drain."""
+    ops = recorded(lab, level)
+    judge, count = cut_everywhere(ops)
+    refused = sum(bool(f[0]) for f in judge.found.values())
+    figure("P4", refused, f"starts refused of {count} states ({len(judge.found)} different ones) after "
+           f"{len(ops)} operations", refused == 0 and count > 500, what=f"{level} refused")
+    figure("P4", len(judge.illegal), f"lost what was durable, or not of one instant "
+           f"{judge.illegal[:2] or ''}", not judge.illegal, what=f"{level} illegal")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_second_power_cut_during_the_start(lab, figure, seed, level):
+    """A real server starts on what a cut has left, and the power fails again while it does."""
+    ops, disk, told, found = recorded(lab, level), crash_states.Disk(), {}, {}
+    for op in ops:
+        disk.play(op)
+        if op.kind == "note":
+            told = {**told, op.name: op.at}
+        found.update((state, told) for state in disk.states() if told.get("durable"))
+    chosen = random.Random(seed).sample(sorted(found), 40 if FULL else 3)
+    count, wrong = 0, []
+    for k, state in enumerate(chosen):
+        place = lab.directory / f"again{k}"
+        recorder = Recorder(lab, level, place)
+        for name, data in state:
+            (place / name).write_bytes(data)
+        recorder.start()
+        status = recorder.server.status()
+        decided = sum(w["last_seq"] for w in status["workers"])
+        weights = safetensors.flat(lab.export(recorder.server.endpoint))
+        recorder.close()
+        if not decided == -int(weights.sum()) == int((weights == -1).sum()):
+            wrong.append((decided, weights.sum()))
+        judge, tried = cut_everywhere(crash_states.read_log(recorder.log),
+                                      crash_states.Disk(state), told=found[state])
+        count += tried
+        wrong += judge.illegal
+    figure("P4", len(wrong), f"illegal states of {count} in {len(chosen)} starts after a cut "
+           f"{wrong[:2] or ''}", not wrong and count > len(chosen), what=f"{level} again")
+
+
+FORGOTTEN = {"replay": {"files": lambda op: op.name != ".", "directory": lambda op: op.name == "."},
+             "always": {"journals": lambda op: op.name.startswith("journal-")}}
+
+
+@pytest.mark.parametrize("level,what", [(lv, what) for lv in LEVELS for what in FORGOTTEN[lv]])
+def test_forgotten_fsyncs_are_found(lab, figure, level, what):
+    """The enumerator can fail: without these syncs around one checkpoint there are illegal states."""
+    ops = recorded(lab, level)
+    since, until = one_cycle(ops)
+    forgotten = FORGOTTEN[level][what]
+    bad = [op for i, op in enumerate(ops[:until]) if i < since or op.kind != "sync" or not forgotten(op)]
+    judge, count = cut_everywhere(bad, since=since)
+    figure("P4", len(judge.illegal), f"illegal states of {count} found", bool(judge.illegal),
+           what=f"{level} without {what}")

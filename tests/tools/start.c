@@ -1,0 +1,64 @@
+/*
+ * start.c - what a start of the server would find in a checkpoint directory, many times a second:
+ * the real restore, in this process, without a socket.
+ *
+ *   start OPTION... <DIRECTORIES
+ *
+ * OPTIONs are those of cnn-ps. For each line of stdin, a directory, prints `STATUS RESUMED EPOCH
+ * LAST_SEQ APPLIED`: the status of restore, and of the core that it built whether it goes on with
+ * a checkpoint, its server epoch, the newest push of worker 0, and how many leading weights are -1
+ * if all the others are 0, else -1. On a vector:N model with plain SGD of rate 1, to which push n
+ * of one worker was 1 at coordinate n, weights and ledger are of one instant if LAST_SEQ is
+ * APPLIED.
+ */
+#include <stdio.h>
+#include <string.h>
+#include "common/opt.h"
+#include "server/options.h"
+#include "server/restore.h"
+
+static long applied(const float *w, size_t n)
+{
+	size_t k = 0;
+
+	while (k < n && w[k] == -1.0f)
+		k++;
+	for (size_t i = k; i < n; i++)
+		if (w[i] != 0.0f)
+			return -1;
+	return (long)k;
+}
+
+static void look(const struct options *o)
+{
+	struct restored r;
+	struct worker_view worker;
+	struct err e;
+	int rc = restore(&r, o, &e);
+
+	if (rc) {
+		printf("%d 0 0 0 0 %s\n", rc, e.text);
+		return;
+	}
+	const struct core_config *cfg = core_config(r.core);
+	core_worker(r.core, 0, &worker);
+	printf("0 %d %llu %llu %ld\n", r.resumed, (unsigned long long)cfg->epoch,
+		(unsigned long long)worker.last_seq, applied(core_weights(r.core), cfg->n_params));
+	restore_release(&r);
+}
+
+int main(int argc, char **argv)
+{
+	struct options o;
+	char dir[4096];
+
+	if (options_parse(&o, argc, argv) != OPT_RUN)
+		return 2;
+	log_set_level(LOG_ERROR);
+	while (fgets(dir, sizeof(dir), stdin)) {
+		dir[strcspn(dir, "\n")] = '\0';
+		o.checkpoint_dir = dir;
+		look(&o);
+	}
+	return 0;
+}

@@ -74,7 +74,7 @@ SRC.proto  := $(wildcard proto/*.c)
 SRC.core   := $(wildcard server/core/*.c)
 SRC.server := $(filter-out $(MAINS),$(wildcard server/*.c))
 SRC.kernels := $(wildcard kernels/*.c)
-SRC.client := $(addprefix worker/,session.c net.c order.c effect.c link.c outbox.c cnnps.c)
+SRC.client := $(addprefix worker/,session.c session_ask.c net.c order.c effect.c link.c outbox.c info.c cnnps.c)
 SRC.worker := $(filter-out $(MAINS) $(SRC.client),$(wildcard worker/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
@@ -173,7 +173,7 @@ $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 SIM_CALLS := open openat close read pread write pwrite fsync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must free
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
-SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/session.o $(ARCHIVES.server)
+SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/session.o $(B)/worker/session_ask.o $(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
 # ... and with a bug planted in it

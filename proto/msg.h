@@ -170,6 +170,7 @@ struct msg_push {
 	enum verdict verdict;  /* a replay: what ACK said about it before; NONE: no ACK came yet */
 	enum reject reject;
 	uint64_t base_epoch;  /* server epoch that sent those weights */
+	uint64_t pull;        /* nonzero: also a pull of the current weights, after the decision */
 	struct slices slices; /* what is not covered is zero */
 };
 

@@ -69,6 +69,9 @@ uint64_t wire_checksum(const float *data, size_t count);
  * the identity frame is taken off: libzmq's own 5-byte ids become a nonzero number; a client-chosen
  * id is PS_EPROTO. */
 int wire_recv(void *socket, uint32_t *peer, struct frames *f) PS_MUST_CHECK;
+/* The same of a DEALER socket, waiting at most `ms` milliseconds, or until a signal, for the
+ * message. */
+int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
 /* Send all frames without waiting and leave `f` empty: PS_EAGAIN (the peer's queue is full) and
  * PS_EUNREACHABLE (ROUTER: no such peer) leave `f` the caller's, unsent as a whole. peer 0: a
  * DEALER socket. */

@@ -120,6 +120,7 @@ static const struct wire_field push[] = {
 	MSG(8, push.verdict, VERDICT_NONE, VERDICT_REJECTED),
 	MSG(9, push.reject, REJECT_NONE, REJECT_REASONS - 1),
 	MSG(10, push.base_epoch, 0, ANY64),
+	MSG(11, push.pull, 0, ANY64),
 	END,
 };
 

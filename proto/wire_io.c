@@ -16,18 +16,19 @@ void frames_release(struct frames *f)
 		(void)zmq_msg_close(&f->frame[--f->n]);
 }
 
-/* 1: a part came into *part. 0: none. */
-static int receive_part(void *socket, zmq_msg_t *part)
+/* 1: a part came into *part. 0: none. `flags`: ZMQ_DONTWAIT, or 0: wait as the socket's option
+ * says, but not past a signal. */
+static int receive_part(void *socket, int flags, zmq_msg_t *part)
 {
 	int rc;
 
 	(void)zmq_msg_init(part);
 	do
-		rc = zmq_msg_recv(part, socket, ZMQ_DONTWAIT);
-	while (rc < 0 && errno == EINTR);
+		rc = zmq_msg_recv(part, socket, flags);
+	while (rc < 0 && errno == EINTR && flags);
 	if (rc >= 0)
 		return 1;
-	return errno == EAGAIN ? 0 : PS_ENET;
+	return errno == EAGAIN || errno == EINTR ? 0 : PS_ENET;
 }
 
 /* The number in libzmq's own routing id, 0 for an id that the client chose. */
@@ -45,7 +46,7 @@ static int drop_rest(void *socket, int more)
 {
 	while (more) {
 		zmq_msg_t part;
-		int rc = receive_part(socket, &part);
+		int rc = receive_part(socket, ZMQ_DONTWAIT, &part);
 		more = rc == 1 && zmq_msg_more(&part);
 		(void)zmq_msg_close(&part);
 		if (rc != 1)
@@ -58,7 +59,7 @@ static int drop_rest(void *socket, int more)
 static int receive_identity(void *socket, uint32_t *peer)
 {
 	zmq_msg_t identity;
-	int rc = receive_part(socket, &identity);
+	int rc = receive_part(socket, ZMQ_DONTWAIT, &identity);
 	int more = 0;
 
 	*peer = 0;
@@ -72,19 +73,14 @@ static int receive_identity(void *socket, uint32_t *peer)
 	return rc;
 }
 
-int wire_recv(void *socket, uint32_t *peer, struct frames *f)
+/* The parts of a message but for its identity frame; `flags` are the first part's. */
+static int receive_frames(void *socket, int flags, struct frames *f)
 {
 	int more;
 
-	frames_init(f);
-	if (peer) {
-		int rc = receive_identity(socket, peer);
-		if (rc != 1)
-			return rc;
-	}
 	do {
 		zmq_msg_t *part = &f->frame[f->n];
-		int rc = receive_part(socket, part);
+		int rc = receive_part(socket, f->n ? ZMQ_DONTWAIT : flags, part);
 		if (rc != 1) {
 			(void)zmq_msg_close(part);
 			frames_release(f);
@@ -98,6 +94,25 @@ int wire_recv(void *socket, uint32_t *peer, struct frames *f)
 		return drop_rest(socket, more);
 	}
 	return 1;
+}
+
+int wire_recv(void *socket, uint32_t *peer, struct frames *f)
+{
+	frames_init(f);
+	if (peer) {
+		int rc = receive_identity(socket, peer);
+		if (rc != 1)
+			return rc;
+	}
+	return receive_frames(socket, ZMQ_DONTWAIT, f);
+}
+
+int wire_recv_within(void *socket, int ms, struct frames *f)
+{
+	frames_init(f);
+	if (zmq_setsockopt(socket, ZMQ_RCVTIMEO, &ms, sizeof(ms)))
+		return PS_ENET;
+	return receive_frames(socket, 0, f);
 }
 
 /* 0, or PS_EAGAIN, PS_EUNREACHABLE, PS_ENET. Takes the part over only on 0. */

@@ -154,7 +154,7 @@ static void let_go(struct versions *w)
 	(void)zmq_msg_init(&s->frame);
 }
 
-void versions_settle(struct versions *w, struct core *c)
+void versions_follow(struct versions *w, const struct core *c)
 {
 	uint64_t version = core_stats(c)->version;
 
@@ -163,6 +163,10 @@ void versions_settle(struct versions *w, struct core *c)
 	else if (version != w->version)
 		w->has_hash = 0; /* it was changed in place */
 	w->version = version;
+}
+
+void versions_lend(struct versions *w, struct core *c)
+{
 	core_watch(c, on_block, w);
 	core_lend(c, w->spare);
 }

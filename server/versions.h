@@ -28,8 +28,10 @@ float *versions_first(const struct versions *w);
 /* A frame of what `m` (of one slice: the whole vector) sends, and its checksum into the slice.
  * PS_ENOMEM leaves *frame alone. */
 int versions_frame(struct versions *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
-/* After every core_step, when its effects are carried out. */
-void versions_settle(struct versions *w, struct core *c);
+/* After every core_step, before its effects: which buffer is the core's now? */
+void versions_follow(struct versions *w, const struct core *c);
+/* ... and after them: where its next version goes. */
+void versions_lend(struct versions *w, struct core *c);
 /* Versions made into a frame. */
 uint64_t versions_framed(const struct versions *w);
 

@@ -1,4 +1,4 @@
-/* cnnps.c - see cnnps.h: the program's side of the border. Every call is one order to the loop. */
+/* cnnps.c - see cnnps.h: the program's side of the border. Every call is one order. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,9 +6,10 @@
 #include "common/clock.h"
 #include "common/mem.h"
 #include "proto/wire.h"
-#include "worker/cnnps.h"
-#include "worker/net.h"
 #include "common/pool.h"
+#include "worker/cnnps.h"
+#include "worker/info.h"
+#include "worker/net.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
 
@@ -22,7 +23,8 @@ struct cnnps {
 	struct net *net;
 	int observer;
 	struct cnnps_info info;
-	char model[WIRE_MAX_MODEL + 1], server[256];
+	struct msg_welcome welcome; /* the first */
+	char server[256];
 	struct pool *pool;
 	float *gradient; /* the program's from the pool, or NULL */
 	zmq_msg_t view;  /* weights that the program looks at */
@@ -86,26 +88,6 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 	return copy_text(s->device, sizeof s->device, o->device, "device", e);
 }
 
-static void fill_info(struct cnnps *c, const struct msg_welcome *w)
-{
-	memcpy(c->model, w->model, sizeof c->model);
-	c->info = (struct cnnps_info){.model = c->model,
-		.n_params = w->n_params,
-		.seed = w->seed,
-		.batch = w->batch,
-		.epochs = w->epochs,
-		.worker = w->stamp.worker,
-		.incarnation = w->stamp.incarnation,
-		.server_epoch = w->stamp.epoch,
-		.mode = (enum cnnps_mode)w->mode,
-		.n_push = w->n_push,
-		.n_fetch = w->n_fetch,
-		.push_sum = w->push_sum != 0,
-		.prefetch = w->prefetch != 0,
-		.local_rate = w->local_rate,
-		.elastic = w->elastic};
-}
-
 static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
 {
 	struct net_config cfg;
@@ -123,7 +105,8 @@ static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
 	status = net_order(c->net, &c->order);
 	if (status)
 		return err_set(e, status, "%s", c->order.why);
-	fill_info(c, &c->order.welcome);
+	c->welcome = c->order.welcome;
+	c->info = info_of(&c->welcome);
 	if (pool_new(&c->pool, c->info.n_params))
 		return err_set(e, PS_ENOMEM, "no memory for gradients");
 	return PS_OK;
@@ -218,6 +201,17 @@ int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
 	return pull(c, w, n, version, WEIGHTS_CURRENT);
 }
 
+/* The weights that order `o` brought, for the program to look at. */
+static void show(struct cnnps *c, struct order *o, struct cnnps_weights *w)
+{
+	(void)zmq_msg_move(&c->view, &o->pull.got.frame);
+	(void)zmq_msg_close(&o->pull.got.frame);
+	note_pull(c, &o->pull.got);
+	*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
+		.version = o->pull.got.version,
+		.server_epoch = o->pull.got.server_epoch};
+}
+
 int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 {
 	struct order *o = new_order(c, ORDER_PULL);
@@ -226,12 +220,7 @@ int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 	o->pull.which = WEIGHTS_CURRENT;
 	if ((status = net_order(c->net, o)))
 		return status;
-	(void)zmq_msg_move(&c->view, &o->pull.got.frame);
-	(void)zmq_msg_close(&o->pull.got.frame);
-	note_pull(c, &o->pull.got);
-	*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
-		.version = o->pull.got.version,
-		.server_epoch = o->pull.got.server_epoch};
+	show(c, o, w);
 	return PS_OK;
 }
 
@@ -273,13 +262,15 @@ static int encode_tensor(
 }
 
 static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
-	const struct cnnps_work *work)
+	const struct cnnps_work *work, int then_pull)
 {
 	struct order *o = new_order(c, ORDER_PUSH);
 	int status;
 
 	if (c->observer || n < 1 || offset > c->info.n_params || n > c->info.n_params - offset)
 		return PS_EUSAGE;
+	o->push.then_pull = then_pull;
+	o->pull.which = WEIGHTS_CURRENT;
 	o->push.meta.base_version = version;
 	o->push.meta.base_epoch = epoch_of(c, version);
 	if (work) {
@@ -290,7 +281,7 @@ static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint
 	if ((status = encode_tensor(c, o, g, offset, n)))
 		return status;
 	status = net_order(c->net, o);
-	zmq_msg_close(&o->push.tensor); /* empty if the loop took it over */
+	zmq_msg_close(&o->push.tensor); /* empty if it was taken over */
 	return status;
 }
 
@@ -302,12 +293,22 @@ int cnnps_push(struct cnnps *c, const float *g, size_t n, uint64_t version)
 int cnnps_push_work(
 	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work)
 {
-	return n == c->info.n_params ? push(c, 0, g, n, version, work) : PS_EUSAGE;
+	return n == c->info.n_params ? push(c, 0, g, n, version, work, 0) : PS_EUSAGE;
+}
+
+int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
+	const struct cnnps_work *work, struct cnnps_weights *w)
+{
+	int status = n == c->info.n_params ? push(c, 0, g, n, version, work, 1) : PS_EUSAGE;
+
+	if (!status)
+		show(c, &c->order, w);
+	return status;
 }
 
 int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version)
 {
-	return push(c, offset, g, n, version, NULL);
+	return push(c, offset, g, n, version, NULL, 0);
 }
 
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)

@@ -1,9 +1,10 @@
 /*
  * cnnps.h - libcnnps: let any C program be a worker of a cnn-ps server.
  *
- * Connect, pull weights, push gradients. Behind the calls a thread keeps the connection: it beats,
- * keeps every push until the server has it on disk, and sends it again after a crash of the server
- * or the network: a push that returned 0 is applied exactly once as long as this process lives.
+ * Connect, pull weights, push gradients. The library keeps every push until the server has it on
+ * disk and sends it again after a crash of the server or the network: a push that returned 0 is
+ * applied exactly once as long as this process lives. Between the calls a thread of its own beats
+ * and looks after the connection.
  *
  * This header stands alone: no other of the project's is needed. All calls return 0 or a negative
  * CNNPS_E* (the numbers are those of common/err.h); cnnps_strerror explains one.
@@ -42,9 +43,9 @@ struct cnnps_options {
 	uint32_t hang_ms; /* 0: 60000. Without a call for so long the beats stop: the server sees a
 			     hang */
 	uint64_t replay_bytes; /* 0: 256 MiB. Most memory for pushes that are not durable yet */
-	/* NULL, or asked ten times a second by the library's thread: nonzero ends the wait of the
-	 * call under way and of each later one with CNNPS_ESHUTDOWN; pushes and results still get
-	 * 5 s. */
+	/* NULL, or asked ten times a second, by whichever thread is at work: nonzero ends the wait
+	 * of the call under way and of each later one with CNNPS_ESHUTDOWN; pushes and results
+	 * still get 5 s. */
 	int (*stop)(void *arg);
 	void *stop_arg;
 	char why[256]; /* out: after a failure, one line for a person */
@@ -124,6 +125,10 @@ float *cnnps_gradient(struct cnnps *c);
 /* The same with the batches it covers. */
 int cnnps_push_work(
 	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work);
+/* That push and the cnnps_view after it in one request: half the round trips. `work` may be NULL.
+ * When it fails, cnnps_stats says whether the push was made. */
+int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
+	const struct cnnps_work *work, struct cnnps_weights *w);
 /* Push only values [offset, offset + n); the others are zero. */
 int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version);
 /* Wait for work. Blocks until there is some; CNNPS_EDONE: training is over. Gives back what is

@@ -1,4 +1,4 @@
-/* effect.c - what the session tells the loop to do, and what that means for the order under way. */
+/* effect.c - what the session says is to be done, and what that means for the order under way. */
 #include <stdio.h>
 #include <string.h>
 #include "common/log.h"

@@ -3,7 +3,7 @@
  * one stands: sockets with their options, nothing of the protocol.
  *
  * Bulk carries pulls, pushes and requests in order; beat carries heartbeats past a slow transfer.
- * Thread: the loop's, after link_open.
+ * Thread: one at a time (net.h's baton).
  */
 #ifndef WORKER_LINK_H
 #define WORKER_LINK_H
@@ -40,9 +40,9 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 void link_set_window(struct link *l, uint32_t push_window);
 /* Take one event off the monitor without waiting. LINK_NONE: there is none. */
 enum link_event link_next_event(struct link *l);
-/* Close the sockets: the loop's thread. What is queued goes out for at most LINK_LINGER_MS. */
+/* Close the sockets. What is queued goes out for at most LINK_LINGER_MS. */
 void link_close(struct link *l);
-/* Wait for that and free the context: any thread, after link_close. */
+/* Wait for that and free the context, after link_close. */
 void link_term(struct link *l);
 
 #define LINK_LINGER_MS 1000

@@ -1,5 +1,6 @@
 /*
- * net.c - see net.h: the loop's thread, what wakes it, and the border to the program.
+ * net.c - see net.h: the two threads that take turns on the connections, and the border to the
+ * program.
  *
  * A turn: something happens (message, link event, order, tick) -> the session is told -> its
  * effects are carried out -> the order under way is looked at again, for it may now be done.
@@ -14,6 +15,7 @@
 
 #define TICK_MS  100
 #define CLOSE_MS 5000 /* for the last decisions and the goodbye */
+#define BUDGET   64   /* messages of one socket before the others are looked at */
 
 /* The session's time: a worker that was stopped has not been left alone for so long. */
 static uint64_t now_of(struct net *n)
@@ -37,15 +39,13 @@ static void on_message(struct net *n, const struct msg *m)
 	net_settle(n, now);
 }
 
-/* zloop: one message of the bulk or the beat socket. */
-static int on_socket(void *arg)
+/* One message of the bulk or the beat socket, waiting for it at most `ms`. 0: there is none. */
+static int receive(struct net *n, void *socket, int ms)
 {
-	struct watched *w = arg;
-	struct net *n = w->net;
 	struct frames f;
 	struct msg m;
 	const char *why = "parts";
-	int got = wire_recv(w->socket, NULL, &f);
+	int got = ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f);
 
 	if (got == 0 || got == PS_ENET)
 		return 0;
@@ -94,13 +94,12 @@ static void on_refused(struct net *n, enum link_event event)
 			n->keyed ? "takes no keys: it was started without one"
 				 : "wants a key, and none was given");
 	net_end(n, PS_EAUTH, why);
-	net_settle(n, clock_ms());
+	net_settle(n, now_of(n));
 }
 
-static int on_monitor(void *arg)
+/* One event of the bulk connection. 0: there is none. */
+static int watch_link(struct net *n)
 {
-	struct watched *w = arg;
-	struct net *n = w->net;
 	enum link_event event = link_next_event(&n->link);
 
 	if (event == LINK_UP || event == LINK_LOST)
@@ -112,24 +111,25 @@ static int on_monitor(void *arg)
 	return event != LINK_NONE;
 }
 
-static void on_wake(uv_async_t *h)
+/* All that has come, without waiting; and what waits to go out, if there is room again. */
+static void drain(struct net *n)
 {
-	struct net *n = h->data;
-	void *item;
-
-	if (n->order || handoff_take(n->orders, &item, 0))
-		return;
-	n->order = item;
-	n->asked = 0;
-	net_alive(n);
-	net_try_order(n, now_of(n));
+	for (int i = 0; i < BUDGET && receive(n, n->link.bulk, 0); i++)
+		continue;
+	for (int i = 0; i < BUDGET && receive(n, n->link.beat, 0); i++)
+		continue;
+	for (int i = 0; i < BUDGET && watch_link(n); i++)
+		continue;
+	outbox_flush(&n->out);
 }
 
-static void on_tick(uv_timer_t *h)
+static void tick(struct net *n)
 {
-	struct net *n = h->data;
-	uint64_t now = now_of(n);
+	uint64_t now;
 
+	drain(n);
+	n->tick_ms = clock_ms() + TICK_MS;
+	now = now_of(n);
 	if (!n->stop_ms && n->cfg.stop && n->cfg.stop(n->cfg.stop_arg))
 		n->stop_ms = now;
 	int alive = n->order || clock_ms() < atomic_load(&n->active_ms) + n->cfg.hang_ms;
@@ -137,99 +137,105 @@ static void on_tick(uv_timer_t *h)
 	net_settle(n, now);
 }
 
-/* The socket's fd wakes the loop when there is room again. After zloop's check and before the next
- * prepare, so that an edge that a send eats is looked for again. */
-static void on_retry(uv_check_t *h)
-{
-	struct net *n = h->data;
+/* ---- the program's turns, while it waits for its order --------------------------------------- */
 
-	outbox_flush(&n->out);
+/* What it waits for comes on the bulk connection, and nothing else is urgent: the others are looked
+ * at at the next tick. */
+static int only_bulk_matters(const struct net *n)
+{
+	enum order_kind kind = n->order->kind;
+
+	return n->asked && (kind == ORDER_PULL || kind == ORDER_PUSH) && !n->out.count &&
+	       session_phase(n->session) == PHASE_READY;
 }
 
-/* ---- life of the thread ---------------------------------------------------------------------- */
-
-static int watch(struct net *n, struct watched *w, void *socket, zloop_readable_fn *on_readable)
+/* Wait until one of the sockets has something, or there is room for what waits to go out. */
+static void wait_for_any(struct net *n, int ms)
 {
-	w->net = n;
-	w->socket = socket;
-	w->watching = !zloop_start(&w->zloop, &n->loop, socket, on_readable, w);
-	return w->watching ? PS_OK : PS_ENET;
+	short bulk = ZMQ_POLLIN | (n->out.count ? ZMQ_POLLOUT : 0);
+	zmq_pollitem_t item[] = {{.socket = n->link.bulk, .events = bulk},
+		{.socket = n->link.beat, .events = ZMQ_POLLIN},
+		{.socket = n->link.monitor, .events = ZMQ_POLLIN}};
+
+	(void)zmq_poll(item, 3, ms); /* a signal ends it early */
 }
 
-static void unwatch(struct watched *w)
+static void turn(struct net *n)
 {
-	if (w->watching)
-		zloop_stop(&w->zloop, NULL);
-	w->watching = 0;
+	uint64_t now = clock_ms();
+	int left = now < n->tick_ms ? (int)(n->tick_ms - now) : 0;
+
+	if (left == 0) {
+		tick(n);
+	} else if (only_bulk_matters(n)) {
+		(void)receive(n, n->link.bulk, left);
+	} else {
+		wait_for_any(n, left);
+		drain(n);
+		net_try_order(n, now_of(n));
+	}
 }
 
-/* With no handle left, uv_run returns. */
-static void close_handles(struct net *n)
+int net_order(struct net *n, struct order *o)
 {
-	unwatch(&n->bulk);
-	unwatch(&n->beat);
-	unwatch(&n->monitor);
-	uv_close((uv_handle_t *)&n->wake, NULL);
-	uv_close((uv_handle_t *)&n->tick, NULL);
-	uv_close((uv_handle_t *)&n->retry, NULL);
+	o->why[0] = '\0';
+	uv_mutex_lock(&n->baton);
+	n->order = o;
+	n->asked = 0;
+	net_alive(n);
+	net_try_order(n, now_of(n));
+	while (n->order)
+		turn(n);
+	uv_mutex_unlock(&n->baton);
+	return o->status;
 }
 
-static int open_handles(struct net *n, struct err *e)
-{
-	if (uv_async_init(&n->loop, &n->wake, on_wake))
-		return err_set(e, PS_ENET, "no descriptor to wake the client thread by");
-	uv_timer_init(&n->loop, &n->tick);
-	uv_timer_start(&n->tick, on_tick, TICK_MS, TICK_MS);
-	uv_check_init(&n->loop, &n->retry);
-	uv_check_start(&n->retry, on_retry);
-	n->wake.data = n->tick.data = n->retry.data = n;
-	if (!watch(n, &n->bulk, n->link.bulk, on_socket) &&
-		!watch(n, &n->beat, n->link.beat, on_socket) &&
-		!watch(n, &n->monitor, n->link.monitor, on_monitor))
-		return PS_OK;
-	close_handles(n);
-	uv_run(&n->loop, UV_RUN_DEFAULT);
-	return err_set(e, PS_ENET, "no descriptor to watch the server's connection by");
-}
+/* ---- the keeper's turns, while the program is elsewhere ---------------------------------------
+ */
 
-void net_shut_down(struct net *n)
-{
-	if (!n->order) /* closed already */
-		return;
-	outbox_flush(&n->out);
-	close_handles(n);
-	net_reply(n, PS_OK);
-}
-
-static void run(void *arg)
+static void keep(void *arg)
 {
 	struct net *n = arg;
 
-	net_alive(n);
-	session_start(n->session, now_of(n));
-	uv_run(&n->loop, UV_RUN_DEFAULT);
-	(void)zmq_msg_close(&n->fetched.frame);
-	outbox_release(&n->out);
-	link_close(&n->link);
+	uv_mutex_lock(&n->baton);
+	while (!n->closing) {
+		uint64_t now = clock_ms();
+
+		if (now >= n->tick_ms)
+			tick(n);
+		else
+			(void)uv_cond_timedwait(
+				&n->stop_keeper, &n->baton, (n->tick_ms - now) * 1000000);
+	}
+	uv_mutex_unlock(&n->baton);
 }
 
-/* ---- border: the program's thread ------------------------------------------------------------ */
+/* ---- birth and death ------------------------------------------------------------------------- */
 
-static int open_loop(struct net *n, struct err *e)
+static int start_keeper(struct net *n, struct err *e)
 {
-	int status;
+	if (uv_mutex_init(&n->baton))
+		goto no_mutex;
+	if (uv_cond_init(&n->stop_keeper))
+		goto no_condition;
+	if (!uv_thread_create(&n->keeper, keep, n))
+		return PS_OK;
+	uv_cond_destroy(&n->stop_keeper);
+no_condition:
+	uv_mutex_destroy(&n->baton);
+no_mutex:
+	return err_set(e, PS_ENOMEM, "no client thread");
+}
 
-	if (uv_loop_init(&n->loop))
-		return err_set(e, PS_ENET, "no event loop for the client thread");
-	status = open_handles(n, e);
-	if (!status && uv_thread_create(&n->thread, run, n)) {
-		status = err_set(e, PS_ENOMEM, "no client thread");
-		close_handles(n);
-		uv_run(&n->loop, UV_RUN_DEFAULT);
-	}
-	if (status)
-		uv_loop_close(&n->loop);
-	return status;
+static void stop_keeper(struct net *n)
+{
+	uv_mutex_lock(&n->baton);
+	n->closing = 1;
+	uv_cond_signal(&n->stop_keeper);
+	uv_mutex_unlock(&n->baton);
+	uv_thread_join(&n->keeper);
+	uv_cond_destroy(&n->stop_keeper);
+	uv_mutex_destroy(&n->baton);
 }
 
 static int read_keys(struct net *n, struct link_keys *k, struct err *e)
@@ -272,14 +278,15 @@ static int open_all(struct net *n, struct err *e)
 	const struct session_config *s = &n->cfg.session;
 	int status;
 
-	if (handoff_new(&n->orders, 2) || handoff_new(&n->replies, 2) || wire_new(&n->wire, 0) ||
-		session_new(&n->session, s, WIRE_MAX_WINDOW))
+	if (wire_new(&n->wire, 0) || session_new(&n->session, s, WIRE_MAX_WINDOW))
 		return err_set(e, PS_ENOMEM, "no memory for a connection");
 	if ((status = dial(n, e)))
 		return status;
 	outbox_init(&n->out, n->link.bulk);
 	(void)zmq_msg_init(&n->fetched.frame);
-	status = open_loop(n, e);
+	net_alive(n);
+	session_start(n->session, now_of(n));
+	status = start_keeper(n, e);
 	if (status) {
 		link_close(&n->link);
 		link_term(&n->link);
@@ -291,8 +298,6 @@ static void free_all(struct net **n)
 {
 	session_free(&(*n)->session);
 	wire_free(&(*n)->wire);
-	handoff_free(&(*n)->replies);
-	handoff_free(&(*n)->orders);
 	free(*n);
 	*n = NULL;
 }
@@ -311,17 +316,6 @@ int net_new(struct net **out, const struct net_config *cfg, struct err *e)
 		free_all(&n);
 	*out = n;
 	return status;
-}
-
-int net_order(struct net *n, struct order *o)
-{
-	void *item = o;
-
-	o->why[0] = '\0';
-	if (handoff_put(n->orders, &item))
-		return o->status = PS_ESTATE; /* two threads used one struct cnnps */
-	uv_async_send(&n->wake);
-	return handoff_take(n->replies, &item, UINT64_MAX) ? PS_ESTATE : o->status;
 }
 
 void net_alive(struct net *n)
@@ -350,8 +344,11 @@ void net_free(struct net **n)
 		return;
 	if (net_order(*n, &close))
 		log_error("net", "close", "status=%s", err_name(close.status));
-	uv_thread_join(&(*n)->thread);
-	uv_loop_close(&(*n)->loop);
+	stop_keeper(*n);
+	outbox_flush(&(*n)->out);
+	(void)zmq_msg_close(&(*n)->fetched.frame);
+	outbox_release(&(*n)->out);
+	link_close(&(*n)->link);
 	link_term(&(*n)->link);
 	free_all(n);
 }

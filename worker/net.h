@@ -1,14 +1,15 @@
 /*
- * net.h - the loop side of libcnnps: one thread that owns both connections to the server and the
- * protocol state, and carries out the program's orders.
+ * net.h - what stands behind libcnnps: both connections to the server, the protocol state, and the
+ * program's orders.
  *
- * The border between the two threads is two bounded hand-over queues: the program puts an order,
- * the loop hands it back when it is done. One order is under way at a time; while it is, its memory
- * (and what it points to) is the loop's.
+ * Two threads take turns on them, and a baton (a mutex) says whose turn it is. In a call the
+ * program works the sockets itself until its order is done, so that an answer wakes the thread that
+ * waits for it and no other. While the program computes, a keeper looks after them ten times a
+ * second: beats, decisions, replays, a lost connection. One order is under way at a time.
  *
- * Invariants: (1) only the loop's thread touches sockets and session;
+ * Invariants: (1) only the baton's holder touches sockets and session;
  *             (2) the bytes of a push are encoded once and shared by every sending of it;
- *             (3) every order comes back: done, or with the status the session ended with;
+ *             (3) every order ends: done, or with the status the session ended with;
  *             (4) the bytes kept for replay stay under replay_bytes, or are one push.
  */
 #ifndef WORKER_NET_H
@@ -27,7 +28,7 @@ struct net_config {
 	struct session_config session;
 	uint64_t hang_ms;
 	size_t replay_bytes;
-	int (*stop)(void *arg); /* NULL, or asked by the loop ten times a second */
+	int (*stop)(void *arg); /* NULL, or asked ten times a second by the baton's holder */
 	void *stop_arg;
 };
 
@@ -55,17 +56,18 @@ struct order {
 	int status;           /* out: 0 or PS_E* */
 	char why[256];        /* out: one line for a person when the session has ended, else "" */
 	uint64_t deadline_ms; /* FLUSH, CLOSE: clock_ms; others wait as long as the server lives */
+	struct {
+		enum weights which;
+		float *w; /* where they go; NULL: they come in got.frame */
+		struct arrival got;
+	} pull;
 	union {
 		struct msg_welcome welcome; /* CONNECT, out */
 		struct {
 			struct msg_push meta; /* with its one slice, checksum filled */
-			zmq_msg_t tensor; /* taken over when status is 0, else still the caller's */
+			zmq_msg_t tensor;     /* taken over and left empty once it is made */
+			int then_pull;        /* 1: made, the order becomes the PULL below */
 		} push;
-		struct {
-			enum weights which;
-			float *w; /* written by the loop; NULL: they come in got.frame */
-			struct arrival got;
-		} pull;
 		struct {
 			struct msg_grant grant;
 			uint64_t server_epoch;
@@ -75,7 +77,7 @@ struct order {
 		struct {
 			char *json;
 			size_t size;
-		} report; /* STATUS: written by the loop */
+		} report; /* STATUS */
 		struct {
 			enum admin_verb verb;
 			uint64_t generation;
@@ -85,7 +87,7 @@ struct order {
 
 struct net; /* opaque */
 
-/* Make the sockets and start the thread. PS_EUSAGE (server is no endpoint), PS_ENET, PS_ENOMEM. */
+/* Make the sockets and start the keeper. PS_EUSAGE (server is no endpoint), PS_ENET, PS_ENOMEM. */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Carry out `o`, waiting; returns o->status. */
 int net_order(struct net *n, struct order *o) PS_MUST_CHECK;
@@ -93,7 +95,7 @@ int net_order(struct net *n, struct order *o) PS_MUST_CHECK;
 void net_alive(struct net *n);
 /* Any thread. */
 void net_stats(const struct net *n, struct cnnps_stats *s);
-/* Flush decisions, say BYE, join the thread; frees and nulls. NULL is fine. */
+/* Flush decisions, say BYE, join the keeper; frees and nulls. NULL is fine. */
 void net_free(struct net **n);
 
 #endif

@@ -7,20 +7,10 @@
 #include <stdatomic.h>
 #include <uv.h>
 #include "common/clock.h"
-#include "common/handoff.h"
-#include "common/zloop.h"
 #include "proto/wire.h"
 #include "worker/link.h"
 #include "worker/net.h"
 #include "worker/outbox.h"
-
-/* One socket as the loop watches it. */
-struct watched {
-	struct net *net;
-	void *socket;
-	struct zloop zloop;
-	int watching;
-};
 
 /* A pull of the current weights that was started before it was ordered. */
 enum ahead {
@@ -29,25 +19,21 @@ enum ahead {
 	AHEAD_HERE,  /* they wait in `fetched` */
 };
 
-/* Written by the loop, read by any thread. */
+/* Written by the baton's holder, read by any thread. */
 struct counters {
 	atomic_uint_least64_t pushed, acked, rejected, durable, last_version, reconnects, replayed;
 };
 
 struct net {
 	struct net_config cfg;
-	struct link link;
-	struct watched bulk, beat, monitor;
-	uv_loop_t loop;
-	uv_async_t wake;
-	uv_timer_t tick;
-	uv_check_t retry;
-	uv_thread_t thread;
-	struct handoff *orders, *replies;
 	struct counters count;
 	atomic_uint_least64_t active_ms; /* the program last called, or got something */
+	uv_thread_t keeper;
+	uv_mutex_t baton; /* whoever holds it may touch what follows */
+	uv_cond_t stop_keeper;
+	int closing; /* the keeper is to end */
 
-	/* the loop's alone from here on */
+	struct link link;
 	struct wire *wire;
 	struct frames *in; /* the message being handled */
 	struct session *session;
@@ -58,6 +44,7 @@ struct net {
 	uint64_t asked_ms;
 	enum ahead ahead;
 	struct arrival fetched;
+	uint64_t tick_ms;  /* when the next tick is due */
 	uint64_t stop_ms;  /* the program was told to stop then; 0: it was not */
 	uint64_t base_seq; /* of the first WELCOME: last_seq ... */
 	uint64_t n_params; /* ... and size of the model */
@@ -71,9 +58,7 @@ struct net {
 	char why[256];
 };
 
-/* net.c: end the loop; the order under way is the last. */
-void net_shut_down(struct net *n);
-/* order.c: hand the order under way back to the program, if there is one. */
+/* order.c: the order under way is done, if there is one. */
 void net_reply(struct net *n, int status);
 /* order.c: it, if it is of that kind. */
 struct order *net_under_way(struct net *n, enum order_kind kind);

@@ -24,8 +24,6 @@ void net_reply(struct net *n, int status)
 	memcpy(o->why, n->why, sizeof o->why);
 	n->order = NULL;
 	net_alive(n);
-	if (handoff_put(n->replies, (void **)&o)) /* one order, two places: there is room */
-		log_error("net", "reply_lost", "status=%s", err_name(status));
 }
 
 struct order *net_under_way(struct net *n, enum order_kind kind)
@@ -41,6 +39,14 @@ static void try_connect(struct net *n)
 	net_reply(n, PS_OK);
 }
 
+/* A pull that was started ahead has its answer under way: then the push goes alone. */
+static int make_push(struct net *n, struct order *o, uint64_t *seq, uint64_t now)
+{
+	if (!o->push.then_pull || n->ahead)
+		return session_push(n->session, &o->push.meta, seq, now);
+	return session_push_pull(n->session, &o->push.meta, seq, now);
+}
+
 static void try_push(struct net *n, uint64_t now)
 {
 	struct order *o = n->order;
@@ -50,7 +56,7 @@ static void try_push(struct net *n, uint64_t now)
 
 	if (n->out.kept_bytes && bytes > n->cfg.replay_bytes)
 		return;
-	status = session_push(n->session, &o->push.meta, &seq, now);
+	status = make_push(n, o, &seq, now);
 	if (status == PS_EAGAIN)
 		return;
 	if (!status) {
@@ -58,7 +64,13 @@ static void try_push(struct net *n, uint64_t now)
 		atomic_fetch_add(&n->count.pushed, 1);
 		net_run_effects(n);
 	}
-	net_reply(n, status);
+	if (status || !o->push.then_pull) {
+		net_reply(n, status);
+		return;
+	}
+	o->kind = ORDER_PULL;
+	n->asked = !n->ahead;
+	net_try_order(n, now);
 }
 
 /* ---- pulls, ordered and started ahead ------------------------------------------------------- */
@@ -166,7 +178,7 @@ static void try_close(struct net *n, uint64_t now)
 		net_run_effects(n);
 	}
 	if (n->ended || late)
-		net_shut_down(n);
+		net_reply(n, PS_OK);
 }
 
 static int outlives_stop(enum order_kind kind)

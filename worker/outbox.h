@@ -5,7 +5,7 @@
  * Invariants: (1) a push's tensor is one message, shared by every sending of it, never copied;
  *             (2) messages leave in the order they were posted;
  *             (3) kept_bytes is the sum over the kept pushes.
- * Thread: the loop's.
+ * Thread: one at a time (net.h's baton).
  */
 #ifndef WORKER_OUTBOX_H
 #define WORKER_OUTBOX_H

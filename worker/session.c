@@ -2,61 +2,12 @@
  * session.c - see session.h. Each call empties the list of effects, changes the state and writes
  * down what to do.
  */
-#include "worker/session.h"
+#include "worker/session_impl.h"
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
 
-#define MAX_IN_FLIGHT 64   /* bound on push_window, whatever the server allows */
-#define LEAVE_MS      5000 /* how long a BYE waits for its answer */
-#define MAX_EFFECTS   (MAX_IN_FLIGHT + 16)
-
-/* A push that is not durable yet, at seq % capacity. */
-struct kept {
-	uint64_t base_version, base_epoch;
-	struct work work;
-	uint32_t images;
-	float loss;
-	enum verdict verdict; /* NONE until the first ACK */
-	enum reject reject;
-};
-
-/* A request that is answered at most once: sent again after each WELCOME until then. */
-struct request {
-	int open, sent;
-	uint64_t number;
-};
-
-struct session {
-	struct session_config cfg;
-	enum session_phase phase;
-	struct rng jitter;
-	int link_up, welcomed, leaving, bye_sent;
-	int end_status; /* once phase is END */
-	int full; /* the server had no slot for us: it may have one when a dead worker's is freed */
-	struct msg_welcome welcome;
-
-	uint64_t last_seq;  /* newest given */
-	uint64_t acked_seq; /* all up to here were decided */
-	uint64_t freed_seq; /* all up to here are durable and released */
-	uint64_t sent_seq;  /* newest sent since the newest WELCOME */
-	uint64_t heard_seq; /* newest acknowledged since the newest WELCOME */
-	struct kept *kept;
-	size_t capacity;
-
-	struct request pull, lease, result;
-	enum weights pull_which;
-	struct msg_result result_msg;
-
-	uint64_t start_ms, contact_ms; /* contact: newest message of any kind */
-	uint64_t progress_ms; /* newest answer, or the moment the oldest request was made */
-	uint64_t hello_ms, hello_wait_ms; /* newest HELLO, and how long to wait for its answer */
-	uint64_t hello_step_ms;           /* that wait without its jitter; 0: none said yet */
-	uint64_t beat_ms, leave_ms;
-
-	struct session_effect effect[MAX_EFFECTS];
-	size_t n_effects;
-};
+#define LEAVE_MS 5000 /* how long a BYE waits for its answer */
 
 static struct session_effect *emit(struct session *s, enum session_effect_kind kind)
 {
@@ -78,7 +29,7 @@ static struct msg *send(struct session *s, enum msg_type type)
 	return m;
 }
 
-static void end(struct session *s, int status)
+void session_over(struct session *s, int status)
 {
 	if (s->phase == PHASE_END)
 		return;
@@ -87,7 +38,7 @@ static void end(struct session *s, int status)
 	emit(s, TELL_END)->status = status;
 }
 
-static struct kept *kept_at(struct session *s, uint64_t seq)
+struct kept *session_kept(struct session *s, uint64_t seq)
 {
 	return &s->kept[seq % s->capacity];
 }
@@ -131,14 +82,9 @@ static uint64_t push_window(const struct session *s)
 	return s->welcome.push_window < MAX_IN_FLIGHT ? s->welcome.push_window : MAX_IN_FLIGHT;
 }
 
-static uint64_t replay_window(const struct session *s)
-{
-	return s->welcome.replay_window < s->capacity ? s->welcome.replay_window : s->capacity;
-}
-
 static void send_push(struct session *s, uint64_t seq)
 {
-	const struct kept *k = kept_at(s, seq);
+	const struct kept *k = session_kept(s, seq);
 	struct session_effect *e = emit(s, DO_SEND_PUSH);
 	struct msg_push *p = &e->msg.push;
 
@@ -156,10 +102,15 @@ static void send_push(struct session *s, uint64_t seq)
 	p->reject = k->reject;
 	p->slices.n = 0;
 	s->sent_seq = seq;
+	if (seq == s->last_seq && s->pull.open && !s->pull.sent &&
+		s->pull_which == WEIGHTS_CURRENT) { /* one request for both */
+		p->pull = s->pull.number;
+		s->pull.sent = 1;
+	}
 }
 
 /* Send what may be sent: pushes first, so that everything after them sees them applied. */
-static void pump(struct session *s)
+void session_pump(struct session *s)
 {
 	const struct stamp *stamp = &s->welcome.stamp;
 
@@ -230,7 +181,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	s->progress_ms = now_ms;
 	release(s, w->durable_seq);
 	emit(s, TELL_READY);
-	pump(s);
+	session_pump(s);
 }
 
 /* ---- answers ----------------------------------------------------------------------------------
@@ -245,8 +196,8 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 		resynchronise(s, now_ms); /* the ACK before it was lost, its verdict with it */
 		return;
 	}
-	kept_at(s, a->seq)->verdict = a->verdict;
-	kept_at(s, a->seq)->reject = a->reject;
+	session_kept(s, a->seq)->verdict = a->verdict;
+	session_kept(s, a->seq)->reject = a->reject;
 	if (a->seq > s->heard_seq)
 		s->heard_seq = a->seq;
 	if (a->seq == s->acked_seq + 1) {
@@ -258,7 +209,7 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 		e->msg.ack = *a;
 	}
 	release(s, a->durable_seq);
-	pump(s);
+	session_pump(s);
 }
 
 static void tell(struct session *s, enum session_effect_kind kind, const struct msg *m)
@@ -286,7 +237,7 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 	case PS_EUSAGE:
 		break; /* an ADMIN was refused: no business of the session's */
 	default:
-		end(s, e->status);
+		session_over(s, e->status);
 	}
 }
 
@@ -321,14 +272,14 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 		if (s->welcomed && same_life(&m->beat.stamp, &s->welcome.stamp) &&
 			m->beat.stamp.epoch == s->welcome.stamp.epoch) {
 			release(s, m->beat.durable_seq);
-			pump(s);
+			session_pump(s);
 			if (m->beat.last_seq < s->heard_seq)
 				resynchronise(s, now_ms); /* we believed an ACK of before a crash */
 		}
 		break;
 	case MSG_BYE:
 		if (s->leaving || m->bye.status != PS_OK)
-			end(s, s->leaving ? PS_OK : m->bye.status);
+			session_over(s, s->leaving ? PS_OK : m->bye.status);
 		break;
 	case MSG_ERROR:
 		on_error(s, &m->error, now_ms);
@@ -367,7 +318,7 @@ void session_link_lost(struct session *s, uint64_t now_ms)
 		s->phase = PHASE_HELLO;
 }
 
-static int waiting_for_answer(const struct session *s)
+int session_waits(const struct session *s)
 {
 	return s->heard_seq < s->sent_seq || s->pull.open || s->lease.open;
 }
@@ -378,11 +329,11 @@ static void check_contact(struct session *s, uint64_t now_ms)
 
 	if (!s->welcomed) {
 		if (now_ms - s->start_ms >= s->cfg.first_ms)
-			end(s, s->full ? PS_EFULL : PS_EUNREACHABLE);
+			session_over(s, s->full ? PS_EFULL : PS_EUNREACHABLE);
 	} else if (s->phase == PHASE_HELLO &&
 		   (silence >= s->cfg.patience_ms ||
 			   (s->cfg.role == ROLE_WORKER && silence >= s->welcome.forget_ms))) {
-		end(s, PS_EUNREACHABLE);
+		session_over(s, PS_EUNREACHABLE);
 	}
 }
 
@@ -393,12 +344,12 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 		return;
 	if (s->leaving && now_ms - s->leave_ms >= LEAVE_MS) {
 		/* nobody has said that all of our pushes are safe */
-		end(s, s->freed_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
+		session_over(s, s->freed_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
 		return;
 	}
 	if (s->phase == PHASE_READY) {
 		if (now_ms - s->contact_ms >= s->cfg.silence_ms ||
-			(waiting_for_answer(s) && now_ms - s->progress_ms >= s->cfg.silence_ms)) {
+			(session_waits(s) && now_ms - s->progress_ms >= s->cfg.silence_ms)) {
 			s->progress_ms = now_ms;
 			resynchronise(s, now_ms);
 		}
@@ -416,104 +367,6 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 		s->beat_ms = now_ms;
 	}
 	check_contact(s, now_ms);
-}
-
-/* ---- requests ---------------------------------------------------------------------------------
- */
-
-static int may_ask(const struct session *s)
-{
-	if (s->phase == PHASE_END)
-		return s->end_status ? s->end_status : PS_ESTATE;
-	return s->phase == PHASE_READY && !s->leaving ? PS_OK : PS_EAGAIN;
-}
-
-/* The silence that counts is the one after the oldest unanswered request. */
-static void note_request(struct session *s, uint64_t now_ms)
-{
-	if (!waiting_for_answer(s))
-		s->progress_ms = now_ms;
-}
-
-int session_can_push(const struct session *s)
-{
-	return s->phase == PHASE_READY && !s->leaving &&
-	       s->last_seq - s->freed_seq < replay_window(s);
-}
-
-int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq, uint64_t now_ms)
-{
-	struct kept *k;
-	int rc = may_ask(s);
-
-	s->n_effects = 0;
-	if (rc != PS_OK)
-		return rc;
-	if (!session_can_push(s))
-		return PS_EAGAIN;
-	note_request(s, now_ms);
-	*seq = ++s->last_seq;
-	k = kept_at(s, *seq);
-	*k = (struct kept){.base_version = meta->base_version,
-		.base_epoch = meta->base_epoch,
-		.work = meta->work,
-		.images = meta->images,
-		.loss = meta->loss};
-	pump(s);
-	return PS_OK;
-}
-
-static int ask(struct session *s, struct request *r, uint64_t now_ms)
-{
-	int rc = may_ask(s);
-
-	if (rc == PS_OK && r->open)
-		rc = PS_EAGAIN;
-	if (rc != PS_OK)
-		return rc;
-	note_request(s, now_ms);
-	r->open = 1;
-	r->sent = 0;
-	r->number++;
-	pump(s);
-	return PS_OK;
-}
-
-int session_pull(struct session *s, enum weights which, uint64_t now_ms)
-{
-	s->n_effects = 0;
-	if (!s->pull.open)
-		s->pull_which = which;
-	return ask(s, &s->pull, now_ms);
-}
-
-int session_lease(struct session *s, uint64_t now_ms)
-{
-	s->n_effects = 0;
-	return ask(s, &s->lease, now_ms);
-}
-
-int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms)
-{
-	s->n_effects = 0;
-	if (!s->result.open)
-		s->result_msg = *r;
-	return ask(s, &s->result, now_ms);
-}
-
-void session_bye(struct session *s, uint64_t now_ms)
-{
-	s->n_effects = 0;
-	if (s->phase == PHASE_END || s->leaving)
-		return;
-	if (!s->welcomed || s->cfg.role != ROLE_WORKER) {
-		end(s, PS_OK);
-		return;
-	}
-	s->leaving = 1;
-	s->leave_ms = now_ms;
-	s->pull.open = s->lease.open = 0;
-	pump(s);
 }
 
 /* ---- looking in, birth and death --------------------------------------------------------------

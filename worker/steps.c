@@ -145,8 +145,10 @@ static int accumulate(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return PS_OK;
 }
 
-/* Hand the sum in, divided by `divisor`, as computed at `version`. */
-static int deliver(struct steps *s, struct sum *sum, uint64_t version, uint32_t divisor)
+/* Hand the sum in, divided by `divisor`, as computed at `version`. `and_fetch`: bring the weights
+ * after it, in the same request. */
+static int deliver(
+	struct steps *s, struct sum *sum, uint64_t version, uint32_t divisor, int and_fetch)
 {
 	size_t n = s->info->n_params;
 	int status;
@@ -154,9 +156,20 @@ static int deliver(struct steps *s, struct sum *sum, uint64_t version, uint32_t 
 	if (divisor > 1)
 		divide(sum->g, (float)divisor, n);
 	sum->work.loss = (float)(sum->loss / sum->work.images);
-	status = cnnps_push_work(s->c, sum->g, n, version, &sum->work);
+	status = and_fetch ? cnnps_push_view(s->c, sum->g, n, version, &sum->work, &s->held)
+			   : cnnps_push_work(s->c, sum->g, n, version, &sum->work);
+	s->fetched = and_fetch && !status;
 	*sum = (struct sum){.g = NULL};
 	return status;
+}
+
+/* The newest weights into s->held, if the push before did not bring them. */
+static int hold(struct steps *s)
+{
+	int fetched = s->fetched;
+
+	s->fetched = 0;
+	return fetched ? PS_OK : cnnps_view(s->c, &s->held);
 }
 
 /* ---- downpour, ssp: each push counts as it comes ----------------------------------------------
@@ -166,7 +179,7 @@ static int deliver(struct steps *s, struct sum *sum, uint64_t version, uint32_t 
 static int fetch(struct steps *s, const struct sum *sum, const float **w)
 {
 	size_t n = s->info->n_params;
-	int status = cnnps_view(s->c, &s->held);
+	int status = hold(s);
 
 	if (status)
 		return status;
@@ -230,7 +243,7 @@ static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t
 static int launch(
 	struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count, struct sum *sum)
 {
-	int status = cnnps_view(s->c, &s->held);
+	int status = hold(s);
 	uint32_t done;
 
 	*sum = (struct sum){.version = s->held.version};
@@ -241,8 +254,8 @@ static int launch(
 	return status;
 }
 
-/* Wait for a burst that was launched, and hand it in. */
-static int land(struct steps *s, struct sum *sum)
+/* Wait for a burst that was launched, and hand it in, see deliver. */
+static int land(struct steps *s, struct sum *sum, int and_fetch)
 {
 	double loss, start = clock_seconds();
 	int status = backend_local_wait(s->backend, &loss);
@@ -251,7 +264,7 @@ static int land(struct steps *s, struct sum *sum)
 		return status;
 	s->work->seconds += clock_seconds() - start;
 	sum->loss = loss * sum->work.images;
-	return deliver(s, sum, sum->version, s->info->push_sum ? 1 : sum->work.count);
+	return deliver(s, sum, sum->version, s->info->push_sum ? 1 : sum->work.count, and_fetch);
 }
 
 /* With prefetch the device has the next burst in hand while the last one is handed in and the
@@ -263,7 +276,7 @@ static int burst(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint3
 	int ahead = s->info->prefetch, status = launch(s, l, i, count, &next);
 
 	if (!status && flying->work.count)
-		status = land(s, flying);
+		status = land(s, flying, 0);
 	if (!status && ahead && i + count < l->count)
 		status = cnnps_prefetch(s->c);
 	if (!status && !(next.g = cnnps_gradient(s->c)))
@@ -271,7 +284,7 @@ static int burst(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint3
 	if (!status)
 		status = backend_local_finish(s->backend, NULL, next.g);
 	*flying = next;
-	return status || ahead ? status : land(s, flying);
+	return status || ahead ? status : land(s, flying, i + count < l->count);
 }
 
 static int run_bursts(struct steps *s, const struct cnnps_lease *l)
@@ -282,7 +295,7 @@ static int run_bursts(struct steps *s, const struct cnnps_lease *l)
 
 	for (uint32_t i = 0; i < l->count && !status; i += n)
 		status = burst(s, l, i, l->count - i < n ? l->count - i : n, &flying);
-	return status || !flying.work.count ? status : land(s, &flying);
+	return status || !flying.work.count ? status : land(s, &flying, 0);
 }
 
 static int run_downpour(struct steps *s, const struct cnnps_lease *l)
@@ -304,8 +317,8 @@ static int run_downpour(struct steps *s, const struct cnnps_lease *l)
 		if (!status && !last && !fetch_next)
 			status = step_alone(s, g, &w);
 		if (!status && (last || sum.work.count == info->n_push))
-			status = deliver(
-				s, &sum, s->held.version, info->push_sum ? 1 : sum.work.count);
+			status = deliver(s, &sum, s->held.version,
+				info->push_sum ? 1 : sum.work.count, fetch_next && !info->prefetch);
 	}
 	return status;
 }
@@ -331,7 +344,8 @@ static int run_exact(struct steps *s, const struct cnnps_lease *l)
 		return PS_OK; /* that step is over: the next lease is of a newer one */
 	for (uint32_t i = 0; i < l->count && !status; i++)
 		status = accumulate(s, l, i, s->held.w, &sum, by_images, &g);
-	return status ? status : deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1);
+	return status ? status
+		      : deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
 }
 
 /* ---- easgd: weights of our own, tied to the centre --------------------------------------------
@@ -361,7 +375,7 @@ static int meet_centre(struct steps *s, struct sum *sum)
 	if (!(sum->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
 	attract(sum->g, s->own, s->held.w, (float)s->info->elastic, s->info->n_params);
-	return deliver(s, sum, s->held.version, 1);
+	return deliver(s, sum, s->held.version, 1, 0);
 }
 
 static int run_easgd(struct steps *s, const struct cnnps_lease *l)
@@ -392,6 +406,7 @@ static int run_easgd(struct steps *s, const struct cnnps_lease *l)
 
 int steps_run(struct steps *s, const struct cnnps_lease *lease)
 {
+	s->fetched = 0;
 	if (lease->exact)
 		return run_exact(s, lease);
 	if (s->info->mode == CNNPS_EASGD)

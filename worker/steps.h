@@ -24,6 +24,7 @@ struct steps {
 	struct trainer_work *work; /* counted here */
 	struct batches batches;
 	struct cnnps_weights held; /* the newest view; w NULL: none yet */
+	int fetched;               /* the newest push brought it: no pull is needed */
 	float *own;                /* weights that we move ourselves; NULL until there are some */
 	float *spare;              /* a gradient on its way into a sum; NULL until there is one */
 	int has_dropout;           /* the model has */

@@ -301,6 +301,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	if (c->cfg.max_updates && c->stats.updates >= c->cfg.max_updates && c->gather.pushes == 0)
 		core_end(c, PS_EDONE);
 	leases_grant_waiting(c);
+	store_answer_push(c);
 	settle(c);
 }
 

@@ -126,16 +126,21 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 	const struct msg_push *p = &ev->msg->push;
 
 	w->peer = ev->peer;
-	if (p->seq == 0)
+	if (p->seq == 0) {
 		core_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
-	else if (p->seq <= w->last_seq)
-		answer_duplicate(c, w, p->seq);
-	else if (ending_refuses(c))
+		return;
+	}
+	if (p->seq > w->last_seq && ending_refuses(c))
 		return; /* unanswered: nothing may be told before the last snapshot is on disk */
-	else if (p->seq > w->last_seq + 1) {
+	if (p->seq > w->last_seq + 1) {
 		c->stats.gaps++;
 		core_refuse(
 			c, ev->peer, PS_EGAP, w->last_seq + 1, "a push before this one is missing");
-	} else
+		return;
+	}
+	if (p->seq <= w->last_seq)
+		answer_duplicate(c, w, p->seq);
+	else
 		decide(c, w, p);
+	c->asks = p->pull ? p : NULL;
 }

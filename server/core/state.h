@@ -118,6 +118,9 @@ struct core {
 	int end_status;
 	uint64_t now_ms;
 
+	/* the push of this step asks for the weights after it; NULL: it does not */
+	const struct msg_push *asks;
+
 	struct effect *effect;
 	size_t n_effects, max_effects;
 };
@@ -194,6 +197,8 @@ void leases_grant_waiting(struct core *c);
 uint32_t leases_images(const struct core *c, uint32_t first, uint32_t count);
 
 /* store.c */
+/* Answer the push of this step if it asks for weights. */
+void store_answer_push(struct core *c);
 void store_on_pull(struct core *c, struct worker *w, const struct event *ev);
 /* REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM; reads every value once, changes
  * nothing. */

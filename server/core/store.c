@@ -161,26 +161,20 @@ void store_freeze(struct core *c)
 	c->store.eval_version = c->store.version;
 }
 
-void store_on_pull(struct core *c, struct worker *w, const struct event *ev)
+static void send_weights(
+	struct core *c, struct worker *w, uint32_t peer, uint64_t request, enum weights which)
 {
-	const struct msg_pull *p = &ev->msg->pull;
-	int eval = p->which == WEIGHTS_EVAL;
+	int eval = which == WEIGHTS_EVAL;
 	struct msg *m;
 
-	if (eval && !c->leases.evaluating) {
-		core_refuse(c, ev->peer, PS_EAGAIN, 0, "nothing is under evaluation");
-		return;
-	}
-	if (w)
-		w->peer = ev->peer;
 	if (w && w->backup && !eval) {
 		memcpy(w->backup, c->store.weights, c->store.n * sizeof(float));
 		w->backed_up = 1;
 	}
 	c->stats.pulls++;
-	m = core_send(c, ev->peer, MSG_PARAMS);
-	m->params.request = p->request;
-	m->params.which = p->which;
+	m = core_send(c, peer, MSG_PARAMS);
+	m->params.request = request;
+	m->params.which = which;
 	m->params.version = eval ? c->store.eval_version : c->store.version;
 	m->params.slices.n = 1;
 	m->params.slices.slice[0] = (struct slice){.offset = 0,
@@ -188,4 +182,26 @@ void store_on_pull(struct core *c, struct worker *w, const struct event *ev)
 		.encoding = ENCODING_F32,
 		.xxh3 = 0,
 		.data = eval ? c->store.eval_weights : c->store.weights};
+}
+
+void store_answer_push(struct core *c)
+{
+	struct worker *w = c->asks ? &c->worker[c->asks->stamp.worker - 1] : NULL;
+
+	if (w)
+		send_weights(c, w, w->peer, c->asks->pull, WEIGHTS_CURRENT);
+	c->asks = NULL;
+}
+
+void store_on_pull(struct core *c, struct worker *w, const struct event *ev)
+{
+	const struct msg_pull *p = &ev->msg->pull;
+
+	if (p->which == WEIGHTS_EVAL && !c->leases.evaluating) {
+		core_refuse(c, ev->peer, PS_EAGAIN, 0, "nothing is under evaluation");
+		return;
+	}
+	if (w)
+		w->peer = ev->peer;
+	send_weights(c, w, ev->peer, p->request, p->which);
 }

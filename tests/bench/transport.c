@@ -144,9 +144,7 @@ static int cnnps_pair(void *arg)
 		die("memory");
 	for (size_t i = 0; g[p->n - 1] == 0 && i < p->n; i++)
 		g[i] = 1e-6f * (float)(i % 100 + 1);
-	int rc = cnnps_push(p->c, g, p->n, p->version);
-	if (rc == 0)
-		rc = cnnps_view(p->c, &w);
+	int rc = cnnps_push_view(p->c, g, p->n, p->version, NULL, &w);
 	p->version = w.version;
 	if (rc)
 		fprintf(stderr, "transport: %s\n", cnnps_strerror(rc));

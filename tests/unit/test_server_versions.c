@@ -29,7 +29,8 @@ static int set_up(void **state)
 	b.core = core_init(b.memory, &b.cfg, versions_first(versions));
 	worker = bench_join(&b, 9, "");
 	seq = 0;
-	versions_settle(versions, b.core);
+	versions_follow(versions, b.core);
+	versions_lend(versions, b.core);
 	return 0;
 }
 
@@ -48,7 +49,8 @@ static void push(void)
 	struct msg m = bench_push_ones(worker, ++seq);
 
 	bench_applied(&b, 9, &m);
-	versions_settle(versions, b.core);
+	versions_follow(versions, b.core);
+	versions_lend(versions, b.core);
 }
 
 /* What a pull of this moment gets. */
@@ -62,7 +64,8 @@ static void pull(enum weights which, const float *values, uint64_t version, zmq_
 	assert_int_equal(versions_frame(versions, &m, frame), PS_OK);
 	assert_int_equal(m.slices.slice[0].xxh3, wire_checksum(values, BENCH_PARAMS));
 	assert_int_equal(zmq_msg_size(frame), BENCH_PARAMS * sizeof(float));
-	versions_settle(versions, b.core);
+	versions_follow(versions, b.core);
+	versions_lend(versions, b.core);
 }
 
 static void pull_current(zmq_msg_t *frame)

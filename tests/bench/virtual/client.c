@@ -11,6 +11,7 @@
 #include <string.h>
 #include "common/mem.h"
 #include "tests/bench/virtual/virtual.h"
+#include "worker/info.h"
 #include "worker/session.h"
 
 #define STACK_BYTES   ((size_t)1 << 20)
@@ -52,24 +53,8 @@ struct cnnps {
 
 static void told_ready(struct cnnps *c)
 {
-	const struct msg_welcome *w = session_welcome(c->session);
-
 	c->started = 1;
-	c->info = (struct cnnps_info){.model = w->model,
-		.n_params = w->n_params,
-		.seed = w->seed,
-		.batch = w->batch,
-		.epochs = w->epochs,
-		.worker = w->stamp.worker,
-		.incarnation = w->stamp.incarnation,
-		.server_epoch = w->stamp.epoch,
-		.mode = (enum cnnps_mode)w->mode,
-		.n_push = w->n_push,
-		.n_fetch = w->n_fetch,
-		.push_sum = w->push_sum != 0,
-		.prefetch = w->prefetch != 0,
-		.local_rate = w->local_rate,
-		.elastic = w->elastic};
+	c->info = info_of(session_welcome(c->session));
 }
 
 /* The values came with the parcel: c->arrived. */
@@ -355,6 +340,15 @@ int cnnps_push_work(
 	c->gradient = NULL;
 	run_effects(c);
 	return PS_OK;
+}
+
+/* In virtual time two requests cost what one does. */
+int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
+	const struct cnnps_work *work, struct cnnps_weights *w)
+{
+	int status = cnnps_push_work(c, g, n, version, work);
+
+	return status ? status : cnnps_view(c, w);
 }
 
 int cnnps_result(

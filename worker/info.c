@@ -1,0 +1,21 @@
+/* info.c - see info.h. */
+#include "worker/info.h"
+
+struct cnnps_info info_of(const struct msg_welcome *w)
+{
+	return (struct cnnps_info){.model = w->model,
+		.n_params = w->n_params,
+		.seed = w->seed,
+		.batch = w->batch,
+		.epochs = w->epochs,
+		.worker = w->stamp.worker,
+		.incarnation = w->stamp.incarnation,
+		.server_epoch = w->stamp.epoch,
+		.mode = (enum cnnps_mode)w->mode,
+		.n_push = w->n_push,
+		.n_fetch = w->n_fetch,
+		.push_sum = w->push_sum != 0,
+		.prefetch = w->prefetch != 0,
+		.local_rate = w->local_rate,
+		.elastic = w->elastic};
+}

@@ -102,8 +102,7 @@ static void send_push(struct session *s, uint64_t seq)
 	p->reject = k->reject;
 	p->slices.n = 0;
 	s->sent_seq = seq;
-	if (seq == s->last_seq && s->pull.open && !s->pull.sent &&
-		s->pull_which == WEIGHTS_CURRENT) { /* one request for both */
+	if (seq == s->pull_with && s->pull.open && !s->pull.sent) {
 		p->pull = s->pull.number;
 		s->pull.sent = 1;
 	}
@@ -178,6 +177,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	 * applied */
 	s->sent_seq = s->heard_seq = decided < s->acked_seq ? decided : s->acked_seq;
 	s->pull.sent = s->lease.sent = s->bye_sent = 0;
+	s->pull_with = 0; /* a replay carries nothing */
 	s->progress_ms = now_ms;
 	release(s, w->durable_seq);
 	emit(s, TELL_READY);

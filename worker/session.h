@@ -90,8 +90,8 @@ void session_tick(struct session *s, int alive, uint64_t now_ms);
  * and one lease may be under way. */
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
-/* Both: WEIGHTS_CURRENT with this push in them, in one request if nothing was lost. PS_EAGAIN also
- * when a pull is under way. */
+/* Both, in one request: WEIGHTS_CURRENT with this push in them. After a WELCOME the pull goes
+ * alone. PS_EAGAIN also when a pull is under way. */
 int session_push_pull(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 int session_pull(struct session *s, enum weights which, uint64_t now_ms) PS_MUST_CHECK;

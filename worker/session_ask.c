@@ -78,6 +78,7 @@ int session_push_pull(
 	*seq = add_push(s, meta, now_ms);
 	open_request(&s->pull);
 	s->pull_which = WEIGHTS_CURRENT;
+	s->pull_with = *seq;
 	session_pump(s);
 	return PS_OK;
 }

@@ -44,6 +44,7 @@ struct session {
 
 	struct request pull, lease, result;
 	enum weights pull_which;
+	uint64_t pull_with; /* the push that carries the pull; 0: none */
 	struct msg_result result_msg;
 
 	uint64_t start_ms, contact_ms; /* contact: newest message of any kind */

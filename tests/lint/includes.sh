@@ -4,7 +4,7 @@
 rules='
 ^worker/examples/        ^worker/cnnps\.h$                         ^(zmq|uv)\.h$
 ^worker/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
-^worker/session\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/session\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
+^worker/session(_ask|_impl)?\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/session(_impl)?\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
 ^server/core/            ^(common/(clones|err|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$

@@ -127,12 +127,16 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 /* ---- pushes -----------------------------------------------------------------------------------
  */
 
-static int push(struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g)
+/* `asks`: for the weights after it too, if the session can ask now. */
+static int push(
+	struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g, int asks)
 {
 	struct sim_worker *w = at(s, node);
-	uint64_t seq = 0;
-	int rc = session_push(w->session, p, &seq, sim_clock(s, node));
+	uint64_t seq = 0, now = sim_clock(s, node);
+	int rc = asks ? session_push_pull(w->session, p, &seq, now) : PS_EAGAIN;
 
+	if (rc == PS_EAGAIN)
+		rc = session_push(w->session, p, &seq, now);
 	if (rc != 0)
 		return rc;
 	w->gradient[seq % SIM_WINDOW] = *g;
@@ -147,7 +151,8 @@ static void push_ledger(struct sim *s, uint32_t node)
 	struct msg_push p = {.base_version = w->version, .base_epoch = w->version_epoch};
 	struct gradient g = {.first = s->n_coordinates, .count = 1, .value = {1}};
 
-	if (s->n_coordinates == SIM_COORDINATES || push(s, node, &p, &g) != 0)
+	if (s->n_coordinates == SIM_COORDINATES ||
+		push(s, node, &p, &g, net_chance(&s->net, 300)) != 0)
 		return;
 	s->fate[s->n_coordinates++] = FATE_MUST;
 	w->to_push--;
@@ -175,7 +180,7 @@ static void push_batch(struct sim *s, uint32_t node)
 		portions(s, w, &p, &g);
 	else if (s->exact)
 		dense(s, w, &p, &g);
-	if (push(s, node, &p, &g) != 0)
+	if (push(s, node, &p, &g, work->count > count && net_chance(&s->net, 500)) != 0)
 		return;
 	work->first += count;
 	work->count -= count;

@@ -216,8 +216,10 @@ static inline void sbench_tick(struct sbench *b, uint64_t ms)
 	sbench_watch(b);
 }
 
+typedef int sbench_push_fn(struct session *, const struct msg_push *, uint64_t *, uint64_t);
+
 /* A push unlike any other; 0 or why not. */
-static inline int sbench_push(struct sbench *b)
+static inline int sbench_push_by(struct sbench *b, sbench_push_fn *push)
 {
 	uint64_t seq = 0, next = session_last_seq(b->s) + 1;
 	struct msg_push p = {.base_version = 1000 + next,
@@ -229,13 +231,23 @@ static inline int sbench_push(struct sbench *b)
 
 	assert_true(next < BENCH_SEQS);
 	b->made[next] = p;
-	rc = session_push(b->s, &p, &seq, b->now_ms);
+	rc = push(b->s, &p, &seq, b->now_ms);
 	if (rc == PS_OK)
 		assert_int_equal(seq, next);
 	else
 		assert_int_equal(session_last_seq(b->s), next - 1);
 	sbench_watch(b);
 	return rc;
+}
+
+static inline int sbench_push(struct sbench *b)
+{
+	return sbench_push_by(b, session_push);
+}
+
+static inline int sbench_push_pull(struct sbench *b)
+{
+	return sbench_push_by(b, session_push_pull);
 }
 
 static inline void sbench_push_ok(struct sbench *b, int n)

@@ -339,6 +339,50 @@ static void without_a_disk_all_is_durable_at_once(void **state)
 	bench_close(&b);
 }
 
+/* ---- a push that asks for weights ----------------------------------------------------------- */
+
+static const struct msg_params *weights_for(const struct bench *b, uint64_t request)
+{
+	const struct msg *m = bench_sent(b, 9, MSG_PARAMS);
+
+	assert_non_null(m);
+	assert_int_equal(m->params.request, request);
+	assert_int_equal(m->params.which, WEIGHTS_CURRENT);
+	assert_ptr_equal(m->params.slices.slice[0].data, core_weights(b->core));
+	return &m->params;
+}
+
+static void a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is(void **state)
+{
+	struct bench b;
+	struct msg m, bad;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	m = bench_push_ones(bench_join(&b, 9, ""), 1);
+	m.push.pull = 70;
+	bench_applied(&b, 9, &m);
+	assert_int_equal(weights_for(&b, 70)->version, 1);
+	assert_true(core_weights(b.core)[0] == -1.0f);
+	assert_int_equal(bench_acked(&b, 9, &m).duplicate, 1); /* nothing is applied ... */
+	assert_int_equal(weights_for(&b, 70)->version, 1);     /* ... but it is answered */
+	bad = m;
+	bad.push.seq = 2;
+	bad.push.pull = 71;
+	bad.push.loss = NAN;
+	bench_rejected(&b, 9, &bad, REJECT_NONFINITE);
+	assert_int_equal(weights_for(&b, 71)->version, 1);
+	m.push.seq = 5;
+	bench_message(&b, 9, &m);
+	bench_refused(&b, 9, PS_EGAP); /* the one answer: it will be sent again */
+	m.push.seq = 3;
+	m.push.pull = 0;
+	bench_applied(&b, 9, &m);
+	assert_null(bench_sent(&b, 9, MSG_PARAMS));
+	assert_int_equal(core_stats(b.core)->pulls, 3);
+	bench_close(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -354,6 +398,8 @@ int main(void)
 		cmocka_unit_test(a_replay_is_decided_as_it_was_before_the_crash),
 		cmocka_unit_test(ack_says_durable_only_what_a_finished_snapshot_holds),
 		cmocka_unit_test(without_a_disk_all_is_durable_at_once),
+		cmocka_unit_test(
+			a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

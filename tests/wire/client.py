@@ -241,6 +241,21 @@ class Worker:
             body.verdict, body.reject = ack.verdict, ack.reject
         self.bulk.send(body, tensors)
 
+    def push_pull(self, gradient, version):
+        """The next push and the pull after it in one request: (its ACK, weights, their version)."""
+        self.seq += 1
+        self.request += 1
+        meta = pb.Push(base_version=version, base_epoch=self.base_epoch, pull=self.request)
+        self.kept[self.seq] = [meta, [(0, gradient)], None]
+        self.send_push(self.seq)
+        ack = None
+        while True:
+            body, vector = self.wait("ack", "params")
+            if vector is None:
+                ack = body
+            elif body.request == self.request:
+                return ack or self.ack(self.seq), vector, body.version
+
     def push(self, gradient, version, work=None, images=0, loss=0.0, offset=0, wait=True):
         """Send the next push; returns its ACK."""
         self.seq += 1

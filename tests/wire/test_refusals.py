@@ -350,6 +350,22 @@ def test_exactly_once_duplicate_of_an_accepted_push(honest):
     assert (again.verdict, again.version, again.duplicate) == (pb.VERDICT_OK, first.version, True)
 
 
+def test_exactly_once_a_push_that_asks_gets_the_weights_after_it(honest, other):
+    unit = np.zeros(SIZE, np.float32)
+    unit[honest.seq] = 1
+    ack, weights, version = honest.push_pull(unit, 0)
+    assert (ack.verdict, version, weights[honest.seq - 1]) == (pb.VERDICT_OK, honest.seq, -1)
+    honest.kept[honest.seq] = [pb.Push(pull=77), [(0, unit)], None]
+    honest.send_push(honest.seq)  # again, as after a lost answer: no second apply, but an answer
+    answers = [honest.wait("ack", "params") for _ in range(2)]
+    again, last = sorted(answers, key=lambda answer: answer[1] is not None)
+    assert (again[0].duplicate, last[0].request, last[0].version) == (True, 77, version)
+    assert last[1].tolist() == weights.tolist()
+    ack, still, same = other.push_pull(unit * np.nan, version)
+    assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_NONFINITE)
+    assert (still.tolist(), same) == (weights.tolist(), version)
+
+
 def test_exactly_once_duplicate_of_a_rejected_push(other):
     first = other.push(ONE * np.nan, 0)
     assert (first.verdict, first.reject) == (pb.VERDICT_REJECTED, pb.REJECT_NONFINITE)

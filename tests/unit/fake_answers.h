@@ -1,0 +1,240 @@
+/*
+ * fake_answers.h - what the fake server says to each message; the other half of fake_server.h.
+ *
+ * Thread: the fake's, mutex held.
+ */
+#ifndef TESTS_UNIT_FAKE_ANSWERS_H
+#define TESTS_UNIT_FAKE_ANSWERS_H
+#include "tests/unit/fake_state.h"
+
+static inline struct stamp fake_stamp(const struct fake *f)
+{
+	return (struct stamp){.run = {1, 2}, .epoch = f->epoch, .worker = 1, .incarnation = 1};
+}
+
+static inline void fake_send(struct fake *f, uint32_t peer, const struct msg *m)
+{
+	struct frames out;
+
+	if (f->how.garbage) {
+		frames_init(&out);
+		zmq_msg_init_size(&out.frame[out.n++], 9);
+		memset(zmq_msg_data(&out.frame[0]), 0xff, 9);
+		if (wire_send(f->socket, peer, &out))
+			frames_release(&out);
+	}
+	if (!wire_encode(m, &out) && wire_send(f->socket, peer, &out))
+		frames_release(&out);
+}
+
+static inline uint64_t fake_durable(const struct fake *f)
+{
+	return f->how.not_durable ? 0 : f->seen.last_seq;
+}
+
+static inline void fake_welcome(struct fake *f, uint32_t peer)
+{
+	struct msg m = {.type = MSG_WELCOME};
+
+	m.welcome = (struct msg_welcome){.stamp = fake_stamp(f),
+		.last_seq = f->seen.last_seq,
+		.durable_seq = fake_durable(f),
+		.model_fingerprint = 3,
+		.n_params = FAKE_PARAMS,
+		.seed = 4,
+		.batch = 5,
+		.push_window = f->how.push_window,
+		.replay_window = f->how.replay_window,
+		.beat_ms = 100,
+		.dead_ms = 2000,
+		.forget_ms = 60000,
+		.mode = f->how.mode,
+		.n_push = f->how.n_push,
+		.n_fetch = f->how.n_fetch,
+		.push_sum = f->how.push_sum,
+		.prefetch = f->how.prefetch,
+		.local_rate = f->how.local_rate,
+		.elastic = f->how.elastic};
+	snprintf(m.welcome.model, sizeof m.welcome.model, "%s", f->how.model);
+	if (f->seen.hello.role == ROLE_OBSERVER)
+		m.welcome.stamp.worker = m.welcome.stamp.incarnation = 0;
+	fake_send(f, peer, &m);
+}
+
+/* Weights: the first ones minus the sum of what was pushed. */
+static inline void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weights which)
+{
+	struct msg m = {.type = MSG_PARAMS};
+	float w[FAKE_PARAMS];
+
+	f->seen.pulls++;
+	if (f->how.mute_pulls)
+		return;
+	for (int i = 0; i < FAKE_PARAMS; i++)
+		w[i] = f->how.start[i] - f->seen.sum[i];
+	m.params.request = request;
+	m.params.version = f->seen.last_seq;
+	m.params.which = which;
+	m.params.slices.n = 1;
+	m.params.slices.slice[0] = (struct slice){
+		.offset = 0, .count = FAKE_PARAMS, .encoding = ENCODING_F32, .data = w};
+	if (f->how.two_slices) {
+		m.params.slices.n = 2;
+		m.params.slices.slice[0].count = 2;
+		m.params.slices.slice[1] = (struct slice){.offset = 2,
+			.count = FAKE_PARAMS - 2,
+			.encoding = ENCODING_F32,
+			.data = w + 2};
+	}
+	fake_send(f, peer, &m);
+}
+
+static inline void fake_apply(struct fake_seen *s, const struct msg_push *p)
+{
+	const struct slice *slice = &p->slices.slice[0];
+	struct fake_push *made = &s->made[(p->seq - 1) % FAKE_PUSHES];
+
+	*made = (struct fake_push){.base_version = p->base_version,
+		.base_epoch = p->base_epoch,
+		.work = p->work,
+		.images = p->images,
+		.loss = p->loss,
+		.pulls = s->pulls,
+		.asked = p->pull != 0};
+	for (uint64_t i = 0; i < slice->count; i++) {
+		s->sum[slice->offset + i] += slice->data[i];
+		made->g[slice->offset + i] = slice->data[i];
+	}
+	s->last_seq = p->seq;
+}
+
+static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_push *p)
+{
+	struct fake_seen *s = &f->seen;
+	const struct slice *slice = &p->slices.slice[0];
+	struct msg m = {.type = MSG_ACK};
+
+	s->seq[s->pushes % FAKE_PUSHES] = p->seq;
+	s->hash[s->pushes++ % FAKE_PUSHES] = slice->xxh3;
+	s->push = *p;
+	if (f->how.mute_pushes || p->seq > s->last_seq + 1)
+		return;
+	m.ack.duplicate = p->seq <= s->last_seq;
+	if (!m.ack.duplicate)
+		fake_apply(s, p);
+	m.ack.seq = p->seq;
+	m.ack.epoch = f->epoch;
+	m.ack.verdict = f->how.reject ? VERDICT_REJECTED : VERDICT_OK;
+	m.ack.reject = f->how.reject ? REJECT_STALE : REJECT_NONE;
+	m.ack.version = s->last_seq;
+	m.ack.durable_seq = fake_durable(f);
+	if (!f->how.mute_acks)
+		fake_send(f, peer, &m);
+	if (p->pull)
+		fake_pull(f, peer, p->pull, WEIGHTS_CURRENT);
+}
+
+static inline void fake_lease(struct fake *f, uint32_t peer, const struct msg_lease *l)
+{
+	struct msg grant = {.type = MSG_GRANT};
+	struct msg bye = {.type = MSG_BYE, .bye = {.stamp = fake_stamp(f), .status = f->how.bye}};
+
+	grant.grant.request = l->request;
+	grant.grant.kind = f->seen.leases % 2 ? GRANT_TRAIN : GRANT_EVAL;
+	if (grant.grant.kind == GRANT_TRAIN)
+		grant.grant.work = (struct work){.epoch = 1, .first = 20, .count = 3};
+	else {
+		grant.grant.eval_first = 50;
+		grant.grant.eval_count = 25;
+		grant.grant.eval_id = 9;
+	}
+	if (f->how.n_grants && l->request > f->how.n_grants)
+		bye.bye.status = PS_EDONE;
+	else if (f->how.n_grants) {
+		grant.grant = f->how.grants[l->request - 1];
+		grant.grant.request = l->request;
+	}
+	if (bye.bye.status)
+		fake_send(f, peer, &bye);
+	else if (!f->how.mute_leases)
+		fake_send(f, peer, &grant);
+	if (f->seen.leases == f->how.mute_leases_after)
+		f->how.mute_leases = 1;
+}
+
+static inline void fake_beat(struct fake *f, uint32_t peer)
+{
+	struct msg m = {.type = MSG_BEAT};
+
+	m.beat = (struct msg_beat){.stamp = fake_stamp(f),
+		.last_seq = f->seen.last_seq,
+		.durable_seq = fake_durable(f)};
+	fake_send(f, peer, &m);
+}
+
+static inline void fake_error(struct fake *f, uint32_t peer, int status)
+{
+	struct msg m = {.type = MSG_ERROR};
+
+	m.error.status = status;
+	m.error.text = "the fake server says so";
+	fake_send(f, peer, &m);
+}
+
+static inline void fake_answer(struct fake *f, uint32_t peer, const struct msg *m)
+{
+	struct fake_seen *s = &f->seen;
+	struct msg reply = {.type = m->type};
+
+	switch (m->type) {
+	case MSG_HELLO:
+		s->hellos++;
+		s->hello = m->hello;
+		if (!f->how.status)
+			fake_welcome(f, peer);
+		break;
+	case MSG_PULL:
+		fake_pull(f, peer, m->pull.request, m->pull.which);
+		break;
+	case MSG_PUSH:
+		fake_push(f, peer, &m->push);
+		break;
+	case MSG_LEASE:
+		s->leases++;
+		fake_lease(f, peer, &m->lease);
+		break;
+	case MSG_RESULT:
+		s->results++;
+		s->result = m->result;
+		break;
+	case MSG_BEAT:
+		s->beats++;
+		fake_beat(f, peer);
+		break;
+	case MSG_STATUS:
+		reply.status.reply = 1;
+		reply.status.text = FAKE_JSON;
+		fake_send(f, peer, &reply);
+		break;
+	case MSG_ADMIN:
+		reply.admin.verb = m->admin.verb;
+		reply.admin.reply = 1;
+		reply.admin.generation = 12;
+		if (f->how.refuse_admin)
+			fake_error(f, peer, PS_EUSAGE);
+		else
+			fake_send(f, peer, &reply);
+		break;
+	case MSG_BYE:
+		s->byes++;
+		reply.bye.stamp = fake_stamp(f);
+		fake_send(f, peer, &reply);
+		break;
+	default:
+		break;
+	}
+	if (f->how.status)
+		fake_error(f, peer, f->how.status);
+}
+
+#endif

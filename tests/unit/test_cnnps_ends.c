@@ -1,0 +1,169 @@
+/* test_cnnps_ends.c - how calls of libcnnps end that cannot be answered, and what a program that
+ * hangs looks like from outside. */
+#include "tests/unit/cnnps_lab.h"
+
+/* ---- ends --------------------------------------------------------------------------------- */
+
+static void the_servers_words_end_up_in_why(void **state)
+{
+	struct cnnps_options o = options();
+
+	(void)state;
+	fake_set(&fake, &fake.how.status, PS_EWRONGDATA);
+	assert_int_equal(cnnps_connect(&client, &o), PS_EWRONGDATA);
+	assert_null(client);
+	assert_string_equal(o.why, "the fake server says so");
+}
+
+static void a_fenced_session_ends_every_call(void **state)
+{
+	struct cnnps_lease lease;
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	assert_string_equal(cnnps_why(client), "");
+	fake_set(&fake, &fake.how.status, PS_EFENCED);
+	fake_set(&fake, &fake.how.mute_pulls, 1);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), CNNPS_EFENCED);
+	assert_string_equal(cnnps_why(client), "the fake server says so");
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EFENCED);
+	push(1, CNNPS_EFENCED);
+	assert_int_equal(cnnps_flush(client, 0, 10), CNNPS_EFENCED);
+}
+
+static void the_end_of_training_ends_the_wait_for_work(void **state)
+{
+	struct cnnps_lease lease;
+
+	(void)state;
+	fake_set(&fake, &fake.how.bye, PS_EDONE);
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EDONE);
+	assert_non_null(strstr(cnnps_why(client), "training is done"));
+}
+
+static void a_server_that_is_not_there_is_given_up(void **state)
+{
+	struct cnnps_options o = options();
+
+	(void)state;
+	fake_stop(&fake); /* its port is free now */
+	o.connect_ms = 300;
+	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
+	assert_non_null(strstr(o.why, fake.url));
+	assert_non_null(strstr(o.why, "no answer within 300 ms"));
+	fake_start(&fake);
+}
+
+static void patience_ends_when_the_server_stays_away(void **state)
+{
+	struct cnnps_options o = options();
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	o.patience_ms = 300;
+	connect_or_fail(&o);
+	fake_stop(&fake);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), CNNPS_EUNREACHABLE);
+	assert_non_null(strstr(cnnps_why(client), "contact lost for 300 ms"));
+	fake_start(&fake);
+}
+
+static void nonsense_options_are_refused_in_words(void **state)
+{
+	char longname[100];
+	struct cnnps_options bad[3] = {options(), options(), options()};
+
+	(void)state;
+	memset(longname, 'x', sizeof longname - 1);
+	longname[sizeof longname - 1] = '\0';
+	bad[0].server = "no endpoint";
+	bad[1].server = NULL;
+	bad[2].name = longname;
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(cnnps_connect(&client, &bad[i]), PS_EUSAGE);
+		assert_null(client);
+		assert_string_not_equal(bad[i].why, "");
+	}
+	assert_non_null(strstr(bad[0].why, "tcp://HOST:PORT"));
+}
+
+static int is_stopped(void *arg)
+{
+	atomic_int *stop = arg;
+
+	return atomic_load(stop);
+}
+
+static int one_lease(const struct fake *f)
+{
+	return f->seen.leases >= 1;
+}
+
+static void *stop_after_the_lease(void *arg)
+{
+	atomic_int *stop = arg;
+
+	fake_wait(&fake, one_lease, "a lease");
+	atomic_store(stop, 1);
+	return NULL;
+}
+
+static void a_stopped_program_waits_no_more_but_may_push(void **state)
+{
+	struct cnnps_options o = options();
+	struct cnnps_lease lease;
+	atomic_int stop = 0;
+	pthread_t t;
+
+	(void)state;
+	o.stop = is_stopped;
+	o.stop_arg = &stop;
+	connect_or_fail(&o);
+	fake_set(&fake, &fake.how.mute_leases, 1);
+	assert_int_equal(pthread_create(&t, NULL, stop_after_the_lease, &stop), 0);
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_ESHUTDOWN);
+	pthread_join(t, NULL);
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_ESHUTDOWN);
+	cnnps_close(&client);
+	assert_int_equal(fake_look(&fake).byes, 1);
+}
+
+/* ---- beats -------------------------------------------------------------------------------- */
+
+static int eight_beats(const struct fake *f)
+{
+	return f->seen.beats >= 8;
+}
+
+static void beats_stop_when_the_program_hangs_and_go_on_when_it_calls(void **state)
+{
+	struct cnnps_options o = options();
+
+	(void)state;
+	o.hang_ms = 300; /* room for 3 beats, 100 ms apart */
+	connect_or_fail(&o);
+	assert_false(fake_happens(&fake, eight_beats, 2));
+	assert_in_range(fake_look(&fake).beats, 1, 7);
+	fake_set(&fake, &fake.how.not_durable, 1);
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN); /* waits: alive */
+	assert_true(fake_happens(&fake, eight_beats, 2));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		UNCONNECTED(the_servers_words_end_up_in_why),
+		CONNECTED(a_fenced_session_ends_every_call),
+		CONNECTED(the_end_of_training_ends_the_wait_for_work),
+		UNCONNECTED(a_server_that_is_not_there_is_given_up),
+		UNCONNECTED(patience_ends_when_the_server_stays_away),
+		UNCONNECTED(nonsense_options_are_refused_in_words),
+		UNCONNECTED(a_stopped_program_waits_no_more_but_may_push),
+		UNCONNECTED(beats_stop_when_the_program_hangs_and_go_on_when_it_calls),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

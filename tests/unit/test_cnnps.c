@@ -42,7 +42,7 @@ static void one_request_pushes_and_brings_the_weights_after_it(void **state)
 	for (int i = 1; i <= 3; i++) {
 		assert_int_equal(cnnps_push_view(client, ones, FAKE_PARAMS, 0, NULL, &w), 0);
 		assert_int_equal(w.version, i);
-		assert_true(w.w[0] == -i && w.w[FAKE_PARAMS - 1] == -i);
+		assert_true(w.w[0] == (float)-i && w.w[FAKE_PARAMS - 1] == (float)-i);
 	}
 	seen = fake_look(&fake);
 	assert_int_equal(seen.pushes, 3);

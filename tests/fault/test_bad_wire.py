@@ -124,13 +124,15 @@ def test_slow_link(nets, figure, full, megabits):
     """1.7 MB a message: seconds each, and never cut while they make progress."""
     net = nets("N4", 2)
     net.rule("*", "*", rate=megabits * 1000000, queue=60000)
-    run = LedgerRun(net, 1, 3 if full else 1, size=FRAME)  # it waits a minute for the last ones
+    run = LedgerRun(net, 1, 3 if full else 1, size=FRAME)
     code = run.crew[0].wait(400)
     assert code == 0, run.crew[0].tail()
     words = dict(w.split("=") for w in run.crew[0].out[-1].split()[1:])
     lost, twice = run.count()
     figure("N4", 100 * int(words["acked"]) / run.pushes, "% of pushes delivered",
            int(words["acked"]) == run.pushes and lost + twice == 0, what=f"at {megabits} Mbit/s")
+    figure("N4", int(words["replayed"]), f"of {run.pushes} pushes sent again", True,
+           what=f"again at {megabits} Mbit/s")
     figure("N4", int(words["reconnects"]), "times cut", int(words["reconnects"]) == 0,
            what=f"cut at {megabits} Mbit/s")
 

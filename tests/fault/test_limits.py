@@ -1,10 +1,13 @@
 """Rows P12 and P13: no descriptors left, no memory left."""
 import os
+import random
 import re
 import socket
 import threading
 import time
 
+import cgroup
+from flavour import BUILD
 from lab import until
 
 
@@ -140,3 +143,71 @@ def test_message_that_never_ends(ledger, figure, full):
            max(gaps) <= 3, what="gap")
     lost, twice = run.count(300)
     figure("P13", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")
+
+
+def allocations(lab, ledger, fail):
+    """A short run in whose server the allocation of that number fails: (how it died before the end, the run)."""
+    run = ledger(0, 20, size=20, directory=f"ckpt{fail}", env={
+        "LD_PRELOAD": str(BUILD / "tests/fault/memory.so"), "MEMORY_FAIL": str(fail),
+        "MEMORY_COUNT": str(lab.directory / "count"), "UV_THREADPOOL_SIZE": "1"})
+    until(lambda: not run.server.running() or any("net listening" in line
+          for line in run.server.lines), 20, "it listens, or has ended")
+    if not run.server.running():
+        return run.server.wait(), run
+    run.crew = [lab.ledger_worker(run.server.endpoint, 0, 20, 1)]
+    until(lambda: not run.server.running() or not run.crew[0].running(), 60, "an end")
+    return None if run.server.running() else run.server.wait(), run
+
+
+def test_every_allocation_that_fails(lab, ledger, figure, seed, full):
+    """Each of the server's, one a run: it goes without, or ends with a status and a line; another start has it all."""
+    code, run = allocations(lab, ledger, 0)
+    assert code is None
+    run.verdict()
+    count = int((lab.directory / "count").read_text())
+    assert count > 50, "the shim counts"
+    places = range(1, count + 10) if full else random.Random(seed).sample(range(1, count), 8)
+    crashed, aborted, mute, ended = [], [], [], 0
+    for n in places:
+        code, run = allocations(lab, ledger, n)
+        if code == -6 and not run.crew:
+            aborted.append(n)
+        elif code is not None:
+            ended += 1
+            if code <= 0:
+                crashed.append((n, code))
+            if not run.server.lines:
+                mute.append(n)
+        if run.crew and code is not None:
+            run.restart_server()
+        elif code is not None:
+            run.server = lab.server(*run.options, directory=f"ckpt{n}")
+            run.crew = [lab.ledger_worker(run.server.endpoint, 0, 20, 1)]
+        run.verdict()
+    figure("P13", len(crashed), f"crashes in {len(places)} failed allocations; {ended} starts or runs "
+           f"ended with a status {crashed[:3] or ''}", not crashed, what="crashes")
+    figure("P13", len(mute), "ends without a line", not mute, what="mute")
+    figure("P13", len(aborted), "starts that libuv aborts: it cannot do without", len(aborted) <= 3,
+           what="aborted")
+
+
+def test_killed_for_its_memory(ledger, figure):
+    """The kernel ends a server that has outgrown its cgroup; the next one goes on."""
+    try:
+        group = cgroup.Group(memory=64 << 20)
+    except cgroup.NoGroup as no:
+        figure.cannot("P13", f"no cgroup with a limit of memory: {no}")
+    run = ledger(3, 1000, "--memory-mb", 4096, pace=(5,))
+    group.join(run.server)
+    run.reached(0)
+    peer = Endless(run.server.endpoint, 4096)
+    try:
+        code = run.server.wait(30)
+    finally:
+        peer.stop()
+        group.close()
+    run.restart_server()
+    figure("P13", code, "is how the kernel ends it", code == -9, what="killed")
+    lost, twice = run.count(300)
+    figure("P13", lost + twice, "pushes lost or applied twice after that", lost + twice == 0,
+           what="ledger")

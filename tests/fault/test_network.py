@@ -103,12 +103,13 @@ def test_pushes_kept_in_a_partition(nets, figure, full):
 @pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "sandblaster"] if FULL else ["sync"])
 def test_images_count_once_across_partitions(nets, figure, full, few, mode):
     """Training: one worker after the other is cut off, until it counts as dead and its work is lost."""
-    epochs = 8 if full else 1
+    turns = 8 if full else 1
+    epochs = turns + 1  # so that the run does not end before the last death is noticed
     net = nets("N1", 3)
     server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--beat-ms", 200,
                         "--suspect-ms", 500, "--dead-ms", 1000, "--checkpoint-ms", 100)
     crew = [net.worker_at(i, server.endpoint, data=few) for i in range(2)]
-    for turn in range(epochs):
+    for turn in range(turns):
         until(lambda: net.status(server)["images"] >= turn * FEW + FEW // 10, 60, "training goes on")
         deaths = net.status(server)["counters"]["deaths"]
         net.cut("*", 1 + turn % 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import cgroup
 import safetensors
 from flavour import BUILD, command
 from lab import SIGTERM, Process, until
@@ -142,28 +143,15 @@ def test_server_that_wakes_up_again(ledger, figure, full):
 
 # ---- P8: a slow worker ---------------------------------------------------------------------------
 
-CPU = Path("/sys/fs/cgroup/cpu")
-
-
 @pytest.fixture
 def crawl(figure):
     """crawl(process): at most a tenth of one CPU from now on."""
-    group = CPU / f"cnn-ps-{os.getpid()}"
     try:
-        group.mkdir()
-        (group / "cpu.cfs_quota_us").write_text("2000")
-        (group / "cpu.cfs_period_us").write_text("20000")
-    except OSError as why:
-        figure.cannot("P8", f"no cgroup with a CPU quota: {why}")
-    members = []
-
-    def join(process):
-        members.append(process)
-        (group / "cgroup.procs").write_text(str(process.popen.pid))
-    yield join
-    for process in members:
-        process.kill()
-    group.rmdir()
+        group = cgroup.Group(cpu=0.1)
+    except cgroup.NoGroup as no:
+        figure.cannot("P8", f"no cgroup with a CPU quota: {no}")
+    yield group.join
+    group.close()
 
 
 def test_slow_worker_slows_nobody(ledger, crawl, figure, full):

@@ -46,7 +46,7 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
     figure("P2", worst(first), unit, worst(first) <= 500 * (1 if full else 4) * PATIENCE, what=level)
     figure("P2", worst(everybody), "ms p99 until all have a new push decided",
            worst(everybody) <= 2000 * (1 if full else 4) * PATIENCE, what=f"{level} everybody")
-    lost, twice = run.count()
+    lost, twice = run.count(300)
     assert lost + twice == 0
 
 

@@ -21,9 +21,9 @@
 #include <time.h>
 #include "worker/cnnps.h"
 
-#define PULL_EVERY 8  /* usual pushes between two pulls: their versions are the pushes' base */
-#define SAY_EVERY  10 /* pushes between two lines of progress */
-#define FLUSH_MS   60000
+#define PULL_EVERY 8      /* usual pushes between two pulls: their versions are the pushes' base */
+#define SAY_EVERY  10     /* pushes between two lines of progress */
+#define FLUSH_MS   180000 /* on a slow link */
 
 struct ledger {
 	struct cnnps *c;

@@ -4,18 +4,21 @@
  *   MEMORY_FAIL=N     which one; 0 or unset: none
  *   MEMORY_COUNT=FILE at exit, how many there were
  *
- * Counted are those that the program and its libraries ask for, but for libzmq and the C++ library
- * under it: libzmq ends the process when it gets no memory (alloc_assert), whatever we do.
- * Thread: any.
+ * Counted are those that the program and its libraries ask for, but for libzmq and what is under
+ * it, which ends the process when it gets no memory (alloc_assert), whatever we do; and for GnuTLS
+ * and what is under it, which libmicrohttpd brings along and nobody uses. Thread: any.
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define MOST_FRAMES 32
 
 /* glibc's own, under the names that it keeps for this. */
 void *__libc_malloc(size_t size);
@@ -25,19 +28,52 @@ void *__libc_memalign(size_t alignment, size_t size);
 
 static uint64_t count; /* atomic */
 
+/* The file that this code lies in. */
+static const char *library(const void *code)
+{
+	Dl_info from;
+	if (!dladdr(code, &from) || !from.dli_fname)
+		return "";
+	const char *slash = strrchr(from.dli_fname, '/');
+	return slash ? slash + 1 : from.dli_fname;
+}
+
+static int is_one_of(const char *name, const char *const others[], size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (strncmp(name, others[i], strlen(others[i])) == 0)
+			return 1;
+	return 0;
+}
+
+/* On whose behalf: libzmq asks through others, too. */
+static int is_for_libzmq(void)
+{
+	static const char *const libzmq[] = {"libzmq"};
+	void *frame[MOST_FRAMES];
+	int n = backtrace(frame, MOST_FRAMES);
+	for (int i = 0; i < n; i++)
+		if (is_one_of(library(frame[i]), libzmq, 1))
+			return 1;
+	return 0;
+}
+
 static int counts(const void *caller)
 {
-	static const char *const others[] = {
-		"libzmq", "libstdc++", "libgcc", "ld-linux", "memory.so"};
-	Dl_info from;
-	if (!dladdr(caller, &from) || !from.dli_fname)
+	static const char *const others[] = {"libstdc++", "libgcc", "ld-linux", "memory.so",
+		"libgnutls", "libtasn1", "libp11", "libnettle", "libhogweed", "libgmp", "libidn2",
+		"libunistring"};
+	const char *name = library(caller);
+	if (!*name || is_one_of(name, others, sizeof others / sizeof others[0]))
 		return 0;
-	const char *slash = strrchr(from.dli_fname, '/');
-	const char *name = slash ? slash + 1 : from.dli_fname;
-	for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
-		if (strncmp(name, others[i], strlen(others[i])) == 0)
-			return 0;
-	return 1;
+	return !is_for_libzmq();
+}
+
+/* backtrace allocates when it is called first. */
+__attribute__((constructor)) static void prepare(void)
+{
+	void *frame[1];
+	(void)backtrace(frame, 1);
 }
 
 /* 1: this allocation, which `caller` wants, must fail. */

@@ -45,8 +45,8 @@ int zloop_start(struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_f
 	void *arg) PS_MUST_CHECK;
 /* Stop watching; the socket may be closed at once, the struct after on_closed(arg) was called. */
 void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
-/* The owner has used the socket outside on_readable (a send): the edge of what arrived meanwhile may
- * be eaten, which the next prepare finds and nobody has missed. */
+/* The owner has used the socket outside on_readable (a send): the edge of what arrived meanwhile
+ * may be eaten, which the next prepare finds and nobody has missed. */
 void zloop_used(struct zloop *z);
 /* Wake-ups that the safety timer had to rescue. */
 uint64_t zloop_rescues(const struct zloop *z);

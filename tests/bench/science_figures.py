@@ -85,6 +85,12 @@ def over_time(by_seed):
     return [r for r in rows if r[0] < end] + [(end, *spread([100 * a for _, a in last]))]
 
 
+def over_looks(by_seed):
+    """The same where no two seeds were looked at at the same moments: the n-th look of each."""
+    return [(statistics.median(t for t, _ in looks), *spread([100 * a for _, a in looks]))
+            for looks in zip(*by_seed.values())]
+
+
 def block(name, rows):
     return f"${name} << EOD\n" + "".join(" ".join(f"{v:g}" if isinstance(v, float) else str(v)
                                                   for v in r) + "\n" for r in rows) + "EOD\n"
@@ -106,17 +112,18 @@ def accuracy_over_time(runs, out, workers):
     text += ("set logscale x\nset xlabel 'seconds'\nset ylabel 'test accuracy, %'\n"
              f"set yrange [{LEAST}:99]\nset xrange [0.1:*]\nset key bottom right\n")
     bands, lines = [], []
+    style = "linespoints pt 7 ps 0.5" if runs.is_wall else "lines"
     for mode, name in NAMES.items():
         by_seed = runs.of(mode, 1 if mode == "sgd" else workers)
         if not by_seed:
             continue
-        rows = over_time(by_seed)
+        rows = over_looks(by_seed) if runs.is_wall else over_time(by_seed)
         if max(row[3] for row in rows) < LEAST:
             name += f" (below {LEAST} %)"
         text += block(mode, rows)
         bands.append(f"${mode} using 1:3:4 with filledcurves fs solid 0.18 noborder "
                      f"lc rgb '{COLOURS[mode]}' notitle")
-        lines.append(f"${mode} using 1:2 with lines lw 2.5 lc rgb '{COLOURS[mode]}' title '{name}'")
+        lines.append(f"${mode} using 1:2 with {style} lw 2.5 lc rgb '{COLOURS[mode]}' title '{name}'")
     gnuplot(text + "plot " + ", \\\n".join(bands + lines) + "\n")
 
 

@@ -1,4 +1,5 @@
-/* cuda_seed.c - the path of cuda_path.h for seed:F on MNIST's images: four launches a step. */
+/* cuda_seed.c - the path of cuda_path.h for seed:F on MNIST's images: four launches a step, or two.
+ */
 #include <stdlib.h>
 #include "common/mem.h"
 #include "kernels/cuda_path.h"
@@ -117,6 +118,17 @@ static int scores_at(const struct kx_seed *s, struct kx_batch batch, int step, c
 	return rc ? rc : kx_seed_scores(*s, batch, step, stream);
 }
 
+/* Up to the parts of the gradient. */
+static int parts_of(const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
+{
+	int rc;
+
+	if (kx_seed_cut(s->f_pad, batch.images).clusters)
+		return kx_seed_small(*s, batch, step, stream);
+	rc = scores_at(s, batch, step, stream);
+	return rc ? rc : kx_seed_backward(*s, batch, step, stream);
+}
+
 static int forward(void *self, struct kx_batch batch, cudaStream_t stream)
 {
 	return scores_at(&((struct seed *)self)->s, batch, 0, stream);
@@ -132,10 +144,8 @@ static int gradient(
 	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
 {
 	const struct kx_seed *s = &((struct seed *)self)->s;
-	int rc = scores_at(s, batch, 0, stream);
+	int rc = parts_of(s, batch, 0, stream);
 
-	if (!rc)
-		rc = kx_seed_backward(*s, batch, 0, stream);
 	return rc ? rc : kx_seed_gradient(*s, batch.images, grad, loss, stream);
 }
 
@@ -154,9 +164,7 @@ static int train(void *self, struct kx_batch batch, struct kx_now *now, int step
 	int rc = PS_OK;
 
 	for (int i = 0; i < steps && !rc; i++) {
-		rc = scores_at(s, batch, i, stream);
-		if (!rc)
-			rc = kx_seed_backward(*s, batch, i, stream);
+		rc = parts_of(s, batch, i, stream);
 		if (!rc)
 			rc = kx_seed_update(
 				*s, batch, now, i + 1 < steps ? 0 : steps, loss, stream);

@@ -18,22 +18,31 @@
  * writes; after it, all that earlier kernels wrote is there.
  */
 template <class... P, class... A>
-static int kx_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared,
-	cudaStream_t stream, A... args)
+static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster, unsigned threads,
+	size_t shared, cudaStream_t stream, A... args)
 {
-	cudaLaunchAttribute overlap = {};
-	overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	overlap.val.programmaticStreamSerializationAllowed = 1;
+	cudaLaunchAttribute attribute[2] = {};
+	attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attribute[0].val.programmaticStreamSerializationAllowed = 1;
+	attribute[1].id = cudaLaunchAttributeClusterDimension;
+	attribute[1].val.clusterDim = {cluster, 1, 1};
 	cudaLaunchConfig_t config = {};
 	config.gridDim = grid;
 	config.blockDim = dim3(threads);
 	config.dynamicSmemBytes = shared;
 	config.stream = stream;
-	config.attrs = &overlap;
-	config.numAttrs = 1;
+	config.attrs = attribute;
+	config.numAttrs = cluster > 1 ? 2 : 1;
 	if (cudaLaunchKernelEx(&config, kernel, P(args)...))
 		return PS_EDEVICE;
 	return KX_LAUNCHED();
+}
+
+template <class... P, class... A>
+static int kx_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared,
+	cudaStream_t stream, A... args)
+{
+	return kx_launch_clusters(kernel, grid, 1, threads, shared, stream, args...);
 }
 
 static inline unsigned blocks_for(size_t n, unsigned threads)

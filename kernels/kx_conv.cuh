@@ -68,16 +68,20 @@ __device__ static inline void conv_fetch(
 	copy_ahead(&to->bytes[i], image + i % chunks * 16, here);
 }
 
-__device__ static inline void conv_convert(struct conv_images *to, int i)
+/* 16 pixels, chunk i of several images'. */
+__device__ static inline void conv_put(uint32_t *pixels, int i, uint4 v)
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16;
-	const uint4 v = to->bytes[i];
-	uint4 *out =
-		reinterpret_cast<uint4 *>(to->pixels + i / chunks * IMAGE_WORDS + i % chunks * 8);
+	uint4 *out = reinterpret_cast<uint4 *>(pixels + i / chunks * IMAGE_WORDS + i % chunks * 8);
 	const uint2 a = pixels_to_bf16(v.x), b = pixels_to_bf16(v.y);
 	const uint2 c = pixels_to_bf16(v.z), d = pixels_to_bf16(v.w);
 	out[0] = {a.x, a.y, b.x, b.y};
 	out[1] = {c.x, c.y, d.x, d.y};
+}
+
+__device__ static inline void conv_convert(struct conv_images *to, int i)
+{
+	conv_put(to->pixels, i, to->bytes[i]);
 }
 
 template <int SIZE> struct conv_weights {

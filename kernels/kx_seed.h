@@ -1,7 +1,7 @@
 /*
  * kx_seed.h - kernels for one family of nets, seed:F on 28 x 28 images and 10 classes: conv:F:3
  * relu pool:2 fc:10, forward, backward and SGD in four launches, with nothing stored per feature
- * but which of its four cells won (2 bits).
+ * but which of its four cells won (2 bits); in two launches where a batch and its net are small.
  *
  * A *feature* is filter f's pooled value at position p of 13 x 13. Filters come in eights.
  * As kx.h: no checks, no allocation, sums in a fixed order.
@@ -19,6 +19,9 @@ extern "C" {
 #define SEED_CLASSES   10
 #define SEED_ROW       12 /* floats kept of a feature's 10 weights, and of a filter's 9 and bias */
 #define SEED_GROUP     16 /* images that a warp has in hand */
+/* Small batches: blocks of a cluster, and the images that it has from forward to backward. */
+#define SEED_CLUSTER        8
+#define SEED_CLUSTER_IMAGES 8
 
 /* Parameters, their sums and gradients in the order of the kernels: fc
  * [position][filter][SEED_ROW], conv [filter][SEED_ROW], the fc's bias [SEED_ROW]; one after the
@@ -45,6 +48,7 @@ struct seed_cut {
 	int groups;                               /* of SEED_GROUP images */
 	int warps_filters, filter_blocks, ranges; /* forward */
 	int lane_blocks, position_blocks, splits; /* backward */
+	int clusters;                             /* of kx_seed_small; 0: use the other three */
 };
 struct seed_cut kx_seed_cut(int f_pad, int images);
 
@@ -59,6 +63,8 @@ int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStrea
 int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* From d_scores and the winners to the parts of the gradient. */
 int kx_seed_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
+/* The same three, scores left out, in one launch; a batch that is cut into clusters only. */
+int kx_seed_small(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* The parts' sum into `grad`, in the manifest's order; *loss = the mean. */
 int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream);
 /* The parts' sum g: sum += g, params -= now->rate * g; *loss += that of each image; now->step +=

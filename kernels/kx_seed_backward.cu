@@ -39,6 +39,13 @@ struct seed_cut kx_seed_cut(int f_pad, int images)
 	blocks = c.lane_blocks * c.position_blocks;
 	c.splits = blocks < enough ? enough / blocks : 1;
 	c.splits = c.splits < 2 * c.groups ? c.splits : 2 * c.groups;
+	c.clusters = (images + SEED_CLUSTER_IMAGES - 1) / SEED_CLUSTER_IMAGES;
+	if (f_pad > 32 || c.clusters * SEED_CLUSTER > 132) /* more than there are multiprocessors */
+		c.clusters = 0;
+	if (c.clusters) {
+		c.splits = c.clusters;
+		c.position_blocks = SEED_CLUSTER;
+	}
 	return c;
 }
 
@@ -116,13 +123,6 @@ struct weights {
 	float fc[PLACES][SEED_CLASSES];
 	float conv[9], bias; /* bias: times 255 */
 };
-
-__device__ static inline float load_shared(uint32_t at)
-{
-	float v;
-	asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at));
-	return v;
-}
 
 /* `patch`: where in shared memory the winning cell's first pixel lies. */
 __device__ static inline void add_feature(struct sums *sum, const struct weights &w, int place,
@@ -204,42 +204,6 @@ __device__ static inline void load_weights(struct weights *w, const struct kx_se
 					  : 0;
 }
 
-/* The filter's sums over the block's positions, in the order of the warps. */
-__device__ static inline void conv_out(
-	const struct kx_seed &s, const struct sums &sum, float *shared, int f0, int part)
-{
-	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	float *mine = shared + (warp * 32 + lane) * SEED_ROW;
-	__syncthreads();
-#pragma unroll
-	for (int k = 0; k < 9; k++)
-		mine[k] = sum.conv[k] * CONV_PIXEL;
-	mine[9] = sum.bias;
-	mine[10] = mine[11] = 0;
-	__syncthreads();
-	for (int i = threadIdx.x; i < 32 * SEED_ROW; i += THREADS) {
-		float v = 0;
-		for (int w = 0; w < WARPS; w++)
-			v += shared[w * 32 * SEED_ROW + i];
-		if (f0 + i / SEED_ROW < s.f_pad)
-			s.conv_parts[((size_t)part * s.f_pad + f0) * SEED_ROW + i] = v;
-	}
-}
-
-__device__ static inline void fc_out(
-	const struct kx_seed &s, const struct sums &sum, int place, int p, int f)
-{
-	float *out =
-		s.fc_parts + (((size_t)blockIdx.z * SEED_POSITIONS + p) * s.f_pad + f) * SEED_ROW;
-	float v[SEED_ROW] = {};
-#pragma unroll
-	for (int c = 0; c < SEED_CLASSES; c++)
-		v[c] = sum.fc[place][c] * CONV_PIXEL;
-#pragma unroll
-	for (int c = 0; c < SEED_ROW; c += 4)
-		*reinterpret_cast<float4 *>(out + c) = {v[c], v[c + 1], v[c + 2], v[c + 3]};
-}
-
 /* blockIdx: x positions, y filters, z images. What lies past the last position or filter does the
  * last once more and is not wanted. */
 __global__ void __launch_bounds__(THREADS, 2)
@@ -310,8 +274,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
 	for (int i = 0; i < PLACES; i++)
 		if (wanted[i])
-			fc_out(s, sum, i, p[i], f);
-	conv_out(s, sum, shared->stage[0].pixels, blockIdx.y * 32,
+			seed_fc_out(s, sum.fc[i], CONV_PIXEL, blockIdx.z, p[i], f);
+	seed_conv_out<WARPS>(s, sum.conv, sum.bias, shared->stage[0].pixels, blockIdx.y * 32,
 		blockIdx.z * gridDim.x + blockIdx.x);
 }
 

@@ -73,43 +73,16 @@ __device__ static inline void load_images(
 		conv_convert(to, i);
 }
 
-struct feature_weights {
-	float4 a, b, c;
-};
-
-__device__ static inline struct feature_weights feature_load(const float *fc)
-{
-	const float4 *from = reinterpret_cast<const float4 *>(fc);
-	return {__ldg(from), __ldg(from + 1), __ldg(from + 2)};
-}
-
-__device__ static inline void score_add(
-	float (&s)[SEED_CLASSES], float v, const struct feature_weights &w)
-{
-	const float x[SEED_CLASSES] = {
-		w.a.x, w.a.y, w.a.z, w.a.w, w.b.x, w.b.y, w.b.z, w.b.w, w.c.x, w.c.y};
-#pragma unroll
-	for (int c = 0; c < SEED_CLASSES; c++)
-		s[c] = fmaf(v, x[c], s[c]);
-}
-
 /* Sum over a warp's eight filters, then over the block's warps, in a fixed order. */
 __device__ static inline void scores_out(const struct kx_seed &s, const struct kx_batch &batch,
 	float (&score)[4][SEED_CLASSES], float (*shared)[SEED_GROUP * SEED_CLASSES], int group,
 	int part)
 {
-	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
+	const int t = threadIdx.x % 4, warp = threadIdx.x / 32;
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-#pragma unroll
-		for (int c = 0; c < SEED_CLASSES; c++) {
-			float v = score[i][c];
-#pragma unroll
-			for (int d = 4; d < 32; d *= 2)
-				v += __shfl_xor_sync(0xffffffffu, v, d);
-			if (lane < 4)
-				shared[warp][(2 * t + i % 2 + i / 2 * 8) * SEED_CLASSES + c] = v;
-		}
+		scores_add_filters(
+			score[i], shared[warp] + (2 * t + i % 2 + i / 2 * 8) * SEED_CLASSES);
 	__syncthreads();
 	for (int i = threadIdx.x; i < SEED_GROUP * SEED_CLASSES; i += THREADS) {
 		int image = group * SEED_GROUP + i / SEED_CLASSES;

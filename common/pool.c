@@ -4,16 +4,30 @@
 #include "common/mem.h"
 #include "common/pool.h"
 
-#define KEPT 16 /* buffers that wait; more are freed */
+#define KEPT      16   /* buffers that wait; more are freed ... */
+#define KEPT_DEAR 2048 /* ... of special memory only beyond what a worker can have out */
 
 struct pool {
 	size_t n; /* floats */
 	pthread_mutex_t mutex;
-	size_t waiting;
-	float *buffer[KEPT]; /* the one that came last is taken first: the caches still have it */
+	void *(*take)(size_t bytes);
+	void (*give)(void *memory);
+	size_t waiting, most;
+	float **buffer; /* most; the one that came last is taken first: the caches still have it */
 };
 
+static void *ordinary(size_t bytes)
+{
+	return mem_try(bytes, 1);
+}
+
 int pool_new(struct pool **out, size_t n)
+{
+	return pool_new_in(out, n, NULL, NULL);
+}
+
+int pool_new_in(
+	struct pool **out, size_t n, void *(*take)(size_t bytes), void (*give)(void *memory))
 {
 	struct pool *p = mem_try(1, sizeof *p);
 
@@ -21,7 +35,12 @@ int pool_new(struct pool **out, size_t n)
 	if (!p)
 		return PS_ENOMEM;
 	p->n = n;
-	if (pthread_mutex_init(&p->mutex, NULL)) {
+	p->take = take ? take : ordinary;
+	p->give = take ? give : free;
+	p->most = take ? KEPT_DEAR : KEPT;
+	p->buffer = mem_try(p->most, sizeof(float *));
+	if (!p->buffer || pthread_mutex_init(&p->mutex, NULL)) {
+		free(p->buffer);
 		free(p);
 		return PS_ENOMEM;
 	}
@@ -34,7 +53,8 @@ void pool_free(struct pool **p)
 	if (!*p)
 		return;
 	for (size_t i = 0; i < (*p)->waiting; i++)
-		free((*p)->buffer[i]);
+		(*p)->give((*p)->buffer[i]);
+	free((*p)->buffer);
 	pthread_mutex_destroy(&(*p)->mutex);
 	free(*p);
 	*p = NULL;
@@ -48,7 +68,7 @@ float *pool_take(struct pool *p)
 	if (p->waiting > 0)
 		buffer = p->buffer[--p->waiting];
 	pthread_mutex_unlock(&p->mutex);
-	return buffer ? buffer : mem_try(p->n, sizeof(float));
+	return buffer ? buffer : p->take(p->n * sizeof(float));
 }
 
 /* libzmq's free function, too. */
@@ -57,12 +77,13 @@ static void come_back(void *buffer, void *pool)
 	struct pool *p = pool;
 
 	pthread_mutex_lock(&p->mutex);
-	if (p->waiting < KEPT) {
+	if (p->waiting < p->most) {
 		p->buffer[p->waiting++] = buffer;
 		buffer = NULL;
 	}
 	pthread_mutex_unlock(&p->mutex);
-	free(buffer);
+	if (buffer)
+		p->give(buffer);
 }
 
 void pool_give(struct pool *p, float **buffer)

@@ -4,7 +4,7 @@
  * waits here to be filled again.
  *
  * Invariant: a buffer has one owner: who took it, a message, or the pool.
- * Thread: pool_take, pool_give, pool_send by one thread; buffers come back from any.
+ * Thread: any.
  */
 #ifndef COMMON_POOL_H
 #define COMMON_POOL_H
@@ -16,6 +16,11 @@ struct pool; /* opaque, see pool.c */
 
 /* Buffers of `n` floats. PS_ENOMEM. */
 int pool_new(struct pool **out, size_t n) PS_MUST_CHECK;
+/* The same in memory of the caller's kind, pinned for a GPU say, which is dear: what was taken once
+ * stays in the pool. take gives zeroed bytes aligned to 64, or NULL; both by any thread. NULL and
+ * NULL: as pool_new. */
+int pool_new_in(struct pool **out, size_t n, void *(*take)(size_t bytes),
+	void (*give)(void *memory)) PS_MUST_CHECK;
 /* Frees and nulls *p; every message must be closed. NULL is fine. */
 void pool_free(struct pool **p);
 /* A buffer aligned to 64 bytes, zero or as it was when it left; NULL: no memory. */

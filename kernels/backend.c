@@ -373,7 +373,7 @@ static void *ordinary_take(size_t bytes)
 
 const struct backend_memory *backend_memory(const struct backend *b)
 {
-	static const struct backend_memory ordinary = {ordinary_take, free};
+	static const struct backend_memory ordinary = {.take = ordinary_take, .give = free};
 	return b->device->memory ? b->device->memory : &ordinary;
 }
 

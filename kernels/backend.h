@@ -93,6 +93,7 @@ int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
  * works, slower). take: zeroed, aligned to 64 bytes; NULL: no memory. Any thread, also after the
  * backend is gone. */
 struct backend_memory {
+	int special; /* worth a copy to get there */
 	void *(*take)(size_t bytes);
 	void (*give)(void *memory);
 };

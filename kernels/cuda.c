@@ -268,7 +268,8 @@ static void pinned_give(void *memory)
 	cudaFreeHost(memory);
 }
 
-static const struct backend_memory cuda_memory = {pinned_take, pinned_give};
+static const struct backend_memory cuda_memory = {
+	.special = 1, .take = pinned_take, .give = pinned_give};
 
 static const char *cuda_why(const void *self)
 {

@@ -3,7 +3,7 @@
 #include <string.h>
 #include "kernels/cuda.h"
 
-#define BLOCK_STEPS 10 /* steps of local training in one graph */
+#define BLOCK_STEPS 20 /* most steps of local training in one graph */
 
 static int check(struct cuda *c, cudaError_t rc, const char *call)
 {
@@ -234,7 +234,7 @@ static int local_chunk(struct cuda *c, struct slot *s, const uint32_t *index, si
 	if (!rc)
 		rc = set_index(c, s, index, batch * steps);
 	for (size_t i = 0, n; i < steps && !rc; i += n) {
-		n = steps - i >= BLOCK_STEPS ? BLOCK_STEPS : 1;
+		n = steps - i < BLOCK_STEPS ? steps - i : BLOCK_STEPS;
 		rc = run_graph(c, batch, (int)n);
 	}
 	return rc;

@@ -69,6 +69,8 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.replay_bytes = or_default(o->replay_bytes, (uint64_t)256 << 20),
 		.stop = o->stop,
 		.stop_arg = o->stop_arg,
+		.take = o->take,
+		.give = o->give,
 	};
 	s->role = o->observer ? ROLE_OBSERVER : ROLE_WORKER;
 	s->data = (struct data_id){.n_train = o->data.n_train,
@@ -107,7 +109,7 @@ static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
 		return err_set(e, status, "%s", c->order.why);
 	c->welcome = c->order.welcome;
 	c->info = info_of(&c->welcome);
-	if (pool_new(&c->pool, c->info.n_params))
+	if (pool_new_in(&c->pool, c->info.n_params, o->take, o->give))
 		return err_set(e, PS_ENOMEM, "no memory for gradients");
 	return PS_OK;
 }
@@ -142,8 +144,8 @@ void cnnps_close(struct cnnps **c)
 {
 	if (!*c)
 		return;
+	(void)zmq_msg_close(&(*c)->view); /* may be the net's */
 	net_free(&(*c)->net);
-	(void)zmq_msg_close(&(*c)->view);
 	if ((*c)->gradient)
 		pool_give((*c)->pool, &(*c)->gradient);
 	pool_free(&(*c)->pool);

@@ -48,6 +48,11 @@ struct cnnps_options {
 	 * still get 5 s. */
 	int (*stop)(void *arg);
 	void *stop_arg;
+	/* NULL, or where gradients that go and weights that come are to lie: pinned memory, say,
+	 * for a GPU. take: zeroed, aligned to 64 bytes, NULL for none; called by both threads, like
+	 * give. */
+	void *(*take)(size_t bytes);
+	void (*give)(void *memory);
 	char why[256]; /* out: after a failure, one line for a person */
 };
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "common/log.h"
+#include "common/pool.h"
 #include "worker/net_impl.h"
 
 void net_end(struct net *n, int status, const char *why)
@@ -49,7 +50,8 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 			       ? PS_OK
 			       : err_set(&n->server_error, PS_EWRONGRUN,
 					 "%.150s: the model's size has changed", n->cfg.server);
-	if (wire_resize(n->wire, w->n_params))
+	if (wire_resize(n->wire, w->n_params) ||
+		(n->cfg.take && pool_new_in(&n->pool, w->n_params, n->cfg.take, n->cfg.give)))
 		return err_set(&n->server_error, PS_ENOMEM, "no memory for %llu parameters",
 			(unsigned long long)w->n_params);
 	n->n_params = w->n_params;
@@ -99,7 +101,13 @@ float *net_landing(struct net *n)
 {
 	struct order *o = pulling(n);
 
-	return o ? o->pull.w : NULL;
+	if (o && o->pull.w)
+		return o->pull.w;
+	if (!n->pool || (!o && n->ahead != AHEAD_ASKED))
+		return NULL;
+	if (!n->landing)
+		n->landing = pool_take(n->pool);
+	return n->landing;
 }
 
 /* The weights as one message with aligned values: the one that came, if it is like that. */
@@ -108,6 +116,8 @@ static int take_frame(struct net *n, const struct msg_params *p, zmq_msg_t *view
 	const struct slice *first = &p->slices.slice[0];
 	zmq_msg_t *frame = &n->in->frame[1];
 
+	if (n->landing && first->data == n->landing + first->offset)
+		return pool_send(n->pool, &n->landing, view);
 	if (p->slices.n == 1 && (const void *)first->data == zmq_msg_data(frame)) {
 		(void)zmq_msg_init(view);
 		return zmq_msg_move(view, frame) ? PS_ENET : PS_OK;

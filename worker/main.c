@@ -123,8 +123,9 @@ static int run(const struct worker_options *o, struct data *d, struct err *e)
 		.precision = o->precision,
 		.stop = is_stopped};
 	struct cnnps_options c;
+	const struct backend_memory *memory;
 	char device[64];
-	int status = trainer_probe(&t, device, sizeof device, e);
+	int status = trainer_probe(&t, device, sizeof device, &memory, e);
 
 	if (status)
 		return status;
@@ -133,6 +134,10 @@ static int run(const struct worker_options *o, struct data *d, struct err *e)
 	log_info("worker", "data", "dir=\"%s\" train=%u test=%u xxh3=%016llx", d->dir,
 		d->id.n_train, d->id.n_test, (unsigned long long)d->id.xxh3);
 	c = connection(o, &d->id, device);
+	if (memory->special) {
+		c.take = memory->take;
+		c.give = memory->give;
+	}
 	return live_again(&c, &t, e);
 }
 

@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/pool.h"
 #include "worker/net_impl.h"
 
 #define TICK_MS  100
@@ -296,6 +297,9 @@ static int open_all(struct net *n, struct err *e)
 
 static void free_all(struct net **n)
 {
+	if ((*n)->landing)
+		pool_give((*n)->pool, &(*n)->landing);
+	pool_free(&(*n)->pool);
 	session_free(&(*n)->session);
 	wire_free(&(*n)->wire);
 	free(*n);

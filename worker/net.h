@@ -30,6 +30,9 @@ struct net_config {
 	size_t replay_bytes;
 	int (*stop)(void *arg); /* NULL, or asked ten times a second by the baton's holder */
 	void *stop_arg;
+	void *(*take)(
+		size_t bytes); /* NULL, or where weights are to lie; as struct cnnps_options */
+	void (*give)(void *memory);
 };
 
 enum order_kind {

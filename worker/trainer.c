@@ -181,7 +181,8 @@ int trainer_run(
 	return status;
 }
 
-int trainer_probe(const struct trainer_config *cfg, char *name, size_t size, struct err *e)
+int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
+	const struct backend_memory **memory, struct err *e)
 {
 	struct backend_options o = {.device = cfg->device,
 		.threads = cfg->threads,
@@ -195,6 +196,7 @@ int trainer_probe(const struct trainer_config *cfg, char *name, size_t size, str
 		status = backend_new(&b, m, &o, e);
 	if (!status) {
 		snprintf(name, size, "%s", backend_name(b));
+		*memory = backend_memory(b);
 		backend_free(&b);
 	}
 	free(m);

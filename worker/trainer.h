@@ -33,8 +33,8 @@ struct trainer_work {
 int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work,
 	struct err *e) PS_MUST_CHECK;
 /* Can gradients be computed on this device (cfg->data may be empty)? PS_EUSAGE if not; else its
- * name for people. */
-int trainer_probe(
-	const struct trainer_config *cfg, char *name, size_t size, struct err *e) PS_MUST_CHECK;
+ * name for people, and the memory that it copies quickly from and to. */
+int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
+	const struct backend_memory **memory, struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -2,6 +2,7 @@
  * cnnps_gradient and cnnps_view of cnnps.h against a fake server. */
 #include "tests/unit/fake_server.h"
 #include "common/log.h"
+#include "common/mem.h"
 #include "worker/cnnps.h"
 #include "common/pool.h"
 
@@ -143,11 +144,83 @@ static void a_view_stays_as_it_is_until_the_next_one(void **state)
 	assert_true(view.w[0] == -5 && view.w[FAKE_PARAMS - 1] == -5);
 }
 
+/* ---- memory of the program's kind ----------------------------------------------------------- */
+
+static struct {
+	_Atomic int taken, given;
+} special;
+
+static void *special_take(size_t bytes)
+{
+	special.taken++;
+	return mem_try(bytes, 1);
+}
+
+static void special_give(void *memory)
+{
+	special.given++;
+	free(memory);
+}
+
+static void special_memory_is_taken_once_and_given_back(void **state)
+{
+	float *buffer[40];
+	struct pool *pool;
+
+	(void)state;
+	special.taken = special.given = 0;
+	assert_int_equal(pool_new_in(&pool, FLOATS, special_take, special_give), 0);
+	for (int round = 0; round < 3; round++) {
+		for (size_t i = 0; i < 40; i++)
+			buffer[i] = pool_take(pool);
+		for (size_t i = 0; i < 40; i++)
+			pool_give(pool, &buffer[i]);
+	}
+	assert_int_equal(special.taken, 40);
+	assert_int_equal(special.given, 0);
+	pool_free(&pool);
+	assert_int_equal(special.given, 40);
+}
+
+static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
+{
+	struct cnnps_options o = {.server = fake.url,
+		.connect_ms = 10000,
+		.take = special_take,
+		.give = special_give};
+	struct cnnps_weights view;
+
+	(void)state;
+	log_set_level(LOG_ERROR);
+	special.taken = special.given = 0;
+	fake_start(&fake);
+	assert_int_equal(cnnps_connect(&client, &o), 0);
+	for (int i = 1; i <= 20; i++) {
+		int before = special.taken;
+		fake_set(&fake, &fake.how.two_slices, i % 2);
+		if (i % 3 == 0)
+			assert_int_equal(cnnps_prefetch(client), 0);
+		assert_int_equal(cnnps_view(client, &view), 0);
+		assert_int_equal((uintptr_t)view.w % 64, 0); /* no message's is, behind its head */
+		for (int k = 0; k < FAKE_PARAMS; k++)
+			assert_true(view.w[k] == -(float)(i - 1));
+		if (i == 1)
+			assert_true(special.taken > before);
+		push_gradient(1);
+		assert_int_equal(cnnps_flush(client, 1, 10000), 0);
+	}
+	assert_in_range(special.taken, 2, 10);
+	tear_down(NULL);
+	assert_int_equal(special.given, special.taken);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_buffer_comes_back_when_its_message_is_closed),
 		cmocka_unit_test(more_buffers_than_the_pool_keeps_are_freed),
+		cmocka_unit_test(special_memory_is_taken_once_and_given_back),
+		cmocka_unit_test(weights_and_gradients_lie_where_the_program_wants_them),
 		cmocka_unit_test_setup_teardown(gradients_made_in_place_arrive, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_part_of_the_buffer_is_copied, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

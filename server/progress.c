@@ -78,6 +78,9 @@ void progress_effect(
 
 	if (work && p->begin_ms == 0)
 		begin(p, c, now_ms);
+	if (work && e->msg.type == MSG_GRANT && e->msg.grant.kind == GRANT_TRAIN &&
+		core_stats(c)->images == p->epoch_images)
+		p->epoch_ms = now_ms; /* what evaluation took before is not this epoch's */
 	if (work && e->msg.type == MSG_ACK)
 		p->end_ms = now_ms;
 	if (e->kind == EFFECT_EPOCH)

@@ -17,7 +17,7 @@ struct progress {
 	uint64_t start_ms; /* of the process */
 	uint64_t begin_ms; /* first work given out or first update, in this life; 0: not yet */
 	uint64_t end_ms;   /* last training epoch over, or newest update; 0: not yet */
-	uint64_t epoch_ms; /* the epoch in training began, or this life did */
+	uint64_t epoch_ms; /* the epoch in training began, with its first lease, or this life did */
 	uint64_t epoch_images, epoch_updates;        /* counted by then */
 	double epoch_rate;                           /* images/s of the newest epoch that ended */
 	uint64_t rate_ms, rate_images, rate_updates; /* at the newest measurement */

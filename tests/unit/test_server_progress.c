@@ -159,6 +159,30 @@ static void an_epoch_is_one_log_line_with_its_rate(void **state)
 		"test_loss=0.2500 images_per_s=100\n");
 }
 
+/* One worker evaluates for four seconds, then trains the second epoch in two. */
+static void evaluation_is_not_of_the_next_epoch(void **state)
+{
+	(void)state;
+	begin("--model;fc:10;--epochs;2;--warm-updates;0;--lease-batches;100");
+	lab_join(&worker, "", 200, 100);
+	lab_lease(&worker);
+	watch();
+	log_set_level(LOG_ERROR);
+	batch_at((struct work){0, 0, 1}, 2000);
+	batch_at((struct work){0, 1, 1}, 3000);
+	assert_int_equal(lab_lease(&worker)->kind, GRANT_EVAL);
+	watch();
+	worker.now_ms = 7000;
+	lab_result(&worker, 93, 25);
+	watch();
+	assert_true(progress.epoch_rate == 100);
+	assert_int_equal(lab_lease(&worker)->kind, GRANT_TRAIN);
+	watch();
+	batch_at((struct work){1, 0, 1}, 8000);
+	batch_at((struct work){1, 1, 1}, 8250);
+	assert_true(progress.epoch_rate == 160);
+}
+
 static void a_rate_is_measured_over_a_second(void **state)
 {
 	struct progress_view v;
@@ -210,6 +234,7 @@ int main(void)
 		cmocka_unit_test_teardown(
 			seconds_run_from_the_first_work_to_the_last_epoch, tear_down),
 		cmocka_unit_test_teardown(an_epoch_is_one_log_line_with_its_rate, tear_down),
+		cmocka_unit_test_teardown(evaluation_is_not_of_the_next_epoch, tear_down),
 		cmocka_unit_test_teardown(a_rate_is_measured_over_a_second, tear_down),
 		cmocka_unit_test_teardown(a_vectors_time_is_that_of_its_updates, tear_down),
 	};

@@ -1,0 +1,311 @@
+"""Clusters of containers for the fault tests: deploy/compose.yaml as it is, under a name of their own.
+
+The image has this build's programs in what deploy/Dockerfile calls `runtime`, so that nothing is
+compiled twice. Whatever is made here carries the process id in its name and is removed by close().
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+
+import numpy as np
+
+import safetensors
+from flavour import BUILD, PATIENCE, ROOT
+from lab import until
+from ledger import LEDGER
+
+FILES = ("deploy/compose.yaml", "tests/fault/small_disk.yaml")
+PROGRAMS = ("cnn-ps", "cnn-worker", "cnn-ctl", "tests/tools/ledger_worker")
+SOON = 60 * PATIENCE
+KEYS = "/keys/worker.key"
+SERVER = "tcp://server:5555"
+# as deploy/compose.yaml has it for its workers
+CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true",
+            "--memory", "1g", "--memory-swap", "1g", "--pids-limit", "128")
+
+
+class NoEngine(Exception):
+    """No container can be run here; why."""
+
+
+def call(argv, seconds=120, check=True, **how):
+    done = subprocess.run([str(a) for a in argv], cwd=ROOT, capture_output=True, text=True,
+                          timeout=seconds, **how)
+    assert not check or done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+    return done
+
+
+def docker(*argv, **how):
+    return call(["docker", *argv], **how).stdout.strip()
+
+
+def inspect(container, what):
+    return docker("inspect", "--format", "{{%s}}" % what, container)
+
+
+# ---- images --------------------------------------------------------------------------------------
+
+
+def _needs():
+    """Raise NoEngine unless containers with this build's programs can be run here."""
+    if not shutil.which("docker"):
+        raise NoEngine("no docker")
+    try:
+        if call(["docker", "info"], seconds=20, check=False).returncode:
+            raise NoEngine("no Docker engine answers")
+    except subprocess.TimeoutExpired:
+        raise NoEngine("the Docker engine does not answer") from None
+    compose_command()
+    with open("/etc/os-release") as file:
+        if "bookworm" not in file.read():
+            raise NoEngine("this build's programs need the libraries of Debian 12")
+
+
+def compose_command():
+    for argv in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(argv[0]) and call([*argv, "version"], check=False).returncode == 0:
+            return argv
+    raise NoEngine("neither 'docker compose' nor docker-compose")
+
+
+class Images:
+    """Two images with the same programs: .first and .second."""
+
+    def __init__(self, directory):
+        _needs()
+        name = f"cnn-test-{os.getpid()}"
+        self.first, self.second, self.runtime = f"{name}:first", f"{name}:second", f"{name}:runtime"
+        self.base = None
+        try:
+            self._build(directory)
+        except (AssertionError, subprocess.TimeoutExpired) as no:
+            self.close()
+            raise NoEngine(f"no image can be built: {' '.join(str(no).split())[-200:]}") from None
+
+    def _build(self, directory):
+        for name in PROGRAMS:
+            shutil.copy(BUILD / name, directory)
+        files = " ".join(os.path.basename(p) for p in PROGRAMS)
+        before = docker("images", "--format", "{{.Repository}}:{{.Tag}}").split()
+        base = call(["deploy/base_image.sh"], seconds=300).stdout.strip()
+        self.base = None if base in before else base
+        docker("build", "-q", "-f", "deploy/Dockerfile", "--target", "runtime",
+               "--build-arg", f"BASE={base}", "-t", self.runtime, ".", seconds=300)
+        for tag in (self.first, self.second):
+            text = f"FROM {self.runtime}\nCOPY {files} /usr/local/bin/\nLABEL cnn-ps.test={tag}\n"
+            (directory / "Dockerfile").write_text(text)
+            docker("build", "-q", "-t", tag, directory)
+
+    def close(self):
+        for tag in filter(None, (self.first, self.second, self.runtime, self.base)):
+            docker("image", "rm", tag, check=False)
+
+
+# ---- clusters ------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """One server and `size` workers that the faults are for."""
+
+    def __init__(self, name, images, data, size, env):
+        self.project = f"cnn-{name}-{os.getpid()}"
+        self.compose_argv = compose_command()
+        self.images = images
+        self.size = size
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "COMPOSE_"))}
+        self.env = dict(clean, COMPOSE_PROJECT_NAME=self.project, CNN_IMAGE=images.first,
+                        CNN_IMAGES=str(data), CNN_DEAD_MS="2000", CNN_CHECKPOINT_MS="50")
+        self.env.update({k: str(v) for k, v in env.items()})
+        try:
+            self.start()
+        except Exception:
+            self.close()
+            raise
+
+    def compose(self, *argv, **how):
+        files = [word for f in FILES for word in ("-f", f)]
+        return call([*self.compose_argv, *files, *argv], env=self.env, **how).stdout
+
+    def containers(self, service, *flags):
+        return docker("ps", "-q", "--no-trunc", *flags, "--filter",
+                      f"label=com.docker.compose.project={self.project}", "--filter",
+                      f"label=com.docker.compose.service={service}").split()
+
+    @property
+    def network(self):
+        return f"{self.project}_cluster"
+
+    @property
+    def server(self):
+        return self.containers("server", "-a")[0]
+
+    @property
+    def holder(self):
+        return self.containers("holder")[0]
+
+    def status(self):
+        """What the server says, or None."""
+        done = call(["docker", "exec", self.server, "cnn-ctl", "--key", "/keys/observer.key",
+                     "status"], check=False, seconds=30)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def ask(self, key):
+        return until(self.status, SOON, "the server answers")[key]
+
+    def at_work(self):
+        """Wait until all workers are there and something more has been applied."""
+        self.ask("state")
+
+        def complete():
+            s = self.status()
+            return s and s["live_workers"] == self.size and s
+        begun = until(complete, SOON, f"{self.size} workers are there")
+        assert begun["state"] == "training", f"{begun['state']}: the run ended before the faults"
+        until(lambda: (self.status() or begun)["version"] > begun["version"] + self.size, SOON,
+              "updates are applied")
+
+    def goes_on(self):
+        """Wait until something more has been applied, by whoever is there."""
+        version = self.ask("version")
+        until(lambda: (self.status() or {"version": 0})["version"] > version, SOON,
+              "the others go on")
+
+    def logs(self):
+        said = (call(["docker", "logs", "--tail", "12", c], check=False)
+                for c in [self.server, *self.workers("-a")])
+        return "\n".join(s.stderr + s.stdout[-200:] for s in said)
+
+    def stranger(self, *options, prepare="true"):
+        """A container with a key of its own making, or none: its exit status and what it said."""
+        script = f"{prepare} && exec cnn-worker --server {SERVER} --data /data --threads 1 \"$@\""
+        done = call(["docker", "run", "--rm", *CONFINED, "--network", self.network, "-v",
+                     f"{self.project}_worker-keys:/keys:ro", "-v",
+                     f"{self.env['CNN_IMAGES']}:/data:ro", self.images.first, "sh", "-euc", script,
+                     "sh", *options], check=False)
+        return done.returncode, done.stderr
+
+    def close(self):
+        self.compose("down", "--volumes", "--timeout", "1", check=False)
+
+
+class Training(Cluster):
+    """Workers that train, by compose."""
+
+    def start(self):
+        self.compose("up", "-d", "--scale", f"worker={self.size}")
+        self.at_work()
+
+    def workers(self, *flags):
+        return self.containers("worker", *flags)
+
+    def scale(self, n):
+        self.size = n
+        self.compose("up", "-d", "--no-deps", "--scale", f"worker={n}", "worker")
+
+    def replace_workers(self):
+        self.compose("up", "-d", "--no-deps", "--scale", f"worker={self.size}", "worker")
+
+    def result(self, seconds=600):
+        """The server's last line."""
+        code = docker("wait", self.server, seconds=seconds)
+        assert code == "0", self.logs()
+        said = call(["docker", "logs", self.server]).stdout.splitlines()
+        return json.loads(said[-1])
+
+
+class Ledger(Cluster):
+    """Workers that push the ledger gradient, each with coordinates of its own."""
+
+    PUSHES, MOST, PACE = 6000, 5, 20
+
+    def __init__(self, name, images, data, size, env):
+        plain = {"CNN_" + option[2:].upper().replace("-", "_"): value
+                 for option, value in zip(LEDGER[::2], LEDGER[1::2])}
+        plain["CNN_MODEL"] = f"vector:{self.PUSHES * self.MOST}"
+        super().__init__(name, images, data, size, dict(plain, **env))
+
+    def name(self, index):
+        return f"{self.project}-ledger-{index}"
+
+    def run(self, index):
+        docker("run", "-d", "--name", self.name(index), *CONFINED, "--restart", "on-failure",
+               "--network", self.network, "-v", f"{self.project}_worker-keys:/keys:ro",
+               self.env["CNN_IMAGE"], "ledger_worker", SERVER, index, self.PUSHES, self.PACE, 8, KEYS)
+
+    def start(self):
+        self.compose("up", "-d", "--scale", "worker=0")
+        for i in range(self.size):
+            self.run(i)
+        self.at_work()
+
+    def workers(self, *flags):
+        return docker("ps", "-q", "--no-trunc", *flags, "--filter", f"name={self.project}-ledger-").split()
+
+    def scale(self, n):
+        there = docker("ps", "-a", "--format", "{{.Names}}").split()
+        for i in range(self.size, n):
+            if self.name(i) in there:
+                docker("start", self.name(i))
+            else:
+                self.run(i)
+        for i in range(n, self.size):
+            docker("stop", self.name(i))
+        self.size = n
+
+    def replace_workers(self):
+        for i in range(self.size):
+            docker("stop", self.name(i))
+            docker("rm", self.name(i))
+            self.run(i)
+
+    def tally(self, file):
+        """Drain the server: (pushes applied, acknowledged ones that were lost, applied twice)."""
+        self.compose("stop", "server")
+        docker("exec", self.holder, "cnn-ctl", "export", "--checkpoint", "/checkpoints",
+               "/dev/shm/w.safetensors")
+        with file.open("wb") as out:
+            subprocess.run(["docker", "exec", self.holder, "cat", "/dev/shm/w.safetensors"],
+                           stdout=out, check=True, timeout=60)
+        weights = safetensors.flat(file).reshape(self.MOST, self.PUSHES)
+        lost = twice = 0
+        for index, row in enumerate(weights):
+            done = int((row != 0).sum())
+            holes = int((row[:done] == 0).sum())
+            lost += max(holes, self.acknowledged(index) - done)
+            twice += int((row < -1).sum())
+            assert not np.setdiff1d(row, [0, -1, -2]).size
+        return int((weights != 0).sum()), lost, twice
+
+    def acknowledged(self, index):
+        said = call(["docker", "logs", self.name(index)], check=False).stdout
+        return max([int(n) for n in re.findall(r"acked (\d+)$", said, re.M)], default=0)
+
+    def close(self):
+        for container in self.workers("-a"):
+            docker("rm", "-f", container, check=False)
+        super().close()
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def used(container):
+    """Bytes that its control group counts."""
+    return int(docker("exec", container, "sh", "-c", "cat /sys/fs/cgroup/memory.current "
+                      "/sys/fs/cgroup/memory/memory.usage_in_bytes 2>/dev/null | head -n 1"))
+
+
+def run_out_of_memory(container):
+    """Its limit is what it has now; then files in its memory take that away: the kernel kills."""
+    before, begun = int(inspect(container, ".RestartCount")), int(time.time())
+    limit = used(container) + (4 << 20)
+    docker("update", "--memory", limit, "--memory-swap", limit, container)
+    docker("exec", container, "sh", "-c", "head -c 60M /dev/zero >/dev/shm/fill", check=False)
+    until(lambda: int(inspect(container, ".RestartCount")) > before, SOON, "it is started again")
+    docker("update", "--memory", "1g", "--memory-swap", "1g", container)
+    events = docker("events", "--since", begun, "--until", int(time.time()) + 1, "--filter",
+                    f"container={container}", "--filter", "event=oom")
+    assert events, "it ended, but not for want of memory"

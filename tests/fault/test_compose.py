@@ -1,0 +1,218 @@
+"""Rows C1 to C17: the cluster of deploy/compose.yaml, and what befalls its containers.
+
+Every fault goes through both ledgers: a cluster whose pushes can be found again in the weights, and
+one that trains, whose images are counted and whose accuracy is that of an undisturbed run.
+"""
+import time
+
+import pytest
+
+from containers import SOON, Images, Ledger, NoEngine, Training, docker, inspect, run_out_of_memory
+from lab import until
+
+SIZE = 3
+TRAIN, POINT = 60000, 0.01
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Images with this build's programs, or why there are none."""
+    try:
+        images = Images(tmp_path_factory.mktemp("image"))
+    except NoEngine as no:
+        yield no
+        return
+    yield images
+    images.close()
+
+
+@pytest.fixture
+def cluster(built, figure, data):
+    """Makes clusters: cluster(Training, CNN_EPOCHS=8). Without an engine the test is skipped."""
+    made = []
+
+    def make(kind, **env):
+        if isinstance(built, NoEngine):
+            figure.cannot("C1", f"no containers: {built}")
+        made.append(kind(kind.__name__.lower(), built, data, SIZE, env))
+        return made[-1]
+    yield make
+    for c in made:
+        c.close()
+
+
+# ---- faults: each leaves a cluster that shall come back to work by itself ---------------------------
+
+
+def deaths(c):
+    return c.ask("counters")["deaths"]
+
+
+def given_up(c, before):
+    """A worker counts as dead, and the others go on."""
+    until(lambda: deaths(c) > before, SOON, "it is given up")
+    c.goes_on()
+
+
+def a_worker_is_killed(c):
+    worker = c.workers()[0]
+    docker("kill", worker)
+    c.goes_on()
+    docker("start", worker)
+
+
+def a_worker_is_stopped(c):
+    worker = c.workers()[1]
+    docker("stop", worker)
+    c.goes_on()
+    docker("start", worker)
+
+
+def a_worker_is_paused_past_its_death(c):
+    worker, before = c.workers()[0], deaths(c)
+    docker("pause", worker)
+    given_up(c, before)
+    docker("unpause", worker)
+
+
+def a_worker_loses_its_network(c):
+    worker, before = c.workers()[1], deaths(c)
+    docker("network", "disconnect", c.network, worker)
+    given_up(c, before)
+    docker("network", "connect", c.network, worker)
+
+
+def a_worker_has_no_memory_left(c):
+    run_out_of_memory(c.workers()[0])
+
+
+def workers_are_added(c):
+    c.scale(SIZE + 2)
+    c.at_work()
+
+
+def workers_are_taken_away(c):
+    c.scale(SIZE)
+
+
+def the_server_is_killed(c):
+    docker("kill", c.server)
+    docker("start", c.server)
+
+
+def the_server_is_stopped(c):
+    """A drain: workers are told and end. Whoever stops it starts them again, as `up` does."""
+    crew = c.workers()
+    docker("stop", c.server)
+    docker("start", c.server, *crew)
+
+
+def the_server_is_paused(c):
+    docker("pause", c.server)
+    docker("exec", c.holder, "sleep", 3)
+    docker("unpause", c.server)
+
+
+def the_server_loses_its_network(c):
+    before = deaths(c)
+    docker("network", "disconnect", c.network, c.server)
+    until(lambda: deaths(c) >= before + SIZE, SOON, "all are given up")
+    docker("network", "connect", "--alias", "server", c.network, c.server)
+
+
+def the_server_has_no_memory_left(c):
+    run_out_of_memory(c.server)
+
+
+def the_checkpoint_volume_is_full(c):
+    docker("exec", c.holder, "sh", "-c", "head -c 100M /dev/zero >/checkpoints/fill", check=False)
+    until(lambda: c.ask("degraded"), SOON, "the server says that it cannot save")
+    docker("exec", c.holder, "rm", "/checkpoints/fill")
+    until(lambda: not c.ask("degraded"), SOON, "it can save again")
+
+
+def all_are_killed_at_once(c):
+    everybody = [c.server, *c.workers()]
+    docker("kill", *everybody)
+    docker("start", *everybody)
+
+
+def the_image_is_replaced(c):
+    """Workers first, then the server."""
+    c.env["CNN_IMAGE"] = c.images.second
+    c.replace_workers()
+    c.goes_on()
+    crew = c.workers()
+    c.compose("up", "-d", "--no-deps", "server")
+    docker("start", *crew)
+    for container in [c.server, *c.workers()]:
+        assert inspect(container, ".Config.Image") == c.images.second
+
+
+def refused(c, *options, prepare="true"):
+    """A stranger's container: status 9, one line, and the workers of the cluster do not notice."""
+    before = c.ask("counters")
+    code, said = c.stranger(*options, prepare=prepare)
+    bad = [line for line in said.splitlines() if not line.startswith("info")]
+    assert (code, len(bad)) == (9, 1), said
+    after = c.ask("counters")
+    for what in ("deaths", "rejoins", "overruled", "refusals"):
+        assert after[what] == before[what], what
+    return after["keys_refused"] - before["keys_refused"]
+
+
+def a_container_has_a_wrong_key(c):
+    assert refused(c, "--key", "/dev/shm/keys/worker.key", prepare="cnn-ctl keygen /dev/shm/keys && "
+                   "cp /keys/server.pub /dev/shm/keys/server.pub") > 0
+
+
+def a_container_has_no_key(c):
+    refused(c)
+
+
+FAULTS = (workers_are_added, workers_are_taken_away, a_worker_is_killed, a_worker_is_stopped,
+          a_worker_is_paused_past_its_death, a_worker_loses_its_network, a_worker_has_no_memory_left,
+          the_server_is_killed, the_server_is_stopped, the_server_is_paused,
+          the_server_loses_its_network, the_server_has_no_memory_left, the_checkpoint_volume_is_full,
+          the_image_is_replaced, all_are_killed_at_once, a_container_has_a_wrong_key,
+          a_container_has_no_key)
+
+
+def go_through(c):
+    for fault in FAULTS:
+        begun = time.monotonic()
+        try:
+            fault(c)
+            c.at_work()
+            print(f"{fault.__name__}: {time.monotonic() - begun:.1f} s")
+        except Exception as bad:
+            raise AssertionError(f"{fault.__name__}: {bad}\n{c.logs()}") from bad
+
+
+# ---- the two ledgers -------------------------------------------------------------------------------
+
+
+def test_compose_ledger(cluster, figure, tmp_path):
+    """Every push that was acknowledged is in the weights, and none is there twice."""
+    c = cluster(Ledger)
+    go_through(c)
+    applied, lost, twice = c.tally(tmp_path / "w.safetensors")
+    assert applied > 0
+    figure("C1", lost, f"acknowledged pushes lost of {applied}, {len(FAULTS)} faults", lost == 0, "lost")
+    figure("C1", twice, "pushes applied twice", twice == 0, "twice")
+
+
+def test_compose_training(cluster, figure, full):
+    """Images count once per epoch whatever happens, and the net is as good as if nothing had."""
+    epochs = 40 if full else 20
+    run = {"CNN_MODEL": "seed:32", "CNN_EPOCHS": epochs, "CNN_THREADS": 1, "CNN_MIN_WORKERS": 1}
+    c = cluster(Training, **run)
+    go_through(c)
+    result = c.result()
+    c.close()
+    calm = cluster(Training, **run).result()
+    wrong = sum(n != TRAIN for n in result["images_per_epoch"])
+    figure("C2", wrong, f"of {epochs} epochs with a wrong number of images, {len(FAULTS)} faults",
+           wrong == 0 and len(result["images_per_epoch"]) == epochs, "images")
+    figure("C2", calm["accuracy"] - result["accuracy"], "less accuracy than undisturbed",
+           abs(calm["accuracy"] - result["accuracy"]) <= POINT, "accuracy")

@@ -1,4 +1,4 @@
-"""Clusters of containers for the fault tests: deploy/compose.yaml as it is, under a name of their own.
+"""Clusters of containers for the fault tests: deploy/compose.yaml as it is, under their own name.
 
 The image has this build's programs in what deploy/Dockerfile calls `runtime`, so that nothing is
 compiled twice. Whatever is made here carries the process id in its name and is removed by close().
@@ -233,7 +233,8 @@ class Ledger(Cluster):
     def run(self, index):
         docker("run", "-d", "--name", self.name(index), *CONFINED, "--restart", "on-failure",
                "--network", self.network, "-v", f"{self.project}_worker-keys:/keys:ro",
-               self.env["CNN_IMAGE"], "ledger_worker", SERVER, index, self.PUSHES, self.PACE, 8, KEYS)
+               self.env["CNN_IMAGE"], "ledger_worker", SERVER, index, self.PUSHES, self.PACE, 8,
+               KEYS)
 
     def start(self):
         self.compose("up", "-d", "--scale", "worker=0")
@@ -242,7 +243,8 @@ class Ledger(Cluster):
         self.at_work()
 
     def workers(self, *flags):
-        return docker("ps", "-q", "--no-trunc", *flags, "--filter", f"name={self.project}-ledger-").split()
+        return docker("ps", "-q", "--no-trunc", *flags, "--filter",
+                      f"name={self.project}-ledger-").split()
 
     def scale(self, n):
         there = docker("ps", "-a", "--format", "{{.Names}}").split()

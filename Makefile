@@ -1,6 +1,7 @@
 # cnn-ps: one Makefile for everything.
 #
-# Targets:  all (default)  demo  test  data  lint  bench  faults  asan  ubsan  tsan  clean  deps
+# Targets:  all (default)  demo  test  data  lint  bench  faults  cluster  cluster-faults  asan  ubsan
+#           tsan  clean  deps
 #           gpu-test  gpu-bench  bundle (tests/gpu/gpu.mk)  ladder (kernels/ladder/ladder.mk)
 # Knobs:    V=1 (show commands)  FLAVOUR=release|asan|ubsan|tsan  CC=clang  CUDA=0 (leave CUDA out)
 #
@@ -34,7 +35,7 @@ PKG_CFLAGS  := $(shell pkg-config --cflags $(PKGS))
 LIBS.base   := $(shell pkg-config --libs $(PKGS.base)) -lm
 LIBS.server := $(shell pkg-config --libs $(PKGS.server))
 LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
-else ifneq ($(filter-out demo test data lint bench cluster faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean,$(or $(MAKECMDGOALS),all)),)
+else ifneq ($(filter-out demo test data lint bench cluster cluster-faults faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean,$(or $(MAKECMDGOALS),all)),)
 $(error libraries are missing: run deploy/setup.sh as root)
 endif
 LIBS.cuda   :=
@@ -101,7 +102,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: all demo test data lint bench cluster asan ubsan tsan clean deps tests units faults
+.PHONY: all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
@@ -224,6 +225,12 @@ bench:
 # Needs Docker and nothing else: everything is built in an image.
 cluster:
 	@deploy/cluster.sh
+# Faults of containers: five minutes. Starts an engine where none answers, and stops that one again.
+cluster-faults: deps
+	@$(MAKE) $(JOBS) tests
+	@engine=$$(deploy/docker_engine.sh start); export CNN_DATA="$$(deploy/data.sh)" CNN_CLUSTER=1; \
+		$(call PYTEST) tests/fault/test_compose.py; rc=$$?; \
+		[ -z "$$engine" ] || deploy/docker_engine.sh stop; exit $$rc
 docs/options.md: $(BINARIES)
 	@tests/lint/options.sh $(B) >$@.tmp && mv $@.tmp $@
 clean:

@@ -1,192 +1,16 @@
 /*
- * options.c - one row per option; then the rules that need more than one value or the machine.
+ * options.c - one row per option, and what they make of the configuration.
  */
-#include "server/options.h"
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include "common/opt.h"
 #include "server/core/lbfgs.h"
-#include "server/mode_options.h"
+#include "server/options_impl.h"
 
-#define PROGRAM        "cnn-ps"
 #define MOST_EXACT     1e15 /* whole numbers up to 2^53 are exact in a row */
 #define MOST_MS        3600000
 #define MOST_FORGET_MS 604800000
 
-/* The rows' destinations, in the types that opt.h knows. */
-struct raw {
-	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *allow;
-	struct mode_raw modes;
-	int64_t epochs, batch, seed, max_updates, max_staleness, warm_updates, lease_batches;
-	int64_t eval_images, min_workers, max_workers, push_window, replay_window;
-	int64_t beat_ms, suspect_ms, dead_ms, forget_ms, recovery_ms, checkpoint_ms, memory_mb;
-	double lr, momentum, decay_square, eps, adagrad_init, weight_decay, clip_norm, max_norm;
-	double warmup, schedule_gamma, schedule_floor;
-	int64_t schedule_every;
-	int64_t journal_mb;
-	int durability;
-	int optimizer, schedule, stale_rate, log_level, accept_rollback, check_config, insecure;
-};
-
-static void complain(int *errors, const char *fmt, ...) PS_PRINTF(2, 3);
-static void complain(int *errors, const char *fmt, ...)
-{
-	struct err line;
-	char text[sizeof(line.text)];
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(text, sizeof(text), fmt, ap);
-	va_end(ap);
-	err_set(&line, PS_EUSAGE, "%s", text); /* takes control characters out */
-	fprintf(stderr, PROGRAM ": %s\n", line.text);
-	(*errors)++;
-}
-
-/* ---- the machine --------------------------------------------------------------------------- */
-
-/* "0".."65535", or "*". */
-static int is_port(const char *text)
-{
-	char *end;
-
-	if (strcmp(text, "*") == 0)
-		return 1;
-	if (text[0] == '\0' || strspn(text, "0123456789") != strlen(text))
-		return 0;
-	errno = 0;
-	return strtoul(text, &end, 10) <= 65535 && errno == 0;
-}
-
-/* HOST:PORT with something on both sides; an IPv6 host stands in brackets. */
-static int is_address(const char *text)
-{
-	const char *colon = strrchr(text, ':');
-	size_t host = colon ? (size_t)(colon - text) : 0;
-
-	if (host == 0 || !is_port(colon + 1) || strpbrk(text, " /"))
-		return 0;
-	if (text[0] == '[')
-		return host > 2 && colon[-1] == ']';
-	return memchr(text, ':', host) == NULL;
-}
-
-static int is_bind(const char *text)
-{
-	return text && strncmp(text, "tcp://", 6) == 0 && is_address(text + 6);
-}
-
-/* HOST:PORT, or a PORT of this machine alone. */
-static int is_http(const char *text)
-{
-	return is_address(text) || is_port(text);
-}
-
-static void check_addresses(const struct raw *r, int *errors)
-{
-	if (r->bind && !is_bind(r->bind))
-		complain(errors, "--bind: \"%.100s\": expected tcp://HOST:PORT, PORT 0 to 65535",
-			r->bind);
-	if (r->http && r->http[0] && (!is_http(r->http) || strchr(r->http, '*')))
-		complain(errors,
-			"--http: \"%.100s\": expected HOST:PORT or PORT, 0 to 65535, or \"\"",
-			r->http);
-}
-
-/* The address of --bind, without its port and brackets, is this machine's own. */
-static int is_loopback(const char *bind)
-{
-	char host[64];
-	struct in_addr four;
-	struct in6_addr six;
-	const char *from = bind + strlen("tcp://"), *colon = strrchr(from, ':');
-	size_t n = (size_t)(colon - from), bracket = from[0] == '[';
-
-	if (n >= sizeof(host))
-		return 0;
-	snprintf(host, sizeof(host), "%.*s", (int)(n - 2 * bracket), from + bracket);
-	if (inet_pton(AF_INET, host, &four) == 1)
-		return ntohl(four.s_addr) >> 24 == 127;
-	return inet_pton(AF_INET6, host, &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six);
-}
-
-static void check_keys(const struct raw *r, int *errors)
-{
-	int key = r->key && r->key[0];
-
-	if (key && r->insecure)
-		complain(errors, "--key, --insecure: only one of them");
-	if (!key && r->allow && r->allow[0])
-		complain(errors, "--allow: needs --key");
-	if (!key && !r->insecure && is_bind(r->bind) && !is_loopback(r->bind))
-		complain(errors,
-			"--bind: \"%.100s\" is open to the network: give --key FILE (cnn-ctl "
-			"keygen "
-			"DIR makes one), or --insecure",
-			r->bind);
-}
-
-/* The directory is there and can be written to, or its parent is and can. */
-static void check_directory(const char *dir, int *errors)
-{
-	struct stat st;
-	size_t n = strlen(dir);
-
-	if (stat(dir, &st) == 0) {
-		if (!S_ISDIR(st.st_mode))
-			complain(errors, "--checkpoint-dir: %.200s is not a directory", dir);
-		else if (faccessat(AT_FDCWD, dir, R_OK | W_OK | X_OK, AT_EACCESS) != 0)
-			complain(errors, "--checkpoint-dir: %.200s: %s", dir, strerror(errno));
-		return;
-	}
-	if (errno != ENOENT) {
-		complain(errors, "--checkpoint-dir: %.200s: %s", dir, strerror(errno));
-		return;
-	}
-	while (n > 1 && dir[n - 1] == '/')
-		n--;
-	while (n > 0 && dir[n - 1] != '/')
-		n--;
-	char parent[4096] = ".";
-	if (n >= sizeof(parent)) {
-		complain(errors, "--checkpoint-dir: %.50s... is too long", dir);
-		return;
-	}
-	if (n > 0)
-		memcpy(parent, dir, n);
-	if (faccessat(AT_FDCWD, parent, W_OK | X_OK, AT_EACCESS) != 0)
-		complain(errors, "--checkpoint-dir: %.200s cannot be created: %s", dir,
-			strerror(errno));
-}
-
-static void check_files(const struct raw *r, int *errors)
-{
-	if (r->checkpoint_dir && r->checkpoint_dir[0])
-		check_directory(r->checkpoint_dir, errors);
-	if (r->init && r->init[0] && faccessat(AT_FDCWD, r->init, R_OK, AT_EACCESS) != 0)
-		complain(errors, "--init: %.200s: %s", r->init, strerror(errno));
-}
-
-/* ---- values that depend on each other ------------------------------------------------------ */
-
-static void check_model(const struct raw *r, struct model *m, int *errors)
-{
-	const struct shape mnist = {.c = 1, .h = 28, .w = 28};
-	struct err e;
-
-	m->n_params = 0;
-	if (r->model && model_parse(m, r->model, mnist, &e) != 0) {
-		complain(errors, "--model: %s", e.text);
-		m->n_params = 0;
-	}
-}
+/* ---- what was not given -------------------------------------------------------------------- */
 
 /* What an optimizer gets that was not told otherwise: PyTorch's constants, and rates that suit
  * MNIST with the demo's model (docs/modes.md). */
@@ -215,66 +39,30 @@ static enum optim_kind optim_of(const struct raw *r)
 	return r->optimizer > NOT_GIVEN ? (enum optim_kind)r->optimizer : mode_optimizer(&r->modes);
 }
 
-static double lr_of(const struct raw *r)
+double options_rate(const struct raw *r)
 {
 	enum optim_kind optim = optim_of(r);
 
 	return given_or(r->lr, mode_rate(&r->modes, optim, usual[optim].lr));
 }
 
-static uint32_t epochs_of(const struct raw *r, const struct model *m)
+uint32_t options_epochs(const struct raw *r, const struct model *m)
 {
 	return (uint32_t)(r->epochs > NOT_GIVEN ? r->epochs : m->classes == 0 ? 0 : 3);
 }
 
-static void check_rate(const struct raw *r, const struct model *m, int *errors)
-{
-	if (lr_of(r) * r->weight_decay > 1)
-		complain(errors,
-			"--weight-decay: %g times --lr %g is more than 1: weights would grow "
-			"without end",
-			r->weight_decay, lr_of(r));
-	if ((r->schedule != SCHEDULE_CONSTANT || r->warmup > 0) && m->n_params &&
-		epochs_of(r, m) == 0)
-		complain(errors, "--schedule, --warmup: a run without --epochs has no known end");
-}
+/* ---- raw -> struct options ----------------------------------------------------------------- */
 
 static const char *text_or_null(const char *text)
 {
 	return text && text[0] ? text : NULL;
 }
 
-static void check_together(const struct raw *r, int *errors)
-{
-	if (r->modes.mode + 1 == MODE_EASGD && (r->weight_decay > 0 || r->clip_norm > 0))
-		complain(errors, "--weight-decay, --clip-norm: the centre of --mode easgd moves by "
-				 "distances, not gradients: leave them out");
-	if (r->replay_window < r->push_window)
-		complain(errors, "--replay-window: %lld is less than --push-window %lld",
-			(long long)r->replay_window, (long long)r->push_window);
-	if (r->suspect_ms <= r->beat_ms)
-		complain(errors, "--suspect-ms: %lld is not more than --beat-ms %lld",
-			(long long)r->suspect_ms, (long long)r->beat_ms);
-	if (r->durability && !text_or_null(r->checkpoint_dir))
-		complain(errors, "--durability: always needs a --checkpoint-dir");
-	if (r->dead_ms <= r->suspect_ms)
-		complain(errors, "--dead-ms: %lld is not more than --suspect-ms %lld",
-			(long long)r->dead_ms, (long long)r->suspect_ms);
-	if (r->forget_ms < r->dead_ms)
-		complain(errors, "--forget-ms: %lld is less than --dead-ms %lld",
-			(long long)r->forget_ms, (long long)r->dead_ms);
-	if (r->min_workers > r->max_workers)
-		complain(errors, "--min-workers: %lld is more than --max-workers %lld",
-			(long long)r->min_workers, (long long)r->max_workers);
-}
-
-/* ---- raw -> struct options ----------------------------------------------------------------- */
-
 static void fill_optim(struct core_config *c, const struct raw *r)
 {
 	const struct usual *u = &usual[optim_of(r)];
 
-	c->lr = lr_of(r);
+	c->lr = options_rate(r);
 	c->optim = (struct optim){.kind = optim_of(r),
 		.eps = given_or(r->eps, u->eps),
 		.momentum = r->momentum,
@@ -317,7 +105,7 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 		.accept_rollback = r->accept_rollback};
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
-	c->epochs = epochs_of(r, m);
+	c->epochs = options_epochs(r, m);
 	fill_optim(c, r);
 	mode_fill(c, &r->modes);
 }
@@ -336,25 +124,6 @@ static void fill(struct options *o, const struct raw *r)
 	o->insecure = r->insecure;
 	o->log_level = (enum log_level)r->log_level;
 	o->check_config = r->check_config;
-}
-
-static int judge(struct options *o, const struct raw *r, int parsed)
-{
-	int errors = 0;
-
-	check_model(r, &o->model, &errors);
-	check_addresses(r, &errors);
-	check_files(r, &errors);
-	check_keys(r, &errors);
-	if (parsed == PS_OK) { /* else some of these have no value of their own */
-		const char *modes = mode_check(&r->modes, r->optimizer, epochs_of(r, &o->model));
-
-		if (modes && o->model.n_params)
-			complain(&errors, "%s", modes);
-		check_rate(r, &o->model, &errors);
-		check_together(r, &errors);
-	}
-	return errors;
 }
 
 /* ---- the table ----------------------------------------------------------------------------- */
@@ -542,7 +311,7 @@ int options_parse(struct options *o, int argc, char **argv)
 
 	if (rc == OPT_EXIT)
 		return OPT_EXIT;
-	if (judge(o, &r, rc) > 0 || rc != OPT_RUN)
+	if (options_judge(&r, &o->model, rc) > 0 || rc != OPT_RUN)
 		return PS_EUSAGE;
 	fill(o, &r);
 	r.optimizer = (int)o->core.optim.kind; /* what was not given, for the dump */

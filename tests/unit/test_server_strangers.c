@@ -1,0 +1,160 @@
+/*
+ * test_server_strangers.c - the server's port and those who do not speak to it: strangers, and more
+ * of them than there are descriptors.
+ */
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include "tests/unit/router_lab.h"
+
+static void dial_with(int fd)
+{
+	const char *colon = strrchr(router_endpoint(router), ':');
+	struct sockaddr_in at = {.sin_family = AF_INET,
+		.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10)),
+		.sin_addr = {htonl(INADDR_LOOPBACK)}};
+
+	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+}
+
+static int dial(void)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	dial_with(fd);
+	return fd;
+}
+
+static void a_stranger_is_hung_up_on(void **state)
+{
+	int fd = dial();
+	char byte;
+
+	(void)state;
+	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+	const uint64_t begin = clock_ms();
+	UNTIL(stats().connections == 1)
+	UNTIL(stats().connections == 0)
+	assert_true(clock_ms() - begin < 5000);
+	UNTIL(recv(fd, &byte, 1, 0) == 0) /* its greeting came before that */
+	assert_int_equal(stats().handshakes_failed, 1);
+	close(fd);
+}
+
+/* More events than libzmq's queues hold come while the loop does not turn. */
+static void a_flood_of_strangers_stops_nothing(void **state)
+{
+	struct wire *wire;
+	struct frames f;
+	struct msg m;
+
+	(void)state;
+	assert_int_equal(wire_new(&wire, N), PS_OK);
+	core.replies = 1;
+	void *s = connect_dealer();
+	beat(s);
+	hear(s, wire, &f, &m);
+	frames_release(&f);
+	for (int i = 0; i < 2500; i++) {
+		const struct timeval patience = {.tv_sec = 5};
+		char greeting;
+		int fd = dial();
+		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+		assert_int_equal(recv(fd, &greeting, 1, 0), 1);
+		close(fd);
+	}
+	beat(s);
+	hear(s, wire, &f, &m);
+	frames_release(&f);
+	UNTIL(stats().accepted == 2501)
+	UNTIL(stats().connections == 1)
+	hang_up(s);
+	wire_free(&wire);
+}
+
+/* ---- descriptors ------------------------------------------------------------------------- */
+
+static double cpu_seconds(void)
+{
+	struct rusage u;
+
+	assert_int_equal(getrusage(RUSAGE_SELF, &u), 0);
+	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+}
+
+static int next_fd(void)
+{
+	int fd = dup(STDERR_FILENO);
+
+	assert_true(fd >= 0);
+	close(fd);
+	return fd;
+}
+
+/* (3) */
+static void out_of_descriptors_newcomers_wait_and_nobody_else_notices(void **state)
+{
+	struct rlimit before, limit;
+	struct wire *wire;
+	struct frames f;
+	struct msg m;
+
+	(void)state;
+	assert_int_equal(wire_new(&wire, N), PS_OK);
+	core.replies = 1;
+	void *s = connect_dealer(), *late = connect_dealer();
+	beat(s);
+	hear(s, wire, &f, &m);
+	frames_release(&f);
+	UNTIL(stats().connections == 2)
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	limit = before;
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	limit.rlim_cur = (rlim_t)next_fd(); /* none left for accept */
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	dial_with(fd);
+	UNTIL(stats().accept_failures > 0)
+	const double cpu = cpu_seconds();
+	const uint64_t begin = clock_ms();
+	while (clock_ms() - begin < 1500)
+		uv_run(&loop, UV_RUN_ONCE);
+	const double share = (cpu_seconds() - cpu) / 1.5;
+	printf("# out of descriptors: %.1f %% of a CPU\n", 100 * share);
+	assert_true(share < 0.1);
+	const uint64_t accepted = stats().accepted;
+	beat(s); /* on its old connection */
+	hear(s, wire, &f, &m);
+	frames_release(&f);
+	assert_int_equal(stats().accepted, accepted);
+	assert_true(stats().connections >= 2);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	close(fd);
+	beat(late);
+	hear(late, wire, &f, &m);
+	frames_release(&f);
+	void *fresh = connect_dealer();
+	beat(fresh);
+	hear(fresh, wire, &f, &m);
+	frames_release(&f);
+	hang_up(s);
+	hang_up(late);
+	hang_up(fresh);
+	wire_free(&wire);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(a_stranger_is_hung_up_on, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_flood_of_strangers_stops_nothing, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			out_of_descriptors_newcomers_wait_and_nobody_else_notices, set_up,
+			tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -50,6 +50,9 @@ static void check_core(struct sim *s, const struct core *c)
 				(unsigned long long)w->durable_seq,
 				(unsigned long long)w->last_seq);
 	}
+	if (c->recovering && c->recover_by_ms && c->now_ms >= c->recover_by_ms)
+		sim_violation(s, "it recovers since %llu ms longer than it may",
+			(unsigned long long)(c->now_ms - c->recover_by_ms));
 	check_leases(s, c);
 }
 
@@ -59,7 +62,7 @@ void bounds_check(struct sim *s)
 		sim_violation(s, "%zu things are pending", s->net.most);
 	if (s->disk.most_names > MOST_NAMES)
 		sim_violation(s, "%u files in the directory", s->disk.most_names);
-	for (uint32_t node = 1; node <= s->n_workers; node++)
+	for (uint32_t node = 1; node <= SIM_WORKERS + SIM_TWINS; node++)
 		if (s->worker[node - 1].session)
 			check_worker(s, node);
 	if (s->server.core)
@@ -96,7 +99,7 @@ void bounds_trace(struct sim *s)
 		sim_trace(s, "started=%d recovering=%d ending=%d epoch=%u free=%u done=%u of %u",
 			c->started, c->recovering, c->ending, c->leases.epoch, c->leases.n_free,
 			c->leases.n_done, c->leases.n_batches);
-	for (uint32_t node = 1; node <= s->n_workers; node++) {
+	for (uint32_t node = 1; node <= SIM_WORKERS + SIM_TWINS; node++) {
 		const struct session *w = s->worker[node - 1].session;
 
 		if (w)

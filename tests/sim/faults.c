@@ -62,6 +62,23 @@ static void cut(struct sim *s, const struct fault *f)
 	s->cuts++;
 }
 
+static void cut_off(struct sim *s, uint32_t node, uint32_t ms)
+{
+	for (int way = 0; way < 2; way++)
+		s->net.lane[node][way].cut_until_ms = s->net.now_ms + ms;
+}
+
+/* A supervisor takes it for dead: it hangs, is cut off, or only looks so. */
+static void twin(struct sim *s, const struct fault *f)
+{
+	uint32_t node = victim(s, f) ? worker_twin(s, f->node, 10 + 20 * f->in) : 0;
+
+	if (node && f->way == 1)
+		s->worker[node - 1].stopped_until_ms = s->net.now_ms + f->ms;
+	else if (node && f->way == 2)
+		cut_off(s, node, f->ms);
+}
+
 static void slow(struct sim *s, const struct fault *f)
 {
 	s->net.slow_until_ms[f->node] = s->net.now_ms + f->ms;
@@ -119,6 +136,9 @@ void faults_happen(struct sim *s, uint32_t number)
 		if (victim(s, f))
 			worker_leave(s, f->node, f->ms);
 		break;
+	case FAULT_TWIN:
+		twin(s, f);
+		break;
 	case FAULT_KINDS:
 		break;
 	}
@@ -135,7 +155,8 @@ const char *faults_text(const struct fault *f, char *out, size_t size)
 		[FAULT_SLOW] = "slow link",
 		[FAULT_DISK] = "disk errors",
 		[FAULT_ROT] = "rotten bit",
-		[FAULT_LEAVE] = "leave"};
+		[FAULT_LEAVE] = "leave",
+		[FAULT_TWIN] = "started twice"};
 	static const char *const when[] = {"at once", "at an effect", "in a disk operation"};
 	int kills = f->kind == FAULT_KILL || f->kind == FAULT_POWER;
 

@@ -33,6 +33,7 @@ static void count(struct totals *t, const struct sim *s)
 	t->drains += s->drains;
 	t->worker_crashes += s->worker_crashes;
 	t->leaps += s->leaps;
+	t->twins += s->twins;
 	t->cuts += s->cuts;
 	t->disk_ops += s->disk.ops;
 }

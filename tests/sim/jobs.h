@@ -11,7 +11,8 @@
 
 struct totals {
 	uint64_t seeds, mode[SIM_MODES], exact, broken;
-	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, disk_ops;
+	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, twins,
+		disk_ops;
 };
 
 struct jobs_result {

@@ -133,11 +133,12 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 	printf("\n  compared with the run without faults, bit for bit: %llu; on a disk that lied: "
 	       "%llu\n",
 		(unsigned long long)t->exact, (unsigned long long)t->broken);
-	printf("  servers killed %llu (with power cut %llu), drained %llu; workers killed %llu; "
-	       "partitions %llu; clock leaps %llu\n",
+	printf("  servers killed %llu (with power cut %llu), drained %llu; workers killed %llu, "
+	       "started twice %llu; partitions %llu; clock leaps %llu\n",
 		(unsigned long long)t->crashes, (unsigned long long)t->power_cuts,
 		(unsigned long long)t->drains, (unsigned long long)t->worker_crashes,
-		(unsigned long long)t->cuts, (unsigned long long)t->leaps);
+		(unsigned long long)t->twins, (unsigned long long)t->cuts,
+		(unsigned long long)t->leaps);
 	printf("  messages %llu; disk operations %llu\n", (unsigned long long)t->messages,
 		(unsigned long long)t->disk_ops);
 }

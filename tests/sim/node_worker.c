@@ -12,7 +12,7 @@ static struct sim_worker *at(struct sim *s, uint32_t node)
 
 uint32_t worker_of_link(const struct sim *s, uint32_t link)
 {
-	for (uint32_t i = 0; i < s->n_workers; i++)
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
 		if (s->worker[i].session &&
 			(s->worker[i].bulk == link || s->worker[i].beat == link))
 			return i + 1;
@@ -51,7 +51,9 @@ static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 	session_free(&w->session);
 	w->life = 0;
 	w->done = 0;
-	net_at(&s->net, s->net.now_ms + in_ms, (struct item){.what = HAPPEN_START, .node = node});
+	if (node <= SIM_WORKERS)
+		net_at(&s->net, s->net.now_ms + in_ms,
+			(struct item){.what = HAPPEN_START, .node = node});
 }
 
 /* May a session end so, now? */
@@ -89,8 +91,8 @@ static void ended(struct sim *s, uint32_t node, int status)
 	/* its slot was given away, or the server ended, only after all that had been acknowledged
 	 * was on disk */
 	orphan(s, w,
-		status == PS_EUNREACHABLE ? session_durable_seq(w->session)
-					  : session_acked_seq(w->session));
+		status == PS_EUNREACHABLE || node > SIM_WORKERS ? session_durable_seq(w->session)
+								: session_acked_seq(w->session));
 	again(s, node, w->back_ms ? w->back_ms : 20 + net_below(&s->net, 1500));
 }
 
@@ -117,6 +119,30 @@ void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms)
 	w->back_ms = back_ms;
 	session_bye(w->session, sim_clock(s, node));
 	worker_run_effects(s, node);
+}
+
+uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms)
+{
+	struct sim_worker *w = at(s, node);
+	uint32_t twin = SIM_WORKERS + 1;
+
+	while (twin <= SIM_WORKERS + SIM_TWINS && at(s, twin)->session)
+		twin++;
+	if (!w->session || !w->named || w->done || session_phase(w->session) == PHASE_END ||
+		twin > SIM_WORKERS + SIM_TWINS)
+		return 0;
+	sim_trace(s, "worker %u goes on as %u, another one takes its name", node, twin);
+	*at(s, twin) = *w;
+	at(s, twin)->to_push = w->to_push / 2;
+	w->to_push -= w->to_push / 2;
+	w->session = NULL;
+	w->life = 0;
+	s->awake[twin] = s->awake[node];
+	s->ahead_ms[twin] = s->ahead_ms[node];
+	memcpy(s->net.lane[twin], s->net.lane[node], sizeof(s->net.lane[node]));
+	s->twins++;
+	net_at(&s->net, s->net.now_ms + in_ms, (struct item){.what = HAPPEN_START, .node = node});
+	return twin;
 }
 
 /* ---- effects ----------------------------------------------------------------------------------

@@ -195,6 +195,7 @@ static void choose_victim(struct sim *s, struct fault *f)
 	case FAULT_CUT:
 	case FAULT_SLOW:
 	case FAULT_LEAVE:
+	case FAULT_TWIN:
 		break;
 	default:
 		f->node = SIM_SERVER;
@@ -205,7 +206,7 @@ static struct fault draw_fault(struct sim *s)
 {
 	static const enum fault_kind often[] = {FAULT_KILL, FAULT_KILL, FAULT_KILL, FAULT_KILL,
 		FAULT_POWER, FAULT_POWER, FAULT_DRAIN, FAULT_STOP, FAULT_STOP, FAULT_LEAP,
-		FAULT_CUT, FAULT_CUT, FAULT_SLOW, FAULT_DISK, FAULT_LEAVE};
+		FAULT_CUT, FAULT_CUT, FAULT_SLOW, FAULT_DISK, FAULT_LEAVE, FAULT_TWIN};
 	struct fault f = {.kind = often[between(s, 0, sizeof(often) / sizeof(often[0]) - 1)]};
 
 	f.at_ms = rng_below(&s->plan, s->faults_end_ms);
@@ -231,6 +232,7 @@ static int spoils_exactness(const struct fault *f)
 	case FAULT_CUT:
 	case FAULT_LEAVE:
 	case FAULT_LEAP:
+	case FAULT_TWIN:
 		return 1;
 	default:
 		return 0;

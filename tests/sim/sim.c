@@ -83,13 +83,23 @@ static void happen_server(struct sim *s, struct item *it)
 	}
 }
 
+/* Where the process lives that this is for: others may have taken its place. */
+static uint32_t node_of(const struct sim *s, const struct item *it)
+{
+	for (uint32_t node = SIM_WORKERS + 1; node <= SIM_WORKERS + SIM_TWINS; node++)
+		if (it->life && s->worker[node - 1].life == it->life)
+			return node;
+	return it->node;
+}
+
 static void happen_worker(struct sim *s, struct item *it)
 {
+	it->node = node_of(s, it);
 	struct sim_worker *w = &s->worker[it->node - 1];
 
 	if (it->what == HAPPEN_START)
 		worker_start(s, it->node);
-	else if (it->node > s->n_workers || !w->session)
+	else if (!w->session)
 		return;
 	else if (it->what == HAPPEN_HEAL && !waits(s, it, w->stopped_until_ms))
 		worker_relink(s, it->node);
@@ -115,7 +125,7 @@ static void happen(struct sim *s, struct item *it)
 
 static int all_ended(const struct sim *s)
 {
-	for (uint32_t i = 0; i < s->n_workers; i++)
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
 		if (s->worker[i].session && session_phase(s->worker[i].session) != PHASE_END)
 			return 0;
 	return 1;
@@ -200,6 +210,7 @@ static void begin(struct sim *s, uint64_t seed)
 	s->disk_bad_until_ms = 0;
 	s->lives = s->links = s->n_coordinates = 0;
 	s->crashes = s->power_cuts = s->worker_crashes = s->leaps = s->cuts = s->drains = 0;
+	s->twins = 0;
 	s->finished = s->refused = s->drained = 0;
 	s->violation[0] = '\0';
 	plan_run(s);
@@ -217,7 +228,7 @@ static void start_workers(struct sim *s)
 		uint32_t to_push = 1 + (uint32_t)rng_below(&s->plan, 40), most = s->limits.steps;
 
 		w->to_push = most && to_push > most ? most : to_push;
-		w->named = rng_below(&s->plan, 1000) < 300;
+		w->named = rng_below(&s->plan, 1000) < 500;
 		w->kill_in = DISK_NEVER;
 		if (node <= s->n_workers)
 			net_at(&s->net, at_ms, (struct item){.what = HAPPEN_START, .node = node});
@@ -236,7 +247,7 @@ static void run_once(struct sim *s, uint64_t seed)
 	else if (!s->refused)
 		verdict(s);
 	server_release(s);
-	for (uint32_t i = 0; i < SIM_WORKERS; i++)
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
 		session_free(&s->worker[i].session);
 }
 

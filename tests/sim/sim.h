@@ -28,6 +28,7 @@
 #include "worker/session.h"
 
 #define SIM_WORKERS     5u
+#define SIM_TWINS       2u /* processes whose name was given to another one while they lived */
 #define SIM_SLOTS       (SIM_WORKERS + 3)
 #define SIM_COORDINATES 2048u
 #define SIM_WINDOW      64u
@@ -70,6 +71,8 @@ enum fault_kind {
 	FAULT_DISK,  /* calls of the disk fail for `ms` */
 	FAULT_ROT,   /* a bit of the newest checkpoint flips */
 	FAULT_LEAVE, /* a worker says BYE and comes back after `ms` */
+	FAULT_TWIN,  /* a worker is started again while it lives; way: 1 stopped, 2 cut off for `ms`
+		      */
 	FAULT_KINDS
 };
 
@@ -159,7 +162,7 @@ struct sim {
 	struct awake awake[SIM_NODES]; /* what its process makes of it, as the shells do */
 	uint64_t disk_bad_until_ms;
 	struct sim_server server;
-	struct sim_worker worker[SIM_WORKERS];
+	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* by node - 1; the twins last */
 	uint64_t lives, links;
 	uint32_t n_coordinates;
 	enum fate fate[SIM_COORDINATES];
@@ -167,7 +170,7 @@ struct sim {
 	int finished; /* the server has ended for good */
 	int refused;  /* it could not start: the disk has broken its promises */
 	int drained;  /* ledger: all is pushed, it was told to end */
-	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains;
+	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins;
 	char violation[256]; /* empty: none */
 };
 
@@ -220,6 +223,9 @@ struct core *server_restore(struct sim *s, struct restored *r);
 void worker_start(struct sim *s, uint32_t node);
 void worker_crash(struct sim *s, uint32_t node);
 void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms);
+/* Another process of its name is started after `in_ms`. Returns the node it goes on as; 0: it
+ * cannot. */
+uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms);
 void worker_message(struct sim *s, uint32_t node, const struct msg *m);
 void worker_tick(struct sim *s, uint32_t node);
 /* Its connections broke and were made again. */

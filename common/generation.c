@@ -13,7 +13,6 @@ void generation_name(const char *prefix, uint64_t generation, char out[GENERATIO
 
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix)
 {
-	char again[GENERATION_NAME];
 	size_t n = strlen(prefix);
 	uint64_t generation = 0;
 
@@ -22,9 +21,7 @@ uint64_t generation_parse(const char *name, const char *prefix, const char *suff
 		return 0;
 	for (const char *c = name + n + 1; c < name + n + 1 + DIGITS; c++)
 		generation = generation << 4 | (uint64_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
-	generation_name(prefix, generation, again);
-	n += 1 + DIGITS;
-	return strncmp(name, again, n) == 0 && strcmp(name + n, suffix) == 0 ? generation : 0;
+	return strcmp(name + n + 1 + DIGITS, suffix) == 0 ? generation : 0;
 }
 
 uint64_t generation_highest(DIR *d, const char *prefix, uint64_t most)

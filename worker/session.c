@@ -412,8 +412,9 @@ int session_new(struct session **out, const struct session_config *cfg, size_t r
 	if (!s)
 		return PS_ENOMEM;
 	s->kept = mem_try(replay_max, sizeof(*s->kept));
-	if (!s->kept) {
-		free(s);
+	s->effect = mem_try(MAX_EFFECTS, sizeof(*s->effect));
+	if (!s->kept || !s->effect) {
+		session_free(&s);
 		return PS_ENOMEM;
 	}
 	s->cfg = *cfg;
@@ -428,6 +429,7 @@ void session_free(struct session **s)
 	if (!*s)
 		return;
 	free((*s)->kept);
+	free((*s)->effect);
 	free(*s);
 	*s = NULL;
 }

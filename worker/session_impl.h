@@ -53,7 +53,7 @@ struct session {
 	uint64_t hello_step_ms;           /* that wait without its jitter; 0: none said yet */
 	uint64_t beat_ms, leave_ms;
 
-	struct session_effect effect[MAX_EFFECTS];
+	struct session_effect *effect; /* MAX_EFFECTS */
 	size_t n_effects;
 };
 

@@ -12,8 +12,8 @@
 #include "common/log.h"
 
 #define FIRST_FD   (1 << 20) /* ours; smaller ones are real */
-#define LARGE      ((size_t)1 << 20)
-#define MAX_LARGE  3u
+#define LARGE      ((size_t)1 << 17)
+#define MAX_LARGE  16u
 #define IS_OURS(f) ((f) >= FIRST_FD)
 
 /* The machine whose turn it is. Static, because the C library's calls know of no other place. */
@@ -23,9 +23,9 @@ static struct {
 	job_fn *give;
 	void *arg;
 	struct dirent entry;
-	/* blocks of megabytes, kept for the next core: to clear them anew for each start would be
-	 * the most expensive thing of a run */
-	struct {
+	/* large blocks, kept as they are for the next core or session, which clear what they rely
+	 * on: to clear them anew for each start would be the most expensive thing of a run */
+	struct large {
 		void *block;
 		size_t size;
 		int taken;
@@ -228,7 +228,7 @@ struct dirent *__wrap_readdir(DIR *d)
 	(void)d;
 	if (!name)
 		return NULL;
-	snprintf(machine.entry.d_name, sizeof(machine.entry.d_name), "%s", name);
+	memcpy(machine.entry.d_name, name, strlen(name) + 1);
 	return &machine.entry;
 }
 
@@ -291,24 +291,41 @@ void __wrap_log_write(
 /* ---- memory -----------------------------------------------------------------------------------
  */
 
+void *__real_mem_try(size_t n, size_t size);
+
+/* NULL: too small, or there is no place for it. */
+static void *large_block(size_t bytes)
+{
+	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {
+		struct large *l = &machine.large[i];
+
+		if (l->taken || (l->block && (l->size < bytes || l->size / 4 > bytes)))
+			continue;
+		if (!l->block) {
+			l->size = bytes + bytes / 4;
+			l->block = __real_mem_try(l->size, 1);
+		}
+		l->taken = l->block != NULL;
+		return l->block;
+	}
+	return NULL;
+}
+
 void *__real_mem_must(size_t n, size_t size, const char *who);
 void *__wrap_mem_must(size_t n, size_t size, const char *who);
 void *__wrap_mem_must(size_t n, size_t size, const char *who)
 {
-	size_t bytes = n * size;
+	void *p = large_block(n * size);
 
-	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {
-		if (machine.large[i].taken)
-			continue;
-		if (machine.large[i].size < bytes) {
-			free(machine.large[i].block);
-			machine.large[i].block = __real_mem_must(n, size, who);
-			machine.large[i].size = bytes;
-		}
-		machine.large[i].taken = 1;
-		return machine.large[i].block;
-	}
-	return __real_mem_must(n, size, who);
+	return p ? p : __real_mem_must(n, size, who);
+}
+
+void *__wrap_mem_try(size_t n, size_t size);
+void *__wrap_mem_try(size_t n, size_t size)
+{
+	void *p = large_block(n * size);
+
+	return p ? p : __real_mem_try(n, size);
 }
 
 void __real_free(void *p);

@@ -2,7 +2,6 @@
 #include "tests/sim/disk.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "tests/sim/names.h"
@@ -38,7 +37,7 @@ static struct disk_change change_of(enum disk_change_kind kind, const char *name
 {
 	struct disk_change c = {.kind = kind, .file = file};
 
-	snprintf(c.name, sizeof(c.name), "%s", name);
+	names_copy(c.name, name);
 	return c;
 }
 
@@ -280,7 +279,7 @@ int disk_rename(struct disk *d, const char *name, const char *to)
 	if (!n)
 		return fail(ENOENT);
 	struct disk_change c = change_of(CHANGE_RENAME, name, n->file);
-	snprintf(c.to, sizeof(c.to), "%s", to);
+	names_copy(c.to, to);
 	change(d, c);
 	return 0;
 }

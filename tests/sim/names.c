@@ -1,6 +1,5 @@
 /* names.c - the entries of the simulated disk's directory: names.h. */
 #include "tests/sim/names.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +11,14 @@ struct disk_name *names_find(struct disk_name *names, const char *text)
 	return NULL;
 }
 
+void names_copy(char to[DISK_NAME], const char *text)
+{
+	size_t n = strnlen(text, DISK_NAME - 1);
+
+	memcpy(to, text, n);
+	to[n] = '\0';
+}
+
 static void put(struct disk_name *names, const char *text, int file)
 {
 	struct disk_name *n = names_find(names, text);
@@ -21,7 +28,7 @@ static void put(struct disk_name *names, const char *text, int file)
 			n = &names[i];
 	if (!n)
 		abort(); /* who makes so many files has lost control: checked at every step */
-	snprintf(n->text, sizeof(n->text), "%s", text);
+	names_copy(n->text, text);
 	n->file = file;
 }
 

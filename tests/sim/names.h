@@ -6,6 +6,8 @@
 #define TESTS_SIM_NAMES_H
 #include "tests/sim/disk.h"
 
+/* As much of it as a name has room for. */
+void names_copy(char to[DISK_NAME], const char *text);
 /* NULL: there is none. */
 struct disk_name *names_find(struct disk_name *names, const char *text);
 void names_apply(struct disk_name *names, const struct disk_change *c);

@@ -179,7 +179,7 @@ static void run(struct sim *s)
 		happen(s, &it);
 		net_done(&s->net, &it);
 		conduct(s);
-		bounds_check(s);
+		bounds_check(s, it.node);
 	}
 	if (!s->violation[0] && !s->finished && !s->refused)
 		sim_violation(s, "nothing is left to happen, and the run is not finished");
@@ -204,7 +204,9 @@ static void begin(struct sim *s, uint64_t seed)
 	disk_reset(&s->disk, rng_seed(seed, RNG_SIM, 4));
 	*v = (struct sim_server){.spare = v->spare, .kill_in = DISK_NEVER};
 	v->state.lock_fd = -1;
-	memset(s->worker, 0, sizeof(s->worker));
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS;
+		i++) /* the gradients are never read before */
+		memset(&s->worker[i], 0, offsetof(struct sim_worker, gradient));
 	memset(s->ahead_ms, 0, sizeof(s->ahead_ms));
 	memset(s->awake, 0, sizeof(s->awake));
 	s->disk_bad_until_ms = 0;

@@ -110,9 +110,9 @@ struct sim_worker {
 	uint32_t back_ms;                /* it leaves, and comes back after so long; 0: it stays */
 	uint64_t version, version_epoch; /* of the weights pulled last */
 	uint32_t to_push;                /* ledger: pushes still to make, over all lives */
-	struct gradient gradient[SIM_WINDOW]; /* of the kept pushes, at seq % SIM_WINDOW */
-	struct msg_grant grant;               /* training: what it works on; count 0: nothing */
+	struct msg_grant grant;          /* training: what it works on; count 0: nothing */
 	int computing, done;
+	struct gradient gradient[SIM_WINDOW]; /* of the kept pushes, at seq % SIM_WINDOW */
 };
 
 struct sim_server {
@@ -243,7 +243,8 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p);
 /* What is on the disk at the end against all ledgers. */
 void verdict(struct sim *s);
 /* bounds.c */
-void bounds_check(struct sim *s);
+/* After an event of this node. */
+void bounds_check(struct sim *s, uint32_t node);
 /* Who waits for what, for people. */
 void bounds_trace(struct sim *s);
 /* After a save on a disk that works. */

@@ -77,6 +77,17 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	}
 }
 
+/* Up to here the pushes of one that ends so must have been counted. Its slot was given away, or the
+ * server ended, only after all that had been acknowledged was on disk; but what a crash has lost
+ * since, one who takes its name keeps it from replaying. */
+static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
+{
+	int lost = status == PS_EFENCED && w->born_epoch != s->cfg.epoch;
+
+	return status == PS_EUNREACHABLE || lost ? session_durable_seq(w->session)
+						 : session_acked_seq(w->session);
+}
+
 static void ended(struct sim *s, uint32_t node, int status)
 {
 	struct sim_worker *w = at(s, node);
@@ -88,11 +99,7 @@ static void ended(struct sim *s, uint32_t node, int status)
 		return;
 	if (status == PS_OK && !w->back_ms)
 		return;
-	/* its slot was given away, or the server ended, only after all that had been acknowledged
-	 * was on disk */
-	orphan(s, w,
-		status == PS_EUNREACHABLE || node > SIM_WORKERS ? session_durable_seq(w->session)
-								: session_acked_seq(w->session));
+	orphan(s, w, safe_seq(s, w, status));
 	again(s, node, w->back_ms ? w->back_ms : 20 + net_below(&s->net, 1500));
 }
 
@@ -104,7 +111,7 @@ void worker_crash(struct sim *s, uint32_t node)
 	if (!w->session || w->done || session_phase(w->session) == PHASE_END)
 		return;
 	sim_trace(s, "worker %u dies", node);
-	orphan(s, w, s->always ? session_acked_seq(w->session) : session_durable_seq(w->session));
+	orphan(s, w, session_durable_seq(w->session));
 	s->worker_crashes++;
 	again(s, node, 20 + net_below(&s->net, 2500));
 }
@@ -218,6 +225,8 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 	case DO_RELEASE:
 		break;
 	case TELL_READY:
+		if (!w->born_epoch)
+			w->born_epoch = session_welcome(w->session)->stamp.epoch;
 		if (!w->told_seq) /* what another life of this slot has pushed */
 			w->told_seq = session_acked_seq(w->session);
 		break;
@@ -314,7 +323,7 @@ void worker_start(struct sim *s, uint32_t node)
 	w->stopped_until_ms = 0;
 	w->kill_in = DISK_NEVER;
 	w->back_ms = 0;
-	w->told_seq = 0;
+	w->told_seq = w->born_epoch = 0;
 	w->version = 0;
 	memset(&w->grant, 0, sizeof(w->grant));
 	if (session_new(&w->session, &cfg, s->cfg.replay_window) != 0) {

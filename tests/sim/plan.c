@@ -206,7 +206,7 @@ static struct fault draw_fault(struct sim *s)
 {
 	static const enum fault_kind often[] = {FAULT_KILL, FAULT_KILL, FAULT_KILL, FAULT_KILL,
 		FAULT_POWER, FAULT_POWER, FAULT_DRAIN, FAULT_STOP, FAULT_STOP, FAULT_LEAP,
-		FAULT_CUT, FAULT_CUT, FAULT_SLOW, FAULT_DISK, FAULT_LEAVE, FAULT_TWIN};
+		FAULT_CUT, FAULT_CUT, FAULT_SLOW, FAULT_DISK, FAULT_LEAVE, FAULT_TWIN, FAULT_TWIN};
 	struct fault f = {.kind = often[between(s, 0, sizeof(often) / sizeof(often[0]) - 1)]};
 
 	f.at_ms = rng_below(&s->plan, s->faults_end_ms);

@@ -105,6 +105,7 @@ struct sim_worker {
 	uint32_t bulk, beat;     /* link numbers */
 	uint64_t stopped_until_ms;
 	int named;
+	uint64_t born_epoch;             /* of the server that welcomed it first; 0: none yet */
 	uint64_t told_seq;               /* newest push whose verdict the program was told */
 	uint32_t kill_in;                /* effects until it is killed; DISK_NEVER */
 	uint32_t back_ms;                /* it leaves, and comes back after so long; 0: it stays */
@@ -148,7 +149,6 @@ struct sim {
 	int mode;     /* enum sim_mode, of this run */
 	int training; /* batch ledger; else ledger gradient */
 	int exact;    /* resume: the end is compared with that of the run without faults */
-	int always;   /* what was acknowledged is durable: --durability always */
 	struct sim_version *versions; /* SIM_VERSIONS, by version */
 	uint32_t n_workers, n_train;
 	struct fault fault[SIM_FAULTS];

@@ -1,5 +1,7 @@
 """The simulator: many whole runs without a violation, and planted bugs that it must find."""
 import os
+import re
+import shlex
 import subprocess
 
 import pytest
@@ -40,4 +42,9 @@ def test_planted_bug_is_found(bug):
     run = sim(f"plants/{bug}", "--seeds", "1..10000")
     text, _ = run.communicate(timeout=LIMIT)
     assert run.returncode == 1, text[-4000:]
-    assert "replay: " in text, "no command to replay the failing seed"
+    replay = re.findall("^replay: (.*) --trace$", text, re.M)
+    assert "shrunk: " in text and len(replay) == 2, text
+    for command_line in replay:
+        again = subprocess.run(shlex.split(command_line), cwd=ROOT, stdout=subprocess.DEVNULL,
+                               timeout=LIMIT)
+        assert again.returncode == 1, f"does not fail again: {command_line}"

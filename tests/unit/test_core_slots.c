@@ -69,6 +69,36 @@ static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
 	bench_close(&b);
 }
 
+/* Else a crash could lose what it was told is taken, and it would be gone. */
+static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
+{
+	struct bench b;
+	struct stamp first;
+	struct msg push, hello = bench_hello("anna"), resume;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	first = bench_join(&b, 10, "anna");
+	push = bench_push_ones(first, 1);
+	bench_applied(&b, 10, &push);
+	bench_message(&b, 11, &hello);
+	assert_null(bench_sent(&b, 11, MSG_WELCOME)); /* its snapshot is under way */
+	push = bench_push_ones(first, 2);
+	bench_message(&b, 10, &push);
+	bench_silent(&b);
+	resume = bench_resume(first, 1, 0);
+	bench_message(&b, 12, &resume);
+	bench_silent(&b);
+	assert_int_equal(bench_worker(&b, 1).last_seq, 1);
+	while (!bench_sent(&b, 11, MSG_WELCOME))
+		bench_durable(&b);
+	bench_message(&b, 10, &push);
+	bench_refused(&b, 10, PS_EFENCED);
+	bench_message(&b, 12, &resume);
+	bench_refused(&b, 12, PS_EFENCED);
+	bench_close(&b);
+}
+
 /* Nothing of a process, that owes replays or is about to leave, passes on to the one that takes its
  * slot over by name. */
 static void inherit(int leaves)
@@ -144,6 +174,7 @@ int main(void)
 		cmocka_unit_test(
 			a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one),
 		cmocka_unit_test(a_name_gets_its_slot_again_and_fences_who_held_it),
+		cmocka_unit_test(who_is_replaced_is_told_when_its_pushes_are_safe),
 		cmocka_unit_test(a_new_process_inherits_no_debts),
 		cmocka_unit_test(a_restart_storm_stays_in_the_table_and_repeats_no_incarnation),
 	};

@@ -38,10 +38,12 @@ void sessions_hello_too_late(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
 	struct worker *w = sessions_worker(c, h->resume.worker);
+	int ours = w && h->resume.run.hi == c->cfg.run.hi && h->resume.run.lo == c->cfg.run.lo;
 
-	if (w && h->resume.run.hi == c->cfg.run.hi && h->resume.run.lo == c->cfg.run.lo &&
-		w->incarnation == h->resume.incarnation && w->last_seq < h->last_seq &&
-		sessions_may_return(w))
+	if (ours && h->resume.incarnation < w->incarnation)
+		sessions_fence(c, w, ev->peer);
+	else if (ours && w->incarnation == h->resume.incarnation && w->last_seq < h->last_seq &&
+		 sessions_may_return(w))
 		sessions_part(c, w, ev->peer);
 	else
 		sessions_bye(c, NULL, ev->peer, c->end_status);

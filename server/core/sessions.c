@@ -36,9 +36,7 @@ struct stamp sessions_stamp(const struct core *c, const struct worker *w)
 	return s;
 }
 
-/* Whoever held the slot ends when it hears this, and keeps no push any longer: so nothing is said
- * before all that it was told is taken is on disk, with its successor. */
-static void fence(struct core *c, const struct worker *w, uint32_t peer)
+void sessions_fence(struct core *c, const struct worker *w, uint32_t peer)
 {
 	if (w->state != SESSION_JOINING)
 		core_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
@@ -51,7 +49,7 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 	if (!same_run(&s->run, &c->cfg.run))
 		core_refuse(c, peer, PS_EWRONGRUN, 0, "this server is in another run");
 	else if (w && s->incarnation < w->incarnation)
-		fence(c, w, peer);
+		sessions_fence(c, w, peer);
 	else if (s->epoch != c->cfg.epoch)
 		core_refuse(c, peer, PS_EEPOCH, 0, "the server has restarted: say HELLO again");
 	else if (!w || s->incarnation > w->incarnation || !(states & (1u << w->state)))
@@ -250,7 +248,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 	}
 	if (w && (w->incarnation > h->resume.incarnation ||
 			 (is_namesake(w, &h->resume) && c->cfg.accept_rollback))) {
-		fence(c, w, ev->peer);
+		sessions_fence(c, w, ev->peer);
 		return;
 	}
 	if (!w || w->incarnation < h->resume.incarnation || w->last_seq < h->durable_seq ||

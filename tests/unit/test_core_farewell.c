@@ -147,6 +147,26 @@ static void a_leaver_replays_first(void **state)
 	bench_close(&b);
 }
 
+static void who_was_replaced_is_fenced_after_the_end_too(void **state)
+{
+	struct bench b;
+	struct stamp first;
+	struct msg m;
+
+	(void)state;
+	bench_open(&b, bench_config());
+	first = bench_join(&b, 9, "anna");
+	bench_join(&b, 10, "anna");
+	drain(&b);
+	while (b.saving)
+		bench_durable(&b);
+	assert_int_equal(bench_sent(&b, 10, MSG_BYE)->bye.status, PS_ESHUTDOWN);
+	m = bench_resume(first, 1, 0);
+	bench_message(&b, 11, &m);
+	bench_refused(&b, 11, PS_EFENCED);
+	bench_close(&b);
+}
+
 /* ---- a state that went back --------------------------------------------------------------------
  */
 
@@ -201,6 +221,7 @@ int main(void)
 		cmocka_unit_test(who_holds_what_a_crash_lost_is_not_sent_home),
 		cmocka_unit_test(nor_is_who_came_back_too_late_to_replay),
 		cmocka_unit_test(a_leaver_replays_first),
+		cmocka_unit_test(who_was_replaced_is_fenced_after_the_end_too),
 		cmocka_unit_test(a_namesake_of_before_a_rollback_is_not_taken_for_the_new_worker),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

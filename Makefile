@@ -8,8 +8,9 @@
 # demo, test, lint, bench, asan, ubsan and tsan install the packages that are missing (deps), build
 # what they need and run it; all only builds.
 #
-# Every flavour builds in its own directory, build/<flavour>/, so flags never mix; headers are
-# dependencies (-MMD); generated protobuf code lives in build/<flavour>/gen and nowhere else.
+# Every flavour builds in its own directory, build/<flavour>/, and other flags there build all again,
+# so flags never mix; headers are dependencies (-MMD); generated protobuf code lives in
+# build/<flavour>/gen and nowhere else.
 
 FLAVOUR ?= release
 B := build/$(FLAVOUR)
@@ -102,7 +103,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults
+.PHONY: FORCE all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
@@ -124,7 +125,13 @@ $(GEN).o: $(GEN).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/proto/wire.o: $(GEN).h
 
-$(B)/%.o: %.c
+# Other flags than last time (an nvcc that is new here, CUDA=0, CC=clang): all is built again.
+$(B)/flags: FORCE
+	@mkdir -p $(@D); flags='$(lastword $(CC)) $(CFLAGS) $(if $(CU),$(NVCC) $(NVCC_FLAGS))'; \
+		echo "$$flags" | cmp -s - $@ || echo "$$flags" >$@
+FORCE:
+
+$(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 

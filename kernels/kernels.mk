@@ -12,7 +12,7 @@ KERNEL_OBJECTS = $(filter-out %/cpu_simd.o $(if $(CU),,$(call obj,$(wildcard ker
 # the rule below is the first one that make reads
 .DEFAULT_GOAL := all
 # -std=c11 alone would forbid fused multiply-add
-$(SIMD_OBJECTS): $(B)/kernels/cpu_simd.%.o: kernels/cpu_simd.c
+$(SIMD_OBJECTS): $(B)/kernels/cpu_simd.%.o: kernels/cpu_simd.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) -O3 -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<
@@ -20,6 +20,6 @@ $(SIMD_OBJECTS): $(B)/kernels/cpu_simd.%.o: kernels/cpu_simd.c
 # SM=90: Hopper. KX_SYNC=1 waits after each launch, so that an error is that of its own kernel.
 NVCC_FLAGS = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM),code=sm_$(SM) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
-$(CU_OBJECTS): $(B)/%.o: %.cu
+$(CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<

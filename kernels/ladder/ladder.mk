@@ -11,7 +11,7 @@ BINARIES    += $(B)/cnn-ladder
 LADDER_TESTS := $(wildcard tests/unit/test_ladder.c tests/gpu/test_ladder.c)
 LADDER_LIBS = $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 
-$(LADDER_CU_OBJECTS): $(B)/%.o: %.cu
+$(LADDER_CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(A.ladder): $(call obj,$(LADDER_C)) $(LADDER_CU_OBJECTS)

@@ -426,4 +426,20 @@ static inline void bench_restart(struct bench *b)
 	bench_drop(&img);
 }
 
+/* Worker 1, joined over connection 9, with `n` pushes applied; durable up to its WELCOME only. */
+static inline struct stamp bench_open_with_pushes(
+	struct bench *b, struct core_config cfg, uint64_t n)
+{
+	struct stamp s;
+
+	bench_open(b, cfg);
+	s = bench_join(b, 9, "");
+	for (uint64_t seq = 1; seq <= n; seq++) {
+		struct msg m = bench_push_ones(s, seq);
+
+		bench_applied(b, 9, &m);
+	}
+	return s;
+}
+
 #endif

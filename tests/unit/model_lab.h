@@ -1,0 +1,86 @@
+/*
+ * model_lab.h - a model on MNIST's shape and what every model must be, for the tests of
+ * common/model.h.
+ *
+ * A header with bodies, for one test program is one file. Thread: the test's.
+ */
+#ifndef TESTS_UNIT_MODEL_LAB_H
+#define TESTS_UNIT_MODEL_LAB_H
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+#include "common/model.h"
+
+static const struct shape mnist = {1, 28, 28};
+static struct model m; /* large: not on the stack */
+
+static inline void parse_ok(const char *text)
+{
+	struct err e = {0};
+	int rc = model_parse(&m, text, mnist, &e);
+	if (rc)
+		print_error("\"%s\": %s\n", text, e.text);
+	assert_int_equal(rc, PS_OK);
+}
+
+static inline void assert_shape(struct shape s, size_t c, size_t h, size_t w)
+{
+	assert_int_equal(s.c, c);
+	assert_int_equal(s.h, h);
+	assert_int_equal(s.w, w);
+}
+
+static inline void assert_tensor(size_t i, const char *name, size_t offset, size_t count)
+{
+	assert_true(i < m.n_tensors);
+	assert_string_equal(m.tensor[i].name, name);
+	assert_int_equal(m.tensor[i].offset, offset);
+	assert_int_equal(m.tensor[i].count, count);
+}
+
+/* (1), and that the layers fit each other. */
+static inline void assert_consistent(const struct model *x)
+{
+	size_t at = 0;
+	struct shape shape = x->input;
+	for (size_t i = 0; i < x->n_tensors; i++) {
+		const struct tensor *t = &x->tensor[i];
+		size_t count = 1;
+		for (size_t d = 0; d < t->ndim; d++)
+			count *= t->dim[d];
+		assert_int_equal(t->count, count);
+		assert_int_equal(t->offset, at);
+		assert_true(count >= 1);
+		at += count;
+	}
+	assert_int_equal(at, x->n_params);
+	assert_true(x->n_params <= MODEL_MAX_PARAMS);
+	for (size_t i = 0; i < x->n_layers; i++) {
+		const struct layer *l = &x->layer[i];
+		assert_memory_equal(&l->in, &shape, sizeof shape);
+		assert_true(shape_count(l->out) >= 1 && shape_count(l->out) <= MODEL_MAX_PARAMS);
+		if (l->kind == LAYER_CONV || l->kind == LAYER_POOL) {
+			size_t h = shape.h + l->pad_top + l->pad_bottom - l->size;
+			size_t w = shape.w + l->pad_left + l->pad_right - l->size;
+			assert_int_equal(h % l->stride, 0);
+			assert_int_equal(w % l->stride, 0);
+			assert_int_equal(l->out.h, h / l->stride + 1);
+			assert_int_equal(l->out.w, w / l->stride + 1);
+			assert_true(l->pad_top == l->pad_bottom || l->pad_top + 1 == l->pad_bottom);
+			if (l->stride <= l->size) /* no window lies in zeros alone */
+				assert_true(l->pad_bottom < l->size && l->pad_right < l->size);
+		}
+		shape = l->out;
+	}
+	if (x->n_layers)
+		assert_int_equal(x->classes, shape_count(shape));
+}
+
+#endif

@@ -1,0 +1,224 @@
+/* Proves what common/model.h says of texts that are no model. */
+#include "tests/unit/model_lab.h"
+#include "common/rng.h"
+
+static void errors_name_the_layer_and_say_what_would_fit(void **state)
+{
+	(void)state;
+	const struct {
+		const char *text, *says;
+	} row[] = {
+		{"conv:32:2 relu pool:2 fc:10", "layer 3 \"pool:2\": input 32x27x27 is not "
+						"divisible by 2; use pad=auto, or "
+						"conv size 3 before it"},
+		{"pool:3 fc:10",
+			"layer 1 \"pool:3\": input 1x28x28 is not divisible by 3; use pad=auto"},
+		{"conv:8:3:stride=2 fc:10",
+			"stride 2 does not tile the input 1x28x28 (28x28 with its "
+			"padding); use pad=auto, or size 4"},
+		{"conv:8:29 fc:10",
+			"layer 1 \"conv:8:29\": size 29 is larger than the input 1x28x28; use "
+			"pad=auto, or size 28"},
+		{"conv:8:1:stride=2:pad=same fc:10", "size 1 with stride 2 does not tile the input "
+						     "1x28x28 (28x28 with its padding); "
+						     "use pad=auto, or size 2"},
+		{"conv:4:3:pad=3 fc:10",
+			"pad \"3\" is not understood; expected a number below the size, "
+			"same or auto"},
+		{"conv:4:3:pad=2:pad=2 fc:10", "\"pad=2\" is not understood; expected"},
+		{"conv:4:3:dilation=2 fc:10", "\"dilation=2\" is not understood"},
+		{"conv:4:3:stride=0 fc:10", "stride \"0\" is not a whole number in [1, 4096]"},
+		{"conv:4:3:stride=2:stride=2 fc:10", "\"stride=2\" is not understood"},
+		{"pool:2:stride=2 fc:10",
+			"\"stride=2\" is not understood; expected pad=auto, once"},
+		{"pool:2:pad=1 fc:10", "pad \"1\" is not understood; expected auto"},
+		{"conv:8 fc:10", "expected conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto]"},
+		{"relu:1 fc:10", "layer 1 \"relu:1\": expected relu"},
+		{"conv:0:3 fc:10",
+			"number of filters \"0\" is not a whole number in [1, 268435456]"},
+		{"conv:-1:3 fc:10", "number of filters \"-1\""},
+		{"conv::3 fc:10", "number of filters \"\""},
+		{"conv:8:3x fc:10", "size \"3x\""},
+		{"conv:99999999999999999999:3 fc:10", "is not a whole number"},
+		{"conv:4:3:stride=1:pad=0:x:y fc:10",
+			"layer 1 \"conv:4:3:stride=1:pad=0:x:y\": more than 6"},
+		{"fc:00000000000000000000000000000000000000000000000000000000000010",
+			"layer 1 \"fc:0000"},
+		{"fc:00000000000000000000000000000000000000000000000000000000000010",
+			"longer than 63"},
+		{"fc:10 softmax", "layer 2 \"softmax\": unknown layer; there are conv, relu"},
+		{"seed:32 relu", "stand alone"},
+		{"seed:0", "layer 1 \"seed:0\""},
+		{"dropout:1 fc:10", "probability \"1\" is not a number of at least 0 and below 1"},
+		{"dropout:-0.5 fc:10", "probability"},
+		{"dropout:nan fc:10", "probability"},
+		{"dropout: fc:10", "probability"},
+		{"dropout:0.99999999999 fc:10", "below 1"}, /* 1 as a float */
+		{"", "the model text is empty"},
+		{" \t ", "the model text is empty"},
+		{"conv:8:3 relu",
+			"layer 2 \"relu\": the last layer must be fc:UNITS, whose units are the "
+			"classes (2 to 256)"},
+		{"fc:1", "layer 1 \"fc:1\": the units of the last layer are the classes; expected "
+			 "2 to 256"},
+		{"fc:257", "expected 2 to 256"},
+		{"vector:0", "\"vector:0\": expected a whole number in [1, 268435456]"},
+		{"vector:", "\"vector:\": expected"},
+		{"vector:268435457", "expected a whole number in [1, 268435456]"},
+		{"vector:5 fc:10", "expected a whole number"},
+	};
+	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+		struct err e = {0};
+		assert_int_equal(model_parse(&m, row[i].text, mnist, &e), PS_EUSAGE);
+		if (!strstr(e.text, row[i].says))
+			fail_msg("\"%s\" says: %s", row[i].text, e.text);
+	}
+}
+
+/* A text of `n` times `word`, then `end`. */
+static const char *repeat(char *out, size_t size, const char *word, int n, const char *end)
+{
+	size_t used = 0;
+	while (n-- > 0)
+		used += (size_t)snprintf(out + used, size - used, "%s ", word);
+	snprintf(out + used, size - used, "%s", end);
+	return out;
+}
+
+static void invariant_3_whatever_is_too_large_is_refused(void **state)
+{
+	(void)state;
+	char text[1000];
+	const char *row[] = {
+		"fc:268435456 fc:268435456 fc:10",
+		"fc:268435456",
+		"fc:342391 fc:10",              /* its weights fit, its biases do not */
+		"conv:1000000:1 pool:28 fc:10", /* all parameters fit, the conv's output does not */
+		"fc:342393 fc:10",              /* 784 * 342393 is just over 2^28 */
+		"conv:268435456:4096:pad=auto fc:10",
+		"conv:268435456:1 fc:10", /* parameters fit, its output does not */
+		"conv:1:4096:pad=4095 conv:1:4096:pad=4095 conv:1:4096:pad=4095 fc:10",
+		"conv:4096:1 conv:4096:5:pad=same conv:4096:5:pad=same fc:10",
+	};
+	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+		struct err e = {0};
+		assert_int_equal(model_parse(&m, row[i], mnist, &e), PS_EUSAGE);
+		assert_non_null(strstr(e.text, "268435456"));
+	}
+	const struct shape impossible[] = {{0, 28, 28}, {1, 0, 1}, {SIZE_MAX, SIZE_MAX, 2},
+		{(size_t)1 << 32, (size_t)1 << 32, 1}, {1, 1, MODEL_MAX_PARAMS + 1}};
+	for (size_t i = 0; i < sizeof impossible / sizeof impossible[0]; i++)
+		assert_int_equal(model_parse(&m, "fc:10", impossible[i], NULL), PS_EUSAGE);
+	assert_int_equal(model_parse(&m, "fc:342391", mnist, NULL), PS_EUSAGE); /* classes */
+	parse_ok(repeat(text, sizeof text, "relu", 63, "fc:10"));
+	assert_int_equal(
+		model_parse(&m, repeat(text, sizeof text, "relu", 64, "fc:10"), mnist, NULL),
+		PS_EUSAGE);
+	parse_ok(repeat(text, sizeof text, "fc:3", 31, "fc:10"));
+	assert_int_equal(
+		model_parse(&m, repeat(text, sizeof text, "fc:3", 32, "fc:10"), mnist, NULL),
+		PS_EUSAGE);
+	/* 511 characters fit, 512 do not */
+	struct err e = {0};
+	parse_ok(repeat(text, sizeof text, "dropout:0.1", 41, "fc:1000 relu fc:100"));
+	assert_int_equal(strlen(m.text), MODEL_MAX_TEXT - 1);
+	repeat(text, sizeof text, "dropout:0.1", 41, "fc:10000 relu fc:100");
+	assert_int_equal(model_parse(&m, text, mnist, &e), PS_EUSAGE);
+	assert_non_null(strstr(e.text, "the model text grows past 511 characters"));
+}
+
+static const char *random_layer(struct rng *r, char *out, size_t size)
+{
+	static const char *const pads[] = {"", "", ":pad=1", ":pad=same", ":pad=auto", ":pad=auto"};
+	size_t a = rng_below(r, 9) + 1, b = rng_below(r, 7) + 1, c = rng_below(r, 3) + 1;
+	const char *pad = pads[rng_below(r, 6)];
+	switch (rng_below(r, 6)) {
+	case 0:
+	case 1:
+		snprintf(out, size, "conv:%zu:%zu:stride=%zu%s", a, b, c, pad);
+		break;
+	case 2:
+		snprintf(out, size, "pool:%zu%s", c + 1, c > 1 ? ":pad=auto" : "");
+		break;
+	case 3:
+		snprintf(out, size, "relu");
+		break;
+	case 4:
+		snprintf(out, size, "dropout:0.%zu", b);
+		break;
+	default:
+		snprintf(out, size, "fc:%zu", a + 1);
+	}
+	return out;
+}
+
+static void random_models_hold_the_invariants_or_say_which_layer(void **state)
+{
+	(void)state;
+	const uint64_t seed = 20;
+	static struct model again;
+	size_t good = 0;
+	print_message("seed %llu\n", (unsigned long long)seed);
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	for (int i = 0; i < 20000; i++) {
+		char text[MODEL_MAX_TEXT] = "", layer[64];
+		struct err e = {0};
+		for (uint64_t n = rng_below(&r, 6); n > 0; n--) {
+			size_t used = strlen(text);
+			snprintf(text + used, sizeof text - used, "%s ",
+				random_layer(&r, layer, sizeof layer));
+		}
+		snprintf(text + strlen(text), sizeof text - strlen(text), "fc:%u",
+			(unsigned)rng_below(&r, 20) + 2);
+		struct shape input = {
+			rng_below(&r, 3) + 1, rng_below(&r, 30) + 1, rng_below(&r, 30) + 1};
+		if (model_parse(&m, text, input, &e) != PS_OK) {
+			assert_non_null(strstr(e.text, "layer "));
+			continue;
+		}
+		good++;
+		assert_consistent(&m);
+		assert_int_equal(model_parse(&again, m.text, input, &e), PS_OK);
+		assert_string_equal(m.text, again.text);
+		assert_int_equal(m.fingerprint, again.fingerprint);
+		assert_int_equal(m.n_layers, again.n_layers);
+		assert_int_equal(m.n_params, again.n_params);
+	}
+	assert_in_range(good, 5000, 19000);
+}
+
+static void damaged_texts_never_do_more_than_fail(void **state)
+{
+	(void)state;
+	const uint64_t seed = 21;
+	const char *start =
+		"conv:6:5:stride=1:pad=same relu pool:2:pad=auto dropout:0.25 fc:84 fc:10";
+	const char letters[] = "0123456789:= .-edropulfcnvstiax\n\xff";
+	print_message("seed %llu\n", (unsigned long long)seed);
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	for (int i = 0; i < 50000; i++) {
+		char text[128];
+		struct err e = {0};
+		snprintf(text, sizeof text, "%s", start);
+		for (uint64_t n = rng_below(&r, 4); n > 0; n--)
+			text[rng_below(&r, strlen(start))] =
+				letters[rng_below(&r, sizeof letters - 1)];
+		if (rng_below(&r, 4) == 0)
+			text[rng_below(&r, strlen(start))] = '\0';
+		int rc = model_parse(&m, text, mnist, &e);
+		assert_true(rc == PS_OK || (rc == PS_EUSAGE && e.text[0] && !strchr(e.text, '\n')));
+		if (rc == PS_OK)
+			assert_consistent(&m);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(errors_name_the_layer_and_say_what_would_fit),
+		cmocka_unit_test(invariant_3_whatever_is_too_large_is_refused),
+		cmocka_unit_test(random_models_hold_the_invariants_or_say_which_layer),
+		cmocka_unit_test(damaged_texts_never_do_more_than_fail),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -34,8 +34,8 @@ static const struct row rows[MSG_TYPES] = {
 	[MSG_PUSH] = {ledger_on_push, CONNECTED, 0},
 	[MSG_LEASE] = {leases_on_lease, CONNECTED, 0},
 	[MSG_RESULT] = {leases_on_result, CONNECTED, 0},
-	[MSG_BEAT] = {sessions_on_beat, CONNECTED, 0},
-	[MSG_BYE] = {sessions_on_bye, CONNECTED, 0},
+	[MSG_BEAT] = {sessions_on_beat, CONNECTED | SESSION_LEAVING, 0},
+	[MSG_BYE] = {sessions_on_bye, CONNECTED | SESSION_LEAVING, 0},
 	[MSG_STATUS] = {on_status, 0, 0},
 	[MSG_ADMIN] = {on_admin, 0, 0},
 };

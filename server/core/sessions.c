@@ -42,6 +42,11 @@ void sessions_fence(struct core *c, const struct worker *w, uint32_t peer)
 		core_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
 }
 
+static uint32_t state_bits(const struct worker *w)
+{
+	return 1u << w->state | (w->leaving ? SESSION_LEAVING : 0);
+}
+
 struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states)
 {
 	struct worker *w = sessions_worker(c, s->worker);
@@ -52,7 +57,7 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 		sessions_fence(c, w, peer);
 	else if (s->epoch != c->cfg.epoch)
 		core_refuse(c, peer, PS_EEPOCH, 0, "the server has restarted: say HELLO again");
-	else if (!w || s->incarnation > w->incarnation || !(states & (1u << w->state)))
+	else if (!w || s->incarnation > w->incarnation || !(states & state_bits(w)))
 		core_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
 	else
 		return w;

@@ -140,7 +140,10 @@ void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
 /* Whoever held the slot ends when it hears this, and keeps no push any longer: so nothing is said
  * before all that it was told is taken is on disk, with its successor. */
 void sessions_fence(struct core *c, const struct worker *w, uint32_t peer);
-/* The stamp's worker if it may speak; else answers ERROR and returns NULL. */
+/* Beside 1 << state: it has said BYE and waits for the answer. */
+#define SESSION_LEAVING (1u << 31)
+/* The stamp's worker if it may speak, which depends on its state (`states`: bits); else answers
+ * ERROR and returns NULL. */
 struct worker *sessions_check(
 	struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
 void sessions_tick(struct core *c);

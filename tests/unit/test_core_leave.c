@@ -79,6 +79,29 @@ static void bye_is_answered_when_all_pushes_are_durable(void **state)
 	bench_close(&b);
 }
 
+/* Its beats go on until it hears the answer, and it may ask again: neither is a reason to start
+ * over. */
+static void who_waits_for_the_answer_to_bye_is_alive(void **state)
+{
+	struct bench b;
+	struct stamp s = bench_open_with_pushes(&b, bench_config(), 2);
+	struct msg beat = {.type = MSG_BEAT, .beat = {.stamp = s, .last_seq = 2}};
+
+	(void)state;
+	bench_bye(&b, 9, s);
+	bench_message(&b, 10, &beat);
+	assert_int_equal(bench_sent(&b, 10, MSG_BEAT)->beat.last_seq, 2);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	bench_bye(&b, 9, s);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	bench_durable(&b);
+	assert_int_equal(bench_count(&b, EFFECT_SEND), 1);
+	assert_int_equal(bench_sent(&b, 9, MSG_BYE)->bye.status, PS_OK);
+	bench_message(&b, 10, &beat);
+	bench_refused(&b, 10, PS_ESTATE);
+	bench_close(&b);
+}
+
 static void bye_with_nothing_to_save_is_answered_at_once(void **state)
 {
 	struct bench b;
@@ -175,6 +198,7 @@ int main(void)
 		cmocka_unit_test(a_beat_is_answered_with_what_is_decided_and_durable),
 		cmocka_unit_test(what_became_durable_is_told_unasked_on_the_beat_connection),
 		cmocka_unit_test(bye_is_answered_when_all_pushes_are_durable),
+		cmocka_unit_test(who_waits_for_the_answer_to_bye_is_alive),
 		cmocka_unit_test(bye_with_nothing_to_save_is_answered_at_once),
 		cmocka_unit_test(who_said_bye_and_vanished_is_not_answered),
 		cmocka_unit_test(who_said_bye_waits_for_no_lease),

@@ -285,7 +285,7 @@ class Worker:
         try:
             self.wait("never")
         except Refused as over:
-            assert over.code == 0
+            assert over.code == 0, over
         self.close()
 
 

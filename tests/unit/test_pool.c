@@ -1,5 +1,6 @@
 /* test_pool.c - gradients that are pushed and weights that are read without a copy: pool.h, and
  * cnnps_gradient and cnnps_view of cnnps.h against a fake server. */
+#include <stdlib.h>
 #include "tests/unit/fake_server.h"
 #include "common/log.h"
 #include "common/mem.h"

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]] runs up to SEEDS (10,000,000) in all,
+# from FIRST (1) on, on all processors, no longer than about SECONDS, and prints one line per mode and one for
+# all: seeds done, seeds/s, violations. Exit 1 if there was any. It stands alone beside `sim` and `lib`, too,
+# so that it can be carried to another machine.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+seconds=${1:?usage: run.sh SECONDS [SEEDS [FIRST]]}
+seeds=${2:-10000000}
+first=${3:-1}
+sim=$here/../../build/release/tests/sim/sim
+[ -x "$here/sim" ] && sim=$here/sim
+[ -d "$here/lib" ] && export LD_LIBRARY_PATH="$here/lib"
+modes="ledger downpour ssp sync sandblaster lbfgs easgd"
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+jobs=$(nproc)
+chunk=$((jobs * 4000))
+each=$(((seeds + 6) / 7))
+begin=$(date +%s)
+
+# Chunk after chunk, mode after mode, so that all modes have come equally far when the time is up. A mode
+# has seeds of its own. A violation ends its chunk: the seeds before it count as done.
+at=0
+while [ "$at" -lt "$each" ] && [ $(($(date +%s) - begin)) -lt "$seconds" ]; do
+	n=$((each - at < chunk ? each - at : chunk))
+	number=0
+	for mode in $modes; do
+		from=$((first + number * 100000000 + at))
+		number=$((number + 1))
+		start=$(date +%s%N)
+		"$sim" --seeds "$from..$((from + n - 1))" --mode "$mode" --jobs "$jobs" >"$out/run" 2>&1
+		rc=$?
+		took=$((($(date +%s%N) - start) / 1000000))
+		if [ "$rc" -eq 0 ]; then
+			echo "$n $took 0" >>"$out/$mode"
+		else
+			cat "$out/run"
+			failed=$(sed -n 's/^FAIL seed=\([0-9]*\).*/\1/p' "$out/run")
+			echo "$((${failed:-$from} - from)) $took 1" >>"$out/$mode"
+		fi
+	done
+	at=$((at + n))
+done
+
+for mode in $modes; do
+	[ -f "$out/$mode" ] && sed "s/^/$mode /" "$out/$mode"
+done | awk -v jobs="$jobs" '
+	{ seeds[$1] += $2; ms[$1] += $3; bad[$1] += $4; all += $2; all_ms += $3; all_bad += $4 }
+	function line(name, n, t, v) {
+		printf "%-12s %9d seeds %9.1f s %8.0f seeds/s %6.0f seeds/s/core %d violations\n", name, n, t / 1000,
+			1000 * n / (t ? t : 1), 1000 * n / (t ? t : 1) / jobs, v
+	}
+	END {
+		for (m in seeds)
+			line(m, seeds[m], ms[m], bad[m])
+		line("all", all, all_ms, all_bad)
+		exit all_bad > 0
+	}'

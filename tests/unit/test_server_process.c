@@ -3,7 +3,7 @@
  * a full disk, and with what exit code and last line it ends. Its client is libcnnps.
  */
 #include <pthread.h>
-#include "tests/unit/server_lab.h"
+#include "tests/unit/process_lab.h"
 
 /* ---- life ---------------------------------------------------------------------------------- */
 

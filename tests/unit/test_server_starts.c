@@ -2,7 +2,7 @@
  * test_server_starts.c - the real cnn-ps as a process: starts that are refused, and what it says of
  * itself once it runs.
  */
-#include "tests/unit/server_lab.h"
+#include "tests/unit/process_lab.h"
 
 /* ---- starts that are refused --------------------------------------------------------------- */
 

@@ -227,6 +227,7 @@ bench:
 	@deploy/setup.sh bench
 	@$(MAKE) $(JOBS) FLAVOUR=release tests
 	build/release/tests/bench/transport
+	build/release/tests/bench/curve
 	CNN_DATA="$$(deploy/data.sh)" tests/bench/cpu_vs_torch
 	build/release/tests/sim/sim --seeds 1..5000
 # Needs Docker and nothing else: everything is built in an image.

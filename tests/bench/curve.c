@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,8 +24,8 @@
 #include "common/mem.h"
 #include "worker/cnnps.h"
 
-#define WARM_UP 50
-#define WINDOW  8 /* messages under way, as many as cnn-ps allows */
+#define WARM_UP 300 /* until every buffer that the library keeps has been used once */
+#define WINDOW  8   /* messages under way, as many as cnn-ps allows */
 
 struct options {
 	const char *mode, *keys, *build; /* NULL: all */
@@ -50,6 +51,46 @@ static double now(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* What a measurement yields, per second and per push. */
+struct rate {
+	uint64_t pushes;
+	double seconds, client, server; /* CPU seconds of both */
+};
+
+static double cpu_of_self(void)
+{
+	struct rusage u;
+
+	getrusage(RUSAGE_SELF, &u);
+	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
+}
+
+static double cpu_of(pid_t pid)
+{
+	struct timespec t;
+	clockid_t clock;
+
+	if (clock_getcpuclockid(pid, &clock) || clock_gettime(clock, &t))
+		die("the server's CPU clock");
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void rate_start(struct rate *r, const struct server *s)
+{
+	r->seconds = -now();
+	r->client = -cpu_of_self();
+	r->server = -cpu_of(s->pid);
+}
+
+static void rate_stop(struct rate *r, const struct server *s, uint64_t pushes)
+{
+	r->pushes = pushes;
+	r->seconds += now();
+	r->client += cpu_of_self();
+	r->server += cpu_of(s->pid);
 }
 
 static void in_keys(char path[128], const struct server *s, const char *name)
@@ -147,7 +188,7 @@ static void push(struct cnnps *c, size_t n)
 	}
 }
 
-static double cnnps_rate(const struct options *o, const struct server *s)
+static void cnnps_rate(const struct options *o, const struct server *s, struct rate *r)
 {
 	char key[128];
 	struct cnnps_options how = {.server = s->endpoint, .device = "bench"};
@@ -164,15 +205,14 @@ static double cnnps_rate(const struct options *o, const struct server *s)
 	for (int i = 0; i < WARM_UP; i++)
 		push(c, n);
 	cnnps_stats(c, &before);
-	double begun = now();
-	while (now() - begun < o->seconds)
+	rate_start(r, s);
+	for (double begun = now(); now() - begun < o->seconds;)
 		push(c, n);
 	cnnps_stats(c, &after);
-	double seconds = now() - begun;
+	rate_stop(r, s, after.acked - before.acked);
 	if (cnnps_flush(c, 0, 10000) || after.rejected || after.reconnects)
 		die("not every push was taken");
 	cnnps_close(&c);
-	return (double)(after.acked - before.acked) / seconds;
 }
 
 /* ---- bare libzmq ---------------------------------------------------------------------------- */
@@ -255,8 +295,8 @@ static uint64_t exchange(void *socket, zmq_msg_t *body, double seconds)
 	return answered;
 }
 
-static double zmq_rate(
-	const struct options *o, const struct server *s, const struct key_pair *server)
+static void zmq_rate(const struct options *o, const struct server *s, const struct key_pair *server,
+	struct rate *r)
 {
 	void *context = zmq_ctx_new(), *socket = zmq_socket(context, ZMQ_DEALER);
 	struct key_pair own = {0};
@@ -270,11 +310,11 @@ static double zmq_rate(
 		die("connect");
 	memset(zmq_msg_data(&body), 1, o->bytes);
 	(void)exchange(socket, &body, o->seconds / 10);
-	double rate = (double)exchange(socket, &body, o->seconds) / o->seconds;
+	rate_start(r, s);
+	rate_stop(r, s, exchange(socket, &body, o->seconds));
 	zmq_msg_close(&body);
 	zmq_close(socket);
 	zmq_ctx_term(context);
-	return rate;
 }
 
 /* ---- one row -------------------------------------------------------------------------------- */
@@ -284,24 +324,25 @@ static void run(const struct options *o, const char *mode, int keys)
 	struct server s = {0};
 	struct key_pair key = {0};
 	struct err e;
-	double rate;
+	struct rate r;
 
 	if (strcmp(mode, "zmq") == 0) {
 		if (keys && key_random(&key, &e))
 			die("keys");
 		start_zmq(&key, &s);
-		rate = zmq_rate(o, &s, &key);
+		zmq_rate(o, &s, &key, &r);
 	} else {
 		if (keys)
 			make_keys(o, &s);
 		start_cnnps(o, &s);
-		rate = cnnps_rate(o, &s);
+		cnnps_rate(o, &s, &r);
 	}
 	kill(s.pid, SIGKILL);
 	waitpid(s.pid, NULL, 0);
 	if (s.keys[0])
 		remove_keys(&s);
-	printf("%s,%d,%zu,%.0f\n", mode, keys, o->bytes, rate);
+	printf("%s,%d,%zu,%.0f,%.2f,%.2f\n", mode, keys, o->bytes, (double)r.pushes / r.seconds,
+		1e3 * r.client / (double)r.pushes, 1e3 * r.server / (double)r.pushes);
 	fflush(stdout);
 }
 
@@ -338,7 +379,7 @@ int main(int argc, char **argv)
 		else
 			return 2;
 	}
-	printf("mode,keys,bytes,pushes_per_s\n");
+	printf("mode,keys,bytes,pushes_per_s,client_ms,server_ms\n");
 	for (int m = 0; m < 2; m++)
 		for (int keys = 0; keys < 2; keys++)
 			if ((!o.mode || strcmp(o.mode, modes[m]) == 0) &&

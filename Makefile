@@ -235,7 +235,7 @@ cluster:
 	@deploy/cluster.sh
 # Faults of containers: five minutes. Starts an engine where none answers, and stops that one again.
 cluster-faults: deps
-	@$(MAKE) $(JOBS) tests
+	@$(MAKE) $(JOBS) all $(B)/tests/tools/ledger_worker
 	@engine=$$(deploy/docker_engine.sh start); export CNN_DATA="$$(deploy/data.sh)" CNN_CLUSTER=1; \
 		$(call PYTEST) tests/fault/test_compose.py; rc=$$?; \
 		[ -z "$$engine" ] || deploy/docker_engine.sh stop; exit $$rc

@@ -58,7 +58,7 @@ class Flood:
 
 def test_out_of_descriptors(ledger, lab, figure, full):
     """Far more connections than descriptors: workers and checkpoints go on, nothing spins, a newcomer waits."""
-    seconds = 20 if full else 4
+    seconds = 20 if full else 3
     run = ledger(3, 150 * seconds, pace=(10,), wrap=("prlimit", "--nofile=100"))
     run.kill_worker(2)  # the newcomer will take its place
     run.crew[2].kill()
@@ -121,7 +121,7 @@ class Endless:
 def test_message_that_never_ends(ledger, figure, full):
     """libzmq keeps its parts for ever; past --memory-mb the server hangs up, which frees them, and goes on."""
     limit = 200
-    run = ledger(3, 3000 if full else 600, "--memory-mb", limit, pace=(5,))
+    run = ledger(3, 10000 if full else 600, "--memory-mb", limit, pace=(10 if full else 5,))
     run.reached(0)
     peak, gaps, hung = 0, [], 0
     peer = Endless(run.server.endpoint, 4096)

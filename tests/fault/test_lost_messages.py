@@ -136,7 +136,7 @@ def test_lost_acks(meddled, figure, full):
 def test_any_answer_may_be_lost(meddled, figure, full):
     """Any answer of ten: WELCOME, PARAMS, ACK, BEAT."""
     replies = dict.fromkeys(("welcome", "params", "ack", "beat", "error"), 0.3 if full else 0.1)
-    run, meddler = meddled(2, 1000 if full else 16, drop=replies)
+    run, meddler = meddled(2, 1000 if full else 8, drop=replies)
     lost, twice = run.count(600)
     figure("N7", 100 * (1 - (lost + twice) / (2 * run.pushes)),
            f"% exactly once, {meddler.dropped} answers lost", lost + twice == 0)

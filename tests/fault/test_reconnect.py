@@ -28,7 +28,7 @@ def seqs_here(run):
 def test_restart_under_a_crowd(lab, figure, full):
     """From exec of the new server until each of 16 workers has had a new push decided."""
     restarts = 100 if full else 2
-    run = LedgerRun(lab, CROWD, 60 + 40 * restarts, pace=(50,))
+    run = LedgerRun(lab, CROWD, 60 + 20 * restarts, pace=(50,))
     took = []
     for _ in range(restarts):
         until(lambda: sum(n >= 5 for n in seqs_here(run).values()) == CROWD, 60, "all are pushing")

@@ -28,8 +28,8 @@ def seqs(run):
 @pytest.mark.parametrize("level", ["replay", "always"])
 def test_first_update_after_a_kill(ledger, figure, full, level):
     """kill -9, and the next server in the same moment, under 16 workers, none of which restarts."""
-    kills = 100 if full else 4
-    run = ledger(CROWD, 250 + 60 * kills, "--durability", level, pace=(20,))
+    kills = 100 if full else 2
+    run = ledger(CROWD, 300 + 30 * kills if full else 200, "--durability", level, pace=(20,))
     first, everybody = [], []
     for _ in range(kills):
         milliseconds(lambda: sum(n >= 5 for n in seqs(run).values()) == CROWD, time.monotonic())

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""What each level of durability costs: pushes per second of ledger workers through a real server.
+
+    tests/bench/durability.py [--workers 2] [--seconds 3] [--dir DIR]
+
+Prints CSV: what,bytes,pushes_per_s,mb_per_s. "none" is a server without a checkpoint directory,
+"replay" and "always" are --durability; checkpoints every 500 ms. "disk" is what a plain loop of
+write and fdatasync reaches on the same disk: on a new file, and on one whose blocks are there
+already, as the journal's are after its first round. Workers push whole vectors and hardly pull.
+"""
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from lab import Lab  # noqa: E402
+
+PUSHES = {26_000: 6400, 1_740_000: 2000}  # bytes of one: how many of all workers together
+LEVELS = ("none", "replay", "always")
+
+
+def disk(directory, size, seconds, again):
+    """Writes and syncs per second."""
+    block, path = bytes(range(256)) * (size // 256 + 1), directory / "disk"
+    with path.open("wb", buffering=0) as f:
+        if again:
+            for _ in range(64):
+                f.write(block[:size])
+            os.fsync(f)
+        begun, n = time.monotonic(), 0
+        while time.monotonic() < begun + seconds:
+            if again and n % 64 == 0:
+                f.seek(0)
+            f.write(block[:size])
+            os.fdatasync(f)
+            n += 1
+        rate = n / (time.monotonic() - begun)
+    path.unlink()
+    return rate
+
+
+def pushes(lab, level, size, workers):
+    """Pushes decided per second, from a tenth of them to the last."""
+    each, values = PUSHES[size] // workers, size // 4
+    options = ["--model", f"vector:{values}", "--optimizer", "sgd", "--lr", 1, "--max-staleness",
+               10**9, "--stale-rate", "constant"]
+    if level != "none":
+        options += ["--durability", level]
+    server = lab.server(*options, directory=None if level == "none" else f"{level}-{size}")
+    crew = [lab.ledger_worker(server.endpoint, i, each, 0, 1000) for i in range(workers)]
+    place = server.line(r"http listening.* url=http://(\S+?)/?$")[1]
+    at = {}
+    for share in (each * workers // 10, each * workers):
+        while True:
+            with urllib.request.urlopen(f"http://{place}/status", timeout=20) as reply:
+                version = json.load(reply)["version"]
+            if version >= share:
+                break
+            time.sleep(0.005)
+        at[share] = time.monotonic(), version
+    (begun, first), (ended, last) = at.values()
+    for process in [*crew, server]:
+        process.kill()
+    return (last - first) / (ended - begun)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--dir", type=Path)
+    wanted = parser.parse_args()
+    print("what,bytes,pushes_per_s,mb_per_s")
+    with tempfile.TemporaryDirectory(dir=wanted.dir) as directory:
+        lab = Lab(Path(directory), None)
+        try:
+            for size in PUSHES:
+                rows = [(f"disk {kind}", disk(Path(directory), size, wanted.seconds, again))
+                        for kind, again in (("new blocks", False), ("old blocks", True))]
+                for what, rate in rows:
+                    print(f"{what},{size},{rate:.0f},{rate * size / 1e6:.0f}", flush=True)
+                for level in LEVELS:
+                    rate = pushes(lab, level, size, wanted.workers)
+                    print(f"{level},{size},{rate:.0f},{rate * size / 1e6:.0f}", flush=True)
+        finally:
+            lab.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,8 @@
     tests/fault/table.py [RESULTS.tsv]
 
 A row is a line `| P1 | ... | ... | ... | ... |`; its last two cells are written anew, the others
-stay. Of several results with one name the last one counts. Rows without results keep theirs.
+stay. Of several results with one name the last one counts. Rows without results keep theirs. The
+parts of a test that is run in several, `name[0]`, `name[1]`..., stand as one: from least to most.
 """
 import re
 import sys
@@ -13,15 +14,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def together(parts):
+    """The text of one figure, or of that of several parts: [(figure, unit, verdict)]"""
+    figures = sorted({figure for figure, _, _ in parts}, key=lambda f: (len(f.split(".")[0]), f))
+    unit, verdicts = parts[-1][1].strip(), {verdict for _, _, verdict in parts}
+    if verdicts == {"SKIP"}:
+        return f"cannot be tried here: {figures[0]}"
+    span = figures[0] if len(figures) == 1 else f"{figures[0]} to {figures[-1]}"
+    several = f", each of {len(parts)} runs" if len(parts) > 1 else ""
+    return f"{span} {unit}{several}" + (" **FAIL**" if "FAIL" in verdicts else "")
+
+
 def results(path):
     """{row: {name without the row: its figure as text}}"""
-    rows = {}
+    last, rows = {}, {}
     for line in path.read_text().splitlines():
-        name, _, figure, unit, verdict = line.split("\t")
+        name, _, *said = line.split("\t")
+        last.pop(name, None)
+        last[name] = said
+    for name, said in last.items():
         row, _, test = name.partition(":")
-        text = f"cannot be tried here: {figure}" if verdict == "SKIP" else f"{figure} {unit}"
-        rows.setdefault(row, {})[test] = text + (" **FAIL**" if verdict == "FAIL" else "")
-    return rows
+        rows.setdefault(row, {}).setdefault(re.sub(r"\[\d\]", "", test), []).append(said)
+    return {row: {test: together(parts) for test, parts in tests.items()}
+            for row, tests in rows.items()}
 
 
 def fill(line, rows):

@@ -3,7 +3,7 @@
 SIMD.baseline :=
 SIMD.avx2     := -mavx2 -mfma
 SIMD.avx512   := -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma
-SIMD_SETS     := baseline $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),avx2 avx512)
+SIMD_SETS     := baseline $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
 SIMD_OBJECTS  := $(SIMD_SETS:%=$(B)/kernels/cpu_simd.%.o)
 CU_OBJECTS    := $(CU:%.cu=$(B)/%.o)
 KERNEL_OBJECTS = $(filter-out %/cpu_simd.o $(if $(CU),,$(call obj,$(wildcard kernels/cuda*.c))),$(call obj,$(SRC.kernels))) \

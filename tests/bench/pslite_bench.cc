@@ -27,30 +27,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "pairs.h"
 #include "ps/ps.h"
 
-#define MAX_WORKERS 16
-#define MAX_PAIRS   (1 << 20) /* latencies kept per worker */
-#define WARM_UP     20        /* pairs before the clock starts */
 #define RATE        0.001f
-
-/* Shared by all processes. */
-struct shared {
-	int ready[MAX_WORKERS];
-	int go;
-	struct {
-		uint64_t pairs;
-		double seconds, cpu;
-		float us[MAX_PAIRS];
-	} worker[MAX_WORKERS];
-};
 
 struct options {
 	const char *ask, *reply;
@@ -58,27 +43,10 @@ struct options {
 	size_t bytes, workers;
 };
 
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 [[noreturn]] static void die(const char *what)
 {
 	fprintf(stderr, "pslite_bench: %s: %s\n", what, strerror(errno));
 	exit(1);
-}
-
-static double cpu_of_self(void)
-{
-	struct rusage u;
-
-	getrusage(RUSAGE_SELF, &u);
-	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
 /* User + system seconds of another process so far. */
@@ -179,11 +147,13 @@ struct worker {
 	ps::SArray<float> gradient, weights; /* no copies of them on the way out */
 };
 
-static void pair(struct worker *w)
+static int pair(void *arg)
 {
+	struct worker *w = (struct worker *)arg;
+
 	if (w->ask == 'p') {
 		w->kv->Wait(w->kv->ZPushPull(w->keys, w->gradient, &w->weights));
-		return;
+		return 0;
 	}
 	int pushed = w->kv->ZPush(w->keys, w->gradient);
 	if (w->ask == 'w')
@@ -191,28 +161,7 @@ static void pair(struct worker *w)
 	int pulled = w->kv->ZPull(w->keys, &w->weights);
 	w->kv->Wait(pulled);
 	w->kv->Wait(pushed);
-}
-
-static void measure(struct shared *s, size_t index, double seconds, struct worker *w)
-{
-	for (int i = 0; i < WARM_UP; i++)
-		pair(w);
-	__atomic_store_n(&s->ready[index], 1, __ATOMIC_RELEASE);
-	while (!__atomic_load_n(&s->go, __ATOMIC_ACQUIRE))
-		usleep(100);
-	double start = now(), cpu = cpu_of_self(), t = start;
-	uint64_t n = 0;
-	while (t - start < seconds) {
-		pair(w);
-		double after = now();
-		if (n < MAX_PAIRS)
-			s->worker[index].us[n] = (float)((after - t) * 1e6);
-		n++;
-		t = after;
-	}
-	s->worker[index].pairs = n;
-	s->worker[index].seconds = t - start;
-	s->worker[index].cpu = cpu_of_self() - cpu;
+	return 0;
 }
 
 /* What came back has at least this worker's own gradients in it, and with one worker no more. */
@@ -228,7 +177,7 @@ static void check(const struct options *o, const struct worker *w, uint64_t pair
 	_exit(1);
 }
 
-static void work(const struct options *o, struct shared *s, size_t index)
+static void work(const struct options *o, struct pairs *s, size_t index)
 {
 	size_t n = o->bytes / sizeof(float);
 	struct worker w = {
@@ -240,7 +189,7 @@ static void work(const struct options *o, struct shared *s, size_t index)
 	ps::Start(0);
 	ps::KVWorker<float> kv(0, 0);
 	w.kv = &kv;
-	measure(s, index, o->seconds, &w);
+	pairs_measure(s, index, o->seconds, pair, &w);
 	check(o, &w, WARM_UP + s->worker[index].pairs);
 	_exit(0); /* no good-byes: they take ps-lite longer than the measurement */
 }
@@ -287,56 +236,13 @@ static pid_t start(const char *role)
 	return pid;
 }
 
-static void start_clock(struct shared *s, size_t workers)
-{
-	for (size_t i = 0; i < workers; i++)
-		while (!__atomic_load_n(&s->ready[i], __ATOMIC_ACQUIRE)) {
-			if (waitpid(-1, NULL, WNOHANG) > 0) {
-				fprintf(stderr, "pslite_bench: a process died early\n");
-				exit(1);
-			}
-			usleep(1000);
-		}
-	__atomic_store_n(&s->go, 1, __ATOMIC_RELEASE);
-}
-
-static int by_size(const void *a, const void *b)
-{
-	float x = *(const float *)a, y = *(const float *)b;
-
-	return (x > y) - (x < y);
-}
-
-static void print_row(const struct options *o, struct shared *s, double server_cpu)
-{
-	static float us[MAX_WORKERS * (size_t)MAX_PAIRS];
-	double rate = 0, cpu = server_cpu, gb = 2 * (double)o->bytes * 1e-9;
-	uint64_t pairs = 0;
-	size_t n = 0;
-
-	for (size_t i = 0; i < o->workers; i++) {
-		size_t kept = s->worker[i].pairs < MAX_PAIRS ? s->worker[i].pairs : MAX_PAIRS;
-		memcpy(us + n, s->worker[i].us, kept * sizeof(float));
-		n += kept;
-		pairs += s->worker[i].pairs;
-		rate += (double)s->worker[i].pairs / s->worker[i].seconds;
-		cpu += s->worker[i].cpu;
-	}
-	qsort(us, n, sizeof(float), by_size);
-	printf("mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb\n");
-	printf("ps-lite,%zu,%zu,%.0f,%.3f,%.0f,%.0f,%.3f\n", o->bytes, o->workers, rate, rate * gb,
-		(double)us[n / 2], (double)us[n * 99 / 100], cpu / ((double)pairs * gb));
-}
-
 static void run(const struct options *o)
 {
-	void *map = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE,
-		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	struct shared *s = (struct shared *)map;
+	struct pairs *s = (struct pairs *)pairs_share(sizeof(*s));
 	pid_t scheduler, server, worker[MAX_WORKERS];
 	int status, failed = 0;
 
-	if (map == MAP_FAILED)
+	if (!s)
 		die("mmap");
 	if ((scheduler = start("scheduler")) == 0) {
 		ps::Start(0);
@@ -348,7 +254,7 @@ static void run(const struct options *o)
 	for (size_t i = 0; i < o->workers; i++)
 		if ((worker[i] = start("worker")) == 0)
 			work(o, s, i);
-	start_clock(s, o->workers);
+	pairs_start_clock(s, o->workers);
 	double cpu = cpu_of(server);
 	for (size_t i = 0; i < o->workers; i++)
 		failed |= waitpid(worker[i], &status, 0) != worker[i] || status;
@@ -359,7 +265,8 @@ static void run(const struct options *o)
 		fprintf(stderr, "pslite_bench: a worker failed\n");
 		exit(1);
 	}
-	print_row(o, s, cpu);
+	printf(PAIRS_HEAD "\n");
+	pairs_print("ps-lite", s, o->bytes, o->workers, cpu);
 }
 
 int main(int argc, char **argv)

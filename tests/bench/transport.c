@@ -17,29 +17,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 #include <zmq.h>
 #include "common/mem.h"
+#include "tests/bench/pairs.h"
 #include "worker/cnnps.h"
-
-#define MAX_WORKERS 16
-#define MAX_PAIRS   (1 << 20) /* latencies kept per worker */
-#define WARM_UP     20        /* pairs before the clock starts */
 
 /* Shared by all processes of one measurement. */
 struct shared {
 	char endpoint[64];
-	int ready[MAX_WORKERS]; /* the worker is connected and warm */
-	int go;                 /* the clock runs */
-	struct {
-		uint64_t pairs;
-		double seconds, cpu;
-		float us[MAX_PAIRS];
-	} worker[MAX_WORKERS];
+	struct pairs pairs;
 };
 
 struct options {
@@ -48,27 +36,10 @@ struct options {
 	size_t bytes, workers; /* 0: all the usual ones */
 };
 
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static void die(const char *what)
 {
 	fprintf(stderr, "transport: %s: %s\n", what, strerror(errno));
 	exit(1);
-}
-
-static double cpu_of_self(void)
-{
-	struct rusage u;
-
-	getrusage(RUSAGE_SELF, &u);
-	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
 /* User + system seconds of a process so far, from /proc. */
@@ -91,36 +62,6 @@ static double cpu_of(pid_t pid)
 		sys = strtoul(at, NULL, 10);
 	}
 	return (double)(user + sys) / (double)sysconf(_SC_CLK_TCK);
-}
-
-/* ---- the loop of every worker ------------------------------------------------------------------
- */
-
-/* One pair; 0, or nonzero to stop. */
-typedef int pair_fn(void *arg);
-
-static void measure(struct shared *s, size_t index, double seconds, pair_fn *pair, void *arg)
-{
-	for (int i = 0; i < WARM_UP; i++)
-		if (pair(arg))
-			exit(1);
-	__atomic_store_n(&s->ready[index], 1, __ATOMIC_RELEASE);
-	while (!__atomic_load_n(&s->go, __ATOMIC_ACQUIRE))
-		usleep(100);
-	double start = now(), cpu = cpu_of_self(), t = start;
-	uint64_t n = 0;
-	while (t - start < seconds) {
-		if (pair(arg))
-			exit(1);
-		double after = now();
-		if (n < MAX_PAIRS)
-			s->worker[index].us[n] = (float)((after - t) * 1e6);
-		n++;
-		t = after;
-	}
-	s->worker[index].pairs = n;
-	s->worker[index].seconds = t - start;
-	s->worker[index].cpu = cpu_of_self() - cpu;
 }
 
 /* ---- mode cnn-ps -------------------------------------------------------------------------------
@@ -161,7 +102,7 @@ static void cnnps_worker(struct shared *s, size_t index, size_t bytes, double se
 		fprintf(stderr, "transport: %s\n", o.why);
 		exit(1);
 	}
-	measure(s, index, seconds, cnnps_pair, &p);
+	pairs_measure(&s->pairs, index, seconds, cnnps_pair, &p);
 	if (cnnps_flush(p.c, 0, 10000))
 		exit(1);
 	cnnps_stats(p.c, &stats);
@@ -247,7 +188,7 @@ static void zmq_worker(struct shared *s, size_t index, size_t bytes, double seco
 	p.socket = zmq_socket(context, ZMQ_DEALER);
 	if (!p.socket || zmq_connect(p.socket, s->endpoint))
 		die("zmq worker");
-	measure(s, index, seconds, zmq_pair, &p);
+	pairs_measure(&s->pairs, index, seconds, zmq_pair, &p);
 	zmq_setsockopt(p.socket, ZMQ_LINGER, &linger, sizeof(linger));
 	zmq_close(p.socket);
 	zmq_msg_close(&p.gradient);
@@ -310,57 +251,13 @@ static const struct mode modes[] = {
 	{"cnn-ps", cnnps_server, cnnps_worker},
 };
 
-static int by_size(const void *a, const void *b)
-{
-	float x = *(const float *)a, y = *(const float *)b;
-
-	return (x > y) - (x < y);
-}
-
-static void print_row(
-	const struct mode *m, struct shared *s, size_t bytes, size_t workers, double server_cpu)
-{
-	static float us[MAX_WORKERS * (size_t)MAX_PAIRS];
-	double rate = 0, cpu = server_cpu;
-	uint64_t pairs = 0;
-	size_t n = 0;
-
-	for (size_t i = 0; i < workers; i++) {
-		size_t kept = s->worker[i].pairs < MAX_PAIRS ? s->worker[i].pairs : MAX_PAIRS;
-		memcpy(us + n, s->worker[i].us, kept * sizeof(float));
-		n += kept;
-		pairs += s->worker[i].pairs;
-		rate += (double)s->worker[i].pairs / s->worker[i].seconds;
-		cpu += s->worker[i].cpu;
-	}
-	qsort(us, n, sizeof(float), by_size);
-	double gb = 2 * (double)bytes * 1e-9;
-	printf("%s,%zu,%zu,%.0f,%.3f,%.0f,%.0f,%.3f\n", m->name, bytes, workers, rate, rate * gb,
-		(double)us[n / 2], (double)us[n * 99 / 100], cpu / ((double)pairs * gb));
-	fflush(stdout);
-}
-
-static void start_clock(struct shared *s, size_t workers)
-{
-	for (size_t i = 0; i < workers; i++)
-		while (!__atomic_load_n(&s->ready[i], __ATOMIC_ACQUIRE)) {
-			if (waitpid(-1, NULL, WNOHANG) > 0) {
-				fprintf(stderr, "transport: a process died early\n");
-				exit(1);
-			}
-			usleep(1000);
-		}
-	__atomic_store_n(&s->go, 1, __ATOMIC_RELEASE);
-}
-
 static void run(const struct options *o, const struct mode *m, size_t bytes, size_t workers)
 {
-	struct shared *s =
-		mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct shared *s = pairs_share(sizeof(*s));
 	pid_t worker[MAX_WORKERS];
 	int status, failed = 0;
 
-	if (s == MAP_FAILED)
+	if (!s)
 		die("mmap");
 	pid_t server = m->server(o, s, bytes, workers);
 	for (size_t i = 0; i < workers; i++) {
@@ -372,7 +269,7 @@ static void run(const struct options *o, const struct mode *m, size_t bytes, siz
 			_exit(0);
 		}
 	}
-	start_clock(s, workers);
+	pairs_start_clock(&s->pairs, workers);
 	double cpu = cpu_of(server);
 	for (size_t i = 0; i < workers; i++) {
 		if (waitpid(worker[i], &status, 0) != worker[i] || status)
@@ -385,7 +282,7 @@ static void run(const struct options *o, const struct mode *m, size_t bytes, siz
 		fprintf(stderr, "transport: a worker failed\n");
 		exit(1);
 	}
-	print_row(m, s, bytes, workers, cpu);
+	pairs_print(m->name, &s->pairs, bytes, workers, cpu);
 	munmap(s, sizeof(*s));
 }
 
@@ -439,7 +336,7 @@ int main(int argc, char **argv)
 		else
 			return 2;
 	}
-	printf("mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb\n");
+	printf(PAIRS_HEAD "\n");
 	fflush(stdout);
 	run_all(&o);
 	return 0;

@@ -197,17 +197,8 @@ static int allocate(struct fused_rung *r, struct err *e)
 
 static int fused_open(void **self, const struct ladder_task *t, struct err *e)
 {
-	struct fused_rung *r = (struct fused_rung *)mem_try(1, sizeof *r);
-	*self = NULL;
-	if (!r)
-		return err_set(e, PS_ENOMEM, "no memory for a rung");
-	r->task = *t;
-	int rc = allocate(r, e);
-	if (rc)
-		fused_close(r);
-	else
-		*self = r;
-	return rc;
+	return rung_open<struct fused_rung>(
+		self, t, fused_close, [=](struct fused_rung *r) { return allocate(r, e); }, e);
 }
 
 static int fused_step(void *self, const struct ladder_batch *b, float *grad, double *loss,

@@ -61,6 +61,25 @@ int gpu_mark(struct gpu *g, const char *name, enum phase_kind kind, struct err *
 /* Wait for the stream, and add the marks' times to the profile. */
 int gpu_end(struct gpu *g, struct err *e) PS_MUST_CHECK;
 
+/* A rung's open: *self = a zeroed R for task `t` that `allocate` did the rest of; NULL after a
+ * failure. */
+template <class R, class A>
+static int rung_open(
+	void **self, const struct ladder_task *t, void (*close)(void *), A allocate, struct err *e)
+{
+	R *r = (R *)mem_try(1, sizeof *r);
+	*self = NULL;
+	if (!r)
+		return err_set(e, PS_ENOMEM, "no memory for a rung");
+	r->task = *t;
+	int rc = allocate(r);
+	if (rc)
+		close(r);
+	else
+		*self = r;
+	return rc;
+}
+
 /* ---- kernels of fused.cu, from rung 3 on ----------------------------------------------------- */
 
 /* Images [0, n) of a step or of a part of it, on the device; a row of `pooled`, `winner`,

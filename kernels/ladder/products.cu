@@ -275,17 +275,9 @@ static int allocate(struct products_rung *r, struct err *e)
 
 static int products_open(void **self, const struct ladder_task *t, struct err *e)
 {
-	struct products_rung *r = (struct products_rung *)mem_try(1, sizeof *r);
-	*self = NULL;
-	if (!r)
-		return err_set(e, PS_ENOMEM, "no memory for a rung");
-	r->task = *t;
-	int rc = allocate(r, e);
-	if (rc)
-		products_close(r);
-	else
-		*self = r;
-	return rc;
+	return rung_open<struct products_rung>(
+		self, t, products_close, [=](struct products_rung *r) { return allocate(r, e); },
+		e);
 }
 
 static int products_step(void *self, const struct ladder_batch *b, float *grad, double *loss,

@@ -82,20 +82,14 @@ static int copy_set(struct resident *r, struct err *e)
 
 static int open_as(void **self, const struct ladder_task *t, int level, struct err *e)
 {
-	struct resident *r = (struct resident *)mem_try(1, sizeof *r);
-	*self = NULL;
-	if (!r)
-		return err_set(e, PS_ENOMEM, "no memory for a rung");
-	r->task = *t;
-	r->level = level;
-	int rc = allocate(r, e);
-	if (!rc)
-		rc = copy_set(r, e);
-	if (rc)
-		resident_close(r);
-	else
-		*self = r;
-	return rc;
+	return rung_open<struct resident>(
+		self, t, resident_close,
+		[=](struct resident *r) {
+			r->level = level;
+			int rc = allocate(r, e);
+			return rc ? rc : copy_set(r, e);
+		},
+		e);
 }
 
 static int tiled_open(void **self, const struct ladder_task *t, struct err *e)

@@ -63,18 +63,13 @@ static int ring_allocate(struct ring *r, struct err *e)
 
 static int open_with(void **self, const struct ladder_task *t, size_t slots, struct err *e)
 {
-	struct ring *r = (struct ring *)mem_try(1, sizeof *r);
-	*self = NULL;
-	if (!r)
-		return err_set(e, PS_ENOMEM, "no memory for a rung");
-	r->task = *t;
-	r->slots = slots;
-	int rc = ring_allocate(r, e);
-	if (rc)
-		ring_close(r);
-	else
-		*self = r;
-	return rc;
+	return rung_open<struct ring>(
+		self, t, ring_close,
+		[=](struct ring *r) {
+			r->slots = slots;
+			return ring_allocate(r, e);
+		},
+		e);
 }
 
 static int ring_open(void **self, const struct ladder_task *t, struct err *e)

@@ -54,17 +54,9 @@ static int thread_allocate(struct thread_rung *r, struct err *e)
 
 static int thread_open(void **self, const struct ladder_task *t, struct err *e)
 {
-	struct thread_rung *r = (struct thread_rung *)mem_try(1, sizeof *r);
-	*self = NULL;
-	if (!r)
-		return err_set(e, PS_ENOMEM, "no memory for a rung");
-	r->task = *t;
-	int rc = thread_allocate(r, e);
-	if (rc)
-		thread_close(r);
-	else
-		*self = r;
-	return rc;
+	return rung_open<struct thread_rung>(
+		self, t, thread_close, [=](struct thread_rung *r) { return thread_allocate(r, e); },
+		e);
 }
 
 static int thread_launch(struct thread_rung *r, size_t n, struct err *e)

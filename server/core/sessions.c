@@ -38,7 +38,7 @@ struct stamp sessions_stamp(const struct core *c, const struct worker *w)
 
 void sessions_fence(struct core *c, const struct worker *w, uint32_t peer)
 {
-	if (w->state != SESSION_JOINING)
+	if (!w->join_generation)
 		core_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
 }
 
@@ -396,7 +396,9 @@ void sessions_durable(struct core *c, uint64_t generation)
 
 		if (news)
 			w->durable_seq = w->snapshot_seq;
-		if (w->state == SESSION_JOINING && w->join_generation <= generation) {
+		if (w->join_generation <= generation)
+			w->join_generation = 0;
+		if (w->state == SESSION_JOINING && !w->join_generation) {
 			go_live(c, w);
 		} else if (w->leaving && w->durable_seq == w->last_seq) {
 			w->leaving = 0;

@@ -39,7 +39,8 @@ struct worker {
 	uint64_t durable_seq;     /* in a snapshot on disk */
 	uint64_t snapshot_seq;    /* in the snapshot under way */
 	uint64_t replay_target;   /* last_seq that its HELLO promised to replay up to */
-	uint64_t join_generation; /* JOINING: WELCOME goes out when this snapshot is durable */
+	uint64_t join_generation; /* the snapshot that will have this incarnation, until it is
+				     durable: then JOINING is welcomed; else 0 */
 	int leaving;              /* said BYE: answered once its pushes are durable */
 	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
 	int waiting; /* asked for a lease and was not answered yet */

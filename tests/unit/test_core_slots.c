@@ -99,6 +99,32 @@ static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
 	bench_close(&b);
 }
 
+/* Also if whoever replaced it has died meanwhile, before a snapshot had either of them. */
+static void who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too(void **state)
+{
+	struct bench b;
+	struct stamp first;
+	struct msg push, hello = bench_hello("anna");
+
+	(void)state;
+	bench_open(&b, bench_config());
+	first = bench_join(&b, 10, "anna");
+	push = bench_push_ones(first, 1);
+	bench_applied(&b, 10, &push);
+	bench_message(&b, 11, &hello);
+	for (uint64_t ms = 0; ms <= b.cfg.dead_ms; ms += 50)
+		bench_tick(&b, 50);
+	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	push = bench_push_ones(first, 2);
+	bench_message(&b, 10, &push);
+	bench_silent(&b);
+	while (b.saving)
+		bench_durable(&b);
+	bench_message(&b, 10, &push);
+	bench_refused(&b, 10, PS_EFENCED);
+	bench_close(&b);
+}
+
 /* Nothing of a process, that owes replays or is about to leave, passes on to the one that takes its
  * slot over by name. */
 static void inherit(int leaves)
@@ -175,6 +201,7 @@ int main(void)
 			a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one),
 		cmocka_unit_test(a_name_gets_its_slot_again_and_fences_who_held_it),
 		cmocka_unit_test(who_is_replaced_is_told_when_its_pushes_are_safe),
+		cmocka_unit_test(who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too),
 		cmocka_unit_test(a_new_process_inherits_no_debts),
 		cmocka_unit_test(a_restart_storm_stays_in_the_table_and_repeats_no_incarnation),
 	};

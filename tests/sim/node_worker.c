@@ -72,6 +72,8 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 		return s->finished || s->refused || w->back_ms;
 	case PS_EROLLEDBACK:
 		return s->disk.broken;
+	case PS_EWRONGRUN: /* no checkpoint was left, and the server began anew */
+		return s->disk.lied;
 	default:
 		return 0;
 	}

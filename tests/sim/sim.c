@@ -174,8 +174,10 @@ static void run(struct sim *s)
 
 	while (!s->violation[0] && !((s->finished || s->refused) && all_ended(s)) &&
 		net_next(&s->net, &it)) {
-		if (s->net.now_ms > DEADLINE_MS)
+		if (s->net.now_ms > DEADLINE_MS) {
 			late(s);
+			break;
+		}
 		happen(s, &it);
 		net_done(&s->net, &it);
 		conduct(s);

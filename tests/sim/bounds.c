@@ -76,6 +76,13 @@ void bounds_disk(struct sim *s)
 		sim_violation(s, "%u checkpoints are kept", n);
 }
 
+int bounds_too_few(const struct sim *s)
+{
+	const struct core *c = s->server.core;
+
+	return c && !c->started && core_live_workers(c) < c->cfg.min_workers;
+}
+
 void bounds_trace(struct sim *s)
 {
 	static const char *const state[] = {"free", "joining", "live", "suspect", "away", "dead"};

@@ -158,11 +158,11 @@ static void conduct(struct sim *s)
 		s->drained = 0;
 }
 
-/* A disk that lied about the last checkpoint leaves work to a server whose workers have all gone
- * home. */
+/* A disk that lied about the last checkpoint leaves work to a server whose workers have gone home,
+ * all of them or so many that it must not begin. */
 static void late(struct sim *s)
 {
-	if (s->disk.lied || (s->disk.broken && all_ended(s)))
+	if (s->disk.lied || (s->disk.broken && (all_ended(s) || bounds_too_few(s))))
 		s->refused = 1;
 	else
 		sim_violation(s, "hang: not finished after %d virtual seconds", DEADLINE_MS / 1000);

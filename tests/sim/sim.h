@@ -247,6 +247,8 @@ void verdict(struct sim *s);
 void bounds_check(struct sim *s, uint32_t node);
 /* Who waits for what, for people. */
 void bounds_trace(struct sim *s);
+/* The server waits for --min-workers. */
+int bounds_too_few(const struct sim *s);
 /* After a save on a disk that works. */
 void bounds_disk(struct sim *s);
 

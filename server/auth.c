@@ -355,6 +355,7 @@ static void replace_judge(struct auth *a)
 		(unsigned long long)a->waiting);
 	a->stats.restarts++;
 	a->hung[a->n_hung++] = a->judge;
+	a->stats.hanging = a->n_hung;
 	a->judge = fresh;
 	a->waiting = 0;
 	auth_reload(a);
@@ -371,7 +372,7 @@ static void reap(struct auth *a)
 			judge_stop(&a->hung[i]);
 		else
 			a->hung[kept++] = a->hung[i];
-	a->n_hung = kept;
+	a->stats.hanging = a->n_hung = kept;
 }
 
 static void on_watchdog(uv_timer_t *t)

@@ -34,6 +34,7 @@ struct auth_stats {
 	uint64_t admitted, refused; /* handshakes of keys on the list and not on it */
 	uint64_t overruled;         /* messages that their key may not send */
 	uint64_t restarts;          /* of a judge that hung */
+	size_t hanging;             /* of those, not at their end yet */
 	size_t keys;                /* on the list */
 };
 

@@ -19,6 +19,10 @@
 #define LOCK_LIVING_MS 60
 #define LOCK_DYING_MS  5000
 
+/* The connections of strangers may hold every descriptor, until the server has hung up on them. */
+#define DESCRIPTOR_PAUSE_MS 5
+#define DESCRIPTOR_MS       2000
+
 #define NAME_BYTES_MAX 251 /* ".tmp" must fit behind it */
 
 static int write_all(int fd, const unsigned char *bytes, size_t n)
@@ -48,12 +52,27 @@ static int check_size(int fd, const struct file_part *parts, size_t n_parts)
 	return (uintmax_t)st.st_size == size ? 0 : -1;
 }
 
+/* Is it worth another try to open something? Then a pause has been made. */
+static int wait_for_descriptor(int *waited_ms)
+{
+	const struct timespec pause = {.tv_nsec = DESCRIPTOR_PAUSE_MS * 1000000};
+	if ((errno != EMFILE && errno != ENFILE) || *waited_ms >= DESCRIPTOR_MS)
+		return 0;
+	*waited_ms += DESCRIPTOR_PAUSE_MS;
+	nanosleep(&pause, NULL);
+	return 1;
+}
+
 /* Create dir_fd/name with the parts in it, all on disk; -1 with errno, *step says what failed. */
 static int write_synced(int dir_fd, const char *name, const struct file_part *parts, size_t n_parts,
 	const char **step)
 {
+	int fd, waited_ms = 0;
 	*step = "create";
-	int fd = openat(dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+	do
+		fd = openat(
+			dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+	while (fd < 0 && wait_for_descriptor(&waited_ms));
 	if (fd < 0)
 		return -1;
 	*step = "write";
@@ -115,7 +134,10 @@ static int replace_in(int dir_fd, const char *dir, const char *name, const struc
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e)
 {
-	int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int dir_fd, waited_ms = 0;
+	do
+		dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	while (dir_fd < 0 && wait_for_descriptor(&waited_ms));
 	if (dir_fd < 0)
 		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
 	int rc = replace_in(dir_fd, dir, name, parts, n_parts, e);

@@ -8,7 +8,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -209,6 +211,39 @@ static void a_directory_that_cannot_be_synced_is_an_error(void **state)
 	assert_int_equal(replace("f", "new"), PS_EIO);
 	assert_non_null(strstr(e.text, "fsync of the directory"));
 	assert_false(scratch_exists(dir, "f.tmp"));
+}
+
+/* Somebody else holds every descriptor, for a tenth of a second. */
+static void *hold_descriptors(void *arg)
+{
+	int *held = arg;
+
+	usleep(100 * 1000);
+	while (*held >= 0)
+		close(*held++);
+	return NULL;
+}
+
+static void a_moment_without_descriptors_is_waited_for(void **state)
+{
+	struct rlimit all, few;
+	int held[64], n = 0;
+	pthread_t thread;
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &all), 0);
+	few = all;
+	few.rlim_cur = 32;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+	while (n < 63 && (held[n] = dup(0)) >= 0)
+		n++;
+	held[n] = -1;
+	assert_int_equal(pthread_create(&thread, NULL, hold_descriptors, held), 0);
+	int rc = replace("f", "new");
+	pthread_join(thread, NULL);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+	assert_int_equal(rc, PS_OK);
+	assert_holds("f", "new");
 }
 
 static void a_stale_temporary_file_is_overwritten(void **state)
@@ -413,6 +448,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_failed_rename_leaves_the_old_file, begin, end),
 		cmocka_unit_test_setup_teardown(
 			a_directory_that_cannot_be_synced_is_an_error, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_moment_without_descriptors_is_waited_for, begin, end),
 		cmocka_unit_test_setup_teardown(a_stale_temporary_file_is_overwritten, begin, end),
 		cmocka_unit_test_setup_teardown(
 			only_plain_names_and_regular_files_are_replaced, begin, end),

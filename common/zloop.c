@@ -89,7 +89,7 @@ static void on_timer(uv_timer_t *h)
 int zloop_start(
 	struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_fn *on_readable, void *arg)
 {
-	*z = (struct zloop){.socket = socket, .on_readable = on_readable, .arg = arg};
+	*z = (struct zloop){.socket = socket, .on_readable = on_readable, .arg = arg, .used = 1};
 	int fd;
 	size_t size = sizeof fd;
 	if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) != 0)

@@ -36,7 +36,7 @@ struct zloop {
 	int open_handles;
 	int ready; /* prepare or the fd said so: the check handle has work */
 	int woken; /* a message was handled since the timer last looked */
-	int used;  /* zloop_used, since prepare last asked the socket */
+	int used;  /* zloop_used, since prepare last asked the socket; or it never has */
 	uint64_t rescues;
 };
 

@@ -24,7 +24,7 @@ class Flood:
         self.address = (host, int(port))
         self.open = [None] * connections
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self.run)
+        self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def alive(self, s):
@@ -64,7 +64,7 @@ def test_out_of_descriptors(ledger, lab, figure, full):
     run.crew[2].kill()
     run.reached(0)
     flood = Flood(run.server.endpoint, 200)
-    run.server.line("descriptors_short")
+    run.server.line("descriptors_short", seconds=60)
     before, cpu, begun = run.server.status(), cpu_seconds(run.server.popen.pid), time.monotonic()
     until(lambda: time.monotonic() >= begun + seconds, seconds + 5, "the flood's end")
     share = (cpu_seconds(run.server.popen.pid) - cpu) / (time.monotonic() - begun)
@@ -97,7 +97,7 @@ class Endless:
         # flags: another part follows, and the length has 8 bytes
         self.frames = (b"\x03" + part.to_bytes(8, "big") + bytes(part)) * 64
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self.run)
+        self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def once(self):

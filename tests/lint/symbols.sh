@@ -32,5 +32,5 @@ look() {
 }
 
 look 'the core' "$free" "$b"/server/core/*.o
-look 'the session' "$free|mem_try|free" "$b"/worker/session.o "$b"/worker/session_ask.o
+look 'the session' "$free|mem_try|free" "$b"/worker/session*.o
 exit $failed

@@ -21,7 +21,7 @@
 
 /* The connections of strangers may hold every descriptor, until the server has hung up on them. */
 #define DESCRIPTOR_PAUSE_MS 5
-#define DESCRIPTOR_MS       2000
+#define DESCRIPTOR_MS       500
 
 #define NAME_BYTES_MAX 251 /* ".tmp" must fit behind it */
 

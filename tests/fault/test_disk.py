@@ -222,7 +222,7 @@ def test_call_that_fails(lab, ledger, figure, name):
     why = strace.unusable()
     if why:
         figure.cannot("P5", why)
-    run = ledger(2, 500, pace=(4,), env={"UV_THREADPOOL_SIZE": "1"})
+    run = ledger(2, 1000, pace=(4,), env={"UV_THREADPOOL_SIZE": "1"})
     run.reached(0)
     call, fault = ERRORS[name]
     tracer = strace.attach(lab, strace.saver(run.server.popen.pid), "-o", "/dev/null",

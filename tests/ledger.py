@@ -55,6 +55,7 @@ class LedgerRun:
         """Every worker ends, the server drains: how many pushes were lost, and applied twice."""
         for worker in self.crew:
             assert worker.wait(seconds) == 0, worker.tail()
+        self.server.line("net listening")  # before that it has no handlers for signals
         self.server.signal(SIGTERM)
         assert self.server.wait(10) == 0, self.server.tail()
         return self.tally()

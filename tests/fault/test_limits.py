@@ -121,7 +121,7 @@ class Endless:
 def test_message_that_never_ends(ledger, figure, full):
     """libzmq keeps its parts for ever; past --memory-mb the server hangs up, which frees them, and goes on."""
     limit = 200
-    run = ledger(3, 10000 if full else 600, "--memory-mb", limit, pace=(10 if full else 5,))
+    run = ledger(3, 10000 if full else 1500, "--memory-mb", limit, pace=(10 if full else 5,))
     run.reached(0)
     peak, gaps, hung = 0, [], 0
     peer = Endless(run.server.endpoint, 4096)
@@ -197,7 +197,7 @@ def test_killed_for_its_memory(ledger, figure):
         group = cgroup.Group(memory=64 << 20)
     except cgroup.NoGroup as no:
         figure.cannot("P13", f"no cgroup with a limit of memory: {no}")
-    run = ledger(3, 1000, "--memory-mb", 4096, pace=(5,))
+    run = ledger(3, 1500, "--memory-mb", 4096, pace=(5,))
     group.join(run.server)
     run.reached(0)
     peer = Endless(run.server.endpoint, 4096)

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 #include "common/file.h"
@@ -89,6 +90,19 @@ static void remove_old(const char *dir, uint64_t newest)
 	closedir(d);
 }
 
+/* What a write that failed may have left: a name that no sync made sure of, and temporaries. */
+static void remove_failed(const char *dir, const char *name)
+{
+	struct stat st;
+	DIR *d = opendir(dir);
+	if (!d)
+		return;
+	if (fstatat(dirfd(d), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
+		remove_file(d, name);
+	remove_temporaries(d);
+	closedir(d);
+}
+
 /* ---- writing ------------------------------------------------------------------------------ */
 
 /* Fill header, table and their checksum; returns the size of the whole file, 0 if over the limit.
@@ -133,7 +147,9 @@ int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 		part[i + 1] = (struct file_part){c->section[i].data, c->section[i].size};
 	generation_name(PREFIX, c->generation, name);
 	int rc = file_replace(dir, name, part, c->n_sections + 1, e);
-	if (!rc)
+	if (rc)
+		remove_failed(dir, name);
+	else
 		remove_old(dir, c->generation);
 	return rc;
 }

@@ -37,7 +37,8 @@ struct checkpoint {
 	void *memory; /* what the sections point into, after a read; owned */
 };
 
-/* Write generation c->generation into `dir` and drop the ones past CHECKPOINT_KEEP. PS_EIO. */
+/* Write generation c->generation, a new one, into `dir` and drop the ones past CHECKPOINT_KEEP.
+ * PS_EIO: there is none of that number, unless even removing it failed. */
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* Read one file. PS_ECHECKPOINT (corrupt) or PS_EIO; *c is zeroed then. Release with
  * checkpoint_release. */

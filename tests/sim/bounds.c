@@ -10,7 +10,7 @@
 #define MOST_PENDING 8192u
 /* Checkpoints, one of them new, temporaries, EPOCH and LOCK; and what a disk that fails could not
  * remove, until the next save that can: bounds_disk. */
-#define MOST_NAMES 128u
+#define MOST_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)
 {

@@ -1,6 +1,7 @@
 /* Proves what common/checkpoint.h says of writing, keeping and finding checkpoints. */
 #include "tests/unit/checkpoint_lab.h"
 #include <errno.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <xxhash.h>
 
@@ -13,6 +14,18 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 		return -1;
 	}
 	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
+}
+
+/* Set: so does the sync of the directory, once the generation has its name. */
+static int directory_errno;
+int fsync(int fd)
+{
+	struct stat st;
+	if (directory_errno && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+		errno = directory_errno;
+		return -1;
+	}
+	return (int)syscall(SYS_fsync, fd);
 }
 
 static void what_is_read_is_what_was_written(void **state)
@@ -110,6 +123,29 @@ static void invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_befor
 	checkpoint_release(&c);
 }
 
+static void invariant_1_a_generation_whose_name_may_be_lost_is_removed(void **state)
+{
+	(void)state;
+	struct checkpoint c;
+	const char *temporary = "ckpt-0000000000000007.tmp";
+	for (uint64_t g = 1; g <= 4; g++)
+		assert_int_equal(write_generation(g), PS_OK);
+	scratch_write(dir, temporary, "x", 1);
+	directory_errno = EIO;
+	for (uint64_t g = 5; g <= 40; g++) {
+		assert_int_equal(write_generation(g), PS_EIO);
+		assert_false(scratch_exists(dir, name_of(g)));
+	}
+	directory_errno = 0;
+	assert_false(
+		scratch_exists(dir, temporary)); /* a disk that fails for days fills no directory */
+	for (uint64_t g = 2; g <= 4; g++)
+		assert_true(scratch_exists(dir, name_of(g)));
+	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
+	assert_is_generation(&c, 4);
+	checkpoint_release(&c);
+}
+
 static void invariant_2_three_generations_are_kept(void **state)
 {
 	(void)state;
@@ -151,8 +187,6 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 	checkpoint_release(&c);
 }
 
-/* dir/"x" with these bytes must be refused. */
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -166,6 +200,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before,
 			begin, end),
+		cmocka_unit_test_setup_teardown(
+			invariant_1_a_generation_whose_name_may_be_lost_is_removed, begin, end),
 		cmocka_unit_test_setup_teardown(invariant_2_three_generations_are_kept, begin, end),
 		cmocka_unit_test_setup_teardown(
 			invariant_2_temporary_files_are_removed_and_nothing_else_is, begin, end),

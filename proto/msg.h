@@ -262,4 +262,27 @@ struct msg {
 	};
 };
 
+/* Whom `m` claims to come from: a HELLO the session that it resumes. NULL: a type without one. */
+static inline const struct stamp *msg_stamp(const struct msg *m)
+{
+	switch (m->type) {
+	case MSG_HELLO:
+		return &m->hello.resume;
+	case MSG_PULL:
+		return &m->pull.stamp;
+	case MSG_PUSH:
+		return &m->push.stamp;
+	case MSG_LEASE:
+		return &m->lease.stamp;
+	case MSG_RESULT:
+		return &m->result.stamp;
+	case MSG_BEAT:
+		return &m->beat.stamp;
+	case MSG_BYE:
+		return &m->bye.stamp;
+	default:
+		return NULL;
+	}
+}
+
 #endif

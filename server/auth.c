@@ -1,4 +1,4 @@
-/* auth.c - see auth.h: the ZAP socket, the judge's watchdog, and the table of roles. */
+/* auth.c - see auth.h: the ZAP socket and the judge's watchdog. */
 #include "server/auth.h"
 #include <errno.h>
 #include <stdio.h>
@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/zloop.h"
+#include "server/roles.h"
 #include "server/stranger.h"
 
 #define ZAP_ENDPOINT "inproc://zeromq.zap.01"
@@ -21,33 +22,6 @@
 #define MOST_HUNG          3    /* threads given up and not ended yet: then we only wait */
 #define LOG_MS             1000
 #define NAME_SEPARATOR     '@'
-
-/* What a key's role lets it say: a row per message type, a column per role. */
-#define MAY(role) (1u << (role))
-#define ANYBODY   (MAY(KEY_OBSERVER) | MAY(KEY_ADMIN) | MAY(KEY_WORKER))
-static const unsigned may[MSG_TYPES] = {
-	[MSG_HELLO] = ANYBODY, /* as an observer; as a worker only a worker's key */
-	[MSG_STATUS] = ANYBODY,
-	[MSG_BYE] = ANYBODY,
-	[MSG_PULL] = MAY(KEY_ADMIN) | MAY(KEY_WORKER),
-	[MSG_ADMIN] = MAY(KEY_ADMIN),
-	[MSG_PUSH] = MAY(KEY_WORKER),
-	[MSG_LEASE] = MAY(KEY_WORKER),
-	[MSG_RESULT] = MAY(KEY_WORKER),
-	[MSG_BEAT] = MAY(KEY_WORKER),
-};
-
-/* Whose worker id that is. */
-struct owner {
-	uint32_t incarnation; /* 0: nobody's yet */
-	char key[KEY_TEXT];
-};
-
-/* A HELLO whose WELCOME may come later. */
-struct greeting {
-	uint32_t peer;
-	char key[KEY_TEXT];
-};
 
 struct auth {
 	struct auth_config cfg;
@@ -68,41 +42,18 @@ struct auth {
 	int testing; /* the one who is refused now is ourselves */
 
 	struct auth_stats stats;
-	struct owner owner[WIRE_MAX_WORKERS + 1]; /* by worker id */
-	struct greeting *greeting;                /* ring of 2 * max_workers */
-	size_t n_greetings;
+	struct roles *roles;
 };
 
-/* ---- what a message may say ------------------------------------------------------------------ */
+/* ---- messages ---------------------------------------------------------------------------------
+ */
 
-static const struct stamp *stamp_of(const struct msg *m)
+/* The key of a message's sender, or "". */
+static const char *key_of(struct frames *f)
 {
-	switch (m->type) {
-	case MSG_HELLO:
-		return &m->hello.resume;
-	case MSG_PULL:
-		return &m->pull.stamp;
-	case MSG_PUSH:
-		return &m->push.stamp;
-	case MSG_LEASE:
-		return &m->lease.stamp;
-	case MSG_RESULT:
-		return &m->result.stamp;
-	case MSG_BEAT:
-		return &m->beat.stamp;
-	case MSG_BYE:
-		return &m->bye.stamp;
-	default:
-		return NULL;
-	}
-}
+	const char *key = f->n ? zmq_msg_gets(&f->frame[0], "User-Id") : NULL;
 
-static int is_anothers(const struct auth *a, const struct stamp *s, const char *key)
-{
-	if (!s || s->worker == 0 || s->worker > WIRE_MAX_WORKERS)
-		return 0;
-	const struct owner *o = &a->owner[s->worker];
-	return o->incarnation != 0 && o->incarnation == s->incarnation && strcmp(o->key, key) != 0;
+	return key && strlen(key) == KEY_TEXT - 1 ? key : "";
 }
 
 /* Two keys with one name are two workers. In the frame, too: that is what a journal keeps. */
@@ -128,37 +79,6 @@ static int own_name(struct frames *f, struct msg *m, const char *key, const char
 	return PS_OK;
 }
 
-static void greet(struct auth *a, uint32_t peer, const char *key)
-{
-	struct greeting *g = &a->greeting[a->n_greetings++ % (2 * (size_t)a->cfg.max_workers)];
-
-	g->peer = peer;
-	memcpy(g->key, key, KEY_TEXT);
-}
-
-/* The key of a message's sender, or "". */
-static const char *key_of(struct frames *f)
-{
-	const char *key = f->n ? zmq_msg_gets(&f->frame[0], "User-Id") : NULL;
-
-	return key && strlen(key) == KEY_TEXT - 1 ? key : "";
-}
-
-static int judge_message(struct auth *a, const char *key, struct msg *m, const char **why)
-{
-	enum key_role role = allow_role(a->list, key);
-
-	*why = "your key is not on the server's list any more";
-	if (role == KEY_STRANGER)
-		return PS_EAUTH;
-	*why = "your key's role may not say that: it needs a worker's key, or for ADMIN an admin's";
-	if (!(may[m->type] & MAY(role)) ||
-		(m->type == MSG_HELLO && m->hello.role == ROLE_WORKER && role != KEY_WORKER))
-		return PS_EAUTH;
-	*why = "that worker id belongs to another key";
-	return is_anothers(a, stamp_of(m), key) ? PS_EAUTH : PS_OK;
-}
-
 static int may_log(struct auth *a)
 {
 	uint64_t now = uv_now(a->cfg.loop);
@@ -172,7 +92,7 @@ static int may_log(struct auth *a)
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, const char **why)
 {
 	const char *key = key_of(f);
-	int rc = judge_message(a, key, m, why);
+	int rc = roles_check(a->roles, allow_role(a->list, key), peer, key, m, why);
 
 	if (rc) {
 		a->stats.overruled++;
@@ -180,7 +100,6 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, c
 			log_warn("auth", "overruled", "key=\"%.*s\" type=%d why=\"%s\"", KEY_SHORT,
 				key, (int)m->type, *why);
 	} else if (m->type == MSG_HELLO) {
-		greet(a, peer, key);
 		rc = own_name(f, m, key, why);
 	}
 	return rc;
@@ -188,22 +107,7 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, c
 
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m)
 {
-	const struct stamp *s = &m->welcome.stamp;
-	size_t ring = 2 * (size_t)a->cfg.max_workers;
-	size_t known = a->n_greetings < ring ? a->n_greetings : ring;
-
-	if (m->type != MSG_WELCOME || s->worker == 0 || s->worker > WIRE_MAX_WORKERS)
-		return;
-	struct owner *o = &a->owner[s->worker];
-	o->incarnation = 0;
-	for (size_t i = 1; i <= known; i++) {
-		const struct greeting *g = &a->greeting[(a->n_greetings - i) % ring];
-		if (g->peer != peer)
-			continue;
-		o->incarnation = s->incarnation;
-		memcpy(o->key, g->key, KEY_TEXT);
-		return;
-	}
+	roles_note(a->roles, peer, m);
 }
 
 /* ---- handshakes: a question from libzmq, to the judge, and back -------------------------------
@@ -416,8 +320,8 @@ int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e)
 	a->cfg = *cfg;
 	if (!a->cfg.read)
 		a->cfg.read = allow_read;
-	a->greeting = mem_try(2 * (size_t)cfg->max_workers, sizeof *a->greeting);
-	rc = a->greeting ? read_files(a, e) : err_set(e, PS_ENOMEM, "no memory for keys");
+	a->roles = roles_new(cfg->max_workers);
+	rc = a->roles ? read_files(a, e) : err_set(e, PS_ENOMEM, "no memory for keys");
 	if (rc) {
 		auth_free(&a);
 		return rc;
@@ -502,7 +406,7 @@ void auth_free(struct auth **a)
 	for (size_t i = 0; i < (*a)->n_hung; i++)
 		judge_stop(&(*a)->hung[i]);
 	allow_free(&(*a)->list);
-	free((*a)->greeting);
+	roles_free(&(*a)->roles);
 	explicit_bzero(*a, sizeof **a);
 	free(*a);
 	*a = NULL;

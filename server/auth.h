@@ -5,7 +5,7 @@
  * asks by ZAP (ZeroMQ RFC 27) whether that key may come in. We answer from the allow-list
  * (common/allow.h) by way of a thread of its own (judge.h). From then on each message of that
  * connection carries its key (libzmq's "User-Id"), and what it may say depends on that key's role:
- * the table in auth.c.
+ * the table in roles.c.
  *
  * Invariants: (1) no answer, no connection: without ZAP, with a judge that hangs, or with a list
  * that never could be read nobody gets in;

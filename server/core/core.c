@@ -40,26 +40,6 @@ static const struct row rows[MSG_TYPES] = {
 	[MSG_ADMIN] = {on_admin, 0, 0},
 };
 
-static const struct stamp *stamp_of(const struct msg *m)
-{
-	switch (m->type) {
-	case MSG_PULL:
-		return &m->pull.stamp;
-	case MSG_PUSH:
-		return &m->push.stamp;
-	case MSG_LEASE:
-		return &m->lease.stamp;
-	case MSG_RESULT:
-		return &m->result.stamp;
-	case MSG_BEAT:
-		return &m->beat.stamp;
-	case MSG_BYE:
-		return &m->bye.stamp;
-	default:
-		return NULL;
-	}
-}
-
 /* ---- effects ----------------------------------------------------------------------------------
  */
 
@@ -150,7 +130,7 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 static void on_message(struct core *c, const struct event *ev)
 {
 	const struct row *row = &rows[ev->msg->type];
-	const struct stamp *stamp = stamp_of(ev->msg);
+	const struct stamp *stamp = msg_stamp(ev->msg);
 	struct worker *w = NULL;
 
 	if (!row->handler) {

@@ -111,14 +111,14 @@ static void put_net(FILE *f, const struct router_stats *n)
 	metric_counter(f, "gone_total", "Replies whose peer had left.", n->gone);
 	metric_counter(f, "params_framed_total", "Versions of the weights made into a frame.",
 		n->params_framed);
-	metric_counter(f, "connections_total", "Connections accepted.", n->accepted);
+	metric_counter(f, "connections_total", "Connections accepted.", n->port.accepted);
 	metric_counter(f, "handshake_failures_total", "Connections that did not speak ZMTP.",
-		n->handshakes_failed);
+		n->port.handshakes_failed);
 	metric_counter(f, "accept_failures_total", "Connections that could not be accepted.",
-		n->accept_failures);
+		n->port.accept_failures);
 	metric_counter(
 		f, "zloop_rescues_total", "Wake-ups that were missed: must be 0.", n->rescues);
-	metric(f, "connections", "gauge", "Connections open.", n->connections);
+	metric(f, "connections", "gauge", "Connections open.", n->port.connections);
 	metric(f, "replies_waiting", "gauge", "Replies that wait for a peer.", n->waiting);
 }
 

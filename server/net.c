@@ -1,37 +1,30 @@
 /*
- * net.c - ROUTER, its monitor, and what lies between a packet and the core.
+ * net.c - the ROUTER socket, and what lies between a packet and the core.
  */
 #include "server/net.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <zmq.h>
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/zloop.h"
 #include "proto/wire.h"
-#include "server/door.h"
+#include "server/port.h"
 #include "server/replies.h"
 
-#define MONITOR    "inproc://cnn-ps-monitor"
 #define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred */
 #define RETRY_MS   10    /* libzmq does not say when one peer's queue has room again */
-#define REBIND_MS  50    /* between two attempts to have the port back */
-#define SHUT_MS    1000  /* at least, when descriptors run out */
 #define LINGER_MS  1000
-#define IO_THREADS 3 /* with one, a gradient waits while another worker's weights leave */
-#define FDS        65536
+#define IO_THREADS 3    /* with one, a gradient waits while another worker's weights leave */
 #define REFUSAL_MS 1000 /* malformed messages are logged no more often */
 
 struct router {
 	struct router_config cfg;
-	void *context, *socket, *monitor;
-	struct zloop socket_loop, monitor_loop;
-	uv_timer_t retry, rebind, reopen;
-	struct door door;
-	char endpoint[256];
-	int bound;
+	void *context, *socket;
+	struct port port;
+	struct zloop loop;
+	uv_timer_t retry;
 
 	struct wire *wire;
 	struct frames in;
@@ -41,9 +34,6 @@ struct router {
 
 	struct router_stats stats;
 	uint64_t refusal_ms; /* when one was logged last */
-	/* Connections by descriptor; and those whose end was told before their beginning: the two
-	 * come from different I/O threads of libzmq. */
-	unsigned char open[FDS / 8], ended[FDS / 8];
 };
 
 /* ---- out ----------------------------------------------------------------------------------- */
@@ -96,7 +86,7 @@ static int send_reply(void *arg, uint32_t peer, struct frames *f)
 {
 	struct router *r = arg;
 	int rc = wire_send(r->socket, peer, f);
-	zloop_used(&r->socket_loop);
+	zloop_used(&r->loop);
 
 	if (rc == PS_EUNREACHABLE)
 		r->stats.gone++;
@@ -168,139 +158,6 @@ static int on_readable(void *arg)
 	return 1;
 }
 
-/* ---- the port ------------------------------------------------------------------------------ */
-
-static void on_rebind(uv_timer_t *t);
-
-static void rest(struct router *r)
-{
-	uv_timer_start(&r->rebind, on_rebind, REBIND_MS, 0);
-}
-
-static void on_rebind(uv_timer_t *t)
-{
-	struct router *r = t->data;
-
-	if (zmq_bind(r->socket, r->endpoint) != 0) {
-		rest(r);
-		return;
-	}
-	r->bound = 1;
-	log_info("net", "listening_again", "endpoint=%s", r->endpoint);
-}
-
-void router_hang_up(struct router *r)
-{
-	if (!r->bound)
-		return;
-	(void)zmq_unbind(r->socket, r->endpoint); /* closes what it has accepted, too */
-	memset(r->open, 0, sizeof(r->open));
-	memset(r->ended, 0, sizeof(r->ended));
-	r->stats.connections = 0;
-	r->bound = 0;
-	door_closed(&r->door);
-	rest(r);
-}
-
-static void on_reopen(uv_timer_t *t)
-{
-	struct router *r = t->data;
-
-	if (!door_try_open(&r->door))
-		return;
-	uv_timer_stop(t);
-	log_info("net", "accepting_again", "endpoint=%s", r->endpoint);
-}
-
-static void shut_door(struct router *r, const char *why)
-{
-	if (!door_shut(&r->door))
-		return;
-	log_warn("net", "descriptors_short", "reason=\"%s\" connections=%u", why,
-		r->stats.connections);
-	uv_timer_start(&r->reopen, on_reopen, SHUT_MS, SHUT_MS);
-}
-
-/* Turn the bit over if it is not `value`; 1: it was turned. */
-static int flip(unsigned char *bits, uint32_t fd, int value)
-{
-	unsigned char bit = (unsigned char)(1u << (fd % 8)), *byte = &bits[fd / 8];
-
-	if (((*byte & bit) != 0) == value)
-		return 0;
-	*byte = (unsigned char)(*byte ^ bit);
-	return 1;
-}
-
-static void note_accepted(struct router *r, uint32_t fd)
-{
-	r->stats.accepted++;
-	if (door_is_near(&r->door, fd))
-		shut_door(r, "few are left");
-	if (fd >= FDS || flip(r->ended, fd, 0) || !flip(r->open, fd, 1))
-		return;
-	log_debug("net", "accepted", "fd=%u", fd);
-	r->stats.connections++;
-}
-
-static void note_ended(struct router *r, uint32_t fd)
-{
-	if (fd >= FDS)
-		return;
-	if (flip(r->open, fd, 0)) {
-		log_debug("net", "hung_up", "fd=%u", fd);
-		r->stats.connections--;
-	} else if (r->bound) { /* else: one of those that zmq_unbind has closed */
-		flip(r->ended, fd, 1);
-	}
-}
-
-static void on_event(struct router *r, unsigned event, uint32_t value)
-{
-	switch (event) {
-	case ZMQ_EVENT_LISTENING:
-		r->door.listener = (int)value;
-		break;
-	case ZMQ_EVENT_ACCEPTED:
-		note_accepted(r, value);
-		break;
-	case ZMQ_EVENT_ACCEPT_FAILED:
-		r->stats.accept_failures++;
-		shut_door(r, strerror((int)value));
-		break;
-	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
-	case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
-		r->stats.handshakes_failed++;
-		break;
-	case ZMQ_EVENT_DISCONNECTED:
-		note_ended(r, value);
-		break;
-	default:
-		break;
-	}
-}
-
-/* One event: a frame {u16 event, u32 value}, and one with the address, which we do not need. */
-static int on_monitor(void *arg)
-{
-	struct router *r = arg;
-	struct frames f;
-
-	if (wire_recv(r->monitor, NULL, &f) != 1)
-		return 0;
-	if (zmq_msg_size(&f.frame[0]) == 6) {
-		const unsigned char *p = zmq_msg_data(&f.frame[0]);
-		uint16_t event;
-		uint32_t value;
-		memcpy(&event, p, sizeof(event));
-		memcpy(&value, p + 2, sizeof(value));
-		on_event(r, event, value);
-	}
-	frames_release(&f);
-	return 1;
-}
-
 /* ---- birth --------------------------------------------------------------------------------- */
 
 /* libzmq's defaults suit small messages between friends. */
@@ -341,25 +198,6 @@ static int set_options(void *socket, const struct router_config *cfg, int backlo
 	return bad ? PS_ENET : PS_OK;
 }
 
-static int open_monitor(struct router *r)
-{
-	const int events = ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
-			   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
-			   ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
-			   ZMQ_EVENT_DISCONNECTED;
-	const int unlimited = 0;
-
-	r->monitor = zmq_socket(r->context, ZMQ_PAIR);
-	/* libzmq's I/O thread waits when an event has no room: all traffic would stand still, and
-	 * closing would wait for it for ever */
-	if (!r->monitor ||
-		zmq_setsockopt(r->monitor, ZMQ_RCVHWM, &unlimited, sizeof(unlimited)) != 0 ||
-		zmq_socket_monitor(r->socket, MONITOR, events) != 0 ||
-		zmq_connect(r->monitor, MONITOR) != 0)
-		return PS_ENET;
-	return PS_OK;
-}
-
 /* Keys are asked for from the first connection on, and tried before anybody can make one. */
 static int guard(struct router *r, struct err *e)
 {
@@ -377,64 +215,30 @@ static int open_sockets(struct router *r, struct err *e)
 	if (r->context)
 		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);
 	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
-	if (!r->socket || set_options(r->socket, &r->cfg, r->door.backlog))
+	if (!r->socket || set_options(r->socket, &r->cfg, r->port.door.backlog))
 		return err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
 	int rc = guard(r, e);
-	if (!rc && open_monitor(r))
-		rc = err_set(e, PS_ENET, "no monitor: %s", zmq_strerror(errno));
-	return rc;
+	return rc ? rc : port_monitor(&r->port, r->context, r->socket, e);
 }
 
 static void close_sockets(struct router *r)
 {
-	if (r->socket)
-		zmq_socket_monitor(r->socket, NULL, 0);
-	if (r->monitor)
-		zmq_close(r->monitor);
+	port_close(&r->port);
 	if (r->socket)
 		zmq_close(r->socket);
-	r->socket = r->monitor = NULL;
-}
-
-/* A server that has just been killed may still have the port. */
-static int bind_soon(struct router *r)
-{
-	const struct timespec pause = {.tv_nsec = 2000000};
-
-	for (int tries = 100; tries > 0; tries--) {
-		if (zmq_bind(r->socket, r->cfg.bind) == 0)
-			return 0;
-		if (errno != EADDRINUSE)
-			break;
-		nanosleep(&pause, NULL);
-	}
-	return -1;
-}
-
-static int bind_port(struct router *r, struct err *e)
-{
-	size_t size = sizeof(r->endpoint);
-
-	if (bind_soon(r) != 0)
-		return err_set(e, PS_EUSAGE, "--bind %.100s: %s", r->cfg.bind, zmq_strerror(errno));
-	if (zmq_getsockopt(r->socket, ZMQ_LAST_ENDPOINT, r->endpoint, &size) != 0)
-		return err_set(e, PS_ENET, "--bind %.100s: %s", r->cfg.bind, zmq_strerror(errno));
-	r->bound = 1;
-	return PS_OK;
+	r->socket = NULL;
 }
 
 static int watch(struct router *r, struct err *e)
 {
-	if (zloop_start(&r->socket_loop, r->cfg.loop, r->socket, on_readable, r) != 0)
+	if (zloop_start(&r->loop, r->cfg.loop, r->socket, on_readable, r) != 0)
 		return err_set(e, PS_ENET, "the socket cannot be watched");
-	if (zloop_start(&r->monitor_loop, r->cfg.loop, r->monitor, on_monitor, r) != 0) {
-		zloop_stop(&r->socket_loop, NULL);
+	if (port_start(&r->port, r->cfg.loop) != 0) {
+		zloop_stop(&r->loop, NULL);
 		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
 	}
 	uv_timer_init(r->cfg.loop, &r->retry);
-	uv_timer_init(r->cfg.loop, &r->rebind);
-	uv_timer_init(r->cfg.loop, &r->reopen);
-	r->retry.data = r->rebind.data = r->reopen.data = r;
+	r->retry.data = r;
 	return PS_OK;
 }
 
@@ -449,14 +253,14 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for the port");
 	r->cfg = *cfg;
-	door_init(&r->door);
+	port_init(&r->port);
 	frames_init(&r->in);
 	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
 		rc = open_sockets(r, e);
 	if (!rc)
-		rc = bind_port(r, e);
+		rc = port_bind(&r->port, cfg->bind, e);
 	if (!rc)
 		rc = watch(r, e);
 	if (rc) {
@@ -469,9 +273,14 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	return PS_OK;
 }
 
+void router_hang_up(struct router *r)
+{
+	port_hang_up(&r->port);
+}
+
 const char *router_endpoint(const struct router *r)
 {
-	return r->endpoint;
+	return r->port.endpoint;
 }
 
 void router_stats(const struct router *r, struct router_stats *s)
@@ -481,16 +290,15 @@ void router_stats(const struct router *r, struct router_stats *s)
 	s->dropped += replies_dropped(r->replies);
 	s->params_framed = versions_framed(r->cfg.versions);
 	s->waiting = (uint32_t)replies_waiting(r->replies);
-	s->rescues = zloop_rescues(&r->socket_loop) + zloop_rescues(&r->monitor_loop);
+	s->rescues = zloop_rescues(&r->loop) + zloop_rescues(&r->port.loop);
+	s->port = r->port.stats;
 }
 
 void router_stop(struct router *r)
 {
-	zloop_stop(&r->socket_loop, NULL);
-	zloop_stop(&r->monitor_loop, NULL);
+	zloop_stop(&r->loop, NULL);
+	port_stop(&r->port);
 	uv_close((uv_handle_t *)&r->retry, NULL);
-	uv_close((uv_handle_t *)&r->rebind, NULL);
-	uv_close((uv_handle_t *)&r->reopen, NULL);
 	auth_stop(r->cfg.auth);
 	close_sockets(r);
 }
@@ -499,7 +307,7 @@ void router_free(struct router **r)
 {
 	if (!*r)
 		return;
-	door_release(&(*r)->door);
+	port_release(&(*r)->port);
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
 	wire_free(&(*r)->wire);

@@ -21,6 +21,7 @@
 #include "proto/msg.h"
 #include "proto/wire.h"
 #include "server/auth.h"
+#include "server/port.h"
 #include "server/versions.h"
 
 /* `m` and the frames that it came in are borrowed for the call. Replies by router_send; they leave
@@ -49,11 +50,9 @@ struct router_stats {
 	uint64_t dropped;       /* replies thrown away: their peer did not read */
 	uint64_t gone;          /* replies whose peer had left */
 	uint64_t params_framed; /* versions of the weights made into a frame that PARAMS share */
-	uint64_t accepted, handshakes_failed;
-	uint64_t accept_failures; /* no descriptor was left */
-	uint64_t rescues;         /* must stay 0: see zloop.h */
-	uint32_t connections;     /* open now */
-	uint32_t waiting;         /* replies that wait now */
+	uint64_t rescues;       /* must stay 0: see zloop.h */
+	struct port_stats port;
+	uint32_t waiting; /* replies that wait now */
 };
 
 struct router; /* opaque, see net.c */

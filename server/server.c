@@ -114,7 +114,7 @@ static void check_farewell(struct server *s)
 	uint64_t now = turn_now(s);
 
 	router_stats(s->router, &net);
-	if (net.connections == 0 || now >= s->deadline_ms ||
+	if (net.port.connections == 0 || now >= s->deadline_ms ||
 		(net.waiting == 0 && now >= s->finish_ms + HANG_UP_MS))
 		uv_stop(&s->loop);
 }

@@ -270,7 +270,7 @@ static char *status_with(const struct status *s, size_t most_workers)
 	set(o, "checkpoint", checkpoint_object(s));
 	set(o, "journal", journal_object(s));
 	set(o, "data", data_object(s->core));
-	set(o, "connections", count(s->net.connections));
+	set(o, "connections", count(s->net.port.connections));
 	set(o, "rss_bytes", count(s->rss_bytes));
 	set(o, "uptime_s", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
 	set(o, "workers", worker_list(s, most_workers, &left_out));

@@ -191,9 +191,9 @@ static void a_peer_that_left_is_reported(void **state)
 	void *s = connect_dealer();
 	beat(s);
 	UNTIL(core.messages == 1)
-	UNTIL(stats().connections == 1)
+	UNTIL(stats().port.connections == 1)
 	hang_up(s);
-	UNTIL(stats().connections == 0)
+	UNTIL(stats().port.connections == 0)
 	for (uint64_t end = clock_ms() + DEADLINE_MS; core.gone == 0;) {
 		assert_true(clock_ms() < end);
 		router_send(router, core.peer, &m);

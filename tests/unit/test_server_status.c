@@ -25,7 +25,7 @@ static void begin(const char *line)
 		.saver = &saver,
 		.now_ms = 3500,
 		.rss_bytes = 777,
-		.net = {.malformed = 2, .connections = 6}};
+		.net = {.malformed = 2, .port.connections = 6}};
 }
 
 static int tear_down(void **state)

@@ -35,11 +35,11 @@ static void a_stranger_is_hung_up_on(void **state)
 	(void)state;
 	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
 	const uint64_t begin = clock_ms();
-	UNTIL(stats().connections == 1)
-	UNTIL(stats().connections == 0)
+	UNTIL(stats().port.connections == 1)
+	UNTIL(stats().port.connections == 0)
 	assert_true(clock_ms() - begin < 5000);
 	UNTIL(recv(fd, &byte, 1, 0) == 0) /* its greeting came before that */
-	assert_int_equal(stats().handshakes_failed, 1);
+	assert_int_equal(stats().port.handshakes_failed, 1);
 	close(fd);
 }
 
@@ -68,8 +68,8 @@ static void a_flood_of_strangers_stops_nothing(void **state)
 	beat(s);
 	hear(s, wire, &f, &m);
 	frames_release(&f);
-	UNTIL(stats().accepted == 2501)
-	UNTIL(stats().connections == 1)
+	UNTIL(stats().port.accepted == 2501)
+	UNTIL(stats().port.connections == 1)
 	hang_up(s);
 	wire_free(&wire);
 }
@@ -109,14 +109,14 @@ static void out_of_descriptors_newcomers_wait_and_nobody_else_notices(void **sta
 	beat(s);
 	hear(s, wire, &f, &m);
 	frames_release(&f);
-	UNTIL(stats().connections == 2)
+	UNTIL(stats().port.connections == 2)
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	limit = before;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 	limit.rlim_cur = (rlim_t)next_fd(); /* none left for accept */
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	dial_with(fd);
-	UNTIL(stats().accept_failures > 0)
+	UNTIL(stats().port.accept_failures > 0)
 	const double cpu = cpu_seconds();
 	const uint64_t begin = clock_ms();
 	while (clock_ms() - begin < 1500)
@@ -124,12 +124,12 @@ static void out_of_descriptors_newcomers_wait_and_nobody_else_notices(void **sta
 	const double share = (cpu_seconds() - cpu) / 1.5;
 	printf("# out of descriptors: %.1f %% of a CPU\n", 100 * share);
 	assert_true(share < 0.1);
-	const uint64_t accepted = stats().accepted;
+	const uint64_t accepted = stats().port.accepted;
 	beat(s); /* on its old connection */
 	hear(s, wire, &f, &m);
 	frames_release(&f);
-	assert_int_equal(stats().accepted, accepted);
-	assert_true(stats().connections >= 2);
+	assert_int_equal(stats().port.accepted, accepted);
+	assert_true(stats().port.connections >= 2);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 	close(fd);
 	beat(late);

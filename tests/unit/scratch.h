@@ -54,6 +54,17 @@ static UNUSED void scratch_write(const char *dir, const char *name, const void *
 	assert_int_equal(close(fd), 0);
 }
 
+/* The whole of dir/name is `text`. */
+static UNUSED void scratch_assert_holds(const char *dir, const char *name, const char *text)
+{
+	char path[320], bytes[4096];
+	int fd = open(scratch_path(dir, name, path), O_RDONLY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	assert_int_equal(read(fd, bytes, sizeof bytes), (long)strlen(text));
+	assert_memory_equal(bytes, text, strlen(text));
+	assert_int_equal(close(fd), 0);
+}
+
 static UNUSED int scratch_exists(const char *dir, const char *name)
 {
 	char path[320];

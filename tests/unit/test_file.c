@@ -9,7 +9,6 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -111,26 +110,15 @@ static int replace(const char *name, const char *text)
 	return file_replace(dir, name, part, 3, &e);
 }
 
-static void assert_holds(const char *name, const char *text)
-{
-	char path[320];
-	void *data;
-	size_t size;
-	assert_int_equal(file_read(scratch_path(dir, name, path), 1000, &data, &size, &e), PS_OK);
-	assert_int_equal(size, strlen(text));
-	assert_memory_equal(data, text, size);
-	free(data);
-}
-
 static void a_replaced_file_is_its_parts_in_order(void **state)
 {
 	(void)state;
 	assert_int_equal(replace("f", "first"), PS_OK);
-	assert_holds("f", "first");
+	scratch_assert_holds(dir, "f", "first");
 	assert_int_equal(replace("f", "the second, longer"), PS_OK);
-	assert_holds("f", "the second, longer");
+	scratch_assert_holds(dir, "f", "the second, longer");
 	assert_int_equal(replace("f", ""), PS_OK);
-	assert_holds("f", "");
+	scratch_assert_holds(dir, "f", "");
 	assert_false(scratch_exists(dir, "f.tmp"));
 }
 
@@ -146,7 +134,7 @@ static void short_writes_are_continued(void **state)
 	(void)state;
 	calls.write_at_most = 3;
 	assert_int_equal(replace("f", "0123456789abcdefghij"), PS_OK);
-	assert_holds("f", "0123456789abcdefghij");
+	scratch_assert_holds(dir, "f", "0123456789abcdefghij");
 }
 
 static void an_interrupted_write_is_repeated(void **state)
@@ -154,7 +142,7 @@ static void an_interrupted_write_is_repeated(void **state)
 	(void)state;
 	calls.interrupts = 3;
 	assert_int_equal(replace("f", "0123456789"), PS_OK);
-	assert_holds("f", "0123456789");
+	scratch_assert_holds(dir, "f", "0123456789");
 }
 
 /* The call failed as a disk error of `number`: the old file is whole, no temporary one is left. */
@@ -166,7 +154,7 @@ static void assert_untouched(int rc, int number)
 	assert_non_null(strstr(e.text, strerror(number)));
 	calls.watching = 0;
 	calls.fsyncs_left = -1;
-	assert_holds("f", "old");
+	scratch_assert_holds(dir, "f", "old");
 	assert_false(scratch_exists(dir, "f.tmp"));
 }
 
@@ -243,7 +231,7 @@ static void a_moment_without_descriptors_is_waited_for(void **state)
 	pthread_join(thread, NULL);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
 	assert_int_equal(rc, PS_OK);
-	assert_holds("f", "new");
+	scratch_assert_holds(dir, "f", "new");
 }
 
 static void a_stale_temporary_file_is_overwritten(void **state)
@@ -251,7 +239,7 @@ static void a_stale_temporary_file_is_overwritten(void **state)
 	(void)state;
 	scratch_write(dir, "f.tmp", "left by a crash, and longer", 27);
 	assert_int_equal(replace("f", "new"), PS_OK);
-	assert_holds("f", "new");
+	scratch_assert_holds(dir, "f", "new");
 	assert_false(scratch_exists(dir, "f.tmp"));
 }
 
@@ -356,84 +344,6 @@ static void a_directory_one_may_not_write_to_is_refused(void **state)
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
-{
-	(void)state;
-	int fd, pipe_fds[2], status;
-	char byte, text[32];
-	assert_int_equal(pipe(pipe_fds), 0);
-	pid_t holder = fork();
-	if (holder == 0) {
-		int rc = file_lock_dir(dir, &fd, &e);
-		byte = rc == PS_OK ? 'y' : 'n';
-		(void)!syscall(SYS_write, pipe_fds[1], &byte, 1);
-		for (;;)
-			pause(); /* until killed below, by pid */
-	}
-	assert_int_equal(read(pipe_fds[0], &byte, 1), 1);
-	assert_int_equal(byte, 'y');
-	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_ELOCKED);
-	assert_int_equal(fd, -1);
-	snprintf(text, sizeof text, "process %ld;", (long)holder);
-	assert_non_null(strstr(e.text, text));
-	kill(holder, SIGKILL);
-	assert_int_equal(waitpid(holder, &status, 0), holder);
-	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK); /* the lock died with it */
-	snprintf(text, sizeof text, "%ld\n", (long)getpid());
-	assert_holds("LOCK", text);
-	int again;
-	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED); /* even the same process */
-	close(fd);
-	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
-	close(fd);
-	close(pipe_fds[0]);
-	close(pipe_fds[1]);
-}
-
-/* Killed in this moment: the kernel takes its memory down before its lock goes. */
-static void a_dying_holder_is_waited_for(void **state)
-{
-	const size_t bytes = (size_t)256 << 20;
-	int ready[2], fd, status;
-	char byte = 0;
-
-	(void)state;
-	assert_int_equal(pipe(ready), 0);
-	pid_t holder = fork();
-	if (holder == 0) {
-		char *memory = malloc(bytes);
-		int rc = file_lock_dir(dir, &fd, &e);
-		if (memory && rc == PS_OK)
-			memset(memory, 1, bytes);
-		if (write(ready[1], &byte, 1) != 1 || rc)
-			_exit(1);
-		for (;;)
-			pause();
-	}
-	assert_int_equal(read(ready[0], &byte, 1), 1);
-	assert_int_equal(kill(holder, SIGKILL), 0);
-	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
-	close(fd);
-	assert_int_equal(waitpid(holder, &status, 0), holder);
-	close(ready[0]);
-	close(ready[1]);
-}
-
-static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
-{
-	(void)state;
-	int first, second;
-	char rubbish[4096];
-	memset(rubbish, 0xff, sizeof rubbish);
-	scratch_write(dir, "LOCK", rubbish, sizeof rubbish);
-	assert_int_equal(file_lock_dir(dir, &first, &e), PS_OK);
-	scratch_write(dir, "LOCK", rubbish, sizeof rubbish);
-	assert_int_equal(file_lock_dir(dir, &second, &e), PS_ELOCKED);
-	assert_non_null(strstr(e.text, "a process that has not named itself yet"));
-	close(first);
-	assert_int_equal(file_lock_dir("/nonexistent-directory", &first, &e), PS_EIO);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -463,11 +373,6 @@ int main(void)
 			a_directory_is_made_if_absent_and_checked_if_there, begin, end),
 		cmocka_unit_test_setup_teardown(
 			a_directory_one_may_not_write_to_is_refused, begin, end),
-		cmocka_unit_test_setup_teardown(
-			the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end),
-		cmocka_unit_test_setup_teardown(a_dying_holder_is_waited_for, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_lock_file_with_rubbish_in_it_still_locks, begin, end),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

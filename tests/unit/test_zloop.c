@@ -145,6 +145,12 @@ static int dealer_readable(void *arg)
 	return 1;
 }
 
+static void watch_dealer(void)
+{
+	assert_int_equal(
+		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+}
+
 /* What makes naive bridges stall: the reply comes while the loop works, and a send that nobody
  * answers eats the fd's edge. Nothing but the safety timer would wake the loop after that. */
 static void on_busy(uv_timer_t *t)
@@ -247,8 +253,7 @@ static void a_turn_of_the_loop_handles_at_most_the_budget(void **state)
 	f.goal = 1000;
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
-	assert_int_equal(
-		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	watch_dealer();
 	for (size_t i = 0; i < f.goal; i++)
 		send_ping();
 	uv_run(&f.loop, UV_RUN_DEFAULT);
@@ -267,8 +272,7 @@ static void a_silent_socket_lets_the_loop_sleep(void **state)
 {
 	(void)state;
 	f.goal = 1;
-	assert_int_equal(
-		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	watch_dealer();
 	send_ping();
 	assert_true(echo_one(f.router, 0));
 	zmq_pollitem_t reply = {.socket = f.dealer, .events = ZMQ_POLLIN};
@@ -312,24 +316,35 @@ static void watching_may_stop_inside_the_callback(void **state)
 	stop_watches(&f.router_watch, NULL);
 }
 
+/* One is on its way to the dealer now. */
+static void get_an_answer(void)
+{
+	send_ping();
+	assert_true(echo_one(f.router, 0));
+}
+
+/* The owner asks the socket until the answer is there: its edge is gone then. */
+static void eat_edge(void)
+{
+	int events = 0;
+	size_t size = sizeof events;
+	uint64_t start = clock_ms();
+	while (!(events & ZMQ_POLLIN) && clock_ms() - start < 5000)
+		assert_int_equal(zmq_getsockopt(f.dealer, ZMQ_EVENTS, &events, &size), 0);
+	assert_true(events & ZMQ_POLLIN);
+}
+
 /* A message is there and its edge has been eaten while the prepare handle was off: only the safety
  * timer can find it. */
 static void a_missed_wake_up_is_rescued_and_counted(void **state)
 {
 	(void)state;
-	int events = 0;
-	size_t size = sizeof events;
 	f.goal = 1;
-	assert_int_equal(
-		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	watch_dealer();
 	uv_run(&f.loop, UV_RUN_NOWAIT);
 	uv_prepare_stop(&f.dealer_watch.prepare);
-	send_ping();
-	assert_true(echo_one(f.router, 0));
-	uint64_t start = clock_ms();
-	while (!(events & ZMQ_POLLIN) && clock_ms() - start < 5000)
-		assert_int_equal(zmq_getsockopt(f.dealer, ZMQ_EVENTS, &events, &size), 0);
-	assert_true(events & ZMQ_POLLIN);
+	get_an_answer();
+	eat_edge();
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.late, 0);
 	assert_int_equal(f.got, 1);
@@ -342,17 +357,14 @@ static void a_missed_wake_up_is_rescued_and_counted(void **state)
 static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 {
 	(void)state;
-	assert_int_equal(
-		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	watch_dealer();
 	uv_timer_start(&f.busy, stop_loop, 250, 0);
-	send_ping();
-	assert_true(echo_one(f.router, 0));
+	get_an_answer();
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.got, 1);
 	uv_prepare_stop(&f.dealer_watch.prepare);
 	uv_poll_stop(&f.dealer_watch.poll);
-	send_ping();
-	assert_true(echo_one(f.router, 0));
+	get_an_answer();
 	struct pollfd p = {.events = POLLIN};
 	assert_int_equal(uv_fileno((uv_handle_t *)&f.dealer_watch.poll, &p.fd), 0);
 	assert_int_equal(poll(&p, 1, 10000), 1);
@@ -368,17 +380,10 @@ static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 static void an_edge_that_the_owner_ate_is_no_rescue(void **state)
 {
 	(void)state;
-	int events = 0;
-	size_t size = sizeof events;
-	assert_int_equal(
-		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	watch_dealer();
 	uv_prepare_stop(&f.dealer_watch.prepare); /* as if it were not reached for 250 ms */
-	send_ping();
-	assert_true(echo_one(f.router, 0));
-	uint64_t start = clock_ms();
-	while (!(events & ZMQ_POLLIN) && clock_ms() - start < 5000)
-		assert_int_equal(zmq_getsockopt(f.dealer, ZMQ_EVENTS, &events, &size), 0);
-	assert_true(events & ZMQ_POLLIN);
+	get_an_answer();
+	eat_edge();
 	zloop_used(&f.dealer_watch);
 	uv_timer_start(&f.busy, stop_loop, 250, 0);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
@@ -393,12 +398,10 @@ static void what_was_there_before_the_loop_is_no_rescue(void **state)
 {
 	(void)state;
 	f.goal = 1;
-	send_ping();
-	assert_true(echo_one(f.router, 0));
+	get_an_answer();
 	zmq_pollitem_t reply = {.socket = f.dealer, .events = ZMQ_POLLIN};
 	assert_int_equal(zmq_poll(&reply, 1, 10000), 1);
-	assert_int_equal(
-		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	watch_dealer();
 	poll(NULL, 0, 150);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.got, 1);
@@ -412,8 +415,7 @@ static void what_cannot_be_watched_is_refused_with_nothing_to_undo(void **state)
 	int not_a_socket[64] = {0};
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, not_a_socket, router_readable, &f), PS_ENET);
-	assert_int_equal(
-		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
+	watch_dealer();
 	/* one watch per socket: the loop knows the fd already */
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.dealer, dealer_readable, &f), PS_ENET);

@@ -3,6 +3,8 @@ import numpy as np
 import pytest
 
 from client import Worker, pb
+from flavour import PATIENCE, command
+from lab import Process
 
 SIZE = 64
 # every push adds -1 times itself to the weights, whatever its age
@@ -28,6 +30,21 @@ class Honest(Worker):
         assert version == self.seq
         size = len(weights)
         assert weights.tolist() == [-((self.seq - k + size - 1) // size) for k in range(size)]
+
+
+def started(lab, program, *options):
+    return lab.add(Process(program, command(program, *options)))
+
+
+def ends(lab, program, *options):
+    """The exit status of a program, and what it said."""
+    process = started(lab, program, *options)
+    return process.wait(60 * PATIENCE), process
+
+
+@pytest.fixture
+def keys(lab):
+    return lab.keygen("second")
 
 
 @pytest.fixture

@@ -1,0 +1,113 @@
+/* Proves what common/file.h says of the lock of a directory. */
+#include <signal.h>
+#include <sys/wait.h>
+#include "common/file.h"
+#include "scratch.h"
+
+static char dir[64];
+static struct err e;
+
+static int begin(void **state)
+{
+	(void)state;
+	scratch_make(dir);
+	return 0;
+}
+
+static int end(void **state)
+{
+	(void)state;
+	scratch_remove(dir);
+	return 0;
+}
+
+static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
+{
+	(void)state;
+	int fd, pipe_fds[2], status;
+	char byte, text[32];
+	assert_int_equal(pipe(pipe_fds), 0);
+	pid_t holder = fork();
+	if (holder == 0) {
+		int rc = file_lock_dir(dir, &fd, &e);
+		byte = rc == PS_OK ? 'y' : 'n';
+		if (write(pipe_fds[1], &byte, 1) != 1)
+			_exit(1);
+		for (;;)
+			pause(); /* until killed below, by pid */
+	}
+	assert_int_equal(read(pipe_fds[0], &byte, 1), 1);
+	assert_int_equal(byte, 'y');
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_ELOCKED);
+	assert_int_equal(fd, -1);
+	snprintf(text, sizeof text, "process %ld;", (long)holder);
+	assert_non_null(strstr(e.text, text));
+	kill(holder, SIGKILL);
+	assert_int_equal(waitpid(holder, &status, 0), holder);
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK); /* the lock died with it */
+	snprintf(text, sizeof text, "%ld\n", (long)getpid());
+	scratch_assert_holds(dir, "LOCK", text);
+	int again;
+	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED); /* even the same process */
+	close(fd);
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
+	close(fd);
+	close(pipe_fds[0]);
+	close(pipe_fds[1]);
+}
+
+/* Killed in this moment: the kernel takes its memory down before its lock goes. */
+static void a_dying_holder_is_waited_for(void **state)
+{
+	const size_t bytes = (size_t)256 << 20;
+	int ready[2], fd, status;
+	char byte = 0;
+
+	(void)state;
+	assert_int_equal(pipe(ready), 0);
+	pid_t holder = fork();
+	if (holder == 0) {
+		char *memory = malloc(bytes);
+		int rc = file_lock_dir(dir, &fd, &e);
+		if (memory && rc == PS_OK)
+			memset(memory, 1, bytes);
+		if (write(ready[1], &byte, 1) != 1 || rc)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	assert_int_equal(read(ready[0], &byte, 1), 1);
+	assert_int_equal(kill(holder, SIGKILL), 0);
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
+	close(fd);
+	assert_int_equal(waitpid(holder, &status, 0), holder);
+	close(ready[0]);
+	close(ready[1]);
+}
+
+static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
+{
+	(void)state;
+	int first, second;
+	char rubbish[4096];
+	memset(rubbish, 0xff, sizeof rubbish);
+	scratch_write(dir, "LOCK", rubbish, sizeof rubbish);
+	assert_int_equal(file_lock_dir(dir, &first, &e), PS_OK);
+	scratch_write(dir, "LOCK", rubbish, sizeof rubbish);
+	assert_int_equal(file_lock_dir(dir, &second, &e), PS_ELOCKED);
+	assert_non_null(strstr(e.text, "a process that has not named itself yet"));
+	close(first);
+	assert_int_equal(file_lock_dir("/nonexistent-directory", &first, &e), PS_EIO);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end),
+		cmocka_unit_test_setup_teardown(a_dying_holder_is_waited_for, begin, end),
+		cmocka_unit_test_setup_teardown(
+			a_lock_file_with_rubbish_in_it_still_locks, begin, end),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

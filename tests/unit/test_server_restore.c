@@ -1,0 +1,193 @@
+/*
+ * test_server_restore.c - a start goes on where the newest good checkpoint ended, and refuses what
+ * it must not continue (server/restore.h).
+ */
+#include "common/checkpoint.h"
+#include "common/safetensors.h"
+#include "tests/unit/saver_lab.h"
+
+static void every_start_has_a_higher_epoch(void **state)
+{
+	(void)state;
+	for (uint64_t n = 1; n <= 4; n++) {
+		start("--model;fc:10");
+		assert_int_equal(epoch(), n);
+		assert_int_equal(run.resumed, n > 1);
+		die();
+	}
+}
+
+/* The checkpoints that knew of epochs 2 and 3 are gone; the file EPOCH still knows. */
+static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
+{
+	(void)state;
+	for (int n = 0; n < 3; n++) {
+		start("--model;fc:10");
+		die();
+	}
+	char name[320];
+	for (int g = 2; g <= 3; g++) {
+		snprintf(name, sizeof(name), "%s/ckpt-%016x", dir, g);
+		assert_int_equal(unlink(name), 0);
+	}
+	start("--model;fc:10");
+	assert_int_equal(epoch(), 4);
+	die();
+	assert_int_equal(unlink(scratch_path(dir, "EPOCH", name)), 0);
+	start("--model;fc:10"); /* the other way round the checkpoint knows */
+	assert_int_equal(epoch(), 5);
+}
+
+static void flip_a_byte(const char *name)
+{
+	char path[320];
+	FILE *f = fopen(scratch_path(dir, name, path), "r+b");
+
+	assert_non_null(f);
+	assert_int_equal(fseek(f, -100, SEEK_END), 0);
+	int byte = fgetc(f);
+	assert_int_equal(fseek(f, -1, SEEK_CUR), 0);
+	fputc(byte ^ 1, f);
+	assert_int_equal(fclose(f), 0);
+}
+
+static void a_bad_checkpoint_gives_way_to_the_one_before(void **state)
+{
+	(void)state;
+	start("--model;fc:10");
+	save(2);
+	die();
+	flip_a_byte("ckpt-0000000000000002");
+	capture_begin(&errors, STDERR_FILENO);
+	start("--model;fc:10");
+	capture_end(&errors);
+	assert_true(run.resumed);
+	assert_int_equal(core_config(run.core)->generation, 3);
+	assert_non_null(strstr(errors.text, "0000000000000002"));
+}
+
+static void no_good_checkpoint_is_no_fresh_run(void **state)
+{
+	(void)state;
+	start("--model;fc:10");
+	die();
+	flip_a_byte("ckpt-0000000000000001");
+	capture_begin(&errors, STDERR_FILENO);
+	start_must_fail("--model;fc:10", PS_ECHECKPOINT, dir);
+	capture_end(&errors);
+}
+
+static void another_run_is_refused_and_the_option_named(void **state)
+{
+	static const char *const row[][2] = {
+		{"--model;fc:11", "--model \"fc:10\""},
+		{"--model;fc:10;--seed;2", "--seed"},
+		{"--model;fc:10;--batch;99", "--batch"},
+		{"--model;fc:10;--optimizer;sgd", "--optimizer"},
+	};
+
+	(void)state;
+	start("--model;fc:10");
+	die();
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+		start_must_fail(row[i][0], PS_ECHECKPOINT, row[i][1]);
+	start("--model;fc:10;--lr;0.5;--max-workers;7"); /* these may change */
+	assert_true(run.resumed);
+	assert_int_equal(epoch(), 2); /* refused starts have not used any up */
+}
+
+static void a_second_start_is_refused_at_once(void **state)
+{
+	struct restored second;
+	struct err e;
+	char pid[32];
+
+	(void)state;
+	start("--model;fc:10");
+	snprintf(pid, sizeof(pid), "%ld", (long)getpid());
+	assert_int_equal(restore(&second, &options, &e), PS_ELOCKED);
+	assert_non_null(strstr(e.text, pid));
+	assert_null(second.memory);
+	assert_int_equal(epoch(), 1);
+}
+
+static void a_garbled_epoch_file_is_refused(void **state)
+{
+	static const char *const texts[] = {"", "x\n", "12", "-1\n", "1 2\n",
+		"18446744073709551615\n", "99999999999999999999999\n", "\n", "1\n\n"};
+
+	(void)state;
+	start("--model;fc:10");
+	die();
+	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+		scratch_write(dir, "EPOCH", texts[i], strlen(texts[i]));
+		start_must_fail("--model;fc:10", PS_ECHECKPOINT, "EPOCH");
+	}
+	scratch_write(dir, "EPOCH", "41\n", 3);
+	start("--model;fc:10");
+	assert_int_equal(epoch(), 42);
+}
+
+static void a_checkpoint_of_something_else_is_refused(void **state)
+{
+	const struct checkpoint c = {.generation = 7,
+		.n_sections = 1,
+		.section = {{.name = "hello", .data = "world", .size = 5}}};
+	struct err e;
+
+	(void)state;
+	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	start_must_fail("--model;fc:10", PS_ECHECKPOINT, "7");
+}
+
+static void first_weights_come_from_the_seed_or_a_file(void **state)
+{
+	float w[7850], from_seed[7850];
+	char path[320];
+	struct err e;
+
+	(void)state;
+	lab_options(&options, "--model;fc:10;--seed;3");
+	lab_restore(&run, &options);
+	memcpy(from_seed, core_weights(run.core), sizeof(from_seed));
+	model_init(&options.model, 3, w);
+	assert_memory_equal(from_seed, w, sizeof(w));
+	restore_release(&run);
+	for (size_t i = 0; i < 7850; i++)
+		w[i] = (float)i;
+	scratch_path(dir, "w.safetensors", path);
+	assert_int_equal(safetensors_write(path, &options.model, w, &e), PS_OK);
+	snprintf(line, sizeof(line), "--model;fc:10;--init;%s", path);
+	lab_options(&options, line);
+	lab_restore(&run, &options);
+	assert_memory_equal(core_weights(run.core), w, sizeof(w));
+	restore_release(&run);
+	snprintf(line, sizeof(line), "--model;fc:11;--init;%s", path);
+	lab_options(&options, line);
+	assert_int_equal(restore(&run, &options, &e), PS_EDATA);
+}
+
+int main(void)
+{
+	setenv("UV_THREADPOOL_SIZE", "1", 1);
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(every_start_has_a_higher_epoch, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			an_epoch_is_not_used_twice_when_checkpoints_are_lost, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_bad_checkpoint_gives_way_to_the_one_before, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			no_good_checkpoint_is_no_fresh_run, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			another_run_is_refused_and_the_option_named, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_second_start_is_refused_at_once, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_garbled_epoch_file_is_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_checkpoint_of_something_else_is_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			first_weights_come_from_the_seed_or_a_file, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,93 @@
+"""What a peer does to a connection is answered on that connection, and harms nobody else.
+
+The fixture `honest` works before and after each test on its own connections.
+"""
+import contextlib
+import socket
+import struct
+
+import numpy as np
+import pytest
+import zmq
+
+from client import CONTEXT, Link, encode, hello, pb
+from conftest import SIZE
+
+
+def hung_up_on(endpoint, requests):
+    """Send raw bytes to the port, each on its own connection; all are closed in the end."""
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    sockets = [socket.create_connection((host, int(port)), timeout=10) for _ in requests]
+    for s, request in zip(sockets, requests):
+        with s, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            s.sendall(request)
+            while s.recv(4096):
+                pass
+
+
+def test_transport_http_is_hung_up_on(server, honest):
+    hung_up_on(server.endpoint, [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10])
+
+
+def test_transport_random_bytes_are_hung_up_on(server, honest):
+    hung_up_on(server.endpoint, [np.random.default_rng(seed).bytes(500) for seed in range(20)])
+
+
+def test_transport_a_routing_id_of_ones_own_gets_no_answer(server, honest):
+    liar = CONTEXT.socket(zmq.DEALER)
+    liar.linger = 0
+    liar.routing_id = b"honest"
+    liar.connect(server.endpoint)
+    liar.send_multipart(encode(hello()))
+    honest.goes_on()
+    assert not liar.poll(200)
+    liar.close()
+
+
+@pytest.mark.parametrize("kind", [zmq.REQ, zmq.ROUTER, zmq.DEALER])
+def test_transport_other_sockets_do_no_harm(server, honest, kind):
+    with CONTEXT.socket(kind) as s:
+        s.linger = 0
+        s.connect(server.endpoint)
+        for part in (b"", b"x" * 100):
+            try:
+                s.send(part, zmq.DONTWAIT)
+            except zmq.ZMQError:
+                pass
+        honest.goes_on()
+
+
+def test_transport_an_oversized_frame_closes_the_connection(server, honest):
+    link = Link(server.endpoint)
+    link.send(pb.Pull(which=0))
+    assert link.receive()[0] == "error"
+    monitor = link.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    link.send_frames([b"x", b"y" * (4 * SIZE + 4096 + 1)])
+    assert monitor.poll(10000), "still connected"
+    link.socket.disable_monitor()
+    link.close()
+
+
+def test_a_client_that_never_reads_harms_nobody(server, honest):
+    deaf = Link(server.endpoint)
+    for _ in range(20000):
+        try:
+            deaf.socket.send_multipart(encode(pb.Status()), zmq.DONTWAIT)
+        except zmq.Again:
+            break
+    honest.goes_on()
+    deaf.close()
+
+
+def test_connections_that_come_and_go(server, honest):
+    for k in range(100):
+        link = Link(server.endpoint)
+        link.send(hello(role=pb.ROLE_OBSERVER))
+        if k % 2:
+            assert link.receive()[0] == "welcome"
+        link.close()
+    honest.goes_on()
+
+
+def test_half_a_greeting_is_hung_up_on(server, honest):
+    hung_up_on(server.endpoint, [struct.pack(">BQB", 0xFF, 1, 0x7F) + b"\x03"])

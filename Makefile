@@ -194,6 +194,8 @@ JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -p no:cacheprovider
 # programs without a clock of their own share the processors: a file of tests to each
 SHARED = -n $(shell nproc) --dist loadfile
+# whole programs mostly wait for each other: one more of them than processors
+WAITING = -n $(shell expr $$(nproc) + 1)
 
 deps:
 	@deploy/setup.sh
@@ -205,7 +207,7 @@ demo: deps
 test: deps
 	@$(MAKE) $(JOBS) tests
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(SHARED) tests/unit tests/sim && \
-		$(call PYTEST) tests --ignore tests/unit --ignore tests/sim
+		$(call PYTEST) $(WAITING) tests --ignore tests/unit --ignore tests/sim
 # Every fault test in full: an hour. The figures go into docs/faults.md.
 faults: deps
 	@$(MAKE) $(JOBS) tests

@@ -157,9 +157,13 @@ def wait_well(run, figure, what):
     figure("P5", took * 1e3, "ms until checkpoints of 50 ms work again", took <= 2, what=what)
 
 
+# The workers do not wait for the disk within what a busy machine needs to see that it fails.
+ROOMY = ("--replay-window", 1024)
+
+
 def test_full_disk(ledger, small_disk, figure):
     """Training goes on, readiness says degraded, nothing is called durable; space comes, all is well."""
-    run = ledger(2, 1500, pace=(4,), directory=small_disk / "ckpt")
+    run = ledger(2, 1500, *ROOMY, pace=(4,), directory=small_disk / "ckpt")
     run.reached(0)
     assert health(run.server) == 200
     filler = small_disk / "filler"
@@ -222,7 +226,7 @@ def test_call_that_fails(lab, ledger, figure, name):
     why = strace.unusable()
     if why:
         figure.cannot("P5", why)
-    run = ledger(2, 1000, pace=(4,), env={"UV_THREADPOOL_SIZE": "1"})
+    run = ledger(2, 1500, *ROOMY, pace=(4,), env={"UV_THREADPOOL_SIZE": "1"})
     run.reached(0)
     call, fault = ERRORS[name]
     tracer = strace.attach(lab, strace.saver(run.server.popen.pid), "-o", "/dev/null",
@@ -241,7 +245,7 @@ WRITES = {"ENOSPC": "28", "EIO": "5", "lie": "lie"}
 def test_write_that_fails(lab, ledger, figure, name):
     """Each write to a file of the directory; a lie says that all was written, and nothing was."""
     how = lab.directory / "how"
-    run = ledger(2, 500, pace=(4,), env={
+    run = ledger(2, 1500, *ROOMY, pace=(4,), env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_WRITE": str(how),
         "DISK_ROOT": str(lab.directory / "ckpt")})
     run.reached(0)

@@ -18,14 +18,14 @@ double clock_seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-uint64_t awake_ms(struct awake *a, uint64_t clock_ms)
+uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms)
 {
 	uint64_t passed = clock_ms - a->clock_ms;
 
 	if (a->clock_ms == 0)
 		a->now_ms = clock_ms;
 	else
-		a->now_ms += passed < AWAKE_STEP_MS ? passed : AWAKE_STEP_MS;
+		a->now_ms += passed < step_ms ? passed : step_ms;
 	a->clock_ms = clock_ms;
 	return a->now_ms;
 }

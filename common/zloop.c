@@ -51,18 +51,23 @@ static void on_poll(uv_poll_t *h, int status, int events)
 	z->ready = 1;
 }
 
+static void handle(struct zloop *z, size_t most)
+{
+	/* on_readable may call zloop_stop: then the socket may be gone */
+	for (size_t n = 0; n < most && !uv_is_closing((uv_handle_t *)&z->check); n++) {
+		if (!z->on_readable(z->arg))
+			return;
+		z->woken = 1;
+	}
+}
+
 static void on_check(uv_check_t *h)
 {
 	struct zloop *z = h->data;
 	if (!z->ready)
 		return;
 	z->ready = 0;
-	/* on_readable may call zloop_stop: then the socket may be gone */
-	for (int n = 0; n < ZLOOP_BUDGET && !uv_is_closing((uv_handle_t *)h); n++) {
-		if (!z->on_readable(z->arg))
-			return;
-		z->woken = 1;
-	}
+	handle(z, ZLOOP_BUDGET);
 }
 
 /*
@@ -125,6 +130,12 @@ void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed)
 	uv_close((uv_handle_t *)&z->check, on_handle_closed);
 	uv_close((uv_handle_t *)&z->idle, on_handle_closed);
 	uv_close((uv_handle_t *)&z->timer, on_handle_closed);
+}
+
+void zloop_read(struct zloop *z, size_t most)
+{
+	z->used = 1;
+	handle(z, most);
 }
 
 void zloop_used(struct zloop *z)

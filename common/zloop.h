@@ -12,6 +12,7 @@
  */
 #ifndef COMMON_ZLOOP_H
 #define COMMON_ZLOOP_H
+#include <stddef.h>
 #include <stdint.h>
 #include <uv.h>
 #include "common/err.h"
@@ -45,6 +46,9 @@ int zloop_start(struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_f
 	void *arg) PS_MUST_CHECK;
 /* Stop watching; the socket may be closed at once, the struct after on_closed(arg) was called. */
 void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
+/* Handle at most so many messages now, without waiting for the loop's turn. Not from on_readable.
+ */
+void zloop_read(struct zloop *z, size_t most);
 /* The owner has used the socket outside on_readable (a send): the edge of what arrived meanwhile
  * may be eaten, which the next prepare finds and nobody has missed. */
 void zloop_used(struct zloop *z);

@@ -70,6 +70,8 @@ void router_reach(struct router *r, uint64_t position);
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Send what can be sent; calls on_gone. Not from inside on_message or on_gone. */
 void router_flush(struct router *r);
+/* Before silence is judged: read what has come, a message of each connection at least. */
+void router_hear(struct router *r);
 void router_stats(const struct router *r, struct router_stats *s);
 /* Close every connection, and with them the memory of messages that never end; the port is open
  * again at once, and who has a session comes back with HELLO. */

@@ -179,6 +179,7 @@ static void on_tick(uv_timer_t *t)
 	struct server *s = t->data;
 	const struct event ev = {.kind = EVENT_TICK};
 
+	router_hear(s->router);
 	tell_core(s, &ev);
 	care_for_journal(s);
 	crew_look(&s->crew, s->state.core);

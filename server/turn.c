@@ -8,7 +8,7 @@
 
 uint64_t turn_now(struct server *s)
 {
-	return awake_ms(&s->awake, uv_now(&s->loop));
+	return awake_ms(&s->awake, clock_ms(), AWAKE_JUDGE_MS);
 }
 
 void turn_look(const struct server *s, struct status *out)

@@ -21,7 +21,7 @@
 /* The session's time: a worker that was stopped has not been left alone for so long. */
 static uint64_t now_of(struct net *n)
 {
-	return awake_ms(&n->awake, clock_ms());
+	return awake_ms(&n->awake, clock_ms(), AWAKE_BEAT_MS);
 }
 
 /* ---- what happens ---------------------------------------------------------------------------- */

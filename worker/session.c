@@ -357,7 +357,7 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 		say_hello(s, now_ms);
 	}
 	if (s->phase == PHASE_READY && s->cfg.role == ROLE_WORKER && alive &&
-		now_ms - s->beat_ms >= s->welcome.beat_ms) {
+		now_ms - s->beat_ms >= s->welcome.beat_ms / 2) {
 		struct session_effect *e = emit(s, DO_SEND_BEAT);
 
 		e->msg.type = MSG_BEAT;

@@ -82,7 +82,8 @@ void session_link_lost(struct session *s, uint64_t now_ms); /* bulk link broke *
  */
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms);
 /* At least every 100 ms. `alive`: the trainer makes progress; 0 stops the beats, so that a hang is
- * seen. */
+ * seen. Beats go out twice as often as the server asks: one that is late on a busy machine is none
+ * that is missed. */
 void session_tick(struct session *s, int alive, uint64_t now_ms);
 
 /* Requests of the program. PS_EAGAIN: not READY, or the window is full, or one is under way

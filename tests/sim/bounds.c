@@ -38,6 +38,18 @@ static void check_leases(struct sim *s, const struct core *c)
 			l->n_free, l->n_done, n_free, n_done);
 }
 
+/* Whoever beats over a network that delivers is not suspected, whatever the server goes through. */
+static void check_trust(struct sim *s, const struct core *c)
+{
+	const struct session *only = s->worker[0].session;
+
+	if (!s->exact || s->hushed || s->server.over || !only || session_phase(only) == PHASE_END)
+		return;
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		if (c->worker[i].state == SESSION_SUSPECT)
+			sim_violation(s, "slot %u is suspected though its worker beats", i + 1);
+}
+
 static void check_core(struct sim *s, const struct core *c)
 {
 	if (c->n_effects + 1 >= c->max_effects)
@@ -54,6 +66,7 @@ static void check_core(struct sim *s, const struct core *c)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->recover_by_ms));
 	check_leases(s, c);
+	check_trust(s, c);
 }
 
 void bounds_check(struct sim *s, uint32_t node)

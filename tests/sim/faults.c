@@ -47,6 +47,8 @@ static void stop(struct sim *s, const struct fault *f)
 		s->server.stopped_until_ms = s->net.now_ms + f->ms;
 	else if (w)
 		w->stopped_until_ms = s->net.now_ms + f->ms;
+	if (w)
+		s->hushed = 1;
 }
 
 static void cut(struct sim *s, const struct fault *f)
@@ -83,6 +85,7 @@ static void slow(struct sim *s, const struct fault *f)
 {
 	s->net.slow_until_ms[f->node] = s->net.now_ms + f->ms;
 	s->net.slow_ms[f->node] = f->in;
+	s->hushed = 1;
 }
 
 static void drain(struct sim *s)

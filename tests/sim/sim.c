@@ -47,7 +47,9 @@ uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count)
 
 uint64_t sim_clock(struct sim *s, uint32_t node)
 {
-	return awake_ms(&s->awake[node], 1 + s->net.now_ms + s->ahead_ms[node]);
+	uint64_t step_ms = node == SIM_SERVER ? AWAKE_JUDGE_MS : AWAKE_BEAT_MS;
+
+	return awake_ms(&s->awake[node], 1 + s->net.now_ms + s->ahead_ms[node], step_ms);
 }
 
 /* ---- the loop ---------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ static void begin(struct sim *s, uint64_t seed)
 	s->lives = s->links = s->n_coordinates = 0;
 	s->crashes = s->power_cuts = s->worker_crashes = s->leaps = s->cuts = s->drains = 0;
 	s->twins = 0;
-	s->finished = s->refused = s->drained = 0;
+	s->finished = s->refused = s->drained = s->hushed = 0;
 	s->violation[0] = '\0';
 	plan_run(s);
 	s->disk.shorts = s->shorts;

@@ -170,6 +170,7 @@ struct sim {
 	int finished; /* the server has ended for good */
 	int refused;  /* it could not start: the disk has broken its promises */
 	int drained;  /* ledger: all is pushed, it was told to end */
+	int hushed;   /* a worker was stopped, or its link slow: its silence may be seen */
 	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins;
 	char violation[256]; /* empty: none */
 };

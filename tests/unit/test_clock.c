@@ -24,8 +24,8 @@ static void time_awake_is_the_clock_while_it_is_looked_at(void **state)
 
 	(void)state;
 	for (uint64_t now = 5000; now < 20000; now += 100)
-		assert_int_equal(awake_ms(&a, now), now);
-	assert_int_equal(awake_ms(&a, 19900), 19900); /* twice in one millisecond */
+		assert_int_equal(awake_ms(&a, now, 1000), now);
+	assert_int_equal(awake_ms(&a, 19900, 1000), 19900); /* twice in one millisecond */
 }
 
 static void an_hour_of_sleep_counts_as_one_step(void **state)
@@ -33,10 +33,10 @@ static void an_hour_of_sleep_counts_as_one_step(void **state)
 	struct awake a = {0};
 
 	(void)state;
-	(void)awake_ms(&a, 5000);
-	assert_int_equal(awake_ms(&a, 5000 + 3600000), 5000 + AWAKE_STEP_MS);
-	assert_int_equal(awake_ms(&a, 5100 + 3600000), 5100 + AWAKE_STEP_MS);
-	assert_int_equal(awake_ms(&a, UINT64_MAX), 5100 + 2 * AWAKE_STEP_MS);
+	(void)awake_ms(&a, 5000, 200);
+	assert_int_equal(awake_ms(&a, 5000 + 3600000, 200), 5200);
+	assert_int_equal(awake_ms(&a, 5100 + 3600000, 200), 5300);
+	assert_int_equal(awake_ms(&a, UINT64_MAX, 1000), 6300);
 }
 
 int main(void)

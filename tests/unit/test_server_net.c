@@ -72,6 +72,29 @@ static void a_chosen_routing_id_gets_no_answer(void **state)
 	hang_up(s);
 }
 
+/* ---- who is silent ----------------------------------------------------------------------- */
+
+static void all_are_heard_without_a_turn_of_the_loop(void **state)
+{
+	enum { EACH = 8 };
+	uint64_t late = clock_ms() + DEADLINE_MS;
+	void *s[2] = {connect_dealer(), connect_dealer()};
+
+	(void)state;
+	for (int i = 0; i < EACH; i++) {
+		beat(s[0]);
+		beat(s[1]);
+	}
+	while (core.messages < 2 * EACH) { /* libzmq's own thread brings them */
+		assert_true(clock_ms() < late);
+		router_hear(router);
+	}
+	UNTIL(stats().port.connections == 2)
+	assert_int_equal(stats().rescues, 0);
+	hang_up(s[0]);
+	hang_up(s[1]);
+}
+
 static void pulls_of_a_version_share_a_frame(void **state)
 {
 	struct wire *wire;
@@ -231,6 +254,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			the_endpoint_names_the_real_port, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(an_address_in_use_is_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			all_are_heard_without_a_turn_of_the_loop, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			what_is_no_message_is_answered_and_counted, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

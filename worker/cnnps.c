@@ -316,27 +316,13 @@ int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n,
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
 	struct order *o = new_order(c, ORDER_LEASE);
-	const struct msg_grant *g = &o->lease.grant;
 	int status;
 
 	if (c->observer)
 		return PS_EUSAGE;
 	if ((status = net_order(c->net, o)))
 		return status;
-	if (g->kind == GRANT_EVAL)
-		*lease = (struct cnnps_lease){.kind = CNNPS_EVAL,
-			.first = g->eval_first,
-			.count = g->eval_count,
-			.eval_id = g->eval_id,
-			.server_epoch = o->lease.server_epoch};
-	else
-		*lease = (struct cnnps_lease){.kind = CNNPS_TRAIN,
-			.epoch = g->work.epoch,
-			.first = g->work.first,
-			.count = g->work.count,
-			.exact = g->exact != 0,
-			.version = g->version,
-			.server_epoch = o->lease.server_epoch};
+	*lease = lease_of(&o->lease.grant, o->lease.server_epoch);
 	return PS_OK;
 }
 

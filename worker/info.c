@@ -19,3 +19,20 @@ struct cnnps_info info_of(const struct msg_welcome *w)
 		.local_rate = w->local_rate,
 		.elastic = w->elastic};
 }
+
+struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t server_epoch)
+{
+	if (g->kind == GRANT_EVAL)
+		return (struct cnnps_lease){.kind = CNNPS_EVAL,
+			.first = g->eval_first,
+			.count = g->eval_count,
+			.eval_id = g->eval_id,
+			.server_epoch = server_epoch};
+	return (struct cnnps_lease){.kind = CNNPS_TRAIN,
+		.epoch = g->work.epoch,
+		.first = g->work.first,
+		.count = g->work.count,
+		.exact = g->exact != 0,
+		.version = g->version,
+		.server_epoch = server_epoch};
+}

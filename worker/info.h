@@ -1,5 +1,5 @@
 /*
- * info.h - WELCOME as a program of libcnnps sees it. Pure. Thread: any.
+ * info.h - WELCOME and GRANT as a program of libcnnps sees them. Pure. Thread: any.
  */
 #ifndef WORKER_INFO_H
 #define WORKER_INFO_H
@@ -8,5 +8,7 @@
 
 /* Borrows the model's text of `w`. */
 struct cnnps_info info_of(const struct msg_welcome *w);
+/* `server_epoch`: of the server that said it. */
+struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t server_epoch);
 
 #endif

@@ -233,26 +233,13 @@ void cnnps_alive(struct cnnps *c)
 
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
-	const struct msg_grant *g = &c->grant;
 	int status;
 
 	c->has_grant = 0;
 	ASK(c, status, session_lease(c->session, world_ms(c->world)));
 	if (status || (status = await(c, &c->has_grant)))
 		return status;
-	if (g->kind == GRANT_EVAL)
-		*lease = (struct cnnps_lease){.kind = CNNPS_EVAL,
-			.first = g->eval_first,
-			.count = g->eval_count,
-			.eval_id = g->eval_id};
-	else
-		*lease = (struct cnnps_lease){.kind = CNNPS_TRAIN,
-			.epoch = g->work.epoch,
-			.first = g->work.first,
-			.count = g->work.count,
-			.exact = g->exact != 0,
-			.version = g->version,
-			.server_epoch = c->info.server_epoch};
+	*lease = lease_of(&c->grant, c->info.server_epoch);
 	return PS_OK;
 }
 

@@ -144,7 +144,8 @@ $(A.common): $(call obj,$(SRC.common))
 	$(archive)
 $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 	$(archive)
-$(B)/proto/wire_hash.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
+# passes over whole vectors
+$(B)/worker/steps.o $(B)/proto/wire_hash.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)
 $(A.server): $(call obj,$(SRC.server))

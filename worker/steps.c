@@ -267,18 +267,19 @@ static int land(struct steps *s, struct sum *sum, int and_fetch)
 	return deliver(s, sum, sum->version, s->info->push_sum ? 1 : sum->work.count, and_fetch);
 }
 
-/* With prefetch the device has the next burst in hand while the last one is handed in and the
- * weights for the one after are fetched. Its sum takes the buffer that the last one leaves. */
+/* With prefetch the device has this burst in hand while the weights for the next one come and the
+ * last one is handed in: both ways at once, so those weights do not have the last one yet. Its sum
+ * takes the buffer that the last one leaves. */
 static int burst(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	struct sum *flying)
 {
 	struct sum next;
 	int ahead = s->info->prefetch, status = launch(s, l, i, count, &next);
 
-	if (!status && flying->work.count)
-		status = land(s, flying, 0);
 	if (!status && ahead && i + count < l->count)
 		status = cnnps_prefetch(s->c);
+	if (!status && flying->work.count)
+		status = land(s, flying, 0);
 	if (!status && !(next.g = cnnps_gradient(s->c)))
 		status = PS_ENOMEM;
 	if (!status)

@@ -335,8 +335,9 @@ static void grant_training(struct core *c, struct worker *w)
 		grant_backup(c, w);
 		return;
 	}
-	/* small leases at the end of an epoch, so that nobody waits for a long one */
-	most = ceil_div(l->n_free, 2 * (uint64_t)(live ? live : 1));
+	/* small leases at the end of an epoch, so that nobody waits for a long one; who is alone
+	 * has nobody wait, and each lease ends in a push */
+	most = live > 1 ? ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
 	grant_free(c, w, free_batch_for(c, w), most < allowed ? most : allowed);
 }
 

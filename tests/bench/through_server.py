@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """One worker through a real server on this machine, against its bare kernels.
 
-    tests/bench/through_server.py [--device cuda] [--precision fp32] [--epochs 5] [--batch 100]
-                                  [--n-push 1,4,16] [--nets seed:32,seed:256]
-                                  [-- OPTIONS OF cnn-ps]
+    tests/bench/through_server.py [--device cuda] [--epochs 20] [--n-push 1,4,16]
+                                  [NET,BATCH,PRECISION...] [-- OPTIONS OF cnn-ps]
 
-n_push: batches from a pull to its push (cnn-ps --n-push and --n-fetch), in leases of 64 batches.
+n_push: batches from a pull to its push (cnn-ps --n-push and --n-fetch), in leases of a whole epoch.
 Prints CSV: net,batch,precision,n_push,images_per_s,bare_images_per_s,share. images_per_s is the
-median of the server's own epoch rates from the second epoch on (evaluation not counted); bare is
+mean over the server's own epoch rates (evaluation not counted; an epoch may take three of its
+milliseconds) without the first quarter, in which buffers for pushes are allocated; bare is
 tests/bench/gpu's local, the kernels with nothing around them.
 
 Data: $CNN_DATA or the usual places.
@@ -29,6 +29,10 @@ from gpu import worker  # noqa: E402
 from lab import Lab  # noqa: E402
 
 
+RACES = ["seed:256,1000,fp32", "seed:256,100,fp32", "seed:32,1000,fp32", "seed:32,100,fp32",
+         "cnn99,1000,tf32"]
+
+
 def data_directory():
     for d in (os.environ.get("CNN_DATA"), "data/mnist", "/usr/share/datasets/fashion-mnist"):
         if d and Path(d).is_dir():
@@ -45,49 +49,47 @@ def rates(server):
     return found
 
 
-def through_server(net, n_push, args):
-    """Images per second of the median epoch; the first one warms up."""
+def through_server(net, batch, precision, n_push, args):
+    """Images per second of the epochs behind the first quarter."""
     with tempfile.TemporaryDirectory() as directory:
         lab = Lab(Path(directory), data_directory())
         try:
-            server = lab.server("--model", net, "--epochs", args.epochs, "--batch", args.batch,
+            server = lab.server("--model", net, "--epochs", args.epochs, "--batch", batch,
                                 "--n-push", n_push, "--n-fetch", n_push,
-                                "--lease-batches", 64, *args.options)
-            w = worker(lab, server, args.device, "--precision", args.precision)
+                                "--lease-batches", 60000 // int(batch), *args.options)
+            w = worker(lab, server, args.device, "--precision", precision)
             server.result(240)
             assert w.wait(20) == 0, w.tail()
-            return statistics.median(rates(server)[1:])
+            return statistics.harmonic_mean(rates(server)[args.epochs // 4:])
         finally:
             lab.close()
 
 
-def bare(net, args):
-    """By "local" and "gradient", images per second without a server."""
-    done = subprocess.run(
-        command("tests/bench/gpu", net, args.batch, args.precision, 3, args.device),
-        check=True, stdout=subprocess.PIPE, text=True)
+def bare(net, batch, precision, args):
+    """Images per second without a server."""
+    done = subprocess.run(command("tests/bench/gpu", net, batch, precision, 5, args.device),
+                          check=True, stdout=subprocess.PIPE, text=True)
     [row] = csv.DictReader(done.stdout.splitlines())
-    return {way: float(row[f"{way}_images_per_s"]) for way in ("local", "gradient")}
+    return float(row["local_images_per_s"])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--n-push", default="1,4,16")
-    parser.add_argument("--nets", default="seed:32,seed:256")
-    parser.add_argument("options", nargs="*", help="more of cnn-ps, behind --")
-    args = parser.parse_args()
+    parser.add_argument("races", nargs="*", metavar="NET,BATCH,PRECISION")
+    ours = sys.argv[1:]
+    split = ours.index("--") if "--" in ours else len(ours)
+    args = parser.parse_args(ours[:split])
+    args.options = ours[split + 1:]
     print("net,batch,precision,n_push,images_per_s,bare_images_per_s,share")
-    for net in args.nets.split(","):
-        alone = bare(net, args)
+    for race in args.races or RACES:
+        net, batch, precision = race.split(",")
+        most = bare(net, batch, precision, args)
         for n_push in map(int, args.n_push.split(",")):
-            speed = through_server(net, n_push, args)
-            most = alone["local"]
-            print(f"{net},{args.batch},{args.precision},{n_push},{speed:.0f},{most:.0f},"
-                  f"{speed / most:.3f}", flush=True)
+            speed = through_server(net, batch, precision, n_push, args)
+            print(f"{race},{n_push},{speed:.0f},{most:.0f},{speed / most:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -149,6 +149,22 @@ static inline double distance(const float *a, const float *b, size_t n)
 	return difference == 0 ? 0 : sqrt(difference / norm);
 }
 
+/* The gradient of what is open with each weight moved by up to `rounding` of itself. */
+static inline void step_nearby(struct subject *s, double rounding, uint64_t round)
+{
+	const size_t n = s->model.n_params;
+	float *kept = s->params;
+	struct rng r = rng_seed(round, RNG_SIM, 0);
+	s->params = mem_must(n, sizeof *s->params, "test");
+	for (size_t i = 0; i < n; i++)
+		s->params[i] = (float)((double)kept[i] * (1 + rounding * (2 * rng_unit(&r) - 1)));
+	subject_step(s);
+	free(s->params);
+	s->params = kept;
+}
+
+#define NEARBY 8 /* places that are looked at */
+
 /*
  * How far the true gradient of the subject jumps when each weight moves by up to `rounding` of
  * itself, the rounding of the arithmetic that is judged: then a winner or a ReLU of this batch
@@ -157,24 +173,38 @@ static inline double distance(const float *a, const float *b, size_t n)
 static inline double jump(struct subject *s, double rounding)
 {
 	const size_t n = s->model.n_params;
-	float *right = mem_must(n, sizeof *right, "test"), *kept = s->params;
+	float *right = mem_must(n, sizeof *right, "test");
 	double most = 0;
 	subject_open(s, "cpu-ref", 1);
 	subject_step(s);
 	memcpy(right, s->grad, n * sizeof *right);
-	s->params = mem_must(n, sizeof *s->params, "test");
-	for (uint64_t round = 0; round < 8; round++) {
-		struct rng r = rng_seed(round, RNG_SIM, 0);
-		for (size_t i = 0; i < n; i++)
-			s->params[i] = kept[i] * (1 + (float)(rounding * (2 * rng_unit(&r) - 1)));
-		subject_step(s);
+	for (uint64_t round = 0; round < NEARBY; round++) {
+		step_nearby(s, rounding, round);
 		double d = distance(s->grad, right, n);
 		most = d > most ? d : most;
 	}
-	free(s->params);
 	free(right);
-	s->params = kept;
 	return most;
+}
+
+/*
+ * The backward error of `grad`: the least `rounding`, from half an ulp to `most`, by which the
+ * weights need to move so that it is the true gradient there, up to `bound`; 0: none was found. The
+ * true gradient moves smoothly by no more than that itself, so what a larger distance at the
+ * weights themselves comes from are winners or ReLUs that such a rounding decides.
+ */
+static inline double backward_error(
+	struct subject *s, const float *grad, double most, double bound, double *distance_there)
+{
+	subject_open(s, "cpu-ref", 1);
+	for (double rounding = 0x1p-24; rounding <= most; rounding *= 2)
+		for (uint64_t round = 0; round < NEARBY; round++) {
+			step_nearby(s, rounding, round);
+			*distance_there = distance(grad, s->grad, s->model.n_params);
+			if (*distance_there <= bound)
+				return rounding;
+		}
+	return 0;
 }
 
 /* Loss at params + t * direction (n floats at `offset`). */

@@ -188,6 +188,29 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 	bench_close(&b);
 }
 
+/* Nobody waits for it. */
+static void who_is_alone_gets_whole_leases_to_the_end_of_an_epoch(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+	struct stamp s;
+	struct msg_grant g;
+
+	(void)state;
+	cfg.lease_batches = 3;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	g = lease(&b, 9, s, 1);
+	assert_work(&g, 0, 0, 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct msg m = batch(s, i + 1, 0, i, 1);
+		bench_applied(&b, 9, &m);
+	}
+	g = lease(&b, 9, s, 2);
+	assert_work(&g, 0, 3, 1);
+	bench_close(&b);
+}
+
 static void a_repeated_request_gets_the_same_grant(void **state)
 {
 	struct bench b;
@@ -316,7 +339,7 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.lease_batches = 100;
+	cfg.lease_batches = 2;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	g = lease(&b, 9, s, 1);
@@ -395,7 +418,7 @@ static void leavers_and_the_fenced_give_their_leases_back(void **state)
 	struct stamp s;
 
 	(void)state;
-	cfg.lease_batches = 100;
+	cfg.lease_batches = 2;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "anna");
 	lease(&b, 9, s, 1);
@@ -434,6 +457,7 @@ int main(void)
 		cmocka_unit_test(an_epoch_ends_when_all_its_batches_are_done_and_only_then),
 		cmocka_unit_test(a_worker_goes_on_where_it_was_and_starts_at_its_share),
 		cmocka_unit_test(leases_shrink_at_the_end_of_an_epoch),
+		cmocka_unit_test(who_is_alone_gets_whole_leases_to_the_end_of_an_epoch),
 		cmocka_unit_test(a_repeated_request_gets_the_same_grant),
 		cmocka_unit_test(a_new_request_gives_back_what_is_undone),
 		cmocka_unit_test(nobody_gets_a_lease_before_min_workers_are_there_once),

@@ -209,12 +209,60 @@ static inline void train(const struct msg_grant *grants, uint32_t n)
 /* ---- downpour's reference ----------------------------------------------------------------------
  */
 
+struct snapshot {
+	float w[N];
+	uint64_t version;
+};
+
+static inline void take_snapshot(struct snapshot *s)
+{
+	server_weights(s->w);
+	s->version = (uint64_t)ref.n;
+}
+
+/* Bursts, pulled ahead: one is computed while the one before it is pushed and the weights of the
+ * one after it come. */
+static inline void reference_bursts(const struct work *lease)
+{
+	float rate = (float)how.local_rate, p[N], g[N], sum[N];
+	struct fake_push of = {.images = 0};
+	struct snapshot now, next, later;
+	int last_pull = ref.pulls + (int)((lease->count + how.n_push - 1) / how.n_push);
+
+	take_snapshot(&now);
+	next = now;
+	ref.pulls += last_pull - ref.pulls < 2 ? 1 : 2;
+	for (uint32_t i = 0; i < lease->count;) {
+		memcpy(p, now.w, sizeof p);
+		memset(sum, 0, sizeof sum);
+		for (uint32_t k = 0; k < how.n_push && i < lease->count; k++, i++) {
+			gradient_of(p, (struct work){lease->epoch, lease->first + i, 1}, g, &of);
+			for (int j = 0; j < N; j++) {
+				sum[j] += g[j];
+				p[j] -= rate * g[j];
+			}
+		}
+		for (int j = 0; j < N; j++)
+			g[j] = how.push_sum ? sum[j] : sum[j] / (float)of.work.count;
+		ref.pulls += ref.pulls < last_pull;
+		take_snapshot(&later);
+		expect_push(&of, g, now.version);
+		now = next;
+		next = later;
+	}
+}
+
 static inline void reference_downpour(const struct work *lease)
 {
 	float rate = (float)how.local_rate, p[N], g[N], sum[N] = {0}, ahead[N];
 	struct fake_push of = {.images = 0};
 	uint64_t version = 0, ahead_version = 0;
 	int is_ahead = 0;
+
+	if (how.prefetch && how.n_push > 1 && how.n_push == how.n_fetch) {
+		reference_bursts(lease);
+		return;
+	}
 
 	for (uint32_t i = 0; i < lease->count; i++) {
 		int last = i + 1 == lease->count;

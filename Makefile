@@ -192,11 +192,12 @@ $(B)/plants/%: tests/sim/plants/%.patch tests/sim/plant $(SIM)
 
 # ---- what people type ---------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
-PYTEST = FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -p no:cacheprovider
+PYTEST = env FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -rs -p no:cacheprovider
 # programs without a clock of their own share the processors: a file of tests to each
 SHARED = -n $(shell nproc) --dist loadfile
-# whole programs mostly wait for each other: one more of them than processors
-WAITING = -n $(shell expr $$(nproc) + 1)
+# whole programs mostly wait for each other: one more of them than processors; xdist_group: one after
+# the other
+WAITING = -n $(shell expr $$(nproc) + 1) --dist loadgroup
 
 deps:
 	@deploy/setup.sh
@@ -208,7 +209,7 @@ demo: deps
 test: deps
 	@$(MAKE) $(JOBS) tests
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(SHARED) tests/unit tests/sim && \
-		$(call PYTEST) $(WAITING) tests --ignore tests/unit --ignore tests/sim
+		exec $(call PYTEST) $(WAITING) tests --ignore tests/unit --ignore tests/sim
 # Every fault test in full: an hour. The figures go into docs/faults.md.
 faults: deps
 	@$(MAKE) $(JOBS) tests
@@ -235,13 +236,12 @@ bench:
 	build/release/tests/sim/sim --seeds 1..5000
 # Needs Docker and nothing else: everything is built in an image.
 cluster:
-	@deploy/cluster.sh
-# Faults of containers: five minutes. Starts an engine where none answers, and stops that one again.
+	@deploy/docker_engine.sh deploy/cluster.sh
+# Faults of containers in full: five minutes.
 cluster-faults: deps
 	@$(MAKE) $(JOBS) all $(B)/tests/tools/ledger_worker
-	@engine=$$(deploy/docker_engine.sh start); export CNN_DATA="$$(deploy/data.sh)" CNN_CLUSTER=1; \
-		$(call PYTEST) tests/fault/test_compose.py; rc=$$?; \
-		[ -z "$$engine" ] || deploy/docker_engine.sh stop; exit $$rc
+	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && \
+		exec deploy/docker_engine.sh $(call PYTEST) tests/fault/test_compose.py
 docs/options.md: $(BINARIES)
 	@tests/lint/options.sh $(B) >$@.tmp && mv $@.tmp $@
 clean:

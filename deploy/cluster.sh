@@ -1,8 +1,8 @@
 #!/bin/bash
 # A cluster of containers from nothing to a trained model and back to nothing: image (built from
 # source), keys, network, 1 server + WORKERS workers, the run, its result; then all of it is removed,
-# the images too unless KEEP_IMAGES is set. `make cluster` runs it. Needs Docker and docker-compose
-# (1.29 or v2); as root on Debian it installs and starts what is missing.
+# the images too unless KEEP_IMAGES is set. `make cluster` runs it. Needs a Docker engine that answers
+# (deploy/docker_engine.sh) and docker-compose, 1.29 or v2.
 #
 #   WORKERS=3 CUDA=0 KEEP_IMAGES= deploy/cluster.sh      CNN_MODEL, CNN_EPOCHS, ... go to the server
 set -eu
@@ -12,7 +12,7 @@ limit=900 # seconds for the training
 export COMPOSE_PROJECT_NAME=cnn-cluster-$$ CNN_IMAGE=cnn-ps:cluster-$$
 export CNN_MIN_WORKERS=${CNN_MIN_WORKERS:-$workers} CNN_SEED=${CNN_SEED:-7}
 log=build/docker/build.log
-tags="" engine="" follower="" composed=""
+tags="" follower="" composed=""
 
 say() {
 	echo "cluster: $*" >&2
@@ -36,7 +36,6 @@ cleanup() {
 	[ -z "$follower" ] || kill "$follower" 2>/dev/null || true
 	# shellcheck disable=SC2086 # one word per image
 	[ -n "${KEEP_IMAGES-}" ] || [ -z "$tags" ] || docker image rm -f $tags >/dev/null 2>&1 || true
-	[ -z "$engine" ] || deploy/docker_engine.sh stop
 }
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
@@ -87,7 +86,10 @@ containers() {
 		--filter label=com.docker.compose.service="$1"
 }
 
-engine=$(deploy/docker_engine.sh start) || exit 2
+docker info >/dev/null 2>&1 || {
+	say "no Docker engine answers"
+	exit 2
+}
 docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || {
 	say "there is neither 'docker compose' nor docker-compose"
 	exit 2

@@ -1,13 +1,12 @@
 #!/bin/sh
-# A Docker engine on a machine where none runs.
+# Run a command with a Docker engine: the one that answers, or one that is started for the command and
+# ends with it.
 #
-#   deploy/docker_engine.sh start    print the process id of the engine that had to be started; prints
-#                                    nothing where one answers already
-#   deploy/docker_engine.sh stop     end the one that start started
+#   deploy/docker_engine.sh COMMAND [ARGUMENT...]
 #
 # As root it installs what is missing on Debian; an engine that its package starts as a service of the
-# machine answers already, and stays. Exit 1 where none can run, said in one line. The log and the
-# process id lie in build/docker.
+# machine answers already, and stays. Where none can run that is said in one line, and the command runs
+# without. The exit status is the command's. Logs lie in build/docker.
 set -eu
 cd "$(dirname "$0")/.."
 dir=build/docker
@@ -43,11 +42,6 @@ install_missing() {
 	}
 }
 
-# Ours: a process id can have become another program's.
-running() {
-	[ "$(cat "/proc/$1/comm" 2>/dev/null)" = dockerd ]
-}
-
 start() {
 	! answers || return 0
 	[ "$(id -u)" = 0 ] || {
@@ -58,39 +52,31 @@ start() {
 	install_missing || return 1
 	! answers || return 0
 	setsid dockerd >$dir/log 2>&1 </dev/null &
-	pid=$!
-	echo $pid >$dir/pid
+	engine=$!
 	for _ in $(seq 150); do
-		if answers; then
-			! running $pid || echo $pid
-			return 0
-		fi
-		kill -0 $pid 2>/dev/null || break
+		! answers || return 0
+		kill -0 $engine 2>/dev/null || break
 		sleep 0.2
 	done
 	say "does not run here: $(grep -v '^$' $dir/log | tail -n 1)"
-	stop
 	return 1
 }
 
 stop() {
-	[ -f $dir/pid ] || return 0
-	pid=$(cat $dir/pid)
-	rm -f $dir/pid
-	running "$pid" || return 0
-	kill "$pid"
+	[ -n "$engine" ] && kill "$engine" 2>/dev/null || return 0
 	for _ in $(seq 100); do
-		running "$pid" || return 0
+		kill -0 "$engine" 2>/dev/null || return 0
 		sleep 0.2
 	done
-	kill -9 "$pid"
+	kill -9 "$engine"
 }
 
-case "${1-}" in
-start) start ;;
-stop) stop ;;
-*)
-	say "start or stop?"
+[ $# -gt 0 ] || {
+	say "which command?"
 	exit 2
-	;;
-esac
+}
+engine=""
+trap stop EXIT
+trap 'exit 130' INT TERM HUP
+start || true
+"$@"

@@ -6,6 +6,7 @@ well.
 """
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -86,6 +87,11 @@ class UnitTest(pytest.Item):
 
 class UnitFailure(Exception):
     pass
+
+
+def pytest_configure():
+    """Who is told to end clears up first, as at a ^C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collect_file(file_path, parent):

@@ -84,6 +84,9 @@ class Images:
         except (AssertionError, subprocess.TimeoutExpired) as no:
             self.close()
             raise NoEngine(f"no image can be built: {' '.join(str(no).split())[-200:]}") from None
+        except BaseException:
+            self.close()
+            raise
 
     def _build(self, directory):
         for name in PROGRAMS:
@@ -121,7 +124,7 @@ class Cluster:
         self.env.update({k: str(v) for k, v in env.items()})
         try:
             self.start()
-        except Exception:
+        except BaseException:
             self.close()
             raise
 
@@ -207,6 +210,11 @@ class Training(Cluster):
 
     def replace_workers(self):
         self.compose("up", "-d", "--no-deps", "--scale", f"worker={self.size}", "worker")
+
+    def ends_an_epoch(self):
+        epoch = self.ask("training_epoch")
+        until(lambda: (self.status() or {"training_epoch": 0})["training_epoch"] > epoch, SOON,
+              "an epoch ends")
 
     def result(self, seconds=600):
         """The server's last line."""

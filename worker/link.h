@@ -20,6 +20,7 @@ struct link_keys {
 struct link {
 	void *context, *bulk, *beat;
 	void *monitor; /* receives bulk's events: link_event */
+	int fd;        /* of bulk's connection, libzmq's: looked at only; -1: there is none */
 };
 
 enum link_event {
@@ -40,6 +41,8 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 void link_set_window(struct link *l, uint32_t push_window);
 /* Take one event off the monitor without waiting. LINK_NONE: there is none. */
 enum link_event link_next_event(struct link *l);
+/* Bytes of bulk's connection that the other side has, and that we have of it; 0: there is none. */
+uint64_t link_moved(const struct link *l);
 /* Close the sockets. What is queued goes out for at most LINK_LINGER_MS. */
 void link_close(struct link *l);
 /* Wait for that and free the context, after link_close. */

@@ -124,6 +124,17 @@ static void drain(struct net *n)
 	outbox_flush(&n->out);
 }
 
+/* A large message on a slow line takes longer than any answer may: while it moves, nothing hangs.
+ */
+static void note_progress(struct net *n, uint64_t now)
+{
+	uint64_t moved = link_moved(&n->link);
+
+	if (moved != n->moved)
+		session_moved(n->session, now);
+	n->moved = moved;
+}
+
 static void tick(struct net *n)
 {
 	uint64_t now;
@@ -134,6 +145,7 @@ static void tick(struct net *n)
 	if (!n->stop_ms && n->cfg.stop && n->cfg.stop(n->cfg.stop_arg))
 		n->stop_ms = now;
 	int alive = n->order || clock_ms() < atomic_load(&n->active_ms) + n->cfg.hang_ms;
+	note_progress(n, now);
 	session_tick(n->session, alive, now);
 	net_settle(n, now);
 }

@@ -45,6 +45,7 @@ struct net {
 	enum ahead ahead;
 	struct arrival fetched;
 	uint64_t tick_ms;  /* when the next tick is due */
+	uint64_t moved;    /* bytes of the bulk connection, at the newest tick */
 	struct pool *pool; /* for weights, where they must lie in the program's memory; or NULL */
 	float *landing;    /* the next ones come into it; or NULL */
 	uint64_t stop_ms;  /* the program was told to stop then; 0: it was not */

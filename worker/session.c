@@ -318,6 +318,12 @@ void session_link_lost(struct session *s, uint64_t now_ms)
 		s->phase = PHASE_HELLO;
 }
 
+void session_moved(struct session *s, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	s->progress_ms = now_ms;
+}
+
 int session_waits(const struct session *s)
 {
 	return s->heard_seq < s->sent_seq || s->pull.open || s->lease.open;

@@ -39,7 +39,7 @@ struct session_config {
 	uint64_t retry_ms;   /* HELLO again after so long without an answer, doubled up to 16 times,
 				+-25 % */
 	uint64_t silence_ms; /* an unanswered request resynchronises after so long without any
-				message */
+				message, and without a byte that moves */
 };
 
 /* What to do, in order; read with session_effect after each call, before the next. */
@@ -78,6 +78,8 @@ void session_free(struct session **s);
 void session_start(struct session *s, uint64_t now_ms);
 void session_link_up(struct session *s, uint64_t now_ms);   /* bulk link connected: says HELLO */
 void session_link_lost(struct session *s, uint64_t now_ms); /* bulk link broke */
+/* Bytes have moved on the bulk link, in either direction: an answer may still be long in coming. */
+void session_moved(struct session *s, uint64_t now_ms);
 /* A decoded message from either link; *m is borrowed for the call and until the effects are read.
  */
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms);

@@ -1,0 +1,102 @@
+/* test_link.c - proves what link.h says of the bytes that move on a worker's bulk connection. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <string.h>
+#include <zmq.h>
+#include "common/clock.h"
+#include "worker/link.h"
+
+enum { DEADLINE_MS = 20000, BYTES = 1 << 20 };
+
+/* libzmq is not built with ThreadSanitizer: what happens between its own threads looks like races.
+ */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+	return "ignore_noninstrumented_modules=1";
+}
+
+static void *context, *server;
+static struct link worker;
+
+#define UNTIL(condition)                                                                           \
+	for (uint64_t end = clock_ms() + DEADLINE_MS; !(condition);)                               \
+		assert_true(clock_ms() < end);
+
+static int set_up(void **state)
+{
+	char endpoint[64];
+	size_t size = sizeof endpoint;
+	int linger = 0;
+	struct err e;
+
+	(void)state;
+	context = zmq_ctx_new();
+	server = zmq_socket(context, ZMQ_ROUTER);
+	zmq_setsockopt(server, ZMQ_LINGER, &linger, sizeof linger);
+	if (zmq_bind(server, "tcp://127.0.0.1:*") ||
+		zmq_getsockopt(server, ZMQ_LAST_ENDPOINT, endpoint, &size))
+		return 1;
+	return link_open(&worker, endpoint, NULL, 1, &e);
+}
+
+static void stop_server(void)
+{
+	if (server)
+		zmq_close(server);
+	server = NULL;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	stop_server();
+	link_close(&worker);
+	link_term(&worker);
+	return zmq_ctx_term(context);
+}
+
+static void what_is_sent_and_what_comes_moves(void **state)
+{
+	static char bytes[BYTES];
+	char peer[16];
+	uint64_t sent;
+	int n;
+
+	(void)state;
+	UNTIL(link_next_event(&worker) == LINK_UP)
+	assert_true(link_moved(&worker) < BYTES);
+	assert_int_equal(zmq_send(worker.bulk, bytes, BYTES, 0), BYTES);
+	UNTIL(link_moved(&worker) >= BYTES)
+	sent = link_moved(&worker);
+	n = zmq_recv(server, peer, sizeof peer, 0);
+	assert_true(n > 0 && n <= (int)sizeof peer);
+	assert_int_equal(zmq_send(server, peer, (size_t)n, ZMQ_SNDMORE), n);
+	assert_int_equal(zmq_send(server, bytes, BYTES, 0), BYTES);
+	UNTIL(link_moved(&worker) >= sent + BYTES)
+}
+
+static void without_a_connection_nothing_moves(void **state)
+{
+	(void)state;
+	UNTIL(link_next_event(&worker) == LINK_UP)
+	assert_true(link_moved(&worker) > 0); /* the handshake */
+	stop_server();
+	UNTIL(link_next_event(&worker) == LINK_LOST)
+	assert_int_equal(link_moved(&worker), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			what_is_sent_and_what_comes_moves, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			without_a_connection_nothing_moves, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -104,13 +104,13 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 
 	if (s->commit && !s->status)
 		position = commit_event(s->commit, ev, now, f);
+	versions_lend(s->state.versions, c);
 	core_step(c, ev, now);
 	versions_follow(s->state.versions, c);
 	if (position && binds(c, version))
 		s->bound = position;
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e);
-	versions_lend(s->state.versions, c);
 }
 
 int turn_is_flooded(const struct server *s, const struct msg *m)

@@ -1,12 +1,22 @@
 /* versions.c - see versions.h. */
 #include "server/versions.h"
+#include <stdatomic.h>
 #include <stdlib.h>
 #include "common/mem.h"
 #include "common/pool.h"
 #include "proto/wire.h"
 #include "proto/wire_hash.h"
 
-struct shared {
+/* Behind the values of each buffer: the core, while they are its current ones, and every frame of
+ * them. Who leaves last gives the buffer back. */
+struct users {
+	struct pool *pool;
+	atomic_uint n;
+};
+
+#define USERS_FLOATS (64 / sizeof(float)) /* room for it, and to align it */
+
+struct copy {
 	int valid;
 	uint64_t version, xxh3;
 	zmq_msg_t frame;
@@ -14,15 +24,49 @@ struct shared {
 
 struct versions {
 	struct pool *pool;
-	float *current;          /* the core's; also the first set's frame's, if that is no copy */
-	float *spare;            /* where the core's next version goes; NULL: into current */
-	struct shared shared[2]; /* by enum weights - 1 */
-	uint64_t framed;
-	size_t n_params, hashed; /* of the version being written: values that `hash` has seen */
+	float *current; /* the core's */
+	float *spare;   /* where its next version goes while frames of current are about, or NULL */
+	struct copy copy[2];    /* by enum weights - 1 */
+	size_t n_params, shown; /* values of the version being written that `hash` has seen */
 	struct wire_hash *hash;
-	uint64_t version; /* in current */
-	int has_hash;     /* `hash` is of current */
+	uint64_t version, xxh3; /* of current */
+	int has_hash;           /* `hash` is of current */
+	int is_framed;          /* xxh3 is known */
+	uint64_t framed;
 };
+
+_Static_assert(sizeof(struct users) <= USERS_FLOATS * sizeof(float), "users have room");
+
+static struct users *users_of(const struct versions *w, float *buffer)
+{
+	size_t end = (w->n_params + USERS_FLOATS - 1) / USERS_FLOATS * USERS_FLOATS;
+
+	return (struct users *)(void *)(buffer + end);
+}
+
+/* Of one user, whoever asks for it. */
+static float *take(struct versions *w)
+{
+	float *buffer = pool_take(w->pool);
+
+	if (buffer) {
+		struct users *u = users_of(w, buffer);
+
+		u->pool = w->pool;
+		atomic_init(&u->n, 1);
+	}
+	return buffer;
+}
+
+/* libzmq's free function, too. */
+static void leave(void *buffer, void *users)
+{
+	struct users *u = users;
+	float *values = buffer;
+
+	if (atomic_fetch_sub(&u->n, 1) == 1)
+		pool_give(u->pool, &values);
+}
 
 int versions_new(struct versions **out, size_t n_params)
 {
@@ -32,11 +76,11 @@ int versions_new(struct versions **out, size_t n_params)
 	if (!w)
 		return PS_ENOMEM;
 	for (size_t i = 0; i < 2; i++)
-		(void)zmq_msg_init(&w->shared[i].frame);
+		(void)zmq_msg_init(&w->copy[i].frame);
 	w->n_params = n_params;
 	w->hash = wire_hash_new();
-	if (w->hash && pool_new(&w->pool, n_params) == PS_OK)
-		w->current = pool_take(w->pool);
+	if (w->hash && pool_new(&w->pool, n_params + 2 * USERS_FLOATS) == PS_OK)
+		w->current = take(w);
 	if (w->current)
 		return PS_OK;
 	versions_free(out);
@@ -50,13 +94,11 @@ void versions_free(struct versions **out)
 	if (!w)
 		return;
 	for (size_t i = 0; i < 2; i++)
-		(void)zmq_msg_close(&w->shared[i].frame);
-	if (w->pool) {
-		if (w->spare)
-			pool_give(w->pool, &w->spare);
-		else
-			pool_give(w->pool, &w->current);
-	}
+		(void)zmq_msg_close(&w->copy[i].frame);
+	if (w->spare)
+		pool_give(w->pool, &w->spare);
+	if (w->current)
+		pool_give(w->pool, &w->current);
 	pool_free(&w->pool);
 	wire_hash_free(&w->hash);
 	free(w);
@@ -75,100 +117,100 @@ static void on_block(void *arg, size_t offset, const float *block, size_t n)
 
 	if (offset == 0) {
 		wire_hash_begin(w->hash);
-		w->hashed = 0;
+		w->shown = 0;
 	}
+	if (offset != w->shown)
+		return; /* what lies between is not shown */
 	wire_hash_add(w->hash, block, n * sizeof(*block));
-	w->hashed += n;
+	w->shown += n;
 }
 
-static uint64_t checksum(const struct versions *w)
+/* A frame of the core's own buffer, if there is another one for its next version. */
+static int share(struct versions *w, uint64_t *xxh3, zmq_msg_t *frame)
 {
-	return w->has_hash ? wire_hash_end(w->hash) : wire_checksum(w->current, w->n_params);
-}
+	struct users *u = users_of(w, w->current);
 
-/* The core's buffer itself, if there is another one for its next version. */
-static int share(struct versions *w, zmq_msg_t *frame)
-{
-	float *buffer = w->current;
-	float *spare = pool_take(w->pool);
-
-	if (!spare)
+	if (!w->spare && !(w->spare = take(w)))
 		return PS_ENOMEM;
-	int rc = pool_send(w->pool, &buffer, frame);
-	if (rc)
-		pool_give(w->pool, &spare);
-	w->spare = spare;
-	return rc;
+	atomic_fetch_add(&u->n, 1);
+	if (zmq_msg_init_data(frame, w->current, w->n_params * sizeof(float), leave, u)) {
+		atomic_fetch_sub(&u->n, 1);
+		return PS_ENOMEM;
+	}
+	if (!w->is_framed) {
+		w->xxh3 = w->has_hash ? wire_hash_end(w->hash)
+				      : wire_checksum(w->current, w->n_params);
+		w->is_framed = 1;
+		w->framed++;
+	}
+	*xxh3 = w->xxh3;
+	return PS_OK;
 }
 
-static int make_frame(struct versions *w, struct shared *s, const struct msg_params *m)
+static int renew(struct versions *w, struct copy *c, const struct msg_params *m)
 {
 	struct slice slice = m->slices.slice[0];
-	int rc = PS_ENOMEM;
 
-	(void)zmq_msg_close(&s->frame);
-	s->valid = 0;
-	if (slice.data == w->current && !w->spare)
-		rc = share(w, &s->frame);
-	if (rc == PS_OK)
-		slice.xxh3 = checksum(w);
-	else
-		rc = wire_encode_slice(&slice, &s->frame);
-	if (rc) {
-		(void)zmq_msg_init(&s->frame);
-		return rc;
+	(void)zmq_msg_close(&c->frame);
+	c->valid = wire_encode_slice(&slice, &c->frame) == PS_OK;
+	if (!c->valid) {
+		(void)zmq_msg_init(&c->frame);
+		return PS_ENOMEM;
 	}
-	s->xxh3 = slice.xxh3;
-	s->version = m->version;
-	s->valid = 1;
+	c->xxh3 = slice.xxh3;
+	c->version = m->version;
 	w->framed++;
+	return PS_OK;
+}
+
+/* The core will overwrite the values: all pulls share one copy. */
+static int copy(struct versions *w, struct msg_params *m, zmq_msg_t *frame)
+{
+	struct copy *c = &w->copy[m->which == WEIGHTS_EVAL];
+
+	if (!c->valid || c->version != m->version) {
+		int rc = renew(w, c, m);
+		if (rc)
+			return rc;
+	}
+	m->slices.slice[0].xxh3 = c->xxh3;
+	(void)zmq_msg_init(frame);
+	(void)zmq_msg_copy(frame, &c->frame);
 	return PS_OK;
 }
 
 int versions_frame(struct versions *w, struct msg_params *m, zmq_msg_t *frame)
 {
-	struct shared *s = &w->shared[m->which == WEIGHTS_EVAL];
+	struct slice *s = &m->slices.slice[0];
 
-	if (!s->valid || s->version != m->version) {
-		int rc = make_frame(w, s, m);
-		if (rc)
-			return rc;
-	}
-	m->slices.slice[0].xxh3 = s->xxh3;
-	(void)zmq_msg_init(frame);
-	(void)zmq_msg_copy(frame, &s->frame);
-	return PS_OK;
-}
-
-/* The core has gone on to the spare: the old buffer is its frames' alone. */
-static void let_go(struct versions *w)
-{
-	struct shared *s = &w->shared[0];
-
-	w->current = w->spare;
-	w->spare = NULL;
-	w->has_hash = w->hashed == w->n_params;
-	w->hashed = 0;
-	s->valid = 0;
-	(void)zmq_msg_close(&s->frame);
-	(void)zmq_msg_init(&s->frame);
+	if (s->data == w->current && share(w, &s->xxh3, frame) == PS_OK)
+		return PS_OK;
+	return copy(w, m, frame);
 }
 
 void versions_follow(struct versions *w, const struct core *c)
 {
 	uint64_t version = core_stats(c)->version;
 
-	if (w->spare && core_weights(c) == w->spare)
-		let_go(w);
-	else if (version != w->version)
-		w->has_hash = 0; /* it was changed in place */
+	if (w->spare && core_weights(c) == w->spare) {
+		leave(w->current, users_of(w, w->current));
+		w->current = w->spare;
+		w->spare = NULL;
+	} else if (version == w->version) {
+		return;
+	}
 	w->version = version;
+	w->has_hash = w->shown == w->n_params;
+	w->is_framed = 0;
 }
 
 void versions_lend(struct versions *w, struct core *c)
 {
+	int is_read = atomic_load(&users_of(w, w->current)->n) > 1;
+
+	w->shown = 0;
 	core_watch(c, on_block, w);
-	core_lend(c, w->spare);
+	core_lend(c, is_read ? w->spare : NULL);
 }
 
 uint64_t versions_framed(const struct versions *w)

@@ -203,6 +203,13 @@ int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
 	return pull(c, w, n, version, WEIGHTS_CURRENT);
 }
 
+/* The next weights come into the memory of those that the program looks at no more. */
+static void put_away(struct cnnps *c)
+{
+	(void)zmq_msg_close(&c->view);
+	(void)zmq_msg_init(&c->view);
+}
+
 /* The weights that order `o` brought, for the program to look at. */
 static void show(struct cnnps *c, struct order *o, struct cnnps_weights *w)
 {
@@ -220,6 +227,7 @@ int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 	int status;
 
 	o->pull.which = WEIGHTS_CURRENT;
+	put_away(c);
 	if ((status = net_order(c->net, o)))
 		return status;
 	show(c, o, w);
@@ -301,8 +309,12 @@ int cnnps_push_work(
 int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, struct cnnps_weights *w)
 {
-	int status = n == c->info.n_params ? push(c, 0, g, n, version, work, 1) : PS_EUSAGE;
+	int status = PS_EUSAGE;
 
+	if (n == c->info.n_params) {
+		put_away(c);
+		status = push(c, 0, g, n, version, work, 1);
+	}
 	if (!status)
 		show(c, &c->order, w);
 	return status;

@@ -113,7 +113,8 @@ int cnnps_connect(struct cnnps **out, struct cnnps_options *o);
 const struct cnnps_info *cnnps_info(const struct cnnps *c);
 /* The newest weights (n == n_params floats) and their version (may be NULL). Blocks. */
 int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version);
-/* The same without the copy: w->w stays as it is until the next cnnps_view, or cnnps_close. */
+/* The same without the copy: w->w stays as it is until the next cnnps_view or cnnps_push_view is
+ * called, or cnnps_close. */
 int cnnps_view(struct cnnps *c, struct cnnps_weights *w);
 /* Start such a pull without waiting for it: the next cnnps_view or cnnps_pull gets what it brings,
  * which does not have the pushes made since. */

@@ -79,7 +79,7 @@ static void apply_block(struct core *c, const struct optim_step *step, float *ne
 
 static void show(const struct store *st, size_t offset, const float *block, size_t n)
 {
-	if (st->loan && st->watch)
+	if (st->watch)
 		st->watch(st->watch_arg, offset, block, n);
 }
 

@@ -30,7 +30,6 @@ static int set_up(void **state)
 	worker = bench_join(&b, 9, "");
 	seq = 0;
 	versions_follow(versions, b.core);
-	versions_lend(versions, b.core);
 	return 0;
 }
 
@@ -48,9 +47,9 @@ static void push(void)
 {
 	struct msg m = bench_push_ones(worker, ++seq);
 
+	versions_lend(versions, b.core);
 	bench_applied(&b, 9, &m);
 	versions_follow(versions, b.core);
-	versions_lend(versions, b.core);
 }
 
 /* What a pull of this moment gets. */
@@ -64,8 +63,6 @@ static void pull(enum weights which, const float *values, uint64_t version, zmq_
 	assert_int_equal(versions_frame(versions, &m, frame), PS_OK);
 	assert_int_equal(m.slices.slice[0].xxh3, wire_checksum(values, BENCH_PARAMS));
 	assert_int_equal(zmq_msg_size(frame), BENCH_PARAMS * sizeof(float));
-	versions_follow(versions, b.core);
-	versions_lend(versions, b.core);
 }
 
 static void pull_current(zmq_msg_t *frame)
@@ -127,7 +124,24 @@ static void pulls_of_one_version_share_one_frame(void **state)
 		zmq_msg_close(&frame[i]);
 }
 
-/* With one reader that has always read before the next push, two buffers do. */
+static void frames_that_have_left_let_the_weights_stay_where_they_are(void **state)
+{
+	zmq_msg_t frame[2];
+
+	(void)state;
+	for (int i = 0; i < 100; i++) {
+		pull_current(&frame[0]);
+		pull_current(&frame[1]);
+		zmq_msg_close(&frame[0]);
+		assert_frame(&frame[1], -(float)i);
+		zmq_msg_close(&frame[1]);
+		push();
+		assert_ptr_equal(core_weights(b.core), versions_first(versions));
+	}
+	assert_int_equal(versions_framed(versions), 100);
+}
+
+/* With one reader that is always one version behind, two buffers do. */
 static void buffers_come_back(void **state)
 {
 	const void *seen[2] = {NULL, NULL};
@@ -141,10 +155,33 @@ static void buffers_come_back(void **state)
 			assert_null(seen[1]);
 			seen[seen[0] != NULL] = at;
 		}
-		zmq_msg_close(&frame);
 		push();
+		zmq_msg_close(&frame);
 	}
 	assert_non_null(seen[1]);
+}
+
+/* Some values are written, in place or beside: the checksum is that of all (see pull). */
+static void a_part_of_the_weights_changes(void **state)
+{
+	zmq_msg_t frame[8];
+
+	(void)state;
+	for (uint64_t i = 0; i < 8; i++) {
+		struct msg m = bench_push(worker, ++seq);
+		uint64_t offset = i / 2 % 2 ? BENCH_PARAMS / 2 : 0;
+
+		bench_slice(&m, offset, BENCH_PARAMS / 2, bench_ones);
+		if (i % 2)
+			pull_current(&frame[i]);
+		versions_lend(versions, b.core);
+		bench_applied(&b, 9, &m);
+		versions_follow(versions, b.core);
+		pull_current(&frame[i - i % 2]);
+		zmq_msg_close(&frame[i - i % 2]);
+		if (i % 2)
+			zmq_msg_close(&frame[i]);
+	}
 }
 
 /* They lie in a buffer of the core that the next epoch overwrites. */
@@ -174,7 +211,11 @@ int main(void)
 			a_frame_is_the_cores_buffer_and_never_changes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			pulls_of_one_version_share_one_frame, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			frames_that_have_left_let_the_weights_stay_where_they_are, set_up,
+			tear_down),
 		cmocka_unit_test_setup_teardown(buffers_come_back, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_part_of_the_weights_changes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			weights_under_evaluation_are_copied, set_up, tear_down),
 	};

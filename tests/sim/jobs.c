@@ -1,5 +1,6 @@
 /* jobs.c - see jobs.h. */
 #include "tests/sim/jobs.h"
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +14,20 @@
 #define CHUNK    64u
 #define MAX_JOBS 256u
 #define LOOK_MS  20
+#define HANG     1000 /* looks at one seed, which takes a millisecond: time we are stopped counts not \
+		       */
 
 /* In memory that all processes share. */
 struct board {
 	atomic_uint_least64_t next, failed; /* seed to hand out; the smallest that failed */
 	atomic_uint_least64_t now[MAX_JOBS];
 	struct totals totals[MAX_JOBS];
+};
+
+/* By the parent: how often in a row has this process been seen at that seed? */
+struct watched {
+	uint64_t seed;
+	unsigned looks;
 };
 
 static void count(struct totals *t, const struct sim *s)
@@ -98,25 +107,42 @@ static void show_progress(const struct board *b, uint32_t n, uint64_t all, doubl
 }
 
 /* A process that died of a signal has failed at the seed it was at. */
-static void reap(struct board *b, struct jobs_result *r, const pid_t *pid, uint32_t n, pid_t gone,
-	int status)
+static void reap(
+	struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, pid_t gone, int status)
 {
 	for (uint32_t i = 0; i < n; i++) {
-		if (pid[i] != gone || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
+		if (pid[i] != gone)
+			continue;
+		pid[i] = 0; /* it may be another's soon */
+		if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
 			continue;
 		r->died = WIFSIGNALED(status) ? WTERMSIG(status) : -1;
 		note_failure(b, atomic_load(&b->now[i]));
 	}
 }
 
-static void watch(
-	struct board *b, struct jobs_result *r, const pid_t *pid, uint32_t n, uint64_t all)
+/* A seed that never ends is a failure, too: its process is ended. */
+static void end_hung(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t seed = atomic_load(&b->now[i]);
+
+		if (seed != w[i].seed)
+			w[i] = (struct watched){.seed = seed};
+		else if (pid[i] && ++w[i].looks > HANG)
+			kill(pid[i], SIGKILL);
+	}
+}
+
+static void watch(struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, uint64_t all)
 {
 	const struct timespec look = {.tv_nsec = LOOK_MS * 1000000l};
 	double start = clock_seconds();
+	static struct watched watched[MAX_JOBS];
 	uint32_t left = n;
 	int status;
 
+	memset(watched, 0, sizeof(watched));
 	while (left) {
 		pid_t gone = waitpid(-1, &status, WNOHANG);
 
@@ -125,6 +151,7 @@ static void watch(
 			left--;
 			continue;
 		}
+		end_hung(b, watched, pid, n);
 		if (isatty(STDERR_FILENO))
 			show_progress(b, n, all, clock_seconds() - start);
 		nanosleep(&look, NULL);

@@ -167,7 +167,8 @@ static int run_all(const char *program, uint64_t from, uint64_t to, const struct
 
 	jobs_run(&r, from, to, l, (uint32_t)a->jobs);
 	if (r.died) {
-		printf("FAIL seed=%llu: the simulator died of signal %d\nreplay: %s --seed %llu "
+		printf("FAIL seed=%llu: the simulator died of signal %d (9: it was "
+		       "ended, that seed took too long)\nreplay: %s --seed %llu "
 		       "--mode %s --trace\n",
 			(unsigned long long)r.seed, r.died, program, (unsigned long long)r.seed,
 			mode_name(l->mode));

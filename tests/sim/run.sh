@@ -1,7 +1,7 @@
 #!/bin/sh
 # Many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]] runs up to SEEDS (10,000,000) in all,
-# from FIRST (1) on, on all processors, no longer than about SECONDS, and prints one line per mode and one for
-# all: seeds done, seeds/s, violations. Exit 1 if there was any. It stands alone beside `sim` and `lib`, too,
+# from FIRST (1) on, on all processors, no longer than about SECONDS, and prints how far it is, at the end one line
+# per mode and one for all: seeds done, seeds/s, violations. Exit 1 if there was any. It stands alone beside `sim` and `lib`, too,
 # so that it can be carried to another machine.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,7 +15,7 @@ modes="ledger downpour ssp sync sandblaster lbfgs easgd"
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 jobs=$(nproc)
-chunk=$((jobs * 4000))
+chunk=$((jobs * 1000))
 each=$(((seeds + 6) / 7))
 begin=$(date +%s)
 
@@ -41,6 +41,7 @@ while [ "$at" -lt "$each" ] && [ $(($(date +%s) - begin)) -lt "$seconds" ]; do
 		fi
 	done
 	at=$((at + n))
+	echo "$at of $each seeds of each mode after $(($(date +%s) - begin)) s"
 done
 
 for mode in $modes; do

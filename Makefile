@@ -179,7 +179,7 @@ $(B)/tests/bench/science: $(SCIENCE) $(TEST_ARCHIVES)
 $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 # the simulator: the server's own code, with the calls turned away that would leave it (tests/sim/calls.h)
-SIM_CALLS := open openat close read pread write pwrite fsync ftruncate renameat unlinkat flock fstat fstatat \
+SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try free
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
 SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/session.o $(B)/worker/session_ask.o $(ARCHIVES.server)

@@ -82,20 +82,6 @@ static void carry_out(struct server *s, const struct effect *e)
 	}
 }
 
-/* Weights, beats and refusals promise nothing that a lost event could break; the rest does. */
-static int binds(const struct core *c, uint64_t version_before)
-{
-	const struct effect *e;
-
-	if (core_stats(c)->version != version_before)
-		return 1;
-	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
-		if (e->kind == EFFECT_SEND && e->msg.type != MSG_PARAMS &&
-			e->msg.type != MSG_BEAT && e->msg.type != MSG_ERROR)
-			return 1;
-	return 0;
-}
-
 void turn(struct server *s, const struct event *ev, struct frames *f)
 {
 	struct core *c = s->state.core;
@@ -107,7 +93,7 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 	versions_lend(s->state.versions, c);
 	core_step(c, ev, now);
 	versions_follow(s->state.versions, c);
-	if (position && binds(c, version))
+	if (position && commit_binds(c, version))
 		s->bound = position;
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e);

@@ -23,6 +23,7 @@ static struct {
 	job_fn *give;
 	void *arg;
 	struct dirent entry;
+	int listing; /* the descriptor of the directory that is read */
 	/* large blocks, kept as they are for the next core or session, which clear what they rely
 	 * on: to clear them anew for each start would be the most expensive thing of a run */
 	struct large {
@@ -112,6 +113,12 @@ ssize_t __wrap_pwrite(int fd, const void *bytes, size_t n, off_t to)
 
 int __wrap_fsync(int fd);
 int __wrap_fsync(int fd)
+{
+	return disk_sync(machine.disk, fd - FIRST_FD);
+}
+
+int __wrap_fdatasync(int fd);
+int __wrap_fdatasync(int fd)
 {
 	return disk_sync(machine.disk, fd - FIRST_FD);
 }
@@ -212,10 +219,9 @@ DIR *__wrap_opendir(const char *path);
 DIR *__wrap_opendir(const char *path)
 {
 	(void)path;
-	if (machine.disk->dead) {
-		errno = EIO;
+	machine.listing = disk_open_directory(machine.disk);
+	if (machine.listing < 0)
 		return NULL;
-	}
 	disk_rewind(machine.disk);
 	return (DIR *)(void *)&machine;
 }
@@ -243,14 +249,14 @@ int __wrap_dirfd(DIR *d);
 int __wrap_dirfd(DIR *d)
 {
 	(void)d;
-	return FIRST_FD;
+	return ours(machine.listing);
 }
 
 int __wrap_closedir(DIR *d);
 int __wrap_closedir(DIR *d)
 {
 	(void)d;
-	return 0;
+	return disk_close(machine.disk, machine.listing);
 }
 
 /* ---- the rest of the machine ------------------------------------------------------------------

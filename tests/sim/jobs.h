@@ -10,7 +10,7 @@
 #include "tests/sim/sim.h"
 
 struct totals {
-	uint64_t seeds, mode[SIM_MODES], exact, broken;
+	uint64_t seeds, mode[SIM_MODES], exact, broken, journal;
 	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, twins,
 		disk_ops;
 };

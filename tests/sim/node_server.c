@@ -23,6 +23,7 @@ void server_release(struct sim *s)
 	struct sim_server *v = &s->server;
 
 	s->disk.dead = 1; /* what is freed now writes no more */
+	journal_release(s);
 	saver_free(&v->saver);
 	restore_release(&v->state);
 	disk_killed(&s->disk);
@@ -38,6 +39,8 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 	const struct event ev = {
 		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
 
+	if (rc == PS_OK)
+		journal_durable(arg, generation);
 	server_event(arg, &ev);
 }
 
@@ -52,7 +55,7 @@ static int boot(struct sim *s, struct err *e)
 	if (!rc)
 		rc = saver_write(
 			v->saver, v->state.core, core_config(v->state.core)->generation, e);
-	return rc;
+	return rc ? rc : journal_boot(s, e);
 }
 
 /* It did not come up: who killed it, or was the disk bad, or is this ours? */
@@ -104,6 +107,7 @@ void server_start(struct sim *s)
 			s, "server epoch %llu is given twice", (unsigned long long)s->cfg.epoch);
 	v->epoch = s->cfg.epoch;
 	v->life = ++s->lives;
+	journal_found(s);
 	s->awake[SIM_SERVER] = (struct awake){0};
 	sim_trace(s, "server starts epoch=%llu version=%llu", (unsigned long long)v->epoch,
 		(unsigned long long)core_stats(v->core)->version);
@@ -201,7 +205,7 @@ void server_job(struct sim *s, struct item *it)
 		server_crash(s, v->power);
 		return;
 	}
-	if (!s->disk.fails)
+	if (!s->disk.fails && !commit_busy(s->journal.commit)) /* so it was a save */
 		bounds_disk(s);
 	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
 }
@@ -233,21 +237,24 @@ static void say(struct sim *s, const struct effect *e)
 {
 	uint32_t node = worker_of_link(s, e->peer);
 	const struct msg *m = &e->msg;
-	struct msg params;
+	struct reply r;
 
 	trace_send(s, node, m);
 	if (!node)
 		return;
+	r.node = node;
+	r.link = e->peer;
+	r.life = s->worker[node - 1].life;
+	r.msg.type = m->type;
 	if (m->type == MSG_PARAMS) { /* the values are looked up when they are needed */
-		params.type = MSG_PARAMS;
-		params.params.request = m->params.request;
-		params.params.version = m->params.version;
-		params.params.which = m->params.which;
-		params.params.slices.n = 0;
-		m = &params;
+		r.msg.params.request = m->params.request;
+		r.msg.params.version = m->params.version;
+		r.msg.params.which = m->params.which;
+		r.msg.params.slices.n = 0;
+	} else {
+		r.msg = *m;
 	}
-	net_send(&s->net, node, 0,
-		(struct item){.node = node, .life = s->worker[node - 1].life, .link = e->peer}, m);
+	journal_say(s, &r);
 }
 
 /* The weights as the workers may pull them in this step. */
@@ -275,6 +282,7 @@ static void finish(struct sim *s, int status)
 		sim_violation(s, "the server ends with %s", err_name(status));
 	v->over = 1;
 	v->status = status;
+	journal_finish(s);
 	net_at(&s->net, s->net.now_ms + 500 + net_below(&s->net, FAREWELL_MS),
 		(struct item){.what = HAPPEN_JOB,
 			.node = SIM_SERVER,
@@ -292,6 +300,7 @@ static void carry_out(struct sim *s, const struct effect *e)
 		if (saver_busy(s->server.saver))
 			sim_violation(s, "two snapshots at once");
 		saver_start(s->server.saver, s->server.core, e->generation);
+		journal_rotate(s, e->generation);
 		break;
 	case EFFECT_FINISH:
 		finish(s, e->status);
@@ -323,9 +332,11 @@ void server_event(struct sim *s, const struct event *ev)
 
 	if (!v->core)
 		return;
+	uint64_t position = journal_event(s, ev), version = core_stats(v->core)->version;
 	lend(v);
 	core_step(v->core, ev, sim_clock(s, SIM_SERVER));
 	remember(s);
+	journal_stepped(s, position, version);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {
 		if (is_killed(v)) {
 			server_crash(s, v->power);

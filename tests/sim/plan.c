@@ -258,6 +258,13 @@ static void choose_faults(struct sim *s)
 	}
 }
 
+/* Drawn last, so that the seeds from before there were journals are what they were. */
+static void choose_durability(struct sim *s)
+{
+	s->cfg.journal = s->options.core.journal = chance(s, 250);
+	s->options.journal_bytes = 4096u << between(s, 0, 6);
+}
+
 /* ---- all --------------------------------------------------------------------------------------
  */
 
@@ -274,4 +281,5 @@ void plan_run(struct sim *s)
 	fill_options(s);
 	choose_weather(s);
 	choose_faults(s);
+	choose_durability(s);
 }

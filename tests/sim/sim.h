@@ -19,6 +19,7 @@
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
 #include "common/clock.h"
+#include "server/commit.h"
 #include "server/options.h"
 #include "server/restore.h"
 #include "server/saver.h"
@@ -36,6 +37,7 @@
 #define SIM_VERSIONS    512u /* weights whose values are remembered */
 #define SIM_FAULTS      24u
 #define SIM_JOBS        4u
+#define SIM_HELD        1024u /* replies that may wait for the journal */
 
 enum sim_mode {
 	SIM_ANY,    /* the seed's number chooses */
@@ -131,6 +133,25 @@ struct sim_server {
 	int job_ran[SIM_JOBS];    /* done, but the loop was not told yet */
 };
 
+/* What the server says to a worker. */
+struct reply {
+	uint64_t position, life;
+	uint32_t node, link;
+	struct msg msg;
+};
+
+/* --durability always: what waits for the disk, and what a start must find again. */
+struct sim_journal {
+	struct commit *commit; /* NULL: down, or --durability replay */
+	struct reply *held;    /* a ring of SIM_HELD */
+	uint32_t first, n;
+	uint64_t bound, asked_ms;
+	uint64_t told_version; /* the newest that anybody was told of */
+	struct seen {
+		uint64_t version, hash;
+	} seen[SIM_VERSIONS]; /* weights, by version */
+};
+
 /* What the weights were, for the workers to compute at. */
 struct sim_version {
 	uint64_t epoch, version;
@@ -162,6 +183,7 @@ struct sim {
 	struct awake awake[SIM_NODES]; /* what its process makes of it, as the shells do */
 	uint64_t disk_bad_until_ms;
 	struct sim_server server;
+	struct sim_journal journal;
 	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* by node - 1; the twins last */
 	uint64_t lives, links;
 	uint32_t n_coordinates;
@@ -219,6 +241,24 @@ void server_end(struct sim *s);
 void server_release(struct sim *s);
 /* Read what is on the disk, as a start does; NULL: it is refused, and s->violation says why. */
 struct core *server_restore(struct sim *s, struct restored *r);
+
+/* node_journal.c; without a journal these do nothing but send */
+void journal_reset(struct sim *s);
+/* Begin the first journal of a start. */
+int journal_boot(struct sim *s, struct err *e) PS_MUST_CHECK;
+/* What it has found is what there was. */
+void journal_found(struct sim *s);
+/* Nothing is left of its process. */
+void journal_release(struct sim *s);
+/* Before the core's step, 0 or the event's position; and after it. */
+uint64_t journal_event(struct sim *s, const struct event *ev);
+void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
+/* Now, or when what it follows from is on the disk. */
+void journal_say(struct sim *s, const struct reply *r);
+void journal_rotate(struct sim *s, uint64_t generation);
+void journal_durable(struct sim *s, uint64_t generation);
+void journal_finish(struct sim *s);
+void journal_tick(struct sim *s);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);

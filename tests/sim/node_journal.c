@@ -1,0 +1,191 @@
+/*
+ * node_journal.c - `--durability always` in the simulator: the server's own group commit over the
+ * simulated disk, replies that wait for it, and what a start must find again. It follows
+ * server/turn.c and server.c.
+ */
+#include "common/journal.h"
+#include <string.h>
+#include <xxhash.h>
+#include "proto/wire.h"
+#include "tests/sim/sim.h"
+
+#define ASK_MS 100 /* between two snapshots that the journal asks for */
+
+void journal_reset(struct sim *s)
+{
+	struct sim_journal *j = &s->journal;
+
+	j->first = j->n = 0;
+	j->told_version = 0;
+	memset(j->seen, 0, sizeof(j->seen));
+}
+
+void journal_release(struct sim *s)
+{
+	commit_free(&s->journal.commit);
+	s->journal.n = 0;
+}
+
+/* ---- replies ----------------------------------------------------------------------------------
+ */
+
+/* What it says of the weights is a promise. */
+static void note_told(struct sim_journal *j, const struct msg *m)
+{
+	uint64_t version = m->type == MSG_ACK      ? m->ack.version
+			   : m->type == MSG_PARAMS ? m->params.version
+						   : 0;
+
+	if (version > j->told_version)
+		j->told_version = version;
+}
+
+static void leave(struct sim *s, const struct reply *r)
+{
+	note_told(&s->journal, &r->msg);
+	net_send(&s->net, r->node, 0,
+		(struct item){.node = r->node, .life = r->life, .link = r->link}, &r->msg);
+}
+
+static void flush(struct sim *s, uint64_t reached)
+{
+	struct sim_journal *j = &s->journal;
+
+	while (j->n && j->held[j->first].position <= reached) {
+		leave(s, &j->held[j->first]);
+		j->first = (j->first + 1) % SIM_HELD;
+		j->n--;
+	}
+}
+
+void journal_say(struct sim *s, const struct reply *r)
+{
+	struct sim_journal *j = &s->journal;
+	int held = j->commit && !s->server.over && r->msg.type != MSG_BEAT;
+	struct reply *place = &j->held[(j->first + j->n) % SIM_HELD];
+
+	if (!held || (!j->n && j->bound <= commit_reached(j->commit))) {
+		leave(s, r);
+		return;
+	}
+	if (j->n == SIM_HELD) {
+		sim_violation(s, "%u replies wait for the journal", j->n);
+		return;
+	}
+	*place = *r;
+	place->position = j->bound;
+	j->n++;
+	commit_start(j->commit);
+}
+
+void journal_finish(struct sim *s)
+{
+	flush(s, UINT64_MAX); /* the last checkpoint holds everything */
+}
+
+/* ---- events -----------------------------------------------------------------------------------
+ */
+
+static void on_committed(void *arg)
+{
+	struct sim *s = arg;
+
+	if (!s->server.over)
+		flush(s, commit_reached(s->journal.commit));
+}
+
+uint64_t journal_event(struct sim *s, const struct event *ev)
+{
+	struct frames f;
+	uint64_t position;
+
+	if (!s->journal.commit || s->server.over)
+		return 0;
+	frames_init(&f);
+	if (ev->kind == EVENT_MESSAGE && wire_encode(ev->msg, &f))
+		sim_violation(s, "a message that the wire does not take");
+	position = commit_event(s->journal.commit, ev, sim_clock(s, SIM_SERVER), f.n ? &f : NULL);
+	frames_release(&f);
+	return position;
+}
+
+static uint64_t hash_of(const struct sim *s)
+{
+	return XXH3_64bits(core_weights(s->server.core), s->cfg.n_params * sizeof(float));
+}
+
+void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
+{
+	const struct core *c = s->server.core;
+	struct sim_journal *j = &s->journal;
+	uint64_t version = core_stats(c)->version;
+
+	if (position && commit_binds(c, version_before))
+		j->bound = position;
+	if (j->commit && version != version_before)
+		j->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of(s)};
+}
+
+void journal_rotate(struct sim *s, uint64_t generation)
+{
+	if (s->journal.commit)
+		commit_rotate(s->journal.commit, generation);
+}
+
+void journal_durable(struct sim *s, uint64_t generation)
+{
+	if (!s->journal.commit)
+		return;
+	commit_durable(s->journal.commit, generation);
+	flush(s, commit_reached(s->journal.commit));
+}
+
+void journal_tick(struct sim *s)
+{
+	struct sim_journal *j = &s->journal;
+	uint64_t now = sim_clock(s, SIM_SERVER);
+
+	if (!j->commit || s->server.over || saver_busy(s->server.saver) ||
+		!commit_wants_snapshot(j->commit) || now - j->asked_ms < ASK_MS)
+		return;
+	j->asked_ms = now;
+	server_event(s, &(struct event){.kind = EVENT_SAVE});
+}
+
+/* ---- starts -----------------------------------------------------------------------------------
+ */
+
+int journal_boot(struct sim *s, struct err *e)
+{
+	const struct core_config *cfg = core_config(s->server.state.core);
+	const struct commit_config config = {.dir = DISK_DIRECTORY,
+		.run = cfg->run,
+		.epoch = cfg->epoch,
+		.generation = cfg->generation,
+		.most_bytes = s->options.journal_bytes,
+		.done = on_committed,
+		.arg = s};
+
+	s->journal.bound = s->journal.asked_ms = 0;
+	if (cfg->journal)
+		return commit_new(&s->journal.commit, &config, e);
+	journal_remove_old(DISK_DIRECTORY, cfg->generation);
+	return PS_OK;
+}
+
+void journal_found(struct sim *s)
+{
+	struct sim_journal *j = &s->journal;
+	uint64_t version = core_stats(s->server.core)->version;
+	const struct seen *before = &j->seen[version % SIM_VERSIONS];
+
+	if (!j->commit)
+		return;
+	if (version < j->told_version && !s->disk.broken)
+		sim_violation(s, "version %llu was told to somebody; the start finds %llu",
+			(unsigned long long)j->told_version, (unsigned long long)version);
+	if (before->version == version && version && before->hash != hash_of(s) && !s->disk.broken)
+		sim_violation(s, "version %llu is not, bit for bit, what it was",
+			(unsigned long long)version);
+	j->told_version = version;
+}

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WIRE_PROTOCOL 1u
+#define WIRE_PROTOCOL 2u
 
 /* The one table of limits; proto/WIRE.md prints it and a test compares. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */

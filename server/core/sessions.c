@@ -284,7 +284,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 	(void)none;
 	c->stats.hellos++;
 	if (h->protocol != WIRE_PROTOCOL)
-		core_refuse(c, ev->peer, PS_EVERSION, 0, "this server speaks protocol 1");
+		core_refuse(c, ev->peer, PS_EVERSION, 0, "this server speaks another protocol");
 	else if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
 	else if (c->ending == END_OVER)

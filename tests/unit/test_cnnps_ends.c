@@ -31,6 +31,19 @@ static void a_fenced_session_ends_every_call(void **state)
 	assert_int_equal(cnnps_flush(client, 0, 10), CNNPS_EFENCED);
 }
 
+/* One of before PUSH could carry a pull would refuse the first push: it is left at HELLO. */
+static void a_server_of_another_protocol_is_left_at_once(void **state)
+{
+	struct cnnps_options o = options();
+
+	(void)state;
+	fake_set(&fake, &fake.how.status, PS_EVERSION);
+	assert_int_equal(cnnps_connect(&client, &o), PS_EVERSION);
+	assert_null(client);
+	assert_int_equal(fake_look(&fake).hellos, 1);
+	assert_int_equal(fake_look(&fake).hello.protocol, WIRE_PROTOCOL);
+}
+
 static void the_end_of_training_ends_the_wait_for_work(void **state)
 {
 	struct cnnps_lease lease;
@@ -156,6 +169,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		UNCONNECTED(the_servers_words_end_up_in_why),
+		UNCONNECTED(a_server_of_another_protocol_is_left_at_once),
 		CONNECTED(a_fenced_session_ends_every_call),
 		CONNECTED(the_end_of_training_ends_the_wait_for_work),
 		UNCONNECTED(a_server_that_is_not_there_is_given_up),

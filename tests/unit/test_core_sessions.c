@@ -145,7 +145,7 @@ static void another_protocol_is_refused(void **state)
 
 	(void)state;
 	bench_open(&b, bench_config());
-	m.hello.protocol = 2;
+	m.hello.protocol = WIRE_PROTOCOL + 1;
 	bench_message(&b, 9, &m);
 	bench_refused(&b, 9, PS_EVERSION);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_FREE);

@@ -210,12 +210,13 @@ test: deps
 	@$(MAKE) $(JOBS) tests
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(SHARED) tests/unit tests/sim && \
 		exec $(call PYTEST) $(WAITING) tests --ignore tests/unit --ignore tests/sim
-# Every fault test in full: an hour. The figures go into docs/faults.md.
+# Every fault test in full, those alone that measure time; the figures go into docs/faults.md.
 faults: deps
 	@$(MAKE) $(JOBS) tests
 	@rm -f build/faults/results.tsv
-	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; $(call PYTEST) tests/fault; \
-		rc=$$?; tests/fault/table.py; exit $$rc
+	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
+		$(call PYTEST) $(WAITING) -m "not alone" tests/fault; rc=$$?; \
+		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
 lint: deps
 	@tests/lint/run
 # The units and the simulator once more, watched by a sanitizer (planted bugs need none).

@@ -45,10 +45,12 @@ def fill(line, rows):
     if not row or row[1] not in rows or len(cells) != 5:
         return line
     tests = rows[row[1]]
-    names = dict.fromkeys(t.partition(":")[0] for t in tests)
+    before = re.findall(r"`([^`]+)`", cells[3])  # several ran at once: each keeps its place
+    names = sorted(dict.fromkeys(t.partition(":")[0] for t in tests),
+                   key=lambda n: before.index(n) if n in before else len(before))
     several = {n for n in names if sum(t.partition(":")[0] == n for t in tests) > 1}
     said = []
-    for test, figure in tests.items():
+    for test, figure in sorted(tests.items(), key=lambda t: names.index(t[0].partition(":")[0])):
         name, _, what = test.partition(":")
         label = what.replace("_", " ") if name in several or len(names) == 1 else ""
         said.append(f"{label}: {figure}" if label else figure)

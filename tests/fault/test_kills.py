@@ -246,6 +246,7 @@ def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
     report(figure, "P1", run, died)
 
 
+@pytest.mark.alone
 def test_death_is_noticed(ledger, figure, full):
     """With the default beats. Its slot is freed later; its next life takes it at once."""
     run = ledger(2, 1500 if full else 400, pace=(10,))

@@ -83,6 +83,7 @@ def test_worker_that_slept_past_its_death(lab, figure, small, mode):
     crew[0].wait(30)  # 0 if it came back in time; else its run was over before it awoke
 
 
+@pytest.mark.alone
 def test_busy_machine_kills_nobody(lab, figure, small, full):
     """Twice as many runnable processes as CPUs, for ten minutes in full: no live worker is suspected."""
     spin = [lab.add(Process("spin", ["/bin/sh", "-c", "while :; do :; done"]))
@@ -155,6 +156,7 @@ def crawl(figure):
     group.close()
 
 
+@pytest.mark.alone
 def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
     """The others push at a pace of their own, before and after worker 0 begins to crawl."""
     run = ledger(3, 8000 if full else 700, pace=(10,))

@@ -2,6 +2,7 @@
 import sys
 import time
 
+import pytest
 import zmq
 
 from flavour import PATIENCE, ROOT
@@ -25,6 +26,7 @@ def seqs_here(run):
     return {w["name"]: w["last_seq"] for w in run.server.status()["workers"]}
 
 
+@pytest.mark.alone
 def test_restart_under_a_crowd(lab, figure, full):
     """From exec of the new server until each of 16 workers has had a new push decided."""
     restarts = 100 if full else 2

@@ -5,6 +5,7 @@ import pytest
 
 from flavour import PATIENCE
 
+pytestmark = pytest.mark.alone
 CROWD = 16
 
 

@@ -40,11 +40,10 @@ static void note_told(struct sim_journal *j, const struct msg *m)
 		j->told_version = version;
 }
 
-static void leave(struct sim *s, const struct reply *r)
+static void leave(struct sim *s, const struct item *to, const struct msg *m)
 {
-	note_told(&s->journal, &r->msg);
-	net_send(&s->net, r->node, 0,
-		(struct item){.node = r->node, .life = r->life, .link = r->link}, &r->msg);
+	note_told(&s->journal, m);
+	net_send(&s->net, to->node, 0, *to, m);
 }
 
 static void flush(struct sim *s, uint64_t reached)
@@ -52,29 +51,28 @@ static void flush(struct sim *s, uint64_t reached)
 	struct sim_journal *j = &s->journal;
 
 	while (j->n && j->held[j->first].position <= reached) {
-		leave(s, &j->held[j->first]);
+		const struct reply *r = &j->held[j->first];
+
+		leave(s, &r->to, &r->msg);
 		j->first = (j->first + 1) % SIM_HELD;
 		j->n--;
 	}
 }
 
-void journal_say(struct sim *s, const struct reply *r)
+void journal_say(struct sim *s, const struct item *to, const struct msg *m)
 {
 	struct sim_journal *j = &s->journal;
-	int held = j->commit && !s->server.over && r->msg.type != MSG_BEAT;
-	struct reply *place = &j->held[(j->first + j->n) % SIM_HELD];
+	int held = j->commit && !s->server.over && m->type != MSG_BEAT;
 
 	if (!held || (!j->n && j->bound <= commit_reached(j->commit))) {
-		leave(s, r);
+		leave(s, to, m);
 		return;
 	}
 	if (j->n == SIM_HELD) {
 		sim_violation(s, "%u replies wait for the journal", j->n);
 		return;
 	}
-	*place = *r;
-	place->position = j->bound;
-	j->n++;
+	j->held[(j->first + j->n++) % SIM_HELD] = (struct reply){j->bound, *to, *m};
 	commit_start(j->commit);
 }
 

@@ -237,24 +237,21 @@ static void say(struct sim *s, const struct effect *e)
 {
 	uint32_t node = worker_of_link(s, e->peer);
 	const struct msg *m = &e->msg;
-	struct reply r;
+	struct msg params;
 
 	trace_send(s, node, m);
 	if (!node)
 		return;
-	r.node = node;
-	r.link = e->peer;
-	r.life = s->worker[node - 1].life;
-	r.msg.type = m->type;
 	if (m->type == MSG_PARAMS) { /* the values are looked up when they are needed */
-		r.msg.params.request = m->params.request;
-		r.msg.params.version = m->params.version;
-		r.msg.params.which = m->params.which;
-		r.msg.params.slices.n = 0;
-	} else {
-		r.msg = *m;
+		params.type = MSG_PARAMS;
+		params.params.request = m->params.request;
+		params.params.version = m->params.version;
+		params.params.which = m->params.which;
+		params.params.slices.n = 0;
+		m = &params;
 	}
-	journal_say(s, &r);
+	journal_say(s,
+		&(struct item){.node = node, .life = s->worker[node - 1].life, .link = e->peer}, m);
 }
 
 /* The weights as the workers may pull them in this step. */

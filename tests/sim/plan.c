@@ -261,7 +261,7 @@ static void choose_faults(struct sim *s)
 /* Drawn last, so that the seeds from before there were journals are what they were. */
 static void choose_durability(struct sim *s)
 {
-	s->cfg.journal = s->options.core.journal = chance(s, 250);
+	s->cfg.journal = s->options.core.journal = chance(s, 125);
 	s->options.journal_bytes = 4096u << between(s, 0, 6);
 }
 

@@ -7,21 +7,24 @@
 #define THREADS 256
 /* filters per block of the conv's share: as many as a fragment needs */
 #define CONV_FILTERS 8
+#define CONV_QUADS   (CONV_FILTERS * SEED_ROW / 4)
+#define CONV_SLICES  (THREADS / CONV_QUADS)
+/* Parts on their way at a time: a thread waits once for all of them. */
+#define FEW  4
+#define MANY 16
 
 __device__ static inline float fc_sum(const struct kx_seed &s, size_t at, int splits)
 {
 	const float *from = s.fc_parts + at;
 	const size_t split = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
-	return sum_ahead<8>(0.0f, 0, splits, 1, [=](int i) { return from[i * split]; });
+	return sum_ahead<MANY>(0.0f, 0, splits, 1, [=](int i) { return from[i * split]; });
 }
 
-/* Parts first, first + every, ... */
-__device__ static inline float conv_sum(
-	const struct kx_seed &s, size_t at, int parts, int first, int every)
+__device__ static inline float conv_sum(const struct kx_seed &s, size_t at, int parts)
 {
 	const float *from = s.conv_parts + at;
 	const size_t part = (size_t)s.f_pad * SEED_ROW;
-	return sum_ahead<8>(0.0f, first, parts, every, [=](int i) { return from[i * part]; });
+	return sum_ahead<MANY>(0.0f, 0, parts, 1, [=](int i) { return from[i * part]; });
 }
 
 #define SLICES (THREADS / 16)
@@ -34,8 +37,8 @@ __device__ static inline double sum_over_images(const struct kx_seed &s, int ima
 	const int c = threadIdx.x % 16, slice = threadIdx.x / 16;
 	const float *from = c < SEED_CLASSES ? s.d_scores + c : s.loss;
 	const int pitch = c < SEED_CLASSES ? SEED_ROW : 1, n = c <= SEED_CLASSES ? images : 0;
-	double v =
-		sum_ahead<8>(0.0, slice, n, SLICES, [=](int i) { return (double)from[i * pitch]; });
+	double v = sum_ahead<MANY>(
+		0.0, slice, n, SLICES, [=](int i) { return (double)from[i * pitch]; });
 	part[threadIdx.x] = v;
 	__syncthreads();
 	v = 0;
@@ -59,7 +62,7 @@ __global__ void gradient_kernel(
 	}
 	FOR_EACH (i, n_conv) {
 		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
-		grad[seed_conv_at(s, f, k)] = conv_sum(s, (size_t)f * SEED_ROW + k, parts, 0, 1);
+		grad[seed_conv_at(s, f, k)] = conv_sum(s, (size_t)f * SEED_ROW + k, parts);
 	}
 	if (blockIdx.x != 0)
 		return;
@@ -95,8 +98,9 @@ __device__ static inline void update_fc(
 		const float4 *from = reinterpret_cast<const float4 *>(s.fc_parts) + i;
 		float4 sum = reinterpret_cast<float4 *>(s.sum.fc)[i];
 		float4 param = reinterpret_cast<float4 *>(s.params.fc)[i];
-		const float4 g =
-			sum_ahead<8>(float4{}, 0, splits, 1, [=](int k) { return from[k * n]; });
+		const auto part = [=](int k) { return from[k * n]; };
+		const float4 g = splits <= FEW ? sum_ahead<FEW>(float4{}, 0, splits, 1, part)
+					       : sum_ahead<MANY>(float4{}, 0, splits, 1, part);
 		descend(&param.x, &sum.x, g.x, rate);
 		descend(&param.y, &sum.y, g.y, rate);
 		descend(&param.z, &sum.z, g.z, rate);
@@ -106,22 +110,25 @@ __device__ static inline void update_fc(
 	}
 }
 
-/* CONV_FILTERS filters, and their fragments made anew. Each warp adds up every eighth part, 32
- * values at a time. */
+/* CONV_FILTERS filters, and their fragments made anew. A thread adds up every CONV_SLICES-th part,
+ * four values at a time. */
 __device__ static inline void update_conv(const struct kx_seed &s, int parts, int block, float rate)
 {
-	const int values = CONV_FILTERS * SEED_ROW, lane = threadIdx.x % 32,
-		  warp = threadIdx.x / 32;
+	const int values = CONV_FILTERS * SEED_ROW, quad = threadIdx.x % CONV_QUADS,
+		  slice = threadIdx.x / CONV_QUADS;
 	const size_t f0 = (size_t)block * CONV_FILTERS, at = f0 * SEED_ROW;
-	__shared__ float share[THREADS / 32][values];
-#pragma unroll
-	for (int i = 0; i < values; i += 32)
-		share[warp][i + lane] = conv_sum(s, at + i + lane, parts, warp, THREADS / 32);
+	const size_t part = (size_t)s.f_pad * SEED_ROW / 4;
+	const float4 *from = reinterpret_cast<const float4 *>(s.conv_parts + at) + quad;
+	__shared__ __align__(16) float share[CONV_SLICES][values];
+	if (slice < CONV_SLICES)
+		*reinterpret_cast<float4 *>(&share[slice][4 * quad]) = sum_ahead<MANY>(
+			float4{}, slice, parts, CONV_SLICES, [=](int i) { return from[i * part]; });
 	__syncthreads();
 	if (threadIdx.x < values) {
 		float g = 0;
-		for (int w = 0; w < THREADS / 32; w++)
-			g += share[w][threadIdx.x];
+#pragma unroll
+		for (int i = 0; i < CONV_SLICES; i++)
+			g += share[i][threadIdx.x];
 		descend(&s.params.conv[at + threadIdx.x], &s.sum.conv[at + threadIdx.x], g, rate);
 	}
 	__syncthreads();

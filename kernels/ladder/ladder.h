@@ -86,6 +86,14 @@ float *ladder_floats(size_t n);
 /* 1 if a CUDA device answers; otherwise *why says in a few words what is missing. */
 int ladder_has_gpu(const char **why);
 
+/* A step's memory, pinned when a rung first sees it (pins.c; zeroed: not yet) until its close. */
+struct ladder_pins {
+	void *params, *grad;
+};
+int ladder_pin(struct ladder_pins *p, const float *params, float *grad, size_t n,
+	struct err *e) PS_MUST_CHECK;
+void ladder_unpin(struct ladder_pins *p);
+
 /* How a rung did at one point. */
 struct ladder_result {
 	size_t repetitions;

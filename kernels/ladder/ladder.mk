@@ -4,7 +4,7 @@
 LADDER      ?= build/ladder
 LADDER_MAIN := kernels/ladder/main.c
 LADDER_CU   := $(if $(CU),$(wildcard kernels/ladder/*.cu))
-LADDER_C    := $(filter-out $(LADDER_MAIN) $(if $(CU),,%/production.c),$(wildcard kernels/ladder/*.c))
+LADDER_C    := $(filter-out $(LADDER_MAIN) $(if $(CU),,%/production.c %/pins.c),$(wildcard kernels/ladder/*.c))
 LADDER_CU_OBJECTS := $(LADDER_CU:%.cu=$(B)/%.o)
 A.ladder    := $(B)/libladder.a
 BINARIES    += $(B)/cnn-ladder

@@ -7,31 +7,47 @@
 #include "common/mem.h"
 #include "kernels/ladder/ladder.h"
 
+struct production {
+	struct backend *backend;
+	size_t n_params;
+	struct ladder_pins pins; /* a worker's weights and gradients are pinned, too */
+};
+
 static void production_close(void *self)
 {
-	struct backend *b = self;
-	backend_free(&b);
+	struct production *r = self;
+	ladder_unpin(&r->pins);
+	backend_free(&r->backend);
+	free(r);
 }
 
 static int production_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	struct backend_options o = {.device = "cuda", .threads = 1, .max_batch = t->max_batch};
-	struct backend *b = NULL;
+	struct production *r = mem_try(1, sizeof *r);
 	*self = NULL;
-	int rc = backend_new(&b, t->model, &o, e);
+	if (!r)
+		return err_set(e, PS_ENOMEM, "no memory for a rung");
+	r->n_params = t->model->n_params;
+	int rc = backend_new(&r->backend, t->model, &o, e);
 	if (!rc)
-		rc = backend_use(b, t->set, e);
+		rc = backend_use(r->backend, t->set, e);
 	if (rc)
-		backend_free(&b);
-	*self = b;
+		production_close(r);
+	else
+		*self = r;
 	return rc;
 }
 
 static int production_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
+	struct production *r = self;
+	int rc = ladder_pin(&r->pins, b->params, grad, r->n_params, e);
+	if (rc)
+		return rc;
 	double begin = clock_seconds();
-	int rc = backend_gradient(self, b->params, b->index, b->n, 0, grad, loss);
+	rc = backend_gradient(r->backend, b->params, b->index, b->n, 0, grad, loss);
 	profile_add(p, "all", PHASE_HOST, (clock_seconds() - begin) * 1e3);
 	return rc ? err_set(e, rc, "backend_gradient: %s", err_text(rc)) : PS_OK;
 }
@@ -40,14 +56,18 @@ static int production_step(void *self, const struct ladder_batch *b, float *grad
 static int local_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
+	struct production *r = self;
+	int rc = ladder_pin(&r->pins, b->params, grad, r->n_params, e);
+	if (rc)
+		return rc;
 	double begin = clock_seconds();
-	int rc = backend_local_start(self, b->params);
+	rc = backend_local_start(r->backend, b->params);
 	if (!rc)
-		rc = backend_local_steps(self, b->index, b->n, 1, 0, 0);
+		rc = backend_local_steps(r->backend, b->index, b->n, 1, 0, 0);
 	if (!rc)
-		rc = backend_local_finish(self, NULL, grad);
+		rc = backend_local_finish(r->backend, NULL, grad);
 	if (!rc)
-		rc = backend_local_wait(self, loss);
+		rc = backend_local_wait(r->backend, loss);
 	profile_add(p, "all", PHASE_HOST, (clock_seconds() - begin) * 1e3);
 	return rc ? err_set(e, rc, "backend_local_steps: %s", err_text(rc)) : PS_OK;
 }
@@ -55,13 +75,14 @@ static int local_step(void *self, const struct ladder_batch *b, float *grad, dou
 static int local_train(void *self, float *params, const uint32_t *index, size_t batch, size_t steps,
 	float rate, struct err *e)
 {
-	int rc = backend_local_start(self, params);
+	struct production *r = self;
+	int rc = backend_local_start(r->backend, params);
 	if (!rc)
-		rc = backend_local_steps(self, index, batch, steps, rate, 0);
+		rc = backend_local_steps(r->backend, index, batch, steps, rate, 0);
 	if (!rc)
-		rc = backend_local_finish(self, params, NULL);
+		rc = backend_local_finish(r->backend, params, NULL);
 	if (!rc)
-		rc = backend_local_wait(self, NULL);
+		rc = backend_local_wait(r->backend, NULL);
 	return rc ? err_set(e, rc, "backend_local_steps: %s", err_text(rc)) : PS_OK;
 }
 

@@ -29,8 +29,7 @@ struct resident {
 	uint8_t *labels;
 	uint32_t *index, *host_index; /* of a batch; host_index and host_loss are pinned */
 	float *host_loss;
-	const float *pinned_params; /* the caller's; NULL: not pinned by us */
-	float *pinned_grad;
+	struct ladder_pins pins;
 	int level;             /* STAGED and what is above it include what is below */
 	cudaGraphExec_t graph; /* NULL: none yet */
 	struct shape_of_step shape;
@@ -41,10 +40,7 @@ static void resident_close(void *self)
 	struct resident *r = (struct resident *)self;
 	if (r->graph)
 		(void)cudaGraphExecDestroy(r->graph);
-	if (r->pinned_params)
-		(void)cudaHostUnregister((void *)r->pinned_params);
-	if (r->pinned_grad)
-		(void)cudaHostUnregister(r->pinned_grad);
+	ladder_unpin(&r->pins);
 	gpu_close(&r->gpu);
 	free(r);
 }
@@ -118,20 +114,6 @@ static int graph_open(void **self, const struct ladder_task *t, struct err *e)
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
-
-static int pin_once(struct resident *r, const float *params, float *grad, struct err *e)
-{
-	size_t bytes = r->task.model->n_params * sizeof(float);
-	if (!r->pinned_params) {
-		TRY(cudaHostRegister((void *)params, bytes, cudaHostRegisterDefault), e);
-		r->pinned_params = params;
-	}
-	if (!r->pinned_grad) {
-		TRY(cudaHostRegister(grad, bytes, cudaHostRegisterDefault), e);
-		r->pinned_grad = grad;
-	}
-	return PS_OK;
-}
 
 static int send(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
@@ -216,7 +198,9 @@ static int resident_step(void *self, const struct ladder_batch *b, float *grad, 
 {
 	struct resident *r = (struct resident *)self;
 	struct shape_of_step s = {b->n, b->params, grad};
-	int rc = r->level >= PINNED ? pin_once(r, b->params, grad, e) : PS_OK;
+	int rc = r->level >= PINNED
+			 ? ladder_pin(&r->pins, b->params, grad, r->task.model->n_params, e)
+			 : PS_OK;
 	if (rc)
 		return rc;
 	memcpy(r->host_index, b->index, b->n * sizeof *b->index);

@@ -11,7 +11,7 @@
 #include "server/turn.h"
 
 #define TICK_MS         50
-#define HANG_UP_MS      500   /* for those that were told to leave */
+#define HANG_UP_MS      1000  /* for those that were told to leave */
 #define DRAIN_MS        10000 /* for the last checkpoint */
 #define HANG_UP_REST_MS 2000  /* between two times, if the first did not help */
 #define GAVE_UP         PS_EAGAIN

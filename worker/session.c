@@ -273,8 +273,6 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 			m->beat.stamp.epoch == s->welcome.stamp.epoch) {
 			release(s, m->beat.durable_seq);
 			session_pump(s);
-			if (m->beat.last_seq < s->heard_seq)
-				resynchronise(s, now_ms); /* we believed an ACK of before a crash */
 		}
 		break;
 	case MSG_BYE:

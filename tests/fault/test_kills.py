@@ -209,7 +209,7 @@ def test_server_killed_in_every_call_of_a_start(lab, ledger, tracing, figure, fu
 def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
     """Worker 0 dies in its Nth write to a socket, is started again, and dies in the next; the others go on."""
     tracing("P1")
-    run = ledger(3, 12000 if full else 1500, pace=(10 if full else 5,))
+    run = ledger(3, 20000 if full else 1500, pace=(10 if full else 5,))
     run.reached(0)
     places = list(range(1, 201)) if full else [1, 2, 5, 11, 40]
     for nth in places:

@@ -206,19 +206,6 @@ void net_refused(struct net *n, const struct msg_error *e)
 	n->why[0] = '\0';
 }
 
-/* A beat that cannot go now is not worth keeping: the next one says more. */
-static void send_beat(struct net *n, const struct msg *m)
-{
-	struct frames f;
-
-	frames_init(&f);
-	if (wire_encode_header(m, &f.frame[0]))
-		return;
-	f.n = 1;
-	if (wire_send(n->link.beat, 0, &f))
-		frames_release(&f);
-}
-
 static void run_effect(struct net *n, const struct session_effect *e)
 {
 	switch (e->kind) {
@@ -230,7 +217,7 @@ static void run_effect(struct net *n, const struct session_effect *e)
 		atomic_store(&n->count.replayed, n->out.replayed);
 		break;
 	case DO_SEND_BEAT:
-		send_beat(n, &e->msg);
+		pulse_say(&n->pulse, &e->msg, session_welcome(n->session)->beat_ms / 2, clock_ms());
 		break;
 	case DO_RELEASE:
 		outbox_forget(&n->out, e->seq);
@@ -268,5 +255,7 @@ void net_run_effects(struct net *n)
 void net_settle(struct net *n, uint64_t now)
 {
 	net_run_effects(n);
+	if (session_phase(n->session) != PHASE_READY)
+		pulse_forget(&n->pulse);
 	net_try_order(n, now);
 }

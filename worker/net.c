@@ -40,24 +40,38 @@ static void on_message(struct net *n, const struct msg *m)
 	net_settle(n, now);
 }
 
-/* One message of the bulk or the beat socket, waiting for it at most `ms`. 0: there is none. */
-static int receive(struct net *n, void *socket, int ms)
+/* What wire_recv got. 0: nothing. */
+static int take(struct net *n, int got, struct frames *f)
 {
-	struct frames f;
 	struct msg m;
 	const char *why = "parts";
-	int got = ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f);
 
 	if (got == 0 || got == PS_ENET)
 		return 0;
-	n->in = &f;
+	n->in = f;
 	wire_land(n->wire, net_landing(n));
-	if (got == 1 && !wire_decode(n->wire, &f, &m, &why))
+	if (got == 1 && !wire_decode(n->wire, f, &m, &why))
 		on_message(n, &m);
 	else
 		log_warn("net", "dropped", "why=\"%s\"", why);
-	frames_release(&f);
+	frames_release(f);
 	return 1;
+}
+
+/* One message of the bulk connection, waiting for it at most `ms`. 0: there is none. */
+static int receive(struct net *n, int ms)
+{
+	void *socket = n->link.bulk;
+	struct frames f;
+
+	return take(n, ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f), &f);
+}
+
+static int receive_beat(struct net *n)
+{
+	struct frames f;
+
+	return take(n, pulse_receive(&n->pulse, &f), &f);
 }
 
 static void on_link(struct net *n, enum link_event event)
@@ -115,9 +129,9 @@ static int watch_link(struct net *n)
 /* All that has come, without waiting; and what waits to go out, if there is room again. */
 static void drain(struct net *n)
 {
-	for (int i = 0; i < BUDGET && receive(n, n->link.bulk, 0); i++)
+	for (int i = 0; i < BUDGET && receive(n, 0); i++)
 		continue;
-	for (int i = 0; i < BUDGET && receive(n, n->link.beat, 0); i++)
+	for (int i = 0; i < BUDGET && receive_beat(n); i++)
 		continue;
 	for (int i = 0; i < BUDGET && watch_link(n); i++)
 		continue;
@@ -167,10 +181,10 @@ static void wait_for_any(struct net *n, int ms)
 {
 	short bulk = ZMQ_POLLIN | (n->out.count ? ZMQ_POLLOUT : 0);
 	zmq_pollitem_t item[] = {{.socket = n->link.bulk, .events = bulk},
-		{.socket = n->link.beat, .events = ZMQ_POLLIN},
-		{.socket = n->link.monitor, .events = ZMQ_POLLIN}};
+		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN}};
 
-	(void)zmq_poll(item, 3, ms); /* a signal ends it early */
+	if (!pulse_has(&n->pulse, &item[2].fd))
+		(void)zmq_poll(item, 3, ms); /* a signal ends it early */
 }
 
 static void turn(struct net *n)
@@ -181,7 +195,7 @@ static void turn(struct net *n)
 	if (left == 0) {
 		tick(n);
 	} else if (only_bulk_matters(n)) {
-		(void)receive(n, n->link.bulk, left);
+		(void)receive(n, left);
 	} else {
 		wait_for_any(n, left);
 		drain(n);
@@ -206,21 +220,34 @@ int net_order(struct net *n, struct order *o)
 /* ---- the keeper's turns, while the program is elsewhere ---------------------------------------
  */
 
+/* Returns the milliseconds until the next look is due. */
+static uint64_t look(struct net *n)
+{
+	uint64_t now = clock_ms();
+
+	if (uv_mutex_trylock(&n->baton)) { /* the program waits for an order, and may not run */
+		pulse_repeat(&n->pulse, now);
+		return TICK_MS;
+	}
+	if (now >= n->tick_ms)
+		tick(n);
+	now = clock_ms();
+	uint64_t left = now < n->tick_ms ? n->tick_ms - now : 0;
+	uv_mutex_unlock(&n->baton);
+	return left;
+}
+
 static void keep(void *arg)
 {
 	struct net *n = arg;
 
-	uv_mutex_lock(&n->baton);
+	uv_mutex_lock(&n->rest);
 	while (!n->closing) {
-		uint64_t now = clock_ms();
-
-		if (now >= n->tick_ms)
-			tick(n);
-		else
-			(void)uv_cond_timedwait(
-				&n->stop_keeper, &n->baton, (n->tick_ms - now) * 1000000);
+		uint64_t ms = look(n);
+		if (ms)
+			(void)uv_cond_timedwait(&n->stop_keeper, &n->rest, ms * 1000000);
 	}
-	uv_mutex_unlock(&n->baton);
+	uv_mutex_unlock(&n->rest);
 }
 
 /* ---- birth and death ------------------------------------------------------------------------- */
@@ -228,26 +255,31 @@ static void keep(void *arg)
 static int start_keeper(struct net *n, struct err *e)
 {
 	if (uv_mutex_init(&n->baton))
-		goto no_mutex;
+		goto no_baton;
+	if (uv_mutex_init(&n->rest))
+		goto no_rest;
 	if (uv_cond_init(&n->stop_keeper))
 		goto no_condition;
 	if (!uv_thread_create(&n->keeper, keep, n))
 		return PS_OK;
 	uv_cond_destroy(&n->stop_keeper);
 no_condition:
+	uv_mutex_destroy(&n->rest);
+no_rest:
 	uv_mutex_destroy(&n->baton);
-no_mutex:
+no_baton:
 	return err_set(e, PS_ENOMEM, "no client thread");
 }
 
 static void stop_keeper(struct net *n)
 {
-	uv_mutex_lock(&n->baton);
+	uv_mutex_lock(&n->rest);
 	n->closing = 1;
 	uv_cond_signal(&n->stop_keeper);
-	uv_mutex_unlock(&n->baton);
+	uv_mutex_unlock(&n->rest);
 	uv_thread_join(&n->keeper);
 	uv_cond_destroy(&n->stop_keeper);
+	uv_mutex_destroy(&n->rest);
 	uv_mutex_destroy(&n->baton);
 }
 
@@ -299,7 +331,12 @@ static int open_all(struct net *n, struct err *e)
 	(void)zmq_msg_init(&n->fetched.frame);
 	net_alive(n);
 	session_start(n->session, now_of(n));
-	status = start_keeper(n, e);
+	status = pulse_init(&n->pulse, n->link.beat);
+	if (status) {
+		err_set(e, status, "no memory for a connection");
+	} else if ((status = start_keeper(n, e))) {
+		pulse_release(&n->pulse);
+	}
 	if (status) {
 		link_close(&n->link);
 		link_term(&n->link);
@@ -364,6 +401,7 @@ void net_free(struct net **n)
 	outbox_flush(&(*n)->out);
 	(void)zmq_msg_close(&(*n)->fetched.frame);
 	outbox_release(&(*n)->out);
+	pulse_release(&(*n)->pulse);
 	link_close(&(*n)->link);
 	link_term(&(*n)->link);
 	free_all(n);

@@ -5,9 +5,11 @@
  * Two threads take turns on them, and a baton (a mutex) says whose turn it is. In a call the
  * program works the sockets itself until its order is done, so that an answer wakes the thread that
  * waits for it and no other. While the program computes, a keeper looks after them ten times a
- * second: beats, decisions, replays, a lost connection. One order is under way at a time.
+ * second: beats, decisions, replays, a lost connection. While the program waits, the keeper sees to
+ * it that beats are not missed (pulse.h). One order is under way at a time.
  *
- * Invariants: (1) only the baton's holder touches sockets and session;
+ * Invariants: (1) only the baton's holder touches sockets and session, but for the beat
+ *                 connection: pulse.h;
  *             (2) the bytes of a push are encoded once and shared by every sending of it;
  *             (3) every order ends: done, or with the status the session ended with;
  *             (4) the bytes kept for replay stay under replay_bytes, or are one push.

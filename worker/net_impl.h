@@ -11,6 +11,7 @@
 #include "worker/link.h"
 #include "worker/net.h"
 #include "worker/outbox.h"
+#include "worker/pulse.h"
 
 /* A pull of the current weights that was started before it was ordered. */
 enum ahead {
@@ -29,10 +30,12 @@ struct net {
 	struct counters count;
 	atomic_uint_least64_t active_ms; /* the program last called, or got something */
 	uv_thread_t keeper;
-	uv_mutex_t baton; /* whoever holds it may touch what follows */
+	uv_mutex_t rest; /* the keeper's, between two looks */
 	uv_cond_t stop_keeper;
-	int closing; /* the keeper is to end */
+	int closing; /* under `rest`: the keeper is to end */
+	struct pulse pulse;
 
+	uv_mutex_t baton; /* whoever holds it may touch what follows */
 	struct link link;
 	struct wire *wire;
 	struct frames *in; /* the message being handled */

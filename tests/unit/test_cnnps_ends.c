@@ -145,6 +145,14 @@ static void a_stopped_program_waits_no_more_but_may_push(void **state)
 
 /* ---- beats -------------------------------------------------------------------------------- */
 
+#define WAITS (-1)
+static pthread_t program;
+
+static int a_beat(const struct fake *f)
+{
+	return f->seen.beats >= 1;
+}
+
 static int eight_beats(const struct fake *f)
 {
 	return f->seen.beats >= 8;
@@ -165,6 +173,34 @@ static void beats_stop_when_the_program_hangs_and_go_on_when_it_calls(void **sta
 	assert_true(fake_happens(&fake, eight_beats, 2));
 }
 
+/* On the program's thread: as if the machine did not run it until then, in the middle of a wait. */
+static int does_not_run(void *arg)
+{
+	int *beats_on = arg;
+
+	if (pthread_equal(pthread_self(), program) && *beats_on == WAITS)
+		*beats_on = fake_happens(&fake, eight_beats, 5);
+	return 0;
+}
+
+static void beats_go_on_when_a_waiting_program_does_not_get_to_run(void **state)
+{
+	struct cnnps_options o = options();
+	int beats_on = 0;
+
+	(void)state;
+	program = pthread_self();
+	o.stop = does_not_run;
+	o.stop_arg = &beats_on;
+	connect_or_fail(&o);
+	fake_set(&fake, &fake.how.not_durable, 1);
+	push(1, 0);
+	fake_wait(&fake, a_beat, "the first beat");
+	beats_on = WAITS;
+	assert_int_equal(cnnps_flush(client, 1, 300), CNNPS_EAGAIN);
+	assert_int_equal(beats_on, 1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -177,6 +213,7 @@ int main(void)
 		UNCONNECTED(nonsense_options_are_refused_in_words),
 		UNCONNECTED(a_stopped_program_waits_no_more_but_may_push),
 		UNCONNECTED(beats_stop_when_the_program_hangs_and_go_on_when_it_calls),
+		UNCONNECTED(beats_go_on_when_a_waiting_program_does_not_get_to_run),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

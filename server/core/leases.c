@@ -368,10 +368,12 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 	if (request < w->lease_request || request == 0)
 		return; /* an old one that the network kept */
 	if (request == w->lease_request) {
-		if (w->grant.request == request)
+		if (w->grant.request == request) {
 			core_send(c, ev->peer, MSG_GRANT)->grant = w->grant;
-		else
-			w->waiting = 1;
+			return;
+		}
+		w->waiting = 1;
+		w->grant.work.count = 0; /* nothing of a lease that it lost unseen was done */
 		return;
 	}
 	leases_release(c, w);

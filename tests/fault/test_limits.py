@@ -17,33 +17,48 @@ def cpu_seconds(pid):
 
 
 class Flood:
-    """Connections that say nothing: as many as asked for, dialled again when the server hangs up."""
+    """Connections that say nothing: as many as asked for, dialled again when the server hangs up.
+
+    While the queue of its listener is full the server's kernel answers diallers and forgets them:
+    they believe in a connection that nobody has. So who has not heard libzmq's greeting GREETED
+    seconds after dialling dials again, too.
+    """
+
+    GREETED = 0.5
 
     def __init__(self, endpoint, connections):
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
         self.address = (host, int(port))
         self.open = [None] * connections
+        self.until = [0] * connections  # so long a connection may hear nothing
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
-    def alive(self, s):
+    def alive(self, i):
         try:
-            return s.recv(64, socket.MSG_DONTWAIT) != b""
+            heard = self.open[i].recv(64, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return True
+            return time.monotonic() < self.until[i]
         except OSError:
             return False
+        self.until[i] = float("inf")
+        return heard != b""
+
+    def dial(self, i):
+        self.open[i] = s = socket.socket()
+        self.until[i] = time.monotonic() + self.GREETED
+        s.setblocking(False)
+        s.connect_ex(self.address)
 
     def run(self):
         while not self.over.wait(0.05):
             for i, s in enumerate(self.open):
-                if s is None or not self.alive(s):
-                    if s:
-                        s.close()
-                    self.open[i] = s = socket.socket()
-                    s.setblocking(False)
-                    s.connect_ex(self.address)
+                if s and not self.alive(i):
+                    s.close()
+                    s = None
+                if not s:
+                    self.dial(i)
 
     def stop(self):
         self.over.set()

@@ -14,9 +14,7 @@
 #define CHUNK    64u
 #define MAX_JOBS 256u
 #define LOOK_MS  20
-#define HANG                                                                                       \
-	1000 /* looks at one seed, which takes a millisecond: time we are stopped counts not       \
-	      */
+#define HANG     1000 /* looks at one seed, which takes a millisecond; not while we are stopped */
 
 /* In memory that all processes share. */
 struct board {

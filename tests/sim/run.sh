@@ -1,8 +1,8 @@
 #!/bin/sh
-# Many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]] runs up to SEEDS (10,000,000) in all,
-# from FIRST (1) on, on all processors, no longer than about SECONDS, and prints how far it is, at the end one line
-# per mode and one for all: seeds done, seeds/s, violations. Exit 1 if there was any. It stands alone beside `sim` and `lib`, too,
-# so that it can be carried to another machine.
+# Many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]] runs up to SEEDS (10,000,000)
+# in all, from FIRST (1) on, on all processors, no longer than about SECONDS, and prints how far it
+# is, at the end one line per mode and one for all: seeds done, seeds/s, violations. Exit 1 if there
+# was any. It stands alone beside `sim` and `lib`, too, so that it can be carried to another machine.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 seconds=${1:?usage: run.sh SECONDS [SEEDS [FIRST]]}
@@ -19,8 +19,8 @@ chunk=$((jobs * 1000))
 each=$(((seeds + 6) / 7))
 begin=$(date +%s)
 
-# Chunk after chunk, mode after mode, so that all modes have come equally far when the time is up. A mode
-# has seeds of its own. A violation ends its chunk: the seeds before it count as done.
+# Chunk after chunk, mode after mode, so that all modes have come equally far when the time is up. A
+# mode has seeds of its own. A violation ends its chunk: the seeds before it count as done.
 at=0
 while [ "$at" -lt "$each" ] && [ $(($(date +%s) - begin)) -lt "$seconds" ]; do
 	n=$((each - at < chunk ? each - at : chunk))
@@ -48,9 +48,10 @@ for mode in $modes; do
 	[ -f "$out/$mode" ] && sed "s/^/$mode /" "$out/$mode"
 done | awk -v jobs="$jobs" '
 	{ seeds[$1] += $2; ms[$1] += $3; bad[$1] += $4; all += $2; all_ms += $3; all_bad += $4 }
-	function line(name, n, t, v) {
-		printf "%-12s %9d seeds %9.1f s %8.0f seeds/s %6.0f seeds/s/core %d violations\n", name, n, t / 1000,
-			1000 * n / (t ? t : 1), 1000 * n / (t ? t : 1) / jobs, v
+	function line(name, n, t, v, rate) {
+		rate = 1000 * n / (t ? t : 1)
+		printf "%-12s %9d seeds %9.1f s %8.0f seeds/s %6.0f seeds/s/core %d violations\n",
+			name, n, t / 1000, rate, rate / jobs, v
 	}
 	END {
 		for (m in seeds)

@@ -1,6 +1,7 @@
 """compute-sanitizer finds nothing in any kernel: no bad access, race, unset value or lost barrier."""
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from flavour import command
 
 USUAL = Path("/usr/local/cuda/bin/compute-sanitizer")
+MODELS = 9  # of test_walk
+AT_ONCE = 5
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
@@ -17,9 +20,16 @@ def test_every_kernel_is_clean(gpu, tool):
     sanitizer = shutil.which("compute-sanitizer") or (str(USUAL) if USUAL.exists() else None)
     if not sanitizer:
         pytest.skip("no compute-sanitizer")
-    done = subprocess.run(
-        [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "77",
-         *command("tests/gpu/test_walk")],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "0 errors" in done.stdout or "0 hazards" in done.stdout, done.stdout[-3000:]
+
+    def walk(model):
+        return subprocess.run(
+            [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "77",
+             *command("tests/gpu/test_walk", model)],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        walks = list(pool.map(walk, range(MODELS)))
+    for done in walks:
+        assert done.returncode == 0, done.stdout[-3000:]
+        assert "0 errors" in done.stdout or "0 hazards" in done.stdout, done.stdout[-3000:]
+    assert walk(MODELS).returncode == 3, "test_walk has more models than that"

@@ -68,22 +68,33 @@ static int add(struct journal *j, const void *bytes, size_t n, struct err *e)
 	return PS_OK;
 }
 
-/* Remove all journals below `oldest` but one, whose name comes back; 0: there is none. */
+static void remove_file(DIR *d, uint64_t generation)
+{
+	char name[GENERATION_NAME];
+
+	generation_name(JOURNAL_PREFIX, generation, name);
+	if (unlinkat(dirfd(d), name, 0) != 0)
+		log_warn("journal", "remove_failed", "file=%s error=\"%s\"", name, strerror(errno));
+}
+
+/* The highest generation in [first, last]; 0: none. */
+static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
+{
+	uint64_t g = first <= last ? generation_highest(d, JOURNAL_PREFIX, last) : 0;
+
+	return g >= first ? g : 0;
+}
+
+/* Of all journals before the newest one up to `oldest` one stays, whose name comes back; 0: there
+ * is none. */
 static uint64_t take_old(DIR *d, uint64_t oldest)
 {
-	uint64_t kept = 0, g = oldest;
+	uint64_t needed = highest(d, 1, oldest), kept = 0;
 
-	while (g > 1 && (g = generation_highest(d, JOURNAL_PREFIX, g - 1)) != 0) {
-		char name[GENERATION_NAME];
-		if (!kept) {
-			kept = g;
-			continue;
-		}
-		generation_name(JOURNAL_PREFIX, g, name);
-		if (unlinkat(dirfd(d), name, 0) != 0)
-			log_warn("journal", "remove_failed", "file=%s error=\"%s\"", name,
-				strerror(errno));
-	}
+	if (needed)
+		kept = highest(d, 1, needed - 1);
+	for (uint64_t g = kept; g && (g = highest(d, 1, g - 1)) != 0;)
+		remove_file(d, g);
 	return kept;
 }
 
@@ -202,25 +213,23 @@ void journal_close(struct journal **j)
 
 /* ---- the directory ------------------------------------------------------------------------ */
 
-uint64_t journal_newest(const char *dir)
+uint64_t journal_newest(const char *dir, uint64_t most)
 {
 	DIR *d = opendir(dir);
-	uint64_t newest = d ? generation_highest(d, JOURNAL_PREFIX, UINT64_MAX) : 0;
+	uint64_t newest = d ? generation_highest(d, JOURNAL_PREFIX, most) : 0;
 
 	if (d)
 		closedir(d);
 	return newest;
 }
 
-void journal_remove_old(const char *dir, uint64_t oldest)
+void journal_remove(const char *dir, uint64_t first, uint64_t last)
 {
 	DIR *d = opendir(dir);
-	uint64_t kept = d ? take_old(d, oldest) : 0;
-	char name[GENERATION_NAME];
 
-	generation_name(JOURNAL_PREFIX, kept, name);
-	if (kept && unlinkat(dirfd(d), name, 0) != 0)
-		log_warn("journal", "remove_failed", "file=%s error=\"%s\"", name, strerror(errno));
-	if (d)
-		closedir(d);
+	if (!d)
+		return;
+	for (uint64_t g = last + 1; (g = highest(d, first, g - 1)) != 0;)
+		remove_file(d, g);
+	closedir(d);
 }

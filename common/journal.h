@@ -36,8 +36,9 @@ struct journal_head {
 
 struct journal; /* opaque, see journal.c */
 
-/* Begin the file of head->generation in `dir`, its name durable. Journals older than `oldest` are
- * of no use: one of them is written over, the others are removed. PS_EIO, PS_ENOMEM. */
+/* Begin the file of head->generation in `dir`, its name durable. Of what lies before the oldest
+ * checkpoint, `oldest`, only the newest journal may be of use, as it may go on behind that one: of
+ * the others one is written over, the rest is removed. PS_EIO, PS_ENOMEM. */
 int journal_create(struct journal **out, const char *dir, const struct journal_head *head,
 	uint64_t oldest, struct err *e) PS_MUST_CHECK;
 /* Append one record: the parts, one after the other. PS_EIO. */
@@ -78,9 +79,9 @@ void journal_reader_release(struct journal_reader *r);
 
 /* ---- the directory ------------------------------------------------------------------------ */
 
-/* The highest generation that a journal's name claims; 0: none. */
-uint64_t journal_newest(const char *dir);
-/* Remove the journals of generations below `oldest`. */
-void journal_remove_old(const char *dir, uint64_t oldest);
+/* The highest generation up to `most` that a journal's name claims; 0: none. */
+uint64_t journal_newest(const char *dir, uint64_t most);
+/* Remove the journals of the generations `first` to `last`. */
+void journal_remove(const char *dir, uint64_t first, uint64_t last);
 
 #endif

@@ -12,11 +12,13 @@
 #define LAZY_BYTES ((size_t)65536) /* so much may gather for which nobody waits */
 #define MOST_SPARE 64              /* unused items that are kept */
 
-/* An event, or the place where another journal begins. */
+/* An event, or the place of a snapshot. */
 struct item {
 	struct item *next;
-	uint64_t position; /* of the event, or of the last one before the place */
-	uint64_t rotate;   /* generation of the journal that begins here; 0: an event */
+	uint64_t position;   /* of the event, or of the last one before the place */
+	uint64_t generation; /* of the snapshot; 0: an event */
+	int stays;           /* what follows the place goes to the same file, if it works */
+	uint64_t useless;    /* journals between this one and the snapshot are; 0: none */
 	size_t bytes, n_head;
 	unsigned char head[EVENT_RECORD_HEAD];
 	struct frames frames; /* shared with whoever received them */
@@ -38,6 +40,7 @@ struct commit {
 	uint64_t base, base_position; /* newest snapshot: generation, newest event in it */
 	uint64_t durable;             /* newest generation on disk */
 	uint64_t failed;              /* newest generation whose journal failed; 0: none */
+	uint64_t hole;                /* oldest such from `durable` on; 0: none */
 	struct commit_stats stats;
 
 	/* the pool's while busy */
@@ -45,7 +48,7 @@ struct commit {
 	int busy;
 	struct list group;
 	struct journal *file; /* NULL: it failed */
-	uint64_t file_generation;
+	uint64_t follows;     /* generation of the newest snapshot whose place has gone by */
 	struct {
 		uint64_t synced; /* position; 0: nothing */
 		uint64_t failed; /* generation; 0: none */
@@ -112,7 +115,7 @@ static void give_all_back(struct commit *k, struct list *l)
 static void fail(struct commit *k)
 {
 	journal_close(&k->file);
-	k->done.failed = k->file_generation;
+	k->done.failed = k->follows;
 }
 
 static void bring_home(struct commit *k, uint64_t position)
@@ -125,6 +128,7 @@ static void bring_home(struct commit *k, uint64_t position)
 		k->done.synced = position;
 }
 
+/* The journal of `generation`, which the event of position `first` opens. */
 static int begin_file(struct commit *k, uint64_t generation, uint64_t first, struct err *e)
 {
 	const struct journal_head head = {.run_hi = k->cfg.run.hi,
@@ -134,7 +138,7 @@ static int begin_file(struct commit *k, uint64_t generation, uint64_t first, str
 		.first = first};
 
 	journal_close(&k->file);
-	k->file_generation = generation;
+	k->follows = generation;
 	return journal_create(&k->file, k->cfg.dir, &head, checkpoint_oldest(k->cfg.dir), e);
 }
 
@@ -143,8 +147,6 @@ static void append(struct commit *k, struct item *it)
 	struct file_part part[2 + WIRE_MAX_SLICES];
 	size_t n = 0;
 
-	if (!k->file)
-		return;
 	part[n++] = (struct file_part){it->head, it->n_head};
 	for (size_t i = 0; i < it->frames.n; i++)
 		part[n++] = (struct file_part){
@@ -152,7 +154,23 @@ static void append(struct commit *k, struct item *it)
 	if (journal_append(k->file, part, n, &k->done.error))
 		fail(k);
 	else
-		k->done.events++;
+		k->done.events += !it->generation;
+}
+
+/* Each snapshot is followed by a file of its own, which makes the older ones useless once it is on
+ * disk. One after a snapshot that failed stays in the file of that one and only leaves a mark: a
+ * disk that takes no checkpoint for days gets no file for each. */
+static void pass_place(struct commit *k, struct item *it)
+{
+	if (it->stays && k->file) {
+		k->follows = it->generation;
+		append(k, it);
+		return;
+	}
+	if (it->useless)
+		journal_remove(k->cfg.dir, it->useless + 1, it->generation - 1);
+	if (begin_file(k, it->generation, it->position + 1, &k->done.error))
+		fail(k);
 }
 
 static void write_group(uv_work_t *work)
@@ -161,15 +179,15 @@ static void write_group(uv_work_t *work)
 	uint64_t appended = 0;
 
 	for (struct item *it = k->group.first; it; it = it->next) {
-		if (!it->rotate) {
-			append(k, it);
+		if (!it->generation) {
+			if (k->file)
+				append(k, it);
 			appended = it->position;
 			continue;
 		}
 		bring_home(k, appended);
 		appended = 0;
-		if (begin_file(k, it->rotate, it->position + 1, &k->done.error))
-			fail(k);
+		pass_place(k, it);
 	}
 	bring_home(k, appended);
 }
@@ -179,7 +197,7 @@ static void write_group(uv_work_t *work)
 /* All journals since the newest durable checkpoint are whole. */
 static int is_whole(const struct commit *k)
 {
-	return k->failed < k->durable;
+	return !k->hole;
 }
 
 /* The journal of `generation` is worth nothing from here on. */
@@ -189,6 +207,8 @@ static void lose(struct commit *k, uint64_t generation, const char *why)
 
 	if (generation > k->failed)
 		k->failed = generation;
+	if (!k->hole && generation >= k->durable)
+		k->hole = generation;
 	t->failures++;
 	if (!t->failing)
 		log_error("journal", "failed", "reason=\"%s\"", why);
@@ -268,7 +288,7 @@ uint64_t commit_event(struct commit *k, const struct event *ev, uint64_t now_ms,
 		return k->newest;
 	}
 	it->position = k->newest;
-	it->rotate = 0;
+	it->generation = 0;
 	it->n_head = it->bytes = event_record_head(ev, now_ms, f, it->head);
 	for (size_t i = 0; f && i < f->n; i++) {
 		(void)zmq_msg_init(&it->frames.frame[i]);
@@ -286,6 +306,7 @@ uint64_t commit_event(struct commit *k, const struct event *ev, uint64_t now_ms,
 void commit_rotate(struct commit *k, uint64_t generation)
 {
 	struct item *it = take_item(k);
+	int stays = k->base > k->durable && !is_dead(k);
 
 	k->base = generation;
 	k->base_position = k->newest;
@@ -294,7 +315,10 @@ void commit_rotate(struct commit *k, uint64_t generation)
 		return;
 	}
 	it->position = k->newest;
-	it->rotate = generation;
+	it->generation = generation;
+	it->stays = stays;
+	it->useless = k->hole;
+	it->n_head = event_record_place(generation, it->head);
 	it->bytes = 0;
 	list_add(&k->queue, it);
 	commit_start(k);
@@ -305,6 +329,7 @@ void commit_durable(struct commit *k, uint64_t generation)
 	if (generation != k->base)
 		return;
 	k->durable = generation;
+	k->hole = k->failed >= generation ? k->failed : 0;
 	if (k->base_position > k->reached)
 		k->reached = k->base_position;
 	advance(k);

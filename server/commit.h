@@ -6,8 +6,11 @@
  * newest one up to which all are durable: in a checkpoint, or in the unbroken journals behind one.
  *
  *   event -> queue -> (pool) append all that has gathered, one fdatasync -> reached -> replies
- * leave snapshot taken -> what follows goes to a journal of its own -> snapshot durable -> older
- * ones go
+ *   snapshot taken -> what follows goes to a journal of its own; it is durable -> older ones go
+ *   snapshot failed -> the next one's place is marked in the same journal, until one is durable
+ *
+ * So the number of files is bounded however long a disk takes no checkpoints; the bytes of the
+ * journal are not, as they are all there is.
  *
  * A journal that could not be written or synced is never touched again: what follows goes nowhere
  * until the next snapshot begins another, and nothing is reached before that snapshot is durable.

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #define NUMBERS 5
+#define PLACE   UINT64_MAX /* no kind of event */
 
 static unsigned char *put(unsigned char *at, uint64_t value)
 {
@@ -33,6 +34,16 @@ size_t event_record_head(const struct event *ev, uint64_t now_ms, struct frames 
 	for (size_t i = 0; i < n; i++)
 		at = put(at, zmq_msg_size(&f->frame[i]));
 	return (size_t)(at - out);
+}
+
+size_t event_record_place(uint64_t generation, unsigned char out[EVENT_RECORD_HEAD])
+{
+	return (size_t)(put(put(out, PLACE), generation) - out);
+}
+
+uint64_t event_record_is_place(const unsigned char *data, size_t size)
+{
+	return size == 16 && get(data) == PLACE ? get(data + 8) : 0;
 }
 
 size_t event_record_most(size_t n_params)

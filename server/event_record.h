@@ -3,8 +3,9 @@
  *
  * Five numbers of 8 bytes - kind, peer, time, generation, number of frames - then the frames'
  * sizes, 8 bytes each, then the frames as they came from the network: a message is read back by the
- * code that reads packets, and believed no more than one. Thread: any; one struct event_reader
- * belongs to one thread.
+ * code that reads packets, and believed no more than one. Where a journal goes on behind a second
+ * snapshot a record that is no event says so. Thread: any; one struct event_reader belongs to one
+ * thread.
  */
 #ifndef SERVER_EVENT_RECORD_H
 #define SERVER_EVENT_RECORD_H
@@ -17,6 +18,10 @@
 /* The bytes before the frames into `out`; returns how many. `f`: of EVENT_MESSAGE, else NULL. */
 size_t event_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[EVENT_RECORD_HEAD]);
+/* The place of a snapshot between two events: its bytes into `out`; returns how many. */
+size_t event_record_place(uint64_t generation, unsigned char out[EVENT_RECORD_HEAD]);
+/* The generation if a record is such a place; 0: it is an event, or nothing. */
+uint64_t event_record_is_place(const unsigned char *data, size_t size);
 /* Bytes that a record may have in a run of n_params parameters. */
 size_t event_record_most(size_t n_params);
 

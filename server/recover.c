@@ -6,6 +6,7 @@
 #include "common/journal.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/run_head.h"
 #include "server/core/image.h"
 #include "server/event_record.h"
 
@@ -83,27 +84,36 @@ static int take_step(struct replay *r, const unsigned char *data, size_t size)
 	return PS_OK;
 }
 
+/* `data` lies behind the snapshot that r->next names: its events follow in the same file. */
+static int pass_place(struct replay *r, const unsigned char *data, size_t size)
+{
+	if (event_record_is_place(data, size) != r->next)
+		return PS_EPROTO;
+	r->next = 0;
+	return PS_OK;
+}
+
+/* What follows a snapshot lies behind a mark of its place, or in its own journal. */
 static int take_steps(struct replay *r, struct journal_reader *j, struct err *e)
 {
 	const unsigned char *data;
 	size_t size;
-	int rc = 0;
+	int rc;
 
-	/* what follows a snapshot lies in its journal */
-	while (!r->next && (rc = journal_next(j, &data, &size, e)) == 1)
-		if (take_step(r, data, size))
+	while ((rc = journal_next(j, &data, &size, e)) == 1)
+		if (r->next ? pass_place(r, data, size) : take_step(r, data, size))
 			return refuse(r, j->head.generation,
 				"it has an event that this program does not understand: was it "
 				"written by another version?",
 				e);
-	return rc < 0 ? rc : PS_OK;
+	return rc;
 }
 
-/* A journal that ends before its snapshot may have been torn, or robbed of what was durable. */
+/* A journal that ends where no other goes on may have been torn, or robbed of what was durable. */
 static int judge_end(struct replay *r, struct journal_reader *j, int accept_loss, struct err *e)
 {
 	uint64_t generation = j->head.generation;
-	int broken = r->next ? 0 : journal_is_broken(j, e);
+	int broken = journal_is_broken(j, e);
 
 	if (broken <= 0)
 		return broken;
@@ -117,18 +127,26 @@ static int judge_end(struct replay *r, struct journal_reader *j, int accept_loss
 	return PS_OK;
 }
 
+/* All of `j`, and to the next one; j->fd < 0: there is none. */
 static int replay_file(struct replay *r, struct journal_reader *j, int accept_loss, struct err *e)
 {
+	struct journal_reader next = {.fd = -1};
 	const struct journal_head *h = &j->head;
 
 	/* a lost head has an epoch of 0: only its end is judged */
 	if (h->epoch && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
 				h->epoch != r->cfg.epoch))
 		return refuse(r, h->generation, "it is of another run, or another start of it", e);
-	r->next = 0;
 	r->files++;
 	int rc = take_steps(r, j, e);
-	return rc ? rc : judge_end(r, j, accept_loss, e);
+	if (!rc && r->next)
+		rc = journal_open(&next, r->dir, r->next, j->most, e);
+	if (!rc && next.fd < 0)
+		rc = judge_end(r, j, accept_loss, e);
+	r->next = 0;
+	journal_reader_release(j);
+	*j = next;
+	return rc;
 }
 
 /* ---- the image at their end ----------------------------------------------------------------- */
@@ -155,21 +173,52 @@ static int take_image(struct replay *r, struct checkpoint *c, struct err *e)
 	return PS_OK;
 }
 
-/* From `j`, the journal of the checkpoint, to the last one that follows. */
-static int replay_all(struct replay *r, struct journal_reader *j, int accept_loss, struct err *e)
-{
-	size_t most = event_record_most(r->cfg.n_params);
-	int rc = PS_OK;
+/* ---- where they begin ----------------------------------------------------------------------- */
 
-	j->most = most;
-	while (j->fd >= 0 && !rc) {
-		rc = replay_file(r, j, accept_loss, e);
-		journal_reader_release(j);
-		if (rc || !r->next)
-			break;
-		rc = journal_open(j, r->dir, r->next, most, e);
-	}
+/* Of the start that took the checkpoint; a head that is lost tells nothing. */
+static int is_of_its_start(const struct journal_head *h, const struct checkpoint *c)
+{
+	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
+	struct run_head run;
+
+	return h->epoch == 0 ||
+	       (s && run_head_read(s->data, s->size, &run) == PS_OK && h->run_hi == run.run_hi &&
+		       h->run_lo == run.run_lo && h->epoch == run.epoch);
+}
+
+/* Go behind the place of the snapshot `generation`. There may be none: then what follows it was
+ * not brought home either. */
+static int find_place(struct journal_reader *j, uint64_t generation, struct err *e)
+{
+	const unsigned char *data;
+	size_t size;
+	int rc;
+
+	while ((rc = journal_next(j, &data, &size, e)) == 1)
+		if (event_record_is_place(data, size) == generation)
+			return PS_OK;
 	return rc;
+}
+
+/* The journal behind the checkpoint, at the first event there: its own, or the one of a snapshot
+ * before it that failed. j->fd < 0: there is none. */
+static int open_first(
+	const char *dir, const struct checkpoint *c, struct journal_reader *j, struct err *e)
+{
+	const struct checkpoint_section *weights = checkpoint_find(c, RUN_HEAD_WEIGHTS);
+	size_t most = event_record_most(weights ? weights->size / sizeof(float) : 0);
+	int rc = journal_open(j, dir, c->generation, most, e);
+
+	if (rc || j->fd >= 0)
+		return rc;
+	journal_reader_release(j);
+	rc = journal_open(j, dir, journal_newest(dir, c->generation - 1), most, e);
+	if (rc || j->fd < 0)
+		return rc;
+	if (is_of_its_start(&j->head, c))
+		return find_place(j, c->generation, e);
+	journal_reader_release(j);
+	return PS_OK;
 }
 
 static void release(struct replay *r)
@@ -184,12 +233,12 @@ int recover(const char *dir, int accept_loss, struct checkpoint *c, struct err *
 	struct replay r = {.dir = dir};
 	struct journal_reader j;
 	double begin = clock_seconds();
-	int rc = journal_open(&j, dir, c->generation, 0, e);
+	int rc = open_first(dir, c, &j, e);
 
 	if (rc == PS_OK && j.fd >= 0) {
 		rc = build(&r, c, e);
-		if (!rc)
-			rc = replay_all(&r, &j, accept_loss, e);
+		while (!rc && j.fd >= 0)
+			rc = replay_file(&r, &j, accept_loss, e);
 		if (!rc)
 			rc = take_image(&r, c, e);
 		if (!rc)

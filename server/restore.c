@@ -180,8 +180,8 @@ static int from_directory(struct restored *out, const struct options *o, struct 
 		rc = checkpoint_read_newest(o->checkpoint_dir, 1, &c, &newest_seen, e);
 	if (!rc && c.generation)
 		rc = recover(o->checkpoint_dir, o->core.accept_rollback, &c, e);
-	if (journal_newest(o->checkpoint_dir) > newest_seen)
-		newest_seen = journal_newest(o->checkpoint_dir);
+	if (journal_newest(o->checkpoint_dir, UINT64_MAX) > newest_seen)
+		newest_seen = journal_newest(o->checkpoint_dir, UINT64_MAX);
 	if (!rc)
 		rc = build(out, o, &c, newest_seen, e);
 	checkpoint_release(&c);

@@ -265,7 +265,7 @@ static int open_journal(struct server *s, struct err *e)
 
 	if (cfg->journal)
 		return commit_new(&s->commit, &config, e);
-	journal_remove_old(s->options->checkpoint_dir, cfg->generation);
+	journal_remove(s->options->checkpoint_dir, 1, cfg->generation - 1);
 	return PS_OK;
 }
 

@@ -10,8 +10,7 @@
 #define MOST_PENDING 8192u
 /* Checkpoints, one of them new, temporaries, EPOCH and LOCK; and what a disk that fails could not
  * remove, until the next save that can: bounds_disk. */
-#define MOST_NAMES         48u
-#define MOST_WITH_JOURNALS 60u
+#define MOST_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)
 {
@@ -74,7 +73,7 @@ void bounds_check(struct sim *s, uint32_t node)
 {
 	if (s->net.most > MOST_PENDING)
 		sim_violation(s, "%zu things are pending", s->net.most);
-	if (s->disk.most_names > (s->cfg.journal ? MOST_WITH_JOURNALS : MOST_NAMES))
+	if (s->disk.most_names > MOST_NAMES)
 		sim_violation(s, "%u files in the directory", s->disk.most_names);
 	if (node != SIM_SERVER && s->worker[node - 1].session)
 		check_worker(s, node);

@@ -167,7 +167,7 @@ int journal_boot(struct sim *s, struct err *e)
 	s->journal.bound = s->journal.asked_ms = 0;
 	if (cfg->journal)
 		return commit_new(&s->journal.commit, &config, e);
-	journal_remove_old(DISK_DIRECTORY, cfg->generation);
+	journal_remove(DISK_DIRECTORY, 1, cfg->generation - 1);
 	return PS_OK;
 }
 

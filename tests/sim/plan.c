@@ -262,8 +262,6 @@ static void choose_faults(struct sim *s)
 static void choose_durability(struct sim *s)
 {
 	s->cfg.journal = s->options.core.journal = chance(s, 125);
-	if (s->cfg.journal) /* each save that fails leaves a journal until one succeeds */
-		s->options.core.checkpoint_ms = s->cfg.checkpoint_ms += 400;
 	s->options.journal_bytes = 4096u << between(s, 0, 6);
 }
 

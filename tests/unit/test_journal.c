@@ -326,7 +326,9 @@ static void an_old_file_is_written_over_and_none_of_it_is_believed(void **state)
 {
 	(void)state;
 	write_small(30);
-	struct journal *j = create(GENERATION + 5, GENERATION + 3);
+	struct journal *j = create(GENERATION + 3, 0);
+	journal_close(&j);
+	j = create(GENERATION + 5, GENERATION + 3);
 	assert_false(scratch_exists(dir, name));
 	/* a crash here: the name is there, the head still the old one's */
 	assert_int_equal(read_back(GENERATION + 5).n, 0);
@@ -349,7 +351,8 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 		assert_int_equal(journal_sync(j, &e), PS_OK);
 		journal_close(&j);
 	}
-	assert_int_equal(journal_newest(dir), 5);
+	assert_int_equal(journal_newest(dir, UINT64_MAX), 5);
+	assert_int_equal(journal_newest(dir, 3), 3);
 	j = create(6, 4); /* one of 1, 2, 3 becomes 6 */
 	journal_close(&j);
 	for (uint64_t g = 1; g <= 6; g++) {
@@ -357,9 +360,30 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 		snprintf(path, sizeof path, "journal-%016llx", (unsigned long long)g);
 		assert_int_equal(scratch_exists(dir, path), g >= 4);
 	}
-	journal_remove_old(dir, 6);
+	journal_remove(dir, 5, 5);
 	assert_int_equal(scratch_exists(dir, "journal-0000000000000005"), 0);
-	assert_int_equal(journal_newest(dir), 6);
+	assert_int_equal(journal_newest(dir, UINT64_MAX), 6);
+	journal_remove(dir, 1, 5);
+	assert_int_equal(journal_newest(dir, 5), 0);
+	assert_int_equal(journal_newest(dir, UINT64_MAX), 6);
+}
+
+/* The oldest checkpoint is 4, which has no journal of its own: it goes on in that of 2. */
+static void the_journal_in_which_the_oldest_checkpoint_stands_is_kept(void **state)
+{
+	const uint64_t before[] = {1, 2, 5};
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		struct journal *j = create(before[i], 0);
+		assert_int_equal(journal_sync(j, &e), PS_OK);
+		journal_close(&j);
+	}
+	struct journal *j = create(6, 4);
+	journal_close(&j);
+	assert_int_equal(journal_newest(dir, 1), 0);
+	assert_int_equal(journal_newest(dir, 4), 2);
+	assert_int_equal(journal_newest(dir, 5), 5);
 }
 
 static void a_full_disk_and_a_failed_sync_are_told(void **state)
@@ -396,7 +420,8 @@ static void a_directory_that_is_none_is_refused(void **state)
 	(void)state;
 	assert_int_equal(journal_create(&j, "/nowhere", &head, 0, &e), PS_EIO);
 	assert_null(j);
-	assert_int_equal(journal_newest("/nowhere"), 0);
+	assert_int_equal(journal_newest("/nowhere", UINT64_MAX), 0);
+	journal_remove("/nowhere", 1, 9);
 	char path[320];
 	assert_int_equal(mkfifo(scratch_path(dir, name, path), 0600), 0);
 	assert_int_equal(journal_open(&r, dir, GENERATION, MOST, &e), PS_EIO);
@@ -415,6 +440,7 @@ int main(void)
 		TEST(random_damage_yields_a_prefix),
 		TEST(an_old_file_is_written_over_and_none_of_it_is_believed),
 		TEST(files_that_no_checkpoint_needs_go_away),
+		TEST(the_journal_in_which_the_oldest_checkpoint_stands_is_kept),
 		TEST(a_full_disk_and_a_failed_sync_are_told),
 		TEST(a_directory_that_is_none_is_refused),
 	};

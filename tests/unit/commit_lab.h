@@ -1,0 +1,269 @@
+/*
+ * commit_lab.h - a server's journal, core and disk without its sockets: events go to the core and,
+ * through server/commit.h, to files of a scratch directory whose disk can be told to fail.
+ *
+ * One per program (it replaces write and fdatasync). Thread: the test's, which runs the loop.
+ */
+#ifndef TESTS_UNIT_COMMIT_LAB_H
+#define TESTS_UNIT_COMMIT_LAB_H
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "common/checkpoint.h"
+#include "common/generation.h"
+#include "server/commit.h"
+#include "server/recover.h"
+#include "tests/unit/core_bench.h"
+#include "tests/unit/scratch.h"
+
+/*
+ * The journal's disk: how often it still writes and syncs before it fails; -1: always. Set while
+ * libuv's pool has nothing to do for us; its 8 bytes to wake the loop may come later, and are let
+ * through unread.
+ */
+static int writes_left = -1, syncs_left = -1;
+
+/* This thread writes a checkpoint, whose disk is without fault. */
+static _Thread_local int saving;
+
+ssize_t write(int fd, const void *bytes, size_t n)
+{
+	if (n > 8 && !saving && writes_left >= 0 && writes_left-- == 0) {
+		writes_left = 0;
+		errno = ENOSPC;
+		return -1;
+	}
+	return syscall(SYS_write, fd, bytes, n);
+}
+
+int fdatasync(int fd)
+{
+	if (syncs_left >= 0 && syncs_left-- == 0) {
+		syncs_left = 0;
+		errno = EIO;
+		return -1;
+	}
+	return (int)syscall(SYS_fdatasync, fd);
+}
+
+/* A server's journal, core and disk without its sockets. */
+static struct shell {
+	char dir[64];
+	uv_loop_t loop;
+	struct bench b;
+	struct commit *commit;
+	struct wire *wire;
+	struct stamp stamp;
+	uint64_t seq, newest;
+	unsigned done;
+} sh;
+
+static inline void on_done(void *arg)
+{
+	assert_ptr_equal(arg, &sh);
+	sh.done++;
+}
+
+/* ---- the disk ------------------------------------------------------------------------------- */
+
+static inline void save(uint64_t generation)
+{
+	struct bench_image img = bench_save(&sh.b);
+	struct checkpoint c = {.generation = generation, .n_sections = IMAGE_SECTIONS};
+	struct err e;
+
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		snprintf(c.section[i].name, sizeof(c.section[i].name), "%s", image_names[i]);
+		c.section[i].data = img.data[i];
+		c.section[i].size = img.size[i];
+	}
+	saving = 1;
+	assert_int_equal(checkpoint_write(sh.dir, &c, &e), PS_OK);
+	saving = 0;
+	bench_drop(&img);
+}
+
+/* What a start would find: the sections at the end of the journals equal the core's. */
+static inline void assert_recovers(int accept_loss)
+{
+	struct bench_image img = bench_save(&sh.b);
+	struct checkpoint c;
+	struct err e;
+
+	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
+	assert_int_equal(recover(sh.dir, accept_loss, &c, &e), PS_OK);
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		const struct checkpoint_section *s = checkpoint_find(&c, image_names[i]);
+		assert_int_equal(s->size, img.size[i]);
+		assert_memory_equal(s->data, img.data[i], s->size);
+	}
+	checkpoint_release(&c);
+	bench_drop(&img);
+}
+
+/* Of the weights a start would have: how often was coordinate 0 moved? */
+static inline int recovered_pushes(int accept_loss, int *rc)
+{
+	struct checkpoint c;
+	struct err e;
+	float w = 0;
+
+	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
+	*rc = recover(sh.dir, accept_loss, &c, &e);
+	memcpy(&w, checkpoint_find(&c, "weights")->data, sizeof(w));
+	checkpoint_release(&c);
+	return (int)-w;
+}
+
+static inline unsigned count_journals(void)
+{
+	DIR *d = opendir(sh.dir);
+	unsigned n = 0;
+
+	assert_non_null(d);
+	for (const struct dirent *entry; (entry = readdir(d));)
+		n += generation_parse(entry->d_name, "journal", "") != 0;
+	closedir(d);
+	return n;
+}
+
+/* ---- events --------------------------------------------------------------------------------- */
+
+static inline void take(const struct event *ev, struct frames *f)
+{
+	const struct effect *e;
+
+	sh.newest = commit_event(sh.commit, ev, sh.b.now_ms, f);
+	bench_step(&sh.b, ev);
+	e = bench_effect(&sh.b, EFFECT_SNAPSHOT);
+	if (e)
+		commit_rotate(sh.commit, e->generation);
+}
+
+/* As from the network. */
+static inline void receive(uint32_t peer, const struct msg *m)
+{
+	struct frames f;
+	struct msg decoded;
+
+	assert_int_equal(wire_encode(m, &f), PS_OK);
+	assert_int_equal(wire_decode(sh.wire, &f, &decoded, NULL), PS_OK);
+	take(&(struct event){.kind = EVENT_MESSAGE, .peer = peer, .msg = &decoded}, &f);
+	frames_release(&f);
+}
+
+static inline void push(int n)
+{
+	while (n-- > 0) {
+		struct msg m = bench_push_ones(sh.stamp, ++sh.seq);
+		receive(9, &m);
+	}
+}
+
+static inline void tick(void)
+{
+	sh.b.now_ms += 50;
+	take(&(struct event){.kind = EVENT_TICK}, NULL);
+}
+
+/* Until the pool has done what it was given. */
+static inline void settle(void)
+{
+	commit_start(sh.commit);
+	while (commit_busy(sh.commit))
+		uv_run(&sh.loop, UV_RUN_ONCE);
+}
+
+/* The snapshot under way has been taken by now; here its disk is done. */
+static inline void saved(int ok)
+{
+	uint64_t generation = sh.b.saving;
+
+	if (ok)
+		commit_durable(sh.commit, generation);
+	sh.b.saving = 0;
+	take(&(struct event){.kind = ok ? EVENT_DURABLE : EVENT_SAVE_FAILED,
+		     .generation = generation},
+		NULL);
+}
+
+/* The core takes a snapshot, at a time when it would whatever happened to the one before. */
+static inline void begin_snapshot(void)
+{
+	sh.b.now_ms += core_config(sh.b.core)->checkpoint_ms;
+	take(&(struct event){.kind = EVENT_SAVE}, NULL);
+	assert_int_not_equal(sh.b.saving, 0);
+}
+
+/* A snapshot of this instant, on the disk. */
+static inline void snapshot(void)
+{
+	begin_snapshot();
+	save(sh.b.saving);
+	saved(1);
+}
+
+/* Snapshots whose disk fails, with events between them. */
+static inline void failing_snapshots(int n)
+{
+	while (n-- > 0) {
+		begin_snapshot();
+		push(1);
+		settle();
+		saved(0);
+		push(1);
+	}
+	settle();
+}
+
+/* ---- life ----------------------------------------------------------------------------------- */
+
+static inline void open_journal(void)
+{
+	const struct core_config *cfg = core_config(sh.b.core);
+	const struct commit_config config = {.loop = &sh.loop,
+		.dir = sh.dir,
+		.run = cfg->run,
+		.epoch = cfg->epoch,
+		.generation = cfg->generation,
+		.most_bytes = 100000,
+		.done = on_done,
+		.arg = &sh};
+	struct err e;
+
+	assert_int_equal(commit_new(&sh.commit, &config, &e), PS_OK);
+}
+
+static inline int set_up(void **state)
+{
+	struct core_config cfg = bench_config();
+	struct msg hello = bench_hello("");
+
+	(void)state;
+	memset(&sh, 0, sizeof(sh));
+	scratch_make(sh.dir);
+	assert_int_equal(uv_loop_init(&sh.loop), 0);
+	assert_int_equal(wire_new(&sh.wire, BENCH_PARAMS), PS_OK);
+	cfg.journal = 1;
+	cfg.generation = 1;
+	bench_open(&sh.b, cfg);
+	save(1);
+	open_journal();
+	receive(9, &hello);
+	sh.stamp = bench_sent(&sh.b, 9, MSG_WELCOME)->welcome.stamp;
+	return 0;
+}
+
+static inline int tear_down(void **state)
+{
+	(void)state;
+	writes_left = syncs_left = -1;
+	settle();
+	commit_free(&sh.commit);
+	wire_free(&sh.wire);
+	bench_close(&sh.b);
+	scratch_remove(sh.dir);
+	return uv_loop_close(&sh.loop);
+}
+
+#endif

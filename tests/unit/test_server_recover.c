@@ -1,0 +1,201 @@
+/*
+ * Proves that recover() comes from a directory to the very bytes of the core whose events went
+ * there, or says why not (server/recover.h).
+ */
+#include "tests/unit/commit_lab.h"
+
+/* ---- what a start finds --------------------------------------------------------------------- */
+
+static void journal_path(uint64_t generation, char out[320])
+{
+	char name[32];
+
+	snprintf(name, sizeof(name), "journal-%016llx", (unsigned long long)generation);
+	scratch_path(sh.dir, name, out);
+}
+
+/* The newest checkpoint is bad: the one before it and two journals come to the same bytes. */
+static void a_bad_checkpoint_costs_nothing(void **state)
+{
+	char path[320];
+
+	(void)state;
+	push(3);
+	snapshot();
+	push(3);
+	settle();
+	assert_int_equal(truncate(scratch_path(sh.dir, "ckpt-0000000000000002", path), 100), 0);
+	assert_recovers(0);
+}
+
+static void a_torn_end_is_an_end(void **state)
+{
+	char path[320];
+	int rc;
+
+	(void)state;
+	push(4);
+	settle();
+	journal_path(1, path);
+	assert_int_equal(recovered_pushes(0, &rc), 4);
+	assert_int_equal(truncate(path, (long)commit_stats(sh.commit)->bytes - 9), 0);
+	assert_int_equal(recovered_pushes(0, &rc), 3);
+	assert_int_equal(rc, PS_OK);
+}
+
+static void a_loss_in_the_middle_is_refused_unless_it_is_accepted(void **state)
+{
+	char path[320];
+	int rc;
+
+	(void)state;
+	for (int i = 0; i < 6; i++) {
+		push(1);
+		settle();
+	}
+	journal_path(1, path);
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	assert_int_equal(pwrite(fd, "x", 1, 700), 1);
+	close(fd);
+	recovered_pushes(0, &rc);
+	assert_int_equal(rc, PS_ECHECKPOINT);
+	int pushes = recovered_pushes(1, &rc);
+	assert_int_equal(rc, PS_OK);
+	assert_in_range(pushes, 0, 5);
+}
+
+static void a_journal_of_another_start_is_refused(void **state)
+{
+	struct commit_config config = {.loop = &sh.loop,
+		.dir = sh.dir,
+		.run = core_config(sh.b.core)->run,
+		.epoch = 4711,
+		.generation = 1,
+		.done = on_done};
+	struct err e;
+	int rc;
+
+	(void)state;
+	settle();
+	commit_free(&sh.commit);
+	assert_int_equal(commit_new(&sh.commit, &config, &e), PS_OK);
+	recovered_pushes(1, &rc);
+	assert_int_equal(rc, PS_ECHECKPOINT);
+}
+
+/* ---- a checkpoint that stands in the journal of an older one --------------------------------- */
+
+/* Snapshots 2 to 4 fail, 5 is on disk, and so is what follows it: all in one journal. Returns its
+ * size where the place of 5 is. */
+static long stand_in_an_older_journal(char path[320])
+{
+	push(3);
+	failing_snapshots(3);
+	begin_snapshot();
+	settle();
+	long place = (long)commit_stats(sh.commit)->bytes;
+	save(sh.b.saving);
+	saved(1);
+	for (int i = 0; i < 4; i++) {
+		push(1);
+		settle();
+	}
+	assert_int_equal(commit_reached(sh.commit), sh.newest);
+	assert_int_equal(count_journals(), 2);
+	journal_path(2, path);
+	return place;
+}
+
+static void what_follows_it_is_found_there(void **state)
+{
+	char path[320];
+
+	(void)state;
+	stand_in_an_older_journal(path);
+	assert_recovers(0);
+	assert_int_equal(truncate(scratch_path(sh.dir, "ckpt-0000000000000005", path), 100), 0);
+	assert_recovers(0); /* from 1, through all four places */
+}
+
+static void what_follows_it_may_be_torn(void **state)
+{
+	char path[320];
+	int rc, all;
+
+	(void)state;
+	long place = stand_in_an_older_journal(path);
+	all = recovered_pushes(0, &rc);
+	for (long bytes = place + 500; bytes >= 0; bytes -= 100) {
+		assert_int_equal(truncate(path, bytes), 0);
+		int pushes = recovered_pushes(0, &rc);
+		assert_int_equal(rc, PS_OK);
+		assert_in_range(pushes, all - 4, all); /* what 5 has itself, at least */
+	}
+}
+
+/* One bit after another: what follows is found whole, or its loss is said. */
+static void assert_losses_are_said(const char *path, long size, int all, int least)
+{
+	int rc, fd = open(path, O_RDWR | O_CLOEXEC);
+
+	for (long at = 0; at < size; at += 24) {
+		unsigned char byte, wrong;
+		assert_int_equal(pread(fd, &byte, 1, at), 1);
+		wrong = byte ^ 0x40;
+		assert_int_equal(pwrite(fd, &wrong, 1, at), 1);
+		int pushes = recovered_pushes(0, &rc);
+		assert_true(rc == PS_ECHECKPOINT || (rc == PS_OK && pushes == all));
+		pushes = recovered_pushes(1, &rc);
+		assert_int_equal(rc, PS_OK);
+		assert_in_range(pushes, least, all);
+		assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+	}
+	close(fd);
+}
+
+static void a_loss_before_what_follows_it_is_said(void **state)
+{
+	char path[320], newest[320];
+	int rc;
+
+	(void)state;
+	long place = stand_in_an_older_journal(path);
+	int all = recovered_pushes(0, &rc);
+	assert_losses_are_said(path, place + 200, all, all - 4);
+	scratch_path(sh.dir, "ckpt-0000000000000005", newest);
+	assert_int_equal(truncate(newest, 100), 0);
+	assert_losses_are_said(path, place + 200, all, 0); /* from checkpoint 1 on */
+}
+
+/* Without its own journal only one of the same start may go on behind it. */
+static void a_journal_of_an_earlier_start_is_not_its(void **state)
+{
+	struct checkpoint c;
+	struct err e;
+	char path[320];
+
+	(void)state;
+	stand_in_an_older_journal(path);
+	sh.b.core->cfg.epoch++; /* the next start, which ended before it began a journal */
+	save(6);
+	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
+	assert_int_equal(c.generation, 6);
+	assert_int_equal(recover(sh.dir, 0, &c, &e), PS_OK);
+	checkpoint_release(&c);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+	const struct CMUnitTest tests[] = {
+		TEST(a_bad_checkpoint_costs_nothing),
+		TEST(a_torn_end_is_an_end),
+		TEST(a_loss_in_the_middle_is_refused_unless_it_is_accepted),
+		TEST(a_journal_of_another_start_is_refused),
+		TEST(what_follows_it_is_found_there),
+		TEST(what_follows_it_may_be_torn),
+		TEST(a_loss_before_what_follows_it_is_said),
+		TEST(a_journal_of_an_earlier_start_is_not_its),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -272,6 +272,17 @@ static inline struct stamp bench_join(struct bench *b, uint32_t peer, const char
 	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
 }
 
+/* HELLO of an earlier life, and WELCOME at once. */
+static inline struct stamp bench_come_back(
+	struct bench *b, uint32_t peer, struct stamp s, uint64_t last_seq)
+{
+	struct msg m = bench_resume(s, last_seq, 0);
+
+	bench_message(b, peer, &m);
+	assert_non_null(bench_sent(b, peer, MSG_WELCOME));
+	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
+}
+
 /* A push of no batch and no slice: a gradient of zero. */
 static inline struct msg bench_push(struct stamp s, uint64_t seq)
 {

@@ -8,6 +8,7 @@
 #include "scratch.h"
 #include "server/core/core.h"
 #include "server/options.h"
+#include "server/progress.h"
 #include "server/restore.h"
 
 #define LAB_MAX_ARGV 64
@@ -60,6 +61,15 @@ static UNUSED const struct msg *lab_sent(const struct core *core, enum msg_type 
 		if (e->kind == EFFECT_SEND && e->msg.type == type)
 			return &e->msg;
 	return NULL;
+}
+
+/* What the newest step has done, for `p`. */
+static UNUSED void lab_show(struct progress *p, const struct lab_worker *w)
+{
+	const struct effect *e;
+
+	for (size_t i = 0; (e = core_effect(w->core, i)) != NULL; i++)
+		progress_effect(p, w->core, e, w->now_ms);
 }
 
 /* Step `m` into the core; returns the first message of `type` that it answers, or NULL. */

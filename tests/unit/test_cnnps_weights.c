@@ -1,41 +1,15 @@
 /* test_cnnps_weights.c - which weights libcnnps gives, and what it says of them in a push: pulls
  * started ahead, and versions of before and after a crash of the server. And what is refused. */
-#include "tests/unit/fake_server.h"
-#include "common/clock.h"
-#include "common/log.h"
-#include "worker/cnnps.h"
-
-static struct fake fake;
-static struct cnnps *client;
-static const float ones[FAKE_PARAMS] = {1, 1, 1, 1, 1, 1};
+#include "tests/unit/cnnps_lab.h"
 
 static void connect_again(struct cnnps_options o)
 {
 	cnnps_close(&client);
-	o.server = fake.url;
-	o.connect_ms = 10000;
-	if (cnnps_connect(&client, &o))
-		fail_msg("%s", o.why);
+	connect_or_fail(&o);
 }
 
-static int set_up(void **state)
-{
-	(void)state;
-	log_set_level(LOG_ERROR);
-	fake_start(&fake);
-	connect_again((struct cnnps_options){.device = "test"});
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	(void)state;
-	cnnps_close(&client);
-	fake_stop(&fake);
-	return 0;
-}
-
-static void push(uint64_t version)
+/* The gradient of weights of that version. */
+static void push_at(uint64_t version)
 {
 	assert_int_equal(cnnps_push(client, ones, FAKE_PARAMS, version), 0);
 }
@@ -61,7 +35,7 @@ static void a_pull_started_ahead_is_what_the_next_view_gets(void **state)
 	assert_int_equal(cnnps_prefetch(client), 0);
 	assert_int_equal(cnnps_prefetch(client), 0); /* is under way already, or here */
 	fake_wait(&fake, one_pull, "a pull that nobody waits for");
-	push(0);
+	push_at(0);
 	flush();
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_true(view.version == 0 && view.w[0] == 0); /* of before the push */
@@ -79,7 +53,7 @@ static void a_pull_gets_it_too_and_an_evaluation_does_not(void **state)
 	(void)state;
 	assert_int_equal(cnnps_prefetch(client), 0);
 	fake_wait(&fake, one_pull, "the pull");
-	push(0);
+	push_at(0);
 	assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
 	assert_true(version == 1 && w[0] == -1);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
@@ -95,7 +69,7 @@ static void a_view_waits_for_the_pull_that_is_under_way(void **state)
 	assert_int_equal(cnnps_view(client, &old), 0);
 	fake_set(&fake, &fake.how.mute_pulls, 1);
 	assert_int_equal(cnnps_prefetch(client), 0);
-	push(0);
+	push_at(0);
 	flush(); /* the pull, said before, has come: and was lost */
 	assert_int_equal(fake_look(&fake).pulls, 2);
 	fake_set(&fake, &fake.how.mute_pulls, 0);
@@ -114,9 +88,9 @@ static void closing_drops_what_was_started_ahead(void **state)
 	fake_set(&fake, &fake.how.two_slices, 1);
 	assert_int_equal(cnnps_prefetch(client), 0);
 	fake_wait(&fake, one_pull, "the pull");
-	push(0);
+	push_at(0);
 	flush(); /* the weights came before this answer */
-	connect_again((struct cnnps_options){.device = "test"});
+	connect_again(options());
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
 }
@@ -138,17 +112,17 @@ static void a_push_says_whose_version_its_weights_were_of(void **state)
 	fake_set(&fake, &fake.how.not_durable, 1);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.server_epoch, 1);
-	push(view.version);
-	push(77); /* never pulled */
+	push_at(view.version);
+	push_at(77); /* never pulled */
 	flush();
 	fake_hang_up(&fake, 1);
-	push(0); /* version 0 is still the old server's: no other was pulled */
+	push_at(0); /* version 0 is still the old server's: no other was pulled */
 	fake_wait(&fake, three_pushes, "three pushes");
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.server_epoch, 2);
 	assert_int_equal(view.version, 3);
-	push(view.version);
-	push(0);
+	push_at(view.version);
+	push_at(0);
 	flush();
 	seen = fake_look(&fake);
 	assert_int_equal(seen.last_seq, 5);
@@ -171,10 +145,10 @@ static void the_newest_pull_of_a_version_counts(void **state)
 	assert_int_equal(cnnps_view(client, &view), 0);
 	fake_hang_up(&fake, 1);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
-	push(0);
+	push_at(0);
 	for (int i = 0; i < 20; i++) /* version 1 all the time */
 		assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
-	push(0);
+	push_at(0);
 	flush();
 	seen = fake_look(&fake);
 	assert_int_equal(seen.made[0].base_epoch, 2);
@@ -213,7 +187,7 @@ static void connecting_tells_the_mode(void **state)
 	how.local_rate = 0.25;
 	how.elastic = 0.5;
 	fake_behave(&fake, how);
-	connect_again((struct cnnps_options){.device = "test"});
+	connect_again(options());
 	i = cnnps_info(client);
 	assert_int_equal(i->mode, CNNPS_EASGD);
 	assert_true(i->n_push == 3 && i->n_fetch == 4);
@@ -232,7 +206,7 @@ static void a_refused_command_fails_alone(void **state)
 	fake_set(&fake, &fake.how.refuse_admin, 1);
 	assert_int_equal(cnnps_checkpoint(client, &generation), PS_EUSAGE);
 	assert_string_equal(cnnps_why(client), "the fake server says so");
-	push(0);
+	push_at(0);
 	flush();
 	assert_string_equal(cnnps_why(client), "");
 	fake_set(&fake, &fake.how.refuse_admin, 0);
@@ -249,26 +223,27 @@ static int eight_beats(const struct fake *f)
 /* As beats_stop_when_the_program_hangs_..., but for a program that says that it lives. */
 static void a_busy_program_beats_on(void **state)
 {
+	struct cnnps_options o = options();
+
 	(void)state;
-	connect_again((struct cnnps_options){.device = "test", .hang_ms = 300});
+	o.hang_ms = 300;
+	connect_again(o);
 	fake_wait(&fake, eight_beats, "eight beats without a call");
 }
-
-#define TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(a_pull_started_ahead_is_what_the_next_view_gets),
-		TEST(a_pull_gets_it_too_and_an_evaluation_does_not),
-		TEST(a_view_waits_for_the_pull_that_is_under_way),
-		TEST(closing_drops_what_was_started_ahead),
-		TEST(a_push_says_whose_version_its_weights_were_of),
-		TEST(the_newest_pull_of_a_version_counts),
-		TEST(a_lease_says_whose_version_it_wants),
-		TEST(connecting_tells_the_mode),
-		TEST(a_refused_command_fails_alone),
-		TEST(a_busy_program_beats_on),
+		CONNECTED(a_pull_started_ahead_is_what_the_next_view_gets),
+		CONNECTED(a_pull_gets_it_too_and_an_evaluation_does_not),
+		CONNECTED(a_view_waits_for_the_pull_that_is_under_way),
+		CONNECTED(closing_drops_what_was_started_ahead),
+		CONNECTED(a_push_says_whose_version_its_weights_were_of),
+		CONNECTED(the_newest_pull_of_a_version_counts),
+		CONNECTED(a_lease_says_whose_version_it_wants),
+		CONNECTED(connecting_tells_the_mode),
+		CONNECTED(a_refused_command_fails_alone),
+		CONNECTED(a_busy_program_beats_on),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -273,17 +273,10 @@ static void a_smaller_replay_window_keeps_the_newest_decisions(void **state)
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	s = bench_join(&b, 9, "");
-	for (uint64_t seq = 1; seq <= 20; seq++) {
-		m = bench_push_ones(s, seq);
-		bench_applied(&b, 9, &m);
-	}
+	s = bench_open_with_pushes(&b, bench_config(), 20);
 	b.cfg.replay_window = 8;
 	bench_restart(&b);
-	m = bench_resume(s, 20, 0);
-	bench_message(&b, 9, &m);
-	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	s = bench_come_back(&b, 9, s, 20);
 	for (uint64_t seq = 1; seq <= 20; seq++) {
 		struct msg_ack a;
 

@@ -5,6 +5,7 @@
  */
 #include "tests/unit/core_crowd.h"
 #include <math.h>
+#include "tests/unit/core_work.h"
 
 /* Train all of `epoch` in one push. */
 static void train(struct bench *b, struct stamp s, uint32_t epoch)
@@ -13,13 +14,6 @@ static void train(struct bench *b, struct stamp s, uint32_t epoch)
 
 	bench_work(&m, epoch, 0, 4);
 	bench_applied(b, 9, &m);
-}
-
-static struct msg_grant lease(struct bench *b, uint32_t peer, struct stamp s, uint64_t request)
-{
-	bench_lease(b, peer, s, request);
-	assert_non_null(bench_sent(b, peer, MSG_GRANT));
-	return bench_sent(b, peer, MSG_GRANT)->grant;
 }
 
 static void result(struct bench *b, uint32_t peer, struct stamp s, const struct msg_grant *g)
@@ -48,7 +42,7 @@ static void evaluation_is_granted_in_portions_before_any_training(void **state)
 	s = bench_join(&b, 9, "");
 	train(&b, s, 0);
 	for (uint32_t i = 0; i < 3; i++) {
-		g = lease(&b, 9, s, i + 1);
+		g = grant(&b, 9, s, i + 1);
 		assert_int_equal(g.kind, GRANT_EVAL);
 		assert_int_equal(g.eval_first, 3 * i);
 		assert_int_equal(g.eval_count, i < 2 ? 3 : 1);
@@ -60,7 +54,7 @@ static void evaluation_is_granted_in_portions_before_any_training(void **state)
 	assert_int_equal(core_epoch(b.core, 0)->eval_done, 7);
 	assert_int_equal(core_epoch(b.core, 0)->eval_correct, 2 + 2 + 1);
 	assert_true(core_epoch(b.core, 0)->eval_loss_sum == 0.25 * 7);
-	assert_int_equal(lease(&b, 9, s, 4).kind, GRANT_TRAIN);
+	assert_int_equal(grant(&b, 9, s, 4).kind, GRANT_TRAIN);
 	bench_close(&b);
 }
 
@@ -79,7 +73,7 @@ static void the_largest_test_set_has_room_for_its_portions(void **state)
 	bench_durable(&b);
 	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
 	train(&b, s, 0);
-	assert_int_equal(lease(&b, 9, s, 1).eval_count, WIRE_MAX_IMAGES / WIRE_MAX_BATCHES);
+	assert_int_equal(grant(&b, 9, s, 1).eval_count, WIRE_MAX_IMAGES / WIRE_MAX_BATCHES);
 	assert_int_equal(b.core->leases.n_portions, WIRE_MAX_BATCHES);
 	bench_close(&b);
 }
@@ -96,8 +90,8 @@ static void while_others_evaluate_the_rest_train(void **state)
 	s = bench_join(&b, 9, "");
 	t = bench_join(&b, 10, "");
 	train(&b, s, 0);
-	assert_int_equal(lease(&b, 9, s, 1).eval_count, 7);
-	assert_int_equal(lease(&b, 10, t, 1).kind, GRANT_TRAIN);
+	assert_int_equal(grant(&b, 9, s, 1).eval_count, 7);
+	assert_int_equal(grant(&b, 10, t, 1).kind, GRANT_TRAIN);
 	bench_close(&b);
 }
 
@@ -123,14 +117,12 @@ static void weights_under_evaluation_stand_still(void **state)
 	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 2);
 	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -2.0f);
 	bench_restart(&b); /* not even a crash moves them */
-	m = bench_resume(s, 2, 0);
-	bench_message(&b, 9, &m);
-	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	s = bench_come_back(&b, 9, s, 2);
 	bench_pull(&b, 9, s, WEIGHTS_EVAL);
 	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 1);
 	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -1.0f);
 	for (uint64_t i = 1; i <= 3; i++) {
-		g = lease(&b, 9, s, i);
+		g = grant(&b, 9, s, i);
 		result(&b, 9, s, &g);
 	}
 	bench_pull(&b, 9, s, WEIGHTS_EVAL);
@@ -204,7 +196,7 @@ static void a_portion_whose_worker_vanished_is_granted_again(void **state)
 	t = bench_join(&b, 10, "");
 	train(&b, s, 0);
 	for (uint64_t i = 1; i <= 3; i++) {
-		g = lease(&b, 9, s, i);
+		g = grant(&b, 9, s, i);
 		if (i < 3)
 			result(&b, 9, s, &g);
 	}
@@ -213,7 +205,7 @@ static void a_portion_whose_worker_vanished_is_granted_again(void **state)
 	b.now_ms += b.cfg.suspect_ms + 1;
 	bench_beat(&b, 10, t);
 	bench_tick(&b, 0);
-	g = lease(&b, 10, t, 2);
+	g = grant(&b, 10, t, 2);
 	assert_int_equal(g.kind, GRANT_EVAL);
 	assert_int_equal(g.eval_first, 6);
 	result(&b, 10, t, &g);
@@ -239,7 +231,7 @@ static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state
 	assert_int_equal(bench_count(&b, EFFECT_EPOCH), 0);
 	assert_int_equal(core_training_epoch(b.core), 1);
 	for (uint64_t i = 1; i <= 3; i++) {
-		g = lease(&b, 9, s, i);
+		g = grant(&b, 9, s, i);
 		assert_int_equal(g.eval_id, 1);
 		result(&b, 9, s, &g);
 	}
@@ -247,7 +239,7 @@ static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state
 	assert_int_equal(core_training_epoch(b.core), 2);
 	bench_pull(&b, 9, s, WEIGHTS_EVAL);
 	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 2);
-	g = lease(&b, 9, s, 4);
+	g = grant(&b, 9, s, 4);
 	assert_int_equal(g.eval_id, 2);
 	bench_close(&b);
 }

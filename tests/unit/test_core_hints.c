@@ -6,20 +6,18 @@
 
 static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 {
-	struct core_config cfg = bench_training();
 	struct bench b;
 	struct stamp s, t;
 	struct msg_grant g;
 	struct msg m;
 
 	(void)state;
-	cfg.lease_batches = 2;
-	bench_open(&b, cfg);
+	bench_open(&b, bench_training());
 	s = bench_join(&b, 9, "");
 	g = lease(&b, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
 	t = bench_join(&b, 10, "");
-	b.now_ms += cfg.suspect_ms + 1;
+	b.now_ms += b.cfg.suspect_ms + 1;
 	bench_beat(&b, 10, t);
 	bench_tick(&b, 0);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
@@ -43,18 +41,16 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 /* Its answer was lost, or waited for a disk that failed, until the silence was too long. */
 static void a_lease_that_nobody_got_is_given_again(void **state)
 {
-	struct core_config cfg = bench_training();
 	struct bench b;
 	struct stamp s;
 	struct msg_grant g;
 
 	(void)state;
-	cfg.lease_batches = 2;
-	bench_open(&b, cfg);
+	bench_open(&b, bench_training());
 	s = bench_join(&b, 9, "");
 	g = lease(&b, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
-	bench_tick(&b, cfg.suspect_ms + 1);
+	bench_tick(&b, b.cfg.suspect_ms + 1);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
 	g = lease(&b, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
@@ -108,13 +104,11 @@ static void a_new_process_numbers_its_requests_anew(void **state)
 
 static void leavers_and_the_fenced_give_their_leases_back(void **state)
 {
-	struct core_config cfg = bench_training();
 	struct bench b;
 	struct stamp s;
 
 	(void)state;
-	cfg.lease_batches = 2;
-	bench_open(&b, cfg);
+	bench_open(&b, bench_training());
 	s = bench_join(&b, 9, "anna");
 	lease(&b, 9, s, 1);
 	assert_int_equal(b.core->leases.n_free, 2);

@@ -201,9 +201,7 @@ static void a_repeated_request_gets_the_same_grant(void **state)
 	again = lease(&b, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
 	bench_restart(&b); /* the answer was lost in a crash */
-	struct msg m = bench_resume(s, 0, 0);
-	bench_message(&b, 9, &m);
-	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	s = bench_come_back(&b, 9, s, 0);
 	again = lease(&b, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
 	assert_int_equal(core_stats(b.core)->leases, n);
@@ -254,9 +252,7 @@ static void nobody_gets_a_lease_before_min_workers_are_there_once(void **state)
 	lease(&b, 9, s, 2); /* begun is begun */
 	bench_restart(&b);
 	bench_tick(&b, 0);
-	struct msg m = bench_resume(s, 0, 0);
-	bench_message(&b, 9, &m);
-	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	s = bench_come_back(&b, 9, s, 0);
 	lease(&b, 9, s, 3); /* and stays begun */
 	bench_close(&b);
 }

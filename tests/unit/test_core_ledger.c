@@ -140,9 +140,7 @@ static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state
 	}
 	b.cfg.replay_window = 64;
 	bench_restart(&b);
-	m = bench_resume(s, 10, 0);
-	bench_message(&b, 9, &m);
-	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	s = bench_come_back(&b, 9, s, 10);
 	for (uint64_t seq = 5; seq <= 8; seq++) {
 		m = bench_push_ones(s, seq);
 		a = bench_acked(&b, 9, &m);

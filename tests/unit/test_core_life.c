@@ -164,14 +164,6 @@ static void status_is_the_shells_to_answer(void **state)
 
 /* ---- after a crash -------------------------------------------------------------------------- */
 
-static struct stamp come_back(struct bench *b, uint32_t peer, struct stamp s, uint64_t last_seq)
-{
-	struct msg m = bench_resume(s, last_seq, 0);
-
-	bench_message(b, peer, &m);
-	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
-}
-
 static void new_leases_wait_until_all_are_back_and_have_replayed(void **state)
 {
 	struct bench b;
@@ -183,10 +175,10 @@ static void new_leases_wait_until_all_are_back_and_have_replayed(void **state)
 	s = bench_join(&b, 9, "");
 	t = bench_join(&b, 10, "");
 	bench_restart(&b);
-	s = come_back(&b, 9, s, 1);
+	s = bench_come_back(&b, 9, s, 1);
 	bench_lease(&b, 9, s, 1);
 	bench_silent(&b);
-	t = come_back(&b, 10, t, 0);
+	t = bench_come_back(&b, 10, t, 0);
 	assert_null(bench_sent(&b, 9, MSG_GRANT)); /* push 1 of the first is still to come */
 	m = bench_push_ones(s, 1);
 	bench_work(&m, 0, 0, 1);
@@ -206,7 +198,7 @@ static void new_leases_wait_no_longer_than_recovery_ms(void **state)
 	bench_join(&b, 10, "");
 	bench_restart(&b);
 	b.now_ms += 5000; /* it took long to start: the clock runs from the first event */
-	s = come_back(&b, 9, s, 0);
+	s = bench_come_back(&b, 9, s, 0);
 	bench_lease(&b, 9, s, 1);
 	bench_silent(&b);
 	b.now_ms += b.cfg.recovery_ms - 1;
@@ -228,10 +220,10 @@ static void who_missed_one_recovery_does_not_hold_up_the_next(void **state)
 	s = bench_join(&b, 9, "");
 	bench_join(&b, 10, "");
 	bench_restart(&b);
-	s = come_back(&b, 9, s, 0);
+	s = bench_come_back(&b, 9, s, 0);
 	bench_tick(&b, b.cfg.recovery_ms); /* over: the second worker did not come */
 	bench_restart(&b);
-	s = come_back(&b, 9, s, 0);
+	s = bench_come_back(&b, 9, s, 0);
 	bench_lease(&b, 9, s, 1);
 	assert_non_null(bench_sent(&b, 9, MSG_GRANT));
 	bench_close(&b);
@@ -247,11 +239,11 @@ static void who_came_back_late_is_waited_for_again(void **state)
 	s = bench_join(&b, 9, "");
 	t = bench_join(&b, 10, "");
 	bench_restart(&b);
-	s = come_back(&b, 9, s, 0);
+	s = bench_come_back(&b, 9, s, 0);
 	bench_tick(&b, b.cfg.recovery_ms); /* over: the second worker did not come */
-	come_back(&b, 10, t, 0);
+	bench_come_back(&b, 10, t, 0);
 	bench_restart(&b);
-	s = come_back(&b, 9, s, 0);
+	s = bench_come_back(&b, 9, s, 0);
 	bench_lease(&b, 9, s, 1);
 	assert_null(bench_sent(&b, 9, MSG_GRANT));
 	bench_close(&b);

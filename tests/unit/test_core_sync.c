@@ -391,11 +391,9 @@ static void replayed_steps_stay_steps(void **state)
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	bench_restart(&b);
-	struct msg m = bench_resume(s, 3, 0);
-	bench_message(&b, 9, &m);
-	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+	s = bench_come_back(&b, 9, s, 3);
 	for (uint32_t i = 0; i < 2; i++) {
-		m = bench_push(s, i + 1);
+		struct msg m = bench_push(s, i + 1);
 		bench_slice(&m, 0, BENCH_PARAMS, g[i]);
 		bench_work(&m, 0, i, 1);
 		m.push.verdict = VERDICT_OK;

@@ -1,35 +1,11 @@
 /* test_pool.c - gradients that are pushed and weights that are read without a copy: pool.h, and
  * cnnps_gradient and cnnps_view of cnnps.h against a fake server. */
 #include <stdlib.h>
-#include "tests/unit/fake_server.h"
-#include "common/log.h"
+#include "tests/unit/cnnps_lab.h"
 #include "common/mem.h"
-#include "worker/cnnps.h"
 #include "common/pool.h"
 
 #define FLOATS 1000
-
-static struct fake fake;
-static struct cnnps *client;
-
-static int set_up(void **state)
-{
-	struct cnnps_options o = {.server = fake.url, .connect_ms = 10000};
-
-	(void)state;
-	log_set_level(LOG_ERROR);
-	fake_start(&fake);
-	assert_int_equal(cnnps_connect(&client, &o), 0);
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	(void)state;
-	cnnps_close(&client);
-	fake_stop(&fake);
-	return 0;
-}
 
 /* ---- pool ---------------------------------------------------------------------------------- */
 

@@ -25,20 +25,12 @@ static int tear_down(void **state)
 	return 0;
 }
 
-static void watch(void)
-{
-	const struct effect *e;
-
-	for (size_t i = 0; (e = core_effect(run.core, i)) != NULL; i++)
-		progress_effect(&progress, run.core, e, worker.now_ms);
-}
-
 /* One batch of 100 images at `now_ms`. */
 static void batch_at(struct work work, uint64_t now_ms)
 {
 	worker.now_ms = now_ms;
 	lab_push(&worker, work, 100, 0.5f, 0.1f);
-	watch();
+	lab_show(&progress, &worker);
 }
 
 /* ---- the text ---------------------------------------------------------------------------- */
@@ -126,11 +118,11 @@ static void seconds_run_from_the_first_work_to_the_last_epoch(void **state)
 	begin("--model;fc:10;--epochs;1;--warm-updates;0;--lease-batches;100");
 	worker.now_ms = 3000; /* two seconds of waiting for a worker do not count */
 	lab_join(&worker, "", 200, 100);
-	watch();
+	lab_show(&progress, &worker);
 	assert_true(progress_seconds(&progress, 3500) == 0);
 	worker.now_ms = 4000;
 	lab_lease(&worker);
-	watch();
+	lab_show(&progress, &worker);
 	assert_true(progress_seconds(&progress, 4250) == 0.25);
 	batch_at((struct work){0, 0, 1}, 5000);
 	assert_true(progress_seconds(&progress, 5500) == 1.5);
@@ -145,14 +137,14 @@ static void an_epoch_is_one_log_line_with_its_rate(void **state)
 	lab_join(&worker, "", 200, 100);
 	worker.now_ms = 4000;
 	lab_lease(&worker);
-	watch();
+	lab_show(&progress, &worker);
 	log_set_level(LOG_INFO);
 	capture_begin(&errors, STDERR_FILENO);
 	batch_at((struct work){0, 0, 1}, 5000);
 	batch_at((struct work){0, 1, 1}, 6000);
 	assert_int_equal(lab_lease(&worker)->kind, GRANT_EVAL);
 	lab_result(&worker, 93, 25);
-	watch();
+	lab_show(&progress, &worker);
 	capture_end(&errors);
 	assert_string_equal(errors.text,
 		"info train epoch epoch=1 images=200 updates=2 loss=0.5000 accuracy=0.9300 "
@@ -166,18 +158,18 @@ static void evaluation_is_not_of_the_next_epoch(void **state)
 	begin("--model;fc:10;--epochs;2;--warm-updates;0;--lease-batches;100");
 	lab_join(&worker, "", 200, 100);
 	lab_lease(&worker);
-	watch();
+	lab_show(&progress, &worker);
 	log_set_level(LOG_ERROR);
 	batch_at((struct work){0, 0, 1}, 2000);
 	batch_at((struct work){0, 1, 1}, 3000);
 	assert_int_equal(lab_lease(&worker)->kind, GRANT_EVAL);
-	watch();
+	lab_show(&progress, &worker);
 	worker.now_ms = 7000;
 	lab_result(&worker, 93, 25);
-	watch();
+	lab_show(&progress, &worker);
 	assert_true(progress.epoch_rate == 100);
 	assert_int_equal(lab_lease(&worker)->kind, GRANT_TRAIN);
-	watch();
+	lab_show(&progress, &worker);
 	batch_at((struct work){1, 0, 1}, 8000);
 	batch_at((struct work){1, 1, 1}, 8250);
 	assert_true(progress.epoch_rate == 160);
@@ -192,7 +184,7 @@ static void a_rate_is_measured_over_a_second(void **state)
 	lab_join(&worker, "", 500, 100);
 	worker.now_ms = 4000;
 	lab_lease(&worker);
-	watch();
+	lab_show(&progress, &worker);
 	batch_at((struct work){0, 0, 1}, 4300);
 	progress_tick(&progress, run.core, 4900);
 	progress_look(&progress, run.core, &v);
@@ -212,14 +204,14 @@ static void a_vectors_time_is_that_of_its_updates(void **state)
 	(void)state;
 	begin("--model;vector:3");
 	lab_join(&worker, "", 0, 0);
-	watch();
+	lab_show(&progress, &worker);
 	assert_true(progress_seconds(&progress, 5000) == 0);
 	worker.now_ms = 6000;
 	lab_push(&worker, none, 0, 0, 1);
-	watch();
+	lab_show(&progress, &worker);
 	worker.now_ms = 7500;
 	lab_push(&worker, none, 0, 0, 1);
-	watch();
+	lab_show(&progress, &worker);
 	assert_true(progress_seconds(&progress, 99000) == 1.5);
 }
 

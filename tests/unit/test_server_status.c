@@ -35,15 +35,6 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* Let progress see the effects of the newest step. */
-static void watch(void)
-{
-	const struct effect *e;
-
-	for (size_t i = 0; (e = core_effect(run.core, i)) != NULL; i++)
-		progress_effect(&progress, run.core, e, worker.now_ms);
-}
-
 static int finished(void)
 {
 	return progress_evaluated(run.core) &&
@@ -57,17 +48,17 @@ static void train(uint32_t correct)
 		assert_true(guard < 10000);
 		worker.now_ms += 10;
 		const struct msg_grant g = *lab_lease(&worker);
-		watch();
+		lab_show(&progress, &worker);
 		if (g.kind == GRANT_EVAL) {
 			lab_result(&worker, correct, 0.5 * g.eval_count);
-			watch();
+			lab_show(&progress, &worker);
 			continue;
 		}
 		for (uint32_t i = 0; i < g.work.count; i++) {
 			const struct work one = {g.work.epoch, g.work.first + i, 1};
 			assert_int_equal(
 				lab_push(&worker, one, 100, 0.25f, 0.5f)->verdict, VERDICT_OK);
-			watch();
+			lab_show(&progress, &worker);
 		}
 	}
 }

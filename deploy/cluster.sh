@@ -11,7 +11,7 @@ workers=${WORKERS:-3}
 limit=900 # seconds for the training
 export COMPOSE_PROJECT_NAME=cnn-cluster-$$ CNN_IMAGE=cnn-ps:cluster-$$
 export CNN_MIN_WORKERS=${CNN_MIN_WORKERS:-$workers} CNN_SEED=${CNN_SEED:-7}
-log=build/docker/build.log
+logs=build/docker
 tags="" follower="" composed=""
 
 say() {
@@ -51,13 +51,13 @@ build() {
 	*) tags=$base ;;
 	esac
 	say "building the image from source"
-	mkdir -p "${log%/*}"
+	mkdir -p $logs
 	for stage in build runtime image; do
 		[ $stage = image ] || tags="$CNN_IMAGE-$stage $tags"
-		docker build -q -f deploy/Dockerfile --build-arg "BASE=$base" \
+		docker build -q --force-rm -f deploy/Dockerfile --build-arg "BASE=$base" \
 			--build-arg "CUDA=${CUDA:-0}" --target $stage \
-			-t "$CNN_IMAGE-$stage" . >"$log" 2>&1 || {
-			tail -n 20 "$log" >&2
+			-t "$CNN_IMAGE-$stage" . >$logs/build.log 2>&1 || {
+			tail -n 20 $logs/build.log >&2
 			exit 1
 		}
 	done
@@ -67,17 +67,23 @@ build() {
 
 # The data set's directory: by deploy/data.sh, in a container where this machine has no curl.
 images() {
+	local found
 	if [ -n "${CNN_DATA-}" ] || command -v curl >/dev/null; then
 		deploy/data.sh
 		return
 	fi
 	# shellcheck disable=SC2016 # the container's shell expands
-	docker run --rm -v "$PWD:/src" "$base" sh -euc '{ apt-get update -q
+	found=$(docker run --rm -v "$PWD:/src" "$base" sh -euc '{ apt-get update -q
 		apt-get install -q -y --no-install-recommends curl ca-certificates dataset-fashion-mnist
 		from=$(/src/deploy/data.sh)
 		[ "$from" = /src/data/mnist ] || cp -r "$from" /src/data
 		chown -R "$0" /src/data; } >&2
-		echo "data/${from##*/}"' "$(id -u):$(id -g)" 2>/dev/null | sed "s,^,$PWD/,"
+		echo "data/${from##*/}"' "$(id -u):$(id -g)" 2>$logs/data.log) || {
+		tail -n 5 $logs/data.log >&2
+		return 1
+	}
+	grep '^data:' $logs/data.log >&2
+	echo "$PWD/$found"
 }
 
 # The containers of a service, those that have ended too.
@@ -95,13 +101,15 @@ docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null |
 	exit 2
 }
 build
-CNN_IMAGES=$(images)
+directory=$(images)
+CNN_IMAGES=$(realpath "$directory") # compose would read a relative one from deploy/
 export CNN_IMAGES
 
 say "1 server + $workers workers"
 composed=1
-compose up -d --scale worker="$workers" >/dev/null 2>&1 || {
+compose up -d --scale worker="$workers" >$logs/up.log 2>&1 || {
 	compose logs --tail 20 >&2
+	tail -n 5 $logs/up.log >&2
 	exit 1
 }
 server=$(containers server)

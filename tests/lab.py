@@ -143,6 +143,15 @@ class Lab:
             "cnn-worker", "--server", endpoint, "--data", data or self.data, "--device", "cpu",
             "--threads", 1, *options)))
 
+    def train(self, workers, *options, data=None, seconds=150, **how):
+        """A run from its beginning to its end: the result, and all workers end well."""
+        server = self.server(*options, **how)
+        crew = [self.worker(server.endpoint, data=data) for _ in range(workers)]
+        result = server.result(seconds)
+        for worker in crew:
+            assert worker.wait(10) == 0, worker.tail()
+        return result
+
     def ledger_worker(self, endpoint, index, pushes, *pace, wrap=()):
         """`pace`: milliseconds between two pushes."""
         return self.add(Process(f"ledger {index}", [*wrap, *command(
@@ -182,6 +191,27 @@ def until(probe, seconds, what):
             return found
         assert time.monotonic() < end, f"after {seconds} s still not: {what}"
         time.sleep(0.02)
+
+
+def mount_small(place, size):
+    """Make `place` a file system of its own of that size, such as 6m; why it cannot be, or ""."""
+    place.mkdir()
+    return subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], text=True,
+                          stderr=subprocess.PIPE, check=False).stderr.strip()
+
+
+def unmount(place):
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(file):
+    """Write until the disk is full."""
+    with file.open("wb", buffering=0) as f:
+        try:
+            while True:
+                f.write(bytes(4096))
+        except OSError:
+            pass
 
 
 SIGTERM = signal.SIGTERM

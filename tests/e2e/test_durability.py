@@ -1,13 +1,12 @@
 """--durability always: server and workers are killed together, disks fill up; what was acknowledged
 stays. docs/durability.md says what each level promises."""
 import re
-import subprocess
 
 import pytest
 
 import safetensors
 from ledger import LedgerRun
-from lab import until
+from lab import fill, mount_small, unmount, until
 
 ALWAYS = ("--durability", "always")
 
@@ -95,22 +94,11 @@ def test_a_server_goes_on_from_a_journal_with_either_level(lab):
 def small_disk(tmp_path):
     """A file system of 6 MiB of its own."""
     place = tmp_path / "disk"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", place], text=True,
-                          stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted: {done.stderr.strip()}")
+    why = mount_small(place, "6m")
+    if why:
+        pytest.skip(f"no file system can be mounted: {why}")
     yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def fill(file):
-    with file.open("wb", buffering=0) as f:
-        try:
-            while True:
-                f.write(bytes(4096))
-        except OSError:
-            pass
+    unmount(place)
 
 
 def test_a_full_disk_stops_acknowledgements_until_there_is_room(lab, small_disk):

@@ -12,30 +12,21 @@ def bound(mnist, digits, clothes):
     return digits if mnist else clothes
 
 
-def train(lab, workers, *options, data=None, seconds=150):
-    server = lab.server(*options)
-    crew = [lab.worker(server.endpoint, data=data) for _ in range(workers)]
-    result = server.result(seconds)
-    for worker in crew:
-        assert worker.wait(10) == 0, worker.tail()
-    return result
-
-
 def test_one_worker_learns(lab, mnist):
-    result = train(lab, 1, "--model", "seed:32", "--epochs", 1)
+    result = lab.train(1, "--model", "seed:32", "--epochs", 1)
     assert result["images_per_epoch"] == [60000]
     assert result["accuracy"] >= bound(mnist, 0.955, 0.80), result
 
 
 def test_eight_asynchronous_workers_learn(lab, mnist):
-    result = train(lab, 8, "--model", "seed:32", "--epochs", 3, "--min-workers", 8)
+    result = lab.train(8, "--model", "seed:32", "--epochs", 3, "--min-workers", 8)
     assert result["images_per_epoch"] == [60000] * 3
     assert result["accuracy"] >= bound(mnist, 0.965, 0.82), result
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "rmsprop", "adam"])
 def test_other_optimizers_learn_at_their_own_rates(lab, mnist, optimizer):
-    result = train(lab, 2, "--model", "seed:32", "--epochs", 1, "--optimizer", optimizer,
+    result = lab.train(2, "--model", "seed:32", "--epochs", 1, "--optimizer", optimizer,
                    "--schedule", "cosine")
     assert result["accuracy"] >= bound(mnist, 0.93, 0.80), result
 

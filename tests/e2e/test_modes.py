@@ -16,14 +16,9 @@ slow = pytest.mark.skipif(not SLOW, reason="minutes: CNN_SLOW=1")
 STOP_S = 10 if SLOW else 4
 
 
-def train(lab, workers, *options, data=None, seconds=300, epochs=3, name="ckpt"):
-    server = lab.server("--model", "seed:32", "--epochs", epochs, "--min-workers", workers, *options,
-                        directory=name)
-    crew = [lab.worker(server.endpoint, data=data) for _ in range(workers)]
-    result = server.result(seconds)
-    for worker in crew:
-        assert worker.wait(10) == 0, worker.tail()
-    return result
+def train(lab, workers, *options, data=None, epochs=3, name="ckpt"):
+    return lab.train(workers, "--model", "seed:32", "--epochs", epochs, "--min-workers", workers,
+                     *options, data=data, seconds=300, directory=name)
 
 
 # ---- learning ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import safetensors
 import strace
 from flavour import BUILD, command
-from lab import until
+from lab import fill, mount_small, unmount, until
 
 
 def report(figure, row, run, what):
@@ -130,13 +130,11 @@ def test_no_good_checkpoint_exits_7(lab, history, figure):
 def small_disk(tmp_path, figure):
     """A tmpfs of 1 MiB."""
     place = tmp_path / "disk"
-    place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place],
-                          capture_output=True, text=True)
-    if made.returncode:
-        figure.cannot("P5", f"no tmpfs can be mounted: {made.stderr.strip()}")
+    why = mount_small(place, "1m")
+    if why:
+        figure.cannot("P5", f"no tmpfs can be mounted: {why}")
     yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    unmount(place)
 
 
 def health(server):
@@ -167,12 +165,7 @@ def test_full_disk(ledger, small_disk, figure):
     run.reached(0)
     assert health(run.server) == 200
     filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    fill(filler)
     until(lambda: health(run.server) == 503, 20, "it says that it is not well")
     last = generations(small_disk / "ckpt")[0].name
     status = run.server.status()
@@ -191,7 +184,7 @@ def test_full_disk_holds_workers_back(ledger, small_disk, figure):
     run = ledger(2, 1500, "--replay-window", 64, pace=(2,), directory=small_disk / "ckpt")
     run.reached(0)
     filler = small_disk / "filler"
-    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], capture_output=True)
+    fill(filler)
     until(lambda: health(run.server) == 503, 20, "it says that it is not well")
 
     def outstanding():

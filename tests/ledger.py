@@ -1,4 +1,6 @@
 """The ledger gradient: runs whose every push can be found again in the weights."""
+import signal
+
 import safetensors
 from lab import SIGTERM, until
 
@@ -9,7 +11,7 @@ LEDGER = ("--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant", "--max-st
 class LedgerRun:
     """Workers that push the ledger gradient, and the kills that they go through.
 
-    `pace`: milliseconds between two pushes, in a tuple. `size`: values of the vector, if more than
+    `pace`: milliseconds between two pushes until count(), in a tuple. `size`: values of the vector, if more than
     there are pushes, for larger messages.
     """
 
@@ -53,6 +55,8 @@ class LedgerRun:
 
     def count(self, seconds=120):
         """Every worker ends, the server drains: how many pushes were lost, and applied twice."""
+        for worker in self.crew:
+            worker.signal(signal.SIGURG)  # the faults are over: without a pace to the end
         for worker in self.crew:
             assert worker.wait(seconds) == 0, worker.tail()
         self.server.line("net listening")  # before that it has no handlers for signals

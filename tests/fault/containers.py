@@ -24,7 +24,7 @@ KEYS = "/keys/worker.key"
 SERVER = "tcp://server:5555"
 # as deploy/compose.yaml has it for its workers
 CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true",
-            "--memory", "1g", "--memory-swap", "1g", "--pids-limit", "128")
+            "--memory", "1g", "--memory-swap", "1g", "--pids-limit", "640")
 
 
 class NoEngine(Exception):

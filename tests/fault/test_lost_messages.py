@@ -123,13 +123,14 @@ def test_pushes_that_get_lost(meddled, figure, full):
 
 def test_lost_acks(meddled, figure, full):
     """Three ACKs of ten never come: the push was applied, and is not applied again."""
-    run, meddler = meddled(3, 5000 if full else 100, drop={"ack": 0.3})
+    # the last ACK of each worker may be lost, too: it is missed after some seconds
+    run, meddler = meddled(*((3, 5000) if full else (1, 300)), drop={"ack": 0.3})
     for worker in run.crew:
         assert worker.wait(300) == 0, worker.tail()
     again = run.server.status()["counters"]["duplicates"]
     lost, twice = run.count()
     assert again > 10, "no push came again, nothing was tried"
-    figure("N7", 100 * (1 - (lost + twice) / (3 * run.pushes)),
+    figure("N7", 100 * (1 - (lost + twice) / (len(run.crew) * run.pushes)),
            f"% exactly once, {meddler.dropped} ACKs lost", lost + twice == 0)
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from containers import (SOON, Images, Ledger, NoEngine, Training, call, docker, inspect,
+from containers import (CONFINED, SOON, Images, Ledger, NoEngine, Training, call, docker, inspect,
                         run_out_of_memory)
 from lab import until
 
@@ -264,6 +264,11 @@ def test_compose_confined(cluster, figure):
         for place in ("/", "/tmp", "/usr/local/bin", "/keys"):
             said = docker("exec", container, "sh", "-c", f"touch {place}/x 2>&1", check=False)
             assert "Read-only" in said, f"{place}: {said}"
+    most_threads = call(["docker", "run", "--rm", *CONFINED, "--network", "none", "-v",
+                         f"{c.env['CNN_IMAGES']}:/data:ro", c.images.first, "cnn-worker", "--server",
+                         "tcp://127.0.0.1:1", "--connect-ms", "100", "--data", "/data", "--device",
+                         "cpu", "--threads", "256"], check=False)
+    assert most_threads.returncode == 3, f"they start, there is no server: {most_threads.stderr}"
     share = max(resident(container) / limit for container, limit in most.items())
     figure("C3", share, "of the memory that is documented, at most", share <= 1)
 

@@ -76,6 +76,10 @@ int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
  * PS_EUNREACHABLE (ROUTER: no such peer) leave `f` the caller's, unsent as a whole. peer 0: a
  * DEALER socket. */
 int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
+/* For ZMQ_SNDBUF, on both sides. The kernel would take megabytes of a tensor before its peer reads
+ * any; of so little, what the one side writes is in the caches still when the other reads it. Over
+ * a line with a round trip of t s it bounds a connection to twice as many bytes / t. */
+#define WIRE_SEND_BUFFER (384 << 10)
 void frames_init(struct frames *f);
 /* Close every frame; idempotent. */
 void frames_release(struct frames *f);

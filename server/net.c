@@ -173,6 +173,7 @@ static int set_options(void *socket, const struct router_config *cfg, int backlo
 		/* counted in messages of megabytes: what a well-behaved peer has under way */
 		{ZMQ_SNDHWM, window},
 		{ZMQ_RCVHWM, window},
+		{ZMQ_SNDBUF, WIRE_SEND_BUFFER},
 		/* fewer than the door has in reserve */
 		{ZMQ_BACKLOG, backlog},
 		/* who connects and does not speak ZMTP holds a descriptor for two seconds */

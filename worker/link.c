@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <zmq.h>
-#include "proto/msg.h"
+#include "proto/wire.h"
 #include "worker/link.h"
 
 /* Names are per context, and each link has its own. */
@@ -53,6 +53,7 @@ static int set_options(void *socket, uint64_t random)
 	/* the default is 1000 messages, each a whole model */
 	bad |= set_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
 	bad |= set_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
+	bad |= set_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER);
 	return bad ? PS_ENET : PS_OK;
 }
 

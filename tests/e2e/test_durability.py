@@ -92,9 +92,9 @@ def test_a_server_goes_on_from_a_journal_with_either_level(lab):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 6 MiB of its own."""
+    """A file system of its own, of 64 MiB: more than the journals of a whole run."""
     place = tmp_path / "disk"
-    why = mount_small(place, "6m")
+    why = mount_small(place, "64m")
     if why:
         pytest.skip(f"no file system can be mounted: {why}")
     yield place

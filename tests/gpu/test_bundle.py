@@ -61,5 +61,6 @@ def test_the_demo_trains(bundle, data):
 
 def test_the_proofs_start(bundle, data):
     """Without a GPU they skip; none may fail for want of something that the bundle forgot."""
-    done = run(["bin/tests/gpu/test_odd_models"], bundle, CNN_DATA=str(data))
-    assert done.returncode == 0, done.stdout + done.stderr
+    for argv in (["bin/tests/gpu/test_odd_models"], ["tests/gpu/run", "-k", "training"]):
+        done = run(argv, bundle, CNN_DATA=str(data))
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -18,8 +18,8 @@
 
 struct wire {
 	size_t n_params;
-	float *floats;  /* n_params: copies of misaligned frames */
-	float *landing; /* see wire_land; borrowed */
+	float *floats; /* n_params: copies of misaligned frames */
+	int defers;    /* see wire_defer */
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
 };
@@ -89,7 +89,8 @@ int wire_new(struct wire **out, size_t n_params)
 	*out = NULL;
 	if (!w)
 		return PS_ENOMEM;
-	w->floats = w->landing = NULL;
+	w->floats = NULL;
+	w->defers = 0;
 	w->arena = (struct wire_arena){w->memory, sizeof(w->memory), 0};
 	int rc = wire_resize(w, n_params);
 	if (rc) {
@@ -109,9 +110,9 @@ void wire_free(struct wire **w)
 	*w = NULL;
 }
 
-void wire_land(struct wire *w, float *to)
+void wire_defer(struct wire *w)
 {
-	w->landing = to;
+	w->defers = 1;
 }
 
 /* ---- values: 0 when out of range --------------------------------------------------------------
@@ -219,11 +220,6 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 /* Give the slice its values; returns their checksum. Only gradients are looked at closer. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, enum msg_type type, struct slice *s)
 {
-	if (type == MSG_PARAMS && w->landing) {
-		s->data = w->landing + s->offset;
-		return wire_copy_hash(
-			w->landing + s->offset, zmq_msg_data(frame), zmq_msg_size(frame));
-	}
 	s->data = frame_floats(frame, w->floats + s->offset);
 	return type == MSG_PUSH ? wire_hash_peak(s->data, s->count, &s->peak)
 				: wire_checksum(s->data, s->count);
@@ -239,7 +235,22 @@ static const char *check_slice(
 		return "slices overlap or are out of order";
 	if (zmq_msg_size(frame) != s->count * sizeof(float))
 		return "tensor frame is not 4 * count bytes";
+	if (type == MSG_PARAMS && w->defers)
+		return NULL;
 	return take_values(w, frame, type, s) == s->xxh3 ? NULL : "wrong tensor checksum";
+}
+
+int wire_values(struct frames *f, const struct msg_params *p, float *to)
+{
+	for (uint32_t i = 0; i < p->slices.n; i++) {
+		const struct slice *s = &p->slices.slice[i];
+		const void *data = zmq_msg_data(&f->frame[1 + i]);
+		size_t size = s->count * sizeof(float);
+		if (s->xxh3 !=
+			(to ? wire_copy_hash(to + s->offset, data, size) : wire_hash(data, size)))
+			return PS_EPROTO;
+	}
+	return PS_OK;
 }
 
 /* `from` points to `n` protobuf structs. */

@@ -44,12 +44,12 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
  * the ERROR reply.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
-/*
- * Let the values of PARAMS land in `to` (n_params floats): they are copied there in the pass that
- * checks them, and the slices' data points there. NULL: they stay where they are. A message that is
- * refused may have left its values behind.
- */
-void wire_land(struct wire *w, float *to);
+/* From now on the values of PARAMS are left alone: their slices have no data, and wire_values looks
+ * them through when they are wanted. */
+void wire_defer(struct wire *w);
+/* The values of PARAMS `p` that came in `f`: PS_EPROTO for a wrong checksum. They are copied into
+ * `to` (n_params floats) in the pass that checks them; NULL: they stay where they are. */
+int wire_values(struct frames *f, const struct msg_params *p, float *to) PS_MUST_CHECK;
 /*
  * Encode header and tensor frames into fresh frames; slice data is copied. Each slice's xxh3 is
  * computed unless it is nonzero (a replay: the checksum of the first sending is sent again).
@@ -81,6 +81,8 @@ int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
  * a line with a round trip of t s it bounds a connection to twice as many bytes / t. */
 #define WIRE_SEND_BUFFER (384 << 10)
 void frames_init(struct frames *f);
+/* `to` is empty, and `from` is then. */
+void frames_move(struct frames *to, struct frames *from);
 /* Close every frame; idempotent. */
 void frames_release(struct frames *f);
 

@@ -10,6 +10,15 @@ void frames_init(struct frames *f)
 	f->n = 0;
 }
 
+void frames_move(struct frames *to, struct frames *from)
+{
+	for (to->n = 0; to->n < from->n; to->n++) {
+		(void)zmq_msg_init(&to->frame[to->n]);
+		(void)zmq_msg_move(&to->frame[to->n], &from->frame[to->n]);
+	}
+	frames_release(from);
+}
+
 void frames_release(struct frames *f)
 {
 	while (f->n > 0)

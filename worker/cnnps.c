@@ -4,6 +4,7 @@
 #include <string.h>
 #include <uv.h>
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "proto/wire.h"
 #include "common/pool.h"
@@ -26,8 +27,11 @@ struct cnnps {
 	struct msg_welcome welcome; /* the first */
 	char server[256];
 	struct pool *pool;
-	float *gradient; /* the program's from the pool, or NULL */
-	zmq_msg_t view;  /* weights that the program looks at */
+	float *gradient;        /* the program's from the pool, or NULL */
+	int lands;              /* weights are to lie in the pool's memory ... */
+	float *landing;         /* ... in this, or NULL */
+	struct arrival awaited; /* by cnnps_await; or empty */
+	zmq_msg_t view;         /* weights that the program looks at */
 	struct pulled pulled[PULLS];
 	size_t n_pulled;    /* so far; number i is at i % PULLS */
 	struct order order; /* the one under way, or the newest */
@@ -69,8 +73,6 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.replay_bytes = or_default(o->replay_bytes, (uint64_t)256 << 20),
 		.stop = o->stop,
 		.stop_arg = o->stop_arg,
-		.take = o->take,
-		.give = o->give,
 	};
 	s->role = o->observer ? ROLE_OBSERVER : ROLE_WORKER;
 	s->data = (struct data_id){.n_train = o->data.n_train,
@@ -101,6 +103,7 @@ static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
 	cfg.key = o->key;
 	cfg.server_key = o->server_key;
 	c->observer = o->observer;
+	c->lands = o->take != NULL;
 	if ((status = net_new(&c->net, &cfg, e)))
 		return status;
 	c->order.kind = ORDER_CONNECT;
@@ -144,10 +147,13 @@ void cnnps_close(struct cnnps **c)
 {
 	if (!*c)
 		return;
-	(void)zmq_msg_close(&(*c)->view); /* may be the net's */
+	(void)zmq_msg_close(&(*c)->view);
+	frames_release(&(*c)->awaited.frames);
 	net_free(&(*c)->net);
 	if ((*c)->gradient)
 		pool_give((*c)->pool, &(*c)->gradient);
+	if ((*c)->landing)
+		pool_give((*c)->pool, &(*c)->landing);
 	pool_free(&(*c)->pool);
 	free(*c);
 	*c = NULL;
@@ -166,9 +172,9 @@ static void note_pull(struct cnnps *c, const struct arrival *a)
 {
 	size_t newest = c->n_pulled ? c->n_pulled - 1 : 0;
 
-	if (!c->n_pulled || c->pulled[newest % PULLS].version != a->version)
+	if (!c->n_pulled || c->pulled[newest % PULLS].version != a->params.version)
 		newest = c->n_pulled++;
-	c->pulled[newest % PULLS] = (struct pulled){a->version, a->server_epoch};
+	c->pulled[newest % PULLS] = (struct pulled){a->params.version, a->server_epoch};
 }
 
 /* Of the newest pull of that version; 0: not known. */
@@ -180,21 +186,50 @@ static uint64_t epoch_of(const struct cnnps *c, uint64_t version)
 	return 0;
 }
 
+/* Weights as they came: those that were awaited, or of a pull now. */
+static int arrive(struct cnnps *c, enum weights which, struct arrival *to)
+{
+	struct order *o;
+	int status;
+
+	if (which == WEIGHTS_CURRENT && c->awaited.frames.n) {
+		arrival_move(to, &c->awaited);
+		return PS_OK;
+	}
+	o = new_order(c, ORDER_PULL);
+	o->pull.which = which;
+	if (!(status = net_order(c->net, o)))
+		arrival_move(to, &o->pull.got);
+	return status;
+}
+
+/* PS_EPROTO: they are as good as lost. */
+static int look_through(struct arrival *a, float *to)
+{
+	int status = wire_values(&a->frames, &a->params, to);
+
+	if (status)
+		log_warn("net", "dropped", "why=\"wrong tensor checksum\"");
+	return status;
+}
+
 static int pull(struct cnnps *c, float *w, size_t n, uint64_t *version, enum weights which)
 {
-	struct order *o = new_order(c, ORDER_PULL);
-	int status;
+	struct arrival a;
+	int status, bad = 1;
 
 	if (n != c->info.n_params)
 		return PS_EUSAGE;
-	o->pull.which = which;
-	o->pull.w = w;
-	if ((status = net_order(c->net, o)))
+	while (bad && !(status = arrive(c, which, &a))) {
+		bad = look_through(&a, w);
+		frames_release(&a.frames);
+	}
+	if (status)
 		return status;
 	if (which == WEIGHTS_CURRENT)
-		note_pull(c, &o->pull.got);
+		note_pull(c, &a);
 	if (version)
-		*version = o->pull.got.version;
+		*version = a.params.version;
 	return PS_OK;
 }
 
@@ -210,28 +245,64 @@ static void put_away(struct cnnps *c)
 	(void)zmq_msg_init(&c->view);
 }
 
-/* The weights that order `o` brought, for the program to look at. */
-static void show(struct cnnps *c, struct order *o, struct cnnps_weights *w)
+/* One frame of aligned floats, as the program may have it. */
+static int is_whole(struct arrival *a)
 {
-	(void)zmq_msg_move(&c->view, &o->pull.got.frame);
-	(void)zmq_msg_close(&o->pull.got.frame);
-	note_pull(c, &o->pull.got);
+	return a->params.slices.n == 1 &&
+	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
+}
+
+/* Where the program looks at weights: in its own kind of memory, or in the message that came, or in
+ * one of our own. */
+static int show(struct cnnps *c, struct arrival *a)
+{
+	int status;
+
+	if (c->lands && !c->landing)
+		c->landing = pool_take(c->pool);
+	if (c->landing) {
+		status = look_through(a, c->landing);
+		return status ? status : pool_send(c->pool, &c->landing, &c->view);
+	}
+	if (is_whole(a)) {
+		status = look_through(a, NULL);
+		(void)zmq_msg_move(&c->view, &a->frames.frame[1]);
+		return status;
+	}
+	if (zmq_msg_init_size(&c->view, c->info.n_params * sizeof(float)))
+		return PS_ENOMEM;
+	return look_through(a, zmq_msg_data(&c->view));
+}
+
+/* The weights that are here, or the newest, for the program to look at. */
+static int look(struct cnnps *c, struct cnnps_weights *w)
+{
+	struct arrival a;
+	int status, shown = PS_EPROTO;
+
+	while (shown == PS_EPROTO && !(status = arrive(c, WEIGHTS_CURRENT, &a))) {
+		put_away(c);
+		shown = show(c, &a);
+		frames_release(&a.frames);
+	}
+	if (status || shown)
+		return status ? status : shown;
+	note_pull(c, &a);
 	*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
-		.version = o->pull.got.version,
-		.server_epoch = o->pull.got.server_epoch};
+		.version = a.params.version,
+		.server_epoch = a.server_epoch};
+	return PS_OK;
 }
 
 int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 {
-	struct order *o = new_order(c, ORDER_PULL);
-	int status;
-
-	o->pull.which = WEIGHTS_CURRENT;
 	put_away(c);
-	if ((status = net_order(c->net, o)))
-		return status;
-	show(c, o, w);
-	return PS_OK;
+	return look(c, w);
+}
+
+int cnnps_await(struct cnnps *c)
+{
+	return c->awaited.frames.n ? PS_OK : arrive(c, WEIGHTS_CURRENT, &c->awaited);
 }
 
 int cnnps_prefetch(struct cnnps *c)
@@ -309,15 +380,16 @@ int cnnps_push_work(
 int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, struct cnnps_weights *w)
 {
-	int status = PS_EUSAGE;
+	int then_pull = !c->awaited.frames.n, status;
 
-	if (n == c->info.n_params) {
-		put_away(c);
-		status = push(c, 0, g, n, version, work, 1);
-	}
-	if (!status)
-		show(c, &c->order, w);
-	return status;
+	if (n != c->info.n_params)
+		return PS_EUSAGE;
+	put_away(c);
+	if ((status = push(c, 0, g, n, version, work, then_pull)))
+		return status;
+	if (then_pull)
+		arrival_move(&c->awaited, &c->order.pull.got);
+	return look(c, w);
 }
 
 int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version)

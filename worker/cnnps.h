@@ -119,6 +119,9 @@ int cnnps_view(struct cnnps *c, struct cnnps_weights *w);
 /* Start such a pull without waiting for it: the next cnnps_view or cnnps_pull gets what it brings,
  * which does not have the pushes made since. */
 int cnnps_prefetch(struct cnnps *c);
+/* Wait until the weights are here that the next of these calls gets, which looks them through: that
+ * takes a while, and what is asked and pushed before it is on its way meanwhile. */
+int cnnps_await(struct cnnps *c);
 /* The weights under evaluation. */
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version);
 /* Push gradient g of n == n_params floats, computed at `version`. Copies g; returns at once unless

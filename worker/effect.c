@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <string.h>
 #include "common/log.h"
-#include "common/pool.h"
 #include "worker/net_impl.h"
 
 void net_end(struct net *n, int status, const char *why)
@@ -50,8 +49,7 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 			       ? PS_OK
 			       : err_set(&n->server_error, PS_EWRONGRUN,
 					 "%.150s: the model's size has changed", n->cfg.server);
-	if (wire_resize(n->wire, w->n_params) ||
-		(n->cfg.take && pool_new_in(&n->pool, w->n_params, n->cfg.take, n->cfg.give)))
+	if (wire_resize(n->wire, w->n_params))
 		return err_set(&n->server_error, PS_ENOMEM, "no memory for %llu parameters",
 			(unsigned long long)w->n_params);
 	n->n_params = w->n_params;
@@ -97,57 +95,21 @@ static struct order *pulling(struct net *n)
 	return n->asked ? net_under_way(n, ORDER_PULL) : NULL;
 }
 
-float *net_landing(struct net *n)
-{
-	struct order *o = pulling(n);
-
-	if (o && o->pull.w)
-		return o->pull.w;
-	if (!n->pool || (!o && n->ahead != AHEAD_ASKED))
-		return NULL;
-	if (!n->landing)
-		n->landing = pool_take(n->pool);
-	return n->landing;
-}
-
-/* The weights as one message with aligned values: the one that came, if it is like that. */
-static int take_frame(struct net *n, const struct msg_params *p, zmq_msg_t *view)
-{
-	const struct slice *first = &p->slices.slice[0];
-	zmq_msg_t *frame = &n->in->frame[1];
-
-	if (n->landing && first->data == n->landing + first->offset)
-		return pool_send(n->pool, &n->landing, view);
-	if (p->slices.n == 1 && (const void *)first->data == zmq_msg_data(frame)) {
-		(void)zmq_msg_init(view);
-		return zmq_msg_move(view, frame) ? PS_ENET : PS_OK;
-	}
-	if (zmq_msg_init_size(view, n->n_params * sizeof(float)))
-		return PS_ENOMEM;
-	for (uint32_t i = 0; i < p->slices.n; i++) {
-		const struct slice *s = &p->slices.slice[i];
-		memcpy((float *)zmq_msg_data(view) + s->offset, s->data, s->count * sizeof(float));
-	}
-	return PS_OK;
-}
-
 static void told_params(struct net *n, const struct msg_params *p)
 {
 	struct order *o = pulling(n);
 	struct arrival *a = o ? &o->pull.got : &n->fetched;
-	int status = PS_OK;
 
 	newer_version(n, p->version);
 	if (!o && n->ahead != AHEAD_ASKED)
 		return;
-	a->version = p->version;
+	frames_move(&a->frames, n->in);
+	a->params = *p;
 	a->server_epoch = session_welcome(n->session)->stamp.epoch;
-	if (!o || !o->pull.w)
-		status = take_frame(n, p, &a->frame);
 	if (o)
-		net_reply(n, status);
+		net_reply(n, PS_OK);
 	else
-		n->ahead = status ? AHEAD_NONE : AHEAD_HERE;
+		n->ahead = AHEAD_HERE;
 }
 
 static void told_no_params(struct net *n, int status)

@@ -11,7 +11,6 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "common/pool.h"
 #include "worker/net_impl.h"
 
 #define TICK_MS  100
@@ -49,7 +48,6 @@ static int take(struct net *n, int got, struct frames *f)
 	if (got == 0 || got == PS_ENET)
 		return 0;
 	n->in = f;
-	wire_land(n->wire, net_landing(n));
 	if (got == 1 && !wire_decode(n->wire, f, &m, &why))
 		on_message(n, &m);
 	else
@@ -325,10 +323,10 @@ static int open_all(struct net *n, struct err *e)
 
 	if (wire_new(&n->wire, 0) || session_new(&n->session, s, WIRE_MAX_WINDOW))
 		return err_set(e, PS_ENOMEM, "no memory for a connection");
+	wire_defer(n->wire);
 	if ((status = dial(n, e)))
 		return status;
 	outbox_init(&n->out, n->link.bulk);
-	(void)zmq_msg_init(&n->fetched.frame);
 	net_alive(n);
 	session_start(n->session, now_of(n));
 	status = pulse_init(&n->pulse, n->link.beat);
@@ -346,9 +344,6 @@ static int open_all(struct net *n, struct err *e)
 
 static void free_all(struct net **n)
 {
-	if ((*n)->landing)
-		pool_give((*n)->pool, &(*n)->landing);
-	pool_free(&(*n)->pool);
 	session_free(&(*n)->session);
 	wire_free(&(*n)->wire);
 	free(*n);
@@ -369,6 +364,13 @@ int net_new(struct net **out, const struct net_config *cfg, struct err *e)
 		free_all(&n);
 	*out = n;
 	return status;
+}
+
+void arrival_move(struct arrival *to, struct arrival *from)
+{
+	frames_move(&to->frames, &from->frames);
+	to->params = from->params;
+	to->server_epoch = from->server_epoch;
 }
 
 void net_alive(struct net *n)
@@ -399,7 +401,7 @@ void net_free(struct net **n)
 		log_error("net", "close", "status=%s", err_name(close.status));
 	stop_keeper(*n);
 	outbox_flush(&(*n)->out);
-	(void)zmq_msg_close(&(*n)->fetched.frame);
+	frames_release(&(*n)->fetched.frames);
 	outbox_release(&(*n)->out);
 	pulse_release(&(*n)->pulse);
 	link_close(&(*n)->link);

@@ -18,9 +18,8 @@
 #define WORKER_NET_H
 #include <stddef.h>
 #include <stdint.h>
-#include <zmq.h>
 #include "common/err.h"
-#include "proto/msg.h"
+#include "proto/wire.h"
 #include "worker/cnnps.h"
 #include "worker/session.h"
 
@@ -32,9 +31,6 @@ struct net_config {
 	size_t replay_bytes;
 	int (*stop)(void *arg); /* NULL, or asked ten times a second by the baton's holder */
 	void *stop_arg;
-	void *(*take)(
-		size_t bytes); /* NULL, or where weights are to lie; as struct cnnps_options */
-	void (*give)(void *memory);
 };
 
 enum order_kind {
@@ -50,11 +46,14 @@ enum order_kind {
 	ORDER_CLOSE, /* flush, BYE; nothing may be ordered after it */
 };
 
-/* Weights that came. */
+/* Weights that came, as they came: wire_values looks them through. */
 struct arrival {
-	zmq_msg_t frame; /* n_params aligned floats; yours when the order's status is 0 */
-	uint64_t version, server_epoch;
+	struct frames frames; /* yours when the order's status is 0 */
+	struct msg_params params;
+	uint64_t server_epoch;
 };
+/* `to` is empty, and `from` is then. */
+void arrival_move(struct arrival *to, struct arrival *from);
 
 struct order {
 	enum order_kind kind;
@@ -63,7 +62,6 @@ struct order {
 	uint64_t deadline_ms; /* FLUSH, CLOSE: clock_ms; others wait as long as the server lives */
 	struct {
 		enum weights which;
-		float *w; /* where they go; NULL: they come in got.frame */
 		struct arrival got;
 	} pull;
 	union {

@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 #include <uv.h>
 #include "common/clock.h"
-#include "proto/wire.h"
 #include "worker/link.h"
 #include "worker/net.h"
 #include "worker/outbox.h"
@@ -49,8 +48,6 @@ struct net {
 	struct arrival fetched;
 	uint64_t tick_ms;  /* when the next tick is due */
 	uint64_t moved;    /* bytes of the bulk connection, at the newest tick */
-	struct pool *pool; /* for weights, where they must lie in the program's memory; or NULL */
-	float *landing;    /* the next ones come into it; or NULL */
 	uint64_t stop_ms;  /* the program was told to stop then; 0: it was not */
 	uint64_t base_seq; /* of the first WELCOME: last_seq ... */
 	uint64_t n_params; /* ... and size of the model */
@@ -80,7 +77,5 @@ void net_settle(struct net *n, uint64_t now_ms);
 void net_answer(struct net *n, const struct msg *m);
 /* effect.c: the server will not do what an ADMIN order asked, or something else went wrong. */
 void net_refused(struct net *n, const struct msg_error *e);
-/* effect.c: where a pull under way wants its weights, or NULL: they stay in their message. */
-float *net_landing(struct net *n);
 
 #endif

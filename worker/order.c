@@ -75,25 +75,17 @@ static void try_push(struct net *n, uint64_t now)
 
 /* ---- pulls, ordered and started ahead ------------------------------------------------------- */
 
-static int copy_out(float *w, zmq_msg_t *frame)
-{
-	memcpy(w, zmq_msg_data(frame), zmq_msg_size(frame));
-	return zmq_msg_close(frame) ? PS_ENET : PS_OK;
-}
-
 /* What was started ahead is this order's now, whether it has come or not. */
 static void take_ahead(struct net *n)
 {
-	struct order *o = n->order;
 	enum ahead was = n->ahead;
 
 	n->ahead = AHEAD_NONE;
 	n->asked = was == AHEAD_ASKED;
 	if (was == AHEAD_ASKED)
 		return;
-	o->pull.got = n->fetched;
-	(void)zmq_msg_init(&n->fetched.frame);
-	net_reply(n, o->pull.w ? copy_out(o->pull.w, &o->pull.got.frame) : PS_OK);
+	arrival_move(&n->order->pull.got, &n->fetched);
+	net_reply(n, PS_OK);
 }
 
 /* Not now: then the next pull makes its own request. */

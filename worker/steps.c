@@ -1,23 +1,11 @@
 /* steps.c - see steps.h. */
-#include "worker/steps.h"
+#include "worker/steps_impl.h"
 #include <stdlib.h>
 #include <string.h>
 #include "common/clock.h"
 #include "common/clones.h"
 #include "common/mem.h"
 #include "common/rng.h"
-
-#define MOST_AT_ONCE                                                                               \
-	64 /* batches of one call: then a stop is seen, and the server that we live                \
-	    */
-
-/* What the next push is made of. */
-struct sum {
-	float *g; /* libcnnps's buffer; NULL: nothing yet */
-	struct cnnps_work work;
-	double loss;      /* over all images */
-	uint64_t version; /* of the weights that it began with */
-};
 
 /* ---- vectors --------------------------------------------------------------------------------- */
 
@@ -46,7 +34,7 @@ static void scale(float *g, float factor, size_t n)
 }
 
 PS_CLONES
-static void divide(float *g, float divisor, size_t n)
+void steps_divide(float *g, float divisor, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		g[i] /= divisor;
@@ -74,8 +62,7 @@ static int need(float **buffer, size_t n)
 
 /* ---- pull, compute, push --------------------------------------------------------------------- */
 
-/* Batch i of the lease: its images and its dropout seed. PS_ESHUTDOWN: it is not to be. */
-static int take(struct steps *s, const struct cnnps_lease *l, uint32_t i, const uint32_t **index,
+int steps_take(struct steps *s, const struct cnnps_lease *l, uint32_t i, const uint32_t **index,
 	uint32_t *images, uint64_t *seed)
 {
 	uint32_t number = l->first + i;
@@ -87,8 +74,7 @@ static int take(struct steps *s, const struct cnnps_lease *l, uint32_t i, const 
 	return batches_get(&s->batches, l->epoch, number, index, images);
 }
 
-/* `count` batches from i on are computed, `images` of mean loss `loss`: into the push to come. */
-static void note(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
+void steps_note(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	uint32_t images, double loss, struct sum *sum)
 {
 	s->work->images += images;
@@ -108,7 +94,7 @@ static int compute(struct steps *s, const struct cnnps_lease *l, uint32_t i, con
 	const uint32_t *index;
 	uint64_t seed;
 	double loss, start;
-	int status = take(s, l, i, &index, images, &seed);
+	int status = steps_take(s, l, i, &index, images, &seed);
 
 	if (status)
 		return status;
@@ -116,7 +102,7 @@ static int compute(struct steps *s, const struct cnnps_lease *l, uint32_t i, con
 	if ((status = backend_gradient(s->backend, w, index, *images, seed, g, &loss)))
 		return status;
 	s->work->seconds += clock_seconds() - start;
-	note(s, l, i, 1, *images, loss, sum);
+	steps_note(s, l, i, 1, *images, loss, sum);
 	return PS_OK;
 }
 
@@ -145,16 +131,14 @@ static int accumulate(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return PS_OK;
 }
 
-/* Hand the sum in, divided by `divisor`, as computed at `version`. `and_fetch`: bring the weights
- * after it, in the same request. */
-static int deliver(
+int steps_deliver(
 	struct steps *s, struct sum *sum, uint64_t version, uint32_t divisor, int and_fetch)
 {
 	size_t n = s->info->n_params;
 	int status;
 
 	if (divisor > 1)
-		divide(sum->g, (float)divisor, n);
+		steps_divide(sum->g, (float)divisor, n);
 	sum->work.loss = (float)(sum->loss / sum->work.images);
 	status = and_fetch ? cnnps_push_view(s->c, sum->g, n, version, &sum->work, &s->held)
 			   : cnnps_push_work(s->c, sum->g, n, version, &sum->work);
@@ -163,8 +147,12 @@ static int deliver(
 	return status;
 }
 
-/* The newest weights into s->held, if the push before did not bring them. */
-static int hold(struct steps *s)
+uint32_t steps_divisor(const struct steps *s, const struct sum *sum)
+{
+	return s->info->push_sum ? 1 : sum->work.count;
+}
+
+int steps_hold(struct steps *s)
 {
 	int fetched = s->fetched;
 
@@ -179,7 +167,7 @@ static int hold(struct steps *s)
 static int fetch(struct steps *s, const struct sum *sum, const float **w)
 {
 	size_t n = s->info->n_params;
-	int status = hold(s);
+	int status = steps_hold(s);
 
 	if (status)
 		return status;
@@ -207,98 +195,6 @@ static int step_alone(struct steps *s, const float *g, const float **w)
 	return PS_OK;
 }
 
-/*
- * Local steps on whole batches from i on, `left` at most; *done of them in one call. Batches lie
- * one after the other in the epoch's order. A mask of dropout has a seed for each batch: one at a
- * time.
- */
-static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t left,
-	struct sum *sum, uint32_t *done)
-{
-	const uint32_t *index, *last;
-	uint32_t images, least;
-	uint64_t seed;
-	double start;
-	int status = take(s, l, i, &index, &images, &seed);
-
-	*done = s->has_dropout ? 1 : left < MOST_AT_ONCE ? left : MOST_AT_ONCE;
-	if (!status && *done > 1)
-		status =
-			batches_get(&s->batches, l->epoch, l->first + i + *done - 1, &last, &least);
-	if (status)
-		return status;
-	if (*done > 1 && least != images)
-		(*done)--; /* the epoch's last batch is a smaller one */
-	start = clock_seconds();
-	status = backend_local_steps(
-		s->backend, index, images, *done, (float)s->info->local_rate, seed);
-	if (status)
-		return status;
-	s->work->seconds += clock_seconds() - start;
-	note(s, l, i, *done, *done * images, 0, sum);
-	return PS_OK;
-}
-
-/* From a pull to its push nothing needs the host: the device keeps weights and sum. */
-static int launch(
-	struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count, struct sum *sum)
-{
-	int status = hold(s);
-	uint32_t done;
-
-	*sum = (struct sum){.version = s->held.version};
-	if (!status)
-		status = backend_local_start(s->backend, s->held.w);
-	for (uint32_t left = count; left && !status; left -= done)
-		status = step_on_device(s, l, i + count - left, left, sum, &done);
-	return status;
-}
-
-/* Wait for a burst that was launched, and hand it in, see deliver. */
-static int land(struct steps *s, struct sum *sum, int and_fetch)
-{
-	double loss, start = clock_seconds();
-	int status = backend_local_wait(s->backend, &loss);
-
-	if (status)
-		return status;
-	s->work->seconds += clock_seconds() - start;
-	sum->loss = loss * sum->work.images;
-	return deliver(s, sum, sum->version, s->info->push_sum ? 1 : sum->work.count, and_fetch);
-}
-
-/* With prefetch the device has this burst in hand while the weights for the next one come and the
- * last one is handed in: both ways at once, so those weights do not have the last one yet. Its sum
- * takes the buffer that the last one leaves. */
-static int burst(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
-	struct sum *flying)
-{
-	struct sum next;
-	int ahead = s->info->prefetch, status = launch(s, l, i, count, &next);
-
-	if (!status && ahead && i + count < l->count)
-		status = cnnps_prefetch(s->c);
-	if (!status && flying->work.count)
-		status = land(s, flying, 0);
-	if (!status && !(next.g = cnnps_gradient(s->c)))
-		status = PS_ENOMEM;
-	if (!status)
-		status = backend_local_finish(s->backend, NULL, next.g);
-	*flying = next;
-	return status || ahead ? status : land(s, flying, i + count < l->count);
-}
-
-static int run_bursts(struct steps *s, const struct cnnps_lease *l)
-{
-	uint32_t n = s->info->n_push;
-	struct sum flying = {.g = NULL};
-	int status = PS_OK;
-
-	for (uint32_t i = 0; i < l->count && !status; i += n)
-		status = burst(s, l, i, l->count - i < n ? l->count - i : n, &flying);
-	return status || !flying.work.count ? status : land(s, &flying, 0);
-}
-
 static int run_downpour(struct steps *s, const struct cnnps_lease *l)
 {
 	const struct cnnps_info *info = s->info;
@@ -318,8 +214,8 @@ static int run_downpour(struct steps *s, const struct cnnps_lease *l)
 		if (!status && !last && !fetch_next)
 			status = step_alone(s, g, &w);
 		if (!status && (last || sum.work.count == info->n_push))
-			status = deliver(s, &sum, s->held.version,
-				info->push_sum ? 1 : sum.work.count, fetch_next && !info->prefetch);
+			status = steps_deliver(s, &sum, s->held.version, steps_divisor(s, &sum),
+				fetch_next && !info->prefetch);
 	}
 	return status;
 }
@@ -346,7 +242,7 @@ static int run_exact(struct steps *s, const struct cnnps_lease *l)
 	for (uint32_t i = 0; i < l->count && !status; i++)
 		status = accumulate(s, l, i, s->held.w, &sum, by_images, &g);
 	return status ? status
-		      : deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
+		      : steps_deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
 }
 
 /* ---- easgd: weights of our own, tied to the centre --------------------------------------------
@@ -376,7 +272,7 @@ static int meet_centre(struct steps *s, struct sum *sum)
 	if (!(sum->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
 	attract(sum->g, s->own, s->held.w, (float)s->info->elastic, s->info->n_params);
-	return deliver(s, sum, s->held.version, 1, 0);
+	return steps_deliver(s, sum, s->held.version, 1, 0);
 }
 
 static int run_easgd(struct steps *s, const struct cnnps_lease *l)
@@ -412,8 +308,9 @@ int steps_run(struct steps *s, const struct cnnps_lease *lease)
 		return run_exact(s, lease);
 	if (s->info->mode == CNNPS_EASGD)
 		return run_easgd(s, lease);
-	return s->info->n_push > 1 && s->info->n_push == s->info->n_fetch ? run_bursts(s, lease)
-									  : run_downpour(s, lease);
+	if (s->info->n_push == 1 || s->info->n_push != s->info->n_fetch)
+		return run_downpour(s, lease);
+	return s->info->prefetch ? bursts_run_ahead(s, lease) : bursts_run(s, lease);
 }
 
 void steps_init(struct steps *s, uint32_t n_train)

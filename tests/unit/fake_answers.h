@@ -15,6 +15,7 @@ static inline struct stamp fake_stamp(const struct fake *f)
 static inline void fake_send(struct fake *f, uint32_t peer, const struct msg *m)
 {
 	struct frames out;
+	unsigned char *values;
 
 	if (f->how.garbage) {
 		frames_init(&out);
@@ -23,7 +24,14 @@ static inline void fake_send(struct fake *f, uint32_t peer, const struct msg *m)
 		if (wire_send(f->socket, peer, &out))
 			frames_release(&out);
 	}
-	if (!wire_encode(m, &out) && wire_send(f->socket, peer, &out))
+	if (wire_encode(m, &out))
+		return;
+	if (m->type == MSG_PARAMS && f->how.damaged_pulls > 0) {
+		f->how.damaged_pulls--;
+		values = zmq_msg_data(&out.frame[out.n - 1]);
+		values[0] ^= 1;
+	}
+	if (wire_send(f->socket, peer, &out))
 		frames_release(&out);
 }
 

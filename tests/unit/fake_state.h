@@ -32,6 +32,7 @@ struct fake_how {
 	int bye;               /* nonzero: answer LEASE by a BYE with it */
 	int reject;            /* nonzero: the verdict on every push */
 	int two_slices;        /* weights come in two pieces */
+	int damaged_pulls;     /* so many of the next ones have a bit turned over */
 	int refuse_admin;
 	uint32_t push_window, replay_window;
 	const char *model; /* of FAKE_PARAMS parameters */

@@ -95,6 +95,72 @@ static void closing_drops_what_was_started_ahead(void **state)
 	assert_int_equal(view.version, 1);
 }
 
+static int two_pulls(const struct fake *f)
+{
+	return f->seen.pulls >= 2;
+}
+
+/* ... while the ones after them are asked for, come, and wait for their turn. */
+static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
+{
+	struct cnnps_weights view;
+	float w[FAKE_PARAMS];
+	uint64_t version;
+
+	(void)state;
+	assert_int_equal(cnnps_await(client), 0);
+	assert_int_equal(cnnps_await(client), 0); /* they are here */
+	push_at(0);
+	assert_int_equal(cnnps_prefetch(client), 0);
+	fake_wait(&fake, two_pulls, "the pull after them");
+	push_at(0);
+	assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
+	assert_true(version == 2 && w[0] == -2);
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_true(view.version == 0 && view.w[0] == 0);
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_true(view.version == 1 && view.w[FAKE_PARAMS - 1] == -1);
+	assert_int_equal(fake_look(&fake).pulls, 3);
+	assert_int_equal(cnnps_await(client), 0);
+	assert_true(view.w[0] == -1); /* as long as no other is looked at */
+	assert_int_equal(cnnps_push_view(client, ones, FAKE_PARAMS, 2, NULL, &view), 0);
+	assert_true(view.version == 2 && view.w[0] == -2); /* as if it had been started ahead */
+	assert_int_equal(cnnps_await(client), 0);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
+	assert_true(version == 3 && w[0] == -3);
+	assert_int_equal(fake_look(&fake).pulls, 5);
+}
+
+static void damaged_weights_are_as_good_as_lost(void **state)
+{
+	struct cnnps_weights view;
+	float w[FAKE_PARAMS];
+	uint64_t version;
+	int pulls = 0;
+
+	(void)state;
+	for (int i = 0; i < 12; i++) {
+		fake_set(&fake, &fake.how.two_slices, i % 2);
+		fake_set(&fake, &fake.how.damaged_pulls, 2);
+		if (i % 6 == 0)
+			assert_int_equal(cnnps_view(client, &view), 0);
+		else if (i % 6 == 1)
+			assert_int_equal(cnnps_prefetch(client), 0);
+		else if (i % 6 == 2)
+			assert_int_equal(cnnps_await(client), 0);
+		else if (i % 6 == 3)
+			assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
+		else if (i % 6 == 4)
+			assert_int_equal(
+				cnnps_push_view(client, ones, FAKE_PARAMS, 0, NULL, &view), 0);
+		assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
+		for (int k = 0; k < FAKE_PARAMS; k++)
+			assert_true(w[k] == -(float)version);
+		pulls += i % 6 == 0 || i % 6 == 3 || i % 6 == 4 ? 4 : 3;
+		assert_int_equal(fake_look(&fake).pulls, pulls);
+	}
+}
+
 /* ---- versions of several lives of the server ---------------------------------------------------
  */
 
@@ -238,6 +304,8 @@ int main(void)
 		CONNECTED(a_pull_gets_it_too_and_an_evaluation_does_not),
 		CONNECTED(a_view_waits_for_the_pull_that_is_under_way),
 		CONNECTED(closing_drops_what_was_started_ahead),
+		CONNECTED(weights_that_were_awaited_are_what_the_next_view_gets),
+		CONNECTED(damaged_weights_are_as_good_as_lost),
 		CONNECTED(a_push_says_whose_version_its_weights_were_of),
 		CONNECTED(the_newest_pull_of_a_version_counts),
 		CONNECTED(a_lease_says_whose_version_it_wants),

@@ -40,6 +40,8 @@ struct cnnps {
 	enum ahead ahead;
 	float *arrived; /* the newest PARAMS, not looked at yet; NULL: none */
 	uint64_t arrived_version;
+	float *awaited; /* by cnnps_await; or NULL */
+	uint64_t awaited_version;
 	float *view;                /* what the program looks at */
 	float *gradient;            /* the program's from cnnps_gradient, or NULL */
 	float *kept[MOST_KEPT];     /* of pushes that are not decided, at seq % MOST_KEPT */
@@ -258,17 +260,29 @@ static int pull(struct cnnps *c, enum weights which)
 	return status ? status : answered ? c->no_params : c->end_status;
 }
 
+int cnnps_await(struct cnnps *c)
+{
+	int status = c->awaited ? PS_OK : pull(c, WEIGHTS_CURRENT);
+
+	if (status || c->awaited)
+		return status;
+	c->awaited = c->arrived;
+	c->awaited_version = c->arrived_version;
+	c->arrived = NULL;
+	return PS_OK;
+}
+
 int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 {
-	int status = pull(c, WEIGHTS_CURRENT);
+	int status = cnnps_await(c);
 
 	if (status)
 		return status;
 	free(c->view);
-	c->view = c->arrived;
-	c->arrived = NULL;
+	c->view = c->awaited;
+	c->awaited = NULL;
 	*w = (struct cnnps_weights){
-		.w = c->view, .version = c->arrived_version, .server_epoch = c->info.server_epoch};
+		.w = c->view, .version = c->awaited_version, .server_epoch = c->info.server_epoch};
 	return PS_OK;
 }
 
@@ -400,6 +414,7 @@ void client_free(struct cnnps **client)
 		free(c->spare[--c->n_spare]);
 	free(c->gradient);
 	free(c->arrived);
+	free(c->awaited);
 	free(c->view);
 	free(c->stack);
 	free(c);

@@ -193,11 +193,10 @@ $(B)/plants/%: tests/sim/plants/%.patch tests/sim/plant $(SIM)
 # ---- what people type ---------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = env FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -rs -p no:cacheprovider
-# programs without a clock of their own share the processors: a file of tests to each
-SHARED = -n $(shell nproc) --dist loadfile
-# whole programs mostly wait for each other: one more of them than processors; xdist_group: one after
-# the other
-WAITING = -n $(shell expr $$(nproc) + 1) --dist loadgroup
+# programs often wait, so there is one more of them than processors: of unit tests a file each, of
+# others a test each, or those of an xdist_group one after the other
+BY_FILE = -n $(shell expr $$(nproc) + 1) --dist loadfile
+BY_TEST = -n $(shell expr $$(nproc) + 1) --dist loadgroup
 
 deps:
 	@deploy/setup.sh
@@ -208,14 +207,14 @@ demo: deps
 	@deploy/demo.sh
 test: deps
 	@$(MAKE) $(JOBS) tests
-	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(SHARED) tests/unit tests/sim && \
-		exec $(call PYTEST) $(WAITING) tests --ignore tests/unit --ignore tests/sim
+	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(BY_FILE) tests/unit tests/sim && \
+		exec $(call PYTEST) $(BY_TEST) tests --ignore tests/unit --ignore tests/sim
 # Every fault test in full, those alone that measure time; the figures go into docs/faults.md.
 faults: deps
 	@$(MAKE) $(JOBS) tests
 	@rm -f build/faults/results.tsv
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
-		$(call PYTEST) $(WAITING) -m "not alone" tests/fault; rc=$$?; \
+		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
 lint: deps
 	@tests/lint/run
@@ -224,10 +223,10 @@ lint: deps
 # none, by lint. CUDA's half runs on no CPU: make gpu-test has a sanitizer of its own.
 asan ubsan: deps
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
-	@$(call PYTEST,$@) $(SHARED) -k 'not planted' tests/unit tests/sim
+	@$(call PYTEST,$@) $(BY_FILE) -k 'not planted' tests/unit tests/sim
 tsan: deps
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
-	@$(call PYTEST,$@) $(SHARED) tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
+	@$(call PYTEST,$@) $(BY_FILE) tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
 bench:
 	@deploy/setup.sh bench
 	@$(MAKE) $(JOBS) FLAVOUR=release tests

@@ -4,41 +4,13 @@
  */
 #ifndef TESTS_UNIT_IDX_FILES_H
 #define TESTS_UNIT_IDX_FILES_H
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 #include <zlib.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+#include "scratch.h"
 
 struct blob {
 	unsigned char bytes[8192];
 	size_t size;
 };
-
-/* A directory of its own for one test program, removed by files_remove_dir. */
-static inline const char *files_make_dir(char *template_)
-{
-	const char *dir = mkdtemp(template_);
-
-	assert_non_null(dir);
-	return dir;
-}
-
-static inline void files_write(const char *path, const void *bytes, size_t size)
-{
-	FILE *f;
-
-	unlink(path); /* a truncated file would be written to disk at once: slow by thousands */
-	f = fopen(path, "wb");
-	assert_non_null(f);
-	assert_int_equal(fwrite(bytes, 1, size, f), size);
-	assert_int_equal(fclose(f), 0);
-}
 
 static inline void blob_be32(struct blob *b, uint32_t v)
 {

@@ -43,15 +43,24 @@ static UNUSED const char *scratch_path(const char *dir, const char *name, char o
 	return out;
 }
 
-/* Write `size` bytes as the whole of dir/name. */
+/* Write `size` bytes as the whole of a file. Without O_TRUNC: what was emptied and written anew
+ * ext4 puts on the disk when it is closed. */
+static UNUSED void scratch_put(const char *path, const void *data, size_t size)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+
+	assert_true(fd >= 0);
+	assert_int_equal(write(fd, data, size), (long)size);
+	assert_int_equal(ftruncate(fd, (off_t)size), 0);
+	assert_int_equal(close(fd), 0);
+}
+
+/* The same of dir/name. */
 static UNUSED void scratch_write(const char *dir, const char *name, const void *data, size_t size)
 {
 	char path[320];
-	int fd =
-		open(scratch_path(dir, name, path), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-	assert_true(fd >= 0);
-	assert_int_equal(write(fd, data, size), (long)size);
-	assert_int_equal(close(fd), 0);
+
+	scratch_put(scratch_path(dir, name, path), data, size);
 }
 
 /* The whole of dir/name is `text`. */

@@ -4,7 +4,7 @@
 #include <xxhash.h>
 #include "worker/data.h"
 
-static char dir[] = "/tmp/test_data_XXXXXX";
+static char dir[64];
 static const char *const names[] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
 	"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
 
@@ -13,7 +13,7 @@ static void put(int file, const char *ending, const struct blob *b)
 	char path[128];
 
 	snprintf(path, sizeof path, "%s/%s%s", dir, names[file], ending);
-	files_write(path, b->bytes, b->size);
+	scratch_put(path, b->bytes, b->size);
 }
 
 static int clear(void **state)
@@ -142,7 +142,7 @@ static void the_usual_place_is_found_and_named(void **state)
 	struct blob b[4];
 	struct data d;
 	struct err e;
-	char old[4096], mnist[64];
+	char old[4096], mnist[80];
 
 	(void)state;
 	put_all(b);
@@ -164,14 +164,15 @@ static void the_usual_place_is_found_and_named(void **state)
 static int make_dir(void **state)
 {
 	(void)state;
-	files_make_dir(dir);
+	scratch_make(dir);
 	return 0;
 }
 
 static int remove_dir(void **state)
 {
 	(void)state;
-	return rmdir(dir);
+	scratch_remove(dir);
+	return 0;
 }
 
 int main(void)

@@ -4,12 +4,12 @@
 #include "common/rng.h"
 #include "worker/idx.h"
 
-static char dir[] = "/tmp/test_idx_XXXXXX";
-static char path[64];
+static char dir[64];
+static char path[80];
 
 static int read_blob(const struct blob *b, unsigned ndim, struct idx *x, struct err *e)
 {
-	files_write(path, b->bytes, b->size);
+	scratch_put(path, b->bytes, b->size);
 	return idx_read(x, path, ndim, e);
 }
 
@@ -245,15 +245,16 @@ static void ten_thousand_mutations_are_read_whole_or_refused(void **state)
 static int make_dir(void **state)
 {
 	(void)state;
-	snprintf(path, sizeof path, "%s/file", files_make_dir(dir));
+	scratch_make(dir);
+	snprintf(path, sizeof path, "%s/file", dir);
 	return 0;
 }
 
 static int remove_dir(void **state)
 {
 	(void)state;
-	unlink(path);
-	return rmdir(dir);
+	scratch_remove(dir);
+	return 0;
 }
 
 int main(void)

@@ -4,8 +4,8 @@
 #include "common/rng.h"
 #include "worker/picture.h"
 
-static char dir[] = "/tmp/test_picture_XXXXXX";
-static char path[64];
+static char dir[64];
+static char path[80];
 static uint8_t pixels[PICTURE_SIZE], expected[PICTURE_SIZE];
 
 static struct blob from_text(const char *header)
@@ -58,7 +58,7 @@ static struct blob png(unsigned width, unsigned height, unsigned format)
 
 static int read_blob(const struct blob *b, struct err *e)
 {
-	files_write(path, b->bytes, b->size);
+	scratch_put(path, b->bytes, b->size);
 	memset(pixels, 0xa5, sizeof pixels);
 	return picture_read(path, pixels, e);
 }
@@ -188,7 +188,8 @@ static void what_is_no_file_is_refused(void **state)
 static int make_dir(void **state)
 {
 	(void)state;
-	snprintf(path, sizeof path, "%s/file", files_make_dir(dir));
+	scratch_make(dir);
+	snprintf(path, sizeof path, "%s/file", dir);
 	for (size_t i = 0; i < PICTURE_SIZE; i++)
 		expected[i] = (uint8_t)(i * 37);
 	return 0;
@@ -197,8 +198,8 @@ static int make_dir(void **state)
 static int remove_dir(void **state)
 {
 	(void)state;
-	unlink(path);
-	return rmdir(dir);
+	scratch_remove(dir);
+	return 0;
 }
 
 int main(void)

@@ -52,8 +52,9 @@ void sessions_hello_too_late(struct core *c, const struct event *ev)
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 {
 	if (w->last_seq < w->replay_target) { /* it may not go before its replays are here */
-		core_refuse(
-			c, ev->peer, PS_EGAP, w->last_seq + 1, "pushes before this are missing");
+		if (!ledger_is_closed(c))     /* else they are not answered either */
+			core_refuse(c, ev->peer, PS_EGAP, w->last_seq + 1,
+				"pushes before this are missing");
 		return;
 	}
 	leases_release(c, w);

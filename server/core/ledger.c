@@ -115,7 +115,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 
 /* A drain still takes what arrives before its snapshot; a run that is complete takes nothing more.
  */
-static int ending_refuses(const struct core *c)
+int ledger_is_closed(const struct core *c)
 {
 	return c->ending >= END_SAVING ||
 	       (c->ending == END_SNAPSHOT && c->end_status != PS_ESHUTDOWN);
@@ -130,7 +130,7 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 		core_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
 		return;
 	}
-	if (p->seq > w->last_seq && ending_refuses(c))
+	if (p->seq > w->last_seq && ledger_is_closed(c))
 		return; /* unanswered: nothing may be told before the last snapshot is on disk */
 	if (p->seq > w->last_seq + 1) {
 		c->stats.gaps++;

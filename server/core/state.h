@@ -180,6 +180,8 @@ uint32_t sessions_id(const struct core *c, const struct worker *w);
 
 /* ledger.c */
 void ledger_on_push(struct core *c, struct worker *w, const struct event *ev);
+/* No new push is decided any more, and none is answered. */
+int ledger_is_closed(const struct core *c);
 /* Duplicates of what w pushed so far get REJECT_UNKNOWN. */
 void ledger_forget(struct core *c, struct worker *w);
 

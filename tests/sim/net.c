@@ -51,14 +51,13 @@ static int earlier(const struct item *a, const struct item *b)
 	return a->at_ms != b->at_ms ? a->at_ms < b->at_ms : a->order < b->order;
 }
 
-void net_at(struct net *n, uint64_t at_ms, struct item it)
+void net_later(struct net *n, uint64_t at_ms, struct item it)
 {
 	size_t i = n->n;
 
 	if (i == n->room) /* a run that plans so much has gone mad: better stop than swap */
 		abort();
 	it.at_ms = at_ms;
-	it.order = n->next_order++;
 	n->n++;
 	n->most = n->n > n->most ? n->n : n->most;
 	while (i && earlier(&it, &n->heap[(i - 1) / 2])) {
@@ -66,6 +65,12 @@ void net_at(struct net *n, uint64_t at_ms, struct item it)
 		i = (i - 1) / 2;
 	}
 	n->heap[i] = it;
+}
+
+void net_at(struct net *n, uint64_t at_ms, struct item it)
+{
+	it.order = n->next_order++;
+	net_later(n, at_ms, it);
 }
 
 int net_next(struct net *n, struct item *it)

@@ -55,12 +55,12 @@ uint64_t sim_clock(struct sim *s, uint32_t node)
 /* ---- the loop ---------------------------------------------------------------------------------
  */
 
-/* SIGSTOP: all waits in the kernel until SIGCONT. */
+/* SIGSTOP: all waits in the kernel until SIGCONT, in its order. */
 static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
 	if (s->net.now_ms >= stopped_until_ms)
 		return 0;
-	net_at(&s->net, stopped_until_ms, *it);
+	net_later(&s->net, stopped_until_ms, *it);
 	it->msg = NULL;
 	return 1;
 }

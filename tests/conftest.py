@@ -53,9 +53,10 @@ class UnitFile(pytest.File):
         text = self.path.read_text()
         rows = "|".join([r"cmocka_unit_test\w*", *macro.findall(text)])
         names = re.findall(rf"\b(?:{rows})\(\s*(\w+)", macro.sub("", text))
-        for name in dict.fromkeys(names):
-            yield UnitTest.from_parent(self, name=name)
-        yield UnitTest.from_parent(self, name="ends_well")
+        for name in [*dict.fromkeys(names), "ends_well"]:
+            test = UnitTest.from_parent(self, name=name)
+            test.add_marker(pytest.mark.xdist_group(self.path.stem))  # the program runs once
+            yield test
 
     def outcome(self):
         if self.ran is None:

@@ -23,8 +23,8 @@ def train(lab, device, workers, *options):
 
 
 @pytest.fixture(scope="module")
-def on_the_cpu(tmp_path_factory, data):
-    """The accuracy of the same run with one CPU worker."""
+def on_the_cpu(gpu, tmp_path_factory, data):
+    """The accuracy of the same run with one CPU worker, where there is a GPU to compare with."""
     lab = Lab(tmp_path_factory.mktemp("cpu"), data)
     try:
         yield train(lab, "cpu", 1)["accuracy"]

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WIRE_PROTOCOL 2u
+#define WIRE_PROTOCOL 3u
 
 /* The one table of limits; proto/WIRE.md prints it and a test compares. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
@@ -141,13 +141,6 @@ struct msg_pull {
 	enum weights which;
 };
 
-struct msg_params {
-	uint64_t request;
-	uint64_t version; /* gradients applied before these weights */
-	enum weights which;
-	struct slices slices; /* covers [0, n_params) */
-};
-
 enum verdict { VERDICT_NONE = 0, VERDICT_OK = 1, VERDICT_REJECTED = 2 };
 enum reject {
 	REJECT_NONE = 0,
@@ -158,6 +151,25 @@ enum reject {
 	REJECT_WORK = 5,      /* a batch of it has already been counted */
 	REJECT_UNKNOWN = 6,   /* duplicate of a push so old that its verdict is no longer kept */
 	REJECT_REASONS = 7,
+};
+
+struct msg_ack {
+	uint64_t seq;
+	enum verdict verdict;
+	enum reject reject;
+	uint32_t duplicate;   /* 1: this seq had been decided before; verdict and version are the
+				 original ones */
+	uint64_t version;     /* after the apply */
+	uint64_t durable_seq; /* newest seq of this worker in a checkpoint on disk */
+	uint64_t epoch; /* server epoch of the decision: one of before a crash is no longer true */
+};
+
+struct msg_params {
+	uint64_t request;
+	uint64_t version; /* gradients applied before these weights */
+	enum weights which;
+	struct msg_ack ack;   /* of the push that pulled them; seq 0: it comes by itself, or none */
+	struct slices slices; /* covers [0, n_params) */
 };
 
 struct msg_push {
@@ -172,17 +184,6 @@ struct msg_push {
 	uint64_t base_epoch;  /* server epoch that sent those weights */
 	uint64_t pull;        /* nonzero: also a pull of the current weights, after the decision */
 	struct slices slices; /* what is not covered is zero */
-};
-
-struct msg_ack {
-	uint64_t seq;
-	enum verdict verdict;
-	enum reject reject;
-	uint32_t duplicate;   /* 1: this seq had been decided before; verdict and version are the
-				 original ones */
-	uint64_t version;     /* after the apply */
-	uint64_t durable_seq; /* newest seq of this worker in a checkpoint on disk */
-	uint64_t epoch; /* server epoch of the decision: one of before a crash is no longer true */
 };
 
 struct msg_lease {

@@ -101,11 +101,24 @@ static const struct wire_field pull[] = {
 	END,
 };
 
+/* An ACK inside PARAMS; absent: all zero. */
+static const struct wire_field inner_ack[] = {
+	NUMBER(1, struct msg_ack, seq, 0, ANY64),
+	NUMBER(2, struct msg_ack, verdict, VERDICT_NONE, VERDICT_REJECTED),
+	NUMBER(3, struct msg_ack, reject, REJECT_NONE, REJECT_REASONS - 1),
+	NUMBER(4, struct msg_ack, duplicate, 0, 1),
+	NUMBER(5, struct msg_ack, version, 0, ANY64),
+	NUMBER(6, struct msg_ack, durable_seq, 0, ANY64),
+	NUMBER(7, struct msg_ack, epoch, 0, ANY64),
+	END,
+};
+
 static const struct wire_field params[] = {
 	MSG(1, params.request, 0, ANY64),
 	MSG(2, params.version, 0, ANY64),
 	MSG(3, params.which, WEIGHTS_CURRENT, WEIGHTS_EVAL),
 	SLICES(4, params.slices),
+	INNER(5, params.ack, inner_ack),
 	END,
 };
 
@@ -228,6 +241,15 @@ static const char *rule_push(const struct msg *m)
 	return is_decision(p->verdict, p->reject) ? NULL : "verdict and reject do not fit";
 }
 
+static const char *rule_params(const struct msg *m)
+{
+	const struct msg_ack *a = &m->params.ack;
+
+	if ((a->verdict == VERDICT_NONE) != (a->seq == 0))
+		return "params.ack has no seq, or no verdict";
+	return is_decision(a->verdict, a->reject) ? NULL : "verdict and reject do not fit";
+}
+
 static const char *rule_ack(const struct msg *m)
 {
 	return is_decision(m->ack.verdict, m->ack.reject) ? NULL : "verdict and reject do not fit";
@@ -258,7 +280,7 @@ const struct wire_message wire_messages[MSG_TYPES] = {
 	[MSG_HELLO] = {hello, NULL},
 	[MSG_WELCOME] = {welcome, rule_welcome},
 	[MSG_PULL] = {pull, NULL},
-	[MSG_PARAMS] = {params, NULL},
+	[MSG_PARAMS] = {params, rule_params},
 	[MSG_PUSH] = {push, rule_push},
 	[MSG_ACK] = {ack, rule_ack},
 	[MSG_LEASE] = {lease, NULL},

@@ -30,7 +30,10 @@ struct router {
 	struct frames in;
 	struct msg msg;
 	struct replies *replies;
-	uint64_t hold; /* position that replies wait for */
+	uint64_t hold;     /* position that replies wait for */
+	struct msg ack;    /* the newest reply, if it was an ACK: PARAMS may take it along ... */
+	uint32_t ack_peer; /* ... to this peer; 0: there is none */
+	uint64_t ack_hold;
 
 	struct router_stats stats;
 	uint64_t refusal_ms; /* when one was logged last */
@@ -38,12 +41,14 @@ struct router {
 
 /* ---- out ----------------------------------------------------------------------------------- */
 
-/* Weights are not copied into their frame, see versions.h. */
-static int encode_params(struct router *r, const struct msg *m, struct frames *f)
+/* Weights are not copied into their frame, see versions.h. `ack`: goes along; or NULL. */
+static int encode_params(
+	struct router *r, const struct msg *m, const struct msg_ack *ack, struct frames *f)
 {
 	struct msg header = *m;
 	int rc = versions_frame(r->cfg.versions, &header.params, &f->frame[1]);
 
+	header.params.ack = ack ? *ack : (struct msg_ack){.seq = 0};
 	if (rc)
 		return rc;
 	rc = wire_encode_header(&header, &f->frame[0]);
@@ -55,21 +60,50 @@ static int encode_params(struct router *r, const struct msg *m, struct frames *f
 	return PS_OK;
 }
 
-void router_send(struct router *r, uint32_t peer, const struct msg *m)
+/* Encode it now; it waits for `position`. */
+static int queue(struct router *r, uint32_t peer, const struct msg *m, const struct msg_ack *ack,
+	uint64_t position)
 {
 	struct frames f;
 
-	if (r->cfg.auth)
-		auth_note(r->cfg.auth, peer, m);
 	frames_init(&f);
-	int whole = m->type == MSG_PARAMS && m->params.slices.n == 1;
-	int rc = whole ? encode_params(r, m, &f) : wire_encode(m, &f);
+	int rc = m->type == MSG_PARAMS ? encode_params(r, m, ack, &f) : wire_encode(m, &f);
 	if (rc) {
 		r->stats.dropped++;
 		log_warn("net", "unsendable", "type=%d reason=\"%s\"", (int)m->type, err_text(rc));
-		return;
+		return rc;
 	}
-	replies_put(r->replies, peer, &f, r->hold);
+	replies_put(r->replies, peer, &f, position);
+	return PS_OK;
+}
+
+/* The ACK that waits for PARAMS goes by itself. */
+static void queue_ack(struct router *r)
+{
+	if (r->ack_peer)
+		(void)queue(r, r->ack_peer, &r->ack, NULL, r->ack_hold);
+	r->ack_peer = 0;
+}
+
+void router_send(struct router *r, uint32_t peer, const struct msg *m)
+{
+	int joins = m->type == MSG_PARAMS && r->ack_peer == peer && r->ack_hold <= r->hold;
+
+	if (r->cfg.auth)
+		auth_note(r->cfg.auth, peer, m);
+	if (joins && queue(r, peer, m, &r->ack.ack, r->hold) == PS_OK)
+		r->ack_peer = 0;
+	if (joins)
+		return;
+	queue_ack(r);
+	if (m->type == MSG_ACK) {
+		r->ack.type = MSG_ACK;
+		r->ack.ack = m->ack;
+		r->ack_peer = peer;
+		r->ack_hold = r->hold;
+	} else {
+		(void)queue(r, peer, m, NULL, r->hold);
+	}
 }
 
 void router_hold(struct router *r, uint64_t position)
@@ -104,8 +138,11 @@ void router_flush(struct router *r)
 
 	if (!r->socket)
 		return;
-	while ((gone = replies_flush(r->replies, send_reply, r)) != 0)
+	queue_ack(r);
+	while ((gone = replies_flush(r->replies, send_reply, r)) != 0) {
 		r->cfg.on_gone(r->cfg.arg, gone);
+		queue_ack(r);
+	}
 	if (replies_waiting(r->replies) > 0)
 		uv_timer_start(&r->retry, on_retry, RETRY_MS, 0);
 }

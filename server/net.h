@@ -3,7 +3,9 @@
  *
  * In:  a readable socket -> wire_decode -> on_message. What does not decode is answered by ERROR
  *      and counted.
- * Out: router_send encodes a reply, router_flush sends what the peers' queues take (replies.h).
+ * Out: router_send encodes a reply, router_flush sends what the peers' queues take (replies.h). An
+ *      ACK goes along with the PARAMS that directly follow it to its peer: one message wakes the
+ *      worker once.
  *
  * Invariants: (1) nothing here ever waits, and waiting replies never take more than their room;
  *             (2) replies to one peer leave in the order of router_send, or not at all: a peer that

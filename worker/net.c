@@ -25,10 +25,23 @@ static uint64_t now_of(struct net *n)
 
 /* ---- what happens ---------------------------------------------------------------------------- */
 
+/* PARAMS that carry an ACK are two messages to the session. */
+static void on_inner_ack(struct net *n, const struct msg_ack *a)
+{
+	struct msg m;
+
+	m.type = MSG_ACK;
+	m.ack = *a;
+	session_message(n->session, &m, now_of(n));
+	net_settle(n, now_of(n));
+}
+
 static void on_message(struct net *n, const struct msg *m)
 {
 	uint64_t now = now_of(n);
 
+	if (m->type == MSG_PARAMS && m->params.ack.seq)
+		on_inner_ack(n, &m->params.ack);
 	if (m->type == MSG_STATUS || m->type == MSG_ADMIN)
 		net_answer(n, m);
 	if (m->type == MSG_ERROR) {

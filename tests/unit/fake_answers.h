@@ -69,8 +69,9 @@ static inline void fake_welcome(struct fake *f, uint32_t peer)
 	fake_send(f, peer, &m);
 }
 
-/* Weights: the first ones minus the sum of what was pushed. */
-static inline void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weights which)
+/* Weights: the first ones minus the sum of what was pushed. `ack`: goes along, or NULL. */
+static inline void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weights which,
+	const struct msg_ack *ack)
 {
 	struct msg m = {.type = MSG_PARAMS};
 	float w[FAKE_PARAMS];
@@ -83,6 +84,8 @@ static inline void fake_pull(struct fake *f, uint32_t peer, uint64_t request, en
 	m.params.request = request;
 	m.params.version = f->seen.last_seq;
 	m.params.which = which;
+	if (ack)
+		m.params.ack = *ack;
 	m.params.slices.n = 1;
 	m.params.slices.slice[0] = (struct slice){
 		.offset = 0, .count = FAKE_PARAMS, .encoding = ENCODING_F32, .data = w};
@@ -136,10 +139,11 @@ static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_pus
 	m.ack.reject = f->how.reject ? REJECT_STALE : REJECT_NONE;
 	m.ack.version = s->last_seq;
 	m.ack.durable_seq = fake_durable(f);
-	if (!f->how.mute_acks)
+	int joins = f->how.joined_acks && p->pull;
+	if (!f->how.mute_acks && !joins)
 		fake_send(f, peer, &m);
 	if (p->pull)
-		fake_pull(f, peer, p->pull, WEIGHTS_CURRENT);
+		fake_pull(f, peer, p->pull, WEIGHTS_CURRENT, joins ? &m.ack : NULL);
 }
 
 static inline void fake_lease(struct fake *f, uint32_t peer, const struct msg_lease *l)
@@ -202,7 +206,7 @@ static inline void fake_answer(struct fake *f, uint32_t peer, const struct msg *
 			fake_welcome(f, peer);
 		break;
 	case MSG_PULL:
-		fake_pull(f, peer, m->pull.request, m->pull.which);
+		fake_pull(f, peer, m->pull.request, m->pull.which, NULL);
 		break;
 	case MSG_PUSH:
 		fake_push(f, peer, &m->push);

@@ -24,6 +24,7 @@
 struct fake_how {
 	int mute_pushes; /* take no notice of PUSH, as if it had been lost */
 	int mute_acks;   /* decide on a push, but say nothing */
+	int joined_acks; /* of a push that pulls: in its PARAMS */
 	int mute_pulls, mute_leases;
 	int mute_leases_after; /* nonzero: once so many have come, mute_leases */
 	int not_durable;       /* nothing gets durable */

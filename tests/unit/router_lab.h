@@ -22,9 +22,10 @@ static void *clients[8]; /* open ones, closed by tear_down when a test failed */
 static struct versions *shared;
 static float weights[N];
 
-/* What the core would be: counts, and answers PULL by PARAMS, BEAT by `replies` of BEAT. */
+/* What the core would be: counts, and answers PULL by PARAMS, BEAT by `replies` of BEAT, both after
+ * an ACK of `ack` that waits for position `ack_hold`, if there is one. */
 static struct {
-	uint64_t messages, gone, version;
+	uint64_t messages, gone, version, ack, ack_hold;
 	unsigned replies;
 	uint32_t peer;
 } core;
@@ -35,6 +36,13 @@ static inline void on_message(void *arg, uint32_t peer, const struct msg *m, str
 	assert_ptr_equal(arg, &core);
 	core.messages++;
 	core.peer = peer;
+	if (core.ack) {
+		const struct msg ack = {
+			.type = MSG_ACK, .ack = {.seq = core.ack, .verdict = VERDICT_OK}};
+		router_hold(router, core.ack_hold);
+		router_send(router, peer, &ack);
+		router_hold(router, 0);
+	}
 	if (m->type == MSG_PULL) {
 		struct msg reply = {.type = MSG_PARAMS};
 		reply.params.request = m->pull.request;

@@ -36,13 +36,17 @@ static void a_push_is_seen_by_the_next_pull(void **state)
 static void one_request_pushes_and_brings_the_weights_after_it(void **state)
 {
 	struct cnnps_weights w;
+	struct cnnps_stats told;
 	struct fake_seen seen;
 
 	(void)state;
 	for (int i = 1; i <= 3; i++) {
+		fake_set(&fake, &fake.how.joined_acks, i != 2);
 		assert_int_equal(cnnps_push_view(client, ones, FAKE_PARAMS, 0, NULL, &w), 0);
 		assert_int_equal(w.version, i);
 		assert_true(w.w[0] == (float)-i && w.w[FAKE_PARAMS - 1] == (float)-i);
+		cnnps_stats(client, &told);
+		assert_int_equal(told.acked, i);
 	}
 	seen = fake_look(&fake);
 	assert_int_equal(seen.pushes, 3);

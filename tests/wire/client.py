@@ -14,7 +14,7 @@ import xxhash
 import zmq
 
 PROTO = Path(__file__).resolve().parent.parent.parent / "proto"
-PROTOCOL = 2
+PROTOCOL = 3
 PATIENCE = 20  # seconds to wait for any answer
 
 
@@ -208,10 +208,11 @@ class Worker:
             self.maybe_beat()
             for socket, _ in poller.poll(self.welcome.beat_ms):
                 name, body, vector = decode(socket.recv_multipart())
-                if name in ("beat", "ack"):
-                    self.let_go(body.durable_seq)
-                if name == "ack" and body.seq in self.kept:
-                    self.kept[body.seq][2] = body
+                ack = body if name == "ack" else body.ack if name == "params" else None
+                if name == "beat" or ack and ack.seq:
+                    self.let_go((ack or body).durable_seq)
+                if ack and ack.seq in self.kept:
+                    self.kept[ack.seq][2] = ack
                 if name in ("error", "bye"):
                     raise Refused(body)
                 if name in names:
@@ -254,6 +255,7 @@ class Worker:
             if vector is None:
                 ack = body
             elif body.request == self.request:
+                ack = body.ack if body.ack.seq else ack
                 return ack or self.ack(self.seq), vector, body.version
 
     def push(self, gradient, version, work=None, images=0, loss=0.0, offset=0, wait=True):

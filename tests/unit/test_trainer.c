@@ -49,6 +49,27 @@ static void every_rhythm_of_pushes_and_pulls_is_the_references(void **state)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
+/* So many that all that may be under way at a time is. */
+static void many_bursts_overlap(void **state)
+{
+	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
+
+	(void)state;
+	use_images(MOST);
+	for (uint32_t prefetch = 0; prefetch < 2; prefetch++) {
+		start();
+		how.n_push = how.n_fetch = 2;
+		how.prefetch = prefetch;
+		how.local_rate = 0.25;
+		train(&all, 1);
+		reference_downpour(&all.work);
+		pushes_are_the_references();
+		assert_int_equal(ref.push[5].base_version, prefetch ? 2 : 5);
+		fake_stop(&fake);
+	}
+	use_images(IMAGES);
+}
+
 /* Also where the device takes the steps: one batch, one mask. */
 static void every_batch_has_a_dropout_mask_of_its_own(void **state)
 {
@@ -100,6 +121,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		WITH_SERVER(one_batch_is_one_push_at_fresh_weights),
 		cmocka_unit_test(every_rhythm_of_pushes_and_pulls_is_the_references),
+		cmocka_unit_test(many_bursts_overlap),
 		cmocka_unit_test(every_batch_has_a_dropout_mask_of_its_own),
 		WITH_SERVER(a_stopped_worker_pushes_nothing_by_halves),
 		WITH_SERVER(a_lease_of_no_such_batch_is_refused),

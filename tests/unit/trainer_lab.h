@@ -15,9 +15,10 @@
 
 #define N       FAKE_PARAMS /* of fc:3 on one pixel */
 #define IMAGES  33
-#define BATCH   5 /* the fake server's */
-#define BATCHES 7 /* the last one has 3 images */
-#define SEED    4 /* the fake server's */
+#define BATCH   5  /* the fake server's */
+#define BATCHES 7  /* the last one has 3 images */
+#define MOST    58 /* images: 12 batches, the last one has 3 */
+#define SEED    4  /* the fake server's */
 
 static struct fake fake;
 static struct fake_how how; /* it behaves so once a worker runs */
@@ -25,7 +26,7 @@ static struct data data;
 static struct model model;
 static struct backend *backend; /* the reference's */
 static struct batches batches;
-static uint8_t pixels[IMAGES], labels[IMAGES];
+static uint8_t pixels[MOST], labels[MOST];
 
 /* ---- the reference's tools --------------------------------------------------------------------
  */
@@ -107,19 +108,19 @@ static inline void pushes_are_the_references(void)
 /* ---- set-up -----------------------------------------------------------------------------------
  */
 
-static inline void make_data(void)
+static inline void make_data(uint32_t n)
 {
 	struct idx *f = data.file;
 
-	for (int i = 0; i < IMAGES; i++) {
+	for (uint32_t i = 0; i < n; i++) {
 		pixels[i] = (uint8_t)(i * 7);
 		labels[i] = (uint8_t)(i * i % 3);
 	}
-	f[TRAIN_IMAGES] = (struct idx){.values = pixels, .dim = {IMAGES, 1, 1}};
-	f[TRAIN_LABELS] = (struct idx){.values = labels, .dim = {IMAGES, 1, 1}};
+	f[TRAIN_IMAGES] = (struct idx){.values = pixels, .dim = {n, 1, 1}};
+	f[TRAIN_LABELS] = (struct idx){.values = labels, .dim = {n, 1, 1}};
 	f[TEST_IMAGES] = (struct idx){.values = pixels, .dim = {3, 1, 1}};
 	f[TEST_LABELS] = (struct idx){.values = labels, .dim = {3, 1, 1}};
-	data.id = (struct data_id){.n_train = IMAGES, .n_test = 3, .rows = 1, .cols = 1};
+	data.id = (struct data_id){.n_train = n, .n_test = 3, .rows = 1, .cols = 1};
 }
 
 static inline void use_model(const char *text)
@@ -136,13 +137,19 @@ static inline void use_model(const char *text)
 	assert_int_equal(backend_use(backend, &train, &e), 0);
 }
 
+static inline void use_images(uint32_t n)
+{
+	make_data(n);
+	use_model("fc:3");
+	batches_release(&batches);
+	batches_init(&batches, SEED, n, BATCH);
+}
+
 static inline int set_up_all(void **state)
 {
 	(void)state;
 	log_set_level(LOG_ERROR);
-	make_data();
-	use_model("fc:3");
-	batches_init(&batches, SEED, IMAGES, BATCH);
+	use_images(IMAGES);
 	return 0;
 }
 
@@ -220,20 +227,21 @@ static inline void take_snapshot(struct snapshot *s)
 	s->version = (uint64_t)ref.n;
 }
 
-/* Bursts, pulled ahead: one is computed while the one before it is pushed and the weights of the
- * one after it come. */
+/* Bursts, pulled ahead: the pull for burst k + 3 is said before the push of burst k, the first
+ * three before any. */
 static inline void reference_bursts(const struct work *lease)
 {
 	float rate = (float)how.local_rate, p[N], g[N], sum[N];
 	struct fake_push of = {.images = 0};
-	struct snapshot now, next, later;
+	struct snapshot weights[3], later; /* of this burst and the next two; of the one after */
 	int last_pull = ref.pulls + (int)((lease->count + how.n_push - 1) / how.n_push);
 
-	take_snapshot(&now);
-	next = now;
-	ref.pulls += last_pull - ref.pulls < 2 ? 1 : 2;
+	for (int k = 0; k < 3; k++) {
+		take_snapshot(&weights[k]);
+		ref.pulls += ref.pulls < last_pull;
+	}
 	for (uint32_t i = 0; i < lease->count;) {
-		memcpy(p, now.w, sizeof p);
+		memcpy(p, weights[0].w, sizeof p);
 		memset(sum, 0, sizeof sum);
 		for (uint32_t k = 0; k < how.n_push && i < lease->count; k++, i++) {
 			gradient_of(p, (struct work){lease->epoch, lease->first + i, 1}, g, &of);
@@ -246,9 +254,10 @@ static inline void reference_bursts(const struct work *lease)
 			g[j] = how.push_sum ? sum[j] : sum[j] / (float)of.work.count;
 		ref.pulls += ref.pulls < last_pull;
 		take_snapshot(&later);
-		expect_push(&of, g, now.version);
-		now = next;
-		next = later;
+		expect_push(&of, g, weights[0].version);
+		weights[0] = weights[1];
+		weights[1] = weights[2];
+		weights[2] = later;
 	}
 }
 

@@ -76,7 +76,7 @@ SRC.proto  := $(wildcard proto/*.c)
 SRC.core   := $(wildcard server/core/*.c)
 SRC.server := $(filter-out $(MAINS),$(wildcard server/*.c))
 SRC.kernels := $(wildcard kernels/*.c)
-SRC.client := $(addprefix worker/,session.c session_ask.c net.c order.c effect.c link.c outbox.c pulse.c info.c cnnps.c)
+SRC.client := $(addprefix worker/,session.c session_ask.c net.c order.c effect.c link.c outbox.c pulse.c info.c weights.c cnnps.c)
 SRC.worker := $(filter-out $(MAINS) $(SRC.client),$(wildcard worker/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))

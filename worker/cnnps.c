@@ -4,38 +4,11 @@
 #include <string.h>
 #include <uv.h>
 #include "common/clock.h"
-#include "common/log.h"
 #include "common/mem.h"
-#include "proto/wire.h"
-#include "common/pool.h"
-#include "worker/cnnps.h"
+#include "worker/cnnps_impl.h"
 #include "worker/info.h"
-#include "worker/net.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
-
-/* Versions of before a crash of the server mean other weights than those of after it. */
-enum { PULLS = 16 };
-struct pulled {
-	uint64_t version, server_epoch;
-};
-
-struct cnnps {
-	struct net *net;
-	int observer;
-	struct cnnps_info info;
-	struct msg_welcome welcome; /* the first */
-	char server[256];
-	struct pool *pool;
-	float *gradient;        /* the program's from the pool, or NULL */
-	int lands;              /* weights are to lie in the pool's memory ... */
-	float *landing;         /* ... in this, or NULL */
-	struct arrival awaited; /* by cnnps_await; or empty */
-	zmq_msg_t view;         /* weights that the program looks at */
-	struct pulled pulled[PULLS];
-	size_t n_pulled;    /* so far; number i is at i % PULLS */
-	struct order order; /* the one under way, or the newest */
-};
 
 _Static_assert(PS_EUNREACHABLE == CNNPS_EUNREACHABLE && PS_EFENCED == CNNPS_EFENCED &&
 		       PS_EAUTH == CNNPS_EAUTH && PS_ESHUTDOWN == CNNPS_ESHUTDOWN &&
@@ -161,163 +134,16 @@ void cnnps_close(struct cnnps **c)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static struct order *new_order(struct cnnps *c, enum order_kind kind)
+struct order *cnnps_order(struct cnnps *c, enum order_kind kind)
 {
 	memset(&c->order, 0, sizeof c->order);
 	c->order.kind = kind;
 	return &c->order;
 }
 
-static void note_pull(struct cnnps *c, const struct arrival *a)
-{
-	size_t newest = c->n_pulled ? c->n_pulled - 1 : 0;
-
-	if (!c->n_pulled || c->pulled[newest % PULLS].version != a->params.version)
-		newest = c->n_pulled++;
-	c->pulled[newest % PULLS] = (struct pulled){a->params.version, a->server_epoch};
-}
-
-/* Of the newest pull of that version; 0: not known. */
-static uint64_t epoch_of(const struct cnnps *c, uint64_t version)
-{
-	for (size_t i = c->n_pulled; i > 0 && i + PULLS > c->n_pulled; i--)
-		if (c->pulled[(i - 1) % PULLS].version == version)
-			return c->pulled[(i - 1) % PULLS].server_epoch;
-	return 0;
-}
-
-/* Weights as they came: those that were awaited, or of a pull now. */
-static int arrive(struct cnnps *c, enum weights which, struct arrival *to)
-{
-	struct order *o;
-	int status;
-
-	if (which == WEIGHTS_CURRENT && c->awaited.frames.n) {
-		arrival_move(to, &c->awaited);
-		return PS_OK;
-	}
-	o = new_order(c, ORDER_PULL);
-	o->pull.which = which;
-	if (!(status = net_order(c->net, o)))
-		arrival_move(to, &o->pull.got);
-	return status;
-}
-
-/* PS_EPROTO: they are as good as lost. */
-static int look_through(struct arrival *a, float *to)
-{
-	int status = wire_values(&a->frames, &a->params, to);
-
-	if (status)
-		log_warn("net", "dropped", "why=\"wrong tensor checksum\"");
-	return status;
-}
-
-static int pull(struct cnnps *c, float *w, size_t n, uint64_t *version, enum weights which)
-{
-	struct arrival a;
-	int status, bad = 1;
-
-	if (n != c->info.n_params)
-		return PS_EUSAGE;
-	while (bad && !(status = arrive(c, which, &a))) {
-		bad = look_through(&a, w);
-		frames_release(&a.frames);
-	}
-	if (status)
-		return status;
-	if (which == WEIGHTS_CURRENT)
-		note_pull(c, &a);
-	if (version)
-		*version = a.params.version;
-	return PS_OK;
-}
-
-int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
-{
-	return pull(c, w, n, version, WEIGHTS_CURRENT);
-}
-
-/* The next weights come into the memory of those that the program looks at no more. */
-static void put_away(struct cnnps *c)
-{
-	(void)zmq_msg_close(&c->view);
-	(void)zmq_msg_init(&c->view);
-}
-
-/* One frame of aligned floats, as the program may have it. */
-static int is_whole(struct arrival *a)
-{
-	return a->params.slices.n == 1 &&
-	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
-}
-
-/* Where the program looks at weights: in its own kind of memory, or in the message that came, or in
- * one of our own. */
-static int show(struct cnnps *c, struct arrival *a)
-{
-	int status;
-
-	if (c->lands && !c->landing)
-		c->landing = pool_take(c->pool);
-	if (c->landing) {
-		status = look_through(a, c->landing);
-		return status ? status : pool_send(c->pool, &c->landing, &c->view);
-	}
-	if (is_whole(a)) {
-		status = look_through(a, NULL);
-		(void)zmq_msg_move(&c->view, &a->frames.frame[1]);
-		return status;
-	}
-	if (zmq_msg_init_size(&c->view, c->info.n_params * sizeof(float)))
-		return PS_ENOMEM;
-	return look_through(a, zmq_msg_data(&c->view));
-}
-
-/* The weights that are here, or the newest, for the program to look at. */
-static int look(struct cnnps *c, struct cnnps_weights *w)
-{
-	struct arrival a;
-	int status, shown = PS_EPROTO;
-
-	while (shown == PS_EPROTO && !(status = arrive(c, WEIGHTS_CURRENT, &a))) {
-		put_away(c);
-		shown = show(c, &a);
-		frames_release(&a.frames);
-	}
-	if (status || shown)
-		return status ? status : shown;
-	note_pull(c, &a);
-	*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
-		.version = a.params.version,
-		.server_epoch = a.server_epoch};
-	return PS_OK;
-}
-
-int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
-{
-	put_away(c);
-	return look(c, w);
-}
-
-int cnnps_await(struct cnnps *c)
-{
-	return c->awaited.frames.n ? PS_OK : arrive(c, WEIGHTS_CURRENT, &c->awaited);
-}
-
-int cnnps_prefetch(struct cnnps *c)
-{
-	return net_order(c->net, new_order(c, ORDER_PREFETCH));
-}
-
 void cnnps_alive(struct cnnps *c)
 {
 	net_alive(c->net);
-}
-
-int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
-{
-	return pull(c, w, n, version, WEIGHTS_EVAL);
 }
 
 float *cnnps_gradient(struct cnnps *c)
@@ -345,7 +171,7 @@ static int encode_tensor(
 static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, int then_pull)
 {
-	struct order *o = new_order(c, ORDER_PUSH);
+	struct order *o = cnnps_order(c, ORDER_PUSH);
 	int status;
 
 	if (c->observer || n < 1 || offset > c->info.n_params || n > c->info.n_params - offset)
@@ -353,7 +179,7 @@ static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint
 	o->push.then_pull = then_pull;
 	o->pull.which = WEIGHTS_CURRENT;
 	o->push.meta.base_version = version;
-	o->push.meta.base_epoch = epoch_of(c, version);
+	o->push.meta.base_epoch = cnnps_epoch_of(c, version);
 	if (work) {
 		o->push.meta.work = (struct work){work->epoch, work->first, work->count};
 		o->push.meta.images = work->images;
@@ -384,12 +210,12 @@ int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
 
 	if (n != c->info.n_params)
 		return PS_EUSAGE;
-	put_away(c);
+	cnnps_put_away(c);
 	if ((status = push(c, 0, g, n, version, work, then_pull)))
 		return status;
 	if (then_pull)
 		arrival_move(&c->awaited, &c->order.pull.got);
-	return look(c, w);
+	return cnnps_view(c, w);
 }
 
 int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version)
@@ -399,7 +225,7 @@ int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n,
 
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
-	struct order *o = new_order(c, ORDER_LEASE);
+	struct order *o = cnnps_order(c, ORDER_LEASE);
 	int status;
 
 	if (c->observer)
@@ -413,7 +239,7 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 int cnnps_result(
 	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum)
 {
-	struct order *o = new_order(c, ORDER_RESULT);
+	struct order *o = cnnps_order(c, ORDER_RESULT);
 
 	if (c->observer || lease->kind != CNNPS_EVAL)
 		return PS_EUSAGE;
@@ -427,7 +253,7 @@ int cnnps_result(
 
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 {
-	struct order *o = new_order(c, ORDER_FLUSH);
+	struct order *o = cnnps_order(c, ORDER_FLUSH);
 
 	o->durable = durable;
 	o->deadline_ms = clock_ms() + timeout_ms;
@@ -436,7 +262,7 @@ int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 
 int cnnps_status(struct cnnps *c, char *json, size_t size)
 {
-	struct order *o = new_order(c, ORDER_STATUS);
+	struct order *o = cnnps_order(c, ORDER_STATUS);
 
 	o->report.json = json;
 	o->report.size = size;
@@ -445,7 +271,7 @@ int cnnps_status(struct cnnps *c, char *json, size_t size)
 
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
 {
-	struct order *o = new_order(c, ORDER_ADMIN);
+	struct order *o = cnnps_order(c, ORDER_ADMIN);
 	int status;
 
 	o->admin.verb = ADMIN_CHECKPOINT;
@@ -457,7 +283,7 @@ int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
 
 int cnnps_drain(struct cnnps *c)
 {
-	struct order *o = new_order(c, ORDER_ADMIN);
+	struct order *o = cnnps_order(c, ORDER_ADMIN);
 	int status;
 
 	o->admin.verb = ADMIN_DRAIN;

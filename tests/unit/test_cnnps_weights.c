@@ -161,6 +161,20 @@ static void damaged_weights_are_as_good_as_lost(void **state)
 	}
 }
 
+static void weights_that_stay_damaged_are_not_asked_for_for_ever(void **state)
+{
+	struct cnnps_weights view;
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	fake_set(&fake, &fake.how.damaged_pulls, 6);
+	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), PS_EPROTO);
+	assert_non_null(strstr(cnnps_why(client), "wrong checksum"));
+	assert_int_equal(cnnps_view(client, &view), PS_EPROTO);
+	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_true(view.w[0] == 0);
+}
+
 /* ---- versions of several lives of the server ---------------------------------------------------
  */
 
@@ -306,6 +320,7 @@ int main(void)
 		CONNECTED(closing_drops_what_was_started_ahead),
 		CONNECTED(weights_that_were_awaited_are_what_the_next_view_gets),
 		CONNECTED(damaged_weights_are_as_good_as_lost),
+		CONNECTED(weights_that_stay_damaged_are_not_asked_for_for_ever),
 		CONNECTED(a_push_says_whose_version_its_weights_were_of),
 		CONNECTED(the_newest_pull_of_a_version_counts),
 		CONNECTED(a_lease_says_whose_version_it_wants),

@@ -101,6 +101,11 @@ def pytest_collect_file(file_path, parent):
     return None
 
 
+def pytest_collection_modifyitems(items):
+    """Containers take minutes, one after the other: they begin first."""
+    items.sort(key=lambda item: item.path.name != "test_compose.py")
+
+
 @pytest.fixture(scope="session")
 def data():
     """The directory of the four IDX files."""

@@ -11,6 +11,8 @@
 #include "server/turn.h"
 
 #define TICK_MS         50
+#define LOOK_MS         50    /* at the memory in use */
+#define LOOK_CLOSER_MS  10    /* ... when it is more than half of the limit */
 #define HANG_UP_MS      1000  /* for those that were told to leave */
 #define DRAIN_MS        10000 /* for the last checkpoint */
 #define HANG_UP_REST_MS 2000  /* between two times, if the first did not help */
@@ -152,9 +154,9 @@ static uint64_t memory_limit(const struct options *o)
 /* libzmq bounds a frame and the number of messages, but not how many frames a message may have:
  * a peer whose message never ends takes all memory. Only closing its connection frees that, and
  * nobody can tell which one it is. */
-static void check_memory(struct server *s)
+static void check_memory(struct server *s, uint64_t used)
 {
-	uint64_t now = turn_now(s), used = status_rss();
+	uint64_t now = turn_now(s);
 
 	if (used > s->memory_bytes) { /* what is free already counts, too, until it is given back */
 		mem_trim();
@@ -172,6 +174,16 @@ static void check_memory(struct server *s)
 	router_hang_up(s->router);
 }
 
+static void on_look(uv_timer_t *t)
+{
+	struct server *s = t->data;
+	uint64_t used = status_rss();
+
+	check_memory(s, used);
+	int closer = used > s->memory_bytes / 2 && !s->hung_up_ms;
+	uv_timer_start(t, on_look, closer ? LOOK_CLOSER_MS : LOOK_MS, 0);
+}
+
 /* ---- time and signals -------------------------------------------------------------------- */
 
 static void on_tick(uv_timer_t *t)
@@ -185,7 +197,6 @@ static void on_tick(uv_timer_t *t)
 	crew_look(&s->crew, s->state.core);
 	progress_tick(&s->progress, s->state.core, turn_now(s));
 	check_deadline(s);
-	check_memory(s);
 }
 
 static void on_stop_signal(struct server *s, int number)
@@ -358,6 +369,9 @@ static void start_handles(struct server *s)
 	uv_timer_init(&s->loop, &s->tick);
 	s->tick.data = s;
 	uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
+	uv_timer_init(&s->loop, &s->look);
+	s->look.data = s;
+	uv_timer_start(&s->look, on_look, LOOK_MS, 0);
 	uv_update_time(&s->loop);
 	progress_init(&s->progress, s->state.core, turn_now(s));
 	crew_init(&s->crew, s->state.core);
@@ -372,6 +386,7 @@ static void close_handles(struct server *s)
 		http_stop(s->http);
 	if (s->tick.data) {
 		uv_close((uv_handle_t *)&s->tick, NULL);
+		uv_close((uv_handle_t *)&s->look, NULL);
 		for (size_t i = 0; i < SERVER_SIGNALS; i++)
 			uv_close((uv_handle_t *)&s->signal[i], NULL);
 	}

@@ -34,7 +34,7 @@
 struct server {
 	const struct options *options;
 	uv_loop_t loop;
-	uv_timer_t tick;
+	uv_timer_t tick, look;
 	uv_signal_t signal[SERVER_SIGNALS];
 	struct restored state;
 	struct auth *auth; /* NULL: no keys */

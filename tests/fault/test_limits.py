@@ -136,7 +136,7 @@ class Endless:
 def test_message_that_never_ends(ledger, figure, full):
     """libzmq keeps its parts for ever; past --memory-mb the server hangs up, which frees them, and goes on."""
     limit = 200
-    run = ledger(3, 10000 if full else 1500, "--memory-mb", limit, pace=(10 if full else 5,))
+    run = ledger(3, 10000 if full else 2000, "--memory-mb", limit, pace=(10,))
     run.reached(0)
     peak, gaps, hung = 0, [], 0
     peer = Endless(run.server.endpoint, 4096)

@@ -1,20 +1,9 @@
-"""The bad wire itself; then rows N3, N4, N8: lossy links, slow links, connections that are reset."""
+"""The bad wire itself: it does to packets what its rules and its seed say, and nothing else."""
 import socket
 import subprocess
 import time
 
-import pytest
-
-from flavour import FULL, command
-from lab import until
-from ledger import LedgerRun
-from netlab import seqs
-
-FRAME = 425000  # values: 1.7 MB
-POOR = {"delay": 0.05, "jitter": 0.01, "loss": 0.05, "dup": 0.01, "reorder": 0.01, "hold": 0.02}
-
-
-# ---- the wire --------------------------------------------------------------------------------
+from flavour import command
 
 
 def fates(seed, direction, *rules):
@@ -78,80 +67,3 @@ def test_wire_does_what_its_rules_say(nets):
     assert counted["corrupt"] == 100 and counted["lost"] >= 10 and counted["strange"] < 100
     here.close()
     there.close()
-
-
-# ---- N3 --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("loss", [0, 0.01, 0.03, 0.05] if FULL else [0.05])
-def test_poor_link(nets, figure, full, loss):
-    """Delay, jitter, loss, duplicates, reordering at once: slower, and nothing else."""
-    net = nets("N3", 4)
-    net.rule("*", "*", **{**POOR, "loss": loss})
-    pushes = 300 if full else 25
-    run = LedgerRun(net, 3, pushes, size=4000)
-    until(lambda: len(seqs(net, run.server)) == 3, 60, "all are welcome")
-    begun = time.monotonic()
-    until(lambda: sum(seqs(net, run.server).values()) == 3 * pushes, 600, "all is pushed")
-    rate = 3 * pushes / (time.monotonic() - begun)
-    counters = net.status(run.server)["counters"]
-    counted = net.count()
-    lost, twice = run.count()
-    assert counted["dup"] > 0 and counted["reorder"] > 0 and (counted["lost"] > 0) == (loss > 0)
-    what = f"with {loss:.0%} loss"
-    figure("N3", rate, "pushes/s of 16 kB", rate > 0, what=f"speed {what}")
-    figure("N3", counters["deaths"], f"false deaths {what}", counters["deaths"] == 0,
-           what=f"deaths {what}")
-    figure("N3", lost + twice, f"lost or applied twice {what}", lost + twice == 0, what=what)
-
-
-def test_corrupt_packets(nets, figure, full):
-    """Bits that flip on the way: TCP sends again; what it misses, the checksums would find."""
-    net = nets("N3", 3)
-    net.rule("*", "*", corrupt=0.02)
-    run = LedgerRun(net, 2, 300 if full else 60, size=40000)
-    lost, twice = run.count()
-    corrupt = net.count()["corrupt"]
-    figure("N3", corrupt, "corrupt packets, no push lost or applied twice",
-           corrupt > 0 and lost + twice == 0)
-
-
-# ---- N4 --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("megabits", [1, 4] if FULL else [4])
-def test_slow_link(nets, figure, full, megabits):
-    """1.7 MB a message: seconds each, and never cut while they make progress."""
-    net = nets("N4", 2)
-    net.rule("*", "*", rate=megabits * 1000000, queue=60000)
-    run = LedgerRun(net, 1, 3 if full else 1, size=FRAME)
-    code = run.crew[0].wait(400)
-    assert code == 0, run.crew[0].tail()
-    words = dict(w.split("=") for w in run.crew[0].out[-1].split()[1:])
-    lost, twice = run.count()
-    figure("N4", 100 * int(words["acked"]) / run.pushes, "% of pushes delivered",
-           int(words["acked"]) == run.pushes and lost + twice == 0, what=f"at {megabits} Mbit/s")
-    figure("N4", int(words["replayed"]), f"of {run.pushes} pushes sent again", words["replayed"] == "0",
-           what=f"again at {megabits} Mbit/s")
-    figure("N4", int(words["reconnects"]), "times cut", int(words["reconnects"]) == 0,
-           what=f"cut at {megabits} Mbit/s")
-
-
-# ---- N8 --------------------------------------------------------------------------------------
-
-
-def test_reset_storm(nets, figure, full, seed):
-    """Every 100 ms all connections are reset, most of them in the middle of 1.7 MB."""
-    net = nets("N8", 4)
-    seconds = 60 if full else 4
-    run = LedgerRun(net, 3, 700 if full else 15, size=FRAME, pace=(100,))
-    until(lambda: len(seqs(net, run.server)) == 3, 60, "all are welcome")
-    port = run.server.endpoint.rsplit(":", 1)[1]
-    ends, resets = time.monotonic() + seconds, 0
-    while time.monotonic() < ends and any(w.running() for w in run.crew):
-        killed = net.home.run("ss", "-HtnK", "state", "established", "sport", "=", f":{port}")
-        resets += len(killed.splitlines())
-        time.sleep(0.1)
-    lost, twice = run.count()
-    assert resets >= 10, f"only {resets} connections were reset"
-    figure("N8", lost + twice, f"lost or applied twice after {resets} resets", lost + twice == 0)

@@ -13,7 +13,7 @@
 #include "common/generation.h"
 #include "server/commit.h"
 #include "server/recover.h"
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 #include "tests/unit/scratch.h"
 
 /*

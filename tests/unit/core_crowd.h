@@ -5,7 +5,7 @@
  */
 #ifndef TESTS_UNIT_CORE_CROWD_H
 #define TESTS_UNIT_CORE_CROWD_H
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 
 #define CROWD 3u
 

@@ -6,7 +6,7 @@
 #ifndef TESTS_UNIT_CORE_MODES_H
 #define TESTS_UNIT_CORE_MODES_H
 #include <math.h>
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 
 #define CREW        8u
 #define CREW_PARAMS 64u

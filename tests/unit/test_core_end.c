@@ -3,7 +3,7 @@
  * diverging; nobody is told before the last snapshot is durable, and nothing is acknowledged that
  * is not in it.
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 #include <math.h>
 
 static void push(struct bench *b, struct stamp s, uint64_t seq)

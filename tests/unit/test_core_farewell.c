@@ -2,7 +2,7 @@
  * Proves the invariants numbered in server/core/farewell.c: what a crash has lost is replayed
  * before anybody goes home, or kept for the server's next life.
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 
 /* Worker 1 has 3 pushes acknowledged; a crash lost all of them. It is not back yet. */
 static struct stamp lose(struct bench *b)

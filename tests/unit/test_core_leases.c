@@ -4,6 +4,7 @@
  * n_free and n_done with batch[] (invariant 3). (A lease is a hint: test_core_hints.c;
  * evaluation: test_core_evaluation.c.)
  */
+#include "tests/unit/core_images.h"
 #include "tests/unit/core_work.h"
 
 /* ---- counting ------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* Proves what beats tell a worker, and how it takes leave. Invariants of server/core/sessions.c. */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 
 /* ---- beats ---------------------------------------------------------------------------------- */
 

@@ -2,7 +2,7 @@
  * Proves the invariants numbered in server/core/ledger.c: every seq is decided once and in order, a
  * duplicate gets the first decision, a rejected push uses up its seq and changes nothing else.
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 #include <math.h>
 
 /* ---- seq ------------------------------------------------------------------------------------ */

@@ -3,7 +3,7 @@
  * whoever waits for one hears when it is durable, and how work begins again after a crash. (How a
  * run ends: test_core_end.c.)
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 
 static void push(struct bench *b, struct stamp s, uint64_t seq)
 {

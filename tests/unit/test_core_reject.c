@@ -2,7 +2,7 @@
  * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a push that is
  * rejected uses up its seq and leaves every other byte as it was. (Batches: test_core_leases.c.)
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 #include <math.h>
 
 /* Everything that a push could change but the ledger: all of the image's other sections. */

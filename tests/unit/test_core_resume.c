@@ -2,7 +2,7 @@
  * Proves what a session may expect that goes on: over a new connection, after a silence, after a
  * crash of the server, after a rollback. Invariants of server/core/sessions.c.
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 
 static struct stamp resume(
 	struct bench *b, uint32_t peer, struct stamp s, uint64_t last, uint64_t durable)

@@ -2,7 +2,7 @@
  * Proves the invariants numbered in server/core/sessions.c and the order of refusals: who may
  * speak, when a WELCOME goes out, who keeps which slot. (Resuming: test_core_resume.c.)
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 
 /* ---- WELCOME -------------------------------------------------------------------------------- */
 

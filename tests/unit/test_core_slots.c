@@ -2,7 +2,7 @@
  * Proves invariants 1 and 4 of server/core/sessions.c in the table of slots: who gets which one,
  * and that no incarnation is given twice.
  */
-#include "tests/unit/core_bench.h"
+#include "tests/unit/core_images.h"
 
 static void a_full_table_refuses_until_a_worker_is_dead(void **state)
 {

@@ -92,9 +92,9 @@ def test_a_server_goes_on_from_a_journal_with_either_level(lab):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own, of 64 MiB: more than the journals of a whole run."""
+    """A file system of 6 MiB of its own."""
     place = tmp_path / "disk"
-    why = mount_small(place, "64m")
+    why = mount_small(place, "6m")
     if why:
         pytest.skip(f"no file system can be mounted: {why}")
     yield place
@@ -114,5 +114,5 @@ def test_a_full_disk_stops_acknowledgements_until_there_is_room(lab, small_disk)
     assert run.server.status()["counters"]["pushes"] <= before + 2 * 8
     (small_disk / "rubbish").unlink()
     until(lambda: not run.server.status()["degraded"], 20, "well again")
-    run.verdict()
+    run.verdict(hurry=False)  # at full speed the journals alone would fill it again
     assert safetensors.flat(lab.export(run.server.directory)).sum() == -3000

@@ -123,8 +123,7 @@ def test_pushes_that_get_lost(meddled, figure, full):
 
 def test_lost_acks(meddled, figure, full):
     """Three ACKs of ten never come: the push was applied, and is not applied again."""
-    # the last ACK of each worker may be lost, too: it is missed after some seconds
-    run, meddler = meddled(*((3, 5000) if full else (1, 300)), drop={"ack": 0.3})
+    run, meddler = meddled(3, 5000 if full else 100, drop={"ack": 0.3})
     for worker in run.crew:
         assert worker.wait(300) == 0, worker.tail()
     again = run.server.status()["counters"]["duplicates"]

@@ -12,12 +12,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WIRE_PROTOCOL 3u
+#define WIRE_PROTOCOL 4u
 
 /* The one table of limits; proto/WIRE.md prints it and a test compares. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
 #define WIRE_MAX_BODY_MEMORY (256u << 10) /* bytes protobuf-c may allocate for one header */
 #define WIRE_MAX_SLICES      64u          /* slices (= tensor frames) per message */
+#define WIRE_MAX_AHEAD       7u           /* tensor frames sent ahead of their PUSH */
 #define WIRE_MAX_PARAMS      (1u << 28)   /* floats of a model */
 #define WIRE_MAX_NAME        63u          /* bytes of a worker's name or device text */
 #define WIRE_MAX_MODEL       511u         /* bytes of a model text */
@@ -183,6 +184,7 @@ struct msg_push {
 	enum reject reject;
 	uint64_t base_epoch;  /* server epoch that sent those weights */
 	uint64_t pull;        /* nonzero: also a pull of the current weights, after the decision */
+	uint32_t ahead;       /* so many of its tensor frames were sent before it, see wire.h */
 	struct slices slices; /* what is not covered is zero */
 };
 

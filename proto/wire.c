@@ -13,8 +13,10 @@
 #include "proto/wire_hash.h"
 #include "proto/wire_schema.h"
 
-#define ARENA_ALIGN    alignof(max_align_t)
-#define HELLO_PROTOCOL 1u /* field number */
+#define ARENA_ALIGN alignof(max_align_t)
+/* field numbers */
+#define HELLO_PROTOCOL 1u
+#define PUSH_AHEAD     12u
 
 struct wire {
 	size_t n_params;
@@ -217,27 +219,37 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Give the slice its values; returns their checksum. Only gradients are looked at closer. */
-static uint64_t take_values(struct wire *w, zmq_msg_t *frame, enum msg_type type, struct slice *s)
+/* Give the slice its values; returns their checksum. Only gradients are looked at closer; `seen`:
+ * this one was, or NULL. */
+static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct frame_seen *seen,
+	enum msg_type type, struct slice *s)
 {
 	s->data = frame_floats(frame, w->floats + s->offset);
+	if (seen) {
+		s->peak = seen->peak;
+		return seen->xxh3;
+	}
 	return type == MSG_PUSH ? wire_hash_peak(s->data, s->count, &s->peak)
 				: wire_checksum(s->data, s->count);
 }
 
+static const char foreign[] = "a frame that went ahead is another push's";
+
 /* `from`: where the slice before ended. */
-static const char *check_slice(
-	struct wire *w, uint64_t from, zmq_msg_t *frame, enum msg_type type, struct slice *s)
+static const char *check_slice(struct wire *w, uint64_t from, zmq_msg_t *frame,
+	const struct frame_seen *seen, enum msg_type type, struct slice *s)
 {
 	if (s->count > w->n_params || s->offset > w->n_params - s->count)
 		return "slice lies outside the model";
 	if (s->offset < from)
 		return "slices overlap or are out of order";
 	if (zmq_msg_size(frame) != s->count * sizeof(float))
-		return "tensor frame is not 4 * count bytes";
+		return seen ? foreign : "tensor frame is not 4 * count bytes";
 	if (type == MSG_PARAMS && w->defers)
 		return NULL;
-	return take_values(w, frame, type, s) == s->xxh3 ? NULL : "wrong tensor checksum";
+	if (take_values(w, frame, seen, type, s) == s->xxh3)
+		return NULL;
+	return seen ? foreign : "wrong tensor checksum";
 }
 
 int wire_values(struct frames *f, const struct msg_params *p, float *to)
@@ -265,7 +277,8 @@ static const char *read_slices(struct wire *w, struct frames *f, const struct wi
 		struct slice *s = &to->slice[i];
 		const char *why = read_inner(rows, from[i], s);
 		if (!why)
-			why = check_slice(w, end, &f->frame[1 + i], type, s);
+			why = check_slice(w, end, &f->frame[1 + i],
+				i < f->n_seen ? &f->seen[i] : NULL, type, s);
 		if (why)
 			return why;
 		end = s->offset + s->count;
@@ -340,6 +353,38 @@ static const char *decode(
 	return read_message(w, f, unpacked, m);
 }
 
+int wire_is_ahead(struct frames *f)
+{
+	return f->n == 2 && zmq_msg_size(&f->frame[0]) == 1 &&
+	       *(const unsigned char *)zmq_msg_data(&f->frame[0]) == 0;
+}
+
+size_t wire_wants_ahead(struct frames *f)
+{
+	struct wire_body body;
+
+	if (f->n == 0 ||
+		wire_check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body))
+		return 0;
+	uint64_t n = body.type == MSG_PUSH ? wire_check_peek(&body, PUSH_AHEAD) : 0;
+	return n < WIRE_MAX_AHEAD ? (size_t)n : WIRE_MAX_AHEAD;
+}
+
+int wire_see(zmq_msg_t *frame, struct frame_seen *seen)
+{
+	size_t size = zmq_msg_size(frame);
+	void *data = zmq_msg_data(frame);
+
+	if (size == 0 || size % sizeof(float) != 0)
+		return PS_EPROTO;
+	seen->peak = 0; /* not known */
+	if ((uintptr_t)data % alignof(float) == 0)
+		seen->xxh3 = wire_hash_peak(data, size / sizeof(float), &seen->peak);
+	else
+		seen->xxh3 = wire_hash(data, size);
+	return PS_OK;
+}
+
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why)
 {
 	struct wire_body body;
@@ -361,5 +406,5 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 	m->type = (enum msg_type)0;
 	if (why)
 		*why = reason;
-	return status;
+	return reason == foreign ? PS_EAGAIN : status;
 }

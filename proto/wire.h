@@ -20,9 +20,23 @@
 #include "common/err.h"
 #include "proto/msg.h"
 
-/* The frames of one message, header first. */
+/* What is known of a tensor frame that has been read once. */
+struct frame_seen {
+	uint64_t xxh3;
+	uint32_t peak; /* see struct slice */
+};
+
+/*
+ * The frames of one message, header first.
+ *
+ * The first tensor frames of a PUSH may be sent ahead of it, each as a message of its own behind a
+ * header of one zero byte, which is no protobuf: its receiver reads them while the others are on
+ * their way, and their sender makes the checksums of those that come after.
+ */
 struct frames {
-	size_t n; /* 1 + slices */
+	size_t n;      /* 1 + slices */
+	size_t n_seen; /* of frames 1, 2, ... so many came ahead, and */
+	struct frame_seen seen[WIRE_MAX_AHEAD];
 	zmq_msg_t frame[1 + WIRE_MAX_SLICES];
 };
 
@@ -40,10 +54,18 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
 /*
  * Decode. Slices' data points into the frames when aligned, else into w's memory: the frames must
  * outlive the use of *m. PS_EPROTO (malformed, wrong checksum, over a limit), PS_EVERSION (HELLO of
- * another protocol), with the reason in `why` (may be NULL): one static sentence for the log and
- * the ERROR reply.
+ * another protocol), PS_EAGAIN (what went ahead is not of this PUSH: messages were lost), with the
+ * reason in `why` (may be NULL): one static sentence for the log and the ERROR reply.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
+/* The header of a frame that goes ahead. PS_ENOMEM. */
+int wire_encode_ahead(zmq_msg_t *header) PS_MUST_CHECK;
+/* 1: the message is a tensor frame that goes ahead of its PUSH; not for wire_decode. */
+int wire_is_ahead(struct frames *f);
+/* How many frames its header says came ahead; 0 for all but a PUSH. Judged by wire_decode. */
+size_t wire_wants_ahead(struct frames *f);
+/* Read it. PS_EPROTO: it is not 4 bytes to a value. */
+int wire_see(zmq_msg_t *frame, struct frame_seen *seen) PS_MUST_CHECK;
 /* From now on the values of PARAMS are left alone: their slices have no data, and wire_values looks
  * them through when they are wanted. */
 void wire_defer(struct wire *w);
@@ -78,8 +100,9 @@ int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
 int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 /* For ZMQ_SNDBUF, on both sides. The kernel would take megabytes of a tensor before its peer reads
  * any; of so little, what the one side writes is in the caches still when the other reads it. Over
- * a line with a round trip of t s it bounds a connection to twice as many bytes / t. */
-#define WIRE_SEND_BUFFER (384 << 10)
+ * a line with a round trip of t s it bounds a connection to twice as many bytes / t. With keys the
+ * kernel's own size: a sender that does not wait encrypts the next message meanwhile. */
+#define WIRE_SEND_BUFFER(has_keys) ((has_keys) ? -1 : 384 << 10)
 void frames_init(struct frames *f);
 /* `to` is empty, and `from` is then. */
 void frames_move(struct frames *to, struct frames *from);

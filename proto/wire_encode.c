@@ -188,6 +188,14 @@ int wire_encode_header(const struct msg *m, zmq_msg_t *header)
 	return encode_header(m, xxh3, header);
 }
 
+int wire_encode_ahead(zmq_msg_t *header)
+{
+	if (zmq_msg_init_size(header, 1))
+		return PS_ENOMEM;
+	*(unsigned char *)zmq_msg_data(header) = 0;
+	return PS_OK;
+}
+
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame)
 {
 	size_t size = s->count * sizeof(float);

@@ -134,6 +134,7 @@ static const struct wire_field push[] = {
 	MSG(9, push.reject, REJECT_NONE, REJECT_REASONS - 1),
 	MSG(10, push.base_epoch, 0, ANY64),
 	MSG(11, push.pull, 0, ANY64),
+	MSG(12, push.ahead, 0, WIRE_MAX_AHEAD),
 	END,
 };
 
@@ -238,6 +239,8 @@ static const char *rule_push(const struct msg *m)
 
 	if (!inside(p->work.first, p->work.count, WIRE_MAX_BATCHES))
 		return "push.work is out of range";
+	if (p->ahead > p->slices.n)
+		return "push.ahead is more than its slices";
 	return is_decision(p->verdict, p->reject) ? NULL : "verdict and reject do not fit";
 }
 

@@ -10,6 +10,7 @@
 #include "common/mem.h"
 #include "common/zloop.h"
 #include "proto/wire.h"
+#include "server/ahead.h"
 #include "server/port.h"
 #include "server/replies.h"
 
@@ -28,6 +29,7 @@ struct router {
 
 	struct wire *wire;
 	struct frames in;
+	struct ahead *ahead;
 	struct msg msg;
 	struct replies *replies;
 	uint64_t hold;     /* position that replies wait for */
@@ -171,6 +173,20 @@ static void refuse(struct router *r, uint32_t peer, int status, const char *why)
 		router_send(r, peer, &m);
 }
 
+/* A whole message: PS_OK. PS_EAGAIN: nothing to be said of it, for it is part of one, or of one
+ * that is lost. */
+static int gather(struct router *r, uint32_t peer, const char **why)
+{
+	int rc;
+
+	if (!wire_is_ahead(&r->in))
+		return ahead_join(r->ahead, peer, &r->in);
+	*why = "a frame that goes ahead is no tensor frame";
+	/* who is here may have some, but not all who ever were */
+	rc = ahead_keep(r->ahead, peer, &r->in, r->port.stats.connections + 1);
+	return rc ? rc : PS_EAGAIN;
+}
+
 /* A packet's way: receive, decode, judge and apply (on_message), reply. */
 static int on_readable(void *arg)
 {
@@ -183,7 +199,13 @@ static int on_readable(void *arg)
 		return 0;
 	r->stats.received++;
 	if (rc == 1)
+		rc = gather(r, peer, &why);
+	if (rc == PS_OK)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
+	if (rc == PS_EAGAIN) {
+		frames_release(&r->in);
+		return 1;
+	}
 	if (rc == PS_OK && r->cfg.auth)
 		rc = auth_check(r->cfg.auth, peer, &r->in, &r->msg, &why);
 	if (rc == PS_OK)
@@ -210,7 +232,7 @@ static int set_options(void *socket, const struct router_config *cfg, int backlo
 		/* counted in messages of megabytes: what a well-behaved peer has under way */
 		{ZMQ_SNDHWM, window},
 		{ZMQ_RCVHWM, window},
-		{ZMQ_SNDBUF, WIRE_SEND_BUFFER},
+		{ZMQ_SNDBUF, WIRE_SEND_BUFFER(cfg->auth != NULL)},
 		/* fewer than the door has in reserve */
 		{ZMQ_BACKLOG, backlog},
 		/* who connects and does not speak ZMTP holds a descriptor for two seconds */
@@ -293,7 +315,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	r->cfg = *cfg;
 	port_init(&r->port);
 	frames_init(&r->in);
-	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer))
+	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer) ||
+		ahead_new(&r->ahead, cfg->n_params, cfg->max_workers))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
 		rc = open_sockets(r, e);
@@ -320,6 +343,7 @@ void router_hear(struct router *r)
 void router_hang_up(struct router *r)
 {
 	port_hang_up(&r->port);
+	ahead_clear(r->ahead);
 }
 
 const char *router_endpoint(const struct router *r)
@@ -354,6 +378,7 @@ void router_free(struct router **r)
 	port_release(&(*r)->port);
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
+	ahead_free(&(*r)->ahead);
 	wire_free(&(*r)->wire);
 	if ((*r)->context)
 		zmq_ctx_term((*r)->context);

@@ -153,19 +153,19 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
-/* The bytes of every sending of this push: copied (or taken over) and checksummed once, here. */
-static int encode_tensor(
-	struct cnnps *c, struct order *o, const float *g, uint64_t offset, size_t n)
+/* The bytes of every sending of this push: copied, or taken over, once, here. */
+static int take_tensor(struct cnnps *c, struct order *o, const float *g, uint64_t offset, size_t n)
 {
 	struct slices *s = &o->push.meta.slices;
 
 	s->n = 1;
-	s->slice[0] =
-		(struct slice){.offset = offset, .count = n, .encoding = ENCODING_F32, .data = g};
-	if (g != c->gradient || n != c->info.n_params)
-		return wire_encode_slice(&s->slice[0], &o->push.tensor);
-	s->slice[0].xxh3 = wire_checksum(g, n);
-	return pool_send(c->pool, &c->gradient, &o->push.tensor);
+	s->slice[0] = (struct slice){.offset = offset, .count = n, .encoding = ENCODING_F32};
+	if (g == c->gradient && n == c->info.n_params)
+		return pool_send(c->pool, &c->gradient, &o->push.tensor);
+	if (zmq_msg_init_size(&o->push.tensor, n * sizeof(*g)))
+		return PS_ENOMEM;
+	memcpy(zmq_msg_data(&o->push.tensor), g, n * sizeof(*g));
+	return PS_OK;
 }
 
 static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
@@ -185,7 +185,7 @@ static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint
 		o->push.meta.images = work->images;
 		o->push.meta.loss = work->loss;
 	}
-	if ((status = encode_tensor(c, o, g, offset, n)))
+	if ((status = take_tensor(c, o, g, offset, n)))
 		return status;
 	status = net_order(c->net, o);
 	zmq_msg_close(&o->push.tensor); /* empty if it was taken over */

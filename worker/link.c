@@ -21,7 +21,7 @@ static int set_int(void *socket, int option, int value)
 }
 
 /* Every option that differs from libzmq's defaults, or that must stay what it is. */
-static int set_options(void *socket, uint64_t random)
+static int set_options(void *socket, int has_keys, uint64_t random)
 {
 	/* one frame: a whole model; the exact size is checked by wire.c once WELCOME told it */
 	int64_t max_frame = 4 * (int64_t)WIRE_MAX_PARAMS + WIRE_FRAME_SLACK;
@@ -53,7 +53,7 @@ static int set_options(void *socket, uint64_t random)
 	/* the default is 1000 messages, each a whole model */
 	bad |= set_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
 	bad |= set_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
-	bad |= set_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER);
+	bad |= set_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER(has_keys));
 	return bad ? PS_ENET : PS_OK;
 }
 
@@ -70,7 +70,8 @@ static void *open_socket(struct link *l, int type, const struct link_keys *keys,
 {
 	void *socket = zmq_socket(l->context, type);
 
-	if (socket && (set_options(socket, random) || (keys && set_keys(socket, keys)))) {
+	if (socket &&
+		(set_options(socket, keys != NULL, random) || (keys && set_keys(socket, keys)))) {
 		zmq_close(socket);
 		return NULL;
 	}

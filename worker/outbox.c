@@ -1,8 +1,13 @@
 /* outbox.c - see outbox.h. */
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
 #include "proto/wire.h"
 #include "worker/outbox.h"
+
+#define LARGE ((uint64_t)128 << 10) /* floats: from here on a push goes in parts */
+#define GRAIN 16                    /* floats of 64 bytes: where parts may begin */
 
 void outbox_init(struct outbox *o, void *socket)
 {
@@ -31,13 +36,26 @@ void outbox_release(struct outbox *o)
 		drop(o, &o->kept[i]);
 }
 
+static void cut(struct kept *k, const struct slice *whole)
+{
+	uint64_t each = (whole->count / OUTBOX_PARTS + GRAIN - 1) / GRAIN * GRAIN;
+
+	k->n = whole->count < LARGE ? 1 : OUTBOX_PARTS;
+	for (uint32_t i = 0; i < k->n; i++) {
+		k->part[i] = *whole;
+		k->part[i].offset += i * each;
+		k->part[i].count = i + 1 < k->n ? each : whole->count - i * each;
+		k->part[i].xxh3 = 0;
+		k->part[i].data = NULL;
+	}
+}
+
 void outbox_keep(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor)
 {
 	struct kept *k = kept_at(o, seq);
 
 	k->seq = seq;
-	k->slice = *slice;
-	k->slice.data = NULL;
+	cut(k, slice);
 	zmq_msg_init(&k->tensor);
 	zmq_msg_move(&k->tensor, tensor);
 	o->kept_bytes += zmq_msg_size(&k->tensor);
@@ -57,6 +75,46 @@ static void pop(struct outbox *o)
 	o->count--;
 }
 
+static float *values_of(struct kept *k, uint32_t part)
+{
+	return (float *)zmq_msg_data(&k->tensor) + (k->part[part].offset - k->part[0].offset);
+}
+
+/* What a frame holds of the tensor, until libzmq has sent it. */
+struct loan {
+	atomic_int lent; /* what ThreadSanitizer sees of libzmq's handing it to another thread */
+	zmq_msg_t tensor;
+};
+
+/* On libzmq's thread. */
+static void give_back(void *values, void *loan)
+{
+	struct loan *l = loan;
+
+	(void)values;
+	if (atomic_load(&l->lent))
+		(void)zmq_msg_close(&l->tensor);
+	free(l);
+}
+
+/* A frame of some of the tensor's bytes, which stay where they are. */
+static int share(struct kept *k, uint32_t part, zmq_msg_t *frame)
+{
+	struct loan *l = malloc(sizeof *l);
+
+	if (!l)
+		return PS_ENOMEM;
+	zmq_msg_init(&l->tensor);
+	zmq_msg_copy(&l->tensor, &k->tensor);
+	atomic_init(&l->lent, 0);
+	atomic_store(&l->lent, 1);
+	if (!zmq_msg_init_data(
+		    frame, values_of(k, part), k->part[part].count * sizeof(float), give_back, l))
+		return PS_OK;
+	give_back(NULL, l);
+	return PS_ENOMEM;
+}
+
 /* The frames sent share the bytes: sending consumes references, a refusal costs nothing. */
 static int send_one(struct outbox *o, struct outgoing *out)
 {
@@ -67,12 +125,11 @@ static int send_one(struct outbox *o, struct outgoing *out)
 	if (k && k->seq != out->push)
 		return PS_OK; /* became durable while it waited: decided long ago */
 	frames_init(&f);
-	zmq_msg_init(&f.frame[f.n++]);
+	if (k && (status = share(k, out->part, &f.frame[1])))
+		return status;
+	zmq_msg_init(&f.frame[0]);
 	zmq_msg_copy(&f.frame[0], &out->header);
-	if (k) {
-		zmq_msg_init(&f.frame[f.n++]);
-		zmq_msg_copy(&f.frame[1], &k->tensor);
-	}
+	f.n = k ? 2 : 1;
 	status = wire_send(o->socket, 0, &f);
 	frames_release(&f);
 	return status;
@@ -97,34 +154,62 @@ void outbox_clear(struct outbox *o)
 		pop(o);
 }
 
-static void append(struct outbox *o, const struct msg *m, uint64_t push)
+/* The next place, or NULL. */
+static struct outgoing *next(struct outbox *o)
 {
-	struct outgoing *out = &o->waiting[(o->first + o->count) % OUTBOX_SIZE];
+	return o->count < OUTBOX_SIZE ? &o->waiting[(o->first + o->count) % OUTBOX_SIZE] : NULL;
+}
 
-	if (o->count == OUTBOX_SIZE || wire_encode_header(m, &out->header))
+static void append(struct outbox *o, const struct msg *m, uint64_t push, uint32_t part)
+{
+	struct outgoing *out = next(o);
+
+	if (!out || wire_encode_header(m, &out->header))
 		return;
 	out->push = push;
+	out->part = part;
+	o->count++;
+	outbox_flush(o);
+}
+
+static void append_ahead(struct outbox *o, uint64_t push, uint32_t part)
+{
+	struct outgoing *out = next(o);
+
+	if (!out || wire_encode_ahead(&out->header))
+		return;
+	out->push = push;
+	out->part = part;
 	o->count++;
 	outbox_flush(o);
 }
 
 void outbox_post(struct outbox *o, const struct msg *m)
 {
-	append(o, m, 0);
+	append(o, m, 0, 0);
 }
 
+/* While one part is on its way the checksum of the next is made. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 {
 	struct kept *k = kept_at(o, seq);
 	struct msg whole = {.type = MSG_PUSH, .push = m->push};
+	struct slices *s = &whole.push.slices;
 
 	if (k->seq != seq)
 		return;
-	whole.push.slices.n = 1;
-	whole.push.slices.slice[0] = k->slice;
+	for (; s->n < k->n; s->n++) {
+		struct slice *part = &k->part[s->n];
+		if (!part->xxh3)
+			part->xxh3 = wire_checksum(values_of(k, s->n), part->count);
+		s->slice[s->n] = *part;
+		if (s->n + 1 < k->n)
+			append_ahead(o, seq, s->n);
+	}
+	whole.push.ahead = k->n - 1;
 	if (seq <= o->sent_seq)
 		o->replayed++;
 	else
 		o->sent_seq = seq;
-	append(o, &whole, seq);
+	append(o, &whole, seq, k->n - 1);
 }

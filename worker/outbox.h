@@ -15,18 +15,22 @@
 #include "common/err.h"
 #include "proto/msg.h"
 
-#define OUTBOX_SIZE 256 /* messages; more than a session's window of pushes and its requests */
+/* Messages; more than a session's window of pushes and its requests. */
+#define OUTBOX_SIZE  512
+#define OUTBOX_PARTS 4 /* frames of a large push */
 
 /* A push that is not durable yet, at seq % WIRE_MAX_WINDOW. */
 struct kept {
-	uint64_t seq;       /* 0: free */
-	struct slice slice; /* where its values belong; no data */
-	zmq_msg_t tensor;
+	uint64_t seq;                    /* 0: free */
+	uint32_t n;                      /* parts: all but the last go ahead, see wire.h */
+	struct slice part[OUTBOX_PARTS]; /* no data; xxh3 0: was never sent */
+	zmq_msg_t tensor;                /* of all of them */
 };
 
 struct outgoing {
 	zmq_msg_t header;
-	uint64_t push; /* seq of the kept push whose tensor follows; 0: none */
+	uint64_t push; /* seq of the kept push whose frame follows; 0: none */
+	uint32_t part;
 };
 
 struct outbox {
@@ -43,7 +47,8 @@ void outbox_init(struct outbox *o, void *socket);
 /* Drops what waits and what is kept. */
 void outbox_release(struct outbox *o);
 
-/* Keep push `seq`: takes *tensor over and leaves it empty. */
+/* Keep push `seq`, whose values belong where `slice` says: takes *tensor over and leaves it empty.
+ * Checksums are made when it is sent first. */
 void outbox_keep(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
 /* Pushes up to `seq` are durable. */
 void outbox_forget(struct outbox *o, uint64_t seq);

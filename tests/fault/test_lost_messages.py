@@ -19,8 +19,8 @@ def meddled(lab, seed):
     """meddled(workers, pushes, drop=..., double=...): a LedgerRun behind a Meddler, and that."""
     made = []
 
-    def make(workers, pushes, **how):
-        run = LedgerRun(lab, 0, pushes, size=workers * pushes)
+    def make(workers, pushes, size=0, **how):
+        run = LedgerRun(lab, 0, pushes, size=max(size, workers * pushes))
         made.append(Meddler(run.server.endpoint, seed, **how))
         run.crew = [lab.ledger_worker(made[-1].endpoint, i, pushes) for i in range(workers)]
         return run, made[-1]
@@ -116,6 +116,16 @@ def test_pushes_that_get_lost(meddled, figure, full):
     assert gaps > 10, "no gap, nothing was tried"
     figure("N6", stalls, f"stalls after {gaps} gaps", stalls == 0)
     figure("N6", lost + twice, "lost or applied twice", lost + twice == 0, what="ledger")
+
+
+def test_parts_that_get_lost_or_come_twice(meddled, figure, full):
+    """Pushes in four parts (WIRE.md, "Frames ahead"): one part of twenty is missing, one comes twice."""
+    odds = {"ahead": 0.05, "push": 0.05}
+    run, meddler = meddled(2, 1000 if full else 15, size=140000, drop=odds, double=odds)
+    lost, twice = run.count(600)
+    assert meddler.dropped and meddler.doubled, "nothing was tried"
+    figure("N6", lost + twice, f"lost or applied twice, {meddler.dropped} parts lost, "
+           f"{meddler.doubled} came twice", lost + twice == 0, what="parts")
 
 
 # ---- N7 --------------------------------------------------------------------------------------

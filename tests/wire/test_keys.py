@@ -218,7 +218,7 @@ def test_no_plain_byte_on_the_wire(server, honest, known):
 
 def one_of(name, stamp):
     """A message of that name, of a worker with this stamp."""
-    return {"HELLO with ROLE_OBSERVER": pb.Hello(protocol=3, role=pb.ROLE_OBSERVER),
+    return {"HELLO with ROLE_OBSERVER": pb.Hello(protocol=4, role=pb.ROLE_OBSERVER),
             "HELLO with ROLE_WORKER": hello(), "STATUS": pb.Status(),
             "PULL": pb.Pull(stamp=stamp, request=1, which=pb.WEIGHTS_CURRENT),
             "ADMIN": pb.Admin(verb=pb.ADMIN_CHECKPOINT),

@@ -169,7 +169,7 @@ def test_frames_overlapping_slices(other):
 # ---- HELLO, Session, Errors
 
 def test_errors_version(link):
-    for version in 1, 2, 4:  # 1: of before PUSH could carry a pull; 2: of before PARAMS could an ACK
+    for version in 1, 2, 3, 5:  # 1: before PUSH could pull; 2: before PARAMS had an ACK; 3: before parts
         assert refusal(link, *encode(hello(protocol=version))).code == EVERSION
     body = hello(protocol=7).SerializeToString() + b"\x98\x06\x01"  # a field of the future
     assert refusal(link, wrap(1, body)).code == EVERSION

@@ -1,0 +1,192 @@
+/* test_outbox.c - proves the invariants of worker/outbox.h over real sockets, and that a push which
+ * goes in parts is whole again behind server/ahead.h. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+#include "common/clock.h"
+#include "server/ahead.h"
+#include "worker/outbox.h"
+
+#define LARGE       150001u /* floats: in parts */
+#define SMALL       10u
+#define DEADLINE_MS 20000
+
+static struct outbox out;
+static void *context, *router, *dealer;
+static struct wire *wire;
+static struct ahead *ahead;
+static size_t went_ahead;
+
+static int set_up(void **state)
+{
+	char endpoint[64];
+	size_t size = sizeof(endpoint);
+	const int few = 2;
+
+	(void)state;
+	context = zmq_ctx_new();
+	router = zmq_socket(context, ZMQ_ROUTER);
+	dealer = zmq_socket(context, ZMQ_DEALER);
+	went_ahead = 0;
+	(void)zmq_setsockopt(dealer, ZMQ_SNDHWM, &few, sizeof(few));
+	(void)zmq_setsockopt(router, ZMQ_RCVHWM, &few, sizeof(few));
+	outbox_init(&out, dealer);
+	return zmq_bind(router, "tcp://127.0.0.1:*") ||
+	       zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &size) ||
+	       zmq_connect(dealer, endpoint) || wire_new(&wire, LARGE) ||
+	       ahead_new(&ahead, LARGE, 2);
+}
+
+static int tear_down(void **state)
+{
+	const int now = 0;
+
+	(void)state;
+	outbox_release(&out);
+	(void)zmq_setsockopt(dealer, ZMQ_LINGER, &now, sizeof(now));
+	zmq_close(dealer);
+	zmq_close(router);
+	zmq_ctx_term(context);
+	wire_free(&wire);
+	ahead_free(&ahead);
+	return 0;
+}
+
+static float value(uint64_t seq, size_t i)
+{
+	return (float)seq + (float)i / 1000;
+}
+
+static void keep(uint64_t seq, uint64_t offset, size_t n)
+{
+	const struct slice whole = {.offset = offset, .count = n, .encoding = ENCODING_F32};
+	zmq_msg_t tensor;
+
+	assert_int_equal(zmq_msg_init_size(&tensor, n * sizeof(float)), 0);
+	for (size_t i = 0; i < n; i++)
+		((float *)zmq_msg_data(&tensor))[i] = value(seq, offset + i);
+	outbox_keep(&out, seq, &whole, &tensor);
+	assert_int_equal(zmq_msg_size(&tensor), 0);
+}
+
+static void post(uint64_t seq)
+{
+	const struct msg m = {.type = MSG_PUSH, .push = {.seq = seq, .images = 7}};
+
+	outbox_post_push(&out, &m, seq);
+}
+
+/* The next whole message, as the server's port puts it together. */
+static void next_message(struct frames *f, struct msg *m)
+{
+	uint64_t late = clock_ms() + DEADLINE_MS;
+	int rc = 0;
+	uint32_t peer;
+
+	while (rc != 1) {
+		zmq_pollitem_t item = {.socket = router, .events = ZMQ_POLLIN};
+		assert_true(clock_ms() < late);
+		(void)zmq_poll(&item, 1, 5);
+		outbox_flush(&out);
+		if (wire_recv(router, &peer, f) != 1)
+			continue;
+		if (!wire_is_ahead(f)) {
+			assert_int_equal(ahead_join(ahead, peer, f), PS_OK);
+			assert_int_equal(wire_decode(wire, f, m, NULL), PS_OK);
+			return;
+		}
+		assert_int_equal(ahead_keep(ahead, peer, f, 2), PS_OK);
+		went_ahead++;
+		frames_release(f);
+	}
+}
+
+/* It is push `seq` of values [offset, offset + n). */
+static void arrives(uint64_t seq, uint64_t offset, size_t n)
+{
+	struct frames f;
+	struct msg m;
+	uint64_t at = offset;
+
+	next_message(&f, &m);
+	assert_int_equal(m.type, MSG_PUSH);
+	assert_int_equal(m.push.seq, seq);
+	assert_int_equal(m.push.images, 7);
+	for (uint32_t k = 0; k < m.push.slices.n; k++) {
+		const struct slice *s = &m.push.slices.slice[k];
+		assert_int_equal(s->offset, at);
+		for (size_t i = 0; i < s->count; i++)
+			assert_true(s->data[i] == value(seq, at + i));
+		at += s->count;
+	}
+	assert_int_equal(at, offset + n);
+	frames_release(&f);
+}
+
+static void a_small_push_is_one_message(void **state)
+{
+	(void)state;
+	keep(1, 3, SMALL);
+	post(1);
+	arrives(1, 3, SMALL);
+	assert_int_equal(went_ahead, 0);
+	assert_int_equal(out.kept_bytes, SMALL * sizeof(float));
+}
+
+static void a_large_push_is_whole_again_and_the_same_when_it_is_sent_again(void **state)
+{
+	(void)state;
+	keep(1, 0, LARGE);
+	for (int i = 0; i < 3; i++) {
+		post(1);
+		arrives(1, 0, LARGE);
+	}
+	assert_int_equal(went_ahead, 3 * (OUTBOX_PARTS - 1));
+	assert_int_equal(out.replayed, 2);
+	keep(2, 10, LARGE - 11); /* parts begin where the slice does */
+	post(2);
+	arrives(2, 10, LARGE - 11);
+	assert_int_equal(out.kept_bytes, (2 * LARGE - 11) * sizeof(float));
+}
+
+static void what_finds_no_room_leaves_later_in_its_order(void **state)
+{
+	enum { PUSHES = 12 };
+
+	(void)state;
+	for (uint64_t seq = 1; seq <= PUSHES; seq++) {
+		keep(seq, 0, seq % 3 ? LARGE : SMALL);
+		post(seq);
+	}
+	assert_true(out.count > 0); /* two messages in a queue, and what TCP takes */
+	for (uint64_t seq = 1; seq <= PUSHES; seq++)
+		arrives(seq, 0, seq % 3 ? LARGE : SMALL);
+	assert_int_equal(out.count, 0);
+}
+
+static void bytes_stay_until_they_have_left(void **state)
+{
+	(void)state;
+	keep(1, 0, LARGE);
+	post(1);
+	outbox_forget(&out, 1); /* libzmq has what it has not sent yet */
+	assert_int_equal(out.kept_bytes, 0);
+	if (!out.count)
+		arrives(1, 0, LARGE);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+	const struct CMUnitTest tests[] = {
+		TEST(a_small_push_is_one_message),
+		TEST(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again),
+		TEST(what_finds_no_room_leaves_later_in_its_order),
+		TEST(bytes_stay_until_they_have_left),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

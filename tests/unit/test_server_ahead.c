@@ -1,0 +1,194 @@
+/* test_server_ahead.c - proves the invariants of server/ahead.h. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+#include "proto/wire_hash.h"
+#include "server/ahead.h"
+
+#define N     32 /* floats of the model */
+#define PEERS 4
+
+static struct ahead *ahead;
+
+static int set_up(void **state)
+{
+	(void)state;
+	return ahead_new(&ahead, N, PEERS);
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	ahead_free(&ahead);
+	assert_null(ahead);
+	return 0;
+}
+
+static void put(zmq_msg_t *frame, const void *data, size_t size)
+{
+	assert_int_equal(zmq_msg_init_size(frame, size), 0);
+	memcpy(zmq_msg_data(frame), data, size);
+}
+
+/* A frame of n values, all `value`, goes ahead. */
+static int goes(uint32_t peer, size_t n, float value, size_t peers)
+{
+	struct frames f;
+	float values[2 * N];
+
+	for (size_t i = 0; i < n; i++)
+		values[i] = value;
+	frames_init(&f);
+	assert_int_equal(wire_encode_ahead(&f.frame[0]), PS_OK);
+	put(&f.frame[1], values, n * sizeof(*values));
+	f.n = 2;
+	assert_true(wire_is_ahead(&f));
+	int rc = ahead_keep(ahead, peer, &f, peers);
+	frames_release(&f);
+	return rc;
+}
+
+/* A PUSH that says that `n` frames came ahead, with one frame of its own. */
+static int join(uint32_t peer, uint32_t n, struct frames *f)
+{
+	static const float own[1] = {9};
+	struct msg m = {.type = MSG_PUSH, .push = {.ahead = n}};
+
+	frames_init(f);
+	assert_int_equal(wire_encode_header(&m, &f->frame[0]), PS_OK);
+	put(&f->frame[1], own, sizeof(own));
+	f->n = 2;
+	assert_false(wire_is_ahead(f));
+	return ahead_join(ahead, peer, f);
+}
+
+static void fails(uint32_t peer, uint32_t n)
+{
+	struct frames f;
+
+	assert_int_equal(join(peer, n, &f), PS_EAGAIN);
+	assert_int_equal(f.n, 2);
+	frames_release(&f);
+}
+
+static float first(zmq_msg_t *frame)
+{
+	float value;
+
+	memcpy(&value, zmq_msg_data(frame), sizeof(value));
+	return value;
+}
+
+static void fits(uint32_t peer, uint32_t n, float from)
+{
+	struct frames f;
+
+	assert_int_equal(join(peer, n, &f), PS_OK);
+	assert_int_equal(f.n, 2 + n);
+	assert_int_equal(f.n_seen, n);
+	for (uint32_t i = 0; i < n; i++) {
+		zmq_msg_t *frame = &f.frame[1 + i];
+		float value = first(frame);
+		uint32_t bits;
+		memcpy(&bits, &value, sizeof(bits));
+		assert_true(value == from + (float)i);
+		assert_int_equal(f.seen[i].peak, bits);
+		assert_true(f.seen[i].xxh3 == wire_hash(zmq_msg_data(frame), zmq_msg_size(frame)));
+	}
+	assert_true(first(&f.frame[1 + n]) == 9);
+	frames_release(&f);
+}
+
+static void frames_come_before_the_messages_own_in_their_order(void **state)
+{
+	(void)state;
+	for (uint32_t n = 0; n <= WIRE_MAX_AHEAD; n++) {
+		for (uint32_t i = 0; i < n; i++)
+			assert_int_equal(goes(7, N / WIRE_MAX_AHEAD, 1 + (float)i, 1), PS_OK);
+		fits(7, n, 1);
+		fits(7, 0, 0); /* nothing is left */
+	}
+}
+
+static void peers_are_apart(void **state)
+{
+	(void)state;
+	for (uint32_t peer = 1; peer <= PEERS; peer++)
+		assert_int_equal(goes(peer, 1, (float)peer, PEERS), PS_OK);
+	for (uint32_t peer = PEERS; peer >= 1; peer--)
+		fits(peer, 1, (float)peer);
+}
+
+static void another_number_than_was_wanted_is_a_lost_message(void **state)
+{
+	(void)state;
+	fails(1, 1);
+	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
+	fails(1, 2);
+	fails(1, 1); /* void */
+	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
+	fits(1, 0, 0); /* a message that wants none is none the worse */
+	fails(1, 1);
+}
+
+static void too_much_is_void(void **state)
+{
+	(void)state;
+	assert_int_equal(goes(1, N, 1, 1), PS_OK);
+	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* values */
+	fails(1, 1);
+	for (uint32_t i = 0; i < WIRE_MAX_AHEAD; i++)
+		assert_int_equal(goes(1, 1, 1, 1), PS_OK);
+	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* frames */
+	fails(1, WIRE_MAX_AHEAD);
+	assert_int_equal(goes(1, N + 1, 1, 1), PS_EAGAIN);
+	assert_int_equal(goes(1, 0, 1, 1), PS_EPROTO);
+	fits(1, 0, 0);
+}
+
+static void who_was_silent_for_longest_loses_his(void **state)
+{
+	(void)state;
+	for (uint32_t peer = 1; peer <= 3; peer++)
+		assert_int_equal(goes(peer, 1, (float)peer, 3), PS_OK);
+	assert_int_equal(goes(1, 1, 2, 3), PS_OK); /* now it is 2 */
+	assert_int_equal(goes(4, 1, 4, 3), PS_OK);
+	fails(2, 1);
+	fits(1, 2, 1);
+	fits(3, 1, 3);
+	for (uint32_t peer = 10; peer < 100; peer++) /* never more than there is room for */
+		assert_int_equal(goes(peer, 1, (float)peer, 1000), PS_OK);
+	for (uint32_t peer = 10; peer < 100 - PEERS; peer++)
+		fails(peer, 1);
+	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* and of fewer peers less */
+	fails(99, 1);
+	fits(100, 1, 100);
+}
+
+static void closed_connections_have_none(void **state)
+{
+	(void)state;
+	assert_int_equal(goes(1, 1, 1, 2), PS_OK);
+	assert_int_equal(goes(2, 1, 1, 2), PS_OK);
+	ahead_clear(ahead);
+	fails(1, 1);
+	fails(2, 1);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+	const struct CMUnitTest tests[] = {
+		TEST(frames_come_before_the_messages_own_in_their_order),
+		TEST(peers_are_apart),
+		TEST(another_number_than_was_wanted_is_a_lost_message),
+		TEST(too_much_is_void),
+		TEST(who_was_silent_for_longest_loses_his),
+		TEST(closed_connections_have_none),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

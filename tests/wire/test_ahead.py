@@ -1,0 +1,125 @@
+"""WIRE.md, "Frames ahead": tensor frames that are sent before their PUSH."""
+import numpy as np
+import pytest
+
+from client import Link, Worker, encode, pb
+from conftest import SIZE
+
+AHEAD = b"\0"  # the header of a frame that goes ahead
+MOST = 7
+EPROTO = 12
+
+
+def in_parts(worker, seq, gradient, parts, ahead=None):
+    """The messages of a push in so many slices, all but the last frame ahead of it."""
+    cuts = np.array_split(gradient.astype(np.float32), parts)
+    offsets = np.cumsum([0] + [len(cut) for cut in cuts])
+    push = pb.Push(stamp=worker.stamp, seq=seq, ahead=parts - 1 if ahead is None else ahead)
+    header, *frames = encode(push, list(zip(offsets.tolist(), cuts)))
+    return [[AHEAD, frame] for frame in frames[:-1]] + [[header, frames[-1]]]
+
+
+def send(worker, messages):
+    for frames in messages:
+        worker.bulk.send_frames(frames)
+
+
+def next_one(worker):
+    """The honest worker's next push: its seq and its gradient."""
+    unit = np.zeros(SIZE, np.float32)
+    unit[worker.seq % SIZE] = 1
+    return worker.seq + 1, unit
+
+
+@pytest.mark.parametrize("parts", (1, 2, MOST + 1))
+def test_frames_ahead_are_part_of_their_push(honest, parts):
+    seq, unit = next_one(honest)
+    send(honest, in_parts(honest, seq, unit, parts))
+    honest.seq = seq
+    ack = honest.ack(seq)
+    assert (ack.verdict, ack.duplicate) == (pb.VERDICT_OK, False)
+    assert honest.pull()[1] == seq  # goes_on finds it in the weights, once
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_frames_ahead_a_lost_part_loses_the_push(honest, lost):
+    seq, unit = next_one(honest)
+    messages = in_parts(honest, seq, unit, 4)
+    send(honest, messages[:lost] + messages[lost + 1:])
+    assert honest.pull()[1] == seq - 1  # no answer, nothing applied, and nothing is left of it:
+    send(honest, messages)
+    honest.seq = seq
+    assert not honest.ack(seq).duplicate
+    send(honest, messages)  # a replay in parts
+    assert honest.ack(seq).duplicate
+
+
+def test_frames_ahead_anything_in_between_makes_them_void(honest):
+    seq, unit = next_one(honest)
+    messages = in_parts(honest, seq, unit, 3)
+    send(honest, messages[:2])
+    honest.pull()
+    send(honest, messages[2:])
+    assert honest.pull()[1] == seq - 1
+
+
+def test_frames_ahead_of_another_push_do_not_pass(honest):
+    """One of the one, then all of the other's: four are not three."""
+    seq, unit = next_one(honest)
+    old, new = in_parts(honest, seq, -unit, 4), in_parts(honest, seq, unit, 4)
+    send(honest, old[:1] + new)
+    assert honest.pull()[1] == seq - 1
+    send(honest, new[:1] + old[1:3] + new[3:])  # the right number, and not the right ones
+    assert honest.pull()[1] == seq - 1
+
+
+def refusal(link):
+    name, body, _ = link.receive()
+    assert name == "error"
+    return body.code
+
+
+@pytest.fixture
+def link(server, honest):
+    link = Link(server.endpoint)
+    yield link
+    link.close()
+
+
+@pytest.mark.parametrize("too_much", ([4] * (MOST + 1), [4 * SIZE, 4]), ids=("frames", "values"))
+def test_frames_ahead_too_many_are_void(honest, too_much):
+    for size in too_much:
+        honest.bulk.send_frames([AHEAD, b"\0" * size])
+    seq, unit = next_one(honest)
+    send(honest, in_parts(honest, seq, unit, 4))
+    honest.seq = seq
+    assert honest.ack(seq).verdict == pb.VERDICT_OK
+
+
+@pytest.mark.parametrize("frame", (b"", b"12345"), ids=len)
+def test_frames_ahead_of_a_bad_size(link, frame):
+    link.send_frames([AHEAD, frame])
+    assert refusal(link) == EPROTO
+
+
+def test_frames_ahead_and_no_push(server, honest):
+    """Who leaves in the middle of a push, again and again, costs nobody his own."""
+    for _ in range(50):
+        gone = Link(server.endpoint)
+        gone.send_frames([AHEAD, b"\0" * 4 * SIZE])
+        gone.send(pb.Status())
+        gone.send_frames([AHEAD, b"\0" * 4 * SIZE])
+        gone.expect("status")
+        gone.close()
+        seq, unit = next_one(honest)
+        send(honest, in_parts(honest, seq, unit, 4))
+        honest.seq = seq
+        assert honest.ack(seq).verdict == pb.VERDICT_OK
+
+
+def test_frames_ahead_more_than_the_push_has(server, honest):
+    other = Worker(server.endpoint, name="other")
+    push = pb.Push(stamp=other.stamp, seq=1, ahead=2)
+    send(other, [[AHEAD, b"1234"], [AHEAD, b"1234"], encode(push)])
+    assert refusal(other.bulk) == EPROTO
+    other.close()

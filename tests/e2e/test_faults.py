@@ -18,6 +18,17 @@ def test_everybody_killed_in_turn_loses_nothing(lab):
     run.verdict()
 
 
+@pytest.mark.parametrize("durability", ("replay", "always"))
+def test_large_pushes_through_kills_lose_nothing(lab, durability):
+    """Each goes in four parts (WIRE.md, "Frames ahead")."""
+    run = LedgerRun(lab, 2, 200, "--durability", durability, size=200000, pace=(5,))
+    for k in range(3):
+        run.reached(k)
+        run.kill_server()
+        run.kill_worker(k % 2)
+    run.verdict()
+
+
 def trained(server, images):
     """Wait until so many images are counted."""
     until(lambda: server.status()["images"] >= images, 60, f"{images} images trained")

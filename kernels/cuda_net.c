@@ -4,20 +4,19 @@
 #include "kernels/backend.h"
 #include "kernels/cuda_net.h"
 
-static int pack(const struct net *n, const float *params, cudaStream_t stream)
+/* What the steps from *step on have learned or shall learn, as many as a launch takes. */
+static struct kx_layers layers_from(const struct net *n, int *step, size_t images)
 {
-	int rc = PS_OK;
+	struct kx_layers all = {.n = 0};
 
-	for (int i = 0; i < n->n_steps && !rc; i++) {
-		const struct net_step *s = &n->step[i];
-		if (s->kind == NET_FIRST)
-			rc = kx_first_pack(s->first, params + s->w.weight, stream);
-		if (s->kind == NET_SECOND)
-			rc = kx_second_pack(s->second, params + s->w.weight, stream);
-		if (s->kind == NET_WEIGHTS)
-			rc = kx_pack(params, s->w, s->forward, s->backward, s->bias, stream);
+	for (; *step < n->n_steps && all.n < KX_LAYERS; ++*step) {
+		const struct net_step *s = &n->step[*step];
+		if (s->w.taps == 0)
+			continue;
+		all.layer[all.n] = s->own;
+		all.layer[all.n++].splits = net_splits(s, images);
 	}
-	return rc;
+	return all;
 }
 
 /*
@@ -45,8 +44,8 @@ static int weights_forward(
 	const struct kx_plane *in = &n->plane[s->in].value;
 	const struct kx_plane *out = &n->plane[s->out].value;
 	struct kx_rows g = {.a = in->value,
-		.b = s->forward,
-		.bias = s->bias,
+		.b = s->own.value,
+		.bias = net_biases(s),
 		.d = out->value,
 		.taps = s->taps.device,
 		.cells = s->cells.device,
@@ -61,23 +60,6 @@ static int weights_forward(
 	return kx_rows(g, forward_by(n), stream);
 }
 
-/* Their biases are used as they are, those of the present weights. */
-static struct kx_first first_of(const struct net *n, const struct net_step *s)
-{
-	struct kx_first f = s->first;
-
-	f.bias = n->params + s->w.bias;
-	return f;
-}
-
-static struct kx_second second_of(const struct net *n, const struct net_step *s)
-{
-	struct kx_second l = s->second;
-
-	l.bias = n->params + s->w.bias;
-	return l;
-}
-
 static int step_forward(const struct net *n, const struct net_step *s, const struct kx_batch *batch,
 	cudaStream_t stream)
 {
@@ -86,11 +68,11 @@ static int step_forward(const struct net *n, const struct net_step *s, const str
 
 	switch (s->kind) {
 	case NET_FIRST:
-		return kx_first_forward(first_of(n, s), *batch, stream);
+		return kx_first_forward(s->first, *batch, stream);
 	case NET_WEIGHTS:
 		return weights_forward(n, s, batch->images, stream);
 	case NET_SECOND:
-		return kx_second_forward(second_of(n, s), batch->images, stream);
+		return kx_second_forward(s->second, batch->images, stream);
 	case NET_POOL:
 		return kx_pool_forward(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
 			batch->images, stream);
@@ -126,25 +108,13 @@ static struct kx_plane errors_of(const struct net_plane *p)
 	return e;
 }
 
-/* How many shares the sum over images and spots is cut into: enough to fill the GPU. */
-int net_splits(const struct net_step *s, size_t images)
-{
-	const size_t enough = 264, m = (size_t)s->w.taps * (size_t)s->w.c_pad;
-	size_t tiles = s->spots.n * ((images + KX_K_TILE - 1) / KX_K_TILE);
-	size_t blocks = (m / KX_ROW_TILE + 1) * (((size_t)s->w.f_pad + 63) / 64);
-	size_t splits = enough / blocks;
-
-	splits = splits < tiles ? splits : tiles;
-	return splits ? (int)splits : 1;
-}
-
 static int weights_gradient(
-	const struct net *n, const struct net_step *s, int images, float *grad, cudaStream_t stream)
+	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
 {
 	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
 	struct kx_outer g = {.a = in->value.value,
 		.b = out->error,
-		.partial = n->partial,
+		.partial = s->own.partial,
 		.spots = s->spots.device,
 		.a_image = in->value.image,
 		.b_image = out->value.image,
@@ -155,9 +125,8 @@ static int weights_gradient(
 		.row = in->value.row,
 		.splits = net_splits(s, (size_t)images),
 		.images = images};
-	int rc = kx_outer(g, backward_by(n, s), stream);
 
-	return rc ? rc : kx_unpack(n->partial, g.splits, s->w, grad, stream);
+	return kx_outer(g, backward_by(n, s), stream);
 }
 
 static int weights_errors(const struct net *n, const struct net_step *s, const float *mask,
@@ -165,7 +134,7 @@ static int weights_errors(const struct net *n, const struct net_step *s, const f
 {
 	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
 	struct kx_rows g = {.a = out->error,
-		.b = s->backward,
+		.b = s->own.backward,
 		.mask = mask,
 		.d = in->error,
 		.taps = s->back_taps.device,
@@ -181,26 +150,17 @@ static int weights_errors(const struct net *n, const struct net_step *s, const f
 	return kx_rows(g, backward_by(n, s), stream);
 }
 
-static int first_gradient(const struct net *n, const struct net_step *s,
-	const struct kx_batch *batch, float *grad, cudaStream_t stream)
-{
-	int rc = kx_first_gradient(first_of(n, s), *batch, stream);
-
-	return rc ? rc : kx_unpack(n->partial, FIRST_PARTS, s->w, grad, stream);
-}
-
+/* The step before is NET_FIRST: this is its gradient, too. */
 static int second_backward(
-	const struct net *n, const struct net_step *s, int images, float *grad, cudaStream_t stream)
+	const struct net_step *s, const struct kx_batch *batch, cudaStream_t stream)
 {
-	int rc = kx_second_errors(s->second, images, stream);
+	int rc = kx_second_errors(s->second, *batch, s[-1].own.partial, stream);
 
-	if (!rc)
-		rc = kx_second_gradient(s->second, n->partial, images, stream);
-	return rc ? rc : kx_unpack(n->partial, SECOND_PARTS, s->w, grad, stream);
+	return rc ? rc : kx_second_gradient(s->second, s->own.partial, batch->images, stream);
 }
 
 static int step_backward(const struct net *n, const struct net_step *s,
-	const struct kx_batch *batch, float *grad, cudaStream_t stream)
+	const struct kx_batch *batch, cudaStream_t stream)
 {
 	const struct layer *l = s->layer;
 	const struct net_plane *in = &n->plane[s->in];
@@ -209,11 +169,11 @@ static int step_backward(const struct net *n, const struct net_step *s,
 	int rc = PS_OK;
 
 	if (s->kind == NET_WEIGHTS)
-		rc = weights_gradient(n, s, batch->images, grad, stream);
+		rc = weights_gradient(n, s, batch->images, stream);
 	if (s->kind == NET_SECOND)
-		rc = second_backward(n, s, batch->images, grad, stream);
-	if (s->kind == NET_FIRST)
-		rc = first_gradient(n, s, batch, grad, stream);
+		rc = second_backward(s, batch, stream);
+	if (s->kind == NET_FIRST && !s->before_second)
+		rc = kx_first_gradient(s->first, *batch, stream);
 	if (rc || !s->learns)
 		return rc;
 	switch (s->kind) {
@@ -233,15 +193,15 @@ static int step_backward(const struct net *n, const struct net_step *s,
 	return PS_EDEVICE;
 }
 
-static int gradient_only(
-	const struct net *n, struct kx_batch batch, float *grad, cudaStream_t stream)
+/* Up to the parts of the gradient. */
+static int parts_of(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
 	const struct net_plane *last = &n->plane[n->n_planes - 1];
 	int rc = kx_loss(last->value.value, last->error, n->loss, (int)n->model->classes,
 		(int)last->value.image, batch, stream);
 
 	for (int i = n->n_steps; i-- > 0 && !rc;)
-		rc = step_backward(n, &n->step[i], &batch, grad, stream);
+		rc = step_backward(n, &n->step[i], &batch, stream);
 	return rc;
 }
 
@@ -249,65 +209,75 @@ static int gradient(
 	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
 {
 	const struct net *n = self;
+	struct kx_losses losses = {.loss = n->loss, .sum = loss, .images = batch.images};
 	int rc = forward(self, batch, stream);
 
 	if (!rc)
-		rc = gradient_only(n, batch, grad, stream);
-	return rc ? rc : kx_loss_mean(n->loss, batch.images, loss, 0, stream);
+		rc = parts_of(n, batch, stream);
+	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL)
+		rc = kx_gradient(layers_from(n, &i, (size_t)batch.images), losses, grad, stream);
+	return rc;
 }
 
 /* ---- local training -------------------------------------------------------------------------- */
 
-static int copy(float *to, const float *from, const struct net *n, cudaStream_t stream)
-{
-	return cudaMemcpyAsync(to, from, n->model->n_params * sizeof(float),
-		       cudaMemcpyDeviceToDevice, stream)
-		       ? PS_EDEVICE
-		       : PS_OK;
-}
-
 static int load(void *self, const float *params, cudaStream_t stream)
 {
 	const struct net *n = self;
-	int rc = copy(n->params, params, n, stream);
+	int rc = PS_OK;
 
-	return rc ? rc : pack(n, n->params, stream);
+	for (int i = 0; i < n->n_steps && !rc;)
+		rc = kx_pack(layers_from(n, &i, 1), params, stream);
+	return rc;
 }
 
 static int start(void *self, cudaStream_t stream)
 {
 	const struct net *n = self;
 
-	return cudaMemsetAsync(n->sum, 0, n->model->n_params * sizeof(float), stream) ? PS_EDEVICE
-										      : PS_OK;
+	return cudaMemsetAsync(n->sums, 0, n->n_sums * sizeof(float), stream) ? PS_EDEVICE : PS_OK;
+}
+
+static int learn(const struct net *n, struct kx_batch batch, struct kx_now *now, double *loss,
+	cudaStream_t stream)
+{
+	struct kx_losses losses = {.loss = n->loss, .sum = loss, .images = batch.images, .add = 1};
+	int rc = PS_OK;
+
+	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL)
+		rc = kx_learn(layers_from(n, &i, (size_t)batch.images), losses, now, stream);
+	return rc;
 }
 
 static int train(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
 	cudaStream_t stream)
 {
-	const struct net *n = self;
 	int rc = PS_OK;
 
 	for (int i = 0; i < steps && !rc; i++) {
 		rc = forward(self, batch, stream);
 		if (!rc)
-			rc = gradient_only(n, batch, n->grad, stream);
+			rc = parts_of(self, batch, stream);
 		if (!rc)
-			rc = kx_loss_mean(n->loss, batch.images, loss, 1, stream);
-		if (!rc)
-			rc = kx_update(n->params, n->sum, n->grad, n->model->n_params, now, stream);
-		if (!rc)
-			rc = pack(n, n->params, stream);
+			rc = learn(self, batch, now, loss, stream);
 	}
+	return rc;
+}
+
+static int save_one(const struct net *n, int sums, float *to, cudaStream_t stream)
+{
+	int rc = PS_OK;
+
+	for (int i = 0; i < n->n_steps && to && !rc;)
+		rc = kx_unpack(layers_from(n, &i, 1), sums, to, stream);
 	return rc;
 }
 
 static int save(void *self, float *params, float *sum, cudaStream_t stream)
 {
-	const struct net *n = self;
-	int rc = params ? copy(params, n->params, n, stream) : PS_OK;
+	int rc = save_one(self, 0, params, stream);
 
-	return rc || !sum ? rc : copy(sum, n->sum, n, stream);
+	return rc ? rc : save_one(self, 1, sum, stream);
 }
 
 /* ---- the path -------------------------------------------------------------------------------- */

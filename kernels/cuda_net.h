@@ -35,14 +35,15 @@ struct net_step {
 	int learns;    /* something before it learns: errors go on */
 
 	struct kx_weights w;
-	int run;                   /* weights: floats of a window's row */
-	float *forward, *backward; /* packed weights */
-	float *bias;
+	int run;             /* weights: floats of a window's row */
+	struct kx_layer own; /* weights: parameters, and what their gradient is summed from */
+	size_t sum_at;       /* own.sum's place among all sums */
 	struct net_table taps, cells;           /* forward */
 	struct net_table back_taps, back_cells; /* errors */
 	struct net_table spots;                 /* weights' gradient */
 	struct kx_drop drop;
 	struct kx_first first;
+	int before_second; /* which makes this one's gradient */
 	struct kx_second second;
 };
 
@@ -60,9 +61,9 @@ struct net {
 	int n_planes, n_steps;
 	struct net_plane plane[MODEL_MAX_LAYERS + 1];
 	struct net_step step[MODEL_MAX_LAYERS];
-	float *params, *sum, *grad; /* local training */
-	float *partial;             /* of the weight gradient under way */
-	float *loss;                /* of each image */
+	float *sums; /* of gradients, of all steps */
+	size_t n_sums;
+	float *loss; /* of each image */
 };
 
 /* PS_ENOMEM: too large for this device's offsets, or no memory. Release in any case. */
@@ -72,7 +73,8 @@ void net_release(struct net *n);
 void net_place(struct net *n, struct cuda_arena *a);
 /* Tables to the device, zeros into the planes. */
 int net_fill(struct net *n, cudaStream_t stream) PS_MUST_CHECK;
-/* Shares that a weight gradient is summed in. */
+const float *net_biases(const struct net_step *s);
+/* Shares that a step's weight gradient is summed in. */
 int net_splits(const struct net_step *s, size_t images);
 
 #endif

@@ -118,6 +118,7 @@ static void first_step(struct net *n, struct net_step *s)
 static void second_step(struct net *n, struct net_step *s)
 {
 	s->kind = NET_SECOND;
+	s[-1].before_second = 1;
 	n->plane[s->out] = plane_of(s->layer[2].out, 1);
 }
 
@@ -274,6 +275,12 @@ static int step_tables(struct net *n, struct net_step *s)
 	return s->layer->kind == LAYER_CONV ? back_tables_conv(n, s) : back_tables_fc(s);
 }
 
+/* Rows of a layer's parameters, that of the biases included. */
+static size_t rows_of(const struct net_step *s)
+{
+	return (size_t)s->w.taps * (size_t)s->w.c_pad + 1;
+}
+
 /* ---- the whole ------------------------------------------------------------------------------- */
 
 /* Products have at most 65535 blocks of 64 columns. */
@@ -308,9 +315,13 @@ int net_plan(struct net *n, const struct model *m, int precision, size_t images,
 	for (int i = 0; i < n->n_planes; i++)
 		if (plane_measure(&n->plane[i]))
 			return too_large(n, e);
-	for (int i = 0; i < n->n_steps; i++)
+	for (int i = 0; i < n->n_steps; i++) {
 		if (too_wide(n, &n->step[i]))
 			return too_large(n, e);
+		n->step[i].sum_at = n->n_sums;
+		n->n_sums +=
+			n->step[i].w.taps ? rows_of(&n->step[i]) * (size_t)n->step[i].w.f_pad : 0;
+	}
 	for (int i = 0; i < n->n_steps; i++)
 		if (n->step[i].kind == NET_WEIGHTS && step_tables(n, &n->step[i]))
 			return err_set(e, PS_ENOMEM, "no memory for the tables of \"%s\"", m->text);
@@ -340,75 +351,122 @@ void net_release(struct net *n)
 	n->n_steps = 0;
 }
 
-static void step_place(struct net *n, struct net_step *s, struct cuda_arena *a, size_t *partial)
+/* How many shares the sum over images and spots is cut into: enough to fill the GPU. */
+static size_t outer_splits(const struct net_step *s, size_t images)
 {
-	const struct kx_weights *w = &s->w;
-	struct net_table *list[STEP_TABLES];
-	size_t weights = (size_t)w->taps * (size_t)w->c_pad, filters = (size_t)w->f_pad;
-	size_t floats = (size_t)net_splits(s, n->images) * KX_OUTER_ROWS(weights) * filters;
+	const size_t enough = 264, m = (size_t)s->w.taps * (size_t)s->w.c_pad;
+	size_t tiles = s->spots.n * ((images + KX_K_TILE - 1) / KX_K_TILE);
+	size_t blocks = (m / KX_ROW_TILE + 1) * (((size_t)s->w.f_pad + 63) / 64);
+	size_t splits = enough / blocks;
 
-	*partial = floats > *partial ? floats : *partial;
-	s->forward = arena_take(a, weights * filters, sizeof(float));
+	splits = splits < tiles ? splits : tiles;
+	return splits ? splits : 1;
+}
+
+int net_splits(const struct net_step *s, size_t images)
+{
+	switch (s->kind) {
+	case NET_FIRST:
+		return s->before_second ? kx_second_error_parts((int)images) : FIRST_PARTS;
+	case NET_SECOND:
+		return kx_second_parts((int)images);
+	default:
+		return (int)outer_splits(s, images);
+	}
+}
+
+const float *net_biases(const struct net_step *s)
+{
+	return s->own.value + (rows_of(s) - 1) * (size_t)s->w.f_pad;
+}
+
+/* The sums of all layers lie one behind the other. */
+static void own_place(struct net *n, struct net_step *s, struct cuda_arena *a)
+{
+	const size_t filters = (size_t)s->w.f_pad, values = rows_of(s) * filters;
+	size_t splits = (size_t)net_splits(s, n->images);
+
+	if (s->before_second && splits < SECOND_FEW_PARTS) /* smaller batches may have more */
+		splits = SECOND_FEW_PARTS;
+	s->own = (struct kx_layer){.w = s->w,
+		.value = arena_take(a, values, sizeof(float)),
+		.sum = n->sums ? n->sums + s->sum_at : NULL,
+		.partial = arena_take(
+			a, splits * KX_OUTER_ROWS(rows_of(s) - 1), filters * sizeof(float))};
+}
+
+static void step_place(struct net_step *s, struct cuda_arena *a)
+{
+	struct net_table *list[STEP_TABLES];
+
 	if (s->learns)
-		s->backward = arena_take(a, weights * filters, sizeof(float));
-	s->bias = arena_take(a, filters, sizeof(float));
+		s->own.backward = arena_take(a, rows_of(s) * (size_t)s->w.f_pad, sizeof(float));
 	step_all(s, list);
 	for (int t = 0; t < STEP_TABLES; t++)
 		list[t]->device = arena_take(a, list[t]->n, list[t]->size);
 }
 
-static void first_place(struct net *n, struct net_step *s, struct cuda_arena *a, size_t *partial)
+static void first_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 {
 	struct kx_first *f = &s->first;
 	size_t filters = (size_t)f->f, positions = shape_count(s->layer[2].out) / filters;
-	size_t floats = FIRST_PARTS * KX_OUTER_ROWS(s->w.taps) * filters;
 
-	*partial = floats > *partial ? floats : *partial;
 	f->fragments = arena_take(a, kx_first_fragments(f->size, f->f), sizeof(uint32_t));
 	f->winner = arena_take(a, n->images * positions, filters);
+	f->bias = net_biases(s);
+	f->partial = s->own.partial;
+	if (s->before_second)
+		f->pieces = arena_take(a, n->images * SECOND_IMAGE, sizeof(uint16_t));
 	f->out = n->plane[s->out].value;
 	f->error = n->plane[s->out].error;
+	s->own.first = f->fragments;
+	s->own.first_size = f->size;
 }
 
-static void second_place(struct net *n, struct net_step *s, struct cuda_arena *a, size_t *partial)
+/* Behind first_place of the step before. */
+static void second_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 {
-	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
-	size_t weights = (size_t)s->w.taps * SECOND_CHANNELS;
-	size_t floats = SECOND_PARTS * KX_OUTER_ROWS(weights) * SECOND_FILTERS;
+	const struct net_plane *out = &n->plane[s->out];
 
-	*partial = floats > *partial ? floats : *partial;
-	s->second = (struct kx_second){.forward = arena_take(a, SECOND_FRAGMENTS, sizeof(uint32_t)),
-		.backward = arena_take(a, SECOND_FRAGMENTS, sizeof(uint32_t)),
-		.in = in->value,
+	s->second = (struct kx_second){
+		.forward = arena_take(a, SECOND_PIECES * SECOND_WEIGHTS, sizeof(uint16_t)),
+		.backward = arena_take(a, SECOND_WEIGHTS, sizeof(uint16_t)),
+		.bias = net_biases(s),
+		.in = s[-1].first.pieces,
+		.in_winner = s[-1].first.winner,
 		.out = out->value,
 		.winner = arena_take(a, n->images, out->value.image),
 		.out_error = out->error,
-		.in_error = in->error};
+		.most = arena_take(a, (n->images + 7) / 8, sizeof(float))};
+	s->own.second = s->second.forward;
+	s->own.second_backward = s->second.backward;
 }
 
-void net_place(struct net *n, struct cuda_arena *a)
+static void planes_place(struct net *n, struct cuda_arena *a)
 {
-	size_t partial = 0;
-
 	for (int i = 0; i < n->n_planes; i++) {
 		struct net_plane *p = &n->plane[i];
 		size_t image = p->value.image * sizeof(float);
 		p->value.value = arena_take(a, n->images, image);
 		p->error = i > 0 ? arena_take(a, n->images, image) : NULL;
 	}
+}
+
+void net_place(struct net *n, struct cuda_arena *a)
+{
+	planes_place(n, a);
+	n->sums = arena_take(a, n->n_sums, sizeof(float));
 	for (int i = 0; i < n->n_steps; i++) {
-		if (n->step[i].kind == NET_WEIGHTS)
-			step_place(n, &n->step[i], a, &partial);
-		if (n->step[i].kind == NET_FIRST)
-			first_place(n, &n->step[i], a, &partial);
-		if (n->step[i].kind == NET_SECOND)
-			second_place(n, &n->step[i], a, &partial);
+		struct net_step *s = &n->step[i];
+		if (s->w.taps)
+			own_place(n, s, a);
+		if (s->kind == NET_WEIGHTS)
+			step_place(s, a);
+		if (s->kind == NET_FIRST)
+			first_place(n, s, a);
+		if (s->kind == NET_SECOND)
+			second_place(n, s, a);
 	}
-	n->params = arena_take(a, n->model->n_params, sizeof(float));
-	n->sum = arena_take(a, n->model->n_params, sizeof(float));
-	n->grad = arena_take(a, n->model->n_params, sizeof(float));
-	n->partial = arena_take(a, partial, sizeof(float));
-	n->step[0].first.partial = n->partial;
 	n->loss = arena_take(a, n->images, sizeof(float));
 }
 
@@ -425,10 +483,21 @@ static int tables_copy(struct net_step *s, cudaStream_t stream)
 	return PS_OK;
 }
 
+static int step_fill(struct net_step *s, cudaStream_t stream)
+{
+	const struct kx_first *f = &s->first;
+
+	if (s->kind == NET_FIRST &&
+		cudaMemsetAsync(f->fragments, 0,
+			kx_first_fragments(f->size, f->f) * sizeof(uint32_t), stream))
+		return PS_EDEVICE;
+	return s->kind == NET_WEIGHTS ? tables_copy(s, stream) : PS_OK;
+}
+
 int net_fill(struct net *n, cudaStream_t stream)
 {
 	for (int i = 0; i < n->n_steps; i++)
-		if (n->step[i].kind == NET_WEIGHTS && tables_copy(&n->step[i], stream))
+		if (step_fill(&n->step[i], stream))
 			return PS_EDEVICE;
 	for (int i = 0; i < n->n_planes; i++) {
 		size_t bytes = n->images * n->plane[i].value.image * sizeof(float);

@@ -17,8 +17,8 @@ $(SIMD_OBJECTS): $(B)/kernels/cpu_simd.%.o: kernels/cpu_simd.c $(B)/flags
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) -O3 -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<
 
-# SM=90: Hopper. KX_SYNC=1 waits after each launch, so that an error is that of its own kernel.
-NVCC_FLAGS = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM),code=sm_$(SM) -I. \
+# SM=90: Hopper, with what only its own code may use (sm_90a: wgmma). KX_SYNC=1 waits after each launch, so that an error is that of its own kernel.
+NVCC_FLAGS = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM:90=90a),code=sm_$(SM:90=90a) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
 $(CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags
 	@mkdir -p $(@D)

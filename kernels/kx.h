@@ -131,28 +131,55 @@ int kx_dropout(struct kx_plane in, struct kx_plane out, struct kx_drop drop, con
  * in both. */
 int kx_loss(const float *scores, float *d_scores, float *loss, int classes, int width,
 	struct kx_batch batch, cudaStream_t stream);
-/* *sum = mean of loss[0 .. n); `add`: their sum is added to it */
-int kx_loss_mean(const float *loss, int n, double *sum, int add, cudaStream_t stream);
 
 /* ---- parameters (kx_params.cu) -----------------------------------------------------------------
  */
 
-/* A weighted layer's parameters: [f][c][taps] and [f] as the manifest has them; forward [tap][c][f]
- * and backward tap * to_tap + f * to_f + c with f and c padded to fours. */
+/* A weighted layer's parameters: [f][c][taps] and [f] as the manifest has them; for products rows
+ * [tap][c] and one of biases, f floats each, and backward tap * to_tap + f * to_f + c, all with f
+ * and c padded with zeros to fours. */
 struct kx_weights {
 	int f, c, taps, f_pad, c_pad;
 	int to_tap, to_f;
 	size_t weight, bias; /* offsets in the manifest's vector */
 };
-/* Fills forward, backward (NULL: not needed) and bias_pad; the padding with zeros. */
-int kx_pack(const float *params, struct kx_weights w, float *forward, float *backward,
-	float *bias_pad, cudaStream_t stream);
-/* The splits of kx_outer, summed, into the manifest's order. */
-int kx_unpack(
-	const float *partial, int splits, struct kx_weights w, float *grad, cudaStream_t stream);
-/* sum += grad; params -= rate * grad; the next step is up. */
-int kx_update(float *params, float *sum, const float *grad, size_t n, struct kx_now *now,
-	cudaStream_t stream);
+
+/* Where a layer's parameters are, and what is to be added up to its gradient. */
+struct kx_layer {
+	struct kx_weights w;
+	float *value;   /* as products have them */
+	float *sum;     /* of gradients, alike */
+	float *partial; /* as kx_outer's */
+	int splits;
+	float *backward; /* NULL: not needed */
+	uint32_t *first; /* NULL, or kx_first's fragments; zeros where no weight is */
+	int first_size;  /* of its convolution */
+	uint16_t *second, *second_backward; /* NULL, or kx_second's */
+};
+
+#define KX_LAYERS 12 /* in one launch */
+struct kx_layers {
+	int n;
+	struct kx_layer layer[KX_LAYERS];
+	unsigned block[KX_LAYERS + 1]; /* the launcher's */
+};
+
+/* *sum = mean of loss[0 .. images); `add`: their sum is added to it. loss NULL: nothing. */
+struct kx_losses {
+	const float *loss;
+	double *sum;
+	int images, add;
+};
+
+/* From the manifest's order: all weights, wherever products read them. */
+int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream);
+/* To the manifest's order: values, or the sums of their gradients. */
+int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream);
+/* grad, in the manifest's order. */
+int kx_gradient(struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream);
+/* sum += grad; values -= now->rate * grad; with losses, the next step is up. */
+int kx_learn(
+	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
 /* PS_EDEVICE: the present device cannot run what this program was built with. */
 int kx_runs_here(void);

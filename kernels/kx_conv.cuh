@@ -175,4 +175,26 @@ __device__ static inline void conv_fragment(
 			  lane * 4 + word] = piece[p];
 }
 
+/* Weight `tap` of filter f into its places among such fragments, which hold zeros elsewhere: those
+ * of its four cells, each in three pieces. */
+template <int SIZE>
+__device__ static inline void conv_place(uint32_t *fragments, int f, int tap, float weight)
+{
+	uint16_t *halves = reinterpret_cast<uint16_t *>(fragments), piece[CONV_PIECES];
+	for (int p = 0; p < CONV_PIECES; p++) {
+		const __nv_bfloat16 b = __float2bfloat16_rn(weight);
+		weight -= __bfloat162float(b);
+		piece[p] = __bfloat16_as_ushort(b);
+	}
+	for (int cell = 0; cell < 4; cell++) {
+		const int k = (tap / SIZE + cell / 2) * conv<SIZE>::PATCH + tap % SIZE + cell % 2;
+		const int pair = k / 2, word = pair / 4 % 2 * 2 + cell % 2;
+		const int lane = f % 8 * 4 + pair % 4, step = f / 8 * conv<SIZE>::STEPS + pair / 8;
+		for (int p = 0; p < CONV_PIECES; p++)
+			halves[(((step * CONV_PIECES + p) * 2 + cell / 2) * 128 + lane * 4 + word) *
+					2 +
+				k % 2] = piece[p];
+	}
+}
+
 #endif

@@ -3,35 +3,17 @@
  */
 #include "kernels/kx_conv.cuh"
 #include "kernels/kx_first.h"
+#include "kernels/kx_second.cuh"
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
 #define AHEAD   9 /* positions whose errors are fetched at once */
 #define OPEN    4 /* beside the number of the cell that won: the ReLU was open */
 
-/* ---- weights --------------------------------------------------------------------------------- */
-
-template <int SIZE>
-__global__ void fragments_kernel(uint32_t *fragments, const float *weight, int f)
-{
-	await_previous();
-	FOR_EACH (i, (size_t)f / 8 * conv<SIZE>::STEPS * 256)
-		conv_fragment<SIZE>(fragments, weight, SIZE * SIZE, i);
-}
-
 size_t kx_first_fragments(int size, int f)
 {
 	int steps = size == 3 ? conv<3>::STEPS : conv<5>::STEPS;
 	return (size_t)f / 8 * steps * CONV_PIECES * 256;
-}
-
-int kx_first_pack(struct kx_first l, const float *weight, cudaStream_t stream)
-{
-	if (l.size == 3)
-		return kx_launch(fragments_kernel<3>, dim3(blocks_for(l.f * 32, THREADS)), THREADS,
-			0, stream, l.fragments, weight, l.f);
-	return kx_launch(fragments_kernel<5>, dim3(blocks_for(l.f * 96, THREADS)), THREADS, 0,
-		stream, l.fragments, weight, l.f);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -54,6 +36,17 @@ __device__ static inline void load_group(
 	copies_wait<0>();
 	for (int i = threadIdx.x; i < n; i += THREADS)
 		conv_convert(to, i);
+}
+
+/* For kx_second.h. */
+__device__ static inline void store_pieces(const struct kx_first &l, int n, int p, int f, float v)
+{
+	uint16_t *to =
+		l.pieces + (size_t)n * SECOND_IMAGE + (f / 8 * SECOND_PIXELS + p) * 8 + f % 8;
+	uint16_t piece[SECOND_PIECES];
+	half_pieces(piece, v);
+	to[0] = piece[0];
+	to[SECOND_PIECE / 2] = piece[1];
 }
 
 /* blockIdx: x images, y filters (32), z positions. Warps: 4 x 8 filters, 2 ranges of positions. */
@@ -98,7 +91,10 @@ __global__ void __launch_bounds__(THREADS, 2)
 				if (n >= batch.images)
 					continue;
 				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
-				l.out.value[n * l.out.image + to] = v;
+				if (l.pieces)
+					store_pieces(l, n, p, f, v);
+				else
+					l.out.value[n * l.out.image + to] = v;
 				l.winner[((size_t)n * conv<SIZE>::POSITIONS + p) * l.f + f] =
 					(uint8_t)(winner | (v > 0 ? OPEN : 0));
 			}

@@ -17,9 +17,10 @@ extern "C" {
 
 struct kx_first {
 	int size, f;         /* 3 or 5; filters */
-	uint32_t *fragments; /* weights as tensor cores want them, see kx_conv.cuh */
+	uint32_t *fragments; /* weights as tensor cores want them, see conv_place */
 	const float *bias;
 	struct kx_plane out; /* pooled values */
+	uint16_t *pieces;    /* NULL, or where they go instead: what kx_second.h reads */
 	const float *error;  /* their errors, laid out alike; whether the ReLU was open or not */
 	uint8_t *winner;     /* [image][position][filter], see kx_first.cu */
 	float *partial;      /* as kx_outer's: FIRST_PARTS splits, m = size * size */
@@ -27,8 +28,6 @@ struct kx_first {
 
 /* Words of `fragments`. */
 size_t kx_first_fragments(int size, int f);
-/* From the weights [f][size * size]. */
-int kx_first_pack(struct kx_first l, const float *weight, cudaStream_t stream);
 int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
 int kx_first_gradient(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
 

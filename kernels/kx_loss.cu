@@ -53,25 +53,3 @@ int kx_loss(const float *scores, float *d_scores, float *loss, int classes, int 
 	return kx_launch(loss_kernel, dim3((batch.images + per_block - 1) / per_block), THREADS, 0,
 		stream, scores, d_scores, loss, classes, width, batch);
 }
-
-#define MEAN_THREADS 256
-
-__global__ void loss_mean_kernel(const float *loss, int n, double *sum, int add)
-{
-	await_previous();
-	__shared__ double part[MEAN_THREADS];
-	part[threadIdx.x] = sum_ahead<4>(
-		0.0, threadIdx.x, n, MEAN_THREADS, [=](int i) { return (double)loss[i]; });
-	for (int d = MEAN_THREADS / 2; d; d /= 2) {
-		__syncthreads();
-		if (threadIdx.x < d)
-			part[threadIdx.x] += part[threadIdx.x + d];
-	}
-	if (threadIdx.x == 0)
-		*sum = add ? *sum + part[0] : part[0] / n;
-}
-
-int kx_loss_mean(const float *loss, int n, double *sum, int add, cudaStream_t stream)
-{
-	return kx_launch(loss_mean_kernel, dim3(1), MEAN_THREADS, 0, stream, loss, n, sum, add);
-}

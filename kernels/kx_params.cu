@@ -1,101 +1,194 @@
 /*
- * kx_params.cu - parameters between the manifest's order and that of the products, and plain SGD.
+ * kx_params.cu - parameters between the manifest's order and that of the products, and plain SGD:
+ * all layers of a net in one launch. Blocks have 32 neighbouring values of one layer each.
  */
-#include "kernels/kx_common.cuh"
+#include "kernels/kx_conv.cuh"
+#include "kernels/kx_second.cuh"
 
 #define THREADS 256
+#define LANES   32
+#define SLICES  (THREADS / LANES) /* threads that share the parts of one value */
+#define AHEAD   8                 /* parts on their way at a time */
 
-/* One thread per value of `forward`; the neighbour is the next filter. */
-__global__ void pack_kernel(
-	const float *params, struct kx_weights w, float *forward, float *backward, float *bias_pad)
+__host__ __device__ static inline size_t layer_values(const struct kx_layer &l)
 {
-	await_previous();
-	FOR_EACH (i, (size_t)w.taps * w.c_pad * w.f_pad) {
-		int f = (int)(i % w.f_pad), c = (int)(i / w.f_pad % w.c_pad);
-		size_t tap = i / w.f_pad / w.c_pad;
-		bool real = f < w.f && c < w.c;
-		float v = real ? params[w.weight + ((size_t)f * w.c + c) * w.taps + tap] : 0;
-		forward[i] = v;
-		if (backward)
-			backward[tap * w.to_tap + (size_t)f * w.to_f + c] = v;
-		if (i < (size_t)w.f_pad)
-			bias_pad[i] = i < (size_t)w.f ? params[w.bias + i] : 0;
-	}
+	return (size_t)(l.w.taps * l.w.c_pad + 1) * l.w.f_pad;
 }
 
-int kx_pack(const float *params, struct kx_weights w, float *forward, float *backward,
-	float *bias_pad, cudaStream_t stream)
+/* One of a layer's values. */
+struct value {
+	int f, c, tap, bias, real; /* not real: padding */
+	size_t param;              /* in the manifest's vector */
+};
+
+__device__ static inline struct value value_at(const struct kx_weights &w, size_t i)
 {
-	size_t n = (size_t)w.taps * w.c_pad * w.f_pad;
-	return kx_launch(pack_kernel, dim3(blocks_for(n, THREADS)), THREADS, 0, stream, params, w,
-		forward, backward, bias_pad);
+	const int f = (int)(i % w.f_pad), k = (int)(i / w.f_pad);
+	const int tap = k / w.c_pad, c = k % w.c_pad, bias = tap == w.taps;
+	const size_t weight = w.weight + ((size_t)f * w.c + c) * w.taps + tap;
+	return {f, c, tap, bias, f < w.f && (bias || c < w.c), bias ? w.bias + f : weight};
 }
 
-/* A thread per slice of a value, SLICES of the splits one beside the other, BATCH fetched at a
- * time; 32 neighbouring values, the row of biases (k = taps * c_pad) included. */
-template <int SLICES, int BATCH>
-__global__ void unpack_kernel(const float *partial, int splits, struct kx_weights w, float *grad)
+/* The layer of this block and its values from *i on. */
+__device__ static inline const struct kx_layer &layer_of_block(
+	const struct kx_layers &all, size_t *i)
 {
+	int n = 0;
+	while (n + 1 < all.n && blockIdx.x >= all.block[n + 1])
+		n++;
+	*i = (size_t)(blockIdx.x - all.block[n]) * LANES;
+	return all.layer[n];
+}
+
+/* A weight into all places that products read it from. */
+__device__ static inline void set_value(
+	const struct kx_layer &l, const struct value &v, size_t i, float value)
+{
+	l.value[i] = value;
+	if (v.bias)
+		return;
+	if (l.backward)
+		l.backward[v.tap * l.w.to_tap + (size_t)v.f * l.w.to_f + v.c] = value;
+	if (l.first && l.first_size == 3)
+		conv_place<3>(l.first, v.f, v.tap, value);
+	if (l.first && l.first_size == 5)
+		conv_place<5>(l.first, v.f, v.tap, value);
+	if (l.second)
+		second_place(l.second, l.second_backward, v.f, v.c, v.tap, value);
+}
+
+__global__ void pack_kernel(struct kx_layers all, const float *params)
+{
+	size_t i;
 	await_previous();
-	__shared__ float part[SLICES][32];
-	const int m = w.taps * w.c_pad, slice = threadIdx.x / 32, lane = threadIdx.x % 32;
-	const size_t split = KX_OUTER_ROWS(m) * w.f_pad, n = (size_t)(m + 1) * w.f_pad;
-	const size_t i = blockIdx.x * (size_t)32 + lane;
-	const float *from = partial + i;
-	float sum = sum_ahead<BATCH>(
-		0.0f, slice, i < n ? splits : 0, SLICES, [=](int s) { return from[s * split]; });
+	const struct kx_layer &l = layer_of_block(all, &i);
+	i += threadIdx.x;
+	if (i >= layer_values(l))
+		return;
+	const struct value v = value_at(l.w, i);
+	set_value(l, v, i, v.real ? params[v.param] : 0);
+}
+
+__global__ void unpack_kernel(struct kx_layers all, int sums, float *params)
+{
+	size_t i;
+	await_previous();
+	const struct kx_layer &l = layer_of_block(all, &i);
+	i += threadIdx.x;
+	if (i >= layer_values(l))
+		return;
+	const struct value v = value_at(l.w, i);
+	if (v.real)
+		params[v.param] = sums ? l.sum[i] : l.value[i];
+}
+
+/* Value i's gradient: its parts, each slice's in their order and then the slices. For the first
+ * slice. */
+__device__ static inline float sum_parts(
+	const struct kx_layer &l, size_t i, float (&part)[SLICES][LANES])
+{
+	const int slice = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+	const size_t split = KX_OUTER_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad;
+	const float *from = l.partial + i;
+	float sum = sum_ahead<AHEAD>(0.0f, slice, i < layer_values(l) ? l.splits : 0, SLICES,
+		[=](int s) { return from[s * split]; });
 	part[slice][lane] = sum;
 	__syncthreads();
-	if (slice != 0 || i >= n)
-		return;
-	for (int s = 1; s < SLICES; s++)
+	for (int s = 1; s < SLICES && slice == 0; s++)
 		sum += part[s][lane];
-	int f = (int)(i % w.f_pad), k = (int)(i / w.f_pad);
-	int tap = k / w.c_pad, c = k % w.c_pad;
-	if (f < w.f && k == m)
-		grad[w.bias + f] = sum;
-	else if (f < w.f && c < w.c)
-		grad[w.weight + ((size_t)f * w.c + c) * w.taps + tap] = sum;
+	return sum;
 }
 
-int kx_unpack(
-	const float *partial, int splits, struct kx_weights w, float *grad, cudaStream_t stream)
+/* The block behind those of the layers. */
+__device__ static inline void sum_losses(const struct kx_losses &l)
 {
-	const unsigned blocks = (unsigned)(((size_t)(w.taps * w.c_pad + 1) * w.f_pad + 31) / 32);
-	if (blocks < 132 && splits >= 32) /* few values of many splits */
-		return kx_launch(unpack_kernel<32, 8>, dim3(blocks), 32 * 32, 0, stream, partial,
-			splits, w, grad);
-	if (splits >= 32)
-		return kx_launch(unpack_kernel<8, 8>, dim3(blocks), 8 * 32, 0, stream, partial,
-			splits, w, grad);
-	return kx_launch(
-		unpack_kernel<8, 2>, dim3(blocks), 8 * 32, 0, stream, partial, splits, w, grad);
-}
-
-__global__ void update_kernel(
-	float *params, float *sum, const float *grad, size_t n, struct kx_now *now)
-{
-	await_previous();
-	const float rate = now->rate;
-	FOR_EACH (i, n) {
-		sum[i] += grad[i];
-		params[i] -= rate * grad[i];
+	__shared__ double part[THREADS];
+	part[threadIdx.x] = sum_ahead<4>(
+		0.0, threadIdx.x, l.images, THREADS, [=](int i) { return (double)l.loss[i]; });
+	for (int d = THREADS / 2; d; d /= 2) {
+		__syncthreads();
+		if (threadIdx.x < d)
+			part[threadIdx.x] += part[threadIdx.x + d];
 	}
-	if (blockIdx.x == 0 && threadIdx.x == 0)
-		now->step++;
+	if (threadIdx.x == 0)
+		*l.sum = l.add ? *l.sum + part[0] : part[0] / l.images;
 }
 
-int kx_update(float *params, float *sum, const float *grad, size_t n, struct kx_now *now,
-	cudaStream_t stream)
+/* grad, or (NULL) a step of SGD. */
+__global__ void __launch_bounds__(THREADS)
+	learn_kernel(struct kx_layers all, struct kx_losses losses, float *grad, struct kx_now *now)
 {
-	return kx_launch(update_kernel, dim3(blocks_for(n, THREADS)), THREADS, 0, stream, params,
-		sum, grad, n, now);
+	__shared__ float part[SLICES][LANES];
+	size_t i;
+	await_previous();
+	if (blockIdx.x == all.block[all.n]) {
+		sum_losses(losses);
+		if (now && threadIdx.x == 0)
+			now->step++;
+		return;
+	}
+	const struct kx_layer &l = layer_of_block(all, &i);
+	i += threadIdx.x % LANES;
+	const float g = sum_parts(l, i, part);
+	if (threadIdx.x >= LANES || i >= layer_values(l))
+		return;
+	const struct value v = value_at(l.w, i);
+	if (v.real && grad)
+		grad[v.param] = g;
+	if (!v.real || grad)
+		return;
+	l.sum[i] += g;
+	set_value(l, v, i, l.value[i] - now->rate * g);
+}
+
+/* Fills all->block, for blocks of so many values. */
+static unsigned share_blocks(struct kx_layers *all)
+{
+	all->block[0] = 0;
+	for (int n = 0; n < all->n; n++)
+		all->block[n + 1] = all->block[n] +
+				    (unsigned)((layer_values(all->layer[n]) + LANES - 1) / LANES);
+	return all->block[all->n];
+}
+
+int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream)
+{
+	const unsigned blocks = share_blocks(&all);
+	if (blocks == 0)
+		return PS_OK;
+	return kx_launch(pack_kernel, dim3(blocks), LANES, 0, stream, all, params);
+}
+
+int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream)
+{
+	const unsigned blocks = share_blocks(&all);
+	if (blocks == 0)
+		return PS_OK;
+	return kx_launch(unpack_kernel, dim3(blocks), LANES, 0, stream, all, sums, params);
+}
+
+int kx_gradient(struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream)
+{
+	const unsigned blocks = share_blocks(&all) + (losses.loss != NULL);
+	if (blocks == 0)
+		return PS_OK;
+	return kx_launch(learn_kernel, dim3(blocks), THREADS, 0, stream, all, losses, grad,
+		(struct kx_now *)NULL);
+}
+
+int kx_learn(struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream)
+{
+	const unsigned blocks = share_blocks(&all) + (losses.loss != NULL);
+	if (blocks == 0)
+		return PS_OK;
+	return kx_launch(
+		learn_kernel, dim3(blocks), THREADS, 0, stream, all, losses, (float *)NULL, now);
 }
 
 int kx_runs_here(void)
 {
 	struct cudaFuncAttributes a;
-	if (cudaFuncGetAttributes(&a, update_kernel) == cudaSuccess)
+	if (cudaFuncGetAttributes(&a, learn_kernel) == cudaSuccess)
 		return PS_OK;
 	cudaGetLastError();
 	return PS_EDEVICE;

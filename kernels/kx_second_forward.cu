@@ -1,170 +1,162 @@
 /*
- * kx_second_forward.cu - kx_second.h's convolution forward, with bias, ReLU and pool.
+ * kx_second_forward.cu - kx_second.h's convolution forward, with bias, ReLU and pool. Built for
+ * sm_90a.
  *
- * Nearly as exact as fp32 in three bf16 products: a value is the sum of two bf16 numbers, 16 bits
- * of its 24, and the product of the two small ones is left out. With 11 bits, as tf32 has, winners
- * and ReLUs would change too often (see docs/gpu.md).
+ * Nearly as exact as fp32 in three products: a value is the sum of two fp16 numbers, and the
+ * product of the two small ones is left out. With 11 bits, as tf32 has, winners and ReLUs would
+ * change too often (see docs/gpu.md).
  *
- * A block has eight images in shared memory. A product's 16 rows are those images at two
- * neighbouring positions, so that a warp's four tiles are two pool windows and a thread holds all
- * four cells of each: what follows the sums never leaves its registers.
+ * The 64 rows of a product are an image's outputs: a row of eight of them are eight pixels that lie
+ * one behind the other in shared memory, so that a tap is another start and nothing is copied. A
+ * warpgroup has PER images and GROUPS of them share the weights, a row of taps at a time, of which
+ * the next one is on its way.
  */
 #include "kernels/kx_conv.cuh"
 #include "kernels/kx_second.cuh"
+#include "kernels/kx_wgmma.cuh"
 
-#define IMAGES  8
-#define WARPS   8
-#define THREADS (WARPS * 32)
-#define TILES   4                     /* of a warp: two windows of two rows */
-#define PIXEL   (SECOND_CHANNELS * 2) /* bytes of one piece */
-/* From image to image, bytes: eight of them x 16 bytes lie in 32 banks. */
-#define IMAGE (SECOND_IN * SECOND_IN * PIXEL + 16)
-#define STEPS (SECOND_CHANNELS / 16)                     /* products deep that a tap is */
-#define QUADS (SECOND_PIECES * SECOND_FILTERS / 16 * 32) /* uint4 of a step's weights */
-#define TAP   (STEPS * QUADS)
-#define RING  4 /* taps in shared memory */
+#define PIECE (SECOND_FILTERS * SECOND_CHANNELS * 2) /* bytes of a tap's weights */
+#define TAP   (SECOND_PIECES * PIECE)
+#define ROW   (SECOND_SIZE * TAP)
+#define CORE  (SECOND_FILTERS * 16) /* eight channels of a tap's weights */
+#define ROWS  SECOND_OUT            /* of an image that the first row of taps wants */
 
-struct forward_shared {
-	unsigned char image[SECOND_PIECES][IMAGES * IMAGE];
-	uint4 ring[RING][TAP];
+template <int IMAGES> struct forward_shared {
+	unsigned char image[IMAGES][SECOND_PIECES * SECOND_PIECE];
+	unsigned char weights[2][ROW];
 };
 
-/* Rows [row, row + rows) of eight images, each value as two pieces. */
-__device__ static inline void load_images(
-	struct forward_shared *s, const struct kx_second &l, int n0, int images, int row, int rows)
+__device__ static inline void fetch_row(unsigned char *to, const struct kx_second &l, int ky)
 {
-	const int quads = SECOND_CHANNELS / 4, pixels = rows * SECOND_IN;
-#pragma unroll 9
-	for (int i = threadIdx.x; i < IMAGES * pixels * quads; i += THREADS) {
-		const int quad = i % quads, pixel = i / quads % pixels, image = i / quads / pixels;
-		const float *from = l.in.value + (n0 + image) * l.in.image + l.in.origin +
-				    (row + pixel / SECOND_IN) * l.in.row +
-				    pixel % SECOND_IN * SECOND_CHANNELS + 4 * quad;
-		const float4 v =
-			n0 + image < images ? *reinterpret_cast<const float4 *>(from) : float4{};
-		uint32_t a[SECOND_PIECES], b[SECOND_PIECES];
-		two_pieces(a, v.x, v.y);
-		two_pieces(b, v.z, v.w);
-#pragma unroll
-		for (int p = 0; p < SECOND_PIECES; p++)
-			*reinterpret_cast<uint2 *>(s->image[p] + image * IMAGE + pixel * PIXEL +
-						   8 * quad) = {a[p], b[p]};
+	const unsigned char *from =
+		reinterpret_cast<const unsigned char *>(l.forward) + (size_t)ky * ROW;
+	for (int i = threadIdx.x * 16; i < ROW && ky < SECOND_SIZE; i += blockDim.x * 16)
+		copy_ahead(to + i, from + i, true);
+}
+
+/* Rows [row, row + rows) of the images from n0 on. */
+template <int IMAGES>
+__device__ static inline void fetch_images(struct forward_shared<IMAGES> *s,
+	const struct kx_second &l, int n0, int images, int row, int rows)
+{
+	const int groups = SECOND_PIECES * SECOND_CHANNELS / 8, pixels = rows * SECOND_IN;
+	for (int i = threadIdx.x; i < IMAGES * groups * pixels; i += blockDim.x) {
+		const int image = i / pixels / groups, n = n0 + image;
+		const int at =
+			(i / pixels % groups * SECOND_PIXELS + row * SECOND_IN + i % pixels) * 16;
+		const uint16_t *from = l.in + (size_t)(n < images ? n : 0) * SECOND_IMAGE;
+		copy_ahead(s->image[image] + at, from + at / 2, n < images);
 	}
 }
 
-__device__ static inline void fetch_tap(uint4 *to, const uint32_t *fragments, int tap)
+/* A row of taps of one image: `at` its first pixel, `weights` the row's. */
+template <int PER>
+__device__ static inline void add_row(float (&d)[PER][32], uint32_t at, uint32_t weights)
 {
-	if (tap < SECOND_TAPS)
-		for (int i = threadIdx.x; i < TAP; i += THREADS)
-			copy_ahead(to + i, fragments + 4 * (tap * TAP + i), true);
-	copies_commit();
-}
-
-/* 16 channels of a tap. `at`: the thread's row of the first tile's matrices; weights: a lane's. */
-template <int N>
-__device__ static inline void add_step(float (&c)[TILES][N][4], uint32_t at, const uint4 *weights)
-{
-	uint4 w[SECOND_PIECES][N / 2];
+	wgmma_begin();
 #pragma unroll
-	for (int p = 0; p < SECOND_PIECES; p++)
+	for (int kx = 0; kx < SECOND_SIZE; kx++, at += 16, weights += TAP)
 #pragma unroll
-		for (int n = 0; n < N / 2; n++)
-			w[p][n] = weights[(p * SECOND_FILTERS / 16 + n) * 32];
+		for (int k = 0; k < SECOND_CHANNELS / 16; k++) {
+			const uint64_t w = wgmma_operand(weights + 2 * k * CORE, CORE, 128);
+			const uint64_t w_small =
+				wgmma_operand(weights + PIECE + 2 * k * CORE, CORE, 128);
 #pragma unroll
-	for (int m = 0; m < TILES; m++) {
-		const uint32_t tile = at + (m % 2 * SECOND_IN + m / 2 * 2) * PIXEL;
-		const uint4 x[SECOND_PIECES] = {
-			load_matrices(tile), load_matrices(tile + IMAGES * IMAGE)};
-#pragma unroll
-		for (int product = 0; product < 3; product++) {
-			/* the small ones first */
-			const uint4 a = x[product == 0], *b = w[product == 1];
-#pragma unroll
-			for (int n = 0; n < N; n++)
-				mma_bf16(c[m][n], a, n % 2 ? b[n / 2].z : b[n / 2].x,
-					n % 2 ? b[n / 2].w : b[n / 2].y);
-		}
-	}
-}
-
-/* Bias, pool and ReLU of the two windows, images n.., and which cell won. */
-template <int N>
-__device__ static inline void store(
-	const struct kx_second &l, const float (&c)[TILES][N][4], int n, int y, int x, int f0)
-{
-#pragma unroll
-	for (int window = 0; window < 2; window++)
-#pragma unroll
-		for (int i = 0; i < N; i++) {
-			const int f = f0 + 8 * i + threadIdx.x % 4 * 2;
-			const float *top = c[2 * window][i], *bottom = c[2 * window + 1][i];
-			float v[2];
-			uint32_t won[2];
-#pragma unroll
-			for (int e = 0; e < 2; e++) {
-				v[e] = first_maximum(
-					top[e], top[2 + e], bottom[e], bottom[2 + e], &won[e]);
-				v[e] = max_or_nan(v[e] + l.bias[f + e], 0);
+			for (int i = 0; i < PER; i++) {
+				const uint32_t from = at + i * (SECOND_PIECES * SECOND_PIECE) +
+						      2 * k * SECOND_GROUP;
+				const uint64_t x =
+					wgmma_operand(from, SECOND_GROUP, SECOND_IN * 16);
+				const uint64_t x_small = wgmma_operand(
+					from + SECOND_PIECE, SECOND_GROUP, SECOND_IN * 16);
+				wgmma_half(d[i], x_small, w);
+				wgmma_half(d[i], x, w_small);
+				wgmma_half(d[i], x, w);
 			}
-			const size_t to = n * l.out.image + l.out.origin + y * l.out.row +
-					  (x + window) * SECOND_FILTERS + f;
-			*reinterpret_cast<float2 *>(l.out.value + to) = {v[0], v[1]};
-			*reinterpret_cast<uint16_t *>(
-				l.winner +
-				(((size_t)n * SECOND_POOLED + y) * SECOND_POOLED + x + window) *
-					SECOND_FILTERS +
-				f) = (uint16_t)(won[0] | won[1] << 8);
 		}
 }
 
-/* blockIdx: x images, y ROWS rows of pool windows. A warp: half of such a row, and where there are
- * warps to share them, a part of the filters. */
-template <int ROWS>
-__global__ void __launch_bounds__(THREADS, 1) second_forward_kernel(struct kx_second l, int images)
+/* Pool, bias and ReLU of image n. Lanes of even columns of outputs and their neighbours, of odd
+ * ones, have two cells of a window each, for two filters: each gets all four for one filter. */
+__device__ static inline void store(
+	const struct kx_second &l, const float (&d)[32], int n, bool here)
 {
+	const int lane = threadIdx.x % 32, y = threadIdx.x / 32 % 4, x = lane / 8,
+		  odd = lane / 4 % 2;
+	const int f0 = lane % 4 * 2 + odd;
+	const size_t window = (size_t)y * SECOND_POOLED + x;
+	float *value = l.out.value + n * l.out.image + l.out.origin + y * l.out.row +
+		       x * SECOND_FILTERS + f0;
+	uint8_t *winner = l.winner +
+			  (n * (size_t)(SECOND_POOLED * SECOND_POOLED) + window) * SECOND_FILTERS +
+			  f0;
+#pragma unroll
+	for (int j = 0; j < 8; j++) {
+		const float *c = d + 4 * j;
+		const float top = __shfl_xor_sync(0xffffffffu, odd ? c[0] : c[1], 4);
+		const float bottom = __shfl_xor_sync(0xffffffffu, odd ? c[2] : c[3], 4);
+		uint32_t won;
+		const float v = odd ? first_maximum(top, c[1], bottom, c[3], &won)
+				    : first_maximum(c[0], top, c[2], bottom, &won);
+		if (!here)
+			continue;
+		value[8 * j] = max_or_nan(fmaf(v, 1 / SECOND_SCALE, l.bias[f0 + 8 * j]), 0);
+		winner[8 * j] = (uint8_t)won;
+	}
+}
+
+template <int GROUPS, int PER>
+__global__ void __launch_bounds__(128 * GROUPS, 1)
+	second_forward_kernel(struct kx_second l, int images)
+{
+	constexpr int IMAGES = GROUPS * PER;
 	extern __shared__ __align__(128) unsigned char memory[];
-	struct forward_shared *s = reinterpret_cast<struct forward_shared *>(memory);
-	constexpr int N = 2 * ROWS; /* tiles of 8 filters of a warp */
-	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	const int n0 = blockIdx.x * IMAGES, y0 = blockIdx.y * ROWS;
-	const int y = warp / 2 % ROWS, x = warp % 2 * 2, first = warp / (2 * ROWS) * N;
-	const int matrix = lane / 8;
-	const uint32_t at = (uint32_t)__cvta_generic_to_shared(s->image[0]) + lane % 8 * IMAGE +
-			    (2 * y * SECOND_IN + 2 * x + matrix % 2) * PIXEL + matrix / 2 * 16;
-	float c[TILES][N][4] = {};
+	struct forward_shared<IMAGES> *s =
+		reinterpret_cast<struct forward_shared<IMAGES> *>(memory);
+	const int n0 = blockIdx.x * IMAGES, first = threadIdx.x / 128 * PER;
+	float d[PER][32] = {};
 
 	await_previous();
-	for (int tap = 0; tap < RING - 1; tap++)
-		fetch_tap(s->ring[tap], l.forward, tap);
-	load_images(s, l, n0, images, 2 * y0, 2 * ROWS + SECOND_SIZE - 1);
-	for (int tap = 0; tap < SECOND_TAPS; tap++) {
-		copies_wait<RING - 2>();
+	fetch_row(s->weights[0], l, 0);
+	fetch_images<IMAGES>(s, l, n0, images, 0, ROWS);
+	copies_commit();
+	fetch_images<IMAGES>(s, l, n0, images, ROWS, SECOND_IN - ROWS);
+	fetch_row(s->weights[1], l, 1);
+	copies_commit();
+	for (int ky = 0; ky < SECOND_SIZE; ky++) {
+		copies_wait<1>();
+		wgmma_written();
 		__syncthreads();
-		fetch_tap(s->ring[(tap + RING - 1) % RING], l.forward, tap + RING - 1);
-		const uint32_t shifted =
-			at + (tap / SECOND_SIZE * SECOND_IN + tap % SECOND_SIZE) * PIXEL;
-		const uint4 *weights = s->ring[tap % RING] + first / 2 * 32 + lane;
-#pragma unroll
-		for (int step = 0; step < STEPS; step++)
-			add_step<N>(c, shifted + step * 32, weights + step * QUADS);
+		add_row<PER>(d, shared_address(s->image[first]) + ky * (SECOND_IN * 16),
+			shared_address(s->weights[ky % 2]));
+		wgmma_end();
+		__syncthreads();
+		fetch_row(s->weights[ky % 2], l, ky + 2);
+		copies_commit();
 	}
-	if (n0 + lane / 4 < images)
-		store<N>(l, c, n0 + lane / 4, y0 + y, x, 8 * first);
+#pragma unroll
+	for (int i = 0; i < PER; i++)
+		store(l, d[i], n0 + first + i, n0 + first + i < images);
 }
 
-template <int ROWS> static int launch(struct kx_second l, int images, cudaStream_t stream)
+template <int GROUPS, int PER>
+static int launch(struct kx_second l, int images, cudaStream_t stream)
 {
-	const int bytes = (int)sizeof(struct forward_shared);
-	const dim3 grid((images + IMAGES - 1) / IMAGES, SECOND_POOLED / ROWS);
-	if (cudaFuncSetAttribute(second_forward_kernel<ROWS>,
+	const int at_once = GROUPS * PER, bytes = (int)sizeof(struct forward_shared<GROUPS * PER>);
+	if (cudaFuncSetAttribute(second_forward_kernel<GROUPS, PER>,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	return kx_launch(second_forward_kernel<ROWS>, grid, THREADS, bytes, stream, l, images);
+	return kx_launch(second_forward_kernel<GROUPS, PER>, dim3((images + at_once - 1) / at_once),
+		128 * GROUPS, bytes, stream, l, images);
 }
 
+/* A block for each of 132 multiprocessors, if there are images enough. */
 int kx_second_forward(struct kx_second l, int images, cudaStream_t stream)
 {
-	const int many = 64 * IMAGES; /* half of the multiprocessors, a block each */
-	return images < many ? launch<1>(l, images, stream)
-			     : launch<SECOND_POOLED>(l, images, stream);
+	if (images <= 132)
+		return launch<1, 1>(l, images, stream);
+	if (images <= 2 * 132)
+		return launch<2, 1>(l, images, stream);
+	return images <= 4 * 132 ? launch<4, 1>(l, images, stream)
+				 : launch<4, 2>(l, images, stream);
 }

@@ -1,26 +1,23 @@
 /*
  * kx_second_gradient.cu - weight gradients of kx_second.h's convolution.
  *
- * 801 x 64 sums stay in the registers of a block of 16 warps while it goes through its images: warp
- * (half of the channels, eighth of the filters) has a tile of 16 x 8 for each tap. One product's k
- * are the eight positions of a row of errors; a tap shifts which pixels they meet. So a row of the
- * input, at one of five shifts, is fetched once for the up to five rows of errors that meet it.
- *
- * Pixels are cut off to tf32 by the tensor core instead of rounded: 2^-12 of bias.
+ * Half of the filters' 801 x 64 sums stay in the registers of a block of eight warps while it goes
+ * through its images: warp (half of the channels, quarter of the block's filters) has a tile of
+ * 16 x 8 for each tap. One product's k are two rows of eight errors; a tap shifts which pixels they
+ * meet. So a row of the input, at one of five shifts, is fetched once for the up to five rows of
+ * errors that meet it.
  */
-#include "kernels/kx_gemm.cuh"
+#include "kernels/kx_common.cuh"
 #include "kernels/kx_second.cuh"
 
-#define WARPS   16
+#define WARPS   8
 #define THREADS (WARPS * 32)
 #define STAGES  3
-#define PIXELS  (SECOND_IN * SECOND_IN)
+#define HALVES  2 /* blocks that share the filters */
+#define FILTERS (SECOND_FILTERS / HALVES)
 #define CELLS   (SECOND_OUT * SECOND_OUT)
-#define QUADS   (SECOND_FILTERS / 4)
-/* Floats from pixel to pixel, and cell to cell: 4 of them x 8 channels or filters lie in 32 banks.
- */
-#define PIXEL (SECOND_CHANNELS + 8)
-#define CELL  (SECOND_FILTERS + 8)
+#define QUADS   (FILTERS / 4)
+#define ROWS    (SECOND_OUT / 2) /* pairs of rows of errors */
 
 /* An image's errors and winners as they come. */
 struct pooled {
@@ -29,9 +26,10 @@ struct pooled {
 };
 
 struct gradient_shared {
-	float in[STAGES][PIXELS * PIXEL];
+	unsigned char in[STAGES][SECOND_PIECE];
 	struct pooled pooled[STAGES];
-	uint32_t error[2][CELLS * CELL]; /* before the pool, rounded to tf32 */
+	unsigned char error[2][FILTERS / 8][CELLS][16]; /* before the pool */
+	float most[WARPS];
 };
 
 /* 4 bytes to shared memory. */
@@ -41,22 +39,10 @@ __device__ static inline void copy_word(void *to, const void *from)
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 
-__device__ static inline void fetch_pixels(float *to, const struct kx_second &l, int n, bool here)
-{
-	const int quads = SECOND_CHANNELS / 4;
-	const float *in = l.in.value + n * l.in.image + l.in.origin;
-	for (int i = threadIdx.x; i < PIXELS * quads && here; i += THREADS) {
-		int c = i % quads * 4, pixel = i / quads;
-		copy_ahead(to + pixel * PIXEL + c,
-			in + pixel / SECOND_IN * l.in.row + pixel % SECOND_IN * SECOND_CHANNELS + c,
-			true);
-	}
-}
-
 /* Four filters of a window, for one row of its cells, are a thread's: it fetches them and, when
  * they are there, spreads them; nobody else looks at them. */
 struct spot {
-	int c, x, y, row;
+	int f, x, y, row;
 };
 
 __device__ static inline struct spot spot_of_thread()
@@ -66,115 +52,141 @@ __device__ static inline struct spot spot_of_thread()
 		i / QUADS / SECOND_POOLED / SECOND_POOLED};
 }
 
-__device__ static inline void fetch_errors(
-	struct pooled *to, const struct kx_second &l, int n, bool here)
-{
-	const struct spot s = spot_of_thread();
-	const int window = (n * SECOND_POOLED + s.y) * SECOND_POOLED + s.x;
-	if (!here)
-		return;
-	copy_ahead(&to->error[threadIdx.x],
-		l.out_error + n * l.out.image + l.out.origin + s.y * l.out.row +
-			s.x * SECOND_FILTERS + s.c,
-		true);
-	copy_word(&to->winners[threadIdx.x], l.winner + (size_t)window * SECOND_FILTERS + s.c);
-}
-
-__device__ static inline uint32_t where(uint32_t winners, int byte, uint32_t cell, float d)
-{
-	return (winners >> (8 * byte) & 0xff) == cell ? to_tf32(d) : 0;
-}
-
-__device__ static inline void spread(uint32_t *to, const struct pooled &from)
-{
-	const struct spot s = spot_of_thread();
-	const float4 d = from.error[threadIdx.x];
-	const uint32_t won = from.winners[threadIdx.x];
-#pragma unroll
-	for (int right = 0; right < 2; right++) {
-		const uint32_t cell = 2 * s.row + right;
-		*reinterpret_cast<uint4 *>(
-			to + ((2 * s.y + s.row) * SECOND_OUT + 2 * s.x + right) * CELL + s.c) = {
-			where(won, 0, cell, d.x), where(won, 1, cell, d.y),
-			where(won, 2, cell, d.z), where(won, 3, cell, d.w)};
-	}
-}
-
-/* A warp's share of an image. `in`, `error`: at its channels and filters. */
-__device__ static inline void add_image(
-	float (&c)[SECOND_TAPS][4], float &bias, const float *in, const uint32_t *error)
-{
-	uint32_t b[SECOND_SIZE][2]; /* rows of errors: the newest five */
-#pragma unroll
-	for (int row = 0; row < SECOND_IN; row++) {
-		if (row < SECOND_OUT) {
-			uint32_t *newest = b[row % SECOND_SIZE];
-			newest[0] = error[row * SECOND_OUT * CELL];
-			newest[1] = error[(row * SECOND_OUT + 4) * CELL];
-			bias += __uint_as_float(newest[0]) + __uint_as_float(newest[1]);
-		}
-#pragma unroll
-		for (int kx = 0; kx < SECOND_SIZE; kx++) {
-			const float *at = in + (row * SECOND_IN + kx) * PIXEL;
-			const uint32_t a[4] = {__float_as_uint(at[0]), __float_as_uint(at[8]),
-				__float_as_uint(at[4 * PIXEL]), __float_as_uint(at[4 * PIXEL + 8])};
-#pragma unroll
-			for (int ky = 0; ky < SECOND_SIZE; ky++)
-				if (row >= ky && row - ky < SECOND_OUT)
-					mma_tf32(c[ky * SECOND_SIZE + kx], a,
-						b[(row - ky + SECOND_SIZE) % SECOND_SIZE]);
-		}
-	}
-}
-
-/* The block's image number i, n of the batch. */
+/* The block's image number i, n of the batch; f0: the block's filters. */
 __device__ static inline void fetch_image(
-	struct gradient_shared *s, const struct kx_second &l, int i, int n, int images)
+	struct gradient_shared *s, const struct kx_second &l, int i, int n, int images, int f0)
 {
-	fetch_pixels(s->in[i % STAGES], l, n, n < images);
-	fetch_errors(&s->pooled[i % STAGES], l, n, n < images);
+	const struct spot at = spot_of_thread();
+	const int stage = i % STAGES, f = f0 + at.f;
+	if (n < images) {
+		const unsigned char *in =
+			reinterpret_cast<const unsigned char *>(l.in + (size_t)n * SECOND_IMAGE);
+		for (int k = threadIdx.x * 16; k < SECOND_PIECE; k += THREADS * 16)
+			copy_ahead(s->in[stage] + k, in + k, true);
+		copy_ahead(&s->pooled[stage].error[threadIdx.x],
+			l.out_error + n * l.out.image + l.out.origin + at.y * l.out.row +
+				at.x * SECOND_FILTERS + f,
+			true);
+		copy_word(&s->pooled[stage].winners[threadIdx.x],
+			l.winner +
+				(((size_t)n * SECOND_POOLED + at.y) * SECOND_POOLED + at.x) *
+					SECOND_FILTERS +
+				f);
+	}
 	copies_commit();
 }
 
-__global__ void __launch_bounds__(THREADS, 1)
-	second_gradient_kernel(struct kx_second l, float *partial, int images)
+__device__ static inline void spread(
+	unsigned char (*to)[CELLS][16], const struct pooled &from, float up)
 {
-	extern __shared__ __align__(16) unsigned char memory[];
-	struct gradient_shared *s = reinterpret_cast<struct gradient_shared *>(memory);
-	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4, t = lane % 4;
-	const int c0 = warp % 2 * 16, f0 = warp / 2 * 8, step = gridDim.x;
-	float c[SECOND_TAPS][4] = {}, bias = 0;
-
-	await_previous();
-	for (int i = 0; i < STAGES - 1; i++)
-		fetch_image(s, l, i, blockIdx.x + i * step, images);
-	copies_wait<STAGES - 2>();
-	if (blockIdx.x < images)
-		spread(s->error[0], s->pooled[0]);
-	for (int n = blockIdx.x, i = 0; n < images; n += step, i++) {
-		copies_wait<STAGES - 2>();
-		__syncthreads();
-		fetch_image(s, l, i + STAGES - 1, n + (STAGES - 1) * step, images);
-		add_image(c, bias, s->in[i % STAGES] + t * PIXEL + c0 + r,
-			s->error[i % 2] + t * CELL + f0 + r);
-		copies_wait<STAGES - 2>();
-		if (n + step < images)
-			spread(s->error[(i + 1) % 2], s->pooled[(i + 1) % STAGES]);
+	const struct spot at = spot_of_thread();
+	const float4 d = from.error[threadIdx.x];
+	const uint32_t won = from.winners[threadIdx.x];
+	const uint32_t low = two_halves(d.x * up, d.y * up), high = two_halves(d.z * up, d.w * up);
+#pragma unroll
+	for (int right = 0; right < 2; right++) {
+		const uint32_t cell = 2 * at.row + right;
+		uint32_t mask[4];
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			mask[i] = (won >> (8 * i) & 0xff) == cell ? 0xffffu : 0;
+		*reinterpret_cast<uint2 *>(&to[at.f / 8][(2 * at.y + at.row) * SECOND_OUT +
+							 2 * at.x + right][at.f % 8 * 2]) = {
+			low & (mask[0] | mask[1] << 16), high & (mask[2] | mask[3] << 16)};
 	}
-	const int rows = SECOND_TAPS * SECOND_CHANNELS;
-	float *out = partial + KX_OUTER_ROWS(rows) * SECOND_FILTERS * blockIdx.x + f0;
+}
+
+/* A warp's share of an image. `in`, `error`: a lane's row of the first matrices. */
+__device__ static inline void add_image(
+	float (&c)[SECOND_TAPS][4], float (&bias)[4], uint32_t in, uint32_t error)
+{
+	const uint4 ones = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+	const uint4 b[2] = {load_transposed(error), load_transposed(error + 4 * SECOND_OUT * 16)};
+	const uint32_t d[ROWS][2] = {
+		{b[0].x, b[0].y}, {b[0].z, b[0].w}, {b[1].x, b[1].y}, {b[1].z, b[1].w}};
+#pragma unroll
+	for (int i = 0; i < ROWS; i++)
+		mma_half(bias, ones, d[i][0], d[i][1]);
+#pragma unroll
+	for (int kx = 0; kx < SECOND_SIZE; kx++) {
+		uint2 x[SECOND_IN];
+#pragma unroll
+		for (int row = 0; row < SECOND_IN; row += 2) {
+			const uint4 v = load_transposed(in + (row * SECOND_IN + kx) * 16);
+			x[row] = {v.x, v.y};
+			x[row + 1] = {v.z, v.w};
+		}
+#pragma unroll
+		for (int i = 0; i < ROWS; i++)
+#pragma unroll
+			for (int ky = 0; ky < SECOND_SIZE; ky++) {
+				const uint2 a = x[2 * i + ky], next = x[2 * i + ky + 1];
+				mma_half(c[ky * SECOND_SIZE + kx], {a.x, a.y, next.x, next.y},
+					d[i][0], d[i][1]);
+			}
+	}
+}
+
+/* `c`, `bias`: of channels c0.., filters f0... */
+__device__ static inline void store(float *out, const float (&c)[SECOND_TAPS][4],
+	const float (&bias)[4], int c0, int f0, float down)
+{
+	const int lane = threadIdx.x % 32, r = lane / 4, f = f0 + lane % 4 * 2;
 #pragma unroll
 	for (int tap = 0; tap < SECOND_TAPS; tap++)
 #pragma unroll
 		for (int half = 0; half < 2; half++) {
 			const int k = tap * SECOND_CHANNELS + c0 + r + 8 * half;
-			*reinterpret_cast<float2 *>(out + k * SECOND_FILTERS + 2 * t) = {
-				c[tap][2 * half], c[tap][2 * half + 1]};
+			*reinterpret_cast<float2 *>(out + k * SECOND_FILTERS + f) = {
+				c[tap][2 * half] * down, c[tap][2 * half + 1] * down};
 		}
-	bias += __shfl_xor_sync(0xffffffffu, bias, 1);
-	bias += __shfl_xor_sync(0xffffffffu, bias, 2);
-	if (c0 == 0 && t == 0)
-		out[rows * SECOND_FILTERS + r] = bias;
+	if (c0 == 0 && r == 0)
+		*reinterpret_cast<float2 *>(out + SECOND_TAPS * SECOND_CHANNELS * SECOND_FILTERS +
+					    f) = {bias[0] * down, bias[1] * down};
+}
+
+/* blockIdx: x a share of the images, y filters. */
+__global__ void __launch_bounds__(THREADS, 1)
+	second_gradient_kernel(struct kx_second l, float *partial, int images)
+{
+	extern __shared__ __align__(128) unsigned char memory[];
+	struct gradient_shared *s = reinterpret_cast<struct gradient_shared *>(memory);
+	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, step = gridDim.x;
+	const int c0 = warp % 2 * 16, tile = warp / 2, f0 = blockIdx.y * FILTERS;
+	/* matrices: eight channels and the next, then those of the next row */
+	const uint32_t in = shared_address(s->in) + (c0 / 8 + lane / 8 % 2) * SECOND_GROUP +
+			    (lane / 16 * SECOND_IN + lane % 8) * 16;
+	const uint32_t error = shared_address(s->error) + tile * (CELLS * 16) + lane * 16;
+	float c[SECOND_TAPS][4] = {}, bias[4] = {}, most = 0;
+
+	await_previous();
+	for (int i = 0; i < STAGES - 1; i++)
+		fetch_image(s, l, i, blockIdx.x + i * step, images, f0);
+	for (int i = threadIdx.x; i < (images + 7) / 8; i += THREADS)
+		most = fmaxf(most, l.most[i]);
+	const struct power p = power_for(block_most(most, s->most));
+	copies_wait<STAGES - 2>();
+	if (blockIdx.x < images)
+		spread(s->error[0], s->pooled[0], p.up);
+	for (int n = blockIdx.x, i = 0; n < images; n += step, i++) {
+		copies_wait<STAGES - 2>();
+		__syncthreads();
+		fetch_image(s, l, i + STAGES - 1, n + (STAGES - 1) * step, images, f0);
+		add_image(c, bias, in + i % STAGES * SECOND_PIECE,
+			error + i % 2 * (FILTERS / 8 * CELLS * 16));
+		copies_wait<STAGES - 2>();
+		if (n + step < images)
+			spread(s->error[(i + 1) % 2], s->pooled[(i + 1) % STAGES], p.up);
+	}
+	store(partial + KX_OUTER_ROWS(SECOND_TAPS * SECOND_CHANNELS) * SECOND_FILTERS * blockIdx.x,
+		c, bias, c0, f0 + tile * 8, p.down);
+}
+
+/* Each of at least four images, for its sums are 200 KB. */
+int kx_second_parts(int images)
+{
+	const int parts = (images + 3) / 4;
+	return parts < SECOND_PARTS ? parts : SECOND_PARTS;
 }
 
 int kx_second_gradient(struct kx_second l, float *partial, int images, cudaStream_t stream)
@@ -183,6 +195,6 @@ int kx_second_gradient(struct kx_second l, float *partial, int images, cudaStrea
 	if (cudaFuncSetAttribute(
 		    second_gradient_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	return kx_launch(second_gradient_kernel, dim3(SECOND_PARTS), THREADS, bytes, stream, l,
-		partial, images);
+	return kx_launch(second_gradient_kernel, dim3(kx_second_parts(images), HALVES), THREADS,
+		bytes, stream, l, partial, images);
 }

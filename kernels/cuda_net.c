@@ -38,6 +38,12 @@ static enum kx_product backward_by(const struct net *n, const struct net_step *s
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
+/* Steps before kx_head.h's. */
+static int body_steps(const struct net *n)
+{
+	return n->n_steps - (n->has_head ? 2 : 0);
+}
+
 static int weights_forward(
 	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
 {
@@ -84,17 +90,27 @@ static int step_forward(const struct net *n, const struct net_step *s, const str
 	return PS_EDEVICE;
 }
 
-static int forward(void *self, struct kx_batch batch, cudaStream_t stream)
+/* Up to what kx_head.h does at once. */
+static int body_forward(const struct net *n, const struct kx_batch *batch, cudaStream_t stream)
 {
-	const struct net *n = self;
 	int rc = PS_OK;
 
 	if (n->step[0].kind != NET_FIRST)
-		rc = kx_load(batch, (int)n->model->input.c, n->plane[0].value, stream);
+		rc = kx_load(*batch, (int)n->model->input.c, n->plane[0].value, stream);
 
-	for (int i = 0; i < n->n_steps && !rc; i++)
-		rc = step_forward(n, &n->step[i], &batch, stream);
+	for (int i = 0; i < body_steps(n) && !rc; i++)
+		rc = step_forward(n, &n->step[i], batch, stream);
+	if (n->has_head && !rc)
+		rc = kx_head_hidden(n->head, batch->images, stream);
 	return rc;
+}
+
+static int forward(void *self, struct kx_batch batch, cudaStream_t stream)
+{
+	const struct net *n = self;
+	int rc = body_forward(n, &batch, stream);
+
+	return rc || !n->has_head ? rc : kx_head_scores(n->head, batch.images, stream);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -193,14 +209,29 @@ static int step_backward(const struct net *n, const struct net_step *s,
 	return PS_EDEVICE;
 }
 
+/* Loss, and the way back to where the body begins. */
+static int end_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
+{
+	const struct net_plane *last = &n->plane[n->n_planes - 1];
+	int rc;
+
+	if (!n->has_head)
+		return kx_loss(last->value.value, last->error, n->loss, (int)n->model->classes,
+			(int)last->value.image, batch, stream);
+	rc = kx_head_errors(n->head, batch, stream);
+	for (int i = n->n_steps; i-- > body_steps(n) && !rc;)
+		rc = weights_gradient(n, &n->step[i], batch.images, stream);
+	return rc;
+}
+
 /* Up to the parts of the gradient. */
 static int parts_of(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
-	const struct net_plane *last = &n->plane[n->n_planes - 1];
-	int rc = kx_loss(last->value.value, last->error, n->loss, (int)n->model->classes,
-		(int)last->value.image, batch, stream);
+	int rc = body_forward(n, &batch, stream);
 
-	for (int i = n->n_steps; i-- > 0 && !rc;)
+	if (!rc)
+		rc = end_backward(n, batch, stream);
+	for (int i = body_steps(n); i-- > 0 && !rc;)
 		rc = step_backward(n, &n->step[i], &batch, stream);
 	return rc;
 }
@@ -210,10 +241,8 @@ static int gradient(
 {
 	const struct net *n = self;
 	struct kx_losses losses = {.loss = n->loss, .sum = loss, .images = batch.images};
-	int rc = forward(self, batch, stream);
+	int rc = parts_of(n, batch, stream);
 
-	if (!rc)
-		rc = parts_of(n, batch, stream);
 	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL)
 		rc = kx_gradient(layers_from(n, &i, (size_t)batch.images), losses, grad, stream);
 	return rc;
@@ -255,9 +284,7 @@ static int train(void *self, struct kx_batch batch, struct kx_now *now, int step
 	int rc = PS_OK;
 
 	for (int i = 0; i < steps && !rc; i++) {
-		rc = forward(self, batch, stream);
-		if (!rc)
-			rc = parts_of(self, batch, stream);
+		rc = parts_of(self, batch, stream);
 		if (!rc)
 			rc = learn(self, batch, now, loss, stream);
 	}

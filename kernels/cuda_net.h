@@ -1,7 +1,7 @@
 /*
  * cuda_net.h - a model as the cuda device runs it: planes, steps between them, and the tables that
  * the kernels look offsets up in. Any model the text format can express. cuda_plan.c makes the
- * plan, cuda_net.c launches.
+ * plan, cuda_place.c finds room for it, cuda_net.c launches.
  *
  * Thread: the backend's.
  */
@@ -9,6 +9,7 @@
 #define KERNELS_CUDA_NET_H
 #include "kernels/cuda_path.h"
 #include "kernels/kx_first.h"
+#include "kernels/kx_head.h"
 #include "kernels/kx_second.h"
 
 /* A table: made on the host, read on the device. */
@@ -61,6 +62,8 @@ struct net {
 	int n_planes, n_steps;
 	struct net_plane plane[MODEL_MAX_LAYERS + 1];
 	struct net_step step[MODEL_MAX_LAYERS];
+	int has_head; /* the last two steps are kx_head.h's */
+	struct kx_head head;
 	float *sums; /* of gradients, of all steps */
 	size_t n_sums;
 	float *loss; /* of each image */
@@ -73,6 +76,8 @@ void net_release(struct net *n);
 void net_place(struct net *n, struct cuda_arena *a);
 /* Tables to the device, zeros into the planes. */
 int net_fill(struct net *n, cudaStream_t stream) PS_MUST_CHECK;
+/* Rows of a layer's parameters, that of the biases included, which is the last. */
+size_t net_rows(const struct net_step *s);
 const float *net_biases(const struct net_step *s);
 /* Shares that a step's weight gradient is summed in. */
 int net_splits(const struct net_step *s, size_t images);

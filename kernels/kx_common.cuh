@@ -14,8 +14,9 @@
 
 /*
  * Launch so that the kernel may come up while the one before it in the stream still runs
- * (programmatic dependent launch). What it does before await_previous reads only what no kernel
- * writes; after it, all that earlier kernels wrote is there.
+ * (programmatic dependent launch). What it does before await_previous reads only what the kernel
+ * before it does not write, and writes nothing: all earlier ones were done when that one awaited
+ * them, which it did before it let this one come up. After it, all that was written is there.
  */
 template <class... P, class... A>
 static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster, unsigned threads,

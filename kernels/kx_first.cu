@@ -3,7 +3,6 @@
  */
 #include "kernels/kx_conv.cuh"
 #include "kernels/kx_first.h"
-#include "kernels/kx_second.cuh"
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
@@ -36,17 +35,6 @@ __device__ static inline void load_group(
 	copies_wait<0>();
 	for (int i = threadIdx.x; i < n; i += THREADS)
 		conv_convert(to, i);
-}
-
-/* For kx_second.h. */
-__device__ static inline void store_pieces(const struct kx_first &l, int n, int p, int f, float v)
-{
-	uint16_t *to =
-		l.pieces + (size_t)n * SECOND_IMAGE + (f / 8 * SECOND_PIXELS + p) * 8 + f % 8;
-	uint16_t piece[SECOND_PIECES];
-	half_pieces(piece, v);
-	to[0] = piece[0];
-	to[SECOND_PIECE / 2] = piece[1];
 }
 
 /* blockIdx: x images, y filters (32), z positions. Warps: 4 x 8 filters, 2 ranges of positions. */
@@ -91,10 +79,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 				if (n >= batch.images)
 					continue;
 				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
-				if (l.pieces)
-					store_pieces(l, n, p, f, v);
-				else
-					l.out.value[n * l.out.image + to] = v;
+				l.out.value[n * l.out.image + to] = v;
 				l.winner[((size_t)n * conv<SIZE>::POSITIONS + p) * l.f + f] =
 					(uint8_t)(winner | (v > 0 ? OPEN : 0));
 			}
@@ -114,6 +99,8 @@ static int forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream
 
 int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
 {
+	if (l.pieces)
+		return kx_first_pieces(l, batch, stream);
 	return l.size == 3 ? forward<3>(l, batch, stream) : forward<5>(l, batch, stream);
 }
 

@@ -29,6 +29,8 @@ struct kx_first {
 /* Words of `fragments`. */
 size_t kx_first_fragments(int size, int f);
 int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
+/* The same, where l.pieces is not NULL. */
+int kx_first_pieces(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
 int kx_first_gradient(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
 
 #ifdef __cplusplus

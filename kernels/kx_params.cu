@@ -1,6 +1,6 @@
 /*
  * kx_params.cu - parameters between the manifest's order and that of the products, and plain SGD:
- * all layers of a net in one launch. Blocks have 32 neighbouring values of one layer each.
+ * all layers of a net in one launch. Blocks have neighbouring values of one layer each.
  */
 #include "kernels/kx_conv.cuh"
 #include "kernels/kx_second.cuh"
@@ -8,11 +8,24 @@
 #define THREADS 256
 #define LANES   32
 #define SLICES  (THREADS / LANES) /* threads that share the parts of one value */
-#define AHEAD   8                 /* parts on their way at a time */
+#define AHEAD   9                 /* parts on their way at a time */
+#define FEW     16                /* the same, where a thread adds up all */
 
 __host__ __device__ static inline size_t layer_values(const struct kx_layer &l)
 {
 	return (size_t)(l.w.taps * l.w.c_pad + 1) * l.w.f_pad;
+}
+
+/* Many parts are added up by several threads, side by side. */
+__host__ __device__ static inline int has_many(const struct kx_layer &l)
+{
+	return l.splits >= 32;
+}
+
+/* Values of a block. */
+__host__ __device__ static inline int layer_lanes(const struct kx_layer &l)
+{
+	return has_many(l) ? LANES : THREADS;
 }
 
 /* One of a layer's values. */
@@ -21,22 +34,25 @@ struct value {
 	size_t param;              /* in the manifest's vector */
 };
 
-__device__ static inline struct value value_at(const struct kx_weights &w, size_t i)
+/* Value first + i: one long division for the block, as all its threads have the same. */
+__device__ static inline struct value value_at(const struct kx_weights &w, size_t first, unsigned i)
 {
-	const int f = (int)(i % w.f_pad), k = (int)(i / w.f_pad);
-	const int tap = k / w.c_pad, c = k % w.c_pad, bias = tap == w.taps;
+	const unsigned k0 = (unsigned)(first / w.f_pad);
+	const unsigned f0 = (unsigned)(first - (size_t)k0 * w.f_pad) + i;
+	const unsigned k = k0 + f0 / w.f_pad, tap = k / w.c_pad;
+	const int f = (int)(f0 % w.f_pad), c = (int)(k - tap * w.c_pad), bias = (int)tap == w.taps;
 	const size_t weight = w.weight + ((size_t)f * w.c + c) * w.taps + tap;
-	return {f, c, tap, bias, f < w.f && (bias || c < w.c), bias ? w.bias + f : weight};
+	return {f, c, (int)tap, bias, f < w.f && (bias || c < w.c), bias ? w.bias + f : weight};
 }
 
-/* The layer of this block and its values from *i on. */
+/* The layer of this block and the first of its values. */
 __device__ static inline const struct kx_layer &layer_of_block(
-	const struct kx_layers &all, size_t *i)
+	const struct kx_layers &all, size_t *first)
 {
 	int n = 0;
 	while (n + 1 < all.n && blockIdx.x >= all.block[n + 1])
 		n++;
-	*i = (size_t)(blockIdx.x - all.block[n]) * LANES;
+	*first = (size_t)(blockIdx.x - all.block[n]) * layer_lanes(all.layer[n]);
 	return all.layer[n];
 }
 
@@ -57,41 +73,48 @@ __device__ static inline void set_value(
 		second_place(l.second, l.second_backward, v.f, v.c, v.tap, value);
 }
 
-__global__ void pack_kernel(struct kx_layers all, const float *params)
+__global__ void pack_kernel(const __grid_constant__ struct kx_layers all, const float *params)
 {
-	size_t i;
+	size_t first;
 	await_previous();
-	const struct kx_layer &l = layer_of_block(all, &i);
-	i += threadIdx.x;
-	if (i >= layer_values(l))
+	const struct kx_layer &l = layer_of_block(all, &first);
+	const unsigned i = threadIdx.x;
+	if ((int)i >= layer_lanes(l) || first + i >= layer_values(l))
 		return;
-	const struct value v = value_at(l.w, i);
-	set_value(l, v, i, v.real ? params[v.param] : 0);
+	const struct value v = value_at(l.w, first, i);
+	set_value(l, v, first + i, v.real ? params[v.param] : 0);
 }
 
-__global__ void unpack_kernel(struct kx_layers all, int sums, float *params)
+__global__ void unpack_kernel(const __grid_constant__ struct kx_layers all, int sums, float *params)
 {
-	size_t i;
+	size_t first;
 	await_previous();
-	const struct kx_layer &l = layer_of_block(all, &i);
-	i += threadIdx.x;
-	if (i >= layer_values(l))
+	const struct kx_layer &l = layer_of_block(all, &first);
+	const unsigned i = threadIdx.x;
+	if ((int)i >= layer_lanes(l) || first + i >= layer_values(l))
 		return;
-	const struct value v = value_at(l.w, i);
+	const struct value v = value_at(l.w, first, i);
 	if (v.real)
-		params[v.param] = sums ? l.sum[i] : l.value[i];
+		params[v.param] = sums ? l.sum[first + i] : l.value[first + i];
 }
 
-/* Value i's gradient: its parts, each slice's in their order and then the slices. For the first
- * slice. */
-__device__ static inline float sum_parts(
-	const struct kx_layer &l, size_t i, float (&part)[SLICES][LANES])
+/* Value i's gradient, of its parts in their order. */
+__device__ static inline float sum_few(const struct kx_layer &l, size_t i)
+{
+	const size_t split = KX_OUTER_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad;
+	const float *from = l.partial + i;
+	return sum_ahead<FEW>(0.0f, 0, l.splits, 1, [=](int s) { return from[s * split]; });
+}
+
+/* The same, each slice's parts and then the slices: for the threads of the first one. */
+__device__ static inline float sum_many(
+	const struct kx_layer &l, size_t first, float (&part)[SLICES][LANES])
 {
 	const int slice = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 	const size_t split = KX_OUTER_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad;
-	const float *from = l.partial + i;
-	float sum = sum_ahead<AHEAD>(0.0f, slice, i < layer_values(l) ? l.splits : 0, SLICES,
-		[=](int s) { return from[s * split]; });
+	const float *from = l.partial + first + lane;
+	float sum = sum_ahead<AHEAD>(0.0f, slice, first + lane < layer_values(l) ? l.splits : 0,
+		SLICES, [=](int s) { return from[s * split]; });
 	part[slice][lane] = sum;
 	__syncthreads();
 	for (int s = 1; s < SLICES && slice == 0; s++)
@@ -116,10 +139,11 @@ __device__ static inline void sum_losses(const struct kx_losses &l)
 
 /* grad, or (NULL) a step of SGD. */
 __global__ void __launch_bounds__(THREADS)
-	learn_kernel(struct kx_layers all, struct kx_losses losses, float *grad, struct kx_now *now)
+	learn_kernel(const __grid_constant__ struct kx_layers all, struct kx_losses losses,
+		float *grad, struct kx_now *now)
 {
 	__shared__ float part[SLICES][LANES];
-	size_t i;
+	size_t first;
 	await_previous();
 	if (blockIdx.x == all.block[all.n]) {
 		sum_losses(losses);
@@ -127,27 +151,33 @@ __global__ void __launch_bounds__(THREADS)
 			now->step++;
 		return;
 	}
-	const struct kx_layer &l = layer_of_block(all, &i);
-	i += threadIdx.x % LANES;
-	const float g = sum_parts(l, i, part);
-	if (threadIdx.x >= LANES || i >= layer_values(l))
+	const struct kx_layer &l = layer_of_block(all, &first);
+	const unsigned i = threadIdx.x;
+	float g = has_many(l) ? sum_many(l, first, part) : 0;
+	if ((int)i >= layer_lanes(l) || first + i >= layer_values(l))
 		return;
-	const struct value v = value_at(l.w, i);
-	if (v.real && grad)
+	const struct value v = value_at(l.w, first, i);
+	if (!v.real)
+		return;
+	if (!has_many(l))
+		g = sum_few(l, first + i);
+	if (grad) {
 		grad[v.param] = g;
-	if (!v.real || grad)
-		return;
-	l.sum[i] += g;
-	set_value(l, v, i, l.value[i] - now->rate * g);
+	} else {
+		l.sum[first + i] += g;
+		set_value(l, v, first + i, l.value[first + i] - now->rate * g);
+	}
 }
 
-/* Fills all->block, for blocks of so many values. */
+/* Fills all->block; returns how many blocks there are. */
 static unsigned share_blocks(struct kx_layers *all)
 {
 	all->block[0] = 0;
-	for (int n = 0; n < all->n; n++)
+	for (int n = 0; n < all->n; n++) {
+		const size_t lanes = layer_lanes(all->layer[n]);
 		all->block[n + 1] = all->block[n] +
-				    (unsigned)((layer_values(all->layer[n]) + LANES - 1) / LANES);
+				    (unsigned)((layer_values(all->layer[n]) + lanes - 1) / lanes);
+	}
 	return all->block[all->n];
 }
 
@@ -156,7 +186,7 @@ int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream)
 	const unsigned blocks = share_blocks(&all);
 	if (blocks == 0)
 		return PS_OK;
-	return kx_launch(pack_kernel, dim3(blocks), LANES, 0, stream, all, params);
+	return kx_launch(pack_kernel, dim3(blocks), THREADS, 0, stream, all, params);
 }
 
 int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream)
@@ -164,7 +194,7 @@ int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream
 	const unsigned blocks = share_blocks(&all);
 	if (blocks == 0)
 		return PS_OK;
-	return kx_launch(unpack_kernel, dim3(blocks), LANES, 0, stream, all, sums, params);
+	return kx_launch(unpack_kernel, dim3(blocks), THREADS, 0, stream, all, sums, params);
 }
 
 int kx_gradient(struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream)

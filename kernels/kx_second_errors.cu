@@ -344,11 +344,11 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 	const int n0 = blockIdx.x * IMAGES;
 	float c[SECOND_IN][TILES][4] = {};
 
-	await_previous();
 	fetch_weights(s, l);
 	fetch_winners(s, l, n0, batch.images);
 	copies_commit();
 	load_pixels(s, batch, n0);
+	await_previous();
 	const struct power p = spread_all<WARPS * 32>(s, l, n0, batch.images);
 	copies_wait<0>();
 	__syncthreads();

@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(128 * GROUPS, 1)
 	const int n0 = blockIdx.x * IMAGES, first = threadIdx.x / 128 * PER;
 	float d[PER][32] = {};
 
-	await_previous();
 	fetch_row(s->weights[0], l, 0);
+	await_previous();
 	fetch_images<IMAGES>(s, l, n0, images, 0, ROWS);
 	copies_commit();
 	fetch_images<IMAGES>(s, l, n0, images, ROWS, SECOND_IN - ROWS);

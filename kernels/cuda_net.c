@@ -124,11 +124,11 @@ static struct kx_plane errors_of(const struct net_plane *p)
 	return e;
 }
 
-static int weights_gradient(
-	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
+static struct kx_outer outer_of(const struct net *n, const struct net_step *s, int images)
 {
 	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
-	struct kx_outer g = {.a = in->value.value,
+
+	return (struct kx_outer){.a = in->value.value,
 		.b = out->error,
 		.partial = s->own.partial,
 		.spots = s->spots.device,
@@ -141,8 +141,23 @@ static int weights_gradient(
 		.row = in->value.row,
 		.splits = net_splits(s, (size_t)images),
 		.images = images};
+}
 
-	return kx_outer(g, backward_by(n, s), stream);
+static int weights_gradient(
+	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
+{
+	const struct kx_outer none = {.splits = 0};
+
+	return kx_outer(outer_of(n, s, images), none, backward_by(n, s), stream);
+}
+
+/* Of both its layers. */
+static int head_gradient(const struct net *n, int images, cudaStream_t stream)
+{
+	const struct net_step *s = &n->step[body_steps(n)];
+
+	return kx_outer(
+		outer_of(n, &s[0], images), outer_of(n, &s[1], images), backward_by(n, s), stream);
 }
 
 static int weights_errors(const struct net *n, const struct net_step *s, const float *mask,
@@ -219,9 +234,7 @@ static int end_backward(const struct net *n, struct kx_batch batch, cudaStream_t
 		return kx_loss(last->value.value, last->error, n->loss, (int)n->model->classes,
 			(int)last->value.image, batch, stream);
 	rc = kx_head_errors(n->head, batch, stream);
-	for (int i = n->n_steps; i-- > body_steps(n) && !rc;)
-		rc = weights_gradient(n, &n->step[i], batch.images, stream);
-	return rc;
+	return rc ? rc : head_gradient(n, batch.images, stream);
 }
 
 /* Up to the parts of the gradient. */

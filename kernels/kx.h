@@ -103,7 +103,9 @@ struct kx_outer {
 	int n_spots, m, n, run, row, splits, images;
 };
 #define KX_OUTER_ROWS(m) ((size_t)(m) + KX_QUAD)
-int kx_outer(struct kx_outer g, enum kx_product by, cudaStream_t stream);
+/* Two of them at once; splits 0: nothing. */
+int kx_outer(
+	struct kx_outer first, struct kx_outer second, enum kx_product by, cudaStream_t stream);
 
 /* ---- layers (kx_layers.cu, kx_loss.cu) ---------------------------------------------------------
  */

@@ -121,18 +121,22 @@ __global__ void __launch_bounds__(THREADS, 2)
 		at[k][1] = conv_pair<SIZE>(k, 1, lane % 4);
 	}
 	__syncthreads();
-	for (int p = begin + warp / GROUPS; p < end; p += WARPS / GROUPS)
-		add_position(s, w, at, p, p - begin, group, bias);
-	__syncthreads();
-	write_out(s, l, blockIdx.x * CONV_GROUP, batch.images, begin, end);
+	for (int from = begin; from < end; from += MOST) {
+		const int to = min(from + MOST, end);
+		for (int p = from + warp / GROUPS; p < to; p += WARPS / GROUPS)
+			add_position(s, w, at, p, p - from, group, bias);
+		__syncthreads();
+		write_out(s, l, blockIdx.x * CONV_GROUP, batch.images, from, to);
+		__syncthreads();
+	}
 }
 
 int kx_first_pieces(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
 {
 	const int bytes = (int)sizeof(struct pieces_shared);
 	const unsigned groups = (batch.images + CONV_GROUP - 1) / CONV_GROUP;
-	const unsigned wanted = 2 * FIRST_PARTS / groups, least = SECOND_PIXELS / MOST;
-	const unsigned shares = wanted < least ? least : wanted < 2 * least ? wanted : 2 * least;
+	const unsigned wanted = FIRST_PARTS / groups, most = SECOND_PIXELS / (MOST / 2);
+	const unsigned shares = wanted < 1 ? 1 : wanted < most ? wanted : most;
 	if (cudaFuncSetAttribute(
 		    first_pieces_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -15,6 +15,7 @@
 #define COLUMNS 32 /* of a warp: four tiles */
 #define SHARE   8  /* threads that have an image's units between them */
 #define MINE    (HEAD_UNITS / SHARE)
+#define AHEAD   3 /* of the errors' weights, on their way from the beginning */
 /* Floats from image to image: two rows of 16-byte accesses lie in 32 banks. */
 #define PITCH (HEAD_UNITS + 16)
 
@@ -147,11 +148,14 @@ __device__ static inline float softmax(
 		right = k == label ? score[k] : right;
 	}
 #pragma unroll
-	for (int k = 0; k < HEAD_CLASSES; k++)
-		sum += k < classes ? expf(score[k] - most) : 0;
+	for (int k = 0; k < HEAD_CLASSES; k++) {
+		score[k] = k < classes ? expf(score[k] - most) : 0;
+		sum += score[k];
+	}
+	const float scale = 1 / sum, mean = 1.0f / images;
 #pragma unroll
 	for (int k = 0; k < HEAD_CLASSES; k++)
-		score[k] = k < classes ? (expf(score[k] - most) / sum - (k == label)) / images : 0;
+		score[k] = (score[k] * scale - (k == label ? 1.0f : 0.0f)) * mean;
 	return logf(sum) - (right - most);
 }
 
@@ -169,18 +173,17 @@ __device__ static inline void store_classes(
  * first column of blocks writes what others want. */
 template <bool TRAINING>
 __device__ static inline void classify(
-	struct errors_shared *s, const struct kx_head &h, const struct kx_batch &batch, int n)
+	struct errors_shared *s, const struct kx_head &h, int images, int n, int label)
 {
 	const int mine = threadIdx.x % SHARE;
-	const bool here = n < batch.images, writes = here && blockIdx.y == 0;
+	const bool here = n < images, writes = here && blockIdx.y == 0;
 	float score[HEAD_CLASSES] = {}, hidden[MINE];
 	add_scores(score, hidden, *s, h, n, here);
 	if (writes)
 		store_classes(h.scores, score, h.width, n);
 	if (!TRAINING)
 		return;
-	const int label = here ? batch.labels[image_number(&batch, n)] : 0;
-	const float loss = softmax(score, h.classes, label, batch.images);
+	const float loss = softmax(score, h.classes, label, images);
 	if (writes) {
 		store_classes(h.score_error, score, h.width, n);
 		if (mine == 0)
@@ -200,22 +203,32 @@ __device__ static inline void classify(
 	}
 }
 
-/* A warp's columns of the inputs' errors. */
-__device__ static inline void add_errors(
-	float (&c)[2][4][4], const struct errors_shared *s, const struct kx_head &h, int column0)
+/* Of sixteen units, number k, for a warp's columns. */
+__device__ static inline void fetch_weights(float4 (&b)[4], const float *weight, int k)
+{
+#pragma unroll
+	for (int j = 0; j < 4; j++)
+		b[j] = *reinterpret_cast<const float4 *>(weight + 8 * j * HEAD_UNITS + 16 * k);
+}
+
+/* A warp's columns of the inputs' errors. `weight`: a lane's first; `next`: those of the first k.
+ */
+__device__ static inline void add_errors(float (&c)[2][4][4], const struct errors_shared *s,
+	const float *weight, float4 (&next)[AHEAD][4])
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
-	const float *weight = h.weight + (size_t)(column0 + r) * HEAD_UNITS + 4 * t;
 #pragma unroll
-	for (int k = 0; k < HEAD_UNITS; k += 16) {
+	for (int k = 0; k < HEAD_UNITS / 16; k++) {
 		float4 a[2][2], b[4];
 #pragma unroll
 		for (int j = 0; j < 4; j++)
-			b[j] = *reinterpret_cast<const float4 *>(weight + 8 * j * HEAD_UNITS + k);
+			b[j] = next[k % AHEAD][j];
+		if (k + AHEAD < HEAD_UNITS / 16)
+			fetch_weights(next[k % AHEAD], weight, k + AHEAD);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			a[i / 2][i % 2] =
-				*reinterpret_cast<const float4 *>(&s->error[r + 8 * i][k + 4 * t]);
+			a[i / 2][i % 2] = *reinterpret_cast<const float4 *>(
+				&s->error[r + 8 * i][16 * k + 4 * t]);
 #pragma unroll
 		for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -251,21 +264,28 @@ template <bool TRAINING>
 __global__ void __launch_bounds__(THREADS, 1) head_kernel(struct kx_head h, struct kx_batch batch)
 {
 	__shared__ __align__(16) struct errors_shared s;
-	const int n0 = blockIdx.x * IMAGES;
+	const int n0 = blockIdx.x * IMAGES, n = n0 + threadIdx.x / SHARE;
 	const int column0 = blockIdx.y * HEAD_INPUTS + threadIdx.x / 32 * COLUMNS;
+	const float *weight = h.weight + (size_t)(column0 + threadIdx.x % 32 / 4) * HEAD_UNITS +
+			      threadIdx.x % 4 * 4;
 	float c[2][4][4] = {};
+	float4 next[AHEAD][4];
 
+#pragma unroll
+	for (int k = 0; k < AHEAD && TRAINING; k++)
+		fetch_weights(next[k], weight, k);
 	for (int i = threadIdx.x; i < HEAD_UNITS * HEAD_CLASSES; i += THREADS) {
 		const int unit = i / HEAD_CLASSES, k = i % HEAD_CLASSES;
 		s.class_weight[unit][k] = k < h.classes ? h.class_weight[unit * h.width + k] : 0;
 	}
+	const int label = TRAINING && n < batch.images ? batch.labels[image_number(&batch, n)] : 0;
 	await_previous();
 	__syncthreads();
-	classify<TRAINING>(&s, h, batch, n0 + threadIdx.x / SHARE);
+	classify<TRAINING>(&s, h, batch.images, n, label);
 	if (!TRAINING)
 		return;
 	__syncthreads();
-	add_errors(c, &s, h, column0);
+	add_errors(c, &s, weight, next);
 	store_errors(h, c, n0, column0, batch.images);
 }
 

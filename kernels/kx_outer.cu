@@ -1,7 +1,7 @@
 /*
  * kx_outer.cu - products that sum over images: weight gradients, of convolution and fc.
  *
- * A block computes 128 x 64 values over its share of (spot, 32 images) tiles; kx_unpack adds the
+ * A block computes 128 x 64 values over its share of (spot, 32 images) tiles; kx_params.cu adds the
  * shares up. The row behind the last is a row of ones in a: the bias gradient.
  */
 #include "kernels/kx_gemm.cuh"
@@ -55,15 +55,34 @@ __device__ static inline void outer_load(const struct kx_outer &g, int tile, int
 	}
 }
 
-template <int P> __global__ void __launch_bounds__(GEMM_THREADS) outer_kernel(struct kx_outer g)
+/* Blocks: columns' tiles, rows' tiles, splits. */
+__host__ __device__ static inline unsigned row_tiles(const struct kx_outer &g)
+{
+	return g.m / KX_ROW_TILE + 1;
+}
+
+__host__ __device__ static inline unsigned column_tiles(const struct kx_outer &g)
+{
+	return (g.n + BN - 1) / BN;
+}
+
+/* `first`'s blocks, then those of `second`. */
+template <int P>
+__global__ void __launch_bounds__(GEMM_THREADS)
+	outer_kernel(const __grid_constant__ struct kx_outer first,
+		const __grid_constant__ struct kx_outer second, unsigned firsts)
 {
 	await_previous();
+	const struct kx_outer &g = blockIdx.x < firsts ? first : second;
+	const unsigned block = blockIdx.x < firsts ? blockIdx.x : blockIdx.x - firsts;
 	constexpr int MI = 4, NJ = 4;
 	extern __shared__ __align__(16) unsigned char memory[];
 	struct outer_stage *stage = reinterpret_cast<struct outer_stage *>(memory);
 	const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
 	const int warp_m = warp % 2 * 64, warp_n = warp / 2 * 32;
-	const int m0 = blockIdx.x * KX_ROW_TILE, n0 = blockIdx.y * BN, split = blockIdx.z;
+	const int m0 = block % row_tiles(g) * KX_ROW_TILE;
+	const int n0 = block / row_tiles(g) % column_tiles(g) * BN;
+	const int split = block / row_tiles(g) / column_tiles(g);
 	const int image_tiles = (g.images + KX_K_TILE - 1) / KX_K_TILE;
 	const long long all = (long long)image_tiles * g.n_spots;
 	const int begin = (int)(all * split / g.splits), end = (int)(all * (split + 1) / g.splits);
@@ -102,26 +121,33 @@ template <int P> __global__ void __launch_bounds__(GEMM_THREADS) outer_kernel(st
 		}
 }
 
-template <int P> static int outer_launch(struct kx_outer g, cudaStream_t stream)
+static unsigned blocks_of(const struct kx_outer &g)
+{
+	return row_tiles(g) * column_tiles(g) * g.splits;
+}
+
+template <int P>
+static int outer_launch(struct kx_outer first, struct kx_outer second, cudaStream_t stream)
 {
 	const int bytes = GEMM_STAGES * (int)sizeof(struct outer_stage);
+	const unsigned firsts = blocks_of(first);
 	if (cudaFuncSetAttribute(
 		    outer_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	dim3 grid(g.m / KX_ROW_TILE + 1, (g.n + BN - 1) / BN, g.splits);
-	return kx_launch(outer_kernel<P>, dim3(grid), GEMM_THREADS, bytes, stream, g);
+	return kx_launch(outer_kernel<P>, dim3(firsts + blocks_of(second)), GEMM_THREADS, bytes,
+		stream, first, second, firsts);
 }
 
-int kx_outer(struct kx_outer g, enum kx_product by, cudaStream_t stream)
+int kx_outer(struct kx_outer first, struct kx_outer second, enum kx_product by, cudaStream_t stream)
 {
 	switch (by) {
 	case KX_SPLIT:
-		return outer_launch<KX_SPLIT>(g, stream);
+		return outer_launch<KX_SPLIT>(first, second, stream);
 	case KX_BY_TF32:
-		return outer_launch<KX_BY_TF32>(g, stream);
+		return outer_launch<KX_BY_TF32>(first, second, stream);
 	case KX_BY_BF16:
-		return outer_launch<KX_BY_BF16>(g, stream);
+		return outer_launch<KX_BY_BF16>(first, second, stream);
 	default:
-		return outer_launch<KX_FFMA>(g, stream);
+		return outer_launch<KX_FFMA>(first, second, stream);
 	}
 }

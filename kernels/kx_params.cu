@@ -7,25 +7,13 @@
 
 #define THREADS 256
 #define LANES   32
-#define SLICES  (THREADS / LANES) /* threads that share the parts of one value */
+#define VALUES  (4 * LANES)       /* of a block */
+#define SLICES  (THREADS / LANES) /* threads that share the parts of four values */
 #define AHEAD   9                 /* parts on their way at a time */
-#define FEW     16                /* the same, where a thread adds up all */
 
 __host__ __device__ static inline size_t layer_values(const struct kx_layer &l)
 {
 	return (size_t)(l.w.taps * l.w.c_pad + 1) * l.w.f_pad;
-}
-
-/* Many parts are added up by several threads, side by side. */
-__host__ __device__ static inline int has_many(const struct kx_layer &l)
-{
-	return l.splits >= 32;
-}
-
-/* Values of a block. */
-__host__ __device__ static inline int layer_lanes(const struct kx_layer &l)
-{
-	return has_many(l) ? LANES : THREADS;
 }
 
 /* One of a layer's values. */
@@ -52,7 +40,7 @@ __device__ static inline const struct kx_layer &layer_of_block(
 	int n = 0;
 	while (n + 1 < all.n && blockIdx.x >= all.block[n + 1])
 		n++;
-	*first = (size_t)(blockIdx.x - all.block[n]) * layer_lanes(all.layer[n]);
+	*first = (size_t)(blockIdx.x - all.block[n]) * VALUES;
 	return all.layer[n];
 }
 
@@ -79,7 +67,7 @@ __global__ void pack_kernel(const __grid_constant__ struct kx_layers all, const 
 	await_previous();
 	const struct kx_layer &l = layer_of_block(all, &first);
 	const unsigned i = threadIdx.x;
-	if ((int)i >= layer_lanes(l) || first + i >= layer_values(l))
+	if (first + i >= layer_values(l))
 		return;
 	const struct value v = value_at(l.w, first, i);
 	set_value(l, v, first + i, v.real ? params[v.param] : 0);
@@ -91,35 +79,23 @@ __global__ void unpack_kernel(const __grid_constant__ struct kx_layers all, int 
 	await_previous();
 	const struct kx_layer &l = layer_of_block(all, &first);
 	const unsigned i = threadIdx.x;
-	if ((int)i >= layer_lanes(l) || first + i >= layer_values(l))
+	if (first + i >= layer_values(l))
 		return;
 	const struct value v = value_at(l.w, first, i);
 	if (v.real)
 		params[v.param] = sums ? l.sum[first + i] : l.value[first + i];
 }
 
-/* Value i's gradient, of its parts in their order. */
-__device__ static inline float sum_few(const struct kx_layer &l, size_t i)
-{
-	const size_t split = KX_OUTER_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad;
-	const float *from = l.partial + i;
-	return sum_ahead<FEW>(0.0f, 0, l.splits, 1, [=](int s) { return from[s * split]; });
-}
-
-/* The same, each slice's parts and then the slices: for the threads of the first one. */
-__device__ static inline float sum_many(
-	const struct kx_layer &l, size_t first, float (&part)[SLICES][LANES])
+/* Each slice's parts of the block's values, in their order. */
+__device__ static inline void sum_parts(
+	const struct kx_layer &l, size_t first, float4 (&part)[SLICES][LANES])
 {
 	const int slice = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-	const size_t split = KX_OUTER_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad;
-	const float *from = l.partial + first + lane;
-	float sum = sum_ahead<AHEAD>(0.0f, slice, first + lane < layer_values(l) ? l.splits : 0,
-		SLICES, [=](int s) { return from[s * split]; });
-	part[slice][lane] = sum;
-	__syncthreads();
-	for (int s = 1; s < SLICES && slice == 0; s++)
-		sum += part[s][lane];
-	return sum;
+	const size_t split = KX_OUTER_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad / 4;
+	const float4 *from = reinterpret_cast<const float4 *>(l.partial + first) + lane;
+	part[slice][lane] =
+		sum_ahead<AHEAD>(float4{}, slice, first + 4 * lane < layer_values(l) ? l.splits : 0,
+			SLICES, [=](int s) { return from[s * split]; });
 }
 
 /* The block behind those of the layers. */
@@ -142,7 +118,7 @@ __global__ void __launch_bounds__(THREADS)
 	learn_kernel(const __grid_constant__ struct kx_layers all, struct kx_losses losses,
 		float *grad, struct kx_now *now)
 {
-	__shared__ float part[SLICES][LANES];
+	__shared__ float4 part[SLICES][LANES];
 	size_t first;
 	await_previous();
 	if (blockIdx.x == all.block[all.n]) {
@@ -153,19 +129,25 @@ __global__ void __launch_bounds__(THREADS)
 	}
 	const struct kx_layer &l = layer_of_block(all, &first);
 	const unsigned i = threadIdx.x;
-	float g = has_many(l) ? sum_many(l, first, part) : 0;
-	if ((int)i >= layer_lanes(l) || first + i >= layer_values(l))
+	const bool mine = i < VALUES && first + i < layer_values(l);
+	const float rate = grad ? 0 : now->rate;
+	const float value = grad || !mine ? 0 : l.value[first + i];
+	const float sum = grad || !mine ? 0 : l.sum[first + i];
+	sum_parts(l, first, part);
+	__syncthreads();
+	if (!mine)
 		return;
 	const struct value v = value_at(l.w, first, i);
+	float g = 0;
+	for (int s = 0; s < SLICES; s++)
+		g += reinterpret_cast<const float *>(part[s])[i];
 	if (!v.real)
 		return;
-	if (!has_many(l))
-		g = sum_few(l, first + i);
 	if (grad) {
 		grad[v.param] = g;
 	} else {
-		l.sum[first + i] += g;
-		set_value(l, v, first + i, l.value[first + i] - now->rate * g);
+		l.sum[first + i] = sum + g;
+		set_value(l, v, first + i, value - rate * g);
 	}
 }
 
@@ -174,9 +156,8 @@ static unsigned share_blocks(struct kx_layers *all)
 {
 	all->block[0] = 0;
 	for (int n = 0; n < all->n; n++) {
-		const size_t lanes = layer_lanes(all->layer[n]);
 		all->block[n + 1] = all->block[n] +
-				    (unsigned)((layer_values(all->layer[n]) + lanes - 1) / lanes);
+				    (unsigned)((layer_values(all->layer[n]) + VALUES - 1) / VALUES);
 	}
 	return all->block[all->n];
 }
@@ -186,7 +167,7 @@ int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream)
 	const unsigned blocks = share_blocks(&all);
 	if (blocks == 0)
 		return PS_OK;
-	return kx_launch(pack_kernel, dim3(blocks), THREADS, 0, stream, all, params);
+	return kx_launch(pack_kernel, dim3(blocks), VALUES, 0, stream, all, params);
 }
 
 int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream)
@@ -194,7 +175,7 @@ int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream
 	const unsigned blocks = share_blocks(&all);
 	if (blocks == 0)
 		return PS_OK;
-	return kx_launch(unpack_kernel, dim3(blocks), THREADS, 0, stream, all, sums, params);
+	return kx_launch(unpack_kernel, dim3(blocks), VALUES, 0, stream, all, sums, params);
 }
 
 int kx_gradient(struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream)

@@ -65,7 +65,8 @@ __device__ static inline uint4 load_transposed(uint32_t at)
 /* The other way round: a lane's two columns of row i / 4 of each become rows. */
 __device__ static inline void store_transposed(uint32_t at, uint4 v)
 {
-	asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at),
+	asm volatile(
+		"stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at),
 		"r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
 		: "memory");
 }

@@ -15,12 +15,16 @@
 #include "kernels/kx_common.cuh"
 #include "kernels/kx_second.cuh"
 
-#define IMAGES 8
-#define SIDE   28
-#define TILES  (SECOND_CHANNELS / 16)
-#define STEPS  (SECOND_FILTERS / 16)
-#define CELLS  (SECOND_OUT * SECOND_OUT)
-#define TURNS  4 /* blocks that share a group of images if there are few: three rows each */
+#define IMAGES  8
+#define WARPS   SECOND_IN
+#define THREADS (WARPS * 32)
+#define SIDE    28
+#define TILES   (SECOND_CHANNELS / 16)
+#define STEPS   (SECOND_FILTERS / 16)
+#define CELLS   (SECOND_OUT * SECOND_OUT)
+#define TURNS                                                                                      \
+	4 /* blocks that share a group of images if there are few: a warp in four has a row        \
+	   */
 /* Words of an image's pixels, two to a word; behind them the same ones, one pixel further. With
  * these distances a warp's four images x eight taps lie in 32 banks (see tap_of). */
 #define PAIRS   (SIDE / 2)
@@ -134,12 +138,10 @@ __device__ static inline struct quad quad_of(int i)
 }
 
 #define QUADS (IMAGES * SECOND_FILTERS / 4 * SECOND_POOLED * SECOND_POOLED)
+#define PER   ((QUADS + THREADS - 1) / THREADS) /* of a thread */
 
-__device__ static inline float4 error_of(
-	const struct kx_second &l, const struct quad &q, int n0, int images)
+__device__ static inline float4 error_of(const struct kx_second &l, const struct quad &q, int n0)
 {
-	if (n0 + q.image >= images)
-		return {};
 	return *reinterpret_cast<const float4 *>(l.out_error + (n0 + q.image) * l.out.image +
 						 l.out.origin +
 						 q.window / SECOND_POOLED * l.out.row +
@@ -165,41 +167,42 @@ __device__ static inline void spread(
 }
 
 /* Errors before the pool, under a power of two: the block's. */
-template <int THREADS>
 __device__ static inline struct power spread_all(
 	struct errors_shared *s, const struct kx_second &l, int n0, int images)
 {
-	constexpr int TURNS_OF = (QUADS + THREADS - 1) / THREADS;
 	const int windows = SECOND_POOLED * SECOND_POOLED;
+	float4 d[PER];
+	uint32_t won[PER];
 	float most = 0;
-#pragma unroll 8
-	for (int turn = 0; turn < TURNS_OF; turn++) {
+#pragma unroll
+	for (int turn = 0; turn < PER; turn++) {
 		const int i = turn * THREADS + threadIdx.x;
-		if (i >= QUADS)
-			break;
-		const float4 d = error_of(l, quad_of(i), n0, images);
-		most = fmaxf(
-			fmaxf(most, fmaxf(fabsf(d.x), fabsf(d.y))), fmaxf(fabsf(d.z), fabsf(d.w)));
+		const struct quad q = quad_of(i);
+		d[turn] = {};
+		won[turn] = 0;
+		if (i < QUADS && n0 + q.image < images) {
+			d[turn] = error_of(l, q, n0);
+			won[turn] = *reinterpret_cast<const uint32_t *>(
+				l.winner +
+				((size_t)(n0 + q.image) * windows + q.window) * SECOND_FILTERS +
+				q.f);
+		}
 	}
+#pragma unroll
+	for (int turn = 0; turn < PER; turn++)
+		most = fmaxf(fmaxf(most, fmaxf(fabsf(d[turn].x), fabsf(d[turn].y))),
+			fmaxf(fabsf(d[turn].z), fabsf(d[turn].w)));
 	most = block_most(most, s->most);
 	if (threadIdx.x == 0 && blockIdx.y == 0)
 		l.most[blockIdx.x] = most;
 	const struct power p = power_for(most);
-#pragma unroll 8
-	for (int turn = 0; turn < TURNS_OF; turn++) {
-		const int i = turn * THREADS + threadIdx.x;
-		if (i >= QUADS)
-			break;
-		const struct quad q = quad_of(i);
-		const float4 d = error_of(l, q, n0, images);
-		uint32_t won = 0;
-		if (n0 + q.image < images)
-			won = *reinterpret_cast<const uint32_t *>(
-				l.winner +
-				((size_t)(n0 + q.image) * windows + q.window) * SECOND_FILTERS +
-				q.f);
-		spread(s, q, {d.x * p.up, d.y * p.up, d.z * p.up, d.w * p.up}, won);
-	}
+#pragma unroll
+	for (int turn = 0; turn < PER; turn++)
+		if (turn * THREADS + threadIdx.x < QUADS)
+			spread(s, quad_of(turn * THREADS + threadIdx.x),
+				{d[turn].x * p.up, d[turn].y * p.up, d[turn].z * p.up,
+					d[turn].w * p.up},
+				won[turn]);
 	return p;
 }
 
@@ -279,12 +282,12 @@ __device__ static inline void add_pixel(float (&sum)[TILES][4][4], const float (
 	}
 }
 
-/* Of row y; into shared memory, in units of the errors and of pixels. */
-__device__ static inline void add_first(
-	struct errors_shared *s, const float (&c)[SECOND_IN][TILES][4], int y, int warp, float down)
+/* Of row y; a lane's sums, in units of the errors and of pixels. */
+__device__ static inline void add_first(float (&sum)[TILES][4][4], const struct errors_shared *s,
+	const float (&c)[SECOND_IN][TILES][4], int y, float down)
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
-	float sum[TILES][4][4] = {}, most = 0;
+	float most = 0;
 	int at[4];
 #pragma unroll
 	for (int x = 0; x < SECOND_IN; x++)
@@ -305,17 +308,22 @@ __device__ static inline void add_first(
 			add_pixel(sum, c[x], e, p.up, winners,
 				s->pixels + (2 * t + e) * IMAGE + 2 * y * PAIRS + x, at);
 		}
-	down *= p.down;
-	__syncthreads(); /* the weights are done with */
+#pragma unroll
+	for (int i = 0; i < TILES * 4 * 4; i++)
+		sum[i / 16][i / 4 % 4][i % 4] *= down * p.down;
+}
+
+__device__ static inline void put_sums(
+	float (*to)[SECOND_CHANNELS + 4], const float (&sum)[TILES][4][4])
+{
+	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 #pragma unroll
 	for (int j = 0; j < TILES; j++)
 #pragma unroll
 		for (int n = 0; n < 4; n++)
 #pragma unroll
 			for (int q = 0; q < 4; q++)
-				s->sums[warp][8 * n + 2 * t + q % 2][4 * r + 2 * j + q / 2] =
-					sum[j][n][q] * down;
-	__syncthreads();
+				to[8 * n + 2 * t + q % 2][4 * r + 2 * j + q / 2] = sum[j][n][q];
 }
 
 /* The warps' sums, in their order. */
@@ -334,39 +342,32 @@ __device__ static inline void store_first(
 }
 
 /* blockIdx: x images, y rows of the input. */
-template <int WARPS>
-__global__ void __launch_bounds__(WARPS * 32, 1)
+__global__ void __launch_bounds__(THREADS, 1)
 	second_errors_kernel(struct kx_second l, struct kx_batch batch, float *partial)
 {
 	extern __shared__ __align__(128) unsigned char memory[];
 	struct errors_shared *s = reinterpret_cast<struct errors_shared *>(memory);
-	const int warp = threadIdx.x / 32, y = warp * gridDim.y + blockIdx.y;
-	const int n0 = blockIdx.x * IMAGES;
-	float c[SECOND_IN][TILES][4] = {};
+	const int warp = threadIdx.x / 32, rows = SECOND_IN / gridDim.y;
+	const int y = warp * gridDim.y + blockIdx.y, n0 = blockIdx.x * IMAGES;
+	float c[SECOND_IN][TILES][4] = {}, sum[TILES][4][4] = {};
 
 	fetch_weights(s, l);
 	fetch_winners(s, l, n0, batch.images);
 	copies_commit();
 	load_pixels(s, batch, n0);
 	await_previous();
-	const struct power p = spread_all<WARPS * 32>(s, l, n0, batch.images);
+	const struct power p = spread_all(s, l, n0, batch.images);
 	copies_wait<0>();
 	__syncthreads();
-	add_errors(c, s, y);
-	add_first(s, c, y, warp, p.down / SECOND_SCALE);
-	store_first(s, partial, blockIdx.x * gridDim.y + blockIdx.y, WARPS);
-}
-
-template <int WARPS>
-static int launch(struct kx_second l, struct kx_batch batch, float *partial, cudaStream_t stream)
-{
-	const int bytes = (int)sizeof(struct errors_shared);
-	const dim3 grid((batch.images + IMAGES - 1) / IMAGES, SECOND_IN / WARPS);
-	if (cudaFuncSetAttribute(second_errors_kernel<WARPS>,
-		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-		return PS_EDEVICE;
-	return kx_launch(
-		second_errors_kernel<WARPS>, grid, WARPS * 32, bytes, stream, l, batch, partial);
+	if (warp < rows) {
+		add_errors(c, s, y);
+		add_first(sum, s, c, y, p.down / SECOND_SCALE);
+	}
+	__syncthreads(); /* the weights are done with */
+	if (warp < rows)
+		put_sums(s->sums[warp], sum);
+	__syncthreads();
+	store_first(s, partial, blockIdx.x * gridDim.y + blockIdx.y, rows);
 }
 
 /* Few: they would leave three of four multiprocessors idle. */
@@ -382,6 +383,10 @@ int kx_second_error_parts(int images)
 
 int kx_second_errors(struct kx_second l, struct kx_batch batch, float *partial, cudaStream_t stream)
 {
-	return are_few(batch.images) ? launch<SECOND_IN / TURNS>(l, batch, partial, stream)
-				     : launch<SECOND_IN>(l, batch, partial, stream);
+	const int bytes = (int)sizeof(struct errors_shared);
+	const dim3 grid((batch.images + IMAGES - 1) / IMAGES, are_few(batch.images) ? TURNS : 1);
+	if (cudaFuncSetAttribute(
+		    second_errors_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		return PS_EDEVICE;
+	return kx_launch(second_errors_kernel, grid, THREADS, bytes, stream, l, batch, partial);
 }

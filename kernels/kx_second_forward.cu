@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(128 * GROUPS, 1)
 		__syncthreads();
 		add_row<PER>(d, shared_address(s->image[first]) + ky * (SECOND_IN * 16),
 			shared_address(s->weights[ky % 2]));
-		wgmma_end();
+		wgmma_commit();
+		wgmma_wait();
 		__syncthreads();
 		fetch_row(s->weights[ky % 2], l, ky + 2);
 		copies_commit();

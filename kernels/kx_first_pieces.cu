@@ -42,19 +42,40 @@ __device__ static inline void load_group(
 		conv_convert(to, i);
 }
 
+/* As conv_cells, of both halves of the images by turns: alone each would wait for itself. */
+__device__ static inline void cells_of_both(float (&c)[2][2][4], const struct conv_weights<SIZE> &w,
+	const uint32_t *patch, const int (&at)[conv<SIZE>::STEPS][2])
+{
+	uint32_t b[2][conv<SIZE>::STEPS][2];
+#pragma unroll
+	for (int i = 0; i < 4 * conv<SIZE>::STEPS; i++)
+		b[i % 2][i / 4][i / 2 % 2] = patch[i % 2 * 8 * IMAGE_WORDS + at[i / 4][i / 2 % 2]];
+#pragma unroll
+	for (int piece = CONV_PIECES; piece-- > 0;)
+#pragma unroll
+		for (int k = 0; k < conv<SIZE>::STEPS; k++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				mma_bf16(c[i / 2][i % 2], w.a[k][piece][i % 2], b[i / 2][k][0],
+					b[i / 2][k][1]);
+}
+
 /* Position p, number i of the block's: a warp's eight filters of all images. */
 __device__ static inline void add_position(struct pieces_shared *s,
 	const struct conv_weights<SIZE> &w, const int (&at)[conv<SIZE>::STEPS][2], int p, int i,
 	int group, float bias)
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
-	const uint32_t *patch = s->images.pixels + r * IMAGE_WORDS +
-				p / SECOND_IN * (2 * ROW_WORDS) + p % SECOND_IN;
+	float cells[2][2][4] = {};
 	uint32_t word[2][SECOND_PIECES];
+	cells_of_both(cells, w,
+		s->images.pixels + r * IMAGE_WORDS + p / SECOND_IN * (2 * ROW_WORDS) +
+			p % SECOND_IN,
+		at);
 #pragma unroll
 	for (int j = 0; j < 2; j++) {
-		float c[2][4] = {}, v[2], rest[2];
-		conv_cells<SIZE>(c, w, patch + j * 8 * IMAGE_WORDS, at);
+		const float(&c)[2][4] = cells[j];
+		float v[2], rest[2];
 #pragma unroll
 		for (int e = 0; e < 2; e++) {
 			uint32_t winner;

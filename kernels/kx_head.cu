@@ -12,12 +12,7 @@
 #define IMAGES  32 /* of a block: two tiles */
 #define WARPS   8
 #define THREADS (WARPS * 32)
-#define COLUMNS 32 /* of a warp: four tiles */
-#define SHARE   8  /* threads that have an image's units between them */
-#define MINE    (HEAD_UNITS / SHARE)
-#define AHEAD   3 /* of the errors' weights, on their way from the beginning */
-/* Floats from image to image: two rows of 16-byte accesses lie in 32 banks. */
-#define PITCH (HEAD_UNITS + 16)
+#define COLUMNS 32 /* of a block: four tiles */
 
 /* Sixteen k of a tile: `a` rows r and r + 8, `b` column r. */
 __device__ static inline void add_sixteen(float *c, const float4 (&a)[2], const float4 &b)
@@ -109,12 +104,20 @@ int kx_head_hidden(struct kx_head h, int images, cudaStream_t stream)
 
 /* ---- scores, loss and errors ----------------------------------------------------------------- */
 
+#define ENDERS 512               /* threads of these blocks */
+#define SHARE  (ENDERS / IMAGES) /* that have an image's units between them */
+#define MINE   (HEAD_UNITS / SHARE)
+#define TILES  (HEAD_INPUTS / (ENDERS / 32) / 8) /* of eight columns: a warp's */
+#define AHEAD  4 /* of the errors' weights, on their way from the beginning */
+/* Floats from image to image: two rows of 16-byte accesses lie in 32 banks. */
+#define PITCH (HEAD_UNITS + 16)
+
 struct errors_shared {
 	float class_weight[HEAD_UNITS][HEAD_CLASSES];
 	float error[IMAGES][PITCH];
 };
 
-/* The eight threads of an image, each with the units SHARE * i + its number: all have all scores.
+/* The threads of an image, each with the units SHARE * i + its number: all have all scores.
  */
 __device__ static inline void add_scores(float (&score)[HEAD_CLASSES], float (&hidden)[MINE],
 	const struct errors_shared &s, const struct kx_head &h, int n, bool here)
@@ -159,7 +162,7 @@ __device__ static inline float softmax(
 	return logf(sum) - (right - most);
 }
 
-/* What the eight threads of an image write of it, a few classes each. */
+/* What the threads of an image write of it, a few classes each. */
 __device__ static inline void store_classes(
 	float *to, const float (&v)[HEAD_CLASSES], int width, int n)
 {
@@ -204,24 +207,24 @@ __device__ static inline void classify(
 }
 
 /* Of sixteen units, number k, for a warp's columns. */
-__device__ static inline void fetch_weights(float4 (&b)[4], const float *weight, int k)
+__device__ static inline void fetch_weights(float4 (&b)[TILES], const float *weight, int k)
 {
 #pragma unroll
-	for (int j = 0; j < 4; j++)
+	for (int j = 0; j < TILES; j++)
 		b[j] = *reinterpret_cast<const float4 *>(weight + 8 * j * HEAD_UNITS + 16 * k);
 }
 
 /* A warp's columns of the inputs' errors. `weight`: a lane's first; `next`: those of the first k.
  */
-__device__ static inline void add_errors(float (&c)[2][4][4], const struct errors_shared *s,
-	const float *weight, float4 (&next)[AHEAD][4])
+__device__ static inline void add_errors(float (&c)[2][TILES][4], const struct errors_shared *s,
+	const float *weight, float4 (&next)[AHEAD][TILES])
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 #pragma unroll
 	for (int k = 0; k < HEAD_UNITS / 16; k++) {
-		float4 a[2][2], b[4];
+		float4 a[2][2], b[TILES];
 #pragma unroll
-		for (int j = 0; j < 4; j++)
+		for (int j = 0; j < TILES; j++)
 			b[j] = next[k % AHEAD][j];
 		if (k + AHEAD < HEAD_UNITS / 16)
 			fetch_weights(next[k % AHEAD], weight, k + AHEAD);
@@ -232,13 +235,13 @@ __device__ static inline void add_errors(float (&c)[2][4][4], const struct error
 #pragma unroll
 		for (int i = 0; i < 2; i++)
 #pragma unroll
-			for (int j = 0; j < 4; j++)
+			for (int j = 0; j < TILES; j++)
 				add_sixteen(c[i][j], a[i], b[j]);
 	}
 }
 
 __device__ static inline void store_errors(
-	const struct kx_head &h, const float (&c)[2][4][4], int n0, int column0, int images)
+	const struct kx_head &h, const float (&c)[2][TILES][4], int n0, int column0, int images)
 {
 	const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -247,7 +250,7 @@ __device__ static inline void store_errors(
 		if (n >= images)
 			continue;
 #pragma unroll
-		for (int j = 0; j < 4; j++) {
+		for (int j = 0; j < TILES; j++) {
 			const size_t at = (size_t)n * h.inputs + column0 + 8 * j + lane % 4 * 2;
 			float2 v = {c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]};
 			if (h.mask) {
@@ -261,20 +264,20 @@ __device__ static inline void store_errors(
 
 /* blockIdx: x images, y (TRAINING) inputs. */
 template <bool TRAINING>
-__global__ void __launch_bounds__(THREADS, 1) head_kernel(struct kx_head h, struct kx_batch batch)
+__global__ void __launch_bounds__(ENDERS, 1) head_kernel(struct kx_head h, struct kx_batch batch)
 {
 	__shared__ __align__(16) struct errors_shared s;
 	const int n0 = blockIdx.x * IMAGES, n = n0 + threadIdx.x / SHARE;
-	const int column0 = blockIdx.y * HEAD_INPUTS + threadIdx.x / 32 * COLUMNS;
+	const int column0 = blockIdx.y * HEAD_INPUTS + threadIdx.x / 32 * (8 * TILES);
 	const float *weight = h.weight + (size_t)(column0 + threadIdx.x % 32 / 4) * HEAD_UNITS +
 			      threadIdx.x % 4 * 4;
-	float c[2][4][4] = {};
-	float4 next[AHEAD][4];
+	float c[2][TILES][4] = {};
+	float4 next[AHEAD][TILES];
 
 #pragma unroll
 	for (int k = 0; k < AHEAD && TRAINING; k++)
 		fetch_weights(next[k], weight, k);
-	for (int i = threadIdx.x; i < HEAD_UNITS * HEAD_CLASSES; i += THREADS) {
+	for (int i = threadIdx.x; i < HEAD_UNITS * HEAD_CLASSES; i += ENDERS) {
 		const int unit = i / HEAD_CLASSES, k = i % HEAD_CLASSES;
 		s.class_weight[unit][k] = k < h.classes ? h.class_weight[unit * h.width + k] : 0;
 	}
@@ -293,12 +296,12 @@ int kx_head_scores(struct kx_head h, int images, cudaStream_t stream)
 {
 	struct kx_batch batch = {};
 	batch.images = images;
-	return kx_launch(head_kernel<false>, dim3((images + IMAGES - 1) / IMAGES), THREADS, 0,
+	return kx_launch(head_kernel<false>, dim3((images + IMAGES - 1) / IMAGES), ENDERS, 0,
 		stream, h, batch);
 }
 
 int kx_head_errors(struct kx_head h, struct kx_batch batch, cudaStream_t stream)
 {
 	const dim3 grid((batch.images + IMAGES - 1) / IMAGES, h.inputs / HEAD_INPUTS);
-	return kx_launch(head_kernel<true>, grid, THREADS, 0, stream, h, batch);
+	return kx_launch(head_kernel<true>, grid, ENDERS, 0, stream, h, batch);
 }

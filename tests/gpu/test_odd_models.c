@@ -18,6 +18,9 @@ static const struct odd_model smooth_models[] = {
 };
 #define N_SMOOTH_MODELS (sizeof smooth_models / sizeof smooth_models[0])
 
+/* kx_second.h's */
+#define PAIR "conv:32:5 relu pool:2 conv:64:5 relu pool:2"
+
 /* What the device has kernels of its own for, on 28 x 28 images: with filters around their blocks.
  */
 static const struct odd_model fused_models[] = {
@@ -31,7 +34,10 @@ static const struct odd_model fused_models[] = {
 	{{1, 28, 28}, "conv:96:5 relu pool:2 dropout:0.3 conv:17:2 fc:3"},
 	{{1, 28, 28}, "conv:64:3 relu pool:2 fc:33 relu fc:10"},
 	{{1, 28, 28}, "conv:31:5 relu pool:2 fc:2"},
-	{{1, 28, 28}, "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:10"},
+	{{1, 28, 28}, PAIR " fc:10"},
+	{{1, 28, 28}, PAIR " fc:128 relu fc:3"},
+	{{1, 28, 28}, PAIR " fc:128 relu fc:12"},
+	{{1, 28, 28}, PAIR " dropout:0.5 fc:128 relu fc:13"},
 };
 #define N_FUSED_MODELS (sizeof fused_models / sizeof fused_models[0])
 
@@ -106,17 +112,57 @@ static void fused_kernels_agree_with_cpu_ref(void **state)
 		agree(fused_models, N_FUSED_MODELS, images[i], 2);
 }
 
-/* Kernels that give each image a block have up to 264 of them: then a block has several. */
+/* Kernels that give each image a block have up to 264 of them: then a block has several. What they
+ * are cut into differs from one of these numbers to the next. */
 static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 {
+	static const size_t between[] = {133, 265, 529};
+	static const struct odd_model pair[] = {
+		{{1, 28, 28}, PAIR " fc:10"},
+	};
 	static const struct odd_model few[] = {
 		{{1, 28, 28}, "seed:9"},
 		{{1, 28, 28}, "conv:32:5 relu pool:2 fc:10"},
 		{{1, 28, 28}, "conv:32:3 relu pool:2 fc:33 relu fc:10"},
-		{{1, 28, 28}, "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:10"},
+		{{1, 28, 28}, PAIR " fc:10"},
 	};
 	(void)state;
 	agree(few, sizeof few / sizeof few[0], 601, 1);
+	for (size_t i = 0; i < sizeof between / sizeof between[0]; i++)
+		agree(pair, 1, between[i], 1);
+}
+
+/* fp16 numbers reach from 6e-8 to 65504: what keeps errors in there must not depend on how large
+ * they are. `scale`: of the last layer's weights. */
+static void agree_scaled(const struct odd_model *o, float scale)
+{
+	struct subject s;
+	double loss;
+	gpu_begin();
+	subject_random(&s, o, 17);
+	const struct tensor *last = &s.model.tensor[s.model.n_tensors - 2];
+	for (size_t i = 0; i < last->count; i++)
+		s.params[last->offset + i] *= scale;
+	float *right = truth(&s, &loss);
+	for (size_t p = 0; p < n_precisions(); p++) {
+		gpu_open(&s, &precisions[p]);
+		subject_step(&s);
+		double worst = worst_tensor(&s, right);
+		if (!(worst <= 0x1p-7))
+			fail_msg("%s in %s, weights x %g: a tensor is off by %g", o->text,
+				precisions[p].name, (double)scale, worst);
+	}
+	free(right);
+	subject_release(&s);
+}
+
+static void errors_of_any_size_keep_their_digits(void **state)
+{
+	static const struct odd_model pair = {{1, 28, 28}, PAIR " fc:10"};
+	(void)state;
+	agree_scaled(&pair, 1e-20f);
+	agree_scaled(&pair, 1e-9f);
+	agree_scaled(&pair, 1e9f);
 }
 
 static void nets_without_jumps_are_within_the_bound_of_each_precision(void **state)
@@ -171,6 +217,7 @@ int main(void)
 		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
 		cmocka_unit_test(fused_kernels_agree_with_cpu_ref),
 		cmocka_unit_test(more_images_than_blocks_agree_with_cpu_ref),
+		cmocka_unit_test(errors_of_any_size_keep_their_digits),
 		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
 		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),
 		cmocka_unit_test(gradients_are_slopes_of_the_loss),

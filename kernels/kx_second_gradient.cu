@@ -43,8 +43,8 @@ __device__ static inline void copy_word(void *to, const void *from)
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 
-/* Four filters of a cell, and of the one four columns on, are a thread's: it fetches their windows'
- * errors ... */
+/* Four filters of a cell, and of the one below it, are a thread's: it fetches their window's errors
+ * ... */
 struct spot {
 	int f, x, y;
 };
@@ -81,7 +81,7 @@ __device__ static inline void fetch_image(
 	copies_commit();
 }
 
-/* ... and puts down the cells of a window's column when they are there. */
+/* ... and, when they are there, puts down both; nobody else looks at them. */
 __device__ static inline void spread(
 	unsigned char (*to)[CELLS][16], const struct pooled &from, float up)
 {

@@ -77,9 +77,9 @@ static int choose_device(struct cuda *c, const char *device, int precision, stru
 		return failed(cu, "the GPU does not start", e);
 	if (kx_runs_here())
 		return err_set(e, PS_EDEVICE,
-			"device \"%s\": %s has compute capability %d.%d; this program was built "
-			"for another (make SM=%d%d)",
-			device, p.name, p.major, p.minor, p.major, p.minor);
+			"device \"%s\": %s has compute capability %d.%d; the kernels are written "
+			"for 9.0 (H100, H200)",
+			device, p.name, p.major, p.minor);
 	static const char *const names[] = {"fp32", "tf32", "bf16"};
 	snprintf(c->name, sizeof c->name, "cuda:%d %s %s", c->number, p.name, names[precision]);
 	return PS_OK;

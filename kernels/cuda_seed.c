@@ -2,6 +2,7 @@
  */
 #include <stdlib.h>
 #include "common/mem.h"
+#include "kernels/backend.h"
 #include "kernels/cuda_path.h"
 #include "kernels/kx_seed.h"
 
@@ -27,7 +28,6 @@ static int open(void **self, const struct model *m, int precision, size_t images
 {
 	struct seed *d = mem_try(1, sizeof *d);
 
-	(void)precision; /* as exact as fp32 in any */
 	*self = d;
 	if (!d)
 		return err_set(e, PS_ENOMEM, "no memory for model \"%s\"", m->text);
@@ -35,6 +35,7 @@ static int open(void **self, const struct model *m, int precision, size_t images
 	d->images = images;
 	d->s.f = (int)m->layer[0].out.c;
 	d->s.f_pad = (d->s.f + 7) / 8 * 8;
+	d->s.low = precision == KX_BF16;
 	return PS_OK;
 }
 
@@ -59,7 +60,7 @@ struct parts {
 
 static void parts_at_least(const struct seed *d, size_t images, struct parts *p)
 {
-	struct seed_cut c = kx_seed_cut(d->s.f_pad, (int)images);
+	struct seed_cut c = kx_seed_cut(d->s.f_pad, d->s.low, (int)images);
 	size_t score = (size_t)c.filter_blocks * (size_t)c.ranges * images;
 	size_t fc = (size_t)c.splits, conv = fc * (size_t)c.position_blocks;
 
@@ -91,10 +92,12 @@ static void place(void *self, struct cuda_arena *a)
 	s->params = place_params(d, a);
 	s->sum = place_params(d, a);
 	s->fragments = arena_take(a, kx_seed_fragments(s->f_pad), sizeof(uint32_t));
-	s->winners = arena_take(a, groups * SEED_POSITIONS, (size_t)s->f_pad * 4);
+	s->winners = arena_take(a, kx_seed_winners(s->f_pad, s->low, d->images), 1);
+	s->low_fragments = arena_take(a, kx_seed_low_fragments(s->f_pad), sizeof(uint32_t));
+	s->low_scales = arena_take(a, (size_t)s->f_pad * 4, sizeof(float));
 	s->score_parts = arena_take(a, most.score, SEED_CLASSES * sizeof(float));
 	s->scores = arena_take(a, d->images, SEED_CLASSES * sizeof(float));
-	s->d_scores = arena_take(a, d->images, SEED_ROW * sizeof(float));
+	s->d_scores = arena_take(a, groups * SEED_GROUP, SEED_ROW * sizeof(float));
 	s->loss = arena_take(a, d->images, sizeof(float));
 	s->fc_parts = arena_take(a, most.fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
 	s->conv_parts = arena_take(a, most.conv, row_floats(d) * sizeof(float));
@@ -102,7 +105,12 @@ static void place(void *self, struct cuda_arena *a)
 
 static int fill(void *self, cudaStream_t stream)
 {
-	(void)self;
+	const struct seed *d = self;
+	size_t winners = kx_seed_winners(d->s.f_pad, d->s.low, d->images);
+
+	/* read beyond the last position, though nothing comes of it */
+	if (cudaMemsetAsync(d->s.winners, 0, winners, stream))
+		return PS_EDEVICE;
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
 }
 
@@ -121,12 +129,19 @@ static int scores_at(const struct kx_seed *s, struct kx_batch batch, int step, c
 /* Up to the parts of the gradient. */
 static int parts_of(const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
 {
+	const struct seed_cut cut = kx_seed_cut(s->f_pad, s->low, batch.images);
 	int rc;
 
-	if (kx_seed_cut(s->f_pad, batch.images).clusters)
+	if (cut.clusters)
 		return kx_seed_small(*s, batch, step, stream);
-	rc = scores_at(s, batch, step, stream);
-	return rc ? rc : kx_seed_backward(*s, batch, step, stream);
+	if (!cut.low) {
+		rc = scores_at(s, batch, step, stream);
+		return rc ? rc : kx_seed_backward(*s, batch, step, stream);
+	}
+	rc = kx_seed_low_forward(*s, batch, step, stream);
+	if (!rc)
+		rc = kx_seed_scores(*s, batch, step, stream);
+	return rc ? rc : kx_seed_low_backward(*s, batch, step, stream);
 }
 
 static int forward(void *self, struct kx_batch batch, cudaStream_t stream)

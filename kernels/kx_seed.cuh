@@ -26,11 +26,6 @@ __device__ static inline size_t seed_conv_at(const struct kx_seed &s, int f, int
 	return k < 9 ? (size_t)f * 9 + k : (size_t)s.f * 9 + f;
 }
 
-__device__ static inline void seed_fragment(const struct kx_seed &s, size_t i)
-{
-	conv_fragment<3>(s.fragments, s.params.conv, SEED_ROW, i);
-}
-
 /* ---- forward --------------------------------------------------------------------------------- */
 
 struct feature_weights {

@@ -4,7 +4,9 @@
  * but which of its four cells won (2 bits); in two launches where a batch and its net are small.
  *
  * A *feature* is filter f's pooled value at position p of 13 x 13. Filters come in eights.
- * As kx.h: no checks, no allocation, sums in a fixed order.
+ * In low precision large batches have a forward and a backward of their own, kx_seed_low_*; the
+ * rest is as exact as fp32 in any precision. As kx.h: no checks, no allocation, sums in a fixed
+ * order.
  */
 #ifndef KERNELS_KX_SEED_H
 #define KERNELS_KX_SEED_H
@@ -22,6 +24,11 @@ extern "C" {
 /* Small batches: blocks of a cluster, and the images that it has from forward to backward. */
 #define SEED_CLUSTER        8
 #define SEED_CLUSTER_IMAGES 8
+/* Low precision: groups of images from which on it pays; a block's filters, in eights, and
+ * positions. */
+#define SEED_LOW_GROUPS        16
+#define SEED_LOW_FILTER_GROUPS 4
+#define SEED_LOW_POSITIONS     16
 
 /* Parameters, their sums and gradients in the order of the kernels: fc
  * [position][filter][SEED_ROW], conv [filter][SEED_ROW], the fc's bias [SEED_ROW]; one after the
@@ -32,15 +39,18 @@ struct seed_params {
 
 struct kx_seed {
 	int f, f_pad; /* filters, and in whole eights */
+	int low;      /* large batches in low precision: kx_seed_low_* instead of two of the four */
 	struct seed_params params, sum;
-	uint32_t *fragments; /* conv weights as tensor cores want them, see kx_conv.cuh */
-	uint8_t *winners;    /* [group][position][filter][4], see kx_seed_forward.cu */
-	float *score_parts;  /* [part][image][SEED_CLASSES] */
-	float *scores;       /* [image][SEED_CLASSES] */
-	float *d_scores;     /* [image][SEED_ROW] */
-	float *loss;         /* [image] */
-	float *fc_parts;     /* [split][position][filter][SEED_ROW] */
-	float *conv_parts;   /* [split][position block][filter][SEED_ROW] */
+	uint32_t *fragments;     /* conv weights as tensor cores want them, see kx_conv.cuh */
+	uint8_t *winners;        /* [group][position][filter][4], see kx_seed_forward.cu */
+	uint32_t *low_fragments; /* see kx_seed_low.cuh */
+	float *low_scales;       /* [filter][4], likewise */
+	float *score_parts;      /* [part][image][SEED_CLASSES] */
+	float *scores;           /* [image][SEED_CLASSES] */
+	float *d_scores;         /* [image in whole groups][SEED_ROW] */
+	float *loss;             /* [image] */
+	float *fc_parts;         /* [split][position][filter][SEED_ROW] */
+	float *conv_parts;       /* [split][position block][filter][SEED_ROW] */
 };
 
 /* How a batch is cut up: for the caller to size the parts with. */
@@ -49,10 +59,14 @@ struct seed_cut {
 	int warps_filters, filter_blocks, ranges; /* forward */
 	int lane_blocks, position_blocks, splits; /* backward */
 	int clusters;                             /* of kx_seed_small; 0: use the other three */
+	int low;                                  /* forward and backward: kx_seed_low_* */
 };
-struct seed_cut kx_seed_cut(int f_pad, int images);
+struct seed_cut kx_seed_cut(int f_pad, int low, int images);
 
-size_t kx_seed_fragments(int f_pad); /* words */
+/* Words of fragments and low_fragments; bytes of winners. */
+size_t kx_seed_fragments(int f_pad);
+size_t kx_seed_low_fragments(int f_pad);
+size_t kx_seed_winners(int f_pad, int low, size_t images);
 /* conv weights -> fragments; from the manifest's order first if `manifest` is not NULL. */
 int kx_seed_pack(struct kx_seed s, const float *manifest, cudaStream_t stream);
 /* Back: parameters or sums into the manifest's order. */
@@ -63,7 +77,12 @@ int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStrea
 int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* From d_scores and the winners to the parts of the gradient. */
 int kx_seed_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
-/* The same three, scores left out, in one launch; a batch that is cut into clusters only. */
+/* Forward and backward of a batch that is cut for it: the gradient's products in fp16, the scores'
+ * in bf16. */
+int kx_seed_low_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
+int kx_seed_low_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
+/* The same three as above, scores left out, in one launch; a batch that is cut into clusters only.
+ */
 int kx_seed_small(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* The parts' sum into `grad`, in the manifest's order; *loss = the mean. */
 int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream);

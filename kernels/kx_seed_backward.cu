@@ -20,10 +20,41 @@
 #define UNIT    8                       /* images */
 #define CHUNKS  (UNIT * IMAGE / 16)     /* of 16 pixels */
 
-struct seed_cut kx_seed_cut(int f_pad, int images)
+/* The fewest waves of kx_seed_low_backward's blocks, each of which is long in coming up and ending.
+ */
+static int low_splits(int blocks, int groups)
+{
+	const int multiprocessors = 132, around = 4, most = groups < 24 ? groups : 24;
+	int best = 1, least = 0;
+	for (int n = 1; n <= most; n++) {
+		int waves = (blocks * n + multiprocessors - 1) / multiprocessors;
+		int cost = waves * ((groups + n - 1) / n + around);
+		if (n == 1 || cost < least) {
+			best = n;
+			least = cost;
+		}
+	}
+	return best;
+}
+
+/* Forward: some 756 blocks, of which a multiprocessor has three at a time, but no warp with fewer
+ * than 14 positions. */
+static void cut_low(struct seed_cut *c, int filter_groups)
+{
+	const int ranges = 756 / (c->groups * c->filter_blocks);
+	const int most = SEED_POSITIONS * c->warps_filters / (14 * 8);
+	c->low = 1;
+	c->ranges = ranges < most ? ranges : most;
+	c->ranges = c->ranges > 1 ? c->ranges : 1;
+	c->lane_blocks = (filter_groups + SEED_LOW_FILTER_GROUPS - 1) / SEED_LOW_FILTER_GROUPS;
+	c->position_blocks = (SEED_POSITIONS + SEED_LOW_POSITIONS - 1) / SEED_LOW_POSITIONS;
+	c->splits = low_splits(c->lane_blocks * c->position_blocks, c->groups);
+}
+
+struct seed_cut kx_seed_cut(int f_pad, int low, int images)
 {
 	const int enough = 264; /* blocks: two for each of 132 multiprocessors */
-	struct seed_cut c;
+	struct seed_cut c = {};
 	int filter_groups = f_pad / 8, blocks;
 	c.groups = (images + SEED_GROUP - 1) / SEED_GROUP;
 	for (c.warps_filters = 8; filter_groups % c.warps_filters; c.warps_filters /= 2)
@@ -45,6 +76,8 @@ struct seed_cut kx_seed_cut(int f_pad, int images)
 	if (c.clusters) {
 		c.splits = c.clusters;
 		c.position_blocks = SEED_CLUSTER;
+	} else if (low && c.groups >= SEED_LOW_GROUPS) {
+		cut_low(&c, filter_groups);
 	}
 	return c;
 }
@@ -281,7 +314,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 int kx_seed_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
+	struct seed_cut c = kx_seed_cut(s.f_pad, s.low, batch.images);
 	const int bytes = (int)sizeof(struct shared);
 	if (cudaFuncSetAttribute(
 		    backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))

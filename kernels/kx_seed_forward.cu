@@ -5,12 +5,25 @@
  * 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Which cell won is two bits of each, in
  * this order from the lowest, and makes byte t of the position's and filter's word of winners.
  */
-#include "kernels/kx_seed.cuh"
+#include "kernels/kx_seed_low.cuh"
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
 
 /* ---- parameters into fragments --------------------------------------------------------------- */
+
+size_t kx_seed_winners(int f_pad, int low, size_t images)
+{
+	const size_t groups = (images + SEED_GROUP - 1) / SEED_GROUP;
+	/* nibbles, and as many more as a block goes past the last position */
+	return groups * SEED_POSITIONS * f_pad * 4 * (low ? 2 : 1) +
+	       (low ? (size_t)SEED_LOW_POSITIONS * f_pad * 4 * 2 : 0);
+}
+
+size_t kx_seed_low_fragments(int f_pad)
+{
+	return LOW_FRAGMENT_WORDS(f_pad);
+}
 
 size_t kx_seed_fragments(int f_pad)
 {
@@ -21,7 +34,7 @@ __global__ void fragments_kernel(struct kx_seed s)
 {
 	const size_t n = (size_t)s.f_pad / 8 * 2 * 32 * 4;
 	FOR_EACH (i, n)
-		seed_fragment(s, i);
+		seed_fragment(s, (int)(i / 256), s.params.conv + i / 256 * 8 * SEED_ROW, i % 256);
 }
 
 __global__ void from_manifest_kernel(struct kx_seed s, const float *manifest)
@@ -164,7 +177,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 int kx_seed_forward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
+	struct seed_cut c = kx_seed_cut(s.f_pad, s.low, batch.images);
 	struct cut cut = {
 		c.warps_filters, c.ranges * (WARPS / c.warps_filters), batch.training, step};
 	dim3 grid(c.groups, c.filter_blocks, c.ranges);
@@ -185,8 +198,13 @@ __global__ void scores_kernel(struct kx_seed s, struct kx_batch batch, int parts
 	const unsigned all = 0xffffffffu;
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
 	const int n = (blockIdx.x * SCORE_THREADS + threadIdx.x) / 32;
-	if (n >= batch.images)
+	if (n >= batch.images) {
+		if (batch.training && lane < SEED_ROW) {
+			await_previous();
+			s.d_scores[n * SEED_ROW + lane] = 0; /* the last group is whole */
+		}
 		return;
+	}
 	const int label = batch.labels[seed_number(batch, step, n)];
 	const bool real = lane < SEED_CLASSES;
 	const float *from = s.score_parts + (size_t)n * SEED_CLASSES + c;
@@ -216,8 +234,8 @@ __global__ void scores_kernel(struct kx_seed s, struct kx_batch batch, int parts
 
 int kx_seed_scores(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
+	struct seed_cut c = kx_seed_cut(s.f_pad, s.low, batch.images);
 	int per_block = SCORE_THREADS / 32;
-	return kx_launch(scores_kernel, dim3((batch.images + per_block - 1) / per_block),
-		SCORE_THREADS, 0, stream, s, batch, c.filter_blocks * c.ranges, step);
+	return kx_launch(scores_kernel, dim3(c.groups * SEED_GROUP / per_block), SCORE_THREADS, 0,
+		stream, s, batch, c.filter_blocks * c.ranges, step);
 }

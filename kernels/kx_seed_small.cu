@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 int kx_seed_small(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {
-	const int clusters = kx_seed_cut(s.f_pad, batch.images).clusters;
+	const int clusters = kx_seed_cut(s.f_pad, s.low, batch.images).clusters;
 	const int bytes = (int)sizeof(struct small_shared);
 	if (cudaFuncSetAttribute(small_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -2,7 +2,7 @@
  * kx_seed_update.cu - the parts of the seed nets' gradients added up: into the manifest's order, or
  * into a step of SGD.
  */
-#include "kernels/kx_seed.cuh"
+#include "kernels/kx_seed_low.cuh"
 
 #define THREADS 256
 /* filters per block of the conv's share: as many as a fragment needs */
@@ -75,7 +75,7 @@ __global__ void gradient_kernel(
 
 int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, images);
+	struct seed_cut c = kx_seed_cut(s.f_pad, s.low, images);
 	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
 	gradient_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(s, c, images, grad, loss);
 	return KX_LAUNCHED();
@@ -120,6 +120,8 @@ __device__ static inline void update_conv(const struct kx_seed &s, int parts, in
 	const size_t part = (size_t)s.f_pad * SEED_ROW / 4;
 	const float4 *from = reinterpret_cast<const float4 *>(s.conv_parts + at) + quad;
 	__shared__ __align__(16) float share[CONV_SLICES][values];
+	__shared__ float fresh[values];
+	static_assert(THREADS == CONV_FILTERS * 32, "a thread to each word of a fragment");
 	if (slice < CONV_SLICES)
 		*reinterpret_cast<float4 *>(&share[slice][4 * quad]) = sum_ahead<MANY>(
 			float4{}, slice, parts, CONV_SLICES, [=](int i) { return from[i * part]; });
@@ -130,10 +132,10 @@ __device__ static inline void update_conv(const struct kx_seed &s, int parts, in
 		for (int i = 0; i < CONV_SLICES; i++)
 			g += share[i][threadIdx.x];
 		descend(&s.params.conv[at + threadIdx.x], &s.sum.conv[at + threadIdx.x], g, rate);
+		fresh[threadIdx.x] = s.params.conv[at + threadIdx.x];
 	}
 	__syncthreads();
-	if (threadIdx.x < CONV_FILTERS * 32)
-		seed_fragment(s, f0 * 32 + threadIdx.x);
+	seed_fragment(s, block, fresh, threadIdx.x);
 }
 
 __device__ static inline void update_rest(
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(THREADS) update_kernel(struct kx_seed s, struc
 int kx_seed_update(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
 	double *loss, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, batch.images);
+	struct seed_cut c = kx_seed_cut(s.f_pad, s.low, batch.images);
 	int conv_blocks = (s.f_pad + CONV_FILTERS - 1) / CONV_FILTERS;
 	size_t fc = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
 	unsigned blocks = 1 + (unsigned)conv_blocks + blocks_for(fc, THREADS);

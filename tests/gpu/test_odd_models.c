@@ -117,6 +117,7 @@ static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 {
 	static const struct odd_model few[] = {
 		{{1, 28, 28}, "seed:9"},
+		{{1, 28, 28}, "seed:67"},
 		{{1, 28, 28}, "conv:32:5 relu pool:2 fc:10"},
 		{{1, 28, 28}, "conv:32:3 relu pool:2 fc:33 relu fc:10"},
 		{{1, 28, 28}, PAIR " fc:10"},

@@ -92,6 +92,12 @@ static void seed_256_agrees_with_cpu_ref(void **state)
 	agree("seed:256", 100);
 }
 
+static void seed_256_in_a_large_batch_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree("seed:256", 1000);
+}
+
 static void lenet5_agrees_with_cpu_ref(void **state)
 {
 	(void)state;
@@ -122,6 +128,7 @@ int main(void)
 		cmocka_unit_test(seed_32_agrees_with_cpu_ref),
 		cmocka_unit_test(seed_32_in_a_large_batch_agrees_with_cpu_ref),
 		cmocka_unit_test(seed_256_agrees_with_cpu_ref),
+		cmocka_unit_test(seed_256_in_a_large_batch_agrees_with_cpu_ref),
 		cmocka_unit_test(lenet5_agrees_with_cpu_ref),
 		cmocka_unit_test(cnn99_agrees_with_cpu_ref),
 		cmocka_unit_test(a_strided_padded_net_agrees_with_cpu_ref),

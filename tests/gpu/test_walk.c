@@ -10,7 +10,7 @@
 
 static const struct odd_model nets[] = {
 	{{1, 28, 28}, "seed:8"},  /* one launch for a small batch */
-	{{1, 28, 28}, "seed:40"}, /* three */
+	{{1, 28, 28}, "seed:40"}, /* three; in low precision two others if it is larger */
 	{{1, 28, 28}, "lenet5"},
 	{{1, 28, 28}, "cnn99"},
 	{{3, 11, 7}, "conv:5:3:stride=2 relu conv:7:2 relu fc:4"},
@@ -25,12 +25,14 @@ static void walk(const struct odd_model *o, const struct precision *p)
 	struct subject s;
 	size_t correct;
 	double loss;
-	subject_random(&s, o, 6);
+	subject_random(&s, o, strcmp(o->text, "seed:40") ? 6 : 247);
 	gpu_open(&s, p);
 	subject_step(&s);
 	assert_true(isfinite(s.loss));
 	for (size_t i = 0; i < s.model.n_params; i++)
-		assert_true(isfinite(s.grad[i]));
+		if (!isfinite(s.grad[i]))
+			fail_msg("%s in %s: parameter %zu has the gradient %g", o->text, p->name, i,
+				s.grad[i]);
 	assert_int_equal(backend_evaluate(s.backend, s.params, 1, 5, &correct, &loss), PS_OK);
 	assert_true(isfinite(loss));
 	s.batch = 3;
@@ -44,18 +46,12 @@ static void walk(const struct odd_model *o, const struct precision *p)
 
 static size_t first, end = sizeof nets / sizeof nets[0];
 
-/* The seed nets have one. */
-static size_t precisions_of(const struct odd_model *o)
-{
-	return strncmp(o->text, "seed:", 5) == 0 ? 1 : n_precisions();
-}
-
 static void every_net_walks_in_every_precision(void **state)
 {
 	(void)state;
 	gpu_begin();
 	for (size_t m = first; m < end; m++)
-		for (size_t p = 0; p < precisions_of(&nets[m]); p++)
+		for (size_t p = 0; p < n_precisions(); p++)
 			walk(&nets[m], &precisions[p]);
 }
 

@@ -233,6 +233,11 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct frame
 				: wire_checksum(s->data, s->count);
 }
 
+/* Why a message is refused. */
+static const char unspoken[] =
+	"only protocol 4 is spoken here: server and worker must be of releases "
+	"that speak the same";
+_Static_assert(WIRE_PROTOCOL == 4u, "its text says so");
 static const char foreign[] = "a frame that went ahead is another push's";
 
 /* `from`: where the slice before ended. */
@@ -396,7 +401,7 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 			zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body);
 	if (!reason && body.type == MSG_HELLO &&
 		wire_check_peek(&body, HELLO_PROTOCOL) != WIRE_PROTOCOL) {
-		reason = "hello.protocol is a version not spoken here";
+		reason = unspoken;
 		status = PS_EVERSION;
 	}
 	if (!reason)

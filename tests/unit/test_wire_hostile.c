@@ -36,6 +36,8 @@ static void what_is_not_one_message_is_refused(void **state)
 
 static void another_protocol_version_is_told_so_whatever_else_it_says(void **state)
 {
+	static const char why[] = "only protocol 4 is spoken here: server and worker must be of "
+				  "releases that speak the same";
 	static struct bytes whole;
 	struct bytes *b = fresh();
 
@@ -43,12 +45,10 @@ static void another_protocol_version_is_told_so_whatever_else_it_says(void **sta
 	put_number(b, 1, WIRE_PROTOCOL + 1);
 	put_number(b, 99, 1);
 	put_bytes(&whole, MSG_HELLO, b->at, b->n);
-	assert_frame_refused(
-		whole.at, whole.n, PS_EVERSION, "hello.protocol is a version not spoken here");
+	assert_frame_refused(whole.at, whole.n, PS_EVERSION, why);
 	whole.n = 0;
 	put_bytes(&whole, MSG_HELLO, "", 0);
-	assert_frame_refused(
-		whole.at, whole.n, PS_EVERSION, "hello.protocol is a version not spoken here");
+	assert_frame_refused(whole.at, whole.n, PS_EVERSION, why);
 }
 
 /* ---- fields ------------------------------------------------------------------------------------

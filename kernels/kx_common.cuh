@@ -65,10 +65,15 @@ __device__ static inline void await_previous()
 	cudaTriggerProgrammaticLaunchCompletion();
 }
 
+__device__ static inline uint32_t shared_address(const void *p)
+{
+	return (uint32_t)__cvta_generic_to_shared(p);
+}
+
 /* 16 bytes to shared memory, zeros if not `valid`. */
 __device__ static inline void copy_ahead(void *to, const void *from, bool valid)
 {
-	unsigned at = (unsigned)__cvta_generic_to_shared(to);
+	uint32_t at = shared_address(to);
 	int bytes = valid ? 16 : 0;
 	asm volatile(
 		"cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)

@@ -1,10 +1,10 @@
 /*
- * kx_second.cuh - what kx_second.h's kernels share: fp16 numbers, their products, and matrices of
- * them from shared memory.
+ * kx_second.cuh - what kx_second.h's kernels share: fp16 numbers in pieces, and matrices of them
+ * from shared memory.
  */
 #ifndef KERNELS_KX_SECOND_CUH
 #define KERNELS_KX_SECOND_CUH
-#include <cuda_fp16.h>
+#include "kernels/kx_half.cuh"
 #include "kernels/kx_second.h"
 
 #define SECOND_TAPS   (SECOND_SIZE * SECOND_SIZE)
@@ -23,20 +23,6 @@ __device__ static inline void half_pieces(uint16_t (&piece)[SECOND_PIECES], floa
 	const __half high = __float2half_rn(v);
 	piece[0] = __half_as_ushort(high);
 	piece[1] = __half_as_ushort(__float2half_rn(v - __half2float(high)));
-}
-
-__device__ static inline uint32_t two_halves(float low, float high)
-{
-	const __half2 v = __floats2half2_rn(low, high);
-	return *reinterpret_cast<const uint32_t *>(&v);
-}
-
-__device__ static inline void mma_half(float *c, uint4 a, uint32_t b0, uint32_t b1)
-{
-	asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
-	    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-		: "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
 /* Four 8 x 8 matrices of 16 bits: lane i has the address of row i % 8 of matrix i / 8, and gets
@@ -69,11 +55,6 @@ __device__ static inline void store_transposed(uint32_t at, uint4 v)
 		"stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at),
 		"r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
 		: "memory");
-}
-
-__device__ static inline uint32_t shared_address(const void *p)
-{
-	return (uint32_t)__cvta_generic_to_shared(p);
 }
 
 /* A power of two that brings numbers of up to `most` below 2^14, and 1 over it. */

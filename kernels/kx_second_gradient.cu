@@ -39,7 +39,7 @@ struct gradient_shared {
 /* 4 bytes to shared memory. */
 __device__ static inline void copy_word(void *to, const void *from)
 {
-	unsigned at = (unsigned)__cvta_generic_to_shared(to);
+	uint32_t at = shared_address(to);
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 

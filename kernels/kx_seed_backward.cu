@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 		p[i] = (blockIdx.x * WARPS + warp) * PLACES + i;
 		wanted[i] = real && p[i] < SEED_POSITIONS;
 		p[i] = min(p[i], SEED_POSITIONS - 1);
-		patch[i] = (uint32_t)__cvta_generic_to_shared(shared->stage[0].pixels) +
+		patch[i] = shared_address(shared->stage[0].pixels) +
 			   (p[i] / 13 * 2 * SEED_SIDE + p[i] % 13 * 2) * 4;
 	}
 	copies_wait<0>();

@@ -92,11 +92,6 @@ __device__ static inline void seed_fragment(
 		low_fragment(s, group, weights, i);
 }
 
-__device__ static inline uint32_t shared_address(const void *p)
-{
-	return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 __device__ static inline uint32_t word_shared(uint32_t at)
 {
 	uint32_t v;

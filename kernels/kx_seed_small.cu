@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 		wanted[i] = warp * PLACES + i < share.count && lane < s.f_pad;
 		place[i] = min(warp * PLACES + i, share.count - 1);
 		const int p = share.begin + place[i];
-		patch[i] = (uint32_t)__cvta_generic_to_shared(shared->pixels) +
-			   (p / 13 * 2 * SEED_SIDE + p % 13 * 2) * 4;
+		patch[i] =
+			shared_address(shared->pixels) + (p / 13 * 2 * SEED_SIDE + p % 13 * 2) * 4;
 	}
 	__syncthreads();
 	await_previous();

@@ -1,5 +1,5 @@
-/* cuda_seed.c - the path of cuda_path.h for seed:F on MNIST's images: four launches a step, or two.
- */
+/* cuda_seed.c - the path of cuda_path.h for seed:F on MNIST's images: four launches a step, or two,
+ * or one for many steps. */
 #include <stdlib.h>
 #include "common/mem.h"
 #include "kernels/backend.h"
@@ -24,6 +24,17 @@ static int fits(const struct model *m)
 	       l[0].out.c <= 65536;
 }
 
+static int multiprocessors(int *n, struct err *e)
+{
+	int device;
+
+	if (cudaGetDevice(&device) ||
+		cudaDeviceGetAttribute(n, cudaDevAttrMultiProcessorCount, device))
+		return err_set(
+			e, PS_EDEVICE, "device cuda: %s", cudaGetErrorString(cudaGetLastError()));
+	return PS_OK;
+}
+
 static int open(void **self, const struct model *m, int precision, size_t images, struct err *e)
 {
 	struct seed *d = mem_try(1, sizeof *d);
@@ -36,7 +47,7 @@ static int open(void **self, const struct model *m, int precision, size_t images
 	d->s.f = (int)m->layer[0].out.c;
 	d->s.f_pad = (d->s.f + 7) / 8 * 8;
 	d->s.low = precision == KX_BF16;
-	return PS_OK;
+	return multiprocessors(&d->s.multiprocessors, e);
 }
 
 static size_t row_floats(const struct seed *d)
@@ -82,6 +93,30 @@ static struct parts most_parts(const struct seed *d)
 	return p;
 }
 
+/* With room for the most blocks, one for each multiprocessor. */
+static size_t exchange_words(const struct seed *d, size_t *images)
+{
+	const size_t most = SEED_RESIDENT_IMAGES, blocks = (size_t)d->s.multiprocessors;
+
+	*images = d->images < most ? d->images : most;
+	return *images * blocks * 4 + *images * 4 + blocks * 32 + *images + 1;
+}
+
+static void place_exchange(struct seed *d, struct cuda_arena *a)
+{
+	struct seed_exchange *x = &d->s.exchange;
+	size_t images, words = exchange_words(d, &images);
+	size_t blocks = (size_t)d->s.multiprocessors;
+
+	x->scores = arena_take(a, words, sizeof *x->scores);
+	if (!x->scores)
+		return;
+	x->errors = x->scores + images * blocks * 4;
+	x->conv = x->errors + images * 4;
+	x->losses = x->conv + blocks * 32;
+	x->steps = &x->losses[images].step;
+}
+
 static void place(void *self, struct cuda_arena *a)
 {
 	struct seed *d = self;
@@ -101,15 +136,20 @@ static void place(void *self, struct cuda_arena *a)
 	s->loss = arena_take(a, d->images, sizeof(float));
 	s->fc_parts = arena_take(a, most.fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
 	s->conv_parts = arena_take(a, most.conv, row_floats(d) * sizeof(float));
+	if (s->low)
+		place_exchange(d, a);
 }
 
 static int fill(void *self, cudaStream_t stream)
 {
 	const struct seed *d = self;
-	size_t winners = kx_seed_winners(d->s.f_pad, d->s.low, d->images);
+	size_t winners = kx_seed_winners(d->s.f_pad, d->s.low, d->images), images;
+	size_t exchange = exchange_words(d, &images) * sizeof(struct seed_word);
 
 	/* read beyond the last position, though nothing comes of it */
 	if (cudaMemsetAsync(d->s.winners, 0, winners, stream))
+		return PS_EDEVICE;
+	if (d->s.low && cudaMemsetAsync(d->s.exchange.scores, 0, exchange, stream))
 		return PS_EDEVICE;
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
 }
@@ -155,15 +195,6 @@ static const float *scores(const void *self, size_t *width)
 	return ((const struct seed *)self)->s.scores;
 }
 
-static int gradient(
-	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
-{
-	const struct kx_seed *s = &((struct seed *)self)->s;
-	int rc = parts_of(s, batch, 0, stream);
-
-	return rc ? rc : kx_seed_gradient(*s, batch.images, grad, loss, stream);
-}
-
 static int start(void *self, cudaStream_t stream)
 {
 	const struct seed *d = self;
@@ -172,12 +203,30 @@ static int start(void *self, cudaStream_t stream)
 	return cudaMemsetAsync(d->s.sum.fc, 0, floats * sizeof(float), stream) ? PS_EDEVICE : PS_OK;
 }
 
+static int gradient(
+	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
+{
+	const struct kx_seed *s = &((struct seed *)self)->s;
+	int rc;
+
+	if (kx_seed_resident_parts(*s, batch.images)) {
+		rc = start(self, stream);
+		if (!rc)
+			rc = kx_seed_resident(*s, batch, NULL, 1, loss, stream);
+		return rc ? rc : kx_seed_unpack(*s, s->sum, grad, stream);
+	}
+	rc = parts_of(s, batch, 0, stream);
+	return rc ? rc : kx_seed_gradient(*s, batch.images, grad, loss, stream);
+}
+
 static int train(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
 	cudaStream_t stream)
 {
 	const struct kx_seed *s = &((struct seed *)self)->s;
 	int rc = PS_OK;
 
+	if (kx_seed_resident_parts(*s, batch.images))
+		return kx_seed_resident(*s, batch, now, steps, loss, stream);
 	for (int i = 0; i < steps && !rc; i++) {
 		rc = parts_of(s, batch, i, stream);
 		if (!rc)

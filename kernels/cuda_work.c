@@ -3,7 +3,7 @@
 #include <string.h>
 #include "kernels/cuda.h"
 
-#define BLOCK_STEPS 20 /* most steps of local training in one graph */
+#define BLOCK_STEPS 60 /* most steps of local training in one graph */
 
 static int check(struct cuda *c, cudaError_t rc, const char *call)
 {

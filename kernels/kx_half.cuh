@@ -62,6 +62,12 @@ __device__ static inline float power_above(float x)
 	const int exponent = (int)(__float_as_uint(x) >> 23 & 255);
 	return __uint_as_float((uint32_t)(min(max(exponent, 27), 226) + 1) << 23);
 }
+
+/* 1 / such a power, exactly. */
+__device__ static inline float inverse(float power)
+{
+	return __uint_as_float((254u << 23) - __float_as_uint(power));
+}
 #endif
 
 #endif

@@ -29,6 +29,8 @@ extern "C" {
 #define SEED_LOW_GROUPS        16
 #define SEED_LOW_FILTER_GROUPS 4
 #define SEED_LOW_POSITIONS     16
+/* Low precision: images up to which all of the net and of a batch fits in the multiprocessors. */
+#define SEED_RESIDENT_IMAGES 104
 
 /* Parameters, their sums and gradients in the order of the kernels: fc
  * [position][filter][SEED_ROW], conv [filter][SEED_ROW], the fc's bias [SEED_ROW]; one after the
@@ -37,9 +39,24 @@ struct seed_params {
 	float *fc, *conv, *bias;
 };
 
+/* What the blocks of kx_seed_resident tell each other: up to three numbers, or a long one, and
+ * which step they are of. Zeros at first. */
+struct seed_word {
+	float v[3];
+	uint32_t step;
+};
+struct seed_exchange {
+	struct seed_word *scores; /* [image][block][4] */
+	struct seed_word *errors; /* [image][4] */
+	struct seed_word *conv;   /* [block][filter][4] */
+	struct seed_word *losses; /* [image] */
+	uint32_t *steps;          /* so far */
+};
+
 struct kx_seed {
 	int f, f_pad; /* filters, and in whole eights */
-	int low;      /* large batches in low precision: kx_seed_low_* instead of two of the four */
+	int low;      /* low precision: kx_seed_resident or kx_seed_low_* where it pays */
+	int multiprocessors;
 	struct seed_params params, sum;
 	uint32_t *fragments;     /* conv weights as tensor cores want them, see kx_conv.cuh */
 	uint8_t *winners;        /* [group][position][filter][4], see kx_seed_forward.cu */
@@ -51,6 +68,7 @@ struct kx_seed {
 	float *loss;             /* [image] */
 	float *fc_parts;         /* [split][position][filter][SEED_ROW] */
 	float *conv_parts;       /* [split][position block][filter][SEED_ROW] */
+	struct seed_exchange exchange;
 };
 
 /* How a batch is cut up: for the caller to size the parts with. */
@@ -84,6 +102,13 @@ int kx_seed_low_backward(struct kx_seed s, struct kx_batch batch, int step, cuda
 /* The same three as above, scores left out, in one launch; a batch that is cut into clusters only.
  */
 int kx_seed_small(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
+/* Parts of the positions, each a block's for eight filters, that kx_seed_resident has for a batch;
+ * 0: that batch is not for it. */
+int kx_seed_resident_parts(struct kx_seed s, int images);
+/* `steps` steps from pixels to new weights in one launch, as kx_seed_update leaves them. `now`
+ * NULL: one gradient, added to the sum; *loss = the mean. */
+int kx_seed_resident(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
+	double *loss, cudaStream_t stream);
 /* The parts' sum into `grad`, in the manifest's order; *loss = the mean. */
 int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream);
 /* The parts' sum g: sum += g, params -= now->rate * g; *loss += that of each image; now->step +=

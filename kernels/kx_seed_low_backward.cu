@@ -285,7 +285,7 @@ __device__ static inline void work(
 	uint32_t next[PLACES];
 	struct turn turn = {0, false};
 	struct low_weights<1> w;
-	low_load(&w, s, share.filter_group, lane);
+	low_load(&w, low_fragments(s, share.filter_group), low_scales(s, share.filter_group), lane);
 	const struct lane at = lane_of(shared, share, w.scale);
 #pragma unroll
 	for (int i = 0; i < PLACES; i++)

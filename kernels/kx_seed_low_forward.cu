@@ -74,20 +74,6 @@ __device__ static inline struct features features_of(
 	return f;
 }
 
-__device__ static inline uint32_t two_bf16(float low, float high)
-{
-	const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-	return *reinterpret_cast<const uint32_t *>(&v);
-}
-
-/* 8 x 8 numbers of 16 bits: row lane / 4, columns 2t and 2t + 1, become rows. */
-__device__ static inline uint32_t transposed(uint32_t v)
-{
-	uint32_t to;
-	asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(v));
-	return to;
-}
-
 /* A position's fc weights, of classes lane / 4 and 8 + lane / 4 and filters 2t and 2t + 1. What
  * lies past the ten classes is in rows of the product that nobody looks at. */
 struct fc_weights {
@@ -107,7 +93,7 @@ __device__ static inline void add_positions(const struct kx_seed &s, const struc
 	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const int f0 = share.filter_group * 8, stride = s.f_pad * SEED_ROW;
 	struct low_weights<2> w;
-	low_load(&w, s, share.filter_group, lane);
+	low_load(&w, low_fragments(s, share.filter_group), low_scales(s, share.filter_group), lane);
 	const float *fc = s.params.fc + (size_t)share.begin * stride + (f0 + 2 * t) * SEED_ROW + g;
 	/* a warp has two positions at least */
 	struct fc_weights next[2] = {fc_load(fc), fc_load(fc + stride)};

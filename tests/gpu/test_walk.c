@@ -9,8 +9,8 @@
 #include "tests/gpu/gpu.h"
 
 static const struct odd_model nets[] = {
-	{{1, 28, 28}, "seed:8"},  /* one launch for a small batch */
-	{{1, 28, 28}, "seed:40"}, /* three; in low precision two others if it is larger */
+	{{1, 28, 28}, "seed:8"},  /* a small batch in one launch; in low precision all steps */
+	{{1, 28, 28}, "seed:40"}, /* three launches; in low precision two others */
 	{{1, 28, 28}, "lenet5"},
 	{{1, 28, 28}, "cnn99"},
 	{{3, 11, 7}, "conv:5:3:stride=2 relu conv:7:2 relu fc:4"},

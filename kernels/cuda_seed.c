@@ -93,13 +93,13 @@ static struct parts most_parts(const struct seed *d)
 	return p;
 }
 
-/* With room for the most blocks, one for each multiprocessor. */
+/* With room for the most blocks, one for each multiprocessor, and for the number of steps. */
 static size_t exchange_words(const struct seed *d, size_t *images)
 {
 	const size_t most = SEED_RESIDENT_IMAGES, blocks = (size_t)d->s.multiprocessors;
 
 	*images = d->images < most ? d->images : most;
-	return *images * blocks * 4 + *images * 4 + blocks * 32 + *images + 1;
+	return *images * (blocks + 1) * SEED_SCORE_WORDS + blocks * SEED_CONV_WORDS + *images + 1;
 }
 
 static void place_exchange(struct seed *d, struct cuda_arena *a)
@@ -111,9 +111,9 @@ static void place_exchange(struct seed *d, struct cuda_arena *a)
 	x->scores = arena_take(a, words, sizeof *x->scores);
 	if (!x->scores)
 		return;
-	x->errors = x->scores + images * blocks * 4;
-	x->conv = x->errors + images * 4;
-	x->losses = x->conv + blocks * 32;
+	x->errors = x->scores + images * blocks * SEED_SCORE_WORDS;
+	x->conv = x->errors + images * SEED_SCORE_WORDS;
+	x->losses = x->conv + blocks * SEED_CONV_WORDS;
 	x->steps = &x->losses[images].step;
 }
 

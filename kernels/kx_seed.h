@@ -31,6 +31,8 @@ extern "C" {
 #define SEED_LOW_POSITIONS     16
 /* Low precision: images up to which all of the net and of a batch fits in the multiprocessors. */
 #define SEED_RESIDENT_IMAGES 104
+#define SEED_SCORE_WORDS     4  /* of an image, that a block tells the others */
+#define SEED_CONV_WORDS      32 /* of the conv's gradient */
 
 /* Parameters, their sums and gradients in the order of the kernels: fc
  * [position][filter][SEED_ROW], conv [filter][SEED_ROW], the fc's bias [SEED_ROW]; one after the
@@ -48,7 +50,7 @@ struct seed_word {
 struct seed_exchange {
 	struct seed_word *scores; /* [image][block][4] */
 	struct seed_word *errors; /* [image][4] */
-	struct seed_word *conv;   /* [block][filter][4] */
+	struct seed_word *conv;   /* [block][SEED_CONV_WORDS] */
 	struct seed_word *losses; /* [image] */
 	uint32_t *steps;          /* so far */
 };

@@ -24,7 +24,7 @@
 
 /* ---- before the first step ------------------------------------------------------------------- */
 
-/* What nobody writes, or not everybody who is read. */
+/* What is read though nobody writes it: of missing images and positions, and of idle warps. */
 __device__ static inline void put_zeros(struct resident *shared)
 {
 	for (int i = threadIdx.x; i < TWOS * 32; i += THREADS)

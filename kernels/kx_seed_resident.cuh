@@ -18,7 +18,7 @@
 #define STRETCHES   3  /* most pairs of positions that a warp has groups of images of, backward */
 #define PATCH       16 /* pixels */
 #define CONV_VALUES (FILTERS * SEED_ROW)
-#define CONV_WORDS  (CONV_VALUES / 3)
+#define CONV_WORDS  SEED_CONV_WORDS
 #define CONV_SLICES (THREADS / CONV_WORDS) /* of the parts that sum up the conv's gradient */
 #define SLICE_ROWS  10                     /* of pixels, under four rows of positions */
 #define IMAGE       (SEED_SIDE * SEED_SIDE)

@@ -9,6 +9,7 @@
 #define MOST_PARTS  32 /* more would each be too little */
 static_assert(TWOS >= (SEED_POSITIONS / LEAST_PARTS + 2) / 2, "a part's positions");
 static_assert(SEED_RESIDENT_IMAGES * 4 <= THREADS, "a thread to each word of errors");
+static_assert(SEED_SCORE_WORDS * 3 == SEED_ROW && CONV_WORDS * 3 == CONV_VALUES, "three a word");
 
 #define ERROR_SCALE 0x1p15f /* of p - y for fp16 */
 

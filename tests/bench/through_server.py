@@ -38,8 +38,8 @@ RATE = {"CNN_LR": "0.005"}
 
 def data_directory():
     for d in (os.environ.get("CNN_DATA"), "data/mnist", "/usr/share/datasets/fashion-mnist"):
-        if d and Path(d).is_dir():
-            return Path(d)
+        if d and any(Path(d).glob("train-images-*")):
+            return Path(d).resolve()
     sys.exit("no training images: set CNN_DATA")
 
 

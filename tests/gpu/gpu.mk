@@ -27,4 +27,4 @@ gpu-bench: deps
 bundle: deps
 	@$(MAKE) $(JOBS) FLAVOUR=release all $(subst $(B),build/release,$(GPU_PROGRAMS))
 	@deploy/bundle.sh
-	@CNN_BUNDLE=1 $(call PYTEST,release) tests/gpu/test_bundle.py
+	@CNN_DATA="$$(deploy/data.sh)" CNN_BUNDLE=1 $(call PYTEST,release) tests/gpu/test_bundle.py

@@ -194,8 +194,9 @@ $(B)/plants/%: tests/sim/plants/%.patch tests/sim/plant $(SIM)
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = env FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -rs -p no:cacheprovider
 # programs often wait, so there is one more of them than processors: of unit tests a file each, of
-# others a test each, or those of an xdist_group one after the other
+# others a test each, or those of an xdist_group one after the other; last those that measure time
 BY_FILE = -n $(shell expr $$(nproc) + 1) --dist loadfile
+PROGRAMS = tests --ignore tests/unit --ignore tests/sim
 BY_TEST = -n $(shell expr $$(nproc) + 1) --dist loadgroup
 
 deps:
@@ -208,7 +209,7 @@ demo: deps
 test: deps
 	@$(MAKE) $(JOBS) tests
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(BY_FILE) tests/unit tests/sim && \
-		exec $(call PYTEST) $(BY_TEST) tests --ignore tests/unit --ignore tests/sim
+		$(call PYTEST) $(BY_TEST) -m "not alone" $(PROGRAMS) && exec $(call PYTEST) -m alone $(PROGRAMS)
 # Every fault test in full, those alone that measure time; the figures go into docs/faults.md.
 faults: deps
 	@$(MAKE) $(JOBS) tests

@@ -90,8 +90,9 @@ class UnitFailure(Exception):
     pass
 
 
-def pytest_configure():
-    """Who is told to end clears up first, as at a ^C."""
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: what it measures is time that other tests would take")
+    # who is told to end clears up first, as at a ^C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 

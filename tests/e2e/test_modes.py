@@ -132,6 +132,7 @@ def stop_one(server, victim, number):
     return before, during, Speed(server, others).after(2)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", STOPPED)
 def test_a_stopped_worker_stops_nobody(lab, small, mode):
     """A step takes 1.5 times as long at most; what is usual is measured before and after."""

@@ -19,10 +19,6 @@ from netlab import NetLab, NoNetwork
 RESULTS = ROOT / "build" / "faults" / "results.tsv"
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "alone: what it measures is time that other tests would take")
-
-
 def record(capture, *fields):
     """One line of results, for people and for the file."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,13 @@
 /*
  * kx_seed.h - kernels for one family of nets, seed:F on 28 x 28 images and 10 classes: conv:F:3
  * relu pool:2 fc:10, forward, backward and SGD in four launches, with nothing stored per feature
- * but which of its four cells won (2 bits); in two launches where a batch and its net are small.
+ * but which of its four cells won (2 bits); in two launches where a batch and its net are small; in
+ * low precision many steps of small batches in one launch.
  *
  * A *feature* is filter f's pooled value at position p of 13 x 13. Filters come in eights.
- * In low precision large batches have a forward and a backward of their own, kx_seed_low_*; the
- * rest is as exact as fp32 in any precision. As kx.h: no checks, no allocation, sums in a fixed
- * order.
+ * In low precision large batches have a forward and a backward of their own, kx_seed_low_*, and
+ * small ones of nets of up to 264 filters kx_seed_resident; the rest is as exact as fp32 in any
+ * precision. As kx.h: no checks, no allocation, sums in a fixed order.
  */
 #ifndef KERNELS_KX_SEED_H
 #define KERNELS_KX_SEED_H

@@ -76,7 +76,7 @@ SRC.proto  := $(wildcard proto/*.c)
 SRC.core   := $(wildcard server/core/*.c)
 SRC.server := $(filter-out $(MAINS),$(wildcard server/*.c))
 SRC.kernels := $(wildcard kernels/*.c)
-SRC.client := $(addprefix worker/,session.c session_ask.c net.c order.c effect.c link.c outbox.c pulse.c info.c weights.c cnnps.c)
+SRC.client := $(addprefix worker/,session.c session_ask.c net.c order.c effect.c link.c contact.c probe.c outbox.c pulse.c info.c weights.c cnnps.c)
 SRC.worker := $(filter-out $(MAINS) $(SRC.client),$(wildcard worker/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
@@ -124,6 +124,13 @@ $(GEN).c $(GEN).h &: proto/cnnps.proto
 $(GEN).o: $(GEN).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/proto/wire.o: $(GEN).h
+# the names of all options of all programs, from their tables
+OPT_TABLES := cnn-ps:server/options.c cnn-worker:worker/options.c cnn-worker:worker/options.h \
+	cnn-ctl:worker/ctl.c cnn-ctl:worker/options.h
+$(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(lastword $(subst :, ,$(t)))))
+	@mkdir -p $(@D)
+	$(call say,GEN,$@)sh common/opt_names.sh $(OPT_TABLES) >$@
+$(B)/common/opt_check.o: $(B)/gen/opt_names.h
 
 # Other flags than last time (an nvcc that is new here, CUDA=0, CC=clang): all is built again.
 $(B)/flags: FORCE

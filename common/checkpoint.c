@@ -133,7 +133,40 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 	return offset;
 }
 
+/* Remove the oldest generation that is not needed for the next one; 0: there is none. */
+static int make_space(const char *dir, uint64_t sound, uint64_t next)
+{
+	DIR *d = opendir(dir);
+	if (!d)
+		return 0;
+	uint64_t oldest = generation_lowest(d, PREFIX, 1);
+	if (oldest && oldest == sound)
+		oldest = generation_lowest(d, PREFIX, sound + 1);
+	int found = oldest && oldest < next;
+	if (found) {
+		char name[GENERATION_NAME];
+		generation_name(PREFIX, oldest, name);
+		found = unlinkat(dirfd(d), name, 0) == 0;
+		log_warn("checkpoint", found ? "dropped" : "remove-failed",
+			"generation=%" PRIu64 " reason=\"no space for generation %" PRIu64 "\"",
+			oldest, next);
+	}
+	closedir(d);
+	return found;
+}
+
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
+{
+	DIR *d = opendir(dir);
+	uint64_t sound =
+		d && c->generation > 1 ? generation_highest(d, PREFIX, c->generation - 1) : 0;
+	if (d)
+		closedir(d);
+	return checkpoint_write_beside(dir, c, sound, e);
+}
+
+int checkpoint_write_beside(
+	const char *dir, const struct checkpoint *c, uint64_t sound, struct err *e)
 {
 	unsigned char head[HEAD_BYTES(CHECKPOINT_MAX_SECTIONS)];
 	struct file_part part[CHECKPOINT_MAX_SECTIONS + 1];
@@ -146,12 +179,16 @@ int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 	for (size_t i = 0; i < c->n_sections; i++)
 		part[i + 1] = (struct file_part){c->section[i].data, c->section[i].size};
 	generation_name(PREFIX, c->generation, name);
-	int rc = file_replace(dir, name, part, c->n_sections + 1, e);
-	if (rc)
-		remove_failed(dir, name);
-	else
-		remove_old(dir, c->generation);
-	return rc;
+	for (;;) {
+		int rc = file_replace(dir, name, part, c->n_sections + 1, e);
+		int full = rc && (errno == ENOSPC || errno == EDQUOT);
+		if (rc)
+			remove_failed(dir, name);
+		else
+			remove_old(dir, c->generation);
+		if (!full || !make_space(dir, sound, c->generation))
+			return rc;
+	}
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */
@@ -275,6 +312,18 @@ int checkpoint_read_newest(
 	if (newest_seen)
 		*newest_seen = newest;
 	int rc = read_highest_good(dir, d, newest, c, e);
+	closedir(d);
+	return rc;
+}
+
+int checkpoint_read_older(const char *dir, uint64_t before, struct checkpoint *c, struct err *e)
+{
+	*c = (struct checkpoint){0};
+	DIR *d = opendir(dir);
+	if (!d)
+		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
+	uint64_t highest = before > 1 ? generation_highest(d, PREFIX, before - 1) : 0;
+	int rc = read_highest_good(dir, d, highest, c, e);
 	closedir(d);
 	return rc;
 }

@@ -37,8 +37,13 @@ struct checkpoint {
 	void *memory; /* what the sections point into, after a read; owned */
 };
 
-/* Write generation c->generation, a new one, into `dir` and drop the ones past CHECKPOINT_KEEP.
- * PS_EIO: there is none of that number, unless even removing it failed. */
+/* Write generation c->generation, a new one, into `dir` and drop the ones past CHECKPOINT_KEEP. If
+ * there is no space for it, the others are dropped one after the other, but never `sound`, the
+ * newest one that is known to be good (0: there is none). PS_EIO: there is none of that number,
+ * unless even removing it failed. */
+int checkpoint_write_beside(
+	const char *dir, const struct checkpoint *c, uint64_t sound, struct err *e) PS_MUST_CHECK;
+/* The same; the highest generation before it is the sound one. */
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* Read one file. PS_ECHECKPOINT (corrupt) or PS_EIO; *c is zeroed then. Release with
  * checkpoint_release. */
@@ -50,6 +55,9 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MU
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;
+/* The same below generation `before`, for a caller that refuses the content of that one. */
+int checkpoint_read_older(
+	const char *dir, uint64_t before, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* The lowest generation that there is a file of; 0: none. */
 uint64_t checkpoint_oldest(const char *dir);
 /* The section called `name`, or NULL. */

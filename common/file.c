@@ -128,7 +128,9 @@ static int replace_in(int dir_fd, const char *dir, const char *name, const struc
 	}
 	int first_errno = errno;
 	unlinkat(dir_fd, temporary, 0);
-	return err_set(e, PS_EIO, "%s/%s: %s: %s", dir, temporary, step, strerror(first_errno));
+	rc = err_set(e, PS_EIO, "%s/%s: %s: %s", dir, temporary, step, strerror(first_errno));
+	errno = first_errno;
+	return rc;
 }
 
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
@@ -140,8 +142,9 @@ int file_replace(const char *dir, const char *name, const struct file_part *part
 	while (dir_fd < 0 && wait_for_descriptor(&waited_ms));
 	if (dir_fd < 0)
 		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
-	int rc = replace_in(dir_fd, dir, name, parts, n_parts, e);
+	int rc = replace_in(dir_fd, dir, name, parts, n_parts, e), first_errno = errno;
 	close(dir_fd);
+	errno = first_errno;
 	return rc;
 }
 

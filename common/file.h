@@ -19,7 +19,7 @@ struct file_part {
  * directory. On any error up to the rename the old file is untouched and the temporary one removed:
  * PS_EIO. After a failed fsync the file is never synced again: the caller writes a new one. `name`
  * is a plain name; what is there under it must be a regular file, or nothing. Without a descriptor
- * it waits, half a second at most.
+ * it waits, half a second at most. errno says what failed.
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;

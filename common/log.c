@@ -1,8 +1,6 @@
 /*
- * log.c - event lines and one progress line on stderr.
- *
- * A line is put together in one buffer and leaves in one write, so that lines of several threads or
- * processes do not mix. Control characters become '?': what a peer sends cannot start a new line.
+ * log.c - see log.h. A line is put together in one buffer and leaves in one write, so that lines of
+ * several threads or processes do not mix.
  */
 #include "common/log.h"
 #include <errno.h>
@@ -12,13 +10,18 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
+#include "common/utf8.h"
 
-#define LINE_BYTES     2048
+#define LINE_BYTES     4096 /* PIPE_BUF: a pipe takes a line whole */
+#define DETAIL_BYTES   4096
+#define FMT_BYTES      512
 #define PROGRESS_BYTES 256
+#define TAIL           8          /* room kept for the end of a value and of the line */
 #define ERASE          "\r\033[K" /* back to column 0, clear to the end of the line */
 
-static atomic_int current_level = LOG_INFO;
+static atomic_int current_level = LOG_INFO, current_format = LOG_TEXT;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards progress and the write */
 static char progress[PROGRESS_BYTES];                     /* "": no progress line stands */
 
@@ -32,7 +35,17 @@ enum log_level log_get_level(void)
 	return (enum log_level)atomic_load(&current_level);
 }
 
-static const char *level_name(enum log_level level)
+void log_set_format(enum log_format format)
+{
+	atomic_store(&current_format, (int)format);
+}
+
+enum log_format log_get_format(void)
+{
+	return (enum log_format)atomic_load(&current_format);
+}
+
+const char *log_level_name(enum log_level level)
 {
 	switch (level) {
 	case LOG_ERROR:
@@ -47,6 +60,236 @@ static const char *level_name(enum log_level level)
 	return "?";
 }
 
+/* ---- a line under construction ----------------------------------------------------------------
+ */
+
+struct line {
+	char text[LINE_BYTES];
+	size_t n;
+	int json;
+	int cut; /* the limit was reached: only what closes it still comes */
+};
+
+static size_t room(const struct line *l)
+{
+	return l->cut ? 0 : sizeof l->text - TAIL - l->n;
+}
+
+/* All of it or nothing. */
+static void put(struct line *l, const char *bytes, size_t n)
+{
+	if (n > room(l)) {
+		l->cut = 1;
+		return;
+	}
+	memcpy(l->text + l->n, bytes, n);
+	l->n += n;
+}
+
+/* What closes a value or a line: there is always room. */
+static void put_end(struct line *l, const char *text)
+{
+	size_t n = strlen(text);
+
+	memcpy(l->text + l->n, text, n);
+	l->n += n;
+}
+
+/* A character that may steer a terminal: C0, DEL and C1 (U+0080 to U+009F). */
+static int is_control(const uint8_t *p, size_t bytes)
+{
+	return p[0] < ' ' || p[0] == 0x7f || (bytes == 2 && p[0] == 0xc2 && p[1] < 0xa0);
+}
+
+/* One character of a quoted value, as JSON has it. */
+static void put_character(struct line *l, const uint8_t *p, size_t bytes)
+{
+	static const char plain[] = "\"\\\n\r\t", letter[] = "\"\\nrt";
+	const char *known = *p ? strchr(plain, *p) : NULL;
+	char escaped[8];
+
+	if (known) {
+		const char pair[] = {'\\', letter[known - plain]};
+		put(l, pair, sizeof pair);
+	} else if (is_control(p, bytes)) {
+		snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)(bytes == 2 ? p[1] : p[0]));
+		put(l, escaped, strlen(escaped));
+	} else {
+		put(l, (const char *)p, bytes);
+	}
+}
+
+static void put_quoted(struct line *l, const char *value, size_t n)
+{
+	const uint8_t *p = (const uint8_t *)value, *end = p + n;
+
+	put_end(l, "\"");
+	while (p < end && !l->cut) {
+		size_t bytes = utf8_length(p, end);
+		if (bytes)
+			put_character(l, p, bytes);
+		else
+			put(l, "\\ufffd", 6);
+		p += bytes ? bytes : 1;
+	}
+	put_end(l, l->cut ? "...\"" : "\"");
+}
+
+static int is_digits(const char **p, const char *end)
+{
+	const char *from = *p;
+
+	while (*p < end && **p >= '0' && **p <= '9')
+		(*p)++;
+	return *p > from;
+}
+
+/* A number by JSON's grammar. */
+static int is_number(const char *p, size_t n)
+{
+	const char *end = p + n;
+
+	if (p < end && *p == '-')
+		p++;
+	if (end - p > 1 && p[0] == '0' && p[1] >= '0' && p[1] <= '9')
+		return 0;
+	if (!is_digits(&p, end))
+		return 0;
+	if (p < end && *p == '.' && (p++, !is_digits(&p, end)))
+		return 0;
+	if (p < end && (*p == 'e' || *p == 'E')) {
+		p++;
+		if (p < end && (*p == '+' || *p == '-'))
+			p++;
+		if (!is_digits(&p, end))
+			return 0;
+	}
+	return p == end;
+}
+
+/* A logfmt value that needs no quotes. */
+static int is_bare(const char *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (p[i] <= ' ' || p[i] > '~' || strchr("\"\\=", p[i]))
+			return 0;
+	return n > 0;
+}
+
+enum form { AS_TEXT, AS_QUOTED, AS_NUMBER };
+
+static void put_field(struct line *l, const char *key, size_t key_bytes, const char *value,
+	size_t n, enum form form)
+{
+	int bare = l->json ? form == AS_NUMBER && is_number(value, n)
+			   : form != AS_QUOTED && is_bare(value, n);
+
+	if (room(l) < key_bytes + 4 + (bare ? n : TAIL)) {
+		l->cut = 1;
+		return;
+	}
+	if (l->json)
+		put(l, l->n > 1 ? ",\"" : "\"", l->n > 1 ? 2 : 1);
+	else if (l->n)
+		put(l, " ", 1);
+	put(l, key, key_bytes);
+	put(l, l->json ? "\":" : "=", l->json ? 2 : 1);
+	if (bare)
+		put(l, value, n);
+	else
+		put_quoted(l, value, n);
+}
+
+static void put_text(struct line *l, const char *key, const char *value, enum form form)
+{
+	put_field(l, key, strlen(key), value, strlen(value), form);
+}
+
+/* ---- a line's fields --------------------------------------------------------------------------
+ */
+
+static void put_time(struct line *l)
+{
+	struct timespec now;
+	struct tm t;
+	char text[96];
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	gmtime_r(&now.tv_sec, &t);
+	snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", t.tm_year + 1900,
+		t.tm_mon + 1, t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec,
+		(int)(now.tv_nsec / 1000000));
+	put_text(l, "ts", text, AS_TEXT);
+}
+
+/* A field of the format: where its key, and the template of its value, begin and end. */
+struct field {
+	size_t key, key_end, value, value_end;
+	enum form form;
+};
+
+/* The field from fmt[at] on; returns where the next one begins, 0: there is none. */
+static size_t next_field(const char *fmt, size_t at, struct field *f)
+{
+	at += strspn(fmt + at, " ");
+	if (!fmt[at])
+		return 0;
+	f->key = at;
+	f->key_end = at + strcspn(fmt + at, "= ");
+	f->value = fmt[f->key_end] == '=' ? f->key_end + 1 : at;
+	f->form = fmt[f->value] == '"' ? AS_QUOTED : AS_TEXT;
+	f->value += f->form == AS_QUOTED;
+	f->value_end = f->value + strcspn(fmt + f->value, f->form == AS_QUOTED ? "\"" : " ");
+	if (f->form == AS_TEXT && strchr("dufg", fmt[f->value_end - 1]))
+		f->form = AS_NUMBER; /* if it is one: "abcd" is none */
+	return f->value_end + (fmt[f->value_end] == '"');
+}
+
+/* How many bytes the first `end` bytes of the format come to. */
+static size_t length_to(const char *fmt, size_t end, va_list ap)
+{
+	char part[FMT_BYTES];
+	va_list copy;
+	int n;
+
+	snprintf(part, sizeof part, "%.*s", (int)end, fmt);
+	va_copy(copy, ap);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* a part of one that was checked */
+	n = vsnprintf(NULL, 0, part, copy);
+#pragma GCC diagnostic pop
+	va_end(copy);
+	return n > 0 ? (size_t)n : 0;
+}
+
+/* The values lie in the finished text between what the format has before and after each of them:
+ * so a value may hold anything, blanks, quotes and what looks like another field too. */
+static void put_fields(struct line *l, const char *fmt, va_list ap) PS_PRINTF(2, 0);
+static void put_fields(struct line *l, const char *fmt, va_list ap)
+{
+	char detail[DETAIL_BYTES];
+	struct field f;
+	va_list copy;
+	int n;
+
+	va_copy(copy, ap);
+	n = vsnprintf(detail, sizeof detail, fmt, copy);
+	va_end(copy);
+	for (size_t at = 0; n > 0 && (at = next_field(fmt, at, &f)) != 0;) {
+		size_t from = length_to(fmt, f.value, ap), to = length_to(fmt, f.value_end, ap);
+		const size_t last = strlen(detail);
+		int named = f.value > f.key;
+
+		if (from > last || f.value_end >= FMT_BYTES)
+			return;
+		put_field(l, named ? fmt + f.key : "detail", named ? f.key_end - f.key : 6,
+			detail + from, (to < last ? to : last) - from, f.form);
+	}
+}
+
+/* ---- out ---------------------------------------------------------------------------------------
+ */
+
 static void write_all(const char *bytes, size_t n)
 {
 	while (n) {
@@ -60,20 +303,17 @@ static void write_all(const char *bytes, size_t n)
 	}
 }
 
-static void clean(char *text)
-{
-	for (; *text; text++)
-		if ((unsigned char)*text < ' ' || *text == 127)
-			*text = '?';
-}
-
-/* Write `line` above the progress line, if one stands. */
-static void put_line(const char *line)
+/* Write the line above the progress line, if one stands. */
+static void put_line(const struct line *l)
 {
 	char out[LINE_BYTES + PROGRESS_BYTES + 16];
+	int n;
+
 	pthread_mutex_lock(&mutex);
-	int n = progress[0] ? snprintf(out, sizeof out, ERASE "%s\n%s", line, progress)
-			    : snprintf(out, sizeof out, "%s\n", line);
+	if (progress[0])
+		n = snprintf(out, sizeof out, ERASE "%.*s\n%s", (int)l->n, l->text, progress);
+	else
+		n = snprintf(out, sizeof out, "%.*s\n", (int)l->n, l->text);
 	write_all(out, (size_t)n);
 	pthread_mutex_unlock(&mutex);
 }
@@ -83,17 +323,27 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 	if ((int)level > atomic_load(&current_level))
 		return;
 	int saved_errno = errno;
-	char line[LINE_BYTES], detail[LINE_BYTES - 128];
+	struct line l = {.json = log_get_format() == LOG_JSON};
+	char msg[128];
 	va_list ap;
+
+	if (l.json)
+		put_end(&l, "{");
+	put_time(&l);
+	put_text(&l, "level", log_level_name(level), AS_TEXT);
+	snprintf(msg, sizeof msg, "%.40s %.60s", subsystem, event);
+	put_text(&l, "msg", msg, AS_QUOTED);
 	va_start(ap, fmt);
-	vsnprintf(detail, sizeof detail, fmt, ap);
+	put_fields(&l, fmt, ap);
 	va_end(ap);
-	snprintf(line, sizeof line, "%s %.40s %.60s%s%s", level_name(level), subsystem, event,
-		detail[0] ? " " : "", detail);
-	clean(line);
-	put_line(line);
+	if (l.json)
+		put_end(&l, "}");
+	put_line(&l);
 	errno = saved_errno;
 }
+
+/* ---- the progress line ------------------------------------------------------------------------
+ */
 
 int log_on_terminal(void)
 {
@@ -109,15 +359,22 @@ static size_t progress_columns(void)
 	return size.ws_col - 1u;
 }
 
+static void clean(char *text)
+{
+	for (; *text; text++)
+		if ((unsigned char)*text < ' ' || *text == 127)
+			*text = '?';
+}
+
 void log_progress(const char *line)
 {
-	if (!log_on_terminal())
+	if (!log_on_terminal() || log_get_format() == LOG_JSON)
 		return;
-	size_t room = progress_columns();
+	size_t columns = progress_columns();
 	char out[PROGRESS_BYTES + 16];
 	pthread_mutex_lock(&mutex);
 	snprintf(progress, sizeof progress, "%.*s",
-		(int)(room < sizeof progress ? room : sizeof progress - 1), line ? line : "");
+		(int)(columns < sizeof progress ? columns : sizeof progress - 1), line ? line : "");
 	clean(progress);
 	int n = snprintf(out, sizeof out, ERASE "%s", progress);
 	write_all(out, (size_t)n);

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include "common/log.h"
 
 #define ALIGNMENT  ((size_t)64)
@@ -32,6 +33,20 @@ void *mem_try(size_t n, size_t size)
 	bytes = bytes ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : ALIGNMENT;
 	void *p = aligned_alloc(ALIGNMENT, bytes);
 	return p ? memset(p, 0, bytes) : NULL;
+}
+
+void *mem_lazy(size_t bytes)
+{
+	void *p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+void mem_lazy_free(void *p, size_t bytes)
+{
+	if (p)
+		(void)munmap(p, bytes ? bytes : 1);
 }
 
 void *mem_must(size_t n, size_t size, const char *who)

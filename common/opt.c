@@ -17,18 +17,21 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
+#include "common/opt_impl.h"
 #include "common/version.h"
-
-#define MAX_ROWS 64
 
 /* What popt returns: a row's number from 1, its --no- form, or one of these. */
 enum { VAL_HELP = 1000, VAL_VERSION = 1001, VAL_NO = 2000 };
 
-enum origin { FROM_DEFAULT, FROM_ENVIRONMENT, FROM_COMMAND_LINE };
 static const char *const origin_names[] = {"default", "environment", "command-line"};
 
 /* Where each row's value came from in the last parse, for opt_dump. A program has one table. */
 static enum origin origins[MAX_ROWS];
+
+enum origin opt_origin(size_t row)
+{
+	return origins[row];
+}
 
 struct parse {
 	const struct opt_program *program;
@@ -54,7 +57,7 @@ static void complain(struct parse *p, const char *fmt, ...)
 	p->errors++;
 }
 
-static void variable_name(const char *option, char *out, size_t size)
+void opt_variable(const char *option, char *out, size_t size)
 {
 	snprintf(out, size, "CNN_%s", option);
 	for (char *c = out; *c; c++)
@@ -150,13 +153,26 @@ static void store(struct parse *p, const struct opt *o, const char *what, const 
 	}
 }
 
+static void refuse_old_variable(struct parse *p, const struct opt *o)
+{
+	char old[64], now[64];
+
+	if (!o->was)
+		return;
+	opt_variable(o->was, old, sizeof old);
+	opt_variable(o->name, now, sizeof now);
+	if (getenv(old))
+		complain(p, "%s: is called %s now", old, now);
+}
+
 /* Take each row's value from the strongest origin that has one. */
 static void store_all(struct parse *p)
 {
 	const struct opt *o = p->program->opts;
 	for (size_t i = 0; o[i].name; i++) {
 		char variable[64], option[64];
-		variable_name(o[i].name, variable, sizeof variable);
+		refuse_old_variable(p, &o[i]);
+		opt_variable(o[i].name, variable, sizeof variable);
 		snprintf(option, sizeof option, "--%s", o[i].name);
 		const char *from_environment = getenv(variable);
 		if (p->given[i])
@@ -240,12 +256,32 @@ static void note_value(struct parse *p, int val, char *copy)
 	free(copy);
 }
 
+/* The row that this option's name was of, or NULL. */
+static const struct opt *renamed(const struct opt_program *p, const char *option, size_t length)
+{
+	for (const struct opt *o = p->opts; o->name; o++)
+		if (o->was && strlen(o->was) == length && strncmp(o->was, option, length) == 0)
+			return o;
+	return NULL;
+}
+
+static void note_unknown(struct parse *p, const char *option, int length)
+{
+	const struct opt *now =
+		length > 2 ? renamed(p->program, option + 2, (size_t)length - 2) : NULL;
+
+	if (now)
+		complain(p, "%.*s: is called --%s now", length, option, now->name);
+	else
+		complain(p, "%.*s: unknown option; --help lists them", length, option);
+}
+
 static void note_bad_option(struct parse *p, poptContext context, int rc)
 {
 	const char *option = poptBadOption(context, POPT_BADOPTION_NOALIAS);
 	int name = (int)strcspn(option, "=");
 	if (rc == POPT_ERROR_BADOPT)
-		complain(p, "%.*s: unknown option; --help lists them", name, option);
+		note_unknown(p, option, name);
 	else if (rc == POPT_ERROR_NOARG)
 		complain(p, "%.*s: needs a value", name, option);
 	else
@@ -354,14 +390,16 @@ static void describe_range(const struct opt *o, char *out, size_t size)
 
 static void help_row(FILE *f, const struct opt *o)
 {
-	char variable[64], range[256], text[1024], head[128];
-	variable_name(o->name, variable, sizeof variable);
+	char variable[64], range[256], text[1024], head[128], needs[256];
+	opt_variable(o->name, variable, sizeof variable);
 	describe_range(o, range, sizeof range);
 	const char *def = !o->def               ? "none"
 			  : o->type != OPT_FLAG ? o->def
 			  : *o->def == '1'      ? "on"
 						: "off";
-	snprintf(text, sizeof text, "%s (%sdefault %s; %s)", o->help, range, def, variable);
+	opt_describe_needs(o->needs, needs, sizeof needs);
+	snprintf(
+		text, sizeof text, "%s (%sdefault %s; %s%s)", o->help, range, def, variable, needs);
 	if (o->type == OPT_FLAG)
 		snprintf(head, sizeof head, "  --[no-]%s ", o->name);
 	else
@@ -386,7 +424,7 @@ static const char *value_text(const struct opt *o, char *out, size_t size)
 	switch (o->type) {
 	case OPT_TEXT: {
 		const char *text = *(const char **)o->dest;
-		snprintf(out, size, "\"%s\"", text ? text : "");
+		snprintf(out, size, "%s", text ? text : "");
 		break;
 	}
 	case OPT_INT:
@@ -414,6 +452,6 @@ void opt_dump(const struct opt_program *p)
 	char value[1024];
 	size_t rows = count_rows(p);
 	for (size_t i = 0; i < rows; i++)
-		log_debug("options", "value", "%s=%s origin=%s", p->opts[i].name,
+		log_debug("options", "value", "name=%s value=%s origin=%s", p->opts[i].name,
 			value_text(&p->opts[i], value, sizeof value), origin_names[origins[i]]);
 }

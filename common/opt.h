@@ -33,6 +33,12 @@ struct opt {
 	const char *values; /* OPT_ENUM: "sgd|adagrad" */
 	const char *arg;    /* what --help calls the value: "URL", "MS", "DIR" */
 	const char *help;   /* one sentence with unit; --help adds range, default and variable */
+	const char
+		*needs;  /* when the row has an effect; NULL: always. Conditions with blanks
+			  * between them, all of which must hold: "mode=ssp|sync" names values of
+			  * an OPT_ENUM row, "mode!=easgd" all others, "checkpoint-dir" a row that is
+			  * given and not empty,  "command=export|predict" the program's command */
+	const char *was; /* an older name, which is refused with the new one; NULL: none */
 };
 
 struct opt_program {
@@ -54,6 +60,13 @@ int opt_parse(const struct opt_program *p, int argc, char **argv, const char **a
 	int *n_args) PS_MUST_CHECK;
 /* What --help prints. */
 void opt_help(const struct opt_program *p, FILE *f);
+/*
+ * Warn about each option that is given and has no effect (see `needs`), and about each CNN_*
+ * variable that no program reads. After opt_parse; the rows' values must be the final ones.
+ * `command`: of a program that has commands: its warnings are plain lines on stderr. NULL: they go
+ * to the log.
+ */
+void opt_check(const struct opt_program *p, const char *command);
 /* One log line at debug level per option: name=value origin=default|environment|command-line. */
 void opt_dump(const struct opt_program *p);
 

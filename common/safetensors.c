@@ -198,31 +198,46 @@ static int read_root(struct reader *r, json_t *root)
 	return check_cover(r);
 }
 
-static int read_file(struct reader *r, const unsigned char *file, size_t size)
+/* The JSON object at the head of a file into *root, its end into *data. */
+static int read_header(const char *path, const unsigned char *file, size_t size, json_t **root,
+	size_t *data, struct err *e)
 {
 	uint64_t length = 0;
+	*root = NULL;
 	if (size < LENGTH_BYTES)
-		return err_set(r->e, PS_EDATA, "%s: %zu bytes; too short for a safetensors file",
-			r->path, size);
+		return err_set(
+			e, PS_EDATA, "%s: %zu bytes; too short for a safetensors file", path, size);
 	for (size_t i = 0; i < LENGTH_BYTES; i++)
 		length |= (uint64_t)file[i] << (8 * i);
 	if (length > MAX_HEADER || length > size - LENGTH_BYTES)
-		return err_set(r->e, PS_EDATA,
+		return err_set(e, PS_EDATA,
 			"%s: header length %llu; expected at most %zu and no more than the file "
 			"has",
-			r->path, (unsigned long long)length, MAX_HEADER);
+			path, (unsigned long long)length, MAX_HEADER);
 	json_error_t why;
-	json_t *root = json_loadb(
+	json_t *o = json_loadb(
 		(const char *)file + LENGTH_BYTES, (size_t)length, JSON_REJECT_DUPLICATES, &why);
-	if (!json_is_object(root)) {
-		const char *reason = root ? "it has another type" : why.text;
-		json_decref(root);
+	if (!json_is_object(o)) {
+		const char *reason = o ? "it has another type" : why.text;
+		json_decref(o);
 		return err_set(
-			r->e, PS_EDATA, "%s: the header is not a JSON object: %s", r->path, reason);
+			e, PS_EDATA, "%s: the header is not a JSON object: %s", path, reason);
 	}
-	r->data = file + LENGTH_BYTES + length;
-	r->data_bytes = size - LENGTH_BYTES - (size_t)length;
-	int rc = read_root(r, root);
+	*root = o;
+	*data = LENGTH_BYTES + (size_t)length;
+	return PS_OK;
+}
+
+static int read_file(struct reader *r, const unsigned char *file, size_t size)
+{
+	json_t *root;
+	size_t data;
+	int rc = read_header(r->path, file, size, &root, &data, r->e);
+	if (rc)
+		return rc;
+	r->data = file + data;
+	r->data_bytes = size - data;
+	rc = read_root(r, root);
 	json_decref(root);
 	return rc;
 }
@@ -239,6 +254,40 @@ int safetensors_read(const char *path, const struct model *m, float *w, struct e
 		return rc;
 	struct reader r = {.path = path, .m = m, .w = w, .e = e};
 	rc = read_file(&r, file, size);
+	free(file);
+	return rc;
+}
+
+static int copy_model(
+	const char *path, const json_t *root, char text[MODEL_MAX_TEXT], struct err *e)
+{
+	const json_t *metadata = json_object_get(root, "__metadata__");
+	const char *model = json_string_value(json_object_get(metadata, "model"));
+	if (model && strlen(model) >= MODEL_MAX_TEXT)
+		return err_set(e, PS_EDATA,
+			"%s: the model in its metadata has %zu bytes; expected at "
+			"most %d",
+			path, strlen(model), MODEL_MAX_TEXT - 1);
+	snprintf(text, MODEL_MAX_TEXT, "%s", model ? model : "");
+	return PS_OK;
+}
+
+int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e)
+{
+	void *file;
+	json_t *root;
+	size_t size, data;
+	int rc = file_read(path, LENGTH_BYTES + MAX_HEADER + MODEL_MAX_PARAMS * sizeof(float),
+		&file, &size, e);
+	text[0] = '\0';
+	if (rc == PS_ETOOBIG)
+		return err_set(e, PS_EDATA, "%s: larger than the file of any model", path);
+	if (rc)
+		return rc;
+	rc = read_header(path, file, size, &root, &data, e);
+	if (!rc)
+		rc = copy_model(path, root, text, e);
+	json_decref(root);
 	free(file);
 	return rc;
 }

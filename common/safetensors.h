@@ -7,8 +7,7 @@
 #ifndef COMMON_SAFETENSORS_H
 #define COMMON_SAFETENSORS_H
 #include "common/err.h"
-
-struct model;
+#include "common/model.h"
 
 /* Write m->n_params floats of `w` to `path` atomically; metadata holds the model text. The bytes
  * depend on the model and the weights only. PS_EIO. */
@@ -18,5 +17,7 @@ int safetensors_write(
  * other tensor: PS_EDATA names the first one that differs. No allocation trusts the file. */
 int safetensors_read(
 	const char *path, const struct model *m, float *w, struct err *e) PS_MUST_CHECK;
+/* The model that the metadata of `path` name into `text`; "" if they name none. PS_EDATA. */
+int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WIRE_PROTOCOL 4u
+#define WIRE_PROTOCOL 5u
 
 /* The one table of limits; proto/WIRE.md prints it and a test compares. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
@@ -21,6 +21,7 @@
 #define WIRE_MAX_AHEAD       7u           /* tensor frames sent ahead of their PUSH */
 #define WIRE_MAX_PARAMS      (1u << 28)   /* floats of a model */
 #define WIRE_MAX_NAME        63u          /* bytes of a worker's name or device text */
+#define WIRE_MAX_HOST        64u          /* bytes of a host's name: Linux's limit */
 #define WIRE_MAX_MODEL       511u         /* bytes of a model text */
 #define WIRE_MAX_TEXT        32767u       /* bytes of a STATUS or ERROR text */
 #define WIRE_MAX_IMAGES      (1u << 24)   /* images of a data set */
@@ -97,9 +98,11 @@ struct msg_hello {
 	char name[WIRE_MAX_NAME + 1]; /* "" : the server picks a slot; else the slot of this name */
 	char device[WIRE_MAX_NAME + 1]; /* for people: "cpu 2 threads avx512" */
 	struct data_id data;
-	struct stamp resume;  /* all zero: a new process; else the session to go on with */
-	uint64_t last_seq;    /* newest seq this process has given to a push */
-	uint64_t durable_seq; /* newest seq whose bytes it has released */
+	struct stamp resume;          /* all zero: a new process; else the session to go on with */
+	uint64_t last_seq;            /* newest seq this process has given to a push */
+	uint64_t durable_seq;         /* newest seq whose bytes it has released */
+	char host[WIRE_MAX_HOST + 1]; /* for people, like device: a label, which decides nothing */
+	uint32_t pid;                 /* so too; 0: not told */
 };
 
 /* How gradients meet (WIRE.md, "Modes"). */
@@ -131,7 +134,7 @@ struct msg_welcome {
 	uint32_t push_sum; /* 1: a push is the sum of its batches' gradients, 0: their mean */
 	uint32_t prefetch; /* 1: pull the next weights while a gradient is computed */
 	double local_rate; /* rate of a worker's own steps between pulls, >= 0 */
-	double elastic;    /* EASGD: part of the distance that moves both ends, 0..1 */
+	double momentum;   /* EASGD: of those steps, 0..1; 0: none */
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };
@@ -169,6 +172,7 @@ struct msg_params {
 	uint64_t request;
 	uint64_t version; /* gradients applied before these weights */
 	enum weights which;
+	double elastic; /* EASGD: part of the distance that worker and centre each close, 0..1 */
 	struct msg_ack ack;   /* of the push that pulled them; seq 0: it comes by itself, or none */
 	struct slices slices; /* covers [0, n_params) */
 };
@@ -232,11 +236,20 @@ struct msg_status {
 	const char *text; /* REPLY: JSON, at most WIRE_MAX_TEXT bytes; borrowed */
 };
 
-enum admin_verb { ADMIN_CHECKPOINT = 1, ADMIN_DRAIN = 2 };
+enum admin_verb { ADMIN_CHECKPOINT = 1, ADMIN_DRAIN = 2, ADMIN_LOG_LEVEL = 3 };
+/* enum log_level of common/log.h, plus 1 */
+enum wire_log_level {
+	LOG_LEVEL_NONE = 0,
+	LOG_LEVEL_ERROR = 1,
+	LOG_LEVEL_WARN = 2,
+	LOG_LEVEL_INFO = 3,
+	LOG_LEVEL_DEBUG = 4,
+};
 struct msg_admin {
 	enum admin_verb verb;
-	uint32_t reply;      /* 1: done */
-	uint64_t generation; /* reply to CHECKPOINT: the generation on disk */
+	uint32_t reply;            /* 1: done */
+	uint64_t generation;       /* reply to CHECKPOINT: the generation on disk */
+	enum wire_log_level level; /* LOG_LEVEL: the new one; of other verbs NONE */
 };
 
 struct msg_error {

@@ -127,9 +127,11 @@ static int read_line(const char *from, char *to, size_t size)
 
 	if (n >= size)
 		return 0;
-	for (size_t i = 0; i < n; i++)
-		if ((unsigned char)from[i] < 0x20 || from[i] == 0x7f)
+	for (size_t i = 0; i < n; i++) {
+		unsigned char c = (unsigned char)from[i], after = (unsigned char)from[i + 1];
+		if (c < 0x20 || c == 0x7f || (c == 0xc2 && after < 0xa0)) /* C0, DEL, C1 */
 			return 0;
+	}
 	memcpy(to, from, n + 1);
 	return 1;
 }
@@ -235,9 +237,9 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct frame
 
 /* Why a message is refused. */
 static const char unspoken[] =
-	"only protocol 4 is spoken here: server and worker must be of releases "
+	"only protocol 5 is spoken here: server and worker must be of releases "
 	"that speak the same";
-_Static_assert(WIRE_PROTOCOL == 4u, "its text says so");
+_Static_assert(WIRE_PROTOCOL == 5u, "its text says so");
 static const char foreign[] = "a frame that went ahead is another push's";
 
 /* `from`: where the slice before ended. */

@@ -66,6 +66,8 @@ static const struct wire_field hello[] = {
 	INNER(6, hello.resume, stamp),
 	MSG(7, hello.last_seq, 0, ANY64),
 	MSG(8, hello.durable_seq, 0, ANY64),
+	LINE(9, hello.host),
+	MSG(10, hello.pid, 0, ANY32),
 	END,
 };
 
@@ -90,7 +92,7 @@ static const struct wire_field welcome[] = {
 	MSG(18, welcome.push_sum, 0, 1),
 	MSG(19, welcome.prefetch, 0, 1),
 	REAL(20, welcome.local_rate),
-	REAL(21, welcome.elastic),
+	REAL(21, welcome.momentum),
 	END,
 };
 
@@ -119,6 +121,7 @@ static const struct wire_field params[] = {
 	MSG(3, params.which, WEIGHTS_CURRENT, WEIGHTS_EVAL),
 	SLICES(4, params.slices),
 	INNER(5, params.ack, inner_ack),
+	REAL(6, params.elastic),
 	END,
 };
 
@@ -197,9 +200,10 @@ static const struct wire_field status[] = {
 };
 
 static const struct wire_field admin[] = {
-	MSG(1, admin.verb, ADMIN_CHECKPOINT, ADMIN_DRAIN),
+	MSG(1, admin.verb, ADMIN_CHECKPOINT, ADMIN_LOG_LEVEL),
 	MSG(2, admin.reply, 0, 1),
 	MSG(3, admin.generation, 0, ANY64),
+	MSG(4, admin.level, LOG_LEVEL_NONE, LOG_LEVEL_DEBUG),
 	END,
 };
 
@@ -228,8 +232,9 @@ static const char *rule_welcome(const struct msg *m)
 
 	if (w->replay_window < w->push_window)
 		return "replay_window is smaller than push_window";
-	if (!(w->local_rate >= 0 && w->local_rate <= 1e6) || !(w->elastic >= 0 && w->elastic <= 1))
-		return "welcome.local_rate or welcome.elastic is out of range";
+	if (!(w->local_rate >= 0 && w->local_rate <= 1e6) ||
+		!(w->momentum >= 0 && w->momentum <= 1))
+		return "welcome.local_rate or welcome.momentum is out of range";
 	return w->beat_ms < w->dead_ms ? NULL : "beat_ms is not smaller than dead_ms";
 }
 
@@ -248,6 +253,8 @@ static const char *rule_params(const struct msg *m)
 {
 	const struct msg_ack *a = &m->params.ack;
 
+	if (!(m->params.elastic >= 0 && m->params.elastic <= 1))
+		return "params.elastic is out of range";
 	if ((a->verdict == VERDICT_NONE) != (a->seq == 0))
 		return "params.ack has no seq, or no verdict";
 	return is_decision(a->verdict, a->reject) ? NULL : "verdict and reject do not fit";
@@ -279,6 +286,14 @@ static const char *rule_result(const struct msg *m)
 	return r->correct <= r->eval_count ? NULL : "more images right than evaluated";
 }
 
+static const char *rule_admin(const struct msg *m)
+{
+	int sets_level = m->admin.verb == ADMIN_LOG_LEVEL;
+
+	return sets_level == (m->admin.level != LOG_LEVEL_NONE) ? NULL
+								: "verb and level do not fit";
+}
+
 const struct wire_message wire_messages[MSG_TYPES] = {
 	[MSG_HELLO] = {hello, NULL},
 	[MSG_WELCOME] = {welcome, rule_welcome},
@@ -292,6 +307,6 @@ const struct wire_message wire_messages[MSG_TYPES] = {
 	[MSG_BEAT] = {beat, NULL},
 	[MSG_BYE] = {bye, NULL},
 	[MSG_STATUS] = {status, NULL},
-	[MSG_ADMIN] = {admin, NULL},
+	[MSG_ADMIN] = {admin, rule_admin},
 	[MSG_ERROR] = {error, NULL},
 };

@@ -4,11 +4,13 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/core/core.h"
+#include "server/labels.h"
 
 static void remember(struct seen *s, const struct worker_view *v)
 {
 	s->incarnation = v->incarnation;
 	s->state = (int)v->state;
+	s->stalled = v->stalled;
 }
 
 void crew_init(struct crew *w, const struct core *c)
@@ -16,6 +18,7 @@ void crew_init(struct crew *w, const struct core *c)
 	uint32_t n = core_config(c)->max_workers;
 
 	w->seen = mem_must(n, sizeof(*w->seen), "log of workers");
+	w->short_at = core_stats(c)->steps_short + 1;
 	for (uint32_t i = 0; i < n; i++) {
 		struct worker_view v;
 		core_worker(c, i, &v);
@@ -33,6 +36,8 @@ static const char *what_happened(const struct seen *before, const struct worker_
 {
 	if (v->state == SESSION_LIVE && before->incarnation != v->incarnation)
 		return "joined";
+	if (v->stalled != before->stalled && v->state == SESSION_LIVE)
+		return v->stalled ? "stalled" : "delivers";
 	if ((int)v->state == before->state)
 		return NULL;
 	switch (v->state) {
@@ -47,17 +52,38 @@ static const char *what_happened(const struct seen *before, const struct worker_
 	}
 }
 
-void crew_look(struct crew *w, const struct core *c)
+/* Steps of sync with fewer gradients than due: the first, and then whenever their number has
+ * doubled. */
+static void look_at_steps(struct crew *w, const struct core *c)
 {
+	const struct core_stats *t = core_stats(c);
+
+	if (t->steps_short < w->short_at)
+		return;
+	w->short_at = 2 * t->steps_short;
+	log_warn("sync", "steps_short", "steps=%llu of=%llu sync_workers=%u live=%u",
+		(unsigned long long)t->steps_short, (unsigned long long)t->updates,
+		core_config(c)->sync_workers, core_live_workers(c));
+}
+
+static void say(const char *event, const struct worker_view *v, const struct label *l)
+{
+	log_info("worker", event,
+		"worker=%u incarnation=%u name=\"%s\" host=\"%s\" pid=%u address=\"%s\" "
+		"device=\"%s\" images=%llu",
+		v->worker, v->incarnation, v->name, l->host, l->pid, l->address, v->device,
+		(unsigned long long)v->images);
+}
+
+void crew_look(struct crew *w, const struct core *c, const struct labels *labels)
+{
+	look_at_steps(w, c);
 	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
 		struct worker_view v;
 		core_worker(c, i, &v);
 		const char *event = what_happened(&w->seen[i], &v);
 		if (event)
-			log_info("worker", event,
-				"worker=%u incarnation=%u name=\"%s\" device=\"%s\" images=%llu",
-				v.worker, v.incarnation, v.name, v.device,
-				(unsigned long long)v.images);
+			say(v.excluded ? "excluded" : event, &v, labels_of(labels, v.worker));
 		remember(&w->seen[i], &v);
 	}
 }

@@ -9,20 +9,22 @@
 #include <stdint.h>
 
 struct core;
+struct labels;
 
 struct seen {
 	uint32_t incarnation;
-	int state;
+	int state, stalled;
 };
 
 struct crew {
 	struct seen *seen; /* one per slot; owned */
+	uint64_t short_at; /* the number of short steps that is logged next */
 };
 
 /* Start from the table as it is: nothing of that is logged. */
 void crew_init(struct crew *w, const struct core *c);
 void crew_release(struct crew *w);
 /* Log what has changed since the last call. */
-void crew_look(struct crew *w, const struct core *c);
+void crew_look(struct crew *w, const struct core *c, const struct labels *labels);
 
 #endif

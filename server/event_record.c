@@ -29,7 +29,7 @@ size_t event_record_head(const struct event *ev, uint64_t now_ms, struct frames 
 
 	at = put(at, ev->peer);
 	at = put(at, now_ms);
-	at = put(at, ev->generation);
+	at = put(at, ev->kind == EVENT_PROGRESS ? ev->bytes : ev->generation);
 	at = put(at, n);
 	for (size_t i = 0; i < n; i++)
 		at = put(at, zmq_msg_size(&f->frame[i]));
@@ -95,14 +95,15 @@ int event_record_read(struct event_reader *r, const unsigned char *data, size_t 
 	if (size < 8 * NUMBERS)
 		return PS_EPROTO;
 	uint64_t kind = get(data), peer = get(data + 8), n = get(data + 32);
-	if (kind > EVENT_DRAIN || peer > UINT32_MAX || n > 1 + WIRE_MAX_SLICES ||
+	if (kind > EVENT_PROGRESS || peer > UINT32_MAX || n > 1 + WIRE_MAX_SLICES ||
 		(n > 0) != (kind == EVENT_MESSAGE) || size < 8 * (NUMBERS + n) ||
-		(kind <= EVENT_PEER_GONE && peer == 0))
+		((kind <= EVENT_PEER_GONE || kind == EVENT_PROGRESS) && peer == 0))
 		return PS_EPROTO;
 	r->now_ms = get(data + 16);
 	r->event = (struct event){.kind = (enum event_kind)kind,
 		.peer = (uint32_t)peer,
-		.generation = get(data + 24)};
+		.generation = kind == EVENT_PROGRESS ? 0 : get(data + 24),
+		.bytes = kind == EVENT_PROGRESS ? get(data + 24) : 0};
 	int rc = take_frames(r, data, size, n);
 	if (rc || n == 0)
 		return rc;

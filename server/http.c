@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include "common/log.h"
 #include "common/mem.h"
+#include "server/address.h"
 
 #define MOST_CONNECTIONS 64u
 #define MOST_BYTES       ((size_t)16384) /* of a request, and buffers, per connection */
@@ -23,6 +24,7 @@ struct http {
 	http_page_fn *page;
 	void *arg;
 	char url[320];
+	int is_loopback;
 };
 
 /* ---- answers ------------------------------------------------------------------------------- */
@@ -137,7 +139,17 @@ static void split(const char *address, char host[256], char port[16])
 	snprintf(port, 16, "%.15s", colon + 1);
 }
 
-static int start_daemon(struct http *h, const char *host, const struct addrinfo *at, struct err *e)
+static int cannot_listen(const char *host, const char *port, int error, struct err *e)
+{
+	const char *bracket = strchr(host, ':') ? "[" : "";
+
+	return err_set(e, PS_EUSAGE, "--http %s%.100s%s:%s: %s%s", bracket, host,
+		bracket[0] ? "]" : "", port, error ? strerror(error) : "cannot listen there",
+		error == EADDRINUSE ? ": stop the process that has it, or take another port" : "");
+}
+
+static int start_daemon(struct http *h, const char *host, const char *port,
+	const struct addrinfo *at, struct err *e)
 {
 	unsigned flags = MHD_USE_EPOLL | (at->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0u);
 
@@ -147,8 +159,8 @@ static int start_daemon(struct http *h, const char *host, const struct addrinfo 
 		MHD_OPTION_CONNECTION_MEMORY_LIMIT, MOST_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
 		IDLE_S, MHD_OPTION_END);
 	if (!h->daemon)
-		return err_set(e, PS_EUSAGE, "--http %.100s: %s", host,
-			errno ? strerror(errno) : "cannot listen there");
+		return cannot_listen(host, port, errno, e);
+	h->is_loopback = address_is_loopback(at->ai_addr);
 	const union MHD_DaemonInfo *info =
 		MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
 	int six = at->ai_family == AF_INET6;
@@ -167,7 +179,7 @@ static int listen_at(struct http *h, const char *address, struct err *e)
 	int rc = getaddrinfo(host, port, &want, &found);
 	if (rc)
 		return err_set(e, PS_EUSAGE, "--http %.100s: %s", address, gai_strerror(rc));
-	rc = start_daemon(h, host, found, e);
+	rc = start_daemon(h, host, port, found, e);
 	freeaddrinfo(found);
 	return rc;
 }
@@ -197,6 +209,11 @@ int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_
 const char *http_url(const struct http *h)
 {
 	return h->url;
+}
+
+int http_is_loopback(const struct http *h)
+{
+	return h->is_loopback;
 }
 
 void http_stop(struct http *h)

@@ -26,6 +26,8 @@ int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_
 	struct err *e) PS_MUST_CHECK;
 /* "http://127.0.0.1:8080", with the real port. */
 const char *http_url(const struct http *h);
+/* 1: only this machine reaches it. */
+int http_is_loopback(const struct http *h);
 /* Close all connections and handles; the loop must run once more before http_free. */
 void http_stop(struct http *h);
 /* Frees and nulls *h; NULL is fine. */

@@ -8,16 +8,18 @@
 #include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "server/core/core.h"
 #include "common/opt.h"
+#include "server/memory.h"
 #include "server/options.h"
 #include "server/server.h"
 
-/* A peer that hangs up and a file over its limit are errors of a call, not ends of a process. */
+/* A peer that hangs up and a file over its limit are errors of a call, not ends of a process;
+ * SIGUSR2 has no meaning here (docs/operations.md has the table of signals). */
 static void ignore_signals(void)
 {
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN);
+	signal(SIGUSR2, SIG_IGN);
 }
 
 /* A worker takes two descriptors: the usual soft limit would stop at about 500 of them. */
@@ -33,8 +35,10 @@ static void raise_descriptors(void)
 
 static int print_config(const struct options *o)
 {
-	printf("configuration ok: model=\"%s\" parameters=%zu epochs=%u memory_bytes=%zu\n",
-		o->core.model, o->core.n_params, o->core.epochs, core_bytes(&o->core));
+	printf("configuration ok: model=\"%s\" parameters=%zu epochs=%u max_workers=%u "
+	       "memory_bytes=%llu\n",
+		o->core.model, o->core.n_params, o->core.epochs, o->core.max_workers,
+		(unsigned long long)memory_needed(o));
 	return 0;
 }
 

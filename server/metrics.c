@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "server/core/core.h"
+#include "server/labels.h"
 #include "server/status.h"
 
 static const char *const reject_names[REJECT_REASONS] = {[REJECT_NONE] = "none",
@@ -66,8 +67,21 @@ static void put_core(FILE *f, const struct core *c)
 	} row[] = {
 		{"updates_total", "Steps of the optimizer.", t->updates},
 		{"line_search_points_total", "Points that L-BFGS looked at.", t->trials},
+		{"uncompensated_total",
+			"Gradients applied without delay compensation: their weights were no "
+			"longer held.",
+			t->uncompensated},
 		{"backup_leases_total", "Copies given out of work that another worker has.",
 			t->backups},
+		{"steps_short_total", "Steps of sync with fewer gradients than were due.",
+			t->steps_short},
+		{"superseded_total",
+			"Results of work that another worker had delivered first, or "
+			"of a step that was over.",
+			t->superseded},
+		{"expired_grants_total", "Grants that ended at their deadline.", t->expired},
+		{"stalls_total", "Times that a live worker delivered nothing for too long.",
+			t->stalls},
 		{"images_total", "Training images counted.", t->images},
 		{"pushes_total", "Pushes decided.", t->pushes},
 		{"duplicates_total", "Pushes that had been decided before.", t->duplicates},
@@ -78,6 +92,8 @@ static void put_core(FILE *f, const struct core *c)
 		{"released_total", "Batches taken back from a worker.", t->released},
 		{"hellos_total", "Greetings of workers.", t->hellos},
 		{"deaths_total", "Workers given up.", t->deaths},
+		{"excluded_total", "Workers excluded for values that were not finite.",
+			t->excluded},
 		{"rejoins_total", "Workers that came back.", t->rejoins},
 		{"recoveries_total", "Starts from a checkpoint.", t->recoveries},
 		{"snapshots_total", "Images taken of the run.", t->snapshots},
@@ -154,7 +170,34 @@ static void put_worker_states(FILE *f, const struct core *c)
 			continue;
 		fprintf(f, "cnnps_worker_state{worker=\"%u\",name=\"", w.worker);
 		put_label(f, w.name);
-		fprintf(f, "\",state=\"%s\"} 1\n", status_worker_state((int)w.state));
+		fprintf(f, "\",state=\"%s\"} 1\n", status_worker_state(&w));
+	}
+}
+
+static void put_text_label(FILE *f, const char *name, const char *text)
+{
+	fprintf(f, ",%s=\"", name);
+	put_label(f, text);
+	fputc('"', f);
+}
+
+/* What does not change with each scrape: a series for each process. */
+static void put_worker_info(FILE *f, const struct core *c, const struct labels *labels)
+{
+	fprintf(f, "# HELP cnnps_worker_info Where a worker runs.\n"
+		   "# TYPE cnnps_worker_info gauge\n");
+	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+		struct worker_view w;
+		core_worker(c, i, &w);
+		if (w.state == SESSION_FREE)
+			continue;
+		const struct label *l = labels_of(labels, w.worker);
+		fprintf(f, "cnnps_worker_info{worker=\"%u\"", w.worker);
+		put_text_label(f, "name", w.name);
+		put_text_label(f, "host", l->host);
+		fprintf(f, ",pid=\"%u\"", l->pid);
+		put_text_label(f, "address", l->address);
+		fputs("} 1\n", f);
 	}
 }
 
@@ -181,6 +224,7 @@ char *status_metrics(const struct status *s)
 		return NULL;
 	put_core(f, s->core);
 	put_worker_states(f, s->core);
+	put_worker_info(f, s->core, s->labels);
 	put_worker_images(f, s->core);
 	metric(f, "live_workers", "gauge", "Workers at work.", core_live_workers(s->core));
 	put_net(f, &s->net);

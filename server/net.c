@@ -3,6 +3,7 @@
  */
 #include "server/net.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zmq.h>
@@ -11,6 +12,7 @@
 #include "common/zloop.h"
 #include "proto/wire.h"
 #include "server/ahead.h"
+#include "server/labels.h"
 #include "server/port.h"
 #include "server/replies.h"
 
@@ -38,7 +40,8 @@ struct router {
 	uint64_t ack_hold;
 
 	struct router_stats stats;
-	uint64_t refusal_ms; /* when one was logged last */
+	uint64_t refusal_ms;         /* when one was logged last */
+	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
 };
 
 /* ---- out ----------------------------------------------------------------------------------- */
@@ -187,6 +190,14 @@ static int gather(struct router *r, uint32_t peer, const char **why)
 	return rc ? rc : PS_EAGAIN;
 }
 
+/* Before auth_check, which may give the HELLO another header frame. */
+static void note_address(struct router *r)
+{
+	const char *address = zmq_msg_gets(&r->in.frame[0], "Peer-Address");
+
+	snprintf(r->address, sizeof r->address, "%s", address ? address : "");
+}
+
 /* A packet's way: receive, decode, judge and apply (on_message), reply. */
 static int on_readable(void *arg)
 {
@@ -206,6 +217,8 @@ static int on_readable(void *arg)
 		frames_release(&r->in);
 		return 1;
 	}
+	if (rc == PS_OK && r->msg.type == MSG_HELLO)
+		note_address(r);
 	if (rc == PS_OK && r->cfg.auth)
 		rc = auth_check(r->cfg.auth, peer, &r->in, &r->msg, &why);
 	if (rc == PS_OK)
@@ -344,6 +357,11 @@ void router_hang_up(struct router *r)
 {
 	port_hang_up(&r->port);
 	ahead_clear(r->ahead);
+}
+
+const char *router_address(const struct router *r)
+{
+	return r->address;
 }
 
 const char *router_endpoint(const struct router *r)

@@ -64,6 +64,8 @@ struct router; /* opaque, see net.c */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* The address in use, with the real port. */
 const char *router_endpoint(const struct router *r);
+/* The IP address that the newest HELLO came from, "" where libzmq does not know it. */
+const char *router_address(const struct router *r);
 /* What is sent from now on leaves when everything up to `position` is on disk (0: at once). */
 void router_hold(struct router *r, uint64_t position);
 /* It is. What may leave does so at the next flush. */

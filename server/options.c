@@ -1,6 +1,7 @@
 /*
  * options.c - one row per option, and what they make of the configuration.
  */
+#include <stdlib.h>
 #include <string.h>
 #include "common/opt.h"
 #include "server/core/lbfgs.h"
@@ -21,7 +22,7 @@ static const struct usual {
 	[OPTIM_ADAGRAD] = {0.04, 0, 1e-10},
 	[OPTIM_MOMENTUM] = {0.03, 0, 1e-8},
 	[OPTIM_NESTEROV] = {0.03, 0, 1e-8},
-	[OPTIM_RMSPROP] = {0.002, 0.99, 1e-8},
+	[OPTIM_RMSPROP] = {0.006, 0.9, 1e-8},
 	[OPTIM_ADAM] = {0.002, 0.999, 1e-8},
 	[OPTIM_LBFGS] = {1, 0, 1e-8},
 };
@@ -39,6 +40,11 @@ static enum optim_kind optim_of(const struct raw *r)
 	return r->optimizer > NOT_GIVEN ? (enum optim_kind)r->optimizer : mode_optimizer(&r->modes);
 }
 
+double options_usual_rate(enum optim_kind kind)
+{
+	return usual[kind].lr;
+}
+
 double options_rate(const struct raw *r)
 {
 	enum optim_kind optim = optim_of(r);
@@ -48,7 +54,9 @@ double options_rate(const struct raw *r)
 
 uint32_t options_epochs(const struct raw *r, const struct model *m)
 {
-	return (uint32_t)(r->epochs > NOT_GIVEN ? r->epochs : m->classes == 0 ? 0 : 3);
+	return r->epochs > NOT_GIVEN ? (uint32_t)r->epochs
+	       : m->classes == 0     ? 0
+				     : mode_epochs(&r->modes);
 }
 
 /* ---- raw -> struct options ----------------------------------------------------------------- */
@@ -69,7 +77,7 @@ static void fill_optim(struct core_config *c, const struct raw *r)
 		.decay_square = given_or(r->decay_square, u->decay_square),
 		.adagrad_init = r->adagrad_init,
 		.weight_decay = r->weight_decay,
-		.clip_norm = r->clip_norm};
+		.clip_norm = given_or(r->clip_norm, mode_clip_norm(&r->modes))};
 	c->schedule = (struct schedule){.kind = (enum schedule_kind)r->schedule,
 		.warmup = given_or(r->warmup, r->schedule == SCHEDULE_ONECYCLE ? 0.3 : 0),
 		.gamma = r->schedule_gamma,
@@ -88,7 +96,10 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 		.max_staleness = (uint32_t)r->max_staleness,
 		.max_norm = r->max_norm,
 		.warm_updates = (uint32_t)r->warm_updates,
+		.warm_ramp = (uint32_t)r->warm_ramp,
 		.lease_batches = (uint32_t)r->lease_batches,
+		.backup = (enum backup_copies)r->backup,
+		.first_deadline_ms = (uint32_t)r->first_deadline_ms,
 		.eval_images = (uint32_t)r->eval_images,
 		.min_workers = (uint32_t)r->min_workers,
 		.max_workers = (uint32_t)r->max_workers,
@@ -106,6 +117,8 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
 	c->epochs = options_epochs(r, m);
+	c->data_id_given = text_or_null(r->data_id) != NULL;
+	c->data_id = c->data_id_given ? strtoull(r->data_id, NULL, 16) : 0;
 	fill_optim(c, r);
 	mode_fill(c, &r->modes);
 }
@@ -123,33 +136,40 @@ static void fill(struct options *o, const struct raw *r)
 	o->allow = text_or_null(r->allow);
 	o->insecure = r->insecure;
 	o->log_level = (enum log_level)r->log_level;
+	o->log_format = (enum log_format)r->log_format;
+	o->usual_rate = mode_rate(&r->modes, optim_of(r), usual[optim_of(r)].lr);
 	o->check_config = r->check_config;
 }
 
 /* ---- the table ----------------------------------------------------------------------------- */
 
+/* A row ends with its help, and after that, if the row has an effect only sometimes, with
+ * .needs = "mode=ssp|sync" (see struct opt): given without that, it is warned about. */
 /* clang-format off */
-#define TEXT(n, to, d, a, h) \
-	{.name = n, .type = OPT_TEXT, .dest = &r.to, .def = d, .arg = a, .help = h}
-#define INT(n, to, d, least, most, a, h) \
+#define TEXT(n, to, d, a, ...) \
+	{.name = n, .type = OPT_TEXT, .dest = &r.to, .def = d, .arg = a, .help = __VA_ARGS__}
+#define INT(n, to, d, least, most, a, ...) \
 	{.name = n, .type = OPT_INT, .dest = &r.to, .def = d, .min = least, .max = most, .arg = a, \
-	 .help = h}
-#define REAL(n, to, d, least, most, a, h) \
+	 .help = __VA_ARGS__}
+#define REAL(n, to, d, least, most, a, ...) \
 	{.name = n, .type = OPT_REAL, .dest = &r.to, .def = d, .min = least, .max = most, .arg = a, \
-	 .help = h}
-#define ENUM(n, to, d, v, a, h) \
-	{.name = n, .type = OPT_ENUM, .dest = &r.to, .def = d, .values = v, .arg = a, .help = h}
-#define FLAG(n, to, h) {.name = n, .type = OPT_FLAG, .dest = &r.to, .def = "0", .help = h}
+	 .help = __VA_ARGS__}
+#define ENUM(n, to, d, v, a, ...) \
+	{.name = n, .type = OPT_ENUM, .dest = &r.to, .def = d, .values = v, .arg = a, \
+	 .help = __VA_ARGS__}
+#define FLAG(n, to, ...) \
+	{.name = n, .type = OPT_FLAG, .dest = &r.to, .def = "0", .help = __VA_ARGS__}
 /* clang-format on */
 
 int options_parse(struct options *o, int argc, char **argv)
 {
 	struct raw r = {.epochs = NOT_GIVEN,
 		.optimizer = NOT_GIVEN,
-		.modes = {.n_push = NOT_GIVEN, .local_rate = NOT_GIVEN},
+		.modes = {.n_push = NOT_GIVEN, .local_rate = NOT_GIVEN, .batch_images = NOT_GIVEN},
 		.lr = NOT_GIVEN,
 		.decay_square = NOT_GIVEN,
 		.eps = NOT_GIVEN,
+		.clip_norm = NOT_GIVEN,
 		.warmup = NOT_GIVEN};
 	const struct opt rows[] = {
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
@@ -162,10 +182,10 @@ int options_parse(struct options *o, int argc, char **argv)
 			"beside --key"),
 		FLAG("insecure", insecure,
 			"let --bind be open to the network without keys: anybody may train, stop "
-			"and copy"),
+			"and copy; let --http be open to it: anybody may read"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
 			"serve /metrics, /status and /healthz there, HOST without it 127.0.0.1; "
-			"without it: off"),
+			"without it: off; a HOST that is not loopback needs --insecure"),
 		TEXT("model", model, "seed:32", "MODEL",
 			"seed:F, lenet5, cnn99, vector:N, or layers such as \"conv:32:3 relu "
 			"pool:2 fc:10\""),
@@ -174,104 +194,162 @@ int options_parse(struct options *o, int argc, char **argv)
 			"in steps of all workers, in portions of a large batch, or workers for "
 			"themselves around a centre (docs/modes.md)"),
 		ENUM("optimizer", optimizer, NULL, OPTIM_NAMES, "NAME",
-			"what turns gradients into updates; without it adagrad, for sync momentum, "
-			"for sandblaster lbfgs"),
-		INT("n-push", modes.n_push, NULL, 1, WIRE_MAX_BATCHES, "N",
-			"batches in one push; without it 1, for easgd 4"),
+			"what turns gradients into updates; without it rmsprop (downpour, ssp), "
+			"nesterov (sync) or lbfgs (sandblaster)"),
+		INT("n-push", modes.n_push, NULL, 1, WIRE_MAX_BATCHES, "N", "batches in one push"),
 		ENUM("push", modes.push, "mean", PUSH_NAMES, "WHAT",
 			"of its batches' gradients a push has; sync and sandblaster: of a step's"),
 		INT("n-fetch", modes.n_fetch, "1", 1, WIRE_MAX_BATCHES, "N",
 			"batches between two pulls of the weights; in between a worker takes steps "
 			"of its own"),
 		REAL("local-rate", modes.local_rate, NULL, 0, 1e6, "RATE",
-			"of a worker's own steps; without it 0.1, for easgd 0.2"),
+			"of a worker's own steps; without it 0.1, for easgd 0.13",
+			.needs = "mode=downpour|ssp|easgd"),
 		FLAG("prefetch", modes.prefetch,
 			"pull the next weights while a gradient is computed: faster where pulls "
-			"are slow, one version staler"),
+			"are slow, one version staler",
+			.needs = "mode=downpour|ssp|easgd"),
 		ENUM("delay-compensation", modes.delay, "none", DELAY_NAMES, "HOW",
-			"correct late gradients by how far the weights have moved (DC-ASGD); takes "
-			"a copy of the weights for each worker"),
+			"correct late gradients by how far the weights have moved (DC-ASGD); keeps "
+			"the versions of the weights that live workers compute at"),
 		REAL("dc-lambda", modes.dc_lambda, "0", 0, 1e6, "LAMBDA",
-			"strength of that; 0: 0.04, adaptive 2"),
-		REAL("elastic", modes.elastic, "0.1", 1e-6, 1, "PART",
-			"easgd: of the distance to the centre that worker and centre give way"),
+			"strength of that; 0: 0.04, adaptive 2",
+			.needs = "delay-compensation=constant|adaptive"),
+		REAL("easgd-beta", modes.easgd_beta, "0.9", 1e-6, 1, "BETA",
+			"easgd: at a meeting worker and centre each close BETA / (live workers) of "
+			"the distance between them",
+			.was = "elastic", .needs = "mode=easgd"),
+		REAL("easgd-momentum", modes.easgd_momentum, "0.96", 0, 0.999, "PART",
+			"easgd: Nesterov momentum of the workers' own steps (EAMSGD); 0: none",
+			.needs = "mode=easgd"),
 		INT("ssp-bound", modes.ssp_bound, "4", 0, WIRE_MAX_BATCHES, "N",
-			"ssp: batches that a worker may be ahead of the slowest"),
-		INT("sync-spares", modes.sync_spares, "0", 0, WIRE_MAX_WORKERS, "N",
-			"sync: workers that a step does not wait for"),
-		INT("batch-images", modes.batch_images, "0", 0, WIRE_MAX_IMAGES, "N",
-			"sandblaster: images of one step; 0: all"),
+			"ssp: batches that a worker may be ahead of the slowest",
+			.needs = "mode=ssp"),
+		INT("buffer", modes.buffer, "1", 1, 1000000, "K",
+			"gradients of any workers that make one update (FedBuff)",
+			.needs = "mode=downpour|ssp"),
+		INT("sync-workers", modes.sync_workers, "0", 0, WIRE_MAX_WORKERS, "N",
+			"sync: gradients that make a step, each from another worker; 0: one from "
+			"each live worker, but for --backup-workers",
+			.needs = "mode=sync"),
+		INT("backup-workers", modes.backup_workers, "0", 0, WIRE_MAX_WORKERS, "N",
+			"sync: workers more than a step needs; it ends without the slowest",
+			.was = "sync-spares", .needs = "mode=sync"),
+		INT("batch-images", modes.batch_images, NULL, 0, WIRE_MAX_IMAGES, "N",
+			"sandblaster: images of one step; 0: all; without it 0 for lbfgs, 6000 for "
+			"the other optimizers",
+			.needs = "mode=sandblaster"),
 		INT("lbfgs-history", modes.lbfgs_history, "20", 1, LBFGS_MAX_HISTORY, "N",
-			"pairs of steps and gradients that L-BFGS remembers"),
+			"pairs of steps and gradients that L-BFGS remembers",
+			.needs = "optimizer=lbfgs"),
 		INT("lbfgs-trials", modes.lbfgs_trials, "20", 1, 1000, "N",
-			"most points that one line search looks at"),
+			"most points that one line search looks at", .needs = "optimizer=lbfgs"),
 		REAL("lbfgs-armijo", modes.lbfgs_armijo, "1e-4", 1e-12, 0.5, "PART",
-			"of the slope's promise that a step must keep"),
+			"of the slope's promise that a step must keep", .needs = "optimizer=lbfgs"),
 		REAL("lbfgs-wolfe", modes.lbfgs_wolfe, "0.5", 1e-6, 0.999999, "PART",
-			"of the slope that may be left after a step"),
+			"of the slope that may be left after a step", .needs = "optimizer=lbfgs"),
 		REAL("lr", lr, NULL, 1e-12, 1e6, "RATE",
-			"learning rate; without it sgd 0.2, adagrad 0.04, momentum and "
-			"nesterov 0.03 (sync: 0.1), rmsprop and adam 0.002"),
+			"learning rate of one worker (see --lr-scaling); without it sgd 0.2, "
+			"adagrad 0.04, momentum and nesterov 0.03 (sync: 0.3), rmsprop 0.006, "
+			"adam 0.002",
+			.needs = "mode!=easgd optimizer!=lbfgs"),
+		ENUM("lr-scaling", modes.lr_scaling, "auto", LR_SCALING_NAMES, "RULE",
+			"multiply the rate by N (linear) or its square root: N is the number of "
+			"gradients in a sync step, and 1 / (1 + staleness) of a gradient in "
+			"downpour and ssp; auto: sqrt, but linear for sgd, momentum and nesterov "
+			"in "
+			"downpour and ssp",
+			.needs = "mode=downpour|ssp|sync"),
+		INT("lr-scaling-warmup", modes.lr_scaling_warmup, "0", 0, 1e9, "N",
+			"updates in which a factor of --lr-scaling above 1 rises from 1",
+			.needs = "mode=sync"),
 		REAL("momentum", momentum, "0.9", 0, 0.999999, "PART",
-			"of the last direction is kept: momentum, nesterov; adam's beta1"),
+			"of the last direction is kept: momentum, nesterov; adam's beta1",
+			.needs = "optimizer=momentum|nesterov|adam"),
 		REAL("decay-square", decay_square, NULL, 0, 0.999999, "PART",
 			"of the mean square is kept: rmsprop's alpha, without it 0.99; adam's "
-			"beta2, without it 0.999"),
+			"beta2, without it 0.999",
+			.needs = "optimizer=rmsprop|adam"),
 		REAL("eps", eps, NULL, 1e-12, 1, "EPS",
 			"added to the root: adagrad, without it 1e-10; rmsprop, adam, without it "
-			"1e-8"),
-		REAL("adagrad-init", adagrad_init, "0", 0, 1e6, "G", "first sum of squares"),
+			"1e-8",
+			.needs = "optimizer=adagrad|rmsprop|adam"),
+		REAL("adagrad-init", adagrad_init, "0", 0, 1e6, "G", "first sum of squares",
+			.needs = "optimizer=adagrad"),
 		REAL("weight-decay", weight_decay, "0", 0, 1, "PART",
-			"of the weights is added to their gradient"),
-		REAL("clip-norm", clip_norm, "0", 0, 1e30, "L2",
-			"scale gradients with a larger norm down to this one; 0: never"),
+			"of the weights is added to their gradient", .needs = "optimizer!=lbfgs"),
+		REAL("clip-norm", clip_norm, NULL, 0, 1e30, "L2",
+			"scale gradients with a larger norm down to this one; 0: never; without it "
+			"0.5 (sync) or 0",
+			.needs = "optimizer!=lbfgs"),
 		ENUM("schedule", schedule, "constant", SCHEDULE_NAMES, "NAME",
-			"how the rate changes over the run"),
+			"how the rate changes over the run",
+			.needs = "mode!=easgd optimizer!=lbfgs"),
 		REAL("warmup", warmup, NULL, 0, 1, "PART",
-			"of the run in which the rate rises; without it 0, for onecycle 0.3"),
+			"of the run in which the rate rises; without it 0, for onecycle 0.3",
+			.needs = "mode!=easgd optimizer!=lbfgs"),
 		REAL("schedule-gamma", schedule_gamma, "0.1", 0, 1, "PART",
-			"step: of the rate is left by each fall"),
+			"step: of the rate is left by each fall", .needs = "schedule=step"),
 		INT("schedule-every", schedule_every, "1", 1, WIRE_MAX_EPOCHS, "N",
-			"step: epochs between falls"),
+			"step: epochs between falls", .needs = "schedule=step"),
 		REAL("schedule-floor", schedule_floor, "0", 0, 1, "PART",
-			"cosine, onecycle: of the rate is left at the end"),
+			"cosine, onecycle: of the rate is left at the end",
+			.needs = "schedule=cosine|onecycle"),
 		INT("epochs", epochs, NULL, 0, WIRE_MAX_EPOCHS, "N",
 			"passes over the training images; 0: no data set, ends by --max-updates or "
-			"a drain; without it 3, for vector:N 0"),
+			"a drain; without it 3 (sandblaster: 30), for vector:N 0"),
 		INT("batch", batch, "100", 1, WIRE_MAX_IMAGES, "N", "images per batch"),
 		INT("seed", seed, "1", 0, MOST_EXACT, "N",
 			"of the first weights, the order of images and dropout"),
+		TEXT("data-id", data_id, NULL, "FINGERPRINT",
+			"refuse workers with another data set (cnn-worker --print-data-id prints "
+			"it); without it the first accepted gradient decides"),
 		TEXT("init", init, NULL, "FILE",
 			"first weights of a fresh run, a .safetensors file of this model"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
 			"keep the run there and continue it from there; without it a crash loses "
 			"the run"),
 		INT("checkpoint-ms", checkpoint_ms, "500", 1, MOST_MS, "MS",
-			"least time between checkpoints"),
+			"least time between checkpoints", .needs = "checkpoint-dir"),
 		ENUM("durability", durability, "replay", "replay|always", "LEVEL",
 			"what a crash of everything at once may lose: replay: pushes since the "
 			"last "
 			"checkpoint that no living worker keeps; always: nothing that was "
 			"acknowledged, for a journal (docs/durability.md)"),
 		INT("journal-mb", journal_mb, "128", 1, 1 << 20, "MIB",
-			"always: take a checkpoint when the journal behind the last one is larger"),
+			"always: take a checkpoint when the journal behind the last one is larger",
+			.needs = "durability=always"),
 		INT("min-workers", min_workers, "1", 1, WIRE_MAX_WORKERS, "N",
 			"give out no work before so many workers are there"),
 		INT("max-workers", max_workers, "256", 1, WIRE_MAX_WORKERS, "N", "worker slots"),
 		ENUM("stale-rate", stale_rate, "relative", STALE_RATE_NAMES, "HOW",
 			"rate of a gradient that is TAU versions old: constant, / max(1, TAU / "
-			"live workers), / max(1, TAU)"),
+			"live workers), / max(1, TAU)",
+			.needs = "mode=downpour|ssp"),
 		INT("max-staleness", max_staleness, "0", 0, 1e9, "N",
 			"refuse gradients that are more versions old; 0: 8 times the live workers, "
-			"at least 16"),
+			"at least 16",
+			.needs = "mode=downpour|ssp|easgd"),
 		REAL("max-norm", max_norm, "0", 0, 1e30, "L2",
 			"refuse gradients with a larger norm; 0: no limit"),
-		INT("warm-updates", warm_updates, "200", 0, 1e9, "N",
-			"so many first updates come from one worker alone"),
+		INT("warm-updates", warm_updates, "0", 0, 1e9, "N",
+			"the first N updates come from one worker alone",
+			.needs = "mode=downpour|ssp"),
+		INT("warm-ramp", warm_ramp, "40", 0, 1e9, "N",
+			"after --warm-updates one more worker starts every N updates; 0: all at "
+			"once",
+			.needs = "mode=downpour|ssp"),
 		INT("max-updates", max_updates, "0", 0, MOST_EXACT, "N",
 			"end after so many updates; 0: no bound"),
 		INT("lease-batches", lease_batches, "10", 1, WIRE_MAX_BATCHES, "N",
-			"most batches given out at once"),
+			"most batches given out at once",
+			.needs = "mode=downpour|ssp|sandblaster|easgd"),
+		ENUM("backup-copies", backup, "late", BACKUP_NAMES, "WHEN",
+			"an idle worker gets a copy of work that another one has: when that one "
+			"has taken twice the median time, at once, never"),
+		INT("first-deadline-ms", first_deadline_ms, "30000", 1, MOST_MS, "MS",
+			"time to deliver work while no worker has delivered any; later ten times "
+			"the worker's median, at least 2000"),
 		INT("eval-images", eval_images, "1000", 1, WIRE_MAX_IMAGES, "N",
 			"test images given out at once"),
 		INT("push-window", push_window, "8", 1, WIRE_MAX_WINDOW, "N",
@@ -294,9 +372,13 @@ int options_parse(struct options *o, int argc, char **argv)
 			"of the "
 			"machine's or the container's memory"),
 		FLAG("accept-rollback", accept_rollback,
-			"go on from a checkpoint older than what workers were told is safe"),
+			"go on from a checkpoint older than what workers were told is safe",
+			.needs = "checkpoint-dir"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
-			"SIGHUP switches between debug and this"),
+			"log events of this level and above on stderr; \"cnn-ctl log-level\" "
+			"changes it at run time"),
+		ENUM("log-format", log_format, "text", LOG_FORMAT_NAMES, "FORMAT",
+			"a log line is logfmt (text) or a JSON object (json)"),
 		FLAG("check-config", check_config,
 			"judge and print the configuration, do nothing else"),
 		{0},
@@ -317,12 +399,17 @@ int options_parse(struct options *o, int argc, char **argv)
 	r.optimizer = (int)o->core.optim.kind; /* what was not given, for the dump */
 	r.lr = o->core.lr;
 	r.eps = o->core.optim.eps;
+	r.clip_norm = o->core.optim.clip_norm;
+	r.modes.lr_scaling = (int)o->core.lr_scaling + 1;
 	r.decay_square = o->core.optim.decay_square;
 	r.warmup = o->core.schedule.warmup;
 	r.epochs = o->core.epochs;
 	r.modes.n_push = o->core.n_push;
 	r.modes.local_rate = o->core.local_rate;
+	r.modes.batch_images = o->core.batch_images;
+	log_set_format(o->log_format);
 	log_set_level(o->check_config ? LOG_DEBUG : o->log_level);
+	opt_check(&program, NULL);
 	opt_dump(&program);
 	return OPT_RUN;
 }

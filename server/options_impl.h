@@ -12,9 +12,10 @@
 
 /* The rows' destinations, in the types that opt.h knows. */
 struct raw {
-	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *allow;
+	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *allow, *data_id;
 	struct mode_raw modes;
-	int64_t epochs, batch, seed, max_updates, max_staleness, warm_updates, lease_batches;
+	int64_t epochs, batch, seed, max_updates, max_staleness, warm_updates, warm_ramp,
+		lease_batches;
 	int64_t eval_images, min_workers, max_workers, push_window, replay_window;
 	int64_t beat_ms, suspect_ms, dead_ms, forget_ms, recovery_ms, checkpoint_ms, memory_mb;
 	double lr, momentum, decay_square, eps, adagrad_init, weight_decay, clip_norm, max_norm;
@@ -22,7 +23,10 @@ struct raw {
 	int64_t schedule_every;
 	int64_t journal_mb;
 	int durability;
-	int optimizer, schedule, stale_rate, log_level, accept_rollback, check_config, insecure;
+	int backup; /* enum backup_copies */
+	int64_t first_deadline_ms;
+	int optimizer, schedule, stale_rate, log_level, log_format, accept_rollback, check_config,
+		insecure;
 };
 
 /* options.c: what holds where nothing was given. */

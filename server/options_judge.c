@@ -1,7 +1,6 @@
 /*
  * options_judge.c - the rules of options that need more than one value, or the machine.
  */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -10,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "server/address.h"
 #include "server/options_impl.h"
 
 static void complain(int *errors, const char *fmt, ...) PS_PRINTF(2, 3);
@@ -77,37 +77,47 @@ static void check_addresses(const struct raw *r, int *errors)
 			r->http);
 }
 
-/* The address of --bind, without its port and brackets, is this machine's own. */
-static int is_loopback(const char *bind)
+static void check_reach(
+	const char *option, const char *given, const char *address, const char *remedy, int *errors)
 {
-	char host[64];
-	struct in_addr four;
-	struct in6_addr six;
-	const char *from = bind + strlen("tcp://"), *colon = strrchr(from, ':');
-	size_t n = (size_t)(colon - from), bracket = from[0] == '[';
+	enum address_reach reach = address_reach(address);
 
-	if (n >= sizeof(host))
-		return 0;
-	snprintf(host, sizeof(host), "%.*s", (int)(n - 2 * bracket), from + bracket);
-	if (inet_pton(AF_INET, host, &four) == 1)
-		return ntohl(four.s_addr) >> 24 == 127;
-	return inet_pton(AF_INET6, host, &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six);
+	if (reach == ADDRESS_UNKNOWN)
+		complain(errors, "%s: \"%.100s\": the host has no address", option, given);
+	if (reach == ADDRESS_OPEN)
+		complain(
+			errors, "%s: \"%.100s\" is open to the network: %s", option, given, remedy);
+}
+
+/* Keys protect --bind alone: status and metrics are open to everybody who reaches --http. */
+static void check_http_reach(const struct raw *r, int *errors)
+{
+	if (!r->insecure && r->http && strchr(r->http, ':') && is_http(r->http) &&
+		!strchr(r->http, '*'))
+		check_reach("--http", r->http, r->http,
+			"anybody there may read status and metrics, with or without --key: give "
+			"127.0.0.1:PORT, or --insecure",
+			errors);
+}
+
+static int http_is_open(const struct raw *r)
+{
+	return r->http && strchr(r->http, ':') && address_reach(r->http) == ADDRESS_OPEN;
 }
 
 static void check_keys(const struct raw *r, int *errors)
 {
 	int key = r->key && r->key[0];
 
-	if (key && r->insecure)
-		complain(errors, "--key, --insecure: only one of them");
+	if (key && r->insecure && !http_is_open(r))
+		complain(errors, "--key, --insecure: only one of them, unless --http is open to "
+				 "the network");
 	if (!key && r->allow && r->allow[0])
 		complain(errors, "--allow: needs --key");
-	if (!key && !r->insecure && is_bind(r->bind) && !is_loopback(r->bind))
-		complain(errors,
-			"--bind: \"%.100s\" is open to the network: give --key FILE (cnn-ctl "
-			"keygen "
-			"DIR makes one), or --insecure",
-			r->bind);
+	if (!key && !r->insecure && is_bind(r->bind))
+		check_reach("--bind", r->bind, r->bind + strlen("tcp://"),
+			"give --key FILE (cnn-ctl keygen DIR makes one), or --insecure", errors);
+	check_http_reach(r, errors);
 }
 
 /* The directory is there and can be written to, or its parent is and can. */
@@ -201,6 +211,17 @@ static void check_together(const struct raw *r, int *errors)
 			(long long)r->min_workers, (long long)r->max_workers);
 }
 
+static void check_data_id(const struct raw *r, int *errors)
+{
+	const char *text = r->data_id ? r->data_id : "";
+
+	if (text[0] && (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16))
+		complain(errors,
+			"--data-id: \"%.40s\": expected 16 hexadecimal digits, as cnn-worker "
+			"--print-data-id prints them",
+			text);
+}
+
 int options_judge(const struct raw *r, struct model *m, int parsed)
 {
 	int errors = 0;
@@ -209,6 +230,7 @@ int options_judge(const struct raw *r, struct model *m, int parsed)
 	check_addresses(r, &errors);
 	check_files(r, &errors);
 	check_keys(r, &errors);
+	check_data_id(r, &errors);
 	if (parsed == PS_OK) { /* else some of these have no value of their own */
 		const char *modes = mode_check(&r->modes, r->optimizer, options_epochs(r, m));
 

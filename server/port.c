@@ -197,7 +197,9 @@ int port_bind(struct port *p, const char *address, struct err *e)
 	size_t size = sizeof(p->endpoint);
 
 	if (bind_soon(p->socket, address) != 0)
-		return err_set(e, PS_EUSAGE, "--bind %.100s: %s", address, zmq_strerror(errno));
+		return err_set(e, PS_EUSAGE, "--bind %.100s: %s%s", address, zmq_strerror(errno),
+			errno == EADDRINUSE ? ": stop the process that has it, or take another port"
+					    : "");
 	if (zmq_getsockopt(p->socket, ZMQ_LAST_ENDPOINT, p->endpoint, &size) != 0)
 		return err_set(e, PS_ENET, "--bind %.100s: %s", address, zmq_strerror(errno));
 	p->bound = 1;

@@ -5,21 +5,32 @@
 #include <stdio.h>
 #include "common/log.h"
 #include "server/core/core.h"
+#include "server/waiting.h"
 
 #define RATE_MS 1000 /* a rate is measured over at least so long */
 #define DRAW_MS 100
 #define BAR     20 /* characters */
 
+/* Rates are of images computed: a pass or step counts its images in one instant, at its end. */
+static uint64_t computed_images(const struct core *c)
+{
+	struct work_view v;
+
+	core_work(c, &v);
+	return v.computed;
+}
+
 void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	const struct core_stats *s = core_stats(c);
+	uint64_t computed = computed_images(c);
 
 	*p = (struct progress){.start_ms = now_ms,
 		.epoch_ms = now_ms,
-		.epoch_images = s->images,
+		.epoch_images = computed,
 		.epoch_updates = s->updates,
 		.rate_ms = now_ms,
-		.rate_images = s->images,
+		.rate_images = computed,
 		.rate_updates = s->updates};
 }
 
@@ -40,9 +51,12 @@ static void trained(struct progress *p, const struct core *c, uint64_t now_ms)
 	const struct core_stats *s = core_stats(c);
 	double seconds = (double)(now_ms - p->epoch_ms) / 1000;
 
-	p->epoch_rate = seconds > 0 ? (double)(s->images - p->epoch_images) / seconds : 0;
+	uint64_t computed = computed_images(c);
+
+	p->epoch_rate = seconds > 0 ? (double)(computed - p->epoch_images) / seconds : 0;
 	p->epoch_ms = now_ms;
-	p->epoch_images = s->images;
+	p->epoch_begun = 0;
+	p->epoch_images = computed;
 	p->epoch_updates = s->updates;
 	if (core_training_epoch(c) >= core_config(c)->epochs)
 		p->end_ms = now_ms;
@@ -79,8 +93,10 @@ void progress_effect(
 	if (work && p->begin_ms == 0)
 		begin(p, c, now_ms);
 	if (work && e->msg.type == MSG_GRANT && e->msg.grant.kind == GRANT_TRAIN &&
-		core_stats(c)->images == p->epoch_images)
+		!p->epoch_begun) {
+		p->epoch_begun = 1;
 		p->epoch_ms = now_ms; /* what evaluation took before is not this epoch's */
+	}
 	if (work && e->msg.type == MSG_ACK)
 		p->end_ms = now_ms;
 	if (e->kind == EFFECT_EPOCH)
@@ -100,13 +116,14 @@ static void measure(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	const struct core_stats *s = core_stats(c);
 	double seconds = (double)(now_ms - p->rate_ms) / 1000;
+	uint64_t computed = computed_images(c);
 
 	if (now_ms - p->rate_ms < RATE_MS)
 		return;
-	p->images_per_s = (double)(s->images - p->rate_images) / seconds;
+	p->images_per_s = (double)(computed - p->rate_images) / seconds;
 	p->updates_per_s = (double)(s->updates - p->rate_updates) / seconds;
 	p->rate_ms = now_ms;
-	p->rate_images = s->images;
+	p->rate_images = computed;
 	p->rate_updates = s->updates;
 }
 
@@ -129,10 +146,14 @@ void progress_look(const struct progress *p, const struct core *c, struct progre
 	double all = (double)core_data(c)->n_train * cfg->epochs;
 	const struct epoch_record *tested = progress_evaluated(c);
 	uint32_t epoch = core_training_epoch(c);
+	struct work_view work;
 
+	core_work(c, &work);
 	*v = (struct progress_view){.epochs = cfg->epochs,
 		.epoch = epoch < cfg->epochs ? epoch + 1 : cfg->epochs,
-		.done = all > 0 ? (double)s->images / all : 0,
+		.pass = work.pass,
+		.done = all > 0 ? (double)work.images / all : 0,
+		.images = work.images,
 		.updates = s->updates,
 		.images_per_s = p->images_per_s,
 		.updates_per_s = p->updates_per_s,
@@ -140,8 +161,8 @@ void progress_look(const struct progress *p, const struct core *c, struct progre
 		.accuracy = tested ? (double)tested->eval_correct / tested->eval_done : -1,
 		.eta_s = -1,
 		.workers = core_live_workers(c)};
-	if (all > 0 && p->images_per_s > 0)
-		v->eta_s = (all - (double)s->images) / p->images_per_s;
+	if (all > 0 && p->images_per_s > 0 && v->workers > 0)
+		v->eta_s = (all - (double)work.images) / p->images_per_s;
 }
 
 static void append(char *out, size_t size, size_t *at, const char *fmt, ...)
@@ -156,14 +177,37 @@ static void append(char *out, size_t size, size_t *at, const char *fmt, ...)
 	*at += n < 0 ? 0 : (size_t)n < size - *at ? (size_t)n : size - *at - 1;
 }
 
+/* What has been done, if anything was, and why nothing is. */
+static void waiting_bar(const struct progress_view *v, char *out, size_t size)
+{
+	size_t at = 0;
+
+	out[0] = '\0';
+	if (v->done > 0)
+		append(out, size, &at, "epoch %u/%u %d %%  ", v->epoch, v->epochs,
+			(int)(v->done * 100));
+	else if (v->updates > 0)
+		append(out, size, &at, "%llu updates  ", (unsigned long long)v->updates);
+	append(out, size, &at, "%s", v->waiting);
+}
+
 void progress_bar(const struct progress_view *v, char *out, size_t size)
 {
 	size_t at = 0;
+
+	if (v->waiting) {
+		waiting_bar(v, out, size);
+		return;
+	}
 	int full = v->done >= 1 ? BAR : (int)(v->done * BAR);
 
 	if (v->epochs > 0)
-		append(out, size, &at, "epoch %u/%u [%.*s%.*s] %3d %%  %.0f images/s", v->epoch,
-			v->epochs, full, "####################", BAR - full, "....................",
+		append(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
+	if (v->pass > 1) /* a line search takes back what the pass before computed */
+		append(out, size, &at, "pass %u ", v->pass);
+	if (v->epochs > 0)
+		append(out, size, &at, "[%.*s%.*s] %3d %%  %.0f images/s", full,
+			"####################", BAR - full, "....................",
 			(int)(v->done * 100), v->images_per_s);
 	else
 		append(out, size, &at, "%llu updates  %.0f updates/s",
@@ -176,16 +220,19 @@ void progress_bar(const struct progress_view *v, char *out, size_t size)
 	append(out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");
 }
 
-void progress_tick(struct progress *p, const struct core *c, uint64_t now_ms)
+void progress_tick(
+	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms)
 {
+	char line[256], why[WAITING_TEXT];
 	struct progress_view v;
-	char line[256];
 
 	measure(p, c, now_ms);
 	if (!log_on_terminal() || now_ms - p->drawn_ms < DRAW_MS)
 		return;
 	p->drawn_ms = now_ms;
 	progress_look(p, c, &v);
+	if (waiting && waiting_text(waiting, why))
+		v.waiting = why;
 	progress_bar(&v, line, sizeof(line));
 	log_progress(line);
 }

@@ -13,7 +13,8 @@
 struct replay {
 	const char *dir;
 	struct core_config cfg; /* of then */
-	void *memory;
+	void *memory;           /* mem_lazy */
+	size_t memory_bytes;
 	float *weights;
 	struct core *core;
 	struct event_reader events;
@@ -55,7 +56,8 @@ static int build(struct replay *r, const struct checkpoint *c, struct err *e)
 	if (image_config(data[IMAGE_LIVE], size[IMAGE_LIVE], &r->cfg) ||
 		size[IMAGE_WEIGHTS] != r->cfg.n_params * sizeof(float))
 		return refuse(r, c->generation, "the checkpoint's configuration is malformed", e);
-	r->memory = mem_try(core_bytes(&r->cfg), 1);
+	r->memory_bytes = core_bytes(&r->cfg);
+	r->memory = mem_lazy(r->memory_bytes);
 	r->weights = mem_try(r->cfg.n_params, sizeof(float));
 	if (!r->memory || !r->weights || event_reader_init(&r->events, r->cfg.n_params))
 		return err_set(e, PS_ENOMEM, "no memory to replay a journal");
@@ -224,7 +226,7 @@ static int open_first(
 static void release(struct replay *r)
 {
 	event_reader_release(&r->events);
-	free(r->memory);
+	mem_lazy_free(r->memory, r->memory_bytes);
 	free(r->weights);
 }
 

@@ -20,6 +20,7 @@
 #include "common/safetensors.h"
 #include "server/core/image.h"
 #include "server/recover.h"
+#include "server/resume_check.h"
 
 #define EPOCH_FILE "EPOCH"
 #define MAX_EPOCH  (UINT64_MAX - 1)
@@ -107,6 +108,26 @@ static const char *other_model(const struct run_head *head, const struct options
 	return strcmp(head->model, o->core.model) != 0 ? head->model : NULL;
 }
 
+/* Status of a checkpoint that is no good although its checksums are right: an older one may be. */
+#define REFUSED PS_EDATA
+
+/* `rc`: image_read's. REFUSED, or PS_ECHECKPOINT where this start's options do not fit. */
+static int cannot_continue(
+	const struct options *o, const struct checkpoint *c, int rc, const char *why, struct err *e)
+{
+	const struct checkpoint_section *live = checkpoint_find(c, image_names[IMAGE_LIVE]);
+	struct core_config then;
+	char options[256];
+
+	if (rc == PS_EUSAGE && image_config(live->data, live->size, &then) == 0 &&
+		resume_differences(&then, &o->core, why, options, sizeof(options)) > 0)
+		return err_set(e, PS_ECHECKPOINT, "%.150s: its run has %s: " RESUME_REMEDY,
+			o->checkpoint_dir, options);
+	return err_set(e, rc == PS_EUSAGE ? PS_ECHECKPOINT : REFUSED,
+		"%.150s: checkpoint %llu cannot be continued: %s", o->checkpoint_dir,
+		(unsigned long long)c->generation, why);
+}
+
 static int resume(struct restored *out, const struct options *o, const struct checkpoint *c,
 	const struct core_config *cfg, struct err *e)
 {
@@ -117,16 +138,16 @@ static int resume(struct restored *out, const struct options *o, const struct ch
 	for (int i = 0; i < IMAGE_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(c, image_names[i]);
 		if (!s)
-			return err_set(e, PS_ECHECKPOINT, "%s: checkpoint %llu has no section %s",
+			return err_set(e, REFUSED, "%s: checkpoint %llu has no section %s",
 				o->checkpoint_dir, (unsigned long long)c->generation,
 				image_names[i]);
 		data[i] = s->data;
 		size[i] = s->size;
 	}
-	if (image_read(out->memory, versions_first(out->versions), cfg, data, size, &out->core,
-		    &why) != 0)
-		return err_set(e, PS_ECHECKPOINT, "%s: checkpoint %llu cannot be continued: %s",
-			o->checkpoint_dir, (unsigned long long)c->generation, why);
+	int rc = image_read(
+		out->memory, versions_first(out->versions), cfg, data, size, &out->core, &why);
+	if (rc)
+		return cannot_continue(o, c, rc, why, e);
 	out->resumed = 1;
 	return PS_OK;
 }
@@ -137,12 +158,11 @@ static int read_head(
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
 
 	if (!s || run_head_read(s->data, s->size, head) != 0 || head->epoch >= MAX_EPOCH)
-		return err_set(e, PS_ECHECKPOINT, "%s: checkpoint %llu is not a server's",
+		return err_set(e, REFUSED, "%s: checkpoint %llu is not a server's",
 			o->checkpoint_dir, (unsigned long long)c->generation);
 	if (other_model(head, o))
 		return err_set(e, PS_ECHECKPOINT,
-			"%s: its run has --model \"%.180s\", not \"%.180s\": say the same or take "
-			"another directory",
+			"%.100s: its run has --model \"%.140s\", not \"%.140s\": " RESUME_REMEDY,
 			o->checkpoint_dir, head->model, o->core.model);
 	return PS_OK;
 }
@@ -168,38 +188,113 @@ static int build(struct restored *out, const struct options *o, const struct che
 	return rc ? rc : write_epoch(o->checkpoint_dir, cfg.epoch, e);
 }
 
+/* A look at the content before the journals behind it are replayed. */
+static int check_content(
+	struct restored *out, const struct options *o, const struct checkpoint *c, struct err *e)
+{
+	struct run_head head;
+	struct core_config cfg = o->core;
+	int rc = read_head(c, o, &head, e);
+
+	cfg.epoch = head.epoch + 1;
+	return rc ? rc : resume(out, o, c, &cfg, e);
+}
+
+static int go_on(struct restored *out, const struct options *o, struct checkpoint *c,
+	uint64_t newest_seen, struct err *e)
+{
+	int rc = check_content(out, o, c, e);
+
+	if (!rc)
+		rc = recover(o->checkpoint_dir, o->core.accept_rollback, c, e);
+	return rc ? rc : build(out, o, c, newest_seen, e);
+}
+
+/* From `c` down to the first generation whose content is good. */
+static int go_on_from_best(struct restored *out, const struct options *o, struct checkpoint *c,
+	uint64_t newest_seen, struct err *e)
+{
+	int rc, refused = 0;
+
+	while ((rc = go_on(out, o, c, newest_seen, e)) == REFUSED) {
+		uint64_t generation = c->generation;
+
+		log_warn("checkpoint", "refused", "generation=%llu reason=\"%s\"",
+			(unsigned long long)generation, e->text);
+		refused++;
+		checkpoint_release(c);
+		rc = checkpoint_read_older(o->checkpoint_dir, generation, c, e);
+		if (rc)
+			return rc;
+		if (!c->generation)
+			return err_set(e, PS_ECHECKPOINT,
+				"%s: none of its checkpoints can be continued; the last refusal: "
+				"%s",
+				o->checkpoint_dir, e->text);
+	}
+	out->sound = rc ? 0 : c->generation;
+	if (!rc && refused)
+		log_warn("checkpoint", "fallback", "generation=%llu refused=%d",
+			(unsigned long long)c->generation, refused);
+	return rc;
+}
+
 static int from_directory(struct restored *out, const struct options *o, struct err *e)
 {
 	struct checkpoint c = {0};
 	uint64_t newest_seen = 0;
-	int rc = file_make_dir(o->checkpoint_dir, e);
+	int rc = checkpoint_read_newest(o->checkpoint_dir, 1, &c, &newest_seen, e);
 
-	if (!rc)
-		rc = file_lock_dir(o->checkpoint_dir, &out->lock_fd, e);
-	if (!rc)
-		rc = checkpoint_read_newest(o->checkpoint_dir, 1, &c, &newest_seen, e);
-	if (!rc && c.generation)
-		rc = recover(o->checkpoint_dir, o->core.accept_rollback, &c, e);
 	if (journal_newest(o->checkpoint_dir, UINT64_MAX) > newest_seen)
 		newest_seen = journal_newest(o->checkpoint_dir, UINT64_MAX);
 	if (!rc)
-		rc = build(out, o, &c, newest_seen, e);
+		rc = c.generation ? go_on_from_best(out, o, &c, newest_seen, e)
+				  : build(out, o, &c, newest_seen, e);
 	checkpoint_release(&c);
 	return rc;
 }
 
-int restore(struct restored *out, const struct options *o, struct err *e)
+static int lock(struct restored *out, const char *dir, struct err *e)
 {
-	struct core_config cfg = o->core;
+	int rc = dir ? file_make_dir(dir, e) : PS_OK;
+
+	return rc || !dir ? rc : file_lock_dir(dir, &out->lock_fd, e);
+}
+
+int restore_open(struct restored *out, const struct options *o, struct err *e)
+{
 	int rc;
 
 	*out = (struct restored){.lock_fd = -1};
-	out->memory = mem_must(core_bytes(&cfg), 1, "the core");
-	cfg.epoch = 1;
-	if (versions_new(&out->versions, cfg.n_params))
-		rc = err_set(e, PS_ENOMEM, "no memory for %zu weights", cfg.n_params);
+	out->memory_bytes = core_bytes(&o->core);
+	out->memory = mem_lazy(out->memory_bytes);
+	if (!out->memory)
+		rc = err_set(e, PS_ENOMEM, "no address space for a core of %zu bytes",
+			out->memory_bytes);
+	else if (versions_new(&out->versions, o->core.n_params))
+		rc = err_set(e, PS_ENOMEM, "no memory for %zu weights", o->core.n_params);
 	else
-		rc = o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
+		rc = lock(out, o->checkpoint_dir, e);
+	if (rc)
+		restore_release(out);
+	return rc;
+}
+
+int restore_core(struct restored *out, const struct options *o, struct err *e)
+{
+	struct core_config cfg = o->core;
+
+	cfg.epoch = 1;
+	return o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
+}
+
+int restore(struct restored *out, const struct options *o, struct err *e)
+{
+	int rc = restore_open(out, o, e);
+
+	if (rc)
+		return rc;
+	rc = restore_core(out, o, e);
 	if (rc)
 		restore_release(out);
 	return rc;
@@ -208,7 +303,7 @@ int restore(struct restored *out, const struct options *o, struct err *e)
 void restore_release(struct restored *r)
 {
 	versions_free(&r->versions);
-	free(r->memory);
+	mem_lazy_free(r->memory, r->memory_bytes);
 	if (r->lock_fd >= 0)
 		close(r->lock_fd);
 	*r = (struct restored){.lock_fd = -1};

@@ -1,9 +1,10 @@
 /*
  * restore.h - what a start finds in the checkpoint directory: the run to go on with, or none.
  *
- * Order: lock the directory, read the newest good checkpoint, replay the journals behind it, settle
- * the server epoch, build the core. Nothing of this life is on disk before saver_write; nothing is
- * bound before that. Thread: main, before the loop.
+ * Order: lock the directory; the caller binds its ports; read the newest good checkpoint, replay
+ * the journals behind it, settle the server epoch, build the core. A start that cannot have its
+ * ports changes nothing in the directory. Nothing of this life is on disk before saver_write. No
+ * message is read before that. Thread: main, before the loop.
  */
 #ifndef SERVER_RESTORE_H
 #define SERVER_RESTORE_H
@@ -13,15 +14,23 @@
 
 struct restored {
 	struct core *core;
-	void *memory;              /* what core lies in; free() */
+	void *memory; /* what core lies in; mem_lazy */
+	size_t memory_bytes;
 	struct versions *versions; /* whose buffers it changes */
 	int lock_fd;               /* or -1; keep it open as long as the process writes there */
 	int resumed;               /* from a checkpoint; 0: a fresh run */
+	uint64_t sound;            /* the generation that it goes on from; 0: a fresh run */
 };
 
+/* Room for the core and its weights, and the lock on the directory, into *out. PS_ELOCKED, PS_EIO,
+ * PS_ENOMEM; *out is released then. */
+int restore_open(struct restored *out, const struct options *o, struct err *e) PS_MUST_CHECK;
+/* Then the core, with the errors of restore; restore_release in any case. */
+int restore_core(struct restored *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /*
- * Build the core of this start into *out. PS_ELOCKED, PS_ECHECKPOINT (none good, or of another
- * model, seed, batch...), PS_EIO, PS_EDATA (--init), PS_EUSAGE; *out is released then.
+ * Both: build the core of this start into *out. A checkpoint whose content is refused gives way to
+ * the generation before it, and the log says so. PS_ELOCKED, PS_ECHECKPOINT (none usable, or of
+ * another model, seed, batch...), PS_EIO, PS_EDATA (--init), PS_EUSAGE; *out is released then.
  */
 int restore(struct restored *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /* After router_free: frames of the weights may be under way until then. */

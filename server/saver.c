@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/checkpoint.h"
+#include "common/clones.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -24,6 +25,7 @@ struct saver {
 	struct err error;
 	double seconds;
 	struct saver_stats stats;
+	uint64_t sound; /* newest generation known to be good; 0: none */
 };
 
 int saver_new(struct saver **out, uv_loop_t *loop, const char *dir, saver_done_fn *done, void *arg)
@@ -39,6 +41,11 @@ int saver_new(struct saver **out, uv_loop_t *loop, const char *dir, saver_done_f
 	s->arg = arg;
 	s->work.data = s;
 	return PS_OK;
+}
+
+void saver_keep(struct saver *s, uint64_t sound)
+{
+	s->sound = sound;
 }
 
 void saver_free(struct saver **s)
@@ -88,6 +95,31 @@ static int take_image(struct saver *s, struct core *core, uint64_t generation)
 	return PS_OK;
 }
 
+/* NaN and infinity have larger bits than any number. `data` may be unaligned. */
+PS_CLONES static int all_finite(const unsigned char *data, size_t n)
+{
+	uint32_t most = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		uint32_t bits;
+		memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
+		bits &= 0x7fffffffu;
+		most = bits > most ? bits : most;
+	}
+	return most < 0x7f800000u;
+}
+
+/* The core's weights are always finite (store.c). If they are not, what is on disk is better. */
+static int check_weights(struct saver *s)
+{
+	const struct checkpoint_section *w = checkpoint_find(&s->image, image_names[IMAGE_WEIGHTS]);
+
+	if (all_finite(w->data, w->size / sizeof(float)))
+		return PS_OK;
+	return err_set(
+		&s->error, PS_EDIVERGED, "the weights are not finite: this state is not saved");
+}
+
 /* On the pool. */
 static void write_image(uv_work_t *work)
 {
@@ -95,7 +127,9 @@ static void write_image(uv_work_t *work)
 	double begin = clock_seconds();
 
 	if (s->rc == PS_OK)
-		s->rc = checkpoint_write(s->dir, &s->image, &s->error);
+		s->rc = check_weights(s);
+	if (s->rc == PS_OK)
+		s->rc = checkpoint_write_beside(s->dir, &s->image, s->sound, &s->error);
 	s->seconds = clock_seconds() - begin;
 }
 
@@ -118,7 +152,7 @@ static void note_outcome(struct saver *s, uint64_t generation)
 	t->failing = 0;
 	t->why[0] = '\0';
 	t->saved++;
-	t->generation = generation;
+	t->generation = s->sound = generation;
 	t->seconds = s->seconds;
 }
 

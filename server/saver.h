@@ -31,6 +31,8 @@ struct saver; /* opaque, see saver.c */
 /* Save into `dir` (borrowed). PS_ENOMEM. */
 int saver_new(struct saver **out, uv_loop_t *loop, const char *dir, saver_done_fn *done,
 	void *arg) PS_MUST_CHECK;
+/* Generation `sound` is good: it is never dropped to make space for the next one. */
+void saver_keep(struct saver *s, uint64_t sound);
 /* Frees and nulls *s, which is not busy; NULL is fine. */
 void saver_free(struct saver **s);
 /* Save `core` as `generation` and wait for it: for the start. PS_EIO, PS_ENOMEM. */

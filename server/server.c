@@ -7,6 +7,7 @@
 #include "common/journal.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "server/address.h"
 #include "server/core/core.h"
 #include "server/turn.h"
 
@@ -15,11 +16,33 @@
 #define LOOK_CLOSER_MS  10    /* ... when it is more than half of the limit */
 #define HANG_UP_MS      1000  /* for those that were told to leave */
 #define DRAIN_MS        10000 /* for the last checkpoint */
+#define DRAIN_AGAIN_MS  1500  /* ... after it could not be written once: space may come */
 #define HANG_UP_REST_MS 2000  /* between two times, if the first did not help */
 #define GAVE_UP         PS_EAGAIN
 #define ASK_MS          100 /* between two snapshots that the journal asks for */
 
 /* ---- events in ---------------------------------------------------------------------------- */
+
+/* Logged whatever the two levels are. */
+static void set_log_level(enum log_level level)
+{
+	const char *from = log_level_name(log_get_level());
+
+	log_set_level(LOG_INFO);
+	log_info("server", "log_level", "from=%s to=%s", from, log_level_name(level));
+	log_set_level(level);
+}
+
+/* The log is the shell's: the core has no part in this. */
+static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
+{
+	struct msg answer = *m;
+
+	set_log_level((enum log_level)(m->admin.level - LOG_LEVEL_ERROR));
+	answer.admin.reply = 1;
+	router_hold(s->router, 0);
+	router_send(s->router, peer, &answer);
+}
 
 /* From the router, which flushes itself. */
 static void on_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
@@ -27,18 +50,29 @@ static void on_message(void *arg, uint32_t peer, const struct msg *m, struct fra
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
 
+	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_LOG_LEVEL) {
+		on_log_level(s, peer, m);
+		return;
+	}
+	if (m->type == MSG_HELLO && m->hello.role == ROLE_OBSERVER)
+		watchers_add(&s->watchers, peer, turn_now(s));
 	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER &&
 		!admission_ask(&s->admission, uv_now(&s->loop)))
 		return;
+	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER)
+		labels_hello(s->labels, peer, &m->hello, router_address(s->router));
 	if (!turn_is_flooded(s, m))
 		turn(s, &ev, f);
+	transfers_note(&s->transfers, s->state.core, peer, m, f);
 }
 
 static void on_gone(void *arg, uint32_t peer)
 {
 	const struct event ev = {.kind = EVENT_PEER_GONE, .peer = peer};
+	struct server *s = arg;
 
-	turn(arg, &ev, NULL);
+	watchers_drop(&s->watchers, peer);
+	turn(s, &ev, NULL);
 }
 
 /* From anybody else. */
@@ -78,6 +112,7 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
 	struct server *s = arg;
 
+	s->unsaved_ms = rc == 0 || !s->draining ? 0 : s->unsaved_ms ? s->unsaved_ms : turn_now(s);
 	if (s->commit && rc == 0) {
 		commit_durable(s->commit, generation);
 		router_reach(s->router, commit_reached(s->commit));
@@ -131,6 +166,10 @@ static void check_deadline(struct server *s)
 	}
 	if (!s->deadline_ms && only_saving_is_left(s))
 		s->deadline_ms = now + DRAIN_MS;
+	if (s->unsaved_ms && now >= s->unsaved_ms + DRAIN_AGAIN_MS) {
+		give_up(s, PS_EIO, saver_stats(s->saver)->why);
+		return;
+	}
 	if (!s->deadline_ms || now < s->deadline_ms)
 		return;
 	if (s->draining)
@@ -186,16 +225,37 @@ static void on_look(uv_timer_t *t)
 
 /* ---- time and signals -------------------------------------------------------------------- */
 
+static void on_transfer(void *arg, const struct event *ev)
+{
+	turn(arg, ev, NULL);
+}
+
+/* Once, when a contribution has fixed it. */
+static void say_data(struct server *s)
+{
+	const struct data_id *d = core_data(s->state.core);
+
+	if (s->data_said || !core_data_is_fixed(s->state.core))
+		return;
+	s->data_said = 1;
+	log_info("server", "data_set", "data_id=%016llx train=%u test=%u",
+		(unsigned long long)d->xxh3, d->n_train, d->n_test);
+}
+
 static void on_tick(uv_timer_t *t)
 {
 	struct server *s = t->data;
 	const struct event ev = {.kind = EVENT_TICK};
 
 	router_hear(s->router);
+	transfers_look(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
 	tell_core(s, &ev);
 	care_for_journal(s);
-	crew_look(&s->crew, s->state.core);
-	progress_tick(&s->progress, s->state.core, turn_now(s));
+	crew_look(&s->crew, s->state.core, s->labels);
+	say_data(s);
+	warnings_look(&s->warnings, s->state.core, s->status != 0);
+	waiting_tick(&s->waiting, s->state.core, turn_now(s));
+	progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting, turn_now(s));
 	check_deadline(s);
 }
 
@@ -204,11 +264,13 @@ static void on_stop_signal(struct server *s, int number)
 	const struct event ev = {.kind = EVENT_DRAIN};
 
 	if (s->status) { /* all is saved: only the farewell is cut short */
-		uv_stop(&s->loop);
+		if (number != SIGUSR1)
+			uv_stop(&s->loop);
 		return;
 	}
 	if (s->draining) {
-		give_up(s, GAVE_UP, "a second signal");
+		if (number != SIGUSR1) /* Slurm may give its warning more than once */
+			give_up(s, GAVE_UP, "a second signal");
 		return;
 	}
 	log_info("server", "draining", "signal=%d", number);
@@ -221,16 +283,14 @@ static void on_signal(uv_signal_t *h, int number)
 {
 	struct server *s = h->data;
 
-	if (number != SIGHUP) {
+	if (number != SIGHUP)
 		on_stop_signal(s, number);
-		return;
-	}
-	int debug = log_get_level() != LOG_DEBUG || s->options->log_level == LOG_DEBUG;
-	log_set_level(LOG_INFO); /* so that this line is seen in any case */
-	log_info("server", "log_level", "debug=%d", debug);
-	log_set_level(debug ? LOG_DEBUG : s->options->log_level);
-	if (s->auth)
+	else if (s->auth)
 		auth_reload(s->auth);
+	else
+		log_info("server", "no_keys",
+			"reason=\"SIGHUP reads the list of keys again; this "
+			"server has none\"");
 }
 
 /* ---- pages ------------------------------------------------------------------------------- */
@@ -280,33 +340,6 @@ static int open_journal(struct server *s, struct err *e)
 	return PS_OK;
 }
 
-static int restore_and_save(struct server *s, struct err *e)
-{
-	const struct options *o = s->options;
-	int rc = restore(&s->state, o, e);
-
-	if (rc)
-		return rc;
-	const struct core *c = s->state.core;
-	const struct core_config *cfg = core_config(c);
-	log_info("server", s->state.resumed ? "resumed" : "new_run",
-		"run=%016llx%016llx epoch=%llu version=%llu model=\"%s\" n_params=%zu",
-		(unsigned long long)cfg->run.hi, (unsigned long long)cfg->run.lo,
-		(unsigned long long)cfg->epoch, (unsigned long long)core_stats(c)->version,
-		cfg->model, cfg->n_params);
-	if (s->state.resumed && o->init)
-		log_info("server", "init_not_used", "reason=\"the run goes on\"");
-	if (!o->checkpoint_dir) {
-		log_warn("saver", "off",
-			"reason=\"no --checkpoint-dir: a crash of the server loses the run\"");
-		return PS_OK;
-	}
-	if (saver_new(&s->saver, &s->loop, o->checkpoint_dir, on_saved, s))
-		return err_set(e, PS_ENOMEM, "no memory for the saver");
-	rc = saver_write(s->saver, s->state.core, cfg->generation, e);
-	return rc ? rc : open_journal(s, e);
-}
-
 static int open_auth(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -315,18 +348,20 @@ static int open_auth(struct server *s, struct err *e)
 		.allow_file = o->allow,
 		.max_workers = o->core.max_workers};
 
-	if (o->insecure)
-		log_warn("auth", "off", "reason=\"--insecure: anybody who reaches %s may train\"",
-			o->bind);
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
 }
 
 /* With its keys, if it has some: s->auth is there. */
 static int open_router(struct server *s, struct err *e)
 {
-	const struct core_config *cfg = core_config(s->state.core);
+	const struct core_config *cfg = &s->options->core;
+	size_t scheme = strlen("tcp://");
+
+	s->labels = labels_new(cfg->max_workers);
+	if (!s->labels)
+		return err_set(e, PS_ENOMEM, "no memory for the labels of workers");
 	const struct router_config config = {.loop = &s->loop,
-		.bind = s->options->bind,
+		.bind = s->bind,
 		.n_params = cfg->n_params,
 		.push_window = cfg->push_window,
 		.max_workers = cfg->max_workers,
@@ -336,35 +371,111 @@ static int open_router(struct server *s, struct err *e)
 		.on_gone = on_gone,
 		.arg = s};
 
+	snprintf(s->bind, sizeof(s->bind), "tcp://");
+	address_numeric(s->options->bind + scheme, s->bind + scheme, sizeof(s->bind) - scheme);
 	return router_new(&s->router, &config, e);
 }
 
-static int open_port(struct server *s, struct err *e)
+/* A name was judged by what it resolved to then: it may resolve to something else now. */
+static int check_reach(const struct server *s, struct err *e)
+{
+	const struct options *o = s->options;
+	const char *endpoint = router_endpoint(s->router);
+
+	if (o->insecure)
+		return PS_OK;
+	if (!o->key && address_reach(endpoint + strlen("tcp://")) != ADDRESS_LOOPBACK)
+		return err_set(e, PS_EUSAGE, "--bind %.100s: %s is open to the network", o->bind,
+			endpoint);
+	if (s->http && !http_is_loopback(s->http))
+		return err_set(e, PS_EUSAGE, "--http %.100s: %s is open to the network", o->http,
+			http_url(s->http));
+	return PS_OK;
+}
+
+/* Messages wait until the loop runs. */
+static int open_ports(struct server *s, struct err *e)
 {
 	int rc = open_auth(s, e);
 
 	if (!rc)
 		rc = open_router(s, e);
-	if (rc)
-		return rc;
-	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
-	if (!s->options->http)
+	if (!rc && s->options->http)
+		rc = http_new(&s->http, &s->loop, s->options->http, on_page, s, e);
+	return rc ? rc : check_reach(s, e);
+}
+
+static int save_first(struct server *s, struct err *e)
+{
+	const struct options *o = s->options;
+
+	if (!o->checkpoint_dir)
 		return PS_OK;
-	rc = http_new(&s->http, &s->loop, s->options->http, on_page, s, e);
-	if (rc == PS_OK)
+	if (saver_new(&s->saver, &s->loop, o->checkpoint_dir, on_saved, s))
+		return err_set(e, PS_ENOMEM, "no memory for the saver");
+	saver_keep(s->saver, s->state.sound);
+	int rc = saver_write(s->saver, s->state.core, core_config(s->state.core)->generation, e);
+	return rc ? rc : open_journal(s, e);
+}
+
+/* Nothing is said of a run that will never start: its ports are open and its checkpoint is written.
+ */
+static void announce(const struct server *s)
+{
+	const struct options *o = s->options;
+	const struct core *c = s->state.core;
+	const struct core_config *cfg = core_config(c);
+
+	log_info("server", s->state.resumed ? "resumed" : "new_run",
+		"run=%016llx%016llx epoch=%llu version=%llu model=\"%s\" n_params=%zu",
+		(unsigned long long)cfg->run.hi, (unsigned long long)cfg->run.lo,
+		(unsigned long long)cfg->epoch, (unsigned long long)core_stats(c)->version,
+		cfg->model, cfg->n_params);
+	if (s->state.resumed && o->init)
+		log_info("server", "init_not_used", "reason=\"the run goes on\"");
+	if (!o->checkpoint_dir)
+		log_warn("saver", "off",
+			"reason=\"no --checkpoint-dir: a crash of the server loses the run\"");
+}
+
+static void announce_ports(const struct server *s)
+{
+	const struct options *o = s->options;
+
+	if (o->insecure && !o->key)
+		log_warn("auth", "off", "reason=\"--insecure: anybody who reaches %s may train\"",
+			o->bind);
+	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
+	if (s->http && !http_is_loopback(s->http))
+		log_warn("http", "open",
+			"reason=\"--insecure: anybody who reaches %s may read status and "
+			"metrics\"",
+			http_url(s->http));
+	if (s->http)
 		log_info("http", "listening", "url=%s", http_url(s->http));
-	return rc;
+}
+
+/* SIGHUP and SIGUSR1 would end a process that has no handler yet: until it has, they wait. */
+static void hold_signals(int how)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGUSR1);
+	pthread_sigmask(how, &set, NULL);
 }
 
 static void start_handles(struct server *s)
 {
-	const int number[SERVER_SIGNALS] = {SIGTERM, SIGINT, SIGHUP};
+	const int number[SERVER_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
 
 	for (size_t i = 0; i < SERVER_SIGNALS; i++) {
 		uv_signal_init(&s->loop, &s->signal[i]);
 		s->signal[i].data = s;
 		uv_signal_start(&s->signal[i], on_signal, number[i]);
 	}
+	hold_signals(SIG_UNBLOCK);
 	s->memory_bytes = memory_limit(s->options);
 	uv_timer_init(&s->loop, &s->tick);
 	s->tick.data = s;
@@ -374,7 +485,13 @@ static void start_handles(struct server *s)
 	uv_timer_start(&s->look, on_look, LOOK_MS, 0);
 	uv_update_time(&s->loop);
 	progress_init(&s->progress, s->state.core, turn_now(s));
+	waiting_init(&s->waiting, core_config(s->state.core), router_endpoint(s->router),
+		s->auth != NULL);
 	crew_init(&s->crew, s->state.core);
+	transfers_init(&s->transfers, s->state.core);
+	s->warnings.classes = s->options->model.classes;
+	s->warnings.usual_rate = s->options->usual_rate;
+	warnings_look(&s->warnings, s->state.core, 0);
 }
 
 /* Close what the loop watches and let it notice. */
@@ -403,6 +520,8 @@ static void release(struct server *s)
 	saver_free(&s->saver);
 	commit_free(&s->commit);
 	crew_release(&s->crew);
+	transfers_release(&s->transfers);
+	labels_free(&s->labels);
 	restore_release(&s->state);
 }
 
@@ -411,15 +530,22 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	memset(s, 0, sizeof(*s));
 	s->options = o;
 	s->state.lock_fd = -1;
+	hold_signals(SIG_BLOCK);
 	if (uv_loop_init(&s->loop) != 0)
 		return err_set(e, PS_ENOMEM, "no event loop");
-	int rc = restore_and_save(s, e);
+	int rc = restore_open(&s->state, o, e);
 	if (!rc)
-		rc = open_port(s, e);
+		rc = open_ports(s, e);
+	if (!rc)
+		rc = restore_core(&s->state, o, e);
+	if (!rc)
+		rc = save_first(s, e);
 	if (rc) {
 		release(s);
 		return rc;
 	}
+	announce(s);
+	announce_ports(s);
 	start_handles(s);
 	return PS_OK;
 }

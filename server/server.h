@@ -23,13 +23,18 @@
 #include "server/auth.h"
 #include "server/crew.h"
 #include "server/http.h"
+#include "server/labels.h"
 #include "server/net.h"
 #include "server/options.h"
 #include "server/progress.h"
 #include "server/restore.h"
 #include "server/saver.h"
+#include "server/transfers.h"
+#include "server/waiting.h"
+#include "server/warnings.h"
+#include "server/watchers.h"
 
-#define SERVER_SIGNALS 3
+#define SERVER_SIGNALS 4
 
 struct server {
 	const struct options *options;
@@ -37,6 +42,7 @@ struct server {
 	uv_timer_t tick, look;
 	uv_signal_t signal[SERVER_SIGNALS];
 	struct restored state;
+	char bind[320];    /* --bind with an address for its name */
 	struct auth *auth; /* NULL: no keys */
 	struct router *router;
 	struct saver *saver;   /* NULL: no checkpoints */
@@ -44,10 +50,17 @@ struct server {
 	uint64_t bound;        /* position of the newest event that anybody could learn of */
 	uint64_t asked_ms;     /* for a snapshot on the journal's behalf, last */
 	struct http *http;     /* NULL: off */
+	uint64_t unsaved_ms;   /* since then the last checkpoint of a drain fails; 0: it does not */
+	int data_said;         /* the log has the run's data set */
 	struct crew crew;
+	struct transfers transfers;
+	struct labels *labels;
 	struct admission admission;
 	struct awake awake; /* the time that counts: turn_now */
 	struct progress progress;
+	struct warnings warnings;
+	struct waiting waiting;
+	struct watchers watchers;
 
 	int status;           /* PS_E*: how the run ended; 0: it has not */
 	uint64_t finish_ms;   /* when it did */

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/log.h"
 #include "server/core/core.h"
+#include "server/labels.h"
 #include "server/mode_options.h"
 
 #define MOST_EPOCHS 20 /* records in a status */
@@ -33,7 +35,7 @@ const char *status_degraded(const struct status *s)
 	return s->commit && s->commit->failing ? s->commit->why : NULL;
 }
 
-const char *status_worker_state(int state)
+const char *status_worker_state(const struct worker_view *w)
 {
 	static const char *const names[] = {[SESSION_FREE] = "free",
 		[SESSION_JOINING] = "joining",
@@ -42,7 +44,9 @@ const char *status_worker_state(int state)
 		[SESSION_AWAY] = "away",
 		[SESSION_DEAD] = "dead"};
 
-	return names[state];
+	if (w->excluded)
+		return "excluded";
+	return w->stalled ? "stalled" : names[w->state];
 }
 
 static uint64_t rejected(const struct core_stats *t)
@@ -54,13 +58,21 @@ static uint64_t rejected(const struct core_stats *t)
 	return n;
 }
 
+static int is_waiting(const struct status *s)
+{
+	struct hold_up_view v;
+
+	core_hold_up(s->core, &v);
+	return v.kind != HOLD_UP_NONE;
+}
+
 static const char *phase(const struct status *s)
 {
 	const struct core_config *cfg = core_config(s->core);
 
 	if (s->ending)
 		return "ending";
-	if (core_stats(s->core)->leases == 0 && cfg->epochs > 0)
+	if (is_waiting(s) || (core_stats(s->core)->leases == 0 && cfg->epochs > 0))
 		return "waiting";
 	if (cfg->epochs > 0 && core_training_epoch(s->core) >= cfg->epochs)
 		return "evaluating";
@@ -110,8 +122,8 @@ static json_t *data_object(const struct core *c)
 	char xxh3[17];
 
 	snprintf(xxh3, sizeof(xxh3), "%016" PRIx64, d->xxh3);
-	return json_pack("{s:o, s:o, s:s}", "n_train", count(d->n_train), "n_test",
-		count(d->n_test), "xxh3", xxh3);
+	return json_pack("{s:o, s:o, s:s, s:b}", "n_train", count(d->n_train), "n_test",
+		count(d->n_test), "xxh3", xxh3, "fixed", core_data_is_fixed(c));
 }
 
 static json_t *epoch_object(const struct core *c, uint32_t e)
@@ -138,15 +150,21 @@ static json_t *epoch_list(const struct core *c)
 	return list;
 }
 
-static json_t *worker_object(const struct worker_view *w, uint64_t now_ms)
+static json_t *text_or_null(const char *text)
+{
+	return text && text[0] ? json_string(text) : json_null();
+}
+
+static json_t *worker_object(const struct worker_view *w, const struct label *l, uint64_t now_ms)
 {
 	uint64_t silent = now_ms > w->heard_ms ? now_ms - w->heard_ms : 0;
 
-	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o}", "worker",
-		count(w->worker), "state", status_worker_state((int)w->state), "name", w->name,
-		"device", w->device, "incarnation", count(w->incarnation), "images",
-		count(w->images), "last_seq", count(w->last_seq), "durable_seq",
-		count(w->durable_seq), "silent_ms",
+	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "worker",
+		count(w->worker), "state", status_worker_state(w), "name", w->name, "device",
+		w->device, "host", text_or_null(l->host), "pid",
+		l->pid ? count(l->pid) : json_null(), "address", text_or_null(l->address),
+		"incarnation", count(w->incarnation), "images", count(w->images), "last_seq",
+		count(w->last_seq), "durable_seq", count(w->durable_seq), "silent_ms",
 		w->state == SESSION_AWAY ? json_null() : count(silent));
 }
 
@@ -164,7 +182,8 @@ static json_t *worker_list(const struct status *s, size_t most, uint32_t *left_o
 		if (json_array_size(list) == most)
 			(*left_out)++;
 		else
-			json_array_append_new(list, worker_object(&w, s->now_ms));
+			json_array_append_new(
+				list, worker_object(&w, labels_of(s->labels, w.worker), s->now_ms));
 	}
 	return list;
 }
@@ -174,14 +193,18 @@ static json_t *counters_object(const struct status *s)
 	const struct core_stats *t = core_stats(s->core);
 
 	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-			 "s:o, s:o}",
+			 "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
 		"pushes", count(t->pushes), "duplicates", count(t->duplicates), "rejected",
-		count(rejected(t)), "refusals", count(t->refused + s->net.malformed), "gaps",
-		count(t->gaps), "pulls", count(t->pulls), "leases", count(t->leases), "released",
-		count(t->released), "deaths", count(t->deaths), "rejoins", count(t->rejoins),
-		"recoveries", count(t->recoveries), "dropped_replies", count(s->net.dropped),
-		"zloop_rescues", count(s->net.rescues), "keys_refused", count(s->auth.refused),
-		"overruled", count(s->auth.overruled), "hellos_turned_away", count(s->turned_away));
+		count(rejected(t)), "superseded", count(t->superseded), "backups",
+		count(t->backups), "steps_short", count(t->steps_short), "expired",
+		count(t->expired), "stalls", count(t->stalls), "refusals",
+		count(t->refused + s->net.malformed), "gaps", count(t->gaps), "pulls",
+		count(t->pulls), "leases", count(t->leases), "released", count(t->released),
+		"deaths", count(t->deaths), "excluded", count(t->excluded), "rejoins",
+		count(t->rejoins), "recoveries", count(t->recoveries), "dropped_replies",
+		count(s->net.dropped), "zloop_rescues", count(s->net.rescues), "keys_refused",
+		count(s->auth.refused), "overruled", count(s->auth.overruled), "hellos_turned_away",
+		count(s->turned_away));
 }
 
 static json_t *checkpoint_object(const struct status *s)
@@ -208,11 +231,6 @@ static void set(json_t *o, const char *key, json_t *value)
 	(void)json_object_set_new(o, key, value ? value : json_null());
 }
 
-static json_t *text_or_null(const char *text)
-{
-	return text ? json_string(text) : json_null();
-}
-
 /* The i-th of an option's names, "a|b|c". */
 static json_t *nth_name(const char *names, int i)
 {
@@ -236,6 +254,16 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set(o, "epochs", count(cfg->epochs));
 }
 
+/* Over the gradients applied: an update may be made of several. */
+static json_t *staleness_mean(const struct core_stats *t)
+{
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < sizeof(t->staleness) / sizeof(t->staleness[0]); i++)
+		n += t->staleness[i];
+	return mean_or_null((double)t->staleness_sum, n);
+}
+
 static void set_training(json_t *o, const struct status *s)
 {
 	const struct core *c = s->core;
@@ -245,15 +273,36 @@ static void set_training(json_t *o, const struct status *s)
 	progress_look(s->progress, c, &v);
 	set(o, "training_epoch", count(v.epoch));
 	set(o, "updates", count(t->updates));
-	set(o, "images", count(t->images));
+	set(o, "pass", v.pass ? count(v.pass) : NULL);
+	set(o, "images", count(v.images));
 	set(o, "loss", json_real(t->loss));
 	set(o, "accuracy", v.accuracy >= 0 ? json_real(v.accuracy) : NULL);
 	set(o, "images_per_s", json_real(v.images_per_s));
 	set(o, "updates_per_s", json_real(v.updates_per_s));
 	set(o, "eta_s", v.eta_s >= 0 ? json_real(v.eta_s) : NULL);
 	set(o, "version", count(t->version));
-	set(o, "staleness_mean", mean_or_null((double)t->staleness_sum, t->updates));
+	set(o, "staleness_mean", staleness_mean(t));
 	set(o, "live_workers", count(v.workers));
+}
+
+/* The reason of a wait and the command that ends it, or null. */
+static json_t *waiting_object(const struct status *s)
+{
+	char text[WAITING_TEXT];
+
+	return s->waiting && is_waiting(s) && waiting_text(s->waiting, text) ? json_string(text)
+									     : json_null();
+}
+
+static json_t *warning_list(const struct status *s)
+{
+	json_t *list = json_array();
+	char text[WARNING_TEXT];
+
+	for (int i = 0; i < WARNINGS && s->warnings; i++)
+		if (warning_text(s->warnings, (enum warning)i, s->core, s->ending != 0, text))
+			json_array_append_new(list, json_string(text));
+	return list;
 }
 
 static char *status_with(const struct status *s, size_t most_workers)
@@ -262,7 +311,10 @@ static char *status_with(const struct status *s, size_t most_workers)
 	uint32_t left_out;
 
 	set(o, "state", json_string(phase(s)));
+	set(o, "ending", s->ending ? json_string(ending_name(s->ending)) : NULL);
+	set(o, "waiting", waiting_object(s));
 	set(o, "degraded", text_or_null(status_degraded(s)));
+	set(o, "warnings", warning_list(s));
 	set_run(o, core_config(s->core));
 	set_training(o, s);
 	set(o, "epoch_records", epoch_list(s->core));
@@ -270,6 +322,7 @@ static char *status_with(const struct status *s, size_t most_workers)
 	set(o, "checkpoint", checkpoint_object(s));
 	set(o, "journal", journal_object(s));
 	set(o, "data", data_object(s->core));
+	set(o, "log_level", json_string(log_level_name(log_get_level())));
 	set(o, "connections", count(s->net.port.connections));
 	set(o, "rss_bytes", count(s->rss_bytes));
 	set(o, "uptime_s", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
@@ -280,13 +333,32 @@ static char *status_with(const struct status *s, size_t most_workers)
 	return text;
 }
 
+static size_t slots_in_use(const struct core *c)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+		struct worker_view w;
+		core_worker(c, i, &w);
+		n += w.state != SESSION_FREE;
+	}
+	return n;
+}
+
 char *status_json(const struct status *s)
 {
-	for (size_t most = WIRE_MAX_WORKERS;; most /= 2) {
+	size_t most = slots_in_use(s->core);
+
+	for (;;) {
 		char *text = status_with(s, most);
-		if (!text || strlen(text) <= WIRE_MAX_TEXT)
+		size_t n = text ? strlen(text) : 0;
+		if (n <= WIRE_MAX_TEXT)
 			return text;
 		free(text);
+		if (most == 0)
+			return NULL;
+		most = most * WIRE_MAX_TEXT / n; /* and somewhat less: not all of it are workers */
+		most -= most / 16;
 	}
 }
 
@@ -301,6 +373,7 @@ char *status_result(const struct status *s)
 	for (uint32_t e = 0; e < cfg->epochs; e++)
 		json_array_append_new(images, count(core_epoch(c, e)->images));
 	set(o, "status", json_string(ending_name(s->ending)));
+	set(o, "warnings", warning_list(s));
 	set(o, "accuracy", last ? mean_or_null(last->eval_correct, last->eval_done) : NULL);
 	set(o, "loss", last ? mean_or_null(last->eval_loss_sum, last->eval_done) : NULL);
 	set(o, "updates", count(t->updates));
@@ -310,6 +383,8 @@ char *status_result(const struct status *s)
 	set(o, "seconds_total", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
 	set(o, "duplicates", count(t->duplicates));
 	set(o, "rejected", count(rejected(t)));
+	set(o, "superseded", count(t->superseded));
+	set(o, "steps_short", count(t->steps_short));
 	set(o, "refusals", count(t->refused + s->net.malformed));
 	set(o, "data", data_object(c));
 	set(o, "run", run_text(cfg));

@@ -12,12 +12,19 @@
 #include "server/net.h"
 #include "server/progress.h"
 #include "server/saver.h"
+#include "server/warnings.h"
+#include "server/waiting.h"
 
 struct core;
+struct labels;
+struct worker_view;
 
 struct status {
 	const struct core *core;
 	const struct progress *progress;
+	const struct labels *labels;     /* NULL: none */
+	const struct waiting *waiting;   /* NULL: nobody reports waits */
+	const struct warnings *warnings; /* NULL: none are looked for */
 	struct router_stats net;
 	const struct saver_stats *saver;   /* NULL: no checkpoints */
 	const struct commit_stats *commit; /* NULL: no journal */
@@ -39,8 +46,8 @@ char *status_result(const struct status *s);
 char *status_metrics(const struct status *s);
 /* Why the server is not well, or NULL. */
 const char *status_degraded(const struct status *s);
-/* "live" for SESSION_LIVE... */
-const char *status_worker_state(int state);
+/* "live" for SESSION_LIVE...; "stalled" for one that is live and delivers nothing. */
+const char *status_worker_state(const struct worker_view *w);
 /* Resident memory of this process. */
 uint64_t status_rss(void);
 

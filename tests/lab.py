@@ -101,10 +101,10 @@ class Server(Process):
 
     @property
     def endpoint(self):
-        return self.line(r"info net listening.* endpoint=(\S+)")[1]
+        return self.line(r"net listening.* endpoint=(\S+)")[1]
 
     def status(self):
-        address = self.line(r"info http listening.* (?:endpoint|url|address)=(?:http://)?(\S+?)/?$")[1]
+        address = self.line(r"http listening.* (?:endpoint|url|address)=(?:http://)?(\S+?)/?$")[1]
         with urllib.request.urlopen(f"http://{address}/status", timeout=5) as reply:
             return json.load(reply)
 

@@ -4,7 +4,8 @@ import signal
 import safetensors
 from lab import SIGTERM, until
 
-LEDGER = ("--optimizer", "sgd", "--lr", 1, "--stale-rate", "constant", "--max-staleness", 1000000,
+LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--stale-rate", "constant",
+          "--max-staleness", 1000000,
           "--warm-updates", 0, "--checkpoint-ms", 50)
 
 

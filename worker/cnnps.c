@@ -4,6 +4,7 @@
 #include <string.h>
 #include <uv.h>
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "worker/cnnps_impl.h"
 #include "worker/info.h"
@@ -46,8 +47,11 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.replay_bytes = or_default(o->replay_bytes, (uint64_t)256 << 20),
 		.stop = o->stop,
 		.stop_arg = o->stop_arg,
+		.report = o->report,
+		.report_arg = o->report_arg,
 	};
 	s->role = o->observer ? ROLE_OBSERVER : ROLE_WORKER;
+	s->pid = info_process(s->host, sizeof s->host);
 	s->data = (struct data_id){.n_train = o->data.n_train,
 		.n_test = o->data.n_test,
 		.rows = o->data.rows,
@@ -103,7 +107,7 @@ int cnnps_connect(struct cnnps **out, struct cnnps_options *o)
 	}
 	o->why[0] = '\0';
 	if (status) {
-		snprintf(o->why, sizeof o->why, "%.255s", e.text[0] ? e.text : err_text(status));
+		snprintf(o->why, sizeof o->why, "%s", e.text[0] ? e.text : err_text(status));
 		cnnps_close(&c);
 		return status;
 	}
@@ -289,6 +293,17 @@ int cnnps_drain(struct cnnps *c)
 	o->admin.verb = ADMIN_DRAIN;
 	status = net_order(c->net, o);
 	return status == PS_ESHUTDOWN || status == PS_EDONE ? PS_OK : status; /* that was quick */
+}
+
+int cnnps_log_level(struct cnnps *c, const char *level)
+{
+	struct order *o = cnnps_order(c, ORDER_ADMIN);
+
+	o->admin.verb = ADMIN_LOG_LEVEL;
+	for (int i = LOG_ERROR; i <= LOG_DEBUG; i++)
+		if (!strcmp(level, log_level_name((enum log_level)i)))
+			o->admin.level = (enum wire_log_level)(i + LOG_LEVEL_ERROR);
+	return o->admin.level ? net_order(c->net, o) : PS_EUSAGE;
 }
 
 void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s)

@@ -53,7 +53,12 @@ struct cnnps_options {
 	 * give. */
 	void *(*take)(size_t bytes);
 	void (*give)(void *memory);
-	char why[256]; /* out: after a failure, one line for a person */
+	/* NULL: logged on stderr. Else a wait for the server, or for work, is reported here, in one
+	 * line for a person: first after 1.5 s, then at growing intervals, by whichever thread is
+	 * at work. */
+	void (*report)(void *arg, const char *line);
+	void *report_arg;
+	char why[512]; /* out: after a failure, one line for a person */
 };
 
 /* How the gradients of several workers meet; proto/WIRE.md, "Modes", says what a worker does. */
@@ -75,7 +80,7 @@ struct cnnps_info {
 	uint32_t n_push, n_fetch; /* batches per push, and per pull, >= 1 */
 	int push_sum;             /* 1: a push is the sum of its batches' gradients, 0: the mean */
 	int prefetch;             /* 1: pull while computing */
-	double local_rate, elastic; /* of own steps; of the way to the centre (EASGD) */
+	double local_rate, momentum; /* of own steps; momentum 0: none */
 };
 
 enum { CNNPS_TRAIN = 1, CNNPS_EVAL = 2 };
@@ -92,6 +97,7 @@ struct cnnps_lease {
 struct cnnps_weights {
 	const float *w; /* n_params floats */
 	uint64_t version, server_epoch;
+	double elastic; /* EASGD: of the distance, to be closed by either side */
 };
 
 /* What a push is the gradient of. */
@@ -149,11 +155,15 @@ int cnnps_result(
 /* Wait until every push is decided (durable != 0: and on the server's disk), at most timeout_ms.
  * CNNPS_EAGAIN: not all. */
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms);
-/* The server's status as JSON; copies at most size - 1 bytes and a NUL. Observers too. */
+/* The server's status as JSON; copies at most size - 1 bytes and a NUL. Observers too. An
+ * observer that asked within the last 10 s gets the state in which the run ended ("ending": "done"
+ * ...) once, and then CNNPS_EDONE. */
 int cnnps_status(struct cnnps *c, char *json, size_t size);
 /* Ask the server for a checkpoint on disk now, or to drain (final checkpoint, then it exits). */
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);
 int cnnps_drain(struct cnnps *c);
+/* Set the server's log level, until its next start: "error", "warn", "info" or "debug". */
+int cnnps_log_level(struct cnnps *c, const char *level);
 /* Say that the program is busy, where calls are more than hang_ms apart. Costs nothing. */
 void cnnps_alive(struct cnnps *c);
 void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s);

@@ -11,6 +11,7 @@
 
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
+#define DIALS    "command!=keygen" /* every other command may ask a server */
 
 /* A row's arguments: between least and most of what `takes` says. */
 struct command {
@@ -24,6 +25,7 @@ static const struct command commands[] = {
 	{"top", "no argument", 0, 0, ctl_top},
 	{"checkpoint", "no argument", 0, 0, ctl_checkpoint},
 	{"drain", "no argument", 0, 0, ctl_drain},
+	{"log-level", "LEVEL: error, warn, info or debug", 1, 1, ctl_log_level},
 	{"export", "FILE.safetensors", 1, 1, ctl_export},
 	{"predict", "IMAGE...", 1, MAX_ARGS, ctl_predict},
 	{"keygen", "DIR [WORKER...]", 1, MAX_ARGS, ctl_keygen},
@@ -34,6 +36,8 @@ static const struct command commands[] = {
 	"top               the same for people, renewed each second on a terminal\n"               \
 	"checkpoint        write a checkpoint now; prints its generation\n"                        \
 	"drain             last checkpoint, workers told, the server ends\n"                       \
+	"log-level LEVEL   set the server's log level until its next start: error, warn, info\n"   \
+	"                  or debug\n"                                                             \
 	"export FILE       weights as .safetensors, from the server or --checkpoint\n"             \
 	"predict IMAGE...  28x28 pictures (PGM, PNG, white on black) or numbers of test images,\n" \
 	"                  by the weights of the server, --checkpoint or --weights\n"              \
@@ -45,15 +49,15 @@ static int find_command(const char **args, int n_args, const struct command **fo
 	*found = NULL;
 	if (n_args < 1)
 		return err_set(e, PS_EUSAGE,
-			"command missing: status, top, checkpoint, drain, export, predict or "
-			"keygen");
+			"command missing: status, top, checkpoint, drain, log-level, export, "
+			"predict or keygen");
 	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
 	if (!*found)
 		return err_set(e, PS_EUSAGE,
 			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
-			"export, predict and keygen",
+			"log-level, export, predict and keygen",
 			args[0]);
 	if (n_args - 1 < (*found)->least || n_args - 1 > (*found)->most)
 		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);
@@ -64,8 +68,6 @@ static int check_sources(const struct ctl *ctl, struct err *e)
 {
 	if (ctl->weights && ctl->checkpoint)
 		return err_set(e, PS_EUSAGE, "--weights and --checkpoint: only one of them");
-	if (ctl->weights && !ctl->model)
-		return err_set(e, PS_EUSAGE, "--weights needs --model: what they are weights of");
 	return PS_OK;
 }
 
@@ -87,34 +89,37 @@ static int run(struct ctl *ctl, const char **args, int n_args, struct err *e)
 
 static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int *n_args)
 {
-	int level, status;
+	int level, format, status;
 	const struct opt rows[] = {
-		OPTIONS_SERVER_ROW(&ctl->server),
-		OPTIONS_KEY_ROW(&ctl->key),
-		OPTIONS_SERVER_KEY_ROW(&ctl->server_key),
+		OPTIONS_SERVER_ROW(&ctl->server, DIALS),
+		OPTIONS_KEY_ROW(&ctl->key, DIALS),
+		OPTIONS_SERVER_KEY_ROW(&ctl->server_key, DIALS),
 		{.name = "checkpoint",
 			.type = OPT_TEXT,
 			.dest = &ctl->checkpoint,
 			.min = 1,
 			.max = 4000,
 			.arg = "DIR",
-			.help = "export, predict: weights of the newest good checkpoint in DIR; no "
-				"server needed"},
+			.help = "weights of the newest good checkpoint in DIR; no server needed",
+			.needs = "command=export|predict"},
 		{.name = "weights",
 			.type = OPT_TEXT,
 			.dest = &ctl->weights,
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "predict: weights of a .safetensors file, with --model"},
+			.help = "weights of a .safetensors file",
+			.needs = "command=predict"},
 		{.name = "model",
 			.type = OPT_TEXT,
 			.dest = &ctl->model,
 			.min = 1,
 			.max = MODEL_MAX_TEXT - 1,
 			.arg = "MODEL",
-			.help = "what --weights are weights of, as cnn-ps --model"},
-		OPTIONS_DATA_ROW(&ctl->data),
+			.help = "model of --weights, as cnn-ps --model; without it the file's "
+				"metadata name it",
+			.needs = "weights"},
+		OPTIONS_DATA_ROW(&ctl->data, "command=predict"),
 		{.name = "connect-ms",
 			.type = OPT_INT,
 			.dest = &ctl->connect_ms,
@@ -122,8 +127,10 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 3600000,
 			.arg = "MS",
-			.help = "give up when the server does not answer for so long"},
+			.help = "give up when the server does not answer for so long",
+			.needs = DIALS},
 		OPTIONS_LOG_ROW(&level, "error"),
+		OPTIONS_LOG_FORMAT_ROW(&format),
 		{0},
 	};
 	const struct opt_program program = {.name = PROGRAM,
@@ -133,8 +140,12 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 		.max_args = MAX_ARGS};
 
 	status = opt_parse(&program, argc, argv, args, n_args);
-	if (!status)
-		log_set_level((enum log_level)level);
+	if (status)
+		return status;
+	log_set_format((enum log_format)format);
+	log_set_level((enum log_level)level);
+	if (*n_args)
+		opt_check(&program, args[0]);
 	return status;
 }
 
@@ -151,11 +162,9 @@ int main(int argc, char **argv)
 		return status == OPT_EXIT ? 0 : err_exit_code(status);
 	key_protect_process();
 	status = run(&ctl, args, n_args, &e);
+	if (!status && fflush(stdout))
+		status = err_set(&e, PS_EIO, "cannot write to standard output");
 	if (status && e.text[0])
-		fprintf(stderr, PROGRAM ": %s\n", e.text);
-	if (!status && fflush(stdout)) {
-		fprintf(stderr, PROGRAM ": cannot write to standard output\n");
-		status = PS_EIO;
-	}
+		ctl_say("failed", status, e.text);
 	return err_exit_code(status);
 }

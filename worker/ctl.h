@@ -19,11 +19,19 @@ struct ctl {
 	int n_args;
 };
 
-/* ctl_server.c: an observer's connection, and the commands that are one question to it. */
+/* ctl_server.c: one line on stderr, for a person, or as --log-format says: the error `status`, or
+ * what is going on (PS_OK). */
+void ctl_say(const char *event, int status, const char *text);
+/* ctl_server.c: an observer's connection, and the commands that are one question to it. Waits are
+ * printed. */
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
+/* ... with its own `stop` and `report` (see cnnps_options). */
+int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
+	void (*report)(void *arg, const char *line), struct cnnps **c, struct err *e) PS_MUST_CHECK;
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_checkpoint(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_drain(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+int ctl_log_level(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* ctl_keygen.c */
 int ctl_keygen(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* ctl_top.c */

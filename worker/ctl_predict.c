@@ -10,12 +10,15 @@
 #include "worker/data.h"
 #include "worker/picture.h"
 
-#define BAR_CELLS 30
+#define BAR_CELLS   30
+#define CLASS_LINES 12 /* beside a picture of 14 lines: of more classes the most probable ones */
 
 struct gallery {
-	struct kx_images images; /* pixels and labels are ours */
+	struct kx_images images; /* pixels and `no_labels` are ours */
 	uint8_t *pixels, *labels;
-	int *known; /* the label is the test set's */
+	uint8_t *no_labels; /* zeros for the backend: the test set may have more classes than the
+			       model */
+	int *known;         /* the label is the test set's */
 	float *probability;
 	size_t n, classes;
 };
@@ -74,15 +77,17 @@ static void open_gallery(struct gallery *g, size_t n, size_t classes)
 	g->classes = classes;
 	g->pixels = mem_must(n, PICTURE_SIZE, "pictures");
 	g->labels = mem_must(n, 1, "pictures");
+	g->no_labels = mem_must(n, 1, "pictures");
 	g->known = mem_must(n, sizeof *g->known, "pictures");
 	g->probability = mem_must(n * classes, sizeof *g->probability, "pictures");
-	g->images = (struct kx_images){.pixels = g->pixels, .labels = g->labels, .n = n};
+	g->images = (struct kx_images){.pixels = g->pixels, .labels = g->no_labels, .n = n};
 }
 
 static void close_gallery(struct gallery *g)
 {
 	free(g->pixels);
 	free(g->labels);
+	free(g->no_labels);
 	free(g->known);
 	free(g->probability);
 }
@@ -121,20 +126,46 @@ static void draw_bar(float p)
 		fputs("\u258c", stdout);
 }
 
-/* A line of the picture and, beside the middle ones, a class's probability. */
-static void draw_line(const struct gallery *g, size_t picture, size_t line, int terminal)
+/* The classes that fit beside a picture, in order; of more than that the most probable ones, best
+ * first. Returns their number. */
+static size_t classes_shown(const float *p, size_t n, size_t shown[CLASS_LINES])
+{
+	size_t used = 0;
+
+	for (size_t class = 0; class < n; class ++) {
+		size_t at = used;
+
+		if (n > CLASS_LINES)
+			while (at > 0 && p[class] > p[shown[at - 1]])
+				at--;
+		if (at == CLASS_LINES)
+			continue;
+		used += used < CLASS_LINES;
+		memmove(shown + at + 1, shown + at, (used - at - 1) * sizeof *shown);
+		shown[at] = class;
+	}
+	return used;
+}
+
+static int digits(size_t classes)
+{
+	return classes <= 10 ? 1 : classes <= 100 ? 2 : 3;
+}
+
+/* A line of the picture and, beside the middle ones, the probability of the class shown there. */
+static void draw_line(
+	const struct gallery *g, size_t picture, size_t line, const size_t *class, int terminal)
 {
 	const uint8_t *pixels = g->pixels + picture * PICTURE_SIZE + 2 * line * PICTURE_SIDE;
 	const float *p = g->probability + picture * g->classes;
-	size_t class = line - 2; /* wraps for the first lines: no such class */
 
 	for (size_t x = 0; x < PICTURE_SIDE; x++)
 		draw_cell(pixels[x], pixels[PICTURE_SIDE + x], terminal);
 	if (terminal)
 		fputs("\033[0m", stdout);
-	if (class < g->classes) {
-		printf("  %zu %5.1f %% ", class, 100 * (double)p[class]);
-		draw_bar(p[class]);
+	if (class) {
+		printf("  %*zu %5.1f %% ", digits(g->classes), *class, 100 * (double)p[*class]);
+		draw_bar(p[*class]);
 	}
 	putchar('\n');
 }
@@ -142,14 +173,17 @@ static void draw_line(const struct gallery *g, size_t picture, size_t line, int 
 static void draw(const struct gallery *g, size_t i, const char *name, int terminal)
 {
 	const float *p = g->probability + i * g->classes;
-	size_t best = best_of(p, g->classes);
+	size_t best = best_of(p, g->classes), shown[CLASS_LINES];
+	size_t n = classes_shown(p, g->classes, shown);
 
 	printf("%s: %zu (%.2f %%)", name, best, 100 * (double)p[best]);
 	if (g->known[i])
 		printf(", label %d%s", g->labels[i], g->labels[i] == best ? "" : ", wrong");
 	putchar('\n');
-	for (size_t line = 0; line < PICTURE_SIDE / 2; line++)
-		draw_line(g, i, line, terminal);
+	for (size_t line = 0; line < PICTURE_SIDE / 2; line++) {
+		size_t row = line - 2; /* wraps for the first two lines: no class there */
+		draw_line(g, i, line, row < n ? &shown[row] : NULL, terminal);
+	}
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
@@ -189,9 +223,10 @@ int ctl_predict(const struct ctl *ctl, struct err *e)
 	struct ctl_weights *w = mem_must(1, sizeof *w, "predict");
 	int status = ctl_weights_load(ctl, w, e);
 
-	if (!status && w->model.classes != DATA_CLASSES)
+	if (!status && w->model.classes == 0)
 		status = err_set(e, PS_EUSAGE,
-			"predict: model \"%s\" does not tell ten classes apart", w->model.text);
+			"predict: model \"%s\" has no classes; it needs a model of images",
+			w->model.text);
 	if (!status)
 		status = predict(ctl, w, e);
 	ctl_weights_release(w);

@@ -22,9 +22,35 @@ static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 	return w->w ? PS_OK : err_set(e, PS_ENOMEM, "no memory for %zu weights", w->model.n_params);
 }
 
+/* The file names its model, or --model does; when both do they must agree. */
+static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
+{
+	char named[MODEL_MAX_TEXT];
+	struct model *of_file;
+	int status = safetensors_model(ctl->weights, named, e);
+
+	if (status)
+		return status;
+	if (!named[0] && !ctl->model)
+		return err_set(e, PS_EUSAGE,
+			"%s: its metadata do not name a model; add --model MODEL", ctl->weights);
+	status = open_model(w, ctl->model ? ctl->model : named, e);
+	if (status || !named[0] || !ctl->model)
+		return status;
+	of_file = mem_must(1, sizeof *of_file, "model");
+	status = model_parse(of_file, named, input, e);
+	if (!status && strcmp(of_file->text, w->model.text))
+		status = err_set(e, PS_EUSAGE,
+			"--model \"%.120s\" is not the model of %.120s, \"%.120s\"; leave --model "
+			"out",
+			w->model.text, ctl->weights, of_file->text);
+	free(of_file);
+	return status;
+}
+
 static int from_file(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
-	int status = open_model(w, ctl->model, e);
+	int status = choose_model(ctl, w, e);
 
 	return status ? status : safetensors_read(ctl->weights, &w->model, w->w, e);
 }

@@ -45,6 +45,21 @@ static int find_dir(const char **dir, struct err *e)
 		usual_dirs[0], usual_dirs[1]);
 }
 
+/* `dir` was named, and has none of the four files: perhaps it is meant to be filled. */
+static int check_dir(const char *dir, struct err *e)
+{
+	char path[sizeof((struct data *)0)->dir + 64];
+
+	for (int f = 0; f < DATA_FILES; f++)
+		if (!find_file(path, sizeof path, dir, (enum data_file)f, NULL))
+			return PS_OK;
+	return err_set(e, PS_EDATA,
+		"--data: %.200s holds no data set (%s, plain or .gz, and three more): name "
+		"another directory, run `make data` (MNIST into data/mnist), or leave --data out "
+		"(data/mnist, else %s)",
+		dir, names[TRAIN_IMAGES], usual_dirs[1]);
+}
+
 static int check_labels(const struct idx *x, const char *path, struct err *e)
 {
 	for (size_t i = 0; i < x->dim[0]; i++)
@@ -112,7 +127,8 @@ int data_load(struct data *d, const char *dir, struct err *e)
 	int status = PS_OK;
 
 	memset(d, 0, sizeof *d);
-	if (!dir && (status = find_dir(&dir, e)))
+	status = dir ? check_dir(dir, e) : find_dir(&dir, e);
+	if (status)
 		return status;
 	if ((size_t)snprintf(d->dir, sizeof d->dir, "%s", dir) >= sizeof d->dir)
 		status = err_set(e, PS_EDATA, "data directory: path is too long");

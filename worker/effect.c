@@ -1,5 +1,6 @@
 /* effect.c - what the session says is to be done, and what that means for the order under way. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
 #include "worker/net_impl.h"
@@ -10,32 +11,26 @@ void net_end(struct net *n, int status, const char *why)
 		return;
 	n->ended = 1;
 	n->end_status = status;
-	snprintf(n->why, sizeof n->why, "%.255s", why);
+	snprintf(n->why, sizeof n->why, "%s", why);
 }
 
-/* A server that hangs up in the handshake cannot read what was encrypted for another one. */
-static void say_unreachable(const struct net *n, char *why, size_t size)
+static void say_unreachable(struct net *n, char why[CONTACT_TEXT])
 {
 	const struct session_config *s = &n->cfg.session;
-	uint64_t ms = n->welcomed ? s->patience_ms : s->first_ms;
-	int used = snprintf(why, size, "%.120s: %s %llu ms", n->cfg.server,
-		n->welcomed ? "contact lost for" : "no answer within", (unsigned long long)ms);
+	struct contact_state state = net_contact(n, n->awake.now_ms);
 
-	if (n->keyed && n->not_taken && used > 0 && (size_t)used < size)
-		snprintf(why + used, size - (size_t)used,
-			"; it hung up %llu times during the handshake: is %s its key?",
-			(unsigned long long)n->not_taken, n->server_key);
+	contact_gave_up(&n->contact, &state, n->welcomed ? s->patience_ms : s->first_ms, why);
 }
 
 /* Say why in one line: the server's own words if it gave any. */
 static void told_end(struct net *n, int status)
 {
-	char why[sizeof n->why];
+	char why[CONTACT_TEXT];
 
 	if (n->server_error.status == status && n->server_error.text[0])
-		snprintf(why, sizeof why, "%.255s", n->server_error.text);
+		snprintf(why, sizeof why, "%s", n->server_error.text);
 	else if (status == PS_EUNREACHABLE)
-		say_unreachable(n, why, sizeof why);
+		say_unreachable(n, why);
 	else
 		snprintf(why, sizeof why, "%.150s: %s", n->cfg.server, err_text(status));
 	net_end(n, status, why);
@@ -48,7 +43,10 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 		return n->n_params == w->n_params
 			       ? PS_OK
 			       : err_set(&n->server_error, PS_EWRONGRUN,
-					 "%.150s: the model's size has changed", n->cfg.server);
+					 "%.100s: its model has %llu parameters, it had %llu: "
+					 "start this worker again to join its new run",
+					 n->cfg.server, (unsigned long long)w->n_params,
+					 (unsigned long long)n->n_params);
 	if (wire_resize(n->wire, w->n_params))
 		return err_set(&n->server_error, PS_ENOMEM, "no memory for %llu parameters",
 			(unsigned long long)w->n_params);
@@ -135,8 +133,13 @@ static void told_status(struct net *n, const struct msg_status *s)
 {
 	struct order *o = net_under_way(n, ORDER_STATUS);
 
-	if (!o || !s->reply)
+	if (!s->reply)
 		return;
+	if (!o) { /* kept for the next one: the end of the run may follow */
+		free(n->last_status);
+		n->last_status = strdup(s->text);
+		return;
+	}
 	snprintf(o->report.json, o->report.size, "%s", s->text);
 	net_reply(n, PS_OK);
 }
@@ -163,7 +166,7 @@ void net_refused(struct net *n, const struct msg_error *e)
 {
 	if (e->status != PS_EUSAGE || !net_under_way(n, ORDER_ADMIN) || !n->asked)
 		return;
-	snprintf(n->why, sizeof n->why, "%.255s", n->server_error.text);
+	snprintf(n->why, sizeof n->why, "%s", n->server_error.text);
 	net_reply(n, PS_EUSAGE);
 	n->why[0] = '\0';
 }

@@ -1,5 +1,6 @@
 /* info.c - see info.h. */
 #include "worker/info.h"
+#include <unistd.h>
 
 struct cnnps_info info_of(const struct msg_welcome *w)
 {
@@ -17,7 +18,7 @@ struct cnnps_info info_of(const struct msg_welcome *w)
 		.push_sum = w->push_sum != 0,
 		.prefetch = w->prefetch != 0,
 		.local_rate = w->local_rate,
-		.elastic = w->elastic};
+		.momentum = w->momentum};
 }
 
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t server_epoch)
@@ -35,4 +36,15 @@ struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t server_epoch)
 		.exact = g->exact != 0,
 		.version = g->version,
 		.server_epoch = server_epoch};
+}
+
+uint32_t info_process(char *host, size_t size)
+{
+	if (gethostname(host, size))
+		host[0] = '\0';
+	host[size - 1] = '\0'; /* a longer name may have come without */
+	for (char *c = host; *c; c++)
+		if (*c < '!' || *c > '~')
+			*c = '?';
+	return (uint32_t)getpid();
 }

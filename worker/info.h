@@ -1,5 +1,6 @@
 /*
- * info.h - WELCOME and GRANT as a program of libcnnps sees them. Pure. Thread: any.
+ * info.h - WELCOME and GRANT as a program of libcnnps sees them, and where that program runs.
+ * Thread: any.
  */
 #ifndef WORKER_INFO_H
 #define WORKER_INFO_H
@@ -10,5 +11,8 @@
 struct cnnps_info info_of(const struct msg_welcome *w);
 /* `server_epoch`: of the server that said it. */
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t server_epoch);
+/* This process's id, and the name of its host in printable ASCII, cut to `size` - 1 bytes: labels
+ * that HELLO carries. */
+uint32_t info_process(char *host, size_t size);
 
 #endif

@@ -80,7 +80,8 @@ static void *open_socket(struct link *l, int type, const struct link_keys *keys,
 
 static int watch(struct link *l)
 {
-	int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+	int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED | ZMQ_EVENT_CONNECT_RETRIED |
+		     ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
 		     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
 		     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
 
@@ -96,6 +97,7 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 
 	memset(l, 0, sizeof *l);
 	l->fd = -1;
+	snprintf(l->server, sizeof l->server, "%s", server);
 	l->context = zmq_ctx_new();
 	if (!l->context)
 		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
@@ -133,6 +135,18 @@ static void note_connection(struct link *l, uint16_t number, uint32_t value)
 		l->fd = (int)value;
 	else if (number == ZMQ_EVENT_DISCONNECTED)
 		l->fd = -1;
+	l->stopped = number == ZMQ_EVENT_DISCONNECTED;
+}
+
+void link_redial(struct link *l)
+{
+	if (!l->stopped)
+		return;
+	l->stopped = 0;
+	(void)zmq_disconnect(l->bulk, l->server);
+	(void)zmq_connect(l->bulk, l->server);
+	(void)zmq_disconnect(l->beat, l->server);
+	(void)zmq_connect(l->beat, l->server);
 }
 
 uint64_t link_moved(const struct link *l)

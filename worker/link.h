@@ -21,6 +21,8 @@ struct link {
 	void *context, *bulk, *beat;
 	void *monitor; /* receives bulk's events: link_event */
 	int fd;        /* of bulk's connection, libzmq's: looked at only; -1: there is none */
+	char server[256];
+	int stopped; /* bulk was disconnected, and libzmq does not try again by itself */
 };
 
 enum link_event {
@@ -41,6 +43,9 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 void link_set_window(struct link *l, uint32_t push_window);
 /* Take one event off the monitor without waiting. LINK_NONE: there is none. */
 enum link_event link_next_event(struct link *l);
+/* Dial again if libzmq has stopped to, as it does after a peer that is no match: another program
+ * may have given way to a server since. Once in a while: what is queued is lost. */
+void link_redial(struct link *l);
 /* Bytes of bulk's connection that the other side has, and that we have of it; 0: there is none. */
 uint64_t link_moved(const struct link *l);
 /* Close the sockets. What is queued goes out for at most LINK_LINGER_MS. */

@@ -3,6 +3,7 @@
  */
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include "common/keys.h"
 #include "common/log.h"
@@ -29,16 +30,20 @@ static int is_stopped(void *arg)
 	return atomic_load(&stopped);
 }
 
-/* The first SIGTERM or SIGINT finishes the batch, the second one kills. */
+/* SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) finish the batch; a second SIGTERM or SIGINT kills.
+ * docs/operations.md has the table. */
 static void catch_signals(void)
 {
 	struct sigaction a;
 
 	memset(&a, 0, sizeof a);
 	a.sa_handler = on_signal;
+	a.sa_flags = SA_RESTART;
+	sigaction(SIGUSR1, &a, NULL);
 	a.sa_flags = (int)SA_RESETHAND | SA_RESTART;
 	sigaction(SIGTERM, &a, NULL);
 	sigaction(SIGINT, &a, NULL);
+	signal(SIGUSR2, SIG_IGN);
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN);
 }
@@ -131,7 +136,7 @@ static int run(const struct worker_options *o, struct data *d, struct err *e)
 		return status;
 	if ((status = data_load(d, o->data, e)))
 		return status;
-	log_info("worker", "data", "dir=\"%s\" train=%u test=%u xxh3=%016llx", d->dir,
+	log_info("worker", "data", "dir=\"%s\" train=%u test=%u data_id=%016llx", d->dir,
 		d->id.n_train, d->id.n_test, (unsigned long long)d->id.xxh3);
 	c = connection(o, &d->id, device);
 	if (memory->special) {
@@ -139,6 +144,15 @@ static int run(const struct worker_options *o, struct data *d, struct err *e)
 		c.give = memory->give;
 	}
 	return live_again(&c, &t, e);
+}
+
+static int print_data_id(const struct worker_options *o, struct data *d, struct err *e)
+{
+	int status = data_load(d, o->data, e);
+
+	if (!status)
+		printf("%016llx\n", (unsigned long long)d->id.xxh3);
+	return status;
 }
 
 int main(int argc, char **argv)
@@ -154,8 +168,10 @@ int main(int argc, char **argv)
 	catch_signals();
 	if (o.key)
 		key_protect_process();
-	status = run(&o, &data, &e);
+	status = o.print_data_id ? print_data_id(&o, &data, &e) : run(&o, &data, &e);
 	data_release(&data);
+	if (o.print_data_id && !status)
+		return 0;
 	if (is_stopped(NULL) && status == PS_ESHUTDOWN)
 		log_info("worker", "stopped", "reason=\"asked to\"");
 	else if (err_exit_code(status) == 0)

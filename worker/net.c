@@ -13,9 +13,11 @@
 #include "common/mem.h"
 #include "worker/net_impl.h"
 
-#define TICK_MS  100
-#define CLOSE_MS 5000 /* for the last decisions and the goodbye */
-#define BUDGET   64   /* messages of one socket before the others are looked at */
+#define TICK_MS    100
+#define ASK_WHO_MS 700 /* after no WELCOME for so long, and then as often */
+#define REDIAL_MS  1000
+#define CLOSE_MS   5000 /* for the last decisions and the goodbye */
+#define BUDGET     64   /* messages of one socket before the others are looked at */
 
 /* The session's time: a worker that was stopped has not been left alone for so long. */
 static uint64_t now_of(struct net *n)
@@ -40,6 +42,7 @@ static void on_message(struct net *n, const struct msg *m)
 {
 	uint64_t now = now_of(n);
 
+	n->answered = 1;
 	if (m->type == MSG_PARAMS && m->params.ack.seq)
 		on_inner_ack(n, &m->params.ack);
 	if (m->type == MSG_STATUS || m->type == MSG_ADMIN)
@@ -95,6 +98,9 @@ static void on_link(struct net *n, enum link_event event)
 		log_write(n->links > 1 ? LOG_INFO : LOG_DEBUG, "net", "connected", "server=%s",
 			n->cfg.server);
 		n->up = 1;
+		n->answered = 0;
+		n->server_error.status = 0; /* of another connection, perhaps of another server */
+		contact_up(&n->contact);
 		session_link_up(n->session, now);
 	} else {
 		if (n->up && !n->ended)
@@ -109,7 +115,7 @@ static void on_link(struct net *n, enum link_event event)
 /* libzmq does not dial again after these, and there is no use in it. */
 static void on_refused(struct net *n, enum link_event event)
 {
-	char why[sizeof n->why];
+	char why[400];
 	const char *server = n->cfg.server;
 
 	if (event == LINK_REFUSED)
@@ -160,6 +166,54 @@ static void note_progress(struct net *n, uint64_t now)
 	n->moved = moved;
 }
 
+/* ---- no server ------------------------------------------------------------------------------- */
+
+struct contact_state net_contact(const struct net *n, uint64_t now_ms)
+{
+	int status = n->server_error.status, waits = status == PS_EFULL || status == PS_EAGAIN;
+
+	return (struct contact_state){.server = n->cfg.server,
+		.welcomed = n->welcomed,
+		.up = n->up,
+		.answered = n->answered,
+		.refusal = waits && !n->welcomed ? n->server_error.text : NULL,
+		.hung_up = n->not_taken,
+		.server_key = n->keyed ? n->server_key : NULL,
+		.alone_ms = session_alone_ms(n->session, now_ms),
+		.left_ms = session_left_ms(n->session, now_ms),
+		.idle = n->order && n->order->kind == ORDER_LEASE && n->asked};
+}
+
+/* A server that cannot welcome a worker answers STATUS all the same, another program does not. */
+static void ask_who_it_is(struct net *n, uint64_t now)
+{
+	const struct msg m = {.type = MSG_STATUS};
+
+	if (!n->up || n->answered || session_alone_ms(n->session, now) < ASK_WHO_MS ||
+		now - n->asked_who_ms < ASK_WHO_MS)
+		return;
+	n->asked_who_ms = now;
+	outbox_post(&n->out, &m);
+}
+
+static void look_for_server(struct net *n, uint64_t now)
+{
+	const struct contact_state state = net_contact(n, now);
+	char line[CONTACT_TEXT];
+
+	ask_who_it_is(n, now);
+	if (now >= n->redial_ms && !n->up) {
+		n->redial_ms = now + REDIAL_MS;
+		link_redial(&n->link);
+	}
+	if (!contact_tick(&n->contact, &state, now, line) || n->stop_ms)
+		return;
+	if (n->cfg.report)
+		n->cfg.report(n->cfg.report_arg, line);
+	else
+		log_info("net", "waiting", "reason=\"%s\"", line);
+}
+
 static void tick(struct net *n)
 {
 	uint64_t now;
@@ -171,6 +225,8 @@ static void tick(struct net *n)
 		n->stop_ms = now;
 	int alive = n->order || clock_ms() < atomic_load(&n->active_ms) + n->cfg.hang_ms;
 	note_progress(n, now);
+	if (!n->ended)
+		look_for_server(n, now);
 	session_tick(n->session, alive, now);
 	net_settle(n, now);
 }
@@ -334,7 +390,8 @@ static int open_all(struct net *n, struct err *e)
 	const struct session_config *s = &n->cfg.session;
 	int status;
 
-	if (wire_new(&n->wire, 0) || session_new(&n->session, s, WIRE_MAX_WINDOW))
+	if (wire_new(&n->wire, 0) || session_new(&n->session, s, WIRE_MAX_WINDOW) ||
+		contact_init(&n->contact, n->cfg.server))
 		return err_set(e, PS_ENOMEM, "no memory for a connection");
 	wire_defer(n->wire);
 	if ((status = dial(n, e)))
@@ -357,6 +414,8 @@ static int open_all(struct net *n, struct err *e)
 
 static void free_all(struct net **n)
 {
+	contact_release(&(*n)->contact);
+	free((*n)->last_status);
 	session_free(&(*n)->session);
 	wire_free(&(*n)->wire);
 	free(*n);

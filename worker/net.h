@@ -31,6 +31,8 @@ struct net_config {
 	size_t replay_bytes;
 	int (*stop)(void *arg); /* NULL, or asked ten times a second by the baton's holder */
 	void *stop_arg;
+	void (*report)(void *arg, const char *line); /* see cnnps_options */
+	void *report_arg;
 };
 
 enum order_kind {
@@ -58,7 +60,7 @@ void arrival_move(struct arrival *to, struct arrival *from);
 struct order {
 	enum order_kind kind;
 	int status;           /* out: 0 or PS_E* */
-	char why[256];        /* out: one line for a person when the session has ended, else "" */
+	char why[512];        /* out: one line for a person when the session has ended, else "" */
 	uint64_t deadline_ms; /* FLUSH, CLOSE: clock_ms; others wait as long as the server lives */
 	struct {
 		enum weights which;
@@ -83,6 +85,7 @@ struct order {
 		} report; /* STATUS */
 		struct {
 			enum admin_verb verb;
+			enum wire_log_level level;
 			uint64_t generation;
 		} admin;
 	};

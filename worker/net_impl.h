@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <uv.h>
 #include "common/clock.h"
+#include "worker/contact.h"
 #include "worker/link.h"
 #include "worker/net.h"
 #include "worker/outbox.h"
@@ -54,11 +55,16 @@ struct net {
 	int welcomed, ended, end_status;
 	uint64_t links;     /* times the bulk connection came up ... */
 	uint64_t not_taken; /* ... and was hung up on before it had */
-	int up;             /* the bulk connection stands */
-	int keyed;          /* the connection is encrypted, with these keys */
+	int up;             /* the bulk connection stands ... */
+	int answered;       /* ... and cnn-ps has said something on it */
+	struct contact contact;
+	uint64_t asked_who_ms; /* STATUS was sent instead of a WELCOME that does not come */
+	uint64_t redial_ms;    /* look at link_redial then */
+	int keyed;             /* the connection is encrypted, with these keys */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error; /* the newest ERROR */
-	char why[256];
+	char *last_status;       /* the server's, if it came unasked: as it ended; owned */
+	char why[512];
 };
 
 /* order.c: the order under way is done, if there is one. */
@@ -67,6 +73,8 @@ void net_reply(struct net *n, int status);
 struct order *net_under_way(struct net *n, enum order_kind kind);
 /* order.c: look at the order under way: it may be possible now, or done. */
 void net_try_order(struct net *n, uint64_t now_ms);
+/* net.c: what contact.h is to know. */
+struct contact_state net_contact(const struct net *n, uint64_t now_ms);
 /* effect.c: the session is over, because `why`; nothing happens when it is already. */
 void net_end(struct net *n, int status, const char *why);
 /* effect.c: after a call into the session: carry out its effects ... */

@@ -59,10 +59,10 @@ int options_check_server(const char *program, const char *server)
 int worker_options_parse(struct worker_options *o, int argc, char **argv)
 {
 	const struct opt rows[] = {
-		OPTIONS_SERVER_ROW(&o->server),
-		OPTIONS_KEY_ROW(&o->key),
-		OPTIONS_SERVER_KEY_ROW(&o->server_key),
-		OPTIONS_DATA_ROW(&o->data),
+		OPTIONS_SERVER_ROW(&o->server, NULL),
+		OPTIONS_KEY_ROW(&o->key, NULL),
+		OPTIONS_SERVER_KEY_ROW(&o->server_key, NULL),
+		OPTIONS_DATA_ROW(&o->data, NULL),
 		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
 			"what computes gradients: auto (a GPU if one answers, else the CPU), cuda "
 			"or cuda:N (GPU N), cpu (threads and SIMD), cpu-ref (slow and obvious)"),
@@ -86,7 +86,14 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"a batch that takes longer counts as a hang: heartbeats stop"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MB",
 			"most memory for gradients that the server does not have on disk yet"),
+		{.name = "print-data-id",
+			.type = OPT_FLAG,
+			.dest = &o->print_data_id,
+			.def = "0",
+			.help = "print the fingerprint of the data set for cnn-ps --data-id, do "
+				"nothing else"},
 		OPTIONS_LOG_ROW(&o->log_level, "info"),
+		OPTIONS_LOG_FORMAT_ROW(&o->log_format),
 		{0},
 	};
 	const struct opt_program program = {.name = PROGRAM,
@@ -106,7 +113,9 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		status = PS_EUSAGE;
 	if (status)
 		return status;
+	log_set_format((enum log_format)o->log_format);
 	log_set_level((enum log_level)o->log_level);
+	opt_check(&program, NULL);
 	opt_dump(&program);
 	return OPT_RUN;
 }

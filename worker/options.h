@@ -14,39 +14,50 @@ struct worker_options {
 	const char *key, *server_key;              /* files; NULL: not given */
 	int64_t threads, connect_ms, patience_ms, hang_ms, replay_mb;
 	int precision; /* enum kx_precision */
-	int log_level; /* enum log_level */
+	int print_data_id;
+	int log_level, log_format; /* enums of common/log.h */
 };
 
-#define OPTIONS_SERVER_ROW(to)                                                                     \
+#define OPTIONS_SERVER_ROW(to, when)                                                               \
 	{                                                                                          \
 		.name = "server", .type = OPT_TEXT, .dest = (to), .def = "tcp://127.0.0.1:5555",   \
 		.min = 1, .max = 255, .arg = "URL",                                                \
-		.help = "where the server listens: tcp://HOST:PORT"                                \
+		.help = "where the server listens: tcp://HOST:PORT", .needs = (when)               \
 	}
-#define OPTIONS_KEY_ROW(to)                                                                        \
+#define OPTIONS_KEY_ROW(to, when)                                                                  \
 	{                                                                                          \
 		.name = "key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,              \
 		.arg = "FILE",                                                                     \
 		.help = "own secret key (cnn-ctl keygen), where the server has one; without it "   \
-			"traffic is not encrypted"                                                 \
+			"traffic is not encrypted",                                                \
+		.needs = (when)                                                                    \
 	}
-#define OPTIONS_SERVER_KEY_ROW(to)                                                                 \
+#define OPTIONS_SERVER_KEY_ROW(to, when)                                                           \
 	{                                                                                          \
 		.name = "server-key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,       \
 		.arg = "FILE",                                                                     \
-		.help = "the server's public key; without it server.pub beside --key"              \
+		.help = "the server's public key; without it server.pub beside --key",             \
+		.needs = (when)                                                                    \
 	}
-#define OPTIONS_DATA_ROW(to)                                                                       \
+#define OPTIONS_DATA_ROW(to, when)                                                                 \
 	{                                                                                          \
 		.name = "data", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,             \
 		.arg = "DIR",                                                                      \
 		.help = "the four IDX files, plain or .gz; without it data/mnist, else Debian's "  \
-			"Fashion-MNIST"                                                            \
+			"Fashion-MNIST",                                                           \
+		.needs = (when)                                                                    \
 	}
 #define OPTIONS_LOG_ROW(to, level)                                                                 \
 	{                                                                                          \
 		.name = "log-level", .type = OPT_ENUM, .dest = (to), .def = (level),               \
-		.values = LOG_LEVEL_NAMES, .arg = "LEVEL", .help = "how much to say on stderr"     \
+		.values = LOG_LEVEL_NAMES, .arg = "LEVEL",                                         \
+		.help = "log events of this level and above on stderr"                             \
+	}
+#define OPTIONS_LOG_FORMAT_ROW(to)                                                                 \
+	{                                                                                          \
+		.name = "log-format", .type = OPT_ENUM, .dest = (to), .def = "text",               \
+		.values = LOG_FORMAT_NAMES, .arg = "FORMAT",                                       \
+		.help = "a log line is logfmt (text) or a JSON object (json)"                      \
 	}
 
 /* OPT_RUN, OPT_EXIT, or PS_EUSAGE after saying why on stderr. */

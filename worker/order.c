@@ -4,6 +4,7 @@
  * A session forgets its effects at the next call, so net_run_effects directly follows each.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "common/clock.h"
 #include "common/log.h"
@@ -132,7 +133,8 @@ static void try_question(struct net *n, uint64_t now)
 		(n->asked && now - n->asked_ms < ASK_AGAIN_MS))
 		return;
 	if (m.type == MSG_ADMIN)
-		m.admin.verb = n->order->admin.verb;
+		m.admin = (struct msg_admin){
+			.verb = n->order->admin.verb, .level = n->order->admin.level};
 	n->asked = 1;
 	n->asked_ms = now;
 	outbox_post(&n->out, &m);
@@ -208,6 +210,15 @@ static void try_kind(struct net *n, uint64_t now)
 	}
 }
 
+/* Once: the next STATUS order learns that the server has ended. */
+static void give_last_status(struct net *n)
+{
+	snprintf(n->order->report.json, n->order->report.size, "%s", n->last_status);
+	free(n->last_status);
+	n->last_status = NULL;
+	net_reply(n, PS_OK);
+}
+
 void net_try_order(struct net *n, uint64_t now)
 {
 	enum order_kind kind;
@@ -217,6 +228,8 @@ void net_try_order(struct net *n, uint64_t now)
 	kind = n->order->kind;
 	if (kind == ORDER_CLOSE)
 		try_close(n, now);
+	else if (n->ended && kind == ORDER_STATUS && n->last_status)
+		give_last_status(n);
 	else if (n->ended)
 		net_reply(n, n->end_status ? n->end_status : PS_ESHUTDOWN);
 	else if (n->stop_ms && (!outlives_stop(kind) || now - n->stop_ms >= STOP_GRACE_MS))

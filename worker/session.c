@@ -56,6 +56,8 @@ static void say_hello(struct session *s, uint64_t now_ms)
 	h->role = s->cfg.role;
 	memcpy(h->name, s->cfg.name, sizeof(h->name));
 	memcpy(h->device, s->cfg.device, sizeof(h->device));
+	memcpy(h->host, s->cfg.host, sizeof(h->host));
+	h->pid = s->cfg.pid;
 	h->data = s->cfg.data;
 	if (s->welcomed && s->cfg.role == ROLE_WORKER)
 		h->resume = s->welcome.stamp;
@@ -327,18 +329,34 @@ int session_waits(const struct session *s)
 	return s->heard_seq < s->sent_seq || s->pull.open || s->lease.open;
 }
 
+uint64_t session_alone_ms(const struct session *s, uint64_t now_ms)
+{
+	if (s->phase != PHASE_HELLO)
+		return 0;
+	return now_ms - (s->welcomed ? s->contact_ms : s->start_ms);
+}
+
+/* The server keeps a worker's slot for forget_ms. */
+static uint64_t patience(const struct session *s)
+{
+	uint64_t ms = s->cfg.patience_ms;
+
+	if (!s->welcomed)
+		return s->cfg.first_ms;
+	return s->cfg.role == ROLE_WORKER && s->welcome.forget_ms < ms ? s->welcome.forget_ms : ms;
+}
+
+uint64_t session_left_ms(const struct session *s, uint64_t now_ms)
+{
+	uint64_t alone = session_alone_ms(s, now_ms);
+
+	return alone < patience(s) ? patience(s) - alone : 0;
+}
+
 static void check_contact(struct session *s, uint64_t now_ms)
 {
-	uint64_t silence = now_ms - s->contact_ms;
-
-	if (!s->welcomed) {
-		if (now_ms - s->start_ms >= s->cfg.first_ms)
-			session_over(s, s->full ? PS_EFULL : PS_EUNREACHABLE);
-	} else if (s->phase == PHASE_HELLO &&
-		   (silence >= s->cfg.patience_ms ||
-			   (s->cfg.role == ROLE_WORKER && silence >= s->welcome.forget_ms))) {
-		session_over(s, PS_EUNREACHABLE);
-	}
+	if (s->phase == PHASE_HELLO && session_left_ms(s, now_ms) == 0)
+		session_over(s, s->full && !s->welcomed ? PS_EFULL : PS_EUNREACHABLE);
 }
 
 void session_tick(struct session *s, int alive, uint64_t now_ms)

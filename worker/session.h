@@ -32,6 +32,8 @@ enum session_phase { PHASE_HELLO, PHASE_READY, PHASE_END };
 struct session_config {
 	enum role role;
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
+	char host[WIRE_MAX_HOST + 1]; /* labels for people, and so is pid */
+	uint32_t pid;
 	struct data_id data;
 	uint64_t seed;     /* of the retry jitter */
 	uint64_t first_ms; /* END(PS_EUNREACHABLE) when no WELCOME came so long after the start */
@@ -104,6 +106,11 @@ void session_bye(struct session *s, uint64_t now_ms); /* say BYE and END with PS
 
 const struct session_effect *session_effect(
 	const struct session *s, size_t i); /* NULL past the end */
+/* For how long it waits for its server: since the start, or since the last message; 0: it has it.
+ */
+uint64_t session_alone_ms(const struct session *s, uint64_t now_ms);
+/* ... and how long it will go on. */
+uint64_t session_left_ms(const struct session *s, uint64_t now_ms);
 enum session_phase session_phase(const struct session *s);
 const struct msg_welcome *session_welcome(const struct session *s); /* of the newest WELCOME */
 uint64_t session_last_seq(const struct session *s);                 /* newest seq given */

@@ -40,6 +40,29 @@ void steps_divide(float *g, float divisor, size_t n)
 		g[i] /= divisor;
 }
 
+/* EAMSGD's Nesterov momentum (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. First x
+ * goes where the gradient is to be taken ... */
+PS_CLONES
+static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
+{
+	PS_APART
+	for (size_t i = 0; i < n; i++) {
+		v[i] *= momentum;
+		x[i] += v[i];
+	}
+}
+
+/* ... and then takes the gradient's part of the step. */
+PS_CLONES
+static void nesterov_step(float *x, float *v, const float *g, float rate, size_t n)
+{
+	PS_APART
+	for (size_t i = 0; i < n; i++) {
+		v[i] -= rate * g[i];
+		x[i] -= rate * g[i];
+	}
+}
+
 /* The elastic force (Zhang 2015, arXiv 1412.6651): x and the centre approach each other. The server
  * subtracts g, so g is minus what the centre moves by. */
 PS_CLONES
@@ -255,6 +278,8 @@ static int start_at_centre(struct steps *s)
 
 	if (!status)
 		status = need(&s->spare, n);
+	if (!status && s->info->momentum > 0)
+		status = need(&s->velocity, n);
 	if (!status)
 		status = cnnps_view(s->c, &s->held);
 	if (!status)
@@ -271,8 +296,27 @@ static int meet_centre(struct steps *s, struct sum *sum)
 		return status;
 	if (!(sum->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
-	attract(sum->g, s->own, s->held.w, (float)s->info->elastic, s->info->n_params);
+	attract(sum->g, s->own, s->held.w, (float)s->held.elastic, s->info->n_params);
 	return steps_deliver(s, sum, s->held.version, 1, 0);
+}
+
+/* A step of the worker's own weights. */
+static int step_own(struct steps *s, const struct cnnps_lease *l, uint32_t i, struct sum *sum)
+{
+	const struct cnnps_info *info = s->info;
+	float rate = (float)info->local_rate;
+	uint32_t images;
+	int status;
+
+	if (s->velocity)
+		nesterov_look_ahead(s->own, s->velocity, (float)info->momentum, info->n_params);
+	if ((status = compute(s, l, i, s->own, s->spare, sum, &images)))
+		return status;
+	if (s->velocity)
+		nesterov_step(s->own, s->velocity, s->spare, rate, info->n_params);
+	else
+		walk(s->own, s->own, s->spare, rate, info->n_params);
+	return PS_OK;
 }
 
 static int run_easgd(struct steps *s, const struct cnnps_lease *l)
@@ -280,7 +324,6 @@ static int run_easgd(struct steps *s, const struct cnnps_lease *l)
 	const struct cnnps_info *info = s->info;
 	struct sum sum = {.g = NULL};
 	int status = s->started ? PS_OK : start_at_centre(s);
-	uint32_t images;
 
 	for (uint32_t i = 0; i < l->count && !status; i++) {
 		int meet = i + 1 == l->count || sum.work.count + 1 == info->n_push;
@@ -288,11 +331,8 @@ static int run_easgd(struct steps *s, const struct cnnps_lease *l)
 		if (meet && info->prefetch)
 			status = cnnps_prefetch(s->c);
 		if (!status)
-			status = compute(s, l, i, s->own, s->spare, &sum, &images);
-		if (status)
-			break;
-		walk(s->own, s->own, s->spare, (float)info->local_rate, info->n_params);
-		if (meet)
+			status = step_own(s, l, i, &sum);
+		if (!status && meet)
 			status = meet_centre(s, &sum);
 	}
 	return status;
@@ -323,5 +363,6 @@ void steps_release(struct steps *s)
 {
 	free(s->own);
 	free(s->spare);
+	free(s->velocity);
 	batches_release(&s->batches);
 }

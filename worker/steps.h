@@ -26,6 +26,7 @@ struct steps {
 	struct cnnps_weights held; /* the newest view; w NULL: none yet */
 	int fetched;               /* the newest push brought it: no pull is needed */
 	float *own;                /* weights that we move ourselves; NULL until there are some */
+	float *velocity;           /* easgd: of `own`; NULL without momentum */
 	float *spare;              /* a gradient on its way into a sum; NULL until there is one */
 	int has_dropout;           /* the model has */
 	int started;               /* easgd: `own` has a history */

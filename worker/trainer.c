@@ -95,8 +95,13 @@ static int check_model(struct trainer *t)
 			d->rows, d->cols, e.text);
 	if (t->model.n_params != t->info->n_params)
 		return err_set(t->e, PS_EWRONGDATA,
-			"the run's model has %llu parameters; for %ux%u images it would have %zu",
-			(unsigned long long)t->info->n_params, d->rows, d->cols, t->model.n_params);
+			"the images are %ux%u, but the run's model \"%.60s\" is for 28x28: it has "
+			"%llu "
+			"parameters, for these images it would have %zu; give --data a directory "
+			"of "
+			"28x28 images",
+			d->rows, d->cols, t->info->model, (unsigned long long)t->info->n_params,
+			t->model.n_params);
 	return PS_OK;
 }
 

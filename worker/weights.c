@@ -131,7 +131,8 @@ int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 	if (!status)
 		*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
 			.version = a.params.version,
-			.server_epoch = a.server_epoch};
+			.server_epoch = a.server_epoch,
+			.elastic = a.params.elastic};
 	return status;
 }
 

@@ -5,7 +5,8 @@
 
 A column for each digit, a block of columns for each time of training, a row for each stage. A tile
 holds what the net believes: green if that is right, red if not, the fuller the surer. Data: $CNN_DATA
-or the usual places. Needs NumPy.
+or the usual places; it must be the data set that the table was measured on. Exit status 6: it is not.
+Needs NumPy.
 """
 import base64
 import csv
@@ -56,6 +57,20 @@ def seconds_text(seconds):
     return f"{float(seconds):g} s"
 
 
+def shown_images(rows, table):
+    """The pictures to draw; refused unless their labels are the table's."""
+    images, labels = read_idx("t10k-images-idx3-ubyte"), read_idx("t10k-labels-idx1-ubyte")
+    for row in rows:
+        image, label = int(row["image"]), int(row["label"])
+        if image >= len(labels) or labels[image] != label:
+            found = f"the label {labels[image]}" if image < len(labels) else "no label"
+            print(f"pictures: {table} has the label {label} for test image {image}, the data set here "
+                  f"{found}: the labels differ; set CNN_DATA to the data set of the table",
+                  file=sys.stderr)
+            sys.exit(6)
+    return images[:SHOWN]
+
+
 def main():
     with open(sys.argv[1]) as f:
         rows = list(csv.DictReader(f))
@@ -64,12 +79,12 @@ def main():
     at = {(r["rung"], r["seconds"], int(r["image"])): r for r in rows}
     block = SHOWN * TILE + SHARE + GAP
     width, height = LEFT + block * len(times), TOP + TILE * len(stages) + 14
-    images = read_idx("t10k-images-idx3-ubyte")[:SHOWN]
+    images = shown_images(rows, sys.argv[1])
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
            f'font-family="DejaVu Sans, Helvetica, sans-serif">',
            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-           text(LEFT, 22, "What each stage takes the first twelve test digits for, after so long a "
-                          "training of seed:256 with batches of 100", 15)]
+           text(LEFT, 22, "What each stage reads the first twelve test digits as, by training time "
+                          "(seed:256, batches of 100)", 15)]
     for t, seconds in enumerate(times):
         x = LEFT + t * block
         out.append(text(x + SHOWN * TILE + 4, TOP - 24, seconds_text(seconds), 14, INK, "start", "bold"))

@@ -8,11 +8,17 @@
 # $CNN_DATA or the usual places. Without a GPU there are stages 0 and 1 and no memory.csv.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python3}
+# Debian's own, which has its python3-numpy
+python=${PYTHON:-/usr/bin/python3}
 
 draw() {
+	# first: it refuses images of another data set than the table's
+	"$python" "$here/pictures.py" "$1/beliefs.csv" >"$1/beliefs.svg.tmp" || {
+		status=$?
+		rm "$1/beliefs.svg.tmp"
+		exit $status
+	}
 	gnuplot -e "dir='$1'" "$here/figures.gp"
-	"$python" "$here/pictures.py" "$1/beliefs.csv" >"$1/beliefs.svg.tmp"
 	mv "$1/beliefs.svg.tmp" "$1/beliefs.svg"
 }
 

@@ -104,6 +104,8 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 		core_end(c, PS_ESHUTDOWN);
 		return;
 	}
+	if (ev->msg->admin.verb != ADMIN_CHECKPOINT)
+		return; /* the shell has done it */
 	if (!c->cfg.durable) {
 		core_refuse(c, ev->peer, PS_EUSAGE, 0, "this server runs without --checkpoint-dir");
 		return;
@@ -142,8 +144,14 @@ static void on_message(struct core *c, const struct event *ev)
 		if (!w)
 			return;
 		w->heard_ms = c->now_ms;
-		if (w->state == SESSION_SUSPECT)
+		if (w->state == SESSION_SUSPECT) {
 			w->state = SESSION_LIVE;
+			pace_back(c, w);
+		}
+		if (ev->msg->type != MSG_BEAT) {
+			w->active_ms = c->now_ms;
+			w->idle = 0;
+		}
 		if (c->ending == END_OVER) { /* it missed our BYE */
 			sessions_part(c, w, ev->peer);
 			return;
@@ -161,6 +169,7 @@ void core_end(struct core *c, int status)
 		return;
 	c->ending = END_SNAPSHOT;
 	c->end_status = status;
+	c->save_failing = 0; /* the last snapshot is tried at once, whatever became of others */
 }
 
 static void finish(struct core *c)
@@ -228,6 +237,7 @@ static void on_save_failed(struct core *c)
 	c->dirty = 1;
 	c->urgent = 1; /* whoever waited for this one waits for the next */
 	c->stats.save_failures++;
+	sessions_save_failed(c);
 	if (c->ending == END_SAVING)
 		c->ending = END_SNAPSHOT;
 }
@@ -260,6 +270,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 		break;
 	case EVENT_TICK:
 		sessions_tick(c);
+		pace_tick(c);
 		break;
 	case EVENT_DURABLE:
 		on_durable(c, ev->generation);
@@ -270,11 +281,15 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	case EVENT_SAVE:
 		c->urgent = 1;
 		break;
+	case EVENT_PROGRESS:
+		pace_progress(c, ev->peer, ev->bytes);
+		break;
 	case EVENT_DRAIN:
 		core_end(c, PS_ESHUTDOWN);
 		break;
 	}
 	recover(c);
+	dataset_choose(c);
 	if (rules_of(c)->settle)
 		rules_of(c)->settle(c);
 	leases_advance(c);
@@ -329,11 +344,17 @@ const struct data_id *core_data(const struct core *c)
 	return &c->data;
 }
 
+int core_data_is_fixed(const struct core *c)
+{
+	return c->data_fixed;
+}
+
 void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 {
 	const struct worker *w = &c->worker[i];
 
 	*v = (struct worker_view){.state = w->state,
+		.excluded = w->excluded,
 		.worker = i + 1,
 		.incarnation = w->incarnation,
 		.name = w->name,
@@ -341,7 +362,15 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 		.last_seq = w->last_seq,
 		.durable_seq = w->durable_seq,
 		.images = w->images,
-		.heard_ms = w->heard_ms};
+		.heard_ms = w->heard_ms,
+		.stalled = w->state == SESSION_LIVE && w->pace.stalled,
+		.peer = w->peer,
+		.owes_ms = pace_owes_ms(c, w)};
+}
+
+int core_is_active(const struct worker *w)
+{
+	return w->state == SESSION_LIVE && !w->pace.stalled;
 }
 
 uint32_t core_live_workers(const struct core *c)
@@ -349,6 +378,6 @@ uint32_t core_live_workers(const struct core *c)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
-		n += c->worker[i].state == SESSION_LIVE;
+		n += (uint32_t)core_is_active(&c->worker[i]);
 	return n;
 }

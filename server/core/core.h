@@ -30,6 +30,14 @@ enum stale_rate {
 };
 #define STALE_RATE_NAMES "constant|relative|inverse"
 
+/* When an idle worker gets a copy of work that another one has. */
+enum backup_copies {
+	BACKUP_LATE,      /* when the other one is late, see pace.h */
+	BACKUP_IMMEDIATE, /* at once (Dean 2012, Sandblaster) */
+	BACKUP_NONE,
+};
+#define BACKUP_NAMES "late|immediate|none"
+
 /* Everything a run is made of. The part that must not change when a run is resumed is in the
  * checkpoint and compared there. Ranges are the option table's (server/options.c). */
 struct core_config {
@@ -42,30 +50,42 @@ struct core_config {
 	uint32_t batch;  /* images per batch, >= 1 */
 	uint32_t epochs; /* 0: no data set, no leases; the run ends at max_updates or a drain */
 	uint64_t max_updates; /* 0: no bound */
+	uint64_t data_id;     /* fingerprint that a worker's data set must have, if data_id_given */
+	int data_id_given;
 	enum mode mode;
 	struct optim optim;
 	double lr; /* eta, > 0 */
 	struct schedule schedule;
-	uint32_t n_push, n_fetch; /* downpour, ssp, easgd: told to the workers (msg_welcome) */
+	enum lr_scaling lr_scaling; /* downpour, ssp, sync; the others have none */
+	uint32_t lr_scaling_warmup; /* updates */
+	uint32_t n_push, n_fetch;   /* downpour, ssp, easgd: told to the workers (msg_welcome) */
 	int push_sum, prefetch;
-	double local_rate, elastic;
-	double dc_lambda;       /* downpour: delay compensation (Zheng 2017); 0: none */
-	int dc_adaptive;        /* 1: lambda / sqrt(mean square of the gradient) */
-	uint32_t ssp_bound;     /* ssp: batches that one may be ahead of the slowest */
-	uint32_t sync_spares;   /* sync: a step does not wait for so many of its workers */
-	uint32_t batch_images;  /* sandblaster: images of a step; 0: all */
-	uint32_t lbfgs_history; /* pairs kept, 1..LBFGS_MAX_HISTORY */
-	uint32_t lbfgs_trials;  /* most points that one line search looks at, >= 1 */
+	double local_rate;
+	double easgd_beta;     /* EASGD: of the distance to the centre, all members together */
+	double easgd_momentum; /* EASGD: of the workers' own steps; 0: none */
+	double dc_lambda;      /* downpour: delay compensation (Zheng 2017); 0: none */
+	int dc_adaptive;       /* 1: lambda / sqrt(mean square of the gradient) */
+	uint32_t ssp_bound;    /* ssp: batches that one may be ahead of the slowest */
+	uint32_t buffer;       /* downpour, ssp: gradients of an update; 0 and 1: each by itself */
+	uint32_t sync_workers; /* sync: gradients that make a step; 0: all live workers' but those
+				  of backup_workers */
+	uint32_t backup_workers;          /* sync: workers of a step that it does not wait for */
+	uint32_t batch_images;            /* sandblaster: images of a step; 0: all */
+	uint32_t lbfgs_history;           /* pairs kept, 1..LBFGS_MAX_HISTORY */
+	uint32_t lbfgs_trials;            /* most points that one line search looks at, >= 1 */
 	double lbfgs_armijo, lbfgs_wolfe; /* 0 < armijo < wolfe < 1 */
 	enum stale_rate stale_rate;
 	uint32_t max_staleness; /* older gradients are refused; 0: 8 times the live workers, at
 				   least 16 */
 	double max_norm;        /* a push with a larger L2 norm is refused; 0: no limit */
-	uint32_t warm_updates;  /* so many updates by one worker before the others get leases */
+	uint32_t warm_updates;  /* by one worker, before the others get leases */
+	uint32_t warm_ramp; /* updates from one more worker to the next after that; 0: all start */
 	uint32_t lease_batches; /* most batches in one lease, >= 1 */
-	uint32_t eval_images;   /* test images in one evaluation lease, >= 1 */
-	uint32_t min_workers;   /* no lease before so many workers are live, >= 1 */
-	uint32_t max_workers;   /* slots, 1..WIRE_MAX_WORKERS */
+	enum backup_copies backup;
+	uint32_t first_deadline_ms; /* of a grant while nobody has delivered anything, >= 1 */
+	uint32_t eval_images;       /* test images in one evaluation lease, >= 1 */
+	uint32_t min_workers;       /* no lease before so many workers are live, >= 1 */
+	uint32_t max_workers;       /* slots, 1..WIRE_MAX_WORKERS */
 	uint32_t push_window, replay_window;   /* see msg_welcome */
 	uint32_t beat_ms, suspect_ms, dead_ms; /* beat_ms < suspect_ms < dead_ms */
 	uint32_t forget_ms;   /* >= dead_ms. After a restart the slot of a worker that has not come
@@ -90,6 +110,8 @@ enum event_kind {
 	EVENT_SAVE_FAILED, /* it is not, and never will be: take another */
 	EVENT_SAVE,        /* take a snapshot: the journal has grown, or is lost */
 	EVENT_DRAIN,       /* stop: last snapshot, tell everybody, finish */
+	EVENT_PROGRESS,    /* `bytes` of peer's connection have moved since the last one, as the
+			    * shell has seen, not as the peer says */
 };
 
 struct event {
@@ -97,6 +119,7 @@ struct event {
 	uint32_t peer;         /* connection the message came on; never 0 */
 	const struct msg *msg; /* EVENT_MESSAGE; borrowed for the call */
 	uint64_t generation;   /* EVENT_DURABLE, EVENT_SAVE_FAILED */
+	uint64_t bytes;        /* EVENT_PROGRESS */
 };
 
 enum effect_kind {
@@ -133,18 +156,25 @@ struct epoch_record {
 
 /* Counters for /metrics and /status; monotone within a run, saved in the snapshot. */
 struct core_stats {
-	uint64_t version;  /* of the weights */
-	uint64_t updates;  /* steps of the optimizer; those of L-BFGS take several versions */
-	uint64_t accepted; /* pushes taken */
+	uint64_t version;     /* of the weights */
+	uint64_t updates;     /* steps of the optimizer; those of L-BFGS take several versions */
+	uint64_t accepted;    /* pushes taken */
+	uint64_t steps_short; /* sync: ended with fewer gradients than were due */
 	uint64_t trials, backups;    /* points of line searches; copies of outstanding portions */
 	uint64_t pushes, duplicates; /* decided, and seen again */
 	uint64_t rejected[REJECT_REASONS];
-	uint64_t refused; /* messages answered by ERROR */
+	uint64_t superseded; /* results of work that another worker had delivered first, or of a
+			      * step that had ended without them */
+	uint64_t expired, stalls; /* grants past their deadline; workers that stalled */
+	uint64_t refused;         /* messages answered by ERROR */
 	uint64_t gaps;
 	uint64_t images;                  /* counted, over all epochs */
 	uint64_t pulls, leases, released; /* leases granted; batches given to another worker */
 	uint64_t hellos, deaths, rejoins;
+	uint64_t excluded;      /* workers, for pushes that were not finite */
 	uint64_t recoveries;    /* starts from a snapshot */
+	uint64_t uncompensated; /* delay compensation: gradients applied as they came, because
+				   their weights were no longer held */
 	uint64_t staleness_sum; /* over applied gradients */
 	uint64_t staleness[16]; /* histogram: tau 0, 1, 2-3, 4-7, ... */
 	uint64_t snapshots, save_failures;
@@ -166,9 +196,33 @@ enum session_state {
 /* One worker, for display. */
 struct worker_view {
 	enum session_state state;
+	int excluded; /* see quarantine.c */
 	uint32_t worker, incarnation;
 	const char *name, *device;
 	uint64_t last_seq, durable_seq, images, heard_ms;
+	int stalled;      /* live, and has delivered nothing for longer than it may (pace.h) */
+	uint32_t peer;    /* its connection; 0: none */
+	uint64_t owes_ms; /* it holds work for so long, or since its last delivery */
+};
+
+/* Work for display: the counters show that of a pass or step only when it ends. */
+struct work_view {
+	uint64_t computed; /* images of all pushes taken since this start */
+	uint64_t images;   /* counted, with those of the pass or step under way */
+	uint32_t pass;     /* sandblaster: pass of the step under way, from 1; other modes: 0 */
+};
+
+/* What holds up training, for display. */
+enum hold_up {
+	HOLD_UP_NONE,
+	HOLD_UP_WORKERS, /* fewer workers than `needed` are live */
+	HOLD_UP_RETURN,  /* after a restart: until `needed` workers are back, or for `left_ms` */
+};
+struct hold_up_view {
+	enum hold_up kind;
+	uint32_t live, needed;
+	uint32_t joining; /* workers whose slot is not on disk yet */
+	uint64_t left_ms; /* RETURN */
 };
 
 struct core; /* opaque, see state.h */
@@ -200,10 +254,16 @@ const float *core_weights(const struct core *c);
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);
 /* Training epoch under way, from 0; == cfg.epochs when all are done. */
 uint32_t core_training_epoch(const struct core *c);
-/* Data set of the run; all zero until the first worker came. */
+/* Data set of the run; all zero while no live worker has one. */
 const struct data_id *core_data(const struct core *c);
+/* 1: no worker can change it any more. */
+int core_data_is_fixed(const struct core *c);
 /* Slot i's worker (0 <= i < max_workers) into *v. */
 void core_worker(const struct core *c, uint32_t i, struct worker_view *v);
+/* Those that are stalled are none of them. */
 uint32_t core_live_workers(const struct core *c);
+/* view.c */
+void core_work(const struct core *c, struct work_view *v);
+void core_hold_up(const struct core *c, struct hold_up_view *v);
 
 #endif

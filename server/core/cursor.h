@@ -18,6 +18,7 @@ struct cursor {
 	const unsigned char *in; /* reading; NULL: writing or counting */
 	size_t at, size;         /* size: of `in` */
 	const char *bad;         /* NULL, or why it is refused */
+	int other_options;       /* ... because this start's options do not fit */
 };
 
 /* The first reason is the one that is told. */
@@ -25,6 +26,14 @@ static inline void spoil(struct cursor *k, const char *why)
 {
 	if (!k->bad)
 		k->bad = why;
+}
+
+/* The image is sound, but options of this start do not fit it. */
+static inline void misfit(struct cursor *k, const char *why)
+{
+	if (!k->bad)
+		k->other_options = 1;
+	spoil(k, why);
 }
 
 static inline void refuse_over(struct cursor *k, uint64_t v, uint64_t max)

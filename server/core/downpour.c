@@ -3,9 +3,17 @@
  * applied when it comes, however old its weights are, within a bound. With it: the rate that sees
  * staleness (Zhang 2016, arXiv 1511.05950), the warm start by one worker alone, delay compensation
  * (Zheng 2017, DC-ASGD), and EASGD's centre (Zhang 2015), whose "gradients" are distances.
+ *
+ * With a buffer of K (Nguyen 2022, FedBuff, arXiv 2106.06639) an update is made of K gradients of
+ * any workers: s_i is what staleness leaves of the rate of gradient i, the update has the mean of
+ * the s_i g_i. In terms of the optimizer: the gradient sum(s_i g_i) / sum(s_i) at the mean of the
+ * s_i times the rate, so that optimizers that divide by the size of gradients are slowed down, too.
+ * An epoch ends with what is in the buffer; a drain leaves it in the checkpoint.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"
+#include "server/core/vec.h"
+#include <float.h>
 #include <math.h>
 
 #define DC_DECAY 0.95 /* of the mean square in adaptive delay compensation */
@@ -42,15 +50,74 @@ enum reject downpour_judge(const struct core *c, const struct worker *w, const s
 double downpour_rate(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c);
-	double age = (double)tau;
+	double age = (double)tau, rate;
 
 	if (c->cfg.mode == MODE_EASGD)
 		return 1;
+	rate = store_scaled_rate(c, 1, (double)tau);
 	if (c->cfg.stale_rate == STALE_CONSTANT)
-		return store_rate(c);
+		return rate;
 	if (c->cfg.stale_rate == STALE_RELATIVE)
 		age /= live > 1 ? live : 1;
-	return store_rate(c) / (age > 1 ? age : 1);
+	return rate / (age > 1 ? age : 1);
+}
+
+/* Members that are expected back after a restart count, too: the first to come must not pull the
+ * centre as if it were alone. */
+double easgd_part(const struct core *c)
+{
+	uint32_t members = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		members += w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
+			   (w->state == SESSION_AWAY && !w->overdue);
+	}
+	return c->cfg.easgd_beta / (members ? members : 1);
+}
+
+/* ---- a buffer of several gradients --------------------------------------------------------------
+ */
+
+static int has_buffer(const struct core *c)
+{
+	return c->gather.sum != NULL;
+}
+
+/* What a gradient that is tau versions old counts for, of 1. */
+static double buffer_weight(const struct core *c, uint64_t tau)
+{
+	double live = core_live_workers(c), age = (double)tau;
+	double scale = store_scale(c, c->cfg.buffer, (double)tau);
+
+	if (c->cfg.stale_rate == STALE_CONSTANT)
+		return scale;
+	if (c->cfg.stale_rate == STALE_RELATIVE)
+		age /= live > 1 ? live : 1;
+	return scale / (age > 1 ? age : 1);
+}
+
+static void record(struct core *c, uint64_t images, double loss_sum)
+{
+	c->stats.updates++;
+	if (c->cfg.epochs == 0)
+		return;
+	leases_record(c, images, loss_sum);
+	c->epoch[c->leases.epoch].updates++;
+}
+
+void downpour_settle(struct core *c)
+{
+	struct gather *a = &c->gather;
+	int last = c->cfg.epochs && c->leases.n_done == c->leases.n_batches;
+
+	if (!has_buffer(c) || a->pushes == 0 || (a->pushes < c->cfg.buffer && !last))
+		return;
+	gather_mean(c, c->store.scratch);
+	store_step(c, c->store.scratch, store_rate(c) * a->weight / a->pushes);
+	record(c, a->images, a->loss_sum);
+	gather_clear(c);
 }
 
 static void count_staleness(struct core *c, uint64_t tau)
@@ -63,64 +130,160 @@ static void count_staleness(struct core *c, uint64_t tau)
 	c->stats.staleness_sum += tau;
 }
 
-/* ---- delay compensation: g + lambda * g * g * (w - what w was when this worker pulled it) -----
+/* ---- delay compensation: g + lambda * g * g * (w - the weights that g was computed at) ----------
  */
 
-/* A gradient of the current weights needs no compensation, whatever this worker has pulled: after a
- * crash its replays are not preceded by their pulls. */
-static void compensate(struct core *c, struct worker *w, uint64_t tau, struct slice *s, float *out)
+static float next_square(float square, double g)
 {
-	const float *now = c->store.weights + s->offset;
-	const float *then = tau ? w->backup + s->offset : now;
+	return (float)(DC_DECAY * (double)square + (1 - DC_DECAY) * g * g);
+}
+
+static float compensated(double lambda, double g, float now, float then)
+{
+	return (float)(g + lambda * g * g * ((double)now - (double)then));
+}
+
+static void compensate(struct core *c, const float *weights_then, struct slice *s, float *out)
+{
+	const float *now = c->store.weights + s->offset, *then = weights_then + s->offset;
 	float *square = c->store.dc_square + s->offset;
 
 	for (uint64_t i = 0; i < s->count; i++) {
 		double g = (double)s->data[i], lambda = c->cfg.dc_lambda;
 
 		if (c->cfg.dc_adaptive) {
-			square[i] = (float)(DC_DECAY * (double)square[i] + (1 - DC_DECAY) * g * g);
+			square[i] = next_square(square[i], g);
 			lambda /= sqrt((double)square[i] + DC_EPS);
 		}
-		out[i] = (float)(g + lambda * g * g * ((double)now[i] - (double)then[i]));
+		out[i] = compensated(lambda, g, now[i], then[i]);
 	}
 	s->data = out;
+}
+
+/* A push whose weights are not held any more is taken as it is, and counted. */
+static void compensate_all(
+	struct core *c, const struct worker *w, const struct msg_push *p, struct slices *s)
+{
+	const float *then = backups_find(c, w, p);
+
+	c->stats.uncompensated += !then;
+	for (uint32_t i = 0; i < s->n; i++) {
+		compensate(c, then ? then : c->store.weights, &s->slice[i],
+			c->store.scratch + s->slice[i].offset);
+		s->slice[i].peak = 0; /* not known any more */
+	}
+}
+
+/* The largest magnitude that compensate() would come to; infinite for NaN. */
+static double compensated_peak(
+	const struct core *c, const float *weights_then, const struct slice *s)
+{
+	const float *now = c->store.weights + s->offset, *then = weights_then + s->offset;
+	double peak = 0;
+
+	for (uint64_t i = 0; i < s->count; i++) {
+		double g = (double)s->data[i], lambda = c->cfg.dc_lambda;
+
+		if (c->cfg.dc_adaptive)
+			lambda /= sqrt(
+				(double)next_square(c->store.dc_square[s->offset + i], g) + DC_EPS);
+		double x = fabs((double)compensated(lambda, g, now[i], then[i]));
+		if (!(x <= peak))
+			peak = x <= (double)FLT_MAX ? x : (double)INFINITY;
+	}
+	return peak;
+}
+
+/* A bound of that in constant time; infinite if too little is known. */
+static double compensated_bound(const struct core *c, const float *then, double peak)
+{
+	double lambda = c->cfg.dc_lambda / (c->cfg.dc_adaptive ? sqrt(DC_EPS) : 1);
+	double largest = then == c->store.weights ? 0 : backups_peak(c, then);
+
+	if (then == c->store.weights)
+		return peak;
+	if (!c->store.measured || largest <= 0)
+		return (double)INFINITY;
+	return 1.000001 * (peak + lambda * peak * peak * (c->store.reach.weight + largest));
+}
+
+static int holds(struct core *c, const struct msg_push *p, double peak)
+{
+	uint64_t tau = downpour_staleness(c, p);
+
+	return has_buffer(c) ? gather_holds(c, buffer_weight(c, tau), peak)
+			     : store_holds(c, peak, downpour_rate(c, tau));
+}
+
+/* What is applied must be as finite and as small as what may be pushed. */
+static int compensated_fits(struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	const float *found = backups_find(c, w, p), *then = found ? found : c->store.weights;
+	double bound = compensated_bound(c, then, store_peak(&p->slices)), peak = 0;
+
+	if (bound <= STORE_MAX_VALUE && holds(c, p, bound))
+		return 1;
+	for (uint32_t i = 0; i < p->slices.n; i++)
+		peak = vec_larger(peak, compensated_peak(c, then, &p->slices.slice[i]));
+	return peak <= STORE_MAX_VALUE && holds(c, p, peak);
+}
+
+int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	if (c->cfg.dc_lambda > 0)
+		return compensated_fits(c, w, p);
+	return holds(c, p, store_peak(&p->slices));
 }
 
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	uint64_t tau = downpour_staleness(c, p);
-	double rate = downpour_rate(c, tau);
+	struct slices compensated;
+	const struct slices *s = &p->slices;
 
 	count_staleness(c, tau);
-	if (c->cfg.dc_lambda > 0 && w->backed_up) {
-		struct slices s = p->slices;
-
-		for (uint32_t i = 0; i < s.n; i++)
-			compensate(c, w, tau, &s.slice[i], c->store.scratch + s.slice[i].offset);
-		store_apply(c, &s, rate);
+	if (c->cfg.dc_lambda > 0) {
+		compensated = p->slices;
+		compensate_all(c, w, p, &compensated);
+		s = &compensated;
+	}
+	if (has_buffer(c)) {
+		gather_add_weighted(c, p, s, buffer_weight(c, tau));
 	} else {
-		store_apply(c, &p->slices, rate);
+		store_apply(c, s, downpour_rate(c, tau));
+		record(c, p->images, (double)p->loss * p->images);
 	}
-	c->stats.updates++;
-	if (p->work.count) {
-		leases_record(c, p->images, (double)p->loss * p->images);
-		c->epoch[c->leases.epoch].updates++;
-	}
+	if (p->seq <= w->replay_target)
+		backups_hold_replayed(c, w);
 }
 
-/* Warm start: one worker alone, until the weights have left their random beginning. */
+/* Workers that may hold a training lease at once. Warm start: one, until the weights have left
+ * their random beginning. Then one more after every `warm_ramp` updates: gradients of many workers
+ * that all start at the same weights add up to one huge step. */
+static uint64_t admitted(const struct core *c)
+{
+	uint64_t version = c->store.version, warm = c->cfg.warm_updates;
+
+	if (version < warm)
+		return 1;
+	if (warm == 0 || c->cfg.warm_ramp == 0)
+		return UINT64_MAX;
+	return 2 + (version - warm) / c->cfg.warm_ramp;
+}
+
 int downpour_holds_back(const struct core *c, const struct worker *w)
 {
-	if (c->store.version >= c->cfg.warm_updates)
+	uint64_t most = admitted(c), at_work = 0;
+
+	if (most >= c->cfg.max_workers)
 		return 0;
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
 
-		if (o != w && o->state == SESSION_LIVE && o->grant.request &&
-			o->grant.kind == GRANT_TRAIN && o->grant.work.epoch == c->leases.epoch)
-			return 1;
+		at_work += o != w && core_is_active(o) && o->grant.request &&
+			   o->grant.kind == GRANT_TRAIN && o->grant.work.epoch == c->leases.epoch;
 	}
-	return 0;
+	return at_work >= most;
 }
 
 static uint32_t allow(const struct core *c, const struct worker *w)
@@ -128,5 +291,8 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return downpour_holds_back(c, w) ? 0 : c->cfg.lease_batches;
 }
 
-const struct rules rules_downpour = {
-	.judge = downpour_judge, .take = downpour_take, .allow = allow};
+const struct rules rules_downpour = {.judge = downpour_judge,
+	.fits = downpour_fits,
+	.take = downpour_take,
+	.allow = allow,
+	.settle = downpour_settle};

@@ -58,6 +58,7 @@ void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	leases_release(c, w);
+	backups_release(c, w);
 	w->state = SESSION_DEAD;
 	w->waiting = 0;
 	w->peer = ev->peer;

@@ -14,7 +14,7 @@
 #include "common/run_head.h"
 #include <string.h>
 
-#define IMAGE_FORMAT 5u
+#define IMAGE_FORMAT 6u
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -56,7 +56,8 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 	uint64_t *const count[] = {&s->version, &s->pushes, &s->duplicates, &s->refused, &s->gaps,
 		&s->images, &s->pulls, &s->leases, &s->released, &s->hellos, &s->deaths,
 		&s->rejoins, &s->recoveries, &s->staleness_sum, &s->snapshots, &s->save_failures,
-		&s->updates, &s->accepted, &s->trials, &s->backups};
+		&s->updates, &s->accepted, &s->trials, &s->backups, &s->uncompensated,
+		&s->superseded, &s->steps_short, &s->excluded, &s->expired, &s->stalls};
 
 	for (size_t i = 0; i < sizeof(count) / sizeof(count[0]); i++)
 		u64(k, count[i]);
@@ -71,7 +72,7 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 static void put_mode(struct cursor *k, struct core_config *cfg)
 {
 	uint32_t mode = (uint32_t)cfg->mode;
-	int dc = cfg->dc_lambda > 0;
+	int dc = cfg->dc_lambda > 0, buffer = cfg->buffer > 1;
 
 	u32(k, &mode);
 	refuse_over(k, mode, MODE_EASGD);
@@ -82,6 +83,8 @@ static void put_mode(struct cursor *k, struct core_config *cfg)
 	flag(k, &dc);
 	cfg->dc_lambda = dc ? cfg->dc_lambda > 0 ? cfg->dc_lambda : 1 : 0;
 	flag(k, &cfg->dc_adaptive);
+	flag(k, &buffer);
+	cfg->buffer = buffer ? cfg->buffer > 1 ? cfg->buffer : 2 : 1;
 }
 
 /* What a resumed run may not change, and what it has counted. */
@@ -176,6 +179,10 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	u64(k, &w->clock);
 	flag(k, &w->racing);
 	u64(k, &w->answered);
+	u64(k, &w->member);
+	u32(k, &w->bad_streak);
+	flag(k, &w->excluded);
+	refuse_over(k, (uint64_t)w->excluded, (uint64_t)gone);
 	put_decisions(k, w, window);
 }
 
@@ -187,7 +194,7 @@ static void put_ledger(struct cursor *k, struct core *c)
 		n--;
 	u32(k, &n);
 	if (n > c->cfg.max_workers)
-		spoil(k, "it has more workers than --max-workers");
+		misfit(k, "it has more workers than --max-workers");
 	for (uint32_t i = 0; i < n && !k->bad; i++)
 		put_worker(k, &c->worker[i], c->cfg.replay_window);
 }
@@ -203,8 +210,15 @@ static void put_data(struct cursor *k, struct core *c)
 	u32(k, &d.cols);
 	u32(k, &d.classes);
 	u64(k, &d.xxh3);
-	if (k->in && d.n_train && (c->cfg.epochs == 0 || leases_open(c, &d) != 0))
-		spoil(k, MALFORMED);
+	flag(k, &c->data_fixed);
+	if (k->in && (d.n_train || c->data_fixed)) {
+		if (c->cfg.epochs == 0 || !leases_can_open(c, &d))
+			spoil(k, MALFORMED);
+		else
+			leases_open(c, &d);
+	}
+	if (k->in && c->data_fixed && c->cfg.data_id_given && d.xxh3 != c->cfg.data_id)
+		misfit(k, "its data set has another fingerprint than --data-id");
 }
 
 /* The portions under evaluation have the size that was asked for when it began. */
@@ -243,13 +257,18 @@ static void put_leases(struct cursor *k, struct core *c)
 	flag(k, &training);
 	n_epochs = l->epoch + (training ? 1 : 0);
 	if (l->epoch > c->cfg.epochs || n_epochs > c->cfg.epochs)
-		spoil(k, "it has been trained for longer than --epochs");
+		misfit(k, "it has been trained for longer than --epochs");
 	flag(k, &l->evaluating);
 	refuse_over(k, (uint64_t)l->evaluating, l->epoch);
 	u32(k, &c->blaster.first);
 	u32(k, &c->blaster.end);
 	flag(k, &c->blaster.open);
 	refuse_over(k, (uint64_t)c->blaster.open, (uint64_t)training);
+	flag(k, &c->step.open);
+	refuse_over(k, (uint64_t)c->step.open, (uint64_t)training);
+	u32(k, &c->step.first);
+	u32(k, &c->step.end);
+	u32(k, &c->step.due);
 	if (training)
 		bytes(k, l->batch, l->n_batches);
 	if (l->evaluating)
@@ -258,18 +277,38 @@ static void put_leases(struct cursor *k, struct core *c)
 		put_epoch(k, &c->epoch[i]);
 }
 
+/* The gradients of the step under way, by batch. */
+static void put_parts(struct cursor *k, struct core *c)
+{
+	struct gather *a = &c->gather;
+
+	if (a->pushes > a->room)
+		spoil(k, "it has more gradients of a step than --max-workers");
+	for (uint32_t i = 0; i < a->pushes && !k->bad; i++) {
+		double loss = (double)a->part[i].loss;
+
+		u32(k, &a->part[i].batch);
+		u32(k, &a->part[i].images);
+		f64(k, &loss);
+		a->part[i].loss = (float)loss;
+		floats(k, a->part[i].g, c->store.n);
+	}
+}
+
 /* What has been gathered for the step under way. */
 static void put_gather(struct cursor *k, struct core *c)
 {
 	struct gather *a = &c->gather;
 
-	if (!a->sum)
+	if (!a->sum && !a->part)
 		return;
 	u32(k, &a->pushes);
 	u64(k, &a->images);
 	f64(k, &a->weight);
 	f64(k, &a->loss_sum);
-	for (size_t i = 0; a->pushes && i < c->store.n; i++)
+	if (a->part)
+		put_parts(k, c);
+	for (size_t i = 0; a->sum && a->pushes && i < c->store.n; i++)
 		f64(k, &a->sum[i]);
 }
 
@@ -306,21 +345,56 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 	}
 }
 
-/* Delay compensation: what each worker has pulled last. */
+/* A version that a worker holds: the number of its copy, whose values follow the first mention. */
+static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t *copies)
+{
+	struct backup *b = &c->backups.copy[h->copy];
+	uint32_t number = b->order < *copies ? b->order : *copies;
+	uint64_t made = b->made;
+
+	u64(k, &h->version);
+	u64(k, &h->sent);
+	u64(k, &made);
+	u32(k, &number);
+	refuse_over(k, number, *copies);
+	if (k->bad)
+		return;
+	if (k->in && number < *copies) {
+		h->copy = number;
+		c->backups.copy[number].refs++;
+		if (c->backups.copy[number].version != h->version)
+			spoil(k, MALFORMED);
+		return;
+	}
+	if (k->in)
+		h->copy = backups_take(c, h->version, made);
+	c->backups.copy[h->copy].order = number;
+	if (number == *copies) {
+		floats(k, backups_values(c, h->copy), c->store.n);
+		(*copies)++;
+	}
+}
+
+/* Delay compensation: mean squares, and what the workers may still push gradients of. */
 static void put_backups(struct cursor *k, struct core *c)
 {
+	uint32_t copies = 0;
+
 	if (!(c->cfg.dc_lambda > 0))
 		return;
 	if (c->cfg.dc_adaptive)
 		floats(k, c->store.dc_square, c->store.n);
+	for (uint32_t i = 0; i < c->backups.n; i++)
+		c->backups.copy[i].order = UINT32_MAX;
 	for (uint32_t i = 0; i < c->cfg.max_workers && !k->bad; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->state == SESSION_FREE)
 			continue;
-		flag(k, &w->backed_up);
-		if (w->backed_up)
-			floats(k, w->backup, c->store.n);
+		u32(k, &w->n_held);
+		refuse_over(k, w->n_held, BACKUPS_MAX_HELD);
+		for (uint32_t j = 0; j < w->n_held && !k->bad; j++)
+			put_held(k, c, &w->held[j], &copies);
 	}
 }
 
@@ -399,12 +473,12 @@ static int read_lasting(struct core *c, struct core_config *then,
 			put_run(&k, c, then);
 		else
 			put_section(&k, c, (enum image_section)s);
-		if (s == IMAGE_RUN && !k.bad)
-			k.bad = image_differs(&c->cfg, then);
+		if (s == IMAGE_RUN && !k.bad && image_differs(&c->cfg, then))
+			misfit(&k, image_differs(&c->cfg, then));
 		if (k.bad)
 			*why = k.bad;
 		if (k.bad || k.at != size[s])
-			return PS_ECHECKPOINT;
+			return k.other_options ? PS_EUSAGE : PS_ECHECKPOINT;
 	}
 	return image_is_sound(c) ? PS_OK : PS_ECHECKPOINT;
 }
@@ -417,8 +491,9 @@ int image_read(void *memory, float *weights, const struct core_config *cfg,
 	struct core_config then = *cfg;
 
 	*out = NULL;
-	if (read_lasting(c, &then, data, size, why))
-		return PS_ECHECKPOINT;
+	int rc = read_lasting(c, &then, data, size, why);
+	if (rc)
+		return rc;
 	if (cfg->run.hi == 0 && cfg->run.lo == 0)
 		c->cfg.run = then.run;
 	image_revive(c);

@@ -36,8 +36,9 @@ size_t image_size(struct core *c, enum image_section s);
 void image_write(struct core *c, enum image_section s, unsigned char *out);
 /*
  * Make a core in `memory` and `weights` (as core_init's) from sections. `cfg` is this start's
- * configuration with run.hi == run.lo == 0 to take over the image's run id. 0, or PS_ECHECKPOINT
- * with `*why` a static sentence (other model, seed, batch..., or a malformed section): memory is
+ * configuration with run.hi == run.lo == 0 to take over the image's run id. 0; or with `*why` a
+ * static sentence PS_ECHECKPOINT (a malformed or contradictory section, weights that are not
+ * finite) or PS_EUSAGE (options of this start do not fit: other model, seed, batch...). Memory is
  * then unspecified.
  */
 int image_read(void *memory, float *weights, const struct core_config *cfg,

@@ -25,6 +25,8 @@ const char *image_differs(const struct core_config *now, const struct core_confi
 	if ((then->dc_lambda > 0) != (now->dc_lambda > 0) ||
 		(now->dc_lambda > 0 && then->dc_adaptive != now->dc_adaptive))
 		return "it was begun with another --delay-compensation";
+	if ((then->buffer > 1) != (now->buffer > 1))
+		return "it was begun with another --buffer";
 	if ((then->epochs == 0) != (now->epochs == 0))
 		return "--epochs 0 and --epochs N cannot continue each other";
 	return NULL;
@@ -53,13 +55,30 @@ static int modes_sensible(const struct core *c)
 	const struct gather *a = &c->gather;
 	const struct lbfgs *b = &c->lbfgs;
 	double sum = a->weight + a->loss_sum + b->f + b->slope + b->step + b->low + b->high + b->yy;
-	int sane = isfinite(sum);
+	/* gradients are recorded in the epoch that they are of */
+	int sane = isfinite(sum) && a->weight >= 0 && (!a->pushes || a->part || a->weight > 0) &&
+		   (!a->pushes || c->cfg.epochs == 0 || c->leases.epoch < c->cfg.epochs);
 
-	for (size_t i = 0; a->pushes && i < c->store.n; i++)
+	for (size_t i = 0; a->sum && a->pushes && i < c->store.n; i++)
 		sane &= isfinite(a->sum[i]) != 0;
+	for (uint32_t i = 0; a->part && i < a->pushes; i++)
+		sane &= isfinite(a->part[i].loss) && all_finite(a->part[i].g, c->store.n);
 	if (b->known || b->searching)
 		sane &= all_finite(b->x, c->store.n) && all_finite(b->g, c->store.n) &&
 			all_finite(b->d, c->store.n);
+	return sane;
+}
+
+static int backups_sensible(const struct core *c)
+{
+	const struct backups *b = &c->backups;
+	int sane = 1;
+
+	for (uint32_t i = 0; i < b->n; i++)
+		sane &= !b->copy[i].refs || all_finite(backups_values(c, i), c->store.n);
+	if (b->n && c->cfg.dc_adaptive)
+		sane &= all_finite(c->store.dc_square, c->store.n) &&
+			none_negative(c->store.dc_square, c->store.n);
 	return sane;
 }
 
@@ -73,14 +92,18 @@ static int all_sensible(const struct core *c)
 	for (size_t v = 0; v < optim_vectors(kind); v++)
 		sane &= all_finite(st->state[v], st->n) &&
 			(!optim_is_square(kind, v) || none_negative(st->state[v], st->n));
-	return sane && modes_sensible(c);
+	return sane && modes_sensible(c) && backups_sensible(c);
 }
 
-/* Sandblaster: what lies behind the window of the step under way. */
+/* Sandblaster: what lies behind the window of the step under way; sync: outside of it. */
 static int is_shut(const struct core *c, uint32_t i)
 {
-	return c->leases.batch[i] == BATCH_SHUT && c->cfg.mode == MODE_SANDBLASTER &&
-	       i >= c->blaster.end;
+	int of_step = c->step.open && i >= c->step.first && i < c->step.end;
+
+	if (c->leases.batch[i] != BATCH_SHUT)
+		return 0;
+	return c->cfg.mode == MODE_SYNC ? !of_step
+					: c->cfg.mode == MODE_SANDBLASTER && i >= c->blaster.end;
 }
 
 /* The window is where the states say it is. */
@@ -98,6 +121,35 @@ static int window_fits(const struct core *c)
 			(i >= s->end && l->batch[i] != BATCH_SHUT))
 			return 0;
 	return 1;
+}
+
+/* Sync: work is open in the step under way only, and each gradient kept is one of a counted batch.
+ */
+static int step_fits(const struct core *c)
+{
+	const struct leases *l = &c->leases;
+	const struct gather *a = &c->gather;
+	const struct step *s = &c->step;
+	int training = l->n_batches && l->epoch < c->cfg.epochs;
+	uint64_t images = 0;
+
+	if (c->cfg.mode != MODE_SYNC)
+		return !s->open;
+	if (s->first > s->end || s->end > l->n_batches || (a->pushes && !training))
+		return 0;
+	for (uint32_t i = 0; training && i < l->n_batches; i++)
+		if (l->batch[i] != BATCH_DONE && l->batch[i] != BATCH_SHUT &&
+			!(s->open && i >= s->first && i < s->end))
+			return 0;
+	for (uint32_t i = 0; i < a->pushes; i++) {
+		const struct part *p = &a->part[i];
+
+		if (p->batch >= l->n_batches || l->batch[p->batch] != BATCH_DONE ||
+			p->images == 0 || (i && p->batch <= a->part[i - 1].batch))
+			return 0;
+		images += p->images;
+	}
+	return images == a->images && a->weight == (double)(c->cfg.push_sum ? a->pushes : images);
 }
 
 /* Counts of the batch ledger; one in which nothing is left to do would never be left. */
@@ -141,9 +193,18 @@ static int grants_fit(const struct core *c)
 	return 1;
 }
 
+/* Nothing was counted of a data set that is not fixed. */
+static int data_is_fixed_in_time(const struct core *c)
+{
+	const struct leases *l = &c->leases;
+
+	return c->data_fixed || (l->n_done == 0 && l->epoch == 0 && !l->evaluating);
+}
+
 int image_is_sound(struct core *c)
 {
-	return all_sensible(c) && window_fits(c) && count_leases(c) && grants_fit(c);
+	return all_sensible(c) && window_fits(c) && step_fits(c) && count_leases(c) &&
+	       data_is_fixed_in_time(c) && grants_fit(c);
 }
 
 void image_revive(struct core *c)

@@ -8,7 +8,7 @@
 
 /* Who adds a field to one of these adds it below, too: a replay under another configuration would
  * come to other weights. */
-_Static_assert(sizeof(struct core_config) == 864, "live_put_config names every field");
+_Static_assert(sizeof(struct core_config) == 904, "live_put_config names every field");
 _Static_assert(sizeof(struct optim) == 56, "put_optim_config names every field");
 _Static_assert(sizeof(struct schedule) == 40, "put_schedule names every field");
 
@@ -71,6 +71,8 @@ static void put_run_config(struct cursor *k, struct core_config *cfg)
 	count(k, &cfg->batch, 1, WIRE_MAX_IMAGES);
 	count(k, &cfg->epochs, 0, WIRE_MAX_EPOCHS);
 	u64(k, &cfg->max_updates);
+	u64(k, &cfg->data_id);
+	flag(k, &cfg->data_id_given);
 }
 
 static void put_mode_config(struct cursor *k, struct core_config *cfg)
@@ -79,16 +81,22 @@ static void put_mode_config(struct cursor *k, struct core_config *cfg)
 	put_optim_config(k, &cfg->optim);
 	real(k, &cfg->lr);
 	put_schedule(k, &cfg->schedule);
+	cfg->lr_scaling =
+		(enum lr_scaling)choice(k, (uint32_t)cfg->lr_scaling, 0, LR_SCALING_LINEAR);
+	u32(k, &cfg->lr_scaling_warmup);
 	u32(k, &cfg->n_push);
 	u32(k, &cfg->n_fetch);
 	flag(k, &cfg->push_sum);
 	flag(k, &cfg->prefetch);
 	real(k, &cfg->local_rate);
-	real(k, &cfg->elastic);
+	real(k, &cfg->easgd_beta);
+	real(k, &cfg->easgd_momentum);
 	real(k, &cfg->dc_lambda);
 	flag(k, &cfg->dc_adaptive);
 	u32(k, &cfg->ssp_bound);
-	u32(k, &cfg->sync_spares);
+	u32(k, &cfg->buffer);
+	u32(k, &cfg->sync_workers);
+	u32(k, &cfg->backup_workers);
 	u32(k, &cfg->batch_images);
 	count(k, &cfg->lbfgs_history, 0, LBFGS_MAX_HISTORY);
 	u32(k, &cfg->lbfgs_trials);
@@ -102,7 +110,10 @@ static void put_mode_config(struct cursor *k, struct core_config *cfg)
 static void put_session_config(struct cursor *k, struct core_config *cfg)
 {
 	u32(k, &cfg->warm_updates);
+	u32(k, &cfg->warm_ramp);
 	count(k, &cfg->lease_batches, 1, WIRE_MAX_BATCHES);
+	cfg->backup = (enum backup_copies)choice(k, (uint32_t)cfg->backup, 0, BACKUP_NONE);
+	u32(k, &cfg->first_deadline_ms);
 	count(k, &cfg->eval_images, 1, WIRE_MAX_IMAGES);
 	count(k, &cfg->min_workers, 1, WIRE_MAX_WORKERS);
 	count(k, &cfg->max_workers, 1, WIRE_MAX_WORKERS);
@@ -138,6 +149,50 @@ int image_config(const unsigned char *live, size_t size, struct core_config *cfg
 
 /* ---- state -------------------------------------------------------------------------------- */
 
+static void put_recent(struct cursor *k, struct recent *r)
+{
+	u32(k, &r->n);
+	u32(k, &r->next);
+	refuse_over(k, r->n, PACE_RECENT);
+	refuse_over(k, r->next, PACE_RECENT - 1);
+	for (uint32_t i = 0; i < PACE_RECENT; i++)
+		u32(k, &r->us[i]);
+	u32(k, &r->median_us);
+}
+
+static void put_pace(struct cursor *k, struct pace *p)
+{
+	u64(k, &p->since_ms);
+	u32(k, &p->left);
+	flag(k, &p->late);
+	flag(k, &p->stalled);
+	flag(k, &p->shadow);
+	u64(k, &p->owed_ms);
+	u64(k, &p->paused_ms);
+	u64(k, &p->moved_ms);
+	u64(k, &p->moved);
+	for (size_t i = 0; i < PACE_KINDS; i++)
+		put_recent(k, &p->recent[i]);
+}
+
+static void put_fleet(struct cursor *k, struct fleet_pace *p)
+{
+	for (size_t i = 0; i < PACE_KINDS; i++) {
+		put_recent(k, &p->recent[i]);
+		u32(k, &p->n_late[i]);
+	}
+}
+
+static void put_data_id(struct cursor *k, struct data_id *d)
+{
+	u32(k, &d->n_train);
+	u32(k, &d->n_test);
+	u32(k, &d->rows);
+	u32(k, &d->cols);
+	u32(k, &d->classes);
+	u64(k, &d->xxh3);
+}
+
 static void put_session(struct cursor *k, struct worker *w)
 {
 	uint32_t state = choice(k, (uint32_t)w->state, SESSION_FREE, SESSION_DEAD);
@@ -149,12 +204,16 @@ static void put_session(struct cursor *k, struct worker *w)
 	u32(k, &w->peer);
 	u32(k, &w->beat_peer);
 	u64(k, &w->heard_ms);
+	u64(k, &w->active_ms);
+	flag(k, &w->idle);
 	u64(k, &w->durable_seq);
 	u64(k, &w->snapshot_seq);
 	u64(k, &w->replay_target);
 	u64(k, &w->join_generation);
 	flag(k, &w->leaving);
 	flag(k, &w->waiting);
+	put_data_id(k, &w->data);
+	put_pace(k, &w->pace);
 }
 
 /* Copies that were given out of batches, and counts that the states do not tell. */
@@ -196,9 +255,9 @@ static void put_life(struct cursor *k, struct core *c)
 {
 	uint32_t end_status = (uint32_t)-c->end_status;
 
+	u64(k, &c->step.begin_ms);
 	flag(k, &c->recovering);
 	u64(k, &c->recover_by_ms);
-	u32(k, &c->bad_streak);
 	c->ending = (enum ending)choice(k, (uint32_t)c->ending, END_NOT, END_OVER);
 	u32(k, &end_status);
 	c->end_status = -(int)(end_status & INT32_MAX);
@@ -209,6 +268,7 @@ void live_put_state(struct cursor *k, struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers && !k->bad; i++)
 		put_session(k, &c->worker[i]);
+	put_fleet(k, &c->pace);
 	if (!k->bad)
 		put_copies(k, c);
 	put_snapshots(k, c);

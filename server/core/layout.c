@@ -8,7 +8,7 @@
 
 struct layout {
 	size_t core, workers, decisions, epochs, effects, batches, copies, portions, eval, scratch,
-		sum, square, backups, lbfgs, end;
+		sum, parts, kept, square, lbfgs, copies_of, backups, end;
 	size_t state[OPTIM_VECTORS];
 };
 
@@ -27,9 +27,22 @@ static size_t max_effects(const struct core_config *cfg)
 	return 3 * (size_t)cfg->max_workers + CORE_MAX_ADMINS + 8;
 }
 
-static int gathers(const struct core_config *cfg)
+static int sums(const struct core_config *cfg)
 {
-	return cfg->mode == MODE_SYNC || cfg->mode == MODE_SANDBLASTER;
+	int is_async = cfg->mode == MODE_DOWNPOUR || cfg->mode == MODE_SSP;
+
+	return cfg->mode == MODE_SANDBLASTER || (is_async && cfg->buffer > 1);
+}
+
+/* Gradients that sync keeps apart until a step ends. */
+static uint32_t room(const struct core_config *cfg)
+{
+	return cfg->mode == MODE_SYNC ? cfg->max_workers : 0;
+}
+
+static size_t max_backups(const struct core_config *cfg)
+{
+	return cfg->dc_lambda > 0 ? (size_t)BACKUPS_MAX_HELD * cfg->max_workers : 0;
 }
 
 /* Values between one vector and the next of a list. */
@@ -54,13 +67,16 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.copies = place(&l.end, batches, 1);
 	l.portions = place(&l.end, batches, 1);
 	l.eval = place(&l.end, cfg->epochs ? n : 0, sizeof(float));
-	l.scratch = place(&l.end, gathers(cfg) || dc ? n : 0, sizeof(float));
-	l.sum = place(&l.end, gathers(cfg) ? n : 0, sizeof(double));
+	l.scratch = place(&l.end, sums(cfg) || room(cfg) || dc ? n : 0, sizeof(float));
+	l.sum = place(&l.end, sums(cfg) ? n : 0, sizeof(double));
+	l.parts = place(&l.end, room(cfg), sizeof(struct part));
+	l.kept = place(&l.end, room(cfg) * n, sizeof(float));
 	l.square = place(&l.end, dc && cfg->dc_adaptive ? n : 0, sizeof(float));
-	l.backups = place(&l.end, dc ? n * cfg->max_workers : 0, sizeof(float));
 	l.lbfgs = place(&l.end, search ? n * lbfgs_vectors(cfg->lbfgs_history) : 0, sizeof(float));
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
 		l.state[i] = place(&l.end, n, sizeof(float));
+	l.copies_of = place(&l.end, max_backups(cfg), sizeof(struct backup));
+	l.backups = place(&l.end, n * max_backups(cfg), sizeof(float));
 	return l;
 }
 
@@ -74,19 +90,35 @@ static float *floats_at(void *memory, size_t at)
 	return (float *)(void *)((unsigned char *)memory + at);
 }
 
+static void place_parts(struct core *c, void *memory, const struct layout *l)
+{
+	struct gather *a = &c->gather;
+
+	a->room = room(&c->cfg);
+	if (a->room)
+		a->part = (struct part *)(void *)floats_at(memory, l->parts);
+	for (uint32_t i = 0; i < a->room; i++)
+		a->part[i].g = floats_at(memory, l->kept) + i * stride(&c->cfg);
+}
+
 static void place_modes(struct core *c, void *memory, const struct layout *l)
 {
 	const struct core_config *cfg = &c->cfg;
 	size_t n = stride(cfg);
 
 	c->store.scratch = floats_at(memory, l->scratch);
-	if (gathers(cfg)) {
+	if (sums(cfg)) {
 		c->gather.sum = (double *)(void *)floats_at(memory, l->sum);
 		memset(c->gather.sum, 0, cfg->n_params * sizeof(double));
 	}
+	place_parts(c, memory, l);
 	if (cfg->dc_lambda > 0) {
-		for (uint32_t i = 0; i < cfg->max_workers; i++)
-			c->worker[i].backup = floats_at(memory, l->backups) + i * n;
+		struct backups *b = &c->backups;
+		b->n = (uint32_t)max_backups(cfg);
+		b->copy = (struct backup *)(void *)floats_at(memory, l->copies_of);
+		memset(b->copy, 0, b->n * sizeof(*b->copy));
+		b->values = floats_at(memory, l->backups);
+		b->stride = n;
 		c->store.dc_square = floats_at(memory, l->square);
 		if (cfg->dc_adaptive)
 			memset(c->store.dc_square, 0, cfg->n_params * sizeof(float));

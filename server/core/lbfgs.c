@@ -43,19 +43,22 @@ static void direction(struct core *c)
 	}
 }
 
-/* x + step * d becomes the current weights; a step that leaves the numbers is halved. */
+/* x + step * d becomes the current weights; a step that leaves the numbers is halved, and at last
+ * left out. */
 static void publish(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;
 	float *next = store_next(c);
+	int halvings = 0;
 
-	for (int i = 0; i < 64; i++) {
-		vec_sum(next, b->x, b->step, b->d, c->store.n);
-		if (vec_finite(next, c->store.n))
-			break;
+	vec_sum(next, b->x, b->step, b->d, c->store.n);
+	while (!vec_finite(next, c->store.n) && halvings++ < 64) {
 		b->high = b->step;
 		b->step = (b->low + b->high) / 2;
+		vec_sum(next, b->x, b->step, b->d, c->store.n);
 	}
+	if (halvings > 64)
+		vec_copy(next, b->x, c->store.n);
 	store_publish(c, next);
 }
 

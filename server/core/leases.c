@@ -43,13 +43,17 @@ static void open_epoch(struct core *c)
 		rules_of(c)->open(c);
 }
 
-int leases_open(struct core *c, const struct data_id *d)
+int leases_can_open(const struct core *c, const struct data_id *d)
 {
-	struct leases *l = &c->leases;
 	uint64_t most = (uint64_t)c->cfg.batch * WIRE_MAX_BATCHES;
 
-	if (d->n_train == 0 || d->n_train > most || d->n_test == 0)
-		return PS_EWRONGDATA;
+	return d->n_train > 0 && d->n_train <= most && d->n_test > 0;
+}
+
+void leases_open(struct core *c, const struct data_id *d)
+{
+	struct leases *l = &c->leases;
+
 	c->data = *d;
 	l->n_batches = ceil_div(d->n_train, c->cfg.batch);
 	l->eval_size = c->cfg.eval_images;
@@ -57,11 +61,17 @@ int leases_open(struct core *c, const struct data_id *d)
 		l->eval_size = ceil_div(d->n_test, WIRE_MAX_BATCHES);
 	l->n_portions = ceil_div(d->n_test, l->eval_size);
 	open_epoch(c);
-	return PS_OK;
 }
 
 /* ---- giving back ------------------------------------------------------------------------------
  */
+
+/* It is of the epoch in training; a new pass or step has given its batches out anew. */
+static int is_training(const struct core *c, const struct msg_grant *g)
+{
+	return g->kind == GRANT_TRAIN && g->work.epoch == c->leases.epoch &&
+	       !(rules_of(c)->exact && g->version != c->store.version);
+}
 
 static void release_batch(struct core *c, uint32_t i)
 {
@@ -78,12 +88,38 @@ static void release_batch(struct core *c, uint32_t i)
 	l->n_free++;
 }
 
-static void release_portion(struct core *c, uint32_t i)
+/* It has this batch of the epoch in training, or, `eval`, this piece of the test set. */
+static int holds(const struct core *c, const struct worker *w, int eval, uint32_t i)
+{
+	const struct msg_grant *g = &w->grant;
+	const struct leases *l = &c->leases;
+
+	if (g->request == 0 || w->pace.shadow)
+		return 0;
+	if (eval)
+		return g->kind == GRANT_EVAL && l->evaluating && g->eval_id == l->epoch &&
+		       g->eval_first / l->eval_size == i;
+	return is_training(c, g) && i >= g->work.first && i - g->work.first < g->work.count;
+}
+
+/* Some other worker has it, too, and is in time. */
+static int is_in_good_hands(const struct core *c, const struct worker *but, int eval, uint32_t i)
+{
+	for (uint32_t k = 0; k < c->cfg.max_workers; k++) {
+		const struct worker *w = &c->worker[k];
+
+		if (w != but && !w->pace.late && holds(c, w, eval, i))
+			return 1;
+	}
+	return 0;
+}
+
+static void release_portion(struct core *c, const struct worker *w, uint32_t i)
 {
 	uint8_t *state = &c->leases.portion[i];
 
 	c->stats.released += *state == BATCH_LEASED;
-	if (*state == BATCH_LEASED)
+	if (*state == BATCH_LEASED && !is_in_good_hands(c, w, 1, i))
 		*state = BATCH_FREE;
 }
 
@@ -94,15 +130,15 @@ void leases_release(struct core *c, struct worker *w)
 
 	if (g->request == 0)
 		return;
-	/* a new pass of sandblaster has given its portions out anew */
-	int past = c->cfg.mode == MODE_SANDBLASTER && g->version != c->store.version;
-	if (g->kind == GRANT_TRAIN && g->work.epoch == l->epoch && !past)
+	/* the rest stays: its next lease prefers to begin where this one ended */
+	w->grant.request = 0;
+	if (w->pace.shadow)
+		return;
+	if (is_training(c, g))
 		for (uint32_t i = 0; i < g->work.count; i++)
 			release_batch(c, g->work.first + i);
 	else if (g->kind == GRANT_EVAL && l->evaluating && g->eval_id == l->epoch)
-		release_portion(c, g->eval_first / l->eval_size);
-	w->grant.request =
-		0; /* the rest stays: its next lease prefers to begin where this one ended */
+		release_portion(c, w, g->eval_first / l->eval_size);
 }
 
 /* ---- counting ---------------------------------------------------------------------------------
@@ -111,6 +147,7 @@ void leases_release(struct core *c, struct worker *w)
 enum reject leases_judge(const struct core *c, const struct work *work, uint32_t images)
 {
 	const struct leases *l = &c->leases;
+	int is_sync = c->cfg.mode == MODE_SYNC; /* it judges by itself what is of its step */
 
 	if (c->cfg.epochs == 0)
 		return work->count == 0 ? REJECT_NONE : REJECT_SHAPE;
@@ -122,7 +159,7 @@ enum reject leases_judge(const struct core *c, const struct work *work, uint32_t
 	if (work->epoch != l->epoch || l->epoch >= c->cfg.epochs)
 		return work->epoch < l->epoch ? REJECT_WORK : REJECT_SHAPE;
 	for (uint32_t i = work->first; i < work->first + work->count; i++)
-		if (l->batch[i] != BATCH_FREE && l->batch[i] != BATCH_LEASED)
+		if (l->batch[i] == BATCH_DONE || (l->batch[i] == BATCH_SHUT && !is_sync))
 			return REJECT_WORK;
 	return REJECT_NONE;
 }
@@ -199,20 +236,28 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	uint32_t i;
 
 	w->peer = ev->peer;
-	if (!l->evaluating || r->eval_id != l->epoch)
-		return; /* another worker was faster */
+	if (!l->evaluating || r->eval_id != l->epoch) { /* another worker was faster */
+		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
+		return;
+	}
 	if (r->eval_first >= c->data.n_test || r->eval_first % l->eval_size ||
-		r->eval_count != portion_images(c, r->eval_first) || r->correct > r->eval_count ||
-		!isfinite(r->loss_sum)) {
+		r->eval_count != portion_images(c, r->eval_first) || r->correct > r->eval_count) {
 		core_refuse(c, ev->peer, PS_EPROTO, 0,
 			"this is not the result of a granted evaluation");
 		return;
 	}
 	i = r->eval_first / l->eval_size;
-	if (l->portion[i] == BATCH_DONE)
+	if (l->portion[i] == BATCH_DONE) {
+		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
 		return;
-	l->portion[i] = BATCH_DONE;
+	}
 	rec = &c->epoch[l->epoch - 1];
+	if (!isfinite(rec->eval_loss_sum + r->loss_sum)) { /* its next lease gives it back */
+		quarantine_bad(c, w);
+		return;
+	}
+	(void)pace_evaluated(c, w, r);
+	l->portion[i] = BATCH_DONE;
 	rec->eval_done += r->eval_count;
 	rec->eval_correct += r->correct;
 	rec->eval_loss_sum += r->loss_sum;
@@ -229,7 +274,25 @@ static void grant(struct core *c, struct worker *w)
 	w->waiting = 0;
 	w->grant.request = w->lease_request;
 	c->stats.leases++;
+	pace_granted(c, w);
 	core_send(c, w->peer, MSG_GRANT)->grant = w->grant;
+}
+
+/* A piece that only workers who are late have; NULL: none. */
+static uint8_t *late_portion(struct core *c)
+{
+	struct leases *l = &c->leases;
+
+	for (uint32_t k = 0; k < c->cfg.max_workers && c->pace.n_late[1]; k++) {
+		const struct worker *o = &c->worker[k];
+		uint32_t i = o->grant.eval_first / l->eval_size;
+
+		if (o->pace.late && holds(c, o, 1, i) && l->portion[i] == BATCH_LEASED &&
+			!is_in_good_hands(c, o, 1, i))
+			return &l->portion[i];
+	}
+	c->pace.n_late[1] = 0;
+	return NULL;
 }
 
 static int grant_evaluation(struct core *c, struct worker *w)
@@ -237,9 +300,14 @@ static int grant_evaluation(struct core *c, struct worker *w)
 	struct leases *l = &c->leases;
 	uint8_t *p = l->evaluating ? memchr(l->portion, BATCH_FREE, l->n_portions) : NULL;
 
+	if (!p && l->evaluating) {
+		p = late_portion(c);
+		c->stats.backups += p != NULL;
+	}
 	if (!p)
 		return 0;
-	*p = BATCH_LEASED;
+	if (!w->pace.stalled)
+		*p = BATCH_LEASED;
 	w->grant = (struct msg_grant){.kind = GRANT_EVAL, .eval_id = l->epoch};
 	w->grant.eval_first = (uint32_t)(p - l->portion) * l->eval_size;
 	w->grant.eval_count = portion_images(c, w->grant.eval_first);
@@ -267,8 +335,8 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 	if (here && is_free(l, last->first + last->count))
 		return &l->batch[last->first + last->count];
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
-		live += c->worker[i].state == SESSION_LIVE;
-		before += c->worker[i].state == SESSION_LIVE && &c->worker[i] < w;
+		live += (uint32_t)core_is_active(&c->worker[i]);
+		before += core_is_active(&c->worker[i]) && &c->worker[i] < w;
 	}
 	start = (uint32_t)((uint64_t)l->n_batches * before / (live ? live : 1));
 	p = memchr(l->batch + start, BATCH_FREE, l->n_batches - start);
@@ -287,15 +355,56 @@ static uint8_t *copied_least(const struct leases *l)
 	return best;
 }
 
-/* All is given out, but a copy may be quicker than whoever has it: the first result counts. */
+/* Of what only workers who are late have, what fewest work at. Of a lease the last one: its worker
+ * is at the first. NULL: none. */
+static uint8_t *late_batch(struct core *c)
+{
+	struct leases *l = &c->leases;
+	uint8_t *best = NULL;
+
+	for (uint32_t k = 0; k < c->cfg.max_workers && c->pace.n_late[0]; k++) {
+		const struct worker *o = &c->worker[k];
+		const struct work *work = &o->grant.work;
+
+		if (!o->pace.late || o->pace.shadow || !is_training(c, &o->grant))
+			continue;
+		for (uint32_t i = work->first + work->count; i-- > work->first;) {
+			if (l->batch[i] != BATCH_LEASED || is_in_good_hands(c, o, 0, i))
+				continue;
+			if (!best || l->copies[i] < l->copies[best - l->batch])
+				best = &l->batch[i];
+		}
+	}
+	if (!best)
+		c->pace.n_late[0] = 0;
+	return best;
+}
+
+/* The batch to give `w` a copy of; NULL: none. */
+static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
+{
+	if (w->pace.stalled) /* any: its grant is a shadow, and it can show that it works */
+		return copied_least(&c->leases);
+	switch (c->cfg.backup) {
+	case BACKUP_LATE:
+		return late_batch(c);
+	case BACKUP_IMMEDIATE:
+		return copied_least(&c->leases);
+	case BACKUP_NONE:
+		break;
+	}
+	return NULL;
+}
+
+/* All is given out; of a copy and its original the first result counts. */
 static void grant_backup(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
-	uint8_t *p = copied_least(l);
+	uint8_t *p = batch_to_copy(c, w);
 
 	if (!p)
 		return;
-	if (l->copies[p - l->batch] < UINT8_MAX)
+	if (l->copies[p - l->batch] < UINT8_MAX && !w->pace.stalled)
 		l->copies[p - l->batch]++;
 	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
 		.work = {.epoch = l->epoch, .first = (uint32_t)(p - l->batch), .count = 1},
@@ -312,8 +421,11 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t mo
 	uint32_t n = 0, first = (uint32_t)(p - l->batch);
 
 	while (n < most && first + n < l->n_batches && p[n] == BATCH_FREE)
-		p[n++] = BATCH_LEASED;
-	l->n_free -= n;
+		n++;
+	if (!w->pace.stalled) { /* else others get the same */
+		memset(p, BATCH_LEASED, n);
+		l->n_free -= n;
+	}
 	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
 		.work = {.epoch = l->epoch, .first = first, .count = n},
 		.exact = (uint32_t)rules_of(c)->exact,
@@ -341,21 +453,22 @@ static void grant_training(struct core *c, struct worker *w)
 	grant_free(c, w, free_batch_for(c, w), most < allowed ? most : allowed);
 }
 
-static int may_grant(struct core *c)
+int leases_may_grant(struct core *c)
 {
-	if (!c->started && core_live_workers(c) >= c->cfg.min_workers)
+	if (!c->started && dataset_workers(c) >= c->cfg.min_workers)
 		c->started = 1;
 	return c->started && !c->recovering && c->ending == END_NOT && c->leases.n_batches;
 }
 
 void leases_grant_waiting(struct core *c)
 {
-	if (!may_grant(c))
+	if (!leases_may_grant(c))
 		return;
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->waiting && w->state == SESSION_LIVE && w->peer && !grant_evaluation(c, w))
+		if (w->waiting && w->state == SESSION_LIVE && w->peer && dataset_is_of_run(c, w) &&
+			!grant_evaluation(c, w))
 			grant_training(c, w);
 	}
 }
@@ -373,10 +486,15 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 			return;
 		}
 		w->waiting = 1;
-		w->grant.work.count = 0; /* nothing of a lease that it lost unseen was done */
+		pace_gave_back(c, w);
+		if (is_free(&c->leases, w->grant.work.first))
+			w->grant.work.count = 0; /* it lost the grant unseen */
 		return;
 	}
 	leases_release(c, w);
+	pace_gave_back(c, w);
+	if (c->leases.n_free == 0)
+		pace_look(c);
 	w->lease_request = request;
 	w->waiting = 1;
 }

@@ -11,8 +11,6 @@
 #include <math.h>
 #include <string.h>
 
-#define DIVERGED_AFTER 100 /* non-finite pushes in a row, from all workers together */
-
 static struct decision *decision_at(const struct core *c, const struct worker *w, uint64_t seq)
 {
 	return &w->decisions[seq % c->cfg.replay_window];
@@ -48,12 +46,15 @@ void ledger_forget(struct core *c, struct worker *w)
 	memset(w->decisions, 0, c->cfg.replay_window * sizeof(*w->decisions));
 }
 
-static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
+static enum reject judge(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	enum reject r;
 
 	if (p->verdict == VERDICT_REJECTED) /* a replay of what had been rejected before a crash */
 		return p->reject == REJECT_NONE ? REJECT_UNKNOWN : p->reject;
+	r = dataset_judge(c, w, p);
+	if (r != REJECT_NONE)
+		return r;
 	r = leases_judge(c, &p->work, p->images);
 	if (r != REJECT_NONE)
 		return r;
@@ -62,7 +63,10 @@ static enum reject judge(const struct core *c, const struct worker *w, const str
 		return r;
 	if (!isfinite(p->loss))
 		return REJECT_NONFINITE;
-	return store_judge(c, &p->slices);
+	r = store_judge(c, &p->slices);
+	if (r != REJECT_NONE)
+		return r;
+	return rules_of(c)->fits(c, w, p) ? REJECT_NONE : REJECT_NONFINITE;
 }
 
 static void accept(struct core *c, struct worker *w, const struct msg_push *p)
@@ -71,37 +75,44 @@ static void accept(struct core *c, struct worker *w, const struct msg_push *p)
 
 	c->stats.loss =
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
-	c->bad_streak = 0;
+	quarantine_good(w);
+	dataset_contributed(c);
 	leases_mark(c, &p->work);
 	w->images += p->images;
+	c->computed += p->images;
 	rules_of(c)->take(c, w, p);
 }
 
-/* Training that has become NaN would reject and lease again for ever. */
-static void watch_divergence(struct core *c, enum reject r)
+/* Another worker has delivered the same work, or the step ended without it: nothing is wrong with
+ * this result. */
+static int is_superseded(const struct core *c, const struct msg_push *p, enum reject r)
 {
-	if (r != REJECT_NONFINITE)
-		return;
-	if (++c->bad_streak >= DIVERGED_AFTER)
-		core_end(c, PS_EDIVERGED);
+	if (r == REJECT_WORK)
+		return p->verdict == VERDICT_REJECTED ||
+		       leases_judge(c, &p->work, p->images) == REJECT_WORK;
+	return r == REJECT_STALE && rules_of(c)->exact && p->base_version < c->store.version;
 }
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	enum reject r = judge(c, w, p);
+	int superseded = is_superseded(c, p, r);
 	struct decision *d;
 
 	w->last_seq = p->seq;
 	c->stats.pushes++;
 	c->dirty = 1;
+	if (r == REJECT_NONE || r == REJECT_STALE || superseded)
+		(void)pace_trained(c, w, &p->work, r == REJECT_NONE);
 	if (r == REJECT_NONE) {
 		accept(c, w, p);
 	} else {
-		c->stats.rejected[r]++;
+		c->stats.rejected[r] += !superseded;
+		c->stats.superseded += (uint64_t)superseded;
 		if (rules_of(c)->exact)
 			leases_release(c, w); /* it has no use for the rest */
-		watch_divergence(c, r);
 	}
+	backups_pushed(c, w, p);
 	d = decision_at(c, w, p->seq);
 	d->verdict = r == REJECT_NONE ? VERDICT_OK : VERDICT_REJECTED;
 	d->reject = (uint8_t)r;
@@ -111,6 +122,8 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	else if (!c->cfg.journal && w->last_seq - w->durable_seq >= c->cfg.replay_window / 2)
 		c->urgent = 1; /* before the worker has to wait for us */
 	answer(c, w, p->seq, d, 0);
+	if (r == REJECT_NONFINITE)
+		quarantine_bad(c, w);
 }
 
 /* A drain still takes what arrives before its snapshot; a run that is complete takes nothing more.

@@ -5,6 +5,8 @@
  * rounding of float32 alone.
  */
 #include "server/core/optim.h"
+#include "server/core/vec.h"
+#include <float.h>
 #include <math.h>
 #include "common/clones.h"
 
@@ -185,4 +187,124 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 	case OPTIM_KINDS:
 		break;
 	}
+}
+
+/* ---- how far a step can go ------------------------------------------------------------------ */
+
+#define REACH_LIMIT 1.7e38  /* half of the largest float32 */
+#define ROOT_TINY   1.1e-19 /* the root of the smallest normal float32 */
+
+/* A bound of x after float32 operations, denormal results among them. */
+static double rounded(double x)
+{
+	return 1.000001 * x + 1e-37;
+}
+
+PS_CLONES static float magnitude(const float *v, size_t n)
+{
+	float most = 0;
+	int wild = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		float x = fabsf(v[i]);
+		wild |= !(x <= FLT_MAX);
+		most = x > most ? x : most;
+	}
+	return wild ? INFINITY : most;
+}
+
+PS_CLONES static float largest_ratio(const float *first, const float *second, float eps, size_t n)
+{
+	float most = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		float x = fabsf(first[i]) / (sqrtf(second[i]) + eps);
+		most = x > most ? x : most;
+	}
+	return most;
+}
+
+void optim_measure(const struct optim *o, const struct optim_step *s, const float *w,
+	const float *const state[OPTIM_VECTORS], size_t n, struct optim_reach *r)
+{
+	*r = (struct optim_reach){.weight = (double)magnitude(w, n)};
+	for (size_t i = 0; i < optim_vectors(o->kind); i++)
+		r->state[i] = (double)magnitude(state[i], n);
+	if (o->kind == OPTIM_ADAM)
+		r->ratio =
+			rounded((double)largest_ratio(state[0], state[1], coeff_of(o, s).eps, n));
+}
+
+/* |d| over (the root of part * d * d or more, + eps), where the square may be too small for a
+ * normal float32. */
+static double root_ratio(const struct coeff *c, double part)
+{
+	return (1.01 + ROOT_TINY / (double)c->eps) / sqrt(part);
+}
+
+/* Adam: (the root of the second moment + eps) is at least the root of square_keep times what it
+ * was, and at least the root of square_add times |d|. */
+static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
+{
+	double before = (double)c->keep / sqrt((double)c->square_keep) * r->ratio;
+	double now = (double)c->add * root_ratio(c, (double)c->square_add);
+
+	r->state[0] = rounded((double)c->keep * r->state[0] + (double)c->add * d);
+	r->state[1] = rounded((double)c->square_keep * r->state[1] + (double)c->square_add * d * d);
+	r->ratio = vec_smaller(rounded(before + now), r->state[0] / (double)c->eps);
+	return r->ratio;
+}
+
+/* Bound of what the rate is multiplied with in the end. */
+static double direction_reach(
+	const struct coeff *c, enum optim_kind kind, double d, struct optim_reach *r)
+{
+	switch (kind) {
+	case OPTIM_MOMENTUM:
+	case OPTIM_NESTEROV:
+		r->state[0] = rounded((double)c->keep * r->state[0] + d);
+		return r->state[0] + (kind == OPTIM_NESTEROV ? d : 0);
+	case OPTIM_ADAGRAD:
+		r->state[0] = rounded(r->state[0] + d * d);
+		return vec_smaller(root_ratio(c, 1), d / (double)c->eps);
+	case OPTIM_RMSPROP:
+		r->state[0] = rounded(
+			(double)c->square_keep * r->state[0] + (double)c->square_add * d * d);
+		return root_ratio(c, (double)c->square_add);
+	case OPTIM_ADAM:
+		return adam_reach(c, d, r);
+	case OPTIM_SGD:
+	case OPTIM_LBFGS:
+	case OPTIM_KINDS:
+		break;
+	}
+	return d;
+}
+
+static int is_within(double x)
+{
+	return x <= REACH_LIMIT; /* not if it is NaN */
+}
+
+/* d * d, where the optimizer computes it. */
+static double square_of(enum optim_kind kind, double d)
+{
+	size_t n = optim_vectors(kind);
+
+	return n && optim_is_square(kind, n - 1) ? d * d : 0;
+}
+
+int optim_advance(
+	const struct optim *o, const struct optim_step *s, double peak, struct optim_reach *r)
+{
+	const struct coeff c = coeff_of(o, s);
+	double d = rounded(peak + (double)c.decay * r->weight);
+	double direction = direction_reach(&c, o->kind, d, r);
+	/* adam, adagrad and rmsprop multiply with the rate before they divide */
+	double dividend = o->kind == OPTIM_ADAM ? r->state[0] : d;
+
+	r->weight = rounded(r->weight + (double)c.rate * direction);
+	return is_within(d) && is_within(square_of(o->kind, d)) &&
+	       is_within((double)c.rate * vec_larger(direction, dividend)) &&
+	       is_within(r->weight) && is_within(r->state[0]) && is_within(r->state[1]);
 }

@@ -63,6 +63,23 @@ struct optim_step {
 void optim_apply(const struct optim *o, const struct optim_step *s, float *to, const float *w,
 	const float *g, float *const state[OPTIM_VECTORS], size_t n);
 
+/* ---- how far a step can go ------------------------------------------------------------------ */
+
+/* Upper bounds of magnitudes. They decide before a step, in constant time, whether all values stay
+ * finite: no value needs to be computed twice, and nothing needs to be taken back. */
+struct optim_reach {
+	double weight, state[OPTIM_VECTORS];
+	double ratio; /* adam: first moment / (root of the second + eps) */
+};
+
+/* The exact bounds of n values, before step `s`. Reads every value. */
+void optim_measure(const struct optim *o, const struct optim_step *s, const float *w,
+	const float *const state[OPTIM_VECTORS], size_t n, struct optim_reach *r);
+/* The bounds after step `s` with a gradient of at most `peak` in magnitude. 1: every value, also
+ * those in between, is a finite float32. 0: one might not be; *r is then unspecified. */
+int optim_advance(
+	const struct optim *o, const struct optim_step *s, double peak, struct optim_reach *r);
+
 /* ---- the rate over a run -------------------------------------------------------------------- */
 
 enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE, SCHEDULE_ONECYCLE };
@@ -80,5 +97,22 @@ struct schedule {
 /* What the rate is multiplied with after `done` of `total` images (>= 1) of `epochs` epochs;
  * 0 <= factor <= 1. total 0 (no known end): 1. */
 double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, uint32_t epochs);
+
+/* ---- the rate by the number of workers ------------------------------------------------------ */
+
+/* The configured rate is that of one worker. An update from n gradients of the same weights may
+ * take a larger step (Goyal 2017, arXiv 1706.02677: n times for SGD; Malladi 2022, arXiv
+ * 2205.10287: the square root of n for adaptive optimizers), and a gradient that is tau versions
+ * old a smaller one (Zhang 2016, arXiv 1511.05950). Both are one rule: n gradients per update and
+ * staleness tau give the ratio n / (1 + tau). */
+enum lr_scaling {
+	LR_SCALING_NONE,   /* 1 */
+	LR_SCALING_SQRT,   /* the square root of the ratio */
+	LR_SCALING_LINEAR, /* the ratio */
+};
+
+/* The factor of the rate for `ratio` (> 0), after `done` updates. A factor above 1 rises to its
+ * value on a straight line from 1 in the first `warmup` updates (Goyal's gradual warm-up). */
+double lr_scaling_factor(enum lr_scaling how, double ratio, uint64_t done, uint32_t warmup);
 
 #endif

@@ -51,6 +51,7 @@ static void open_window(struct core *c, uint32_t first)
 	s->first = first;
 	s->end = first + (left < size ? left : size);
 	s->open = 1;
+	s->pass = 1;
 	leases_window(c, s->first, s->end);
 	/* a trial's portions are those of the pass that publishes its point */
 	if (c->cfg.optim.kind == OPTIM_LBFGS && lbfgs_begin(c, is_whole(c)))
@@ -85,7 +86,8 @@ static void settle(struct core *c)
 
 	if (!s->open || c->leases.n_done < s->end)
 		return;
-	gather_take(c, c->store.scratch);
+	gather_mean(c, c->store.scratch);
+	gather_clear(c);
 	if (c->cfg.optim.kind != OPTIM_LBFGS) {
 		store_step(c, c->store.scratch, store_rate(c));
 		finish_step(c, images, loss_sum);
@@ -93,6 +95,7 @@ static void settle(struct core *c)
 		finish_step(c, images, loss_sum);
 	} else {
 		leases_window(c, s->first, s->end);
+		s->pass++;
 		c->dirty = 1;
 	}
 }
@@ -109,5 +112,10 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return most ? most : 1;
 }
 
-const struct rules rules_sandblaster = {
-	.exact = 1, .judge = judge, .take = take, .allow = allow, .open = open, .settle = settle};
+const struct rules rules_sandblaster = {.exact = 1,
+	.judge = judge,
+	.fits = gather_fits,
+	.take = take,
+	.allow = allow,
+	.open = open,
+	.settle = settle};

@@ -2,6 +2,7 @@
  * schedule.c - the rate over a run; see optim.h.
  */
 #include "server/core/optim.h"
+#include <math.h>
 
 #define ONECYCLE_FIRST (1.0 / 25) /* where the rise begins; OneCycleLR's div_factor */
 
@@ -49,4 +50,13 @@ double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, 
 		break;
 	}
 	return rise;
+}
+
+double lr_scaling_factor(enum lr_scaling how, double ratio, uint64_t done, uint32_t warmup)
+{
+	double factor = how == LR_SCALING_LINEAR ? ratio : how == LR_SCALING_SQRT ? sqrt(ratio) : 1;
+
+	if (factor <= 1 || done >= warmup)
+		return factor;
+	return 1 + (factor - 1) * (double)done / warmup;
 }

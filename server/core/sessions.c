@@ -42,6 +42,17 @@ void sessions_fence(struct core *c, const struct worker *w, uint32_t peer)
 		core_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
 }
 
+static void refuse_run(struct core *c, const struct run_id *theirs, uint32_t peer)
+{
+	say_begin(&c->said, "this server is in another run (");
+	say_run(&c->said, &c->cfg.run);
+	say_text(&c->said, "; yours was ");
+	say_run(&c->said, theirs);
+	say_text(&c->said, "): start this worker again to join it, or the server with the "
+			   "--checkpoint-dir of your run");
+	core_refuse(c, peer, PS_EWRONGRUN, 0, c->said.text);
+}
+
 static uint32_t state_bits(const struct worker *w)
 {
 	return 1u << w->state | (w->leaving ? SESSION_LEAVING : 0);
@@ -52,11 +63,13 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 	struct worker *w = sessions_worker(c, s->worker);
 
 	if (!same_run(&s->run, &c->cfg.run))
-		core_refuse(c, peer, PS_EWRONGRUN, 0, "this server is in another run");
+		refuse_run(c, &s->run, peer);
 	else if (w && s->incarnation < w->incarnation)
 		sessions_fence(c, w, peer);
 	else if (s->epoch != c->cfg.epoch)
 		core_refuse(c, peer, PS_EEPOCH, 0, "the server has restarted: say HELLO again");
+	else if (w && w->excluded && s->incarnation == w->incarnation)
+		quarantine_tell(c, w, peer);
 	else if (!w || s->incarnation > w->incarnation || !(states & state_bits(w)))
 		core_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
 	else
@@ -98,14 +111,17 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	m->push_sum = (uint32_t)cfg->push_sum;
 	m->prefetch = (uint32_t)cfg->prefetch;
 	m->local_rate = cfg->local_rate;
-	m->elastic = cfg->elastic;
+	m->momentum = cfg->easgd_momentum;
 }
 
 static void go_live(struct core *c, struct worker *w)
 {
+	if (w->state != SESSION_LIVE)
+		pace_back(c, w);
 	w->state = SESSION_LIVE;
 	w->overdue = 0;
-	w->heard_ms = c->now_ms;
+	w->heard_ms = w->active_ms = c->now_ms;
+	w->idle = 0;
 	if (w->peer) /* else its connection is gone, and it says HELLO on a new one */
 		welcome(c, w, w->peer);
 }
@@ -121,29 +137,6 @@ static void join(struct core *c, struct worker *w)
 	w->state = SESSION_JOINING;
 	w->join_generation = c->generation + 1;
 	c->urgent = 1;
-}
-
-/* The data set of the first worker is the run's. */
-static int data_fits(struct core *c, const struct data_id *d, uint32_t peer)
-{
-	const struct data_id *run = &c->data;
-
-	if (c->cfg.epochs == 0)
-		return 1;
-	if (run->n_train == 0) {
-		if (leases_open(c, d) == 0)
-			return 1;
-		core_refuse(c, peer, PS_EWRONGDATA, 0,
-			"this run needs a data set: train and test images, at most 2^20 batches an "
-			"epoch");
-		return 0;
-	}
-	if (run->n_train == d->n_train && run->n_test == d->n_test && run->rows == d->rows &&
-		run->cols == d->cols && run->classes == d->classes && run->xxh3 == d->xxh3)
-		return 1;
-	core_refuse(c, peer, PS_EWRONGDATA, 0,
-		"your data set differs from the one this run began with");
-	return 0;
 }
 
 /* Its slot by name; else a nameless one whose worker is gone; else an unused one; else any whose
@@ -180,6 +173,16 @@ static struct worker *hello_again(struct core *c, uint32_t peer)
 	return NULL;
 }
 
+static void refuse_full(struct core *c, uint32_t peer)
+{
+	say_begin(&c->said, "all ");
+	say_number(&c->said, c->cfg.max_workers);
+	say_text(&c->said,
+		" worker slots are taken: end a worker, or start the server again with a "
+		"larger --max-workers");
+	core_refuse(c, peer, PS_EFULL, 0, c->said.text);
+}
+
 static void hello_new(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
@@ -193,22 +196,26 @@ static void hello_new(struct core *c, const struct event *ev)
 	}
 	w = pick_slot(c, h->name);
 	if (!w) {
-		core_refuse(c, ev->peer, PS_EFULL, 0,
-			"all worker slots are taken: raise --max-workers");
+		refuse_full(c, ev->peer);
 		return;
 	}
 	if (w->incarnation)
 		c->stats.rejoins++;
 	leases_release(c, w);
+	backups_release(c, w);
 	w->incarnation++;
 	w->born_epoch = c->cfg.epoch;
 	memcpy(w->name, h->name, sizeof(w->name));
 	memcpy(w->device, h->device, sizeof(w->device));
+	w->data = h->data;
 	w->peer = ev->peer;
 	w->beat_peer = 0;
 	w->lease_request = 0;
 	w->grant = (struct msg_grant){0}; /* a new process has no place where it left off */
-	w->waiting = w->leaving = 0;
+	pace_restart(c, w);
+	w->waiting = w->leaving = w->idle = w->excluded = 0;
+	w->member = 0; /* the step under way began without this process */
+	w->bad_streak = 0;
 	w->replay_target = 0;
 	w->heard_ms = c->now_ms;
 	join(c, w);
@@ -221,18 +228,33 @@ static int is_namesake(const struct worker *w, const struct stamp *claim)
 	return w && w->incarnation == claim->incarnation && claim->epoch < w->born_epoch;
 }
 
+static void refuse_rollback(
+	struct core *c, const struct worker *w, const struct msg_hello *h, uint32_t peer)
+{
+	say_begin(&c->said, "the server's state has ");
+	say_number(&c->said, w ? w->last_seq : 0);
+	say_text(&c->said, " pushes of worker ");
+	say_number(&c->said, h->resume.worker);
+	say_text(&c->said, ", but ");
+	say_number(&c->said, h->durable_seq);
+	say_text(&c->said, " were acknowledged as durable: give it the newest checkpoint, or start "
+			   "it with --accept-rollback");
+	core_refuse(c, peer, PS_EROLLEDBACK, 0, c->said.text);
+}
+
 /* The state went back in time behind this worker's back: follow it only if the operator said so. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {
 	if (!w || !c->cfg.accept_rollback) {
-		core_refuse(c, peer, PS_EROLLEDBACK, 0,
-			"this checkpoint is older than what was called durable: see "
-			"--accept-rollback");
+		refuse_rollback(c, w, h, peer);
 		return 0;
 	}
+	backups_release(c, w);
 	w->incarnation = h->resume.incarnation;
 	w->born_epoch = h->resume.epoch;
+	w->excluded = 0;
+	w->bad_streak = 0;
 	if (h->durable_seq > w->last_seq) {
 		w->last_seq = h->durable_seq;
 		ledger_forget(c, w); /* nobody knows what was decided on those in between */
@@ -248,7 +270,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 	struct worker *w = h->resume.incarnation ? sessions_worker(c, h->resume.worker) : NULL;
 
 	if (!same_run(&h->resume.run, &c->cfg.run)) {
-		core_refuse(c, ev->peer, PS_EWRONGRUN, 0, "this server is in another run");
+		refuse_run(c, &h->resume.run, ev->peer);
 		return;
 	}
 	if (w && (w->incarnation > h->resume.incarnation ||
@@ -260,6 +282,9 @@ static void hello_resume(struct core *c, const struct event *ev)
 		is_namesake(w, &h->resume)) {
 		if (!accept_rollback(c, w, h, ev->peer))
 			return;
+	} else if (w->excluded) {
+		quarantine_tell(c, w, ev->peer);
+		return;
 	} else if (h->last_seq < w->last_seq) {
 		return; /* an old one that the network kept: this worker has pushed since */
 	}
@@ -267,14 +292,26 @@ static void hello_resume(struct core *c, const struct event *ev)
 		c->stats.rejoins++;
 	memcpy(w->name, h->name, sizeof(w->name));
 	memcpy(w->device, h->device, sizeof(w->device));
+	w->data = h->data;
 	w->peer = ev->peer;
 	w->leaving = 0;
 	w->replay_target = h->last_seq;
 	w->heard_ms = c->now_ms;
+	backups_hold_replayed(c, w);
 	if (w->state == SESSION_DEAD || w->state == SESSION_FREE)
 		join(c, w);
 	else if (w->state != SESSION_JOINING)
 		go_live(c, w);
+}
+
+static void refuse_protocol(struct core *c, uint32_t theirs, uint32_t peer)
+{
+	say_begin(&c->said, "this server speaks protocol ");
+	say_number(&c->said, WIRE_PROTOCOL);
+	say_text(&c->said, ", you speak ");
+	say_number(&c->said, theirs);
+	say_text(&c->said, ": install the same version on both");
+	core_refuse(c, peer, PS_EVERSION, 0, c->said.text);
 }
 
 void sessions_on_hello(struct core *c, struct worker *none, const struct event *ev)
@@ -284,12 +321,12 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 	(void)none;
 	c->stats.hellos++;
 	if (h->protocol != WIRE_PROTOCOL)
-		core_refuse(c, ev->peer, PS_EVERSION, 0, "this server speaks another protocol");
+		refuse_protocol(c, h->protocol, ev->peer);
 	else if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
 	else if (c->ending == END_OVER)
 		sessions_hello_too_late(c, ev);
-	else if (!data_fits(c, &h->data, ev->peer))
+	else if (!dataset_admits(c, &h->data, ev->peer))
 		return;
 	else if (h->resume.run.hi | h->resume.run.lo)
 		hello_resume(c, ev);
@@ -313,11 +350,12 @@ void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 	send_beat(c, w, ev->peer);
 }
 
-static void die(struct core *c, struct worker *w)
+void sessions_die(struct core *c, struct worker *w)
 {
 	w->state = SESSION_DEAD;
 	w->waiting = 0;
 	leases_release(c, w);
+	backups_release(c, w);
 	c->stats.deaths++;
 }
 
@@ -331,7 +369,7 @@ void sessions_tick(struct core *c)
 			continue;
 		silence = c->now_ms - w->heard_ms;
 		if (silence > (sessions_may_return(w) ? c->cfg.forget_ms : c->cfg.dead_ms)) {
-			die(c, w);
+			sessions_die(c, w);
 		} else if (silence > c->cfg.dead_ms) {
 			w->state = SESSION_AWAY;
 			leases_release(c, w);
@@ -356,8 +394,10 @@ void sessions_peer_gone(struct core *c, uint32_t peer)
 
 void sessions_awaited(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		c->worker[i].heard_ms = c->now_ms;
+		pace_restart(c, &c->worker[i]);
+	}
 }
 
 void sessions_overdue(struct core *c)
@@ -382,6 +422,20 @@ int sessions_all_back(const struct core *c)
 /* ---- snapshots --------------------------------------------------------------------------------
  */
 
+static void say_unsaved(struct core *c, uint32_t peer)
+{
+	core_refuse(c, peer, PS_EAGAIN, 0,
+		"the server's checkpoints cannot be written (its log and status say why); it "
+		"welcomes workers again when they can");
+}
+
+void sessions_save_failed(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		if (c->worker[i].state == SESSION_JOINING && c->worker[i].peer)
+			say_unsaved(c, c->worker[i].peer);
+}
+
 void sessions_snapshot(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
@@ -402,7 +456,9 @@ void sessions_durable(struct core *c, uint64_t generation)
 			go_live(c, w);
 		} else if (w->leaving && w->durable_seq == w->last_seq) {
 			w->leaving = 0;
-			if (w->peer)
+			if (w->excluded)
+				quarantine_tell(c, w, w->peer);
+			else if (w->peer)
 				sessions_bye(c, w, w->peer, PS_OK);
 		} else if (w->state == SESSION_LIVE && news) {
 			uint32_t peer = w->beat_peer ? w->beat_peer : w->peer;

@@ -15,7 +15,7 @@ static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->recovering && w->state == SESSION_AWAY)
 		return w->racing;
-	return w->state == SESSION_LIVE && w->lease_request > 0 &&
+	return core_is_active(w) && pace_is_at_work(w) &&
 	       !(w->grant.request && w->grant.kind == GRANT_EVAL);
 }
 
@@ -57,6 +57,7 @@ static void take(struct core *c, struct worker *w, const struct msg_push *p)
 /* Who joins, or comes back from the dead, starts with the slowest. */
 static void settle(struct core *c)
 {
+	downpour_settle(c);
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 		int racing = is_racing(c, w);
@@ -70,5 +71,8 @@ static void settle(struct core *c)
 	}
 }
 
-const struct rules rules_ssp = {
-	.judge = downpour_judge, .take = take, .allow = allow, .settle = settle};
+const struct rules rules_ssp = {.judge = downpour_judge,
+	.fits = downpour_fits,
+	.take = take,
+	.allow = allow,
+	.settle = settle};

@@ -10,6 +10,8 @@
 #include "server/core/core.h"
 #include "server/core/lbfgs.h"
 #include "server/core/modes.h"
+#include "server/core/pace.h"
+#include "server/core/say.h"
 
 /* What was decided about a push, for its duplicates. */
 struct decision {
@@ -17,11 +19,28 @@ struct decision {
 	uint8_t verdict, reject;
 };
 
+/* Delay compensation: a copy of the weights of one version, shared by all workers that hold it. */
+struct backup {
+	uint64_t version, made; /* made: server epoch in which this version came about */
+	uint32_t refs;          /* 0: free */
+	uint32_t order;         /* while an image is written: its place there */
+	double peak;            /* bound of the magnitudes in it; 0: unknown, after a restart */
+};
+
+#define BACKUPS_MAX_HELD 6 /* versions that one worker holds at most */
+
+/* A version that a worker has pulled and may still push a gradient of. */
+struct held {
+	uint64_t version, sent; /* sent: server epoch that sent it */
+	uint32_t copy;          /* index in backups */
+};
+
 /* A worker slot; worker id = index + 1. The first group is in the snapshot (image.c). */
 struct worker {
 	uint32_t incarnation;
 	uint64_t born_epoch; /* server epoch in which that incarnation was given */
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
+	struct data_id data;        /* of its HELLO; not in what a restart reads */
 	uint64_t last_seq;          /* ledger: every seq up to here is decided */
 	struct decision *decisions; /* of the newest replay_window seqs, at seq % replay_window */
 	uint64_t images;            /* counted from this worker */
@@ -30,12 +49,17 @@ struct worker {
 	uint64_t clock;             /* ssp: batches counted from it */
 	int racing;                 /* ssp: the others must not leave it behind */
 	uint64_t answered;          /* sync: the step (version + 1) that holds a gradient of it */
-	int backed_up;              /* delay compensation: `backup` has what it pulled last */
-	float *backup;              /* n_params; NULL without delay compensation */
+	uint64_t member;            /* sync: the step that waits for it; 0: none does */
+	struct held held[BACKUPS_MAX_HELD]; /* delay compensation: in the order of its pulls */
+	uint32_t n_held;
+	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
+	int excluded;        /* this incarnation, for that: see quarantine.c */
 
 	enum session_state state;
 	uint32_t peer, beat_peer; /* connections; 0: none */
 	uint64_t heard_ms;
+	uint64_t active_ms;       /* it last said something other than a beat */
+	int idle;                 /* sync: no step waits for it before it does so again */
 	uint64_t durable_seq;     /* in a snapshot on disk */
 	uint64_t snapshot_seq;    /* in the snapshot under way */
 	uint64_t replay_target;   /* last_seq that its HELLO promised to replay up to */
@@ -44,9 +68,10 @@ struct worker {
 	int leaving;              /* said BYE: answered once its pushes are durable */
 	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
 	int waiting; /* asked for a lease and was not answered yet */
+	struct pace pace;
 };
 
-/* SHUT: sandblaster has not come to it yet. */
+/* SHUT: sandblaster, sync: not of the step under way. */
 enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE, BATCH_SHUT };
 
 /* The batch ledger: one epoch in training, at most one in evaluation. */
@@ -61,6 +86,9 @@ struct leases {
 	uint8_t *portion;                            /* n_portions states */
 };
 
+/* The largest magnitude in a gradient: its square is a finite float32, for adagrad. */
+#define STORE_MAX_VALUE 1e15
+
 struct store {
 	size_t n;
 	uint64_t version;
@@ -74,12 +102,33 @@ struct store {
 	float *state[OPTIM_VECTORS]; /* the optimizer's; NULL where it has none */
 	float *scratch;              /* a gradient under way inside one step of the core */
 	float *dc_square;            /* adaptive delay compensation: mean squares */
+	struct optim_reach reach;    /* of weights and state; see store_holds */
+	struct optim_reach planned;  /* ... after the step that was found possible */
+	int measured, is_planned;    /* reach and planned are valid; never saved */
+};
+
+/* Delay compensation: the copies. Memory of one is touched only while it has been used. */
+struct backups {
+	uint32_t n;          /* 0: no delay compensation */
+	struct backup *copy; /* n */
+	float *values;       /* of copy i: from i * stride on */
+	size_t stride;
+	uint32_t newest; /* the copy made last */
 };
 
 /* Sandblaster: the step under way. */
 struct blaster {
 	uint32_t first, end; /* its portions */
 	int open;            /* passes are made */
+	uint32_t pass;       /* of the step since this start, from 1; for display */
+};
+
+/* Sync: the step under way. */
+struct step {
+	int open;
+	uint32_t first, end; /* its batches lie there; others there are done */
+	uint32_t due;        /* gradients that end it */
+	uint64_t begin_ms;
 };
 
 enum ending { END_NOT, END_SNAPSHOT, END_SAVING, END_OVER };
@@ -90,12 +139,16 @@ struct core {
 	struct core_config cfg;
 	struct core_stats stats;
 	struct data_id data;
+	int data_fixed; /* by a contribution: see dataset.c */
 	struct worker *worker;
 	struct leases leases;
 	struct store store;
 	struct epoch_record *epoch;
 	struct gather gather;
+	struct fleet_pace pace;
 	struct blaster blaster;
+	struct backups backups;
+	struct step step;
 	struct lbfgs lbfgs;
 
 	/* snapshots */
@@ -114,19 +167,23 @@ struct core {
 	int started;            /* min_workers have been live at once */
 	int recovering;         /* from a snapshot: no new lease yet */
 	uint64_t recover_by_ms; /* 0: not set yet */
-	uint32_t bad_streak;    /* non-finite pushes in a row */
 	enum ending ending;
 	int end_status;
 	uint64_t now_ms;
+	uint64_t computed; /* images of the pushes taken since this start; for display */
 
 	/* the push of this step asks for the weights after it; NULL: it does not */
 	const struct msg_push *asks;
+
+	struct say said; /* text of this step's refusal, if it names values */
 
 	struct effect *effect;
 	size_t n_effects, max_effects;
 };
 
 /* core.c */
+/* It is live and not stalled: the others may wait for it. */
+int core_is_active(const struct worker *w);
 struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer);
 struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type);
 void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text);
@@ -138,6 +195,8 @@ void core_end(struct core *c, int status);
 /* sessions.c */
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
+/* No beat for too long, or excluded. */
+void sessions_die(struct core *c, struct worker *w);
 /* Whoever held the slot ends when it hears this, and keeps no push any longer: so nothing is said
  * before all that it was told is taken is on disk, with its successor. */
 void sessions_fence(struct core *c, const struct worker *w, uint32_t peer);
@@ -152,6 +211,8 @@ void sessions_peer_gone(struct core *c, uint32_t peer);
 /* Snapshot `generation` is on disk: welcome those who waited for it, tell the others what is
  * durable. */
 void sessions_durable(struct core *c, uint64_t generation);
+/* A snapshot is not on disk: those that wait for it to be welcomed are told why they wait. */
+void sessions_save_failed(struct core *c);
 /* Note each ledger's position as the snapshot under way has it. */
 void sessions_snapshot(struct core *c);
 /* We have just started from a snapshot: the silence of its workers counts from now. */
@@ -185,11 +246,34 @@ int ledger_is_closed(const struct core *c);
 /* Duplicates of what w pushed so far get REJECT_UNKNOWN. */
 void ledger_forget(struct core *c, struct worker *w);
 
+/* quarantine.c */
+/* A push or an evaluation of w was not finite: that may exclude w, or end the run. */
+void quarantine_bad(struct core *c, struct worker *w);
+/* A push of w was accepted. */
+void quarantine_good(struct worker *w);
+/* Tell an excluded worker, if its pushes are durable; until then nothing is said. */
+void quarantine_tell(struct core *c, struct worker *w, uint32_t peer);
+
+/* dataset.c */
+/* May a worker of this data set join? If not, peer is told. */
+int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer);
+int dataset_is_of_run(const struct core *c, const struct worker *w);
+/* Live workers of the run's data set. */
+uint32_t dataset_workers(const struct core *c);
+/* At the end of an event: the data set that most live workers have, while none is fixed. */
+void dataset_choose(struct core *c);
+/* REJECT_NONE, or REJECT_WORK for a push of another data set. */
+enum reject dataset_judge(struct core *c, const struct worker *w, const struct msg_push *p);
+/* A push of batches was accepted. */
+void dataset_contributed(struct core *c);
+
 /* leases.c */
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);
 void leases_on_result(struct core *c, struct worker *w, const struct event *ev);
-/* The data set became known; PS_EWRONGDATA: it does not fit the limits. */
-int leases_open(struct core *c, const struct data_id *d) PS_MUST_CHECK;
+/* 1: a run of this data set is within the limits. */
+int leases_can_open(const struct core *c, const struct data_id *d);
+/* The run is of this data set, which can be opened: the epoch begins. */
+void leases_open(struct core *c, const struct data_id *d);
 /* May this work be counted? REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
 enum reject leases_judge(const struct core *c, const struct work *work, uint32_t images);
 void leases_mark(struct core *c, const struct work *work);
@@ -201,9 +285,29 @@ void leases_window(struct core *c, uint32_t first, uint32_t end);
 void leases_advance(struct core *c);
 /* Give back what is undone of what `w` holds. */
 void leases_release(struct core *c, struct worker *w);
+/* The run has begun, and new work is given out. */
+int leases_may_grant(struct core *c);
 /* Answer whoever waits, if there is something to give. */
 void leases_grant_waiting(struct core *c);
 uint32_t leases_images(const struct core *c, uint32_t first, uint32_t count);
+
+/* backups.c: what delay compensation compares with; without it these do nothing */
+/* `w` was sent the current weights. */
+void backups_hold(struct core *c, struct worker *w);
+/* `w` repeats pushes of a server's earlier life, whose pulls are lost: it may have these weights.
+ */
+void backups_hold_replayed(struct core *c, struct worker *w);
+/* A push of `w` was decided: it pushes nothing of older weights any more. */
+void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p);
+/* `w` is gone. */
+void backups_release(struct core *c, struct worker *w);
+/* The weights that `p` was computed at; NULL: they are not held. */
+const float *backups_find(const struct core *c, const struct worker *w, const struct msg_push *p);
+float *backups_values(const struct core *c, uint32_t copy);
+/* A bound of the magnitudes in a copy that backups_find returned; 0: unknown, after a restart. */
+double backups_peak(const struct core *c, const float *copy);
+/* The lowest free copy, which becomes one of `version`, made in epoch `made`; n: none is free. */
+uint32_t backups_take(struct core *c, uint64_t version, uint64_t made);
 
 /* store.c */
 /* Answer the push of this step if it asks for weights. */
@@ -212,12 +316,22 @@ void store_on_pull(struct core *c, struct worker *w, const struct event *ev);
 /* REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM; reads every value once, changes
  * nothing. */
 enum reject store_judge(const struct core *c, const struct slices *s);
+/* The largest magnitude in a push, which store_judge has found sound. */
+double store_peak(const struct slices *s);
+/* 1: a step at rate `eta`, or a lower one, with a gradient of at most `peak` in magnitude leaves
+ * every weight and every value of the optimizer finite. It must be asked before each step. */
+int store_holds(struct core *c, double peak, double eta);
 /* w -= eta * ...; the version grows by one. `s` was judged. */
 void store_apply(struct core *c, const struct slices *s, double eta);
 /* The same with one gradient of all values. */
 void store_step(struct core *c, const float *g, double eta);
 /* The rate of now: cfg.lr by its schedule. */
 double store_rate(const struct core *c);
+/* The same for an update from `gradients` gradients that are tau versions old, by cfg.lr_scaling.
+ */
+double store_scaled_rate(const struct core *c, double gradients, double tau);
+/* The factor alone. */
+double store_scale(const struct core *c, double gradients, double tau);
 /* Where the next version of the weights is to be written (may be the present one's place), and: it
  * is there. */
 float *store_next(struct core *c);

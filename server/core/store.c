@@ -3,15 +3,16 @@
  *
  * Invariants: (1) the version grows by one per gradient applied;
  *             (2) a refused gradient leaves every byte as it was: a push is judged whole, then
- * applied whole; (3) weights stay finite: no value over STORE_MAX_VALUE gets in.
+ * applied whole; (3) weights and optimizer state stay finite: no value over STORE_MAX_VALUE gets
+ * in, and store_holds rejects what could leave float32 when it is applied.
  */
 #include "server/core/state.h"
 #include "server/core/vec.h"
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
-#define STORE_BLOCK     ((size_t)8192) /* values; three such blocks are in the L1 and L2 cache */
-#define STORE_MAX_VALUE 1e15f          /* its square is a finite float32, for adagrad */
+#define STORE_BLOCK ((size_t)8192) /* values; three such blocks are in the L1 and L2 cache */
 
 static uint32_t bits_of(float value)
 {
@@ -33,12 +34,28 @@ PS_CLONES static uint32_t peak_of(const float *g, size_t n)
 	return peak;
 }
 
+static uint32_t slice_peak(const struct slice *s)
+{
+	return s->peak ? s->peak : peak_of(s->data, s->count);
+}
+
+double store_peak(const struct slices *s)
+{
+	uint32_t most = 0;
+	float value;
+
+	for (uint32_t i = 0; i < s->n; i++) {
+		uint32_t peak = slice_peak(&s->slice[i]);
+		most = peak > most ? peak : most;
+	}
+	memcpy(&value, &most, sizeof(value));
+	return (double)value;
+}
+
 /* Too large, infinite, or NaN: what has larger magnitude bits than STORE_MAX_VALUE. */
 static int any_wild(const struct slice *s)
 {
-	uint32_t peak = s->peak ? s->peak : peak_of(s->data, s->count);
-
-	return peak > bits_of(STORE_MAX_VALUE);
+	return slice_peak(s) > bits_of((float)STORE_MAX_VALUE);
 }
 
 /* In the slices' order. */
@@ -65,6 +82,56 @@ enum reject store_judge(const struct core *c, const struct slices *s)
 		return REJECT_NORM;
 	return REJECT_NONE;
 }
+
+/* ---- what a step could overflow -----------------------------------------------------------------
+ *
+ * Bounds of all magnitudes grow with each step, so that most steps are judged in constant time.
+ * Only when the bounds reach the limit are the values measured, and the step is judged again: what
+ * is decided never depends on how old the bounds were.
+ */
+
+static void measure(struct core *c, const struct optim_step *step)
+{
+	struct store *st = &c->store;
+	const float *state[OPTIM_VECTORS];
+
+	memcpy(state, st->state, sizeof(state));
+	optim_measure(&c->cfg.optim, step, st->weights, state, st->n, &st->reach);
+	st->measured = 1;
+}
+
+static int plan(struct core *c, const struct optim_step *step, double peak)
+{
+	struct store *st = &c->store;
+
+	st->planned = st->reach;
+	return optim_advance(&c->cfg.optim, step, peak, &st->planned);
+}
+
+int store_holds(struct core *c, double peak, double eta)
+{
+	struct store *st = &c->store;
+	const struct optim_step step = {c->stats.updates + 1, eta, 1}; /* clipping only shrinks */
+
+	if (c->cfg.optim.kind == OPTIM_LBFGS) /* bounds its own steps */
+		return peak <= (double)FLT_MAX;
+	st->is_planned = st->measured && plan(c, &step, peak);
+	if (!st->is_planned) {
+		measure(c, &step);
+		st->is_planned = plan(c, &step, peak);
+	}
+	return st->is_planned;
+}
+
+/* The step that was planned is made; without a plan nothing is known any more. */
+static void carry_out_plan(struct store *st)
+{
+	st->measured = st->is_planned;
+	st->reach = st->planned;
+	st->is_planned = 0;
+}
+
+/* ---- applying -------------------------------------------------------------------------------- */
 
 static void apply_block(struct core *c, const struct optim_step *step, float *next, size_t offset,
 	const float *g, size_t n)
@@ -121,6 +188,7 @@ void store_apply(struct core *c, const struct slices *s, double eta)
 		end = p->offset + p->count;
 	}
 	keep(st, next, end, st->n);
+	carry_out_plan(st);
 	store_publish(c, next);
 }
 
@@ -137,6 +205,17 @@ double store_rate(const struct core *c)
 	uint64_t total = (uint64_t)c->cfg.epochs * c->data.n_train;
 
 	return c->cfg.lr * schedule_factor(&c->cfg.schedule, c->stats.images, total, c->cfg.epochs);
+}
+
+double store_scale(const struct core *c, double gradients, double tau)
+{
+	return lr_scaling_factor(c->cfg.lr_scaling, gradients / (1 + tau), c->stats.updates,
+		c->cfg.lr_scaling_warmup);
+}
+
+double store_scaled_rate(const struct core *c, double gradients, double tau)
+{
+	return store_rate(c) * store_scale(c, gradients, tau);
 }
 
 float *store_next(struct core *c)
@@ -167,14 +246,13 @@ static void send_weights(
 	int eval = which == WEIGHTS_EVAL;
 	struct msg *m;
 
-	if (w && w->backup && !eval) {
-		memcpy(w->backup, c->store.weights, c->store.n * sizeof(float));
-		w->backed_up = 1;
-	}
+	if (w && !eval)
+		backups_hold(c, w);
 	c->stats.pulls++;
 	m = core_send(c, peer, MSG_PARAMS);
 	m->params.request = request;
 	m->params.which = which;
+	m->params.elastic = c->cfg.mode == MODE_EASGD ? easgd_part(c) : 0;
 	m->params.version = eval ? c->store.eval_version : c->store.version;
 	m->params.slices.n = 1;
 	m->params.slices.slice[0] = (struct slice){.offset = 0,

@@ -1,21 +1,49 @@
 /*
- * sync.c - synchronous steps with spare workers (Chen 2016, arXiv 1604.00981): every worker gets
- * one batch of the same weights; when all but `spares` of them have answered, the mean is applied
- * and the next step begins. Who comes later is too late: its gradient is dropped and counted, its
- * batch leased again.
+ * sync.c - synchronous steps with backup workers (Chen 2016, arXiv 1604.00981). A step begins with
+ * all live workers as its members and with the next batches of the epoch's order, one for each
+ * member. It ends when the gradients that are due have come: one from each member, or
+ * `sync_workers` of them; `backup_workers` more members than that have a batch of the step. Their
+ * late gradients are dropped and counted as superseded, their batches belong to the next step.
  *
- * Invariants: (1) a step waits for workers that have a batch of it, live ones, never for a number;
- *             (2) no worker counts twice in a step, except when it replays what had been accepted
- * before a crash of the server; (3) what was accepted is in the next update, or in the snapshot;
- *             (4) steps that are replayed stay steps: a replay of a later one ends the one under
- * way.
+ * Invariants: (1) a step waits for every member that is live, whether or not it has asked for work
+ * yet, until the gradients that are due are there, or replays after a crash of the server end it;
+ * it never waits for a worker that is not live, that is stalled (pace.h), that joined after it
+ * began, or that neither works nor asks for dead_ms: so it always ends; (2) no worker counts twice
+ * in a step, except when it replays what had been accepted before a crash of the server; (3) what
+ * was accepted is in the next update, or in the snapshot; (4) steps that are replayed stay steps: a
+ * replay of a later one ends the one under way; (5) the update depends on the step's batches, not
+ * on the order in which they came, nor on which worker computed which.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"
 
+static uint64_t this_step(const struct core *c)
+{
+	return c->store.version + 1;
+}
+
 static int has_answered(const struct core *c, const struct worker *w)
 {
-	return w->answered == c->store.version + 1;
+	return w->answered == this_step(c);
+}
+
+static int is_awaited(const struct core *c, const struct worker *w)
+{
+	return core_is_active(w) && w->member == this_step(c) && !has_answered(c, w);
+}
+
+static uint32_t count_awaited(const struct core *c)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		n += (uint32_t)is_awaited(c, &c->worker[i]);
+	return n;
+}
+
+static int is_of_this_step(const struct core *c, const struct work *work)
+{
+	return c->step.open && work->count == 1 && c->leases.batch[work->first] != BATCH_SHUT;
 }
 
 static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
@@ -24,65 +52,223 @@ static enum reject judge(const struct core *c, const struct worker *w, const str
 		return REJECT_NONE;
 	if (!gather_is_current(c, p))
 		return REJECT_STALE;
-	return has_answered(c, w) ? REJECT_WORK : REJECT_NONE;
+	return has_answered(c, w) || !is_of_this_step(c, &p->work) ? REJECT_WORK : REJECT_NONE;
+}
+
+/* ---- the end of a step ---------------------------------------------------------------------- */
+
+/* Its batches that are not counted wait for the next one. */
+static void shut(struct core *c)
+{
+	struct leases *l = &c->leases;
+
+	for (uint32_t i = c->step.first; i < c->step.end; i++) {
+		if (l->batch[i] != BATCH_DONE)
+			l->batch[i] = BATCH_SHUT;
+		l->copies[i] = 0;
+	}
+	l->n_free = 0;
+	c->step.open = 0;
 }
 
 static void step(struct core *c)
 {
-	gather_take(c, c->store.scratch);
-	store_step(c, c->store.scratch, store_rate(c));
+	struct gather *a = &c->gather;
+
+	gather_mean(c, c->store.scratch);
+	leases_record(c, a->images, gather_loss_sum(c));
+	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0));
 	c->stats.updates++;
 	c->epoch[c->leases.epoch].updates++;
 	c->stats.staleness[0]++;
+	c->stats.steps_short += c->step.open && a->pushes < c->step.due;
+	gather_clear(c);
+	shut(c);
 }
 
 static void take(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	/* only a replay can be of weights that are still to come: it has seen this step end */
-	if (p->base_version > c->store.version && c->gather.pushes)
+	int later = p->base_version > c->store.version && c->gather.pushes;
+
+	/* only a replay can be of weights that are still to come: it has seen this step end; and
+	 * only replays can be more than there are workers */
+	if (later || c->gather.pushes == c->gather.room)
 		step(c);
-	gather_add(c, p);
-	w->answered = c->store.version + 1;
-	leases_record(c, p->images, (double)p->loss * p->images);
+	gather_keep(c, p);
+	w->answered = this_step(c);
 }
 
-static int is_computing(const struct core *c, const struct worker *w)
+/* Each of its batches is counted. A worker that is no member may have replayed one. */
+static int is_exhausted(const struct core *c)
 {
-	const struct msg_grant *g = &w->grant;
-
-	return w->state == SESSION_LIVE && g->request && g->kind == GRANT_TRAIN &&
-	       g->version == c->store.version && g->work.epoch == c->leases.epoch &&
-	       !has_answered(c, w);
+	for (uint32_t i = c->step.first; i < c->step.end; i++)
+		if (c->leases.batch[i] != BATCH_DONE)
+			return 0;
+	return 1;
 }
 
-/* All but the spares have answered, or nobody has anything to do any more. */
 static int is_complete(const struct core *c)
 {
-	uint32_t answers = 0, computing = 0;
+	uint32_t pushes = c->gather.pushes;
 
-	if (c->gather.pushes == 0)
+	if (pushes == 0)
 		return 0;
 	if (c->leases.n_done == c->leases.n_batches)
 		return 1;
 	if (c->recovering) /* replays of this step are to come */
 		return 0;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
-		answers += (uint32_t)has_answered(c, &c->worker[i]);
-		computing += (uint32_t)is_computing(c, &c->worker[i]);
+	return (c->step.open && (pushes >= c->step.due || is_exhausted(c))) ||
+	       count_awaited(c) == 0;
+}
+
+/* ---- the beginning of one ------------------------------------------------------------------- */
+
+/* The first `n` batches of the epoch that are not counted; fewer if there are fewer. */
+static uint32_t open_batches(struct core *c, uint32_t n)
+{
+	struct leases *l = &c->leases;
+	struct step *s = &c->step;
+	uint32_t opened = 0;
+
+	for (s->end = s->first; s->end < l->n_batches && opened < n; s->end++) {
+		if (l->batch[s->end] == BATCH_DONE) {
+			s->first += opened == 0;
+			continue;
+		}
+		l->batch[s->end] = BATCH_FREE;
+		l->copies[s->end] = 0;
+		opened++;
 	}
-	return answers > 0 && computing <= c->cfg.sync_spares;
+	l->n_free = opened;
+	return opened;
+}
+
+static int somebody_is_live(const struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		if (c->worker[i].state == SESSION_LIVE)
+			return 1;
+	return 0;
+}
+
+static int is_ready(const struct core *c, const struct worker *w)
+{
+	return core_is_active(w) && !w->idle && dataset_is_of_run(c, w);
+}
+
+static int somebody_is_ready(const struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		if (is_ready(c, &c->worker[i]))
+			return 1;
+	return 0;
+}
+
+/* Every worker that is ready and whose gradient is not there yet; if none is ready, those that are
+ * stalled. */
+static uint32_t call_members(struct core *c)
+{
+	uint32_t n = 0;
+	int all = !somebody_is_ready(c);
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+		int here = core_is_active(w) || (all && w->state == SESSION_LIVE);
+		int called = here && !w->idle && !has_answered(c, w) && dataset_is_of_run(c, w);
+
+		w->member = called ? this_step(c) : 0;
+		n += (uint32_t)called;
+	}
+	return n;
+}
+
+/* Replays after a crash may be there already: they are of this step. */
+static void begin(struct core *c)
+{
+	const struct core_config *cfg = &c->cfg;
+	uint32_t taken = c->gather.pushes, all, most, n;
+
+	/* while an image is read nobody is live, and its members stay */
+	if (c->step.open || !somebody_is_live(c) || !leases_may_grant(c) ||
+		c->leases.epoch >= cfg->epochs || c->leases.n_done == c->leases.n_batches)
+		return;
+	n = call_members(c);
+	if (n == 0)
+		return;
+	all = n + taken;
+	most = cfg->sync_workers ? cfg->sync_workers + cfg->backup_workers : all;
+	c->step.due = cfg->sync_workers           ? cfg->sync_workers
+		      : all > cfg->backup_workers ? all - cfg->backup_workers
+						  : 1;
+	n = open_batches(c, all < most ? n : most > taken ? most - taken : 0);
+	if (c->step.due > taken + n && c->step.end == c->leases.n_batches)
+		c->step.due = taken + n; /* the epoch has no more */
+	c->step.open = 1;
+	c->step.begin_ms = c->now_ms;
+}
+
+static void open(struct core *c)
+{
+	c->step = (struct step){.end = c->leases.n_batches};
+	shut(c);
+	c->step.end = 0;
+	begin(c);
+}
+
+/* ---- members that are not waited for any more ----------------------------------------------- */
+
+/* It beats, but neither works nor asks for work. */
+static int is_idle(const struct core *c, const struct worker *w)
+{
+	uint64_t since = w->active_ms > c->step.begin_ms ? w->active_ms : c->step.begin_ms;
+	const struct msg_grant *g = &w->grant;
+	int testing = g->request && g->kind == GRANT_EVAL && c->leases.evaluating &&
+		      g->eval_id == c->leases.epoch;
+	int working = g->request && g->kind == GRANT_TRAIN && g->version == c->store.version;
+
+	return !w->waiting && !testing && !working && c->now_ms - since > c->cfg.dead_ms;
+}
+
+static void drop_members(struct core *c)
+{
+	if (c->recovering) {
+		c->step.begin_ms = c->now_ms; /* those that are away are expected back */
+		return;
+	}
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (is_awaited(c, w) && is_idle(c, w))
+			w->idle = 1;
+		if (!core_is_active(w) || w->idle)
+			w->member = 0;
+	}
 }
 
 static void settle(struct core *c)
 {
-	if (is_complete(c))
+	drop_members(c);
+	if (c->step.open && !c->recovering && c->gather.pushes == 0 && count_awaited(c) == 0 &&
+		somebody_is_ready(c))
+		shut(c); /* all its members are gone: it begins anew with those that are here */
+	begin(c);
+	if (is_complete(c)) {
 		step(c);
+		begin(c);
+	}
 }
 
 static uint32_t allow(const struct core *c, const struct worker *w)
 {
-	return !has_answered(c, w);
+	int trial = w->pace.stalled && !has_answered(c, w); /* so that it can show that it works */
+
+	return c->step.open && (trial || is_awaited(c, w));
 }
 
-const struct rules rules_sync = {
-	.exact = 1, .judge = judge, .take = take, .allow = allow, .settle = settle};
+const struct rules rules_sync = {.exact = 1,
+	.judge = judge,
+	.fits = gather_fits,
+	.take = take,
+	.allow = allow,
+	.open = open,
+	.settle = settle};

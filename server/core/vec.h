@@ -14,4 +14,15 @@ void vec_axpy(float *y, double a, const float *x, size_t n);                 /* 
 void vec_sum(float *to, const float *x, double a, const float *d, size_t n); /* to = x + a * d */
 int vec_finite(const float *v, size_t n); /* all are at most 1e15 in magnitude */
 
+/* Without libm, and a NaN in the first argument stays one. */
+static inline double vec_larger(double a, double b)
+{
+	return b > a ? b : a;
+}
+
+static inline double vec_smaller(double a, double b)
+{
+	return b < a ? b : a;
+}
+
 #endif

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What each level of durability costs: pushes per second of ledger workers through a real server.
 
-    tests/bench/durability.py [--workers 2] [--seconds 3] [--dir DIR]
+    tests/bench/durability.py [--workers 2] [--seconds 2] [--pushes PART] [--dir DIR]
 
-Prints CSV: what,bytes,pushes_per_s,mb_per_s. "none" is a server without a checkpoint directory,
+DIR is made if it is not there; it chooses the disk. PART (1): of the usual number of pushes, for a
+quick look. Prints CSV: what,bytes,pushes_per_s,mb_per_s. "none" is a server without a checkpoint directory,
 "replay" and "always" are --durability; checkpoints every 500 ms. "disk" is what a plain loop of
 write and fdatasync reaches on the same disk: on a new file, and on one whose blocks are there
 already, as the journal's are after its first round. Workers push whole vectors and hardly pull.
@@ -45,11 +46,11 @@ def disk(directory, size, seconds, again):
     return rate
 
 
-def pushes(lab, level, size, workers):
+def pushes(lab, level, size, workers, part):
     """Pushes decided per second, from a tenth of them to the last."""
-    each, values = PUSHES[size] // workers, size // 4
+    each, values = max(10, int(PUSHES[size] * part)) // workers, size // 4
     options = ["--model", f"vector:{values}", "--optimizer", "sgd", "--lr", 1, "--max-staleness",
-               10**9, "--stale-rate", "constant"]
+               10**9, "--stale-rate", "constant", "--lr-scaling", "none"]
     if level != "none":
         options += ["--durability", level]
     server = lab.server(*options, directory=None if level == "none" else f"{level}-{size}")
@@ -74,8 +75,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--pushes", type=float, default=1)
     parser.add_argument("--dir", type=Path)
     wanted = parser.parse_args()
+    if wanted.dir:
+        try:
+            wanted.dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--dir {wanted.dir}: {error.strerror}")
     print("what,bytes,pushes_per_s,mb_per_s")
     with tempfile.TemporaryDirectory(dir=wanted.dir) as directory:
         lab = Lab(Path(directory), None)
@@ -86,7 +93,7 @@ def main():
                 for what, rate in rows:
                     print(f"{what},{size},{rate:.0f},{rate * size / 1e6:.0f}", flush=True)
                 for level in LEVELS:
-                    rate = pushes(lab, level, size, wanted.workers)
+                    rate = pushes(lab, level, size, wanted.workers, wanted.pushes)
                     print(f"{level},{size},{rate:.0f},{rate * size / 1e6:.0f}", flush=True)
         finally:
             lab.close()

@@ -47,7 +47,7 @@ def rates(server):
     """The server's images per second of each epoch, as its log has them."""
     found = []
     for line in server.lines:
-        if " train epoch" in line:
+        if 'msg="train epoch"' in line:
             found.append(float(line.rsplit("images_per_s=", 1)[1].split()[0]))
     return found
 

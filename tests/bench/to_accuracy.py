@@ -46,7 +46,7 @@ class Watch(threading.Thread):
                 epoch = re.search(r"train epoch.* epoch=(\d+) .*\baccuracy=([\d.]+)", line)
                 if epoch:
                     self.epochs.append((now, int(epoch[1]), float(epoch[2])))
-                elif self.begin is None and " worker joined" in line:
+                elif self.begin is None and "worker joined" in line:
                     self.begin = now
 
 

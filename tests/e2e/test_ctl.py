@@ -1,5 +1,7 @@
 """cnn-ctl against real servers, checkpoints and pictures; the example program; a worker's ends."""
 import json
+import signal
+import socket
 import struct
 import zlib
 
@@ -37,6 +39,27 @@ def trained(tmp_path_factory, data):
     return directory / "ckpt"
 
 
+def weights_of(path, model, tensors, metadata=True):
+    """A .safetensors file; `tensors`: {name: array}."""
+    header, at, data = {}, 0, b""
+    if metadata:
+        header["__metadata__"] = {"format": "pt", "model": model}
+    for name, values in tensors.items():
+        raw = values.astype("<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + len(raw)]}
+        at, data = at + len(raw), data + raw
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def linear(path, classes, **how):
+    """A model of one layer that always answers with its last class, and with a probability of 75 %."""
+    bias = np.zeros(classes)
+    bias[-1] = np.log(3 * (classes - 1))
+    return weights_of(path, f"fc:{classes}", {"fc1.weight": np.zeros((classes, 784)), "fc1.bias": bias}, **how)
+
+
 def answers(ctl):
     """(image, class, per cent, words after it) of each picture that was drawn."""
     rows = (line.partition(": ") for line in ctl.out if "%" in line and ": " in line)
@@ -67,6 +90,23 @@ def test_drain_ends_the_server_with_0(lab):
     server = lab.server("--model", "vector:3")
     lab.ctl("--server", server.endpoint, "drain")
     assert server.wait(10) == 0, server.tail()
+
+
+def test_log_level_is_changed_at_run_time(lab):
+    server = lab.server("--model", "vector:3")
+    assert server.status()["log_level"] == "info"
+    assert lab.ctl("--server", server.endpoint, "log-level", "debug").out == ["log level debug"]
+    server.line('level=debug msg="net hung_up"')  # cnn-ctl's connection
+    assert server.status()["log_level"] == "debug"
+    lab.ctl("--server", server.endpoint, "log-level", "warn")
+    place = len(server.lines)
+    lab.ctl("--server", server.endpoint, "drain")
+    assert server.wait(10) == 0, server.tail()
+    assert not any(" level=info " in line or " level=debug " in line
+                   for line in server.lines[place:]), server.tail()
+    for wrong in ("loud", "DEBUG", ""):
+        ctl = lab.ctl("--server", "tcp://127.0.0.1:1", "log-level", wrong, code=2)
+        assert "error, warn, info and debug" in ctl.lines[0]
 
 
 def test_export_from_the_server_and_from_its_checkpoint_are_the_same(lab):
@@ -103,6 +143,48 @@ def test_predict_sees_the_same_in_every_form_of_a_picture(lab, trained, data):
     assert len(found) == 4 and len({(best, percent) for _, best, percent, _ in found}) == 1
 
 
+@pytest.mark.parametrize("classes", [2, 5, 12, 13, 47, 256])
+def test_predict_answers_with_any_number_of_classes(lab, classes):
+    file = linear(lab.directory / "w.safetensors", classes)
+    (lab.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
+    ctl = lab.ctl("predict", "--weights", file, "--model", f"fc:{classes}", lab.directory / "black.pgm")
+    assert [(best, percent) for _, best, percent, _ in answers(ctl)] == [(classes - 1, 75.0)]
+    rows = [line.split()[:2] for line in ctl.out[1:] if "%" in line and line.startswith(" " * 28)]
+    assert [classes - 1, 75.0] in [[int(row[0]), float(row[1])] for row in rows]
+    assert len(rows) == min(classes, 12) and all("%" not in line or len(line) < 80 for line in ctl.out[1:])
+
+
+def test_predict_takes_the_model_from_the_weights_file(lab, trained, data):
+    weights = lab.export(trained, "weights.safetensors")
+    named = lab.ctl("predict", "--weights", weights, "--model", "seed:8", "--data", data, *range(5))
+    assert lab.ctl("predict", "--weights", weights, "--data", data, *range(5)).out == named.out
+    other = lab.ctl("predict", "--weights", weights, "--model", "seed:16", "--data", data, 0, code=2)
+    assert len(other.lines) == 1 and "conv:16:3" in other.lines[0] and "conv:8:3" in other.lines[0]
+    assert "--model" in other.lines[0] and str(weights) in other.lines[0]
+
+
+def test_a_weights_file_that_does_not_name_its_model_needs_the_option(lab):
+    file = linear(lab.directory / "w.safetensors", 3, metadata=False)
+    (lab.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
+    ctl = lab.ctl("predict", "--weights", file, lab.directory / "black.pgm", code=2)
+    assert str(file) in ctl.lines[0] and "--model" in ctl.lines[0]
+    assert answers(lab.ctl("predict", "--weights", file, "--model", "fc:3", lab.directory / "black.pgm"))
+
+
+def test_a_label_that_the_model_does_not_have_is_shown_as_wrong(lab, data):
+    """Test image 0 is a 7 or a boot (9): a class that a model of two does not have."""
+    file = linear(lab.directory / "w.safetensors", 2)
+    ctl = lab.ctl("predict", "--weights", file, "--model", "fc:2", "--data", data, 0)
+    assert "wrong" in ctl.out[0]
+
+
+def test_a_model_without_classes_cannot_predict(lab):
+    file = weights_of(lab.directory / "w.safetensors", "vector:3", {"vector": np.zeros(3)})
+    (lab.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
+    ctl = lab.ctl("predict", "--weights", file, lab.directory / "black.pgm", code=2)
+    assert "vector:3" in ctl.lines[0] and "classes" in ctl.lines[0]
+
+
 def test_predict_draws_the_picture(lab, trained):
     pixels = np.zeros((28, 28), np.uint8)
     pixels[0, 0] = pixels[3, 1] = pixels[26:28, 27] = 255
@@ -137,7 +219,7 @@ def test_a_directory_without_a_checkpoint_exits_7(lab):
 
 def test_no_server_exits_3_in_time(lab):
     ctl = lab.ctl("--server", "tcp://127.0.0.1:1", "--connect-ms", 300, "status", code=3, seconds=5)
-    assert "no answer within 300 ms" in ctl.lines[0]
+    assert "no contact within 300 ms: connection refused; start one with: cnn-ps --bind" in ctl.lines[0]
 
 
 def test_the_example_fits_a_line(lab):
@@ -152,20 +234,24 @@ def test_the_example_fits_a_line(lab):
 ENDLESS = ("--model", "seed:8", "--epochs", 1000)
 
 
-def test_a_worker_that_is_asked_to_stop_leaves_nothing_behind(lab, small):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_worker_that_is_asked_to_stop_leaves_nothing_behind(lab, small, number):
+    """SIGUSR1 is Slurm's warning; SIGUSR2 means nothing."""
     server = lab.server(*ENDLESS)
     worker = lab.worker(server.endpoint, data=small)
+    worker.line("worker connected")
+    worker.signal(signal.SIGUSR2)
     until(lambda: server.status()["images"] > 1000, 20, "training")
-    worker.signal(SIGTERM)
+    worker.signal(number)
     assert worker.wait(5) == 0, worker.tail()
-    worker.line("info worker stopped", 0.1)
+    worker.line("worker stopped", 0.1)
     until(lambda: server.status()["live_workers"] == 0, 1, "it said goodbye")
-    server.line("info worker gone")
+    server.line("worker gone")
 
 
 def test_a_worker_is_asked_to_stop_while_there_is_no_server(lab, small):
     worker = lab.worker("tcp://127.0.0.1:1", data=small)
-    worker.line("info worker data")
+    worker.line("worker data")
     worker.signal(SIGTERM)
     assert worker.wait(5) == 0, worker.tail()
 
@@ -173,8 +259,16 @@ def test_a_worker_is_asked_to_stop_while_there_is_no_server(lab, small):
 def test_a_second_worker_of_a_name_ends_the_first_with_5(lab, small):
     server = lab.server(*ENDLESS)
     first = lab.worker(server.endpoint, "--name", "bob", data=small)
-    first.line("info worker connected")
+    first.line("worker connected")
     second = lab.worker(server.endpoint, "--name", "bob", data=small)
-    second.line("info worker connected.*incarnation=2")
+    second.line("worker connected.*incarnation=2")
     assert first.wait(10) == 5, first.tail()
+    here = socket.gethostname()[:27]
+    first.line(rf'level=error msg="worker end" code=PS_EFENCED .*--name \\"bob\\": this one runs on '
+               rf"{here} pid {first.popen.pid}, the new one on {here} pid {second.popen.pid}; give each "
+               "worker its own --name or none", 0.1)
+    server.line(rf'level=warn msg="worker fenced" .*name="bob" .*pid={first.popen.pid} .*'
+                rf"new_pid={second.popen.pid} .*--name")
+    found = server.status()["workers"][0]
+    assert (found["host"], found["pid"]) == (socket.gethostname()[:64], second.popen.pid)
     assert second.running()

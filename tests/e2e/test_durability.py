@@ -6,7 +6,7 @@ import pytest
 
 import safetensors
 from ledger import LedgerRun
-from lab import fill, mount_small, unmount, until
+from lab import SIGTERM, fill, mount_small, unmount, until
 
 ALWAYS = ("--durability", "always")
 
@@ -116,3 +116,35 @@ def test_a_full_disk_stops_acknowledgements_until_there_is_room(lab, small_disk)
     until(lambda: not run.server.status()["degraded"], 20, "well again")
     run.verdict(hurry=False)  # at full speed the journals alone would fill it again
     assert safetensors.flat(lab.export(run.server.directory)).sum() == -3000
+
+
+def acked(worker):
+    said = re.findall(r"acked (\d+)", "\n".join(worker.out))
+    return int(said[-1]) if said else 0
+
+
+@pytest.mark.parametrize("first", ["server", "worker"])
+def test_replay_loses_what_no_checkpoint_has_when_both_die(lab, first):
+    """The default's promise, and its limit: README and docs/durability.md."""
+    pushes = 4000
+    options = ("--model", f"vector:{pushes}", "--optimizer", "sgd", "--lr", 1, "--lr-scaling",
+               "none", "--stale-rate", "constant", "--max-staleness", 10**6, "--warm-updates", 0,
+               "--replay-window", 1024, "--checkpoint-ms", 3600000)
+    server = lab.server(*options)
+    worker = lab.ledger_worker(server.endpoint, 0, pushes, 2)
+    until(lambda: acked(worker) >= 200, 60, "some pushes")
+    before = acked(worker)
+    lab.ctl("--server", server.endpoint, "checkpoint")
+    after = acked(worker)
+    until(lambda: acked(worker) >= after + 300, 60, "more of them")
+    for process in (server, worker) if first == "server" else (worker, server):
+        process.kill()
+    server = lab.restart(server, *options[:-1], 50)
+    again = lab.ledger_worker(server.endpoint, 0, pushes)
+    assert resumed(again) >= before, "the checkpoint had them"
+    assert resumed(again) < acked(worker), "nothing was lost: then the documents promise too little"
+    worker = again
+    assert worker.wait(60) == 0, worker.tail()
+    server.signal(SIGTERM)
+    assert server.wait(10) == 0
+    assert (safetensors.flat(lab.export(server.directory)) == -1).all()  # none twice

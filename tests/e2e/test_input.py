@@ -1,14 +1,17 @@
 """Bad options and bad data files: the documented exit status and one clear line, nothing else."""
 import gzip
 import os
+import re
 import shutil
 import struct
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import idx
-from flavour import command
+from flavour import ROOT, command
 from lab import Process
 
 # arguments, what the message must name
@@ -43,6 +46,7 @@ BAD_SERVER = [
     (["--bind", "nonsense"], "bind|endpoint|nonsense"),
     (["--http", "127.0.0.1:70000"], "http|70000"),
     (["--http", "nonsense"], "http|nonsense"),
+    (["--http", "0.0.0.0:0"], "--http.*open to the network.*--insecure"),
     (["--checkpoint-dir", "/proc/no/such/dir"], "checkpoint-dir|/proc/no/such/dir"),
     (["--checkpoint-ms", "-5"], "checkpoint-ms"),
     (["--min-workers", "0"], "min-workers"),
@@ -109,6 +113,106 @@ def test_every_error_is_said_in_one_run(lab):
 
 def test_bad_environment_exits_2_and_names_the_variable(lab):
     refused(lab, "cnn-ps", [], "CNN_LR", env={"CNN_LR": "nan"})
+
+
+def config(lab, *arguments, env=None):
+    """What cnn-ps says of a configuration that it accepts."""
+    p = lab.add(Process("cnn-ps", command("cnn-ps", "--check-config", *arguments), env))
+    assert p.wait(10) == 0, p.tail()
+    return p
+
+
+def warnings(p):
+    return [text for text in p.lines if "no_effect" in text or "unknown_variable" in text
+            or "warning:" in text]
+
+
+def test_unknown_variable_is_named_with_the_nearest_known_one(lab):
+    p = config(lab, env={"CNN_EPOCH": "5", "CNN_LEASEBATCHES": "1", "CNN_XYZZY_PLUGH": "1"})
+    p.line("CNN_EPOCH: unknown variable; did you mean CNN_EPOCHS", 0.1)
+    p.line("CNN_LEASEBATCHES: unknown variable; did you mean CNN_LEASE_BATCHES", 0.1)
+    p.line("CNN_XYZZY_PLUGH: unknown variable; --help", 0.1)
+    assert len(warnings(p)) == 3, p.tail()
+
+
+def variables_of(binary):
+    text = subprocess.run(command(binary, "--help"), stdout=subprocess.PIPE, text=True,
+                          check=True).stdout
+    return set(re.findall(r"\bCNN_[A-Z_]+", text))
+
+
+def test_variables_of_all_programs_scripts_and_tests_are_known(lab, small):
+    options = {b: variables_of(b) for b in ("cnn-ps", "cnn-worker", "cnn-ctl")}
+    assert {"CNN_EPOCHS", "CNN_DATA", "CNN_WEIGHTS"} <= set.union(*options.values())
+    scripts = {"CNN_SLOW"}
+    for file in [ROOT / "Makefile", *(ROOT / "deploy").iterdir(), *(ROOT / "kernels").glob("*.c"),
+                 *(ROOT / "tests").glob("*/*.mk"), *(ROOT / "tests").glob("*/*.py")]:
+        if file != Path(__file__):
+            scripts |= set(re.findall(r"(?:environ.*|getenv.*|\$\(|\$\{)\b(CNN_[A-Z_]+)\b",
+                                      file.read_text()))
+    everything = scripts.union(*options.values())
+    for binary, arguments in {
+            "cnn-ps": ["--check-config"],
+            "cnn-worker": ["--server", "tcp://127.0.0.1:1", "--connect-ms", 1, "--data", small],
+            "cnn-ctl": ["keygen", lab.directory / "keys"]}.items():
+        env = {name: "1" for name in everything - options[binary]}
+        assert len(env) > 20
+        p = lab.add(Process(binary, command(binary, *arguments), env))
+        p.wait(10)
+        assert not warnings(p), p.tail()
+
+
+@pytest.mark.parametrize("given,where", [
+    (["--ssp-bound", 2, "--mode", "sync"], "--ssp-bound has no effect with --mode sync: it needs "
+     "--mode ssp"),
+    (["--backup-workers", 1], "--backup-workers has no effect with --mode downpour"),
+    (["--easgd-beta", 0.2, "--mode", "ssp"], "--easgd-beta .* --mode easgd"),
+    (["--lbfgs-history", 3, "--optimizer", "sgd"],
+     "--lbfgs-history has no effect with --optimizer sgd: it needs --optimizer lbfgs"),
+    (["--momentum", 0.5], "--momentum has no effect with --optimizer rmsprop"),
+    (["--dc-lambda", 1], "--dc-lambda has no effect with --delay-compensation none"),
+    (["--schedule-every", 2, "--schedule", "cosine"], "--schedule-every .* --schedule step"),
+    (["--lr", 0.1, "--mode", "easgd"], "--lr has no effect with --mode easgd"),
+    (["--lr", 0.1, "--mode", "sandblaster"], "--lr has no effect with --optimizer lbfgs"),
+    (["--clip-norm", 1, "--mode", "sandblaster"], "--clip-norm .* --optimizer lbfgs"),
+    (["--checkpoint-ms", 100], "--checkpoint-ms has no effect without --checkpoint-dir"),
+], ids=lambda v: str(v[0])[2:] if isinstance(v, list) else "")
+def test_option_of_another_mode_or_optimizer_is_named(lab, given, where):
+    p = config(lab, *given)
+    p.line(where, 0.1)
+    assert len(warnings(p)) == 1, p.tail()
+
+
+def test_variable_of_another_mode_is_named(lab):
+    p = config(lab, "--mode", "sync", env={"CNN_SSP_BOUND": "2"})
+    p.line("CNN_SSP_BOUND has no effect with --mode sync", 0.1)
+
+
+@pytest.mark.parametrize("given", [
+    ["--ssp-bound", 2, "--mode", "ssp"], ["--lbfgs-history", 3, "--mode", "sandblaster"],
+    ["--lr", 0.5, "--mode", "sandblaster", "--optimizer", "sgd"],
+    ["--momentum", 0.5, "--mode", "sync"], ["--warmup", 0.1, "--lr", 0.1, "--batch", 50],
+    ["--dc-lambda", 1, "--delay-compensation", "constant"]], ids=lambda v: v[0][2:])
+def test_option_that_has_an_effect_is_not_warned_about(lab, given):
+    assert not warnings(config(lab, *given))
+
+
+def test_option_of_another_command_is_named(lab):
+    def status(*arguments, env=None):
+        p = lab.add(Process("cnn-ctl", command("cnn-ctl", "--connect-ms", 1, "--server",
+                                               "tcp://127.0.0.1:1", *arguments), env))
+        assert p.wait(10) == 3, p.tail()
+        return p
+    p = status("status", "--checkpoint", "X")
+    p.line("warning: --checkpoint has no effect with status: it is for export|predict", 0.1)
+    p = status("status", env={"CNN_CHECKPOINT": "X"})
+    p.line("warning: CNN_CHECKPOINT has no effect with status", 0.1)
+    p = lab.add(Process("cnn-ctl", command("cnn-ctl", "keygen", lab.directory / "keys", "--server",
+                                           "tcp://127.0.0.1:1")))
+    assert p.wait(10) == 0, p.tail()
+    p.line("warning: --server has no effect with keygen", 0.1)
+    # these are meant for the server or the workers
+    assert not warnings(status("status", env={"CNN_DATA": "X", "CNN_MODEL": "seed:4"}))
 
 
 @pytest.mark.parametrize("binary", ["cnn-ps", "cnn-worker", "cnn-ctl"])
@@ -184,6 +288,14 @@ def test_bad_data_file_exits_6_and_names_it(lab, tmp_path, case):
     assert len(p.lines) <= 2, p.tail()
 
 
+def test_data_directory_without_data_says_what_to_do(lab, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for directory in (tmp_path / "empty", tmp_path / "absent"):
+        p = refused(lab, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory],
+                    "make data.*leave --data out", 6)
+        p.line(f"--data: {directory} ", 0.1)
+
+
 @pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
 def test_data_file_that_is_no_regular_file_exits_6(lab, tmp_path, kind):
     directory = tiny(tmp_path / "data")
@@ -213,3 +325,48 @@ def test_gzip_bomb_costs_no_memory(lab, tmp_path):
         "cnn-worker", "--server", "tcp://127.0.0.1:1", "--data", directory)
     p = lab.add(Process("cnn-worker", limited))
     assert p.wait(10) == 6, p.tail()
+
+
+# ---- runs that nobody can want, but which are no errors
+
+def doubtful(lab, words, *options):
+    """One short run; its only warning, which is in the log and in the result."""
+    server = lab.server("--model", "fc:10", "--epochs", 1, *options, directory=None)
+    worker = lab.worker(server.endpoint)
+    result = server.result()
+    assert worker.wait(10) == 0, worker.tail()
+    logged = [line for line in server.lines if re.search(words, line)]
+    assert len(logged) == 1 and "warn" in logged[0], server.tail()
+    found = [text for text in result["warnings"] if re.search(words, text)]
+    assert len(found) == 1, result["warnings"]
+    return result
+
+
+@pytest.fixture
+def small_lab(lab, small):
+    lab.data = small
+    return lab
+
+
+def test_rate_that_learns_nothing_is_warned_about_and_so_is_its_result(small_lab):
+    result = doubtful(small_lab, "--lr 500 is 2500 times the usual rate of sgd", "--optimizer",
+                      "sgd", "--lr", 500, "--stale-rate", "constant")
+    chance = any("no better than chance" in text for text in result["warnings"])
+    assert chance == (result["accuracy"] <= 0.125 + 3 * (0.125 * 0.875 / 1000) ** 0.5)
+
+
+def test_result_at_chance_level_is_warned_about(small_lab):
+    result = doubtful(small_lab, "no better than chance", "--lr", 1e-12)
+    assert result["status"] == "done" and result["accuracy"] < 0.2
+
+
+def test_batch_larger_than_the_data_set_is_warned_about(small_lab):
+    doubtful(small_lab, "--batch 100000 is larger than the data set: all 6000 images",
+             "--batch", 100000)
+
+
+def test_ordinary_run_has_no_warnings(small_lab):
+    server = small_lab.server("--model", "fc:10", "--epochs", 1, directory=None)
+    small_lab.worker(server.endpoint)
+    assert server.result()["warnings"] == []
+    assert not any("warning" in line for line in server.lines), server.tail()

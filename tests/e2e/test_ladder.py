@@ -1,9 +1,14 @@
 """cnn-ladder and stage 0, as docs/ladder.md runs them, at sizes that take no time."""
+import base64
 import csv
+import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +18,7 @@ from flavour import PATIENCE, ROOT, command
 
 STEP = ("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
         "copy_out_ms,host_ms,error").split(",")
+MNIST_TWELVE = "da41fb5b9abe41a80d6eb74dfa29c8ed2eab718f449edb65205add499adfe8e0"
 BELIEF = "rung,seconds,steps,right,image,label,belief,probability".split(",")
 
 
@@ -48,7 +54,7 @@ def test_every_rung_is_timed_at_the_point_asked_for(data, tmp_path):
 def test_what_needs_a_gpu_is_named_or_run(data):
     done = ladder(data, "steps", "--filters", "1", "--batch", "2", "--seconds", "0")
     names = [r["rung"] for r in rows(done, STEP)]
-    assert len(names) > 1 or "skipped rungs=gpu reason=" in done.stderr
+    assert len(names) > 1 or 'skipped" rungs=gpu reason=' in done.stderr
 
 
 def test_training_tells_what_the_net_believes(data):
@@ -84,3 +90,65 @@ def test_stage_0_prints_the_same_columns(data):
     table = rows(stage0(data, "train", "--filters", "3", "--batch", "10", "--seconds", "0.03"),
                  BELIEF)
     assert len(table) == 12 and table[0]["rung"] == "numpy"
+
+
+def pictures(place, table):
+    return subprocess.run([sys.executable, ROOT / "kernels/ladder/pictures.py", table],
+                          env=dict(os.environ, CNN_DATA=str(place)), capture_output=True, text=True,
+                          timeout=60 * PATIENCE)
+
+
+def beliefs(path, labels):
+    """A table of one stage that has made no step."""
+    path.write_text("\n".join([",".join(BELIEF)] + [
+        f"sequential,0.03,0,0.1,{image},{label},7,0.5" for image, label in enumerate(labels)]) + "\n")
+    return path
+
+
+def embedded(svg):
+    """The pixels of every embedded picture, white on black as in the data set."""
+    found = []
+    for text in re.findall(r"data:image/png;base64,([^\"]+)", svg):
+        raw = base64.b64decode(text)
+        body = raw[raw.index(b"IDAT") + 4:raw.index(b"IEND") - 8]
+        rows = np.frombuffer(zlib.decompress(body), np.uint8).reshape(28, 29)
+        found.append(255 - rows[:, 1:])
+    return found
+
+
+def test_the_picture_shows_the_images_that_the_labels_belong_to(data, tmp_path):
+    labels = idx.read(data, "t10k-labels-idx1-ubyte")[:12]
+    done = pictures(data, beliefs(tmp_path / "beliefs.csv", labels))
+    assert done.returncode == 0, done.stderr
+    shown = embedded(done.stdout)
+    assert len(shown) == 12
+    assert all((a == b).all() for a, b in zip(shown, idx.read(data, "t10k-images-idx3-ubyte")))
+
+
+@pytest.mark.parametrize("wrong", [0, 11])
+def test_images_with_other_labels_than_the_table_has_are_refused(data, tmp_path, wrong):
+    labels = idx.read(data, "t10k-labels-idx1-ubyte")[:12].copy()
+    labels[wrong] = (labels[wrong] + 1) % 10
+    done = pictures(data, beliefs(tmp_path / "beliefs.csv", labels))
+    assert done.returncode == 6 and not done.stdout
+    assert len(done.stderr.splitlines()) == 1 and f"image {wrong}" in done.stderr
+    assert "CNN_DATA" in done.stderr
+
+
+def test_the_published_picture_is_of_mnist_and_other_images_are_refused_for_it():
+    """Its labels are MNIST's; Debian's Fashion-MNIST is what it was once drawn from."""
+    published = ROOT / "docs/ladder"
+    with (published / "beliefs.csv").open() as f:
+        labels = {int(r["image"]): r["label"] for r in csv.DictReader(f)}
+    assert "".join(labels[i] for i in range(12)) == "721041495906"
+    shown = embedded((published / "beliefs.svg").read_text())
+    assert len(shown) == 36
+    # of the first twelve test images of MNIST
+    pixels = hashlib.sha256(b"".join(image.tobytes() for image in shown[:12])).hexdigest()
+    assert pixels == MNIST_TWELVE
+    assert all((a == b).all() for a, b in zip(shown, shown[:12] * 3))
+    fashion = Path("/usr/share/datasets/fashion-mnist")
+    if not fashion.is_dir():
+        pytest.skip("no Fashion-MNIST here")
+    done = pictures(fashion, published / "beliefs.csv")
+    assert done.returncode == 6 and "labels" in done.stderr

@@ -3,6 +3,7 @@
 CNN_SLOW=1 adds what takes minutes: three epochs of all the images in each mode, 16 workers, longer stops.
 """
 import os
+import re
 import signal
 import threading
 import time
@@ -29,9 +30,58 @@ def test_sync_learns_with_its_defaults(lab, mnist):
     assert result["accuracy"] >= (0.975 if mnist else 0.85), result
 
 
+def test_sync_runs_of_one_seed_end_with_the_same_bytes(lab):
+    """Five runs of four workers: 600 batches make 150 steps each, whoever comes first."""
+    ends = set()
+    for run in range(5):
+        server = lab.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--seed", 7,
+                            "--min-workers", 4, "--suspect-ms", 20000, "--dead-ms", 60000,
+                            directory=f"run{run}")
+        for _ in range(4):
+            lab.worker(server.endpoint)
+        result = server.result(120)
+        assert result["updates"] == 300, result
+        assert (result["steps_short"], result["rejected"]) == (0, 0), result
+        lab.export(server.directory, f"run{run}.safetensors")
+        ends.add((lab.directory / f"run{run}.safetensors").read_bytes())
+    assert len(ends) == 1
+
+
+def test_sync_steps_end_with_n_of_n_plus_b_gradients(lab, small):
+    """Steps of 3 of 4 workers: 60 batches make 20 steps, and what came too late is no rejection."""
+    server = lab.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers", 4,
+                        "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
+                        "--dead-ms", 60000)
+    for _ in range(4):
+        lab.worker(server.endpoint, data=small)
+    result = server.result()
+    assert result["images_per_epoch"] == [6000] * 4
+    assert (result["updates"], result["steps_short"], result["rejected"]) == (80, 0, 0), result
+
+
+@pytest.mark.parametrize("mode", ["downpour", "ssp"])
+def test_a_buffer_makes_one_update_of_several_gradients(lab, small, mode):
+    """60 batches of an epoch, 8 at a time, and the 4 that are left."""
+    result = train(lab, 3, "--mode", mode, "--buffer", 8, "--warm-updates", 2, data=small, epochs=4)
+    assert result["images_per_epoch"] == [6000] * 4
+    assert result["updates"] == 4 * 8, result
+
+
+def test_sync_reports_short_steps(lab, small):
+    """Two workers where three are due: the run goes on, and says so."""
+    server = lab.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--min-workers", 2,
+                        "--sync-workers", 3, "--suspect-ms", 20000, "--dead-ms", 60000)
+    for _ in range(2):
+        lab.worker(server.endpoint, data=small)
+    server.line(r'"sync steps_short" steps=\d+ of=\d+ sync_workers=3 live=2')
+    result = server.result()
+    assert result["images_per_epoch"] == [6000] * 2
+    assert (result["updates"], result["steps_short"]) == (60, 58), result  # the last step of an epoch has all that is left
+
+
 SMALL = {  # mode's options, accuracy on a thousand images after eight epochs of 6,000
     "ssp": (("--mode", "ssp", "--ssp-bound", 4), 0.945),
-    "easgd": (("--mode", "easgd"), 0.87),
+    "easgd": (("--mode", "easgd"), 0.945),
     "constant delay compensation": (("--delay-compensation", "constant"), 0.945),
     "adaptive delay compensation": (("--delay-compensation", "adaptive"), 0.945),
 }
@@ -54,11 +104,22 @@ def test_sandblaster_goes_down(lab, small, optimizer):
     for _ in range(3):
         lab.worker(server.endpoint, data=small)
     result = server.result()
-    losses = [float(server.line(rf"train epoch epoch={e} .* loss=(\S+)")[1]) for e in range(1, 9)]
+    losses = [float(server.line(rf"train epoch\" epoch={e} .* loss=(\S+)")[1]) for e in range(1, 9)]
     assert result["images_per_epoch"] == [6000] * 8 and result["updates"] == 8
     assert losses[7] < 0.8 * losses[0], losses
     if optimizer == "lbfgs":  # no step may go up
         assert all(b <= a + 1e-4 for a, b in zip(losses, losses[1:])), losses
+
+
+@pytest.mark.parametrize("options", [
+    ("--mode", "sandblaster", "--optimizer", "sgd", "--batch-images", 1000),
+    ("--mode", "downpour", "--warm-updates", 20)], ids=["sandblaster", "downpour"])
+def test_healthy_run_rejects_nothing(lab, small, options):
+    """Equal workers: what a late copy has made needless is superseded, and is no rejection."""
+    result = train(lab, 4, *options, data=small, epochs=4)
+    print(f"superseded {result['superseded']}")
+    assert result["images_per_epoch"] == [6000] * 4
+    assert result["rejected"] == 0, result
 
 
 @slow
@@ -77,12 +138,39 @@ def test_asynchronous_modes_are_as_good_as_sync(lab, mnist):
 
 @slow
 @pytest.mark.parametrize("options, least", [
-    (("--mode", "easgd"), 0.95), (("--delay-compensation", "constant"), 0.96),
+    (("--mode", "easgd"), 0.97), (("--delay-compensation", "constant"), 0.96),
     (("--delay-compensation", "adaptive"), 0.96)])
 def test_other_modes_learn(lab, mnist, options, least):
     result = train(lab, 4, *options)
     assert result["images_per_epoch"] == [60000] * 3
     assert result["accuracy"] >= (least if mnist else least - 0.13), result
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+def peak_mib(process):
+    with open(f"/proc/{process.popen.pid}/status", encoding="ascii") as file:
+        return int(re.search(r"VmHWM:\s+(\d+) kB", file.read())[1]) / 1024
+
+
+def test_delay_compensation_takes_memory_for_live_workers_only(lab, small):
+    """3 MiB of weights and 256 slots: not 256 copies, but those of the versions that workers hold."""
+    server = lab.server("--model", "fc:1000 relu fc:10", "--delay-compensation", "constant",
+                        "--epochs", 2, "--min-workers", 2, "--max-updates", 100, directory=None)
+    endpoint = server.endpoint
+    at_start = peak_mib(server)
+    for _ in range(2):
+        lab.worker(endpoint, data=small)
+    peak = at_start
+    while server.running():
+        try:
+            peak = max(peak, peak_mib(server))
+        except (OSError, TypeError):
+            break
+        time.sleep(0.02)
+    server.result()
+    print(f"peak {at_start:.0f} MiB at the start, {peak:.0f} MiB with two workers")
+    assert at_start < 100 and peak < 200
 
 
 # ---- a worker that is stopped ----------------------------------------------------------------------
@@ -115,7 +203,7 @@ ENDLESS = ("--model", "fc:32 relu fc:10", "--epochs", 65536, "--min-workers", 4)
 STOPPED = {  # options; what the others must keep of their own speed: more than that they share is theirs
     "downpour": ((), 0.95),
     "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),  # not reached
-    "sync": (("--mode", "sync", "--sync-spares", 1), 0),
+    "sync": (("--mode", "sync", "--backup-workers", 1), 0),
     "sandblaster": (("--mode", "sandblaster", "--optimizer", "sgd", "--batch-images", 2000), 0),
 }
 
@@ -140,7 +228,7 @@ def test_a_stopped_worker_stops_nobody(lab, small, mode):
     server = lab.server(*ENDLESS, *options, directory=None)
     crew = [lab.worker(server.endpoint, data=small) for _ in range(4)]
     until(lambda: len(worker_images(server)) == 4 and server.status()["updates"] > 20, 20, "all work")
-    victim = int(crew[1].line(r"connected .*worker=(\d+)")[1])
+    victim = int(crew[1].line(r"connected\b.*worker=(\d+)")[1])
     before, during, after = stop_one(server, crew[1], victim)
     print(f"{mode}: steps/s and the others' images/s: {before} before, {during} while one of four is "
           f"stopped, {after} after")

@@ -46,6 +46,26 @@ def test_equal_runs_are_equal_and_other_seeds_are_not(small):
     assert [r[4:] for r in rows[0]] != [r[4:] for r in rows[2]]
 
 
+@pytest.mark.parametrize("workers", [1, 8, 16])
+def test_easgd_reaches_97_percent_with_any_number_of_workers(data, mnist, workers):
+    """Three epochs with the mode's defaults; docs/modes.md has five seeds and more numbers."""
+    result = end(science(data, "--workers", workers, "--look-s", 1000,
+                         run=("--mode", "easgd", "--seed", 1)))
+    assert result["images"] == 180000
+    assert result["accuracy"] >= (0.97 if mnist else 0.80), result
+
+
+def test_accuracy_does_not_fall_when_the_warm_start_ends(data, mnist):
+    """16 workers that would all start at once: 9.9 points then, 0.8 with the ramp."""
+    rows = science(data, "--workers", 16, "--look-s", 1.5, "--look-ratio", 1.03,
+                   run=("--optimizer", "adagrad", "--warm-updates", 200, "--seed", 1))
+    after = [float(row[9]) for row in rows if row[0] == "point" and int(row[6]) >= 150]
+    fall = max(max(after[:i + 1]) - accuracy for i, accuracy in enumerate(after))
+    print(f"largest fall {100 * fall:.1f} points, {100 * after[-1]:.2f} % at the end")
+    assert after[-1] >= (0.97 if mnist else 0.80)
+    assert fall <= (0.03 if mnist else 0.08)
+
+
 @pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "sandblaster", "easgd"])
 def test_every_mode_counts_each_image_once(small, mode):
     one = end(science(small, "--workers", 1))

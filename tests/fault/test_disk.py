@@ -138,12 +138,26 @@ def small_disk(tmp_path, figure):
 
 
 def health(server):
-    url = server.line(r"info http listening.* url=(\S+?)/?$")[1] + "/healthz"
+    url = server.line(r"http listening.* url=(\S+?)/?$")[1] + "/healthz"
     try:
         with urllib.request.urlopen(url, timeout=5) as page:
             return page.status
     except urllib.error.HTTPError as e:
         return e.code
+
+
+def fill_up(server, filler):
+    """Others take all space, also that of the older checkpoints, which the server could drop."""
+    filler.mkdir()
+    names = iter(range(10**6))
+
+    def is_full():
+        fill(filler / str(next(names)))
+        for old in generations(server.directory)[1:]:
+            old.unlink(missing_ok=True)
+        fill(filler / str(next(names)))
+        return health(server) == 503
+    until(is_full, 20, "it says that it is not well")
 
 
 def wait_well(run, figure, what):
@@ -165,8 +179,7 @@ def test_full_disk(ledger, small_disk, figure):
     run.reached(0)
     assert health(run.server) == 200
     filler = small_disk / "filler"
-    fill(filler)
-    until(lambda: health(run.server) == 503, 20, "it says that it is not well")
+    fill_up(run.server, filler)
     last = generations(small_disk / "ckpt")[0].name
     status = run.server.status()
     assert "No space" in status["degraded"]
@@ -174,7 +187,7 @@ def test_full_disk(ledger, small_disk, figure):
     durable = [w["durable_seq"] for w in status["workers"]]
     assert [w["durable_seq"] for w in run.server.status()["workers"]] == durable
     assert generations(small_disk / "ckpt")[0].name == last, "the last good one is kept"
-    filler.unlink()
+    shutil.rmtree(filler)
     wait_well(run, figure, "back")
     report(figure, "P5", run, "one full disk")
 
@@ -184,16 +197,76 @@ def test_full_disk_holds_workers_back(ledger, small_disk, figure):
     run = ledger(2, 1500, "--replay-window", 64, pace=(2,), directory=small_disk / "ckpt")
     run.reached(0)
     filler = small_disk / "filler"
-    fill(filler)
-    until(lambda: health(run.server) == 503, 20, "it says that it is not well")
+    fill_up(run.server, filler)
 
     def outstanding():
         return [w["last_seq"] - w["durable_seq"] for w in run.server.status()["workers"]]
     until(lambda: min(outstanding()) >= 64, 20, "the window is full")
     most = max(outstanding())
-    filler.unlink()
+    shutil.rmtree(filler)
     figure("P5", most, "pushes kept at most, of a window of 64", most <= 64, what="window")
     report(figure, "P5", run, "full windows")
+
+
+# ---- P5: a disk that its own checkpoints fill ----------------------------------------------------
+
+WEIGHTS = ("--model", "vector:80000", "--optimizer", "sgd", "--lr", 1)  # 320 kB a checkpoint
+
+
+def test_own_checkpoints_fill_the_disk(lab, small_disk, figure):
+    """Three fit and a fourth does not: the oldest gives way, the newest sound one never."""
+    server = lab.server(*WEIGHTS, directory=small_disk / "ckpt")
+    for _ in range(6):
+        lab.ctl("--server", server.endpoint, "checkpoint")
+    kept = [int(f.name[5:], 16) for f in generations(small_disk / "ckpt")]
+    status = server.status()
+    assert status["degraded"] is None and status["checkpoint"]["failed"] == 0, status
+    assert kept[0] == status["checkpoint"]["generation"] >= 7
+    server.line("checkpoint dropped")
+    server.kill()
+    again = lab.restart(server, *WEIGHTS)
+    again.line("server resumed")
+    figure("P5", len(kept), "generations are kept on a disk of 1 MiB, of 320 kB each", 2 <= len(kept) <= 3, what="own")
+
+
+def test_sigterm_with_a_full_disk(lab, small_disk, figure):
+    """It ends in seconds, says that there is no space, and its status is 10."""
+    server = lab.server("--model", "vector:8", directory=small_disk / "ckpt")
+    server.status()
+    fill(small_disk / "filler")
+    begun = time.monotonic()
+    server.signal(15)
+    code = server.wait(20)
+    took = time.monotonic() - begun
+    said = "\n".join(server.lines)
+    figure("P5", took, "s from SIGTERM to the end, with a full disk", took <= 4, what="drain")
+    figure("P5", code, "is the status then", code == 10 and "No space" in said.split("gave_up")[1],
+           what="drain status")
+
+
+def test_sigterm_when_space_comes(lab, small_disk):
+    """Full when it was told to end, but not for long: the last checkpoint is written."""
+    server = lab.server("--model", "vector:8", "--checkpoint-ms", 100, directory=small_disk / "ckpt")
+    server.status()
+    fill(small_disk / "filler")
+    server.signal(15)
+    time.sleep(0.5)
+    (small_disk / "filler").unlink()
+    assert server.wait(10) == 0
+
+
+def test_disk_too_small_for_two_checkpoints(lab, small_disk, figure):
+    """A worker cannot be welcomed, and is told why; so is whoever asks the server."""
+    server = lab.server("--model", "vector:180000", "--optimizer", "sgd", "--lr", 1,
+                        directory=small_disk / "ckpt")
+    worker = lab.ledger_worker(server.endpoint, 0, 8, 1)
+    until(lambda: health(server) == 503, 20, "it says that it is not well")
+    begun = time.monotonic()
+    worker.line("checkpoints cannot be written", 20)
+    figure("P5", time.monotonic() - begun, "s until a worker says what it waits for", True,
+           what="too small")
+    assert len(generations(small_disk / "ckpt")) == 1, "the only sound one is kept"
+    worker.kill()
 
 
 def breaks_and_heals(run, figure, what, heal):

@@ -67,7 +67,7 @@ class Survival:
             self.refused.append(server.wait())
             self.run.restart_server(**how)
             return
-        found = int(server.line(r"resumed .*\bversion=(\d+)")[1])
+        found = int(server.line(r"resumed\b.*\bversion=(\d+)")[1])
         until(lambda: server.status()["version"] > found, 60, "a new update")
         self.back.append(time.monotonic() - self.begun)
 
@@ -164,7 +164,7 @@ def test_server_killed_in_every_call_of_a_push(lab, ledger, tracing, figure, ful
 
 
 def start_places(lab, run):
-    """What a start on an old directory calls, up to its first socket: [(name, nth since exec)]."""
+    """What a start on an old directory calls, up to its first line: [(name, nth since exec)]."""
     log = lab.directory / "start.log"
     run.server.kill()
     run.restart_server(wrap=("strace", "-o", log))
@@ -175,7 +175,7 @@ def start_places(lab, run):
     for name, line in strace.calls(log.read_text(errors="replace").splitlines()):
         counted[name] = counted.get(name, 0) + 1
         begun = begun or "/ckpt" in line and name != "execve"
-        if begun and name in ("bind", "accept4", "listen"):
+        if begun and line.startswith("write(2,"):
             break
         if begun:
             places.append((name, counted[name]))
@@ -183,7 +183,8 @@ def start_places(lab, run):
 
 
 def test_server_killed_in_every_call_of_a_start(lab, ledger, tracing, figure, full):
-    """The start writes the server epoch and a checkpoint of its own before anybody may connect."""
+    """The start binds, then writes the server epoch and a checkpoint of its own, and only then
+    serves."""
     tracing("P2")
     run = ledger(2, 16000 if full else 1000, pace=(4,))
     run.reached(0)
@@ -256,7 +257,7 @@ def test_death_is_noticed(ledger, figure, full):
         place = len(run.server.lines)
         run.crew[0].kill()
         killed = time.monotonic()
-        run.server.line(r"worker silent .*name=\"ledger-0\"", after=place)
+        run.server.line(r"worker silent\b.*name=\"ledger-0\"", after=place)
         times.append(time.monotonic() - killed)
         run.start_worker(0)
         run.crew[0].line("pushed")

@@ -37,7 +37,7 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
         run.server.popen.kill()  # not waited for: it may still have its lock and its port
         begun = time.monotonic()
         run.restart_server()
-        found = int(run.server.line(r"resumed .*\bversion=(\d+)")[1])
+        found = int(run.server.line(r"resumed\b.*\bversion=(\d+)")[1])
         first.append(milliseconds(lambda: run.server.status()["version"] > found, begun))
         before = seqs(run)
         everybody.append(milliseconds(lambda: all(n > before[name] for name, n in seqs(run).items()),

@@ -3,8 +3,8 @@
  * a kernel of one instruction, `trap`, through the driver's own interface. From then on every CUDA
  * call of the process fails.
  *
- * As a shared object in LD_PRELOAD (poison.so) it does so when the process gets SIGUSR1, which
- * otherwise would kill it: for programs that must not know.
+ * As a shared object in LD_PRELOAD (poison.so) it does so when the process gets SIGRTMIN, which
+ * otherwise would kill it: for programs that must not notice.
  * Thread: any that has no other CUDA context current.
  */
 #ifndef TESTS_GPU_POISON_H

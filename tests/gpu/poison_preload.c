@@ -1,4 +1,4 @@
-/* poison_preload.c - poison.so: poisons the program that it is loaded into at SIGUSR1. */
+/* poison_preload.c - poison.so: poisons the program that it is loaded into at SIGRTMIN. */
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ __attribute__((constructor)) static void start(void)
 {
 	struct sigaction a = {.sa_handler = on_signal, .sa_flags = (int)SA_RESTART};
 	pthread_t thread;
-	if (sem_init(&asked, 0, 0) || sigaction(SIGUSR1, &a, NULL) ||
+	if (sem_init(&asked, 0, 0) || sigaction(SIGRTMIN, &a, NULL) ||
 		pthread_create(&thread, NULL, wait_for_signal, NULL))
 		fprintf(stderr, "poison: no thread\n");
 }

@@ -69,7 +69,7 @@ def ends_broken(server, broken):
     errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
     assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()
     assert not [line for line in broken.lines if " cuda " in line], broken.tail()
-    computed = int(broken.line(r"worker done .*\bbatches=(\d+)")[1])
+    computed = int(broken.line(r"worker done\b.*\bbatches=(\d+)")[1])
     assert server.status()["updates"] == computed
     assert server.status()["counters"]["rejected"] == 0
     return computed
@@ -82,10 +82,10 @@ def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, lab):
         pytest.skip("CNN_TEST_DEVICE is not cuda")
     broken = worker(lab, server, gpu, env={"LD_PRELOAD": str(BUILD / PRELOAD)})
     server.line(r"train epoch.* epoch=1 ")
-    broken.signal(signal.SIGUSR1)
+    broken.signal(signal.SIGRTMIN)
     ends_broken(server, broken)
     assert broken.line(r"^poison: (\d+)$")
-    assert broken.line(r'error worker end.* reason="device cuda: \w+.*: \w+'), broken.tail()
+    assert broken.line(r'level=error msg="worker end" .*reason="device cuda: \w+.*: \w+'), broken.tail()
     healthy = worker(lab, server, gpu)
     result = server.result()
     assert healthy.wait(10) == 0, healthy.tail()

@@ -22,7 +22,7 @@ def test_auto_takes_the_cpu_and_says_so(lab):
     w = worker(lab, server, "auto", env=HIDDEN)
     assert server.result()["updates"] == 3
     assert w.wait(10) == 0, w.tail()
-    w.line(r'trainer start .*device="cpu 1 thread')
+    w.line(r'trainer start\b.*device="cpu 1 thread')
     why = [line for line in w.lines if re.search(r'backend auto.* without=cuda reason=".+"', line)]
     assert built_without or why, w.tail()
 

@@ -1,7 +1,13 @@
 #!/bin/sh
-# Nothing that a tool makes lies in the tree: it belongs into build/.
+# Nothing that a tool makes lies in the tree: it belongs into build/. What .gitignore names from the
+# root ("/keys/") is the user's own: the commands of README.md make such files.
+own=""
+for path in $(sed -n 's|^\(/.*[^/]\)/*$|.\1|p' .gitignore 2>/dev/null); do # the shell expands *
+	[ ! -e "$path" ] || own="$own -o -path $path"
+done
+# shellcheck disable=SC2086 # one word each
 found=$(find . \( -path ./.git -o -path ./build -o -path ./data -o -name __pycache__ \
-	-o -name .pytest_cache \) -prune -o -type f \( -name '*.pb-c.[ch]' -o -name '*_pb2.py' \
+	-o -name .pytest_cache $own \) -prune -o -type f \( -name '*.pb-c.[ch]' -o -name '*_pb2.py' \
 	-o -name '*.[oad]' -o -name '*.so' -o -name '*.safetensors' -o -name 'ckpt-*' \
 	-o -name '*.gz' -o -name '*.tmp' \) -print)
 [ -z "$found" ] || {

@@ -9,7 +9,7 @@ Written by `make docs/options.md` from the programs' own tables: what `--help` s
 environment; the command line wins.
 END
 for program in cnn-ps cnn-worker cnn-ctl; do
-	printf '\n## %s\n\n```\n' $program
+	printf '\n## %s\n\n<!-- not run: what --help prints; make lint compares it -->\n```\n' $program
 	"$bin/$program" --help
 	echo '```'
 done

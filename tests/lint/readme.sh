@@ -14,8 +14,8 @@ say() {
 
 tests/lint/options.sh "$bin" | diff docs/options.md - || say "docs/options.md is not what --help says"
 
-for option in $(grep -oE '(^|[^-a-z])--[a-z][a-z-]+' README.md | grep -oE -e '--.*' | sort -u); do
-	grep -qE -e "(^|[^-a-z])$option([^-a-z]|$)" docs/options.md ||
+for option in $(grep -v 'pkg-config --' README.md | grep -oE '(^|[^-a-z])--[a-z][a-z-]+' | grep -oE -e '--.*' | sort -u); do
+	grep -qE -e "(^|[^-a-z])(--\[no-]|--)${option#--}([^-a-z]|$)" docs/options.md ||
 		say "README.md: $option is not an option of any program"
 done
 

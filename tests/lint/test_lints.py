@@ -1,4 +1,5 @@
 """Every lint is clean on a small copy of the tree, and finds what is planted there."""
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -24,7 +25,7 @@ def tree(tmp_path):
             place = tmp_path / header.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(header, place)
-    for name in (".clang-format", "Makefile", "README.md", "kernels/kernels.mk",
+    for name in (".clang-format", ".gitignore", "Makefile", "README.md", "kernels/kernels.mk",
                  "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "tests/fault/fault.mk",
                  "common/rng.c", "deploy/setup.sh", "proto/cnnps.proto"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -61,6 +62,9 @@ PLANTED = [
     ("banned", "common/bad.c", "void f(char *a, char *b) { strcpy(a, b); }\n", "strcpy"),
     ("banned", "worker/bad.c", "int f(char *a) { return\n atoi (a); }\n", "atoi"),
     ("banned", "server/bad.h", "#define F(x) sprintf(x, \"a\")\n", "sprintf"),
+    ("banned", "server/bad.c", "#include <time.h>\nlong f(void) { return time(0); }\n", "clock"),
+    ("banned", "worker/bad.c", "int f(void *t) { return clock_gettime(CLOCK_REALTIME, t); }\n",
+     "worker/bad.c: reads the wall clock"),
     ("banned", "tests/unit/bad.c", "int f(void) { return rand(); }\n", "rand"),
     ("generated", "proto/cnnps.pb-c.h", "", "cnnps.pb-c.h"),
     ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),
@@ -84,6 +88,20 @@ def test_planted_violation_is_found(tree, lint, path, text, named):
                                   "plants"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
+
+
+def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
+    text = "".join(file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    made = set(re.findall(r"--checkpoint-dir ([a-z]\w*)\s", text))
+    plants = [f"{name}/ckpt-0000000000000001" for name in made]
+    plants += [f"{name}/server.tmp" for name in re.findall(r"cnn-ctl +keygen ([a-z]\w*)\s", text)]
+    plants += re.findall(r"cnn-ctl .*export .*?(\w+\.safetensors)", text)
+    assert len(plants) >= 3 and made, plants
+    for path in plants:
+        plant(tree, path, "")
+        ignored = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
+        assert ignored.returncode == 0, f"{path} is not in .gitignore"
+    assert run(tree, "generated") == (0, "")
 
 
 def test_comment_about_a_banned_call_is_not_one(tree):

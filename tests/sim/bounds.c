@@ -43,11 +43,35 @@ static void check_trust(struct sim *s, const struct core *c)
 {
 	const struct session *only = s->worker[0].session;
 
-	if (!s->exact || s->hushed || s->server.over || !only || session_phase(only) == PHASE_END)
+	if (!s->exact || s->n_workers > 1 || s->hushed || s->server.over || !only ||
+		session_phase(only) == PHASE_END)
 		return;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		if (c->worker[i].state == SESSION_SUSPECT)
 			sim_violation(s, "slot %u is suspected though its worker beats", i + 1);
+		if (c->worker[i].state == SESSION_LIVE && c->worker[i].pace.stalled)
+			sim_violation(s, "slot %u is stalled though its worker works", i + 1);
+	}
+}
+
+/* What an excluded worker held is free, and one broken device ends no run but its own. */
+static void check_excluded(struct sim *s, const struct core *c)
+{
+	uint32_t live = 0, bad = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		live += w->state == SESSION_LIVE;
+		bad += w->state == SESSION_LIVE && w->bad_streak > 0;
+		if (w->excluded && (w->state != SESSION_DEAD || w->grant.request || w->waiting))
+			sim_violation(s, "slot %u is excluded and still has work", i + 1);
+	}
+	if (c->end_status != PS_EDIVERGED || s->server.ending)
+		return;
+	s->server.ending = 1; /* later the others may have gone */
+	if (2 * bad <= live)
+		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, live);
 }
 
 static void check_core(struct sim *s, const struct core *c)
@@ -62,10 +86,14 @@ static void check_core(struct sim *s, const struct core *c)
 				(unsigned long long)w->durable_seq,
 				(unsigned long long)w->last_seq);
 	}
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		s->ordered &= c->ending != END_NOT ||
+			      (c->worker[i].state != SESSION_SUSPECT && !c->worker[i].idle);
 	if (c->recovering && c->recover_by_ms && c->now_ms >= c->recover_by_ms)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->recover_by_ms));
 	check_leases(s, c);
+	check_excluded(s, c);
 	check_trust(s, c);
 }
 
@@ -107,17 +135,22 @@ void bounds_trace(struct sim *s)
 		if (w->state != SESSION_FREE)
 			sim_trace(s,
 				"slot %u.%u %s peer=%u last=%llu durable=%llu replay=%llu "
-				"lease=%llu waiting=%d clock=%llu",
+				"lease=%llu waiting=%d clock=%llu member=%llu answered=%llu",
 				i + 1, w->incarnation, state[w->state], w->peer,
 				(unsigned long long)w->last_seq, (unsigned long long)w->durable_seq,
 				(unsigned long long)w->replay_target,
 				(unsigned long long)w->lease_request, w->waiting,
-				(unsigned long long)w->clock);
+				(unsigned long long)w->clock, (unsigned long long)w->member,
+				(unsigned long long)w->answered);
 	}
 	if (c)
 		sim_trace(s, "started=%d recovering=%d ending=%d epoch=%u free=%u done=%u of %u",
 			c->started, c->recovering, c->ending, c->leases.epoch, c->leases.n_free,
 			c->leases.n_done, c->leases.n_batches);
+	if (c && c->cfg.mode == MODE_SYNC)
+		sim_trace(s, "step open=%d batches=%u..%u due=%u pushes=%u of version=%llu",
+			c->step.open, c->step.first, c->step.end, c->step.due, c->gather.pushes,
+			(unsigned long long)c->store.version);
 	for (uint32_t node = 1; node <= SIM_WORKERS + SIM_TWINS; node++) {
 		const struct session *w = s->worker[node - 1].session;
 

@@ -197,6 +197,16 @@ static long take_bytes(struct disk *d, int fd, const void *bytes, size_t n)
 	return (long)n;
 }
 
+/* Room for more bytes. */
+static uint64_t space(const struct disk *d)
+{
+	uint64_t used = 0;
+
+	for (int i = 0; i < DISK_FILES; i++)
+		used += d->now[i].file >= 0 ? d->file[d->now[i].file].size : 0;
+	return used < d->capacity ? d->capacity - used : 0;
+}
+
 long disk_write(struct disk *d, int fd, const void *bytes, size_t n)
 {
 	int was_alive = !d->dead;
@@ -207,6 +217,11 @@ long disk_write(struct disk *d, int fd, const void *bytes, size_t n)
 		if (was_alive)
 			(void)take_bytes(d, fd, bytes, rng_below(&d->rng, n));
 		return -1;
+	}
+	if (d->capacity && n > space(d)) { /* as much as there is space for */
+		(void)take_bytes(d, fd, bytes, (size_t)space(d));
+		d->full++;
+		return fail(ENOSPC);
 	}
 	if (n > DISK_SECTOR && chance(d, d->shorts))
 		n = 1 + rng_below(&d->rng, n);
@@ -417,7 +432,8 @@ void disk_reset(struct disk *d, struct rng rng)
 	names_forget(d);
 	disk_killed(d);
 	d->rng = rng;
-	d->fails = d->shorts = d->forgets = 0;
+	d->fails = d->shorts = d->forgets = d->full = 0;
+	d->capacity = 0;
 	d->broken = d->lied = 0;
 	d->most_names = 0;
 	d->ops = d->cuts = 0;

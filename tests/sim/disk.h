@@ -67,6 +67,9 @@ struct disk {
 	uint32_t shorts;  /* writes that take less than was asked for */
 	uint32_t forgets; /* syncs that say they did and did not: no promise holds any more */
 
+	uint64_t capacity; /* bytes of all files; 0: it is never full */
+	uint32_t full;     /* writes that found no space */
+
 	uint32_t ops_left;   /* changes until the process is killed in one; DISK_NEVER: it lives */
 	int dead;            /* it was: nothing that it still calls happens */
 	int broken;          /* it lost something that it had promised to keep ... */

@@ -88,6 +88,20 @@ static void slow(struct sim *s, const struct fault *f)
 	s->hushed = 1;
 }
 
+/* Only for good if others can do its work. */
+static void hang(struct sim *s, const struct fault *f)
+{
+	struct sim_worker *w = victim(s, f);
+
+	if (!w)
+		return;
+	w->hung_until_ms = s->net.now_ms + f->ms;
+	if (f->way == 1 && s->training && s->n_workers > 1)
+		w->hung_until_ms = UINT64_MAX;
+	s->hushed = 1;
+	s->hangs++;
+}
+
 static void drain(struct sim *s)
 {
 	if (!s->server.core || s->server.over)
@@ -140,8 +154,15 @@ void faults_happen(struct sim *s, uint32_t number)
 		if (victim(s, f))
 			worker_leave(s, f->node, f->ms);
 		break;
+	case FAULT_NAN:
+		if (victim(s, f))
+			victim(s, f)->broken = 1;
+		break;
 	case FAULT_TWIN:
 		twin(s, f);
+		break;
+	case FAULT_HANG:
+		hang(s, f);
 		break;
 	case FAULT_KINDS:
 		break;
@@ -160,7 +181,9 @@ const char *faults_text(const struct fault *f, char *out, size_t size)
 		[FAULT_DISK] = "disk errors",
 		[FAULT_ROT] = "rotten bit",
 		[FAULT_LEAVE] = "leave",
-		[FAULT_TWIN] = "started twice"};
+		[FAULT_NAN] = "device breaks",
+		[FAULT_TWIN] = "started twice",
+		[FAULT_HANG] = "hangs and beats"};
 	static const char *const when[] = {"at once", "at an effect", "in a disk operation"};
 	int kills = f->kind == FAULT_KILL || f->kind == FAULT_POWER;
 

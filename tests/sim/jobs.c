@@ -33,7 +33,7 @@ static void count(struct totals *t, const struct sim *s)
 {
 	t->seeds++;
 	t->mode[s->mode]++;
-	t->exact += s->exact && s->crashes;
+	t->exact += s->exact && (s->crashes || s->ordered);
 	t->broken += s->disk.broken != 0;
 	t->journal += s->cfg.journal != 0;
 	t->messages += s->net.sent;
@@ -43,6 +43,10 @@ static void count(struct totals *t, const struct sim *s)
 	t->worker_crashes += s->worker_crashes;
 	t->leaps += s->leaps;
 	t->twins += s->twins;
+	t->excluded += s->excluded;
+	t->full += s->disk.full;
+	t->diverged += s->diverged;
+	t->hangs += s->hangs;
 	t->cuts += s->cuts;
 	t->disk_ops += s->disk.ops;
 }

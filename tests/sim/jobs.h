@@ -11,8 +11,8 @@
 
 struct totals {
 	uint64_t seeds, mode[SIM_MODES], exact, broken, journal;
-	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, twins,
-		disk_ops;
+	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, twins, hangs,
+		excluded, diverged, full, disk_ops;
 };
 
 struct jobs_result {

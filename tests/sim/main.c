@@ -136,13 +136,16 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 		(unsigned long long)t->exact, (unsigned long long)t->journal,
 		(unsigned long long)t->broken);
 	printf("  servers killed %llu (with power cut %llu), drained %llu; workers killed %llu, "
-	       "started twice %llu; partitions %llu; clock leaps %llu\n",
+	       "started twice %llu, hung %llu; partitions %llu; clock leaps %llu\n",
 		(unsigned long long)t->crashes, (unsigned long long)t->power_cuts,
 		(unsigned long long)t->drains, (unsigned long long)t->worker_crashes,
-		(unsigned long long)t->twins, (unsigned long long)t->cuts,
-		(unsigned long long)t->leaps);
-	printf("  messages %llu; disk operations %llu\n", (unsigned long long)t->messages,
-		(unsigned long long)t->disk_ops);
+		(unsigned long long)t->twins, (unsigned long long)t->hangs,
+		(unsigned long long)t->cuts, (unsigned long long)t->leaps);
+	printf("  workers excluded %llu; runs that ended as diverged %llu\n",
+		(unsigned long long)t->excluded, (unsigned long long)t->diverged);
+	printf("  messages %llu; disk operations %llu, %llu without space\n",
+		(unsigned long long)t->messages, (unsigned long long)t->disk_ops,
+		(unsigned long long)t->full);
 }
 
 /* ---- runs -------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ void server_release(struct sim *s)
 	disk_killed(&s->disk);
 	v->core = NULL;
 	v->life = 0;
-	v->over = 0;
+	v->over = v->ending = 0;
 	v->kill_in = DISK_NEVER;
 	memset(v->job, 0, sizeof(v->job));
 }
@@ -48,10 +48,13 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;
+	s->disk.capacity = 0; /* a start that finds no space ends: that is not what is tried here */
 	int rc = restore(&v->state, &s->options, e);
 
 	if (!rc)
 		rc = saver_new(&v->saver, NULL, DISK_DIRECTORY, on_saved, s);
+	if (!rc)
+		saver_keep(v->saver, v->state.sound);
 	if (!rc)
 		rc = saver_write(
 			v->saver, v->state.core, core_config(v->state.core)->generation, e);
@@ -247,6 +250,7 @@ static void say(struct sim *s, const struct effect *e)
 		params.params.request = m->params.request;
 		params.params.version = m->params.version;
 		params.params.which = m->params.which;
+		params.params.elastic = m->params.elastic;
 		params.params.slices.n = 0;
 		m = &params;
 	}
@@ -261,13 +265,15 @@ static void remember(struct sim *s)
 	uint64_t version = core_stats(c)->version;
 	struct sim_version *v = sim_version(s, s->cfg.epoch, version);
 
-	if (!s->exact && s->cfg.optim.kind != OPTIM_LBFGS)
+	size_t n = s->cfg.n_params < SIM_PORTIONS ? s->cfg.n_params : SIM_PORTIONS;
+
+	if (!s->exact && s->cfg.optim.kind != OPTIM_LBFGS && s->mode != SIM_EASGD)
 		return;
 	if (v->version == version && v->epoch == s->cfg.epoch)
 		return;
 	v->version = version;
 	v->epoch = s->cfg.epoch;
-	memcpy(v->w, core_weights(c), s->cfg.n_params * sizeof(float));
+	memcpy(v->w, core_weights(c), n * sizeof(float));
 }
 
 static void finish(struct sim *s, int status)
@@ -275,7 +281,8 @@ static void finish(struct sim *s, int status)
 	struct sim_server *v = &s->server;
 
 	sim_trace(s, "server finishes status=%d", status);
-	if (status != PS_EDONE && status != PS_ESHUTDOWN)
+	s->diverged += status == PS_EDIVERGED;
+	if (status != PS_EDONE && status != PS_ESHUTDOWN && status != PS_EDIVERGED)
 		sim_violation(s, "the server ends with %s", err_name(status));
 	v->over = 1;
 	v->status = status;
@@ -285,6 +292,13 @@ static void finish(struct sim *s, int status)
 			.node = SIM_SERVER,
 			.life = v->life,
 			.number = SIM_JOBS});
+}
+
+/* Three of this size fit beside the small files, and no fourth. */
+static void limit_space(struct sim *s)
+{
+	if (s->tight)
+		s->disk.capacity = saver_stats(s->server.saver)->bytes * 13 / 4 + 4096;
 }
 
 static void carry_out(struct sim *s, const struct effect *e)
@@ -297,6 +311,7 @@ static void carry_out(struct sim *s, const struct effect *e)
 		if (saver_busy(s->server.saver))
 			sim_violation(s, "two snapshots at once");
 		saver_start(s->server.saver, s->server.core, e->generation);
+		limit_space(s);
 		journal_rotate(s, e->generation);
 		break;
 	case EFFECT_FINISH:
@@ -331,7 +346,9 @@ void server_event(struct sim *s, const struct event *ev)
 		return;
 	uint64_t position = journal_event(s, ev), version = core_stats(v->core)->version;
 	lend(v);
+	steps_before(s);
 	core_step(v->core, ev, sim_clock(s, SIM_SERVER));
+	steps_after(s, ev);
 	remember(s);
 	journal_stepped(s, position, version);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {

@@ -19,11 +19,14 @@ uint32_t worker_of_link(const struct sim *s, uint32_t link)
 	return 0;
 }
 
-static struct data_id data_of(const struct sim *s)
+static struct data_id data_of(const struct sim *s, const struct sim_worker *w)
 {
 	struct data_id d = {
 		.n_train = s->n_train, .n_test = 7, .rows = 1, .cols = 1, .classes = 2, .xxh3 = 1};
 
+	if (w->foreign)
+		d = (struct data_id){
+			.n_train = 3, .n_test = 1, .rows = 2, .cols = 2, .classes = 2, .xxh3 = 2};
 	return s->training ? d : (struct data_id){0};
 }
 
@@ -36,9 +39,9 @@ static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 	if (from > w->told_seq)
 		from = w->told_seq; /* killed before it could hear */
 	for (uint64_t seq = from + 1; seq <= session_last_seq(w->session); seq++) {
-		uint32_t c = w->gradient[seq % SIM_WINDOW].first;
+		uint32_t c = w->gradient[seq % SIM_WINDOW].push;
 
-		if (!s->training && s->fate[c] == FATE_MUST)
+		if (c != SIM_NO_PUSH && s->fate[c] == FATE_MUST)
 			s->fate[c] = FATE_ORPHAN;
 	}
 }
@@ -72,6 +75,12 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 		return s->finished || s->refused || w->back_ms;
 	case PS_EROLLEDBACK:
 		return s->disk.broken;
+	case PS_EQUARANTINE:
+		return w->broken;
+	case PS_EWRONGDATA:
+		return w->foreign;
+	case PS_EDIVERGED:
+		return s->diverged > 0;
 	case PS_EWRONGRUN: /* no checkpoint was left, and the server began anew */
 		return s->disk.lied;
 	default:
@@ -80,11 +89,13 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 }
 
 /* Up to here the pushes of one that ends so must have been counted. Its slot was given away, or the
- * server ended, only after all that had been acknowledged was on disk; but what a crash has lost
- * since, one who takes its name keeps it from replaying. */
+ * server ended, only after all that had been acknowledged was on disk. What a crash has lost since
+ * it cannot replay if another process has its name, or if the run has ended as diverged meanwhile.
+ */
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
-	int lost = status == PS_EFENCED && w->born_epoch != s->cfg.epoch;
+	int final = status == PS_EFENCED || status == PS_EDIVERGED;
+	int lost = final && w->born_epoch != s->cfg.epoch;
 
 	return status == PS_EUNREACHABLE || lost ? session_durable_seq(w->session)
 						 : session_acked_seq(w->session);
@@ -95,6 +106,7 @@ static void ended(struct sim *s, uint32_t node, int status)
 	struct sim_worker *w = at(s, node);
 
 	sim_trace(s, "worker %u ends: %s", node, err_name(status));
+	s->excluded += status == PS_EQUARANTINE;
 	if (!is_expected(s, w, status))
 		sim_violation(s, "worker %u ended with %s", node, err_name(status));
 	if (s->finished || status == PS_EDONE)
@@ -170,6 +182,24 @@ static void say(struct sim *s, uint32_t node, const struct msg *m, uint32_t link
 		m);
 }
 
+static void add_slice(struct slices *to, uint32_t offset, uint32_t count, const float *data)
+{
+	to->slice[to->n++] = (struct slice){
+		.offset = offset, .count = count, .encoding = ENCODING_F32, .data = data};
+}
+
+static void fill_slices(const struct sim *s, struct slices *to, const struct gradient *g)
+{
+	static const float one = 1;
+
+	to->n = 0;
+	if (sim_has_elastic_ledger(s))
+		add_slice(to, 0, SIM_ELASTIC, g->elastic);
+	add_slice(to, g->first, g->count, g->value);
+	if (sim_has_elastic_ledger(s) && g->push != SIM_NO_PUSH)
+		add_slice(to, sim_first_push(s) + g->push, 1, &one);
+}
+
 static void send_push(struct sim *s, uint32_t node, const struct session_effect *e)
 {
 	struct sim_worker *w = at(s, node);
@@ -182,18 +212,16 @@ static void send_push(struct sim *s, uint32_t node, const struct session_effect 
 			(unsigned long long)session_acked_seq(w->session));
 	m.type = MSG_PUSH;
 	memcpy(&m, &e->msg, offsetof(struct msg, push) + offsetof(struct msg_push, slices));
-	m.push.slices.n = 1;
-	m.push.slices.slice[0] = (struct slice){
-		.offset = g->first, .count = g->count, .encoding = ENCODING_F32, .data = g->value};
+	fill_slices(s, &m.push.slices, g);
 	say(s, node, &m, w->bulk);
 }
 
 static void acked(struct sim *s, struct sim_worker *w, const struct msg_ack *a)
 {
-	uint32_t c = w->gradient[a->seq % SIM_WINDOW].first;
+	uint32_t c = w->gradient[a->seq % SIM_WINDOW].push;
 
 	w->told_seq = a->seq;
-	if (!s->training && a->verdict == VERDICT_REJECTED)
+	if (c != SIM_NO_PUSH && a->verdict == VERDICT_REJECTED)
 		s->fate[c] = FATE_REJECTED;
 }
 
@@ -222,6 +250,7 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 		break;
 	case TELL_GRANT:
 		w->grant = e->msg.grant;
+		w->fetched_for = 0; /* each lease begins with a pull */
 		break;
 	case TELL_END:
 	case DO_RELEASE:
@@ -277,6 +306,10 @@ void worker_tick(struct sim *s, uint32_t node)
 
 	net_at(&s->net, s->net.now_ms + 100,
 		(struct item){.what = HAPPEN_TICK, .node = node, .life = w->life});
+	if (w->foreign && s->net.now_ms >= s->foreign_ms) { /* somebody corrects its --data */
+		worker_crash(s, node);
+		return;
+	}
 	session_tick(w->session, 1, sim_clock(s, node));
 	worker_run_effects(s, node);
 	program_step(s, node);
@@ -308,7 +341,6 @@ void worker_start(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
 	struct session_config cfg = {.role = ROLE_WORKER,
-		.data = data_of(s),
 		.seed = rng_next(&s->net.rng),
 		.first_ms = PATIENCE_MS,
 		.patience_ms = PATIENCE_MS,
@@ -317,16 +349,20 @@ void worker_start(struct sim *s, uint32_t node)
 
 	if (w->session || s->finished || s->refused)
 		return;
+	w->foreign = node == s->foreign && s->net.now_ms < s->foreign_ms;
+	cfg.data = data_of(s, w);
 	if (w->named)
 		cfg.name[0] = (char)('a' + node);
 	w->life = ++s->lives;
 	s->awake[node] = (struct awake){0};
-	w->computing = w->done = 0;
-	w->stopped_until_ms = 0;
+	w->computing = w->done = w->broken = 0;
+	w->stopped_until_ms = w->hung_until_ms = 0;
 	w->kill_in = DISK_NEVER;
 	w->back_ms = 0;
 	w->told_seq = w->born_epoch = 0;
 	w->version = 0;
+	w->fetched_for = 0;
+	w->started = 0;
 	memset(&w->grant, 0, sizeof(w->grant));
 	if (session_new(&w->session, &cfg, s->cfg.replay_window) != 0) {
 		sim_violation(s, "out of memory");

@@ -71,8 +71,21 @@ static void choose_exact(struct sim *s)
 		return;
 	c->optim = (struct optim){
 		.kind = kind, .eps = 1e-8, .momentum = 0.9, .decay_square = 0.99, .clip_norm = 3};
-	c->dc_lambda = dc && s->mode == SIM_DOWNPOUR ? 0.1 : 0;
+	c->dc_lambda = dc && (s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP) ? 0.1 : 0;
 	c->dc_adaptive = adaptive;
+}
+
+/* Neither rate nor staleness may have a part in what an elastic move does. */
+static void choose_easgd(struct sim *s)
+{
+	struct core_config *c = &s->cfg;
+
+	c->lr = 0.25;
+	c->stale_rate = STALE_INVERSE;
+	c->easgd_beta = 0.9;
+	c->local_rate = 0.125;
+	if (!s->exact)
+		c->n_params = SIM_COORDINATES;
 }
 
 /* Rate 1 and sums, so that whatever is counted once moves its coordinate by one. */
@@ -83,7 +96,7 @@ static void choose_training(struct sim *s)
 	c->epochs = between(s, 1, 3);
 	c->push_sum = 1;
 	c->ssp_bound = between(s, 0, 5);
-	c->sync_spares = between(s, 0, 2);
+	c->backup_workers = between(s, 0, 2);
 	c->batch_images = chance(s, 500) ? 0 : between(s, 1, s->n_train);
 	c->epochs = at_most(c->epochs, s->limits.steps);
 	s->n_train = at_most(s->n_train, s->limits.steps * c->batch);
@@ -92,7 +105,9 @@ static void choose_training(struct sim *s)
 		choose_lbfgs(s);
 	if (s->exact)
 		choose_exact(s);
-	if (s->exact || s->mode == SIM_LBFGS)
+	if (s->mode == SIM_EASGD)
+		choose_easgd(s);
+	if (s->exact || s->mode == SIM_LBFGS || s->mode == SIM_EASGD)
 		memset(s->versions, 0, SIM_VERSIONS * sizeof(*s->versions));
 }
 
@@ -195,6 +210,7 @@ static void choose_victim(struct sim *s, struct fault *f)
 	case FAULT_CUT:
 	case FAULT_SLOW:
 	case FAULT_LEAVE:
+	case FAULT_NAN:
 	case FAULT_TWIN:
 		break;
 	default:
@@ -232,6 +248,7 @@ static int spoils_exactness(const struct fault *f)
 	case FAULT_CUT:
 	case FAULT_LEAVE:
 	case FAULT_LEAP:
+	case FAULT_NAN:
 	case FAULT_TWIN:
 		return 1;
 	default:
@@ -258,11 +275,103 @@ static void choose_faults(struct sim *s)
 	}
 }
 
+/* A worker whose session beats and whose program stands still. */
+static void choose_hang(struct sim *s)
+{
+	struct fault f = {.kind = FAULT_HANG, .node = between(s, 1, SIM_WORKERS)};
+	uint32_t i = s->n_faults;
+
+	f.at_ms = rng_below(&s->plan, s->faults_end_ms) + (s->exact ? EXACT_FROM_MS : 0);
+	f.ms = 100 + between(s, 0, 12000);
+	f.way = between(s, 1, 2);
+	if (!chance(s, 150) || !(s->limits.faults >> i & 1))
+		f.at_ms = UINT64_MAX;
+	s->fault[i] = f;
+	s->n_faults++;
+}
+
 /* Drawn last, so that the seeds from before there were journals are what they were. */
 static void choose_durability(struct sim *s)
 {
-	s->cfg.journal = s->options.core.journal = chance(s, 125);
+	s->cfg.journal = chance(s, 125);
 	s->options.journal_bytes = 4096u << between(s, 0, 6);
+	s->cfg.backup = s->options.core.backup =
+		(enum backup_copies)between(s, BACKUP_LATE, BACKUP_NONE);
+	s->cfg.first_deadline_ms = s->options.core.first_deadline_ms = between(s, 300, 8000);
+	choose_hang(s);
+}
+
+/* Resume: several batches at the same weights, which makes all but the first of them stale. EASGD:
+ * several between two meetings. Drawn last, too. */
+static void choose_schedule(struct sim *s)
+{
+	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);
+
+	s->cfg.warm_ramp = ramp;
+	if (s->mode == SIM_EASGD) {
+		s->cfg.n_push = n_fetch;
+		s->cfg.easgd_momentum = n_fetch % 2 ? 0.5 : 0;
+	}
+	if (!s->exact || (s->mode != SIM_DOWNPOUR && s->mode != SIM_SSP))
+		return;
+	s->cfg.n_fetch = n_fetch;
+	s->cfg.max_staleness = 1000000; /* after a crash a worker may pull newer weights */
+}
+
+/* Drawn last of all: the buffer, and N of N + b. Some runs of sync have no fault but the network,
+ * and their weights may not depend on the order of arrival. */
+static void choose_steps(struct sim *s)
+{
+	uint32_t workers = between(s, 1, 4), buffer = between(s, 2, 6);
+	int given = chance(s, 300), ordered = chance(s, 250), buffered = chance(s, 400);
+
+	if (s->mode == SIM_LEDGER || s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP)
+		s->cfg.buffer = buffered ? buffer : 1;
+	if (s->mode == SIM_LEDGER)
+		s->cfg.push_sum = 1; /* each gradient of a buffer counts as one */
+	s->ordered = s->mode == SIM_SYNC && s->n_workers > 1 && ordered;
+	s->cfg.sync_workers = given ? workers : 0;
+	if (s->ordered) {
+		s->exact = 1;
+		s->forgets = 0; /* the run it is compared with must not lose its end */
+		s->cfg.sync_workers = s->cfg.backup_workers = 0;
+		s->cfg.min_workers = s->n_workers;
+		choose_exact(s);
+		memset(s->versions, 0, SIM_VERSIONS * sizeof(*s->versions));
+		for (uint32_t i = 0; i < s->n_faults; i++)
+			s->fault[i].at_ms = UINT64_MAX; /* never */
+	}
+	fill_options(s);
+}
+
+/* One device breaks in some runs: one more fault, drawn last as well. */
+static void choose_break(struct sim *s)
+{
+	int breaks = chance(s, 150);
+	struct fault f = {.kind = FAULT_NAN, .at_ms = rng_below(&s->plan, s->faults_end_ms)};
+
+	f.node = between(s, 1, SIM_WORKERS);
+	if (!breaks || s->n_faults == SIM_FAULTS)
+		return;
+	if (!(s->limits.faults >> s->n_faults & 1) || s->exact)
+		f.at_ms = UINT64_MAX;
+	s->fault[s->n_faults++] = f;
+}
+
+/* A machine with other images is often the first. */
+static void choose_foreign(struct sim *s)
+{
+	int comes = chance(s, 100);
+	uint32_t node = between(s, 1, SIM_WORKERS), ms = between(s, 100, 3000);
+
+	s->foreign = comes && s->training && !s->exact && s->n_workers > 1 ? node : 0;
+	s->foreign_ms = ms;
+}
+
+/* A disk that three checkpoints fill. */
+static void choose_space(struct sim *s)
+{
+	s->tight = chance(s, 100) && !s->cfg.journal;
 }
 
 /* ---- all --------------------------------------------------------------------------------------
@@ -278,8 +387,12 @@ void plan_run(struct sim *s)
 	s->exact = chance(s, 500) && s->n_workers == 1 && s->training;
 	s->n_workers = at_most(s->n_workers, s->limits.workers);
 	choose_config(s);
-	fill_options(s);
 	choose_weather(s);
 	choose_faults(s);
 	choose_durability(s);
+	choose_schedule(s);
+	choose_steps(s);
+	choose_break(s);
+	choose_foreign(s);
+	choose_space(s);
 }

@@ -2,11 +2,18 @@
  * program.c - what a worker of the simulator does with its session: ledger gradients without a data
  * set, or leases, pulls and batches as worker/trainer.c would.
  */
+#include <math.h>
+#include <string.h>
 #include "tests/sim/sim.h"
 
 static struct sim_worker *at(struct sim *s, uint32_t node)
 {
 	return &s->worker[node - 1];
+}
+
+static int is_hung(const struct sim *s, const struct sim_worker *w)
+{
+	return s->net.now_ms < w->hung_until_ms;
 }
 
 /* ---- what to do next, when nothing is computed ------------------------------------------------
@@ -43,6 +50,12 @@ static void training_step(struct sim *s, uint32_t node)
 
 	if (w->computing || session_phase(w->session) != PHASE_READY)
 		return;
+	if (w->foreign && w->grant.kind)
+		return;
+	if (w->grant.kind == GRANT_TRAIN && w->grant.work.count && w->fetched_for) {
+		compute(s, node);
+		return;
+	}
 	if (w->grant.kind == GRANT_TRAIN && w->grant.work.count)
 		rc = session_pull(w->session, WEIGHTS_CURRENT, sim_clock(s, node));
 	else if (w->grant.kind == GRANT_EVAL && w->grant.eval_count)
@@ -57,12 +70,24 @@ void program_step(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
 
-	if (!w->session || session_phase(w->session) == PHASE_END)
+	if (!w->session || session_phase(w->session) == PHASE_END || is_hung(s, w))
 		return;
 	if (s->training)
 		training_step(s, node);
 	else
 		ledger_step(s, node);
+}
+
+/* It is beta / N for a possible number of members. */
+static void check_part(struct sim *s, double part)
+{
+	double expected = 0;
+
+	for (uint32_t n = 1; n <= SIM_SLOTS && s->mode == SIM_EASGD; n++)
+		if (part == s->cfg.easgd_beta / n)
+			expected = part;
+	if (part != expected)
+		sim_violation(s, "the elastic part is %g", part);
 }
 
 void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
@@ -71,6 +96,9 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
 
 	w->version = p->version;
 	w->version_epoch = session_welcome(w->session)->stamp.epoch;
+	w->fetched_for = s->cfg.n_fetch;
+	w->part = p->elastic;
+	check_part(s, p->elastic);
 	if (w->grant.kind == GRANT_TRAIN && w->grant.exact && w->version != w->grant.version)
 		w->grant.work.count = 0; /* too late: ask for another */
 	else if (s->training && !w->computing)
@@ -124,6 +152,61 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 	}
 }
 
+/* EASGD: a step of the worker's own weights for each batch, then a meeting with the centre `at_w`.
+ * `e`: minus what the centre moves by. */
+static void step_elastic(const struct sim *s, const struct sim_worker *w, struct own *own,
+	const struct work *work, const float *at_w, float *e, uint32_t n)
+{
+	float m = (float)s->cfg.easgd_momentum, rate = (float)s->cfg.local_rate;
+
+	for (uint32_t i = 0; i < n; i++) {
+		float x = w->started ? w->own.x[i] : at_w[i], v = w->started ? w->own.v[i] : 0;
+
+		for (uint32_t b = work->first; b < work->first + work->count; b++) {
+			float g = serial_gradient(i + b, x + m * v);
+
+			v = m * v - rate * g;
+			x += v;
+		}
+		e[i] = -(float)w->part * (x - at_w[i]);
+		own->x[i] = x + e[i];
+		own->v[i] = v;
+	}
+}
+
+/* `own`: the worker's weights once this push is made. */
+static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *p,
+	struct gradient *g, struct own *own)
+{
+	const float *at_w = pulled(s, w);
+	float *e = s->exact ? g->value : g->elastic;
+	uint32_t n = s->exact ? SIM_PORTIONS : SIM_ELASTIC;
+
+	*own = w->own;
+	if (at_w)
+		step_elastic(s, w, own, &p->work, at_w, e, n);
+	else /* of so long ago that it will be refused */
+		memset(e, 0, n * sizeof(*e));
+	if (s->exact) {
+		g->first = 0;
+		g->count = SIM_PORTIONS;
+	} else if (sim_first_push(s) + s->n_coordinates < SIM_COORDINATES) {
+		g->push = s->n_coordinates;
+		for (uint32_t i = 0; i < SIM_ELASTIC; i++)
+			s->moved[g->push][i] = -e[i];
+	}
+}
+
+/* The push is made. */
+static void moved(
+	struct sim *s, struct sim_worker *w, const struct gradient *g, const struct own *own)
+{
+	w->own = *own;
+	w->started = 1;
+	if (g->push != SIM_NO_PUSH) /* another worker may do its batches: at most once */
+		s->fate[s->n_coordinates++] = FATE_ORPHAN;
+}
+
 /* ---- pushes -----------------------------------------------------------------------------------
  */
 
@@ -133,10 +216,13 @@ static int push(
 {
 	struct sim_worker *w = at(s, node);
 	uint64_t seq = 0, now = sim_clock(s, node);
-	int rc = asks ? session_push_pull(w->session, p, &seq, now) : PS_EAGAIN;
+	struct msg_push mine = *p;
 
+	if (w->broken)
+		mine.loss = NAN;
+	int rc = asks ? session_push_pull(w->session, &mine, &seq, now) : PS_EAGAIN;
 	if (rc == PS_EAGAIN)
-		rc = session_push(w->session, p, &seq, now);
+		rc = session_push(w->session, &mine, &seq, now);
 	if (rc != 0)
 		return rc;
 	w->gradient[seq % SIM_WINDOW] = *g;
@@ -149,7 +235,8 @@ static void push_ledger(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
 	struct msg_push p = {.base_version = w->version, .base_epoch = w->version_epoch};
-	struct gradient g = {.first = s->n_coordinates, .count = 1, .value = {1}};
+	struct gradient g = {
+		.first = s->n_coordinates, .count = 1, .value = {1}, .push = s->n_coordinates};
 
 	if (s->n_coordinates == SIM_COORDINATES ||
 		push(s, node, &p, &g, net_chance(&s->net, 300)) != 0)
@@ -167,23 +254,33 @@ static void push_batch(struct sim *s, uint32_t node)
 	struct sim_worker *w = at(s, node);
 	struct work *work = &w->grant.work;
 	uint32_t per_epoch = (s->n_train + s->cfg.batch - 1) / s->cfg.batch;
-	uint32_t count = w->grant.exact ? work->count : 1;
+	uint32_t n_push = s->mode == SIM_EASGD ? s->cfg.n_push : 1;
+	uint32_t count = w->grant.exact || work->count < n_push ? work->count : n_push;
 	struct msg_push p = {.base_version = w->version,
 		.base_epoch = w->version_epoch,
 		.work = {work->epoch, work->first, count}};
-	struct gradient g = {.first = work->epoch * per_epoch + work->first, .count = count};
+	struct gradient g = {.first = sim_first_batch(s) + work->epoch * per_epoch + work->first,
+		.count = count,
+		.push = SIM_NO_PUSH};
+	struct own own;
 
 	for (uint32_t i = 0; i < count; i++)
 		g.value[i] = 1;
 	p.images = sim_images(s, work->first, count);
 	if (s->mode == SIM_LBFGS)
 		portions(s, w, &p, &g);
+	else if (s->mode == SIM_EASGD)
+		elastic(s, w, &p, &g, &own);
 	else if (s->exact)
 		dense(s, w, &p, &g);
-	if (push(s, node, &p, &g, work->count > count && net_chance(&s->net, 500)) != 0)
+	int asks = work->count > count && net_chance(&s->net, 500) && w->fetched_for <= 1;
+	if (push(s, node, &p, &g, asks) != 0)
 		return;
+	if (s->mode == SIM_EASGD)
+		moved(s, w, &g, &own);
 	work->first += count;
 	work->count -= count;
+	w->fetched_for -= w->fetched_for > 0;
 	worker_run_effects(s, node);
 }
 
@@ -193,7 +290,8 @@ static void report(struct sim *s, uint32_t node)
 	struct msg_result r = {.eval_id = w->grant.eval_id,
 		.eval_first = w->grant.eval_first,
 		.eval_count = w->grant.eval_count,
-		.correct = 1};
+		.correct = 1,
+		.loss_sum = w->broken ? (double)NAN : 0};
 
 	if (session_result(w->session, &r, sim_clock(s, node)) == 0) {
 		w->grant.eval_count = 0;
@@ -205,6 +303,13 @@ void program_computed(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
 
+	if (is_hung(s, w)) {
+		if (w->hung_until_ms != UINT64_MAX)
+			net_at(&s->net, w->hung_until_ms,
+				(struct item){
+					.what = HAPPEN_COMPUTED, .node = node, .life = w->life});
+		return;
+	}
 	w->computing = 0;
 	if (!s->training)
 		push_ledger(s, node);

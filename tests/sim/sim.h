@@ -11,8 +11,13 @@
  *                    exactly -1, and each epoch must count every image once.
  *   portion ledger   with L-BFGS a coordinate stands for a portion of the set, and the run must
  *                    end where the same run does with one worker and no faults.
+ *   elastic ledger   with EASGD each push has a coordinate of its own besides: the centre is where
+ *                    the moves of all pushes that were applied have brought it.
  *   resume           one worker and a network that keeps order: the weights at the end are those
  *                    of the same run without any fault, bit for bit.
+ *   order            sync, several workers and no fault: the weights at the end are, bit for bit,
+ *                    those of a run whose messages come in another order.
+ *   members          no step of sync misses a live member (steps.c).
  *   deadlines        by DEADLINE_MS of virtual time the server has finished, and every worker too.
  *   bounds           bounds.c, after each event.
  */
@@ -35,6 +40,7 @@
 #define SIM_WINDOW      64u
 #define SIM_PORTIONS    64u  /* most batches of an epoch */
 #define SIM_VERSIONS    512u /* weights whose values are remembered */
+#define SIM_ELASTIC     4u   /* coordinates of the centre of EASGD, the first ones */
 #define SIM_FAULTS      24u
 #define SIM_JOBS        4u
 #define SIM_HELD        1024u /* replies that may wait for the journal */
@@ -73,8 +79,10 @@ enum fault_kind {
 	FAULT_DISK,  /* calls of the disk fail for `ms` */
 	FAULT_ROT,   /* a bit of the newest checkpoint flips */
 	FAULT_LEAVE, /* a worker says BYE and comes back after `ms` */
+	FAULT_NAN,   /* a worker's device breaks: what it computes is not finite any more */
 	FAULT_TWIN,  /* a worker is started again while it lives; way: 1 stopped, 2 cut off for `ms`
 		      */
+	FAULT_HANG,  /* a worker's program stops for `ms`, or for good, while its session beats */
 	FAULT_KINDS
 };
 
@@ -96,9 +104,13 @@ enum fate {
 	FATE_ORPHAN,   /* its worker died before it was durable: at most once */
 };
 
+#define SIM_NO_PUSH UINT32_MAX
+
 struct gradient {
 	uint32_t first, count;
 	float value[SIM_PORTIONS];
+	uint32_t push;              /* its own coordinate; SIM_NO_PUSH: none */
+	float elastic[SIM_ELASTIC]; /* easgd: minus what the centre moves by */
 };
 
 struct sim_worker {
@@ -106,15 +118,24 @@ struct sim_worker {
 	uint64_t life;           /* unique over the run; 0: none yet */
 	uint32_t bulk, beat;     /* link numbers */
 	uint64_t stopped_until_ms;
+	uint64_t hung_until_ms; /* FAULT_HANG; UINT64_MAX: for good */
 	int named;
 	uint64_t born_epoch;             /* of the server that welcomed it first; 0: none yet */
 	uint64_t told_seq;               /* newest push whose verdict the program was told */
 	uint32_t kill_in;                /* effects until it is killed; DISK_NEVER */
 	uint32_t back_ms;                /* it leaves, and comes back after so long; 0: it stays */
 	uint64_t version, version_epoch; /* of the weights pulled last */
+	uint32_t fetched_for;            /* batches that may still be computed at those */
 	uint32_t to_push;                /* ledger: pushes still to make, over all lives */
 	struct msg_grant grant;          /* training: what it works on; count 0: nothing */
 	int computing, done;
+	double part; /* easgd: PARAMS.elastic */
+	int started; /* easgd: own has a history */
+	struct own { /* easgd: its weights */
+		float x[SIM_PORTIONS], v[SIM_PORTIONS];
+	} own;
+	int foreign; /* it has another data set, takes work and delivers nothing */
+	int broken;  /* its losses are NaN, until another process takes over */
 	struct gradient gradient[SIM_WINDOW]; /* of the kept pushes, at seq % SIM_WINDOW */
 };
 
@@ -127,6 +148,7 @@ struct sim_server {
 	uint64_t stopped_until_ms;
 	uint32_t kill_in;         /* effects until it is killed; DISK_NEVER */
 	int power;                /* ... by its host's power cut */
+	int ending;               /* as diverged: bounds.c has seen it */
 	int over;                 /* finished: it only says goodbye any more */
 	int status;               /* why */
 	struct job job[SIM_JOBS]; /* given to the pool */
@@ -152,6 +174,18 @@ struct sim_journal {
 	} seen[SIM_VERSIONS]; /* weights, by version */
 };
 
+/* Sync: the step under way, see steps.c. */
+struct sim_steps {
+	int known; /* its members are */
+	int blind; /* until the next step begins */
+	uint64_t version;
+	uint32_t members, left, taken; /* batches left of the epoch when it began; gradients */
+	uint32_t member[SIM_SLOTS];    /* incarnation; 0: none, or gone */
+	int answered[SIM_SLOTS];
+	int recovering; /* before the event under way */
+	uint64_t accepted;
+};
+
 /* What the weights were, for the workers to compute at. */
 struct sim_version {
 	uint64_t epoch, version;
@@ -170,6 +204,7 @@ struct sim {
 	int mode;     /* enum sim_mode, of this run */
 	int training; /* batch ledger; else ledger gradient */
 	int exact;    /* resume: the end is compared with that of the run without faults */
+	int ordered;  /* sync: it is compared with that of another order of arrival */
 	struct sim_version *versions; /* SIM_VERSIONS, by version */
 	uint32_t n_workers, n_train;
 	struct fault fault[SIM_FAULTS];
@@ -184,16 +219,23 @@ struct sim {
 	uint64_t disk_bad_until_ms;
 	struct sim_server server;
 	struct sim_journal journal;
+	struct sim_steps steps;
 	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* by node - 1; the twins last */
 	uint64_t lives, links;
 	uint32_t n_coordinates;
 	enum fate fate[SIM_COORDINATES];
-	float *final; /* weights at the end */
-	int finished; /* the server has ended for good */
-	int refused;  /* it could not start: the disk has broken its promises */
-	int drained;  /* ledger: all is pushed, it was told to end */
-	int hushed;   /* a worker was stopped, or its link slow: its silence may be seen */
-	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins;
+	float moved[SIM_COORDINATES][SIM_ELASTIC]; /* easgd: by the push of that coordinate */
+	float *final;                              /* weights at the end */
+	int finished;                              /* the server has ended for good */
+	int refused;         /* it could not start: the disk has broken its promises */
+	int drained;         /* ledger: all is pushed, it was told to end */
+	int torn;            /* its end says nothing about that of the run without faults */
+	int hushed;          /* a worker was stopped, or its link slow: its silence may be seen */
+	int tight;           /* the disk has no space for a fourth checkpoint */
+	uint32_t foreign;    /* node that begins with another data set; 0: none */
+	uint64_t foreign_ms; /* until then */
+	uint32_t excluded, diverged; /* workers; ends of the server for that reason */
+	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins, hangs;
 	char violation[256]; /* empty: none */
 };
 
@@ -205,6 +247,11 @@ int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int t
 /* shared by the files of the simulator */
 /* The place of these weights among the remembered ones. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
+/* EASGD with the elastic ledger: coordinates are the centre's, the batches', the pushes'. */
+int sim_has_elastic_ledger(const struct sim *s);
+/* The first coordinate of the batches, and that of the pushes. */
+uint32_t sim_first_batch(const struct sim *s);
+uint32_t sim_first_push(const struct sim *s);
 /* Images of batches [first, first + count) of an epoch. */
 uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
 /* The time awake of a node's process, by its own monotonic clock. */
@@ -283,6 +330,10 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p);
 /* verdict.c */
 /* What is on the disk at the end against all ledgers. */
 void verdict(struct sim *s);
+/* steps.c: around each step of the core. */
+void steps_before(struct sim *s);
+void steps_after(struct sim *s, const struct event *ev);
+
 /* bounds.c */
 /* After an event of this node. */
 void bounds_check(struct sim *s, uint32_t node);

@@ -39,7 +39,7 @@ BUGS = sorted(patch.stem for patch in (ROOT / "tests/sim/plants").glob("*.patch"
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_is_found(bug):
     """build/FLAVOUR/plants/BUG is the simulator with tests/sim/plants/BUG.patch in it."""
-    run = sim(f"plants/{bug}", "--seeds", "1..10000")
+    run = sim(f"plants/{bug}", "--seeds", "1..30000")
     text, _ = run.communicate(timeout=LIMIT)
     assert run.returncode == 1, text[-4000:]
     replay = re.findall("^replay: (.*) --trace$", text, re.M)

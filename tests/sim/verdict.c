@@ -4,12 +4,15 @@
  */
 #include <math.h>
 #include <string.h>
+#include "server/core/state.h"
 #include "tests/sim/sim.h"
 
 /* Where the disk has said that something is safe and lied, things may be missing: nothing that we
  * write could mend that. Twice they may never be. */
-static void ledger_gradient(struct sim *s, const float *w)
+static void ledger_gradient(struct sim *s, const float *pushes)
 {
+	const float *w = pushes;
+
 	for (uint32_t i = 0; i < s->n_coordinates; i++) {
 		int once = w[i] == -1.0f, never = w[i] == 0.0f;
 
@@ -31,11 +34,35 @@ static void images_ledger(struct sim *s, const struct core *c)
 				core_epoch(c, e)->eval_done);
 }
 
-static void batch_ledger(struct sim *s, const float *w)
+static void batch_ledger(struct sim *s, const float *batches)
 {
-	for (uint32_t i = 0; i < s->cfg.n_params; i++)
+	const float *w = batches;
+	uint32_t n = sim_has_elastic_ledger(s) ? sim_first_push(s) - sim_first_batch(s)
+					       : (uint32_t)s->cfg.n_params;
+
+	for (uint32_t i = 0; i < n; i++)
 		if (w[i] != -1.0f && !(s->disk.broken && w[i] == 0.0f))
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
+}
+
+/* Each applied push has moved the centre by its e, once, and nothing else has moved it. */
+static void elastic_ledger(struct sim *s, const float *w)
+{
+	const float *pushes = w + sim_first_push(s);
+
+	ledger_gradient(s, pushes);
+	for (uint32_t i = 0; i < SIM_ELASTIC; i++) {
+		double sum = 0, way = 0;
+
+		for (uint32_t p = 0; p < s->n_coordinates; p++) {
+			sum += pushes[p] == -1.0f ? (double)s->moved[p][i] : 0;
+			way += fabs((double)s->moved[p][i]);
+		}
+		if (!(fabs((double)w[i] - sum) <= 1e-5 * (1 + way)))
+			sim_violation(s,
+				"the centre is at %.9g; the moves of its pushes add to %.9g",
+				(double)w[i], sum);
+	}
 }
 
 /* As a run without faults ends, but for the order of the sums. */
@@ -48,6 +75,27 @@ static void portion_ledger(struct sim *s, const float *w)
 		if (!(fabs((double)w[i] - (double)expected[i]) <= 2e-4 * (1 + fabs((double)w[i]))))
 			sim_violation(s, "weight %u is %.9g; without faults it is %.9g", i,
 				(double)w[i], (double)expected[i]);
+}
+
+/* Not to be compared with the run without faults. EASGD: the worker has moved its own weights by a
+ * push that did not count in the end, because its batches were of an epoch that the server had not
+ * come to again; they are computed anew, from other weights. Delay compensation: the worker was
+ * given up, and with it the weights that its next push was computed at. */
+static int is_torn(const struct sim *s, const struct core *c)
+{
+	uint64_t rejected = 0;
+
+	for (int i = 0; i < REJECT_REASONS; i++)
+		rejected += core_stats(c)->rejected[i];
+	return (s->mode == SIM_EASGD && rejected > 0) ||
+	       (s->cfg.dc_lambda > 0 && core_stats(c)->deaths > 0);
+}
+
+/* A drain leaves what is in the buffer to the next life. */
+static void add_buffer(struct sim *s, const struct core *c)
+{
+	for (uint32_t i = 0; c->gather.sum && c->gather.pushes && i < s->cfg.n_params; i++)
+		s->final[i] -= (float)c->gather.sum[i];
 }
 
 void verdict(struct sim *s)
@@ -63,6 +111,9 @@ void verdict(struct sim *s)
 	if (!c)
 		return;
 	memcpy(s->final, core_weights(c), s->cfg.n_params * sizeof(float));
+	s->torn = is_torn(s, c);
+	if (!s->training)
+		add_buffer(s, c);
 	if (s->training && !s->disk.broken)
 		images_ledger(s, c);
 	restore_release(&r);
@@ -74,5 +125,7 @@ void verdict(struct sim *s)
 	else if (!s->training)
 		ledger_gradient(s, s->final);
 	else if (!s->exact)
-		batch_ledger(s, s->final);
+		batch_ledger(s, s->final + sim_first_batch(s));
+	if (sim_has_elastic_ledger(s))
+		elastic_ledger(s, s->final);
 }

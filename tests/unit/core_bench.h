@@ -50,6 +50,7 @@ static inline struct core_config bench_config(void)
 		.stale_rate = STALE_CONSTANT,
 		.max_staleness = 1000,
 		.lease_batches = 2,
+		.first_deadline_ms = 30000,
 		.eval_images = 3,
 		.min_workers = 1,
 		.max_workers = 4,

@@ -62,7 +62,7 @@ static inline void fake_welcome(struct fake *f, uint32_t peer)
 		.push_sum = f->how.push_sum,
 		.prefetch = f->how.prefetch,
 		.local_rate = f->how.local_rate,
-		.elastic = f->how.elastic};
+		.momentum = f->how.momentum};
 	snprintf(m.welcome.model, sizeof m.welcome.model, "%s", f->how.model);
 	if (f->seen.hello.role == ROLE_OBSERVER)
 		m.welcome.stamp.worker = m.welcome.stamp.incarnation = 0;
@@ -83,6 +83,7 @@ static inline void fake_pull(struct fake *f, uint32_t peer, uint64_t request, en
 		w[i] = f->how.start[i] - f->seen.sum[i];
 	m.params.request = request;
 	m.params.version = f->seen.last_seq;
+	m.params.elastic = f->how.elastic / (1 + f->seen.pulls % 3);
 	m.params.which = which;
 	if (ack)
 		m.params.ack = *ack;

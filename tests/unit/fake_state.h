@@ -39,9 +39,9 @@ struct fake_how {
 	const char *model; /* of FAKE_PARAMS parameters */
 	enum mode mode;
 	uint32_t n_push, n_fetch, push_sum, prefetch;
-	double local_rate, elastic;
-	float start[FAKE_PARAMS]; /* weights before the first push */
-	uint32_t n_grants;        /* 0, or: the answers to LEASE 1, 2, ...; then PS_EDONE */
+	double local_rate, momentum, elastic; /* elastic: of PARAMS number i: / (1 + i % 3) */
+	float start[FAKE_PARAMS];             /* weights before the first push */
+	uint32_t n_grants; /* 0, or: the answers to LEASE 1, 2, ...; then PS_EDONE */
 	struct msg_grant grants[FAKE_GRANTS];
 };
 

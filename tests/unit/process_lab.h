@@ -21,7 +21,8 @@
 #define DEADLINE_MS 30000
 #define N           600u /* coordinates of the ledger */
 #define LEDGER                                                                                     \
-	"--model;vector:600;--optimizer;sgd;--lr;1;--stale-rate;constant;--max-staleness;"         \
+	"--model;vector:600;--optimizer;sgd;--lr;1;--lr-scaling;none;--stale-rate;constant;"       \
+	"--max-staleness;"                                                                         \
 	"1000000;--warm-updates;0;--checkpoint-ms;20;--http;127.0.0.1:0"
 #define MOST_SERVERS 4
 #define MAX_ARGV     64
@@ -193,7 +194,7 @@ static inline void kill_9(struct server *s)
 /* Where it listens. */
 static inline void endpoint(struct server *s, char url[256])
 {
-	snprintf(url, 256, "%s", awaited(s, "net listening endpoint="));
+	snprintf(url, 256, "%s", awaited(s, "msg=\"net listening\" endpoint="));
 }
 
 /* The JSON of its last line: the only one on stdout. */
@@ -228,7 +229,7 @@ static inline void limit_files(const struct server *s, rlim_t bytes)
 /* The body of a page, and its status code. */
 static inline int get(struct server *s, const char *path, char *body, size_t size)
 {
-	const char *colon = strrchr(awaited(s, "http listening url=http://"), ':');
+	const char *colon = strrchr(awaited(s, "msg=\"http listening\" url=http://"), ':');
 	struct sockaddr_in at = {.sin_family = AF_INET,
 		.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10)),
 		.sin_addr = {htonl(INADDR_LOOPBACK)}};

@@ -83,7 +83,7 @@ static UNUSED int scratch_exists(const char *dir, const char *name)
 /* Everything written to `fd` between begin and end. */
 struct capture {
 	int fd, saved, file;
-	char text[1 << 16];
+	char text[1 << 17];
 };
 
 static UNUSED void capture_begin(struct capture *c, int fd)
@@ -106,6 +106,33 @@ static UNUSED const char *capture_end(struct capture *c)
 	ssize_t n = pread(c->file, c->text, sizeof c->text - 1, 0);
 	close(c->file);
 	c->text[n > 0 ? n : 0] = '\0';
+	return c->text;
+}
+
+/* The same for log lines: what follows the timestamp on each, which all must have, but for a
+ * sanitizer's own. */
+static UNUSED const char *capture_log(struct capture *c)
+{
+	static const char shape[] = "ts=0000-00-00T00:00:00.000Z ";
+	const size_t n = sizeof shape - 1;
+	char *to = c->text;
+
+	for (const char *line = capture_end(c); *line;) {
+		const char *next = strchr(line, '\n');
+		assert_non_null(next);
+		if (!strncmp(line, "==", 2)) {
+			line = next + 1;
+			continue;
+		}
+		assert_true((size_t)(next - line) > n);
+		for (size_t i = 0; i < n; i++)
+			assert_true(shape[i] == '0' ? line[i] >= '0' && line[i] <= '9'
+						    : line[i] == shape[i]);
+		memmove(to, line + n, (size_t)(next + 1 - line) - n);
+		to += (size_t)(next + 1 - line) - n;
+		line = next + 1;
+	}
+	*to = '\0';
 	return c->text;
 }
 

@@ -125,6 +125,7 @@ static UNUSED const struct msg_ack *lab_push(
 		.push = {.stamp = w->stamp,
 			.seq = ++w->seq,
 			.base_version = core_stats(w->core)->version,
+			.base_epoch = core_config(w->core)->epoch,
 			.work = work,
 			.images = images,
 			.loss = loss}};

@@ -156,16 +156,16 @@ static void invariant_3_the_generation_before_is_taken_and_logged(void **state)
 		assert_int_equal(read_newest(0, &c, &seen), PS_OK);
 		assert_is_generation(&c, 0x1f);
 		assert_int_equal(seen, 0x20);
-		assert_non_null(
-			strstr(captured.text, "warn checkpoint refused generation=32 reason="));
-		assert_non_null(strstr(
-			captured.text, "warn checkpoint fallback generation=31 refused=1\n"));
+		assert_non_null(strstr(captured.text,
+			"level=warn msg=\"checkpoint refused\" generation=32 reason="));
+		assert_non_null(strstr(captured.text,
+			"level=warn msg=\"checkpoint fallback\" generation=31 refused=1\n"));
 		checkpoint_release(&c);
 	}
 	scratch_write(dir, name_of(0x1f), "", 0);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 0x1e);
-	assert_non_null(strstr(captured.text, "fallback generation=30 refused=2\n"));
+	assert_non_null(strstr(captured.text, "fallback\" generation=30 refused=2\n"));
 	checkpoint_release(&c);
 	free(file);
 }

@@ -265,14 +265,14 @@ static void connecting_tells_the_mode(void **state)
 	how.push_sum = 1;
 	how.prefetch = 1;
 	how.local_rate = 0.25;
-	how.elastic = 0.5;
+	how.momentum = 0.5;
 	fake_behave(&fake, how);
 	connect_again(options());
 	i = cnnps_info(client);
 	assert_int_equal(i->mode, CNNPS_EASGD);
 	assert_true(i->n_push == 3 && i->n_fetch == 4);
 	assert_true(i->push_sum == 1 && i->prefetch == 1);
-	assert_true(i->local_rate == 0.25 && i->elastic == 0.5);
+	assert_true(i->local_rate == 0.25 && i->momentum == 0.5);
 }
 
 /* ---- refusals and signs of life ----------------------------------------------------------------

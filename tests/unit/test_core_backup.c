@@ -1,7 +1,7 @@
 /*
- * test_core_backup.c - the last batches of an epoch, in modes where gradients meet as they come:
- * nobody waits for who is slow or stopped, and each batch still counts once.
- * (Sandblaster's copies: test_core_sandblaster.c.)
+ * test_core_backup.c - copies of work that another worker has: when it is late, at once, or never.
+ * Each batch still counts once. (Sandblaster's copies at once: test_core_sandblaster.c; a worker
+ * that never delivers: test_core_deadline.c.)
  */
 #include "tests/unit/core_modes.h"
 
@@ -10,6 +10,7 @@ static struct core_config config(enum mode mode)
 	struct core_config cfg = bench_training();
 
 	cfg.mode = mode;
+	cfg.backup = BACKUP_IMMEDIATE;
 	cfg.ssp_bound = 100;
 	cfg.lease_batches = 1;
 	cfg.suspect_ms = 100000; /* nobody is missed: only copies can help */
@@ -67,7 +68,7 @@ static void ssp_waits_for_no_stopped_worker(void **state)
 	nobody_waits_for_a_stopped_worker(MODE_SSP);
 }
 
-static void the_first_result_counts_and_the_second_is_rejected(void **state)
+static void the_first_result_counts_and_the_second_is_superseded(void **state)
 {
 	struct crew k;
 
@@ -77,7 +78,9 @@ static void the_first_result_counts_and_the_second_is_rejected(void **state)
 	assert_int_equal(crew_ask(&k, 1), 1);
 	crew_granted(&k, 1, 0, 1);
 	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
-	assert_int_equal(crew_push(&k, 0), REJECT_WORK);
+	assert_int_equal(crew_push(&k, 0), REJECT_WORK); /* so the worker reads it */
+	assert_int_equal(core_stats(k.b.core)->superseded, 1);
+	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_WORK], 0);
 	assert_int_equal(core_stats(k.b.core)->images, 10);
 	assert_true(core_weights(k.b.core)[0] == -1);
 	crew_close(&k);
@@ -117,15 +120,292 @@ static void one_worker_gets_no_copies(void **state)
 	crew_close(&k);
 }
 
+/* ---- late -----------------------------------------------------------------------------------
+ */
+
+static struct core_config late_config(enum mode mode)
+{
+	struct core_config cfg = config(mode);
+
+	cfg.backup = BACKUP_LATE;
+	return cfg;
+}
+
+static void tick(struct crew *k, uint64_t ms)
+{
+	bench_tick(&k->b, ms);
+	crew_hear(k);
+}
+
+/* Worker i takes `ms` for what it has, and asks for more; 1: there is more. */
+static int work(struct crew *k, uint32_t i, uint64_t ms)
+{
+	tick(k, ms);
+	assert_int_equal(crew_push(k, i), REJECT_NONE);
+	return crew_ask(k, i);
+}
+
+/* Worker 0 has delivered `n` batches of 100 ms each and has the last one of the epoch; the other
+ * one has asked and waits. */
+static void open_with_one_idle(struct crew *k, struct core_config cfg, uint32_t n)
+{
+	crew_open(k, cfg, 2, 10 * (n + 1), crew_ones);
+	assert_int_equal(crew_ask(k, 0), 1);
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(work(k, 0, 100), 1);
+	assert_int_equal(k->b.core->leases.n_free, 0);
+	crew_ask(k, 1);
+}
+
+static void a_copy_of_what_is_late_goes_to_an_idle_worker(enum mode mode)
+{
+	struct crew k;
+
+	open_with_one_idle(&k, late_config(mode), 3);
+	assert_int_equal(k.hand[1].grant.work.count, 0); /* no copy of what is in time */
+	tick(&k, 200);
+	assert_int_equal(k.hand[1].grant.work.count, 0);
+	tick(&k, 50);
+	crew_granted(&k, 1, 3, 1);
+	assert_int_equal(core_stats(k.b.core)->backups, 1);
+	crew_close(&k);
+}
+
+static void a_late_batch_is_copied_and_no_other(void **state)
+{
+	(void)state;
+	a_copy_of_what_is_late_goes_to_an_idle_worker(MODE_DOWNPOUR);
+	a_copy_of_what_is_late_goes_to_an_idle_worker(MODE_SSP);
+	a_copy_of_what_is_late_goes_to_an_idle_worker(MODE_EASGD);
+}
+
+/* Steps of two; the last one of the epoch has one batch. */
+static void the_late_batch_of_a_short_step_is_copied(void **state)
+{
+	struct core_config cfg = late_config(MODE_SYNC);
+	struct crew k;
+
+	(void)state;
+	cfg.min_workers = 2;
+	crew_open(&k, cfg, 2, 10 * 7, crew_ones);
+	assert_int_equal(crew_ask(&k, 0) + crew_ask(&k, 1), 2);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(work(&k, 0, 100), 0);
+		assert_int_equal(work(&k, 1, 0), i < 2);
+	}
+	assert_int_equal(k.hand[0].grant.work.first, 6);
+	tick(&k, 200);
+	assert_int_equal(k.hand[1].grant.work.count, 0); /* no copy of what is in time */
+	tick(&k, 50);
+	crew_granted(&k, 1, 6, 1);
+	assert_int_equal(core_stats(k.b.core)->backups, 1);
+	crew_close(&k);
+}
+
+static void a_late_portion_is_copied_and_no_other(void **state)
+{
+	struct core_config cfg = late_config(MODE_SANDBLASTER);
+
+	(void)state;
+	a_copy_of_what_is_late_goes_to_an_idle_worker(cfg.mode);
+}
+
+/* Who asks when a batch is late already does not wait for a tick. */
+static void who_asks_late_gets_the_copy_at_once(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_with_one_idle(&k, late_config(MODE_DOWNPOUR), 3);
+	bench_bye(&k.b, k.hand[1].peer, k.hand[1].s);
+	k.b.now_ms += 250;
+	crew_hire(&k, 1);
+	assert_int_equal(crew_ask(&k, 1), 1);
+	crew_granted(&k, 1, 3, 1);
+	crew_close(&k);
+}
+
+/* One copy; another one when that is late, too. */
+static void what_somebody_has_in_time_is_not_copied_again(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_with_one_idle(&k, late_config(MODE_DOWNPOUR), 3);
+	crew_hire(&k, k.n++);
+	crew_ask(&k, 2);
+	tick(&k, 250);
+	crew_granted(&k, 1, 3, 1);
+	assert_int_equal(k.hand[2].grant.work.count, 0);
+	tick(&k, 150);
+	assert_int_equal(k.hand[2].grant.work.count, 0);
+	tick(&k, 100);
+	crew_granted(&k, 2, 3, 1);
+	crew_close(&k);
+}
+
+/* A lease of several batches is late when one of them is, and the last of them is copied first. */
+static void a_lease_is_late_by_its_newest_delivery(void **state)
+{
+	struct core_config cfg = late_config(MODE_DOWNPOUR);
+	struct crew k;
+
+	(void)state;
+	cfg.lease_batches = 4;
+	crew_open(&k, cfg, 2, 40, crew_ones);
+	bench_bye(&k.b, k.hand[1].peer, k.hand[1].s); /* alone it gets all of them */
+	assert_int_equal(crew_ask(&k, 0), 1);
+	crew_granted(&k, 0, 0, 4);
+	for (uint32_t i = 0; i < 2; i++) {
+		tick(&k, 100);
+		k.hand[0].grant.work = (struct work){0, i, 1};
+		assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+	}
+	crew_hire(&k, 1);
+	crew_ask(&k, 1);
+	tick(&k, 190); /* 390 since the grant, 190 since the delivery */
+	assert_int_equal(k.hand[1].grant.work.count, 0);
+	tick(&k, 20);
+	crew_granted(&k, 1, 3, 1);
+	crew_close(&k);
+}
+
+/* The piece of the test set that worker 0 has is the only one; worker 1 waits for it. */
+static void a_late_piece_of_the_test_set_is_copied(void **state)
+{
+	struct core_config cfg = late_config(MODE_DOWNPOUR);
+	struct crew k;
+
+	(void)state;
+	cfg.eval_images = 4; /* two pieces */
+	cfg.epochs = 1;
+	crew_open(&k, cfg, 2, 10, crew_ones);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	crew_ask(&k, 1);
+	tick(&k, 100);
+	crew_push(&k, 0);
+	assert_int_equal(k.hand[1].grant.kind, GRANT_EVAL);
+	crew_ask(&k, 0);
+	assert_int_equal(k.hand[0].grant.kind, GRANT_EVAL);
+	tick(&k, 100);
+	crew_evaluate(&k, 1);
+	crew_ask(&k, 1);
+	assert_int_not_equal(k.hand[1].grant.kind, GRANT_EVAL);
+	tick(&k, 90);
+	assert_int_not_equal(k.hand[1].grant.kind, GRANT_EVAL);
+	tick(&k, 20);
+	assert_int_equal(k.hand[1].grant.kind, GRANT_EVAL);
+	assert_int_equal(k.hand[1].grant.eval_first, k.hand[0].grant.eval_first);
+	assert_int_equal(core_stats(k.b.core)->backups, 1);
+	crew_evaluate(&k, 1);
+	assert_int_equal(core_epoch(k.b.core, 0)->eval_done, 7);
+	crew_close(&k);
+}
+
+static uint64_t all_rejected(const struct crew *k)
+{
+	uint64_t n = 0;
+
+	for (int i = 0; i < REJECT_REASONS; i++)
+		n += core_stats(k->b.core)->rejected[i];
+	return n;
+}
+
+/* A pass that a copy has ended: what comes for it afterwards is in vain, and nothing is wrong. A
+ * line search gives the same portions out anew, so this one is stale. */
+static void a_portion_that_comes_after_its_pass_is_superseded(void **state)
+{
+	struct core_config cfg = late_config(MODE_SANDBLASTER);
+	struct crew k;
+
+	(void)state;
+	cfg.optim.kind = OPTIM_LBFGS;
+	cfg.lbfgs_history = 4;
+	cfg.lbfgs_trials = 20;
+	cfg.lbfgs_armijo = 1e-4;
+	cfg.lbfgs_wolfe = 0.5;
+	open_with_one_idle(&k, cfg, 3);
+	tick(&k, 250);
+	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+	assert_int_equal(core_stats(k.b.core)->version, 1);
+	assert_int_equal(crew_push(&k, 0), REJECT_STALE);
+	assert_int_equal(core_stats(k.b.core)->superseded, 1);
+	assert_int_equal(all_rejected(&k), 0);
+	crew_close(&k);
+}
+
+/* Equal workers, each with 100 ms for a batch, in steps of 10 ms: no copy is ever made. */
+static void equal_workers_make_no_copies(enum mode mode)
+{
+	struct core_config cfg = late_config(mode);
+	uint64_t ready_ms[4] = {0};
+	struct crew k;
+
+	cfg.epochs = 3;
+	cfg.batch_images = 80;
+	cfg.suspect_ms = cfg.dead_ms = 1000000;
+	crew_open(&k, cfg, 4, 200, crew_ones);
+	for (int i = 0; i < 4000 && k.b.core->ending == END_NOT; i++) {
+		for (uint32_t n = 0; n < 4 && k.b.core->ending == END_NOT; n++) {
+			struct hand *h = &k.hand[n];
+			int has = h->grant.kind == GRANT_EVAL || h->grant.work.count;
+
+			if (has && ready_ms[n] == 0)
+				ready_ms[n] = k.b.now_ms + 100;
+			if (has && k.b.now_ms < ready_ms[n])
+				continue;
+			ready_ms[n] = 0;
+			crew_act(&k, n);
+		}
+		tick(&k, 10);
+	}
+	assert_int_equal(core_training_epoch(k.b.core), 3);
+	assert_int_equal(core_stats(k.b.core)->backups, 0);
+	assert_int_equal(all_rejected(&k), 0);
+	crew_close(&k);
+}
+
+static void a_healthy_run_makes_no_copies_and_rejects_nothing(void **state)
+{
+	(void)state;
+	equal_workers_make_no_copies(MODE_DOWNPOUR);
+	equal_workers_make_no_copies(MODE_SSP);
+	equal_workers_make_no_copies(MODE_SANDBLASTER);
+}
+
+static void without_copies_an_idle_worker_waits(void **state)
+{
+	struct core_config cfg = late_config(MODE_DOWNPOUR);
+	struct crew k;
+
+	(void)state;
+	cfg.backup = BACKUP_NONE;
+	open_with_one_idle(&k, cfg, 3);
+	tick(&k, 900);
+	assert_int_equal(k.hand[1].grant.work.count, 0);
+	assert_int_equal(core_stats(k.b.core)->backups, 0);
+	crew_close(&k);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_batch_that_came_to_nothing_is_given_to_its_worker_again),
 		cmocka_unit_test(downpour_waits_for_no_stopped_worker),
 		cmocka_unit_test(ssp_waits_for_no_stopped_worker),
-		cmocka_unit_test(the_first_result_counts_and_the_second_is_rejected),
+		cmocka_unit_test(the_first_result_counts_and_the_second_is_superseded),
 		cmocka_unit_test(a_copy_given_back_leaves_the_batch_to_its_other_holder),
 		cmocka_unit_test(one_worker_gets_no_copies),
+		cmocka_unit_test(a_late_batch_is_copied_and_no_other),
+		cmocka_unit_test(the_late_batch_of_a_short_step_is_copied),
+		cmocka_unit_test(a_late_portion_is_copied_and_no_other),
+		cmocka_unit_test(who_asks_late_gets_the_copy_at_once),
+		cmocka_unit_test(what_somebody_has_in_time_is_not_copied_again),
+		cmocka_unit_test(a_lease_is_late_by_its_newest_delivery),
+		cmocka_unit_test(a_late_piece_of_the_test_set_is_copied),
+		cmocka_unit_test(a_portion_that_comes_after_its_pass_is_superseded),
+		cmocka_unit_test(a_healthy_run_makes_no_copies_and_rejects_nothing),
+		cmocka_unit_test(without_copies_an_idle_worker_waits),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

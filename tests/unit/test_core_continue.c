@@ -296,7 +296,7 @@ static void refused_for(const struct bench_image *img, struct core_config cfg, c
 	struct bench b;
 	const char *why = NULL;
 
-	assert_int_equal(bench_read(&b, cfg, img, &why), PS_ECHECKPOINT);
+	assert_int_equal(bench_read(&b, cfg, img, &why), PS_EUSAGE);
 	assert_null(b.core);
 	assert_non_null(strstr(why, option));
 	bench_close(&b);

@@ -166,13 +166,13 @@ static void training_that_diverged_ends(void **state)
 	(void)state;
 	bench_open(&b, bench_config());
 	s = bench_join(&b, 9, "");
-	for (int i = 0; i < 199; i++) {
-		if (i == 99)
+	for (int i = 0; i < 39; i++) {
+		if (i == 19)
 			push(&b, s, ++seq); /* one good one: they count anew */
 		bad = bench_push(s, ++seq);
 		bad.push.loss = NAN;
 		bench_rejected(&b, 9, &bad, REJECT_NONFINITE);
-		if (b.saving && i < 198)
+		if (b.saving && i < 38)
 			bench_durable(&b);
 		assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
 	}

@@ -90,7 +90,7 @@ static void who_waits_for_a_failed_snapshot_waits_for_the_next(void **state)
 	bench_open(&b, bench_config());
 	bench_message(&b, 9, &m);
 	bench_saved(&b, EVENT_SAVE_FAILED);
-	bench_silent(&b);
+	bench_refused(&b, 9, PS_EAGAIN); /* it is told what it waits for */
 	b.now_ms += b.cfg.checkpoint_ms;
 	bench_message(&b, 9, &m); /* HELLO again is a sign of life */
 	bench_silent(&b);

@@ -227,12 +227,15 @@ static void an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases(void
 	cfg.max_workers = 1;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
+	struct msg first = bench_push_ones(s, 1);
+	bench_work(&first, 0, 3, 1);
+	bench_applied(&b, 9, &first); /* fixes the data set */
 	bench_lease(&b, 9, s, 1);
 	bench_restart(&b);
 	bench_tick(&b, 0);
-	assert_int_equal(b.core->leases.n_free, 2);
+	assert_int_equal(b.core->leases.n_free, 1);
 	bench_tick(&b, cfg.dead_ms + 1);
-	assert_int_equal(b.core->leases.n_free, 4);
+	assert_int_equal(b.core->leases.n_free, 3);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
 	bench_tick(&b, cfg.forget_ms - cfg.dead_ms - 1);
 	bench_message(&b, 10, &m);
@@ -269,6 +272,73 @@ static void a_worker_that_owes_replays_keeps_its_slot(void **state)
 	bench_close(&b);
 }
 
+/* ---- texts ---------------------------------------------------------------------------------- */
+
+static void expect_text(const struct bench *b, uint32_t peer, int status, const char *const *words)
+{
+	const struct msg *m = bench_sent(b, peer, MSG_ERROR);
+
+	bench_refused(b, peer, status);
+	assert_true(strlen(m->error.text) < 256); /* a worker shows all of it */
+	for (; *words; words++)
+		if (!strstr(m->error.text, *words))
+			fail_msg("no \"%s\" in: %s", *words, m->error.text);
+}
+
+static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
+{
+	static const char *const run[] = {"(0000000000000001ffffffffffffffff",
+		"yours was 00000000000000ab0123456789abcdef", "start this worker again",
+		"--checkpoint-dir", NULL};
+	static const char *const rollback[] = {
+		"has 3 pushes of worker 1", "but 12345 were", "--accept-rollback", NULL};
+	static const char *const full[] = {"all 1 worker slots", "--max-workers", NULL};
+	static const char *const protocol[] = {"you speak 4294967295", "same version", NULL};
+	struct core_config cfg = bench_config();
+	struct bench b;
+
+	(void)state;
+	cfg.max_workers = 1;
+	cfg.run = (struct run_id){1, UINT64_MAX};
+	struct stamp s = bench_open_with_pushes(&b, cfg, 3);
+	struct msg m = bench_resume(s, 3, 12345);
+	bench_message(&b, 9, &m);
+	expect_text(&b, 9, PS_EROLLEDBACK, rollback);
+	m.hello.resume.run = (struct run_id){0xab, 0x0123456789abcdef};
+	bench_message(&b, 9, &m);
+	expect_text(&b, 9, PS_EWRONGRUN, run);
+	m.hello.resume = (struct stamp){0};
+	bench_message(&b, 10, &m);
+	expect_text(&b, 10, PS_EFULL, full);
+	m.hello.protocol = UINT32_MAX;
+	bench_message(&b, 10, &m);
+	expect_text(&b, 10, PS_EVERSION, protocol);
+	bench_close(&b);
+}
+
+/* It comes back when its slot has lost the grant, and asks for it again. */
+static void a_grant_that_a_crash_kept_from_its_worker_is_given_again(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+
+	(void)state;
+	cfg.lease_batches = 1;
+	bench_open(&b, cfg);
+	struct stamp s = bench_join(&b, 9, "");
+	bench_lease(&b, 9, s, 1);
+	assert_int_equal(bench_sent(&b, 9, MSG_GRANT)->grant.work.first, 0);
+	bench_restart(&b);
+	for (int i = 0; i < 15; i++)
+		bench_tick(&b, 100); /* dead_ms is 1000 */
+	assert_int_equal(b.core->leases.n_free, 4);
+	s = bench_come_back(&b, 9, s, 0);
+	bench_lease(&b, 9, s, 1);
+	assert_non_null(bench_sent(&b, 9, MSG_GRANT));
+	assert_int_equal(bench_sent(&b, 9, MSG_GRANT)->grant.work.first, 0);
+	bench_close(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -282,7 +352,9 @@ int main(void)
 		cmocka_unit_test(an_incarnation_that_was_never_given_cannot_be_resumed),
 		cmocka_unit_test(with_accept_rollback_it_goes_on_after_what_is_lost),
 		cmocka_unit_test(an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases),
+		cmocka_unit_test(a_refusal_has_the_values_of_both_sides_and_a_remedy),
 		cmocka_unit_test(a_worker_that_owes_replays_keeps_its_slot),
+		cmocka_unit_test(a_grant_that_a_crash_kept_from_its_worker_is_given_again),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

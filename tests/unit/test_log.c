@@ -5,10 +5,12 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include "common/log.h"
 #include "scratch.h"
 
@@ -18,33 +20,59 @@ static int reset_level(void **state)
 {
 	(void)state;
 	log_set_level(LOG_INFO);
+	log_set_format(LOG_TEXT);
 	return 0;
 }
 
-static void a_line_is_level_subsystem_event_and_details(void **state)
+static void a_line_is_time_level_message_and_fields(void **state)
 {
 	(void)state;
 	capture_begin(&c, 2);
 	log_info("net", "bound", "endpoint=%s port=%d", "127.0.0.1", 5555);
 	log_error("saver", "stopped", "%s", "");
-	assert_string_equal(capture_end(&c),
-		"info net bound endpoint=127.0.0.1 port=5555\nerror saver stopped\n");
+	assert_string_equal(capture_log(&c),
+		"level=info msg=\"net bound\" endpoint=127.0.0.1 port=5555\n"
+		"level=error msg=\"saver stopped\"\n");
+}
+
+/* The clock is read between the two. */
+static void the_time_is_utc_now(void **state)
+{
+	(void)state;
+	struct tm t = {0};
+	int ms;
+	setenv("TZ", "Asia/Kolkata", 1); /* 5 h 30 min away */
+	tzset();
+	const time_t before = time(NULL);
+	capture_begin(&c, 2);
+	log_info("a", "b", "%s", "");
+	const char *line = capture_end(&c);
+	const time_t after = time(NULL);
+	const char *rest = strptime(line, "ts=%Y-%m-%dT%H:%M:%S.", &t);
+	assert_non_null(rest);
+	ms = (int)strtol(rest, NULL, 10);
+	assert_memory_equal(rest + 3, "Z level", 7);
+	assert_true(ms >= 0 && ms <= 999);
+	assert_true(timegm(&t) >= before && timegm(&t) <= after);
 }
 
 static void only_the_level_and_above_is_written(void **state)
 {
 	(void)state;
-	const char *expected[] = {"error a b\n", "error a b\nwarn a b\n",
-		"error a b\nwarn a b\ninfo a b\n", "error a b\nwarn a b\ninfo a b\ndebug a b\n"};
+	const char *names[] = {"error", "warn", "info", "debug"};
+	char expected[256] = "";
 	for (int level = LOG_ERROR; level <= LOG_DEBUG; level++) {
+		size_t n = strlen(expected);
+		snprintf(expected + n, sizeof expected - n, "level=%s msg=\"a b\"\n", names[level]);
 		log_set_level((enum log_level)level);
 		assert_int_equal(log_get_level(), level);
+		assert_string_equal(log_level_name((enum log_level)level), names[level]);
 		capture_begin(&c, 2);
 		log_error("a", "b", "%s", "");
 		log_warn("a", "b", "%s", "");
 		log_info("a", "b", "%s", "");
 		log_debug("a", "b", "%s", "");
-		assert_string_equal(capture_end(&c), expected[level]);
+		assert_string_equal(capture_log(&c), expected);
 	}
 }
 
@@ -52,14 +80,11 @@ static void level_names_are_in_the_order_of_the_enum(void **state)
 {
 	(void)state;
 	const char *name = LOG_LEVEL_NAMES;
-	log_set_level(LOG_DEBUG);
 	for (int level = LOG_ERROR; level <= LOG_DEBUG; level++) {
 		size_t n = strcspn(name, "|");
-		capture_begin(&c, 2);
-		log_write((enum log_level)level, "x", "y", "%s", "");
-		const char *line = capture_end(&c);
-		assert_int_equal(strcspn(line, " "), n);
-		assert_memory_equal(line, name, n);
+		const char *one = log_level_name((enum log_level)level);
+		assert_int_equal(strlen(one), n);
+		assert_memory_equal(one, name, n);
 		name += n + (name[n] == '|');
 	}
 	assert_string_equal(name, "");
@@ -69,22 +94,63 @@ static void what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal(void **stat
 {
 	(void)state;
 	capture_begin(&c, 2);
-	log_info("net", "hello", "name=\"%s\"", "x\nerror core lost\r\x1b[2J");
-	assert_string_equal(capture_end(&c), "info net hello name=\"x?error core lost??[2J\"\n");
+	log_info("net", "hello", "name=\"%s\"", "x\nerror core lost\r\x1b[2J\x7f\xc2\x9b");
+	assert_string_equal(capture_log(&c),
+		"level=info msg=\"net hello\" "
+		"name=\"x\\nerror core lost\\r\\u001b[2J\\u007f\\u009b\"\n");
+}
+
+static void a_value_cannot_end_itself_or_add_a_field(void **state)
+{
+	(void)state;
+	capture_begin(&c, 2);
+	log_info("a", "b", "name=\"%s\" dir=%s n=%d", "x\" admin=\"1", "/a b=\\", 7);
+	log_info("a", "b", "empty=%s quoted=\"%s\" last=%s", "", "", "\xc3\xa4\xff\xc3");
+	assert_string_equal(capture_log(&c),
+		"level=info msg=\"a b\" name=\"x\\\" admin=\\\"1\" dir=\"/a b=\\\\\" n=7\n"
+		"level=info msg=\"a b\" empty=\"\" quoted=\"\" last=\"\xc3\xa4\\ufffd\\ufffd\"\n");
+}
+
+static void json_has_a_line_per_event_and_numbers_are_numbers(void **state)
+{
+	(void)state;
+	log_set_format(LOG_JSON);
+	assert_int_equal(log_get_format(), LOG_JSON);
+	capture_begin(&c, 2);
+	log_info("a", "b", "n=%d x=%.2f id=%016llx nan=%f text=%s name=\"%s\" all=%d%s", -7, 1.5,
+		12ULL, (double)NAN, "12", "\"\n", 3, "");
+	log_info("a", "b", "%s", "");
+	const char *out = capture_end(&c), *after = strstr(out, "Z\"");
+	assert_memory_equal(out, "{\"ts\":\"2", 8);
+	assert_non_null(after);
+	static const char first[] =
+		"Z\",\"level\":\"info\",\"msg\":\"a b\",\"n\":-7,\"x\":1.50,"
+		"\"id\":\"000000000000000c\",\"nan\":\"nan\",\"text\":\"12\",\"name\":\"\\\"\\n\","
+		"\"all\":\"3\"}\n{";
+	assert_memory_equal(after, first, sizeof first - 1);
+	after = strstr(after + 2, "Z\"");
+	assert_non_null(after);
+	assert_string_equal(after, "Z\",\"level\":\"info\",\"msg\":\"a b\"}\n");
 }
 
 static void a_long_line_is_cut_and_still_one_line(void **state)
 {
 	(void)state;
 	static char text[10000];
-	memset(text, 'x', sizeof text - 1);
-	capture_begin(&c, 2);
-	log_info(text, text, "%s", text);
-	log_info("net", "next", "%s", "");
-	const char *out = capture_end(&c);
-	assert_int_equal(count_lines(out), 2);
-	assert_true(strlen(out) > 1500 && strlen(out) < 2100);
-	assert_non_null(strstr(out, "x\ninfo net next\n"));
+	memset(text, '\n', sizeof text - 1);
+	for (int format = LOG_TEXT; format <= LOG_JSON; format++)
+		for (size_t before = 0; before < 12; before++) { /* wherever the limit falls */
+			log_set_format((enum log_format)format);
+			capture_begin(&c, 2);
+			log_info(text, text, "a=\"%.*s%s\" b=%d", (int)before, "xxxxxxxxxxxx", text,
+				7);
+			log_info("net", "next", "%s", "");
+			const char *out = capture_end(&c);
+			const char *end = format == LOG_JSON ? "...\"}\n{" : "...\"\nts=";
+			assert_int_equal(count_lines(out), 2);
+			assert_in_range(strlen(out), 4000, 4096 + 100);
+			assert_non_null(strstr(out, end));
+		}
 }
 
 static void errno_survives_a_log_line(void **state)
@@ -122,15 +188,16 @@ static void lines_of_many_threads_do_not_mix(void **state)
 	for (size_t i = 0; i < THREADS; i++)
 		pthread_join(thread[i], NULL);
 	char *out = c.text;
-	capture_end(&c);
+	capture_log(&c);
 	int next[THREADS] = {0};
 	for (char *end; (end = strchr(out, '\n')); out = end + 1) {
 		char expected[64];
 		*end = '\0';
-		int who = strlen(out) > 21 ? out[21] - 'a' : -1;
+		int who = strlen(out) > 33 ? out[33] - 'a' : -1;
 		assert_true(who >= 0 && who < THREADS);
-		snprintf(expected, sizeof expected, "info thread line who=%c%c%c%c n=%d", name[who],
-			name[who], name[who], name[who], next[who]++);
+		snprintf(expected, sizeof expected,
+			"level=info msg=\"thread line\" who=%c%c%c%c n=%d", name[who], name[who],
+			name[who], name[who], next[who]++);
 		assert_string_equal(out, expected);
 	}
 	for (int i = 0; i < THREADS; i++)
@@ -145,7 +212,7 @@ static void off_a_terminal_progress_writes_nothing(void **state)
 	log_progress("50 %");
 	log_info("a", "b", "%s", "");
 	log_progress(NULL);
-	assert_string_equal(capture_end(&c), "info a b\n");
+	assert_string_equal(capture_log(&c), "level=info msg=\"a b\"\n");
 }
 
 /* Read what arrives at a terminal's master side until it ends in `last`. */
@@ -180,14 +247,17 @@ static void on_a_terminal_lines_appear_above_the_progress_line(void **state)
 	log_info("a", "b", "%s", "");
 	log_progress(NULL);
 	log_info("a", "c", "%s", "");
+	log_set_format(LOG_JSON); /* which a progress line would spoil */
+	log_progress("75 %");
+	log_info("a", "d", "%s", "");
 	dup2(saved, 2);
 	close(saved);
 	assert_true(is_terminal);
-	assert_string_equal(read_terminal(master, "info a c\r\n", text, sizeof text),
-		"\r\033[K50 % of it"
-		"\r\033[Kinfo a b\r\n50 % of it"
-		"\r\033[K"
-		"info a c\r\n");
+	const char *out = read_terminal(master, "\"a d\"}\r\n", text, sizeof text);
+	static const char first[] = "\r\033[K50 % of it\r\033[Kts=";
+	assert_memory_equal(out, first, sizeof first - 1);
+	assert_non_null(strstr(out, "level=info msg=\"a b\"\r\n50 % of it\r\033[Kts="));
+	assert_non_null(strstr(out, "level=info msg=\"a c\"\r\n{\"ts\""));
 	close(terminal);
 	close(master);
 }
@@ -195,11 +265,15 @@ static void on_a_terminal_lines_appear_above_the_progress_line(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(a_line_is_level_subsystem_event_and_details, reset_level),
+		cmocka_unit_test_setup(a_line_is_time_level_message_and_fields, reset_level),
+		cmocka_unit_test_setup(the_time_is_utc_now, reset_level),
 		cmocka_unit_test_setup(only_the_level_and_above_is_written, reset_level),
 		cmocka_unit_test_setup(level_names_are_in_the_order_of_the_enum, reset_level),
 		cmocka_unit_test_setup(
 			what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal, reset_level),
+		cmocka_unit_test_setup(a_value_cannot_end_itself_or_add_a_field, reset_level),
+		cmocka_unit_test_setup(
+			json_has_a_line_per_event_and_numbers_are_numbers, reset_level),
 		cmocka_unit_test_setup(a_long_line_is_cut_and_still_one_line, reset_level),
 		cmocka_unit_test_setup(errno_survives_a_log_line, reset_level),
 		cmocka_unit_test_setup(lines_of_many_threads_do_not_mix, reset_level),

@@ -67,6 +67,37 @@ static void memory_that_is_not_there_is_refused(void **state)
 	assert_null(mem_try((size_t)1 << 60, 1));
 }
 
+/* Pages of this process that are in memory. */
+static size_t resident(void)
+{
+	char text[128] = "";
+	FILE *f = fopen("/proc/self/statm", "re");
+
+	assert_non_null(f);
+	assert_non_null(fgets(text, sizeof text, f));
+	fclose(f);
+	return strtoull(strchr(text, ' '), NULL, 10);
+}
+
+static void a_lazy_block_takes_the_pages_that_are_touched(void **state)
+{
+	const size_t bytes = (size_t)1 << 36, page = 4096;
+	size_t before = resident();
+	unsigned char *p = mem_lazy(bytes);
+
+	(void)state;
+	assert_non_null(p);
+	assert_int_equal((uintptr_t)p % 64, 0);
+	for (size_t i = 0; i < 100; i++) {
+		assert_int_equal(p[bytes / 100 * i], 0);
+		p[bytes / 100 * i] = 1;
+	}
+	assert_true(resident() < before + (64 << 20) / page);
+	mem_lazy_free(p, bytes);
+	mem_lazy_free(NULL, bytes);
+	assert_null(mem_lazy(SIZE_MAX / 2));
+}
+
 static void mem_must_dies_with_one_line_that_says_who_and_how_much(void **state)
 {
 	(void)state;
@@ -79,11 +110,12 @@ static void mem_must_dies_with_one_line_that_says_who_and_how_much(void **state)
 	}
 	int status = 0;
 	waitpid(child, &status, 0);
-	const char *text = capture_end(&c);
+	const char *text = capture_log(&c);
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 1);
-	assert_non_null(strstr(text, "error mem out-of-memory who=\"ledger of workers\" "
-				     "elements=1152921504606846976 bytes_each=4\n"));
+	assert_non_null(
+		strstr(text, "level=error msg=\"mem out-of-memory\" who=\"ledger of workers\" "
+			     "elements=1152921504606846976 bytes_each=4\n"));
 }
 
 int main(void)
@@ -93,6 +125,7 @@ int main(void)
 		cmocka_unit_test(a_block_of_no_bytes_is_a_valid_pointer),
 		cmocka_unit_test(a_product_that_overflows_is_refused),
 		cmocka_unit_test(memory_that_is_not_there_is_refused),
+		cmocka_unit_test(a_lazy_block_takes_the_pages_that_are_touched),
 		cmocka_unit_test(mem_must_dies_with_one_line_that_says_who_and_how_much),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

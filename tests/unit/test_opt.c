@@ -11,9 +11,9 @@
 #include "scratch.h"
 
 static struct {
-	const char *bind, *name;
-	int64_t epochs, seed;
-	double lr;
+	const char *bind, *name, *checkpoint, *data;
+	int64_t epochs, seed, bound;
+	double lr, rate;
 	int mode, resume, quiet;
 } v;
 
@@ -60,6 +60,32 @@ static const struct opt rows[] = {
 		.def = "0",
 		.help = "Go on with an older state."},
 	{.name = "quiet", .type = OPT_FLAG, .dest = &v.quiet, .def = "1", .help = "Say less."},
+	{.name = "bound",
+		.type = OPT_INT,
+		.dest = &v.bound,
+		.def = "4",
+		.min = 0,
+		.max = 9,
+		.help = "Bound.",
+		.needs = "mode=ssp name"},
+	{.name = "checkpoint",
+		.type = OPT_TEXT,
+		.dest = &v.checkpoint,
+		.help = "Source.",
+		.needs = "command=export|predict"},
+	{.name = "data",
+		.type = OPT_TEXT,
+		.dest = &v.data,
+		.help = "Images.",
+		.needs = "command=predict"},
+	{.name = "rate",
+		.type = OPT_REAL,
+		.dest = &v.rate,
+		.def = "1",
+		.min = 0,
+		.max = 9,
+		.help = "Rate.",
+		.needs = "mode!=downpour|ssp bind"},
 	{0},
 };
 
@@ -103,7 +129,8 @@ static int clear_environment(void **state)
 {
 	(void)state;
 	static const char *const variables[] = {"CNN_BIND", "CNN_NAME", "CNN_EPOCHS", "CNN_SEED",
-		"CNN_LR", "CNN_MODE", "CNN_ACCEPT_ROLLBACK", "CNN_QUIET"};
+		"CNN_LR", "CNN_MODE", "CNN_ACCEPT_ROLLBACK", "CNN_QUIET", "CNN_BOUND",
+		"CNN_CHECKPOINT", "CNN_DATA", "CNN_EPOCH", "CNN_PS_SERVICE_HOST"};
 	for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
 		unsetenv(variables[i]);
 	return 0;
@@ -297,7 +324,10 @@ static void help_comes_from_the_rows_that_parse(void **state)
 		"How workers are combined. (downpour|sync|ssp; default sync; CNN_MODE)",
 		"  --[no-]accept-rollback",
 		"Go on with an older state. (default off; CNN_ACCEPT_ROLLBACK)",
-		"Say less. (default on; CNN_QUIET)", "Name. (default none; CNN_NAME)", "--version"};
+		"Say less. (default on; CNN_QUIET)", "Name. (default none; CNN_NAME)",
+		"Bound. (0 to 9; default 4; CNN_BOUND; only with --mode ssp and --name)",
+		"CNN_CHECKPOINT; only with command export|predict)",
+		"CNN_RATE; only with --bind; not with", "downpour|ssp)", "--version"};
 	for (size_t i = 0; i < sizeof says / sizeof says[0]; i++)
 		if (!strstr(output.text, says[i]))
 			fail_msg("no \"%s\" in: %s", says[i], output.text);
@@ -325,16 +355,91 @@ static void the_dump_says_where_each_value_came_from(void **state)
 	log_set_level(LOG_DEBUG);
 	capture_begin(&errors, 2);
 	opt_dump(&program);
-	capture_end(&errors);
+	capture_log(&errors);
 	log_set_level(LOG_INFO);
-	assert_string_equal(errors.text, "debug options value bind=\"a?b\" origin=command-line\n"
-					 "debug options value name=\"\" origin=default\n"
-					 "debug options value epochs=3 origin=default\n"
-					 "debug options value seed=0 origin=default\n"
-					 "debug options value lr=0.5 origin=environment\n"
-					 "debug options value mode=ssp origin=command-line\n"
-					 "debug options value accept-rollback=0 origin=default\n"
-					 "debug options value quiet=0 origin=command-line\n");
+#define VALUE "level=debug msg=\"options value\" name="
+	assert_string_equal(errors.text, VALUE
+		"bind value=\"a\\nb\" origin=command-line\n" VALUE
+		"name value=\"\" origin=default\n" VALUE "epochs value=3 origin=default\n" VALUE
+		"seed value=0 origin=default\n" VALUE "lr value=0.5 origin=environment\n" VALUE
+		"mode value=ssp origin=command-line\n" VALUE
+		"accept-rollback value=0 origin=default\n" VALUE
+		"quiet value=0 origin=command-line\n" VALUE "bound value=4 origin=default\n" VALUE
+		"checkpoint value=\"\" origin=default\n" VALUE
+		"data value=\"\" origin=default\n" VALUE "rate value=1 origin=default\n");
+}
+
+/* ---- without effect ------------------------------------------------------------------------ */
+
+/* What opt_check says of a command line: `says`, or nothing for NULL. */
+static void assert_warns(const char *line, const char *command, const char *says)
+{
+	assert_int_equal(parse(line), OPT_RUN);
+	capture_begin(&errors, 2);
+	opt_check(&program, command);
+	capture_end(&errors);
+	if (count_lines(errors.text) != (says != NULL) || (says && !strstr(errors.text, says)))
+		fail_msg("\"%s\", command %s: %s", line, command ? command : "none", errors.text);
+}
+
+static void a_row_without_effect_is_named_with_the_first_condition_that_fails(void **state)
+{
+	(void)state;
+	assert_warns("", "run", NULL);
+	assert_warns("--bound=5;--mode=ssp;--name=a", "run", NULL);
+	assert_warns("--bound=4", "run",
+		"cnn-test: warning: --bound has no effect with --mode sync: it needs --mode ssp\n");
+	assert_warns("--bound=5;--mode=ssp", "run", "--bound has no effect without --name\n");
+	assert_warns("--bound=5", NULL,
+		"level=warn msg=\"options no_effect\" reason=\"--bound has no effect with "
+		"--mode sync: it needs --mode ssp\"\n");
+	assert_warns("--rate=2", "run", NULL);
+	assert_warns(
+		"--rate=2;--mode=downpour", "run", "--rate has no effect with --mode downpour\n");
+	assert_warns(
+		"--rate=2;--mode=ssp;--bind=", "run", "--rate has no effect with --mode ssp\n");
+	assert_warns("--rate=2;--bind=", "run", "--rate has no effect without --bind\n");
+	setenv("CNN_BOUND", "3", 1);
+	assert_warns("", "run", "CNN_BOUND has no effect with --mode sync");
+	log_set_format(LOG_JSON);
+	log_set_level(LOG_ERROR);
+	assert_warns("", "run",
+		"\"level\":\"warn\",\"msg\":\"options no_effect\",\"reason\":\"CNN_BOUND has");
+	assert_int_equal(log_get_level(), LOG_ERROR);
+	log_set_level(LOG_INFO);
+	log_set_format(LOG_TEXT);
+}
+
+static void a_row_of_other_commands_is_named(void **state)
+{
+	(void)state;
+	assert_warns("--checkpoint=x", "export", NULL);
+	assert_warns("--checkpoint=x", "predict", NULL);
+	assert_warns("--checkpoint=x", "exp",
+		"--checkpoint has no effect with exp: it is for "
+		"export|predict\n");
+	assert_warns("--data=x", "export", "--data has no effect with export: it is for predict\n");
+	setenv("CNN_DATA", "x", 1); /* workers read it too */
+	assert_warns("", "export", NULL);
+}
+
+static void an_unknown_variable_is_named_with_its_neighbour(void **state)
+{
+	(void)state;
+	setenv("CNN_EPOCH", "secret", 1);
+	assert_warns("", "run",
+		"cnn-test: warning: CNN_EPOCH: unknown variable; did you mean CNN_EPOCHS?\n");
+	assert_null(strstr(errors.text, "secret"));
+	unsetenv("CNN_EPOCH");
+	setenv("CNN_PS_SERVICE_HOST", "10.0.0.1", 1);
+	assert_warns("", "run", NULL);
+	char name[600];
+	memset(name, 'X', sizeof name - 1);
+	memcpy(name, "CNN_", 4);
+	name[sizeof name - 1] = '\0';
+	setenv(name, "1", 1);
+	assert_warns("", "run", "unknown variable; --help lists them\n");
+	unsetenv(name);
 }
 
 int main(void)
@@ -353,6 +458,12 @@ int main(void)
 		cmocka_unit_test_setup(help_comes_from_the_rows_that_parse, clear_environment),
 		cmocka_unit_test_setup(version_is_the_programs_name_and_number, clear_environment),
 		cmocka_unit_test_setup(the_dump_says_where_each_value_came_from, clear_environment),
+		cmocka_unit_test_setup(
+			a_row_without_effect_is_named_with_the_first_condition_that_fails,
+			clear_environment),
+		cmocka_unit_test_setup(a_row_of_other_commands_is_named, clear_environment),
+		cmocka_unit_test_setup(
+			an_unknown_variable_is_named_with_its_neighbour, clear_environment),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

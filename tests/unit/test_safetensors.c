@@ -235,6 +235,37 @@ static void a_file_of_another_model_is_refused_by_the_first_difference(void **st
 	}
 }
 
+static int model_of(const char *header, char *text)
+{
+	(void)read_made(header, strlen(header), six, 24);
+	memset(&e, 0, sizeof e);
+	return safetensors_model(path, text, &e);
+}
+
+static void the_metadata_name_the_model(void **state)
+{
+	char text[MODEL_MAX_TEXT], large[MODEL_MAX_TEXT + 100];
+	(void)state;
+	use_model("seed:2");
+	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
+	assert_int_equal(safetensors_model(path, text, &e), PS_OK);
+	assert_string_equal(text, m.text);
+	use_small_model();
+	assert_int_equal(model_of("{\"__metadata__\":{\"model\":\"fc:2\"}}", text), PS_OK);
+	assert_string_equal(text, "fc:2");
+	assert_int_equal(model_of("{\"__metadata__\":{\"model\":7}}", text), PS_OK);
+	assert_string_equal(text, "");
+	assert_int_equal(model_of("{\"__metadata__\":[]}", text), PS_OK);
+	assert_string_equal(text, "");
+	assert_int_equal(model_of("{}", text), PS_OK);
+	assert_string_equal(text, "");
+	assert_int_equal(model_of("[]", text), PS_EDATA);
+	assert_non_null(strstr(e.text, path));
+	snprintf(large, sizeof large, "{\"__metadata__\":{\"model\":\"%0*d\"}}", MODEL_MAX_TEXT, 1);
+	assert_int_equal(model_of(large, text), PS_EDATA);
+	assert_non_null(strstr(e.text, "512 bytes; expected at most 511"));
+}
+
 static void lengths_that_lie_are_refused_before_they_are_used(void **state)
 {
 	(void)state;
@@ -329,6 +360,7 @@ int main(void)
 			another_order_of_tensors_is_read_by_name, begin, end),
 		cmocka_unit_test_setup_teardown(
 			a_file_of_another_model_is_refused_by_the_first_difference, begin, end),
+		cmocka_unit_test_setup_teardown(the_metadata_name_the_model, begin, end),
 		cmocka_unit_test_setup_teardown(
 			lengths_that_lie_are_refused_before_they_are_used, begin, end),
 		cmocka_unit_test_setup_teardown(

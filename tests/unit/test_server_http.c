@@ -262,6 +262,9 @@ static void an_address_that_cannot_be_had_is_named(void **state)
 	assert_int_equal(
 		http_new(&second, &loop, http_url(http) + strlen("http://"), on_page, &pages, &e),
 		PS_EUSAGE);
+	assert_non_null(strstr(e.text, http_url(http) + strlen("http://"))); /* with its port */
+	assert_non_null(strstr(e.text, "already in use"));
+	assert_true(http_is_loopback(http));
 }
 
 int main(void)

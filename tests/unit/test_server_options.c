@@ -64,8 +64,10 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_string_equal(options.core.model, "conv:32:3 relu pool:2 fc:10");
 	assert_int_equal(options.core.n_params, options.model.n_params);
 	assert_int_equal(options.core.model_fingerprint, options.model.fingerprint);
-	assert_int_equal(options.core.optim.kind, OPTIM_ADAGRAD);
-	assert_true(options.core.lr == 0.04 && options.core.optim.eps == 1e-10);
+	assert_int_equal(options.core.optim.kind, OPTIM_RMSPROP);
+	assert_true(options.core.lr == 0.006 && options.core.optim.eps == 1e-8);
+	assert_true(options.core.optim.decay_square == 0.9);
+	assert_int_equal(options.core.lr_scaling, LR_SCALING_SQRT);
 	assert_int_equal(options.core.schedule.kind, SCHEDULE_CONSTANT);
 	assert_true(options.core.optim.weight_decay == 0 && options.core.optim.clip_norm == 0);
 	assert_true(options.core.schedule.warmup == 0);
@@ -121,6 +123,43 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_int_equal(log_get_level(), LOG_WARN);
 }
 
+/* --lr is one worker's rate; auto scales it by the rule that was measured best. */
+static void each_mode_trains_with_defaults_of_its_own(void **state)
+{
+	static const struct {
+		const char *line;
+		enum optim_kind optim;
+		double lr, clip_norm;
+		enum lr_scaling scaling;
+		uint32_t epochs, batch_images;
+	} row[] = {
+		{"--mode;downpour", OPTIM_RMSPROP, 0.006, 0, LR_SCALING_SQRT, 3, 0},
+		{"--mode;ssp", OPTIM_RMSPROP, 0.006, 0, LR_SCALING_SQRT, 3, 0},
+		{"--optimizer;adagrad", OPTIM_ADAGRAD, 0.04, 0, LR_SCALING_SQRT, 3, 0},
+		{"--optimizer;sgd", OPTIM_SGD, 0.2, 0, LR_SCALING_LINEAR, 3, 0},
+		{"--optimizer;sgd;--lr-scaling;none", OPTIM_SGD, 0.2, 0, LR_SCALING_NONE, 3, 0},
+		{"--mode;sync", OPTIM_NESTEROV, 0.3, 0.5, LR_SCALING_SQRT, 3, 0},
+		{"--mode;sync;--lr-scaling;linear", OPTIM_NESTEROV, 0.3, 0.5, LR_SCALING_LINEAR, 3,
+			0},
+		{"--mode;sandblaster", OPTIM_LBFGS, 1, 0, LR_SCALING_NONE, 30, 0},
+		{"--mode;sandblaster;--optimizer;sgd", OPTIM_SGD, 0.2, 0, LR_SCALING_NONE, 30,
+			6000},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+		const struct core_config *c = &options.core;
+
+		assert_int_equal(parse(row[i].line), OPT_RUN);
+		assert_int_equal(c->optim.kind, row[i].optim);
+		assert_true(c->lr == row[i].lr && c->optim.clip_norm == row[i].clip_norm);
+		assert_int_equal(c->lr_scaling, row[i].scaling);
+		assert_int_equal(c->epochs, row[i].epochs);
+		if (c->mode == MODE_SANDBLASTER)
+			assert_int_equal(c->batch_images, row[i].batch_images);
+	}
+}
+
 /* PyTorch's constants; each optimizer a rate of its own. */
 static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 {
@@ -132,7 +171,7 @@ static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 		{"--optimizer;momentum", 0.03, 0, 0},
 		{"--optimizer;nesterov", 0.03, 0, 0},
 		{"--optimizer;adagrad", 0.04, 1e-10, 0},
-		{"--optimizer;rmsprop", 0.002, 1e-8, 0.99},
+		{"--optimizer;rmsprop", 0.006, 1e-8, 0.9},
 		{"--optimizer;adam", 0.002, 1e-8, 0.999},
 	};
 	const struct optim *o = &options.core.optim;
@@ -177,7 +216,9 @@ static void good_addresses_are_taken(void **state)
 	static const char *const lines[] = {"--bind;tcp://*:5555;--insecure",
 		"--bind;tcp://*:*;--key;k", "--bind;tcp://0.0.0.0:65535;--insecure",
 		"--bind;tcp://eth0:1;--insecure", "--bind;tcp://127.1.2.3:1",
-		"--bind;tcp://[::1]:1", "--http;localhost:8080", "--http;[::1]:0", "--http;8080"};
+		"--bind;tcp://[::1]:1", "--bind;tcp://localhost:5555",
+		"--bind;tcp://[::ffff:127.0.0.1]:5555", "--http;localhost:8080", "--http;[::1]:0",
+		"--http;8080", "--http;0.0.0.0:80;--insecure", "--http;[::]:80;--insecure;--key;k"};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
@@ -267,9 +308,15 @@ static const char *const bad[][2] = {
 	{"--mode;sync;--n-push;2", "--n-push"},
 	{"--mode;sandblaster;--n-fetch;2", "--n-fetch"},
 	{"--mode;sync;--delay-compensation;constant", "--delay-compensation"},
+	{"--delay-compensation;constant;--n-push;2", "--n-fetch must be a multiple"},
+	{"--delay-compensation;adaptive;--n-push;2;--n-fetch;3", "--n-fetch must be a multiple"},
+	{"--delay-compensation;constant;--n-push;2;--n-fetch;4;--push;sum", "--push mean"},
 	{"--mode;sandblaster;--lbfgs-armijo;0.4;--lbfgs-wolfe;0.3", "--lbfgs-armijo"},
 	{"--n-push;0", "--n-push"},
-	{"--elastic;0", "--elastic"},
+	{"--elastic=0.1", "--elastic: is called --easgd-beta now"},
+	{"--mode;easgd;--easgd-beta;0", "--easgd-beta"},
+	{"--mode;easgd;--easgd-beta;1.1", "--easgd-beta"},
+	{"--mode;easgd;--easgd-momentum;1", "--easgd-momentum"},
 	{"--lbfgs-history;33", "--lbfgs-history"},
 	{"--mode;upside-down", "upside-down"},
 	{"--mode;", "--mode"},
@@ -302,11 +349,12 @@ static const char *const bad[][2] = {
 	{"--bind;tcp://0.0.0.0:5555", "--insecure"},
 	{"--bind;tcp://*:5555", "--insecure"},
 	{"--bind;tcp://[::]:5555", "--insecure"},
-	{"--bind;tcp://[::ffff:127.0.0.1]:5555", "--insecure"},
+	{"--bind;tcp://[::ffff:126.0.0.1]:5555", "--insecure"},
 	{"--bind;tcp://198.18.0.1:5555", "--insecure"},
-	{"--bind;tcp://localhost:5555", "--insecure"},
-	{"--bind;tcp://1270.0.0.1:5555", "--insecure"},
+	{"--bind;tcp://1270.0.0.1:5555", "--bind"},
+	{"--bind;tcp://no-such-host.invalid:5555", "has no address"},
 	{"--key;k;--insecure", "only one"},
+	{"--key;k;--insecure;--http;127.0.0.1:80", "only one"},
 	{"--allow;a", "--key"},
 	{"--http;127.0.0.1:70000", "70000"},
 	{"--http;70000", "70000"},
@@ -314,6 +362,11 @@ static const char *const bad[][2] = {
 	{"--http;http://127.0.0.1:80", "--http"},
 	{"--http;*:80", "--http"},
 	{"--http;127.0.0.1:*", "--http"},
+	{"--http;0.0.0.0:80", "--insecure"},
+	{"--http;0.0.0.0:80;--key;k", "--insecure"},
+	{"--http;[::]:80", "--insecure"},
+	{"--http;198.18.0.1:80", "--insecure"},
+	{"--http;no-such-host.invalid:80", "has no address"},
 	{"--checkpoint-dir;/proc/no/such/dir", "/proc/no/such/dir"},
 	{"--checkpoint-dir;/dev/null", "--checkpoint-dir"},
 	{"--checkpoint-dir;/dev/null/x", "--checkpoint-dir"},
@@ -417,6 +470,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(defaults_are_those_of_the_architecture),
 		cmocka_unit_test(every_value_arrives_where_it_belongs),
+		cmocka_unit_test(each_mode_trains_with_defaults_of_its_own),
 		cmocka_unit_test(an_optimizer_that_is_told_nothing_gets_what_is_usual),
 		cmocka_unit_test(a_vector_has_no_epochs_unless_it_is_told),
 		cmocka_unit_test(empty_texts_mean_off),

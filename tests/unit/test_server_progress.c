@@ -97,6 +97,19 @@ static void without_a_data_set_updates_are_counted(void **state)
 	assert_string_equal(bar(v), "17 updates  9 updates/s  loss 2.0000  3 workers");
 }
 
+static void a_bar_says_why_nothing_moves(void **state)
+{
+	struct progress_view v = half;
+
+	(void)state;
+	v.waiting = "waiting for workers: 0 of 1 for 3 s: cnn-worker";
+	assert_string_equal(
+		bar(v), "epoch 2/3 50 %  waiting for workers: 0 of 1 for 3 s: cnn-worker");
+	v.done = 0;
+	v.updates = 0;
+	assert_string_equal(bar(v), "waiting for workers: 0 of 1 for 3 s: cnn-worker");
+}
+
 static void a_bar_never_leaves_its_buffer(void **state)
 {
 	char line[128];
@@ -145,10 +158,10 @@ static void an_epoch_is_one_log_line_with_its_rate(void **state)
 	assert_int_equal(lab_lease(&worker)->kind, GRANT_EVAL);
 	lab_result(&worker, 93, 25);
 	lab_show(&progress, &worker);
-	capture_end(&errors);
-	assert_string_equal(errors.text,
-		"info train epoch epoch=1 images=200 updates=2 loss=0.5000 accuracy=0.9300 "
-		"test_loss=0.2500 images_per_s=100\n");
+	capture_log(&errors);
+	assert_string_equal(errors.text, "level=info msg=\"train epoch\" epoch=1 images=200 "
+					 "updates=2 loss=0.5000 accuracy=0.9300 "
+					 "test_loss=0.2500 images_per_s=100\n");
 }
 
 /* One worker evaluates for four seconds, then trains the second epoch in two. */
@@ -186,15 +199,83 @@ static void a_rate_is_measured_over_a_second(void **state)
 	lab_lease(&worker);
 	lab_show(&progress, &worker);
 	batch_at((struct work){0, 0, 1}, 4300);
-	progress_tick(&progress, run.core, 4900);
+	progress_tick(&progress, run.core, NULL, 4900);
 	progress_look(&progress, run.core, &v);
 	assert_true(v.images_per_s == 0 && v.eta_s < 0 && v.done == 0.1);
 	batch_at((struct work){0, 1, 1}, 5000);
-	progress_tick(&progress, run.core, 6000);
+	progress_tick(&progress, run.core, NULL, 6000);
 	progress_look(&progress, run.core, &v);
 	assert_true(v.images_per_s == 100); /* 200 images in the 2 s since the first lease */
 	assert_true(v.eta_s == 8 && v.epoch == 1 && v.epochs == 2 && v.workers == 1);
 	assert_true(v.accuracy < 0);
+}
+
+/* ---- sandblaster: a pass is counted when it ends, and shown while it is made ---------------- */
+
+/* A pass of five portions of 100 images, one in each second from the lease at 4000 on. */
+static void passes_begin(const char *optimizer)
+{
+	char line[200];
+
+	snprintf(line, sizeof line,
+		"--model;fc:10;--mode;sandblaster;--optimizer;%s;--epochs;2;--lease-batches;1",
+		optimizer);
+	begin(line);
+	lab_join(&worker, "", 500, 100);
+	worker.now_ms = 4000;
+	lab_lease(&worker);
+	lab_show(&progress, &worker);
+}
+
+static void portion_at(uint32_t i, uint64_t now_ms)
+{
+	batch_at((struct work){core_training_epoch(run.core), i, 1}, now_ms);
+	if (!core_epoch(run.core, 0)->end_ms && i < 4) {
+		lab_lease(&worker);
+		lab_show(&progress, &worker);
+	}
+	progress_tick(&progress, run.core, NULL, now_ms);
+}
+
+static void a_pass_moves_before_it_ends(void **state)
+{
+	struct progress_view v;
+
+	(void)state;
+	passes_begin("sgd");
+	for (uint32_t i = 0; i < 3; i++)
+		portion_at(i, 5000 + 1000 * i);
+	progress_look(&progress, run.core, &v);
+	assert_int_equal(core_stats(run.core)->images, 0); /* counted when the pass ends */
+	assert_true(v.done == 0.3 && v.images == 300);
+	assert_true(v.images_per_s == 100 && v.eta_s == 7);
+}
+
+static void a_pass_has_the_rate_of_its_wall_time(void **state)
+{
+	(void)state;
+	passes_begin("sgd");
+	for (uint32_t i = 0; i < 5; i++)
+		portion_at(i, 5000 + 1000 * i);
+	assert_int_equal(core_stats(run.core)->images, 500);
+	assert_true(progress.epoch_rate == 100);
+}
+
+/* The first pass finds f and g, the second looks at the line search's first point. */
+static void every_pass_of_a_line_search_is_work(void **state)
+{
+	struct progress_view v;
+
+	(void)state;
+	passes_begin("lbfgs");
+	for (uint32_t i = 0; i < 5; i++)
+		portion_at(i, 5000 + 1000 * i);
+	progress_look(&progress, run.core, &v);
+	assert_true(v.pass == 2 && v.done == 0 && v.images_per_s == 100);
+	lab_lease(&worker);
+	portion_at(0, 10000);
+	progress_look(&progress, run.core, &v);
+	assert_true(v.pass == 2 && v.done == 0.1 && v.images_per_s == 100 && v.eta_s == 9);
 }
 
 static void a_vectors_time_is_that_of_its_updates(void **state)
@@ -222,12 +303,16 @@ int main(void)
 		cmocka_unit_test(what_is_not_known_is_left_out),
 		cmocka_unit_test(the_ends_of_a_bar_are_full_and_empty),
 		cmocka_unit_test(without_a_data_set_updates_are_counted),
+		cmocka_unit_test(a_bar_says_why_nothing_moves),
 		cmocka_unit_test(a_bar_never_leaves_its_buffer),
 		cmocka_unit_test_teardown(
 			seconds_run_from_the_first_work_to_the_last_epoch, tear_down),
 		cmocka_unit_test_teardown(an_epoch_is_one_log_line_with_its_rate, tear_down),
 		cmocka_unit_test_teardown(evaluation_is_not_of_the_next_epoch, tear_down),
 		cmocka_unit_test_teardown(a_rate_is_measured_over_a_second, tear_down),
+		cmocka_unit_test_teardown(a_pass_moves_before_it_ends, tear_down),
+		cmocka_unit_test_teardown(a_pass_has_the_rate_of_its_wall_time, tear_down),
+		cmocka_unit_test_teardown(every_pass_of_a_line_search_is_work, tear_down),
 		cmocka_unit_test_teardown(a_vectors_time_is_that_of_its_updates, tear_down),
 	};
 

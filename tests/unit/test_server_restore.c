@@ -66,6 +66,82 @@ static void a_bad_checkpoint_gives_way_to_the_one_before(void **state)
 	assert_non_null(strstr(errors.text, "0000000000000002"));
 }
 
+/* What an older program, or a bug, could have left: right checksums around weights that are NaN. */
+static void save_poisoned(uint64_t generation)
+{
+	struct checkpoint c = {.generation = generation, .n_sections = IMAGE_SECTIONS};
+	struct err e;
+
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		struct checkpoint_section *s = &c.section[i];
+		unsigned char *data;
+
+		s->size = image_size(run.core, (enum image_section)i);
+		s->data = data = malloc(s->size + 1);
+		assert_non_null(data);
+		snprintf(s->name, sizeof(s->name), "%s", image_names[i]);
+		image_write(run.core, (enum image_section)i, data);
+		if (i == IMAGE_WEIGHTS)
+			memset(data + 4000, 0xff, 4);
+	}
+	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	for (int i = 0; i < IMAGE_SECTIONS; i++)
+		free((void *)(uintptr_t)c.section[i].data);
+}
+
+static void refused_content_gives_way_to_the_generation_before(void **state)
+{
+	(void)state;
+	start("--model;fc:10");
+	join(1000, 500); /* generation 2 */
+	lab_push(&worker, (struct work){0, 3, 1}, 100, 0.5f, 0.5f);
+	save(3);
+	save_poisoned(4);
+	save_poisoned(5);
+	die();
+	capture_begin(&errors, STDERR_FILENO);
+	start("--model;fc:10");
+	capture_end(&errors);
+	assert_true(run.resumed);
+	assert_int_equal(core_stats(run.core)->version, 1);
+	assert_int_equal(core_config(run.core)->generation, 6);
+	assert_non_null(strstr(errors.text, "checkpoint 5 cannot be continued"));
+	assert_non_null(strstr(errors.text, "checkpoint 4 cannot be continued"));
+	assert_non_null(strstr(errors.text, "checkpoint fallback\" generation=3"));
+	die();
+	start("--model;fc:10"); /* and what it saved at its start is good */
+	assert_int_equal(core_config(run.core)->generation, 7);
+}
+
+static void no_usable_content_is_no_fresh_run(void **state)
+{
+	(void)state;
+	start("--model;fc:10");
+	for (uint64_t g = 2; g <= 4; g++)
+		save_poisoned(g);
+	die();
+	capture_begin(&errors, STDERR_FILENO);
+	start_must_fail("--model;fc:10", PS_ECHECKPOINT, "none of its checkpoints");
+	capture_end(&errors);
+	assert_non_null(strstr(errors.text, "checkpoint 4 cannot be continued"));
+	assert_non_null(strstr(errors.text, "checkpoint 2 cannot be continued"));
+}
+
+/* Options that do not fit say so at once: an older generation is no way around them. */
+static void other_options_do_not_go_back_a_generation(void **state)
+{
+	(void)state;
+	start("--model;fc:10;--max-workers;1");
+	die();
+	start("--model;fc:10");
+	join(1000, 500);
+	die();
+	capture_begin(&errors, STDERR_FILENO);
+	start_must_fail("--model;fc:10;--seed;9", PS_ECHECKPOINT, "--seed");
+	capture_end(&errors);
+	assert_null(strstr(errors.text, "fallback"));
+}
+
 static void no_good_checkpoint_is_no_fresh_run(void **state)
 {
 	(void)state;
@@ -81,9 +157,16 @@ static void another_run_is_refused_and_the_option_named(void **state)
 {
 	static const char *const row[][2] = {
 		{"--model;fc:11", "--model \"fc:10\""},
-		{"--model;fc:10;--seed;2", "--seed"},
-		{"--model;fc:10;--batch;99", "--batch"},
-		{"--model;fc:10;--optimizer;sgd", "--optimizer"},
+		{"--model;fc:10;--seed;2", "--seed 1, not 2: give the run's own value"},
+		{"--model;fc:10;--batch;99", "--batch 100, not 99: "},
+		{"--model;fc:10;--optimizer;sgd", "--optimizer rmsprop, not sgd: "},
+		{"--model;fc:10;--mode;sync", "--mode downpour, not sync: "},
+		{"--model;fc:10;--mode;sandblaster;--seed;3",
+			"--seed 1, not 3; --mode downpour, not sandblaster: "},
+		{"--model;fc:10;--delay-compensation;adaptive",
+			"--delay-compensation none, not adaptive: "},
+		{"--model;fc:10;--push;sum", "--push mean, not sum: "},
+		{"--model;fc:10;--epochs;0", "--epochs 3, not 0: "},
 	};
 
 	(void)state;
@@ -176,6 +259,12 @@ int main(void)
 			an_epoch_is_not_used_twice_when_checkpoints_are_lost, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_bad_checkpoint_gives_way_to_the_one_before, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			refused_content_gives_way_to_the_generation_before, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			no_usable_content_is_no_fresh_run, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			other_options_do_not_go_back_a_generation, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			no_good_checkpoint_is_no_fresh_run, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

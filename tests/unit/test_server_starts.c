@@ -15,6 +15,8 @@ static void refused(const char *more, int code, const char *named)
 		fail_msg("no \"%s\" in: %s", named, s->said);
 	assert_int_equal(s->n_result, 0);
 	assert_null(strstr(s->said, "listening"));
+	assert_null(strstr(s->said, "_run")); /* no word about a run that does not start */
+	assert_null(strstr(s->said, "saver"));
 	close(s->out);
 	close(s->err);
 	s->out = s->err = 0;
@@ -40,6 +42,44 @@ static void starts_are_refused_by_exit_code(void **state)
 	refused("--lr;nan", 2, "--lr");
 }
 
+/* One line, which names host and port; the directory gets no run. */
+static void an_address_in_use_is_named_before_anything_is_said_or_written(void **state)
+{
+	char url[256], line[512];
+
+	(void)state;
+	struct server *s = launch("--bind;tcp://127.0.0.1:0;" LEDGER);
+	endpoint(s, url);
+	const char *page = awaited(s, "\"http listening\" url=http://");
+	char http[256];
+	snprintf(http, sizeof(http), "%s", page);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;%s", dir, url);
+	struct server *second = launch(line);
+	assert_int_equal(ended(second), 2);
+	assert_non_null(strstr(second->said, url));
+	assert_int_equal(count_lines(second->said), 1);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;tcp://127.0.0.1:0;--http;%s", dir,
+		http);
+	second = launch(line);
+	assert_int_equal(ended(second), 2);
+	assert_non_null(strstr(second->said, http));
+	assert_int_equal(count_lines(second->said), 1);
+	assert_false(scratch_exists(dir, "EPOCH"));
+}
+
+static void localhost_is_no_open_address(void **state)
+{
+	char url[256];
+
+	(void)state;
+	struct server *s = launch("--bind;tcp://localhost:0;--http;localhost:0;--model;vector:600");
+	endpoint(s, url);
+	struct cnnps *c = join(url);
+	cnnps_close(&c);
+	kill(s->pid, SIGTERM);
+	assert_int_equal(ended(s), 0);
+}
+
 static void a_bad_file_of_weights_is_refused(void **state)
 {
 	char line[512];
@@ -60,7 +100,7 @@ static void check_config_says_so_and_touches_nothing(void **state)
 	struct server *s = launch(line);
 	assert_int_equal(ended(s), 0);
 	assert_non_null(strstr(s->result, "parameters=7850"));
-	assert_non_null(strstr(s->said, "lr=0.04"));
+	assert_non_null(strstr(s->said, "name=lr value=0.006"));
 	assert_null(strstr(s->said, "listening"));
 	assert_false(scratch_exists(dir, "new"));
 	s = launch("--check-config;--lr;-1");
@@ -113,9 +153,9 @@ static void without_a_directory_it_warns_once_and_refuses_checkpoints(void **sta
 	(void)state;
 	struct server *s = launch("--bind;tcp://127.0.0.1:0;" LEDGER);
 	endpoint(s, url);
-	const char *warning = strstr(s->said, "warn saver off");
+	const char *warning = strstr(s->said, "level=warn msg=\"saver off\"");
 	assert_non_null(warning);
-	assert_null(strstr(warning + 1, "warn"));
+	assert_null(strstr(warning + 1, "level=warn"));
 	struct cnnps *c = join(url);
 	push(c, 0, 7);
 	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
@@ -127,7 +167,50 @@ static void without_a_directory_it_warns_once_and_refuses_checkpoints(void **sta
 }
 
 /* A connection is a line at level debug only. */
-static void sighup_switches_the_log_level(void **state)
+static void sighup_leaves_the_log_level(void **state)
+{
+	char url[256];
+
+	(void)state;
+	struct server *s = launch_here(LEDGER);
+	endpoint(s, url);
+	kill(s->pid, SIGHUP);
+	(void)awaited(s, "msg=\"server no_keys\"");
+	struct cnnps *c = join(url);
+	push(c, 0, 1);
+	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
+	cnnps_close(&c);
+	kill(s->pid, SIGTERM);
+	assert_int_equal(ended(s), 0);
+	assert_null(strstr(s->said, "level=debug"));
+}
+
+static void the_log_level_is_set_by_an_admin_message(void **state)
+{
+	char url[256], json[1 << 15];
+
+	(void)state;
+	struct server *s = launch_here(LEDGER);
+	endpoint(s, url);
+	struct cnnps *admin = join(url);
+	assert_int_equal(cnnps_log_level(admin, "loud"), -1);
+	assert_int_equal(cnnps_log_level(admin, "debug"), 0);
+	assert_string_equal(awaited(s, "msg=\"server log_level\" from=info to="), "debug");
+	assert_int_equal(cnnps_status(admin, json, sizeof(json)), 0);
+	assert_non_null(strstr(json, "\"log_level\":\"debug\""));
+	struct cnnps *c = join(url); /* the same name */
+	(void)awaited(s, "level=debug msg=\"net accepted\"");
+	assert_int_equal(cnnps_log_level(c, "error"), 0);
+	assert_string_equal(awaited(s, "from=debug to="), "error");
+	cnnps_close(&c);
+	cnnps_close(&admin);
+	kill(s->pid, SIGTERM);
+	assert_int_equal(ended(s), 0);
+	assert_null(strstr(s->said, "server draining")); /* level info */
+}
+
+/* Slurm sends it some time before the job's end (sbatch --signal). */
+static void sigusr1_drains_and_sigusr2_does_nothing(void **state)
 {
 	char url[256];
 
@@ -135,21 +218,26 @@ static void sighup_switches_the_log_level(void **state)
 	struct server *s = launch_here(LEDGER);
 	endpoint(s, url);
 	struct cnnps *c = join(url);
+	push(c, 0, 3);
+	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
+	kill(s->pid, SIGUSR2);
+	kill(s->pid, SIGUSR1);
+	kill(s->pid, SIGUSR1);
+	(void)awaited(s, "msg=\"server draining\"");
+	kill(s->pid, SIGUSR1);
+	assert_int_equal(ended(s), 0);
+	expect_status(s, "drained");
 	cnnps_close(&c);
-	assert_null(strstr(s->said, "debug "));
-	kill(s->pid, SIGHUP);
-	assert_string_equal(awaited(s, "server log_level debug="), "1");
-	c = join(url);
-	cnnps_close(&c);
-	(void)awaited(s, "debug net accepted");
-	kill(s->pid, SIGHUP);
-	(void)awaited(s, "server log_level debug=0");
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(starts_are_refused_by_exit_code, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			an_address_in_use_is_named_before_anything_is_said_or_written, set_up,
+			tear_down),
+		cmocka_unit_test_setup_teardown(localhost_is_no_open_address, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_bad_file_of_weights_is_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
@@ -159,7 +247,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			without_a_directory_it_warns_once_and_refuses_checkpoints, set_up,
 			tear_down),
-		cmocka_unit_test_setup_teardown(sighup_switches_the_log_level, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(sighup_leaves_the_log_level, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			the_log_level_is_set_by_an_admin_message, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			sigusr1_drains_and_sigusr2_does_nothing, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
  */
 #include <jansson.h>
 #include "server_lab.h"
+#include "server/labels.h"
 #include "server/status.h"
 
 static struct options options;
@@ -160,6 +161,17 @@ static void a_failing_saver_is_a_degraded_server(void **state)
 	json_decref(o);
 }
 
+static void label(struct labels *labels, uint32_t id)
+{
+	const struct msg welcome = {
+		.type = MSG_WELCOME, .welcome = {.stamp = {.worker = id, .incarnation = 1}}};
+	struct msg_hello hello = {.pid = 1000000 + id};
+
+	snprintf(hello.host, sizeof(hello.host), "compute-a%04u.cluster", id);
+	labels_hello(labels, id, &hello, "10.100.100.100");
+	labels_note(labels, id, &welcome);
+}
+
 /* WIRE_MAX_TEXT bounds what STATUS may carry. */
 static void a_crowd_is_cut_to_what_a_message_holds(void **state)
 {
@@ -167,20 +179,26 @@ static void a_crowd_is_cut_to_what_a_message_holds(void **state)
 
 	(void)state;
 	begin("--model;vector:4;--max-workers;1024");
+	struct labels *labels = labels_new(1024);
+	assert_non_null(labels);
 	for (uint32_t i = 0; i < 1024; i++) {
 		snprintf(name, sizeof(name), "%04u-%055d", i, 0);
 		worker.peer = i + 1;
 		lab_join(&worker, name, 0, 0);
+		label(labels, i + 1);
 	}
+	now.labels = labels;
 	char *text = status_json(&now);
 	assert_true(strlen(text) <= WIRE_MAX_TEXT);
-	assert_true(strlen(text) > WIRE_MAX_TEXT / 4);
+	assert_true(strlen(text) > WIRE_MAX_TEXT * 4 / 5); /* the room is used */
 	json_t *o = parsed(text);
 	size_t listed = json_array_size(json_object_get(o, "workers"));
 	assert_true(listed > 10);
 	assert_true(number(o, "workers_left_out") == 1024 - (double)listed);
 	assert_true(number(o, "live_workers") == 1024);
 	json_decref(o);
+	now.labels = NULL;
+	labels_free(&labels);
 }
 
 static void a_thousand_epochs_fit_as_well(void **state)
@@ -331,6 +349,97 @@ static void memory_of_the_process_is_read(void **state)
 	assert_true(status_rss() < (uint64_t)1 << 40);
 }
 
+/* ---- doubtful runs ------------------------------------------------------------------------- */
+
+static struct warnings warnings;
+
+/* Train with `line`, `correct` of the test images right; the result's only warning, or NULL. */
+static const char *warning_of(const char *line, uint32_t correct)
+{
+	static char text[WARNING_TEXT];
+
+	begin(line);
+	warnings = (struct warnings){
+		.classes = options.model.classes, .usual_rate = options.usual_rate};
+	now.warnings = &warnings;
+	lab_join(&worker, "", 1000, 100);
+	if (options.core.batch == 100)
+		train(correct);
+	now.ending = PS_EDONE;
+	json_t *o = parsed(status_result(&now)), *list = json_object_get(o, "warnings");
+	assert_true(json_is_array(list) && json_array_size(list) <= 1);
+	const char *found = json_string_value(json_array_get(list, 0));
+	snprintf(text, sizeof(text), "%s", found ? found : "");
+	json_decref(o);
+	restore_release(&run);
+	return found ? text : NULL;
+}
+
+static void expect_warning(const char *line, uint32_t correct, const char *words)
+{
+	const char *text = warning_of(line, correct);
+
+	if (!text || !strstr(text, words))
+		fail_msg("%s: no \"%s\" in: %s", line, words, text ? text : "nothing");
+}
+
+static void a_result_at_chance_level_is_warned_about(void **state)
+{
+	(void)state;
+	/* always the largest class of MNIST, 11.35 %, counts as chance with its 10,000 images */
+	assert_true(warning_chance(10, 10000) > 0.1135 && warning_chance(10, 10000) < 0.14);
+	assert_true(warning_chance(2, 10000) > 0.625 && warning_chance(2, 10000) < 0.65);
+	assert_true(warning_chance(100, 10000) > 0.0125 && warning_chance(100, 10000) < 0.02);
+	expect_warning("--model;fc:10;--epochs;1", 0, "no better than chance");
+	assert_null(warning_of("--model;fc:10;--epochs;1", 60));
+}
+
+static void expect_rate(double usual_rate, int warned)
+{
+	char text[WARNING_TEXT];
+
+	warnings = (struct warnings){.classes = 10, .usual_rate = usual_rate};
+	assert_int_equal(warning_text(&warnings, WARNING_RATE, run.core, 0, text), warned);
+}
+
+static void a_rate_far_above_the_usual_is_warned_about(void **state)
+{
+	(void)state;
+	expect_warning("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;500", 60,
+		"--lr 500 is 2500 times the usual rate of sgd (0.2)");
+	expect_warning("--model;fc:10;--epochs;1;--optimizer;adam;--lr;0.1", 60, "of adam");
+	assert_null(warning_of("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;3", 60));
+	/* the mode has a usual rate of its own */
+	begin("--model;fc:10;--mode;sync;--lr;1");
+	expect_rate(options.usual_rate, 0);
+	expect_rate(options.usual_rate / 10, 1);
+	restore_release(&run);
+	assert_null(warning_of("--model;fc:10;--epochs;1;--optimizer;adagrad;--lr;0.5", 60));
+}
+
+static void a_batch_larger_than_the_data_set_is_warned_about(void **state)
+{
+	(void)state;
+	expect_warning(
+		"--model;fc:10;--epochs;1;--batch;100000", 60, "--batch 100000 is larger than");
+	assert_null(warning_of("--model;fc:10;--epochs;1;--batch;100", 60));
+}
+
+static void warnings_are_logged_once(void **state)
+{
+	static struct capture log;
+
+	(void)state;
+	begin("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;500");
+	warnings = (struct warnings){.classes = 10, .usual_rate = 0.2};
+	capture_begin(&log, STDERR_FILENO);
+	warnings_look(&warnings, run.core, 0);
+	warnings_look(&warnings, run.core, 0);
+	capture_end(&log);
+	assert_int_equal(count_lines(log.text), 1);
+	assert_non_null(strstr(log.text, "--lr 500"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -343,6 +452,10 @@ int main(void)
 		cmocka_unit_test_teardown(endings_have_names, tear_down),
 		cmocka_unit_test_teardown(metrics_are_the_cores_numbers, tear_down),
 		cmocka_unit_test_teardown(metrics_follow_the_text_format, tear_down),
+		cmocka_unit_test(a_result_at_chance_level_is_warned_about),
+		cmocka_unit_test(a_rate_far_above_the_usual_is_warned_about),
+		cmocka_unit_test(a_batch_larger_than_the_data_set_is_warned_about),
+		cmocka_unit_test_teardown(warnings_are_logged_once, tear_down),
 		cmocka_unit_test(memory_of_the_process_is_read),
 	};
 

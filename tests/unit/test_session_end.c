@@ -122,7 +122,7 @@ static void errors_that_a_hello_cannot_mend_end_it(void **state)
 {
 	const int mend[] = {PS_EEPOCH, PS_EGAP, PS_ESTATE};
 	const int end[] = {PS_EFENCED, PS_EWRONGRUN, PS_EWRONGDATA, PS_EPROTO, PS_EVERSION,
-		PS_EROLLEDBACK, PS_ESHUTDOWN, PS_EDONE, PS_EDIVERGED};
+		PS_EROLLEDBACK, PS_ESHUTDOWN, PS_EDONE, PS_EQUARANTINE, PS_EDIVERGED};
 	static struct sbench b;
 
 	(void)state;

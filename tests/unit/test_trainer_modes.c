@@ -97,19 +97,28 @@ static void weights_of_before_a_restart_are_not_exact_after_it(void **state)
 /* ---- easgd ------------------------------------------------------------------------------------
  */
 
-static void reference_easgd(const struct work *lease, float *x)
+/* Own weights and velocity of the worker that is compared with. */
+static float x[N], v[N];
+
+/* Zhang 2015, algorithm 2: v = m v - rate g(x + m v), x += v; then worker and centre close their
+ * part of the distance, which each PARAMS brings along. */
+static void reference_easgd(const struct work *lease)
 {
-	float rate = (float)how.local_rate, part = (float)how.elastic, g[N], centre[N];
+	float rate = (float)how.local_rate, m = (float)how.momentum, g[N], centre[N];
 	struct fake_push of = {.images = 0};
 
 	for (uint32_t i = 0; i < lease->count; i++) {
-		gradient_of(x, (struct work){lease->epoch, lease->first + i, 1}, g, &of);
 		for (int j = 0; j < N; j++)
+			x[j] += m * v[j];
+		gradient_of(x, (struct work){lease->epoch, lease->first + i, 1}, g, &of);
+		for (int j = 0; j < N; j++) {
 			x[j] -= rate * g[j];
+			v[j] = m * v[j] - rate * g[j];
+		}
 		if (of.work.count < how.n_push && i + 1 < lease->count)
 			continue;
 		server_weights(centre);
-		ref.pulls++;
+		float part = (float)(how.elastic / (1 + ++ref.pulls % 3));
 		for (int j = 0; j < N; j++) {
 			float e = part * (x[j] - centre[j]);
 
@@ -122,21 +131,21 @@ static void reference_easgd(const struct work *lease, float *x)
 
 static void easgd_ties_its_own_weights_to_the_centre(void **state)
 {
-	float x[N];
-
 	(void)state;
-	for (uint32_t prefetch = 0; prefetch < 2; prefetch++) {
+	for (uint32_t i = 0; i < 4; i++) {
 		start();
 		how.mode = MODE_EASGD;
 		how.n_push = 2;
 		how.local_rate = 0.5;
-		how.elastic = 0.3;
-		how.prefetch = prefetch;
+		how.elastic = 0.6;
+		how.momentum = i & 2 ? 0.7 : 0;
+		how.prefetch = i & 1;
 		train(all_in_two, 2);
 		server_weights(x);
+		memset(v, 0, sizeof(v));
 		ref.pulls++;
-		reference_easgd(&all_in_two[0].work, x);
-		reference_easgd(&all_in_two[1].work, x);
+		reference_easgd(&all_in_two[0].work);
+		reference_easgd(&all_in_two[1].work);
 		pushes_are_the_references();
 		assert_int_equal(ref.n, 4); /* 2, 1; 2, 2 */
 		fake_stop(&fake);

@@ -133,7 +133,7 @@ static void welcomes_must_make_sense(void **state)
 		assert_accepted(MSG_WELCOME, welcome_with(field, 0.5));
 		for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 			assert_refused(MSG_WELCOME, welcome_with(field, bad[i]),
-				"welcome.local_rate or welcome.elastic is out of range");
+				"welcome.local_rate or welcome.momentum is out of range");
 	}
 }
 
@@ -157,7 +157,7 @@ static void texts_are_utf8_on_one_line(void **state)
 	static const char *const bad[] = {"\x80", "\xc0\xaf", "\xc1\xbf", "\xe0\x9f\xbf", "\xc3",
 		"\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff",
 		"a\xe2\x82", "\xc3\x29"};
-	static const char *const good[] = {"w1", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80",
+	static const char *const good[] = {"w1", "\xc2\xa0", "\xdf\xbf", "\xe0\xa0\x80",
 		"\xe2\x82\xac", "\xed\x9f\xbf", "\xee\x80\x80", "\xf0\x90\x80\x80",
 		"\xf4\x8f\xbf\xbf", "\x7e"};
 	char name[WIRE_MAX_NAME + 2];
@@ -171,9 +171,32 @@ static void texts_are_utf8_on_one_line(void **state)
 	assert_name("a\nb", 3, "hello.name is out of range");
 	assert_name("a\x1b[2J", 5, "hello.name is out of range");
 	assert_name("\x7f", 1, "hello.name is out of range");
+	assert_name("\xc2\x80", 2, "hello.name is out of range"); /* C1: to U+009F */
+	assert_name("\xc2\x9f", 2, "hello.name is out of range");
 	memset(name, 'n', sizeof(name));
 	assert_name(name, WIRE_MAX_NAME, NULL);
 	assert_name(name, WIRE_MAX_NAME + 1, "hello.name is out of range");
+}
+
+static void a_host_is_a_short_line(void **state)
+{
+	char host[WIRE_MAX_HOST + 1];
+	struct bytes *b = hello();
+
+	(void)state;
+	memset(host, 'h', sizeof(host));
+	put_bytes(b, 9, host, WIRE_MAX_HOST);
+	put_number(b, 10, UINT32_MAX);
+	assert_accepted(MSG_HELLO, b);
+	b = hello();
+	put_bytes(b, 9, host, WIRE_MAX_HOST + 1);
+	assert_refused(MSG_HELLO, b, "hello.host is out of range");
+	b = hello();
+	put_bytes(b, 9, "a\nb", 3);
+	assert_refused(MSG_HELLO, b, "hello.host is out of range");
+	b = hello();
+	put_number(b, 10, (uint64_t)UINT32_MAX + 1);
+	assert_refused(MSG_HELLO, b, "number too large for its field");
 }
 
 static void long_texts_are_refused(void **state)
@@ -198,6 +221,7 @@ int main(void)
 		cmocka_unit_test(grants_and_results_must_make_sense),
 		cmocka_unit_test(welcomes_must_make_sense),
 		cmocka_unit_test(texts_are_utf8_on_one_line),
+		cmocka_unit_test(a_host_is_a_short_line),
 		cmocka_unit_test(long_texts_are_refused),
 	};
 

@@ -36,7 +36,7 @@ static void what_is_not_one_message_is_refused(void **state)
 
 static void another_protocol_version_is_told_so_whatever_else_it_says(void **state)
 {
-	static const char why[] = "only protocol 4 is spoken here: server and worker must be of "
+	static const char why[] = "only protocol 5 is spoken here: server and worker must be of "
 				  "releases that speak the same";
 	static struct bytes whole;
 	struct bytes *b = fresh();
@@ -60,7 +60,7 @@ static void unknown_fields_are_refused_at_every_level(void **state)
 
 	(void)state;
 	assert_accepted(MSG_HELLO, b);
-	put_number(b, 9, 1);
+	put_number(b, 11, 1);
 	assert_refused(MSG_HELLO, b, "unknown field");
 	b = hello();
 	put_text(b, 6, "\x30\x01"); /* resume: field 6 of a Stamp */

@@ -60,6 +60,27 @@ static void params_of(struct msg *m, uint32_t n)
 	}
 }
 
+static void an_elastic_part_is_a_part(void **state)
+{
+	const double good[] = {0, 0.0625, 1}, bad[] = {-0.1, 1.01, (double)NAN, (double)INFINITY};
+	static struct msg m, back;
+	const char *why = NULL;
+	struct frames f;
+
+	(void)state;
+	for (size_t i = 0; i < 3 + 4; i++) {
+		params_of(&m, 1);
+		m.params.elastic = i < 3 ? good[i] : bad[i - 3];
+		assert_int_equal(wire_encode(&m, &f), PS_OK);
+		assert_int_equal(wire_decode(wire, &f, &back, &why), i < 3 ? PS_OK : PS_EPROTO);
+		if (i < 3)
+			assert_true(back.params.elastic == good[i]);
+		else
+			assert_string_equal(why, "params.elastic is out of range");
+		frames_release(&f);
+	}
+}
+
 static void assert_values(const struct slices *s)
 {
 	for (uint32_t i = 0; i < s->n; i++) {
@@ -370,6 +391,7 @@ static void no_tensor_is_taken_before_the_model_is_known(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(an_elastic_part_is_a_part),
 		cmocka_unit_test(misaligned_frames_are_copied_to_aligned_memory),
 		cmocka_unit_test(aligned_frames_are_not_copied),
 		cmocka_unit_test(the_largest_magnitude_is_found_wherever_it_is),

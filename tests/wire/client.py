@@ -14,7 +14,7 @@ import xxhash
 import zmq
 
 PROTO = Path(__file__).resolve().parent.parent.parent / "proto"
-PROTOCOL = 4
+PROTOCOL = 5
 PATIENCE = 20  # seconds to wait for any answer
 
 
@@ -131,11 +131,12 @@ class Link:
 class Worker:
     """One life of a worker. One thread; whatever waits also beats."""
 
-    def __init__(self, endpoint, name="", data=None, resume=None, keys=None):
+    def __init__(self, endpoint, name="", data=None, resume=None, keys=None, host="", pid=0):
         self.endpoint = endpoint
         self.keys = keys
         self.name = name
         self.data = data
+        self.host, self.pid = host, pid
         self.links()
         self.kept = {}     # seq -> [PUSH body without stamp, tensors, ACK or None]
         self.request = self.lease_request = 0
@@ -159,7 +160,7 @@ class Worker:
 
     def hello(self):
         body = pb.Hello(protocol=PROTOCOL, role=pb.ROLE_WORKER, name=self.name, device="python",
-                        last_seq=self.seq, durable_seq=self.durable)
+                        last_seq=self.seq, durable_seq=self.durable, host=self.host, pid=self.pid)
         if self.data:
             body.data.CopyFrom(self.data)
         if self.stamp:
@@ -230,6 +231,7 @@ class Worker:
             if body.request == self.request:
                 assert len(vector) == self.welcome.n_params
                 self.base_epoch = self.stamp.epoch
+                self.params = body
                 return vector, body.version
 
     def send_push(self, seq):

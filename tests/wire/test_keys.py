@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
-from client import CONTEXT, Keys, Link, Refused, Worker, hello, pb
+from client import CONTEXT, PROTOCOL, Keys, Link, Refused, Worker, hello, pb
 from conftest import LEDGER, Honest, ends
 from flavour import FLAVOUR, PATIENCE
 from lab import until
@@ -50,7 +50,7 @@ def counters(server):
 
 
 def metric(server, name):
-    address = server.line(r"info http listening.* url=(\S+)")[1]
+    address = server.line(r"http listening.* url=(\S+)")[1]
     with urllib.request.urlopen(f"{address}/metrics", timeout=5) as reply:
         return float(re.search(rf"^cnnps_{name} (\S+)", reply.read().decode(), re.M)[1])
 
@@ -218,10 +218,11 @@ def test_no_plain_byte_on_the_wire(server, honest, known):
 
 def one_of(name, stamp):
     """A message of that name, of a worker with this stamp."""
-    return {"HELLO with ROLE_OBSERVER": pb.Hello(protocol=4, role=pb.ROLE_OBSERVER),
+    return {"HELLO with ROLE_OBSERVER": pb.Hello(protocol=PROTOCOL, role=pb.ROLE_OBSERVER),
             "HELLO with ROLE_WORKER": hello(), "STATUS": pb.Status(),
             "PULL": pb.Pull(stamp=stamp, request=1, which=pb.WEIGHTS_CURRENT),
             "ADMIN": pb.Admin(verb=pb.ADMIN_CHECKPOINT),
+            "ADMIN_LOG_LEVEL": pb.Admin(verb=pb.ADMIN_LOG_LEVEL, level=pb.LOG_LEVEL_INFO),
             "PUSH": pb.Push(stamp=stamp, seq=1), "LEASE": pb.Lease(stamp=stamp, request=1),
             "RESULT": pb.Result(stamp=stamp, eval_count=1), "BEAT": pb.Beat(stamp=stamp),
             "BYE": pb.Bye(stamp=stamp)}[name]
@@ -239,7 +240,8 @@ def test_keys_table(server, honest, known, role):
     stamp.CopyFrom(honest.stamp)
     stamp.worker = stamp.incarnation = 0
     for row in TABLE[1:]:
-        for name in row[0].split(", "):
+        names = row[0].split(", ")
+        for name in names + ["ADMIN_LOG_LEVEL"] * ("ADMIN" in names):
             link = Link(server.endpoint, known("second" if role == "worker" else role))
             link.send(one_of(name, stamp))
             link.send(pb.Status())  # a worker's HELLO, RESULT or BEAT may have no answer
@@ -293,6 +295,7 @@ def test_sighup_revokes(server, honest, known, keys):
     refused_push = np.full(64, np.nan, np.float32)  # does not change the ledger
     assert second.push(refused_push, 0).reject == pb.REJECT_NONFINITE
     read_again(server, keys, without(keys, "second"))
+    assert server.status()["log_level"] == "info"
     version = honest.pull()[1]
     with pytest.raises(Refused) as refused:
         second.push(refused_push, 0)
@@ -342,7 +345,7 @@ def test_a_refused_worker_ends_at_once(server, honest, keys, lab, data):
                             *options)
         assert code == 9, worker.tail()
         assert time.monotonic() - began < 30 * PATIENCE
-        assert [line for line in worker.lines if not line.startswith("info")] == \
+        assert [line for line in worker.lines if " level=info " not in line] == \
             worker.lines[-1:], worker.tail()
         assert words in worker.lines[-1]
 

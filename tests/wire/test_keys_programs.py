@@ -35,7 +35,7 @@ def test_a_bind_to_the_network_needs_a_key(lab, keys):
     assert code == 2 and "--insecure" in server.lines[-1], server.tail()
     for options in (["--key", keys / "server.key"], ["--insecure"]):
         server = started(lab, "cnn-ps", "--bind", "tcp://0.0.0.0:0", *options)
-        server.line("info net listening")
+        server.line("net listening")
 
 
 def test_secrets_stay_out_of_logs_arguments_and_cores(lab, keys, data):

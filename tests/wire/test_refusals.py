@@ -5,11 +5,12 @@ The fixture `honest` works before and after each test on its own connections.
 import numpy as np
 import pytest
 
-from client import Link, Refused, Worker, checksum, encode, hello, pb
+from client import PROTOCOL, Link, Refused, Worker, checksum, encode, hello, pb
 from conftest import LEDGER, PLAIN, SIZE, Honest
 
 EPROTO, EVERSION, EEPOCH, EGAP, ESTATE = 12, 13, 14, 15, 16
 EWRONGRUN, EFENCED, EFULL, EAGAIN, EUSAGE, EROLLEDBACK = 5, 6, 17, 21, 1, 18
+EQUARANTINE = 24
 ONE = np.eye(1, SIZE, dtype=np.float32)[0]
 
 
@@ -169,7 +170,7 @@ def test_frames_overlapping_slices(other):
 # ---- HELLO, Session, Errors
 
 def test_errors_version(link):
-    for version in 1, 2, 3, 5:  # 1: before PUSH could pull; 2: before PARAMS had an ACK; 3: before parts
+    for version in (*range(1, PROTOCOL), PROTOCOL + 1):
         assert refusal(link, *encode(hello(protocol=version))).code == EVERSION
     body = hello(protocol=7).SerializeToString() + b"\x98\x06\x01"  # a field of the future
     assert refusal(link, wrap(1, body)).code == EVERSION
@@ -252,6 +253,17 @@ def test_errors_nothing_is_evaluated(link, other):
 def test_errors_no_checkpoint_directory(link):
     assert code(link, pb.Admin(verb=pb.ADMIN_CHECKPOINT)) == EUSAGE
     assert code(link, pb.Admin()) == EPROTO
+
+
+def test_admin_level_goes_with_its_verb(server, link):
+    for body in (pb.Admin(verb=pb.ADMIN_LOG_LEVEL), pb.Admin(verb=pb.ADMIN_LOG_LEVEL, level=5),
+                 pb.Admin(verb=pb.ADMIN_DRAIN, level=pb.LOG_LEVEL_INFO), pb.Admin(verb=4)):
+        assert code(link, body) == EPROTO, body
+    for level, name in ((pb.LOG_LEVEL_DEBUG, "debug"), (pb.LOG_LEVEL_INFO, "info")):
+        link.send(pb.Admin(verb=pb.ADMIN_LOG_LEVEL, level=level))
+        _, body, _ = link.expect("admin")
+        assert (body.verb, body.reply, body.level) == (pb.ADMIN_LOG_LEVEL, True, level)
+        server.line(f'msg="server log_level" from=\\w+ to={name}')
 
 
 def test_status_needs_no_hello(link):
@@ -345,6 +357,23 @@ def test_rejections_nonfinite(other, value):
 
 def test_rejections_loss(other):
     assert other.push(ONE, 0, loss=float("nan")).reject == pb.REJECT_NONFINITE
+
+
+def test_rejections_exclude_a_worker_that_goes_on(server, honest, other):
+    """Twenty NaN losses in a row end one worker's life, not the run of the others."""
+    for i in range(20):
+        assert other.push(ONE, 0, loss=float("nan")).reject == pb.REJECT_NONFINITE
+        honest.goes_on()
+    with pytest.raises(Refused) as refused:
+        other.push(ONE, 0)
+    assert refused.value.code == EQUARANTINE and "finite" in str(refused.value)
+    honest.goes_on()
+    status = server.status()
+    assert status["counters"]["excluded"] >= 1 and status["state"] == "training"
+    assert [w["state"] for w in status["workers"] if w["name"] == "other"] == ["excluded"]
+    again = Worker(server.endpoint, name="other")  # another process takes its place
+    assert again.push(ONE * np.nan, 0).reject == pb.REJECT_NONFINITE
+    again.close()
 
 
 def test_rejections_shape_work_without_a_data_set(other):

@@ -11,6 +11,7 @@ class Stranger(Trainer):
     """Does what the page says, mode by mode."""
 
     own = None  # the elastic worker's weights
+    velocity = 0
 
     def gradient(self, w, epoch, b):
         rows = self.batch(epoch, b)
@@ -64,11 +65,14 @@ class Stranger(Trainer):
         if self.own is None:
             self.own, _ = self.pull()
         for i in range(work.count):
+            self.velocity = np.float32(say.momentum) * self.velocity
+            self.own = self.own + self.velocity
             g = self.gradient(self.own, work.epoch, work.first + i)
+            self.velocity = self.velocity - np.float32(say.local_rate) * g
             self.own = self.own - np.float32(say.local_rate) * g
             if i + 1 == work.count or len(self.seen) == say.n_push:
                 centre, version = self.pull()
-                e = np.float32(say.elastic) * (self.own - centre)
+                e = np.float32(self.params.elastic) * (self.own - centre)
                 self.own = self.own - e
                 self.push_batches(-e, version, work.epoch, work.first + i + 1)
 
@@ -92,7 +96,10 @@ MODES = {
     "sync": ("--mode", "sync"),
     "sandblaster, sgd": ("--mode", "sandblaster", "--optimizer", "sgd", "--batch-images", 500),
     "sandblaster, lbfgs": ("--mode", "sandblaster", "--optimizer", "lbfgs"),
-    "easgd": ("--mode", "easgd", "--n-push", 4, "--elastic", 0.3, "--local-rate", 0.1),
+    "easgd": ("--mode", "easgd", "--n-push", 4, "--easgd-beta", 0.3, "--local-rate", 0.1,
+              "--easgd-momentum", 0),
+    "easgd with momentum": ("--mode", "easgd", "--n-push", 3, "--easgd-momentum", 0.9,
+                            "--local-rate", 0.05),
 }
 
 

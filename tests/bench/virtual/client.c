@@ -40,8 +40,10 @@ struct cnnps {
 	enum ahead ahead;
 	float *arrived; /* the newest PARAMS, not looked at yet; NULL: none */
 	uint64_t arrived_version;
+	double arrived_elastic;
 	float *awaited; /* by cnnps_await; or NULL */
 	uint64_t awaited_version;
+	double awaited_elastic;
 	float *view;                /* what the program looks at */
 	float *gradient;            /* the program's from cnnps_gradient, or NULL */
 	float *kept[MOST_KEPT];     /* of pushes that are not decided, at seq % MOST_KEPT */
@@ -63,6 +65,7 @@ static void told_ready(struct cnnps *c)
 static void told_params(struct cnnps *c, const struct msg_params *p)
 {
 	c->arrived_version = p->version;
+	c->arrived_elastic = p->elastic;
 	c->has_params = 1;
 	if (c->ahead == AHEAD_ASKED)
 		c->ahead = AHEAD_HERE;
@@ -268,6 +271,7 @@ int cnnps_await(struct cnnps *c)
 		return status;
 	c->awaited = c->arrived;
 	c->awaited_version = c->arrived_version;
+	c->awaited_elastic = c->arrived_elastic;
 	c->arrived = NULL;
 	return PS_OK;
 }
@@ -281,8 +285,10 @@ int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 	free(c->view);
 	c->view = c->awaited;
 	c->awaited = NULL;
-	*w = (struct cnnps_weights){
-		.w = c->view, .version = c->awaited_version, .server_epoch = c->info.server_epoch};
+	*w = (struct cnnps_weights){.w = c->view,
+		.version = c->awaited_version,
+		.server_epoch = c->info.server_epoch,
+		.elastic = c->awaited_elastic};
 	return PS_OK;
 }
 

@@ -20,6 +20,7 @@
 #define TESTS_BENCH_VIRTUAL_VIRTUAL_H
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <ucontext.h>
 #include "common/err.h"
 #include "common/rng.h"
@@ -75,6 +76,7 @@ struct world {
 	struct trainer_config trainer; /* of all workers */
 	uint64_t seed;
 	struct err error; /* of the first worker that failed; empty: none */
+	FILE *record;     /* what the server decided, a line each (world.c); NULL: not recorded */
 };
 
 /* Begin a run of `cfg` from `weights` (n_params floats, the caller's, changed in place). */

@@ -1,4 +1,5 @@
 /* world.c - see virtual.h: time, the network and the server. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
@@ -98,12 +99,37 @@ static void queue(struct world *w, struct item it)
 	plan_add(&w->plan, it);
 }
 
+/* In the order of the server's decisions; workers count from 0:
+ *   grant,WORKER,train|eval,EPOCH,FIRST,COUNT
+ *   pull,WORKER,VERSION,ELASTIC
+ *   push,WORKER,BASE_VERSION,EPOCH,FIRST,COUNT,ok|rejected,VERSION */
+static void record(struct world *w, const struct event *ev, const struct effect *e)
+{
+	const struct msg *m = &e->msg;
+	uint32_t worker = (e->peer - 1) / 2;
+
+	if (m->type == MSG_GRANT)
+		fprintf(w->record, "grant,%u,%s,%u,%u,%u\n", worker,
+			m->grant.kind == GRANT_TRAIN ? "train" : "eval", m->grant.work.epoch,
+			m->grant.work.first, m->grant.work.count);
+	if (m->type == MSG_PARAMS && m->params.which == WEIGHTS_CURRENT)
+		fprintf(w->record, "pull,%u,%" PRIu64 ",%.17g\n", worker, m->params.version,
+			m->params.elastic);
+	if (m->type == MSG_ACK && !m->ack.duplicate)
+		fprintf(w->record, "push,%u,%" PRIu64 ",%u,%u,%u,%s,%" PRIu64 "\n", worker,
+			ev->msg->push.base_version, ev->msg->push.work.epoch,
+			ev->msg->push.work.first, ev->msg->push.work.count,
+			m->ack.verdict == VERDICT_OK ? "ok" : "rejected", m->ack.version);
+}
+
 static void serve(struct world *w, const struct event *ev)
 {
 	const struct effect *e;
 
 	core_step(w->core, ev, world_ms(w));
 	for (size_t i = 0; (e = core_effect(w->core, i)); i++) {
+		if (e->kind == EFFECT_SEND && w->record)
+			record(w, ev, e);
 		if (e->kind == EFFECT_SEND)
 			send_to_worker(w, e->peer, &e->msg);
 		if (e->kind == EFFECT_FINISH)

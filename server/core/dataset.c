@@ -1,0 +1,164 @@
+/*
+ * dataset.c - which data set the run is of.
+ *
+ * Rules: (1) with --data-id, a worker of another fingerprint is refused. (2) The first push of
+ * batches that is accepted fixes the data set of its worker, for all later starts too; workers of
+ * any other one are refused. (3) Until then workers of any data set may join, and the run is of the
+ * data set that most live workers have; if as many have another, it stays what it is. Only workers
+ * of the run's data set get work, and only they count for --min-workers.
+ *
+ * Invariants: (1) a HELLO fixes nothing; after a restart without a contribution the data set of the
+ * checkpoint has no vote, so the first worker with another one replaces it; (2) what was
+ * accepted is of one data set; (3) a replay of what was accepted before a crash fixes the data set
+ * as it did then.
+ */
+#include "server/core/state.h"
+
+static int same(const struct data_id *a, const struct data_id *b)
+{
+	return a->n_train == b->n_train && a->n_test == b->n_test && a->rows == b->rows &&
+	       a->cols == b->cols && a->classes == b->classes && a->xxh3 == b->xxh3;
+}
+
+int dataset_is_of_run(const struct core *c, const struct worker *w)
+{
+	return c->cfg.epochs == 0 || same(&w->data, &c->data);
+}
+
+uint32_t dataset_workers(const struct core *c)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		n += c->worker[i].state == SESSION_LIVE && dataset_is_of_run(c, &c->worker[i]);
+	return n;
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+static void describe(struct say *s, const struct data_id *d)
+{
+	say_hex(s, d->xxh3);
+	say_text(s, " (");
+	say_number(s, d->n_train);
+	say_text(s, " train, ");
+	say_number(s, d->n_test);
+	say_text(s, " test, ");
+	say_number(s, d->rows);
+	say_text(s, "x");
+	say_number(s, d->cols);
+	say_text(s, ", ");
+	say_number(s, d->classes);
+	say_text(s, " classes)");
+}
+
+static void refuse(struct core *c, const struct data_id *d, uint32_t peer)
+{
+	struct say *s = &c->said;
+
+	say_begin(s, "data set ");
+	describe(s, d);
+	if (c->data_fixed) {
+		say_text(s, " is not the run's ");
+		describe(s, &c->data);
+	} else {
+		say_text(s, " is not the server's --data-id ");
+		say_hex(s, c->cfg.data_id);
+	}
+	say_text(s, ": give --data the run's files, or begin a new run with --data-id ");
+	say_hex(s, d->xxh3);
+	core_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
+}
+
+int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
+{
+	if (c->cfg.epochs == 0)
+		return 1;
+	if (!leases_can_open(c, d)) {
+		core_refuse(c, peer, PS_EWRONGDATA, 0,
+			"this run needs a data set: train and test images, at most 2^20 batches an "
+			"epoch");
+		return 0;
+	}
+	if (c->data_fixed ? same(d, &c->data) : !c->cfg.data_id_given || d->xxh3 == c->cfg.data_id)
+		return 1;
+	refuse(c, d, peer);
+	return 0;
+}
+
+/* ---- the choice ------------------------------------------------------------------------------ */
+
+static uint32_t votes(const struct core *c, const struct data_id *d)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		n += c->worker[i].state == SESSION_LIVE && same(&c->worker[i].data, d);
+	return n;
+}
+
+/* Nothing of the one before was counted. */
+static void adopt(struct core *c, const struct data_id *d)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		leases_release(c, w);
+		w->grant = (struct msg_grant){0};
+		if (!w->waiting)
+			w->lease_request = 0; /* nothing is expected of it before it asks anew */
+	}
+	leases_open(c, d);
+}
+
+static int is_contested(const struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		if (c->worker[i].state == SESSION_LIVE && !same(&c->worker[i].data, &c->data))
+			return 1;
+	return 0;
+}
+
+void dataset_choose(struct core *c)
+{
+	struct data_id best = c->data;
+
+	if (c->data_fixed || c->cfg.epochs == 0 || !is_contested(c))
+		return;
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (w->state == SESSION_LIVE && votes(c, &w->data) > votes(c, &best))
+			best = w->data;
+	}
+	if (!same(&best, &c->data))
+		adopt(c, &best);
+}
+
+enum reject dataset_judge(struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	int replay = p->verdict == VERDICT_OK && p->seq <= w->replay_target;
+
+	if (dataset_is_of_run(c, w))
+		return REJECT_NONE;
+	if (c->data_fixed || !replay)
+		return REJECT_WORK;
+	adopt(c, &w->data);
+	return REJECT_NONE;
+}
+
+/* A worker of another one says HELLO again and is refused. */
+void dataset_contributed(struct core *c)
+{
+	if (c->data_fixed || c->cfg.epochs == 0)
+		return;
+	c->data_fixed = 1;
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->state == SESSION_JOINING || w->state == SESSION_LIVE ||
+			w->state == SESSION_SUSPECT)
+			if (!same(&w->data, &c->data))
+				sessions_die(c, w);
+	}
+}

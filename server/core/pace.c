@@ -1,0 +1,286 @@
+/* pace.c - see pace.h. */
+#include "server/core/pace.h"
+#include "server/core/modes.h"
+#include "server/core/state.h"
+#include <string.h>
+
+/* ---- durations --------------------------------------------------------------------------------
+ */
+
+static uint32_t median(const struct recent *r)
+{
+	uint32_t sorted[PACE_RECENT];
+
+	for (uint32_t i = 0; i < r->n; i++) {
+		uint32_t j = i;
+
+		for (; j > 0 && sorted[j - 1] > r->us[i]; j--)
+			sorted[j] = sorted[j - 1];
+		sorted[j] = r->us[i];
+	}
+	return sorted[r->n / 2];
+}
+
+static void note(struct recent *r, uint64_t us)
+{
+	r->us[r->next] = us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
+	r->next = (r->next + 1) % PACE_RECENT;
+	r->n += r->n < PACE_RECENT;
+	r->median_us = median(r);
+}
+
+static size_t kind_of(const struct worker *w)
+{
+	return w->grant.kind == GRANT_EVAL;
+}
+
+/* ---- what a worker owes -----------------------------------------------------------------------
+ */
+
+static uint32_t pieces_of(const struct msg_grant *g)
+{
+	return g->kind == GRANT_EVAL ? 1 : g->work.count;
+}
+
+static void restart_clock(const struct core *c, struct pace *p)
+{
+	p->since_ms = c->now_ms;
+	p->paused_ms = p->moved_ms = p->moved = 0;
+	p->late = 0;
+}
+
+void pace_granted(struct core *c, struct worker *w)
+{
+	restart_clock(c, &w->pace);
+	w->pace.left = pieces_of(&w->grant);
+	w->pace.shadow = w->pace.stalled;
+}
+
+int pace_is_at_work(const struct worker *w)
+{
+	return w->lease_request > 0 && (w->waiting || w->pace.since_ms > 0);
+}
+
+uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
+{
+	const struct pace *p = &w->pace;
+	uint64_t since = p->since_ms ? c->now_ms - p->since_ms : 0;
+
+	return since > p->paused_ms ? since - p->paused_ms : 0;
+}
+
+void pace_gave_back(const struct core *c, struct worker *w)
+{
+	if (w->pace.left)
+		w->pace.owed_ms += pace_owes_ms(c, w);
+	w->pace.since_ms = 0;
+	w->pace.left = 0;
+	w->pace.late = 0;
+}
+
+void pace_back(const struct core *c, struct worker *w)
+{
+	int lost = w->state == SESSION_AWAY && !w->grant.request; /* its grant */
+
+	restart_clock(c, &w->pace);
+	if (!w->lease_request || w->waiting || lost)
+		w->pace.since_ms = 0;
+}
+
+void pace_restart(const struct core *c, struct worker *w)
+{
+	w->pace = (struct pace){0};
+	if (w->grant.request == 0)
+		return;
+	restart_clock(c, &w->pace);
+	w->pace.left = pieces_of(&w->grant);
+}
+
+/* It has shown that it works. */
+static void contributed(struct pace *p)
+{
+	p->stalled = 0;
+	p->owed_ms = 0;
+}
+
+/* `pieces` of its grant came together. */
+static void delivered(struct core *c, struct worker *w, uint32_t pieces)
+{
+	struct pace *p = &w->pace;
+
+	if (p->since_ms) {
+		uint64_t us = (c->now_ms - p->since_ms) * 1000 / pieces;
+
+		note(&p->recent[kind_of(w)], us);
+		note(&c->pace.recent[kind_of(w)], us);
+	}
+	restart_clock(c, p);
+	p->left -= pieces;
+	contributed(p);
+}
+
+/* All of `work` is in its newest grant, which may be over. */
+static int is_own(const struct worker *w, const struct work *work)
+{
+	const struct work *own = &w->grant.work;
+
+	return w->grant.kind == GRANT_TRAIN && work->epoch == own->epoch && work->count &&
+	       work->first >= own->first && work->first - own->first < own->count &&
+	       work->count <= own->count - (work->first - own->first);
+}
+
+int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted)
+{
+	if (accepted)
+		contributed(&w->pace);
+	if (!is_own(w, work) || work->count > w->pace.left)
+		return 0;
+	delivered(c, w, work->count);
+	return 1;
+}
+
+int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
+{
+	if (w->grant.kind != GRANT_EVAL || w->grant.eval_id != r->eval_id ||
+		w->grant.eval_first != r->eval_first || w->pace.left == 0)
+		return 0;
+	delivered(c, w, 1);
+	return 1;
+}
+
+/* ---- late ------------------------------------------------------------------------------------
+ */
+
+/* Pieces that its next delivery has; when it has delivered all it has to ask for more. */
+static uint64_t next_pieces(const struct core *c, const struct worker *w)
+{
+	uint32_t left = w->pace.left ? w->pace.left : 1;
+
+	if (rules_of(c)->exact || left < c->cfg.n_push)
+		return left;
+	return c->cfg.n_push;
+}
+
+static int is_late(const struct core *c, const struct worker *w)
+{
+	const struct recent *r = &c->pace.recent[kind_of(w)];
+	uint64_t limit_ms = PACE_LATE * next_pieces(c, w) * r->median_us / 1000;
+
+	if (!w->pace.since_ms || !w->pace.left || !w->grant.request || r->n == 0)
+		return 0;
+	return c->now_ms - w->pace.since_ms > (limit_ms > PACE_LATE_MS ? limit_ms : PACE_LATE_MS);
+}
+
+void pace_look(struct core *c)
+{
+	memset(c->pace.n_late, 0, sizeof(c->pace.n_late));
+	if (c->cfg.backup != BACKUP_LATE)
+		return;
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		w->pace.late = is_late(c, w);
+		c->pace.n_late[kind_of(w)] += (uint32_t)w->pace.late;
+	}
+}
+
+/* ---- deadlines --------------------------------------------------------------------------------
+ */
+
+/* What a piece takes this worker; 0: nobody has delivered one yet. */
+static uint64_t usual_us(const struct core *c, const struct worker *w)
+{
+	const struct recent *own = &w->pace.recent[kind_of(w)];
+	const struct recent *fleet = &c->pace.recent[kind_of(w)];
+
+	if (own->n >= PACE_OWN || own->median_us > fleet->median_us)
+		return own->median_us;
+	return fleet->median_us;
+}
+
+static uint64_t deadline_ms(const struct core *c, const struct worker *w)
+{
+	uint64_t ms = PACE_DEADLINE * next_pieces(c, w) * usual_us(c, w) / 1000;
+
+	if (c->pace.recent[kind_of(w)].n == 0)
+		return c->cfg.first_deadline_ms;
+	return ms > PACE_DEADLINE_MS ? ms : PACE_DEADLINE_MS;
+}
+
+static uint64_t stall_ms(const struct core *c, const struct worker *w)
+{
+	uint64_t ms = deadline_ms(c, w);
+
+	if (w->pace.recent[kind_of(w)].n < PACE_OWN)
+		return 3 * ms;
+	return ms > PACE_STALL_MS ? ms : PACE_STALL_MS;
+}
+
+/* It must not push any more before we have saved what it pushed. */
+static int waits_for_us(const struct core *c, const struct worker *w)
+{
+	return w->last_seq - sessions_durable_seq(c, w) >= c->cfg.replay_window;
+}
+
+static void judge(struct core *c, struct worker *w)
+{
+	struct pace *p = &w->pace;
+	uint64_t owes_ms = pace_owes_ms(c, w);
+
+	if (!p->since_ms || w->state != SESSION_LIVE)
+		return;
+	if (c->recovering || waits_for_us(c, w)) {
+		restart_clock(c, p);
+		return;
+	}
+	if (w->grant.request && owes_ms > deadline_ms(c, w)) {
+		c->stats.expired++;
+		leases_release(c, w);
+	}
+	if (!p->stalled && p->owed_ms + owes_ms > stall_ms(c, w)) {
+		c->stats.stalls++;
+		p->stalled = 1;
+		leases_release(c, w);
+	}
+}
+
+void pace_tick(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers && c->ending == END_NOT; i++)
+		judge(c, &c->worker[i]);
+	pace_look(c);
+}
+
+/* ---- transfers --------------------------------------------------------------------------------
+ */
+
+/* The pulls and the push of its next delivery. */
+static uint64_t most_bytes(const struct core *c, const struct worker *w)
+{
+	uint64_t message = c->store.n * sizeof(float) + WIRE_FRAME_SLACK;
+
+	return (next_pieces(c, w) + 2) * message;
+}
+
+static void progress(struct core *c, struct worker *w, uint64_t bytes)
+{
+	struct pace *p = &w->pace;
+	uint64_t most = most_bytes(c, w), left = most > p->moved ? most - p->moved : 0;
+	uint64_t from = p->moved_ms > p->since_ms ? p->moved_ms : p->since_ms;
+	uint64_t ms = c->now_ms - from;
+
+	if (bytes > left)
+		bytes = left;
+	if (ms > bytes * 1000 / PACE_BYTES_PER_S)
+		ms = bytes * 1000 / PACE_BYTES_PER_S;
+	p->paused_ms += ms;
+	p->moved_ms = c->now_ms;
+	p->moved += bytes;
+}
+
+void pace_progress(struct core *c, uint32_t peer, uint64_t bytes)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		if (c->worker[i].peer == peer && c->worker[i].pace.since_ms)
+			progress(c, &c->worker[i], bytes);
+}

@@ -1,0 +1,103 @@
+/*
+ * pace.h - how long work takes, and what follows from it: when work is late, when a grant ends, and
+ * when a worker is stalled.
+ *
+ * A piece of work is a batch (a portion, in sandblaster) or a piece of the test set. The time that
+ * a piece takes is measured from its grant, or from the worker's last delivery, to its delivery,
+ * and divided by the pieces that came together. Each worker, and the fleet, has the median of its
+ * newest durations of each kind.
+ *
+ * Late: a worker has had its next delivery for more than twice the fleet's median. An idle worker
+ * then gets a copy (leases.c).
+ *
+ * Deadline: ten times this worker's own median for its next delivery, at least PACE_DEADLINE_MS. A
+ * worker with fewer than PACE_OWN durations has the fleet's median, or its own if that is larger;
+ * while nobody has delivered anything the deadline is cfg.first_deadline_ms. After it the work is
+ * another worker's. A late first result still counts.
+ *
+ * Stalled: a worker has delivered nothing for its deadline, at least PACE_STALL_MS; a worker with
+ * fewer than PACE_OWN durations has three times its deadline. So is a worker that has delivered all
+ * and does not ask for more. Nobody waits for it (core_is_active),
+ * and its grants are shadows: it gets work, and the others get the same work. It is active again
+ * when it has delivered something. Heartbeats and new leases change nothing.
+ *
+ * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), these
+ * clocks stand still, but no longer than the bytes take at PACE_BYTES_PER_S, and for no more bytes
+ * than the next delivery needs.
+ *
+ * Invariants: (1) nothing here reads a clock: c->now_ms decides; (2) only what a worker delivers of
+ * its own grant is a sample, and each piece of a grant is at most one; (3) c->pace.n_late is 0
+ * when no copy can be given, so that idle workers cost nothing.
+ */
+#ifndef SERVER_CORE_PACE_H
+#define SERVER_CORE_PACE_H
+#include <stdint.h>
+#include "proto/msg.h"
+
+#define PACE_RECENT      15u /* durations that a median is of */
+#define PACE_LATE        2u  /* times the median: late */
+#define PACE_LATE_MS     20u /* ... and at least this: a tick is not more precise */
+#define PACE_KINDS       2u  /* training, evaluation */
+#define PACE_OWN         3u  /* durations that make a worker's own median */
+#define PACE_DEADLINE    10u /* times the median */
+#define PACE_DEADLINE_MS 2000u
+#define PACE_STALL_MS    6000u
+#define PACE_BYTES_PER_S 8192u /* a slower transfer is no progress */
+
+/* The newest durations of one kind, in microseconds for a piece. */
+struct recent {
+	uint32_t n, next;
+	uint32_t us[PACE_RECENT];
+	uint32_t median_us;
+};
+
+/* Of a worker. */
+struct pace {
+	uint64_t since_ms; /* its grant, or its last delivery: it owes the next one, or, when all is
+			      delivered, a LEASE; 0: it waits for us */
+	uint32_t left;     /* pieces of its newest grant that it has not delivered */
+	int late;
+	int stalled;
+	int shadow;         /* its grant is not in the tables of leases.c */
+	uint64_t owed_ms;   /* it held other grants for so long since its last delivery */
+	uint64_t paused_ms; /* of the time since since_ms a transfer took this */
+	uint64_t moved_ms;  /* when one was seen last; 0: not since since_ms */
+	uint64_t moved;     /* its bytes */
+	struct recent recent[PACE_KINDS];
+};
+
+/* Of all. */
+struct fleet_pace {
+	struct recent recent[PACE_KINDS];
+	uint32_t n_late[PACE_KINDS]; /* workers of whose work a copy may be given */
+};
+
+struct core;
+struct worker;
+
+/* It got w->grant, now. */
+void pace_granted(struct core *c, struct worker *w);
+/* It asks for other work: it will not deliver the rest. */
+void pace_gave_back(const struct core *c, struct worker *w);
+/* It delivered `work`, accepted or in vain; 1: it is of its own grant. */
+int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted);
+/* The same of a piece of the test set. */
+int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r);
+/* Which workers are late now? */
+void pace_look(struct core *c);
+/* Bytes of this connection have moved, in either direction. */
+void pace_progress(struct core *c, uint32_t peer, uint64_t bytes);
+/* Time has passed: end grants that are past their deadline, note who is stalled or late. */
+void pace_tick(struct core *c);
+/* It is here again after silence, and is still marked AWAY if it was: its clock starts anew. If it
+ * has asked for no lease, waits for one, or has lost its grant while it was away, it owes nothing
+ * until it gets one or delivers. */
+void pace_back(const struct core *c, struct worker *w);
+/* It asks for work or owes a delivery. */
+int pace_is_at_work(const struct worker *w);
+/* For how long it owes a delivery; 0: it owes none. */
+uint64_t pace_owes_ms(const struct core *c, const struct worker *w);
+/* A worker of a snapshot, or a new one in its slot: what it holds counts from now. */
+void pace_restart(const struct core *c, struct worker *w);
+
+#endif

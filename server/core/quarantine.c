@@ -1,0 +1,69 @@
+/*
+ * quarantine.c - workers that send gradients or losses that are not finite, one after another: a
+ * broken device, say, or training that has diverged.
+ *
+ * The rule: MAX_STREAK such pushes or evaluations in a row exclude their worker. It loses its
+ * leases, counts for nothing, and each of its messages is answered by ERROR PS_EQUARANTINE; its
+ * program ends. Only a new process can come back, as a new incarnation. A push that is accepted
+ * ends the streak. But if most of the live workers (more than half, the worker itself among them)
+ * sent such a push or evaluation last, it is the training that has diverged, and the run ends. A
+ * worker alone is most of the workers.
+ *
+ * Invariants: (1) what an excluded incarnation sends changes nothing; (2) it is told when all that
+ * it was told is taken is durable, for then it forgets its pushes; (3) nothing waits for it.
+ */
+#include "server/core/state.h"
+
+#define MAX_STREAK 20
+
+/* After a restart those that are still expected are as live as they were. */
+static int counts(const struct core *c, const struct worker *w)
+{
+	return w->state == SESSION_LIVE || (c->recovering && w->state == SESSION_AWAY);
+}
+
+static int has_diverged(const struct core *c)
+{
+	uint32_t live = 0, bad = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		live += (uint32_t)counts(c, w);
+		bad += (uint32_t)(counts(c, w) && w->bad_streak > 0);
+	}
+	return 2 * bad > live;
+}
+
+void quarantine_bad(struct core *c, struct worker *w)
+{
+	/* what was acknowledged before a crash is replayed first */
+	if (++w->bad_streak < MAX_STREAK || w->last_seq < w->replay_target)
+		return;
+	if (has_diverged(c)) {
+		core_end(c, PS_EDIVERGED);
+		return;
+	}
+	sessions_die(c, w);
+	w->excluded = 1;
+	w->leaving = 1;
+	c->stats.excluded++;
+	c->urgent = 1;
+	quarantine_tell(c, w, w->peer);
+}
+
+void quarantine_good(struct worker *w)
+{
+	w->bad_streak = 0;
+}
+
+void quarantine_tell(struct core *c, struct worker *w, uint32_t peer)
+{
+	if (sessions_durable_seq(c, w) < w->last_seq)
+		return;
+	w->leaving = 0;
+	if (peer)
+		core_refuse(c, peer, PS_EQUARANTINE, 0,
+			"excluded: too many losses or gradients of this worker in a row were not "
+			"finite: check its device and its data");
+}

@@ -1,0 +1,45 @@
+/* view.c - core.h's readings for display that take more than a field. */
+#include "server/core/state.h"
+
+void core_work(const struct core *c, struct work_view *v)
+{
+	*v = (struct work_view){.computed = c->computed,
+		.images = c->stats.images + c->gather.images,
+		.pass = c->cfg.mode == MODE_SANDBLASTER && c->blaster.open ? c->blaster.pass : 0};
+}
+
+static uint32_t in_state(const struct core *c, enum session_state state)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		n += c->worker[i].state == state;
+	return n;
+}
+
+static uint32_t missing(const struct core *c)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		n += c->worker[i].state == SESSION_AWAY && !c->worker[i].overdue;
+	return n;
+}
+
+void core_hold_up(const struct core *c, struct hold_up_view *v)
+{
+	uint32_t live = in_state(c, SESSION_LIVE), away = missing(c);
+	uint32_t needed = c->started || c->cfg.epochs == 0 ? 1 : c->cfg.min_workers;
+
+	*v = (struct hold_up_view){.live = live, .joining = in_state(c, SESSION_JOINING)};
+	if (c->ending != END_NOT)
+		return;
+	if (c->recovering && away) {
+		v->kind = HOLD_UP_RETURN;
+		v->needed = live + away;
+		v->left_ms = c->recover_by_ms > c->now_ms ? c->recover_by_ms - c->now_ms : 0;
+	} else if (live < needed) {
+		v->kind = HOLD_UP_WORKERS;
+		v->needed = needed;
+	}
+}

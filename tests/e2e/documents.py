@@ -1,0 +1,76 @@
+"""The fenced blocks of README.md and docs/*.md, and what is written beside each.
+
+A block is run (tests/e2e/test_documents.py) unless an HTML comment on the line before it says:
+
+    <!-- not run: REASON -->   why it cannot be run by a test
+    <!-- slow: REASON -->      run with CNN_SLOW=1 alone
+
+A block without a language is shell commands, one called python or c is a program.
+"""
+import re
+from dataclasses import dataclass, field
+
+from flavour import ROOT
+
+RUNS = ("", "python", "c")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+class Wrong(Exception):
+    """A document breaks the rules above."""
+
+
+@dataclass
+class Block:
+    path: object
+    line: int
+    language: str
+    lines: list = field(default_factory=list)
+    mark: str = ""    # "not run", "slow" or nothing
+    reason: str = ""
+
+    @property
+    def name(self):
+        return f"{self.path.name}:{self.line}"
+
+    def text(self):
+        return "\n".join(self.lines) + "\n"
+
+    def commands(self):
+        """Shell commands, continued lines joined, comments left out."""
+        joined = self.text().replace("\\\n", " ")
+        return [c for c in (re.sub(r"(^|\s)#.*$", "", line).strip()
+                            for line in joined.splitlines()) if c]
+
+
+def marked(block, before):
+    """Take the mark from the line before the block."""
+    comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
+    if comment:
+        found = re.fullmatch(r"(not run|slow):\s*(.*)", comment[1])
+        if found:
+            block.mark, block.reason = found[1], found[2]
+            if len(block.reason.split()) < 3:
+                raise Wrong(f"{block.name}: the mark '{block.mark}' gives no reason")
+    if block.mark != "not run" and block.language not in RUNS:
+        raise Wrong(f"{block.name}: a block of '{block.language}' cannot be run: mark it "
+                    "<!-- not run: REASON -->")
+    return block
+
+
+def blocks(path, text=None):
+    """Every block of a document, in its order."""
+    found, inside, before = [], None, ""
+    for number, line in enumerate((text or path.read_text()).splitlines(), 1):
+        fence = re.match(r"\s*(```+|~~~+)\s*(\S*)", line)
+        if inside and fence and not fence[2]:
+            inside = None
+        elif inside:
+            inside.lines.append(line)
+        elif fence:
+            inside = marked(Block(path, number, fence[2]), before)
+            found.append(inside)
+        before = line if line.strip() else before
+    if inside:
+        raise Wrong(f"{inside.name}: the block has no end")
+    return found

@@ -1,0 +1,58 @@
+"""The benchmarks that docs/ asks a reader to run, in the forms that a reader types."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from flavour import PATIENCE, ROOT
+
+
+def bench(name, *arguments, data=None, path=None, seconds=60):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
+    env |= {"CNN_DATA": str(data)} if data else {}
+    env |= {"PATH": str(path)} if path else {}
+    return subprocess.run([sys.executable, ROOT / "tests/bench" / name, *map(str, arguments)],
+                          cwd=ROOT, env=env, capture_output=True, text=True,
+                          timeout=seconds * PATIENCE)
+
+
+@pytest.mark.parametrize("options", [
+    ("--optimizer", "sgd", "--lr", "0.1"),
+    ("--optimizer sgd --lr 0.1",),
+    ("--", "--optimizer", "sgd", "--lr", "0.1"),
+], ids=["bare", "quoted", "behind --"])
+def test_optimizers_takes_the_options_of_a_row(small, options):
+    done = bench("optimizers", "--workers", 1, "--seeds", 1, *options, data=small)
+    assert done.returncode == 0, done.stderr
+    row = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"\| `--optimizer sgd --lr 0.1` \| (\d+\.\d\d) to \1 \|", row)
+
+
+def test_optimizers_makes_a_row_of_each_quoted_word(small):
+    done = bench("optimizers", "--workers", 1, "--seeds", 1, "--optimizer sgd", "--lr 0.02",
+                 data=small)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:]]
+    assert rows == ["`--optimizer sgd`", "`--lr 0.02`"]
+
+
+def test_durability_makes_the_directory_that_it_is_given(tmp_path):
+    done = bench("durability.py", "--dir", tmp_path / "new/er", "--seconds", 0.05,
+                 "--pushes", 0.02)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(",") for line in done.stdout.splitlines()[1:]]
+    assert [r[0] for r in rows] == 2 * ["disk new blocks", "disk old blocks", "none", "replay",
+                                        "always"]
+    assert all(float(r[2]) > 0 for r in rows)
+    (tmp_path / "file").touch()
+    refused = bench("durability.py", "--dir", tmp_path / "file")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+
+
+def test_science_without_gnuplot_says_what_to_install(tmp_path):
+    done = bench("science", "--draw", path=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(
+        "--draw needs gnuplot: install gnuplot-nox (deploy/setup.sh bench does)")

@@ -1,0 +1,300 @@
+"""Every command that README.md and docs/*.md show, as a reader types it (documents.py: what a block
+may have beside it).
+
+What differs from the reader's machine, and nothing else does:
+
+- The blocks of a document run in their order in one copy of the checkout; data/mnist holds a tenth
+  of the data set, and build/release is the build under test. A block with `make` gets a copy
+  without a build, CUDA=0, and the data set in CNN_DATA.
+- 5555 and 8080 are free ports, and SERVER and 0.0.0.0 are 127.0.0.1.
+- A line with cnn-ps or cnn-worker runs beside the lines after it, as in a terminal of its own. It
+  must end with status 0 when the block is done. Another line that fails is tried again for some
+  seconds, for a reader types more slowly than a test.
+- A Python block finds the package safetensors, which Debian lacks: the tests' own reader. A C block
+  becomes the middle of a program with a server of its own.
+"""
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import safetensors
+from documents import DOCUMENTS, Wrong, blocks
+from flavour import BUILD, FULL, PATIENCE, ROOT
+from lab import Lab, Process
+
+SECONDS = 60 * PATIENCE
+SLOW_SECONDS = 900 * PATIENCE
+LEFT_OUT = shutil.ignore_patterns("build", ".git", "data", "__pycache__", "run[0-9]*", "keys")
+MODULES = {"torch": "python3-torch"}
+
+C_PROGRAM = """
+#include <err.h>
+#include <stdint.h>
+#include "worker/cnnps.h"
+static void my_gradient(const float *w, float *g)
+{{
+	for (int i = 0; i < 2; i++)
+		g[i] = w[i] - 1;
+}}
+int main(void)
+{{
+	float w[2], g[2];
+	size_t n = 2;
+	uint64_t version;
+{body}
+	return 0;
+}}
+"""
+
+
+def runnable():
+    for path in DOCUMENTS:
+        for block in blocks(path):
+            if block.mark != "not run":
+                slow = [pytest.mark.skipif(not FULL, reason=f"CNN_SLOW=1: {block.reason}")]
+                yield pytest.param(block, id=block.name, marks=[
+                    pytest.mark.xdist_group(f"document {path.name}"),
+                    *(slow if block.mark == "slow" else [])])
+
+
+FASHION = Path("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz")
+
+
+@pytest.mark.skipif(not FASHION.exists(), reason="the package dataset-fashion-mnist is not here")
+def test_workers_of_the_readme_find_the_images_that_an_offline_demo_trains_on(tmp_path):
+    """It leaves an empty data/mnist. What is loaded comes before the server is looked for."""
+    (tmp_path / "data/mnist").mkdir(parents=True)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/release").symlink_to(BUILD)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
+    workers = [c for b in blocks(ROOT / "README.md") for c in b.commands()
+               if re.match(r"build/release/cnn-worker\b", c) and "--key" not in c]
+    assert workers
+    for c in workers:
+        done = subprocess.run(shlex.split(c), cwd=tmp_path, timeout=SECONDS, text=True,
+                              env=dict(env, CNN_CONNECT_MS="1"), stderr=subprocess.PIPE,
+                              check=False)
+        assert done.returncode == 3, done.stderr
+        assert str(FASHION.parent) in done.stderr
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def copy(place):
+    """The checkout as a reader has it, without anything built."""
+    shutil.copytree(ROOT, place, ignore=LEFT_OUT, symlinks=True)
+    return place
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory, small):
+    """copies(document): its copy of the checkout, built; the same one for all of its blocks."""
+    made = {}
+
+    def get(path):
+        if path.name not in made:
+            place = copy(tmp_path_factory.mktemp("document") / "cnn-ps")
+            (place / "build").mkdir()
+            (place / "build/release").symlink_to(BUILD)
+            (place / "data").mkdir()
+            (place / "data/mnist").symlink_to(small)
+            made[path.name] = place
+        return made[path.name]
+    return get
+
+
+class Shell:
+    """The commands of a block in a directory."""
+
+    def __init__(self, place, env, seconds):
+        self.place, self.env, self.beside = place, env, []
+        self.end = time.monotonic() + seconds
+        self.ports = {"5555": str(free_port()), "8080": str(free_port())}
+
+    def substituted(self, text):
+        text = re.sub(r"\b(0\.0\.0\.0|SERVER)\b", "127.0.0.1", text)
+        return re.sub(r"(?<=:)(5555|8080)\b", lambda port: self.ports[port[1]], text)
+
+    def start(self, command):
+        """A program of its own group, its output in a file."""
+        log = (self.place / f".block-{len(self.beside)}.log").open("w+")
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}" if command.startswith("build/") else command],
+            cwd=self.place, env=self.env, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True)
+        return process, command, log
+
+    def waited(self, process, command, log, seconds):
+        try:
+            status = process.wait(max(seconds, 0.01))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            status = "none in time"
+        log.seek(0)
+        return status, f"`{command}`: exit status {status}\n{log.read()[-3000:]}"
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    def foreground(self, command, patience):
+        """Run until it succeeds, for `patience` seconds at most."""
+        give_up = time.monotonic() + patience
+        while True:
+            status, report = self.waited(*self.start(command), self.left())
+            if status == 0:
+                return report
+            assert time.monotonic() < min(give_up, self.end), report
+            time.sleep(0.3)
+
+    def run(self, commands):
+        try:
+            for command in map(self.substituted, commands):
+                if re.match(r"(\w+=\S+ )*\S*/cnn-(ps|worker)\b", command):
+                    self.beside.append(self.start(command))
+                else:
+                    self.foreground(command, 20 * PATIENCE if self.beside else 0)
+            for process, command, log in self.beside:
+                status, report = self.waited(process, command, log, self.left())
+                assert status == 0, report
+        finally:
+            for process, _, log in self.beside:
+                if process.poll() is None:
+                    os.killpg(process.pid, 9)
+                    process.wait()
+                log.close()
+
+
+def environment(**more):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "MAKE", "MFLAGS"))}
+    clean.pop("FLAVOUR", None)
+    return dict(clean, PYTHONDONTWRITEBYTECODE="1", **more)
+
+
+def run_shell(block, copies, data, tmp_path):
+    commands = block.commands()
+    assert commands, f"{block.name}: no command"
+    seconds = SLOW_SECONDS if block.mark == "slow" else SECONDS
+    if any(re.search(r"\bmake\b", c) for c in commands):
+        place = copy(tmp_path / "cnn-ps")
+        env = environment(CUDA="0", CNN_DATA=str(data))
+    else:
+        place, env = copies(block.path), environment()
+    Shell(place, env, seconds).run(commands)
+
+
+def run_python(block, copies, tmp_path):
+    for module, package in MODULES.items():
+        if re.search(rf"import .*\b{module}\b", block.text()) and subprocess.run(
+                [sys.executable, "-c", f"import {module}"], capture_output=True).returncode:
+            pytest.skip(f"needs {package}")
+    shim = tmp_path / "safetensors"
+    shim.mkdir()
+    (shim / "__init__.py").touch()
+    (shim / "torch.py").write_text(
+        "import importlib.util, pathlib, torch\n"
+        f"spec = importlib.util.spec_from_file_location('own', {safetensors.__file__!r})\n"
+        "own = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(own)\n"
+        "def load_file(path):\n"
+        "    return {n: torch.tensor(t) for n, t in own.load(pathlib.Path(path)).items()}\n")
+    (tmp_path / "block.py").write_text(block.text())
+    done = subprocess.run([sys.executable, tmp_path / "block.py"], cwd=copies(block.path),
+                          env=environment(PYTHONPATH=str(tmp_path)), capture_output=True, text=True,
+                          timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+
+
+def run_c(block, tmp_path):
+    lab = Lab(tmp_path, None)
+    try:
+        server = lab.server("--model", "vector:2", "--optimizer", "sgd", "--lr", 0.5,
+                            "--max-updates", 1000)
+        text = block.text().replace("tcp://127.0.0.1:5555", server.endpoint)
+        (tmp_path / "block.c").write_text(C_PROGRAM.format(body=text))
+        libraries = subprocess.run(
+            ["pkg-config", "--libs", "libzmq", "libuv", "libprotobuf-c", "libxxhash"], check=True,
+            capture_output=True, text=True).stdout.split()
+        done = subprocess.run(
+            ["gcc", "-std=gnu11", "-Wall", "-Werror", f"-I{ROOT}", "-o", tmp_path / "block",
+             tmp_path / "block.c", *(BUILD / f"lib{a}.a" for a in ("cnnps", "proto", "common")),
+             *libraries, "-lm", "-pthread"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        program = lab.add(Process("block", [str(tmp_path / "block")]))
+        assert program.wait(SECONDS) == 0, program.tail()
+        assert server.result(SECONDS)["updates"] == 1000
+    finally:
+        lab.close()
+
+
+@pytest.mark.parametrize("block", runnable())
+def test_a_documented_command_runs_as_it_is_typed(block, copies, data, tmp_path):
+    if block.language == "python":
+        run_python(block, copies, tmp_path)
+    elif block.language == "c":
+        run_c(block, tmp_path)
+    else:
+        run_shell(block, copies, data, tmp_path)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("```yaml\na: 1\n```", "cannot be run"),
+    ("<!-- a comment -->\n```yaml\na: 1\n```", "cannot be run"),
+    ("<!-- not run: -->\n```\nx\n```", "no reason"),
+    ("<!-- slow: long -->\n```\nx\n```", "no reason"),
+    ("<!-- not run: needs a GPU -->\ntext between\n\n```yaml\nx\n```", "cannot be run"),
+    ("```\nx\n", "no end"),
+], ids=["language", "other comment", "no reason", "one word", "mark elsewhere", "no end"])
+def test_a_block_that_is_neither_run_nor_marked_is_refused(text, words, tmp_path):
+    with pytest.raises(Wrong, match=words):
+        blocks(tmp_path / "a.md", text)
+
+
+def test_marks_and_commands_of_a_block():
+    first, second = blocks(ROOT / "a.md", "<!-- not run: needs a GPU -->\n\n```sh\na b # c\n```\n"
+                                          "```\nx --y=1 \\\n\t--z  # why\n# alone\nw#v\n```\n")
+    assert (first.mark, first.reason, first.language) == ("not run", "needs a GPU", "sh")
+    assert second.commands() == ["x --y=1  \t--z", "w#v"]
+
+
+def is_there(word):
+    """A file of the checkout, a pattern of such, or a program that the Makefile builds of a .c."""
+    built = re.fullmatch(r"build/release/(.*)", word)
+    if built:
+        return built[1].startswith("cnn-") or (ROOT / f"{built[1]}.c").exists()
+    return any(ROOT.glob(word))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_files_named_in_the_text_are_there(path):
+    text = re.sub(r"^\s*```.*?^\s*```", "", path.read_text(), flags=re.M | re.S)
+    words = {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(
+        r"(?:^|\s)((?:build/release|tests|deploy|kernels|server|worker|common|proto)/[\w./*-]*\w)",
+        code)}
+    assert not [word for word in sorted(words) if not is_there(word)]
+
+
+def test_readme_lists_every_exit_status():
+    """common/err.h has them; 1 is what has none of its own."""
+    rows = re.findall(r"^\tX\(\w+, -?\d+, (\d+), \"", (ROOT / "common/err.h").read_text(), re.M)
+    table = re.findall(r"^\| (\d+) \| \w", (ROOT / "README.md").read_text(), re.M)
+    assert table == [str(n) for n in sorted({int(n) for n in rows})]
+
+
+def test_variables_of_the_containers_are_documented():
+    passed = re.findall(r"CNN_\w+", " ".join(re.findall(
+        r"environment: \[(.*?)\]", (ROOT / "deploy/compose.yaml").read_text(), re.S)))
+    text = (ROOT / "docs/cluster.md").read_text()
+    assert passed and not [name for name in passed if f"`{name}`" not in text]

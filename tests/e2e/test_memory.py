@@ -1,0 +1,125 @@
+"""What a server needs: the formula of docs/cluster.md, the figure of --check-config, and the peak of
+real runs, in every mode."""
+import re
+import subprocess
+
+import pytest
+
+import idx
+from flavour import FLAVOUR, FULL, ROOT, command
+from lab import until
+
+MODEL, PARAMETERS = "fc:1000 fc:10", 784 * 1000 + 1000 + 10010
+W = 4 * PARAMETERS
+MB = 1 << 20
+WORKERS = 2
+DC = ("--delay-compensation",)
+# options, and the vectors of docs/cluster.md as a function of the workers
+MODES = {
+    "downpour": ((), lambda n: 2),
+    "downpour, sgd": (("--optimizer", "sgd"), lambda n: 1),
+    "downpour, adam": (("--optimizer", "adam"), lambda n: 3),
+    "downpour, prefetch": (("--prefetch",), lambda n: 2),
+    "downpour, dc": ((*DC, "constant"), lambda n: 3 + 6 * n),
+    "downpour, dc adaptive": ((*DC, "adaptive", "--prefetch"), lambda n: 4 + 6 * n),
+    "downpour, buffer": (("--buffer", 4), lambda n: 5),
+    "ssp": (("--mode", "ssp"), lambda n: 2),
+    "sync": (("--mode", "sync"), lambda n: 3 + n),
+    "easgd": (("--mode", "easgd"), lambda n: 1),
+    "sandblaster, sgd": (("--mode", "sandblaster", "--optimizer", "sgd"), lambda n: 4),
+    "sandblaster, lbfgs": (("--mode", "sandblaster"), lambda n: 4 + 3 + 40),
+    "sandblaster, short history": (("--mode", "sandblaster", "--lbfgs-history", 3),
+                                   lambda n: 4 + 3 + 6),
+}
+LEVELS = {"none": (), "replay": ("--checkpoint-ms", 20),
+          "always": ("--checkpoint-ms", 20, "--durability", "always")}
+
+
+def formula(vectors, level, push_window, workers):
+    """docs/cluster.md, "Limits"."""
+    image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
+    return 32 * MB + W * (vectors + image * (vectors + 1) + workers * (push_window + 3) + 2)
+
+
+def check_config(tmp_path, *options):
+    model = () if "--model" in options else ("--model", MODEL)
+    done = subprocess.run(command("cnn-ps", "--check-config", *model, *options),
+                          capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return int(re.search(r"memory_bytes=(\d+)", done.stdout)[1])
+
+
+def peak(process):
+    """Of resident memory so far."""
+    with open(f"/proc/{process.popen.pid}/status") as f:
+        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", f.read())[1])
+
+
+@pytest.fixture(scope="module")
+def few(data, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("few")
+    idx.cut(data, directory, 400, 50)
+    return directory
+
+
+def options_of(mode, level, tmp_path):
+    place = () if level == "none" else ("--checkpoint-dir", tmp_path / "ckpt")
+    return (*MODES[mode][0], *LEVELS[level], *place, "--max-workers", WORKERS, "--push-window", 2)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("mode", MODES)
+def test_check_config_prints_what_the_formula_says(tmp_path, mode, level):
+    printed = check_config(tmp_path, *options_of(mode, level, tmp_path))
+    expected = formula(MODES[mode][1](WORKERS), level, 2, WORKERS)
+    # beside vectors the core has the batch ledger, at most 3 MB, and the workers' ledgers
+    image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
+    assert expected <= printed <= expected + (1 + image) * 4 * MB
+    assert not (tmp_path / "ckpt").exists()
+
+
+def updated(server, n):
+    """Until so much work is done that every buffer has been in use."""
+    until(lambda: server.status()["updates"] >= n, 90, f"{n} updates: {server.tail()}")
+
+
+def cases():
+    for mode, level in [*((mode, "replay") for mode in MODES), ("downpour", "none"),
+                        ("downpour", "always"), ("sandblaster, lbfgs", "always"),
+                        ("downpour, dc adaptive", "always")]:
+        usual = (mode, level) in (("downpour", "always"), ("downpour, dc adaptive", "replay"),
+                                  ("sync", "replay"), ("sandblaster, lbfgs", "replay"))
+        yield pytest.param(mode, level, marks=[] if usual else [
+            pytest.mark.skipif(not FULL, reason="CNN_SLOW=1 measures every mode")])
+
+
+@pytest.mark.skipif(FLAVOUR != "release", reason="a sanitizer takes memory of its own")
+@pytest.mark.parametrize("mode, level", cases())
+def test_a_run_and_its_restart_stay_below(lab, tmp_path, few, mode, level):
+    run = ("--epochs", 60000, "--batch", 80, "--warm-updates", 0)
+    printed = check_config(tmp_path, *run, *options_of(mode, level, tmp_path))
+    options = ("--model", MODEL, *run, *options_of(mode, "none", tmp_path), *LEVELS[level])
+    server = lab.server(*options, directory=None if level == "none" else "ckpt")
+    for _ in range(WORKERS):
+        lab.worker(server.endpoint, data=few)
+    updated(server, 30)
+    peaks = [peak(server)]
+    if level != "none":
+        server.kill()
+        server = lab.restart(server, *options)
+        updated(server, 40)
+        peaks.append(peak(server))
+    assert max(peaks) <= printed, [f"{p / MB:.0f} MiB" for p in (*peaks, printed)]
+    assert max(peaks) >= printed / 4, "the formula says nothing"
+
+
+@pytest.mark.skipif(FLAVOUR != "release", reason="a sanitizer takes memory of its own")
+def test_workers_that_push_without_a_pause_stay_below(lab, tmp_path):
+    options = ("--model", f"vector:{PARAMETERS}", "--optimizer", "sgd", "--lr", 1, "--stale-rate",
+               "constant", "--max-staleness", 10**9, "--max-workers", 3)
+    printed = check_config(tmp_path, *options, "--checkpoint-dir", tmp_path / "ckpt")
+    server = lab.server(*options)
+    for i in range(3):
+        lab.ledger_worker(server.endpoint, i, 100)
+    updated(server, 300)
+    assert peak(server) <= printed

@@ -1,0 +1,76 @@
+"""What the modes reach at their defaults, in virtual time (tests/bench/science.c): more workers are
+faster, and every mode learns with 1 to 16 workers. seed:32 on MNIST; other data skips.
+
+One seed here; CNN_SLOW=1 takes the median of five seeds and all numbers of workers.
+"""
+import os
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import idx
+from flavour import ROOT
+from test_science import science
+
+sys.path.append(str(ROOT / "tests/bench"))
+from science_figures import reached  # noqa: E402
+
+FULL = bool(os.environ.get("CNN_SLOW"))
+SEEDS = (1, 2, 3, 4, 5) if FULL else (1,)
+MNIST_LABELS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+SINGLE_SECONDS = 2.0  # the best single worker of docs/modes/seed32/grid.csv, rounded down
+
+
+@pytest.fixture(scope="module")
+def mnist(data):
+    if idx.read(data, "t10k-labels-idx1-ubyte")[:10].tolist() != MNIST_LABELS:
+        pytest.skip("the bars are those of MNIST")
+    return data
+
+
+def run(data, seed, workers, *options, limit=1e9):
+    rows = science(data, "--workers", workers, "--look-s", 0.2, "--look-ratio", 1.05,
+                   "--limit-s", limit, run=("--seed", seed, *options))
+    looks = [(float(r[4]), float(r[9])) for r in rows if r[0] == "point"]
+    return reached(looks, 0.97), looks[-1][1]
+
+
+def runs(data, workers, *options, limit=1e9):
+    """Medians over the seeds: seconds to 97 % (never: infinite) and accuracy at the end; and the
+    times of all seeds."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = list(pool.map(lambda s: run(data, s, workers, *options, limit=limit), SEEDS))
+    times = [t or float("inf") for t, _ in done]
+    return statistics.median(times), statistics.median(a for _, a in done), times
+
+
+@pytest.mark.parametrize("mode, workers, factor", [
+    ("sync", 8, 3), ("sync", 16, 3), ("downpour", 8, 2.5), ("ssp", 8, 2.5)])
+def test_more_workers_are_faster_than_the_best_single_one(mnist, mode, workers, factor):
+    seconds, _, _ = runs(mnist, workers, "--mode", mode, limit=1.5)
+    assert seconds <= SINGLE_SECONDS / factor
+
+
+@pytest.mark.skipif(not FULL, reason="CNN_SLOW=1: 100 runs of three epochs")
+@pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "easgd"])
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
+def test_every_mode_reaches_97_percent_with_any_number_of_workers(mnist, mode, workers):
+    _, _, times = runs(mnist, workers, "--mode", mode)
+    assert max(times) < float("inf"), times
+
+
+@pytest.mark.parametrize("mode, bar", [("downpour", 0.975), ("ssp", 0.975), ("easgd", 0.97)])
+def test_three_epochs_of_eight_workers_learn(mnist, mode, bar):
+    _, accuracy, _ = runs(mnist, 8, "--mode", mode)
+    assert accuracy >= bar
+
+
+@pytest.mark.skipif(not FULL, reason="CNN_SLOW=1: 30 epochs each")
+def test_sandblaster_learns_at_its_defaults_within_60_passes(mnist):
+    for seed in SEEDS:
+        rows = science(mnist, "--workers", 4, "--look-s", 1000, run=(
+            "--mode", "sandblaster", "--seed", seed))
+        [end] = [r for r in rows if r[0] == "end"]
+        assert float(end[7]) >= 0.965 and int(end[11]) <= 60, end

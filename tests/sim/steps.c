@@ -1,0 +1,113 @@
+/*
+ * steps.c - what a step of sync must not do, seen from outside of it: count a gradient of other
+ * weights, or end without one of a live member while fewer are there than are due. A member is a
+ * worker that was live, and not stalled, when the step began. A step in which something is replayed
+ * after a crash of the server is not judged here, nor is the one that a recovery goes on with.
+ */
+#include <string.h>
+#include "server/core/state.h"
+#include "tests/sim/sim.h"
+
+static uint32_t due(const struct sim *s)
+{
+	const struct sim_steps *t = &s->steps;
+	uint32_t all = s->cfg.sync_workers                  ? s->cfg.sync_workers
+		       : t->members > s->cfg.backup_workers ? t->members - s->cfg.backup_workers
+							    : 1;
+
+	all = all < t->members ? all : t->members; /* each has a batch of the step */
+	return all < t->left ? all : t->left;
+}
+
+static void begin(struct sim *s, const struct core *c)
+{
+	struct sim_steps *t = &s->steps;
+
+	*t = (struct sim_steps){
+		.version = core_stats(c)->version, .left = c->leases.n_batches - c->leases.n_done};
+	if (!c->started || c->recovering || c->gather.pushes || c->leases.epoch >= c->cfg.epochs)
+		return;
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		if (core_is_active(&c->worker[i]) && !c->worker[i].idle &&
+			dataset_is_of_run(c, &c->worker[i])) {
+			t->member[i] = c->worker[i].incarnation;
+			t->members++;
+		}
+	t->known = t->members > 0;
+}
+
+static int is_there(const struct sim_steps *t, const struct core *c, uint32_t i)
+{
+	const struct worker *w = &c->worker[i];
+
+	return t->member[i] && core_is_active(w) && w->incarnation == t->member[i] &&
+	       dataset_is_of_run(c, w) && !w->idle;
+}
+
+static void judge(struct sim *s, const struct core *c)
+{
+	const struct sim_steps *t = &s->steps;
+
+	if (t->taken >= due(s))
+		return;
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+		if (is_there(t, c, i) && !t->answered[i])
+			sim_violation(s, "step %llu has %u gradients of %u and misses live slot %u",
+				(unsigned long long)t->version + 1, t->taken, due(s), i + 1);
+}
+
+void steps_before(struct sim *s)
+{
+	const struct core *c = s->server.core;
+
+	s->steps.recovering = c->recovering;
+	s->steps.accepted = core_stats(c)->accepted;
+}
+
+static int is_replay(const struct event *ev)
+{
+	return ev->kind == EVENT_MESSAGE && ev->msg->type == MSG_PUSH &&
+	       ev->msg->push.verdict == VERDICT_OK;
+}
+
+/* Whose push was taken in this step of the core? */
+static void note_push(struct sim *s, const struct core *c, const struct event *ev)
+{
+	struct sim_steps *t = &s->steps;
+
+	if (core_stats(c)->accepted == t->accepted)
+		return;
+	t->taken++;
+	t->answered[ev->msg->push.stamp.worker - 1] = 1;
+	if (!is_replay(ev) && ev->msg->push.base_version != t->version)
+		sim_violation(s, "step %llu counts a gradient of version %llu",
+			(unsigned long long)t->version + 1,
+			(unsigned long long)ev->msg->push.base_version);
+}
+
+void steps_after(struct sim *s, const struct event *ev)
+{
+	const struct core *c = s->server.core;
+	struct sim_steps *t = &s->steps;
+	uint32_t there = 0;
+
+	if (s->mode != SIM_SYNC)
+		return;
+	note_push(s, c, ev);
+	if (core_stats(c)->version != t->version) {
+		if (t->known && !t->recovering && !is_replay(ev) &&
+			core_stats(c)->version == t->version + 1)
+			judge(s, c);
+		begin(s, c);
+		return;
+	}
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		if (!is_there(t, c, i))
+			t->member[i] = 0;
+		there += t->member[i] && !t->answered[i];
+	}
+	if (t->recovering || c->recovering || is_replay(ev))
+		*t = (struct sim_steps){.version = t->version, .blind = 1};
+	else if (!t->blind && (!t->known || (there == 0 && t->taken == 0)))
+		begin(s, c);
+}

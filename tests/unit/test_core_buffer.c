@@ -1,0 +1,376 @@
+/*
+ * Proves what server/core/downpour.c says of a buffer of gradients (Nguyen 2022, FedBuff), and that
+ * a run with it, in each combination that is accepted, equals a serial one by formulas of our own.
+ */
+#include "tests/unit/core_modes.h"
+
+static struct core_config buffer_config(enum mode mode, uint32_t buffer)
+{
+	struct core_config cfg = bench_training();
+
+	cfg.mode = mode;
+	cfg.buffer = buffer;
+	cfg.durable = 0;
+	cfg.ssp_bound = 3;
+	cfg.lease_batches = 1;
+	cfg.lr = 0.25;
+	return cfg;
+}
+
+static void assert_updates(const struct crew *k, uint64_t n)
+{
+	assert_int_equal(core_stats(k->b.core)->version, n);
+	assert_int_equal(core_stats(k->b.core)->updates, n);
+}
+
+static void ask_and_push(struct crew *k, uint32_t i)
+{
+	assert_int_equal(crew_ask(k, i), 1);
+	assert_int_equal(crew_push(k, i), REJECT_NONE);
+}
+
+/* ---- one update ------------------------------------------------------------------------------ */
+
+static void an_update_is_made_of_k_gradients_of_any_workers(void **state)
+{
+	const enum mode modes[] = {MODE_DOWNPOUR, MODE_SSP};
+
+	(void)state;
+	for (size_t m = 0; m < 2; m++) {
+		struct crew k;
+
+		crew_open(&k, buffer_config(modes[m], 3), 2, 400, crew_ones);
+		ask_and_push(&k, 0);
+		ask_and_push(&k, 0);
+		assert_updates(&k, 0);
+		assert_true(core_weights(k.b.core)[3] == 0);
+		assert_int_equal(core_stats(k.b.core)->images, 0); /* they are not in the weights */
+		ask_and_push(&k, 1);
+		assert_updates(&k, 1);
+		assert_true(core_weights(k.b.core)[3] == -0.25f); /* the mean, not the sum */
+		assert_int_equal(core_stats(k.b.core)->images, 30);
+		assert_int_equal(core_epoch(k.b.core, 0)->updates, 1);
+		crew_close(&k);
+	}
+}
+
+/* Two fresh gradients, and one that is two versions old: (1 + 1 + 1/2) / 3 of the rate. */
+static void a_stale_gradient_weighs_less(void **state)
+{
+	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
+	struct crew k;
+
+	(void)state;
+	cfg.stale_rate = STALE_INVERSE;
+	crew_open(&k, cfg, 2, 400, crew_ones);
+	crew_ask(&k, 1);
+	for (int i = 0; i < 6; i++)
+		ask_and_push(&k, 0);
+	assert_updates(&k, 2);
+	float before = core_weights(k.b.core)[0];
+	ask_and_push(&k, 0);
+	ask_and_push(&k, 0);
+	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+	assert_updates(&k, 3);
+	assert_float_equal(before - core_weights(k.b.core)[0], (float)(0.25 * 2.5 / 3), 1e-7);
+	assert_int_equal(core_stats(k.b.core)->staleness_sum, 2);
+	crew_close(&k);
+}
+
+static void an_epoch_ends_with_what_is_in_the_buffer(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, buffer_config(MODE_DOWNPOUR, 3), 1, 65, crew_ones); /* 7 batches */
+	for (int i = 0; i < 6; i++)
+		ask_and_push(&k, 0);
+	assert_updates(&k, 2);
+	assert_int_equal(core_training_epoch(k.b.core), 0);
+	ask_and_push(&k, 0);
+	assert_updates(&k, 3);
+	assert_int_equal(core_training_epoch(k.b.core), 1);
+	assert_int_equal(core_epoch(k.b.core, 0)->images, 65);
+	assert_true(core_weights(k.b.core)[0] == -0.75f); /* it counts as an update of its own */
+	crew_close(&k);
+}
+
+/* The bytes, and the memory, of a run without a buffer. */
+static void a_buffer_of_one_is_none(void **state)
+{
+	float end[2][BENCH_PARAMS];
+
+	(void)state;
+	for (uint32_t buffer = 0; buffer < 2; buffer++) {
+		struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
+		struct rng r = rng_seed(5, RNG_SIM, 0);
+		struct crew k;
+
+		cfg.optim.kind = OPTIM_ADAM;
+		cfg.stale_rate = STALE_INVERSE;
+		cfg.lr = 0.05;
+		crew_open(&k, cfg, 4, 735, crew_bowl);
+		crew_run(&k, 4, &r);
+		assert_null(k.b.core->gather.sum);
+		assert_updates(&k, 148);
+		memcpy(end[buffer], core_weights(k.b.core), sizeof(end[0]));
+		crew_close(&k);
+	}
+	assert_memory_equal(end[0], end[1], sizeof(end[0]));
+}
+
+/* ---- a restart ------------------------------------------------------------------------------- */
+
+static void what_is_in_the_buffer_outlives_the_server(void **state)
+{
+	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
+	float g[CREW_PARAMS];
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, cfg, 2, 400, crew_bowl);
+	ask_and_push(&k, 0);
+	assert_int_equal(crew_ask(&k, 1), 1);
+	struct msg again = crew_gradient(&k, 1, g);
+	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+	double sum = k.b.core->gather.sum[5];
+	crew_restart(&k, 2);
+	assert_int_equal(k.b.core->gather.pushes, 2);
+	assert_true(k.b.core->gather.sum[5] == sum);
+	again.push.stamp = k.hand[1].s;
+	assert_int_equal(bench_acked(&k.b, k.hand[1].peer, &again).duplicate, 1);
+	assert_true(k.b.core->gather.sum[5] == sum); /* once */
+	ask_and_push(&k, 0);
+	assert_updates(&k, 1);
+	assert_int_equal(core_stats(k.b.core)->images, 30);
+	crew_close(&k);
+}
+
+static int resumes(const struct bench_image *img, struct core_config cfg, uint32_t buffer)
+{
+	const char *why = NULL;
+	struct bench b;
+
+	cfg.buffer = buffer;
+	cfg.epoch++;
+	int rc = bench_read(&b, cfg, img, &why);
+	if (rc)
+		assert_string_equal(why, "it was begun with another --buffer");
+	else
+		bench_tick(&b, cfg.recovery_ms);
+	if (!rc)
+		assert_int_equal(core_stats(b.core)->updates, buffer <= 2);
+	bench_close(&b);
+	return !rc;
+}
+
+/* Another size is taken at once; a run without a buffer cannot go on with one. */
+static void a_resumed_run_may_have_a_buffer_of_another_size(void **state)
+{
+	struct bench_image img;
+	struct crew k;
+
+	(void)state;
+	crew_open(&k, buffer_config(MODE_DOWNPOUR, 4), 1, 400, crew_ones);
+	ask_and_push(&k, 0);
+	ask_and_push(&k, 0);
+	img = bench_save(&k.b);
+	assert_true(resumes(&img, k.b.cfg, 4));
+	assert_true(resumes(&img, k.b.cfg, 2));
+	assert_true(resumes(&img, k.b.cfg, 9));
+	assert_false(resumes(&img, k.b.cfg, 1));
+	bench_drop(&img);
+	crew_close(&k);
+}
+
+/* ---- the serial reference -------------------------------------------------------------------- */
+
+struct twin {
+	double w[BENCH_PARAMS], v[BENCH_PARAMS], s[BENCH_PARAMS], square[BENCH_PARAMS];
+	double sum[BENCH_PARAMS], weight;
+	uint32_t n, t;
+};
+
+static double twin_weight(
+	const struct core_config *cfg, const struct twin *a, double tau, double live)
+{
+	double ratio = cfg->buffer / (1 + tau);
+	double age = cfg->stale_rate == STALE_RELATIVE ? tau / live : tau;
+	double scale = cfg->lr_scaling == LR_SCALING_LINEAR ? ratio
+		       : cfg->lr_scaling == LR_SCALING_SQRT ? sqrt(ratio)
+							    : 1;
+
+	if (scale > 1 && a->t < cfg->lr_scaling_warmup)
+		scale = 1 + (scale - 1) * a->t / cfg->lr_scaling_warmup;
+	return scale / (cfg->stale_rate == STALE_CONSTANT || age < 1 ? 1 : age);
+}
+
+static void twin_step(const struct core_config *cfg, struct twin *a)
+{
+	double rate = cfg->lr * a->weight / a->n, norm = 0, clip, g[BENCH_PARAMS];
+
+	a->t++;
+	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+		g[j] = a->sum[j] / a->weight * (cfg->push_sum ? a->n : 1);
+		norm += g[j] * g[j];
+	}
+	norm = sqrt(norm);
+	clip = cfg->optim.clip_norm > 0 && norm > cfg->optim.clip_norm ? cfg->optim.clip_norm / norm
+								       : 1;
+	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+		double d = clip * g[j], m = cfg->optim.momentum, q = cfg->optim.decay_square;
+
+		a->v[j] =
+			cfg->optim.kind == OPTIM_ADAM ? m * a->v[j] + (1 - m) * d : m * a->v[j] + d;
+		a->s[j] = q * a->s[j] + (1 - q) * d * d;
+		if (cfg->optim.kind == OPTIM_SGD)
+			a->w[j] -= rate * d;
+		else if (cfg->optim.kind == OPTIM_MOMENTUM)
+			a->w[j] -= rate * a->v[j];
+		else
+			a->w[j] -= rate * a->v[j] / (1 - pow(m, a->t)) /
+				   (sqrt(a->s[j] / (1 - pow(q, a->t))) + cfg->optim.eps);
+	}
+	memset(a->sum, 0, sizeof(a->sum));
+	a->weight = 0;
+	a->n = 0;
+}
+
+static void twin_take(const struct core_config *cfg, struct twin *a, const float *g,
+	const float *then, double tau, double live)
+{
+	double weight = twin_weight(cfg, a, tau, live);
+
+	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+		double x = (double)g[j], lambda = cfg->dc_lambda;
+
+		if (cfg->dc_lambda > 0 && cfg->dc_adaptive) {
+			a->square[j] = 0.95 * a->square[j] + 0.05 * x * x;
+			lambda /= sqrt(a->square[j] + 1e-7);
+		}
+		if (cfg->dc_lambda > 0 && tau > 0)
+			x += lambda * x * x * (a->w[j] - (double)then[j]);
+		a->sum[j] += weight * x;
+	}
+	a->weight += weight;
+	a->n++;
+}
+
+/* What worker i pushes goes into both. */
+static void push_both(struct crew *k, struct twin *a, uint32_t i)
+{
+	const struct core *c = k->b.core;
+	uint32_t epoch = core_training_epoch(c), live = core_live_workers(c);
+	double tau = (double)(core_stats(c)->version - k->hand[i].version);
+	float g[CREW_PARAMS], then[CREW_PARAMS];
+
+	(void)crew_gradient(k, i, g);
+	memcpy(then, k->hand[i].w, sizeof(then));
+	if (crew_push(k, i) != REJECT_NONE)
+		return;
+	twin_take(&k->b.cfg, a, g, then, tau, live);
+	if (a->n == k->b.cfg.buffer || core_training_epoch(c) != epoch)
+		twin_step(&k->b.cfg, a);
+	assert_int_equal(core_stats(c)->version, a->t);
+}
+
+/* The weights that a worker computes at are pulled: delay compensation keeps them. */
+static void pull_all(struct crew *k, uint64_t pulled[CREW])
+{
+	for (uint32_t i = 0; i < k->n; i++) {
+		const struct hand *h = &k->hand[i];
+
+		if (h->grant.kind != GRANT_TRAIN || !h->grant.work.count ||
+			pulled[i] == h->grant.request)
+			continue;
+		pulled[i] = h->grant.request;
+		bench_pull(&k->b, h->peer, h->s, WEIGHTS_CURRENT);
+	}
+}
+
+static void act(struct crew *k, struct twin *a, uint32_t i)
+{
+	const struct msg_grant *g = &k->hand[i].grant;
+
+	if (g->kind == GRANT_TRAIN && g->work.count)
+		push_both(k, a, i);
+	else
+		crew_act(k, i);
+}
+
+static double serial_run(struct core_config cfg, uint64_t seed)
+{
+	struct rng r = rng_seed(seed, RNG_SIM, 0);
+	struct twin a = {.n = 0};
+	uint64_t pulled[CREW] = {0};
+	struct crew k;
+	double most = 0;
+
+	crew_open(&k, cfg, 4, 735, crew_bowl);
+	for (int n = 0; n < 100000 && k.b.core->ending == END_NOT; n++) {
+		act(&k, &a, (uint32_t)rng_below(&r, 4));
+		pull_all(&k, pulled);
+	}
+	assert_int_equal(k.b.core->ending, END_OVER);
+	for (uint32_t e = 0; e < 2; e++)
+		assert_int_equal(core_epoch(k.b.core, e)->images, 735);
+	assert_int_equal(core_stats(k.b.core)->uncompensated, 0);
+	assert_true(core_stats(k.b.core)->staleness_sum > 0);
+	for (size_t j = 0; j < BENCH_PARAMS; j++)
+		most = fmax(most, fabs(a.w[j] - (double)core_weights(k.b.core)[j]));
+	crew_close(&k);
+	return most;
+}
+
+/* One of each kind in any combination. */
+static struct core_config any_config(struct rng *r)
+{
+	const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_ADAM};
+	struct core_config cfg = buffer_config(
+		rng_below(r, 2) ? MODE_DOWNPOUR : MODE_SSP, 2 + (uint32_t)rng_below(r, 5));
+
+	cfg.optim.kind = kinds[rng_below(r, 3)];
+	cfg.optim.clip_norm = rng_below(r, 2) ? 2 : 0;
+	cfg.lr = cfg.optim.kind == OPTIM_ADAM ? 0.02 : 0.004;
+	cfg.stale_rate = (enum stale_rate)rng_below(r, 3);
+	cfg.lr_scaling = (enum lr_scaling)rng_below(r, 3);
+	cfg.lr_scaling_warmup = 10 * (uint32_t)rng_below(r, 2);
+	cfg.push_sum = (int)rng_below(r, 2);
+	cfg.dc_lambda = rng_below(r, 2) ? 0.05 : 0;
+	cfg.dc_adaptive = (int)rng_below(r, 2);
+	return cfg;
+}
+
+static void a_run_equals_a_serial_one(void **state)
+{
+	struct rng r = rng_seed(11, RNG_SIM, 0);
+	double worst = 0;
+
+	(void)state;
+	for (uint64_t seed = 1; seed <= 300; seed++) {
+		struct core_config cfg = any_config(&r);
+		double most = serial_run(cfg, seed);
+
+		if (most >= 1e-5)
+			print_message("seed %llu: mode %d optimizer %d K %u differs by %.1e\n",
+				(unsigned long long)seed, (int)cfg.mode, (int)cfg.optim.kind,
+				cfg.buffer, most);
+		worst = fmax(worst, most);
+	}
+	print_message("at most %.1e\n", worst);
+	assert_true(worst < 1e-5);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(an_update_is_made_of_k_gradients_of_any_workers),
+		cmocka_unit_test(a_stale_gradient_weighs_less),
+		cmocka_unit_test(an_epoch_ends_with_what_is_in_the_buffer),
+		cmocka_unit_test(a_buffer_of_one_is_none),
+		cmocka_unit_test(what_is_in_the_buffer_outlives_the_server),
+		cmocka_unit_test(a_resumed_run_may_have_a_buffer_of_another_size),
+		cmocka_unit_test(a_run_equals_a_serial_one),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,212 @@
+/*
+ * Proves server/core/dataset.c: the data set of a run is fixed by the first accepted push or by
+ * --data-id, never by a HELLO, so that one misconfigured machine locks nobody out.
+ */
+#include "tests/unit/core_images.h"
+#include "tests/unit/core_work.h"
+
+static const struct data_id other_data = {
+	.n_train = 20, .n_test = 3, .rows = 5, .cols = 5, .classes = 3, .xxh3 = 0xabcdef};
+
+static struct core_config training(uint32_t min_workers)
+{
+	struct core_config cfg = bench_training();
+
+	cfg.durable = 0;
+	cfg.min_workers = min_workers;
+	cfg.max_workers = 8;
+	return cfg;
+}
+
+static void say_hello(struct bench *b, uint32_t peer, const struct data_id *d)
+{
+	struct msg m = bench_hello("");
+
+	m.hello.data = *d;
+	bench_message(b, peer, &m);
+}
+
+static struct stamp join(struct bench *b, uint32_t peer, const struct data_id *d)
+{
+	say_hello(b, peer, d);
+	assert_non_null(bench_sent(b, peer, MSG_WELCOME));
+	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
+}
+
+static void assert_wrong_data(const struct bench *b, uint32_t peer)
+{
+	bench_refused(b, peer, PS_EWRONGDATA);
+}
+
+static void push_batch(struct bench *b, uint32_t peer, struct stamp s, uint64_t seq, uint32_t i)
+{
+	struct msg m = batch(s, seq, 0, i, 1);
+
+	bench_applied(b, peer, &m);
+}
+
+static void a_hello_fixes_nothing(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(1));
+	struct stamp wrong = join(&b, 9, &other_data);
+	bench_lease(&b, 9, wrong, 1); /* it even has work, but has delivered none */
+	bench_bye(&b, 9, wrong);
+	struct stamp right = join(&b, 8, &bench_data);
+	struct msg_grant g = lease(&b, 8, right, 1);
+	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
+	assert_int_equal(b.core->leases.n_batches, 4);
+	push_batch(&b, 8, right, 1, g.work.first);
+	bench_close(&b);
+}
+
+static void nor_does_it_on_disk(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(1));
+	struct stamp wrong = join(&b, 9, &other_data);
+	bench_lease(&b, 9, wrong, 1);
+	bench_restart(&b);
+	b.now_ms += b.cfg.recovery_ms + 1;
+	struct stamp right = join(&b, 8, &bench_data);
+	bench_tick(&b, b.cfg.recovery_ms + 1);
+	lease(&b, 8, right, 1);
+	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
+	bench_close(&b);
+}
+
+/* The wrong one came first, and waits with the others for a third one of the right data. */
+static void most_live_workers_decide(void **state)
+{
+	struct bench b;
+	struct stamp s[3];
+
+	(void)state;
+	bench_open(&b, training(3));
+	struct stamp wrong = join(&b, 9, &other_data);
+	bench_lease(&b, 9, wrong, 1);
+	for (uint32_t i = 0; i < 2; i++) {
+		s[i] = join(&b, 1 + i, &bench_data);
+		bench_lease(&b, 1 + i, s[i], 1);
+		assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+	}
+	s[2] = join(&b, 3, &bench_data); /* two of data that nobody else has are not enough */
+	assert_non_null(granted(&b, 1));
+	assert_non_null(granted(&b, 2));
+	assert_null(granted(&b, 9));
+	assert_int_equal(b.core->leases.n_batches, 4);
+	push_batch(&b, 1, s[0], 1, 0);
+	bench_lease(&b, 9, wrong, 1);
+	assert_null(granted(&b, 9));
+	bench_close(&b);
+}
+
+static void the_first_push_that_counts_fixes_it(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(1));
+	struct stamp right = join(&b, 8, &bench_data);
+	lease(&b, 8, right, 1);
+	struct stamp wrong = join(&b, 9, &other_data); /* still possible: nothing is decided */
+	push_batch(&b, 8, right, 1, 0);
+	bench_beat(&b, 9, wrong);
+	bench_refused(&b, 9, PS_ESTATE);
+	struct msg m = bench_resume(wrong, 0, 0);
+	m.hello.data = other_data;
+	bench_message(&b, 9, &m);
+	assert_wrong_data(&b, 9);
+	say_hello(&b, 7, &other_data);
+	assert_wrong_data(&b, 7);
+	bench_restart(&b); /* now for good */
+	say_hello(&b, 7, &other_data);
+	assert_wrong_data(&b, 7);
+	bench_close(&b);
+}
+
+static void the_refusal_shows_both_and_the_remedy(void **state)
+{
+	static const char *const parts[] = {"0000000000abcdef", "0000000000000063", "20 train",
+		"35 train", "5x5", "2x3", "--data", "--data-id"};
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(1));
+	struct stamp right = join(&b, 8, &bench_data);
+	push_batch(&b, 8, right, 1, 0);
+	say_hello(&b, 7, &other_data);
+	const char *text = bench_sent(&b, 7, MSG_ERROR)->error.text;
+	assert_true(strlen(text) < 256);
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+		if (!strstr(text, parts[i]))
+			fail_msg("\"%s\" lacks \"%s\"", text, parts[i]);
+	bench_close(&b);
+}
+
+/* Most changed their mind while its push was under way: it counts for nothing, and fixes nothing.
+ */
+static void a_push_of_the_other_data_is_rejected(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(1));
+	struct stamp wrong = join(&b, 9, &other_data);
+	lease(&b, 9, wrong, 1);
+	struct stamp right = join(&b, 8, &bench_data);
+	assert_int_equal(core_data(b.core)->xxh3, other_data.xxh3); /* one each: the first one's */
+	join(&b, 7, &bench_data);
+	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
+	struct msg m = bench_push_ones(wrong, 1);
+	m.push.work = (struct work){0, 0, 1};
+	m.push.images = 10; /* as a batch of the right data would have */
+	bench_rejected(&b, 9, &m, REJECT_WORK);
+	lease(&b, 8, right, 1);
+	push_batch(&b, 8, right, 1, 0);
+	assert_int_equal(core_stats(b.core)->accepted, 1);
+	bench_close(&b);
+}
+
+/* The snapshot is from before the first push, which was acknowledged: its replay counts. */
+static void a_replay_fixes_what_it_had_fixed(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(1));
+	struct stamp right = join(&b, 8, &bench_data);
+	lease(&b, 8, right, 1);
+	bench_restart(&b);
+	join(&b, 6, &other_data); /* others are quicker, and more */
+	join(&b, 7, &other_data);
+	struct msg m = bench_resume(right, 1, 0);
+	bench_message(&b, 8, &m);
+	assert_non_null(bench_sent(&b, 8, MSG_WELCOME));
+	right = bench_sent(&b, 8, MSG_WELCOME)->welcome.stamp;
+	m = batch(right, 1, 0, 0, 1);
+	m.push.verdict = VERDICT_OK;
+	bench_applied(&b, 8, &m);
+	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
+	say_hello(&b, 5, &other_data);
+	assert_wrong_data(&b, 5);
+	bench_close(&b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_hello_fixes_nothing),
+		cmocka_unit_test(nor_does_it_on_disk),
+		cmocka_unit_test(most_live_workers_decide),
+		cmocka_unit_test(the_first_push_that_counts_fixes_it),
+		cmocka_unit_test(the_refusal_shows_both_and_the_remedy),
+		cmocka_unit_test(a_push_of_the_other_data_is_rejected),
+		cmocka_unit_test(a_replay_fixes_what_it_had_fixed),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

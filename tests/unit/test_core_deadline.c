@@ -1,0 +1,638 @@
+/*
+ * test_core_deadline.c - a worker that sends heartbeats and delivers nothing: whatever it holds,
+ * the run goes on without it. Virtual time, a tick every 50 ms. (Late portions:
+ * test_core_backup.c.)
+ */
+#include "tests/unit/core_modes.h"
+
+#define HUNG UINT64_MAX
+
+/* Workers by the milliseconds that a batch takes each. */
+struct fleet {
+	struct crew k;
+	uint64_t ms[CREW], ready_ms[CREW];
+};
+
+static struct core_config config(enum mode mode)
+{
+	struct core_config cfg = bench_training();
+
+	cfg.mode = mode;
+	cfg.ssp_bound = 2;
+	cfg.lease_batches = 4;
+	cfg.durable = 0;
+	cfg.lr = 0.01;
+	return cfg;
+}
+
+static void fleet_open(
+	struct fleet *f, struct core_config cfg, uint32_t n, uint32_t n_train, uint64_t each_ms)
+{
+	memset(f, 0, sizeof(*f));
+	crew_open(&f->k, cfg, n, n_train, crew_ones);
+	for (uint32_t i = 0; i < n; i++)
+		f->ms[i] = each_ms;
+}
+
+/* Its grant is there: when will it have computed what it pushes next? */
+static void begin(struct fleet *f, uint32_t i)
+{
+	const struct hand *h = &f->k.hand[i];
+	int exact = h->grant.kind == GRANT_TRAIN && h->grant.exact;
+
+	if (f->ready_ms[i] == 0 && f->ms[i] != HUNG)
+		f->ready_ms[i] = f->k.b.now_ms + f->ms[i] * (exact ? h->grant.work.count : 1);
+}
+
+/* The first batch of a grant that takes one push for each. */
+static void push_first(struct fleet *f, uint32_t i)
+{
+	struct hand *h = &f->k.hand[i];
+	struct msg_grant rest = h->grant;
+	int single = !h->grant.exact;
+
+	if (single)
+		h->grant.work.count = 1;
+	crew_push(&f->k, i);
+	if (!single || h->grant.work.count)
+		return;
+	h->grant = rest;
+	h->grant.work.first++;
+	h->grant.work.count--;
+	h->version = core_stats(f->k.b.core)->version;
+	memcpy(h->w, core_weights(f->k.b.core), f->k.b.cfg.n_params * sizeof(float));
+}
+
+static int has_work(const struct hand *h)
+{
+	return h->grant.request == h->request && h->request &&
+	       (h->grant.kind == GRANT_EVAL || h->grant.work.count);
+}
+
+static void act(struct fleet *f, uint32_t i)
+{
+	struct hand *h = &f->k.hand[i];
+	int waits = h->request && h->grant.request != h->request;
+
+	if (!waits && !has_work(h)) {
+		f->ready_ms[i] = 0;
+		crew_ask(&f->k, i);
+	}
+	if (!has_work(h))
+		return;
+	begin(f, i);
+	if (f->ready_ms[i] == 0 || f->k.b.now_ms < f->ready_ms[i])
+		return;
+	f->ready_ms[i] = 0;
+	if (h->grant.kind == GRANT_EVAL)
+		crew_evaluate(&f->k, i);
+	else
+		push_first(f, i);
+}
+
+static int fleet_is_over(const struct fleet *f)
+{
+	return f->k.b.core->ending == END_OVER;
+}
+
+/* All beat; each does its work. Until the run is over, or `ms` have passed. */
+static void fleet_run(struct fleet *f, uint64_t ms)
+{
+	uint64_t end = f->k.b.now_ms + ms;
+
+	while (f->k.b.now_ms < end && !fleet_is_over(f)) {
+		for (uint32_t i = 0; i < f->k.n && !fleet_is_over(f); i++) {
+			act(f, i);
+			bench_beat(&f->k.b, f->k.hand[i].peer + 1, f->k.hand[i].s);
+		}
+		bench_tick(&f->k.b, 10);
+		crew_hear(&f->k);
+	}
+}
+
+/* Worker 0 takes work and delivers none of it, the others do all. */
+static void a_hung_worker_holds_nobody_up(struct core_config cfg)
+{
+	struct fleet f;
+
+	fleet_open(&f, cfg, 3, 200, 30);
+	f.ms[0] = HUNG;
+	fleet_run(&f, 120000);
+	assert_true(fleet_is_over(&f));
+	for (uint32_t e = 0; e < cfg.epochs; e++) {
+		assert_int_equal(core_epoch(f.k.b.core, e)->images, 200);
+		assert_int_equal(core_epoch(f.k.b.core, e)->eval_done, 7);
+	}
+	crew_close(&f.k);
+}
+
+static void the_warm_start_does_not_wait_for_a_hung_worker(void **state)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+
+	(void)state;
+	cfg.warm_updates = 10;
+	a_hung_worker_holds_nobody_up(cfg);
+}
+
+static void a_sync_step_does_not_wait_for_a_hung_worker(void **state)
+{
+	(void)state;
+	a_hung_worker_holds_nobody_up(config(MODE_SYNC));
+}
+
+/* One beats and never asks for work, the other was stalled while it could not deliver. */
+static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
+{
+	struct core_config cfg = config(MODE_SYNC);
+	struct fleet f;
+
+	(void)state;
+	cfg.first_deadline_ms = 300;
+	fleet_open(&f, cfg, 2, 200, 30);
+	f.k.hand[0].request = 1000; /* the fleet takes it for one that waits */
+	f.ms[1] = HUNG;
+	fleet_run(&f, 5000);
+	assert_true(bench_worker(&f.k.b, 2).stalled);
+	assert_false(bench_worker(&f.k.b, 1).stalled);
+	f.k.hand[1].grant = (struct msg_grant){.request = f.k.hand[1].request};
+	f.ms[1] = 30; /* it asks again */
+	fleet_run(&f, 120000);
+	assert_true(fleet_is_over(&f));
+	assert_int_equal(core_epoch(f.k.b.core, 1)->images, 200);
+	crew_close(&f.k);
+}
+
+static void ssp_does_not_wait_for_the_clock_of_a_hung_worker(void **state)
+{
+	(void)state;
+	a_hung_worker_holds_nobody_up(config(MODE_SSP));
+}
+
+static void a_pass_does_not_wait_for_a_hung_worker(void **state)
+{
+	(void)state;
+	a_hung_worker_holds_nobody_up(config(MODE_SANDBLASTER));
+}
+
+/* It trains; when it is given a piece of the test set it hangs. */
+static void an_evaluation_does_not_wait_for_a_hung_worker(void **state)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct fleet f;
+
+	(void)state;
+	fleet_open(&f, cfg, 3, 200, 30);
+	while (f.k.hand[0].grant.kind != GRANT_EVAL && !fleet_is_over(&f))
+		fleet_run(&f, 10);
+	f.ms[0] = HUNG;
+	f.ready_ms[0] = 0;
+	fleet_run(&f, 120000);
+	assert_true(fleet_is_over(&f));
+	assert_int_equal(core_epoch(f.k.b.core, 1)->eval_done, 7);
+	crew_close(&f.k);
+}
+
+static void without_copies_the_deadline_is_enough(void **state)
+{
+	struct core_config cfg = config(MODE_SANDBLASTER);
+
+	(void)state;
+	cfg.backup = BACKUP_NONE;
+	a_hung_worker_holds_nobody_up(cfg);
+	cfg = config(MODE_DOWNPOUR);
+	cfg.backup = BACKUP_NONE;
+	a_hung_worker_holds_nobody_up(cfg);
+}
+
+/* It has delivered all it had, and hangs before it asks for more. */
+static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
+{
+	struct fleet f;
+
+	fleet_open(&f, config(mode), 3, 200, 30);
+	for (int i = 0; i < 1000 && f.k.b.core->worker[0].pace.left == 0; i++)
+		fleet_run(&f, 10);
+	while (f.k.b.core->worker[0].pace.left) {
+		f.ms[1] = f.ms[2] = HUNG; /* so that it is the slowest */
+		f.ready_ms[1] = f.ready_ms[2] = 0;
+		fleet_run(&f, 10);
+	}
+	f.ms[1] = f.ms[2] = 30;
+	f.k.hand[0].grant = (struct msg_grant){.request = f.k.hand[0].request};
+	f.k.hand[0].request += 1000; /* the fleet takes it for one that waits */
+	fleet_run(&f, 120000);
+	assert_true(fleet_is_over(&f));
+	assert_int_equal(core_epoch(f.k.b.core, 1)->images, 200);
+	crew_close(&f.k);
+}
+
+static void a_worker_that_does_not_ask_again_is_stalled(void **state)
+{
+	(void)state;
+	who_does_not_ask_again_holds_nobody_up(MODE_SSP);
+	who_does_not_ask_again_holds_nobody_up(MODE_SYNC);
+	who_does_not_ask_again_holds_nobody_up(MODE_DOWNPOUR);
+}
+
+/* ---- slow -------------------------------------------------------------------------------------
+ */
+
+/* Three workers take `each_ms` for a batch, one takes 20 times as long. */
+static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
+{
+	struct core_config cfg = config(mode);
+	struct fleet f;
+
+	cfg.max_staleness = 1000000;
+	cfg.lease_batches = 1;
+	cfg.ssp_bound = 1000;
+	cfg.epochs = 4;
+	cfg.lr = 0.0001;
+	fleet_open(&f, cfg, 4, 1600, each_ms);
+	f.ms[0] = 20 * each_ms;
+	for (int i = 0; i < 20000 && !fleet_is_over(&f); i++) {
+		fleet_run(&f, each_ms);
+		for (uint32_t n = 0; n < 4; n++)
+			assert_false(bench_worker(&f.k.b, n + 1).stalled);
+	}
+	assert_true(fleet_is_over(&f));
+	print_message("mode %d: %llu of %llu images by the slow one, %llu superseded\n", mode,
+		(unsigned long long)bench_worker(&f.k.b, 1).images,
+		(unsigned long long)core_stats(f.k.b.core)->images,
+		(unsigned long long)core_stats(f.k.b.core)->superseded);
+	assert_true(bench_worker(&f.k.b, 1).images > 0);
+	assert_int_equal(core_stats(f.k.b.core)->stalls, 0);
+	crew_close(&f.k);
+}
+
+static void a_worker_20_times_slower_contributes_and_is_never_stalled(void **state)
+{
+	(void)state;
+	a_slow_worker_contributes(MODE_DOWNPOUR, 30);
+	a_slow_worker_contributes(MODE_DOWNPOUR, 500);
+	a_slow_worker_contributes(MODE_SSP, 500);
+	a_slow_worker_contributes(MODE_SYNC, 500);
+	a_slow_worker_contributes(MODE_EASGD, 500);
+}
+
+/* ---- one worker, step by step -----------------------------------------------------------------
+ */
+
+static void tick(struct crew *k, uint64_t ms)
+{
+	for (uint32_t i = 0; i < k->n; i++)
+		bench_beat(&k->b, k->hand[i].peer + 1, k->hand[i].s);
+	bench_tick(&k->b, ms);
+	crew_hear(k);
+}
+
+static void pass(struct crew *k, uint64_t ms)
+{
+	for (; ms >= 100; ms -= 100)
+		tick(k, 100);
+	tick(k, ms);
+}
+
+/* Worker 0 delivers `n` batches of `ms` each, and gets another one, of the last two. */
+static void open_after(struct crew *k, uint32_t n, uint64_t ms)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+
+	cfg.lease_batches = 1;
+	cfg.backup = BACKUP_NONE;
+	crew_open(k, cfg, 1, 10 * (n + 2), crew_ones);
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(crew_ask(k, 0), 1);
+		pass(k, ms);
+		assert_int_equal(crew_push(k, 0), REJECT_NONE);
+	}
+	assert_int_equal(crew_ask(k, 0), 1);
+	assert_int_equal(k->b.core->leases.n_free, 1);
+}
+
+static void a_grant_ends_after_ten_times_its_workers_median(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 700);
+	pass(&k, 7000);
+	assert_int_equal(k.b.core->leases.n_free, 1);
+	assert_false(bench_worker(&k.b, 1).stalled);
+	pass(&k, 100);
+	assert_int_equal(k.b.core->leases.n_free, 2);
+	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	crew_close(&k);
+}
+
+static void a_grant_lasts_two_seconds_at_least(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 5);
+	pass(&k, 2000);
+	assert_int_equal(k.b.core->leases.n_free, 1);
+	pass(&k, 100);
+	assert_int_equal(k.b.core->leases.n_free, 2);
+	crew_close(&k);
+}
+
+static void before_any_delivery_the_first_deadline_holds(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 0, 0);
+	pass(&k, 30000);
+	assert_int_equal(k.b.core->leases.n_free, 1);
+	pass(&k, 100);
+	assert_int_equal(k.b.core->leases.n_free, 2);
+	crew_close(&k);
+}
+
+static void a_late_first_result_counts(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 5);
+	pass(&k, 2500);
+	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+	assert_int_equal(k.b.core->leases.n_done, 5);
+	assert_int_equal(k.b.core->leases.n_free, 1);
+	crew_close(&k);
+}
+
+static void who_never_delivers_is_stalled_until_it_does(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 5);
+	pass(&k, 6000);
+	assert_false(bench_worker(&k.b, 1).stalled);
+	pass(&k, 100);
+	assert_true(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(bench_worker(&k.b, 1).state, SESSION_LIVE);
+	assert_int_equal(core_live_workers(k.b.core), 0);
+	assert_int_equal(core_stats(k.b.core)->stalls, 1);
+	pass(&k, 60000); /* it beats */
+	assert_true(bench_worker(&k.b, 1).stalled);
+	crew_push(&k, 0);
+	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(core_live_workers(k.b.core), 1);
+	crew_close(&k);
+}
+
+/* New leases, HELLOs and pulls are no delivery. */
+static void who_only_asks_is_stalled(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 5);
+	for (int i = 0; i < 9; i++) {
+		struct msg m = bench_resume(k.hand[0].s, k.hand[0].seq, k.hand[0].seq);
+
+		m.hello.data = k.data;
+		pass(&k, 900);
+		bench_message(&k.b, k.hand[0].peer, &m);
+		bench_pull(&k.b, k.hand[0].peer, k.hand[0].s, WEIGHTS_CURRENT);
+		crew_ask(&k, 0);
+	}
+	assert_true(bench_worker(&k.b, 1).stalled);
+	crew_close(&k);
+}
+
+/* What a stalled worker gets is anybody's. */
+static void a_stalled_worker_gets_work_that_others_get_too(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 5);
+	pass(&k, 7000);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	assert_int_equal(k.b.core->leases.n_free, 2);
+	crew_hire(&k, k.n++);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(crew_ask(&k, 1), 1);
+		assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+	}
+	assert_int_equal(core_epoch(k.b.core, 0)->images, 60);
+	assert_int_equal(crew_push(&k, 0), REJECT_WORK);
+	assert_int_equal(core_stats(k.b.core)->superseded, 1);
+	assert_false(bench_worker(&k.b, 1).stalled);
+	crew_close(&k);
+}
+
+/* Two that were counted before do not show that it works on what it has now. */
+static void the_same_result_again_is_no_delivery(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 5);
+	for (int i = 0; i < 7; i++) {
+		pass(&k, 1000);
+		struct msg_grant own = k.hand[0].grant;
+		k.hand[0].grant.work.first = own.work.first ? 0 : 1;
+		assert_int_equal(crew_push(&k, 0), REJECT_WORK);
+		k.hand[0].grant = own;
+	}
+	assert_true(bench_worker(&k.b, 1).stalled);
+	crew_close(&k);
+}
+
+/* One that is refused is none either: worker 0 asks for the piece again and again. */
+static void a_result_that_is_not_finite_is_no_delivery(void **state)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct crew k;
+
+	(void)state;
+	cfg.eval_images = 7; /* one piece */
+	cfg.first_deadline_ms = 300;
+	cfg.epochs = 1;
+	crew_open(&k, cfg, 2, 10, crew_ones);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	pass(&k, 50);
+	crew_push(&k, 0);
+	crew_ask(&k, 0);
+	crew_ask(&k, 1);
+	for (int i = 0; i < 20 && k.hand[1].grant.kind != GRANT_EVAL; i++) {
+		struct hand *h = &k.hand[0];
+		struct msg m = {.type = MSG_RESULT};
+
+		assert_int_equal(h->grant.kind, GRANT_EVAL);
+		m.result = (struct msg_result){.stamp = h->s,
+			.eval_id = h->grant.eval_id,
+			.eval_count = h->grant.eval_count,
+			.loss_sum = (double)INFINITY};
+		pass(&k, 100);
+		bench_message(&k.b, h->peer, &m);
+		crew_ask(&k, 0);
+	}
+	assert_true(bench_worker(&k.b, 1).stalled);
+	crew_ask(&k, 1);
+	assert_int_equal(k.hand[1].grant.kind, GRANT_EVAL);
+	crew_evaluate(&k, 1);
+	assert_int_equal(core_epoch(k.b.core, 0)->eval_done, 7);
+	crew_close(&k);
+}
+
+/* ---- transfers --------------------------------------------------------------------------------
+ */
+
+static void moved(struct crew *k, uint64_t bytes)
+{
+	bench_step(&k->b,
+		&(struct event){.kind = EVENT_PROGRESS, .peer = k->hand[0].peer, .bytes = bytes});
+}
+
+/* `bytes` move in each tenth of a second. */
+static void transfer(struct crew *k, uint64_t ms, uint64_t bytes)
+{
+	for (; ms; ms -= 100) {
+		tick(k, 100);
+		moved(k, bytes);
+	}
+}
+
+/* 1.7 MB each way over 1 Mbit/s: 14 s for the weights, 14 s for the gradient. */
+static void a_transfer_that_progresses_is_not_cut(void **state)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct crew k = {.n = 1};
+
+	(void)state;
+	cfg.n_params = 425000;
+	cfg.first_deadline_ms = 2000;
+	bench_open(&k.b, cfg);
+	k.hand[0].peer = 9;
+	k.hand[0].s = bench_join(&k.b, 9, "");
+	bench_lease(&k.b, 9, k.hand[0].s, 1);
+	k.hand[0].request = 1;
+	k.n = 0; /* no grant is looked at */
+	for (uint64_t ms = 0; ms < 28000; ms += 100) {
+		bench_beat(&k.b, 10, k.hand[0].s);
+		tick(&k, 100);
+		moved(&k, 12500);
+	}
+	assert_int_equal(core_stats(k.b.core)->expired, 0);
+	for (uint64_t ms = 0; ms < 2200; ms += 100) {
+		bench_beat(&k.b, 10, k.hand[0].s);
+		tick(&k, 100); /* it hangs */
+	}
+	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	crew_close(&k);
+}
+
+static void a_trickle_does_not_hold_a_grant(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 5);
+	transfer(&k, 3000, 80); /* a tenth of what is progress */
+	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	crew_close(&k);
+}
+
+/* However fast, more bytes than the work needs buy no time. */
+static void bytes_without_end_do_not_hold_a_grant(void **state)
+{
+	struct crew k;
+
+	(void)state;
+	open_after(&k, 4, 5);
+	transfer(&k, 20000, 100000);
+	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	assert_true(bench_worker(&k.b, 1).stalled);
+	crew_close(&k);
+}
+
+/* Who must wait for the disk of ours owes nothing. */
+static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct crew k;
+
+	(void)state;
+	cfg.lease_batches = 100;
+	cfg.replay_window = 4;
+	cfg.durable = 1;
+	crew_open(&k, cfg, 1, 100, crew_ones);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	for (uint32_t i = 0; i < 4; i++) {
+		pass(&k, 10);
+		k.hand[0].grant.work = (struct work){0, i, 1};
+		assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+	}
+	pass(&k, 20000); /* the snapshot is not on disk yet */
+	assert_int_equal(core_stats(k.b.core)->expired, 0);
+	bench_durable(&k.b);
+	pass(&k, 2200);
+	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	crew_close(&k);
+}
+
+/* A worker of the snapshot comes back when its slot has lost the grant, and hangs later. */
+static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct crew k;
+
+	(void)state;
+	cfg.durable = 1;
+	cfg.first_deadline_ms = 300;
+	crew_open(&k, cfg, 1, 100, crew_ones);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	bench_restart(&k.b);
+	for (int i = 0; i < 20; i++)
+		bench_tick(&k.b, 100); /* more than dead_ms and than three deadlines */
+	k.hand[0].s = bench_come_back(&k.b, k.hand[0].peer, k.hand[0].s, 0);
+	pass(&k, 1000); /* it has the old grant yet: we expect nothing of it */
+	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(bench_worker(&k.b, 1).owes_ms, 0);
+	assert_int_equal(core_stats(k.b.core)->stalls, 0);
+	assert_int_equal(crew_ask(&k, 0), 1);
+	pass(&k, 800);
+	assert_false(bench_worker(&k.b, 1).stalled);
+	pass(&k, 200);
+	assert_true(bench_worker(&k.b, 1).stalled);
+	crew_close(&k);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_warm_start_does_not_wait_for_a_hung_worker),
+		cmocka_unit_test(a_sync_step_does_not_wait_for_a_hung_worker),
+		cmocka_unit_test(a_stalled_worker_is_called_when_the_others_are_idle),
+		cmocka_unit_test(ssp_does_not_wait_for_the_clock_of_a_hung_worker),
+		cmocka_unit_test(a_pass_does_not_wait_for_a_hung_worker),
+		cmocka_unit_test(an_evaluation_does_not_wait_for_a_hung_worker),
+		cmocka_unit_test(without_copies_the_deadline_is_enough),
+		cmocka_unit_test(a_worker_that_does_not_ask_again_is_stalled),
+		cmocka_unit_test(a_worker_20_times_slower_contributes_and_is_never_stalled),
+		cmocka_unit_test(a_grant_ends_after_ten_times_its_workers_median),
+		cmocka_unit_test(a_grant_lasts_two_seconds_at_least),
+		cmocka_unit_test(before_any_delivery_the_first_deadline_holds),
+		cmocka_unit_test(a_late_first_result_counts),
+		cmocka_unit_test(who_never_delivers_is_stalled_until_it_does),
+		cmocka_unit_test(who_only_asks_is_stalled),
+		cmocka_unit_test(a_stalled_worker_gets_work_that_others_get_too),
+		cmocka_unit_test(the_same_result_again_is_no_delivery),
+		cmocka_unit_test(a_result_that_is_not_finite_is_no_delivery),
+		cmocka_unit_test(a_transfer_that_progresses_is_not_cut),
+		cmocka_unit_test(a_trickle_does_not_hold_a_grant),
+		cmocka_unit_test(bytes_without_end_do_not_hold_a_grant),
+		cmocka_unit_test(a_worker_that_waits_for_our_disk_is_not_stalled),
+		cmocka_unit_test(the_time_that_a_worker_needs_to_come_back_is_not_owed),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,379 @@
+/*
+ * Proves invariant 3 of server/core/store.c: whatever workers push, weights and optimizer state
+ * stay finite. A push that would break this is rejected as a whole, and every checkpoint can be
+ * read.
+ */
+#include <math.h>
+#include "tests/unit/core_images.h"
+
+#define PUSHES  200
+#define LARGEST 1e15f /* the largest value that a push may have */
+
+struct trial {
+	const char *what;
+	enum mode mode;
+	enum optim_kind kind;
+	double lr, decay;
+	double lambda; /* of delay compensation */
+	int adaptive, sum;
+	uint32_t batches; /* of an epoch; 0: no data set */
+};
+
+static int is_finite(const float *v, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!isfinite(v[i]))
+			return 0;
+	return 1;
+}
+
+static void assert_finite(const struct bench *b, const char *what, int push)
+{
+	const struct store *st = &b->core->store;
+	int finite = is_finite(st->weights, st->n);
+
+	for (size_t i = 0; i < optim_vectors(b->core->cfg.optim.kind); i++)
+		finite &= is_finite(st->state[i], st->n);
+	if (!finite)
+		fail_msg("%s: not finite after push %d", what, push);
+}
+
+/* Nothing but the ledger differs. */
+static void assert_untouched(const struct bench_image *x, const struct bench_image *y)
+{
+	for (int i = IMAGE_LEASES; i < IMAGE_LIVE; i++) {
+		assert_int_equal(x->size[i], y->size[i]);
+		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
+	}
+}
+
+static struct core_config config_of(const struct trial *t)
+{
+	struct core_config cfg = bench_config();
+
+	cfg.mode = t->mode;
+	cfg.optim.kind = t->kind;
+	cfg.optim.weight_decay = t->decay;
+	cfg.optim.decay_square = t->kind == OPTIM_RMSPROP ? 0.99 : 0.999;
+	cfg.lr = t->lr;
+	cfg.dc_lambda = t->lambda;
+	cfg.dc_adaptive = t->adaptive;
+	cfg.push_sum = t->sum;
+	cfg.durable = 0;
+	cfg.epochs = t->batches ? 1 : 0;
+	cfg.lbfgs_history = 5;
+	cfg.lbfgs_trials = 20;
+	cfg.lbfgs_armijo = 1e-4;
+	cfg.lbfgs_wolfe = 0.5;
+	cfg.ssp_bound = 1000;
+	cfg.n_fetch = 1000; /* the weights of one pull serve all pushes */
+	cfg.lease_batches = 1 << 20;
+	return cfg;
+}
+
+static struct stamp join(struct bench *b, const struct trial *t, uint32_t peer)
+{
+	struct msg m = bench_hello("");
+
+	if (t->batches)
+		m.hello.data.n_train = 10 * t->batches;
+	bench_message(b, peer, &m);
+	assert_non_null(bench_sent(b, peer, MSG_WELCOME));
+	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
+}
+
+/* Extreme values of either sign, with ordinary ones and zeros between them. */
+static void draw(struct rng *r, float g[BENCH_PARAMS], int push)
+{
+	static const float size[] = {LARGEST, 1, 1e12f, 0, 1e-20f, LARGEST};
+
+	for (size_t i = 0; i < BENCH_PARAMS; i++) {
+		g[i] = push % 4 == 3 ? 0.5f : size[rng_below(r, 6)];
+		if (rng_below(r, 2))
+			g[i] = -g[i];
+	}
+}
+
+/* The next push, to the ledger's end; 1: it was taken. */
+static int push_once(
+	struct bench *b, const struct trial *t, struct stamp s, uint64_t seq, struct rng *r)
+{
+	struct bench_image before = bench_save(b), after;
+	struct msg m = bench_push(s, seq);
+	float g[BENCH_PARAMS];
+	struct msg_ack a;
+
+	draw(r, g, (int)seq);
+	bench_slice(&m, 0, 3, g);
+	bench_slice(&m, 3, BENCH_PARAMS - 3, g + 3);
+	if (t->mode != MODE_DOWNPOUR)
+		m.push.base_version = core_stats(b->core)->version;
+	m.push.base_epoch = b->cfg.epoch;
+	m.push.images = 10;
+	if (t->batches)
+		m.push.work = (struct work){0, b->core->leases.n_done, 1};
+	a = bench_acked(b, 9, &m);
+	if (a.reject != REJECT_NONE) {
+		assert_int_equal(a.reject, REJECT_NONFINITE);
+		after = bench_save(b);
+		assert_untouched(&before, &after);
+		bench_drop(&after);
+	}
+	bench_drop(&before);
+	assert_finite(b, t->what, (int)seq);
+	return a.reject == REJECT_NONE;
+}
+
+/* What is saved now can be continued. */
+static void assert_saved_well(struct bench *b, const char *what)
+{
+	struct bench_image img = bench_save(b);
+	struct core_config cfg = b->cfg;
+	const char *why = NULL;
+	struct bench again;
+
+	cfg.epoch++;
+	if (bench_read(&again, cfg, &img, &why) != PS_OK)
+		fail_msg("%s: the checkpoint is refused: %s", what, why);
+	bench_close(&again);
+	bench_drop(&img);
+}
+
+static void run_trial(const struct trial *t)
+{
+	struct rng r = rng_seed(7, RNG_SIM, 0);
+	struct bench b;
+	struct stamp s;
+	int taken = 0;
+
+	bench_open(&b, config_of(t));
+	s = join(&b, t, 9);
+	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
+	for (int i = 1; i <= PUSHES && b.core->ending == END_NOT; i++)
+		taken += push_once(&b, t, s, (uint64_t)i, &r);
+	assert_true(taken > 0);
+	assert_saved_well(&b, t->what);
+	bench_close(&b);
+}
+
+static void no_optimizer_leaves_the_numbers(void **state)
+{
+	static const struct trial trials[] = {
+		{.what = "sgd", .kind = OPTIM_SGD, .lr = 1e6},
+		{.what = "sgd, decay", .kind = OPTIM_SGD, .lr = 1e6, .decay = 1},
+		{.what = "momentum, decay", .kind = OPTIM_MOMENTUM, .lr = 1e6, .decay = 1},
+		{.what = "nesterov, decay", .kind = OPTIM_NESTEROV, .lr = 1e6, .decay = 1},
+		{.what = "adagrad, decay", .kind = OPTIM_ADAGRAD, .lr = 1e6, .decay = 1},
+		{.what = "rmsprop, decay", .kind = OPTIM_RMSPROP, .lr = 1e6, .decay = 1},
+		{.what = "adam, decay", .kind = OPTIM_ADAM, .lr = 1e6, .decay = 1},
+		{.what = "easgd", .mode = MODE_EASGD, .kind = OPTIM_SGD, .lr = 1, .decay = 1},
+		{.what = "ssp", .mode = MODE_SSP, .kind = OPTIM_SGD, .lr = 1e6, .decay = 1},
+		{.what = "sync",
+			.mode = MODE_SYNC,
+			.kind = OPTIM_SGD,
+			.lr = 1e6,
+			.decay = 1,
+			.batches = PUSHES + 1},
+		{.what = "sync, adam",
+			.mode = MODE_SYNC,
+			.kind = OPTIM_ADAM,
+			.lr = 1e6,
+			.decay = 1,
+			.sum = 1,
+			.batches = PUSHES + 1},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(trials) / sizeof(trials[0]); i++) {
+		struct trial t = trials[i];
+
+		t.mode = t.mode ? t.mode : MODE_DOWNPOUR;
+		run_trial(&t);
+	}
+}
+
+static void delay_compensation_does_not_leave_the_numbers(void **state)
+{
+	static const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_NESTEROV,
+		OPTIM_ADAGRAD, OPTIM_RMSPROP, OPTIM_ADAM};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+		for (int adaptive = 0; adaptive < 2; adaptive++)
+			run_trial(&(struct trial){
+				.what = adaptive ? "adaptive compensation" : "compensation",
+				.mode = MODE_DOWNPOUR,
+				.kind = kinds[i],
+				.lr = 0.1,
+				.lambda = 1e6,
+				.adaptive = adaptive});
+}
+
+/* A gradient of one batch: the sum of all is what is applied. */
+static void push_batch(struct bench *b, struct stamp s, uint64_t seq, uint32_t i, const float *g)
+{
+	struct msg m = bench_push(s, seq);
+
+	bench_slice(&m, 0, BENCH_PARAMS, g);
+	m.push.work = (struct work){0, i, 1};
+	m.push.images = 10;
+	m.push.base_version = core_stats(b->core)->version;
+	m.push.base_epoch = b->cfg.epoch;
+	bench_message(b, 9, &m);
+}
+
+/* 40,000 gradients of 1e15 sum to 4e19, whose square is no float32. */
+static void sums_do_not_leave_the_numbers(void **state)
+{
+	static const enum optim_kind kinds[] = {
+		OPTIM_ADAGRAD, OPTIM_RMSPROP, OPTIM_ADAM, OPTIM_LBFGS};
+	float g[BENCH_PARAMS];
+
+	(void)state;
+	for (size_t i = 0; i < BENCH_PARAMS; i++)
+		g[i] = i % 2 ? LARGEST : -LARGEST;
+	for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+		struct trial t = {.what = "sums",
+			.mode = MODE_SANDBLASTER,
+			.kind = kinds[k],
+			.lr = 1,
+			.sum = 1,
+			.batches = 40000};
+		struct bench b;
+
+		bench_open(&b, config_of(&t));
+		struct stamp s = join(&b, &t, 9);
+		uint64_t seq = 0;
+		for (uint32_t i = 0; i < t.batches; i++) {
+			if (i % 16 == 15) /* so that no rejections follow each other for long */
+				push_batch(&b, s, ++seq, i, (const float[BENCH_PARAMS]){0});
+			else
+				push_batch(&b, s, ++seq, i, g);
+		}
+		for (uint32_t i = 0; i < t.batches && b.core->leases.n_done < t.batches; i++)
+			push_batch(&b, s, ++seq, i, (const float[BENCH_PARAMS]){0});
+		assert_true(core_stats(b.core)->version > 0);
+		assert_finite(&b, t.what, (int)seq);
+		assert_saved_well(&b, t.what);
+		bench_close(&b);
+	}
+}
+
+/* What is decided does not depend on what this process happens to remember: a core that goes on
+ * from an image takes and rejects the same pushes. */
+static void a_restart_decides_the_same(void **state)
+{
+	static const struct trial t = {.what = "restart",
+		.mode = MODE_DOWNPOUR,
+		.kind = OPTIM_NESTEROV,
+		.lr = 1e3,
+		.decay = 1};
+	struct rng r = rng_seed(11, RNG_SIM, 0), again = r;
+	struct bench b, twin;
+	struct stamp s, other;
+
+	(void)state;
+	bench_open(&b, config_of(&t));
+	bench_open(&twin, config_of(&t));
+	s = join(&b, &t, 9);
+	other = join(&twin, &t, 9);
+	for (uint64_t i = 1; i <= 100; i++) {
+		int taken = push_once(&b, &t, s, i, &r);
+
+		bench_restart(&twin);
+		other = bench_come_back(&twin, 9, other, i - 1);
+		assert_int_equal(push_once(&twin, &t, other, i, &again), taken);
+		if (!taken)
+			break;
+	}
+	assert_memory_equal(
+		core_weights(b.core), core_weights(twin.core), BENCH_PARAMS * sizeof(float));
+	assert_true(core_stats(b.core)->rejected[REJECT_NONFINITE] == 1);
+	bench_close(&b);
+	bench_close(&twin);
+}
+
+/* ---- the bounds themselves ------------------------------------------------------------------- */
+
+#define VALUES 64u
+
+/* 10^x with x uniform in [from, to). */
+static double power_between(struct rng *r, double from, double to)
+{
+	return pow(10, from + (to - from) * (double)rng_below(r, 1 << 20) / (1 << 20));
+}
+
+static struct optim draw_optim(struct rng *r)
+{
+	return (struct optim){.kind = (enum optim_kind)rng_below(r, OPTIM_LBFGS),
+		.eps = power_between(r, -12, 0),
+		.momentum = rng_below(r, 4) ? 1 - power_between(r, -6, 0) : 0,
+		.decay_square = rng_below(r, 4) ? 1 - power_between(r, -6, 0) : 0,
+		.weight_decay = rng_below(r, 2) ? power_between(r, -6, 0) : 0};
+}
+
+struct values {
+	float w[VALUES], vector[OPTIM_VECTORS][VALUES];
+	float *state[OPTIM_VECTORS];
+};
+
+static void assert_below(const float *v, double bound, const char *what)
+{
+	for (size_t i = 0; i < VALUES; i++)
+		if (!(fabs((double)v[i]) <= bound))
+			fail_msg("%s: %g is over its bound %g", what, (double)v[i], bound);
+}
+
+/* Steps of one optimizer until they would leave the numbers; the number of steps made. */
+static int walk(struct rng *r)
+{
+	const struct optim o = draw_optim(r);
+	struct values v = {.state = {NULL}};
+	const float *seen[OPTIM_VECTORS];
+	double rate = power_between(r, -6, 6);
+	struct optim_step s = {1, rate, 1};
+	struct optim_reach reach;
+
+	for (size_t i = 0; i < OPTIM_VECTORS; i++)
+		seen[i] = v.state[i] = v.vector[i];
+	optim_measure(&o, &s, v.w, seen, VALUES, &reach);
+	for (; s.step <= 300; s.step++) {
+		float g[VALUES];
+		double peak = power_between(r, -30, 15);
+
+		for (size_t i = 0; i < VALUES; i++)
+			g[i] = (float)(peak * (2 * (double)rng_below(r, 1 << 20) / (1 << 20) - 1));
+		if (rng_below(r, 50) == 0)
+			optim_measure(&o, &s, v.w, seen, VALUES, &reach);
+		if (!optim_advance(&o, &s, peak, &reach))
+			break;
+		optim_apply(&o, &s, v.w, v.w, g, v.state, VALUES);
+		assert_below(v.w, reach.weight, "weight");
+		for (size_t i = 0; i < optim_vectors(o.kind); i++)
+			assert_below(v.state[i], reach.state[i], "state");
+	}
+	return (int)s.step;
+}
+
+static void bounds_hold_for_any_optimizer(void **state)
+{
+	struct rng r = rng_seed(3, RNG_SIM, 1);
+	int steps = 0;
+
+	(void)state;
+	for (int i = 0; i < 3000; i++)
+		steps += walk(&r);
+	assert_true(steps > 3000 * 100);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(no_optimizer_leaves_the_numbers),
+		cmocka_unit_test(delay_compensation_does_not_leave_the_numbers),
+		cmocka_unit_test(sums_do_not_leave_the_numbers),
+		cmocka_unit_test(a_restart_decides_the_same),
+		cmocka_unit_test(bounds_hold_for_any_optimizer),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

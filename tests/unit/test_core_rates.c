@@ -1,0 +1,112 @@
+/*
+ * Proves --lr-scaling: the factors by the formulas of Goyal 2017 and Malladi 2022, and that the
+ * core applies them to a step of n gradients (sync) and to a gradient that is tau versions old
+ * (downpour), beside the schedule and the staleness rule.
+ */
+#include "tests/unit/core_modes.h"
+
+static const enum lr_scaling rules_tried[] = {LR_SCALING_NONE, LR_SCALING_SQRT, LR_SCALING_LINEAR};
+
+static double expected_factor(enum lr_scaling how, double ratio)
+{
+	return how == LR_SCALING_NONE ? 1 : how == LR_SCALING_SQRT ? sqrt(ratio) : ratio;
+}
+
+static void factors_follow_the_formula(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < 3; i++)
+		for (double ratio = 1.0 / 64; ratio <= 64; ratio *= 2)
+			assert_true(lr_scaling_factor(rules_tried[i], ratio, 0, 0) ==
+				    expected_factor(rules_tried[i], ratio));
+}
+
+static void a_factor_above_one_rises_on_a_line(void **state)
+{
+	(void)state;
+	for (uint64_t done = 0; done < 20; done++) {
+		double part = done < 10 ? (double)done / 10 : 1;
+
+		assert_true(fabs(lr_scaling_factor(LR_SCALING_LINEAR, 8, done, 10) -
+				    (1 + 7 * part)) < 1e-12);
+		assert_true(lr_scaling_factor(LR_SCALING_LINEAR, 0.125, done, 10) == 0.125);
+	}
+}
+
+/* A sync step of n gradients of ones moves each weight by lr times the factor of n. */
+static void a_step_of_n_gradients(enum lr_scaling how, uint32_t n)
+{
+	struct core_config cfg = bench_training();
+	struct crew k;
+
+	cfg.mode = MODE_SYNC;
+	cfg.durable = 0;
+	cfg.lr = 0.25;
+	cfg.lr_scaling = how;
+	cfg.min_workers = n;
+	crew_open(&k, cfg, n, 400, crew_ones);
+	for (uint32_t i = 0; i < n; i++)
+		crew_ask(&k, i);
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(crew_push(&k, i), REJECT_NONE);
+	assert_int_equal(core_stats(k.b.core)->updates, 1);
+	assert_true(core_weights(k.b.core)[3] == -(float)(0.25 * expected_factor(how, n)));
+	crew_close(&k);
+}
+
+static void a_sync_step_scales_with_its_gradients(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < 3; i++)
+		for (uint32_t n = 1; n <= CREW; n++)
+			a_step_of_n_gradients(rules_tried[i], n);
+}
+
+/* Push i is tau versions old when it arrives. */
+static void an_old_gradient(enum lr_scaling how, enum stale_rate stale, uint64_t tau)
+{
+	struct core_config cfg = bench_config();
+	double rate = 0.5 * expected_factor(how, 1 / (1 + (double)tau));
+	struct bench b;
+	struct stamp s;
+	struct msg m;
+
+	cfg.lr = 0.5;
+	cfg.lr_scaling = how;
+	cfg.stale_rate = stale;
+	bench_open(&b, cfg);
+	s = bench_join(&b, 9, "");
+	for (uint64_t seq = 1; seq <= 9; seq++) {
+		m = bench_push(s, seq);
+		bench_applied(&b, 9, &m);
+	}
+	m = bench_push(s, 10);
+	m.push.base_version = core_stats(b.core)->version - tau;
+	bench_slice(&m, 0, 1, bench_ones);
+	bench_applied(&b, 9, &m);
+	if (stale == STALE_INVERSE && tau > 1)
+		rate /= (double)tau;
+	assert_true(core_weights(b.core)[0] == -(float)rate);
+	bench_close(&b);
+}
+
+static void a_stale_gradient_scales_with_its_staleness(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < 3; i++)
+		for (uint64_t tau = 0; tau < 10; tau++) {
+			an_old_gradient(rules_tried[i], STALE_CONSTANT, tau);
+			an_old_gradient(rules_tried[i], STALE_INVERSE, tau);
+		}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(factors_follow_the_formula),
+		cmocka_unit_test(a_factor_above_one_rises_on_a_line),
+		cmocka_unit_test(a_sync_step_scales_with_its_gradients),
+		cmocka_unit_test(a_stale_gradient_scales_with_its_staleness),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

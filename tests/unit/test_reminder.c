@@ -1,0 +1,49 @@
+/* Proves the contract of common/reminder.h. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include "common/reminder.h"
+
+/* Asked every 100 ms; the seconds at which a report is due. */
+static void reports_come_at_growing_intervals(void **state)
+{
+	const uint64_t expected[] = {1500, 4500, 10500, 22500, 46500, 94500, 154500, 214500};
+	struct reminder r = {0};
+	size_t n = 0;
+
+	(void)state;
+	for (uint64_t now = 0; now <= 220000; now += 100)
+		if (reminder_due(&r, 7, 0, 1000 + now) && n < 8)
+			assert_int_equal(1000 + now, expected[n++]);
+	assert_int_equal(n, 8);
+}
+
+static void another_wait_begins_anew(void **state)
+{
+	struct reminder r = {0};
+
+	(void)state;
+	assert_false(reminder_due(&r, 0, 0, 5000));
+	assert_true(reminder_due(&r, 1, 3000, 5000)); /* it began before anybody asked */
+	assert_false(reminder_due(&r, 1, 3000, 7900));
+	assert_true(reminder_due(&r, 1, 3000, 8000));
+	assert_false(reminder_due(&r, 2, 8000, 9400));
+	assert_true(reminder_due(&r, 2, 8000, 9500));
+	assert_int_equal(r.since_ms, 8000);
+	assert_false(reminder_due(&r, 0, 9600, 9600));
+	assert_false(reminder_due(&r, 2, 9700, 9700));
+	assert_false(reminder_due(&r, 2, 9700, 11100));
+	assert_true(reminder_due(&r, 2, 9700, 11200));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(reports_come_at_growing_intervals),
+		cmocka_unit_test(another_wait_begins_anew),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,185 @@
+/* Proves the contract of server/labels.h. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include "common/log.h"
+#include "scratch.h"
+#include "server/labels.h"
+
+#define SLOTS 3u
+#define RING  (2 * SLOTS + 64)
+
+static struct labels *labels;
+static struct capture said;
+
+static int set_up(void **state)
+{
+	(void)state;
+	labels = labels_new(SLOTS);
+	return labels == NULL;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	labels_free(&labels);
+	labels_free(&labels);
+	return 0;
+}
+
+static void hello(uint32_t peer, const char *host, uint32_t pid, const char *address)
+{
+	struct msg_hello m = {.pid = pid};
+
+	snprintf(m.host, sizeof m.host, "%s", host);
+	labels_hello(labels, peer, &m, address);
+}
+
+static void welcome(uint32_t peer, uint32_t worker, uint32_t incarnation)
+{
+	const struct msg m = {.type = MSG_WELCOME,
+		.welcome = {.stamp = {.worker = worker, .incarnation = incarnation}}};
+
+	labels_note(labels, peer, &m);
+}
+
+static void assert_label(uint32_t worker, const char *host, uint32_t pid, const char *address)
+{
+	const struct label *l = labels_of(labels, worker);
+
+	assert_string_equal(l->host, host);
+	assert_int_equal(l->pid, pid);
+	assert_string_equal(l->address, address);
+}
+
+static void a_welcome_gives_the_label_of_its_connection(void **state)
+{
+	const struct msg ack = {.type = MSG_ACK};
+
+	(void)state;
+	assert_label(1, "", 0, "");
+	hello(7, "a", 1, "10.0.0.1");
+	hello(8, "b", 2, "::ffff:10.0.0.2");
+	assert_label(1, "", 0, "");
+	welcome(8, 1, 1);
+	welcome(7, SLOTS, 1);
+	labels_note(labels, 7, &ack);
+	assert_label(1, "b", 2, "10.0.0.2");
+	assert_label(SLOTS, "a", 1, "10.0.0.1");
+	welcome(9, 1, 2); /* of a HELLO that is not known any more */
+	assert_label(1, "", 0, "");
+}
+
+static void observers_and_strange_ids_have_none(void **state)
+{
+	(void)state;
+	hello(7, "a", 1, "10.0.0.1");
+	welcome(7, 0, 0);
+	welcome(7, SLOTS + 1, 1);
+	for (uint32_t worker = 0; worker <= SLOTS + 1; worker++)
+		assert_label(worker, "", 0, "");
+	assert_label(UINT32_MAX, "", 0, "");
+	assert_string_equal(labels_of(NULL, 1)->host, "");
+}
+
+static const char *fenced(uint32_t worker, uint32_t incarnation, const char *name)
+{
+	static char text[256];
+
+	labels_fenced(labels, worker, incarnation, name, text, sizeof text);
+	return text;
+}
+
+static void each_fenced_process_is_named_once_in_the_log(void **state)
+{
+	(void)state;
+	for (uint32_t i = 1; i <= 5; i++) {
+		char host[8];
+		snprintf(host, sizeof host, "node%u", i);
+		hello(10 + i, host, i, "10.0.0.1");
+		welcome(10 + i, 1, i);
+	}
+	capture_begin(&said, 2);
+	for (uint32_t again = 0; again < 2; again++)
+		for (uint32_t i = 4; i >= 1; i--) {
+			char part[64];
+			snprintf(part, sizeof part, "this one runs on node%u pid %u, ", i, i);
+			assert_non_null(strstr(fenced(1, i, "job"), part));
+			assert_non_null(strstr(
+				fenced(1, i, "job"), "--name \"job\": this one runs on node"));
+			assert_non_null(
+				strstr(fenced(1, i, "job"), "new one on node5 pid 5; give"));
+		}
+	assert_int_equal(count_lines(capture_log(&said)), 4);
+	assert_non_null(strstr(said.text, "level=warn msg=\"worker fenced\" worker=1 incarnation=4 "
+					  "name=\"job\" host=\"node4\" pid=4 address=\"10.0.0.1\" "
+					  "new_host=\"node5\" new_pid=5 new_address=\"10.0.0.1\""));
+}
+
+static void what_is_not_known_is_not_made_up(void **state)
+{
+	(void)state;
+	capture_begin(&said, 2);
+	const char *text = fenced(2, 1, "job");
+	assert_non_null(strstr(text, "runs on a host unknown to the server, the new one on a host "
+				     "unknown to the server;"));
+	hello(5, "", 0, "10.0.0.9");
+	welcome(5, 2, 3);
+	text = fenced(2, 2, "");
+	assert_null(strstr(text, "--name"));
+	assert_non_null(strstr(text, "worker 2 was silent"));
+	assert_non_null(strstr(text, "the new one on a host at 10.0.0.9"));
+	(void)fenced(2, 1, "job");
+	(void)fenced(0, 1, "job");
+	(void)fenced(SLOTS + 1, 1, "job");
+	assert_int_equal(count_lines(capture_log(&said)), 2);
+}
+
+static void the_longest_text_keeps_its_end(void **state)
+{
+	char name[WIRE_MAX_NAME + 1], host[WIRE_MAX_HOST + 1];
+
+	(void)state;
+	memset(name, 'n', sizeof name);
+	memset(host, 'h', sizeof host);
+	name[WIRE_MAX_NAME] = host[WIRE_MAX_HOST] = '\0';
+	hello(5, host, UINT32_MAX, "");
+	welcome(5, 1, 1);
+	hello(6, host, UINT32_MAX, "");
+	welcome(6, 1, 2);
+	capture_begin(&said, 2);
+	static const char end[] = "; give each worker its own --name or none";
+	const char *text = fenced(1, 1, name);
+	(void)capture_end(&said);
+	assert_string_equal(text + strlen(text) - strlen(end), end);
+}
+
+static void many_hellos_without_an_answer_push_nobody_out_of_the_table(void **state)
+{
+	(void)state;
+	hello(1, "kept", 1, "10.0.0.1");
+	welcome(1, 1, 1);
+	for (uint32_t i = 0; i < 3 * RING; i++)
+		hello(100 + i, "flood", i, "10.9.9.9");
+	assert_label(1, "kept", 1, "10.0.0.1");
+	welcome(100 + 3 * RING - 1, 2, 1);
+	assert_label(2, "flood", 3 * RING - 1, "10.9.9.9");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(a_welcome_gives_the_label_of_its_connection),
+		TEST(observers_and_strange_ids_have_none),
+		TEST(each_fenced_process_is_named_once_in_the_log),
+		TEST(what_is_not_known_is_not_made_up),
+		TEST(the_longest_text_keeps_its_end),
+		TEST(many_hellos_without_an_answer_push_nobody_out_of_the_table),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,176 @@
+"""Host, pid and address of a worker: shown everywhere, bounded, and without any effect."""
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+import urllib.request
+from fcntl import ioctl
+
+import numpy as np
+import pytest
+
+from client import Keys, Link, Refused, Worker, hello, pb
+from conftest import LEDGER
+from flavour import PATIENCE, command
+
+EPROTO, EFENCED = 12, 6
+
+
+@pytest.fixture
+def server(lab):
+    return lab.server(*LEDGER, directory=None)
+
+
+def workers(server):
+    return {w["worker"]: w for w in server.status()["workers"]}
+
+
+def label(server, worker):
+    w = workers(server)[worker]
+    return w["host"], w["pid"], w["address"]
+
+
+def metrics(server):
+    url = server.line(r"http listening.* url=(\S+)")[1]
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as reply:
+        return reply.read().decode()
+
+
+def push(worker, k=0):
+    gradient = np.zeros(worker.welcome.n_params, np.float32)
+    gradient[k] = 1
+    return worker.push(gradient, 0).verdict
+
+
+def test_status_metrics_and_log_have_the_label(server):
+    worker = Worker(server.endpoint, "job7", host='no"de\\7', pid=4194304)
+    nameless = Worker(server.endpoint)
+    assert label(server, worker.stamp.worker) == ('no"de\\7', 4194304, "127.0.0.1")
+    assert label(server, nameless.stamp.worker) == (None, None, "127.0.0.1")
+    info = re.findall(r"^cnnps_worker_info(.*)$", metrics(server), re.M)
+    assert info == ['{worker="1",name="job7",host="no\\"de\\\\7",pid="4194304",address="127.0.0.1"} 1',
+                    '{worker="2",name="",host="",pid="0",address="127.0.0.1"} 1']
+    server.line(r'"worker joined" worker=1 .*host="no\\"de\\\\7" pid=4194304 address="127.0.0.1"')
+    worker.bye()
+    server.line(r'"worker gone" worker=1 .* pid=4194304')
+    nameless.close()
+
+
+def test_the_address_of_a_worker_with_a_key(lab):
+    """Its name is completed with its key, in a frame that the server makes."""
+    keys = lab.keygen()
+    server = lab.server(*LEDGER, "--key", keys / "server.key", directory=None)
+    worker = Worker(server.endpoint, "job7", host="a", pid=1,
+                    keys=Keys(keys / "worker.key", keys / "server.pub"))
+    assert label(server, 1) == ("a", 1, "127.0.0.1")
+    newer = Worker(server.endpoint, "job7", host="b", pid=2,
+                   keys=Keys(keys / "worker.key", keys / "server.pub"))
+    with pytest.raises(Refused, match='took over --name "job7": this one runs on a pid 1, the new '
+                       "one on b pid 2;"):
+        push(worker)
+    newer.close()
+
+
+def test_a_label_is_bounded_and_printable(server):
+    link = Link(server.endpoint)
+    for host in ("x" * 65, "a\nb", "a\x1b[2J", "a\x7f", "a\x9b2J"):
+        link.send(hello(host=host, pid=1))
+        name, body, _ = link.receive()
+        assert name == "error" and body.code == EPROTO, host
+    link.send(hello(host="\u00e4" * 32, pid=2 ** 32 - 1))
+    assert link.receive()[0] == "welcome"
+    assert label(server, 1) == ("\u00e4" * 32, 2 ** 32 - 1, "127.0.0.1")
+    link.close()
+
+
+def test_a_label_never_fences(server):
+    """Two processes that say the same of themselves are two workers, and one that says something
+    else of itself after a break is still the same."""
+    a, b = (Worker(server.endpoint, host="same", pid=7) for _ in range(2))
+    assert a.stamp.worker != b.stamp.worker
+    assert push(a) == push(b, 1) == pb.VERDICT_OK
+    before = a.stamp.incarnation
+    a.host, a.pid = "elsewhere", 8
+    a.reconnect()
+    assert a.stamp.incarnation == before and push(a, 2) == pb.VERDICT_OK
+    assert label(server, a.stamp.worker)[:2] == ("elsewhere", 8)
+    assert label(server, b.stamp.worker)[:2] == ("same", 7)
+    assert server.status()["counters"]["deaths"] == 0
+    a.close()
+    b.close()
+
+
+def test_each_fenced_process_of_a_name_is_told_its_own_host(server):
+    """As with one --name for all tasks of a Slurm job."""
+    crew = [Worker(server.endpoint, "job7", host=f"node-{i}", pid=100 + i) for i in range(6)]
+    last = crew.pop()
+    for i, worker in enumerate(crew):
+        for say in (lambda w: push(w), lambda w: w.reconnect()):
+            with pytest.raises(Refused) as refused:
+                say(worker)
+            assert refused.value.code == EFENCED
+            assert (f'--name "job7": this one runs on node-{i} pid {100 + i}, the new one on node-5 '
+                    "pid 105; give each worker its own --name or none") in str(refused.value)
+        server.line(rf'level=warn msg="worker fenced".* host="node-{i}" pid={100 + i} .*'
+                    r'new_host="node-5" new_pid=105 .*--name')
+    assert sum("worker fenced" in line for line in server.lines) == len(crew)
+    assert push(last) == pb.VERDICT_OK
+    for worker in (*crew, last):
+        worker.close()
+
+
+def test_labels_come_back_after_a_restart(lab):
+    server = lab.server(*LEDGER, "--recovery-ms", 0)
+    worker = Worker(server.endpoint, "job7", host="a", pid=1)
+    assert push(worker) == pb.VERDICT_OK
+    server.kill()
+    server = lab.restart(server, *LEDGER, "--recovery-ms", 0)
+    server.line("net listening")
+    assert label(server, 1) == (None, None, None)
+    worker.reconnect()
+    assert label(server, 1) == ("a", 1, "127.0.0.1")
+    newer = Worker(server.endpoint, "job7", host="b", pid=2)
+    with pytest.raises(Refused, match="this one runs on a pid 1, the new one on b pid 2"):
+        push(worker, 1)
+    newer.close()
+
+
+# ---- cnn-ctl top
+
+def top(server, columns, rows):
+    """The screen of cnn-ctl top on a terminal of that size, as lines."""
+    master, terminal = pty.openpty()
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    ctl = subprocess.Popen(command("cnn-ctl", "--server", server.endpoint, "top"), stdin=terminal,
+                           stdout=terminal, stderr=subprocess.DEVNULL)
+    os.close(terminal)
+    said = b""
+    try:
+        while said.count(b"\x1b[H\x1b[J") < 2:  # a whole screen is out
+            said += os.read(master, 65536)
+    finally:
+        ctl.kill()
+        ctl.wait(5 * PATIENCE)
+        os.close(master)
+    screen = said.split(b"\x1b[H\x1b[J")[1].decode()
+    assert "\x1b" not in screen
+    return screen.replace("\r", "").split("\n")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_top_fits_the_terminal(server, columns):
+    crew = [Worker(server.endpoint, f"a-rather-long-name-of-job-{i:02}", host=f"gpu-{i:04}",
+                   pid=4190000 + i) for i in range(30)]
+    lines = top(server, columns, 24)
+    assert len(lines) <= 24 and max(map(len, lines)) <= columns, lines
+    titles = next(line for line in lines if line.lstrip().startswith("worker"))
+    assert "host" in titles and "pid" in titles and "name" in titles
+    assert ("device" in titles) == (columns >= 120)
+    row = next(line for line in lines if re.match(r" *1 ", line))
+    assert "gpu-0000" in row and "4190000" in row
+    assert ("127.0.0.1" in row) == (columns >= 80)
+    assert re.search(r"^and \d+ more$", "\n".join(lines), re.M)
+    for worker in crew:
+        worker.close()

@@ -9,7 +9,8 @@
  *   point,label,workers,seed,seconds,images,updates,loss,test_loss,accuracy
  *       the weights as they are then, on all test images, which costs no virtual time; loss: of the
  *       pushes, smoothed. At virtual times that grow by --look-ratio, and at the end
- *   end,label,workers,seed,seconds,images,updates,accuracy,mean_staleness,rejected,backups,trials
+ *   end,label,workers,seed,seconds,images,updates,accuracy,mean_staleness,rejected,backups,trials,
+ *   superseded
  *   staleness,label,workers,seed,0|1|2-3|4-7|...: gradients that were so many versions old
  */
 #include <inttypes.h>
@@ -30,7 +31,7 @@ struct science {
 	struct data data;
 	struct backend *judge;
 	float *weights;
-	const char *label, *directory;
+	const char *label, *directory, *record;
 	int64_t workers, threads;
 	double look_s, look_ratio, limit_s;
 	uint64_t seen; /* version that `correct` and `loss_sum` are of; 0: none */
@@ -66,11 +67,11 @@ static void report(const struct science *s)
 	for (size_t i = 0; i < REJECT_REASONS; i++)
 		rejected += t->rejected[i];
 	printf("end,%s,%" PRId64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%.4f,%.3f,%" PRIu64
-	       ",%" PRIu64 ",%" PRIu64 "\n",
+	       ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n",
 		s->label, s->workers, s->run.core.seed, (double)s->world.now_ns / 1e9, t->images,
 		t->updates, (double)s->correct / (double)data_test(&s->data).n,
 		t->updates ? (double)t->staleness_sum / (double)t->updates : 0, rejected,
-		t->backups, t->trials);
+		t->backups, t->trials, t->superseded);
 	for (unsigned i = 0; i < sizeof t->staleness / sizeof t->staleness[0]; i++) {
 		unsigned first = i ? 1u << (i - 1) : 0, last = i ? (1u << i) - 1 : 0;
 		printf("staleness,%s,%" PRId64 ",%" PRIu64 ",%u", s->label, s->workers,
@@ -89,6 +90,10 @@ static int watch(struct science *s)
 
 	while (!status && next < s->limit_s) {
 		status = world_run(w, (uint64_t)(1e9 * next));
+		if (status == PS_EDIVERGED || status == PS_EQUARANTINE) { /* a result, too */
+			status = PS_OK;
+			break;
+		}
 		if (world_is_over(w))
 			break;
 		if (!status) {
@@ -100,36 +105,43 @@ static int watch(struct science *s)
 	return status ? status : look(s);
 }
 
+/* clang-format off */
+#define TEXT(n, to, d, a, h) \
+	{.name = n, .type = OPT_TEXT, .dest = &to, .def = d, .max = 4000, .arg = a, .help = h}
+#define NUMBER(t, n, to, d, least, most, a, h) \
+	{.name = n, .type = t, .dest = &to, .def = d, .min = least, .max = most, .arg = a, .help = h}
+#define INT(...) NUMBER(OPT_INT, __VA_ARGS__)
+#define REAL(...) NUMBER(OPT_REAL, __VA_ARGS__)
+/* clang-format on */
+
 /* ---- before and after ------------------------------------------------------------------------ */
 
 static int options(struct science *s, int argc, char **argv)
 {
 	struct cost *c = &s->world.cost;
 	const struct opt rows[] = {
-		{"label", OPT_TEXT, &s->label, "run", 1, 60, NULL, "TEXT", "first column"},
-		{"data", OPT_TEXT, &s->directory, NULL, 0, 0, NULL, "DIR", "training images"},
-		{"workers", OPT_INT, &s->workers, "4", 1, 1000, NULL, "N", "workers"},
-		{"threads", OPT_INT, &s->threads, "2", 1, 64, NULL, "N",
-			"really used for a gradient"},
-		{"image-us", OPT_REAL, &c->image_us, "100", 1e-3, 1e6, NULL, "US",
-			"a worker computes on an image"},
-		{"jitter", OPT_REAL, &c->jitter, "0.1", 0, 2, NULL, "SIGMA",
-			"spread of that from batch to batch, lognormal"},
-		{"slow", OPT_REAL, &c->slow, "1", 0.01, 1000, NULL, "TIMES",
-			"the first worker is slower"},
-		{"latency-us", OPT_REAL, &c->latency_us, "50", 0, 1e7, NULL, "US",
-			"of the network"},
-		{"gbit", OPT_REAL, &c->gbit, "10", 1e-4, 1e4, NULL, "GBIT/S",
-			"of the server's link, each way"},
-		{"message-us", OPT_REAL, &c->message_us, "10", 0, 1e6, NULL, "US",
-			"the server works on a message"},
-		{"apply-ns", OPT_REAL, &c->apply_ns, "1", 0, 1e6, NULL, "NS",
-			"... and on each value of a gradient"},
-		{"look-s", OPT_REAL, &s->look_s, "0.02", 1e-6, 1e6, NULL, "S", "first look"},
-		{"look-ratio", OPT_REAL, &s->look_ratio, "1.12", 1.001, 10, NULL, "RATIO",
-			"each next look so many times later"},
-		{"limit-s", OPT_REAL, &s->limit_s, NEVER, 1e-6, 1e9, NULL, "S",
-			"end of virtual time"},
+		TEXT("label", s->label, "run", "TEXT", "first column"),
+		TEXT("data", s->directory, NULL, "DIR", "training images"),
+		INT("workers", s->workers, "4", 1, 1000, "N", "workers"),
+		INT("threads", s->threads, "2", 1, 64, "N", "really used for a gradient"),
+		REAL("image-us", c->image_us, "100", 1e-3, 1e6, "US",
+			"a worker computes on an image"),
+		REAL("jitter", c->jitter, "0.1", 0, 2, "SIGMA",
+			"spread of that from batch to batch, lognormal"),
+		REAL("slow", c->slow, "1", 0.01, 1000, "TIMES", "the first worker is slower"),
+		REAL("latency-us", c->latency_us, "50", 0, 1e7, "US", "of the network"),
+		REAL("gbit", c->gbit, "10", 1e-4, 1e4, "GBIT/S", "of the server's link, each way"),
+		REAL("message-us", c->message_us, "10", 0, 1e6, "US",
+			"the server works on a message"),
+		REAL("apply-ns", c->apply_ns, "1", 0, 1e6, "NS",
+			"... and on each value of a gradient"),
+		REAL("look-s", s->look_s, "0.02", 1e-6, 1e6, "S", "first look"),
+		REAL("look-ratio", s->look_ratio, "1.12", 1.001, 10, "RATIO",
+			"each next look so many times later"),
+		REAL("limit-s", s->limit_s, NEVER, 1e-6, 1e9, "S", "end of virtual time"),
+		TEXT("record", s->record, NULL, "FILE",
+			"write what the server decided there (virtual/world.c), and at the end "
+			"a line weight,VALUE for each weight"),
 		{0},
 	};
 	const struct opt_program program = {.name = "science",
@@ -166,8 +178,21 @@ static int prepare(struct science *s, struct err *e)
 	s->world.trainer = (struct trainer_config){
 		.data = &s->data, .device = "cpu", .threads = (int)s->threads};
 	log_set_level(LOG_WARN);
+	if (s->record && !(s->world.record = fopen(s->record, "we")))
+		return err_set(e, PS_EIO, "--record: %s cannot be written", s->record);
 	world_init(&s->world, c, s->weights, (uint32_t)s->workers);
 	return PS_OK;
+}
+
+static int close_record(struct science *s)
+{
+	const float *w = core_weights(s->world.core);
+
+	if (!s->world.record)
+		return PS_OK;
+	for (size_t i = 0; i < s->run.core.n_params; i++)
+		fprintf(s->world.record, "weight,%.9g\n", (double)w[i]);
+	return fclose(s->world.record) ? PS_EIO : PS_OK;
 }
 
 static void release(struct science *s)
@@ -191,6 +216,7 @@ int main(int argc, char **argv)
 	if (!rc) {
 		rc = watch(s);
 		e = s->world.error;
+		rc = rc ? rc : close_record(s);
 	}
 	if (rc) {
 		fprintf(stderr, "science: %s\n", e.text[0] ? e.text : err_text(rc));

@@ -1,58 +1,36 @@
-"""The figures of tests/bench/science, from its runs: DistBelief's two (Dean 2012, figures 4 and 5)
-and the staleness of gradients. A point is the median of the seeds, a bar or band goes from the least
-to the largest; it is only there where every seed has one."""
+"""The figures of tests/bench/science, from the runs of one network: time to 97 % against workers,
+accuracy and training loss against time, and the staleness of gradients. A point is the mean of the
+seeds, its bar the 95 % t-interval; a mode that does not reach 97 % with every seed is marked "never".
+"""
+import math
 import statistics
 import subprocess
 from collections import defaultdict
 
-NAMES = {
-    "sgd": "SGD, 1 worker",
-    "downpour": "Downpour SGD, fixed rate",
-    "adagrad": "Downpour, Adagrad",
-    "warm": "Downpour, Adagrad, warm start",
-    "ssp": "SSP (bound 4), Adagrad, warm start",
-    "sync": "sync, momentum",
-    "lbfgs": "Sandblaster L-BFGS, all 60,000 images",
+from science_modes import MODES
+
+TARGET = 0.97
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+# two panels of at most eight series each
+PANELS = {
+    "seed32": (("the modes", ("sgd", "adagrad", "downpour", "ssp", "sync", "easgd", "lbfgs")),
+               ("remedies", ("sgd", "inverse", "dc", "adagrad", "warm", "prefetch", "buffer",
+                             "backup"))),
+    "mlp": (("one pull and push per batch", ("downpour", "prefetch", "ssp", "sync")),
+            ("fewer or fuller messages", ("downpour", "push8", "buffer", "easgd", "easgd8"))),
+    "wall": (("the modes", ("sgd", "downpour", "ssp", "sync", "easgd")),),
 }
-COLOURS = {"sgd": "#555555", "downpour": "#d55e00", "adagrad": "#e69f00", "warm": "#0072b2",
-           "ssp": "#56b4e9", "sync": "#009e73", "lbfgs": "#cc79a7"}
-TARGETS = (0.90, 0.97)
-LEAST = 80  # % that the first figure shows
-VIRTUAL = ("seed:32 on MNIST, 3 epochs (L-BFGS: 30 steps); median and range of the seeds",
-           "virtual time: 0.1 ms an image a worker, lognormal 10 %; 50 us and 10 Gbit/s at the "
-           "server's link;",
-           "server 10 us a message, 1 ns a value of a gradient. Core, workers and gradients are real")
-WALL = ("MNIST, median and range of the seeds; wall time",)
+# what the figures show; written after looking at them
+TITLES = {
+    "seed32": "Sync with 8 workers reaches 97 % 3.7 times as fast as the best single worker",
+    "mlp": "On a slow link fewer messages beat more workers",
+    "wall": "Real processes on one GPU",
+}
 PAGE = """set terminal svg size {size} font 'sans-serif,14' background '#ffffff'
 set output '{out}'
 set grid lc rgb '#dddddd'
 set border lc rgb '#444444'
 """
-
-
-class Runs:
-    """A file of runs: points[mode, workers][seed] = [(seconds, accuracy)...], and the rest."""
-
-    def __init__(self, path, alone):
-        self.points, self.stale = defaultdict(dict), defaultdict(lambda: defaultdict(int))
-        self.alone = alone
-        for line in path.read_text().splitlines():
-            kind, mode, workers, seed, *rest = line.split(",")
-            key = mode, int(workers)
-            if kind == "point":
-                self.points[key].setdefault(int(seed), []).append((float(rest[0]), float(rest[-1])))
-            elif kind == "staleness":
-                self.stale[key][rest[0]] += int(rest[1])
-        self.is_wall = not self.stale
-
-    def of(self, mode, workers):
-        """By seed; a mode that is another one where a worker is alone has that one's."""
-        if workers == 1:
-            mode = self.alone.get(mode, mode)
-        return self.points.get((mode, workers), {})
-
-    def workers(self):
-        return sorted({w for _, w in self.points})
 
 
 def reached(points, target):
@@ -68,32 +46,55 @@ def reached(points, target):
     return None
 
 
-def spread(values):
-    return statistics.median(values), min(values), max(values)
+def interval(values):
+    """Mean and half of the 95 % t-interval."""
+    n = len(values)
+    half = T95.get(n, 2) * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
+    return statistics.mean(values), half
 
 
-def over_time(by_seed):
-    """(seconds, median, least, largest accuracy) at the looks that all seeds had."""
-    looks = defaultdict(list)
-    for points in by_seed.values():
-        for seconds, accuracy in points:
-            looks[round(seconds, 3)].append(100 * accuracy)
-    # a run's last point is at its own time: of several seeds the last ones meet at the latest
-    last = [points[-1] for points in by_seed.values()]
-    rows = [(t, *spread(a)) for t, a in sorted(looks.items()) if t > 0 and len(a) == len(by_seed)]
-    end = max(t for t, _ in last)
-    return [r for r in rows if r[0] < end] + [(end, *spread([100 * a for _, a in last]))]
+class Runs:
+    """runs.csv: ends[mode, workers] = rows; points[mode, workers][seed] = [(s, accuracy, loss)];
+    stale[mode, workers][age] = gradients."""
 
+    def __init__(self, path):
+        self.ends, self.points = defaultdict(list), defaultdict(lambda: defaultdict(list))
+        self.stale = defaultdict(lambda: defaultdict(int))
+        self.title = ""
+        for line in path.read_text().splitlines():
+            if line.startswith("#"):
+                self.title = line[2:]
+                continue
+            kind, mode, workers, seed, *rest = line.split(",")
+            key = mode, int(workers)
+            if kind == "point":
+                self.points[key][int(seed)].append((float(rest[0]), float(rest[-1]),
+                                                    float(rest[3])))
+            elif kind == "staleness":
+                self.stale[key][rest[0]] += int(rest[1])
+            else:
+                self.ends[key].append(rest)
 
-def over_looks(by_seed):
-    """The same where no two seeds were looked at at the same moments: the n-th look of each."""
-    return [(statistics.median(t for t, _ in looks), *spread([100 * a for _, a in looks]))
-            for looks in zip(*by_seed.values())]
+    def counts(self):
+        return sorted({w for _, w in self.ends})
+
+    def times(self, mode, workers):
+        """Seconds to the target of each seed; None: never."""
+        return [float(r[-2]) if r[-2] else None for r in self.ends[mode, workers]]
+
+    def accuracies(self, mode, workers):
+        return [100 * float(r[3]) for r in self.ends[mode, workers]]
+
+    def best_single(self):
+        """(median seconds, mode) of the best mode with one worker."""
+        alone = [(statistics.median(t), m) for m in MODES
+                 if (t := self.times(m, 1)) and None not in t]
+        return min(alone) if alone else None
 
 
 def block(name, rows):
-    return f"${name} << EOD\n" + "".join(" ".join(f"{v:g}" if isinstance(v, float) else str(v)
-                                                  for v in r) + "\n" for r in rows) + "EOD\n"
+    return f"${name} << EOD\n" + "".join(" ".join(
+        f"{v:g}" if isinstance(v, float) else str(v) for v in r) + "\n" for r in rows) + "EOD\n"
 
 
 def gnuplot(text):
@@ -101,123 +102,156 @@ def gnuplot(text):
 
 
 def titled(runs, title):
-    """The title, and under it what the clock was."""
-    below = "".join(f"\\n{{/*0.75 {line}}}" for line in (WALL if runs.is_wall else VIRTUAL))
+    network = runs.title.split("; ", 1)[-1]
+    below = f"\\n{{/*0.75 {network}; mean and 95 % t-interval of the seeds}}"
     return f'title "{title}{below}"\n'
 
 
-def accuracy_over_time(runs, out, workers):
-    text = PAGE.format(out=out, size="1000,640")
-    text += "set " + titled(runs, f"Test accuracy against time, {workers} workers")
-    text += ("set logscale x\nset xlabel 'seconds'\nset ylabel 'test accuracy, %'\n"
-             f"set yrange [{LEAST}:99]\nset xrange [0.1:*]\nset key bottom right\n")
-    bands, lines = [], []
-    style = "linespoints pt 7 ps 0.5" if runs.is_wall else "lines"
-    for mode, name in NAMES.items():
-        by_seed = runs.of(mode, 1 if mode == "sgd" else workers)
-        if not by_seed:
-            continue
-        rows = over_looks(by_seed) if runs.is_wall else over_time(by_seed)
-        if max(row[3] for row in rows) < LEAST:
-            name += f" (below {LEAST} %)"
-        text += block(mode, rows)
-        bands.append(f"${mode} using 1:3:4 with filledcurves fs solid 0.18 noborder "
-                     f"lc rgb '{COLOURS[mode]}' notitle")
-        lines.append(f"${mode} using 1:2 with {style} lw 2.5 lc rgb '{COLOURS[mode]}' title '{name}'")
-    gnuplot(text + "plot " + ", \\\n".join(bands + lines) + "\n")
+def time_series(runs, mode):
+    """(workers, mean, low, high) where every seed arrives, and the counts where some seed never
+    does."""
+    rows, never = [], []
+    for workers in runs.counts():
+        times = runs.times(mode, workers)
+        if times and None in times:
+            never.append(workers)
+        elif times:
+            mean, half = interval(times)
+            rows.append((workers, mean, max(mean - half, mean / 4), mean + half))
+    return rows, never
 
 
-def times(runs, mode, target):
+def time_panel(runs, modes, tag, top):
+    text, plots = "", []
+    for i, mode in enumerate(modes):
+        rows, never = time_series(runs, mode)
+        colour = f"lc rgb '{MODES[mode].colour}'"
+        text += block(f"{tag}{i}", rows or [(1, "NaN", "NaN", "NaN")])
+        plots.append(f"${tag}{i} using 1:2:3:4 with yerrorlines lw 2 pt 7 ps 0.6 {colour} "
+                     f"title '{MODES[mode].name}'")
+        if never:
+            shift = 1 + 0.025 * (i - len(modes) / 2)
+            text += block(f"{tag}n{i}", [(w * shift, top) for w in never])
+            plots.append(f"${tag}n{i} using 1:2 with points pt 2 ps 0.9 lw 2 {colour} notitle")
+    best = runs.best_single()
+    if best:
+        plots.append(f"{best[0]:g} with lines dt 2 lw 1.5 lc rgb '#888888' "
+                     f"title 'best single worker: {best[0]:.2f} s'")
+    return text + "plot " + ", \\\n".join(plots) + "\n"
+
+
+def time_by_workers(runs, panels, title, out):
+    top = 40
+    text = PAGE.format(out=out, size=f"{560 * len(panels)},640")
+    text += f"set multiplot layout 1,{len(panels)} " + titled(runs, title)
+    text += ("set logscale xy\nset xtics (1,2,4,8,16)\nset xrange [0.8:20]\n"
+             f"set yrange [0.3:{top * 1.25:g}]\n"
+             f"set ytics (0.3,0.5,1,2,5,10,20,'never' {top})\n"
+             "set xlabel 'workers'\nset ylabel 'seconds to 97 % of the test images'\n"
+             "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n"
+             "set tmargin 4\n")
+    for i, (name, modes) in enumerate(panels):
+        text += f"set title '{name}'\n" + time_panel(runs, modes, f"p{i}_", top)
+    gnuplot(text + "unset multiplot\n")
+
+
+def curve(by_seed, column):
+    """(seconds, mean, low, high) at the looks that all seeds had."""
+    looks = defaultdict(list)
+    for points in by_seed.values():
+        for p in points:
+            looks[round(p[0], 3)].append(p[column])
     rows = []
-    for workers in runs.workers():
-        by_seed = runs.of(mode, workers)
-        when = [reached(points, target) for points in by_seed.values()]
-        if when and None not in when:
-            rows.append((workers, *spread(when)))
+    for seconds, values in sorted(looks.items()):
+        if seconds > 0 and len(values) == len(by_seed):
+            mean, half = interval(values)
+            rows.append((seconds, mean, mean - half, mean + half))
     return rows
 
 
-def time_by_workers(runs, out):
-    text = PAGE.format(out=out, size="1000,760")
-    text += "set multiplot layout 1,2 " + titled(runs, "Time to an accuracy against workers")
-    text += ("set logscale xy\nset xtics (1,2,4,8,16)\nset xrange [0.85:19]\n"
-             "set yrange [0.1:100]\n"
-             "set xlabel 'workers'\nset ylabel 'seconds'\n"
-             "set key at screen 0.5,0.02 center bottom maxrows 4 noenhanced\nset bmargin at screen 0.3\n"
-             "set tmargin at screen 0.80\n")
-    for i, target in enumerate(TARGETS):
+def curves(runs, modes, workers, title, out):
+    text = PAGE.format(out=out, size="1120,620")
+    text += "set multiplot layout 1,2 " + titled(runs, title)
+    text += ("set logscale x\nset xlabel 'seconds'\nset xrange [0.1:*]\nset tmargin 4\n"
+             "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n")
+    panels = (("test accuracy, %", 1, 100, "set yrange [80:99.5]\n"),
+              ("training loss, mean over recent pushes", 2, 1,
+               "set yrange [0.02:2.5]\nset logscale y\n"))
+    for label, column, scale, setting in panels:
+        text += setting + f"set ylabel '{label}'\n"
         plots = []
-        text += f"set title 'to {100 * target:g} % of the test images'\n"
-        if i:
-            text += "unset key\n"
-        for mode, name in NAMES.items():
-            rows = times(runs, mode, target)
-            label = f"title '{name}'" if not i else "notitle"
-            if rows:
-                text += block(f"{mode}{i}", rows)
-                at = f"${mode}{i} using 1:2"
-            else:
-                at = "1/0"
-            colour = f"lc rgb '{COLOURS[mode]}'"
-            plots.append(f"{at} with linespoints lw 2.5 pt 7 ps 0.7 {colour} {label}")
-            if rows:
-                plots.append(f"{at}:3:4 with yerrorbars lw 1.5 pt 7 ps 0.7 {colour} notitle")
+        for mode in modes:
+            rows = curve(runs.points[mode, workers], column)
+            if not rows:
+                continue
+            rows = [(t, scale * m, scale * lo, scale * hi) for t, m, lo, hi in rows]
+            name = f"{mode}{column}"
+            text += block(name, rows)
+            colour = f"lc rgb '{MODES[mode].colour}'"
+            plots.append(f"${name} using 1:3:4 with filledcurves fs transparent solid 0.15 "
+                         f"noborder {colour} notitle")
+            plots.append(f"${name} using 1:2 with lines lw 2.2 {colour} "
+                         f"title '{MODES[mode].name}'")
         text += "plot " + ", \\\n".join(plots) + "\n"
     gnuplot(text + "unset multiplot\n")
 
 
-def staleness(runs, out):
-    """Shares of gradients by age, for the asynchronous modes."""
-    modes = [m for m in ("downpour", "warm", "ssp") if m in {k for k, _ in runs.stale}]
-    counts = [w for w in runs.workers() if w > 1]
-    text = PAGE.format(out=out, size="1000,700")
-    text += "set multiplot layout 2,2 " + titled(
-        runs, "Staleness: versions between a gradient's weights and its arrival")
+def staleness(runs, modes, workers, out):
+    """Shares of gradients by age."""
+    modes = [m for m in modes if runs.stale[m, workers]]
+    ages = sorted({a for m in modes for a in runs.stale[m, workers]},
+                  key=lambda a: int(a.split("-")[0]))
+    rows = []
+    for age in ages:
+        totals = [sum(runs.stale[m, workers].values()) for m in modes]
+        rows.append([f'"{age}"'] + [100 * runs.stale[m, workers][age] / t
+                                    for m, t in zip(modes, totals)])
+    text = PAGE.format(out=out, size="1120,500") + block("ages", rows)
+    text += "set " + titled(runs, f"With {workers} workers a gradient is about {workers - 1} "
+                            "versions old when it arrives")
     text += ("set style data histogram\nset style histogram clustered gap 1\n"
              "set style fill solid 0.85 noborder\nset ylabel 'gradients, %'\n"
-             "set yrange [0:100]\nunset key\n")
-    for workers in counts[-4:]:
-        if workers == counts[-1]:  # where the left is free
-            text += "set key top left Left reverse samplen 2\n"
-        ages = [a for a in runs.stale[modes[0], workers] if int(a.split("-")[0]) <= 32]
-        rows = []
-        for age in ages:
-            row = [f'"{age}"']
-            for mode in modes:
-                bins = runs.stale[mode, workers]
-                row.append(100 * bins[age] / max(1, sum(bins.values())))
-            rows.append(row)
-        text += block(f"w{workers}", rows) + f"set title '{workers} workers'\n"
-        text += "plot " + ", \\\n".join(
-            f"$w{workers} using {i + 2}:xtic(1) lc rgb '{COLOURS[m]}' title '{NAMES[m]}'"
-            for i, m in enumerate(modes)) + "\n"
-    gnuplot(text + "unset multiplot\n")
+             "set xlabel 'versions between the weights of a gradient and its arrival'\n"
+             "set yrange [0:*]\nset key below left Left reverse maxcols 3 noenhanced\n")
+    gnuplot(text + "plot " + ", \\\n".join(
+        f"$ages using {i + 2}:xtic(1) lc rgb '{MODES[m].colour}' title '{MODES[m].name}'"
+        for i, m in enumerate(modes)) + "\n")
 
 
-def table(runs):
-    """For docs/modes.md: end accuracies and times, least to largest of the seeds."""
-    workers = runs.workers()
-    print("| mode |", " | ".join(f"{w}" for w in workers), "|")
-    print("|---|" + "---|" * len(workers))
-    for mode, name in NAMES.items():
-        cells = []
-        for w in workers:
-            by_seed = runs.of(mode, w)
-            if mode == "sgd" and w > 1 or not by_seed:
-                cells.append("")
-                continue
-            end = spread([100 * p[-1][1] for p in by_seed.values()])
-            when = [reached(p, TARGETS[1]) for p in by_seed.values()]
-            took = "never" if None in when else f"{spread(when)[0]:.2f} s"
-            cells.append(f"{end[1]:.2f} to {end[2]:.2f}; {took}")
-        print(f"| {name} |", " | ".join(cells), "|")
+def cell(runs, mode, workers):
+    """Rate, accuracy and time as text; empty: not run."""
+    rows = runs.ends[mode, workers]
+    if not rows:
+        return ""
+    mean, half = interval(runs.accuracies(mode, workers))
+    times = runs.times(mode, workers)
+    rate = f"{float(rows[0][-4]):g}: " if rows[0][-4] else ""
+    if None in times:
+        took = f"never ({times.count(None)} of {len(times)})"
+    else:
+        took = "{:.2f} ± {:.2f} s".format(*interval(times))
+    return f"{rate}{mean:.2f} ± {half:.2f} %, {took}"
 
 
-def draw(path, to, alone):
-    runs = Runs(path, alone)
-    to.mkdir(parents=True, exist_ok=True)
-    accuracy_over_time(runs, to / "accuracy.svg", runs.workers()[-1])
-    time_by_workers(runs, to / "workers.svg")
-    if not runs.is_wall:
-        staleness(runs, to / "staleness.svg")
-    table(runs)
+def table(runs, modes):
+    counts = runs.counts()
+    print("| Mode |", " | ".join(str(w) for w in counts), "|")
+    print("|---|" + "---|" * len(counts))
+    for mode in modes:
+        print(f"| {MODES[mode].name} |",
+              " | ".join(cell(runs, mode, w) for w in counts), "|")
+
+
+def draw(directory):
+    runs = Runs(directory / "runs.csv")
+    panels = PANELS[directory.name]
+    last = runs.counts()[-1]
+    present = {m for m, _ in runs.ends}
+    panels = [(name, found) for name, modes in panels if (found := [m for m in modes if m in present])]
+    time_by_workers(runs, panels, TITLES[directory.name], directory / "workers.svg")
+    if any(runs.points[m, last] for m in panels[0][1]):
+        curves(runs, panels[0][1], last, f"Accuracy and training loss, {last} workers",
+               directory / "curves.svg")
+    if directory.name == "seed32":
+        staleness(runs, ("sgd", "downpour", "ssp", "prefetch"), last, directory / "staleness.svg")
+    table(runs, [m for m in MODES if m in present])

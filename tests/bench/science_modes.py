@@ -1,0 +1,56 @@
+"""What tests/bench/science compares: the modes with the rates that are tried for each, and the
+networks."""
+from collections import namedtuple
+
+# options: of cnn-ps. rates: values of rate_option that --grid tries for every number of workers.
+# workers: how many are run. cost: how long a run takes, relative to the others.
+Mode = namedtuple("Mode", "name colour options rate_option rates workers cost")
+# options: of cnn-ps. cost: of the virtual clock. title: network and clock, for the figures.
+Network = namedtuple("Network", "options cost title modes")
+
+COUNTS = (1, 2, 4, 8, 16)
+MANY = COUNTS[1:]
+SGD = "--optimizer sgd --lr-scaling none --stale-rate constant --warm-updates 0"
+ADAGRAD = "--optimizer adagrad --lr-scaling none"
+
+
+def mode(name, colour, options, rates, workers=COUNTS, rate_option="--lr", cost=1):
+    return Mode(name, colour, options, rate_option, rates, workers, cost)
+
+
+MODES = {
+    "sgd": mode("Downpour, SGD", "#555555", SGD, (0.025, 0.05, 0.1, 0.2, 0.4)),
+    "inverse": mode("Downpour, SGD, rate / staleness", "#e69f00",
+                    SGD.replace("constant", "inverse"), (0.1, 0.2, 0.4, 0.8), MANY),
+    "dc": mode("Downpour, SGD, DC-ASGD adaptive", "#0072b2",
+               SGD + " --delay-compensation adaptive", (0.025, 0.05, 0.1, 0.2, 0.4), MANY),
+    "adagrad": mode("Downpour, Adagrad", "#d55e00", ADAGRAD + " --warm-updates 0",
+                    (0.01, 0.02, 0.04, 0.08)),
+    "warm": mode("Downpour, Adagrad, warm start", "#000000", ADAGRAD + " --warm-updates 200",
+                 (0.01, 0.02, 0.04, 0.08), MANY),
+    "downpour": mode("Downpour (defaults)", "#0072b2", "", (0.003, 0.006, 0.012)),
+    "prefetch": mode("Downpour, prefetch", "#009e73", "--prefetch", (0.003, 0.006, 0.012)),
+    "buffer": mode("Downpour, buffer of 4", "#cc79a7", "--buffer 4", (0.003, 0.006, 0.012), MANY),
+    "push8": mode("Downpour, n_push = n_fetch = 8", "#d55e00", "--n-push 8 --n-fetch 8",
+                  (0.003, 0.006, 0.012)),
+    "ssp": mode("SSP, bound 4", "#56b4e9", "--mode ssp", (0.003, 0.006, 0.012), MANY),
+    "sync": mode("sync", "#009e73", "--mode sync", (0.15, 0.3, 0.6)),
+    "backup": mode("sync, one backup worker", "#f0e442", "--mode sync --backup-workers 1",
+                   (0.15, 0.3, 0.6), MANY),
+    "easgd": mode("EASGD", "#cc79a7", "--mode easgd", (0.07, 0.13, 0.26),
+                  rate_option="--local-rate"),
+    "easgd8": mode("EASGD, n_push = 8", "#000000", "--mode easgd --n-push 8", (0.07, 0.13, 0.26),
+                   rate_option="--local-rate"),
+    "lbfgs": mode("Sandblaster L-BFGS", "#000000", "--mode sandblaster", (None,),
+                  workers=(1, 4, 16), cost=9),
+}
+
+CLOCK = "50 us and {} Gbit/s at the server's link; 0.1 ms an image per worker, lognormal 10 %"
+NETWORKS = {
+    "seed32": Network((), (), "seed:32 (54,410 parameters) on MNIST, virtual time: "
+                      + CLOCK.format(10), tuple(m for m in MODES if m not in ("push8", "easgd8"))),
+    "mlp": Network(("--model", "fc:512 relu fc:10"), ("--gbit", 1),
+                   "fc:512 relu fc:10 (407,050 parameters) on MNIST, virtual time: "
+                   + CLOCK.format(1),
+                   ("downpour", "prefetch", "push8", "buffer", "ssp", "sync", "easgd", "easgd8")),
+}

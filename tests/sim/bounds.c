@@ -88,7 +88,8 @@ static void check_core(struct sim *s, const struct core *c)
 	}
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
 		s->ordered &= c->ending != END_NOT ||
-			      (c->worker[i].state != SESSION_SUSPECT && !c->worker[i].idle);
+			      (c->worker[i].state != SESSION_SUSPECT && !c->worker[i].idle &&
+				      !c->worker[i].pace.stalled);
 	if (c->recovering && c->recover_by_ms && c->now_ms >= c->recover_by_ms)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->recover_by_ms));

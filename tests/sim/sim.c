@@ -317,7 +317,7 @@ static void compare_exactly(struct sim *s)
 	run_once(s, s->seed);
 	s->limits = limits;
 	s->crashes = crashes;
-	if (ordered && !s->ordered) { /* somebody was suspected: other steps, other weights */
+	if (ordered && !s->ordered) { /* somebody was suspected or stalled: other steps */
 		free(end);
 		return;
 	}

@@ -164,7 +164,7 @@ class Cluster:
 
         def complete():
             s = self.status()
-            return s and s["live_workers"] == self.size and s
+            return s and s["live_workers"] == self.size and s["state"] != "waiting" and s
         begun = until(complete, SOON, f"{self.size} workers are there")
         assert begun["state"] == "training", f"{begun['state']}: the run ended before the faults"
         until(lambda: (self.status() or begun)["version"] > begun["version"] + self.size, SOON,

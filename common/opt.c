@@ -39,6 +39,7 @@ struct parse {
 	char **argv;
 	const char *given[MAX_ROWS]; /* text from the command line, or NULL */
 	int errors;
+	int unknown; /* options without =VALUE: what follows may be their values */
 	int show_help, show_version;
 };
 
@@ -274,6 +275,7 @@ static void note_unknown(struct parse *p, const char *option, int length)
 		complain(p, "%.*s: is called --%s now", length, option, now->name);
 	else
 		complain(p, "%.*s: unknown option; --help lists them", length, option);
+	p->unknown += option[length] == '\0';
 }
 
 static void note_bad_option(struct parse *p, poptContext context, int rc)
@@ -288,6 +290,7 @@ static void note_bad_option(struct parse *p, poptContext context, int rc)
 		complain(p, "%.*s: %s", name, option, poptStrerror(rc));
 }
 
+/* After an unknown option they may be its value: that is one mistake, and one line. */
 static void note_arguments(struct parse *p, poptContext context, const char **args, int *n_args)
 {
 	int max = p->program->max_args;
@@ -295,8 +298,9 @@ static void note_arguments(struct parse *p, poptContext context, const char **ar
 	*n_args = 0;
 	while ((text = poptGetArg(context))) {
 		if (max >= 0 && *n_args >= max) {
-			complain(p, "\"%.100s\": unexpected argument; %s takes %d", text,
-				p->program->name, max);
+			if (!p->unknown)
+				complain(p, "\"%.100s\": unexpected argument; %s takes %d", text,
+					p->program->name, max);
 			continue;
 		}
 		const char *own = find_in_argv(p, text);

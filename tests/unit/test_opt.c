@@ -269,6 +269,7 @@ static void every_bad_value_gets_one_line_that_says_what_would_be_right(void **s
 		{"--lr=1;--lr=1", "--lr: given twice"},
 		{"--quiet;--no-quiet", "--quiet: given twice"},
 		{"--quiet;--quiet", "--quiet: given twice"},
+		{"--lrr;1;2;3", "--lrr: unknown option; --help lists them"},
 		{"a;b;c", "\"c\": unexpected argument; cnn-test takes 2"},
 	};
 	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)

@@ -1,5 +1,6 @@
 /* address.c - see address.h. */
 #include "server/address.h"
+#include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -32,6 +33,20 @@ static int host_of(const char *host_port, char *host, size_t size)
 	return 1;
 }
 
+/* An interface, of which libzmq binds the IPv4 address. */
+static enum address_reach reach_of_interface(const char *name)
+{
+	struct ifaddrs *all;
+	int loopback = 0;
+
+	if (getifaddrs(&all) != 0)
+		return ADDRESS_OPEN;
+	for (const struct ifaddrs *i = all; i; i = i->ifa_next)
+		loopback |= strcmp(i->ifa_name, name) == 0 && i->ifa_flags & IFF_LOOPBACK;
+	freeifaddrs(all);
+	return loopback ? ADDRESS_LOOPBACK : ADDRESS_OPEN;
+}
+
 enum address_reach address_reach(const char *host_port)
 {
 	const struct addrinfo want = {.ai_socktype = SOCK_STREAM};
@@ -41,8 +56,10 @@ enum address_reach address_reach(const char *host_port)
 
 	if (!host_of(host_port, host, sizeof(host)))
 		return ADDRESS_UNKNOWN;
-	if (strcmp(host, "*") == 0 || if_nametoindex(host) != 0)
+	if (strcmp(host, "*") == 0)
 		return ADDRESS_OPEN;
+	if (if_nametoindex(host) != 0)
+		return reach_of_interface(host);
 	if (getaddrinfo(host, NULL, &want, &found) != 0)
 		return ADDRESS_UNKNOWN;
 	for (const struct addrinfo *a = found; a; a = a->ai_next)

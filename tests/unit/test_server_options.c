@@ -216,7 +216,7 @@ static void good_addresses_are_taken(void **state)
 	static const char *const lines[] = {"--bind;tcp://*:5555;--insecure",
 		"--bind;tcp://*:*;--key;k", "--bind;tcp://0.0.0.0:65535;--insecure",
 		"--bind;tcp://eth0:1;--insecure", "--bind;tcp://127.1.2.3:1",
-		"--bind;tcp://[::1]:1", "--bind;tcp://localhost:5555",
+		"--bind;tcp://[::1]:1", "--bind;tcp://localhost:5555", "--bind;tcp://lo:5555",
 		"--bind;tcp://[::ffff:127.0.0.1]:5555", "--http;localhost:8080", "--http;[::1]:0",
 		"--http;8080", "--http;0.0.0.0:80;--insecure", "--http;[::]:80;--insecure;--key;k"};
 

@@ -22,7 +22,7 @@ static const struct usual {
 	[OPTIM_ADAGRAD] = {0.04, 0, 1e-10},
 	[OPTIM_MOMENTUM] = {0.03, 0, 1e-8},
 	[OPTIM_NESTEROV] = {0.03, 0, 1e-8},
-	[OPTIM_RMSPROP] = {0.006, 0.9, 1e-8},
+	[OPTIM_RMSPROP] = {0.009, 0.9, 1e-8},
 	[OPTIM_ADAM] = {0.002, 0.999, 1e-8},
 	[OPTIM_LBFGS] = {1, 0, 1e-8},
 };
@@ -250,7 +250,7 @@ int options_parse(struct options *o, int argc, char **argv)
 			"of the slope that may be left after a step", .needs = "optimizer=lbfgs"),
 		REAL("lr", lr, NULL, 1e-12, 1e6, "RATE",
 			"learning rate of one worker (see --lr-scaling); without it sgd 0.2, "
-			"adagrad 0.04, momentum and nesterov 0.03 (sync: 0.3), rmsprop 0.006, "
+			"adagrad 0.04, momentum and nesterov 0.03 (sync: 0.3), rmsprop 0.009, "
 			"adam 0.002",
 			.needs = "mode!=easgd optimizer!=lbfgs"),
 		ENUM("lr-scaling", modes.lr_scaling, "auto", LR_SCALING_NAMES, "RULE",

@@ -65,7 +65,7 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_int_equal(options.core.n_params, options.model.n_params);
 	assert_int_equal(options.core.model_fingerprint, options.model.fingerprint);
 	assert_int_equal(options.core.optim.kind, OPTIM_RMSPROP);
-	assert_true(options.core.lr == 0.006 && options.core.optim.eps == 1e-8);
+	assert_true(options.core.lr == 0.009 && options.core.optim.eps == 1e-8);
 	assert_true(options.core.optim.decay_square == 0.9);
 	assert_int_equal(options.core.lr_scaling, LR_SCALING_SQRT);
 	assert_int_equal(options.core.schedule.kind, SCHEDULE_CONSTANT);
@@ -133,8 +133,8 @@ static void each_mode_trains_with_defaults_of_its_own(void **state)
 		enum lr_scaling scaling;
 		uint32_t epochs, batch_images;
 	} row[] = {
-		{"--mode;downpour", OPTIM_RMSPROP, 0.006, 0, LR_SCALING_SQRT, 3, 0},
-		{"--mode;ssp", OPTIM_RMSPROP, 0.006, 0, LR_SCALING_SQRT, 3, 0},
+		{"--mode;downpour", OPTIM_RMSPROP, 0.009, 0, LR_SCALING_SQRT, 3, 0},
+		{"--mode;ssp", OPTIM_RMSPROP, 0.009, 0, LR_SCALING_SQRT, 3, 0},
 		{"--optimizer;adagrad", OPTIM_ADAGRAD, 0.04, 0, LR_SCALING_SQRT, 3, 0},
 		{"--optimizer;sgd", OPTIM_SGD, 0.2, 0, LR_SCALING_LINEAR, 3, 0},
 		{"--optimizer;sgd;--lr-scaling;none", OPTIM_SGD, 0.2, 0, LR_SCALING_NONE, 3, 0},
@@ -171,7 +171,7 @@ static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 		{"--optimizer;momentum", 0.03, 0, 0},
 		{"--optimizer;nesterov", 0.03, 0, 0},
 		{"--optimizer;adagrad", 0.04, 1e-10, 0},
-		{"--optimizer;rmsprop", 0.006, 1e-8, 0.9},
+		{"--optimizer;rmsprop", 0.009, 1e-8, 0.9},
 		{"--optimizer;adam", 0.002, 1e-8, 0.999},
 	};
 	const struct optim *o = &options.core.optim;

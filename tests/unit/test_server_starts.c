@@ -100,7 +100,7 @@ static void check_config_says_so_and_touches_nothing(void **state)
 	struct server *s = launch(line);
 	assert_int_equal(ended(s), 0);
 	assert_non_null(strstr(s->result, "parameters=7850"));
-	assert_non_null(strstr(s->said, "name=lr value=0.006"));
+	assert_non_null(strstr(s->said, "name=lr value=0.009"));
 	assert_null(strstr(s->said, "listening"));
 	assert_false(scratch_exists(dir, "new"));
 	s = launch("--check-config;--lr;-1");

@@ -7,6 +7,7 @@
 enum {
 	PROBE_AFTER_MS = 150, /* a server that is there answers sooner */
 	PROBE_EVERY_MS = 1000,
+	SILENT_MS = 3000, /* a server that runs answers what net.c asks sooner */
 };
 
 /* What is awaited, for the reminder. */
@@ -68,7 +69,8 @@ static int is_loopback(const char *host)
 static void start_a_server(struct finding *f, const struct contact_state *s)
 {
 	if (s->welcomed)
-		REMEDY("start it again with its options and the same --checkpoint-dir");
+		REMEDY("start it again with the same options; the run goes on if "
+		       "--checkpoint-dir is one of them");
 	else if (is_loopback(f->host))
 		REMEDY("start one with: cnn-ps --bind tcp://127.0.0.1:%s", f->port);
 	else
@@ -135,12 +137,13 @@ static int is_key_doubtful(const struct contact_state *s, const struct probe_rep
 
 static void explain_connected(struct finding *f, const struct contact_state *s)
 {
-	if (s->answered) {
+	if (s->answered && s->silent_ms < SILENT_MS) {
 		CAUSE("the server answers, but has not welcomed this worker");
 		REMEDY("ask it for the reason: cnn-ctl --server %.100s status", s->server);
-	} else if (s->welcomed) {
-		CAUSE("the connection stands, but the server does not answer");
-		REMEDY("it may be stopped or overloaded");
+	} else if (s->answered || s->welcomed) {
+		CAUSE("connected, but the server has been silent for %llu s",
+			(unsigned long long)s->silent_ms / 1000);
+		REMEDY("it may be stopped or overloaded, or the network may be cut");
 	} else {
 		CAUSE("a ZeroMQ socket answers, but not as cnn-ps");
 		REMEDY("check the port in --server; a cnn-ps that hangs does the same");

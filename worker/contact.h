@@ -18,7 +18,8 @@ struct contact_state {
 	const char *server;
 	int welcomed;           /* it had the server once */
 	int up;                 /* the ZeroMQ connection stands */
-	int answered;           /* ... and messages of cnn-ps come on it */
+	int answered;           /* ... and messages of cnn-ps have come on it */
+	uint64_t silent_ms;     /* since the newest of them, or since it stands */
 	const char *refusal;    /* the server's own words, or NULL */
 	uint64_t hung_up;       /* times that a handshake ended without a word */
 	const char *server_key; /* NULL: no keys */

@@ -14,7 +14,7 @@
 #include "worker/net_impl.h"
 
 #define TICK_MS    100
-#define ASK_WHO_MS 700 /* after no WELCOME for so long, and then as often */
+#define ASK_WHO_MS 700 /* without a WELCOME: after so long a silence, and then as often */
 #define REDIAL_MS  1000
 #define CLOSE_MS   5000 /* for the last decisions and the goodbye */
 #define BUDGET     64   /* messages of one socket before the others are looked at */
@@ -38,11 +38,18 @@ static void on_inner_ack(struct net *n, const struct msg_ack *a)
 	net_settle(n, now_of(n));
 }
 
+/* What ask_who_it_is was told is no welcome: the wait for one goes on. */
+static int is_sign_of_life(const struct net *n, const struct msg *m)
+{
+	return m->type == MSG_STATUS && session_phase(n->session) == PHASE_HELLO;
+}
+
 static void on_message(struct net *n, const struct msg *m)
 {
 	uint64_t now = now_of(n);
 
 	n->answered = 1;
+	n->heard_ms = now;
 	if (m->type == MSG_PARAMS && m->params.ack.seq)
 		on_inner_ack(n, &m->params.ack);
 	if (m->type == MSG_STATUS || m->type == MSG_ADMIN)
@@ -51,7 +58,8 @@ static void on_message(struct net *n, const struct msg *m)
 		err_set(&n->server_error, m->error.status, "%s", m->error.text);
 		net_refused(n, &m->error);
 	}
-	session_message(n->session, m, now);
+	if (!is_sign_of_life(n, m))
+		session_message(n->session, m, now);
 	net_settle(n, now);
 }
 
@@ -99,6 +107,7 @@ static void on_link(struct net *n, enum link_event event)
 			n->cfg.server);
 		n->up = 1;
 		n->answered = 0;
+		n->heard_ms = now;
 		n->server_error.status = 0; /* of another connection, perhaps of another server */
 		contact_up(&n->contact);
 		session_link_up(n->session, now);
@@ -176,6 +185,7 @@ struct contact_state net_contact(const struct net *n, uint64_t now_ms)
 		.welcomed = n->welcomed,
 		.up = n->up,
 		.answered = n->answered,
+		.silent_ms = now_ms - n->heard_ms,
 		.refusal = waits && !n->welcomed ? n->server_error.text : NULL,
 		.hung_up = n->not_taken,
 		.server_key = n->keyed ? n->server_key : NULL,
@@ -184,13 +194,14 @@ struct contact_state net_contact(const struct net *n, uint64_t now_ms)
 		.idle = n->order && n->order->kind == ORDER_LEASE && n->asked};
 }
 
-/* A server that cannot welcome a worker answers STATUS all the same, another program does not. */
+/* A server that cannot welcome a worker answers STATUS all the same; another program does not, nor
+ * does a server that hangs. */
 static void ask_who_it_is(struct net *n, uint64_t now)
 {
 	const struct msg m = {.type = MSG_STATUS};
 
-	if (!n->up || n->answered || session_alone_ms(n->session, now) < ASK_WHO_MS ||
-		now - n->asked_who_ms < ASK_WHO_MS)
+	if (!n->up || session_alone_ms(n->session, now) < ASK_WHO_MS ||
+		now - n->heard_ms < ASK_WHO_MS || now - n->asked_who_ms < ASK_WHO_MS)
 		return;
 	n->asked_who_ms = now;
 	outbox_post(&n->out, &m);

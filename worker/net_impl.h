@@ -57,6 +57,7 @@ struct net {
 	uint64_t not_taken; /* ... and was hung up on before it had */
 	int up;             /* the bulk connection stands ... */
 	int answered;       /* ... and cnn-ps has said something on it */
+	uint64_t heard_ms;  /* the newest of that; before it, when the connection came up */
 	struct contact contact;
 	uint64_t asked_who_ms; /* STATUS was sent instead of a WELCOME that does not come */
 	uint64_t redial_ms;    /* look at link_redial then */

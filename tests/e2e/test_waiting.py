@@ -1,6 +1,8 @@
 """Nothing waits in silence: what is awaited, for how long, until when, and the command that ends it."""
 import http.server
 import os
+import re
+import signal
 import socket
 import subprocess
 import threading
@@ -221,13 +223,17 @@ def test_a_name_that_does_not_resolve_is_named(lab, small):
 
 
 def test_each_cause_has_a_line_of_its_own(lab):
-    """None of the lines could be taken for another: what differs is not only the address."""
-    seen = set()
+    """None of the lines could be taken for another: the causes differ, whatever the remedies say."""
+    seen = {}
     for place in WRONG:
-        with place() as (port, _):
+        with place() as (port, cause):
             ctl = lab.ctl("--server", f"tcp://127.0.0.1:{port}", "--connect-ms", 3000, "status", code=3)
-            seen.add(ctl.lines[-1].replace(str(port), "PORT"))
-    assert len(seen) == len(WRONG), seen
+            found = re.search(r"no contact within 3000 ms: ([^;]+); \w", ctl.lines[-1])
+            assert found and re.search(cause, found[1]), (place.__name__, ctl.lines[-1])
+            seen[place.__name__] = found[1]
+    for name, words in seen.items():
+        alike = [other for other in seen if other != name and words in seen[other]]
+        assert not alike, f"{name} is said as if it were {alike}: {words}"
 
 
 def own_hosts_file(hosts):
@@ -269,12 +275,32 @@ def test_a_worker_that_lost_its_server_says_so(lab, small):
     until(lambda: server.status()["images"] > 0, 20, "training")
     server.kill()
     worker.line(rf"waiting for the server at {server.endpoint} to return for [1-3] s, "
-                r"gives up in (59\d|600) s: connection refused; start it again with its options and the same --checkpoint-dir", 6)
+                r"gives up in (59\d|600) s: connection refused; start it again with the same options; "
+                r"the run goes on if --checkpoint-dir is one of them", 6)
     lab.restart(server, *SHORT)
     after = len(worker.lines)
     worker.line("net connected", 10)
     time.sleep(2)
     assert not [line for line in worker.lines[after:] if "to return" in line]
+
+
+def test_a_worker_whose_server_hangs_says_that_it_is_silent(lab, small):
+    """The server answered before it hung, which is no answer now: cnn-ctl would get none either."""
+    server = lab.server(*SHORT)
+    worker = lab.worker(server.endpoint, data=small)
+    until(lambda: server.status()["images"] > 0, 20, "training")
+    server.signal(signal.SIGSTOP)
+    try:
+        worker.line(rf"waiting for the server at {server.endpoint} to return for [5-9] s, gives up in "
+                    r"(59\d|600) s: connected, but the server has been silent for [5-9] s; "
+                    r"it may be stopped", 14)
+        worker.line(r"waiting .* connected, but the server has been silent for 1?\d s", 9,
+                    len(worker.lines))
+    finally:
+        server.signal(signal.SIGCONT)
+    assert not [line for line in worker.lines if "has not welcomed" in line], worker.tail()
+    after = server.status()["images"]
+    until(lambda: server.status()["images"] > after, 20, "training goes on")
 
 
 def test_a_worker_without_work_says_that_it_waits(lab, small):

@@ -1,7 +1,7 @@
 #!/bin/sh
 # docs/options.md: what the three programs in the given build directory answer to --help.
 set -eu
-bin=$1
+bin=${1:-build/release}
 cat <<'END'
 # Options
 

@@ -35,10 +35,12 @@ LEVELS = {"none": (), "replay": ("--checkpoint-ms", 20),
           "always": ("--checkpoint-ms", 20, "--durability", "always")}
 
 
-def formula(vectors, level, push_window, workers):
+def formula(vectors, level, push_window, workers, w=W):
     """docs/cluster.md, "Limits"."""
     image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
-    return 32 * MB + W * (vectors + image * (vectors + 1) + workers * (push_window + 3) + 2)
+    ledgers = 3.3e6 + 15e3 * workers
+    return (32 * MB + ledgers * (1 + image)
+            + w * (vectors + image * (vectors + 1) + workers * (push_window + 3) + 2))
 
 
 def check_config(tmp_path, *options):
@@ -72,10 +74,20 @@ def options_of(mode, level, tmp_path):
 def test_check_config_prints_what_the_formula_says(tmp_path, mode, level):
     printed = check_config(tmp_path, *options_of(mode, level, tmp_path))
     expected = formula(MODES[mode][1](WORKERS), level, 2, WORKERS)
-    # beside vectors the core has the batch ledger, at most 3 MB, and the workers' ledgers
-    image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
-    assert expected <= printed <= expected + (1 + image) * 4 * MB
+    assert 0.99 * expected <= printed <= expected
     assert not (tmp_path / "ckpt").exists()
+
+
+@pytest.mark.parametrize("mode, named", [((), "downpour"), (("--mode", "sandblaster"), "L-BFGS")])
+def test_the_examples_of_the_page_are_what_check_config_prints(tmp_path, mode, named):
+    printed = check_config(tmp_path, "--model", "fc:1024 relu fc:10", "--max-workers", 2, *mode,
+                           "--checkpoint-dir", tmp_path / "ckpt")
+    text = " ".join((ROOT / "docs/cluster.md").read_text().split())
+    figure = re.search(rf"(\d+) MiB for {named}", text)[1]
+    assert int(figure) == round(printed / MB)
+    vectors = MODES["downpour" if named == "downpour" else "sandblaster, lbfgs"][1](2)
+    expected = formula(vectors, "replay", 8, 2, 3256360)
+    assert 0.99 * expected <= printed <= expected
 
 
 def updated(server, n):

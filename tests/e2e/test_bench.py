@@ -1,6 +1,7 @@
 """The benchmarks that docs/ asks a reader to run, in the forms that a reader types."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +17,22 @@ def bench(name, *arguments, data=None, path=None, seconds=60):
     return subprocess.run([sys.executable, ROOT / "tests/bench" / name, *map(str, arguments)],
                           cwd=ROOT, env=env, capture_output=True, text=True,
                           timeout=seconds * PATIENCE)
+
+
+@pytest.mark.parametrize("name, options", [
+    ("durability.py", ["--dir", "build/x"]), ("optimizers", []), ("science", ["--workers", "1"]),
+    ("through_server.py", ["--device", "cpu"])])
+def test_without_make_tests_a_benchmark_says_so_in_one_line(tmp_path, small, name, options):
+    for part in ("bench", "gpu", "sim"):
+        shutil.copytree(ROOT / "tests" / part, tmp_path / "tests" / part)
+    for file in (ROOT / "tests").glob("*.py"):
+        shutil.copy(file, tmp_path / "tests")
+    env = dict(os.environ, CNN_DATA=str(small))
+    done = subprocess.run([sys.executable, tmp_path / "tests/bench" / name, *options], env=env,
+                          cwd=tmp_path, capture_output=True, text=True, timeout=30 * PATIENCE)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("fatal: not a git")]
+    assert len(lines) == 1 and re.search(r"is not built: make FLAVOUR=\w+ tests$", lines[0])
 
 
 @pytest.mark.parametrize("options", [

@@ -159,12 +159,23 @@ class Shell:
             assert time.monotonic() < min(give_up, self.end), report
             time.sleep(0.3)
 
+    def crew_is_there(self):
+        """Its workers have loaded their data: a `drain` that came first would leave them alone."""
+        for process, command, log in self.beside:
+            while "/cnn-worker" in command and process.poll() is None:
+                with open(log.name) as text:
+                    if "worker connected" in text.read():
+                        break
+                assert self.left() > 0, f"`{command}` does not connect"
+                time.sleep(0.05)
+
     def run(self, commands):
         try:
             for command in map(self.substituted, commands):
                 if re.match(r"(\w+=\S+ )*\S*/cnn-(ps|worker)\b", command):
                     self.beside.append(self.start(command))
                 else:
+                    self.crew_is_there()
                     self.foreground(command, 20 * PATIENCE if self.beside else 0)
             for process, command, log in self.beside:
                 status, report = self.waited(process, command, log, self.left())

@@ -368,6 +368,11 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 		.owes_ms = pace_owes_ms(c, w)};
 }
 
+int core_has_begun(const struct core *c)
+{
+	return c->started || c->cfg.epochs == 0;
+}
+
 int core_is_active(const struct worker *w)
 {
 	return w->state == SESSION_LIVE && !w->pace.stalled;

@@ -46,26 +46,31 @@ void ledger_forget(struct core *c, struct worker *w)
 	memset(w->decisions, 0, c->cfg.replay_window * sizeof(*w->decisions));
 }
 
+/* Whose work it is, and of which weights. */
+static enum reject judge_work(struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	enum reject r = dataset_judge(c, w, p);
+
+	if (r == REJECT_NONE)
+		r = leases_judge(c, &p->work, p->images);
+	return r == REJECT_NONE ? rules_of(c)->judge(c, w, p) : r;
+}
+
+/* A device that is broken shows in what comes too late, too: quarantine.c counts it. */
 static enum reject judge(struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	enum reject r;
+	enum reject r, values;
 
 	if (p->verdict == VERDICT_REJECTED) /* a replay of what had been rejected before a crash */
 		return p->reject == REJECT_NONE ? REJECT_UNKNOWN : p->reject;
-	r = dataset_judge(c, w, p);
-	if (r != REJECT_NONE)
+	r = judge_work(c, w, p);
+	if (r == REJECT_SHAPE)
 		return r;
-	r = leases_judge(c, &p->work, p->images);
-	if (r != REJECT_NONE)
+	values = isfinite(p->loss) ? store_judge(c, &p->slices) : REJECT_NONFINITE;
+	if (r != REJECT_NONE && values != REJECT_NONFINITE)
 		return r;
-	r = rules_of(c)->judge(c, w, p);
-	if (r != REJECT_NONE)
-		return r;
-	if (!isfinite(p->loss))
-		return REJECT_NONFINITE;
-	r = store_judge(c, &p->slices);
-	if (r != REJECT_NONE)
-		return r;
+	if (values != REJECT_NONE)
+		return values;
 	return rules_of(c)->fits(c, w, p) ? REJECT_NONE : REJECT_NONFINITE;
 }
 

@@ -5,9 +5,11 @@
  * The rule: MAX_STREAK such pushes or evaluations in a row exclude their worker. It loses its
  * leases, counts for nothing, and each of its messages is answered by ERROR PS_EQUARANTINE; its
  * program ends. Only a new process can come back, as a new incarnation. A push that is accepted
- * ends the streak. But if most of the live workers (more than half, the worker itself among them)
- * sent such a push or evaluation last, it is the training that has diverged, and the run ends. A
- * worker alone is most of the workers.
+ * ends the streak. But if most of the workers (more than half of those that are live, suspected or
+ * expected back, the worker itself among them) sent such a push or evaluation last, it is the
+ * training that has diverged, and the run ends. A worker alone is most of the workers once a push
+ * was accepted; before that it is one that is broken, and the run waits for others. Before
+ * min_workers have come there is no training that could diverge.
  *
  * Invariants: (1) what an excluded incarnation sends changes nothing; (2) it is told when all that
  * it was told is taken is durable, for then it forgets its pushes; (3) nothing waits for it.
@@ -16,23 +18,27 @@
 
 #define MAX_STREAK 20
 
-/* After a restart those that are still expected are as live as they were. */
-static int counts(const struct core *c, const struct worker *w)
+/* Those that are silent for a while, or still expected after a restart, are as sound as they were.
+ */
+static int counts(const struct worker *w)
 {
-	return w->state == SESSION_LIVE || (c->recovering && w->state == SESSION_AWAY);
+	return w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
+	       (w->state == SESSION_AWAY && !w->overdue);
 }
 
 static int has_diverged(const struct core *c)
 {
-	uint32_t live = 0, bad = 0;
+	uint32_t all = 0, bad = 0;
 
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		live += (uint32_t)counts(c, w);
-		bad += (uint32_t)(counts(c, w) && w->bad_streak > 0);
+		all += (uint32_t)counts(w);
+		bad += (uint32_t)(counts(w) && w->bad_streak > 0);
 	}
-	return 2 * bad > live;
+	if (!core_has_begun(c) || (all == 1 && c->stats.accepted == 0))
+		return 0;
+	return 2 * bad > all;
 }
 
 void quarantine_bad(struct core *c, struct worker *w)

@@ -184,6 +184,8 @@ struct core {
 /* core.c */
 /* It is live and not stalled: the others may wait for it. */
 int core_is_active(const struct worker *w);
+/* So many workers as it takes have come; a run without a data set waits for nobody. */
+int core_has_begun(const struct core *c);
 struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer);
 struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type);
 void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text);

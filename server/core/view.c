@@ -29,7 +29,7 @@ static uint32_t missing(const struct core *c)
 void core_hold_up(const struct core *c, struct hold_up_view *v)
 {
 	uint32_t live = in_state(c, SESSION_LIVE), away = missing(c);
-	uint32_t needed = c->started || c->cfg.epochs == 0 ? 1 : c->cfg.min_workers;
+	uint32_t needed = core_has_begun(c) ? 1 : c->cfg.min_workers;
 
 	*v = (struct hold_up_view){.live = live, .joining = in_state(c, SESSION_JOINING)};
 	if (c->ending != END_NOT)

@@ -54,24 +54,32 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
-/* What an excluded worker held is free, and one broken device ends no run but its own. */
+/* What an excluded worker held is free, and one broken device ends no run but its own: not while
+ * others are only silent, nor before there was anything that could diverge. */
 static void check_excluded(struct sim *s, const struct core *c)
 {
-	uint32_t live = 0, bad = 0;
+	uint32_t all = 0, bad = 0;
 
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		live += w->state == SESSION_LIVE;
-		bad += w->state == SESSION_LIVE && w->bad_streak > 0;
+		int counts = w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
+			     (w->state == SESSION_AWAY && !w->overdue);
+
+		all += (uint32_t)counts;
+		bad += (uint32_t)(counts && w->bad_streak > 0);
 		if (w->excluded && (w->state != SESSION_DEAD || w->grant.request || w->waiting))
 			sim_violation(s, "slot %u is excluded and still has work", i + 1);
 	}
 	if (c->end_status != PS_EDIVERGED || s->server.ending)
 		return;
 	s->server.ending = 1; /* later the others may have gone */
-	if (2 * bad <= live)
-		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, live);
+	if (2 * bad <= all)
+		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
+	if (s->training && !c->started)
+		sim_violation(s, "the run ends as diverged before it has begun");
+	if (all == 1 && c->stats.accepted == 0)
+		sim_violation(s, "the run ends as diverged for a worker that never was sound");
 }
 
 static void check_core(struct sim *s, const struct core *c)

@@ -129,7 +129,8 @@ static void alone_it_is_the_run_that_has_diverged(void **state)
 	(void)state;
 	bench_open(&b, without_disk());
 	struct stamp s = bench_join(&b, 9, "");
-	push_nan(&b, 9, s, 1, PATIENCE);
+	push_well(&b, 9, s, 1);
+	push_nan(&b, 9, s, 2, PATIENCE);
 	assert_int_equal(bench_effect(&b, EFFECT_FINISH)->status, PS_EDIVERGED);
 	assert_int_equal(bench_sent(&b, 9, MSG_BYE)->bye.status, PS_EDIVERGED);
 	bench_close(&b);
@@ -157,6 +158,133 @@ static void most_of_the_live_workers_decide(void **state)
 	push_nan(&b, 9, one, 1, PATIENCE);
 	assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
 	assert_excluded(&b, 9);
+	bench_close(&b);
+}
+
+/* Broken from the start and first of all: nothing has trained yet that could have diverged. */
+static void the_first_one_is_excluded_before_others_come(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, without_disk());
+	struct stamp bad = bench_join(&b, 9, "bad");
+	push_nan(&b, 9, bad, 1, PATIENCE);
+	assert_excluded(&b, 9);
+	assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
+	struct stamp one = bench_join(&b, 8, "one");
+	push_nan(&b, 8, one, 1, 1); /* now two of two never sent a number */
+	bad = bench_join(&b, 9, "bad");
+	push_nan(&b, 9, bad, PATIENCE + 1, PATIENCE);
+	assert_int_equal(bench_effect(&b, EFFECT_FINISH)->status, PS_EDIVERGED);
+	bench_close(&b);
+}
+
+/* Others are expected: of three that must be there one has come. */
+static void before_training_begins_nothing_can_diverge(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+
+	(void)state;
+	cfg.durable = 0;
+	cfg.min_workers = 3;
+	bench_open(&b, cfg);
+	for (uint32_t peer = 9; peer > 7; peer--) { /* even if all that are here are broken */
+		struct stamp s = bench_join(&b, peer, peer == 9 ? "one" : "two");
+		struct msg m = nan_push(s, 0);
+
+		bench_work(&m, 0, 0, 1);
+		for (m.push.seq = 1; m.push.seq <= PATIENCE; m.push.seq++)
+			bench_rejected(&b, peer, &m, REJECT_NONFINITE);
+		assert_excluded(&b, peer);
+		assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
+	}
+	assert_false(b.core->started);
+	bench_close(&b);
+}
+
+/* Whoever is silent for a moment, or is expected back, was sound when it was last heard. */
+static void one_that_is_suspected_counts(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, without_disk());
+	struct stamp good = bench_join(&b, 8, "good"), bad = bench_join(&b, 9, "bad");
+	push_well(&b, 8, good, 1);
+	bench_tick(&b, b.cfg.suspect_ms - 1);
+	bench_beat(&b, 9, bad);
+	bench_tick(&b, 2);
+	assert_int_equal(bench_worker(&b, good.worker).state, SESSION_SUSPECT);
+	push_nan(&b, 9, bad, 1, PATIENCE);
+	assert_excluded(&b, 9);
+	push_well(&b, 8, good, 2);
+	bench_close(&b);
+}
+
+/* Two are expected back after a restart, one of them comes: it is one of two, not all. */
+static void one_that_is_expected_back_counts(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, without_disk());
+	struct stamp good = bench_join(&b, 8, "good"), bad = bench_join(&b, 9, "bad");
+	push_well(&b, 8, good, 1);
+	bench_restart(&b);
+	bad = bench_come_back(&b, 9, bad, 0);
+	push_nan(&b, 9, bad, 1, PATIENCE);
+	assert_excluded(&b, 9);
+	assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
+	bench_close(&b);
+	bench_open(&b, without_disk()); /* once it is overdue it is not expected any more */
+	good = bench_join(&b, 8, "good");
+	bad = bench_join(&b, 9, "bad");
+	push_well(&b, 8, good, 1);
+	bench_restart(&b);
+	bad = bench_come_back(&b, 9, bad, 0);
+	bench_tick(&b, 1);
+	b.now_ms += b.cfg.recovery_ms;
+	bench_beat(&b, 9, bad);
+	bench_tick(&b, 1);
+	assert_false(b.core->recovering);
+	push_nan(&b, 9, bad, 1, PATIENCE);
+	assert_int_equal(bench_effect(&b, EFFECT_FINISH)->status, PS_EDIVERGED);
+	bench_close(&b);
+}
+
+/* Of weights that are too old, and of batches that another one has delivered. */
+static void those_that_would_not_count_anyway_do(void **state)
+{
+	struct core_config cfg = bench_training();
+	struct bench b;
+
+	(void)state;
+	cfg.durable = 0;
+	cfg.max_staleness = 1;
+	bench_open(&b, cfg);
+	struct stamp bad = bench_join(&b, 9, "bad"), good = bench_join(&b, 8, "good");
+	for (uint32_t i = 0; i < 3; i++) {
+		struct msg m = batch(good, i + 1, 0, i, 1);
+		m.push.base_version = i;
+		bench_applied(&b, 8, &m);
+	}
+	struct msg m = batch(bad, 1, 0, 3, 1);
+	bench_rejected(&b, 9, &m, REJECT_STALE);
+	float wild[BENCH_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
+	for (uint64_t seq = 2; seq < 2 + PATIENCE; seq++) {
+		uint32_t counted = seq % 2;
+
+		m = seq % 4 < 2 ? nan_push(bad, seq) : bench_push(bad, seq);
+		if (seq % 4 >= 2)
+			bench_slice(&m, 0, BENCH_PARAMS, wild);
+		m.push.base_version = counted ? 3 : 0;
+		bench_work(&m, 0, counted ? 0 : 3, 1);
+		bench_rejected(&b, 9, &m, REJECT_NONFINITE);
+	}
+	assert_excluded(&b, 9);
+	assert_int_equal(core_stats(b.core)->superseded, 0);
 	bench_close(&b);
 }
 
@@ -311,6 +439,11 @@ int main(void)
 		cmocka_unit_test(a_good_push_ends_the_streak),
 		cmocka_unit_test(alone_it_is_the_run_that_has_diverged),
 		cmocka_unit_test(most_of_the_live_workers_decide),
+		cmocka_unit_test(the_first_one_is_excluded_before_others_come),
+		cmocka_unit_test(before_training_begins_nothing_can_diverge),
+		cmocka_unit_test(one_that_is_suspected_counts),
+		cmocka_unit_test(one_that_is_expected_back_counts),
+		cmocka_unit_test(those_that_would_not_count_anyway_do),
 		cmocka_unit_test(it_is_told_when_what_it_pushed_is_durable),
 		cmocka_unit_test(a_restart_keeps_it_out_and_does_not_wait_for_it),
 		cmocka_unit_test(the_others_get_its_work),

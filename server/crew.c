@@ -1,5 +1,6 @@
 /* crew.c - see crew.h. */
 #include "server/crew.h"
+#include <inttypes.h>
 #include <stdlib.h>
 #include "common/log.h"
 #include "common/mem.h"
@@ -66,6 +67,21 @@ static void look_at_steps(struct crew *w, const struct core *c)
 		core_config(c)->sync_workers, core_live_workers(c));
 }
 
+/* Some live workers have another data set than the run: whoever is right, one of them is not. */
+static void look_at_data(struct crew *w, const struct core *c)
+{
+	struct hold_up_view v;
+
+	core_hold_up(c, &v);
+	if (v.others > w->others)
+		log_warn("server", "data_sets_differ",
+			"workers=%u data_set=%016" PRIx64 " of_run=%016" PRIx64
+			" reason=\"they get no work: give all the same --data, or the server "
+			"--data-id\"",
+			v.others, v.other_data, core_data(c)->xxh3);
+	w->others = v.others;
+}
+
 static void say(const char *event, const struct worker_view *v, const struct label *l)
 {
 	log_info("worker", event,
@@ -78,6 +94,7 @@ static void say(const char *event, const struct worker_view *v, const struct lab
 void crew_look(struct crew *w, const struct core *c, const struct labels *labels)
 {
 	look_at_steps(w, c);
+	look_at_data(w, c);
 	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
 		struct worker_view v;
 		core_worker(c, i, &v);

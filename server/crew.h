@@ -19,6 +19,7 @@ struct seen {
 struct crew {
 	struct seen *seen; /* one per slot; owned */
 	uint64_t short_at; /* the number of short steps that is logged next */
+	uint32_t others;   /* live workers of another data set than the run's */
 };
 
 /* Start from the table as it is: nothing of that is logged. */

@@ -1,5 +1,6 @@
 /* waiting.c - see waiting.h. */
 #include "server/waiting.h"
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -53,6 +54,17 @@ static void append_joining(const struct waiting *w, char *out, size_t size)
 			w->view.joining, w->view.joining == 1 ? "joins" : "join");
 }
 
+/* ", 1 more has data set 89ab..., not 0123...", while none is fixed. */
+static void append_others(const struct waiting *w, char *out, size_t size)
+{
+	size_t used = strlen(out);
+
+	if (w->view.others)
+		snprintf(out + used, size - used,
+			", %u more %s data set %016" PRIx64 ", not %016" PRIx64, w->view.others,
+			w->view.others == 1 ? "has" : "have", w->view.other_data, w->data);
+}
+
 /* "waiting for workers: 0 of 1 for 12 s" */
 static void describe(const struct waiting *w, char *out, size_t size)
 {
@@ -64,6 +76,7 @@ static void describe(const struct waiting *w, char *out, size_t size)
 	snprintf(out, size, "waiting for %s: %u of %u for %llu s", what, v->live, v->needed,
 		(unsigned long long)(w->now_ms - since) / 1000);
 	append_joining(w, out, size);
+	append_others(w, out, size);
 }
 
 /* Text of the log: with its limit. */
@@ -82,6 +95,7 @@ static void report(const struct waiting *w)
 void waiting_tick(struct waiting *w, const struct core *c, uint64_t now_ms)
 {
 	core_hold_up(c, &w->view);
+	w->data = core_data(c)->xxh3;
 	w->now_ms = now_ms;
 	if (reminder_due(&w->reminder, (int)w->view.kind, now_ms, now_ms))
 		report(w);

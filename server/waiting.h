@@ -18,6 +18,7 @@ struct waiting {
 	char start[320]; /* the command that starts a worker, or what else does */
 	struct reminder reminder;
 	struct hold_up_view view;
+	uint64_t data; /* fingerprint of the run's data set */
 	uint64_t now_ms;
 };
 

@@ -215,14 +215,16 @@ struct work_view {
 /* What holds up training, for display. */
 enum hold_up {
 	HOLD_UP_NONE,
-	HOLD_UP_WORKERS, /* fewer workers than `needed` are live */
+	HOLD_UP_WORKERS, /* fewer workers of the run's data set than `needed` are live */
 	HOLD_UP_RETURN,  /* after a restart: until `needed` workers are back, or for `left_ms` */
 };
 struct hold_up_view {
 	enum hold_up kind;
 	uint32_t live, needed;
-	uint32_t joining; /* workers whose slot is not on disk yet */
-	uint64_t left_ms; /* RETURN */
+	uint32_t joining;    /* workers whose slot is not on disk yet */
+	uint32_t others;     /* live workers of another data set: they get no work */
+	uint64_t other_data; /* its fingerprint, of the first of them */
+	uint64_t left_ms;    /* RETURN */
 };
 
 struct core; /* opaque, see state.h */

@@ -5,7 +5,8 @@
  * batches that is accepted fixes the data set of its worker, for all later starts too; workers of
  * any other one are refused. (3) Until then workers of any data set may join, and the run is of the
  * data set that most live workers have; if as many have another, it stays what it is. Only workers
- * of the run's data set get work, and only they count for --min-workers.
+ * of the run's data set get work, and only they count for --min-workers. Before so many have come
+ * no push is accepted.
  *
  * Invariants: (1) a HELLO fixes nothing; after a restart without a contribution the data set of the
  * checkpoint has no vote, so the first worker with another one replaces it; (2) what was

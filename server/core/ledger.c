@@ -46,10 +46,12 @@ void ledger_forget(struct core *c, struct worker *w)
 	memset(w->decisions, 0, c->cfg.replay_window * sizeof(*w->decisions));
 }
 
-/* Whose work it is, and of which weights. */
+/* Whose work it is, and of which weights. Before the run begins nobody was given any, but what had
+ * been accepted before a crash is of a run that had begun. */
 static enum reject judge_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	enum reject r = dataset_judge(c, w, p);
+	int replay = p->verdict == VERDICT_OK && p->seq <= w->replay_target;
+	enum reject r = core_has_begun(c) || replay ? dataset_judge(c, w, p) : REJECT_WORK;
 
 	if (r == REJECT_NONE)
 		r = leases_judge(c, &p->work, p->images);

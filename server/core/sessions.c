@@ -324,10 +324,10 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 		refuse_protocol(c, h->protocol, ev->peer);
 	else if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
+	else if (!dataset_admits(c, &h->data, ev->peer))
+		return; /* whoever had no work for that hears it after the end, too */
 	else if (c->ending == END_OVER)
 		sessions_hello_too_late(c, ev);
-	else if (!dataset_admits(c, &h->data, ev->peer))
-		return;
 	else if (h->resume.run.hi | h->resume.run.lo)
 		hello_resume(c, ev);
 	else if (c->ending == END_NOT)

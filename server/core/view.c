@@ -26,12 +26,25 @@ static uint32_t missing(const struct core *c)
 	return n;
 }
 
+static void note_others(const struct core *c, struct hold_up_view *v)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct worker *w = &c->worker[i];
+
+		if (w->state != SESSION_LIVE || dataset_is_of_run(c, w))
+			continue;
+		if (v->others++ == 0)
+			v->other_data = w->data.xxh3;
+	}
+}
+
 void core_hold_up(const struct core *c, struct hold_up_view *v)
 {
-	uint32_t live = in_state(c, SESSION_LIVE), away = missing(c);
+	uint32_t live = dataset_workers(c), away = missing(c);
 	uint32_t needed = core_has_begun(c) ? 1 : c->cfg.min_workers;
 
 	*v = (struct hold_up_view){.live = live, .joining = in_state(c, SESSION_JOINING)};
+	note_others(c, v);
 	if (c->ending != END_NOT)
 		return;
 	if (c->recovering && away) {

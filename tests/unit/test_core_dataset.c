@@ -2,6 +2,7 @@
  * Proves server/core/dataset.c: the data set of a run is fixed by the first accepted push or by
  * --data-id, never by a HELLO, so that one misconfigured machine locks nobody out.
  */
+#include <math.h>
 #include "tests/unit/core_images.h"
 #include "tests/unit/core_work.h"
 
@@ -197,6 +198,109 @@ static void a_replay_fixes_what_it_had_fixed(void **state)
 	bench_close(&b);
 }
 
+/* Nothing wrong is proof of anything: the next one may have other data. */
+static void a_push_that_is_rejected_fixes_nothing(void **state)
+{
+	static const float wild[BENCH_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
+	struct core_config cfg = training(1);
+	struct bench b;
+	uint64_t seq = 0;
+
+	(void)state;
+	cfg.max_norm = 1;
+	cfg.mode = MODE_SYNC; /* weights of another version than the first are stale */
+	bench_open(&b, cfg);
+	struct stamp wrong = join(&b, 9, &other_data);
+	lease(&b, 9, wrong, 1);
+	for (enum reject why = REJECT_SHAPE; why <= REJECT_STALE; why++) {
+		struct msg m = why == REJECT_NONFINITE ? bench_push(wrong, ++seq)
+						       : batch(wrong, ++seq, 0, 0, 1);
+
+		bench_work(&m, 0, 0, 1);
+		m.push.base_epoch = b.cfg.epoch;
+		m.push.base_version = why == REJECT_STALE ? 7 : 0;
+		m.push.images += why == REJECT_SHAPE;
+		if (why == REJECT_NONFINITE)
+			bench_slice(&m, 0, BENCH_PARAMS, wild);
+		bench_rejected(&b, 9, &m, why);
+		assert_false(core_data_is_fixed(b.core));
+	}
+	bench_restart(&b);
+	bench_tick(&b, b.cfg.recovery_ms + 1);
+	bench_tick(&b, b.cfg.recovery_ms + 1);
+	struct stamp right = join(&b, 8, &bench_data);
+	lease(&b, 8, right, 1);
+	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
+	bench_close(&b);
+}
+
+/* Before so many as it takes are there nobody has work to push. */
+static void before_the_run_begins_no_push_counts(void **state)
+{
+	struct stamp s[3];
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(3));
+	struct stamp wrong = join(&b, 9, &other_data);
+	struct msg m = batch(wrong, 1, 0, 0, 1);
+	bench_rejected(&b, 9, &m, REJECT_WORK);
+	assert_int_equal(core_stats(b.core)->rejected[REJECT_WORK], 1);
+	assert_int_equal(core_stats(b.core)->accepted, 0);
+	for (uint32_t i = 0; i < 3; i++)
+		s[i] = join(&b, 1 + i, &bench_data);
+	lease(&b, 1, s[0], 1);
+	push_batch(&b, 1, s[0], 1, 0);
+	bench_close(&b);
+}
+
+/* Workers that cannot train are none that it need not wait for. */
+static void whoever_has_other_data_is_waited_for_and_named(void **state)
+{
+	struct hold_up_view v;
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(2));
+	join(&b, 9, &bench_data);
+	core_hold_up(b.core, &v);
+	assert_int_equal(v.others, 0);
+	join(&b, 8, &other_data);
+	core_hold_up(b.core, &v);
+	assert_int_equal(v.kind, HOLD_UP_WORKERS);
+	assert_int_equal(v.live, 1);
+	assert_int_equal(v.needed, 2);
+	assert_int_equal(v.others, 1);
+	assert_int_equal(v.other_data, other_data.xxh3);
+	join(&b, 7, &bench_data); /* training goes on, but one is out of it */
+	core_hold_up(b.core, &v);
+	assert_int_equal(v.kind, HOLD_UP_NONE);
+	assert_int_equal(v.others, 1);
+	bench_close(&b);
+}
+
+/* It was out of it when the first push counted, and does not hear of it before the end. */
+static void after_the_end_it_is_told_why_it_had_no_work(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, training(1));
+	struct stamp right = join(&b, 8, &bench_data), wrong = join(&b, 9, &other_data);
+	lease(&b, 8, right, 1);
+	push_batch(&b, 8, right, 1, 0);
+	bench_step(&b, &(struct event){.kind = EVENT_DRAIN});
+	assert_non_null(bench_effect(&b, EFFECT_FINISH));
+	assert_non_null(bench_sent(&b, 8, MSG_BYE));
+	bench_beat(&b, 9, wrong);
+	bench_refused(&b, 9, PS_ESTATE);
+	struct msg m = bench_resume(wrong, 0, 0);
+	m.hello.data = other_data;
+	bench_message(&b, 9, &m);
+	assert_wrong_data(&b, 9);
+	bench_close(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -207,6 +311,10 @@ int main(void)
 		cmocka_unit_test(the_refusal_shows_both_and_the_remedy),
 		cmocka_unit_test(a_push_of_the_other_data_is_rejected),
 		cmocka_unit_test(a_replay_fixes_what_it_had_fixed),
+		cmocka_unit_test(a_push_that_is_rejected_fixes_nothing),
+		cmocka_unit_test(before_the_run_begins_no_push_counts),
+		cmocka_unit_test(whoever_has_other_data_is_waited_for_and_named),
+		cmocka_unit_test(after_the_end_it_is_told_why_it_had_no_work),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@ import re
 import subprocess
 
 import idx
+import numpy as np
 import pytest
 
 from client import Worker, pb
@@ -55,3 +56,34 @@ def test_the_refusal_names_both_and_the_remedy(lab, sets):
         lab.worker(server.endpoint, data=right)
     assert server.wait(60) == 0, server.tail()
     server.line(f"server data_set.*{ours}")
+
+
+@pytest.mark.parametrize("mode", ("downpour", "sync"))
+def test_a_machine_with_other_images_is_no_silent_wait(lab, sets, mode):
+    """It is no worker of the run: the server says what it waits for and why, and it is told at last."""
+    right, wrong = sets
+    ours, theirs = fingerprint(right), fingerprint(wrong)
+    server = lab.server(*SMALL, "--mode", mode, "--min-workers", 2, directory=None)
+    first = lab.worker(server.endpoint, data=right)
+    server.line("worker joined", 10)
+    outsider = lab.worker(server.endpoint, data=wrong)
+    server.line(f"level=warn.*data_sets_differ.*{theirs}.*{ours}", 10)
+    server.line(f"server waiting.*workers: 1 of 2 .*1 more has data set {theirs}, not {ours}", 10)
+    assert f"data set {theirs}" in server.status()["waiting"]
+    second = lab.worker(server.endpoint, data=right)
+    assert [w.wait(60) for w in (first, second, outsider)] == [0, 0, 6], outsider.tail()
+    assert server.wait(30) == 0, server.tail()
+
+
+def test_nobody_fixes_it_before_the_run_begins(lab, sets):
+    """One that pushes what it was not given, while others are still to come."""
+    right, _ = sets
+    server = lab.server(*SMALL, "--min-workers", 2)
+    intruder = Worker(server.endpoint, data=pb.DataId(
+        n_train=400, n_test=100, rows=28, cols=28, classes=10, xxh3=1))
+    gradient = np.zeros(intruder.welcome.n_params, np.float32)
+    ack = intruder.push(gradient, 0, work=pb.Work(epoch=0, first=0, count=1), images=100, loss=1.0)
+    assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
+    crew = [lab.worker(server.endpoint, data=right) for _ in range(2)]
+    assert [w.wait(60) for w in crew] == [0, 0], crew[0].tail()
+    assert server.wait(30) == 0, server.tail()

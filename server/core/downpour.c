@@ -8,6 +8,7 @@
  * any workers: s_i is what staleness leaves of the rate of gradient i, the update has the mean of
  * the s_i g_i. In terms of the optimizer: the gradient sum(s_i g_i) / sum(s_i) at the mean of the
  * s_i times the rate, so that optimizers that divide by the size of gradients are slowed down, too.
+ * The rate is scaled with the gradients in the update, like that of a step of sync.
  * An epoch ends with what is in the buffer; a drain leaves it in the checkpoint.
  */
 #include "server/core/modes.h"
@@ -85,11 +86,12 @@ static int has_buffer(const struct core *c)
 	return c->gather.sum != NULL;
 }
 
-/* What a gradient that is tau versions old counts for, of 1. */
+/* What a gradient that is tau versions old counts for, of 1. How many gradients the update will
+ * have is not known yet: see downpour_settle. */
 static double buffer_weight(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c), age = (double)tau;
-	double scale = store_scale(c, c->cfg.buffer, (double)tau);
+	double scale = store_scale(c, 1, (double)tau);
 
 	if (c->cfg.stale_rate == STALE_CONSTANT)
 		return scale;
@@ -115,7 +117,7 @@ void downpour_settle(struct core *c)
 	if (!has_buffer(c) || a->pushes == 0 || (a->pushes < c->cfg.buffer && !last))
 		return;
 	gather_mean(c, c->store.scratch);
-	store_step(c, c->store.scratch, store_rate(c) * a->weight / a->pushes);
+	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0) * a->weight / a->pushes);
 	record(c, a->images, a->loss_sum);
 	gather_clear(c);
 }

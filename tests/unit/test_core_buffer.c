@@ -95,6 +95,33 @@ static void an_epoch_ends_with_what_is_in_the_buffer(void **state)
 	crew_close(&k);
 }
 
+/* An epoch of 7 batches by one worker, with gradients of ones. */
+static double scaled_epoch(enum lr_scaling how, uint32_t buffer)
+{
+	struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
+	struct crew k;
+
+	cfg.lr_scaling = how;
+	crew_open(&k, cfg, 1, 65, crew_ones);
+	for (int i = 0; i < 7; i++)
+		ask_and_push(&k, 0);
+	double w = (double)core_weights(k.b.core)[0];
+	crew_close(&k);
+	return w;
+}
+
+/* However many there might have been. */
+static void the_rate_grows_with_the_gradients_of_an_update(void **state)
+{
+	(void)state;
+	assert_true(scaled_epoch(LR_SCALING_LINEAR, 3) == -0.25 * (3 + 3 + 1));
+	assert_true(scaled_epoch(LR_SCALING_LINEAR, 7) == -0.25 * 7);
+	assert_true(scaled_epoch(LR_SCALING_LINEAR, 1000) == -0.25 * 7);
+	assert_true(scaled_epoch(LR_SCALING_SQRT, 4) == (double)(-0.5f - (float)(0.25 * sqrt(3))));
+	assert_true(scaled_epoch(LR_SCALING_SQRT, 7) == (double)-(float)(0.25 * sqrt(7)));
+	assert_true(scaled_epoch(LR_SCALING_SQRT, 1000) == (double)-(float)(0.25 * sqrt(7)));
+}
+
 /* The bytes, and the memory, of a run without a buffer. */
 static void a_buffer_of_one_is_none(void **state)
 {
@@ -191,23 +218,35 @@ struct twin {
 	uint32_t n, t;
 };
 
-static double twin_weight(
-	const struct core_config *cfg, const struct twin *a, double tau, double live)
+static double twin_scaled(const struct core_config *cfg, double ratio)
 {
-	double ratio = cfg->buffer / (1 + tau);
-	double age = cfg->stale_rate == STALE_RELATIVE ? tau / live : tau;
-	double scale = cfg->lr_scaling == LR_SCALING_LINEAR ? ratio
-		       : cfg->lr_scaling == LR_SCALING_SQRT ? sqrt(ratio)
-							    : 1;
+	return cfg->lr_scaling == LR_SCALING_LINEAR ? ratio
+	       : cfg->lr_scaling == LR_SCALING_SQRT ? sqrt(ratio)
+						    : 1;
+}
 
-	if (scale > 1 && a->t < cfg->lr_scaling_warmup)
-		scale = 1 + (scale - 1) * a->t / cfg->lr_scaling_warmup;
-	return scale / (cfg->stale_rate == STALE_CONSTANT || age < 1 ? 1 : age);
+/* What staleness leaves of a gradient. */
+static double twin_weight(const struct core_config *cfg, double tau, double live)
+{
+	double age = cfg->stale_rate == STALE_RELATIVE ? tau / live : tau;
+
+	return twin_scaled(cfg, 1 / (1 + tau)) /
+	       (cfg->stale_rate == STALE_CONSTANT || age < 1 ? 1 : age);
+}
+
+/* What an update of n gradients gains. */
+static double twin_gain(const struct core_config *cfg, const struct twin *a)
+{
+	double scale = twin_scaled(cfg, a->n);
+
+	return a->t < cfg->lr_scaling_warmup ? 1 + (scale - 1) * a->t / cfg->lr_scaling_warmup
+					     : scale;
 }
 
 static void twin_step(const struct core_config *cfg, struct twin *a)
 {
-	double rate = cfg->lr * a->weight / a->n, norm = 0, clip, g[BENCH_PARAMS];
+	double rate = cfg->lr * twin_gain(cfg, a) * a->weight / a->n;
+	double norm = 0, clip, g[BENCH_PARAMS];
 
 	a->t++;
 	for (size_t j = 0; j < BENCH_PARAMS; j++) {
@@ -239,7 +278,7 @@ static void twin_step(const struct core_config *cfg, struct twin *a)
 static void twin_take(const struct core_config *cfg, struct twin *a, const float *g,
 	const float *then, double tau, double live)
 {
-	double weight = twin_weight(cfg, a, tau, live);
+	double weight = twin_weight(cfg, tau, live);
 
 	for (size_t j = 0; j < BENCH_PARAMS; j++) {
 		double x = (double)g[j], lambda = cfg->dc_lambda;
@@ -367,6 +406,7 @@ int main(void)
 		cmocka_unit_test(an_update_is_made_of_k_gradients_of_any_workers),
 		cmocka_unit_test(a_stale_gradient_weighs_less),
 		cmocka_unit_test(an_epoch_ends_with_what_is_in_the_buffer),
+		cmocka_unit_test(the_rate_grows_with_the_gradients_of_an_update),
 		cmocka_unit_test(a_buffer_of_one_is_none),
 		cmocka_unit_test(what_is_in_the_buffer_outlives_the_server),
 		cmocka_unit_test(a_resumed_run_may_have_a_buffer_of_another_size),

@@ -3,8 +3,7 @@
  * stay finite. A push that would break this is rejected as a whole, and every checkpoint can be
  * read.
  */
-#include <math.h>
-#include "tests/unit/core_images.h"
+#include "tests/unit/core_modes.h"
 
 #define PUSHES  200
 #define LARGEST 1e15f /* the largest value that a push may have */
@@ -259,6 +258,49 @@ static void sums_do_not_leave_the_numbers(void **state)
 	}
 }
 
+/* Updates of `n` gradients each, at n times the rate, whose weights grow with every one. */
+static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double lr)
+{
+	struct core_config cfg = bench_training();
+	int taken = 0, rejected = 0;
+	struct crew k;
+
+	cfg.mode = mode;
+	cfg.optim.kind = kind;
+	cfg.optim.weight_decay = 1;
+	cfg.lr = lr;
+	cfg.lr_scaling = LR_SCALING_LINEAR;
+	cfg.buffer = mode == MODE_SYNC ? 1 : n;
+	cfg.min_workers = mode == MODE_SYNC ? n : 2;
+	cfg.lease_batches = 1;
+	cfg.durable = 0;
+	crew_open(&k, cfg, cfg.min_workers, 100000, crew_ones);
+	while (!rejected) {
+		for (uint32_t i = 0; i < k.n; i++)
+			crew_ask(&k, i);
+		for (uint32_t i = 0; i < k.n && !rejected; i++) {
+			rejected = crew_push(&k, i) != REJECT_NONE;
+			assert_finite(&k.b, "scaled rate", ++taken);
+		}
+	}
+	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_NONFINITE], 1);
+	assert_true(core_stats(k.b.core)->updates > 3);
+	assert_saved_well(&k.b, "scaled rate");
+	crew_close(&k);
+}
+
+static void a_scaled_rate_does_not_leave_the_numbers(void **state)
+{
+	static const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_NESTEROV};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+		for (double lr = 0.5; lr < 100; lr *= 2) {
+			scaled_run(MODE_SYNC, kinds[i], 8, lr);
+			scaled_run(MODE_DOWNPOUR, kinds[i], 20, lr);
+		}
+}
+
 /* What is decided does not depend on what this process happens to remember: a core that goes on
  * from an image takes and rejects the same pushes. */
 static void a_restart_decides_the_same(void **state)
@@ -372,6 +414,7 @@ int main(void)
 		cmocka_unit_test(no_optimizer_leaves_the_numbers),
 		cmocka_unit_test(delay_compensation_does_not_leave_the_numbers),
 		cmocka_unit_test(sums_do_not_leave_the_numbers),
+		cmocka_unit_test(a_scaled_rate_does_not_leave_the_numbers),
 		cmocka_unit_test(a_restart_decides_the_same),
 		cmocka_unit_test(bounds_hold_for_any_optimizer),
 	};

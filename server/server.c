@@ -106,13 +106,21 @@ static void care_for_journal(struct server *s)
 	tell_core(s, &ev);
 }
 
+/* A signal or cnn-ctl told it to end. */
+static int is_draining(const struct server *s)
+{
+	return s->draining || core_ending(s->state.core) == PS_ESHUTDOWN;
+}
+
 static void on_saved(void *arg, uint64_t generation, int rc)
 {
 	const struct event ev = {
 		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
 	struct server *s = arg;
 
-	s->unsaved_ms = rc == 0 || !s->draining ? 0 : s->unsaved_ms ? s->unsaved_ms : turn_now(s);
+	s->unsaved_ms = rc == 0 || !is_draining(s) ? 0
+			: s->unsaved_ms            ? s->unsaved_ms
+						   : turn_now(s);
 	if (s->commit && rc == 0) {
 		commit_durable(s->commit, generation);
 		router_reach(s->router, commit_reached(s->commit));
@@ -122,22 +130,21 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
-/* All work is done and only the disk can keep the core from saying so. */
-static int only_saving_is_left(const struct server *s)
+/* A drain has its time from the start, a run that is over from when only the disk can keep the core
+ * from saying so. */
+static int must_end(const struct server *s)
 {
-	const struct core *c = s->state.core;
-	const struct core_config *cfg = core_config(c);
+	int failing = s->saver && saver_stats(s->saver)->failing;
 
-	if (!s->saver || !saver_stats(s->saver)->failing)
-		return 0;
-	if (cfg->max_updates && core_stats(c)->updates >= cfg->max_updates)
-		return 1;
-	return cfg->epochs > 0 && progress_evaluated(c) == core_epoch(c, cfg->epochs - 1);
+	return core_ending(s->state.core) && (failing || is_draining(s));
 }
 
 static void give_up(struct server *s, int status, const char *why)
 {
-	log_error("server", "gave_up", "reason=\"%s\"", why);
+	int end = core_ending(s->state.core);
+
+	log_error("server", "gave_up", "run=\"%s\" reason=\"%s\"", end ? err_text(end) : "goes on",
+		why);
 	s->status = status;
 	s->finish_ms = turn_now(s);
 	uv_stop(&s->loop);
@@ -164,7 +171,7 @@ static void check_deadline(struct server *s)
 		check_farewell(s);
 		return;
 	}
-	if (!s->deadline_ms && only_saving_is_left(s))
+	if (!s->deadline_ms && must_end(s))
 		s->deadline_ms = now + DRAIN_MS;
 	if (s->unsaved_ms && now >= s->unsaved_ms + DRAIN_AGAIN_MS) {
 		give_up(s, PS_EIO, saver_stats(s->saver)->why);
@@ -172,7 +179,7 @@ static void check_deadline(struct server *s)
 	}
 	if (!s->deadline_ms || now < s->deadline_ms)
 		return;
-	if (s->draining)
+	if (is_draining(s))
 		give_up(s, GAVE_UP, "the last checkpoint took too long");
 	else
 		give_up(s, PS_EIO, "the last checkpoint cannot be written");

@@ -70,7 +70,7 @@ static const char *phase(const struct status *s)
 {
 	const struct core_config *cfg = core_config(s->core);
 
-	if (s->ending)
+	if (s->ending || core_ending(s->core))
 		return "ending";
 	if (is_waiting(s) || (core_stats(s->core)->leases == 0 && cfg->epochs > 0))
 		return "waiting";

@@ -186,6 +186,11 @@ static int ends_now(const struct core *c)
 	return c->ending == END_SNAPSHOT && !(c->recovering && c->end_status == PS_ESHUTDOWN);
 }
 
+int core_ending(const struct core *c)
+{
+	return ends_now(c) || c->ending == END_SAVING ? c->end_status : 0;
+}
+
 static void snapshot_start(struct core *c)
 {
 	c->generation++;

@@ -256,6 +256,9 @@ const float *core_weights(const struct core *c);
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);
 /* Training epoch under way, from 0; == cfg.epochs when all are done. */
 uint32_t core_training_epoch(const struct core *c);
+/* How the run ends (PS_EDONE, PS_ESHUTDOWN, PS_EDIVERGED) when only its last snapshot is left to
+ * do; 0: it trains, waits for a recovery, or is over. */
+int core_ending(const struct core *c);
 /* Data set of the run; all zero while no live worker has one. */
 const struct data_id *core_data(const struct core *c);
 /* 1: no worker can change it any more. */

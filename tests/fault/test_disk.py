@@ -11,7 +11,7 @@ import pytest
 import safetensors
 import strace
 from flavour import BUILD, command
-from lab import fill, mount_small, unmount, until
+from lab import Process, fill, mount_small, unmount, until
 
 
 def report(figure, row, run, what):
@@ -242,6 +242,29 @@ def test_sigterm_with_a_full_disk(lab, small_disk, figure):
     figure("P5", took, "s from SIGTERM to the end, with a full disk", took <= 4, what="drain")
     figure("P5", code, "is the status then", code == 10 and "No space" in said.split("gave_up")[1],
            what="drain status")
+
+
+def full_with_one_checkpoint(server, disk):
+    """No space, and none that the server could make."""
+    server.status()
+    for old in generations(server.directory)[1:]:
+        old.unlink(missing_ok=True)
+    fill(disk / "filler")
+
+
+def test_drain_with_a_full_disk(lab, small_disk, figure):
+    """cnn-ctl drain ends a server as SIGTERM does, and status says meanwhile that it is ending."""
+    server = lab.server("--model", "vector:8", directory=small_disk / "ckpt")
+    full_with_one_checkpoint(server, small_disk)
+    ctl = lab.add(Process("ctl", command("cnn-ctl", "--server", server.endpoint, "drain")))
+    server.line("checkpoint_failed")
+    begun = time.monotonic()
+    assert server.status()["state"] == "ending"
+    code = server.wait(20)
+    figure("P5", time.monotonic() - begun, "s from cnn-ctl drain to the end, with a full disk",
+           time.monotonic() - begun <= 4, what="drain by ctl")
+    assert code == 10 and "No space" in "\n".join(server.lines).split("gave_up")[1]
+    ctl.wait(10)
 
 
 def test_sigterm_when_space_comes(lab, small_disk):

@@ -1,10 +1,11 @@
 """The end of a run reaches an observer that asked for the status, unasked."""
 import json
 
+import numpy as np
 import pytest
 
-from client import Link, Refused, hello, pb
-from lab import SIGTERM
+from client import Link, Refused, Worker, hello, pb
+from lab import SIGTERM, fill, mount_small, unmount
 
 
 @pytest.fixture
@@ -60,3 +61,32 @@ def test_a_worker_that_asks_is_not_sent_home(lab, observer):
     stranger.send(pb.Status())  # after the end: answered, and no more
     stranger.expect("status")
     assert stranger.receive(0.3) is None
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of 1 MiB."""
+    why = mount_small(tmp_path / "disk", "1m")
+    if why:
+        pytest.skip(f"no tmpfs can be mounted: {why}")
+    yield tmp_path / "disk"
+    unmount(tmp_path / "disk")
+
+
+def test_a_run_that_diverged_ends_though_the_disk_is_full(lab, small_disk):
+    """It may still get space, but not for ever; the log says how the run ended, and why it gave up."""
+    server = lab.server("--model", "vector:8", "--checkpoint-ms", 3600000,
+                        directory=small_disk / "ckpt")
+    worker = Worker(server.endpoint)
+    assert worker.push(np.ones(8, np.float32), 0).verdict == pb.VERDICT_OK
+    for old in sorted((small_disk / "ckpt").glob("ckpt-*"))[:-1]:  # which it could drop for space
+        old.unlink()
+    fill(small_disk / "filler")
+    with pytest.raises((Refused, AssertionError)):
+        for _ in range(120):
+            worker.push(np.full(8, np.nan, np.float32), 0, wait=False)
+            worker.wait("ack", seconds=1)
+    worker.close()
+    assert server.wait(20) == 10, server.tail()
+    said = "\n".join(server.lines).split("gave_up")[1]
+    assert "diverged" in said and "cannot be written" in said, said

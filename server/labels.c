@@ -7,6 +7,7 @@
 #include "common/mem.h"
 
 #define IPV4_MAPPED "::ffff:"
+#define PLACE       (WIRE_MAX_HOST + 20) /* "HOST pid 4294967295", or "a host at ADDRESS" */
 
 static const struct label none;
 
@@ -102,13 +103,18 @@ const struct label *labels_of(const struct labels *l, uint32_t worker)
 /* ---- fencing ----------------------------------------------------------------------------------
  */
 
-static struct process *find(const struct labels *l, uint32_t worker, uint32_t incarnation)
+/* A process that was never welcomed is known by the HELLO that is refused on its connection. */
+static struct process *find(
+	const struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
 	struct process *p;
 
 	for (size_t i = 0; (p = newest(l, i)) != NULL; i++)
 		if (p->worker == worker && p->incarnation == incarnation)
 			return p;
+	for (size_t i = 0; (p = newest(l, i)) != NULL; i++)
+		if (p->peer == peer)
+			return p->worker ? NULL : p;
 	return NULL;
 }
 
@@ -116,9 +122,9 @@ static struct process *find(const struct labels *l, uint32_t worker, uint32_t in
 static const char *place_of(const struct label *label, char *text, size_t size)
 {
 	if (label->host[0] && label->pid)
-		snprintf(text, size, "%.27s pid %u", label->host, label->pid);
+		snprintf(text, size, "%s pid %u", label->host, label->pid);
 	else if (label->address[0])
-		snprintf(text, size, "a host at %.27s", label->address);
+		snprintf(text, size, "a host at %s", label->address);
 	else
 		snprintf(text, size, "a host unknown to the server");
 	return text;
@@ -149,24 +155,29 @@ static int is_news(struct labels *l, struct process *p, uint32_t worker, uint32_
 	return news;
 }
 
-void labels_fenced(struct labels *l, uint32_t worker, uint32_t incarnation, const char *name,
-	char *text, size_t size)
+void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
+	const char *name, char text[LABEL_FENCED])
 {
-	struct process *p = find(l, worker, incarnation);
+	struct process *p = find(l, peer, worker, incarnation);
 	const struct label *old = p ? &p->label : &none, *new = labels_of(l, worker);
-	char one[64], other[64];
+	char one[PLACE], other[PLACE];
+
+	if (p && !p->worker) { /* however often it says HELLO again */
+		p->worker = worker;
+		p->incarnation = incarnation;
+	}
 
 	if (worker >= 1 && worker <= l->max_workers && is_news(l, p, worker, incarnation))
 		log_fenced(worker, incarnation, name, old, new);
 	place_of(old, one, sizeof one);
 	place_of(new, other, sizeof other);
 	if (name[0])
-		snprintf(text, size,
-			"another process took over --name \"%.48s\": this one runs on %s, the new "
+		snprintf(text, LABEL_FENCED,
+			"another process took over --name \"%s\": this one runs on %s, the new "
 			"one on %s; give each worker its own --name or none",
 			name, one, other);
 	else
-		snprintf(text, size,
+		snprintf(text, LABEL_FENCED,
 			"worker %u was silent, and the server gave its slot to another process: "
 			"this one runs on %s, the new one on %s",
 			worker, one, other);

@@ -14,7 +14,8 @@
 #include "common/err.h"
 #include "proto/msg.h"
 
-#define LABEL_ADDRESS 64 /* an IPv6 address with its zone, and NUL */
+#define LABEL_ADDRESS 64  /* an IPv6 address with its zone, and NUL */
+#define LABEL_FENCED  384 /* a line with two hosts and a name, each whole, and NUL */
 
 struct label {
 	char host[WIRE_MAX_HOST + 1];
@@ -34,8 +35,8 @@ void labels_note(struct labels *l, uint32_t peer, const struct msg *m);
 /* The label of worker id `worker`; all empty where there is none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
 /* Worker id `worker` was given to a newer process: what an older one, of `incarnation`, is to be
- * told in one line of less than 256 bytes. `name`: its --name, or "". Logged once per process. */
-void labels_fenced(struct labels *l, uint32_t worker, uint32_t incarnation, const char *name,
-	char *text, size_t size);
+ * told in one line on its connection `peer`. `name`: its --name, or "". Logged once per process. */
+void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
+	const char *name, char text[LABEL_FENCED]);
 
 #endif

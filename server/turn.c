@@ -93,13 +93,12 @@ static void name_of(const struct server *s, uint32_t worker, char *name, size_t 
 static void send_fenced(struct server *s, const struct effect *e, const struct event *ev)
 {
 	const struct stamp *stamp = ev->kind == EVENT_MESSAGE ? msg_stamp(ev->msg) : NULL;
-	char name[WIRE_MAX_NAME + 1], text[256];
+	char name[WIRE_MAX_NAME + 1], text[LABEL_FENCED];
 	struct msg m = e->msg;
 
 	if (stamp) {
 		name_of(s, stamp->worker, name, sizeof name);
-		labels_fenced(
-			s->labels, stamp->worker, stamp->incarnation, name, text, sizeof text);
+		labels_fenced(s->labels, e->peer, stamp->worker, stamp->incarnation, name, text);
 		m.error.text = text;
 	}
 	router_send(s->router, e->peer, &m);

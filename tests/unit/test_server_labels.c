@@ -84,12 +84,17 @@ static void observers_and_strange_ids_have_none(void **state)
 	assert_string_equal(labels_of(NULL, 1)->host, "");
 }
 
+static const char *fenced_on(uint32_t peer, uint32_t worker, uint32_t incarnation, const char *name)
+{
+	static char text[LABEL_FENCED];
+
+	labels_fenced(labels, peer, worker, incarnation, name, text);
+	return text;
+}
+
 static const char *fenced(uint32_t worker, uint32_t incarnation, const char *name)
 {
-	static char text[256];
-
-	labels_fenced(labels, worker, incarnation, name, text, sizeof text);
-	return text;
+	return fenced_on(99, worker, incarnation, name);
 }
 
 static void each_fenced_process_is_named_once_in_the_log(void **state)
@@ -137,6 +142,24 @@ static void what_is_not_known_is_not_made_up(void **state)
 	assert_int_equal(count_lines(capture_log(&said)), 2);
 }
 
+/* After a restart of the server, when the newer process was first. */
+static void a_refused_hello_says_where_its_process_runs(void **state)
+{
+	(void)state;
+	hello(6, "newer", 2, "10.0.0.2");
+	welcome(6, 1, 2);
+	hello(5, "older", 1, "10.0.0.1");
+	hello(7, "other", 3, "10.0.0.3");
+	capture_begin(&said, 2);
+	for (int again = 0; again < 2; again++) {
+		assert_non_null(strstr(fenced_on(5, 1, 1, "job"),
+			"this one runs on older pid 1, the new one on newer pid 2;"));
+		hello(5, "older", 1, "10.0.0.1");
+	}
+	assert_int_equal(count_lines(capture_log(&said)), 1);
+	assert_non_null(strstr(said.text, "host=\"older\" pid=1 address=\"10.0.0.1\""));
+}
+
 static void the_longest_text_keeps_its_end(void **state)
 {
 	char name[WIRE_MAX_NAME + 1], host[WIRE_MAX_HOST + 1];
@@ -152,6 +175,10 @@ static void the_longest_text_keeps_its_end(void **state)
 	capture_begin(&said, 2);
 	static const char end[] = "; give each worker its own --name or none";
 	const char *text = fenced(1, 1, name);
+	char both[2 * WIRE_MAX_HOST + 64];
+	snprintf(both, sizeof both, "on %s pid %u, the new one on %s pid %u;", host, UINT32_MAX,
+		host, UINT32_MAX);
+	assert_non_null(strstr(text, both));
 	(void)capture_end(&said);
 	assert_string_equal(text + strlen(text) - strlen(end), end);
 }
@@ -177,6 +204,7 @@ int main(void)
 		TEST(observers_and_strange_ids_have_none),
 		TEST(each_fenced_process_is_named_once_in_the_log),
 		TEST(what_is_not_known_is_not_made_up),
+		TEST(a_refused_hello_says_where_its_process_runs),
 		TEST(the_longest_text_keeps_its_end),
 		TEST(many_hellos_without_an_answer_push_nobody_out_of_the_table),
 	};

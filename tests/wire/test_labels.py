@@ -137,6 +137,23 @@ def test_labels_come_back_after_a_restart(lab):
     newer.close()
 
 
+def test_after_a_restart_the_newer_process_may_be_first(lab):
+    """The older one's HELLO is refused, but says where it runs; hosts that differ late differ."""
+    server = lab.server(*LEDGER, "--recovery-ms", 0)
+    hosts = ["node-of-a-cluster-with-long-names-" + which for which in ("a", "b")]
+    older = Worker(server.endpoint, "job7", host=hosts[0], pid=1)
+    newer = Worker(server.endpoint, "job7", host=hosts[1], pid=2)
+    server.kill()
+    server = lab.restart(server, *LEDGER, "--recovery-ms", 0)
+    newer.reconnect()
+    with pytest.raises(Refused, match=f"this one runs on {hosts[0]} pid 1, the new one on "
+                       f"{hosts[1]} pid 2;"):
+        older.reconnect()
+    server.line(f'"worker fenced".* host="{hosts[0]}" pid=1 .*new_host="{hosts[1]}" new_pid=2')
+    newer.close()
+    older.close()
+
+
 # ---- cnn-ctl top
 
 def top(server, columns, rows):

@@ -213,9 +213,9 @@ static void check_together(const struct raw *r, int *errors)
 
 static void check_data_id(const struct raw *r, int *errors)
 {
-	const char *text = r->data_id ? r->data_id : "";
+	const char *text = r->data_id;
 
-	if (text[0] && (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16))
+	if (text && (strlen(text) != 16 || strspn(text, "0123456789abcdefABCDEF") != 16))
 		complain(errors,
 			"--data-id: \"%.40s\": expected 16 hexadecimal digits, as cnn-worker "
 			"--print-data-id prints them",

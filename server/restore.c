@@ -116,11 +116,14 @@ static int cannot_continue(
 	const struct options *o, const struct checkpoint *c, int rc, const char *why, struct err *e)
 {
 	const struct checkpoint_section *live = checkpoint_find(c, image_names[IMAGE_LIVE]);
+	const struct checkpoint_section *leases = checkpoint_find(c, image_names[IMAGE_LEASES]);
 	struct core_config then;
+	struct data_id data;
 	char options[256];
 
 	if (rc == PS_EUSAGE && image_config(live->data, live->size, &then) == 0 &&
-		resume_differences(&then, &o->core, why, options, sizeof(options)) > 0)
+		image_data(leases->data, leases->size, &data) == 0 &&
+		resume_differences(&then, &data, &o->core, why, options, sizeof(options)) > 0)
 		return err_set(e, PS_ECHECKPOINT, "%.150s: its run has %s: " RESUME_REMEDY,
 			o->checkpoint_dir, options);
 	return err_set(e, rc == PS_EUSAGE ? PS_ECHECKPOINT : REFUSED,

@@ -5,7 +5,7 @@
 #include <string.h>
 #include "server/mode_options.h"
 
-#define VALUE 64
+#define VALUE 80
 
 struct list {
 	char *out;
@@ -64,11 +64,23 @@ static void add_mode(struct list *l, const struct core_config *then, const struc
 	add_name(l, "--push", PUSH_NAMES, then->push_sum, now->push_sum);
 	add_number(l, "--batch-images", then->batch_images, now->batch_images);
 	add_number(l, "--lbfgs-history", then->lbfgs_history, now->lbfgs_history);
+	if ((then->buffer > 1) != (now->buffer > 1))
+		add_number(l, "--buffer", then->buffer, now->buffer);
 	add_name(l, "--delay-compensation", DELAY_NAMES, delay_of(then), delay_of(now));
 }
 
-int resume_differences(const struct core_config *then, const struct core_config *now,
-	const char *why, char *out, size_t size)
+static void add_data(struct list *l, const struct data_id *then, const struct core_config *now)
+{
+	char a[VALUE], b[VALUE];
+
+	snprintf(a, sizeof(a), "%016" PRIx64 " (%" PRIu32 " training and %" PRIu32 " test images)",
+		then->xxh3, then->n_train, then->n_test);
+	snprintf(b, sizeof(b), "%016" PRIx64, now->data_id);
+	add(l, "--data-id", a, b);
+}
+
+int resume_differences(const struct core_config *then, const struct data_id *data,
+	const struct core_config *now, const char *why, char *out, size_t size)
 {
 	struct list l = {.out = out, .size = size};
 
@@ -80,5 +92,7 @@ int resume_differences(const struct core_config *then, const struct core_config 
 		add_number(&l, "--epochs", then->epochs, now->epochs);
 	if (strstr(why, "--max-workers"))
 		add_number(&l, "--max-workers", then->max_workers, now->max_workers);
+	if (strstr(why, "--data-id"))
+		add_data(&l, data, now);
 	return l.options;
 }

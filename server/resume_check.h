@@ -14,9 +14,10 @@
 /*
  * "--mode downpour, not sync" and so on into `out`; returns how many options. `why`: the core's
  * sentence about the refusal: an option that may change otherwise, such as --epochs, is listed if
- * it is named there. Options whose defaults follow from --mode are not listed beside it.
+ * it is named there. `data`: the run's data set. Options whose defaults follow from --mode are not
+ * listed beside it.
  */
-int resume_differences(const struct core_config *then, const struct core_config *now,
-	const char *why, char *out, size_t size);
+int resume_differences(const struct core_config *then, const struct data_id *data,
+	const struct core_config *now, const char *why, char *out, size_t size);
 
 #endif

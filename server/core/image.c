@@ -199,17 +199,30 @@ static void put_ledger(struct cursor *k, struct core *c)
 		put_worker(k, &c->worker[i], c->cfg.replay_window);
 }
 
+static void put_data_id(struct cursor *k, struct data_id *d)
+{
+	u32(k, &d->n_train);
+	u32(k, &d->n_test);
+	u32(k, &d->rows);
+	u32(k, &d->cols);
+	u32(k, &d->classes);
+	u64(k, &d->xxh3);
+}
+
+int image_data(const unsigned char *leases, size_t size, struct data_id *d)
+{
+	struct cursor k = {.in = leases, .size = size};
+
+	put_data_id(&k, d);
+	return k.bad ? PS_ECHECKPOINT : PS_OK;
+}
+
 /* The run's data set; what is derived from it follows. */
 static void put_data(struct cursor *k, struct core *c)
 {
 	struct data_id d = c->data;
 
-	u32(k, &d.n_train);
-	u32(k, &d.n_test);
-	u32(k, &d.rows);
-	u32(k, &d.cols);
-	u32(k, &d.classes);
-	u64(k, &d.xxh3);
+	put_data_id(k, &d);
 	flag(k, &c->data_fixed);
 	if (k->in && (d.n_train || c->data_fixed)) {
 		if (c->cfg.epochs == 0 || !leases_can_open(c, &d))

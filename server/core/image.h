@@ -47,6 +47,8 @@ int image_read(void *memory, float *weights, const struct core_config *cfg,
 /* The configuration under which `live` (section IMAGE_LIVE, `size` bytes) was written, every field
  * in the range of its option. PS_ECHECKPOINT. */
 int image_config(const unsigned char *live, size_t size, struct core_config *cfg) PS_MUST_CHECK;
+/* The data set that a sound section IMAGE_LEASES says the run has. PS_ECHECKPOINT. */
+int image_data(const unsigned char *leases, size_t size, struct data_id *d) PS_MUST_CHECK;
 /*
  * The same core in the middle of its life, to replay the events that followed (a journal): given
  * those it takes the same steps to the same bytes. `cfg` is image_config's; otherwise as

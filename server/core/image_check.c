@@ -19,7 +19,7 @@ const char *image_differs(const struct core_config *now, const struct core_confi
 	if (then->mode != now->mode)
 		return "it was begun with another --mode";
 	if (then->batch_images != now->batch_images || then->push_sum != now->push_sum)
-		return "it was begun with another --batch-images or --push-sum";
+		return "it was begun with another --batch-images or --push";
 	if (then->lbfgs_history != now->lbfgs_history)
 		return "it was begun with another --lbfgs-history";
 	if ((then->dc_lambda > 0) != (now->dc_lambda > 0) ||

@@ -50,6 +50,8 @@ BAD_SERVER = [
     (["--checkpoint-dir", "/proc/no/such/dir"], "checkpoint-dir|/proc/no/such/dir"),
     (["--checkpoint-ms", "-5"], "checkpoint-ms"),
     (["--min-workers", "0"], "min-workers"),
+    (["--data-id", ""], "data-id.*16 hex"),
+    (["--data-id", "0123456789abcdeg"], "data-id.*16 hex"),
 ]
 BAD_WORKER = [
     (["--threads", "0"], "threads"),
@@ -195,6 +197,24 @@ def test_variable_of_another_mode_is_named(lab):
     ["--dc-lambda", 1, "--delay-compensation", "constant"]], ids=lambda v: v[0][2:])
 def test_option_that_has_an_effect_is_not_warned_about(lab, given):
     assert not warnings(config(lab, *given))
+
+
+@pytest.mark.parametrize("then,now,said", [
+    ([], ["--buffer", 4], "--buffer 1, not 4"),
+    (["--mode", "ssp", "--buffer", 3], ["--mode", "ssp"], "--buffer 3, not 1"),
+    (["--n-push", 2], ["--n-push", 2, "--push", "sum"], "--push mean, not sum"),
+], ids=lambda v: str(v[-1]).replace(" ", "_") if isinstance(v, list) and v else "")
+def test_option_that_a_run_cannot_change_is_named_with_both_values(lab, then, now, said):
+    server = lab.server(*then)
+    server.status()
+    server.kill()
+    again = lab.server(*now)
+    assert again.wait(10) == 7, again.tail()
+    again.line(f"its run has {said}: give the run's own value, or another --checkpoint-dir")
+
+
+def test_a_fingerprint_may_be_in_capitals(lab):
+    config(lab, "--data-id", "0123456789ABCDEF")
 
 
 def test_option_of_another_command_is_named(lab):

@@ -44,6 +44,20 @@ def test_a_machine_with_other_images_locks_nobody_out(lab, sets):
     assert server.wait(30) == 0, server.tail()
 
 
+def test_another_data_id_does_not_continue_a_run_and_is_told_why(lab, sets):
+    """The run's data set is fixed by what it was trained on: both fingerprints, sizes, the remedy."""
+    right, wrong = sets
+    server = lab.server(*SMALL)
+    assert lab.worker(server.endpoint, data=right).wait(60) == 0
+    assert server.wait(30) == 0
+    again = lab.server(*SMALL, "--data-id", fingerprint(wrong))
+    assert again.wait(10) == 7, again.tail()
+    again.line(rf"its run has --data-id {fingerprint(right)} \(500 training and 100 test images\), "
+               f"not {fingerprint(wrong)}: give the run's own value, or another --checkpoint-dir")
+    again = lab.server(*SMALL, "--data-id", fingerprint(right).upper())
+    assert again.wait(10) == 0, again.tail()
+
+
 def test_the_refusal_names_both_and_the_remedy(lab, sets):
     right, wrong = sets
     ours, theirs = fingerprint(right), fingerprint(wrong)

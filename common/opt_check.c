@@ -155,7 +155,9 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 	if (k->n_values == 0)
 		return is_given(c, k, instead, size);
 	const char *value = value_now(c, k, &n);
-	if (is_named(k, COMMAND))
+	if (is_named(k, COMMAND) && k->negated)
+		snprintf(instead, size, "with %.*s", (int)n, value);
+	else if (is_named(k, COMMAND))
 		snprintf(instead, size, "with %.*s: it is for %.*s", (int)n, value, k->n_values,
 			k->values);
 	else if (k->negated)

@@ -2,7 +2,6 @@
 #include "server/mode_options.h"
 #include "server/core/lbfgs.h"
 
-#define EASGD_PUSH 1 /* batches between two meetings with the centre */
 #define EASGD_RATE 0.13
 #define SYNC_RATE  0.3 /* of one worker, with SYNC_CLIP */
 #define SYNC_CLIP  0.5
@@ -75,6 +74,12 @@ const char *mode_check(const struct mode_raw *r, int optim, int64_t epochs)
 		       "much: use --push mean";
 	if (r->buffer > 1 && mode != MODE_DOWNPOUR && mode != MODE_SSP)
 		return "--buffer: of modes downpour and ssp only";
+	if (r->push && mode == MODE_SANDBLASTER)
+		return "--push: a step of --mode sandblaster is the mean over its images: use "
+		       "--push mean";
+	if (r->push && mode == MODE_SYNC && r->lr_scaling > 1)
+		return "--lr-scaling: --push sum makes the rate of a sync step N times as large "
+		       "already: leave one of them out";
 	if (r->lbfgs_armijo >= r->lbfgs_wolfe)
 		return "--lbfgs-armijo: not less than --lbfgs-wolfe";
 	return NULL;
@@ -82,11 +87,11 @@ const char *mode_check(const struct mode_raw *r, int optim, int64_t epochs)
 
 /* Measured (docs/modes.md): a step of n gradients gains from sqrt(n); a stale gradient of an
  * adaptive optimizer needs 1 / sqrt(1 + tau), of SGD and momentum 1 / (1 + tau). */
-static enum lr_scaling auto_scaling(enum mode mode, enum optim_kind optim)
+static enum lr_scaling auto_scaling(const struct mode_raw *r, enum optim_kind optim)
 {
-	switch (mode) {
-	case MODE_SYNC:
-		return LR_SCALING_SQRT;
+	switch (mode_of(r)) {
+	case MODE_SYNC: /* a sum of n gradients is scaled by n already */
+		return r->push ? LR_SCALING_NONE : LR_SCALING_SQRT;
 	case MODE_DOWNPOUR:
 	case MODE_SSP:
 		return optim == OPTIM_ADAGRAD || optim == OPTIM_RMSPROP || optim == OPTIM_ADAM
@@ -99,8 +104,7 @@ static enum lr_scaling auto_scaling(enum mode mode, enum optim_kind optim)
 
 static enum lr_scaling scaling_of(const struct mode_raw *r, enum optim_kind optim)
 {
-	return r->lr_scaling == 0 ? auto_scaling(mode_of(r), optim)
-				  : (enum lr_scaling)(r->lr_scaling - 1);
+	return r->lr_scaling == 0 ? auto_scaling(r, optim) : (enum lr_scaling)(r->lr_scaling - 1);
 }
 
 /* An optimizer other than L-BFGS needs more steps than one per pass. */
@@ -116,7 +120,7 @@ void mode_fill(struct core_config *c, const struct mode_raw *r)
 	int easgd = mode_of(r) == MODE_EASGD;
 
 	c->mode = mode_of(r);
-	c->n_push = given(r->n_push, easgd ? EASGD_PUSH : 1);
+	c->n_push = given(r->n_push, 1);
 	c->n_fetch = given(r->n_fetch, 1);
 	c->push_sum = r->push;
 	c->prefetch = r->prefetch;

@@ -165,7 +165,7 @@ int options_parse(struct options *o, int argc, char **argv)
 {
 	struct raw r = {.epochs = NOT_GIVEN,
 		.optimizer = NOT_GIVEN,
-		.modes = {.n_push = NOT_GIVEN, .local_rate = NOT_GIVEN, .batch_images = NOT_GIVEN},
+		.modes = {.local_rate = NOT_GIVEN, .batch_images = NOT_GIVEN},
 		.lr = NOT_GIVEN,
 		.decay_square = NOT_GIVEN,
 		.eps = NOT_GIVEN,
@@ -196,9 +196,9 @@ int options_parse(struct options *o, int argc, char **argv)
 		ENUM("optimizer", optimizer, NULL, OPTIM_NAMES, "NAME",
 			"what turns gradients into updates; without it rmsprop (downpour, ssp), "
 			"nesterov (sync) or lbfgs (sandblaster)"),
-		INT("n-push", modes.n_push, NULL, 1, WIRE_MAX_BATCHES, "N", "batches in one push"),
+		INT("n-push", modes.n_push, "1", 1, WIRE_MAX_BATCHES, "N", "batches in one push"),
 		ENUM("push", modes.push, "mean", PUSH_NAMES, "WHAT",
-			"of its batches' gradients a push has; sync and sandblaster: of a step's"),
+			"of its batches' gradients a push has; sync: of a step's"),
 		INT("n-fetch", modes.n_fetch, "1", 1, WIRE_MAX_BATCHES, "N",
 			"batches between two pulls of the weights; in between a worker takes steps "
 			"of its own"),
@@ -257,17 +257,17 @@ int options_parse(struct options *o, int argc, char **argv)
 			"multiply the rate by N (linear) or its square root: N is the number of "
 			"gradients in a sync step, and 1 / (1 + staleness) of a gradient in "
 			"downpour and ssp; auto: sqrt, but linear for sgd, momentum and nesterov "
-			"in "
-			"downpour and ssp",
+			"in downpour and ssp, and none for sync with --push sum",
 			.needs = "mode=downpour|ssp|sync"),
 		INT("lr-scaling-warmup", modes.lr_scaling_warmup, "0", 0, 1e9, "N",
-			"updates in which a factor of --lr-scaling above 1 rises from 1",
-			.needs = "mode=sync"),
+			"updates in which a factor of --lr-scaling above 1, in sync or with a "
+			"--buffer, rises from 1",
+			.needs = "mode=downpour|ssp|sync"),
 		REAL("momentum", momentum, "0.9", 0, 0.999999, "PART",
 			"of the last direction is kept: momentum, nesterov; adam's beta1",
 			.needs = "optimizer=momentum|nesterov|adam"),
 		REAL("decay-square", decay_square, NULL, 0, 0.999999, "PART",
-			"of the mean square is kept: rmsprop's alpha, without it 0.99; adam's "
+			"of the mean square is kept: rmsprop's alpha, without it 0.9; adam's "
 			"beta2, without it 0.999",
 			.needs = "optimizer=rmsprop|adam"),
 		REAL("eps", eps, NULL, 1e-12, 1, "EPS",
@@ -404,7 +404,6 @@ int options_parse(struct options *o, int argc, char **argv)
 	r.decay_square = o->core.optim.decay_square;
 	r.warmup = o->core.schedule.warmup;
 	r.epochs = o->core.epochs;
-	r.modes.n_push = o->core.n_push;
 	r.modes.local_rate = o->core.local_rate;
 	r.modes.batch_images = o->core.batch_images;
 	log_set_format(o->log_format);

@@ -191,6 +191,8 @@ def test_variable_of_another_mode_is_named(lab):
 
 
 @pytest.mark.parametrize("given", [
+    ["--buffer", 4, "--lr-scaling", "linear", "--lr-scaling-warmup", 100],
+    ["--mode", "ssp", "--buffer", 4, "--lr-scaling-warmup", 100],
     ["--ssp-bound", 2, "--mode", "ssp"], ["--lbfgs-history", 3, "--mode", "sandblaster"],
     ["--lr", 0.5, "--mode", "sandblaster", "--optimizer", "sgd"],
     ["--momentum", 0.5, "--mode", "sync"], ["--warmup", 0.1, "--lr", 0.1, "--batch", 50],
@@ -213,6 +215,19 @@ def test_option_that_a_run_cannot_change_is_named_with_both_values(lab, then, no
     again.line(f"its run has {said}: give the run's own value, or another --checkpoint-dir")
 
 
+@pytest.mark.parametrize("optimizer,text", [("rmsprop", "rmsprop's alpha, without it {}"),
+                                            ("adam", "adam's beta2, without it {}")])
+def test_help_says_the_decay_that_is_taken(lab, optimizer, text):
+    """And how many batches a push has."""
+    p = config(lab, "--optimizer", optimizer)
+    decay = p.line(r"name=decay-square value=(\S+)", 0.1)[1]
+    shown = " ".join(subprocess.run(command("cnn-ps", "--help"), stdout=subprocess.PIPE, text=True,
+                                    check=True).stdout.split())
+    assert text.format(decay) + ";" in shown or text.format(decay) + " " in shown
+    pushed = p.line(r"name=n-push value=(\S+)", 0.1)[1]
+    assert re.search(rf"batches in one push \([^)]*default {pushed};", shown)
+
+
 def test_a_fingerprint_may_be_in_capitals(lab):
     config(lab, "--data-id", "0123456789ABCDEF")
 
@@ -230,7 +245,7 @@ def test_option_of_another_command_is_named(lab):
     p = lab.add(Process("cnn-ctl", command("cnn-ctl", "keygen", lab.directory / "keys", "--server",
                                            "tcp://127.0.0.1:1")))
     assert p.wait(10) == 0, p.tail()
-    p.line("warning: --server has no effect with keygen", 0.1)
+    p.line("warning: --server has no effect with keygen$", 0.1)
     # these are meant for the server or the workers
     assert not warnings(status("status", env={"CNN_DATA": "X", "CNN_MODEL": "seed:4"}))
 

@@ -80,6 +80,19 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_int_equal(count_lines(errors.text), 0);
 }
 
+/* A sum of n gradients already has a rate n times as large. */
+static void a_sum_in_sync_is_not_scaled_once_more(void **state)
+{
+	(void)state;
+	assert_int_equal(parse("--mode;sync;--push;sum"), OPT_RUN);
+	assert_int_equal(options.core.lr_scaling, LR_SCALING_NONE);
+	assert_int_equal(parse("--mode;sync;--push;sum;--lr-scaling;none"), OPT_RUN);
+	assert_int_equal(parse("--mode;sync"), OPT_RUN);
+	assert_int_equal(options.core.lr_scaling, LR_SCALING_SQRT);
+	assert_int_equal(parse("--push;sum;--n-push;4"), OPT_RUN);
+	assert_int_equal(options.core.lr_scaling, LR_SCALING_SQRT);
+}
+
 static void every_value_arrives_where_it_belongs(void **state)
 {
 	const struct core_config *c = &options.core;
@@ -306,6 +319,9 @@ static const char *const bad[][2] = {
 	{"--mode;easgd;--weight-decay;0.01", "--weight-decay"},
 	{"--mode;easgd;--clip-norm;1", "--clip-norm"},
 	{"--mode;sync;--n-push;2", "--n-push"},
+	{"--mode;sandblaster;--push;sum", "--push"},
+	{"--mode;sync;--push;sum;--lr-scaling;sqrt", "--lr-scaling"},
+	{"--mode;sync;--push;sum;--lr-scaling;linear", "--lr-scaling"},
 	{"--mode;sandblaster;--n-fetch;2", "--n-fetch"},
 	{"--mode;sync;--delay-compensation;constant", "--delay-compensation"},
 	{"--delay-compensation;constant;--n-push;2", "--n-fetch must be a multiple"},
@@ -469,6 +485,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(defaults_are_those_of_the_architecture),
+		cmocka_unit_test(a_sum_in_sync_is_not_scaled_once_more),
 		cmocka_unit_test(every_value_arrives_where_it_belongs),
 		cmocka_unit_test(each_mode_trains_with_defaults_of_its_own),
 		cmocka_unit_test(an_optimizer_that_is_told_nothing_gets_what_is_usual),

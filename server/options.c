@@ -327,8 +327,8 @@ int options_parse(struct options *o, int argc, char **argv)
 			"live workers), / max(1, TAU)",
 			.needs = "mode=downpour|ssp"),
 		INT("max-staleness", max_staleness, "0", 0, 1e9, "N",
-			"refuse gradients that are more versions old; 0: 8 times the live workers, "
-			"at least 16",
+			"refuse gradients that are more versions old; 0: 32 times the live "
+			"workers, ssp: any number",
 			.needs = "mode=downpour|ssp|easgd"),
 		REAL("max-norm", max_norm, "0", 0, 1e30, "L2",
 			"refuse gradients with a larger norm; 0: no limit"),

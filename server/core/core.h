@@ -75,8 +75,8 @@ struct core_config {
 	uint32_t lbfgs_trials;            /* most points that one line search looks at, >= 1 */
 	double lbfgs_armijo, lbfgs_wolfe; /* 0 < armijo < wolfe < 1 */
 	enum stale_rate stale_rate;
-	uint32_t max_staleness; /* older gradients are refused; 0: 8 times the live workers, at
-				   least 16 */
+	uint32_t max_staleness; /* older gradients are refused; 0: 32 times the live workers; ssp:
+				   none */
 	double max_norm;        /* a push with a larger L2 norm is refused; 0: no limit */
 	uint32_t warm_updates;  /* by one worker, before the others get leases */
 	uint32_t warm_ramp; /* updates from one more worker to the next after that; 0: all start */

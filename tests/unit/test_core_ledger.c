@@ -227,7 +227,7 @@ static void older_than_max_staleness_is_rejected_as_old_is_not(void **state)
 	bench_close(&b);
 }
 
-static void by_default_staleness_is_8_for_each_live_worker_and_16_at_least(void **state)
+static void by_default_staleness_is_32_for_each_live_worker(void **state)
 {
 	struct core_config cfg = bench_config();
 	struct bench b;
@@ -237,14 +237,14 @@ static void by_default_staleness_is_8_for_each_live_worker_and_16_at_least(void 
 	cfg.max_staleness = 0;
 	bench_open(&b, cfg);
 	for (uint64_t live = 1, seq = 0; live <= 3; live++) {
-		uint64_t bound = live == 3 ? 24 : 16;
+		uint64_t bound = 32 * live;
 		struct msg m;
 
 		if (live == 1)
 			s = bench_join(&b, 9, "");
 		else
 			bench_join(&b, 9 + (uint32_t)live, "");
-		for (int i = 0; i < 30; i++) {
+		for (int i = 0; i < 100; i++) {
 			m = bench_push(s, ++seq);
 			m.push.base_version = 1000;
 			bench_applied(&b, 9, &m);
@@ -392,7 +392,7 @@ int main(void)
 		cmocka_unit_test(after_the_window_grows_what_was_forgotten_stays_unknown),
 		cmocka_unit_test(any_order_of_arrival_applies_each_push_once),
 		cmocka_unit_test(older_than_max_staleness_is_rejected_as_old_is_not),
-		cmocka_unit_test(by_default_staleness_is_8_for_each_live_worker_and_16_at_least),
+		cmocka_unit_test(by_default_staleness_is_32_for_each_live_worker),
 		cmocka_unit_test(a_replay_is_decided_as_it_was_before_the_crash),
 		cmocka_unit_test(ack_says_durable_only_what_a_finished_snapshot_holds),
 		cmocka_unit_test(without_a_disk_all_is_durable_at_once),

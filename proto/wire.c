@@ -121,17 +121,22 @@ void wire_defer(struct wire *w)
  */
 
 /* What goes into a log line has no control character. */
+int wire_is_line(const char *text)
+{
+	for (; *text; text++) {
+		unsigned char c = (unsigned char)text[0], after = (unsigned char)text[1];
+		if (c < 0x20 || c == 0x7f || (c == 0xc2 && after < 0xa0)) /* C0, DEL, C1 */
+			return 0;
+	}
+	return 1;
+}
+
 static int read_line(const char *from, char *to, size_t size)
 {
 	size_t n = strlen(from);
 
-	if (n >= size)
+	if (n >= size || !wire_is_line(from))
 		return 0;
-	for (size_t i = 0; i < n; i++) {
-		unsigned char c = (unsigned char)from[i], after = (unsigned char)from[i + 1];
-		if (c < 0x20 || c == 0x7f || (c == 0xc2 && after < 0xa0)) /* C0, DEL, C1 */
-			return 0;
-	}
 	memcpy(to, from, n + 1);
 	return 1;
 }

@@ -109,4 +109,7 @@ void frames_move(struct frames *to, struct frames *from);
 /* Close every frame; idempotent. */
 void frames_release(struct frames *f);
 
+/* No control characters: what a name, a device, a host and a model may be. */
+int wire_is_line(const char *text);
+
 #endif

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "common/checkpoint.h"
 #include "common/file.h"
@@ -259,9 +260,24 @@ static int from_directory(struct restored *out, const struct options *o, struct 
 
 static int lock(struct restored *out, const char *dir, struct err *e)
 {
+	struct stat st;
+	int is_new = dir && stat(dir, &st) != 0;
 	int rc = dir ? file_make_dir(dir, e) : PS_OK;
 
+	if (!rc && is_new)
+		out->made = dir;
 	return rc || !dir ? rc : file_lock_dir(dir, &out->lock_fd, e);
+}
+
+void restore_undo(const struct restored *r)
+{
+	char path[4096];
+
+	if (!r->made || r->lock_fd < 0 || strlen(r->made) + sizeof("/LOCK") > sizeof(path))
+		return;
+	snprintf(path, sizeof(path), "%s/LOCK", r->made);
+	(void)unlink(path);
+	(void)rmdir(r->made); /* not if somebody else has put something into it */
 }
 
 int restore_open(struct restored *out, const struct options *o, struct err *e)

@@ -20,11 +20,14 @@ struct restored {
 	int lock_fd;               /* or -1; keep it open as long as the process writes there */
 	int resumed;               /* from a checkpoint; 0: a fresh run */
 	uint64_t sound;            /* the generation that it goes on from; 0: a fresh run */
+	const char *made;          /* the directory, if restore_open made it; of the options */
 };
 
 /* Room for the core and its weights, and the lock on the directory, into *out. PS_ELOCKED, PS_EIO,
  * PS_ENOMEM; *out is released then. */
 int restore_open(struct restored *out, const struct options *o, struct err *e) PS_MUST_CHECK;
+/* This start is refused before restore_core: take away a directory that it has made. */
+void restore_undo(const struct restored *r);
 /* Then the core, with the errors of restore; restore_release in any case. */
 int restore_core(struct restored *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /*

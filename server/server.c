@@ -541,8 +541,11 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	if (uv_loop_init(&s->loop) != 0)
 		return err_set(e, PS_ENOMEM, "no event loop");
 	int rc = restore_open(&s->state, o, e);
-	if (!rc)
+	if (!rc) {
 		rc = open_ports(s, e);
+		if (rc)
+			restore_undo(&s->state);
+	}
 	if (!rc)
 		rc = restore_core(&s->state, o, e);
 	if (!rc)

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
+#include "common/log.h"
 #include "worker/data.h"
 
 static const char *const names[DATA_FILES] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
@@ -31,6 +32,16 @@ static int find_file(char *path, size_t size, const char *dir, enum data_file f,
 	return err_set(e, PS_EDATA, "%s: holds neither %s nor %s.gz", dir, names[f], names[f]);
 }
 
+static int count_files(const char *dir)
+{
+	char path[sizeof((struct data *)0)->dir + 64];
+	int n = 0;
+
+	for (int f = 0; f < DATA_FILES; f++)
+		n += !find_file(path, sizeof path, dir, (enum data_file)f, NULL);
+	return n;
+}
+
 /* The directory to load from when none was named: the first usual one that has training images. */
 static int find_dir(const char **dir, struct err *e)
 {
@@ -40,6 +51,11 @@ static int find_dir(const char **dir, struct err *e)
 		*dir = usual_dirs[i];
 		if (!find_file(path, sizeof path, *dir, TRAIN_IMAGES, NULL))
 			return PS_OK;
+		if (count_files(*dir))
+			log_warn("worker", "data_incomplete",
+				"reason=\"%s is passed over: it has %d of the %d files, perhaps "
+				"of an interrupted download; `make data` completes it\"",
+				*dir, count_files(*dir), DATA_FILES);
 	}
 	return err_set(e, PS_EDATA, "no data set in %s or %s: run `make data`, or give --data DIR",
 		usual_dirs[0], usual_dirs[1]);
@@ -48,11 +64,8 @@ static int find_dir(const char **dir, struct err *e)
 /* `dir` was named, and has none of the four files: perhaps it is meant to be filled. */
 static int check_dir(const char *dir, struct err *e)
 {
-	char path[sizeof((struct data *)0)->dir + 64];
-
-	for (int f = 0; f < DATA_FILES; f++)
-		if (!find_file(path, sizeof path, dir, (enum data_file)f, NULL))
-			return PS_OK;
+	if (count_files(dir))
+		return PS_OK;
 	return err_set(e, PS_EDATA,
 		"--data: %.200s holds no data set (%s, plain or .gz, and three more): name "
 		"another directory, run `make data` (MNIST into data/mnist), or leave --data out "

@@ -6,7 +6,7 @@
 #include <string.h>
 #include "common/log.h"
 #include "kernels/backend.h"
-#include "proto/msg.h"
+#include "proto/wire.h"
 #include "worker/options.h"
 
 #define PROGRAM     "cnn-worker"
@@ -44,6 +44,19 @@ int options_check_server(const char *program, const char *server)
 	err_set(&line, PS_EUSAGE, "--server: \"%.100s\": expected tcp://HOST:PORT, PORT 1 to 65535",
 		server);
 	fprintf(stderr, "%s: %s\n", program, line.text);
+	return PS_EUSAGE;
+}
+
+/* The server would refuse its HELLO, in words that name no option. */
+static int check_name(const char *name)
+{
+	struct err line;
+
+	if (wire_is_line(name))
+		return PS_OK;
+	err_set(&line, PS_EUSAGE,
+		"--name: \"%.100s\": expected no tabs or other control characters", name);
+	fprintf(stderr, PROGRAM ": %s\n", line.text);
 	return PS_EUSAGE;
 }
 
@@ -110,6 +123,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 	if (status == OPT_EXIT)
 		return OPT_EXIT;
 	if (o->server && options_check_server(PROGRAM, o->server))
+		status = PS_EUSAGE;
+	if (o->name && check_name(o->name))
 		status = PS_EUSAGE;
 	if (status)
 		return status;

@@ -3,6 +3,7 @@ import gzip
 import os
 import re
 import shutil
+import socket
 import struct
 import subprocess
 from pathlib import Path
@@ -60,6 +61,8 @@ BAD_WORKER = [
     (["--server", ""], "server"),
     (["--server", "nonsense"], "server|endpoint|nonsense"),
     (["--server", "tcp://127.0.0.1:70000"], "server|endpoint|70000"),
+    (["--name", "a\tb"], r"cnn-worker: --name: .*control characters$"),
+    (["--name", "a\x85"], r"cnn-worker: --name: .*control characters$"),
     (["--no-such-option"], "no-such-option"),
     (["stray"], "stray"),
 ]
@@ -95,6 +98,40 @@ def test_bad_server_option_exits_2_and_touches_nothing(lab, row):
     p = refused(lab, "cnn-ps", [*port, *given, *arguments], named)
     assert not place.exists() or not list(place.glob("ckpt-*")), "it wrote a checkpoint"
     assert not any("listening" in text for text in p.lines), p.tail()
+
+
+@pytest.mark.parametrize("option", ["--bind", "--http"])
+def test_a_port_in_use_leaves_no_directory_behind(lab, option):
+    place = lab.directory / "ckpt"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        bind = ["--bind", f"tcp://{address}"] if option == "--bind" else [
+            "--bind", "tcp://127.0.0.1:0", "--http", address]
+        p = lab.add(Process("cnn-ps", command("cnn-ps", *bind, "--checkpoint-dir", place)))
+        assert p.wait(10) == 2, p.tail()
+        assert not place.exists(), "it goes with what it had made"
+        place.mkdir()
+        p = lab.add(Process("cnn-ps", command("cnn-ps", *bind, "--checkpoint-dir", place)))
+        assert p.wait(10) == 2 and place.exists(), p.tail()
+
+
+@pytest.mark.parametrize("files", [["train-labels-idx1-ubyte"],
+                                   ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"]])
+def test_a_half_fetched_data_set_is_not_passed_over_in_silence(lab, files):
+    """Debian's Fashion-MNIST is taken instead, if it is there."""
+    place = lab.directory / "data/mnist"
+    place.mkdir(parents=True)
+    for name in files:
+        (place / name).touch()
+    env = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
+    done = subprocess.run(
+        command("cnn-worker", "--connect-ms", 1), cwd=lab.directory, env=env, text=True,
+        stderr=subprocess.PIPE, check=False, timeout=60)
+    assert re.search(rf"level=warn .*data/mnist is passed over: it has {len(files)} of the 4 files",
+                     done.stderr), done.stderr
+    assert done.returncode in (3, 6), done.stderr
 
 
 @pytest.mark.parametrize("row", BAD_WORKER, ids=name_of)

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
 #include "common/file.h"
@@ -335,6 +336,44 @@ uint64_t checkpoint_oldest(const char *dir)
 	if (d)
 		closedir(d);
 	return generation;
+}
+
+/* Bytes that are free in the file system of `dir`. */
+static uint64_t free_bytes(const char *dir)
+{
+	struct statvfs fs;
+	if (statvfs(dir, &fs) != 0 || fs.f_blocks == 0)
+		return UINT64_MAX;
+	return (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+/* Bytes of all generations but `sound`, the one being written included. */
+static uint64_t droppable_bytes(const char *dir, uint64_t sound)
+{
+	struct stat st;
+	uint64_t bytes = 0;
+	DIR *d = opendir(dir);
+	if (!d)
+		return 0;
+	for (const struct dirent *entry; (entry = readdir(d));) {
+		uint64_t g = generation_parse(entry->d_name, PREFIX, "");
+		int counts = g ? g != sound : generation_parse(entry->d_name, PREFIX, ".tmp") != 0;
+		if (counts && fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+			bytes += (uint64_t)st.st_size;
+	}
+	closedir(d);
+	return bytes;
+}
+
+/* A checkpoint may grow or go meanwhile: nothing is counted twice, for the smaller of two looks at
+ * what is free counts. */
+int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes)
+{
+	uint64_t before = free_bytes(dir);
+	if (before >= bytes)
+		return 1;
+	uint64_t dropped = droppable_bytes(dir, sound), after = free_bytes(dir);
+	return (after < before ? after : before) + dropped >= bytes;
 }
 
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name)

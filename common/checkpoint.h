@@ -60,6 +60,9 @@ int checkpoint_read_older(
 	const char *dir, uint64_t before, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* The lowest generation that there is a file of; 0: none. */
 uint64_t checkpoint_oldest(const char *dir);
+/* Would `bytes` more still fit beside generation `sound`, once all other generations are dropped? 1
+ * also when the file system does not say. */
+int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes);
 /* The section called `name`, or NULL. */
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name);
 void checkpoint_release(struct checkpoint *c);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "common/generation.h"
 #include "common/journal_format.h"
@@ -19,9 +20,9 @@ struct journal {
 	struct journal_head head;
 	XXH3_state_t *hash;
 	char path[4160];
-	uint64_t seq, group; /* of the next record */
-	uint64_t bytes;
-	size_t fill; /* of buffer: not written yet */
+	uint64_t seq, group;       /* of the next record */
+	uint64_t bytes, old_bytes; /* of what was appended; of the file that is written over */
+	size_t fill;               /* of buffer: not written yet */
 	unsigned char buffer[BUFFER_BYTES];
 };
 
@@ -103,6 +104,7 @@ static int open_file(struct journal *j, DIR *d, uint64_t oldest, struct err *e)
 {
 	char name[GENERATION_NAME], old[GENERATION_NAME];
 	uint64_t kept = take_old(d, oldest);
+	struct stat st;
 
 	generation_name(JOURNAL_PREFIX, j->head.generation, name);
 	generation_name(JOURNAL_PREFIX, kept, old);
@@ -111,6 +113,8 @@ static int open_file(struct journal *j, DIR *d, uint64_t oldest, struct err *e)
 	j->fd = openat(dirfd(d), name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
 	if (j->fd < 0)
 		return failed(j, "create", e);
+	if (fstat(j->fd, &st) == 0)
+		j->old_bytes = (uint64_t)st.st_size;
 	if (fsync(dirfd(d)) != 0)
 		return failed(j, "fsync of the directory", e);
 	return PS_OK;
@@ -198,6 +202,13 @@ int journal_sync(struct journal *j, struct err *e)
 uint64_t journal_bytes(const struct journal *j)
 {
 	return j->bytes;
+}
+
+uint64_t journal_growth(const struct journal *j, uint64_t bytes)
+{
+	uint64_t end = j->bytes + bytes, taken = j->bytes > j->old_bytes ? j->bytes : j->old_bytes;
+
+	return end > taken ? end - taken : 0;
 }
 
 void journal_close(struct journal **j)

@@ -48,6 +48,8 @@ int journal_append(struct journal *j, const struct file_part *parts, size_t n_pa
 int journal_sync(struct journal *j, struct err *e) PS_MUST_CHECK;
 /* Bytes of head and records so far. */
 uint64_t journal_bytes(const struct journal *j);
+/* Bytes that the file would grow by with `bytes` more: those of an old file take no new space. */
+uint64_t journal_growth(const struct journal *j, uint64_t bytes);
 /* Closes and nulls *j without another sync; NULL is fine. */
 void journal_close(struct journal **j);
 

@@ -9,8 +9,10 @@
 #include "common/mem.h"
 #include "server/event_record.h"
 
-#define LAZY_BYTES ((size_t)65536) /* so much may gather for which nobody waits */
-#define MOST_SPARE 64              /* unused items that are kept */
+#define LAZY_BYTES  ((size_t)65536) /* so much may gather for which nobody waits */
+#define MOST_SPARE  64              /* unused items that are kept */
+#define RECORD_ROOM 128             /* bytes that a journal adds to an event, at most */
+#define SPARE_ROOM  ((size_t)98304) /* what a journal has not written yet, and blocks */
 
 /* An event, or the place of a snapshot. */
 struct item {
@@ -41,17 +43,21 @@ struct commit {
 	uint64_t durable;             /* newest generation on disk */
 	uint64_t failed;              /* newest generation whose journal failed; 0: none */
 	uint64_t hole;                /* oldest such from `durable` on; 0: none */
+	uint64_t reserve;             /* see commit_reserve */
+	int said;                     /* that a journal gave way */
 	struct commit_stats stats;
 
 	/* the pool's while busy */
 	uv_work_t work;
 	int busy;
 	struct list group;
-	struct journal *file; /* NULL: it failed */
-	uint64_t follows;     /* generation of the newest snapshot whose place has gone by */
+	struct journal *file;      /* NULL: it failed */
+	uint64_t follows;          /* generation of the newest snapshot whose place has gone by */
+	uint64_t sound, kept_free; /* durable and reserve, as they were at the start */
 	struct {
 		uint64_t synced; /* position; 0: nothing */
 		uint64_t failed; /* generation; 0: none */
+		int gave_way;    /* it failed for want of space only */
 		uint64_t events;
 		struct err error;
 	} done;
@@ -142,11 +148,27 @@ static int begin_file(struct commit *k, uint64_t generation, uint64_t first, str
 	return journal_create(&k->file, k->cfg.dir, &head, checkpoint_oldest(k->cfg.dir), e);
 }
 
+/* A journal must not take the space of the checkpoint that would make it useless: nothing would end
+ * that. */
+static int leaves_room(struct commit *k, const struct item *it)
+{
+	uint64_t grows = journal_growth(k->file, it->bytes + RECORD_ROOM);
+
+	if (!k->kept_free || !grows ||
+		checkpoint_has_room(k->cfg.dir, k->sound, k->kept_free + grows))
+		return 1;
+	k->done.gave_way = 1;
+	fail(k);
+	return 0;
+}
+
 static void append(struct commit *k, struct item *it)
 {
 	struct file_part part[2 + WIRE_MAX_SLICES];
 	size_t n = 0;
 
+	if (!leaves_room(k, it))
+		return;
 	part[n++] = (struct file_part){it->head, it->n_head};
 	for (size_t i = 0; i < it->frames.n; i++)
 		part[n++] = (struct file_part){
@@ -200,7 +222,7 @@ static int is_whole(const struct commit *k)
 	return !k->hole;
 }
 
-/* The journal of `generation` is worth nothing from here on. */
+/* The journal of `generation` is worth nothing from here on; no `why`: it gave way. */
 static void lose(struct commit *k, uint64_t generation, const char *why)
 {
 	struct commit_stats *t = &k->stats;
@@ -209,6 +231,12 @@ static void lose(struct commit *k, uint64_t generation, const char *why)
 		k->failed = generation;
 	if (!k->hole && generation >= k->durable)
 		k->hole = generation;
+	if (!why && !k->said++)
+		log_warn("journal", "gives_way",
+			"reason=\"the disk has space for the next checkpoint only: while that is "
+			"so, pushes are acknowledged when a checkpoint has them\"");
+	if (!why)
+		return;
 	t->failures++;
 	if (!t->failing)
 		log_error("journal", "failed", "reason=\"%s\"", why);
@@ -237,6 +265,8 @@ static void start(struct commit *k)
 	k->group = k->queue; /* not empty: its end lies in its last item */
 	list_init(&k->queue);
 	memset(&k->done, 0, sizeof(k->done));
+	k->sound = k->durable;
+	k->kept_free = k->reserve;
 	/* fails only without a callback */
 	(void)uv_queue_work(k->cfg.loop, &k->work, write_group, on_written);
 }
@@ -256,7 +286,7 @@ static void on_written(uv_work_t *work, int status)
 	if (k->done.synced > k->synced)
 		k->synced = k->done.synced;
 	if (k->done.failed)
-		lose(k, k->done.failed, k->done.error.text);
+		lose(k, k->done.failed, k->done.gave_way ? NULL : k->done.error.text);
 	give_all_back(k, &k->group);
 	advance(k);
 	if (k->queue.first && (k->wanted > k->synced || k->waiting >= LAZY_BYTES))
@@ -333,6 +363,11 @@ void commit_durable(struct commit *k, uint64_t generation)
 	if (k->base_position > k->reached)
 		k->reached = k->base_position;
 	advance(k);
+}
+
+void commit_reserve(struct commit *k, uint64_t bytes)
+{
+	k->reserve = bytes + bytes / 64 + SPARE_ROOM; /* a ledger grows with its workers */
 }
 
 uint64_t commit_reached(const struct commit *k)

@@ -12,8 +12,11 @@
  * So the number of files is bounded however long a disk takes no checkpoints; the bytes of the
  * journal are not, as they are all there is.
  *
- * A journal that could not be written or synced is never touched again: what follows goes nowhere
- * until the next snapshot begins another, and nothing is reached before that snapshot is durable.
+ * A journal ends before it would take the space that the next checkpoint needs, older ones dropped.
+ *
+ * A journal that ended so, or that could not be written or synced, is never touched again: what
+ * follows goes nowhere until the next snapshot begins another, and nothing is reached before that
+ * snapshot is durable.
  *
  * Invariants: (1) an event at or before `reached` is found again after a crash of everything;
  *             (2) at most one group is under way; (3) `done` is called on the loop's thread after
@@ -67,6 +70,9 @@ void commit_start(struct commit *k);
 void commit_rotate(struct commit *k, uint64_t generation);
 /* That one is on disk. */
 void commit_durable(struct commit *k, uint64_t generation);
+/* A checkpoint has that many bytes: a journal that would take the last space for the next one gives
+ * way to it. */
+void commit_reserve(struct commit *k, uint64_t bytes);
 uint64_t commit_reached(const struct commit *k);
 /* A snapshot would help: the journal is large, or lost. */
 int commit_wants_snapshot(const struct commit *k);

@@ -123,6 +123,7 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 						   : turn_now(s);
 	if (s->commit && rc == 0) {
 		commit_durable(s->commit, generation);
+		commit_reserve(s->commit, saver_stats(s->saver)->bytes);
 		router_reach(s->router, commit_reached(s->commit));
 	}
 	tell_core(s, &ev);
@@ -341,10 +342,14 @@ static int open_journal(struct server *s, struct err *e)
 		.done = on_committed,
 		.arg = s};
 
-	if (cfg->journal)
-		return commit_new(&s->commit, &config, e);
-	journal_remove(s->options->checkpoint_dir, 1, cfg->generation - 1);
-	return PS_OK;
+	if (!cfg->journal) {
+		journal_remove(s->options->checkpoint_dir, 1, cfg->generation - 1);
+		return PS_OK;
+	}
+	int rc = commit_new(&s->commit, &config, e);
+	if (!rc)
+		commit_reserve(s->commit, saver_stats(s->saver)->bytes);
+	return rc;
 }
 
 static int open_auth(struct server *s, struct err *e)

@@ -229,6 +229,21 @@ def test_own_checkpoints_fill_the_disk(lab, small_disk, figure):
     figure("P5", len(kept), "generations are kept on a disk of 1 MiB, of 320 kB each", 2 <= len(kept) <= 3, what="own")
 
 
+def test_own_journal_fills_the_disk(lab, small_disk, figure):
+    """Each push is as large as a checkpoint: the journal leaves the next one its space, nobody waits for ever."""
+    server = lab.server(*WEIGHTS, "--durability", "always", "--checkpoint-ms", 3600000,
+                        directory=small_disk / "ckpt")
+    worker = lab.ledger_worker(server.endpoint, 0, 30)
+    begun = time.monotonic()
+    worker.line("done pushed=30 acked=30 ", 20)
+    took = time.monotonic() - begun
+    status = server.status()
+    assert status["degraded"] is None and status["checkpoint"]["failed"] == 0, status
+    server.line("journal gives_way")
+    assert sum("journal gives_way" in line for line in server.lines) == 1, "said once"
+    figure("P5", took, "s for 30 pushes that fill the disk", took <= 10, what="own journal")
+
+
 def test_sigterm_with_a_full_disk(lab, small_disk, figure):
     """It ends in seconds, says that there is no space, and its status is 10."""
     server = lab.server("--model", "vector:8", directory=small_disk / "ckpt")

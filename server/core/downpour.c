@@ -118,8 +118,10 @@ void downpour_settle(struct core *c)
 
 	if (!has_buffer(c) || a->pushes == 0 || (a->pushes < c->cfg.buffer && !last))
 		return;
+	/* a sum is scaled by the number of its gradients already */
+	double gradients = c->cfg.push_sum ? 1 : a->pushes;
 	gather_mean(c, c->store.scratch);
-	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0) * a->weight / a->pushes);
+	store_step(c, c->store.scratch, store_scaled_rate(c, gradients, 0) * a->weight / a->pushes);
 	record(c, a->images, a->loss_sum);
 	gather_clear(c);
 }

@@ -96,18 +96,34 @@ static void an_epoch_ends_with_what_is_in_the_buffer(void **state)
 }
 
 /* An epoch of 7 batches by one worker, with gradients of ones. */
-static double scaled_epoch(enum lr_scaling how, uint32_t buffer)
+static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
 	struct crew k;
 
 	cfg.lr_scaling = how;
+	cfg.push_sum = push_sum;
 	crew_open(&k, cfg, 1, 65, crew_ones);
 	for (int i = 0; i < 7; i++)
 		ask_and_push(&k, 0);
 	double w = (double)core_weights(k.b.core)[0];
 	crew_close(&k);
 	return w;
+}
+
+static double scaled_epoch(enum lr_scaling how, uint32_t buffer)
+{
+	return epoch_of(how, buffer, 0);
+}
+
+/* The sum has it already. */
+static void the_rate_of_a_sum_grows_with_its_gradients_once(void **state)
+{
+	(void)state;
+	for (int how = LR_SCALING_NONE; how <= LR_SCALING_LINEAR; how++) {
+		assert_true(epoch_of((enum lr_scaling)how, 3, 1) == -0.25 * 7);
+		assert_true(epoch_of((enum lr_scaling)how, 7, 1) == -0.25 * 7);
+	}
 }
 
 /* However many there might have been. */
@@ -237,7 +253,7 @@ static double twin_weight(const struct core_config *cfg, double tau, double live
 /* What an update of n gradients gains. */
 static double twin_gain(const struct core_config *cfg, const struct twin *a)
 {
-	double scale = twin_scaled(cfg, a->n);
+	double scale = twin_scaled(cfg, cfg->push_sum ? 1 : a->n);
 
 	return a->t < cfg->lr_scaling_warmup ? 1 + (scale - 1) * a->t / cfg->lr_scaling_warmup
 					     : scale;
@@ -406,6 +422,7 @@ int main(void)
 		cmocka_unit_test(an_update_is_made_of_k_gradients_of_any_workers),
 		cmocka_unit_test(a_stale_gradient_weighs_less),
 		cmocka_unit_test(an_epoch_ends_with_what_is_in_the_buffer),
+		cmocka_unit_test(the_rate_of_a_sum_grows_with_its_gradients_once),
 		cmocka_unit_test(the_rate_grows_with_the_gradients_of_an_update),
 		cmocka_unit_test(a_buffer_of_one_is_none),
 		cmocka_unit_test(what_is_in_the_buffer_outlives_the_server),

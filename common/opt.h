@@ -33,12 +33,12 @@ struct opt {
 	const char *values; /* OPT_ENUM: "sgd|adagrad" */
 	const char *arg;    /* what --help calls the value: "URL", "MS", "DIR" */
 	const char *help;   /* one sentence with unit; --help adds range, default and variable */
-	const char
-		*needs;  /* when the row has an effect; NULL: always. Conditions with blanks
-			  * between them, all of which must hold: "mode=ssp|sync" names values of
-			  * an OPT_ENUM row, "mode!=easgd" all others, "checkpoint-dir" a row that is
-			  * given and not empty,  "command=export|predict" the program's command */
-	const char *was; /* an older name, which is refused with the new one; NULL: none */
+	const char *needs;  /* when the row has an effect; NULL: always. Conditions with blanks
+			     * between them, all of which must hold: "mode=ssp|sync" names values of
+			     * an OPT_ENUM row, "mode!=easgd" all others, "n-push=1|2" numbers of an
+			     * OPT_INT row, "checkpoint-dir" a row that is given and not empty,
+			     * "command=export|predict" the program's command */
+	const char *was;    /* an older name, which is refused with the new one; NULL: none */
 };
 
 struct opt_program {

@@ -3,6 +3,7 @@
  * command than the one chosen, and variables that no program reads.
  */
 #include <assert.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -125,8 +126,9 @@ static const struct opt *find_row(const struct opt_program *p, const struct cond
 	return NULL;
 }
 
-/* The value that a condition compares: the command, or that of an OPT_ENUM row. */
-static const char *value_now(const struct check *c, const struct condition *k, size_t *n)
+/* The value that a condition compares: the command, or that of an OPT_ENUM or OPT_INT row. */
+static const char *value_now(
+	const struct check *c, const struct condition *k, char number[24], size_t *n)
 {
 	if (is_named(k, COMMAND)) {
 		assert(c->command);
@@ -134,6 +136,10 @@ static const char *value_now(const struct check *c, const struct condition *k, s
 		return c->command;
 	}
 	const struct opt *o = find_row(c->program, k);
+	if (o->type == OPT_INT) {
+		*n = (size_t)snprintf(number, 24, "%" PRId64, *(const int64_t *)o->dest);
+		return number;
+	}
 	assert(o->type == OPT_ENUM);
 	return nth_value(o->values, *(const int *)o->dest, n);
 }
@@ -151,10 +157,11 @@ static int is_given(const struct check *c, const struct condition *k, char *inst
 /* If it does not hold, `instead` says what there is and what the row needs. */
 static int holds(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
+	char number[24];
 	size_t n;
 	if (k->n_values == 0)
 		return is_given(c, k, instead, size);
-	const char *value = value_now(c, k, &n);
+	const char *value = value_now(c, k, number, &n);
 	if (is_named(k, COMMAND) && k->negated)
 		snprintf(instead, size, "with %.*s", (int)n, value);
 	else if (is_named(k, COMMAND))

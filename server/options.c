@@ -338,7 +338,7 @@ int options_parse(struct options *o, int argc, char **argv)
 		INT("warm-ramp", warm_ramp, "40", 0, 1e9, "N",
 			"after --warm-updates one more worker starts every N updates; 0: all at "
 			"once",
-			.needs = "mode=downpour|ssp"),
+			.needs = "mode=downpour|ssp warm-updates!=0"),
 		INT("max-updates", max_updates, "0", 0, MOST_EXACT, "N",
 			"end after so many updates; 0: no bound"),
 		INT("lease-batches", lease_batches, "10", 1, WIRE_MAX_BATCHES, "N",

@@ -205,6 +205,7 @@ def test_variables_of_all_programs_scripts_and_tests_are_known(lab, small):
     (["--ssp-bound", 2, "--mode", "sync"], "--ssp-bound has no effect with --mode sync: it needs "
      "--mode ssp"),
     (["--backup-workers", 1], "--backup-workers has no effect with --mode downpour"),
+    (["--warm-ramp", 9], "--warm-ramp has no effect with --warm-updates 0"),
     (["--easgd-beta", 0.2, "--mode", "ssp"], "--easgd-beta .* --mode easgd"),
     (["--lbfgs-history", 3, "--optimizer", "sgd"],
      "--lbfgs-history has no effect with --optimizer sgd: it needs --optimizer lbfgs"),
@@ -230,7 +231,7 @@ def test_variable_of_another_mode_is_named(lab):
 @pytest.mark.parametrize("given", [
     ["--buffer", 4, "--lr-scaling", "linear", "--lr-scaling-warmup", 100],
     ["--mode", "ssp", "--buffer", 4, "--lr-scaling-warmup", 100],
-    ["--ssp-bound", 2, "--mode", "ssp"], ["--lbfgs-history", 3, "--mode", "sandblaster"],
+    ["--warm-ramp", 9, "--warm-updates", 5], ["--ssp-bound", 2, "--mode", "ssp"], ["--lbfgs-history", 3, "--mode", "sandblaster"],
     ["--lr", 0.5, "--mode", "sandblaster", "--optimizer", "sgd"],
     ["--momentum", 0.5, "--mode", "sync"], ["--warmup", 0.1, "--lr", 0.1, "--batch", 50],
     ["--dc-lambda", 1, "--delay-compensation", "constant"]], ids=lambda v: v[0][2:])

@@ -59,7 +59,12 @@ static const struct opt rows[] = {
 		.dest = &v.resume,
 		.def = "0",
 		.help = "Go on with an older state."},
-	{.name = "quiet", .type = OPT_FLAG, .dest = &v.quiet, .def = "1", .help = "Say less."},
+	{.name = "quiet",
+		.type = OPT_FLAG,
+		.dest = &v.quiet,
+		.def = "1",
+		.help = "Say less.",
+		.needs = "epochs!=0"},
 	{.name = "bound",
 		.type = OPT_INT,
 		.dest = &v.bound,
@@ -325,7 +330,8 @@ static void help_comes_from_the_rows_that_parse(void **state)
 		"How workers are combined. (downpour|sync|ssp; default sync; CNN_MODE)",
 		"  --[no-]accept-rollback",
 		"Go on with an older state. (default off; CNN_ACCEPT_ROLLBACK)",
-		"Say less. (default on; CNN_QUIET)", "Name. (default none; CNN_NAME)",
+		"Say less. (default on; CNN_QUIET; not with --epochs 0)",
+		"Name. (default none; CNN_NAME)",
 		"Bound. (0 to 9; default 4; CNN_BOUND; only with --mode ssp and --name)",
 		"CNN_CHECKPOINT; only with command export|predict)",
 		"CNN_RATE; only with --bind; not with", "downpour|ssp)", "--version"};
@@ -400,6 +406,8 @@ static void a_row_without_effect_is_named_with_the_first_condition_that_fails(vo
 	assert_warns(
 		"--rate=2;--mode=ssp;--bind=", "run", "--rate has no effect with --mode ssp\n");
 	assert_warns("--rate=2;--bind=", "run", "--rate has no effect without --bind\n");
+	assert_warns("--no-quiet;--epochs=0", "run", "--quiet has no effect with --epochs 0\n");
+	assert_warns("--no-quiet;--epochs=10", "run", NULL);
 	setenv("CNN_BOUND", "3", 1);
 	assert_warns("", "run", "CNN_BOUND has no effect with --mode sync");
 	log_set_format(LOG_JSON);

@@ -134,8 +134,10 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 	return offset;
 }
 
-/* Remove the oldest generation that is not needed for the next one; 0: there is none. */
-static int make_space(const char *dir, uint64_t sound, uint64_t next)
+/* Remove the oldest generation that is not needed for the next one, and return it; 0: there is
+ * none.
+ */
+static uint64_t make_space(const char *dir, uint64_t sound, uint64_t next)
 {
 	DIR *d = opendir(dir);
 	if (!d)
@@ -148,12 +150,20 @@ static int make_space(const char *dir, uint64_t sound, uint64_t next)
 		char name[GENERATION_NAME];
 		generation_name(PREFIX, oldest, name);
 		found = unlinkat(dirfd(d), name, 0) == 0;
-		log_warn("checkpoint", found ? "dropped" : "remove-failed",
-			"generation=%" PRIu64 " reason=\"no space for generation %" PRIu64 "\"",
-			oldest, next);
+		if (!found)
+			log_warn("checkpoint", "remove-failed", "generation=%" PRIu64, oldest);
 	}
 	closedir(d);
-	return found;
+	return found ? oldest : 0;
+}
+
+void checkpoint_clean(const char *dir)
+{
+	DIR *d = opendir(dir);
+	if (!d)
+		return;
+	remove_temporaries(d);
+	closedir(d);
 }
 
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
@@ -163,11 +173,11 @@ int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 		d && c->generation > 1 ? generation_highest(d, PREFIX, c->generation - 1) : 0;
 	if (d)
 		closedir(d);
-	return checkpoint_write_beside(dir, c, sound, e);
+	return checkpoint_write_beside(dir, c, sound, NULL, e);
 }
 
-int checkpoint_write_beside(
-	const char *dir, const struct checkpoint *c, uint64_t sound, struct err *e)
+int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
+	uint64_t *dropped, struct err *e)
 {
 	unsigned char head[HEAD_BYTES(CHECKPOINT_MAX_SECTIONS)];
 	struct file_part part[CHECKPOINT_MAX_SECTIONS + 1];
@@ -187,8 +197,11 @@ int checkpoint_write_beside(
 			remove_failed(dir, name);
 		else
 			remove_old(dir, c->generation);
-		if (!full || !make_space(dir, sound, c->generation))
+		uint64_t gone = full ? make_space(dir, sound, c->generation) : 0;
+		if (!gone)
 			return rc;
+		if (dropped)
+			*dropped = gone;
 	}
 }
 

@@ -39,12 +39,15 @@ struct checkpoint {
 
 /* Write generation c->generation, a new one, into `dir` and drop the ones past CHECKPOINT_KEEP. If
  * there is no space for it, the others are dropped one after the other, but never `sound`, the
- * newest one that is known to be good (0: there is none). PS_EIO: there is none of that number,
- * unless even removing it failed. */
-int checkpoint_write_beside(
-	const char *dir, const struct checkpoint *c, uint64_t sound, struct err *e) PS_MUST_CHECK;
+ * newest one that is known to be good (0: there is none). *dropped (may be NULL) becomes the last
+ * one that was, if any was. PS_EIO: there is none of that number, unless even removing it failed.
+ */
+int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
+	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
 /* The same; the highest generation before it is the sound one. */
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
+/* Remove what writes that were cut short have left. */
+void checkpoint_clean(const char *dir);
 /* Read one file. PS_ECHECKPOINT (corrupt) or PS_EIO; *c is zeroed then. Release with
  * checkpoint_release. */
 int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MUST_CHECK;

@@ -25,7 +25,9 @@ struct saver {
 	struct err error;
 	double seconds;
 	struct saver_stats stats;
-	uint64_t sound; /* newest generation known to be good; 0: none */
+	uint64_t sound;   /* newest generation known to be good; 0: none */
+	uint64_t dropped; /* by a write, for its space; 0: none; the pool's while busy */
+	int said;         /* that one was dropped */
 };
 
 int saver_new(struct saver **out, uv_loop_t *loop, const char *dir, saver_done_fn *done, void *arg)
@@ -129,7 +131,8 @@ static void write_image(uv_work_t *work)
 	if (s->rc == PS_OK)
 		s->rc = check_weights(s);
 	if (s->rc == PS_OK)
-		s->rc = checkpoint_write_beside(s->dir, &s->image, s->sound, &s->error);
+		s->rc = checkpoint_write_beside(
+			s->dir, &s->image, s->sound, &s->dropped, &s->error);
 	s->seconds = clock_seconds() - begin;
 }
 
@@ -137,6 +140,11 @@ static void note_outcome(struct saver *s, uint64_t generation)
 {
 	struct saver_stats *t = &s->stats;
 
+	if (s->dropped && !s->said++)
+		log_warn("checkpoint", "dropped",
+			"generation=%llu reason=\"no space for generation %llu; the next ones that "
+			"are dropped for that are not logged\"",
+			(unsigned long long)s->dropped, (unsigned long long)generation);
 	if (s->rc) {
 		t->failed++;
 		if (!t->failing)
@@ -187,6 +195,11 @@ int saver_write(struct saver *s, struct core *core, uint64_t generation, struct 
 	}
 	note_outcome(s, generation);
 	return PS_OK;
+}
+
+void saver_abandon(const struct saver *s)
+{
+	checkpoint_clean(s->dir);
 }
 
 int saver_busy(const struct saver *s)

@@ -41,6 +41,8 @@ int saver_write(
 /* Save `core` as it is now as `generation`. Not while busy. */
 void saver_start(struct saver *s, struct core *core, uint64_t generation);
 int saver_busy(const struct saver *s);
+/* The process ends while a write hangs: take away what it has written so far. */
+void saver_abandon(const struct saver *s);
 const struct saver_stats *saver_stats(const struct saver *s);
 
 #endif

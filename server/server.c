@@ -584,5 +584,7 @@ int server_stop(struct server *s, int *hung)
 	*hung = saver_busy(s->saver) || commit_busy(s->commit);
 	if (!*hung)
 		release(s);
+	else if (saver_busy(s->saver))
+		saver_abandon(s->saver);
 	return err_exit_code(status);
 }

@@ -223,6 +223,7 @@ def test_own_checkpoints_fill_the_disk(lab, small_disk, figure):
     assert status["degraded"] is None and status["checkpoint"]["failed"] == 0, status
     assert kept[0] == status["checkpoint"]["generation"] >= 7
     server.line("checkpoint dropped")
+    assert sum("checkpoint dropped" in line for line in server.lines) == 1, "said once"
     server.kill()
     again = lab.restart(server, *WEIGHTS)
     again.line("server resumed")
@@ -280,6 +281,24 @@ def test_drain_with_a_full_disk(lab, small_disk, figure):
            time.monotonic() - begun <= 4, what="drain by ctl")
     assert code == 10 and "No space" in "\n".join(server.lines).split("gave_up")[1]
     ctl.wait(10)
+
+
+def test_a_write_that_hangs_leaves_nothing(lab, figure):
+    """The server is told twice to end while its disk never answers an fsync."""
+    how = lab.directory / "how"
+    server = lab.server("--model", "vector:100000", env={
+        "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(how),
+        "DISK_ROOT": str(lab.directory / "ckpt")})
+    server.status()
+    how.touch()
+    server.signal(15)
+    until(lambda: list(server.directory.glob("ckpt-*.tmp")), 10, "the write is under way")
+    server.signal(15)
+    code = server.wait(10)
+    left = len(list(server.directory.glob("ckpt-*.tmp")))
+    figure("P5", left, "temporary files left by a write that hung", code != 0 and not left,
+           what="hung")
+    assert len(generations(server.directory)) == 1
 
 
 def test_sigterm_when_space_comes(lab, small_disk):

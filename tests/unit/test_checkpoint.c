@@ -187,6 +187,36 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 	checkpoint_release(&c);
 }
 
+/* The others go, also newer ones: somebody has found them bad. */
+static void the_sound_one_is_never_dropped_to_make_space(void **state)
+{
+	(void)state;
+	for (uint64_t sound = 1; sound <= 3; sound++) {
+		const struct checkpoint c = {
+			.generation = 4, .n_sections = 1, .section = {{"a", dir, 1}}};
+		uint64_t dropped = 0;
+		for (uint64_t g = 1; g <= 3; g++)
+			assert_int_equal(write_generation(g), PS_OK);
+		rename_errno = ENOSPC;
+		assert_int_equal(checkpoint_write_beside(dir, &c, sound, &dropped, &e), PS_EIO);
+		rename_errno = 0;
+		for (uint64_t g = 1; g <= 4; g++)
+			assert_int_equal(scratch_exists(dir, name_of(g)), g == sound);
+		assert_int_equal(dropped, sound == 3 ? 2 : 3);
+	}
+}
+
+static void what_a_write_that_was_cut_short_left_can_be_removed(void **state)
+{
+	(void)state;
+	const char *temporary = "ckpt-0000000000000007.tmp";
+	assert_int_equal(write_generation(1), PS_OK);
+	scratch_write(dir, temporary, "x", 1);
+	checkpoint_clean(dir);
+	assert_false(scratch_exists(dir, temporary));
+	assert_true(scratch_exists(dir, name_of(1)));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -205,6 +235,10 @@ int main(void)
 		cmocka_unit_test_setup_teardown(invariant_2_three_generations_are_kept, begin, end),
 		cmocka_unit_test_setup_teardown(
 			invariant_2_temporary_files_are_removed_and_nothing_else_is, begin, end),
+		cmocka_unit_test_setup_teardown(
+			the_sound_one_is_never_dropped_to_make_space, begin, end),
+		cmocka_unit_test_setup_teardown(
+			what_a_write_that_was_cut_short_left_can_be_removed, begin, end),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

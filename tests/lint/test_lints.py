@@ -104,6 +104,26 @@ def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
     assert run(tree, "generated") == (0, "")
 
 
+def test_options_that_docs_options_does_not_have_are_found(tree):
+    """What readme.sh says of docs/options.md, beside its other findings in this small tree."""
+    def program(name, text):
+        plant(tree, f"bin/{name}", f"#!/bin/sh\necho '{text}'\n")
+        (tree / "bin" / name).chmod(0o755)
+    (tree / "tests/lint").mkdir(exist_ok=True)
+    shutil.copy(LINTS / "options.sh", tree / "tests/lint/options.sh")
+    for name in ("cnn-ps", "cnn-worker", "cnn-ctl"):
+        program(name, f"Usage: {name}")
+    code, text = run(tree, "options", "bin")
+    assert code == 0 and "Usage: cnn-ctl" in text
+    plant(tree, "docs/options.md", text)
+    finding = "docs/options.md is not what --help says"
+    assert finding not in run(tree, "readme", "bin")[1]
+    program("cnn-worker", "Usage: cnn-worker [--new]")
+    code, output = run(tree, "readme", "bin")
+    assert code != 0 and finding in output and "--new" in output, output
+    assert re.search(r"^for lint in .*\breadme\b", (LINTS / "run").read_text(), re.MULTILINE)
+
+
 def test_comment_about_a_banned_call_is_not_one(tree):
     plant(tree, "common/talk.c", HARMLESS)
     assert run(tree, "banned") == (0, "")

@@ -61,12 +61,13 @@ def test_stopped_worker_is_noticed(ledger, figure, seed, full):
 
 # the dead are noticed soon, so that the tests are short
 SOON = ("--beat-ms", 100, "--suspect-ms", 400, "--dead-ms", 1000, "--recovery-ms", 1000)
+EPOCHS = 40  # the run outlasts a death
 
 
 @pytest.mark.parametrize("mode", ["downpour", "sync"])
 def test_worker_that_slept_past_its_death(lab, figure, small, mode):
     """Its batches were given to others; when it wakes up nothing of it counts a second time."""
-    server = lab.server("--model", "seed:8", "--epochs", 6, "--mode", mode, "--min-workers", 3, *SOON)
+    server = lab.server("--model", "seed:8", "--epochs", EPOCHS, "--mode", mode, "--min-workers", 3, *SOON)
     crew = [lab.worker(server.endpoint, data=small) for _ in range(3)]
     trained(server, 3000)
     crew[0].signal(signal.SIGSTOP)
@@ -78,7 +79,7 @@ def test_worker_that_slept_past_its_death(lab, figure, small, mode):
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
     figure("P6", wrong, "epochs with an image lost or counted twice", wrong == 0, what="batches")
-    assert len(result["images_per_epoch"]) == 6
+    assert len(result["images_per_epoch"]) == EPOCHS
     assert [w.wait(30) for w in crew[1:]] == [0, 0]
     crew[0].wait(30)  # 0 if it came back in time; else its run was over before it awoke
 

@@ -2,6 +2,7 @@
 #include "server/memory.h"
 
 #define PROGRAM_BYTES (32u << 20) /* code, libraries, connections, HTTP, log */
+#define KEPT_MESSAGES 3           /* of each worker: measured, tests/e2e/test_memory.py */
 
 /* Room for the image of a checkpoint is an eighth larger than the image (saver.c). The start that
  * replays a journal has the checkpoint's image and the new one at once (recover.c). */
@@ -21,8 +22,8 @@ uint64_t memory_needed(const struct options *o)
 	uint64_t core = core_bytes(c);
 	/* versions.h: one for each reader, the core's own, and the one that it writes */
 	uint64_t readers = (workers + 2) * weights;
-	/* net.c: messages under way from each worker */
-	uint64_t messages = workers * (c->push_window + 2) * weights;
+	/* net.c: messages under way from each worker, and freed ones that the allocator keeps */
+	uint64_t messages = workers * (c->push_window + 2 + KEPT_MESSAGES) * weights;
 
 	return PROGRAM_BYTES + core + image_bytes(o, core) + readers + messages;
 }

@@ -40,7 +40,7 @@ def formula(vectors, level, push_window, workers, w=W):
     image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
     ledgers = 3.3e6 + 15e3 * workers
     return (32 * MB + ledgers * (1 + image)
-            + w * (vectors + image * (vectors + 1) + workers * (push_window + 3) + 2))
+            + w * (vectors + image * (vectors + 1) + workers * (push_window + 6) + 2))
 
 
 def check_config(tmp_path, *options):

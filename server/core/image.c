@@ -14,7 +14,7 @@
 #include "common/run_head.h"
 #include <string.h>
 
-#define IMAGE_FORMAT 6u
+#define IMAGE_FORMAT 7u
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -182,6 +182,7 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	u64(k, &w->member);
 	u32(k, &w->bad_streak);
 	flag(k, &w->excluded);
+	flag(k, &w->sound);
 	refuse_over(k, (uint64_t)w->excluded, (uint64_t)gone);
 	put_decisions(k, w, window);
 }

@@ -213,7 +213,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->lease_request = 0;
 	w->grant = (struct msg_grant){0}; /* a new process has no place where it left off */
 	pace_restart(c, w);
-	w->waiting = w->leaving = w->idle = w->excluded = 0;
+	w->waiting = w->leaving = w->idle = w->excluded = w->sound = 0;
 	w->member = 0; /* the step under way began without this process */
 	w->bad_streak = 0;
 	w->replay_target = 0;
@@ -253,7 +253,7 @@ static int accept_rollback(
 	backups_release(c, w);
 	w->incarnation = h->resume.incarnation;
 	w->born_epoch = h->resume.epoch;
-	w->excluded = 0;
+	w->excluded = w->sound = 0;
 	w->bad_streak = 0;
 	if (h->durable_seq > w->last_seq) {
 		w->last_seq = h->durable_seq;

@@ -54,6 +54,7 @@ struct worker {
 	uint32_t n_held;
 	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
 	int excluded;        /* this incarnation, for that: see quarantine.c */
+	int sound;           /* a push of this incarnation was accepted */
 
 	enum session_state state;
 	uint32_t peer, beat_peer; /* connections; 0: none */

@@ -58,6 +58,7 @@ static void check_trust(struct sim *s, const struct core *c)
  * others are only silent, nor before there was anything that could diverge. */
 static void check_excluded(struct sim *s, const struct core *c)
 {
+	const struct worker *only = NULL;
 	uint32_t all = 0, bad = 0;
 
 	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
@@ -68,6 +69,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 
 		all += (uint32_t)counts;
 		bad += (uint32_t)(counts && w->bad_streak > 0);
+		only = counts ? w : only;
 		if (w->excluded && (w->state != SESSION_DEAD || w->grant.request || w->waiting))
 			sim_violation(s, "slot %u is excluded and still has work", i + 1);
 	}
@@ -78,7 +80,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
 	if (s->training && !c->started)
 		sim_violation(s, "the run ends as diverged before it has begun");
-	if (all == 1 && c->stats.accepted == 0)
+	if (all == 1 && !only->sound && (c->stats.accepted > 0 || c->stats.excluded == 0))
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
 }
 

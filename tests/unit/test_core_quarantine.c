@@ -180,6 +180,57 @@ static void the_first_one_is_excluded_before_others_come(void **state)
 	bench_close(&b);
 }
 
+/* One after another, none of them ever sound: the weights they began with are the cause. */
+static void the_second_one_ends_a_run_that_never_accepted_a_push(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, without_disk());
+	struct stamp one = bench_join(&b, 9, "");
+	push_nan(&b, 9, one, 1, PATIENCE);
+	assert_excluded(&b, 9);
+	bench_restart(&b);
+	struct stamp two = bench_join(&b, 8, "");
+	push_nan(&b, 8, two, PATIENCE + 1, PATIENCE - 1);
+	assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
+	push_nan(&b, 8, two, 2 * PATIENCE, 1);
+	assert_int_equal(bench_effect(&b, EFFECT_FINISH)->status, PS_EDIVERGED);
+	bench_close(&b);
+}
+
+/* Others have trained, and are gone: one that never had a push accepted is broken, however often it
+ * comes. Once it had one it is the run. */
+static void alone_it_answers_only_for_its_own_pushes(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, without_disk());
+	struct stamp good = bench_join(&b, 8, "good");
+	push_well(&b, 8, good, 1);
+	b.now_ms += b.cfg.forget_ms + 1;
+	bench_tick(&b, 1);
+	assert_int_equal(bench_worker(&b, good.worker).state, SESSION_DEAD);
+	uint64_t seq = 1;
+	for (int life = 0; life < 3; life++, seq += PATIENCE) {
+		struct stamp bad = bench_join(&b, 9, "bad");
+		push_nan(&b, 9, bad, seq, PATIENCE);
+		assert_excluded(&b, 9);
+		assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
+	}
+	struct stamp again = bench_join(&b, 8, "good"); /* its former life is not its own */
+	push_nan(&b, 8, again, 2, PATIENCE);
+	assert_excluded(&b, 8);
+	again = bench_join(&b, 8, "good");
+	push_well(&b, 8, again, 2 + PATIENCE);
+	bench_restart(&b);
+	again = bench_come_back(&b, 8, again, 2 + PATIENCE);
+	push_nan(&b, 8, again, 3 + PATIENCE, PATIENCE);
+	assert_int_equal(bench_effect(&b, EFFECT_FINISH)->status, PS_EDIVERGED);
+	bench_close(&b);
+}
+
 /* Others are expected: of three that must be there one has come. */
 static void before_training_begins_nothing_can_diverge(void **state)
 {
@@ -242,14 +293,15 @@ static void one_that_is_expected_back_counts(void **state)
 	good = bench_join(&b, 8, "good");
 	bad = bench_join(&b, 9, "bad");
 	push_well(&b, 8, good, 1);
+	push_well(&b, 9, bad, 1);
 	bench_restart(&b);
-	bad = bench_come_back(&b, 9, bad, 0);
+	bad = bench_come_back(&b, 9, bad, 1);
 	bench_tick(&b, 1);
 	b.now_ms += b.cfg.recovery_ms;
 	bench_beat(&b, 9, bad);
 	bench_tick(&b, 1);
 	assert_false(b.core->recovering);
-	push_nan(&b, 9, bad, 1, PATIENCE);
+	push_nan(&b, 9, bad, 2, PATIENCE);
 	assert_int_equal(bench_effect(&b, EFFECT_FINISH)->status, PS_EDIVERGED);
 	bench_close(&b);
 }
@@ -440,6 +492,8 @@ int main(void)
 		cmocka_unit_test(alone_it_is_the_run_that_has_diverged),
 		cmocka_unit_test(most_of_the_live_workers_decide),
 		cmocka_unit_test(the_first_one_is_excluded_before_others_come),
+		cmocka_unit_test(the_second_one_ends_a_run_that_never_accepted_a_push),
+		cmocka_unit_test(alone_it_answers_only_for_its_own_pushes),
 		cmocka_unit_test(before_training_begins_nothing_can_diverge),
 		cmocka_unit_test(one_that_is_suspected_counts),
 		cmocka_unit_test(one_that_is_expected_back_counts),

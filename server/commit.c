@@ -395,19 +395,6 @@ const struct commit_stats *commit_stats(const struct commit *k)
 	return &k->stats;
 }
 
-int commit_binds(const struct core *c, uint64_t version_before)
-{
-	const struct effect *e;
-
-	if (core_stats(c)->version != version_before)
-		return 1;
-	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
-		if (e->kind == EFFECT_SEND && e->msg.type != MSG_PARAMS &&
-			e->msg.type != MSG_BEAT && e->msg.type != MSG_ERROR)
-			return 1;
-	return 0;
-}
-
 /* ---- birth ---------------------------------------------------------------------------------- */
 
 int commit_new(struct commit **out, const struct commit_config *cfg, struct err *e)

@@ -61,9 +61,6 @@ void commit_free(struct commit **k);
 /* The core takes this event now, a message in the frames `f` (else NULL), which stay the caller's.
  * Returns its position. */
 uint64_t commit_event(struct commit *k, const struct event *ev, uint64_t now_ms, struct frames *f);
-/* Does what the core says after its newest step depend on that event, or on one before it? Weights,
- * beats and refusals promise nothing that a lost event could break; the rest does. */
-int commit_binds(const struct core *c, uint64_t version_before);
 /* Somebody waits: bring all there is to the disk. */
 void commit_start(struct commit *k);
 /* The newest event ended with a snapshot, `generation`. */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "common/log.h"
 #include "server/core/core.h"
+#include "server/promise.h"
 
 #define FAREWELL_MS 2000 /* for workers to be told BYE */
 
@@ -104,10 +105,9 @@ static void send_fenced(struct server *s, const struct effect *e, const struct e
 	router_send(s->router, e->peer, &m);
 }
 
-/* A BEAT says what checkpoints hold; everything else waits for the journal. */
 static void send_msg(struct server *s, const struct effect *e, const struct event *ev)
 {
-	int held = s->commit && !s->status && e->msg.type != MSG_BEAT;
+	int held = s->commit && !s->status && promise_waits(&e->msg);
 
 	router_hold(s->router, held ? s->bound : 0);
 	labels_note(s->labels, e->peer, &e->msg);
@@ -153,7 +153,7 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 	versions_lend(s->state.versions, c);
 	core_step(c, ev, now);
 	versions_follow(s->state.versions, c);
-	if (position && commit_binds(c, version))
+	if (position && promise_binds(c, version))
 		s->bound = position;
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e, ev);

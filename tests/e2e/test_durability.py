@@ -1,12 +1,15 @@
 """--durability always: server and workers are killed together, disks fill up; what was acknowledged
 stays. docs/durability.md says what each level promises."""
+import json
 import re
+import time
 
 import pytest
 
 import safetensors
 from ledger import LedgerRun
-from lab import SIGTERM, fill, mount_small, unmount, until
+from flavour import command
+from lab import SIGTERM, Process, fill, mount_small, unmount, until
 
 ALWAYS = ("--durability", "always")
 
@@ -116,6 +119,31 @@ def test_a_full_disk_stops_acknowledgements_until_there_is_room(lab, small_disk)
     until(lambda: not run.server.status()["degraded"], 20, "well again")
     run.verdict(hurry=False)  # at full speed the journals alone would fill it again
     assert safetensors.flat(lab.export(run.server.directory)).sum() == -3000
+
+
+def test_an_operator_reaches_a_server_whose_disk_is_full(lab, small_disk):
+    """Only what promises that something is durable waits for the disk."""
+    run = LedgerRun(lab, 2, 3000, *ALWAYS, directory=small_disk / "ckpt", pace=(2,))
+    run.reached(0)
+    names = iter(range(10**6))
+
+    def is_full():  # nor may it make space
+        fill(small_disk / f"rubbish {next(names)}")
+        for old in sorted((small_disk / "ckpt").glob("ckpt-*[0-9a-f]"))[:-1]:
+            old.unlink(missing_ok=True)
+        fill(small_disk / f"rubbish {next(names)}")
+        return run.server.status()["degraded"]
+    until(is_full, 20, "degraded")
+    for _ in range(10):
+        is_full()
+    server = ("--server", run.server.endpoint)
+    assert json.loads("\n".join(lab.ctl(*server, "status").out))["degraded"]
+    begun = time.monotonic()
+    ctl = lab.add(Process("drain", command("cnn-ctl", *server, "drain")))
+    assert run.server.wait(20) == 10, run.server.tail()
+    assert time.monotonic() - begun < 5
+    assert "No space" in "\n".join(run.server.lines).split("gave_up")[1]
+    ctl.wait(10)
 
 
 def acked(worker):

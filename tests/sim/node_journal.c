@@ -7,6 +7,7 @@
 #include <string.h>
 #include <xxhash.h>
 #include "proto/wire.h"
+#include "server/promise.h"
 #include "tests/sim/sim.h"
 
 #define ASK_MS 100 /* between two snapshots that the journal asks for */
@@ -62,7 +63,7 @@ static void flush(struct sim *s, uint64_t reached)
 void journal_say(struct sim *s, const struct item *to, const struct msg *m)
 {
 	struct sim_journal *j = &s->journal;
-	int held = j->commit && !s->server.over && m->type != MSG_BEAT;
+	int held = j->commit && !s->server.over && promise_waits(m);
 
 	if (!held || (!j->n && j->bound <= commit_reached(j->commit))) {
 		leave(s, to, m);
@@ -118,7 +119,7 @@ void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
 	struct sim_journal *j = &s->journal;
 	uint64_t version = core_stats(c)->version;
 
-	if (position && commit_binds(c, version_before))
+	if (position && promise_binds(c, version_before))
 		j->bound = position;
 	if (j->commit && version != version_before)
 		j->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of(s)};

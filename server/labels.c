@@ -77,22 +77,27 @@ void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, co
 	snprintf(p->label.address, sizeof p->label.address, "%s", address);
 }
 
-void labels_note(struct labels *l, uint32_t peer, const struct msg *m)
+void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
-	const struct stamp *s = &m->welcome.stamp;
 	struct process *p;
 
-	if (m->type != MSG_WELCOME || s->worker == 0 || s->worker > l->max_workers)
+	if (worker == 0 || worker > l->max_workers)
 		return;
 	for (size_t i = 0; (p = newest(l, i)) != NULL; i++) {
 		if (p->peer != peer)
 			continue;
-		p->worker = s->worker;
-		p->incarnation = s->incarnation;
-		l->slot[s->worker - 1].label = p->label;
+		p->worker = worker;
+		p->incarnation = incarnation;
+		l->slot[worker - 1].label = p->label;
 		return;
 	}
-	l->slot[s->worker - 1].label = (struct label){.pid = 0};
+	l->slot[worker - 1].label = none;
+}
+
+void labels_note(struct labels *l, uint32_t peer, const struct msg *m)
+{
+	if (m->type == MSG_WELCOME)
+		labels_join(l, peer, m->welcome.stamp.worker, m->welcome.stamp.incarnation);
 }
 
 const struct label *labels_of(const struct labels *l, uint32_t worker)

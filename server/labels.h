@@ -6,7 +6,7 @@
  * worker that has not said HELLO since the server's start has none.
  *
  * A HELLO is noted by its connection. The WELCOME that answers it gives the label to a worker id
- * and incarnation. Thread: the loop's.
+ * and incarnation, or, where that waits for the disk, the slot that it got. Thread: the loop's.
  */
 #ifndef SERVER_LABELS_H
 #define SERVER_LABELS_H
@@ -32,6 +32,8 @@ void labels_free(struct labels **l);
 void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address);
 /* `m` leaves for `peer`: a WELCOME ties the newest HELLO of that connection to its stamp. */
 void labels_note(struct labels *l, uint32_t peer, const struct msg *m);
+/* The HELLO of connection `peer` got worker id `worker`, which is not on disk yet: no WELCOME. */
+void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
 /* The label of worker id `worker`; all empty where there is none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
 /* Worker id `worker` was given to a newer process: what an older one, of `incarnation`, is to be

@@ -142,6 +142,22 @@ static void carry_out(struct server *s, const struct effect *e, const struct eve
 	}
 }
 
+/* A worker whose slot is not on disk yet is not welcomed, but seen: by whoever looks at the disk.
+ */
+static void label_joining(struct server *s, const struct event *ev)
+{
+	uint32_t slots = core_config(s->state.core)->max_workers;
+	struct worker_view v;
+
+	if (ev->kind != EVENT_MESSAGE || ev->msg->type != MSG_HELLO)
+		return;
+	for (uint32_t i = 0; i < slots; i++) {
+		core_worker(s->state.core, i, &v);
+		if (v.peer == ev->peer && v.state == SESSION_JOINING)
+			labels_join(s->labels, v.peer, v.worker, v.incarnation);
+	}
+}
+
 void turn(struct server *s, const struct event *ev, struct frames *f)
 {
 	struct core *c = s->state.core;
@@ -152,6 +168,7 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 		position = commit_event(s->commit, ev, now, f);
 	versions_lend(s->state.versions, c);
 	core_step(c, ev, now);
+	label_joining(s, ev);
 	versions_follow(s->state.versions, c);
 	if (position && promise_binds(c, version))
 		s->bound = position;

@@ -323,6 +323,7 @@ def test_disk_too_small_for_two_checkpoints(lab, small_disk, figure):
     figure("P5", time.monotonic() - begun, "s until a worker says what it waits for", True,
            what="too small")
     assert len(generations(small_disk / "ckpt")) == 1, "the only sound one is kept"
+    assert [w["pid"] for w in server.status()["workers"]] == [worker.popen.pid]
     worker.kill()
 
 

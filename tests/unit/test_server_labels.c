@@ -72,6 +72,27 @@ static void a_welcome_gives_the_label_of_its_connection(void **state)
 	assert_label(1, "", 0, "");
 }
 
+/* Its WELCOME waits for a checkpoint, maybe for long. */
+static void a_slot_that_is_not_on_disk_yet_has_one_too(void **state)
+{
+	static char text[LABEL_FENCED];
+
+	(void)state;
+	hello(7, "a", 1, "10.0.0.1");
+	hello(8, "b", 2, "10.0.0.2");
+	labels_join(labels, 7, 2, 1);
+	assert_label(2, "a", 1, "10.0.0.1");
+	labels_join(labels, 7, 0, 1);
+	labels_join(labels, 7, SLOTS + 1, 1);
+	assert_label(1, "", 0, "");
+	labels_join(labels, 8, 2, 2); /* another process, before that */
+	assert_label(2, "b", 2, "10.0.0.2");
+	capture_begin(&said, 2);
+	labels_fenced(labels, 7, 2, 1, "", text);
+	(void)capture_end(&said);
+	assert_non_null(strstr(text, "this one runs on a pid 1, the new one on b pid 2"));
+}
+
 static void observers_and_strange_ids_have_none(void **state)
 {
 	(void)state;
@@ -201,6 +222,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(a_welcome_gives_the_label_of_its_connection),
+		TEST(a_slot_that_is_not_on_disk_yet_has_one_too),
 		TEST(observers_and_strange_ids_have_none),
 		TEST(each_fenced_process_is_named_once_in_the_log),
 		TEST(what_is_not_known_is_not_made_up),

@@ -62,7 +62,7 @@ LDFLAGS = $(LD.$(FLAVOUR)) -pthread
 # ---- CUDA: used when nvcc is there, said in one line when not --------------------------------
 NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 SM   ?= 90
-CU   := $(if $(filter 0,$(CUDA)),,$(if $(NVCC),$(wildcard kernels/*.cu)))
+CU   := $(if $(filter 0,$(CUDA)),,$(if $(NVCC),$(wildcard kernels/cuda/*/*.cu)))
 ifneq ($(CU),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
 LIBS.cuda := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
@@ -70,14 +70,14 @@ CFLAGS += -DKX_CUDA=1 -isystem $(CUDA_HOME)/include
 endif
 
 # ---- sources ----------------------------------------------------------------------------------
-MAINS := server/main.c worker/main.c worker/ctl.c
+MAINS := server/main.c worker/main.c worker/ctl/ctl.c
 SRC.common := $(wildcard common/*.c)
 SRC.proto  := $(wildcard proto/*.c)
 SRC.core   := $(wildcard server/core/*.c)
-SRC.server := $(filter-out $(MAINS),$(wildcard server/*.c))
-SRC.kernels := $(wildcard kernels/*.c)
-SRC.client := $(addprefix worker/,session.c session_ask.c net.c order.c effect.c link.c contact.c probe.c outbox.c pulse.c info.c weights.c cnnps.c)
-SRC.worker := $(filter-out $(MAINS) $(SRC.client),$(wildcard worker/*.c))
+SRC.server := $(filter-out $(MAINS) $(SRC.core),$(wildcard server/*.c server/*/*.c))
+SRC.kernels := $(wildcard kernels/*.c kernels/cpu/*.c kernels/cuda/*.c)
+SRC.client := $(wildcard worker/client/*.c)
+SRC.worker := $(filter-out $(MAINS),$(wildcard worker/*.c worker/data/*.c worker/ctl/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 include kernels/kernels.mk
@@ -125,8 +125,8 @@ $(GEN).o: $(GEN).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/proto/wire.o: $(GEN).h
 # the names of all options of all programs, from their tables
-OPT_TABLES := cnn-ps:server/options.c cnn-worker:worker/options.c cnn-worker:worker/options.h \
-	cnn-ctl:worker/ctl.c cnn-ctl:worker/options.h
+OPT_TABLES := cnn-ps:server/config/options.c cnn-worker:worker/options.c cnn-worker:worker/options.h \
+	cnn-ctl:worker/ctl/ctl.c cnn-ctl:worker/options.h
 $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(lastword $(subst :, ,$(t)))))
 	@mkdir -p $(@D)
 	$(call say,GEN,$@)sh common/opt_names.sh $(OPT_TABLES) >$@
@@ -168,7 +168,7 @@ $(B)/cnn-ps: $(B)/server/main.o $(ARCHIVES.server)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.base)
 $(B)/cnn-worker: $(B)/worker/main.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
-$(B)/cnn-ctl: $(B)/worker/ctl.o $(ARCHIVES.worker)
+$(B)/cnn-ctl: $(B)/worker/ctl/ctl.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 	@mkdir -p $(@D)
@@ -189,7 +189,7 @@ $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try free
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
-SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/session.o $(B)/worker/session_ask.o $(ARCHIVES.server)
+SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/client/session.o $(B)/worker/client/session_ask.o $(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
 # ... and with a bug planted in it

@@ -5,7 +5,7 @@
  * File ckpt-<generation, 16 hex digits>: a fixed header {magic "CNNPSCK1", format version, number
  * of sections, generation}, a table {name[16], offset, size, XXH3} per section, the XXH3 of header
  * and table, then the sections. Little-endian. What the sections mean is the writer's business
- * (server/core/image.h); this module promises that what is read is what was written.
+ * (server/core/snapshot.h); this module promises that what is read is what was written.
  *
  * Invariants: (1) a generation is visible under its name only when it is whole and on disk;
  *             (2) CHECKPOINT_KEEP generations are kept; older ones and ckpt-*.tmp are removed;

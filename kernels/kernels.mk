@@ -1,18 +1,18 @@
 # What libkernels.a is made of: set KERNEL_OBJECTS. Included by the Makefile.
-# kernels/cpu_simd.c is compiled once per instruction set; kernels/cpu.c picks one at run time.
+# kernels/cpu/simd.c is compiled once per instruction set; kernels/cpu/cpu.c picks one at run time.
 SIMD.baseline :=
 SIMD.avx2     := -mavx2 -mfma
 SIMD.avx512   := -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma
 SIMD_SETS     := baseline $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine 2>/dev/null)),avx2 avx512)
-SIMD_OBJECTS  := $(SIMD_SETS:%=$(B)/kernels/cpu_simd.%.o)
+SIMD_OBJECTS  := $(SIMD_SETS:%=$(B)/kernels/cpu/simd.%.o)
 CU_OBJECTS    := $(CU:%.cu=$(B)/%.o)
-KERNEL_OBJECTS = $(filter-out %/cpu_simd.o $(if $(CU),,$(call obj,$(wildcard kernels/cuda*.c))),$(call obj,$(SRC.kernels))) \
+KERNEL_OBJECTS = $(filter-out %/cpu/simd.o $(if $(CU),,$(call obj,$(wildcard kernels/cuda/*.c))),$(call obj,$(SRC.kernels))) \
 	$(SIMD_OBJECTS) $(CU_OBJECTS)
 
 # the rule below is the first one that make reads
 .DEFAULT_GOAL := all
 # -std=c11 alone would forbid fused multiply-add
-$(SIMD_OBJECTS): $(B)/kernels/cpu_simd.%.o: kernels/cpu_simd.c $(B)/flags
+$(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) -O3 -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<

@@ -9,8 +9,8 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/opt.h"
-#include "server/memory.h"
-#include "server/options.h"
+#include "server/config/memory.h"
+#include "server/config/options.h"
 #include "server/server.h"
 
 /* A peer that hangs up and a file over its limit are errors of a call, not ends of a process;

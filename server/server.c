@@ -7,9 +7,9 @@
 #include "common/journal.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "server/address.h"
+#include "server/net/address.h"
 #include "server/core/core.h"
-#include "server/turn.h"
+#include "server/dispatch.h"
 
 #define TICK_MS         50
 #define LOOK_MS         50    /* at the memory in use */

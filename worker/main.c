@@ -8,8 +8,8 @@
 #include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "worker/cnnps.h"
-#include "worker/data.h"
+#include "worker/client/cnnps.h"
+#include "worker/data/dataset.h"
 #include "worker/options.h"
 #include "worker/trainer.h"
 

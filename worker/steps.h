@@ -13,7 +13,7 @@
 #ifndef WORKER_STEPS_H
 #define WORKER_STEPS_H
 #include "kernels/backend.h"
-#include "worker/batch.h"
+#include "worker/data/batch.h"
 #include "worker/trainer.h"
 
 struct steps {

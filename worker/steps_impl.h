@@ -1,5 +1,5 @@
 /*
- * steps_impl.h - what steps.c and bursts.c share. Included by these alone.
+ * steps_impl.h - what steps.c and pipeline.c share. Included by these alone.
  */
 #ifndef WORKER_STEPS_IMPL_H
 #define WORKER_STEPS_IMPL_H
@@ -29,7 +29,7 @@ void steps_divide(float *g, float divisor, size_t n);
 int steps_deliver(
 	struct steps *s, struct sum *sum, uint64_t version, uint32_t divisor, int and_fetch);
 
-/* bursts.c: a lease of pushes of n_push batches, one after the other ... */
+/* pipeline.c: a lease of pushes of n_push batches, one after the other ... */
 int bursts_run(struct steps *s, const struct cnnps_lease *l);
 /* ... or with the next ones' weights under way. */
 int bursts_run_ahead(struct steps *s, const struct cnnps_lease *l);

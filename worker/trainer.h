@@ -8,8 +8,8 @@
 #define WORKER_TRAINER_H
 #include <stdint.h>
 #include "common/err.h"
-#include "worker/cnnps.h"
-#include "worker/data.h"
+#include "worker/client/cnnps.h"
+#include "worker/data/dataset.h"
 
 struct trainer_config {
 	const struct data *data;

@@ -1,7 +1,7 @@
 /*
- * image.h - the gradient of one image, one value after the other: the loop that the ladder begins
- * with. The sequential rung runs it on a CPU for each image in turn; the first CUDA rung gives each
- * image a thread that runs the same lines.
+ * snapshot.h - the gradient of one image, one value after the other: the loop that the ladder
+ * begins with. The sequential rung runs it on a CPU for each image in turn; the first CUDA rung
+ * gives each image a thread that runs the same lines.
  *
  * Layouts are those of common/model.h: params = conv weight [F][3][3], conv bias [F], fc weight
  * [10][F * 169], fc bias [10]. Single precision throughout.

@@ -17,7 +17,7 @@
 #include "common/log.h"
 #include "common/opt.h"
 #include "kernels/ladder/ladder.h"
-#include "worker/data.h"
+#include "worker/data/dataset.h"
 
 #define PROGRAM "cnn-ladder"
 

@@ -1,5 +1,5 @@
 /*
- * sequential.c - rung 1: one image after the other on one CPU core, as image.h spells it out.
+ * sequential.c - rung 1: one image after the other on one CPU core, as snapshot.h spells it out.
  */
 #include <stdlib.h>
 #include <string.h>

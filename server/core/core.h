@@ -39,7 +39,7 @@ enum backup_copies {
 #define BACKUP_NAMES "late|immediate|none"
 
 /* Everything a run is made of. The part that must not change when a run is resumed is in the
- * checkpoint and compared there. Ranges are the option table's (server/options.c). */
+ * checkpoint and compared there. Ranges are the option table's (server/config/options.c). */
 struct core_config {
 	struct run_id run;
 	uint64_t epoch; /* server epoch, >= 1 */
@@ -125,8 +125,8 @@ struct event {
 enum effect_kind {
 	EFFECT_SEND, /* msg to peer; slices point into the core's weights: encode before the next
 			step */
-	EFFECT_SNAPSHOT, /* serialise now (image.h) and save as `generation`; at most one is under
-			    way */
+	EFFECT_SNAPSHOT, /* serialise now (snapshot.h) and save as `generation`; at most one is
+			    under way */
 	EFFECT_STATUS,   /* answer peer's STATUS request with the shell's JSON */
 	EFFECT_EPOCH,  /* an epoch's training or evaluation has ended: `epoch`, for log and progress
 			*/

@@ -1,5 +1,6 @@
 /*
- * cursor.h - one walk over the fields of an image that measures, writes or reads them: for image.c.
+ * cursor.h - one walk over the fields of an image that measures, writes or reads them: for
+ * snapshot.c.
  *
  * Little-endian, every number in 8 bytes. A cursor that reads cannot run over its end: from the
  * first thing that does not fit it yields zeros and is `bad`.

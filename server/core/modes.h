@@ -52,11 +52,11 @@ double downpour_rate(const struct core *c, uint64_t tau);
 uint64_t downpour_staleness(const struct core *c, const struct msg_push *p);
 
 /*
- * gather.c: the gradients of a step. Sandblaster adds them as they come, in double precision, so
- * that their order hardly matters; so do the asynchronous modes with a buffer, each gradient with a
- * weight of its own. Sync keeps one gradient of each batch and adds them in the order
- * of the batches when the step ends, so that their order of arrival does not matter at all. That
- * takes n_params floats for each gradient of a step; memory is touched by those that came.
+ * accumulator.c: the gradients of a step. Sandblaster adds them as they come, in double precision,
+ * so that their order hardly matters; so do the asynchronous modes with a buffer, each gradient
+ * with a weight of its own. Sync keeps one gradient of each batch and adds them in the order of the
+ * batches when the step ends, so that their order of arrival does not matter at all. That takes
+ * n_params floats for each gradient of a step; memory is touched by those that came.
  */
 struct part {
 	uint32_t batch, images;

@@ -1,6 +1,6 @@
 /*
- * sessions.c - who speaks: HELLO, liveness, fencing (and farewell.c: goodbye). The states are drawn
- * in core.c.
+ * sessions.c - who speaks: HELLO, liveness, fencing (and session_close.c: goodbye). The states are
+ * drawn in core.c.
  *
  * Invariants: (1) an incarnation is on disk before anybody is told it, so none is ever given twice;
  *             (2) a worker of an older incarnation changes nothing;

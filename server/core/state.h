@@ -35,7 +35,7 @@ struct held {
 	uint32_t copy;          /* index in backups */
 };
 
-/* A worker slot; worker id = index + 1. The first group is in the snapshot (image.c). */
+/* A worker slot; worker id = index + 1. The first group is in the snapshot (snapshot.c). */
 struct worker {
 	uint32_t incarnation;
 	uint64_t born_epoch; /* server epoch in which that incarnation was given */
@@ -227,7 +227,7 @@ int sessions_all_back(const struct core *c);
 struct worker *sessions_worker(struct core *c, uint32_t id);               /* NULL: no such slot */
 struct stamp sessions_stamp(const struct core *c, const struct worker *w); /* NULL: observer */
 
-/* farewell.c */
+/* session_close.c */
 /* It may hold pushes that were acknowledged before a crash and are not replayed yet. */
 int sessions_may_return(const struct worker *w);
 void sessions_bye(struct core *c, const struct worker *w, uint32_t peer, int status);

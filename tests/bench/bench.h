@@ -9,7 +9,7 @@
 #include "common/clock.h"
 #include "common/mem.h"
 #include "common/rng.h"
-#include "worker/data.h"
+#include "worker/data/dataset.h"
 
 struct bench {
 	const char *net;

@@ -22,7 +22,7 @@
 #include <zmq.h>
 #include "common/keys.h"
 #include "common/mem.h"
-#include "worker/cnnps.h"
+#include "worker/client/cnnps.h"
 
 #define WARM_UP 300 /* until every buffer that the library keeps has been used once */
 #define WINDOW  8   /* messages under way, as many as cnn-ps allows */

@@ -19,9 +19,9 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/opt.h"
-#include "server/options.h"
+#include "server/config/options.h"
 #include "tests/bench/virtual/virtual.h"
-#include "worker/data.h"
+#include "worker/data/dataset.h"
 
 #define NEVER "1e9"
 

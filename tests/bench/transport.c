@@ -22,7 +22,7 @@
 #include <zmq.h>
 #include "common/mem.h"
 #include "tests/bench/pairs.h"
-#include "worker/cnnps.h"
+#include "worker/client/cnnps.h"
 
 /* Shared by all processes of one measurement. */
 struct shared {

@@ -38,7 +38,7 @@ MODULES = {"torch": "python3-torch"}
 C_PROGRAM = """
 #include <err.h>
 #include <stdint.h>
-#include "worker/cnnps.h"
+#include "worker/client/cnnps.h"
 static void my_gradient(const float *w, float *g)
 {{
 	for (int i = 0; i < 2; i++)

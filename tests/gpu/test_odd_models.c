@@ -18,7 +18,7 @@ static const struct odd_model smooth_models[] = {
 };
 #define N_SMOOTH_MODELS (sizeof smooth_models / sizeof smooth_models[0])
 
-/* kx_second.h's */
+/* conv2.h's */
 #define PAIR "conv:32:5 relu pool:2 conv:64:5 relu pool:2"
 
 /* What the device has kernels of its own for, on 28 x 28 images: with filters around their blocks.
@@ -126,7 +126,7 @@ static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 	agree(few, sizeof few / sizeof few[0], 601, 1);
 }
 
-/* kx_second.h's kernels are cut differently from one of these numbers to the next; fp32 has none of
+/* conv2.h's kernels are cut differently from one of these numbers to the next; fp32 has none of
  * them. */
 static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 {

@@ -2,13 +2,13 @@
 # Include directions: who may include whom. The first row that matches a file counts. Column 2 is
 # what its #include "..." lines may name, column 3 the <...> headers that it may not have.
 rules='
-^worker/examples/        ^worker/cnnps\.h$                         ^(zmq|uv)\.h$
-^worker/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
-^worker/session(_ask|_impl)?\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/session(_impl)?\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
+^worker/examples/        ^worker/client/cnnps\.h$                         ^(zmq|uv)\.h$
+^worker/client/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
+^worker/client/session(_ask|_impl)?\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/client/session(_impl)?\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
 ^server/core/            ^(common/(clones|err|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
-^kernels/ladder/main\.c$  ^((common|kernels)/|worker/data\.h$)           ^(zmq|uv|microhttpd)\.h$
+^kernels/ladder/main\.c$  ^((common|kernels)/|worker/data/dataset\.h$)           ^(zmq|uv|microhttpd)\.h$
 ^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$
 ^proto/wire\.c$          ^(common/|proto/|cnnps\.pb-c\.h$)         ^(uv|microhttpd)\.h$
 ^proto/                  ^(common|proto)/                          ^(uv|microhttpd)\.h$

@@ -6,7 +6,7 @@ failed=0
 cuda=$(make -s print-CUDA_HOME)
 # shellcheck disable=SC2046 # no blanks in names
 [ $# -gt 0 ] || set -- $(find common proto kernels server worker tests -name '*.c' | sort |
-	grep -v "${cuda:+^$}${cuda:-^kernels/cuda\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
+	grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
 for cc in gcc clang; do
 	b=build/lint-$cc
 	targets=$(printf "$b/%s " "$@" | sed 's/\.c /.o /g')

@@ -1,8 +1,9 @@
 /*
  * disk.h - a directory on a disk that keeps only what POSIX promises, under the real code.
  *
- * The simulator links common/file.c, common/checkpoint.c, server/saver.c and server/restore.c as
- * they are; calls.c catches their calls of the C library (ld --wrap) and brings them here.
+ * The simulator links common/file.c, common/checkpoint.c, server/durability/checkpointer.c and
+ * server/durability/startup.c as they are; calls.c catches their calls of the C library (ld --wrap)
+ * and brings them here.
  *
  * What survives a power cut: of a file, what its last fsync found, and of later writes any
  * sectors in any order, over the old size or the new; of the directory's entries, what its last

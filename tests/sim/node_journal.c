@@ -1,13 +1,13 @@
 /*
  * node_journal.c - `--durability always` in the simulator: the server's own group commit over the
  * simulated disk, replies that wait for it, and what a start must find again. It follows
- * server/turn.c and server.c.
+ * server/dispatch.c and server.c.
  */
 #include "common/journal.h"
 #include <string.h>
 #include <xxhash.h>
 #include "proto/wire.h"
-#include "server/promise.h"
+#include "server/durability/promise.h"
 #include "tests/sim/sim.h"
 
 #define ASK_MS 100 /* between two snapshots that the journal asks for */

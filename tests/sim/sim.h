@@ -24,14 +24,14 @@
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
 #include "common/clock.h"
-#include "server/commit.h"
-#include "server/options.h"
-#include "server/restore.h"
-#include "server/saver.h"
+#include "server/durability/group_commit.h"
+#include "server/config/options.h"
+#include "server/durability/startup.h"
+#include "server/durability/checkpointer.h"
 #include "tests/sim/calls.h"
 #include "tests/sim/disk.h"
 #include "tests/sim/net.h"
-#include "worker/session.h"
+#include "worker/client/session.h"
 
 #define SIM_WORKERS     5u
 #define SIM_TWINS       2u /* processes whose name was given to another one while they lived */

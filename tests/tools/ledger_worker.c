@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include "worker/cnnps.h"
+#include "worker/client/cnnps.h"
 
 #define PULL_EVERY 8      /* usual pushes between two pulls: their versions are the pushes' base */
 #define SAY_EVERY  10     /* pushes between two lines of progress */

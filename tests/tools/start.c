@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 #include "common/opt.h"
-#include "server/options.h"
-#include "server/restore.h"
+#include "server/config/options.h"
+#include "server/durability/startup.h"
 
 static long applied(const float *w, size_t n)
 {

@@ -1,5 +1,5 @@
 /*
- * cnnps_lab.h - a program of libcnnps and its fake server, for the tests of worker/cnnps.h.
+ * cnnps_lab.h - a program of libcnnps and its fake server, for the tests of worker/client/cnnps.h.
  *
  * A header with bodies, for one test program is one file. Thread: the test's.
  */
@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include "common/clock.h"
 #include "common/log.h"
-#include "worker/cnnps.h"
+#include "worker/client/cnnps.h"
 
 static struct fake fake;
 static struct cnnps *client;

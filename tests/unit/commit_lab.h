@@ -1,6 +1,7 @@
 /*
  * commit_lab.h - a server's journal, core and disk without its sockets: events go to the core and,
- * through server/commit.h, to files of a scratch directory whose disk can be told to fail.
+ * through server/durability/group_commit.h, to files of a scratch directory whose disk can be told
+ * to fail.
  *
  * One per program (it replaces write and fdatasync). Thread: the test's, which runs the loop.
  */
@@ -11,8 +12,8 @@
 #include <unistd.h>
 #include "common/checkpoint.h"
 #include "common/generation.h"
-#include "server/commit.h"
-#include "server/recover.h"
+#include "server/durability/group_commit.h"
+#include "server/durability/log_replay.h"
 #include "tests/unit/core_images.h"
 #include "tests/unit/scratch.h"
 

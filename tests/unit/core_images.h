@@ -4,7 +4,7 @@
  */
 #ifndef TESTS_UNIT_CORE_IMAGES_H
 #define TESTS_UNIT_CORE_IMAGES_H
-#include "server/core/image.h"
+#include "server/core/snapshot.h"
 #include "tests/unit/core_bench.h"
 
 struct bench_image {

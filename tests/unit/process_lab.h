@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include "common/clock.h"
 #include "tests/unit/scratch.h"
-#include "worker/cnnps.h"
+#include "worker/client/cnnps.h"
 
 #define DEADLINE_MS 30000
 #define N           600u /* coordinates of the ledger */

@@ -4,7 +4,7 @@
 #ifndef TESTS_UNIT_REAL_H
 #define TESTS_UNIT_REAL_H
 #include "tests/unit/gradients.h"
-#include "worker/data.h"
+#include "worker/data/dataset.h"
 
 static struct data real; /* loaded once, by real_load */
 

@@ -10,7 +10,7 @@
 #include "common/log.h"
 #include "proto/wire.h"
 #include "tests/unit/scratch.h"
-#include "server/net.h"
+#include "server/net/net.h"
 
 #define N           50000u /* floats of the model: large enough to fill a peer's queues */
 #define DEADLINE_MS 20000

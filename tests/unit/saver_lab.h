@@ -1,12 +1,12 @@
 /*
  * saver_lab.h - starts and saves of a run in a scratch directory, without its sockets: what is
- * common to the tests of server/saver.h and server/restore.h.
+ * common to the tests of server/durability/checkpointer.h and server/durability/startup.h.
  */
 #ifndef TESTS_UNIT_SAVER_LAB_H
 #define TESTS_UNIT_SAVER_LAB_H
 #include <signal.h>
-#include "server/core/image.h"
-#include "server/saver.h"
+#include "server/core/snapshot.h"
+#include "server/durability/checkpointer.h"
 #include "tests/unit/server_lab.h"
 
 static struct options options;

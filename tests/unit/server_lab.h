@@ -7,9 +7,9 @@
 #include "common/opt.h"
 #include "scratch.h"
 #include "server/core/core.h"
-#include "server/options.h"
-#include "server/progress.h"
-#include "server/restore.h"
+#include "server/config/options.h"
+#include "server/monitor/progress.h"
+#include "server/durability/startup.h"
 
 #define LAB_MAX_ARGV 64
 

@@ -1,6 +1,6 @@
 /*
  * session_bench.h - a worker's session on the bench: what it does is read as one line of words, and
- * every call is watched for the invariants of worker/session.h that must hold always.
+ * every call is watched for the invariants of worker/client/session.h that must hold always.
  */
 #ifndef TESTS_UNIT_SESSION_BENCH_H
 #define TESTS_UNIT_SESSION_BENCH_H
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-#include "worker/session.h"
+#include "worker/client/session.h"
 
 #define BENCH_SEQS 4096u
 

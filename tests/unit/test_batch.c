@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "common/rng.h"
-#include "worker/batch.h"
+#include "worker/data/batch.h"
 
 static void batches_of_an_epoch_hold_each_image_once_in_the_orders_order(void **state)
 {

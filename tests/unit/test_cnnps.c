@@ -1,5 +1,6 @@
 /* test_cnnps.c - libcnnps as a program sees it, against a fake server that answers, forgets, hangs
- * up and lies. Proves the promises of worker/cnnps.h and the invariants of net.h and outbox.h. */
+ * up and lies. Proves the promises of worker/client/cnnps.h and the invariants of net.h and
+ * outbox.h. */
 #include "tests/unit/cnnps_lab.h"
 
 /* ---- the plain way ------------------------------------------------------------------------ */

@@ -1,6 +1,7 @@
 /*
  * Proves that a run goes on from an image as if nothing had been: bit-exactly under the same
- * options, sensibly under others, and not at all, by name, where it cannot. (server/core/image.h)
+ * options, sensibly under others, and not at all, by name, where it cannot.
+ * (server/core/snapshot.h)
  */
 #include "tests/unit/core_images.h"
 #include "common/run_head.h"

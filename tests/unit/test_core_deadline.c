@@ -247,7 +247,7 @@ static void a_worker_that_does_not_ask_again_is_stalled(void **state)
 /* ---- slow -------------------------------------------------------------------------------------
  */
 
-/* The defaults of cnn-ps (server/options.c), where they matter here. */
+/* The defaults of cnn-ps (server/config/options.c), where they matter here. */
 static struct core_config defaults(enum mode mode)
 {
 	struct core_config cfg = config(mode);

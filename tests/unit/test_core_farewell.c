@@ -1,5 +1,5 @@
 /*
- * Proves the invariants numbered in server/core/farewell.c: what a crash has lost is replayed
+ * Proves the invariants numbered in server/core/session_close.c: what a crash has lost is replayed
  * before anybody goes home, or kept for the server's next life.
  */
 #include "tests/unit/core_images.h"

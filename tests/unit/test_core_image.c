@@ -1,6 +1,6 @@
 /*
- * Proves the invariants numbered in server/core/image.c: the same bytes come back, and nothing that
- * is too short, too long or impossible is read, nor harms.
+ * Proves the invariants numbered in server/core/snapshot.c: the same bytes come back, and nothing
+ * that is too short, too long or impossible is read, nor harms.
  */
 #include "tests/unit/core_crowd.h"
 #include <math.h>

@@ -2,7 +2,7 @@
 #include "tests/unit/idx_files.h"
 #include <sys/stat.h>
 #include <xxhash.h>
-#include "worker/data.h"
+#include "worker/data/dataset.h"
 
 static char dir[64];
 static const char *const names[] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",

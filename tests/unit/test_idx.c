@@ -1,8 +1,9 @@
-/* test_idx.c - proves the invariants numbered in worker/idx.h against lying and damaged files. */
+/* test_idx.c - proves the invariants numbered in worker/data/idx.h against lying and damaged files.
+ */
 #include "tests/unit/idx_files.h"
 #include <sys/stat.h>
 #include "common/rng.h"
-#include "worker/idx.h"
+#include "worker/data/idx.h"
 
 static char dir[64];
 static char path[80];

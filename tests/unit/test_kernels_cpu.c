@@ -5,7 +5,7 @@
  * CNN_KX_ISA is the hook that picks the instruction set. Real data: $CNN_DATA or the usual places.
  */
 #include "tests/unit/real.h"
-#include "kernels/cpu_plan.h"
+#include "kernels/cpu/plan.h"
 
 static const char *const isas[] = {"baseline", "avx2", "avx512"};
 #define N_ISAS (sizeof isas / sizeof isas[0])

@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <sys/resource.h>
 #include <cmocka.h>
-#include "kernels/team.h"
+#include "kernels/cpu/team.h"
 
 #define MEMBERS 5
 #define JOBS    2000

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <zmq.h>
 #include "common/clock.h"
-#include "worker/link.h"
+#include "worker/client/link.h"
 
 enum { DEADLINE_MS = 20000, BYTES = 1 << 20 };
 

@@ -1,5 +1,5 @@
-/* test_outbox.c - proves the invariants of worker/outbox.h over real sockets, and that a push which
- * goes in parts is whole again behind server/ahead.h. */
+/* test_outbox.c - proves the invariants of worker/client/outbox.h over real sockets, and that a
+ * push which goes in parts is whole again behind server/net/chunked_push.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,8 +7,8 @@
 #include <string.h>
 #include <cmocka.h>
 #include "common/clock.h"
-#include "server/ahead.h"
-#include "worker/outbox.h"
+#include "server/net/chunked_push.h"
+#include "worker/client/outbox.h"
 
 #define LARGE       150001u /* floats: in parts */
 #define SMALL       10u

@@ -2,7 +2,7 @@
 #include "tests/unit/idx_files.h"
 #include <png.h>
 #include "common/rng.h"
-#include "worker/picture.h"
+#include "worker/ctl/picture.h"
 
 static char dir[64];
 static char path[80];

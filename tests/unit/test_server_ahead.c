@@ -1,4 +1,4 @@
-/* test_server_ahead.c - proves the invariants of server/ahead.h. */
+/* test_server_ahead.c - proves the invariants of server/net/chunked_push.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "proto/wire_hash.h"
-#include "server/ahead.h"
+#include "server/net/chunked_push.h"
 
 #define N     32 /* floats of the model */
 #define PEERS 4

@@ -1,5 +1,5 @@
 /*
- * test_server_auth.c - who gets in: proves the invariants numbered in server/auth.h over real
+ * test_server_auth.c - who gets in: proves the invariants numbered in server/auth/auth.h over real
  * sockets, with a list whose reading can hang.
  */
 #include <stdatomic.h>
@@ -7,7 +7,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "scratch.h"
-#include "server/auth.h"
+#include "server/auth/auth.h"
 
 #define DEADLINE_MS 20000
 #define WORKERS     4

@@ -1,4 +1,4 @@
-/* Proves the invariants numbered in server/commit.h. */
+/* Proves the invariants numbered in server/durability/group_commit.h. */
 #include "tests/unit/commit_lab.h"
 
 /* ---- tests ---------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /*
- * Proves what server/event_record.h says: an event of any kind comes back from its bytes as it was,
- * and no damage to them does harm.
+ * Proves what server/durability/event_record.h says: an event of any kind comes back from its bytes
+ * as it was, and no damage to them does harm.
  */
-#include "server/event_record.h"
+#include "server/durability/event_record.h"
 #include "tests/unit/core_bench.h"
 
 static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state)

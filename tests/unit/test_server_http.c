@@ -1,6 +1,6 @@
 /*
- * test_server_http.c - the pages of server/http.h: found, refused, bounded, and never in the loop's
- * way.
+ * test_server_http.c - the pages of server/monitor/http.h: found, refused, bounded, and never in
+ * the loop's way.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include "common/clock.h"
 #include "scratch.h"
-#include "server/http.h"
+#include "server/monitor/http.h"
 
 #define DEADLINE_MS 20000
 #define LARGE       (1 << 20) /* bytes of the page /large */

@@ -1,4 +1,4 @@
-/* Proves the contract of server/labels.h. */
+/* Proves the contract of server/net/labels.h. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -6,7 +6,7 @@
 #include <cmocka.h>
 #include "common/log.h"
 #include "scratch.h"
-#include "server/labels.h"
+#include "server/net/labels.h"
 
 #define SLOTS 3u
 #define RING  (2 * SLOTS + 64)

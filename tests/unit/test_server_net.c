@@ -1,6 +1,6 @@
 /*
  * test_server_net.c - the server's port over real sockets: proves the invariants numbered in
- * server/net.h.
+ * server/net/net.h.
  */
 #include "tests/unit/router_lab.h"
 

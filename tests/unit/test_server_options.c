@@ -1,12 +1,12 @@
 /*
  * test_server_options.c - cnn-ps takes a good command line as it was meant, and refuses a bad one
- * with every error named, before anything exists (server/options.h; faults.md calls it A19).
+ * with every error named, before anything exists (server/config/options.h; faults.md calls it A19).
  */
 #include <stdlib.h>
 #include <sys/stat.h>
 #include "common/opt.h"
 #include "scratch.h"
-#include "server/options.h"
+#include "server/config/options.h"
 
 #define MAX_ARGV 96
 

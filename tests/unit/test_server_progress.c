@@ -1,8 +1,8 @@
 /* test_server_progress.c - the bar's text, and the times and rates it is made of
- * (server/progress.h).
+ * (server/monitor/progress.h).
  */
 #include "server_lab.h"
-#include "server/progress.h"
+#include "server/monitor/progress.h"
 
 static struct options options;
 static struct restored run;

@@ -1,5 +1,5 @@
-/* Proves the contract of server/promise.h. */
-#include "server/promise.h"
+/* Proves the contract of server/durability/promise.h. */
+#include "server/durability/promise.h"
 #include <math.h>
 #include "tests/unit/core_work.h"
 

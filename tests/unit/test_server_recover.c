@@ -1,6 +1,6 @@
 /*
  * Proves that recover() comes from a directory to the very bytes of the core whose events went
- * there, or says why not (server/recover.h).
+ * there, or says why not (server/durability/log_replay.h).
  */
 #include "tests/unit/commit_lab.h"
 

@@ -1,6 +1,6 @@
 /*
  * test_server_restore.c - a start goes on where the newest good checkpoint ended, and refuses what
- * it must not continue (server/restore.h).
+ * it must not continue (server/durability/startup.h).
  */
 #include "common/checkpoint.h"
 #include "common/safetensors.h"

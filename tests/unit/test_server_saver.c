@@ -1,6 +1,6 @@
 /*
  * test_server_saver.c - what is saved comes back, and a disk that fails is a state and not an end
- * (server/saver.h).
+ * (server/durability/checkpointer.h).
  */
 #include <errno.h>
 #include <math.h>

@@ -1,11 +1,11 @@
 /*
- * test_server_status.c - what the server says about itself (server/status.h): every number is the
- * core's, nothing is too long, and parsers can read it.
+ * test_server_status.c - what the server says about itself (server/monitor/status.h): every number
+ * is the core's, nothing is too long, and parsers can read it.
  */
 #include <jansson.h>
 #include "server_lab.h"
-#include "server/labels.h"
-#include "server/status.h"
+#include "server/net/labels.h"
+#include "server/monitor/status.h"
 
 static struct options options;
 static struct restored run;

@@ -1,6 +1,6 @@
 /*
  * test_server_versions.c - the frames that pulls share, with a real core behind them: the
- * invariants numbered in server/versions.h.
+ * invariants numbered in server/net/param_buffers.h.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 #include <cmocka.h>
 #include "core_bench.h"
 #include "proto/wire.h"
-#include "server/versions.h"
+#include "server/net/param_buffers.h"
 
 static struct versions *versions;
 static struct bench b;

@@ -1,7 +1,7 @@
 /*
- * Proves the invariants numbered in worker/session.h: a seq is given once, a push is kept until it
- * is durable, everything is said again after a WELCOME, the windows are kept. (When and how long:
- * test_session_time.c.)
+ * Proves the invariants numbered in worker/client/session.h: a seq is given once, a push is kept
+ * until it is durable, everything is said again after a WELCOME, the windows are kept. (When and
+ * how long: test_session_time.c.)
  */
 #include "tests/unit/session_bench.h"
 #include "common/rng.h"

@@ -1,6 +1,6 @@
 /*
- * Proves invariant (3) of worker/session.h, everything is said again after a WELCOME, and all of
- * them together under a network that loses, repeats and reorders.
+ * Proves invariant (3) of worker/client/session.h, everything is said again after a WELCOME, and
+ * all of them together under a network that loses, repeats and reorders.
  */
 #include "tests/unit/session_bench.h"
 #include "common/rng.h"

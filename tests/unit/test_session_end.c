@@ -1,6 +1,6 @@
 /*
- * Proves how a session of worker/session.h answers its program's requests one by one, and every way
- * in which it ends.
+ * Proves how a session of worker/client/session.h answers its program's requests one by one, and
+ * every way in which it ends.
  */
 #include "tests/unit/session_bench.h"
 

@@ -1,6 +1,6 @@
 /*
- * Proves the states and the clock of worker/session.h: when HELLO is said again, when silence
- * resynchronises, when a session gives up. (How else it ends: test_session_end.c.)
+ * Proves the states and the clock of worker/client/session.h: when HELLO is said again, when
+ * silence resynchronises, when a session gives up. (How else it ends: test_session_end.c.)
  */
 #include "tests/unit/session_bench.h"
 

@@ -10,7 +10,7 @@
 #include <math.h>
 #include "common/log.h"
 #include "common/rng.h"
-#include "worker/batch.h"
+#include "worker/data/batch.h"
 #include "worker/trainer.h"
 
 #define N       FAKE_PARAMS /* of fc:3 on one pixel */

@@ -6,7 +6,7 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include "worker/cnnps.h"
+#include "worker/client/cnnps.h"
 
 #define POINTS 100
 #define STEPS  2000

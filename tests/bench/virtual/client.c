@@ -1,18 +1,19 @@
 /*
- * client.c - libcnnps in virtual time: the calls of worker/cnnps.h that a trainer makes, over the
- * real session. A call that has to wait goes to sleep (park); what the session says wakes it.
+ * client.c - libcnnps in virtual time: the calls of worker/client/cnnps.h that a trainer makes,
+ * over the real session. A call that has to wait goes to sleep (park); what the session says wakes
+ * it.
  *
  * Thread: one; a worker's calls run on its coroutine's stack, the session's effects on the
  * scheduler's or on it.
  */
-#include "worker/cnnps.h"
+#include "worker/client/cnnps.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
 #include "tests/bench/virtual/virtual.h"
-#include "worker/info.h"
-#include "worker/session.h"
+#include "worker/client/info.h"
+#include "worker/client/session.h"
 
 #define STACK_BYTES   ((size_t)1 << 20)
 #define EVAL_PART     (1.0 / 3) /* of a gradient's cost: forward only */

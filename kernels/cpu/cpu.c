@@ -1,0 +1,224 @@
+/*
+ * cpu.c - the cpu device: one team of threads; each takes a slice of the batch, forward and
+ * backward, and keeps its own sum of gradients; the sums are added in the order of the threads.
+ *
+ * The instruction set is the best that the processor has. CNN_KX_ISA=baseline|avx2|avx512 in the
+ * environment asks for another: for tests and measurements.
+ */
+#include <cblas.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "kernels/cpu/lane.h"
+#include "kernels/cpu/pack.h"
+#include "kernels/device.h"
+#include "kernels/cpu/team.h"
+
+struct cpu {
+	char name[64];
+	struct plan plan;
+	struct team *team;
+	size_t n_lanes;
+	struct lane *lane; /* one per thread */
+	float **sum;       /* each lane's gradient */
+	float *packed;
+	struct kx_images set;
+	/* the job at hand: written by the caller, read by the team */
+	const float *params;
+	struct batch batch;
+	size_t n_images;
+	float *grad;
+};
+
+/* ---- instruction set ------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+static int has_avx2(void)
+{
+	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static int has_avx512(void)
+{
+	return has_avx2() && __builtin_cpu_supports("avx512f") &&
+	       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+	       __builtin_cpu_supports("avx512bw");
+}
+#endif
+
+static int has_baseline(void)
+{
+	return 1;
+}
+
+/* The best first. */
+static const struct {
+	const struct simd *simd;
+	int (*has)(void);
+} instruction_sets[] = {
+#if defined(__x86_64__)
+	{&simd_avx512, has_avx512},
+	{&simd_avx2, has_avx2},
+#endif
+	{&simd_baseline, has_baseline},
+};
+
+static const struct simd *choose_simd(struct err *e)
+{
+	const char *wish = getenv("CNN_KX_ISA");
+	for (size_t i = 0; i < sizeof instruction_sets / sizeof instruction_sets[0]; i++)
+		if (instruction_sets[i].has() &&
+			(!wish || strcmp(wish, instruction_sets[i].simd->name) == 0))
+			return instruction_sets[i].simd;
+	err_set(e, PS_EUSAGE,
+		"CNN_KX_ISA=%s: this processor and program have baseline, perhaps avx2 and avx512",
+		wish);
+	return NULL;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void cpu_close(void *self)
+{
+	struct cpu *c = self;
+	team_free(&c->team);
+	for (size_t i = 0; c->lane && i < c->n_lanes; i++)
+		lane_release(&c->lane[i]);
+	free(c->lane);
+	free(c->sum);
+	free(c->packed);
+	plan_release(&c->plan);
+	free(c);
+}
+
+static int cpu_allocate(struct cpu *c, size_t max_batch)
+{
+	size_t most = (max_batch + c->n_lanes - 1) / c->n_lanes;
+	c->lane = mem_try(c->n_lanes, sizeof *c->lane);
+	c->sum = mem_try(c->n_lanes, sizeof *c->sum);
+	c->packed = mem_try(c->plan.packed_floats, sizeof *c->packed);
+	int ok = c->lane && c->sum && c->packed;
+	for (size_t i = 0; ok && i < c->n_lanes; i++) {
+		ok = lane_init(&c->lane[i], &c->plan, most) == PS_OK;
+		c->sum[i] = c->lane[i].grad;
+	}
+	return ok;
+}
+
+static int cpu_build(struct cpu *c, const struct model *m, const struct backend_options *o,
+	const struct simd *simd, struct err *e)
+{
+	int rc = plan_init(&c->plan, m, simd, e);
+	if (rc)
+		return rc;
+	openblas_set_num_threads(1); /* the team's members call it, each for its own images */
+	c->n_lanes = (size_t)o->threads;
+	if (!cpu_allocate(c, o->max_batch))
+		return err_set(e, PS_ENOMEM,
+			"no memory for %d threads with batches of %zu images and %zu parameters",
+			o->threads, o->max_batch, m->n_params);
+	return team_new(&c->team, c->n_lanes, e);
+}
+
+static int cpu_open(
+	void **self, const struct model *m, const struct backend_options *o, struct err *e)
+{
+	*self = NULL;
+	const struct simd *simd = choose_simd(e);
+	if (!simd)
+		return PS_EUSAGE;
+	struct cpu *c = mem_try(1, sizeof *c);
+	if (!c)
+		return err_set(e, PS_ENOMEM, "no memory for device cpu");
+	int rc = cpu_build(c, m, o, simd, e);
+	if (rc) {
+		cpu_close(c);
+		return rc;
+	}
+	snprintf(c->name, sizeof c->name, "cpu %d thread%s %s", o->threads,
+		o->threads == 1 ? "" : "s", simd->name);
+	*self = c;
+	return PS_OK;
+}
+
+static const char *cpu_describe(const void *self)
+{
+	const struct cpu *c = self;
+	return c->name;
+}
+
+static int cpu_use(void *self, const struct kx_images *set, struct err *e)
+{
+	(void)e;
+	struct cpu *c = self;
+	c->set = *set;
+	return PS_OK;
+}
+
+/* ---- work ------------------------------------------------------------------------------------ */
+
+static void gradient_job(void *arg, size_t member)
+{
+	struct cpu *c = arg;
+	struct share share = {member, c->n_lanes};
+	size_t begin, end;
+	share_range(share, c->n_images, &begin, &end);
+	pack_params(&c->plan, share, c->params, c->packed);
+	team_barrier(c->team);
+	lane_gradient(&c->lane[member], &c->batch, begin, end);
+	team_barrier(c->team);
+	sum_gradients(&c->plan, share, c->sum, c->n_lanes);
+	team_barrier(c->team);
+	unpack_gradient(&c->plan, share, c->sum[0], 1 / (float)c->n_images, c->grad);
+}
+
+static void forward_job(void *arg, size_t member)
+{
+	struct cpu *c = arg;
+	struct share share = {member, c->n_lanes};
+	size_t begin, end;
+	share_range(share, c->n_images, &begin, &end);
+	pack_params(&c->plan, share, c->params, c->packed);
+	team_barrier(c->team);
+	lane_forward(&c->lane[member], &c->batch, begin, end);
+}
+
+static int cpu_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
+	uint64_t dropout_seed, float *grad, double *loss)
+{
+	struct cpu *c = self;
+	c->params = params;
+	c->grad = grad;
+	c->n_images = batch;
+	c->batch = (struct batch){
+		.set = &c->set, .packed = c->packed, .index = index, .dropout_seed = dropout_seed};
+	team_run(c->team, gradient_job, c);
+	double sum = 0;
+	for (size_t i = 0; i < c->n_lanes; i++)
+		sum += c->lane[i].loss;
+	*loss = sum / (double)batch;
+	return PS_OK;
+}
+
+static int cpu_forward(void *self, const float *params, size_t first, size_t n, float *scores)
+{
+	struct cpu *c = self;
+	c->params = params;
+	c->n_images = n;
+	c->batch = (struct batch){
+		.set = &c->set, .packed = c->packed, .first = first, .scores = scores};
+	team_run(c->team, forward_job, c);
+	return PS_OK;
+}
+
+const struct device device_cpu = {
+	.name = "cpu",
+	.precise = 1,
+	.open = cpu_open,
+	.close = cpu_close,
+	.describe = cpu_describe,
+	.use = cpu_use,
+	.gradient = cpu_gradient,
+	.forward = cpu_forward,
+};

@@ -1,0 +1,212 @@
+/*
+ * lane.c - forward and backward over a block of images.
+ */
+#include "kernels/cpu/lane.h"
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "kernels/cpu/steps.h"
+#include "kernels/device.h"
+
+#define BLOCK_BYTES ((size_t)512 << 10) /* half of a usual second-level cache */
+#define BLOCK_MAX   32
+#define BLAS_BLOCK  64 /* weights that come from memory should meet many images */
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static size_t choose_block(const struct plan *p, size_t most)
+{
+	size_t bytes = 0;
+	for (size_t i = 0; i < p->n_planes; i++)
+		bytes += 2 * p->plane[i].image * sizeof(float);
+	size_t block = BLOCK_BYTES / bytes;
+	block = block < 1 ? 1 : block > BLOCK_MAX ? BLOCK_MAX : block;
+	if (p->blas && block < BLAS_BLOCK)
+		block = BLAS_BLOCK;
+	return round_up(block < most ? block : most, p->simd->cells);
+}
+
+static int allocate_planes(struct lane *l)
+{
+	int ok = 1;
+	for (size_t i = 0; ok && i < l->plan->n_planes; i++) {
+		size_t floats = l->plan->plane[i].image * l->block + PLANE_ALIGN;
+		l->value[i] = mem_try(floats, sizeof(float));
+		l->error[i] = mem_try(floats, sizeof(float));
+		ok = l->value[i] && l->error[i];
+	}
+	for (size_t i = 0; ok && i < l->plan->n_steps; i++) {
+		const struct step *s = &l->plan->step[i];
+		const struct plane *out = &l->plan->plane[s->out];
+		if (s->pooled) {
+			l->winner[i] =
+				mem_try(l->block * s->n_windows, out->shape.c * sizeof(uint16_t));
+			ok = l->winner[i] != NULL;
+		} else if (s->kind == STEP_DROPOUT) {
+			l->mask[i] = mem_try(out->image * l->block, sizeof(float));
+			ok = l->mask[i] != NULL;
+		}
+	}
+	return ok;
+}
+
+/* Where each window and cell of a block lies: the plan's offsets once per image, as pointers. */
+static int allocate_table(struct lane *l, size_t i)
+{
+	const struct step *s = &l->plan->step[i];
+	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
+	struct table *t = &l->table[i];
+	const size_t cells = l->block * s->n_cells, windows = l->block * s->n_windows;
+	t->source = mem_try(cells + l->plan->simd->cells, sizeof *t->source);
+	t->first = mem_try(windows + 1, sizeof *t->first);
+	t->value = mem_try(windows, sizeof *t->value);
+	t->error = mem_try(windows, sizeof *t->error);
+	if (!t->source || !t->first || !t->value || !t->error)
+		return 0;
+	for (size_t cell = 0; cell < cells; cell++)
+		t->source[cell] = l->value[s->in] + cell / s->n_cells * in->image +
+				  s->cell[cell % s->n_cells];
+	for (size_t extra = 0; extra < l->plan->simd->cells; extra++)
+		t->source[cells + extra] = t->source[0];
+	for (size_t w = 0; w < windows; w++) {
+		size_t n = w / s->n_windows, to = n * out->image + s->to[w % s->n_windows];
+		t->first[w + 1] = (uint32_t)(n * s->n_cells + s->first[w % s->n_windows + 1]);
+		t->value[w] = l->value[s->out] + to;
+		t->error[w] = l->error[s->out] + to;
+	}
+	return 1;
+}
+
+static int allocate_scratch(struct lane *l)
+{
+	const struct plan *p = l->plan;
+	size_t filters = 0, cells = p->max_cells > CHUNK_CELLS ? p->max_cells : CHUNK_CELLS;
+	int ok = 1;
+	for (size_t i = 0; ok && i < p->n_steps; i++)
+		if (p->step[i].kind == STEP_WEIGHTS) {
+			ok = allocate_table(l, i);
+			filters = p->step[i].filters > filters ? p->step[i].filters : filters;
+		}
+	l->tile = mem_try(round_up(cells, p->simd->cells), 2 * p->simd->lanes * sizeof(float));
+	l->grad = mem_try(p->grad_floats, sizeof(float));
+	l->entry = mem_try(p->max_entries, sizeof *l->entry);
+	l->n_entries = mem_try(filters, sizeof *l->n_entries);
+	return ok && l->tile && l->grad && l->entry && l->n_entries;
+}
+
+int lane_init(struct lane *l, const struct plan *p, size_t most)
+{
+	*l = (struct lane){.plan = p, .block = choose_block(p, most)};
+	return allocate_planes(l) && allocate_scratch(l) ? PS_OK : PS_ENOMEM;
+}
+
+void lane_release(struct lane *l)
+{
+	for (size_t i = 0; i <= MODEL_MAX_LAYERS; i++) {
+		free(l->value[i]);
+		free(l->error[i]);
+	}
+	for (size_t i = 0; i < MODEL_MAX_LAYERS; i++) {
+		free(l->winner[i]);
+		free(l->mask[i]);
+		free(l->table[i].source);
+		free(l->table[i].first);
+		free(l->table[i].value);
+		free(l->table[i].error);
+	}
+	free(l->grad);
+	free(l->tile);
+	free(l->entry);
+	free(l->n_entries);
+	*l = (struct lane){0};
+}
+
+/* ---- a block --------------------------------------------------------------------------------- */
+
+static size_t image_of(const struct block *b, size_t n)
+{
+	size_t i = b->first + n;
+	return b->batch->index ? b->batch->index[i] : b->batch->first + i;
+}
+
+static void load_image(struct lane *l, const struct block *b, size_t n)
+{
+	const struct plane *p = &l->plan->plane[0];
+	const uint8_t *pixel = b->batch->set->pixels + image_of(b, n) * shape_count(p->shape);
+	const int gapless = p->row == p->shape.w * p->shape.c;
+	const size_t rows = gapless ? 1 : p->shape.h;
+	const size_t pixels = gapless ? p->shape.h * p->shape.w : p->shape.w;
+	for (size_t c = 0; c < p->shape.c; c++)
+		for (size_t y = 0; y < rows; y++, pixel += pixels)
+			l->plan->simd->load(l->value[0] + n * p->image + p->origin + y * p->row + c,
+				p->shape.c, pixel, pixels);
+}
+
+static void block_forward(struct lane *l, const struct block *b)
+{
+	for (size_t n = 0; n < b->n; n++)
+		load_image(l, b, n);
+	for (size_t i = 0; i < l->plan->n_steps; i++)
+		step_forward(l, i, b);
+}
+
+static double image_loss(struct lane *l, const struct block *b, size_t n)
+{
+	const struct plane *p = &l->plan->plane[l->plan->n_planes - 1];
+	const size_t classes = p->shape.c, label = b->batch->set->labels[image_of(b, n)];
+	const float *value = l->value[l->plan->n_planes - 1] + n * p->image;
+	float *error = l->error[l->plan->n_planes - 1] + n * p->image;
+	double score[DEVICE_MAX_CLASSES];
+	widen(score, value, classes);
+	double loss = softmax_loss(score, classes, label, score);
+	for (size_t c = 0; c < classes; c++)
+		error[c] = (float)(score[c] - (c == label));
+	return loss;
+}
+
+static void block_backward(struct lane *l, const struct block *b)
+{
+	size_t first = 0; /* what stands before the first weights has nothing to learn */
+	while (l->plan->step[first].kind != STEP_WEIGHTS)
+		first++;
+	for (size_t n = 0; n < b->n; n++)
+		l->loss += image_loss(l, b, n);
+	for (size_t i = l->plan->n_steps; i-- > first;)
+		step_backward(l, i, b);
+}
+
+/* Block number `i` of images [begin, end); 0 behind the last. */
+static int get_block(const struct lane *l, size_t begin, size_t end, size_t i, struct block *b)
+{
+	size_t n = end - begin, blocks = (n + l->block - 1) / l->block;
+	if (i >= blocks)
+		return 0;
+	b->first = begin + n * i / blocks;
+	b->n = begin + n * (i + 1) / blocks - b->first;
+	return 1;
+}
+
+void lane_gradient(struct lane *l, const struct batch *batch, size_t begin, size_t end)
+{
+	struct block b = {.batch = batch, .training = 1};
+	l->loss = 0;
+	memset(l->grad, 0, l->plan->grad_floats * sizeof(float));
+	for (size_t i = 0; get_block(l, begin, end, i, &b); i++) {
+		block_forward(l, &b);
+		block_backward(l, &b);
+	}
+}
+
+void lane_forward(struct lane *l, const struct batch *batch, size_t begin, size_t end)
+{
+	const struct plane *p = &l->plan->plane[l->plan->n_planes - 1];
+	const size_t classes = p->shape.c;
+	struct block b = {.batch = batch};
+	for (size_t i = 0; get_block(l, begin, end, i, &b); i++) {
+		block_forward(l, &b);
+		for (size_t n = 0; n < b.n; n++)
+			memcpy(batch->scores + (b.first + n) * classes,
+				l->value[l->plan->n_planes - 1] + n * p->image,
+				classes * sizeof(float));
+	}
+}

@@ -1,0 +1,293 @@
+/*
+ * plan.c - layers to steps, and the tables of each step.
+ */
+#include "kernels/cpu/plan.h"
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+
+#define MAX_IMAGE    ((size_t)1 << 25) /* floats of one image in a plane: a block fits 32 bits */
+#define BLAS_WEIGHTS ((size_t)1 << 18) /* 1 MiB: a usual second-level cache */
+
+size_t round_up(size_t n, size_t unit)
+{
+	return (n + unit - 1) / unit * unit;
+}
+
+size_t columns_pad(const struct simd *simd, size_t n)
+{
+	size_t pair = 2 * simd->lanes, rest = n % pair;
+	return n - rest + (rest == 0 ? 0 : rest <= simd->lanes ? simd->lanes : pair);
+}
+
+struct columns columns_at(const struct simd *simd, size_t n, size_t first)
+{
+	size_t pair = 2 * simd->lanes, left = n - first;
+	return (struct columns){.filter = first,
+		.count = left < pair ? left : pair,
+		.width = left <= simd->lanes ? simd->lanes : pair};
+}
+
+size_t entries_pad(const struct step *s)
+{
+	return round_up(s->n_windows, SIMD_ENTRIES);
+}
+
+/* ---- planes ---------------------------------------------------------------------------------- */
+
+/* The layer that reads the plane in front of layer `l`: the next one that changes the shape. */
+static const struct layer *reader(const struct model *m, size_t l)
+{
+	for (; l < m->n_layers; l++)
+		if (m->layer[l].kind != LAYER_RELU && m->layer[l].kind != LAYER_DROPOUT)
+			return &m->layer[l];
+	return NULL;
+}
+
+/* Append the plane in front of layer `l`. 0 if it is too large. */
+static int add_plane(struct plan *p, const struct model *m, size_t l, struct shape shape)
+{
+	const struct layer *to = reader(m, l);
+	struct plane *plane = &p->plane[p->n_planes++];
+	size_t height = shape.h, width = shape.w, top = 0, left = 0, size;
+	if (to && to->kind == LAYER_CONV) {
+		top = to->pad_top;
+		left = to->pad_left;
+		height += top + to->pad_bottom;
+		width += left + to->pad_right;
+	}
+	if (__builtin_mul_overflow(width, shape.c, &size) ||
+		__builtin_mul_overflow(size, height, &size) || size > MAX_IMAGE - PLANE_ALIGN)
+		return 0;
+	*plane = (struct plane){.shape = shape,
+		.row = width * shape.c,
+		.origin = (top * width + left) * shape.c,
+		.image = round_up(size, PLANE_ALIGN)};
+	return 1;
+}
+
+/* ---- windows --------------------------------------------------------------------------------- */
+
+/* A pool layer, or none: then every cell is its own window. */
+struct pooling {
+	size_t size, top, left;
+};
+
+/* Append the cells of window (y, x): those pixels of `cells` (rows and columns) that lie in it. */
+static void add_window(struct step *s, const struct pooling *w, struct shape cells, size_t y,
+	size_t x, size_t y_floats, size_t x_floats, size_t origin)
+{
+	for (size_t ky = 0; ky < w->size; ky++)
+		for (size_t kx = 0; kx < w->size; kx++) {
+			/* behind the upper or left edge this wraps round to a huge number */
+			size_t cy = y * w->size + ky - w->top, cx = x * w->size + kx - w->left;
+			if (cy < cells.h && cx < cells.w)
+				s->cell[s->n_cells++] =
+					(uint32_t)(origin + cy * y_floats + cx * x_floats);
+		}
+}
+
+/* Cells are `cells` large and `stride` pixels of the input plane apart, starting at `origin`. */
+static int add_windows(struct plan *p, struct step *s, const struct layer *pool, struct shape cells,
+	size_t stride, size_t origin)
+{
+	const struct plane *in = &p->plane[s->in], *out = &p->plane[s->out];
+	const struct pooling w = pool ? (struct pooling){pool->size, pool->pad_top, pool->pad_left}
+				      : (struct pooling){1, 0, 0};
+	const struct shape o = out->shape;
+	s->cell = mem_try(cells.h * cells.w, sizeof *s->cell);
+	s->first = mem_try(o.h * o.w + 1, sizeof *s->first);
+	s->to = mem_try(o.h * o.w, sizeof *s->to);
+	if (!s->cell || !s->first || !s->to)
+		return 0;
+	for (size_t y = 0; y < o.h; y++)
+		for (size_t x = 0; x < o.w; x++) {
+			size_t before = s->n_cells, i = s->n_windows++;
+			add_window(
+				s, &w, cells, y, x, stride * in->row, stride * in->shape.c, origin);
+			s->to[i] = (uint32_t)(out->origin + y * out->row + x * o.c);
+			s->first[i + 1] = (uint32_t)s->n_cells;
+			if (s->n_cells - before > s->max_cells)
+				s->max_cells = s->n_cells - before;
+		}
+	if (s->max_cells > p->max_cells)
+		p->max_cells = s->max_cells;
+	s->pooled = s->max_cells > 1;
+	return s->max_cells <= SIMD_MAX_CELLS;
+}
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+/* Taps in the order in which they lie in the input plane: row, column, channel. */
+static int add_taps(const struct plan *p, struct step *s, size_t height, size_t width)
+{
+	const struct plane *in = &p->plane[s->in];
+	const size_t channels = in->shape.c;
+	s->n_taps = height * width * channels;
+	s->taps_pad = round_up(s->n_taps, p->simd->taps);
+	s->tap = mem_try(s->taps_pad, sizeof *s->tap);
+	s->param = mem_try(s->n_taps, sizeof *s->param);
+	if (!s->tap || !s->param)
+		return 0;
+	size_t k = 0;
+	for (size_t y = 0; y < height; y++)
+		for (size_t x = 0; x < width; x++)
+			for (size_t c = 0; c < channels; c++, k++) {
+				s->tap[k] = (uint32_t)(y * in->row + x * channels + c);
+				s->param[k] = (uint32_t)((c * height + y) * width + x);
+			}
+	s->patch = (struct patch){.rows = height, .row = in->row, .run = width * channels};
+	if (s->patch.row == s->patch.run) {
+		s->patch.rows = 1;
+		s->patch.run = s->patch.row = s->n_taps;
+	}
+	s->patch.run_pad = round_up(s->patch.run, p->simd->lanes);
+	return 1;
+}
+
+/*
+ * Dense goes over every cell in tiles of registers; sparse only over winners whose ReLU let them
+ * through, but waits for memory and fills vectors along a row of the patch: about twice the time
+ * per vector of products.
+ */
+static void choose_ways(struct plan *p, struct step *s, int back)
+{
+	const double vectors = (double)(s->columns / p->simd->lanes);
+	const double dense = (double)s->taps_pad * (double)s->n_cells * vectors;
+	const double sparse = (double)s->n_windows * (double)s->filters *
+			      (double)(s->patch.rows * (s->patch.run_pad / p->simd->lanes));
+	const int one_patch = s->n_cells == 1 && s->patch.rows == 1;
+	s->forward = WAY_DENSE;
+	s->filter = dense <= 2 * sparse ? WAY_DENSE : WAY_SPARSE;
+	s->data = one_patch ? WAY_DENSE : WAY_SPARSE;
+	if (one_patch && s->filters * s->n_taps >= BLAS_WEIGHTS) {
+		s->forward = s->filter = s->data = WAY_BLAS;
+		p->blas = 1;
+	}
+	if (!back)
+		s->data = WAY_NONE;
+}
+
+/* Give the step its places in the packed parameters and in the gradient. */
+static void place(struct plan *p, struct step *s)
+{
+	const size_t rows = s->filters * s->patch.rows * s->patch.run_pad;
+	s->panel = p->packed_floats;
+	s->panel_bias = s->panel + (s->forward == WAY_DENSE ? s->columns * s->n_taps : 0);
+	s->other = s->panel_bias + s->columns;
+	p->packed_floats = s->other;
+	if (s->data == WAY_DENSE)
+		p->packed_floats += s->filters * columns_pad(p->simd, s->n_taps);
+	else if (s->data == WAY_SPARSE || s->forward == WAY_BLAS)
+		p->packed_floats += rows;
+	s->grad = p->grad_floats;
+	s->grad_bias = s->grad + (s->filter == WAY_DENSE ? s->columns * s->taps_pad : rows);
+	p->grad_floats = s->grad_bias + s->columns;
+	const size_t entries = s->filters * entries_pad(s);
+	if ((s->filter == WAY_SPARSE || s->data == WAY_SPARSE) && entries > p->max_entries)
+		p->max_entries = entries;
+}
+
+static int add_weights(struct plan *p, const struct model *m, const struct layer *l,
+	const struct layer *pool, int back)
+{
+	struct step *s = &p->step[p->n_steps - 1];
+	const int conv = l->kind == LAYER_CONV;
+	s->filters = l->out.c;
+	s->columns = columns_pad(p->simd, s->filters);
+	s->weight = m->tensor[l->weight].offset;
+	s->bias = m->tensor[l->bias].offset;
+	if (!add_taps(p, s, conv ? l->size : l->in.h, conv ? l->size : l->in.w) ||
+		!add_windows(p, s, pool, l->out, conv ? l->stride : 1, 0))
+		return 0;
+	choose_ways(p, s, back);
+	place(p, s);
+	return 1;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* The layers from `l` on that one step does: relus and one pool behind a weighted layer. */
+static size_t fuse(const struct model *m, size_t l, struct step *s, const struct layer **pool)
+{
+	*pool = NULL;
+	for (l++; l < m->n_layers; l++) {
+		if (m->layer[l].kind == LAYER_RELU)
+			s->relu = 1;
+		else if (m->layer[l].kind == LAYER_POOL && !*pool)
+			*pool = &m->layer[l];
+		else
+			break;
+	}
+	return l;
+}
+
+/* Append the step that starts with layer *l and move *l behind it. 0: no memory. */
+static int add_step(struct plan *p, const struct model *m, size_t *l, int *weighted)
+{
+	const struct layer *layer = &m->layer[*l], *pool = NULL;
+	struct step *s = &p->step[p->n_steps++];
+	*s = (struct step){.layer = *l, .in = p->n_planes - 1, .out = p->n_planes - 1};
+	if (layer->kind == LAYER_RELU || layer->kind == LAYER_DROPOUT) {
+		s->kind = layer->kind == LAYER_RELU ? STEP_RELU : STEP_DROPOUT;
+		s->drop = layer->drop;
+		++*l;
+		return 1;
+	}
+	s->out = p->n_planes;
+	if (layer->kind == LAYER_POOL) {
+		const struct plane *in = &p->plane[s->in];
+		s->kind = STEP_POOL;
+		s->data = *weighted ? WAY_SPARSE : WAY_NONE;
+		++*l;
+		return add_plane(p, m, *l, layer->out) &&
+		       add_windows(p, s, layer, layer->in, 1, in->origin);
+	}
+	s->kind = STEP_WEIGHTS;
+	*l = fuse(m, *l, s, &pool);
+	int ok = add_plane(p, m, *l, pool ? pool->out : layer->out) &&
+		 add_weights(p, m, layer, pool, *weighted);
+	*weighted = 1;
+	return ok;
+}
+
+static int add_identity(struct plan *p)
+{
+	size_t n = 0;
+	for (size_t i = 0; i < p->n_steps; i++)
+		if (p->step[i].filters > n)
+			n = p->step[i].filters;
+	p->identity = mem_try(n, sizeof *p->identity);
+	for (size_t i = 0; p->identity && i < n; i++)
+		p->identity[i] = (uint32_t)i;
+	return p->identity != NULL;
+}
+
+int plan_init(struct plan *p, const struct model *m, const struct simd *simd, struct err *e)
+{
+	*p = (struct plan){.simd = simd};
+	int weighted = 0, ok = add_plane(p, m, 0, m->input);
+	for (size_t l = 0; ok && l < m->n_layers;)
+		ok = add_step(p, m, &l, &weighted);
+	if (ok && add_identity(p))
+		return PS_OK;
+	return err_set(e, PS_ENOMEM,
+		"model \"%s\" does not fit device cpu: no memory, or more than %zu values of an "
+		"image "
+		"between two layers, or more than %d in one window of a pool",
+		m->text, MAX_IMAGE, SIMD_MAX_CELLS);
+}
+
+void plan_release(struct plan *p)
+{
+	for (size_t i = 0; i < p->n_steps; i++) {
+		struct step *s = &p->step[i];
+		free(s->first);
+		free(s->cell);
+		free(s->to);
+		free(s->tap);
+		free(s->param);
+	}
+	free(p->identity);
+	*p = (struct plan){0};
+}

@@ -1,0 +1,387 @@
+/*
+ * ref.c - the truth: one image after the other, one value after the other, everything between
+ * the float parameters and the float gradient in double. Written to be read, never to be fast.
+ *
+ * value[l] is what enters layer l, value[n_layers] the scores; delta[l] is d loss / d value[l].
+ */
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "kernels/device.h"
+
+struct cpu_ref {
+	const struct model *model;
+	struct kx_images set;
+	double *value[MODEL_MAX_LAYERS + 1], *delta[MODEL_MAX_LAYERS + 1];
+	size_t *winner[MODEL_MAX_LAYERS]; /* pool: which input each output took */
+	double *grad;                     /* sum over the images so far */
+};
+
+/* One image's pass. */
+struct pass {
+	const float *params;
+	int training; /* dropout drops */
+	uint64_t dropout_seed;
+	size_t n; /* number of the image in its batch */
+};
+
+static size_t at(struct shape s, size_t c, size_t y, size_t x)
+{
+	return (c * s.h + y) * s.w + x;
+}
+
+static size_t weight_at(const struct layer *l, size_t f, size_t c, size_t ky, size_t kx)
+{
+	return ((f * l->in.c + c) * l->size + ky) * l->size + kx;
+}
+
+/* Input row (or column) under row k of output o's window; 0 if that is padding. */
+static int under(size_t o, size_t k, size_t stride, size_t pad, size_t size, size_t *i)
+{
+	*i = o * stride + k - pad;
+	return o * stride + k >= pad && *i < size;
+}
+
+/* ---- conv ------------------------------------------------------------------------------------ */
+
+static double conv_one(const struct layer *l, const float *weight, const double *in, size_t f,
+	size_t oy, size_t ox)
+{
+	double sum = 0;
+	size_t y, x;
+	for (size_t c = 0; c < l->in.c; c++)
+		for (size_t ky = 0; ky < l->size; ky++) {
+			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y))
+				continue;
+			for (size_t kx = 0; kx < l->size; kx++)
+				if (under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
+					sum += (double)weight[weight_at(l, f, c, ky, kx)] *
+					       in[at(l->in, c, y, x)];
+		}
+	return sum;
+}
+
+static void conv_forward(const struct layer *l, const float *weight, const float *bias,
+	const double *in, double *out)
+{
+	for (size_t f = 0; f < l->out.c; f++)
+		for (size_t oy = 0; oy < l->out.h; oy++)
+			for (size_t ox = 0; ox < l->out.w; ox++)
+				out[at(l->out, f, oy, ox)] =
+					(double)bias[f] + conv_one(l, weight, in, f, oy, ox);
+}
+
+/* Push the error `d` of one output back to the window's inputs and weights. */
+static void conv_push(const struct layer *l, const float *weight, const double *in, double d,
+	size_t f, size_t oy, size_t ox, double *grad_weight, double *d_in)
+{
+	size_t y, x;
+	for (size_t c = 0; c < l->in.c; c++)
+		for (size_t ky = 0; ky < l->size; ky++) {
+			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y))
+				continue;
+			for (size_t kx = 0; kx < l->size; kx++) {
+				if (!under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
+					continue;
+				size_t w = weight_at(l, f, c, ky, kx), i = at(l->in, c, y, x);
+				grad_weight[w] += d * in[i];
+				d_in[i] += d * (double)weight[w];
+			}
+		}
+}
+
+static void conv_backward(const struct layer *l, const float *weight, const double *in,
+	const double *d_out, double *grad_weight, double *grad_bias, double *d_in)
+{
+	memset(d_in, 0, shape_count(l->in) * sizeof *d_in);
+	for (size_t f = 0; f < l->out.c; f++)
+		for (size_t oy = 0; oy < l->out.h; oy++)
+			for (size_t ox = 0; ox < l->out.w; ox++) {
+				double d = d_out[at(l->out, f, oy, ox)];
+				grad_bias[f] += d;
+				if (d != 0)
+					conv_push(l, weight, in, d, f, oy, ox, grad_weight, d_in);
+			}
+}
+
+/* ---- fc -------------------------------------------------------------------------------------- */
+
+static void fc_forward(const struct layer *l, const float *weight, const float *bias,
+	const double *in, double *out)
+{
+	size_t n = shape_count(l->in);
+	for (size_t u = 0; u < l->out.c; u++) {
+		out[u] = (double)bias[u];
+		for (size_t i = 0; i < n; i++)
+			out[u] += (double)weight[u * n + i] * in[i];
+	}
+}
+
+static void fc_backward(const struct layer *l, const float *weight, const double *in,
+	const double *d_out, double *grad_weight, double *grad_bias, double *d_in)
+{
+	size_t n = shape_count(l->in);
+	memset(d_in, 0, n * sizeof *d_in);
+	for (size_t u = 0; u < l->out.c; u++) {
+		grad_bias[u] += d_out[u];
+		for (size_t i = 0; i < n; i++) {
+			grad_weight[u * n + i] += d_out[u] * in[i];
+			d_in[i] += d_out[u] * (double)weight[u * n + i];
+		}
+	}
+}
+
+/* ---- relu, pool, dropout --------------------------------------------------------------------- */
+
+static void relu_forward(const double *in, double *out, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		out[i] = in[i] < 0 ? 0 : in[i]; /* keeps what is not a number */
+}
+
+static void relu_backward(const double *out, const double *d_out, double *d_in, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		d_in[i] = out[i] > 0 ? d_out[i] : 0;
+}
+
+/* The first maximum of a window in row order. Padding is never in it. */
+static size_t pool_winner(const struct layer *l, const double *in, size_t c, size_t oy, size_t ox)
+{
+	size_t best = SIZE_MAX, y, x;
+	for (size_t ky = 0; ky < l->size; ky++)
+		for (size_t kx = 0; kx < l->size; kx++)
+			if (under(oy, ky, l->size, l->pad_top, l->in.h, &y) &&
+				under(ox, kx, l->size, l->pad_left, l->in.w, &x)) {
+				size_t i = at(l->in, c, y, x);
+				if (best == SIZE_MAX || in[i] > in[best])
+					best = i;
+			}
+	return best;
+}
+
+static void pool_forward(const struct layer *l, const double *in, double *out, size_t *winner)
+{
+	for (size_t c = 0; c < l->out.c; c++)
+		for (size_t oy = 0; oy < l->out.h; oy++)
+			for (size_t ox = 0; ox < l->out.w; ox++) {
+				size_t o = at(l->out, c, oy, ox);
+				winner[o] = pool_winner(l, in, c, oy, ox);
+				out[o] = in[winner[o]];
+			}
+}
+
+static void pool_backward(
+	const struct layer *l, const size_t *winner, const double *d_out, double *d_in)
+{
+	memset(d_in, 0, shape_count(l->in) * sizeof *d_in);
+	for (size_t o = 0; o < shape_count(l->out); o++)
+		d_in[winner[o]] += d_out[o];
+}
+
+/* Forward on values and backward on errors are the same: keep and scale, or drop. */
+static void dropout_apply(
+	const struct layer *l, size_t number, const struct pass *p, const double *in, double *out)
+{
+	size_t n = shape_count(l->in);
+	uint32_t threshold = p->training ? dropout_threshold(l->drop) : 0;
+	double scale = p->training ? 1 / (1 - (double)l->drop) : 1;
+	for (size_t i = 0; i < n; i++)
+		out[i] = dropout_drops(p->dropout_seed, number, p->n * n + i, threshold)
+				 ? 0
+				 : in[i] * scale;
+}
+
+/* ---- the whole network ----------------------------------------------------------------------- */
+
+static const float *weight_of(const struct model *m, const struct layer *l, const float *params)
+{
+	return params + m->tensor[l->weight].offset;
+}
+
+static const float *bias_of(const struct model *m, const struct layer *l, const float *params)
+{
+	return params + m->tensor[l->bias].offset;
+}
+
+static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p)
+{
+	const struct model *m = r->model;
+	const struct layer *l = &m->layer[number];
+	const double *in = r->value[number];
+	double *out = r->value[number + 1];
+	switch (l->kind) {
+	case LAYER_CONV:
+		conv_forward(l, weight_of(m, l, p->params), bias_of(m, l, p->params), in, out);
+		break;
+	case LAYER_FC:
+		fc_forward(l, weight_of(m, l, p->params), bias_of(m, l, p->params), in, out);
+		break;
+	case LAYER_RELU:
+		relu_forward(in, out, shape_count(l->in));
+		break;
+	case LAYER_POOL:
+		pool_forward(l, in, out, r->winner[number]);
+		break;
+	case LAYER_DROPOUT:
+		dropout_apply(l, number, p, in, out);
+		break;
+	}
+}
+
+static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *p)
+{
+	const struct model *m = r->model;
+	const struct layer *l = &m->layer[number];
+	const double *d_out = r->delta[number + 1];
+	double *d_in = r->delta[number];
+	switch (l->kind) {
+	case LAYER_CONV:
+		conv_backward(l, weight_of(m, l, p->params), r->value[number], d_out,
+			r->grad + m->tensor[l->weight].offset, r->grad + m->tensor[l->bias].offset,
+			d_in);
+		break;
+	case LAYER_FC:
+		fc_backward(l, weight_of(m, l, p->params), r->value[number], d_out,
+			r->grad + m->tensor[l->weight].offset, r->grad + m->tensor[l->bias].offset,
+			d_in);
+		break;
+	case LAYER_RELU:
+		relu_backward(r->value[number + 1], d_out, d_in, shape_count(l->in));
+		break;
+	case LAYER_POOL:
+		pool_backward(l, r->winner[number], d_out, d_in);
+		break;
+	case LAYER_DROPOUT:
+		dropout_apply(l, number, p, d_out, d_in);
+		break;
+	}
+}
+
+static void image_forward(struct cpu_ref *r, size_t image, const struct pass *p)
+{
+	size_t n = shape_count(r->model->input);
+	for (size_t i = 0; i < n; i++)
+		r->value[0][i] = r->set.pixels[image * n + i] / 255.0;
+	for (size_t l = 0; l < r->model->n_layers; l++)
+		layer_forward(r, l, p);
+}
+
+/* Loss of the scores; delta of the scores = probability - (1 at the label). */
+static double image_backward(struct cpu_ref *r, size_t image, const struct pass *p)
+{
+	const struct model *m = r->model;
+	size_t label = r->set.labels[image];
+	double *d_scores = r->delta[m->n_layers];
+	double loss = softmax_loss(r->value[m->n_layers], m->classes, label, d_scores);
+	d_scores[label] -= 1;
+	for (size_t l = m->n_layers; l-- > 0;)
+		layer_backward(r, l, p);
+	return loss;
+}
+
+/* ---- the device ------------------------------------------------------------------------------ */
+
+static void cpu_ref_close(void *self)
+{
+	struct cpu_ref *r = self;
+	for (size_t l = 0; l <= MODEL_MAX_LAYERS; l++) {
+		free(r->value[l]);
+		free(r->delta[l]);
+	}
+	for (size_t l = 0; l < MODEL_MAX_LAYERS; l++)
+		free(r->winner[l]);
+	free(r->grad);
+	free(r);
+}
+
+static int cpu_ref_allocate(struct cpu_ref *r, const struct model *m)
+{
+	r->grad = mem_try(m->n_params, sizeof *r->grad);
+	int ok = r->grad != NULL;
+	for (size_t l = 0; ok && l <= m->n_layers; l++) {
+		size_t n = shape_count(l == 0 ? m->input : m->layer[l - 1].out);
+		r->value[l] = mem_try(n, sizeof *r->value[l]);
+		r->delta[l] = mem_try(n, sizeof *r->delta[l]);
+		ok = r->value[l] && r->delta[l];
+		if (ok && l < m->n_layers && m->layer[l].kind == LAYER_POOL) {
+			r->winner[l] = mem_try(shape_count(m->layer[l].out), sizeof **r->winner);
+			ok = r->winner[l] != NULL;
+		}
+	}
+	return ok;
+}
+
+static int cpu_ref_open(
+	void **self, const struct model *m, const struct backend_options *o, struct err *e)
+{
+	(void)o;
+	*self = NULL;
+	struct cpu_ref *r = mem_try(1, sizeof *r);
+	if (!r)
+		return err_set(e, PS_ENOMEM, "no memory for device cpu-ref");
+	r->model = m;
+	if (!cpu_ref_allocate(r, m)) {
+		cpu_ref_close(r);
+		return err_set(
+			e, PS_ENOMEM, "no memory for %zu parameters on cpu-ref", m->n_params);
+	}
+	*self = r;
+	return PS_OK;
+}
+
+static const char *cpu_ref_describe(const void *self)
+{
+	(void)self;
+	return "cpu-ref";
+}
+
+static int cpu_ref_use(void *self, const struct kx_images *set, struct err *e)
+{
+	(void)e;
+	struct cpu_ref *r = self;
+	r->set = *set;
+	return PS_OK;
+}
+
+static int cpu_ref_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
+	uint64_t dropout_seed, float *grad, double *loss)
+{
+	struct cpu_ref *r = self;
+	size_t n_params = r->model->n_params;
+	struct pass p = {.params = params, .training = 1, .dropout_seed = dropout_seed};
+	double sum = 0;
+	memset(r->grad, 0, n_params * sizeof *r->grad);
+	for (; p.n < batch; p.n++) {
+		image_forward(r, index[p.n], &p);
+		sum += image_backward(r, index[p.n], &p);
+	}
+	for (size_t i = 0; i < n_params; i++)
+		grad[i] = (float)(r->grad[i] / (double)batch);
+	*loss = sum / (double)batch;
+	return PS_OK;
+}
+
+static int cpu_ref_forward(void *self, const float *params, size_t first, size_t n, float *scores)
+{
+	struct cpu_ref *r = self;
+	const struct model *m = r->model;
+	struct pass p = {.params = params};
+	for (; p.n < n; p.n++) {
+		image_forward(r, first + p.n, &p);
+		for (size_t c = 0; c < m->classes; c++)
+			scores[p.n * m->classes + c] = (float)r->value[m->n_layers][c];
+	}
+	return PS_OK;
+}
+
+const struct device device_cpu_ref = {
+	.name = "cpu-ref",
+	.precise = 1,
+	.open = cpu_ref_open,
+	.close = cpu_ref_close,
+	.describe = cpu_ref_describe,
+	.use = cpu_ref_use,
+	.gradient = cpu_ref_gradient,
+	.forward = cpu_ref_forward,
+};

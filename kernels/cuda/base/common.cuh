@@ -1,0 +1,121 @@
+/*
+ * common.cuh - what every .cu file starts with.
+ */
+#ifndef KERNELS_CUDA_BASE_COMMON_CUH
+#define KERNELS_CUDA_BASE_COMMON_CUH
+#include "kernels/cuda/base/kernels.h"
+
+/* The status of the launch just made. KX_SYNC=1 builds wait for it, to find the guilty one. */
+#ifdef KX_SYNC
+#define KX_LAUNCHED() (cudaDeviceSynchronize() == cudaSuccess ? PS_OK : PS_EDEVICE)
+#else
+#define KX_LAUNCHED() (cudaGetLastError() == cudaSuccess ? PS_OK : PS_EDEVICE)
+#endif
+
+/*
+ * Launch so that the kernel may come up while the one before it in the stream still runs
+ * (programmatic dependent launch). What it does before await_previous reads only what the kernel
+ * before it does not write, and writes nothing: all earlier ones were done when that one awaited
+ * them, which it did before it let this one come up. After it, all that was written is there.
+ */
+template <class... P, class... A>
+static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster, unsigned threads,
+	size_t shared, cudaStream_t stream, A... args)
+{
+	cudaLaunchAttribute attribute[2] = {};
+	attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attribute[0].val.programmaticStreamSerializationAllowed = 1;
+	attribute[1].id = cudaLaunchAttributeClusterDimension;
+	attribute[1].val.clusterDim = {cluster, 1, 1};
+	cudaLaunchConfig_t config = {};
+	config.gridDim = grid;
+	config.blockDim = dim3(threads);
+	config.dynamicSmemBytes = shared;
+	config.stream = stream;
+	config.attrs = attribute;
+	config.numAttrs = cluster > 1 ? 2 : 1;
+	if (cudaLaunchKernelEx(&config, kernel, P(args)...))
+		return PS_EDEVICE;
+	return KX_LAUNCHED();
+}
+
+template <class... P, class... A>
+static int kx_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared,
+	cudaStream_t stream, A... args)
+{
+	return kx_launch_clusters(kernel, grid, 1, threads, shared, stream, args...);
+}
+
+static inline unsigned blocks_for(size_t n, unsigned threads)
+{
+	size_t blocks = (n + threads - 1) / threads;
+	const size_t most = 132 * 64; /* kernels over values go on with a stride */
+	return (unsigned)(blocks < most ? blocks : most);
+}
+
+#define FOR_EACH(i, n)                                                                             \
+	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < (n);                    \
+		i += (size_t)gridDim.x * blockDim.x)
+
+#ifdef __CUDACC__
+/* All before is done; the next kernel may come up to its own. */
+__device__ static inline void await_previous()
+{
+	cudaGridDependencySynchronize();
+	cudaTriggerProgrammaticLaunchCompletion();
+}
+
+__device__ static inline uint32_t shared_address(const void *p)
+{
+	return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* 16 bytes to shared memory, zeros if not `valid`. */
+__device__ static inline void copy_ahead(void *to, const void *from, bool valid)
+{
+	uint32_t at = shared_address(to);
+	int bytes = valid ? 16 : 0;
+	asm volatile(
+		"cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
+		: "memory");
+}
+
+__device__ static inline void copies_commit()
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING> __device__ static inline void copies_wait()
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ static inline float4 operator+(float4 a, float4 b)
+{
+	return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+/* value(first) + value(first + every) + ..., below `n`, in this order; BATCH of them on their way
+ * at a time, also of the last ones, which an unrolled loop would fetch one after the other. */
+template <int BATCH, class T, class F>
+__device__ static inline T sum_ahead(T sum, int first, int n, int every, F value)
+{
+	for (int i = first; i < n; i += BATCH * every) {
+		T v[BATCH];
+#pragma unroll
+		for (int j = 0; j < BATCH; j++)
+			v[j] = i + j * every < n ? value(i + j * every) : T{};
+#pragma unroll
+		for (int j = 0; j < BATCH; j++)
+			sum = sum + v[j];
+	}
+	return sum;
+}
+
+__device__ static inline size_t image_number(const struct kx_batch *b, int n)
+{
+	return b->index ? b->index[(size_t)b->now->step * b->images + n] : b->now->first + n;
+}
+#endif
+
+#endif

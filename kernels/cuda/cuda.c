@@ -1,0 +1,294 @@
+/*
+ * cuda.c - the cuda device: finding a GPU, memory, the data set. See cuda.h.
+ */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "kernels/cuda/cuda.h"
+
+#define LEAST_INDEX 65536 /* local training hands over so many indices at a time */
+
+void *arena_take(struct cuda_arena *a, size_t n, size_t size)
+{
+	const size_t align = 256;
+	size_t bytes, at = (a->used + align - 1) / align * align;
+
+	if (__builtin_mul_overflow(n, size, &bytes) ||
+		__builtin_add_overflow(at, bytes, &a->used) || a->used > SIZE_MAX / 4) {
+		a->overflow = 1;
+		a->used = 0;
+		return NULL;
+	}
+	return a->base ? a->base + at : NULL;
+}
+
+/* For open and use: what went wrong is said by the caller's struct err. */
+static int failed(cudaError_t rc, const char *what, struct err *e)
+{
+	return err_set(e, rc == cudaErrorMemoryAllocation ? PS_ENOMEM : PS_EDEVICE,
+		"device cuda: %s: %s", what, cudaGetErrorString(rc));
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static int cuda_present(struct err *e)
+{
+	int n = 0;
+	cudaError_t rc = cudaGetDeviceCount(&n);
+
+	if (rc)
+		return err_set(e, PS_EDEVICE, "no GPU answers: %s", cudaGetErrorString(rc));
+	return n ? PS_OK : err_set(e, PS_EDEVICE, "there is no GPU");
+}
+
+/* N of "cuda:N"; 0 without. */
+static int device_number(const char *device, int *number, struct err *e)
+{
+	const char *colon = strchr(device, ':');
+	char *end;
+	long n;
+
+	*number = 0;
+	if (!colon)
+		return PS_OK;
+	n = strtol(colon + 1, &end, 10);
+	if (colon[1] < '0' || colon[1] > '9' || *end || n > 1023)
+		return err_set(
+			e, PS_EUSAGE, "device \"%s\": expected cuda or cuda:N, N from 0", device);
+	*number = (int)n;
+	return PS_OK;
+}
+
+static int choose_device(struct cuda *c, const char *device, int precision, struct err *e)
+{
+	struct cudaDeviceProp p;
+	int n = 0, rc = device_number(device, &c->number, e);
+	cudaError_t cu;
+
+	if (rc || (rc = cuda_present(e)))
+		return rc;
+	cudaGetDeviceCount(&n);
+	if (c->number >= n)
+		return err_set(e, PS_EUSAGE, "device \"%s\": this machine has %d GPU%s", device, n,
+			n == 1 ? "" : "s");
+	if ((cu = cudaSetDevice(c->number)) || (cu = cudaGetDeviceProperties(&p, c->number)))
+		return failed(cu, "the GPU does not start", e);
+	if (kx_runs_here())
+		return err_set(e, PS_EDEVICE,
+			"device \"%s\": %s has compute capability %d.%d; the kernels are written "
+			"for 9.0 (H100, H200)",
+			device, p.name, p.major, p.minor);
+	static const char *const names[] = {"fp32", "tf32", "bf16"};
+	snprintf(c->name, sizeof c->name, "cuda:%d %s %s", c->number, p.name, names[precision]);
+	return PS_OK;
+}
+
+static void place(struct cuda *c, struct cuda_arena *a)
+{
+	size_t n = c->model->n_params;
+
+	for (int i = 0; i < LOCAL_BURSTS; i++) {
+		c->slot[i].params = arena_take(a, n, sizeof(float));
+		c->slot[i].grad = arena_take(a, n, sizeof(float));
+	}
+	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
+	c->now = arena_take(a, 1, sizeof *c->now);
+	c->loss = arena_take(a, 1, sizeof *c->loss);
+	c->path->place(c->net, a);
+}
+
+static void place_pinned(struct cuda *c, struct cuda_arena *a)
+{
+	size_t width;
+
+	c->path->scores(c->net, &width);
+	c->scores = arena_take(a, c->max_batch * width, sizeof(float));
+	for (int i = 0; i < LOCAL_BURSTS; i++) {
+		struct slot *s = &c->slot[i];
+		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
+		s->now = arena_take(a, CUDA_CHUNKS, sizeof *s->now);
+		s->loss = arena_take(a, 1, sizeof *s->loss);
+	}
+}
+
+static int allocate(struct cuda *c, struct err *e)
+{
+	struct cuda_arena device = {0}, host = {0};
+	cudaError_t rc;
+
+	place(c, &device);
+	place_pinned(c, &host);
+	if (device.overflow || host.overflow)
+		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", c->max_batch);
+	if ((rc = cudaMalloc(&c->memory, device.used)))
+		return failed(rc, "memory on the GPU", e);
+	if ((rc = cudaHostAlloc(&c->pinned, host.used, cudaHostAllocDefault)))
+		return failed(rc, "pinned memory", e);
+	device = (struct cuda_arena){.base = c->memory};
+	host = (struct cuda_arena){.base = c->pinned};
+	place(c, &device);
+	place_pinned(c, &host);
+	return PS_OK;
+}
+
+static cudaError_t make_streams(struct cuda *c)
+{
+	cudaStream_t *const streams[] = {&c->stream, &c->in, &c->out};
+	cudaError_t rc = cudaSuccess;
+
+	for (int i = 0; i < 3 && !rc; i++)
+		rc = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
+	for (int i = 0; i < LOCAL_BURSTS && !rc; i++) {
+		struct slot *s = &c->slot[i];
+		cudaEvent_t *const events[] = {&s->in, &s->computed, &s->out};
+		for (int k = 0; k < 3 && !rc; k++)
+			rc = cudaEventCreateWithFlags(events[k], cudaEventDisableTiming);
+	}
+	return rc;
+}
+
+static void drop_streams(struct cuda *c)
+{
+	const cudaStream_t streams[] = {c->stream, c->in, c->out};
+
+	for (int i = 0; i < LOCAL_BURSTS; i++) {
+		const cudaEvent_t events[] = {c->slot[i].in, c->slot[i].computed, c->slot[i].out};
+		for (int k = 0; k < 3; k++)
+			if (events[k])
+				cudaEventDestroy(events[k]);
+	}
+	for (int i = 0; i < 3; i++)
+		if (streams[i])
+			cudaStreamDestroy(streams[i]);
+}
+
+static int start(struct cuda *c, const struct backend_options *o, struct err *e)
+{
+	cudaError_t cu;
+	int rc = choose_device(c, o->device, o->precision, e);
+
+	c->path = cuda_seed.fits(c->model) ? &cuda_seed : &cuda_net;
+	if (!rc)
+		rc = c->path->open(&c->net, c->model, o->precision, o->max_batch, e);
+	if (rc)
+		return rc;
+	if ((cu = make_streams(c)))
+		return failed(cu, "a stream", e);
+	if ((rc = allocate(c, e)))
+		return rc;
+	if (c->path->fill(c->net, c->stream))
+		return failed(cudaGetLastError(), "the first copies", e);
+	return PS_OK;
+}
+
+static void cuda_close(void *self)
+{
+	struct cuda *c = self;
+
+	cudaSetDevice(c->number);
+	cudaDeviceSynchronize(); /* a burst may be under way */
+	cuda_drop_graphs(c);
+	cudaFree(c->pixels);
+	cudaFree(c->labels);
+	cudaFree(c->memory);
+	cudaFreeHost(c->pinned);
+	drop_streams(c);
+	if (c->net)
+		c->path->close(c->net);
+	free(c);
+}
+
+static int cuda_open(
+	void **self, const struct model *m, const struct backend_options *o, struct err *e)
+{
+	struct cuda *c = mem_try(1, sizeof *c);
+	int rc;
+
+	*self = NULL;
+	if (!c || o->max_batch > INT_MAX / 2) {
+		free(c);
+		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
+	}
+	c->model = m;
+	c->max_batch = o->max_batch;
+	c->max_index = o->max_batch > LEAST_INDEX ? o->max_batch : LEAST_INDEX;
+	if ((rc = start(c, o, e))) {
+		cuda_close(c);
+		return rc;
+	}
+	*self = c;
+	return PS_OK;
+}
+
+static const char *cuda_describe(const void *self)
+{
+	return ((const struct cuda *)self)->name;
+}
+
+static int cuda_use(void *self, const struct kx_images *set, struct err *e)
+{
+	struct cuda *c = self;
+	size_t pixels = set->n * shape_count(c->model->input);
+	cudaError_t rc = cudaSetDevice(c->number);
+
+	cuda_drop_graphs(c);
+	cudaFree(c->pixels);
+	cudaFree(c->labels);
+	c->pixels = c->labels = NULL;
+	if (set->n == 0)
+		return PS_OK;
+	if (!rc)
+		rc = cudaMalloc((void **)&c->pixels, pixels);
+	if (!rc)
+		rc = cudaMalloc((void **)&c->labels, set->n);
+	if (!rc)
+		rc = cudaMemcpy(c->pixels, set->pixels, pixels, cudaMemcpyHostToDevice);
+	if (!rc)
+		rc = cudaMemcpy(c->labels, set->labels, set->n, cudaMemcpyHostToDevice);
+	return rc ? failed(rc, "the data set", e) : PS_OK;
+}
+
+/* Pinned, for whatever device a thread works with. */
+static void *pinned_take(size_t bytes)
+{
+	void *memory;
+
+	if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)) {
+		cudaGetLastError(); /* no launch is to blame */
+		return NULL;
+	}
+	memset(memory, 0, bytes);
+	return memory;
+}
+
+static void pinned_give(void *memory)
+{
+	cudaFreeHost(memory);
+}
+
+static const struct backend_memory cuda_memory = {
+	.special = 1, .take = pinned_take, .give = pinned_give};
+
+static const char *cuda_why(const void *self)
+{
+	return ((const struct cuda *)self)->why;
+}
+
+const struct device device_cuda = {
+	.name = "cuda",
+	.present = cuda_present,
+	.open = cuda_open,
+	.close = cuda_close,
+	.describe = cuda_describe,
+	.use = cuda_use,
+	.gradient = cuda_gradient,
+	.forward = cuda_forward,
+	.local_start = cuda_local_start,
+	.local_steps = cuda_local_steps,
+	.local_finish = cuda_local_finish,
+	.local_wait = cuda_local_wait,
+	.memory = &cuda_memory,
+	.why = cuda_why,
+};

@@ -1,0 +1,192 @@
+/*
+ * gemm.cuh - what both products share: copies to shared memory that run ahead, and the inner
+ * product of a stage in each precision.
+ *
+ * A warp owns MI x NJ tiles of 16 x 8; a thread's part of a tile is that of
+ * mma.m16n8 (PTX ISA, "Matrix Fragments"): rows lane / 4 and + 8, columns lane % 4 * 2 and + 1. The
+ * fp32 products use the same parts with plain FFMA, so that one epilogue serves all.
+ *
+ * In bf16 the k of a product are taken in the order t, t + 4, t + 8, t + 12 instead of 2t, 2t + 1,
+ * 2t + 8, 2t + 9: for a and b alike, so the sum is the same and no two lanes meet in a bank.
+ */
+#ifndef KERNELS_CUDA_MMA_GEMM_CUH
+#define KERNELS_CUDA_MMA_GEMM_CUH
+#include <cuda_bf16.h>
+#include "kernels/cuda/base/common.cuh"
+
+#define GEMM_THREADS 128
+#define GEMM_STAGES  3
+
+/* Round to nearest tf32: the tensor core cuts the low 13 bits off. */
+__device__ static inline uint32_t to_tf32(float x)
+{
+	return __float_as_uint(x) + 0x1000u;
+}
+
+__device__ static inline uint32_t to_bf16x2(float low, float high)
+{
+	__nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+	return *reinterpret_cast<uint32_t *>(&v);
+}
+
+__device__ static inline void mma_tf32(float *c, const uint32_t *a, const uint32_t *b)
+{
+	asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
+	    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ static inline void mma_bf16(float *c, const uint32_t *a, const uint32_t *b)
+{
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+	    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* A stage's tile of a: value (m, k) at m * M + k * K. The pitches are 4 (M) and 8 (K) modulo 32:
+ * a warp's 8 x 4 values lie in 32 banks. b: (k, n) at k * pitch + n. */
+template <int M, int K> struct tile_a {
+	const float *at;
+	__device__ float get(int m, int k) const
+	{
+		return at[m * M + k * K];
+	}
+};
+
+template <int K, int MI, int NJ, class A>
+__device__ static inline void stage_tf32(
+	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
+{
+#pragma unroll
+	for (int k = 0; k < K; k += 8) {
+		uint32_t x[MI][4], y[NJ][2];
+#pragma unroll
+		for (int i = 0; i < MI; i++)
+#pragma unroll
+			for (int q = 0; q < 4; q++)
+				x[i][q] = to_tf32(a.get(16 * i + r + q % 2 * 8, k + t + q / 2 * 4));
+#pragma unroll
+		for (int j = 0; j < NJ; j++)
+#pragma unroll
+			for (int q = 0; q < 2; q++)
+				y[j][q] = to_tf32(b[(k + t + 4 * q) * pitch + 8 * j + r]);
+#pragma unroll
+		for (int i = 0; i < MI; i++)
+#pragma unroll
+			for (int j = 0; j < NJ; j++)
+				mma_tf32(c[i][j], x[i], y[j]);
+	}
+}
+
+/* x as high + low, both of them tf32 once the tensor core has cut off what it does not take. */
+__device__ static inline void split(float x, uint32_t *high, uint32_t *low)
+{
+	*high = __float_as_uint(x) & 0xffffe000u;
+	*low = __float_as_uint(x - __uint_as_float(*high));
+}
+
+template <int K, int MI, int NJ, class A>
+__device__ static inline void stage_split(
+	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
+{
+#pragma unroll
+	for (int k = 0; k < K; k += 8) {
+		uint32_t high[NJ][2], low[NJ][2];
+#pragma unroll
+		for (int j = 0; j < NJ; j++)
+#pragma unroll
+			for (int q = 0; q < 2; q++)
+				split(b[(k + t + 4 * q) * pitch + 8 * j + r], &high[j][q],
+					&low[j][q]);
+#pragma unroll
+		for (int i = 0; i < MI; i++) {
+			uint32_t x[4], x_low[4];
+#pragma unroll
+			for (int q = 0; q < 4; q++)
+				split(a.get(16 * i + r + q % 2 * 8, k + t + q / 2 * 4), &x[q],
+					&x_low[q]);
+#pragma unroll
+			for (int j = 0; j < NJ; j++) {
+				mma_tf32(c[i][j], x_low, high[j]);
+				mma_tf32(c[i][j], x, low[j]);
+				mma_tf32(c[i][j], x, high[j]);
+			}
+		}
+	}
+}
+
+template <int K, int MI, int NJ, class A>
+__device__ static inline void stage_bf16(
+	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
+{
+#pragma unroll
+	for (int k = 0; k < K; k += 16) {
+		uint32_t x[MI][4], y[NJ][2];
+#pragma unroll
+		for (int i = 0; i < MI; i++)
+#pragma unroll
+			for (int q = 0; q < 4; q++) {
+				int m = 16 * i + r + q % 2 * 8, at = k + t + q / 2 * 8;
+				x[i][q] = to_bf16x2(a.get(m, at), a.get(m, at + 4));
+			}
+#pragma unroll
+		for (int j = 0; j < NJ; j++)
+#pragma unroll
+			for (int q = 0; q < 2; q++) {
+				const float *from = b + (k + t + 8 * q) * pitch + 8 * j + r;
+				y[j][q] = to_bf16x2(from[0], from[4 * pitch]);
+			}
+#pragma unroll
+		for (int i = 0; i < MI; i++)
+#pragma unroll
+			for (int j = 0; j < NJ; j++)
+				mma_bf16(c[i][j], x[i], y[j]);
+	}
+}
+
+template <int K, int MI, int NJ, class A>
+__device__ static inline void stage_fp32(
+	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
+{
+#pragma unroll 4
+	for (int k = 0; k < K; k++) {
+		float x[MI][2], y[NJ][2];
+#pragma unroll
+		for (int i = 0; i < MI; i++) {
+			x[i][0] = a.get(16 * i + r, k);
+			x[i][1] = a.get(16 * i + r + 8, k);
+		}
+#pragma unroll
+		for (int j = 0; j < NJ; j++) {
+			float2 v = *reinterpret_cast<const float2 *>(b + k * pitch + 8 * j + 2 * t);
+			y[j][0] = v.x;
+			y[j][1] = v.y;
+		}
+#pragma unroll
+		for (int i = 0; i < MI; i++)
+#pragma unroll
+			for (int j = 0; j < NJ; j++)
+#pragma unroll
+				for (int q = 0; q < 4; q++)
+					c[i][j][q] = fmaf(x[i][q / 2], y[j][q % 2], c[i][j][q]);
+	}
+}
+
+/* `K` deep: a multiple of 16. */
+template <int P, int K, int MI, int NJ, class A>
+__device__ static inline void stage_product(
+	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int lane)
+{
+	if (P == KX_BY_TF32)
+		stage_tf32<K>(c, a, b, pitch, lane / 4, lane % 4);
+	else if (P == KX_BY_BF16)
+		stage_bf16<K>(c, a, b, pitch, lane / 4, lane % 4);
+	else if (P == KX_SPLIT)
+		stage_split<K>(c, a, b, pitch, lane / 4, lane % 4);
+	else
+		stage_fp32<K>(c, a, b, pitch, lane / 4, lane % 4);
+}
+
+#endif

@@ -1,0 +1,73 @@
+/*
+ * half.cuh - products of fp16 numbers on tensor cores.
+ *
+ * Unlike a bf16 number an fp16 number needs a *scale*, a power of two that brings the largest value
+ * there is to the upper end of its range: what is 2^-29 of it, and smaller, loses bits, but none
+ * that would show beside it. Two fp16 numbers, a value rounded and what is left, are 22 bits of a
+ * value.
+ *
+ * A byte in the lower half of an fp16 number is the byte times 2^-24, exactly: pixels need no
+ * conversion but to be spread (PIXEL_HALF).
+ */
+#ifndef KERNELS_CUDA_MMA_HALF_CUH
+#define KERNELS_CUDA_MMA_HALF_CUH
+#include <cuda_fp16.h>
+#include "kernels/cuda/base/common.cuh"
+
+/* What a byte of 1 is as a subnormal fp16 number. */
+#define PIXEL_HALF 0x1p-24f
+
+#ifdef __CUDACC__
+__device__ static inline void mma_half(float *c, uint4 a, uint32_t b0, uint32_t b1)
+{
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+	    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		: "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+/* Sums in fp16, too: c[0] of the upper row, two columns to a word. */
+__device__ static inline void mma_half_sums(uint32_t *c, uint4 a, uint32_t b0, uint32_t b1)
+{
+	asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, "
+	    "{%0,%1};"
+		: "+r"(c[0]), "+r"(c[1])
+		: "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+__device__ static inline uint32_t half_bits(__half2 v)
+{
+	return *reinterpret_cast<const uint32_t *>(&v);
+}
+
+__device__ static inline __half2 half_of(uint32_t bits)
+{
+	return *reinterpret_cast<const __half2 *>(&bits);
+}
+
+__device__ static inline uint32_t two_halves(float low, float high)
+{
+	return half_bits(__floats2half2_rn(low, high));
+}
+
+__device__ static inline uint32_t half_times(uint32_t a, uint32_t b)
+{
+	return half_bits(__hmul2(half_of(a), half_of(b)));
+}
+
+/* The least power of two above |x|, within 2^-100 and 2^100; it and what it divides or multiplies
+ * lose nothing. */
+__device__ static inline float power_above(float x)
+{
+	const int exponent = (int)(__float_as_uint(x) >> 23 & 255);
+	return __uint_as_float((uint32_t)(min(max(exponent, 27), 226) + 1) << 23);
+}
+
+/* 1 / such a power, exactly. */
+__device__ static inline float inverse(float power)
+{
+	return __uint_as_float((254u << 23) - __float_as_uint(power));
+}
+#endif
+
+#endif

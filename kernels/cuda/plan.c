@@ -1,0 +1,334 @@
+/* plan.c - see net.h: planes, steps and tables of a model. */
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/net.h"
+#include "kernels/device.h"
+
+static int pad_quad(size_t n)
+{
+	return (int)((n + KX_QUAD - 1) / KX_QUAD * KX_QUAD);
+}
+
+/* ---- planes and steps ------------------------------------------------------------------------ */
+
+static struct net_plane plane_of(struct shape s, int relu)
+{
+	return (struct net_plane){
+		.value = {.h = (int)s.h, .w = (int)s.w, .c = pad_quad(s.c)}, .relu = relu};
+}
+
+/* A convolution reads its plane with zeros around it. */
+static void plane_pad(struct net_plane *p, const struct layer *l)
+{
+	p->pad_top = (int)l->pad_top;
+	p->pad_left = (int)l->pad_left;
+	p->pad_bottom = (int)l->pad_bottom;
+	p->pad_right = (int)l->pad_right;
+}
+
+static int plane_measure(struct net_plane *p)
+{
+	struct kx_plane *v = &p->value;
+	size_t w = (size_t)(v->w + p->pad_left + p->pad_right);
+	size_t h = (size_t)(v->h + p->pad_top + p->pad_bottom);
+	size_t row = w * (size_t)v->c;
+
+	if (__builtin_mul_overflow(row, h, &v->image) || v->image > INT32_MAX)
+		return PS_ENOMEM;
+	v->row = (int)row;
+	v->origin = p->pad_top * v->row + p->pad_left * v->c;
+	return PS_OK;
+}
+
+static void step_weights(struct net_step *s, const struct model *m)
+{
+	const struct layer *l = s->layer;
+	int conv = l->kind == LAYER_CONV;
+	struct kx_weights *w = &s->w;
+
+	w->f = (int)l->out.c;
+	w->c = (int)l->in.c;
+	w->f_pad = pad_quad(l->out.c);
+	w->c_pad = pad_quad(l->in.c);
+	w->taps = (int)(conv ? l->size * l->size : l->in.h * l->in.w);
+	w->to_tap = conv ? w->f_pad * w->c_pad : w->c_pad;
+	w->to_f = conv ? w->c_pad : w->taps * w->c_pad;
+	w->weight = m->tensor[l->weight].offset;
+	w->bias = m->tensor[l->bias].offset;
+	s->run = (conv ? (int)l->size : w->taps) * w->c_pad;
+}
+
+/* Do the first three layers fit conv1.h? */
+static int fits_first(const struct model *m)
+{
+	const struct layer *l = m->layer;
+
+	return m->n_layers > 3 && l[0].kind == LAYER_CONV && l[1].kind == LAYER_RELU &&
+	       l[2].kind == LAYER_POOL && l[0].in.c == 1 && l[0].in.h == FIRST_SIDE &&
+	       l[0].in.w == FIRST_SIDE && (l[0].size == 3 || l[0].size == 5) && l[0].stride == 1 &&
+	       !l[0].pad_top && !l[0].pad_left && !l[0].pad_bottom && !l[0].pad_right &&
+	       l[0].out.c % FIRST_LANES == 0 && l[2].size == 2;
+}
+
+/* The layers from l on: those of conv2.h, directly behind those of conv1.h, which want no
+ * errors masked? */
+static int fits_second(const struct net *n, const struct net_step *s)
+{
+	const struct layer *l = s->layer;
+
+	return n->precision != KX_FP32 && s > n->step && s[-1].kind == NET_FIRST &&
+	       s->number + 3 < n->model->n_layers && l[0].kind == LAYER_CONV &&
+	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == SECOND_CHANNELS &&
+	       l[0].in.h == SECOND_IN && l[0].in.w == SECOND_IN && l[0].size == SECOND_SIZE &&
+	       l[0].stride == 1 && l[0].out.c == SECOND_FILTERS && l[0].out.h == SECOND_OUT &&
+	       l[2].size == 2;
+}
+
+/* Steps of one layer each; NET_FIRST is decided by the whole. */
+static enum net_kind kind_of(const struct layer *l)
+{
+	switch (l->kind) {
+	case LAYER_CONV:
+	case LAYER_FC:
+		return NET_WEIGHTS;
+	case LAYER_POOL:
+		return NET_POOL;
+	case LAYER_RELU:
+		return NET_RELU;
+	case LAYER_DROPOUT:
+		return NET_DROPOUT;
+	}
+	return NET_RELU;
+}
+
+/* The step as conv, ReLU and pool. Its input has one channel: no padding to fours. */
+static void first_step(struct net *n, struct net_step *s)
+{
+	struct kx_weights *w = &s->w;
+
+	s->kind = NET_FIRST;
+	w->c_pad = 1;
+	s->first = (struct kx_first){.size = (int)s->layer->size, .f = w->f};
+	n->plane[s->out] = plane_of(s->layer[2].out, 1);
+}
+
+/* The same for the second convolution. */
+static void second_step(struct net *n, struct net_step *s)
+{
+	s->kind = NET_SECOND;
+	s[-1].before_second = 1;
+	n->plane[s->out] = plane_of(s->layer[2].out, 1);
+}
+
+/* The step that starts with layer `number`; returns how many layers it does. */
+static size_t add_step(struct net *n, size_t number, int learns)
+{
+	const struct model *m = n->model;
+	const struct layer *l = &m->layer[number];
+	struct net_step *s = &n->step[n->n_steps++];
+	int relu = kind_of(l) == NET_WEIGHTS && number + 1 < m->n_layers && l[1].kind == LAYER_RELU;
+
+	*s = (struct net_step){.kind = kind_of(l),
+		.layer = l,
+		.number = number,
+		.in = n->n_planes - 1,
+		.out = n->n_planes,
+		.relu = relu,
+		.learns = learns};
+	n->plane[n->n_planes++] = plane_of(l->out, relu);
+	if (s->kind == NET_WEIGHTS)
+		step_weights(s, m);
+	if (number == 0 && fits_first(m)) {
+		first_step(n, s);
+		return 3;
+	}
+	if (fits_second(n, s)) {
+		second_step(n, s);
+		return 3;
+	}
+	if (l->kind == LAYER_CONV)
+		plane_pad(&n->plane[s->in], l);
+	if (l->kind == LAYER_DROPOUT)
+		s->drop = (struct kx_drop){.layer = (int)number,
+			.channels = (int)l->in.c,
+			.threshold = dropout_threshold(l->drop),
+			.scale = 1 / (1 - l->drop)};
+	return relu ? 2 : 1;
+}
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+static int table_new(struct net_table *t, size_t n, size_t size)
+{
+	*t = (struct net_table){.host = mem_try(n, size), .n = n, .size = size};
+	return t->host ? PS_OK : PS_ENOMEM;
+}
+
+static int at(const struct kx_plane *p, size_t y, size_t x)
+{
+	return p->origin + (int)y * p->row + (int)x * p->c;
+}
+
+/* Where output (y, x)'s window begins in the padded input; fc: at the front. */
+static int window_at(const struct net_step *s, const struct kx_plane *in, size_t y, size_t x)
+{
+	return (int)(y * s->layer->stride) * in->row + (int)(x * s->layer->stride) * in->c;
+}
+
+/* Forward: a window's rows, each one stretch. The same windows meet their errors in `spots`. */
+static int forward_tables(struct net *n, struct net_step *s)
+{
+	const struct layer *l = s->layer;
+	const struct kx_plane *in = &n->plane[s->in].value, *out = &n->plane[s->out].value;
+	size_t rows = l->kind == LAYER_CONV ? l->size : 1, positions = l->out.h * l->out.w;
+
+	if (table_new(&s->taps, positions * rows, sizeof(struct kx_tap)) ||
+		table_new(&s->cells, positions, sizeof(struct kx_cell)) ||
+		table_new(&s->spots, positions, sizeof(struct kx_spot)))
+		return PS_ENOMEM;
+	struct kx_tap *tap = s->taps.host;
+	struct kx_cell *cell = s->cells.host;
+	struct kx_spot *spot = s->spots.host;
+	for (size_t i = 0; i < positions; i++) {
+		size_t y = i / l->out.w, x = i % l->out.w;
+		int from = window_at(s, in, y, x);
+		cell[i] = (struct kx_cell){(int)(i * rows), (int)rows, at(out, y, x)};
+		spot[i] = (struct kx_spot){from, at(out, y, x)};
+		for (int r = 0; r < (int)rows; r++)
+			*tap++ = (struct kx_tap){from + r * in->row, r * s->run};
+	}
+	return PS_OK;
+}
+
+/* The output row (or column) whose window has input `i` under its row `k`, if there is one. */
+static int over(size_t i, size_t k, size_t stride, size_t pad, size_t size, size_t *o)
+{
+	if (i + pad < k || (i + pad - k) % stride)
+		return 0;
+	*o = (i + pad - k) / stride;
+	return *o < size;
+}
+
+/* The taps that input (y, x) has a part in: writes them to `tap` (NULL: only counts). */
+static size_t back_taps(
+	const struct net *n, const struct net_step *s, size_t y, size_t x, struct kx_tap *tap)
+{
+	const struct layer *l = s->layer;
+	const struct kx_plane *out = &n->plane[s->out].value;
+	size_t count = 0, oy, ox;
+
+	for (size_t ky = 0; ky < l->size; ky++) {
+		if (!over(y, ky, l->stride, l->pad_top, l->out.h, &oy))
+			continue;
+		for (size_t kx = 0; kx < l->size; kx++) {
+			if (!over(x, kx, l->stride, l->pad_left, l->out.w, &ox))
+				continue;
+			if (tap)
+				tap[count] = (struct kx_tap){
+					at(out, oy, ox), (int)(ky * l->size + kx) * s->w.f_pad};
+			count++;
+		}
+	}
+	return count;
+}
+
+static int back_tables_conv(struct net *n, struct net_step *s)
+{
+	const struct layer *l = s->layer;
+	size_t positions = l->in.h * l->in.w, count = 0;
+
+	for (size_t i = 0; i < positions; i++)
+		count += back_taps(n, s, i / l->in.w, i % l->in.w, NULL);
+	if (table_new(&s->back_taps, count + 1, sizeof(struct kx_tap)) ||
+		table_new(&s->back_cells, positions, sizeof(struct kx_cell)))
+		return PS_ENOMEM;
+	struct kx_tap *tap = s->back_taps.host;
+	struct kx_cell *cell = s->back_cells.host;
+	count = 0;
+	for (size_t i = 0; i < positions; i++) {
+		size_t y = i / l->in.w, x = i % l->in.w;
+		size_t taps = back_taps(n, s, y, x, tap + count);
+		cell[i] = (struct kx_cell){(int)count, (int)taps, at(&n->plane[s->in].value, y, x)};
+		count += taps;
+	}
+	return PS_OK;
+}
+
+/* fc: the whole input is one cell with one tap. */
+static int back_tables_fc(struct net_step *s)
+{
+	if (table_new(&s->back_taps, 1, sizeof(struct kx_tap)) ||
+		table_new(&s->back_cells, 1, sizeof(struct kx_cell)))
+		return PS_ENOMEM;
+	((struct kx_cell *)s->back_cells.host)->n_taps = 1;
+	return PS_OK;
+}
+
+static int step_tables(struct net *n, struct net_step *s)
+{
+	int rc = forward_tables(n, s);
+
+	if (rc || !s->learns)
+		return rc;
+	return s->layer->kind == LAYER_CONV ? back_tables_conv(n, s) : back_tables_fc(s);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------- */
+
+/* Products have at most 65535 blocks of 64 columns. */
+#define MAX_COLUMNS ((size_t)65535 * 64)
+
+static int too_large(const struct net *n, struct err *e)
+{
+	return err_set(e, PS_ENOMEM,
+		"model \"%s\" is too large for device cuda: an image's values between two layers "
+		"must be fewer than 2^31, the units and the inputs of an fc layer at most %zu",
+		n->model->text, MAX_COLUMNS);
+}
+
+/* Columns of its products: filters or units, and an fc layer's inputs on the way back. */
+static int too_wide(const struct net *n, const struct net_step *s)
+{
+	size_t inputs = s->layer->kind == LAYER_FC ? n->plane[s->in].value.image : 0;
+
+	return (size_t)s->w.f_pad > MAX_COLUMNS || (s->learns && inputs > MAX_COLUMNS);
+}
+
+/* The last two steps: those of head.h? */
+static int fits_head(const struct net *n)
+{
+	const struct net_step *s = &n->step[n->n_steps < 2 ? 0 : n->n_steps - 2];
+
+	return n->precision != KX_FP32 && n->n_steps > 1 && s[0].layer->kind == LAYER_FC &&
+	       s[1].layer->kind == LAYER_FC && s[0].relu && s[0].learns && s[0].w.f == HEAD_UNITS &&
+	       s[1].w.f <= HEAD_CLASSES && n->plane[s[0].in].value.image % HEAD_INPUTS == 0;
+}
+
+int net_plan(struct net *n, const struct model *m, int precision, size_t images, struct err *e)
+{
+	int learns = 0;
+
+	*n = (struct net){.model = m, .precision = precision, .images = images, .n_planes = 1};
+	n->plane[0] = plane_of(m->input, 0);
+	for (size_t l = 0; l < m->n_layers;) {
+		l += add_step(n, l, learns);
+		learns |= n->step[n->n_steps - 1].w.taps > 0;
+	}
+	for (int i = 0; i < n->n_planes; i++)
+		if (plane_measure(&n->plane[i]))
+			return too_large(n, e);
+	n->has_head = fits_head(n);
+	for (int i = 0; i < n->n_steps; i++) {
+		if (too_wide(n, &n->step[i]))
+			return too_large(n, e);
+		n->step[i].sum_at = n->n_sums;
+		n->n_sums +=
+			n->step[i].w.taps ? net_rows(&n->step[i]) * (size_t)n->step[i].w.f_pad : 0;
+	}
+	for (int i = 0; i < n->n_steps; i++)
+		if (n->step[i].kind == NET_WEIGHTS && step_tables(n, &n->step[i]))
+			return err_set(e, PS_ENOMEM, "no memory for the tables of \"%s\"", m->text);
+	return PS_OK;
+}

@@ -1,0 +1,114 @@
+/* roles.c - see roles.h. */
+#include "server/auth/roles.h"
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "proto/wire.h"
+
+/* What a key's role lets it say: a row per message type, a column per role. */
+#define MAY(role) (1u << (role))
+#define ANYBODY   (MAY(KEY_OBSERVER) | MAY(KEY_ADMIN) | MAY(KEY_WORKER))
+static const unsigned may[MSG_TYPES] = {
+	[MSG_HELLO] = ANYBODY, /* as an observer; as a worker only a worker's key */
+	[MSG_STATUS] = ANYBODY,
+	[MSG_BYE] = ANYBODY,
+	[MSG_PULL] = MAY(KEY_ADMIN) | MAY(KEY_WORKER),
+	[MSG_ADMIN] = MAY(KEY_ADMIN),
+	[MSG_PUSH] = MAY(KEY_WORKER),
+	[MSG_LEASE] = MAY(KEY_WORKER),
+	[MSG_RESULT] = MAY(KEY_WORKER),
+	[MSG_BEAT] = MAY(KEY_WORKER),
+};
+
+/* Whose worker id that is. */
+struct owner {
+	uint32_t incarnation; /* 0: nobody's yet */
+	char key[KEY_TEXT];
+};
+
+/* A HELLO whose WELCOME may come later. */
+struct greeting {
+	uint32_t peer;
+	char key[KEY_TEXT];
+};
+
+struct roles {
+	struct owner owner[WIRE_MAX_WORKERS + 1]; /* by worker id */
+	struct greeting *greeting;                /* ring */
+	size_t ring, n_greetings;
+};
+
+struct roles *roles_new(uint32_t max_workers)
+{
+	struct roles *r = mem_try(1, sizeof *r);
+
+	if (!r)
+		return NULL;
+	r->ring = 2 * (size_t)max_workers;
+	r->greeting = mem_try(r->ring, sizeof *r->greeting);
+	if (!r->greeting)
+		roles_free(&r);
+	return r;
+}
+
+static void greet(struct roles *r, uint32_t peer, const char *key)
+{
+	struct greeting *g = &r->greeting[r->n_greetings++ % r->ring];
+
+	g->peer = peer;
+	memcpy(g->key, key, KEY_TEXT);
+}
+
+static int is_anothers(const struct roles *r, const struct stamp *s, const char *key)
+{
+	if (!s || s->worker == 0 || s->worker > WIRE_MAX_WORKERS)
+		return 0;
+	const struct owner *o = &r->owner[s->worker];
+	return o->incarnation != 0 && o->incarnation == s->incarnation && strcmp(o->key, key) != 0;
+}
+
+int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
+	const struct msg *m, const char **why)
+{
+	*why = "your key is not on the server's list any more";
+	if (role == KEY_STRANGER)
+		return PS_EAUTH;
+	*why = "your key's role may not say that: it needs a worker's key, or for ADMIN an admin's";
+	if (!(may[m->type] & MAY(role)) ||
+		(m->type == MSG_HELLO && m->hello.role == ROLE_WORKER && role != KEY_WORKER))
+		return PS_EAUTH;
+	*why = "that worker id belongs to another key";
+	if (is_anothers(r, msg_stamp(m), key))
+		return PS_EAUTH;
+	if (m->type == MSG_HELLO)
+		greet(r, peer, key);
+	return PS_OK;
+}
+
+void roles_note(struct roles *r, uint32_t peer, const struct msg *m)
+{
+	const struct stamp *s = &m->welcome.stamp;
+	size_t known = r->n_greetings < r->ring ? r->n_greetings : r->ring;
+
+	if (m->type != MSG_WELCOME || s->worker == 0 || s->worker > WIRE_MAX_WORKERS)
+		return;
+	struct owner *o = &r->owner[s->worker];
+	o->incarnation = 0;
+	for (size_t i = 1; i <= known; i++) {
+		const struct greeting *g = &r->greeting[(r->n_greetings - i) % r->ring];
+		if (g->peer != peer)
+			continue;
+		o->incarnation = s->incarnation;
+		memcpy(o->key, g->key, KEY_TEXT);
+		return;
+	}
+}
+
+void roles_free(struct roles **r)
+{
+	if (!*r)
+		return;
+	free((*r)->greeting);
+	free(*r);
+	*r = NULL;
+}

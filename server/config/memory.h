@@ -1,0 +1,14 @@
+/*
+ * memory.h - how much memory a server needs at most (docs/cluster.md, "Limits").
+ *
+ * Thread: any.
+ */
+#ifndef SERVER_CONFIG_MEMORY_H
+#define SERVER_CONFIG_MEMORY_H
+#include <stdint.h>
+#include "server/config/options.h"
+
+/* Resident bytes with --max-workers workers, each with --push-window pushes under way. */
+uint64_t memory_needed(const struct options *o);
+
+#endif

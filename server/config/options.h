@@ -1,0 +1,37 @@
+/*
+ * options.h - the command line of cnn-ps as one table, and the judgement of the whole of it.
+ *
+ * Nothing is bound, created or written here: a bad configuration ends with every one of its errors
+ * on stderr and the machine as it was. Thread: main, at start-up.
+ */
+#ifndef SERVER_CONFIG_OPTIONS_H
+#define SERVER_CONFIG_OPTIONS_H
+#include "common/err.h"
+#include "common/log.h"
+#include "common/model.h"
+#include "server/core/core.h"
+
+struct options {
+	struct core_config core; /* complete but for run, epoch and generation: startup.c */
+	struct model model;
+	const char *bind;           /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
+	const char *http;           /* "HOST:PORT", or NULL: off */
+	const char *checkpoint_dir; /* or NULL: none */
+	uint64_t journal_bytes;     /* a journal is begun anew when it is larger */
+	const char *init;           /* a .safetensors file, or NULL */
+	uint64_t memory_bytes;      /* hang up past it; 0: as the machine has */
+	const char *key, *allow;    /* files; key NULL: no encryption, allow NULL: beside key */
+	int insecure;               /* the network may talk to us without keys */
+	enum log_level log_level;
+	enum log_format log_format;
+	double usual_rate; /* of the mode and the optimizer, without --lr */
+	int check_config;  /* only judge and print the configuration */
+};
+
+/* The rate of an optimizer without --lr. */
+double options_usual_rate(enum optim_kind kind);
+/* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts
+ * live as long as argv and the environment. */
+int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
+
+#endif

@@ -1,0 +1,210 @@
+/* accumulator.c - see modes.h. */
+#include "server/core/modes.h"
+#include "server/core/state.h"
+#include "server/core/vec.h"
+#include <math.h>
+#include <string.h>
+
+#define FOLD_BLOCK ((size_t)1024) /* sums that stay in the L1 cache while gradients are added */
+
+int gather_is_current(const struct core *c, const struct msg_push *p)
+{
+	return p->base_version == c->store.version && p->base_epoch >= c->store.version_epoch &&
+	       p->base_epoch <= c->cfg.epoch;
+}
+
+static double weight_of(const struct core *c, uint32_t images)
+{
+	return c->cfg.push_sum ? 1 : (double)images;
+}
+
+/* Weights are those of staleness, with 1 in the mean, not numbers of images. */
+static int is_buffer(const struct core *c)
+{
+	return c->cfg.mode == MODE_DOWNPOUR || c->cfg.mode == MODE_SSP;
+}
+
+/* What the sum of `n` gradients is multiplied with when it is taken. */
+static double factor_of(const struct core *c, double weight, uint32_t n)
+{
+	if (is_buffer(c))
+		return (c->cfg.push_sum ? n : 1) / weight;
+	return c->cfg.push_sum || weight <= 0 ? 1 : 1 / weight;
+}
+
+/* ---- one running sum ------------------------------------------------------------------------ */
+
+static void add_to_sum(struct gather *a, const struct slices *s, double weight)
+{
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct slice *p = &s->slice[i];
+		double *sum = a->sum + p->offset;
+
+		for (uint64_t j = 0; j < p->count; j++)
+			sum[j] += weight * (double)p->data[j];
+	}
+}
+
+void gather_add(struct core *c, const struct msg_push *p)
+{
+	gather_add_weighted(c, p, &p->slices, weight_of(c, p->images));
+}
+
+void gather_add_weighted(
+	struct core *c, const struct msg_push *p, const struct slices *s, double weight)
+{
+	struct gather *a = &c->gather;
+
+	add_to_sum(a, s, weight);
+	a->weight += weight;
+	a->peak += weight * store_peak(s);
+	a->loss_sum += (double)p->loss * p->images;
+	a->images += p->images;
+	a->pushes++;
+}
+
+/* ---- one gradient of each batch ------------------------------------------------------------- */
+
+/* What no slice covers is zero. */
+static void copy_slices(float *to, const struct slices *s, size_t n)
+{
+	size_t end = 0;
+
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct slice *p = &s->slice[i];
+
+		memset(to + end, 0, (p->offset - end) * sizeof(*to));
+		memcpy(to + p->offset, p->data, p->count * sizeof(*to));
+		end = p->offset + p->count;
+	}
+	memset(to + end, 0, (n - end) * sizeof(*to));
+}
+
+void gather_keep(struct core *c, const struct msg_push *p)
+{
+	struct gather *a = &c->gather;
+	double weight = weight_of(c, p->images);
+	uint32_t i = a->pushes++;
+	float *g = a->part[i].g;
+
+	for (; i > 0 && a->part[i - 1].batch > p->work.first; i--)
+		a->part[i] = a->part[i - 1];
+	a->part[i] = (struct part){p->work.first, p->images, p->loss, g};
+	copy_slices(g, &p->slices, c->store.n);
+	a->images += p->images;
+	a->weight += weight; /* whole numbers: exact in any order */
+	a->peak += weight * store_peak(&p->slices);
+}
+
+/* In the order of batches, whatever the order of arrival was. */
+static void fold_block(const struct core *c, size_t at, size_t n, double *sum)
+{
+	const struct gather *a = &c->gather;
+
+	memset(sum, 0, n * sizeof(*sum));
+	for (uint32_t i = 0; i < a->pushes; i++) {
+		double weight = weight_of(c, a->part[i].images);
+		const float *g = a->part[i].g + at;
+
+		for (size_t j = 0; j < n; j++)
+			sum[j] += weight * (double)g[j];
+	}
+}
+
+/* ---- what the step will do ------------------------------------------------------------------ */
+
+static double peak_of(const double *sum, size_t n)
+{
+	double peak = 0;
+
+	for (size_t i = 0; i < n; i++)
+		peak = vec_larger(peak, fabs(sum[i]));
+	return peak;
+}
+
+static void measure(struct core *c)
+{
+	struct gather *a = &c->gather;
+	double block[FOLD_BLOCK];
+
+	a->measured = 1;
+	a->peak = a->pushes && a->sum ? peak_of(a->sum, c->store.n) : 0;
+	for (size_t at = 0; a->pushes && a->part && at < c->store.n; at += FOLD_BLOCK) {
+		size_t left = c->store.n - at, n = left < FOLD_BLOCK ? left : FOLD_BLOCK;
+
+		fold_block(c, at, n, block);
+		a->peak = vec_larger(a->peak, peak_of(block, n));
+	}
+}
+
+/* The rate may still change before the step: schedules only lower it, and no rule scales it by more
+ * than the number of workers, or of gradients in a buffer. */
+static int fits(struct core *c, double weight, double peak)
+{
+	const struct gather *a = &c->gather;
+	double sum = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
+	uint32_t most = c->cfg.max_workers > c->cfg.buffer ? c->cfg.max_workers : c->cfg.buffer;
+
+	return store_holds(c, sum, c->cfg.lr * most);
+}
+
+int gather_holds(struct core *c, double weight, double peak)
+{
+	if (c->gather.measured && fits(c, weight, peak))
+		return 1;
+	measure(c);
+	return fits(c, weight, peak);
+}
+
+int gather_fits(struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	(void)w;
+	return gather_holds(c, weight_of(c, p->images), store_peak(&p->slices));
+}
+
+/* ---- both ----------------------------------------------------------------------------------- */
+
+double gather_loss_sum(const struct core *c)
+{
+	const struct gather *a = &c->gather;
+	double sum = a->loss_sum;
+
+	for (uint32_t i = 0; a->part && i < a->pushes; i++)
+		sum += (double)a->part[i].loss * a->part[i].images;
+	return sum;
+}
+
+static void mean_block(float *g, const double *sum, double by, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		g[i] = (float)(by * sum[i]);
+}
+
+void gather_mean(const struct core *c, float *g)
+{
+	const struct gather *a = &c->gather;
+	double by = factor_of(c, a->weight, a->pushes);
+	double block[FOLD_BLOCK];
+
+	if (!a->part) {
+		mean_block(g, a->sum, by, c->store.n);
+		return;
+	}
+	for (size_t at = 0; at < c->store.n; at += FOLD_BLOCK) {
+		size_t left = c->store.n - at, n = left < FOLD_BLOCK ? left : FOLD_BLOCK;
+
+		fold_block(c, at, n, block);
+		mean_block(g + at, block, by, n);
+	}
+}
+
+void gather_clear(struct core *c)
+{
+	struct gather *a = &c->gather;
+
+	if (a->sum)
+		memset(a->sum, 0, c->store.n * sizeof(*a->sum));
+	a->weight = a->loss_sum = a->peak = 0;
+	a->images = 0;
+	a->pushes = 0;
+}

@@ -1,0 +1,223 @@
+/*
+ * snapshot_check.c - does what was read from an image make sense together? Sections that are well
+ * formed alone may still contradict each other, or the options of now.
+ */
+#include "server/core/snapshot_check.h"
+#include "server/core/state.h"
+#include <math.h>
+
+const char *image_differs(const struct core_config *now, const struct core_config *then)
+{
+	if (then->model_fingerprint != now->model_fingerprint || then->n_params != now->n_params)
+		return "it is of another --model";
+	if (then->seed != now->seed)
+		return "it was begun with another --seed";
+	if (then->batch != now->batch)
+		return "it was begun with another --batch";
+	if (then->optim.kind != now->optim.kind)
+		return "it was begun with another --optimizer";
+	if (then->mode != now->mode)
+		return "it was begun with another --mode";
+	if (then->batch_images != now->batch_images || then->push_sum != now->push_sum)
+		return "it was begun with another --batch-images or --push";
+	if (then->lbfgs_history != now->lbfgs_history)
+		return "it was begun with another --lbfgs-history";
+	if ((then->dc_lambda > 0) != (now->dc_lambda > 0) ||
+		(now->dc_lambda > 0 && then->dc_adaptive != now->dc_adaptive))
+		return "it was begun with another --delay-compensation";
+	if ((then->buffer > 1) != (now->buffer > 1))
+		return "it was begun with another --buffer";
+	if ((then->epochs == 0) != (now->epochs == 0))
+		return "--epochs 0 and --epochs N cannot continue each other";
+	return NULL;
+}
+
+static int all_finite(const float *v, size_t n)
+{
+	float sum = 0;
+
+	for (size_t i = 0; i < n; i++)
+		sum += v[i] * 0.0f; /* NaN if v[i] is NaN or infinite, else 0 */
+	return sum == 0.0f;
+}
+
+static int none_negative(const float *v, size_t n)
+{
+	int sane = 1;
+
+	for (size_t i = 0; i < n; i++)
+		sane &= v[i] >= 0;
+	return sane;
+}
+
+static int modes_sensible(const struct core *c)
+{
+	const struct gather *a = &c->gather;
+	const struct lbfgs *b = &c->lbfgs;
+	double sum = a->weight + a->loss_sum + b->f + b->slope + b->step + b->low + b->high + b->yy;
+	/* gradients are recorded in the epoch that they are of */
+	int sane = isfinite(sum) && a->weight >= 0 && (!a->pushes || a->part || a->weight > 0) &&
+		   (!a->pushes || c->cfg.epochs == 0 || c->leases.epoch < c->cfg.epochs);
+
+	for (size_t i = 0; a->sum && a->pushes && i < c->store.n; i++)
+		sane &= isfinite(a->sum[i]) != 0;
+	for (uint32_t i = 0; a->part && i < a->pushes; i++)
+		sane &= isfinite(a->part[i].loss) && all_finite(a->part[i].g, c->store.n);
+	if (b->known || b->searching)
+		sane &= all_finite(b->x, c->store.n) && all_finite(b->g, c->store.n) &&
+			all_finite(b->d, c->store.n);
+	return sane;
+}
+
+static int backups_sensible(const struct core *c)
+{
+	const struct backups *b = &c->backups;
+	int sane = 1;
+
+	for (uint32_t i = 0; i < b->n; i++)
+		sane &= !b->copy[i].refs || all_finite(backups_values(c, i), c->store.n);
+	if (b->n && c->cfg.dc_adaptive)
+		sane &= all_finite(c->store.dc_square, c->store.n) &&
+			none_negative(c->store.dc_square, c->store.n);
+	return sane;
+}
+
+static int all_sensible(const struct core *c)
+{
+	const struct store *st = &c->store;
+	enum optim_kind kind = c->cfg.optim.kind;
+	int sane = all_finite(st->weights, st->n) &&
+		   (!c->leases.evaluating || all_finite(st->eval_weights, st->n));
+
+	for (size_t v = 0; v < optim_vectors(kind); v++)
+		sane &= all_finite(st->state[v], st->n) &&
+			(!optim_is_square(kind, v) || none_negative(st->state[v], st->n));
+	return sane && modes_sensible(c) && backups_sensible(c);
+}
+
+/* Sandblaster: what lies behind the window of the step under way; sync: outside of it. */
+static int is_shut(const struct core *c, uint32_t i)
+{
+	int of_step = c->step.open && i >= c->step.first && i < c->step.end;
+
+	if (c->leases.batch[i] != BATCH_SHUT)
+		return 0;
+	return c->cfg.mode == MODE_SYNC ? !of_step
+					: c->cfg.mode == MODE_SANDBLASTER && i >= c->blaster.end;
+}
+
+/* The window is where the states say it is. */
+static int window_fits(const struct core *c)
+{
+	const struct blaster *s = &c->blaster;
+	const struct leases *l = &c->leases;
+
+	if (c->cfg.mode != MODE_SANDBLASTER || l->n_batches == 0 || l->epoch >= c->cfg.epochs)
+		return 1;
+	if (s->first > s->end || s->end > l->n_batches || (!s->open && s->end < l->n_batches))
+		return 0;
+	for (uint32_t i = 0; i < l->n_batches; i++)
+		if ((i < s->first && l->batch[i] != BATCH_DONE) ||
+			(i >= s->end && l->batch[i] != BATCH_SHUT))
+			return 0;
+	return 1;
+}
+
+/* Sync: work is open in the step under way only, and each gradient kept is one of a counted batch.
+ */
+static int step_fits(const struct core *c)
+{
+	const struct leases *l = &c->leases;
+	const struct gather *a = &c->gather;
+	const struct step *s = &c->step;
+	int training = l->n_batches && l->epoch < c->cfg.epochs;
+	uint64_t images = 0;
+
+	if (c->cfg.mode != MODE_SYNC)
+		return !s->open;
+	if (s->first > s->end || s->end > l->n_batches || (a->pushes && !training))
+		return 0;
+	for (uint32_t i = 0; training && i < l->n_batches; i++)
+		if (l->batch[i] != BATCH_DONE && l->batch[i] != BATCH_SHUT &&
+			!(s->open && i >= s->first && i < s->end))
+			return 0;
+	for (uint32_t i = 0; i < a->pushes; i++) {
+		const struct part *p = &a->part[i];
+
+		if (p->batch >= l->n_batches || l->batch[p->batch] != BATCH_DONE ||
+			p->images == 0 || (i && p->batch <= a->part[i - 1].batch))
+			return 0;
+		images += p->images;
+	}
+	return images == a->images && a->weight == (double)(c->cfg.push_sum ? a->pushes : images);
+}
+
+/* Counts of the batch ledger; one in which nothing is left to do would never be left. */
+static int count_leases(struct core *c)
+{
+	struct leases *l = &c->leases;
+	int training = l->epoch < c->cfg.epochs;
+
+	l->n_done = l->n_free = l->n_evaluated = 0;
+	for (uint32_t i = 0; i < l->n_batches && training; i++) {
+		if (l->batch[i] > BATCH_DONE && !is_shut(c, i))
+			return 0;
+		l->n_done += l->batch[i] == BATCH_DONE;
+		l->n_free += l->batch[i] == BATCH_FREE;
+	}
+	for (uint32_t i = 0; i < l->n_portions && l->evaluating; i++) {
+		if (l->portion[i] > BATCH_DONE)
+			return 0;
+		l->n_evaluated += l->portion[i] == BATCH_DONE;
+	}
+	if (l->evaluating)
+		return l->n_evaluated < l->n_portions;
+	return l->n_batches ? !training || l->n_done < l->n_batches : l->epoch == 0;
+}
+
+/* What somebody was given lies inside the data set. */
+static int grants_fit(const struct core *c)
+{
+	const struct leases *l = &c->leases;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		const struct msg_grant *grant = &c->worker[i].grant;
+		const struct work *g = &grant->work;
+
+		if (grant->kind == GRANT_TRAIN &&
+			(g->first > l->n_batches || g->count > l->n_batches - g->first))
+			return 0;
+		if (grant->kind == GRANT_EVAL && grant->eval_first >= c->data.n_test)
+			return 0;
+	}
+	return 1;
+}
+
+/* Nothing was counted of a data set that is not fixed. */
+static int data_is_fixed_in_time(const struct core *c)
+{
+	const struct leases *l = &c->leases;
+
+	return c->data_fixed || (l->n_done == 0 && l->epoch == 0 && !l->evaluating);
+}
+
+int image_is_sound(struct core *c)
+{
+	return all_sensible(c) && window_fits(c) && step_fits(c) && count_leases(c) &&
+	       data_is_fixed_in_time(c) && grants_fit(c);
+}
+
+void image_revive(struct core *c)
+{
+	const struct leases *l = &c->leases;
+
+	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		w->durable_seq = w->last_seq;
+		c->recovering |= w->state == SESSION_AWAY;
+	}
+	c->stats.recoveries++;
+	if (l->n_batches && l->epoch >= c->cfg.epochs && !l->evaluating)
+		core_end(c, PS_EDONE);
+}

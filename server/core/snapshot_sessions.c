@@ -1,0 +1,276 @@
+/* snapshot_sessions.c - see snapshot_sessions.h. */
+#include "server/core/snapshot_sessions.h"
+#include "server/core/snapshot.h"
+#include "server/core/state.h"
+#include <math.h>
+
+/* ---- configuration ------------------------------------------------------------------------ */
+
+/* Who adds a field to one of these adds it below, too: a replay under another configuration would
+ * come to other weights. */
+_Static_assert(sizeof(struct core_config) == 904, "live_put_config names every field");
+_Static_assert(sizeof(struct optim) == 56, "put_optim_config names every field");
+_Static_assert(sizeof(struct schedule) == 40, "put_schedule names every field");
+
+/* An enum in [least, most]. */
+static uint32_t choice(struct cursor *k, uint32_t v, uint32_t least, uint32_t most)
+{
+	u32(k, &v);
+	if (v < least)
+		spoil(k, MALFORMED);
+	refuse_over(k, v, most);
+	return k->bad ? least : v;
+}
+
+static void real(struct cursor *k, double *v)
+{
+	f64(k, v);
+	if (!isfinite(*v))
+		spoil(k, MALFORMED);
+}
+
+/* A number in [least, most]. */
+static void count(struct cursor *k, uint32_t *v, uint32_t least, uint32_t most)
+{
+	*v = choice(k, *v, least, most);
+}
+
+static void put_optim_config(struct cursor *k, struct optim *o)
+{
+	o->kind = (enum optim_kind)choice(k, (uint32_t)o->kind, 0, OPTIM_KINDS - 1);
+	real(k, &o->eps);
+	real(k, &o->momentum);
+	real(k, &o->decay_square);
+	real(k, &o->adagrad_init);
+	real(k, &o->weight_decay);
+	real(k, &o->clip_norm);
+}
+
+static void put_schedule(struct cursor *k, struct schedule *s)
+{
+	s->kind = (enum schedule_kind)choice(k, (uint32_t)s->kind, 0, SCHEDULE_ONECYCLE);
+	real(k, &s->warmup);
+	real(k, &s->gamma);
+	u32(k, &s->every_epochs);
+	real(k, &s->floor);
+}
+
+static void put_run_config(struct cursor *k, struct core_config *cfg)
+{
+	uint64_t n = cfg->n_params;
+
+	u64(k, &cfg->run.hi);
+	u64(k, &cfg->run.lo);
+	u64(k, &cfg->epoch);
+	text(k, cfg->model, sizeof(cfg->model));
+	u64(k, &cfg->model_fingerprint);
+	u64(k, &n);
+	refuse_over(k, n, WIRE_MAX_PARAMS);
+	cfg->n_params = k->bad ? 0 : (size_t)n;
+	u64(k, &cfg->seed);
+	count(k, &cfg->batch, 1, WIRE_MAX_IMAGES);
+	count(k, &cfg->epochs, 0, WIRE_MAX_EPOCHS);
+	u64(k, &cfg->max_updates);
+	u64(k, &cfg->data_id);
+	flag(k, &cfg->data_id_given);
+}
+
+static void put_mode_config(struct cursor *k, struct core_config *cfg)
+{
+	cfg->mode = (enum mode)choice(k, (uint32_t)cfg->mode, MODE_DOWNPOUR, MODE_EASGD);
+	put_optim_config(k, &cfg->optim);
+	real(k, &cfg->lr);
+	put_schedule(k, &cfg->schedule);
+	cfg->lr_scaling =
+		(enum lr_scaling)choice(k, (uint32_t)cfg->lr_scaling, 0, LR_SCALING_LINEAR);
+	u32(k, &cfg->lr_scaling_warmup);
+	u32(k, &cfg->n_push);
+	u32(k, &cfg->n_fetch);
+	flag(k, &cfg->push_sum);
+	flag(k, &cfg->prefetch);
+	real(k, &cfg->local_rate);
+	real(k, &cfg->easgd_beta);
+	real(k, &cfg->easgd_momentum);
+	real(k, &cfg->dc_lambda);
+	flag(k, &cfg->dc_adaptive);
+	u32(k, &cfg->ssp_bound);
+	u32(k, &cfg->buffer);
+	u32(k, &cfg->sync_workers);
+	u32(k, &cfg->backup_workers);
+	u32(k, &cfg->batch_images);
+	count(k, &cfg->lbfgs_history, 0, LBFGS_MAX_HISTORY);
+	u32(k, &cfg->lbfgs_trials);
+	real(k, &cfg->lbfgs_armijo);
+	real(k, &cfg->lbfgs_wolfe);
+	cfg->stale_rate = (enum stale_rate)choice(k, (uint32_t)cfg->stale_rate, 0, STALE_INVERSE);
+	u32(k, &cfg->max_staleness);
+	real(k, &cfg->max_norm);
+}
+
+static void put_session_config(struct cursor *k, struct core_config *cfg)
+{
+	u32(k, &cfg->warm_updates);
+	u32(k, &cfg->warm_ramp);
+	count(k, &cfg->lease_batches, 1, WIRE_MAX_BATCHES);
+	cfg->backup = (enum backup_copies)choice(k, (uint32_t)cfg->backup, 0, BACKUP_NONE);
+	u32(k, &cfg->first_deadline_ms);
+	count(k, &cfg->eval_images, 1, WIRE_MAX_IMAGES);
+	count(k, &cfg->min_workers, 1, WIRE_MAX_WORKERS);
+	count(k, &cfg->max_workers, 1, WIRE_MAX_WORKERS);
+	count(k, &cfg->push_window, 1, WIRE_MAX_WINDOW);
+	count(k, &cfg->replay_window, 1, WIRE_MAX_WINDOW);
+	u32(k, &cfg->beat_ms);
+	u32(k, &cfg->suspect_ms);
+	u32(k, &cfg->dead_ms);
+	u32(k, &cfg->forget_ms);
+	u32(k, &cfg->recovery_ms);
+	u32(k, &cfg->checkpoint_ms);
+	u64(k, &cfg->generation);
+	flag(k, &cfg->durable);
+	flag(k, &cfg->journal);
+	flag(k, &cfg->accept_rollback);
+}
+
+void live_put_config(struct cursor *k, struct core_config *cfg)
+{
+	put_run_config(k, cfg);
+	put_mode_config(k, cfg);
+	put_session_config(k, cfg);
+}
+
+int image_config(const unsigned char *live, size_t size, struct core_config *cfg)
+{
+	struct cursor k = {.in = live, .size = size};
+
+	memset(cfg, 0, sizeof(*cfg));
+	live_put_config(&k, cfg);
+	return k.bad ? PS_ECHECKPOINT : PS_OK;
+}
+
+/* ---- state -------------------------------------------------------------------------------- */
+
+static void put_recent(struct cursor *k, struct recent *r)
+{
+	u32(k, &r->n);
+	u32(k, &r->next);
+	refuse_over(k, r->n, PACE_RECENT);
+	refuse_over(k, r->next, PACE_RECENT - 1);
+	for (uint32_t i = 0; i < PACE_RECENT; i++)
+		u32(k, &r->us[i]);
+	u32(k, &r->median_us);
+}
+
+static void put_pace(struct cursor *k, struct pace *p)
+{
+	u64(k, &p->since_ms);
+	u32(k, &p->left);
+	flag(k, &p->late);
+	flag(k, &p->stalled);
+	flag(k, &p->shadow);
+	u64(k, &p->owed_ms);
+	u64(k, &p->paused_ms);
+	u64(k, &p->moved_ms);
+	u64(k, &p->moved);
+	for (size_t i = 0; i < PACE_KINDS; i++)
+		put_recent(k, &p->recent[i]);
+}
+
+static void put_fleet(struct cursor *k, struct fleet_pace *p)
+{
+	for (size_t i = 0; i < PACE_KINDS; i++) {
+		put_recent(k, &p->recent[i]);
+		u32(k, &p->n_late[i]);
+	}
+}
+
+static void put_data_id(struct cursor *k, struct data_id *d)
+{
+	u32(k, &d->n_train);
+	u32(k, &d->n_test);
+	u32(k, &d->rows);
+	u32(k, &d->cols);
+	u32(k, &d->classes);
+	u64(k, &d->xxh3);
+}
+
+static void put_session(struct cursor *k, struct worker *w)
+{
+	uint32_t state = choice(k, (uint32_t)w->state, SESSION_FREE, SESSION_DEAD);
+
+	/* a slot is in the ledger or in neither section */
+	if ((state == SESSION_FREE) != (w->state == SESSION_FREE))
+		spoil(k, MALFORMED);
+	w->state = (enum session_state)state;
+	u32(k, &w->peer);
+	u32(k, &w->beat_peer);
+	u64(k, &w->heard_ms);
+	u64(k, &w->active_ms);
+	flag(k, &w->idle);
+	u64(k, &w->durable_seq);
+	u64(k, &w->snapshot_seq);
+	u64(k, &w->replay_target);
+	u64(k, &w->join_generation);
+	flag(k, &w->leaving);
+	flag(k, &w->waiting);
+	put_data_id(k, &w->data);
+	put_pace(k, &w->pace);
+}
+
+/* Copies that were given out of batches, and counts that the states do not tell. */
+static void put_copies(struct cursor *k, struct core *c)
+{
+	struct leases *l = &c->leases;
+	uint64_t n_test = c->data.n_test;
+
+	u32(k, &l->eval_size);
+	if (l->n_batches &&
+		(l->eval_size == 0 || n_test > (uint64_t)l->eval_size * WIRE_MAX_BATCHES)) {
+		spoil(k, MALFORMED);
+		return;
+	}
+	l->n_portions = l->n_batches ? (uint32_t)((n_test + l->eval_size - 1) / l->eval_size) : 0;
+	u32(k, &l->n_done);
+	u32(k, &l->n_free);
+	u32(k, &l->n_evaluated);
+	refuse_over(k, l->n_done, l->n_batches);
+	refuse_over(k, l->n_free, l->n_batches);
+	bytes(k, l->copies, l->n_batches);
+}
+
+static void put_snapshots(struct cursor *k, struct core *c)
+{
+	u64(k, &c->generation);
+	flag(k, &c->saving);
+	flag(k, &c->save_failing);
+	flag(k, &c->urgent);
+	flag(k, &c->dirty);
+	u64(k, &c->snapshot_ms);
+	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
+		u32(k, &c->admin[i].peer);
+		u64(k, &c->admin[i].generation);
+	}
+}
+
+static void put_life(struct cursor *k, struct core *c)
+{
+	uint32_t end_status = (uint32_t)-c->end_status;
+
+	u64(k, &c->step.begin_ms);
+	flag(k, &c->recovering);
+	u64(k, &c->recover_by_ms);
+	c->ending = (enum ending)choice(k, (uint32_t)c->ending, END_NOT, END_OVER);
+	u32(k, &end_status);
+	c->end_status = -(int)(end_status & INT32_MAX);
+	u64(k, &c->now_ms);
+}
+
+void live_put_state(struct cursor *k, struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.max_workers && !k->bad; i++)
+		put_session(k, &c->worker[i]);
+	put_fleet(k, &c->pace);
+	if (!k->bad)
+		put_copies(k, c);
+	put_snapshots(k, c);
+	put_life(k, c);
+}

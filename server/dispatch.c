@@ -1,0 +1,187 @@
+/* dispatch.c - see dispatch.h. */
+#include "server/dispatch.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/log.h"
+#include "server/core/core.h"
+#include "server/durability/promise.h"
+
+#define FAREWELL_MS 2000 /* for workers to be told BYE */
+
+uint64_t turn_now(struct server *s)
+{
+	return awake_ms(&s->awake, clock_ms(), AWAKE_JUDGE_MS);
+}
+
+void turn_look(const struct server *s, struct status *out)
+{
+	*out = (struct status){.core = s->state.core,
+		.progress = &s->progress,
+		.labels = s->labels,
+		.warnings = &s->warnings,
+		.waiting = &s->waiting,
+		.saver = s->saver ? saver_stats(s->saver) : NULL,
+		.commit = s->commit ? commit_stats(s->commit) : NULL,
+		.now_ms = s->finish_ms ? s->finish_ms : s->awake.now_ms,
+		.rss_bytes = status_rss(),
+		.turned_away = s->admission.turned_away,
+		.ending = s->status};
+	router_stats(s->router, &out->net);
+	if (s->auth)
+		out->auth = *auth_stats(s->auth);
+}
+
+/* To an observer: workers have theirs from the core. */
+static void send_bye(struct server *s, uint32_t peer)
+{
+	const struct core_config *cfg = core_config(s->state.core);
+	const struct msg bye = {.type = MSG_BYE,
+		.bye = {.stamp = {.run = cfg->run, .epoch = cfg->epoch}, .status = s->status}};
+
+	router_send(s->router, peer, &bye);
+}
+
+static void send_status(struct server *s, uint32_t peer)
+{
+	struct status now;
+
+	turn_look(s, &now);
+	char *text = status_json(&now);
+	const struct msg m = {
+		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = text ? text : "{}"}};
+	router_hold(s->router, 0);
+	router_send(s->router, peer, &m);
+	free(text);
+	if (watchers_asked(&s->watchers, peer, turn_now(s)) && s->status)
+		send_bye(s, peer);
+}
+
+/* An observer need not take the end for a lost server. */
+static void part_watchers(struct server *s)
+{
+	for (size_t i = 0; i < MAX_WATCHERS; i++) {
+		uint32_t peer = watchers_peer(&s->watchers, i, s->finish_ms);
+		if (peer)
+			send_status(s, peer);
+	}
+}
+
+static void finish(struct server *s, int status)
+{
+	s->status = status;
+	s->finish_ms = turn_now(s);
+	s->deadline_ms = s->finish_ms + FAREWELL_MS;
+	warnings_look(&s->warnings, s->state.core, 1);
+	log_info("server", "finished", "reason=\"%s\"", err_text(status));
+	router_reach(s->router, UINT64_MAX); /* the last checkpoint holds everything */
+	part_watchers(s);
+}
+
+/* A worker's --name: with keys the server has added its key's. */
+static void name_of(const struct server *s, uint32_t worker, char *name, size_t size)
+{
+	struct worker_view v = {.name = ""};
+
+	if (worker >= 1 && worker <= core_config(s->state.core)->max_workers)
+		core_worker(s->state.core, worker - 1, &v);
+	snprintf(name, size, "%s", v.name);
+	if (s->auth && strrchr(name, '@'))
+		*strrchr(name, '@') = '\0';
+}
+
+/* The refusal of a fenced process names both processes. */
+static void send_fenced(struct server *s, const struct effect *e, const struct event *ev)
+{
+	const struct stamp *stamp = ev->kind == EVENT_MESSAGE ? msg_stamp(ev->msg) : NULL;
+	char name[WIRE_MAX_NAME + 1], text[LABEL_FENCED];
+	struct msg m = e->msg;
+
+	if (stamp) {
+		name_of(s, stamp->worker, name, sizeof name);
+		labels_fenced(s->labels, e->peer, stamp->worker, stamp->incarnation, name, text);
+		m.error.text = text;
+	}
+	router_send(s->router, e->peer, &m);
+}
+
+static void send_msg(struct server *s, const struct effect *e, const struct event *ev)
+{
+	int held = s->commit && !s->status && promise_waits(&e->msg);
+
+	router_hold(s->router, held ? s->bound : 0);
+	labels_note(s->labels, e->peer, &e->msg);
+	if (e->msg.type == MSG_ERROR && e->msg.error.status == PS_EFENCED)
+		send_fenced(s, e, ev);
+	else
+		router_send(s->router, e->peer, &e->msg);
+	if (held && s->bound > commit_reached(s->commit))
+		commit_start(s->commit);
+}
+
+static void carry_out(struct server *s, const struct effect *e, const struct event *ev)
+{
+	progress_effect(&s->progress, s->state.core, e, turn_now(s));
+	switch (e->kind) {
+	case EFFECT_SEND:
+		send_msg(s, e, ev);
+		break;
+	case EFFECT_SNAPSHOT:
+		saver_start(s->saver, s->state.core, e->generation);
+		if (s->commit)
+			commit_rotate(s->commit, e->generation);
+		break;
+	case EFFECT_STATUS:
+		send_status(s, e->peer);
+		break;
+	case EFFECT_EPOCH:
+		break; /* progress has seen it */
+	case EFFECT_FINISH:
+		finish(s, e->status);
+		break;
+	}
+}
+
+/* A worker whose slot is not on disk yet is not welcomed, but seen: by whoever looks at the disk.
+ */
+static void label_joining(struct server *s, const struct event *ev)
+{
+	uint32_t slots = core_config(s->state.core)->max_workers;
+	struct worker_view v;
+
+	if (ev->kind != EVENT_MESSAGE || ev->msg->type != MSG_HELLO)
+		return;
+	for (uint32_t i = 0; i < slots; i++) {
+		core_worker(s->state.core, i, &v);
+		if (v.peer == ev->peer && v.state == SESSION_JOINING)
+			labels_join(s->labels, v.peer, v.worker, v.incarnation);
+	}
+}
+
+void turn(struct server *s, const struct event *ev, struct frames *f)
+{
+	struct core *c = s->state.core;
+	uint64_t now = turn_now(s), version = core_stats(c)->version, position = 0;
+	const struct effect *e;
+
+	if (s->commit && !s->status)
+		position = commit_event(s->commit, ev, now, f);
+	versions_lend(s->state.versions, c);
+	core_step(c, ev, now);
+	label_joining(s, ev);
+	versions_follow(s->state.versions, c);
+	if (position && promise_binds(c, version))
+		s->bound = position;
+	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
+		carry_out(s, e, ev);
+}
+
+int turn_is_flooded(const struct server *s, const struct msg *m)
+{
+	const struct core_config *cfg = core_config(s->state.core);
+	size_t pushes = (size_t)cfg->push_window * (core_live_workers(s->state.core) + 1);
+
+	return s->commit && m->type == MSG_PUSH &&
+	       commit_waiting(s->commit) >
+		       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
+}

@@ -1,0 +1,213 @@
+/* checkpointer.c - see checkpointer.h. */
+#include "server/durability/checkpointer.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/checkpoint.h"
+#include "common/clones.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "server/core/snapshot.h"
+
+struct saver {
+	uv_loop_t *loop;
+	const char *dir;
+	saver_done_fn *done;
+	void *arg;
+
+	unsigned char *buffer; /* the sections, one after the other; kept between saves */
+	size_t room;
+	struct checkpoint image; /* points into buffer */
+
+	uv_work_t work;
+	int busy, rc; /* rc, error and seconds: the pool's while busy */
+	struct err error;
+	double seconds;
+	struct saver_stats stats;
+	uint64_t sound;   /* newest generation known to be good; 0: none */
+	uint64_t dropped; /* by a write, for its space; 0: none; the pool's while busy */
+	int said;         /* that one was dropped */
+};
+
+int saver_new(struct saver **out, uv_loop_t *loop, const char *dir, saver_done_fn *done, void *arg)
+{
+	struct saver *s = mem_try(1, sizeof(*s));
+
+	*out = s;
+	if (!s)
+		return PS_ENOMEM;
+	s->loop = loop;
+	s->dir = dir;
+	s->done = done;
+	s->arg = arg;
+	s->work.data = s;
+	return PS_OK;
+}
+
+void saver_keep(struct saver *s, uint64_t sound)
+{
+	s->sound = sound;
+}
+
+void saver_free(struct saver **s)
+{
+	if (!*s)
+		return;
+	free((*s)->buffer);
+	free(*s);
+	*s = NULL;
+}
+
+/* A ledger grows a little while workers come: take more than is asked for. */
+static int make_room(struct saver *s, size_t bytes)
+{
+	if (bytes <= s->room)
+		return PS_OK;
+	free(s->buffer);
+	s->room = 0;
+	s->buffer = mem_try(bytes + bytes / 8, 1);
+	if (!s->buffer)
+		return err_set(&s->error, PS_ENOMEM, "no memory for an image of %zu bytes", bytes);
+	s->room = bytes + bytes / 8;
+	return PS_OK;
+}
+
+/* The core's sections into the buffer: what is saved is this instant. */
+static int take_image(struct saver *s, struct core *core, uint64_t generation)
+{
+	size_t size[IMAGE_SECTIONS], bytes = 0;
+
+	for (int i = 0; i < IMAGE_SECTIONS; i++)
+		bytes += size[i] = image_size(core, (enum image_section)i);
+	int rc = make_room(s, bytes);
+	if (rc)
+		return rc;
+	s->image = (struct checkpoint){.generation = generation, .n_sections = IMAGE_SECTIONS};
+	unsigned char *at = s->buffer;
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		struct checkpoint_section *section = &s->image.section[i];
+		image_write(core, (enum image_section)i, at);
+		snprintf(section->name, sizeof(section->name), "%s", image_names[i]);
+		section->data = at;
+		section->size = size[i];
+		at += size[i];
+	}
+	s->stats.bytes = bytes;
+	return PS_OK;
+}
+
+/* NaN and infinity have larger bits than any number. `data` may be unaligned. */
+PS_CLONES static int all_finite(const unsigned char *data, size_t n)
+{
+	uint32_t most = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		uint32_t bits;
+		memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
+		bits &= 0x7fffffffu;
+		most = bits > most ? bits : most;
+	}
+	return most < 0x7f800000u;
+}
+
+/* The core's weights are always finite (store.c). If they are not, what is on disk is better. */
+static int check_weights(struct saver *s)
+{
+	const struct checkpoint_section *w = checkpoint_find(&s->image, image_names[IMAGE_WEIGHTS]);
+
+	if (all_finite(w->data, w->size / sizeof(float)))
+		return PS_OK;
+	return err_set(
+		&s->error, PS_EDIVERGED, "the weights are not finite: this state is not saved");
+}
+
+/* On the pool. */
+static void write_image(uv_work_t *work)
+{
+	struct saver *s = work->data;
+	double begin = clock_seconds();
+
+	if (s->rc == PS_OK)
+		s->rc = check_weights(s);
+	if (s->rc == PS_OK)
+		s->rc = checkpoint_write_beside(
+			s->dir, &s->image, s->sound, &s->dropped, &s->error);
+	s->seconds = clock_seconds() - begin;
+}
+
+static void note_outcome(struct saver *s, uint64_t generation)
+{
+	struct saver_stats *t = &s->stats;
+
+	if (s->dropped && !s->said++)
+		log_warn("checkpoint", "dropped",
+			"generation=%llu reason=\"no space for generation %llu; the next ones that "
+			"are dropped for that are not logged\"",
+			(unsigned long long)s->dropped, (unsigned long long)generation);
+	if (s->rc) {
+		t->failed++;
+		if (!t->failing)
+			log_error("saver", "checkpoint_failed", "generation=%llu reason=\"%s\"",
+				(unsigned long long)generation, s->error.text);
+		t->failing = 1;
+		snprintf(t->why, sizeof(t->why), "%.255s", s->error.text);
+		return;
+	}
+	if (t->failing)
+		log_info("saver", "checkpoints_work_again", "generation=%llu failed=%llu",
+			(unsigned long long)generation, (unsigned long long)t->failed);
+	t->failing = 0;
+	t->why[0] = '\0';
+	t->saved++;
+	t->generation = s->sound = generation;
+	t->seconds = s->seconds;
+}
+
+static void on_written(uv_work_t *work, int status)
+{
+	struct saver *s = work->data;
+	uint64_t generation = s->image.generation;
+
+	if (status != 0) /* cancelled: nothing was written */
+		s->rc = err_set(&s->error, PS_EIO, "%s", uv_strerror(status));
+	s->busy = 0;
+	note_outcome(s, generation);
+	s->done(s->arg, generation, s->rc);
+}
+
+void saver_start(struct saver *s, struct core *core, uint64_t generation)
+{
+	s->busy = 1;
+	s->rc = take_image(s, core, generation);
+	s->image.generation = generation;
+	/* fails only without a callback */
+	(void)uv_queue_work(s->loop, &s->work, write_image, on_written);
+}
+
+int saver_write(struct saver *s, struct core *core, uint64_t generation, struct err *e)
+{
+	s->rc = take_image(s, core, generation);
+	write_image(&s->work);
+	if (s->rc) {
+		*e = s->error;
+		return s->rc;
+	}
+	note_outcome(s, generation);
+	return PS_OK;
+}
+
+void saver_abandon(const struct saver *s)
+{
+	checkpoint_clean(s->dir);
+}
+
+int saver_busy(const struct saver *s)
+{
+	return s && s->busy;
+}
+
+const struct saver_stats *saver_stats(const struct saver *s)
+{
+	return &s->stats;
+}

@@ -1,0 +1,112 @@
+/* event_record.c - see event_record.h. */
+#include "server/durability/event_record.h"
+#include <string.h>
+
+#define NUMBERS 5
+#define PLACE   UINT64_MAX /* no kind of event */
+
+static unsigned char *put(unsigned char *at, uint64_t value)
+{
+	for (int i = 0; i < 8; i++)
+		at[i] = (unsigned char)(value >> (8 * i));
+	return at + 8;
+}
+
+static uint64_t get(const unsigned char *at)
+{
+	uint64_t value = 0;
+
+	for (int i = 0; i < 8; i++)
+		value |= (uint64_t)at[i] << (8 * i);
+	return value;
+}
+
+size_t event_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
+	unsigned char out[EVENT_RECORD_HEAD])
+{
+	unsigned char *at = put(out, (uint64_t)ev->kind);
+	size_t n = f ? f->n : 0;
+
+	at = put(at, ev->peer);
+	at = put(at, now_ms);
+	at = put(at, ev->kind == EVENT_PROGRESS ? ev->bytes : ev->generation);
+	at = put(at, n);
+	for (size_t i = 0; i < n; i++)
+		at = put(at, zmq_msg_size(&f->frame[i]));
+	return (size_t)(at - out);
+}
+
+size_t event_record_place(uint64_t generation, unsigned char out[EVENT_RECORD_HEAD])
+{
+	return (size_t)(put(put(out, PLACE), generation) - out);
+}
+
+uint64_t event_record_is_place(const unsigned char *data, size_t size)
+{
+	return size == 16 && get(data) == PLACE ? get(data + 8) : 0;
+}
+
+size_t event_record_most(size_t n_params)
+{
+	return EVENT_RECORD_HEAD + WIRE_MAX_HEADER + n_params * sizeof(float);
+}
+
+int event_reader_init(struct event_reader *r, size_t n_params)
+{
+	memset(r, 0, sizeof(*r));
+	frames_init(&r->frames);
+	return wire_new(&r->wire, n_params);
+}
+
+void event_reader_release(struct event_reader *r)
+{
+	frames_release(&r->frames);
+	wire_free(&r->wire);
+}
+
+static void keep(void *data, void *hint)
+{
+	(void)data;
+	(void)hint;
+}
+
+/* Frames that lie in `data`, which ends where the last one does. */
+static int take_frames(struct event_reader *r, const unsigned char *data, size_t size, uint64_t n)
+{
+	size_t at = 8 * (NUMBERS + (size_t)n);
+
+	for (uint64_t i = 0; i < n; i++) {
+		uint64_t bytes = get(data + 8 * (NUMBERS + i));
+		if (bytes > size - at)
+			return PS_EPROTO;
+		/* nobody writes to them, and they are closed before `data` goes */
+		if (zmq_msg_init_data(&r->frames.frame[r->frames.n], (void *)(uintptr_t)(data + at),
+			    (size_t)bytes, keep, NULL) != 0)
+			return PS_ENOMEM;
+		r->frames.n++;
+		at += (size_t)bytes;
+	}
+	return at == size ? PS_OK : PS_EPROTO;
+}
+
+int event_record_read(struct event_reader *r, const unsigned char *data, size_t size)
+{
+	frames_release(&r->frames);
+	if (size < 8 * NUMBERS)
+		return PS_EPROTO;
+	uint64_t kind = get(data), peer = get(data + 8), n = get(data + 32);
+	if (kind > EVENT_PROGRESS || peer > UINT32_MAX || n > 1 + WIRE_MAX_SLICES ||
+		(n > 0) != (kind == EVENT_MESSAGE) || size < 8 * (NUMBERS + n) ||
+		((kind <= EVENT_PEER_GONE || kind == EVENT_PROGRESS) && peer == 0))
+		return PS_EPROTO;
+	r->now_ms = get(data + 16);
+	r->event = (struct event){.kind = (enum event_kind)kind,
+		.peer = (uint32_t)peer,
+		.generation = kind == EVENT_PROGRESS ? 0 : get(data + 24),
+		.bytes = kind == EVENT_PROGRESS ? get(data + 24) : 0};
+	int rc = take_frames(r, data, size, n);
+	if (rc || n == 0)
+		return rc;
+	r->event.msg = &r->msg;
+	return wire_decode(r->wire, &r->frames, &r->msg, NULL);
+}

@@ -1,0 +1,329 @@
+/*
+ * startup.c - see startup.h.
+ *
+ * The server epoch is one more than any that was ever used with this directory. The newest
+ * checkpoint may have been lost to a bad disk together with its epoch; the file EPOCH remembers.
+ */
+#include "server/durability/startup.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "common/checkpoint.h"
+#include "common/file.h"
+#include "common/journal.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/run_head.h"
+#include "common/safetensors.h"
+#include "server/core/snapshot.h"
+#include "server/durability/log_replay.h"
+#include "server/config/resume_check.h"
+
+#define EPOCH_FILE "EPOCH"
+#define MAX_EPOCH  (UINT64_MAX - 1)
+
+/* ---- the server epoch ---------------------------------------------------------------------- */
+
+static int parse_epoch(const char *text, size_t n, uint64_t *epoch)
+{
+	char digits[32];
+	char *end;
+
+	if (n < 2 || n > sizeof(digits) || text[n - 1] != '\n')
+		return 0;
+	memcpy(digits, text, n - 1);
+	digits[n - 1] = '\0';
+	if (strspn(digits, "0123456789") != n - 1)
+		return 0;
+	errno = 0;
+	*epoch = strtoull(digits, &end, 10);
+	return errno == 0 && *epoch < MAX_EPOCH;
+}
+
+/* The newest epoch that this directory has seen, 0 for none. */
+static int read_epoch(const char *dir, uint64_t *epoch, struct err *e)
+{
+	char path[4096 + 16];
+	void *text;
+	size_t n;
+
+	*epoch = 0;
+	snprintf(path, sizeof(path), "%s/" EPOCH_FILE, dir);
+	if (access(path, F_OK) != 0 && errno == ENOENT)
+		return PS_OK;
+	int rc = file_read(path, 64, &text, &n, e);
+	if (rc)
+		return rc;
+	rc = parse_epoch(text, n, epoch) ? PS_OK
+					 : err_set(e, PS_ECHECKPOINT,
+						   "%s is not one number: remove it only if no "
+						   "worker of this run lives any more",
+						   path);
+	free(text);
+	return rc;
+}
+
+static int write_epoch(const char *dir, uint64_t epoch, struct err *e)
+{
+	char text[32];
+	int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)epoch);
+	const struct file_part part = {text, (size_t)n};
+
+	return file_replace(dir, EPOCH_FILE, &part, 1, e);
+}
+
+/* ---- a fresh run --------------------------------------------------------------------------- */
+
+static int new_run_id(struct run_id *run, struct err *e)
+{
+	do {
+		if (getrandom(run, sizeof(*run), 0) != (ssize_t)sizeof(*run))
+			return err_set(e, PS_EIO, "getrandom: %s", strerror(errno));
+	} while (run->hi == 0 && run->lo == 0);
+	return PS_OK;
+}
+
+static int begin(
+	struct restored *out, const struct options *o, struct core_config *cfg, struct err *e)
+{
+	float *weights = versions_first(out->versions);
+	int rc = new_run_id(&cfg->run, e);
+
+	if (!rc && o->init)
+		rc = safetensors_read(o->init, &o->model, weights, e);
+	else
+		model_init(&o->model, cfg->seed, weights);
+	if (!rc)
+		out->core = core_init(out->memory, cfg, weights);
+	return rc;
+}
+
+/* ---- a run that goes on -------------------------------------------------------------------- */
+
+static const char *other_model(const struct run_head *head, const struct options *o)
+{
+	return strcmp(head->model, o->core.model) != 0 ? head->model : NULL;
+}
+
+/* Status of a checkpoint that is no good although its checksums are right: an older one may be. */
+#define REFUSED PS_EDATA
+
+/* `rc`: image_read's. REFUSED, or PS_ECHECKPOINT where this start's options do not fit. */
+static int cannot_continue(
+	const struct options *o, const struct checkpoint *c, int rc, const char *why, struct err *e)
+{
+	const struct checkpoint_section *live = checkpoint_find(c, image_names[IMAGE_LIVE]);
+	const struct checkpoint_section *leases = checkpoint_find(c, image_names[IMAGE_LEASES]);
+	struct core_config then;
+	struct data_id data;
+	char options[256];
+
+	if (rc == PS_EUSAGE && image_config(live->data, live->size, &then) == 0 &&
+		image_data(leases->data, leases->size, &data) == 0 &&
+		resume_differences(&then, &data, &o->core, why, options, sizeof(options)) > 0)
+		return err_set(e, PS_ECHECKPOINT, "%.150s: its run has %s: " RESUME_REMEDY,
+			o->checkpoint_dir, options);
+	return err_set(e, rc == PS_EUSAGE ? PS_ECHECKPOINT : REFUSED,
+		"%.150s: checkpoint %llu cannot be continued: %s", o->checkpoint_dir,
+		(unsigned long long)c->generation, why);
+}
+
+static int resume(struct restored *out, const struct options *o, const struct checkpoint *c,
+	const struct core_config *cfg, struct err *e)
+{
+	const unsigned char *data[IMAGE_SECTIONS];
+	size_t size[IMAGE_SECTIONS];
+	const char *why;
+
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		const struct checkpoint_section *s = checkpoint_find(c, image_names[i]);
+		if (!s)
+			return err_set(e, REFUSED, "%s: checkpoint %llu has no section %s",
+				o->checkpoint_dir, (unsigned long long)c->generation,
+				image_names[i]);
+		data[i] = s->data;
+		size[i] = s->size;
+	}
+	int rc = image_read(
+		out->memory, versions_first(out->versions), cfg, data, size, &out->core, &why);
+	if (rc)
+		return cannot_continue(o, c, rc, why, e);
+	out->resumed = 1;
+	return PS_OK;
+}
+
+static int read_head(
+	const struct checkpoint *c, const struct options *o, struct run_head *head, struct err *e)
+{
+	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
+
+	if (!s || run_head_read(s->data, s->size, head) != 0 || head->epoch >= MAX_EPOCH)
+		return err_set(e, REFUSED, "%s: checkpoint %llu is not a server's",
+			o->checkpoint_dir, (unsigned long long)c->generation);
+	if (other_model(head, o))
+		return err_set(e, PS_ECHECKPOINT,
+			"%.100s: its run has --model \"%.140s\", not \"%.140s\": " RESUME_REMEDY,
+			o->checkpoint_dir, head->model, o->core.model);
+	return PS_OK;
+}
+
+/* ---- together ------------------------------------------------------------------------------ */
+
+/* `c` may be empty: then a fresh run begins. */
+static int build(struct restored *out, const struct options *o, const struct checkpoint *c,
+	uint64_t newest_seen, struct err *e)
+{
+	struct core_config cfg = o->core;
+	struct run_head head = {0};
+	uint64_t epoch;
+	int rc = read_epoch(o->checkpoint_dir, &epoch, e);
+
+	if (!rc && c->generation)
+		rc = read_head(c, o, &head, e);
+	if (rc)
+		return rc;
+	cfg.epoch = 1 + (epoch > head.epoch ? epoch : head.epoch);
+	cfg.generation = newest_seen + 1; /* saver_write writes this one */
+	rc = c->generation ? resume(out, o, c, &cfg, e) : begin(out, o, &cfg, e);
+	return rc ? rc : write_epoch(o->checkpoint_dir, cfg.epoch, e);
+}
+
+/* A look at the content before the journals behind it are replayed. */
+static int check_content(
+	struct restored *out, const struct options *o, const struct checkpoint *c, struct err *e)
+{
+	struct run_head head;
+	struct core_config cfg = o->core;
+	int rc = read_head(c, o, &head, e);
+
+	cfg.epoch = head.epoch + 1;
+	return rc ? rc : resume(out, o, c, &cfg, e);
+}
+
+static int go_on(struct restored *out, const struct options *o, struct checkpoint *c,
+	uint64_t newest_seen, struct err *e)
+{
+	int rc = check_content(out, o, c, e);
+
+	if (!rc)
+		rc = recover(o->checkpoint_dir, o->core.accept_rollback, c, e);
+	return rc ? rc : build(out, o, c, newest_seen, e);
+}
+
+/* From `c` down to the first generation whose content is good. */
+static int go_on_from_best(struct restored *out, const struct options *o, struct checkpoint *c,
+	uint64_t newest_seen, struct err *e)
+{
+	int rc, refused = 0;
+
+	while ((rc = go_on(out, o, c, newest_seen, e)) == REFUSED) {
+		uint64_t generation = c->generation;
+
+		log_warn("checkpoint", "refused", "generation=%llu reason=\"%s\"",
+			(unsigned long long)generation, e->text);
+		refused++;
+		checkpoint_release(c);
+		rc = checkpoint_read_older(o->checkpoint_dir, generation, c, e);
+		if (rc)
+			return rc;
+		if (!c->generation)
+			return err_set(e, PS_ECHECKPOINT,
+				"%s: none of its checkpoints can be continued; the last refusal: "
+				"%s",
+				o->checkpoint_dir, e->text);
+	}
+	out->sound = rc ? 0 : c->generation;
+	if (!rc && refused)
+		log_warn("checkpoint", "fallback", "generation=%llu refused=%d",
+			(unsigned long long)c->generation, refused);
+	return rc;
+}
+
+static int from_directory(struct restored *out, const struct options *o, struct err *e)
+{
+	struct checkpoint c = {0};
+	uint64_t newest_seen = 0;
+	int rc = checkpoint_read_newest(o->checkpoint_dir, 1, &c, &newest_seen, e);
+
+	if (journal_newest(o->checkpoint_dir, UINT64_MAX) > newest_seen)
+		newest_seen = journal_newest(o->checkpoint_dir, UINT64_MAX);
+	if (!rc)
+		rc = c.generation ? go_on_from_best(out, o, &c, newest_seen, e)
+				  : build(out, o, &c, newest_seen, e);
+	checkpoint_release(&c);
+	return rc;
+}
+
+static int lock(struct restored *out, const char *dir, struct err *e)
+{
+	struct stat st;
+	int is_new = dir && stat(dir, &st) != 0;
+	int rc = dir ? file_make_dir(dir, e) : PS_OK;
+
+	if (!rc && is_new)
+		out->made = dir;
+	return rc || !dir ? rc : file_lock_dir(dir, &out->lock_fd, e);
+}
+
+void restore_undo(const struct restored *r)
+{
+	char path[4096];
+
+	if (!r->made || r->lock_fd < 0 || strlen(r->made) + sizeof("/LOCK") > sizeof(path))
+		return;
+	snprintf(path, sizeof(path), "%s/LOCK", r->made);
+	(void)unlink(path);
+	(void)rmdir(r->made); /* not if somebody else has put something into it */
+}
+
+int restore_open(struct restored *out, const struct options *o, struct err *e)
+{
+	int rc;
+
+	*out = (struct restored){.lock_fd = -1};
+	out->memory_bytes = core_bytes(&o->core);
+	out->memory = mem_lazy(out->memory_bytes);
+	if (!out->memory)
+		rc = err_set(e, PS_ENOMEM, "no address space for a core of %zu bytes",
+			out->memory_bytes);
+	else if (versions_new(&out->versions, o->core.n_params))
+		rc = err_set(e, PS_ENOMEM, "no memory for %zu weights", o->core.n_params);
+	else
+		rc = lock(out, o->checkpoint_dir, e);
+	if (rc)
+		restore_release(out);
+	return rc;
+}
+
+int restore_core(struct restored *out, const struct options *o, struct err *e)
+{
+	struct core_config cfg = o->core;
+
+	cfg.epoch = 1;
+	return o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
+}
+
+int restore(struct restored *out, const struct options *o, struct err *e)
+{
+	int rc = restore_open(out, o, e);
+
+	if (rc)
+		return rc;
+	rc = restore_core(out, o, e);
+	if (rc)
+		restore_release(out);
+	return rc;
+}
+
+void restore_release(struct restored *r)
+{
+	versions_free(&r->versions);
+	mem_lazy_free(r->memory, r->memory_bytes);
+	if (r->lock_fd >= 0)
+		close(r->lock_fd);
+	*r = (struct restored){.lock_fd = -1};
+}

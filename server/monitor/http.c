@@ -1,0 +1,235 @@
+/* http.c - see http.h. */
+#include "server/monitor/http.h"
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include "common/log.h"
+#include "common/mem.h"
+#include "server/net/address.h"
+
+#define MOST_CONNECTIONS 64u
+#define MOST_BYTES       ((size_t)16384) /* of a request, and buffers, per connection */
+#define IDLE_S           5u
+#define LOOK_MS          1000u
+
+struct http {
+	uv_loop_t *loop;
+	struct MHD_Daemon *daemon;
+	uv_poll_t poll;
+	uv_timer_t timer;
+	http_page_fn *page;
+	void *arg;
+	char url[320];
+	int is_loopback;
+};
+
+/* ---- answers ------------------------------------------------------------------------------- */
+
+/* Takes over `text`. */
+static enum MHD_Result answer(
+	struct MHD_Connection *connection, unsigned code, const char *type, char *text)
+{
+	struct MHD_Response *response =
+		MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
+
+	if (!response) {
+		free(text);
+		return MHD_NO;
+	}
+	(void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+	enum MHD_Result rc = MHD_queue_response(connection, code, response);
+	MHD_destroy_response(response);
+	return rc;
+}
+
+static enum MHD_Result say(struct MHD_Connection *connection, unsigned code, const char *words)
+{
+	char *text = strdup(words);
+
+	return text ? answer(connection, code, "text/plain", text) : MHD_NO;
+}
+
+/* Called when the header of a request is there: a body, if one follows, is not waited for. */
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *path,
+	const char *method, const char *version, const char *body, size_t *body_size, void **state)
+{
+	struct http *h = arg;
+	struct http_page page = {0};
+
+	(void)version;
+	(void)body;
+	(void)state;
+	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
+		return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET or HEAD\n");
+	*body_size = 0;
+	h->page(h->arg, path, &page);
+	if (page.code == 0)
+		return say(connection, MHD_HTTP_NOT_FOUND, "/metrics /status /healthz\n");
+	if (!page.text)
+		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
+	return answer(connection, page.code, page.type, page.text);
+}
+
+/* ---- in the loop --------------------------------------------------------------------------- */
+
+static void run(struct http *h);
+
+static void on_poll(uv_poll_t *p, int status, int events)
+{
+	(void)status;
+	(void)events;
+	run(p->data);
+}
+
+static void on_timer(uv_timer_t *t)
+{
+	run(t->data);
+}
+
+/* Let it work, then wake it when it asks to be woken; and now and then when it does not: having
+ * been full it listens again only at its next turn, and asks for none. */
+static void run(struct http *h)
+{
+	MHD_UNSIGNED_LONG_LONG ms;
+
+	(void)MHD_run(h->daemon);
+	if (MHD_get_timeout(h->daemon, &ms) != MHD_YES || ms > LOOK_MS)
+		ms = LOOK_MS;
+	uv_timer_start(&h->timer, on_timer, ms, 0);
+}
+
+static int watch(struct http *h, struct err *e)
+{
+	const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+
+	if (!info || uv_poll_init(h->loop, &h->poll, info->epoll_fd) != 0)
+		return err_set(e, PS_ENET, "HTTP cannot be watched");
+	uv_timer_init(h->loop, &h->timer);
+	h->poll.data = h->timer.data = h;
+	uv_poll_start(&h->poll, UV_READABLE, on_poll);
+	run(h);
+	return PS_OK;
+}
+
+/* ---- birth --------------------------------------------------------------------------------- */
+
+/* Split "HOST:PORT", or "PORT" of this machine alone; brackets around an IPv6 host are taken off.
+ */
+static void split(const char *address, char host[256], char port[16])
+{
+	const char *colon = strrchr(address, ':');
+
+	if (!colon) {
+		snprintf(host, 256, "127.0.0.1");
+		snprintf(port, 16, "%.15s", address);
+		return;
+	}
+	size_t n = (size_t)(colon - address);
+	if (address[0] == '[') {
+		address++;
+		n -= 2;
+	}
+	snprintf(host, 256, "%.*s", (int)n, address);
+	snprintf(port, 16, "%.15s", colon + 1);
+}
+
+static int cannot_listen(const char *host, const char *port, int error, struct err *e)
+{
+	const char *bracket = strchr(host, ':') ? "[" : "";
+
+	return err_set(e, PS_EUSAGE, "--http %s%.100s%s:%s: %s%s", bracket, host,
+		bracket[0] ? "]" : "", port, error ? strerror(error) : "cannot listen there",
+		error == EADDRINUSE ? ": stop the process that has it, or take another port" : "");
+}
+
+static int start_daemon(struct http *h, const char *host, const char *port,
+	const struct addrinfo *at, struct err *e)
+{
+	unsigned flags = MHD_USE_EPOLL | (at->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0u);
+
+	errno = 0;
+	h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_SOCK_ADDR,
+		at->ai_addr, MHD_OPTION_CONNECTION_LIMIT, MOST_CONNECTIONS,
+		MHD_OPTION_CONNECTION_MEMORY_LIMIT, MOST_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+		IDLE_S, MHD_OPTION_END);
+	if (!h->daemon)
+		return cannot_listen(host, port, errno, e);
+	h->is_loopback = address_is_loopback(at->ai_addr);
+	const union MHD_DaemonInfo *info =
+		MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
+	int six = at->ai_family == AF_INET6;
+	snprintf(h->url, sizeof(h->url), "http://%s%s%s:%u", six ? "[" : "", host, six ? "]" : "",
+		info ? info->port : 0u);
+	return PS_OK;
+}
+
+static int listen_at(struct http *h, const char *address, struct err *e)
+{
+	const struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+	struct addrinfo *found;
+	char host[256], port[16];
+
+	split(address, host, port);
+	int rc = getaddrinfo(host, port, &want, &found);
+	if (rc)
+		return err_set(e, PS_EUSAGE, "--http %.100s: %s", address, gai_strerror(rc));
+	rc = start_daemon(h, host, port, found, e);
+	freeaddrinfo(found);
+	return rc;
+}
+
+int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_fn *page, void *arg,
+	struct err *e)
+{
+	struct http *h = mem_try(1, sizeof(*h));
+
+	*out = NULL;
+	if (!h)
+		return err_set(e, PS_ENOMEM, "no memory for HTTP");
+	h->loop = loop;
+	h->page = page;
+	h->arg = arg;
+	int rc = listen_at(h, address, e);
+	if (!rc)
+		rc = watch(h, e);
+	if (rc) {
+		http_free(&h);
+		return rc;
+	}
+	*out = h;
+	return PS_OK;
+}
+
+const char *http_url(const struct http *h)
+{
+	return h->url;
+}
+
+int http_is_loopback(const struct http *h)
+{
+	return h->is_loopback;
+}
+
+void http_stop(struct http *h)
+{
+	uv_close((uv_handle_t *)&h->poll, NULL);
+	uv_close((uv_handle_t *)&h->timer, NULL);
+	MHD_stop_daemon(h->daemon);
+	h->daemon = NULL;
+}
+
+void http_free(struct http **h)
+{
+	if (!*h)
+		return;
+	if ((*h)->daemon)
+		MHD_stop_daemon((*h)->daemon);
+	free(*h);
+	*h = NULL;
+}

@@ -1,0 +1,244 @@
+/*
+ * metrics.c - Prometheus text about the server. A metric's lines stand together, as the format
+ * asks; names of counters end in _total.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "server/core/core.h"
+#include "server/net/labels.h"
+#include "server/monitor/status.h"
+
+static const char *const reject_names[REJECT_REASONS] = {[REJECT_NONE] = "none",
+	[REJECT_SHAPE] = "shape",
+	[REJECT_NONFINITE] = "nonfinite",
+	[REJECT_NORM] = "norm",
+	[REJECT_STALE] = "stale",
+	[REJECT_WORK] = "work",
+	[REJECT_UNKNOWN] = "unknown"};
+
+static void metric(FILE *f, const char *name, const char *type, const char *help, double value)
+{
+	fprintf(f, "# HELP cnnps_%s %s\n# TYPE cnnps_%s %s\ncnnps_%s %.17g\n", name, help, name,
+		type, name, value);
+}
+
+static void metric_counter(FILE *f, const char *name, const char *help, uint64_t value)
+{
+	fprintf(f, "# HELP cnnps_%s %s\n# TYPE cnnps_%s counter\ncnnps_%s %" PRIu64 "\n", name,
+		help, name, name, value);
+}
+
+static void put_rejected(FILE *f, const struct core_stats *t)
+{
+	fprintf(f, "# HELP cnnps_rejected_total Pushes decided against, by reason.\n"
+		   "# TYPE cnnps_rejected_total counter\n");
+	for (int i = REJECT_NONE + 1; i < REJECT_REASONS; i++)
+		fprintf(f, "cnnps_rejected_total{reason=\"%s\"} %" PRIu64 "\n", reject_names[i],
+			t->rejected[i]);
+}
+
+/* Bin i of the core holds tau < 2^i; the last one is open. */
+static void put_staleness(FILE *f, const struct core_stats *t)
+{
+	const int bins = (int)(sizeof(t->staleness) / sizeof(t->staleness[0]));
+	uint64_t below = 0;
+
+	fprintf(f, "# HELP cnnps_staleness Versions between a gradient's weights and its update.\n"
+		   "# TYPE cnnps_staleness histogram\n");
+	for (int i = 0; i < bins; i++) {
+		below += t->staleness[i];
+		if (i < bins - 1)
+			fprintf(f, "cnnps_staleness_bucket{le=\"%d\"} %" PRIu64 "\n", (1 << i) - 1,
+				below);
+	}
+	fprintf(f,
+		"cnnps_staleness_bucket{le=\"+Inf\"} %" PRIu64 "\ncnnps_staleness_sum %" PRIu64
+		"\ncnnps_staleness_count %" PRIu64 "\n",
+		below, t->staleness_sum, below);
+}
+
+static void put_core(FILE *f, const struct core *c)
+{
+	const struct core_stats *t = core_stats(c);
+	const struct {
+		const char *name, *help;
+		uint64_t value;
+	} row[] = {
+		{"updates_total", "Steps of the optimizer.", t->updates},
+		{"line_search_points_total", "Points that L-BFGS looked at.", t->trials},
+		{"uncompensated_total",
+			"Gradients applied without delay compensation: their weights were no "
+			"longer held.",
+			t->uncompensated},
+		{"backup_leases_total", "Copies given out of work that another worker has.",
+			t->backups},
+		{"steps_short_total", "Steps of sync with fewer gradients than were due.",
+			t->steps_short},
+		{"superseded_total",
+			"Results of work that another worker had delivered first, or "
+			"of a step that was over.",
+			t->superseded},
+		{"expired_grants_total", "Grants that ended at their deadline.", t->expired},
+		{"stalls_total", "Times that a live worker delivered nothing for too long.",
+			t->stalls},
+		{"images_total", "Training images counted.", t->images},
+		{"pushes_total", "Pushes decided.", t->pushes},
+		{"duplicates_total", "Pushes that had been decided before.", t->duplicates},
+		{"refused_total", "Messages answered by an error.", t->refused},
+		{"gaps_total", "Pushes that came before their predecessor.", t->gaps},
+		{"pulls_total", "Weights sent.", t->pulls},
+		{"leases_total", "Leases given out.", t->leases},
+		{"released_total", "Batches taken back from a worker.", t->released},
+		{"hellos_total", "Greetings of workers.", t->hellos},
+		{"deaths_total", "Workers given up.", t->deaths},
+		{"excluded_total", "Workers excluded for values that were not finite.",
+			t->excluded},
+		{"rejoins_total", "Workers that came back.", t->rejoins},
+		{"recoveries_total", "Starts from a checkpoint.", t->recoveries},
+		{"snapshots_total", "Images taken of the run.", t->snapshots},
+	};
+
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+		metric_counter(f, row[i].name, row[i].help, row[i].value);
+	put_rejected(f, t);
+	put_staleness(f, t);
+	metric(f, "loss", "gauge", "Exponential mean of pushed losses.", t->loss);
+	metric(f, "weights_bytes", "gauge", "Bytes of the model's weights.",
+		(double)core_config(c)->n_params * sizeof(float));
+}
+
+static void put_auth(FILE *f, const struct auth_stats *a)
+{
+	metric_counter(f, "keys_admitted_total", "Handshakes of keys on the list.", a->admitted);
+	metric_counter(f, "keys_refused_total", "Handshakes of other keys.", a->refused);
+	metric_counter(f, "overruled_total", "Messages that their sender's key may not send.",
+		a->overruled);
+	metric_counter(f, "judge_restarts_total", "Threads that judge keys and hung.", a->restarts);
+}
+
+static void put_net(FILE *f, const struct router_stats *n)
+{
+	metric_counter(f, "messages_received_total", "Messages from peers.", n->received);
+	metric_counter(f, "messages_sent_total", "Messages to peers.", n->sent);
+	metric_counter(f, "malformed_total", "Messages that could not be decoded.", n->malformed);
+	metric_counter(
+		f, "dropped_replies_total", "Replies to peers that did not read.", n->dropped);
+	metric_counter(f, "gone_total", "Replies whose peer had left.", n->gone);
+	metric_counter(f, "params_framed_total", "Versions of the weights made into a frame.",
+		n->params_framed);
+	metric_counter(f, "connections_total", "Connections accepted.", n->port.accepted);
+	metric_counter(f, "handshake_failures_total", "Connections that did not speak ZMTP.",
+		n->port.handshakes_failed);
+	metric_counter(f, "accept_failures_total", "Connections that could not be accepted.",
+		n->port.accept_failures);
+	metric_counter(
+		f, "zloop_rescues_total", "Wake-ups that were missed: must be 0.", n->rescues);
+	metric(f, "connections", "gauge", "Connections open.", n->port.connections);
+	metric(f, "replies_waiting", "gauge", "Replies that wait for a peer.", n->waiting);
+}
+
+static void put_saver(FILE *f, const struct saver_stats *s)
+{
+	metric_counter(f, "checkpoints_total", "Checkpoints on disk.", s->saved);
+	metric_counter(f, "checkpoint_failures_total", "Checkpoints that failed.", s->failed);
+	metric(f, "checkpoint_failing", "gauge", "1 if the newest checkpoint failed.", s->failing);
+	metric(f, "checkpoint_generation", "gauge", "Newest generation on disk.",
+		(double)s->generation);
+	metric(f, "checkpoint_bytes", "gauge", "Size of the newest checkpoint.", (double)s->bytes);
+	metric(f, "checkpoint_seconds", "gauge", "Time that writing it took.", s->seconds);
+}
+
+/* Texts of workers hold no control characters (wire.c); quotes and backslashes are escaped here. */
+static void put_label(FILE *f, const char *text)
+{
+	for (; *text; text++) {
+		if (*text == '"' || *text == '\\')
+			fputc('\\', f);
+		fputc(*text, f);
+	}
+}
+
+static void put_worker_states(FILE *f, const struct core *c)
+{
+	fprintf(f, "# HELP cnnps_worker_state 1 for the state that a worker is in.\n"
+		   "# TYPE cnnps_worker_state gauge\n");
+	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+		struct worker_view w;
+		core_worker(c, i, &w);
+		if (w.state == SESSION_FREE)
+			continue;
+		fprintf(f, "cnnps_worker_state{worker=\"%u\",name=\"", w.worker);
+		put_label(f, w.name);
+		fprintf(f, "\",state=\"%s\"} 1\n", status_worker_state(&w));
+	}
+}
+
+static void put_text_label(FILE *f, const char *name, const char *text)
+{
+	fprintf(f, ",%s=\"", name);
+	put_label(f, text);
+	fputc('"', f);
+}
+
+/* What does not change with each scrape: a series for each process. */
+static void put_worker_info(FILE *f, const struct core *c, const struct labels *labels)
+{
+	fprintf(f, "# HELP cnnps_worker_info Where a worker runs.\n"
+		   "# TYPE cnnps_worker_info gauge\n");
+	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+		struct worker_view w;
+		core_worker(c, i, &w);
+		if (w.state == SESSION_FREE)
+			continue;
+		const struct label *l = labels_of(labels, w.worker);
+		fprintf(f, "cnnps_worker_info{worker=\"%u\"", w.worker);
+		put_text_label(f, "name", w.name);
+		put_text_label(f, "host", l->host);
+		fprintf(f, ",pid=\"%u\"", l->pid);
+		put_text_label(f, "address", l->address);
+		fputs("} 1\n", f);
+	}
+}
+
+static void put_worker_images(FILE *f, const struct core *c)
+{
+	fprintf(f, "# HELP cnnps_worker_images_total Training images counted, by worker.\n"
+		   "# TYPE cnnps_worker_images_total counter\n");
+	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+		struct worker_view w;
+		core_worker(c, i, &w);
+		if (w.state != SESSION_FREE)
+			fprintf(f, "cnnps_worker_images_total{worker=\"%u\"} %" PRIu64 "\n",
+				w.worker, w.images);
+	}
+}
+
+char *status_metrics(const struct status *s)
+{
+	char *text = NULL;
+	size_t size;
+	FILE *f = open_memstream(&text, &size);
+
+	if (!f)
+		return NULL;
+	put_core(f, s->core);
+	put_worker_states(f, s->core);
+	put_worker_info(f, s->core, s->labels);
+	put_worker_images(f, s->core);
+	metric(f, "live_workers", "gauge", "Workers at work.", core_live_workers(s->core));
+	put_net(f, &s->net);
+	put_auth(f, &s->auth);
+	if (s->saver)
+		put_saver(f, s->saver);
+	metric_counter(f, "hellos_turned_away_total", "HELLOs over the rate that is let in.",
+		s->turned_away);
+	metric(f, "resident_bytes", "gauge", "Memory of the server.", (double)s->rss_bytes);
+	metric(f, "uptime_seconds", "gauge", "Since the start of the process.",
+		(double)(s->now_ms - s->progress->start_ms) / 1000);
+	if (fclose(f) != 0) {
+		free(text);
+		return NULL;
+	}
+	return text;
+}

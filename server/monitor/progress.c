@@ -1,0 +1,238 @@
+/* progress.c - see progress.h. */
+#include "server/monitor/progress.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include "common/log.h"
+#include "server/core/core.h"
+#include "server/monitor/waiting.h"
+
+#define RATE_MS 1000 /* a rate is measured over at least so long */
+#define DRAW_MS 100
+#define BAR     20 /* characters */
+
+/* Rates are of images computed: a pass or step counts its images in one instant, at its end. */
+static uint64_t computed_images(const struct core *c)
+{
+	struct work_view v;
+
+	core_work(c, &v);
+	return v.computed;
+}
+
+void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	const struct core_stats *s = core_stats(c);
+	uint64_t computed = computed_images(c);
+
+	*p = (struct progress){.start_ms = now_ms,
+		.epoch_ms = now_ms,
+		.epoch_images = computed,
+		.epoch_updates = s->updates,
+		.rate_ms = now_ms,
+		.rate_images = computed,
+		.rate_updates = s->updates};
+}
+
+/* ---- what the core says -------------------------------------------------------------------- */
+
+/* Training goes on from here: waiting for workers is nobody's speed. */
+static void begin(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	uint64_t start_ms = p->start_ms;
+
+	progress_init(p, c, now_ms);
+	p->start_ms = start_ms;
+	p->begin_ms = now_ms;
+}
+
+static void trained(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	const struct core_stats *s = core_stats(c);
+	double seconds = (double)(now_ms - p->epoch_ms) / 1000;
+
+	uint64_t computed = computed_images(c);
+
+	p->epoch_rate = seconds > 0 ? (double)(computed - p->epoch_images) / seconds : 0;
+	p->epoch_ms = now_ms;
+	p->epoch_begun = 0;
+	p->epoch_images = computed;
+	p->epoch_updates = s->updates;
+	if (core_training_epoch(c) >= core_config(c)->epochs)
+		p->end_ms = now_ms;
+}
+
+static void evaluated(const struct progress *p, uint32_t epoch, const struct epoch_record *r)
+{
+	log_info("train", "epoch",
+		"epoch=%u images=%llu updates=%llu loss=%.4f accuracy=%.4f test_loss=%.4f "
+		"images_per_s=%.0f",
+		epoch + 1, (unsigned long long)r->images, (unsigned long long)r->updates,
+		r->images ? r->loss_sum / (double)r->images : 0.0,
+		(double)r->eval_correct / r->eval_done, r->eval_loss_sum / r->eval_done,
+		p->epoch_rate);
+}
+
+static void on_epoch(struct progress *p, const struct core *c, uint32_t epoch, uint64_t now_ms)
+{
+	const struct epoch_record *r = core_epoch(c, epoch);
+
+	if (r && r->eval_done > 0 && r->eval_done == core_data(c)->n_test)
+		evaluated(p, epoch, r);
+	else
+		trained(p, c, now_ms);
+}
+
+void progress_effect(
+	struct progress *p, const struct core *c, const struct effect *e, uint64_t now_ms)
+{
+	int work = e->kind == EFFECT_SEND &&
+		   (e->msg.type == MSG_GRANT ||
+			   (e->msg.type == MSG_ACK && core_config(c)->epochs == 0));
+
+	if (work && p->begin_ms == 0)
+		begin(p, c, now_ms);
+	if (work && e->msg.type == MSG_GRANT && e->msg.grant.kind == GRANT_TRAIN &&
+		!p->epoch_begun) {
+		p->epoch_begun = 1;
+		p->epoch_ms = now_ms; /* what evaluation took before is not this epoch's */
+	}
+	if (work && e->msg.type == MSG_ACK)
+		p->end_ms = now_ms;
+	if (e->kind == EFFECT_EPOCH)
+		on_epoch(p, c, e->epoch, now_ms);
+}
+
+double progress_seconds(const struct progress *p, uint64_t now_ms)
+{
+	uint64_t end = p->end_ms ? p->end_ms : now_ms;
+
+	return p->begin_ms ? (double)(end - p->begin_ms) / 1000 : 0;
+}
+
+/* ---- the bar ------------------------------------------------------------------------------- */
+
+static void measure(struct progress *p, const struct core *c, uint64_t now_ms)
+{
+	const struct core_stats *s = core_stats(c);
+	double seconds = (double)(now_ms - p->rate_ms) / 1000;
+	uint64_t computed = computed_images(c);
+
+	if (now_ms - p->rate_ms < RATE_MS)
+		return;
+	p->images_per_s = (double)(computed - p->rate_images) / seconds;
+	p->updates_per_s = (double)(s->updates - p->rate_updates) / seconds;
+	p->rate_ms = now_ms;
+	p->rate_images = computed;
+	p->rate_updates = s->updates;
+}
+
+const struct epoch_record *progress_evaluated(const struct core *c)
+{
+	uint32_t n_test = core_data(c)->n_test;
+
+	for (uint32_t e = core_training_epoch(c); n_test && e-- > 0;) {
+		const struct epoch_record *r = core_epoch(c, e);
+		if (r && r->eval_done == n_test)
+			return r;
+	}
+	return NULL;
+}
+
+void progress_look(const struct progress *p, const struct core *c, struct progress_view *v)
+{
+	const struct core_config *cfg = core_config(c);
+	const struct core_stats *s = core_stats(c);
+	double all = (double)core_data(c)->n_train * cfg->epochs;
+	const struct epoch_record *tested = progress_evaluated(c);
+	uint32_t epoch = core_training_epoch(c);
+	struct work_view work;
+
+	core_work(c, &work);
+	*v = (struct progress_view){.epochs = cfg->epochs,
+		.epoch = epoch < cfg->epochs ? epoch + 1 : cfg->epochs,
+		.pass = work.pass,
+		.done = all > 0 ? (double)work.images / all : 0,
+		.images = work.images,
+		.updates = s->updates,
+		.images_per_s = p->images_per_s,
+		.updates_per_s = p->updates_per_s,
+		.loss = s->loss,
+		.accuracy = tested ? (double)tested->eval_correct / tested->eval_done : -1,
+		.eta_s = -1,
+		.workers = core_live_workers(c)};
+	if (all > 0 && p->images_per_s > 0 && v->workers > 0)
+		v->eta_s = (all - (double)work.images) / p->images_per_s;
+}
+
+static void append(char *out, size_t size, size_t *at, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
+static void append(char *out, size_t size, size_t *at, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	int n = vsnprintf(out + *at, size - *at, fmt, ap);
+	va_end(ap);
+	*at += n < 0 ? 0 : (size_t)n < size - *at ? (size_t)n : size - *at - 1;
+}
+
+/* What has been done, if anything was, and why nothing is. */
+static void waiting_bar(const struct progress_view *v, char *out, size_t size)
+{
+	size_t at = 0;
+
+	out[0] = '\0';
+	if (v->done > 0)
+		append(out, size, &at, "epoch %u/%u %d %%  ", v->epoch, v->epochs,
+			(int)(v->done * 100));
+	else if (v->updates > 0)
+		append(out, size, &at, "%llu updates  ", (unsigned long long)v->updates);
+	append(out, size, &at, "%s", v->waiting);
+}
+
+void progress_bar(const struct progress_view *v, char *out, size_t size)
+{
+	size_t at = 0;
+
+	if (v->waiting) {
+		waiting_bar(v, out, size);
+		return;
+	}
+	int full = v->done >= 1 ? BAR : (int)(v->done * BAR);
+
+	if (v->epochs > 0)
+		append(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
+	if (v->pass > 1) /* a line search takes back what the pass before computed */
+		append(out, size, &at, "pass %u ", v->pass);
+	if (v->epochs > 0)
+		append(out, size, &at, "[%.*s%.*s] %3d %%  %.0f images/s", full,
+			"####################", BAR - full, "....................",
+			(int)(v->done * 100), v->images_per_s);
+	else
+		append(out, size, &at, "%llu updates  %.0f updates/s",
+			(unsigned long long)v->updates, v->updates_per_s);
+	append(out, size, &at, "  loss %.4f", v->loss);
+	if (v->accuracy >= 0)
+		append(out, size, &at, "  accuracy %.2f %%", 100 * v->accuracy);
+	if (v->eta_s >= 0)
+		append(out, size, &at, "  ETA %.0f s", ceil(v->eta_s));
+	append(out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");
+}
+
+void progress_tick(
+	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms)
+{
+	char line[256], why[WAITING_TEXT];
+	struct progress_view v;
+
+	measure(p, c, now_ms);
+	if (!log_on_terminal() || now_ms - p->drawn_ms < DRAW_MS)
+		return;
+	p->drawn_ms = now_ms;
+	progress_look(p, c, &v);
+	if (waiting && waiting_text(waiting, why))
+		v.waiting = why;
+	progress_bar(&v, line, sizeof(line));
+	log_progress(line);
+}

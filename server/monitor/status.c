@@ -1,0 +1,395 @@
+/* status.c - see status.h. */
+#include "server/monitor/status.h"
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "common/log.h"
+#include "server/core/core.h"
+#include "server/net/labels.h"
+#include "server/config/mode_options.h"
+
+#define MOST_EPOCHS 20 /* records in a status */
+
+/* ---- small readings ------------------------------------------------------------------------ */
+
+uint64_t status_rss(void)
+{
+	char text[128];
+	FILE *f = fopen("/proc/self/statm", "re");
+	char *line = f ? fgets(text, sizeof(text), f) : NULL;
+
+	if (f)
+		fclose(f);
+	if (!line || !strchr(line, ' '))
+		return 0;
+	return strtoull(strchr(line, ' '), NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+const char *status_degraded(const struct status *s)
+{
+	if (s->saver && s->saver->failing)
+		return s->saver->why;
+	return s->commit && s->commit->failing ? s->commit->why : NULL;
+}
+
+const char *status_worker_state(const struct worker_view *w)
+{
+	static const char *const names[] = {[SESSION_FREE] = "free",
+		[SESSION_JOINING] = "joining",
+		[SESSION_LIVE] = "live",
+		[SESSION_SUSPECT] = "suspect",
+		[SESSION_AWAY] = "away",
+		[SESSION_DEAD] = "dead"};
+
+	if (w->excluded)
+		return "excluded";
+	return w->stalled ? "stalled" : names[w->state];
+}
+
+static uint64_t rejected(const struct core_stats *t)
+{
+	uint64_t n = 0;
+
+	for (int i = 0; i < REJECT_REASONS; i++)
+		n += t->rejected[i];
+	return n;
+}
+
+static int is_waiting(const struct status *s)
+{
+	struct hold_up_view v;
+
+	core_hold_up(s->core, &v);
+	return v.kind != HOLD_UP_NONE;
+}
+
+static const char *phase(const struct status *s)
+{
+	const struct core_config *cfg = core_config(s->core);
+
+	if (s->ending || core_ending(s->core))
+		return "ending";
+	if (is_waiting(s) || (core_stats(s->core)->leases == 0 && cfg->epochs > 0))
+		return "waiting";
+	if (cfg->epochs > 0 && core_training_epoch(s->core) >= cfg->epochs)
+		return "evaluating";
+	return "training";
+}
+
+static const char *ending_name(int status)
+{
+	switch (status) {
+	case PS_EDONE:
+		return "done";
+	case PS_ESHUTDOWN:
+		return "drained";
+	case PS_EDIVERGED:
+		return "diverged";
+	default:
+		return "aborted";
+	}
+}
+
+/* ---- JSON ---------------------------------------------------------------------------------- */
+
+static json_t *count(uint64_t n)
+{
+	return json_integer((json_int_t)n);
+}
+
+/* null for what is not there yet */
+static json_t *mean_or_null(double sum, uint64_t n)
+{
+	json_t *mean = n ? json_real(sum / (double)n) : NULL;
+
+	return mean ? mean : json_null(); /* json_real refuses NaN */
+}
+
+static json_t *run_text(const struct core_config *cfg)
+{
+	char text[33];
+
+	snprintf(text, sizeof(text), "%016" PRIx64 "%016" PRIx64, cfg->run.hi, cfg->run.lo);
+	return json_string(text);
+}
+
+static json_t *data_object(const struct core *c)
+{
+	const struct data_id *d = core_data(c);
+	char xxh3[17];
+
+	snprintf(xxh3, sizeof(xxh3), "%016" PRIx64, d->xxh3);
+	return json_pack("{s:o, s:o, s:s, s:b}", "n_train", count(d->n_train), "n_test",
+		count(d->n_test), "xxh3", xxh3, "fixed", core_data_is_fixed(c));
+}
+
+static json_t *epoch_object(const struct core *c, uint32_t e)
+{
+	const struct epoch_record *r = core_epoch(c, e);
+	uint64_t tested = r->eval_done == core_data(c)->n_test ? r->eval_done : 0;
+
+	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", count(e + 1), "images",
+		count(r->images), "updates", count(r->updates), "loss",
+		mean_or_null(r->loss_sum, r->images), "accuracy",
+		mean_or_null((double)r->eval_correct, tested), "test_loss",
+		mean_or_null(r->eval_loss_sum, tested));
+}
+
+static json_t *epoch_list(const struct core *c)
+{
+	json_t *list = json_array();
+	uint32_t n = core_training_epoch(c) + 1;
+
+	if (n > core_config(c)->epochs)
+		n = core_config(c)->epochs;
+	for (uint32_t e = n > MOST_EPOCHS ? n - MOST_EPOCHS : 0; e < n; e++)
+		json_array_append_new(list, epoch_object(c, e));
+	return list;
+}
+
+static json_t *text_or_null(const char *text)
+{
+	return text && text[0] ? json_string(text) : json_null();
+}
+
+static json_t *worker_object(const struct worker_view *w, const struct label *l, uint64_t now_ms)
+{
+	uint64_t silent = now_ms > w->heard_ms ? now_ms - w->heard_ms : 0;
+
+	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "worker",
+		count(w->worker), "state", status_worker_state(w), "name", w->name, "device",
+		w->device, "host", text_or_null(l->host), "pid",
+		l->pid ? count(l->pid) : json_null(), "address", text_or_null(l->address),
+		"incarnation", count(w->incarnation), "images", count(w->images), "last_seq",
+		count(w->last_seq), "durable_seq", count(w->durable_seq), "silent_ms",
+		w->state == SESSION_AWAY ? json_null() : count(silent));
+}
+
+/* At most `most` workers; the number of the others into *left_out. */
+static json_t *worker_list(const struct status *s, size_t most, uint32_t *left_out)
+{
+	json_t *list = json_array();
+
+	*left_out = 0;
+	for (uint32_t i = 0; i < core_config(s->core)->max_workers; i++) {
+		struct worker_view w;
+		core_worker(s->core, i, &w);
+		if (w.state == SESSION_FREE)
+			continue;
+		if (json_array_size(list) == most)
+			(*left_out)++;
+		else
+			json_array_append_new(
+				list, worker_object(&w, labels_of(s->labels, w.worker), s->now_ms));
+	}
+	return list;
+}
+
+static json_t *counters_object(const struct status *s)
+{
+	const struct core_stats *t = core_stats(s->core);
+
+	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+			 "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+		"pushes", count(t->pushes), "duplicates", count(t->duplicates), "rejected",
+		count(rejected(t)), "superseded", count(t->superseded), "backups",
+		count(t->backups), "steps_short", count(t->steps_short), "expired",
+		count(t->expired), "stalls", count(t->stalls), "refusals",
+		count(t->refused + s->net.malformed), "gaps", count(t->gaps), "pulls",
+		count(t->pulls), "leases", count(t->leases), "released", count(t->released),
+		"deaths", count(t->deaths), "excluded", count(t->excluded), "rejoins",
+		count(t->rejoins), "recoveries", count(t->recoveries), "dropped_replies",
+		count(s->net.dropped), "zloop_rescues", count(s->net.rescues), "keys_refused",
+		count(s->auth.refused), "overruled", count(s->auth.overruled), "hellos_turned_away",
+		count(s->turned_away));
+}
+
+static json_t *checkpoint_object(const struct status *s)
+{
+	if (!s->saver)
+		return json_null();
+	return json_pack("{s:o, s:o, s:o, s:o, s:f}", "generation", count(s->saver->generation),
+		"saved", count(s->saver->saved), "failed", count(s->saver->failed), "bytes",
+		count(s->saver->bytes), "seconds", s->saver->seconds);
+}
+
+static json_t *journal_object(const struct status *s)
+{
+	const struct commit_stats *t = s->commit;
+
+	if (!t)
+		return json_null();
+	return json_pack("{s:o, s:o, s:o, s:o}", "events", count(t->events), "groups",
+		count(t->groups), "bytes", count(t->bytes), "failures", count(t->failures));
+}
+
+static void set(json_t *o, const char *key, json_t *value)
+{
+	(void)json_object_set_new(o, key, value ? value : json_null());
+}
+
+/* The i-th of an option's names, "a|b|c". */
+static json_t *nth_name(const char *names, int i)
+{
+	for (; i > 0; i--)
+		names += strcspn(names, "|") + 1;
+	return json_stringn(names, strcspn(names, "|"));
+}
+
+static void set_run(json_t *o, const struct core_config *cfg)
+{
+	set(o, "run", run_text(cfg));
+	set(o, "epoch", count(cfg->epoch));
+	set(o, "model", json_string(cfg->model));
+	set(o, "n_params", count(cfg->n_params));
+	set(o, "mode", nth_name(MODE_NAMES, (int)cfg->mode - 1));
+	set(o, "optimizer", nth_name(OPTIM_NAMES, (int)cfg->optim.kind));
+	set(o, "lr", json_real(cfg->lr));
+	set(o, "schedule", nth_name(SCHEDULE_NAMES, (int)cfg->schedule.kind));
+	set(o, "seed", count(cfg->seed));
+	set(o, "batch", count(cfg->batch));
+	set(o, "epochs", count(cfg->epochs));
+}
+
+/* Over the gradients applied: an update may be made of several. */
+static json_t *staleness_mean(const struct core_stats *t)
+{
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < sizeof(t->staleness) / sizeof(t->staleness[0]); i++)
+		n += t->staleness[i];
+	return mean_or_null((double)t->staleness_sum, n);
+}
+
+static void set_training(json_t *o, const struct status *s)
+{
+	const struct core *c = s->core;
+	const struct core_stats *t = core_stats(c);
+	struct progress_view v;
+
+	progress_look(s->progress, c, &v);
+	set(o, "training_epoch", count(v.epoch));
+	set(o, "updates", count(t->updates));
+	set(o, "pass", v.pass ? count(v.pass) : NULL);
+	set(o, "images", count(v.images));
+	set(o, "loss", json_real(t->loss));
+	set(o, "accuracy", v.accuracy >= 0 ? json_real(v.accuracy) : NULL);
+	set(o, "images_per_s", json_real(v.images_per_s));
+	set(o, "updates_per_s", json_real(v.updates_per_s));
+	set(o, "eta_s", v.eta_s >= 0 ? json_real(v.eta_s) : NULL);
+	set(o, "version", count(t->version));
+	set(o, "staleness_mean", staleness_mean(t));
+	set(o, "live_workers", count(v.workers));
+}
+
+/* The reason of a wait and the command that ends it, or null. */
+static json_t *waiting_object(const struct status *s)
+{
+	char text[WAITING_TEXT];
+
+	return s->waiting && is_waiting(s) && waiting_text(s->waiting, text) ? json_string(text)
+									     : json_null();
+}
+
+static json_t *warning_list(const struct status *s)
+{
+	json_t *list = json_array();
+	char text[WARNING_TEXT];
+
+	for (int i = 0; i < WARNINGS && s->warnings; i++)
+		if (warning_text(s->warnings, (enum warning)i, s->core, s->ending != 0, text))
+			json_array_append_new(list, json_string(text));
+	return list;
+}
+
+static char *status_with(const struct status *s, size_t most_workers)
+{
+	json_t *o = json_object();
+	uint32_t left_out;
+
+	set(o, "state", json_string(phase(s)));
+	set(o, "ending", s->ending ? json_string(ending_name(s->ending)) : NULL);
+	set(o, "waiting", waiting_object(s));
+	set(o, "degraded", text_or_null(status_degraded(s)));
+	set(o, "warnings", warning_list(s));
+	set_run(o, core_config(s->core));
+	set_training(o, s);
+	set(o, "epoch_records", epoch_list(s->core));
+	set(o, "counters", counters_object(s));
+	set(o, "checkpoint", checkpoint_object(s));
+	set(o, "journal", journal_object(s));
+	set(o, "data", data_object(s->core));
+	set(o, "log_level", json_string(log_level_name(log_get_level())));
+	set(o, "connections", count(s->net.port.connections));
+	set(o, "rss_bytes", count(s->rss_bytes));
+	set(o, "uptime_s", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
+	set(o, "workers", worker_list(s, most_workers, &left_out));
+	set(o, "workers_left_out", count(left_out));
+	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
+	json_decref(o);
+	return text;
+}
+
+static size_t slots_in_use(const struct core *c)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+		struct worker_view w;
+		core_worker(c, i, &w);
+		n += w.state != SESSION_FREE;
+	}
+	return n;
+}
+
+char *status_json(const struct status *s)
+{
+	size_t most = slots_in_use(s->core);
+
+	for (;;) {
+		char *text = status_with(s, most);
+		size_t n = text ? strlen(text) : 0;
+		if (n <= WIRE_MAX_TEXT)
+			return text;
+		free(text);
+		if (most == 0)
+			return NULL;
+		most = most * WIRE_MAX_TEXT / n; /* and somewhat less: not all of it are workers */
+		most -= most / 16;
+	}
+}
+
+char *status_result(const struct status *s)
+{
+	const struct core *c = s->core;
+	const struct core_config *cfg = core_config(c);
+	const struct core_stats *t = core_stats(c);
+	const struct epoch_record *last = progress_evaluated(c);
+	json_t *o = json_object(), *images = json_array();
+
+	for (uint32_t e = 0; e < cfg->epochs; e++)
+		json_array_append_new(images, count(core_epoch(c, e)->images));
+	set(o, "status", json_string(ending_name(s->ending)));
+	set(o, "warnings", warning_list(s));
+	set(o, "accuracy", last ? mean_or_null(last->eval_correct, last->eval_done) : NULL);
+	set(o, "loss", last ? mean_or_null(last->eval_loss_sum, last->eval_done) : NULL);
+	set(o, "updates", count(t->updates));
+	set(o, "images", count(t->images));
+	set(o, "images_per_epoch", images);
+	set(o, "seconds", json_real(progress_seconds(s->progress, s->now_ms)));
+	set(o, "seconds_total", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
+	set(o, "duplicates", count(t->duplicates));
+	set(o, "rejected", count(rejected(t)));
+	set(o, "superseded", count(t->superseded));
+	set(o, "steps_short", count(t->steps_short));
+	set(o, "refusals", count(t->refused + s->net.malformed));
+	set(o, "data", data_object(c));
+	set(o, "run", run_text(cfg));
+	set(o, "epoch", count(cfg->epoch));
+	char *text = json_dumps(o, JSON_REAL_PRECISION(9));
+	json_decref(o);
+	return text;
+}

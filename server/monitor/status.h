@@ -1,0 +1,54 @@
+/*
+ * status.h - what the server says about itself: JSON for /status and cnn-ctl, the result line,
+ * Prometheus text.
+ *
+ * Pure: reads what it is given. Texts are the caller's to free(); NULL: out of memory.
+ * Thread: the loop's.
+ */
+#ifndef SERVER_MONITOR_STATUS_H
+#define SERVER_MONITOR_STATUS_H
+#include <stdint.h>
+#include "server/durability/group_commit.h"
+#include "server/net/net.h"
+#include "server/monitor/progress.h"
+#include "server/durability/checkpointer.h"
+#include "server/monitor/warnings.h"
+#include "server/monitor/waiting.h"
+
+struct core;
+struct labels;
+struct worker_view;
+
+struct status {
+	const struct core *core;
+	const struct progress *progress;
+	const struct labels *labels;     /* NULL: none */
+	const struct waiting *waiting;   /* NULL: nobody reports waits */
+	const struct warnings *warnings; /* NULL: none are looked for */
+	struct router_stats net;
+	const struct saver_stats *saver;   /* NULL: no checkpoints */
+	const struct commit_stats *commit; /* NULL: no journal */
+	struct auth_stats auth;            /* all zero: no keys */
+	uint64_t now_ms;
+	uint64_t rss_bytes;
+	uint64_t turned_away; /* HELLOs, see admission.h */
+	int ending;           /* 0, or PS_E*: how the run ends */
+};
+
+/*
+ * The state of the run in at most WIRE_MAX_TEXT bytes: worker and epoch lists are cut to their
+ * newest entries when it would be more, and "workers_left_out" counts what is missing.
+ */
+char *status_json(const struct status *s);
+/* The one line that cnn-ps ends with. */
+char *status_result(const struct status *s);
+/* Prometheus text format 0.0.4 (metrics.c). */
+char *status_metrics(const struct status *s);
+/* Why the server is not well, or NULL. */
+const char *status_degraded(const struct status *s);
+/* "live" for SESSION_LIVE...; "stalled" for one that is live and delivers nothing. */
+const char *status_worker_state(const struct worker_view *w);
+/* Resident memory of this process. */
+uint64_t status_rss(void);
+
+#endif

@@ -1,0 +1,115 @@
+/* waiting.c - see waiting.h. */
+#include "server/monitor/waiting.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "common/log.h"
+
+/* Hosts that mean every address of this one: no worker can dial them. */
+static int is_wildcard(const char *host, size_t length)
+{
+	static const char *const names[] = {"0.0.0.0", "*", "[::]"};
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (strlen(names[i]) == length && !strncmp(host, names[i], length))
+			return 1;
+	return 0;
+}
+
+static void dialable(const char *endpoint, char *out, size_t size)
+{
+	const char *host = strstr(endpoint, "://"), *port = strrchr(endpoint, ':');
+	char name[128] = "";
+
+	host = host ? host + 3 : endpoint;
+	if (!port || port < host || !is_wildcard(host, (size_t)(port - host)) ||
+		gethostname(name, sizeof name - 1) || !name[0])
+		snprintf(out, size, "%s", endpoint);
+	else
+		snprintf(out, size, "tcp://%s%s", name, port);
+}
+
+void waiting_init(struct waiting *w, const struct core_config *cfg, const char *endpoint, int keyed)
+{
+	char address[256];
+
+	memset(w, 0, sizeof *w);
+	dialable(endpoint, address, sizeof address);
+	if (cfg->epochs == 0)
+		snprintf(w->start, sizeof w->start, "a program with libcnnps and server %s",
+			address);
+	else
+		snprintf(w->start, sizeof w->start, "cnn-worker --server %s%s", address,
+			keyed ? " --key WORKER.key" : "");
+}
+
+/* ", 1 more is joining", while the disk does not have its slot yet. */
+static void append_joining(const struct waiting *w, char *out, size_t size)
+{
+	size_t used = strlen(out);
+
+	if (w->view.joining)
+		snprintf(out + used, size - used, ", %u more %s until a checkpoint is on disk",
+			w->view.joining, w->view.joining == 1 ? "joins" : "join");
+}
+
+/* ", 1 more has data set 89ab..., not 0123...", while none is fixed. */
+static void append_others(const struct waiting *w, char *out, size_t size)
+{
+	size_t used = strlen(out);
+
+	if (w->view.others)
+		snprintf(out + used, size - used,
+			", %u more %s data set %016" PRIx64 ", not %016" PRIx64, w->view.others,
+			w->view.others == 1 ? "has" : "have", w->view.other_data, w->data);
+}
+
+/* "waiting for workers: 0 of 1 for 12 s" */
+static void describe(const struct waiting *w, char *out, size_t size)
+{
+	const struct hold_up_view *v = &w->view;
+	const char *what =
+		v->kind == HOLD_UP_RETURN ? "workers to return after the restart" : "workers";
+	uint64_t since = w->reminder.since_ms;
+
+	snprintf(out, size, "waiting for %s: %u of %u for %llu s", what, v->live, v->needed,
+		(unsigned long long)(w->now_ms - since) / 1000);
+	append_joining(w, out, size);
+	append_others(w, out, size);
+}
+
+/* Text of the log: with its limit. */
+static void report(const struct waiting *w)
+{
+	char text[WAITING_TEXT], limit[64] = "without a time limit";
+
+	describe(w, text, sizeof text);
+	if (w->view.kind == HOLD_UP_RETURN)
+		snprintf(limit, sizeof limit, "for %llu s more",
+			(unsigned long long)(w->view.left_ms + 999) / 1000);
+	log_info("server", "waiting", "reason=\"%s, %s; start one with: %s\"", text, limit,
+		w->start);
+}
+
+void waiting_tick(struct waiting *w, const struct core *c, uint64_t now_ms)
+{
+	core_hold_up(c, &w->view);
+	w->data = core_data(c)->xxh3;
+	w->now_ms = now_ms;
+	if (reminder_due(&w->reminder, (int)w->view.kind, now_ms, now_ms))
+		report(w);
+}
+
+int waiting_text(const struct waiting *w, char out[WAITING_TEXT])
+{
+	size_t used;
+
+	out[0] = '\0';
+	if (w->view.kind == HOLD_UP_NONE)
+		return 0;
+	describe(w, out, WAITING_TEXT);
+	used = strlen(out);
+	snprintf(out + used, WAITING_TEXT - used, ": %s", w->start);
+	return 1;
+}

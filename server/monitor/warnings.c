@@ -1,0 +1,111 @@
+/* warnings.c - see warnings.h. */
+#include "server/monitor/warnings.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "common/log.h"
+#include "server/config/options.h"
+#include "server/monitor/progress.h"
+
+double warning_chance(size_t classes, uint32_t n_test)
+{
+	double share = WARNING_CLASS_SHARE / (double)classes;
+
+	return share + WARNING_ERRORS * sqrt(share * (1 - share) / n_test);
+}
+
+static int rate_text(
+	const char *option, double rate, double usual, enum optim_kind kind, char out[WARNING_TEXT])
+{
+	const char *name = OPTIM_NAMES;
+
+	for (int i = (int)kind; i > 0; i--)
+		name += strcspn(name, "|") + 1;
+	if (rate < WARNING_RATE_FACTOR * usual)
+		return 0;
+	snprintf(out, WARNING_TEXT,
+		"%s %g is %.0f times the usual rate of %.*s (%g): training may diverge", option,
+		rate, rate / usual, (int)strcspn(name, "|"), name, usual);
+	return 1;
+}
+
+/* Programs with gradients of their own have rates of their own. */
+static int rate(const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
+{
+	if (w->classes == 0 || cfg->mode == MODE_EASGD || cfg->optim.kind == OPTIM_LBFGS)
+		return 0;
+	return rate_text("--lr", cfg->lr, w->usual_rate, cfg->optim.kind, out);
+}
+
+static int local_rate(
+	const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
+{
+	int used = cfg->mode == MODE_EASGD || cfg->n_fetch > 1;
+
+	return w->classes > 0 && used &&
+	       rate_text("--local-rate", cfg->local_rate, options_usual_rate(OPTIM_SGD), OPTIM_SGD,
+		       out);
+}
+
+static int larger(const char *option, uint64_t images, const struct core *c, char out[WARNING_TEXT])
+{
+	uint32_t n = core_data(c)->n_train;
+
+	if (n == 0 || images <= n)
+		return 0;
+	snprintf(out, WARNING_TEXT,
+		"%s %llu is larger than the data set: all %u images make one %s", option,
+		(unsigned long long)images, n, strcmp(option, "--batch") == 0 ? "batch" : "step");
+	return 1;
+}
+
+static int chance(const struct warnings *w, const struct core *c, char out[WARNING_TEXT])
+{
+	const struct epoch_record *last = progress_evaluated(c);
+
+	if (w->classes < 2 || !last)
+		return 0;
+	double accuracy = (double)last->eval_correct / last->eval_done;
+	double most = warning_chance(w->classes, last->eval_done);
+	if (accuracy > most)
+		return 0;
+	snprintf(out, WARNING_TEXT,
+		"the final accuracy of %.2f %% is no better than chance (up to %.2f %% with %zu "
+		"classes and %u test images): nothing was learned; try a smaller rate, and check "
+		"the labels",
+		100 * accuracy, 100 * most, w->classes, last->eval_done);
+	return 1;
+}
+
+int warning_text(const struct warnings *w, enum warning kind, const struct core *c, int over,
+	char out[WARNING_TEXT])
+{
+	const struct core_config *cfg = core_config(c);
+
+	switch (kind) {
+	case WARNING_RATE:
+		return rate(w, cfg, out);
+	case WARNING_LOCAL_RATE:
+		return local_rate(w, cfg, out);
+	case WARNING_BATCH:
+		return larger("--batch", cfg->batch, c, out);
+	case WARNING_STEP:
+		return cfg->mode == MODE_SANDBLASTER &&
+		       larger("--batch-images", cfg->batch_images, c, out);
+	case WARNING_CHANCE:
+		return over && chance(w, c, out);
+	}
+	return 0;
+}
+
+void warnings_look(struct warnings *w, const struct core *c, int over)
+{
+	char text[WARNING_TEXT];
+
+	for (int i = 0; i < WARNINGS; i++) {
+		if (w->said[i] || !warning_text(w, (enum warning)i, c, over, text))
+			continue;
+		log_warn("run", "warning", "reason=\"%s\"", text);
+		w->said[i] = 1;
+	}
+}

@@ -1,0 +1,189 @@
+/* labels.c - see labels.h. */
+#include "server/net/labels.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/log.h"
+#include "common/mem.h"
+
+#define IPV4_MAPPED "::ffff:"
+#define PLACE       (WIRE_MAX_HOST + 20) /* "HOST pid 4294967295", or "a host at ADDRESS" */
+
+static const struct label none;
+
+/* A process that said HELLO. */
+struct process {
+	uint32_t peer;                /* connection of that HELLO */
+	uint32_t worker, incarnation; /* by its WELCOME; 0: none yet */
+	int fenced;                   /* that was logged */
+	struct label label;
+};
+
+/* A worker id's newest process. */
+struct slot {
+	uint32_t fenced; /* newest incarnation of which that was logged */
+	struct label label;
+};
+
+struct labels {
+	uint32_t max_workers;
+	struct slot *slot;       /* by worker id - 1 */
+	struct process *process; /* ring of the newest */
+	size_t ring, n;          /* its size; ever noted */
+};
+
+struct labels *labels_new(uint32_t max_workers)
+{
+	struct labels *l = mem_try(1, sizeof *l);
+
+	if (!l)
+		return NULL;
+	l->max_workers = max_workers;
+	l->ring = 2 * (size_t)max_workers + 64;
+	l->slot = mem_try(max_workers, sizeof *l->slot);
+	l->process = mem_try(l->ring, sizeof *l->process);
+	if (!l->slot || !l->process)
+		labels_free(&l);
+	return l;
+}
+
+void labels_free(struct labels **l)
+{
+	if (!*l)
+		return;
+	free((*l)->slot);
+	free((*l)->process);
+	free(*l);
+	*l = NULL;
+}
+
+/* The i-th newest process, NULL past the oldest. */
+static struct process *newest(const struct labels *l, size_t i)
+{
+	size_t known = l->n < l->ring ? l->n : l->ring;
+
+	return i < known ? &l->process[(l->n - 1 - i) % l->ring] : NULL;
+}
+
+void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address)
+{
+	struct process *p = &l->process[l->n++ % l->ring];
+	size_t mapped = strlen(IPV4_MAPPED);
+
+	if (strncmp(address, IPV4_MAPPED, mapped) == 0)
+		address += mapped;
+	*p = (struct process){.peer = peer, .label.pid = m->pid};
+	memcpy(p->label.host, m->host, sizeof p->label.host);
+	snprintf(p->label.address, sizeof p->label.address, "%s", address);
+}
+
+void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
+{
+	struct process *p;
+
+	if (worker == 0 || worker > l->max_workers)
+		return;
+	for (size_t i = 0; (p = newest(l, i)) != NULL; i++) {
+		if (p->peer != peer)
+			continue;
+		p->worker = worker;
+		p->incarnation = incarnation;
+		l->slot[worker - 1].label = p->label;
+		return;
+	}
+	l->slot[worker - 1].label = none;
+}
+
+void labels_note(struct labels *l, uint32_t peer, const struct msg *m)
+{
+	if (m->type == MSG_WELCOME)
+		labels_join(l, peer, m->welcome.stamp.worker, m->welcome.stamp.incarnation);
+}
+
+const struct label *labels_of(const struct labels *l, uint32_t worker)
+{
+	return l && worker >= 1 && worker <= l->max_workers ? &l->slot[worker - 1].label : &none;
+}
+
+/* ---- fencing ----------------------------------------------------------------------------------
+ */
+
+/* A process that was never welcomed is known by the HELLO that is refused on its connection. */
+static struct process *find(
+	const struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
+{
+	struct process *p;
+
+	for (size_t i = 0; (p = newest(l, i)) != NULL; i++)
+		if (p->worker == worker && p->incarnation == incarnation)
+			return p;
+	for (size_t i = 0; (p = newest(l, i)) != NULL; i++)
+		if (p->peer == peer)
+			return p->worker ? NULL : p;
+	return NULL;
+}
+
+/* What follows "runs on": as much as is known. */
+static const char *place_of(const struct label *label, char *text, size_t size)
+{
+	if (label->host[0] && label->pid)
+		snprintf(text, size, "%s pid %u", label->host, label->pid);
+	else if (label->address[0])
+		snprintf(text, size, "a host at %s", label->address);
+	else
+		snprintf(text, size, "a host unknown to the server");
+	return text;
+}
+
+static void log_fenced(uint32_t worker, uint32_t incarnation, const char *name,
+	const struct label *old, const struct label *new)
+{
+	log_warn("worker", "fenced",
+		"worker=%u incarnation=%u name=\"%s\" host=\"%s\" pid=%u address=\"%s\" "
+		"new_host=\"%s\" new_pid=%u new_address=\"%s\" reason=\"%s\"",
+		worker, incarnation, name, old->host, old->pid, old->address, new->host, new->pid,
+		new->address,
+		name[0] ? "a newer process has the same --name: give each worker its own or none"
+			: "its slot was free after a silence");
+}
+
+/* 1 the first time for this process; `p`: its entry, or NULL. */
+static int is_news(struct labels *l, struct process *p, uint32_t worker, uint32_t incarnation)
+{
+	struct slot *slot = &l->slot[worker - 1];
+	int news = p ? !p->fenced : incarnation > slot->fenced;
+
+	if (p)
+		p->fenced = 1;
+	if (incarnation > slot->fenced)
+		slot->fenced = incarnation;
+	return news;
+}
+
+void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
+	const char *name, char text[LABEL_FENCED])
+{
+	struct process *p = find(l, peer, worker, incarnation);
+	const struct label *old = p ? &p->label : &none, *new = labels_of(l, worker);
+	char one[PLACE], other[PLACE];
+
+	if (p && !p->worker) { /* however often it says HELLO again */
+		p->worker = worker;
+		p->incarnation = incarnation;
+	}
+
+	if (worker >= 1 && worker <= l->max_workers && is_news(l, p, worker, incarnation))
+		log_fenced(worker, incarnation, name, old, new);
+	place_of(old, one, sizeof one);
+	place_of(new, other, sizeof other);
+	if (name[0])
+		snprintf(text, LABEL_FENCED,
+			"another process took over --name \"%s\": this one runs on %s, the new "
+			"one on %s; give each worker its own --name or none",
+			name, one, other);
+	else
+		snprintf(text, LABEL_FENCED,
+			"worker %u was silent, and the server gave its slot to another process: "
+			"this one runs on %s, the new one on %s",
+			worker, one, other);
+}

@@ -1,0 +1,405 @@
+/*
+ * net.c - the ROUTER socket, and what lies between a packet and the core.
+ */
+#include "server/net/net.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zmq.h>
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/zloop.h"
+#include "proto/wire.h"
+#include "server/net/chunked_push.h"
+#include "server/net/labels.h"
+#include "server/net/port.h"
+#include "server/net/replies.h"
+
+#define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred */
+#define RETRY_MS   10    /* libzmq does not say when one peer's queue has room again */
+#define LINGER_MS  1000
+#define IO_THREADS 3    /* with one, a gradient waits while another worker's weights leave */
+#define REFUSAL_MS 1000 /* malformed messages are logged no more often */
+
+struct router {
+	struct router_config cfg;
+	void *context, *socket;
+	struct port port;
+	struct zloop loop;
+	uv_timer_t retry;
+
+	struct wire *wire;
+	struct frames in;
+	struct ahead *ahead;
+	struct msg msg;
+	struct replies *replies;
+	uint64_t hold;     /* position that replies wait for */
+	struct msg ack;    /* the newest reply, if it was an ACK: PARAMS may take it along ... */
+	uint32_t ack_peer; /* ... to this peer; 0: there is none */
+	uint64_t ack_hold;
+
+	struct router_stats stats;
+	uint64_t refusal_ms;         /* when one was logged last */
+	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
+};
+
+/* ---- out ----------------------------------------------------------------------------------- */
+
+/* Weights are not copied into their frame, see param_buffers.h. `ack`: goes along; or NULL. */
+static int encode_params(
+	struct router *r, const struct msg *m, const struct msg_ack *ack, struct frames *f)
+{
+	struct msg header = *m;
+	int rc = versions_frame(r->cfg.versions, &header.params, &f->frame[1]);
+
+	header.params.ack = ack ? *ack : (struct msg_ack){.seq = 0};
+	if (rc)
+		return rc;
+	rc = wire_encode_header(&header, &f->frame[0]);
+	if (rc) {
+		(void)zmq_msg_close(&f->frame[1]);
+		return rc;
+	}
+	f->n = 2;
+	return PS_OK;
+}
+
+/* Encode it now; it waits for `position`. */
+static int queue(struct router *r, uint32_t peer, const struct msg *m, const struct msg_ack *ack,
+	uint64_t position)
+{
+	struct frames f;
+
+	frames_init(&f);
+	int rc = m->type == MSG_PARAMS ? encode_params(r, m, ack, &f) : wire_encode(m, &f);
+	if (rc) {
+		r->stats.dropped++;
+		log_warn("net", "unsendable", "type=%d reason=\"%s\"", (int)m->type, err_text(rc));
+		return rc;
+	}
+	replies_put(r->replies, peer, &f, position);
+	return PS_OK;
+}
+
+/* The ACK that waits for PARAMS goes by itself. */
+static void queue_ack(struct router *r)
+{
+	if (r->ack_peer)
+		(void)queue(r, r->ack_peer, &r->ack, NULL, r->ack_hold);
+	r->ack_peer = 0;
+}
+
+void router_send(struct router *r, uint32_t peer, const struct msg *m)
+{
+	int joins = m->type == MSG_PARAMS && r->ack_peer == peer && r->ack_hold <= r->hold;
+
+	if (r->cfg.auth)
+		auth_note(r->cfg.auth, peer, m);
+	if (joins && queue(r, peer, m, &r->ack.ack, r->hold) == PS_OK)
+		r->ack_peer = 0;
+	if (joins)
+		return;
+	queue_ack(r);
+	if (m->type == MSG_ACK) {
+		r->ack.type = MSG_ACK;
+		r->ack.ack = m->ack;
+		r->ack_peer = peer;
+		r->ack_hold = r->hold;
+	} else {
+		(void)queue(r, peer, m, NULL, r->hold);
+	}
+}
+
+void router_hold(struct router *r, uint64_t position)
+{
+	r->hold = position;
+}
+
+void router_reach(struct router *r, uint64_t position)
+{
+	replies_reach(r->replies, position);
+}
+
+static int send_reply(void *arg, uint32_t peer, struct frames *f)
+{
+	struct router *r = arg;
+	int rc = wire_send(r->socket, peer, f);
+	zloop_used(&r->loop);
+
+	if (rc == PS_EUNREACHABLE)
+		r->stats.gone++;
+	return rc;
+}
+
+static void on_retry(uv_timer_t *t)
+{
+	router_flush(t->data);
+}
+
+void router_flush(struct router *r)
+{
+	uint32_t gone;
+
+	if (!r->socket)
+		return;
+	queue_ack(r);
+	while ((gone = replies_flush(r->replies, send_reply, r)) != 0) {
+		r->cfg.on_gone(r->cfg.arg, gone);
+		queue_ack(r);
+	}
+	if (replies_waiting(r->replies) > 0)
+		uv_timer_start(&r->retry, on_retry, RETRY_MS, 0);
+}
+
+/* ---- in ------------------------------------------------------------------------------------ */
+
+static void note_malformed(struct router *r, uint32_t peer, int status, const char *why)
+{
+	uint64_t now = uv_now(r->cfg.loop);
+
+	r->stats.malformed++;
+	if (r->stats.malformed == 1 || now - r->refusal_ms >= REFUSAL_MS) {
+		r->refusal_ms = now;
+		log_warn("net", "refused", "peer=%08x code=%s why=\"%s\" total=%llu", peer,
+			err_name(status), why, (unsigned long long)r->stats.malformed);
+	}
+}
+
+static void refuse(struct router *r, uint32_t peer, int status, const char *why)
+{
+	const struct msg m = {.type = MSG_ERROR, .error = {.status = status, .text = why}};
+
+	if (status != PS_EAUTH) /* auth has counted it */
+		note_malformed(r, peer, status, why);
+	if (peer)
+		router_send(r, peer, &m);
+}
+
+/* A whole message: PS_OK. PS_EAGAIN: nothing to be said of it, for it is part of one, or of one
+ * that is lost. */
+static int gather(struct router *r, uint32_t peer, const char **why)
+{
+	int rc;
+
+	if (!wire_is_ahead(&r->in))
+		return ahead_join(r->ahead, peer, &r->in);
+	*why = "a frame that goes ahead is no tensor frame";
+	/* who is here may have some, but not all who ever were */
+	rc = ahead_keep(r->ahead, peer, &r->in, r->port.stats.connections + 1);
+	return rc ? rc : PS_EAGAIN;
+}
+
+/* Before auth_check, which may give the HELLO another header frame. */
+static void note_address(struct router *r)
+{
+	const char *address = zmq_msg_gets(&r->in.frame[0], "Peer-Address");
+
+	snprintf(r->address, sizeof r->address, "%s", address ? address : "");
+}
+
+/* A packet's way: receive, decode, judge and apply (on_message), reply. */
+static int on_readable(void *arg)
+{
+	struct router *r = arg;
+	const char *why = "too many frames, a header over the limit, or a routing id of your own";
+	uint32_t peer = 0;
+	int rc = wire_recv(r->socket, &peer, &r->in);
+
+	if (rc == 0 || rc == PS_ENET)
+		return 0;
+	r->stats.received++;
+	if (rc == 1)
+		rc = gather(r, peer, &why);
+	if (rc == PS_OK)
+		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
+	if (rc == PS_EAGAIN) {
+		frames_release(&r->in);
+		return 1;
+	}
+	if (rc == PS_OK && r->msg.type == MSG_HELLO)
+		note_address(r);
+	if (rc == PS_OK && r->cfg.auth)
+		rc = auth_check(r->cfg.auth, peer, &r->in, &r->msg, &why);
+	if (rc == PS_OK)
+		r->cfg.on_message(r->cfg.arg, peer, &r->msg, &r->in);
+	else
+		refuse(r, peer, rc, why);
+	frames_release(&r->in);
+	router_flush(r);
+	return 1;
+}
+
+/* ---- birth --------------------------------------------------------------------------------- */
+
+/* libzmq's defaults suit small messages between friends. */
+static int set_options(void *socket, const struct router_config *cfg, int backlog)
+{
+	int64_t most_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
+	int window = (int)cfg->push_window + 2;
+	const struct {
+		int option, value;
+	} row[] = {
+		/* a reply that cannot go is an error (EAGAIN, EHOSTUNREACH), not a silent loss */
+		{ZMQ_ROUTER_MANDATORY, 1},
+		/* counted in messages of megabytes: what a well-behaved peer has under way */
+		{ZMQ_SNDHWM, window},
+		{ZMQ_RCVHWM, window},
+		{ZMQ_SNDBUF, WIRE_SEND_BUFFER(cfg->auth != NULL)},
+		/* fewer than the door has in reserve */
+		{ZMQ_BACKLOG, backlog},
+		/* who connects and does not speak ZMTP holds a descriptor for two seconds */
+		{ZMQ_HANDSHAKE_IVL, 2000},
+		/* ZMTP's heartbeats drop a healthy peer in the middle of a large message */
+		{ZMQ_HEARTBEAT_IVL, 0},
+		/* a peer that makes no progress for 2.5 s, though asked every second, has vanished
+		 * (see worker/client/link.c) */
+		{ZMQ_TCP_KEEPALIVE, 1},
+		{ZMQ_TCP_KEEPALIVE_IDLE, 1},
+		{ZMQ_TCP_KEEPALIVE_INTVL, 1},
+		{ZMQ_TCP_KEEPALIVE_CNT, 2},
+		{ZMQ_TCP_MAXRT, 2500},
+		/* closing waits for the last replies, but not for ever */
+		{ZMQ_LINGER, LINGER_MS},
+		{ZMQ_IPV6, strchr(cfg->bind, '[') != NULL},
+	};
+	/* a larger message costs the sender its connection before it costs us memory */
+	int bad = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &most_bytes, sizeof(most_bytes));
+
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]) && !bad; i++)
+		bad = zmq_setsockopt(socket, row[i].option, &row[i].value, sizeof(int));
+	return bad ? PS_ENET : PS_OK;
+}
+
+/* Keys are asked for from the first connection on, and tried before anybody can make one. */
+static int guard(struct router *r, struct err *e)
+{
+	struct auth *auth = r->cfg.auth;
+	int rc = auth ? auth_open(auth, r->context, e) : PS_OK;
+
+	if (!rc && auth)
+		rc = auth_secure(auth, r->socket, e);
+	return !rc && auth ? auth_self_test(auth, r->socket, e) : rc;
+}
+
+static int open_sockets(struct router *r, struct err *e)
+{
+	r->context = zmq_ctx_new();
+	if (r->context)
+		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);
+	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
+	if (!r->socket || set_options(r->socket, &r->cfg, r->port.door.backlog))
+		return err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
+	int rc = guard(r, e);
+	return rc ? rc : port_monitor(&r->port, r->context, r->socket, e);
+}
+
+static void close_sockets(struct router *r)
+{
+	port_close(&r->port);
+	if (r->socket)
+		zmq_close(r->socket);
+	r->socket = NULL;
+}
+
+static int watch(struct router *r, struct err *e)
+{
+	if (zloop_start(&r->loop, r->cfg.loop, r->socket, on_readable, r) != 0)
+		return err_set(e, PS_ENET, "the socket cannot be watched");
+	if (port_start(&r->port, r->cfg.loop) != 0) {
+		zloop_stop(&r->loop, NULL);
+		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
+	}
+	uv_timer_init(r->cfg.loop, &r->retry);
+	r->retry.data = r;
+	return PS_OK;
+}
+
+int router_new(struct router **out, const struct router_config *cfg, struct err *e)
+{
+	struct router *r = mem_try(1, sizeof(*r));
+	size_t room = 4 * (size_t)cfg->max_workers + 1024; /* more than one step of the core says */
+	size_t per_peer = 2 * cfg->n_params * sizeof(float) + SMALL;
+	int rc;
+
+	*out = NULL;
+	if (!r)
+		return err_set(e, PS_ENOMEM, "no memory for the port");
+	r->cfg = *cfg;
+	port_init(&r->port);
+	frames_init(&r->in);
+	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer) ||
+		ahead_new(&r->ahead, cfg->n_params, cfg->max_workers))
+		rc = err_set(e, PS_ENOMEM, "no memory for messages");
+	else
+		rc = open_sockets(r, e);
+	if (!rc)
+		rc = port_bind(&r->port, cfg->bind, e);
+	if (!rc)
+		rc = watch(r, e);
+	if (rc) {
+		auth_stop(cfg->auth);
+		close_sockets(r);
+		router_free(&r);
+		return rc;
+	}
+	*out = r;
+	return PS_OK;
+}
+
+/* libzmq takes a message of each connection that has one before the next of any. */
+void router_hear(struct router *r)
+{
+	zloop_read(&r->loop, r->port.stats.connections + 1);
+}
+
+void router_hang_up(struct router *r)
+{
+	port_hang_up(&r->port);
+	ahead_clear(r->ahead);
+}
+
+const char *router_address(const struct router *r)
+{
+	return r->address;
+}
+
+const char *router_endpoint(const struct router *r)
+{
+	return r->port.endpoint;
+}
+
+void router_stats(const struct router *r, struct router_stats *s)
+{
+	*s = r->stats;
+	s->sent = replies_sent(r->replies);
+	s->dropped += replies_dropped(r->replies);
+	s->params_framed = versions_framed(r->cfg.versions);
+	s->waiting = (uint32_t)replies_waiting(r->replies);
+	s->rescues = zloop_rescues(&r->loop) + zloop_rescues(&r->port.loop);
+	s->port = r->port.stats;
+}
+
+void router_stop(struct router *r)
+{
+	zloop_stop(&r->loop, NULL);
+	port_stop(&r->port);
+	uv_close((uv_handle_t *)&r->retry, NULL);
+	auth_stop(r->cfg.auth);
+	close_sockets(r);
+}
+
+void router_free(struct router **r)
+{
+	if (!*r)
+		return;
+	port_release(&(*r)->port);
+	frames_release(&(*r)->in);
+	replies_free(&(*r)->replies);
+	ahead_free(&(*r)->ahead);
+	wire_free(&(*r)->wire);
+	if ((*r)->context)
+		zmq_ctx_term((*r)->context);
+	free(*r);
+	*r = NULL;
+}

@@ -1,0 +1,233 @@
+/* port.c - see port.h. */
+#include "server/net/port.h"
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+#include <zmq.h>
+#include "common/log.h"
+#include "proto/wire.h"
+
+#define MONITOR   "inproc://cnn-ps-monitor"
+#define REBIND_MS 50   /* between two attempts to have the port back */
+#define SHUT_MS   1000 /* at least, when descriptors run out */
+
+/* ---- open and shut ------------------------------------------------------------------------- */
+
+static void on_rebind(uv_timer_t *t);
+
+static void rest(struct port *p)
+{
+	uv_timer_start(&p->rebind, on_rebind, REBIND_MS, 0);
+}
+
+static void on_rebind(uv_timer_t *t)
+{
+	struct port *p = t->data;
+
+	if (zmq_bind(p->socket, p->endpoint) != 0) {
+		rest(p);
+		return;
+	}
+	p->bound = 1;
+	log_info("net", "listening_again", "endpoint=%s", p->endpoint);
+}
+
+void port_hang_up(struct port *p)
+{
+	if (!p->bound)
+		return;
+	(void)zmq_unbind(p->socket, p->endpoint); /* closes what it has accepted, too */
+	memset(p->open, 0, sizeof(p->open));
+	memset(p->ended, 0, sizeof(p->ended));
+	p->stats.connections = 0;
+	p->bound = 0;
+	door_closed(&p->door);
+	rest(p);
+}
+
+static void on_reopen(uv_timer_t *t)
+{
+	struct port *p = t->data;
+
+	if (!door_try_open(&p->door))
+		return;
+	uv_timer_stop(t);
+	log_info("net", "accepting_again", "endpoint=%s", p->endpoint);
+}
+
+static void shut_door(struct port *p, const char *why)
+{
+	if (!door_shut(&p->door))
+		return;
+	log_warn("net", "descriptors_short", "reason=\"%s\" connections=%u", why,
+		p->stats.connections);
+	uv_timer_start(&p->reopen, on_reopen, SHUT_MS, SHUT_MS);
+}
+
+/* Turn the bit over if it is not `value`; 1: it was turned. */
+static int flip(unsigned char *bits, uint32_t fd, int value)
+{
+	unsigned char bit = (unsigned char)(1u << (fd % 8)), *byte = &bits[fd / 8];
+
+	if (((*byte & bit) != 0) == value)
+		return 0;
+	*byte = (unsigned char)(*byte ^ bit);
+	return 1;
+}
+
+static void note_accepted(struct port *p, uint32_t fd)
+{
+	p->stats.accepted++;
+	if (door_is_near(&p->door, fd))
+		shut_door(p, "few are left");
+	if (fd >= PORT_FDS || flip(p->ended, fd, 0) || !flip(p->open, fd, 1))
+		return;
+	log_debug("net", "accepted", "fd=%u", fd);
+	p->stats.connections++;
+}
+
+static void note_ended(struct port *p, uint32_t fd)
+{
+	if (fd >= PORT_FDS)
+		return;
+	if (flip(p->open, fd, 0)) {
+		log_debug("net", "hung_up", "fd=%u", fd);
+		p->stats.connections--;
+	} else if (p->bound) { /* else: one of those that zmq_unbind has closed */
+		flip(p->ended, fd, 1);
+	}
+}
+
+static void on_event(struct port *p, unsigned event, uint32_t value)
+{
+	switch (event) {
+	case ZMQ_EVENT_LISTENING:
+		p->door.listener = (int)value;
+		break;
+	case ZMQ_EVENT_ACCEPTED:
+		note_accepted(p, value);
+		break;
+	case ZMQ_EVENT_ACCEPT_FAILED:
+		p->stats.accept_failures++;
+		shut_door(p, strerror((int)value));
+		break;
+	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+	case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+		p->stats.handshakes_failed++;
+		break;
+	case ZMQ_EVENT_DISCONNECTED:
+		note_ended(p, value);
+		break;
+	default:
+		break;
+	}
+}
+
+/* One event: a frame {u16 event, u32 value}, and one with the address, which we do not need. */
+static int on_monitor(void *arg)
+{
+	struct port *p = arg;
+	struct frames f;
+
+	if (wire_recv(p->monitor, NULL, &f) != 1)
+		return 0;
+	if (zmq_msg_size(&f.frame[0]) == 6) {
+		const unsigned char *bytes = zmq_msg_data(&f.frame[0]);
+		uint16_t event;
+		uint32_t value;
+		memcpy(&event, bytes, sizeof(event));
+		memcpy(&value, bytes + 2, sizeof(value));
+		on_event(p, event, value);
+	}
+	frames_release(&f);
+	return 1;
+}
+
+/* ---- birth --------------------------------------------------------------------------------- */
+
+void port_init(struct port *p)
+{
+	memset(p, 0, sizeof(*p));
+	door_init(&p->door);
+}
+
+void port_release(struct port *p)
+{
+	door_release(&p->door);
+}
+
+int port_monitor(struct port *p, void *context, void *socket, struct err *e)
+{
+	const int events = ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
+			   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+			   ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
+			   ZMQ_EVENT_DISCONNECTED;
+	const int unlimited = 0;
+
+	p->socket = socket;
+	p->monitor = zmq_socket(context, ZMQ_PAIR);
+	/* libzmq's I/O thread waits when an event has no room: all traffic would stand still, and
+	 * closing would wait for it for ever */
+	if (!p->monitor ||
+		zmq_setsockopt(p->monitor, ZMQ_RCVHWM, &unlimited, sizeof(unlimited)) != 0 ||
+		zmq_socket_monitor(socket, MONITOR, events) != 0 ||
+		zmq_connect(p->monitor, MONITOR) != 0)
+		return err_set(e, PS_ENET, "no monitor: %s", zmq_strerror(errno));
+	return PS_OK;
+}
+
+/* A server that has just been killed may still have the port. */
+static int bind_soon(void *socket, const char *address)
+{
+	const struct timespec pause = {.tv_nsec = 2000000};
+
+	for (int tries = 100; tries > 0; tries--) {
+		if (zmq_bind(socket, address) == 0)
+			return 0;
+		if (errno != EADDRINUSE)
+			break;
+		nanosleep(&pause, NULL);
+	}
+	return -1;
+}
+
+int port_bind(struct port *p, const char *address, struct err *e)
+{
+	size_t size = sizeof(p->endpoint);
+
+	if (bind_soon(p->socket, address) != 0)
+		return err_set(e, PS_EUSAGE, "--bind %.100s: %s%s", address, zmq_strerror(errno),
+			errno == EADDRINUSE ? ": stop the process that has it, or take another port"
+					    : "");
+	if (zmq_getsockopt(p->socket, ZMQ_LAST_ENDPOINT, p->endpoint, &size) != 0)
+		return err_set(e, PS_ENET, "--bind %.100s: %s", address, zmq_strerror(errno));
+	p->bound = 1;
+	return PS_OK;
+}
+
+int port_start(struct port *p, uv_loop_t *loop)
+{
+	if (zloop_start(&p->loop, loop, p->monitor, on_monitor, p) != 0)
+		return PS_ENET;
+	uv_timer_init(loop, &p->rebind);
+	uv_timer_init(loop, &p->reopen);
+	p->rebind.data = p->reopen.data = p;
+	return PS_OK;
+}
+
+void port_stop(struct port *p)
+{
+	zloop_stop(&p->loop, NULL);
+	uv_close((uv_handle_t *)&p->rebind, NULL);
+	uv_close((uv_handle_t *)&p->reopen, NULL);
+}
+
+void port_close(struct port *p)
+{
+	if (p->socket)
+		zmq_socket_monitor(p->socket, NULL, 0);
+	if (p->monitor)
+		zmq_close(p->monitor);
+	p->socket = p->monitor = NULL;
+}

@@ -1,0 +1,235 @@
+/* replies.c - see replies.h. A few replies wait at a time: plain scans are quick enough. */
+#include "server/net/replies.h"
+#include <stdlib.h>
+#include "common/mem.h"
+
+#define MOST_FRAMES 2 /* a server's reply has a header and at most one tensor */
+
+struct reply {
+	uint32_t peer;
+	uint64_t after; /* the position that it waits for */
+	int last_word;  /* the ERROR that stands for what was dropped */
+	size_t n;
+	zmq_msg_t frame[MOST_FRAMES];
+};
+
+struct replies {
+	size_t n, room, peer_bytes;
+	struct reply **order; /* [0, n): waiting, oldest first; [n, room): free */
+	struct reply *pool;
+	uint64_t reached;
+	uint64_t sent, dropped;
+};
+
+/* Give back what `r` holds. */
+static void clear(struct reply *r)
+{
+	while (r->n > 0)
+		(void)zmq_msg_close(&r->frame[--r->n]);
+}
+
+static void take(struct reply *r, struct frames *f)
+{
+	for (r->n = 0; r->n < f->n && r->n < MOST_FRAMES; r->n++) {
+		(void)zmq_msg_init(&r->frame[r->n]);
+		(void)zmq_msg_move(&r->frame[r->n], &f->frame[r->n]);
+	}
+	frames_release(f);
+}
+
+/* What a reply costs its peer: its bytes, and something for the place it takes. */
+static size_t cost(zmq_msg_t *frame, size_t n)
+{
+	size_t bytes = sizeof(struct reply);
+
+	for (size_t i = 0; i < n; i++)
+		bytes += zmq_msg_size(&frame[i]);
+	return bytes;
+}
+
+int replies_new(struct replies **out, size_t room, size_t peer_bytes)
+{
+	struct replies *q = mem_try(1, sizeof(*q));
+
+	*out = NULL;
+	if (!q)
+		return PS_ENOMEM;
+	q->room = room;
+	q->peer_bytes = peer_bytes;
+	q->order = mem_try(room, sizeof(struct reply *));
+	q->pool = mem_try(room, sizeof(*q->pool));
+	if (!q->order || !q->pool) {
+		replies_free(&q);
+		return PS_ENOMEM;
+	}
+	for (size_t i = 0; i < room; i++)
+		q->order[i] = &q->pool[i];
+	*out = q;
+	return PS_OK;
+}
+
+void replies_free(struct replies **q)
+{
+	if (!*q)
+		return;
+	for (size_t i = 0; i < (*q)->n; i++)
+		clear((*q)->order[i]);
+	free((*q)->order);
+	free((*q)->pool);
+	free(*q);
+	*q = NULL;
+}
+
+static void append(
+	struct replies *q, uint32_t peer, struct frames *f, uint64_t after, int last_word)
+{
+	struct reply *r = q->order[q->n++];
+
+	r->peer = peer;
+	r->after = after;
+	r->last_word = last_word;
+	take(r, f);
+}
+
+/* Take every reply to `peer` out; returns how many there were. */
+static size_t drop_all(struct replies *q, uint32_t peer)
+{
+	size_t kept = 0, before = q->n;
+
+	for (size_t i = 0; i < before; i++) {
+		struct reply *r = q->order[i];
+
+		if (r->peer == peer) {
+			clear(r);
+			continue;
+		}
+		q->order[i] = q->order[kept];
+		q->order[kept++] = r;
+	}
+	q->n = kept;
+	return before - kept;
+}
+
+/* `peer` does not read: one ERROR takes the place of all that it is owed. */
+static void silence(struct replies *q, uint32_t peer)
+{
+	const struct msg m = {.type = MSG_ERROR,
+		.error = {.status = PS_ESTATE,
+			.text = "you did not read your replies and they were dropped: say HELLO"}};
+	struct frames f;
+
+	q->dropped += drop_all(q, peer);
+	frames_init(&f);
+	if (wire_encode(&m, &f) == PS_OK)
+		append(q, peer, &f, 0, 1);
+}
+
+/* The longest waiting peer pays; one that was silenced before loses its ERROR too. */
+static void make_room(struct replies *q)
+{
+	while (q->n == q->room) {
+		const struct reply *oldest = q->order[0];
+
+		if (oldest->last_word)
+			q->dropped += drop_all(q, oldest->peer);
+		else
+			silence(q, oldest->peer);
+	}
+}
+
+void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after)
+{
+	size_t mine = cost(f->frame, f->n);
+	int silent = 0;
+
+	for (size_t i = 0; i < q->n; i++) {
+		if (q->order[i]->peer != peer)
+			continue;
+		mine += cost(q->order[i]->frame, q->order[i]->n);
+		silent |= q->order[i]->last_word;
+	}
+	if (!silent && mine > q->peer_bytes) {
+		silence(q, peer);
+		silent = 1;
+	}
+	if (silent) {
+		q->dropped++;
+		frames_release(f);
+		return;
+	}
+	make_room(q);
+	append(q, peer, f, after, 0);
+}
+
+void replies_reach(struct replies *q, uint64_t position)
+{
+	if (position > q->reached)
+		q->reached = position;
+}
+
+/* An older reply to `peer` is among the first `n`, which stay. */
+static int must_wait(const struct replies *q, size_t n, uint32_t peer)
+{
+	for (size_t i = 0; i < n; i++)
+		if (q->order[i]->peer == peer)
+			return 1;
+	return 0;
+}
+
+/* `send` takes frames over only when it succeeds. */
+static int offer(struct reply *r, replies_send_fn *send, void *arg)
+{
+	struct frames f;
+
+	for (f.n = 0; f.n < r->n; f.n++) {
+		(void)zmq_msg_init(&f.frame[f.n]);
+		(void)zmq_msg_move(&f.frame[f.n], &r->frame[f.n]);
+	}
+	clear(r);
+	int rc = send(arg, r->peer, &f);
+	if (rc)
+		take(r, &f);
+	return rc;
+}
+
+uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
+{
+	size_t kept = 0;
+	uint32_t gone = 0;
+
+	for (size_t i = 0; i < q->n; i++) {
+		struct reply *r = q->order[i];
+		int wait = gone || r->after > q->reached || must_wait(q, kept, r->peer);
+		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
+
+		if (rc == PS_EAGAIN) {
+			q->order[i] = q->order[kept];
+			q->order[kept++] = r;
+			continue;
+		}
+		if (rc == PS_OK)
+			q->sent++;
+		if (rc == PS_EUNREACHABLE)
+			gone = r->peer;
+		clear(r);
+	}
+	q->n = kept;
+	if (gone)
+		(void)drop_all(q, gone);
+	return gone;
+}
+
+size_t replies_waiting(const struct replies *q)
+{
+	return q->n;
+}
+
+uint64_t replies_sent(const struct replies *q)
+{
+	return q->sent;
+}
+
+uint64_t replies_dropped(const struct replies *q)
+{
+	return q->dropped;
+}

@@ -1,0 +1,114 @@
+/* transfers.c - see transfers.h. */
+#include "server/net/transfers.h"
+#include <arpa/inet.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include "common/mem.h"
+
+#define ASK_EVERY_MS 100
+
+void transfers_init(struct transfers *t, const struct core *c)
+{
+	*t = (struct transfers){0};
+	t->slot = mem_must(core_config(c)->max_workers, sizeof(*t->slot), "transfers");
+}
+
+void transfers_release(struct transfers *t)
+{
+	free(t->slot);
+	t->slot = NULL;
+}
+
+/* The address at the other end; "": there is none. */
+static void address_of(int fd, char *text, size_t size)
+{
+	union {
+		struct sockaddr any;
+		struct sockaddr_in v4;
+		struct sockaddr_in6 v6;
+		struct sockaddr_storage room;
+	} a = {.room = {0}};
+	socklen_t length = sizeof(a);
+	char ip[INET6_ADDRSTRLEN] = "";
+
+	text[0] = '\0';
+	if (getpeername(fd, &a.any, &length) != 0)
+		return;
+	if (a.any.sa_family == AF_INET && inet_ntop(AF_INET, &a.v4.sin_addr, ip, sizeof(ip)))
+		snprintf(text, size, "%s %u", ip, (unsigned)ntohs(a.v4.sin_port));
+	if (a.any.sa_family == AF_INET6 && inet_ntop(AF_INET6, &a.v6.sin6_addr, ip, sizeof(ip)))
+		snprintf(text, size, "%s %u", ip, (unsigned)ntohs(a.v6.sin6_port));
+}
+
+/* Received, and acknowledged by the other end; 0: the kernel does not say. */
+static uint64_t bytes_of(int fd)
+{
+	struct tcp_info info = {0};
+	socklen_t length = sizeof(info);
+
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
+		length < offsetof(struct tcp_info, tcpi_bytes_received) + sizeof(uint64_t))
+		return 0;
+	return info.tcpi_bytes_received + info.tcpi_bytes_acked;
+}
+
+void transfers_note(struct transfers *t, const struct core *c, uint32_t peer, const struct msg *m,
+	struct frames *f)
+{
+	uint32_t i = m->type == MSG_LEASE ? m->lease.stamp.worker - 1 : UINT32_MAX;
+	struct worker_view w;
+
+	if (i >= core_config(c)->max_workers || !f || f->n == 0 || t->slot[i].peer == peer)
+		return;
+	core_worker(c, i, &w);
+	if (w.peer != peer) /* it was refused */
+		return;
+	t->slot[i] = (struct transfer){.peer = peer, .fd = zmq_msg_get(&f->frame[0], ZMQ_SRCFD)};
+	address_of(t->slot[i].fd, t->slot[i].address, sizeof(t->slot[i].address));
+}
+
+/* Bytes of this connection since it was asked last. */
+static uint64_t moved(struct transfer *s)
+{
+	char address[sizeof(s->address)];
+	uint64_t before = s->bytes;
+
+	if (s->fd < 0 || s->address[0] == '\0')
+		return 0;
+	address_of(s->fd, address, sizeof(address));
+	if (strcmp(address, s->address) != 0) {
+		s->fd = -1;
+		return 0;
+	}
+	s->bytes = bytes_of(s->fd);
+	return before && s->bytes > before ? s->bytes - before : 0;
+}
+
+void transfers_look(struct transfers *t, const struct core *c, uint64_t now_ms,
+	transfers_tell_fn *tell, void *arg)
+{
+	if (now_ms - t->asked_ms < ASK_EVERY_MS)
+		return;
+	t->asked_ms = now_ms;
+	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+		struct transfer *s = &t->slot[i];
+		struct event ev = {.kind = EVENT_PROGRESS, .peer = s->peer};
+		struct worker_view w;
+
+		core_worker(c, i, &w);
+		if (!s->peer || w.peer != s->peer)
+			continue;
+		if (w.owes_ms < TRANSFERS_ASK_MS) {
+			s->bytes = 0;
+			continue;
+		}
+		ev.bytes = moved(s);
+		if (ev.bytes)
+			tell(arg, &ev);
+	}
+}

@@ -1,0 +1,50 @@
+/* info.c - see info.h. */
+#include "worker/client/info.h"
+#include <unistd.h>
+
+struct cnnps_info info_of(const struct msg_welcome *w)
+{
+	return (struct cnnps_info){.model = w->model,
+		.n_params = w->n_params,
+		.seed = w->seed,
+		.batch = w->batch,
+		.epochs = w->epochs,
+		.worker = w->stamp.worker,
+		.incarnation = w->stamp.incarnation,
+		.server_epoch = w->stamp.epoch,
+		.mode = (enum cnnps_mode)w->mode,
+		.n_push = w->n_push,
+		.n_fetch = w->n_fetch,
+		.push_sum = w->push_sum != 0,
+		.prefetch = w->prefetch != 0,
+		.local_rate = w->local_rate,
+		.momentum = w->momentum};
+}
+
+struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t server_epoch)
+{
+	if (g->kind == GRANT_EVAL)
+		return (struct cnnps_lease){.kind = CNNPS_EVAL,
+			.first = g->eval_first,
+			.count = g->eval_count,
+			.eval_id = g->eval_id,
+			.server_epoch = server_epoch};
+	return (struct cnnps_lease){.kind = CNNPS_TRAIN,
+		.epoch = g->work.epoch,
+		.first = g->work.first,
+		.count = g->work.count,
+		.exact = g->exact != 0,
+		.version = g->version,
+		.server_epoch = server_epoch};
+}
+
+uint32_t info_process(char *host, size_t size)
+{
+	if (gethostname(host, size))
+		host[0] = '\0';
+	host[size - 1] = '\0'; /* a longer name may have come without */
+	for (char *c = host; *c; c++)
+		if (*c < '!' || *c > '~')
+			*c = '?';
+	return (uint32_t)getpid();
+}

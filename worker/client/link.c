@@ -1,0 +1,225 @@
+/* link.c - see link.h. */
+#include <errno.h>
+#include <linux/tcp.h> /* the whole struct tcp_info */
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <zmq.h>
+#include "proto/wire.h"
+#include "worker/client/link.h"
+
+/* Names are per context, and each link has its own. */
+#define MONITOR      "inproc://cnnps-bulk-events"
+#define RETRY_MS     30  /* first reconnect after 1 to 2 times this, then doubled ... */
+#define RETRY_MAX    500 /* ... up to about this: a healed network is found within two seconds */
+#define FIRST_WINDOW 8   /* messages queued per direction before WELCOME told the window */
+
+static int set_int(void *socket, int option, int value)
+{
+	return zmq_setsockopt(socket, option, &value, sizeof value);
+}
+
+/* Every option that differs from libzmq's defaults, or that must stay what it is. */
+static int set_options(void *socket, int has_keys, uint64_t random)
+{
+	/* one frame: a whole model; the exact size is checked by wire.c once WELCOME told it */
+	int64_t max_frame = 4 * (int64_t)WIRE_MAX_PARAMS + WIRE_FRAME_SLACK;
+	int jitter = (int)(random % RETRY_MS);
+	int bad = 0;
+
+	bad |= zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_frame, sizeof max_frame);
+	/* never queue for a connection that does not stand: a lost link loses what was queued, and
+	 * the session must know */
+	bad |= set_int(socket, ZMQ_IMMEDIATE, 1);
+	/* workers of a restarted server must not all come back in one instant */
+	bad |= set_int(socket, ZMQ_RECONNECT_IVL, RETRY_MS + jitter);
+	bad |= set_int(socket, ZMQ_RECONNECT_IVL_MAX, RETRY_MAX + jitter);
+	/* the default waits for ever at close */
+	bad |= set_int(socket, ZMQ_LINGER, LINK_LINGER_MS);
+	/* a peer that accepts and then says nothing */
+	bad |= set_int(socket, ZMQ_HANDSHAKE_IVL, 2000);
+	bad |= set_int(socket, ZMQ_CONNECT_TIMEOUT, 1500);
+	/* ZMTP's own heartbeats drop healthy peers that are busy; ours are BEAT messages */
+	bad |= set_int(socket, ZMQ_HEARTBEAT_IVL, 0);
+	/* without any progress for 2.5 s, though asked every second, TCP gives up: by then it would
+	 * try again so rarely that a healed network went unnoticed for seconds. A slow one makes
+	 * progress. The server does the same. */
+	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE, 1);
+	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 1);
+	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1);
+	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 2);
+	bad |= set_int(socket, ZMQ_TCP_MAXRT, 2500);
+	/* the default is 1000 messages, each a whole model */
+	bad |= set_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
+	bad |= set_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
+	bad |= set_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER(has_keys));
+	return bad ? PS_ENET : PS_OK;
+}
+
+static int set_keys(void *socket, const struct link_keys *k)
+{
+	int bad = zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, k->server, KEY_TEXT) ||
+		  zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, k->own.public_key, KEY_TEXT) ||
+		  zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, k->own.secret_key, KEY_TEXT);
+
+	return bad ? PS_ENET : PS_OK;
+}
+
+static void *open_socket(struct link *l, int type, const struct link_keys *keys, uint64_t random)
+{
+	void *socket = zmq_socket(l->context, type);
+
+	if (socket &&
+		(set_options(socket, keys != NULL, random) || (keys && set_keys(socket, keys)))) {
+		zmq_close(socket);
+		return NULL;
+	}
+	return socket;
+}
+
+static int watch(struct link *l)
+{
+	int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED | ZMQ_EVENT_CONNECT_RETRIED |
+		     ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+		     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+		     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
+
+	/* events that find no room would make libzmq's I/O thread wait for us */
+	return set_int(l->monitor, ZMQ_RCVHWM, 0) || zmq_socket_monitor(l->bulk, MONITOR, events) ||
+	       zmq_connect(l->monitor, MONITOR);
+}
+
+int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
+	struct err *e)
+{
+	int status = PS_ENET;
+
+	memset(l, 0, sizeof *l);
+	l->fd = -1;
+	snprintf(l->server, sizeof l->server, "%s", server);
+	l->context = zmq_ctx_new();
+	if (!l->context)
+		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
+	if (!(l->bulk = open_socket(l, ZMQ_DEALER, keys, random)) ||
+		!(l->beat = open_socket(l, ZMQ_DEALER, keys, random)) ||
+		!(l->monitor = open_socket(l, ZMQ_PAIR, NULL, random)) || watch(l)) {
+		err_set(e, status, "no ZeroMQ socket: %s", zmq_strerror(errno));
+		goto fail;
+	}
+	if (zmq_connect(l->bulk, server) || zmq_connect(l->beat, server)) {
+		status = err_set(e, PS_EUSAGE,
+			"server \"%.200s\": %s; tcp://HOST:PORT would be right", server,
+			zmq_strerror(errno));
+		goto fail;
+	}
+	return PS_OK;
+fail:
+	link_close(l);
+	link_term(l);
+	return status;
+}
+
+/* Two more than the window: a HELLO and a request fit beside the pushes. */
+void link_set_window(struct link *l, uint32_t push_window)
+{
+	set_int(l->bulk, ZMQ_SNDHWM, (int)push_window + 2);
+	set_int(l->bulk, ZMQ_RCVHWM, (int)push_window + 2);
+}
+
+/* libzmq closes it before we read that: then the number may be another file's for a moment, which
+ * is only asked how far it has come. */
+static void note_connection(struct link *l, uint16_t number, uint32_t value)
+{
+	if (number == ZMQ_EVENT_CONNECTED)
+		l->fd = (int)value;
+	else if (number == ZMQ_EVENT_DISCONNECTED)
+		l->fd = -1;
+	l->stopped = number == ZMQ_EVENT_DISCONNECTED;
+}
+
+void link_redial(struct link *l)
+{
+	if (!l->stopped)
+		return;
+	l->stopped = 0;
+	(void)zmq_disconnect(l->bulk, l->server);
+	(void)zmq_connect(l->bulk, l->server);
+	(void)zmq_disconnect(l->beat, l->server);
+	(void)zmq_connect(l->beat, l->server);
+}
+
+uint64_t link_moved(const struct link *l)
+{
+	struct tcp_info info;
+	socklen_t size = sizeof info;
+
+	memset(&info, 0, sizeof info);
+	if (l->fd < 0 || getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
+		return 0;
+	return info.tcpi_bytes_acked + info.tcpi_bytes_received;
+}
+
+static enum link_event meaning(uint16_t number, uint32_t value)
+{
+	switch (number) {
+	case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
+		return LINK_UP;
+	case ZMQ_EVENT_DISCONNECTED:
+		return LINK_LOST;
+	case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+		return LINK_REFUSED;
+	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+		return value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH ? LINK_UNLIKE
+									   : LINK_OTHER;
+	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+		return LINK_NOT_TAKEN;
+	default:
+		return LINK_OTHER;
+	}
+}
+
+/* An event is a frame {u16 number, u32 value}, and one with the endpoint. */
+enum link_event link_next_event(struct link *l)
+{
+	unsigned char event[8];
+	uint16_t number;
+	uint32_t value;
+	int more = 1, n = zmq_recv(l->monitor, event, sizeof event, ZMQ_DONTWAIT);
+	size_t size = sizeof more;
+
+	if (n < 0)
+		return LINK_NONE;
+	while (!zmq_getsockopt(l->monitor, ZMQ_RCVMORE, &more, &size) && more)
+		if (zmq_recv(l->monitor, NULL, 0, ZMQ_DONTWAIT) < 0) /* the endpoint's name */
+			break;
+	if (n < (int)(sizeof number + sizeof value))
+		return LINK_OTHER;
+	memcpy(&number, event, sizeof number);
+	memcpy(&value, event + sizeof number, sizeof value);
+	note_connection(l, number, value);
+	return meaning(number, value);
+}
+
+static void close_socket(void **socket)
+{
+	if (*socket)
+		zmq_close(*socket);
+	*socket = NULL;
+}
+
+void link_close(struct link *l)
+{
+	if (l->bulk)
+		zmq_socket_monitor(l->bulk, NULL, 0);
+	close_socket(&l->monitor);
+	close_socket(&l->bulk);
+	close_socket(&l->beat);
+}
+
+void link_term(struct link *l)
+{
+	if (l->context)
+		zmq_ctx_term(l->context);
+	l->context = NULL;
+}

@@ -1,0 +1,261 @@
+/* probe.c - see probe.h. */
+#include <errno.h>
+#include <netdb.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "common/clock.h"
+#include "common/mem.h"
+#include "worker/client/probe.h"
+
+#define CONNECT_MS  1000
+#define GREETING_MS 400 /* a ZeroMQ socket sends its signature at once */
+#define REQUEST_MS  600 /* for an HTTP server's answer */
+#define ANSWER      64  /* bytes of what is there that are read */
+
+struct probe {
+	pthread_mutex_t lock; /* guards what follows */
+	int users;            /* the caller, and the thread */
+	int running;
+	struct probe_report report;
+
+	char host[256], port[8]; /* constant; host "": nothing to probe */
+};
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+static void publish(struct probe *p, enum probe_result result, const char *detail)
+{
+	struct probe_report r = {.result = result};
+
+	for (size_t i = 0; i + 1 < sizeof r.detail && detail[i]; i++)
+		r.detail[i] =
+			(char)(detail[i] >= ' ' && detail[i] <= '~' && detail[i] != '"' ? detail[i]
+											: '?');
+	pthread_mutex_lock(&p->lock);
+	p->report = r;
+	pthread_mutex_unlock(&p->lock);
+}
+
+static void let_go(struct probe *p)
+{
+	pthread_mutex_lock(&p->lock);
+	int users = --p->users;
+	pthread_mutex_unlock(&p->lock);
+	if (users)
+		return;
+	pthread_mutex_destroy(&p->lock);
+	free(p);
+}
+
+/* ---- one attempt ----------------------------------------------------------------------------- */
+
+/* Returns what poll does; a signal does not end the wait. */
+static int wait_for(int fd, short events, int ms)
+{
+	struct pollfd item = {.fd = fd, .events = events};
+	uint64_t end = clock_ms() + (uint64_t)ms;
+	int n;
+
+	do {
+		uint64_t now = clock_ms();
+		n = poll(&item, 1, now < end ? (int)(end - now) : 0);
+	} while (n < 0 && errno == EINTR);
+	return n;
+}
+
+static int connect_error(int fd)
+{
+	int error = 0;
+	socklen_t size = sizeof error;
+
+	return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) ? errno : error;
+}
+
+/* 0, or why there is no connection: an errno. */
+static int connect_within(int fd, const struct addrinfo *a)
+{
+	if (!connect(fd, a->ai_addr, a->ai_addrlen))
+		return 0;
+	if (errno != EINPROGRESS)
+		return errno;
+	return wait_for(fd, POLLOUT, CONNECT_MS) > 0 ? connect_error(fd) : ETIMEDOUT;
+}
+
+/* Bytes read within `ms`: 0 at an end or a reset, -1 for none. */
+static ssize_t read_within(int fd, char *bytes, int ms)
+{
+	if (wait_for(fd, POLLIN, ms) <= 0)
+		return -1;
+	ssize_t n = recv(fd, bytes, ANSWER - 1, 0);
+	return n < 0 ? 0 : n;
+}
+
+/* ZMTP's signature: 0xff, a length, 0x7f. It may come in two parts. */
+static int is_zmtp(const char *bytes, ssize_t n)
+{
+	return n >= 1 && (unsigned char)bytes[0] == 0xff && (n < 10 || bytes[9] == 0x7f);
+}
+
+/* What is at the other end of a connection. */
+static void identify(struct probe *p, int fd)
+{
+	static const char request[] = "GET / HTTP/1.0\r\n\r\n";
+	char bytes[ANSWER] = "";
+	ssize_t n = read_within(fd, bytes, GREETING_MS);
+
+	if (n < 0 && send(fd, request, sizeof request - 1, MSG_NOSIGNAL) > 0)
+		n = read_within(fd, bytes, REQUEST_MS);
+	if (n < 0)
+		publish(p, PROBE_SILENT, "");
+	else if (n == 0)
+		publish(p, PROBE_CLOSED, "");
+	else if (is_zmtp(bytes, n))
+		publish(p, PROBE_ZMTP, "");
+	else if (!strncmp(bytes, "HTTP/", 5))
+		publish(p, PROBE_HTTP, "");
+	else
+		publish(p, PROBE_FOREIGN, bytes);
+}
+
+static void attempt(struct probe *p, const struct addrinfo *a)
+{
+	int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	int error = fd < 0 ? errno : connect_within(fd, a);
+
+	if (!error)
+		identify(p, fd);
+	else if (error == ECONNREFUSED)
+		publish(p, PROBE_REFUSED, "");
+	else if (error == ETIMEDOUT)
+		publish(p, PROBE_TIMEOUT, "");
+	else
+		publish(p, PROBE_FAILED, strerror(error));
+	if (fd >= 0)
+		close(fd);
+}
+
+/* The look-up is over. */
+static void found_name(struct probe *p)
+{
+	pthread_mutex_lock(&p->lock);
+	if (p->report.result == PROBE_LOOKUP)
+		p->report.result = PROBE_NONE;
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* libzmq's sockets are left at IPv4, so this is. */
+static void *run(void *arg)
+{
+	const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
+	struct addrinfo *found = NULL;
+	struct probe *p = arg;
+	sigset_t all;
+	int error;
+
+	sigfillset(&all); /* signals are the program's */
+	pthread_sigmask(SIG_BLOCK, &all, NULL);
+	error = getaddrinfo(p->host, p->port, &hints, &found);
+	found_name(p);
+	if (error)
+		publish(p, PROBE_NAME, gai_strerror(error));
+	else
+		attempt(p, found);
+	if (found)
+		freeaddrinfo(found);
+	pthread_mutex_lock(&p->lock);
+	p->running = 0;
+	pthread_mutex_unlock(&p->lock);
+	let_go(p);
+	return NULL;
+}
+
+/* ---- the caller's side ----------------------------------------------------------------------- */
+
+static void split(struct probe *p, const char *endpoint)
+{
+	const char *host = endpoint + 6, *port = strrchr(endpoint, ':');
+
+	if (strncmp(endpoint, "tcp://", 6) || !port || port <= host ||
+		(size_t)(port - host) >= sizeof p->host || strlen(port + 1) >= sizeof p->port)
+		return;
+	snprintf(p->host, sizeof p->host, "%.*s", (int)(port - host), host);
+	snprintf(p->port, sizeof p->port, "%s", port + 1);
+}
+
+int probe_new(struct probe **out, const char *endpoint)
+{
+	struct probe *p = mem_try(1, sizeof *p);
+
+	*out = NULL;
+	if (!p || pthread_mutex_init(&p->lock, NULL)) {
+		free(p);
+		return PS_ENOMEM;
+	}
+	p->users = 1;
+	split(p, endpoint);
+	*out = p;
+	return PS_OK;
+}
+
+static int start_thread(struct probe *p)
+{
+	pthread_attr_t detached;
+	pthread_t thread;
+	int error;
+
+	if (pthread_attr_init(&detached))
+		return -1;
+	error = pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED) ||
+		pthread_create(&thread, &detached, run, p);
+	pthread_attr_destroy(&detached);
+	return error ? -1 : 0;
+}
+
+void probe_start(struct probe *p)
+{
+	int idle;
+
+	pthread_mutex_lock(&p->lock);
+	idle = p->host[0] && !p->running;
+	if (idle) {
+		p->running = 1;
+		p->users++;
+		if (p->report.result == PROBE_NONE)
+			p->report.result = PROBE_LOOKUP;
+	}
+	pthread_mutex_unlock(&p->lock);
+	if (!idle || !start_thread(p))
+		return;
+	pthread_mutex_lock(&p->lock); /* no thread: no result */
+	p->running = 0;
+	p->users--;
+	p->report = (struct probe_report){0};
+	pthread_mutex_unlock(&p->lock);
+}
+
+void probe_read(struct probe *p, struct probe_report *r)
+{
+	pthread_mutex_lock(&p->lock);
+	*r = p->report;
+	pthread_mutex_unlock(&p->lock);
+}
+
+void probe_forget(struct probe *p)
+{
+	pthread_mutex_lock(&p->lock);
+	p->report = (struct probe_report){0};
+	pthread_mutex_unlock(&p->lock);
+}
+
+void probe_free(struct probe **p)
+{
+	if (*p)
+		let_go(*p);
+	*p = NULL;
+}

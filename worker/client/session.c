@@ -1,0 +1,457 @@
+/*
+ * session.c - see session.h. Each call empties the list of effects, changes the state and writes
+ * down what to do.
+ */
+#include "worker/client/session_impl.h"
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+
+#define LEAVE_MS 5000 /* how long a BYE waits for its answer */
+
+static struct session_effect *emit(struct session *s, enum session_effect_kind kind)
+{
+	struct session_effect *e = &s->effect[s->n_effects];
+
+	if (s->n_effects + 1 < MAX_EFFECTS)
+		s->n_effects++;
+	e->kind = kind;
+	e->seq = 0;
+	e->status = 0;
+	return e;
+}
+
+static struct msg *send(struct session *s, enum msg_type type)
+{
+	struct msg *m = &emit(s, DO_SEND)->msg;
+
+	m->type = type;
+	return m;
+}
+
+void session_over(struct session *s, int status)
+{
+	if (s->phase == PHASE_END)
+		return;
+	s->phase = PHASE_END;
+	s->end_status = status;
+	emit(s, TELL_END)->status = status;
+}
+
+struct kept *session_kept(struct session *s, uint64_t seq)
+{
+	return &s->kept[seq % s->capacity];
+}
+
+/* ---- HELLO, and everything again after it -----------------------------------------------------
+ */
+
+static void say_hello(struct session *s, uint64_t now_ms)
+{
+	struct msg_hello *h = &send(s, MSG_HELLO)->hello;
+	uint64_t step = 2 * s->hello_step_ms, most = 16 * s->cfg.retry_ms;
+
+	memset(h, 0, sizeof(*h));
+	h->protocol = WIRE_PROTOCOL;
+	h->role = s->cfg.role;
+	memcpy(h->name, s->cfg.name, sizeof(h->name));
+	memcpy(h->device, s->cfg.device, sizeof(h->device));
+	memcpy(h->host, s->cfg.host, sizeof(h->host));
+	h->pid = s->cfg.pid;
+	h->data = s->cfg.data;
+	if (s->welcomed && s->cfg.role == ROLE_WORKER)
+		h->resume = s->welcome.stamp;
+	h->last_seq = s->last_seq;
+	h->durable_seq = s->freed_seq;
+	s->hello_ms = now_ms;
+	s->hello_step_ms = step == 0 ? s->cfg.retry_ms : step < most ? step : most;
+	s->hello_wait_ms = s->hello_step_ms - s->hello_step_ms / 4 +
+			   rng_below(&s->jitter, s->hello_step_ms / 2 + 1);
+}
+
+static void resynchronise(struct session *s, uint64_t now_ms)
+{
+	if (s->phase != PHASE_READY)
+		return;
+	s->phase = PHASE_HELLO;
+	s->hello_step_ms = 0;
+	if (s->link_up)
+		say_hello(s, now_ms);
+}
+
+static uint64_t push_window(const struct session *s)
+{
+	return s->welcome.push_window < MAX_IN_FLIGHT ? s->welcome.push_window : MAX_IN_FLIGHT;
+}
+
+static void send_push(struct session *s, uint64_t seq)
+{
+	const struct kept *k = session_kept(s, seq);
+	struct session_effect *e = emit(s, DO_SEND_PUSH);
+	struct msg_push *p = &e->msg.push;
+
+	e->seq = seq;
+	e->msg.type = MSG_PUSH;
+	memset(p, 0, offsetof(struct msg_push, slices));
+	p->stamp = s->welcome.stamp;
+	p->seq = seq;
+	p->base_version = k->base_version;
+	p->work = k->work;
+	p->images = k->images;
+	p->loss = k->loss;
+	p->base_epoch = k->base_epoch;
+	p->verdict = k->verdict;
+	p->reject = k->reject;
+	p->slices.n = 0;
+	s->sent_seq = seq;
+	if (seq == s->pull_with && s->pull.open && !s->pull.sent) {
+		p->pull = s->pull.number;
+		s->pull.sent = 1;
+	}
+}
+
+/* Send what may be sent: pushes first, so that everything after them sees them applied. */
+void session_pump(struct session *s)
+{
+	const struct stamp *stamp = &s->welcome.stamp;
+
+	if (s->phase != PHASE_READY)
+		return;
+	while (s->sent_seq < s->last_seq && s->sent_seq - s->heard_seq < push_window(s))
+		send_push(s, s->sent_seq + 1);
+	if (s->sent_seq < s->last_seq)
+		return;
+	if (s->result.open) {
+		send(s, MSG_RESULT)->result = s->result_msg;
+		s->effect[s->n_effects - 1].msg.result.stamp = *stamp;
+		s->result.open = 0; /* if it gets lost, the portion is leased again */
+	}
+	if (s->lease.open && !s->lease.sent) {
+		send(s, MSG_LEASE)->lease =
+			(struct msg_lease){.stamp = *stamp, .request = s->lease.number};
+		s->lease.sent = 1;
+	}
+	if (s->pull.open && !s->pull.sent) {
+		send(s, MSG_PULL)->pull = (struct msg_pull){
+			.stamp = *stamp, .request = s->pull.number, .which = s->pull_which};
+		s->pull.sent = 1;
+	}
+	if (s->leaving && !s->bye_sent) {
+		send(s, MSG_BYE)->bye = (struct msg_bye){.stamp = *stamp};
+		s->bye_sent = 1;
+	}
+}
+
+static void release(struct session *s, uint64_t durable)
+{
+	if (durable > s->acked_seq)
+		durable = s->acked_seq; /* its verdict has not been told yet */
+	if (durable <= s->freed_seq)
+		return;
+	s->freed_seq = durable;
+	emit(s, DO_RELEASE)->seq = durable;
+}
+
+static int same_life(const struct stamp *a, const struct stamp *b)
+{
+	return a->run.hi == b->run.hi && a->run.lo == b->run.lo && a->worker == b->worker &&
+	       a->incarnation == b->incarnation;
+}
+
+static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t now_ms)
+{
+	uint64_t decided = w->last_seq;
+
+	if (s->phase != PHASE_HELLO)
+		return; /* the answer to a HELLO that was said twice */
+	if (s->welcomed && s->cfg.role == ROLE_WORKER && !same_life(&w->stamp, &s->welcome.stamp))
+		return; /* it answers a HELLO of before we had a name */
+	if (!s->welcomed)
+		s->last_seq = s->acked_seq = s->freed_seq = decided;
+	if (decided < s->freed_seq || decided > s->last_seq)
+		return; /* an old one that the network kept */
+	if (s->welcomed && w->stamp.epoch != s->welcome.stamp.epoch)
+		s->pull.number++; /* the old server's PARAMS are not this one's */
+	s->welcome = *w;
+	s->welcomed = 1;
+	s->phase = PHASE_READY;
+	/* decided but unknown to us: sent again for the verdict; lost by a crash: sent again to be
+	 * applied */
+	s->sent_seq = s->heard_seq = decided < s->acked_seq ? decided : s->acked_seq;
+	s->pull.sent = s->lease.sent = s->bye_sent = 0;
+	s->pull_with = 0; /* a replay carries nothing */
+	s->progress_ms = now_ms;
+	release(s, w->durable_seq);
+	emit(s, TELL_READY);
+	session_pump(s);
+}
+
+/* ---- answers ----------------------------------------------------------------------------------
+ */
+
+static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
+{
+	if (a->epoch != s->welcome.stamp.epoch || a->seq > s->sent_seq || a->seq <= s->freed_seq)
+		return; /* decided before a crash, or an answer to what was sent before the newest
+			   WELCOME */
+	if (a->seq > s->acked_seq + 1) {
+		resynchronise(s, now_ms); /* the ACK before it was lost, its verdict with it */
+		return;
+	}
+	session_kept(s, a->seq)->verdict = a->verdict;
+	session_kept(s, a->seq)->reject = a->reject;
+	if (a->seq > s->heard_seq)
+		s->heard_seq = a->seq;
+	if (a->seq == s->acked_seq + 1) {
+		struct session_effect *e = emit(s, TELL_ACK);
+
+		s->acked_seq = a->seq;
+		e->seq = a->seq;
+		e->msg.type = MSG_ACK;
+		e->msg.ack = *a;
+	}
+	release(s, a->durable_seq);
+	session_pump(s);
+}
+
+static void tell(struct session *s, enum session_effect_kind kind, const struct msg *m)
+{
+	emit(s, kind)->msg = *m;
+}
+
+static void on_error(struct session *s, const struct msg_error *e, uint64_t now_ms)
+{
+	switch (e->status) {
+	case PS_EEPOCH:
+	case PS_EGAP:
+	case PS_ESTATE:
+		resynchronise(s, now_ms);
+		break;
+	case PS_EAGAIN:
+		if (s->pull.open) {
+			s->pull.open = 0;
+			emit(s, TELL_NO_PARAMS)->status = PS_EAGAIN;
+		}
+		break;
+	case PS_EFULL:
+		s->full = 1;
+		break;
+	case PS_EUSAGE:
+		break; /* an ADMIN was refused: no business of the session's */
+	default:
+		session_over(s, e->status);
+	}
+}
+
+void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	if (s->phase == PHASE_END)
+		return;
+	s->contact_ms = now_ms;
+	if (m->type != MSG_BEAT)
+		s->progress_ms = now_ms;
+	switch (m->type) {
+	case MSG_WELCOME:
+		on_welcome(s, &m->welcome, now_ms);
+		break;
+	case MSG_ACK:
+		on_ack(s, &m->ack, now_ms);
+		break;
+	case MSG_PARAMS:
+		if (s->pull.open && m->params.request == s->pull.number) {
+			s->pull.open = 0;
+			tell(s, TELL_PARAMS, m);
+		}
+		break;
+	case MSG_GRANT:
+		if (s->lease.open && m->grant.request == s->lease.number) {
+			s->lease.open = 0;
+			tell(s, TELL_GRANT, m);
+		}
+		break;
+	case MSG_BEAT:
+		if (s->welcomed && same_life(&m->beat.stamp, &s->welcome.stamp) &&
+			m->beat.stamp.epoch == s->welcome.stamp.epoch) {
+			release(s, m->beat.durable_seq);
+			session_pump(s);
+		}
+		break;
+	case MSG_BYE:
+		if (s->leaving || m->bye.status != PS_OK)
+			session_over(s, s->leaving ? PS_OK : m->bye.status);
+		break;
+	case MSG_ERROR:
+		on_error(s, &m->error, now_ms);
+		break;
+	default:
+		break; /* a worker has no use for the rest */
+	}
+}
+
+/* ---- time and links ---------------------------------------------------------------------------
+ */
+
+void session_start(struct session *s, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	s->start_ms = s->contact_ms = s->progress_ms = now_ms;
+}
+
+void session_link_up(struct session *s, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	if (s->phase == PHASE_END)
+		return;
+	s->link_up = 1;
+	s->phase = PHASE_HELLO;
+	s->hello_step_ms = 0;
+	say_hello(s, now_ms);
+}
+
+void session_link_lost(struct session *s, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	(void)now_ms;
+	s->link_up = 0;
+	if (s->phase == PHASE_READY)
+		s->phase = PHASE_HELLO;
+}
+
+void session_moved(struct session *s, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	s->progress_ms = now_ms;
+}
+
+int session_waits(const struct session *s)
+{
+	return s->heard_seq < s->sent_seq || s->pull.open || s->lease.open;
+}
+
+uint64_t session_alone_ms(const struct session *s, uint64_t now_ms)
+{
+	if (s->phase != PHASE_HELLO)
+		return 0;
+	return now_ms - (s->welcomed ? s->contact_ms : s->start_ms);
+}
+
+/* The server keeps a worker's slot for forget_ms. */
+static uint64_t patience(const struct session *s)
+{
+	uint64_t ms = s->cfg.patience_ms;
+
+	if (!s->welcomed)
+		return s->cfg.first_ms;
+	return s->cfg.role == ROLE_WORKER && s->welcome.forget_ms < ms ? s->welcome.forget_ms : ms;
+}
+
+uint64_t session_left_ms(const struct session *s, uint64_t now_ms)
+{
+	uint64_t alone = session_alone_ms(s, now_ms);
+
+	return alone < patience(s) ? patience(s) - alone : 0;
+}
+
+static void check_contact(struct session *s, uint64_t now_ms)
+{
+	if (s->phase == PHASE_HELLO && session_left_ms(s, now_ms) == 0)
+		session_over(s, s->full && !s->welcomed ? PS_EFULL : PS_EUNREACHABLE);
+}
+
+void session_tick(struct session *s, int alive, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	if (s->phase == PHASE_END)
+		return;
+	if (s->leaving && now_ms - s->leave_ms >= LEAVE_MS) {
+		/* nobody has said that all of our pushes are safe */
+		session_over(s, s->freed_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
+		return;
+	}
+	if (s->phase == PHASE_READY) {
+		if (now_ms - s->contact_ms >= s->cfg.silence_ms ||
+			(session_waits(s) && now_ms - s->progress_ms >= s->cfg.silence_ms)) {
+			s->progress_ms = now_ms;
+			resynchronise(s, now_ms);
+		}
+	} else if (s->link_up && now_ms - s->hello_ms >= s->hello_wait_ms) {
+		say_hello(s, now_ms);
+	}
+	if (s->phase == PHASE_READY && s->cfg.role == ROLE_WORKER && alive &&
+		now_ms - s->beat_ms >= s->welcome.beat_ms / 2) {
+		struct session_effect *e = emit(s, DO_SEND_BEAT);
+
+		e->msg.type = MSG_BEAT;
+		e->msg.beat = (struct msg_beat){.stamp = s->welcome.stamp,
+			.last_seq = s->last_seq,
+			.durable_seq = s->freed_seq};
+		s->beat_ms = now_ms;
+	}
+	check_contact(s, now_ms);
+}
+
+/* ---- looking in, birth and death --------------------------------------------------------------
+ */
+
+const struct session_effect *session_effect(const struct session *s, size_t i)
+{
+	return i < s->n_effects ? &s->effect[i] : NULL;
+}
+
+enum session_phase session_phase(const struct session *s)
+{
+	return s->phase;
+}
+
+const struct msg_welcome *session_welcome(const struct session *s)
+{
+	return &s->welcome;
+}
+
+uint64_t session_last_seq(const struct session *s)
+{
+	return s->last_seq;
+}
+
+uint64_t session_acked_seq(const struct session *s)
+{
+	return s->acked_seq;
+}
+
+uint64_t session_durable_seq(const struct session *s)
+{
+	return s->freed_seq;
+}
+
+int session_new(struct session **out, const struct session_config *cfg, size_t replay_max)
+{
+	struct session *s = NULL;
+
+	*out = NULL;
+	if (replay_max >= 1 && replay_max <= WIRE_MAX_WINDOW)
+		s = mem_try(1, sizeof(*s));
+	if (!s)
+		return PS_ENOMEM;
+	s->kept = mem_try(replay_max, sizeof(*s->kept));
+	s->effect = mem_try(MAX_EFFECTS, sizeof(*s->effect));
+	if (!s->kept || !s->effect) {
+		session_free(&s);
+		return PS_ENOMEM;
+	}
+	s->cfg = *cfg;
+	s->capacity = replay_max;
+	s->jitter = rng_seed(cfg->seed, RNG_BACKOFF, 0);
+	*out = s;
+	return PS_OK;
+}
+
+void session_free(struct session **s)
+{
+	if (!*s)
+		return;
+	free((*s)->kept);
+	free((*s)->effect);
+	free(*s);
+	*s = NULL;
+}

@@ -1,0 +1,52 @@
+/*
+ * ctl.h - cnn-ctl's commands and what they share. ctl.c holds main, the options and the table of
+ * commands.
+ *
+ * Thread: main.
+ */
+#ifndef WORKER_CTL_CTL_H
+#define WORKER_CTL_CTL_H
+#include <stdint.h>
+#include "common/err.h"
+#include "common/model.h"
+#include "worker/client/cnnps.h"
+
+struct ctl {
+	const char *server, *data, *checkpoint, *weights, *model; /* NULL: not given, but server */
+	const char *key, *server_key;                             /* files; so too */
+	int64_t connect_ms;
+	const char **args; /* of the command */
+	int n_args;
+};
+
+/* server.c: one line on stderr, for a person, or as --log-format says: the error `status`, or
+ * what is going on (PS_OK). */
+void ctl_say(const char *event, int status, const char *text);
+/* server.c: an observer's connection, and the commands that are one question to it. Waits are
+ * printed. */
+int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
+/* ... with its own `stop` and `report` (see cnnps_options). */
+int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
+	void (*report)(void *arg, const char *line), struct cnnps **c, struct err *e) PS_MUST_CHECK;
+int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+int ctl_checkpoint(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+int ctl_drain(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+int ctl_log_level(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+/* keygen.c */
+int ctl_keygen(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+/* top.c */
+int ctl_top(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+
+/* weights.c: a model and its weights, from --weights, --checkpoint or the server. */
+struct ctl_weights {
+	struct model model;
+	float *w; /* model.n_params; owned */
+};
+int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e) PS_MUST_CHECK;
+void ctl_weights_release(struct ctl_weights *w);
+int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+
+/* predict.c */
+int ctl_predict(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+
+#endif

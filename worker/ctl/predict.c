@@ -1,0 +1,235 @@
+/* predict.c - see ctl.h: pictures drawn in the terminal, with what the network thinks of each.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "common/mem.h"
+#include "kernels/backend.h"
+#include "worker/ctl/ctl.h"
+#include "worker/data/dataset.h"
+#include "worker/ctl/picture.h"
+
+#define BAR_CELLS   30
+#define CLASS_LINES 12 /* beside a picture of 14 lines: of more classes the most probable ones */
+
+struct gallery {
+	struct kx_images images; /* pixels and `no_labels` are ours */
+	uint8_t *pixels, *labels;
+	uint8_t *no_labels; /* zeros for the backend: the test set may have more classes than the
+			       model */
+	int *known;         /* the label is the test set's */
+	float *probability;
+	size_t n, classes;
+};
+
+/* ---- pictures -------------------------------------------------------------------------------- */
+
+/* A number is a test image; "./7" is a file. */
+static int is_number(const char *text)
+{
+	return text[0] && strspn(text, "0123456789") == strlen(text);
+}
+
+static int any_number(const struct ctl *ctl)
+{
+	for (int i = 0; i < ctl->n_args; i++)
+		if (is_number(ctl->args[i]))
+			return 1;
+	return 0;
+}
+
+static int take_test_image(
+	struct gallery *g, size_t i, const char *text, const struct data *d, struct err *e)
+{
+	struct kx_images test = data_test(d);
+	size_t number = strlen(text) < 10 ? strtoul(text, NULL, 10) : SIZE_MAX;
+
+	if (number >= test.n)
+		return err_set(e, PS_EUSAGE, "predict: test image %.20s: there are 0 to %zu", text,
+			test.n - 1);
+	if (d->id.rows * d->id.cols != PICTURE_SIZE)
+		return err_set(e, PS_EDATA, "%s: images are %ux%u, the model wants %ux%u", d->dir,
+			d->id.rows, d->id.cols, PICTURE_SIDE, PICTURE_SIDE);
+	memcpy(g->pixels + i * PICTURE_SIZE, test.pixels + number * PICTURE_SIZE, PICTURE_SIZE);
+	g->labels[i] = test.labels[number];
+	g->known[i] = 1;
+	return PS_OK;
+}
+
+static int take_all(struct gallery *g, const struct ctl *ctl, struct err *e)
+{
+	struct data *d = mem_must(1, sizeof *d, "test images");
+	int status = any_number(ctl) ? data_load(d, ctl->data, e) : PS_OK;
+
+	for (size_t i = 0; i < g->n && !status; i++)
+		status = is_number(ctl->args[i])
+				 ? take_test_image(g, i, ctl->args[i], d, e)
+				 : picture_read(ctl->args[i], g->pixels + i * PICTURE_SIZE, e);
+	data_release(d);
+	free(d);
+	return status;
+}
+
+static void open_gallery(struct gallery *g, size_t n, size_t classes)
+{
+	g->n = n;
+	g->classes = classes;
+	g->pixels = mem_must(n, PICTURE_SIZE, "pictures");
+	g->labels = mem_must(n, 1, "pictures");
+	g->no_labels = mem_must(n, 1, "pictures");
+	g->known = mem_must(n, sizeof *g->known, "pictures");
+	g->probability = mem_must(n * classes, sizeof *g->probability, "pictures");
+	g->images = (struct kx_images){.pixels = g->pixels, .labels = g->no_labels, .n = n};
+}
+
+static void close_gallery(struct gallery *g)
+{
+	free(g->pixels);
+	free(g->labels);
+	free(g->no_labels);
+	free(g->known);
+	free(g->probability);
+}
+
+/* ---- drawing --------------------------------------------------------------------------------- */
+
+static size_t best_of(const float *p, size_t n)
+{
+	size_t best = 0;
+
+	for (size_t i = 1; i < n; i++)
+		if (p[i] > p[best])
+			best = i;
+	return best;
+}
+
+/* One cell is two pixels: on a terminal two greys, else lit or not. */
+static void draw_cell(int top, int bottom, int terminal)
+{
+	static const char *const halves[] = {" ", "\u2580", "\u2584", "\u2588"};
+
+	if (terminal)
+		printf("\033[38;5;%dm\033[48;5;%dm\u2580", 232 + top * 23 / 255,
+			232 + bottom * 23 / 255);
+	else
+		fputs(halves[(top > 127) + 2 * (bottom > 127)], stdout);
+}
+
+static void draw_bar(float p)
+{
+	int eighths = (int)(p * BAR_CELLS * 8 + 0.5f);
+
+	for (int i = 0; i < eighths / 8; i++)
+		fputs("\u2588", stdout);
+	if (eighths % 8 >= 4)
+		fputs("\u258c", stdout);
+}
+
+/* The classes that fit beside a picture, in order; of more than that the most probable ones, best
+ * first. Returns their number. */
+static size_t classes_shown(const float *p, size_t n, size_t shown[CLASS_LINES])
+{
+	size_t used = 0;
+
+	for (size_t class = 0; class < n; class ++) {
+		size_t at = used;
+
+		if (n > CLASS_LINES)
+			while (at > 0 && p[class] > p[shown[at - 1]])
+				at--;
+		if (at == CLASS_LINES)
+			continue;
+		used += used < CLASS_LINES;
+		memmove(shown + at + 1, shown + at, (used - at - 1) * sizeof *shown);
+		shown[at] = class;
+	}
+	return used;
+}
+
+static int digits(size_t classes)
+{
+	return classes <= 10 ? 1 : classes <= 100 ? 2 : 3;
+}
+
+/* A line of the picture and, beside the middle ones, the probability of the class shown there. */
+static void draw_line(
+	const struct gallery *g, size_t picture, size_t line, const size_t *class, int terminal)
+{
+	const uint8_t *pixels = g->pixels + picture * PICTURE_SIZE + 2 * line * PICTURE_SIDE;
+	const float *p = g->probability + picture * g->classes;
+
+	for (size_t x = 0; x < PICTURE_SIDE; x++)
+		draw_cell(pixels[x], pixels[PICTURE_SIDE + x], terminal);
+	if (terminal)
+		fputs("\033[0m", stdout);
+	if (class) {
+		printf("  %*zu %5.1f %% ", digits(g->classes), *class, 100 * (double)p[*class]);
+		draw_bar(p[*class]);
+	}
+	putchar('\n');
+}
+
+static void draw(const struct gallery *g, size_t i, const char *name, int terminal)
+{
+	const float *p = g->probability + i * g->classes;
+	size_t best = best_of(p, g->classes), shown[CLASS_LINES];
+	size_t n = classes_shown(p, g->classes, shown);
+
+	printf("%s: %zu (%.2f %%)", name, best, 100 * (double)p[best]);
+	if (g->known[i])
+		printf(", label %d%s", g->labels[i], g->labels[i] == best ? "" : ", wrong");
+	putchar('\n');
+	for (size_t line = 0; line < PICTURE_SIDE / 2; line++) {
+		size_t row = line - 2; /* wraps for the first two lines: no class there */
+		draw_line(g, i, line, row < n ? &shown[row] : NULL, terminal);
+	}
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int compute(const struct ctl_weights *w, struct gallery *g, struct err *e)
+{
+	struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
+	struct backend *b;
+	int status = backend_new(&b, &w->model, &o, e);
+
+	if (status)
+		return status;
+	status = backend_use(b, &g->images, e);
+	if (!status && (status = backend_predict(b, w->w, 0, g->n, g->probability)))
+		err_set(e, status, "predict: %s", err_text(status));
+	backend_free(&b);
+	return status;
+}
+
+static int predict(const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
+{
+	int terminal = isatty(STDOUT_FILENO), status;
+	struct gallery g = {0};
+
+	open_gallery(&g, (size_t)ctl->n_args, w->model.classes);
+	status = take_all(&g, ctl, e);
+	if (!status)
+		status = compute(w, &g, e);
+	for (size_t i = 0; i < g.n && !status; i++)
+		draw(&g, i, ctl->args[i], terminal);
+	close_gallery(&g);
+	return status;
+}
+
+int ctl_predict(const struct ctl *ctl, struct err *e)
+{
+	struct ctl_weights *w = mem_must(1, sizeof *w, "predict");
+	int status = ctl_weights_load(ctl, w, e);
+
+	if (!status && w->model.classes == 0)
+		status = err_set(e, PS_EUSAGE,
+			"predict: model \"%s\" has no classes; it needs a model of images",
+			w->model.text);
+	if (!status)
+		status = predict(ctl, w, e);
+	ctl_weights_release(w);
+	free(w);
+	return status;
+}

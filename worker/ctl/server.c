@@ -1,0 +1,140 @@
+/* server.c - see ctl.h: one question to the server each. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/log.h"
+#include "proto/msg.h"
+#include "worker/ctl/ctl.h"
+
+void ctl_say(const char *event, int status, const char *text)
+{
+	enum log_level level = log_get_level();
+
+	if (log_get_format() == LOG_TEXT) {
+		fprintf(stderr, "cnn-ctl: %s\n", text);
+	} else if (status) {
+		log_error("ctl", event, "code=%s reason=\"%s\"", err_name(status), text);
+	} else {
+		if (level < LOG_WARN)
+			log_set_level(LOG_WARN); /* as above: said whatever the level is */
+		log_warn("ctl", event, "reason=\"%s\"", text);
+		log_set_level(level);
+	}
+}
+
+static void print_wait(void *arg, const char *line)
+{
+	(void)arg;
+	ctl_say("waiting", PS_OK, line);
+}
+
+int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e)
+{
+	return ctl_connect_with(ctl, NULL, print_wait, c, e);
+}
+
+int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
+	void (*report)(void *arg, const char *line), struct cnnps **c, struct err *e)
+{
+	struct cnnps_options o = {.server = ctl->server,
+		.key = ctl->key,
+		.server_key = ctl->server_key,
+		.device = "cnn-ctl",
+		.observer = 1,
+		.stop = stop,
+		.report = report,
+		.connect_ms = (uint32_t)ctl->connect_ms,
+		.patience_ms = (uint32_t)ctl->connect_ms};
+	int status = cnnps_connect(c, &o);
+
+	return status ? err_set(e, status, "%s", o.why) : PS_OK;
+}
+
+/* What a call on an open connection came to, in words. */
+static int said(struct cnnps *c, int status, struct err *e)
+{
+	if (!status)
+		return PS_OK;
+	return err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
+}
+
+/* Indented, for people and programs alike; as it came if it is no JSON that we know. */
+static void print_json(const char *text)
+{
+	json_t *o = json_loads(text, 0, NULL);
+	char *pretty = o ? json_dumps(o, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
+
+	puts(pretty ? pretty : text);
+	free(pretty);
+	json_decref(o);
+}
+
+int ctl_status(const struct ctl *ctl, struct err *e)
+{
+	char text[WIRE_MAX_TEXT + 1];
+	struct cnnps *c;
+	int status = ctl_connect(ctl, &c, e);
+
+	if (status)
+		return status;
+	status = said(c, cnnps_status(c, text, sizeof text), e);
+	if (!status)
+		print_json(text);
+	cnnps_close(&c);
+	return status;
+}
+
+int ctl_checkpoint(const struct ctl *ctl, struct err *e)
+{
+	struct cnnps *c;
+	uint64_t generation;
+	int status = ctl_connect(ctl, &c, e);
+
+	if (status)
+		return status;
+	status = said(c, cnnps_checkpoint(c, &generation), e);
+	if (!status)
+		printf("generation %llu\n", (unsigned long long)generation);
+	cnnps_close(&c);
+	return status;
+}
+
+int ctl_drain(const struct ctl *ctl, struct err *e)
+{
+	struct cnnps *c;
+	int status = ctl_connect(ctl, &c, e);
+
+	if (status)
+		return status;
+	status = said(c, cnnps_drain(c), e);
+	if (!status)
+		puts("draining");
+	cnnps_close(&c);
+	return status;
+}
+
+static int check_level(const char *text, struct err *e)
+{
+	for (int i = LOG_ERROR; i <= LOG_DEBUG; i++)
+		if (!strcmp(text, log_level_name((enum log_level)i)))
+			return PS_OK;
+	return err_set(e, PS_EUSAGE,
+		"log-level: \"%.40s\": expected one of error, warn, info and debug", text);
+}
+
+int ctl_log_level(const struct ctl *ctl, struct err *e)
+{
+	struct cnnps *c;
+	int status = check_level(ctl->args[0], e);
+
+	if (!status)
+		status = ctl_connect(ctl, &c, e);
+	if (status)
+		return status;
+	status = said(c, cnnps_log_level(c, ctl->args[0]), e);
+	if (!status)
+		printf("log level %s\n", ctl->args[0]);
+	cnnps_close(&c);
+	return status;
+}

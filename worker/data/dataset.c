@@ -1,0 +1,180 @@
+/* dataset.c - see dataset.h. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include "common/log.h"
+#include "worker/data/dataset.h"
+
+static const char *const names[DATA_FILES] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
+	"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
+
+static const char *const usual_dirs[] = {"data/mnist", "/usr/share/datasets/fashion-mnist"};
+
+static int is_images(enum data_file f)
+{
+	return f == TRAIN_IMAGES || f == TEST_IMAGES;
+}
+
+/* dir/name, or dir/name.gz when only that exists. PS_EDATA: neither does. */
+static int find_file(char *path, size_t size, const char *dir, enum data_file f, struct err *e)
+{
+	static const char *const endings[] = {"", ".gz"};
+
+	for (size_t i = 0; i < 2; i++) {
+		int n = snprintf(path, size, "%s/%s%s", dir, names[f], endings[i]);
+
+		if (n < 0 || (size_t)n >= size)
+			return err_set(e, PS_EDATA, "data directory: path is too long");
+		if (!access(path, F_OK))
+			return PS_OK;
+	}
+	return err_set(e, PS_EDATA, "%s: holds neither %s nor %s.gz", dir, names[f], names[f]);
+}
+
+static int count_files(const char *dir)
+{
+	char path[sizeof((struct data *)0)->dir + 64];
+	int n = 0;
+
+	for (int f = 0; f < DATA_FILES; f++)
+		n += !find_file(path, sizeof path, dir, (enum data_file)f, NULL);
+	return n;
+}
+
+/* The directory to load from when none was named: the first usual one that has training images. */
+static int find_dir(const char **dir, struct err *e)
+{
+	char path[sizeof((struct data *)0)->dir + 64];
+
+	for (size_t i = 0; i < sizeof usual_dirs / sizeof *usual_dirs; i++) {
+		*dir = usual_dirs[i];
+		if (!find_file(path, sizeof path, *dir, TRAIN_IMAGES, NULL))
+			return PS_OK;
+		if (count_files(*dir))
+			log_warn("worker", "data_incomplete",
+				"reason=\"%s is passed over: it has %d of the %d files, perhaps "
+				"of an interrupted download; `make data` completes it\"",
+				*dir, count_files(*dir), DATA_FILES);
+	}
+	return err_set(e, PS_EDATA, "no data set in %s or %s: run `make data`, or give --data DIR",
+		usual_dirs[0], usual_dirs[1]);
+}
+
+/* `dir` was named, and has none of the four files: perhaps it is meant to be filled. */
+static int check_dir(const char *dir, struct err *e)
+{
+	if (count_files(dir))
+		return PS_OK;
+	return err_set(e, PS_EDATA,
+		"--data: %.200s holds no data set (%s, plain or .gz, and three more): name "
+		"another directory, run `make data` (MNIST into data/mnist), or leave --data out "
+		"(data/mnist, else %s)",
+		dir, names[TRAIN_IMAGES], usual_dirs[1]);
+}
+
+static int check_labels(const struct idx *x, const char *path, struct err *e)
+{
+	for (size_t i = 0; i < x->dim[0]; i++)
+		if (x->values[i] >= DATA_CLASSES)
+			return err_set(e, PS_EDATA,
+				"%s: label %zu at offset %zu is %d, must be 0..%d", path, i,
+				(size_t)(x->values - x->bytes) + i, x->values[i], DATA_CLASSES - 1);
+	return PS_OK;
+}
+
+static int load_file(struct data *d, enum data_file f, struct err *e)
+{
+	char path[sizeof d->dir + 64];
+	int status = find_file(path, sizeof path, d->dir, f, e);
+
+	if (!status)
+		status = idx_read(&d->file[f], path, is_images(f) ? 3 : 1, e);
+	if (!status && !is_images(f))
+		status = check_labels(&d->file[f], path, e);
+	return status;
+}
+
+/* The four files must be about the same images. */
+static int check_together(const struct data *d, struct err *e)
+{
+	const struct idx *train = &d->file[TRAIN_IMAGES], *test = &d->file[TEST_IMAGES];
+
+	for (int f = 0; f < DATA_FILES; f += 2)
+		if (d->file[f].dim[0] != d->file[f + 1].dim[0])
+			return err_set(e, PS_EDATA,
+				"%s: %s has %lu images (count at offset 4), %s has %lu labels",
+				d->dir, names[f], (unsigned long)d->file[f].dim[0], names[f + 1],
+				(unsigned long)d->file[f + 1].dim[0]);
+	if (train->dim[1] != test->dim[1] || train->dim[2] != test->dim[2])
+		return err_set(e, PS_EDATA,
+			"%s: training images are %lux%lu, test images %lux%lu (rows at offset 8)",
+			d->dir, (unsigned long)train->dim[1], (unsigned long)train->dim[2],
+			(unsigned long)test->dim[1], (unsigned long)test->dim[2]);
+	return PS_OK;
+}
+
+static int identify(struct data *d, struct err *e)
+{
+	XXH3_state_t *hash = XXH3_createState();
+
+	if (!hash)
+		return err_set(e, PS_ENOMEM, "%s: no memory for its fingerprint", d->dir);
+	XXH3_64bits_reset(hash);
+	for (int f = 0; f < DATA_FILES; f++)
+		XXH3_64bits_update(hash, d->file[f].bytes, d->file[f].size);
+	d->id = (struct data_id){
+		.n_train = d->file[TRAIN_IMAGES].dim[0],
+		.n_test = d->file[TEST_IMAGES].dim[0],
+		.rows = d->file[TRAIN_IMAGES].dim[1],
+		.cols = d->file[TRAIN_IMAGES].dim[2],
+		.classes = DATA_CLASSES,
+		.xxh3 = XXH3_64bits_digest(hash),
+	};
+	XXH3_freeState(hash);
+	return PS_OK;
+}
+
+int data_load(struct data *d, const char *dir, struct err *e)
+{
+	int status = PS_OK;
+
+	memset(d, 0, sizeof *d);
+	status = dir ? check_dir(dir, e) : find_dir(&dir, e);
+	if (status)
+		return status;
+	if ((size_t)snprintf(d->dir, sizeof d->dir, "%s", dir) >= sizeof d->dir)
+		status = err_set(e, PS_EDATA, "data directory: path is too long");
+	for (int f = 0; f < DATA_FILES && !status; f++)
+		status = load_file(d, (enum data_file)f, e);
+	if (!status)
+		status = check_together(d, e);
+	if (!status)
+		status = identify(d, e);
+	if (status)
+		data_release(d);
+	return status;
+}
+
+void data_release(struct data *d)
+{
+	for (int f = 0; f < DATA_FILES; f++)
+		idx_release(&d->file[f]);
+	memset(d, 0, sizeof *d);
+}
+
+static struct kx_images images_of(const struct idx *images, const struct idx *labels)
+{
+	return (struct kx_images){
+		.pixels = images->values, .labels = labels->values, .n = images->dim[0]};
+}
+
+struct kx_images data_train(const struct data *d)
+{
+	return images_of(&d->file[TRAIN_IMAGES], &d->file[TRAIN_LABELS]);
+}
+
+struct kx_images data_test(const struct data *d)
+{
+	return images_of(&d->file[TEST_IMAGES], &d->file[TEST_LABELS]);
+}

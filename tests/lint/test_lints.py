@@ -57,6 +57,8 @@ PLANTED = [
     ("includes", "proto/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
     ("includes", "tests/unit/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
     ("includes", "common/bad.c", "#include SOMETHING\n", "names no file"),
+    ("folders", "server/net/bad.h", '#include "server/monitor/status.h"\n', "server/monitor"),
+    ("folders", "common/err.h", '#include "common/keys.h"\n', "common/err.h"),
     ("plants", "tests/sim/plants/bad.patch", "--- a/common/rng.h\n+++ b/common/rng.h\n"
      "@@ -1,2 +1,1 @@\n-no such\n-lines\n+bug\n", "bad.patch"),
     ("banned", "common/bad.c", "void f(char *a, char *b) { strcpy(a, b); }\n", "strcpy"),
@@ -84,8 +86,8 @@ def test_planted_violation_is_found(tree, lint, path, text, named):
     assert code != 0 and named in output, output
 
 
-@pytest.mark.parametrize("lint", ["format", "includes", "banned", "generated", "overlap",
-                                  "plants"])
+@pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "generated",
+                                  "overlap", "plants"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 

@@ -7,11 +7,12 @@
  * and table, then the sections. Little-endian. What the sections mean is the writer's business
  * (server/core/snapshot.h); this module promises that what is read is what was written.
  *
- * Invariants: (1) a generation is visible under its name only when it is whole and on disk;
- *             (2) CHECKPOINT_KEEP generations are kept; older ones and ckpt-*.tmp are removed;
- *             (3) no byte of a file is believed before its checksum: a flipped or missing byte
- *                 anywhere makes checkpoint_read fail, and checkpoint_read_newest takes the
- *                 generation before and says so in the log.
+ * Invariants:
+ * (1) a generation is visible under its name only when it is whole and on disk;
+ * (2) CHECKPOINT_KEEP generations are kept; older ones and ckpt-*.tmp are removed;
+ * (3) no byte of a file is believed before its checksum: a flipped or missing byte anywhere makes
+ *     checkpoint_read fail, and checkpoint_read_newest takes the generation before and says so in
+ *     the log.
  * Thread: any one at a time per directory (the server: the saver only).
  */
 #ifndef COMMON_CHECKPOINT_H

@@ -11,11 +11,13 @@
  * there already take no journal of the file system's (three times as quick on ext4): what lies
  * behind the newest record is rubbish, or records of an older generation, which nobody believes.
  *
- * Invariants: (1) what is read is a prefix of what was appended, whatever happened to the file:
- *             nothing is believed before its checksum; (2) a record whose journal_sync returned 0
- *             is in that prefix, unless the disk has lost it; (3) a loss in the middle, good
- * records of a later group behind it, is told apart from an end that was torn (journal_is_broken);
- *             (4) after a failed write or sync a file is never written to again: close it.
+ * Invariants:
+ * (1) what is read is a prefix of what was appended, whatever happened to the file: nothing is
+ *     believed before its checksum;
+ * (2) a record whose journal_sync returned 0 is in that prefix, unless the disk has lost it;
+ * (3) a loss in the middle, good records of a later group behind it, is told apart from an end
+ *     that was torn (journal_is_broken);
+ * (4) after a failed write or sync a file is never written to again: close it.
  * Thread: any one at a time per file.
  */
 #ifndef COMMON_JOURNAL_H

@@ -60,8 +60,7 @@ const char *log_level_name(enum log_level level)
 	return "?";
 }
 
-/* ---- a line under construction ----------------------------------------------------------------
- */
+/* ---- a line under construction --------------------------------------------------------------- */
 
 struct line {
 	char text[LINE_BYTES];
@@ -205,8 +204,7 @@ static void put_text(struct line *l, const char *key, const char *value, enum fo
 	put_field(l, key, strlen(key), value, strlen(value), form);
 }
 
-/* ---- a line's fields --------------------------------------------------------------------------
- */
+/* ---- a line's fields ------------------------------------------------------------------------- */
 
 static void put_time(struct line *l)
 {
@@ -287,8 +285,7 @@ static void put_fields(struct line *l, const char *fmt, va_list ap)
 	}
 }
 
-/* ---- out ---------------------------------------------------------------------------------------
- */
+/* ---- out ------------------------------------------------------------------------------------- */
 
 static void write_all(const char *bytes, size_t n)
 {
@@ -342,8 +339,7 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 	errno = saved_errno;
 }
 
-/* ---- the progress line ------------------------------------------------------------------------
- */
+/* ---- the progress line ----------------------------------------------------------------------- */
 
 int log_on_terminal(void)
 {

@@ -13,10 +13,11 @@
  * Layout (NCHW): conv weight [F][C][K][K], bias [F]; fc weight [units][inputs] over NCHW-flattened
  * inputs, bias [units]: PyTorch's names, shapes and order.
  *
- * Invariants: (1) tensors are contiguous, in layer order, and cover [0, n_params) exactly;
- *             (2) equal canonical texts and inputs have equal fingerprints;
- *             (3) every size fits its type: products are computed with overflow checks, n_params is
- *                 at most MODEL_MAX_PARAMS.
+ * Invariants:
+ * (1) tensors are contiguous, in layer order, and cover [0, n_params) exactly;
+ * (2) equal canonical texts and inputs have equal fingerprints;
+ * (3) every size fits its type: products are computed with overflow checks, n_params is at most
+ *     MODEL_MAX_PARAMS.
  * Thread: any; a struct model is plain data after model_parse.
  */
 #ifndef COMMON_MODEL_H

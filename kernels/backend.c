@@ -253,8 +253,7 @@ int backend_predict(
 	return PS_OK;
 }
 
-/* ---- local training ---------------------------------------------------------------------------
- */
+/* ---- local training -------------------------------------------------------------------------- */
 
 static int local_allocate(struct local *l, size_t n)
 {
@@ -363,8 +362,7 @@ int backend_local_wait(struct backend *b, double *loss)
 	return rc;
 }
 
-/* ---- memory, and what went wrong --------------------------------------------------------------
- */
+/* ---- memory, and what went wrong ------------------------------------------------------------- */
 
 static void *ordinary_take(size_t bytes)
 {

@@ -117,8 +117,7 @@ void wire_defer(struct wire *w)
 	w->defers = 1;
 }
 
-/* ---- values: 0 when out of range --------------------------------------------------------------
- */
+/* ---- values: 0 when out of range ------------------------------------------------------------- */
 
 /* What goes into a log line has no control character. */
 int wire_is_line(const char *text)
@@ -200,8 +199,7 @@ static int read_value(const struct wire_field *row, const void *from, void *to)
 	}
 }
 
-/* ---- messages: NULL, or why it is refused -----------------------------------------------------
- */
+/* ---- messages: NULL, or why it is refused ---------------------------------------------------- */
 
 static const char *read_inner(const struct wire_field *rows, const ProtobufCMessage *from, void *to)
 {

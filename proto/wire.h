@@ -6,11 +6,13 @@
  * PARAMS: little-endian float32, exactly 4 * count bytes. WIRE.md specifies every field and
  * refusal.
  *
- * Invariants: (1) no input makes decode allocate more than WIRE_MAX_BODY_MEMORY outside the arenas
- * made at wire_new, read out of bounds, recurse, or abort; (2) decode is all or nothing: on an
- * error *m is MSG type 0 and nothing of it may be used; (3) decode(encode(m)) equals m for every
- * valid m, byte for byte in the slices. Thread: one struct wire belongs to one thread. A decoded
- * message lives until the next decode or free.
+ * Invariants:
+ * (1) no input makes decode allocate more than WIRE_MAX_BODY_MEMORY outside the arenas made at
+ *     wire_new, read out of bounds, recurse, or abort;
+ * (2) decode is all or nothing: on an error *m is MSG type 0 and nothing of it may be used;
+ * (3) decode(encode(m)) equals m for every valid m, byte for byte in the slices.
+ * Thread: one struct wire belongs to one thread. A decoded message lives until the next decode or
+ * free.
  */
 #ifndef PROTO_WIRE_H
 #define PROTO_WIRE_H

@@ -26,8 +26,7 @@ static const struct slices *slices_of(const struct msg *m)
 	return m->type == MSG_PARAMS ? &m->params.slices : &none;
 }
 
-/* ---- struct msg to protobuf structs; NULL or 0: a text is too long ----------------------------
- */
+/* ---- struct msg to protobuf structs; NULL or 0: a text is too long --------------------------- */
 
 static int put_text(const char *text, size_t most, void *to)
 {
@@ -129,8 +128,7 @@ static ProtobufCMessage *put_message(
 	return p;
 }
 
-/* ---- frames -----------------------------------------------------------------------------------
- */
+/* ---- frames ---------------------------------------------------------------------------------- */
 
 /* The envelope `Message`: one field of bytes. Returns its length. */
 static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[PREFIX_MAX])

@@ -5,11 +5,12 @@
  * Life: server_start (restore, save, bind) -> server_run (until EFFECT_FINISH, or a deadline) ->
  * server_stop (the result, the exit code). Everything lies in struct server, which main owns.
  *
- * Invariants: (1) nothing is bound before this start's server epoch is on disk;
- *             (2) events reach the core one at a time, and all effects of one are carried out
- * before the next; (3) every wait has an end: the farewell, a drain, a disk that fails at the end;
+ * Invariants:
+ * (1) nothing is bound before this start's server epoch is on disk;
+ * (2) events reach the core one at a time, and all effects of one are carried out before the next;
+ * (3) every wait has an end: the farewell, a drain, a disk that fails at the end;
  * (4) with a journal nothing that binds us is said before the events that it follows from are on
- * disk.
+ *     disk.
  * Thread: main, which is the loop.
  */
 #ifndef SERVER_SERVER_H

@@ -183,8 +183,7 @@ int steps_hold(struct steps *s)
 	return fetched ? PS_OK : cnnps_view(s->c, &s->held);
 }
 
-/* ---- downpour, ssp: each push counts as it comes ----------------------------------------------
- */
+/* ---- downpour, ssp: each push counts as it comes --------------------------------------------- */
 
 /* New weights. The gradients that the server does not have yet are taken into account. */
 static int fetch(struct steps *s, const struct sum *sum, const float **w)
@@ -243,8 +242,7 @@ static int run_downpour(struct steps *s, const struct cnnps_lease *l)
 	return status;
 }
 
-/* ---- sync, sandblaster: one push of the whole lease, of just the right weights ----------------
- */
+/* ---- sync, sandblaster: one push of the whole lease, of just the right weights --------------- */
 
 static int is_held(const struct steps *s, const struct cnnps_lease *l)
 {
@@ -268,8 +266,7 @@ static int run_exact(struct steps *s, const struct cnnps_lease *l)
 		      : steps_deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
 }
 
-/* ---- easgd: weights of our own, tied to the centre --------------------------------------------
- */
+/* ---- easgd: weights of our own, tied to the centre ------------------------------------------- */
 
 static int start_at_centre(struct steps *s)
 {
@@ -338,8 +335,7 @@ static int run_easgd(struct steps *s, const struct cnnps_lease *l)
 	return status;
 }
 
-/* ---- birth, life and death --------------------------------------------------------------------
- */
+/* ---- birth, life and death ------------------------------------------------------------------- */
 
 int steps_run(struct steps *s, const struct cnnps_lease *lease)
 {

@@ -2,12 +2,13 @@
  * steps.h - from the batches of a lease to pushes: what a worker does in each mode (proto/WIRE.md,
  * "Modes").
  *
- * Invariants: (1) every batch of a lease that was carried out is in exactly one push, and the
- *                 pushes come in batch order; a lease that came too late is left without any;
- *             (2) nothing is kept from one lease to the next but the newest view of the weights
- *                 and, in mode easgd, the worker's own weights;
- *             (3) a push of one batch is made without a copy: the gradient is computed in the
- *                 buffer that leaves, at the weights as they came.
+ * Invariants:
+ * (1) every batch of a lease that was carried out is in exactly one push, and the pushes come in
+ *     batch order; a lease that came too late is left without any;
+ * (2) nothing is kept from one lease to the next but the newest view of the weights and, in mode
+ *     easgd, the worker's own weights;
+ * (3) a push of one batch is made without a copy: the gradient is computed in the buffer that
+ *     leaves, at the weights as they came.
  * Thread: the trainer's.
  */
 #ifndef WORKER_STEPS_H

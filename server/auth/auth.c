@@ -45,8 +45,7 @@ struct auth {
 	struct roles *roles;
 };
 
-/* ---- messages ---------------------------------------------------------------------------------
- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 /* The key of a message's sender, or "". */
 static const char *key_of(struct frames *f)
@@ -110,8 +109,7 @@ void auth_note(struct auth *a, uint32_t peer, const struct msg *m)
 	roles_note(a->roles, peer, m);
 }
 
-/* ---- handshakes: a question from libzmq, to the judge, and back -------------------------------
- */
+/* ---- handshakes: a question from libzmq, to the judge, and back ------------------------------ */
 
 static void put_frame(struct auth *a, const void *data, size_t n, int more)
 {
@@ -243,8 +241,7 @@ void auth_reload(struct auth *a)
 	ask(a, q);
 }
 
-/* ---- the judge's watchdog ---------------------------------------------------------------------
- */
+/* ---- the judge's watchdog -------------------------------------------------------------------- */
 
 /* Nobody gets in until the new judge has read the list itself: the old one may have hung on that.
  */
@@ -288,8 +285,7 @@ static void on_watchdog(uv_timer_t *t)
 		replace_judge(a);
 }
 
-/* ---- birth ------------------------------------------------------------------------------------
- */
+/* ---- birth ----------------------------------------------------------------------------------- */
 
 static int read_files(struct auth *a, struct err *e)
 {

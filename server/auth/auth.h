@@ -7,12 +7,13 @@
  * connection carries its key (libzmq's "User-Id"), and what it may say depends on that key's role:
  * the table in roles.c.
  *
- * Invariants: (1) no answer, no connection: without ZAP, with a judge that hangs, or with a list
- * that never could be read nobody gets in;
- *             (2) identity is the key: a message's own words about its sender only make it less;
- *             (3) a key taken off the list has no say from the moment the new list is read, on open
- * connections too;
- *             (4) a worker id belongs to the key that was told it, a worker's name to its key.
+ * Invariants:
+ * (1) no answer, no connection: without ZAP, with a judge that hangs, or with a list that never
+ *     could be read nobody gets in;
+ * (2) identity is the key: a message's own words about its sender only make it less;
+ * (3) a key taken off the list has no say from the moment the new list is read, on open
+ *     connections too;
+ * (4) a worker id belongs to the key that was told it, a worker's name to its key.
  * Thread: the loop's.
  */
 #ifndef SERVER_AUTH_AUTH_H

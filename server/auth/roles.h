@@ -1,10 +1,11 @@
 /*
  * roles.h - what each key's role lets it say, and whose worker id that is.
  *
- * Invariants: (1) a message type that the table in roles.c does not name is said by nobody;
- *             (2) a worker id belongs to the key whose HELLO it answered, for that incarnation;
- *             (3) memory is bounded by max_workers.
- * Pure: no socket, no clock. Thread: the owner's (auth.c: the loop's).
+ * Invariants:
+ * (1) a message type that the table in roles.c does not name is said by nobody;
+ * (2) a worker id belongs to the key whose HELLO it answered, for that incarnation;
+ * (3) memory is bounded by max_workers. Pure: no socket, no clock.
+ * Thread: the owner's (auth.c: the loop's).
  */
 #ifndef SERVER_AUTH_ROLES_H
 #define SERVER_AUTH_ROLES_H

@@ -9,8 +9,10 @@
  * four, the others are for repeated pulls. Beyond that the second oldest is dropped, for the oldest
  * may be the one in use.
  *
- * Invariants: (1) refs of a copy is the number of held[] entries that name it, and a copy without
- * any is free; (2) held[] is in the order of the pulls; (3) a copy never changes while it is held;
+ * Invariants:
+ * (1) refs of a copy is the number of held[] entries that name it, and a copy without any is free;
+ * (2) held[] is in the order of the pulls;
+ * (3) a copy never changes while it is held;
  * (4) a gradient is compensated with the weights it was computed at or not at all.
  */
 #include "server/core/modes.h"

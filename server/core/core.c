@@ -13,11 +13,12 @@
  * A row per message type a peer may send. `states` 0: no stamp is asked for, `handler` gets w ==
  * NULL.
  *
- *   FREE --HELLO--> JOINING --durable--> LIVE <--any message-- SUSPECT
- *                                         | ^ ------silence----->  |
- *             AWAY --HELLO (resume)-------' `---HELLO (resume)---. | more silence
- *              `--------- silence ------------> DEAD <-----------'-'   DEAD --HELLO (new)-->
- * JOINING
+ *   FREE --HELLO--> JOINING --durable--> LIVE <---any message--- SUSPECT
+ *                                         | ^ `----silence------->  | |
+ *   AWAY --HELLO (resume)-----------------' `----HELLO (resume)-----' |
+ *     |                                                               | more silence
+ *     `--------- silence ---------> DEAD <----------------------------'
+ *   DEAD --HELLO (new)--> JOINING
  */
 struct row {
 	void (*handler)(struct core *c, struct worker *w, const struct event *ev);
@@ -40,8 +41,7 @@ static const struct row rows[MSG_TYPES] = {
 	[MSG_ADMIN] = {on_admin, 0, 0},
 };
 
-/* ---- effects ----------------------------------------------------------------------------------
- */
+/* ---- effects --------------------------------------------------------------------------------- */
 
 struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer)
 {
@@ -80,8 +80,7 @@ const struct effect *core_effect(const struct core *c, size_t i)
 	return i < c->n_effects ? &c->effect[i] : NULL;
 }
 
-/* ---- messages that are about no worker --------------------------------------------------------
- */
+/* ---- messages that are about no worker ------------------------------------------------------- */
 
 static void on_status(struct core *c, struct worker *w, const struct event *ev)
 {
@@ -126,8 +125,7 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 	core_refuse(c, ev->peer, PS_EAGAIN, 0, "too many checkpoints are waited for");
 }
 
-/* ---- one message ------------------------------------------------------------------------------
- */
+/* ---- one message ----------------------------------------------------------------------------- */
 
 static void on_message(struct core *c, const struct event *ev)
 {
@@ -160,8 +158,7 @@ static void on_message(struct core *c, const struct event *ev)
 	row->handler(c, w, ev);
 }
 
-/* ---- snapshots and the end --------------------------------------------------------------------
- */
+/* ---- snapshots and the end ------------------------------------------------------------------- */
 
 void core_end(struct core *c, int status)
 {
@@ -305,8 +302,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	settle(c);
 }
 
-/* ---- looking in -------------------------------------------------------------------------------
- */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 const struct core_config *core_config(const struct core *c)
 {

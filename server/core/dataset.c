@@ -8,10 +8,11 @@
  * of the run's data set get work, and only they count for --min-workers. Before so many have come
  * no push is accepted.
  *
- * Invariants: (1) a HELLO fixes nothing; after a restart without a contribution the data set of the
- * checkpoint has no vote, so the first worker with another one replaces it; (2) what was
- * accepted is of one data set; (3) a replay of what was accepted before a crash fixes the data set
- * as it did then.
+ * Invariants:
+ * (1) a HELLO fixes nothing; after a restart without a contribution the data set of the checkpoint
+ *     has no vote, so the first worker with another one replaces it;
+ * (2) what was accepted is of one data set;
+ * (3) a replay of what was accepted before a crash fixes the data set as it did then.
  */
 #include "server/core/state.h"
 

@@ -80,8 +80,7 @@ double easgd_part(const struct core *c)
 	return c->cfg.easgd_beta / (members ? members : 1);
 }
 
-/* ---- a buffer of several gradients --------------------------------------------------------------
- */
+/* ---- a buffer of several gradients ----------------------------------------------------------- */
 
 static int has_buffer(const struct core *c)
 {
@@ -136,8 +135,7 @@ static void count_staleness(struct core *c, uint64_t tau)
 	c->stats.staleness_sum += tau;
 }
 
-/* ---- delay compensation: g + lambda * g * g * (w - the weights that g was computed at) ----------
- */
+/* ---- delay compensation: g + lambda * g * g * (w - the weights that g was computed at) ------- */
 
 static float next_square(float square, double g)
 {

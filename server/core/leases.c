@@ -2,11 +2,13 @@
  * leases.c - the batch ledger: which batches of the epoch are counted, and who is asked to do the
  * others. (Sandblaster counts them once per pass: sandblaster.c.)
  *
- * Invariants: (1) a batch is counted once per epoch: leases_judge lets a push in only if none of
- * its batches is done, leases_mark marks them in the same step as the push is taken; (2) a lease
- * is a hint, never a lock: whoever pushes first wins, so no lease can block an epoch; (3) n_free
- * and n_done count the states in batch[] exactly; (4) an epoch ends when all its batches are done,
- * and only then; its evaluation runs while the next epoch trains, and ends before that one does.
+ * Invariants:
+ * (1) a batch is counted once per epoch: leases_judge lets a push in only if none of its batches
+ *     is done, leases_mark marks them in the same step as the push is taken;
+ * (2) a lease is a hint, never a lock: whoever pushes first wins, so no lease can block an epoch;
+ * (3) n_free and n_done count the states in batch[] exactly;
+ * (4) an epoch ends when all its batches are done, and only then; its evaluation runs while the
+ *     next epoch trains, and ends before that one does.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"
@@ -63,8 +65,7 @@ void leases_open(struct core *c, const struct data_id *d)
 	open_epoch(c);
 }
 
-/* ---- giving back ------------------------------------------------------------------------------
- */
+/* ---- giving back ----------------------------------------------------------------------------- */
 
 /* It is of the epoch in training; a new pass or step has given its batches out anew. */
 static int is_training(const struct core *c, const struct msg_grant *g)
@@ -141,8 +142,7 @@ void leases_release(struct core *c, struct worker *w)
 		release_portion(c, w, g->eval_first / l->eval_size);
 }
 
-/* ---- counting ---------------------------------------------------------------------------------
- */
+/* ---- counting -------------------------------------------------------------------------------- */
 
 enum reject leases_judge(const struct core *c, const struct work *work, uint32_t images)
 {
@@ -207,8 +207,7 @@ void leases_advance(struct core *c)
 	c->dirty = 1;
 }
 
-/* ---- evaluation -------------------------------------------------------------------------------
- */
+/* ---- evaluation ------------------------------------------------------------------------------ */
 
 static void evaluated(struct core *c)
 {
@@ -266,8 +265,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		evaluated(c);
 }
 
-/* ---- giving out -------------------------------------------------------------------------------
- */
+/* ---- giving out ------------------------------------------------------------------------------ */
 
 static void grant(struct core *c, struct worker *w)
 {

@@ -2,9 +2,10 @@
  * ledger.c - exactly once. The order of the checks is the protocol (WIRE.md, "Exactly once");
  * sessions_check has already refused another run, an older incarnation and another epoch.
  *
- * Invariants: (1) every seq of a worker is decided once, in order; its duplicates get the first
- * decision; (2) a decision and its effect on the weights are in the same snapshot or in none; (3) a
- * rejected push consumes its seq and changes nothing else.
+ * Invariants:
+ * (1) every seq of a worker is decided once, in order; its duplicates get the first decision;
+ * (2) a decision and its effect on the weights are in the same snapshot or in none;
+ * (3) a rejected push consumes its seq and changes nothing else.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"

@@ -4,8 +4,7 @@
 #include "server/core/state.h"
 #include <string.h>
 
-/* ---- durations --------------------------------------------------------------------------------
- */
+/* ---- durations ------------------------------------------------------------------------------- */
 
 static uint32_t median(const struct recent *r)
 {
@@ -34,8 +33,7 @@ static size_t kind_of(const struct worker *w)
 	return w->grant.kind == GRANT_EVAL;
 }
 
-/* ---- what a worker owes -----------------------------------------------------------------------
- */
+/* ---- what a worker owes ---------------------------------------------------------------------- */
 
 static uint32_t pieces_of(const struct msg_grant *g)
 {
@@ -148,8 +146,7 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 	return 1;
 }
 
-/* ---- late ------------------------------------------------------------------------------------
- */
+/* ---- late ------------------------------------------------------------------------------------ */
 
 /* Pieces that its next delivery has; when it has delivered all it has to ask for more. */
 static uint64_t next_pieces(const struct core *c, const struct worker *w)
@@ -184,8 +181,7 @@ void pace_look(struct core *c)
 	}
 }
 
-/* ---- deadlines --------------------------------------------------------------------------------
- */
+/* ---- deadlines ------------------------------------------------------------------------------- */
 
 /* What a piece takes this worker; 0: nobody has delivered one yet. */
 static uint64_t usual_us(const struct core *c, const struct worker *w)
@@ -251,8 +247,7 @@ void pace_tick(struct core *c)
 	pace_look(c);
 }
 
-/* ---- transfers --------------------------------------------------------------------------------
- */
+/* ---- transfers ------------------------------------------------------------------------------- */
 
 /* The pulls and the push of its next delivery. */
 static uint64_t most_bytes(const struct core *c, const struct worker *w)

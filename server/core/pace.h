@@ -25,9 +25,11 @@
  * clocks stand still, but no longer than the bytes take at PACE_BYTES_PER_S, and for no more bytes
  * than the next delivery needs.
  *
- * Invariants: (1) nothing here reads a clock: c->now_ms decides; (2) only what a worker delivers of
- * its own grant is a sample, and each piece of a grant is at most one; (3) c->pace.n_late is 0
- * when no copy can be given, so that idle workers cost nothing.
+ * Invariants:
+ * (1) nothing here reads a clock: c->now_ms decides;
+ * (2) only what a worker delivers of its own grant is a sample, and each piece of a grant is at
+ *     most one;
+ * (3) c->pace.n_late is 0 when no copy can be given, so that idle workers cost nothing.
  */
 #ifndef SERVER_CORE_PACE_H
 #define SERVER_CORE_PACE_H

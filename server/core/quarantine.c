@@ -13,8 +13,10 @@
  * it is the weights that the run began with. Before min_workers have come there is no training that
  * could diverge.
  *
- * Invariants: (1) what an excluded incarnation sends changes nothing; (2) it is told when all that
- * it was told is taken is durable, for then it forgets its pushes; (3) nothing waits for it.
+ * Invariants:
+ * (1) what an excluded incarnation sends changes nothing;
+ * (2) it is told when all that it was told is taken is durable, for then it forgets its pushes;
+ * (3) nothing waits for it.
  */
 #include "server/core/state.h"
 

@@ -5,8 +5,10 @@
  * result counts. Every portion that is counted was computed at the same weights: one pass. First
  * order optimizers need one pass for a step; L-BFGS's line search looks at one point per pass.
  *
- * Invariants: (1) a push is taken whole or not at all: only if it is of this pass's weights and
- * none of its portions is done; (2) a pass ends when each of its portions was counted exactly once;
+ * Invariants:
+ * (1) a push is taken whole or not at all: only if it is of this pass's weights and none of its
+ *     portions is done;
+ * (2) a pass ends when each of its portions was counted exactly once;
  * (3) images are recorded once per step, whatever number of passes it took.
  */
 #include "server/core/lbfgs.h"
@@ -26,8 +28,7 @@ static void take(struct core *c, struct worker *w, const struct msg_push *p)
 	gather_add(c, p);
 }
 
-/* ---- passes and steps -------------------------------------------------------------------------
- */
+/* ---- passes and steps ------------------------------------------------------------------------ */
 
 static uint32_t window_size(const struct core *c)
 {

@@ -1,9 +1,11 @@
 /*
  * session_close.c - how workers are sent home, or not: a server that ends, a worker that leaves.
  *
- * Invariants: (1) nobody leaves, and nobody is sent home by a drain, who holds pushes that were
- * acknowledged before a crash and that the server has lost: they are replayed first, or kept for
- * the server's next life; (2) whoever leaves is answered when its pushes are durable.
+ * Invariants:
+ * (1) nobody leaves, and nobody is sent home by a drain, who holds pushes that were acknowledged
+ *     before a crash and that the server has lost: they are replayed first, or kept for the
+ *     server's next life;
+ * (2) whoever leaves is answered when its pushes are durable.
  */
 #include "server/core/state.h"
 

@@ -2,10 +2,11 @@
  * sessions.c - who speaks: HELLO, liveness, fencing (and session_close.c: goodbye). The states are
  * drawn in core.c.
  *
- * Invariants: (1) an incarnation is on disk before anybody is told it, so none is ever given twice;
- *             (2) a worker of an older incarnation changes nothing;
- *             (3) a worker that is silent for dead_ms holds no lease and counts for nothing;
- *             (4) the table has max_workers slots, however often workers restart.
+ * Invariants:
+ * (1) an incarnation is on disk before anybody is told it, so none is ever given twice;
+ * (2) a worker of an older incarnation changes nothing;
+ * (3) a worker that is silent for dead_ms holds no lease and counts for nothing;
+ * (4) the table has max_workers slots, however often workers restart.
  */
 #include "server/core/state.h"
 #include <string.h>
@@ -77,8 +78,7 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 	return NULL;
 }
 
-/* ---- HELLO ------------------------------------------------------------------------------------
- */
+/* ---- HELLO ----------------------------------------------------------------------------------- */
 
 uint64_t sessions_durable_seq(const struct core *c, const struct worker *w)
 {
@@ -334,8 +334,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 		hello_new(c, ev);
 }
 
-/* ---- life and death ---------------------------------------------------------------------------
- */
+/* ---- life and death -------------------------------------------------------------------------- */
 
 static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
 {
@@ -419,8 +418,7 @@ int sessions_all_back(const struct core *c)
 	return 1;
 }
 
-/* ---- snapshots --------------------------------------------------------------------------------
- */
+/* ---- snapshots ------------------------------------------------------------------------------- */
 
 static void say_unsaved(struct core *c, uint32_t peer)
 {

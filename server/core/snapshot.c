@@ -2,9 +2,10 @@
  * snapshot.c - the core as bytes and back. Every field is written by hand in one order; reading
  * uses the same order with a cursor that cannot run over its end.
  *
- * Invariants: (1) write(read(write(c))) == write(c), but for one more recovery that is counted;
- *             (2) a section that is too short, too long or holds an impossible number is refused;
- *             (3) nothing of a refused image is used.
+ * Invariants:
+ * (1) write(read(write(c))) == write(c), but for one more recovery that is counted;
+ * (2) a section that is too short, too long or holds an impossible number is refused;
+ * (3) nothing of a refused image is used.
  */
 #include "server/core/snapshot.h"
 #include "server/core/snapshot_check.h"
@@ -27,8 +28,7 @@ const char *const image_names[IMAGE_SECTIONS] = {
 	[IMAGE_LIVE] = "live",
 };
 
-/* ---- sections ---------------------------------------------------------------------------------
- */
+/* ---- sections -------------------------------------------------------------------------------- */
 
 static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 {
@@ -469,8 +469,7 @@ void image_write(struct core *c, enum image_section s, unsigned char *out)
 	put_section(&k, c, s);
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* What a restart goes on with: all sections but IMAGE_LIVE. */
 static int read_lasting(struct core *c, struct core_config *then,

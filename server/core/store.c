@@ -1,10 +1,11 @@
 /*
  * store.c - the weights and the only code that changes them.
  *
- * Invariants: (1) the version grows by one per gradient applied;
- *             (2) a refused gradient leaves every byte as it was: a push is judged whole, then
- * applied whole; (3) weights and optimizer state stay finite: no value over STORE_MAX_VALUE gets
- * in, and store_holds rejects what could leave float32 when it is applied.
+ * Invariants:
+ * (1) the version grows by one per gradient applied;
+ * (2) a refused gradient leaves every byte as it was: a push is judged whole, then applied whole;
+ * (3) weights and optimizer state stay finite: no value over STORE_MAX_VALUE gets in, and
+ *     store_holds rejects what could leave float32 when it is applied.
  */
 #include "server/core/state.h"
 #include "server/core/vec.h"

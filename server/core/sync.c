@@ -5,14 +5,17 @@
  * `sync_workers` of them; `backup_workers` more members than that have a batch of the step. Their
  * late gradients are dropped and counted as superseded, their batches belong to the next step.
  *
- * Invariants: (1) a step waits for every member that is live, whether or not it has asked for work
- * yet, until the gradients that are due are there, or replays after a crash of the server end it;
- * it never waits for a worker that is not live, that is stalled (pace.h), that joined after it
- * began, or that neither works nor asks for dead_ms: so it always ends; (2) no worker counts twice
- * in a step, except when it replays what had been accepted before a crash of the server; (3) what
- * was accepted is in the next update, or in the snapshot; (4) steps that are replayed stay steps: a
- * replay of a later one ends the one under way; (5) the update depends on the step's batches, not
- * on the order in which they came, nor on which worker computed which.
+ * Invariants:
+ * (1) a step waits for every member that is live, whether or not it has asked for work yet, until
+ *     the gradients that are due are there, or replays after a crash of the server end it; it
+ *     never waits for a worker that is not live, that is stalled (pace.h), that joined after it
+ *     began, or that neither works nor asks for dead_ms: so it always ends;
+ * (2) no worker counts twice in a step, except when it replays what had been accepted before a
+ *     crash of the server;
+ * (3) what was accepted is in the next update, or in the snapshot;
+ * (4) steps that are replayed stay steps: a replay of a later one ends the one under way;
+ * (5) the update depends on the step's batches, not on the order in which they came, nor on which
+ *     worker computed which.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"

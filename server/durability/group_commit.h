@@ -18,10 +18,12 @@
  * follows goes nowhere until the next snapshot begins another, and nothing is reached before that
  * snapshot is durable.
  *
- * Invariants: (1) an event at or before `reached` is found again after a crash of everything;
- *             (2) at most one group is under way; (3) `done` is called on the loop's thread after
- *             each; (4) frames wait only while their journal can be written, and no more of them
- *             than workers have pushes unanswered.
+ * Invariants:
+ * (1) an event at or before `reached` is found again after a crash of everything;
+ * (2) at most one group is under way;
+ * (3) `done` is called on the loop's thread after each;
+ * (4) frames wait only while their journal can be written, and no more of them than workers have
+ *     pushes unanswered.
  * Thread: the loop's; the pool owns a group from its start to its end.
  */
 #ifndef SERVER_DURABILITY_GROUP_COMMIT_H

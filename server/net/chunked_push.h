@@ -4,9 +4,11 @@
  * A peer's frames are joined to its next message, or void: order is kept within a connection, so
  * whatever comes in between says that the PUSH is lost, or that the peer does not keep to WIRE.md.
  * Who hangs up in between leaves some; nobody says so.
- * Invariants: (1) nobody has more than WIRE_MAX_AHEAD frames and n_params values here; (2) no more
- * peers than ahead_keep is told have any: then who has been silent for longest loses his, and of
- * him it is as if the network had lost them. Thread: the loop's.
+ * Invariants:
+ * (1) nobody has more than WIRE_MAX_AHEAD frames and n_params values here;
+ * (2) no more peers than ahead_keep is told have any: then who has been silent for longest loses
+ *     his, and of him it is as if the network had lost them.
+ * Thread: the loop's.
  */
 #ifndef SERVER_NET_CHUNKED_PUSH_H
 #define SERVER_NET_CHUNKED_PUSH_H

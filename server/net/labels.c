@@ -105,8 +105,7 @@ const struct label *labels_of(const struct labels *l, uint32_t worker)
 	return l && worker >= 1 && worker <= l->max_workers ? &l->slot[worker - 1].label : &none;
 }
 
-/* ---- fencing ----------------------------------------------------------------------------------
- */
+/* ---- fencing --------------------------------------------------------------------------------- */
 
 /* A process that was never welcomed is known by the HELLO that is refused on its connection. */
 static struct process *find(

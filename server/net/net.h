@@ -7,12 +7,14 @@
  *      ACK goes along with the PARAMS that directly follow it to its peer: one message wakes the
  *      worker once.
  *
- * Invariants: (1) nothing here ever waits, and waiting replies never take more than their room;
- *             (2) replies to one peer leave in the order of router_send, or not at all: a peer that
- * does not read loses all its waiting replies at once and is told so by one ERROR PS_ESTATE, which
- * makes it say HELLO again; the loss is counted; (3) when file descriptors run out newcomers
- * wait, and nobody else notices (accept_gate.h); (4) with `auth`, no byte of a peer without a
- * listed key reaches wire_decode. Thread: the loop's.
+ * Invariants:
+ * (1) nothing here ever waits, and waiting replies never take more than their room;
+ * (2) replies to one peer leave in the order of router_send, or not at all: a peer that does not
+ *     read loses all its waiting replies at once and is told so by one ERROR PS_ESTATE, which
+ *     makes it say HELLO again; the loss is counted;
+ * (3) when file descriptors run out newcomers wait, and nobody else notices (accept_gate.h);
+ * (4) with `auth`, no byte of a peer without a listed key reaches wire_decode.
+ * Thread: the loop's.
  */
 #ifndef SERVER_NET_NET_H
 #define SERVER_NET_NET_H

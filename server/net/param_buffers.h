@@ -7,8 +7,9 @@
  * buffer comes back when its last frame has left. With k readers of different speed there are at
  * most k + 2 buffers.
  *
- * Invariants: (1) the buffer of a frame that is not a copy never changes while the frame exists;
- *             (2) weights of one version are checksummed once, however many pull them.
+ * Invariants:
+ * (1) the buffer of a frame that is not a copy never changes while the frame exists;
+ * (2) weights of one version are checksummed once, however many pull them.
  * Thread: the loop's; buffers come back from libzmq's.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H

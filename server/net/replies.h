@@ -1,11 +1,13 @@
 /*
  * replies.h - replies that wait for their peers' queues, bounded, in order per peer.
  *
- * Invariants: (1) replies to one peer leave in the order they came, or not at all;
- *             (2) a peer with too many bytes of waiting replies, or the longest waiting one when
- * all room is used up (room >= 2), loses all of them; one ERROR PS_ESTATE takes their place ("say
- * HELLO again"), and until it has left, later replies to that peer are dropped too: what a peer
- * reads never has a hole that it is not told of; (3) a peer that does not read delays nobody else;
+ * Invariants:
+ * (1) replies to one peer leave in the order they came, or not at all;
+ * (2) a peer with too many bytes of waiting replies, or the longest waiting one when all room is
+ *     used up (room >= 2), loses all of them; one ERROR PS_ESTATE takes their place ("say HELLO
+ *     again"), and until it has left, later replies to that peer are dropped too: what a peer
+ *     reads never has a hole that it is not told of;
+ * (3) a peer that does not read delays nobody else;
  * (4) no reply leaves before what it says is on disk: its position was reached.
  * Thread: the loop's.
  */

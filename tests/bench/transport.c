@@ -64,8 +64,7 @@ static double cpu_of(pid_t pid)
 	return (double)(user + sys) / (double)sysconf(_SC_CLK_TCK);
 }
 
-/* ---- mode cnn-ps -------------------------------------------------------------------------------
- */
+/* ---- mode cnn-ps ----------------------------------------------------------------------------- */
 
 struct cnnps_pair {
 	struct cnnps *c;
@@ -151,8 +150,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 	exit(1);
 }
 
-/* ---- mode zmq ----------------------------------------------------------------------------------
- */
+/* ---- mode zmq -------------------------------------------------------------------------------- */
 
 struct zmq_pair {
 	void *socket;
@@ -237,8 +235,7 @@ static pid_t zmq_server(const struct options *o, struct shared *s, size_t bytes,
 	return pid;
 }
 
-/* ---- one row -----------------------------------------------------------------------------------
- */
+/* ---- one row --------------------------------------------------------------------------------- */
 
 struct mode {
 	const char *name;

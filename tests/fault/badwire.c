@@ -20,8 +20,9 @@
  *
  * Says "ready", then one "ok ..." for each line. Ends when stdin does.
  *
- * Invariants: (1) what happens to the n-th packet of a direction is a function of seed, direction,
- * n and the rules alone (fate_of): arrival times decide nothing but what the queue has room for;
+ * Invariants:
+ * (1) what happens to the n-th packet of a direction is a function of seed, direction, n and the
+ *     rules alone (fate_of): arrival times decide nothing but what the queue has room for;
  * (2) memory is bounded: PACKETS, then packets are lost.
  */
 #include <errno.h>

@@ -54,8 +54,7 @@ static int ours(int fd)
 	return fd < 0 ? fd : fd + FIRST_FD;
 }
 
-/* ---- files ------------------------------------------------------------------------------------
- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...)
@@ -152,8 +151,7 @@ int __wrap_flock(int fd, int how)
 	return disk_lock(machine.disk, fd - FIRST_FD);
 }
 
-/* ---- looking at files -------------------------------------------------------------------------
- */
+/* ---- looking at files ------------------------------------------------------------------------ */
 
 static int describe(struct stat *st, long size)
 {
@@ -259,8 +257,7 @@ int __wrap_closedir(DIR *d)
 	return disk_close(machine.disk, machine.listing);
 }
 
-/* ---- the rest of the machine ------------------------------------------------------------------
- */
+/* ---- the rest of the machine ----------------------------------------------------------------- */
 
 int __wrap_uv_queue_work(uv_loop_t *loop, uv_work_t *work, uv_work_cb run, uv_after_work_cb after);
 int __wrap_uv_queue_work(uv_loop_t *loop, uv_work_t *work, uv_work_cb run, uv_after_work_cb after)
@@ -294,8 +291,7 @@ void __wrap_log_write(
 	(void)fmt;
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 void *__real_mem_try(size_t n, size_t size);
 

@@ -17,8 +17,7 @@ static int fail(int error)
 	return -1;
 }
 
-/* ---- entries ----------------------------------------------------------------------------------
- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 /* A journal that is full is written by itself. */
 static void change(struct disk *d, struct disk_change c)
@@ -41,8 +40,7 @@ static struct disk_change change_of(enum disk_change_kind kind, const char *name
 	return c;
 }
 
-/* ---- files ------------------------------------------------------------------------------------
- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static int is_used(const struct disk *d, int file)
 {
@@ -96,8 +94,7 @@ static int new_fd(struct disk *d, struct disk_open o)
 	abort(); /* descriptors leak */
 }
 
-/* ---- what can go wrong at each change ---------------------------------------------------------
- */
+/* ---- what can go wrong at each change -------------------------------------------------------- */
 
 /* 1: this change does not happen, errno says why it seems. */
 static int is_prevented(struct disk *d)
@@ -129,8 +126,7 @@ static struct disk_file *file_at(struct disk *d, int fd)
 	return o && !o->is_directory ? &d->file[o->file] : NULL;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------
- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 int disk_open_directory(struct disk *d)
 {
@@ -348,8 +344,7 @@ const char *disk_next(struct disk *d)
 	return d->listing < DISK_FILES && !d->dead ? d->now[d->listing++].text : NULL;
 }
 
-/* ---- ends -------------------------------------------------------------------------------------
- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 void disk_killed(struct disk *d)
 {

@@ -18,8 +18,7 @@ struct arguments {
 	int mode, calm, trace, shrink;
 };
 
-/* ---- texts ------------------------------------------------------------------------------------
- */
+/* ---- texts ----------------------------------------------------------------------------------- */
 
 static int parse_range(const char *text, uint64_t *from, uint64_t *to)
 {
@@ -77,8 +76,7 @@ static const char *mode_name(int mode)
 	return name;
 }
 
-/* ---- reports ----------------------------------------------------------------------------------
- */
+/* ---- reports --------------------------------------------------------------------------------- */
 
 static void print_command(
 	const struct sim *s, const char *program, uint64_t seed, const struct sim_limits *l)
@@ -148,8 +146,7 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 		(unsigned long long)t->full);
 }
 
-/* ---- runs -------------------------------------------------------------------------------------
- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static int run_one(const char *program, uint64_t seed, const struct sim_limits *l, int shrinks)
 {

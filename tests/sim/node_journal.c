@@ -27,8 +27,7 @@ void journal_release(struct sim *s)
 	s->journal.n = 0;
 }
 
-/* ---- replies ----------------------------------------------------------------------------------
- */
+/* ---- replies --------------------------------------------------------------------------------- */
 
 /* What it says of the weights is a promise. */
 static void note_told(struct sim_journal *j, const struct msg *m)
@@ -82,8 +81,7 @@ void journal_finish(struct sim *s)
 	flush(s, UINT64_MAX); /* the last checkpoint holds everything */
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void on_committed(void *arg)
 {
@@ -151,8 +149,7 @@ void journal_tick(struct sim *s)
 	server_event(s, &(struct event){.kind = EVENT_SAVE});
 }
 
-/* ---- starts -----------------------------------------------------------------------------------
- */
+/* ---- starts ---------------------------------------------------------------------------------- */
 
 int journal_boot(struct sim *s, struct err *e)
 {

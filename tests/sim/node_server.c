@@ -9,8 +9,7 @@
 #define FAREWELL_MS 2000
 #define CUT_OPS     30u /* more than a checkpoint takes */
 
-/* ---- the process ------------------------------------------------------------------------------
- */
+/* ---- the process ----------------------------------------------------------------------------- */
 
 static void again(struct sim *s, uint64_t in_ms)
 {
@@ -164,8 +163,7 @@ void server_end(struct sim *s)
 		again(s, 50 + net_below(&s->net, 1500));
 }
 
-/* ---- the pool ---------------------------------------------------------------------------------
- */
+/* ---- the pool -------------------------------------------------------------------------------- */
 
 void server_take_job(void *arg, const struct job *job)
 {
@@ -213,8 +211,7 @@ void server_job(struct sim *s, struct item *it)
 	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
 }
 
-/* ---- effects ----------------------------------------------------------------------------------
- */
+/* ---- effects --------------------------------------------------------------------------------- */
 
 static const char *const names[MSG_TYPES] = {"?", "HELLO", "WELCOME", "PULL", "PARAMS", "PUSH",
 	"ACK", "LEASE", "GRANT", "RESULT", "BEAT", "BYE", "STATUS", "ADMIN", "ERROR"};
@@ -365,8 +362,7 @@ void server_event(struct sim *s, const struct event *ev)
 		server_event(s, &(struct event){.kind = EVENT_PEER_GONE, .peer = gone[--n_gone]});
 }
 
-/* ---- at the end -------------------------------------------------------------------------------
- */
+/* ---- at the end ------------------------------------------------------------------------------ */
 
 struct core *server_restore(struct sim *s, struct restored *r)
 {

@@ -30,8 +30,7 @@ static struct data_id data_of(const struct sim *s, const struct sim_worker *w)
 	return s->training ? d : (struct data_id){0};
 }
 
-/* ---- ends -------------------------------------------------------------------------------------
- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 /* Pushes newer than `from` are nobody's any more: they may or may not have been applied. */
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
@@ -166,8 +165,7 @@ uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms)
 	return twin;
 }
 
-/* ---- effects ----------------------------------------------------------------------------------
- */
+/* ---- effects --------------------------------------------------------------------------------- */
 
 static void say(struct sim *s, uint32_t node, const struct msg *m, uint32_t link)
 {
@@ -290,8 +288,7 @@ void worker_run_effects(struct sim *s, uint32_t node)
 		ended(s, node, end);
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 void worker_message(struct sim *s, uint32_t node, const struct msg *m)
 {

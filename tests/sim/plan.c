@@ -23,8 +23,7 @@ static uint32_t at_most(uint32_t value, uint32_t limit)
 	return limit && value > limit ? limit : value;
 }
 
-/* ---- the configuration ------------------------------------------------------------------------
- */
+/* ---- the configuration ----------------------------------------------------------------------- */
 
 static enum mode core_mode(int mode)
 {
@@ -164,8 +163,7 @@ static void fill_options(struct sim *s)
 	o->model.tensor[0].count = s->cfg.n_params;
 }
 
-/* ---- weather ----------------------------------------------------------------------------------
- */
+/* ---- weather --------------------------------------------------------------------------------- */
 
 static void choose_weather(struct sim *s)
 {
@@ -193,8 +191,7 @@ static void choose_weather(struct sim *s)
 	s->faults_end_ms = 1000 + rng_below(&s->plan, 4000) + (s->exact ? EXACT_FROM_MS : 0);
 }
 
-/* ---- faults -----------------------------------------------------------------------------------
- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 static void choose_victim(struct sim *s, struct fault *f)
 {
@@ -374,8 +371,7 @@ static void choose_space(struct sim *s)
 	s->tight = chance(s, 100) && !s->cfg.journal;
 }
 
-/* ---- all --------------------------------------------------------------------------------------
- */
+/* ---- all ------------------------------------------------------------------------------------- */
 
 void plan_run(struct sim *s)
 {

@@ -16,8 +16,7 @@ static int is_hung(const struct sim *s, const struct sim_worker *w)
 	return s->net.now_ms < w->hung_until_ms;
 }
 
-/* ---- what to do next, when nothing is computed ------------------------------------------------
- */
+/* ---- what to do next, when nothing is computed ----------------------------------------------- */
 
 static void compute(struct sim *s, uint32_t node)
 {
@@ -105,8 +104,7 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
 		compute(s, node);
 }
 
-/* ---- gradients --------------------------------------------------------------------------------
- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 /* The weights that were pulled; NULL: they are of so long ago that they will be refused. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
@@ -220,8 +218,7 @@ static void moved(
 		s->fate[s->n_coordinates++] = FATE_ORPHAN;
 }
 
-/* ---- pushes -----------------------------------------------------------------------------------
- */
+/* ---- pushes ---------------------------------------------------------------------------------- */
 
 /* `asks`: for the weights after it too, if the session can ask now. */
 static int push(

@@ -69,8 +69,7 @@ uint64_t sim_clock(struct sim *s, uint32_t node)
 	return awake_ms(&s->awake[node], 1 + s->net.now_ms + s->ahead_ms[node], step_ms);
 }
 
-/* ---- the loop ---------------------------------------------------------------------------------
- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 /* SIGSTOP: all waits in the kernel until SIGCONT, in its order. */
 static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
@@ -222,8 +221,7 @@ static void run(struct sim *s)
 		sim_violation(s, "nothing is left to happen, and the run is not finished");
 }
 
-/* ---- one seed ---------------------------------------------------------------------------------
- */
+/* ---- one seed -------------------------------------------------------------------------------- */
 
 static void use(struct sim *s)
 {

@@ -19,8 +19,7 @@ static void flush(void)
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 }
 
-/* ---- started ahead -----------------------------------------------------------------------------
- */
+/* ---- started ahead --------------------------------------------------------------------------- */
 
 static int one_pull(const struct fake *f)
 {
@@ -175,8 +174,7 @@ static void weights_that_stay_damaged_are_not_asked_for_for_ever(void **state)
 	assert_true(view.w[0] == 0);
 }
 
-/* ---- versions of several lives of the server ---------------------------------------------------
- */
+/* ---- versions of several lives of the server ------------------------------------------------- */
 
 static int three_pushes(const struct fake *f)
 {
@@ -275,8 +273,7 @@ static void connecting_tells_the_mode(void **state)
 	assert_true(i->local_rate == 0.25 && i->momentum == 0.5);
 }
 
-/* ---- refusals and signs of life ----------------------------------------------------------------
- */
+/* ---- refusals and signs of life -------------------------------------------------------------- */
 
 static void a_refused_command_fails_alone(void **state)
 {

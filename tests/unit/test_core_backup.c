@@ -120,8 +120,7 @@ static void one_worker_gets_no_copies(void **state)
 	crew_close(&k);
 }
 
-/* ---- late -----------------------------------------------------------------------------------
- */
+/* ---- late ------------------------------------------------------------------------------------ */
 
 static struct core_config late_config(enum mode mode)
 {

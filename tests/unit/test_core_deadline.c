@@ -244,8 +244,7 @@ static void a_worker_that_does_not_ask_again_is_stalled(void **state)
 	who_does_not_ask_again_holds_nobody_up(MODE_DOWNPOUR);
 }
 
-/* ---- slow -------------------------------------------------------------------------------------
- */
+/* ---- slow ------------------------------------------------------------------------------------ */
 
 /* The defaults of cnn-ps (server/config/options.c), where they matter here. */
 static struct core_config defaults(enum mode mode)
@@ -310,8 +309,7 @@ static void a_worker_20_times_slower_contributes_and_is_never_stalled(void **sta
 	}
 }
 
-/* ---- one worker, step by step -----------------------------------------------------------------
- */
+/* ---- one worker, step by step ---------------------------------------------------------------- */
 
 static void tick(struct crew *k, uint64_t ms)
 {
@@ -518,8 +516,7 @@ static void a_result_that_is_not_finite_is_no_delivery(void **state)
 	crew_close(&k);
 }
 
-/* ---- transfers --------------------------------------------------------------------------------
- */
+/* ---- transfers ------------------------------------------------------------------------------- */
 
 static void moved(struct crew *k, uint64_t bytes)
 {

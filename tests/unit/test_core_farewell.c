@@ -169,8 +169,7 @@ static void who_was_replaced_is_fenced_after_the_end_too(void **state)
 	bench_close(&b);
 }
 
-/* ---- a state that went back --------------------------------------------------------------------
- */
+/* ---- a state that went back ------------------------------------------------------------------ */
 
 /* Slot 1 was given to somebody, the checkpoint that said so is lost, and the slot is given again.
  */

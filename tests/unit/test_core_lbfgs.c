@@ -83,8 +83,7 @@ static double valley_portion(uint32_t i, const float *w, double *g)
 	return 200 * wall * wall;
 }
 
-/* ---- the same way -----------------------------------------------------------------------------
- */
+/* ---- the same way ---------------------------------------------------------------------------- */
 
 struct walk {
 	struct crew k;
@@ -221,8 +220,7 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 	}
 }
 
-/* ---- convergence ------------------------------------------------------------------------------
- */
+/* ---- convergence ----------------------------------------------------------------------------- */
 
 static void the_valley_leads_to_its_end(void **state)
 {
@@ -264,8 +262,7 @@ static void softmax_regression_converges(void **state)
 	crew_close(&k);
 }
 
-/* ---- guards -----------------------------------------------------------------------------------
- */
+/* ---- guards ---------------------------------------------------------------------------------- */
 
 /* Down for ever, and steeper and steeper. */
 static double hill_portion(uint32_t i, const float *w, double *g)

@@ -181,8 +181,7 @@ static int check(struct client *c, struct msg *m, const char **why)
 	return rc;
 }
 
-/* ---- invariants 1 and 3 ------------------------------------------------------------------------
- */
+/* ---- invariants 1 and 3 ---------------------------------------------------------------------- */
 
 static void only_keys_of_the_list_get_in(void **state)
 {
@@ -276,8 +275,7 @@ static void a_key_taken_off_has_no_say_on_its_open_connection(void **state)
 	disconnect(&d);
 }
 
-/* ---- invariants 2 and 4 ------------------------------------------------------------------------
- */
+/* ---- invariants 2 and 4 ---------------------------------------------------------------------- */
 
 static int say(struct client *c, struct msg m)
 {
@@ -395,8 +393,7 @@ static void a_name_belongs_to_its_key(void **state)
 	disconnect(&c);
 }
 
-/* ---- the self-test ----------------------------------------------------------------------------
- */
+/* ---- the self-test --------------------------------------------------------------------------- */
 
 static void a_server_that_lets_strangers_in_notices(void **state)
 {

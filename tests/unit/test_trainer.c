@@ -2,8 +2,7 @@
  * written straight from proto/WIRE.md, "Modes". Proves the invariants of worker/steps.h. */
 #include "tests/unit/trainer_lab.h"
 
-/* ---- downpour ---------------------------------------------------------------------------------
- */
+/* ---- downpour -------------------------------------------------------------------------------- */
 
 static void downpour(uint32_t n_push, uint32_t n_fetch, uint32_t bits)
 {
@@ -83,8 +82,7 @@ static void every_batch_has_a_dropout_mask_of_its_own(void **state)
 	use_model("fc:3");
 }
 
-/* ---- ends -------------------------------------------------------------------------------------
- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static int at_the_fifth_batch(void *arg)
 {

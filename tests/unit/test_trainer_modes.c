@@ -2,8 +2,7 @@
  * a fake server and a serial reference. */
 #include "tests/unit/trainer_lab.h"
 
-/* ---- exact grants -----------------------------------------------------------------------------
- */
+/* ---- exact grants ---------------------------------------------------------------------------- */
 
 static void reference_exact(const struct msg_grant *grant, int pulls)
 {
@@ -94,8 +93,7 @@ static void weights_of_before_a_restart_are_not_exact_after_it(void **state)
 	assert_int_equal(seen.made[0].base_version, 0);
 }
 
-/* ---- easgd ------------------------------------------------------------------------------------
- */
+/* ---- easgd ----------------------------------------------------------------------------------- */
 
 /* Own weights and velocity of the worker that is compared with. */
 static float x[N], v[N];

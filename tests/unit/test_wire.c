@@ -40,8 +40,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* ---- messages at random, by the table ----------------------------------------------------------
- */
+/* ---- messages at random, by the table -------------------------------------------------------- */
 
 static uint64_t edge_or_any(uint64_t least, uint64_t most)
 {

@@ -137,8 +137,7 @@ static void welcomes_must_make_sense(void **state)
 	}
 }
 
-/* ---- texts -------------------------------------------------------------------------------------
- */
+/* ---- texts ----------------------------------------------------------------------------------- */
 
 static void assert_name(const char *name, size_t n, const char *reason)
 {

@@ -10,8 +10,7 @@
 #define MUTANTS 300000
 #define SEED    77u
 
-/* ---- the envelope ------------------------------------------------------------------------------
- */
+/* ---- the envelope ---------------------------------------------------------------------------- */
 
 static void what_is_not_one_message_is_refused(void **state)
 {
@@ -51,8 +50,7 @@ static void another_protocol_version_is_told_so_whatever_else_it_says(void **sta
 	assert_frame_refused(whole.at, whole.n, PS_EVERSION, why);
 }
 
-/* ---- fields ------------------------------------------------------------------------------------
- */
+/* ---- fields ---------------------------------------------------------------------------------- */
 
 static void unknown_fields_are_refused_at_every_level(void **state)
 {
@@ -102,8 +100,7 @@ static void malformed_fields_are_refused(void **state)
 	assert_refused(MSG_PULL, b, cut);
 }
 
-/* ---- amplification -----------------------------------------------------------------------------
- */
+/* ---- amplification --------------------------------------------------------------------------- */
 
 static size_t heap(void)
 {
@@ -153,8 +150,7 @@ static void the_largest_honest_header_fits_the_memory_limit(void **state)
 	frames_release(&f);
 }
 
-/* ---- mutants -----------------------------------------------------------------------------------
- */
+/* ---- mutants --------------------------------------------------------------------------------- */
 
 /* Rows that a decoded message must fit, whatever its bytes were. */
 static void assert_fits(const struct wire_field *row, const void *base)

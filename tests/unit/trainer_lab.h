@@ -28,8 +28,7 @@ static struct backend *backend; /* the reference's */
 static struct batches batches;
 static uint8_t pixels[MOST], labels[MOST];
 
-/* ---- the reference's tools --------------------------------------------------------------------
- */
+/* ---- the reference's tools ------------------------------------------------------------------- */
 
 /* The server's side: weights, and the pushes that it should have seen. */
 static struct {
@@ -105,8 +104,7 @@ static inline void pushes_are_the_references(void)
 	assert_int_equal(seen.pulls, ref.pulls);
 }
 
-/* ---- set-up -----------------------------------------------------------------------------------
- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static inline void make_data(uint32_t n)
 {
@@ -213,8 +211,7 @@ static inline void train(const struct msg_grant *grants, uint32_t n)
 	assert_int_equal(run_worker(NULL, NULL), PS_EDONE);
 }
 
-/* ---- downpour's reference ----------------------------------------------------------------------
- */
+/* ---- downpour's reference -------------------------------------------------------------------- */
 
 struct snapshot {
 	float w[N];

@@ -32,8 +32,7 @@ static inline int tear_down(void **state)
 	return 0;
 }
 
-/* ---- protobuf by hand --------------------------------------------------------------------------
- */
+/* ---- protobuf by hand ------------------------------------------------------------------------ */
 
 struct bytes {
 	size_t n;
@@ -82,8 +81,7 @@ static inline struct bytes *fresh(void)
 	return &b;
 }
 
-/* ---- what decode says to a header frame --------------------------------------------------------
- */
+/* ---- what decode says to a header frame ------------------------------------------------------ */
 
 static inline int decode(const void *data, size_t n, struct msg *m, const char **why)
 {

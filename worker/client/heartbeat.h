@@ -6,9 +6,10 @@
  * now: by 1.6 s with fifteen more processes on two CPUs. The keeper, which never computes, was late
  * by 0.5 s there.
  *
- * Invariants: (1) `socket` is used under `lock` only;
- *             (2) what is said again was said before by the session's holder, in this connection's
- *                 life: nothing after pulse_forget.
+ * Invariants:
+ * (1) `socket` is used under `lock` only;
+ * (2) what is said again was said before by the session's holder, in this connection's life:
+ *     nothing after pulse_forget.
  * Thread: any; the lock is held for one call.
  */
 #ifndef WORKER_CLIENT_HEARTBEAT_H

@@ -295,8 +295,7 @@ int net_order(struct net *n, struct order *o)
 	return o->status;
 }
 
-/* ---- the keeper's turns, while the program is elsewhere ---------------------------------------
- */
+/* ---- the keeper's turns, while the program is elsewhere -------------------------------------- */
 
 /* Returns the milliseconds until the next look is due. */
 static uint64_t look(struct net *n)

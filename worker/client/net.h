@@ -8,11 +8,12 @@
  * second: beats, decisions, replays, a lost connection. While the program waits, the keeper sees to
  * it that beats are not missed (heartbeat.h). One order is under way at a time.
  *
- * Invariants: (1) only the baton's holder touches sockets and session, but for the beat
- *                 connection: heartbeat.h;
- *             (2) the bytes of a push are encoded once and shared by every sending of it;
- *             (3) every order ends: done, or with the status the session ended with;
- *             (4) the bytes kept for replay stay under replay_bytes, or are one push.
+ * Invariants:
+ * (1) only the baton's holder touches sockets and session, but for the beat connection:
+ *     heartbeat.h;
+ * (2) the bytes of a push are encoded once and shared by every sending of it;
+ * (3) every order ends: done, or with the status the session ended with;
+ * (4) the bytes kept for replay stay under replay_bytes, or are one push.
  */
 #ifndef WORKER_CLIENT_NET_H
 #define WORKER_CLIENT_NET_H

@@ -2,9 +2,10 @@
  * outbox.h - what waits to go out on the bulk connection, and the bytes of every push that may have
  * to go out again.
  *
- * Invariants: (1) a push's tensor is one message, shared by every sending of it, never copied;
- *             (2) messages leave in the order they were posted;
- *             (3) kept_bytes is the sum over the kept pushes.
+ * Invariants:
+ * (1) a push's tensor is one message, shared by every sending of it, never copied;
+ * (2) messages leave in the order they were posted;
+ * (3) kept_bytes is the sum over the kept pushes.
  * Thread: one at a time (net.h's baton).
  */
 #ifndef WORKER_CLIENT_OUTBOX_H

@@ -43,8 +43,7 @@ struct kept *session_kept(struct session *s, uint64_t seq)
 	return &s->kept[seq % s->capacity];
 }
 
-/* ---- HELLO, and everything again after it -----------------------------------------------------
- */
+/* ---- HELLO, and everything again after it ---------------------------------------------------- */
 
 static void say_hello(struct session *s, uint64_t now_ms)
 {
@@ -186,8 +185,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	session_pump(s);
 }
 
-/* ---- answers ----------------------------------------------------------------------------------
- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 {
@@ -289,8 +287,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 	}
 }
 
-/* ---- time and links ---------------------------------------------------------------------------
- */
+/* ---- time and links -------------------------------------------------------------------------- */
 
 void session_start(struct session *s, uint64_t now_ms)
 {
@@ -391,8 +388,7 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 	check_contact(s, now_ms);
 }
 
-/* ---- looking in, birth and death --------------------------------------------------------------
- */
+/* ---- looking in, birth and death ------------------------------------------------------------- */
 
 const struct session_effect *session_effect(const struct session *s, size_t i)
 {

@@ -7,15 +7,14 @@
  *                       |                 |
  *                       `----- END <------'   BYE, FENCED, WRONGRUN, WRONGDATA, ..., unreachable
  *
- * Invariants: (1) a seq is given once, to one push, and its tensor bytes never change;
- *             (2) a push is kept until an ACK, BEAT or WELCOME of the server calls it durable;
- *             (3) after every WELCOME all kept pushes newer than its last_seq are sent again, in
- *                 order, before anything else; then a RESULT that was not sent yet, the unanswered
- *                 LEASE and PULL;
- *             (4) at most push_window pushes are sent and unacknowledged, at most replay_window
- *                 kept.
- * Saying HELLO on a link in order behind what was sent before makes its WELCOME proof that all of
- * that was either decided or lost: so HELLO is the one way to resynchronise.
+ * Invariants:
+ * (1) a seq is given once, to one push, and its tensor bytes never change;
+ * (2) a push is kept until an ACK, BEAT or WELCOME of the server calls it durable;
+ * (3) after every WELCOME all kept pushes newer than its last_seq are sent again, in order, before
+ *     anything else; then a RESULT that was not sent yet, the unanswered LEASE and PULL;
+ * (4) at most push_window pushes are sent and unacknowledged, at most replay_window kept. Saying
+ *     HELLO on a link in order behind what was sent before makes its WELCOME proof that all of
+ *     that was either decided or lost: so HELLO is the one way to resynchronise.
  *
  * Pure: no socket, clock, thread; allocates nothing after birth. Thread: the caller's.
  */

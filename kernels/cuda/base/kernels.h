@@ -136,8 +136,7 @@ int kx_dropout(struct kx_plane in, struct kx_plane out, struct kx_drop drop, con
 int kx_loss(const float *scores, float *d_scores, float *loss, int classes, int width,
 	struct kx_batch batch, cudaStream_t stream);
 
-/* ---- parameters (params.cu) -----------------------------------------------------------------
- */
+/* ---- parameters (params.cu) ------------------------------------------------------------------ */
 
 /* A weighted layer's parameters: [f][c][taps] and [f] as the manifest has them; for products rows
  * [tap][c] and one of biases, f floats each, and backward tap * to_tap + f * to_f + c, all with f

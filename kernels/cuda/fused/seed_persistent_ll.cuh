@@ -159,8 +159,7 @@ __device__ static inline void await_errors(
 	}
 }
 
-/* ---- the conv's gradient, losses ---------------------------------------------------------------
- */
+/* ---- the conv's gradient, losses ------------------------------------------------------------- */
 
 /* The conv's gradient at the block's positions, in the order of its warps: a word, which is a row
  * of a filter's weights or its bias, is summed up by sixteen lanes, for four cells and quarters of

@@ -72,6 +72,7 @@ PLANTED = [
     ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),
     ("generated", "server/core/core.o", "", "core.o"),
     ("generated", "worker/weights.safetensors", "", "weights.safetensors"),
+    ("spelling", "docs/bad.md", "A " + "recie" + "ved" + " push.\n", "received"),
     ("overlap", "kernels/bad.cu", "__global__ void early(int *p)\n{\n\t*p = 1;\n}\nint f(void)\n{\n"
      "\treturn kx_launch(early, 1);\n}\n", "early"),
 ]
@@ -87,7 +88,7 @@ def test_planted_violation_is_found(tree, lint, path, text, named):
 
 
 @pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "generated",
-                                  "overlap", "plants"])
+                                  "overlap", "plants", "spelling"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 

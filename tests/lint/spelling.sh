@@ -1,0 +1,9 @@
+#!/bin/sh
+# Words that are misspelt in code, comments and documents, as codespell knows them. A word that is
+# right all the same stands in `right`.
+set -u
+right=nd
+find . -path ./.git -prune -o -path ./build -prune -o -path ./data -prune -o -type f \
+	\( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.py' -o -name '*.sh' -o -name '*.md' \
+	-o -name '*.mk' -o -name '*.yaml' -o -name '*.proto' -o -name Makefile \) -print | sort |
+	xargs codespell --ignore-words-list "$right"

@@ -26,7 +26,7 @@
 	X(EAUTH, -11, 9, "authentication refused")                                                 \
 	X(EPROTO, -12, 1, "malformed message")                                                     \
 	X(EVERSION, -13, 2, "protocol version not spoken here")                                    \
-	X(EEPOCH, -14, 1, "the server has restarted: say HELLO again")                             \
+	X(ETERM, -14, 1, "the server has restarted: say HELLO again")                              \
 	X(EGAP, -15, 1, "sequence gap")                                                            \
 	X(ESTATE, -16, 1, "message not allowed in this session state")                             \
 	X(EFULL, -17, 3, "the server has no free worker slot")                                     \

@@ -1,7 +1,7 @@
 /*
  * journal.h - an append-only file of records that follow a checkpoint, durable in groups.
  *
- * File journal-<generation>: a head of 64 bytes {magic "CNNPSJNL", format, run, server epoch,
+ * File journal-<generation>: a head of 64 bytes {magic "CNNPSJNL", format, run, term,
  * generation, first sequence number, XXH3}, then records, each on a multiple of 8 bytes: {magic
  * "CNNPSREC", generation, sequence number, its group's first sequence number, size, XXH3 of these
  * and the payload} and the payload. Little-endian. A group is what one fdatasync brought home:
@@ -29,7 +29,7 @@
 
 struct journal_head {
 	uint64_t run_hi, run_lo;
-	uint64_t epoch;      /* server epoch that wrote it */
+	uint64_t term;       /* term that wrote it */
 	uint64_t generation; /* of the checkpoint that it follows, >= 1 */
 	uint64_t first;      /* sequence number of the first record, >= 1 */
 };

@@ -43,7 +43,7 @@ static inline void journal_put_head(
 	put64(out + 8, JOURNAL_FORMAT);
 	put64(out + 16, h->run_hi);
 	put64(out + 24, h->run_lo);
-	put64(out + 32, h->epoch);
+	put64(out + 32, h->term);
 	put64(out + 40, h->generation);
 	put64(out + 48, h->first);
 	put64(out + 56, XXH3_64bits(out, 56));
@@ -55,7 +55,7 @@ static inline int journal_get_head(
 {
 	*h = (struct journal_head){.run_hi = get64(in + 16),
 		.run_lo = get64(in + 24),
-		.epoch = get64(in + 32),
+		.term = get64(in + 32),
 		.generation = get64(in + 40),
 		.first = get64(in + 48)};
 	return memcmp(in, JOURNAL_HEAD_MAGIC, 8) == 0 && get64(in + 8) == JOURNAL_FORMAT &&

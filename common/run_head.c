@@ -23,7 +23,7 @@ void run_head_write(const struct run_head *h, unsigned char *out)
 
 	put_u64(out, h->run_hi);
 	put_u64(out + 8, h->run_lo);
-	put_u64(out + 16, h->epoch);
+	put_u64(out + 16, h->term);
 	put_u64(out + 24, h->version);
 	memset(out + 32, 0, RUN_HEAD_MODEL);
 	memcpy(out + 32, h->model, n);
@@ -35,7 +35,7 @@ int run_head_read(const unsigned char *section, size_t size, struct run_head *h)
 		return PS_ECHECKPOINT;
 	h->run_hi = get_u64(section);
 	h->run_lo = get_u64(section + 8);
-	h->epoch = get_u64(section + 16);
+	h->term = get_u64(section + 16);
 	h->version = get_u64(section + 24);
 	memcpy(h->model, section + 32, RUN_HEAD_MODEL);
 	return PS_OK;

@@ -2,7 +2,7 @@
  * run_head.h - the start of a checkpoint's "run" section: enough for a tool that knows nothing of
  * the server (cnn-ctl export --checkpoint) to make sense of the "weights" section beside it.
  *
- * Layout, little-endian: u64 run.hi, u64 run.lo, u64 server epoch, u64 version, model text of
+ * Layout, little-endian: u64 run.hi, u64 run.lo, u64 term, u64 version, model text of
  * RUN_HEAD_MODEL bytes, NUL-padded and NUL-terminated. Pure. Thread: any.
  */
 #ifndef COMMON_RUN_HEAD_H
@@ -17,7 +17,7 @@
 #define RUN_HEAD_BYTES   (4 * 8 + RUN_HEAD_MODEL)
 
 struct run_head {
-	uint64_t run_hi, run_lo, epoch, version;
+	uint64_t run_hi, run_lo, term, version;
 	char model[RUN_HEAD_MODEL];
 };
 

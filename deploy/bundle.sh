@@ -69,7 +69,7 @@ of MNIST's four files (IDX, plain or .gz).
   bin/cnn-ps --model cnn99 --epochs 3 --bind tcp://127.0.0.1:5555 &
   bin/cnn-worker --server tcp://127.0.0.1:5555 --device cuda
   tests/gpu/run                    proofs against double precision, whole runs on the GPU (pytest)
-  tests/bench/gpu_vs_torch         training epochs against PyTorch's best, turn by turn
+  tests/bench/gpu_vs_torch         epochs against PyTorch's best, turn by turn
   deploy/demo.sh                   1 server + 2 CPU workers train 3 epochs
 END
 

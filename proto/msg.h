@@ -27,7 +27,7 @@
 #define WIRE_MAX_IMAGES      (1u << 24)   /* images of a data set */
 #define WIRE_MAX_WORKERS     1024u        /* worker slots of a server */
 #define WIRE_MAX_BATCHES     (1u << 20)   /* batches of an epoch */
-#define WIRE_MAX_EPOCHS      65536u       /* training epochs */
+#define WIRE_MAX_EPOCHS      65536u       /* epochs */
 #define WIRE_MAX_WINDOW      1024u        /* pushes that a worker may keep */
 #define WIRE_FRAME_SLACK     4096u        /* MAXMSGSIZE = 4 * n_params + this */
 
@@ -57,7 +57,7 @@ struct run_id {
 /* Who speaks, and to which life of which run: every worker message but HELLO carries one. */
 struct stamp {
 	struct run_id run;
-	uint64_t epoch;       /* server epoch: +1 at every start of the server */
+	uint64_t term;        /* +1 at every start of the server */
 	uint32_t worker;      /* from 1; 0: not a worker (cnn-ctl) */
 	uint32_t incarnation; /* from 1; life of this worker id */
 };
@@ -87,7 +87,7 @@ struct slices {
 	struct slice slice[WIRE_MAX_SLICES];
 };
 
-/* Batches [first, first + count) of training epoch `epoch` (from 0); count 0: none. */
+/* Batches [first, first + count) of epoch `epoch` (from 0); count 0: none. */
 struct work {
 	uint32_t epoch, first, count;
 };
@@ -165,7 +165,7 @@ struct msg_ack {
 				 original ones */
 	uint64_t version;     /* after the apply */
 	uint64_t durable_seq; /* newest seq of this worker in a checkpoint on disk */
-	uint64_t epoch; /* server epoch of the decision: one of before a crash is no longer true */
+	uint64_t term;        /* of the decision: one of before a crash is no longer true */
 };
 
 struct msg_params {
@@ -186,7 +186,7 @@ struct msg_push {
 	float loss;            /* mean loss over them */
 	enum verdict verdict;  /* a replay: what ACK said about it before; NONE: no ACK came yet */
 	enum reject reject;
-	uint64_t base_epoch;  /* server epoch that sent those weights */
+	uint64_t base_term;   /* term that sent those weights */
 	uint64_t pull;        /* nonzero: also a pull of the current weights, after the decision */
 	uint32_t ahead;       /* so many of its tensor frames were sent before it, see wire.h */
 	struct slices slices; /* what is not covered is zero */

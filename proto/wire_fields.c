@@ -26,7 +26,7 @@
 static const struct wire_field stamp[] = {
 	NUMBER(1, struct stamp, run.hi, 0, ANY64),
 	NUMBER(2, struct stamp, run.lo, 0, ANY64),
-	NUMBER(3, struct stamp, epoch, 0, ANY64),
+	NUMBER(3, struct stamp, term, 0, ANY64),
 	NUMBER(4, struct stamp, worker, 0, WIRE_MAX_WORKERS),
 	NUMBER(5, struct stamp, incarnation, 0, ANY32),
 	END,
@@ -111,7 +111,7 @@ static const struct wire_field inner_ack[] = {
 	NUMBER(4, struct msg_ack, duplicate, 0, 1),
 	NUMBER(5, struct msg_ack, version, 0, ANY64),
 	NUMBER(6, struct msg_ack, durable_seq, 0, ANY64),
-	NUMBER(7, struct msg_ack, epoch, 0, ANY64),
+	NUMBER(7, struct msg_ack, term, 0, ANY64),
 	END,
 };
 
@@ -135,7 +135,7 @@ static const struct wire_field push[] = {
 	SLICES(7, push.slices),
 	MSG(8, push.verdict, VERDICT_NONE, VERDICT_REJECTED),
 	MSG(9, push.reject, REJECT_NONE, REJECT_REASONS - 1),
-	MSG(10, push.base_epoch, 0, ANY64),
+	MSG(10, push.base_term, 0, ANY64),
 	MSG(11, push.pull, 0, ANY64),
 	MSG(12, push.ahead, 0, WIRE_MAX_AHEAD),
 	END,
@@ -148,7 +148,7 @@ static const struct wire_field ack[] = {
 	MSG(4, ack.duplicate, 0, 1),
 	MSG(5, ack.version, 0, ANY64),
 	MSG(6, ack.durable_seq, 0, ANY64),
-	MSG(7, ack.epoch, 0, ANY64),
+	MSG(7, ack.term, 0, ANY64),
 	END,
 };
 

@@ -37,7 +37,7 @@ static void send_bye(struct server *s, uint32_t peer)
 {
 	const struct core_config *cfg = core_config(s->state.core);
 	const struct msg bye = {.type = MSG_BYE,
-		.bye = {.stamp = {.run = cfg->run, .epoch = cfg->epoch}, .status = s->status}};
+		.bye = {.stamp = {.run = cfg->run, .term = cfg->term}, .status = s->status}};
 
 	router_send(s->router, peer, &bye);
 }

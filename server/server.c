@@ -336,7 +336,7 @@ static int open_journal(struct server *s, struct err *e)
 	const struct commit_config config = {.loop = &s->loop,
 		.dir = s->options->checkpoint_dir,
 		.run = cfg->run,
-		.epoch = cfg->epoch,
+		.term = cfg->term,
 		.generation = cfg->generation,
 		.most_bytes = s->options->journal_bytes,
 		.done = on_committed,
@@ -439,9 +439,9 @@ static void announce(const struct server *s)
 	const struct core_config *cfg = core_config(c);
 
 	log_info("server", s->state.resumed ? "resumed" : "new_run",
-		"run=%016llx%016llx epoch=%llu version=%llu model=\"%s\" n_params=%zu",
+		"run=%016llx%016llx term=%llu version=%llu model=\"%s\" n_params=%zu",
 		(unsigned long long)cfg->run.hi, (unsigned long long)cfg->run.lo,
-		(unsigned long long)cfg->epoch, (unsigned long long)core_stats(c)->version,
+		(unsigned long long)cfg->term, (unsigned long long)core_stats(c)->version,
 		cfg->model, cfg->n_params);
 	if (s->state.resumed && o->init)
 		log_info("server", "init_not_used", "reason=\"the run goes on\"");

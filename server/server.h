@@ -6,7 +6,7 @@
  * server_stop (the result, the exit code). Everything lies in struct server, which main owns.
  *
  * Invariants:
- * (1) nothing is bound before this start's server epoch is on disk;
+ * (1) nothing is bound before this start's term is on disk;
  * (2) events reach the core one at a time, and all effects of one are carried out before the next;
  * (3) every wait has an end: the farewell, a drain, a disk that fails at the end;
  * (4) with a journal nothing that binds us is said before the events that it follows from are on

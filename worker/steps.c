@@ -246,8 +246,7 @@ static int run_downpour(struct steps *s, const struct cnnps_lease *l)
 
 static int is_held(const struct steps *s, const struct cnnps_lease *l)
 {
-	return s->held.w && s->held.version == l->version &&
-	       s->held.server_epoch == l->server_epoch;
+	return s->held.w && s->held.version == l->version && s->held.term == l->term;
 }
 
 static int run_exact(struct steps *s, const struct cnnps_lease *l)

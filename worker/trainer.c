@@ -43,7 +43,7 @@ static int pull_eval(struct trainer *t, const struct cnnps_lease *lease)
 static int is_held(const struct trainer *t, const struct cnnps_lease *lease)
 {
 	return t->held.kind == CNNPS_EVAL && t->held.eval_id == lease->eval_id &&
-	       t->held.server_epoch == lease->server_epoch;
+	       t->held.term == lease->term;
 }
 
 static int evaluate(struct trainer *t, const struct cnnps_lease *lease)

@@ -9,8 +9,8 @@
 
 int gather_is_current(const struct core *c, const struct msg_push *p)
 {
-	return p->base_version == c->store.version && p->base_epoch >= c->store.version_epoch &&
-	       p->base_epoch <= c->cfg.epoch;
+	return p->base_version == c->store.version && p->base_term >= c->store.version_term &&
+	       p->base_term <= c->cfg.term;
 }
 
 static double weight_of(const struct core *c, uint32_t images)

@@ -47,11 +47,11 @@ static uint32_t copy_of_now(struct core *c)
 	const struct store *st = &c->store;
 	struct backup *newest = &c->backups.copy[c->backups.newest];
 
-	if (newest->refs && newest->version == st->version && newest->made == st->version_epoch) {
+	if (newest->refs && newest->version == st->version && newest->made == st->version_term) {
 		newest->refs++;
 		return c->backups.newest;
 	}
-	c->backups.newest = backups_take(c, st->version, st->version_epoch);
+	c->backups.newest = backups_take(c, st->version, st->version_term);
 	memcpy(backups_values(c, c->backups.newest), st->weights, st->n * sizeof(float));
 	c->backups.copy[c->backups.newest].peak = st->measured ? st->reach.weight : 0;
 	return c->backups.newest;
@@ -73,7 +73,7 @@ void backups_hold(struct core *c, struct worker *w)
 	if (w->n_held == BACKUPS_MAX_HELD)
 		drop(c, w, 1, 1);
 	w->held[w->n_held++] = (struct held){
-		.version = c->store.version, .sent = c->cfg.epoch, .copy = copy_of_now(c)};
+		.version = c->store.version, .sent = c->cfg.term, .copy = copy_of_now(c)};
 }
 
 /* The run never had another worker: then a version has the same weights in every life of the
@@ -101,7 +101,7 @@ void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p)
 	while (n < w->n_held && w->held[n].version < p->base_version)
 		n++;
 	if (spent && n < w->n_held && w->held[n].version == p->base_version &&
-		w->held[n].sent <= p->base_epoch)
+		w->held[n].sent <= p->base_term)
 		n++;
 	drop(c, w, 0, n);
 }
@@ -127,7 +127,7 @@ const float *backups_find(const struct core *c, const struct worker *w, const st
 
 		if (h->version != p->base_version)
 			continue;
-		if (h->sent == p->base_epoch)
+		if (h->sent == p->base_term)
 			return backups_values(c, h->copy);
 		same_version = h;
 	}

@@ -42,7 +42,7 @@ enum backup_copies {
  * checkpoint and compared there. Ranges are the option table's (server/config/options.c). */
 struct core_config {
 	struct run_id run;
-	uint64_t epoch; /* server epoch, >= 1 */
+	uint64_t term; /* of the server: >= 1, one more at every start */
 	char model[WIRE_MAX_MODEL + 1];
 	uint64_t model_fingerprint;
 	size_t n_params;
@@ -187,7 +187,7 @@ enum session_state {
 			  */
 	SESSION_LIVE,
 	SESSION_SUSPECT, /* no beat for suspect_ms: its leases are given away, nothing else */
-	SESSION_AWAY,    /* known from a snapshot, not heard of in this server epoch; kept for
+	SESSION_AWAY,    /* known from a snapshot, not heard of in this term; kept for
 			    forget_ms */
 	SESSION_DEAD,    /* no beat for dead_ms, or said BYE: the slot may be reused once all is
 			    durable */
@@ -254,7 +254,7 @@ const struct core_stats *core_stats(const struct core *c);
 const float *core_weights(const struct core *c);
 /* Epoch `e`'s record, or NULL past cfg.epochs. */
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);
-/* Training epoch under way, from 0; == cfg.epochs when all are done. */
+/* Epoch under way, from 0; == cfg.epochs when all are done. */
 uint32_t core_training_epoch(const struct core *c);
 /* How the run ends (PS_EDONE, PS_ESHUTDOWN, PS_EDIVERGED) when only its last snapshot is left to
  * do; 0: it trains, waits for a recovery, or is over. */

@@ -161,7 +161,7 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 		c->store.state[i] = floats_at(memory, l.state[i]);
 	place_modes(c, memory, &l);
 	c->generation = cfg->generation;
-	c->store.version_epoch = cfg->epoch;
+	c->store.version_term = cfg->term;
 	return c;
 }
 

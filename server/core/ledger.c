@@ -1,6 +1,6 @@
 /*
  * ledger.c - exactly once. The order of the checks is the protocol (WIRE.md, "Exactly once");
- * sessions_check has already refused another run, an older incarnation and another epoch.
+ * sessions_check has already refused another run, an older incarnation and another term.
  *
  * Invariants:
  * (1) every seq of a worker is decided once, in order; its duplicates get the first decision;
@@ -28,7 +28,7 @@ static void answer(
 		.duplicate = (uint32_t)duplicate,
 		.version = d->version,
 		.durable_seq = sessions_durable_seq(c, w),
-		.epoch = c->cfg.epoch};
+		.term = c->cfg.term};
 }
 
 static void answer_duplicate(struct core *c, struct worker *w, uint64_t seq)

@@ -86,7 +86,7 @@ void gather_keep(struct core *c, const struct msg_push *p);
 void gather_mean(const struct core *c, float *g);
 double gather_loss_sum(const struct core *c);
 void gather_clear(struct core *c);
-/* Are these the weights that are current, bit for bit? Also those of an earlier server epoch, if
+/* Are these the weights that are current, bit for bit? Also those of an earlier term, if
  * this one began with them. */
 int gather_is_current(const struct core *c, const struct msg_push *p);
 

@@ -28,7 +28,7 @@ struct worker *sessions_worker(struct core *c, uint32_t id)
 
 struct stamp sessions_stamp(const struct core *c, const struct worker *w)
 {
-	struct stamp s = {.run = c->cfg.run, .epoch = c->cfg.epoch};
+	struct stamp s = {.run = c->cfg.run, .term = c->cfg.term};
 
 	if (w) {
 		s.worker = sessions_id(c, w);
@@ -67,8 +67,8 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 		refuse_run(c, &s->run, peer);
 	else if (w && s->incarnation < w->incarnation)
 		sessions_fence(c, w, peer);
-	else if (s->epoch != c->cfg.epoch)
-		core_refuse(c, peer, PS_EEPOCH, 0, "the server has restarted: say HELLO again");
+	else if (s->term != c->cfg.term)
+		core_refuse(c, peer, PS_ETERM, 0, "the server has restarted: say HELLO again");
 	else if (w && w->excluded && s->incarnation == w->incarnation)
 		quarantine_tell(c, w, peer);
 	else if (!w || s->incarnation > w->incarnation || !(states & state_bits(w)))
@@ -204,7 +204,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	leases_release(c, w);
 	backups_release(c, w);
 	w->incarnation++;
-	w->born_epoch = c->cfg.epoch;
+	w->born_term = c->cfg.term;
 	memcpy(w->name, h->name, sizeof(w->name));
 	memcpy(w->device, h->device, sizeof(w->device));
 	w->data = h->data;
@@ -225,7 +225,7 @@ static void hello_new(struct core *c, const struct event *ev)
  * given anew after the state went back in time. */
 static int is_namesake(const struct worker *w, const struct stamp *claim)
 {
-	return w && w->incarnation == claim->incarnation && claim->epoch < w->born_epoch;
+	return w && w->incarnation == claim->incarnation && claim->term < w->born_term;
 }
 
 static void refuse_rollback(
@@ -252,7 +252,7 @@ static int accept_rollback(
 	}
 	backups_release(c, w);
 	w->incarnation = h->resume.incarnation;
-	w->born_epoch = h->resume.epoch;
+	w->born_term = h->resume.term;
 	w->excluded = w->sound = 0;
 	w->bad_streak = 0;
 	if (h->durable_seq > w->last_seq) {

@@ -35,7 +35,7 @@ static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 	unsigned char raw[RUN_HEAD_BYTES];
 	struct run_head h = {.run_hi = cfg->run.hi,
 		.run_lo = cfg->run.lo,
-		.epoch = cfg->epoch,
+		.term = cfg->term,
 		.version = c->store.version};
 
 	memcpy(h.model, cfg->model, sizeof(h.model));
@@ -47,7 +47,7 @@ static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 		spoil(k, MALFORMED);
 	cfg->run.hi = h.run_hi;
 	cfg->run.lo = h.run_lo;
-	cfg->epoch = h.epoch;
+	cfg->term = h.term;
 	c->store.version = h.version;
 }
 
@@ -108,8 +108,8 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	cfg->optim.kind = (enum optim_kind)optim;
 	put_mode(k, cfg);
 	flag(k, &c->started);
-	u64(k, &c->store.version_epoch);
-	refuse_over(k, c->store.version_epoch, cfg->epoch);
+	u64(k, &c->store.version_term);
+	refuse_over(k, c->store.version_term, cfg->term);
 	put_stats(k, &c->stats);
 }
 
@@ -169,7 +169,7 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 		w->overdue = overdue;
 	}
 	u32(k, &w->incarnation);
-	u64(k, &w->born_epoch);
+	u64(k, &w->born_term);
 	text(k, w->name, sizeof(w->name));
 	text(k, w->device, sizeof(w->device));
 	u64(k, &w->last_seq);

@@ -7,7 +7,7 @@
  * disks, not against people).
  *
  * core_load(core_save(c)) resumes bit-exactly, apart from what a restart changes on purpose:
- * sessions become AWAY, the server epoch is the configuration's, nobody is owed a reply, one more
+ * sessions become AWAY, the term is the configuration's, nobody is owed a reply, one more
  * recovery is counted.
  */
 #ifndef SERVER_CORE_SNAPSHOT_H

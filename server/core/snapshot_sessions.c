@@ -61,7 +61,7 @@ static void put_run_config(struct cursor *k, struct core_config *cfg)
 
 	u64(k, &cfg->run.hi);
 	u64(k, &cfg->run.lo);
-	u64(k, &cfg->epoch);
+	u64(k, &cfg->term);
 	text(k, cfg->model, sizeof(cfg->model));
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);

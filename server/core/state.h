@@ -21,7 +21,7 @@ struct decision {
 
 /* Delay compensation: a copy of the weights of one version, shared by all workers that hold it. */
 struct backup {
-	uint64_t version, made; /* made: server epoch in which this version came about */
+	uint64_t version, made; /* made: term in which this version came about */
 	uint32_t refs;          /* 0: free */
 	uint32_t order;         /* while an image is written: its place there */
 	double peak;            /* bound of the magnitudes in it; 0: unknown, after a restart */
@@ -31,14 +31,14 @@ struct backup {
 
 /* A version that a worker has pulled and may still push a gradient of. */
 struct held {
-	uint64_t version, sent; /* sent: server epoch that sent it */
+	uint64_t version, sent; /* sent: term that sent it */
 	uint32_t copy;          /* index in backups */
 };
 
 /* A worker slot; worker id = index + 1. The first group is in the snapshot (snapshot.c). */
 struct worker {
 	uint32_t incarnation;
-	uint64_t born_epoch; /* server epoch in which that incarnation was given */
+	uint64_t born_term; /* term in which that incarnation was given */
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
 	struct data_id data;        /* of its HELLO; not in what a restart reads */
 	uint64_t last_seq;          /* ledger: every seq up to here is decided */
@@ -93,7 +93,7 @@ struct leases {
 struct store {
 	size_t n;
 	uint64_t version;
-	uint64_t version_epoch; /* server epoch in which these weights came about */
+	uint64_t version_term; /* term in which these weights came about */
 	float *weights;
 	float *loan;          /* where the next version goes; NULL: in place */
 	core_watch_fn *watch; /* of what is written there; NULL: nobody */
@@ -309,7 +309,7 @@ const float *backups_find(const struct core *c, const struct worker *w, const st
 float *backups_values(const struct core *c, uint32_t copy);
 /* A bound of the magnitudes in a copy that backups_find returned; 0: unknown, after a restart. */
 double backups_peak(const struct core *c, const float *copy);
-/* The lowest free copy, which becomes one of `version`, made in epoch `made`; n: none is free. */
+/* The lowest free copy, which becomes one of `version`, made in term `made`; n: none is free. */
 uint32_t backups_take(struct core *c, uint64_t version, uint64_t made);
 
 /* store.c */

@@ -231,7 +231,7 @@ void store_publish(struct core *c, float *next)
 	st->weights = next;
 	st->loan = NULL;
 	st->version++;
-	st->version_epoch = c->cfg.epoch;
+	st->version_term = c->cfg.term;
 	c->stats.version = st->version;
 }
 

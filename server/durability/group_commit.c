@@ -139,7 +139,7 @@ static int begin_file(struct commit *k, uint64_t generation, uint64_t first, str
 {
 	const struct journal_head head = {.run_hi = k->cfg.run.hi,
 		.run_lo = k->cfg.run.lo,
-		.epoch = k->cfg.epoch,
+		.term = k->cfg.term,
 		.generation = generation,
 		.first = first};
 

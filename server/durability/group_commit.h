@@ -40,8 +40,8 @@ struct commit_config {
 	uv_loop_t *loop;
 	const char *dir; /* borrowed */
 	struct run_id run;
-	uint64_t epoch, generation; /* of the checkpoint on disk that the first event follows */
-	uint64_t most_bytes;        /* a journal should not be larger */
+	uint64_t term, generation; /* of the checkpoint on disk that the first event follows */
+	uint64_t most_bytes;       /* a journal should not be larger */
 	commit_done_fn *done;
 	void *arg;
 };

@@ -135,9 +135,9 @@ static int replay_file(struct replay *r, struct journal_reader *j, int accept_lo
 	struct journal_reader next = {.fd = -1};
 	const struct journal_head *h = &j->head;
 
-	/* a lost head has an epoch of 0: only its end is judged */
-	if (h->epoch && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
-				h->epoch != r->cfg.epoch))
+	/* a lost head has a term of 0: only its end is judged */
+	if (h->term && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
+			       h->term != r->cfg.term))
 		return refuse(r, h->generation, "it is of another run, or another start of it", e);
 	r->files++;
 	int rc = take_steps(r, j, e);
@@ -183,9 +183,9 @@ static int is_of_its_start(const struct journal_head *h, const struct checkpoint
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
 	struct run_head run;
 
-	return h->epoch == 0 ||
+	return h->term == 0 ||
 	       (s && run_head_read(s->data, s->size, &run) == PS_OK && h->run_hi == run.run_hi &&
-		       h->run_lo == run.run_lo && h->epoch == run.epoch);
+		       h->run_lo == run.run_lo && h->term == run.term);
 }
 
 /* Go behind the place of the snapshot `generation`. There may be none: then what follows it was

@@ -1,8 +1,8 @@
 /*
  * startup.c - see startup.h.
  *
- * The server epoch is one more than any that was ever used with this directory. The newest
- * checkpoint may have been lost to a bad disk together with its epoch; the file EPOCH remembers.
+ * The term is one more than any that was ever used with this directory. The newest
+ * checkpoint may have been lost to a bad disk together with its term; the file TERM remembers.
  */
 #include "server/durability/startup.h"
 #include <errno.h>
@@ -23,12 +23,13 @@
 #include "server/durability/log_replay.h"
 #include "server/config/resume_check.h"
 
-#define EPOCH_FILE "EPOCH"
-#define MAX_EPOCH  (UINT64_MAX - 1)
+#define TERM_FILE     "TERM"
+#define OLD_TERM_FILE "EPOCH" /* its name until 0.2.0 */
+#define MAX_TERM      (UINT64_MAX - 1)
 
-/* ---- the server epoch ---------------------------------------------------------------------- */
+/* ---- the term ------------------------------------------------------------------------------- */
 
-static int parse_epoch(const char *text, size_t n, uint64_t *epoch)
+static int parse_term(const char *text, size_t n, uint64_t *term)
 {
 	char digits[32];
 	char *end;
@@ -40,40 +41,52 @@ static int parse_epoch(const char *text, size_t n, uint64_t *epoch)
 	if (strspn(digits, "0123456789") != n - 1)
 		return 0;
 	errno = 0;
-	*epoch = strtoull(digits, &end, 10);
-	return errno == 0 && *epoch < MAX_EPOCH;
+	*term = strtoull(digits, &end, 10);
+	return errno == 0 && *term < MAX_TERM;
 }
 
-/* The newest epoch that this directory has seen, 0 for none. */
-static int read_epoch(const char *dir, uint64_t *epoch, struct err *e)
+/* The term in a file of the directory, 0 if there is none. */
+static int read_term_file(const char *dir, const char *name, uint64_t *term, struct err *e)
 {
 	char path[4096 + 16];
 	void *text;
 	size_t n;
 
-	*epoch = 0;
-	snprintf(path, sizeof(path), "%s/" EPOCH_FILE, dir);
+	*term = 0;
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
 	if (access(path, F_OK) != 0 && errno == ENOENT)
 		return PS_OK;
 	int rc = file_read(path, 64, &text, &n, e);
 	if (rc)
 		return rc;
-	rc = parse_epoch(text, n, epoch) ? PS_OK
-					 : err_set(e, PS_ECHECKPOINT,
-						   "%s is not one number: remove it only if no "
-						   "worker of this run lives any more",
-						   path);
+	rc = parse_term(text, n, term) ? PS_OK
+				       : err_set(e, PS_ECHECKPOINT,
+						 "%s is not one number: remove it only if no "
+						 "worker of this run lives any more",
+						 path);
 	free(text);
 	return rc;
 }
 
-static int write_epoch(const char *dir, uint64_t epoch, struct err *e)
+/* The newest term that this directory has seen, 0 for none. */
+static int read_term(const char *dir, uint64_t *term, struct err *e)
+{
+	uint64_t old;
+	int rc = read_term_file(dir, TERM_FILE, term, e);
+
+	rc = rc ? rc : read_term_file(dir, OLD_TERM_FILE, &old, e);
+	if (rc == PS_OK && old > *term)
+		*term = old;
+	return rc;
+}
+
+static int write_term(const char *dir, uint64_t term, struct err *e)
 {
 	char text[32];
-	int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)epoch);
+	int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)term);
 	const struct file_part part = {text, (size_t)n};
 
-	return file_replace(dir, EPOCH_FILE, &part, 1, e);
+	return file_replace(dir, TERM_FILE, &part, 1, e);
 }
 
 /* ---- a fresh run --------------------------------------------------------------------------- */
@@ -161,7 +174,7 @@ static int read_head(
 {
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
 
-	if (!s || run_head_read(s->data, s->size, head) != 0 || head->epoch >= MAX_EPOCH)
+	if (!s || run_head_read(s->data, s->size, head) != 0 || head->term >= MAX_TERM)
 		return err_set(e, REFUSED, "%s: checkpoint %llu is not a server's",
 			o->checkpoint_dir, (unsigned long long)c->generation);
 	if (other_model(head, o))
@@ -179,17 +192,17 @@ static int build(struct restored *out, const struct options *o, const struct che
 {
 	struct core_config cfg = o->core;
 	struct run_head head = {0};
-	uint64_t epoch;
-	int rc = read_epoch(o->checkpoint_dir, &epoch, e);
+	uint64_t term;
+	int rc = read_term(o->checkpoint_dir, &term, e);
 
 	if (!rc && c->generation)
 		rc = read_head(c, o, &head, e);
 	if (rc)
 		return rc;
-	cfg.epoch = 1 + (epoch > head.epoch ? epoch : head.epoch);
+	cfg.term = 1 + (term > head.term ? term : head.term);
 	cfg.generation = newest_seen + 1; /* saver_write writes this one */
 	rc = c->generation ? resume(out, o, c, &cfg, e) : begin(out, o, &cfg, e);
-	return rc ? rc : write_epoch(o->checkpoint_dir, cfg.epoch, e);
+	return rc ? rc : write_term(o->checkpoint_dir, cfg.term, e);
 }
 
 /* A look at the content before the journals behind it are replayed. */
@@ -200,7 +213,7 @@ static int check_content(
 	struct core_config cfg = o->core;
 	int rc = read_head(c, o, &head, e);
 
-	cfg.epoch = head.epoch + 1;
+	cfg.term = head.term + 1;
 	return rc ? rc : resume(out, o, c, &cfg, e);
 }
 
@@ -303,7 +316,7 @@ int restore_core(struct restored *out, const struct options *o, struct err *e)
 {
 	struct core_config cfg = o->core;
 
-	cfg.epoch = 1;
+	cfg.term = 1;
 	return o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
 }
 

@@ -2,7 +2,7 @@
  * startup.h - what a start finds in the checkpoint directory: the run to go on with, or none.
  *
  * Order: lock the directory; the caller binds its ports; read the newest good checkpoint, replay
- * the journals behind it, settle the server epoch, build the core. A start that cannot have its
+ * the journals behind it, settle the term, build the core. A start that cannot have its
  * ports changes nothing in the directory. Nothing of this life is on disk before saver_write. No
  * message is read before that. Thread: main, before the loop.
  */

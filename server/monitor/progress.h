@@ -17,7 +17,7 @@ struct waiting;
 struct progress {
 	uint64_t start_ms; /* of the process */
 	uint64_t begin_ms; /* first work given out or first update, in this life; 0: not yet */
-	uint64_t end_ms;   /* last training epoch over, or newest update; 0: not yet */
+	uint64_t end_ms;   /* last epoch over, or newest update; 0: not yet */
 	uint64_t epoch_ms; /* the epoch in training began, with its first lease, or this life did */
 	int epoch_begun;   /* it had its first lease */
 	uint64_t epoch_images, epoch_updates;        /* computed by then */

@@ -242,7 +242,7 @@ static json_t *nth_name(const char *names, int i)
 static void set_run(json_t *o, const struct core_config *cfg)
 {
 	set(o, "run", run_text(cfg));
-	set(o, "epoch", count(cfg->epoch));
+	set(o, "term", count(cfg->term));
 	set(o, "model", json_string(cfg->model));
 	set(o, "n_params", count(cfg->n_params));
 	set(o, "mode", nth_name(MODE_NAMES, (int)cfg->mode - 1));
@@ -388,7 +388,7 @@ char *status_result(const struct status *s)
 	set(o, "refusals", count(t->refused + s->net.malformed));
 	set(o, "data", data_object(c));
 	set(o, "run", run_text(cfg));
-	set(o, "epoch", count(cfg->epoch));
+	set(o, "term", count(cfg->term));
 	char *text = json_dumps(o, JSON_REAL_PRECISION(9));
 	json_decref(o);
 	return text;

@@ -1,5 +1,5 @@
 /*
- * gpu.c - training epochs of a net on one device, without a server. Prints CSV, one line per
+ * gpu.c - epochs of a net on one device, without a server. Prints CSV, one line per
  * precision: net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,
  * gradient_images_per_s,loss
  *

@@ -171,7 +171,7 @@ static int prepare(struct science *s, struct err *e)
 	if ((status = backend_use(s->judge, &test, e)))
 		return status;
 	c->run = (struct run_id){1, 1};
-	c->epoch = 1;
+	c->term = 1;
 	c->min_workers = c->max_workers = (uint32_t)s->workers;
 	s->weights = mem_must(c->n_params, sizeof(float), "weights");
 	model_init(&s->run.model, c->seed, s->weights);

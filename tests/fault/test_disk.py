@@ -394,7 +394,7 @@ def test_short_writes(lab, ledger, figure):
 # ---- P16: an old checkpoint is put back ----------------------------------------------------------
 
 
-def rolled_back(ledger, keep_epoch, *options):
+def rolled_back(ledger, keep_term, *options):
     """A run whose directory becomes what it was some hundred pushes before, under living workers."""
     run = ledger(2, 900, pace=(4,))
     run.reached(0)
@@ -405,11 +405,11 @@ def rolled_back(ledger, keep_epoch, *options):
     until(lambda: all(w["durable_seq"] > 150 for w in run.server.status()["workers"])
           and run.server.status()["version"] > before + 200, 30, "much more is durable")
     run.server.kill()
-    epoch = (run.server.directory / "EPOCH").read_bytes()
+    term = (run.server.directory / "TERM").read_bytes()
     shutil.rmtree(run.server.directory)
     shutil.copytree(old, run.server.directory)
-    if keep_epoch:
-        (run.server.directory / "EPOCH").write_bytes(epoch)
+    if keep_term:
+        (run.server.directory / "TERM").write_bytes(term)
     run.options = (*run.options, *options)
     run.restart_server()
     return run
@@ -425,10 +425,10 @@ def copied(source, to):
     return True
 
 
-@pytest.mark.parametrize("epoch", ["kept", "old"])
-def test_rollback_is_refused(ledger, figure, epoch):
-    """Workers that were told of more exit with 4 and one line, whether EPOCH went back too or not."""
-    run = rolled_back(ledger, epoch == "kept")
+@pytest.mark.parametrize("term", ["kept", "old"])
+def test_rollback_is_refused(ledger, figure, term):
+    """Workers that were told of more exit with 4 and one line, whether TERM went back too or not."""
+    run = rolled_back(ledger, term == "kept")
     version = run.server.status()["version"]
     said = []
     for w in run.crew:
@@ -440,10 +440,10 @@ def test_rollback_is_refused(ledger, figure, epoch):
            what="applied")
 
 
-@pytest.mark.parametrize("epoch", ["kept", "old"])
-def test_rollback_that_was_asked_for(ledger, figure, epoch):
+@pytest.mark.parametrize("term", ["kept", "old"])
+def test_rollback_that_was_asked_for(ledger, figure, term):
     """--accept-rollback: they go on after what they had delivered; what the operator threw away is gone, no more."""
-    run = rolled_back(ledger, epoch == "kept", "--accept-rollback")
+    run = rolled_back(ledger, term == "kept", "--accept-rollback")
     lost, twice = run.count(120)
     figure("P16", twice, f"pushes applied twice; {lost} were rolled back", twice == 0 and lost > 0,
            what="accepted")

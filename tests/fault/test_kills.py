@@ -183,13 +183,13 @@ def start_places(lab, run):
 
 
 def test_server_killed_in_every_call_of_a_start(lab, ledger, tracing, figure, full):
-    """The start binds, then writes the server epoch and a checkpoint of its own, and only then
+    """The start binds, then writes the term and a checkpoint of its own, and only then
     serves."""
     tracing("P2")
     run = ledger(2, 16000 if full else 1000, pace=(4,))
     run.reached(0)
     places = start_places(lab, run)
-    assert sum(name == "renameat" for name, _ in places) == 2, "EPOCH and the first checkpoint"
+    assert sum(name == "renameat" for name, _ in places) == 2, "TERM and the first checkpoint"
     if not full:
         places = spread(places, 8)
     survival = Survival(run)

@@ -48,7 +48,7 @@ class Recorder:
 
     def told(self):
         c = self.client
-        self.note(epoch=c.stamp.epoch, durable=c.durable)
+        self.note(term=c.stamp.term, durable=c.durable)
 
     def push(self):
         gradient = np.zeros(SIZE, np.float32)
@@ -99,7 +99,7 @@ class Judge:
     """The real start on one directory after the other, each content once."""
 
     def __init__(self):
-        self.found = {}    # state -> [status, resumed, epoch, last_seq, applied]
+        self.found = {}    # state -> [status, resumed, term, last_seq, applied]
         self.illegal = []
         self.argv = command("tests/tools/start", *OPTIONS)  # a start takes the journals of either level
 
@@ -127,16 +127,16 @@ class Judge:
 
     def judge(self, state, told):
         """One instant, not before what was told to anybody, nor after what was sent."""
-        status, resumed, epoch, seq, applied = self.found[state]
-        if (status or applied != seq or epoch <= told["epoch"]
-                or not told["durable"] <= seq <= told["sent"] or told["epoch"] and not resumed):
+        status, resumed, term, seq, applied = self.found[state]
+        if (status or applied != seq or term <= told["term"]
+                or not told["durable"] <= seq <= told["sent"] or told["term"] and not resumed):
             self.illegal.append((told, self.found[state], [(n, len(d)) for n, d in state]))
 
 
 def cut_everywhere(ops, disk=None, since=0, told=None):
     """The power fails after each operation from `since` on: (the judge, how many states that were)."""
     judge, disk, count = Judge(), disk or crash_states.Disk(), 0
-    told = {"epoch": 0, "durable": 0, "sent": 0, **(told or {})}
+    told = {"term": 0, "durable": 0, "sent": 0, **(told or {})}
     cuts = []
     for i, op in enumerate(ops):
         disk.play(op)

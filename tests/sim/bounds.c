@@ -8,7 +8,7 @@
 
 /* In flight and planned at once: a few messages for each push of every window. */
 #define MOST_PENDING 8192u
-/* Checkpoints, one of them new, temporaries, EPOCH and LOCK; and what a disk that fails could not
+/* Checkpoints, one of them new, temporaries, TERM and LOCK; and what a disk that fails could not
  * remove, until the next save that can: bounds_disk. */
 #define MOST_NAMES 48u
 

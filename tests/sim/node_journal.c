@@ -156,7 +156,7 @@ int journal_boot(struct sim *s, struct err *e)
 	const struct core_config *cfg = core_config(s->server.state.core);
 	const struct commit_config config = {.dir = DISK_DIRECTORY,
 		.run = cfg->run,
-		.epoch = cfg->epoch,
+		.term = cfg->term,
 		.generation = cfg->generation,
 		.most_bytes = s->options.journal_bytes,
 		.done = on_committed,

@@ -104,10 +104,9 @@ void server_start(struct sim *s)
 	s->disk.ops_left = DISK_NEVER;
 	v->core = v->state.core;
 	s->cfg = *core_config(v->core);
-	if (s->cfg.epoch <= v->epoch && !s->disk.broken)
-		sim_violation(
-			s, "server epoch %llu is given twice", (unsigned long long)s->cfg.epoch);
-	v->epoch = s->cfg.epoch;
+	if (s->cfg.term <= v->epoch && !s->disk.broken)
+		sim_violation(s, "term %llu is given twice", (unsigned long long)s->cfg.term);
+	v->epoch = s->cfg.term;
 	v->life = ++s->lives;
 	journal_found(s);
 	s->awake[SIM_SERVER] = (struct awake){0};
@@ -260,16 +259,16 @@ static void remember(struct sim *s)
 {
 	const struct core *c = s->server.core;
 	uint64_t version = core_stats(c)->version;
-	struct sim_version *v = sim_version(s, s->cfg.epoch, version);
+	struct sim_version *v = sim_version(s, s->cfg.term, version);
 
 	size_t n = s->cfg.n_params < SIM_PORTIONS ? s->cfg.n_params : SIM_PORTIONS;
 
 	if (!s->exact && s->cfg.optim.kind != OPTIM_LBFGS && s->mode != SIM_EASGD)
 		return;
-	if (v->version == version && v->epoch == s->cfg.epoch)
+	if (v->version == version && v->epoch == s->cfg.term)
 		return;
 	v->version = version;
-	v->epoch = s->cfg.epoch;
+	v->epoch = s->cfg.term;
 	memcpy(v->w, core_weights(c), n * sizeof(float));
 }
 

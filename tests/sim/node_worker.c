@@ -94,7 +94,7 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
 	int final = status == PS_EFENCED || status == PS_EDIVERGED;
-	int lost = final && w->born_epoch != s->cfg.epoch;
+	int lost = final && w->born_term != s->cfg.term;
 
 	return status == PS_EUNREACHABLE || lost ? session_durable_seq(w->session)
 						 : session_acked_seq(w->session);
@@ -254,8 +254,8 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 	case DO_RELEASE:
 		break;
 	case TELL_READY:
-		if (!w->born_epoch)
-			w->born_epoch = session_welcome(w->session)->stamp.epoch;
+		if (!w->born_term)
+			w->born_term = session_welcome(w->session)->stamp.term;
 		if (!w->told_seq) /* what another life of this slot has pushed */
 			w->told_seq = session_acked_seq(w->session);
 		break;
@@ -356,7 +356,7 @@ void worker_start(struct sim *s, uint32_t node)
 	w->stopped_until_ms = w->hung_until_ms = 0;
 	w->kill_in = DISK_NEVER;
 	w->back_ms = 0;
-	w->told_seq = w->born_epoch = 0;
+	w->told_seq = w->born_term = 0;
 	w->version = 0;
 	w->fetched_for = 0;
 	w->started = 0;

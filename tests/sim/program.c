@@ -94,7 +94,7 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
 	struct sim_worker *w = at(s, node);
 
 	w->version = p->version;
-	w->version_epoch = session_welcome(w->session)->stamp.epoch;
+	w->version_term = session_welcome(w->session)->stamp.term;
 	w->fetched_for = s->cfg.n_fetch;
 	w->part = p->elastic;
 	check_part(s, p->elastic);
@@ -109,9 +109,9 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
 /* The weights that were pulled; NULL: they are of so long ago that they will be refused. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
-	const struct sim_version *v = sim_version(s, w->version_epoch, w->version);
+	const struct sim_version *v = sim_version(s, w->version_term, w->version);
 
-	return v->version == w->version && v->epoch == w->version_epoch ? v->w : NULL;
+	return v->version == w->version && v->epoch == w->version_term ? v->w : NULL;
 }
 
 /* L-BFGS: the mean gradient of the portions at the weights that were pulled. */
@@ -244,7 +244,7 @@ static int push(
 static void push_ledger(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
-	struct msg_push p = {.base_version = w->version, .base_epoch = w->version_epoch};
+	struct msg_push p = {.base_version = w->version, .base_term = w->version_term};
 	struct gradient g = {
 		.first = s->n_coordinates, .count = 1, .value = {1}, .push = s->n_coordinates};
 
@@ -267,7 +267,7 @@ static void push_batch(struct sim *s, uint32_t node)
 	uint32_t n_push = s->mode == SIM_EASGD ? s->cfg.n_push : 1;
 	uint32_t count = w->grant.exact || work->count < n_push ? work->count : n_push;
 	struct msg_push p = {.base_version = w->version,
-		.base_epoch = w->version_epoch,
+		.base_term = w->version_term,
 		.work = {work->epoch, work->first, count}};
 	struct gradient g = {.first = sim_first_batch(s) + work->epoch * per_epoch + work->first,
 		.count = count,

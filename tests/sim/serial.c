@@ -61,7 +61,7 @@ static void push_one(
 	m.push = (struct msg_push){.stamp = stamp,
 		.seq = seq,
 		.base_version = g->version,
-		.base_epoch = stamp.epoch,
+		.base_term = stamp.term,
 		.work = {g->work.epoch, i, 1},
 		.images = sim_images(s, i, 1),
 		.loss = (float)serial_loss(i, core_weights(c)[i])};

@@ -120,14 +120,14 @@ struct sim_worker {
 	uint64_t stopped_until_ms;
 	uint64_t hung_until_ms; /* FAULT_HANG; UINT64_MAX: for good */
 	int named;
-	uint64_t born_epoch;             /* of the server that welcomed it first; 0: none yet */
-	uint64_t told_seq;               /* newest push whose verdict the program was told */
-	uint32_t kill_in;                /* effects until it is killed; DISK_NEVER */
-	uint32_t back_ms;                /* it leaves, and comes back after so long; 0: it stays */
-	uint64_t version, version_epoch; /* of the weights pulled last */
-	uint32_t fetched_for;            /* batches that may still be computed at those */
-	uint32_t to_push;                /* ledger: pushes still to make, over all lives */
-	struct msg_grant grant;          /* training: what it works on; count 0: nothing */
+	uint64_t born_term;             /* of the server that welcomed it first; 0: none yet */
+	uint64_t told_seq;              /* newest push whose verdict the program was told */
+	uint32_t kill_in;               /* effects until it is killed; DISK_NEVER */
+	uint32_t back_ms;               /* it leaves, and comes back after so long; 0: it stays */
+	uint64_t version, version_term; /* of the weights pulled last */
+	uint32_t fetched_for;           /* batches that may still be computed at those */
+	uint32_t to_push;               /* ledger: pushes still to make, over all lives */
+	struct msg_grant grant;         /* training: what it works on; count 0: nothing */
 	int computing, done;
 	double part; /* easgd: PARAMS.elastic */
 	int started; /* easgd: own has a history */

@@ -4,9 +4,9 @@
  *
  *   start OPTION... <DIRECTORIES
  *
- * OPTIONs are those of cnn-ps. For each line of stdin, a directory, prints `STATUS RESUMED EPOCH
+ * OPTIONs are those of cnn-ps. For each line of stdin, a directory, prints `STATUS RESUMED TERM
  * LAST_SEQ APPLIED`: the status of restore, and of the core that it built whether it goes on with
- * a checkpoint, its server epoch, the newest push of worker 0, and how many leading weights are -1
+ * a checkpoint, its term, the newest push of worker 0, and how many leading weights are -1
  * if all the others are 0, else -1. On a vector:N model with plain SGD of rate 1, to which push n
  * of one worker was 1 at coordinate n, weights and ledger are of one instant if LAST_SEQ is
  * APPLIED.
@@ -42,7 +42,7 @@ static void look(const struct options *o)
 	}
 	const struct core_config *cfg = core_config(r.core);
 	core_worker(r.core, 0, &worker);
-	printf("0 %d %llu %llu %ld\n", r.resumed, (unsigned long long)cfg->epoch,
+	printf("0 %d %llu %llu %ld\n", r.resumed, (unsigned long long)cfg->term,
 		(unsigned long long)worker.last_seq, applied(core_weights(r.core), cfg->n_params));
 	restore_release(&r);
 }

@@ -225,7 +225,7 @@ static inline void open_journal(void)
 	const struct commit_config config = {.loop = &sh.loop,
 		.dir = sh.dir,
 		.run = cfg->run,
-		.epoch = cfg->epoch,
+		.term = cfg->term,
 		.generation = cfg->generation,
 		.most_bytes = 100000,
 		.done = on_done,

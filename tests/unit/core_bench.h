@@ -36,7 +36,7 @@ struct bench {
 static inline struct core_config bench_config(void)
 {
 	return (struct core_config){.run = {11, 22},
-		.epoch = 5,
+		.term = 5,
 		.model = "vector:8",
 		.model_fingerprint = 77,
 		.n_params = BENCH_PARAMS,

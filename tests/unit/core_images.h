@@ -48,7 +48,7 @@ static inline void bench_load(
 {
 	const char *why = NULL;
 
-	cfg.epoch++;
+	cfg.term++;
 	cfg.generation += 1000;
 	assert_int_equal(bench_read(b, cfg, img, &why), PS_OK);
 	assert_non_null(b->core);

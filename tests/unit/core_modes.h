@@ -76,7 +76,7 @@ static inline void crew_hear(struct crew *k)
 			continue;
 		h->grant = m->grant;
 		h->version = core_stats(k->b.core)->version;
-		h->epoch = h->s.epoch;
+		h->epoch = h->s.term;
 		memcpy(h->w, core_weights(k->b.core), k->b.cfg.n_params * sizeof(float));
 	}
 }
@@ -114,7 +114,7 @@ static inline struct msg crew_gradient(struct crew *k, uint32_t i, float *g)
 	m.push.work = *work;
 	m.push.images = crew_images(k, work->first, work->count);
 	m.push.base_version = h->version;
-	m.push.base_epoch = h->epoch;
+	m.push.base_term = h->epoch;
 	for (uint32_t b = work->first; b < work->first + work->count; b++) {
 		double one[CREW_PARAMS] = {0}, part = crew_images(k, b, 1);
 		loss += part * k->fn(b, h->w, one);

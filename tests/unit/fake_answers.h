@@ -9,7 +9,7 @@
 
 static inline struct stamp fake_stamp(const struct fake *f)
 {
-	return (struct stamp){.run = {1, 2}, .epoch = f->epoch, .worker = 1, .incarnation = 1};
+	return (struct stamp){.run = {1, 2}, .term = f->epoch, .worker = 1, .incarnation = 1};
 }
 
 static inline void fake_send(struct fake *f, uint32_t peer, const struct msg *m)
@@ -107,7 +107,7 @@ static inline void fake_apply(struct fake_seen *s, const struct msg_push *p)
 	struct fake_push *made = &s->made[(p->seq - 1) % FAKE_PUSHES];
 
 	*made = (struct fake_push){.base_version = p->base_version,
-		.base_epoch = p->base_epoch,
+		.base_term = p->base_term,
 		.work = p->work,
 		.images = p->images,
 		.loss = p->loss,
@@ -135,7 +135,7 @@ static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_pus
 	if (!m.ack.duplicate)
 		fake_apply(s, p);
 	m.ack.seq = p->seq;
-	m.ack.epoch = f->epoch;
+	m.ack.term = f->epoch;
 	m.ack.verdict = f->how.reject ? VERDICT_REJECTED : VERDICT_OK;
 	m.ack.reject = f->how.reject ? REJECT_STALE : REJECT_NONE;
 	m.ack.version = s->last_seq;

@@ -164,7 +164,7 @@ static inline int fake_is_back(const struct fake *f)
 	return !f->hang_up;
 }
 
-/* Break every connection and come back on the same port; `forget`: as a new server epoch that
+/* Break every connection and come back on the same port; `forget`: as a new term that
  * knows of no push, as after a crash without a checkpoint. */
 static inline void fake_hang_up(struct fake *f, int forget)
 {

@@ -47,7 +47,7 @@ struct fake_how {
 
 /* A push that was decided on. */
 struct fake_push {
-	uint64_t base_version, base_epoch;
+	uint64_t base_version, base_term;
 	struct work work;
 	uint32_t images;
 	float loss, g[FAKE_PARAMS];

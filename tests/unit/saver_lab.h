@@ -125,7 +125,7 @@ static inline unsigned char *image(size_t *size)
 
 static inline uint64_t epoch(void)
 {
-	return core_config(run.core)->epoch;
+	return core_config(run.core)->term;
 }
 
 #endif

@@ -125,7 +125,7 @@ static UNUSED const struct msg_ack *lab_push(
 		.push = {.stamp = w->stamp,
 			.seq = ++w->seq,
 			.base_version = core_stats(w->core)->version,
-			.base_epoch = core_config(w->core)->epoch,
+			.base_term = core_config(w->core)->term,
 			.work = work,
 			.images = images,
 			.loss = loss}};

@@ -76,7 +76,7 @@ static inline void sbench_watch_push(struct sbench *b, const struct session_effe
 	/* (1): what was made is what is sent, under its seq, whenever it is sent */
 	assert_int_equal(p->seq, e->seq);
 	assert_int_equal(p->base_version, made->base_version);
-	assert_int_equal(p->base_epoch, made->base_epoch);
+	assert_int_equal(p->base_term, made->base_term);
 	assert_memory_equal(&p->work, &made->work, sizeof(p->work));
 	assert_int_equal(p->images, made->images);
 	assert_true(p->loss == made->loss);
@@ -182,7 +182,7 @@ static inline void sbench_ack(struct sbench *b, uint64_t seq, enum verdict v, ui
 		.reject = v == VERDICT_REJECTED ? REJECT_NORM : REJECT_NONE,
 		.version = 100 + seq,
 		.durable_seq = durable,
-		.epoch = b->welcome.stamp.epoch};
+		.term = b->welcome.stamp.term};
 	sbench_message(b, &m);
 }
 
@@ -223,7 +223,7 @@ static inline int sbench_push_by(struct sbench *b, sbench_push_fn *push)
 {
 	uint64_t seq = 0, next = session_last_seq(b->s) + 1;
 	struct msg_push p = {.base_version = 1000 + next,
-		.base_epoch = 2000 + next,
+		.base_term = 2000 + next,
 		.work = {(uint32_t)next, (uint32_t)next * 2, 1},
 		.images = (uint32_t)next * 3,
 		.loss = (float)next / 7};
@@ -293,7 +293,7 @@ static inline void sbench_up(struct sbench *b)
 /* The server was killed and came back with less. */
 static inline void sbench_crash(struct sbench *b)
 {
-	b->welcome.stamp.epoch++;
+	b->welcome.stamp.term++;
 }
 
 /* ---- life ----------------------------------------------------------------------------------- */

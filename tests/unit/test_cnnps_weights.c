@@ -189,7 +189,7 @@ static void a_push_says_whose_version_its_weights_were_of(void **state)
 	(void)state;
 	fake_set(&fake, &fake.how.not_durable, 1);
 	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_int_equal(view.server_epoch, 1);
+	assert_int_equal(view.term, 1);
 	push_at(view.version);
 	push_at(77); /* never pulled */
 	flush();
@@ -197,20 +197,20 @@ static void a_push_says_whose_version_its_weights_were_of(void **state)
 	push_at(0); /* version 0 is still the old server's: no other was pulled */
 	fake_wait(&fake, three_pushes, "three pushes");
 	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_int_equal(view.server_epoch, 2);
+	assert_int_equal(view.term, 2);
 	assert_int_equal(view.version, 3);
 	push_at(view.version);
 	push_at(0);
 	flush();
 	seen = fake_look(&fake);
 	assert_int_equal(seen.last_seq, 5);
-	assert_int_equal(seen.made[0].base_epoch, 1); /* the replay, to the second server */
+	assert_int_equal(seen.made[0].base_term, 1); /* the replay, to the second server */
 	assert_int_equal(seen.made[0].base_version, 0);
-	assert_int_equal(seen.made[1].base_epoch, 0);
+	assert_int_equal(seen.made[1].base_term, 0);
 	assert_int_equal(seen.made[1].base_version, 77);
-	assert_int_equal(seen.made[2].base_epoch, 1);
-	assert_int_equal(seen.made[3].base_epoch, 2);
-	assert_int_equal(seen.made[4].base_epoch, 1);
+	assert_int_equal(seen.made[2].base_term, 1);
+	assert_int_equal(seen.made[3].base_term, 2);
+	assert_int_equal(seen.made[4].base_term, 1);
 }
 
 static void the_newest_pull_of_a_version_counts(void **state)
@@ -229,8 +229,8 @@ static void the_newest_pull_of_a_version_counts(void **state)
 	push_at(0);
 	flush();
 	seen = fake_look(&fake);
-	assert_int_equal(seen.made[0].base_epoch, 2);
-	assert_int_equal(seen.made[1].base_epoch, 2);
+	assert_int_equal(seen.made[0].base_term, 2);
+	assert_int_equal(seen.made[1].base_term, 2);
 }
 
 static void a_lease_says_whose_version_it_wants(void **state)
@@ -247,7 +247,7 @@ static void a_lease_says_whose_version_it_wants(void **state)
 	fake_hang_up(&fake, 1);
 	assert_int_equal(cnnps_lease(client, &lease), 0);
 	assert_true(lease.exact && lease.version == 44);
-	assert_int_equal(lease.server_epoch, 2);
+	assert_int_equal(lease.term, 2);
 }
 
 static void connecting_tells_the_mode(void **state)

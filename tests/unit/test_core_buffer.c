@@ -195,7 +195,7 @@ static int resumes(const struct bench_image *img, struct core_config cfg, uint32
 	struct bench b;
 
 	cfg.buffer = buffer;
-	cfg.epoch++;
+	cfg.term++;
 	int rc = bench_read(&b, cfg, img, &why);
 	if (rc)
 		assert_string_equal(why, "it was begun with another --buffer");

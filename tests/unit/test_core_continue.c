@@ -51,7 +51,7 @@ static struct bench_image trained(const struct core_config *cfg, uint64_t kills)
 	b.core->stats = (struct core_stats){.loss = b.core->stats.loss,
 		.pushes = b.core->stats.pushes,
 		.staleness_sum = b.core->stats.staleness_sum};
-	b.core->cfg.epoch = b.core->store.version_epoch = cfg->epoch;
+	b.core->cfg.term = b.core->store.version_term = cfg->term;
 	img = bench_save(&b);
 	bench_close(&b);
 	return img;
@@ -107,7 +107,7 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	img = bench_save(&b);
 	assert_int_equal(run_head_read(img.data[IMAGE_RUN], img.size[IMAGE_RUN], &head), 0);
 	assert_int_equal(head.run_lo, cfg.run.lo);
-	assert_int_equal(head.epoch, cfg.epoch);
+	assert_int_equal(head.term, cfg.term);
 	assert_int_equal(head.version, 1);
 	assert_string_equal(head.model, cfg.model);
 	assert_string_equal(image_names[IMAGE_RUN], RUN_HEAD_SECTION);
@@ -116,7 +116,7 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	cfg.run = (struct run_id){0, 0};
 	bench_load(&other, cfg, &img);
 	assert_memory_equal(&core_config(other.core)->run, &b.cfg.run, sizeof(cfg.run));
-	assert_int_equal(core_config(other.core)->epoch, b.cfg.epoch + 1);
+	assert_int_equal(core_config(other.core)->term, b.cfg.term + 1);
 	assert_int_equal(bench_worker(&other, 1).state, SESSION_AWAY);
 	assert_int_equal(bench_worker(&other, 2).state, SESSION_DEAD);
 	assert_int_equal(bench_worker(&other, 2).last_seq, 1);

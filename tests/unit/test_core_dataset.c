@@ -217,7 +217,7 @@ static void a_push_that_is_rejected_fixes_nothing(void **state)
 						       : batch(wrong, ++seq, 0, 0, 1);
 
 		bench_work(&m, 0, 0, 1);
-		m.push.base_epoch = b.cfg.epoch;
+		m.push.base_term = b.cfg.term;
 		m.push.base_version = why == REJECT_STALE ? 7 : 0;
 		m.push.images += why == REJECT_SHAPE;
 		if (why == REJECT_NONFINITE)

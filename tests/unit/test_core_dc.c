@@ -127,17 +127,17 @@ static void pull(struct lesson *l, uint32_t i)
 
 	bench_pull(&l->b, 10 + i, p->s, WEIGHTS_CURRENT);
 	p->version[p->n] = bench_sent(&l->b, 10 + i, MSG_PARAMS)->params.version;
-	p->epoch[p->n++] = p->s.epoch;
+	p->epoch[p->n++] = p->s.term;
 	assert_int_equal(p->version[p->n - 1], l->twin.version);
 }
 
-/* The push of worker i whose weights are `version` of server epoch `epoch`. */
+/* The push of worker i whose weights are `version` of term `epoch`. */
 static void push_of(struct lesson *l, uint32_t i, const float *g, uint64_t version, uint64_t epoch)
 {
 	struct msg m = bench_push(l->pupil[i].s, ++l->pupil[i].seq);
 
 	m.push.base_version = version;
-	m.push.base_epoch = epoch;
+	m.push.base_term = epoch;
 	bench_slice(&m, 0, 3, g); /* in two parts, as any push may be */
 	bench_slice(&m, 3, BENCH_PARAMS - 3, g + 3);
 	bench_applied(&l->b, 10 + i, &m);
@@ -256,10 +256,10 @@ static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void 
 	cfg.prefetch = 1;
 	lesson_open(&l, cfg);
 	pull(&l, 0);
-	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.epoch);
+	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.term);
 	twin_push(&l.twin, bench_ones, 0);
 	pull(&l, 0);
-	push_of(&l, 1, bench_ones, 1, l.pupil[1].s.epoch);
+	push_of(&l, 1, bench_ones, 1, l.pupil[1].s.term);
 	twin_push(&l.twin, bench_ones, 1);
 	before = core_weights(l.b.core)[4];
 	push(&l, 0, bench_ones);
@@ -299,7 +299,7 @@ static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_coun
 
 	(void)state;
 	lesson_open(&l, dc_config(1));
-	epoch = l.pupil[0].s.epoch;
+	epoch = l.pupil[0].s.term;
 	for (uint64_t version = 0; version < 3; version++) {
 		push_of(&l, 0, bench_ones, version, epoch); /* current: needs none */
 		twin_push(&l.twin, bench_ones, (int64_t)version);
@@ -328,7 +328,7 @@ static void weights_of_a_lost_life_are_not_held(void **state)
 
 	(void)state;
 	lesson_open(&l, cfg);
-	epoch = l.pupil[0].s.epoch;
+	epoch = l.pupil[0].s.term;
 	push_of(&l, 1, bench_ones, 0, epoch);
 	image = bench_save(&l.b);
 	push_of(&l, 1, bench_ones, 1, epoch);
@@ -338,13 +338,13 @@ static void weights_of_a_lost_life_are_not_held(void **state)
 	bench_drop(&image);
 	l.pupil[1].seq = 1; /* this one begins anew from there */
 	come_back(&l);
-	push_of(&l, 1, twos, 1, l.pupil[1].s.epoch);
+	push_of(&l, 1, twos, 1, l.pupil[1].s.term);
 	bench_pull(&l.b, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* another version 2 */
-	push_of(&l, 1, twos, 2, l.pupil[1].s.epoch);
+	push_of(&l, 1, twos, 2, l.pupil[1].s.term);
 	push_of(&l, 0, bench_ones, 2, epoch);
 	assert_float_equal(core_weights(l.b.core)[4], (float)(-6 * RATE), 1e-7);
 	assert_int_equal(core_stats(l.b.core)->uncompensated, 1);
-	push_of(&l, 0, bench_ones, 2, l.pupil[0].s.epoch); /* the one that it has pulled */
+	push_of(&l, 0, bench_ones, 2, l.pupil[0].s.term); /* the one that it has pulled */
 	assert_float_equal(core_weights(l.b.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
 	assert_int_equal(core_stats(l.b.core)->uncompensated, 1);
@@ -431,17 +431,17 @@ static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 	for (uint64_t version = 0; version < 50; version++) {
 		for (uint32_t i = 0; i < WORKERS; i++)
 			bench_pull(&l.b, 10 + i, l.pupil[i].s, WEIGHTS_CURRENT);
-		push_of(&l, 2, bench_ones, version, l.pupil[2].s.epoch);
+		push_of(&l, 2, bench_ones, version, l.pupil[2].s.term);
 		twin_push(&l.twin, bench_ones, (int64_t)version);
 	}
 	assert_true(copies(&l) <= BACKUPS_MAX_HELD + 1);
 	assert_int_equal(l.b.core->worker[0].n_held, BACKUPS_MAX_HELD);
-	push_of(&l, 0, bench_ones, 0, l.pupil[0].s.epoch);
+	push_of(&l, 0, bench_ones, 0, l.pupil[0].s.term);
 	twin_push(&l.twin, bench_ones, 0);
-	push_of(&l, 0, bench_ones, 49, l.pupil[0].s.epoch);
+	push_of(&l, 0, bench_ones, 49, l.pupil[0].s.term);
 	twin_push(&l.twin, bench_ones, 49);
 	assert_int_equal(core_stats(l.b.core)->uncompensated, 0);
-	push_of(&l, 1, bench_ones, 20, l.pupil[1].s.epoch); /* dropped */
+	push_of(&l, 1, bench_ones, 20, l.pupil[1].s.term); /* dropped */
 	twin_push(&l.twin, bench_ones, -1);
 	assert_int_equal(core_stats(l.b.core)->uncompensated, 1);
 	assert_true(farthest(&l) < 1e-5);
@@ -462,7 +462,7 @@ static void lone_push(struct bench *b, struct stamp s, uint64_t i, uint64_t epoc
 	for (size_t j = 0; j < BENCH_PARAMS; j++)
 		g[j] = (float)((i * 7 + j * 3) % 11) / 5 - 1;
 	m.push.base_version = i > 1 ? i - 2 : 0;
-	m.push.base_epoch = epoch;
+	m.push.base_term = epoch;
 	bench_slice(&m, 0, BENCH_PARAMS, g);
 	bench_applied(b, 9, &m);
 }
@@ -484,10 +484,10 @@ static void lone_run(uint64_t saved, float *end)
 		if (i == saved + 1)
 			image = bench_save(&b);
 		bench_pull(&b, 9, s, WEIGHTS_CURRENT);
-		lone_push(&b, s, i, s.epoch);
+		lone_push(&b, s, i, s.term);
 	}
 	if (saved < LONE_PUSHES) {
-		uint64_t epoch = s.epoch;
+		uint64_t epoch = s.term;
 
 		bench_close(&b);
 		bench_load(&b, cfg, &image);
@@ -497,7 +497,7 @@ static void lone_run(uint64_t saved, float *end)
 			lone_push(&b, s, i, epoch);
 		lone_push(&b, s, LONE_PUSHES + 1, epoch); /* of weights in hand */
 	} else {
-		lone_push(&b, s, LONE_PUSHES + 1, s.epoch);
+		lone_push(&b, s, LONE_PUSHES + 1, s.term);
 	}
 	assert_int_equal(core_stats(b.core)->uncompensated, 0);
 	memcpy(end, core_weights(b.core), BENCH_PARAMS * sizeof(*end));
@@ -543,8 +543,8 @@ static void without_it_there_is_no_backup(void **state)
 	cfg.dc_lambda = 0;
 	lesson_open(&l, cfg);
 	pull(&l, 0);
-	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.epoch);
-	push_of(&l, 0, bench_ones, 0, l.pupil[0].s.epoch);
+	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.term);
+	push_of(&l, 0, bench_ones, 0, l.pupil[0].s.term);
 	assert_int_equal(l.b.core->backups.n, 0);
 	assert_int_equal(l.b.core->worker[0].n_held, 0);
 	assert_int_equal(core_stats(l.b.core)->uncompensated, 0);

@@ -107,7 +107,7 @@ static int push_once(
 	bench_slice(&m, 3, BENCH_PARAMS - 3, g + 3);
 	if (t->mode != MODE_DOWNPOUR)
 		m.push.base_version = core_stats(b->core)->version;
-	m.push.base_epoch = b->cfg.epoch;
+	m.push.base_term = b->cfg.term;
 	m.push.images = 10;
 	if (t->batches)
 		m.push.work = (struct work){0, b->core->leases.n_done, 1};
@@ -131,7 +131,7 @@ static void assert_saved_well(struct bench *b, const char *what)
 	const char *why = NULL;
 	struct bench again;
 
-	cfg.epoch++;
+	cfg.term++;
 	if (bench_read(&again, cfg, &img, &why) != PS_OK)
 		fail_msg("%s: the checkpoint is refused: %s", what, why);
 	bench_close(&again);
@@ -217,7 +217,7 @@ static void push_batch(struct bench *b, struct stamp s, uint64_t seq, uint32_t i
 	m.push.work = (struct work){0, i, 1};
 	m.push.images = 10;
 	m.push.base_version = core_stats(b->core)->version;
-	m.push.base_epoch = b->cfg.epoch;
+	m.push.base_term = b->cfg.term;
 	bench_message(b, 9, &m);
 }
 

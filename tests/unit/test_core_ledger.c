@@ -20,7 +20,7 @@ static void a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once(v
 	m = bench_push_ones(s, 1);
 	a = bench_acked(&b, 9, &m);
 	assert_int_equal(a.version, 1);
-	assert_int_equal(a.epoch, b.cfg.epoch);
+	assert_int_equal(a.term, b.cfg.term);
 	bad = bench_push_ones(s, 2);
 	bad.push.loss = NAN;
 	bench_rejected(&b, 9, &bad, REJECT_NONFINITE);

@@ -427,14 +427,14 @@ static void a_step_of_sync_does_not_wait_for_it(void **state)
 	bench_lease(&b, 9, bad, 1);
 	struct msg_grant theirs = *granted(&b, 9), ours = lease(&b, 8, good, 1);
 	struct msg m = batch(good, 1, 0, ours.work.first, ours.work.count);
-	m.push.base_epoch = b.cfg.epoch;
+	m.push.base_term = b.cfg.term;
 	bench_applied(&b, 8, &m);
 	assert_int_equal(core_stats(b.core)->updates, 0);
 	uint64_t request = 1;
 	for (uint64_t seq = 1; seq <= PATIENCE; seq++) {
 		m = batch(bad, seq, 0, theirs.work.first, theirs.work.count);
 		m.push.base_version = theirs.version;
-		m.push.base_epoch = b.cfg.epoch;
+		m.push.base_term = b.cfg.term;
 		m.push.loss = NAN;
 		bench_rejected(&b, 9, &m, REJECT_NONFINITE);
 		if (seq == PATIENCE)

@@ -130,11 +130,11 @@ static void after_a_crash_a_worker_goes_on_in_the_new_epoch(void **state)
 
 	(void)state;
 	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EEPOCH);
+	bench_refused(&b, 9, PS_ETERM);
 	again = resume(&b, 9, s, 4, 1);
 	assert_int_equal(again.worker, s.worker);
 	assert_int_equal(again.incarnation, s.incarnation);
-	assert_int_equal(again.epoch, s.epoch + 1);
+	assert_int_equal(again.term, s.term + 1);
 	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.last_seq, 2);
 	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.durable_seq, 2);
 	for (uint64_t seq = 3; seq <= 4; seq++) {

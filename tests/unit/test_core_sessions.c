@@ -27,7 +27,7 @@ static void welcome_comes_when_the_incarnation_is_on_disk_and_not_before(void **
 	w = &bench_sent(&b, 9, MSG_WELCOME)->welcome;
 	assert_int_equal(w->stamp.worker, 1);
 	assert_int_equal(w->stamp.incarnation, 1);
-	assert_int_equal(w->stamp.epoch, b.cfg.epoch);
+	assert_int_equal(w->stamp.term, b.cfg.term);
 	assert_memory_equal(&w->stamp.run, &b.cfg.run, sizeof(w->stamp.run));
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
 	bench_load(&other, b.cfg, &img); /* what is on disk knows of it */
@@ -239,7 +239,7 @@ static void a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_stat
 		struct stamp bad = s;
 
 		bad.run.lo++;
-		bad.epoch--;
+		bad.term--;
 		bad.incarnation--;
 		refused_and_harmless(&b, stamped[i], &bad, PS_EWRONGRUN);
 		bad.run.lo--;
@@ -248,10 +248,10 @@ static void a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_stat
 		bad.run.hi--;
 		refused_and_harmless(&b, stamped[i], &bad, PS_EFENCED);
 		bad.incarnation++;
-		refused_and_harmless(&b, stamped[i], &bad, PS_EEPOCH);
-		bad.epoch += 2;
-		refused_and_harmless(&b, stamped[i], &bad, PS_EEPOCH);
-		bad.epoch--;
+		refused_and_harmless(&b, stamped[i], &bad, PS_ETERM);
+		bad.term += 2;
+		refused_and_harmless(&b, stamped[i], &bad, PS_ETERM);
+		bad.term--;
 		refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
 	}
 	bench_close(&b);
@@ -292,7 +292,7 @@ static void a_joining_worker_may_not_speak_yet(void **state)
 	bench_open(&b, bench_training());
 	bench_message(&b, 9, &m);
 	for (size_t i = 0; i < STAMPED; i++) {
-		struct stamp guess = {b.cfg.run, b.cfg.epoch, 1, 1};
+		struct stamp guess = {b.cfg.run, b.cfg.term, 1, 1};
 
 		refused_and_harmless(&b, stamped[i], &guess, PS_ESTATE);
 	}
@@ -340,7 +340,7 @@ static void another_data_set_is_refused_by_every_field(void **state)
 			d->xxh3++;
 		bench_message(&b, 10, &m);
 		bench_refused(&b, 10, PS_EWRONGDATA);
-		m.hello.resume = (struct stamp){b.cfg.run, b.cfg.epoch, 1, 1};
+		m.hello.resume = (struct stamp){b.cfg.run, b.cfg.term, 1, 1};
 		bench_message(&b, 10, &m);
 		bench_refused(&b, 10, PS_EWRONGDATA);
 	}

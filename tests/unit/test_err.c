@@ -27,7 +27,7 @@ static const struct {
 	{"PS_EAUTH", PS_EAUTH, -11, 9},
 	{"PS_EPROTO", PS_EPROTO, -12, 1},
 	{"PS_EVERSION", PS_EVERSION, -13, 2},
-	{"PS_EEPOCH", PS_EEPOCH, -14, 1},
+	{"PS_ETERM", PS_ETERM, -14, 1},
 	{"PS_EGAP", PS_EGAP, -15, 1},
 	{"PS_ESTATE", PS_ESTATE, -16, 1},
 	{"PS_EFULL", PS_EFULL, -17, 3},

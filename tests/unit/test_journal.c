@@ -188,7 +188,7 @@ static void a_record_of_megabytes_and_one_of_nothing_come_back(void **state)
 	journal_close(&j);
 	assert_int_equal(journal_open(&r, dir, GENERATION, MOST, &e), PS_OK);
 	assert_int_equal(r.head.first, 100);
-	assert_int_equal(r.head.epoch, 3);
+	assert_int_equal(r.head.term, 3);
 	assert_int_equal(journal_next(&r, &data, &size, &e), 1);
 	assert_int_equal(size, n);
 	assert_memory_equal(data, big, n);

@@ -110,7 +110,7 @@ static void a_view_stays_as_it_is_until_the_next_one(void **state)
 	push_gradient(2);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
-	assert_int_equal(view.server_epoch, 1);
+	assert_int_equal(view.term, 1);
 	push_gradient(3);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
 	for (int i = 0; i < FAKE_PARAMS; i++)

@@ -9,8 +9,7 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 {
 	struct rng rng = rng_seed(3, RNG_SIM, 0);
 	unsigned char whole[4096], copy[4096];
-	struct msg m =
-		bench_push_ones((struct stamp){.epoch = 1, .worker = 1, .incarnation = 1}, 1);
+	struct msg m = bench_push_ones((struct stamp){.term = 1, .worker = 1, .incarnation = 1}, 1);
 	struct event_reader r;
 	struct frames f;
 	unsigned believed = 0;

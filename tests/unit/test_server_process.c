@@ -28,7 +28,7 @@ static void a_killed_server_goes_on_where_it_was(void **state)
 		kill_9(s); /* in the middle: what is not durable comes again */
 		s = launch(line);
 		push(c, 200 * life + 150, 50);
-		assert_int_equal(strtol(awaited(s, " epoch="), NULL, 10), (long)life + 2);
+		assert_int_equal(strtol(awaited(s, " term="), NULL, 10), (long)life + 2);
 	}
 	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
 	expect_ledger(c, N);
@@ -38,7 +38,7 @@ static void a_killed_server_goes_on_where_it_was(void **state)
 	expect_status(s, "drained");
 	json_t *o = result(s);
 	assert_int_equal(json_integer_value(json_object_get(o, "updates")), N);
-	assert_int_equal(json_integer_value(json_object_get(o, "epoch")), 4);
+	assert_int_equal(json_integer_value(json_object_get(o, "term")), 4);
 	json_decref(o);
 }
 

@@ -69,7 +69,7 @@ static void a_journal_of_another_start_is_refused(void **state)
 	struct commit_config config = {.loop = &sh.loop,
 		.dir = sh.dir,
 		.run = core_config(sh.b.core)->run,
-		.epoch = 4711,
+		.term = 4711,
 		.generation = 1,
 		.done = on_done};
 	struct err e;
@@ -176,7 +176,7 @@ static void a_journal_of_an_earlier_start_is_not_its(void **state)
 
 	(void)state;
 	stand_in_an_older_journal(path);
-	sh.b.core->cfg.epoch++; /* the next start, which ended before it began a journal */
+	sh.b.core->cfg.term++; /* the next start, which ended before it began a journal */
 	save(6);
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
 	assert_int_equal(c.generation, 6);

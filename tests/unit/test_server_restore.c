@@ -17,7 +17,7 @@ static void every_start_has_a_higher_epoch(void **state)
 	}
 }
 
-/* The checkpoints that knew of epochs 2 and 3 are gone; the file EPOCH still knows. */
+/* The checkpoints that knew of terms 2 and 3 are gone; the file TERM still knows. */
 static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
 {
 	(void)state;
@@ -33,7 +33,7 @@ static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
 	start("--model;fc:10");
 	assert_int_equal(epoch(), 4);
 	die();
-	assert_int_equal(unlink(scratch_path(dir, "EPOCH", name)), 0);
+	assert_int_equal(unlink(scratch_path(dir, "TERM", name)), 0);
 	start("--model;fc:10"); /* the other way round the checkpoint knows */
 	assert_int_equal(epoch(), 5);
 }
@@ -203,10 +203,10 @@ static void a_garbled_epoch_file_is_refused(void **state)
 	start("--model;fc:10");
 	die();
 	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-		scratch_write(dir, "EPOCH", texts[i], strlen(texts[i]));
-		start_must_fail("--model;fc:10", PS_ECHECKPOINT, "EPOCH");
+		scratch_write(dir, "TERM", texts[i], strlen(texts[i]));
+		start_must_fail("--model;fc:10", PS_ECHECKPOINT, "TERM");
 	}
-	scratch_write(dir, "EPOCH", "41\n", 3);
+	scratch_write(dir, "TERM", "41\n", 3);
 	start("--model;fc:10");
 	assert_int_equal(epoch(), 42);
 }

@@ -64,7 +64,7 @@ static void an_address_in_use_is_named_before_anything_is_said_or_written(void *
 	assert_int_equal(ended(second), 2);
 	assert_non_null(strstr(second->said, http));
 	assert_int_equal(count_lines(second->said), 1);
-	assert_false(scratch_exists(dir, "EPOCH"));
+	assert_false(scratch_exists(dir, "TERM"));
 }
 
 static void localhost_is_no_open_address(void **state)

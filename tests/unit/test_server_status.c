@@ -112,7 +112,7 @@ static void a_new_server_waits_and_knows_no_accuracy(void **state)
 	assert_string_equal(text_of(o, "schedule"), "cosine");
 	assert_int_equal(strlen(text_of(o, "run")), 32);
 	assert_true(number(o, "n_params") == 7850 && number(o, "seed") == 9);
-	assert_true(number(o, "lr") == 0.125 && number(o, "epoch") == 1);
+	assert_true(number(o, "lr") == 0.125 && number(o, "term") == 1);
 	assert_true(number(o, "uptime_s") == 2.5 && number(o, "rss_bytes") == 777);
 	assert_int_equal(json_array_size(json_object_get(o, "workers")), 0);
 	json_decref(o);
@@ -235,7 +235,7 @@ static void the_result_has_every_field_of_the_contract(void **state)
 	assert_true(number(o, "seconds_total") == 8);
 	assert_true(number(o, "seconds") > 0 && number(o, "seconds") < 1);
 	assert_true(number(o, "duplicates") == 0 && number(o, "rejected") == 0);
-	assert_true(number(o, "refusals") == 2 && number(o, "epoch") == 1);
+	assert_true(number(o, "refusals") == 2 && number(o, "term") == 1);
 	const json_t *data = json_object_get(o, "data");
 	assert_true(number(data, "n_train") == 1000 && number(data, "n_test") == 500);
 	assert_string_equal(text_of(data, "xxh3"), "0000000000001234");

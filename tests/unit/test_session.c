@@ -28,7 +28,7 @@ static void hello_says_who_it_is_and_later_where_it_was(void **state)
 	sbench_welcome(&b, 0, 0);
 	sbench_push_ok(&b, 3);
 	sbench_ack(&b, 1, VERDICT_OK, 1);
-	sbench_error(&b, PS_EEPOCH);
+	sbench_error(&b, PS_ETERM);
 	assert_did(&b, "hello");
 	h = &sbench_sent(&b, MSG_HELLO)->hello;
 	assert_memory_equal(&h->resume, &b.welcome.stamp, sizeof(h->resume));

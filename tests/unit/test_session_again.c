@@ -24,7 +24,7 @@ static void after_a_welcome_all_is_said_again_in_order(void **state)
 	sbench_ack(&b, 1, VERDICT_OK, 0);
 	assert_did(&b, "ACK:1 push:5");
 	sbench_crash(&b);
-	sbench_error(&b, PS_EEPOCH);
+	sbench_error(&b, PS_ETERM);
 	assert_did(&b, "hello");
 	sbench_welcome(&b, 0, 0);
 	assert_did(&b, "READY push:1 push:2 push:3 push:4");
@@ -34,7 +34,7 @@ static void after_a_welcome_all_is_said_again_in_order(void **state)
 		sbench_ack(&b, seq, VERDICT_OK, 0);
 	assert_did(&b, "ACK:2 push:6 result lease pull");
 	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.correct, 1);
-	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.stamp.epoch, b.welcome.stamp.epoch);
+	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.stamp.term, b.welcome.stamp.term);
 	assert_int_equal(sbench_sent(&b, MSG_LEASE)->lease.request, 1); /* the same number */
 	assert_int_equal(sbench_sent(&b, MSG_PULL)->pull.request, 2); /* asked of another server */
 	sbench_lost(&b);
@@ -106,7 +106,7 @@ static void answers_of_before_a_crash_are_not_believed(void **state)
 	sbench_open(&b);
 	sbench_push_ok(&b, 4);
 	late = (struct msg){.type = MSG_ACK,
-		.ack = {.seq = 1, .verdict = VERDICT_OK, .durable_seq = 1, .epoch = 3}};
+		.ack = {.seq = 1, .verdict = VERDICT_OK, .durable_seq = 1, .term = 3}};
 	sbench_crash(&b);
 	sbench_lost(&b);
 	sbench_up(&b);
@@ -115,11 +115,11 @@ static void answers_of_before_a_crash_are_not_believed(void **state)
 	assert_did(&b, "");
 	late = (struct msg){.type = MSG_BEAT,
 		.beat = {.stamp = b.welcome.stamp, .last_seq = 4, .durable_seq = 4}};
-	late.beat.stamp.epoch--;
+	late.beat.stamp.term--;
 	sbench_ack(&b, 1, VERDICT_OK, 0);
 	sbench_message(&b, &late);
 	assert_did(&b, "");
-	late.beat.stamp.epoch++;
+	late.beat.stamp.term++;
 	late.beat.stamp.incarnation++; /* another's */
 	sbench_message(&b, &late);
 	assert_did(&b, "");

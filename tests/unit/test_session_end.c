@@ -47,7 +47,7 @@ static void weights_of_before_a_crash_do_not_answer_a_pull_after_it(void **state
 	sbench_open(&b);
 	assert_int_equal(sbench_pull(&b), PS_OK);
 	sbench_crash(&b);
-	sbench_error(&b, PS_EEPOCH);
+	sbench_error(&b, PS_ETERM);
 	sbench_welcome(&b, 0, 0);
 	assert_did(&b, "READY pull");
 	m.params.request = sbench_sent(&b, MSG_PULL)->pull.request - 1;
@@ -120,7 +120,7 @@ static void one_result_at_a_time_waits_behind_the_pushes(void **state)
 
 static void errors_that_a_hello_cannot_mend_end_it(void **state)
 {
-	const int mend[] = {PS_EEPOCH, PS_EGAP, PS_ESTATE};
+	const int mend[] = {PS_ETERM, PS_EGAP, PS_ESTATE};
 	const int end[] = {PS_EFENCED, PS_EWRONGRUN, PS_EWRONGDATA, PS_EPROTO, PS_EVERSION,
 		PS_EROLLEDBACK, PS_ESHUTDOWN, PS_EDONE, PS_EQUARANTINE, PS_EDIVERGED};
 	static struct sbench b;
@@ -250,7 +250,7 @@ static void after_the_end_there_is_nothing(void **state)
 	assert_did(&b, "END:PS_EFENCED");
 	sbench_ack(&b, 1, VERDICT_OK, 1); /* the bench refuses effects after the end */
 	sbench_welcome(&b, 0, 0);
-	sbench_error(&b, PS_EEPOCH);
+	sbench_error(&b, PS_ETERM);
 	sbench_bye_from_server(&b, PS_EDONE);
 	sbench_lost(&b);
 	sbench_up(&b);

@@ -47,12 +47,12 @@ static void each_loss_of_contact_begins_with_a_short_wait(void **state)
 	(void)state;
 	sbench_open(&b);
 	for (int i = 0; i < 3; i++) {
-		sbench_error(&b, PS_EEPOCH);
+		sbench_error(&b, PS_ETERM);
 		assert_did(&b, "hello");
 		for (int k = 0; k < 4; k++)
 			wait_for_hello(&b);
 		sbench_welcome(&b, 0, 0);
-		sbench_error(&b, PS_EEPOCH);
+		sbench_error(&b, PS_ETERM);
 		assert_in_range(wait_for_hello(&b), 75, 125);
 		sbench_welcome(&b, 0, 0);
 	}

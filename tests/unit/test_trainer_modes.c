@@ -89,7 +89,7 @@ static void weights_of_before_a_restart_are_not_exact_after_it(void **state)
 	seen = fake_look(&fake);
 	assert_int_equal(seen.pulls, 2);
 	assert_int_equal(seen.last_seq, 1);
-	assert_int_equal(seen.made[0].base_epoch, 2);
+	assert_int_equal(seen.made[0].base_term, 2);
 	assert_int_equal(seen.made[0].base_version, 0);
 }
 

@@ -66,7 +66,7 @@ static inline void gradient_of(const float *w, struct work batch, float *g, stru
 static inline void expect_push(struct fake_push *of, const float *g, uint64_t base_version)
 {
 	of->base_version = base_version;
-	of->base_epoch = 1;
+	of->base_term = 1;
 	of->pulls = ref.pulls;
 	for (int i = 0; i < N; i++) {
 		of->g[i] = g[i];
@@ -98,7 +98,7 @@ static inline void pushes_are_the_references(void)
 		assert_int_equal(a->images, b->images);
 		assert_memory_equal(&a->work, &b->work, sizeof a->work);
 		assert_int_equal(a->base_version, b->base_version);
-		assert_int_equal(a->base_epoch, b->base_epoch);
+		assert_int_equal(a->base_term, b->base_term);
 		assert_int_equal(a->pulls, b->pulls);
 	}
 	assert_int_equal(seen.pulls, ref.pulls);

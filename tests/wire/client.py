@@ -142,7 +142,7 @@ class Worker:
         self.request = self.lease_request = 0
         self.welcome = self.stamp = None
         self.seq = self.durable = 0
-        self.base_epoch = 0  # whose PARAMS came last; 0: none did
+        self.base_term = 0  # whose PARAMS came last; 0: none did
         self.next_beat = 0.0
         if resume:
             self.stamp, self.seq, self.durable = resume
@@ -230,7 +230,7 @@ class Worker:
             body, vector = self.wait("params")
             if body.request == self.request:
                 assert len(vector) == self.welcome.n_params
-                self.base_epoch = self.stamp.epoch
+                self.base_term = self.stamp.term
                 self.params = body
                 return vector, body.version
 
@@ -248,7 +248,7 @@ class Worker:
         """The next push and the pull after it in one request: (its ACK, weights, their version)."""
         self.seq += 1
         self.request += 1
-        meta = pb.Push(base_version=version, base_epoch=self.base_epoch, pull=self.request)
+        meta = pb.Push(base_version=version, base_term=self.base_term, pull=self.request)
         self.kept[self.seq] = [meta, [(0, gradient)], None]
         self.send_push(self.seq)
         ack = None
@@ -263,7 +263,7 @@ class Worker:
     def push(self, gradient, version, work=None, images=0, loss=0.0, offset=0, wait=True):
         """Send the next push; returns its ACK."""
         self.seq += 1
-        meta = pb.Push(base_version=version, base_epoch=self.base_epoch, images=images, loss=loss)
+        meta = pb.Push(base_version=version, base_term=self.base_term, images=images, loss=loss)
         if work:
             meta.work.CopyFrom(work)
         self.kept[self.seq] = [meta, [(offset, gradient)], None]

@@ -8,7 +8,7 @@ import pytest
 from client import PROTOCOL, Link, Refused, Worker, checksum, encode, hello, pb
 from conftest import LEDGER, PLAIN, SIZE, Honest
 
-EPROTO, EVERSION, EEPOCH, EGAP, ESTATE = 12, 13, 14, 15, 16
+EPROTO, EVERSION, ETERM, EGAP, ESTATE = 12, 13, 14, 15, 16
 EWRONGRUN, EFENCED, EFULL, EAGAIN, EUSAGE, EROLLEDBACK = 5, 6, 17, 21, 1, 18
 EQUARANTINE = 24
 ONE = np.eye(1, SIZE, dtype=np.float32)[0]
@@ -183,7 +183,7 @@ def test_errors_role(link):
 def test_errors_say_hello_first(link, honest):
     for worker in (2, 1000):
         stamp = pb.Stamp(run_hi=honest.stamp.run_hi, run_lo=honest.stamp.run_lo,
-                         epoch=honest.stamp.epoch, worker=worker, incarnation=1)
+                         term=honest.stamp.term, worker=worker, incarnation=1)
         for body in (pb.Pull(stamp=stamp, which=1), pb.Push(stamp=stamp, seq=1),
                      pb.Lease(stamp=stamp, request=1), pb.Beat(stamp=stamp), pb.Bye(stamp=stamp)):
             assert code(link, body) == ESTATE
@@ -204,10 +204,10 @@ def test_errors_wrong_run(link, honest):
     assert code(link, hello(resume=stamp, last_seq=1)) == EWRONGRUN
 
 
-def test_errors_epoch(link, honest):
-    for epoch in (0, honest.stamp.epoch + 1):
-        stamp = changed(honest.stamp, epoch=epoch)
-        assert code(link, pb.Push(stamp=stamp, seq=honest.seq + 1), [(0, ONE)]) == EEPOCH
+def test_errors_term(link, honest):
+    for term in (0, honest.stamp.term + 1):
+        stamp = changed(honest.stamp, term=term)
+        assert code(link, pb.Push(stamp=stamp, seq=honest.seq + 1), [(0, ONE)]) == ETERM
 
 
 def test_errors_fenced(server, honest):

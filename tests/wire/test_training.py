@@ -8,7 +8,7 @@ from client import Refused, Worker, checksum, pb
 from conftest import LEDGER, Honest
 from lab import SIGTERM
 
-EDONE, ESHUTDOWN, EWRONGDATA, EEPOCH, ESTATE = 20, 19, 8, 14, 16
+EDONE, ESHUTDOWN, EWRONGDATA, ETERM, ESTATE = 20, 19, 8, 14, 16
 FILES = [(name, "images" in name) for name in idx.NAMES]
 
 
@@ -273,7 +273,7 @@ def test_data_set_fingerprint(lab, few):
 def test_exactly_once_when_the_server_is_killed(lab):
     server = lab.server(*LEDGER, "--checkpoint-ms", 20)
     worker = Honest(server.endpoint, name="ledger")
-    epoch = worker.stamp.epoch
+    term = worker.stamp.term
     for life in range(3):
         for _ in range(40):
             worker.push_next()
@@ -282,13 +282,13 @@ def test_exactly_once_when_the_server_is_killed(lab):
         server.kill()
         server = lab.restart(server, *LEDGER, "--checkpoint-ms", 20)
         worker.reconnect()
-        assert worker.stamp.epoch == epoch + life + 1
+        assert worker.stamp.term == term + life + 1
     worker.goes_on()
     assert worker.seq == 3 * (40 + worker.welcome.push_window) + 1
     worker.bye()
 
 
-def test_errors_old_epoch_after_a_restart(lab):
+def test_errors_old_term_after_a_restart(lab):
     server = lab.server(*LEDGER)
     worker = Honest(server.endpoint, name="late")
     worker.goes_on()
@@ -300,7 +300,7 @@ def test_errors_old_epoch_after_a_restart(lab):
     worker.links()
     worker.bulk.send(pb.Pull(stamp=old, which=1))
     name, body, _ = worker.bulk.receive()
-    assert (name, body.code) == ("error", EEPOCH)
+    assert (name, body.code) == ("error", ETERM)
     worker.hello()
     worker.goes_on()
     worker.close()

@@ -122,16 +122,16 @@ def test_modes(lab, few, mode):
 
 
 def test_modes_weights_of_another_life_of_the_server_are_not_exact(lab, few):
-    """`base_epoch`: the right version of the wrong epoch is REJECT_STALE."""
+    """`base_term`: the right version of the wrong term is REJECT_STALE."""
     server = lab.server(*RUN, *MODES["sync"], directory=None)
     worker = Worker(server.endpoint, data=few[1].id)
     grant = worker.lease()
     weights, version = worker.pull()
     assert grant.exact and version == grant.version
-    worker.base_epoch += 1
+    worker.base_term += 1
     ack = worker.push(0 * weights, version, grant.work, 100)
     assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_STALE)
-    worker.base_epoch -= 1
+    worker.base_term -= 1
     ack = worker.push(0 * weights, version, grant.work, 100)
     assert ack.verdict == pb.VERDICT_OK
     worker.close()

@@ -183,7 +183,7 @@ static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint
 	o->push.then_pull = then_pull;
 	o->pull.which = WEIGHTS_CURRENT;
 	o->push.meta.base_version = version;
-	o->push.meta.base_epoch = cnnps_epoch_of(c, version);
+	o->push.meta.base_term = cnnps_term_of(c, version);
 	if (work) {
 		o->push.meta.work = (struct work){work->epoch, work->first, work->count};
 		o->push.meta.images = work->images;
@@ -236,7 +236,7 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 		return PS_EUSAGE;
 	if ((status = net_order(c->net, o)))
 		return status;
-	*lease = lease_of(&o->lease.grant, o->lease.server_epoch);
+	*lease = lease_of(&o->lease.grant, o->lease.term);
 	return PS_OK;
 }
 

@@ -73,9 +73,9 @@ enum cnnps_mode {
 struct cnnps_info {
 	const char *model; /* canonical text */
 	uint64_t n_params, seed;
-	uint32_t batch, epochs; /* images per batch; training epochs, 0: no data set */
+	uint32_t batch, epochs; /* images per batch; epochs, 0: no data set */
 	uint32_t worker, incarnation;
-	uint64_t server_epoch;
+	uint64_t term;
 	enum cnnps_mode mode;
 	uint32_t n_push, n_fetch; /* batches per push, and per pull, >= 1 */
 	int push_sum;             /* 1: a push is the sum of its batches' gradients, 0: the mean */
@@ -89,14 +89,14 @@ struct cnnps_lease {
 	uint32_t epoch;        /* TRAIN: from 0; gives the order of images */
 	uint32_t first, count; /* TRAIN: batches; EVAL: test images */
 	uint64_t eval_id;
-	int exact; /* TRAIN: 1: one push of the whole lease, computed at `version` of that epoch */
-	uint64_t version, server_epoch;
+	int exact; /* TRAIN: 1: one push of the whole lease, computed at `version` of that term */
+	uint64_t version, term;
 };
 
 /* Weights as they are after `version` gradients of a server's life. */
 struct cnnps_weights {
 	const float *w; /* n_params floats */
-	uint64_t version, server_epoch;
+	uint64_t version, term;
 	double elastic; /* EASGD: of the distance, to be closed by either side */
 };
 

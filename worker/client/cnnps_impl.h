@@ -12,7 +12,7 @@
 /* Versions of before a crash of the server mean other weights than those of after it. */
 enum { PULLS = 16 };
 struct pulled {
-	uint64_t version, server_epoch;
+	uint64_t version, term;
 };
 
 struct cnnps {
@@ -34,8 +34,8 @@ struct cnnps {
 
 /* cnnps.c: the next order, empty. */
 struct order *cnnps_order(struct cnnps *c, enum order_kind kind);
-/* weights.c: server epoch of the newest pull of that version; 0: not known. */
-uint64_t cnnps_epoch_of(const struct cnnps *c, uint64_t version);
+/* weights.c: term of the newest pull of that version; 0: not known. */
+uint64_t cnnps_term_of(const struct cnnps *c, uint64_t version);
 /* weights.c: the next weights come into the memory of those that the program looks at no more. */
 void cnnps_put_away(struct cnnps *c);
 

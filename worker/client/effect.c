@@ -103,7 +103,7 @@ static void told_params(struct net *n, const struct msg_params *p)
 		return;
 	frames_move(&a->frames, n->in);
 	a->params = *p;
-	a->server_epoch = session_welcome(n->session)->stamp.epoch;
+	a->term = session_welcome(n->session)->stamp.term;
 	if (o)
 		net_reply(n, PS_OK);
 	else
@@ -125,7 +125,7 @@ static void told_grant(struct net *n, const struct msg_grant *g)
 	if (!o)
 		return;
 	o->lease.grant = *g;
-	o->lease.server_epoch = session_welcome(n->session)->stamp.epoch;
+	o->lease.term = session_welcome(n->session)->stamp.term;
 	net_reply(n, PS_OK);
 }
 

@@ -11,7 +11,7 @@ struct cnnps_info info_of(const struct msg_welcome *w)
 		.epochs = w->epochs,
 		.worker = w->stamp.worker,
 		.incarnation = w->stamp.incarnation,
-		.server_epoch = w->stamp.epoch,
+		.term = w->stamp.term,
 		.mode = (enum cnnps_mode)w->mode,
 		.n_push = w->n_push,
 		.n_fetch = w->n_fetch,
@@ -21,21 +21,21 @@ struct cnnps_info info_of(const struct msg_welcome *w)
 		.momentum = w->momentum};
 }
 
-struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t server_epoch)
+struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term)
 {
 	if (g->kind == GRANT_EVAL)
 		return (struct cnnps_lease){.kind = CNNPS_EVAL,
 			.first = g->eval_first,
 			.count = g->eval_count,
 			.eval_id = g->eval_id,
-			.server_epoch = server_epoch};
+			.term = term};
 	return (struct cnnps_lease){.kind = CNNPS_TRAIN,
 		.epoch = g->work.epoch,
 		.first = g->work.first,
 		.count = g->work.count,
 		.exact = g->exact != 0,
 		.version = g->version,
-		.server_epoch = server_epoch};
+		.term = term};
 }
 
 uint32_t info_process(char *host, size_t size)

@@ -9,8 +9,8 @@
 
 /* Borrows the model's text of `w`. */
 struct cnnps_info info_of(const struct msg_welcome *w);
-/* `server_epoch`: of the server that said it. */
-struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t server_epoch);
+/* `term`: of the server that said it. */
+struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term);
 /* This process's id, and the name of its host in printable ASCII, cut to `size` - 1 bytes: labels
  * that HELLO carries. */
 uint32_t info_process(char *host, size_t size);

@@ -452,7 +452,7 @@ void arrival_move(struct arrival *to, struct arrival *from)
 {
 	frames_move(&to->frames, &from->frames);
 	to->params = from->params;
-	to->server_epoch = from->server_epoch;
+	to->term = from->term;
 }
 
 void net_alive(struct net *n)

@@ -53,7 +53,7 @@ enum order_kind {
 struct arrival {
 	struct frames frames; /* yours when the order's status is 0 */
 	struct msg_params params;
-	uint64_t server_epoch;
+	uint64_t term;
 };
 /* `to` is empty, and `from` is then. */
 void arrival_move(struct arrival *to, struct arrival *from);
@@ -76,7 +76,7 @@ struct order {
 		} push;
 		struct {
 			struct msg_grant grant;
-			uint64_t server_epoch;
+			uint64_t term;
 		} lease; /* out */
 		struct msg_result result;
 		int durable; /* FLUSH: not only decided but on the server's disk */

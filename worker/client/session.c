@@ -98,7 +98,7 @@ static void send_push(struct session *s, uint64_t seq)
 	p->work = k->work;
 	p->images = k->images;
 	p->loss = k->loss;
-	p->base_epoch = k->base_epoch;
+	p->base_term = k->base_term;
 	p->verdict = k->verdict;
 	p->reject = k->reject;
 	p->slices.n = 0;
@@ -169,7 +169,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 		s->last_seq = s->acked_seq = s->freed_seq = decided;
 	if (decided < s->freed_seq || decided > s->last_seq)
 		return; /* an old one that the network kept */
-	if (s->welcomed && w->stamp.epoch != s->welcome.stamp.epoch)
+	if (s->welcomed && w->stamp.term != s->welcome.stamp.term)
 		s->pull.number++; /* the old server's PARAMS are not this one's */
 	s->welcome = *w;
 	s->welcomed = 1;
@@ -189,7 +189,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 
 static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 {
-	if (a->epoch != s->welcome.stamp.epoch || a->seq > s->sent_seq || a->seq <= s->freed_seq)
+	if (a->term != s->welcome.stamp.term || a->seq > s->sent_seq || a->seq <= s->freed_seq)
 		return; /* decided before a crash, or an answer to what was sent before the newest
 			   WELCOME */
 	if (a->seq > s->acked_seq + 1) {
@@ -220,7 +220,7 @@ static void tell(struct session *s, enum session_effect_kind kind, const struct 
 static void on_error(struct session *s, const struct msg_error *e, uint64_t now_ms)
 {
 	switch (e->status) {
-	case PS_EEPOCH:
+	case PS_ETERM:
 	case PS_EGAP:
 	case PS_ESTATE:
 		resynchronise(s, now_ms);
@@ -270,7 +270,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 		break;
 	case MSG_BEAT:
 		if (s->welcomed && same_life(&m->beat.stamp, &s->welcome.stamp) &&
-			m->beat.stamp.epoch == s->welcome.stamp.epoch) {
+			m->beat.stamp.term == s->welcome.stamp.term) {
 			release(s, m->beat.durable_seq);
 			session_pump(s);
 		}

@@ -2,7 +2,7 @@
  * session.h - the worker's side of the protocol as a pure state machine: what to say, what to keep,
  * what to say again. worker/client/net.c drives it over ZeroMQ, tests/sim over a seeded network.
  *
- *            start            WELCOME                    ERROR EPOCH|GAP|STATE, link lost, silence
+ *            start            WELCOME                    ERROR TERM|GAP|STATE , link lost, silence
  *   (new) ----------> HELLO ----------> READY --------------------------------------> HELLO
  *                       |                 |
  *                       `----- END <------'   BYE, FENCED, WRONGRUN, WRONGDATA, ..., unreachable
@@ -52,7 +52,7 @@ enum session_effect_kind {
 	DO_RELEASE,   /* pushes up to `seq` are durable: their bytes may go */
 	TELL_READY, /* WELCOME: session_welcome is valid; said again after each resynchronisation */
 	TELL_ACK,   /* msg->ack is the decision on push `seq`: told once per push */
-	TELL_PARAMS,    /* msg->params answers the pull; they are of the server epoch of
+	TELL_PARAMS,    /* msg->params answers the pull; they are of the term of
 			   session_welcome */
 	TELL_NO_PARAMS, /* the pull will not be answered: `status` says why (PS_EAGAIN: nothing is
 			   under evaluation) */

@@ -48,7 +48,7 @@ static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_
 
 	note_request(s, now_ms);
 	*session_kept(s, seq) = (struct kept){.base_version = meta->base_version,
-		.base_epoch = meta->base_epoch,
+		.base_term = meta->base_term,
 		.work = meta->work,
 		.images = meta->images,
 		.loss = meta->loss};

@@ -11,7 +11,7 @@
 
 /* A push that is not durable yet, at seq % capacity. */
 struct kept {
-	uint64_t base_version, base_epoch;
+	uint64_t base_version, base_term;
 	struct work work;
 	uint32_t images;
 	float loss;

@@ -11,14 +11,14 @@ static void note_pull(struct cnnps *c, const struct arrival *a)
 
 	if (!c->n_pulled || c->pulled[newest % PULLS].version != a->params.version)
 		newest = c->n_pulled++;
-	c->pulled[newest % PULLS] = (struct pulled){a->params.version, a->server_epoch};
+	c->pulled[newest % PULLS] = (struct pulled){a->params.version, a->term};
 }
 
-uint64_t cnnps_epoch_of(const struct cnnps *c, uint64_t version)
+uint64_t cnnps_term_of(const struct cnnps *c, uint64_t version)
 {
 	for (size_t i = c->n_pulled; i > 0 && i + PULLS > c->n_pulled; i--)
 		if (c->pulled[(i - 1) % PULLS].version == version)
-			return c->pulled[(i - 1) % PULLS].server_epoch;
+			return c->pulled[(i - 1) % PULLS].term;
 	return 0;
 }
 
@@ -131,7 +131,7 @@ int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 	if (!status)
 		*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
 			.version = a.params.version,
-			.server_epoch = a.server_epoch,
+			.term = a.term,
 			.elastic = a.params.elastic};
 	return status;
 }

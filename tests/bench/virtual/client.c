@@ -245,7 +245,7 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 	ASK(c, status, session_lease(c->session, world_ms(c->world)));
 	if (status || (status = await(c, &c->has_grant)))
 		return status;
-	*lease = lease_of(&c->grant, c->info.server_epoch);
+	*lease = lease_of(&c->grant, c->info.term);
 	return PS_OK;
 }
 
@@ -288,7 +288,7 @@ int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 	c->awaited = NULL;
 	*w = (struct cnnps_weights){.w = c->view,
 		.version = c->awaited_version,
-		.server_epoch = c->info.server_epoch,
+		.term = c->info.term,
 		.elastic = c->awaited_elastic};
 	return PS_OK;
 }
@@ -331,7 +331,7 @@ int cnnps_push_work(
 	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work)
 {
 	struct msg_push meta = {.base_version = version,
-		.base_epoch = c->info.server_epoch,
+		.base_term = c->info.term,
 		.work = {work->epoch, work->first, work->count},
 		.images = work->images,
 		.loss = work->loss};

@@ -98,8 +98,8 @@ static inline void f64(struct cursor *k, double *v)
 	memcpy(v, &x, 8);
 }
 
-/* Float32 arrays are stored as they lie in memory: this project runs on little-endian machines
- * (wire.c checks). */
+/* Float32 arrays are stored as they lie in memory, which is little-endian: a static assertion in
+ * common/safetensors.c refuses any other byte order when the project is built. */
 static inline void floats(struct cursor *k, float *v, size_t n)
 {
 	bytes(k, v, n * sizeof(float));

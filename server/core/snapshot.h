@@ -6,9 +6,9 @@
  * checked against the configuration and the section's size (the container's checksums guard against
  * disks, not against people).
  *
- * core_load(core_save(c)) resumes bit-exactly, apart from what a restart changes on purpose:
- * sessions become AWAY, the term is the configuration's, nobody is owed a reply, one more
- * recovery is counted.
+ * image_read of what image_write wrote resumes the run bit for bit, except for what a restart
+ * changes on purpose: a worker slot in use becomes AWAY unless it is DEAD, the term is the
+ * configuration's, no peer is owed a reply, and one more recovery is counted.
  */
 #ifndef SERVER_CORE_SNAPSHOT_H
 #define SERVER_CORE_SNAPSHOT_H
@@ -21,7 +21,7 @@ enum image_section {
 	IMAGE_LEASES,
 	IMAGE_WEIGHTS,
 	IMAGE_OPTIM,
-	IMAGE_LIVE, /* only image_read_live reads it: configuration, connections, times */
+	IMAGE_LIVE, /* configuration, connections, times: for image_read_live and image_config */
 	IMAGE_SECTIONS
 };
 

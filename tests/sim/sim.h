@@ -4,7 +4,7 @@
  * keeps no more than POSIX promises, clocks that leap and lives that end at any moment. One seed
  * decides all.
  *
- * Verdicts (faults.md 1.4):
+ * Verdicts (tests/sim/README.md lists all of them, and the file that decides each):
  *   ledger gradient  push i sets coordinate i to 1 at rate 1, so at the end each coordinate is -1
  *                    (applied once), 0 (lost) or -2 (twice).
  *   batch ledger     in training a coordinate stands for a batch of an epoch: every one must be

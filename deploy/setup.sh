@@ -10,7 +10,7 @@
 # is printed), else apt-get's own status.
 set -eu
 
-# README.md says why each is there; tests/lint/readme.sh compares the two.
+# CONTRIBUTING.md says why each is there; tests/lint/readme.sh compares the two.
 packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev

@@ -1,4 +1,4 @@
-"""The fenced blocks of README.md and docs/*.md, and what is written beside each.
+"""The fenced blocks of DOCUMENTS, and what is written beside each.
 
 A block is run (tests/e2e/test_documents.py) unless an HTML comment on the line before it says:
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from flavour import ROOT
 
 RUNS = ("", "python", "c")
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "kernels/README.md")
+DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 class Wrong(Exception):

@@ -1,5 +1,5 @@
-"""Every command that README.md and docs/*.md show, as a reader types it (documents.py: what a block
-may have beside it).
+"""Every command that the documents show, as a reader types it (documents.py: which they are, and
+what a block may have beside it).
 
 What differs from the reader's machine, and nothing else does:
 

@@ -27,7 +27,8 @@ def tree(tmp_path):
             shutil.copy(header, place)
     for name in (".clang-format", ".gitignore", "Makefile", "README.md", "kernels/kernels.mk",
                  "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "tests/fault/fault.mk",
-                 "common/rng.c", "deploy/setup.sh", "proto/cnnps.proto"):
+                 "common/rng.c", "deploy/setup.sh", "proto/cnnps.proto", "CONTRIBUTING.md",
+                 "SECURITY.md", "docs/README.md", "kernels/README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -125,6 +126,21 @@ def test_options_that_docs_options_does_not_have_are_found(tree):
     code, output = run(tree, "readme", "bin")
     assert code != 0 and finding in output and "--new" in output, output
     assert re.search(r"^for lint in .*\breadme\b", (LINTS / "run").read_text(), re.MULTILINE)
+
+
+def test_what_the_pages_for_contributors_leave_out_is_found(tree):
+    """A package without a reason, a document off the map, a kernel without its line."""
+    page = (tree / "CONTRIBUTING.md").read_text()
+    plant(tree, "CONTRIBUTING.md", page.replace("libpopt-dev", "x"))
+    plant(tree, "docs/new.md", "# New\n")
+    plant(tree, "kernels/cuda/general/new.cu", "__global__ void new_kernel(int *p)\n{\n}\n")
+    code, output = run(tree, "readme", "bin")
+    assert code != 0
+    for finding in ("CONTRIBUTING.md: does not say why libpopt-dev is there",
+                    "docs/README.md: does not list ./docs/new.md",
+                    "kernels/README.md: does not show how new_kernel maps to blocks"):
+        assert finding in output, output
+    assert "why libpng-dev" not in output and "list ./SECURITY.md" not in output, output
 
 
 def test_comment_about_a_banned_call_is_not_one(tree):

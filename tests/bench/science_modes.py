@@ -11,6 +11,7 @@ Network = namedtuple("Network", "options cost title modes")
 COUNTS = (1, 2, 4, 8, 16)
 MANY = COUNTS[1:]
 SGD = "--optimizer sgd --lr-scaling none --stale-rate constant --warm-updates 0"
+RMSPROP = (0.003, 0.006, 0.009, 0.012, 0.024)
 ADAGRAD = "--optimizer adagrad --lr-scaling none"
 
 
@@ -19,38 +20,41 @@ def mode(name, colour, options, rates, workers=COUNTS, rate_option="--lr", cost=
 
 
 MODES = {
-    "sgd": mode("Downpour, SGD", "#555555", SGD, (0.025, 0.05, 0.1, 0.2, 0.4)),
+    "sgd": mode("Downpour, SGD", "#555555", SGD, (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)),
     "inverse": mode("Downpour, SGD, rate / staleness", "#e69f00",
-                    SGD.replace("constant", "inverse"), (0.1, 0.2, 0.4, 0.8), MANY),
+                    SGD.replace("constant", "inverse"), (0.1, 0.2, 0.4, 0.8, 1.6), MANY),
     "dc": mode("Downpour, SGD, DC-ASGD adaptive", "#0072b2",
                SGD + " --delay-compensation adaptive", (0.025, 0.05, 0.1, 0.2, 0.4), MANY),
     "adagrad": mode("Downpour, Adagrad", "#d55e00", ADAGRAD + " --warm-updates 0",
-                    (0.01, 0.02, 0.04, 0.08)),
+                    (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)),
     "warm": mode("Downpour, Adagrad, warm start", "#000000", ADAGRAD + " --warm-updates 200",
-                 (0.01, 0.02, 0.04, 0.08), MANY),
-    "downpour": mode("Downpour (defaults)", "#0072b2", "", (0.003, 0.006, 0.012)),
-    "prefetch": mode("Downpour, prefetch", "#009e73", "--prefetch", (0.003, 0.006, 0.012)),
-    "buffer": mode("Downpour, buffer of 4", "#cc79a7", "--buffer 4", (0.003, 0.006, 0.012), MANY),
+                 (0.005, 0.01, 0.02, 0.04, 0.08, 0.16), MANY),
+    "downpour": mode("Downpour, RMSprop", "#0072b2", "", RMSPROP),
+    "prefetch": mode("Downpour, prefetch", "#009e73", "--prefetch", RMSPROP),
+    "buffer": mode("Downpour, buffer of 4", "#cc79a7", "--buffer 4", RMSPROP, MANY),
     "push8": mode("Downpour, n_push = n_fetch = 8", "#d55e00", "--n-push 8 --n-fetch 8",
-                  (0.003, 0.006, 0.012)),
-    "ssp": mode("SSP, bound 4", "#56b4e9", "--mode ssp", (0.003, 0.006, 0.012), MANY),
-    "sync": mode("sync", "#009e73", "--mode sync", (0.15, 0.3, 0.6)),
+                  RMSPROP),
+    "ssp": mode("SSP, bound 4", "#56b4e9", "--mode ssp", RMSPROP),
+    "sync": mode("sync", "#009e73", "--mode sync", (0.15, 0.3, 0.6, 1.2)),
     "backup": mode("sync, one backup worker", "#f0e442", "--mode sync --backup-workers 1",
-                   (0.15, 0.3, 0.6), MANY),
-    "easgd": mode("EASGD", "#cc79a7", "--mode easgd", (0.07, 0.13, 0.26),
+                   (0.15, 0.3, 0.6, 1.2), MANY),
+    "easgd": mode("EASGD", "#cc79a7", "--mode easgd", (0.07, 0.13, 0.26, 0.52),
                   rate_option="--local-rate"),
-    "easgd8": mode("EASGD, n_push = 8", "#000000", "--mode easgd --n-push 8", (0.07, 0.13, 0.26),
+    "easgd8": mode("EASGD, n_push = 8", "#000000", "--mode easgd --n-push 8", (0.07, 0.13, 0.26, 0.52),
                    rate_option="--local-rate"),
     "lbfgs": mode("Sandblaster L-BFGS", "#000000", "--mode sandblaster", (None,),
                   workers=(1, 4, 16), cost=9),
 }
 
+# those whose options are nothing but the mode, and whose rate has a default
+DEFAULTS = ("downpour", "ssp", "sync", "easgd")
+
 CLOCK = "50 us and {} Gbit/s at the server's link; 0.1 ms an image per worker, lognormal 10 %"
 NETWORKS = {
     "seed32": Network((), (), "seed:32 (54,410 parameters) on MNIST, virtual time: "
                       + CLOCK.format(10), tuple(m for m in MODES if m not in ("push8", "easgd8"))),
-    "mlp": Network(("--model", "fc:512 relu fc:10"), ("--gbit", 1),
-                   "fc:512 relu fc:10 (407,050 parameters) on MNIST, virtual time: "
-                   + CLOCK.format(1),
-                   ("downpour", "prefetch", "push8", "buffer", "ssp", "sync", "easgd", "easgd8")),
+    "mlp": Network(("--model", "fc:256 relu fc:10"), ("--gbit", 0.5),
+                   "fc:256 relu fc:10 (203,530 parameters) on MNIST, virtual time: "
+                   + CLOCK.format(0.5),
+                   ("downpour", "prefetch", "push8", "sync", "easgd", "easgd8")),
 }

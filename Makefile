@@ -1,15 +1,25 @@
-# cnn-ps: one Makefile for everything.
+# cnn-ps: one Makefile for everything. `make help` prints this.
 #
-# Targets:  all (default)  demo  test  data  lint  bench  faults  cluster  cluster-faults  asan  ubsan
-#           tsan  clean  deps
-#           gpu-test  gpu-bench  bundle (tests/gpu/gpu.mk)  ladder (kernels/ladder/ladder.mk)
-# Knobs:    V=1 (show commands)  FLAVOUR=release|asan|ubsan|tsan  CC=clang  CUDA=0 (leave CUDA out)
+#   make                 the programs, in build/release/
+#   make demo            train a small network: one server, two workers
+#   make test            all tests but those that take hours or need a GPU
+#   make lint            format, warnings, include directions, spelling, documents
+#   make asan|ubsan|tsan the unit tests and the simulator with a sanitizer
+#   make faults          every fault test in full; writes docs/faults.md
+#   make bench           transport, and the CPU kernels beside PyTorch
+#   make cluster         a server and workers in containers; cluster-faults: its fault tests
+#   make gpu-test        the tests of the CUDA kernels; gpu-bench: their speed
+#   make bundle          a tarball of programs, libraries and GPU tests for another machine
+#   make ladder          how the CUDA kernels became fast, measured again
+#   make data            fetch the images; make deps: install missing packages; make clean
 #
-# demo, test, lint, bench, asan, ubsan and tsan install the packages that are missing (deps), build
-# what they need and run it; all only builds.
+# Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 leaves CUDA out.
 #
-# Every flavour builds in its own directory, build/<flavour>/, and other flags there build all again,
-# so flags never mix; headers are dependencies (-MMD); generated protobuf code lives in
+# demo, test, lint, bench, asan, ubsan and tsan install the packages that are missing (deps) and build
+# what they need.
+#
+# Each flavour builds in its own directory, build/<flavour>/, and other flags there build everything
+# again, so flags never mix. Headers are dependencies (-MMD). Generated protobuf code is in
 # build/<flavour>/gen and nowhere else.
 
 FLAVOUR ?= release
@@ -36,7 +46,7 @@ PKG_CFLAGS  := $(shell pkg-config --cflags $(PKGS))
 LIBS.base   := $(shell pkg-config --libs $(PKGS.base)) -lm
 LIBS.server := $(shell pkg-config --libs $(PKGS.server))
 LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
-else ifneq ($(filter-out demo test data lint bench cluster cluster-faults faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean,$(or $(MAKECMDGOALS),all)),)
+else ifneq ($(filter-out demo test data lint bench cluster cluster-faults faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean help,$(or $(MAKECMDGOALS),all)),)
 $(error libraries are missing: run deploy/setup.sh as root)
 endif
 LIBS.cuda   :=
@@ -103,7 +113,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: FORCE all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults
+.PHONY: FORCE all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults help
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
@@ -206,6 +216,8 @@ BY_FILE = -n $(shell expr $$(nproc) + 1) --dist loadfile
 PROGRAMS = tests --ignore tests/unit --ignore tests/sim
 BY_TEST = -n $(shell expr $$(nproc) + 1) --dist loadgroup
 
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 deps:
 	@deploy/setup.sh
 data: deps

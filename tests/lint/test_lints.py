@@ -169,7 +169,7 @@ def test_warning_of_either_compiler_is_found(tree, only, found, other):
 
 def objects(tree, core, session="int session(void) { return 0; }\n"):
     """A build directory with a core and a session made of these lines of C."""
-    for path, text in (("server/core/core", core), ("worker/session", session)):
+    for path, text in (("server/core/core", core), ("worker/client/session", session)):
         place = tree / "objects" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.with_suffix(".c").write_text(text)

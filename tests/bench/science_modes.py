@@ -30,7 +30,7 @@ MODES = {
     "warm": mode("Downpour, Adagrad, warm start", "#000000", ADAGRAD + " --warm-updates 200",
                  (0.005, 0.01, 0.02, 0.04, 0.08, 0.16), MANY),
     "downpour": mode("Downpour, RMSprop", "#0072b2", "", RMSPROP),
-    "prefetch": mode("Downpour, prefetch", "#009e73", "--prefetch", RMSPROP),
+    "prefetch": mode("Downpour, prefetch", "#8c510a", "--prefetch", RMSPROP),
     "buffer": mode("Downpour, buffer of 4", "#cc79a7", "--buffer 4", RMSPROP, MANY),
     "push8": mode("Downpour, n_push = n_fetch = 8", "#d55e00", "--n-push 8 --n-fetch 8",
                   RMSPROP),

@@ -24,7 +24,7 @@ PANELS = {
 TITLES = {
     "seed32": "Sync with 8 workers reaches 97 % 3.3 times as fast as the best single worker",
     "mlp": "On a slow link fewer messages beat more workers",
-    "wall": "Real processes on one GPU",
+    "wall": "On one GPU four workers are twice as fast as one",
 }
 PAGE = """set terminal svg size {size} font 'sans-serif,14' background '#ffffff'
 set output '{out}'
@@ -141,12 +141,14 @@ def time_panel(runs, modes, tag, top):
 
 
 def time_by_workers(runs, panels, title, out):
-    top = 40
+    times = [t for m in MODES for w in runs.counts() for t in runs.times(m, w)]
+    fastest = min((t for t in times if t), default=1)
+    top = 40 if None in times or max(times, default=40) > 3 else 1
     text = PAGE.format(out=out, size=f"{560 * len(panels)},640")
     text += f"set multiplot layout 1,{len(panels)} " + titled(runs, title)
     text += ("set logscale xy\nset xtics (1,2,4,8,16)\nset xrange [0.8:20]\n"
-             f"set yrange [0.3:{top * 1.25:g}]\n"
-             f"set ytics (0.3,0.5,1,2,5,10,20,'never' {top})\n"
+             f"set yrange [{min(0.3, 0.7 * fastest):g}:{top * 1.25:g}]\n"
+             f"set ytics (0.1,0.2,0.3,0.5,1,2,5,10,20,'never' {top})\n"
              "set xlabel 'workers'\nset ylabel 'seconds to 97 % of the test images'\n"
              "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n"
              "set tmargin 4\n")
@@ -230,8 +232,9 @@ def cell(runs, mode, workers):
         took = f"never ({times.count(None)} of {len(times)})"
     else:
         took = "{:.2f} ± {:.2f} s".format(*interval(times))
-    loss = statistics.median(float(r[-1]) for r in rows)
-    return f"{rate}{mean:.2f} ± {half:.2f} %, {loss:.3f}, {took}"
+    losses = [float(r[-1]) for r in rows if r[-1]]
+    loss = f"{statistics.median(losses):.3f}, " if losses else ""
+    return f"{rate}{mean:.2f} ± {half:.2f} %, {loss}{took}"
 
 
 def table(runs, modes):
@@ -271,7 +274,8 @@ def draw(directory):
     present = {m for m, _ in runs.ends}
     panels = [(name, found) for name, modes in panels if (found := [m for m in modes if m in present])]
     time_by_workers(runs, panels, TITLES[directory.name], directory / "workers.svg")
-    if any(runs.points[m, last] for m in panels[0][1]):
+    # real processes are asked once an epoch: too seldom for a curve
+    if directory.name != "wall":
         curves(runs, panels[0][1], last, f"Accuracy and training loss, {last} workers",
                directory / "curves.svg")
     if directory.name == "seed32":

@@ -581,7 +581,7 @@ int server_stop(struct server *s, int *hung)
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);
 	free(result);
-	*hung = saver_busy(s->saver) || commit_busy(s->commit);
+	*hung = saver_busy(s->saver) || commit_busy(s->commit) || auth_busy(s->auth);
 	if (!*hung)
 		release(s);
 	else if (saver_busy(s->saver))

@@ -1,4 +1,4 @@
-/* auth.c - see auth.h: the ZAP socket and the judge's watchdog. */
+/* auth.c - see auth.h: the ZAP socket, the list, and the rights of messages. */
 #include "server/auth/auth.h"
 #include <errno.h>
 #include <stdio.h>
@@ -16,30 +16,39 @@
 /* libzmq's number for ZMQ_ZAP_ENFORCE_DOMAIN, which its header keeps among the drafts: without it a
  * context that has no ZAP handler lets every key in. */
 #define ZAP_ENFORCE_DOMAIN 93
-#define ZAP_FRAMES         7 /* of a request before its credentials, with ours: */
-#define WATCH_MS           250
-#define HANG_MS            1000 /* without an answer: well under a handshake's 2 s */
-#define MOST_HUNG          3    /* threads given up and not ended yet: then we only wait */
+#define ZAP_FRAMES         9
+#define CURVE_KEY_BYTES    32
+#define SLOW_MS            1000 /* a read of the list that takes longer is logged */
 #define LOG_MS             1000
+#define ID_BYTES           8
+#define REQUEST_BYTES      255
+#define ADDRESS_BYTES      64
 #define NAME_SEPARATOR     '@'
+
+/* A request of libzmq: may the owner of `key` connect? */
+struct zap_request {
+	unsigned char peer[ID_BYTES], id[REQUEST_BYTES];
+	size_t peer_bytes, id_bytes;
+	char address[ADDRESS_BYTES], key[KEY_TEXT];
+};
 
 struct auth {
 	struct auth_config cfg;
 	char allow_file[4096];
 	struct key_pair key;
-	struct allow *list; /* for messages; the judge has its own for handshakes */
-	struct judge *judge, *hung[MOST_HUNG];
-	size_t n_hung;
-	uint64_t waiting;     /* questions with the judge */
-	uint64_t progress_ms; /* the newest answer, or the first question after none */
+	struct allow *list;
 	uint64_t log_ms;
+	int testing; /* auth_self_test runs: the refused key is our own */
 
-	void *socket; /* ROUTER: libzmq's handshakes ask here */
+	void *socket; /* ROUTER, bound to ZAP_ENDPOINT */
 	struct zloop zloop;
-	uv_async_t wake;
-	uv_timer_t watchdog;
-	int open;    /* handles: 1 wake and watchdog, 2 the ZAP socket's too */
-	int testing; /* the one who is refused now is ourselves */
+	uv_timer_t slow;
+	int open; /* handles: 1 the timer, 2 the ZAP socket's too */
+
+	uv_work_t work;
+	int reading, again;  /* again: auth_reload was called during the read */
+	struct allow *fresh; /* with `why`: the result of a read, the pool's while reading */
+	struct err why;
 
 	struct auth_stats stats;
 	struct roles *roles;
@@ -109,79 +118,42 @@ void auth_note(struct auth *a, uint32_t peer, const struct msg *m)
 	roles_note(a->roles, peer, m);
 }
 
-/* ---- handshakes: a question from libzmq, to the judge, and back ------------------------------ */
+/* ---- handshakes: ZAP ------------------------------------------------------------------------- */
 
 static void put_frame(struct auth *a, const void *data, size_t n, int more)
 {
 	(void)zmq_send(a->socket, data, n, ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0));
 }
 
-static void reply(struct auth *a, const struct question *q)
+static void send_answer(struct auth *a, const struct zap_request *q, int admit)
 {
-	int in = q->role != KEY_STRANGER;
-	const char *code = in ? "200" : "400", *text = in ? "" : "not on the list";
-	const char *user = in ? q->key : "";
+	const char *code = admit ? "200" : "400", *text = admit ? "" : "not on the list";
+	const char *user = admit ? q->key : "";
 
 	put_frame(a, q->peer, q->peer_bytes, 1);
 	put_frame(a, "", 0, 1);
 	put_frame(a, "1.0", 3, 1);
-	put_frame(a, q->request, q->request_bytes, 1);
+	put_frame(a, q->id, q->id_bytes, 1);
 	put_frame(a, code, 3, 1);
 	put_frame(a, text, strlen(text), 1);
 	put_frame(a, user, strlen(user), 1);
 	put_frame(a, "", 0, 0);
 }
 
-static void on_judged(struct auth *a, const struct question *q)
+static void answer(struct auth *a, const struct zap_request *q)
 {
-	int in = q->role != KEY_STRANGER;
+	enum key_role role = allow_role(a->list, q->key);
+	int admit = role != KEY_STRANGER;
 
-	a->stats.admitted += in != 0;
-	a->stats.refused += !in;
-	if (in || a->testing)
-		log_debug("auth", in ? "admitted" : "refused", "key=\"%.*s\" role=%s address=%s",
-			KEY_SHORT, q->key, allow_role_name(q->role), q->address);
+	a->stats.admitted += admit != 0;
+	a->stats.refused += !admit;
+	if (admit || a->testing)
+		log_debug("auth", admit ? "admitted" : "refused", "key=\"%.*s\" role=%s address=%s",
+			KEY_SHORT, q->key, allow_role_name(role), q->address);
 	else if (may_log(a))
 		log_warn("auth", "refused", "key=\"%.*s\" address=%s total=%llu", KEY_SHORT, q->key,
 			q->address, (unsigned long long)a->stats.refused);
-	reply(a, q);
-}
-
-static void on_list(struct auth *a, struct question *q)
-{
-	if (!q->list) {
-		log_error("auth", "list_kept", "reason=\"%s\"", q->why.text);
-		return;
-	}
-	allow_free(&a->list);
-	a->list = q->list;
-	q->list = NULL;
-	a->stats.keys = allow_count(a->list);
-	log_info("auth", "list_read", "file=\"%s\" keys=%zu", a->allow_file, a->stats.keys);
-}
-
-static void on_wake(uv_async_t *h)
-{
-	struct auth *a = h->data;
-	struct question *q;
-
-	while ((q = judge_answer(a->judge)) != NULL) {
-		a->waiting--;
-		a->progress_ms = uv_now(a->cfg.loop);
-		if (q->reload)
-			on_list(a, q);
-		else
-			on_judged(a, q);
-		question_free(&q);
-	}
-}
-
-/* A question that does not fit is dropped: that handshake ends by its own time limit. */
-static void ask(struct auth *a, struct question *q)
-{
-	if (q && judge_ask(a->judge, &q) == PS_OK && a->waiting++ == 0)
-		a->progress_ms = uv_now(a->cfg.loop);
-	question_free(&q);
+	send_answer(a, q, admit);
 }
 
 static size_t copy_frame(void *to, size_t size, zmq_msg_t *frame)
@@ -201,88 +173,100 @@ static int frame_is(zmq_msg_t *frame, const char *text)
 	return zmq_msg_size(frame) == n && memcmp(zmq_msg_data(frame), text, n) == 0;
 }
 
-/* Frames: peer, empty, version, request, domain, address, identity, mechanism, credentials. */
-static struct question *new_question(zmq_msg_t *f, size_t n)
+/* Frames: peer, empty, version, request, domain, address, identity, mechanism, credentials. 0: this
+ * is no request of ours; without an answer its handshake ends by its own time limit. */
+static int read_request(struct zap_request *q, zmq_msg_t *f, size_t n)
 {
-	struct question *q = n == 9 ? mem_try(1, sizeof *q) : NULL;
-
-	if (!q)
-		return NULL;
-	q->peer_bytes = copy_frame(q->peer, sizeof q->peer, &f[0]);
-	q->request_bytes = copy_frame(q->request, sizeof q->request, &f[3]);
-	(void)copy_frame(q->address, sizeof q->address - 1, &f[5]);
-	if (!q->peer_bytes || !frame_is(&f[2], "1.0") || !frame_is(&f[4], ZAP_DOMAIN) ||
-		!frame_is(&f[7], "CURVE") || zmq_msg_size(&f[8]) != 32 ||
-		!zmq_z85_encode(q->key, zmq_msg_data(&f[8]), 32))
-		question_free(&q);
-	return q;
+	*q = (struct zap_request){.peer_bytes = 0};
+	if (n != ZAP_FRAMES)
+		return 0;
+	q->peer_bytes = copy_frame(q->peer, sizeof(q->peer), &f[0]);
+	q->id_bytes = copy_frame(q->id, sizeof(q->id), &f[3]);
+	(void)copy_frame(q->address, sizeof(q->address) - 1, &f[5]);
+	return q->peer_bytes && frame_is(&f[2], "1.0") && frame_is(&f[4], ZAP_DOMAIN) &&
+	       frame_is(&f[7], "CURVE") && zmq_msg_size(&f[8]) == CURVE_KEY_BYTES &&
+	       zmq_z85_encode(q->key, zmq_msg_data(&f[8]), CURVE_KEY_BYTES);
 }
 
 static int on_readable(void *arg)
 {
 	struct auth *a = arg;
+	struct zap_request q;
 	struct frames f;
 	int rc = wire_recv(a->socket, NULL, &f);
 
 	if (rc == 0 || rc == PS_ENET)
 		return 0;
-	if (rc == 1)
-		ask(a, new_question(f.frame, f.n));
+	if (rc == 1 && read_request(&q, f.frame, f.n))
+		answer(a, &q);
 	frames_release(&f);
 	return 1;
 }
 
-void auth_reload(struct auth *a)
-{
-	struct question *q = mem_try(1, sizeof *q);
+/* ---- the list -------------------------------------------------------------------------------- */
 
-	if (q)
-		q->reload = 1;
-	ask(a, q);
+/* On the pool. */
+static void read_list(uv_work_t *work)
+{
+	struct auth *a = work->data;
+
+	if (a->cfg.read(&a->fresh, a->allow_file, &a->why))
+		a->fresh = NULL;
 }
 
-/* ---- the judge's watchdog -------------------------------------------------------------------- */
-
-/* Nobody gets in until the new judge has read the list itself: the old one may have hung on that.
- */
-static void replace_judge(struct auth *a)
+/* A list that cannot be read changes nothing. */
+static void take_list(struct auth *a)
 {
-	struct judge *fresh;
-
-	if (a->n_hung == MOST_HUNG ||
-		judge_start(&fresh, a->list, a->allow_file, a->cfg.read, &a->wake))
+	if (!a->fresh) {
+		log_error("auth", "list_kept", "reason=\"%s\"", a->why.text);
 		return;
-	log_error("auth", "judge_hangs", "waiting=%llu action=restart",
-		(unsigned long long)a->waiting);
-	a->stats.restarts++;
-	a->hung[a->n_hung++] = a->judge;
-	a->stats.hanging = a->n_hung;
-	a->judge = fresh;
-	a->waiting = 0;
-	auth_reload(a);
-	a->waiting += judge_give_up(a->hung[a->n_hung - 1], fresh);
+	}
+	allow_free(&a->list);
+	a->list = a->fresh;
+	a->fresh = NULL;
+	a->stats.keys = allow_count(a->list);
+	log_info("auth", "list_read", "file=\"%s\" keys=%zu", a->allow_file, a->stats.keys);
 }
 
-/* Those that were given up and have come to an end after all. */
-static void reap(struct auth *a)
-{
-	size_t kept = 0;
-
-	for (size_t i = 0; i < a->n_hung; i++)
-		if (judge_ended(a->hung[i]))
-			judge_stop(&a->hung[i]);
-		else
-			a->hung[kept++] = a->hung[i];
-	a->stats.hanging = a->n_hung = kept;
-}
-
-static void on_watchdog(uv_timer_t *t)
+static void on_slow(uv_timer_t *t)
 {
 	struct auth *a = t->data;
 
-	reap(a);
-	if (a->waiting && uv_now(a->cfg.loop) - a->progress_ms >= HANG_MS)
-		replace_judge(a);
+	log_error("auth", "list_slow",
+		"file=\"%s\" reason=\"the disk has not delivered it yet: the previous list stays "
+		"in use\"",
+		a->allow_file);
+}
+
+static void on_list_read(uv_work_t *work, int status)
+{
+	struct auth *a = work->data;
+
+	if (status != 0) /* cancelled: nothing was read */
+		err_set(&a->why, PS_EIO, "%s", uv_strerror(status));
+	a->reading = 0;
+	take_list(a);
+	if (!a->open)
+		return;
+	uv_timer_stop(&a->slow);
+	if (a->again)
+		auth_reload(a);
+}
+
+void auth_reload(struct auth *a)
+{
+	a->again = a->reading;
+	if (a->reading)
+		return;
+	a->reading = 1;
+	uv_timer_start(&a->slow, on_slow, SLOW_MS, 0);
+	/* fails only without a callback */
+	(void)uv_queue_work(a->cfg.loop, &a->work, read_list, on_list_read);
+}
+
+int auth_busy(const struct auth *a)
+{
+	return a && a->reading;
 }
 
 /* ---- birth ----------------------------------------------------------------------------------- */
@@ -295,9 +279,9 @@ static int read_files(struct auth *a, struct err *e)
 	if (rc)
 		return rc;
 	if (file)
-		snprintf(a->allow_file, sizeof a->allow_file, "%s", file);
+		snprintf(a->allow_file, sizeof(a->allow_file), "%s", file);
 	else
-		rc = key_beside(a->cfg.key_file, "allow", a->allow_file, sizeof a->allow_file, e);
+		rc = key_beside(a->cfg.key_file, "allow", a->allow_file, sizeof(a->allow_file), e);
 	if (!rc)
 		rc = a->cfg.read(&a->list, a->allow_file, e);
 	if (!rc && allow_role(a->list, a->key.public_key) != KEY_STRANGER)
@@ -307,7 +291,7 @@ static int read_files(struct auth *a, struct err *e)
 
 int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e)
 {
-	struct auth *a = mem_try(1, sizeof *a);
+	struct auth *a = mem_try(1, sizeof(*a));
 	int rc;
 
 	*out = NULL;
@@ -334,19 +318,15 @@ int auth_open(struct auth *a, void *context, struct err *e)
 	int linger = 0;
 
 	a->socket = zmq_socket(context, ZMQ_ROUTER);
-	if (!a->socket || zmq_setsockopt(a->socket, ZMQ_LINGER, &linger, sizeof linger) != 0 ||
-		zmq_bind(a->socket, ZAP_ENDPOINT) != 0 ||
-		uv_async_init(a->cfg.loop, &a->wake, on_wake) != 0)
+	if (!a->socket || zmq_setsockopt(a->socket, ZMQ_LINGER, &linger, sizeof(linger)) != 0 ||
+		zmq_bind(a->socket, ZAP_ENDPOINT) != 0)
 		return err_set(e, PS_ENET, "no ZAP handler: %s", zmq_strerror(errno));
-	uv_timer_init(a->cfg.loop, &a->watchdog);
-	a->wake.data = a->watchdog.data = a;
+	uv_timer_init(a->cfg.loop, &a->slow);
+	a->slow.data = a->work.data = a;
 	a->open = 1;
 	if (zloop_start(&a->zloop, a->cfg.loop, a->socket, on_readable, a) != 0)
 		return err_set(e, PS_ENET, "the ZAP handler cannot be watched");
 	a->open = 2;
-	uv_timer_start(&a->watchdog, on_watchdog, WATCH_MS, WATCH_MS);
-	if (judge_start(&a->judge, a->list, a->allow_file, a->cfg.read, &a->wake))
-		return err_set(e, PS_ENOMEM, "no thread for keys");
 	return PS_OK;
 }
 
@@ -385,9 +365,7 @@ void auth_stop(struct auth *a)
 		return;
 	if (a->open == 2)
 		zloop_stop(&a->zloop, NULL);
-	judge_stop(&a->judge);
-	uv_close((uv_handle_t *)&a->wake, NULL);
-	uv_close((uv_handle_t *)&a->watchdog, NULL);
+	uv_close((uv_handle_t *)&a->slow, NULL);
 	zmq_close(a->socket);
 	a->socket = NULL;
 	a->open = 0;
@@ -399,11 +377,9 @@ void auth_free(struct auth **a)
 		return;
 	if ((*a)->socket)
 		zmq_close((*a)->socket);
-	for (size_t i = 0; i < (*a)->n_hung; i++)
-		judge_stop(&(*a)->hung[i]);
 	allow_free(&(*a)->list);
 	roles_free(&(*a)->roles);
-	explicit_bzero(*a, sizeof **a);
+	explicit_bzero(*a, sizeof(**a));
 	free(*a);
 	*a = NULL;
 }

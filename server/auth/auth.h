@@ -1,41 +1,45 @@
 /*
- * auth.h - who may speak to the server, and say what.
+ * auth.h - authentication and authorization of peers.
  *
  * libzmq's CURVE proves that a connecting peer owns the secret of the public key that it shows, and
- * asks by ZAP (ZeroMQ RFC 27) whether that key may come in. We answer from the allow-list
- * (common/allow.h) by way of a thread of its own (judge.h). From then on each message of that
- * connection carries its key (libzmq's "User-Id"), and what it may say depends on that key's role:
+ * asks by ZAP (ZeroMQ RFC 27) whether that key may connect. The ZAP handler is a socket of the loop
+ * and answers from the list in memory (common/allow.h). Each message of an accepted connection
+ * carries the key (libzmq's "User-Id"). The role of the key decides which messages it may send: see
  * the table in roles.c.
  *
+ * auth_reload reads the file again on a thread of libuv's pool, so that a disk that hangs does not
+ * stop the loop. Until a file was read without an error, the list in memory stays in use.
+ *
  * Invariants:
- * (1) no answer, no connection: without ZAP, with a judge that hangs, or with a list that never
- *     could be read nobody gets in;
- * (2) identity is the key: a message's own words about its sender only make it less;
- * (3) a key taken off the list has no say from the moment the new list is read, on open
- *     connections too;
- * (4) a worker id belongs to the key that was told it, a worker's name to its key.
- * Thread: the loop's.
+ * (1) no ZAP answer, no connection;
+ * (2) the key is the identity: a message's claims about its sender can only reduce its rights;
+ * (3) a key that is removed from the list has no rights from the moment the new list is read, on
+ *     open connections too;
+ * (4) a worker id belongs to the key that received it in WELCOME, and a worker's name to its key;
+ * (5) at most one read is under way; a reload during a read starts another one after it.
+ * Thread: the loop's; the pool owns the result of a read from its start to its end.
  */
 #ifndef SERVER_AUTH_AUTH_H
 #define SERVER_AUTH_AUTH_H
 #include <uv.h>
+#include "common/allow.h"
 #include "common/err.h"
 #include "proto/wire.h"
-#include "server/auth/judge.h"
+
+/* How a list is read: allow_read, or a test's. Runs on a thread of libuv's pool. */
+typedef int auth_read_fn(struct allow **out, const char *path, struct err *e);
 
 struct auth_config {
 	uv_loop_t *loop;
 	const char *key_file;   /* the server's secret */
 	const char *allow_file; /* NULL: "allow" beside it */
 	uint32_t max_workers;
-	judge_read_fn *read; /* NULL: allow_read */
+	auth_read_fn *read; /* NULL: allow_read */
 };
 
 struct auth_stats {
 	uint64_t admitted, refused; /* handshakes of keys on the list and not on it */
 	uint64_t overruled;         /* messages that their key may not send */
-	uint64_t restarts;          /* of a judge that hung */
-	size_t hanging;             /* of those, not at their end yet */
 	size_t keys;                /* on the list */
 };
 
@@ -57,8 +61,10 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
 /* `m` leaves for `peer`: a WELCOME gives a worker id to its key. */
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
-/* Read the list again, soon. */
+/* Read the list again, on the pool. */
 void auth_reload(struct auth *a);
+/* A read is under way: auth_free must wait until the loop has seen its end. NULL is fine. */
+int auth_busy(const struct auth *a);
 const struct auth_stats *auth_stats(const struct auth *a);
 /* Close socket and handles; the loop must run once more before auth_free. NULL is fine. */
 void auth_stop(struct auth *a);

@@ -114,7 +114,6 @@ static void put_auth(FILE *f, const struct auth_stats *a)
 	metric_counter(f, "keys_refused_total", "Handshakes of other keys.", a->refused);
 	metric_counter(f, "overruled_total", "Messages that their sender's key may not send.",
 		a->overruled);
-	metric_counter(f, "judge_restarts_total", "Threads that judge keys and hung.", a->restarts);
 }
 
 static void put_net(FILE *f, const struct router_stats *n)

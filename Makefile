@@ -105,9 +105,9 @@ BINARIES := $(B)/cnn-ps $(B)/cnn-worker $(B)/cnn-ctl
 UNIT  := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(wildcard tests/unit/test_*.c))
 BENCH := $(patsubst tests/bench/%.c,$(B)/tests/bench/%,$(wildcard tests/bench/*.c))
 EXAMPLES := $(patsubst worker/examples/%.c,$(B)/examples/%,$(wildcard worker/examples/*.c))
-TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c)) $(B)/tests/fault/badwire
+TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c)) $(B)/tests/fault/lossy_link
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
-PLANTS := $(patsubst tests/sim/plants/%.patch,$(B)/plants/%,$(wildcard tests/sim/plants/*.patch))
+MUTANTS := $(patsubst tests/sim/mutants/%.patch,$(B)/mutants/%,$(wildcard tests/sim/mutants/*.patch))
 
 include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
@@ -118,7 +118,7 @@ include tests/fault/fault.mk
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
 units: all $(UNIT) $(SIM)
-tests: all $(UNIT) $(SIM) $(PLANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
+tests: all $(UNIT) $(SIM) $(MUTANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda
@@ -202,10 +202,10 @@ SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
 SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/client/session.o $(B)/worker/client/session_ask.o $(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
-# ... and with a bug planted in it
-$(B)/plants/%: tests/sim/plants/%.patch tests/sim/plant $(SIM)
-	$(call say,PLANT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
-		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/plant $* $@
+# ... and its mutants: a bug each
+$(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
+	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
+		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
 
 # ---- what people type ---------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -238,12 +238,12 @@ faults: deps
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
 lint: deps
 	@tests/lint/run
-# The units and the simulator once more, watched by a sanitizer (planted bugs need none).
+# The units and the simulator once more, watched by a sanitizer (mutants need none).
 # ThreadSanitizer gets what has threads: the core, the worker's session and so the simulator have
 # none, by lint. CUDA's half runs on no CPU: make gpu-test has a sanitizer of its own.
 asan ubsan: deps
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
-	@$(call PYTEST,$@) $(BY_FILE) -k 'not planted' tests/unit tests/sim
+	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit tests/sim
 tsan: deps
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'

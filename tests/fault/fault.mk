@@ -7,6 +7,6 @@ $(B)/tests/fault/%.so: tests/fault/preload/%.c
 	$(call say,LD,$@)$(CC) -std=c11 -D_GNU_SOURCE -I. $(filter-out -Wmissing-prototypes,$(WARN)) \
 		-O2 -g -fPIC -shared -o $@ $< -ldl
 
-# The bad wire between the namespaces of the network tests.
-$(B)/tests/fault/badwire: $(B)/tests/fault/badwire.o $(A.common)
+# The lossy link between the namespaces of the network tests.
+$(B)/tests/fault/lossy_link: $(B)/tests/fault/lossy_link.o $(A.common)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)

@@ -1,4 +1,4 @@
-"""Networks of a test's own: hosts that are network namespaces, on one bad wire (badwire.c).
+"""Networks of a test's own: hosts that are network namespaces, on one lossy link (lossy_link.c).
 
 A namespace here has no name: it lives as long as a descriptor of this process or a process in it,
 so nothing is left behind, however the test ends. It has no route but to its neighbours, all in
@@ -97,7 +97,7 @@ class NetLab(Lab):
         for i in range(hosts):
             self.hosts.append(Host(i))
         ports = [f"{h.path}={h.address}" for h in self.hosts]
-        self.wire = subprocess.Popen(command("tests/fault/badwire", seed, *ports), text=True,
+        self.wire = subprocess.Popen(command("tests/fault/lossy_link", seed, *ports), text=True,
                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                      stderr=subprocess.PIPE)
         if self.wire.stdout.readline() != "ready\n":

@@ -6,7 +6,7 @@ import pytest
 
 from flavour import ROOT
 from ledger import LEDGER, LedgerRun
-from meddler import Meddler
+from fault_proxy import FaultProxy
 
 sys.path.append(str(ROOT / "tests/wire"))
 from client import Refused, Worker, encode, pb  # noqa: E402  the wire's own client, written from WIRE.md
@@ -15,18 +15,18 @@ SIZE = 512
 
 
 @pytest.fixture
-def meddled(lab, seed):
-    """meddled(workers, pushes, drop=..., double=...): a LedgerRun behind a Meddler, and that."""
+def proxied(lab, seed):
+    """proxied(workers, pushes, drop=..., double=...): a LedgerRun behind a FaultProxy, and that."""
     made = []
 
     def make(workers, pushes, size=0, **how):
         run = LedgerRun(lab, 0, pushes, size=max(size, workers * pushes))
-        made.append(Meddler(run.server.endpoint, seed, **how))
+        made.append(FaultProxy(run.server.endpoint, seed, **how))
         run.crew = [lab.ledger_worker(made[-1].endpoint, i, pushes) for i in range(workers)]
         return run, made[-1]
     yield make
-    for meddler in made:
-        meddler.close()
+    for proxy in made:
+        proxy.close()
 
 
 @pytest.fixture
@@ -81,12 +81,12 @@ def test_same_bytes_again(peer, figure, full):
     figure("N5", wrong, "answers that were not the first one's", wrong == 0, what="answers")
 
 
-def test_every_push_may_come_twice(meddled, figure, full):
+def test_every_push_may_come_twice(proxied, figure, full):
     """Real workers, whose pushes come again with others between them."""
-    run, meddler = meddled(3, 5000 if full else 200, double={"push": 0.3})
+    run, proxy = proxied(3, 5000 if full else 200, double={"push": 0.3})
     lost, twice = run.count()
-    figure("N5", lost + twice, f"lost or applied twice, {meddler.doubled} pushes came twice",
-           meddler.doubled > 50 and lost + twice == 0)
+    figure("N5", lost + twice, f"lost or applied twice, {proxy.doubled} pushes came twice",
+           proxy.doubled > 50 and lost + twice == 0)
 
 
 # ---- N6 --------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def test_gap_is_named(peer, figure):
     figure("N6", wrong, "gaps without the right answer", wrong == 0)
 
 
-def test_pushes_that_get_lost(meddled, figure, full):
+def test_pushes_that_get_lost(proxied, figure, full):
     """One push of five is missing: the worker goes back, every time."""
-    run, meddler = meddled(3, 5000 if full else 40, drop={"push": 0.2})
+    run, proxy = proxied(3, 5000 if full else 40, drop={"push": 0.2})
     stalls = sum(worker.wait(300) != 0 for worker in run.crew)
     gaps = run.server.status()["counters"]["gaps"]
     lost, twice = run.count()
@@ -118,35 +118,35 @@ def test_pushes_that_get_lost(meddled, figure, full):
     figure("N6", lost + twice, "lost or applied twice", lost + twice == 0, what="ledger")
 
 
-def test_parts_that_get_lost_or_come_twice(meddled, figure, full):
+def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
     """Pushes in four parts (WIRE.md, "Frames ahead"): one part of twenty is missing, one comes twice."""
     odds = {"ahead": 0.05, "push": 0.05}
-    run, meddler = meddled(2, 1000 if full else 15, size=140000, drop=odds, double=odds)
+    run, proxy = proxied(2, 1000 if full else 15, size=140000, drop=odds, double=odds)
     lost, twice = run.count(600)
-    assert meddler.dropped and meddler.doubled, "nothing was tried"
-    figure("N6", lost + twice, f"lost or applied twice, {meddler.dropped} parts lost, "
-           f"{meddler.doubled} came twice", lost + twice == 0, what="parts")
+    assert proxy.dropped and proxy.doubled, "nothing was tried"
+    figure("N6", lost + twice, f"lost or applied twice, {proxy.dropped} parts lost, "
+           f"{proxy.doubled} came twice", lost + twice == 0, what="parts")
 
 
 # ---- N7 --------------------------------------------------------------------------------------
 
 
-def test_lost_acks(meddled, figure, full):
+def test_lost_acks(proxied, figure, full):
     """Three ACKs of ten never come: the push was applied, and is not applied again."""
-    run, meddler = meddled(3, 5000 if full else 100, drop={"ack": 0.3})
+    run, proxy = proxied(3, 5000 if full else 100, drop={"ack": 0.3})
     for worker in run.crew:
         assert worker.wait(300) == 0, worker.tail()
     again = run.server.status()["counters"]["duplicates"]
     lost, twice = run.count()
     assert again > 10, "no push came again, nothing was tried"
     figure("N7", 100 * (1 - (lost + twice) / (len(run.crew) * run.pushes)),
-           f"% exactly once, {meddler.dropped} ACKs lost", lost + twice == 0)
+           f"% exactly once, {proxy.dropped} ACKs lost", lost + twice == 0)
 
 
-def test_any_answer_may_be_lost(meddled, figure, full):
+def test_any_answer_may_be_lost(proxied, figure, full):
     """Any answer of ten: WELCOME, PARAMS, ACK, BEAT."""
     replies = dict.fromkeys(("welcome", "params", "ack", "beat", "error"), 0.3 if full else 0.1)
-    run, meddler = meddled(2, 1000 if full else 8, drop=replies)
+    run, proxy = proxied(2, 1000 if full else 8, drop=replies)
     lost, twice = run.count(600)
     figure("N7", 100 * (1 - (lost + twice) / (2 * run.pushes)),
-           f"% exactly once, {meddler.dropped} answers lost", lost + twice == 0)
+           f"% exactly once, {proxy.dropped} answers lost", lost + twice == 0)

@@ -60,7 +60,7 @@ PLANTED = [
     ("includes", "common/bad.c", "#include SOMETHING\n", "names no file"),
     ("folders", "server/net/bad.h", '#include "server/monitor/status.h"\n', "server/monitor"),
     ("folders", "common/err.h", '#include "common/keys.h"\n', "common/err.h"),
-    ("plants", "tests/sim/plants/bad.patch", "--- a/common/rng.h\n+++ b/common/rng.h\n"
+    ("mutants", "tests/sim/mutants/bad.patch", "--- a/common/rng.h\n+++ b/common/rng.h\n"
      "@@ -1,2 +1,1 @@\n-no such\n-lines\n+bug\n", "bad.patch"),
     ("banned", "common/bad.c", "void f(char *a, char *b) { strcpy(a, b); }\n", "strcpy"),
     ("banned", "worker/bad.c", "int f(char *a) { return\n atoi (a); }\n", "atoi"),
@@ -89,7 +89,7 @@ def test_planted_violation_is_found(tree, lint, path, text, named):
 
 
 @pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "generated",
-                                  "overlap", "plants", "spelling"])
+                                  "overlap", "mutants", "spelling"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 

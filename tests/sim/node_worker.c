@@ -40,8 +40,8 @@ static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 	for (uint64_t seq = from + 1; seq <= session_last_seq(w->session); seq++) {
 		uint32_t c = w->gradient[seq % SIM_WINDOW].push;
 
-		if (c != SIM_NO_PUSH && s->fate[c] == FATE_MUST)
-			s->fate[c] = FATE_ORPHAN;
+		if (c != SIM_NO_PUSH && s->expected[c] == EXPECT_ONCE)
+			s->expected[c] = EXPECT_AT_MOST_ONCE;
 	}
 }
 
@@ -220,7 +220,7 @@ static void acked(struct sim *s, struct sim_worker *w, const struct msg_ack *a)
 
 	w->told_seq = a->seq;
 	if (c != SIM_NO_PUSH && a->verdict == VERDICT_REJECTED)
-		s->fate[c] = FATE_REJECTED;
+		s->expected[c] = EXPECT_NEVER;
 }
 
 static void carry_out(struct sim *s, uint32_t node, const struct session_effect *e)

@@ -215,7 +215,7 @@ static void moved(
 	w->own = *own;
 	w->started = 1;
 	if (g->push != SIM_NO_PUSH) /* another worker may do its batches: at most once */
-		s->fate[s->n_coordinates++] = FATE_ORPHAN;
+		s->expected[s->n_coordinates++] = EXPECT_AT_MOST_ONCE;
 }
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
@@ -251,7 +251,7 @@ static void push_ledger(struct sim *s, uint32_t node)
 	if (s->n_coordinates == SIM_COORDINATES ||
 		push(s, node, &p, &g, net_chance(&s->net, 300)) != 0)
 		return;
-	s->fate[s->n_coordinates++] = FATE_MUST;
+	s->expected[s->n_coordinates++] = EXPECT_ONCE;
 	w->to_push--;
 	worker_run_effects(s, node);
 	if (w->session && net_chance(&s->net, 300) &&

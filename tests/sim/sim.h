@@ -98,10 +98,10 @@ struct fault {
 };
 
 /* What became of a push of the ledger gradient. */
-enum fate {
-	FATE_MUST,     /* its worker lives or has seen it durable: exactly once, unless rejected */
-	FATE_REJECTED, /* told so: never applied */
-	FATE_ORPHAN,   /* its worker died before it was durable: at most once */
+enum expectation {
+	EXPECT_ONCE,  /* its worker lives or has seen it durable: exactly once, unless rejected */
+	EXPECT_NEVER, /* told so: never applied */
+	EXPECT_AT_MOST_ONCE, /* its worker died before it was durable: at most once */
 };
 
 #define SIM_NO_PUSH UINT32_MAX
@@ -223,7 +223,7 @@ struct sim {
 	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* by node - 1; the twins last */
 	uint64_t lives, links;
 	uint32_t n_coordinates;
-	enum fate fate[SIM_COORDINATES];
+	enum expectation expected[SIM_COORDINATES];
 	float moved[SIM_COORDINATES][SIM_ELASTIC]; /* easgd: by the push of that coordinate */
 	float *final;                              /* weights at the end */
 	int finished;                              /* the server has ended for good */

@@ -1,4 +1,4 @@
-"""The simulator: many whole runs without a violation, and planted bugs that it must find."""
+"""The simulator: many whole runs without a violation, and mutants that it must find."""
 import os
 import re
 import shlex
@@ -33,13 +33,13 @@ def test_no_seed_violates_anything():
             run.kill()
 
 
-BUGS = sorted(patch.stem for patch in (ROOT / "tests/sim/plants").glob("*.patch"))
+BUGS = sorted(patch.stem for patch in (ROOT / "tests/sim/mutants").glob("*.patch"))
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bug_is_found(bug):
-    """build/FLAVOUR/plants/BUG is the simulator with tests/sim/plants/BUG.patch in it."""
-    run = sim(f"plants/{bug}", "--seeds", "1..30000")
+def test_mutant_is_found(bug):
+    """build/FLAVOUR/mutants/BUG is the simulator with tests/sim/mutants/BUG.patch in it."""
+    run = sim(f"mutants/{bug}", "--seeds", "1..30000")
     text, _ = run.communicate(timeout=LIMIT)
     assert run.returncode == 1, text[-4000:]
     replay = re.findall("^replay: (.*) --trace$", text, re.M)

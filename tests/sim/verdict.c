@@ -18,9 +18,9 @@ static void ledger_gradient(struct sim *s, const float *pushes)
 
 		if (!once && !never)
 			sim_violation(s, "push %u was applied %g times", i, (double)-w[i]);
-		else if (s->fate[i] == FATE_MUST && !once && !s->disk.broken)
+		else if (s->expected[i] == EXPECT_ONCE && !once && !s->disk.broken)
 			sim_violation(s, "push %u is lost", i);
-		else if (s->fate[i] == FATE_REJECTED && !never)
+		else if (s->expected[i] == EXPECT_NEVER && !never)
 			sim_violation(s, "push %u was applied though rejected", i);
 	}
 }

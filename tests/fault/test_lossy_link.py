@@ -1,4 +1,4 @@
-"""The bad wire itself: it does to packets what its rules and its seed say, and nothing else."""
+"""The lossy link itself: it does to packets what its rules and its seed say, and nothing else."""
 import socket
 import subprocess
 import time
@@ -6,18 +6,18 @@ import time
 from flavour import command
 
 
-def fates(seed, direction, *rules):
+def deliveries(seed, direction, *rules):
     """[(lost, doubled, overtaken, corrupt, delay in us)] of 20000 packets."""
-    argv = command("tests/fault/badwire", "--fates", seed, *direction, 20000, *rules)
+    argv = command("tests/fault/lossy_link", "--predict", seed, *direction, 20000, *rules)
     out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return [tuple(map(int, line.split())) for line in out.splitlines()]
 
 
 def test_fates_are_a_function_of_the_seed(seed):
     rules = ("loss=50000", "dup=10000", "reorder=20000", "delay=50000", "jitter=10000")
-    first = fates(seed, (0, 1), *rules)
-    assert fates(seed, (0, 1), *rules) == first
-    assert fates(seed, (1, 0), *rules) != first and fates(seed + 1, (0, 1), *rules) != first
+    first = deliveries(seed, (0, 1), *rules)
+    assert deliveries(seed, (0, 1), *rules) == first
+    assert deliveries(seed, (1, 0), *rules) != first and deliveries(seed + 1, (0, 1), *rules) != first
     for column, share in ((0, 0.05), (1, 0.01), (2, 0.02), (3, 0)):
         assert abs(sum(f[column] for f in first) / len(first) - share) < 0.01
     assert min(f[4] for f in first) < 41000 and max(f[4] for f in first) > 59000

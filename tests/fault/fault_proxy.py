@@ -9,7 +9,7 @@ NAMES = {0: "ahead", 1: "hello", 2: "welcome", 3: "pull", 4: "params", 5: "push"
          8: "grant", 9: "result", 10: "beat", 11: "bye", 12: "status", 13: "admin", 14: "error"}
 
 
-class Meddler:
+class FaultProxy:
     """Workers connect to `endpoint`; each connection gets one of its own to the server.
 
     `drop`, `double`: {name of a message: share of those messages}.

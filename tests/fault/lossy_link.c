@@ -1,9 +1,9 @@
 /*
- * badwire.c - a bad network between namespaces: delays, loses, doubles, reorders, corrupts and
+ * lossy_link.c - a bad network between namespaces: delays, loses, doubles, reorders, corrupts and
  * squeezes IPv4 packets, the same ones again for the same seed.
  *
- *   badwire SEED NETNS=ADDRESS...        run; opens a TUN device "wire" in each namespace
- *   badwire --fates SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
+ *   lossy_link SEED NETNS=ADDRESS...        run; opens a TUN device "wire" in each namespace
+ *   lossy_link --predict SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
  *
  * The namespaces (paths such as /proc/1/ns/net) are the ports of a star: a packet goes to the port
  * that has its destination address. The caller gives the devices their addresses. Each direction,
@@ -22,7 +22,7 @@
  *
  * Invariants:
  * (1) what happens to the n-th packet of a direction is a function of seed, direction, n and the
- *     rules alone (fate_of): arrival times decide nothing but what the queue has room for;
+ *     rules alone (link_model): arrival times decide nothing but what the queue has room for;
  * (2) memory is bounded: PACKETS, then packets are lost.
  */
 #include <errno.h>
@@ -31,6 +31,7 @@
 #include <linux/if_tun.h>
 #include <poll.h>
 #include <sched.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,64 @@
 #include <arpa/inet.h>
 #include <time.h>
 #include <unistd.h>
-#include "tests/fault/fate.h"
+#include "common/rng.h"
+
+#define PORTS   18
+#define MILLION 1000000
+
+struct rules {
+	uint64_t delay, jitter, hold, loss, dup, reorder, corrupt, rate, queue;
+};
+
+struct delivery {
+	int lost, doubled, overtaken, corrupt;
+	int64_t delay; /* microseconds */
+	uint64_t bit;  /* to flip, modulo the packet's size */
+};
+
+static struct delivery link_model(
+	uint64_t seed, int from, int to, uint64_t n, const struct rules *r)
+{
+	struct rng g = {
+		.state = rng_mix(rng_mix(rng_mix(seed) ^ (uint64_t)(from * PORTS + to)) ^ n)};
+	struct delivery f = {0};
+
+	f.lost = rng_below(&g, MILLION) < r->loss;
+	f.doubled = rng_below(&g, MILLION) < r->dup;
+	f.overtaken = rng_below(&g, MILLION) < r->reorder;
+	f.corrupt = rng_below(&g, MILLION) < r->corrupt;
+	f.delay = (int64_t)(r->delay + rng_below(&g, 2 * r->jitter + 1)) - (int64_t)r->jitter;
+	f.bit = rng_next(&g);
+	if (f.delay < 0)
+		f.delay = 0;
+	if (f.overtaken)
+		f.delay += (int64_t)r->hold;
+	return f;
+}
+
+static int read_number(const char *text, uint64_t *out)
+{
+	char *end;
+
+	errno = 0;
+	*out = strtoull(text, &end, 10);
+	return errno || end == text || *end || *out > UINT32_MAX ? -1 : 0;
+}
+
+static int set_rule(struct rules *r, const char *word)
+{
+	const struct {
+		const char *name;
+		uint64_t *value;
+	} row[] = {{"delay=", &r->delay}, {"jitter=", &r->jitter}, {"hold=", &r->hold},
+		{"loss=", &r->loss}, {"dup=", &r->dup}, {"reorder=", &r->reorder},
+		{"corrupt=", &r->corrupt}, {"rate=", &r->rate}, {"queue=", &r->queue}};
+
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
+		if (!strncmp(word, row[i].name, strlen(row[i].name)))
+			return read_number(word + strlen(row[i].name), row[i].value);
+	return -1;
+}
 
 #define PACKETS 16384
 #define MTU     2048 /* bytes of the largest packet */
@@ -159,7 +217,7 @@ static void enqueue(struct direction *d, int to, uint64_t due, const unsigned ch
 
 static void carry(struct direction *d, int from, int to, unsigned char *p, size_t size)
 {
-	struct fate f = fate_of(wire.seed, from, to, d->seen++, &d->rules);
+	struct delivery f = link_model(wire.seed, from, to, d->seen++, &d->rules);
 	uint64_t leaves = f.lost ? 0 : leave_at(d, now_us(), size);
 
 	if (!leaves) {
@@ -327,7 +385,7 @@ static int open_tun(const char *path)
 	if (space >= 0 && setns(space, CLONE_NEWNET) == 0)
 		fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0 || ioctl(fd, TUNSETIFF, &request) < 0) {
-		fprintf(stderr, "badwire: %s: %s\n", path, strerror(errno));
+		fprintf(stderr, "lossy_link: %s: %s\n", path, strerror(errno));
 		return -1;
 	}
 	close(space);
@@ -340,7 +398,7 @@ static int open_port(char *text)
 	int i = wire.ports;
 
 	if (!equals || i == PORTS || inet_pton(AF_INET, equals + 1, &wire.address[i]) != 1) {
-		fprintf(stderr, "badwire: \"%s\": expected NETNS=ADDRESS, at most %d\n", text,
+		fprintf(stderr, "lossy_link: \"%s\": expected NETNS=ADDRESS, at most %d\n", text,
 			PORTS);
 		return -1;
 	}
@@ -363,7 +421,7 @@ static int print_fates(int argc, char **argv)
 		if (set_rule(&r, argv[i]))
 			return 2;
 	for (uint64_t n = 0; n < count; n++) {
-		struct fate f = fate_of(seed, (int)from, (int)to, n, &r);
+		struct delivery f = link_model(seed, (int)from, (int)to, n, &r);
 		printf("%d %d %d %d %lld\n", f.lost, f.doubled, f.overtaken, f.corrupt,
 			(long long)f.delay);
 	}
@@ -396,10 +454,10 @@ static int run(void)
 
 int main(int argc, char **argv)
 {
-	if (argc > 1 && !strcmp(argv[1], "--fates"))
+	if (argc > 1 && !strcmp(argv[1], "--predict"))
 		return print_fates(argc, argv);
 	if (argc < 3 || read_number(argv[1], &wire.seed)) {
-		fprintf(stderr, "usage: badwire SEED NETNS=ADDRESS...\n");
+		fprintf(stderr, "usage: lossy_link SEED NETNS=ADDRESS...\n");
 		return 2;
 	}
 	for (int i = 2; i < argc; i++)

@@ -199,7 +199,7 @@ $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try free
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
-SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/client/session.o $(B)/worker/client/session_ask.o $(ARCHIVES.server)
+SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/client/session.o $(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
 # ... and its mutants: a bug each

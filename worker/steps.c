@@ -1,11 +1,22 @@
 /* steps.c - see steps.h. */
-#include "worker/steps_impl.h"
+#include "worker/steps.h"
 #include <stdlib.h>
 #include <string.h>
 #include "common/clock.h"
 #include "common/clones.h"
 #include "common/mem.h"
 #include "common/rng.h"
+
+/* Batches of one call: then a stop is seen, and by the server that we live. */
+#define MOST_AT_ONCE 64
+
+/* What the next push is made of. */
+struct sum {
+	float *g; /* libcnnps's buffer; NULL: nothing yet */
+	struct cnnps_work work;
+	double loss;      /* over all images */
+	uint64_t version; /* of the weights that it began with */
+};
 
 /* ---- vectors --------------------------------------------------------------------------------- */
 
@@ -34,7 +45,7 @@ static void scale(float *g, float factor, size_t n)
 }
 
 PS_CLONES
-void steps_divide(float *g, float divisor, size_t n)
+static void divide(float *g, float divisor, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		g[i] /= divisor;
@@ -85,8 +96,9 @@ static int need(float **buffer, size_t n)
 
 /* ---- pull, compute, push --------------------------------------------------------------------- */
 
-int steps_take(struct steps *s, const struct cnnps_lease *l, uint32_t i, const uint32_t **index,
-	uint32_t *images, uint64_t *seed)
+/* Batch i of the lease: its images and its dropout seed. PS_ESHUTDOWN: it is not to be. */
+static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i,
+	const uint32_t **index, uint32_t *images, uint64_t *seed)
 {
 	uint32_t number = l->first + i;
 
@@ -97,7 +109,8 @@ int steps_take(struct steps *s, const struct cnnps_lease *l, uint32_t i, const u
 	return batches_get(&s->batches, l->epoch, number, index, images);
 }
 
-void steps_note(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
+/* `count` batches from i on are computed, `images` of mean loss `loss`: into the push to come. */
+static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	uint32_t images, double loss, struct sum *sum)
 {
 	s->work->images += images;
@@ -117,7 +130,7 @@ static int compute(struct steps *s, const struct cnnps_lease *l, uint32_t i, con
 	const uint32_t *index;
 	uint64_t seed;
 	double loss, start;
-	int status = steps_take(s, l, i, &index, images, &seed);
+	int status = take_batch(s, l, i, &index, images, &seed);
 
 	if (status)
 		return status;
@@ -125,7 +138,7 @@ static int compute(struct steps *s, const struct cnnps_lease *l, uint32_t i, con
 	if ((status = backend_gradient(s->backend, w, index, *images, seed, g, &loss)))
 		return status;
 	s->work->seconds += clock_seconds() - start;
-	steps_note(s, l, i, 1, *images, loss, sum);
+	note_batches(s, l, i, 1, *images, loss, sum);
 	return PS_OK;
 }
 
@@ -154,14 +167,16 @@ static int accumulate(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return PS_OK;
 }
 
-int steps_deliver(
+/* Hand the sum in, divided by `divisor`, as computed at `version`. `and_fetch`: bring the weights
+ * after it, in the same request. */
+static int deliver(
 	struct steps *s, struct sum *sum, uint64_t version, uint32_t divisor, int and_fetch)
 {
 	size_t n = s->info->n_params;
 	int status;
 
 	if (divisor > 1)
-		steps_divide(sum->g, (float)divisor, n);
+		divide(sum->g, (float)divisor, n);
 	sum->work.loss = (float)(sum->loss / sum->work.images);
 	status = and_fetch ? cnnps_push_view(s->c, sum->g, n, version, &sum->work, &s->held)
 			   : cnnps_push_work(s->c, sum->g, n, version, &sum->work);
@@ -170,12 +185,14 @@ int steps_deliver(
 	return status;
 }
 
-uint32_t steps_divisor(const struct steps *s, const struct sum *sum)
+/* What a push of several batches' gradients is divided by. */
+static uint32_t divisor_of(const struct steps *s, const struct sum *sum)
 {
 	return s->info->push_sum ? 1 : sum->work.count;
 }
 
-int steps_hold(struct steps *s)
+/* The newest weights into s->held, if the push before did not bring them. */
+static int hold_weights(struct steps *s)
 {
 	int fetched = s->fetched;
 
@@ -189,7 +206,7 @@ int steps_hold(struct steps *s)
 static int fetch(struct steps *s, const struct sum *sum, const float **w)
 {
 	size_t n = s->info->n_params;
-	int status = steps_hold(s);
+	int status = hold_weights(s);
 
 	if (status)
 		return status;
@@ -236,7 +253,7 @@ static int run_downpour(struct steps *s, const struct cnnps_lease *l)
 		if (!status && !last && !fetch_next)
 			status = step_alone(s, g, &w);
 		if (!status && (last || sum.work.count == info->n_push))
-			status = steps_deliver(s, &sum, s->held.version, steps_divisor(s, &sum),
+			status = deliver(s, &sum, s->held.version, divisor_of(s, &sum),
 				fetch_next && !info->prefetch);
 	}
 	return status;
@@ -262,7 +279,7 @@ static int run_exact(struct steps *s, const struct cnnps_lease *l)
 	for (uint32_t i = 0; i < l->count && !status; i++)
 		status = accumulate(s, l, i, s->held.w, &sum, by_images, &g);
 	return status ? status
-		      : steps_deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
+		      : deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
 }
 
 /* ---- easgd: weights of our own, tied to the centre ------------------------------------------- */
@@ -293,7 +310,7 @@ static int meet_centre(struct steps *s, struct sum *sum)
 	if (!(sum->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
 	attract(sum->g, s->own, s->held.w, (float)s->held.elastic, s->info->n_params);
-	return steps_deliver(s, sum, s->held.version, 1, 0);
+	return deliver(s, sum, s->held.version, 1, 0);
 }
 
 /* A step of the worker's own weights. */
@@ -334,6 +351,154 @@ static int run_easgd(struct steps *s, const struct cnnps_lease *l)
 	return status;
 }
 
+/* ---- bursts: the device keeps weights and sum from a pull to its push ------------------------- */
+
+/*
+ * Local steps on whole batches from i on, `left` at most; *done of them in one call. Batches lie
+ * one after the other in the epoch's order. A mask of dropout has a seed for each batch: one at a
+ * time.
+ */
+static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t left,
+	struct sum *sum, uint32_t *done)
+{
+	const uint32_t *index, *last;
+	uint32_t images, least;
+	uint64_t seed;
+	double start;
+	int status = take_batch(s, l, i, &index, &images, &seed);
+
+	*done = s->has_dropout ? 1 : left < MOST_AT_ONCE ? left : MOST_AT_ONCE;
+	if (!status && *done > 1)
+		status =
+			batches_get(&s->batches, l->epoch, l->first + i + *done - 1, &last, &least);
+	if (status)
+		return status;
+	if (*done > 1 && least != images)
+		(*done)--; /* the epoch's last batch is a smaller one */
+	start = clock_seconds();
+	status = backend_local_steps(
+		s->backend, index, images, *done, (float)s->info->local_rate, seed);
+	if (status)
+		return status;
+	s->work->seconds += clock_seconds() - start;
+	note_batches(s, l, i, *done, *done * images, 0, sum);
+	return PS_OK;
+}
+
+static uint32_t burst_at(const struct steps *s, const struct cnnps_lease *l, uint32_t i)
+{
+	return l->count - i < s->info->n_push ? l->count - i : s->info->n_push;
+}
+
+/* From a pull to its push nothing needs the host: the device keeps weights and sum. */
+static int launch(
+	struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count, struct sum *sum)
+{
+	int status = hold_weights(s);
+	uint32_t done;
+
+	*sum = (struct sum){.version = s->held.version};
+	if (!status)
+		status = backend_local_start(s->backend, s->held.w);
+	for (uint32_t left = count; left && !status; left -= done)
+		status = step_on_device(s, l, i + count - left, left, sum, &done);
+	return status;
+}
+
+/* Have the sum of the burst that was launched last brought to the host. */
+static int call_back(struct steps *s, struct sum *sum)
+{
+	sum->g = cnnps_gradient(s->c);
+	return sum->g ? backend_local_finish(s->backend, NULL, sum->g) : PS_ENOMEM;
+}
+
+/* Wait for a burst that was called back. */
+static int land(struct steps *s, struct sum *sum)
+{
+	double loss, start = clock_seconds();
+	int status = backend_local_wait(s->backend, &loss);
+
+	if (status)
+		return status;
+	s->work->seconds += clock_seconds() - start;
+	sum->loss = loss * sum->work.images;
+	return PS_OK;
+}
+
+/* One after the other: the weights for the next one come with the answer to the push. */
+static int run_bursts(struct steps *s, const struct cnnps_lease *l)
+{
+	struct sum sum;
+	uint32_t count;
+	int status = PS_OK;
+
+	for (uint32_t i = 0; i < l->count && !status; i += count) {
+		count = burst_at(s, l, i);
+		status = launch(s, l, i, count, &sum);
+		if (!status)
+			status = call_back(s, &sum);
+		if (!status)
+			status = land(s, &sum);
+		if (!status)
+			status = deliver(
+				s, &sum, sum.version, divisor_of(s, &sum), i + count < l->count);
+	}
+	return status;
+}
+
+/* What is to be sent next: it is divided now, for then it will be waited for. */
+static int land_ahead(struct steps *s, struct sum *flying, struct sum *landed)
+{
+	int status = land(s, flying);
+
+	if (status)
+		return status;
+	if (divisor_of(s, flying) > 1)
+		divide(flying->g, (float)divisor_of(s, flying), s->info->n_params);
+	*landed = *flying;
+	return PS_OK;
+}
+
+/*
+ * With prefetch the device has a burst in hand, the sum of the one before it waits, and that of the
+ * one before that is on its way, while weights for the next one come: these have none of the three.
+ * Whatever is to be sent goes as soon as weights are here, before they are looked through: the way
+ * to the server, what that does with a sum, and the way back are what takes longest.
+ */
+static int run_bursts_ahead(struct steps *s, const struct cnnps_lease *l)
+{
+	struct sum next, flying = {.g = NULL}, landed = {.g = NULL};
+	const uint32_t *index;
+	uint32_t count, images;
+	uint64_t seed;
+	int status = cnnps_prefetch(s->c);
+
+	if (!status) /* meanwhile the order of a new epoch is made */
+		status = take_batch(s, l, 0, &index, &images, &seed);
+	for (uint32_t i = 0; i < l->count && !status; i += count) {
+		count = burst_at(s, l, i);
+		status = cnnps_await(s->c);
+		if (!status && i + count < l->count)
+			status = cnnps_prefetch(s->c);
+		if (!status && landed.g)
+			status = deliver(s, &landed, landed.version, 1, 0);
+		if (!status && i)
+			status = call_back(s, &flying);
+		if (!status)
+			status = launch(s, l, i, count, &next);
+		if (!status && i)
+			status = land_ahead(s, &flying, &landed);
+		flying = next;
+	}
+	if (!status && landed.g)
+		status = deliver(s, &landed, landed.version, 1, 0);
+	if (!status)
+		status = call_back(s, &flying);
+	if (!status)
+		status = land_ahead(s, &flying, &landed);
+	return status ? status : deliver(s, &landed, landed.version, 1, 0);
+}
+
 /* ---- birth, life and death ------------------------------------------------------------------- */
 
 int steps_run(struct steps *s, const struct cnnps_lease *lease)
@@ -345,7 +510,7 @@ int steps_run(struct steps *s, const struct cnnps_lease *lease)
 		return run_easgd(s, lease);
 	if (s->info->n_push == 1 || s->info->n_push != s->info->n_fetch)
 		return run_downpour(s, lease);
-	return s->info->prefetch ? bursts_run_ahead(s, lease) : bursts_run(s, lease);
+	return s->info->prefetch ? run_bursts_ahead(s, lease) : run_bursts(s, lease);
 }
 
 void steps_init(struct steps *s, uint32_t n_train)

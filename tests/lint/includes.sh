@@ -4,7 +4,7 @@
 rules='
 ^worker/examples/        ^worker/client/cnnps\.h$                         ^(zmq|uv)\.h$
 ^worker/client/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
-^worker/client/session(_ask|_impl)?\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/client/session(_impl)?\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
+^worker/client/session\.[ch]$   ^(common/(err|rng|mem)\.h|proto/msg\.h|worker/client/session\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
 ^server/core/            ^(common/(clones|err|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$

@@ -32,5 +32,5 @@ look() {
 }
 
 look 'the core' "$free" "$b"/server/core/*.o
-look 'the session' "$free|mem_try|free" "$b"/worker/client/session*.o
+look 'the session' "$free|mem_try|free" "$b"/worker/client/session.o
 exit $failed

@@ -1,15 +1,19 @@
 /* cnnps.c - see cnnps.h: the program's side of the border. Every call is one order. */
+#include "worker/client/cnnps.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
+#include <zmq.h>
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "worker/client/cnnps_impl.h"
+#include "common/pool.h"
 #include "worker/client/info.h"
+#include "worker/client/net.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
+#define TRIES 3 /* pulls whose weights have a wrong checksum, one after the other */
 
 _Static_assert(PS_EUNREACHABLE == CNNPS_EUNREACHABLE && PS_EFENCED == CNNPS_EFENCED &&
 		       PS_EAUTH == CNNPS_EAUTH && PS_ESHUTDOWN == CNNPS_ESHUTDOWN &&
@@ -19,6 +23,36 @@ _Static_assert((int)MODE_DOWNPOUR == CNNPS_DOWNPOUR && (int)MODE_SSP == CNNPS_SS
 		       (int)MODE_SYNC == CNNPS_SYNC && (int)MODE_SANDBLASTER == CNNPS_SANDBLASTER &&
 		       (int)MODE_EASGD == CNNPS_EASGD,
 	"cnnps.h repeats numbers of proto/msg.h");
+
+/* Versions of before a crash of the server mean other weights than those of after it. */
+enum { PULLS = 16 };
+struct pulled {
+	uint64_t version, term;
+};
+
+struct cnnps {
+	struct net *net;
+	int observer;
+	struct cnnps_info info;
+	struct msg_welcome welcome; /* the first */
+	char server[256];
+	struct pool *pool;
+	float *gradient;        /* the program's from the pool, or NULL */
+	int lands;              /* weights are to lie in the pool's memory ... */
+	float *landing;         /* ... in this, or NULL */
+	struct arrival awaited; /* by cnnps_await; or empty */
+	zmq_msg_t view;         /* weights that the program looks at */
+	struct pulled pulled[PULLS];
+	size_t n_pulled;    /* so far; number i is at i % PULLS */
+	struct order order; /* the one under way, or the newest */
+};
+
+static struct order *next_order(struct cnnps *c, enum order_kind kind)
+{
+	memset(&c->order, 0, sizeof c->order);
+	c->order.kind = kind;
+	return &c->order;
+}
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
@@ -136,19 +170,155 @@ void cnnps_close(struct cnnps **c)
 	*c = NULL;
 }
 
-/* ---- calls ----------------------------------------------------------------------------------- */
+/* ---- pulls: weights from a message to the program ----------------------------------------------- */
 
-struct order *cnnps_order(struct cnnps *c, enum order_kind kind)
+static void note_pull(struct cnnps *c, const struct arrival *a)
 {
-	memset(&c->order, 0, sizeof c->order);
-	c->order.kind = kind;
-	return &c->order;
+	size_t newest = c->n_pulled ? c->n_pulled - 1 : 0;
+
+	if (!c->n_pulled || c->pulled[newest % PULLS].version != a->params.version)
+		newest = c->n_pulled++;
+	c->pulled[newest % PULLS] = (struct pulled){a->params.version, a->term};
 }
 
-void cnnps_alive(struct cnnps *c)
+static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 {
-	net_alive(c->net);
+	for (size_t i = c->n_pulled; i > 0 && i + PULLS > c->n_pulled; i--)
+		if (c->pulled[(i - 1) % PULLS].version == version)
+			return c->pulled[(i - 1) % PULLS].term;
+	return 0;
 }
+
+/* Weights as they came: those that were awaited, or of a pull now. */
+static int arrive(struct cnnps *c, enum weights which, struct arrival *to)
+{
+	struct order *o;
+	int status;
+
+	if (which == WEIGHTS_CURRENT && c->awaited.frames.n) {
+		arrival_move(to, &c->awaited);
+		return PS_OK;
+	}
+	o = next_order(c, ORDER_PULL);
+	o->pull.which = which;
+	if (!(status = net_order(c->net, o)))
+		arrival_move(to, &o->pull.got);
+	return status;
+}
+
+/* PS_EPROTO: they are as good as lost. */
+static int look_through(struct arrival *a, float *to)
+{
+	int status = wire_values(&a->frames, &a->params, to);
+
+	if (status)
+		log_warn("net", "dropped", "why=\"wrong tensor checksum\"");
+	return status;
+}
+
+static void put_away(struct cnnps *c)
+{
+	(void)zmq_msg_close(&c->view);
+	(void)zmq_msg_init(&c->view);
+}
+
+/* One frame of aligned floats, as the program may have it. */
+static int is_whole(struct arrival *a)
+{
+	return a->params.slices.n == 1 &&
+	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
+}
+
+/* Where the program looks at weights: in its own kind of memory, or in the message that came, or in
+ * one of our own. */
+static int show(struct cnnps *c, struct arrival *a)
+{
+	int status;
+
+	if (c->lands && !c->landing)
+		c->landing = pool_take(c->pool);
+	if (c->landing) {
+		status = look_through(a, c->landing);
+		return status ? status : pool_send(c->pool, &c->landing, &c->view);
+	}
+	if (is_whole(a)) {
+		status = look_through(a, NULL);
+		(void)zmq_msg_move(&c->view, &a->frames.frame[1]);
+		return status;
+	}
+	if (zmq_msg_init_size(&c->view, c->info.n_params * sizeof(float)))
+		return PS_ENOMEM;
+	return look_through(a, zmq_msg_data(&c->view));
+}
+
+/* Weights into `to`, or, if that is NULL, where the program looks at them. */
+static int bring(struct cnnps *c, enum weights which, float *to, struct arrival *a)
+{
+	int status = PS_EPROTO;
+
+	for (int i = 0; i < TRIES && status == PS_EPROTO; i++) {
+		if (!to)
+			put_away(c);
+		if ((status = arrive(c, which, a)))
+			return status;
+		status = to ? look_through(a, to) : show(c, a);
+		frames_release(&a->frames);
+	}
+	if (status == PS_EPROTO)
+		snprintf(c->order.why, sizeof c->order.why,
+			"%d times weights came with a wrong checksum: is the memory of this "
+			"machine "
+			"or of the server's in order?",
+			TRIES);
+	else if (!status && which == WEIGHTS_CURRENT)
+		note_pull(c, a);
+	return status;
+}
+
+static int pull(struct cnnps *c, float *w, size_t n, uint64_t *version, enum weights which)
+{
+	struct arrival a;
+	int status = n == c->info.n_params ? bring(c, which, w, &a) : PS_EUSAGE;
+
+	if (!status && version)
+		*version = a.params.version;
+	return status;
+}
+
+int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
+{
+	return pull(c, w, n, version, WEIGHTS_CURRENT);
+}
+
+int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
+{
+	struct arrival a;
+	int status = bring(c, WEIGHTS_CURRENT, NULL, &a);
+
+	if (!status)
+		*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
+			.version = a.params.version,
+			.term = a.term,
+			.elastic = a.params.elastic};
+	return status;
+}
+
+int cnnps_await(struct cnnps *c)
+{
+	return c->awaited.frames.n ? PS_OK : arrive(c, WEIGHTS_CURRENT, &c->awaited);
+}
+
+int cnnps_prefetch(struct cnnps *c)
+{
+	return net_order(c->net, next_order(c, ORDER_PREFETCH));
+}
+
+int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
+{
+	return pull(c, w, n, version, WEIGHTS_EVAL);
+}
+
+/* ---- pushes ------------------------------------------------------------------------------------- */
 
 float *cnnps_gradient(struct cnnps *c)
 {
@@ -175,7 +345,7 @@ static int take_tensor(struct cnnps *c, struct order *o, const float *g, uint64_
 static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, int then_pull)
 {
-	struct order *o = cnnps_order(c, ORDER_PUSH);
+	struct order *o = next_order(c, ORDER_PUSH);
 	int status;
 
 	if (c->observer || n < 1 || offset > c->info.n_params || n > c->info.n_params - offset)
@@ -183,7 +353,7 @@ static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint
 	o->push.then_pull = then_pull;
 	o->pull.which = WEIGHTS_CURRENT;
 	o->push.meta.base_version = version;
-	o->push.meta.base_term = cnnps_term_of(c, version);
+	o->push.meta.base_term = term_of_pull(c, version);
 	if (work) {
 		o->push.meta.work = (struct work){work->epoch, work->first, work->count};
 		o->push.meta.images = work->images;
@@ -214,7 +384,7 @@ int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
 
 	if (n != c->info.n_params)
 		return PS_EUSAGE;
-	cnnps_put_away(c);
+	put_away(c);
 	if ((status = push(c, 0, g, n, version, work, then_pull)))
 		return status;
 	if (then_pull)
@@ -227,9 +397,16 @@ int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n,
 	return push(c, offset, g, n, version, NULL, 0);
 }
 
+/* ---- the other calls ---------------------------------------------------------------------------- */
+
+void cnnps_alive(struct cnnps *c)
+{
+	net_alive(c->net);
+}
+
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
-	struct order *o = cnnps_order(c, ORDER_LEASE);
+	struct order *o = next_order(c, ORDER_LEASE);
 	int status;
 
 	if (c->observer)
@@ -243,7 +420,7 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 int cnnps_result(
 	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum)
 {
-	struct order *o = cnnps_order(c, ORDER_RESULT);
+	struct order *o = next_order(c, ORDER_RESULT);
 
 	if (c->observer || lease->kind != CNNPS_EVAL)
 		return PS_EUSAGE;
@@ -257,7 +434,7 @@ int cnnps_result(
 
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 {
-	struct order *o = cnnps_order(c, ORDER_FLUSH);
+	struct order *o = next_order(c, ORDER_FLUSH);
 
 	o->durable = durable;
 	o->deadline_ms = clock_ms() + timeout_ms;
@@ -266,7 +443,7 @@ int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 
 int cnnps_status(struct cnnps *c, char *json, size_t size)
 {
-	struct order *o = cnnps_order(c, ORDER_STATUS);
+	struct order *o = next_order(c, ORDER_STATUS);
 
 	o->report.json = json;
 	o->report.size = size;
@@ -275,7 +452,7 @@ int cnnps_status(struct cnnps *c, char *json, size_t size)
 
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
 {
-	struct order *o = cnnps_order(c, ORDER_ADMIN);
+	struct order *o = next_order(c, ORDER_ADMIN);
 	int status;
 
 	o->admin.verb = ADMIN_CHECKPOINT;
@@ -287,7 +464,7 @@ int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
 
 int cnnps_drain(struct cnnps *c)
 {
-	struct order *o = cnnps_order(c, ORDER_ADMIN);
+	struct order *o = next_order(c, ORDER_ADMIN);
 	int status;
 
 	o->admin.verb = ADMIN_DRAIN;
@@ -297,7 +474,7 @@ int cnnps_drain(struct cnnps *c)
 
 int cnnps_log_level(struct cnnps *c, const char *level)
 {
-	struct order *o = cnnps_order(c, ORDER_ADMIN);
+	struct order *o = next_order(c, ORDER_ADMIN);
 
 	o->admin.verb = ADMIN_LOG_LEVEL;
 	for (int i = LOG_ERROR; i <= LOG_DEBUG; i++)

@@ -2,12 +2,62 @@
  * session.c - see session.h. Each call empties the list of effects, changes the state and writes
  * down what to do.
  */
-#include "worker/client/session_impl.h"
+#include "worker/client/session.h"
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
 
-#define LEAVE_MS 5000 /* how long a BYE waits for its answer */
+#define MAX_IN_FLIGHT 64 /* bound on push_window, whatever the server allows */
+#define MAX_EFFECTS   (MAX_IN_FLIGHT + 16)
+#define LEAVE_MS      5000 /* how long a BYE waits for its answer */
+
+/* A push that is not durable yet, at seq % capacity. */
+struct kept {
+	uint64_t base_version, base_term;
+	struct work work;
+	uint32_t images;
+	float loss;
+	enum verdict verdict; /* NONE until the first ACK */
+	enum reject reject;
+};
+
+/* A request that is answered at most once: sent again after each WELCOME until then. */
+struct request {
+	int open, sent;
+	uint64_t number;
+};
+
+struct session {
+	struct session_config cfg;
+	enum session_phase phase;
+	struct rng jitter;
+	int link_up, welcomed, leaving, bye_sent;
+	int end_status; /* once phase is END */
+	int full; /* the server had no slot for us: it may have one when a dead worker's is freed */
+	struct msg_welcome welcome;
+
+	uint64_t last_seq;  /* newest given */
+	uint64_t acked_seq; /* all up to here were decided */
+	uint64_t freed_seq; /* all up to here are durable and released */
+	uint64_t sent_seq;  /* newest sent since the newest WELCOME */
+	uint64_t heard_seq; /* newest acknowledged since the newest WELCOME */
+	struct kept *kept;
+	size_t capacity;
+
+	struct request pull, lease, result;
+	enum weights pull_which;
+	uint64_t pull_with; /* the push that carries the pull; 0: none */
+	struct msg_result result_msg;
+
+	uint64_t start_ms, contact_ms; /* contact: newest message of any kind */
+	uint64_t progress_ms; /* newest answer, or the moment the oldest request was made */
+	uint64_t hello_ms, hello_wait_ms; /* newest HELLO, and how long to wait for its answer */
+	uint64_t hello_step_ms;           /* that wait without its jitter; 0: none said yet */
+	uint64_t beat_ms, leave_ms;
+
+	struct session_effect *effect; /* MAX_EFFECTS */
+	size_t n_effects;
+};
 
 static struct session_effect *emit(struct session *s, enum session_effect_kind kind)
 {
@@ -29,7 +79,7 @@ static struct msg *send(struct session *s, enum msg_type type)
 	return m;
 }
 
-void session_over(struct session *s, int status)
+static void end_session(struct session *s, int status)
 {
 	if (s->phase == PHASE_END)
 		return;
@@ -38,7 +88,7 @@ void session_over(struct session *s, int status)
 	emit(s, TELL_END)->status = status;
 }
 
-struct kept *session_kept(struct session *s, uint64_t seq)
+static struct kept *kept_push(const struct session *s, uint64_t seq)
 {
 	return &s->kept[seq % s->capacity];
 }
@@ -85,7 +135,7 @@ static uint64_t push_window(const struct session *s)
 
 static void send_push(struct session *s, uint64_t seq)
 {
-	const struct kept *k = session_kept(s, seq);
+	const struct kept *k = kept_push(s, seq);
 	struct session_effect *e = emit(s, DO_SEND_PUSH);
 	struct msg_push *p = &e->msg.push;
 
@@ -110,7 +160,7 @@ static void send_push(struct session *s, uint64_t seq)
 }
 
 /* Send what may be sent: pushes first, so that everything after them sees them applied. */
-void session_pump(struct session *s)
+static void pump(struct session *s)
 {
 	const struct stamp *stamp = &s->welcome.stamp;
 
@@ -182,7 +232,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	s->progress_ms = now_ms;
 	release(s, w->durable_seq);
 	emit(s, TELL_READY);
-	session_pump(s);
+	pump(s);
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -196,8 +246,8 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 		resynchronise(s, now_ms); /* the ACK before it was lost, its verdict with it */
 		return;
 	}
-	session_kept(s, a->seq)->verdict = a->verdict;
-	session_kept(s, a->seq)->reject = a->reject;
+	kept_push(s, a->seq)->verdict = a->verdict;
+	kept_push(s, a->seq)->reject = a->reject;
 	if (a->seq > s->heard_seq)
 		s->heard_seq = a->seq;
 	if (a->seq == s->acked_seq + 1) {
@@ -209,7 +259,7 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 		e->msg.ack = *a;
 	}
 	release(s, a->durable_seq);
-	session_pump(s);
+	pump(s);
 }
 
 static void tell(struct session *s, enum session_effect_kind kind, const struct msg *m)
@@ -237,7 +287,7 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 	case PS_EUSAGE:
 		break; /* an ADMIN was refused: no business of the session's */
 	default:
-		session_over(s, e->status);
+		end_session(s, e->status);
 	}
 }
 
@@ -272,12 +322,12 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 		if (s->welcomed && same_life(&m->beat.stamp, &s->welcome.stamp) &&
 			m->beat.stamp.term == s->welcome.stamp.term) {
 			release(s, m->beat.durable_seq);
-			session_pump(s);
+			pump(s);
 		}
 		break;
 	case MSG_BYE:
 		if (s->leaving || m->bye.status != PS_OK)
-			session_over(s, s->leaving ? PS_OK : m->bye.status);
+			end_session(s, s->leaving ? PS_OK : m->bye.status);
 		break;
 	case MSG_ERROR:
 		on_error(s, &m->error, now_ms);
@@ -321,7 +371,7 @@ void session_moved(struct session *s, uint64_t now_ms)
 	s->progress_ms = now_ms;
 }
 
-int session_waits(const struct session *s)
+static int awaits_answer(const struct session *s)
 {
 	return s->heard_seq < s->sent_seq || s->pull.open || s->lease.open;
 }
@@ -353,7 +403,7 @@ uint64_t session_left_ms(const struct session *s, uint64_t now_ms)
 static void check_contact(struct session *s, uint64_t now_ms)
 {
 	if (s->phase == PHASE_HELLO && session_left_ms(s, now_ms) == 0)
-		session_over(s, s->full && !s->welcomed ? PS_EFULL : PS_EUNREACHABLE);
+		end_session(s, s->full && !s->welcomed ? PS_EFULL : PS_EUNREACHABLE);
 }
 
 void session_tick(struct session *s, int alive, uint64_t now_ms)
@@ -363,12 +413,12 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 		return;
 	if (s->leaving && now_ms - s->leave_ms >= LEAVE_MS) {
 		/* nobody has said that all of our pushes are safe */
-		session_over(s, s->freed_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
+		end_session(s, s->freed_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
 		return;
 	}
 	if (s->phase == PHASE_READY) {
 		if (now_ms - s->contact_ms >= s->cfg.silence_ms ||
-			(session_waits(s) && now_ms - s->progress_ms >= s->cfg.silence_ms)) {
+			(awaits_answer(s) && now_ms - s->progress_ms >= s->cfg.silence_ms)) {
 			s->progress_ms = now_ms;
 			resynchronise(s, now_ms);
 		}
@@ -388,7 +438,142 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 	check_contact(s, now_ms);
 }
 
-/* ---- looking in, birth and death ------------------------------------------------------------- */
+/* ---- requests of the program ----------------------------------------------------------------- */
+
+static int may_ask(const struct session *s)
+{
+	if (s->phase == PHASE_END)
+		return s->end_status ? s->end_status : PS_ESTATE;
+	return s->phase == PHASE_READY && !s->leaving ? PS_OK : PS_EAGAIN;
+}
+
+/* The silence that counts is the one after the oldest unanswered request. */
+static void note_request(struct session *s, uint64_t now_ms)
+{
+	if (!awaits_answer(s))
+		s->progress_ms = now_ms;
+}
+
+static uint64_t replay_window(const struct session *s)
+{
+	return s->welcome.replay_window < s->capacity ? s->welcome.replay_window : s->capacity;
+}
+
+int session_can_push(const struct session *s)
+{
+	return s->phase == PHASE_READY && !s->leaving &&
+	       s->last_seq - s->freed_seq < replay_window(s);
+}
+
+static void open_request(struct request *r)
+{
+	r->open = 1;
+	r->sent = 0;
+	r->number++;
+}
+
+/* PS_OK: a push may be made now. */
+static int may_push(struct session *s)
+{
+	int rc = may_ask(s);
+
+	s->n_effects = 0;
+	return rc == PS_OK && !session_can_push(s) ? PS_EAGAIN : rc;
+}
+
+static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_t now_ms)
+{
+	uint64_t seq = ++s->last_seq;
+
+	note_request(s, now_ms);
+	*kept_push(s, seq) = (struct kept){.base_version = meta->base_version,
+		.base_term = meta->base_term,
+		.work = meta->work,
+		.images = meta->images,
+		.loss = meta->loss};
+	return seq;
+}
+
+int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq, uint64_t now_ms)
+{
+	int rc = may_push(s);
+
+	if (rc != PS_OK)
+		return rc;
+	*seq = add_push(s, meta, now_ms);
+	pump(s);
+	return PS_OK;
+}
+
+int session_push_pull(
+	struct session *s, const struct msg_push *meta, uint64_t *seq, uint64_t now_ms)
+{
+	int rc = may_push(s);
+
+	if (rc == PS_OK && s->pull.open)
+		rc = PS_EAGAIN;
+	if (rc != PS_OK)
+		return rc;
+	*seq = add_push(s, meta, now_ms);
+	open_request(&s->pull);
+	s->pull_which = WEIGHTS_CURRENT;
+	s->pull_with = *seq;
+	pump(s);
+	return PS_OK;
+}
+
+static int ask(struct session *s, struct request *r, uint64_t now_ms)
+{
+	int rc = may_ask(s);
+
+	if (rc == PS_OK && r->open)
+		rc = PS_EAGAIN;
+	if (rc != PS_OK)
+		return rc;
+	note_request(s, now_ms);
+	open_request(r);
+	pump(s);
+	return PS_OK;
+}
+
+int session_pull(struct session *s, enum weights which, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	if (!s->pull.open)
+		s->pull_which = which;
+	return ask(s, &s->pull, now_ms);
+}
+
+int session_lease(struct session *s, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	return ask(s, &s->lease, now_ms);
+}
+
+int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	if (!s->result.open)
+		s->result_msg = *r;
+	return ask(s, &s->result, now_ms);
+}
+
+void session_bye(struct session *s, uint64_t now_ms)
+{
+	s->n_effects = 0;
+	if (s->phase == PHASE_END || s->leaving)
+		return;
+	if (!s->welcomed || s->cfg.role != ROLE_WORKER) {
+		end_session(s, PS_OK);
+		return;
+	}
+	s->leaving = 1;
+	s->leave_ms = now_ms;
+	s->pull.open = s->lease.open = 0;
+	pump(s);
+}
+
+/* ---- accessors ------------------------------------------------------------------------------- */
 
 const struct session_effect *session_effect(const struct session *s, size_t i)
 {
@@ -419,6 +604,8 @@ uint64_t session_durable_seq(const struct session *s)
 {
 	return s->freed_seq;
 }
+
+/* ---- life cycle ------------------------------------------------------------------------------ */
 
 int session_new(struct session **out, const struct session_config *cfg, size_t replay_max)
 {

@@ -1,15 +1,323 @@
 /* top.c - see ctl.h: the server's status as a screen. */
+#include "worker/ctl/ctl.h"
+#include <errno.h>
 #include <jansson.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <termios.h>
 #include <unistd.h>
+#include "common/utf8.h"
 #include "proto/msg.h"
-#include "worker/ctl/ctl.h"
-#include "worker/ctl/screen.h"
-#include "worker/ctl/table.h"
+
+/* ---- the terminal: the alternate screen, keys, and everything back on every way out -------------- */
+
+/* What the signal handlers call is async-signal-safe. */
+
+/* The alternate screen, without a cursor. */
+#define ENTER "\033[?1049h\033[?25l\033[H"
+#define LEAVE "\033[?25h\033[?1049l"
+
+/* Signals that end the program, and the one that stops it. */
+static const int fatal[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGABRT, SIGSEGV, SIGBUS, SIGFPE,
+	SIGILL, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2};
+
+static struct termios before, keys; /* of standard input; constant once `has_keys` */
+static int has_keys;
+static atomic_int is_open, has_quit;
+
+static void write_terminal(const char *text)
+{
+	ssize_t ignored = write(STDOUT_FILENO, text, strlen(text));
+
+	(void)ignored;
+}
+
+static void enter(void)
+{
+	if (atomic_exchange(&is_open, 1))
+		return;
+	if (has_keys)
+		tcsetattr(STDIN_FILENO, TCSANOW, &keys);
+	write_terminal(ENTER);
+}
+
+/* Give it back; nothing happens when it is back already. */
+static void screen_close(void)
+{
+	if (!atomic_exchange(&is_open, 0))
+		return;
+	write_terminal(LEAVE);
+	if (has_keys)
+		tcsetattr(STDIN_FILENO, TCSANOW, &before);
+}
+
+/* Back to normal, then what the signal does by default. */
+static void on_fatal(int number)
+{
+	screen_close();
+	signal(number, SIG_DFL);
+	raise(number);
+}
+
+static void catch (int number, void (*handler)(int))
+{
+	struct sigaction a;
+
+	memset(&a, 0, sizeof a);
+	a.sa_handler = handler;
+	a.sa_flags = SA_NODEFER | SA_RESTART;
+	sigaction(number, &a, NULL);
+}
+
+/* ^Z: stops in raise, and goes on after SIGCONT. */
+static void on_stop(int number)
+{
+	int saved = errno;
+
+	screen_close();
+	signal(number, SIG_DFL);
+	raise(number);
+	catch (number, on_stop);
+	enter();
+	errno = saved;
+}
+
+/* A background process must not change the terminal: it would be stopped. */
+static void find_keys(void)
+{
+	if (!isatty(STDIN_FILENO) || tcgetpgrp(STDIN_FILENO) != getpgrp() ||
+		tcgetattr(STDIN_FILENO, &before))
+		return;
+	keys = before;
+	keys.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+	keys.c_cc[VMIN] = 0; /* a read never waits */
+	keys.c_cc[VTIME] = 0;
+	has_keys = 1;
+}
+
+/* Take the terminal of standard output, and of standard input where it is one in the foreground. */
+static void screen_open(void)
+{
+	find_keys();
+	for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) {
+		struct sigaction now;
+		if (!sigaction(fatal[i], NULL, &now) && now.sa_handler != SIG_IGN)
+			catch (fatal[i], on_fatal);
+	}
+	catch (SIGTSTP, on_stop);
+	atexit(screen_close);
+	enter();
+}
+
+/* Whether screen_open has it. */
+static int screen_is_open(void)
+{
+	return atomic_load(&is_open);
+}
+
+/* Was q typed since screen_open? Does not wait. */
+static int screen_quit(void)
+{
+	struct pollfd key = {.fd = STDIN_FILENO, .events = POLLIN};
+	char typed[64];
+	ssize_t n;
+
+	if (!has_keys || atomic_load(&has_quit) || poll(&key, 1, 0) <= 0)
+		return atomic_load(&has_quit);
+	n = read(STDIN_FILENO, typed, sizeof typed);
+	if ((n > 0 && (memchr(typed, 'q', (size_t)n) || memchr(typed, 'Q', (size_t)n))) ||
+		(n <= 0 && (key.revents & (POLLHUP | POLLERR))))
+		atomic_store(&has_quit, 1);
+	return atomic_load(&has_quit);
+}
+
+/* ---- the table of workers ------------------------------------------------------------------------ */
+
+#define GAP       2 /* blanks between columns */
+#define MAX_CELL  128
+#define MAX_TEXT  24 /* characters of a text that all columns fit beside */
+#define FAIR_TEXT 12 /* cut to so much before the address is left out */
+#define MIN_TEXT  8
+#define N_COLUMNS (sizeof columns_of / sizeof columns_of[0])
+
+static const struct column {
+	const char *title, *key;
+	int number;   /* to the right, and never cut */
+	int leave;    /* left out in this order, 4 and 5 after texts were cut; 0: never */
+	int shortens; /* may be cut to MIN_TEXT */
+} columns_of[] = {
+	{"worker", "worker", 1, 0, 0},
+	{"state", "state", 0, 0, 0},
+	{"name", "name", 0, 0, 1},
+	{"host", "host", 0, 0, 1},
+	{"pid", "pid", 1, 0, 0},
+	{"address", "address", 0, 4, 0},
+	{"device", "device", 0, 3, 1},
+	{"images", "images", 1, 5, 0},
+	{"pushes", "last_seq", 1, 2, 0},
+	{"durable", "durable_seq", 1, 1, 0},
+	{"silent ms", "silent_ms", 1, 0, 0},
+};
+
+struct table {
+	const json_t *list;
+	size_t rows;
+	size_t width[N_COLUMNS]; /* 0: left out */
+};
+
+/* Characters, not bytes. */
+static size_t length(const char *text)
+{
+	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
+	size_t n = 0;
+
+	for (; p < end; n++) {
+		size_t bytes = utf8_length(p, end);
+		p += bytes ? bytes : 1;
+	}
+	return n;
+}
+
+/* A worker's value as text: "-" for none. */
+static const char *cell(const json_t *worker, const struct column *c, char text[MAX_CELL])
+{
+	const json_t *value = json_object_get(worker, c->key);
+
+	if (json_is_number(value))
+		snprintf(text, MAX_CELL, "%.0f", json_number_value(value));
+	else if (json_is_string(value) && json_string_value(value)[0])
+		snprintf(text, MAX_CELL, "%s", json_string_value(value));
+	else
+		snprintf(text, MAX_CELL, "-");
+	return text;
+}
+
+static void natural_widths(struct table *t)
+{
+	for (size_t c = 0; c < N_COLUMNS; c++) {
+		t->width[c] = strlen(columns_of[c].title);
+		for (size_t i = 0; i < t->rows; i++) {
+			char text[MAX_CELL];
+			size_t n = length(cell(json_array_get(t->list, i), &columns_of[c], text));
+			if (columns_of[c].shortens && n > MAX_TEXT)
+				n = MAX_TEXT;
+			if (n > t->width[c])
+				t->width[c] = n;
+		}
+	}
+}
+
+static size_t total(const struct table *t)
+{
+	size_t n = 0;
+
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		n += t->width[c] ? t->width[c] + GAP : 0;
+	return n - GAP; /* there is always the first column */
+}
+
+static void leave_out(struct table *t, int number)
+{
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (columns_of[c].leave == number)
+			t->width[c] = 0;
+}
+
+/* Take a character from the widest text. 0: none has more than `least`. */
+static int shorten(struct table *t, size_t least)
+{
+	size_t widest = 0;
+
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (columns_of[c].shortens && t->width[c] > t->width[widest])
+			widest = c;
+		else if (columns_of[c].shortens && !columns_of[widest].shortens)
+			widest = c;
+	if (!columns_of[widest].shortens || t->width[widest] <= least)
+		return 0;
+	t->width[widest]--;
+	return 1;
+}
+
+static void fit(struct table *t, size_t columns)
+{
+	natural_widths(t);
+	if (!columns)
+		return;
+	for (int number = 1; number <= 3 && total(t) > columns; number++)
+		leave_out(t, number);
+	while (total(t) > columns && shorten(t, FAIR_TEXT))
+		continue;
+	if (total(t) > columns)
+		leave_out(t, 4);
+	while (total(t) > columns && shorten(t, MIN_TEXT))
+		continue;
+	if (total(t) > columns)
+		leave_out(t, 5);
+}
+
+/* In `width` characters; a text that is longer ends in '+'. */
+static void put_cell(const char *text, size_t width, int right)
+{
+	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
+	size_t n = length(text), shown = n > width ? width - 1 : n;
+
+	if (right && n < width)
+		printf("%*s", (int)(width - n), "");
+	for (size_t i = 0; i < shown; i++) {
+		size_t bytes = utf8_length(p, end);
+		bytes = bytes ? bytes : 1;
+		fwrite(p, 1, bytes, stdout);
+		p += bytes;
+	}
+	if (n > width)
+		putchar('+');
+	if (!right && n < width)
+		printf("%*s", (int)(width - n), "");
+}
+
+/* `worker` NULL: the titles. */
+static void put_row(const struct table *t, const json_t *worker)
+{
+	char text[MAX_CELL];
+	int first = 1;
+
+	for (size_t c = 0; c < N_COLUMNS; c++) {
+		const struct column *of = &columns_of[c];
+		if (!t->width[c])
+			continue;
+		printf("%*s", first ? 0 : GAP, "");
+		put_cell(worker ? cell(worker, of, text) : of->title, t->width[c], of->number);
+		first = 0;
+	}
+	putchar('\n');
+}
+
+/* Print `list` ("workers" of STATUS) on stdout: a line of titles and at most `rows` lines, of at
+ * most `columns` characters each; 0: no limit. What does not fit is left out by importance: columns
+ * first, then the ends of long names. */
+static void show_table(const json_t *list, size_t columns, size_t rows)
+{
+	struct table t = {.list = list, .rows = json_array_size(list)};
+	size_t n = t.rows;
+
+	if (rows && t.rows > rows)
+		t.rows = rows;
+	fit(&t, columns);
+	put_row(&t, NULL);
+	for (size_t i = 0; i < t.rows; i++)
+		put_row(&t, json_array_get(list, i));
+	if (n > t.rows)
+		printf("and %zu more\n", n - t.rows);
+}
+
+/* ---- the screen ---------------------------------------------------------------------------------- */
 
 #define PERIOD_MS 1000
 #define KEY_MS    50 /* until a key is noticed */
@@ -17,7 +325,7 @@
 #define BLANKS    3 /* between two items of a line */
 
 /* What is on it so far. */
-struct screen {
+struct layout {
 	size_t columns, rows; /* of the terminal; 0: no limit */
 	size_t column, row;   /* where the next item goes */
 };
@@ -34,7 +342,7 @@ static const char *text(const json_t *o, const char *key)
 	return t ? t : "-";
 }
 
-static void end_line(struct screen *s)
+static void end_line(struct layout *s)
 {
 	putchar('\n');
 	s->column = 0;
@@ -42,8 +350,8 @@ static void end_line(struct screen *s)
 }
 
 /* One item more on this line, or on the next where it does not fit. */
-static void put(struct screen *s, const char *fmt, ...) PS_PRINTF(2, 3);
-static void put(struct screen *s, const char *fmt, ...)
+static void put(struct layout *s, const char *fmt, ...) PS_PRINTF(2, 3);
+static void put(struct layout *s, const char *fmt, ...)
 {
 	char item[512];
 	size_t n, gap = s->column ? BLANKS : 0;
@@ -64,7 +372,7 @@ static void put(struct screen *s, const char *fmt, ...)
 }
 
 /* "label value unit", or a dash while the server does not know the value. */
-static void show(struct screen *s, const json_t *o, const char *label, const char *key,
+static void show(struct layout *s, const json_t *o, const char *label, const char *key,
 	double factor, int decimals, const char *unit)
 {
 	if (json_is_number(json_object_get(o, key)))
@@ -73,7 +381,7 @@ static void show(struct screen *s, const json_t *o, const char *label, const cha
 		put(s, "%s -", label);
 }
 
-static void show_run(struct screen *s, const json_t *o)
+static void show_run(struct layout *s, const json_t *o)
 {
 	const json_t *c = json_object_get(o, "counters");
 
@@ -101,22 +409,22 @@ static void show_run(struct screen *s, const json_t *o)
 }
 
 /* Of the terminal; zeros off one. */
-static struct screen measure(void)
+static struct layout measure(void)
 {
 	struct winsize size;
 
 	if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0)
-		return (struct screen){.columns = 0};
-	return (struct screen){.columns = size.ws_col, .rows = size.ws_row};
+		return (struct layout){.columns = 0};
+	return (struct layout){.columns = size.ws_col, .rows = size.ws_row};
 }
 
 /* The rest of the rows: less the titles, "and N more", and the line of the cursor. */
-static void show_workers(const struct screen *s, const json_t *list)
+static void show_workers(const struct layout *s, const json_t *list)
 {
 	size_t used = s->row + 3;
 	size_t rows = s->rows > used ? s->rows - used : 1;
 
-	ctl_table(list, s->columns, s->rows ? rows : 0);
+	show_table(list, s->columns, s->rows ? rows : 0);
 }
 
 /* A status into *o, which is the caller's; what it held before goes when there is a new one. */
@@ -136,7 +444,7 @@ static int ask(struct cnnps *c, json_t **o)
 /* `below`: rows that the caller writes after it. */
 static void show_all(const json_t *o, size_t below)
 {
-	struct screen s = measure();
+	struct layout s = measure();
 
 	show_run(&s, o);
 	if (json_is_string(json_object_get(o, "waiting"))) {

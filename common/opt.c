@@ -28,6 +28,14 @@ static const char *const origin_names[] = {"default", "environment", "command-li
 /* Where each row's value came from in the last parse, for opt_dump. A program has one table. */
 static enum origin origins[MAX_ROWS];
 
+int opt_given(const struct opt_program *p, const char *name)
+{
+	for (size_t i = 0; p->opts[i].name; i++)
+		if (strcmp(p->opts[i].name, name) == 0)
+			return origins[i] != FROM_DEFAULT;
+	return 0;
+}
+
 enum origin opt_origin(size_t row)
 {
 	return origins[row];
@@ -154,16 +162,39 @@ static void store(struct parse *p, const struct opt *o, const char *what, const 
 	}
 }
 
+/* What is called `was` no longer: "--a or --b", or as variables. "" if it never was a name. */
+static void new_names(const struct opt_program *p, const char *was, size_t n_was, int variables,
+	char *out, size_t size)
+{
+	size_t at = 0;
+
+	out[0] = '\0';
+	for (const struct opt *o = p->opts; o->name; o++) {
+		char name[72];
+
+		if (!o->was || strlen(o->was) != n_was || memcmp(o->was, was, n_was) != 0)
+			continue;
+		if (variables)
+			opt_variable(o->name, name, sizeof name);
+		else
+			snprintf(name, sizeof name, "--%s", o->name);
+		if (at < size)
+			at += (size_t)snprintf(out + at, size - at, "%s%s", at ? " or " : "", name);
+	}
+}
+
+/* Once for each old name: rows that share one are next to each other. */
 static void refuse_old_variable(struct parse *p, const struct opt *o)
 {
-	char old[64], now[64];
+	const struct opt *before = o > p->program->opts ? o - 1 : NULL;
+	char old[64], now[256];
 
-	if (!o->was)
+	if (!o->was || (before && before->was && strcmp(before->was, o->was) == 0))
 		return;
 	opt_variable(o->was, old, sizeof old);
-	opt_variable(o->name, now, sizeof now);
+	new_names(p->program, o->was, strlen(o->was), 1, now, sizeof now);
 	if (getenv(old))
-		complain(p, "%s: is called %s now", old, now);
+		complain(p, "%s: was renamed to %s", old, now);
 }
 
 /* Take each row's value from the strongest origin that has one. */
@@ -257,22 +288,14 @@ static void note_value(struct parse *p, int val, char *copy)
 	free(copy);
 }
 
-/* The row that this option's name was of, or NULL. */
-static const struct opt *renamed(const struct opt_program *p, const char *option, size_t length)
-{
-	for (const struct opt *o = p->opts; o->name; o++)
-		if (o->was && strlen(o->was) == length && strncmp(o->was, option, length) == 0)
-			return o;
-	return NULL;
-}
-
 static void note_unknown(struct parse *p, const char *option, int length)
 {
-	const struct opt *now =
-		length > 2 ? renamed(p->program, option + 2, (size_t)length - 2) : NULL;
+	char now[256] = "";
 
-	if (now)
-		complain(p, "%.*s: is called --%s now", length, option, now->name);
+	if (length > 2)
+		new_names(p->program, option + 2, (size_t)length - 2, 0, now, sizeof now);
+	if (now[0])
+		complain(p, "%.*s: was renamed to %s", length, option, now);
 	else
 		complain(p, "%.*s: unknown option; --help lists them", length, option);
 	p->unknown += option[length] == '\0';

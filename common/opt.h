@@ -38,7 +38,8 @@ struct opt {
 			     * an OPT_ENUM row, "mode!=easgd" all others, "n-push=1|2" numbers of an
 			     * OPT_INT row, "checkpoint-dir" a row that is given and not empty,
 			     * "command=export|predict" the program's command */
-	const char *was;    /* an older name, which is refused with the new one; NULL: none */
+	const char *was;    /* an older name, which is refused with the new one; NULL: none. Several
+			     * rows may share one: the option was split */
 };
 
 struct opt_program {
@@ -58,6 +59,8 @@ enum opt_result { OPT_RUN = 0, OPT_EXIT = 1 }; /* OPT_EXIT: --help or --version 
  */
 int opt_parse(const struct opt_program *p, int argc, char **argv, const char **args,
 	int *n_args) PS_MUST_CHECK;
+/* 1: the last parse found option `name` on the command line or in the environment. */
+int opt_given(const struct opt_program *p, const char *name);
 /* What --help prints. */
 void opt_help(const struct opt_program *p, FILE *f);
 /*

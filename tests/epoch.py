@@ -6,7 +6,7 @@ from flavour import command
 from lab import Process
 
 # Plain SGD: Adagrad's first step is the sign of the gradient, which a rounding may turn.
-PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--seed", 7, "--warm-updates", 0)
+PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--seed", 7, "--warm-start-updates", 0)
 
 
 def one_epoch(lab, device, model, *options, rate=0.05, data=None, seconds=240):

@@ -4,9 +4,9 @@ import signal
 import safetensors
 from lab import SIGTERM, until
 
-LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--stale-rate", "constant",
+LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-scaling", "constant",
           "--max-staleness", 1000000,
-          "--warm-updates", 0, "--checkpoint-ms", 50)
+          "--warm-start-updates", 0, "--checkpoint-ms", 50)
 
 
 class LedgerRun:

@@ -64,9 +64,9 @@ static int check_name(const char *name)
 #define TEXT(n, to, d, least, most, a, h) \
 	{.name = n, .type = OPT_TEXT, .dest = &o->to, .def = d, .min = least, .max = most, \
 	 .arg = a, .help = h}
-#define INT(n, to, d, least, most, a, h) \
+#define INT(n, to, d, least, most, a, ...) \
 	{.name = n, .type = OPT_INT, .dest = &o->to, .def = d, .min = least, .max = most, \
-	 .arg = a, .help = h}
+	 .arg = a, .help = __VA_ARGS__}
 /* clang-format on */
 
 int worker_options_parse(struct worker_options *o, int argc, char **argv)
@@ -91,12 +91,15 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		TEXT("name", name, NULL, 0, WIRE_MAX_NAME, "NAME",
 			"a name keeps its worker slot over restarts; a second worker of that name "
 			"ends the first"),
-		INT("connect-ms", connect_ms, "30000", 1, DAY_MS, "MS",
-			"give up when the server has not answered so long after the start"),
-		INT("patience-ms", patience_ms, "600000", 1, DAY_MS, "MS",
-			"give up so long after contact with the server was lost"),
-		INT("hang-ms", hang_ms, "60000", 100, DAY_MS, "MS",
-			"a batch that takes longer counts as a hang: heartbeats stop"),
+		INT("connect-timeout-ms", connect_ms, "30000", 1, DAY_MS, "MS",
+			"give up when the server has not answered so long after the start",
+			.was = "connect-ms"),
+		INT("disconnect-timeout-ms", patience_ms, "600000", 1, DAY_MS, "MS",
+			"give up so long after contact with the server was lost",
+			.was = "patience-ms"),
+		INT("batch-timeout-ms", hang_ms, "60000", 100, DAY_MS, "MS",
+			"a batch that takes longer counts as a hang: heartbeats stop",
+			.was = "hang-ms"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MB",
 			"most memory for gradients that the server does not have on disk yet"),
 		{.name = "print-data-id",

@@ -73,7 +73,7 @@ const char *mode_check(const struct mode_raw *r, int optim, int64_t epochs)
 		return "--delay-compensation: a sum of several gradients would be compensated too "
 		       "much: use --push mean";
 	if (r->buffer > 1 && mode != MODE_DOWNPOUR && mode != MODE_SSP)
-		return "--buffer: of modes downpour and ssp only";
+		return "--buffer-size: of modes downpour and ssp only";
 	if (r->push && mode == MODE_SANDBLASTER)
 		return "--push: a step of --mode sandblaster is the mean over its images: use "
 		       "--push mean";
@@ -144,7 +144,8 @@ void mode_fill(struct core_config *c, const struct mode_raw *r)
 	c->lbfgs_armijo = r->lbfgs_armijo;
 	c->lbfgs_wolfe = r->lbfgs_wolfe;
 	if (easgd)
-		c->warm_updates = 0; /* an update is many batches, and nobody's steps are wild */
+		c->warm_start_updates =
+			0; /* an update is many batches, and nobody's steps are wild */
 	if (c->lease_batches < c->n_push)
 		c->lease_batches = c->n_push; /* a push lies inside one lease */
 }

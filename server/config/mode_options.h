@@ -35,7 +35,7 @@ double mode_rate(const struct mode_raw *r, enum optim_kind optim, double usual);
 uint32_t mode_epochs(const struct mode_raw *r);
 /* The clipping norm of a run that was not told which; 0: none. */
 double mode_clip_norm(const struct mode_raw *r);
-/* The mode's part of the configuration; after lease_batches and warm_updates are set. */
+/* The mode's part of the configuration; after lease_batches and warm_start_updates are set. */
 void mode_fill(struct core_config *c, const struct mode_raw *r);
 
 #endif

@@ -16,15 +16,15 @@
 /* What an optimizer gets that was not told otherwise: PyTorch's constants, and rates that suit
  * MNIST with the demo's model (docs/modes.md). */
 static const struct usual {
-	double lr, decay_square, eps;
+	double lr, eps;
 } usual[OPTIM_KINDS] = {
-	[OPTIM_SGD] = {0.2, 0, 1e-8},
-	[OPTIM_ADAGRAD] = {0.04, 0, 1e-10},
-	[OPTIM_MOMENTUM] = {0.03, 0, 1e-8},
-	[OPTIM_NESTEROV] = {0.03, 0, 1e-8},
-	[OPTIM_RMSPROP] = {0.009, 0.9, 1e-8},
-	[OPTIM_ADAM] = {0.002, 0.999, 1e-8},
-	[OPTIM_LBFGS] = {1, 0, 1e-8},
+	[OPTIM_SGD] = {0.2, 1e-8},
+	[OPTIM_ADAGRAD] = {0.04, 1e-10},
+	[OPTIM_MOMENTUM] = {0.03, 1e-8},
+	[OPTIM_NESTEROV] = {0.03, 1e-8},
+	[OPTIM_RMSPROP] = {0.009, 1e-8},
+	[OPTIM_ADAM] = {0.002, 1e-8},
+	[OPTIM_LBFGS] = {1, 1e-8},
 };
 
 /* Rows without a default hold this, which is in no row's range. */
@@ -73,8 +73,8 @@ static void fill_optim(struct core_config *c, const struct raw *r)
 	c->lr = options_rate(r);
 	c->optim = (struct optim){.kind = optim_of(r),
 		.eps = given_or(r->eps, u->eps),
-		.momentum = r->momentum,
-		.decay_square = given_or(r->decay_square, u->decay_square),
+		.momentum = optim_of(r) == OPTIM_ADAM ? r->beta1 : r->momentum,
+		.decay_square = optim_of(r) == OPTIM_ADAM ? r->beta2 : r->rmsprop_alpha,
 		.adagrad_init = r->adagrad_init,
 		.weight_decay = r->weight_decay,
 		.clip_norm = given_or(r->clip_norm, mode_clip_norm(&r->modes))};
@@ -92,11 +92,11 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 		.seed = (uint64_t)r->seed,
 		.batch = (uint32_t)r->batch,
 		.max_updates = (uint64_t)r->max_updates,
-		.stale_rate = (enum stale_rate)r->stale_rate,
+		.staleness_scaling = (enum staleness_scaling)r->staleness_scaling,
 		.max_staleness = (uint32_t)r->max_staleness,
 		.max_norm = r->max_norm,
-		.warm_updates = (uint32_t)r->warm_updates,
-		.warm_ramp = (uint32_t)r->warm_ramp,
+		.warm_start_updates = (uint32_t)r->warm_start_updates,
+		.warm_start_ramp = (uint32_t)r->warm_start_ramp,
 		.lease_batches = (uint32_t)r->lease_batches,
 		.backup = (enum backup_copies)r->backup,
 		.first_deadline_ms = (uint32_t)r->first_deadline_ms,
@@ -167,7 +167,6 @@ int options_parse(struct options *o, int argc, char **argv)
 		.optimizer = NOT_GIVEN,
 		.modes = {.local_rate = NOT_GIVEN, .batch_images = NOT_GIVEN},
 		.lr = NOT_GIVEN,
-		.decay_square = NOT_GIVEN,
 		.eps = NOT_GIVEN,
 		.clip_norm = NOT_GIVEN,
 		.warmup = NOT_GIVEN};
@@ -202,9 +201,9 @@ int options_parse(struct options *o, int argc, char **argv)
 		INT("n-fetch", modes.n_fetch, "1", 1, WIRE_MAX_BATCHES, "N",
 			"batches between two pulls of the weights; in between a worker takes steps "
 			"of its own"),
-		REAL("local-rate", modes.local_rate, NULL, 0, 1e6, "RATE",
+		REAL("local-lr", modes.local_rate, NULL, 0, 1e6, "RATE",
 			"of a worker's own steps; without it 0.1, for easgd 0.13",
-			.needs = "mode=downpour|ssp|easgd"),
+			.was = "local-rate", .needs = "mode=downpour|ssp|easgd"),
 		FLAG("prefetch", modes.prefetch,
 			"pull the next weights while a gradient is computed: faster where pulls "
 			"are slow, one version staler",
@@ -225,8 +224,8 @@ int options_parse(struct options *o, int argc, char **argv)
 		INT("ssp-bound", modes.ssp_bound, "4", 0, WIRE_MAX_BATCHES, "N",
 			"ssp: batches that a worker may be ahead of the slowest",
 			.needs = "mode=ssp"),
-		INT("buffer", modes.buffer, "1", 1, 1000000, "K",
-			"gradients of any workers that make one update (FedBuff)",
+		INT("buffer-size", modes.buffer, "1", 1, 1000000, "K",
+			"gradients of any workers that make one update (FedBuff)", .was = "buffer",
 			.needs = "mode=downpour|ssp"),
 		INT("sync-workers", modes.sync_workers, "0", 0, WIRE_MAX_WORKERS, "N",
 			"sync: gradients that make a step, each from another worker; 0: one from "
@@ -235,10 +234,10 @@ int options_parse(struct options *o, int argc, char **argv)
 		INT("backup-workers", modes.backup_workers, "0", 0, WIRE_MAX_WORKERS, "N",
 			"sync: workers more than a step needs; it ends without the slowest",
 			.was = "sync-spares", .needs = "mode=sync"),
-		INT("batch-images", modes.batch_images, NULL, 0, WIRE_MAX_IMAGES, "N",
+		INT("step-images", modes.batch_images, NULL, 0, WIRE_MAX_IMAGES, "N",
 			"sandblaster: images of one step; 0: all; without it 0 for lbfgs, 6000 for "
 			"the other optimizers",
-			.needs = "mode=sandblaster"),
+			.was = "batch-images", .needs = "mode=sandblaster"),
 		INT("lbfgs-history", modes.lbfgs_history, "20", 1, LBFGS_MAX_HISTORY, "N",
 			"pairs of steps and gradients that L-BFGS remembers",
 			.needs = "optimizer=lbfgs"),
@@ -261,15 +260,18 @@ int options_parse(struct options *o, int argc, char **argv)
 			.needs = "mode=downpour|ssp|sync"),
 		INT("lr-scaling-warmup", modes.lr_scaling_warmup, "0", 0, 1e9, "N",
 			"updates in which a factor of --lr-scaling above 1, in sync or with a "
-			"--buffer, rises from 1",
+			"--buffer-size, rises from 1",
 			.needs = "mode=downpour|ssp|sync"),
 		REAL("momentum", momentum, "0.9", 0, 0.999999, "PART",
-			"of the last direction is kept: momentum, nesterov; adam's beta1",
-			.needs = "optimizer=momentum|nesterov|adam"),
-		REAL("decay-square", decay_square, NULL, 0, 0.999999, "PART",
-			"of the mean square is kept: rmsprop's alpha, without it 0.9; adam's "
-			"beta2, without it 0.999",
-			.needs = "optimizer=rmsprop|adam"),
+			"of the last direction is kept", .needs = "optimizer=momentum|nesterov"),
+		REAL("beta1", beta1, "0.9", 0, 0.999999, "BETA1",
+			"adam: decay rate of the mean gradient", .needs = "optimizer=adam"),
+		REAL("beta2", beta2, "0.999", 0, 0.999999, "BETA2",
+			"adam: decay rate of the mean squared gradient", .was = "decay-square",
+			.needs = "optimizer=adam"),
+		REAL("rmsprop-alpha", rmsprop_alpha, "0.9", 0, 0.999999, "ALPHA",
+			"rmsprop: decay rate of the mean squared gradient", .was = "decay-square",
+			.needs = "optimizer=rmsprop"),
 		REAL("eps", eps, NULL, 1e-12, 1, "EPS",
 			"added to the root: adagrad, without it 1e-10; rmsprop, adam, without it "
 			"1e-8",
@@ -298,7 +300,8 @@ int options_parse(struct options *o, int argc, char **argv)
 		INT("epochs", epochs, NULL, 0, WIRE_MAX_EPOCHS, "N",
 			"passes over the training images; 0: no data set, ends by --max-updates or "
 			"a drain; without it 3 (sandblaster: 30), for vector:N 0"),
-		INT("batch", batch, "100", 1, WIRE_MAX_IMAGES, "N", "images per batch"),
+		INT("batch-size", batch, "100", 1, WIRE_MAX_IMAGES, "N", "images per batch",
+			.was = "batch"),
 		INT("seed", seed, "1", 0, MOST_EXACT, "N",
 			"of the first weights, the order of images and dropout"),
 		TEXT("data-id", data_id, NULL, "FINGERPRINT",
@@ -322,23 +325,25 @@ int options_parse(struct options *o, int argc, char **argv)
 		INT("min-workers", min_workers, "1", 1, WIRE_MAX_WORKERS, "N",
 			"give out no work before so many workers are there"),
 		INT("max-workers", max_workers, "256", 1, WIRE_MAX_WORKERS, "N", "worker slots"),
-		ENUM("stale-rate", stale_rate, "relative", STALE_RATE_NAMES, "HOW",
+		ENUM("staleness-scaling", staleness_scaling, "relative", STALENESS_SCALING_NAMES,
+			"HOW",
 			"rate of a gradient that is TAU versions old: constant, / max(1, TAU / "
 			"live workers), / max(1, TAU)",
-			.needs = "mode=downpour|ssp"),
+			.was = "stale-rate", .needs = "mode=downpour|ssp"),
 		INT("max-staleness", max_staleness, "0", 0, 1e9, "N",
 			"refuse gradients that are more versions old; 0: 32 times the live "
 			"workers, ssp: any number",
 			.needs = "mode=downpour|ssp|easgd"),
-		REAL("max-norm", max_norm, "0", 0, 1e30, "L2",
-			"refuse gradients with a larger norm; 0: no limit"),
-		INT("warm-updates", warm_updates, "0", 0, 1e9, "N",
-			"the first N updates come from one worker alone",
+		REAL("reject-norm", max_norm, "0", 0, 1e30, "L2",
+			"refuse gradients with a larger norm; 0: no limit", .was = "max-norm"),
+		INT("warm-start-updates", warm_start_updates, "0", 0, 1e9, "N",
+			"the first N updates come from one worker alone", .was = "warm-updates",
 			.needs = "mode=downpour|ssp"),
-		INT("warm-ramp", warm_ramp, "40", 0, 1e9, "N",
-			"after --warm-updates one more worker starts every N updates; 0: all at "
+		INT("warm-start-ramp", warm_start_ramp, "40", 0, 1e9, "N",
+			"after --warm-start-updates one more worker starts every N updates; 0: all "
+			"at "
 			"once",
-			.needs = "mode=downpour|ssp warm-updates!=0"),
+			.was = "warm-ramp", .needs = "mode=downpour|ssp warm-start-updates!=0"),
 		INT("max-updates", max_updates, "0", 0, MOST_EXACT, "N",
 			"end after so many updates; 0: no bound"),
 		INT("lease-batches", lease_batches, "10", 1, WIRE_MAX_BATCHES, "N",
@@ -356,14 +361,16 @@ int options_parse(struct options *o, int argc, char **argv)
 			"gradients that a worker may have unanswered"),
 		INT("replay-window", replay_window, "256", 1, WIRE_MAX_WINDOW, "N",
 			"gradients that a worker may have outside a checkpoint"),
-		INT("beat-ms", beat_ms, "500", 10, MOST_MS, "MS", "a worker beats so often"),
+		INT("heartbeat-ms", beat_ms, "500", 10, MOST_MS, "MS",
+			"interval between two heartbeats of a worker", .was = "beat-ms"),
 		INT("suspect-ms", suspect_ms, "1400", 20, MOST_MS, "MS",
 			"a worker silent for so long loses its work"),
 		INT("dead-ms", dead_ms, "10000", 30, MOST_MS, "MS",
 			"a worker silent for so long loses its slot"),
-		INT("forget-ms", forget_ms, "600000", 30, MOST_FORGET_MS, "MS",
+		INT("session-ttl-ms", forget_ms, "600000", 30, MOST_FORGET_MS, "MS",
 			"after a restart the slot of a worker that does not come back is kept so "
-			"long"),
+			"long",
+			.was = "forget-ms"),
 		INT("recovery-ms", recovery_ms, "3000", 0, MOST_MS, "MS",
 			"after a restart wait so long for the workers to come back before new work "
 			"is given out"),
@@ -393,7 +400,7 @@ int options_parse(struct options *o, int argc, char **argv)
 
 	if (rc == OPT_EXIT)
 		return OPT_EXIT;
-	if (options_judge(&r, &o->model, rc) > 0 || rc != OPT_RUN)
+	if (options_judge(&r, &o->model, rc, opt_given(&program, "momentum")) > 0 || rc != OPT_RUN)
 		return PS_EUSAGE;
 	fill(o, &r);
 	r.optimizer = (int)o->core.optim.kind; /* what was not given, for the dump */
@@ -401,7 +408,6 @@ int options_parse(struct options *o, int argc, char **argv)
 	r.eps = o->core.optim.eps;
 	r.clip_norm = o->core.optim.clip_norm;
 	r.modes.lr_scaling = (int)o->core.lr_scaling + 1;
-	r.decay_square = o->core.optim.decay_square;
 	r.warmup = o->core.schedule.warmup;
 	r.epochs = o->core.epochs;
 	r.modes.local_rate = o->core.local_rate;

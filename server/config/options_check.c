@@ -196,7 +196,7 @@ static void check_together(const struct raw *r, int *errors)
 		complain(errors, "--replay-window: %lld is less than --push-window %lld",
 			(long long)r->replay_window, (long long)r->push_window);
 	if (r->suspect_ms <= r->beat_ms)
-		complain(errors, "--suspect-ms: %lld is not more than --beat-ms %lld",
+		complain(errors, "--suspect-ms: %lld is not more than --heartbeat-ms %lld",
 			(long long)r->suspect_ms, (long long)r->beat_ms);
 	if (r->durability && !(r->checkpoint_dir && r->checkpoint_dir[0]))
 		complain(errors, "--durability: always needs a --checkpoint-dir");
@@ -204,7 +204,7 @@ static void check_together(const struct raw *r, int *errors)
 		complain(errors, "--dead-ms: %lld is not more than --suspect-ms %lld",
 			(long long)r->dead_ms, (long long)r->suspect_ms);
 	if (r->forget_ms < r->dead_ms)
-		complain(errors, "--forget-ms: %lld is less than --dead-ms %lld",
+		complain(errors, "--session-ttl-ms: %lld is less than --dead-ms %lld",
 			(long long)r->forget_ms, (long long)r->dead_ms);
 	if (r->min_workers > r->max_workers)
 		complain(errors, "--min-workers: %lld is more than --max-workers %lld",
@@ -222,7 +222,7 @@ static void check_data_id(const struct raw *r, int *errors)
 			text);
 }
 
-int options_judge(const struct raw *r, struct model *m, int parsed)
+int options_judge(const struct raw *r, struct model *m, int parsed, int momentum_given)
 {
 	int errors = 0;
 
@@ -236,6 +236,10 @@ int options_judge(const struct raw *r, struct model *m, int parsed)
 
 		if (modes && m->n_params)
 			complain(&errors, "%s", modes);
+		/* it was beta1 until version 0.1.0: a run must not quietly train with another one */
+		if (momentum_given && r->optimizer == OPTIM_ADAM)
+			complain(
+				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");
 		check_rate(r, m, &errors);
 		check_together(r, &errors);
 	}

@@ -62,10 +62,10 @@ static void add_mode(struct list *l, const struct core_config *then, const struc
 	}
 	add_name(l, "--optimizer", OPTIM_NAMES, (int)then->optim.kind, (int)now->optim.kind);
 	add_name(l, "--push", PUSH_NAMES, then->push_sum, now->push_sum);
-	add_number(l, "--batch-images", then->batch_images, now->batch_images);
+	add_number(l, "--step-images", then->batch_images, now->batch_images);
 	add_number(l, "--lbfgs-history", then->lbfgs_history, now->lbfgs_history);
 	if ((then->buffer > 1) != (now->buffer > 1))
-		add_number(l, "--buffer", then->buffer, now->buffer);
+		add_number(l, "--buffer-size", then->buffer, now->buffer);
 	add_name(l, "--delay-compensation", DELAY_NAMES, delay_of(then), delay_of(now));
 }
 
@@ -86,7 +86,7 @@ int resume_differences(const struct core_config *then, const struct data_id *dat
 
 	out[0] = '\0';
 	add_number(&l, "--seed", then->seed, now->seed);
-	add_number(&l, "--batch", then->batch, now->batch);
+	add_number(&l, "--batch-size", then->batch, now->batch);
 	add_mode(&l, then, now);
 	if (strstr(why, "--epochs"))
 		add_number(&l, "--epochs", then->epochs, now->epochs);

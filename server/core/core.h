@@ -22,13 +22,13 @@
 
 /* What a gradient that is tau versions old does to the rate (algorithms: Zhang 2016, arXiv
  * 1511.05950). */
-enum stale_rate {
+enum staleness_scaling {
 	STALE_CONSTANT, /* eta */
 	STALE_RELATIVE, /* eta / max(1, tau / live workers): only gradients staler than their share
 			   shrink */
 	STALE_INVERSE,  /* eta / max(1, tau) */
 };
-#define STALE_RATE_NAMES "constant|relative|inverse"
+#define STALENESS_SCALING_NAMES "constant|relative|inverse"
 
 /* When an idle worker gets a copy of work that another one has. */
 enum backup_copies {
@@ -74,12 +74,13 @@ struct core_config {
 	uint32_t lbfgs_history;           /* pairs kept, 1..LBFGS_MAX_HISTORY */
 	uint32_t lbfgs_trials;            /* most points that one line search looks at, >= 1 */
 	double lbfgs_armijo, lbfgs_wolfe; /* 0 < armijo < wolfe < 1 */
-	enum stale_rate stale_rate;
+	enum staleness_scaling staleness_scaling;
 	uint32_t max_staleness; /* older gradients are refused; 0: 32 times the live workers; ssp:
 				   none */
 	double max_norm;        /* a push with a larger L2 norm is refused; 0: no limit */
-	uint32_t warm_updates;  /* by one worker, before the others get leases */
-	uint32_t warm_ramp; /* updates from one more worker to the next after that; 0: all start */
+	uint32_t warm_start_updates; /* by one worker, before the others get leases */
+	uint32_t
+		warm_start_ramp; /* updates from one more worker to the next after that; 0: all start */
 	uint32_t lease_batches; /* most batches in one lease, >= 1 */
 	enum backup_copies backup;
 	uint32_t first_deadline_ms; /* of a grant while nobody has delivered anything, >= 1 */

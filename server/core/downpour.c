@@ -49,7 +49,7 @@ enum reject downpour_judge(const struct core *c, const struct worker *w, const s
 	return REJECT_STALE;
 }
 
-/* See enum stale_rate. */
+/* See enum staleness_scaling. */
 double downpour_rate(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c);
@@ -58,9 +58,9 @@ double downpour_rate(const struct core *c, uint64_t tau)
 	if (c->cfg.mode == MODE_EASGD)
 		return 1;
 	rate = store_scaled_rate(c, 1, (double)tau);
-	if (c->cfg.stale_rate == STALE_CONSTANT)
+	if (c->cfg.staleness_scaling == STALE_CONSTANT)
 		return rate;
-	if (c->cfg.stale_rate == STALE_RELATIVE)
+	if (c->cfg.staleness_scaling == STALE_RELATIVE)
 		age /= live > 1 ? live : 1;
 	return rate / (age > 1 ? age : 1);
 }
@@ -94,9 +94,9 @@ static double buffer_weight(const struct core *c, uint64_t tau)
 	double live = core_live_workers(c), age = (double)tau;
 	double scale = store_scale(c, 1, (double)tau);
 
-	if (c->cfg.stale_rate == STALE_CONSTANT)
+	if (c->cfg.staleness_scaling == STALE_CONSTANT)
 		return scale;
-	if (c->cfg.stale_rate == STALE_RELATIVE)
+	if (c->cfg.staleness_scaling == STALE_RELATIVE)
 		age /= live > 1 ? live : 1;
 	return scale / (age > 1 ? age : 1);
 }
@@ -262,17 +262,17 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 }
 
 /* Workers that may hold a training lease at once. Warm start: one, until the weights have left
- * their random beginning. Then one more after every `warm_ramp` updates: gradients of many workers
+ * their random beginning. Then one more after every `warm_start_ramp` updates: gradients of many workers
  * that all start at the same weights add up to one huge step. */
 static uint64_t admitted(const struct core *c)
 {
-	uint64_t version = c->store.version, warm = c->cfg.warm_updates;
+	uint64_t version = c->store.version, warm = c->cfg.warm_start_updates;
 
 	if (version < warm)
 		return 1;
-	if (warm == 0 || c->cfg.warm_ramp == 0)
+	if (warm == 0 || c->cfg.warm_start_ramp == 0)
 		return UINT64_MAX;
-	return 2 + (version - warm) / c->cfg.warm_ramp;
+	return 2 + (version - warm) / c->cfg.warm_start_ramp;
 }
 
 int downpour_holds_back(const struct core *c, const struct worker *w)

@@ -13,20 +13,20 @@ const char *image_differs(const struct core_config *now, const struct core_confi
 	if (then->seed != now->seed)
 		return "it was begun with another --seed";
 	if (then->batch != now->batch)
-		return "it was begun with another --batch";
+		return "it was begun with another --batch-size";
 	if (then->optim.kind != now->optim.kind)
 		return "it was begun with another --optimizer";
 	if (then->mode != now->mode)
 		return "it was begun with another --mode";
 	if (then->batch_images != now->batch_images || then->push_sum != now->push_sum)
-		return "it was begun with another --batch-images or --push";
+		return "it was begun with another --step-images or --push";
 	if (then->lbfgs_history != now->lbfgs_history)
 		return "it was begun with another --lbfgs-history";
 	if ((then->dc_lambda > 0) != (now->dc_lambda > 0) ||
 		(now->dc_lambda > 0 && then->dc_adaptive != now->dc_adaptive))
 		return "it was begun with another --delay-compensation";
 	if ((then->buffer > 1) != (now->buffer > 1))
-		return "it was begun with another --buffer";
+		return "it was begun with another --buffer-size";
 	if ((then->epochs == 0) != (now->epochs == 0))
 		return "--epochs 0 and --epochs N cannot continue each other";
 	return NULL;

@@ -102,15 +102,16 @@ static void put_mode_config(struct cursor *k, struct core_config *cfg)
 	u32(k, &cfg->lbfgs_trials);
 	real(k, &cfg->lbfgs_armijo);
 	real(k, &cfg->lbfgs_wolfe);
-	cfg->stale_rate = (enum stale_rate)choice(k, (uint32_t)cfg->stale_rate, 0, STALE_INVERSE);
+	cfg->staleness_scaling = (enum staleness_scaling)choice(
+		k, (uint32_t)cfg->staleness_scaling, 0, STALE_INVERSE);
 	u32(k, &cfg->max_staleness);
 	real(k, &cfg->max_norm);
 }
 
 static void put_session_config(struct cursor *k, struct core_config *cfg)
 {
-	u32(k, &cfg->warm_updates);
-	u32(k, &cfg->warm_ramp);
+	u32(k, &cfg->warm_start_updates);
+	u32(k, &cfg->warm_start_ramp);
 	count(k, &cfg->lease_batches, 1, WIRE_MAX_BATCHES);
 	cfg->backup = (enum backup_copies)choice(k, (uint32_t)cfg->backup, 0, BACKUP_NONE);
 	u32(k, &cfg->first_deadline_ms);

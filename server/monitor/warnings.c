@@ -43,7 +43,7 @@ static int local_rate(
 	int used = cfg->mode == MODE_EASGD || cfg->n_fetch > 1;
 
 	return w->classes > 0 && used &&
-	       rate_text("--local-rate", cfg->local_rate, options_usual_rate(OPTIM_SGD), OPTIM_SGD,
+	       rate_text("--local-lr", cfg->local_rate, options_usual_rate(OPTIM_SGD), OPTIM_SGD,
 		       out);
 }
 
@@ -55,7 +55,8 @@ static int larger(const char *option, uint64_t images, const struct core *c, cha
 		return 0;
 	snprintf(out, WARNING_TEXT,
 		"%s %llu is larger than the data set: all %u images make one %s", option,
-		(unsigned long long)images, n, strcmp(option, "--batch") == 0 ? "batch" : "step");
+		(unsigned long long)images, n,
+		strcmp(option, "--batch-size") == 0 ? "batch" : "step");
 	return 1;
 }
 
@@ -88,10 +89,10 @@ int warning_text(const struct warnings *w, enum warning kind, const struct core 
 	case WARNING_LOCAL_RATE:
 		return local_rate(w, cfg, out);
 	case WARNING_BATCH:
-		return larger("--batch", cfg->batch, c, out);
+		return larger("--batch-size", cfg->batch, c, out);
 	case WARNING_STEP:
 		return cfg->mode == MODE_SANDBLASTER &&
-		       larger("--batch-images", cfg->batch_images, c, out);
+		       larger("--step-images", cfg->batch_images, c, out);
 	case WARNING_CHANCE:
 		return over && chance(w, c, out);
 	}

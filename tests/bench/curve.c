@@ -145,8 +145,9 @@ static void exec_server(const struct options *o, const struct server *s, int log
 	in_keys(key, s, "server.key");
 	dup2(log, 2);
 	execl(binary, "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--http", "", "--model", model,
-		"--optimizer", "sgd", "--lr", "0.001", "--warm-updates", "0", "--max-staleness",
-		"1000000000", s->keys[0] ? "--key" : (char *)NULL, key, (char *)NULL);
+		"--optimizer", "sgd", "--lr", "0.001", "--warm-start-updates", "0",
+		"--max-staleness", "1000000000", s->keys[0] ? "--key" : (char *)NULL, key,
+		(char *)NULL);
 	die(binary);
 }
 

@@ -50,7 +50,7 @@ def pushes(lab, level, size, workers, part):
     """Pushes decided per second, from a tenth of them to the last."""
     each, values = max(10, int(PUSHES[size] * part)) // workers, size // 4
     options = ["--model", f"vector:{values}", "--optimizer", "sgd", "--lr", 1, "--max-staleness",
-               10**9, "--stale-rate", "constant", "--lr-scaling", "none"]
+               10**9, "--staleness-scaling", "constant", "--lr-scaling", "none"]
     if level != "none":
         options += ["--durability", level]
     server = lab.server(*options, directory=None if level == "none" else f"{level}-{size}")

@@ -10,7 +10,7 @@ Network = namedtuple("Network", "options cost title modes")
 
 COUNTS = (1, 2, 4, 8, 16)
 MANY = COUNTS[1:]
-SGD = "--optimizer sgd --lr-scaling none --stale-rate constant --warm-updates 0"
+SGD = "--optimizer sgd --lr-scaling none --staleness-scaling constant --warm-start-updates 0"
 RMSPROP = (0.003, 0.006, 0.009, 0.012, 0.024)
 ADAGRAD = "--optimizer adagrad --lr-scaling none"
 
@@ -25,13 +25,13 @@ MODES = {
                     SGD.replace("constant", "inverse"), (0.1, 0.2, 0.4, 0.8, 1.6), MANY),
     "dc": mode("Downpour, SGD, DC-ASGD adaptive", "#0072b2",
                SGD + " --delay-compensation adaptive", (0.025, 0.05, 0.1, 0.2, 0.4), MANY),
-    "adagrad": mode("Downpour, Adagrad", "#d55e00", ADAGRAD + " --warm-updates 0",
+    "adagrad": mode("Downpour, Adagrad", "#d55e00", ADAGRAD + " --warm-start-updates 0",
                     (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)),
-    "warm": mode("Downpour, Adagrad, warm start", "#000000", ADAGRAD + " --warm-updates 200",
+    "warm": mode("Downpour, Adagrad, warm start", "#000000", ADAGRAD + " --warm-start-updates 200",
                  (0.005, 0.01, 0.02, 0.04, 0.08, 0.16), MANY),
     "downpour": mode("Downpour, RMSprop", "#0072b2", "", RMSPROP),
     "prefetch": mode("Downpour, prefetch", "#8c510a", "--prefetch", RMSPROP),
-    "buffer": mode("Downpour, buffer of 4", "#cc79a7", "--buffer 4", RMSPROP, MANY),
+    "buffer": mode("Downpour, buffer of 4", "#cc79a7", "--buffer-size 4", RMSPROP, MANY),
     "push8": mode("Downpour, n_push = n_fetch = 8", "#d55e00", "--n-push 8 --n-fetch 8",
                   RMSPROP),
     "ssp": mode("SSP, bound 4", "#56b4e9", "--mode ssp", RMSPROP),
@@ -39,9 +39,9 @@ MODES = {
     "backup": mode("sync, one backup worker", "#f0e442", "--mode sync --backup-workers 1",
                    (0.15, 0.3, 0.6, 1.2), MANY),
     "easgd": mode("EASGD", "#cc79a7", "--mode easgd", (0.07, 0.13, 0.26, 0.52),
-                  rate_option="--local-rate"),
+                  rate_option="--local-lr"),
     "easgd8": mode("EASGD, n_push = 8", "#000000", "--mode easgd --n-push 8", (0.07, 0.13, 0.26, 0.52),
-                   rate_option="--local-rate"),
+                   rate_option="--local-lr"),
     "lbfgs": mode("Sandblaster L-BFGS", "#000000", "--mode sandblaster", (None,),
                   workers=(1, 4, 16), cost=9),
 }

@@ -57,7 +57,7 @@ def through_server(net, batch, precision, n_push, args):
     with tempfile.TemporaryDirectory() as directory:
         lab = Lab(Path(directory), data_directory())
         try:
-            server = lab.server("--model", net, "--epochs", args.epochs, "--batch", batch,
+            server = lab.server("--model", net, "--epochs", args.epochs, "--batch-size", batch,
                                 "--n-push", n_push, "--n-fetch", n_push,
                                 "--lease-batches", 60000 // int(batch), *args.options,
                                 env=RATE)

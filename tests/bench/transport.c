@@ -131,8 +131,9 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 		close(fd[0]);
 		close(fd[1]);
 		execl(o->server_binary, "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--http", "",
-			"--model", model, "--optimizer", "sgd", "--lr", "0.001", "--warm-updates",
-			"0", "--max-staleness", "1000000000", "--max-workers", max, (char *)NULL);
+			"--model", model, "--optimizer", "sgd", "--lr", "0.001",
+			"--warm-start-updates", "0", "--max-staleness", "1000000000",
+			"--max-workers", max, (char *)NULL);
 		die(o->server_binary);
 	}
 	close(fd[1]);

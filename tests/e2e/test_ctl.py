@@ -218,7 +218,7 @@ def test_a_directory_without_a_checkpoint_exits_7(lab):
 
 
 def test_no_server_exits_3_in_time(lab):
-    ctl = lab.ctl("--server", "tcp://127.0.0.1:1", "--connect-ms", 300, "status", code=3, seconds=5)
+    ctl = lab.ctl("--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 300, "status", code=3, seconds=5)
     assert "no contact within 300 ms: connection refused; start one with: cnn-ps --bind" in ctl.lines[0]
 
 

@@ -80,7 +80,7 @@ def test_workers_of_the_readme_find_the_images_that_an_offline_demo_trains_on(tm
     assert workers
     for c in workers:
         done = subprocess.run(shlex.split(c), cwd=tmp_path, timeout=SECONDS, text=True,
-                              env=dict(env, CNN_CONNECT_MS="1"), stderr=subprocess.PIPE,
+                              env=dict(env, CNN_CONNECT_TIMEOUT_MS="1"), stderr=subprocess.PIPE,
                               check=False)
         assert done.returncode == 3, done.stderr
         assert str(FASHION.parent) in done.stderr

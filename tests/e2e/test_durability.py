@@ -53,7 +53,7 @@ def test_a_server_killed_alone_loses_nothing_and_nothing_is_sent_again(lab):
         assert int(worker.line(r"replayed=(\d+)")[1]) <= 3 * 8, worker.tail()
 
 
-TRAINING = ("--model", "seed:4", "--epochs", 2, "--seed", 5, "--batch", 50, "--lease-batches", 7,
+TRAINING = ("--model", "seed:4", "--epochs", 2, "--seed", 5, "--batch-size", 50, "--lease-batches", 7,
             "--checkpoint-ms", 200, *ALWAYS)
 
 
@@ -156,7 +156,7 @@ def test_replay_loses_what_no_checkpoint_has_when_both_die(lab, first):
     """The default's promise, and its limit: README and docs/durability.md."""
     pushes = 4000
     options = ("--model", f"vector:{pushes}", "--optimizer", "sgd", "--lr", 1, "--lr-scaling",
-               "none", "--stale-rate", "constant", "--max-staleness", 10**6, "--warm-updates", 0,
+               "none", "--staleness-scaling", "constant", "--max-staleness", 10**6, "--warm-start-updates", 0,
                "--replay-window", 1024, "--checkpoint-ms", 3600000)
     server = lab.server(*options)
     worker = lab.ledger_worker(server.endpoint, 0, pushes, 2)

@@ -35,7 +35,7 @@ def trained(server, images):
 
 
 # The dead are noticed soon, so that the tests are short.
-TRAINING = ("--model", "seed:8", "--epochs", 2, "--checkpoint-ms", 100, "--beat-ms", 100,
+TRAINING = ("--model", "seed:8", "--epochs", 2, "--checkpoint-ms", 100, "--heartbeat-ms", 100,
             "--suspect-ms", 500, "--dead-ms", 2000, "--recovery-ms", 1000)
 
 
@@ -110,5 +110,5 @@ def test_garbage_peers_change_nothing(lab, small):
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1"])
 def test_worker_without_server_exits_3(lab, small, endpoint):
-    worker = lab.worker(endpoint, "--connect-ms", 1000, data=small)
+    worker = lab.worker(endpoint, "--connect-timeout-ms", 1000, data=small)
     assert worker.wait(15) == 3, worker.tail()

@@ -26,8 +26,8 @@ BAD_SERVER = [
     (["--epochs", "-1"], "epochs"),
     (["--epochs", "three"], "epochs"),
     (["--epochs", "99999999999999999999"], "epochs"),
-    (["--batch", "0"], "batch"),
-    (["--batch", "1.5"], "batch"),
+    (["--batch-size", "0"], "batch"),
+    (["--batch-size", "1.5"], "batch"),
     (["--optimizer", "magic"], "optimizer"),
     (["--mode", "upside-down"], "mode"),
     (["--log-level", "shout"], "log-level"),
@@ -127,7 +127,7 @@ def test_a_half_fetched_data_set_is_not_passed_over_in_silence(lab, files):
         (place / name).touch()
     env = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
     done = subprocess.run(
-        command("cnn-worker", "--connect-ms", 1), cwd=lab.directory, env=env, text=True,
+        command("cnn-worker", "--connect-timeout-ms", 1), cwd=lab.directory, env=env, text=True,
         stderr=subprocess.PIPE, check=False, timeout=60)
     assert re.search(rf"level=warn .*data/mnist is passed over: it has {len(files)} of the 4 files",
                      done.stderr), done.stderr
@@ -177,7 +177,7 @@ def test_unknown_variable_is_named_with_the_nearest_known_one(lab):
 def variables_of(binary):
     text = subprocess.run(command(binary, "--help"), stdout=subprocess.PIPE, text=True,
                           check=True).stdout
-    return set(re.findall(r"\bCNN_[A-Z_]+", text))
+    return set(re.findall(r"\bCNN_[A-Z_0-9]+", text))
 
 
 def test_variables_of_all_programs_scripts_and_tests_are_known(lab, small):
@@ -187,12 +187,12 @@ def test_variables_of_all_programs_scripts_and_tests_are_known(lab, small):
     for file in [ROOT / "Makefile", *(ROOT / "deploy").iterdir(), *(ROOT / "kernels").glob("*.c"),
                  *(ROOT / "tests").glob("*/*.mk"), *(ROOT / "tests").glob("*/*.py")]:
         if file != Path(__file__):
-            scripts |= set(re.findall(r"(?:environ.*|getenv.*|\$\(|\$\{)\b(CNN_[A-Z_]+)\b",
+            scripts |= set(re.findall(r"(?:environ.*|getenv.*|\$\(|\$\{)\b(CNN_[A-Z_0-9]+)\b",
                                       file.read_text()))
     everything = scripts.union(*options.values())
     for binary, arguments in {
             "cnn-ps": ["--check-config"],
-            "cnn-worker": ["--server", "tcp://127.0.0.1:1", "--connect-ms", 1, "--data", small],
+            "cnn-worker": ["--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data", small],
             "cnn-ctl": ["keygen", lab.directory / "keys"]}.items():
         env = {name: "1" for name in everything - options[binary]}
         assert len(env) > 20
@@ -205,7 +205,7 @@ def test_variables_of_all_programs_scripts_and_tests_are_known(lab, small):
     (["--ssp-bound", 2, "--mode", "sync"], "--ssp-bound has no effect with --mode sync: it needs "
      "--mode ssp"),
     (["--backup-workers", 1], "--backup-workers has no effect with --mode downpour"),
-    (["--warm-ramp", 9], "--warm-ramp has no effect with --warm-updates 0"),
+    (["--warm-start-ramp", 9], "--warm-start-ramp has no effect with --warm-start-updates 0"),
     (["--easgd-beta", 0.2, "--mode", "ssp"], "--easgd-beta .* --mode easgd"),
     (["--lbfgs-history", 3, "--optimizer", "sgd"],
      "--lbfgs-history has no effect with --optimizer sgd: it needs --optimizer lbfgs"),
@@ -229,19 +229,19 @@ def test_variable_of_another_mode_is_named(lab):
 
 
 @pytest.mark.parametrize("given", [
-    ["--buffer", 4, "--lr-scaling", "linear", "--lr-scaling-warmup", 100],
-    ["--mode", "ssp", "--buffer", 4, "--lr-scaling-warmup", 100],
-    ["--warm-ramp", 9, "--warm-updates", 5], ["--ssp-bound", 2, "--mode", "ssp"], ["--lbfgs-history", 3, "--mode", "sandblaster"],
+    ["--buffer-size", 4, "--lr-scaling", "linear", "--lr-scaling-warmup", 100],
+    ["--mode", "ssp", "--buffer-size", 4, "--lr-scaling-warmup", 100],
+    ["--warm-start-ramp", 9, "--warm-start-updates", 5], ["--ssp-bound", 2, "--mode", "ssp"], ["--lbfgs-history", 3, "--mode", "sandblaster"],
     ["--lr", 0.5, "--mode", "sandblaster", "--optimizer", "sgd"],
-    ["--momentum", 0.5, "--mode", "sync"], ["--warmup", 0.1, "--lr", 0.1, "--batch", 50],
+    ["--momentum", 0.5, "--mode", "sync"], ["--warmup", 0.1, "--lr", 0.1, "--batch-size", 50],
     ["--dc-lambda", 1, "--delay-compensation", "constant"]], ids=lambda v: v[0][2:])
 def test_option_that_has_an_effect_is_not_warned_about(lab, given):
     assert not warnings(config(lab, *given))
 
 
 @pytest.mark.parametrize("then,now,said", [
-    ([], ["--buffer", 4], "--buffer 1, not 4"),
-    (["--mode", "ssp", "--buffer", 3], ["--mode", "ssp"], "--buffer 3, not 1"),
+    ([], ["--buffer-size", 4], "--buffer-size 1, not 4"),
+    (["--mode", "ssp", "--buffer-size", 3], ["--mode", "ssp"], "--buffer-size 3, not 1"),
     (["--n-push", 2], ["--n-push", 2, "--push", "sum"], "--push mean, not sum"),
 ], ids=lambda v: str(v[-1]).replace(" ", "_") if isinstance(v, list) and v else "")
 def test_option_that_a_run_cannot_change_is_named_with_both_values(lab, then, now, said):
@@ -253,12 +253,47 @@ def test_option_that_a_run_cannot_change_is_named_with_both_values(lab, then, no
     again.line(f"its run has {said}: give the run's own value, or another --checkpoint-dir")
 
 
-@pytest.mark.parametrize("optimizer,text", [("rmsprop", "rmsprop's alpha, without it {}"),
-                                            ("adam", "adam's beta2, without it {}")])
-def test_help_says_the_decay_that_is_taken(lab, optimizer, text):
+RENAMED = {
+    "cnn-ps": {"stale-rate": "staleness-scaling", "warm-updates": "warm-start-updates",
+               "warm-ramp": "warm-start-ramp", "forget-ms": "session-ttl-ms",
+               "beat-ms": "heartbeat-ms", "local-rate": "local-lr", "max-norm": "reject-norm",
+               "buffer": "buffer-size", "batch": "batch-size", "batch-images": "step-images",
+               "elastic": "easgd-beta", "sync-spares": "backup-workers",
+               "decay-square": "beta2 rmsprop-alpha"},
+    "cnn-worker": {"hang-ms": "batch-timeout-ms", "patience-ms": "disconnect-timeout-ms",
+                   "connect-ms": "connect-timeout-ms"},
+    "cnn-ctl": {"connect-ms": "connect-timeout-ms"},
+}
+
+
+@pytest.mark.parametrize("program", RENAMED)
+def test_a_renamed_option_or_variable_is_refused_with_its_new_name(program):
+    def variable(name):
+        return "CNN_" + name.upper().replace("-", "_")
+
+    def refusal(*args, **variables):
+        done = subprocess.run(command(program, *args), stderr=subprocess.PIPE, text=True, timeout=10,
+                              stdin=subprocess.DEVNULL, env={**os.environ, **variables})
+        assert done.returncode == 2, done.stderr
+        line, = done.stderr.splitlines()
+        return line
+
+    rest = ("status",) if program == "cnn-ctl" else ()
+    for old, new in RENAMED[program].items():
+        options = " or ".join("--" + name for name in new.split())
+        variables = " or ".join(variable(name) for name in new.split())
+        for args in ((f"--{old}", "1"), (f"--{old}=1",)):
+            assert refusal(*rest, *args) == f"{program}: --{old}: was renamed to {options}"
+        assert refusal(*rest, **{variable(old): "1"}) == (
+            f"{program}: {variable(old)}: was renamed to {variables}")
+
+
+@pytest.mark.parametrize("optimizer,option", [("rmsprop", "rmsprop-alpha"), ("adam", "beta2")])
+def test_help_says_the_decay_that_is_taken(lab, optimizer, option):
     """And how many batches a push has."""
     p = config(lab, "--optimizer", optimizer)
-    decay = p.line(r"name=decay-square value=(\S+)", 0.1)[1]
+    decay = p.line(rf"name={option} value=(\S+)", 0.1)[1]
+    text = f"default {{}}; CNN_{option.upper().replace('-', '_')}"
     shown = " ".join(subprocess.run(command("cnn-ps", "--help"), stdout=subprocess.PIPE, text=True,
                                     check=True).stdout.split())
     assert text.format(decay) + ";" in shown or text.format(decay) + " " in shown
@@ -272,7 +307,7 @@ def test_a_fingerprint_may_be_in_capitals(lab):
 
 def test_option_of_another_command_is_named(lab):
     def status(*arguments, env=None):
-        p = lab.add(Process("cnn-ctl", command("cnn-ctl", "--connect-ms", 1, "--server",
+        p = lab.add(Process("cnn-ctl", command("cnn-ctl", "--connect-timeout-ms", 1, "--server",
                                                "tcp://127.0.0.1:1", *arguments), env))
         assert p.wait(10) == 3, p.tail()
         return p
@@ -386,7 +421,7 @@ def test_data_file_that_is_no_regular_file_exits_6(lab, tmp_path, kind):
 def test_good_tiny_files_are_not_refused(lab, tmp_path):
     """What the cases above start from is right: without the fault the worker gets past its data."""
     directory = tiny(tmp_path / "data")
-    p = lab.worker("tcp://127.0.0.1:1", "--connect-ms", 500, data=directory)
+    p = lab.worker("tcp://127.0.0.1:1", "--connect-timeout-ms", 500, data=directory)
     assert p.wait(15) == 3, p.tail()
 
 
@@ -423,7 +458,7 @@ def small_lab(lab, small):
 
 def test_rate_that_learns_nothing_is_warned_about_and_so_is_its_result(small_lab):
     result = doubtful(small_lab, "--lr 500 is 2500 times the usual rate of sgd", "--optimizer",
-                      "sgd", "--lr", 500, "--stale-rate", "constant")
+                      "sgd", "--lr", 500, "--staleness-scaling", "constant")
     chance = any("no better than chance" in text for text in result["warnings"])
     assert chance == (result["accuracy"] <= 0.125 + 3 * (0.125 * 0.875 / 1000) ** 0.5)
 
@@ -434,8 +469,8 @@ def test_result_at_chance_level_is_warned_about(small_lab):
 
 
 def test_batch_larger_than_the_data_set_is_warned_about(small_lab):
-    doubtful(small_lab, "--batch 100000 is larger than the data set: all 6000 images",
-             "--batch", 100000)
+    doubtful(small_lab, "--batch-size 100000 is larger than the data set: all 6000 images",
+             "--batch-size", 100000)
 
 
 def test_ordinary_run_has_no_warnings(small_lab):

@@ -65,7 +65,7 @@ def test_one_step_equals_numpy(lab, small, model, optimizer):
     """Initial weights, order of images, gradient and update, by an independent implementation."""
     seed, batch = 5, 64
     server = lab.server("--model", model, "--optimizer", optimizer, "--lr", 0.1, "--seed", seed,
-                        "--batch", batch, "--epochs", 1, "--max-updates", 1,
+                        "--batch-size", batch, "--epochs", 1, "--max-updates", 1,
                         "--adagrad-init", 0.01)
     before = safetensors.load(lab.export(server.endpoint, "before.safetensors"))
     lab.worker(server.endpoint, data=small)

@@ -22,7 +22,7 @@ MODES = {
     "downpour, prefetch": (("--prefetch",), lambda n: 2),
     "downpour, dc": ((*DC, "constant"), lambda n: 3 + 6 * n),
     "downpour, dc adaptive": ((*DC, "adaptive", "--prefetch"), lambda n: 4 + 6 * n),
-    "downpour, buffer": (("--buffer", 4), lambda n: 5),
+    "downpour, buffer": (("--buffer-size", 4), lambda n: 5),
     "ssp": (("--mode", "ssp"), lambda n: 2),
     "sync": (("--mode", "sync"), lambda n: 3 + n),
     "easgd": (("--mode", "easgd"), lambda n: 1),
@@ -108,7 +108,7 @@ def cases():
 @pytest.mark.skipif(FLAVOUR != "release", reason="a sanitizer takes memory of its own")
 @pytest.mark.parametrize("mode, level", cases())
 def test_a_run_and_its_restart_stay_below(lab, tmp_path, few, mode, level):
-    run = ("--epochs", 60000, "--batch", 80, "--warm-updates", 0)
+    run = ("--epochs", 60000, "--batch-size", 80, "--warm-start-updates", 0)
     printed = check_config(tmp_path, *run, *options_of(mode, level, tmp_path))
     options = ("--model", MODEL, *run, *options_of(mode, "none", tmp_path), *LEVELS[level])
     server = lab.server(*options, directory=None if level == "none" else "ckpt")
@@ -127,7 +127,7 @@ def test_a_run_and_its_restart_stay_below(lab, tmp_path, few, mode, level):
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="a sanitizer takes memory of its own")
 def test_workers_that_push_without_a_pause_stay_below(lab, tmp_path):
-    options = ("--model", f"vector:{PARAMETERS}", "--optimizer", "sgd", "--lr", 1, "--stale-rate",
+    options = ("--model", f"vector:{PARAMETERS}", "--optimizer", "sgd", "--lr", 1, "--staleness-scaling",
                "constant", "--max-staleness", 10**9, "--max-workers", 3)
     printed = check_config(tmp_path, *options, "--checkpoint-dir", tmp_path / "ckpt")
     server = lab.server(*options)

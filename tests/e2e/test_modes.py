@@ -62,7 +62,7 @@ def test_sync_steps_end_with_n_of_n_plus_b_gradients(lab, small):
 @pytest.mark.parametrize("mode", ["downpour", "ssp"])
 def test_a_buffer_makes_one_update_of_several_gradients(lab, small, mode):
     """60 batches of an epoch, 8 at a time, and the 4 that are left."""
-    result = train(lab, 3, "--mode", mode, "--buffer", 8, "--warm-updates", 2, data=small, epochs=4)
+    result = train(lab, 3, "--mode", mode, "--buffer-size", 8, "--warm-start-updates", 2, data=small, epochs=4)
     assert result["images_per_epoch"] == [6000] * 4
     assert result["updates"] == 4 * 8, result
 
@@ -112,8 +112,8 @@ def test_sandblaster_goes_down(lab, small, optimizer):
 
 
 @pytest.mark.parametrize("options", [
-    ("--mode", "sandblaster", "--optimizer", "sgd", "--batch-images", 1000),
-    ("--mode", "downpour", "--warm-updates", 20)], ids=["sandblaster", "downpour"])
+    ("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 1000),
+    ("--mode", "downpour", "--warm-start-updates", 20)], ids=["sandblaster", "downpour"])
 def test_healthy_run_rejects_nothing(lab, small, options):
     """Equal workers: what a late copy has made needless is superseded, and is no rejection."""
     result = train(lab, 4, *options, data=small, epochs=4)
@@ -204,7 +204,7 @@ STOPPED = {  # options; what the others must keep of their own speed: more than 
     "downpour": ((), 0.95),
     "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),  # not reached
     "sync": (("--mode", "sync", "--backup-workers", 1), 0),
-    "sandblaster": (("--mode", "sandblaster", "--optimizer", "sgd", "--batch-images", 2000), 0),
+    "sandblaster": (("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 2000), 0),
 }
 
 

@@ -59,7 +59,7 @@ def test_easgd_reaches_97_percent_with_any_number_of_workers(data, mnist, worker
 def test_accuracy_does_not_fall_when_the_warm_start_ends(data, mnist, optimizer, seed):
     """16 workers that would all start at once: some 10 points then, less than 2 with the ramp."""
     rows = science(data, "--workers", 16, "--look-s", 1.5, "--look-ratio", 1.03,
-                   run=("--optimizer", optimizer, "--warm-updates", 200, "--seed", seed))
+                   run=("--optimizer", optimizer, "--warm-start-updates", 200, "--seed", seed))
     after = [float(row[9]) for row in rows if row[0] == "point" and int(row[6]) >= 150]
     fall = max(max(after[:i + 1]) - accuracy for i, accuracy in enumerate(after))
     print(f"largest fall {100 * fall:.1f} points, {100 * after[-1]:.2f} % at the end")

@@ -170,7 +170,7 @@ def recorded(directory, file, seed, options):
     subprocess.run(
         command("tests/bench/science", "--data", directory, "--threads", 1, "--workers", WORKERS,
                 "--jitter", 0.5, "--slow", 1.7, "--latency-us", 3000, "--record", file, "--", "--model", LAYERS,
-                "--batch", BATCH, "--epochs", 3, "--seed", seed, "--max-staleness", 1000,
+                "--batch-size", BATCH, "--epochs", 3, "--seed", seed, "--max-staleness", 1000,
                 "--lease-batches", 6, "--backup-copies", "none", *options),
         check=True, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=100)
     lines = [line.split(",") for line in file.read_text().splitlines()]
@@ -192,29 +192,29 @@ def ends_alike(images, tmp_path, replay, seed, options, say):
 PLAIN = {"n_fetch": 1, "local_rate": 0, "stale": "constant"}
 SSP = {
     "sgd, bound 1": (
-        "--ssp-bound 1 --optimizer sgd --lr 0.1 --stale-rate constant --warm-updates 0 "
+        "--ssp-bound 1 --optimizer sgd --lr 0.1 --staleness-scaling constant --warm-start-updates 0 "
         "--lr-scaling none", {**PLAIN, "bound": 1, "optimizer": "sgd", "lr": 0.1}),
     "sgd, bound 0, rate by staleness": (
-        "--ssp-bound 0 --optimizer sgd --lr 0.2 --stale-rate constant --warm-updates 0 "
+        "--ssp-bound 0 --optimizer sgd --lr 0.2 --staleness-scaling constant --warm-start-updates 0 "
         "--lr-scaling linear", {**PLAIN, "bound": 0, "optimizer": "sgd", "lr": 0.2,
                                 "scaling": "linear"}),
     "adagrad, bound 4, inverse, warm start and ramp": (
-        "--ssp-bound 4 --optimizer adagrad --lr 0.01 --stale-rate inverse --warm-updates 10 "
-        "--warm-ramp 5 --lr-scaling none",
+        "--ssp-bound 4 --optimizer adagrad --lr 0.01 --staleness-scaling inverse --warm-start-updates 10 "
+        "--warm-start-ramp 5 --lr-scaling none",
         {**PLAIN, "bound": 4, "optimizer": "adagrad", "lr": 0.01, "stale": "inverse"}),
     "rmsprop, bound 6, local steps, prefetch": (
-        "--ssp-bound 6 --optimizer rmsprop --lr 0.001 --decay-square 0.99 --stale-rate relative "
-        "--warm-updates 0 --lr-scaling none --n-push 2 --n-fetch 3 --local-rate 0.05 --prefetch",
+        "--ssp-bound 6 --optimizer rmsprop --lr 0.001 --rmsprop-alpha 0.99 --staleness-scaling relative "
+        "--warm-start-updates 0 --lr-scaling none --n-push 2 --n-fetch 3 --local-lr 0.05 --prefetch",
         {"bound": 6, "optimizer": "rmsprop", "lr": 0.001, "stale": "relative", "n_fetch": 3,
          "local_rate": 0.05}),
     "delay compensation and prefetch": (
-        "--ssp-bound 5 --optimizer sgd --lr 0.1 --stale-rate constant --warm-updates 0 "
+        "--ssp-bound 5 --optimizer sgd --lr 0.1 --staleness-scaling constant --warm-start-updates 0 "
         "--lr-scaling none --delay-compensation constant --dc-lambda 2 --prefetch",
         {**PLAIN, "bound": 5, "optimizer": "sgd", "lr": 0.1, "lambda": 2}),
     "adaptive delay compensation, three bursts in flight": (
-        "--ssp-bound 8 --optimizer sgd --lr 0.1 --stale-rate constant --warm-updates 0 "
+        "--ssp-bound 8 --optimizer sgd --lr 0.1 --staleness-scaling constant --warm-start-updates 0 "
         "--lr-scaling none --delay-compensation adaptive --dc-lambda 1 --prefetch --n-push 2 "
-        "--n-fetch 2 --local-rate 0.05",
+        "--n-fetch 2 --local-lr 0.05",
         {"bound": 8, "optimizer": "sgd", "lr": 0.1, "stale": "constant", "n_fetch": 2,
          "local_rate": 0.05, "adaptive": 1}),
 }
@@ -229,12 +229,12 @@ def test_a_run_of_ssp_ends_where_the_serial_reference_does(images, tmp_path, opt
 
 EASGD = {
     "algorithm 1, every third batch": (
-        "--easgd-momentum 0 --n-push 3 --local-rate 0.1",
+        "--easgd-momentum 0 --n-push 3 --local-lr 0.1",
         {"momentum": 0, "local_rate": 0.1, "beta": 0.9}),
     "algorithm 2": (
-        "--easgd-momentum 0.9 --local-rate 0.02", {"momentum": 0.9, "local_rate": 0.02, "beta": 0.9}),
+        "--easgd-momentum 0.9 --local-lr 0.02", {"momentum": 0.9, "local_rate": 0.02, "beta": 0.9}),
     "algorithm 2, prefetch, beta 0.5": (
-        "--easgd-momentum 0.8 --easgd-beta 0.5 --n-push 2 --local-rate 0.03 --prefetch",
+        "--easgd-momentum 0.8 --easgd-beta 0.5 --n-push 2 --local-lr 0.03 --prefetch",
         {"momentum": 0.8, "local_rate": 0.03, "beta": 0.5}),
 }
 

@@ -120,7 +120,7 @@ def test_top_of_a_drained_run_says_so(lab, small, terminal):
 
 def test_top_of_a_killed_server_does_not_say_that_the_run_is_done(lab, terminal):
     server = lab.server(*ENDLESS)
-    top = terminal(server.endpoint, "--connect-ms", 2500)
+    top = terminal(server.endpoint, "--connect-timeout-ms", 2500)
     top.shows("waiting for workers: 0 of 1")
     server.kill()
     top.shows("waiting for the server at .* to return", 5)
@@ -141,7 +141,7 @@ def test_q_quits(lab, terminal):
 
 def test_q_quits_while_the_server_does_not_answer(lab, terminal):
     server = lab.server(*ENDLESS)
-    top = terminal(server.endpoint, "--connect-ms", 60000)
+    top = terminal(server.endpoint, "--connect-timeout-ms", 60000)
     top.shows("waiting")
     server.kill()
     top.shows("to return", 8)

@@ -192,7 +192,7 @@ def waiting_line(process, endpoint, cause, seconds=6):
 def test_a_worker_says_what_keeps_it_from_a_server(lab, small, place):
     with place() as (port, cause):
         endpoint = f"tcp://127.0.0.1:{port}"
-        worker = lab.worker(endpoint, "--connect-ms", 7000, data=small)
+        worker = lab.worker(endpoint, "--connect-timeout-ms", 7000, data=small)
         waiting_line(worker, endpoint, cause)
         assert worker.wait(12) == 3
         worker.line(rf"worker end.*{endpoint}: no contact within 7000 ms: .*{cause}.*; \w+", 0.1)
@@ -202,7 +202,7 @@ def test_a_worker_says_what_keeps_it_from_a_server(lab, small, place):
 def test_cnn_ctl_says_so_too(lab, place):
     with place() as (port, cause):
         endpoint = f"tcp://127.0.0.1:{port}"
-        ctl = lab.ctl("--server", endpoint, "--connect-ms", 4000, "status", code=3)
+        ctl = lab.ctl("--server", endpoint, "--connect-timeout-ms", 4000, "status", code=3)
         waiting_line(ctl, endpoint, cause, 0.1)
         ctl.line(rf"cnn-ctl: {endpoint}: no contact within 4000 ms: .*{cause}.*; \w+", 0.1)
 
@@ -216,7 +216,7 @@ def test_libcnnps_says_so_in_its_error(lab, place):
 
 
 def test_a_name_that_does_not_resolve_is_named(lab, small):
-    worker = lab.worker("tcp://no-such-host.invalid:5555", "--connect-ms", 3000, data=small)
+    worker = lab.worker("tcp://no-such-host.invalid:5555", "--connect-timeout-ms", 3000, data=small)
     worker.line(r"waiting .*the name no-such-host.invalid does not resolve \(.+\)", 5)
     assert worker.wait(9) == 3
     worker.line(r"worker end.*the name no-such-host.invalid does not resolve", 0.1)
@@ -227,7 +227,7 @@ def test_each_cause_has_a_line_of_its_own(lab):
     seen = {}
     for place in WRONG:
         with place() as (port, cause):
-            ctl = lab.ctl("--server", f"tcp://127.0.0.1:{port}", "--connect-ms", 3000, "status", code=3)
+            ctl = lab.ctl("--server", f"tcp://127.0.0.1:{port}", "--connect-timeout-ms", 3000, "status", code=3)
             found = re.search(r"no contact within 3000 ms: ([^;]+); \w", ctl.lines[-1])
             assert found and re.search(cause, found[1]), (place.__name__, ctl.lines[-1])
             seen[place.__name__] = found[1]

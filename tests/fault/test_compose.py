@@ -258,7 +258,7 @@ def listening(container):
 
 def test_compose_confined(cluster, figure):
     """No root, no capability, nothing to write to, no more memory than docs/cluster.md says."""
-    c = cluster(Training, CNN_MODEL="seed:32", CNN_EPOCHS=1000, CNN_THREADS=2, CNN_BATCH=100)
+    c = cluster(Training, CNN_MODEL="seed:32", CNN_EPOCHS=1000, CNN_THREADS=2, CNN_BATCH_SIZE=100)
     weights, million = 4 * c.ask("n_params"), 10 ** 6
     # V = 2, C = 1.125, --push-window 8
     most = {c.server: 32 * 2**20 + weights * (2 + 1.125 * 3 + 11 * SIZE + 2)}
@@ -273,7 +273,7 @@ def test_compose_confined(cluster, figure):
             assert "Read-only" in said, f"{place}: {said}"
     most_threads = call(["docker", "run", "--rm", *CONFINED, "--network", "none", "-v",
                          f"{c.env['CNN_IMAGES']}:/data:ro", c.images.first, "cnn-worker", "--server",
-                         "tcp://127.0.0.1:1", "--connect-ms", "100", "--data", "/data", "--device",
+                         "tcp://127.0.0.1:1", "--connect-timeout-ms", "100", "--data", "/data", "--device",
                          "cpu", "--threads", "256"], check=False)
     assert most_threads.returncode == 3, f"they start, there is no server: {most_threads.stderr}"
     share = max(resident(container) / limit for container, limit in most.items())

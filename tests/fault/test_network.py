@@ -109,7 +109,7 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
     turns = 8 if full else 1
     epochs = turns + 1  # so that the run does not end before the last death is noticed
     net = nets("N1", 3)
-    server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--beat-ms", 200,
+    server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--heartbeat-ms", 200,
                         "--suspect-ms", 500, "--dead-ms", 1000, "--checkpoint-ms", 100)
     crew = [net.worker_at(i, server.endpoint, data=few) for i in range(2)]
     for turn in range(turns):

@@ -60,7 +60,7 @@ def test_stopped_worker_is_noticed(ledger, figure, seed, full):
 
 
 # the dead are noticed soon, so that the tests are short
-SOON = ("--beat-ms", 100, "--suspect-ms", 400, "--dead-ms", 1000, "--recovery-ms", 1000)
+SOON = ("--heartbeat-ms", 100, "--suspect-ms", 400, "--dead-ms", 1000, "--recovery-ms", 1000)
 EPOCHS = 40  # the run outlasts a death
 
 

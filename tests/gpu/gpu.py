@@ -16,5 +16,5 @@ def worker(lab, server, device, *options, env=None):
 def probe(lab, device, *options, env=None):
     """A cnn-worker for no server at all: UNREACHABLE if it came as far as looking for one."""
     return lab.add(Process("cnn-worker", command(
-        "cnn-worker", "--server", "tcp://127.0.0.1:1", "--connect-ms", 1, "--data", lab.data,
+        "cnn-worker", "--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data", lab.data,
         "--device", device, *options), env))

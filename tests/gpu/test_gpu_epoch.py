@@ -14,7 +14,7 @@ NEAR = 5e-3
 @pytest.mark.parametrize("model, batch, rate", [
     ("seed:32", 100, 0.1), ("seed:32", 1000, 0.1), ("lenet5", 100, 0.01), ("cnn99", 1000, 0.02)])
 def test_an_epoch_on_the_gpu_ends_where_one_on_the_cpu_does(gpu, lab, model, batch, rate):
-    start, right = one_epoch(lab, "cpu", model, "--batch", batch, rate=rate)
-    again, fast = one_epoch(lab, gpu, model, "--batch", batch, rate=rate)
+    start, right = one_epoch(lab, "cpu", model, "--batch-size", batch, rate=rate)
+    again, fast = one_epoch(lab, gpu, model, "--batch-size", batch, rate=rate)
     assert (start == again).all()
     assert distance(right, fast, start) <= NEAR

@@ -9,7 +9,7 @@ from gpu import PRELOAD, worker
 from lab import Lab, Process
 
 EPOCHS = 3
-SOON = ("--beat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)  # a dead worker is noticed
+SOON = ("--heartbeat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)  # a dead worker is noticed
 
 
 def train(lab, device, workers, *options):

@@ -80,7 +80,7 @@ static void choose_easgd(struct sim *s)
 	struct core_config *c = &s->cfg;
 
 	c->lr = 0.25;
-	c->stale_rate = STALE_INVERSE;
+	c->staleness_scaling = STALE_INVERSE;
 	c->easgd_beta = 0.9;
 	c->local_rate = 0.125;
 	if (!s->exact)
@@ -115,7 +115,7 @@ static void choose_times(struct sim *s)
 	struct core_config *c = &s->cfg;
 
 	c->max_staleness = chance(s, 500) ? 1000000 : between(s, 1, 10);
-	c->warm_updates = chance(s, 300) ? between(s, 1, 10) : 0;
+	c->warm_start_updates = chance(s, 300) ? between(s, 1, 10) : 0;
 	c->lease_batches = between(s, 1, 6);
 	c->eval_images = between(s, 1, 7);
 	c->min_workers = between(s, 1, SIM_WORKERS);
@@ -144,7 +144,7 @@ static void choose_config(struct sim *s)
 	c->batch = between(s, 1, 7);
 	c->n_params = SIM_COORDINATES;
 	c->mode = core_mode(s->mode);
-	c->stale_rate = STALE_CONSTANT;
+	c->staleness_scaling = STALE_CONSTANT;
 	s->n_train = between(s, 5, 60);
 	choose_times(s);
 	if (s->training)
@@ -304,7 +304,7 @@ static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);
 
-	s->cfg.warm_ramp = ramp;
+	s->cfg.warm_start_ramp = ramp;
 	if (s->mode == SIM_EASGD) {
 		s->cfg.n_push = n_fetch;
 		s->cfg.easgd_momentum = n_fetch % 2 ? 0.5 : 0;

@@ -47,7 +47,7 @@ static inline struct core_config bench_config(void)
 		.n_push = 1,
 		.n_fetch = 1,
 		.lr = 1,
-		.stale_rate = STALE_CONSTANT,
+		.staleness_scaling = STALE_CONSTANT,
 		.max_staleness = 1000,
 		.lease_batches = 2,
 		.first_deadline_ms = 30000,

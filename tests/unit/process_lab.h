@@ -21,9 +21,10 @@
 #define DEADLINE_MS 30000
 #define N           600u /* coordinates of the ledger */
 #define LEDGER                                                                                     \
-	"--model;vector:600;--optimizer;sgd;--lr;1;--lr-scaling;none;--stale-rate;constant;"       \
+	"--model;vector:600;--optimizer;sgd;--lr;1;--lr-scaling;none;--staleness-scaling;"         \
+	"constant;"                                                                                \
 	"--max-staleness;"                                                                         \
-	"1000000;--warm-updates;0;--checkpoint-ms;20;--http;127.0.0.1:0"
+	"1000000;--warm-start-updates;0;--checkpoint-ms;20;--http;127.0.0.1:0"
 #define MOST_SERVERS 4
 #define MAX_ARGV     64
 

@@ -54,7 +54,7 @@ static inline void start(const char *more)
 {
 	struct err e;
 
-	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--warm-updates;0;%s", dir, more);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--warm-start-updates;0;%s", dir, more);
 	lab_options(&options, line);
 	lab_restore(&run, &options);
 	worker = (struct lab_worker){.core = run.core, .peer = 5, .now_ms = 1000};
@@ -74,7 +74,7 @@ static inline void start_must_fail(const char *more, int status, const char *nam
 {
 	struct err e = {0};
 
-	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--warm-updates;0;%s", dir, more);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--warm-start-updates;0;%s", dir, more);
 	lab_options(&options, line);
 	assert_int_equal(restore(&run, &options, &e), status);
 	if (!strstr(e.text, named))

@@ -61,7 +61,7 @@ static void a_stale_gradient_weighs_less(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.stale_rate = STALE_INVERSE;
+	cfg.staleness_scaling = STALE_INVERSE;
 	crew_open(&k, cfg, 2, 400, crew_ones);
 	crew_ask(&k, 1);
 	for (int i = 0; i < 6; i++)
@@ -150,7 +150,7 @@ static void a_buffer_of_one_is_none(void **state)
 		struct crew k;
 
 		cfg.optim.kind = OPTIM_ADAM;
-		cfg.stale_rate = STALE_INVERSE;
+		cfg.staleness_scaling = STALE_INVERSE;
 		cfg.lr = 0.05;
 		crew_open(&k, cfg, 4, 735, crew_bowl);
 		crew_run(&k, 4, &r);
@@ -198,7 +198,7 @@ static int resumes(const struct bench_image *img, struct core_config cfg, uint32
 	cfg.term++;
 	int rc = bench_read(&b, cfg, img, &why);
 	if (rc)
-		assert_string_equal(why, "it was begun with another --buffer");
+		assert_string_equal(why, "it was begun with another --buffer-size");
 	else
 		bench_tick(&b, cfg.recovery_ms);
 	if (!rc)
@@ -244,10 +244,10 @@ static double twin_scaled(const struct core_config *cfg, double ratio)
 /* What staleness leaves of a gradient. */
 static double twin_weight(const struct core_config *cfg, double tau, double live)
 {
-	double age = cfg->stale_rate == STALE_RELATIVE ? tau / live : tau;
+	double age = cfg->staleness_scaling == STALE_RELATIVE ? tau / live : tau;
 
 	return twin_scaled(cfg, 1 / (1 + tau)) /
-	       (cfg->stale_rate == STALE_CONSTANT || age < 1 ? 1 : age);
+	       (cfg->staleness_scaling == STALE_CONSTANT || age < 1 ? 1 : age);
 }
 
 /* What an update of n gradients gains. */
@@ -387,7 +387,7 @@ static struct core_config any_config(struct rng *r)
 	cfg.optim.kind = kinds[rng_below(r, 3)];
 	cfg.optim.clip_norm = rng_below(r, 2) ? 2 : 0;
 	cfg.lr = cfg.optim.kind == OPTIM_ADAM ? 0.02 : 0.004;
-	cfg.stale_rate = (enum stale_rate)rng_below(r, 3);
+	cfg.staleness_scaling = (enum staleness_scaling)rng_below(r, 3);
 	cfg.lr_scaling = (enum lr_scaling)rng_below(r, 3);
 	cfg.lr_scaling_warmup = 10 * (uint32_t)rng_below(r, 2);
 	cfg.push_sum = (int)rng_below(r, 2);

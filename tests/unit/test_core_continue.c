@@ -71,7 +71,7 @@ static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
 		cfg.optim.kind = (enum optim_kind)kind;
 		cfg.optim.weight_decay = 0.01;
 		cfg.optim.clip_norm = 3;
-		cfg.stale_rate = STALE_INVERSE;
+		cfg.staleness_scaling = STALE_INVERSE;
 		cfg.replay_window = 16;
 		whole = trained(&cfg, 0);
 		for (size_t i = 0; i < sizeof(kills) / sizeof(kills[0]); i++) {
@@ -321,7 +321,7 @@ static void what_cannot_be_continued_is_refused_by_name(void **state)
 	refused_for(&img, cfg, "--seed");
 	cfg = good;
 	cfg.batch = 35;
-	refused_for(&img, cfg, "--batch");
+	refused_for(&img, cfg, "--batch-size");
 	cfg = good;
 	cfg.optim.kind = OPTIM_ADAGRAD;
 	refused_for(&img, cfg, "--optimizer");

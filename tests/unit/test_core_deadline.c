@@ -140,7 +140,7 @@ static void the_warm_start_does_not_wait_for_a_hung_worker(void **state)
 	struct core_config cfg = config(MODE_DOWNPOUR);
 
 	(void)state;
-	cfg.warm_updates = 10;
+	cfg.warm_start_updates = 10;
 	a_hung_worker_holds_nobody_up(cfg);
 }
 
@@ -252,10 +252,10 @@ static struct core_config defaults(enum mode mode)
 	struct core_config cfg = config(mode);
 
 	cfg.max_staleness = 0;
-	cfg.stale_rate = STALE_RELATIVE;
+	cfg.staleness_scaling = STALE_RELATIVE;
 	cfg.lease_batches = 10;
 	cfg.ssp_bound = 4;
-	cfg.warm_ramp = 40;
+	cfg.warm_start_ramp = 40;
 	cfg.suspect_ms = 2000;
 	cfg.dead_ms = 6000;
 	cfg.easgd_beta = 0.9;

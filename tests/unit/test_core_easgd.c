@@ -101,7 +101,7 @@ static void a_push_moves_the_centre_by_itself(void **state)
 
 	(void)state;
 	cfg.lr = 0.01;
-	cfg.stale_rate = STALE_INVERSE;
+	cfg.staleness_scaling = STALE_INVERSE;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 10, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) { /* base_version stays 0: ever staler */

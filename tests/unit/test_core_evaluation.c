@@ -252,7 +252,7 @@ static void crowd_run(uint64_t seed)
 	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 0)};
 	int finished = 0, steps = 0;
 
-	cfg.warm_updates = (uint32_t)rng_below(&k.r, 3);
+	cfg.warm_start_updates = (uint32_t)rng_below(&k.r, 3);
 	cfg.lease_batches = 1 + (uint32_t)rng_below(&k.r, 4);
 	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	bench_open(&k.b, cfg);

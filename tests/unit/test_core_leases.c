@@ -268,7 +268,7 @@ static void warm_start_holds_the_others_back(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.warm_updates = 2;
+	cfg.warm_start_updates = 2;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	t = bench_join(&b, 10, "");

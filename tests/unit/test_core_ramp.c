@@ -1,6 +1,6 @@
 /*
  * Proves the warm start and the ramp behind it (server/core/downpour.c): one worker alone for
- * --warm-updates, then one more after every --warm-ramp updates, in downpour and in ssp.
+ * --warm-start-updates, then one more after every --warm-start-ramp updates, in downpour and in ssp.
  */
 #include "tests/unit/core_modes.h"
 
@@ -17,8 +17,8 @@ static struct core_config ramp_config(enum mode mode)
 	cfg.ssp_bound = 2;
 	cfg.lease_batches = 1;
 	cfg.durable = 0;
-	cfg.warm_updates = WARM;
-	cfg.warm_ramp = RAMP;
+	cfg.warm_start_updates = WARM;
+	cfg.warm_start_ramp = RAMP;
 	return cfg;
 }
 
@@ -87,8 +87,8 @@ static void start(struct crew *k, uint32_t warm, uint32_t ramp)
 {
 	struct core_config cfg = ramp_config(MODE_DOWNPOUR);
 
-	cfg.warm_updates = warm;
-	cfg.warm_ramp = ramp;
+	cfg.warm_start_updates = warm;
+	cfg.warm_start_ramp = ramp;
 	crew_open(k, cfg, CREW, 200, crew_ones);
 	for (uint32_t i = 0; i < CREW; i++)
 		crew_ask(k, i);

@@ -63,7 +63,7 @@ static void a_sync_step_scales_with_its_gradients(void **state)
 }
 
 /* Push i is tau versions old when it arrives. */
-static void an_old_gradient(enum lr_scaling how, enum stale_rate stale, uint64_t tau)
+static void an_old_gradient(enum lr_scaling how, enum staleness_scaling stale, uint64_t tau)
 {
 	struct core_config cfg = bench_config();
 	double rate = 0.5 * expected_factor(how, 1 / (1 + (double)tau));
@@ -73,7 +73,7 @@ static void an_old_gradient(enum lr_scaling how, enum stale_rate stale, uint64_t
 
 	cfg.lr = 0.5;
 	cfg.lr_scaling = how;
-	cfg.stale_rate = stale;
+	cfg.staleness_scaling = stale;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint64_t seq = 1; seq <= 9; seq++) {

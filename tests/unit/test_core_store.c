@@ -251,14 +251,14 @@ static void adagrad_follows_a_double_precision_reference(void **state)
 
 /* ---- the rate ------------------------------------------------------------------------------- */
 
-static double rate(enum stale_rate how, double lr, double tau, double live)
+static double rate(enum staleness_scaling how, double lr, double tau, double live)
 {
 	double age = how == STALE_CONSTANT ? 0 : how == STALE_RELATIVE ? tau / live : tau;
 
 	return lr / (age > 1 ? age : 1);
 }
 
-static void rates_are_exact(enum stale_rate how, uint32_t live)
+static void rates_are_exact(enum staleness_scaling how, uint32_t live)
 {
 	const uint64_t taus[] = {0, 1, 2, 3, 5, 9};
 	struct core_config cfg = config(OPTIM_SGD);
@@ -266,7 +266,7 @@ static void rates_are_exact(enum stale_rate how, uint32_t live)
 	struct stamp s = {0};
 	uint64_t seq = 0;
 
-	cfg.stale_rate = how;
+	cfg.staleness_scaling = how;
 	bench_open(&b, cfg);
 	for (uint32_t i = 0; i < live; i++)
 		s = bench_join(&b, 9 + i, "");

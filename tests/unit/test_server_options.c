@@ -73,7 +73,7 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_true(options.core.schedule.warmup == 0);
 	assert_int_equal(options.core.epochs, 3);
 	assert_int_equal(options.core.batch, 100);
-	assert_int_equal(options.core.stale_rate, STALE_RELATIVE);
+	assert_int_equal(options.core.staleness_scaling, STALE_RELATIVE);
 	assert_int_equal(options.core.replay_window, 256);
 	assert_int_equal(options.core.checkpoint_ms, 500);
 	assert_false(options.core.durable);
@@ -101,14 +101,17 @@ static void every_value_arrives_where_it_belongs(void **state)
 	(void)state;
 	snprintf(line, sizeof(line),
 		"--bind;tcp://[::1]:0;--http;127.0.0.1:0;--model;fc:7 relu fc:10;--optimizer;sgd;"
-		"--lr;0.5;--eps;1e-7;--adagrad-init;0.1;--momentum;0.7;--decay-square;0.8;"
+		"--lr;0.5;--eps;1e-7;--adagrad-init;0.1;--momentum;0.7;--rmsprop-alpha;0.8;"
 		"--weight-decay;0.01;--clip-norm;3;--schedule;step;--warmup;0.25;"
-		"--schedule-gamma;0.3;--schedule-every;2;--schedule-floor;0.4;--epochs;4;--batch;"
+		"--schedule-gamma;0.3;--schedule-every;2;--schedule-floor;0.4;--epochs;4;--batch-"
+		"size;"
 		"12;--seed;99;"
 		"--checkpoint-dir;%s;--checkpoint-ms;21;--min-workers;2;--max-workers;3;"
-		"--stale-rate;inverse;--max-staleness;17;--max-norm;2.5;--warm-updates;18;"
+		"--staleness-scaling;inverse;--max-staleness;17;--reject-norm;2.5;--warm-start-"
+		"updates;18;"
 		"--max-updates;19;--lease-batches;20;--eval-images;22;--push-window;5;"
-		"--replay-window;6;--beat-ms;31;--suspect-ms;32;--dead-ms;33;--forget-ms;35;"
+		"--replay-window;6;--heartbeat-ms;31;--suspect-ms;32;--dead-ms;33;--session-ttl-ms;"
+		"35;"
 		"--recovery-ms;34;--accept-rollback;--log-level;warn",
 		dir);
 	assert_int_equal(parse(line), OPT_RUN);
@@ -125,9 +128,9 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_true(c->schedule.every_epochs == 2 && c->schedule.floor == 0.4);
 	assert_true(c->max_norm == 2.5);
 	const uint64_t got[] = {c->epochs, c->batch, c->seed, c->checkpoint_ms, c->min_workers,
-		c->max_workers, c->stale_rate, c->max_staleness, c->warm_updates, c->max_updates,
-		c->lease_batches, c->eval_images, c->push_window, c->replay_window, c->beat_ms,
-		c->suspect_ms, c->dead_ms, c->forget_ms, c->recovery_ms};
+		c->max_workers, c->staleness_scaling, c->max_staleness, c->warm_start_updates,
+		c->max_updates, c->lease_batches, c->eval_images, c->push_window, c->replay_window,
+		c->beat_ms, c->suspect_ms, c->dead_ms, c->forget_ms, c->recovery_ms};
 	const uint64_t want[] = {
 		4, 12, 99, 21, 2, 3, STALE_INVERSE, 17, 18, 19, 20, 22, 5, 6, 31, 32, 33, 35, 34};
 	assert_memory_equal(got, want, sizeof(want));
@@ -197,6 +200,8 @@ static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 		assert_true(row[i].eps == 0 || o->eps == row[i].eps);
 		assert_true(row[i].decay_square == 0 || o->decay_square == row[i].decay_square);
 	}
+	assert_int_equal(parse("--optimizer;adam;--beta1;0.8;--beta2;0.7"), OPT_RUN);
+	assert_true(o->momentum == 0.8 && o->decay_square == 0.7);
 	assert_int_equal(parse("--schedule;onecycle"), OPT_RUN);
 	assert_true(options.core.schedule.warmup == 0.3 && options.core.schedule.floor == 0);
 	assert_int_equal(parse("--schedule;onecycle;--warmup;0"), OPT_RUN);
@@ -260,8 +265,8 @@ static const char *const bad[][2] = {
 	{"--eps;2", "--eps"},
 	{"--momentum;1", "--momentum"},
 	{"--momentum;-1", "--momentum"},
-	{"--decay-square;1", "--decay-square"},
-	{"--decay-square;-1", "--decay-square"},
+	{"--beta2;1", "--beta2"},
+	{"--rmsprop-alpha;-1", "--rmsprop-alpha"},
 	{"--weight-decay;-0.1", "--weight-decay"},
 	{"--weight-decay;nan", "--weight-decay"},
 	{"--weight-decay;0.5;--lr;3", "--weight-decay"},
@@ -275,17 +280,17 @@ static const char *const bad[][2] = {
 	{"--schedule-every;0", "--schedule-every"},
 	{"--schedule-floor;-0.1", "--schedule-floor"},
 	{"--adagrad-init;-0.1", "--adagrad-init"},
-	{"--max-norm;-1", "--max-norm"},
+	{"--reject-norm;-1", "--reject-norm"},
 	{"--epochs;-1", "--epochs"},
 	{"--epochs;65537", "--epochs"},
 	{"--epochs;1.5", "--epochs"},
 	{"--epochs;1e1", "--epochs"},
 	{"--epochs;99999999999999999999", "--epochs"},
 	{"--epochs;three", "--epochs"},
-	{"--batch;0", "--batch"},
-	{"--batch;16777217", "--batch"},
-	{"--batch;-100", "--batch"},
-	{"--batch;+", "--batch"},
+	{"--batch-size;0", "--batch-size"},
+	{"--batch-size;16777217", "--batch-size"},
+	{"--batch-size;-100", "--batch-size"},
+	{"--batch-size;+", "--batch-size"},
 	{"--seed;-1", "--seed"},
 	{"--seed;0x10", "--seed"},
 	{"--seed;18446744073709551616", "--seed"},
@@ -301,17 +306,17 @@ static const char *const bad[][2] = {
 	{"--push-window;1025", "--push-window"},
 	{"--replay-window;1025", "--replay-window"},
 	{"--push-window;9;--replay-window;8", "--replay-window"},
-	{"--beat-ms;0", "--beat-ms"},
-	{"--beat-ms;1500", "--suspect-ms"},
+	{"--heartbeat-ms;0", "--heartbeat-ms"},
+	{"--heartbeat-ms;1500", "--suspect-ms"},
 	{"--suspect-ms;10000", "--dead-ms"},
-	{"--dead-ms;600001", "--forget-ms"},
+	{"--dead-ms;600001", "--session-ttl-ms"},
 	{"--max-updates;-1", "--max-updates"},
 	{"--max-staleness;4294967296", "--max-staleness"},
-	{"--warm-updates;-5", "--warm-updates"},
+	{"--warm-start-updates;-5", "--warm-start-updates"},
 	{"--optimizer;magic", "--optimizer"},
 	{"--optimizer;SGD", "--optimizer"},
 	{"--optimizer;", "--optimizer"},
-	{"--stale-rate;rel", "--stale-rate"},
+	{"--staleness-scaling;rel", "--staleness-scaling"},
 	{"--mode;sync;--epochs;0", "--mode"},
 	{"--mode;ssp;--model;vector:5", "--mode"},
 	{"--optimizer;lbfgs", "sandblaster"},
@@ -329,7 +334,10 @@ static const char *const bad[][2] = {
 	{"--delay-compensation;constant;--n-push;2;--n-fetch;4;--push;sum", "--push mean"},
 	{"--mode;sandblaster;--lbfgs-armijo;0.4;--lbfgs-wolfe;0.3", "--lbfgs-armijo"},
 	{"--n-push;0", "--n-push"},
-	{"--elastic=0.1", "--elastic: is called --easgd-beta now"},
+	{"--elastic=0.1", "--elastic: was renamed to --easgd-beta"},
+	{"--decay-square=0.9", "--decay-square: was renamed to --beta2 or --rmsprop-alpha"},
+	{"--optimizer;adam;--momentum;0.8",
+		"--momentum: was renamed to --beta1 for --optimizer adam"},
 	{"--mode;easgd;--easgd-beta;0", "--easgd-beta"},
 	{"--mode;easgd;--easgd-beta;1.1", "--easgd-beta"},
 	{"--mode;easgd;--easgd-momentum;1", "--easgd-momentum"},

@@ -128,7 +128,7 @@ static void a_bar_never_leaves_its_buffer(void **state)
 static void seconds_run_from_the_first_work_to_the_last_epoch(void **state)
 {
 	(void)state;
-	begin("--model;fc:10;--epochs;1;--warm-updates;0;--lease-batches;100");
+	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
 	worker.now_ms = 3000; /* two seconds of waiting for a worker do not count */
 	lab_join(&worker, "", 200, 100);
 	lab_show(&progress, &worker);
@@ -146,7 +146,7 @@ static void seconds_run_from_the_first_work_to_the_last_epoch(void **state)
 static void an_epoch_is_one_log_line_with_its_rate(void **state)
 {
 	(void)state;
-	begin("--model;fc:10;--epochs;1;--warm-updates;0;--lease-batches;100");
+	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
 	lab_join(&worker, "", 200, 100);
 	worker.now_ms = 4000;
 	lab_lease(&worker);
@@ -168,7 +168,7 @@ static void an_epoch_is_one_log_line_with_its_rate(void **state)
 static void evaluation_is_not_of_the_next_epoch(void **state)
 {
 	(void)state;
-	begin("--model;fc:10;--epochs;2;--warm-updates;0;--lease-batches;100");
+	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
 	lab_join(&worker, "", 200, 100);
 	lab_lease(&worker);
 	lab_show(&progress, &worker);
@@ -193,7 +193,7 @@ static void a_rate_is_measured_over_a_second(void **state)
 	struct progress_view v;
 
 	(void)state;
-	begin("--model;fc:10;--epochs;2;--warm-updates;0;--lease-batches;100");
+	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
 	lab_join(&worker, "", 500, 100);
 	worker.now_ms = 4000;
 	lab_lease(&worker);

@@ -158,7 +158,7 @@ static void another_run_is_refused_and_the_option_named(void **state)
 	static const char *const row[][2] = {
 		{"--model;fc:11", "--model \"fc:10\""},
 		{"--model;fc:10;--seed;2", "--seed 1, not 2: give the run's own value"},
-		{"--model;fc:10;--batch;99", "--batch 100, not 99: "},
+		{"--model;fc:10;--batch-size;99", "--batch-size 100, not 99: "},
 		{"--model;fc:10;--optimizer;sgd", "--optimizer rmsprop, not sgd: "},
 		{"--model;fc:10;--mode;sync", "--mode downpour, not sync: "},
 		{"--model;fc:10;--mode;sandblaster;--seed;3",

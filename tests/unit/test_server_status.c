@@ -121,7 +121,7 @@ static void a_new_server_waits_and_knows_no_accuracy(void **state)
 static void a_finished_run_is_told_by_its_numbers(void **state)
 {
 	(void)state;
-	begin("--model;fc:10;--epochs;2;--warm-updates;0");
+	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	lab_join(&worker, "ann", 1000, 500);
 	train(450);
 	json_t *o = parsed(status_json(&now));
@@ -204,7 +204,7 @@ static void a_crowd_is_cut_to_what_a_message_holds(void **state)
 static void a_thousand_epochs_fit_as_well(void **state)
 {
 	(void)state;
-	begin("--model;fc:10;--epochs;1000;--warm-updates;0");
+	begin("--model;fc:10;--epochs;1000;--warm-start-updates;0");
 	lab_join(&worker, "", 100, 10);
 	train(9);
 	json_t *o = parsed(status_json(&now));
@@ -219,7 +219,7 @@ static void a_thousand_epochs_fit_as_well(void **state)
 static void the_result_has_every_field_of_the_contract(void **state)
 {
 	(void)state;
-	begin("--model;fc:10;--epochs;2;--warm-updates;0");
+	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	worker.now_ms = 2000;
 	lab_join(&worker, "", 1000, 500);
 	train(400);
@@ -279,7 +279,7 @@ static double sample(const char *text, const char *series)
 static void metrics_are_the_cores_numbers(void **state)
 {
 	(void)state;
-	begin("--model;fc:10;--epochs;2;--warm-updates;0");
+	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	lab_join(&worker, "a\\b\"c", 1000, 500);
 	train(450);
 	char *text = status_metrics(&now);
@@ -420,9 +420,9 @@ static void a_rate_far_above_the_usual_is_warned_about(void **state)
 static void a_batch_larger_than_the_data_set_is_warned_about(void **state)
 {
 	(void)state;
-	expect_warning(
-		"--model;fc:10;--epochs;1;--batch;100000", 60, "--batch 100000 is larger than");
-	assert_null(warning_of("--model;fc:10;--epochs;1;--batch;100", 60));
+	expect_warning("--model;fc:10;--epochs;1;--batch-size;100000", 60,
+		"--batch-size 100000 is larger than");
+	assert_null(warning_of("--model;fc:10;--epochs;1;--batch-size;100", 60));
 }
 
 static void warnings_are_logged_once(void **state)

@@ -8,9 +8,9 @@ from lab import Process
 
 SIZE = 64
 # every push adds -1 times itself to the weights, whatever its age
-PLAIN = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--stale-rate", "constant",
+PLAIN = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-scaling", "constant",
          "--max-staleness", 1000000,
-         "--warm-updates", 0)
+         "--warm-start-updates", 0)
 LEDGER = ("--model", f"vector:{SIZE}", *PLAIN)
 
 

@@ -9,7 +9,7 @@ import pytest
 from client import Worker, pb
 from flavour import command
 
-SMALL = ("--model", "fc:10", "--epochs", 1, "--warm-updates", 0)
+SMALL = ("--model", "fc:10", "--epochs", 1, "--warm-start-updates", 0)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_machine_with_other_images_locks_nobody_out(lab, sets):
     intruder.lease()
     intruder.close()
     server.kill()
-    server = lab.restart(server, *SMALL, "--forget-ms", 1500, "--dead-ms", 1500,
+    server = lab.restart(server, *SMALL, "--session-ttl-ms", 1500, "--dead-ms", 1500,
                          "--recovery-ms", 100)
     worker = lab.worker(server.endpoint, data=right)
     assert worker.wait(60) == 0, worker.tail()

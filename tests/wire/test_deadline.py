@@ -46,11 +46,11 @@ class Hung:
 
 
 STALLS = {  # the run's options, what the hung worker holds, is it seen to be stalled
-    "warm start": (("--warm-updates", 50, "--first-deadline-ms", 3000), pb.GRANT_TRAIN, False),
-    "evaluation": (("--warm-updates", 0, "--backup-copies", "none", "--eval-images", 5),
+    "warm start": (("--warm-start-updates", 50, "--first-deadline-ms", 3000), pb.GRANT_TRAIN, False),
+    "evaluation": (("--warm-start-updates", 0, "--backup-copies", "none", "--eval-images", 5),
                    pb.GRANT_EVAL, False),
     "sync": (("--mode", "sync", "--min-workers", 3), pb.GRANT_TRAIN, True),
-    "ssp": (("--mode", "ssp", "--warm-updates", 0, "--min-workers", 3), pb.GRANT_TRAIN, True),
+    "ssp": (("--mode", "ssp", "--warm-start-updates", 0, "--min-workers", 3), pb.GRANT_TRAIN, True),
     "sandblaster": (("--mode", "sandblaster", "--optimizer", "sgd", "--backup-copies", "none",
                      "--min-workers", 3), pb.GRANT_TRAIN, False),
 }
@@ -119,7 +119,7 @@ class SlowLink:
 def test_transfer_that_progresses_is_not_cut(lab, small):
     """A message takes some five seconds, a grant lasts two: nothing is taken from the worker."""
     server = lab.server("--model", "fc:256 fc:10", "--epochs", 1, "--first-deadline-ms", 2000,
-                        "--warm-updates", 0, "--max-updates", 2, directory=None)
+                        "--warm-start-updates", 0, "--max-updates", 2, directory=None)
     link = SlowLink(server.endpoint, 160000)
     lab.worker(link.endpoint, data=small)
     server.line("worker joined", 20)

@@ -344,7 +344,7 @@ def test_a_refused_worker_ends_at_once(server, honest, keys, lab, data):
             (["--key", keys / "observer.key"], "role")):
         began = time.monotonic()
         code, worker = ends(lab, "cnn-worker", "--server", server.endpoint, "--data", data,
-                            "--device", "cpu", "--threads", 1, "--connect-ms", 60000 * PATIENCE,
+                            "--device", "cpu", "--threads", 1, "--connect-timeout-ms", 60000 * PATIENCE,
                             *options)
         assert code == 9, worker.tail()
         assert time.monotonic() - began < 30 * PATIENCE
@@ -356,7 +356,7 @@ def test_a_refused_worker_ends_at_once(server, honest, keys, lab, data):
 def test_a_worker_of_another_server_says_whose_key_it_wants(server, honest, keys, lab, data):
     other = lab.keygen(directory="other")
     code, worker = ends(lab, "cnn-worker", "--server", server.endpoint, "--data", data,
-                        "--device", "cpu", "--threads", 1, "--connect-ms", 1500, "--key",
+                        "--device", "cpu", "--threads", 1, "--connect-timeout-ms", 1500, "--key",
                         keys / "worker.key", "--server-key", other / "server.pub")
     key = (other / "server.pub").read_text().splitlines()[1]
     assert code == 3 and f"is {key[:8]} its key?" in worker.lines[-1], worker.tail()

@@ -137,7 +137,7 @@ def test_a_path_of_any_bytes_is_one_value(how, program, tmp_path, data):
     options, msg, key = {
         "cnn-ps": (("--key", odd, "--model", "vector:10", "--log-level", "debug"),
                    "options value", "value"),
-        "cnn-worker": (("--data", odd, "--device", "cpu", "--connect-ms", "100"), "worker data",
+        "cnn-worker": (("--data", odd, "--device", "cpu", "--connect-timeout-ms", "100"), "worker data",
                        "dir"),
         "cnn-ctl": (("export", "--checkpoint", odd + b"/no", "x.safetensors"), None, None),
     }[program]
@@ -155,7 +155,7 @@ def test_a_path_of_any_bytes_is_one_value(how, program, tmp_path, data):
 
 def test_a_command_that_waits_says_so_in_json():
     code, said = run("cnn-ctl", "--log-format", "json", "--server", "tcp://127.0.0.1:1",
-                     "--connect-ms", "1500", "--checkpoint", "x", "status")
+                     "--connect-timeout-ms", "1500", "--checkpoint", "x", "status")
     lines = parsed(said, "json")
     assert code == 3 and lines[-1]["msg"] == "ctl failed" and lines[-1]["code"] == "PS_EUNREACHABLE"
     assert "--checkpoint" in find(lines, "options no_effect")["reason"]

@@ -382,8 +382,8 @@ def test_rejections_shape_work_without_a_data_set(other):
 
 
 def test_rejections_norm_and_stale(lab):
-    server = lab.server("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--max-norm",
-                        2, "--max-staleness", 3, "--stale-rate", "constant", directory=None)
+    server = lab.server("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--reject-norm",
+                        2, "--max-staleness", 3, "--staleness-scaling", "constant", directory=None)
     worker = Worker(server.endpoint)
     assert worker.push(ONE * 2.1, 0).reject == pb.REJECT_NORM
     for version in range(4):

@@ -119,7 +119,7 @@ def is_mnist(data_set):
 
 
 def test_a_first_worker_trains_softmax_regression(lab, data, images):
-    server = lab.server("--model", "fc:10", "--epochs", 1, "--batch", 100, "--optimizer", "adagrad",
+    server = lab.server("--model", "fc:10", "--epochs", 1, "--batch-size", 100, "--optimizer", "adagrad",
                         "--lr", 0.02, "--seed", 7)
     worker = Trainer(server.endpoint, load(data, images), SoftmaxRegression)
     assert worker.welcome.model == "fc:10" and worker.welcome.n_params == 7850
@@ -166,7 +166,7 @@ def few(data, tmp_path):
 
 
 def test_a_first_worker_trains_a_convolutional_network(lab, data, images, few):
-    server = lab.server("--model", "seed:4", "--epochs", 1, "--batch", 50, "--lr", 0.03, "--seed", 3)
+    server = lab.server("--model", "seed:4", "--epochs", 1, "--batch-size", 50, "--lr", 0.03, "--seed", 3)
     worker = Trainer(server.endpoint, few, SmallNet)
     assert worker.welcome.model == SmallNet.layers
     assert worker.run() == EDONE
@@ -187,8 +187,8 @@ def test_initial_weights(lab, few):
 # ---- Leases, Rejections of work
 
 def leased(lab, few, *options):
-    server = lab.server("--model", "fc:10", "--epochs", 2, "--batch", 500, "--lr", 0.01,
-                        "--warm-updates", 0, *options, directory=None)
+    server = lab.server("--model", "fc:10", "--epochs", 2, "--batch-size", 500, "--lr", 0.01,
+                        "--warm-start-updates", 0, *options, directory=None)
     return server, Worker(server.endpoint, data=few.id)
 
 

@@ -85,21 +85,21 @@ def few(data, tmp_path_factory):
     return directory, DataSet(directory)
 
 
-RUN = ("--model", "fc:10", "--epochs", 2, "--batch", 100, "--seed", 5, "--warm-updates", 0)
+RUN = ("--model", "fc:10", "--epochs", 2, "--batch-size", 100, "--seed", 5, "--warm-start-updates", 0)
 MODES = {
     "downpour": ("--mode", "downpour"),
     "downpour, several batches a push": ("--mode", "downpour", "--n-push", 3, "--n-fetch", 2,
-                                         "--local-rate", 0.05),
+                                         "--local-lr", 0.05),
     "downpour, sums": ("--mode", "downpour", "--n-push", 2, "--push", "sum", "--lr", 0.01),
     "downpour, pulls ahead": ("--mode", "downpour", "--prefetch"),
     "ssp": ("--mode", "ssp", "--ssp-bound", 2, "--n-fetch", 4),
     "sync": ("--mode", "sync"),
-    "sandblaster, sgd": ("--mode", "sandblaster", "--optimizer", "sgd", "--batch-images", 500),
+    "sandblaster, sgd": ("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 500),
     "sandblaster, lbfgs": ("--mode", "sandblaster", "--optimizer", "lbfgs"),
-    "easgd": ("--mode", "easgd", "--n-push", 4, "--easgd-beta", 0.3, "--local-rate", 0.1,
+    "easgd": ("--mode", "easgd", "--n-push", 4, "--easgd-beta", 0.3, "--local-lr", 0.1,
               "--easgd-momentum", 0),
     "easgd with momentum": ("--mode", "easgd", "--n-push", 3, "--easgd-momentum", 0.9,
-                            "--local-rate", 0.05),
+                            "--local-lr", 0.05),
 }
 
 

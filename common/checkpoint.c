@@ -23,6 +23,7 @@
 #include <xxhash.h>
 #include "common/file.h"
 #include "common/generation.h"
+#include "common/le.h"
 #include "common/log.h"
 
 #define MAGIC          "CNNPSCK1"
@@ -32,22 +33,6 @@
 #define CHECKSUM_BYTES 8u
 #define HEAD_BYTES(n)  (FIXED_BYTES + ROW_BYTES * (n) + CHECKSUM_BYTES)
 #define NAME_BYTES     sizeof(((struct checkpoint_section *)0)->name)
-
-/* ---- little-endian numbers ---------------------------------------------------------------- */
-
-static void put(unsigned char *out, uint64_t value, size_t bytes)
-{
-	for (size_t i = 0; i < bytes; i++)
-		out[i] = (unsigned char)(value >> (8 * i));
-}
-
-static uint64_t get(const unsigned char *in, size_t bytes)
-{
-	uint64_t value = 0;
-	for (size_t i = 0; i < bytes; i++)
-		value |= (uint64_t)in[i] << (8 * i);
-	return value;
-}
 
 /* ---- names in the directory --------------------------------------------------------------- */
 
@@ -112,9 +97,9 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 {
 	size_t offset = HEAD_BYTES(c->n_sections);
 	memcpy(head, MAGIC, 8);
-	put(head + 8, FORMAT, 4);
-	put(head + 12, c->n_sections, 4);
-	put(head + 16, c->generation, 8);
+	le32_put(head + 8, FORMAT);
+	le32_put(head + 12, (uint32_t)c->n_sections);
+	le64_put(head + 16, c->generation);
 	for (size_t i = 0; i < c->n_sections; i++) {
 		const struct checkpoint_section *s = &c->section[i];
 		unsigned char *row = head + FIXED_BYTES + ROW_BYTES * i;
@@ -124,13 +109,13 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 			return 0;
 		memset(row, 0, NAME_BYTES);
 		memcpy(row, s->name, strlen(s->name));
-		put(row + 16, offset, 8);
-		put(row + 24, s->size, 8);
-		put(row + 32, XXH3_64bits(s->data, s->size), 8);
+		le64_put(row + 16, offset);
+		le64_put(row + 24, s->size);
+		le64_put(row + 32, XXH3_64bits(s->data, s->size));
 		offset += s->size;
 	}
 	size_t table_end = HEAD_BYTES(c->n_sections) - CHECKSUM_BYTES;
-	put(head + table_end, XXH3_64bits(head, table_end), CHECKSUM_BYTES);
+	le64_put(head + table_end, XXH3_64bits(head, table_end));
 	return offset;
 }
 
@@ -212,13 +197,13 @@ static const char *read_row(const unsigned char *file, size_t size, const unsign
 	size_t *offset, struct checkpoint *c)
 {
 	struct checkpoint_section *s = &c->section[c->n_sections];
-	uint64_t length = get(row + 24, 8);
+	uint64_t length = le64_get(row + 24);
 	memcpy(s->name, row, NAME_BYTES);
 	if (s->name[0] == '\0' || s->name[NAME_BYTES - 1] != '\0' || checkpoint_find(c, s->name))
 		return "a section's name is empty, too long or there twice";
-	if (get(row + 16, 8) != *offset || length > size - *offset)
+	if (le64_get(row + 16) != *offset || length > size - *offset)
 		return "a section lies outside its place in the file";
-	if (XXH3_64bits(file + *offset, (size_t)length) != get(row + 32, 8))
+	if (XXH3_64bits(file + *offset, (size_t)length) != le64_get(row + 32))
 		return "a section differs from its checksum";
 	s->data = file + *offset;
 	s->size = (size_t)length;
@@ -232,15 +217,15 @@ static const char *read_image(const unsigned char *file, size_t size, struct che
 {
 	if (size < HEAD_BYTES(0) || memcmp(file, MAGIC, 8) != 0)
 		return "not a checkpoint: no header of one";
-	size_t n = (size_t)get(file + 12, 4);
+	size_t n = le32_get(file + 12);
 	if (n > CHECKPOINT_MAX_SECTIONS || size < HEAD_BYTES(n))
 		return "the header's number of sections cannot be";
 	size_t offset = HEAD_BYTES(n);
-	if (XXH3_64bits(file, offset - CHECKSUM_BYTES) != get(file + offset - CHECKSUM_BYTES, 8))
+	if (XXH3_64bits(file, offset - CHECKSUM_BYTES) != le64_get(file + offset - CHECKSUM_BYTES))
 		return "the header differs from its checksum";
-	if (get(file + 8, 4) != FORMAT)
+	if (le32_get(file + 8) != FORMAT)
 		return "written in a format of another version of this program";
-	c->generation = get(file + 16, 8);
+	c->generation = le64_get(file + 16);
 	if (c->generation == 0)
 		return "the header's generation is 0";
 	for (size_t i = 0; i < n; i++) {

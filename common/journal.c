@@ -177,7 +177,7 @@ int journal_append(struct journal *j, const struct file_part *parts, size_t n_pa
 	(void)XXH3_64bits_update(j->hash, bytes, JOURNAL_RECORD_BYTES - 8);
 	for (size_t i = 0; i < n_parts; i++)
 		(void)XXH3_64bits_update(j->hash, parts[i].data, parts[i].size);
-	put64(bytes + 40, XXH3_64bits_digest(j->hash));
+	le64_put(bytes + 40, XXH3_64bits_digest(j->hash));
 	int rc = add(j, bytes, sizeof(bytes), e);
 	for (size_t i = 0; i < n_parts && !rc; i++)
 		rc = add(j, parts[i].data, parts[i].size, e);

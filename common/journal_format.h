@@ -8,6 +8,7 @@
 #include <string.h>
 #include <xxhash.h>
 #include "common/journal.h"
+#include "common/le.h"
 
 #define JOURNAL_PREFIX       "journal"
 #define JOURNAL_FORMAT       1u
@@ -15,21 +16,6 @@
 #define JOURNAL_RECORD_BYTES 48u
 #define JOURNAL_HEAD_MAGIC   "CNNPSJNL"
 #define JOURNAL_RECORD_MAGIC "CNNPSREC"
-
-static inline void put64(unsigned char *out, uint64_t value)
-{
-	for (int i = 0; i < 8; i++)
-		out[i] = (unsigned char)(value >> (8 * i));
-}
-
-static inline uint64_t get64(const unsigned char *in)
-{
-	uint64_t value = 0;
-
-	for (int i = 0; i < 8; i++)
-		value |= (uint64_t)in[i] << (8 * i);
-	return value;
-}
 
 static inline uint64_t journal_padded(uint64_t size)
 {
@@ -40,26 +26,26 @@ static inline void journal_put_head(
 	const struct journal_head *h, unsigned char out[JOURNAL_HEAD_BYTES])
 {
 	memcpy(out, JOURNAL_HEAD_MAGIC, 8);
-	put64(out + 8, JOURNAL_FORMAT);
-	put64(out + 16, h->run_hi);
-	put64(out + 24, h->run_lo);
-	put64(out + 32, h->term);
-	put64(out + 40, h->generation);
-	put64(out + 48, h->first);
-	put64(out + 56, XXH3_64bits(out, 56));
+	le64_put(out + 8, JOURNAL_FORMAT);
+	le64_put(out + 16, h->run_hi);
+	le64_put(out + 24, h->run_lo);
+	le64_put(out + 32, h->term);
+	le64_put(out + 40, h->generation);
+	le64_put(out + 48, h->first);
+	le64_put(out + 56, XXH3_64bits(out, 56));
 }
 
 /* 1 if these are a head of this format. */
 static inline int journal_get_head(
 	const unsigned char in[JOURNAL_HEAD_BYTES], struct journal_head *h)
 {
-	*h = (struct journal_head){.run_hi = get64(in + 16),
-		.run_lo = get64(in + 24),
-		.term = get64(in + 32),
-		.generation = get64(in + 40),
-		.first = get64(in + 48)};
-	return memcmp(in, JOURNAL_HEAD_MAGIC, 8) == 0 && get64(in + 8) == JOURNAL_FORMAT &&
-	       get64(in + 56) == XXH3_64bits(in, 56);
+	*h = (struct journal_head){.run_hi = le64_get(in + 16),
+		.run_lo = le64_get(in + 24),
+		.term = le64_get(in + 32),
+		.generation = le64_get(in + 40),
+		.first = le64_get(in + 48)};
+	return memcmp(in, JOURNAL_HEAD_MAGIC, 8) == 0 && le64_get(in + 8) == JOURNAL_FORMAT &&
+	       le64_get(in + 56) == XXH3_64bits(in, 56);
 }
 
 struct journal_record {
@@ -70,11 +56,11 @@ static inline void journal_put_record(
 	const struct journal_record *r, unsigned char out[JOURNAL_RECORD_BYTES])
 {
 	memcpy(out, JOURNAL_RECORD_MAGIC, 8);
-	put64(out + 8, r->generation);
-	put64(out + 16, r->seq);
-	put64(out + 24, r->group);
-	put64(out + 32, r->size);
-	put64(out + 40, r->xxh3);
+	le64_put(out + 8, r->generation);
+	le64_put(out + 16, r->seq);
+	le64_put(out + 24, r->group);
+	le64_put(out + 32, r->size);
+	le64_put(out + 40, r->xxh3);
 }
 
 /* 1 if these look like the head of a record. */
@@ -83,8 +69,8 @@ static inline int journal_get_record(
 {
 	if (memcmp(in, JOURNAL_RECORD_MAGIC, 8) != 0)
 		return 0;
-	*r = (struct journal_record){
-		get64(in + 8), get64(in + 16), get64(in + 24), get64(in + 32), get64(in + 40)};
+	*r = (struct journal_record){le64_get(in + 8), le64_get(in + 16), le64_get(in + 24),
+		le64_get(in + 32), le64_get(in + 40)};
 	return 1;
 }
 

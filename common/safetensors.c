@@ -12,10 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/file.h"
+#include "common/le.h"
 #include "common/model.h"
-
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(float) == 4,
-	"weights are written as they lie in memory: little-endian float32");
 
 #define LENGTH_BYTES 8
 /* Most bytes of JSON that are parsed: jansson turns them into up to some 50 times as many. */
@@ -74,8 +72,7 @@ int safetensors_write(const char *path, const struct model *m, const float *w, s
 		return err_set(e, PS_EIO, "%s: no memory for its header", path);
 	size_t used = strlen(json), padded = (used + 7) / 8 * 8;
 	unsigned char length[LENGTH_BYTES];
-	for (size_t i = 0; i < sizeof length; i++)
-		length[i] = (unsigned char)((uint64_t)padded >> (8 * i));
+	le64_put(length, padded);
 	const struct file_part parts[] = {{length, sizeof length}, {json, used},
 		{"       ", padded - used}, {w, m->n_params * sizeof *w}};
 	int rc = file_replace(dir, name, parts, sizeof parts / sizeof parts[0], e);
@@ -207,8 +204,7 @@ static int read_header(const char *path, const unsigned char *file, size_t size,
 	if (size < LENGTH_BYTES)
 		return err_set(
 			e, PS_EDATA, "%s: %zu bytes; too short for a safetensors file", path, size);
-	for (size_t i = 0; i < LENGTH_BYTES; i++)
-		length |= (uint64_t)file[i] << (8 * i);
+	length = le64_get(file);
 	if (length > MAX_HEADER || length > size - LENGTH_BYTES)
 		return err_set(e, PS_EDATA,
 			"%s: header length %llu; expected at most %zu and no more than the file "

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "common/le.h"
 
 #define MALFORMED "a section of it is malformed"
 
@@ -63,12 +64,9 @@ static inline void u64(struct cursor *k, uint64_t *v)
 {
 	unsigned char b[8];
 
-	for (int i = 0; i < 8; i++)
-		b[i] = (unsigned char)(*v >> (8 * i));
-	bytes(k, b, 8);
-	*v = 0;
-	for (int i = 7; i >= 0; i--)
-		*v = *v << 8 | b[i];
+	le64_put(b, *v);
+	bytes(k, b, sizeof(b));
+	*v = le64_get(b);
 }
 
 static inline void u32(struct cursor *k, uint32_t *v)
@@ -98,8 +96,7 @@ static inline void f64(struct cursor *k, double *v)
 	memcpy(v, &x, 8);
 }
 
-/* Float32 arrays are stored as they lie in memory, which is little-endian: a static assertion in
- * common/safetensors.c refuses any other byte order when the project is built. */
+/* Float32 arrays are stored as they lie in memory (see le.h). */
 static inline void floats(struct cursor *k, float *v, size_t n)
 {
 	bytes(k, v, n * sizeof(float));

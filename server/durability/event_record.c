@@ -1,24 +1,15 @@
 /* event_record.c - see event_record.h. */
 #include "server/durability/event_record.h"
 #include <string.h>
+#include "common/le.h"
 
 #define NUMBERS 5
 #define PLACE   UINT64_MAX /* no kind of event */
 
 static unsigned char *put(unsigned char *at, uint64_t value)
 {
-	for (int i = 0; i < 8; i++)
-		at[i] = (unsigned char)(value >> (8 * i));
+	le64_put(at, value);
 	return at + 8;
-}
-
-static uint64_t get(const unsigned char *at)
-{
-	uint64_t value = 0;
-
-	for (int i = 0; i < 8; i++)
-		value |= (uint64_t)at[i] << (8 * i);
-	return value;
 }
 
 size_t event_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
@@ -43,7 +34,7 @@ size_t event_record_place(uint64_t generation, unsigned char out[EVENT_RECORD_HE
 
 uint64_t event_record_is_place(const unsigned char *data, size_t size)
 {
-	return size == 16 && get(data) == PLACE ? get(data + 8) : 0;
+	return size == 16 && le64_get(data) == PLACE ? le64_get(data + 8) : 0;
 }
 
 size_t event_record_most(size_t n_params)
@@ -76,7 +67,7 @@ static int take_frames(struct event_reader *r, const unsigned char *data, size_t
 	size_t at = 8 * (NUMBERS + (size_t)n);
 
 	for (uint64_t i = 0; i < n; i++) {
-		uint64_t bytes = get(data + 8 * (NUMBERS + i));
+		uint64_t bytes = le64_get(data + 8 * (NUMBERS + i));
 		if (bytes > size - at)
 			return PS_EPROTO;
 		/* nobody writes to them, and they are closed before `data` goes */
@@ -94,16 +85,16 @@ int event_record_read(struct event_reader *r, const unsigned char *data, size_t 
 	frames_release(&r->frames);
 	if (size < 8 * NUMBERS)
 		return PS_EPROTO;
-	uint64_t kind = get(data), peer = get(data + 8), n = get(data + 32);
+	uint64_t kind = le64_get(data), peer = le64_get(data + 8), n = le64_get(data + 32);
 	if (kind > EVENT_PROGRESS || peer > UINT32_MAX || n > 1 + WIRE_MAX_SLICES ||
 		(n > 0) != (kind == EVENT_MESSAGE) || size < 8 * (NUMBERS + n) ||
 		((kind <= EVENT_PEER_GONE || kind == EVENT_PROGRESS) && peer == 0))
 		return PS_EPROTO;
-	r->now_ms = get(data + 16);
+	r->now_ms = le64_get(data + 16);
 	r->event = (struct event){.kind = (enum event_kind)kind,
 		.peer = (uint32_t)peer,
-		.generation = kind == EVENT_PROGRESS ? 0 : get(data + 24),
-		.bytes = kind == EVENT_PROGRESS ? get(data + 24) : 0};
+		.generation = kind == EVENT_PROGRESS ? 0 : le64_get(data + 24),
+		.bytes = kind == EVENT_PROGRESS ? le64_get(data + 24) : 0};
 	int rc = take_frames(r, data, size, n);
 	if (rc || n == 0)
 		return rc;

@@ -4,6 +4,7 @@
  */
 #include "tests/unit/core_crowd.h"
 #include <math.h>
+#include "common/le.h"
 
 /* A core in a state that `seed` decides: some configuration, some hundred steps of anything. */
 static struct crowd somewhere(uint64_t seed)
@@ -156,12 +157,6 @@ static void a_missing_section_is_refused(void **state)
 
 /* ---- lies ----------------------------------------------------------------------------------- */
 
-static void put_u64(unsigned char *at, uint64_t v)
-{
-	for (int i = 0; i < 8; i++)
-		at[i] = (unsigned char)(v >> (8 * i));
-}
-
 static void mutate(struct rng *r, struct bench_image *img)
 {
 	const uint64_t edges[] = {0, 1, 2, 3, 4, 7, 64, 1u << 20, UINT32_MAX, 1ull << 32,
@@ -172,7 +167,7 @@ static void mutate(struct rng *r, struct bench_image *img)
 		size_t at = img->size[s] ? rng_below(r, img->size[s]) : 0;
 
 		if (at + 8 <= img->size[s] && rng_below(r, 2))
-			put_u64(img->data[s] + at / 8 * 8,
+			le64_put(img->data[s] + at / 8 * 8,
 				edges[rng_below(r, sizeof(edges) / sizeof(edges[0]))]);
 		else if (img->size[s])
 			img->data[s][at] ^= (unsigned char)(1u << rng_below(r, 8));
@@ -357,8 +352,8 @@ static void a_data_set_is_refused_in_a_run_without_one(void **state)
 	img = bench_save(&b);
 	memory = bench_memory(&b.cfg);
 	assert_int_equal(read_into(memory, &b.cfg, &img), PS_OK);
-	put_u64(img.data[IMAGE_LEASES], 60000); /* n_train */
-	put_u64(img.data[IMAGE_LEASES] + 8, 10000);
+	le64_put(img.data[IMAGE_LEASES], 60000); /* n_train */
+	le64_put(img.data[IMAGE_LEASES] + 8, 10000);
 	assert_int_equal(read_into(memory, &b.cfg, &img), PS_ECHECKPOINT);
 	free(memory);
 	bench_drop(&img);

@@ -1,0 +1,41 @@
+/*
+ * le.h - little-endian numbers, as every file format of ours stores them.
+ *
+ * Float32 arrays are copied as they lie in memory, so the build refuses a machine of another byte
+ * order. Pure. Thread: any.
+ */
+#ifndef COMMON_LE_H
+#define COMMON_LE_H
+#include <stdint.h>
+#include <string.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(float) == 4,
+	"float32 arrays are stored as they lie in memory");
+
+static inline void le32_put(unsigned char *out, uint32_t value)
+{
+	memcpy(out, &value, sizeof(value));
+}
+
+static inline uint32_t le32_get(const unsigned char *in)
+{
+	uint32_t value;
+
+	memcpy(&value, in, sizeof(value));
+	return value;
+}
+
+static inline void le64_put(unsigned char *out, uint64_t value)
+{
+	memcpy(out, &value, sizeof(value));
+}
+
+static inline uint64_t le64_get(const unsigned char *in)
+{
+	uint64_t value;
+
+	memcpy(&value, in, sizeof(value));
+	return value;
+}
+
+#endif

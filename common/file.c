@@ -25,16 +25,20 @@
 
 #define NAME_BYTES_MAX 251 /* ".tmp" must fit behind it */
 
-static int write_all(int fd, const unsigned char *bytes, size_t n)
+int file_write_all(int fd, const void *data, size_t size)
 {
-	while (n) {
-		ssize_t done = write(fd, bytes, n);
+	const char *at = data;
+
+	while (size > 0) {
+		ssize_t done = write(fd, at, size);
 		if (done < 0 && errno == EINTR)
 			continue;
-		if (done < 0)
+		if (done == 0)
+			errno = EIO;
+		if (done <= 0)
 			return -1;
-		bytes += done;
-		n -= (size_t)done;
+		at += done;
+		size -= (size_t)done;
 	}
 	return 0;
 }
@@ -77,7 +81,7 @@ static int write_synced(int dir_fd, const char *name, const struct file_part *pa
 		return -1;
 	*step = "write";
 	for (size_t i = 0; i < n_parts; i++)
-		if (write_all(fd, parts[i].data, parts[i].size) != 0)
+		if (file_write_all(fd, parts[i].data, parts[i].size) != 0)
 			goto failed;
 	if (check_size(fd, parts, n_parts) != 0)
 		goto failed;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "common/file.h"
 #include "common/generation.h"
 #include "common/journal_format.h"
 #include "common/log.h"
@@ -31,18 +32,9 @@ static int failed(const struct journal *j, const char *step, struct err *e)
 	return err_set(e, PS_EIO, "%.300s: %s: %s", j->path, step, strerror(errno));
 }
 
-static int write_all(struct journal *j, const unsigned char *bytes, size_t n, struct err *e)
+static int write_bytes(struct journal *j, const void *bytes, size_t n, struct err *e)
 {
-	while (n) {
-		ssize_t done = write(j->fd, bytes, n);
-		if (done < 0 && errno == EINTR)
-			continue;
-		if (done < 0)
-			return failed(j, "write", e);
-		bytes += done;
-		n -= (size_t)done;
-	}
-	return PS_OK;
+	return file_write_all(j->fd, bytes, n) ? failed(j, "write", e) : PS_OK;
 }
 
 static int flush(struct journal *j, struct err *e)
@@ -50,7 +42,7 @@ static int flush(struct journal *j, struct err *e)
 	size_t n = j->fill;
 
 	j->fill = 0;
-	return write_all(j, j->buffer, n, e);
+	return write_bytes(j, j->buffer, n, e);
 }
 
 static int add(struct journal *j, const void *bytes, size_t n, struct err *e)
@@ -63,7 +55,7 @@ static int add(struct journal *j, const void *bytes, size_t n, struct err *e)
 	if (rc || n == 0)
 		return rc;
 	if (n > BUFFER_BYTES)
-		return write_all(j, bytes, n, e);
+		return write_bytes(j, bytes, n, e);
 	memcpy(j->buffer + j->fill, bytes, n);
 	j->fill += n;
 	return PS_OK;

@@ -12,6 +12,7 @@
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
+#include "common/file.h"
 #include "common/utf8.h"
 
 #define LINE_BYTES     4096 /* PIPE_BUF: a pipe takes a line whole */
@@ -287,17 +288,11 @@ static void put_fields(struct line *l, const char *fmt, va_list ap)
 
 /* ---- out ------------------------------------------------------------------------------------- */
 
-static void write_all(const char *bytes, size_t n)
+/* What cannot be written is lost: there is no other place to report it. */
+static void write_stderr(const char *bytes, size_t n)
 {
-	while (n) {
-		ssize_t done = write(STDERR_FILENO, bytes, n);
-		if (done < 0 && errno == EINTR)
-			continue;
-		if (done <= 0)
-			return; /* nobody to tell */
-		bytes += done;
-		n -= (size_t)done;
-	}
+	if (file_write_all(STDERR_FILENO, bytes, n))
+		return;
 }
 
 /* Write the line above the progress line, if one stands. */
@@ -311,7 +306,7 @@ static void put_line(const struct line *l)
 		n = snprintf(out, sizeof out, ERASE "%.*s\n%s", (int)l->n, l->text, progress);
 	else
 		n = snprintf(out, sizeof out, "%.*s\n", (int)l->n, l->text);
-	write_all(out, (size_t)n);
+	write_stderr(out, (size_t)n);
 	pthread_mutex_unlock(&mutex);
 }
 
@@ -373,6 +368,6 @@ void log_progress(const char *line)
 		(int)(columns < sizeof progress ? columns : sizeof progress - 1), line ? line : "");
 	clean(progress);
 	int n = snprintf(out, sizeof out, ERASE "%s", progress);
-	write_all(out, (size_t)n);
+	write_stderr(out, (size_t)n);
 	pthread_mutex_unlock(&mutex);
 }

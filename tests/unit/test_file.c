@@ -23,6 +23,7 @@ static struct {
 	char diary[512];      /* "write fsync rename fsync " */
 	size_t write_at_most; /* bytes per write; 0: as asked */
 	int interrupts;       /* so many writes are cut short by EINTR first */
+	int write_nothing;    /* a write takes no byte, and gives no reason */
 	int writes_left;      /* before write_errno; < 0: all succeed */
 	int write_errno, rename_errno;
 	int fsyncs_left; /* before EIO; < 0: all succeed */
@@ -54,6 +55,8 @@ ssize_t write(int fd, const void *data, size_t n)
 		note("write");
 		if (calls.interrupts-- > 0)
 			return fail_with(EINTR);
+		if (calls.write_nothing)
+			return 0;
 		if (calls.writes_left == 0)
 			return fail_with(calls.write_errno);
 		calls.writes_left -= calls.writes_left > 0;
@@ -143,6 +146,32 @@ static void an_interrupted_write_is_repeated(void **state)
 	calls.interrupts = 3;
 	assert_int_equal(replace("f", "0123456789"), PS_OK);
 	scratch_assert_holds(dir, "f", "0123456789");
+}
+
+static void all_bytes_are_written_or_errno_says_why(void **state)
+{
+	const char text[] = "0123456789abcdef";
+	char back[sizeof(text)];
+	int ends[2];
+
+	(void)state;
+	assert_int_equal(pipe(ends), 0);
+	calls.write_at_most = 3;
+	calls.interrupts = 2;
+	assert_int_equal(file_write_all(ends[1], text, sizeof(text)), 0);
+	assert_int_equal(read(ends[0], back, sizeof(back)), sizeof(text));
+	assert_string_equal(back, text);
+	assert_int_equal(file_write_all(ends[1], text, 0), 0);
+	calls.write_nothing = 1;
+	assert_int_equal(file_write_all(ends[1], text, sizeof(text)), -1);
+	assert_int_equal(errno, EIO);
+	calls.write_nothing = 0;
+	calls.writes_left = 2;
+	calls.write_errno = ENOSPC;
+	assert_int_equal(file_write_all(ends[1], text, sizeof(text)), -1);
+	assert_int_equal(errno, ENOSPC);
+	close(ends[0]);
+	close(ends[1]);
 }
 
 /* The call failed as a disk error of `number`: the old file is whole, no temporary one is left. */
@@ -352,6 +381,8 @@ int main(void)
 			content_is_on_disk_before_the_name_and_the_name_before_success, begin, end),
 		cmocka_unit_test_setup_teardown(short_writes_are_continued, begin, end),
 		cmocka_unit_test_setup_teardown(an_interrupted_write_is_repeated, begin, end),
+		cmocka_unit_test_setup_teardown(
+			all_bytes_are_written_or_errno_says_why, begin, end),
 		cmocka_unit_test_setup_teardown(a_full_disk_leaves_the_old_file, begin, end),
 		cmocka_unit_test_setup_teardown(
 			a_failed_fsync_is_never_repeated_and_leaves_the_old_file, begin, end),

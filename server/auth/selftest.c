@@ -5,9 +5,9 @@
 #include <string.h>
 #include <zmq.h>
 #include "common/keys.h"
+#include "common/zmonitor.h"
 
 #define ENDPOINT "ipc://@cnn-ps-self-test-%.8s" /* abstract: no file, and not for the network */
-#define EVENTS   "inproc://cnn-ps-self-test"
 #define LIMIT_MS 3000
 #define LOOK_MS  5
 #define REFUSED  400 /* ZAP's code */
@@ -28,60 +28,43 @@ static int open_intruder(struct intruder *i, const char *server_key, struct key_
 
 	i->context = zmq_ctx_new();
 	i->socket = i->context ? zmq_socket(i->context, ZMQ_DEALER) : NULL;
-	i->monitor = i->socket ? zmq_socket(i->context, ZMQ_PAIR) : NULL;
+	i->monitor = i->socket ? zmonitor_open(i->context, i->socket, events) : NULL;
 	return !i->monitor || set_int(i->socket, ZMQ_LINGER, 0) ||
-	       set_int(i->monitor, ZMQ_LINGER, 0) ||
 	       zmq_setsockopt(i->socket, ZMQ_CURVE_SERVERKEY, server_key, KEY_TEXT) ||
 	       zmq_setsockopt(i->socket, ZMQ_CURVE_PUBLICKEY, own->public_key, KEY_TEXT) ||
-	       zmq_setsockopt(i->socket, ZMQ_CURVE_SECRETKEY, own->secret_key, KEY_TEXT) ||
-	       zmq_socket_monitor(i->socket, EVENTS, events) || zmq_connect(i->monitor, EVENTS);
+	       zmq_setsockopt(i->socket, ZMQ_CURVE_SECRETKEY, own->secret_key, KEY_TEXT);
 }
 
 static void close_intruder(struct intruder *i)
 {
-	if (i->socket)
-		zmq_socket_monitor(i->socket, NULL, 0);
-	if (i->monitor)
-		zmq_close(i->monitor);
+	zmonitor_close(i->socket, &i->monitor);
 	if (i->socket)
 		zmq_close(i->socket);
 	if (i->context)
 		zmq_ctx_term(i->context);
 }
 
-/* How the handshake ended, or 0: it has not. *value: ZAP's code. */
-static int next_event(struct intruder *i, uint32_t *value)
+/* How the handshake ended; number 0: it has not within LIMIT_MS. */
+static struct zmonitor_event wait_for_end(struct intruder *i, uv_loop_t *loop)
 {
-	unsigned char event[6];
-	uint16_t number;
-
-	if (zmq_recv(i->monitor, event, sizeof event, ZMQ_DONTWAIT) != sizeof event)
-		return 0;
-	memcpy(&number, event, sizeof number);
-	memcpy(value, event + 2, sizeof *value);
-	return number;
-}
-
-static int wait_for_end(struct intruder *i, uv_loop_t *loop, uint32_t *value)
-{
-	int event = 0;
+	struct zmonitor_event end = {0, 0};
 
 	uv_update_time(loop);
-	for (uint64_t start = uv_now(loop); !event && uv_now(loop) - start < LIMIT_MS;) {
+	for (uint64_t start = uv_now(loop); !end.number && uv_now(loop) - start < LIMIT_MS;) {
 		zmq_pollitem_t item = {.socket = i->monitor, .events = ZMQ_POLLIN};
 		uv_run(loop, UV_RUN_NOWAIT); /* the ZAP handler answers */
 		(void)zmq_poll(&item, 1, LOOK_MS);
-		event = next_event(i, value);
+		(void)zmonitor_next(i->monitor, &end);
 		uv_update_time(loop);
 	}
-	return event;
+	return end;
 }
 
-static int judge(int event, uint32_t value, struct err *e)
+static int judge(struct zmonitor_event end, struct err *e)
 {
-	if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH && value == REFUSED)
+	if (end.number == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH && end.value == REFUSED)
 		return PS_OK;
-	if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+	if (end.number == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
 		return err_set(e, PS_EAUTH, "self-test: a key that nobody knows was let in");
 	return err_set(e, PS_EAUTH,
 		"self-test: a key that nobody knows was not refused within %d ms", LIMIT_MS);
@@ -91,17 +74,14 @@ static int try_key(uv_loop_t *loop, const char *server_key, const char *endpoint
 {
 	struct intruder intruder = {NULL, NULL, NULL};
 	struct key_pair own;
-	uint32_t value = 0;
 	int rc = key_random(&own, e);
 
 	if (rc)
 		return rc;
 	if (open_intruder(&intruder, server_key, &own) || zmq_connect(intruder.socket, endpoint))
 		rc = err_set(e, PS_EAUTH, "self-test: %s", zmq_strerror(errno));
-	if (!rc) {
-		int event = wait_for_end(&intruder, loop, &value);
-		rc = judge(event, value, e);
-	}
+	if (!rc)
+		rc = judge(wait_for_end(&intruder, loop), e);
 	close_intruder(&intruder);
 	key_wipe(&own);
 	return rc;

@@ -5,9 +5,8 @@
 #include <time.h>
 #include <zmq.h>
 #include "common/log.h"
-#include "proto/wire.h"
+#include "common/zmonitor.h"
 
-#define MONITOR   "inproc://cnn-ps-monitor"
 #define REBIND_MS 50   /* between two attempts to have the port back */
 #define SHUT_MS   1000 /* at least, when descriptors run out */
 
@@ -124,23 +123,14 @@ static void on_event(struct port *p, unsigned event, uint32_t value)
 	}
 }
 
-/* One event: a frame {u16 event, u32 value}, and one with the address, which we do not need. */
 static int on_monitor(void *arg)
 {
 	struct port *p = arg;
-	struct frames f;
+	struct zmonitor_event e;
 
-	if (wire_recv(p->monitor, NULL, &f) != 1)
+	if (!zmonitor_next(p->monitor, &e))
 		return 0;
-	if (zmq_msg_size(&f.frame[0]) == 6) {
-		const unsigned char *bytes = zmq_msg_data(&f.frame[0]);
-		uint16_t event;
-		uint32_t value;
-		memcpy(&event, bytes, sizeof(event));
-		memcpy(&value, bytes + 2, sizeof(value));
-		on_event(p, event, value);
-	}
-	frames_release(&f);
+	on_event(p, e.number, e.value);
 	return 1;
 }
 
@@ -163,16 +153,10 @@ int port_monitor(struct port *p, void *context, void *socket, struct err *e)
 			   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
 			   ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
 			   ZMQ_EVENT_DISCONNECTED;
-	const int unlimited = 0;
 
 	p->socket = socket;
-	p->monitor = zmq_socket(context, ZMQ_PAIR);
-	/* libzmq's I/O thread waits when an event has no room: all traffic would stand still, and
-	 * closing would wait for it for ever */
-	if (!p->monitor ||
-		zmq_setsockopt(p->monitor, ZMQ_RCVHWM, &unlimited, sizeof(unlimited)) != 0 ||
-		zmq_socket_monitor(socket, MONITOR, events) != 0 ||
-		zmq_connect(p->monitor, MONITOR) != 0)
+	p->monitor = zmonitor_open(context, socket, events);
+	if (!p->monitor)
 		return err_set(e, PS_ENET, "no monitor: %s", zmq_strerror(errno));
 	return PS_OK;
 }
@@ -225,9 +209,6 @@ void port_stop(struct port *p)
 
 void port_close(struct port *p)
 {
-	if (p->socket)
-		zmq_socket_monitor(p->socket, NULL, 0);
-	if (p->monitor)
-		zmq_close(p->monitor);
-	p->socket = p->monitor = NULL;
+	zmonitor_close(p->socket, &p->monitor);
+	p->socket = NULL;
 }

@@ -6,6 +6,7 @@
 #include <zmq.h>
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/zmonitor.h"
 #include "scratch.h"
 #include "server/auth/auth.h"
 
@@ -113,24 +114,21 @@ static void connect_with(struct client *c, const struct key_pair *own, const cha
 
 	c->context = zmq_ctx_new();
 	c->socket = zmq_socket(c->context, ZMQ_DEALER);
-	c->monitor = zmq_socket(c->context, ZMQ_PAIR);
 	zmq_setsockopt(c->socket, ZMQ_LINGER, &none, sizeof(none));
-	zmq_setsockopt(c->monitor, ZMQ_LINGER, &none, sizeof(none));
 	zmq_setsockopt(c->socket, ZMQ_RECONNECT_IVL, &one, sizeof(one));
 	assert_int_equal(zmq_setsockopt(c->socket, ZMQ_CURVE_SERVERKEY, wanted, KEY_TEXT), 0);
 	zmq_setsockopt(c->socket, ZMQ_CURVE_PUBLICKEY, own->public_key, KEY_TEXT);
 	zmq_setsockopt(c->socket, ZMQ_CURVE_SECRETKEY, own->secret_key, KEY_TEXT);
-	zmq_socket_monitor(c->socket, "inproc://m",
+	c->monitor = zmonitor_open(c->context, c->socket,
 		ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
-	zmq_connect(c->monitor, "inproc://m");
+	assert_non_null(c->monitor);
 	assert_int_equal(zmq_connect(c->socket, endpoint), 0);
 	assert_int_equal(zmq_send(c->socket, "x", 1, ZMQ_DONTWAIT), 1);
 }
 
 static void disconnect(struct client *c)
 {
-	zmq_socket_monitor(c->socket, NULL, 0);
-	zmq_close(c->monitor);
+	zmonitor_close(c->socket, &c->monitor);
 	zmq_close(c->socket);
 	zmq_ctx_term(c->context);
 }
@@ -138,13 +136,9 @@ static void disconnect(struct client *c)
 /* The next event of the handshake, 0: none yet. */
 static int next_event(struct client *c)
 {
-	unsigned char event[6];
-	uint16_t number;
+	struct zmonitor_event event;
 
-	if (zmq_recv(c->monitor, event, sizeof(event), ZMQ_DONTWAIT) != 6)
-		return 0;
-	memcpy(&number, event, sizeof(number));
-	return number;
+	return zmonitor_next(c->monitor, &event) ? (int)event.number : 0;
 }
 
 static int outcome(struct client *c)

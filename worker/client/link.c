@@ -6,11 +6,10 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <zmq.h>
+#include "common/zmonitor.h"
 #include "proto/wire.h"
 #include "worker/client/link.h"
 
-/* Names are per context, and each link has its own. */
-#define MONITOR      "inproc://cnnps-bulk-events"
 #define RETRY_MS     30  /* first reconnect after 1 to 2 times this, then doubled ... */
 #define RETRY_MAX    500 /* ... up to about this: a healed network is found within two seconds */
 #define FIRST_WINDOW 8   /* messages queued per direction before WELCOME told the window */
@@ -66,9 +65,9 @@ static int set_keys(void *socket, const struct link_keys *k)
 	return bad ? PS_ENET : PS_OK;
 }
 
-static void *open_socket(struct link *l, int type, const struct link_keys *keys, uint64_t random)
+static void *open_socket(struct link *l, const struct link_keys *keys, uint64_t random)
 {
-	void *socket = zmq_socket(l->context, type);
+	void *socket = zmq_socket(l->context, ZMQ_DEALER);
 
 	if (socket &&
 		(set_options(socket, keys != NULL, random) || (keys && set_keys(socket, keys)))) {
@@ -85,9 +84,8 @@ static int watch(struct link *l)
 		     ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
 		     ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL;
 
-	/* events that find no room would make libzmq's I/O thread wait for us */
-	return set_int(l->monitor, ZMQ_RCVHWM, 0) || zmq_socket_monitor(l->bulk, MONITOR, events) ||
-	       zmq_connect(l->monitor, MONITOR);
+	l->monitor = zmonitor_open(l->context, l->bulk, events);
+	return l->monitor ? PS_OK : PS_ENET;
 }
 
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
@@ -101,9 +99,8 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 	l->context = zmq_ctx_new();
 	if (!l->context)
 		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
-	if (!(l->bulk = open_socket(l, ZMQ_DEALER, keys, random)) ||
-		!(l->beat = open_socket(l, ZMQ_DEALER, keys, random)) ||
-		!(l->monitor = open_socket(l, ZMQ_PAIR, NULL, random)) || watch(l)) {
+	if (!(l->bulk = open_socket(l, keys, random)) ||
+		!(l->beat = open_socket(l, keys, random)) || watch(l)) {
 		err_set(e, status, "no ZeroMQ socket: %s", zmq_strerror(errno));
 		goto fail;
 	}
@@ -129,7 +126,7 @@ void link_set_window(struct link *l, uint32_t push_window)
 
 /* libzmq closes it before we read that: then the number may be another file's for a moment, which
  * is only asked how far it has come. */
-static void note_connection(struct link *l, uint16_t number, uint32_t value)
+static void note_connection(struct link *l, unsigned number, uint32_t value)
 {
 	if (number == ZMQ_EVENT_CONNECTED)
 		l->fd = (int)value;
@@ -160,7 +157,7 @@ uint64_t link_moved(const struct link *l)
 	return info.tcpi_bytes_acked + info.tcpi_bytes_received;
 }
 
-static enum link_event meaning(uint16_t number, uint32_t value)
+static enum link_event meaning(unsigned number, uint32_t value)
 {
 	switch (number) {
 	case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
@@ -179,26 +176,14 @@ static enum link_event meaning(uint16_t number, uint32_t value)
 	}
 }
 
-/* An event is a frame {u16 number, u32 value}, and one with the endpoint. */
 enum link_event link_next_event(struct link *l)
 {
-	unsigned char event[8];
-	uint16_t number;
-	uint32_t value;
-	int more = 1, n = zmq_recv(l->monitor, event, sizeof event, ZMQ_DONTWAIT);
-	size_t size = sizeof more;
+	struct zmonitor_event e;
 
-	if (n < 0)
+	if (!zmonitor_next(l->monitor, &e))
 		return LINK_NONE;
-	while (!zmq_getsockopt(l->monitor, ZMQ_RCVMORE, &more, &size) && more)
-		if (zmq_recv(l->monitor, NULL, 0, ZMQ_DONTWAIT) < 0) /* the endpoint's name */
-			break;
-	if (n < (int)(sizeof number + sizeof value))
-		return LINK_OTHER;
-	memcpy(&number, event, sizeof number);
-	memcpy(&value, event + sizeof number, sizeof value);
-	note_connection(l, number, value);
-	return meaning(number, value);
+	note_connection(l, e.number, e.value);
+	return meaning(e.number, e.value);
 }
 
 static void close_socket(void **socket)
@@ -210,9 +195,7 @@ static void close_socket(void **socket)
 
 void link_close(struct link *l)
 {
-	if (l->bulk)
-		zmq_socket_monitor(l->bulk, NULL, 0);
-	close_socket(&l->monitor);
+	zmonitor_close(l->bulk, &l->monitor);
 	close_socket(&l->bulk);
 	close_socket(&l->beat);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/endpoint.h"
 #include "common/journal.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -367,7 +368,7 @@ static int open_auth(struct server *s, struct err *e)
 static int open_router(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = &s->options->core;
-	size_t scheme = strlen("tcp://");
+	struct endpoint at;
 
 	s->labels = labels_new(cfg->max_workers);
 	if (!s->labels)
@@ -383,8 +384,11 @@ static int open_router(struct server *s, struct err *e)
 		.on_gone = on_gone,
 		.arg = s};
 
-	snprintf(s->bind, sizeof(s->bind), "tcp://");
-	address_numeric(s->options->bind + scheme, s->bind + scheme, sizeof(s->bind) - scheme);
+	if (endpoint_parse(s->options->bind, &at))
+		return err_set(
+			e, PS_EUSAGE, "--bind %.100s: expected tcp://HOST:PORT", s->options->bind);
+	address_resolve(&at);
+	endpoint_format(&at, s->bind, sizeof(s->bind));
 	return router_new(&s->router, &config, e);
 }
 
@@ -393,10 +397,12 @@ static int check_reach(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
 	const char *endpoint = router_endpoint(s->router);
+	struct endpoint at;
 
 	if (o->insecure)
 		return PS_OK;
-	if (!o->key && address_reach(endpoint + strlen("tcp://")) != ADDRESS_LOOPBACK)
+	if (!o->key &&
+		(endpoint_parse(endpoint, &at) || address_reach(at.host) != ADDRESS_LOOPBACK))
 		return err_set(e, PS_EUSAGE, "--bind %.100s: %s is open to the network", o->bind,
 			endpoint);
 	if (s->http && !http_is_loopback(s->http))

@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <uv.h>
 #include "common/clock.h"
+#include "common/endpoint.h"
 #include "common/err.h"
 #include "server/net/admission.h"
 #include "server/durability/group_commit.h"
@@ -43,8 +44,8 @@ struct server {
 	uv_timer_t tick, look;
 	uv_signal_t signal[SERVER_SIGNALS];
 	struct restored state;
-	char bind[320];    /* --bind with an address for its name */
-	struct auth *auth; /* NULL: no keys */
+	char bind[ENDPOINT_TEXT]; /* --bind with an address for its name */
+	struct auth *auth;        /* NULL: no keys */
 	struct router *router;
 	struct saver *saver;   /* NULL: no checkpoints */
 	struct commit *commit; /* NULL: no journal */

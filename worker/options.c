@@ -1,9 +1,8 @@
 /* options.c - see options.h. */
-#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include "common/endpoint.h"
 #include "common/log.h"
 #include "kernels/backend.h"
 #include "proto/wire.h"
@@ -23,23 +22,12 @@ static int64_t cpu_count(void)
 	return CPU_COUNT(&set) < MAX_THREADS ? CPU_COUNT(&set) : MAX_THREADS;
 }
 
-static int is_port(const char *text)
-{
-	char *end;
-	unsigned long port;
-
-	errno = 0;
-	port = strtoul(text, &end, 10);
-	return !errno && !*end && text[0] >= '0' && text[0] <= '9' && port >= 1 && port <= 65535;
-}
-
 int options_check_server(const char *program, const char *server)
 {
-	const char *host = server + 6, *colon = strrchr(server, ':');
+	struct endpoint e;
 	struct err line;
 
-	if (!strncmp(server, "tcp://", 6) && colon > host && is_port(colon + 1) &&
-		!strpbrk(host, " /"))
+	if (!endpoint_parse(server, &e) && e.number > 0)
 		return PS_OK;
 	err_set(&line, PS_EUSAGE, "--server: \"%.100s\": expected tcp://HOST:PORT, PORT 1 to 65535",
 		server);

@@ -5,10 +5,10 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "common/endpoint.h"
 #include "server/net/address.h"
 #include "server/config/options_impl.h"
 
@@ -29,58 +29,35 @@ static void complain(int *errors, const char *fmt, ...)
 
 /* ---- the machine --------------------------------------------------------------------------- */
 
-/* "0".."65535", or "*". */
-static int is_port(const char *text)
+static int is_bind(const char *text, struct endpoint *e)
 {
-	char *end;
-
-	if (strcmp(text, "*") == 0)
-		return 1;
-	if (text[0] == '\0' || strspn(text, "0123456789") != strlen(text))
-		return 0;
-	errno = 0;
-	return strtoul(text, &end, 10) <= 65535 && errno == 0;
-}
-
-/* HOST:PORT with something on both sides; an IPv6 host stands in brackets. */
-static int is_address(const char *text)
-{
-	const char *colon = strrchr(text, ':');
-	size_t host = colon ? (size_t)(colon - text) : 0;
-
-	if (host == 0 || !is_port(colon + 1) || strpbrk(text, " /"))
-		return 0;
-	if (text[0] == '[')
-		return host > 2 && colon[-1] == ']';
-	return memchr(text, ':', host) == NULL;
-}
-
-static int is_bind(const char *text)
-{
-	return text && strncmp(text, "tcp://", 6) == 0 && is_address(text + 6);
+	return text && !endpoint_parse(text, e);
 }
 
 /* HOST:PORT, or a PORT of this machine alone. */
-static int is_http(const char *text)
+static int is_http(const char *text, struct endpoint *e)
 {
-	return is_address(text) || is_port(text);
+	return text && (!endpoint_parse_address(text, e) || !endpoint_parse_port(text, e)) &&
+	       !strchr(text, '*');
 }
 
 static void check_addresses(const struct raw *r, int *errors)
 {
-	if (r->bind && !is_bind(r->bind))
+	struct endpoint e;
+
+	if (r->bind && !is_bind(r->bind, &e))
 		complain(errors, "--bind: \"%.100s\": expected tcp://HOST:PORT, PORT 0 to 65535",
 			r->bind);
-	if (r->http && r->http[0] && (!is_http(r->http) || strchr(r->http, '*')))
+	if (r->http && r->http[0] && !is_http(r->http, &e))
 		complain(errors,
 			"--http: \"%.100s\": expected HOST:PORT or PORT, 0 to 65535, or \"\"",
 			r->http);
 }
 
 static void check_reach(
-	const char *option, const char *given, const char *address, const char *remedy, int *errors)
+	const char *option, const char *given, const char *host, const char *remedy, int *errors)
 {
-	enum address_reach reach = address_reach(address);
+	enum address_reach reach = address_reach(host);
 
 	if (reach == ADDRESS_UNKNOWN)
 		complain(errors, "%s: \"%.100s\": the host has no address", option, given);
@@ -92,9 +69,10 @@ static void check_reach(
 /* Keys protect --bind alone: status and metrics are open to everybody who reaches --http. */
 static void check_http_reach(const struct raw *r, int *errors)
 {
-	if (!r->insecure && r->http && strchr(r->http, ':') && is_http(r->http) &&
-		!strchr(r->http, '*'))
-		check_reach("--http", r->http, r->http,
+	struct endpoint e;
+
+	if (!r->insecure && is_http(r->http, &e))
+		check_reach("--http", r->http, e.host,
 			"anybody there may read status and metrics, with or without --key: give "
 			"127.0.0.1:PORT, or --insecure",
 			errors);
@@ -102,11 +80,14 @@ static void check_http_reach(const struct raw *r, int *errors)
 
 static int http_is_open(const struct raw *r)
 {
-	return r->http && strchr(r->http, ':') && address_reach(r->http) == ADDRESS_OPEN;
+	struct endpoint e;
+
+	return is_http(r->http, &e) && address_reach(e.host) == ADDRESS_OPEN;
 }
 
 static void check_keys(const struct raw *r, int *errors)
 {
+	struct endpoint e;
 	int key = r->key && r->key[0];
 
 	if (key && r->insecure && !http_is_open(r))
@@ -114,8 +95,8 @@ static void check_keys(const struct raw *r, int *errors)
 				 "the network");
 	if (!key && r->allow && r->allow[0])
 		complain(errors, "--allow: needs --key");
-	if (!key && !r->insecure && is_bind(r->bind))
-		check_reach("--bind", r->bind, r->bind + strlen("tcp://"),
+	if (!key && !r->insecure && is_bind(r->bind, &e))
+		check_reach("--bind", r->bind, e.host,
 			"give --key FILE (cnn-ctl keygen DIR makes one), or --insecure", errors);
 	check_http_reach(r, errors);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include "common/endpoint.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/net/address.h"
@@ -119,37 +120,17 @@ static int watch(struct http *h, struct err *e)
 
 /* ---- birth --------------------------------------------------------------------------------- */
 
-/* Split "HOST:PORT", or "PORT" of this machine alone; brackets around an IPv6 host are taken off.
- */
-static void split(const char *address, char host[256], char port[16])
+static int cannot_listen(const struct endpoint *to, int error, struct err *e)
 {
-	const char *colon = strrchr(address, ':');
+	int six = strchr(to->host, ':') != NULL;
 
-	if (!colon) {
-		snprintf(host, 256, "127.0.0.1");
-		snprintf(port, 16, "%.15s", address);
-		return;
-	}
-	size_t n = (size_t)(colon - address);
-	if (address[0] == '[') {
-		address++;
-		n -= 2;
-	}
-	snprintf(host, 256, "%.*s", (int)n, address);
-	snprintf(port, 16, "%.15s", colon + 1);
-}
-
-static int cannot_listen(const char *host, const char *port, int error, struct err *e)
-{
-	const char *bracket = strchr(host, ':') ? "[" : "";
-
-	return err_set(e, PS_EUSAGE, "--http %s%.100s%s:%s: %s%s", bracket, host,
-		bracket[0] ? "]" : "", port, error ? strerror(error) : "cannot listen there",
+	return err_set(e, PS_EUSAGE, "--http %s%.100s%s:%s: %s%s", six ? "[" : "", to->host,
+		six ? "]" : "", to->port, error ? strerror(error) : "cannot listen there",
 		error == EADDRINUSE ? ": stop the process that has it, or take another port" : "");
 }
 
-static int start_daemon(struct http *h, const char *host, const char *port,
-	const struct addrinfo *at, struct err *e)
+static int start_daemon(
+	struct http *h, const struct endpoint *to, const struct addrinfo *at, struct err *e)
 {
 	unsigned flags = MHD_USE_EPOLL | (at->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0u);
 
@@ -159,13 +140,13 @@ static int start_daemon(struct http *h, const char *host, const char *port,
 		MHD_OPTION_CONNECTION_MEMORY_LIMIT, MOST_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
 		IDLE_S, MHD_OPTION_END);
 	if (!h->daemon)
-		return cannot_listen(host, port, errno, e);
+		return cannot_listen(to, errno, e);
 	h->is_loopback = address_is_loopback(at->ai_addr);
 	const union MHD_DaemonInfo *info =
 		MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
 	int six = at->ai_family == AF_INET6;
-	snprintf(h->url, sizeof(h->url), "http://%s%s%s:%u", six ? "[" : "", host, six ? "]" : "",
-		info ? info->port : 0u);
+	snprintf(h->url, sizeof(h->url), "http://%s%s%s:%u", six ? "[" : "", to->host,
+		six ? "]" : "", info ? info->port : 0u);
 	return PS_OK;
 }
 
@@ -173,13 +154,14 @@ static int listen_at(struct http *h, const char *address, struct err *e)
 {
 	const struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
 	struct addrinfo *found;
-	char host[256], port[16];
+	struct endpoint to;
 
-	split(address, host, port);
-	int rc = getaddrinfo(host, port, &want, &found);
+	if (endpoint_parse_address(address, &to) && endpoint_parse_port(address, &to))
+		return err_set(e, PS_EUSAGE, "--http %.100s: expected HOST:PORT or PORT", address);
+	int rc = getaddrinfo(to.host, to.port, &want, &found);
 	if (rc)
 		return err_set(e, PS_EUSAGE, "--http %.100s: %s", address, gai_strerror(rc));
-	rc = start_daemon(h, host, port, found, e);
+	rc = start_daemon(h, &to, found, e);
 	freeaddrinfo(found);
 	return rc;
 }

@@ -4,35 +4,31 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/endpoint.h"
 #include "common/log.h"
 
 /* Hosts that mean every address of this one: no worker can dial them. */
-static int is_wildcard(const char *host, size_t length)
+static int is_wildcard(const char *host)
 {
-	static const char *const names[] = {"0.0.0.0", "*", "[::]"};
-
-	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-		if (strlen(names[i]) == length && !strncmp(host, names[i], length))
-			return 1;
-	return 0;
+	return !strcmp(host, "0.0.0.0") || !strcmp(host, "*") || !strcmp(host, "::");
 }
 
 static void dialable(const char *endpoint, char *out, size_t size)
 {
-	const char *host = strstr(endpoint, "://"), *port = strrchr(endpoint, ':');
-	char name[128] = "";
+	char name[ENDPOINT_HOST] = "";
+	struct endpoint e;
 
-	host = host ? host + 3 : endpoint;
-	if (!port || port < host || !is_wildcard(host, (size_t)(port - host)) ||
-		gethostname(name, sizeof name - 1) || !name[0])
-		snprintf(out, size, "%s", endpoint);
-	else
-		snprintf(out, size, "tcp://%s%s", name, port);
+	snprintf(out, size, "%s", endpoint);
+	if (endpoint_parse(endpoint, &e) || !is_wildcard(e.host) ||
+		gethostname(name, sizeof(name) - 1) || !name[0])
+		return;
+	memcpy(e.host, name, sizeof(name));
+	endpoint_format(&e, out, size);
 }
 
 void waiting_init(struct waiting *w, const struct core_config *cfg, const char *endpoint, int keyed)
 {
-	char address[256];
+	char address[ENDPOINT_TEXT];
 
 	memset(w, 0, sizeof *w);
 	dialable(endpoint, address, sizeof address);

@@ -21,18 +21,6 @@ int address_is_loopback(const struct sockaddr *at)
 	return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
 }
 
-/* Without the brackets of IPv6. 0: it has no room. */
-static int host_of(const char *host_port, char *host, size_t size)
-{
-	const char *colon = strrchr(host_port, ':');
-	size_t n = colon ? (size_t)(colon - host_port) : 0, bracket = host_port[0] == '[';
-
-	if (n >= size || n < 2 * bracket + 1)
-		return 0;
-	snprintf(host, size, "%.*s", (int)(n - 2 * bracket), host_port + bracket);
-	return 1;
-}
-
 /* An interface, of which libzmq binds the IPv4 address. */
 static enum address_reach reach_of_interface(const char *name)
 {
@@ -47,15 +35,12 @@ static enum address_reach reach_of_interface(const char *name)
 	return loopback ? ADDRESS_LOOPBACK : ADDRESS_OPEN;
 }
 
-enum address_reach address_reach(const char *host_port)
+enum address_reach address_reach(const char *host)
 {
 	const struct addrinfo want = {.ai_socktype = SOCK_STREAM};
 	struct addrinfo *found;
-	char host[256];
 	int local = 1;
 
-	if (!host_of(host_port, host, sizeof(host)))
-		return ADDRESS_UNKNOWN;
 	if (strcmp(host, "*") == 0)
 		return ADDRESS_OPEN;
 	if (if_nametoindex(host) != 0)
@@ -76,22 +61,18 @@ static const struct addrinfo *first(const struct addrinfo *found)
 	return found;
 }
 
-void address_numeric(const char *host_port, char *out, size_t size)
+void address_resolve(struct endpoint *e)
 {
 	const struct addrinfo want = {.ai_socktype = SOCK_STREAM};
 	struct addrinfo *found;
-	char host[256], text[NI_MAXHOST];
 
-	snprintf(out, size, "%s", host_port);
-	if (host_port[0] == '[' || !host_of(host_port, host, sizeof(host)) ||
-		strcmp(host, "*") == 0 || if_nametoindex(host) != 0 ||
-		getaddrinfo(host, NULL, &want, &found) != 0)
+	if (strcmp(e->host, "*") == 0 || if_nametoindex(e->host) != 0 ||
+		getaddrinfo(e->host, NULL, &want, &found) != 0)
 		return;
 	const struct addrinfo *a = first(found);
-	int six = a->ai_family == AF_INET6;
-	if (getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof(text), NULL, 0, NI_NUMERICHOST) ==
-		0)
-		snprintf(out, size, "%s%s%s%s", six ? "[" : "", text, six ? "]" : "",
-			strrchr(host_port, ':'));
+	char text[sizeof(e->host)];
+	if (!strchr(e->host, ':') && getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof(text),
+					     NULL, 0, NI_NUMERICHOST) == 0)
+		memcpy(e->host, text, sizeof(text));
 	freeaddrinfo(found);
 }

@@ -5,8 +5,8 @@
  */
 #ifndef SERVER_NET_ADDRESS_H
 #define SERVER_NET_ADDRESS_H
-#include <stddef.h>
 #include <sys/socket.h>
+#include "common/endpoint.h"
 
 enum address_reach {
 	ADDRESS_LOOPBACK, /* everything that the host resolves to is loopback */
@@ -14,13 +14,12 @@ enum address_reach {
 	ADDRESS_UNKNOWN,  /* the host does not resolve */
 };
 
-/* `host_port`: "HOST:PORT" or "[HOST]:PORT". */
-enum address_reach address_reach(const char *host_port);
+enum address_reach address_reach(const char *host);
 /*
- * "HOST:PORT" with a name's first address instead of the name, IPv4 before IPv6, in brackets; as it
- * is for "*", an interface, an address, or a name that does not resolve. libzmq binds no names.
+ * Replace a host name by its first address, IPv4 before IPv6: libzmq binds no names. "*", an
+ * interface, an address, and a name that does not resolve stay as they are.
  */
-void address_numeric(const char *host_port, char *out, size_t size);
+void address_resolve(struct endpoint *e);
 /* 1: 127.0.0.0/8, ::1, or the former written as IPv6. */
 int address_is_loopback(const struct sockaddr *at);
 

@@ -6,15 +6,16 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include "common/endpoint.h"
 #include "tests/unit/router_lab.h"
 
 static void dial_with(int fd)
 {
-	const char *colon = strrchr(router_endpoint(router), ':');
-	struct sockaddr_in at = {.sin_family = AF_INET,
-		.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10)),
-		.sin_addr = {htonl(INADDR_LOOPBACK)}};
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	struct endpoint e;
 
+	assert_int_equal(endpoint_parse(router_endpoint(router), &e), PS_OK);
+	at.sin_port = htons((uint16_t)e.number);
 	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
 }
 

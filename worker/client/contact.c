@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include "common/endpoint.h"
 
 enum {
 	PROBE_AFTER_MS = 150, /* a server that is there answers sooner */
@@ -34,8 +35,7 @@ void contact_up(struct contact *k)
 /* Two halves of a line, and where the server is. */
 struct finding {
 	char cause[150], remedy[150];
-	char host[128];
-	const char *port;
+	struct endpoint server;
 };
 
 static void set(char *out, size_t size, const char *fmt, ...) PS_PRINTF(3, 4);
@@ -53,12 +53,8 @@ static void set(char *out, size_t size, const char *fmt, ...)
 
 static void locate(struct finding *f, const char *server)
 {
-	const char *host = strstr(server, "://"), *colon = strrchr(server, ':');
-
-	host = host ? host + 3 : server;
-	f->port = colon && colon >= host ? colon + 1 : "PORT";
-	set(f->host, sizeof f->host, "%.*s", (int)(colon && colon >= host ? colon - host : 0),
-		host);
+	if (endpoint_parse(server, &f->server))
+		snprintf(f->server.port, sizeof(f->server.port), "PORT");
 }
 
 static int is_loopback(const char *host)
@@ -71,11 +67,11 @@ static void start_a_server(struct finding *f, const struct contact_state *s)
 	if (s->welcomed)
 		REMEDY("start it again with the same options; the run goes on if "
 		       "--checkpoint-dir is one of them");
-	else if (is_loopback(f->host))
-		REMEDY("start one with: cnn-ps --bind tcp://127.0.0.1:%s", f->port);
+	else if (is_loopback(f->server.host))
+		REMEDY("start one with: cnn-ps --bind tcp://127.0.0.1:%s", f->server.port);
 	else
 		REMEDY("start one on %.60s with: cnn-ps --bind tcp://0.0.0.0:%s --key SERVER.key",
-			f->host[0] ? f->host : "its host", f->port);
+			f->server.host[0] ? f->server.host : "its host", f->server.port);
 }
 
 /* No connection, or nothing that speaks as a server on one. */
@@ -89,11 +85,11 @@ static void explain_probe(
 		start_a_server(f, s);
 		break;
 	case PROBE_LOOKUP:
-		CAUSE("the name %.100s is still being looked up", f->host);
+		CAUSE("the name %.100s is still being looked up", f->server.host);
 		REMEDY("check the name in --server, and DNS");
 		break;
 	case PROBE_NAME:
-		CAUSE("the name %.100s does not resolve (%s)", f->host, r->detail);
+		CAUSE("the name %.100s does not resolve (%s)", f->server.host, r->detail);
 		REMEDY("check the name in --server, DNS and /etc/hosts");
 		break;
 	case PROBE_REFUSED:

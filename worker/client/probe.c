@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include "common/clock.h"
+#include "common/endpoint.h"
 #include "common/mem.h"
 #include "worker/client/probe.h"
 
@@ -24,7 +25,7 @@ struct probe {
 	int running;
 	struct probe_report report;
 
-	char host[256], port[8]; /* constant; host "": nothing to probe */
+	struct endpoint server; /* constant; host "": nothing to probe */
 };
 
 /* ---- results --------------------------------------------------------------------------------- */
@@ -160,7 +161,7 @@ static void *run(void *arg)
 
 	sigfillset(&all); /* signals are the program's */
 	pthread_sigmask(SIG_BLOCK, &all, NULL);
-	error = getaddrinfo(p->host, p->port, &hints, &found);
+	error = getaddrinfo(p->server.host, p->server.port, &hints, &found);
 	found_name(p);
 	if (error)
 		publish(p, PROBE_NAME, gai_strerror(error));
@@ -177,17 +178,6 @@ static void *run(void *arg)
 
 /* ---- the caller's side ----------------------------------------------------------------------- */
 
-static void split(struct probe *p, const char *endpoint)
-{
-	const char *host = endpoint + 6, *port = strrchr(endpoint, ':');
-
-	if (strncmp(endpoint, "tcp://", 6) || !port || port <= host ||
-		(size_t)(port - host) >= sizeof p->host || strlen(port + 1) >= sizeof p->port)
-		return;
-	snprintf(p->host, sizeof p->host, "%.*s", (int)(port - host), host);
-	snprintf(p->port, sizeof p->port, "%s", port + 1);
-}
-
 int probe_new(struct probe **out, const char *endpoint)
 {
 	struct probe *p = mem_try(1, sizeof *p);
@@ -198,7 +188,8 @@ int probe_new(struct probe **out, const char *endpoint)
 		return PS_ENOMEM;
 	}
 	p->users = 1;
-	split(p, endpoint);
+	if (endpoint_parse(endpoint, &p->server))
+		p->server.host[0] = '\0';
 	*out = p;
 	return PS_OK;
 }
@@ -222,7 +213,7 @@ void probe_start(struct probe *p)
 	int idle;
 
 	pthread_mutex_lock(&p->lock);
-	idle = p->host[0] && !p->running;
+	idle = p->server.host[0] && !p->running;
 	if (idle) {
 		p->running = 1;
 		p->users++;

@@ -15,8 +15,8 @@
 #
 # Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 leaves CUDA out.
 #
-# demo, test, lint, bench, asan, ubsan and tsan install the packages that are missing (deps) and build
-# what they need.
+# `make deps` installs the packages that are missing, as root. The targets that need more than the
+# build say what is missing, install nothing, and build what they need.
 #
 # Each flavour builds in its own directory, build/<flavour>/, and other flags there build everything
 # again, so flags never mix. Headers are dependencies (-MMD). Generated protobuf code is in
@@ -113,7 +113,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: FORCE all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults help
+.PHONY: FORCE installed all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults help
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
@@ -220,35 +220,37 @@ help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 deps:
 	@deploy/setup.sh
-data: deps
+installed:
+	@deploy/setup.sh check
+data: installed
 	@deploy/data.sh
-demo: deps
+demo: installed
 	@$(MAKE) $(JOBS) all
 	@deploy/demo.sh
-test: deps
+test: installed
 	@$(MAKE) $(JOBS) tests
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(BY_FILE) tests/unit tests/sim && \
 		$(call PYTEST) $(BY_TEST) -m "not alone" $(PROGRAMS) && exec $(call PYTEST) -m alone $(PROGRAMS)
 # Every fault test in full, those alone that measure time; the figures go into docs/faults.md.
-faults: deps
+faults: installed
 	@$(MAKE) $(JOBS) tests
 	@rm -f build/faults/results.tsv
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
 		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
-lint: deps
+lint: installed
 	@tests/lint/run
 # The units and the simulator once more, watched by a sanitizer (mutants need none).
 # ThreadSanitizer gets what has threads: the core, the worker's session and so the simulator have
 # none, by lint. CUDA's half runs on no CPU: make gpu-test has a sanitizer of its own.
-asan ubsan: deps
+asan ubsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit tests/sim
-tsan: deps
+tsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
 bench:
-	@deploy/setup.sh bench
+	@deploy/setup.sh check bench
 	@$(MAKE) $(JOBS) FLAVOUR=release tests
 	build/release/tests/bench/transport
 	build/release/tests/bench/curve
@@ -258,7 +260,7 @@ bench:
 cluster:
 	@deploy/docker_engine.sh deploy/cluster.sh
 # Faults of containers in full: five minutes.
-cluster-faults: deps
+cluster-faults: installed
 	@$(MAKE) $(JOBS) all $(B)/tests/tools/ledger_worker
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && \
 		exec deploy/docker_engine.sh $(call PYTEST) tests/fault/test_compose.py

@@ -3,6 +3,7 @@
 #
 #   deploy/setup.sh          what `make`, `make demo`, `make test` and `make lint` use
 #   deploy/setup.sh bench    also what only `make bench` and `make ladder` use
+#   deploy/setup.sh check [bench]   installs nothing: says what is missing, exits with 2 (make does)
 #   deploy/setup.sh list     says which packages these are
 #
 # Installs only what is missing and says what; with nothing missing it needs neither root nor the
@@ -20,20 +21,26 @@ packages="
 	curl ca-certificates dataset-fashion-mnist"
 bench_packages="python3-torch gnuplot-nox"
 
-case "${1-}" in
-'') ;;
-bench) packages="$packages $bench_packages" ;;
-list)
-	echo $packages $bench_packages
-	exit 0
-	;;
-*)
-	echo "setup: unknown argument '$1': none, 'bench' or 'list'" >&2
-	exit 2
-	;;
-esac
+check=""
+for word in "$@"; do
+	case $word in
+	check) check=yes ;;
+	bench) packages="$packages $bench_packages" ;;
+	list)
+		echo $packages $bench_packages
+		exit 0
+		;;
+	*)
+		echo "setup: unknown argument '$word': none, 'bench', 'check' or 'list'" >&2
+		exit 2
+		;;
+	esac
+done
+bench=""
+case " $* " in *" bench "*) bench=" bench" ;; esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+	[ -z "$check" ] || exit 0 # another system: the build says what it misses
 	echo "setup: this is neither Debian nor Ubuntu: install the like of:" $packages >&2
 	exit 2
 fi
@@ -44,8 +51,13 @@ for p in $packages; do
 	[ "$status" = installed ] || missing="$missing $p"
 done
 if [ -z "$missing" ]; then
-	echo "setup: every package is installed" >&2
+	[ -n "$check" ] || echo "setup: every package is installed" >&2
 	exit 0
+fi
+if [ -n "$check" ]; then
+	echo "setup: missing:$missing" >&2
+	echo "setup: run 'deploy/setup.sh$bench' as root to install them" >&2
+	exit 2
 fi
 
 if [ "$(id -u)" -ne 0 ]; then

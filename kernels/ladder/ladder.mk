@@ -22,7 +22,7 @@ $(LADDER_TESTS:%.c=$(B)/%): $(B)/%: $(B)/%.o $(A.ladder) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LADDER_LIBS)
 
 .PHONY: ladder
-ladder: deps
-	@deploy/setup.sh bench
+ladder:
+	@deploy/setup.sh check bench
 	@$(MAKE) $(JOBS) FLAVOUR=release all
 	@CNN_DATA="$$(deploy/data.sh)" kernels/ladder/run.sh build/release/cnn-ladder $(LADDER)

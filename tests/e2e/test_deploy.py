@@ -61,10 +61,10 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def run(script, env, seconds=60):
+def run(script, env, seconds=60, arguments=()):
     keep = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
-    return subprocess.run([script], env=dict(keep, **env), capture_output=True, text=True,
-                          timeout=seconds)
+    return subprocess.run([script, *arguments], env=dict(keep, **env), capture_output=True,
+                          text=True, timeout=seconds)
 
 
 def test_data_is_fetched_checked_and_resumed(checkout, mirror, mnist):
@@ -120,8 +120,21 @@ def machine(tmp_path):
     return tmp_path
 
 
-def setup_on(machine):
-    return run(ROOT / "deploy/setup.sh", {"PATH": f"{machine}:{os.environ['PATH']}"})
+def setup_on(machine, *words):
+    path = {"PATH": f"{machine}:{os.environ['PATH']}"}
+    return run(ROOT / "deploy/setup.sh", path, arguments=words)
+
+
+@pytest.mark.parametrize("words", [("check",), ("check", "bench")])
+def test_check_names_what_is_missing_and_installs_nothing(machine, words):
+    stub(machine, "id", "echo 0")
+    done = setup_on(machine, *words)
+    assert done.returncode == 2 and "libzmq3-dev" in done.stderr
+    assert f"deploy/setup.sh{' bench' if 'bench' in words else ''}' as root" in done.stderr
+    assert ("python3-torch" in done.stderr) == ("bench" in words)
+    assert not (machine / "asked").exists()
+    stub(machine, "dpkg-query", "echo installed")
+    assert setup_on(machine, *words).returncode == 0
 
 
 def test_setup_prints_the_command_when_not_root(machine):

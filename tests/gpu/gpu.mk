@@ -17,14 +17,14 @@ $(GPU_POISON): tests/gpu/poison.c tests/gpu/poison_preload.c tests/gpu/poison.h
 	$(call say,CC,$@)$(CC) $(CFLAGS) -fPIC -shared -o $@ $(filter %.c,$^) -ldl
 
 .PHONY: gpu-test gpu-bench bundle
-gpu-test: deps
+gpu-test: installed
 	@$(MAKE) $(JOBS) tests
 	@PYTHON=$(PYTHON) tests/gpu/run
 # with the python3 that has PyTorch for this GPU: Debian's own has one for CPUs
-gpu-bench: deps
+gpu-bench: installed
 	@$(MAKE) $(JOBS) FLAVOUR=release tests
 	@CNN_DATA="$$(deploy/data.sh)" tests/bench/gpu_vs_torch
-bundle: deps
+bundle: installed
 	@$(MAKE) $(JOBS) FLAVOUR=release all $(subst $(B),build/release,$(GPU_PROGRAMS))
 	@deploy/bundle.sh
 	@CNN_DATA="$$(deploy/data.sh)" CNN_BUNDLE=1 $(call PYTEST,release) tests/gpu/test_bundle.py

@@ -11,6 +11,7 @@
 #   make gpu-test        the tests of the CUDA kernels; gpu-bench: their speed
 #   make bundle          a tarball of programs, libraries and GPU tests for another machine
 #   make ladder          how the CUDA kernels became fast, measured again
+#   make compile_commands.json  how each C file is compiled, for clangd and clang-tidy
 #   make data            fetch the images; make deps: install missing packages; make clean
 #
 # Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 leaves CUDA out.
@@ -238,6 +239,12 @@ faults: installed
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
 		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
+# For clangd, clang-tidy and editors: how each C file is compiled.
+ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker)
+compile_commands.json: $(GEN).h $(B)/gen/opt_names.h $(B)/flags
+	@{ echo '['; for file in $(ALL_C); do \
+		printf '%s{"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" '$(CURDIR)' $$file \
+			'$(CC) $(CFLAGS)' $$file; comma=','; echo; done; echo ']'; } >$@
 lint: installed
 	@tests/lint/run
 # The units and the simulator once more, watched by a sanitizer (mutants need none).

@@ -50,7 +50,7 @@ static void send_status(struct server *s, uint32_t peer)
 	char *text = status_json(&now);
 	const struct msg m = {
 		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = text ? text : "{}"}};
-	router_hold(s->router, 0);
+	router_set_lsn(s->router, 0);
 	router_send(s->router, peer, &m);
 	free(text);
 	if (watchers_asked(&s->watchers, peer, turn_now(s)) && s->status)
@@ -74,7 +74,7 @@ static void finish(struct server *s, int status)
 	s->deadline_ms = s->finish_ms + FAREWELL_MS;
 	warnings_look(&s->warnings, s->state.core, 1);
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
-	router_reach(s->router, UINT64_MAX); /* the last checkpoint holds everything */
+	router_set_flushed(s->router, UINT64_MAX); /* the last checkpoint holds everything */
 	part_watchers(s);
 }
 
@@ -109,7 +109,7 @@ static void send_msg(struct server *s, const struct effect *e, const struct even
 {
 	int held = s->commit && !s->status && promise_waits(&e->msg);
 
-	router_hold(s->router, held ? s->bound : 0);
+	router_set_lsn(s->router, held ? s->bound : 0);
 	labels_note(s->labels, e->peer, &e->msg);
 	if (e->msg.type == MSG_ERROR && e->msg.error.status == PS_EFENCED)
 		send_fenced(s, e, ev);
@@ -166,10 +166,10 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 
 	if (s->commit && !s->status)
 		position = commit_event(s->commit, ev, now, f);
-	versions_lend(s->state.versions, c);
+	param_buffers_before_step(s->state.params, c);
 	core_step(c, ev, now);
 	label_joining(s, ev);
-	versions_follow(s->state.versions, c);
+	param_buffers_after_step(s->state.params, c);
 	if (position && promise_binds(c, version))
 		s->bound = position;
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)

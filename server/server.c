@@ -41,7 +41,7 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 
 	set_log_level((enum log_level)(m->admin.level - LOG_LEVEL_ERROR));
 	answer.admin.reply = 1;
-	router_hold(s->router, 0);
+	router_set_lsn(s->router, 0);
 	router_send(s->router, peer, &answer);
 }
 
@@ -90,7 +90,7 @@ static void on_committed(void *arg)
 
 	if (s->status)
 		return;
-	router_reach(s->router, commit_reached(s->commit));
+	router_set_flushed(s->router, commit_reached(s->commit));
 	router_flush(s->router);
 }
 
@@ -125,7 +125,7 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 	if (s->commit && rc == 0) {
 		commit_durable(s->commit, generation);
 		commit_reserve(s->commit, saver_stats(s->saver)->bytes);
-		router_reach(s->router, commit_reached(s->commit));
+		router_set_flushed(s->router, commit_reached(s->commit));
 	}
 	tell_core(s, &ev);
 }
@@ -219,7 +219,7 @@ static void check_memory(struct server *s, uint64_t used)
 	log_warn("server", "memory_short", "rss_bytes=%llu limit_bytes=%llu",
 		(unsigned long long)used, (unsigned long long)s->memory_bytes);
 	s->hung_up_ms = now;
-	router_hang_up(s->router);
+	router_close_connections(s->router);
 }
 
 static void on_look(uv_timer_t *t)
@@ -256,8 +256,8 @@ static void on_tick(uv_timer_t *t)
 	struct server *s = t->data;
 	const struct event ev = {.kind = EVENT_TICK};
 
-	router_hear(s->router);
-	transfers_look(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
+	router_receive_pending(s->router);
+	transfers_poll(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
 	tell_core(s, &ev);
 	care_for_journal(s);
 	crew_look(&s->crew, s->state.core, s->labels);
@@ -378,7 +378,7 @@ static int open_router(struct server *s, struct err *e)
 		.n_params = cfg->n_params,
 		.push_window = cfg->push_window,
 		.max_workers = cfg->max_workers,
-		.versions = s->state.versions,
+		.params = s->state.params,
 		.auth = s->auth,
 		.on_message = on_message,
 		.on_gone = on_gone,

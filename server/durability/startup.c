@@ -103,7 +103,7 @@ static int new_run_id(struct run_id *run, struct err *e)
 static int begin(
 	struct restored *out, const struct options *o, struct core_config *cfg, struct err *e)
 {
-	float *weights = versions_first(out->versions);
+	float *weights = param_buffers_first(out->params);
 	int rc = new_run_id(&cfg->run, e);
 
 	if (!rc && o->init)
@@ -162,7 +162,7 @@ static int resume(struct restored *out, const struct options *o, const struct ch
 		size[i] = s->size;
 	}
 	int rc = image_read(
-		out->memory, versions_first(out->versions), cfg, data, size, &out->core, &why);
+		out->memory, param_buffers_first(out->params), cfg, data, size, &out->core, &why);
 	if (rc)
 		return cannot_continue(o, c, rc, why, e);
 	out->resumed = 1;
@@ -303,7 +303,7 @@ int restore_open(struct restored *out, const struct options *o, struct err *e)
 	if (!out->memory)
 		rc = err_set(e, PS_ENOMEM, "no address space for a core of %zu bytes",
 			out->memory_bytes);
-	else if (versions_new(&out->versions, o->core.n_params))
+	else if (param_buffers_new(&out->params, o->core.n_params))
 		rc = err_set(e, PS_ENOMEM, "no memory for %zu weights", o->core.n_params);
 	else
 		rc = lock(out, o->checkpoint_dir, e);
@@ -334,7 +334,7 @@ int restore(struct restored *out, const struct options *o, struct err *e)
 
 void restore_release(struct restored *r)
 {
-	versions_free(&r->versions);
+	param_buffers_free(&r->params);
 	mem_lazy_free(r->memory, r->memory_bytes);
 	if (r->lock_fd >= 0)
 		close(r->lock_fd);

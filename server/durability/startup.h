@@ -16,11 +16,11 @@ struct restored {
 	struct core *core;
 	void *memory; /* what core lies in; mem_lazy */
 	size_t memory_bytes;
-	struct versions *versions; /* whose buffers it changes */
-	int lock_fd;               /* or -1; keep it open as long as the process writes there */
-	int resumed;               /* from a checkpoint; 0: a fresh run */
-	uint64_t sound;            /* the generation that it goes on from; 0: a fresh run */
-	const char *made;          /* the directory, if restore_open made it; of the options */
+	struct param_buffers *params; /* whose buffers it changes */
+	int lock_fd;                  /* or -1; keep it open as long as the process writes there */
+	int resumed;                  /* from a checkpoint; 0: a fresh run */
+	uint64_t sound;               /* the generation that it goes on from; 0: a fresh run */
+	const char *made;             /* the directory, if restore_open made it; of the options */
 };
 
 /* Room for the core and its weights, and the lock on the directory, into *out. PS_ELOCKED, PS_EIO,

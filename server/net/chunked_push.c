@@ -3,38 +3,38 @@
 #include <stdlib.h>
 #include "common/mem.h"
 
-struct early {
-	uint32_t peer; /* 0: free */
-	uint64_t turn; /* when its last frame came */
+struct partial {
+	uint32_t peer;  /* 0: free */
+	uint64_t clock; /* when its last frame came */
 	size_t n, bytes;
 	struct frame_seen seen[WIRE_MAX_AHEAD];
 	zmq_msg_t frame[WIRE_MAX_AHEAD];
 };
 
-struct ahead {
-	size_t most, bytes_each, used; /* used: peers that have any */
-	uint64_t turn;
-	struct early *early;
+struct chunked_push {
+	size_t max_peers, max_bytes, used; /* used: peers that have any */
+	uint64_t clock;
+	struct partial *partial;
 };
 
-int ahead_new(struct ahead **out, size_t n_params, size_t most)
+int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peers)
 {
-	struct ahead *a = mem_try(1, sizeof(*a));
+	struct chunked_push *a = mem_try(1, sizeof(*a));
 
 	*out = a;
 	if (!a)
 		return PS_ENOMEM;
-	a->most = most;
-	a->bytes_each = n_params * sizeof(float);
-	a->early = mem_try(most, sizeof(*a->early));
-	if (a->early)
+	a->max_peers = max_peers;
+	a->max_bytes = n_params * sizeof(float);
+	a->partial = mem_try(max_peers, sizeof(*a->partial));
+	if (a->partial)
 		return PS_OK;
-	ahead_free(out);
+	chunked_push_free(out);
 	return PS_ENOMEM;
 }
 
 /* Its frames are closed, or were moved on. */
-static void forget(struct ahead *a, struct early *e)
+static void discard(struct chunked_push *a, struct partial *e)
 {
 	for (size_t i = 0; i < e->n; i++)
 		(void)zmq_msg_close(&e->frame[i]);
@@ -43,77 +43,76 @@ static void forget(struct ahead *a, struct early *e)
 	a->used--;
 }
 
-void ahead_clear(struct ahead *a)
+void chunked_push_clear(struct chunked_push *a)
 {
-	for (size_t i = 0; i < a->most; i++)
-		if (a->early[i].peer)
-			forget(a, &a->early[i]);
+	for (size_t i = 0; i < a->max_peers; i++)
+		if (a->partial[i].peer)
+			discard(a, &a->partial[i]);
 }
 
-void ahead_free(struct ahead **a)
+void chunked_push_free(struct chunked_push **a)
 {
 	if (!*a)
 		return;
-	if ((*a)->early)
-		ahead_clear(*a);
-	free((*a)->early);
+	if ((*a)->partial)
+		chunked_push_clear(*a);
+	free((*a)->partial);
 	free(*a);
 	*a = NULL;
 }
 
 /* peer 0: a free place. */
-static struct early *find(struct ahead *a, uint32_t peer)
+static struct partial *find(struct chunked_push *a, uint32_t peer)
 {
-	for (size_t i = 0; (a->used || !peer) && i < a->most; i++)
-		if (a->early[i].peer == peer)
-			return &a->early[i];
+	for (size_t i = 0; (a->used || !peer) && i < a->max_peers; i++)
+		if (a->partial[i].peer == peer)
+			return &a->partial[i];
 	return NULL;
 }
 
-static struct early *oldest(struct ahead *a)
+static struct partial *oldest(struct chunked_push *a)
 {
-	struct early *e = NULL;
+	struct partial *e = NULL;
 
-	for (size_t i = 0; i < a->most; i++)
-		if (a->early[i].peer && (!e || a->early[i].turn < e->turn))
-			e = &a->early[i];
+	for (size_t i = 0; i < a->max_peers; i++)
+		if (a->partial[i].peer && (!e || a->partial[i].clock < e->clock))
+			e = &a->partial[i];
 	return e;
 }
 
-static struct early *make(struct ahead *a, uint32_t peer, size_t peers)
+static struct partial *allot(struct chunked_push *a, uint32_t peer, size_t peers)
 {
-	struct early *e;
+	struct partial *e;
 
-	while (a->used && (a->used >= peers || a->used == a->most))
-		forget(a, oldest(a));
+	while (a->used && (a->used >= peers || a->used == a->max_peers))
+		discard(a, oldest(a));
 	e = find(a, 0);
 	e->peer = peer;
 	a->used++;
 	return e;
 }
 
-int ahead_keep(struct ahead *a, uint32_t peer, struct frames *f, size_t peers)
+int chunked_push_keep(struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers)
 {
-	struct early *e = find(a, peer);
+	struct partial *e = find(a, peer);
 	zmq_msg_t *from = &f->frame[1];
 
 	if (!e)
-		e = make(a, peer, peers);
+		e = allot(a, peer, peers);
 	e->bytes += zmq_msg_size(from);
-	int rc = e->n == WIRE_MAX_AHEAD || e->bytes > a->bytes_each
-			 ? PS_EAGAIN
-			 : wire_see(from, &e->seen[e->n]);
+	int rc = e->n == WIRE_MAX_AHEAD || e->bytes > a->max_bytes ? PS_EAGAIN
+								   : wire_see(from, &e->seen[e->n]);
 	if (rc) {
-		forget(a, e);
+		discard(a, e);
 		return rc;
 	}
 	(void)zmq_msg_init(&e->frame[e->n]);
 	(void)zmq_msg_move(&e->frame[e->n++], from);
-	e->turn = ++a->turn;
+	e->clock = ++a->clock;
 	return PS_OK;
 }
 
-static void put_first(struct frames *f, struct early *e)
+static void prepend(struct frames *f, struct partial *e)
 {
 	for (size_t i = f->n; i-- > 1;) {
 		(void)zmq_msg_init(&f->frame[i + e->n]);
@@ -129,15 +128,15 @@ static void put_first(struct frames *f, struct early *e)
 	f->n_seen = e->n;
 }
 
-int ahead_join(struct ahead *a, uint32_t peer, struct frames *f)
+int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f)
 {
-	struct early *e = find(a, peer);
+	struct partial *e = find(a, peer);
 	size_t wanted = wire_wants_ahead(f), here = e ? e->n : 0;
 	int fits = here == wanted && f->n + here <= 1 + WIRE_MAX_SLICES;
 
 	if (fits && e)
-		put_first(f, e);
+		prepend(f, e);
 	if (e)
-		forget(a, e);
+		discard(a, e);
 	return fits || !wanted ? PS_OK : PS_EAGAIN;
 }

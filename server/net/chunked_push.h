@@ -6,7 +6,7 @@
  * Who hangs up in between leaves some; nobody says so.
  * Invariants:
  * (1) nobody has more than WIRE_MAX_AHEAD frames and n_params values here;
- * (2) no more peers than ahead_keep is told have any: then who has been silent for longest loses
+ * (2) no more peers than chunked_push_keep is told have any: then who has been silent for longest loses
  *     his, and of him it is as if the network had lost them.
  * Thread: the loop's.
  */
@@ -17,20 +17,21 @@
 #include "common/err.h"
 #include "proto/wire.h"
 
-struct ahead; /* opaque, see chunked_push.c */
+struct chunked_push; /* opaque, see chunked_push.c */
 
 /* `most`: peers, at any time. PS_ENOMEM. */
-int ahead_new(struct ahead **out, size_t n_params, size_t most) PS_MUST_CHECK;
+int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peers) PS_MUST_CHECK;
 /* Frees and nulls *a; NULL is fine. */
-void ahead_free(struct ahead **a);
+void chunked_push_free(struct chunked_push **a);
 /* Read and keep the tensor frame of `f`; `peers` (>= 1) may have some. All of the peer's is void
  * after PS_EPROTO, it is no tensor frame, and PS_EAGAIN, it is too much: a push before it was lost.
  */
-int ahead_keep(struct ahead *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
+int chunked_push_keep(
+	struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
 /* A message of the peer: put what it has here before the message's own tensor frames, if that is as
  * many as it wants. PS_EAGAIN: it is not; the message is as good as lost. */
-int ahead_join(struct ahead *a, uint32_t peer, struct frames *f) PS_MUST_CHECK;
+int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 /* All connections were closed. */
-void ahead_clear(struct ahead *a);
+void chunked_push_clear(struct chunked_push *a);
 
 #endif

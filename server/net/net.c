@@ -31,13 +31,13 @@ struct router {
 
 	struct wire *wire;
 	struct frames in;
-	struct ahead *ahead;
+	struct chunked_push *chunks;
 	struct msg msg;
 	struct replies *replies;
-	uint64_t hold;     /* position that replies wait for */
+	uint64_t lsn;      /* that replies wait for */
 	struct msg ack;    /* the newest reply, if it was an ACK: PARAMS may take it along ... */
 	uint32_t ack_peer; /* ... to this peer; 0: there is none */
-	uint64_t ack_hold;
+	uint64_t ack_lsn;
 
 	struct router_stats stats;
 	uint64_t refusal_ms;         /* when one was logged last */
@@ -51,7 +51,7 @@ static int encode_params(
 	struct router *r, const struct msg *m, const struct msg_ack *ack, struct frames *f)
 {
 	struct msg header = *m;
-	int rc = versions_frame(r->cfg.versions, &header.params, &f->frame[1]);
+	int rc = param_buffers_frame(r->cfg.params, &header.params, &f->frame[1]);
 
 	header.params.ack = ack ? *ack : (struct msg_ack){.seq = 0};
 	if (rc)
@@ -67,7 +67,7 @@ static int encode_params(
 
 /* Encode it now; it waits for `position`. */
 static int queue(struct router *r, uint32_t peer, const struct msg *m, const struct msg_ack *ack,
-	uint64_t position)
+	uint64_t lsn)
 {
 	struct frames f;
 
@@ -78,7 +78,7 @@ static int queue(struct router *r, uint32_t peer, const struct msg *m, const str
 		log_warn("net", "unsendable", "type=%d reason=\"%s\"", (int)m->type, err_text(rc));
 		return rc;
 	}
-	replies_put(r->replies, peer, &f, position);
+	replies_put(r->replies, peer, &f, lsn);
 	return PS_OK;
 }
 
@@ -86,17 +86,17 @@ static int queue(struct router *r, uint32_t peer, const struct msg *m, const str
 static void queue_ack(struct router *r)
 {
 	if (r->ack_peer)
-		(void)queue(r, r->ack_peer, &r->ack, NULL, r->ack_hold);
+		(void)queue(r, r->ack_peer, &r->ack, NULL, r->ack_lsn);
 	r->ack_peer = 0;
 }
 
 void router_send(struct router *r, uint32_t peer, const struct msg *m)
 {
-	int joins = m->type == MSG_PARAMS && r->ack_peer == peer && r->ack_hold <= r->hold;
+	int joins = m->type == MSG_PARAMS && r->ack_peer == peer && r->ack_lsn <= r->lsn;
 
 	if (r->cfg.auth)
 		auth_note(r->cfg.auth, peer, m);
-	if (joins && queue(r, peer, m, &r->ack.ack, r->hold) == PS_OK)
+	if (joins && queue(r, peer, m, &r->ack.ack, r->lsn) == PS_OK)
 		r->ack_peer = 0;
 	if (joins)
 		return;
@@ -105,20 +105,20 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m)
 		r->ack.type = MSG_ACK;
 		r->ack.ack = m->ack;
 		r->ack_peer = peer;
-		r->ack_hold = r->hold;
+		r->ack_lsn = r->lsn;
 	} else {
-		(void)queue(r, peer, m, NULL, r->hold);
+		(void)queue(r, peer, m, NULL, r->lsn);
 	}
 }
 
-void router_hold(struct router *r, uint64_t position)
+void router_set_lsn(struct router *r, uint64_t lsn)
 {
-	r->hold = position;
+	r->lsn = lsn;
 }
 
-void router_reach(struct router *r, uint64_t position)
+void router_set_flushed(struct router *r, uint64_t lsn)
 {
-	replies_reach(r->replies, position);
+	replies_set_flushed(r->replies, lsn);
 }
 
 static int send_reply(void *arg, uint32_t peer, struct frames *f)
@@ -178,15 +178,15 @@ static void refuse(struct router *r, uint32_t peer, int status, const char *why)
 
 /* A whole message: PS_OK. PS_EAGAIN: nothing to be said of it, for it is part of one, or of one
  * that is lost. */
-static int gather(struct router *r, uint32_t peer, const char **why)
+static int join_chunks(struct router *r, uint32_t peer, const char **why)
 {
 	int rc;
 
 	if (!wire_is_ahead(&r->in))
-		return ahead_join(r->ahead, peer, &r->in);
+		return chunked_push_join(r->chunks, peer, &r->in);
 	*why = "a frame that goes ahead is no tensor frame";
 	/* who is here may have some, but not all who ever were */
-	rc = ahead_keep(r->ahead, peer, &r->in, r->port.stats.connections + 1);
+	rc = chunked_push_keep(r->chunks, peer, &r->in, r->port.stats.connections + 1);
 	return rc ? rc : PS_EAGAIN;
 }
 
@@ -210,7 +210,7 @@ static int on_readable(void *arg)
 		return 0;
 	r->stats.received++;
 	if (rc == 1)
-		rc = gather(r, peer, &why);
+		rc = join_chunks(r, peer, &why);
 	if (rc == PS_OK)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
 	if (rc == PS_EAGAIN) {
@@ -329,7 +329,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	port_init(&r->port);
 	frames_init(&r->in);
 	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer) ||
-		ahead_new(&r->ahead, cfg->n_params, cfg->max_workers))
+		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
 		rc = open_sockets(r, e);
@@ -348,15 +348,15 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 }
 
 /* libzmq takes a message of each connection that has one before the next of any. */
-void router_hear(struct router *r)
+void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->port.stats.connections + 1);
 }
 
-void router_hang_up(struct router *r)
+void router_close_connections(struct router *r)
 {
-	port_hang_up(&r->port);
-	ahead_clear(r->ahead);
+	port_close_connections(&r->port);
+	chunked_push_clear(r->chunks);
 }
 
 const char *router_address(const struct router *r)
@@ -374,7 +374,7 @@ void router_stats(const struct router *r, struct router_stats *s)
 	*s = r->stats;
 	s->sent = replies_sent(r->replies);
 	s->dropped += replies_dropped(r->replies);
-	s->params_framed = versions_framed(r->cfg.versions);
+	s->params_framed = param_buffers_framed(r->cfg.params);
 	s->waiting = (uint32_t)replies_waiting(r->replies);
 	s->rescues = zloop_rescues(&r->loop) + zloop_rescues(&r->port.loop);
 	s->port = r->port.stats;
@@ -396,7 +396,7 @@ void router_free(struct router **r)
 	port_release(&(*r)->port);
 	frames_release(&(*r)->in);
 	replies_free(&(*r)->replies);
-	ahead_free(&(*r)->ahead);
+	chunked_push_free(&(*r)->chunks);
 	wire_free(&(*r)->wire);
 	if ((*r)->context)
 		zmq_ctx_term((*r)->context);

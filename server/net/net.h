@@ -41,8 +41,8 @@ struct router_config {
 	size_t n_params;      /* bounds a message */
 	uint32_t push_window; /* messages that a well-behaved peer may have under way */
 	uint32_t max_workers;
-	struct versions *versions; /* frames for PARAMS; must outlive the router */
-	struct auth *auth;         /* who may connect and say what, borrowed; NULL: anybody */
+	struct param_buffers *params; /* frames for PARAMS; must outlive the router */
+	struct auth *auth;            /* who may connect and say what, borrowed; NULL: anybody */
 	router_message_fn *on_message;
 	router_gone_fn *on_gone;
 	void *arg;
@@ -69,19 +69,19 @@ const char *router_endpoint(const struct router *r);
 /* The IP address that the newest HELLO came from, "" where libzmq does not know it. */
 const char *router_address(const struct router *r);
 /* What is sent from now on leaves when everything up to `position` is on disk (0: at once). */
-void router_hold(struct router *r, uint64_t position);
+void router_set_lsn(struct router *r, uint64_t lsn);
 /* It is. What may leave does so at the next flush. */
-void router_reach(struct router *r, uint64_t position);
+void router_set_flushed(struct router *r, uint64_t lsn);
 /* Encode `m` for `peer` now; it leaves at the next flush. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Send what can be sent; calls on_gone. Not from inside on_message or on_gone. */
 void router_flush(struct router *r);
 /* Before silence is judged: read what has come, a message of each connection at least. */
-void router_hear(struct router *r);
+void router_receive_pending(struct router *r);
 void router_stats(const struct router *r, struct router_stats *s);
 /* Close every connection, and with them the memory of messages that never end; the port is open
  * again at once, and who has a session comes back with HELLO. */
-void router_hang_up(struct router *r);
+void router_close_connections(struct router *r);
 /* Close sockets and handles; the loop must run once more before router_free. */
 void router_stop(struct router *r);
 /* Frees and nulls *r; waits a bounded time for libzmq to deliver what was sent. NULL is fine. */

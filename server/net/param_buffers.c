@@ -9,12 +9,12 @@
 
 /* Behind the values of each buffer: the core, while they are its current ones, and every frame of
  * them. Who leaves last gives the buffer back. */
-struct users {
+struct refs {
 	struct pool *pool;
 	atomic_uint n;
 };
 
-#define USERS_FLOATS (64 / sizeof(float)) /* room for it, and to align it */
+#define REFS_FLOATS (64 / sizeof(float)) /* room for it, and to align it */
 
 struct copy {
 	int valid;
@@ -22,12 +22,12 @@ struct copy {
 	zmq_msg_t frame;
 };
 
-struct versions {
+struct param_buffers {
 	struct pool *pool;
 	float *current; /* the core's */
 	float *spare;   /* where its next version goes while frames of current are about, or NULL */
-	struct copy copy[2];    /* by enum weights - 1 */
-	size_t n_params, shown; /* values of the version being written that `hash` has seen */
+	struct copy copy[2];     /* by enum weights - 1 */
+	size_t n_params, hashed; /* values of the version being written that `hash` has seen */
 	struct wire_hash *hash;
 	uint64_t version, xxh3; /* of current */
 	int has_hash;           /* `hash` is of current */
@@ -35,22 +35,22 @@ struct versions {
 	uint64_t framed;
 };
 
-_Static_assert(sizeof(struct users) <= USERS_FLOATS * sizeof(float), "users have room");
+_Static_assert(sizeof(struct refs) <= REFS_FLOATS * sizeof(float), "users have room");
 
-static struct users *users_of(const struct versions *w, float *buffer)
+static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 {
-	size_t end = (w->n_params + USERS_FLOATS - 1) / USERS_FLOATS * USERS_FLOATS;
+	size_t end = (w->n_params + REFS_FLOATS - 1) / REFS_FLOATS * REFS_FLOATS;
 
-	return (struct users *)(void *)(buffer + end);
+	return (struct refs *)(void *)(buffer + end);
 }
 
 /* Of one user, whoever asks for it. */
-static float *take(struct versions *w)
+static float *take_buffer(struct param_buffers *w)
 {
 	float *buffer = pool_take(w->pool);
 
 	if (buffer) {
-		struct users *u = users_of(w, buffer);
+		struct refs *u = refs_of(w, buffer);
 
 		u->pool = w->pool;
 		atomic_init(&u->n, 1);
@@ -59,18 +59,18 @@ static float *take(struct versions *w)
 }
 
 /* libzmq's free function, too. */
-static void leave(void *buffer, void *users)
+static void drop_ref(void *buffer, void *users)
 {
-	struct users *u = users;
+	struct refs *u = users;
 	float *values = buffer;
 
 	if (atomic_fetch_sub(&u->n, 1) == 1)
 		pool_give(u->pool, &values);
 }
 
-int versions_new(struct versions **out, size_t n_params)
+int param_buffers_new(struct param_buffers **out, size_t n_params)
 {
-	struct versions *w = mem_try(1, sizeof(*w));
+	struct param_buffers *w = mem_try(1, sizeof(*w));
 
 	*out = w;
 	if (!w)
@@ -79,17 +79,17 @@ int versions_new(struct versions **out, size_t n_params)
 		(void)zmq_msg_init(&w->copy[i].frame);
 	w->n_params = n_params;
 	w->hash = wire_hash_new();
-	if (w->hash && pool_new(&w->pool, n_params + 2 * USERS_FLOATS) == PS_OK)
-		w->current = take(w);
+	if (w->hash && pool_new(&w->pool, n_params + 2 * REFS_FLOATS) == PS_OK)
+		w->current = take_buffer(w);
 	if (w->current)
 		return PS_OK;
-	versions_free(out);
+	param_buffers_free(out);
 	return PS_ENOMEM;
 }
 
-void versions_free(struct versions **out)
+void param_buffers_free(struct param_buffers **out)
 {
-	struct versions *w = *out;
+	struct param_buffers *w = *out;
 
 	if (!w)
 		return;
@@ -105,7 +105,7 @@ void versions_free(struct versions **out)
 	*out = NULL;
 }
 
-float *versions_first(const struct versions *w)
+float *param_buffers_first(const struct param_buffers *w)
 {
 	return w->current;
 }
@@ -113,27 +113,27 @@ float *versions_first(const struct versions *w)
 /* core_watch's: the checksum of a version grows while it is written. */
 static void on_block(void *arg, size_t offset, const float *block, size_t n)
 {
-	struct versions *w = arg;
+	struct param_buffers *w = arg;
 
 	if (offset == 0) {
 		wire_hash_begin(w->hash);
-		w->shown = 0;
+		w->hashed = 0;
 	}
-	if (offset != w->shown)
-		return; /* what lies between is not shown */
+	if (offset != w->hashed)
+		return; /* what lies between is not hashed */
 	wire_hash_add(w->hash, block, n * sizeof(*block));
-	w->shown += n;
+	w->hashed += n;
 }
 
 /* A frame of the core's own buffer, if there is another one for its next version. */
-static int share(struct versions *w, uint64_t *xxh3, zmq_msg_t *frame)
+static int frame_current(struct param_buffers *w, uint64_t *xxh3, zmq_msg_t *frame)
 {
-	struct users *u = users_of(w, w->current);
+	struct refs *u = refs_of(w, w->current);
 
-	if (!w->spare && !(w->spare = take(w)))
+	if (!w->spare && !(w->spare = take_buffer(w)))
 		return PS_ENOMEM;
 	atomic_fetch_add(&u->n, 1);
-	if (zmq_msg_init_data(frame, w->current, w->n_params * sizeof(float), leave, u)) {
+	if (zmq_msg_init_data(frame, w->current, w->n_params * sizeof(float), drop_ref, u)) {
 		atomic_fetch_sub(&u->n, 1);
 		return PS_ENOMEM;
 	}
@@ -147,7 +147,7 @@ static int share(struct versions *w, uint64_t *xxh3, zmq_msg_t *frame)
 	return PS_OK;
 }
 
-static int renew(struct versions *w, struct copy *c, const struct msg_params *m)
+static int make_copy(struct param_buffers *w, struct copy *c, const struct msg_params *m)
 {
 	struct slice slice = m->slices.slice[0];
 
@@ -164,12 +164,12 @@ static int renew(struct versions *w, struct copy *c, const struct msg_params *m)
 }
 
 /* The core will overwrite the values: all pulls share one copy. */
-static int copy(struct versions *w, struct msg_params *m, zmq_msg_t *frame)
+static int frame_copy(struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame)
 {
 	struct copy *c = &w->copy[m->which == WEIGHTS_EVAL];
 
 	if (!c->valid || c->version != m->version) {
-		int rc = renew(w, c, m);
+		int rc = make_copy(w, c, m);
 		if (rc)
 			return rc;
 	}
@@ -179,41 +179,41 @@ static int copy(struct versions *w, struct msg_params *m, zmq_msg_t *frame)
 	return PS_OK;
 }
 
-int versions_frame(struct versions *w, struct msg_params *m, zmq_msg_t *frame)
+int param_buffers_frame(struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame)
 {
 	struct slice *s = &m->slices.slice[0];
 
-	if (s->data == w->current && share(w, &s->xxh3, frame) == PS_OK)
+	if (s->data == w->current && frame_current(w, &s->xxh3, frame) == PS_OK)
 		return PS_OK;
-	return copy(w, m, frame);
+	return frame_copy(w, m, frame);
 }
 
-void versions_follow(struct versions *w, const struct core *c)
+void param_buffers_after_step(struct param_buffers *w, const struct core *c)
 {
 	uint64_t version = core_stats(c)->version;
 
 	if (w->spare && core_weights(c) == w->spare) {
-		leave(w->current, users_of(w, w->current));
+		drop_ref(w->current, refs_of(w, w->current));
 		w->current = w->spare;
 		w->spare = NULL;
 	} else if (version == w->version) {
 		return;
 	}
 	w->version = version;
-	w->has_hash = w->shown == w->n_params;
+	w->has_hash = w->hashed == w->n_params;
 	w->is_framed = 0;
 }
 
-void versions_lend(struct versions *w, struct core *c)
+void param_buffers_before_step(struct param_buffers *w, struct core *c)
 {
-	int is_read = atomic_load(&users_of(w, w->current)->n) > 1;
+	int is_shared = atomic_load(&refs_of(w, w->current)->n) > 1;
 
-	w->shown = 0;
+	w->hashed = 0;
 	core_watch(c, on_block, w);
-	core_lend(c, is_read ? w->spare : NULL);
+	core_lend(c, is_shared ? w->spare : NULL);
 }
 
-uint64_t versions_framed(const struct versions *w)
+uint64_t param_buffers_framed(const struct param_buffers *w)
 {
 	return w->framed;
 }

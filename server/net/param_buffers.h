@@ -19,22 +19,23 @@
 #include "proto/msg.h"
 #include "server/core/core.h"
 
-struct versions; /* opaque, see param_buffers.c */
+struct param_buffers; /* opaque, see param_buffers.c */
 
 /* Of n_params floats. PS_ENOMEM. */
-int versions_new(struct versions **out, size_t n_params) PS_MUST_CHECK;
+int param_buffers_new(struct param_buffers **out, size_t n_params) PS_MUST_CHECK;
 /* Frees and nulls *w; after the last frame was closed (router_free). NULL is fine. */
-void versions_free(struct versions **w);
+void param_buffers_free(struct param_buffers **w);
 /* The first buffer, for core_init or image_read. */
-float *versions_first(const struct versions *w);
+float *param_buffers_first(const struct param_buffers *w);
 /* A frame of what `m` (of one slice: the whole vector) sends, and its checksum into the slice.
  * PS_ENOMEM leaves *frame alone. */
-int versions_frame(struct versions *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
+int param_buffers_frame(
+	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Before every core_step: where its next version goes. */
-void versions_lend(struct versions *w, struct core *c);
+void param_buffers_before_step(struct param_buffers *w, struct core *c);
 /* After it, before its effects: which buffer is the core's now? */
-void versions_follow(struct versions *w, const struct core *c);
+void param_buffers_after_step(struct param_buffers *w, const struct core *c);
 /* Versions made into a frame. */
-uint64_t versions_framed(const struct versions *w);
+uint64_t param_buffers_framed(const struct param_buffers *w);
 
 #endif

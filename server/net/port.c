@@ -31,7 +31,7 @@ static void on_rebind(uv_timer_t *t)
 	log_info("net", "listening_again", "endpoint=%s", p->endpoint);
 }
 
-void port_hang_up(struct port *p)
+void port_close_connections(struct port *p)
 {
 	if (!p->bound)
 		return;

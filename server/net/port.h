@@ -48,7 +48,7 @@ int port_start(struct port *p, uv_loop_t *loop) PS_MUST_CHECK;
 void port_stop(struct port *p);
 /* Before the socket is closed. */
 void port_close(struct port *p);
-/* See router_hang_up. */
-void port_hang_up(struct port *p);
+/* See router_close_connections. */
+void port_close_connections(struct port *p);
 
 #endif

@@ -3,21 +3,21 @@
 #include <stdlib.h>
 #include "common/mem.h"
 
-#define MOST_FRAMES 2 /* a server's reply has a header and at most one tensor */
+#define MAX_FRAMES 2 /* a server's reply has a header and at most one tensor */
 
 struct reply {
 	uint32_t peer;
-	uint64_t after; /* the position that it waits for */
-	int last_word;  /* the ERROR that stands for what was dropped */
+	uint64_t lsn;  /* the position that it waits for */
+	int tombstone; /* the ERROR that stands for what was dropped */
 	size_t n;
-	zmq_msg_t frame[MOST_FRAMES];
+	zmq_msg_t frame[MAX_FRAMES];
 };
 
 struct replies {
 	size_t n, room, peer_bytes;
 	struct reply **order; /* [0, n): waiting, oldest first; [n, room): free */
 	struct reply *pool;
-	uint64_t reached;
+	uint64_t flushed_lsn;
 	uint64_t sent, dropped;
 };
 
@@ -30,7 +30,7 @@ static void clear(struct reply *r)
 
 static void take(struct reply *r, struct frames *f)
 {
-	for (r->n = 0; r->n < f->n && r->n < MOST_FRAMES; r->n++) {
+	for (r->n = 0; r->n < f->n && r->n < MAX_FRAMES; r->n++) {
 		(void)zmq_msg_init(&r->frame[r->n]);
 		(void)zmq_msg_move(&r->frame[r->n], &f->frame[r->n]);
 	}
@@ -80,14 +80,13 @@ void replies_free(struct replies **q)
 	*q = NULL;
 }
 
-static void append(
-	struct replies *q, uint32_t peer, struct frames *f, uint64_t after, int last_word)
+static void append(struct replies *q, uint32_t peer, struct frames *f, uint64_t lsn, int tombstone)
 {
 	struct reply *r = q->order[q->n++];
 
 	r->peer = peer;
-	r->after = after;
-	r->last_word = last_word;
+	r->lsn = lsn;
+	r->tombstone = tombstone;
 	take(r, f);
 }
 
@@ -111,7 +110,7 @@ static size_t drop_all(struct replies *q, uint32_t peer)
 }
 
 /* `peer` does not read: one ERROR takes the place of all that it is owed. */
-static void silence(struct replies *q, uint32_t peer)
+static void evict(struct replies *q, uint32_t peer)
 {
 	const struct msg m = {.type = MSG_ERROR,
 		.error = {.status = PS_ESTATE,
@@ -130,41 +129,41 @@ static void make_room(struct replies *q)
 	while (q->n == q->room) {
 		const struct reply *oldest = q->order[0];
 
-		if (oldest->last_word)
+		if (oldest->tombstone)
 			q->dropped += drop_all(q, oldest->peer);
 		else
-			silence(q, oldest->peer);
+			evict(q, oldest->peer);
 	}
 }
 
-void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after)
+void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t lsn)
 {
 	size_t mine = cost(f->frame, f->n);
-	int silent = 0;
+	int evicted = 0;
 
 	for (size_t i = 0; i < q->n; i++) {
 		if (q->order[i]->peer != peer)
 			continue;
 		mine += cost(q->order[i]->frame, q->order[i]->n);
-		silent |= q->order[i]->last_word;
+		evicted |= q->order[i]->tombstone;
 	}
-	if (!silent && mine > q->peer_bytes) {
-		silence(q, peer);
-		silent = 1;
+	if (!evicted && mine > q->peer_bytes) {
+		evict(q, peer);
+		evicted = 1;
 	}
-	if (silent) {
+	if (evicted) {
 		q->dropped++;
 		frames_release(f);
 		return;
 	}
 	make_room(q);
-	append(q, peer, f, after, 0);
+	append(q, peer, f, lsn, 0);
 }
 
-void replies_reach(struct replies *q, uint64_t position)
+void replies_set_flushed(struct replies *q, uint64_t lsn)
 {
-	if (position > q->reached)
-		q->reached = position;
+	if (lsn > q->flushed_lsn)
+		q->flushed_lsn = lsn;
 }
 
 /* An older reply to `peer` is among the first `n`, which stay. */
@@ -199,7 +198,7 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 
 	for (size_t i = 0; i < q->n; i++) {
 		struct reply *r = q->order[i];
-		int wait = gone || r->after > q->reached || must_wait(q, kept, r->peer);
+		int wait = gone || r->lsn > q->flushed_lsn || must_wait(q, kept, r->peer);
 		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
 
 		if (rc == PS_EAGAIN) {

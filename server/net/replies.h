@@ -31,7 +31,7 @@ void replies_free(struct replies **q);
  * from here on, f is empty. */
 void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
 /* Everything up to `position` is on disk. */
-void replies_reach(struct replies *q, uint64_t position);
+void replies_set_flushed(struct replies *q, uint64_t lsn);
 /* Offer every reply whose turn it is. Returns 0 when that is done, else a peer that is gone, its
  * replies dropped: call again. */
 uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);

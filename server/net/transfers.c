@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include "common/mem.h"
 
-#define ASK_EVERY_MS 100
+#define POLL_EVERY_MS 100
 
 void transfers_init(struct transfers *t, const struct core *c)
 {
@@ -89,12 +89,12 @@ static uint64_t moved(struct transfer *s)
 	return before && s->bytes > before ? s->bytes - before : 0;
 }
 
-void transfers_look(struct transfers *t, const struct core *c, uint64_t now_ms,
-	transfers_tell_fn *tell, void *arg)
+void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
+	transfers_report_fn *report, void *arg)
 {
-	if (now_ms - t->asked_ms < ASK_EVERY_MS)
+	if (now_ms - t->polled_ms < POLL_EVERY_MS)
 		return;
-	t->asked_ms = now_ms;
+	t->polled_ms = now_ms;
 	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
 		struct transfer *s = &t->slot[i];
 		struct event ev = {.kind = EVENT_PROGRESS, .peer = s->peer};
@@ -103,12 +103,12 @@ void transfers_look(struct transfers *t, const struct core *c, uint64_t now_ms,
 		core_worker(c, i, &w);
 		if (!s->peer || w.peer != s->peer)
 			continue;
-		if (w.owes_ms < TRANSFERS_ASK_MS) {
+		if (w.owes_ms < TRANSFERS_POLL_MS) {
 			s->bytes = 0;
 			continue;
 		}
 		ev.bytes = moved(s);
 		if (ev.bytes)
-			tell(arg, &ev);
+			report(arg, &ev);
 	}
 }

@@ -4,7 +4,7 @@
  * meanwhile (core/pace.h).
  *
  * A worker's connection is known by the descriptor that its newest LEASE came on, and is
- * asked about only while it owes something for longer than TRANSFERS_ASK_MS. A descriptor that has
+ * asked about only while it owes something for longer than TRANSFERS_POLL_MS. A descriptor that has
  * another peer address by then belongs to another connection and counts as no progress.
  * Thread: the loop's.
  */
@@ -14,7 +14,7 @@
 #include "proto/wire.h"
 #include "server/core/core.h"
 
-#define TRANSFERS_ASK_MS 500
+#define TRANSFERS_POLL_MS 500
 
 struct transfer {
 	uint32_t peer;
@@ -25,11 +25,11 @@ struct transfer {
 
 struct transfers {
 	struct transfer *slot; /* one for each worker slot; owned */
-	uint64_t asked_ms;
+	uint64_t polled_ms;
 };
 
 /* `ev` is for the core. */
-typedef void transfers_tell_fn(void *arg, const struct event *ev);
+typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);
 void transfers_release(struct transfers *t);
@@ -37,7 +37,7 @@ void transfers_release(struct transfers *t);
 void transfers_note(struct transfers *t, const struct core *c, uint32_t peer, const struct msg *m,
 	struct frames *f);
 /* Tell the core of what has moved since the last time. */
-void transfers_look(struct transfers *t, const struct core *c, uint64_t now_ms,
-	transfers_tell_fn *tell, void *arg);
+void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
+	transfers_report_fn *report, void *arg);
 
 #endif

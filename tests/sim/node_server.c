@@ -326,7 +326,7 @@ static int is_killed(struct sim_server *v)
 
 static void lend(struct sim_server *v)
 {
-	float *first = versions_first(v->state.versions);
+	float *first = param_buffers_first(v->state.params);
 
 	core_lend(v->core, core_weights(v->core) == first ? v->spare : first);
 }

@@ -19,7 +19,7 @@ static uv_loop_t loop;
 static struct router *router;
 static void *context;
 static void *clients[8]; /* open ones, closed by tear_down when a test failed */
-static struct versions *shared;
+static struct param_buffers *shared;
 static float weights[N];
 
 /* What the core would be: counts, and answers PULL by PARAMS, BEAT by `replies` of BEAT, both after
@@ -39,9 +39,9 @@ static inline void on_message(void *arg, uint32_t peer, const struct msg *m, str
 	if (core.ack) {
 		const struct msg ack = {
 			.type = MSG_ACK, .ack = {.seq = core.ack, .verdict = VERDICT_OK}};
-		router_hold(router, core.ack_hold);
+		router_set_lsn(router, core.ack_hold);
 		router_send(router, peer, &ack);
-		router_hold(router, 0);
+		router_set_lsn(router, 0);
 	}
 	if (m->type == MSG_PULL) {
 		struct msg reply = {.type = MSG_PARAMS};
@@ -73,7 +73,7 @@ static inline struct router_config config(void)
 		.n_params = N,
 		.push_window = 8,
 		.max_workers = 4,
-		.versions = shared,
+		.params = shared,
 		.on_message = on_message,
 		.on_gone = on_gone,
 		.arg = &core};
@@ -119,7 +119,7 @@ static inline int set_up(void **state)
 	log_set_level(LOG_ERROR);
 	memset(&core, 0, sizeof(core));
 	context = zmq_ctx_new();
-	if (uv_loop_init(&loop) || versions_new(&shared, N))
+	if (uv_loop_init(&loop) || param_buffers_new(&shared, N))
 		return 1;
 	cfg = config();
 	return router_new(&router, &cfg, &e);
@@ -135,7 +135,7 @@ static inline int tear_down(void **state)
 	uv_run(&loop, UV_RUN_DEFAULT);
 	router_free(&router);
 	assert_null(router);
-	versions_free(&shared);
+	param_buffers_free(&shared);
 	zmq_ctx_term(context);
 	return uv_loop_close(&loop);
 }

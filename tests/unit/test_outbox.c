@@ -17,7 +17,7 @@
 static struct outbox out;
 static void *context, *router, *dealer;
 static struct wire *wire;
-static struct ahead *ahead;
+static struct chunked_push *chunks;
 static size_t went_ahead;
 
 static int set_up(void **state)
@@ -37,7 +37,7 @@ static int set_up(void **state)
 	return zmq_bind(router, "tcp://127.0.0.1:*") ||
 	       zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &size) ||
 	       zmq_connect(dealer, endpoint) || wire_new(&wire, LARGE) ||
-	       ahead_new(&ahead, LARGE, 2);
+	       chunked_push_new(&chunks, LARGE, 2);
 }
 
 static int tear_down(void **state)
@@ -51,7 +51,7 @@ static int tear_down(void **state)
 	zmq_close(router);
 	zmq_ctx_term(context);
 	wire_free(&wire);
-	ahead_free(&ahead);
+	chunked_push_free(&chunks);
 	return 0;
 }
 
@@ -94,11 +94,11 @@ static void next_message(struct frames *f, struct msg *m)
 		if (wire_recv(router, &peer, f) != 1)
 			continue;
 		if (!wire_is_ahead(f)) {
-			assert_int_equal(ahead_join(ahead, peer, f), PS_OK);
+			assert_int_equal(chunked_push_join(chunks, peer, f), PS_OK);
 			assert_int_equal(wire_decode(wire, f, m, NULL), PS_OK);
 			return;
 		}
-		assert_int_equal(ahead_keep(ahead, peer, f, 2), PS_OK);
+		assert_int_equal(chunked_push_keep(chunks, peer, f, 2), PS_OK);
 		went_ahead++;
 		frames_release(f);
 	}

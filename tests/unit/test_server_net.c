@@ -86,7 +86,7 @@ static void all_are_heard_without_a_turn_of_the_loop(void **state)
 	}
 	while (core.messages < 2 * EACH) { /* libzmq's own thread brings them */
 		assert_true(clock_ms() < late);
-		router_hear(router);
+		router_receive_pending(router);
 	}
 	UNTIL(stats().port.connections == 2)
 	assert_int_equal(stats().rescues, 0);
@@ -169,7 +169,7 @@ static void an_ack_goes_along_with_params_that_follow_it(void **state)
 	pull(s, 3, WEIGHTS_CURRENT);
 	UNTIL(core.messages == 5)
 	assert_int_equal(stats().waiting, 2);
-	router_reach(router, 5);
+	router_set_flushed(router, 5);
 	router_flush(router);
 	hear_ack(s, wire, MSG_ACK, 7);
 	hear_ack(s, wire, MSG_PARAMS, 0);

@@ -247,16 +247,16 @@ static void what_is_not_on_disk_yet_is_not_said(void **state)
 	assert_int_equal(net.n, 2);
 	expect(0, 1, 1);
 	expect(1, 3, 6);
-	replies_reach(q, 4);
+	replies_set_flushed(q, 4);
 	flush();
 	assert_int_equal(net.n, 2);
-	replies_reach(q, 5);
-	replies_reach(q, 3); /* what was reached stays so */
+	replies_set_flushed(q, 5);
+	replies_set_flushed(q, 3); /* what was reached stays so */
 	flush();
 	assert_int_equal(net.n, 4);
 	expect(2, 1, 2);
 	expect(3, 2, 3);
-	replies_reach(q, 6);
+	replies_set_flushed(q, 6);
 	flush();
 	expect(4, 2, 4);
 	expect(5, 2, 5);
@@ -273,7 +273,7 @@ static void what_is_held_back_takes_no_more_than_its_room(void **state)
 	flush();
 	assert_int_equal(net.n, 1);
 	expect(0, 1, 0); /* the ERROR binds nobody */
-	replies_reach(q, 9);
+	replies_set_flushed(q, 9);
 	flush();
 	assert_int_equal(net.n, 1);
 	assert_int_equal(replies_waiting(q), 0);

@@ -1,5 +1,5 @@
 /*
- * test_server_versions.c - the frames that pulls share, with a real core behind them: the
+ * test_server_param_buffers.c - the frames that pulls share, with a real core behind them: the
  * invariants numbered in server/net/param_buffers.h.
  */
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
 
-static struct versions *versions;
+static struct param_buffers *buffers;
 static struct bench b;
 static struct stamp worker;
 static uint64_t seq;
@@ -23,13 +23,13 @@ static int set_up(void **state)
 	struct core_config cfg = bench_config();
 
 	(void)state;
-	if (versions_new(&versions, cfg.n_params))
+	if (param_buffers_new(&buffers, cfg.n_params))
 		return 1;
 	b = (struct bench){.cfg = cfg, .now_ms = 1000, .memory = bench_memory(&cfg)};
-	b.core = core_init(b.memory, &b.cfg, versions_first(versions));
+	b.core = core_init(b.memory, &b.cfg, param_buffers_first(buffers));
 	worker = bench_join(&b, 9, "");
 	seq = 0;
-	versions_follow(versions, b.core);
+	param_buffers_after_step(buffers, b.core);
 	return 0;
 }
 
@@ -37,8 +37,8 @@ static int tear_down(void **state)
 {
 	(void)state;
 	bench_close(&b);
-	versions_free(&versions);
-	assert_null(versions);
+	param_buffers_free(&buffers);
+	assert_null(buffers);
 	return 0;
 }
 
@@ -47,9 +47,9 @@ static void push(void)
 {
 	struct msg m = bench_push_ones(worker, ++seq);
 
-	versions_lend(versions, b.core);
+	param_buffers_before_step(buffers, b.core);
 	bench_applied(&b, 9, &m);
-	versions_follow(versions, b.core);
+	param_buffers_after_step(buffers, b.core);
 }
 
 /* What a pull of this moment gets. */
@@ -60,7 +60,7 @@ static void pull(enum weights which, const float *values, uint64_t version, zmq_
 	m.slices.n = 1;
 	m.slices.slice[0] =
 		(struct slice){.count = BENCH_PARAMS, .encoding = ENCODING_F32, .data = values};
-	assert_int_equal(versions_frame(versions, &m, frame), PS_OK);
+	assert_int_equal(param_buffers_frame(buffers, &m, frame), PS_OK);
 	assert_int_equal(m.slices.slice[0].xxh3, wire_checksum(values, BENCH_PARAMS));
 	assert_int_equal(zmq_msg_size(frame), BENCH_PARAMS * sizeof(float));
 }
@@ -83,8 +83,8 @@ static void nobody_pulls_and_the_weights_stay_where_they_are(void **state)
 	(void)state;
 	for (int i = 0; i < 5; i++)
 		push();
-	assert_ptr_equal(core_weights(b.core), versions_first(versions));
-	assert_int_equal(versions_framed(versions), 0);
+	assert_ptr_equal(core_weights(b.core), param_buffers_first(buffers));
+	assert_int_equal(param_buffers_framed(buffers), 0);
 }
 
 static void a_frame_is_the_cores_buffer_and_never_changes(void **state)
@@ -102,7 +102,7 @@ static void a_frame_is_the_cores_buffer_and_never_changes(void **state)
 		assert_frame(&frame[i], -(float)i);
 		zmq_msg_close(&frame[i]);
 	}
-	assert_int_equal(versions_framed(versions), 40);
+	assert_int_equal(param_buffers_framed(buffers), 40);
 }
 
 static void pulls_of_one_version_share_one_frame(void **state)
@@ -115,7 +115,7 @@ static void pulls_of_one_version_share_one_frame(void **state)
 			push();
 		pull_current(&frame[i]);
 	}
-	assert_int_equal(versions_framed(versions), 2);
+	assert_int_equal(param_buffers_framed(buffers), 2);
 	for (int i = 0; i < 6; i++) {
 		assert_ptr_equal(zmq_msg_data(&frame[i]), zmq_msg_data(&frame[i / 3 * 3]));
 		assert_frame(&frame[i], i < 3 ? 0 : -1);
@@ -136,9 +136,9 @@ static void frames_that_have_left_let_the_weights_stay_where_they_are(void **sta
 		assert_frame(&frame[1], -(float)i);
 		zmq_msg_close(&frame[1]);
 		push();
-		assert_ptr_equal(core_weights(b.core), versions_first(versions));
+		assert_ptr_equal(core_weights(b.core), param_buffers_first(buffers));
 	}
-	assert_int_equal(versions_framed(versions), 100);
+	assert_int_equal(param_buffers_framed(buffers), 100);
 }
 
 /* With one reader that is always one version behind, two buffers do. */
@@ -174,9 +174,9 @@ static void a_part_of_the_weights_changes(void **state)
 		bench_slice(&m, offset, BENCH_PARAMS / 2, bench_ones);
 		if (i % 2)
 			pull_current(&frame[i]);
-		versions_lend(versions, b.core);
+		param_buffers_before_step(buffers, b.core);
 		bench_applied(&b, 9, &m);
-		versions_follow(versions, b.core);
+		param_buffers_after_step(buffers, b.core);
 		pull_current(&frame[i - i % 2]);
 		zmq_msg_close(&frame[i - i % 2]);
 		if (i % 2)

@@ -1,4 +1,4 @@
-/* test_server_ahead.c - proves the invariants of server/net/chunked_push.h. */
+/* test_server_chunked_push.c - proves the invariants of server/net/chunked_push.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,19 +11,19 @@
 #define N     32 /* floats of the model */
 #define PEERS 4
 
-static struct ahead *ahead;
+static struct chunked_push *chunks;
 
 static int set_up(void **state)
 {
 	(void)state;
-	return ahead_new(&ahead, N, PEERS);
+	return chunked_push_new(&chunks, N, PEERS);
 }
 
 static int tear_down(void **state)
 {
 	(void)state;
-	ahead_free(&ahead);
-	assert_null(ahead);
+	chunked_push_free(&chunks);
+	assert_null(chunks);
 	return 0;
 }
 
@@ -46,7 +46,7 @@ static int goes(uint32_t peer, size_t n, float value, size_t peers)
 	put(&f.frame[1], values, n * sizeof(*values));
 	f.n = 2;
 	assert_true(wire_is_ahead(&f));
-	int rc = ahead_keep(ahead, peer, &f, peers);
+	int rc = chunked_push_keep(chunks, peer, &f, peers);
 	frames_release(&f);
 	return rc;
 }
@@ -62,7 +62,7 @@ static int join(uint32_t peer, uint32_t n, struct frames *f)
 	put(&f->frame[1], own, sizeof(own));
 	f->n = 2;
 	assert_false(wire_is_ahead(f));
-	return ahead_join(ahead, peer, f);
+	return chunked_push_join(chunks, peer, f);
 }
 
 static void fails(uint32_t peer, uint32_t n)
@@ -173,7 +173,7 @@ static void closed_connections_have_none(void **state)
 	(void)state;
 	assert_int_equal(goes(1, 1, 1, 2), PS_OK);
 	assert_int_equal(goes(2, 1, 1, 2), PS_OK);
-	ahead_clear(ahead);
+	chunked_push_clear(chunks);
 	fails(1, 1);
 	fails(2, 1);
 }

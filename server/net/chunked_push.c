@@ -3,16 +3,17 @@
 #include <stdlib.h>
 #include "common/mem.h"
 
+/* The chunks of one peer. */
 struct partial {
 	uint32_t peer;  /* 0: free */
-	uint64_t clock; /* when its last frame came */
+	uint64_t clock; /* of the newest chunk */
 	size_t n, bytes;
 	struct frame_seen seen[WIRE_MAX_AHEAD];
 	zmq_msg_t frame[WIRE_MAX_AHEAD];
 };
 
 struct chunked_push {
-	size_t max_peers, max_bytes, used; /* used: peers that have any */
+	size_t max_peers, max_bytes, used; /* used: peers that have chunks */
 	uint64_t clock;
 	struct partial *partial;
 };
@@ -33,7 +34,6 @@ int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peer
 	return PS_ENOMEM;
 }
 
-/* Its frames are closed, or were moved on. */
 static void discard(struct chunked_push *a, struct partial *e)
 {
 	for (size_t i = 0; i < e->n; i++)
@@ -61,7 +61,7 @@ void chunked_push_free(struct chunked_push **a)
 	*a = NULL;
 }
 
-/* peer 0: a free place. */
+/* peer 0: a free entry. */
 static struct partial *find(struct chunked_push *a, uint32_t peer)
 {
 	for (size_t i = 0; (a->used || !peer) && i < a->max_peers; i++)

@@ -1,6 +1,4 @@
-/*
- * net.c - the ROUTER socket, and what lies between a packet and the core.
- */
+/* net.c - see net.h: the way of a packet from the socket to the core, and of a reply back. */
 #include "server/net/net.h"
 #include <errno.h>
 #include <stdio.h>
@@ -16,11 +14,11 @@
 #include "server/net/port.h"
 #include "server/net/replies.h"
 
-#define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred */
-#define RETRY_MS   10    /* libzmq does not say when one peer's queue has room again */
+#define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred replies */
+#define RETRY_MS   10    /* libzmq does not report when the queue of one peer has room again */
 #define LINGER_MS  1000
-#define IO_THREADS 3    /* with one, a gradient waits while another worker's weights leave */
-#define REFUSAL_MS 1000 /* malformed messages are logged no more often */
+#define IO_THREADS 3    /* with one, a gradient waits while weights leave for another worker */
+#define REFUSAL_MS 1000 /* minimum interval between log lines about malformed messages */
 
 struct router {
 	struct router_config cfg;
@@ -35,18 +33,18 @@ struct router {
 	struct msg msg;
 	struct replies *replies;
 	uint64_t lsn;      /* that replies wait for */
-	struct msg ack;    /* the newest reply, if it was an ACK: PARAMS may take it along ... */
+	struct msg ack;    /* the newest reply, if it was an ACK: PARAMS may carry it ... */
 	uint32_t ack_peer; /* ... to this peer; 0: there is none */
 	uint64_t ack_lsn;
 
 	struct router_stats stats;
-	uint64_t refusal_ms;         /* when one was logged last */
+	uint64_t refusal_ms;         /* when the newest log line about one was written */
 	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
 };
 
 /* ---- out ----------------------------------------------------------------------------------- */
 
-/* Weights are not copied into their frame, see param_buffers.h. `ack`: goes along; or NULL. */
+/* The frame of the weights is no copy, see param_buffers.h. `ack`: travels inside, or NULL. */
 static int encode_params(
 	struct router *r, const struct msg *m, const struct msg_ack *ack, struct frames *f)
 {
@@ -65,7 +63,7 @@ static int encode_params(
 	return PS_OK;
 }
 
-/* Encode it now; it waits for `position`. */
+/* Encode `m` now and queue it until `lsn` is flushed. */
 static int queue(struct router *r, uint32_t peer, const struct msg *m, const struct msg_ack *ack,
 	uint64_t lsn)
 {
@@ -82,7 +80,7 @@ static int queue(struct router *r, uint32_t peer, const struct msg *m, const str
 	return PS_OK;
 }
 
-/* The ACK that waits for PARAMS goes by itself. */
+/* No PARAMS followed the waiting ACK: it becomes a message of its own. */
 static void queue_ack(struct router *r)
 {
 	if (r->ack_peer)
@@ -176,8 +174,8 @@ static void refuse(struct router *r, uint32_t peer, int status, const char *why)
 		router_send(r, peer, &m);
 }
 
-/* A whole message: PS_OK. PS_EAGAIN: nothing to be said of it, for it is part of one, or of one
- * that is lost. */
+/* PS_OK: the message is complete. PS_EAGAIN: it is a chunk of one, or of one that is lost, and gets
+ * no answer. */
 static int join_chunks(struct router *r, uint32_t peer, const char **why)
 {
 	int rc;
@@ -185,12 +183,12 @@ static int join_chunks(struct router *r, uint32_t peer, const char **why)
 	if (!wire_is_ahead(&r->in))
 		return chunked_push_join(r->chunks, peer, &r->in);
 	*why = "a frame that goes ahead is no tensor frame";
-	/* who is here may have some, but not all who ever were */
+	/* each open connection may have chunks */
 	rc = chunked_push_keep(r->chunks, peer, &r->in, r->port.stats.connections + 1);
 	return rc ? rc : PS_EAGAIN;
 }
 
-/* Before auth_check, which may give the HELLO another header frame. */
+/* Called before auth_check, which may replace the header frame of the HELLO. */
 static void note_address(struct router *r)
 {
 	const char *address = zmq_msg_gets(&r->in.frame[0], "Peer-Address");
@@ -198,11 +196,12 @@ static void note_address(struct router *r)
 	snprintf(r->address, sizeof r->address, "%s", address ? address : "");
 }
 
-/* A packet's way: receive, decode, judge and apply (on_message), reply. */
+/* The way of a packet: receive, decode, authorize, apply (on_message), reply. */
 static int on_readable(void *arg)
 {
 	struct router *r = arg;
-	const char *why = "too many frames, a header over the limit, or a routing id of your own";
+	const char *why =
+		"too many frames, a header over the limit, or a routing id that the client chose";
 	uint32_t peer = 0;
 	int rc = wire_recv(r->socket, &peer, &r->in);
 
@@ -232,23 +231,23 @@ static int on_readable(void *arg)
 
 /* ---- birth --------------------------------------------------------------------------------- */
 
-/* libzmq's defaults suit small messages between friends. */
+/* libzmq's defaults suit small messages between trusted peers. */
 static int set_options(void *socket, const struct router_config *cfg, int backlog)
 {
-	int64_t most_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
+	int64_t max_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
 	int window = (int)cfg->push_window + 2;
 	const struct {
 		int option, value;
 	} row[] = {
-		/* a reply that cannot go is an error (EAGAIN, EHOSTUNREACH), not a silent loss */
+		/* a reply that cannot be sent is an error (EAGAIN, EHOSTUNREACH), not a silent loss */
 		{ZMQ_ROUTER_MANDATORY, 1},
-		/* counted in messages of megabytes: what a well-behaved peer has under way */
+		/* counted in messages of megabytes: the unanswered messages of a correct peer */
 		{ZMQ_SNDHWM, window},
 		{ZMQ_RCVHWM, window},
 		{ZMQ_SNDBUF, WIRE_SEND_BUFFER(cfg->auth != NULL)},
-		/* fewer than the door has in reserve */
+		/* fewer than the descriptors that the accept gate has in reserve */
 		{ZMQ_BACKLOG, backlog},
-		/* who connects and does not speak ZMTP holds a descriptor for two seconds */
+		/* a client that does not speak ZMTP holds a descriptor for two seconds */
 		{ZMQ_HANDSHAKE_IVL, 2000},
 		/* ZMTP's heartbeats drop a healthy peer in the middle of a large message */
 		{ZMQ_HEARTBEAT_IVL, 0},
@@ -259,20 +258,20 @@ static int set_options(void *socket, const struct router_config *cfg, int backlo
 		{ZMQ_TCP_KEEPALIVE_INTVL, 1},
 		{ZMQ_TCP_KEEPALIVE_CNT, 2},
 		{ZMQ_TCP_MAXRT, 2500},
-		/* closing waits for the last replies, but not for ever */
+		/* closing waits for the last replies for a bounded time */
 		{ZMQ_LINGER, LINGER_MS},
 		{ZMQ_IPV6, strchr(cfg->bind, '[') != NULL},
 	};
-	/* a larger message costs the sender its connection before it costs us memory */
-	int bad = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &most_bytes, sizeof(most_bytes));
+	/* libzmq closes the connection of a sender before a larger message takes our memory */
+	int bad = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_bytes, sizeof(max_bytes));
 
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]) && !bad; i++)
 		bad = zmq_setsockopt(socket, row[i].option, &row[i].value, sizeof(int));
 	return bad ? PS_ENET : PS_OK;
 }
 
-/* Keys are asked for from the first connection on, and tried before anybody can make one. */
-static int guard(struct router *r, struct err *e)
+/* Authentication is on, and tested, before the first connection can be made. */
+static int enable_auth(struct router *r, struct err *e)
 {
 	struct auth *auth = r->cfg.auth;
 	int rc = auth ? auth_open(auth, r->context, e) : PS_OK;
@@ -290,7 +289,7 @@ static int open_sockets(struct router *r, struct err *e)
 	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
 	if (!r->socket || set_options(r->socket, &r->cfg, r->port.door.backlog))
 		return err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
-	int rc = guard(r, e);
+	int rc = enable_auth(r, e);
 	return rc ? rc : port_monitor(&r->port, r->context, r->socket, e);
 }
 
@@ -318,7 +317,7 @@ static int watch(struct router *r, struct err *e)
 int router_new(struct router **out, const struct router_config *cfg, struct err *e)
 {
 	struct router *r = mem_try(1, sizeof(*r));
-	size_t room = 4 * (size_t)cfg->max_workers + 1024; /* more than one step of the core says */
+	size_t room = 4 * (size_t)cfg->max_workers + 1024; /* more than the effects of one step */
 	size_t per_peer = 2 * cfg->n_params * sizeof(float) + SMALL;
 	int rc;
 
@@ -347,7 +346,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	return PS_OK;
 }
 
-/* libzmq takes a message of each connection that has one before the next of any. */
+/* libzmq receives one message of each connection in turn. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->port.stats.connections + 1);

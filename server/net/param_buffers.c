@@ -7,14 +7,14 @@
 #include "proto/wire.h"
 #include "proto/wire_hash.h"
 
-/* Behind the values of each buffer: the core, while they are its current ones, and every frame of
- * them. Who leaves last gives the buffer back. */
+/* The reference count behind the values of each buffer. The core holds a reference to its current
+ * buffer, and so does each frame. The last one to be dropped returns the buffer to the pool. */
 struct refs {
 	struct pool *pool;
 	atomic_uint n;
 };
 
-#define REFS_FLOATS (64 / sizeof(float)) /* room for it, and to align it */
+#define REFS_FLOATS (64 / sizeof(float)) /* its size, with alignment */
 
 struct copy {
 	int valid;
@@ -24,8 +24,8 @@ struct copy {
 
 struct param_buffers {
 	struct pool *pool;
-	float *current; /* the core's */
-	float *spare;   /* where its next version goes while frames of current are about, or NULL */
+	float *current;          /* the core's */
+	float *spare;            /* of the next version while frames of current exist, or NULL */
 	struct copy copy[2];     /* by enum weights - 1 */
 	size_t n_params, hashed; /* values of the version being written that `hash` has seen */
 	struct wire_hash *hash;
@@ -35,7 +35,7 @@ struct param_buffers {
 	uint64_t framed;
 };
 
-_Static_assert(sizeof(struct refs) <= REFS_FLOATS * sizeof(float), "users have room");
+_Static_assert(sizeof(struct refs) <= REFS_FLOATS * sizeof(float), "the count has room");
 
 static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 {
@@ -44,7 +44,7 @@ static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 	return (struct refs *)(void *)(buffer + end);
 }
 
-/* Of one user, whoever asks for it. */
+/* With one reference. */
 static float *take_buffer(struct param_buffers *w)
 {
 	float *buffer = pool_take(w->pool);
@@ -58,10 +58,10 @@ static float *take_buffer(struct param_buffers *w)
 	return buffer;
 }
 
-/* libzmq's free function, too. */
-static void drop_ref(void *buffer, void *users)
+/* Also the free function of libzmq's frames. */
+static void drop_ref(void *buffer, void *refs)
 {
-	struct refs *u = users;
+	struct refs *u = refs;
 	float *values = buffer;
 
 	if (atomic_fetch_sub(&u->n, 1) == 1)
@@ -110,7 +110,7 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
-/* core_watch's: the checksum of a version grows while it is written. */
+/* Callback of core_watch: compute the checksum of a version while the core writes it. */
 static void on_block(void *arg, size_t offset, const float *block, size_t n)
 {
 	struct param_buffers *w = arg;
@@ -120,12 +120,12 @@ static void on_block(void *arg, size_t offset, const float *block, size_t n)
 		w->hashed = 0;
 	}
 	if (offset != w->hashed)
-		return; /* what lies between is not hashed */
+		return; /* a gap: the version is hashed as a whole later */
 	wire_hash_add(w->hash, block, n * sizeof(*block));
 	w->hashed += n;
 }
 
-/* A frame of the core's own buffer, if there is another one for its next version. */
+/* A frame of the core's own buffer, if there is a second one for the next version. */
 static int frame_current(struct param_buffers *w, uint64_t *xxh3, zmq_msg_t *frame)
 {
 	struct refs *u = refs_of(w, w->current);
@@ -163,7 +163,7 @@ static int make_copy(struct param_buffers *w, struct copy *c, const struct msg_p
 	return PS_OK;
 }
 
-/* The core will overwrite the values: all pulls share one copy. */
+/* The core will overwrite these values: all pulls share one copy. */
 static int frame_copy(struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame)
 {
 	struct copy *c = &w->copy[m->which == WEIGHTS_EVAL];

@@ -1,16 +1,15 @@
 /*
- * param_buffers.h - the weights as frames that PARAMS replies share.
+ * param_buffers.h - copy-on-write buffers of the weights, which PARAMS replies share.
  *
- * A pull is answered with the core's own buffer, not with a copy. While a frame of it is under way
- * nobody changes it: the core is lent a spare one, into which it applies the next gradient
- * (core_lend). When all frames have left it applies in place, into what the caches still have. A
- * buffer comes back when its last frame has left. With k readers of different speed there are at
- * most k + 2 buffers.
+ * A pull is answered with the core's own buffer, without a copy. While a frame of it is being sent,
+ * the core writes its next version to a second buffer (core_lend). Otherwise it updates in place,
+ * which keeps the caches warm. A buffer returns to the pool when its last frame was sent. With k
+ * readers of different speed there are at most k + 2 buffers.
  *
  * Invariants:
- * (1) the buffer of a frame that is not a copy never changes while the frame exists;
- * (2) weights of one version are checksummed once, however many pull them.
- * Thread: the loop's; buffers come back from libzmq's.
+ * (1) the buffer of a frame that is no copy never changes while the frame exists;
+ * (2) the weights of one version are checksummed once, for any number of pulls.
+ * Thread: the loop's; libzmq's threads return buffers.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H
 #define SERVER_NET_PARAM_BUFFERS_H
@@ -21,21 +20,21 @@
 
 struct param_buffers; /* opaque, see param_buffers.c */
 
-/* Of n_params floats. PS_ENOMEM. */
+/* Buffers of n_params floats. PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params) PS_MUST_CHECK;
 /* Frees and nulls *w; after the last frame was closed (router_free). NULL is fine. */
 void param_buffers_free(struct param_buffers **w);
 /* The first buffer, for core_init or image_read. */
 float *param_buffers_first(const struct param_buffers *w);
-/* A frame of what `m` (of one slice: the whole vector) sends, and its checksum into the slice.
- * PS_ENOMEM leaves *frame alone. */
+/* The frame of the weights that `m` sends (one slice, the whole vector), and the checksum in the
+ * slice. PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
-/* Before every core_step: where its next version goes. */
+/* Before every core_step: select the buffer of the next version. */
 void param_buffers_before_step(struct param_buffers *w, struct core *c);
-/* After it, before its effects: which buffer is the core's now? */
+/* After it, before its effects: note which buffer the core uses now. */
 void param_buffers_after_step(struct param_buffers *w, const struct core *c);
-/* Versions made into a frame. */
+/* Versions that became a frame. */
 uint64_t param_buffers_framed(const struct param_buffers *w);
 
 #endif

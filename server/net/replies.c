@@ -1,4 +1,4 @@
-/* replies.c - see replies.h. A few replies wait at a time: plain scans are quick enough. */
+/* replies.c - see replies.h. Few replies wait at a time, so linear scans are fast enough. */
 #include "server/net/replies.h"
 #include <stdlib.h>
 #include "common/mem.h"
@@ -7,8 +7,8 @@
 
 struct reply {
 	uint32_t peer;
-	uint64_t lsn;  /* the position that it waits for */
-	int tombstone; /* the ERROR that stands for what was dropped */
+	uint64_t lsn;  /* must be flushed before it leaves */
+	int tombstone; /* the ERROR that replaces dropped replies */
 	size_t n;
 	zmq_msg_t frame[MAX_FRAMES];
 };
@@ -21,7 +21,7 @@ struct replies {
 	uint64_t sent, dropped;
 };
 
-/* Give back what `r` holds. */
+/* Close the frames of `r`. */
 static void clear(struct reply *r)
 {
 	while (r->n > 0)
@@ -37,7 +37,7 @@ static void take(struct reply *r, struct frames *f)
 	frames_release(f);
 }
 
-/* What a reply costs its peer: its bytes, and something for the place it takes. */
+/* The bytes that a reply counts against its peer: its frames, and its entry in the queue. */
 static size_t cost(zmq_msg_t *frame, size_t n)
 {
 	size_t bytes = sizeof(struct reply);
@@ -90,7 +90,7 @@ static void append(struct replies *q, uint32_t peer, struct frames *f, uint64_t 
 	take(r, f);
 }
 
-/* Take every reply to `peer` out; returns how many there were. */
+/* Remove all replies to `peer`; returns their number. */
 static size_t drop_all(struct replies *q, uint32_t peer)
 {
 	size_t kept = 0, before = q->n;
@@ -109,7 +109,7 @@ static size_t drop_all(struct replies *q, uint32_t peer)
 	return before - kept;
 }
 
-/* `peer` does not read: one ERROR takes the place of all that it is owed. */
+/* `peer` does not read: one ERROR, the tombstone, replaces all its replies. */
 static void evict(struct replies *q, uint32_t peer)
 {
 	const struct msg m = {.type = MSG_ERROR,
@@ -123,7 +123,7 @@ static void evict(struct replies *q, uint32_t peer)
 		append(q, peer, &f, 0, 1);
 }
 
-/* The longest waiting peer pays; one that was silenced before loses its ERROR too. */
+/* Evict the peer with the oldest reply; a peer that is evicted already loses its tombstone, too. */
 static void make_room(struct replies *q)
 {
 	while (q->n == q->room) {
@@ -166,7 +166,7 @@ void replies_set_flushed(struct replies *q, uint64_t lsn)
 		q->flushed_lsn = lsn;
 }
 
-/* An older reply to `peer` is among the first `n`, which stay. */
+/* One of the first `n` replies, which stay in the queue, is for `peer`. */
 static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 {
 	for (size_t i = 0; i < n; i++)
@@ -175,7 +175,7 @@ static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 	return 0;
 }
 
-/* `send` takes frames over only when it succeeds. */
+/* `send` takes over the frames only if it succeeds. */
 static int offer(struct reply *r, replies_send_fn *send, void *arg)
 {
 	struct frames f;

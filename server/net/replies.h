@@ -1,14 +1,14 @@
 /*
- * replies.h - replies that wait for their peers' queues, bounded, in order per peer.
+ * replies.h - the bounded queue of replies, in order for each peer.
  *
  * Invariants:
- * (1) replies to one peer leave in the order they came, or not at all;
- * (2) a peer with too many bytes of waiting replies, or the longest waiting one when all room is
- *     used up (room >= 2), loses all of them; one ERROR PS_ESTATE takes their place ("say HELLO
- *     again"), and until it has left, later replies to that peer are dropped too: what a peer
- *     reads never has a hole that it is not told of;
- * (3) a peer that does not read delays nobody else;
- * (4) no reply leaves before what it says is on disk: its position was reached.
+ * (1) replies to one peer leave in the order of replies_put, or not at all;
+ * (2) a peer whose waiting replies exceed its bytes is evicted, and so is the peer with the oldest
+ *     reply when the queue is full (room >= 2): one ERROR PS_ESTATE, its tombstone, replaces all
+ *     its replies ("say HELLO again"). Later replies to it are dropped until the tombstone has
+ *     left. So a peer never reads a sequence of replies with an unreported gap;
+ * (3) a peer that does not read delays no other peer;
+ * (4) a reply leaves after its LSN was flushed.
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_REPLIES_H
@@ -20,25 +20,24 @@
 
 struct replies; /* opaque, see replies.c */
 
-/* wire_send on some socket: 0, PS_EAGAIN, PS_EUNREACHABLE; any other status loses the reply. */
+/* wire_send on a socket: 0, PS_EAGAIN or PS_EUNREACHABLE; any other status drops the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 
-/* `room` replies in all, of one peer not more than `peer_bytes`. PS_ENOMEM. */
+/* At most `room` replies, and `peer_bytes` for each peer. PS_ENOMEM. */
 int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
-/* Frees and nulls *q with all that waits; NULL is fine. */
+/* Frees and nulls *q and the waiting replies; NULL is fine. */
 void replies_free(struct replies **q);
-/* Queue `f` for `peer`, to leave when position `after` is reached (0: at once); the frames are ours
- * from here on, f is empty. */
+/* Queue `f` for `peer` until `lsn` is flushed (0: no wait). Takes over the frames and empties f. */
 void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
-/* Everything up to `position` is on disk. */
+/* The log is on disk up to `lsn`. */
 void replies_set_flushed(struct replies *q, uint64_t lsn);
-/* Offer every reply whose turn it is. Returns 0 when that is done, else a peer that is gone, its
- * replies dropped: call again. */
+/* Offer every reply that may leave. Returns 0, or a peer that is gone, with its replies dropped:
+ * then call again. */
 uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);
 
 size_t replies_waiting(const struct replies *q);
 uint64_t replies_sent(const struct replies *q);
-/* Replies thrown away because their peer did not read. */
+/* Replies that were dropped because their peer did not read. */
 uint64_t replies_dropped(const struct replies *q);
 
 #endif

@@ -2,13 +2,24 @@
 #include "server/net/accept_gate.h"
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "common/mem.h"
 
-#define BACKLOG   100 /* libzmq's own */
-#define MARGIN    8   /* so many left: shut */
+#define RESERVE   160 /* descriptors, where the limit is far above it */
+#define BACKLOG   100 /* libzmq's default */
+#define MARGIN    8   /* with fewer descriptors left the gate closes */
 #define UNLIMITED (1 << 20)
+
+struct accept_gate {
+	int listener; /* libzmq's, -1: not known yet */
+	int reserve[RESERVE], n_reserve, want;
+	int backlog;
+	int last; /* a descriptor from this number on: few are left */
+	int closed;
+};
 
 /* A filter of one instruction: keep 0 bytes of each packet. */
 static int drop_packets(int socket, int drop)
@@ -21,76 +32,91 @@ static int drop_packets(int socket, int drop)
 		    : setsockopt(socket, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof(unused));
 }
 
-static void give_up_reserve(struct door *d)
+static void release_reserve(struct accept_gate *g)
 {
-	while (d->n_reserve > 0)
-		close(d->reserve[--d->n_reserve]);
+	while (g->n_reserve > 0)
+		close(g->reserve[--g->n_reserve]);
 }
 
-/* All of it, or nothing. */
-static int take_reserve(struct door *d)
+/* The whole reserve, or nothing. */
+static int take_reserve(struct accept_gate *g)
 {
-	while (d->n_reserve < d->want) {
+	while (g->n_reserve < g->want) {
 		int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-		if (fd < 0 || fd >= d->last) {
+		if (fd < 0 || fd >= g->last) {
 			if (fd >= 0)
 				close(fd);
-			give_up_reserve(d);
+			release_reserve(g);
 			return 0;
 		}
-		d->reserve[d->n_reserve++] = fd;
+		g->reserve[g->n_reserve++] = fd;
 	}
 	return 1;
 }
 
-void door_init(struct door *d)
+int accept_gate_new(struct accept_gate **out)
 {
+	struct accept_gate *g = mem_try(1, sizeof(*g));
 	struct rlimit limit;
-	int most = UNLIMITED;
+	int max = UNLIMITED;
 
-	*d = (struct door){.listener = -1};
+	*out = g;
+	if (!g)
+		return PS_ENOMEM;
+	g->listener = -1;
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < UNLIMITED)
-		most = (int)limit.rlim_cur;
-	d->want = most / 4 < DOOR_RESERVE ? most / 4 : DOOR_RESERVE;
-	d->backlog = 2 * d->want / 3 < BACKLOG ? 2 * d->want / 3 : BACKLOG;
-	d->last = most > MARGIN ? most - MARGIN : 0;
-	(void)take_reserve(d);
+		max = (int)limit.rlim_cur;
+	g->want = max / 4 < RESERVE ? max / 4 : RESERVE;
+	g->backlog = 2 * g->want / 3 < BACKLOG ? 2 * g->want / 3 : BACKLOG;
+	g->last = max > MARGIN ? max - MARGIN : 0;
+	(void)take_reserve(g);
+	return PS_OK;
 }
 
-void door_release(struct door *d)
+void accept_gate_free(struct accept_gate **g)
 {
-	give_up_reserve(d);
+	if (*g)
+		release_reserve(*g);
+	free(*g);
+	*g = NULL;
 }
 
-int door_is_near(const struct door *d, uint32_t fd)
+int accept_gate_backlog(const struct accept_gate *g)
 {
-	return fd >= (uint32_t)d->last;
+	return g->backlog;
 }
 
-int door_shut(struct door *d)
+void accept_gate_set_listener(struct accept_gate *g, int fd)
 {
-	if (d->shut || d->listener < 0)
+	g->listener = fd;
+	if (fd >= 0)
+		return;
+	g->closed = 0;
+	(void)take_reserve(g);
+}
+
+int accept_gate_is_needed(const struct accept_gate *g, uint32_t fd)
+{
+	return fd >= (uint32_t)g->last;
+}
+
+int accept_gate_close(struct accept_gate *g)
+{
+	if (g->closed || g->listener < 0)
 		return 0;
-	d->shut = 1;
-	(void)drop_packets(d->listener, 1);
-	give_up_reserve(d);
+	g->closed = 1;
+	(void)drop_packets(g->listener, 1);
+	release_reserve(g);
 	return 1;
 }
 
-void door_closed(struct door *d)
+int accept_gate_try_open(struct accept_gate *g)
 {
-	d->listener = -1;
-	d->shut = 0;
-	(void)take_reserve(d);
-}
-
-int door_try_open(struct door *d)
-{
-	if (!d->shut)
+	if (!g->closed)
 		return 1;
-	if (!take_reserve(d))
+	if (!take_reserve(g))
 		return 0;
-	(void)drop_packets(d->listener, 0);
-	d->shut = 0;
+	(void)drop_packets(g->listener, 0);
+	g->closed = 0;
 	return 1;
 }

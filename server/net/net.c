@@ -287,7 +287,7 @@ static int open_sockets(struct router *r, struct err *e)
 	if (r->context)
 		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);
 	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
-	if (!r->socket || set_options(r->socket, &r->cfg, r->port.door.backlog))
+	if (!r->socket || set_options(r->socket, &r->cfg, accept_gate_backlog(r->port.gate)))
 		return err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
 	int rc = enable_auth(r, e);
 	return rc ? rc : port_monitor(&r->port, r->context, r->socket, e);
@@ -325,9 +325,9 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for the port");
 	r->cfg = *cfg;
-	port_init(&r->port);
 	frames_init(&r->in);
-	if (wire_new(&r->wire, cfg->n_params) || replies_new(&r->replies, room, per_peer) ||
+	if (port_init(&r->port) || wire_new(&r->wire, cfg->n_params) ||
+		replies_new(&r->replies, room, per_peer) ||
 		chunked_push_new(&r->chunks, cfg->n_params, cfg->max_workers))
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else

@@ -7,14 +7,14 @@
 #include "common/log.h"
 #include "common/zmonitor.h"
 
-#define REBIND_MS 50   /* between two attempts to have the port back */
-#define SHUT_MS   1000 /* at least, when descriptors run out */
+#define REBIND_MS 50   /* between two attempts to bind the port again */
+#define CLOSED_MS 1000 /* minimum time that the gate is closed */
 
-/* ---- open and shut ------------------------------------------------------------------------- */
+/* ---- bind and unbind, open and close ------------------------------------------------------- */
 
 static void on_rebind(uv_timer_t *t);
 
-static void rest(struct port *p)
+static void schedule_rebind(struct port *p)
 {
 	uv_timer_start(&p->rebind, on_rebind, REBIND_MS, 0);
 }
@@ -24,7 +24,7 @@ static void on_rebind(uv_timer_t *t)
 	struct port *p = t->data;
 
 	if (zmq_bind(p->socket, p->endpoint) != 0) {
-		rest(p);
+		schedule_rebind(p);
 		return;
 	}
 	p->bound = 1;
@@ -35,36 +35,36 @@ void port_close_connections(struct port *p)
 {
 	if (!p->bound)
 		return;
-	(void)zmq_unbind(p->socket, p->endpoint); /* closes what it has accepted, too */
+	(void)zmq_unbind(p->socket, p->endpoint); /* closes the accepted connections, too */
 	memset(p->open, 0, sizeof(p->open));
 	memset(p->ended, 0, sizeof(p->ended));
 	p->stats.connections = 0;
 	p->bound = 0;
-	door_closed(&p->door);
-	rest(p);
+	accept_gate_set_listener(p->gate, -1);
+	schedule_rebind(p);
 }
 
 static void on_reopen(uv_timer_t *t)
 {
 	struct port *p = t->data;
 
-	if (!door_try_open(&p->door))
+	if (!accept_gate_try_open(p->gate))
 		return;
 	uv_timer_stop(t);
 	log_info("net", "accepting_again", "endpoint=%s", p->endpoint);
 }
 
-static void shut_door(struct port *p, const char *why)
+static void close_gate(struct port *p, const char *why)
 {
-	if (!door_shut(&p->door))
+	if (!accept_gate_close(p->gate))
 		return;
 	log_warn("net", "descriptors_short", "reason=\"%s\" connections=%u", why,
 		p->stats.connections);
-	uv_timer_start(&p->reopen, on_reopen, SHUT_MS, SHUT_MS);
+	uv_timer_start(&p->reopen, on_reopen, CLOSED_MS, CLOSED_MS);
 }
 
-/* Turn the bit over if it is not `value`; 1: it was turned. */
-static int flip(unsigned char *bits, uint32_t fd, int value)
+/* Set the bit to `value`; 1: it changed. */
+static int set_bit(unsigned char *bits, uint32_t fd, int value)
 {
 	unsigned char bit = (unsigned char)(1u << (fd % 8)), *byte = &bits[fd / 8];
 
@@ -77,9 +77,9 @@ static int flip(unsigned char *bits, uint32_t fd, int value)
 static void note_accepted(struct port *p, uint32_t fd)
 {
 	p->stats.accepted++;
-	if (door_is_near(&p->door, fd))
-		shut_door(p, "few are left");
-	if (fd >= PORT_FDS || flip(p->ended, fd, 0) || !flip(p->open, fd, 1))
+	if (accept_gate_is_needed(p->gate, fd))
+		close_gate(p, "few descriptors are left");
+	if (fd >= PORT_FDS || set_bit(p->ended, fd, 0) || !set_bit(p->open, fd, 1))
 		return;
 	log_debug("net", "accepted", "fd=%u", fd);
 	p->stats.connections++;
@@ -89,11 +89,11 @@ static void note_ended(struct port *p, uint32_t fd)
 {
 	if (fd >= PORT_FDS)
 		return;
-	if (flip(p->open, fd, 0)) {
+	if (set_bit(p->open, fd, 0)) {
 		log_debug("net", "hung_up", "fd=%u", fd);
 		p->stats.connections--;
-	} else if (p->bound) { /* else: one of those that zmq_unbind has closed */
-		flip(p->ended, fd, 1);
+	} else if (p->bound) { /* else zmq_unbind has closed it */
+		set_bit(p->ended, fd, 1);
 	}
 }
 
@@ -101,14 +101,14 @@ static void on_event(struct port *p, unsigned event, uint32_t value)
 {
 	switch (event) {
 	case ZMQ_EVENT_LISTENING:
-		p->door.listener = (int)value;
+		accept_gate_set_listener(p->gate, (int)value);
 		break;
 	case ZMQ_EVENT_ACCEPTED:
 		note_accepted(p, value);
 		break;
 	case ZMQ_EVENT_ACCEPT_FAILED:
 		p->stats.accept_failures++;
-		shut_door(p, strerror((int)value));
+		close_gate(p, strerror((int)value));
 		break;
 	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
 	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
@@ -136,15 +136,15 @@ static int on_monitor(void *arg)
 
 /* ---- birth --------------------------------------------------------------------------------- */
 
-void port_init(struct port *p)
+int port_init(struct port *p)
 {
 	memset(p, 0, sizeof(*p));
-	door_init(&p->door);
+	return accept_gate_new(&p->gate);
 }
 
 void port_release(struct port *p)
 {
-	door_release(&p->door);
+	accept_gate_free(&p->gate);
 }
 
 int port_monitor(struct port *p, void *context, void *socket, struct err *e)
@@ -161,8 +161,8 @@ int port_monitor(struct port *p, void *context, void *socket, struct err *e)
 	return PS_OK;
 }
 
-/* A server that has just been killed may still have the port. */
-static int bind_soon(void *socket, const char *address)
+/* A server that was killed just now may still hold the port. */
+static int bind_retrying(void *socket, const char *address)
 {
 	const struct timespec pause = {.tv_nsec = 2000000};
 
@@ -180,7 +180,7 @@ int port_bind(struct port *p, const char *address, struct err *e)
 {
 	size_t size = sizeof(p->endpoint);
 
-	if (bind_soon(p->socket, address) != 0)
+	if (bind_retrying(p->socket, address) != 0)
 		return err_set(e, PS_EUSAGE, "--bind %.100s: %s%s", address, zmq_strerror(errno),
 			errno == EADDRINUSE ? ": stop the process that has it, or take another port"
 					    : "");

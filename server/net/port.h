@@ -1,8 +1,6 @@
 /*
- * port.h - the server's port: where it listens, who connects and leaves (libzmq's monitor), and the
- * door that shuts when descriptors run out.
- *
- * The socket is the router's; the port binds and unbinds it. Messages are none of its business.
+ * port.h - the server's port: binds the router's socket, counts connections by libzmq's monitor, and
+ * closes the accept gate when descriptors run out.
  *
  * Thread: the loop's.
  */
@@ -18,26 +16,26 @@
 
 struct port_stats {
 	uint64_t accepted, handshakes_failed;
-	uint64_t accept_failures; /* no descriptor was left */
+	uint64_t accept_failures; /* accept failed: no descriptor was left */
 	uint32_t connections;     /* open now */
 };
 
-/* Embedded; its members are port.c's. */
+/* Embedded in the router; its members are private to port.c. */
 struct port {
-	void *socket, *monitor; /* the ROUTER, borrowed; and what tells of its connections */
+	void *socket, *monitor; /* the ROUTER, borrowed; and its monitor */
 	struct zloop loop;
 	uv_timer_t rebind, reopen;
-	struct door door;
+	struct accept_gate *gate;
 	char endpoint[256];
 	int bound;
 	struct port_stats stats;
-	/* Connections by descriptor; and those whose end was told before their beginning: the two
-	 * come from different I/O threads of libzmq. */
+	/* Open connections by descriptor, and those whose end was reported before their begin: the
+	 * two reports come from different I/O threads of libzmq. */
 	unsigned char open[PORT_FDS / 8], ended[PORT_FDS / 8];
 };
 
-/* Take the descriptors that the door has in reserve; needs port_release. */
-void port_init(struct port *p);
+/* Create the accept gate; port_release in any case. PS_ENOMEM. */
+int port_init(struct port *p) PS_MUST_CHECK;
 void port_release(struct port *p);
 /* Watch `socket`, before it is bound. PS_ENET. port_close in any case. */
 int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_MUST_CHECK;

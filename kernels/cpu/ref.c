@@ -272,9 +272,9 @@ static double image_backward(struct cpu_ref *r, size_t image, const struct pass 
 {
 	const struct model *m = r->model;
 	size_t label = r->set.labels[image];
-	double *d_scores = r->delta[m->n_layers];
-	double loss = softmax_loss(r->value[m->n_layers], m->classes, label, d_scores);
-	d_scores[label] -= 1;
+	double *d_logits = r->delta[m->n_layers];
+	double loss = softmax_loss(r->value[m->n_layers], m->classes, label, d_logits);
+	d_logits[label] -= 1;
 	for (size_t l = m->n_layers; l-- > 0;)
 		layer_backward(r, l, p);
 	return loss;

@@ -103,8 +103,8 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 {
 	size_t width;
 
-	c->path->scores(c->net, &width);
-	c->scores = arena_take(a, c->max_batch * width, sizeof(float));
+	c->path->logits(c->net, &width);
+	c->logits = arena_take(a, c->max_batch * width, sizeof(float));
 	for (int i = 0; i < LOCAL_BURSTS; i++) {
 		struct slot *s = &c->slot[i];
 		s->index = arena_take(a, c->max_index, sizeof(uint32_t));

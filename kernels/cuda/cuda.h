@@ -56,7 +56,7 @@ struct cuda {
 	struct kx_now *now;
 	double *loss;
 	void *pinned;
-	float *scores;                  /* pinned */
+	float *logits;                  /* pinned */
 	struct slot slot[LOCAL_BURSTS]; /* a single gradient is at home in the first */
 	uint8_t *pixels, *labels;       /* device: the data set */
 	struct graph graph[CUDA_MAX_GRAPHS];
@@ -69,7 +69,7 @@ void cuda_drop_graphs(struct cuda *c);
 int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
 	uint64_t dropout_seed, float *grad, double *loss) PS_MUST_CHECK;
 int cuda_forward(
-	void *self, const float *params, size_t first, size_t n, float *scores) PS_MUST_CHECK;
+	void *self, const float *params, size_t first, size_t n, float *logits) PS_MUST_CHECK;
 int cuda_local_start(void *self, int slot, const float *params) PS_MUST_CHECK;
 int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, size_t steps,
 	float rate, uint64_t dropout_seed) PS_MUST_CHECK;

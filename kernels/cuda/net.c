@@ -14,7 +14,7 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
 		if (s->w.taps == 0)
 			continue;
 		all.layer[all.n] = s->own;
-		all.layer[all.n++].splits = net_splits(s, images);
+		all.layer[all.n++].slices = net_slices(s, images);
 	}
 	return all;
 }
@@ -24,16 +24,16 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
  * convolution. Forward they would change which cell wins a pool and which ReLU is open (a gradient
  * 1 to 3 % off at the nets of MNIST), and an fc layer's gradient is a sum of terms that cancel.
  */
-static enum kx_product forward_by(const struct net *n)
+static enum kx_math fprop_math(const struct net *n)
 {
-	return n->precision == KX_FP32 ? KX_FFMA : KX_SPLIT;
+	return n->precision == KX_FP32 ? KX_MATH_FFMA : KX_MATH_3XTF32;
 }
 
-static enum kx_product backward_by(const struct net *n, const struct net_step *s)
+static enum kx_math backward_math(const struct net *n, const struct net_step *s)
 {
 	if (n->precision == KX_FP32 || s->layer->kind == LAYER_FC)
-		return forward_by(n);
-	return n->precision == KX_TF32 ? KX_BY_TF32 : KX_BY_BF16;
+		return fprop_math(n);
+	return n->precision == KX_TF32 ? KX_MATH_TF32 : KX_MATH_BF16;
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -44,46 +44,46 @@ static int body_steps(const struct net *n)
 	return n->n_steps - (n->has_head ? 2 : 0);
 }
 
-static int weights_forward(
+static int weights_fprop(
 	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
 {
-	const struct kx_plane *in = &n->plane[s->in].value;
-	const struct kx_plane *out = &n->plane[s->out].value;
-	struct kx_rows g = {.a = in->value,
+	const struct kx_tensor *in = &n->tensor[s->in].value;
+	const struct kx_tensor *out = &n->tensor[s->out].value;
+	struct kx_conv g = {.a = in->value,
 		.b = s->own.value,
 		.bias = net_biases(s),
 		.d = out->value,
-		.taps = s->taps.device,
-		.cells = s->cells.device,
+		.k_runs = s->fprop_runs.device,
+		.pixels = s->fprop_pixels.device,
 		.a_image = in->image,
 		.d_image = out->image,
-		.n_cells = (int)s->cells.n,
+		.n_pixels = (int)s->fprop_pixels.n,
 		.n = s->w.f_pad,
-		.run = s->run,
+		.run_length = s->run_length,
 		.relu = s->relu,
 		.images = images};
 
-	return kx_rows(g, forward_by(n), stream);
+	return kx_conv_fprop(g, fprop_math(n), stream);
 }
 
-static int step_forward(const struct net *n, const struct net_step *s, const struct kx_batch *batch,
+static int step_fprop(const struct net *n, const struct net_step *s, const struct kx_batch *batch,
 	cudaStream_t stream)
 {
 	const struct layer *l = s->layer;
-	struct kx_plane in = n->plane[s->in].value, out = n->plane[s->out].value;
+	struct kx_tensor in = n->tensor[s->in].value, out = n->tensor[s->out].value;
 
 	switch (s->kind) {
-	case NET_FIRST:
-		return kx_first_forward(s->first, *batch, stream);
+	case NET_CONV1:
+		return kx_conv1_fprop(s->conv1, *batch, stream);
 	case NET_WEIGHTS:
-		return weights_forward(n, s, batch->images, stream);
-	case NET_SECOND:
-		return kx_second_forward(s->second, batch->images, stream);
+		return weights_fprop(n, s, batch->images, stream);
+	case NET_CONV2:
+		return kx_conv2_fprop(s->conv2, batch->images, stream);
 	case NET_POOL:
-		return kx_pool_forward(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
+		return kx_pool_fprop(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
 			batch->images, stream);
 	case NET_RELU:
-		return kx_relu_forward(in, out, batch->images, stream);
+		return kx_relu_fprop(in, out, batch->images, stream);
 	case NET_DROPOUT:
 		return kx_dropout(in, out, s->drop, NULL, *batch, stream);
 	}
@@ -91,179 +91,180 @@ static int step_forward(const struct net *n, const struct net_step *s, const str
 }
 
 /* Up to what head.h does at once. */
-static int body_forward(const struct net *n, const struct kx_batch *batch, cudaStream_t stream)
+static int body_fprop(const struct net *n, const struct kx_batch *batch, cudaStream_t stream)
 {
 	int rc = PS_OK;
 
-	if (n->step[0].kind != NET_FIRST)
-		rc = kx_load(*batch, (int)n->model->input.c, n->plane[0].value, stream);
+	if (n->step[0].kind != NET_CONV1)
+		rc = kx_load(*batch, (int)n->model->input.c, n->tensor[0].value, stream);
 
 	for (int i = 0; i < body_steps(n) && !rc; i++)
-		rc = step_forward(n, &n->step[i], batch, stream);
+		rc = step_fprop(n, &n->step[i], batch, stream);
 	if (n->has_head && !rc)
 		rc = kx_head_hidden(n->head, batch->images, stream);
 	return rc;
 }
 
-static int forward(void *self, struct kx_batch batch, cudaStream_t stream)
+static int net_path_forward(void *self, struct kx_batch batch, cudaStream_t stream)
 {
 	const struct net *n = self;
-	int rc = body_forward(n, &batch, stream);
+	int rc = body_fprop(n, &batch, stream);
 
-	return rc || !n->has_head ? rc : kx_head_scores(n->head, batch.images, stream);
+	return rc || !n->has_head ? rc : kx_head_logits(n->head, batch.images, stream);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* The plane's errors, laid out as its values. */
-static struct kx_plane errors_of(const struct net_plane *p)
+static struct kx_tensor grad_of(const struct net_tensor *p)
 {
-	struct kx_plane e = p->value;
+	struct kx_tensor e = p->value;
 
-	e.value = p->error;
+	e.value = p->grad;
 	return e;
 }
 
-static struct kx_outer outer_of(const struct net *n, const struct net_step *s, int images)
+static struct kx_conv_wgrad wgrad_of(const struct net *n, const struct net_step *s, int images)
 {
-	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
+	const struct net_tensor *in = &n->tensor[s->in], *out = &n->tensor[s->out];
 
-	return (struct kx_outer){.a = in->value.value,
-		.b = out->error,
-		.partial = s->own.partial,
-		.spots = s->spots.device,
+	return (struct kx_conv_wgrad){.a = in->value.value,
+		.b = out->grad,
+		.workspace = s->own.workspace,
+		.positions = s->wgrad_positions.device,
 		.a_image = in->value.image,
 		.b_image = out->value.image,
-		.n_spots = (int)s->spots.n,
+		.n_positions = (int)s->wgrad_positions.n,
 		.m = s->w.taps * s->w.c_pad,
 		.n = s->w.f_pad,
-		.run = s->run,
+		.run_length = s->run_length,
 		.row = in->value.row,
-		.splits = net_splits(s, (size_t)images),
+		.slices = net_slices(s, (size_t)images),
 		.images = images};
 }
 
-static int weights_gradient(
+static int weights_wgrad(
 	const struct net *n, const struct net_step *s, int images, cudaStream_t stream)
 {
-	const struct kx_outer none = {.splits = 0};
+	const struct kx_conv_wgrad none = {.slices = 0};
 
-	return kx_outer(outer_of(n, s, images), none, backward_by(n, s), stream);
+	return kx_conv_wgrad(wgrad_of(n, s, images), none, backward_math(n, s), stream);
 }
 
 /* Of both its layers. */
-static int head_gradient(const struct net *n, int images, cudaStream_t stream)
+static int head_wgrad(const struct net *n, int images, cudaStream_t stream)
 {
 	const struct net_step *s = &n->step[body_steps(n)];
 
-	return kx_outer(
-		outer_of(n, &s[0], images), outer_of(n, &s[1], images), backward_by(n, s), stream);
+	return kx_conv_wgrad(wgrad_of(n, &s[0], images), wgrad_of(n, &s[1], images),
+		backward_math(n, s), stream);
 }
 
-static int weights_errors(const struct net *n, const struct net_step *s, const float *mask,
+static int weights_dgrad(const struct net *n, const struct net_step *s, const float *mask,
 	int images, cudaStream_t stream)
 {
-	const struct net_plane *in = &n->plane[s->in], *out = &n->plane[s->out];
-	struct kx_rows g = {.a = out->error,
-		.b = s->own.backward,
+	const struct net_tensor *in = &n->tensor[s->in], *out = &n->tensor[s->out];
+	struct kx_conv g = {.a = out->grad,
+		.b = s->own.dgrad,
 		.mask = mask,
-		.d = in->error,
-		.taps = s->back_taps.device,
-		.cells = s->back_cells.device,
+		.d = in->grad,
+		.k_runs = s->dgrad_runs.device,
+		.pixels = s->dgrad_pixels.device,
 		.a_image = out->value.image,
 		.d_image = in->value.image,
-		.n_cells = (int)s->back_cells.n,
-		.n = s->back_cells.n == 1 && s->layer->kind == LAYER_FC ? (int)in->value.image
-									: s->w.c_pad,
-		.run = s->w.f_pad,
+		.n_pixels = (int)s->dgrad_pixels.n,
+		.n = s->dgrad_pixels.n == 1 && s->layer->kind == LAYER_FC ? (int)in->value.image
+									  : s->w.c_pad,
+		.run_length = s->w.f_pad,
 		.images = images};
 
-	return kx_rows(g, backward_by(n, s), stream);
+	return kx_conv_dgrad(g, backward_math(n, s), stream);
 }
 
-/* The step before is NET_FIRST: this is its gradient, too. */
-static int second_backward(
+/* The step before is NET_CONV1: this is its gradient, too. */
+static int conv2_backward(
 	const struct net_step *s, const struct kx_batch *batch, cudaStream_t stream)
 {
-	int rc = kx_second_errors(s->second, *batch, s[-1].own.partial, stream);
+	int rc = kx_conv2_dgrad(s->conv2, *batch, s[-1].own.workspace, stream);
 
-	return rc ? rc : kx_second_gradient(s->second, s->own.partial, batch->images, stream);
+	return rc ? rc : kx_conv2_wgrad(s->conv2, s->own.workspace, batch->images, stream);
 }
 
 static int step_backward(const struct net *n, const struct net_step *s,
 	const struct kx_batch *batch, cudaStream_t stream)
 {
 	const struct layer *l = s->layer;
-	const struct net_plane *in = &n->plane[s->in];
+	const struct net_tensor *in = &n->tensor[s->in];
 	const float *mask = in->relu ? in->value.value : NULL;
-	struct kx_plane d_in = errors_of(in), d_out = errors_of(&n->plane[s->out]);
+	struct kx_tensor dx = grad_of(in), dy = grad_of(&n->tensor[s->out]);
 	int rc = PS_OK;
 
 	if (s->kind == NET_WEIGHTS)
-		rc = weights_gradient(n, s, batch->images, stream);
-	if (s->kind == NET_SECOND)
-		rc = second_backward(s, batch, stream);
-	if (s->kind == NET_FIRST && !s->before_second)
-		rc = kx_first_gradient(s->first, *batch, stream);
-	if (rc || !s->learns)
+		rc = weights_wgrad(n, s, batch->images, stream);
+	if (s->kind == NET_CONV2)
+		rc = conv2_backward(s, batch, stream);
+	if (s->kind == NET_CONV1 && !s->before_conv2)
+		rc = kx_conv1_wgrad(s->conv1, *batch, stream);
+	if (rc || !s->needs_dx)
 		return rc;
 	switch (s->kind) {
-	case NET_FIRST:
-	case NET_SECOND:
+	case NET_CONV1:
+	case NET_CONV2:
 		return PS_OK;
 	case NET_WEIGHTS:
-		return weights_errors(n, s, mask, batch->images, stream);
+		return weights_dgrad(n, s, mask, batch->images, stream);
 	case NET_POOL:
-		return kx_pool_backward(in->value, d_in, d_out, (int)l->size, (int)l->pad_top,
+		return kx_pool_dgrad(in->value, dx, dy, (int)l->size, (int)l->pad_top,
 			(int)l->pad_left, mask, batch->images, stream);
 	case NET_RELU:
-		return kx_relu_backward(in->value, d_in, d_out, mask, batch->images, stream);
+		return kx_relu_dgrad(in->value, dx, dy, mask, batch->images, stream);
 	case NET_DROPOUT:
-		return kx_dropout(d_out, d_in, s->drop, mask, *batch, stream);
+		return kx_dropout(dy, dx, s->drop, mask, *batch, stream);
 	}
 	return PS_EDEVICE;
 }
 
 /* Loss, and the way back to where the body begins. */
-static int end_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
+static int loss_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
-	const struct net_plane *last = &n->plane[n->n_planes - 1];
+	const struct net_tensor *last = &n->tensor[n->n_tensors - 1];
 	int rc;
 
 	if (!n->has_head)
-		return kx_loss(last->value.value, last->error, n->loss, (int)n->model->classes,
+		return kx_loss(last->value.value, last->grad, n->loss, (int)n->model->classes,
 			(int)last->value.image, batch, stream);
-	rc = kx_head_errors(n->head, batch, stream);
-	return rc ? rc : head_gradient(n, batch.images, stream);
+	rc = kx_head_dgrad(n->head, batch, stream);
+	return rc ? rc : head_wgrad(n, batch.images, stream);
 }
 
 /* Up to the parts of the gradient. */
-static int parts_of(const struct net *n, struct kx_batch batch, cudaStream_t stream)
+static int forward_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
-	int rc = body_forward(n, &batch, stream);
+	int rc = body_fprop(n, &batch, stream);
 
 	if (!rc)
-		rc = end_backward(n, batch, stream);
+		rc = loss_backward(n, batch, stream);
 	for (int i = body_steps(n); i-- > 0 && !rc;)
 		rc = step_backward(n, &n->step[i], &batch, stream);
 	return rc;
 }
 
-static int gradient(
+static int net_path_gradient(
 	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
 {
 	const struct net *n = self;
 	struct kx_losses losses = {.loss = n->loss, .sum = loss, .images = batch.images};
-	int rc = parts_of(n, batch, stream);
+	int rc = forward_backward(n, batch, stream);
 
 	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL)
-		rc = kx_gradient(layers_from(n, &i, (size_t)batch.images), losses, grad, stream);
+		rc = kx_reduce_gradient(
+			layers_from(n, &i, (size_t)batch.images), losses, grad, stream);
 	return rc;
 }
 
 /* ---- local training -------------------------------------------------------------------------- */
 
-static int load(void *self, const float *params, cudaStream_t stream)
+static int net_path_load(void *self, const float *params, cudaStream_t stream)
 {
 	const struct net *n = self;
 	int rc = PS_OK;
@@ -273,7 +274,7 @@ static int load(void *self, const float *params, cudaStream_t stream)
 	return rc;
 }
 
-static int start(void *self, cudaStream_t stream)
+static int net_path_start(void *self, cudaStream_t stream)
 {
 	const struct net *n = self;
 
@@ -287,17 +288,17 @@ static int learn(const struct net *n, struct kx_batch batch, struct kx_now *now,
 	int rc = PS_OK;
 
 	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL)
-		rc = kx_learn(layers_from(n, &i, (size_t)batch.images), losses, now, stream);
+		rc = kx_sgd_step(layers_from(n, &i, (size_t)batch.images), losses, now, stream);
 	return rc;
 }
 
-static int train(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
-	cudaStream_t stream)
+static int net_path_train(void *self, struct kx_batch batch, struct kx_now *now, int steps,
+	double *loss, cudaStream_t stream)
 {
 	int rc = PS_OK;
 
 	for (int i = 0; i < steps && !rc; i++) {
-		rc = parts_of(self, batch, stream);
+		rc = forward_backward(self, batch, stream);
 		if (!rc)
 			rc = learn(self, batch, now, loss, stream);
 	}
@@ -313,7 +314,7 @@ static int save_one(const struct net *n, int sums, float *to, cudaStream_t strea
 	return rc;
 }
 
-static int save(void *self, float *params, float *sum, cudaStream_t stream)
+static int net_path_save(void *self, float *params, float *sum, cudaStream_t stream)
 {
 	int rc = save_one(self, 0, params, stream);
 
@@ -322,13 +323,14 @@ static int save(void *self, float *params, float *sum, cudaStream_t stream)
 
 /* ---- the path -------------------------------------------------------------------------------- */
 
-static int fits(const struct model *m)
+static int net_path_fits(const struct model *m)
 {
 	(void)m;
 	return 1;
 }
 
-static int open(void **self, const struct model *m, int precision, size_t images, struct err *e)
+static int net_path_open(
+	void **self, const struct model *m, int precision, size_t images, struct err *e)
 {
 	struct net *n = mem_try(1, sizeof *n);
 	int rc;
@@ -345,42 +347,42 @@ static int open(void **self, const struct model *m, int precision, size_t images
 	return PS_OK;
 }
 
-static void close(void *self)
+static void net_path_close(void *self)
 {
 	net_release(self);
 	free(self);
 }
 
-static void place(void *self, struct cuda_arena *a)
+static void net_path_place(void *self, struct cuda_arena *a)
 {
 	net_place(self, a);
 }
 
-static int fill(void *self, cudaStream_t stream)
+static int net_path_fill(void *self, cudaStream_t stream)
 {
 	return net_fill(self, stream);
 }
 
-static const float *scores(const void *self, size_t *width)
+static const float *net_path_logits(const void *self, size_t *width)
 {
 	const struct net *n = self;
-	const struct kx_plane *last = &n->plane[n->n_planes - 1].value;
+	const struct kx_tensor *last = &n->tensor[n->n_tensors - 1].value;
 
 	*width = last->image;
 	return last->value;
 }
 
 const struct cuda_path cuda_net = {
-	.fits = fits,
-	.open = open,
-	.close = close,
-	.place = place,
-	.fill = fill,
-	.load = load,
-	.forward = forward,
-	.scores = scores,
-	.gradient = gradient,
-	.start = start,
-	.train = train,
-	.save = save,
+	.fits = net_path_fits,
+	.open = net_path_open,
+	.close = net_path_close,
+	.place = net_path_place,
+	.fill = net_path_fill,
+	.load = net_path_load,
+	.forward = net_path_forward,
+	.logits = net_path_logits,
+	.gradient = net_path_gradient,
+	.start = net_path_start,
+	.train = net_path_train,
+	.save = net_path_save,
 };

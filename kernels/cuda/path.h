@@ -1,10 +1,10 @@
 /*
- * path.h - one way to run a model on the GPU: what the cuda device needs of it. There are two:
- * cuda_net (any model) and cuda_seed (seed:F on MNIST's images, fused).
+ * path.h - one way to run a model on the GPU: the interface between the cuda device and its two
+ * paths, cuda_net (any model) and cuda_seed (seed:F on MNIST's images, fused).
  *
- * Life: open plans, place says where everything lies (twice: once to learn how much memory it
- * takes), fill writes what stays. The rest only launches. Vectors named params, grad and sum are
- * device memory in the manifest's order. Memory that was placed is the caller's.
+ * Life cycle: `open` plans. `place` assigns memory; it is called twice, first to learn the size.
+ * `fill` writes the constants. All other calls only launch. The vectors params, grad and sum are
+ * device memory in the manifest's order. The caller owns the placed memory.
  *
  * Thread: the backend's.
  */
@@ -13,7 +13,7 @@
 #include "common/model.h"
 #include "kernels/cuda/base/kernels.h"
 
-/* One block of memory, carved from the front. base NULL: only counts. */
+/* One block of memory, carved from the front. base NULL: only count. */
 struct cuda_arena {
 	char *base;
 	size_t used;
@@ -25,7 +25,7 @@ void *arena_take(struct cuda_arena *a, size_t n, size_t size);
 
 struct cuda_path {
 	int (*fits)(const struct model *m);
-	/* For up to `images` images at a time. PS_ENOMEM; *self is NULL then. */
+	/* For batches of up to `images`. PS_ENOMEM; then *self is NULL. */
 	int (*open)(
 		void **self, const struct model *m, int precision, size_t images, struct err *e);
 	void (*close)(void *self);
@@ -34,13 +34,13 @@ struct cuda_path {
 	/* Make `params` the weights. */
 	int (*load)(void *self, const float *params, cudaStream_t stream);
 	int (*forward)(void *self, struct kx_batch batch, cudaStream_t stream);
-	/* What forward wrote: *width floats per image, the classes first. */
-	const float *(*scores)(const void *self, size_t *width);
+	/* The output of forward: *width floats for each image, the classes first. */
+	const float *(*logits)(const void *self, size_t *width);
 	/* Mean gradient and loss. */
 	int (*gradient)(
 		void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream);
-	/* Local training: forget the sum; `steps` steps of SGD with each image's loss added to
-	 * *loss and now->step moved on; weights and sum (NULL: not wanted). */
+	/* Local training. start: clear the sum. train: `steps` steps of SGD; adds each image's loss
+	 * to *loss and advances now->step. save: weights and sum (NULL: not requested). */
 	int (*start)(void *self, cudaStream_t stream);
 	int (*train)(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
 		cudaStream_t stream);

@@ -13,14 +13,14 @@ static int pad_quad(size_t n)
 
 /* ---- planes and steps ------------------------------------------------------------------------ */
 
-static struct net_plane plane_of(struct shape s, int relu)
+static struct net_tensor tensor_of(struct shape s, int relu)
 {
-	return (struct net_plane){
+	return (struct net_tensor){
 		.value = {.h = (int)s.h, .w = (int)s.w, .c = pad_quad(s.c)}, .relu = relu};
 }
 
 /* A convolution reads its plane with zeros around it. */
-static void plane_pad(struct net_plane *p, const struct layer *l)
+static void tensor_pad(struct net_tensor *p, const struct layer *l)
 {
 	p->pad_top = (int)l->pad_top;
 	p->pad_left = (int)l->pad_left;
@@ -28,9 +28,9 @@ static void plane_pad(struct net_plane *p, const struct layer *l)
 	p->pad_right = (int)l->pad_right;
 }
 
-static int plane_measure(struct net_plane *p)
+static int tensor_measure(struct net_tensor *p)
 {
-	struct kx_plane *v = &p->value;
+	struct kx_tensor *v = &p->value;
 	size_t w = (size_t)(v->w + p->pad_left + p->pad_right);
 	size_t h = (size_t)(v->h + p->pad_top + p->pad_bottom);
 	size_t row = w * (size_t)v->c;
@@ -57,36 +57,36 @@ static void step_weights(struct net_step *s, const struct model *m)
 	w->to_f = conv ? w->c_pad : w->taps * w->c_pad;
 	w->weight = m->tensor[l->weight].offset;
 	w->bias = m->tensor[l->bias].offset;
-	s->run = (conv ? (int)l->size : w->taps) * w->c_pad;
+	s->run_length = (conv ? (int)l->size : w->taps) * w->c_pad;
 }
 
 /* Do the first three layers fit conv1.h? */
-static int fits_first(const struct model *m)
+static int fits_conv1(const struct model *m)
 {
 	const struct layer *l = m->layer;
 
 	return m->n_layers > 3 && l[0].kind == LAYER_CONV && l[1].kind == LAYER_RELU &&
-	       l[2].kind == LAYER_POOL && l[0].in.c == 1 && l[0].in.h == FIRST_SIDE &&
-	       l[0].in.w == FIRST_SIDE && (l[0].size == 3 || l[0].size == 5) && l[0].stride == 1 &&
+	       l[2].kind == LAYER_POOL && l[0].in.c == 1 && l[0].in.h == CONV1_SIDE &&
+	       l[0].in.w == CONV1_SIDE && (l[0].size == 3 || l[0].size == 5) && l[0].stride == 1 &&
 	       !l[0].pad_top && !l[0].pad_left && !l[0].pad_bottom && !l[0].pad_right &&
-	       l[0].out.c % FIRST_LANES == 0 && l[2].size == 2;
+	       l[0].out.c % CONV1_LANES == 0 && l[2].size == 2;
 }
 
 /* The layers from l on: those of conv2.h, directly behind those of conv1.h, which want no
  * errors masked? */
-static int fits_second(const struct net *n, const struct net_step *s)
+static int fits_conv2(const struct net *n, const struct net_step *s)
 {
 	const struct layer *l = s->layer;
 
-	return n->precision != KX_FP32 && s > n->step && s[-1].kind == NET_FIRST &&
+	return n->precision != KX_FP32 && s > n->step && s[-1].kind == NET_CONV1 &&
 	       s->number + 3 < n->model->n_layers && l[0].kind == LAYER_CONV &&
-	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == SECOND_CHANNELS &&
-	       l[0].in.h == SECOND_IN && l[0].in.w == SECOND_IN && l[0].size == SECOND_SIZE &&
-	       l[0].stride == 1 && l[0].out.c == SECOND_FILTERS && l[0].out.h == SECOND_OUT &&
+	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == CONV2_CHANNELS &&
+	       l[0].in.h == CONV2_IN && l[0].in.w == CONV2_IN && l[0].size == CONV2_SIZE &&
+	       l[0].stride == 1 && l[0].out.c == CONV2_FILTERS && l[0].out.h == CONV2_OUT &&
 	       l[2].size == 2;
 }
 
-/* Steps of one layer each; NET_FIRST is decided by the whole. */
+/* Steps of one layer each; NET_CONV1 is decided by the whole. */
 static enum net_kind kind_of(const struct layer *l)
 {
 	switch (l->kind) {
@@ -104,26 +104,26 @@ static enum net_kind kind_of(const struct layer *l)
 }
 
 /* The step as conv, ReLU and pool. Its input has one channel: no padding to fours. */
-static void first_step(struct net *n, struct net_step *s)
+static void conv1_step(struct net *n, struct net_step *s)
 {
 	struct kx_weights *w = &s->w;
 
-	s->kind = NET_FIRST;
+	s->kind = NET_CONV1;
 	w->c_pad = 1;
-	s->first = (struct kx_first){.size = (int)s->layer->size, .f = w->f};
-	n->plane[s->out] = plane_of(s->layer[2].out, 1);
+	s->conv1 = (struct kx_conv1){.size = (int)s->layer->size, .f = w->f};
+	n->tensor[s->out] = tensor_of(s->layer[2].out, 1);
 }
 
 /* The same for the second convolution. */
-static void second_step(struct net *n, struct net_step *s)
+static void conv2_step(struct net *n, struct net_step *s)
 {
-	s->kind = NET_SECOND;
-	s[-1].before_second = 1;
-	n->plane[s->out] = plane_of(s->layer[2].out, 1);
+	s->kind = NET_CONV2;
+	s[-1].before_conv2 = 1;
+	n->tensor[s->out] = tensor_of(s->layer[2].out, 1);
 }
 
 /* The step that starts with layer `number`; returns how many layers it does. */
-static size_t add_step(struct net *n, size_t number, int learns)
+static size_t add_step(struct net *n, size_t number, int needs_dx)
 {
 	const struct model *m = n->model;
 	const struct layer *l = &m->layer[number];
@@ -133,23 +133,23 @@ static size_t add_step(struct net *n, size_t number, int learns)
 	*s = (struct net_step){.kind = kind_of(l),
 		.layer = l,
 		.number = number,
-		.in = n->n_planes - 1,
-		.out = n->n_planes,
+		.in = n->n_tensors - 1,
+		.out = n->n_tensors,
 		.relu = relu,
-		.learns = learns};
-	n->plane[n->n_planes++] = plane_of(l->out, relu);
+		.needs_dx = needs_dx};
+	n->tensor[n->n_tensors++] = tensor_of(l->out, relu);
 	if (s->kind == NET_WEIGHTS)
 		step_weights(s, m);
-	if (number == 0 && fits_first(m)) {
-		first_step(n, s);
+	if (number == 0 && fits_conv1(m)) {
+		conv1_step(n, s);
 		return 3;
 	}
-	if (fits_second(n, s)) {
-		second_step(n, s);
+	if (fits_conv2(n, s)) {
+		conv2_step(n, s);
 		return 3;
 	}
 	if (l->kind == LAYER_CONV)
-		plane_pad(&n->plane[s->in], l);
+		tensor_pad(&n->tensor[s->in], l);
 	if (l->kind == LAYER_DROPOUT)
 		s->drop = (struct kx_drop){.layer = (int)number,
 			.channels = (int)l->in.c,
@@ -166,44 +166,44 @@ static int table_new(struct net_table *t, size_t n, size_t size)
 	return t->host ? PS_OK : PS_ENOMEM;
 }
 
-static int at(const struct kx_plane *p, size_t y, size_t x)
+static int offset_at(const struct kx_tensor *p, size_t y, size_t x)
 {
 	return p->origin + (int)y * p->row + (int)x * p->c;
 }
 
 /* Where output (y, x)'s window begins in the padded input; fc: at the front. */
-static int window_at(const struct net_step *s, const struct kx_plane *in, size_t y, size_t x)
+static int window_at(const struct net_step *s, const struct kx_tensor *in, size_t y, size_t x)
 {
 	return (int)(y * s->layer->stride) * in->row + (int)(x * s->layer->stride) * in->c;
 }
 
 /* Forward: a window's rows, each one stretch. The same windows meet their errors in `spots`. */
-static int forward_tables(struct net *n, struct net_step *s)
+static int fprop_tables(struct net *n, struct net_step *s)
 {
 	const struct layer *l = s->layer;
-	const struct kx_plane *in = &n->plane[s->in].value, *out = &n->plane[s->out].value;
+	const struct kx_tensor *in = &n->tensor[s->in].value, *out = &n->tensor[s->out].value;
 	size_t rows = l->kind == LAYER_CONV ? l->size : 1, positions = l->out.h * l->out.w;
 
-	if (table_new(&s->taps, positions * rows, sizeof(struct kx_tap)) ||
-		table_new(&s->cells, positions, sizeof(struct kx_cell)) ||
-		table_new(&s->spots, positions, sizeof(struct kx_spot)))
+	if (table_new(&s->fprop_runs, positions * rows, sizeof(struct kx_k_run)) ||
+		table_new(&s->fprop_pixels, positions, sizeof(struct kx_pixel)) ||
+		table_new(&s->wgrad_positions, positions, sizeof(struct kx_position)))
 		return PS_ENOMEM;
-	struct kx_tap *tap = s->taps.host;
-	struct kx_cell *cell = s->cells.host;
-	struct kx_spot *spot = s->spots.host;
+	struct kx_k_run *run = s->fprop_runs.host;
+	struct kx_pixel *pixel = s->fprop_pixels.host;
+	struct kx_position *position = s->wgrad_positions.host;
 	for (size_t i = 0; i < positions; i++) {
 		size_t y = i / l->out.w, x = i % l->out.w;
 		int from = window_at(s, in, y, x);
-		cell[i] = (struct kx_cell){(int)(i * rows), (int)rows, at(out, y, x)};
-		spot[i] = (struct kx_spot){from, at(out, y, x)};
+		pixel[i] = (struct kx_pixel){(int)(i * rows), (int)rows, offset_at(out, y, x)};
+		position[i] = (struct kx_position){from, offset_at(out, y, x)};
 		for (int r = 0; r < (int)rows; r++)
-			*tap++ = (struct kx_tap){from + r * in->row, r * s->run};
+			*run++ = (struct kx_k_run){from + r * in->row, r * s->run_length};
 	}
 	return PS_OK;
 }
 
 /* The output row (or column) whose window has input `i` under its row `k`, if there is one. */
-static int over(size_t i, size_t k, size_t stride, size_t pad, size_t size, size_t *o)
+static int output_over(size_t i, size_t k, size_t stride, size_t pad, size_t size, size_t *o)
 {
 	if (i + pad < k || (i + pad - k) % stride)
 		return 0;
@@ -212,67 +212,68 @@ static int over(size_t i, size_t k, size_t stride, size_t pad, size_t size, size
 }
 
 /* The taps that input (y, x) has a part in: writes them to `tap` (NULL: only counts). */
-static size_t back_taps(
-	const struct net *n, const struct net_step *s, size_t y, size_t x, struct kx_tap *tap)
+static size_t dgrad_runs_of(
+	const struct net *n, const struct net_step *s, size_t y, size_t x, struct kx_k_run *run)
 {
 	const struct layer *l = s->layer;
-	const struct kx_plane *out = &n->plane[s->out].value;
+	const struct kx_tensor *out = &n->tensor[s->out].value;
 	size_t count = 0, oy, ox;
 
 	for (size_t ky = 0; ky < l->size; ky++) {
-		if (!over(y, ky, l->stride, l->pad_top, l->out.h, &oy))
+		if (!output_over(y, ky, l->stride, l->pad_top, l->out.h, &oy))
 			continue;
 		for (size_t kx = 0; kx < l->size; kx++) {
-			if (!over(x, kx, l->stride, l->pad_left, l->out.w, &ox))
+			if (!output_over(x, kx, l->stride, l->pad_left, l->out.w, &ox))
 				continue;
-			if (tap)
-				tap[count] = (struct kx_tap){
-					at(out, oy, ox), (int)(ky * l->size + kx) * s->w.f_pad};
+			if (run)
+				run[count] = (struct kx_k_run){offset_at(out, oy, ox),
+					(int)(ky * l->size + kx) * s->w.f_pad};
 			count++;
 		}
 	}
 	return count;
 }
 
-static int back_tables_conv(struct net *n, struct net_step *s)
+static int dgrad_tables_conv(struct net *n, struct net_step *s)
 {
 	const struct layer *l = s->layer;
 	size_t positions = l->in.h * l->in.w, count = 0;
 
 	for (size_t i = 0; i < positions; i++)
-		count += back_taps(n, s, i / l->in.w, i % l->in.w, NULL);
-	if (table_new(&s->back_taps, count + 1, sizeof(struct kx_tap)) ||
-		table_new(&s->back_cells, positions, sizeof(struct kx_cell)))
+		count += dgrad_runs_of(n, s, i / l->in.w, i % l->in.w, NULL);
+	if (table_new(&s->dgrad_runs, count + 1, sizeof(struct kx_k_run)) ||
+		table_new(&s->dgrad_pixels, positions, sizeof(struct kx_pixel)))
 		return PS_ENOMEM;
-	struct kx_tap *tap = s->back_taps.host;
-	struct kx_cell *cell = s->back_cells.host;
+	struct kx_k_run *run = s->dgrad_runs.host;
+	struct kx_pixel *pixel = s->dgrad_pixels.host;
 	count = 0;
 	for (size_t i = 0; i < positions; i++) {
 		size_t y = i / l->in.w, x = i % l->in.w;
-		size_t taps = back_taps(n, s, y, x, tap + count);
-		cell[i] = (struct kx_cell){(int)count, (int)taps, at(&n->plane[s->in].value, y, x)};
-		count += taps;
+		size_t n_runs = dgrad_runs_of(n, s, y, x, run + count);
+		pixel[i] = (struct kx_pixel){
+			(int)count, (int)n_runs, offset_at(&n->tensor[s->in].value, y, x)};
+		count += n_runs;
 	}
 	return PS_OK;
 }
 
 /* fc: the whole input is one cell with one tap. */
-static int back_tables_fc(struct net_step *s)
+static int dgrad_tables_fc(struct net_step *s)
 {
-	if (table_new(&s->back_taps, 1, sizeof(struct kx_tap)) ||
-		table_new(&s->back_cells, 1, sizeof(struct kx_cell)))
+	if (table_new(&s->dgrad_runs, 1, sizeof(struct kx_k_run)) ||
+		table_new(&s->dgrad_pixels, 1, sizeof(struct kx_pixel)))
 		return PS_ENOMEM;
-	((struct kx_cell *)s->back_cells.host)->n_taps = 1;
+	((struct kx_pixel *)s->dgrad_pixels.host)->n_k_runs = 1;
 	return PS_OK;
 }
 
 static int step_tables(struct net *n, struct net_step *s)
 {
-	int rc = forward_tables(n, s);
+	int rc = fprop_tables(n, s);
 
-	if (rc || !s->learns)
+	if (rc || !s->needs_dx)
 		return rc;
-	return s->layer->kind == LAYER_CONV ? back_tables_conv(n, s) : back_tables_fc(s);
+	return s->layer->kind == LAYER_CONV ? dgrad_tables_conv(n, s) : dgrad_tables_fc(s);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */
@@ -291,9 +292,9 @@ static int too_large(const struct net *n, struct err *e)
 /* Columns of its products: filters or units, and an fc layer's inputs on the way back. */
 static int too_wide(const struct net *n, const struct net_step *s)
 {
-	size_t inputs = s->layer->kind == LAYER_FC ? n->plane[s->in].value.image : 0;
+	size_t inputs = s->layer->kind == LAYER_FC ? n->tensor[s->in].value.image : 0;
 
-	return (size_t)s->w.f_pad > MAX_COLUMNS || (s->learns && inputs > MAX_COLUMNS);
+	return (size_t)s->w.f_pad > MAX_COLUMNS || (s->needs_dx && inputs > MAX_COLUMNS);
 }
 
 /* The last two steps: those of head.h? */
@@ -302,22 +303,23 @@ static int fits_head(const struct net *n)
 	const struct net_step *s = &n->step[n->n_steps < 2 ? 0 : n->n_steps - 2];
 
 	return n->precision != KX_FP32 && n->n_steps > 1 && s[0].layer->kind == LAYER_FC &&
-	       s[1].layer->kind == LAYER_FC && s[0].relu && s[0].learns && s[0].w.f == HEAD_UNITS &&
-	       s[1].w.f <= HEAD_CLASSES && n->plane[s[0].in].value.image % HEAD_INPUTS == 0;
+	       s[1].layer->kind == LAYER_FC && s[0].relu && s[0].needs_dx &&
+	       s[0].w.f == HEAD_UNITS && s[1].w.f <= HEAD_CLASSES &&
+	       n->tensor[s[0].in].value.image % HEAD_INPUTS == 0;
 }
 
 int net_plan(struct net *n, const struct model *m, int precision, size_t images, struct err *e)
 {
-	int learns = 0;
+	int needs_dx = 0;
 
-	*n = (struct net){.model = m, .precision = precision, .images = images, .n_planes = 1};
-	n->plane[0] = plane_of(m->input, 0);
+	*n = (struct net){.model = m, .precision = precision, .images = images, .n_tensors = 1};
+	n->tensor[0] = tensor_of(m->input, 0);
 	for (size_t l = 0; l < m->n_layers;) {
-		l += add_step(n, l, learns);
-		learns |= n->step[n->n_steps - 1].w.taps > 0;
+		l += add_step(n, l, needs_dx);
+		needs_dx |= n->step[n->n_steps - 1].w.taps > 0;
 	}
-	for (int i = 0; i < n->n_planes; i++)
-		if (plane_measure(&n->plane[i]))
+	for (int i = 0; i < n->n_tensors; i++)
+		if (tensor_measure(&n->tensor[i]))
 			return too_large(n, e);
 	n->has_head = fits_head(n);
 	for (int i = 0; i < n->n_steps; i++) {

@@ -12,7 +12,7 @@ struct seed {
 	struct kx_seed s;
 };
 
-static int fits(const struct model *m)
+static int seed_path_fits(const struct model *m)
 {
 	const struct layer *l = m->layer;
 
@@ -35,7 +35,8 @@ static int multiprocessors(int *n, struct err *e)
 	return PS_OK;
 }
 
-static int open(void **self, const struct model *m, int precision, size_t images, struct err *e)
+static int seed_path_open(
+	void **self, const struct model *m, int precision, size_t images, struct err *e)
 {
 	struct seed *d = mem_try(1, sizeof *d);
 
@@ -46,7 +47,7 @@ static int open(void **self, const struct model *m, int precision, size_t images
 	d->images = images;
 	d->s.f = (int)m->layer[0].out.c;
 	d->s.f_pad = (d->s.f + 7) / 8 * 8;
-	d->s.low = precision == KX_BF16;
+	d->s.half = precision == KX_BF16;
 	return multiprocessors(&d->s.multiprocessors, e);
 }
 
@@ -65,137 +66,139 @@ static struct seed_params place_params(const struct seed *d, struct cuda_arena *
 	return (struct seed_params){all, all + fc, all + fc + conv};
 }
 
-struct parts {
-	size_t score, fc, conv; /* images x parts; splits; splits x position blocks */
+struct workspace_size {
+	size_t logits, fc, conv; /* images x parts; splits; splits x position blocks */
 };
 
-static void parts_at_least(const struct seed *d, size_t images, struct parts *p)
+static void workspace_at_least(const struct seed *d, size_t images, struct workspace_size *p)
 {
-	struct seed_cut c = kx_seed_cut(d->s.f_pad, d->s.low, (int)images);
-	size_t score = (size_t)c.filter_blocks * (size_t)c.ranges * images;
-	size_t fc = (size_t)c.splits, conv = fc * (size_t)c.position_blocks;
+	struct seed_tiling c = kx_seed_tiling(d->s.f_pad, d->s.half, (int)images);
+	size_t logits = (size_t)c.filter_blocks * (size_t)c.ranges * images;
+	size_t fc = (size_t)c.slices, conv = fc * (size_t)c.position_blocks;
 
-	p->score = score > p->score ? score : p->score;
+	p->logits = logits > p->logits ? logits : p->logits;
 	p->fc = fc > p->fc ? fc : p->fc;
 	p->conv = conv > p->conv ? conv : p->conv;
 }
 
-/* Smaller batches may be cut into more parts than the largest; from ENOUGH images on the only thing
+/* Smaller batches may be tiling into more parts than the largest; from ENOUGH images on the only thing
  * that grows is the number of images. */
-static struct parts most_parts(const struct seed *d)
+static struct workspace_size max_workspace(const struct seed *d)
 {
 	enum { ENOUGH = 16384 };
-	struct parts p = {0, 0, 0};
+	struct workspace_size p = {0, 0, 0};
 
 	for (size_t n = 1; n <= d->images && n <= ENOUGH; n++)
-		parts_at_least(d, n, &p);
-	parts_at_least(d, d->images, &p);
+		workspace_at_least(d, n, &p);
+	workspace_at_least(d, d->images, &p);
 	return p;
 }
 
 /* With room for the most blocks, one for each multiprocessor, and for the number of steps. */
-static size_t exchange_words(const struct seed *d, size_t *images)
+static size_t exchange_lines(const struct seed *d, size_t *images)
 {
-	const size_t most = SEED_RESIDENT_IMAGES, blocks = (size_t)d->s.multiprocessors;
+	const size_t max_images = SEED_PERSISTENT_IMAGES, blocks = (size_t)d->s.multiprocessors;
 
-	*images = d->images < most ? d->images : most;
-	return *images * (blocks + 1) * SEED_SCORE_WORDS + blocks * SEED_CONV_WORDS + *images + 1;
+	*images = d->images < max_images ? d->images : max_images;
+	return *images * (blocks + 1) * SEED_LL_LOGIT_LINES + blocks * SEED_LL_CONV_LINES +
+	       *images + 1;
 }
 
 static void place_exchange(struct seed *d, struct cuda_arena *a)
 {
 	struct seed_exchange *x = &d->s.exchange;
-	size_t images, words = exchange_words(d, &images);
+	size_t images, lines = exchange_lines(d, &images);
 	size_t blocks = (size_t)d->s.multiprocessors;
 
-	x->scores = arena_take(a, words, sizeof *x->scores);
-	if (!x->scores)
+	x->logits = arena_take(a, lines, sizeof *x->logits);
+	if (!x->logits)
 		return;
-	x->errors = x->scores + images * blocks * SEED_SCORE_WORDS;
-	x->conv = x->errors + images * SEED_SCORE_WORDS;
-	x->losses = x->conv + blocks * SEED_CONV_WORDS;
-	x->steps = &x->losses[images].step;
+	x->d_logits = x->logits + images * blocks * SEED_LL_LOGIT_LINES;
+	x->conv = x->d_logits + images * SEED_LL_LOGIT_LINES;
+	x->losses = x->conv + blocks * SEED_LL_CONV_LINES;
+	x->steps = &x->losses[images].flag;
 }
 
-static void place(void *self, struct cuda_arena *a)
+static void seed_path_place(void *self, struct cuda_arena *a)
 {
 	struct seed *d = self;
 	struct kx_seed *s = &d->s;
-	const struct parts most = most_parts(d);
+	const struct workspace_size max = max_workspace(d);
 	size_t groups = (d->images + SEED_GROUP - 1) / SEED_GROUP;
 
 	s->params = place_params(d, a);
 	s->sum = place_params(d, a);
 	s->fragments = arena_take(a, kx_seed_fragments(s->f_pad), sizeof(uint32_t));
-	s->winners = arena_take(a, kx_seed_winners(s->f_pad, s->low, d->images), 1);
-	s->low_fragments = arena_take(a, kx_seed_low_fragments(s->f_pad), sizeof(uint32_t));
-	s->low_scales = arena_take(a, (size_t)s->f_pad * 4, sizeof(float));
-	s->score_parts = arena_take(a, most.score, SEED_CLASSES * sizeof(float));
-	s->scores = arena_take(a, d->images, SEED_CLASSES * sizeof(float));
-	s->d_scores = arena_take(a, groups * SEED_GROUP, SEED_ROW * sizeof(float));
+	s->argmax = arena_take(a, kx_seed_argmax_bytes(s->f_pad, s->half, d->images), 1);
+	s->half_fragments = arena_take(a, kx_seed_half_fragments(s->f_pad), sizeof(uint32_t));
+	s->half_scales = arena_take(a, (size_t)s->f_pad * 4, sizeof(float));
+	s->partial_logits = arena_take(a, max.logits, SEED_CLASSES * sizeof(float));
+	s->logits = arena_take(a, d->images, SEED_CLASSES * sizeof(float));
+	s->d_logits = arena_take(a, groups * SEED_GROUP, SEED_ROW * sizeof(float));
 	s->loss = arena_take(a, d->images, sizeof(float));
-	s->fc_parts = arena_take(a, most.fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
-	s->conv_parts = arena_take(a, most.conv, row_floats(d) * sizeof(float));
-	if (s->low)
+	s->fc_workspace = arena_take(a, max.fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
+	s->conv_workspace = arena_take(a, max.conv, row_floats(d) * sizeof(float));
+	if (s->half)
 		place_exchange(d, a);
 }
 
-static int fill(void *self, cudaStream_t stream)
+static int seed_path_fill(void *self, cudaStream_t stream)
 {
 	const struct seed *d = self;
-	size_t winners = kx_seed_winners(d->s.f_pad, d->s.low, d->images), images;
-	size_t exchange = exchange_words(d, &images) * sizeof(struct seed_word);
+	size_t argmax = kx_seed_argmax_bytes(d->s.f_pad, d->s.half, d->images), images;
+	size_t exchange = exchange_lines(d, &images) * sizeof(struct ll_line);
 
 	/* read beyond the last position, though nothing comes of it */
-	if (cudaMemsetAsync(d->s.winners, 0, winners, stream))
+	if (cudaMemsetAsync(d->s.argmax, 0, argmax, stream))
 		return PS_EDEVICE;
-	if (d->s.low && cudaMemsetAsync(d->s.exchange.scores, 0, exchange, stream))
+	if (d->s.half && cudaMemsetAsync(d->s.exchange.logits, 0, exchange, stream))
 		return PS_EDEVICE;
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
 }
 
-static int load(void *self, const float *params, cudaStream_t stream)
+static int seed_path_load(void *self, const float *params, cudaStream_t stream)
 {
 	return kx_seed_pack(((struct seed *)self)->s, params, stream);
 }
 
-static int scores_at(const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
+static int seed_fprop(const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
 {
-	int rc = kx_seed_forward(*s, batch, step, stream);
+	int rc = kx_seed_fprop(*s, batch, step, stream);
 
-	return rc ? rc : kx_seed_scores(*s, batch, step, stream);
+	return rc ? rc : kx_seed_logits(*s, batch, step, stream);
 }
 
 /* Up to the parts of the gradient. */
-static int parts_of(const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
+static int forward_backward(
+	const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
 {
-	const struct seed_cut cut = kx_seed_cut(s->f_pad, s->low, batch.images);
+	const struct seed_tiling tiling = kx_seed_tiling(s->f_pad, s->half, batch.images);
 	int rc;
 
-	if (cut.clusters)
-		return kx_seed_small(*s, batch, step, stream);
-	if (!cut.low) {
-		rc = scores_at(s, batch, step, stream);
-		return rc ? rc : kx_seed_backward(*s, batch, step, stream);
+	if (tiling.clusters)
+		return kx_seed_cluster(*s, batch, step, stream);
+	if (!tiling.half) {
+		rc = seed_fprop(s, batch, step, stream);
+		return rc ? rc : kx_seed_wgrad(*s, batch, step, stream);
 	}
-	rc = kx_seed_low_forward(*s, batch, step, stream);
+	rc = kx_seed_half_fprop(*s, batch, step, stream);
 	if (!rc)
-		rc = kx_seed_scores(*s, batch, step, stream);
-	return rc ? rc : kx_seed_low_backward(*s, batch, step, stream);
+		rc = kx_seed_logits(*s, batch, step, stream);
+	return rc ? rc : kx_seed_half_wgrad(*s, batch, step, stream);
 }
 
-static int forward(void *self, struct kx_batch batch, cudaStream_t stream)
+static int seed_path_forward(void *self, struct kx_batch batch, cudaStream_t stream)
 {
-	return scores_at(&((struct seed *)self)->s, batch, 0, stream);
+	return seed_fprop(&((struct seed *)self)->s, batch, 0, stream);
 }
 
-static const float *scores(const void *self, size_t *width)
+static const float *seed_path_logits(const void *self, size_t *width)
 {
 	*width = SEED_CLASSES;
-	return ((const struct seed *)self)->s.scores;
+	return ((const struct seed *)self)->s.logits;
 }
 
-static int start(void *self, cudaStream_t stream)
+static int seed_path_start(void *self, cudaStream_t stream)
 {
 	const struct seed *d = self;
 	size_t floats = row_floats(d) * (SEED_POSITIONS + 1) + SEED_ROW;
@@ -203,40 +206,40 @@ static int start(void *self, cudaStream_t stream)
 	return cudaMemsetAsync(d->s.sum.fc, 0, floats * sizeof(float), stream) ? PS_EDEVICE : PS_OK;
 }
 
-static int gradient(
+static int seed_path_gradient(
 	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
 {
 	const struct kx_seed *s = &((struct seed *)self)->s;
 	int rc;
 
-	if (kx_seed_resident_parts(*s, batch.images)) {
-		rc = start(self, stream);
+	if (kx_seed_persistent_ranges(*s, batch.images)) {
+		rc = seed_path_start(self, stream);
 		if (!rc)
-			rc = kx_seed_resident(*s, batch, NULL, 1, loss, stream);
+			rc = kx_seed_persistent(*s, batch, NULL, 1, loss, stream);
 		return rc ? rc : kx_seed_unpack(*s, s->sum, grad, stream);
 	}
-	rc = parts_of(s, batch, 0, stream);
-	return rc ? rc : kx_seed_gradient(*s, batch.images, grad, loss, stream);
+	rc = forward_backward(s, batch, 0, stream);
+	return rc ? rc : kx_seed_reduce_gradient(*s, batch.images, grad, loss, stream);
 }
 
-static int train(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
-	cudaStream_t stream)
+static int seed_path_train(void *self, struct kx_batch batch, struct kx_now *now, int steps,
+	double *loss, cudaStream_t stream)
 {
 	const struct kx_seed *s = &((struct seed *)self)->s;
 	int rc = PS_OK;
 
-	if (kx_seed_resident_parts(*s, batch.images))
-		return kx_seed_resident(*s, batch, now, steps, loss, stream);
+	if (kx_seed_persistent_ranges(*s, batch.images))
+		return kx_seed_persistent(*s, batch, now, steps, loss, stream);
 	for (int i = 0; i < steps && !rc; i++) {
-		rc = parts_of(s, batch, i, stream);
+		rc = forward_backward(s, batch, i, stream);
 		if (!rc)
-			rc = kx_seed_update(
+			rc = kx_seed_sgd_step(
 				*s, batch, now, i + 1 < steps ? 0 : steps, loss, stream);
 	}
 	return rc;
 }
 
-static int save(void *self, float *params, float *sum, cudaStream_t stream)
+static int seed_path_save(void *self, float *params, float *sum, cudaStream_t stream)
 {
 	const struct kx_seed *s = &((struct seed *)self)->s;
 	int rc = params ? kx_seed_unpack(*s, s->params, params, stream) : PS_OK;
@@ -245,16 +248,16 @@ static int save(void *self, float *params, float *sum, cudaStream_t stream)
 }
 
 const struct cuda_path cuda_seed = {
-	.fits = fits,
-	.open = open,
+	.fits = seed_path_fits,
+	.open = seed_path_open,
 	.close = free,
-	.place = place,
-	.fill = fill,
-	.load = load,
-	.forward = forward,
-	.scores = scores,
-	.gradient = gradient,
-	.start = start,
-	.train = train,
-	.save = save,
+	.place = seed_path_place,
+	.fill = seed_path_fill,
+	.load = seed_path_load,
+	.forward = seed_path_forward,
+	.logits = seed_path_logits,
+	.gradient = seed_path_gradient,
+	.start = seed_path_start,
+	.train = seed_path_train,
+	.save = seed_path_save,
 };

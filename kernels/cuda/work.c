@@ -170,11 +170,11 @@ int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t
 	return rc;
 }
 
-int cuda_forward(void *self, const float *params, size_t first, size_t n, float *scores)
+int cuda_forward(void *self, const float *params, size_t first, size_t n, float *logits)
 {
 	struct cuda *c = self;
 	size_t width, classes = c->model->classes;
-	const float *from = c->path->scores(c->net, &width);
+	const float *from = c->path->logits(c->net, &width);
 	int rc = set_batch(c, params, (struct kx_now){.first = (uint32_t)first});
 
 	if (!rc)
@@ -182,11 +182,11 @@ int cuda_forward(void *self, const float *params, size_t first, size_t n, float 
 	if (!rc)
 		rc = launched(c, c->path->forward(c->net, batch_of(c, n, 0), c->stream));
 	if (!rc)
-		rc = to_host(c, c->scores, from, n * width * sizeof(float), c->stream);
+		rc = to_host(c, c->logits, from, n * width * sizeof(float), c->stream);
 	if (!rc)
 		rc = wait(c);
 	for (size_t i = 0; i < n && !rc; i++)
-		memcpy(scores + i * classes, c->scores + i * width, classes * sizeof(float));
+		memcpy(logits + i * classes, c->logits + i * width, classes * sizeof(float));
 	return rc;
 }
 
@@ -244,12 +244,12 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 	float rate, uint64_t dropout_seed)
 {
 	struct cuda *c = self;
-	const size_t most = c->max_index / batch;
+	const size_t max_chunk = c->max_index / batch;
 	int rc = CHECK(cudaSetDevice(c->number));
 
 	for (size_t i = 0, n; i < steps && !rc; i += n) {
 		struct kx_now now = {.dropout_seed = dropout_seed + i, .rate = rate};
-		n = steps - i < most ? steps - i : most;
+		n = steps - i < max_chunk ? steps - i : max_chunk;
 		rc = local_chunk(c, &c->slot[slot], index + i * batch, batch, n, now);
 	}
 	return rc;

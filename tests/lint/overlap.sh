@@ -2,7 +2,7 @@
 # A kernel that is launched to overlap with the one before it (kx_launch) waits for that one
 # (await_previous): if it does not, it may read what is not written yet, and hardly ever does.
 find kernels -name '*.cu' | sort | while read -r f; do
-	sed -n 's/.*kx_launch[a-z_]*(\([a-z_]*\).*/\1/p' "$f" | sort -u | while read -r kernel; do
+	sed -n 's/.*kx_launch[a-z_]*(\([a-z0-9_]*\).*/\1/p' "$f" | sort -u | while read -r kernel; do
 		awk -v kernel="$kernel" '
 			/__global__/ { head = 1; text = "" }
 			head { text = text $0 "\n" }

@@ -1,14 +1,14 @@
 /*
- * kernels.h - the CUDA kernels' C surface: what cuda_*.c may launch.
+ * kernels.h - the C interface of the general CUDA kernels.
  *
- * Values between layers are *planes*: per image rows x columns x channels, channels padded with
- * zeros to a multiple of four, so that every access is 16 bytes wide; the zeros around a
- * convolution's input are part of the plane. An fc layer is a convolution whose window covers its
- * whole input.
+ * Activations are padded NHWC tensors (struct kx_tensor). Channels are padded with zeros to a
+ * multiple of four, so that every access is 16 bytes wide. The zeros around the input of a
+ * convolution are part of the tensor. An fc layer is a convolution whose filter covers the whole
+ * input.
  *
- * A launcher checks nothing but the launch, never synchronises and never allocates: PS_OK or
- * PS_EDEVICE. Every sum runs in an order that depends on the sizes only: equal arguments, equal
- * bytes. Pointers are device memory unless said otherwise.
+ * A launcher checks only the launch. It never synchronises and never allocates. It returns PS_OK or
+ * PS_EDEVICE. The order of every sum depends on the sizes only: equal arguments give equal bytes.
+ * Pointers are device memory unless a comment says otherwise.
  */
 #ifndef KERNELS_CUDA_BASE_KERNELS_H
 #define KERNELS_CUDA_BASE_KERNELS_H
@@ -21,170 +21,175 @@
 extern "C" {
 #endif
 
-#define KX_QUAD     4 /* channels come in multiples of this */
-#define KX_ROW_TILE 128
-#define KX_K_TILE   32
+#define KX_QUAD   4   /* channels are padded to a multiple of this */
+#define KX_M_TILE 128 /* of kx_conv_wgrad: rows, and the K of one pipeline stage */
+#define KX_K_TILE 32
 
-/* What changes from step to step, in device memory, so that a graph can be launched again. */
+/* What changes from step to step. It is in device memory, so that one CUDA graph serves all steps.
+ */
 struct kx_now {
 	uint64_t dropout_seed; /* of step 0; step j has dropout_seed + j */
 	uint32_t step;         /* counts up in local training */
-	uint32_t first;        /* forward only: number of the first image */
+	uint32_t first;        /* evaluation: number of the first image */
 	float rate;            /* local training */
 };
 
-/* Which images: index[step * batch + n], or first + n where index is NULL. */
+/* The images of a batch: index[step * images + n], or first + n if index is NULL. */
 struct kx_batch {
 	const uint8_t *pixels, *labels; /* the data set, channels x rows x columns */
 	const uint32_t *index;
 	const struct kx_now *now;
 	int images;
-	int training; /* dropout drops */
+	int training; /* dropout is active */
 };
 
-/* Per image; offsets and pitches in floats. */
-struct kx_plane {
+/* A padded NHWC tensor. Offsets and strides count floats. */
+struct kx_tensor {
 	float *value;
-	int h, w, c; /* c: channels in memory */
-	int row;     /* from row to row */
-	int origin;  /* of row 0, column 0, behind the padding */
-	size_t image;
+	int h, w, c;  /* c: with channel padding */
+	int row;      /* stride of a row */
+	int origin;   /* offset of row 0, column 0, behind the padding */
+	size_t image; /* stride of an image */
 };
 
-/* plane = pixels / 255 */
-int kx_load(struct kx_batch batch, int channels, struct kx_plane to, cudaStream_t stream);
+/* to = pixels / 255 */
+int kx_load(struct kx_batch batch, int channels, struct kx_tensor to, cudaStream_t stream);
 
-/* ---- products (conv_fprop_dgrad.cu, conv_wgrad.cu)
- * --------------------------------------------------------
- */
+/* ---- convolution and fc as implicit GEMM (conv_fprop_dgrad.cu, conv_wgrad.cu) ---------------- */
 
-/* How values are multiplied; sums are fp32. KX_SPLIT: each as the sum of two tf32 numbers, three
- * products on tensor cores, nearly as exact as fp32. */
-enum kx_product { KX_FFMA, KX_SPLIT, KX_BY_TF32, KX_BY_BF16 };
+/* How values are multiplied; sums are fp32. 3XTF32: each value is split into a high and a low tf32
+ * term, and three of the four products are added. This is nearly as exact as fp32. */
+enum kx_math { KX_MATH_FFMA, KX_MATH_3XTF32, KX_MATH_TF32, KX_MATH_BF16 };
 
-/* One stretch of a sum: `run` floats of an image from a on, times rows b, b + 1... of the matrix.
- */
-struct kx_tap {
+/* A contiguous K run of the implicit GEMM: run_length floats of an image from a on meet the rows
+ * b, b + 1... of the weight matrix. */
+struct kx_k_run {
 	int32_t a, b;
 };
-/* One output position: the taps that it sums over, and where in the image it goes. */
-struct kx_cell {
-	int32_t tap, n_taps, out;
+/* An output pixel (p, q): its K runs, and its offset in the output image. */
+struct kx_pixel {
+	int32_t k_run, n_k_runs, out;
 };
 
 /*
- * For every image i and cell: d[i][out .. out + n) = sum over the cell's taps and r < run of
- * a[i][tap.a + r] * b[tap.b + r][0 .. n). Then + bias (unless NULL), ReLU if `relu`, and 0 where
- * mask (laid out as d; NULL: everywhere positive) is not > 0. n, run, offsets: multiples of 4.
+ * fprop and dgrad. For every image i and output pixel:
+ * d[i][out .. out + n) = sum over its K runs and r < run_length of
+ *     a[i][k_run.a + r] * b[k_run.b + r][0 .. n)
+ * Then + bias (unless NULL), ReLU if `relu`, and 0 where mask is not > 0. `mask` has the layout of
+ * d; NULL keeps everything. n, run_length and all offsets are multiples of 4.
  */
-struct kx_rows {
+struct kx_conv {
 	const float *a, *b, *bias, *mask;
 	float *d;
-	const struct kx_tap *taps;
-	const struct kx_cell *cells;
-	size_t a_image, d_image;
-	int n_cells, n, run, relu, images;
+	const struct kx_k_run *k_runs;
+	const struct kx_pixel *pixels;
+	size_t a_image, d_image; /* strides */
+	int n_pixels, n, run_length, relu, images;
 };
-int kx_rows(struct kx_rows g, enum kx_product by, cudaStream_t stream);
+int kx_conv_fprop(struct kx_conv g, enum kx_math math, cudaStream_t stream);
+int kx_conv_dgrad(struct kx_conv g, enum kx_math math, cudaStream_t stream);
 
-/* Two places of an image that meet in a weight gradient. */
-struct kx_spot {
+/* A position of the output: where its filter window begins in the input image, and its offset in
+ * the image of dY. */
+struct kx_position {
 	int32_t a, b;
 };
 /*
- * partial[s][k][j] = sum over split s's share of images i and spots of a[i][spot.a + at(k)] *
- * b[i][spot.b + j], at(k) = k / run * row + k % run, k < m; row k = m is the sum of b alone (the
- * bias). KX_OUTER_ROWS(m) rows of n floats per split.
+ * wgrad with split-K. Slice s of the workspace gets, from its share of images i and positions:
+ * workspace[s][k][j] = sum of a[i][position.a + at(k)] * b[i][position.b + j], k < m,
+ *     at(k) = k / run_length * row + k % run_length
+ * Row k = m is the sum of b alone: the bias gradient. A slice has KX_WGRAD_ROWS(m) rows of n
+ * floats.
  */
-struct kx_outer {
-	const float *a, *b;
-	float *partial;
-	const struct kx_spot *spots;
-	size_t a_image, b_image;
-	int n_spots, m, n, run, row, splits, images;
+struct kx_conv_wgrad {
+	const float *a, *b; /* x and dY */
+	float *workspace;
+	const struct kx_position *positions;
+	size_t a_image, b_image; /* strides */
+	int n_positions, m, n, run_length, row, slices, images;
 };
-#define KX_OUTER_ROWS(m) ((size_t)(m) + KX_QUAD)
-/* Two of them at once; splits 0: nothing. */
-int kx_outer(
-	struct kx_outer first, struct kx_outer second, enum kx_product by, cudaStream_t stream);
+#define KX_WGRAD_ROWS(m) ((size_t)(m) + KX_QUAD)
+/* The wgrad of two layers in one launch. slices = 0: that layer is absent. */
+int kx_conv_wgrad(struct kx_conv_wgrad first, struct kx_conv_wgrad second, enum kx_math math,
+	cudaStream_t stream);
 
-/* ---- layers (layers.cu, softmax_loss.cu)
- * ---------------------------------------------------------
- */
+/* ---- other layers (layers.cu, softmax_loss.cu) ----------------------------------------------- */
 
-/* `mask` as in kx_rows: NULL, or the values of the plane whose errors are written. */
-int kx_pool_forward(struct kx_plane in, struct kx_plane out, int size, int top, int left,
+/* `mask`: as in struct kx_conv. NULL, or the values of the tensor whose gradient is written. */
+int kx_pool_fprop(struct kx_tensor x, struct kx_tensor y, int size, int top, int left, int images,
+	cudaStream_t stream);
+/* The first maximum of each window gets the gradient, the other values get zero. */
+int kx_pool_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, int size, int top,
+	int left, const float *mask, int images, cudaStream_t stream);
+int kx_relu_fprop(struct kx_tensor x, struct kx_tensor y, int images, cudaStream_t stream);
+int kx_relu_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, const float *mask,
 	int images, cudaStream_t stream);
-/* The first maximum of each window gets its error, the others zero. `d_*`: errors. */
-int kx_pool_backward(struct kx_plane in, struct kx_plane d_in, struct kx_plane d_out, int size,
-	int top, int left, const float *mask, int images, cudaStream_t stream);
-int kx_relu_forward(struct kx_plane in, struct kx_plane out, int images, cudaStream_t stream);
-int kx_relu_backward(struct kx_plane in, struct kx_plane d_in, struct kx_plane d_out,
-	const float *mask, int images, cudaStream_t stream);
 
 struct kx_drop {
 	int layer, channels; /* channels of the model, without padding */
 	uint32_t threshold;
 	float scale;
 };
-/* Forward on values and backward on errors; mask: backward only. */
-int kx_dropout(struct kx_plane in, struct kx_plane out, struct kx_drop drop, const float *mask,
+/* fprop: from x to y. dgrad: from dY to dX, with mask. */
+int kx_dropout(struct kx_tensor from, struct kx_tensor to, struct kx_drop drop, const float *mask,
 	struct kx_batch batch, cudaStream_t stream);
 
-/* d_scores = (softmax - 1 at the label) / images, loss[i] of each image. `width`: floats per image
- * in both. */
-int kx_loss(const float *scores, float *d_scores, float *loss, int classes, int width,
+/* d_logits = (softmax - 1 at the label) / images; loss[i] of each image. `width`: floats of an
+ * image in both. */
+int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int width,
 	struct kx_batch batch, cudaStream_t stream);
 
 /* ---- parameters (params.cu) ------------------------------------------------------------------ */
 
-/* A weighted layer's parameters: [f][c][taps] and [f] as the manifest has them; for products rows
- * [tap][c] and one of biases, f floats each, and backward tap * to_tap + f * to_f + c, all with f
- * and c padded with zeros to fours. */
+/* The shape of a layer's parameters. The manifest has [f][c][taps] and [f]. The kernels have rows
+ * [tap][c] and one row of biases, f floats each; dgrad reads tap * to_tap + f * to_f + c. f and c
+ * are padded with zeros to multiples of four. A tap is a filter tap (r, s). */
 struct kx_weights {
 	int f, c, taps, f_pad, c_pad;
 	int to_tap, to_f;
 	size_t weight, bias; /* offsets in the manifest's vector */
 };
 
-/* Where a layer's parameters are, and what is to be added up to its gradient. */
+/* A layer's parameters, every copy that kernels read, and its split-K workspace. */
 struct kx_layer {
 	struct kx_weights w;
-	float *value;   /* as products have them */
-	float *sum;     /* of gradients, alike */
-	float *partial; /* as kx_outer's */
-	int splits;
-	float *backward; /* NULL: not needed */
-	uint32_t *first; /* NULL, or kx_first's fragments; zeros where no weight is */
-	int first_size;  /* of its convolution */
-	uint16_t *second, *second_backward; /* NULL, or kx_second's */
+	float *value;     /* for fprop */
+	float *sum;       /* of gradients, same layout */
+	float *workspace; /* of kx_conv_wgrad */
+	int slices;
+	float *dgrad;    /* for dgrad; NULL: not needed */
+	uint32_t *conv1; /* NULL, or the fragments of kx_conv1; zeros where no weight is */
+	int conv1_size;
+	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or those of kx_conv2 */
 };
 
 #define KX_LAYERS 12 /* in one launch */
 struct kx_layers {
 	int n;
 	struct kx_layer layer[KX_LAYERS];
-	unsigned block[KX_LAYERS + 1]; /* the launcher's */
+	unsigned block[KX_LAYERS + 1]; /* set by the launcher */
 };
 
-/* *sum = mean of loss[0 .. images); `add`: their sum is added to it. loss NULL: nothing. */
+/* *sum = mean of loss[0 .. images). With `add`, the sum is added to *sum instead. loss NULL: no
+ * losses. */
 struct kx_losses {
 	const float *loss;
 	double *sum;
 	int images, add;
 };
 
-/* From the manifest's order: all weights, wherever products read them. */
+/* From the manifest's order into every copy of the weights. */
 int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream);
-/* To the manifest's order: values, or the sums of their gradients. */
+/* Into the manifest's order: the values, or the sums of their gradients. */
 int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream);
-/* grad, in the manifest's order. */
-int kx_gradient(struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream);
-/* sum += grad; values -= now->rate * grad; with losses, the next step is up. */
-int kx_learn(
+/* Adds up the split-K slices: the gradient in the manifest's order. */
+int kx_reduce_gradient(
+	struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream);
+/* The same, then sum += grad and value -= now->rate * grad. With losses, now->step advances. */
+int kx_sgd_step(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
-/* PS_EDEVICE: the present device cannot run what this program was built with. */
+/* PS_EDEVICE: the present device cannot run the kernels of this build. */
 int kx_runs_here(void);
 
 #ifdef __cplusplus

@@ -3,44 +3,45 @@
  */
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv1.h"
+#include "kernels/cuda/fused/conv2.cuh"
 
-#define WARPS   8
-#define THREADS (WARPS * 32)
-#define AHEAD   9 /* positions whose errors are fetched at once */
-#define OPEN    4 /* beside the number of the cell that won: the ReLU was open */
+#define CONV1_WARPS   8
+#define CONV1_THREADS (CONV1_WARPS * 32)
+#define PREFETCH      9 /* positions whose errors are fetched at once */
+#define RELU_OPEN     4 /* beside the number of the cell that won: the ReLU was open */
 
-size_t kx_first_fragments(int size, int f)
+size_t kx_conv1_fragments(int size, int f)
 {
 	int steps = size == 3 ? conv<3>::STEPS : conv<5>::STEPS;
-	return (size_t)f / 8 * steps * CONV_PIECES * 256;
+	return (size_t)f / 8 * steps * CONV_TERMS * 256;
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-__device__ static inline const uint8_t *image_bytes(const struct kx_batch &batch, int n)
+__device__ static inline const uint8_t *conv1_image(const struct kx_batch &batch, int n)
 {
 	return batch.pixels + image_number(&batch, n) * (CONV_SIDE * CONV_SIDE);
 }
 
-__device__ static inline void load_group(
+__device__ static inline void conv1_load_group(
 	struct conv_images *to, const struct kx_batch &batch, int group)
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16, n = CONV_GROUP * chunks;
-	for (int i = threadIdx.x; i < n; i += THREADS) {
+	for (int i = threadIdx.x; i < n; i += CONV1_THREADS) {
 		int image = group * CONV_GROUP + i / chunks;
 		bool here = image < batch.images;
-		conv_fetch(to, i, here ? image_bytes(batch, image) : batch.pixels, here);
+		conv_fetch(to, i, here ? conv1_image(batch, image) : batch.pixels, here);
 	}
 	copies_commit();
 	copies_wait<0>();
-	for (int i = threadIdx.x; i < n; i += THREADS)
+	for (int i = threadIdx.x; i < n; i += CONV1_THREADS)
 		conv_convert(to, i);
 }
 
 /* blockIdx: x images, y filters (32), z positions. Warps: 4 x 8 filters, 2 ranges of positions. */
 template <int SIZE>
-__global__ void __launch_bounds__(THREADS, 2)
-	forward_kernel(struct kx_first l, struct kx_batch batch)
+__global__ void __launch_bounds__(CONV1_THREADS, 2)
+	conv1_fprop_kernel(struct kx_conv1 l, struct kx_batch batch)
 {
 	__shared__ __align__(16) struct conv_images images;
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 	await_previous();
 	const float bias = l.bias[f];
-	load_group(&images, batch, blockIdx.x);
+	conv1_load_group(&images, batch, blockIdx.x);
 	conv_load(&w, l.fragments, filter_group, lane);
 #pragma unroll
 	for (int k = 0; k < conv<SIZE>::STEPS; k++) {
@@ -65,76 +66,224 @@ __global__ void __launch_bounds__(THREADS, 2)
 		const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
 		const uint32_t *patch =
 			images.pixels + lane / 4 * IMAGE_WORDS + y * (2 * ROW_WORDS) + x;
-		const size_t to = l.out.origin + (size_t)y * l.out.row + x * l.out.c + f;
+		const size_t to = l.y.origin + (size_t)y * l.y.row + x * l.y.c + f;
 #pragma unroll
 		for (int j = 0; j < 2; j++) {
 			float c[2][4] = {};
-			conv_cells<SIZE>(c, w, patch + j * 8 * IMAGE_WORDS, at);
+			conv_window<SIZE>(c, w, patch + j * 8 * IMAGE_WORDS, at);
 #pragma unroll
 			for (int e = 0; e < 2; e++) {
 				const int n = blockIdx.x * CONV_GROUP + j * 8 + 2 * t + e;
-				uint32_t winner;
-				float v = first_maximum(
-					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &winner);
+				uint32_t which;
+				float v = max4_argmax(
+					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
 				if (n >= batch.images)
 					continue;
 				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
-				l.out.value[n * l.out.image + to] = v;
-				l.winner[((size_t)n * conv<SIZE>::POSITIONS + p) * l.f + f] =
-					(uint8_t)(winner | (v > 0 ? OPEN : 0));
+				l.y.value[n * l.y.image + to] = v;
+				l.argmax[((size_t)n * conv<SIZE>::POSITIONS + p) * l.f + f] =
+					(uint8_t)(which | (v > 0 ? RELU_OPEN : 0));
 			}
 		}
 	}
 }
 
 template <int SIZE>
-static int forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
+static int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
 {
 	const unsigned groups = (batch.images + CONV_GROUP - 1) / CONV_GROUP;
-	const unsigned filters = l.f / FIRST_LANES, wanted = FIRST_PARTS / (groups * filters);
-	const unsigned most = conv<SIZE>::POSITIONS / 8;
-	dim3 grid(groups, filters, wanted < 1 ? 1 : wanted < most ? wanted : most);
-	return kx_launch(forward_kernel<SIZE>, grid, THREADS, 0, stream, l, batch);
+	const unsigned filters = l.f / CONV1_LANES, wanted = CONV1_SLICES / (groups * filters);
+	const unsigned max_ranges = conv<SIZE>::POSITIONS / 8;
+	dim3 grid(groups, filters, wanted < 1 ? 1 : wanted < max_ranges ? wanted : max_ranges);
+	return kx_launch(conv1_fprop_kernel<SIZE>, grid, CONV1_THREADS, 0, stream, l, batch);
 }
 
-int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
+/* ---- fprop with hi/lo terms ------------------------------------------------------------------ */
+
+/*
+ * 32 filters of 5 x 5 in front of conv2.h. A warp has 8 filters of 16 images at a time, 16 bytes of
+ * each, and stores of 16 bytes take longer than everything else. So a block collects the values and
+ * the argmax of its positions in shared memory and writes them out in long rows.
+ */
+#define HI_LO_SIZE    5
+#define HI_LO_GROUPS  (CONV2_CHANNELS / 8)
+#define MAX_POSITIONS 18 /* positions of a block */
+/* Bytes from image to image: a warp's 8, or 4, lie in 32 banks. */
+#define VALUE_STRIDE  (CONV2_TERMS * HI_LO_GROUPS * MAX_POSITIONS * 16 + 16)
+#define ARGMAX_STRIDE (MAX_POSITIONS * CONV2_CHANNELS + 16)
+
+struct hi_lo_shared {
+	struct conv_images images;
+	__align__(16) unsigned char values[CONV_GROUP * VALUE_STRIDE];
+	__align__(16) unsigned char argmax[CONV_GROUP * ARGMAX_STRIDE];
+};
+
+/* As conv_window, of both halves of the images by turns: alone each would wait for itself. */
+__device__ static inline void conv_window_both(float (&c)[2][2][4],
+	const struct conv_weights<HI_LO_SIZE> &w, const uint32_t *patch,
+	const int (&at)[conv<HI_LO_SIZE>::STEPS][2])
 {
-	if (l.pieces)
-		return kx_first_pieces(l, batch, stream);
-	return l.size == 3 ? forward<3>(l, batch, stream) : forward<5>(l, batch, stream);
+	uint32_t b[2][conv<HI_LO_SIZE>::STEPS][2];
+#pragma unroll
+	for (int i = 0; i < 4 * conv<HI_LO_SIZE>::STEPS; i++)
+		b[i % 2][i / 4][i / 2 % 2] = patch[i % 2 * 8 * IMAGE_WORDS + at[i / 4][i / 2 % 2]];
+#pragma unroll
+	for (int term = CONV_TERMS; term-- > 0;)
+#pragma unroll
+		for (int k = 0; k < conv<HI_LO_SIZE>::STEPS; k++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				mma_bf16(c[i / 2][i % 2], w.a[k][term][i % 2], b[i / 2][k][0],
+					b[i / 2][k][1]);
+}
+
+/* Position p, number i of the block's: a warp's eight filters of all images. */
+__device__ static inline void hi_lo_position(struct hi_lo_shared *s,
+	const struct conv_weights<HI_LO_SIZE> &w, const int (&at)[conv<HI_LO_SIZE>::STEPS][2],
+	int p, int i, int group, float bias)
+{
+	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
+	float window[2][2][4] = {};
+	uint32_t packed[2][CONV2_TERMS];
+	conv_window_both(window, w,
+		s->images.pixels + r * IMAGE_WORDS + p / CONV2_IN * (2 * ROW_WORDS) + p % CONV2_IN,
+		at);
+#pragma unroll
+	for (int j = 0; j < 2; j++) {
+		const float(&c)[2][4] = window[j];
+		float v[2], lo[2];
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			uint32_t which;
+			v[e] = max4_argmax(c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
+			v[e] = max_or_nan(fmaf(v[e], CONV_PIXEL, bias), 0);
+			s->argmax[(8 * j + 2 * t + e) * ARGMAX_STRIDE + i * CONV2_CHANNELS +
+				  group * 8 + r] =
+				(unsigned char)(which | (v[e] > 0 ? RELU_OPEN : 0));
+			lo[e] = v[e] - __half2float(__float2half_rn(v[e]));
+		}
+		packed[j][0] = two_halves(v[0], v[1]);
+		packed[j][1] = two_halves(lo[0], lo[1]);
+	}
+	/* matrices filter x image: images 0 to 7 in two pieces, then 8 to 15 */
+	const int image = lane / 16 * 8 + lane % 8, term = lane / 8 % 2;
+	store_transposed(shared_address(s->values) + image * VALUE_STRIDE +
+				 ((term * HI_LO_GROUPS + group) * MAX_POSITIONS + i) * 16,
+		{packed[0][0], packed[0][1], packed[1][0], packed[1][1]});
+}
+
+/* Positions [begin, end). */
+__device__ static inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx_conv1 &l,
+	int n0, int images, int begin, int end)
+{
+	const int chunks = CONV2_TERMS * HI_LO_GROUPS,
+		  argmaxes = MAX_POSITIONS * CONV2_CHANNELS / 16;
+	const int count = end - begin;
+	for (int i = threadIdx.x; i < CONV_GROUP * chunks * MAX_POSITIONS; i += CONV1_THREADS) {
+		const int image = i / (chunks * MAX_POSITIONS), chunk = i / MAX_POSITIONS % chunks,
+			  p = i % MAX_POSITIONS;
+		if (n0 + image < images && p < count)
+			*reinterpret_cast<uint4 *>(l.y_hi_lo + (size_t)(n0 + image) * CONV2_IMAGE +
+						   (chunk * CONV2_PIXELS + begin + p) * 8) =
+				*reinterpret_cast<const uint4 *>(s->values + image * VALUE_STRIDE +
+								 (chunk * MAX_POSITIONS + p) * 16);
+	}
+	for (int i = threadIdx.x; i < CONV_GROUP * argmaxes; i += CONV1_THREADS) {
+		const int image = i / argmaxes, at = i % argmaxes * 16;
+		if (n0 + image < images && at < count * CONV2_CHANNELS)
+			*reinterpret_cast<uint4 *>(
+				l.argmax +
+				((size_t)(n0 + image) * CONV2_PIXELS + begin) * CONV2_CHANNELS +
+				at) = *reinterpret_cast<const uint4 *>(s->argmax +
+								       image * ARGMAX_STRIDE + at);
+	}
+}
+
+/* blockIdx: x images, y positions. Warps: 4 x 8 filters, 2 ranges of positions. */
+__global__ void __launch_bounds__(CONV1_THREADS, 2)
+	conv1_fprop_hi_lo_kernel(struct kx_conv1 l, struct kx_batch batch)
+{
+	extern __shared__ __align__(128) unsigned char memory[];
+	struct hi_lo_shared *s = reinterpret_cast<struct hi_lo_shared *>(memory);
+	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % HI_LO_GROUPS;
+	const int begin = CONV2_PIXELS * blockIdx.y / gridDim.y;
+	const int end = CONV2_PIXELS * (blockIdx.y + 1) / gridDim.y;
+	struct conv_weights<HI_LO_SIZE> w;
+	int at[conv<HI_LO_SIZE>::STEPS][2];
+
+	await_previous();
+	const float bias = l.bias[group * 8 + lane / 4];
+	conv1_load_group(&s->images, batch, blockIdx.x);
+	conv_load(&w, l.fragments, group, lane);
+#pragma unroll
+	for (int k = 0; k < conv<HI_LO_SIZE>::STEPS; k++) {
+		at[k][0] = conv_pair<HI_LO_SIZE>(k, 0, lane % 4);
+		at[k][1] = conv_pair<HI_LO_SIZE>(k, 1, lane % 4);
+	}
+	__syncthreads();
+	for (int from = begin; from < end; from += MAX_POSITIONS) {
+		const int to = min(from + MAX_POSITIONS, end);
+		for (int p = from + warp / HI_LO_GROUPS; p < to; p += CONV1_WARPS / HI_LO_GROUPS)
+			hi_lo_position(s, w, at, p, p - from, group, bias);
+		__syncthreads();
+		hi_lo_write(s, l, blockIdx.x * CONV_GROUP, batch.images, from, to);
+		__syncthreads();
+	}
+}
+
+static int conv1_fprop_hi_lo_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
+{
+	const int bytes = (int)sizeof(struct hi_lo_shared);
+	const unsigned groups = (batch.images + CONV_GROUP - 1) / CONV_GROUP;
+	const unsigned wanted = CONV1_SLICES / groups,
+		       max_ranges = CONV2_PIXELS / (MAX_POSITIONS / 2);
+	const unsigned ranges = wanted < 1 ? 1 : wanted < max_ranges ? wanted : max_ranges;
+	if (cudaFuncSetAttribute(
+		    conv1_fprop_hi_lo_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		return PS_EDEVICE;
+	return kx_launch(conv1_fprop_hi_lo_kernel, dim3(groups, ranges), CONV1_THREADS, bytes,
+		stream, l, batch);
+}
+
+int kx_conv1_fprop(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
+{
+	if (l.y_hi_lo)
+		return conv1_fprop_hi_lo_launch(l, batch, stream);
+	return l.size == 3 ? conv1_fprop_launch<3>(l, batch, stream)
+			   : conv1_fprop_launch<5>(l, batch, stream);
 }
 
 /* ---- gradient -------------------------------------------------------------------------------- */
 
-__device__ static inline const uint32_t *image_words(const struct kx_batch &batch, int n)
+__device__ static inline const uint32_t *conv1_image_words(const struct kx_batch &batch, int n)
 {
-	return reinterpret_cast<const uint32_t *>(image_bytes(batch, n));
+	return reinterpret_cast<const uint32_t *>(conv1_image(batch, n));
 }
 
 /* A lane is a filter, a warp every eighth position; the sums stay in registers. The four cells that
  * lanes may look at start in different banks. */
 template <int SIZE>
-__device__ static inline void add_image(float (&sum)[SIZE * SIZE], float *bias,
-	const struct kx_first &l, const float *pixels, int n, int f)
+__device__ static inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
+	const struct kx_conv1 &l, const float *pixels, int n, int f)
 {
-	const uint8_t *winner = l.winner + (size_t)n * conv<SIZE>::POSITIONS * l.f + f;
-	const float *error = l.error + n * l.out.image + l.out.origin + f;
+	const uint8_t *argmax = l.argmax + (size_t)n * conv<SIZE>::POSITIONS * l.f + f;
+	const float *dy = l.dy + n * l.y.image + l.y.origin + f;
 	const int warp = threadIdx.x / 32;
-	for (int p0 = 0; p0 < conv<SIZE>::POSITIONS; p0 += WARPS * AHEAD) {
-		int won[AHEAD];
-		float d[AHEAD];
+	for (int p0 = 0; p0 < conv<SIZE>::POSITIONS; p0 += CONV1_WARPS * PREFETCH) {
+		int won[PREFETCH];
+		float d[PREFETCH];
 #pragma unroll
-		for (int i = 0; i < AHEAD; i++) {
-			const int p = min(p0 + i * WARPS + warp, conv<SIZE>::POSITIONS - 1);
+		for (int i = 0; i < PREFETCH; i++) {
+			const int p = min(p0 + i * CONV1_WARPS + warp, conv<SIZE>::POSITIONS - 1);
 			const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
-			won[i] = winner[(size_t)p * l.f];
-			d[i] = error[(size_t)y * l.out.row + x * l.out.c];
-			const bool here = p0 + i * WARPS + warp < conv<SIZE>::POSITIONS;
-			d[i] = here && won[i] & OPEN ? d[i] : 0;
+			won[i] = argmax[(size_t)p * l.f];
+			d[i] = dy[(size_t)y * l.y.row + x * l.y.c];
+			const bool here = p0 + i * CONV1_WARPS + warp < conv<SIZE>::POSITIONS;
+			d[i] = here && won[i] & RELU_OPEN ? d[i] : 0;
 			won[i] = (2 * y + won[i] / 2 % 2) * CONV_SIDE + 2 * x + won[i] % 2;
 		}
 #pragma unroll
-		for (int i = 0; i < AHEAD; i++) {
+		for (int i = 0; i < PREFETCH; i++) {
 #pragma unroll
 			for (int k = 0; k < SIZE * SIZE; k++)
 				sum[k] = fmaf(d[i],
@@ -146,50 +295,51 @@ __device__ static inline void add_image(float (&sum)[SIZE * SIZE], float *bias,
 
 /* blockIdx: x a share of the images, y filters. */
 template <int SIZE>
-__global__ void __launch_bounds__(THREADS, 2)
-	gradient_kernel(struct kx_first l, struct kx_batch batch)
+__global__ void __launch_bounds__(CONV1_THREADS, 2)
+	conv1_wgrad_kernel(struct kx_conv1 l, struct kx_batch batch)
 {
 	const int taps = SIZE * SIZE, words = CONV_SIDE * CONV_SIDE / 4;
 	__shared__ float4 pixels[2][words];
-	__shared__ float reduced[WARPS][32];
+	__shared__ float partial[CONV1_WARPS][32];
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	const int f = blockIdx.y * FIRST_LANES + lane;
+	const int f = blockIdx.y * CONV1_LANES + lane;
 	float sum[taps] = {}, bias = 0;
 
 	await_previous();
-	uint32_t four = 0;
+	uint32_t bytes = 0;
 	if (threadIdx.x < words && blockIdx.x < batch.images)
-		four = image_words(batch, blockIdx.x)[threadIdx.x];
-	for (int n = blockIdx.x, turn = 0; n < batch.images; n += gridDim.x, turn ^= 1) {
+		bytes = conv1_image_words(batch, blockIdx.x)[threadIdx.x];
+	for (int n = blockIdx.x, stage = 0; n < batch.images; n += gridDim.x, stage ^= 1) {
 		if (threadIdx.x < words) {
-			pixels[turn][threadIdx.x] = {pixel_of(four, 0), pixel_of(four, 1),
-				pixel_of(four, 2), pixel_of(four, 3)};
+			pixels[stage][threadIdx.x] = {pixel_of(bytes, 0), pixel_of(bytes, 1),
+				pixel_of(bytes, 2), pixel_of(bytes, 3)};
 		}
 		__syncthreads();
 		const int next = n + gridDim.x; /* on its way while this one is added */
 		if (threadIdx.x < words && next < batch.images)
-			four = image_words(batch, next)[threadIdx.x];
-		add_image<SIZE>(sum, &bias, l, reinterpret_cast<const float *>(pixels[turn]), n, f);
+			bytes = conv1_image_words(batch, next)[threadIdx.x];
+		conv1_wgrad_image<SIZE>(
+			sum, &bias, l, reinterpret_cast<const float *>(pixels[stage]), n, f);
 	}
-	float *out = l.partial + KX_OUTER_ROWS(taps) * l.f * blockIdx.x;
+	float *to = l.workspace + KX_WGRAD_ROWS(taps) * l.f * blockIdx.x;
 #pragma unroll
 	for (int k = 0; k <= taps; k++) {
 		__syncthreads();
-		reduced[warp][lane] = k < taps ? sum[k < taps ? k : 0] * CONV_PIXEL : bias;
+		partial[warp][lane] = k < taps ? sum[k < taps ? k : 0] * CONV_PIXEL : bias;
 		__syncthreads();
 		if (warp == 0) {
 			float v = 0;
-			for (int i = 0; i < WARPS; i++)
-				v += reduced[i][lane];
-			out[(size_t)k * l.f + f] = v;
+			for (int i = 0; i < CONV1_WARPS; i++)
+				v += partial[i][lane];
+			to[(size_t)k * l.f + f] = v;
 		}
 	}
 }
 
-int kx_first_gradient(struct kx_first l, struct kx_batch batch, cudaStream_t stream)
+int kx_conv1_wgrad(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
 {
-	dim3 grid(FIRST_PARTS, l.f / FIRST_LANES);
+	dim3 grid(CONV1_SLICES, l.f / CONV1_LANES);
 	if (l.size == 3)
-		return kx_launch(gradient_kernel<3>, grid, THREADS, 0, stream, l, batch);
-	return kx_launch(gradient_kernel<5>, grid, THREADS, 0, stream, l, batch);
+		return kx_launch(conv1_wgrad_kernel<3>, grid, CONV1_THREADS, 0, stream, l, batch);
+	return kx_launch(conv1_wgrad_kernel<5>, grid, CONV1_THREADS, 0, stream, l, batch);
 }

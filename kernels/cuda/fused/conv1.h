@@ -1,7 +1,8 @@
 /*
- * conv1.h - the first layers of a net on 28 x 28 images in one kernel each way: convolution of
- * one channel, 3 x 3 or 5 x 5, 32 filters or a multiple, ReLU, pool:2. Pixels come from the data
- * set, and only pooled values and which of four cells won go to memory. As kernels.h otherwise.
+ * conv1.h - fused conv1 + ReLU + pool: the first layers of a net on 28 x 28 images in one kernel
+ * each way. One input channel, 3 x 3 or 5 x 5 filters, a multiple of 32 of them, ReLU, pool:2. The
+ * kernels read pixels from the data set and write only the pooled values and the argmax of each
+ * pool window. The rules of kernels.h apply.
  */
 #ifndef KERNELS_CUDA_FUSED_CONV1_H
 #define KERNELS_CUDA_FUSED_CONV1_H
@@ -11,27 +12,25 @@
 extern "C" {
 #endif
 
-#define FIRST_SIDE  28
-#define FIRST_LANES 32  /* filters come in these */
-#define FIRST_PARTS 264 /* of the gradient: two blocks for each of 132 multiprocessors */
+#define CONV1_SIDE   28
+#define CONV1_LANES  32  /* the number of filters is a multiple of this */
+#define CONV1_SLICES 264 /* split-K slices of wgrad: two blocks for each of 132 multiprocessors */
 
-struct kx_first {
-	int size, f;         /* 3 or 5; filters */
-	uint32_t *fragments; /* weights as tensor cores want them, see conv_place */
+struct kx_conv1 {
+	int size, f;         /* filter size, 3 or 5; filters */
+	uint32_t *fragments; /* weights as operands of the tensor cores, see conv_store_weight */
 	const float *bias;
-	struct kx_plane out; /* pooled values */
-	uint16_t *pieces;    /* NULL, or where they go instead: what conv2.h reads */
-	const float *error;  /* their errors, laid out alike; whether the ReLU was open or not */
-	uint8_t *winner;     /* [image][position][filter], see conv1.cu */
-	float *partial;      /* as kx_outer's: FIRST_PARTS splits, m = size * size */
+	struct kx_tensor y; /* pooled values */
+	uint16_t *y_hi_lo;  /* NULL, or write y here instead, as hi/lo terms for conv2.h */
+	const float *dy;    /* same layout as y; not yet masked by the ReLU */
+	uint8_t *argmax;    /* [image][position][filter], see conv1.cu */
+	float *workspace;   /* of kx_conv_wgrad: CONV1_SLICES slices, m = size * size */
 };
 
 /* Words of `fragments`. */
-size_t kx_first_fragments(int size, int f);
-int kx_first_forward(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
-/* The same, where l.pieces is not NULL. */
-int kx_first_pieces(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
-int kx_first_gradient(struct kx_first l, struct kx_batch batch, cudaStream_t stream);
+size_t kx_conv1_fragments(int size, int f);
+int kx_conv1_fprop(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream);
+int kx_conv1_wgrad(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

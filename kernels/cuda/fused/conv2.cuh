@@ -7,22 +7,22 @@
 #include "kernels/cuda/mma/half.cuh"
 #include "kernels/cuda/fused/conv2.h"
 
-#define SECOND_TAPS   (SECOND_SIZE * SECOND_SIZE)
-#define SECOND_POOLED (SECOND_OUT / 2)
-#define SECOND_PIXELS (SECOND_IN * SECOND_IN)
+#define CONV2_TAPS   (CONV2_SIZE * CONV2_SIZE)
+#define CONV2_POOLED (CONV2_OUT / 2)
+#define CONV2_PIXELS (CONV2_IN * CONV2_IN)
 /* Bytes of eight channels of an image, and of a piece. */
-#define SECOND_GROUP (SECOND_PIXELS * 16)
-#define SECOND_PIECE (SECOND_CHANNELS / 8 * SECOND_GROUP)
+#define CONV2_GROUP_BYTES (CONV2_PIXELS * 16)
+#define CONV2_TERM_BYTES  (CONV2_CHANNELS / 8 * CONV2_GROUP_BYTES)
 /* Weights times this: what is left of one behind its first piece is a normal fp16 number, too. */
-#define SECOND_SCALE 64.0f
+#define CONV2_SCALE 64.0f
 
 #ifdef __CUDACC__
 /* The number of each piece that a value is the sum of. */
-__device__ static inline void half_pieces(uint16_t (&piece)[SECOND_PIECES], float v)
+__device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], float v)
 {
-	const __half high = __float2half_rn(v);
-	piece[0] = __half_as_ushort(high);
-	piece[1] = __half_as_ushort(__float2half_rn(v - __half2float(high)));
+	const __half hi = __float2half_rn(v);
+	term[0] = __half_as_ushort(hi);
+	term[1] = __half_as_ushort(__float2half_rn(v - __half2float(hi)));
 }
 
 /* Four 8 x 8 matrices of 16 bits: lane i has the address of row i % 8 of matrix i / 8, and gets
@@ -58,18 +58,18 @@ __device__ static inline void store_transposed(uint32_t at, uint4 v)
 }
 
 /* A power of two that brings numbers of up to `most` below 2^14, and 1 over it. */
-struct power {
+struct dy_scale {
 	float up, down;
 };
 
-__device__ static inline struct power power_for(float most)
+__device__ static inline struct dy_scale dy_scale_for(float amax)
 {
-	const int wanted = 267 - (int)(__float_as_uint(most) >> 23 & 0xff);
+	const int wanted = 267 - (int)(__float_as_uint(amax) >> 23 & 0xff);
 	const uint32_t exponent = (uint32_t)max(27, min(227, wanted));
 	return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23)};
 }
 
-__device__ static inline float warp_most(float v)
+__device__ static inline float warp_amax(float v)
 {
 	for (int d = 16; d; d /= 2)
 		v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
@@ -77,10 +77,10 @@ __device__ static inline float warp_most(float v)
 }
 
 /* The greatest of all threads'; `shared`: a float for each warp. Between two barriers. */
-__device__ static inline float block_most(float v, float *shared)
+__device__ static inline float block_amax(float v, float *shared)
 {
 	const int warps = (int)blockDim.x / 32;
-	v = warp_most(v);
+	v = warp_amax(v);
 	if (threadIdx.x % 32 == 0)
 		shared[threadIdx.x / 32] = v;
 	__syncthreads();
@@ -91,22 +91,22 @@ __device__ static inline float block_most(float v, float *shared)
 }
 
 /*
- * A weight, times SECOND_SCALE, into its places.
+ * A weight, times CONV2_SCALE, into its places.
  * forward: [tap][piece][8 channels][filter][channel], the core matrices of wgmma.
  * backward: [tap][16 filters][tile][lane][4][2], a lane's 16 bytes of mma.m16n8k16 at once. Row i
  * of tile j is channel i % 8 * 4 + 2 j + i / 8, so that a lane's four rows are neighbours.
  */
-__device__ static inline void second_place(
-	uint16_t *forward, uint16_t *backward, int f, int c, int tap, float weight)
+__device__ static inline void conv2_store_weight(
+	uint16_t *w_fprop, uint16_t *w_dgrad, int f, int c, int tap, float weight)
 {
-	const int piece = SECOND_FILTERS * SECOND_CHANNELS;
+	const int term = CONV2_FILTERS * CONV2_CHANNELS;
 	const int tile = c / 2 % 2, lane = c / 4 * 4 + f / 2 % 4, word = c % 2 + f / 8 % 2 * 2;
-	uint16_t v[SECOND_PIECES];
-	half_pieces(v, weight * SECOND_SCALE);
-	forward += tap * (SECOND_PIECES * piece) + (c / 8 * SECOND_FILTERS + f) * 8 + c % 8;
-	forward[0] = v[0];
-	forward[piece] = v[1];
-	backward[((((tap * 4 + f / 16) * 2 + tile) * 32 + lane) * 4 + word) * 2 + f % 2] = v[0];
+	uint16_t v[CONV2_TERMS];
+	split_half_hi_lo(v, weight * CONV2_SCALE);
+	w_fprop += tap * (CONV2_TERMS * term) + (c / 8 * CONV2_FILTERS + f) * 8 + c % 8;
+	w_fprop[0] = v[0];
+	w_fprop[term] = v[1];
+	w_dgrad[((((tap * 4 + f / 16) * 2 + tile) * 32 + lane) * 4 + word) * 2 + f % 2] = v[0];
 }
 #endif
 

@@ -1,15 +1,14 @@
 /*
- * conv2.h - the first two convolutions of a net like cnn99 where their 3 million products an
- * image want another way than kx_rows': the second one, 32 channels of 12 x 12 to 64 filters of
- * 5 x 5, ReLU, pool:2, and what is behind it: its errors never leave the multiprocessor that makes
- * the first one's gradient of them.
+ * conv2.h - fused conv2 + ReLU + pool, the second convolution of a net like cnn99: 32 channels of
+ * 12 x 12, 64 filters of 5 x 5, pool:2. Its dgrad also computes the wgrad of conv1, so that conv1's
+ * dY never leaves the multiprocessor.
  *
- * Its operands are fp16, with 11 bits as tf32 has, at the rate of bf16. Forward a value is the sum
- * of two of them, so nearly as exact as fp32; behind the loss it is one, under a power of two that
- * is common to the errors of a launch, so that none is too large and what becomes zero is smaller
- * than the greatest by 2^-38. Forward needs values of at most 65504 and weights of at most 1023.
+ * Operands are fp16: 11 bits as in tf32, at the rate of bf16. In fprop a value is the sum of a hi
+ * and a lo term, so fprop is nearly as exact as fp32. dgrad and wgrad use the hi term alone. All dY
+ * of a launch share one power of two as scale, so that none overflows; a dY that becomes zero is
+ * 2^-38 of the largest or less. fprop requires values of at most 65504 and weights of at most 1023.
  *
- * kx_second_forward needs sm_90a (wgmma). As kernels.h otherwise.
+ * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The rules of kernels.h apply.
  */
 #ifndef KERNELS_CUDA_FUSED_CONV2_H
 #define KERNELS_CUDA_FUSED_CONV2_H
@@ -19,39 +18,38 @@
 extern "C" {
 #endif
 
-#define SECOND_SIZE      5
-#define SECOND_IN        12
-#define SECOND_CHANNELS  32
-#define SECOND_OUT       8
-#define SECOND_FILTERS   64
-#define SECOND_PIECES    2
-#define SECOND_PARTS     66  /* most of the gradient: two blocks each for 132 multiprocessors */
-#define SECOND_FEW_PARTS 132 /* most of kx_second_errors, but with many images */
-/* fp16 numbers of an image, [piece][8 channels][pixel][channel], and of all weights. */
-#define SECOND_IMAGE   (SECOND_PIECES * SECOND_CHANNELS * SECOND_IN * SECOND_IN)
-#define SECOND_WEIGHTS (SECOND_SIZE * SECOND_SIZE * SECOND_FILTERS * SECOND_CHANNELS)
+#define CONV2_SIZE         5
+#define CONV2_IN           12
+#define CONV2_CHANNELS     32
+#define CONV2_OUT          8
+#define CONV2_FILTERS      64
+#define CONV2_TERMS        2   /* hi and lo */
+#define CONV2_WGRAD_SLICES 66  /* maximum: two blocks each for 132 multiprocessors */
+#define CONV2_DGRAD_SLICES 132 /* maximum of kx_conv2_dgrad, except with many images */
+/* fp16 values of an image, [term][8 channels][pixel][channel], and of all weights. */
+#define CONV2_IMAGE   (CONV2_TERMS * CONV2_CHANNELS * CONV2_IN * CONV2_IN)
+#define CONV2_WEIGHTS (CONV2_SIZE * CONV2_SIZE * CONV2_FILTERS * CONV2_CHANNELS)
 
-struct kx_second {
-	uint16_t *forward, *backward; /* weights, see second_place: PIECES and 1 of them */
-	const float *bias;            /* of each filter */
-	uint16_t *in;                 /* images of SECOND_IMAGE */
-	const uint8_t *in_winner;     /* as conv1.h's */
-	struct kx_plane out;          /* pooled */
-	uint8_t *winner;              /* as out: which of four won */
-	const float *out_error;       /* laid out as out; only where out's values are > 0 */
-	float *most;                  /* of eight images each: the greatest of their errors */
+struct kx_conv2 {
+	uint16_t *w_fprop, *w_dgrad; /* weights, see conv2_store_weight: CONV2_TERMS and 1 terms */
+	const float *bias;
+	uint16_t *x;             /* CONV2_IMAGE values for each image */
+	const uint8_t *x_argmax; /* as in conv1.h */
+	struct kx_tensor y;      /* pooled */
+	uint8_t *argmax;         /* same layout as y */
+	const float *dy;         /* same layout as y; 0 where y is not > 0 */
+	float *dy_amax;          /* largest |dY| of each group of eight images */
 };
 
-/* in -> out and winner */
-int kx_second_forward(struct kx_second l, int images, cudaStream_t stream);
-/* out_error -> most, and the gradient of the first convolution's weights, as kx_outer's: so many
- * splits */
-int kx_second_errors(
-	struct kx_second l, struct kx_batch batch, float *partial, cudaStream_t stream);
-int kx_second_error_parts(int images);
-/* out_error, most and in -> the weights' gradient, as kx_outer's: so many splits */
-int kx_second_gradient(struct kx_second l, float *partial, int images, cudaStream_t stream);
-int kx_second_parts(int images);
+/* x -> y and argmax */
+int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream);
+/* dgrad: dy -> dy_amax, and the wgrad of conv1 into its workspace: kx_conv2_dgrad_slices slices. */
+int kx_conv2_dgrad(
+	struct kx_conv2 l, struct kx_batch batch, float *conv1_workspace, cudaStream_t stream);
+int kx_conv2_dgrad_slices(int images);
+/* wgrad: dy, dy_amax and x -> workspace: kx_conv2_wgrad_slices slices. */
+int kx_conv2_wgrad(struct kx_conv2 l, float *workspace, int images, cudaStream_t stream);
+int kx_conv2_wgrad_slices(int images);
 
 #ifdef __cplusplus
 }

@@ -11,33 +11,33 @@
 #include "kernels/cuda/fused/conv2.cuh"
 #include "kernels/cuda/mma/wgmma.cuh"
 
-#define THREADS 512
-#define GROUPS  (THREADS / 128)
-#define STAGES  3
-#define HALVES  2 /* blocks that share the taps */
-#define TAPS    ((SECOND_TAPS + 1) / HALVES)
-#define MINE    ((TAPS + GROUPS - 1) / GROUPS) /* taps of a warpgroup, at most */
-#define CELLS   (SECOND_OUT * SECOND_OUT)
-#define STEPS   (CELLS / 16) /* products deep that a tap is */
-#define CORE    128          /* bytes of eight rows of 16 */
-#define ONES    2048
+#define WGRAD_THREADS  512
+#define WARPGROUPS     (WGRAD_THREADS / 128)
+#define STAGES         3
+#define TAP_BLOCKS     2 /* blocks that share the taps */
+#define TAPS_PER_BLOCK ((CONV2_TAPS + 1) / TAP_BLOCKS)
+#define MAX_TAPS       ((TAPS_PER_BLOCK + WARPGROUPS - 1) / WARPGROUPS) /* taps of a warpgroup, at most */
+#define OUT_PIXELS     (CONV2_OUT * CONV2_OUT)
+#define K_STEPS        (OUT_PIXELS / 16) /* products deep that a tap is */
+#define CORE_BYTES     128               /* bytes of eight rows of 16 */
+#define ONES           2048
 
 /* An image's errors and winners as they come: a thread has two cells of a window, four filters. */
-struct pooled {
-	float4 error[THREADS];
-	uint32_t winners[THREADS];
+struct pooled_dy {
+	float4 dy[WGRAD_THREADS];
+	uint32_t argmax[WGRAD_THREADS];
 };
 
-struct gradient_shared {
-	unsigned char in[STAGES][SECOND_PIECE];
-	struct pooled pooled[STAGES];
-	unsigned char error[2][SECOND_FILTERS / 8][CELLS][16]; /* before the pool */
+struct wgrad_shared {
+	unsigned char in[STAGES][CONV2_TERM_BYTES];
+	struct pooled_dy pooled_dy[STAGES];
+	unsigned char dy[2][CONV2_FILTERS / 8][OUT_PIXELS][16]; /* before the pool */
 	uint32_t ones[ONES / 4];
-	float most[THREADS / 32];
+	float amax[WGRAD_THREADS / 32];
 };
 
 /* 4 bytes to shared memory. */
-__device__ static inline void copy_word(void *to, const void *from)
+__device__ static inline void copy_word_ahead(void *to, const void *from)
 {
 	uint32_t at = shared_address(to);
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
@@ -45,176 +45,178 @@ __device__ static inline void copy_word(void *to, const void *from)
 
 /* Four filters of a cell, and of the one below it, are a thread's: it fetches their window's errors
  * ... */
-struct spot {
+struct filter_quad {
 	int f, x, y;
 };
 
 /* Neighbours: halves of eight filters, then columns, so that what they write lies in 32 banks. */
-__device__ static inline struct spot spot_of_thread()
+__device__ static inline struct filter_quad filter_quad_of_thread()
 {
 	const int i = threadIdx.x;
-	return {i / 16 % (SECOND_FILTERS / 8) * 8 + i % 2 * 4, i / 2 % SECOND_OUT,
-		i / (2 * SECOND_FILTERS) * 2};
+	return {i / 16 % (CONV2_FILTERS / 8) * 8 + i % 2 * 4, i / 2 % CONV2_OUT,
+		i / (2 * CONV2_FILTERS) * 2};
 }
 
 /* The block's image number i, n of the batch. */
-__device__ static inline void fetch_image(
-	struct gradient_shared *s, const struct kx_second &l, int i, int n, int images)
+__device__ static inline void wgrad_fetch_image(
+	struct wgrad_shared *s, const struct kx_conv2 &l, int i, int n, int images)
 {
-	const struct spot at = spot_of_thread();
+	const struct filter_quad at = filter_quad_of_thread();
 	const int stage = i % STAGES, y = at.y / 2, x = at.x / 2;
 	if (n < images) {
 		const unsigned char *in =
-			reinterpret_cast<const unsigned char *>(l.in + (size_t)n * SECOND_IMAGE);
-		for (int k = threadIdx.x * 16; k < SECOND_PIECE; k += THREADS * 16)
+			reinterpret_cast<const unsigned char *>(l.x + (size_t)n * CONV2_IMAGE);
+		for (int k = threadIdx.x * 16; k < CONV2_TERM_BYTES; k += WGRAD_THREADS * 16)
 			copy_ahead(s->in[stage] + k, in + k, true);
-		copy_ahead(&s->pooled[stage].error[threadIdx.x],
-			l.out_error + n * l.out.image + l.out.origin + y * l.out.row +
-				x * SECOND_FILTERS + at.f,
+		copy_ahead(&s->pooled_dy[stage].dy[threadIdx.x],
+			l.dy + n * l.y.image + l.y.origin + y * l.y.row + x * CONV2_FILTERS + at.f,
 			true);
-		copy_word(&s->pooled[stage].winners[threadIdx.x],
-			l.winner +
-				(((size_t)n * SECOND_POOLED + y) * SECOND_POOLED + x) *
-					SECOND_FILTERS +
+		copy_word_ahead(&s->pooled_dy[stage].argmax[threadIdx.x],
+			l.argmax +
+				(((size_t)n * CONV2_POOLED + y) * CONV2_POOLED + x) *
+					CONV2_FILTERS +
 				at.f);
 	}
 	copies_commit();
 }
 
 /* ... and, when they are there, puts down both; nobody else looks at them. */
-__device__ static inline void spread(
-	unsigned char (*to)[CELLS][16], const struct pooled &from, float up)
+__device__ static inline void scatter_dy(
+	unsigned char (*to)[OUT_PIXELS][16], const struct pooled_dy &from, float up)
 {
-	const struct spot at = spot_of_thread();
-	const float4 d = from.error[threadIdx.x];
-	const uint32_t won = from.winners[threadIdx.x];
-	const uint32_t low = two_halves(d.x * up, d.y * up), high = two_halves(d.z * up, d.w * up);
+	const struct filter_quad at = filter_quad_of_thread();
+	const float4 d = from.dy[threadIdx.x];
+	const uint32_t which = from.argmax[threadIdx.x];
+	const uint32_t lo = two_halves(d.x * up, d.y * up), hi = two_halves(d.z * up, d.w * up);
 #pragma unroll
 	for (int below = 0; below < 2; below++) {
-		const uint32_t cell = 2 * below + at.x % 2;
+		const uint32_t out_pixel = 2 * below + at.x % 2;
 		uint32_t mask[4];
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			mask[i] = (won >> (8 * i) & 0xff) == cell ? 0xffffu : 0;
+			mask[i] = (which >> (8 * i) & 0xff) == out_pixel ? 0xffffu : 0;
 		*reinterpret_cast<uint2 *>(
-			&to[at.f / 8][(at.y + below) * SECOND_OUT + at.x][at.f % 8 * 2]) = {
-			low & (mask[0] | mask[1] << 16), high & (mask[2] | mask[3] << 16)};
+			&to[at.f / 8][(at.y + below) * CONV2_OUT + at.x][at.f % 8 * 2]) = {
+			lo & (mask[0] | mask[1] << 16), hi & (mask[2] | mask[3] << 16)};
 	}
 }
 
 /* Where the pixels begin that a tap meets, and the bytes to the next eight channels and to the next
  * row of pixels. */
-struct operand {
+struct tap_operand {
 	uint32_t at, channels, row;
 };
 
-__device__ static inline struct operand operand_of(
-	const struct gradient_shared *s, int stage, int tap)
+__device__ static inline struct tap_operand tap_operand_of(
+	const struct wgrad_shared *s, int stage, int tap)
 {
-	const int ky = tap / SECOND_SIZE, kx = tap % SECOND_SIZE;
-	if (tap >= SECOND_TAPS)
-		return {shared_address(s->ones), 2 * CORE, CORE};
-	return {shared_address(s->in[stage]) + (ky * SECOND_IN + kx) * 16, SECOND_GROUP,
-		SECOND_IN * 16};
+	const int ky = tap / CONV2_SIZE, kx = tap % CONV2_SIZE;
+	if (tap >= CONV2_TAPS)
+		return {shared_address(s->ones), 2 * CORE_BYTES, CORE_BYTES};
+	return {shared_address(s->in[stage]) + (ky * CONV2_IN + kx) * 16, CONV2_GROUP_BYTES,
+		CONV2_IN * 16};
 }
 
-__device__ static inline void add_tap(
-	float (&d)[16], const uint4 (&a)[STEPS], const struct operand &o)
+__device__ static inline void wgrad_add_tap(
+	float (&d)[16], const uint4 (&a)[K_STEPS], const struct tap_operand &o)
 {
-	wgmma_begin();
+	wgmma_fence();
 #pragma unroll
-	for (int k = 0; k < STEPS; k++)
-		wgmma_half_k(d, a[k], wgmma_operand(o.at + 2 * k * o.row, o.row, o.channels));
+	for (int k = 0; k < K_STEPS; k++)
+		wgmma_m64n32k16(d, a[k], wgmma_descriptor(o.at + 2 * k * o.row, o.row, o.channels));
 }
 
-/* A warpgroup's share of an image, under way: `first` tap and every GROUPS-th one, `n` of them.
+/* A warpgroup's share of an image, under way: `first` tap and every WARPGROUPS-th one, `n` of them.
  * `error`: a lane's row of its first matrices. */
-__device__ static inline void add_image(float (&d)[MINE][16], const struct gradient_shared *s,
-	int stage, int first, int n, uint32_t error)
+__device__ static inline void wgrad_add_image(float (&d)[MAX_TAPS][16],
+	const struct wgrad_shared *s, int stage, int first, int n, uint32_t dy)
 {
-	uint4 a[STEPS];
+	uint4 a[K_STEPS];
 #pragma unroll
-	for (int k = 0; k < STEPS; k++)
-		a[k] = load_transposed(error + k * (16 * 16));
-	if (n == MINE)
-		add_tap(d[MINE - 1], a, operand_of(s, stage, first + (MINE - 1) * GROUPS));
+	for (int k = 0; k < K_STEPS; k++)
+		a[k] = load_transposed(dy + k * (16 * 16));
+	if (n == MAX_TAPS)
+		wgrad_add_tap(d[MAX_TAPS - 1], a,
+			tap_operand_of(s, stage, first + (MAX_TAPS - 1) * WARPGROUPS));
 #pragma unroll
-	for (int i = 0; i < MINE - 1; i++)
-		add_tap(d[i], a, operand_of(s, stage, first + i * GROUPS));
+	for (int i = 0; i < MAX_TAPS - 1; i++)
+		wgrad_add_tap(d[i], a, tap_operand_of(s, stage, first + i * WARPGROUPS));
 	wgmma_commit();
 }
 
 /* Sums of a tap: rows are filters, columns channels. */
-__device__ static inline void store(float *out, const float (&d)[16], int tap, float down)
+__device__ static inline void wgrad_store(float *out, const float (&d)[16], int tap, float down)
 {
 	const int lane = threadIdx.x % 32, f = threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
 	for (int i = 0; i < 16; i++) {
 		const int c = i / 4 * 8 + lane % 4 * 2 + i % 2;
-		if (tap < SECOND_TAPS || c == 0)
-			out[(tap * SECOND_CHANNELS + c) * SECOND_FILTERS + f + i / 2 % 2 * 8] =
+		if (tap < CONV2_TAPS || c == 0)
+			out[(tap * CONV2_CHANNELS + c) * CONV2_FILTERS + f + i / 2 % 2 * 8] =
 				d[i] * down;
 	}
 }
 
 /* blockIdx: x a share of the images, y taps. */
-__global__ void __launch_bounds__(THREADS, 1)
-	second_gradient_kernel(struct kx_second l, float *partial, int images)
+__global__ void __launch_bounds__(WGRAD_THREADS, 1)
+	conv2_wgrad_kernel(struct kx_conv2 l, float *workspace, int images)
 {
 	extern __shared__ __align__(128) unsigned char memory[];
-	struct gradient_shared *s = reinterpret_cast<struct gradient_shared *>(memory);
+	struct wgrad_shared *s = reinterpret_cast<struct wgrad_shared *>(memory);
 	const int lane = threadIdx.x % 32, step = gridDim.x;
 	const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* as the compiler sees */
-	const int first = blockIdx.y * TAPS + group, mine = (TAPS - group + GROUPS - 1) / GROUPS;
+	const int first = blockIdx.y * TAPS_PER_BLOCK + group,
+		  mine = (TAPS_PER_BLOCK - group + WARPGROUPS - 1) / WARPGROUPS;
 	/* matrices: eight filters and the next, then those of the next eight positions */
-	const uint32_t error =
-		shared_address(s->error) +
-		((threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) * CELLS + lane / 16 * 8 + lane % 8) * 16;
-	float d[MINE][16] = {}, most = 0;
+	const uint32_t dy =
+		shared_address(s->dy) + ((threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) * OUT_PIXELS +
+						lane / 16 * 8 + lane % 8) *
+						16;
+	float d[MAX_TAPS][16] = {}, amax = 0;
 
 	for (int i = 0; i < STAGES - 1; i++)
-		fetch_image(s, l, i, blockIdx.x + i * step, images);
+		wgrad_fetch_image(s, l, i, blockIdx.x + i * step, images);
 	if (threadIdx.x < ONES / 4)
 		s->ones[threadIdx.x] = 0x3c003c00u;
 	await_previous();
-	for (int i = threadIdx.x; i < (images + 7) / 8; i += THREADS)
-		most = fmaxf(most, l.most[i]);
-	const struct power p = power_for(block_most(most, s->most));
+	for (int i = threadIdx.x; i < (images + 7) / 8; i += WGRAD_THREADS)
+		amax = fmaxf(amax, l.dy_amax[i]);
+	const struct dy_scale p = dy_scale_for(block_amax(amax, s->amax));
 	copies_wait<STAGES - 2>();
 	if (blockIdx.x < images)
-		spread(s->error[0], s->pooled[0], p.up);
+		scatter_dy(s->dy[0], s->pooled_dy[0], p.up);
 	for (int n = blockIdx.x, i = 0; n < images; n += step, i++) {
 		copies_wait<STAGES - 2>();
-		wgmma_written();
+		wgmma_fence_smem();
 		__syncthreads();
-		fetch_image(s, l, i + STAGES - 1, n + (STAGES - 1) * step, images);
-		add_image(d, s, i % STAGES, first, mine,
-			error + i % 2 * (SECOND_FILTERS / 8 * CELLS * 16));
+		wgrad_fetch_image(s, l, i + STAGES - 1, n + (STAGES - 1) * step, images);
+		wgrad_add_image(d, s, i % STAGES, first, mine,
+			dy + i % 2 * (CONV2_FILTERS / 8 * OUT_PIXELS * 16));
 		copies_wait<STAGES - 2>();
 		if (n + step < images)
-			spread(s->error[(i + 1) % 2], s->pooled[(i + 1) % STAGES], p.up);
+			scatter_dy(s->dy[(i + 1) % 2], s->pooled_dy[(i + 1) % STAGES], p.up);
 		wgmma_wait();
 	}
-	partial += KX_OUTER_ROWS(SECOND_TAPS * SECOND_CHANNELS) * SECOND_FILTERS * blockIdx.x;
+	workspace += KX_WGRAD_ROWS(CONV2_TAPS * CONV2_CHANNELS) * CONV2_FILTERS * blockIdx.x;
 #pragma unroll
-	for (int i = 0; i < MINE; i++)
+	for (int i = 0; i < MAX_TAPS; i++)
 		if (i < mine)
-			store(partial, d[i], first + i * GROUPS, p.down);
+			wgrad_store(workspace, d[i], first + i * WARPGROUPS, p.down);
 }
 
 /* Each of at least two images, for its sums are 200 KB. */
-int kx_second_parts(int images)
+int kx_conv2_wgrad_slices(int images)
 {
-	const int parts = (images + 1) / 2;
-	return parts < SECOND_PARTS ? parts : SECOND_PARTS;
+	const int slices = (images + 1) / 2;
+	return slices < CONV2_WGRAD_SLICES ? slices : CONV2_WGRAD_SLICES;
 }
 
-int kx_second_gradient(struct kx_second l, float *partial, int images, cudaStream_t stream)
+int kx_conv2_wgrad(struct kx_conv2 l, float *workspace, int images, cudaStream_t stream)
 {
-	const int bytes = (int)sizeof(struct gradient_shared);
+	const int bytes = (int)sizeof(struct wgrad_shared);
 	if (cudaFuncSetAttribute(
-		    second_gradient_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		    conv2_wgrad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	return kx_launch(second_gradient_kernel, dim3(kx_second_parts(images), HALVES), THREADS,
-		bytes, stream, l, partial, images);
+	return kx_launch(conv2_wgrad_kernel, dim3(kx_conv2_wgrad_slices(images), TAP_BLOCKS),
+		WGRAD_THREADS, bytes, stream, l, workspace, images);
 }

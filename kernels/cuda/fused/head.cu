@@ -9,47 +9,46 @@
 #include "kernels/cuda/mma/gemm.cuh"
 #include "kernels/cuda/fused/head.h"
 
-#define IMAGES  32 /* of a block: two tiles */
-#define WARPS   8
-#define THREADS (WARPS * 32)
-#define COLUMNS 32 /* of a block: four tiles */
+#define HEAD_IMAGES    32 /* of a block: two tiles */
+#define HIDDEN_WARPS   8
+#define HIDDEN_THREADS (HIDDEN_WARPS * 32)
+#define HIDDEN_COLUMNS 32 /* of a block: four tiles */
 
 /* Sixteen k of a tile: `a` rows r and r + 8, `b` column r. */
-__device__ static inline void add_sixteen(float *c, const float4 (&a)[2], const float4 &b)
+__device__ static inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 {
 	const float x[2][4] = {{a[0].x, a[0].y, a[0].z, a[0].w}, {a[1].x, a[1].y, a[1].z, a[1].w}};
 	const float y[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
 	for (int k = 0; k < 4; k += 2) {
-		uint32_t high[4], low[4], w[2], w_low[2];
+		uint32_t hi[4], lo[4], w[2], w_lo[2];
 #pragma unroll
 		for (int q = 0; q < 4; q++)
-			split(x[q % 2][k + q / 2], &high[q], &low[q]);
+			split_hi_lo(x[q % 2][k + q / 2], &hi[q], &lo[q]);
 #pragma unroll
 		for (int q = 0; q < 2; q++)
-			split(y[k + q], &w[q], &w_low[q]);
-		mma_tf32(c, low, w);
-		mma_tf32(c, high, w_low);
-		mma_tf32(c, high, w);
+			split_hi_lo(y[k + q], &w[q], &w_lo[q]);
+		mma_tf32(c, lo, w);
+		mma_tf32(c, hi, w_lo);
+		mma_tf32(c, hi, w);
 	}
 }
 
 /* ---- hidden ---------------------------------------------------------------------------------- */
 
 /* A warp's share of the inputs, sixteen at a time. */
-__device__ static inline void add_inputs(
+__device__ static inline void hidden_add_inputs(
 	float (&c)[2][4][4], const struct kx_head &h, int n0, int unit0, int images)
 {
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4;
-	const int share = h.inputs / WARPS, begin = warp * share + lane % 4 * 4;
+	const int k_share = h.inputs / HIDDEN_WARPS, begin = warp * k_share + lane % 4 * 4;
 	const float *weight = h.transposed + (size_t)(unit0 + r) * h.inputs + begin;
 	const float *in[2][2];
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		in[i / 2][i % 2] =
-			h.in + (size_t)min(n0 + r + 8 * i, images - 1) * h.inputs + begin;
+		in[i / 2][i % 2] = h.x + (size_t)min(n0 + r + 8 * i, images - 1) * h.inputs + begin;
 #pragma unroll 2
-	for (int k = 0; k < share; k += 16) {
+	for (int k = 0; k < k_share; k += 16) {
 		float4 a[2][2], b[4];
 #pragma unroll
 		for (int i = 0; i < 4; i++)
@@ -62,29 +61,30 @@ __device__ static inline void add_inputs(
 		for (int i = 0; i < 2; i++)
 #pragma unroll
 			for (int j = 0; j < 4; j++)
-				add_sixteen(c[i][j], a[i], b[j]);
+				add_k16(c[i][j], a[i], b[j]);
 	}
 }
 
 /* blockIdx: x images, y units. */
-__global__ void __launch_bounds__(THREADS, 1) hidden_kernel(struct kx_head h, int images)
+__global__ void __launch_bounds__(HIDDEN_THREADS, 1)
+	head_hidden_kernel(struct kx_head h, int images)
 {
-	__shared__ float4 share[WARPS][8][32];
-	const int n0 = blockIdx.x * IMAGES, unit0 = blockIdx.y * COLUMNS;
+	__shared__ float4 k_share[HIDDEN_WARPS][8][32];
+	const int n0 = blockIdx.x * HEAD_IMAGES, unit0 = blockIdx.y * HIDDEN_COLUMNS;
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	float c[2][4][4] = {};
 
 	await_previous();
-	add_inputs(c, h, n0, unit0, images);
+	hidden_add_inputs(c, h, n0, unit0, images);
 #pragma unroll
 	for (int i = 0; i < 8; i++)
-		share[warp][i][lane] = {c[i / 4][i % 4][0], c[i / 4][i % 4][1], c[i / 4][i % 4][2],
-			c[i / 4][i % 4][3]};
+		k_share[warp][i][lane] = {c[i / 4][i % 4][0], c[i / 4][i % 4][1],
+			c[i / 4][i % 4][2], c[i / 4][i % 4][3]};
 	__syncthreads();
 	/* a warp adds up one tile, the shares in their order */
-	float4 sum = share[0][warp][lane];
-	for (int i = 1; i < WARPS; i++)
-		sum = sum + share[i][warp][lane];
+	float4 sum = k_share[0][warp][lane];
+	for (int i = 1; i < HIDDEN_WARPS; i++)
+		sum = sum + k_share[i][warp][lane];
 	const int n = n0 + warp / 4 * 16 + lane / 4, unit = unit0 + warp % 4 * 8 + lane % 4 * 2;
 	const float2 bias = *reinterpret_cast<const float2 *>(h.bias + unit);
 	const float v[4] = {sum.x + bias.x, sum.y + bias.y, sum.z + bias.x, sum.w + bias.y};
@@ -98,150 +98,153 @@ __global__ void __launch_bounds__(THREADS, 1) hidden_kernel(struct kx_head h, in
 
 int kx_head_hidden(struct kx_head h, int images, cudaStream_t stream)
 {
-	const dim3 grid((images + IMAGES - 1) / IMAGES, HEAD_UNITS / COLUMNS);
-	return kx_launch(hidden_kernel, grid, THREADS, 0, stream, h, images);
+	const dim3 grid((images + HEAD_IMAGES - 1) / HEAD_IMAGES, HEAD_UNITS / HIDDEN_COLUMNS);
+	return kx_launch(head_hidden_kernel, grid, HIDDEN_THREADS, 0, stream, h, images);
 }
 
 /* ---- scores, loss and errors ----------------------------------------------------------------- */
 
-#define ENDERS 512               /* threads of these blocks */
-#define SHARE  (ENDERS / IMAGES) /* that have an image's units between them */
-#define MINE   (HEAD_UNITS / SHARE)
-#define TILES  (HEAD_INPUTS / (ENDERS / 32) / 8) /* of eight columns: a warp's */
-#define AHEAD  4 /* of the errors' weights, on their way from the beginning */
+#define HEAD_THREADS     512                          /* threads of these blocks */
+#define IMAGE_THREADS    (HEAD_THREADS / HEAD_IMAGES) /* that have an image's units between them */
+#define UNITS_PER_THREAD (HEAD_UNITS / IMAGE_THREADS)
+#define COLUMN_TILES     (HEAD_INPUTS / (HEAD_THREADS / 32) / 8) /* of eight columns: a warp's */
+#define PREFETCH         4 /* of the errors' weights, on their way from the beginning */
 /* Floats from image to image: two rows of 16-byte accesses lie in 32 banks. */
 #define PITCH (HEAD_UNITS + 16)
 
-struct errors_shared {
+struct head_shared {
 	float class_weight[HEAD_UNITS][HEAD_CLASSES];
-	float error[IMAGES][PITCH];
+	float d_hidden[HEAD_IMAGES][PITCH];
 };
 
-/* The threads of an image, each with the units SHARE * i + its number: all have all scores.
+/* The threads of an image, each with the units IMAGE_THREADS * i + its number: all have all scores.
  */
-__device__ static inline void add_scores(float (&score)[HEAD_CLASSES], float (&hidden)[MINE],
-	const struct errors_shared &s, const struct kx_head &h, int n, bool here)
+__device__ static inline void head_logits(float (&logit)[HEAD_CLASSES],
+	float (&hidden)[UNITS_PER_THREAD], const struct head_shared &s, const struct kx_head &h,
+	int n, bool here)
 {
-	const int mine = threadIdx.x % SHARE;
+	const int mine = threadIdx.x % IMAGE_THREADS;
 #pragma unroll
-	for (int i = 0; i < MINE; i++)
-		hidden[i] = here ? h.hidden[(size_t)n * HEAD_UNITS + SHARE * i + mine] : 0;
+	for (int i = 0; i < UNITS_PER_THREAD; i++)
+		hidden[i] = here ? h.hidden[(size_t)n * HEAD_UNITS + IMAGE_THREADS * i + mine] : 0;
 #pragma unroll
-	for (int i = 0; i < MINE; i++)
+	for (int i = 0; i < UNITS_PER_THREAD; i++)
 #pragma unroll
 		for (int k = 0; k < HEAD_CLASSES; k++)
-			score[k] = fmaf(hidden[i], s.class_weight[SHARE * i + mine][k], score[k]);
+			logit[k] = fmaf(
+				hidden[i], s.class_weight[IMAGE_THREADS * i + mine][k], logit[k]);
 #pragma unroll
 	for (int k = 0; k < HEAD_CLASSES; k++) {
 #pragma unroll
-		for (int d = 1; d < SHARE; d *= 2)
-			score[k] += __shfl_xor_sync(0xffffffffu, score[k], d);
-		score[k] += k < h.classes ? h.class_bias[k] : 0;
+		for (int d = 1; d < IMAGE_THREADS; d *= 2)
+			logit[k] += __shfl_xor_sync(0xffffffffu, logit[k], d);
+		logit[k] += k < h.classes ? h.class_bias[k] : 0;
 	}
 }
 
 /* Scores become their errors; returns the loss. */
-__device__ static inline float softmax(
-	float (&score)[HEAD_CLASSES], int classes, int label, int images)
+__device__ static inline float head_softmax(
+	float (&logit)[HEAD_CLASSES], int classes, int label, int images)
 {
-	float most = -INFINITY, sum = 0, right = 0;
+	float max_logit = -INFINITY, sum = 0, label_logit = 0;
 #pragma unroll
 	for (int k = 0; k < HEAD_CLASSES; k++) {
-		most = k < classes ? fmaxf(most, score[k]) : most;
-		right = k == label ? score[k] : right;
+		max_logit = k < classes ? fmaxf(max_logit, logit[k]) : max_logit;
+		label_logit = k == label ? logit[k] : label_logit;
 	}
 #pragma unroll
 	for (int k = 0; k < HEAD_CLASSES; k++) {
-		score[k] = k < classes ? expf(score[k] - most) : 0;
-		sum += score[k];
+		logit[k] = k < classes ? expf(logit[k] - max_logit) : 0;
+		sum += logit[k];
 	}
 	const float scale = 1 / sum, mean = 1.0f / images;
 #pragma unroll
 	for (int k = 0; k < HEAD_CLASSES; k++)
-		score[k] = (score[k] * scale - (k == label ? 1.0f : 0.0f)) * mean;
-	return logf(sum) - (right - most);
+		logit[k] = (logit[k] * scale - (k == label ? 1.0f : 0.0f)) * mean;
+	return logf(sum) - (label_logit - max_logit);
 }
 
 /* What the threads of an image write of it, a few classes each. */
-__device__ static inline void store_classes(
+__device__ static inline void head_store_classes(
 	float *to, const float (&v)[HEAD_CLASSES], int width, int n)
 {
 #pragma unroll
 	for (int k = 0; k < HEAD_CLASSES; k++)
-		if (k % SHARE == threadIdx.x % SHARE && k < width)
+		if (k % IMAGE_THREADS == threadIdx.x % IMAGE_THREADS && k < width)
 			to[(size_t)n * width + k] = v[k];
 }
 
 /* A thread's image: scores, and (TRAINING) loss and the errors of its units, in shared memory. The
  * first column of blocks writes what others want. */
 template <bool TRAINING>
-__device__ static inline void classify(
-	struct errors_shared *s, const struct kx_head &h, int images, int n, int label)
+__device__ static inline void head_classify(
+	struct head_shared *s, const struct kx_head &h, int images, int n, int label)
 {
-	const int mine = threadIdx.x % SHARE;
+	const int mine = threadIdx.x % IMAGE_THREADS;
 	const bool here = n < images, writes = here && blockIdx.y == 0;
-	float score[HEAD_CLASSES] = {}, hidden[MINE];
-	add_scores(score, hidden, *s, h, n, here);
+	float logit[HEAD_CLASSES] = {}, hidden[UNITS_PER_THREAD];
+	head_logits(logit, hidden, *s, h, n, here);
 	if (writes)
-		store_classes(h.scores, score, h.width, n);
+		head_store_classes(h.logits, logit, h.width, n);
 	if (!TRAINING)
 		return;
-	const float loss = softmax(score, h.classes, label, images);
+	const float loss = head_softmax(logit, h.classes, label, images);
 	if (writes) {
-		store_classes(h.score_error, score, h.width, n);
+		head_store_classes(h.d_logits, logit, h.width, n);
 		if (mine == 0)
 			h.loss[n] = loss;
 	}
 #pragma unroll
-	for (int i = 0; i < MINE; i++) {
-		const int unit = SHARE * i + mine;
+	for (int i = 0; i < UNITS_PER_THREAD; i++) {
+		const int unit = IMAGE_THREADS * i + mine;
 		float d = 0;
 #pragma unroll
 		for (int k = 0; k < HEAD_CLASSES; k++)
-			d = fmaf(score[k], s->class_weight[unit][k], d);
+			d = fmaf(logit[k], s->class_weight[unit][k], d);
 		d = hidden[i] > 0 ? d : 0;
-		s->error[threadIdx.x / SHARE][unit] = d;
+		s->d_hidden[threadIdx.x / IMAGE_THREADS][unit] = d;
 		if (writes)
-			h.hidden_error[(size_t)n * HEAD_UNITS + unit] = d;
+			h.d_hidden[(size_t)n * HEAD_UNITS + unit] = d;
 	}
 }
 
 /* Of sixteen units, number k, for a warp's columns. */
-__device__ static inline void fetch_weights(float4 (&b)[TILES], const float *weight, int k)
+__device__ static inline void head_fetch_weights(
+	float4 (&b)[COLUMN_TILES], const float *weight, int k)
 {
 #pragma unroll
-	for (int j = 0; j < TILES; j++)
+	for (int j = 0; j < COLUMN_TILES; j++)
 		b[j] = *reinterpret_cast<const float4 *>(weight + 8 * j * HEAD_UNITS + 16 * k);
 }
 
 /* A warp's columns of the inputs' errors. `weight`: a lane's first; `next`: those of the first k.
  */
-__device__ static inline void add_errors(float (&c)[2][TILES][4], const struct errors_shared *s,
-	const float *weight, float4 (&next)[AHEAD][TILES])
+__device__ static inline void head_add_dx(float (&c)[2][COLUMN_TILES][4],
+	const struct head_shared *s, const float *weight, float4 (&next)[PREFETCH][COLUMN_TILES])
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 #pragma unroll
 	for (int k = 0; k < HEAD_UNITS / 16; k++) {
-		float4 a[2][2], b[TILES];
+		float4 a[2][2], b[COLUMN_TILES];
 #pragma unroll
-		for (int j = 0; j < TILES; j++)
-			b[j] = next[k % AHEAD][j];
-		if (k + AHEAD < HEAD_UNITS / 16)
-			fetch_weights(next[k % AHEAD], weight, k + AHEAD);
+		for (int j = 0; j < COLUMN_TILES; j++)
+			b[j] = next[k % PREFETCH][j];
+		if (k + PREFETCH < HEAD_UNITS / 16)
+			head_fetch_weights(next[k % PREFETCH], weight, k + PREFETCH);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			a[i / 2][i % 2] = *reinterpret_cast<const float4 *>(
-				&s->error[r + 8 * i][16 * k + 4 * t]);
+				&s->d_hidden[r + 8 * i][16 * k + 4 * t]);
 #pragma unroll
 		for (int i = 0; i < 2; i++)
 #pragma unroll
-			for (int j = 0; j < TILES; j++)
-				add_sixteen(c[i][j], a[i], b[j]);
+			for (int j = 0; j < COLUMN_TILES; j++)
+				add_k16(c[i][j], a[i], b[j]);
 	}
 }
 
-__device__ static inline void store_errors(
-	const struct kx_head &h, const float (&c)[2][TILES][4], int n0, int column0, int images)
+__device__ static inline void head_store_dx(const struct kx_head &h,
+	const float (&c)[2][COLUMN_TILES][4], int n0, int column0, int images)
 {
 	const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -250,58 +253,59 @@ __device__ static inline void store_errors(
 		if (n >= images)
 			continue;
 #pragma unroll
-		for (int j = 0; j < TILES; j++) {
+		for (int j = 0; j < COLUMN_TILES; j++) {
 			const size_t at = (size_t)n * h.inputs + column0 + 8 * j + lane % 4 * 2;
 			float2 v = {c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]};
 			if (h.mask) {
 				const float2 mask = *reinterpret_cast<const float2 *>(h.mask + at);
 				v = {mask.x > 0 ? v.x : 0, mask.y > 0 ? v.y : 0};
 			}
-			*reinterpret_cast<float2 *>(h.in_error + at) = v;
+			*reinterpret_cast<float2 *>(h.dx + at) = v;
 		}
 	}
 }
 
 /* blockIdx: x images, y (TRAINING) inputs. */
 template <bool TRAINING>
-__global__ void __launch_bounds__(ENDERS, 1) head_kernel(struct kx_head h, struct kx_batch batch)
+__global__ void __launch_bounds__(HEAD_THREADS, 1)
+	head_kernel(struct kx_head h, struct kx_batch batch)
 {
-	__shared__ __align__(16) struct errors_shared s;
-	const int n0 = blockIdx.x * IMAGES, n = n0 + threadIdx.x / SHARE;
-	const int column0 = blockIdx.y * HEAD_INPUTS + threadIdx.x / 32 * (8 * TILES);
+	__shared__ __align__(16) struct head_shared s;
+	const int n0 = blockIdx.x * HEAD_IMAGES, n = n0 + threadIdx.x / IMAGE_THREADS;
+	const int column0 = blockIdx.y * HEAD_INPUTS + threadIdx.x / 32 * (8 * COLUMN_TILES);
 	const float *weight = h.weight + (size_t)(column0 + threadIdx.x % 32 / 4) * HEAD_UNITS +
 			      threadIdx.x % 4 * 4;
-	float c[2][TILES][4] = {};
-	float4 next[AHEAD][TILES];
+	float c[2][COLUMN_TILES][4] = {};
+	float4 next[PREFETCH][COLUMN_TILES];
 
 #pragma unroll
-	for (int k = 0; k < AHEAD && TRAINING; k++)
-		fetch_weights(next[k], weight, k);
-	for (int i = threadIdx.x; i < HEAD_UNITS * HEAD_CLASSES; i += ENDERS) {
+	for (int k = 0; k < PREFETCH && TRAINING; k++)
+		head_fetch_weights(next[k], weight, k);
+	for (int i = threadIdx.x; i < HEAD_UNITS * HEAD_CLASSES; i += HEAD_THREADS) {
 		const int unit = i / HEAD_CLASSES, k = i % HEAD_CLASSES;
 		s.class_weight[unit][k] = k < h.classes ? h.class_weight[unit * h.width + k] : 0;
 	}
 	const int label = TRAINING && n < batch.images ? batch.labels[image_number(&batch, n)] : 0;
 	await_previous();
 	__syncthreads();
-	classify<TRAINING>(&s, h, batch.images, n, label);
+	head_classify<TRAINING>(&s, h, batch.images, n, label);
 	if (!TRAINING)
 		return;
 	__syncthreads();
-	add_errors(c, &s, weight, next);
-	store_errors(h, c, n0, column0, batch.images);
+	head_add_dx(c, &s, weight, next);
+	head_store_dx(h, c, n0, column0, batch.images);
 }
 
-int kx_head_scores(struct kx_head h, int images, cudaStream_t stream)
+int kx_head_logits(struct kx_head h, int images, cudaStream_t stream)
 {
 	struct kx_batch batch = {};
 	batch.images = images;
-	return kx_launch(head_kernel<false>, dim3((images + IMAGES - 1) / IMAGES), ENDERS, 0,
-		stream, h, batch);
+	return kx_launch(head_kernel<false>, dim3((images + HEAD_IMAGES - 1) / HEAD_IMAGES),
+		HEAD_THREADS, 0, stream, h, batch);
 }
 
-int kx_head_errors(struct kx_head h, struct kx_batch batch, cudaStream_t stream)
+int kx_head_dgrad(struct kx_head h, struct kx_batch batch, cudaStream_t stream)
 {
-	const dim3 grid((batch.images + IMAGES - 1) / IMAGES, h.inputs / HEAD_INPUTS);
-	return kx_launch(head_kernel<true>, grid, ENDERS, 0, stream, h, batch);
+	const dim3 grid((batch.images + HEAD_IMAGES - 1) / HEAD_IMAGES, h.inputs / HEAD_INPUTS);
+	return kx_launch(head_kernel<true>, grid, HEAD_THREADS, 0, stream, h, batch);
 }

@@ -38,7 +38,7 @@ __device__ static inline struct feature_weights feature_load(const float *fc)
 	return {__ldg(from), __ldg(from + 1), __ldg(from + 2)};
 }
 
-__device__ static inline void score_add(
+__device__ static inline void logits_add(
 	float (&s)[SEED_CLASSES], float v, const struct feature_weights &w)
 {
 	const float x[SEED_CLASSES] = {
@@ -49,11 +49,11 @@ __device__ static inline void score_add(
 }
 
 /* Summed over a warp's eight filters, an image's scores: from lane t < 4. */
-__device__ static inline void scores_add_filters(const float (&score)[SEED_CLASSES], float *to)
+__device__ static inline void logits_reduce_filters(const float (&logit)[SEED_CLASSES], float *to)
 {
 #pragma unroll
 	for (int c = 0; c < SEED_CLASSES; c++) {
-		float v = score[c];
+		float v = logit[c];
 #pragma unroll
 		for (int d = 4; d < 32; d *= 2)
 			v += __shfl_xor_sync(0xffffffffu, v, d);
@@ -72,10 +72,11 @@ __device__ static inline float load_shared(uint32_t at)
 }
 
 /* A feature's sums, times `scale`. */
-__device__ static inline void seed_fc_out(const struct kx_seed &s, const float (&sum)[SEED_CLASSES],
-	float scale, int split, int p, int f)
+__device__ static inline void seed_store_fc_wgrad(const struct kx_seed &s,
+	const float (&sum)[SEED_CLASSES], float scale, int slice, int p, int f)
 {
-	float *out = s.fc_parts + (((size_t)split * SEED_POSITIONS + p) * s.f_pad + f) * SEED_ROW;
+	float *out =
+		s.fc_workspace + (((size_t)slice * SEED_POSITIONS + p) * s.f_pad + f) * SEED_ROW;
 	float v[SEED_ROW] = {};
 #pragma unroll
 	for (int c = 0; c < SEED_CLASSES; c++)
@@ -88,8 +89,8 @@ __device__ static inline void seed_fc_out(const struct kx_seed &s, const float (
 /* Lanes are filters f0..: their sums (of products with whole-numbered pixels) over the block's
  * positions, in the order of the warps, by way of WARPS * 32 * SEED_ROW shared floats. */
 template <int WARPS>
-__device__ static inline void seed_conv_out(
-	const struct kx_seed &s, const float (&sum)[9], float bias, float *shared, int f0, int part)
+__device__ static inline void seed_store_conv_wgrad(const struct kx_seed &s, const float (&sum)[9],
+	float bias, float *shared, int f0, int slice)
 {
 	float *mine = shared + threadIdx.x * SEED_ROW;
 	__syncthreads();
@@ -105,7 +106,7 @@ __device__ static inline void seed_conv_out(
 		for (int w = 0; w < WARPS; w++)
 			v += shared[w * 32 * SEED_ROW + i];
 		if (f0 + i / SEED_ROW < s.f_pad)
-			s.conv_parts[((size_t)part * s.f_pad + f0) * SEED_ROW + i] = v;
+			s.conv_workspace[((size_t)slice * s.f_pad + f0) * SEED_ROW + i] = v;
 	}
 }
 #endif

@@ -11,10 +11,10 @@
 #include "kernels/cuda/fused/seed.cuh"
 
 /* The nibble of a cell that won, and if ReLU is shut. */
-#define LOW_WINNER(cell)            (4u + (cell))
-#define LOW_NO_WINNER               0u
-#define LOW_PARTS                   2
-#define LOW_FRAGMENT_WORDS(filters) ((size_t)(filters) / 8 * 256 * LOW_PARTS)
+#define HALF_ARGMAX(out_pixel)       (4u + (out_pixel))
+#define HALF_RELU_SHUT               0u
+#define HALF_TERMS                   2
+#define HALF_FRAGMENT_WORDS(filters) ((size_t)(filters) / 8 * 256 * HALF_TERMS)
 
 #ifdef __CUDACC__
 /*
@@ -23,46 +23,46 @@
  * `unit`, a power of two, scales it back; not a number if the weights are none, for the clamp would
  * hide it.
  */
-struct low_scale {
+struct half_scale {
 	float slope, bias, unit, unused;
 };
 
 /* Weights as left factors like conv_weights. */
-template <int PARTS> struct low_weights {
-	uint4 a[PARTS][2];
-	struct low_scale scale;
+template <int TERMS> struct half_weights {
+	uint4 a[TERMS][2];
+	struct half_scale scale;
 };
 
 /* A filter group's fragments, [part][tile][lane], and its eight scales. */
-__device__ static inline uint4 *low_fragments(const struct kx_seed &s, int filter_group)
+__device__ static inline uint4 *half_fragments(const struct kx_seed &s, int filter_group)
 {
-	return reinterpret_cast<uint4 *>(s.low_fragments) + filter_group * LOW_PARTS * 2 * 32;
+	return reinterpret_cast<uint4 *>(s.half_fragments) + filter_group * HALF_TERMS * 2 * 32;
 }
 
-__device__ static inline struct low_scale *low_scales(const struct kx_seed &s, int filter_group)
+__device__ static inline struct half_scale *half_scales(const struct kx_seed &s, int filter_group)
 {
-	return reinterpret_cast<struct low_scale *>(s.low_scales) + filter_group * 8;
+	return reinterpret_cast<struct half_scale *>(s.half_scales) + filter_group * 8;
 }
 
-template <int PARTS>
-__device__ static inline void low_load(struct low_weights<PARTS> *w, const uint4 *fragments,
-	const struct low_scale *scales, int lane)
+template <int TERMS>
+__device__ static inline void half_load(struct half_weights<TERMS> *w, const uint4 *fragments,
+	const struct half_scale *scales, int lane)
 {
 #pragma unroll
-	for (int i = 0; i < PARTS * 2; i++)
+	for (int i = 0; i < TERMS * 2; i++)
 		w->a[i / 2][i % 2] = fragments[i * 32 + lane];
 	w->scale = scales[lane / 4];
 }
 
-__device__ static inline uint16_t *low_winners(const struct kx_seed &s, size_t group, int position)
+__device__ static inline uint16_t *half_argmax(const struct kx_seed &s, size_t group, int position)
 {
-	return reinterpret_cast<uint16_t *>(s.winners) +
+	return reinterpret_cast<uint16_t *>(s.argmax) +
 	       (group * SEED_POSITIONS + position) * s.f_pad * 4;
 }
 
 /* A power of two that no value of a filter with these weights passes; not a number if they are
  * none. */
-__device__ static inline float low_unit(const float *w)
+__device__ static inline float half_unit(const float *w)
 {
 	float bound = fabsf(w[9]);
 	for (int k = 0; k < 9; k++)
@@ -72,26 +72,26 @@ __device__ static inline float low_unit(const float *w)
 
 /* Word i (of 256, in the order tile, lane, word) of a filter group's fragments, in its parts;
  * `weights`: of the group's filters. A filter's first word makes its scale. */
-__device__ static inline void low_fragment(
-	uint4 *fragments, struct low_scale *scales, const float *weights, int i)
+__device__ static inline void half_fragment(
+	uint4 *fragments, struct half_scale *scales, const float *weights, int i)
 {
 	const int word = i % 4, lane = i / 4 % 32, tile = i / 128;
-	const int cell = 2 * tile + word % 2, pair = word / 2 * 4 + lane % 4;
+	const int out_pixel = 2 * tile + word % 2, pair = word / 2 * 4 + lane % 4;
 	const float *w = weights + lane / 4 * SEED_ROW;
-	float most = 0, v[2];
+	float amax = 0, v[2];
 	for (int k = 0; k < 9; k++)
-		most = fmaxf(most, fabsf(w[k]));
-	const float power = power_above(most), to_half = 0x1p15f * inverse(power);
+		amax = fmaxf(amax, fabsf(w[k]));
+	const float power = power_above(amax), to_half = 0x1p15f * inverse(power);
 	for (int half = 0; half < 2; half++) {
-		const int k = 2 * pair + half, y = k / 4 - cell / 2, x = k % 4 - cell % 2;
+		const int k = 2 * pair + half, y = k / 4 - out_pixel / 2, x = k % 4 - out_pixel % 2;
 		v[half] = y >= 0 && y < 3 && x >= 0 && x < 3 ? w[y * 3 + x] * to_half : 0;
 	}
-	const __half2 first = __floats2half2_rn(v[0], v[1]);
+	const __half2 hi = __floats2half2_rn(v[0], v[1]);
 	uint32_t *to = reinterpret_cast<uint32_t *>(fragments + tile * 32 + lane) + word;
-	to[0] = half_bits(first);
-	to[2 * 128] = two_halves(v[0] - __low2float(first), v[1] - __high2float(first));
+	to[0] = half_bits(hi);
+	to[2 * 128] = two_halves(v[0] - __low2float(hi), v[1] - __high2float(hi));
 	if (tile == 0 && word == 0 && lane % 4 == 0) {
-		const float unit = low_unit(w), to_value = inverse(unit);
+		const float unit = half_unit(w), to_value = inverse(unit);
 		scales[lane / 4] = {power * to_value * (0x1p-15f / PIXEL_HALF) * CONV_PIXEL,
 			w[9] * to_value, unit, 0};
 	}
@@ -101,10 +101,10 @@ __device__ static inline void low_fragment(
 __device__ static inline void seed_fragment(
 	const struct kx_seed &s, int group, const float *weights, int i)
 {
-	uint32_t *to = s.fragments + (size_t)group * 256 * CONV_PIECES;
+	uint32_t *to = s.fragments + (size_t)group * 256 * CONV_TERMS;
 	conv_fragment<3>(to, weights, SEED_ROW, i);
-	if (s.low)
-		low_fragment(low_fragments(s, group), low_scales(s, group), weights, i);
+	if (s.half)
+		half_fragment(half_fragments(s, group), half_scales(s, group), weights, i);
 }
 
 __device__ static inline uint32_t two_bf16(float low, float high)
@@ -121,21 +121,21 @@ __device__ static inline uint32_t transposed(uint32_t v)
 	return to;
 }
 
-__device__ static inline uint32_t word_shared(uint32_t at)
+__device__ static inline uint32_t load_shared_u32(uint32_t at)
 {
 	uint32_t v;
 	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
 	return v;
 }
 
-__device__ static inline uint2 two_shared(uint32_t at)
+__device__ static inline uint2 load_shared2(uint32_t at)
 {
 	uint2 v;
 	asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
 	return v;
 }
 
-__device__ static inline uint4 four_shared(uint32_t at)
+__device__ static inline uint4 load_shared4(uint32_t at)
 {
 	uint4 v;
 	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -15,98 +15,302 @@
  * Errors, values and weights are scaled for fp16: errors by the largest of the block's images to
  * 2^4, fc weights by their sums to 2^11, so that the products stay below 2^15; values are below 1.
  */
-#include "kernels/cuda/fused/seed_half_producer.cuh"
+#include <cuda_awbarrier_primitives.h>
+#include "kernels/cuda/fused/seed_half.cuh"
 
-#define PLACES        4
-#define TWOS          (PLACES / 2)
-#define FILTER_GROUPS SEED_LOW_FILTER_GROUPS
-#define PLACE_GROUPS  (WARPS / FILTER_GROUPS)
-#define CELLS         4
-#define PATCH         16 /* pixels */
-#define ROW_BYTES     (SEED_SIDE * 4)
-#define HALF_BYTES    (4 * PAIR_WORDS * 4) /* of a group's pairs */
-static_assert(PLACES * PLACE_GROUPS == SEED_LOW_POSITIONS, "a block's positions");
+/* ---- producer warps: the pipeline of image groups --------------------------------------------- */
+
+#define CONSUMER_WARPS     16
+#define PRODUCER_THREADS   128 /* threads */
+#define STAGES             3
+#define HALF_WGRAD_THREADS (CONSUMER_WARPS * 32 + PRODUCER_THREADS)
+#define IMAGE_PIXELS       (SEED_SIDE * SEED_SIDE) /* pixels */
+#define CHUNKS             (IMAGE_PIXELS / 16)     /* of 16 pixels, of an image */
+#define IMAGE_PAIRS        (SEED_GROUP / 2)        /* of images */
+#define THREADS_PER_IMAGE  (PRODUCER_THREADS / SEED_GROUP)
+/* Words from pair to pair: four pairs x two rows of four pixels lie in 32 banks. The last are ones.
+ */
+#define PAIR_WORDS 808
+#define ONES       0x3c003c00u
+
+/* Two numbers to a word: of two images, or of two classes. Errors come twice, with room for 16
+ * classes: as right factor of the fc weights, a lane's words t and t + 4 side by side; and of the
+ * values. What no error comes to stays 0. */
+struct half_stage {
+	uint32_t pixels[IMAGE_PAIRS][PAIR_WORDS];
+	uint32_t by_image[SEED_GROUP][8];
+	uint32_t by_class[IMAGE_PAIRS][24];
+	__mbarrier_t full, empty;
+};
+
+/* Stages go round. A feeder says of each that it is full, a worker's warp that it is empty, and
+ * both wait for all of the others: so a warp may be a stage or two ahead of its neighbours. */
+struct pipeline_state {
+	uint32_t stage; /* bytes from the first one */
+	bool parity;
+};
+
+__device__ static inline void pipeline_advance(struct pipeline_state *t)
+{
+	t->stage += (uint32_t)sizeof(struct half_stage);
+	if (t->stage == STAGES * sizeof(struct half_stage)) {
+		t->stage = 0;
+		t->parity = !t->parity;
+	}
+}
+
+__device__ static inline struct half_stage *stage_of(
+	struct half_stage *first, const struct pipeline_state &t)
+{
+	return reinterpret_cast<struct half_stage *>(
+		reinterpret_cast<unsigned char *>(first) + t.stage);
+}
+
+/* By one thread, before the block's first barrier. */
+__device__ static inline void init_stages(struct half_stage *stage)
+{
+	for (int i = 0; i < STAGES; i++) {
+		__mbarrier_init(&stage[i].full, PRODUCER_THREADS);
+		__mbarrier_init(&stage[i].empty, CONSUMER_WARPS);
+	}
+}
+
+__device__ static inline void barrier_wait(__mbarrier_t *barrier, bool parity)
+{
+	while (!__mbarrier_try_wait_parity(barrier, parity, 10000))
+		;
+}
+
+/* Words that no error comes to, and the pixels that are always one. */
+__device__ static inline void init_constants(struct half_stage *stage)
+{
+	for (int i = threadIdx.x; i < IMAGE_PAIRS * 24; i += HALF_WGRAD_THREADS)
+		stage->by_class[0][i] = 0;
+	for (int i = threadIdx.x; i < SEED_GROUP * 8; i += HALF_WGRAD_THREADS)
+		stage->by_image[0][i] = 0;
+	for (int i = threadIdx.x; i < IMAGE_PAIRS * 4; i += HALF_WGRAD_THREADS)
+		stage->pixels[i / 4][IMAGE_PIXELS + i % 4] = ONES;
+}
+
+/* THREADS_PER_IMAGE lanes fetch an image, a warp spreads its four. A group's missing images are the batch's
+ * last once more: their errors are 0. */
+struct producer {
+	int i;                 /* of PRODUCER_THREADS */
+	const uint32_t *index; /* of this step, which no kernel of the graph writes */
+	const uint8_t *pixels;
+	int last; /* image of the batch */
+};
+
+/* The number in the data set of the image of this group that the thread helps to fetch. */
+__device__ static inline uint32_t producer_image(const struct producer &f, int group)
+{
+	return f.index[min(group * SEED_GROUP + f.i / THREADS_PER_IMAGE, f.last)];
+}
+
+__device__ static inline void producer_fetch_pixels(
+	const struct producer &f, uint4 *bytes, uint32_t number)
+{
+	const int first = f.i % THREADS_PER_IMAGE;
+	const uint8_t *from = f.pixels + number * (size_t)IMAGE_PIXELS + first * 16;
+	uint4 *to = bytes + f.i / THREADS_PER_IMAGE * CHUNKS + first;
+#pragma unroll
+	for (int k = 0; k < CHUNKS; k += THREADS_PER_IMAGE)
+		if (k + THREADS_PER_IMAGE <= CHUNKS || k + first < CHUNKS)
+			copy_ahead(to + k, from + 16 * k, true);
+	copies_commit();
+}
+
+/* A pair of images, four pixels at a time; all on their way before the first is stored. */
+__device__ static inline void expand_pair(uint32_t *to, const uint32_t *from)
+{
+	const int quads = IMAGE_PIXELS / 4, rounds = (quads + 31) / 32, lane = threadIdx.x % 32;
+	uint32_t a[rounds], b[rounds];
+#pragma unroll
+	for (int k = 0; k < rounds; k++) {
+		const bool here = k + 1 < rounds || 32 * k + lane < quads;
+		a[k] = here ? from[32 * k + lane] : 0;
+		b[k] = here ? from[32 * k + lane + quads] : 0;
+	}
+#pragma unroll
+	for (int k = 0; k < rounds; k++) {
+		const uint32_t low = __byte_perm(a[k], b[k], 0x5140);
+		const uint32_t high = __byte_perm(a[k], b[k], 0x7362);
+		if (k + 1 < rounds || 32 * k + lane < quads)
+			reinterpret_cast<uint4 *>(to)[32 * k + lane] = {__byte_perm(low, 0, 0x4140),
+				__byte_perm(low, 0, 0x4342), __byte_perm(high, 0, 0x4140),
+				__byte_perm(high, 0, 0x4342)};
+	}
+}
+
+__device__ static inline void expand_pixels(
+	const struct producer &f, struct half_stage *to, const uint4 *bytes)
+{
+	const int pair = f.i / 32 * 2;
+	const uint32_t *from = reinterpret_cast<const uint32_t *>(bytes + 2 * pair * CHUNKS);
+	expand_pair(to->pixels[pair], from);
+	expand_pair(to->pixels[pair + 1], from + 2 * CHUNKS * 4);
+}
+
+#define BY_CLASS (IMAGE_PAIRS * SEED_CLASSES)
+#define BY_IMAGE (SEED_GROUP * SEED_CLASSES / 2)
+
+/* A class of two images, and two classes of one. */
+struct dy_pair {
+	float2 by_class, by_image;
+};
+
+__device__ static inline struct dy_pair producer_fetch_dy(
+	const struct producer &f, const struct kx_seed &s, int group)
+{
+	const float *from = s.d_logits + (size_t)group * SEED_GROUP * SEED_ROW;
+	const float *a = from + f.i / SEED_CLASSES * 2 * SEED_ROW + f.i % SEED_CLASSES;
+	const float *b = from + f.i / 5 * SEED_ROW + f.i % 5 * 2;
+	struct dy_pair e = {};
+	if (f.i < BY_CLASS)
+		e.by_class = {a[0], a[SEED_ROW]};
+	if (f.i < BY_IMAGE)
+		e.by_image = {b[0], b[1]};
+	return e;
+}
+
+__device__ static inline void producer_store_dy(
+	const struct producer &f, struct half_stage *to, const struct dy_pair &e, float scale)
+{
+	const int word = f.i % 5;
+	if (f.i < BY_CLASS)
+		to->by_class[f.i / SEED_CLASSES][f.i % SEED_CLASSES] =
+			two_halves(e.by_class.x * scale, e.by_class.y * scale);
+	if (f.i < BY_IMAGE)
+		to->by_image[f.i / 5][word % 4 * 2 + word / 4] =
+			two_halves(e.by_image.x * scale, e.by_image.y * scale);
+}
+
+/* What a feeder has from before the errors are known. */
+struct prefetched {
+	uint32_t number; /* of the group after next */
+	struct dy_pair dy;
+};
+
+/* One stage after the other, as they become empty. */
+__device__ static inline void produce(const struct producer &f, struct prefetched next,
+	const struct kx_seed &s, struct half_stage *first, uint4 (*bytes)[SEED_GROUP * CHUNKS],
+	int begin, int end, float scale)
+{
+	struct pipeline_state state = {0, true}; /* of an empty stage: that of before the first */
+	for (int group = begin; group < end; group++) {
+		struct half_stage *stage = stage_of(first, state);
+		uint4 *mine = bytes[(group - begin) % 2];
+		const struct dy_pair dy = next.dy;
+		next.dy = producer_fetch_dy(f, s, min(group + 1, end - 1));
+		copies_wait<1>();
+		__syncwarp();
+		barrier_wait(&stage->empty, state.parity);
+		expand_pixels(f, stage, mine);
+		producer_store_dy(f, stage, dy, scale);
+		(void)__mbarrier_arrive(&stage->full);
+		__syncwarp();
+		producer_fetch_pixels(f, mine, next.number);
+		next.number = producer_image(f, group + 3);
+		pipeline_advance(&state);
+	}
+	copies_wait<0>(); /* a block must not end with copies on their way to its memory */
+}
+
+/* ---- consumer warps: tiles ------------------------------------------------------------------- */
+
+#define WARP_POSITIONS  4
+#define POSITION_PAIRS  (WARP_POSITIONS / 2)
+#define FILTER_GROUPS   SEED_HALF_FILTER_GROUPS
+#define POSITION_GROUPS (CONSUMER_WARPS / FILTER_GROUPS)
+#define OUT_PIXELS      4
+#define PATCH           16 /* pixels */
+#define ROW_BYTES       (SEED_SIDE * 4)
+#define HALF_BYTES      (4 * PAIR_WORDS * 4) /* of a group's pairs */
+static_assert(WARP_POSITIONS * POSITION_GROUPS == SEED_HALF_POSITIONS, "a block's positions");
 
 /* In shared memory. */
-struct shared {
+struct half_wgrad_shared {
 	union {
-		struct low_stage stage[STAGES];
-		float found[WARPS][8][CELLS * PATCH + CELLS]; /* conv's sums, and the bias's */
+		struct half_stage stage[STAGES];
+		float conv_sums[CONSUMER_WARPS][8]
+			       [OUT_PIXELS * PATCH + OUT_PIXELS]; /* conv's sums, and the bias's */
 	};
-	uint4 bytes[2][SEED_GROUP * CHUNKS]; /* pixels on their way to the stages */
-	uint4 fc[WARPS][TWOS][32];           /* weights as left factors */
-	float fc_power[WARPS][32];           /* what they were divided by, and times 2^11 */
-	float largest[THREADS / 32];
+	uint4 bytes[2][SEED_GROUP * CHUNKS];          /* pixels on their way to the stages */
+	uint4 fc[CONSUMER_WARPS][POSITION_PAIRS][32]; /* weights as left factors */
+	float fc_power[CONSUMER_WARPS][32]; /* what they were divided by, and times 2^11 */
+	float amax[HALF_WGRAD_THREADS / 32];
 };
 
 /* A block's share of the work, and a warp's. What lies past the last position or filter does the
  * last once more and is not wanted. */
-struct share {
+struct half_tile {
 	int begin, end;          /* groups */
 	int filter_group, first; /* place */
-	bool wanted;             /* the filters; a place if it is a position */
+	bool valid;              /* the filters; a place if it is a position */
 };
 
-__device__ static inline struct share share_of(const struct kx_seed &s, const struct seed_cut &cut)
+__device__ static inline struct half_tile half_tile_of(
+	const struct kx_seed &s, const struct seed_tiling &tiling)
 {
 	const int warp = threadIdx.x / 32, last = s.f_pad / 8 - 1;
 	const int group = blockIdx.y * FILTER_GROUPS + warp % FILTER_GROUPS;
-	return {(int)(cut.groups * blockIdx.z / cut.splits),
-		(int)(cut.groups * (blockIdx.z + 1) / cut.splits), min(group, last),
-		((int)blockIdx.x * PLACE_GROUPS + warp / FILTER_GROUPS % PLACE_GROUPS) * PLACES,
+	return {(int)(tiling.groups * blockIdx.z / tiling.slices),
+		(int)(tiling.groups * (blockIdx.z + 1) / tiling.slices), min(group, last),
+		((int)blockIdx.x * POSITION_GROUPS + warp / FILTER_GROUPS % POSITION_GROUPS) *
+			WARP_POSITIONS,
 		group <= last};
 }
 
-__device__ static inline int position_of(const struct share &share, int place)
+__device__ static inline int tile_position(const struct half_tile &tile, int pos)
 {
-	return min(share.first + place, SEED_POSITIONS - 1);
+	return min(tile.first + pos, SEED_POSITIONS - 1);
 }
 
-__device__ static inline bool is_wanted(const struct share &share, int place)
+__device__ static inline bool is_valid(const struct half_tile &tile, int pos)
 {
-	return share.wanted && share.first + place < SEED_POSITIONS;
+	return tile.valid && tile.first + pos < SEED_POSITIONS;
 }
 
 /* Of the images begin.. to end. */
-__device__ static inline float largest_error(
-	const struct kx_seed &s, struct shared *shared, int begin, int end)
+__device__ static inline float dy_amax(
+	const struct kx_seed &s, struct half_wgrad_shared *shared, int begin, int end)
 {
-	const float4 *from = reinterpret_cast<const float4 *>(s.d_scores);
+	const float4 *from = reinterpret_cast<const float4 *>(s.d_logits);
 	float v = 0;
 #pragma unroll 1
-	for (int i = begin * 3 + threadIdx.x; i < end * 3; i += THREADS) {
+	for (int i = begin * 3 + threadIdx.x; i < end * 3; i += HALF_WGRAD_THREADS) {
 		const float4 e = from[i];
 		v = fmaxf(v, fmaxf(fmaxf(fabsf(e.x), fabsf(e.y)), fmaxf(fabsf(e.z), fabsf(e.w))));
 	}
 	const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(v));
 	if (threadIdx.x % 32 == 0)
-		shared->largest[threadIdx.x / 32] = __uint_as_float(most);
+		shared->amax[threadIdx.x / 32] = __uint_as_float(most);
 	__syncthreads();
-	v = shared->largest[min(threadIdx.x % 32, THREADS / 32 - 1)];
+	v = shared->amax[min(threadIdx.x % 32, HALF_WGRAD_THREADS / 32 - 1)];
 	return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v)));
 }
 
 /* ---- features -------------------------------------------------------------------------------- */
 
-struct sums {
-	float fc[TWOS][2][4];        /* eight classes, the others */
-	float conv[CELLS / 2][2][4]; /* cells, columns: the patch's middle; a side, and ones */
+struct half_sums {
+	float fc[POSITION_PAIRS][2][4];   /* eight classes, the others */
+	float conv[OUT_PIXELS / 2][2][4]; /* cells, columns: the patch's middle; a side, and ones */
 };
 
 /* Where in shared memory a thread finds its words of a stage; bytes. */
-struct lane {
+struct lane_addresses {
 	uint32_t cells, middle, side, by_image, by_class, fc;
-	uint32_t place[PLACES]; /* from the first place's patch */
-	uint32_t pixel;         /* all ones, or 0: it has ones at the patch's sides */
-	uint32_t pick;          /* of two words, its image's half */
+	uint32_t pos[WARP_POSITIONS]; /* from the first place's patch */
+	uint32_t pixel;               /* all ones, or 0: it has ones at the patch's sides */
+	uint32_t pick;                /* of two words, its image's half */
 	__half2 slope, bias;
 };
 
 /* Values of two images, scaled. */
-__device__ static inline uint32_t values_of(
-	const struct low_weights<1> &w, const struct lane &at, uint32_t patch)
+__device__ static inline uint32_t half_values_of(
+	const struct half_weights<1> &w, const struct lane_addresses &at, uint32_t patch)
 {
-	const uint2 upper = two_shared(patch), lower = two_shared(patch + 2 * ROW_BYTES);
+	const uint2 upper = load_shared2(patch), lower = load_shared2(patch + 2 * ROW_BYTES);
 	const uint32_t b0 = __byte_perm(upper.x, upper.y, at.pick);
 	const uint32_t b1 = __byte_perm(lower.x, lower.y, at.pick);
 	uint32_t c[2][2] = {};
@@ -118,7 +322,7 @@ __device__ static inline uint32_t values_of(
 }
 
 /* Four nibbles look up bytes: 4 to 7 in the table, 0 zero. */
-__device__ static inline uint32_t look_up(uint32_t table, uint32_t nibbles)
+__device__ static inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 {
 	uint32_t v;
 	asm("prmt.b32 %0, 0, %1, %2;" : "=r"(v) : "r"(table), "r"(nibbles));
@@ -127,94 +331,95 @@ __device__ static inline uint32_t look_up(uint32_t table, uint32_t nibbles)
 
 /* `winners`: four nibbles, of the images 2t and 2t + 1 of both halves. They look up upper halves of
  * fp16 ones: a cell's errors times one where it won, and zero. */
-__device__ static inline void add_conv(float (&sum)[CELLS / 2][2][4], const uint32_t (&d)[2],
-	uint32_t winners, uint32_t middle, const uint32_t (&side)[2])
+__device__ static inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
+	const uint32_t (&d)[2], uint32_t argmax, uint32_t middle, const uint32_t (&side)[2])
 {
-	uint32_t won[CELLS][2];
+	uint32_t d_pixel[OUT_PIXELS][2];
 #pragma unroll
-	for (int cell = 0; cell < CELLS; cell++) {
-		const uint32_t bytes = look_up(0x3cu << (8 * cell), winners);
-		won[cell][0] = half_times(__byte_perm(bytes, 0, 0x1404), d[0]);
-		won[cell][1] = half_times(__byte_perm(bytes, 0, 0x3424), d[1]);
+	for (int out_pixel = 0; out_pixel < OUT_PIXELS; out_pixel++) {
+		const uint32_t bytes = byte_lookup(0x3cu << (8 * out_pixel), argmax);
+		d_pixel[out_pixel][0] = half_times(__byte_perm(bytes, 0, 0x1404), d[0]);
+		d_pixel[out_pixel][1] = half_times(__byte_perm(bytes, 0, 0x3424), d[1]);
 	}
-	const uint32_t m0 = word_shared(middle), m1 = word_shared(middle + HALF_BYTES);
+	const uint32_t m0 = load_shared_u32(middle), m1 = load_shared_u32(middle + HALF_BYTES);
 #pragma unroll
-	for (int i = 0; i < CELLS / 2; i++) {
-		const uint4 a = {
-			won[2 * i][0], won[2 * i + 1][0], won[2 * i][1], won[2 * i + 1][1]};
+	for (int i = 0; i < OUT_PIXELS / 2; i++) {
+		const uint4 a = {d_pixel[2 * i][0], d_pixel[2 * i + 1][0], d_pixel[2 * i][1],
+			d_pixel[2 * i + 1][1]};
 		mma_half(sum[i][0], a, m0, m1);
-		mma_half(sum[i][1], a, word_shared(side[i]), word_shared(side[i] + HALF_BYTES));
+		mma_half(sum[i][1], a, load_shared_u32(side[i]),
+			load_shared_u32(side[i] + HALF_BYTES));
 	}
 }
 
 /* A group's features at two places. `stage`: bytes from the first one; e, b: errors as right
  * factors, of the halves, and of the classes. */
-__device__ static inline void add_two(struct sums *sum, int two, const struct low_weights<1> &w,
-	const struct lane &at, const uint32_t *winners, uint32_t stage, const uint2 (&e)[2],
-	const uint32_t (&b)[2][2])
+__device__ static inline void half_add_pair(struct half_sums *sum, int pair,
+	const struct half_weights<1> &w, const struct lane_addresses &at, const uint32_t *argmax,
+	uint32_t stage, const uint2 (&e)[2], const uint32_t (&b)[2][2])
 {
-	const uint4 fc = four_shared(at.fc + two * 32 * 16);
+	const uint4 fc = load_shared4(at.fc + pair * 32 * 16);
 	uint32_t value[2][2], d[2][2]; /* place, half */
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
-		float error[4] = {};
-		mma_half(error, fc, e[half].x, e[half].y);
+		float dy[4] = {};
+		mma_half(dy, fc, e[half].x, e[half].y);
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			value[i][half] = values_of(w, at,
-				at.cells + at.place[2 * two + i] + stage + half * HALF_BYTES);
-			d[i][half] = two_halves(error[2 * i], error[2 * i + 1]);
+			value[i][half] = half_values_of(
+				w, at, at.cells + at.pos[2 * pair + i] + stage + half * HALF_BYTES);
+			d[i][half] = two_halves(dy[2 * i], dy[2 * i + 1]);
 		}
 	}
 	const uint4 a = {value[0][0], value[1][0], value[0][1], value[1][1]};
-	mma_half(sum->fc[two][0], a, b[0][0], b[0][1]);
-	mma_half(sum->fc[two][1], a, b[1][0], b[1][1]);
+	mma_half(sum->fc[pair][0], a, b[0][0], b[0][1]);
+	mma_half(sum->fc[pair][1], a, b[1][0], b[1][1]);
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		const uint32_t place = at.place[2 * two + i];
-		const uint32_t upper = at.side + (place & at.pixel) + stage;
+		const uint32_t pos = at.pos[2 * pair + i];
+		const uint32_t upper = at.side + (pos & at.pixel) + stage;
 		const uint32_t side[2] = {upper, upper + (3 * ROW_BYTES & at.pixel)};
-		add_conv(sum->conv, d[i], winners[i], at.middle + place + stage, side);
+		half_conv_wgrad(sum->conv, d[i], argmax[i], at.middle + pos + stage, side);
 	}
 }
 
-__device__ static inline void add_group(struct sums *sum, const struct low_weights<1> &w,
-	const struct lane &at, const uint32_t (&winners)[PLACES], uint32_t stage)
+__device__ static inline void half_add_group(struct half_sums *sum, const struct half_weights<1> &w,
+	const struct lane_addresses &at, const uint32_t (&argmax)[WARP_POSITIONS], uint32_t stage)
 {
 	const uint32_t by_class = at.by_class + stage;
 	const uint2 e[2] = {
-		two_shared(at.by_image + stage), two_shared(at.by_image + stage + 8 * 8 * 4)};
+		load_shared2(at.by_image + stage), load_shared2(at.by_image + stage + 8 * 8 * 4)};
 	uint32_t b[2][2];
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		b[i / 2][i % 2] = word_shared(by_class + (i / 2 * 8 + i % 2 * 4 * 24) * 4);
+		b[i / 2][i % 2] = load_shared_u32(by_class + (i / 2 * 8 + i % 2 * 4 * 24) * 4);
 #pragma unroll
-	for (int two = 0; two < TWOS; two++)
-		add_two(sum, two, w, at, winners + 2 * two, stage, e, b);
+	for (int pair = 0; pair < POSITION_PAIRS; pair++)
+		half_add_pair(sum, pair, w, at, argmax + 2 * pair, stage, e, b);
 }
 
 /* ---- before and after ------------------------------------------------------------------------ */
 
 /* The fc weights of the thread's filter as left factors, 2^11 / power as large; zeros for what is
  * not wanted, so that no error comes out of it. */
-__device__ static inline void load_fc(
-	const struct kx_seed &s, struct shared *shared, const struct share &share)
+__device__ static inline void half_load_fc(
+	const struct kx_seed &s, struct half_wgrad_shared *shared, const struct half_tile &tile)
 {
 	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
-	const float *row = s.params.fc + (size_t)(share.filter_group * 8 + lane / 4) * SEED_ROW;
-	float2 v[PLACES][2]; /* classes 2t, 2t + 1; lane t = 0: 8 and 9 */
+	const float *row = s.params.fc + (size_t)(tile.filter_group * 8 + lane / 4) * SEED_ROW;
+	float2 v[WARP_POSITIONS][2]; /* classes 2t, 2t + 1; lane t = 0: 8 and 9 */
 	float bound = 0;
 #pragma unroll
-	for (int i = 0; i < PLACES; i++) {
-		const float *from = row + (size_t)position_of(share, i) * s.f_pad * SEED_ROW;
+	for (int i = 0; i < WARP_POSITIONS; i++) {
+		const float *from = row + (size_t)tile_position(tile, i) * s.f_pad * SEED_ROW;
 		v[i][0] = *reinterpret_cast<const float2 *>(from + 2 * t);
 		v[i][1] = *reinterpret_cast<const float2 *>(from + 8);
 	}
 #pragma unroll
-	for (int i = 0; i < PLACES; i++) {
-		const bool wanted = is_wanted(share, i);
-		v[i][0] = wanted ? v[i][0] : float2{0, 0};
-		v[i][1] = wanted && t == 0 ? v[i][1] : float2{0, 0};
+	for (int i = 0; i < WARP_POSITIONS; i++) {
+		const bool valid = is_valid(tile, i);
+		v[i][0] = valid ? v[i][0] : float2{0, 0};
+		v[i][1] = valid && t == 0 ? v[i][1] : float2{0, 0};
 		float sum =
 			fabsf(v[i][0].x) + fabsf(v[i][0].y) + fabsf(v[i][1].x) + fabsf(v[i][1].y);
 		sum += __shfl_xor_sync(0xffffffffu, sum, 1);
@@ -223,202 +428,206 @@ __device__ static inline void load_fc(
 	}
 	const float power = power_above(bound), scale = 0x1p11f / power;
 #pragma unroll
-	for (int two = 0; two < TWOS; two++) {
+	for (int pair = 0; pair < POSITION_PAIRS; pair++) {
 		uint32_t a[2][2]; /* place, classes */
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			const float2 x = v[2 * two + i / 2][i % 2];
+			const float2 x = v[2 * pair + i / 2][i % 2];
 			a[i / 2][i % 2] = two_halves(x.x * scale, x.y * scale);
 		}
-		shared->fc[warp][two][lane] = {a[0][0], a[1][0], a[0][1], a[1][1]};
+		shared->fc[warp][pair][lane] = {a[0][0], a[1][0], a[0][1], a[1][1]};
 	}
 	shared->fc_power[warp][lane] = power;
 }
 
 /* In a register, rather than made anew in each group. */
-__device__ static inline void keep(uint32_t *v)
+__device__ static inline void keep_in_register(uint32_t *v)
 {
 	asm volatile("" : "+r"(*v));
 }
 
-__device__ static inline struct lane lane_of(
-	struct shared *shared, const struct share &share, const struct low_scale &scale)
+__device__ static inline struct lane_addresses lane_addresses_of(struct half_wgrad_shared *shared,
+	const struct half_tile &tile, const struct half_scale &scale)
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
-	const struct low_stage *stage = &shared->stage[0];
+	const struct half_stage *stage = &shared->stage[0];
 	const bool pixel = g < 4; /* at the patch's sides, or a one */
-	uint32_t patch[PLACES];
+	uint32_t patch[WARP_POSITIONS];
 #pragma unroll
-	for (int i = 0; i < PLACES; i++) {
-		const int p = position_of(share, i);
+	for (int i = 0; i < WARP_POSITIONS; i++) {
+		const int p = tile_position(tile, i);
 		patch[i] = (p / 13 * 2 * SEED_SIDE + p % 13 * 2) * 4;
 	}
 	const uint32_t row = shared_address(stage->pixels[t]);
-	struct lane at = {
+	struct lane_addresses at = {
 		shared_address(&stage->pixels[g / 2][t / 2 * SEED_SIDE + t % 2 * 2]) + patch[0],
 		row + patch[0] + ((1 + g / 4) * SEED_SIDE + g % 4) * 4,
-		pixel ? row + patch[0] + g * 4 : row + (IMAGE + g % 4) * 4,
+		pixel ? row + patch[0] + g * 4 : row + (IMAGE_PIXELS + g % 4) * 4,
 		shared_address(&stage->by_image[g][2 * t]), shared_address(&stage->by_class[t][g]),
 		shared_address(&shared->fc[warp][0][threadIdx.x % 32]), {}, pixel ? ~0u : 0,
 		g % 2 ? 0x7632u : 0x5410u, __float2half2_rn(scale.slope),
 		__float2half2_rn(scale.bias)};
 #pragma unroll
-	for (int i = 0; i < PLACES; i++)
-		at.place[i] = patch[i] - patch[0];
-	keep(&at.cells);
-	keep(&at.middle);
-	keep(&at.side);
-	keep(&at.by_image);
-	keep(&at.by_class);
-	keep(&at.pick);
+	for (int i = 0; i < WARP_POSITIONS; i++)
+		at.pos[i] = patch[i] - patch[0];
+	keep_in_register(&at.cells);
+	keep_in_register(&at.middle);
+	keep_in_register(&at.side);
+	keep_in_register(&at.by_image);
+	keep_in_register(&at.by_class);
+	keep_in_register(&at.pick);
 	return at;
 }
 
 /* All of a warp's groups. */
-__device__ static inline void work(
-	struct sums *sum, const struct kx_seed &s, struct shared *shared, const struct share &share)
+__device__ static inline void consume(struct half_sums *sum, const struct kx_seed &s,
+	struct half_wgrad_shared *shared, const struct half_tile &tile)
 {
 	const int lane = threadIdx.x % 32, row = s.f_pad * 4;
 	const size_t group = (size_t)SEED_POSITIONS * row;
-	const uint16_t *winners = low_winners(s, share.begin, share.first) +
-				  (share.filter_group * 8 + lane / 4) * 4 + lane % 4;
-	uint32_t next[PLACES];
-	struct turn turn = {0, false};
-	struct low_weights<1> w;
-	low_load(&w, low_fragments(s, share.filter_group), low_scales(s, share.filter_group), lane);
-	const struct lane at = lane_of(shared, share, w.scale);
+	const uint16_t *argmax = half_argmax(s, tile.begin, tile.first) +
+				 (tile.filter_group * 8 + lane / 4) * 4 + lane % 4;
+	uint32_t next[WARP_POSITIONS];
+	struct pipeline_state state = {0, false};
+	struct half_weights<1> w;
+	half_load(
+		&w, half_fragments(s, tile.filter_group), half_scales(s, tile.filter_group), lane);
+	const struct lane_addresses at = lane_addresses_of(shared, tile, w.scale);
 #pragma unroll
-	for (int i = 0; i < PLACES; i++)
-		next[i] = winners[i * row];
-	winners += group;
-	for (int left = share.end - share.begin; left > 0; left--) {
-		uint32_t now[PLACES];
+	for (int i = 0; i < WARP_POSITIONS; i++)
+		next[i] = argmax[i * row];
+	argmax += group;
+	for (int left = tile.end - tile.begin; left > 0; left--) {
+		uint32_t now[WARP_POSITIONS];
 #pragma unroll
-		for (int i = 0; i < PLACES; i++) {
+		for (int i = 0; i < WARP_POSITIONS; i++) {
 			now[i] = next[i];
 			if (left > 1)
-				next[i] = winners[i * row];
+				next[i] = argmax[i * row];
 		}
-		winners += group;
-		struct low_stage *stage = stage_of(shared->stage, turn);
-		wait_for(&stage->full, turn.parity);
-		add_group(sum, w, at, now, turn.stage);
+		argmax += group;
+		struct half_stage *stage = stage_of(shared->stage, state);
+		barrier_wait(&stage->full, state.parity);
+		half_add_group(sum, w, at, now, state.stage);
 		__syncwarp();
 		if (lane == 0)
 			(void)__mbarrier_arrive(&stage->empty);
-		turn_next(&turn);
+		pipeline_advance(&state);
 	}
 }
 
 /* A warp's sums, scaled back: fc to memory, conv to shared memory. */
-__device__ static inline void put_sums(const struct kx_seed &s, struct shared *shared,
-	const struct sums &sum, const struct share &share, float error_power)
+__device__ static inline void half_put_sums(const struct kx_seed &s,
+	struct half_wgrad_shared *shared, const struct half_sums &sum, const struct half_tile &tile,
+	float dy_power)
 {
 	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
-	const int f = share.filter_group * 8 + lane / 4;
-	const float unit = reinterpret_cast<const struct low_scale *>(s.low_scales)[f].unit;
-	const float fc = unit * 0x1p-4f * error_power;
+	const int f = tile.filter_group * 8 + lane / 4;
+	const float unit = reinterpret_cast<const struct half_scale *>(s.half_scales)[f].unit;
+	const float fc = unit * 0x1p-4f * dy_power;
 #pragma unroll
-	for (int i = 0; i < PLACES; i++) {
+	for (int i = 0; i < WARP_POSITIONS; i++) {
 		const float(&v)[2][4] = sum.fc[i / 2];
-		const size_t p = (size_t)blockIdx.z * SEED_POSITIONS + share.first + i;
-		float *row = s.fc_parts + (p * s.f_pad + f) * SEED_ROW;
+		const size_t p = (size_t)blockIdx.z * SEED_POSITIONS + tile.first + i;
+		float *row = s.fc_workspace + (p * s.f_pad + f) * SEED_ROW;
 		const int at = i % 2 * 2;
-		if (!is_wanted(share, i))
+		if (!is_valid(tile, i))
 			continue;
 		*reinterpret_cast<float2 *>(row + 2 * t) = {v[0][at] * fc, v[0][at + 1] * fc};
 		if (t < 2) /* classes 8, 9 and two that are none */
 			*reinterpret_cast<float2 *>(row + 8 + 2 * t) = {
 				v[1][at] * fc, v[1][at + 1] * fc};
 	}
-	const float bias = shared->fc_power[warp][lane] * 0x1p-15f * error_power;
+	const float bias = shared->fc_power[warp][lane] * 0x1p-15f * dy_power;
 	const float pixel = bias * (CONV_PIXEL / PIXEL_HALF);
 #pragma unroll
-	for (int cell = 0; cell < CELLS; cell++) {
-		const float *middle = &sum.conv[cell / 2][0][cell % 2 * 2];
-		const float *side = &sum.conv[cell / 2][1][cell % 2 * 2];
-		float *found = shared->found[warp][lane / 4], *patch = found + cell * PATCH;
+	for (int out_pixel = 0; out_pixel < OUT_PIXELS; out_pixel++) {
+		const float *middle = &sum.conv[out_pixel / 2][0][out_pixel % 2 * 2];
+		const float *side = &sum.conv[out_pixel / 2][1][out_pixel % 2 * 2];
+		float *conv_sums = shared->conv_sums[warp][lane / 4],
+		      *patch = conv_sums + out_pixel * PATCH;
 		*reinterpret_cast<float2 *>(patch + 4 + 2 * t) = {
 			middle[0] * pixel, middle[1] * pixel};
 		if (t < 2)
-			*reinterpret_cast<float2 *>(patch + cell / 2 * 12 + 2 * t) = {
+			*reinterpret_cast<float2 *>(patch + out_pixel / 2 * 12 + 2 * t) = {
 				side[0] * pixel, side[1] * pixel};
 		if (t == 2)
-			found[CELLS * PATCH + cell] = side[0] * bias;
+			conv_sums[OUT_PIXELS * PATCH + out_pixel] = side[0] * bias;
 	}
 }
 
 /* The block's filters: sums over its places, in the order of the warps, and over the cells. */
-__device__ static inline void conv_out(
-	const struct kx_seed &s, const struct shared *shared, int f0, int part)
+__device__ static inline void half_store_conv(
+	const struct kx_seed &s, const struct half_wgrad_shared *shared, int f0, int slice)
 {
 	const int f = threadIdx.x / SEED_ROW, k = threadIdx.x % SEED_ROW;
-	float v[PLACE_GROUPS * CELLS], sum = 0;
+	float v[POSITION_GROUPS * OUT_PIXELS], sum = 0;
 	if (f >= FILTER_GROUPS * 8 || f0 + f >= s.f_pad)
 		return;
 #pragma unroll
-	for (int i = 0; i < PLACE_GROUPS * CELLS; i++) {
-		const int warp = f / 8 + i / CELLS * FILTER_GROUPS, cell = i % CELLS;
-		const int pixel = (k / 3 + cell / 2) * 4 + k % 3 + cell % 2;
-		v[i] = shared->found[warp][f % 8]
-				    [k < 9 ? cell * PATCH + pixel : CELLS * PATCH + cell];
+	for (int i = 0; i < POSITION_GROUPS * OUT_PIXELS; i++) {
+		const int warp = f / 8 + i / OUT_PIXELS * FILTER_GROUPS, out_pixel = i % OUT_PIXELS;
+		const int pixel = (k / 3 + out_pixel / 2) * 4 + k % 3 + out_pixel % 2;
+		v[i] = shared->conv_sums[warp][f % 8][k < 9 ? out_pixel * PATCH + pixel
+							    : OUT_PIXELS * PATCH + out_pixel];
 	}
 #pragma unroll
-	for (int i = 0; i < PLACE_GROUPS * CELLS; i++)
+	for (int i = 0; i < POSITION_GROUPS * OUT_PIXELS; i++)
 		sum += v[i];
-	s.conv_parts[((size_t)part * s.f_pad + f0 + f) * SEED_ROW + k] = k < 10 ? sum : 0;
+	s.conv_workspace[((size_t)slice * s.f_pad + f0 + f) * SEED_ROW + k] = k < 10 ? sum : 0;
 }
 
 /* blockIdx: x positions, y filters, z images. */
-__global__ void __launch_bounds__(THREADS, 1)
-	low_backward_kernel(struct kx_seed s, struct kx_batch batch, struct seed_cut cut, int step)
+__global__ void __launch_bounds__(HALF_WGRAD_THREADS, 1) seed_half_wgrad_kernel(
+	struct kx_seed s, struct kx_batch batch, struct seed_tiling tiling, int step)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
-	struct shared *shared = reinterpret_cast<struct shared *>(memory);
-	const bool feeds = threadIdx.x >= WARPS * 32;
-	const struct share share = share_of(s, cut);
-	const struct feeder feeder = {(int)threadIdx.x - WARPS * 32,
+	struct half_wgrad_shared *shared = reinterpret_cast<struct half_wgrad_shared *>(memory);
+	const bool is_producer = threadIdx.x >= CONSUMER_WARPS * 32;
+	const struct half_tile tile = half_tile_of(s, tiling);
+	const struct producer producer = {(int)threadIdx.x - CONSUMER_WARPS * 32,
 		batch.index + ((size_t)batch.now->step + step) * batch.images, batch.pixels,
 		batch.images - 1};
-	struct fed fed = {};
-	struct sums sum = {};
-	if (feeds) {
-		const uint32_t number[2] = {
-			feeder_number(feeder, share.begin), feeder_number(feeder, share.begin + 1)};
-		fed.number = feeder_number(feeder, share.begin + 2);
-		fetch_pixels(feeder, shared->bytes[0], number[0]);
-		fetch_pixels(feeder, shared->bytes[1], number[1]);
+	struct prefetched prefetched = {};
+	struct half_sums sum = {};
+	if (is_producer) {
+		const uint32_t number[2] = {producer_image(producer, tile.begin),
+			producer_image(producer, tile.begin + 1)};
+		prefetched.number = producer_image(producer, tile.begin + 2);
+		producer_fetch_pixels(producer, shared->bytes[0], number[0]);
+		producer_fetch_pixels(producer, shared->bytes[1], number[1]);
 	}
 	if (threadIdx.x == 0)
-		open_stages(shared->stage);
+		init_stages(shared->stage);
 	for (int i = 0; i < STAGES; i++)
-		put_constants(&shared->stage[i]);
+		init_constants(&shared->stage[i]);
 	await_previous();
-	if (feeds)
-		fed.errors = fetch_errors(feeder, s, share.begin);
+	if (is_producer)
+		prefetched.dy = producer_fetch_dy(producer, s, tile.begin);
 	else
-		load_fc(s, shared, share);
-	const float power = power_above(
-		largest_error(s, shared, share.begin * SEED_GROUP, share.end * SEED_GROUP));
-	if (feeds)
-		feed(feeder, fed, s, shared->stage, shared->bytes, share.begin, share.end,
+		half_load_fc(s, shared, tile);
+	const float power =
+		power_above(dy_amax(s, shared, tile.begin * SEED_GROUP, tile.end * SEED_GROUP));
+	if (is_producer)
+		produce(producer, prefetched, s, shared->stage, shared->bytes, tile.begin, tile.end,
 			0x1p4f / power);
 	else
-		work(&sum, s, shared, share);
+		consume(&sum, s, shared, tile);
 	__syncthreads(); /* the stages' place is wanted */
-	if (!feeds)
-		put_sums(s, shared, sum, share, power);
+	if (!is_producer)
+		half_put_sums(s, shared, sum, tile, power);
 	__syncthreads();
-	conv_out(s, shared, blockIdx.y * FILTER_GROUPS * 8, blockIdx.z * gridDim.x + blockIdx.x);
+	half_store_conv(
+		s, shared, blockIdx.y * FILTER_GROUPS * 8, blockIdx.z * gridDim.x + blockIdx.x);
 }
 
-int kx_seed_low_backward(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
+int kx_seed_half_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {
-	const struct seed_cut c = kx_seed_cut(s.f_pad, s.low, batch.images);
-	const int bytes = (int)sizeof(struct shared);
+	const struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
+	const int bytes = (int)sizeof(struct half_wgrad_shared);
 	if (cudaFuncSetAttribute(
-		    low_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		    seed_half_wgrad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	return kx_launch(low_backward_kernel, dim3(c.position_blocks, c.lane_blocks, c.splits),
-		THREADS, bytes, stream, s, batch, c, step);
+	return kx_launch(seed_half_wgrad_kernel, dim3(c.position_blocks, c.lane_blocks, c.slices),
+		HALF_WGRAD_THREADS, bytes, stream, s, batch, c, step);
 }

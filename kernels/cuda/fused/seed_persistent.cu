@@ -18,52 +18,990 @@
  * the error's gate and cell come from the value that was kept; and an error, p - y, is at most 1,
  * so that all are scaled by 2^15, and fc weights by their sums to 1.
  */
-#include "kernels/cuda/fused/seed_persistent_wgrad.cuh"
-#include "kernels/cuda/fused/seed_persistent_ll.cuh"
-#include "kernels/cuda/fused/seed_persistent_weights.cuh"
+#include <cuda_awbarrier_primitives.h>
+#include "kernels/cuda/fused/seed_half.cuh"
+
+#define WARPS          16
+#define THREADS        (WARPS * 32)
+#define BLOCK_FILTERS  8                                          /* of a block */
+#define TILE_IMAGES    8                                          /* images of a product */
+#define TILES          (SEED_PERSISTENT_IMAGES / TILE_IMAGES + 1) /* the last of an even number is empty */
+#define POSITION_PAIRS 22 /* of positions, that a block has at most */
+#define MAX_POSITIONS  (2 * POSITION_PAIRS)
+#define OUT_PIXELS     4
+#define MAX_RUNS       3 /* most pairs of positions that a warp has groups of images of, backward */
+#define PATCH          16 /* pixels */
+#define CONV_VALUES    (BLOCK_FILTERS * SEED_ROW)
+#define CONV_LINES     SEED_LL_CONV_LINES
+#define CONV_ADDERS    (THREADS / CONV_LINES) /* of the parts that sum up the conv's gradient */
+#define BAND_ROWS      10                     /* of pixels, under four rows of positions */
+#define IMAGE_PIXELS   (SEED_SIDE * SEED_SIDE)
+#define BAND_CHUNKS    (BAND_ROWS * SEED_SIDE / 8)
+#define BAND_BYTES     (BAND_ROWS * SEED_SIDE + 8)
+#define FETCH_THREADS  128 /* threads, the last ones: the first warps have other things to do */
+#define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32) /* likewise */
+/* Words from pair to pair: four pairs x two rows of two words lie in 32 banks. */
+#define PAIR_STRIDE 156
+#define MAX_BLOCKS  132
+/* A block's images, times blocks: there are no more images than that but for one a block. */
+#define LOGIT_ROWS (SEED_PERSISTENT_IMAGES + MAX_BLOCKS)
+/* A value keeps the cell that won in its lowest bits: 3 for the first cell, 0 for the last. */
+#define ARGMAX_BITS  0x00030003u
+#define ARGMAX_ROUND 0x00020002u /* half of what they are worth, and a little */
+
+/* A block's share: eight filters at positions begin.. of a part. */
+struct block_tile {
+	int group, range, ranges;
+	int begin, count, pairs;
+	int first_row; /* of pixels */
+	int images, tiles, groups;
+	int own_images; /* images whose errors the block makes, a warp each */
+};
+
+/* Which of the warps have a part of a tile's scores, and which of them as their second tile. */
+struct tile_warps {
+	int first, last;
+	uint32_t second;
+};
+
+/* Which of the warps have groups of images of two positions. */
+struct pair_warps {
+	int first, last;
+};
+
+/* In shared memory. A word has two images' pixels, values or errors, or an image's errors of two
+ * classes. */
+struct block_state {
+	__align__(16) uint32_t pixels[TILES * TILE_IMAGES / 2][PAIR_STRIDE]; /* bytes */
+	__align__(16) uint2
+		bytes[SEED_PERSISTENT_IMAGES][BAND_BYTES / 8]; /* the next step's, as they come */
+	__mbarrier_t fc_unspill;
+	union {
+		uint32_t value[MAX_POSITIONS][TILES][32];
+		struct {
+			float conv[WARPS][BLOCK_FILTERS][OUT_PIXELS * PATCH + OUT_PIXELS];
+			float fc[WARPS][MAX_RUNS][8][32];
+		} sum; /* of a step, when its values are not wanted any more */
+	};
+	uint4 fc_fprop[POSITION_PAIRS]
+		      [32]; /* fc weights as left factors: of the values, bf16 ... */
+	uint4 fc_dgrad[POSITION_PAIRS][32]; /* ... and of the errors, fp16, ... */
+	float fc_power[POSITION_PAIRS][32]; /* ... divided by this */
+	uint4 fragments[HALF_TERMS * 2 * 32];
+	struct half_scale scale[BLOCK_FILTERS];
+	__align__(16) uint32_t dy_by_image[TILES * TILE_IMAGES][8];
+	uint32_t dy_by_class[TILES * TILE_IMAGES / 2][24];
+	float logits[WARPS][2][TILE_IMAGES]
+		    [SEED_ROW]; /* of a warp's first tile and its second one */
+	struct tile_warps tile_warps[TILES];
+	struct pair_warps pair_warps[POSITION_PAIRS];
+	int first_pair[WARPS]; /* backward; -1: none */
+	float block_logits
+		[LOGIT_ROWS]
+		[SEED_ROW]; /* of the block's images, what each block adds to their scores */
+	uint32_t number[2][SEED_PERSISTENT_IMAGES]; /* of this step's images, and the next one's */
+	float d_logits[TILES * TILE_IMAGES][SEED_ROW];
+	float conv_part[CONV_ADDERS][CONV_VALUES];
+	float conv[BLOCK_FILTERS][SEED_ROW],
+		conv_sum[BLOCK_FILTERS][SEED_ROW]; /* weights, sum of gradients */
+	float bias[SEED_ROW], bias_sum[SEED_ROW];
+	__align__(8) int patch_offset[MAX_POSITIONS]; /* words to its patch */
+	struct block_tile block;
+	uint32_t argmax_mask; /* of a sum, all bits but ARGMAX_BITS' */
+};
+
+__device__ static inline struct block_tile block_tile_of(int ranges, int images)
+{
+	struct block_tile h;
+	const int blocks = gridDim.x;
+	h.group = blockIdx.x / ranges;
+	h.range = blockIdx.x % ranges;
+	h.ranges = ranges;
+	h.begin = SEED_POSITIONS * h.range / ranges;
+	h.count = SEED_POSITIONS * (h.range + 1) / ranges - h.begin;
+	h.pairs = (h.count + 1) / 2;
+	h.first_row = min(h.begin / 13 * 2, SEED_SIDE - BAND_ROWS);
+	h.images = images;
+	h.tiles = (images + TILE_IMAGES - 1) / TILE_IMAGES;
+	h.groups = (h.tiles + 1) / 2;
+	h.own_images = max(images - (int)blockIdx.x + blocks - 1, 0) / blocks;
+	return h;
+}
+
+/* ---- shares ---------------------------------------------------------------------------------- */
+
+/* `n` pieces of work in WARPS shares: the first one of a warp's, and whose a piece is. */
+__device__ static inline int first_of_warp(int n, int warp)
+{
+	return n * warp / WARPS;
+}
+
+__device__ static inline int warp_of(int n, int piece)
+{
+	return ((piece + 1) * WARPS - 1) / n;
+}
+
+/* Before the first step, a thread to each tile. */
+__device__ static inline struct tile_warps find_tile_warps(const struct block_tile &block, int tile)
+{
+	const int n = block.tiles * block.pairs;
+	struct tile_warps a = {
+		warp_of(n, tile * block.pairs), warp_of(n, (tile + 1) * block.pairs - 1), 0};
+	for (int w = a.first; w <= a.last; w++)
+		if (first_of_warp(n, w) / block.pairs != tile)
+			a.second |= 1u << w;
+	return a;
+}
+
+__device__ static inline struct pair_warps find_pair_warps(const struct block_tile &block, int pair)
+{
+	const int n = block.pairs * block.groups;
+	return {warp_of(n, pair * block.groups), warp_of(n, (pair + 1) * block.groups - 1)};
+}
+
+__device__ static inline int find_first_pair(const struct block_tile &block, int warp)
+{
+	const int n = block.pairs * block.groups, first = first_of_warp(n, warp);
+	return first < first_of_warp(n, warp + 1) ? first / block.groups : -1;
+}
+
+/* ---- pixels ---------------------------------------------------------------------------------- */
+
+/* The rows under the block's positions, of a step's images, on their way, from where a multiple of
+ * 16 bytes lies before them; by the last warps. `number`: of each in the data set. */
+__device__ static inline void fetch_band(struct block_state *shared, const struct kx_batch &batch,
+	const struct block_tile &block, const uint32_t *number)
+{
+	const int i = (int)threadIdx.x - (THREADS - FETCH_THREADS);
+	if (i == 0)
+		asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+				     shared_address(&shared->fc_unspill)),
+			     "r"(block.images * BAND_BYTES)
+			     : "memory");
+	if (i >= 0 && i < block.images)
+		asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+			     "[%0], [%1], %2, [%3];" ::"r"(shared_address(shared->bytes[i])),
+			     "l"(batch.pixels + (size_t)number[i] * IMAGE_PIXELS +
+				     block.first_row * SEED_SIDE / 16 * 16),
+			     "n"(BAND_BYTES), "r"(shared_address(&shared->fc_unspill))
+			     : "memory");
+}
+
+/* When they are here, and those before are not wanted any more. Missing images are the batch's last
+ * once more: their errors are 0. */
+__device__ static inline void expand_band(
+	struct block_state *shared, const struct block_tile &block, bool parity)
+{
+	const int from = block.first_row * SEED_SIDE % 16 / 8, last = block.images - 1;
+	while (!__mbarrier_try_wait_parity(&shared->fc_unspill, parity, 10000))
+		;
+#pragma unroll 1
+	for (int i = (int)threadIdx.x - (THREADS - EXPAND_THREADS);
+		i >= 0 && i < block.tiles * TILE_IMAGES / 2 * BAND_CHUNKS; i += EXPAND_THREADS) {
+		const int image_pair = i / BAND_CHUNKS, chunk = i % BAND_CHUNKS;
+		const uint2 a = shared->bytes[min(2 * image_pair, last)][from + chunk];
+		const uint2 b = shared->bytes[min(2 * image_pair + 1, last)][from + chunk];
+		*reinterpret_cast<uint4 *>(shared->pixels[image_pair] + 4 * chunk) = {
+			__byte_perm(a.x, b.x, 0x5140), __byte_perm(a.x, b.x, 0x7362),
+			__byte_perm(a.y, b.y, 0x5140), __byte_perm(a.y, b.y, 0x7362)};
+	}
+}
+
+/* ---- fprop ------------------------------------------------------------------------------------ */
+
+/* Values of a filter in two images: as the scores want them, and as they are kept. */
+struct values {
+	uint32_t exact, kept;
+};
+
+/* A cell's sum with its rank among equals in place of the lowest bits. `high`: all but these, from
+ * memory, for an instruction takes one constant. */
+__device__ static inline float with_rank(float sum, uint32_t argmax_mask, uint32_t rank)
+{
+	return __uint_as_float((__float_as_uint(sum) & argmax_mask) | rank);
+}
+
+/* Of two places. `b`: their patches' pixels of eight images as right factors. */
+__device__ static inline void persistent_values(struct values (&to)[2],
+	const struct half_weights<2> &w, const uint32_t (&b)[2][2], uint32_t argmax_mask)
+{
+	float c[2][2][4] = {}; /* place, cells */
+#pragma unroll
+	for (int term = 2; term-- > 0;)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			mma_half(c[i / 2][i % 2], w.a[term][i % 2], b[i / 2][0], b[i / 2][1]);
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		float v[2];
+		uint32_t out_pixel[2];
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			const float max4 = fmaxf(fmaxf(with_rank(c[i][0][e], argmax_mask, 3),
+							 with_rank(c[i][0][2 + e], argmax_mask, 2)),
+				fmaxf(with_rank(c[i][1][e], argmax_mask, 1),
+					with_rank(c[i][1][2 + e], argmax_mask, 0)));
+			v[e] = __saturatef(fmaf(max4, w.scale.slope, w.scale.bias));
+			out_pixel[e] = __float_as_uint(max4);
+		}
+		to[i].exact = two_bf16(v[0], v[1]);
+		to[i].kept = ((two_halves(v[0], v[1]) + ARGMAX_ROUND) & ~ARGMAX_BITS) |
+			     (__byte_perm(out_pixel[0], out_pixel[1], 0x5410) & ARGMAX_BITS);
+	}
+}
+
+/* A row's two last, which are no class, get zeros. */
+__device__ static inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logits)[4])
+{
+	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		const int c = g + i / 2 * 8;
+		if (c < SEED_ROW)
+			to[2 * t + i % 2][c] = logits[i];
+	}
+}
+
+/* A thread's pixels of eight images under two places, as right factors. */
+struct patches {
+	uint32_t b[2][2];
+};
+
+__device__ static inline struct patches patches_of(
+	const uint32_t *images, const int2 *patch_offset, uint32_t pick)
+{
+	const int2 at = *patch_offset;
+	const uint32_t *first = images + at.x, *second = images + at.y;
+	return {{{__byte_perm(first[0], 0, pick), __byte_perm(first[2 * ROW_WORDS], 0, pick)},
+		{__byte_perm(second[0], 0, pick), __byte_perm(second[2 * ROW_WORDS], 0, pick)}}};
+}
+
+/* A tile's values at the twos begin.. to end. `images`: to the thread's pixels of the tile. */
+__device__ static inline void fprop_tile(struct block_state *shared, float (&logits)[4],
+	const struct half_weights<2> &w, const uint32_t *images, int tile, int begin, int end)
+{
+	const int lane = threadIdx.x % 32;
+	const uint32_t pick = lane / 4 % 2 ? 0x4341 : 0x4240, argmax_mask = shared->argmax_mask;
+	const int2 *patch_offset = reinterpret_cast<const int2 *>(shared->patch_offset) + begin;
+	const uint4 *fc_fprop = &shared->fc_fprop[begin][lane];
+	uint32_t *value = &shared->value[2 * begin][tile][lane];
+	struct patches next = patches_of(images, patch_offset, pick);
+#pragma unroll 1
+	for (int left = end - begin; left > 0; left--) {
+		const struct patches now = next;
+		struct values v[2];
+		patch_offset += left > 1;
+		next = patches_of(images, patch_offset, pick);
+		persistent_values(v, w, now.b, argmax_mask);
+		value[0] = v[0].kept;
+		value[TILES * 32] = v[1].kept;
+		value += 2 * TILES * 32;
+		mma_bf16(logits, *fc_fprop, transposed(v[0].exact), transposed(v[1].exact));
+		fc_fprop += 32;
+	}
+}
+
+__device__ static inline void persistent_fprop(
+	struct block_state *shared, const struct block_tile &block)
+{
+	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+	/* tiles x twos: of two tiles at most, for a warp has no more than a tile has */
+	const int n = block.tiles * block.pairs, last = first_of_warp(n, warp + 1);
+	int unit = first_of_warp(n, warp);
+	struct half_weights<2> w;
+	half_load(&w, shared->fragments, shared->scale, lane);
+	for (int seen = 0; unit < last; seen++) {
+		const int tile = unit / block.pairs, first = tile * block.pairs;
+		const int end = min(last - first, block.pairs);
+		float logits[4] = {};
+		fprop_tile(shared, logits, w,
+			shared->pixels[tile * TILE_IMAGES / 2 + g / 2] + t / 2 * ROW_WORDS + t % 2,
+			tile, unit - first, end);
+		persistent_put_logits(shared->logits[warp][seen], logits);
+		unit = first + end;
+	}
+	if (block.tiles % 2)
+		for (int i = threadIdx.x; i < block.count * 32; i += THREADS)
+			shared->value[i / 32][block.tiles][i % 32] = 0;
+}
+
+/* What the block's features add to three of an image's scores. */
+__device__ static inline float3 sum_warp_logits(const struct block_state *shared, int n, int quad)
+{
+	const struct tile_warps a = shared->tile_warps[n / TILE_IMAGES];
+	float3 v = {0, 0, 0};
+#pragma unroll 1
+	for (int w = a.first; w <= a.last; w++) {
+		const float *from =
+			shared->logits[w][a.second >> w & 1][n % TILE_IMAGES] + 3 * quad;
+		v.x += from[0];
+		v.y += from[1];
+		v.z += from[2];
+	}
+	return v;
+}
+
+/* ---- the LL protocol -------------------------------------------------------------------------- */
+
+#define MIN_RANGES 4  /* of the positions: a block has room for a quarter */
+#define MAX_RANGES 32 /* more would each be too little */
+static_assert(POSITION_PAIRS >= (SEED_POSITIONS / MIN_RANGES + 2) / 2, "a part's positions");
+static_assert(SEED_PERSISTENT_IMAGES * 4 <= THREADS, "a thread to each word of errors");
+static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALUES, "three a word");
+
+#define DY_SCALE 0x1p15f /* of p - y for fp16 */
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+/* With the step is what the numbers are, bit by bit, so that whoever reads a word needs all of it:
+ * else ptxas makes two loads of one, and the step may be of a newer word than the number. */
+__device__ static inline uint32_t ll_flag(uint32_t step, float a, float b, float c)
+{
+	return step ^ __float_as_uint(a) ^ __float_as_uint(b) ^ __float_as_uint(c);
+}
+
+__device__ static inline void ll_store(struct ll_line *at, float a, float b, float c, uint32_t step)
+{
+	const uint64_t low = (uint64_t)__float_as_uint(b) << 32 | __float_as_uint(a);
+	const uint64_t argmax_mask = (uint64_t)ll_flag(step, a, b, c) << 32 | __float_as_uint(c);
+	asm volatile("{ .reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v; }"
+		     :
+		     : "l"(at), "l"(low), "l"(argmax_mask)
+		     : "memory");
+}
+
+__device__ static inline struct ll_line ll_load(const struct ll_line *at)
+{
+	uint64_t low, argmax_mask;
+	asm volatile("{ .reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
+		     : "=l"(low), "=l"(argmax_mask)
+		     : "l"(at)
+		     : "memory");
+	const float a = __uint_as_float((uint32_t)low), c = __uint_as_float((uint32_t)argmax_mask);
+	const float b = __uint_as_float((uint32_t)(low >> 32));
+	return {{a, b, c}, ll_flag((uint32_t)(argmax_mask >> 32), a, b, c)};
+}
+
+/* N words of a step, every `pitch` words, of which the thread wants the first `n`. */
+template <int N>
+__device__ static inline void ll_wait(
+	struct ll_line (&w)[N], const struct ll_line *from, int pitch, int n, uint32_t step)
+{
+	bool here;
+	do {
+		here = true;
+#pragma unroll
+		for (int i = 0; i < N; i++)
+			if (i < n)
+				w[i] = ll_load(from + i * pitch);
+#pragma unroll
+		for (int i = 0; i < N; i++)
+			here = here && (i >= n || w[i].flag == step);
+	} while (!here);
+}
+
+/* ---- scores and errors ----------------------------------------------------------------------- */
+
+__device__ static inline void ll_store_logits(const struct kx_seed &s,
+	const struct block_state *shared, const struct block_tile &block, uint32_t step)
+{
+	const int n = threadIdx.x / 4, quad = threadIdx.x % 4;
+	if (n >= block.images)
+		return;
+	const float3 v = sum_warp_logits(shared, n, quad);
+	ll_store(s.exchange.logits + ((size_t)n * gridDim.x + blockIdx.x) * 4 + quad, v.x, v.y, v.z,
+		step);
+}
+
+/* What all blocks tell of the block's own images. */
+__device__ static inline void ll_wait_logits(const struct kx_seed &s, struct block_state *shared,
+	const struct block_tile &block, uint32_t step)
+{
+	const int lines = gridDim.x * 4;
+#pragma unroll 1
+	for (int i = threadIdx.x; i < block.own_images * lines; i += THREADS) {
+		const int n = blockIdx.x + i / lines * gridDim.x;
+		struct ll_line w[1];
+		ll_wait(w, s.exchange.logits + (size_t)n * lines + i % lines, 0, 1, step);
+#pragma unroll
+		for (int c = 0; c < 3; c++)
+			(&shared->block_logits[0][0])[3 * i + c] = w[0].v[c];
+	}
+}
+
+/* Of the warp's image, and the bias: lane c < SEED_CLASSES has class c, the others nothing. */
+__device__ static inline float sum_block_logits(const struct block_state *shared)
+{
+	const int lane = threadIdx.x % 32, blocks = gridDim.x;
+	const float *from = shared->block_logits[threadIdx.x / 32 * blocks];
+	float v[SEED_CLASSES] = {}, logits = -INFINITY;
+#pragma unroll 1
+	for (int b = lane; b < blocks; b += 32)
+#pragma unroll
+		for (int c = 0; c < SEED_CLASSES; c++)
+			v[c] += from[b * SEED_ROW + c];
+#pragma unroll
+	for (int c = 0; c < SEED_CLASSES; c++) {
+#pragma unroll
+		for (int d = 16; d; d /= 2)
+			v[c] += __shfl_xor_sync(0xffffffffu, v[c], d);
+		logits = lane == c ? v[c] + shared->bias[c] : logits;
+	}
+	return logits;
+}
+
+/* An image's errors, by a warp. Returns the loss, to one of its lanes. */
+__device__ static inline float ll_store_d_logits(
+	const struct kx_seed &s, const struct block_state *shared, int label, uint32_t step)
+{
+	const unsigned all = 0xffffffffu;
+	const int n = blockIdx.x + threadIdx.x / 32 * gridDim.x;
+	const int lane = threadIdx.x % 32;
+	const bool real = lane < SEED_CLASSES;
+	const float v = sum_block_logits(shared);
+	float max_logit = v;
+	for (int d = 8; d; d /= 2)
+		max_logit = max_or_nan(max_logit, __shfl_xor_sync(all, max_logit, d));
+	const float exp_logit = real ? expf(v - max_logit) : 0;
+	float sum = exp_logit;
+	for (int d = 8; d; d /= 2)
+		sum += __shfl_xor_sync(all, sum, d);
+	const float dy = real ? exp_logit / sum - (lane == label) : 0;
+	const float a = __shfl_sync(all, dy, 3 * lane), b = __shfl_sync(all, dy, 3 * lane + 1);
+	const float c = __shfl_sync(all, dy, 3 * lane + 2);
+	if (lane < 4)
+		ll_store(s.exchange.d_logits + n * 4 + lane, a, b, c, step);
+	return lane == label ? logf(sum) - (v - max_logit) : 0;
+}
+
+/* Everybody's errors into shared memory. */
+__device__ static inline void ll_wait_d_logits(const struct kx_seed &s, struct block_state *shared,
+	const struct block_tile &block, uint32_t step)
+{
+	const int n = threadIdx.x / 4, quad = threadIdx.x % 4;
+	if (n >= block.images)
+		return;
+	struct ll_line w[1];
+	ll_wait(w, s.exchange.d_logits + threadIdx.x, 0, 1, step);
+	uint16_t *classes = reinterpret_cast<uint16_t *>(shared->dy_by_class[n / 2]) + n % 2;
+	uint16_t *image = reinterpret_cast<uint16_t *>(shared->dy_by_image[n]);
+#pragma unroll
+	for (int k = 0; k < 3; k++) {
+		const int c = 3 * quad + k, class_pair = c / 2;
+		const uint16_t half = __half_as_ushort(__float2half_rn(w[0].v[k] * DY_SCALE));
+		shared->d_logits[n][c] = w[0].v[k];
+		image[(class_pair % 4 * 2 + class_pair / 4) * 2 + c % 2] = half;
+		classes[c * 2] = half;
+	}
+}
+
+/* ---- the conv's gradient, losses ------------------------------------------------------------- */
+
+/* The conv's gradient at the block's positions, in the order of its warps: a word, which is a row
+ * of a filter's weights or its bias, is summed up by sixteen lanes, for four cells and quarters of
+ * the warps. */
+__device__ static inline void ll_store_conv(
+	struct ll_line *to, const struct block_state *shared, uint32_t step)
+{
+	const int line = threadIdx.x / 16, f = line / 4, row = line % 4,
+		  out_pixel = threadIdx.x % OUT_PIXELS;
+	const int quarter = threadIdx.x / OUT_PIXELS % 4,
+		  stride = sizeof shared->sum.conv[0] / sizeof(float);
+	const float *from = shared->sum.conv[quarter * (WARPS / 4)][f] +
+			    (row < 3 ? out_pixel * PATCH + (row + out_pixel / 2) * 4 + out_pixel % 2
+				     : OUT_PIXELS * PATCH + out_pixel);
+	float v[3] = {};
+	static_assert(CONV_LINES * 16 == THREADS, "sixteen lanes to a word");
+#pragma unroll
+	for (int w = 0; w < WARPS / 4; w++)
+#pragma unroll
+		for (int j = 0; j < 3; j++)
+			v[j] += row < 3 || j == 0 ? from[w * stride + j] : 0;
+#pragma unroll
+	for (int j = 0; j < 3; j++)
+#pragma unroll
+		for (int d = 1; d < 16; d *= 2)
+			v[j] += __shfl_xor_sync(0xffffffffu, v[j], d);
+	if (threadIdx.x % 16 == 0)
+		ll_store(to + line, v[0], v[1], v[2], step);
+}
+
+/* The conv's, in each block of the group alike. `from`: the group's parts, of which a slice of the
+ * threads has every CONV_ADDERS-th. */
+__device__ static inline void ll_wait_conv(
+	struct block_state *shared, const struct ll_line *from, int ranges, uint32_t step)
+{
+	const int max_lines = (MAX_RANGES + CONV_ADDERS - 1) / CONV_ADDERS;
+	const int line = threadIdx.x % CONV_LINES, adder = threadIdx.x / CONV_LINES;
+	const int n = max(ranges - adder + CONV_ADDERS - 1, 0) / CONV_ADDERS;
+	struct ll_line w[max_lines];
+	ll_wait(w, from + adder * CONV_LINES + line, CONV_ADDERS * CONV_LINES, n, step);
+#pragma unroll
+	for (int j = 0; j < 3; j++) {
+		float v = 0;
+#pragma unroll
+		for (int k = 0; k < max_lines; k++)
+			v += k < n ? w[k].v[j] : 0;
+		shared->conv_part[adder][3 * line + j] = v;
+	}
+}
+
+/* A double is the sum of three floats. */
+__device__ static inline void ll_store_loss(struct ll_line *to, double loss, uint32_t step)
+{
+	for (int d = 16; d; d /= 2)
+		loss += __shfl_xor_sync(0xffffffffu, loss, d);
+	const float a = (float)loss, b = (float)(loss - a), c = (float)(loss - a - b);
+	if (threadIdx.x % 32 == 0)
+		ll_store(to, a, b, c, step);
+}
+
+/* The losses of all blocks' images, by one warp. */
+__device__ static inline double ll_wait_losses(
+	const struct ll_line *from, int images, uint32_t step)
+{
+	double v = 0;
+	for (int n = threadIdx.x; n < images; n += 32) {
+		struct ll_line w[1];
+		ll_wait(w, from + n, 0, 1, step);
+		v += (double)w[0].v[0] + w[0].v[1] + w[0].v[2];
+	}
+	__syncwarp();
+	for (int d = 16; d; d /= 2)
+		v += __shfl_xor_sync(0xffffffffu, v, d);
+	return v;
+}
+
+/* ---- wgrad ------------------------------------------------------------------------------------ */
+
+struct pair_sums {
+	float fc[2][4];                   /* two places, eight classes; the others */
+	float conv[OUT_PIXELS / 2][2][4]; /* cells, columns: the patch's middle; a side, and ones */
+};
+
+/* Halves that are all ones where v's half is more than nothing. */
+__device__ static inline uint32_t relu_mask(uint32_t v)
+{
+	return __hgt2_mask(half_of(v), half_of(0));
+}
+
+/* All ones in each half whose lowest bit is set. */
+__device__ static inline uint32_t to_half_mask(uint32_t bits)
+{
+	return (bits & 0x00010001u) * 0xffffu;
+}
+
+/* Two pixels of a pair of images: `at` is the first one's. */
+__device__ static inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
+{
+	return __byte_perm(*reinterpret_cast<const uint16_t *>(at), 0x3c, pick);
+}
+
+#define PICK_PIXELS 0x5150u /* in the lower halves of fp16 numbers */
+#define PICK_ONES   0x4545u
+
+#define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* of a group's pairs */
+
+/* Errors d of a place's images, in two halves of a group; kept: their values. `middle`, `side`: of
+ * the first half's pixels. */
+__device__ static inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
+	const uint32_t (&d)[2], const uint32_t (&kept)[2], const uint8_t *middle,
+	const uint8_t *side, uint32_t pick_side)
+{
+	const int lower_side = 3 * SEED_SIDE * 2;
+	uint32_t d_pixel[OUT_PIXELS][2], m[2], b[2][2];
+#pragma unroll
+	for (int h = 0; h < 2; h++) {
+		const uint32_t upper = to_half_mask(kept[h] >> 1), left = to_half_mask(kept[h]);
+		d_pixel[0][h] = d[h] & upper & left;
+		d_pixel[1][h] = d[h] & upper & ~left;
+		d_pixel[2][h] = d[h] & ~upper & left;
+		d_pixel[3][h] = d[h] & ~upper & ~left;
+		m[h] = pixel_pair(middle + h * HALF_BYTES, PICK_PIXELS);
+		b[0][h] = pixel_pair(side + h * HALF_BYTES, pick_side);
+		b[1][h] = pixel_pair(side + h * HALF_BYTES + lower_side, pick_side);
+	}
+#pragma unroll
+	for (int i = 0; i < OUT_PIXELS / 2; i++) {
+		const uint4 a = {d_pixel[2 * i][0], d_pixel[2 * i + 1][0], d_pixel[2 * i][1],
+			d_pixel[2 * i + 1][1]};
+		mma_half(sum[i][0], a, m[0], m[1]);
+		mma_half(sum[i][1], a, b[i][0], b[i][1]);
+	}
+}
+
+/* Where a thread finds its words of a group of sixteen images. */
+struct cursor {
+	const uint32_t *value, *dy_by_image, *dy_by_class;
+	const uint8_t *middle[2], *side[2]; /* pixels, of each place */
+};
+
+__device__ static inline struct cursor cursor_of(
+	const struct block_state *shared, int pair, int group)
+{
+	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	struct cursor at = {&shared->value[2 * pair][2 * group][lane],
+		shared->dy_by_image[2 * group * TILE_IMAGES + g] + 2 * t,
+		shared->dy_by_class[group * TILE_IMAGES + t] + g};
+	const uint8_t *row =
+		reinterpret_cast<const uint8_t *>(shared->pixels[group * TILE_IMAGES + t]);
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		const uint8_t *patch = row + 4 * shared->patch_offset[2 * pair + i];
+		at.middle[i] = patch + ((1 + g / 4) * SEED_SIDE + g % 4) * 2;
+		at.side[i] = patch + g % 4 * 2;
+	}
+	return at;
+}
+
+__device__ static inline void next_group(struct cursor *at)
+{
+	at->value += 2 * 32;
+	at->dy_by_image += 2 * TILE_IMAGES * 8;
+	at->dy_by_class += TILE_IMAGES * 24;
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		at->middle[i] += 2 * HALF_BYTES;
+		at->side[i] += 2 * HALF_BYTES;
+	}
+}
+
+/* Groups of images at two places. */
+__device__ static inline void wgrad_groups(
+	struct pair_sums *sum, const struct block_state *shared, int pair, int begin, int end)
+{
+	const int lane = threadIdx.x % 32;
+	const uint4 fc = shared->fc_dgrad[pair][lane];
+	const uint32_t pick_side = lane < 16 ? PICK_PIXELS : PICK_ONES;
+	struct cursor at = cursor_of(shared, pair, begin);
+#pragma unroll 1
+	for (int left = end - begin; left > 0; left--) {
+		uint32_t kept[2][2], v[2][2], d[2][2], b[2][2]; /* place or classes, half */
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			const uint2 e = *reinterpret_cast<const uint2 *>(
+				at.dy_by_image + h * TILE_IMAGES * 8);
+			float dy[4] = {};
+			mma_half(dy, fc, e.x, e.y);
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				kept[i][h] = at.value[i * TILES * 32 + h * 32];
+				v[i][h] = kept[i][h] & ~ARGMAX_BITS;
+				d[i][h] = two_halves(dy[2 * i], dy[2 * i + 1]) & relu_mask(v[i][h]);
+				b[i][h] = at.dy_by_class[h * TILE_IMAGES / 2 * 24 + 8 * i];
+			}
+		}
+		const uint4 a = {v[0][0], v[1][0], v[0][1], v[1][1]};
+		mma_half(sum->fc[0], a, b[0][0], b[0][1]);
+		mma_half(sum->fc[1], a, b[1][0], b[1][1]);
+#pragma unroll
+		for (int i = 0; i < 2; i++)
+			persistent_conv_wgrad(
+				sum->conv, d[i], kept[i], at.middle[i], at.side[i], pick_side);
+		next_group(&at);
+	}
+}
+
+/* A warp's share of twos x groups: the conv's sums, and the fc's of each stretch, the last one
+ * first; scaled as values and errors are. */
+struct warp_sums {
+	float conv[OUT_PIXELS / 2][2][4];
+	float fc[MAX_RUNS][8];
+	int runs;
+};
+
+__device__ static inline void persistent_wgrad(struct warp_sums *warp_sums,
+	const struct block_state *shared, const struct block_tile &block)
+{
+	const int warp = threadIdx.x / 32, n = block.pairs * block.groups;
+	const int last = first_of_warp(n, warp + 1);
+	int piece = first_of_warp(n, warp);
+	while (piece < last) {
+		const int pair = piece / block.groups, first = pair * block.groups;
+		const int end = min(last - first, block.groups);
+		const float exp_logit = shared->fc_power[pair][threadIdx.x % 32];
+		struct pair_sums sum = {};
+		wgrad_groups(&sum, shared, pair, piece - first, end);
+#pragma unroll
+		for (int j = 0; j < 8; j++) {
+#pragma unroll
+			for (int k = MAX_RUNS - 1; k > 0; k--)
+				warp_sums->fc[k][j] = warp_sums->fc[k - 1][j];
+			warp_sums->fc[0][j] = sum.fc[j / 4][j % 4];
+		}
+#pragma unroll
+		for (int j = 0; j < 16; j++)
+			warp_sums->conv[j / 8][j / 4 % 2][j % 4] =
+				fmaf(sum.conv[j / 8][j / 4 % 2][j % 4], exp_logit,
+					warp_sums->conv[j / 8][j / 4 % 2][j % 4]);
+		warp_sums->runs++;
+		piece = first + end;
+	}
+}
+
+/* To shared memory, the conv's scaled back. */
+__device__ static inline void put_warp_sums(
+	struct block_state *shared, const struct warp_sums &warp_sums, float dy_unit)
+{
+	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
+	const float pixel = dy_unit * (CONV_PIXEL / PIXEL_HALF);
+	float *to = shared->sum.conv[warp][lane / 4];
+#pragma unroll
+	for (int out_pixel = 0; out_pixel < OUT_PIXELS; out_pixel++) {
+		const float *middle = &warp_sums.conv[out_pixel / 2][0][out_pixel % 2 * 2];
+		const float *side = &warp_sums.conv[out_pixel / 2][1][out_pixel % 2 * 2];
+		float2 *patch = reinterpret_cast<float2 *>(to + out_pixel * PATCH);
+		patch[2 + t] = {middle[0] * pixel, middle[1] * pixel};
+		if (t < 2)
+			patch[out_pixel / 2 * 6 + t] = {side[0] * pixel, side[1] * pixel};
+		if (t == 2)
+			to[OUT_PIXELS * PATCH + out_pixel] = side[0] * dy_unit;
+	}
+#pragma unroll
+	for (int k = 0; k < MAX_RUNS; k++)
+		if (k < warp_sums.runs)
+#pragma unroll
+			for (int j = 0; j < 8; j++)
+				shared->sum.fc[warp][warp_sums.runs - 1 - k][j][lane] =
+					warp_sums.fc[k][j];
+}
+
+/* ---- weights and SGD -------------------------------------------------------------------------- */
+
+/* Fc weights of a warp's two places, and the sum of their gradients: lane has filter lane / 4, and
+ * of each place classes 2t, 2t + 1, and lane t = 0 the classes 8 and 9, too. */
+struct fc_registers {
+	float weight[2][2][2], sum[2][2][2];
+};
+
+__device__ static inline bool is_fc_lane(
+	const struct block_tile &block, int pair, int patch_offset, int eights)
+{
+	return pair < block.pairs && 2 * pair + patch_offset < block.count &&
+	       (eights == 0 || threadIdx.x % 4 == 0);
+}
+
+__device__ static inline size_t fc_offset(const struct kx_seed &s, const struct block_tile &block,
+	int pair, int patch_offset, int eights)
+{
+	const int lane = threadIdx.x % 32;
+	const size_t p = block.begin + 2 * pair + patch_offset;
+	return (p * s.f_pad + block.group * BLOCK_FILTERS + lane / 4) * SEED_ROW + 8 * eights +
+	       lane % 4 * 2;
+}
+
+#define FOR_FC(i, k)                                                                               \
+	_Pragma("unroll") for (int i = 0; i < 2; i++) _Pragma("unroll") for (int k = 0; k < 2; k++)
+
+__device__ static inline struct fc_registers fc_unspill(const volatile struct fc_registers &from)
+{
+	struct fc_registers o;
+	FOR_FC(i, k)
+	{
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			o.weight[i][k][e] = from.weight[i][k][e];
+			o.sum[i][k][e] = from.sum[i][k][e];
+		}
+	}
+	return o;
+}
+
+__device__ static inline void fc_spill(
+	volatile struct fc_registers &to, const struct fc_registers &o)
+{
+	FOR_FC(i, k)
+	{
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			to.weight[i][k][e] = o.weight[i][k][e];
+			to.sum[i][k][e] = o.sum[i][k][e];
+		}
+	}
+}
+
+__device__ static inline void fc_load(
+	struct fc_registers *o, const struct kx_seed &s, const struct block_tile &block, int pair)
+{
+	FOR_FC(i, k)
+	{
+		float2 v = {};
+		if (is_fc_lane(block, pair, i, k))
+			v = *reinterpret_cast<const float2 *>(
+				s.params.fc + fc_offset(s, block, pair, i, k));
+		o->weight[i][k][0] = v.x;
+		o->weight[i][k][1] = v.y;
+		o->sum[i][k][0] = o->sum[i][k][1] = 0;
+	}
+}
+
+__device__ static inline void fc_store(const struct fc_registers &o, const struct kx_seed &s,
+	const struct block_tile &block, int pair)
+{
+	FOR_FC(i, k)
+	{
+		if (!is_fc_lane(block, pair, i, k))
+			continue;
+		const size_t at = fc_offset(s, block, pair, i, k);
+		float2 *sum = reinterpret_cast<float2 *>(s.sum.fc + at);
+		*reinterpret_cast<float2 *>(s.params.fc + at) = {
+			o.weight[i][k][0], o.weight[i][k][1]};
+		*sum = {sum->x + o.sum[i][k][0], sum->y + o.sum[i][k][1]};
+	}
+}
+
+/* Weights as left factors of the errors, divided by a power of two. */
+__device__ static inline void put_fc_dgrad(
+	struct block_state *shared, const struct fc_registers &o, int pair)
+{
+	float bound = 0;
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		float sum = fabsf(o.weight[i][0][0]) + fabsf(o.weight[i][0][1]) +
+			    fabsf(o.weight[i][1][0]) + fabsf(o.weight[i][1][1]);
+		sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+		sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+		bound = fmaxf(bound, sum);
+	}
+	const float exp_logit = power_above(bound), scale = inverse(exp_logit);
+	uint32_t a[2][2];
+	FOR_FC(i, k)
+	a[i][k] = two_halves(o.weight[i][k][0] * scale, o.weight[i][k][1] * scale);
+	shared->fc_dgrad[pair][threadIdx.x % 32] = {a[0][0], a[1][0], a[0][1], a[1][1]};
+	shared->fc_power[pair][threadIdx.x % 32] = exp_logit;
+}
+
+/* And of the values, which are scaled by their filter's unit. */
+__device__ static inline void put_fc_fprop(
+	struct block_state *shared, const struct fc_registers &o, int pair)
+{
+	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+	const float unit = half_unit(shared->conv[g]);
+	uint16_t *to = reinterpret_cast<uint16_t *>(shared->fc_fprop[pair]);
+	FOR_FC(i, k)
+	{
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			const int lane = (2 * t + e) * 4 + g / 2, line = k + 2 * i;
+			if (k == 0 || t == 0)
+				to[(lane * 4 + line) * 2 + g % 2] = __bfloat16_as_ushort(
+					__float2bfloat16_rn(o.weight[i][k][e] * unit));
+		}
+	}
+}
+
+/* With the sums of all warps that had groups of images of the two places. */
+__device__ static inline void sgd_fc_pair(struct fc_registers *o, const struct block_state *shared,
+	const struct block_tile &block, int pair, float scale, float rate)
+{
+	const int lane = threadIdx.x % 32;
+	const struct pair_warps of = shared->pair_warps[pair];
+	float v[8] = {};
+#pragma unroll 1
+	for (int w = of.first; w <= of.last; w++) {
+		const int first = shared->first_pair[w];
+		if (first < 0)
+			continue;
+#pragma unroll
+		for (int j = 0; j < 8; j++)
+			v[j] += shared->sum.fc[w][pair - first][j][lane];
+	}
+	FOR_FC(i, k)
+	{
+		const bool real = is_fc_lane(block, pair, i, k);
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			const float g = real ? v[k * 4 + i * 2 + e] * scale : 0;
+			o->sum[i][k][e] += g;
+			o->weight[i][k][e] -= rate * g;
+		}
+	}
+}
+
+/* The fc's bias, in each block alike. A warp. */
+__device__ static inline void sgd_fc_bias(struct block_state *shared, int images, float rate)
+{
+	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
+	float v = 0;
+	for (int n = third; n < images && third < 3; n += 3)
+		v += shared->d_logits[n][c];
+	v += __shfl_sync(0xffffffffu, v, c + 10) + __shfl_sync(0xffffffffu, v, c + 20);
+	v /= images;
+	if (lane < SEED_CLASSES) {
+		shared->bias_sum[lane] += v;
+		shared->bias[lane] -= rate * v;
+	}
+}
+
+/* The words of filter f's rows of the fragments, by a warp. */
+__device__ static inline void put_fragments(struct block_state *shared, int f)
+{
+	const int lane = threadIdx.x % 32;
+	half_fragment(shared->fragments, shared->scale, shared->conv[0],
+		lane / 16 * 128 + (f * 4 + lane / 4 % 4) * 4 + lane % 4);
+}
+
+/* And new fragments, a filter to a warp. */
+__device__ static inline void sgd_conv_filter(struct block_state *shared, float rate)
+{
+	const int f = threadIdx.x / 32, lane = threadIdx.x % 32;
+	if (f >= BLOCK_FILTERS)
+		return;
+	if (lane < SEED_ROW) {
+		float g = 0;
+#pragma unroll
+		for (int adder = 0; adder < CONV_ADDERS; adder++)
+			g += shared->conv_part[adder][f * SEED_ROW + lane];
+		shared->conv_sum[f][lane] += g;
+		shared->conv[f][lane] -= rate * g;
+	}
+	__syncwarp();
+	put_fragments(shared, f);
+}
 
 /* ---- before the first step ------------------------------------------------------------------- */
 
 /* What is read though nobody writes it: of missing images and positions, and of idle warps. */
-__device__ static inline void put_zeros(struct resident *shared)
+__device__ static inline void persistent_clear(struct block_state *shared)
 {
-	for (int i = threadIdx.x; i < TWOS * 32; i += THREADS)
-		shared->scoring[0][i] = {};
-	for (int i = threadIdx.x; i < TILES * TILE * 8; i += THREADS)
-		shared->by_image[0][i] = 0;
-	for (int i = threadIdx.x; i < TILES * TILE / 2 * 24; i += THREADS)
-		shared->by_class[0][i] = 0;
-	for (int i = threadIdx.x; i < (int)(sizeof shared->score / sizeof(float)); i += THREADS)
-		(&shared->score[0][0][0][0])[i] = 0;
+	for (int i = threadIdx.x; i < POSITION_PAIRS * 32; i += THREADS)
+		shared->fc_fprop[0][i] = {};
+	for (int i = threadIdx.x; i < TILES * TILE_IMAGES * 8; i += THREADS)
+		shared->dy_by_image[0][i] = 0;
+	for (int i = threadIdx.x; i < TILES * TILE_IMAGES / 2 * 24; i += THREADS)
+		shared->dy_by_class[0][i] = 0;
+	for (int i = threadIdx.x; i < (int)(sizeof shared->logits / sizeof(float)); i += THREADS)
+		(&shared->logits[0][0][0][0])[i] = 0;
 }
 
-__device__ static inline void put_tables(struct resident *shared, const struct share &share)
+__device__ static inline void persistent_tables(
+	struct block_state *shared, const struct block_tile &block)
 {
 	const int i = threadIdx.x;
 	if (i == 0) {
-		shared->high = ~3u;
-		__mbarrier_init(&shared->fetched, 1);
+		shared->argmax_mask = ~3u;
+		__mbarrier_init(&shared->fc_unspill, 1);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 	}
-	if (i < share.tiles)
-		shared->adders[i] = find_adders(share, i);
-	if (i < share.twos)
-		shared->workers[i] = find_workers(share, i);
+	if (i < block.tiles)
+		shared->tile_warps[i] = find_tile_warps(block, i);
+	if (i < block.pairs)
+		shared->pair_warps[i] = find_pair_warps(block, i);
 	if (i < WARPS)
-		shared->first_two[i] = find_first_two(share, i);
-	if (i < PLACES) {
-		const int p = share.begin + min(i, share.count - 1);
-		shared->place[i] = (p / 13 * 2 - share.first_row) * ROW_WORDS + p % 13;
+		shared->first_pair[i] = find_first_pair(block, i);
+	if (i < MAX_POSITIONS) {
+		const int p = block.begin + min(i, block.count - 1);
+		shared->patch_offset[i] = (p / 13 * 2 - block.first_row) * ROW_WORDS + p % 13;
 	}
 }
 
 /* Weights but the fc's. */
-__device__ static inline void load_weights(
-	struct resident *shared, const struct kx_seed &s, const struct share &share)
+__device__ static inline void persistent_load_weights(
+	struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
 	const int i = threadIdx.x;
 	if (i < CONV_VALUES) {
-		(&shared->conv[0][0])[i] = s.params.conv[share.group * CONV_VALUES + i];
+		(&shared->conv[0][0])[i] = s.params.conv[block.group * CONV_VALUES + i];
 		(&shared->conv_sum[0][0])[i] = 0;
 	}
 	if (i < SEED_ROW) {
@@ -71,92 +1009,93 @@ __device__ static inline void load_weights(
 		shared->bias_sum[i] = 0;
 	}
 	__syncthreads();
-	if (i / 32 < FILTERS)
+	if (i / 32 < BLOCK_FILTERS)
 		put_fragments(shared, i / 32);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 /* A launch. */
-struct run {
+struct persistent_run {
 	struct kx_seed s;
 	struct kx_batch batch;
 	struct kx_now *now; /* NULL: a gradient alone */
 	double *loss;
-	int parts, steps;
+	int ranges, steps;
 };
 
 /* Everybody's errors. Returns the loss of the warp's image, in one of its lanes. */
-__device__ static inline float exchange(struct resident *shared, const struct run &run, int step,
-	int label, uint32_t after, uint32_t number)
+__device__ static inline float exchange_logits(struct block_state *shared,
+	const struct persistent_run &run, int step, int label, uint32_t after, uint32_t number)
 {
-	const struct share &share = shared->share;
+	const struct block_tile &block = shared->block;
 	const int warp = threadIdx.x / 32;
 	float loss = 0;
-	tell_scores(run.s, shared, share, number);
-	await_scores(run.s, shared, share, number);
+	ll_store_logits(run.s, shared, block, number);
+	ll_wait_logits(run.s, shared, block, number);
 	__syncwarp(); /* lanes leave their loops one by one */
 	__syncthreads();
-	if (warp < share.owned)
-		loss = make_errors(run.s, shared, label, number);
+	if (warp < block.own_images)
+		loss = ll_store_d_logits(run.s, shared, label, number);
 	if (step + 1 < run.steps)
-		fetch_pixels(shared, run.batch, share, shared->number[(step + 1) % 2]);
-	if (threadIdx.x < share.images)
+		fetch_band(shared, run.batch, block, shared->number[(step + 1) % 2]);
+	if (threadIdx.x < block.images)
 		shared->number[step % 2][threadIdx.x] = after;
-	await_errors(run.s, shared, share, number);
+	ll_wait_d_logits(run.s, shared, block, number);
 	__syncwarp();
 	__syncthreads();
 	return loss;
 }
 
-#define FOR_TWOS(i, two)                                                                           \
-	_Pragma("unroll 1") for (int i = 0, two = threadIdx.x / 32; two < share.twos;              \
-				 i++, two += WARPS)
+#define FOR_PAIRS(i, pair)                                                                         \
+	_Pragma("unroll 1") for (int i = 0, pair = threadIdx.x / 32; pair < block.pairs;           \
+				 i++, pair += WARPS)
 
 /* From the block's gradients to new weights. */
-__device__ static inline void descend(struct resident *shared, const struct run &run,
-	volatile struct owned *mine, float error, float rate, int step, uint32_t number)
+__device__ static inline void persistent_sgd(struct block_state *shared,
+	const struct persistent_run &run, volatile struct fc_registers *mine, float dy_unit,
+	float rate, int step, uint32_t number)
 {
-	const struct share &share = shared->share;
-	struct seed_word *conv = run.s.exchange.conv + share.group * run.parts * CONV_WORDS;
-	tell_conv(conv + share.part * CONV_WORDS, shared, number);
-	FOR_TWOS(i, two)
+	const struct block_tile &block = shared->block;
+	struct ll_line *conv = run.s.exchange.conv + block.group * run.ranges * CONV_LINES;
+	ll_store_conv(conv + block.range * CONV_LINES, shared, number);
+	FOR_PAIRS(i, pair)
 	{
-		struct owned o = fetched(mine[i]);
-		descend_fc(&o, shared, share, two, shared->scale[threadIdx.x % 32 / 4].unit * error,
-			rate);
-		put_pushing(shared, o, two);
-		put_away(mine[i], o);
+		struct fc_registers o = fc_unspill(mine[i]);
+		sgd_fc_pair(&o, shared, block, pair,
+			shared->scale[threadIdx.x % 32 / 4].unit * dy_unit, rate);
+		put_fc_dgrad(shared, o, pair);
+		fc_spill(mine[i], o);
 	}
 	if (threadIdx.x / 32 == WARPS - 1)
-		descend_bias(shared, share.images, rate);
+		sgd_fc_bias(shared, block.images, rate);
 	if (step + 1 < run.steps)
-		put_pixels(shared, share, step % 2 == 0);
-	await_conv(shared, conv, run.parts, number);
+		expand_band(shared, block, step % 2 == 0);
+	ll_wait_conv(shared, conv, run.ranges, number);
 	__syncwarp();
 	__syncthreads();
-	descend_conv(shared, rate);
+	sgd_conv_filter(shared, rate);
 	__syncthreads();
-	FOR_TWOS(i, two)
-	put_scoring(shared, fetched(mine[i]), two);
+	FOR_PAIRS(i, pair)
+	put_fc_fprop(shared, fc_unspill(mine[i]), pair);
 	__syncthreads();
 }
 
 /* ---- after the last one ---------------------------------------------------------------------- */
 
 /* Back to memory, by the block that is a group's first, and the first of all. */
-__device__ static inline void finish(
-	const struct resident *shared, const struct kx_seed &s, const struct share &share)
+__device__ static inline void persistent_store(
+	const struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
-	const int i = threadIdx.x, at = share.group * FILTERS * SEED_ROW + i;
-	if (share.part > 0)
+	const int i = threadIdx.x, at = block.group * BLOCK_FILTERS * SEED_ROW + i;
+	if (block.range > 0)
 		return;
-	if (i < FILTERS * SEED_ROW) {
+	if (i < BLOCK_FILTERS * SEED_ROW) {
 		s.params.conv[at] = (&shared->conv[0][0])[i];
 		s.sum.conv[at] += (&shared->conv_sum[0][0])[i];
 	}
 	if (i < 256)
-		seed_fragment(s, share.group, shared->conv[0], i);
+		seed_fragment(s, block.group, shared->conv[0], i);
 	if (blockIdx.x == 0 && i < SEED_ROW) {
 		s.params.bias[i] = shared->bias[i];
 		s.sum.bias[i] += shared->bias_sum[i];
@@ -164,15 +1103,15 @@ __device__ static inline void finish(
 }
 
 /* Losses of the blocks' images to the first block's first warp, which ends the launch. */
-__device__ static inline void end(
-	const struct run &run, const struct share &share, double loss, uint32_t number)
+__device__ static inline void persistent_end(const struct persistent_run &run,
+	const struct block_tile &block, double loss, uint32_t number)
 {
 	const int warp = threadIdx.x / 32;
-	if (warp < share.owned)
-		tell_loss(run.s.exchange.losses + blockIdx.x + warp * gridDim.x, loss, number);
+	if (warp < block.own_images)
+		ll_store_loss(run.s.exchange.losses + blockIdx.x + warp * gridDim.x, loss, number);
 	if (blockIdx.x > 0 || warp > 0)
 		return;
-	loss = await_losses(run.s.exchange.losses, share.images, number);
+	loss = ll_wait_losses(run.s.exchange.losses, block.images, number);
 	if (threadIdx.x > 0)
 		return;
 	*run.s.exchange.steps = number; /* everybody has read it: they were all heard */
@@ -180,97 +1119,97 @@ __device__ static inline void end(
 		run.now->step += run.steps;
 		*run.loss += loss;
 	} else {
-		*run.loss = loss / share.images;
+		*run.loss = loss / block.images;
 	}
 }
 
 /* blockIdx: groups of filters x parts of the positions. */
-__global__ void __launch_bounds__(THREADS, 1) resident_kernel(struct run run)
+__global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct persistent_run run)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
-	struct resident *shared = reinterpret_cast<struct resident *>(memory);
-	const struct share &share = shared->share;
+	struct block_state *shared = reinterpret_cast<struct block_state *>(memory);
+	const struct block_tile &block = shared->block;
 	const int i = threadIdx.x, own = blockIdx.x + i / 32 * gridDim.x;
-	const float error = 1 / (ERROR_SCALE * run.batch.images);
+	const float dy_unit = 1 / (DY_SCALE * run.batch.images);
 	const float rate = run.now ? run.now->rate : 0;
 	uint32_t number = __ldcg(run.s.exchange.steps);
 	double loss = 0;
 	/* in local memory, on purpose: forward and backward want the registers */
-	volatile struct owned mine[(TWOS + WARPS - 1) / WARPS];
+	volatile struct fc_registers mine[(POSITION_PAIRS + WARPS - 1) / WARPS];
 	if (i == 0)
-		shared->share = share_of(run.parts, run.batch.images);
-	put_zeros(shared);
+		shared->block = block_tile_of(run.ranges, run.batch.images);
+	persistent_clear(shared);
 	__syncthreads();
-	put_tables(shared, share);
-	for (int step = 0; step < 2 && step < run.steps && i < share.images; step++)
+	persistent_tables(shared, block);
+	for (int step = 0; step < 2 && step < run.steps && i < block.images; step++)
 		shared->number[step][i] = (uint32_t)seed_number(run.batch, step, i);
-	load_weights(shared, run.s, share);
-	fetch_pixels(shared, run.batch, share, shared->number[0]);
-	FOR_TWOS(k, two)
+	persistent_load_weights(shared, run.s, block);
+	fetch_band(shared, run.batch, block, shared->number[0]);
+	FOR_PAIRS(k, pair)
 	{
-		struct owned o;
-		load_owned(&o, run.s, share, two);
-		put_pushing(shared, o, two);
-		put_scoring(shared, o, two);
-		put_away(mine[k], o);
+		struct fc_registers o;
+		fc_load(&o, run.s, block, pair);
+		put_fc_dgrad(shared, o, pair);
+		put_fc_fprop(shared, o, pair);
+		fc_spill(mine[k], o);
 	}
-	put_pixels(shared, share, false);
+	expand_band(shared, block, false);
 	__syncthreads();
 	for (int step = 0; step < run.steps; step++) {
 		int label = 0;
 		uint32_t after = 0; /* number of an image of the step after next */
 		number++;
-		if (i / 32 < share.owned)
+		if (i / 32 < block.own_images)
 			label = run.batch.labels[shared->number[step % 2][own]];
-		if (step + 2 < run.steps && i < share.images)
+		if (step + 2 < run.steps && i < block.images)
 			after = (uint32_t)seed_number(run.batch, step + 2, i);
-		forward(shared, share);
+		persistent_fprop(shared, block);
 		__syncthreads();
-		loss += exchange(shared, run, step, label, after, number);
-		struct found found = {};
-		backward(&found, shared, share);
+		loss += exchange_logits(shared, run, step, label, after, number);
+		struct warp_sums warp_sums = {};
+		persistent_wgrad(&warp_sums, shared, block);
 		__syncthreads(); /* the values' place is wanted */
-		put_found(shared, found, error);
+		put_warp_sums(shared, warp_sums, dy_unit);
 		__syncthreads();
-		descend(shared, run, mine, error, rate, step, number);
+		persistent_sgd(shared, run, mine, dy_unit, rate, step, number);
 	}
-	FOR_TWOS(k, two)
-	store_owned(fetched(mine[k]), run.s, share, two);
-	finish(shared, run.s, share);
-	end(run, share, loss, number);
+	FOR_PAIRS(k, pair)
+	fc_store(fc_unspill(mine[k]), run.s, block, pair);
+	persistent_store(shared, run.s, block);
+	persistent_end(run, block, loss, number);
 }
 
 /* ---- the host's side ------------------------------------------------------------------------- */
 
-int kx_seed_resident_parts(struct kx_seed s, int images)
+int kx_seed_persistent_ranges(struct kx_seed s, int images)
 {
-	const int groups = s.f_pad / FILTERS;
-	const int blocks = s.multiprocessors < MOST_BLOCKS ? s.multiprocessors : MOST_BLOCKS;
-	const int parts = blocks / groups < MOST_PARTS ? blocks / groups : MOST_PARTS;
-	if (!s.low || images > SEED_RESIDENT_IMAGES || parts < LEAST_PARTS)
+	const int groups = s.f_pad / BLOCK_FILTERS;
+	const int blocks = s.multiprocessors < MAX_BLOCKS ? s.multiprocessors : MAX_BLOCKS;
+	const int ranges = blocks / groups < MAX_RANGES ? blocks / groups : MAX_RANGES;
+	if (!s.half || images > SEED_PERSISTENT_IMAGES || ranges < MIN_RANGES)
 		return 0;
-	return images <= groups * parts * WARPS ? parts : 0;
+	return images <= groups * ranges * WARPS ? ranges : 0;
 }
 
-int kx_seed_resident(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
+int kx_seed_persistent(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
 	double *loss, cudaStream_t stream)
 {
-	const struct run run = {
-		s, batch, now, loss, kx_seed_resident_parts(s, batch.images), steps};
-	const int bytes = (int)sizeof(struct resident);
+	const struct persistent_run run = {
+		s, batch, now, loss, kx_seed_persistent_ranges(s, batch.images), steps};
+	const int bytes = (int)sizeof(struct block_state);
 	cudaLaunchAttribute attribute = {};
 	cudaLaunchConfig_t config = {};
 	attribute.id = cudaLaunchAttributeCooperative;
 	attribute.val.cooperative = 1;
-	config.gridDim = dim3(s.f_pad / FILTERS * run.parts);
+	config.gridDim = dim3(s.f_pad / BLOCK_FILTERS * run.ranges);
 	config.blockDim = dim3(THREADS);
 	config.dynamicSmemBytes = bytes;
 	config.stream = stream;
 	config.attrs = &attribute;
 	config.numAttrs = 1;
 	if (cudaFuncSetAttribute(
-		    resident_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ||
-		cudaLaunchKernelEx(&config, resident_kernel, run))
+		    seed_persistent_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ||
+		cudaLaunchKernelEx(&config, seed_persistent_kernel, run))
 		return PS_EDEVICE;
 	return KX_LAUNCHED();
 }

@@ -4,65 +4,68 @@
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
-#define THREADS 256
+#define SGD_THREADS 256
 /* filters per block of the conv's share: as many as a fragment needs */
 #define CONV_FILTERS 8
 #define CONV_QUADS   (CONV_FILTERS * SEED_ROW / 4)
-#define CONV_SLICES  (THREADS / CONV_QUADS)
+#define CONV_SLICES  (SGD_THREADS / CONV_QUADS)
 /* Parts on their way at a time: a thread waits once for all of them. */
-#define FEW  4
-#define MANY 16
+#define FEW_SLICES  4
+#define MANY_SLICES 16
 
-__device__ static inline float fc_sum(const struct kx_seed &s, size_t at, int splits)
+__device__ static inline float sum_fc_slices(const struct kx_seed &s, size_t at, int slices)
 {
-	const float *from = s.fc_parts + at;
-	const size_t split = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
-	return sum_ahead<MANY>(0.0f, 0, splits, 1, [=](int i) { return from[i * split]; });
+	const float *from = s.fc_workspace + at;
+	const size_t slice_stride = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
+	return sum_ahead<MANY_SLICES>(
+		0.0f, 0, slices, 1, [=](int i) { return from[i * slice_stride]; });
 }
 
-__device__ static inline float conv_sum(const struct kx_seed &s, size_t at, int parts)
+__device__ static inline float sum_conv_slices(const struct kx_seed &s, size_t at, int slices)
 {
-	const float *from = s.conv_parts + at;
-	const size_t part = (size_t)s.f_pad * SEED_ROW;
-	return sum_ahead<MANY>(0.0f, 0, parts, 1, [=](int i) { return from[i * part]; });
+	const float *from = s.conv_workspace + at;
+	const size_t slice_stride = (size_t)s.f_pad * SEED_ROW;
+	return sum_ahead<MANY_SLICES>(
+		0.0f, 0, slices, 1, [=](int i) { return from[i * slice_stride]; });
 }
 
-#define SLICES (THREADS / 16)
+#define IMAGE_SLICES (SGD_THREADS / 16)
 
-/* One block: sums over images, of d_scores for thread c < SEED_CLASSES, of the losses for thread
+/* One block: sums over images, of d_logits for thread c < SEED_CLASSES, of the losses for thread
  * SEED_CLASSES; the others get nothing. A sixteenth of the images after the other. */
 __device__ static inline double sum_over_images(const struct kx_seed &s, int images)
 {
-	__shared__ double part[THREADS];
+	__shared__ double partial[SGD_THREADS];
 	const int c = threadIdx.x % 16, slice = threadIdx.x / 16;
-	const float *from = c < SEED_CLASSES ? s.d_scores + c : s.loss;
+	const float *from = c < SEED_CLASSES ? s.d_logits + c : s.loss;
 	const int pitch = c < SEED_CLASSES ? SEED_ROW : 1, n = c <= SEED_CLASSES ? images : 0;
-	double v = sum_ahead<MANY>(
-		0.0, slice, n, SLICES, [=](int i) { return (double)from[i * pitch]; });
-	part[threadIdx.x] = v;
+	double v = sum_ahead<MANY_SLICES>(
+		0.0, slice, n, IMAGE_SLICES, [=](int i) { return (double)from[i * pitch]; });
+	partial[threadIdx.x] = v;
 	__syncthreads();
 	v = 0;
-	for (int i = 0; i < SLICES && slice == 0; i++)
-		v += part[i * 16 + c];
+	for (int i = 0; i < IMAGE_SLICES && slice == 0; i++)
+		v += partial[i * 16 + c];
 	return v;
 }
 
 /* ---- a gradient in the manifest's order ------------------------------------------------------ */
 
-__global__ void gradient_kernel(
-	struct kx_seed s, struct seed_cut cut, int images, float *grad, double *loss)
+__global__ void seed_gradient_kernel(
+	struct kx_seed s, struct seed_tiling tiling, int images, float *grad, double *loss)
 {
 	const size_t n_conv = (size_t)s.f * SEED_ROW_USED;
 	const size_t n_fc = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
-	const int parts = cut.splits * cut.position_blocks;
+	const int slices = tiling.slices * tiling.position_blocks;
 	FOR_EACH (i, n_fc) {
 		int p = (int)(i % SEED_POSITIONS), f = (int)(i / SEED_POSITIONS % s.f);
 		int c = (int)(i / SEED_POSITIONS / s.f);
-		grad[n_conv + i] = fc_sum(s, ((size_t)p * s.f_pad + f) * SEED_ROW + c, cut.splits);
+		grad[n_conv + i] =
+			sum_fc_slices(s, ((size_t)p * s.f_pad + f) * SEED_ROW + c, tiling.slices);
 	}
 	FOR_EACH (i, n_conv) {
 		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
-		grad[seed_conv_at(s, f, k)] = conv_sum(s, (size_t)f * SEED_ROW + k, parts);
+		grad[seed_conv_at(s, f, k)] = sum_conv_slices(s, (size_t)f * SEED_ROW + k, slices);
 	}
 	if (blockIdx.x != 0)
 		return;
@@ -73,38 +76,41 @@ __global__ void gradient_kernel(
 		*loss = v / images;
 }
 
-int kx_seed_gradient(struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream)
+int kx_seed_reduce_gradient(
+	struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, s.low, images);
+	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, images);
 	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
-	gradient_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(s, c, images, grad, loss);
+	seed_gradient_kernel<<<blocks_for(n, SGD_THREADS), SGD_THREADS, 0, stream>>>(
+		s, c, images, grad, loss);
 	return KX_LAUNCHED();
 }
 
 /* ---- a step of SGD --------------------------------------------------------------------------- */
 
-__device__ static inline void descend(float *param, float *sum, float g, float rate)
+__device__ static inline void sgd(float *param, float *sum, float g, float rate)
 {
 	*sum += g;
 	*param -= rate * g;
 }
 
-__device__ static inline void update_fc(
-	const struct kx_seed &s, int splits, int block, int blocks, float rate)
+__device__ static inline void sgd_fc(
+	const struct kx_seed &s, int slices, int block, int blocks, float rate)
 {
 	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
-	for (size_t i = (size_t)block * THREADS + threadIdx.x; i < n;
-		i += (size_t)blocks * THREADS) {
-		const float4 *from = reinterpret_cast<const float4 *>(s.fc_parts) + i;
+	for (size_t i = (size_t)block * SGD_THREADS + threadIdx.x; i < n;
+		i += (size_t)blocks * SGD_THREADS) {
+		const float4 *from = reinterpret_cast<const float4 *>(s.fc_workspace) + i;
 		float4 sum = reinterpret_cast<float4 *>(s.sum.fc)[i];
 		float4 param = reinterpret_cast<float4 *>(s.params.fc)[i];
-		const auto part = [=](int k) { return from[k * n]; };
-		const float4 g = splits <= FEW ? sum_ahead<FEW>(float4{}, 0, splits, 1, part)
-					       : sum_ahead<MANY>(float4{}, 0, splits, 1, part);
-		descend(&param.x, &sum.x, g.x, rate);
-		descend(&param.y, &sum.y, g.y, rate);
-		descend(&param.z, &sum.z, g.z, rate);
-		descend(&param.w, &sum.w, g.w, rate);
+		const auto slice = [=](int k) { return from[k * n]; };
+		const float4 g = slices <= FEW_SLICES
+					 ? sum_ahead<FEW_SLICES>(float4{}, 0, slices, 1, slice)
+					 : sum_ahead<MANY_SLICES>(float4{}, 0, slices, 1, slice);
+		sgd(&param.x, &sum.x, g.x, rate);
+		sgd(&param.y, &sum.y, g.y, rate);
+		sgd(&param.z, &sum.z, g.z, rate);
+		sgd(&param.w, &sum.w, g.w, rate);
 		reinterpret_cast<float4 *>(s.sum.fc)[i] = sum;
 		reinterpret_cast<float4 *>(s.params.fc)[i] = param;
 	}
@@ -112,39 +118,40 @@ __device__ static inline void update_fc(
 
 /* CONV_FILTERS filters, and their fragments made anew. A thread adds up every CONV_SLICES-th part,
  * four values at a time. */
-__device__ static inline void update_conv(const struct kx_seed &s, int parts, int block, float rate)
+__device__ static inline void sgd_conv(const struct kx_seed &s, int slices, int block, float rate)
 {
 	const int values = CONV_FILTERS * SEED_ROW, quad = threadIdx.x % CONV_QUADS,
 		  slice = threadIdx.x / CONV_QUADS;
 	const size_t f0 = (size_t)block * CONV_FILTERS, at = f0 * SEED_ROW;
-	const size_t part = (size_t)s.f_pad * SEED_ROW / 4;
-	const float4 *from = reinterpret_cast<const float4 *>(s.conv_parts + at) + quad;
-	__shared__ __align__(16) float share[CONV_SLICES][values];
-	__shared__ float fresh[values];
-	static_assert(THREADS == CONV_FILTERS * 32, "a thread to each word of a fragment");
+	const size_t slice_stride = (size_t)s.f_pad * SEED_ROW / 4;
+	const float4 *from = reinterpret_cast<const float4 *>(s.conv_workspace + at) + quad;
+	__shared__ __align__(16) float partial[CONV_SLICES][values];
+	__shared__ float updated[values];
+	static_assert(SGD_THREADS == CONV_FILTERS * 32, "a thread to each word of a fragment");
 	if (slice < CONV_SLICES)
-		*reinterpret_cast<float4 *>(&share[slice][4 * quad]) = sum_ahead<MANY>(
-			float4{}, slice, parts, CONV_SLICES, [=](int i) { return from[i * part]; });
+		*reinterpret_cast<float4 *>(&partial[slice][4 * quad]) =
+			sum_ahead<MANY_SLICES>(float4{}, slice, slices, CONV_SLICES,
+				[=](int i) { return from[i * slice_stride]; });
 	__syncthreads();
 	if (threadIdx.x < values) {
 		float g = 0;
 #pragma unroll
 		for (int i = 0; i < CONV_SLICES; i++)
-			g += share[i][threadIdx.x];
-		descend(&s.params.conv[at + threadIdx.x], &s.sum.conv[at + threadIdx.x], g, rate);
-		fresh[threadIdx.x] = s.params.conv[at + threadIdx.x];
+			g += partial[i][threadIdx.x];
+		sgd(&s.params.conv[at + threadIdx.x], &s.sum.conv[at + threadIdx.x], g, rate);
+		updated[threadIdx.x] = s.params.conv[at + threadIdx.x];
 	}
 	__syncthreads();
-	seed_fragment(s, block, fresh, threadIdx.x);
+	seed_fragment(s, block, updated, threadIdx.x);
 }
 
-__device__ static inline void update_rest(
+__device__ static inline void sgd_bias_and_loss(
 	const struct kx_seed &s, int images, struct kx_now *now, int steps, double *loss)
 {
 	const int c = threadIdx.x;
 	const double v = sum_over_images(s, images);
 	if (c < SEED_CLASSES)
-		descend(&s.params.bias[c], &s.sum.bias[c], (float)v, now->rate);
+		sgd(&s.params.bias[c], &s.sum.bias[c], (float)v, now->rate);
 	else if (c == SEED_CLASSES)
 		*loss += v;
 	else if (c == SEED_CLASSES + 1)
@@ -152,34 +159,35 @@ __device__ static inline void update_rest(
 }
 
 /* Blocks: one for the rest, then conv_blocks, then the fc's. */
-__global__ void __launch_bounds__(THREADS) update_kernel(struct kx_seed s, struct seed_cut cut,
-	int images, struct kx_now *now, int steps, double *loss, int conv_blocks)
+__global__ void __launch_bounds__(SGD_THREADS)
+	seed_sgd_kernel(struct kx_seed s, struct seed_tiling tiling, int images, struct kx_now *now,
+		int steps, double *loss, int conv_blocks)
 {
 	const int block = blockIdx.x;
 	await_previous();
 	if (block == 0)
-		update_rest(s, images, now, steps, loss);
+		sgd_bias_and_loss(s, images, now, steps, loss);
 	else if (block <= conv_blocks)
-		update_conv(s, cut.splits * cut.position_blocks, block - 1, now->rate);
+		sgd_conv(s, tiling.slices * tiling.position_blocks, block - 1, now->rate);
 	else
-		update_fc(s, cut.splits, block - 1 - conv_blocks, gridDim.x - 1 - conv_blocks,
+		sgd_fc(s, tiling.slices, block - 1 - conv_blocks, gridDim.x - 1 - conv_blocks,
 			now->rate);
 }
 
-int kx_seed_update(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
+int kx_seed_sgd_step(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
 	double *loss, cudaStream_t stream)
 {
-	struct seed_cut c = kx_seed_cut(s.f_pad, s.low, batch.images);
+	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
 	int conv_blocks = (s.f_pad + CONV_FILTERS - 1) / CONV_FILTERS;
 	size_t fc = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
-	unsigned blocks = 1 + (unsigned)conv_blocks + blocks_for(fc, THREADS);
-	return kx_launch(update_kernel, dim3(blocks), THREADS, 0, stream, s, c, batch.images, now,
-		steps, loss, conv_blocks);
+	unsigned blocks = 1 + (unsigned)conv_blocks + blocks_for(fc, SGD_THREADS);
+	return kx_launch(seed_sgd_kernel, dim3(blocks), SGD_THREADS, 0, stream, s, c, batch.images,
+		now, steps, loss, conv_blocks);
 }
 
 /* ---- back to the manifest's order ------------------------------------------------------------ */
 
-__global__ void unpack_kernel(struct kx_seed s, struct seed_params from, float *manifest)
+__global__ void seed_unpack_kernel(struct kx_seed s, struct seed_params from, float *manifest)
 {
 	const size_t n_conv = (size_t)s.f * SEED_ROW_USED;
 	const size_t n_fc = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
@@ -199,6 +207,7 @@ __global__ void unpack_kernel(struct kx_seed s, struct seed_params from, float *
 int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, cudaStream_t stream)
 {
 	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
-	unpack_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(s, from, manifest);
+	seed_unpack_kernel<<<blocks_for(n, SGD_THREADS), SGD_THREADS, 0, stream>>>(
+		s, from, manifest);
 	return KX_LAUNCHED();
 }

@@ -6,11 +6,11 @@
  */
 #include "kernels/cuda/mma/gemm.cuh"
 
-#define A_PITCH (KX_ROW_TILE + 8)
+#define A_PITCH (KX_M_TILE + 8)
 #define BN      64
 #define B_PITCH (BN + 8)
 
-struct outer_stage {
+struct wgrad_stage {
 	float a[KX_K_TILE * A_PITCH];
 	float b[KX_K_TILE * B_PITCH];
 };
@@ -18,21 +18,21 @@ struct outer_stage {
 __device__ const float4 one_and_zeros = {1, 0, 0, 0};
 
 /* What a thread loads of each row of a. */
-struct column {
+struct filter_column {
 	int at;
-	bool in, ones;
+	bool in, bias;
 };
 
-__device__ static inline struct column column_at(const struct kx_outer &g, int k)
+__device__ static inline struct filter_column filter_column_at(const struct kx_conv_wgrad &g, int k)
 {
-	return {k / g.run * g.row + k % g.run, k < g.m, k == g.m};
+	return {k / g.run_length * g.row + k % g.run_length, k < g.m, k == g.m};
 }
 
-__device__ static inline void outer_load(const struct kx_outer &g, int tile, int image_tiles,
-	struct column col, int n0, struct outer_stage *s)
+__device__ static inline void wgrad_load_stage(const struct kx_conv_wgrad &g, int tile,
+	int image_tiles, struct filter_column col, int n0, struct wgrad_stage *s)
 {
 	const int tid = threadIdx.x, n = tid % 16 * 4;
-	const struct kx_spot spot = g.spots[tile / image_tiles];
+	const struct kx_position position = g.positions[tile / image_tiles];
 	const int image0 = tile % image_tiles * KX_K_TILE;
 #pragma unroll
 	for (int i = 0; i < KX_K_TILE / 4; i++) {
@@ -40,28 +40,29 @@ __device__ static inline void outer_load(const struct kx_outer &g, int tile, int
 		bool in = image0 + row < g.images;
 		const float *from = g.a;
 		if (in && col.in)
-			from = g.a + (size_t)(image0 + row) * g.a_image + spot.a + col.at;
-		if (col.ones)
+			from = g.a + (size_t)(image0 + row) * g.a_image + position.a + col.at;
+		if (col.bias)
 			from = &one_and_zeros.x;
-		copy_ahead(s->a + row * A_PITCH + tid % 32 * 4, from, in && (col.in || col.ones));
+		copy_ahead(s->a + row * A_PITCH + tid % 32 * 4, from, in && (col.in || col.bias));
 	}
 #pragma unroll
 	for (int i = 0; i < KX_K_TILE / 8; i++) {
 		int row = tid / 16 + 8 * i;
 		bool valid = image0 + row < g.images && n0 + n < g.n;
 		copy_ahead(s->b + row * B_PITCH + n,
-			valid ? g.b + (size_t)(image0 + row) * g.b_image + spot.b + n0 + n : g.b,
+			valid ? g.b + (size_t)(image0 + row) * g.b_image + position.b + n0 + n
+			      : g.b,
 			valid);
 	}
 }
 
 /* Blocks: columns' tiles, rows' tiles, splits. */
-__host__ __device__ static inline unsigned row_tiles(const struct kx_outer &g)
+__host__ __device__ static inline unsigned wgrad_row_tiles(const struct kx_conv_wgrad &g)
 {
-	return g.m / KX_ROW_TILE + 1;
+	return g.m / KX_M_TILE + 1;
 }
 
-__host__ __device__ static inline unsigned column_tiles(const struct kx_outer &g)
+__host__ __device__ static inline unsigned wgrad_column_tiles(const struct kx_conv_wgrad &g)
 {
 	return (g.n + BN - 1) / BN;
 }
@@ -69,46 +70,46 @@ __host__ __device__ static inline unsigned column_tiles(const struct kx_outer &g
 /* `first`'s blocks, then those of `second`. */
 template <int P>
 __global__ void __launch_bounds__(GEMM_THREADS)
-	outer_kernel(const __grid_constant__ struct kx_outer first,
-		const __grid_constant__ struct kx_outer second, unsigned firsts)
+	conv_wgrad_kernel(const __grid_constant__ struct kx_conv_wgrad first,
+		const __grid_constant__ struct kx_conv_wgrad second, unsigned first_blocks)
 {
 	await_previous();
-	const struct kx_outer &g = blockIdx.x < firsts ? first : second;
-	const unsigned block = blockIdx.x < firsts ? blockIdx.x : blockIdx.x - firsts;
+	const struct kx_conv_wgrad &g = blockIdx.x < first_blocks ? first : second;
+	const unsigned block = blockIdx.x < first_blocks ? blockIdx.x : blockIdx.x - first_blocks;
 	constexpr int MI = 4, NJ = 4;
 	extern __shared__ __align__(16) unsigned char memory[];
-	struct outer_stage *stage = reinterpret_cast<struct outer_stage *>(memory);
+	struct wgrad_stage *stage = reinterpret_cast<struct wgrad_stage *>(memory);
 	const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
 	const int warp_m = warp % 2 * 64, warp_n = warp / 2 * 32;
-	const int m0 = block % row_tiles(g) * KX_ROW_TILE;
-	const int n0 = block / row_tiles(g) % column_tiles(g) * BN;
-	const int split = block / row_tiles(g) / column_tiles(g);
+	const int m0 = block % wgrad_row_tiles(g) * KX_M_TILE;
+	const int n0 = block / wgrad_row_tiles(g) % wgrad_column_tiles(g) * BN;
+	const int slice = block / wgrad_row_tiles(g) / wgrad_column_tiles(g);
 	const int image_tiles = (g.images + KX_K_TILE - 1) / KX_K_TILE;
-	const long long all = (long long)image_tiles * g.n_spots;
-	const int begin = (int)(all * split / g.splits), end = (int)(all * (split + 1) / g.splits);
-	const struct column col = column_at(g, m0 + tid % 32 * 4);
+	const long long all = (long long)image_tiles * g.n_positions;
+	const int begin = (int)(all * slice / g.slices), end = (int)(all * (slice + 1) / g.slices);
+	const struct filter_column col = filter_column_at(g, m0 + tid % 32 * 4);
 	float c[MI][NJ][4] = {};
 
 	for (int i = 0; i < GEMM_STAGES - 1; i++) {
 		if (begin + i < end)
-			outer_load(g, begin + i, image_tiles, col, n0, &stage[i]);
+			wgrad_load_stage(g, begin + i, image_tiles, col, n0, &stage[i]);
 		copies_commit();
 	}
 	for (int i = 0; i < end - begin; i++) {
-		const struct outer_stage *s = &stage[i % GEMM_STAGES];
+		const struct wgrad_stage *s = &stage[i % GEMM_STAGES];
 		const int next = i + GEMM_STAGES - 1;
 		copies_wait<GEMM_STAGES - 2>();
 		__syncthreads();
 		if (begin + next < end)
-			outer_load(
+			wgrad_load_stage(
 				g, begin + next, image_tiles, col, n0, &stage[next % GEMM_STAGES]);
 		copies_commit();
 		struct tile_a<1, A_PITCH> a = {
 			s->a + warp_m
 		};
-		stage_product<P, KX_K_TILE>(c, a, s->b + warp_n, B_PITCH, lane);
+		stage_mma<P, KX_K_TILE>(c, a, s->b + warp_n, B_PITCH, lane);
 	}
-	float *d = g.partial + KX_OUTER_ROWS(g.m) * g.n * split;
+	float *d = g.workspace + KX_WGRAD_ROWS(g.m) * g.n * slice;
 #pragma unroll
 	for (int i = 0; i < 2 * MI; i++)
 #pragma unroll
@@ -121,33 +122,35 @@ __global__ void __launch_bounds__(GEMM_THREADS)
 		}
 }
 
-static unsigned blocks_of(const struct kx_outer &g)
+static unsigned wgrad_blocks(const struct kx_conv_wgrad &g)
 {
-	return row_tiles(g) * column_tiles(g) * g.splits;
+	return wgrad_row_tiles(g) * wgrad_column_tiles(g) * g.slices;
 }
 
 template <int P>
-static int outer_launch(struct kx_outer first, struct kx_outer second, cudaStream_t stream)
+static int wgrad_launch(
+	struct kx_conv_wgrad first, struct kx_conv_wgrad second, cudaStream_t stream)
 {
-	const int bytes = GEMM_STAGES * (int)sizeof(struct outer_stage);
-	const unsigned firsts = blocks_of(first);
+	const int bytes = GEMM_STAGES * (int)sizeof(struct wgrad_stage);
+	const unsigned first_blocks = wgrad_blocks(first);
 	if (cudaFuncSetAttribute(
-		    outer_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		    conv_wgrad_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
-	return kx_launch(outer_kernel<P>, dim3(firsts + blocks_of(second)), GEMM_THREADS, bytes,
-		stream, first, second, firsts);
+	return kx_launch(conv_wgrad_kernel<P>, dim3(first_blocks + wgrad_blocks(second)),
+		GEMM_THREADS, bytes, stream, first, second, first_blocks);
 }
 
-int kx_outer(struct kx_outer first, struct kx_outer second, enum kx_product by, cudaStream_t stream)
+int kx_conv_wgrad(struct kx_conv_wgrad first, struct kx_conv_wgrad second, enum kx_math math,
+	cudaStream_t stream)
 {
-	switch (by) {
-	case KX_SPLIT:
-		return outer_launch<KX_SPLIT>(first, second, stream);
-	case KX_BY_TF32:
-		return outer_launch<KX_BY_TF32>(first, second, stream);
-	case KX_BY_BF16:
-		return outer_launch<KX_BY_BF16>(first, second, stream);
+	switch (math) {
+	case KX_MATH_3XTF32:
+		return wgrad_launch<KX_MATH_3XTF32>(first, second, stream);
+	case KX_MATH_TF32:
+		return wgrad_launch<KX_MATH_TF32>(first, second, stream);
+	case KX_MATH_BF16:
+		return wgrad_launch<KX_MATH_BF16>(first, second, stream);
 	default:
-		return outer_launch<KX_FFMA>(first, second, stream);
+		return wgrad_launch<KX_MATH_FFMA>(first, second, stream);
 	}
 }

@@ -8,13 +8,13 @@
 #define THREADS 256
 
 /* Number i of a plane's values, or of its windows, taken apart. */
-struct spot {
+struct coord {
 	int c, x, y, n;
 };
 
-__device__ static inline struct spot spot_of(size_t i, const struct kx_plane &p)
+__device__ static inline struct coord coord_of(size_t i, const struct kx_tensor &p)
 {
-	struct spot s;
+	struct coord s;
 	s.c = (int)(i % p.c);
 	i /= p.c;
 	s.x = (int)(i % p.w);
@@ -24,153 +24,151 @@ __device__ static inline struct spot spot_of(size_t i, const struct kx_plane &p)
 	return s;
 }
 
-__device__ static inline size_t offset_of(const struct spot &s, const struct kx_plane &p)
+__device__ static inline size_t coord_offset(const struct coord &s, const struct kx_tensor &p)
 {
 	return s.n * p.image + p.origin + (size_t)s.y * p.row + (size_t)s.x * p.c + s.c;
 }
 
-static size_t plane_count(const struct kx_plane *p, int images)
+static size_t tensor_count(const struct kx_tensor *p, int images)
 {
 	return (size_t)images * p->h * p->w * p->c;
 }
 
-__global__ void load_kernel(struct kx_batch batch, int channels, struct kx_plane to)
+__global__ void load_kernel(struct kx_batch batch, int channels, struct kx_tensor to)
 {
 	await_previous();
 	FOR_EACH (i, (size_t)batch.images * to.h * to.w * to.c) {
-		struct spot s = spot_of(i, to);
+		struct coord s = coord_of(i, to);
 		size_t image = image_number(&batch, s.n);
 		size_t at = ((image * channels + s.c) * to.h + s.y) * to.w + s.x;
-		to.value[offset_of(s, to)] = s.c < channels ? batch.pixels[at] / 255.0f : 0;
+		to.value[coord_offset(s, to)] = s.c < channels ? batch.pixels[at] / 255.0f : 0;
 	}
 }
 
-int kx_load(struct kx_batch batch, int channels, struct kx_plane to, cudaStream_t stream)
+int kx_load(struct kx_batch batch, int channels, struct kx_tensor to, cudaStream_t stream)
 {
-	return kx_launch(load_kernel, dim3(blocks_for(plane_count(&to, batch.images), THREADS)),
+	return kx_launch(load_kernel, dim3(blocks_for(tensor_count(&to, batch.images), THREADS)),
 		THREADS, 0, stream, batch, channels, to);
 }
 
 /* ---- pool ------------------------------------------------------------------------------------ */
 
-struct pool {
+struct pool_window {
 	int size, top, left;
 };
 
 /* Rows (or columns) [*from, *to) of the input under window `o`. */
-__device__ static inline void window(int o, int size, int pad, int most, int *from, int *to)
+__device__ static inline void window_range(int o, int size, int pad, int limit, int *from, int *to)
 {
 	*from = max(o * size - pad, 0);
-	*to = min(o * size - pad + size, most);
+	*to = min(o * size - pad + size, limit);
 }
 
 /* Offset of the first maximum of the window of `s`. */
-__device__ static inline size_t winner(
-	const struct kx_plane &in, struct pool pool, const struct spot &s)
+__device__ static inline size_t pool_argmax(
+	const struct kx_tensor &in, struct pool_window pool, const struct coord &s)
 {
 	int y0, y1, x0, x1;
-	window(s.y, pool.size, pool.top, in.h, &y0, &y1);
-	window(s.x, pool.size, pool.left, in.w, &x0, &x1);
-	size_t best = offset_of({s.c, x0, y0, s.n}, in);
+	window_range(s.y, pool.size, pool.top, in.h, &y0, &y1);
+	window_range(s.x, pool.size, pool.left, in.w, &x0, &x1);
+	size_t argmax = coord_offset({s.c, x0, y0, s.n}, in);
 	for (int y = y0; y < y1; y++)
 		for (int x = x0; x < x1; x++) {
-			size_t at = offset_of({s.c, x, y, s.n}, in);
-			if (in.value[at] > in.value[best])
-				best = at;
+			size_t at = coord_offset({s.c, x, y, s.n}, in);
+			if (in.value[at] > in.value[argmax])
+				argmax = at;
 		}
-	return best;
+	return argmax;
 }
 
-__global__ void pool_forward_kernel(
-	struct kx_plane in, struct kx_plane out, struct pool pool, int images)
+__global__ void pool_fprop_kernel(
+	struct kx_tensor in, struct kx_tensor out, struct pool_window pool, int images)
 {
 	await_previous();
 	FOR_EACH (i, (size_t)images * out.h * out.w * out.c) {
-		struct spot s = spot_of(i, out);
-		out.value[offset_of(s, out)] = in.value[winner(in, pool, s)];
+		struct coord s = coord_of(i, out);
+		out.value[coord_offset(s, out)] = in.value[pool_argmax(in, pool, s)];
 	}
 }
 
-int kx_pool_forward(struct kx_plane in, struct kx_plane out, int size, int top, int left,
+int kx_pool_fprop(struct kx_tensor in, struct kx_tensor out, int size, int top, int left,
 	int images, cudaStream_t stream)
 {
-	struct pool pool = {size, top, left};
-	return kx_launch(pool_forward_kernel, dim3(blocks_for(plane_count(&out, images), THREADS)),
+	struct pool_window pool = {size, top, left};
+	return kx_launch(pool_fprop_kernel, dim3(blocks_for(tensor_count(&out, images), THREADS)),
 		THREADS, 0, stream, in, out, pool, images);
 }
 
-__global__ void pool_backward_kernel(struct kx_plane in, struct kx_plane d_in,
-	struct kx_plane d_out, struct pool pool, const float *mask, int images)
+__global__ void pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
+	struct pool_window pool, const float *mask, int images)
 {
 	await_previous();
-	FOR_EACH (i, (size_t)images * d_out.h * d_out.w * d_out.c) {
-		struct spot s = spot_of(i, d_out);
-		size_t best = winner(in, pool, s);
-		float d = d_out.value[offset_of(s, d_out)];
+	FOR_EACH (i, (size_t)images * dy.h * dy.w * dy.c) {
+		struct coord s = coord_of(i, dy);
+		size_t argmax = pool_argmax(in, pool, s);
+		float d = dy.value[coord_offset(s, dy)];
 		int y0, y1, x0, x1;
-		if (mask && !(mask[best] > 0))
+		if (mask && !(mask[argmax] > 0))
 			d = 0;
-		window(s.y, pool.size, pool.top, in.h, &y0, &y1);
-		window(s.x, pool.size, pool.left, in.w, &x0, &x1);
+		window_range(s.y, pool.size, pool.top, in.h, &y0, &y1);
+		window_range(s.x, pool.size, pool.left, in.w, &x0, &x1);
 		for (int y = y0; y < y1; y++)
 			for (int x = x0; x < x1; x++) {
-				size_t at = offset_of({s.c, x, y, s.n}, in);
-				d_in.value[at] = at == best ? d : 0;
+				size_t at = coord_offset({s.c, x, y, s.n}, in);
+				dx.value[at] = at == argmax ? d : 0;
 			}
 	}
 }
 
-int kx_pool_backward(struct kx_plane in, struct kx_plane d_in, struct kx_plane d_out, int size,
-	int top, int left, const float *mask, int images, cudaStream_t stream)
+int kx_pool_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy, int size, int top,
+	int left, const float *mask, int images, cudaStream_t stream)
 {
-	struct pool pool = {size, top, left};
-	return kx_launch(pool_backward_kernel,
-		dim3(blocks_for(plane_count(&d_out, images), THREADS)), THREADS, 0, stream, in,
-		d_in, d_out, pool, mask, images);
+	struct pool_window pool = {size, top, left};
+	return kx_launch(pool_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
+		THREADS, 0, stream, in, dx, dy, pool, mask, images);
 }
 
 /* ---- relu ------------------------------------------------------------------------------------ */
 
-__global__ void relu_forward_kernel(struct kx_plane in, struct kx_plane out, int images)
+__global__ void relu_fprop_kernel(struct kx_tensor in, struct kx_tensor out, int images)
 {
 	await_previous();
 	FOR_EACH (i, (size_t)images * out.h * out.w * out.c) {
-		struct spot s = spot_of(i, out);
-		float v = in.value[offset_of(s, in)];
-		out.value[offset_of(s, out)] = v < 0 ? 0 : v;
+		struct coord s = coord_of(i, out);
+		float v = in.value[coord_offset(s, in)];
+		out.value[coord_offset(s, out)] = v < 0 ? 0 : v;
 	}
 }
 
-int kx_relu_forward(struct kx_plane in, struct kx_plane out, int images, cudaStream_t stream)
+int kx_relu_fprop(struct kx_tensor in, struct kx_tensor out, int images, cudaStream_t stream)
 {
-	return kx_launch(relu_forward_kernel, dim3(blocks_for(plane_count(&out, images), THREADS)),
+	return kx_launch(relu_fprop_kernel, dim3(blocks_for(tensor_count(&out, images), THREADS)),
 		THREADS, 0, stream, in, out, images);
 }
 
-__global__ void relu_backward_kernel(struct kx_plane in, struct kx_plane d_in,
-	struct kx_plane d_out, const float *mask, int images)
+__global__ void relu_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
+	const float *mask, int images)
 {
 	await_previous();
-	FOR_EACH (i, (size_t)images * d_out.h * d_out.w * d_out.c) {
-		struct spot s = spot_of(i, d_out);
-		size_t at = offset_of(s, in);
+	FOR_EACH (i, (size_t)images * dy.h * dy.w * dy.c) {
+		struct coord s = coord_of(i, dy);
+		size_t at = coord_offset(s, in);
 		bool open = in.value[at] > 0 && (!mask || mask[at] > 0);
-		d_in.value[at] = open ? d_out.value[offset_of(s, d_out)] : 0;
+		dx.value[at] = open ? dy.value[coord_offset(s, dy)] : 0;
 	}
 }
 
-int kx_relu_backward(struct kx_plane in, struct kx_plane d_in, struct kx_plane d_out,
-	const float *mask, int images, cudaStream_t stream)
+int kx_relu_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy, const float *mask,
+	int images, cudaStream_t stream)
 {
-	return kx_launch(relu_backward_kernel,
-		dim3(blocks_for(plane_count(&d_out, images), THREADS)), THREADS, 0, stream, in,
-		d_in, d_out, mask, images);
+	return kx_launch(relu_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
+		THREADS, 0, stream, in, dx, dy, mask, images);
 }
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
 /* rng_mix of common/rng.h */
-__device__ static inline uint64_t mix(uint64_t x)
+__device__ static inline uint64_t rng_mix64(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;
 	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -179,31 +177,32 @@ __device__ static inline uint64_t mix(uint64_t x)
 }
 
 /* The rule of backend.h; the model counts values channels x rows x columns. */
-__device__ static inline bool drops(const struct kx_batch &batch, const struct kx_drop &drop,
-	const struct kx_plane &p, const struct spot &s)
+__device__ static inline bool dropout_drops_at(const struct kx_batch &batch,
+	const struct kx_drop &drop, const struct kx_tensor &p, const struct coord &s)
 {
 	uint64_t seed = batch.now->dropout_seed + (batch.index ? batch.now->step : 0);
 	uint64_t i = (((uint64_t)s.n * drop.channels + s.c) * p.h + s.y) * p.w + s.x;
-	return mix(seed ^ mix((uint64_t)drop.layer << 40 | i)) >> 40 < drop.threshold;
+	return rng_mix64(seed ^ rng_mix64((uint64_t)drop.layer << 40 | i)) >> 40 < drop.threshold;
 }
 
-__global__ void dropout_kernel(struct kx_plane in, struct kx_plane out, struct kx_drop drop,
+__global__ void dropout_kernel(struct kx_tensor in, struct kx_tensor out, struct kx_drop drop,
 	const float *mask, struct kx_batch batch)
 {
 	await_previous();
 	FOR_EACH (i, (size_t)batch.images * out.h * out.w * out.c) {
-		struct spot s = spot_of(i, out);
-		size_t at = offset_of(s, out);
-		float v = in.value[offset_of(s, in)];
+		struct coord s = coord_of(i, out);
+		size_t at = coord_offset(s, out);
+		float v = in.value[coord_offset(s, in)];
 		if (batch.training)
-			v = drops(batch, drop, out, s) ? 0 : v * drop.scale;
+			v = dropout_drops_at(batch, drop, out, s) ? 0 : v * drop.scale;
 		out.value[at] = mask && !(mask[at] > 0) ? 0 : v;
 	}
 }
 
-int kx_dropout(struct kx_plane in, struct kx_plane out, struct kx_drop drop, const float *mask,
+int kx_dropout(struct kx_tensor in, struct kx_tensor out, struct kx_drop drop, const float *mask,
 	struct kx_batch batch, cudaStream_t stream)
 {
-	return kx_launch(dropout_kernel, dim3(blocks_for(plane_count(&out, batch.images), THREADS)),
-		THREADS, 0, stream, in, out, drop, mask, batch);
+	return kx_launch(dropout_kernel,
+		dim3(blocks_for(tensor_count(&out, batch.images), THREADS)), THREADS, 0, stream, in,
+		out, drop, mask, batch);
 }

@@ -5,25 +5,25 @@
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
 
-#define THREADS 256
-#define LANES   32
-#define VALUES  (4 * LANES)       /* of a block */
-#define SLICES  (THREADS / LANES) /* threads that share the parts of four values */
-#define AHEAD   9                 /* parts on their way at a time */
+#define THREADS  256
+#define LANES    32
+#define VALUES   (4 * LANES)       /* of a block */
+#define ADDERS   (THREADS / LANES) /* threads that share the parts of four values */
+#define PREFETCH 9                 /* parts on their way at a time */
 
-__host__ __device__ static inline size_t layer_values(const struct kx_layer &l)
+__host__ __device__ static inline size_t kx_layer_values(const struct kx_layer &l)
 {
 	return (size_t)(l.w.taps * l.w.c_pad + 1) * l.w.f_pad;
 }
 
 /* One of a layer's values. */
-struct value {
+struct param {
 	int f, c, tap, bias, real; /* not real: padding */
 	size_t param;              /* in the manifest's vector */
 };
 
 /* Value first + i: one long division for the block, as all its threads have the same. */
-__device__ static inline struct value value_at(const struct kx_weights &w, size_t first, unsigned i)
+__device__ static inline struct param param_at(const struct kx_weights &w, size_t first, unsigned i)
 {
 	const unsigned k0 = (unsigned)(first / w.f_pad);
 	const unsigned f0 = (unsigned)(first - (size_t)k0 * w.f_pad) + i;
@@ -45,20 +45,20 @@ __device__ static inline const struct kx_layer &layer_of_block(
 }
 
 /* A weight into all places that products read it from. */
-__device__ static inline void set_value(
-	const struct kx_layer &l, const struct value &v, size_t i, float value)
+__device__ static inline void store_param(
+	const struct kx_layer &l, const struct param &v, size_t i, float value)
 {
 	l.value[i] = value;
 	if (v.bias)
 		return;
-	if (l.backward)
-		l.backward[v.tap * l.w.to_tap + (size_t)v.f * l.w.to_f + v.c] = value;
-	if (l.first && l.first_size == 3)
-		conv_place<3>(l.first, v.f, v.tap, value);
-	if (l.first && l.first_size == 5)
-		conv_place<5>(l.first, v.f, v.tap, value);
-	if (l.second)
-		second_place(l.second, l.second_backward, v.f, v.c, v.tap, value);
+	if (l.dgrad)
+		l.dgrad[v.tap * l.w.to_tap + (size_t)v.f * l.w.to_f + v.c] = value;
+	if (l.conv1 && l.conv1_size == 3)
+		conv_store_weight<3>(l.conv1, v.f, v.tap, value);
+	if (l.conv1 && l.conv1_size == 5)
+		conv_store_weight<5>(l.conv1, v.f, v.tap, value);
+	if (l.conv2_fprop)
+		conv2_store_weight(l.conv2_fprop, l.conv2_dgrad, v.f, v.c, v.tap, value);
 }
 
 __global__ void pack_kernel(const __grid_constant__ struct kx_layers all, const float *params)
@@ -67,10 +67,10 @@ __global__ void pack_kernel(const __grid_constant__ struct kx_layers all, const 
 	await_previous();
 	const struct kx_layer &l = layer_of_block(all, &first);
 	const unsigned i = threadIdx.x;
-	if (first + i >= layer_values(l))
+	if (first + i >= kx_layer_values(l))
 		return;
-	const struct value v = value_at(l.w, first, i);
-	set_value(l, v, first + i, v.real ? params[v.param] : 0);
+	const struct param v = param_at(l.w, first, i);
+	store_param(l, v, first + i, v.real ? params[v.param] : 0);
 }
 
 __global__ void unpack_kernel(const __grid_constant__ struct kx_layers all, int sums, float *params)
@@ -79,46 +79,46 @@ __global__ void unpack_kernel(const __grid_constant__ struct kx_layers all, int 
 	await_previous();
 	const struct kx_layer &l = layer_of_block(all, &first);
 	const unsigned i = threadIdx.x;
-	if (first + i >= layer_values(l))
+	if (first + i >= kx_layer_values(l))
 		return;
-	const struct value v = value_at(l.w, first, i);
+	const struct param v = param_at(l.w, first, i);
 	if (v.real)
 		params[v.param] = sums ? l.sum[first + i] : l.value[first + i];
 }
 
 /* Each slice's parts of the block's values, in their order. */
-__device__ static inline void sum_parts(
-	const struct kx_layer &l, size_t first, float4 (&part)[SLICES][LANES])
+__device__ static inline void sum_slices(
+	const struct kx_layer &l, size_t first, float4 (&partial)[ADDERS][LANES])
 {
-	const int slice = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-	const size_t split = KX_OUTER_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad / 4;
-	const float4 *from = reinterpret_cast<const float4 *>(l.partial + first) + lane;
-	part[slice][lane] =
-		sum_ahead<AHEAD>(float4{}, slice, first + 4 * lane < layer_values(l) ? l.splits : 0,
-			SLICES, [=](int s) { return from[s * split]; });
+	const int adder = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+	const size_t slice_stride = KX_WGRAD_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad / 4;
+	const float4 *from = reinterpret_cast<const float4 *>(l.workspace + first) + lane;
+	partial[adder][lane] = sum_ahead<PREFETCH>(float4{}, adder,
+		first + 4 * lane < kx_layer_values(l) ? l.slices : 0, ADDERS,
+		[=](int s) { return from[s * slice_stride]; });
 }
 
 /* The block behind those of the layers. */
 __device__ static inline void sum_losses(const struct kx_losses &l)
 {
-	__shared__ double part[THREADS];
-	part[threadIdx.x] = sum_ahead<4>(
+	__shared__ double partial[THREADS];
+	partial[threadIdx.x] = sum_ahead<4>(
 		0.0, threadIdx.x, l.images, THREADS, [=](int i) { return (double)l.loss[i]; });
 	for (int d = THREADS / 2; d; d /= 2) {
 		__syncthreads();
 		if (threadIdx.x < d)
-			part[threadIdx.x] += part[threadIdx.x + d];
+			partial[threadIdx.x] += partial[threadIdx.x + d];
 	}
 	if (threadIdx.x == 0)
-		*l.sum = l.add ? *l.sum + part[0] : part[0] / l.images;
+		*l.sum = l.add ? *l.sum + partial[0] : partial[0] / l.images;
 }
 
 /* grad, or (NULL) a step of SGD. */
 __global__ void __launch_bounds__(THREADS)
-	learn_kernel(const __grid_constant__ struct kx_layers all, struct kx_losses losses,
+	split_k_reduce_kernel(const __grid_constant__ struct kx_layers all, struct kx_losses losses,
 		float *grad, struct kx_now *now)
 {
-	__shared__ float4 part[SLICES][LANES];
+	__shared__ float4 partial[ADDERS][LANES];
 	size_t first;
 	await_previous();
 	if (blockIdx.x == all.block[all.n]) {
@@ -129,42 +129,43 @@ __global__ void __launch_bounds__(THREADS)
 	}
 	const struct kx_layer &l = layer_of_block(all, &first);
 	const unsigned i = threadIdx.x;
-	const bool mine = i < VALUES && first + i < layer_values(l);
+	const bool mine = i < VALUES && first + i < kx_layer_values(l);
 	const float rate = grad ? 0 : now->rate;
 	const float value = grad || !mine ? 0 : l.value[first + i];
 	const float sum = grad || !mine ? 0 : l.sum[first + i];
-	sum_parts(l, first, part);
+	sum_slices(l, first, partial);
 	__syncthreads();
 	if (!mine)
 		return;
-	const struct value v = value_at(l.w, first, i);
+	const struct param v = param_at(l.w, first, i);
 	float g = 0;
-	for (int s = 0; s < SLICES; s++)
-		g += reinterpret_cast<const float *>(part[s])[i];
+	for (int s = 0; s < ADDERS; s++)
+		g += reinterpret_cast<const float *>(partial[s])[i];
 	if (!v.real)
 		return;
 	if (grad) {
 		grad[v.param] = g;
 	} else {
 		l.sum[first + i] = sum + g;
-		set_value(l, v, first + i, value - rate * g);
+		store_param(l, v, first + i, value - rate * g);
 	}
 }
 
 /* Fills all->block; returns how many blocks there are. */
-static unsigned share_blocks(struct kx_layers *all)
+static unsigned assign_blocks(struct kx_layers *all)
 {
 	all->block[0] = 0;
 	for (int n = 0; n < all->n; n++) {
-		all->block[n + 1] = all->block[n] +
-				    (unsigned)((layer_values(all->layer[n]) + VALUES - 1) / VALUES);
+		all->block[n + 1] =
+			all->block[n] +
+			(unsigned)((kx_layer_values(all->layer[n]) + VALUES - 1) / VALUES);
 	}
 	return all->block[all->n];
 }
 
 int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream)
 {
-	const unsigned blocks = share_blocks(&all);
+	const unsigned blocks = assign_blocks(&all);
 	if (blocks == 0)
 		return PS_OK;
 	return kx_launch(pack_kernel, dim3(blocks), VALUES, 0, stream, all, params);
@@ -172,34 +173,36 @@ int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream)
 
 int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream)
 {
-	const unsigned blocks = share_blocks(&all);
+	const unsigned blocks = assign_blocks(&all);
 	if (blocks == 0)
 		return PS_OK;
 	return kx_launch(unpack_kernel, dim3(blocks), VALUES, 0, stream, all, sums, params);
 }
 
-int kx_gradient(struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream)
+int kx_reduce_gradient(
+	struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream)
 {
-	const unsigned blocks = share_blocks(&all) + (losses.loss != NULL);
+	const unsigned blocks = assign_blocks(&all) + (losses.loss != NULL);
 	if (blocks == 0)
 		return PS_OK;
-	return kx_launch(learn_kernel, dim3(blocks), THREADS, 0, stream, all, losses, grad,
+	return kx_launch(split_k_reduce_kernel, dim3(blocks), THREADS, 0, stream, all, losses, grad,
 		(struct kx_now *)NULL);
 }
 
-int kx_learn(struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream)
+int kx_sgd_step(
+	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream)
 {
-	const unsigned blocks = share_blocks(&all) + (losses.loss != NULL);
+	const unsigned blocks = assign_blocks(&all) + (losses.loss != NULL);
 	if (blocks == 0)
 		return PS_OK;
-	return kx_launch(
-		learn_kernel, dim3(blocks), THREADS, 0, stream, all, losses, (float *)NULL, now);
+	return kx_launch(split_k_reduce_kernel, dim3(blocks), THREADS, 0, stream, all, losses,
+		(float *)NULL, now);
 }
 
 int kx_runs_here(void)
 {
 	struct cudaFuncAttributes a;
-	if (cudaFuncGetAttributes(&a, learn_kernel) == cudaSuccess)
+	if (cudaFuncGetAttributes(&a, split_k_reduce_kernel) == cudaSuccess)
 		return PS_OK;
 	cudaGetLastError();
 	return PS_EDEVICE;

@@ -20,7 +20,7 @@ __device__ static inline float warp_sum(float v)
 	return v;
 }
 
-__global__ void loss_kernel(const float *scores, float *d_scores, float *loss, int classes,
+__global__ void loss_kernel(const float *logits, float *d_logits, float *loss, int classes,
 	int width, struct kx_batch batch)
 {
 	await_previous();
@@ -28,28 +28,28 @@ __global__ void loss_kernel(const float *scores, float *d_scores, float *loss, i
 	const int n = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
 	if (n >= batch.images)
 		return;
-	const float *s = scores + (size_t)n * width;
-	float *d = d_scores + (size_t)n * width;
+	const float *s = logits + (size_t)n * width;
+	float *d = d_logits + (size_t)n * width;
 	const int label = batch.labels[image_number(&batch, n)];
-	float most = -INFINITY, sum = 0;
+	float max_logit = -INFINITY, sum = 0;
 	for (int c = lane; c < classes; c += 32)
-		most = fmaxf(most, s[c]);
-	most = warp_max(most);
+		max_logit = fmaxf(max_logit, s[c]);
+	max_logit = warp_max(max_logit);
 	for (int c = lane; c < classes; c += 32)
-		sum += expf(s[c] - most);
+		sum += expf(s[c] - max_logit);
 	sum = warp_sum(sum);
 	for (int c = lane; c < width; c += 32) {
-		float p = c < classes ? expf(s[c] - most) / sum - (c == label) : 0;
+		float p = c < classes ? expf(s[c] - max_logit) / sum - (c == label) : 0;
 		d[c] = p / batch.images;
 	}
 	if (lane == 0)
-		loss[n] = logf(sum) - (s[label] - most);
+		loss[n] = logf(sum) - (s[label] - max_logit);
 }
 
-int kx_loss(const float *scores, float *d_scores, float *loss, int classes, int width,
+int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int width,
 	struct kx_batch batch, cudaStream_t stream)
 {
 	const int per_block = THREADS / 32;
 	return kx_launch(loss_kernel, dim3((batch.images + per_block - 1) / per_block), THREADS, 0,
-		stream, scores, d_scores, loss, classes, width, batch);
+		stream, logits, d_logits, loss, classes, width, batch);
 }

@@ -14,11 +14,11 @@
 #include <cuda_bf16.h>
 #include "kernels/cuda/base/common.cuh"
 
-#define CONV_SIDE   28
-#define CONV_PIECES 3
-#define CONV_GROUP  16 /* images that a warp has in hand */
-#define CONV_PIXEL  (1 / 255.0f)
-#define ROW_WORDS   (CONV_SIDE / 2)
+#define CONV_SIDE  28
+#define CONV_TERMS 3
+#define CONV_GROUP 16 /* images that a warp has in hand */
+#define CONV_PIXEL (1 / 255.0f)
+#define ROW_WORDS  (CONV_SIDE / 2)
 /* Words (two bf16 pixels) from image to image in shared memory: a warp's 8 images x 4 words lie in
  * 32 banks. */
 #define IMAGE_WORDS 396
@@ -85,18 +85,18 @@ __device__ static inline void conv_convert(struct conv_images *to, int i)
 }
 
 template <int SIZE> struct conv_weights {
-	uint4 a[conv<SIZE>::STEPS][CONV_PIECES][2];
+	uint4 a[conv<SIZE>::STEPS][CONV_TERMS][2];
 };
 
 template <int SIZE>
 __device__ static inline void conv_load(
 	struct conv_weights<SIZE> *w, const uint32_t *fragments, int filter_group, int lane)
 {
-	const int n = conv<SIZE>::STEPS * CONV_PIECES * 2;
+	const int n = conv<SIZE>::STEPS * CONV_TERMS * 2;
 	const uint4 *from = reinterpret_cast<const uint4 *>(fragments) + filter_group * n * 32;
 #pragma unroll
 	for (int i = 0; i < n; i++)
-		w->a[i / 2 / CONV_PIECES][i / 2 % CONV_PIECES][i % 2] = from[i * 32 + lane];
+		w->a[i / 2 / CONV_TERMS][i / 2 % CONV_TERMS][i % 2] = from[i * 32 + lane];
 }
 
 /* Words from a patch's first to the pair that thread t has of step k's half h. Behind the last pair
@@ -110,7 +110,7 @@ template <int SIZE> __device__ static inline int conv_pair(int k, int h, int t)
 /* The four cells of filter lane / 4, images 2t and 2t + 1: c[tile][image + 2 * lower row]; without
  * bias, in units of a pixel. `at`: words to the pairs, from the image's patch. */
 template <int SIZE>
-__device__ static inline void conv_cells(float (&c)[2][4], const struct conv_weights<SIZE> &w,
+__device__ static inline void conv_window(float (&c)[2][4], const struct conv_weights<SIZE> &w,
 	const uint32_t *patch, const int (&at)[conv<SIZE>::STEPS][2])
 {
 	uint32_t b[conv<SIZE>::STEPS][2];
@@ -120,22 +120,22 @@ __device__ static inline void conv_cells(float (&c)[2][4], const struct conv_wei
 		b[k][1] = patch[at[k][1]];
 	}
 #pragma unroll
-	for (int piece = CONV_PIECES; piece-- > 0;)
+	for (int term = CONV_TERMS; term-- > 0;)
 #pragma unroll
 		for (int k = 0; k < conv<SIZE>::STEPS; k++)
 #pragma unroll
 			for (int tile = 0; tile < 2; tile++)
-				mma_bf16(c[tile], w.a[k][piece][tile], b[k][0], b[k][1]);
+				mma_bf16(c[tile], w.a[k][term][tile], b[k][0], b[k][1]);
 }
 
 /* First maximum of four cells in row order; what is not a number and comes first stays. */
-__device__ static inline float first_maximum(float a, float b, float c, float d, uint32_t *winner)
+__device__ static inline float max4_argmax(float a, float b, float c, float d, uint32_t *argmax)
 {
 	bool right = b > a, right_below = d > c;
 	float top = right ? b : a, bottom = right_below ? d : c;
 	bool below = bottom > top;
 	uint32_t x = right ? 1 : 0, x_below = right_below ? 3 : 2;
-	*winner = below ? x_below : x;
+	*argmax = below ? x_below : x;
 	return below ? bottom : top;
 }
 
@@ -156,44 +156,45 @@ __device__ static inline void conv_fragment(
 	const int word = (int)(i % 4), lane = (int)(i / 4 % 32), tile = (int)(i / 128 % 2);
 	const int step = (int)(i / 256 % conv<SIZE>::STEPS);
 	const size_t group = i / 256 / conv<SIZE>::STEPS;
-	const int cell = 2 * tile + word % 2, pair = step * 8 + word / 2 * 4 + lane % 4;
+	const int out_pixel = 2 * tile + word % 2, pair = step * 8 + word / 2 * 4 + lane % 4;
 	const float *w = weight + (group * 8 + lane / 4) * pitch;
-	uint32_t piece[CONV_PIECES] = {};
+	uint32_t term[CONV_TERMS] = {};
 	for (int half = 0; half < 2; half++) {
 		const int k = 2 * pair + half, patch = conv<SIZE>::PATCH;
-		const int y = k / patch - cell / 2, x = k % patch - cell % 2;
+		const int y = k / patch - out_pixel / 2, x = k % patch - out_pixel % 2;
 		float rest = y >= 0 && y < SIZE && x >= 0 && x < SIZE ? w[y * SIZE + x] : 0;
-		for (int p = 0; p < CONV_PIECES; p++) {
+		for (int p = 0; p < CONV_TERMS; p++) {
 			__nv_bfloat16 b = __float2bfloat16_rn(rest);
 			rest -= __bfloat162float(b);
-			piece[p] |= (uint32_t)__bfloat16_as_ushort(b) << (16 * half);
+			term[p] |= (uint32_t)__bfloat16_as_ushort(b) << (16 * half);
 		}
 	}
-	for (int p = 0; p < CONV_PIECES; p++)
-		fragments[(((group * conv<SIZE>::STEPS + step) * CONV_PIECES + p) * 2 + tile) *
-				  128 +
-			  lane * 4 + word] = piece[p];
+	for (int p = 0; p < CONV_TERMS; p++)
+		fragments[(((group * conv<SIZE>::STEPS + step) * CONV_TERMS + p) * 2 + tile) * 128 +
+			  lane * 4 + word] = term[p];
 }
 
 /* Weight `tap` of filter f into its places among such fragments, which hold zeros elsewhere: those
  * of its four cells, each in three pieces. */
 template <int SIZE>
-__device__ static inline void conv_place(uint32_t *fragments, int f, int tap, float weight)
+__device__ static inline void conv_store_weight(uint32_t *fragments, int f, int tap, float weight)
 {
-	uint16_t *halves = reinterpret_cast<uint16_t *>(fragments), piece[CONV_PIECES];
-	for (int p = 0; p < CONV_PIECES; p++) {
+	uint16_t *halves = reinterpret_cast<uint16_t *>(fragments), term[CONV_TERMS];
+	for (int p = 0; p < CONV_TERMS; p++) {
 		const __nv_bfloat16 b = __float2bfloat16_rn(weight);
 		weight -= __bfloat162float(b);
-		piece[p] = __bfloat16_as_ushort(b);
+		term[p] = __bfloat16_as_ushort(b);
 	}
-	for (int cell = 0; cell < 4; cell++) {
-		const int k = (tap / SIZE + cell / 2) * conv<SIZE>::PATCH + tap % SIZE + cell % 2;
-		const int pair = k / 2, word = pair / 4 % 2 * 2 + cell % 2;
+	for (int out_pixel = 0; out_pixel < 4; out_pixel++) {
+		const int k = (tap / SIZE + out_pixel / 2) * conv<SIZE>::PATCH + tap % SIZE +
+			      out_pixel % 2;
+		const int pair = k / 2, word = pair / 4 % 2 * 2 + out_pixel % 2;
 		const int lane = f % 8 * 4 + pair % 4, step = f / 8 * conv<SIZE>::STEPS + pair / 8;
-		for (int p = 0; p < CONV_PIECES; p++)
-			halves[(((step * CONV_PIECES + p) * 2 + cell / 2) * 128 + lane * 4 + word) *
+		for (int p = 0; p < CONV_TERMS; p++)
+			halves[(((step * CONV_TERMS + p) * 2 + out_pixel / 2) * 128 + lane * 4 +
+				       word) *
 					2 +
-				k % 2] = piece[p];
+				k % 2] = term[p];
 	}
 }
 

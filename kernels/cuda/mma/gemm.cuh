@@ -23,9 +23,9 @@ __device__ static inline uint32_t to_tf32(float x)
 	return __float_as_uint(x) + 0x1000u;
 }
 
-__device__ static inline uint32_t to_bf16x2(float low, float high)
+__device__ static inline uint32_t to_bf16x2(float lo, float hi)
 {
-	__nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+	__nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
 	return *reinterpret_cast<uint32_t *>(&v);
 }
 
@@ -81,37 +81,37 @@ __device__ static inline void stage_tf32(
 }
 
 /* x as high + low, both of them tf32 once the tensor core has cut off what it does not take. */
-__device__ static inline void split(float x, uint32_t *high, uint32_t *low)
+__device__ static inline void split_hi_lo(float x, uint32_t *hi, uint32_t *lo)
 {
-	*high = __float_as_uint(x) & 0xffffe000u;
-	*low = __float_as_uint(x - __uint_as_float(*high));
+	*hi = __float_as_uint(x) & 0xffffe000u;
+	*lo = __float_as_uint(x - __uint_as_float(*hi));
 }
 
 template <int K, int MI, int NJ, class A>
-__device__ static inline void stage_split(
+__device__ static inline void stage_3xtf32(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int r, int t)
 {
 #pragma unroll
 	for (int k = 0; k < K; k += 8) {
-		uint32_t high[NJ][2], low[NJ][2];
+		uint32_t hi[NJ][2], lo[NJ][2];
 #pragma unroll
 		for (int j = 0; j < NJ; j++)
 #pragma unroll
 			for (int q = 0; q < 2; q++)
-				split(b[(k + t + 4 * q) * pitch + 8 * j + r], &high[j][q],
-					&low[j][q]);
+				split_hi_lo(b[(k + t + 4 * q) * pitch + 8 * j + r], &hi[j][q],
+					&lo[j][q]);
 #pragma unroll
 		for (int i = 0; i < MI; i++) {
-			uint32_t x[4], x_low[4];
+			uint32_t x[4], x_lo[4];
 #pragma unroll
 			for (int q = 0; q < 4; q++)
-				split(a.get(16 * i + r + q % 2 * 8, k + t + q / 2 * 4), &x[q],
-					&x_low[q]);
+				split_hi_lo(a.get(16 * i + r + q % 2 * 8, k + t + q / 2 * 4), &x[q],
+					&x_lo[q]);
 #pragma unroll
 			for (int j = 0; j < NJ; j++) {
-				mma_tf32(c[i][j], x_low, high[j]);
-				mma_tf32(c[i][j], x, low[j]);
-				mma_tf32(c[i][j], x, high[j]);
+				mma_tf32(c[i][j], x_lo, hi[j]);
+				mma_tf32(c[i][j], x, lo[j]);
+				mma_tf32(c[i][j], x, hi[j]);
 			}
 		}
 	}
@@ -176,15 +176,15 @@ __device__ static inline void stage_fp32(
 
 /* `K` deep: a multiple of 16. */
 template <int P, int K, int MI, int NJ, class A>
-__device__ static inline void stage_product(
+__device__ static inline void stage_mma(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int lane)
 {
-	if (P == KX_BY_TF32)
+	if (P == KX_MATH_TF32)
 		stage_tf32<K>(c, a, b, pitch, lane / 4, lane % 4);
-	else if (P == KX_BY_BF16)
+	else if (P == KX_MATH_BF16)
 		stage_bf16<K>(c, a, b, pitch, lane / 4, lane % 4);
-	else if (P == KX_SPLIT)
-		stage_split<K>(c, a, b, pitch, lane / 4, lane % 4);
+	else if (P == KX_MATH_3XTF32)
+		stage_3xtf32<K>(c, a, b, pitch, lane / 4, lane % 4);
 	else
 		stage_fp32<K>(c, a, b, pitch, lane / 4, lane % 4);
 }

@@ -10,7 +10,7 @@
 #include "kernels/cuda/base/common.cuh"
 
 #ifdef __CUDACC__
-__device__ static inline uint64_t wgmma_operand(uint32_t at, uint32_t next_k, uint32_t next_rows)
+__device__ static inline uint64_t wgmma_descriptor(uint32_t at, uint32_t next_k, uint32_t next_rows)
 {
 	return (uint64_t)(at >> 4) | (uint64_t)(next_k >> 4) << 16 |
 	       (uint64_t)(next_rows >> 4) << 32;
@@ -18,13 +18,13 @@ __device__ static inline uint64_t wgmma_operand(uint32_t at, uint32_t next_k, ui
 
 /* What was written to shared memory before the last barrier is there for products. Each thread
  * that wrote says so before that barrier. */
-__device__ static inline void wgmma_written()
+__device__ static inline void wgmma_fence_smem()
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /* Before and behind the products of a stretch. */
-__device__ static inline void wgmma_begin()
+__device__ static inline void wgmma_fence()
 {
 	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -42,7 +42,7 @@ __device__ static inline void wgmma_wait()
 
 /* d += a * b, 64 x 64 and 16 deep, fp16. Thread: row warp * 16 + lane / 4 + 8 * (i / 2 % 2), column
  * i / 4 * 8 + lane % 4 * 2 + i % 2. */
-__device__ static inline void wgmma_half(float (&d)[32], uint64_t a, uint64_t b)
+__device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
 		     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
@@ -58,7 +58,7 @@ __device__ static inline void wgmma_half(float (&d)[32], uint64_t a, uint64_t b)
 
 /* d += a * b, 64 x 32 and 16 deep, fp16: a from registers, in the order of mma.m16n8k16 for each
  * warp's 16 rows; of b, what lies in a row of 16 bytes are eight n, and rows are k. */
-__device__ static inline void wgmma_half_k(float (&d)[16], uint4 a, uint64_t b)
+__device__ static inline void wgmma_m64n32k16(float (&d)[16], uint4 a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
 		     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, "

@@ -83,7 +83,7 @@ static void name_of(const struct server *s, uint32_t worker, char *name, size_t 
 {
 	struct worker_view v = {.name = ""};
 
-	if (worker >= 1 && worker <= core_config(s->state.core)->max_workers)
+	if (worker >= 1 && worker <= core_config(s->state.core)->sessions.max_workers)
 		core_worker(s->state.core, worker - 1, &v);
 	snprintf(name, size, "%s", v.name);
 	if (s->auth && strrchr(name, '@'))
@@ -146,7 +146,7 @@ static void carry_out(struct server *s, const struct effect *e, const struct eve
  */
 static void label_joining(struct server *s, const struct event *ev)
 {
-	uint32_t slots = core_config(s->state.core)->max_workers;
+	uint32_t slots = core_config(s->state.core)->sessions.max_workers;
 	struct worker_view v;
 
 	if (ev->kind != EVENT_MESSAGE || ev->msg->type != MSG_HELLO)
@@ -179,7 +179,7 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 int turn_is_flooded(const struct server *s, const struct msg *m)
 {
 	const struct core_config *cfg = core_config(s->state.core);
-	size_t pushes = (size_t)cfg->push_window * (core_live_workers(s->state.core) + 1);
+	size_t pushes = (size_t)cfg->sessions.push_window * (core_live_workers(s->state.core) + 1);
 
 	return s->commit && m->type == MSG_PUSH &&
 	       commit_waiting(s->commit) >

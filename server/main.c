@@ -37,8 +37,8 @@ static int print_config(const struct options *o)
 {
 	printf("configuration ok: model=\"%s\" parameters=%zu epochs=%u max_workers=%u "
 	       "memory_bytes=%llu\n",
-		o->core.model, o->core.n_params, o->core.epochs, o->core.max_workers,
-		(unsigned long long)memory_needed(o));
+		o->core.model, o->core.n_params, o->core.training.epochs,
+		o->core.sessions.max_workers, (unsigned long long)memory_needed(o));
 	return 0;
 }
 

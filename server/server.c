@@ -343,7 +343,7 @@ static int open_journal(struct server *s, struct err *e)
 		.done = on_committed,
 		.arg = s};
 
-	if (!cfg->journal) {
+	if (!cfg->checkpoint.journal) {
 		journal_remove(s->options->checkpoint_dir, 1, cfg->generation - 1);
 		return PS_OK;
 	}
@@ -359,7 +359,7 @@ static int open_auth(struct server *s, struct err *e)
 	const struct auth_config config = {.loop = &s->loop,
 		.key_file = o->key,
 		.allow_file = o->allow,
-		.max_workers = o->core.max_workers};
+		.max_workers = o->core.sessions.max_workers};
 
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
 }
@@ -370,14 +370,14 @@ static int open_router(struct server *s, struct err *e)
 	const struct core_config *cfg = &s->options->core;
 	struct endpoint at;
 
-	s->labels = labels_new(cfg->max_workers);
+	s->labels = labels_new(cfg->sessions.max_workers);
 	if (!s->labels)
 		return err_set(e, PS_ENOMEM, "no memory for the labels of workers");
 	const struct router_config config = {.loop = &s->loop,
 		.bind = s->bind,
 		.n_params = cfg->n_params,
-		.push_window = cfg->push_window,
-		.max_workers = cfg->max_workers,
+		.push_window = cfg->sessions.push_window,
+		.max_workers = cfg->sessions.max_workers,
 		.params = s->state.params,
 		.auth = s->auth,
 		.on_message = on_message,

@@ -12,18 +12,18 @@ static uint64_t image_bytes(const struct options *o, uint64_t core)
 
 	if (!o->checkpoint_dir)
 		return 0;
-	return image + image / 8 + (o->core.journal ? image : 0);
+	return image + image / 8 + (o->core.checkpoint.journal ? image : 0);
 }
 
 uint64_t memory_needed(const struct options *o)
 {
 	const struct core_config *c = &o->core;
-	uint64_t weights = (uint64_t)c->n_params * sizeof(float), workers = c->max_workers;
+	uint64_t weights = (uint64_t)c->n_params * sizeof(float), workers = c->sessions.max_workers;
 	uint64_t core = core_bytes(c);
 	/* param_buffers.h: one for each reader, the core's own, and the one that it writes */
 	uint64_t readers = (workers + 2) * weights;
 	/* net.c: messages under way from each worker, and freed ones that the allocator keeps */
-	uint64_t messages = workers * (c->push_window + 2 + KEPT_MESSAGES) * weights;
+	uint64_t messages = workers * (c->sessions.push_window + 2 + KEPT_MESSAGES) * weights;
 
 	return PROGRAM_BYTES + core + image_bytes(o, core) + readers + messages;
 }

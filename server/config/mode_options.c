@@ -112,40 +112,42 @@ static uint32_t batch_images(const struct core_config *c, int64_t told)
 {
 	if (told >= 0)
 		return (uint32_t)told;
-	return c->mode == MODE_SANDBLASTER && c->optim.kind != OPTIM_LBFGS ? SANDBLASTER_BATCH : 0;
+	return c->training.mode == MODE_SANDBLASTER && c->optim.kind != OPTIM_LBFGS
+		       ? SANDBLASTER_BATCH
+		       : 0;
 }
 
 void mode_fill(struct core_config *c, const struct mode_raw *r)
 {
 	int easgd = mode_of(r) == MODE_EASGD;
 
-	c->mode = mode_of(r);
-	c->n_push = given(r->n_push, 1);
-	c->n_fetch = given(r->n_fetch, 1);
-	c->push_sum = r->push;
-	c->prefetch = r->prefetch;
-	c->local_rate = r->local_rate >= 0 ? r->local_rate : easgd ? EASGD_RATE : LOCAL_RATE;
-	c->easgd_beta = r->easgd_beta;
-	c->easgd_momentum = r->easgd_momentum;
-	c->lr_scaling = scaling_of(r, c->optim.kind);
-	c->lr_scaling_warmup = (uint32_t)r->lr_scaling_warmup;
-	c->dc_lambda = r->delay == 0      ? 0
+	c->training.mode = mode_of(r);
+	c->push.n_push = given(r->n_push, 1);
+	c->push.n_fetch = given(r->n_fetch, 1);
+	c->push.sum = r->push;
+	c->push.prefetch = r->prefetch;
+	c->push.local_lr = r->local_rate >= 0 ? r->local_rate : easgd ? EASGD_RATE : LOCAL_RATE;
+	c->easgd.beta = r->easgd_beta;
+	c->easgd.momentum = r->easgd_momentum;
+	c->rate.scaling = scaling_of(r, c->optim.kind);
+	c->rate.scaling_warmup = (uint32_t)r->lr_scaling_warmup;
+	c->dc.lambda = r->delay == 0      ? 0
 		       : r->dc_lambda > 0 ? r->dc_lambda
 		       : r->delay == 1    ? 0.04
 					  : 2;
-	c->dc_adaptive = r->delay == 2;
-	c->ssp_bound = (uint32_t)r->ssp_bound;
-	c->buffer = (uint32_t)r->buffer;
-	c->sync_workers = (uint32_t)r->sync_workers;
-	c->backup_workers = (uint32_t)r->backup_workers;
-	c->batch_images = batch_images(c, r->batch_images);
-	c->lbfgs_history = (uint32_t)r->lbfgs_history;
-	c->lbfgs_trials = (uint32_t)r->lbfgs_trials;
-	c->lbfgs_armijo = r->lbfgs_armijo;
-	c->lbfgs_wolfe = r->lbfgs_wolfe;
+	c->dc.adaptive = r->delay == 2;
+	c->ssp.bound = (uint32_t)r->ssp_bound;
+	c->push.buffer_size = (uint32_t)r->buffer;
+	c->sync.workers = (uint32_t)r->sync_workers;
+	c->sync.backup_workers = (uint32_t)r->backup_workers;
+	c->sandblaster.step_images = batch_images(c, r->batch_images);
+	c->lbfgs.history = (uint32_t)r->lbfgs_history;
+	c->lbfgs.trials = (uint32_t)r->lbfgs_trials;
+	c->lbfgs.armijo = r->lbfgs_armijo;
+	c->lbfgs.wolfe = r->lbfgs_wolfe;
 	if (easgd)
-		c->warm_start_updates =
+		c->leases.warm_start_updates =
 			0; /* an update is many batches, and nobody's steps are wild */
-	if (c->lease_batches < c->n_push)
-		c->lease_batches = c->n_push; /* a push lies inside one lease */
+	if (c->leases.max_batches < c->push.n_push)
+		c->leases.max_batches = c->push.n_push; /* a push lies inside one lease */
 }

@@ -70,7 +70,7 @@ static void fill_optim(struct core_config *c, const struct raw *r)
 {
 	const struct usual *u = &usual[optim_of(r)];
 
-	c->lr = options_rate(r);
+	c->rate.lr = options_rate(r);
 	c->optim = (struct optim){.kind = optim_of(r),
 		.eps = given_or(r->eps, u->eps),
 		.momentum = optim_of(r) == OPTIM_ADAM ? r->beta1 : r->momentum,
@@ -89,34 +89,34 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 {
 	*c = (struct core_config){.model_fingerprint = m->fingerprint,
 		.n_params = m->n_params,
-		.seed = (uint64_t)r->seed,
-		.batch = (uint32_t)r->batch,
-		.max_updates = (uint64_t)r->max_updates,
-		.staleness_scaling = (enum staleness_scaling)r->staleness_scaling,
-		.max_staleness = (uint32_t)r->max_staleness,
-		.max_norm = r->max_norm,
-		.warm_start_updates = (uint32_t)r->warm_start_updates,
-		.warm_start_ramp = (uint32_t)r->warm_start_ramp,
-		.lease_batches = (uint32_t)r->lease_batches,
-		.backup = (enum backup_copies)r->backup,
-		.first_deadline_ms = (uint32_t)r->first_deadline_ms,
-		.eval_images = (uint32_t)r->eval_images,
-		.min_workers = (uint32_t)r->min_workers,
-		.max_workers = (uint32_t)r->max_workers,
-		.push_window = (uint32_t)r->push_window,
-		.replay_window = (uint32_t)r->replay_window,
-		.beat_ms = (uint32_t)r->beat_ms,
-		.suspect_ms = (uint32_t)r->suspect_ms,
-		.dead_ms = (uint32_t)r->dead_ms,
-		.forget_ms = (uint32_t)r->forget_ms,
-		.recovery_ms = (uint32_t)r->recovery_ms,
-		.checkpoint_ms = (uint32_t)r->checkpoint_ms,
+		.training.seed = (uint64_t)r->seed,
+		.training.batch_size = (uint32_t)r->batch,
+		.training.max_updates = (uint64_t)r->max_updates,
+		.rate.staleness_scaling = (enum staleness_scaling)r->staleness_scaling,
+		.limits.max_staleness = (uint32_t)r->max_staleness,
+		.limits.reject_norm = r->max_norm,
+		.leases.warm_start_updates = (uint32_t)r->warm_start_updates,
+		.leases.warm_start_ramp = (uint32_t)r->warm_start_ramp,
+		.leases.max_batches = (uint32_t)r->lease_batches,
+		.leases.backup_copies = (enum backup_copies)r->backup,
+		.leases.first_deadline_ms = (uint32_t)r->first_deadline_ms,
+		.leases.eval_images = (uint32_t)r->eval_images,
+		.leases.min_workers = (uint32_t)r->min_workers,
+		.sessions.max_workers = (uint32_t)r->max_workers,
+		.sessions.push_window = (uint32_t)r->push_window,
+		.sessions.replay_window = (uint32_t)r->replay_window,
+		.sessions.heartbeat_ms = (uint32_t)r->beat_ms,
+		.sessions.suspect_ms = (uint32_t)r->suspect_ms,
+		.sessions.dead_ms = (uint32_t)r->dead_ms,
+		.sessions.ttl_ms = (uint32_t)r->forget_ms,
+		.sessions.recovery_ms = (uint32_t)r->recovery_ms,
+		.checkpoint.interval_ms = (uint32_t)r->checkpoint_ms,
 		.durable = text_or_null(r->checkpoint_dir) != NULL,
-		.journal = r->durability,
-		.accept_rollback = r->accept_rollback};
+		.checkpoint.journal = r->durability,
+		.sessions.accept_rollback = r->accept_rollback};
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
-	c->epochs = options_epochs(r, m);
+	c->training.epochs = options_epochs(r, m);
 	c->data_id_given = text_or_null(r->data_id) != NULL;
 	c->data_id = c->data_id_given ? strtoull(r->data_id, NULL, 16) : 0;
 	fill_optim(c, r);
@@ -404,14 +404,14 @@ int options_parse(struct options *o, int argc, char **argv)
 		return PS_EUSAGE;
 	fill(o, &r);
 	r.optimizer = (int)o->core.optim.kind; /* what was not given, for the dump */
-	r.lr = o->core.lr;
+	r.lr = o->core.rate.lr;
 	r.eps = o->core.optim.eps;
 	r.clip_norm = o->core.optim.clip_norm;
-	r.modes.lr_scaling = (int)o->core.lr_scaling + 1;
+	r.modes.lr_scaling = (int)o->core.rate.scaling + 1;
 	r.warmup = o->core.schedule.warmup;
-	r.epochs = o->core.epochs;
-	r.modes.local_rate = o->core.local_rate;
-	r.modes.batch_images = o->core.batch_images;
+	r.epochs = o->core.training.epochs;
+	r.modes.local_rate = o->core.push.local_lr;
+	r.modes.batch_images = o->core.sandblaster.step_images;
 	log_set_format(o->log_format);
 	log_set_level(o->check_config ? LOG_DEBUG : o->log_level);
 	opt_check(&program, NULL);

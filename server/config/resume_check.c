@@ -51,21 +51,22 @@ static void add_name(struct list *l, const char *option, const char *names, int 
 
 static int delay_of(const struct core_config *c)
 {
-	return c->dc_lambda > 0 ? 1 + (c->dc_adaptive != 0) : 0;
+	return c->dc.lambda > 0 ? 1 + (c->dc.adaptive != 0) : 0;
 }
 
 static void add_mode(struct list *l, const struct core_config *then, const struct core_config *now)
 {
-	if (then->mode != now->mode) {
-		add_name(l, "--mode", MODE_NAMES, (int)then->mode - 1, (int)now->mode - 1);
+	if (then->training.mode != now->training.mode) {
+		add_name(l, "--mode", MODE_NAMES, (int)then->training.mode - 1,
+			(int)now->training.mode - 1);
 		return;
 	}
 	add_name(l, "--optimizer", OPTIM_NAMES, (int)then->optim.kind, (int)now->optim.kind);
-	add_name(l, "--push", PUSH_NAMES, then->push_sum, now->push_sum);
-	add_number(l, "--step-images", then->batch_images, now->batch_images);
-	add_number(l, "--lbfgs-history", then->lbfgs_history, now->lbfgs_history);
-	if ((then->buffer > 1) != (now->buffer > 1))
-		add_number(l, "--buffer-size", then->buffer, now->buffer);
+	add_name(l, "--push", PUSH_NAMES, then->push.sum, now->push.sum);
+	add_number(l, "--step-images", then->sandblaster.step_images, now->sandblaster.step_images);
+	add_number(l, "--lbfgs-history", then->lbfgs.history, now->lbfgs.history);
+	if ((then->push.buffer_size > 1) != (now->push.buffer_size > 1))
+		add_number(l, "--buffer-size", then->push.buffer_size, now->push.buffer_size);
 	add_name(l, "--delay-compensation", DELAY_NAMES, delay_of(then), delay_of(now));
 }
 
@@ -85,13 +86,14 @@ int resume_differences(const struct core_config *then, const struct data_id *dat
 	struct list l = {.out = out, .size = size};
 
 	out[0] = '\0';
-	add_number(&l, "--seed", then->seed, now->seed);
-	add_number(&l, "--batch-size", then->batch, now->batch);
+	add_number(&l, "--seed", then->training.seed, now->training.seed);
+	add_number(&l, "--batch-size", then->training.batch_size, now->training.batch_size);
 	add_mode(&l, then, now);
 	if (strstr(why, "--epochs"))
-		add_number(&l, "--epochs", then->epochs, now->epochs);
+		add_number(&l, "--epochs", then->training.epochs, now->training.epochs);
 	if (strstr(why, "--max-workers"))
-		add_number(&l, "--max-workers", then->max_workers, now->max_workers);
+		add_number(
+			&l, "--max-workers", then->sessions.max_workers, now->sessions.max_workers);
 	if (strstr(why, "--data-id"))
 		add_data(&l, data, now);
 	return l.options;

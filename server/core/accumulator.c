@@ -15,21 +15,21 @@ int gather_is_current(const struct core *c, const struct msg_push *p)
 
 static double weight_of(const struct core *c, uint32_t images)
 {
-	return c->cfg.push_sum ? 1 : (double)images;
+	return c->cfg.push.sum ? 1 : (double)images;
 }
 
 /* Weights are those of staleness, with 1 in the mean, not numbers of images. */
 static int is_buffer(const struct core *c)
 {
-	return c->cfg.mode == MODE_DOWNPOUR || c->cfg.mode == MODE_SSP;
+	return c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP;
 }
 
 /* What the sum of `n` gradients is multiplied with when it is taken. */
 static double factor_of(const struct core *c, double weight, uint32_t n)
 {
 	if (is_buffer(c))
-		return (c->cfg.push_sum ? n : 1) / weight;
-	return c->cfg.push_sum || weight <= 0 ? 1 : 1 / weight;
+		return (c->cfg.push.sum ? n : 1) / weight;
+	return c->cfg.push.sum || weight <= 0 ? 1 : 1 / weight;
 }
 
 /* ---- one running sum ------------------------------------------------------------------------ */
@@ -143,9 +143,11 @@ static int fits(struct core *c, double weight, double peak)
 {
 	const struct gather *a = &c->gather;
 	double sum = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
-	uint32_t most = c->cfg.max_workers > c->cfg.buffer ? c->cfg.max_workers : c->cfg.buffer;
+	uint32_t most = c->cfg.sessions.max_workers > c->cfg.push.buffer_size
+				? c->cfg.sessions.max_workers
+				: c->cfg.push.buffer_size;
 
-	return store_holds(c, sum, c->cfg.lr * most);
+	return store_holds(c, sum, c->cfg.rate.lr * most);
 }
 
 int gather_holds(struct core *c, double weight, double peak)

@@ -80,7 +80,7 @@ void backups_hold(struct core *c, struct worker *w)
  * server, for they follow from this worker's pushes alone. */
 static int is_alone(const struct core *c, const struct worker *w)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (&c->worker[i] != w && c->worker[i].state != SESSION_FREE)
 			return 0;
 	return w->incarnation == 1;
@@ -95,7 +95,7 @@ void backups_hold_replayed(struct core *c, struct worker *w)
 /* Pulls of older versions have no push any more; if each has just one, this one's is over, too. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	int spent = c->cfg.n_fetch <= c->cfg.n_push;
+	int spent = c->cfg.push.n_fetch <= c->cfg.push.n_push;
 	uint32_t n = 0;
 
 	while (n < w->n_held && w->held[n].version < p->base_version)

@@ -205,9 +205,10 @@ static void snapshot_start(struct core *c)
 /* At the end of each step: start a snapshot if one is due, end the run if all is done. */
 static void settle(struct core *c)
 {
-	int failed_lately = c->save_failing && c->now_ms - c->snapshot_ms < c->cfg.checkpoint_ms;
+	int failed_lately =
+		c->save_failing && c->now_ms - c->snapshot_ms < c->cfg.checkpoint.interval_ms;
 	int due = c->urgent || ends_now(c) ||
-		  (c->dirty && c->now_ms - c->snapshot_ms >= c->cfg.checkpoint_ms);
+		  (c->dirty && c->now_ms - c->snapshot_ms >= c->cfg.checkpoint.interval_ms);
 
 	if (!c->cfg.durable) {
 		if (c->ending == END_SNAPSHOT)
@@ -260,7 +261,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	c->n_effects = 0;
 	c->now_ms = now_ms;
 	if (c->recovering && !c->recover_by_ms) {
-		c->recover_by_ms = now_ms + c->cfg.recovery_ms;
+		c->recover_by_ms = now_ms + c->cfg.sessions.recovery_ms;
 		sessions_awaited(c);
 	}
 	switch (ev->kind) {
@@ -295,7 +296,8 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	if (rules_of(c)->settle)
 		rules_of(c)->settle(c);
 	leases_advance(c);
-	if (c->cfg.max_updates && c->stats.updates >= c->cfg.max_updates && c->gather.pushes == 0)
+	if (c->cfg.training.max_updates && c->stats.updates >= c->cfg.training.max_updates &&
+		c->gather.pushes == 0)
 		core_end(c, PS_EDONE);
 	leases_grant_waiting(c);
 	store_answer_push(c);
@@ -332,7 +334,7 @@ const float *core_weights(const struct core *c)
 
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e)
 {
-	return e < c->cfg.epochs ? &c->epoch[e] : NULL;
+	return e < c->cfg.training.epochs ? &c->epoch[e] : NULL;
 }
 
 uint32_t core_training_epoch(const struct core *c)
@@ -371,7 +373,7 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 
 int core_has_begun(const struct core *c)
 {
-	return c->started || c->cfg.epochs == 0;
+	return c->started || c->cfg.training.epochs == 0;
 }
 
 int core_is_active(const struct worker *w)
@@ -383,7 +385,7 @@ uint32_t core_live_workers(const struct core *c)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		n += (uint32_t)core_is_active(&c->worker[i]);
 	return n;
 }

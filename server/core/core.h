@@ -18,90 +18,7 @@
 #include <stdint.h>
 #include "common/err.h"
 #include "proto/msg.h"
-#include "server/core/optim.h"
-
-/* What a gradient that is tau versions old does to the rate (algorithms: Zhang 2016, arXiv
- * 1511.05950). */
-enum staleness_scaling {
-	STALE_CONSTANT, /* eta */
-	STALE_RELATIVE, /* eta / max(1, tau / live workers): only gradients staler than their share
-			   shrink */
-	STALE_INVERSE,  /* eta / max(1, tau) */
-};
-#define STALENESS_SCALING_NAMES "constant|relative|inverse"
-
-/* When an idle worker gets a copy of work that another one has. */
-enum backup_copies {
-	BACKUP_LATE,      /* when the other one is late, see pace.h */
-	BACKUP_IMMEDIATE, /* at once (Dean 2012, Sandblaster) */
-	BACKUP_NONE,
-};
-#define BACKUP_NAMES "late|immediate|none"
-
-/* Everything a run is made of. The part that must not change when a run is resumed is in the
- * checkpoint and compared there. Ranges are the option table's (server/config/options.c). */
-struct core_config {
-	struct run_id run;
-	uint64_t term; /* of the server: >= 1, one more at every start */
-	char model[WIRE_MAX_MODEL + 1];
-	uint64_t model_fingerprint;
-	size_t n_params;
-	uint64_t seed;
-	uint32_t batch;  /* images per batch, >= 1 */
-	uint32_t epochs; /* 0: no data set, no leases; the run ends at max_updates or a drain */
-	uint64_t max_updates; /* 0: no bound */
-	uint64_t data_id;     /* fingerprint that a worker's data set must have, if data_id_given */
-	int data_id_given;
-	enum mode mode;
-	struct optim optim;
-	double lr; /* eta, > 0 */
-	struct schedule schedule;
-	enum lr_scaling lr_scaling; /* downpour, ssp, sync; the others have none */
-	uint32_t lr_scaling_warmup; /* updates */
-	uint32_t n_push, n_fetch;   /* downpour, ssp, easgd: told to the workers (msg_welcome) */
-	int push_sum, prefetch;
-	double local_rate;
-	double easgd_beta;     /* EASGD: of the distance to the centre, all members together */
-	double easgd_momentum; /* EASGD: of the workers' own steps; 0: none */
-	double dc_lambda;      /* downpour: delay compensation (Zheng 2017); 0: none */
-	int dc_adaptive;       /* 1: lambda / sqrt(mean square of the gradient) */
-	uint32_t ssp_bound;    /* ssp: batches that one may be ahead of the slowest */
-	uint32_t buffer;       /* downpour, ssp: gradients of an update; 0 and 1: each by itself */
-	uint32_t sync_workers; /* sync: gradients that make a step; 0: all live workers' but those
-				  of backup_workers */
-	uint32_t backup_workers;          /* sync: workers of a step that it does not wait for */
-	uint32_t batch_images;            /* sandblaster: images of a step; 0: all */
-	uint32_t lbfgs_history;           /* pairs kept, 1..LBFGS_MAX_HISTORY */
-	uint32_t lbfgs_trials;            /* most points that one line search looks at, >= 1 */
-	double lbfgs_armijo, lbfgs_wolfe; /* 0 < armijo < wolfe < 1 */
-	enum staleness_scaling staleness_scaling;
-	uint32_t max_staleness; /* older gradients are refused; 0: 32 times the live workers; ssp:
-				   none */
-	double max_norm;        /* a push with a larger L2 norm is refused; 0: no limit */
-	uint32_t warm_start_updates; /* by one worker, before the others get leases */
-	uint32_t
-		warm_start_ramp; /* updates from one more worker to the next after that; 0: all start */
-	uint32_t lease_batches; /* most batches in one lease, >= 1 */
-	enum backup_copies backup;
-	uint32_t first_deadline_ms; /* of a grant while nobody has delivered anything, >= 1 */
-	uint32_t eval_images;       /* test images in one evaluation lease, >= 1 */
-	uint32_t min_workers;       /* no lease before so many workers are live, >= 1 */
-	uint32_t max_workers;       /* slots, 1..WIRE_MAX_WORKERS */
-	uint32_t push_window, replay_window;   /* see msg_welcome */
-	uint32_t beat_ms, suspect_ms, dead_ms; /* beat_ms < suspect_ms < dead_ms */
-	uint32_t forget_ms;   /* >= dead_ms. After a restart the slot of a worker that has not come
-			       * back is kept for it so   long, because it may hold pushes that no
-			       * snapshot has; a worker gives up by itself first */
-	uint32_t recovery_ms; /* after a restart: no new lease until every live worker is back, at
-				 most so long */
-	uint32_t checkpoint_ms; /* least time between snapshots */
-	uint64_t generation; /* newest snapshot there is: the core's first one is generation + 1 */
-	int durable; /* snapshots go to a disk; 0: there is none and ACK says durable at once */
-	int journal; /* and every event goes to a journal before what follows from it is told to
-		      * anybody: what is decided is durable by the time that it is heard */
-	int accept_rollback; /* go on with workers that know of newer durable pushes than this state
-			      */
-};
+#include "server/core/config.h"
 
 enum event_kind {
 	EVENT_MESSAGE,     /* msg from peer; decoded, therefore well-formed */
@@ -253,9 +170,9 @@ const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
 /* The current weights (n_params floats) and their version; valid until the next step. */
 const float *core_weights(const struct core *c);
-/* Epoch `e`'s record, or NULL past cfg.epochs. */
+/* Epoch `e`'s record, or NULL past cfg.training.epochs. */
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);
-/* Epoch under way, from 0; == cfg.epochs when all are done. */
+/* Epoch under way, from 0; == cfg.training.epochs when all are done. */
 uint32_t core_training_epoch(const struct core *c);
 /* How the run ends (PS_EDONE, PS_ESHUTDOWN, PS_EDIVERGED) when only its last snapshot is left to
  * do; 0: it trains, waits for a recovery, or is over. */

@@ -24,14 +24,14 @@ static int same(const struct data_id *a, const struct data_id *b)
 
 int dataset_is_of_run(const struct core *c, const struct worker *w)
 {
-	return c->cfg.epochs == 0 || same(&w->data, &c->data);
+	return c->cfg.training.epochs == 0 || same(&w->data, &c->data);
 }
 
 uint32_t dataset_workers(const struct core *c)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		n += c->worker[i].state == SESSION_LIVE && dataset_is_of_run(c, &c->worker[i]);
 	return n;
 }
@@ -74,7 +74,7 @@ static void refuse(struct core *c, const struct data_id *d, uint32_t peer)
 
 int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
 {
-	if (c->cfg.epochs == 0)
+	if (c->cfg.training.epochs == 0)
 		return 1;
 	if (!leases_can_open(c, d)) {
 		core_refuse(c, peer, PS_EWRONGDATA, 0,
@@ -94,7 +94,7 @@ static uint32_t votes(const struct core *c, const struct data_id *d)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		n += c->worker[i].state == SESSION_LIVE && same(&c->worker[i].data, d);
 	return n;
 }
@@ -102,7 +102,7 @@ static uint32_t votes(const struct core *c, const struct data_id *d)
 /* Nothing of the one before was counted. */
 static void adopt(struct core *c, const struct data_id *d)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		leases_release(c, w);
@@ -115,7 +115,7 @@ static void adopt(struct core *c, const struct data_id *d)
 
 static int is_contested(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (c->worker[i].state == SESSION_LIVE && !same(&c->worker[i].data, &c->data))
 			return 1;
 	return 0;
@@ -125,9 +125,9 @@ void dataset_choose(struct core *c)
 {
 	struct data_id best = c->data;
 
-	if (c->data_fixed || c->cfg.epochs == 0 || !is_contested(c))
+	if (c->data_fixed || c->cfg.training.epochs == 0 || !is_contested(c))
 		return;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->state == SESSION_LIVE && votes(c, &w->data) > votes(c, &best))
@@ -152,10 +152,10 @@ enum reject dataset_judge(struct core *c, const struct worker *w, const struct m
 /* A worker of another one says HELLO again and is refused. */
 void dataset_contributed(struct core *c)
 {
-	if (c->data_fixed || c->cfg.epochs == 0)
+	if (c->data_fixed || c->cfg.training.epochs == 0)
 		return;
 	c->data_fixed = 1;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->state == SESSION_JOINING || w->state == SESSION_LIVE ||

@@ -33,9 +33,9 @@ static uint64_t max_staleness(const struct core *c)
 {
 	uint64_t live = core_live_workers(c);
 
-	if (c->cfg.max_staleness)
-		return c->cfg.max_staleness;
-	if (c->cfg.mode == MODE_SSP)
+	if (c->cfg.limits.max_staleness)
+		return c->cfg.limits.max_staleness;
+	if (c->cfg.training.mode == MODE_SSP)
 		return UINT64_MAX; /* its clocks bound it */
 	return 32 * (live > 1 ? live : 1);
 }
@@ -55,12 +55,12 @@ double downpour_rate(const struct core *c, uint64_t tau)
 	double live = core_live_workers(c);
 	double age = (double)tau, rate;
 
-	if (c->cfg.mode == MODE_EASGD)
+	if (c->cfg.training.mode == MODE_EASGD)
 		return 1;
 	rate = store_scaled_rate(c, 1, (double)tau);
-	if (c->cfg.staleness_scaling == STALE_CONSTANT)
+	if (c->cfg.rate.staleness_scaling == STALE_CONSTANT)
 		return rate;
-	if (c->cfg.staleness_scaling == STALE_RELATIVE)
+	if (c->cfg.rate.staleness_scaling == STALE_RELATIVE)
 		age /= live > 1 ? live : 1;
 	return rate / (age > 1 ? age : 1);
 }
@@ -71,13 +71,13 @@ double easgd_part(const struct core *c)
 {
 	uint32_t members = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
 		members += w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
 			   (w->state == SESSION_AWAY && !w->overdue);
 	}
-	return c->cfg.easgd_beta / (members ? members : 1);
+	return c->cfg.easgd.beta / (members ? members : 1);
 }
 
 /* ---- a buffer of several gradients ----------------------------------------------------------- */
@@ -94,9 +94,9 @@ static double buffer_weight(const struct core *c, uint64_t tau)
 	double live = core_live_workers(c), age = (double)tau;
 	double scale = store_scale(c, 1, (double)tau);
 
-	if (c->cfg.staleness_scaling == STALE_CONSTANT)
+	if (c->cfg.rate.staleness_scaling == STALE_CONSTANT)
 		return scale;
-	if (c->cfg.staleness_scaling == STALE_RELATIVE)
+	if (c->cfg.rate.staleness_scaling == STALE_RELATIVE)
 		age /= live > 1 ? live : 1;
 	return scale / (age > 1 ? age : 1);
 }
@@ -104,7 +104,7 @@ static double buffer_weight(const struct core *c, uint64_t tau)
 static void record(struct core *c, uint64_t images, double loss_sum)
 {
 	c->stats.updates++;
-	if (c->cfg.epochs == 0)
+	if (c->cfg.training.epochs == 0)
 		return;
 	leases_record(c, images, loss_sum);
 	c->epoch[c->leases.epoch].updates++;
@@ -113,12 +113,12 @@ static void record(struct core *c, uint64_t images, double loss_sum)
 void downpour_settle(struct core *c)
 {
 	struct gather *a = &c->gather;
-	int last = c->cfg.epochs && c->leases.n_done == c->leases.n_batches;
+	int last = c->cfg.training.epochs && c->leases.n_done == c->leases.n_batches;
 
-	if (!has_buffer(c) || a->pushes == 0 || (a->pushes < c->cfg.buffer && !last))
+	if (!has_buffer(c) || a->pushes == 0 || (a->pushes < c->cfg.push.buffer_size && !last))
 		return;
 	/* a sum is scaled by the number of its gradients already */
-	double gradients = c->cfg.push_sum ? 1 : a->pushes;
+	double gradients = c->cfg.push.sum ? 1 : a->pushes;
 	gather_mean(c, c->store.scratch);
 	store_step(c, c->store.scratch, store_scaled_rate(c, gradients, 0) * a->weight / a->pushes);
 	record(c, a->images, a->loss_sum);
@@ -153,9 +153,9 @@ static void compensate(struct core *c, const float *weights_then, struct slice *
 	float *square = c->store.dc_square + s->offset;
 
 	for (uint64_t i = 0; i < s->count; i++) {
-		double g = (double)s->data[i], lambda = c->cfg.dc_lambda;
+		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;
 
-		if (c->cfg.dc_adaptive) {
+		if (c->cfg.dc.adaptive) {
 			square[i] = next_square(square[i], g);
 			lambda /= sqrt((double)square[i] + DC_EPS);
 		}
@@ -186,9 +186,9 @@ static double compensated_peak(
 	double peak = 0;
 
 	for (uint64_t i = 0; i < s->count; i++) {
-		double g = (double)s->data[i], lambda = c->cfg.dc_lambda;
+		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;
 
-		if (c->cfg.dc_adaptive)
+		if (c->cfg.dc.adaptive)
 			lambda /= sqrt(
 				(double)next_square(c->store.dc_square[s->offset + i], g) + DC_EPS);
 		double x = fabs((double)compensated(lambda, g, now[i], then[i]));
@@ -201,7 +201,7 @@ static double compensated_peak(
 /* A bound of that in constant time; infinite if too little is known. */
 static double compensated_bound(const struct core *c, const float *then, double peak)
 {
-	double lambda = c->cfg.dc_lambda / (c->cfg.dc_adaptive ? sqrt(DC_EPS) : 1);
+	double lambda = c->cfg.dc.lambda / (c->cfg.dc.adaptive ? sqrt(DC_EPS) : 1);
 	double largest = then == c->store.weights ? 0 : backups_peak(c, then);
 
 	if (then == c->store.weights)
@@ -234,7 +234,7 @@ static int compensated_fits(struct core *c, const struct worker *w, const struct
 
 int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	if (c->cfg.dc_lambda > 0)
+	if (c->cfg.dc.lambda > 0)
 		return compensated_fits(c, w, p);
 	return holds(c, p, store_peak(&p->slices));
 }
@@ -246,7 +246,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	const struct slices *s = &p->slices;
 
 	count_staleness(c, tau);
-	if (c->cfg.dc_lambda > 0) {
+	if (c->cfg.dc.lambda > 0) {
 		compensated = p->slices;
 		compensate_all(c, w, p, &compensated);
 		s = &compensated;
@@ -266,22 +266,22 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
  * that all start at the same weights add up to one huge step. */
 static uint64_t admitted(const struct core *c)
 {
-	uint64_t version = c->store.version, warm = c->cfg.warm_start_updates;
+	uint64_t version = c->store.version, warm = c->cfg.leases.warm_start_updates;
 
 	if (version < warm)
 		return 1;
-	if (warm == 0 || c->cfg.warm_start_ramp == 0)
+	if (warm == 0 || c->cfg.leases.warm_start_ramp == 0)
 		return UINT64_MAX;
-	return 2 + (version - warm) / c->cfg.warm_start_ramp;
+	return 2 + (version - warm) / c->cfg.leases.warm_start_ramp;
 }
 
 int downpour_holds_back(const struct core *c, const struct worker *w)
 {
 	uint64_t most = admitted(c), at_work = 0;
 
-	if (most >= c->cfg.max_workers)
+	if (most >= c->cfg.sessions.max_workers)
 		return 0;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
 
 		at_work += o != w && core_is_active(o) && o->grant.request &&
@@ -292,7 +292,7 @@ int downpour_holds_back(const struct core *c, const struct worker *w)
 
 static uint32_t allow(const struct core *c, const struct worker *w)
 {
-	return downpour_holds_back(c, w) ? 0 : c->cfg.lease_batches;
+	return downpour_holds_back(c, w) ? 0 : c->cfg.leases.max_batches;
 }
 
 const struct rules rules_downpour = {.judge = downpour_judge,

@@ -24,25 +24,25 @@ static size_t place(size_t *at, size_t n, size_t size)
  */
 static size_t max_effects(const struct core_config *cfg)
 {
-	return 3 * (size_t)cfg->max_workers + CORE_MAX_ADMINS + 8;
+	return 3 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + 8;
 }
 
 static int sums(const struct core_config *cfg)
 {
-	int is_async = cfg->mode == MODE_DOWNPOUR || cfg->mode == MODE_SSP;
+	int is_async = cfg->training.mode == MODE_DOWNPOUR || cfg->training.mode == MODE_SSP;
 
-	return cfg->mode == MODE_SANDBLASTER || (is_async && cfg->buffer > 1);
+	return cfg->training.mode == MODE_SANDBLASTER || (is_async && cfg->push.buffer_size > 1);
 }
 
 /* Gradients that sync keeps apart until a step ends. */
 static uint32_t room(const struct core_config *cfg)
 {
-	return cfg->mode == MODE_SYNC ? cfg->max_workers : 0;
+	return cfg->training.mode == MODE_SYNC ? cfg->sessions.max_workers : 0;
 }
 
 static size_t max_backups(const struct core_config *cfg)
 {
-	return cfg->dc_lambda > 0 ? (size_t)BACKUPS_MAX_HELD * cfg->max_workers : 0;
+	return cfg->dc.lambda > 0 ? (size_t)BACKUPS_MAX_HELD * cfg->sessions.max_workers : 0;
 }
 
 /* Values between one vector and the next of a list. */
@@ -54,25 +54,25 @@ static size_t stride(const struct core_config *cfg)
 static struct layout layout_of(const struct core_config *cfg)
 {
 	struct layout l = {0};
-	size_t batches = cfg->epochs ? WIRE_MAX_BATCHES : 0, n = stride(cfg);
-	int dc = cfg->dc_lambda > 0, search = cfg->optim.kind == OPTIM_LBFGS;
+	size_t batches = cfg->training.epochs ? WIRE_MAX_BATCHES : 0, n = stride(cfg);
+	int dc = cfg->dc.lambda > 0, search = cfg->optim.kind == OPTIM_LBFGS;
 
 	l.core = place(&l.end, 1, sizeof(struct core));
-	l.workers = place(&l.end, cfg->max_workers, sizeof(struct worker));
-	l.decisions = place(
-		&l.end, (size_t)cfg->max_workers * cfg->replay_window, sizeof(struct decision));
-	l.epochs = place(&l.end, cfg->epochs, sizeof(struct epoch_record));
+	l.workers = place(&l.end, cfg->sessions.max_workers, sizeof(struct worker));
+	l.decisions = place(&l.end, (size_t)cfg->sessions.max_workers * cfg->sessions.replay_window,
+		sizeof(struct decision));
+	l.epochs = place(&l.end, cfg->training.epochs, sizeof(struct epoch_record));
 	l.effects = place(&l.end, max_effects(cfg), sizeof(struct effect));
 	l.batches = place(&l.end, batches, 1);
 	l.copies = place(&l.end, batches, 1);
 	l.portions = place(&l.end, batches, 1);
-	l.eval = place(&l.end, cfg->epochs ? n : 0, sizeof(float));
+	l.eval = place(&l.end, cfg->training.epochs ? n : 0, sizeof(float));
 	l.scratch = place(&l.end, sums(cfg) || room(cfg) || dc ? n : 0, sizeof(float));
 	l.sum = place(&l.end, sums(cfg) ? n : 0, sizeof(double));
 	l.parts = place(&l.end, room(cfg), sizeof(struct part));
 	l.kept = place(&l.end, room(cfg) * n, sizeof(float));
-	l.square = place(&l.end, dc && cfg->dc_adaptive ? n : 0, sizeof(float));
-	l.lbfgs = place(&l.end, search ? n * lbfgs_vectors(cfg->lbfgs_history) : 0, sizeof(float));
+	l.square = place(&l.end, dc && cfg->dc.adaptive ? n : 0, sizeof(float));
+	l.lbfgs = place(&l.end, search ? n * lbfgs_vectors(cfg->lbfgs.history) : 0, sizeof(float));
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
 		l.state[i] = place(&l.end, n, sizeof(float));
 	l.copies_of = place(&l.end, max_backups(cfg), sizeof(struct backup));
@@ -112,7 +112,7 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 		memset(c->gather.sum, 0, cfg->n_params * sizeof(double));
 	}
 	place_parts(c, memory, l);
-	if (cfg->dc_lambda > 0) {
+	if (cfg->dc.lambda > 0) {
 		struct backups *b = &c->backups;
 		b->n = (uint32_t)max_backups(cfg);
 		b->copy = (struct backup *)(void *)floats_at(memory, l->copies_of);
@@ -120,7 +120,7 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 		b->values = floats_at(memory, l->backups);
 		b->stride = n;
 		c->store.dc_square = floats_at(memory, l->square);
-		if (cfg->dc_adaptive)
+		if (cfg->dc.adaptive)
 			memset(c->store.dc_square, 0, cfg->n_params * sizeof(float));
 	}
 	if (cfg->optim.kind == OPTIM_LBFGS) {
@@ -128,7 +128,7 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 		c->lbfgs.x = v;
 		c->lbfgs.g = v + n;
 		c->lbfgs.d = v + 2 * n;
-		for (uint32_t i = 0; i < cfg->lbfgs_history; i++) {
+		for (uint32_t i = 0; i < cfg->lbfgs.history; i++) {
 			c->lbfgs.s[i] = v + (3 + 2 * i) * n;
 			c->lbfgs.y[i] = v + (4 + 2 * i) * n;
 		}
@@ -146,8 +146,8 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	memset(base, 0, l.effects);
 	c->cfg = *cfg;
 	c->worker = (struct worker *)(void *)(base + l.workers);
-	for (uint32_t i = 0; i < cfg->max_workers; i++)
-		c->worker[i].decisions = d + (size_t)i * cfg->replay_window;
+	for (uint32_t i = 0; i < cfg->sessions.max_workers; i++)
+		c->worker[i].decisions = d + (size_t)i * cfg->sessions.replay_window;
 	c->epoch = (struct epoch_record *)(void *)(base + l.epochs);
 	c->effect = (struct effect *)(void *)(base + l.effects);
 	c->max_effects = max_effects(cfg);

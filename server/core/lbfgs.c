@@ -15,7 +15,7 @@ size_t lbfgs_vectors(uint32_t history)
 /* Ring index of the pair that is `age` older than the newest. */
 static uint32_t pair_at(const struct core *c, uint32_t age)
 {
-	uint32_t m = c->cfg.lbfgs_history;
+	uint32_t m = c->cfg.lbfgs.history;
 
 	return (c->lbfgs.newest + m - age) % m;
 }
@@ -98,20 +98,20 @@ static void remember(struct core *c, const float *g)
 {
 	struct lbfgs *b = &c->lbfgs;
 	size_t n = c->store.n;
-	uint32_t j = b->pairs ? (b->newest + 1) % c->cfg.lbfgs_history : b->newest;
+	uint32_t j = b->pairs ? (b->newest + 1) % c->cfg.lbfgs.history : b->newest;
 
 	vec_sum(b->s[j], c->store.weights, -1, b->x, n);
 	vec_sum(b->y[j], g, -1, b->g, n);
 	double ys = vec_dot(b->y[j], b->s[j], n), yy = vec_dot(b->y[j], b->y[j], n);
 	if (!(ys > CURVATURE * yy)) {
-		if (b->pairs == c->cfg.lbfgs_history)
+		if (b->pairs == c->cfg.lbfgs.history)
 			b->pairs--; /* its place was the oldest one's */
 		return;
 	}
 	b->ys[j] = ys;
 	b->yy = yy;
 	b->newest = j;
-	b->pairs += b->pairs < c->cfg.lbfgs_history;
+	b->pairs += b->pairs < c->cfg.lbfgs.history;
 }
 
 static int accept(struct core *c, double f, const float *g)
@@ -158,11 +158,11 @@ int lbfgs_pass(struct core *c, double f, const float *g)
 	}
 	c->stats.trials++;
 	b->trials++;
-	int lower = f <= b->f + c->cfg.lbfgs_armijo * b->step * b->slope + ROUNDING * fabs(b->f);
-	int flat = lower && vec_dot(g, b->d, n) >= c->cfg.lbfgs_wolfe * b->slope;
-	if (flat || (lower && b->trials >= c->cfg.lbfgs_trials))
+	int lower = f <= b->f + c->cfg.lbfgs.armijo * b->step * b->slope + ROUNDING * fabs(b->f);
+	int flat = lower && vec_dot(g, b->d, n) >= c->cfg.lbfgs.wolfe * b->slope;
+	if (flat || (lower && b->trials >= c->cfg.lbfgs.trials))
 		return accept(c, f, g);
-	if (b->trials >= c->cfg.lbfgs_trials)
+	if (b->trials >= c->cfg.lbfgs.trials)
 		return give_up(c);
 	if (lower)
 		b->low = b->step;

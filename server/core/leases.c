@@ -22,7 +22,8 @@ static uint32_t ceil_div(uint64_t a, uint64_t b)
 
 uint32_t leases_images(const struct core *c, uint32_t first, uint32_t count)
 {
-	uint64_t from = (uint64_t)first * c->cfg.batch, to = from + (uint64_t)count * c->cfg.batch;
+	uint64_t from = (uint64_t)first * c->cfg.training.batch_size,
+		 to = from + (uint64_t)count * c->cfg.training.batch_size;
 
 	return (uint32_t)((to < c->data.n_train ? to : c->data.n_train) - from);
 }
@@ -47,7 +48,7 @@ static void open_epoch(struct core *c)
 
 int leases_can_open(const struct core *c, const struct data_id *d)
 {
-	uint64_t most = (uint64_t)c->cfg.batch * WIRE_MAX_BATCHES;
+	uint64_t most = (uint64_t)c->cfg.training.batch_size * WIRE_MAX_BATCHES;
 
 	return d->n_train > 0 && d->n_train <= most && d->n_test > 0;
 }
@@ -57,8 +58,8 @@ void leases_open(struct core *c, const struct data_id *d)
 	struct leases *l = &c->leases;
 
 	c->data = *d;
-	l->n_batches = ceil_div(d->n_train, c->cfg.batch);
-	l->eval_size = c->cfg.eval_images;
+	l->n_batches = ceil_div(d->n_train, c->cfg.training.batch_size);
+	l->eval_size = c->cfg.leases.eval_images;
 	if (l->eval_size < ceil_div(d->n_test, WIRE_MAX_BATCHES))
 		l->eval_size = ceil_div(d->n_test, WIRE_MAX_BATCHES);
 	l->n_portions = ceil_div(d->n_test, l->eval_size);
@@ -106,7 +107,7 @@ static int holds(const struct core *c, const struct worker *w, int eval, uint32_
 /* Some other worker has it, too, and is in time. */
 static int is_in_good_hands(const struct core *c, const struct worker *but, int eval, uint32_t i)
 {
-	for (uint32_t k = 0; k < c->cfg.max_workers; k++) {
+	for (uint32_t k = 0; k < c->cfg.sessions.max_workers; k++) {
 		const struct worker *w = &c->worker[k];
 
 		if (w != but && !w->pace.late && holds(c, w, eval, i))
@@ -147,16 +148,17 @@ void leases_release(struct core *c, struct worker *w)
 enum reject leases_judge(const struct core *c, const struct work *work, uint32_t images)
 {
 	const struct leases *l = &c->leases;
-	int is_sync = c->cfg.mode == MODE_SYNC; /* it judges by itself what is of its step */
+	int is_sync =
+		c->cfg.training.mode == MODE_SYNC; /* it judges by itself what is of its step */
 
-	if (c->cfg.epochs == 0)
+	if (c->cfg.training.epochs == 0)
 		return work->count == 0 ? REJECT_NONE : REJECT_SHAPE;
 	if (work->count == 0 || work->first >= l->n_batches ||
 		work->count > l->n_batches - work->first)
 		return REJECT_SHAPE;
 	if (images != leases_images(c, work->first, work->count))
 		return REJECT_SHAPE;
-	if (work->epoch != l->epoch || l->epoch >= c->cfg.epochs)
+	if (work->epoch != l->epoch || l->epoch >= c->cfg.training.epochs)
 		return work->epoch < l->epoch ? REJECT_WORK : REJECT_SHAPE;
 	for (uint32_t i = work->first; i < work->first + work->count; i++)
 		if (l->batch[i] == BATCH_DONE || (l->batch[i] == BATCH_SHUT && !is_sync))
@@ -192,7 +194,7 @@ void leases_advance(struct core *c)
 	struct effect *e;
 
 	if (l->n_batches == 0 || l->n_done < l->n_batches || l->evaluating ||
-		l->epoch >= c->cfg.epochs || c->gather.pushes > 0 || c->blaster.open)
+		l->epoch >= c->cfg.training.epochs || c->gather.pushes > 0 || c->blaster.open)
 		return;
 	c->epoch[l->epoch].end_ms = c->now_ms;
 	e = core_emit(c, EFFECT_EPOCH, 0);
@@ -202,7 +204,7 @@ void leases_advance(struct core *c)
 	l->n_evaluated = 0;
 	memset(l->portion, BATCH_FREE, l->n_portions);
 	l->epoch++;
-	if (l->epoch < c->cfg.epochs)
+	if (l->epoch < c->cfg.training.epochs)
 		open_epoch(c);
 	c->dirty = 1;
 }
@@ -216,7 +218,7 @@ static void evaluated(struct core *c)
 	l->evaluating = 0;
 	core_emit(c, EFFECT_EPOCH, 0)->epoch = l->epoch - 1;
 	c->dirty = 1;
-	if (l->epoch >= c->cfg.epochs)
+	if (l->epoch >= c->cfg.training.epochs)
 		core_end(c, PS_EDONE);
 }
 
@@ -281,7 +283,7 @@ static uint8_t *late_portion(struct core *c)
 {
 	struct leases *l = &c->leases;
 
-	for (uint32_t k = 0; k < c->cfg.max_workers && c->pace.n_late[1]; k++) {
+	for (uint32_t k = 0; k < c->cfg.sessions.max_workers && c->pace.n_late[1]; k++) {
 		const struct worker *o = &c->worker[k];
 		uint32_t i = o->grant.eval_first / l->eval_size;
 
@@ -332,7 +334,7 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 		return &l->batch[last->first];
 	if (here && is_free(l, last->first + last->count))
 		return &l->batch[last->first + last->count];
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		live += (uint32_t)core_is_active(&c->worker[i]);
 		before += core_is_active(&c->worker[i]) && &c->worker[i] < w;
 	}
@@ -360,7 +362,7 @@ static uint8_t *late_batch(struct core *c)
 	struct leases *l = &c->leases;
 	uint8_t *best = NULL;
 
-	for (uint32_t k = 0; k < c->cfg.max_workers && c->pace.n_late[0]; k++) {
+	for (uint32_t k = 0; k < c->cfg.sessions.max_workers && c->pace.n_late[0]; k++) {
 		const struct worker *o = &c->worker[k];
 		const struct work *work = &o->grant.work;
 
@@ -383,7 +385,7 @@ static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 {
 	if (w->pace.stalled) /* any: its grant is a shadow, and it can show that it works */
 		return copied_least(&c->leases);
-	switch (c->cfg.backup) {
+	switch (c->cfg.leases.backup_copies) {
 	case BACKUP_LATE:
 		return late_batch(c);
 	case BACKUP_IMMEDIATE:
@@ -436,7 +438,7 @@ static void grant_training(struct core *c, struct worker *w)
 	struct leases *l = &c->leases;
 	uint32_t live = core_live_workers(c), most, allowed;
 
-	if (l->epoch >= c->cfg.epochs)
+	if (l->epoch >= c->cfg.training.epochs)
 		return;
 	allowed = rules_of(c)->allow(c, w);
 	if (allowed == 0)
@@ -453,7 +455,7 @@ static void grant_training(struct core *c, struct worker *w)
 
 int leases_may_grant(struct core *c)
 {
-	if (!c->started && dataset_workers(c) >= c->cfg.min_workers)
+	if (!c->started && dataset_workers(c) >= c->cfg.leases.min_workers)
 		c->started = 1;
 	return c->started && !c->recovering && c->ending == END_NOT && c->leases.n_batches;
 }
@@ -462,7 +464,7 @@ void leases_grant_waiting(struct core *c)
 {
 	if (!leases_may_grant(c))
 		return;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->waiting && w->state == SESSION_LIVE && w->peer && dataset_is_of_run(c, w) &&

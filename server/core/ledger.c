@@ -14,7 +14,7 @@
 
 static struct decision *decision_at(const struct core *c, const struct worker *w, uint64_t seq)
 {
-	return &w->decisions[seq % c->cfg.replay_window];
+	return &w->decisions[seq % c->cfg.sessions.replay_window];
 }
 
 static void answer(
@@ -36,7 +36,7 @@ static void answer_duplicate(struct core *c, struct worker *w, uint64_t seq)
 	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN};
 	const struct decision *d = decision_at(c, w, seq);
 	/* a place in the window may be empty: the snapshot's window was smaller, or a rollback */
-	int kept = w->last_seq - seq < c->cfg.replay_window && d->verdict != VERDICT_NONE;
+	int kept = w->last_seq - seq < c->cfg.sessions.replay_window && d->verdict != VERDICT_NONE;
 
 	c->stats.duplicates++;
 	answer(c, w, seq, kept ? d : &forgotten, 1);
@@ -44,7 +44,7 @@ static void answer_duplicate(struct core *c, struct worker *w, uint64_t seq)
 
 void ledger_forget(struct core *c, struct worker *w)
 {
-	memset(w->decisions, 0, c->cfg.replay_window * sizeof(*w->decisions));
+	memset(w->decisions, 0, c->cfg.sessions.replay_window * sizeof(*w->decisions));
 }
 
 /* Whose work it is, and of which weights. Before the run begins nobody was given any, but what had
@@ -127,7 +127,8 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	d->version = c->store.version;
 	if (!c->cfg.durable)
 		w->durable_seq = w->last_seq;
-	else if (!c->cfg.journal && w->last_seq - w->durable_seq >= c->cfg.replay_window / 2)
+	else if (!c->cfg.checkpoint.journal &&
+		 w->last_seq - w->durable_seq >= c->cfg.sessions.replay_window / 2)
 		c->urgent = 1; /* before the worker has to wait for us */
 	answer(c, w, p->seq, d, 0);
 	if (r == REJECT_NONFINITE)

@@ -12,5 +12,5 @@ const struct rules *rules_of(const struct core *c)
 		[MODE_EASGD] = &rules_downpour,
 	};
 
-	return rows[c->cfg.mode];
+	return rows[c->cfg.training.mode];
 }

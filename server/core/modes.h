@@ -82,7 +82,7 @@ void gather_add_weighted(
 /* 1: the step with a gradient of at most `peak` in magnitude more leaves all finite. */
 int gather_holds(struct core *c, double weight, double peak);
 void gather_keep(struct core *c, const struct msg_push *p);
-/* The weighted mean of what was gathered into `g` (n_params floats); with cfg.push_sum the sum. */
+/* The weighted mean of what was gathered into `g` (n_params floats); with cfg.push.sum the sum. */
 void gather_mean(const struct core *c, float *g);
 double gather_loss_sum(const struct core *c);
 void gather_clear(struct core *c);

@@ -153,9 +153,9 @@ static uint64_t next_pieces(const struct core *c, const struct worker *w)
 {
 	uint32_t left = w->pace.left ? w->pace.left : 1;
 
-	if (rules_of(c)->exact || left < c->cfg.n_push)
+	if (rules_of(c)->exact || left < c->cfg.push.n_push)
 		return left;
-	return c->cfg.n_push;
+	return c->cfg.push.n_push;
 }
 
 static int is_late(const struct core *c, const struct worker *w)
@@ -171,9 +171,9 @@ static int is_late(const struct core *c, const struct worker *w)
 void pace_look(struct core *c)
 {
 	memset(c->pace.n_late, 0, sizeof(c->pace.n_late));
-	if (c->cfg.backup != BACKUP_LATE)
+	if (c->cfg.leases.backup_copies != BACKUP_LATE)
 		return;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		w->pace.late = is_late(c, w);
@@ -199,7 +199,7 @@ static uint64_t deadline_ms(const struct core *c, const struct worker *w)
 	uint64_t ms = PACE_DEADLINE * next_pieces(c, w) * usual_us(c, w) / 1000;
 
 	if (c->pace.recent[kind_of(w)].n == 0)
-		return c->cfg.first_deadline_ms;
+		return c->cfg.leases.first_deadline_ms;
 	return ms > PACE_DEADLINE_MS ? ms : PACE_DEADLINE_MS;
 }
 
@@ -215,7 +215,7 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 /* It must not push any more before we have saved what it pushed. */
 static int waits_for_us(const struct core *c, const struct worker *w)
 {
-	return w->last_seq - sessions_durable_seq(c, w) >= c->cfg.replay_window;
+	return w->last_seq - sessions_durable_seq(c, w) >= c->cfg.sessions.replay_window;
 }
 
 static void judge(struct core *c, struct worker *w)
@@ -242,7 +242,7 @@ static void judge(struct core *c, struct worker *w)
 
 void pace_tick(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers && c->ending == END_NOT; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->ending == END_NOT; i++)
 		judge(c, &c->worker[i]);
 	pace_look(c);
 }
@@ -275,7 +275,7 @@ static void progress(struct core *c, struct worker *w, uint64_t bytes)
 
 void pace_progress(struct core *c, uint32_t peer, uint64_t bytes)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (c->worker[i].peer == peer && c->worker[i].pace.since_ms)
 			progress(c, &c->worker[i], bytes);
 }

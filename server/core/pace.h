@@ -12,7 +12,7 @@
  *
  * Deadline: ten times this worker's own median for its next delivery, at least PACE_DEADLINE_MS. A
  * worker with fewer than PACE_OWN durations has the fleet's median, or its own if that is larger;
- * while nobody has delivered anything the deadline is cfg.first_deadline_ms. After it the work is
+ * while nobody has delivered anything the deadline is cfg.leases.first_deadline_ms. After it the work is
  * another worker's. A late first result still counts.
  *
  * Stalled: a worker has delivered nothing for its deadline, at least PACE_STALL_MS; a worker with

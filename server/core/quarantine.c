@@ -40,7 +40,7 @@ static int has_diverged(const struct core *c, const struct worker *bad_one)
 {
 	uint32_t all = 0, bad = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
 		all += (uint32_t)counts(w);

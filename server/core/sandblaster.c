@@ -33,7 +33,9 @@ static void take(struct core *c, struct worker *w, const struct msg_push *p)
 static uint32_t window_size(const struct core *c)
 {
 	uint32_t n = c->leases.n_batches;
-	uint64_t size = ((uint64_t)c->cfg.batch_images + c->cfg.batch - 1) / c->cfg.batch;
+	uint64_t size =
+		((uint64_t)c->cfg.sandblaster.step_images + c->cfg.training.batch_size - 1) /
+		c->cfg.training.batch_size;
 
 	return size == 0 || size > n ? n : (uint32_t)size;
 }
@@ -108,8 +110,8 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	uint32_t most = (c->leases.n_free + each - 1) / each;
 
 	(void)w;
-	if (most > c->cfg.lease_batches)
-		most = c->cfg.lease_batches;
+	if (most > c->cfg.leases.max_batches)
+		most = c->cfg.leases.max_batches;
 	return most ? most : 1;
 }
 

@@ -28,7 +28,7 @@ void sessions_part(struct core *c, const struct worker *w, uint32_t peer)
 
 void sessions_part_all(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->state != SESSION_FREE && w->state != SESSION_DEAD && w->peer)

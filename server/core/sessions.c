@@ -23,7 +23,7 @@ uint32_t sessions_id(const struct core *c, const struct worker *w)
 
 struct worker *sessions_worker(struct core *c, uint32_t id)
 {
-	return id >= 1 && id <= c->cfg.max_workers ? &c->worker[id - 1] : NULL;
+	return id >= 1 && id <= c->cfg.sessions.max_workers ? &c->worker[id - 1] : NULL;
 }
 
 struct stamp sessions_stamp(const struct core *c, const struct worker *w)
@@ -82,7 +82,7 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 
 uint64_t sessions_durable_seq(const struct core *c, const struct worker *w)
 {
-	return c->cfg.journal ? w->last_seq : w->durable_seq;
+	return c->cfg.checkpoint.journal ? w->last_seq : w->durable_seq;
 }
 
 static void welcome(struct core *c, struct worker *w, uint32_t peer)
@@ -97,21 +97,21 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	memcpy(m->model, cfg->model, sizeof(m->model));
 	m->model_fingerprint = cfg->model_fingerprint;
 	m->n_params = cfg->n_params;
-	m->seed = cfg->seed;
-	m->batch = cfg->batch;
-	m->epochs = cfg->epochs;
-	m->push_window = cfg->push_window;
-	m->replay_window = cfg->replay_window;
-	m->beat_ms = cfg->beat_ms;
-	m->dead_ms = cfg->dead_ms;
-	m->forget_ms = cfg->forget_ms;
-	m->mode = cfg->mode;
-	m->n_push = cfg->n_push;
-	m->n_fetch = cfg->n_fetch;
-	m->push_sum = (uint32_t)cfg->push_sum;
-	m->prefetch = (uint32_t)cfg->prefetch;
-	m->local_rate = cfg->local_rate;
-	m->momentum = cfg->easgd_momentum;
+	m->seed = cfg->training.seed;
+	m->batch = cfg->training.batch_size;
+	m->epochs = cfg->training.epochs;
+	m->push_window = cfg->sessions.push_window;
+	m->replay_window = cfg->sessions.replay_window;
+	m->beat_ms = cfg->sessions.heartbeat_ms;
+	m->dead_ms = cfg->sessions.dead_ms;
+	m->forget_ms = cfg->sessions.ttl_ms;
+	m->mode = cfg->training.mode;
+	m->n_push = cfg->push.n_push;
+	m->n_fetch = cfg->push.n_fetch;
+	m->push_sum = (uint32_t)cfg->push.sum;
+	m->prefetch = (uint32_t)cfg->push.prefetch;
+	m->local_rate = cfg->push.local_lr;
+	m->momentum = cfg->easgd.momentum;
 }
 
 static void go_live(struct core *c, struct worker *w)
@@ -130,7 +130,7 @@ static void go_live(struct core *c, struct worker *w)
 static void join(struct core *c, struct worker *w)
 {
 	c->dirty = 1;
-	if (!c->cfg.durable || c->cfg.journal) {
+	if (!c->cfg.durable || c->cfg.checkpoint.journal) {
 		go_live(c, w);
 		return;
 	}
@@ -145,7 +145,7 @@ static struct worker *pick_slot(struct core *c, const char *name)
 {
 	struct worker *gone = NULL, *unused = NULL, *named = NULL;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->state == SESSION_FREE)
@@ -163,7 +163,7 @@ static struct worker *pick_slot(struct core *c, const char *name)
 /* The same HELLO again, on the same connection: its answer is on the way or was lost. */
 static struct worker *hello_again(struct core *c, uint32_t peer)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->peer == peer && (w->state == SESSION_JOINING || w->state == SESSION_LIVE ||
@@ -176,7 +176,7 @@ static struct worker *hello_again(struct core *c, uint32_t peer)
 static void refuse_full(struct core *c, uint32_t peer)
 {
 	say_begin(&c->said, "all ");
-	say_number(&c->said, c->cfg.max_workers);
+	say_number(&c->said, c->cfg.sessions.max_workers);
 	say_text(&c->said,
 		" worker slots are taken: end a worker, or start the server again with a "
 		"larger --max-workers");
@@ -246,7 +246,7 @@ static void refuse_rollback(
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {
-	if (!w || !c->cfg.accept_rollback) {
+	if (!w || !c->cfg.sessions.accept_rollback) {
 		refuse_rollback(c, w, h, peer);
 		return 0;
 	}
@@ -274,7 +274,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 		return;
 	}
 	if (w && (w->incarnation > h->resume.incarnation ||
-			 (is_namesake(w, &h->resume) && c->cfg.accept_rollback))) {
+			 (is_namesake(w, &h->resume) && c->cfg.sessions.accept_rollback))) {
 		sessions_fence(c, w, ev->peer);
 		return;
 	}
@@ -360,19 +360,20 @@ void sessions_die(struct core *c, struct worker *w)
 
 void sessions_tick(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 		uint64_t silence;
 
 		if (w->state == SESSION_FREE || w->state == SESSION_DEAD)
 			continue;
 		silence = c->now_ms - w->heard_ms;
-		if (silence > (sessions_may_return(w) ? c->cfg.forget_ms : c->cfg.dead_ms)) {
+		if (silence > (sessions_may_return(w) ? c->cfg.sessions.ttl_ms
+						      : c->cfg.sessions.dead_ms)) {
 			sessions_die(c, w);
-		} else if (silence > c->cfg.dead_ms) {
+		} else if (silence > c->cfg.sessions.dead_ms) {
 			w->state = SESSION_AWAY;
 			leases_release(c, w);
-		} else if (w->state == SESSION_LIVE && silence > c->cfg.suspect_ms) {
+		} else if (w->state == SESSION_LIVE && silence > c->cfg.sessions.suspect_ms) {
 			w->state = SESSION_SUSPECT;
 			leases_release(c, w);
 		}
@@ -381,7 +382,7 @@ void sessions_tick(struct core *c)
 
 void sessions_peer_gone(struct core *c, uint32_t peer)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->peer == peer)
@@ -393,7 +394,7 @@ void sessions_peer_gone(struct core *c, uint32_t peer)
 
 void sessions_awaited(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		c->worker[i].heard_ms = c->now_ms;
 		pace_restart(c, &c->worker[i]);
 	}
@@ -401,13 +402,13 @@ void sessions_awaited(struct core *c)
 
 void sessions_overdue(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		c->worker[i].overdue = c->worker[i].state == SESSION_AWAY;
 }
 
 int sessions_all_back(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->state == SESSION_AWAY && !w->overdue)
@@ -429,20 +430,20 @@ static void say_unsaved(struct core *c, uint32_t peer)
 
 void sessions_save_failed(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (c->worker[i].state == SESSION_JOINING && c->worker[i].peer)
 			say_unsaved(c, c->worker[i].peer);
 }
 
 void sessions_snapshot(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		c->worker[i].snapshot_seq = c->worker[i].last_seq;
 }
 
 void sessions_durable(struct core *c, uint64_t generation)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 		int news = w->durable_seq < w->snapshot_seq;
 

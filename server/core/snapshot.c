@@ -71,20 +71,20 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 /* What decides which vectors there are. */
 static void put_mode(struct cursor *k, struct core_config *cfg)
 {
-	uint32_t mode = (uint32_t)cfg->mode;
-	int dc = cfg->dc_lambda > 0, buffer = cfg->buffer > 1;
+	uint32_t mode = (uint32_t)cfg->training.mode;
+	int dc = cfg->dc.lambda > 0, buffer = cfg->push.buffer_size > 1;
 
 	u32(k, &mode);
 	refuse_over(k, mode, MODE_EASGD);
-	cfg->mode = (enum mode)mode;
-	u32(k, &cfg->batch_images);
-	u32(k, &cfg->lbfgs_history);
-	flag(k, &cfg->push_sum);
+	cfg->training.mode = (enum mode)mode;
+	u32(k, &cfg->sandblaster.step_images);
+	u32(k, &cfg->lbfgs.history);
+	flag(k, &cfg->push.sum);
 	flag(k, &dc);
-	cfg->dc_lambda = dc ? cfg->dc_lambda > 0 ? cfg->dc_lambda : 1 : 0;
-	flag(k, &cfg->dc_adaptive);
+	cfg->dc.lambda = dc ? cfg->dc.lambda > 0 ? cfg->dc.lambda : 1 : 0;
+	flag(k, &cfg->dc.adaptive);
 	flag(k, &buffer);
-	cfg->buffer = buffer ? cfg->buffer > 1 ? cfg->buffer : 2 : 1;
+	cfg->push.buffer_size = buffer ? cfg->push.buffer_size > 1 ? cfg->push.buffer_size : 2 : 1;
 }
 
 /* What a resumed run may not change, and what it has counted. */
@@ -100,9 +100,9 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	cfg->n_params = n;
-	u64(k, &cfg->seed);
-	u32(k, &cfg->batch);
-	u32(k, &cfg->epochs);
+	u64(k, &cfg->training.seed);
+	u32(k, &cfg->training.batch_size);
+	u32(k, &cfg->training.epochs);
 	u32(k, &optim);
 	refuse_over(k, optim, OPTIM_KINDS - 1);
 	cfg->optim.kind = (enum optim_kind)optim;
@@ -189,15 +189,15 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 
 static void put_ledger(struct cursor *k, struct core *c)
 {
-	uint32_t n = c->cfg.max_workers;
+	uint32_t n = c->cfg.sessions.max_workers;
 
 	while (!k->in && n > 0 && c->worker[n - 1].state == SESSION_FREE)
 		n--;
 	u32(k, &n);
-	if (n > c->cfg.max_workers)
+	if (n > c->cfg.sessions.max_workers)
 		misfit(k, "it has more workers than --max-workers");
 	for (uint32_t i = 0; i < n && !k->bad; i++)
-		put_worker(k, &c->worker[i], c->cfg.replay_window);
+		put_worker(k, &c->worker[i], c->cfg.sessions.replay_window);
 }
 
 static void put_data_id(struct cursor *k, struct data_id *d)
@@ -226,7 +226,7 @@ static void put_data(struct cursor *k, struct core *c)
 	put_data_id(k, &d);
 	flag(k, &c->data_fixed);
 	if (k->in && (d.n_train || c->data_fixed)) {
-		if (c->cfg.epochs == 0 || !leases_can_open(c, &d))
+		if (c->cfg.training.epochs == 0 || !leases_can_open(c, &d))
 			spoil(k, MALFORMED);
 		else
 			leases_open(c, &d);
@@ -263,14 +263,15 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 static void put_leases(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
-	int training = l->epoch < c->cfg.epochs; /* --epochs may be another one when it is read */
+	int training =
+		l->epoch < c->cfg.training.epochs; /* --epochs may be another one when it is read */
 	uint32_t n_epochs;
 
 	put_data(k, c);
 	u32(k, &l->epoch);
 	flag(k, &training);
 	n_epochs = l->epoch + (training ? 1 : 0);
-	if (l->epoch > c->cfg.epochs || n_epochs > c->cfg.epochs)
+	if (l->epoch > c->cfg.training.epochs || n_epochs > c->cfg.training.epochs)
 		misfit(k, "it has been trained for longer than --epochs");
 	flag(k, &l->evaluating);
 	refuse_over(k, (uint64_t)l->evaluating, l->epoch);
@@ -337,7 +338,7 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 	u32(k, &b->pairs);
 	u32(k, &b->newest);
 	u32(k, &b->trials);
-	if (b->pairs > c->cfg.lbfgs_history || b->newest >= c->cfg.lbfgs_history)
+	if (b->pairs > c->cfg.lbfgs.history || b->newest >= c->cfg.lbfgs.history)
 		spoil(k, MALFORMED);
 	f64(k, &b->f);
 	f64(k, &b->slope);
@@ -351,7 +352,7 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 		floats(k, b->d, c->store.n);
 	}
 	for (uint32_t age = 0; age < b->pairs && !k->bad; age++) {
-		uint32_t m = c->cfg.lbfgs_history, j = (b->newest + m - age) % m;
+		uint32_t m = c->cfg.lbfgs.history, j = (b->newest + m - age) % m;
 
 		f64(k, &b->ys[j]);
 		floats(k, b->s[j], c->store.n);
@@ -394,13 +395,13 @@ static void put_backups(struct cursor *k, struct core *c)
 {
 	uint32_t copies = 0;
 
-	if (!(c->cfg.dc_lambda > 0))
+	if (!(c->cfg.dc.lambda > 0))
 		return;
-	if (c->cfg.dc_adaptive)
+	if (c->cfg.dc.adaptive)
 		floats(k, c->store.dc_square, c->store.n);
 	for (uint32_t i = 0; i < c->backups.n; i++)
 		c->backups.copy[i].order = UINT32_MAX;
-	for (uint32_t i = 0; i < c->cfg.max_workers && !k->bad; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && !k->bad; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->state == SESSION_FREE)

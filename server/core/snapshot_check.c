@@ -10,24 +10,25 @@ const char *image_differs(const struct core_config *now, const struct core_confi
 {
 	if (then->model_fingerprint != now->model_fingerprint || then->n_params != now->n_params)
 		return "it is of another --model";
-	if (then->seed != now->seed)
+	if (then->training.seed != now->training.seed)
 		return "it was begun with another --seed";
-	if (then->batch != now->batch)
+	if (then->training.batch_size != now->training.batch_size)
 		return "it was begun with another --batch-size";
 	if (then->optim.kind != now->optim.kind)
 		return "it was begun with another --optimizer";
-	if (then->mode != now->mode)
+	if (then->training.mode != now->training.mode)
 		return "it was begun with another --mode";
-	if (then->batch_images != now->batch_images || then->push_sum != now->push_sum)
+	if (then->sandblaster.step_images != now->sandblaster.step_images ||
+		then->push.sum != now->push.sum)
 		return "it was begun with another --step-images or --push";
-	if (then->lbfgs_history != now->lbfgs_history)
+	if (then->lbfgs.history != now->lbfgs.history)
 		return "it was begun with another --lbfgs-history";
-	if ((then->dc_lambda > 0) != (now->dc_lambda > 0) ||
-		(now->dc_lambda > 0 && then->dc_adaptive != now->dc_adaptive))
+	if ((then->dc.lambda > 0) != (now->dc.lambda > 0) ||
+		(now->dc.lambda > 0 && then->dc.adaptive != now->dc.adaptive))
 		return "it was begun with another --delay-compensation";
-	if ((then->buffer > 1) != (now->buffer > 1))
+	if ((then->push.buffer_size > 1) != (now->push.buffer_size > 1))
 		return "it was begun with another --buffer-size";
-	if ((then->epochs == 0) != (now->epochs == 0))
+	if ((then->training.epochs == 0) != (now->training.epochs == 0))
 		return "--epochs 0 and --epochs N cannot continue each other";
 	return NULL;
 }
@@ -57,7 +58,8 @@ static int modes_sensible(const struct core *c)
 	double sum = a->weight + a->loss_sum + b->f + b->slope + b->step + b->low + b->high + b->yy;
 	/* gradients are recorded in the epoch that they are of */
 	int sane = isfinite(sum) && a->weight >= 0 && (!a->pushes || a->part || a->weight > 0) &&
-		   (!a->pushes || c->cfg.epochs == 0 || c->leases.epoch < c->cfg.epochs);
+		   (!a->pushes || c->cfg.training.epochs == 0 ||
+			   c->leases.epoch < c->cfg.training.epochs);
 
 	for (size_t i = 0; a->sum && a->pushes && i < c->store.n; i++)
 		sane &= isfinite(a->sum[i]) != 0;
@@ -76,7 +78,7 @@ static int backups_sensible(const struct core *c)
 
 	for (uint32_t i = 0; i < b->n; i++)
 		sane &= !b->copy[i].refs || all_finite(backups_values(c, i), c->store.n);
-	if (b->n && c->cfg.dc_adaptive)
+	if (b->n && c->cfg.dc.adaptive)
 		sane &= all_finite(c->store.dc_square, c->store.n) &&
 			none_negative(c->store.dc_square, c->store.n);
 	return sane;
@@ -102,8 +104,9 @@ static int is_shut(const struct core *c, uint32_t i)
 
 	if (c->leases.batch[i] != BATCH_SHUT)
 		return 0;
-	return c->cfg.mode == MODE_SYNC ? !of_step
-					: c->cfg.mode == MODE_SANDBLASTER && i >= c->blaster.end;
+	return c->cfg.training.mode == MODE_SYNC
+		       ? !of_step
+		       : c->cfg.training.mode == MODE_SANDBLASTER && i >= c->blaster.end;
 }
 
 /* The window is where the states say it is. */
@@ -112,7 +115,8 @@ static int window_fits(const struct core *c)
 	const struct blaster *s = &c->blaster;
 	const struct leases *l = &c->leases;
 
-	if (c->cfg.mode != MODE_SANDBLASTER || l->n_batches == 0 || l->epoch >= c->cfg.epochs)
+	if (c->cfg.training.mode != MODE_SANDBLASTER || l->n_batches == 0 ||
+		l->epoch >= c->cfg.training.epochs)
 		return 1;
 	if (s->first > s->end || s->end > l->n_batches || (!s->open && s->end < l->n_batches))
 		return 0;
@@ -130,10 +134,10 @@ static int step_fits(const struct core *c)
 	const struct leases *l = &c->leases;
 	const struct gather *a = &c->gather;
 	const struct step *s = &c->step;
-	int training = l->n_batches && l->epoch < c->cfg.epochs;
+	int training = l->n_batches && l->epoch < c->cfg.training.epochs;
 	uint64_t images = 0;
 
-	if (c->cfg.mode != MODE_SYNC)
+	if (c->cfg.training.mode != MODE_SYNC)
 		return !s->open;
 	if (s->first > s->end || s->end > l->n_batches || (a->pushes && !training))
 		return 0;
@@ -149,14 +153,14 @@ static int step_fits(const struct core *c)
 			return 0;
 		images += p->images;
 	}
-	return images == a->images && a->weight == (double)(c->cfg.push_sum ? a->pushes : images);
+	return images == a->images && a->weight == (double)(c->cfg.push.sum ? a->pushes : images);
 }
 
 /* Counts of the batch ledger; one in which nothing is left to do would never be left. */
 static int count_leases(struct core *c)
 {
 	struct leases *l = &c->leases;
-	int training = l->epoch < c->cfg.epochs;
+	int training = l->epoch < c->cfg.training.epochs;
 
 	l->n_done = l->n_free = l->n_evaluated = 0;
 	for (uint32_t i = 0; i < l->n_batches && training; i++) {
@@ -180,7 +184,7 @@ static int grants_fit(const struct core *c)
 {
 	const struct leases *l = &c->leases;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct msg_grant *grant = &c->worker[i].grant;
 		const struct work *g = &grant->work;
 
@@ -211,13 +215,13 @@ void image_revive(struct core *c)
 {
 	const struct leases *l = &c->leases;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		w->durable_seq = w->last_seq;
 		c->recovering |= w->state == SESSION_AWAY;
 	}
 	c->stats.recoveries++;
-	if (l->n_batches && l->epoch >= c->cfg.epochs && !l->evaluating)
+	if (l->n_batches && l->epoch >= c->cfg.training.epochs && !l->evaluating)
 		core_end(c, PS_EDONE);
 }

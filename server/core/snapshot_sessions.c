@@ -8,7 +8,7 @@
 
 /* Who adds a field to one of these adds it below, too: a replay under another configuration would
  * come to other weights. */
-_Static_assert(sizeof(struct core_config) == 904, "live_put_config names every field");
+_Static_assert(sizeof(struct core_config) == 928, "live_put_config names every field");
 _Static_assert(sizeof(struct optim) == 56, "put_optim_config names every field");
 _Static_assert(sizeof(struct schedule) == 40, "put_schedule names every field");
 
@@ -67,69 +67,71 @@ static void put_run_config(struct cursor *k, struct core_config *cfg)
 	u64(k, &n);
 	refuse_over(k, n, WIRE_MAX_PARAMS);
 	cfg->n_params = k->bad ? 0 : (size_t)n;
-	u64(k, &cfg->seed);
-	count(k, &cfg->batch, 1, WIRE_MAX_IMAGES);
-	count(k, &cfg->epochs, 0, WIRE_MAX_EPOCHS);
-	u64(k, &cfg->max_updates);
+	u64(k, &cfg->training.seed);
+	count(k, &cfg->training.batch_size, 1, WIRE_MAX_IMAGES);
+	count(k, &cfg->training.epochs, 0, WIRE_MAX_EPOCHS);
+	u64(k, &cfg->training.max_updates);
 	u64(k, &cfg->data_id);
 	flag(k, &cfg->data_id_given);
 }
 
 static void put_mode_config(struct cursor *k, struct core_config *cfg)
 {
-	cfg->mode = (enum mode)choice(k, (uint32_t)cfg->mode, MODE_DOWNPOUR, MODE_EASGD);
+	cfg->training.mode =
+		(enum mode)choice(k, (uint32_t)cfg->training.mode, MODE_DOWNPOUR, MODE_EASGD);
 	put_optim_config(k, &cfg->optim);
-	real(k, &cfg->lr);
+	real(k, &cfg->rate.lr);
 	put_schedule(k, &cfg->schedule);
-	cfg->lr_scaling =
-		(enum lr_scaling)choice(k, (uint32_t)cfg->lr_scaling, 0, LR_SCALING_LINEAR);
-	u32(k, &cfg->lr_scaling_warmup);
-	u32(k, &cfg->n_push);
-	u32(k, &cfg->n_fetch);
-	flag(k, &cfg->push_sum);
-	flag(k, &cfg->prefetch);
-	real(k, &cfg->local_rate);
-	real(k, &cfg->easgd_beta);
-	real(k, &cfg->easgd_momentum);
-	real(k, &cfg->dc_lambda);
-	flag(k, &cfg->dc_adaptive);
-	u32(k, &cfg->ssp_bound);
-	u32(k, &cfg->buffer);
-	u32(k, &cfg->sync_workers);
-	u32(k, &cfg->backup_workers);
-	u32(k, &cfg->batch_images);
-	count(k, &cfg->lbfgs_history, 0, LBFGS_MAX_HISTORY);
-	u32(k, &cfg->lbfgs_trials);
-	real(k, &cfg->lbfgs_armijo);
-	real(k, &cfg->lbfgs_wolfe);
-	cfg->staleness_scaling = (enum staleness_scaling)choice(
-		k, (uint32_t)cfg->staleness_scaling, 0, STALE_INVERSE);
-	u32(k, &cfg->max_staleness);
-	real(k, &cfg->max_norm);
+	cfg->rate.scaling =
+		(enum lr_scaling)choice(k, (uint32_t)cfg->rate.scaling, 0, LR_SCALING_LINEAR);
+	u32(k, &cfg->rate.scaling_warmup);
+	u32(k, &cfg->push.n_push);
+	u32(k, &cfg->push.n_fetch);
+	flag(k, &cfg->push.sum);
+	flag(k, &cfg->push.prefetch);
+	real(k, &cfg->push.local_lr);
+	real(k, &cfg->easgd.beta);
+	real(k, &cfg->easgd.momentum);
+	real(k, &cfg->dc.lambda);
+	flag(k, &cfg->dc.adaptive);
+	u32(k, &cfg->ssp.bound);
+	u32(k, &cfg->push.buffer_size);
+	u32(k, &cfg->sync.workers);
+	u32(k, &cfg->sync.backup_workers);
+	u32(k, &cfg->sandblaster.step_images);
+	count(k, &cfg->lbfgs.history, 0, LBFGS_MAX_HISTORY);
+	u32(k, &cfg->lbfgs.trials);
+	real(k, &cfg->lbfgs.armijo);
+	real(k, &cfg->lbfgs.wolfe);
+	cfg->rate.staleness_scaling = (enum staleness_scaling)choice(
+		k, (uint32_t)cfg->rate.staleness_scaling, 0, STALE_INVERSE);
+	u32(k, &cfg->limits.max_staleness);
+	real(k, &cfg->limits.reject_norm);
 }
 
 static void put_session_config(struct cursor *k, struct core_config *cfg)
 {
-	u32(k, &cfg->warm_start_updates);
-	u32(k, &cfg->warm_start_ramp);
-	count(k, &cfg->lease_batches, 1, WIRE_MAX_BATCHES);
-	cfg->backup = (enum backup_copies)choice(k, (uint32_t)cfg->backup, 0, BACKUP_NONE);
-	u32(k, &cfg->first_deadline_ms);
-	count(k, &cfg->eval_images, 1, WIRE_MAX_IMAGES);
-	count(k, &cfg->min_workers, 1, WIRE_MAX_WORKERS);
-	count(k, &cfg->max_workers, 1, WIRE_MAX_WORKERS);
-	count(k, &cfg->push_window, 1, WIRE_MAX_WINDOW);
-	count(k, &cfg->replay_window, 1, WIRE_MAX_WINDOW);
-	u32(k, &cfg->beat_ms);
-	u32(k, &cfg->suspect_ms);
-	u32(k, &cfg->dead_ms);
-	u32(k, &cfg->forget_ms);
-	u32(k, &cfg->recovery_ms);
-	u32(k, &cfg->checkpoint_ms);
+	u32(k, &cfg->leases.warm_start_updates);
+	u32(k, &cfg->leases.warm_start_ramp);
+	count(k, &cfg->leases.max_batches, 1, WIRE_MAX_BATCHES);
+	cfg->leases.backup_copies =
+		(enum backup_copies)choice(k, (uint32_t)cfg->leases.backup_copies, 0, BACKUP_NONE);
+	u32(k, &cfg->leases.first_deadline_ms);
+	count(k, &cfg->leases.eval_images, 1, WIRE_MAX_IMAGES);
+	count(k, &cfg->leases.min_workers, 1, WIRE_MAX_WORKERS);
+	count(k, &cfg->sessions.max_workers, 1, WIRE_MAX_WORKERS);
+	count(k, &cfg->sessions.push_window, 1, WIRE_MAX_WINDOW);
+	count(k, &cfg->sessions.replay_window, 1, WIRE_MAX_WINDOW);
+	u32(k, &cfg->sessions.heartbeat_ms);
+	u32(k, &cfg->sessions.suspect_ms);
+	u32(k, &cfg->sessions.dead_ms);
+	u32(k, &cfg->sessions.ttl_ms);
+	u32(k, &cfg->sessions.recovery_ms);
+	u32(k, &cfg->checkpoint.interval_ms);
 	u64(k, &cfg->generation);
 	flag(k, &cfg->durable);
-	flag(k, &cfg->journal);
-	flag(k, &cfg->accept_rollback);
+	flag(k, &cfg->checkpoint.journal);
+	flag(k, &cfg->sessions.accept_rollback);
 }
 
 void live_put_config(struct cursor *k, struct core_config *cfg)
@@ -267,7 +269,7 @@ static void put_life(struct cursor *k, struct core *c)
 
 void live_put_state(struct cursor *k, struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers && !k->bad; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && !k->bad; i++)
 		put_session(k, &c->worker[i]);
 	put_fleet(k, &c->pace);
 	if (!k->bad)

@@ -24,7 +24,7 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 {
 	uint64_t least = UINT64_MAX;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
 
 		if (o != w && o->racing && o->clock < least)
@@ -38,13 +38,13 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
  * whoever joins while w works on it starts there. */
 static uint32_t allow(const struct core *c, const struct worker *w)
 {
-	uint64_t least = slowest(c, w), most = c->cfg.lease_batches;
+	uint64_t least = slowest(c, w), most = c->cfg.leases.max_batches;
 
 	if (least > w->clock)
 		least = w->clock;
-	if (downpour_holds_back(c, w) || w->clock > least + c->cfg.ssp_bound)
+	if (downpour_holds_back(c, w) || w->clock > least + c->cfg.ssp.bound)
 		return 0;
-	uint64_t ahead = least + c->cfg.ssp_bound + 1 - w->clock;
+	uint64_t ahead = least + c->cfg.ssp.bound + 1 - w->clock;
 	return (uint32_t)(ahead < most ? ahead : most);
 }
 
@@ -58,7 +58,7 @@ static void take(struct core *c, struct worker *w, const struct msg_push *p)
 static void settle(struct core *c)
 {
 	downpour_settle(c);
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 		int racing = is_racing(c, w);
 

@@ -77,7 +77,7 @@ enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE, BATCH_SHUT };
 
 /* The batch ledger: one epoch in training, at most one in evaluation. */
 struct leases {
-	uint32_t epoch;     /* in training; == cfg.epochs: all trained */
+	uint32_t epoch;     /* in training; == cfg.training.epochs: all trained */
 	uint32_t n_batches; /* of an epoch; 0: no data set yet */
 	uint32_t n_done, n_free;
 	uint8_t *batch;  /* n_batches states, room for WIRE_MAX_BATCHES */
@@ -328,9 +328,9 @@ int store_holds(struct core *c, double peak, double eta);
 void store_apply(struct core *c, const struct slices *s, double eta);
 /* The same with one gradient of all values. */
 void store_step(struct core *c, const float *g, double eta);
-/* The rate of now: cfg.lr by its schedule. */
+/* The rate of now: cfg.rate.lr by its schedule. */
 double store_rate(const struct core *c);
-/* The same for an update from `gradients` gradients that are tau versions old, by cfg.lr_scaling.
+/* The same for an update from `gradients` gradients that are tau versions old, by cfg.rate.scaling.
  */
 double store_scaled_rate(const struct core *c, double gradients, double tau);
 /* The factor alone. */

@@ -79,7 +79,7 @@ enum reject store_judge(const struct core *c, const struct slices *s)
 		if (any_wild(p))
 			return REJECT_NONFINITE;
 	}
-	if (c->cfg.max_norm > 0 && sqrt(sum_of_squares(s)) > c->cfg.max_norm)
+	if (c->cfg.limits.reject_norm > 0 && sqrt(sum_of_squares(s)) > c->cfg.limits.reject_norm)
 		return REJECT_NORM;
 	return REJECT_NONE;
 }
@@ -203,15 +203,16 @@ void store_step(struct core *c, const float *g, double eta)
 
 double store_rate(const struct core *c)
 {
-	uint64_t total = (uint64_t)c->cfg.epochs * c->data.n_train;
+	uint64_t total = (uint64_t)c->cfg.training.epochs * c->data.n_train;
 
-	return c->cfg.lr * schedule_factor(&c->cfg.schedule, c->stats.images, total, c->cfg.epochs);
+	return c->cfg.rate.lr *
+	       schedule_factor(&c->cfg.schedule, c->stats.images, total, c->cfg.training.epochs);
 }
 
 double store_scale(const struct core *c, double gradients, double tau)
 {
-	return lr_scaling_factor(c->cfg.lr_scaling, gradients / (1 + tau), c->stats.updates,
-		c->cfg.lr_scaling_warmup);
+	return lr_scaling_factor(c->cfg.rate.scaling, gradients / (1 + tau), c->stats.updates,
+		c->cfg.rate.scaling_warmup);
 }
 
 double store_scaled_rate(const struct core *c, double gradients, double tau)
@@ -253,7 +254,7 @@ static void send_weights(
 	m = core_send(c, peer, MSG_PARAMS);
 	m->params.request = request;
 	m->params.which = which;
-	m->params.elastic = c->cfg.mode == MODE_EASGD ? easgd_part(c) : 0;
+	m->params.elastic = c->cfg.training.mode == MODE_EASGD ? easgd_part(c) : 0;
 	m->params.version = eval ? c->store.eval_version : c->store.version;
 	m->params.slices.n = 1;
 	m->params.slices.slice[0] = (struct slice){.offset = 0,

@@ -39,7 +39,7 @@ static uint32_t count_awaited(const struct core *c)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		n += (uint32_t)is_awaited(c, &c->worker[i]);
 	return n;
 }
@@ -148,7 +148,7 @@ static uint32_t open_batches(struct core *c, uint32_t n)
 
 static int somebody_is_live(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (c->worker[i].state == SESSION_LIVE)
 			return 1;
 	return 0;
@@ -161,7 +161,7 @@ static int is_ready(const struct core *c, const struct worker *w)
 
 static int somebody_is_ready(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (is_ready(c, &c->worker[i]))
 			return 1;
 	return 0;
@@ -174,7 +174,7 @@ static uint32_t call_members(struct core *c)
 	uint32_t n = 0;
 	int all = !somebody_is_ready(c);
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 		int here = core_is_active(w) || (all && w->state == SESSION_LIVE);
 		int called = here && !w->idle && !has_answered(c, w) && dataset_is_of_run(c, w);
@@ -193,16 +193,16 @@ static void begin(struct core *c)
 
 	/* while an image is read nobody is live, and its members stay */
 	if (c->step.open || !somebody_is_live(c) || !leases_may_grant(c) ||
-		c->leases.epoch >= cfg->epochs || c->leases.n_done == c->leases.n_batches)
+		c->leases.epoch >= cfg->training.epochs || c->leases.n_done == c->leases.n_batches)
 		return;
 	n = call_members(c);
 	if (n == 0)
 		return;
 	all = n + taken;
-	most = cfg->sync_workers ? cfg->sync_workers + cfg->backup_workers : all;
-	c->step.due = cfg->sync_workers           ? cfg->sync_workers
-		      : all > cfg->backup_workers ? all - cfg->backup_workers
-						  : 1;
+	most = cfg->sync.workers ? cfg->sync.workers + cfg->sync.backup_workers : all;
+	c->step.due = cfg->sync.workers                ? cfg->sync.workers
+		      : all > cfg->sync.backup_workers ? all - cfg->sync.backup_workers
+						       : 1;
 	n = open_batches(c, all < most ? n : most > taken ? most - taken : 0);
 	if (c->step.due > taken + n && c->step.end == c->leases.n_batches)
 		c->step.due = taken + n; /* the epoch has no more */
@@ -229,7 +229,7 @@ static int is_idle(const struct core *c, const struct worker *w)
 		      g->eval_id == c->leases.epoch;
 	int working = g->request && g->kind == GRANT_TRAIN && g->version == c->store.version;
 
-	return !w->waiting && !testing && !working && c->now_ms - since > c->cfg.dead_ms;
+	return !w->waiting && !testing && !working && c->now_ms - since > c->cfg.sessions.dead_ms;
 }
 
 static void drop_members(struct core *c)
@@ -238,7 +238,7 @@ static void drop_members(struct core *c)
 		c->step.begin_ms = c->now_ms; /* those that are away are expected back */
 		return;
 	}
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (is_awaited(c, w) && is_idle(c, w))

@@ -5,14 +5,16 @@ void core_work(const struct core *c, struct work_view *v)
 {
 	*v = (struct work_view){.computed = c->computed,
 		.images = c->stats.images + c->gather.images,
-		.pass = c->cfg.mode == MODE_SANDBLASTER && c->blaster.open ? c->blaster.pass : 0};
+		.pass = c->cfg.training.mode == MODE_SANDBLASTER && c->blaster.open
+				? c->blaster.pass
+				: 0};
 }
 
 static uint32_t in_state(const struct core *c, enum session_state state)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		n += c->worker[i].state == state;
 	return n;
 }
@@ -21,14 +23,14 @@ static uint32_t missing(const struct core *c)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		n += c->worker[i].state == SESSION_AWAY && !c->worker[i].overdue;
 	return n;
 }
 
 static void note_others(const struct core *c, struct hold_up_view *v)
 {
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->state != SESSION_LIVE || dataset_is_of_run(c, w))
@@ -41,7 +43,7 @@ static void note_others(const struct core *c, struct hold_up_view *v)
 void core_hold_up(const struct core *c, struct hold_up_view *v)
 {
 	uint32_t live = dataset_workers(c), away = missing(c);
-	uint32_t needed = core_has_begun(c) ? 1 : c->cfg.min_workers;
+	uint32_t needed = core_has_begun(c) ? 1 : c->cfg.leases.min_workers;
 
 	*v = (struct hold_up_view){.live = live, .joining = in_state(c, SESSION_JOINING)};
 	note_others(c, v);

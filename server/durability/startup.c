@@ -109,7 +109,7 @@ static int begin(
 	if (!rc && o->init)
 		rc = safetensors_read(o->init, &o->model, weights, e);
 	else
-		model_init(&o->model, cfg->seed, weights);
+		model_init(&o->model, cfg->training.seed, weights);
 	if (!rc)
 		out->core = core_init(out->memory, cfg, weights);
 	return rc;
@@ -223,7 +223,7 @@ static int go_on(struct restored *out, const struct options *o, struct checkpoin
 	int rc = check_content(out, o, c, e);
 
 	if (!rc)
-		rc = recover(o->checkpoint_dir, o->core.accept_rollback, c, e);
+		rc = recover(o->checkpoint_dir, o->core.sessions.accept_rollback, c, e);
 	return rc ? rc : build(out, o, c, newest_seen, e);
 }
 

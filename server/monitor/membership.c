@@ -16,7 +16,7 @@ static void remember(struct seen *s, const struct worker_view *v)
 
 void crew_init(struct crew *w, const struct core *c)
 {
-	uint32_t n = core_config(c)->max_workers;
+	uint32_t n = core_config(c)->sessions.max_workers;
 
 	w->seen = mem_must(n, sizeof(*w->seen), "log of workers");
 	w->short_at = core_stats(c)->steps_short + 1;
@@ -64,7 +64,7 @@ static void look_at_steps(struct crew *w, const struct core *c)
 	w->short_at = 2 * t->steps_short;
 	log_warn("sync", "steps_short", "steps=%llu of=%llu sync_workers=%u live=%u",
 		(unsigned long long)t->steps_short, (unsigned long long)t->updates,
-		core_config(c)->sync_workers, core_live_workers(c));
+		core_config(c)->sync.workers, core_live_workers(c));
 }
 
 /* Some live workers have another data set than the run: whoever is right, one of them is not. */
@@ -95,7 +95,7 @@ void crew_look(struct crew *w, const struct core *c, const struct labels *labels
 {
 	look_at_steps(w, c);
 	look_at_data(w, c);
-	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view v;
 		core_worker(c, i, &v);
 		const char *event = what_happened(&w->seen[i], &v);

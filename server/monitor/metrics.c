@@ -162,7 +162,7 @@ static void put_worker_states(FILE *f, const struct core *c)
 {
 	fprintf(f, "# HELP cnnps_worker_state 1 for the state that a worker is in.\n"
 		   "# TYPE cnnps_worker_state gauge\n");
-	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view w;
 		core_worker(c, i, &w);
 		if (w.state == SESSION_FREE)
@@ -185,7 +185,7 @@ static void put_worker_info(FILE *f, const struct core *c, const struct labels *
 {
 	fprintf(f, "# HELP cnnps_worker_info Where a worker runs.\n"
 		   "# TYPE cnnps_worker_info gauge\n");
-	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view w;
 		core_worker(c, i, &w);
 		if (w.state == SESSION_FREE)
@@ -204,7 +204,7 @@ static void put_worker_images(FILE *f, const struct core *c)
 {
 	fprintf(f, "# HELP cnnps_worker_images_total Training images counted, by worker.\n"
 		   "# TYPE cnnps_worker_images_total counter\n");
-	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view w;
 		core_worker(c, i, &w);
 		if (w.state != SESSION_FREE)

@@ -58,7 +58,7 @@ static void trained(struct progress *p, const struct core *c, uint64_t now_ms)
 	p->epoch_begun = 0;
 	p->epoch_images = computed;
 	p->epoch_updates = s->updates;
-	if (core_training_epoch(c) >= core_config(c)->epochs)
+	if (core_training_epoch(c) >= core_config(c)->training.epochs)
 		p->end_ms = now_ms;
 }
 
@@ -88,7 +88,7 @@ void progress_effect(
 {
 	int work = e->kind == EFFECT_SEND &&
 		   (e->msg.type == MSG_GRANT ||
-			   (e->msg.type == MSG_ACK && core_config(c)->epochs == 0));
+			   (e->msg.type == MSG_ACK && core_config(c)->training.epochs == 0));
 
 	if (work && p->begin_ms == 0)
 		begin(p, c, now_ms);
@@ -143,14 +143,14 @@ void progress_look(const struct progress *p, const struct core *c, struct progre
 {
 	const struct core_config *cfg = core_config(c);
 	const struct core_stats *s = core_stats(c);
-	double all = (double)core_data(c)->n_train * cfg->epochs;
+	double all = (double)core_data(c)->n_train * cfg->training.epochs;
 	const struct epoch_record *tested = progress_evaluated(c);
 	uint32_t epoch = core_training_epoch(c);
 	struct work_view work;
 
 	core_work(c, &work);
-	*v = (struct progress_view){.epochs = cfg->epochs,
-		.epoch = epoch < cfg->epochs ? epoch + 1 : cfg->epochs,
+	*v = (struct progress_view){.epochs = cfg->training.epochs,
+		.epoch = epoch < cfg->training.epochs ? epoch + 1 : cfg->training.epochs,
 		.pass = work.pass,
 		.done = all > 0 ? (double)work.images / all : 0,
 		.images = work.images,

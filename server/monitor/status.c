@@ -72,9 +72,9 @@ static const char *phase(const struct status *s)
 
 	if (s->ending || core_ending(s->core))
 		return "ending";
-	if (is_waiting(s) || (core_stats(s->core)->leases == 0 && cfg->epochs > 0))
+	if (is_waiting(s) || (core_stats(s->core)->leases == 0 && cfg->training.epochs > 0))
 		return "waiting";
-	if (cfg->epochs > 0 && core_training_epoch(s->core) >= cfg->epochs)
+	if (cfg->training.epochs > 0 && core_training_epoch(s->core) >= cfg->training.epochs)
 		return "evaluating";
 	return "training";
 }
@@ -143,8 +143,8 @@ static json_t *epoch_list(const struct core *c)
 	json_t *list = json_array();
 	uint32_t n = core_training_epoch(c) + 1;
 
-	if (n > core_config(c)->epochs)
-		n = core_config(c)->epochs;
+	if (n > core_config(c)->training.epochs)
+		n = core_config(c)->training.epochs;
 	for (uint32_t e = n > MOST_EPOCHS ? n - MOST_EPOCHS : 0; e < n; e++)
 		json_array_append_new(list, epoch_object(c, e));
 	return list;
@@ -174,7 +174,7 @@ static json_t *worker_list(const struct status *s, size_t most, uint32_t *left_o
 	json_t *list = json_array();
 
 	*left_out = 0;
-	for (uint32_t i = 0; i < core_config(s->core)->max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(s->core)->sessions.max_workers; i++) {
 		struct worker_view w;
 		core_worker(s->core, i, &w);
 		if (w.state == SESSION_FREE)
@@ -245,13 +245,13 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set(o, "term", count(cfg->term));
 	set(o, "model", json_string(cfg->model));
 	set(o, "n_params", count(cfg->n_params));
-	set(o, "mode", nth_name(MODE_NAMES, (int)cfg->mode - 1));
+	set(o, "mode", nth_name(MODE_NAMES, (int)cfg->training.mode - 1));
 	set(o, "optimizer", nth_name(OPTIM_NAMES, (int)cfg->optim.kind));
-	set(o, "lr", json_real(cfg->lr));
+	set(o, "lr", json_real(cfg->rate.lr));
 	set(o, "schedule", nth_name(SCHEDULE_NAMES, (int)cfg->schedule.kind));
-	set(o, "seed", count(cfg->seed));
-	set(o, "batch", count(cfg->batch));
-	set(o, "epochs", count(cfg->epochs));
+	set(o, "seed", count(cfg->training.seed));
+	set(o, "batch", count(cfg->training.batch_size));
+	set(o, "epochs", count(cfg->training.epochs));
 }
 
 /* Over the gradients applied: an update may be made of several. */
@@ -337,7 +337,7 @@ static size_t slots_in_use(const struct core *c)
 {
 	size_t n = 0;
 
-	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view w;
 		core_worker(c, i, &w);
 		n += w.state != SESSION_FREE;
@@ -370,7 +370,7 @@ char *status_result(const struct status *s)
 	const struct epoch_record *last = progress_evaluated(c);
 	json_t *o = json_object(), *images = json_array();
 
-	for (uint32_t e = 0; e < cfg->epochs; e++)
+	for (uint32_t e = 0; e < cfg->training.epochs; e++)
 		json_array_append_new(images, count(core_epoch(c, e)->images));
 	set(o, "status", json_string(ending_name(s->ending)));
 	set(o, "warnings", warning_list(s));

@@ -32,7 +32,7 @@ void waiting_init(struct waiting *w, const struct core_config *cfg, const char *
 
 	memset(w, 0, sizeof *w);
 	dialable(endpoint, address, sizeof address);
-	if (cfg->epochs == 0)
+	if (cfg->training.epochs == 0)
 		snprintf(w->start, sizeof w->start, "a program with libcnnps and server %s",
 			address);
 	else

@@ -32,18 +32,18 @@ static int rate_text(
 /* Programs with gradients of their own have rates of their own. */
 static int rate(const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
 {
-	if (w->classes == 0 || cfg->mode == MODE_EASGD || cfg->optim.kind == OPTIM_LBFGS)
+	if (w->classes == 0 || cfg->training.mode == MODE_EASGD || cfg->optim.kind == OPTIM_LBFGS)
 		return 0;
-	return rate_text("--lr", cfg->lr, w->usual_rate, cfg->optim.kind, out);
+	return rate_text("--lr", cfg->rate.lr, w->usual_rate, cfg->optim.kind, out);
 }
 
 static int local_rate(
 	const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
 {
-	int used = cfg->mode == MODE_EASGD || cfg->n_fetch > 1;
+	int used = cfg->training.mode == MODE_EASGD || cfg->push.n_fetch > 1;
 
 	return w->classes > 0 && used &&
-	       rate_text("--local-lr", cfg->local_rate, options_usual_rate(OPTIM_SGD), OPTIM_SGD,
+	       rate_text("--local-lr", cfg->push.local_lr, options_usual_rate(OPTIM_SGD), OPTIM_SGD,
 		       out);
 }
 
@@ -89,10 +89,10 @@ int warning_text(const struct warnings *w, enum warning kind, const struct core 
 	case WARNING_LOCAL_RATE:
 		return local_rate(w, cfg, out);
 	case WARNING_BATCH:
-		return larger("--batch-size", cfg->batch, c, out);
+		return larger("--batch-size", cfg->training.batch_size, c, out);
 	case WARNING_STEP:
-		return cfg->mode == MODE_SANDBLASTER &&
-		       larger("--step-images", cfg->batch_images, c, out);
+		return cfg->training.mode == MODE_SANDBLASTER &&
+		       larger("--step-images", cfg->sandblaster.step_images, c, out);
 	case WARNING_CHANCE:
 		return over && chance(w, c, out);
 	}

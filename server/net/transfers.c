@@ -15,7 +15,7 @@
 void transfers_init(struct transfers *t, const struct core *c)
 {
 	*t = (struct transfers){0};
-	t->slot = mem_must(core_config(c)->max_workers, sizeof(*t->slot), "transfers");
+	t->slot = mem_must(core_config(c)->sessions.max_workers, sizeof(*t->slot), "transfers");
 }
 
 void transfers_release(struct transfers *t)
@@ -63,7 +63,7 @@ void transfers_note(struct transfers *t, const struct core *c, uint32_t peer, co
 	uint32_t i = m->type == MSG_LEASE ? m->lease.stamp.worker - 1 : UINT32_MAX;
 	struct worker_view w;
 
-	if (i >= core_config(c)->max_workers || !f || f->n == 0 || t->slot[i].peer == peer)
+	if (i >= core_config(c)->sessions.max_workers || !f || f->n == 0 || t->slot[i].peer == peer)
 		return;
 	core_worker(c, i, &w);
 	if (w.peer != peer) /* it was refused */
@@ -95,7 +95,7 @@ void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
 	if (now_ms - t->polled_ms < POLL_EVERY_MS)
 		return;
 	t->polled_ms = now_ms;
-	for (uint32_t i = 0; i < core_config(c)->max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct transfer *s = &t->slot[i];
 		struct event ev = {.kind = EVENT_PROGRESS, .peer = s->peer};
 		struct worker_view w;

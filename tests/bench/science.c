@@ -54,8 +54,9 @@ static int look(struct science *s)
 		s->seen = t->version + 1;
 	}
 	printf("point,%s,%" PRId64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%.5f,%.5f,%.4f\n",
-		s->label, s->workers, s->run.core.seed, (double)s->world.now_ns / 1e9, t->images,
-		t->updates, t->loss, s->loss_sum / (double)n, (double)s->correct / (double)n);
+		s->label, s->workers, s->run.core.training.seed, (double)s->world.now_ns / 1e9,
+		t->images, t->updates, t->loss, s->loss_sum / (double)n,
+		(double)s->correct / (double)n);
 	return PS_OK;
 }
 
@@ -68,14 +69,14 @@ static void report(const struct science *s)
 		rejected += t->rejected[i];
 	printf("end,%s,%" PRId64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%.4f,%.3f,%" PRIu64
 	       ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n",
-		s->label, s->workers, s->run.core.seed, (double)s->world.now_ns / 1e9, t->images,
-		t->updates, (double)s->correct / (double)data_test(&s->data).n,
+		s->label, s->workers, s->run.core.training.seed, (double)s->world.now_ns / 1e9,
+		t->images, t->updates, (double)s->correct / (double)data_test(&s->data).n,
 		t->updates ? (double)t->staleness_sum / (double)t->updates : 0, rejected,
 		t->backups, t->trials, t->superseded);
 	for (unsigned i = 0; i < sizeof t->staleness / sizeof t->staleness[0]; i++) {
 		unsigned first = i ? 1u << (i - 1) : 0, last = i ? (1u << i) - 1 : 0;
 		printf("staleness,%s,%" PRId64 ",%" PRIu64 ",%u", s->label, s->workers,
-			s->run.core.seed, first);
+			s->run.core.training.seed, first);
 		if (last > first)
 			printf("-%u", last);
 		printf(",%" PRIu64 "\n", t->staleness[i]);
@@ -161,7 +162,7 @@ static int prepare(struct science *s, struct err *e)
 {
 	struct core_config *c = &s->run.core;
 	struct backend_options o = {
-		.device = "cpu", .threads = (int)s->threads, .max_batch = c->batch};
+		.device = "cpu", .threads = (int)s->threads, .max_batch = c->training.batch_size};
 	struct kx_images test;
 	int status = data_load(&s->data, s->directory, e);
 
@@ -172,9 +173,9 @@ static int prepare(struct science *s, struct err *e)
 		return status;
 	c->run = (struct run_id){1, 1};
 	c->term = 1;
-	c->min_workers = c->max_workers = (uint32_t)s->workers;
+	c->leases.min_workers = c->sessions.max_workers = (uint32_t)s->workers;
 	s->weights = mem_must(c->n_params, sizeof(float), "weights");
-	model_init(&s->run.model, c->seed, s->weights);
+	model_init(&s->run.model, c->training.seed, s->weights);
 	s->world.trainer = (struct trainer_config){
 		.data = &s->data, .device = "cpu", .threads = (int)s->threads};
 	log_set_level(LOG_WARN);

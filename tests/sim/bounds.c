@@ -17,9 +17,9 @@ static void check_worker(struct sim *s, uint32_t node)
 	const struct session *w = s->worker[node - 1].session;
 	uint64_t kept = session_last_seq(w) - session_durable_seq(w);
 
-	if (kept > s->cfg.replay_window)
+	if (kept > s->cfg.sessions.replay_window)
 		sim_violation(s, "worker %u keeps %llu pushes; its window is %u", node,
-			(unsigned long long)kept, s->cfg.replay_window);
+			(unsigned long long)kept, s->cfg.sessions.replay_window);
 }
 
 static void check_leases(struct sim *s, const struct core *c)
@@ -27,7 +27,7 @@ static void check_leases(struct sim *s, const struct core *c)
 	const struct leases *l = &c->leases;
 	uint32_t n_free = 0, n_done = 0;
 
-	if (l->epoch >= c->cfg.epochs)
+	if (l->epoch >= c->cfg.training.epochs)
 		return;
 	for (uint32_t i = 0; i < l->n_batches; i++) {
 		n_free += l->batch[i] == BATCH_FREE;
@@ -46,7 +46,7 @@ static void check_trust(struct sim *s, const struct core *c)
 	if (!s->exact || s->n_workers > 1 || s->hushed || s->server.over || !only ||
 		session_phase(only) == PHASE_END)
 		return;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		if (c->worker[i].state == SESSION_SUSPECT)
 			sim_violation(s, "slot %u is suspected though its worker beats", i + 1);
 		if (c->worker[i].state == SESSION_LIVE && c->worker[i].pace.stalled)
@@ -61,7 +61,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 	const struct worker *only = NULL;
 	uint32_t all = 0, bad = 0;
 
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
 		int counts = w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
@@ -88,7 +88,7 @@ static void check_core(struct sim *s, const struct core *c)
 {
 	if (c->n_effects + 1 >= c->max_effects)
 		sim_violation(s, "%zu effects of at most %zu", c->n_effects, c->max_effects);
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->durable_seq > w->last_seq)
@@ -96,7 +96,7 @@ static void check_core(struct sim *s, const struct core *c)
 				(unsigned long long)w->durable_seq,
 				(unsigned long long)w->last_seq);
 	}
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		s->ordered &= c->ending != END_NOT ||
 			      (c->worker[i].state != SESSION_SUSPECT && !c->worker[i].idle &&
 				      !c->worker[i].pace.stalled);
@@ -132,7 +132,7 @@ int bounds_too_few(const struct sim *s)
 {
 	const struct core *c = s->server.core;
 
-	return c && !c->started && core_live_workers(c) < c->cfg.min_workers;
+	return c && !c->started && core_live_workers(c) < c->cfg.leases.min_workers;
 }
 
 void bounds_trace(struct sim *s)
@@ -140,7 +140,7 @@ void bounds_trace(struct sim *s)
 	static const char *const state[] = {"free", "joining", "live", "suspect", "away", "dead"};
 	const struct core *c = s->server.core;
 
-	for (uint32_t i = 0; c && i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; c && i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
 		if (w->state != SESSION_FREE)
@@ -158,7 +158,7 @@ void bounds_trace(struct sim *s)
 		sim_trace(s, "started=%d recovering=%d ending=%d epoch=%u free=%u done=%u of %u",
 			c->started, c->recovering, c->ending, c->leases.epoch, c->leases.n_free,
 			c->leases.n_done, c->leases.n_batches);
-	if (c && c->cfg.mode == MODE_SYNC)
+	if (c && c->cfg.training.mode == MODE_SYNC)
 		sim_trace(s, "step open=%d batches=%u..%u due=%u pushes=%u of version=%llu",
 			c->step.open, c->step.first, c->step.end, c->step.due, c->gather.pushes,
 			(unsigned long long)c->store.version);

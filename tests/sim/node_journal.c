@@ -163,7 +163,7 @@ int journal_boot(struct sim *s, struct err *e)
 		.arg = s};
 
 	s->journal.bound = s->journal.asked_ms = 0;
-	if (cfg->journal)
+	if (cfg->checkpoint.journal)
 		return commit_new(&s->journal.commit, &config, e);
 	journal_remove(DISK_DIRECTORY, 1, cfg->generation - 1);
 	return PS_OK;

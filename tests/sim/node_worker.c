@@ -204,9 +204,9 @@ static void send_push(struct sim *s, uint32_t node, const struct session_effect 
 	const struct gradient *g = &w->gradient[e->seq % SIM_WINDOW];
 	struct msg m;
 
-	if (e->seq > session_acked_seq(w->session) + s->cfg.push_window)
+	if (e->seq > session_acked_seq(w->session) + s->cfg.sessions.push_window)
 		sim_violation(s, "worker %u sends push %llu of a window of %u from %llu", node,
-			(unsigned long long)e->seq, s->cfg.push_window,
+			(unsigned long long)e->seq, s->cfg.sessions.push_window,
 			(unsigned long long)session_acked_seq(w->session));
 	m.type = MSG_PUSH;
 	memcpy(&m, &e->msg, offsetof(struct msg, push) + offsetof(struct msg_push, slices));
@@ -361,7 +361,7 @@ void worker_start(struct sim *s, uint32_t node)
 	w->fetched_for = 0;
 	w->started = 0;
 	memset(&w->grant, 0, sizeof(w->grant));
-	if (session_new(&w->session, &cfg, s->cfg.replay_window) != 0) {
+	if (session_new(&w->session, &cfg, s->cfg.sessions.replay_window) != 0) {
 		sim_violation(s, "out of memory");
 		return;
 	}

@@ -44,14 +44,14 @@ static void choose_lbfgs(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
 
-	c->n_params = (s->n_train + c->batch - 1) / c->batch;
+	c->n_params = (s->n_train + c->training.batch_size - 1) / c->training.batch_size;
 	c->optim.kind = OPTIM_LBFGS;
-	c->push_sum = 0;
-	c->batch_images = 0;
-	c->lbfgs_history = between(s, 1, 6);
-	c->lbfgs_trials = 20;
-	c->lbfgs_armijo = 1e-4;
-	c->lbfgs_wolfe = 0.9;
+	c->push.sum = 0;
+	c->sandblaster.step_images = 0;
+	c->lbfgs.history = between(s, 1, 6);
+	c->lbfgs.trials = 20;
+	c->lbfgs.armijo = 1e-4;
+	c->lbfgs.wolfe = 0.9;
 }
 
 /* Resume: gradients that depend on every bit of the weights, under a real optimizer. */
@@ -64,14 +64,14 @@ static void choose_exact(struct sim *s)
 	if (s->mode == SIM_LBFGS)
 		return;
 	c->n_params = SIM_PORTIONS;
-	c->push_sum = 0;
-	c->lr = 0.2;
+	c->push.sum = 0;
+	c->rate.lr = 0.2;
 	if (s->mode == SIM_EASGD)
 		return;
 	c->optim = (struct optim){
 		.kind = kind, .eps = 1e-8, .momentum = 0.9, .decay_square = 0.99, .clip_norm = 3};
-	c->dc_lambda = dc && (s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP) ? 0.1 : 0;
-	c->dc_adaptive = adaptive;
+	c->dc.lambda = dc && (s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP) ? 0.1 : 0;
+	c->dc.adaptive = adaptive;
 }
 
 /* Neither rate nor staleness may have a part in what an elastic move does. */
@@ -79,10 +79,10 @@ static void choose_easgd(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
 
-	c->lr = 0.25;
-	c->staleness_scaling = STALE_INVERSE;
-	c->easgd_beta = 0.9;
-	c->local_rate = 0.125;
+	c->rate.lr = 0.25;
+	c->rate.staleness_scaling = STALE_INVERSE;
+	c->easgd.beta = 0.9;
+	c->push.local_lr = 0.125;
 	if (!s->exact)
 		c->n_params = SIM_COORDINATES;
 }
@@ -92,14 +92,15 @@ static void choose_training(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
 
-	c->epochs = between(s, 1, 3);
-	c->push_sum = 1;
-	c->ssp_bound = between(s, 0, 5);
-	c->backup_workers = between(s, 0, 2);
-	c->batch_images = chance(s, 500) ? 0 : between(s, 1, s->n_train);
-	c->epochs = at_most(c->epochs, s->limits.steps);
-	s->n_train = at_most(s->n_train, s->limits.steps * c->batch);
-	c->n_params = (size_t)c->epochs * ((s->n_train + c->batch - 1) / c->batch);
+	c->training.epochs = between(s, 1, 3);
+	c->push.sum = 1;
+	c->ssp.bound = between(s, 0, 5);
+	c->sync.backup_workers = between(s, 0, 2);
+	c->sandblaster.step_images = chance(s, 500) ? 0 : between(s, 1, s->n_train);
+	c->training.epochs = at_most(c->training.epochs, s->limits.steps);
+	s->n_train = at_most(s->n_train, s->limits.steps * c->training.batch_size);
+	c->n_params = (size_t)c->training.epochs *
+		      ((s->n_train + c->training.batch_size - 1) / c->training.batch_size);
 	if (s->mode == SIM_LBFGS)
 		choose_lbfgs(s);
 	if (s->exact)
@@ -114,22 +115,22 @@ static void choose_times(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
 
-	c->max_staleness = chance(s, 500) ? 1000000 : between(s, 1, 10);
-	c->warm_start_updates = chance(s, 300) ? between(s, 1, 10) : 0;
-	c->lease_batches = between(s, 1, 6);
-	c->eval_images = between(s, 1, 7);
-	c->min_workers = between(s, 1, SIM_WORKERS);
-	if (c->min_workers > s->n_workers)
-		c->min_workers = s->n_workers;
-	c->max_workers = SIM_SLOTS;
-	c->push_window = between(s, 1, 8);
-	c->replay_window = between(s, 8, 40);
-	c->beat_ms = 100;
-	c->suspect_ms = 350;
-	c->dead_ms = 1500;
-	c->forget_ms = 20000;
-	c->recovery_ms = between(s, 0, 1000);
-	c->checkpoint_ms = between(s, 10, 600);
+	c->limits.max_staleness = chance(s, 500) ? 1000000 : between(s, 1, 10);
+	c->leases.warm_start_updates = chance(s, 300) ? between(s, 1, 10) : 0;
+	c->leases.max_batches = between(s, 1, 6);
+	c->leases.eval_images = between(s, 1, 7);
+	c->leases.min_workers = between(s, 1, SIM_WORKERS);
+	if (c->leases.min_workers > s->n_workers)
+		c->leases.min_workers = s->n_workers;
+	c->sessions.max_workers = SIM_SLOTS;
+	c->sessions.push_window = between(s, 1, 8);
+	c->sessions.replay_window = between(s, 8, 40);
+	c->sessions.heartbeat_ms = 100;
+	c->sessions.suspect_ms = 350;
+	c->sessions.dead_ms = 1500;
+	c->sessions.ttl_ms = 20000;
+	c->sessions.recovery_ms = between(s, 0, 1000);
+	c->checkpoint.interval_ms = between(s, 10, 600);
 	c->durable = 1;
 }
 
@@ -139,12 +140,12 @@ static void choose_config(struct sim *s)
 
 	memset(c, 0, sizeof(*c));
 	memcpy(c->model, "vector", 7);
-	c->lr = 1;
-	c->n_push = c->n_fetch = 1;
-	c->batch = between(s, 1, 7);
+	c->rate.lr = 1;
+	c->push.n_push = c->push.n_fetch = 1;
+	c->training.batch_size = between(s, 1, 7);
 	c->n_params = SIM_COORDINATES;
-	c->mode = core_mode(s->mode);
-	c->staleness_scaling = STALE_CONSTANT;
+	c->training.mode = core_mode(s->mode);
+	c->rate.staleness_scaling = STALE_CONSTANT;
 	s->n_train = between(s, 5, 60);
 	choose_times(s);
 	if (s->training)
@@ -290,11 +291,12 @@ static void choose_hang(struct sim *s)
 /* Drawn last, so that the seeds from before there were journals are what they were. */
 static void choose_durability(struct sim *s)
 {
-	s->cfg.journal = chance(s, 125);
+	s->cfg.checkpoint.journal = chance(s, 125);
 	s->options.journal_bytes = 4096u << between(s, 0, 6);
-	s->cfg.backup = s->options.core.backup =
+	s->cfg.leases.backup_copies = s->options.core.leases.backup_copies =
 		(enum backup_copies)between(s, BACKUP_LATE, BACKUP_NONE);
-	s->cfg.first_deadline_ms = s->options.core.first_deadline_ms = between(s, 300, 8000);
+	s->cfg.leases.first_deadline_ms = s->options.core.leases.first_deadline_ms =
+		between(s, 300, 8000);
 	choose_hang(s);
 }
 
@@ -304,15 +306,15 @@ static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);
 
-	s->cfg.warm_start_ramp = ramp;
+	s->cfg.leases.warm_start_ramp = ramp;
 	if (s->mode == SIM_EASGD) {
-		s->cfg.n_push = n_fetch;
-		s->cfg.easgd_momentum = n_fetch % 2 ? 0.5 : 0;
+		s->cfg.push.n_push = n_fetch;
+		s->cfg.easgd.momentum = n_fetch % 2 ? 0.5 : 0;
 	}
 	if (!s->exact || (s->mode != SIM_DOWNPOUR && s->mode != SIM_SSP))
 		return;
-	s->cfg.n_fetch = n_fetch;
-	s->cfg.max_staleness = 1000000; /* after a crash a worker may pull newer weights */
+	s->cfg.push.n_fetch = n_fetch;
+	s->cfg.limits.max_staleness = 1000000; /* after a crash a worker may pull newer weights */
 }
 
 /* Drawn last of all: the buffer, and N of N + b. Some runs of sync have no fault but the network,
@@ -323,16 +325,16 @@ static void choose_steps(struct sim *s)
 	int given = chance(s, 300), ordered = chance(s, 250), buffered = chance(s, 400);
 
 	if (s->mode == SIM_LEDGER || s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP)
-		s->cfg.buffer = buffered ? buffer : 1;
+		s->cfg.push.buffer_size = buffered ? buffer : 1;
 	if (s->mode == SIM_LEDGER)
-		s->cfg.push_sum = 1; /* each gradient of a buffer counts as one */
+		s->cfg.push.sum = 1; /* each gradient of a buffer counts as one */
 	s->ordered = s->mode == SIM_SYNC && s->n_workers > 1 && ordered;
-	s->cfg.sync_workers = given ? workers : 0;
+	s->cfg.sync.workers = given ? workers : 0;
 	if (s->ordered) {
 		s->exact = 1;
 		s->forgets = 0; /* the run it is compared with must not lose its end */
-		s->cfg.sync_workers = s->cfg.backup_workers = 0;
-		s->cfg.min_workers = s->n_workers;
+		s->cfg.sync.workers = s->cfg.sync.backup_workers = 0;
+		s->cfg.leases.min_workers = s->n_workers;
 		choose_exact(s);
 		memset(s->versions, 0, SIM_VERSIONS * sizeof(*s->versions));
 		for (uint32_t i = 0; i < s->n_faults; i++)
@@ -368,7 +370,7 @@ static void choose_foreign(struct sim *s)
 /* A disk that three checkpoints fill. */
 static void choose_space(struct sim *s)
 {
-	s->tight = chance(s, 100) && !s->cfg.journal;
+	s->tight = chance(s, 100) && !s->cfg.checkpoint.journal;
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */

@@ -83,7 +83,7 @@ static void check_part(struct sim *s, double part)
 	double expected = 0;
 
 	for (uint32_t n = 1; n <= SIM_SLOTS && s->mode == SIM_EASGD; n++)
-		if (part == s->cfg.easgd_beta / n)
+		if (part == s->cfg.easgd.beta / n)
 			expected = part;
 	if (part != expected)
 		sim_violation(s, "the elastic part is %g", part);
@@ -95,7 +95,7 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
 
 	w->version = p->version;
 	w->version_term = session_welcome(w->session)->stamp.term;
-	w->fetched_for = s->cfg.n_fetch;
+	w->fetched_for = s->cfg.push.n_fetch;
 	w->part = p->elastic;
 	check_part(s, p->elastic);
 	if (w->grant.kind == GRANT_TRAIN && w->grant.exact && w->version != w->grant.version)
@@ -137,7 +137,8 @@ static double rough(const struct sim *s, uint32_t batch)
 {
 	uint32_t n = s->n_workers, place = batch % n, last = batch - place + 1;
 
-	if (!s->ordered || n < 3 || place > 1 || (last + 1) * s->cfg.batch > s->n_train)
+	if (!s->ordered || n < 3 || place > 1 ||
+		(last + 1) * s->cfg.training.batch_size > s->n_train)
 		return 0;
 	return place ? -0x1p40 : 0x1p40;
 }
@@ -168,7 +169,7 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 static void step_elastic(const struct sim *s, const struct sim_worker *w, struct own *own,
 	const struct work *work, const float *at_w, float *e, uint32_t n)
 {
-	float m = (float)s->cfg.easgd_momentum, rate = (float)s->cfg.local_rate;
+	float m = (float)s->cfg.easgd.momentum, rate = (float)s->cfg.push.local_lr;
 
 	for (uint32_t i = 0; i < n; i++) {
 		float x = w->started ? w->own.x[i] : at_w[i], v = w->started ? w->own.v[i] : 0;
@@ -263,8 +264,9 @@ static void push_batch(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
 	struct work *work = &w->grant.work;
-	uint32_t per_epoch = (s->n_train + s->cfg.batch - 1) / s->cfg.batch;
-	uint32_t n_push = s->mode == SIM_EASGD ? s->cfg.n_push : 1;
+	uint32_t per_epoch =
+		(s->n_train + s->cfg.training.batch_size - 1) / s->cfg.training.batch_size;
+	uint32_t n_push = s->mode == SIM_EASGD ? s->cfg.push.n_push : 1;
 	uint32_t count = w->grant.exact || work->count < n_push ? work->count : n_push;
 	struct msg_push p = {.base_version = w->version,
 		.base_term = w->version_term,

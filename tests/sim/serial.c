@@ -92,7 +92,7 @@ void serial_run(struct sim *s, float w[SIM_PORTIONS])
 	uint64_t seq = 0;
 
 	cfg.durable = 0;
-	cfg.min_workers = cfg.lease_batches = 1;
+	cfg.leases.min_workers = cfg.leases.max_batches = 1;
 	memset(w, 0, SIM_PORTIONS * sizeof(*w));
 	memset(s->server.spare, 0, cfg.n_params * sizeof(float));
 	void *memory = mem_must(core_bytes(&cfg), 1, "the serial run");

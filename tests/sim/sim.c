@@ -50,14 +50,16 @@ uint32_t sim_first_batch(const struct sim *s)
 
 uint32_t sim_first_push(const struct sim *s)
 {
-	uint32_t per_epoch = (s->n_train + s->cfg.batch - 1) / s->cfg.batch;
+	uint32_t per_epoch =
+		(s->n_train + s->cfg.training.batch_size - 1) / s->cfg.training.batch_size;
 
-	return sim_has_elastic_ledger(s) ? SIM_ELASTIC + s->cfg.epochs * per_epoch : 0;
+	return sim_has_elastic_ledger(s) ? SIM_ELASTIC + s->cfg.training.epochs * per_epoch : 0;
 }
 
 uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count)
 {
-	uint32_t from = first * s->cfg.batch, to = from + count * s->cfg.batch;
+	uint32_t from = first * s->cfg.training.batch_size,
+		 to = from + count * s->cfg.training.batch_size;
 
 	return (to < s->n_train ? to : s->n_train) - from;
 }

@@ -11,9 +11,10 @@
 static uint32_t due(const struct sim *s)
 {
 	const struct sim_steps *t = &s->steps;
-	uint32_t all = s->cfg.sync_workers                  ? s->cfg.sync_workers
-		       : t->members > s->cfg.backup_workers ? t->members - s->cfg.backup_workers
-							    : 1;
+	uint32_t all = s->cfg.sync.workers ? s->cfg.sync.workers
+		       : t->members > s->cfg.sync.backup_workers
+			       ? t->members - s->cfg.sync.backup_workers
+			       : 1;
 
 	all = all < t->members ? all : t->members; /* each has a batch of the step */
 	return all < t->left ? all : t->left;
@@ -25,9 +26,10 @@ static void begin(struct sim *s, const struct core *c)
 
 	*t = (struct sim_steps){
 		.version = core_stats(c)->version, .left = c->leases.n_batches - c->leases.n_done};
-	if (!c->started || c->recovering || c->gather.pushes || c->leases.epoch >= c->cfg.epochs)
+	if (!c->started || c->recovering || c->gather.pushes ||
+		c->leases.epoch >= c->cfg.training.epochs)
 		return;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (core_is_active(&c->worker[i]) && !c->worker[i].idle &&
 			dataset_is_of_run(c, &c->worker[i])) {
 			t->member[i] = c->worker[i].incarnation;
@@ -50,7 +52,7 @@ static void judge(struct sim *s, const struct core *c)
 
 	if (t->taken >= due(s))
 		return;
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (is_there(t, c, i) && !t->answered[i])
 			sim_violation(s, "step %llu has %u gradients of %u and misses live slot %u",
 				(unsigned long long)t->version + 1, t->taken, due(s), i + 1);
@@ -101,7 +103,7 @@ void steps_after(struct sim *s, const struct event *ev)
 		begin(s, c);
 		return;
 	}
-	for (uint32_t i = 0; i < c->cfg.max_workers; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		if (!is_there(t, c, i))
 			t->member[i] = 0;
 		there += t->member[i] && !t->answered[i];

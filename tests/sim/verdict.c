@@ -27,7 +27,7 @@ static void ledger_gradient(struct sim *s, const float *pushes)
 
 static void images_ledger(struct sim *s, const struct core *c)
 {
-	for (uint32_t e = 0; e < s->cfg.epochs; e++)
+	for (uint32_t e = 0; e < s->cfg.training.epochs; e++)
 		if (core_epoch(c, e)->images != s->n_train || core_epoch(c, e)->eval_done != 7)
 			sim_violation(s, "epoch %u has %llu images of %u, %u evaluated of 7", e,
 				(unsigned long long)core_epoch(c, e)->images, s->n_train,
@@ -88,7 +88,7 @@ static int is_torn(const struct sim *s, const struct core *c)
 	for (int i = 0; i < REJECT_REASONS; i++)
 		rejected += core_stats(c)->rejected[i];
 	return (s->mode == SIM_EASGD && rejected > 0) ||
-	       (s->cfg.dc_lambda > 0 && core_stats(c)->deaths > 0);
+	       (s->cfg.dc.lambda > 0 && core_stats(c)->deaths > 0);
 }
 
 /* A drain leaves what is in the buffer to the next life. */

@@ -191,7 +191,7 @@ static inline void saved(int ok)
 /* The core takes a snapshot, at a time when it would whatever happened to the one before. */
 static inline void begin_snapshot(void)
 {
-	sh.b.now_ms += core_config(sh.b.core)->checkpoint_ms;
+	sh.b.now_ms += core_config(sh.b.core)->checkpoint.interval_ms;
 	take(&(struct event){.kind = EVENT_SAVE}, NULL);
 	assert_int_not_equal(sh.b.saving, 0);
 }
@@ -245,7 +245,7 @@ static inline int set_up(void **state)
 	scratch_make(sh.dir);
 	assert_int_equal(uv_loop_init(&sh.loop), 0);
 	assert_int_equal(wire_new(&sh.wire, BENCH_PARAMS), PS_OK);
-	cfg.journal = 1;
+	cfg.checkpoint.journal = 1;
 	cfg.generation = 1;
 	bench_open(&sh.b, cfg);
 	save(1);

@@ -40,28 +40,28 @@ static inline struct core_config bench_config(void)
 		.model = "vector:8",
 		.model_fingerprint = 77,
 		.n_params = BENCH_PARAMS,
-		.seed = 3,
-		.batch = 10,
+		.training.seed = 3,
+		.training.batch_size = 10,
 		.optim = {.kind = OPTIM_SGD, .eps = 1e-8, .momentum = 0.9, .decay_square = 0.999},
-		.mode = MODE_DOWNPOUR,
-		.n_push = 1,
-		.n_fetch = 1,
-		.lr = 1,
-		.staleness_scaling = STALE_CONSTANT,
-		.max_staleness = 1000,
-		.lease_batches = 2,
-		.first_deadline_ms = 30000,
-		.eval_images = 3,
-		.min_workers = 1,
-		.max_workers = 4,
-		.push_window = 4,
-		.replay_window = 64,
-		.beat_ms = 100,
-		.suspect_ms = 300,
-		.dead_ms = 1000,
-		.forget_ms = 5000,
-		.recovery_ms = 500,
-		.checkpoint_ms = 100000,
+		.training.mode = MODE_DOWNPOUR,
+		.push.n_push = 1,
+		.push.n_fetch = 1,
+		.rate.lr = 1,
+		.rate.staleness_scaling = STALE_CONSTANT,
+		.limits.max_staleness = 1000,
+		.leases.max_batches = 2,
+		.leases.first_deadline_ms = 30000,
+		.leases.eval_images = 3,
+		.leases.min_workers = 1,
+		.sessions.max_workers = 4,
+		.sessions.push_window = 4,
+		.sessions.replay_window = 64,
+		.sessions.heartbeat_ms = 100,
+		.sessions.suspect_ms = 300,
+		.sessions.dead_ms = 1000,
+		.sessions.ttl_ms = 5000,
+		.sessions.recovery_ms = 500,
+		.checkpoint.interval_ms = 100000,
 		.durable = 1};
 }
 
@@ -70,7 +70,7 @@ static inline struct core_config bench_training(void)
 {
 	struct core_config cfg = bench_config();
 
-	cfg.epochs = 2;
+	cfg.training.epochs = 2;
 	return cfg;
 }
 
@@ -128,7 +128,7 @@ static inline void bench_watch(struct bench *b)
 		assert_true(e->generation > 0);
 		b->saving = e->generation;
 	}
-	if (l->epoch >= b->core->cfg.epochs)
+	if (l->epoch >= b->core->cfg.training.epochs)
 		return;
 	for (uint32_t i = 0; i < l->n_batches; i++) {
 		n_free += l->batch[i] == BATCH_FREE;

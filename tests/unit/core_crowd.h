@@ -34,9 +34,9 @@ static inline void crowd_push(struct crowd *k, uint32_t i)
 		at = g->work.first + (uint32_t)rng_below(&k->r, g->work.count);
 		epoch = g->work.epoch;
 	}
-	if (k->b.cfg.epochs && epoch >= k->b.cfg.epochs)
+	if (k->b.cfg.training.epochs && epoch >= k->b.cfg.training.epochs)
 		return;
-	if (k->b.cfg.epochs)
+	if (k->b.cfg.training.epochs)
 		bench_work(&m, epoch, at, 1);
 	bench_slice(&m, (epoch * 4 + at) % BENCH_PARAMS, 1, bench_ones);
 	bench_message(&k->b, crowd_peer(i), &m);

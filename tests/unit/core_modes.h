@@ -34,7 +34,8 @@ struct crew {
 /* Images of batches [first, first + count). */
 static inline uint32_t crew_images(const struct crew *k, uint32_t first, uint32_t count)
 {
-	uint32_t from = first * k->b.cfg.batch, to = from + count * k->b.cfg.batch;
+	uint32_t from = first * k->b.cfg.training.batch_size,
+		 to = from + count * k->b.cfg.training.batch_size;
 
 	return (to < k->data.n_train ? to : k->data.n_train) - from;
 }
@@ -58,7 +59,7 @@ static inline void crew_open(
 	struct crew *k, struct core_config cfg, uint32_t n, uint32_t n_train, crew_fn *fn)
 {
 	*k = (struct crew){.n = n, .data = bench_data, .fn = fn};
-	cfg.max_workers = CREW;
+	cfg.sessions.max_workers = CREW;
 	k->data.n_train = n_train;
 	bench_open(&k->b, cfg);
 	for (uint32_t i = 0; i < n; i++)

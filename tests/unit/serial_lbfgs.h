@@ -80,7 +80,7 @@ static inline void serial_remember(struct serial *q, const double *x, const doub
 		y[j] = g[j] - q->g[j];
 	}
 	int keep = dot(y, s, q->n) > 1e-10 * dot(y, y, q->n);
-	if (q->pairs == q->k->b.cfg.lbfgs_history) {
+	if (q->pairs == q->k->b.cfg.lbfgs.history) {
 		memmove(q->s[0], q->s[1], (q->pairs - 1) * sizeof(q->s[0]));
 		memmove(q->y[0], q->y[1], (q->pairs - 1) * sizeof(q->y[0]));
 		q->pairs--;

@@ -9,12 +9,12 @@ static struct core_config config(enum mode mode)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = mode;
-	cfg.backup = BACKUP_IMMEDIATE;
-	cfg.ssp_bound = 100;
-	cfg.lease_batches = 1;
-	cfg.suspect_ms = 100000; /* nobody is missed: only copies can help */
-	cfg.dead_ms = 200000;
+	cfg.training.mode = mode;
+	cfg.leases.backup_copies = BACKUP_IMMEDIATE;
+	cfg.ssp.bound = 100;
+	cfg.leases.max_batches = 1;
+	cfg.sessions.suspect_ms = 100000; /* nobody is missed: only copies can help */
+	cfg.sessions.dead_ms = 200000;
 	cfg.durable = 0;
 	return cfg;
 }
@@ -126,7 +126,7 @@ static struct core_config late_config(enum mode mode)
 {
 	struct core_config cfg = config(mode);
 
-	cfg.backup = BACKUP_LATE;
+	cfg.leases.backup_copies = BACKUP_LATE;
 	return cfg;
 }
 
@@ -185,7 +185,7 @@ static void the_late_batch_of_a_short_step_is_copied(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.min_workers = 2;
+	cfg.leases.min_workers = 2;
 	crew_open(&k, cfg, 2, 10 * 7, crew_ones);
 	assert_int_equal(crew_ask(&k, 0) + crew_ask(&k, 1), 2);
 	for (int i = 0; i < 3; i++) {
@@ -206,7 +206,7 @@ static void a_late_portion_is_copied_and_no_other(void **state)
 	struct core_config cfg = late_config(MODE_SANDBLASTER);
 
 	(void)state;
-	a_copy_of_what_is_late_goes_to_an_idle_worker(cfg.mode);
+	a_copy_of_what_is_late_goes_to_an_idle_worker(cfg.training.mode);
 }
 
 /* Who asks when a batch is late already does not wait for a tick. */
@@ -250,7 +250,7 @@ static void a_lease_is_late_by_its_newest_delivery(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.lease_batches = 4;
+	cfg.leases.max_batches = 4;
 	crew_open(&k, cfg, 2, 40, crew_ones);
 	bench_bye(&k.b, k.hand[1].peer, k.hand[1].s); /* alone it gets all of them */
 	assert_int_equal(crew_ask(&k, 0), 1);
@@ -276,8 +276,8 @@ static void a_late_piece_of_the_test_set_is_copied(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.eval_images = 4; /* two pieces */
-	cfg.epochs = 1;
+	cfg.leases.eval_images = 4; /* two pieces */
+	cfg.training.epochs = 1;
 	crew_open(&k, cfg, 2, 10, crew_ones);
 	assert_int_equal(crew_ask(&k, 0), 1);
 	crew_ask(&k, 1);
@@ -319,10 +319,10 @@ static void a_portion_that_comes_after_its_pass_is_superseded(void **state)
 
 	(void)state;
 	cfg.optim.kind = OPTIM_LBFGS;
-	cfg.lbfgs_history = 4;
-	cfg.lbfgs_trials = 20;
-	cfg.lbfgs_armijo = 1e-4;
-	cfg.lbfgs_wolfe = 0.5;
+	cfg.lbfgs.history = 4;
+	cfg.lbfgs.trials = 20;
+	cfg.lbfgs.armijo = 1e-4;
+	cfg.lbfgs.wolfe = 0.5;
 	open_with_one_idle(&k, cfg, 3);
 	tick(&k, 250);
 	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
@@ -340,9 +340,9 @@ static void equal_workers_make_no_copies(enum mode mode)
 	uint64_t ready_ms[4] = {0};
 	struct crew k;
 
-	cfg.epochs = 3;
-	cfg.batch_images = 80;
-	cfg.suspect_ms = cfg.dead_ms = 1000000;
+	cfg.training.epochs = 3;
+	cfg.sandblaster.step_images = 80;
+	cfg.sessions.suspect_ms = cfg.sessions.dead_ms = 1000000;
 	crew_open(&k, cfg, 4, 200, crew_ones);
 	for (int i = 0; i < 4000 && k.b.core->ending == END_NOT; i++) {
 		for (uint32_t n = 0; n < 4 && k.b.core->ending == END_NOT; n++) {
@@ -378,7 +378,7 @@ static void without_copies_an_idle_worker_waits(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.backup = BACKUP_NONE;
+	cfg.leases.backup_copies = BACKUP_NONE;
 	open_with_one_idle(&k, cfg, 3);
 	tick(&k, 900);
 	assert_int_equal(k.hand[1].grant.work.count, 0);

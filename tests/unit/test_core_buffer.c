@@ -8,12 +8,12 @@ static struct core_config buffer_config(enum mode mode, uint32_t buffer)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = mode;
-	cfg.buffer = buffer;
+	cfg.training.mode = mode;
+	cfg.push.buffer_size = buffer;
 	cfg.durable = 0;
-	cfg.ssp_bound = 3;
-	cfg.lease_batches = 1;
-	cfg.lr = 0.25;
+	cfg.ssp.bound = 3;
+	cfg.leases.max_batches = 1;
+	cfg.rate.lr = 0.25;
 	return cfg;
 }
 
@@ -61,7 +61,7 @@ static void a_stale_gradient_weighs_less(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.staleness_scaling = STALE_INVERSE;
+	cfg.rate.staleness_scaling = STALE_INVERSE;
 	crew_open(&k, cfg, 2, 400, crew_ones);
 	crew_ask(&k, 1);
 	for (int i = 0; i < 6; i++)
@@ -101,8 +101,8 @@ static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
 	struct crew k;
 
-	cfg.lr_scaling = how;
-	cfg.push_sum = push_sum;
+	cfg.rate.scaling = how;
+	cfg.push.sum = push_sum;
 	crew_open(&k, cfg, 1, 65, crew_ones);
 	for (int i = 0; i < 7; i++)
 		ask_and_push(&k, 0);
@@ -150,8 +150,8 @@ static void a_buffer_of_one_is_none(void **state)
 		struct crew k;
 
 		cfg.optim.kind = OPTIM_ADAM;
-		cfg.staleness_scaling = STALE_INVERSE;
-		cfg.lr = 0.05;
+		cfg.rate.staleness_scaling = STALE_INVERSE;
+		cfg.rate.lr = 0.05;
 		crew_open(&k, cfg, 4, 735, crew_bowl);
 		crew_run(&k, 4, &r);
 		assert_null(k.b.core->gather.sum);
@@ -194,13 +194,13 @@ static int resumes(const struct bench_image *img, struct core_config cfg, uint32
 	const char *why = NULL;
 	struct bench b;
 
-	cfg.buffer = buffer;
+	cfg.push.buffer_size = buffer;
 	cfg.term++;
 	int rc = bench_read(&b, cfg, img, &why);
 	if (rc)
 		assert_string_equal(why, "it was begun with another --buffer-size");
 	else
-		bench_tick(&b, cfg.recovery_ms);
+		bench_tick(&b, cfg.sessions.recovery_ms);
 	if (!rc)
 		assert_int_equal(core_stats(b.core)->updates, buffer <= 2);
 	bench_close(&b);
@@ -236,37 +236,37 @@ struct twin {
 
 static double twin_scaled(const struct core_config *cfg, double ratio)
 {
-	return cfg->lr_scaling == LR_SCALING_LINEAR ? ratio
-	       : cfg->lr_scaling == LR_SCALING_SQRT ? sqrt(ratio)
-						    : 1;
+	return cfg->rate.scaling == LR_SCALING_LINEAR ? ratio
+	       : cfg->rate.scaling == LR_SCALING_SQRT ? sqrt(ratio)
+						      : 1;
 }
 
 /* What staleness leaves of a gradient. */
 static double twin_weight(const struct core_config *cfg, double tau, double live)
 {
-	double age = cfg->staleness_scaling == STALE_RELATIVE ? tau / live : tau;
+	double age = cfg->rate.staleness_scaling == STALE_RELATIVE ? tau / live : tau;
 
 	return twin_scaled(cfg, 1 / (1 + tau)) /
-	       (cfg->staleness_scaling == STALE_CONSTANT || age < 1 ? 1 : age);
+	       (cfg->rate.staleness_scaling == STALE_CONSTANT || age < 1 ? 1 : age);
 }
 
 /* What an update of n gradients gains. */
 static double twin_gain(const struct core_config *cfg, const struct twin *a)
 {
-	double scale = twin_scaled(cfg, cfg->push_sum ? 1 : a->n);
+	double scale = twin_scaled(cfg, cfg->push.sum ? 1 : a->n);
 
-	return a->t < cfg->lr_scaling_warmup ? 1 + (scale - 1) * a->t / cfg->lr_scaling_warmup
-					     : scale;
+	return a->t < cfg->rate.scaling_warmup ? 1 + (scale - 1) * a->t / cfg->rate.scaling_warmup
+					       : scale;
 }
 
 static void twin_step(const struct core_config *cfg, struct twin *a)
 {
-	double rate = cfg->lr * twin_gain(cfg, a) * a->weight / a->n;
+	double rate = cfg->rate.lr * twin_gain(cfg, a) * a->weight / a->n;
 	double norm = 0, clip, g[BENCH_PARAMS];
 
 	a->t++;
 	for (size_t j = 0; j < BENCH_PARAMS; j++) {
-		g[j] = a->sum[j] / a->weight * (cfg->push_sum ? a->n : 1);
+		g[j] = a->sum[j] / a->weight * (cfg->push.sum ? a->n : 1);
 		norm += g[j] * g[j];
 	}
 	norm = sqrt(norm);
@@ -297,13 +297,13 @@ static void twin_take(const struct core_config *cfg, struct twin *a, const float
 	double weight = twin_weight(cfg, tau, live);
 
 	for (size_t j = 0; j < BENCH_PARAMS; j++) {
-		double x = (double)g[j], lambda = cfg->dc_lambda;
+		double x = (double)g[j], lambda = cfg->dc.lambda;
 
-		if (cfg->dc_lambda > 0 && cfg->dc_adaptive) {
+		if (cfg->dc.lambda > 0 && cfg->dc.adaptive) {
 			a->square[j] = 0.95 * a->square[j] + 0.05 * x * x;
 			lambda /= sqrt(a->square[j] + 1e-7);
 		}
-		if (cfg->dc_lambda > 0 && tau > 0)
+		if (cfg->dc.lambda > 0 && tau > 0)
 			x += lambda * x * x * (a->w[j] - (double)then[j]);
 		a->sum[j] += weight * x;
 	}
@@ -324,7 +324,7 @@ static void push_both(struct crew *k, struct twin *a, uint32_t i)
 	if (crew_push(k, i) != REJECT_NONE)
 		return;
 	twin_take(&k->b.cfg, a, g, then, tau, live);
-	if (a->n == k->b.cfg.buffer || core_training_epoch(c) != epoch)
+	if (a->n == k->b.cfg.push.buffer_size || core_training_epoch(c) != epoch)
 		twin_step(&k->b.cfg, a);
 	assert_int_equal(core_stats(c)->version, a->t);
 }
@@ -386,13 +386,13 @@ static struct core_config any_config(struct rng *r)
 
 	cfg.optim.kind = kinds[rng_below(r, 3)];
 	cfg.optim.clip_norm = rng_below(r, 2) ? 2 : 0;
-	cfg.lr = cfg.optim.kind == OPTIM_ADAM ? 0.02 : 0.004;
-	cfg.staleness_scaling = (enum staleness_scaling)rng_below(r, 3);
-	cfg.lr_scaling = (enum lr_scaling)rng_below(r, 3);
-	cfg.lr_scaling_warmup = 10 * (uint32_t)rng_below(r, 2);
-	cfg.push_sum = (int)rng_below(r, 2);
-	cfg.dc_lambda = rng_below(r, 2) ? 0.05 : 0;
-	cfg.dc_adaptive = (int)rng_below(r, 2);
+	cfg.rate.lr = cfg.optim.kind == OPTIM_ADAM ? 0.02 : 0.004;
+	cfg.rate.staleness_scaling = (enum staleness_scaling)rng_below(r, 3);
+	cfg.rate.scaling = (enum lr_scaling)rng_below(r, 3);
+	cfg.rate.scaling_warmup = 10 * (uint32_t)rng_below(r, 2);
+	cfg.push.sum = (int)rng_below(r, 2);
+	cfg.dc.lambda = rng_below(r, 2) ? 0.05 : 0;
+	cfg.dc.adaptive = (int)rng_below(r, 2);
 	return cfg;
 }
 
@@ -408,8 +408,8 @@ static void a_run_equals_a_serial_one(void **state)
 
 		if (most >= 1e-5)
 			print_message("seed %llu: mode %d optimizer %d K %u differs by %.1e\n",
-				(unsigned long long)seed, (int)cfg.mode, (int)cfg.optim.kind,
-				cfg.buffer, most);
+				(unsigned long long)seed, (int)cfg.training.mode,
+				(int)cfg.optim.kind, cfg.push.buffer_size, most);
 		worst = fmax(worst, most);
 	}
 	print_message("at most %.1e\n", worst);

@@ -67,12 +67,12 @@ static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
 		struct bench_image whole, part;
 
 		cfg.n_params = 100;
-		cfg.lr = 0.03;
+		cfg.rate.lr = 0.03;
 		cfg.optim.kind = (enum optim_kind)kind;
 		cfg.optim.weight_decay = 0.01;
 		cfg.optim.clip_norm = 3;
-		cfg.staleness_scaling = STALE_INVERSE;
-		cfg.replay_window = 16;
+		cfg.rate.staleness_scaling = STALE_INVERSE;
+		cfg.sessions.replay_window = 16;
 		whole = trained(&cfg, 0);
 		for (size_t i = 0; i < sizeof(kills) / sizeof(kills[0]); i++) {
 			part = trained(&cfg, kills[i]);
@@ -153,9 +153,9 @@ static struct bench_image half_evaluated(struct core_config cfg)
 	m = (struct msg){.type = MSG_RESULT};
 	m.result = (struct msg_result){.stamp = s,
 		.eval_id = 1,
-		.eval_count = cfg.eval_images < 7 ? cfg.eval_images : 7,
+		.eval_count = cfg.leases.eval_images < 7 ? cfg.leases.eval_images : 7,
 		.correct = 1};
-	if (cfg.eval_images < 7)
+	if (cfg.leases.eval_images < 7)
 		bench_message(&b, 9, &m);
 	bench_bye(&b, 9, s);
 	img = bench_save(&b);
@@ -195,7 +195,7 @@ static void run_to_the_end(struct bench *b)
 	}
 	bench_durable(b);
 	assert_int_equal(bench_effect(b, EFFECT_FINISH)->status, PS_EDONE);
-	for (uint32_t e = 0; e < b->cfg.epochs; e++) {
+	for (uint32_t e = 0; e < b->cfg.training.epochs; e++) {
 		assert_int_equal(core_epoch(b->core, e)->images, 35);
 		assert_int_equal(core_epoch(b->core, e)->eval_done, 7);
 	}
@@ -212,17 +212,17 @@ static void eval_images_may_change_in_the_middle_of_an_evaluation_and_between(vo
 			struct bench_image img;
 			struct bench b;
 
-			cfg.eval_images = sizes[i];
+			cfg.leases.eval_images = sizes[i];
 			img = half_evaluated(cfg);
-			cfg.eval_images = sizes[k];
+			cfg.leases.eval_images = sizes[k];
 			bench_load(&b, cfg, &img);
 			bench_drop(&img);
 			run_to_the_end(&b); /* epoch 1 is evaluated in the new size */
 			bench_close(&b);
-			cfg.eval_images = sizes[i];
+			cfg.leases.eval_images = sizes[i];
 			bench_open(&b, cfg); /* and nothing under evaluation */
 			bench_bye(&b, 9, bench_join(&b, 9, ""));
-			b.cfg.eval_images = sizes[k];
+			b.cfg.leases.eval_images = sizes[k];
 			bench_restart(&b);
 			run_to_the_end(&b);
 			bench_close(&b);
@@ -237,11 +237,11 @@ static void a_finished_run_goes_on_with_more_epochs(void **state)
 	(void)state;
 	bench_open(&b, cfg);
 	run_to_the_end(&b);
-	b.cfg.epochs = 4;
+	b.cfg.training.epochs = 4;
 	bench_restart(&b);
 	assert_int_equal(core_training_epoch(b.core), 2);
-	bench_tick(&b, b.cfg.recovery_ms);
-	bench_tick(&b, b.cfg.recovery_ms);
+	bench_tick(&b, b.cfg.sessions.recovery_ms);
+	bench_tick(&b, b.cfg.sessions.recovery_ms);
 	run_to_the_end(&b);
 	bench_close(&b);
 }
@@ -253,14 +253,14 @@ static void a_run_goes_on_with_more_epochs_from_the_middle(void **state)
 	struct bench b;
 
 	(void)state;
-	cfg.epochs = 5;
+	cfg.training.epochs = 5;
 	bench_load(&b, cfg, &img);
 	run_to_the_end(&b);
 	bench_drop(&img);
 	bench_close(&b);
-	cfg.epochs = 1; /* the last epoch is trained, its evaluation is under way */
+	cfg.training.epochs = 1; /* the last epoch is trained, its evaluation is under way */
 	img = half_evaluated(cfg);
-	cfg.epochs = 2;
+	cfg.training.epochs = 2;
 	bench_load(&b, cfg, &img);
 	run_to_the_end(&b);
 	bench_drop(&img);
@@ -275,7 +275,7 @@ static void a_smaller_replay_window_keeps_the_newest_decisions(void **state)
 
 	(void)state;
 	s = bench_open_with_pushes(&b, bench_config(), 20);
-	b.cfg.replay_window = 8;
+	b.cfg.sessions.replay_window = 8;
 	bench_restart(&b);
 	s = bench_come_back(&b, 9, s, 20);
 	for (uint64_t seq = 1; seq <= 20; seq++) {
@@ -317,19 +317,19 @@ static void what_cannot_be_continued_is_refused_by_name(void **state)
 	cfg.n_params--;
 	refused_for(&img, cfg, "--model");
 	cfg = good;
-	cfg.seed++;
+	cfg.training.seed++;
 	refused_for(&img, cfg, "--seed");
 	cfg = good;
-	cfg.batch = 35;
+	cfg.training.batch_size = 35;
 	refused_for(&img, cfg, "--batch-size");
 	cfg = good;
 	cfg.optim.kind = OPTIM_ADAGRAD;
 	refused_for(&img, cfg, "--optimizer");
 	cfg = good;
-	cfg.epochs = 0;
+	cfg.training.epochs = 0;
 	refused_for(&img, cfg, "--epochs");
 	cfg = good;
-	cfg.epochs = 1; /* the second one is in training */
+	cfg.training.epochs = 1; /* the second one is in training */
 	refused_for(&img, cfg, "--epochs");
 	bench_drop(&img);
 }
@@ -346,9 +346,9 @@ static void fewer_slots_than_workers_are_refused_by_name(void **state)
 	bench_join(&b, 10, "");
 	img = bench_save(&b);
 	bench_close(&b);
-	cfg.max_workers = 1;
+	cfg.sessions.max_workers = 1;
 	refused_for(&img, cfg, "--max-workers");
-	cfg.max_workers = 2;
+	cfg.sessions.max_workers = 2;
 	bench_load(&b, cfg, &img);
 	bench_close(&b);
 	bench_drop(&img);

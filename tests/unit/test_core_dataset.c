@@ -14,8 +14,8 @@ static struct core_config training(uint32_t min_workers)
 	struct core_config cfg = bench_training();
 
 	cfg.durable = 0;
-	cfg.min_workers = min_workers;
-	cfg.max_workers = 8;
+	cfg.leases.min_workers = min_workers;
+	cfg.sessions.max_workers = 8;
 	return cfg;
 }
 
@@ -72,9 +72,9 @@ static void nor_does_it_on_disk(void **state)
 	struct stamp wrong = join(&b, 9, &other_data);
 	bench_lease(&b, 9, wrong, 1);
 	bench_restart(&b);
-	b.now_ms += b.cfg.recovery_ms + 1;
+	b.now_ms += b.cfg.sessions.recovery_ms + 1;
 	struct stamp right = join(&b, 8, &bench_data);
-	bench_tick(&b, b.cfg.recovery_ms + 1);
+	bench_tick(&b, b.cfg.sessions.recovery_ms + 1);
 	lease(&b, 8, right, 1);
 	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
 	bench_close(&b);
@@ -207,8 +207,8 @@ static void a_push_that_is_rejected_fixes_nothing(void **state)
 	uint64_t seq = 0;
 
 	(void)state;
-	cfg.max_norm = 1;
-	cfg.mode = MODE_SYNC; /* weights of another version than the first are stale */
+	cfg.limits.reject_norm = 1;
+	cfg.training.mode = MODE_SYNC; /* weights of another version than the first are stale */
 	bench_open(&b, cfg);
 	struct stamp wrong = join(&b, 9, &other_data);
 	lease(&b, 9, wrong, 1);
@@ -226,8 +226,8 @@ static void a_push_that_is_rejected_fixes_nothing(void **state)
 		assert_false(core_data_is_fixed(b.core));
 	}
 	bench_restart(&b);
-	bench_tick(&b, b.cfg.recovery_ms + 1);
-	bench_tick(&b, b.cfg.recovery_ms + 1);
+	bench_tick(&b, b.cfg.sessions.recovery_ms + 1);
+	bench_tick(&b, b.cfg.sessions.recovery_ms + 1);
 	struct stamp right = join(&b, 8, &bench_data);
 	lease(&b, 8, right, 1);
 	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);

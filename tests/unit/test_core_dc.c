@@ -17,9 +17,9 @@ static struct core_config dc_config(int adaptive)
 {
 	struct core_config cfg = bench_config();
 
-	cfg.lr = RATE;
-	cfg.dc_lambda = LAMBDA;
-	cfg.dc_adaptive = adaptive;
+	cfg.rate.lr = RATE;
+	cfg.dc.lambda = LAMBDA;
+	cfg.dc.adaptive = adaptive;
 	cfg.durable = 0;
 	return cfg;
 }
@@ -77,9 +77,9 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 	double d[BENCH_PARAMS], norm = 0, clip = t->cfg->optim.clip_norm;
 
 	for (size_t j = 0; j < BENCH_PARAMS; j++) {
-		double x = (double)g[j], lambda = t->cfg->dc_lambda;
+		double x = (double)g[j], lambda = t->cfg->dc.lambda;
 
-		if (t->cfg->dc_adaptive) {
+		if (t->cfg->dc.adaptive) {
 			t->square[j] = 0.95 * t->square[j] + 0.05 * x * x;
 			lambda /= sqrt(t->square[j] + 1e-7);
 		}
@@ -91,7 +91,7 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 		double x = clip > 0 && norm > clip ? d[j] * clip / (norm + 1e-6) : d[j];
 
 		x += t->cfg->optim.weight_decay * w[j];
-		t->w[t->version + 1][j] = w[j] - t->cfg->lr * twin_step(t, j, x);
+		t->w[t->version + 1][j] = w[j] - t->cfg->rate.lr * twin_step(t, j, x);
 	}
 	t->version++;
 }
@@ -115,8 +115,10 @@ static void lesson_open(struct lesson *l, struct core_config cfg)
 	memset(l, 0, sizeof(*l));
 	bench_open(&l->b, cfg);
 	l->twin.cfg = &l->b.cfg;
-	l->pushes_of_each = cfg.n_fetch / cfg.n_push;
-	l->ahead = !cfg.prefetch ? 0 : cfg.n_push == cfg.n_fetch && cfg.n_push > 1 ? 3 : 1;
+	l->pushes_of_each = cfg.push.n_fetch / cfg.push.n_push;
+	l->ahead = !cfg.push.prefetch                                           ? 0
+		   : cfg.push.n_push == cfg.push.n_fetch && cfg.push.n_push > 1 ? 3
+										: 1;
 	for (uint32_t i = 0; i < WORKERS; i++)
 		l->pupil[i].s = bench_join(&l->b, 10 + i, "");
 }
@@ -214,12 +216,12 @@ static struct core_config combination(size_t schedule, int number)
 {
 	struct core_config cfg = dc_config(number & 1);
 
-	cfg.mode = number & 2 ? MODE_SSP : MODE_DOWNPOUR;
+	cfg.training.mode = number & 2 ? MODE_SSP : MODE_DOWNPOUR;
 	cfg.optim.clip_norm = number & 4 ? 0.9 : 0;
 	cfg.optim.weight_decay = number & 4 ? 0.01 : 0;
-	cfg.n_push = schedules[schedule].n_push;
-	cfg.n_fetch = schedules[schedule].n_fetch;
-	cfg.prefetch = schedules[schedule].prefetch;
+	cfg.push.n_push = schedules[schedule].n_push;
+	cfg.push.n_fetch = schedules[schedule].n_fetch;
+	cfg.push.prefetch = schedules[schedule].prefetch;
 	return cfg;
 }
 
@@ -253,7 +255,7 @@ static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void 
 	float before, step;
 
 	(void)state;
-	cfg.prefetch = 1;
+	cfg.push.prefetch = 1;
 	lesson_open(&l, cfg);
 	pull(&l, 0);
 	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.term);
@@ -362,7 +364,7 @@ static uint32_t copies(const struct lesson *l)
 		used += b->copy[i].refs > 0;
 		refs += b->copy[i].refs;
 	}
-	for (uint32_t i = 0; i < l->b.cfg.max_workers; i++)
+	for (uint32_t i = 0; i < l->b.cfg.sessions.max_workers; i++)
 		held += l->b.core->worker[i].n_held;
 	assert_int_equal(refs, held);
 	return used;
@@ -426,7 +428,7 @@ static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 	struct core_config cfg = dc_config(0);
 
 	(void)state;
-	cfg.n_fetch = 1000;
+	cfg.push.n_fetch = 1000;
 	lesson_open(&l, cfg);
 	for (uint64_t version = 0; version < 50; version++) {
 		for (uint32_t i = 0; i < WORKERS; i++)
@@ -476,7 +478,7 @@ static void lone_run(uint64_t saved, float *end)
 	struct stamp s;
 	struct bench b;
 
-	cfg.prefetch = 1;
+	cfg.push.prefetch = 1;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
@@ -540,7 +542,7 @@ static void without_it_there_is_no_backup(void **state)
 	static struct lesson l;
 
 	(void)state;
-	cfg.dc_lambda = 0;
+	cfg.dc.lambda = 0;
 	lesson_open(&l, cfg);
 	pull(&l, 0);
 	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.term);

@@ -18,11 +18,11 @@ static struct core_config config(enum mode mode)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = mode;
-	cfg.ssp_bound = 2;
-	cfg.lease_batches = 4;
+	cfg.training.mode = mode;
+	cfg.ssp.bound = 2;
+	cfg.leases.max_batches = 4;
 	cfg.durable = 0;
-	cfg.lr = 0.01;
+	cfg.rate.lr = 0.01;
 	return cfg;
 }
 
@@ -39,7 +39,7 @@ static void fleet_open(
 static uint32_t next_batches(const struct fleet *f, uint32_t i)
 {
 	const struct hand *h = &f->k.hand[i];
-	uint32_t most = h->grant.exact ? h->grant.work.count : f->k.b.cfg.n_push;
+	uint32_t most = h->grant.exact ? h->grant.work.count : f->k.b.cfg.push.n_push;
 
 	if (h->grant.kind != GRANT_TRAIN)
 		return 1;
@@ -128,7 +128,7 @@ static void a_hung_worker_holds_nobody_up(struct core_config cfg)
 	f.ms[0] = HUNG;
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
-	for (uint32_t e = 0; e < cfg.epochs; e++) {
+	for (uint32_t e = 0; e < cfg.training.epochs; e++) {
 		assert_int_equal(core_epoch(f.k.b.core, e)->images, 200);
 		assert_int_equal(core_epoch(f.k.b.core, e)->eval_done, 7);
 	}
@@ -140,7 +140,7 @@ static void the_warm_start_does_not_wait_for_a_hung_worker(void **state)
 	struct core_config cfg = config(MODE_DOWNPOUR);
 
 	(void)state;
-	cfg.warm_start_updates = 10;
+	cfg.leases.warm_start_updates = 10;
 	a_hung_worker_holds_nobody_up(cfg);
 }
 
@@ -157,7 +157,7 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 	struct fleet f;
 
 	(void)state;
-	cfg.first_deadline_ms = 300;
+	cfg.leases.first_deadline_ms = 300;
 	fleet_open(&f, cfg, 2, 200, 30);
 	f.k.hand[0].request = 1000; /* the fleet takes it for one that waits */
 	f.ms[1] = HUNG;
@@ -207,10 +207,10 @@ static void without_copies_the_deadline_is_enough(void **state)
 	struct core_config cfg = config(MODE_SANDBLASTER);
 
 	(void)state;
-	cfg.backup = BACKUP_NONE;
+	cfg.leases.backup_copies = BACKUP_NONE;
 	a_hung_worker_holds_nobody_up(cfg);
 	cfg = config(MODE_DOWNPOUR);
-	cfg.backup = BACKUP_NONE;
+	cfg.leases.backup_copies = BACKUP_NONE;
 	a_hung_worker_holds_nobody_up(cfg);
 }
 
@@ -251,14 +251,14 @@ static struct core_config defaults(enum mode mode)
 {
 	struct core_config cfg = config(mode);
 
-	cfg.max_staleness = 0;
-	cfg.staleness_scaling = STALE_RELATIVE;
-	cfg.lease_batches = 10;
-	cfg.ssp_bound = 4;
-	cfg.warm_start_ramp = 40;
-	cfg.suspect_ms = 2000;
-	cfg.dead_ms = 6000;
-	cfg.easgd_beta = 0.9;
+	cfg.limits.max_staleness = 0;
+	cfg.rate.staleness_scaling = STALE_RELATIVE;
+	cfg.leases.max_batches = 10;
+	cfg.ssp.bound = 4;
+	cfg.leases.warm_start_ramp = 40;
+	cfg.sessions.suspect_ms = 2000;
+	cfg.sessions.dead_ms = 6000;
+	cfg.easgd.beta = 0.9;
 	return cfg;
 }
 
@@ -279,7 +279,7 @@ static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
 	struct core_config cfg = defaults(mode);
 	struct fleet f;
 
-	cfg.lr = 0.0001;
+	cfg.rate.lr = 0.0001;
 	fleet_open(&f, cfg, 3, 6000, each_ms);
 	f.ms[0] = 20 * each_ms;
 	for (int i = 0; i < 40000 && !fleet_is_over(&f); i++) {
@@ -331,8 +331,8 @@ static void open_after(struct crew *k, uint32_t n, uint64_t ms)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 
-	cfg.lease_batches = 1;
-	cfg.backup = BACKUP_NONE;
+	cfg.leases.max_batches = 1;
+	cfg.leases.backup_copies = BACKUP_NONE;
 	crew_open(k, cfg, 1, 10 * (n + 2), crew_ones);
 	for (uint32_t i = 0; i < n; i++) {
 		assert_int_equal(crew_ask(k, 0), 1);
@@ -486,9 +486,9 @@ static void a_result_that_is_not_finite_is_no_delivery(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.eval_images = 7; /* one piece */
-	cfg.first_deadline_ms = 300;
-	cfg.epochs = 1;
+	cfg.leases.eval_images = 7; /* one piece */
+	cfg.leases.first_deadline_ms = 300;
+	cfg.training.epochs = 1;
 	crew_open(&k, cfg, 2, 10, crew_ones);
 	assert_int_equal(crew_ask(&k, 0), 1);
 	pass(&k, 50);
@@ -541,7 +541,7 @@ static void a_transfer_that_progresses_is_not_cut(void **state)
 
 	(void)state;
 	cfg.n_params = 425000;
-	cfg.first_deadline_ms = 2000;
+	cfg.leases.first_deadline_ms = 2000;
 	bench_open(&k.b, cfg);
 	k.hand[0].peer = 9;
 	k.hand[0].s = bench_join(&k.b, 9, "");
@@ -593,8 +593,8 @@ static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.lease_batches = 100;
-	cfg.replay_window = 4;
+	cfg.leases.max_batches = 100;
+	cfg.sessions.replay_window = 4;
 	cfg.durable = 1;
 	crew_open(&k, cfg, 1, 100, crew_ones);
 	assert_int_equal(crew_ask(&k, 0), 1);
@@ -619,7 +619,7 @@ static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 
 	(void)state;
 	cfg.durable = 1;
-	cfg.first_deadline_ms = 300;
+	cfg.leases.first_deadline_ms = 300;
 	crew_open(&k, cfg, 1, 100, crew_ones);
 	assert_int_equal(crew_ask(&k, 0), 1);
 	bench_restart(&k.b);

@@ -11,9 +11,9 @@ static struct core_config easgd(void)
 {
 	struct core_config cfg = bench_config();
 
-	cfg.mode = MODE_EASGD;
-	cfg.easgd_beta = BETA;
-	cfg.max_workers = 8;
+	cfg.training.mode = MODE_EASGD;
+	cfg.easgd.beta = BETA;
+	cfg.sessions.max_workers = 8;
 	cfg.durable = 0;
 	return cfg;
 }
@@ -87,7 +87,7 @@ static void other_modes_have_no_alpha(void **state)
 	struct bench b;
 
 	(void)state;
-	cfg.mode = MODE_DOWNPOUR;
+	cfg.training.mode = MODE_DOWNPOUR;
 	bench_open(&b, cfg);
 	assert_true(alpha(&b, 10, bench_join(&b, 10, "")) == 0);
 	bench_close(&b);
@@ -100,8 +100,8 @@ static void a_push_moves_the_centre_by_itself(void **state)
 	struct stamp s;
 
 	(void)state;
-	cfg.lr = 0.01;
-	cfg.staleness_scaling = STALE_INVERSE;
+	cfg.rate.lr = 0.01;
+	cfg.rate.staleness_scaling = STALE_INVERSE;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 10, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) { /* base_version stays 0: ever staler */

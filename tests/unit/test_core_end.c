@@ -34,8 +34,8 @@ static struct stamp train_to_the_end(struct bench *b)
 	struct stamp s;
 	struct msg m;
 
-	cfg.epochs = 1;
-	cfg.eval_images = 7;
+	cfg.training.epochs = 1;
+	cfg.leases.eval_images = 7;
 	bench_open(b, cfg);
 	s = bench_join(b, 9, "");
 	m = bench_push_ones(s, 1);
@@ -104,7 +104,7 @@ static void the_end_waits_for_a_disk_that_fails(void **state)
 	bench_silent(&b);
 	bench_message(&b, 9, &m); /* a complete run takes nothing more */
 	bench_silent(&b);
-	b.now_ms += b.cfg.checkpoint_ms;
+	b.now_ms += b.cfg.checkpoint.interval_ms;
 	bench_beat(&b, 19, s);
 	assert_int_not_equal(b.saving, 0);
 	bench_durable(&b);
@@ -133,7 +133,7 @@ static void a_run_ends_at_max_updates(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.max_updates = 2;
+	cfg.training.max_updates = 2;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	push(&b, s, 1);
@@ -224,7 +224,7 @@ static void a_drain_whose_save_failed_takes_again_what_comes(void **state)
 	drain(&b);
 	bench_saved(&b, EVENT_SAVE_FAILED);
 	push(&b, s, 1);
-	b.now_ms += b.cfg.checkpoint_ms;
+	b.now_ms += b.cfg.checkpoint.interval_ms;
 	bench_beat(&b, 19, s);
 	bench_durable(&b);
 	assert_finished(&b, PS_ESHUTDOWN);
@@ -274,7 +274,7 @@ static void the_last_step_tells_everybody_everything(void **state)
 	struct stamp s[CROWD];
 
 	(void)state;
-	cfg.max_workers = CROWD;
+	cfg.sessions.max_workers = CROWD;
 	bench_open(&b, cfg);
 	for (uint32_t i = 0; i < CROWD; i++)
 		s[i] = bench_join(&b, 100 + i, "");
@@ -287,7 +287,7 @@ static void the_last_step_tells_everybody_everything(void **state)
 	bench_saved(&b, EVENT_SAVE_FAILED);
 	for (uint32_t i = 0; i < CORE_MAX_ADMINS; i++)
 		bench_admin(&b, 10 + i, ADMIN_CHECKPOINT);
-	b.now_ms += cfg.checkpoint_ms;
+	b.now_ms += cfg.checkpoint.interval_ms;
 	bench_pull(&b, 99, (struct stamp){{0, 0}, 0, 0, 0}, WEIGHTS_CURRENT);
 	bench_durable(&b);
 	for (uint32_t i = 0; i < CROWD; i++) {

@@ -66,7 +66,7 @@ static void the_largest_test_set_has_room_for_its_portions(void **state)
 	struct stamp s;
 
 	(void)state;
-	cfg.eval_images = 1;
+	cfg.leases.eval_images = 1;
 	bench_open(&b, cfg);
 	m.hello.data.n_test = WIRE_MAX_IMAGES;
 	bench_message(&b, 9, &m);
@@ -85,7 +85,7 @@ static void while_others_evaluate_the_rest_train(void **state)
 	struct stamp s, t;
 
 	(void)state;
-	cfg.eval_images = 100; /* one portion */
+	cfg.leases.eval_images = 100; /* one portion */
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	t = bench_join(&b, 10, "");
@@ -202,7 +202,7 @@ static void a_portion_whose_worker_vanished_is_granted_again(void **state)
 	}
 	bench_lease(&b, 10, t, 1);
 	assert_int_equal(bench_sent(&b, 10, MSG_GRANT)->grant.kind, GRANT_TRAIN);
-	b.now_ms += b.cfg.suspect_ms + 1;
+	b.now_ms += b.cfg.sessions.suspect_ms + 1;
 	bench_beat(&b, 10, t);
 	bench_tick(&b, 0);
 	g = grant(&b, 10, t, 2);
@@ -223,7 +223,7 @@ static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state
 	struct msg_grant g;
 
 	(void)state;
-	cfg.epochs = 3;
+	cfg.training.epochs = 3;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	train(&b, s, 0);
@@ -252,9 +252,9 @@ static void crowd_run(uint64_t seed)
 	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 0)};
 	int finished = 0, steps = 0;
 
-	cfg.warm_start_updates = (uint32_t)rng_below(&k.r, 3);
-	cfg.lease_batches = 1 + (uint32_t)rng_below(&k.r, 4);
-	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
+	cfg.leases.warm_start_updates = (uint32_t)rng_below(&k.r, 3);
+	cfg.leases.max_batches = 1 + (uint32_t)rng_below(&k.r, 4);
+	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	bench_open(&k.b, cfg);
 	crowd_join(&k);
 	while (!finished && steps++ < 20000) {

@@ -76,7 +76,7 @@ static void a_drain_waits_for_no_longer_than_a_recovery(void **state)
 	(void)state;
 	lose(&b);
 	drain(&b);
-	bench_tick(&b, b.cfg.recovery_ms - 1);
+	bench_tick(&b, b.cfg.sessions.recovery_ms - 1);
 	assert_int_equal(b.saving, 0);
 	bench_tick(&b, 1);
 	assert_int_not_equal(b.saving, 0);
@@ -94,7 +94,7 @@ static void who_holds_what_a_crash_lost_is_not_sent_home(void **state)
 
 	(void)state;
 	drain(&b);
-	bench_tick(&b, b.cfg.recovery_ms);
+	bench_tick(&b, b.cfg.sessions.recovery_ms);
 	bench_durable(&b);
 	assert_int_equal(bench_count(&b, EFFECT_FINISH), 1);
 	bench_message(&b, 20, &late);
@@ -112,7 +112,7 @@ static void nor_is_who_came_back_too_late_to_replay(void **state)
 
 	(void)state;
 	drain(&b);
-	bench_tick(&b, b.cfg.recovery_ms);
+	bench_tick(&b, b.cfg.sessions.recovery_ms);
 	assert_int_not_equal(b.saving, 0);
 	s = resume(&b, s); /* while the last snapshot is on its way */
 	m = bench_push_ones(s, 1);
@@ -179,7 +179,7 @@ static struct stamp give_twice(struct bench *b, int accept)
 	struct bench_image before;
 	struct stamp first, second;
 
-	cfg.accept_rollback = accept;
+	cfg.sessions.accept_rollback = accept;
 	bench_open(b, cfg);
 	before = bench_save(b);
 	first = bench_join(b, 9, "");

@@ -50,23 +50,23 @@ static struct core_config config_of(const struct trial *t)
 {
 	struct core_config cfg = bench_config();
 
-	cfg.mode = t->mode;
+	cfg.training.mode = t->mode;
 	cfg.optim.kind = t->kind;
 	cfg.optim.weight_decay = t->decay;
 	cfg.optim.decay_square = t->kind == OPTIM_RMSPROP ? 0.99 : 0.999;
-	cfg.lr = t->lr;
-	cfg.dc_lambda = t->lambda;
-	cfg.dc_adaptive = t->adaptive;
-	cfg.push_sum = t->sum;
+	cfg.rate.lr = t->lr;
+	cfg.dc.lambda = t->lambda;
+	cfg.dc.adaptive = t->adaptive;
+	cfg.push.sum = t->sum;
 	cfg.durable = 0;
-	cfg.epochs = t->batches ? 1 : 0;
-	cfg.lbfgs_history = 5;
-	cfg.lbfgs_trials = 20;
-	cfg.lbfgs_armijo = 1e-4;
-	cfg.lbfgs_wolfe = 0.5;
-	cfg.ssp_bound = 1000;
-	cfg.n_fetch = 1000; /* the weights of one pull serve all pushes */
-	cfg.lease_batches = 1 << 20;
+	cfg.training.epochs = t->batches ? 1 : 0;
+	cfg.lbfgs.history = 5;
+	cfg.lbfgs.trials = 20;
+	cfg.lbfgs.armijo = 1e-4;
+	cfg.lbfgs.wolfe = 0.5;
+	cfg.ssp.bound = 1000;
+	cfg.push.n_fetch = 1000; /* the weights of one pull serve all pushes */
+	cfg.leases.max_batches = 1 << 20;
 	return cfg;
 }
 
@@ -265,16 +265,16 @@ static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double 
 	int taken = 0, rejected = 0;
 	struct crew k;
 
-	cfg.mode = mode;
+	cfg.training.mode = mode;
 	cfg.optim.kind = kind;
 	cfg.optim.weight_decay = 1;
-	cfg.lr = lr;
-	cfg.lr_scaling = LR_SCALING_LINEAR;
-	cfg.buffer = mode == MODE_SYNC ? 1 : n;
-	cfg.min_workers = mode == MODE_SYNC ? n : 2;
-	cfg.lease_batches = 1;
+	cfg.rate.lr = lr;
+	cfg.rate.scaling = LR_SCALING_LINEAR;
+	cfg.push.buffer_size = mode == MODE_SYNC ? 1 : n;
+	cfg.leases.min_workers = mode == MODE_SYNC ? n : 2;
+	cfg.leases.max_batches = 1;
 	cfg.durable = 0;
-	crew_open(&k, cfg, cfg.min_workers, 100000, crew_ones);
+	crew_open(&k, cfg, cfg.leases.min_workers, 100000, crew_ones);
 	while (!rejected) {
 		for (uint32_t i = 0; i < k.n; i++)
 			crew_ask(&k, i);

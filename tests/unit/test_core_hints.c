@@ -17,7 +17,7 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 	g = lease(&b, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
 	t = bench_join(&b, 10, "");
-	b.now_ms += b.cfg.suspect_ms + 1;
+	b.now_ms += b.cfg.sessions.suspect_ms + 1;
 	bench_beat(&b, 10, t);
 	bench_tick(&b, 0);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
@@ -50,7 +50,7 @@ static void a_lease_that_nobody_got_is_given_again(void **state)
 	s = bench_join(&b, 9, "");
 	g = lease(&b, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
-	bench_tick(&b, b.cfg.suspect_ms + 1);
+	bench_tick(&b, b.cfg.sessions.suspect_ms + 1);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
 	g = lease(&b, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
@@ -67,7 +67,7 @@ static void what_was_given_away_is_not_given_back_again(void **state)
 	bench_open(&b, bench_training());
 	s = bench_join(&b, 9, "");
 	lease(&b, 9, s, 1);
-	bench_tick(&b, b.cfg.suspect_ms + 1);
+	bench_tick(&b, b.cfg.sessions.suspect_ms + 1);
 	t = bench_join(&b, 10, "");
 	g = lease(&b, 10, t, 1);
 	assert_work(&g, 0, 0, 2);
@@ -92,7 +92,7 @@ static void a_new_process_numbers_its_requests_anew(void **state)
 	s = bench_join(&b, 10, "anna");
 	lease(&b, 10, s, 1);
 	bench_close(&b);
-	cfg.min_workers = 2;
+	cfg.leases.min_workers = 2;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "anna");
 	bench_lease(&b, 9, s, 1);
@@ -128,7 +128,7 @@ static void nothing_is_granted_to_a_connection_that_is_gone(void **state)
 	struct stamp s;
 
 	(void)state;
-	cfg.min_workers = 2;
+	cfg.leases.min_workers = 2;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	bench_lease(&b, 9, s, 1);

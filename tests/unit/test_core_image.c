@@ -13,12 +13,12 @@ static struct crowd somewhere(uint64_t seed)
 	struct core_config cfg = bench_training();
 	uint64_t steps = rng_below(&k.r, 120);
 
-	cfg.epochs = (uint32_t)rng_below(&k.r, 4);
+	cfg.training.epochs = (uint32_t)rng_below(&k.r, 4);
 	cfg.optim.kind = (enum optim_kind)rng_below(&k.r, OPTIM_LBFGS);
-	cfg.replay_window = 8 + (uint32_t)rng_below(&k.r, 30);
-	cfg.lease_batches = 1 + (uint32_t)rng_below(&k.r, 4);
-	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
-	cfg.accept_rollback = 1;
+	cfg.sessions.replay_window = 8 + (uint32_t)rng_below(&k.r, 30);
+	cfg.leases.max_batches = 1 + (uint32_t)rng_below(&k.r, 4);
+	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
+	cfg.sessions.accept_rollback = 1;
 	bench_open(&k.b, cfg);
 	if (rng_below(&k.r, 10))
 		crowd_join(&k);

@@ -10,15 +10,15 @@ static struct core_config search_config(size_t n_params, uint32_t steps)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = MODE_SANDBLASTER;
+	cfg.training.mode = MODE_SANDBLASTER;
 	cfg.optim.kind = OPTIM_LBFGS;
 	cfg.n_params = n_params;
-	cfg.epochs = steps;
+	cfg.training.epochs = steps;
 	cfg.durable = 0;
-	cfg.lbfgs_history = 5;
-	cfg.lbfgs_trials = 20;
-	cfg.lbfgs_armijo = ARMIJO;
-	cfg.lbfgs_wolfe = WOLFE;
+	cfg.lbfgs.history = 5;
+	cfg.lbfgs.trials = 20;
+	cfg.lbfgs.armijo = ARMIJO;
+	cfg.lbfgs.wolfe = WOLFE;
 	return cfg;
 }
 
@@ -107,7 +107,7 @@ static void walk_open(struct walk *a, size_t n_params, uint32_t steps, uint32_t 
 {
 	struct core_config cfg = search_config(n_params, steps);
 
-	cfg.lease_batches = 3;
+	cfg.leases.max_batches = 3;
 	crew_open(&a->k, cfg, n, 115, fn);
 	a->q = serial_begin(&a->k);
 	a->steps = 0;
@@ -121,7 +121,7 @@ static void walk_end(struct walk *a, const char *what, double tolerance)
 		a->q.trials, a->most);
 	assert_int_equal(core_stats(a->k.b.core)->trials, a->q.trials);
 	assert_true(a->most <= tolerance);
-	for (uint32_t e = 0; e < a->k.b.cfg.epochs; e++)
+	for (uint32_t e = 0; e < a->k.b.cfg.training.epochs; e++)
 		assert_int_equal(core_epoch(a->k.b.core, e)->images, 115);
 	crew_close(&a->k);
 }
@@ -278,7 +278,7 @@ static void a_pair_without_curvature_is_not_kept(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.lbfgs_trials = 4;
+	cfg.lbfgs.trials = 4;
 	crew_open(&k, cfg, 1, 10, hill_portion);
 	crew_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.b.core)->updates, 3);
@@ -344,7 +344,7 @@ static void a_search_that_finds_nothing_ends_where_it_began(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.lbfgs_trials = 6;
+	cfg.lbfgs.trials = 6;
 	crew_open(&k, cfg, 2, 30, crew_bowl);
 	pause_after_two_steps(&k);
 	memcpy(here, k.b.core->lbfgs.x, sizeof(here));

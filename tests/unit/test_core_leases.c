@@ -107,7 +107,7 @@ static void a_worker_goes_on_where_it_was_and_starts_at_its_share(void **state)
 	struct msg_grant g;
 
 	(void)state;
-	cfg.lease_batches = 1;
+	cfg.leases.max_batches = 1;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	t = bench_join(&b, 10, "");
@@ -130,7 +130,7 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 	uint32_t left = 100, before = 20;
 
 	(void)state;
-	cfg.lease_batches = 20;
+	cfg.leases.max_batches = 20;
 	bench_open(&b, cfg);
 	struct msg hello = bench_hello("");
 	hello.hello.data.n_train = 1000;
@@ -166,7 +166,7 @@ static void who_is_alone_gets_whole_leases_to_the_end_of_an_epoch(void **state)
 	struct msg_grant g;
 
 	(void)state;
-	cfg.lease_batches = 3;
+	cfg.leases.max_batches = 3;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	g = lease(&b, 9, s, 1);
@@ -243,7 +243,7 @@ static void nobody_gets_a_lease_before_min_workers_are_there_once(void **state)
 	struct stamp s, t;
 
 	(void)state;
-	cfg.min_workers = 2;
+	cfg.leases.min_workers = 2;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	bench_lease(&b, 9, s, 1);
@@ -268,7 +268,7 @@ static void warm_start_holds_the_others_back(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.warm_start_updates = 2;
+	cfg.leases.warm_start_updates = 2;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	t = bench_join(&b, 10, "");
@@ -287,7 +287,7 @@ static void warm_start_holds_the_others_back(void **state)
 	t = bench_join(&b, 10, "");
 	bench_lease(&b, 9, s, 1);
 	bench_lease(&b, 10, t, 1);
-	b.now_ms += cfg.suspect_ms;
+	b.now_ms += cfg.sessions.suspect_ms;
 	bench_beat(&b, 10, t);
 	assert_null(granted(&b, 10));
 	bench_tick(&b, 1);

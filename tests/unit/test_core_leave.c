@@ -23,7 +23,7 @@ static void a_beat_is_answered_with_what_is_decided_and_durable(void **state)
 /* checkpoint_ms has passed: a snapshot of what happened. */
 static void save(struct bench *b, struct stamp s)
 {
-	b->now_ms += b->cfg.checkpoint_ms;
+	b->now_ms += b->cfg.checkpoint.interval_ms;
 	bench_beat(b, 19, s);
 	bench_durable(b);
 }
@@ -40,14 +40,14 @@ static void what_became_durable_is_told_unasked_on_the_beat_connection(void **st
 	assert_int_equal(bench_sent(&b, 19, MSG_BEAT)->beat.durable_seq, 3);
 	m = bench_push_ones(s, 4);
 	bench_applied(&b, 9, &m);
-	b.now_ms += b.cfg.checkpoint_ms;
+	b.now_ms += b.cfg.checkpoint.interval_ms;
 	bench_beat(&b, 19, s);
 	bench_gone(&b, 19);
 	bench_durable(&b);
 	assert_int_equal(bench_sent(&b, 9, MSG_BEAT)->beat.durable_seq, 4); /* bulk will do */
 	m = bench_push_ones(s, 5);
 	bench_applied(&b, 9, &m);
-	b.now_ms += b.cfg.checkpoint_ms;
+	b.now_ms += b.cfg.checkpoint.interval_ms;
 	bench_beat(&b, 19, s);
 	bench_gone(&b, 9);
 	bench_gone(&b, 19);
@@ -136,7 +136,7 @@ static void who_said_bye_waits_for_no_lease(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.min_workers = 2;
+	cfg.leases.min_workers = 2;
 	s = bench_open_with_pushes(&b, cfg, 0);
 	bench_lease(&b, 9, s, 1);
 	bench_bye(&b, 9, s);

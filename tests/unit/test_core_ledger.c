@@ -96,7 +96,7 @@ static void a_duplicate_older_than_the_window_is_unknown_and_not_applied(void **
 	struct msg_ack a;
 
 	(void)state;
-	cfg.replay_window = 4;
+	cfg.sessions.replay_window = 4;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint64_t seq = 1; seq <= 10; seq++) {
@@ -129,7 +129,7 @@ static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state
 	struct msg_ack a;
 
 	(void)state;
-	cfg.replay_window = 4;
+	cfg.sessions.replay_window = 4;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint64_t seq = 1; seq <= 10; seq++) {
@@ -138,7 +138,7 @@ static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state
 		if (b.saving)
 			bench_durable(&b);
 	}
-	b.cfg.replay_window = 64;
+	b.cfg.sessions.replay_window = 64;
 	bench_restart(&b);
 	s = bench_come_back(&b, 9, s, 10);
 	for (uint64_t seq = 5; seq <= 8; seq++) {
@@ -163,7 +163,7 @@ static void any_order_of_arrival_applies_each_push_once(void **state)
 	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	cfg.n_params = 600;
-	cfg.replay_window = 256;
+	cfg.sessions.replay_window = 256;
 	bench_open(&b, cfg);
 	for (uint32_t w = 0; w < 3; w++)
 		s[w] = bench_join(&b, 9 + w, "");
@@ -205,7 +205,7 @@ static void older_than_max_staleness_is_rejected_as_old_is_not(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.max_staleness = 3;
+	cfg.limits.max_staleness = 3;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint64_t seq = 1; seq <= 4; seq++) {
@@ -234,7 +234,7 @@ static void by_default_staleness_is_32_for_each_live_worker(void **state)
 	struct stamp s = {0};
 
 	(void)state;
-	cfg.max_staleness = 0;
+	cfg.limits.max_staleness = 0;
 	bench_open(&b, cfg);
 	for (uint64_t live = 1, seq = 0; live <= 3; live++) {
 		uint64_t bound = 32 * live;
@@ -271,7 +271,7 @@ static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.max_staleness = 1;
+	cfg.limits.max_staleness = 1;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint64_t seq = 1; seq <= 4; seq++) {
@@ -307,7 +307,7 @@ static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.replay_window = 6; /* a snapshot is urgent at 3 */
+	cfg.sessions.replay_window = 6; /* a snapshot is urgent at 3 */
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) {

@@ -21,8 +21,8 @@ static void snapshots_come_checkpoint_ms_apart_and_only_if_something_happened(vo
 	struct stamp s;
 
 	(void)state;
-	cfg.checkpoint_ms = 200;
-	cfg.suspect_ms = cfg.dead_ms = cfg.forget_ms = 1u << 30;
+	cfg.checkpoint.interval_ms = 200;
+	cfg.sessions.suspect_ms = cfg.sessions.dead_ms = cfg.sessions.ttl_ms = 1u << 30;
 	bench_open(&b, cfg);
 	bench_tick(&b, 1000);
 	assert_int_equal(b.saving, 0); /* nothing happened */
@@ -53,7 +53,7 @@ static void a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms(void *
 	uint64_t generation;
 
 	(void)state;
-	cfg.checkpoint_ms = 200;
+	cfg.checkpoint.interval_ms = 200;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	push(&b, s, 1);
@@ -91,7 +91,7 @@ static void who_waits_for_a_failed_snapshot_waits_for_the_next(void **state)
 	bench_message(&b, 9, &m);
 	bench_saved(&b, EVENT_SAVE_FAILED);
 	bench_refused(&b, 9, PS_EAGAIN); /* it is told what it waits for */
-	b.now_ms += b.cfg.checkpoint_ms;
+	b.now_ms += b.cfg.checkpoint.interval_ms;
 	bench_message(&b, 9, &m); /* HELLO again is a sign of life */
 	bench_silent(&b);
 	bench_durable(&b);
@@ -201,7 +201,7 @@ static void new_leases_wait_no_longer_than_recovery_ms(void **state)
 	s = bench_come_back(&b, 9, s, 0);
 	bench_lease(&b, 9, s, 1);
 	bench_silent(&b);
-	b.now_ms += b.cfg.recovery_ms - 1;
+	b.now_ms += b.cfg.sessions.recovery_ms - 1;
 	bench_beat(&b, 19, s);
 	assert_null(bench_sent(&b, 9, MSG_GRANT));
 	b.now_ms += 1;
@@ -221,7 +221,7 @@ static void who_missed_one_recovery_does_not_hold_up_the_next(void **state)
 	bench_join(&b, 10, "");
 	bench_restart(&b);
 	s = bench_come_back(&b, 9, s, 0);
-	bench_tick(&b, b.cfg.recovery_ms); /* over: the second worker did not come */
+	bench_tick(&b, b.cfg.sessions.recovery_ms); /* over: the second worker did not come */
 	bench_restart(&b);
 	s = bench_come_back(&b, 9, s, 0);
 	bench_lease(&b, 9, s, 1);
@@ -240,7 +240,7 @@ static void who_came_back_late_is_waited_for_again(void **state)
 	t = bench_join(&b, 10, "");
 	bench_restart(&b);
 	s = bench_come_back(&b, 9, s, 0);
-	bench_tick(&b, b.cfg.recovery_ms); /* over: the second worker did not come */
+	bench_tick(&b, b.cfg.sessions.recovery_ms); /* over: the second worker did not come */
 	bench_come_back(&b, 10, t, 0);
 	bench_restart(&b);
 	s = bench_come_back(&b, 9, s, 0);

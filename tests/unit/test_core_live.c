@@ -64,17 +64,17 @@ static struct crowd anywhere(uint64_t seed)
 	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 2)};
 	struct core_config cfg = bench_training();
 
-	cfg.epochs = (uint32_t)rng_below(&k.r, 4);
-	cfg.mode = rng_below(&k.r, 2) ? MODE_DOWNPOUR : MODE_SSP;
-	cfg.ssp_bound = (uint32_t)rng_below(&k.r, 3);
+	cfg.training.epochs = (uint32_t)rng_below(&k.r, 4);
+	cfg.training.mode = rng_below(&k.r, 2) ? MODE_DOWNPOUR : MODE_SSP;
+	cfg.ssp.bound = (uint32_t)rng_below(&k.r, 3);
 	cfg.optim.kind = (enum optim_kind)rng_below(&k.r, OPTIM_LBFGS);
-	cfg.replay_window = 8 + (uint32_t)rng_below(&k.r, 30);
-	cfg.checkpoint_ms = 1 + (uint32_t)rng_below(&k.r, 1000);
-	cfg.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
-	cfg.accept_rollback = 1;
-	cfg.journal = (int)rng_below(&k.r, 2);
-	cfg.dc_lambda = rng_below(&k.r, 3) ? 0 : 0.5;
-	cfg.dc_adaptive = (int)rng_below(&k.r, 2);
+	cfg.sessions.replay_window = 8 + (uint32_t)rng_below(&k.r, 30);
+	cfg.checkpoint.interval_ms = 1 + (uint32_t)rng_below(&k.r, 1000);
+	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
+	cfg.sessions.accept_rollback = 1;
+	cfg.checkpoint.journal = (int)rng_below(&k.r, 2);
+	cfg.dc.lambda = rng_below(&k.r, 3) ? 0 : 0.5;
+	cfg.dc.adaptive = (int)rng_below(&k.r, 2);
 	bench_open(&k.b, cfg);
 	crowd_join(&k);
 	return k;
@@ -109,19 +109,19 @@ static struct core_config of_mode(int i)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = i == 5 ? MODE_SANDBLASTER : (enum mode)(MODE_DOWNPOUR + i);
-	cfg.batch = 5;
-	cfg.checkpoint_ms = 1;
-	cfg.journal = 1;
-	cfg.lr = 0.01;
-	cfg.dc_lambda = i == 0 ? 0.5 : 0;
-	cfg.batch_images = i == 3 ? 20 : 0;
+	cfg.training.mode = i == 5 ? MODE_SANDBLASTER : (enum mode)(MODE_DOWNPOUR + i);
+	cfg.training.batch_size = 5;
+	cfg.checkpoint.interval_ms = 1;
+	cfg.checkpoint.journal = 1;
+	cfg.rate.lr = 0.01;
+	cfg.dc.lambda = i == 0 ? 0.5 : 0;
+	cfg.sandblaster.step_images = i == 3 ? 20 : 0;
 	if (i == 5) {
 		cfg.optim.kind = OPTIM_LBFGS;
-		cfg.lbfgs_history = 3;
-		cfg.lbfgs_trials = 20;
-		cfg.lbfgs_armijo = 1e-4;
-		cfg.lbfgs_wolfe = 0.5;
+		cfg.lbfgs.history = 3;
+		cfg.lbfgs.trials = 20;
+		cfg.lbfgs.armijo = 1e-4;
+		cfg.lbfgs.wolfe = 0.5;
 	}
 	return cfg;
 }
@@ -227,7 +227,7 @@ static void with_a_journal_all_is_durable_when_it_is_heard(void **state)
 	struct msg hello = bench_hello(""), push;
 
 	(void)state;
-	cfg.journal = 1;
+	cfg.checkpoint.journal = 1;
 	bench_open(&b, cfg);
 	bench_message(&b, 9, &hello);
 	const struct msg *m = bench_sent(&b, 9, MSG_WELCOME);

@@ -95,8 +95,8 @@ static void through_the_core(const struct fixture_case *f, struct rng *r)
 
 	cfg.n_params = FIXTURE_VALUES;
 	cfg.optim = f->optim;
-	cfg.lr = f->rate;
-	cfg.replay_window = 1000;
+	cfg.rate.lr = f->rate;
+	cfg.sessions.replay_window = 1000;
 	bench_open(&b, cfg);
 	memcpy(b.core->store.weights, fixture_start, sizeof(fixture_start));
 	s = bench_join(&b, 9, "");
@@ -270,7 +270,7 @@ static void the_largest_gradients_leave_everything_finite(void **state)
 		print_message("%s\n", kind_names[k]);
 		cfg.optim.kind = (enum optim_kind)k;
 		cfg.optim.weight_decay = 1e-6;
-		cfg.lr = 1e6;
+		cfg.rate.lr = 1e6;
 		bench_open(&b, cfg);
 		s = bench_join(&b, 9, "");
 		for (uint64_t t = 0; t < 300; t++) {

@@ -209,7 +209,7 @@ static void alone_it_answers_only_for_its_own_pushes(void **state)
 	bench_open(&b, without_disk());
 	struct stamp good = bench_join(&b, 8, "good");
 	push_well(&b, 8, good, 1);
-	b.now_ms += b.cfg.forget_ms + 1;
+	b.now_ms += b.cfg.sessions.ttl_ms + 1;
 	bench_tick(&b, 1);
 	assert_int_equal(bench_worker(&b, good.worker).state, SESSION_DEAD);
 	uint64_t seq = 1;
@@ -239,7 +239,7 @@ static void before_training_begins_nothing_can_diverge(void **state)
 
 	(void)state;
 	cfg.durable = 0;
-	cfg.min_workers = 3;
+	cfg.leases.min_workers = 3;
 	bench_open(&b, cfg);
 	for (uint32_t peer = 9; peer > 7; peer--) { /* even if all that are here are broken */
 		struct stamp s = bench_join(&b, peer, peer == 9 ? "one" : "two");
@@ -264,7 +264,7 @@ static void one_that_is_suspected_counts(void **state)
 	bench_open(&b, without_disk());
 	struct stamp good = bench_join(&b, 8, "good"), bad = bench_join(&b, 9, "bad");
 	push_well(&b, 8, good, 1);
-	bench_tick(&b, b.cfg.suspect_ms - 1);
+	bench_tick(&b, b.cfg.sessions.suspect_ms - 1);
 	bench_beat(&b, 9, bad);
 	bench_tick(&b, 2);
 	assert_int_equal(bench_worker(&b, good.worker).state, SESSION_SUSPECT);
@@ -297,7 +297,7 @@ static void one_that_is_expected_back_counts(void **state)
 	bench_restart(&b);
 	bad = bench_come_back(&b, 9, bad, 1);
 	bench_tick(&b, 1);
-	b.now_ms += b.cfg.recovery_ms;
+	b.now_ms += b.cfg.sessions.recovery_ms;
 	bench_beat(&b, 9, bad);
 	bench_tick(&b, 1);
 	assert_false(b.core->recovering);
@@ -314,7 +314,7 @@ static void those_that_would_not_count_anyway_do(void **state)
 
 	(void)state;
 	cfg.durable = 0;
-	cfg.max_staleness = 1;
+	cfg.limits.max_staleness = 1;
 	bench_open(&b, cfg);
 	struct stamp bad = bench_join(&b, 9, "bad"), good = bench_join(&b, 8, "good");
 	for (uint32_t i = 0; i < 3; i++) {
@@ -370,7 +370,7 @@ static void a_restart_keeps_it_out_and_does_not_wait_for_it(void **state)
 	struct bench b;
 
 	(void)state;
-	cfg.recovery_ms = 100000;
+	cfg.sessions.recovery_ms = 100000;
 	bench_open(&b, cfg);
 	struct stamp bad = bench_join(&b, 9, "bad"), good = bench_join(&b, 8, "good");
 	push_nan(&b, 9, bad, 1, PATIENCE);
@@ -391,7 +391,7 @@ static void the_others_get_its_work(void **state)
 
 	(void)state;
 	cfg.durable = 0;
-	cfg.lease_batches = 4;
+	cfg.leases.max_batches = 4;
 	bench_open(&b, cfg);
 	struct stamp bad = bench_join(&b, 9, "bad"), good = bench_join(&b, 8, "good");
 	struct msg_grant g = lease(&b, 9, bad, 1);
@@ -420,8 +420,8 @@ static void a_step_of_sync_does_not_wait_for_it(void **state)
 
 	(void)state;
 	cfg.durable = 0;
-	cfg.mode = MODE_SYNC;
-	cfg.min_workers = 2; /* the first step begins with both */
+	cfg.training.mode = MODE_SYNC;
+	cfg.leases.min_workers = 2; /* the first step begins with both */
 	bench_open(&b, cfg);
 	struct stamp bad = bench_join(&b, 9, "bad"), good = bench_join(&b, 8, "good");
 	bench_lease(&b, 9, bad, 1);
@@ -454,8 +454,8 @@ static void results_that_are_not_finite_count(void **state)
 
 	(void)state;
 	cfg.durable = 0;
-	cfg.lease_batches = 4;
-	cfg.eval_images = 7;
+	cfg.leases.max_batches = 4;
+	cfg.leases.eval_images = 7;
 	bench_open(&b, cfg);
 	struct stamp bad = bench_join(&b, 9, "bad"), good = bench_join(&b, 8, "good");
 	for (uint32_t i = 0; i < 4; i++) {

@@ -11,14 +11,14 @@ static struct core_config ramp_config(enum mode mode)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = mode;
-	cfg.batch = 1;
-	cfg.lr = 0.001;
-	cfg.ssp_bound = 2;
-	cfg.lease_batches = 1;
+	cfg.training.mode = mode;
+	cfg.training.batch_size = 1;
+	cfg.rate.lr = 0.001;
+	cfg.ssp.bound = 2;
+	cfg.leases.max_batches = 1;
 	cfg.durable = 0;
-	cfg.warm_start_updates = WARM;
-	cfg.warm_start_ramp = RAMP;
+	cfg.leases.warm_start_updates = WARM;
+	cfg.leases.warm_start_ramp = RAMP;
 	return cfg;
 }
 
@@ -87,8 +87,8 @@ static void start(struct crew *k, uint32_t warm, uint32_t ramp)
 {
 	struct core_config cfg = ramp_config(MODE_DOWNPOUR);
 
-	cfg.warm_start_updates = warm;
-	cfg.warm_start_ramp = ramp;
+	cfg.leases.warm_start_updates = warm;
+	cfg.leases.warm_start_ramp = ramp;
 	crew_open(k, cfg, CREW, 200, crew_ones);
 	for (uint32_t i = 0; i < CREW; i++)
 		crew_ask(k, i);

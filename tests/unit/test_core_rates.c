@@ -39,11 +39,11 @@ static void a_step_of_n_gradients(enum lr_scaling how, uint32_t n)
 	struct core_config cfg = bench_training();
 	struct crew k;
 
-	cfg.mode = MODE_SYNC;
+	cfg.training.mode = MODE_SYNC;
 	cfg.durable = 0;
-	cfg.lr = 0.25;
-	cfg.lr_scaling = how;
-	cfg.min_workers = n;
+	cfg.rate.lr = 0.25;
+	cfg.rate.scaling = how;
+	cfg.leases.min_workers = n;
 	crew_open(&k, cfg, n, 400, crew_ones);
 	for (uint32_t i = 0; i < n; i++)
 		crew_ask(&k, i);
@@ -71,9 +71,9 @@ static void an_old_gradient(enum lr_scaling how, enum staleness_scaling stale, u
 	struct stamp s;
 	struct msg m;
 
-	cfg.lr = 0.5;
-	cfg.lr_scaling = how;
-	cfg.staleness_scaling = stale;
+	cfg.rate.lr = 0.5;
+	cfg.rate.scaling = how;
+	cfg.rate.staleness_scaling = stale;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint64_t seq = 1; seq <= 9; seq++) {

@@ -121,7 +121,7 @@ static void a_norm_over_the_limit_is_rejected_whatever_the_slices(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.max_norm = 4.999;
+	cfg.limits.reject_norm = 4.999;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	m = bench_push(s, 0);
@@ -129,7 +129,7 @@ static void a_norm_over_the_limit_is_rejected_whatever_the_slices(void **state)
 	bench_slice(&m, 4, 4, g + 4);
 	rejected_cleanly(&b, &m, REJECT_NORM);
 	bench_close(&b);
-	cfg.max_norm = 5; /* exactly the limit is not over it */
+	cfg.limits.reject_norm = 5; /* exactly the limit is not over it */
 	bench_open(&b, cfg);
 	m.push.stamp = bench_join(&b, 9, "");
 	m.push.seq = 1;
@@ -159,7 +159,7 @@ static void stale_pushes_and_counted_work_are_rejected(void **state)
 
 	(void)state;
 	cfg.optim.kind = OPTIM_ADAGRAD;
-	cfg.max_staleness = 1;
+	cfg.limits.max_staleness = 1;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint32_t i = 0; i < 2; i++) {

@@ -25,7 +25,7 @@ static void a_live_worker_goes_on_at_once_over_a_new_connection(void **state)
 	again = resume(&b, 20, s, 0, 0);
 	assert_memory_equal(&again, &s, sizeof(s));
 	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
-	bench_tick(&b, b.cfg.suspect_ms + 1);
+	bench_tick(&b, b.cfg.sessions.suspect_ms + 1);
 	resume(&b, 21, s, 0, 0);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
 	bench_lease(&b, 21, s, 1);
@@ -40,7 +40,7 @@ static void a_lease_asked_for_before_is_granted_on_the_new_connection(void **sta
 	struct stamp s;
 
 	(void)state;
-	cfg.min_workers = 2;
+	cfg.leases.min_workers = 2;
 	s = bench_open_with_pushes(&b, cfg, 0);
 	bench_lease(&b, 9, s, 1);
 	bench_gone(&b, 9);
@@ -58,13 +58,13 @@ static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
 	struct msg m = bench_resume(s, 3, 0);
 
 	(void)state;
-	bench_tick(&b, b.cfg.dead_ms + 1);
+	bench_tick(&b, b.cfg.sessions.dead_ms + 1);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
 	bench_message(&b, 20, &m);
 	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
 	bench_message(&b, 20, &m); /* asking twice does not make it durable */
 	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	bench_tick(&b, b.cfg.dead_ms); /* a slow disk */
+	bench_tick(&b, b.cfg.sessions.dead_ms); /* a slow disk */
 	bench_durable(&b);
 	assert_non_null(bench_sent(&b, 20, MSG_WELCOME));
 	again = bench_sent(&b, 20, MSG_WELCOME)->welcome.stamp;
@@ -81,9 +81,9 @@ static void who_comes_back_too_late_is_fenced(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.max_workers = 1;
+	cfg.sessions.max_workers = 1;
 	s = bench_open_with_pushes(&b, cfg, 1);
-	bench_tick(&b, cfg.dead_ms + 1);
+	bench_tick(&b, cfg.sessions.dead_ms + 1);
 	bench_join(&b, 10, "");
 	m = bench_resume(s, 1, 0);
 	bench_message(&b, 9, &m);
@@ -193,8 +193,8 @@ static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
 	struct msg_ack a;
 
 	(void)state;
-	cfg.accept_rollback = 1;
-	cfg.replay_window = 4;
+	cfg.sessions.accept_rollback = 1;
+	cfg.sessions.replay_window = 4;
 	s = crash(&b, cfg, 2);
 	s.incarnation = 3;
 	again = resume(&b, 9, s, 7, 5);
@@ -224,7 +224,7 @@ static void an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases(void
 	struct msg m = bench_hello("");
 
 	(void)state;
-	cfg.max_workers = 1;
+	cfg.sessions.max_workers = 1;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	struct msg first = bench_push_ones(s, 1);
@@ -234,10 +234,10 @@ static void an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases(void
 	bench_restart(&b);
 	bench_tick(&b, 0);
 	assert_int_equal(b.core->leases.n_free, 1);
-	bench_tick(&b, cfg.dead_ms + 1);
+	bench_tick(&b, cfg.sessions.dead_ms + 1);
 	assert_int_equal(b.core->leases.n_free, 3);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
-	bench_tick(&b, cfg.forget_ms - cfg.dead_ms - 1);
+	bench_tick(&b, cfg.sessions.ttl_ms - cfg.sessions.dead_ms - 1);
 	bench_message(&b, 10, &m);
 	bench_refused(&b, 10, PS_EFULL);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
@@ -255,10 +255,10 @@ static void a_worker_that_owes_replays_keeps_its_slot(void **state)
 	struct msg m = bench_hello("");
 
 	(void)state;
-	cfg.max_workers = 1;
+	cfg.sessions.max_workers = 1;
 	s = crash(&b, cfg, 2);
 	again = resume(&b, 9, s, 4, 0); /* 3 and 4 are to come */
-	bench_tick(&b, cfg.dead_ms + 1);
+	bench_tick(&b, cfg.sessions.dead_ms + 1);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
 	bench_message(&b, 10, &m);
 	bench_refused(&b, 10, PS_EFULL);
@@ -267,7 +267,7 @@ static void a_worker_that_owes_replays_keeps_its_slot(void **state)
 		m = bench_push_ones(again, seq);
 		bench_applied(&b, 9, &m);
 	}
-	bench_tick(&b, cfg.dead_ms + 1); /* it owes nothing any more */
+	bench_tick(&b, cfg.sessions.dead_ms + 1); /* it owes nothing any more */
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
 	bench_close(&b);
 }
@@ -298,7 +298,7 @@ static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
 	struct bench b;
 
 	(void)state;
-	cfg.max_workers = 1;
+	cfg.sessions.max_workers = 1;
 	cfg.run = (struct run_id){1, UINT64_MAX};
 	struct stamp s = bench_open_with_pushes(&b, cfg, 3);
 	struct msg m = bench_resume(s, 3, 12345);
@@ -323,7 +323,7 @@ static void a_grant_that_a_crash_kept_from_its_worker_is_given_again(void **stat
 	struct bench b;
 
 	(void)state;
-	cfg.lease_batches = 1;
+	cfg.leases.max_batches = 1;
 	bench_open(&b, cfg);
 	struct stamp s = bench_join(&b, 9, "");
 	bench_lease(&b, 9, s, 1);

@@ -10,10 +10,10 @@ static struct core_config sgd_config(void)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = MODE_SANDBLASTER;
-	cfg.backup = BACKUP_IMMEDIATE;
+	cfg.training.mode = MODE_SANDBLASTER;
+	cfg.leases.backup_copies = BACKUP_IMMEDIATE;
 	cfg.durable = 0;
-	cfg.lr = 0.125;
+	cfg.rate.lr = 0.125;
 	return cfg;
 }
 
@@ -71,7 +71,7 @@ static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **stat
 	struct crew k;
 
 	(void)state;
-	cfg.lease_batches = 4;
+	cfg.leases.max_batches = 4;
 	crew_open(&k, cfg, 2, 80, crew_bowl);
 	memcpy(start, core_weights(k.b.core), sizeof(start[0]) * BENCH_PARAMS);
 	serial_mean(&k, 0, 8, start, expected);
@@ -121,7 +121,7 @@ static void the_next_portion_goes_to_who_had_the_one_before(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.lease_batches = 1;
+	cfg.leases.max_batches = 1;
 	crew_open(&k, cfg, 2, 160, crew_bowl);
 	for (uint32_t round = 0; round < 8; round++) {
 		crew_ask(&k, 0);
@@ -142,7 +142,7 @@ static void runs_of_portions_shrink_towards_the_end_of_a_pass(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.lease_batches = 16;
+	cfg.leases.max_batches = 16;
 	crew_open(&k, cfg, 2, 1280, crew_bowl);
 	for (uint32_t left = 128; left > 0; n++) {
 		assert_int_equal(crew_ask(&k, n % 2), 1);
@@ -164,7 +164,7 @@ static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.lease_batches = 1;
+	cfg.leases.max_batches = 1;
 	crew_open(&k, cfg, 7, 30, crew_bowl); /* three portions, seven workers */
 	for (uint32_t i = 0; i < 7; i++)
 		assert_int_equal(crew_ask(&k, i), 1);
@@ -196,11 +196,11 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 	uint64_t ready[CREW] = {0};
 	struct crew k;
 
-	cfg.backup = backup;
-	cfg.lease_batches = 20;
-	cfg.epochs = steps;
-	cfg.suspect_ms = 100000; /* they beat, which is not of interest here */
-	cfg.dead_ms = 200000;
+	cfg.leases.backup_copies = backup;
+	cfg.leases.max_batches = 20;
+	cfg.training.epochs = steps;
+	cfg.sessions.suspect_ms = 100000; /* they beat, which is not of interest here */
+	cfg.sessions.dead_ms = 200000;
 	crew_open(&k, cfg, n, 6000, crew_bowl); /* 600 portions */
 	uint64_t begin = k.b.now_ms, tick_ms = begin + 50;
 	while (core_stats(k.b.core)->updates < steps) {
@@ -255,7 +255,7 @@ static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **s
 	struct crew k;
 
 	(void)state;
-	cfg.batch_images = 25; /* three portions of 10 */
+	cfg.sandblaster.step_images = 25; /* three portions of 10 */
 	crew_open(&k, cfg, 3, 77, crew_bowl);
 	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* not open yet */
 	for (uint32_t step = 0; step < 3; step++) {
@@ -284,7 +284,7 @@ static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 	struct crew k;
 
 	(void)state;
-	cfg.lease_batches = 4;
+	cfg.leases.max_batches = 4;
 	crew_open(&k, cfg, 2, 80, crew_bowl);
 	crew_ask(&k, 1);
 	push_of(&k, 1, k.hand[1].grant.work.first, 1);
@@ -334,7 +334,7 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 		struct core_config cfg = sgd_config();
 		struct crew k;
 
-		cfg.batch_images = 40;
+		cfg.sandblaster.step_images = 40;
 		cfg.optim.kind = OPTIM_ADAM;
 		crew_open(&k, cfg, 1, 95, crew_bowl);
 		for (int n = 0; !bench_count(&k.b, EFFECT_FINISH); n++) {
@@ -387,8 +387,8 @@ static void in_any_order_each_image_counts_once_per_step(void **state)
 		struct crew k;
 
 		print_message("seed %llu\n", (unsigned long long)seed);
-		cfg.batch_images = (uint32_t)rng_below(&r, 200);
-		cfg.lease_batches = 1 + (uint32_t)rng_below(&r, 5);
+		cfg.sandblaster.step_images = (uint32_t)rng_below(&r, 200);
+		cfg.leases.max_batches = 1 + (uint32_t)rng_below(&r, 5);
 		crew_open(&k, cfg, 4, 1 + (uint32_t)rng_below(&r, 150), crew_bowl);
 		for (int n = 0; !bench_count(&k.b, EFFECT_FINISH); n++) {
 			uint32_t i = (uint32_t)rng_below(&r, 4);

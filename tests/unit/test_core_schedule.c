@@ -124,7 +124,7 @@ static void the_core_asks_with_the_images_it_has_counted(void **state)
 
 	(void)state;
 	cfg.schedule = (struct schedule){.kind = SCHEDULE_COSINE, .floor = 0.1};
-	cfg.lr = 0.5;
+	cfg.rate.lr = 0.5;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	for (uint32_t i = 0; i < 4; i++) {

@@ -53,14 +53,14 @@ static void welcome_tells_all_that_a_worker_needs(void **state)
 	assert_string_equal(w->model, cfg.model);
 	assert_int_equal(w->model_fingerprint, cfg.model_fingerprint);
 	assert_int_equal(w->n_params, cfg.n_params);
-	assert_int_equal(w->seed, cfg.seed);
-	assert_int_equal(w->batch, cfg.batch);
-	assert_int_equal(w->epochs, cfg.epochs);
-	assert_int_equal(w->push_window, cfg.push_window);
-	assert_int_equal(w->replay_window, cfg.replay_window);
-	assert_int_equal(w->beat_ms, cfg.beat_ms);
-	assert_int_equal(w->dead_ms, cfg.dead_ms);
-	assert_int_equal(w->forget_ms, cfg.forget_ms);
+	assert_int_equal(w->seed, cfg.training.seed);
+	assert_int_equal(w->batch, cfg.training.batch_size);
+	assert_int_equal(w->epochs, cfg.training.epochs);
+	assert_int_equal(w->push_window, cfg.sessions.push_window);
+	assert_int_equal(w->replay_window, cfg.sessions.replay_window);
+	assert_int_equal(w->beat_ms, cfg.sessions.heartbeat_ms);
+	assert_int_equal(w->dead_ms, cfg.sessions.dead_ms);
+	assert_int_equal(w->forget_ms, cfg.sessions.ttl_ms);
 	assert_int_equal(w->last_seq, 0);
 	bench_close(&b);
 }
@@ -113,7 +113,7 @@ static void the_same_hello_again_is_answered_by_the_same_welcome(void **state)
 	assert_int_equal(b.saving, 0);
 	bench_message(&b, 9, &m); /* live: the WELCOME was lost */
 	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
-	bench_tick(&b, b.cfg.suspect_ms + 1);
+	bench_tick(&b, b.cfg.sessions.suspect_ms + 1);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
 	bench_message(&b, 9, &m); /* suspect: it said nothing but HELLO */
 	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
@@ -233,7 +233,7 @@ static void a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_stat
 	bench_join(&b, 9, "anna");
 	s = bench_join(&b, 10, "anna"); /* incarnation 2 */
 	assert_int_equal(s.incarnation, 2);
-	bench_tick(&b, b.cfg.dead_ms + 1);
+	bench_tick(&b, b.cfg.sessions.dead_ms + 1);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
 	for (size_t i = 0; i < STAMPED; i++) {
 		struct stamp bad = s;
@@ -390,7 +390,7 @@ static void silence_makes_suspect_then_dead_and_a_word_makes_live(void **state)
 	bench_open(&b, bench_training());
 	s = bench_join(&b, 9, "");
 	for (size_t i = 0; i + 1 < STAMPED; i++) { /* all but BYE */
-		bench_tick(&b, b.cfg.suspect_ms);
+		bench_tick(&b, b.cfg.sessions.suspect_ms);
 		assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
 		bench_tick(&b, 1);
 		assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
@@ -399,7 +399,7 @@ static void silence_makes_suspect_then_dead_and_a_word_makes_live(void **state)
 		bench_message(&b, 9, &m);
 		assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
 	}
-	bench_tick(&b, b.cfg.dead_ms);
+	bench_tick(&b, b.cfg.sessions.dead_ms);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
 	bench_tick(&b, 1);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);

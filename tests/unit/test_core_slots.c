@@ -11,13 +11,13 @@ static void a_full_table_refuses_until_a_worker_is_dead(void **state)
 	struct msg m = bench_hello("");
 
 	(void)state;
-	cfg.max_workers = 2;
+	cfg.sessions.max_workers = 2;
 	bench_open(&b, cfg);
 	bench_join(&b, 9, "");
 	bench_join(&b, 10, "");
 	bench_message(&b, 11, &m);
 	bench_refused(&b, 11, PS_EFULL);
-	bench_tick(&b, cfg.dead_ms);
+	bench_tick(&b, cfg.sessions.dead_ms);
 	bench_message(&b, 11, &m); /* suspect is not dead */
 	bench_refused(&b, 11, PS_EFULL);
 	bench_tick(&b, 1);
@@ -32,11 +32,11 @@ static void a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_o
 	struct bench b;
 
 	(void)state;
-	cfg.max_workers = 3;
+	cfg.sessions.max_workers = 3;
 	bench_open(&b, cfg);
 	bench_join(&b, 9, "anna");
 	bench_join(&b, 10, "");
-	bench_tick(&b, cfg.dead_ms + 1);
+	bench_tick(&b, cfg.sessions.dead_ms + 1);
 	assert_int_equal(bench_join(&b, 11, "bert").worker, 2);
 	assert_int_equal(bench_join(&b, 12, "").worker, 3);
 	assert_int_equal(bench_join(&b, 13, "carl").worker, 1);
@@ -112,7 +112,7 @@ static void who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too(void *
 	push = bench_push_ones(first, 1);
 	bench_applied(&b, 10, &push);
 	bench_message(&b, 11, &hello);
-	for (uint64_t ms = 0; ms <= b.cfg.dead_ms; ms += 50)
+	for (uint64_t ms = 0; ms <= b.cfg.sessions.dead_ms; ms += 50)
 		bench_tick(&b, 50);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
 	push = bench_push_ones(first, 2);
@@ -156,11 +156,11 @@ static void inherit(int leaves)
 	s = bench_sent(&b, 10, MSG_WELCOME)->welcome.stamp;
 	m = bench_push_ones(s, 2);
 	bench_applied(&b, 10, &m);
-	b.now_ms += b.cfg.checkpoint_ms;
+	b.now_ms += b.cfg.checkpoint.interval_ms;
 	bench_message(&b, 10, &m);
 	bench_durable(&b);
 	assert_non_null(bench_sent(&b, 10, MSG_BEAT)); /* not over its predecessor's connection */
-	bench_tick(&b, b.cfg.dead_ms + 1);
+	bench_tick(&b, b.cfg.sessions.dead_ms + 1);
 	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD); /* it owes no replays */
 	bench_close(&b);
 }
@@ -179,7 +179,7 @@ static void a_restart_storm_stays_in_the_table_and_repeats_no_incarnation(void *
 	uint32_t newest[3] = {0};
 
 	(void)state;
-	cfg.max_workers = 2;
+	cfg.sessions.max_workers = 2;
 	bench_open(&b, cfg);
 	for (uint32_t i = 0; i < 1000; i++) {
 		struct stamp s = bench_join(&b, 100 + i, i % 3 ? "" : "anna");
@@ -187,7 +187,7 @@ static void a_restart_storm_stays_in_the_table_and_repeats_no_incarnation(void *
 		assert_in_range(s.worker, 1, 2);
 		assert_true(s.incarnation > newest[s.worker]);
 		newest[s.worker] = s.incarnation;
-		bench_tick(&b, cfg.dead_ms + 1);
+		bench_tick(&b, cfg.sessions.dead_ms + 1);
 	}
 	assert_int_equal(newest[1] + newest[2], 1000);
 	bench_close(&b);

@@ -10,10 +10,10 @@ static struct core_config ssp_config(uint32_t bound)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = MODE_SSP;
-	cfg.ssp_bound = bound;
+	cfg.training.mode = MODE_SSP;
+	cfg.ssp.bound = bound;
 	cfg.durable = 0;
-	cfg.lease_batches = 1;
+	cfg.leases.max_batches = 1;
 	return cfg;
 }
 
@@ -21,7 +21,7 @@ static void ssp_open(struct crew *k, uint32_t bound, uint32_t lease, uint32_t n)
 {
 	struct core_config cfg = ssp_config(bound);
 
-	cfg.lease_batches = lease;
+	cfg.leases.max_batches = lease;
 	crew_open(k, cfg, n, MANY_BATCHES * 10, crew_ones);
 }
 
@@ -265,7 +265,8 @@ static void race_check(struct race *a)
 static void race_members(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
-		int in = a->silent_ms[i] <= a->k.b.cfg.suspect_ms && a->k.hand[i].request > 0;
+		int in = a->silent_ms[i] <= a->k.b.cfg.sessions.suspect_ms &&
+			 a->k.hand[i].request > 0;
 
 		if (in && !a->racing[i]) {
 			uint64_t least = slowest_but(a, i);
@@ -302,7 +303,7 @@ static void race_step(struct race *a)
 		crew_ask(&a->k, i);
 		race_members(a);
 	} else if (h->grant.work.count) {
-		if (a->silent_ms[i] > a->k.b.cfg.suspect_ms)
+		if (a->silent_ms[i] > a->k.b.cfg.sessions.suspect_ms)
 			return; /* stopped */
 		a->silent_ms[i] = 0;
 		push_one(&a->k, i);

@@ -15,8 +15,8 @@ static struct core_config config(enum optim_kind optim)
 
 	cfg.n_params = N;
 	cfg.optim.kind = optim;
-	cfg.lr = 0.03;
-	cfg.replay_window = 1000;
+	cfg.rate.lr = 0.03;
+	cfg.sessions.replay_window = 1000;
 	return cfg;
 }
 
@@ -127,7 +127,7 @@ static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **stat
 		struct stamp s;
 		uint64_t seq = 0;
 
-		cfg.lr = 1e6;
+		cfg.rate.lr = 1e6;
 		bench_open(&b, cfg);
 		s = bench_join(&b, 9, "");
 		for (int i = 0; i < 300; i++) {
@@ -266,7 +266,7 @@ static void rates_are_exact(enum staleness_scaling how, uint32_t live)
 	struct stamp s = {0};
 	uint64_t seq = 0;
 
-	cfg.staleness_scaling = how;
+	cfg.rate.staleness_scaling = how;
 	bench_open(&b, cfg);
 	for (uint32_t i = 0; i < live; i++)
 		s = bench_join(&b, 9 + i, "");
@@ -282,7 +282,7 @@ static void rates_are_exact(enum staleness_scaling how, uint32_t live)
 		bench_slice(&m, i, 1, bench_ones);
 		bench_applied(&b, 8 + live, &m);
 		assert_true(core_weights(b.core)[i] ==
-			    -(float)rate(how, cfg.lr, (double)taus[i], (double)live));
+			    -(float)rate(how, cfg.rate.lr, (double)taus[i], (double)live));
 	}
 	bench_close(&b);
 }

@@ -8,10 +8,10 @@ static struct core_config sync_config(uint32_t backups)
 {
 	struct core_config cfg = bench_training();
 
-	cfg.mode = MODE_SYNC;
-	cfg.backup_workers = backups;
+	cfg.training.mode = MODE_SYNC;
+	cfg.sync.backup_workers = backups;
 	cfg.durable = 0;
-	cfg.lr = 0.25;
+	cfg.rate.lr = 0.25;
 	return cfg;
 }
 
@@ -19,7 +19,7 @@ static struct core_config sync_config(uint32_t backups)
 static void sync_open(
 	struct crew *k, struct core_config cfg, uint32_t n, uint32_t n_train, crew_fn *fn)
 {
-	cfg.min_workers = n;
+	cfg.leases.min_workers = n;
 	crew_open(k, cfg, n, n_train, fn);
 }
 
@@ -331,7 +331,7 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 {
 	struct core_config cfg = sync_config(backups);
 
-	cfg.sync_workers = workers;
+	cfg.sync.workers = workers;
 	return cfg;
 }
 
@@ -469,7 +469,7 @@ static void a_member_that_never_asks_is_left_out_until_it_does(void **state)
 	sync_open(&k, cfg, 2, 400, crew_ones);
 	crew_ask(&k, 0);
 	crew_push(&k, 0);
-	silence(&k, cfg.dead_ms - 100, CREW);
+	silence(&k, cfg.sessions.dead_ms - 100, CREW);
 	assert_steps(&k, 0);
 	silence(&k, 300, CREW);
 	assert_steps(&k, 1);
@@ -641,7 +641,7 @@ static double against_serial(const struct crew *k, const struct diary *d)
 
 	for (uint32_t t = 1; t <= core_stats(k->b.core)->version; t++)
 		for (size_t j = 0; j < BENCH_PARAMS; j++)
-			serial_step(&a, &k->b.cfg.optim, k->b.cfg.lr, t, j,
+			serial_step(&a, &k->b.cfg.optim, k->b.cfg.rate.lr, t, j,
 				d->sum[t - 1][j] / d->images[t - 1]);
 	for (size_t j = 0; j < BENCH_PARAMS; j++)
 		most = fmax(most, fabs(a.w[j] - (double)core_weights(k->b.core)[j]));
@@ -658,7 +658,7 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 
 	memset(&d, 0, sizeof(d));
 	cfg.optim.kind = kind;
-	cfg.lr = kind == OPTIM_ADAM ? 0.05 : 0.02;
+	cfg.rate.lr = kind == OPTIM_ADAM ? 0.05 : 0.02;
 	sync_open(&k, cfg, 5, 735, crew_bowl);
 	for (int n = 0; n < 100000 && !bench_count(&k.b, EFFECT_FINISH); n++) {
 		uint32_t i = (uint32_t)rng_below(&r, 5);
@@ -701,7 +701,7 @@ static void replayed_steps_stay_steps(void **state)
 	struct stamp s;
 
 	(void)state;
-	cfg.recovery_ms = 100000;
+	cfg.sessions.recovery_ms = 100000;
 	bench_open(&b, cfg);
 	s = bench_join(&b, 9, "");
 	bench_restart(&b);
@@ -716,7 +716,7 @@ static void replayed_steps_stay_steps(void **state)
 		assert_int_equal(core_stats(b.core)->version, i);
 	}
 	assert_true(core_weights(b.core)[1] == -0.25f); /* the first step is made */
-	bench_tick(&b, cfg.recovery_ms);
+	bench_tick(&b, cfg.sessions.recovery_ms);
 	assert_int_equal(core_stats(b.core)->updates, 2);
 	assert_true(core_weights(b.core)[1] == -1.25f);
 	bench_close(&b);

@@ -38,7 +38,7 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 	assert_recovers(0);
 	saved(0); /* it has failed; the core begins the next at once */
 	push(3);
-	sh.b.now_ms += core_config(sh.b.core)->checkpoint_ms;
+	sh.b.now_ms += core_config(sh.b.core)->checkpoint.interval_ms;
 	tick();
 	assert_int_not_equal(sh.b.saving, 0);
 	push(1);

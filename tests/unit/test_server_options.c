@@ -65,17 +65,17 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_int_equal(options.core.n_params, options.model.n_params);
 	assert_int_equal(options.core.model_fingerprint, options.model.fingerprint);
 	assert_int_equal(options.core.optim.kind, OPTIM_RMSPROP);
-	assert_true(options.core.lr == 0.009 && options.core.optim.eps == 1e-8);
+	assert_true(options.core.rate.lr == 0.009 && options.core.optim.eps == 1e-8);
 	assert_true(options.core.optim.decay_square == 0.9);
-	assert_int_equal(options.core.lr_scaling, LR_SCALING_SQRT);
+	assert_int_equal(options.core.rate.scaling, LR_SCALING_SQRT);
 	assert_int_equal(options.core.schedule.kind, SCHEDULE_CONSTANT);
 	assert_true(options.core.optim.weight_decay == 0 && options.core.optim.clip_norm == 0);
 	assert_true(options.core.schedule.warmup == 0);
-	assert_int_equal(options.core.epochs, 3);
-	assert_int_equal(options.core.batch, 100);
-	assert_int_equal(options.core.staleness_scaling, STALE_RELATIVE);
-	assert_int_equal(options.core.replay_window, 256);
-	assert_int_equal(options.core.checkpoint_ms, 500);
+	assert_int_equal(options.core.training.epochs, 3);
+	assert_int_equal(options.core.training.batch_size, 100);
+	assert_int_equal(options.core.rate.staleness_scaling, STALE_RELATIVE);
+	assert_int_equal(options.core.sessions.replay_window, 256);
+	assert_int_equal(options.core.checkpoint.interval_ms, 500);
 	assert_false(options.core.durable);
 	assert_int_equal(count_lines(errors.text), 0);
 }
@@ -85,12 +85,12 @@ static void a_sum_in_sync_is_not_scaled_once_more(void **state)
 {
 	(void)state;
 	assert_int_equal(parse("--mode;sync;--push;sum"), OPT_RUN);
-	assert_int_equal(options.core.lr_scaling, LR_SCALING_NONE);
+	assert_int_equal(options.core.rate.scaling, LR_SCALING_NONE);
 	assert_int_equal(parse("--mode;sync;--push;sum;--lr-scaling;none"), OPT_RUN);
 	assert_int_equal(parse("--mode;sync"), OPT_RUN);
-	assert_int_equal(options.core.lr_scaling, LR_SCALING_SQRT);
+	assert_int_equal(options.core.rate.scaling, LR_SCALING_SQRT);
 	assert_int_equal(parse("--push;sum;--n-push;4"), OPT_RUN);
-	assert_int_equal(options.core.lr_scaling, LR_SCALING_SQRT);
+	assert_int_equal(options.core.rate.scaling, LR_SCALING_SQRT);
 }
 
 static void every_value_arrives_where_it_belongs(void **state)
@@ -120,21 +120,24 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_string_equal(options.checkpoint_dir, dir);
 	assert_string_equal(c->model, "fc:7 relu fc:10");
 	assert_int_equal(c->optim.kind, OPTIM_SGD);
-	assert_true(c->lr == 0.5 && c->optim.eps == 1e-7 && c->optim.adagrad_init == 0.1);
+	assert_true(c->rate.lr == 0.5 && c->optim.eps == 1e-7 && c->optim.adagrad_init == 0.1);
 	assert_true(c->optim.momentum == 0.7 && c->optim.decay_square == 0.8);
 	assert_true(c->optim.weight_decay == 0.01 && c->optim.clip_norm == 3);
 	assert_int_equal(c->schedule.kind, SCHEDULE_STEP);
 	assert_true(c->schedule.warmup == 0.25 && c->schedule.gamma == 0.3);
 	assert_true(c->schedule.every_epochs == 2 && c->schedule.floor == 0.4);
-	assert_true(c->max_norm == 2.5);
-	const uint64_t got[] = {c->epochs, c->batch, c->seed, c->checkpoint_ms, c->min_workers,
-		c->max_workers, c->staleness_scaling, c->max_staleness, c->warm_start_updates,
-		c->max_updates, c->lease_batches, c->eval_images, c->push_window, c->replay_window,
-		c->beat_ms, c->suspect_ms, c->dead_ms, c->forget_ms, c->recovery_ms};
+	assert_true(c->limits.reject_norm == 2.5);
+	const uint64_t got[] = {c->training.epochs, c->training.batch_size, c->training.seed,
+		c->checkpoint.interval_ms, c->leases.min_workers, c->sessions.max_workers,
+		c->rate.staleness_scaling, c->limits.max_staleness, c->leases.warm_start_updates,
+		c->training.max_updates, c->leases.max_batches, c->leases.eval_images,
+		c->sessions.push_window, c->sessions.replay_window, c->sessions.heartbeat_ms,
+		c->sessions.suspect_ms, c->sessions.dead_ms, c->sessions.ttl_ms,
+		c->sessions.recovery_ms};
 	const uint64_t want[] = {
 		4, 12, 99, 21, 2, 3, STALE_INVERSE, 17, 18, 19, 20, 22, 5, 6, 31, 32, 33, 35, 34};
 	assert_memory_equal(got, want, sizeof(want));
-	assert_true(c->durable && c->accept_rollback);
+	assert_true(c->durable && c->sessions.accept_rollback);
 	assert_int_equal(options.log_level, LOG_WARN);
 	assert_int_equal(log_get_level(), LOG_WARN);
 }
@@ -168,11 +171,11 @@ static void each_mode_trains_with_defaults_of_its_own(void **state)
 
 		assert_int_equal(parse(row[i].line), OPT_RUN);
 		assert_int_equal(c->optim.kind, row[i].optim);
-		assert_true(c->lr == row[i].lr && c->optim.clip_norm == row[i].clip_norm);
-		assert_int_equal(c->lr_scaling, row[i].scaling);
-		assert_int_equal(c->epochs, row[i].epochs);
-		if (c->mode == MODE_SANDBLASTER)
-			assert_int_equal(c->batch_images, row[i].batch_images);
+		assert_true(c->rate.lr == row[i].lr && c->optim.clip_norm == row[i].clip_norm);
+		assert_int_equal(c->rate.scaling, row[i].scaling);
+		assert_int_equal(c->training.epochs, row[i].epochs);
+		if (c->training.mode == MODE_SANDBLASTER)
+			assert_int_equal(c->sandblaster.step_images, row[i].batch_images);
 	}
 }
 
@@ -195,8 +198,8 @@ static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		assert_int_equal(parse(row[i].line), OPT_RUN);
-		print_message("%s: %g\n", row[i].line, options.core.lr);
-		assert_true(options.core.lr == row[i].lr && o->momentum == 0.9);
+		print_message("%s: %g\n", row[i].line, options.core.rate.lr);
+		assert_true(options.core.rate.lr == row[i].lr && o->momentum == 0.9);
 		assert_true(row[i].eps == 0 || o->eps == row[i].eps);
 		assert_true(row[i].decay_square == 0 || o->decay_square == row[i].decay_square);
 	}
@@ -212,12 +215,12 @@ static void a_vector_has_no_epochs_unless_it_is_told(void **state)
 {
 	(void)state;
 	assert_int_equal(parse("--model;vector:50"), OPT_RUN);
-	assert_int_equal(options.core.epochs, 0);
+	assert_int_equal(options.core.training.epochs, 0);
 	assert_int_equal(options.core.n_params, 50);
 	assert_int_equal(parse("--model;vector:50;--epochs;2"), OPT_RUN);
-	assert_int_equal(options.core.epochs, 2);
+	assert_int_equal(options.core.training.epochs, 2);
 	assert_int_equal(parse("--epochs;0"), OPT_RUN);
-	assert_int_equal(options.core.epochs, 0);
+	assert_int_equal(options.core.training.epochs, 0);
 }
 
 static void empty_texts_mean_off(void **state)

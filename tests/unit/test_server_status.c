@@ -39,7 +39,8 @@ static int tear_down(void **state)
 static int finished(void)
 {
 	return progress_evaluated(run.core) &&
-	       progress_evaluated(run.core) == core_epoch(run.core, options.core.epochs - 1);
+	       progress_evaluated(run.core) ==
+		       core_epoch(run.core, options.core.training.epochs - 1);
 }
 
 /* Train and evaluate all epochs; in each, `correct` of all test images are right. */
@@ -363,7 +364,7 @@ static const char *warning_of(const char *line, uint32_t correct)
 		.classes = options.model.classes, .usual_rate = options.usual_rate};
 	now.warnings = &warnings;
 	lab_join(&worker, "", 1000, 100);
-	if (options.core.batch == 100)
+	if (options.core.training.batch_size == 100)
 		train(correct);
 	now.ending = PS_EDONE;
 	json_t *o = parsed(status_result(&now)), *list = json_object_get(o, "warnings");

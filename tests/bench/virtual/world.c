@@ -195,7 +195,7 @@ void world_init(struct world *w, const struct core_config *cfg, float *weights, 
 {
 	w->memory = mem_must(1, core_bytes(cfg), "the core");
 	w->core = core_init(w->memory, cfg, weights);
-	w->seed = cfg->seed;
+	w->seed = cfg->training.seed;
 	w->n_workers = n_workers;
 	w->worker = mem_must(n_workers, sizeof(struct cnnps *), "workers");
 	plan_add(&w->plan, (struct item){.at_ns = 0, .what = TICK});

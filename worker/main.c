@@ -36,7 +36,7 @@ static void catch_signals(void)
 {
 	struct sigaction a;
 
-	memset(&a, 0, sizeof a);
+	memset(&a, 0, sizeof(a));
 	a.sa_handler = on_signal;
 	a.sa_flags = SA_RESTART;
 	sigaction(SIGUSR1, &a, NULL);
@@ -63,9 +63,9 @@ static struct cnnps_options connection(
 			.cols = d->cols,
 			.classes = d->classes,
 			.xxh3 = d->xxh3},
-		.connect_ms = (uint32_t)o->connect_ms,
-		.patience_ms = (uint32_t)o->patience_ms,
-		.hang_ms = (uint32_t)o->hang_ms,
+		.connect_timeout_ms = (uint32_t)o->connect_ms,
+		.disconnect_timeout_ms = (uint32_t)o->patience_ms,
+		.batch_timeout_ms = (uint32_t)o->hang_ms,
 		.replay_bytes = (uint64_t)o->replay_mb << 20,
 		.stop = is_stopped};
 }
@@ -90,34 +90,34 @@ static int live(
 	struct trainer_work work = {0};
 	struct cnnps_stats s;
 	struct cnnps *c;
-	int status = cnnps_connect(&c, o);
+	int rc = cnnps_connect(&c, o);
 
 	*acked = 0;
-	if (status)
-		return err_set(e, status, "%s", o->why);
+	if (rc)
+		return err_set(e, rc, "%s", o->why);
 	log_info("worker", "connected", "server=%s worker=%u incarnation=%u", o->server,
 		cnnps_info(c)->worker, cnnps_info(c)->incarnation);
-	status = trainer_run(c, t, &work, e);
+	rc = trainer_run(c, t, &work, e);
 	say_done(c, &work);
 	cnnps_stats(c, &s);
 	*acked = s.acked;
 	cnnps_close(&c);
-	return status;
+	return rc;
 }
 
 /* A worker without a name that was taken for dead is nobody's duplicate: it starts a new life. */
 static int live_again(struct cnnps_options *o, const struct trainer_config *t, struct err *e)
 {
-	int named = o->name[0] != '\0', fruitless = 0, status;
+	int named = o->name[0] != '\0', fruitless = 0, rc;
 	uint64_t acked;
 
-	while ((status = live(o, t, &acked, e)) == PS_EFENCED && !named) {
+	while ((rc = live(o, t, &acked, e)) == PS_EFENCED && !named) {
 		fruitless = acked ? 0 : fruitless + 1;
 		if (fruitless == MOST_FENCED || is_stopped(NULL))
 			break;
 		log_warn("worker", "fenced", "reason=\"%s\" action=\"connect anew\"", e->text);
 	}
-	return status;
+	return rc;
 }
 
 static int run(const struct worker_options *o, struct data *d, struct err *e)
@@ -130,12 +130,12 @@ static int run(const struct worker_options *o, struct data *d, struct err *e)
 	struct cnnps_options c;
 	const struct backend_memory *memory;
 	char device[64];
-	int status = trainer_probe(&t, device, sizeof device, &memory, e);
+	int rc = trainer_probe(&t, device, sizeof(device), &memory, e);
 
-	if (status)
-		return status;
-	if ((status = data_load(d, o->data, e)))
-		return status;
+	if (rc)
+		return rc;
+	if ((rc = data_load(d, o->data, e)))
+		return rc;
 	log_info("worker", "data", "dir=\"%s\" train=%u test=%u data_id=%016llx", d->dir,
 		d->id.n_train, d->id.n_test, (unsigned long long)d->id.xxh3);
 	c = connection(o, &d->id, device);
@@ -148,11 +148,11 @@ static int run(const struct worker_options *o, struct data *d, struct err *e)
 
 static int print_data_id(const struct worker_options *o, struct data *d, struct err *e)
 {
-	int status = data_load(d, o->data, e);
+	int rc = data_load(d, o->data, e);
 
-	if (!status)
+	if (!rc)
 		printf("%016llx\n", (unsigned long long)d->id.xxh3);
-	return status;
+	return rc;
 }
 
 int main(int argc, char **argv)
@@ -160,23 +160,23 @@ int main(int argc, char **argv)
 	static struct data data; /* large for a stack */
 	struct worker_options o;
 	struct err e = {0};
-	int status = worker_options_parse(&o, argc, argv);
+	int rc = worker_options_parse(&o, argc, argv);
 
-	if (status)
-		return status == OPT_EXIT ? 0 : err_exit_code(status);
+	if (rc)
+		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	mem_keep();
 	catch_signals();
 	if (o.key)
 		key_protect_process();
-	status = o.print_data_id ? print_data_id(&o, &data, &e) : run(&o, &data, &e);
+	rc = o.print_data_id ? print_data_id(&o, &data, &e) : run(&o, &data, &e);
 	data_release(&data);
-	if (o.print_data_id && !status)
+	if (o.print_data_id && !rc)
 		return 0;
-	if (is_stopped(NULL) && status == PS_ESHUTDOWN)
+	if (is_stopped(NULL) && rc == PS_ESHUTDOWN)
 		log_info("worker", "stopped", "reason=\"asked to\"");
-	else if (err_exit_code(status) == 0)
+	else if (err_exit_code(rc) == 0)
 		log_info("worker", "end", "reason=\"%s\"", e.text);
 	else
-		log_error("worker", "end", "code=%s reason=\"%s\"", err_name(status), e.text);
-	return err_exit_code(status);
+		log_error("worker", "end", "code=%s reason=\"%s\"", err_name(rc), e.text);
+	return err_exit_code(rc);
 }

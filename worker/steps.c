@@ -90,7 +90,7 @@ static void attract(float *g, float *x, const float *centre, float part, size_t 
 static int need(float **buffer, size_t n)
 {
 	if (!*buffer)
-		*buffer = mem_try(n, sizeof **buffer);
+		*buffer = mem_try(n, sizeof(**buffer));
 	return *buffer ? PS_OK : PS_ENOMEM;
 }
 
@@ -130,13 +130,13 @@ static int compute(struct steps *s, const struct cnnps_lease *l, uint32_t i, con
 	const uint32_t *index;
 	uint64_t seed;
 	double loss, start;
-	int status = take_batch(s, l, i, &index, images, &seed);
+	int rc = take_batch(s, l, i, &index, images, &seed);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	start = clock_seconds();
-	if ((status = backend_gradient(s->backend, w, index, *images, seed, g, &loss)))
-		return status;
+	if ((rc = backend_gradient(s->backend, w, index, *images, seed, g, &loss)))
+		return rc;
 	s->work->seconds += clock_seconds() - start;
 	note_batches(s, l, i, 1, *images, loss, sum);
 	return PS_OK;
@@ -148,7 +148,7 @@ static int accumulate(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	struct sum *sum, int by_images, const float **g)
 {
 	size_t n = s->info->n_params;
-	int first = !sum->g, status;
+	int first = !sum->g, rc;
 	uint32_t images;
 	float *to;
 
@@ -157,8 +157,8 @@ static int accumulate(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	if (!first && need(&s->spare, n))
 		return PS_ENOMEM;
 	to = first ? sum->g : s->spare;
-	if ((status = compute(s, l, i, w, to, sum, &images)))
-		return status;
+	if ((rc = compute(s, l, i, w, to, sum, &images)))
+		return rc;
 	if (!first)
 		add(sum->g, to, by_images ? (float)images : 1, n);
 	else if (by_images)
@@ -173,16 +173,16 @@ static int deliver(
 	struct steps *s, struct sum *sum, uint64_t version, uint32_t divisor, int and_fetch)
 {
 	size_t n = s->info->n_params;
-	int status;
+	int rc;
 
 	if (divisor > 1)
 		divide(sum->g, (float)divisor, n);
 	sum->work.loss = (float)(sum->loss / sum->work.images);
-	status = and_fetch ? cnnps_push_view(s->c, sum->g, n, version, &sum->work, &s->held)
-			   : cnnps_push_work(s->c, sum->g, n, version, &sum->work);
-	s->fetched = and_fetch && !status;
+	rc = and_fetch ? cnnps_push_view(s->c, sum->g, n, version, &sum->work, &s->held)
+		       : cnnps_push_work(s->c, sum->g, n, version, &sum->work);
+	s->fetched = and_fetch && !rc;
 	*sum = (struct sum){.g = NULL};
-	return status;
+	return rc;
 }
 
 /* What a push of several batches' gradients is divided by. */
@@ -206,10 +206,10 @@ static int hold_weights(struct steps *s)
 static int fetch(struct steps *s, const struct sum *sum, const float **w)
 {
 	size_t n = s->info->n_params;
-	int status = hold_weights(s);
+	int rc = hold_weights(s);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	*w = s->held.w;
 	if (!sum->g || s->info->local_rate == 0)
 		return PS_OK;
@@ -239,24 +239,24 @@ static int run_downpour(struct steps *s, const struct cnnps_lease *l)
 	const struct cnnps_info *info = s->info;
 	const float *w = NULL, *g;
 	struct sum sum = {.g = NULL};
-	int status = PS_OK;
+	int rc = PS_OK;
 
-	for (uint32_t i = 0; i < l->count && !status; i++) {
+	for (uint32_t i = 0; i < l->count && !rc; i++) {
 		int last = i + 1 == l->count, fetch_next = !last && (i + 1) % info->n_fetch == 0;
 
 		if (i % info->n_fetch == 0)
-			status = fetch(s, &sum, &w);
-		if (!status && fetch_next && info->prefetch)
-			status = cnnps_prefetch(s->c);
-		if (!status)
-			status = accumulate(s, l, i, w, &sum, 0, &g);
-		if (!status && !last && !fetch_next)
-			status = step_alone(s, g, &w);
-		if (!status && (last || sum.work.count == info->n_push))
-			status = deliver(s, &sum, s->held.version, divisor_of(s, &sum),
+			rc = fetch(s, &sum, &w);
+		if (!rc && fetch_next && info->prefetch)
+			rc = cnnps_prefetch(s->c);
+		if (!rc)
+			rc = accumulate(s, l, i, w, &sum, 0, &g);
+		if (!rc && !last && !fetch_next)
+			rc = step_alone(s, g, &w);
+		if (!rc && (last || sum.work.count == info->n_push))
+			rc = deliver(s, &sum, s->held.version, divisor_of(s, &sum),
 				fetch_next && !info->prefetch);
 	}
-	return status;
+	return rc;
 }
 
 /* ---- sync, sandblaster: one push of the whole lease, of just the right weights --------------- */
@@ -268,18 +268,17 @@ static int is_held(const struct steps *s, const struct cnnps_lease *l)
 
 static int run_exact(struct steps *s, const struct cnnps_lease *l)
 {
-	int by_images = l->count > 1, status = PS_OK;
+	int by_images = l->count > 1, rc = PS_OK;
 	struct sum sum = {.g = NULL};
 	const float *g;
 
-	if (!is_held(s, l) && (status = cnnps_view(s->c, &s->held)))
-		return status;
+	if (!is_held(s, l) && (rc = cnnps_view(s->c, &s->held)))
+		return rc;
 	if (!is_held(s, l))
 		return PS_OK; /* that step is over: the next lease is of a newer one */
-	for (uint32_t i = 0; i < l->count && !status; i++)
-		status = accumulate(s, l, i, s->held.w, &sum, by_images, &g);
-	return status ? status
-		      : deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
+	for (uint32_t i = 0; i < l->count && !rc; i++)
+		rc = accumulate(s, l, i, s->held.w, &sum, by_images, &g);
+	return rc ? rc : deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
 }
 
 /* ---- easgd: weights of our own, tied to the centre ------------------------------------------- */
@@ -287,26 +286,26 @@ static int run_exact(struct steps *s, const struct cnnps_lease *l)
 static int start_at_centre(struct steps *s)
 {
 	size_t n = s->info->n_params;
-	int status = need(&s->own, n);
+	int rc = need(&s->own, n);
 
-	if (!status)
-		status = need(&s->spare, n);
-	if (!status && s->info->momentum > 0)
-		status = need(&s->velocity, n);
-	if (!status)
-		status = cnnps_view(s->c, &s->held);
-	if (!status)
-		memcpy(s->own, s->held.w, n * sizeof *s->own);
-	s->started = !status;
-	return status;
+	if (!rc)
+		rc = need(&s->spare, n);
+	if (!rc && s->info->momentum > 0)
+		rc = need(&s->velocity, n);
+	if (!rc)
+		rc = cnnps_view(s->c, &s->held);
+	if (!rc)
+		memcpy(s->own, s->held.w, n * sizeof(*s->own));
+	s->started = !rc;
+	return rc;
 }
 
 static int meet_centre(struct steps *s, struct sum *sum)
 {
-	int status = cnnps_view(s->c, &s->held);
+	int rc = cnnps_view(s->c, &s->held);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	if (!(sum->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
 	attract(sum->g, s->own, s->held.w, (float)s->held.elastic, s->info->n_params);
@@ -319,12 +318,12 @@ static int step_own(struct steps *s, const struct cnnps_lease *l, uint32_t i, st
 	const struct cnnps_info *info = s->info;
 	float rate = (float)info->local_rate;
 	uint32_t images;
-	int status;
+	int rc;
 
 	if (s->velocity)
 		nesterov_look_ahead(s->own, s->velocity, (float)info->momentum, info->n_params);
-	if ((status = compute(s, l, i, s->own, s->spare, sum, &images)))
-		return status;
+	if ((rc = compute(s, l, i, s->own, s->spare, sum, &images)))
+		return rc;
 	if (s->velocity)
 		nesterov_step(s->own, s->velocity, s->spare, rate, info->n_params);
 	else
@@ -336,19 +335,19 @@ static int run_easgd(struct steps *s, const struct cnnps_lease *l)
 {
 	const struct cnnps_info *info = s->info;
 	struct sum sum = {.g = NULL};
-	int status = s->started ? PS_OK : start_at_centre(s);
+	int rc = s->started ? PS_OK : start_at_centre(s);
 
-	for (uint32_t i = 0; i < l->count && !status; i++) {
+	for (uint32_t i = 0; i < l->count && !rc; i++) {
 		int meet = i + 1 == l->count || sum.work.count + 1 == info->n_push;
 
 		if (meet && info->prefetch)
-			status = cnnps_prefetch(s->c);
-		if (!status)
-			status = step_own(s, l, i, &sum);
-		if (!status && meet)
-			status = meet_centre(s, &sum);
+			rc = cnnps_prefetch(s->c);
+		if (!rc)
+			rc = step_own(s, l, i, &sum);
+		if (!rc && meet)
+			rc = meet_centre(s, &sum);
 	}
-	return status;
+	return rc;
 }
 
 /* ---- bursts: the device keeps weights and sum from a pull to its push ------------------------- */
@@ -365,21 +364,20 @@ static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t
 	uint32_t images, least;
 	uint64_t seed;
 	double start;
-	int status = take_batch(s, l, i, &index, &images, &seed);
+	int rc = take_batch(s, l, i, &index, &images, &seed);
 
 	*done = s->has_dropout ? 1 : left < MOST_AT_ONCE ? left : MOST_AT_ONCE;
-	if (!status && *done > 1)
-		status =
-			batches_get(&s->batches, l->epoch, l->first + i + *done - 1, &last, &least);
-	if (status)
-		return status;
+	if (!rc && *done > 1)
+		rc = batches_get(&s->batches, l->epoch, l->first + i + *done - 1, &last, &least);
+	if (rc)
+		return rc;
 	if (*done > 1 && least != images)
 		(*done)--; /* the epoch's last batch is a smaller one */
 	start = clock_seconds();
-	status = backend_local_steps(
+	rc = backend_local_steps(
 		s->backend, index, images, *done, (float)s->info->local_rate, seed);
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	s->work->seconds += clock_seconds() - start;
 	note_batches(s, l, i, *done, *done * images, 0, sum);
 	return PS_OK;
@@ -394,15 +392,15 @@ static uint32_t burst_at(const struct steps *s, const struct cnnps_lease *l, uin
 static int launch(
 	struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count, struct sum *sum)
 {
-	int status = hold_weights(s);
+	int rc = hold_weights(s);
 	uint32_t done;
 
 	*sum = (struct sum){.version = s->held.version};
-	if (!status)
-		status = backend_local_start(s->backend, s->held.w);
-	for (uint32_t left = count; left && !status; left -= done)
-		status = step_on_device(s, l, i + count - left, left, sum, &done);
-	return status;
+	if (!rc)
+		rc = backend_local_start(s->backend, s->held.w);
+	for (uint32_t left = count; left && !rc; left -= done)
+		rc = step_on_device(s, l, i + count - left, left, sum, &done);
+	return rc;
 }
 
 /* Have the sum of the burst that was launched last brought to the host. */
@@ -416,10 +414,10 @@ static int call_back(struct steps *s, struct sum *sum)
 static int land(struct steps *s, struct sum *sum)
 {
 	double loss, start = clock_seconds();
-	int status = backend_local_wait(s->backend, &loss);
+	int rc = backend_local_wait(s->backend, &loss);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	s->work->seconds += clock_seconds() - start;
 	sum->loss = loss * sum->work.images;
 	return PS_OK;
@@ -430,29 +428,29 @@ static int run_bursts(struct steps *s, const struct cnnps_lease *l)
 {
 	struct sum sum;
 	uint32_t count;
-	int status = PS_OK;
+	int rc = PS_OK;
 
-	for (uint32_t i = 0; i < l->count && !status; i += count) {
+	for (uint32_t i = 0; i < l->count && !rc; i += count) {
 		count = burst_at(s, l, i);
-		status = launch(s, l, i, count, &sum);
-		if (!status)
-			status = call_back(s, &sum);
-		if (!status)
-			status = land(s, &sum);
-		if (!status)
-			status = deliver(
+		rc = launch(s, l, i, count, &sum);
+		if (!rc)
+			rc = call_back(s, &sum);
+		if (!rc)
+			rc = land(s, &sum);
+		if (!rc)
+			rc = deliver(
 				s, &sum, sum.version, divisor_of(s, &sum), i + count < l->count);
 	}
-	return status;
+	return rc;
 }
 
 /* What is to be sent next: it is divided now, for then it will be waited for. */
 static int land_ahead(struct steps *s, struct sum *flying, struct sum *landed)
 {
-	int status = land(s, flying);
+	int rc = land(s, flying);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	if (divisor_of(s, flying) > 1)
 		divide(flying->g, (float)divisor_of(s, flying), s->info->n_params);
 	*landed = *flying;
@@ -471,32 +469,32 @@ static int run_bursts_ahead(struct steps *s, const struct cnnps_lease *l)
 	const uint32_t *index;
 	uint32_t count, images;
 	uint64_t seed;
-	int status = cnnps_prefetch(s->c);
+	int rc = cnnps_prefetch(s->c);
 
-	if (!status) /* meanwhile the order of a new epoch is made */
-		status = take_batch(s, l, 0, &index, &images, &seed);
-	for (uint32_t i = 0; i < l->count && !status; i += count) {
+	if (!rc) /* meanwhile the order of a new epoch is made */
+		rc = take_batch(s, l, 0, &index, &images, &seed);
+	for (uint32_t i = 0; i < l->count && !rc; i += count) {
 		count = burst_at(s, l, i);
-		status = cnnps_await(s->c);
-		if (!status && i + count < l->count)
-			status = cnnps_prefetch(s->c);
-		if (!status && landed.g)
-			status = deliver(s, &landed, landed.version, 1, 0);
-		if (!status && i)
-			status = call_back(s, &flying);
-		if (!status)
-			status = launch(s, l, i, count, &next);
-		if (!status && i)
-			status = land_ahead(s, &flying, &landed);
+		rc = cnnps_await(s->c);
+		if (!rc && i + count < l->count)
+			rc = cnnps_prefetch(s->c);
+		if (!rc && landed.g)
+			rc = deliver(s, &landed, landed.version, 1, 0);
+		if (!rc && i)
+			rc = call_back(s, &flying);
+		if (!rc)
+			rc = launch(s, l, i, count, &next);
+		if (!rc && i)
+			rc = land_ahead(s, &flying, &landed);
 		flying = next;
 	}
-	if (!status && landed.g)
-		status = deliver(s, &landed, landed.version, 1, 0);
-	if (!status)
-		status = call_back(s, &flying);
-	if (!status)
-		status = land_ahead(s, &flying, &landed);
-	return status ? status : deliver(s, &landed, landed.version, 1, 0);
+	if (!rc && landed.g)
+		rc = deliver(s, &landed, landed.version, 1, 0);
+	if (!rc)
+		rc = call_back(s, &flying);
+	if (!rc)
+		rc = land_ahead(s, &flying, &landed);
+	return rc ? rc : deliver(s, &landed, landed.version, 1, 0);
 }
 
 /* ---- birth, life and death ------------------------------------------------------------------- */

@@ -32,12 +32,12 @@ struct trainer {
 
 static int pull_eval(struct trainer *t, const struct cnnps_lease *lease)
 {
-	int status = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
+	int rc = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
 
 	t->held = *lease;
-	if (status)
+	if (rc)
 		t->held.kind = 0;
-	return status;
+	return rc;
 }
 
 static int is_held(const struct trainer *t, const struct cnnps_lease *lease)
@@ -50,16 +50,16 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 {
 	size_t correct;
 	double loss_sum, start;
-	int status = is_held(t, lease) ? PS_OK : pull_eval(t, lease);
+	int rc = is_held(t, lease) ? PS_OK : pull_eval(t, lease);
 
-	if (status == PS_EAGAIN)
+	if (rc == PS_EAGAIN)
 		return PS_OK; /* others were faster: that evaluation is over */
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	start = clock_seconds();
-	if ((status = backend_evaluate(
+	if ((rc = backend_evaluate(
 		     t->tester, t->weights, lease->first, lease->count, &correct, &loss_sum)))
-		return status;
+		return rc;
 	t->work->seconds += clock_seconds() - start;
 	t->work->evaluated += lease->count;
 	return cnnps_result(t->c, lease, (uint32_t)correct, loss_sum);
@@ -68,18 +68,17 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 static int run(struct trainer *t)
 {
 	struct cnnps_lease lease;
-	int status;
+	int rc;
 
-	while (!(status = cnnps_lease(t->c, &lease))) {
+	while (!(rc = cnnps_lease(t->c, &lease))) {
 		log_debug("trainer", "lease", "kind=%s epoch=%u first=%u count=%u",
 			lease.kind == CNNPS_EVAL ? "eval" : "train", lease.epoch, lease.first,
 			lease.count);
-		status = lease.kind == CNNPS_EVAL ? evaluate(t, &lease)
-						  : steps_run(&t->steps, &lease);
-		if (status)
+		rc = lease.kind == CNNPS_EVAL ? evaluate(t, &lease) : steps_run(&t->steps, &lease);
+		if (rc)
 			break;
 	}
-	return status;
+	return rc;
 }
 
 /* ---- before and after ------------------------------------------------------------------------ */
@@ -112,29 +111,29 @@ static int open_backend(
 		.threads = t->cfg->threads,
 		.max_batch = max_batch,
 		.precision = t->cfg->precision};
-	int status = backend_new(b, &t->model, &o, t->e);
+	int rc = backend_new(b, &t->model, &o, t->e);
 
-	return status ? status : backend_use(*b, set, t->e);
+	return rc ? rc : backend_use(*b, set, t->e);
 }
 
 static int open_all(struct trainer *t)
 {
 	const struct cnnps_info *i = t->info;
-	int status = check_model(t);
+	int rc = check_model(t);
 
 	t->train = data_train(t->cfg->data);
 	t->test = data_test(t->cfg->data);
-	if (!status)
-		status = open_backend(t, &t->backend, i->batch, &t->train);
-	if (!status)
-		status = open_backend(t, &t->tester, TEST_BATCH, &t->test);
-	if (status)
-		return status;
+	if (!rc)
+		rc = open_backend(t, &t->backend, i->batch, &t->train);
+	if (!rc)
+		rc = open_backend(t, &t->tester, TEST_BATCH, &t->test);
+	if (rc)
+		return rc;
 	t->steps = (struct steps){
 		.c = t->c, .info = i, .backend = t->backend, .cfg = t->cfg, .work = t->work};
 	steps_init(&t->steps, (uint32_t)t->train.n);
 	t->memory = backend_memory(t->tester);
-	t->weights = t->memory->take(t->model.n_params * sizeof *t->weights);
+	t->weights = t->memory->take(t->model.n_params * sizeof(*t->weights));
 	if (!t->weights)
 		return err_set(t->e, PS_ENOMEM, "no memory for %zu parameters", t->model.n_params);
 	log_info("trainer", "start", "model=\"%s\" params=%zu batch=%u device=\"%s\"",
@@ -165,8 +164,8 @@ static void why_broken(struct trainer *t)
 int trainer_run(
 	struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work, struct err *e)
 {
-	struct trainer *t = mem_must(1, sizeof *t, "trainer");
-	int status;
+	struct trainer *t = mem_must(1, sizeof(*t), "trainer");
+	int rc;
 
 	t->c = c;
 	t->cfg = cfg;
@@ -174,16 +173,16 @@ int trainer_run(
 	t->work = work;
 	t->e = e;
 	e->text[0] = '\0';
-	status = open_all(t);
-	if (!status)
-		status = run(t);
-	if (status == PS_EDEVICE && !e->text[0])
+	rc = open_all(t);
+	if (!rc)
+		rc = run(t);
+	if (rc == PS_EDEVICE && !e->text[0])
 		why_broken(t);
-	if (status && !e->text[0])
-		err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
+	if (rc && !e->text[0])
+		err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
 	close_all(t);
 	free(t);
-	return status;
+	return rc;
 }
 
 int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
@@ -193,17 +192,17 @@ int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
 		.threads = cfg->threads,
 		.max_batch = 1,
 		.precision = cfg->precision};
-	struct model *m = mem_must(1, sizeof *m, "device probe");
+	struct model *m = mem_must(1, sizeof(*m), "device probe");
 	struct backend *b;
-	int status = model_parse(m, "fc:10", (struct shape){1, 28, 28}, e);
+	int rc = model_parse(m, "fc:10", (struct shape){1, 28, 28}, e);
 
-	if (!status)
-		status = backend_new(&b, m, &o, e);
-	if (!status) {
+	if (!rc)
+		rc = backend_new(&b, m, &o, e);
+	if (!rc) {
 		snprintf(name, size, "%s", backend_name(b));
 		*memory = backend_memory(b);
 		backend_free(&b);
 	}
 	free(m);
-	return status;
+	return rc;
 }

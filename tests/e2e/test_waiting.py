@@ -177,7 +177,7 @@ def zmq_match():
 
 
 def zmq_no_match():
-    return zmq_socket(zmq.PUB, "a ZeroMQ socket answers that is not cnn-ps")
+    return zmq_socket(zmq.PUB, "a ZeroMQ socket answers, but it is not cnn-ps")
 
 
 WRONG = [nothing, black_hole, mute, closer, ssh, web, zmq_match, zmq_no_match]

@@ -237,23 +237,23 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 	case DO_SEND_BEAT:
 		say(s, node, &e->msg, w->beat);
 		break;
-	case TELL_ACK:
+	case NOTIFY_ACK:
 		acked(s, w, &e->msg.ack);
 		break;
-	case TELL_PARAMS:
+	case NOTIFY_PARAMS:
 		program_params(s, node, &e->msg.params);
 		break;
-	case TELL_NO_PARAMS:
+	case NOTIFY_NO_PARAMS:
 		w->grant.eval_count = 0;
 		break;
-	case TELL_GRANT:
+	case NOTIFY_GRANT:
 		w->grant = e->msg.grant;
 		w->fetched_for = 0; /* each lease begins with a pull */
 		break;
-	case TELL_END:
+	case NOTIFY_END:
 	case DO_RELEASE:
 		break;
-	case TELL_READY:
+	case NOTIFY_READY:
 		if (!w->born_term)
 			w->born_term = session_welcome(w->session)->stamp.term;
 		if (!w->told_seq) /* what another life of this slot has pushed */
@@ -276,7 +276,7 @@ void worker_run_effects(struct sim *s, uint32_t node)
 	int end = PS_EAGAIN;
 
 	for (size_t i = 0; (e = session_effect(w->session, i)); i++) {
-		if (e->kind == TELL_END)
+		if (e->kind == NOTIFY_END)
 			end = e->status;
 		if (is_killed(w)) {
 			worker_crash(s, node);
@@ -339,8 +339,8 @@ void worker_start(struct sim *s, uint32_t node)
 	struct sim_worker *w = at(s, node);
 	struct session_config cfg = {.role = ROLE_WORKER,
 		.seed = rng_next(&s->net.rng),
-		.first_ms = PATIENCE_MS,
-		.patience_ms = PATIENCE_MS,
+		.connect_timeout_ms = PATIENCE_MS,
+		.disconnect_timeout_ms = PATIENCE_MS,
 		.retry_ms = 150,
 		.silence_ms = 500};
 

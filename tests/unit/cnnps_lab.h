@@ -17,7 +17,8 @@ static const float ones[FAKE_PARAMS] = {1, 1, 1, 1, 1, 1};
 
 static inline struct cnnps_options options(void)
 {
-	return (struct cnnps_options){.server = fake.url, .connect_ms = 10000, .device = "test"};
+	return (struct cnnps_options){
+		.server = fake.url, .connect_timeout_ms = 10000, .device = "test"};
 }
 
 static inline void connect_or_fail(struct cnnps_options *o)

@@ -20,7 +20,7 @@ struct sbench {
 	struct session *s;
 	uint64_t now_ms;
 	struct msg_welcome welcome;       /* what the server says next; epoch and stamp are in it */
-	uint64_t told_ack, released;      /* newest */
+	uint64_t notified_ack, released;  /* newest */
 	uint64_t durable;                 /* newest that the server called durable */
 	struct msg_push made[BENCH_SEQS]; /* as they were given to session_push */
 	uint8_t told[BENCH_SEQS];         /* verdict that was told, by seq */
@@ -40,8 +40,8 @@ static inline struct session_config sbench_config(void)
 			.classes = 10,
 			.xxh3 = 9},
 		.seed = 1,
-		.first_ms = 30000,
-		.patience_ms = 20000,
+		.connect_timeout_ms = 30000,
+		.disconnect_timeout_ms = 20000,
 		.retry_ms = 100,
 		.silence_ms = 3000};
 }
@@ -94,21 +94,21 @@ static inline void sbench_watch(struct sbench *b)
 		assert_int_equal(b->ended, 0); /* nothing comes after the end */
 		if (e->kind == DO_SEND_PUSH)
 			sbench_watch_push(b, e);
-		if (e->kind == TELL_ACK) { /* once, in order */
-			assert_int_equal(e->seq, b->told_ack + 1);
+		if (e->kind == NOTIFY_ACK) { /* once, in order */
+			assert_int_equal(e->seq, b->notified_ack + 1);
 			assert_int_equal(e->msg.ack.seq, e->seq);
-			b->told_ack = e->seq;
+			b->notified_ack = e->seq;
 			b->told[e->seq] = (uint8_t)e->msg.ack.verdict;
 		}
 		if (e->kind == DO_RELEASE) { /* (2) */
 			assert_true(e->seq > b->released);
-			assert_true(e->seq <= b->durable && e->seq <= b->told_ack);
+			assert_true(e->seq <= b->durable && e->seq <= b->notified_ack);
 			b->released = e->seq;
 		}
-		b->ended |= e->kind == TELL_END;
+		b->ended |= e->kind == NOTIFY_END;
 	}
 	assert_int_equal(b->released, session_durable_seq(b->s));
-	assert_int_equal(b->told_ack, session_acked_seq(b->s));
+	assert_int_equal(b->notified_ack, session_acked_seq(b->s));
 }
 
 static inline const char *sbench_word(const struct session_effect *e, char out[40])
@@ -123,7 +123,7 @@ static inline const char *sbench_word(const struct session_effect *e, char out[4
 		snprintf(out, 40, "%s", types[e->msg.type]);
 	else if (e->seq)
 		snprintf(out, 40, "%s:%llu", kinds[e->kind], (unsigned long long)e->seq);
-	else if (e->kind == TELL_END)
+	else if (e->kind == NOTIFY_END)
 		snprintf(out, 40, "END:%s", err_name(e->status));
 	else
 		snprintf(out, 40, "%s", kinds[e->kind]);
@@ -164,7 +164,7 @@ static inline void sbench_welcome(struct sbench *b, uint64_t last_seq, uint64_t 
 	struct msg m = {.type = MSG_WELCOME};
 
 	if (session_phase(b->s) == PHASE_HELLO && session_last_seq(b->s) == 0)
-		b->told_ack = b->released = last_seq; /* its predecessor's */
+		b->notified_ack = b->released = last_seq; /* its predecessor's */
 	sbench_promise(b, durable_seq);
 	b->welcome.last_seq = last_seq;
 	b->welcome.durable_seq = durable_seq;

@@ -60,7 +60,7 @@ static void a_server_that_is_not_there_is_given_up(void **state)
 
 	(void)state;
 	fake_stop(&fake); /* its port is free now */
-	o.connect_ms = 300;
+	o.connect_timeout_ms = 300;
 	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
 	assert_non_null(strstr(o.why, fake.url));
 	assert_non_null(strstr(o.why, "no contact within 300 ms: connection refused"));
@@ -73,7 +73,7 @@ static void patience_ends_when_the_server_stays_away(void **state)
 	float w[FAKE_PARAMS];
 
 	(void)state;
-	o.patience_ms = 300;
+	o.disconnect_timeout_ms = 300;
 	connect_or_fail(&o);
 	fake_stop(&fake);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), CNNPS_EUNREACHABLE);
@@ -163,7 +163,7 @@ static void beats_stop_when_the_program_hangs_and_go_on_when_it_calls(void **sta
 	struct cnnps_options o = options();
 
 	(void)state;
-	o.hang_ms = 300; /* room for 3 beats, 100 ms apart */
+	o.batch_timeout_ms = 300; /* room for 3 beats, 100 ms apart */
 	connect_or_fail(&o);
 	assert_false(fake_happens(&fake, eight_beats, 2));
 	assert_in_range(fake_look(&fake).beats, 1, 7);

@@ -303,7 +303,7 @@ static void a_busy_program_beats_on(void **state)
 	struct cnnps_options o = options();
 
 	(void)state;
-	o.hang_ms = 300;
+	o.batch_timeout_ms = 300;
 	connect_again(o);
 	fake_wait(&fake, eight_beats, "eight beats without a call");
 }

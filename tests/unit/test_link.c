@@ -68,25 +68,25 @@ static void what_is_sent_and_what_comes_moves(void **state)
 
 	(void)state;
 	UNTIL(link_next_event(&worker) == LINK_UP)
-	assert_true(link_moved(&worker) < BYTES);
+	assert_true(link_bytes_moved(&worker) < BYTES);
 	assert_int_equal(zmq_send(worker.bulk, bytes, BYTES, 0), BYTES);
-	UNTIL(link_moved(&worker) >= BYTES)
-	sent = link_moved(&worker);
+	UNTIL(link_bytes_moved(&worker) >= BYTES)
+	sent = link_bytes_moved(&worker);
 	n = zmq_recv(server, peer, sizeof peer, 0);
 	assert_true(n > 0 && n <= (int)sizeof peer);
 	assert_int_equal(zmq_send(server, peer, (size_t)n, ZMQ_SNDMORE), n);
 	assert_int_equal(zmq_send(server, bytes, BYTES, 0), BYTES);
-	UNTIL(link_moved(&worker) >= sent + BYTES)
+	UNTIL(link_bytes_moved(&worker) >= sent + BYTES)
 }
 
 static void without_a_connection_nothing_moves(void **state)
 {
 	(void)state;
 	UNTIL(link_next_event(&worker) == LINK_UP)
-	assert_true(link_moved(&worker) > 0); /* the handshake */
+	assert_true(link_bytes_moved(&worker) > 0); /* the handshake */
 	stop_server();
 	UNTIL(link_next_event(&worker) == LINK_LOST)
-	assert_int_equal(link_moved(&worker), 0);
+	assert_int_equal(link_bytes_moved(&worker), 0);
 }
 
 int main(void)

@@ -68,7 +68,7 @@ static void keep(uint64_t seq, uint64_t offset, size_t n)
 	assert_int_equal(zmq_msg_init_size(&tensor, n * sizeof(float)), 0);
 	for (size_t i = 0; i < n; i++)
 		((float *)zmq_msg_data(&tensor))[i] = value(seq, offset + i);
-	outbox_keep(&out, seq, &whole, &tensor);
+	outbox_retain(&out, seq, &whole, &tensor);
 	assert_int_equal(zmq_msg_size(&tensor), 0);
 }
 
@@ -133,7 +133,7 @@ static void a_small_push_is_one_message(void **state)
 	post(1);
 	arrives(1, 3, SMALL);
 	assert_int_equal(went_ahead, 0);
-	assert_int_equal(out.kept_bytes, SMALL * sizeof(float));
+	assert_int_equal(out.retained_bytes, SMALL * sizeof(float));
 }
 
 static void a_large_push_is_whole_again_and_the_same_when_it_is_sent_again(void **state)
@@ -149,7 +149,7 @@ static void a_large_push_is_whole_again_and_the_same_when_it_is_sent_again(void 
 	keep(2, 10, LARGE - 11); /* parts begin where the slice does */
 	post(2);
 	arrives(2, 10, LARGE - 11);
-	assert_int_equal(out.kept_bytes, (2 * LARGE - 11) * sizeof(float));
+	assert_int_equal(out.retained_bytes, (2 * LARGE - 11) * sizeof(float));
 }
 
 static void what_finds_no_room_leaves_later_in_its_order(void **state)
@@ -172,8 +172,8 @@ static void bytes_stay_until_they_have_left(void **state)
 	(void)state;
 	keep(1, 0, LARGE);
 	post(1);
-	outbox_forget(&out, 1); /* libzmq has what it has not sent yet */
-	assert_int_equal(out.kept_bytes, 0);
+	outbox_drop(&out, 1); /* libzmq has what it has not sent yet */
+	assert_int_equal(out.retained_bytes, 0);
 	if (!out.count)
 		arrives(1, 0, LARGE);
 }

@@ -172,7 +172,7 @@ static void special_memory_is_taken_once_and_given_back(void **state)
 static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 {
 	struct cnnps_options o = {.server = fake.url,
-		.connect_ms = 10000,
+		.connect_timeout_ms = 10000,
 		.take = special_take,
 		.give = special_give};
 	struct cnnps_weights view;

@@ -121,8 +121,8 @@ static void at_most_push_window_are_under_way(void **state)
 	assert_did(&b, "ACK:1 push:5");
 	sbench_ack(&b, 2, VERDICT_REJECTED, 0); /* a rejection frees a place as well */
 	assert_did(&b, "ACK:2 push:6");
-	assert_int_equal(sbench_effect(&b, TELL_ACK)->msg.ack.reject, REJECT_NORM);
-	assert_int_equal(sbench_effect(&b, TELL_ACK)->msg.ack.version, 102);
+	assert_int_equal(sbench_effect(&b, NOTIFY_ACK)->msg.ack.reject, REJECT_NORM);
+	assert_int_equal(sbench_effect(&b, NOTIFY_ACK)->msg.ack.version, 102);
 	session_free(&b.s);
 }
 
@@ -164,7 +164,7 @@ static void windows_are_bounded_by_what_the_program_has_room_for(void **state)
 	assert_did(&b, "ACK:1 push:65");
 	sbench_error(&b, PS_EGAP);
 	sbench_welcome(&b, 1, 0);
-	assert_int_equal(session_effect(b.s, 0)->kind, TELL_READY);
+	assert_int_equal(session_effect(b.s, 0)->kind, NOTIFY_READY);
 	for (size_t i = 1; i <= 64; i++)
 		assert_int_equal(session_effect(b.s, i)->seq, i + 1);
 	assert_null(session_effect(b.s, 65));

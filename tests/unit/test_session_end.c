@@ -25,14 +25,14 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	m.params.request = 1;
 	sbench_message(&b, &m);
 	assert_did(&b, "PARAMS");
-	assert_int_equal(sbench_effect(&b, TELL_PARAMS)->msg.params.version, 9);
+	assert_int_equal(sbench_effect(&b, NOTIFY_PARAMS)->msg.params.version, 9);
 	sbench_message(&b, &m);
 	assert_did(&b, "");
 	assert_int_equal(sbench_pull(&b), PS_OK);
 	assert_int_equal(sbench_sent(&b, MSG_PULL)->pull.request, 2);
 	sbench_error(&b, PS_EAGAIN); /* nothing is under evaluation */
 	assert_did(&b, "NO-PARAMS");
-	assert_int_equal(sbench_effect(&b, TELL_NO_PARAMS)->status, PS_EAGAIN);
+	assert_int_equal(sbench_effect(&b, NOTIFY_NO_PARAMS)->status, PS_EAGAIN);
 	sbench_error(&b, PS_EAGAIN);
 	assert_did(&b, "");
 	session_free(&b.s);
@@ -89,7 +89,7 @@ static void one_lease_at_a_time_answered_by_its_number(void **state)
 		m.grant.request = i;
 		sbench_message(&b, &m);
 		assert_did(&b, "GRANT");
-		assert_int_equal(sbench_effect(&b, TELL_GRANT)->msg.grant.work.first, 5);
+		assert_int_equal(sbench_effect(&b, NOTIFY_GRANT)->msg.grant.work.first, 5);
 		sbench_message(&b, &m);
 		assert_did(&b, "");
 	}
@@ -138,7 +138,7 @@ static void errors_that_a_hello_cannot_mend_end_it(void **state)
 	for (size_t i = 0; i < sizeof(end) / sizeof(end[0]); i++) {
 		sbench_open(&b);
 		sbench_error(&b, end[i]);
-		assert_int_equal(sbench_effect(&b, TELL_END)->status, end[i]);
+		assert_int_equal(sbench_effect(&b, NOTIFY_END)->status, end[i]);
 		assert_int_equal(sbench_push(&b), end[i]);
 		assert_int_equal(sbench_pull(&b), end[i]);
 		assert_int_equal(sbench_lease(&b), end[i]);
@@ -205,7 +205,7 @@ static void leaving_unheard_with_pushes_that_are_not_safe_is_no_good_end(void **
 	sbench_ack(&b, 1, VERDICT_OK, 0);
 	sbench_bye(&b);
 	sbench_tick(&b, 5000);
-	assert_int_equal(sbench_effect(&b, TELL_END)->status, PS_EUNREACHABLE);
+	assert_int_equal(sbench_effect(&b, NOTIFY_END)->status, PS_EUNREACHABLE);
 	session_free(&b.s);
 }
 
@@ -223,7 +223,7 @@ static void the_servers_bye_ends_it_with_its_reason(void **state)
 		sbench_bye_from_server(&b, PS_OK); /* the answer to a BYE that we did not say */
 		assert_did(&b, "");
 		sbench_bye_from_server(&b, why[i / 2]);
-		assert_int_equal(sbench_effect(&b, TELL_END)->status, why[i / 2]);
+		assert_int_equal(sbench_effect(&b, NOTIFY_END)->status, why[i / 2]);
 		session_free(&b.s);
 	}
 }

@@ -139,7 +139,7 @@ static void a_message_that_moves_is_waited_for(void **state)
 	sbench_open(&b);
 	sbench_push_ok(&b, 1);
 	for (int i = 0; i < 140; i++) {
-		session_moved(b.s, b.now_ms);
+		session_progress(b.s, b.now_ms);
 		sbench_tick(&b, 100);
 		assert_null(sbench_sent(&b, MSG_HELLO));
 		sbench_beat(&b, 0, 0);
@@ -257,7 +257,7 @@ static void observers_do_not_beat_nor_go_on_with_a_session(void **state)
 
 /* ---- giving up ------------------------------------------------------------------------------ */
 
-static void no_welcome_in_first_ms_ends_it(void **state)
+static void no_welcome_in_connect_timeout_ms_ends_it(void **state)
 {
 	static struct sbench b;
 
@@ -273,7 +273,7 @@ static void no_welcome_in_first_ms_ends_it(void **state)
 		assert_int_equal(session_phase(b.s), PHASE_HELLO);
 		sbench_tick(&b, 1);
 		assert_int_equal(
-			sbench_effect(&b, TELL_END)->status, full ? PS_EFULL : PS_EUNREACHABLE);
+			sbench_effect(&b, NOTIFY_END)->status, full ? PS_EFULL : PS_EUNREACHABLE);
 		assert_int_equal(session_phase(b.s), PHASE_END);
 		session_free(&b.s);
 	}
@@ -287,11 +287,11 @@ static uint64_t ends_after(struct sbench *b)
 	sbench_lost(b);
 	while (!b->ended && b->now_ms - from < 200000)
 		sbench_tick(b, 100);
-	assert_int_equal(sbench_effect(b, TELL_END)->status, PS_EUNREACHABLE);
+	assert_int_equal(sbench_effect(b, NOTIFY_END)->status, PS_EUNREACHABLE);
 	return b->now_ms - from;
 }
 
-static void lost_contact_ends_it_after_patience_ms_or_forget_ms(void **state)
+static void lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms(void **state)
 {
 	struct session_config cfg = sbench_config();
 	static struct sbench b;
@@ -347,8 +347,8 @@ int main(void)
 		cmocka_unit_test(total_silence_resynchronises_though_nothing_was_asked),
 		cmocka_unit_test(it_beats_twice_in_beat_ms_while_the_trainer_lives),
 		cmocka_unit_test(observers_do_not_beat_nor_go_on_with_a_session),
-		cmocka_unit_test(no_welcome_in_first_ms_ends_it),
-		cmocka_unit_test(lost_contact_ends_it_after_patience_ms_or_forget_ms),
+		cmocka_unit_test(no_welcome_in_connect_timeout_ms_ends_it),
+		cmocka_unit_test(lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms),
 		cmocka_unit_test(a_server_that_comes_back_in_time_is_welcome),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

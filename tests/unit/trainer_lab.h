@@ -185,7 +185,7 @@ static inline int tear_down(void **state)
 
 static inline int run_worker(int (*stop)(void *), void *arg)
 {
-	struct cnnps_options o = {.server = fake.url, .connect_ms = 10000};
+	struct cnnps_options o = {.server = fake.url, .connect_timeout_ms = 10000};
 	struct trainer_config t = {
 		.data = &data, .device = "cpu-ref", .threads = 1, .stop = stop, .stop_arg = arg};
 	struct trainer_work work = {0};

@@ -340,7 +340,7 @@ def test_a_refused_worker_ends_at_once(server, honest, keys, lab, data):
     (other / "server.pub").write_text((keys / "server.pub").read_text())
     for options, words in (
             (["--key", other / "worker.key"], "not on the server's list"),
-            ([], "wants a key"),
+            ([], "requires a key"),
             (["--key", keys / "observer.key"], "role")):
         began = time.monotonic()
         code, worker = ends(lab, "cnn-worker", "--server", server.endpoint, "--data", data,

@@ -1,4 +1,4 @@
-/* cnnps.c - see cnnps.h: the program's side of the border. Every call is one order. */
+/* cnnps.c - see cnnps.h. Every call is one request of net.h. */
 #include "worker/client/cnnps.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "worker/client/net.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
-#define TRIES 3 /* pulls whose weights have a wrong checksum, one after the other */
+#define TRIES 3                             /* pulls in a row whose weights have a wrong checksum */
 
 _Static_assert(PS_EUNREACHABLE == CNNPS_EUNREACHABLE && PS_EFENCED == CNNPS_EFENCED &&
 		       PS_EAUTH == CNNPS_EAUTH && PS_ESHUTDOWN == CNNPS_ESHUTDOWN &&
@@ -24,7 +24,7 @@ _Static_assert((int)MODE_DOWNPOUR == CNNPS_DOWNPOUR && (int)MODE_SSP == CNNPS_SS
 		       (int)MODE_EASGD == CNNPS_EASGD,
 	"cnnps.h repeats numbers of proto/msg.h");
 
-/* Versions of before a crash of the server mean other weights than those of after it. */
+/* The term of each pulled version: after a crash the server may reuse a version number. */
 enum { PULLS = 16 };
 struct pulled {
 	uint64_t version, term;
@@ -37,21 +37,21 @@ struct cnnps {
 	struct msg_welcome welcome; /* the first */
 	char server[256];
 	struct pool *pool;
-	float *gradient;        /* the program's from the pool, or NULL */
-	int lands;              /* weights are to lie in the pool's memory ... */
-	float *landing;         /* ... in this, or NULL */
+	float *gradient;        /* lent to the program, or NULL */
+	int has_staging;        /* copy received weights to memory of options.take ... */
+	float *staging;         /* ... to this, or NULL */
 	struct arrival awaited; /* by cnnps_await; or empty */
-	zmq_msg_t view;         /* weights that the program looks at */
+	zmq_msg_t view;         /* weights lent to the program */
 	struct pulled pulled[PULLS];
-	size_t n_pulled;    /* so far; number i is at i % PULLS */
-	struct order order; /* the one under way, or the newest */
+	size_t n_pulled;        /* in total; number i is at i % PULLS */
+	struct request request; /* the newest */
 };
 
-static struct order *next_order(struct cnnps *c, enum order_kind kind)
+static struct request *new_request(struct cnnps *c, enum request_kind kind)
 {
-	memset(&c->order, 0, sizeof c->order);
-	c->order.kind = kind;
-	return &c->order;
+	memset(&c->request, 0, sizeof(c->request));
+	c->request.kind = kind;
+	return &c->request;
 }
 
 /* ---- connecting ------------------------------------------------------------------------------ */
@@ -74,10 +74,10 @@ static uint64_t or_default(uint64_t value, uint64_t def)
 static int configure(struct net_config *n, const struct cnnps_options *o, struct err *e)
 {
 	struct session_config *s = &n->session;
-	int status;
+	int rc;
 
 	*n = (struct net_config){
-		.hang_ms = or_default(o->hang_ms, 60000),
+		.batch_timeout_ms = or_default(o->batch_timeout_ms, 60000),
 		.replay_bytes = or_default(o->replay_bytes, (uint64_t)256 << 20),
 		.stop = o->stop,
 		.stop_arg = o->stop_arg,
@@ -85,43 +85,43 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.report_arg = o->report_arg,
 	};
 	s->role = o->observer ? ROLE_OBSERVER : ROLE_WORKER;
-	s->pid = info_process(s->host, sizeof s->host);
+	s->pid = info_process(s->host, sizeof(s->host));
 	s->data = (struct data_id){.n_train = o->data.n_train,
 		.n_test = o->data.n_test,
 		.rows = o->data.rows,
 		.cols = o->data.cols,
 		.classes = o->data.classes,
 		.xxh3 = o->data.xxh3};
-	s->first_ms = or_default(o->connect_ms, 30000);
-	s->patience_ms = or_default(o->patience_ms, 600000);
+	s->connect_timeout_ms = or_default(o->connect_timeout_ms, 30000);
+	s->disconnect_timeout_ms = or_default(o->disconnect_timeout_ms, 600000);
 	s->retry_ms = RETRY_MS;
 	s->silence_ms = SILENCE_MS;
-	if (uv_random(NULL, NULL, &s->seed, sizeof s->seed, 0, NULL))
+	if (uv_random(NULL, NULL, &s->seed, sizeof(s->seed), 0, NULL))
 		s->seed = clock_ms();
-	if ((status = copy_text(s->name, sizeof s->name, o->name, "name", e)))
-		return status;
-	return copy_text(s->device, sizeof s->device, o->device, "device", e);
+	if ((rc = copy_text(s->name, sizeof(s->name), o->name, "name", e)))
+		return rc;
+	return copy_text(s->device, sizeof(s->device), o->device, "device", e);
 }
 
-static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
+static int connect_session(struct cnnps *c, const struct cnnps_options *o, struct err *e)
 {
 	struct net_config cfg;
-	int status = configure(&cfg, o, e);
+	int rc = configure(&cfg, o, e);
 
-	if (status || (status = copy_text(c->server, sizeof c->server, o->server, "server", e)))
-		return status;
+	if (rc || (rc = copy_text(c->server, sizeof(c->server), o->server, "server", e)))
+		return rc;
 	cfg.server = c->server;
 	cfg.key = o->key;
 	cfg.server_key = o->server_key;
 	c->observer = o->observer;
-	c->lands = o->take != NULL;
-	if ((status = net_new(&c->net, &cfg, e)))
-		return status;
-	c->order.kind = ORDER_CONNECT;
-	status = net_order(c->net, &c->order);
-	if (status)
-		return err_set(e, status, "%s", c->order.why);
-	c->welcome = c->order.welcome;
+	c->has_staging = o->take != NULL;
+	if ((rc = net_new(&c->net, &cfg, e)))
+		return rc;
+	c->request.kind = REQUEST_CONNECT;
+	rc = net_request(c->net, &c->request);
+	if (rc)
+		return err_set(e, rc, "%s", c->request.why);
+	c->welcome = c->request.welcome;
 	c->info = info_of(&c->welcome);
 	if (pool_new_in(&c->pool, c->info.n_params, o->take, o->give))
 		return err_set(e, PS_ENOMEM, "no memory for gradients");
@@ -130,20 +130,20 @@ static int start(struct cnnps *c, const struct cnnps_options *o, struct err *e)
 
 int cnnps_connect(struct cnnps **out, struct cnnps_options *o)
 {
-	struct cnnps *c = mem_try(1, sizeof *c);
+	struct cnnps *c = mem_try(1, sizeof(*c));
 	struct err e = {0};
-	int status = PS_ENOMEM;
+	int rc = PS_ENOMEM;
 
 	*out = NULL;
 	if (c) {
 		(void)zmq_msg_init(&c->view);
-		status = start(c, o, &e);
+		rc = connect_session(c, o, &e);
 	}
 	o->why[0] = '\0';
-	if (status) {
-		snprintf(o->why, sizeof o->why, "%s", e.text[0] ? e.text : err_text(status));
+	if (rc) {
+		snprintf(o->why, sizeof(o->why), "%s", e.text[0] ? e.text : err_text(rc));
 		cnnps_close(&c);
-		return status;
+		return rc;
 	}
 	*out = c;
 	return PS_OK;
@@ -163,8 +163,8 @@ void cnnps_close(struct cnnps **c)
 	net_free(&(*c)->net);
 	if ((*c)->gradient)
 		pool_give((*c)->pool, &(*c)->gradient);
-	if ((*c)->landing)
-		pool_give((*c)->pool, &(*c)->landing);
+	if ((*c)->staging)
+		pool_give((*c)->pool, &(*c)->staging);
 	pool_free(&(*c)->pool);
 	free(*c);
 	*c = NULL;
@@ -181,6 +181,7 @@ static void note_pull(struct cnnps *c, const struct arrival *a)
 	c->pulled[newest % PULLS] = (struct pulled){a->params.version, a->term};
 }
 
+/* The term of the newest pull of `version`; 0: unknown. */
 static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 {
 	for (size_t i = c->n_pulled; i > 0 && i + PULLS > c->n_pulled; i--)
@@ -189,133 +190,132 @@ static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 	return 0;
 }
 
-/* Weights as they came: those that were awaited, or of a pull now. */
-static int arrive(struct cnnps *c, enum weights which, struct arrival *to)
+/* Unverified weights: those of cnnps_await, else of a pull now. */
+static int await_weights(struct cnnps *c, enum weights which, struct arrival *to)
 {
-	struct order *o;
-	int status;
+	struct request *o;
+	int rc;
 
 	if (which == WEIGHTS_CURRENT && c->awaited.frames.n) {
 		arrival_move(to, &c->awaited);
 		return PS_OK;
 	}
-	o = next_order(c, ORDER_PULL);
+	o = new_request(c, REQUEST_PULL);
 	o->pull.which = which;
-	if (!(status = net_order(c->net, o)))
+	if (!(rc = net_request(c->net, o)))
 		arrival_move(to, &o->pull.got);
-	return status;
+	return rc;
 }
 
-/* PS_EPROTO: they are as good as lost. */
-static int look_through(struct arrival *a, float *to)
+/* Copy into `to` unless NULL. PS_EPROTO: wrong checksum; pull again. */
+static int verify_weights(struct arrival *a, float *to)
 {
-	int status = wire_values(&a->frames, &a->params, to);
+	int rc = wire_values(&a->frames, &a->params, to);
 
-	if (status)
+	if (rc)
 		log_warn("net", "dropped", "why=\"wrong tensor checksum\"");
-	return status;
+	return rc;
 }
 
-static void put_away(struct cnnps *c)
+static void release_view(struct cnnps *c)
 {
 	(void)zmq_msg_close(&c->view);
 	(void)zmq_msg_init(&c->view);
 }
 
-/* One frame of aligned floats, as the program may have it. */
-static int is_whole(struct arrival *a)
+/* One frame of aligned floats, which the program can use in place? */
+static int is_one_frame(struct arrival *a)
 {
 	return a->params.slices.n == 1 &&
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Where the program looks at weights: in its own kind of memory, or in the message that came, or in
- * one of our own. */
-static int show(struct cnnps *c, struct arrival *a)
+/* Verify weights and make them c->view: in memory of options.take, else in the message that
+ * arrived, else in a new one. */
+static int set_view(struct cnnps *c, struct arrival *a)
 {
-	int status;
+	int rc;
 
-	if (c->lands && !c->landing)
-		c->landing = pool_take(c->pool);
-	if (c->landing) {
-		status = look_through(a, c->landing);
-		return status ? status : pool_send(c->pool, &c->landing, &c->view);
+	if (c->has_staging && !c->staging)
+		c->staging = pool_take(c->pool);
+	if (c->staging) {
+		rc = verify_weights(a, c->staging);
+		return rc ? rc : pool_send(c->pool, &c->staging, &c->view);
 	}
-	if (is_whole(a)) {
-		status = look_through(a, NULL);
+	if (is_one_frame(a)) {
+		rc = verify_weights(a, NULL);
 		(void)zmq_msg_move(&c->view, &a->frames.frame[1]);
-		return status;
+		return rc;
 	}
 	if (zmq_msg_init_size(&c->view, c->info.n_params * sizeof(float)))
 		return PS_ENOMEM;
-	return look_through(a, zmq_msg_data(&c->view));
+	return verify_weights(a, zmq_msg_data(&c->view));
 }
 
-/* Weights into `to`, or, if that is NULL, where the program looks at them. */
-static int bring(struct cnnps *c, enum weights which, float *to, struct arrival *a)
+/* Pull into `to`, or, if that is NULL, into c->view. */
+static int pull_verified(struct cnnps *c, enum weights which, float *to, struct arrival *a)
 {
-	int status = PS_EPROTO;
+	int rc = PS_EPROTO;
 
-	for (int i = 0; i < TRIES && status == PS_EPROTO; i++) {
+	for (int i = 0; i < TRIES && rc == PS_EPROTO; i++) {
 		if (!to)
-			put_away(c);
-		if ((status = arrive(c, which, a)))
-			return status;
-		status = to ? look_through(a, to) : show(c, a);
+			release_view(c);
+		if ((rc = await_weights(c, which, a)))
+			return rc;
+		rc = to ? verify_weights(a, to) : set_view(c, a);
 		frames_release(&a->frames);
 	}
-	if (status == PS_EPROTO)
-		snprintf(c->order.why, sizeof c->order.why,
-			"%d times weights came with a wrong checksum: is the memory of this "
-			"machine "
-			"or of the server's in order?",
+	if (rc == PS_EPROTO)
+		snprintf(c->request.why, sizeof(c->request.why),
+			"the weights had a wrong checksum %d times: check the memory of this "
+			"machine and of the server's",
 			TRIES);
-	else if (!status && which == WEIGHTS_CURRENT)
+	else if (!rc && which == WEIGHTS_CURRENT)
 		note_pull(c, a);
-	return status;
+	return rc;
 }
 
-static int pull(struct cnnps *c, float *w, size_t n, uint64_t *version, enum weights which)
+static int pull_into(struct cnnps *c, float *w, size_t n, uint64_t *version, enum weights which)
 {
 	struct arrival a;
-	int status = n == c->info.n_params ? bring(c, which, w, &a) : PS_EUSAGE;
+	int rc = n == c->info.n_params ? pull_verified(c, which, w, &a) : PS_EUSAGE;
 
-	if (!status && version)
+	if (!rc && version)
 		*version = a.params.version;
-	return status;
+	return rc;
 }
 
 int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
 {
-	return pull(c, w, n, version, WEIGHTS_CURRENT);
+	return pull_into(c, w, n, version, WEIGHTS_CURRENT);
 }
 
 int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 {
 	struct arrival a;
-	int status = bring(c, WEIGHTS_CURRENT, NULL, &a);
+	int rc = pull_verified(c, WEIGHTS_CURRENT, NULL, &a);
 
-	if (!status)
+	if (!rc)
 		*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
 			.version = a.params.version,
 			.term = a.term,
 			.elastic = a.params.elastic};
-	return status;
+	return rc;
 }
 
 int cnnps_await(struct cnnps *c)
 {
-	return c->awaited.frames.n ? PS_OK : arrive(c, WEIGHTS_CURRENT, &c->awaited);
+	return c->awaited.frames.n ? PS_OK : await_weights(c, WEIGHTS_CURRENT, &c->awaited);
 }
 
 int cnnps_prefetch(struct cnnps *c)
 {
-	return net_order(c->net, next_order(c, ORDER_PREFETCH));
+	return net_request(c->net, new_request(c, REQUEST_PREFETCH));
 }
 
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
 {
-	return pull(c, w, n, version, WEIGHTS_EVAL);
+	return pull_into(c, w, n, version, WEIGHTS_EVAL);
 }
 
 /* ---- pushes ------------------------------------------------------------------------------------- */
@@ -327,8 +327,9 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
-/* The bytes of every sending of this push: copied, or taken over, once, here. */
-static int take_tensor(struct cnnps *c, struct order *o, const float *g, uint64_t offset, size_t n)
+/* Make the one tensor that every sending of this push shares: copied, or taken over. */
+static int make_tensor(
+	struct cnnps *c, struct request *o, const float *g, uint64_t offset, size_t n)
 {
 	struct slices *s = &o->push.meta.slices;
 
@@ -342,11 +343,11 @@ static int take_tensor(struct cnnps *c, struct order *o, const float *g, uint64_
 	return PS_OK;
 }
 
-static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
+static int push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, int then_pull)
 {
-	struct order *o = next_order(c, ORDER_PUSH);
-	int status;
+	struct request *o = new_request(c, REQUEST_PUSH);
+	int rc;
 
 	if (c->observer || n < 1 || offset > c->info.n_params || n > c->info.n_params - offset)
 		return PS_EUSAGE;
@@ -359,11 +360,11 @@ static int push(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint
 		o->push.meta.images = work->images;
 		o->push.meta.loss = work->loss;
 	}
-	if ((status = take_tensor(c, o, g, offset, n)))
-		return status;
-	status = net_order(c->net, o);
+	if ((rc = make_tensor(c, o, g, offset, n)))
+		return rc;
+	rc = net_request(c->net, o);
 	zmq_msg_close(&o->push.tensor); /* empty if it was taken over */
-	return status;
+	return rc;
 }
 
 int cnnps_push(struct cnnps *c, const float *g, size_t n, uint64_t version)
@@ -374,27 +375,27 @@ int cnnps_push(struct cnnps *c, const float *g, size_t n, uint64_t version)
 int cnnps_push_work(
 	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work)
 {
-	return n == c->info.n_params ? push(c, 0, g, n, version, work, 0) : PS_EUSAGE;
+	return n == c->info.n_params ? push_slice(c, 0, g, n, version, work, 0) : PS_EUSAGE;
 }
 
 int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, struct cnnps_weights *w)
 {
-	int then_pull = !c->awaited.frames.n, status;
+	int then_pull = !c->awaited.frames.n, rc;
 
 	if (n != c->info.n_params)
 		return PS_EUSAGE;
-	put_away(c);
-	if ((status = push(c, 0, g, n, version, work, then_pull)))
-		return status;
+	release_view(c);
+	if ((rc = push_slice(c, 0, g, n, version, work, then_pull)))
+		return rc;
 	if (then_pull)
-		arrival_move(&c->awaited, &c->order.pull.got);
+		arrival_move(&c->awaited, &c->request.pull.got);
 	return cnnps_view(c, w);
 }
 
 int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version)
 {
-	return push(c, offset, g, n, version, NULL, 0);
+	return push_slice(c, offset, g, n, version, NULL, 0);
 }
 
 /* ---- the other calls ---------------------------------------------------------------------------- */
@@ -406,13 +407,13 @@ void cnnps_alive(struct cnnps *c)
 
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
-	struct order *o = next_order(c, ORDER_LEASE);
-	int status;
+	struct request *o = new_request(c, REQUEST_LEASE);
+	int rc;
 
 	if (c->observer)
 		return PS_EUSAGE;
-	if ((status = net_order(c->net, o)))
-		return status;
+	if ((rc = net_request(c->net, o)))
+		return rc;
 	*lease = lease_of(&o->lease.grant, o->lease.term);
 	return PS_OK;
 }
@@ -420,7 +421,7 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 int cnnps_result(
 	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum)
 {
-	struct order *o = next_order(c, ORDER_RESULT);
+	struct request *o = new_request(c, REQUEST_RESULT);
 
 	if (c->observer || lease->kind != CNNPS_EVAL)
 		return PS_EUSAGE;
@@ -429,58 +430,59 @@ int cnnps_result(
 		.eval_count = lease->count,
 		.correct = correct,
 		.loss_sum = loss_sum};
-	return net_order(c->net, o);
+	return net_request(c->net, o);
 }
 
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 {
-	struct order *o = next_order(c, ORDER_FLUSH);
+	struct request *o = new_request(c, REQUEST_FLUSH);
 
 	o->durable = durable;
 	o->deadline_ms = clock_ms() + timeout_ms;
-	return net_order(c->net, o);
+	return net_request(c->net, o);
 }
 
 int cnnps_status(struct cnnps *c, char *json, size_t size)
 {
-	struct order *o = next_order(c, ORDER_STATUS);
+	struct request *o = new_request(c, REQUEST_STATUS);
 
 	o->report.json = json;
 	o->report.size = size;
-	return net_order(c->net, o);
+	return net_request(c->net, o);
 }
 
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
 {
-	struct order *o = next_order(c, ORDER_ADMIN);
-	int status;
+	struct request *o = new_request(c, REQUEST_ADMIN);
+	int rc;
 
 	o->admin.verb = ADMIN_CHECKPOINT;
-	status = net_order(c->net, o);
-	if (!status && generation)
+	rc = net_request(c->net, o);
+	if (!rc && generation)
 		*generation = o->admin.generation;
-	return status;
+	return rc;
 }
 
 int cnnps_drain(struct cnnps *c)
 {
-	struct order *o = next_order(c, ORDER_ADMIN);
-	int status;
+	struct request *o = new_request(c, REQUEST_ADMIN);
+	int rc;
 
 	o->admin.verb = ADMIN_DRAIN;
-	status = net_order(c->net, o);
-	return status == PS_ESHUTDOWN || status == PS_EDONE ? PS_OK : status; /* that was quick */
+	rc = net_request(c->net, o);
+	return rc == PS_ESHUTDOWN || rc == PS_EDONE ? PS_OK
+						    : rc; /* the server ended before it answered */
 }
 
 int cnnps_log_level(struct cnnps *c, const char *level)
 {
-	struct order *o = next_order(c, ORDER_ADMIN);
+	struct request *o = new_request(c, REQUEST_ADMIN);
 
 	o->admin.verb = ADMIN_LOG_LEVEL;
 	for (int i = LOG_ERROR; i <= LOG_DEBUG; i++)
 		if (!strcmp(level, log_level_name((enum log_level)i)))
 			o->admin.level = (enum wire_log_level)(i + LOG_LEVEL_ERROR);
-	return o->admin.level ? net_order(c->net, o) : PS_EUSAGE;
+	return o->admin.level ? net_request(c->net, o) : PS_EUSAGE;
 }
 
 void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s)
@@ -490,10 +492,10 @@ void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s)
 
 const char *cnnps_why(const struct cnnps *c)
 {
-	return c->order.why;
+	return c->request.why;
 }
 
-const char *cnnps_strerror(int status)
+const char *cnnps_strerror(int rc)
 {
-	return err_text(status);
+	return err_text(rc);
 }

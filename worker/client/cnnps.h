@@ -1,15 +1,15 @@
 /*
- * cnnps.h - libcnnps: let any C program be a worker of a cnn-ps server.
+ * cnnps.h - libcnnps: makes any C program a worker of a cnn-ps server.
  *
- * Connect, pull weights, push gradients. The library keeps every push until the server has it on
- * disk and sends it again after a crash of the server or the network: a push that returned 0 is
- * applied exactly once as long as this process lives. Between the calls a thread of its own beats
- * and looks after the connection.
+ * Connect, pull weights, push gradients. The library retains every push until the server has
+ * stored it on disk, and sends it again after a crash of the server or a loss of the connection.
+ * A push that returned 0 is applied exactly once, provided that this process stays alive. A
+ * background thread sends heartbeats and maintains the connection between the calls.
  *
- * This header stands alone: no other of the project's is needed. All calls return 0 or a negative
- * CNNPS_E* (the numbers are those of common/err.h); cnnps_strerror explains one.
+ * This header includes no other header of the project. A call returns 0 or a negative CNNPS_E*
+ * status (the numbers are those of common/err.h); cnnps_strerror describes one.
  *
- * Thread: one program thread at a time per struct cnnps.
+ * Thread: one thread of the program at a time per struct cnnps.
  */
 #ifndef WORKER_CLIENT_CNNPS_H
 #define WORKER_CLIENT_CNNPS_H
@@ -22,7 +22,7 @@ extern "C" {
 
 struct cnnps; /* opaque */
 
-/* Training data of this worker; all zero for a model without (vector:N). */
+/* The training data of this worker. All zero for a model without a data set (vector:N). */
 struct cnnps_data {
 	uint32_t n_train, n_test, rows, cols, classes;
 	uint64_t xxh3; /* fingerprint, see proto/WIRE.md */
@@ -30,38 +30,44 @@ struct cnnps_data {
 
 struct cnnps_options {
 	const char *server; /* ZeroMQ endpoint, "tcp://127.0.0.1:5555" */
-	/* NULL: not encrypted. The file of this program's secret key and that of the server's
-	 * public one, NULL: server.pub beside `key` (cnn-ctl keygen makes them) */
+	/* Files made by cnn-ctl keygen: the secret key of this program and the public key of the
+	 * server. key NULL: no encryption. server_key NULL: server.pub beside `key`. */
 	const char *key, *server_key;
-	const char *name;   /* NULL or "": the server picks a slot; else the same name gets the same
-			       slot again */
-	const char *device; /* NULL or text for people */
+	/* A worker that connects with the same name again gets the same slot again. NULL or "":
+	 * the server assigns a slot. */
+	const char *name;
+	const char *device; /* shown to people; NULL: none */
 	struct cnnps_data data;
-	int observer;         /* 1: pull and status only, no worker slot */
-	uint32_t connect_ms;  /* 0: 30000. Give up when no welcome came by then */
-	uint32_t patience_ms; /* 0: 600000. Give up so long after contact was lost */
-	uint32_t hang_ms; /* 0: 60000. Without a call for so long the beats stop: the server sees a
-			     hang */
-	uint64_t replay_bytes; /* 0: 256 MiB. Most memory for pushes that are not durable yet */
-	/* NULL, or asked ten times a second, by whichever thread is at work: nonzero ends the wait
-	 * of the call under way and of each later one with CNNPS_ESHUTDOWN; pushes and results
-	 * still get 5 s. */
+	int observer; /* 1: pull and status only; uses no worker slot */
+	/* Give up without a WELCOME after this time. 0: 30000 */
+	uint32_t connect_timeout_ms;
+	/* Give up this long after contact was lost. 0: 600000 */
+	uint32_t disconnect_timeout_ms;
+	/* Stop the heartbeats after this time without a call, so that the server detects a hang.
+	 * 0: 60000 */
+	uint32_t batch_timeout_ms;
+	/* Maximum memory for pushes that are not durable yet. 0: 256 MiB */
+	uint64_t replay_bytes;
+	/* NULL, or called ten times a second by the thread that holds the I/O lock. Nonzero ends
+	 * the current wait and all later ones with CNNPS_ESHUTDOWN; pushes and results get 5 s
+	 * more. */
 	int (*stop)(void *arg);
 	void *stop_arg;
-	/* NULL, or where gradients that go and weights that come are to lie: pinned memory, say,
-	 * for a GPU. take: zeroed, aligned to 64 bytes, NULL for none; called by both threads, like
-	 * give. */
+	/* NULL, or the allocator for gradients and received weights, for example of pinned memory
+	 * for a GPU. take returns zeroed memory aligned to 64 bytes, or NULL. Both threads call
+	 * take and give. */
 	void *(*take)(size_t bytes);
 	void (*give)(void *memory);
-	/* NULL: logged on stderr. Else a wait for the server, or for work, is reported here, in one
-	 * line for a person: first after 1.5 s, then at growing intervals, by whichever thread is
-	 * at work. */
+	/* NULL: waits are logged on stderr. Otherwise called with one line for a person when a
+	 * wait for the server or for work takes longer than 1.5 s, then at growing intervals, by
+	 * the thread that holds the I/O lock. */
 	void (*report)(void *arg, const char *line);
 	void *report_arg;
 	char why[512]; /* out: after a failure, one line for a person */
 };
 
-/* How the gradients of several workers meet; proto/WIRE.md, "Modes", says what a worker does. */
+/* How the gradients of several workers are combined. proto/WIRE.md, "Modes", specifies what a
+ * worker does in each. */
 enum cnnps_mode {
 	CNNPS_DOWNPOUR = 1,
 	CNNPS_SSP,
@@ -73,109 +79,112 @@ enum cnnps_mode {
 struct cnnps_info {
 	const char *model; /* canonical text */
 	uint64_t n_params, seed;
-	uint32_t batch, epochs; /* images per batch; epochs, 0: no data set */
+	uint32_t batch;  /* images per batch */
+	uint32_t epochs; /* 0: the run has no data set */
 	uint32_t worker, incarnation;
 	uint64_t term;
 	enum cnnps_mode mode;
-	uint32_t n_push, n_fetch; /* batches per push, and per pull, >= 1 */
-	int push_sum;             /* 1: a push is the sum of its batches' gradients, 0: the mean */
-	int prefetch;             /* 1: pull while computing */
-	double local_rate, momentum; /* of own steps; momentum 0: none */
+	uint32_t n_push, n_fetch;    /* batches per push, and per pull; at least 1 */
+	int push_sum;                /* a push is the sum (1) or the mean (0) of its gradients */
+	int prefetch;                /* 1: pull while computing */
+	double local_rate, momentum; /* of the worker's local steps; momentum 0: none */
 };
 
 enum { CNNPS_TRAIN = 1, CNNPS_EVAL = 2 };
+
 struct cnnps_lease {
 	int kind;              /* CNNPS_TRAIN or CNNPS_EVAL */
-	uint32_t epoch;        /* TRAIN: from 0; gives the order of images */
+	uint32_t epoch;        /* TRAIN: from 0; determines the order of the images */
 	uint32_t first, count; /* TRAIN: batches; EVAL: test images */
 	uint64_t eval_id;
-	int exact; /* TRAIN: 1: one push of the whole lease, computed at `version` of that term */
+	int exact; /* TRAIN: 1: one push for the whole lease, computed at `version` of `term` */
 	uint64_t version, term;
 };
 
-/* Weights as they are after `version` gradients of a server's life. */
+/* The weights after `version` updates in term `term` of the server. */
 struct cnnps_weights {
 	const float *w; /* n_params floats */
 	uint64_t version, term;
-	double elastic; /* EASGD: of the distance, to be closed by either side */
+	double elastic; /* EASGD: the part of the distance that worker and center both move */
 };
 
-/* What a push is the gradient of. */
+/* The batches that a push covers. */
 struct cnnps_work {
 	uint32_t epoch, first, count; /* batches of a lease; count 0: none */
 	uint32_t images;
-	float loss; /* mean over them */
+	float loss; /* mean over the images */
 };
 
 struct cnnps_stats {
 	uint64_t pushed, acked, rejected, durable; /* pushes */
-	uint64_t last_version;                     /* newest version the server told */
+	uint64_t last_version;                     /* newest version that the server reported */
 	uint64_t reconnects, replayed;
 };
 
-/* Connect and wait for the welcome. On failure *out is NULL and o->why says why. */
+/* Connect and wait for the WELCOME. On failure *out is NULL and o->why has the reason. */
 int cnnps_connect(struct cnnps **out, struct cnnps_options *o);
-/* Filled at connect; valid until cnnps_close. */
+/* Set at connect; valid until cnnps_close. */
 const struct cnnps_info *cnnps_info(const struct cnnps *c);
-/* The newest weights (n == n_params floats) and their version (may be NULL). Blocks. */
+/* Copy the newest weights (n == n_params floats) and their version (may be NULL). Blocks. */
 int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version);
-/* The same without the copy: w->w stays as it is until the next cnnps_view or cnnps_push_view is
- * called, or cnnps_close. */
+/* The same without a copy: w->w stays valid and unchanged until the next cnnps_view,
+ * cnnps_push_view or cnnps_close. */
 int cnnps_view(struct cnnps *c, struct cnnps_weights *w);
-/* Start such a pull without waiting for it: the next cnnps_view or cnnps_pull gets what it brings,
- * which does not have the pushes made since. */
+/* Start a pull and return at once. The next cnnps_view or cnnps_pull returns its weights, which
+ * do not include pushes made after this call. */
 int cnnps_prefetch(struct cnnps *c);
-/* Wait until the weights are here that the next of these calls gets, which looks them through: that
- * takes a while, and what is asked and pushed before it is on its way meanwhile. */
+/* Wait until the weights for the next cnnps_view or cnnps_pull have arrived. That call still
+ * verifies their checksum, which takes time; requests and pushes made before it overlap with the
+ * verification. */
 int cnnps_await(struct cnnps *c);
-/* The weights under evaluation. */
+/* The weights that an EVAL lease evaluates. */
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version);
-/* Push gradient g of n == n_params floats, computed at `version`. Copies g; returns at once unless
- * the window is full. 0: it will be decided exactly once. The decision shows in cnnps_stats. */
+/* Push gradient g of n == n_params floats, computed at `version`. Copies g. Returns at once unless
+ * the window is full. 0: the server will decide this push exactly once; cnnps_stats counts the
+ * decisions. */
 int cnnps_push(struct cnnps *c, const float *g, size_t n, uint64_t version);
-/* A buffer of n_params floats to compute the next gradient in: a push of it (whole) takes it over
- * instead of copying it, so ask again for the one after. It holds zeros or some earlier gradient of
- * this program. NULL: no memory. */
+/* A buffer of n_params floats for the next gradient. A push of the whole buffer takes it over
+ * instead of copying it; call this again for the next gradient. It contains zeros or an earlier
+ * gradient of this program. NULL: no memory. */
 float *cnnps_gradient(struct cnnps *c);
-/* The same with the batches it covers. */
+/* cnnps_push with the batches that it covers. */
 int cnnps_push_work(
 	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work);
-/* That push and the cnnps_view after it in one request: half the round trips. `work` may be NULL.
- * When it fails, cnnps_stats says whether the push was made. */
+/* cnnps_push_work and the cnnps_view after it in one request: half the round trips. `work` may be
+ * NULL. After a failure, cnnps_stats tells whether the push was made. */
 int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, struct cnnps_weights *w);
-/* Push only values [offset, offset + n); the others are zero. */
+/* Push only the values [offset, offset + n); all others count as zero. */
 int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version);
-/* Wait for work. Blocks until there is some; CNNPS_EDONE: training is over. Gives back what is
- * undone of the lease before. */
+/* Wait for work. Blocks until the server grants a lease. CNNPS_EDONE: training is over. Returns
+ * the unfinished part of the previous lease to the server. */
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease);
-/* The outcome of an EVAL lease. */
+/* Send the result of an EVAL lease. */
 int cnnps_result(
 	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum);
-/* Wait until every push is decided (durable != 0: and on the server's disk), at most timeout_ms.
- * CNNPS_EAGAIN: not all. */
+/* Wait until every push is decided (durable != 0: and on the server's disk), for at most
+ * timeout_ms. CNNPS_EAGAIN: not all are. */
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms);
-/* The server's status as JSON; copies at most size - 1 bytes and a NUL. Observers too. An
- * observer that asked within the last 10 s gets the state in which the run ended ("ending": "done"
- * ...) once, and then CNNPS_EDONE. */
+/* The server's status as JSON, at most size - 1 bytes and a NUL. Also for observers. When the run
+ * ends, an observer that called this in the last 10 s gets one final status ("ending": "done" ...)
+ * and after that CNNPS_EDONE. */
 int cnnps_status(struct cnnps *c, char *json, size_t size);
-/* Ask the server for a checkpoint on disk now, or to drain (final checkpoint, then it exits). */
+/* Make the server write a checkpoint now, or drain: write a last checkpoint and exit. */
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);
 int cnnps_drain(struct cnnps *c);
-/* Set the server's log level, until its next start: "error", "warn", "info" or "debug". */
+/* Set the server's log level until its next start: "error", "warn", "info" or "debug". */
 int cnnps_log_level(struct cnnps *c, const char *level);
-/* Say that the program is busy, where calls are more than hang_ms apart. Costs nothing. */
+/* Report progress where calls are more than batch_timeout_ms apart. Costs nothing. */
 void cnnps_alive(struct cnnps *c);
 void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s);
-/* Flush decisions (at most 5 s), say BYE, join the thread, free and null *c. NULL is fine. */
+/* Wait up to 5 s for decisions, send BYE, join the thread, free and null *c. NULL is fine. */
 void cnnps_close(struct cnnps **c);
 const char *cnnps_strerror(int status);
-/* After a call failed because the session had ended, or the server refused: one line on why; else
- * "". Valid until the next
- * call. */
+/* After a call failed because the session ended or the server refused: the reason in one line,
+ * else "". Valid until the next call. */
 const char *cnnps_why(const struct cnnps *c);
 
-/* The ones a caller tests for. */
+/* The statuses that callers commonly test for. */
 #define CNNPS_EUNREACHABLE (-4)
 #define CNNPS_EFENCED      (-6)
 #define CNNPS_EAUTH        (-11)

@@ -6,17 +6,17 @@
 #include "common/endpoint.h"
 
 enum {
-	PROBE_AFTER_MS = 150, /* a server that is there answers sooner */
+	PROBE_AFTER_MS = 150, /* a running server answers sooner */
 	PROBE_EVERY_MS = 1000,
-	SILENT_MS = 3000, /* a server that runs answers what net.c asks sooner */
+	SILENT_MS = 3000, /* a running server answers the STATUS of net.c sooner */
 };
 
-/* What is awaited, for the reminder. */
-enum { AWAITS_NOTHING, AWAITS_A_SERVER, AWAITS_ITS_SERVER, AWAITS_WORK };
+/* What the reminder is about. */
+enum { AWAITS_NOTHING, AWAITS_FIRST_CONTACT, AWAITS_RECONNECT, AWAITS_WORK };
 
 int contact_init(struct contact *k, const char *server)
 {
-	memset(k, 0, sizeof *k);
+	memset(k, 0, sizeof(*k));
 	return probe_new(&k->probe, server);
 }
 
@@ -32,14 +32,14 @@ void contact_up(struct contact *k)
 
 /* ---- the cause and the remedy ---------------------------------------------------------------- */
 
-/* Two halves of a line, and where the server is. */
+/* The cause and the remedy, and the server's address. */
 struct finding {
 	char cause[150], remedy[150];
 	struct endpoint server;
 };
 
-static void set(char *out, size_t size, const char *fmt, ...) PS_PRINTF(3, 4);
-static void set(char *out, size_t size, const char *fmt, ...)
+static void set_text(char *out, size_t size, const char *fmt, ...) PS_PRINTF(3, 4);
+static void set_text(char *out, size_t size, const char *fmt, ...)
 {
 	va_list ap;
 
@@ -48,8 +48,8 @@ static void set(char *out, size_t size, const char *fmt, ...)
 	va_end(ap);
 }
 
-#define CAUSE(...)  set(f->cause, sizeof f->cause, __VA_ARGS__)
-#define REMEDY(...) set(f->remedy, sizeof f->remedy, __VA_ARGS__)
+#define CAUSE(...)  set_text(f->cause, sizeof(f->cause), __VA_ARGS__)
+#define REMEDY(...) set_text(f->remedy, sizeof(f->remedy), __VA_ARGS__)
 
 static void locate(struct finding *f, const char *server)
 {
@@ -74,7 +74,7 @@ static void start_a_server(struct finding *f, const struct contact_state *s)
 			f->server.host[0] ? f->server.host : "its host", f->server.port);
 }
 
-/* No connection, or nothing that speaks as a server on one. */
+/* No connection, or none to a cnn-ps. */
 static void explain_probe(
 	struct finding *f, const struct contact_state *s, const struct probe_report *r)
 {
@@ -85,7 +85,7 @@ static void explain_probe(
 		start_a_server(f, s);
 		break;
 	case PROBE_LOOKUP:
-		CAUSE("the name %.100s is still being looked up", f->server.host);
+		CAUSE("the lookup of the name %.100s is still running", f->server.host);
 		REMEDY("check the name in --server, and DNS");
 		break;
 	case PROBE_NAME:
@@ -119,15 +119,16 @@ static void explain_probe(
 		CAUSE("another service answers (%s)", r->detail);
 		break;
 	case PROBE_ZMTP:
-		CAUSE("a ZeroMQ socket answers that is not cnn-ps");
+		CAUSE("a ZeroMQ socket answers, but it is not cnn-ps");
 		break;
 	}
 }
 
-/* A server that hangs up in the handshake cannot read what was encrypted for another one. */
+/* A server closes the connection when it cannot decrypt the handshake: perhaps --server-key is the
+ * key of another server. */
 static int is_key_doubtful(const struct contact_state *s, const struct probe_report *r)
 {
-	return s->server_key && s->hung_up &&
+	return s->server_key && s->failed_handshakes &&
 	       (r->result == PROBE_ZMTP || r->result == PROBE_NONE || r->result == PROBE_LOOKUP);
 }
 
@@ -150,15 +151,16 @@ static void explain(const struct contact *k, const struct contact_state *s, stru
 {
 	struct probe_report r;
 
-	memset(f, 0, sizeof *f);
+	memset(f, 0, sizeof(*f));
 	locate(f, s->server);
 	probe_read(k->probe, &r);
 	if (s->refusal) {
-		CAUSE("%.149s", s->refusal); /* it names its remedy */
+		CAUSE("%.149s", s->refusal); /* it contains the remedy */
 	} else if (s->up) {
 		explain_connected(f, s);
 	} else if (is_key_doubtful(s, &r)) {
-		CAUSE("it hung up %llu times during the handshake", (unsigned long long)s->hung_up);
+		CAUSE("it closed the connection %llu times during the handshake",
+			(unsigned long long)s->failed_handshakes);
 		REMEDY("is %s its key?", s->server_key);
 	} else {
 		explain_probe(f, s, &r);
@@ -167,7 +169,7 @@ static void explain(const struct contact *k, const struct contact_state *s, stru
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-static void describe(const struct contact *k, const struct contact_state *s, uint64_t now_ms,
+static void describe_wait(const struct contact *k, const struct contact_state *s, uint64_t now_ms,
 	char line[CONTACT_TEXT])
 {
 	struct finding f;
@@ -175,8 +177,7 @@ static void describe(const struct contact *k, const struct contact_state *s, uin
 	if (k->reminder.what == AWAITS_WORK) {
 		snprintf(line, CONTACT_TEXT,
 			"waiting for work from %.100s for %llu s, without a time limit: it has "
-			"none yet, "
-			"or waits for other workers; see cnn-ctl --server %.100s status",
+			"none yet, or waits for other workers; see cnn-ctl --server %.100s status",
 			s->server, (unsigned long long)(now_ms - k->reminder.since_ms) / 1000,
 			s->server);
 		return;
@@ -185,28 +186,28 @@ static void describe(const struct contact *k, const struct contact_state *s, uin
 	snprintf(line, CONTACT_TEXT,
 		"waiting for %s %.100s%s for %llu s, gives up in %llu s: %s%s%s",
 		s->welcomed ? "the server at" : "a server at", s->server,
-		s->welcomed ? " to return" : "", (unsigned long long)s->alone_ms / 1000,
-		(unsigned long long)(s->left_ms + 999) / 1000, f.cause, f.remedy[0] ? "; " : "",
-		f.remedy);
+		s->welcomed ? " to return" : "", (unsigned long long)s->waiting_ms / 1000,
+		(unsigned long long)(s->remaining_ms + 999) / 1000, f.cause,
+		f.remedy[0] ? "; " : "", f.remedy);
 }
 
 static int awaited(const struct contact_state *s)
 {
-	if (s->alone_ms)
-		return s->welcomed ? AWAITS_ITS_SERVER : AWAITS_A_SERVER;
+	if (s->waiting_ms)
+		return s->welcomed ? AWAITS_RECONNECT : AWAITS_FIRST_CONTACT;
 	return s->idle ? AWAITS_WORK : AWAITS_NOTHING;
 }
 
 int contact_tick(
 	struct contact *k, const struct contact_state *s, uint64_t now_ms, char line[CONTACT_TEXT])
 {
-	if (s->alone_ms >= PROBE_AFTER_MS && !s->up && now_ms - k->probed_ms >= PROBE_EVERY_MS) {
+	if (s->waiting_ms >= PROBE_AFTER_MS && !s->up && now_ms - k->probed_ms >= PROBE_EVERY_MS) {
 		k->probed_ms = now_ms;
 		probe_start(k->probe);
 	}
-	if (!reminder_due(&k->reminder, awaited(s), now_ms - s->alone_ms, now_ms))
+	if (!reminder_due(&k->reminder, awaited(s), now_ms - s->waiting_ms, now_ms))
 		return 0;
-	describe(k, s, now_ms, line);
+	describe_wait(k, s, now_ms, line);
 	return 1;
 }
 

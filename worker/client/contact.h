@@ -1,8 +1,8 @@
 /*
- * contact.h - a worker without its server says so: what it waits for, why there is no contact, for
- * how long, until when, and what to do about it.
+ * contact.h - explains to people why a worker has no contact with its server: what it waits for,
+ * the cause, for how long, until when, and what to do about it.
  *
- * Thread: one at a time (net.h's baton).
+ * Thread: the holder of the I/O lock (net.h).
  */
 #ifndef WORKER_CLIENT_CONTACT_H
 #define WORKER_CLIENT_CONTACT_H
@@ -13,19 +13,19 @@
 
 #define CONTACT_TEXT 512 /* bytes of a line, with its NUL */
 
-/* What a connection knows of its server. */
+/* The state of the connection to the server. */
 struct contact_state {
 	const char *server;
-	int welcomed;           /* it had the server once */
-	int up;                 /* the ZeroMQ connection stands */
-	int answered;           /* ... and messages of cnn-ps have come on it */
-	uint64_t silent_ms;     /* since the newest of them, or since it stands */
-	const char *refusal;    /* the server's own words, or NULL */
-	uint64_t hung_up;       /* times that a handshake ended without a word */
-	const char *server_key; /* NULL: no keys */
-	uint64_t alone_ms;      /* session_alone_ms; 0: it has its server */
-	uint64_t left_ms;
-	int idle; /* it has its server, and waits for work */
+	int welcomed;               /* a WELCOME was received since the start */
+	int up;                     /* the ZeroMQ connection is established */
+	int answered;               /* ... and cnn-ps messages were received on it */
+	uint64_t silent_ms;         /* since the newest message, or since the connection is up */
+	const char *refusal;        /* the server's text, or NULL */
+	uint64_t failed_handshakes; /* closed by the peer without a message */
+	const char *server_key;     /* NULL: no keys */
+	uint64_t waiting_ms;        /* session_waiting_ms; 0: in contact */
+	uint64_t remaining_ms;
+	int idle; /* in contact, waiting for a lease */
 };
 
 struct contact {
@@ -37,12 +37,12 @@ struct contact {
 /* PS_ENOMEM. */
 int contact_init(struct contact *k, const char *server) PS_MUST_CHECK;
 void contact_release(struct contact *k);
-/* The connection stands: what was found before does not count any more. */
+/* The connection is established: discard earlier findings. */
 void contact_up(struct contact *k);
-/* Time passed: find out why there is no contact. 1: `line` is to be shown now. */
+/* Time has passed: find out why there is no contact. 1: show `line` now. */
 int contact_tick(
 	struct contact *k, const struct contact_state *s, uint64_t now_ms, char line[CONTACT_TEXT]);
-/* After `ms` it has given up: why, in one line. */
+/* The session gave up after `ms`: the reason in one line. */
 void contact_gave_up(const struct contact *k, const struct contact_state *s, uint64_t ms,
 	char line[CONTACT_TEXT]);
 

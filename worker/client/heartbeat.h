@@ -1,16 +1,16 @@
 /*
- * heartbeat.h - the worker's heart: its beat connection, and the newest BEAT, which is said again
- * while the thread that waits for an answer does not get to run.
+ * heartbeat.h - the worker's heartbeats: the beat connection, and the newest BEAT, which the
+ * background thread repeats while the program's thread waits for an answer without being scheduled.
  *
- * A thread that has computed for long is the last that a busy machine runs, also when it only waits
- * now: by 1.6 s with fifteen more processes on two CPUs. The keeper, which never computes, was late
- * by 0.5 s there.
+ * A busy machine runs a thread that has computed for long last, even when the thread only waits
+ * now: 1.6 s late with fifteen more processes on two CPUs. The background thread, which never
+ * computes, was 0.5 s late there.
  *
  * Invariants:
- * (1) `socket` is used under `lock` only;
- * (2) what is said again was said before by the session's holder, in this connection's life:
- *     nothing after pulse_forget.
- * Thread: any; the lock is held for one call.
+ * (1) `socket` is used only under `lock`;
+ * (2) only a BEAT that the holder of the I/O lock sent on this connection is repeated, and none
+ *     after heartbeat_stop.
+ * Thread: any; each call holds the lock for its own duration only.
  */
 #ifndef WORKER_CLIENT_HEARTBEAT_H
 #define WORKER_CLIENT_HEARTBEAT_H
@@ -19,25 +19,26 @@
 #include "common/err.h"
 #include "proto/wire.h"
 
-struct pulse {
+struct heartbeat {
 	uv_mutex_t lock;
-	void *socket;     /* borrowed */
-	zmq_msg_t said;   /* the newest BEAT; empty: there is none to be said again */
-	uint64_t said_ms; /* clock_ms */
-	uint64_t every_ms;
+	void *socket;      /* borrowed */
+	zmq_msg_t message; /* the newest BEAT; empty: none to repeat */
+	uint64_t sent_ms;  /* clock_ms */
+	uint64_t period_ms;
 };
 
-int pulse_init(struct pulse *p, void *socket) PS_MUST_CHECK;
-void pulse_release(struct pulse *p);
-/* Say this BEAT now, at clock_ms `now`; one is due every `every_ms`. */
-void pulse_say(struct pulse *p, const struct msg *beat, uint64_t every_ms, uint64_t now);
-/* Say it once more, if one is due. */
-void pulse_repeat(struct pulse *p, uint64_t now);
-void pulse_forget(struct pulse *p);
-/* As wire_recv from the beat connection. */
-int pulse_receive(struct pulse *p, struct frames *f) PS_MUST_CHECK;
-/* Is there something to receive? Else the fd to wait for, as libzmq's ZMQ_FD; a pulse_repeat
- * meanwhile may eat its edge. */
-int pulse_has(struct pulse *p, int *fd) PS_MUST_CHECK;
+int heartbeat_init(struct heartbeat *h, void *socket) PS_MUST_CHECK;
+void heartbeat_release(struct heartbeat *h);
+/* Send this BEAT now, at clock_ms `now`. The next one is due after `period_ms`. */
+void heartbeat_send(struct heartbeat *h, const struct msg *beat, uint64_t period_ms, uint64_t now);
+/* Send it once more if one is due. */
+void heartbeat_repeat(struct heartbeat *h, uint64_t now);
+/* Repeat nothing until the next heartbeat_send. */
+void heartbeat_stop(struct heartbeat *h);
+/* As wire_recv, from the beat connection. */
+int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
+/* Is there a message to receive? Otherwise *fd is what to poll, as libzmq's ZMQ_FD; a concurrent
+ * heartbeat_repeat may consume its edge. */
+int heartbeat_readable(struct heartbeat *h, int *fd) PS_MUST_CHECK;
 
 #endif

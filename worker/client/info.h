@@ -1,5 +1,5 @@
 /*
- * info.h - WELCOME and GRANT as a program of libcnnps sees them, and where that program runs.
+ * info.h - WELCOME and GRANT as the structs of cnnps.h, and the process's labels for HELLO.
  * Thread: any.
  */
 #ifndef WORKER_CLIENT_INFO_H
@@ -7,12 +7,11 @@
 #include "proto/msg.h"
 #include "worker/client/cnnps.h"
 
-/* Borrows the model's text of `w`. */
+/* Borrows the text of w->model. */
 struct cnnps_info info_of(const struct msg_welcome *w);
-/* `term`: of the server that said it. */
+/* `term`: of the server that sent the GRANT. */
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term);
-/* This process's id, and the name of its host in printable ASCII, cut to `size` - 1 bytes: labels
- * that HELLO carries. */
+/* Returns the process id; writes the host's name in printable ASCII, cut to `size` - 1 bytes. */
 uint32_t info_process(char *host, size_t size);
 
 #endif

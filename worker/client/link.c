@@ -11,48 +11,48 @@
 #include "worker/client/link.h"
 
 #define RETRY_MS     30  /* first reconnect after 1 to 2 times this, then doubled ... */
-#define RETRY_MAX    500 /* ... up to about this: a healed network is found within two seconds */
-#define FIRST_WINDOW 8   /* messages queued per direction before WELCOME told the window */
+#define RETRY_MAX    500 /* ... up to about this, to use a healed network within two seconds */
+#define FIRST_WINDOW 8   /* messages queued per direction before WELCOME states the window */
 
-static int set_int(void *socket, int option, int value)
+static int set_socket_int(void *socket, int option, int value)
 {
-	return zmq_setsockopt(socket, option, &value, sizeof value);
+	return zmq_setsockopt(socket, option, &value, sizeof(value));
 }
 
 /* Every option that differs from libzmq's defaults, or that must stay what it is. */
-static int set_options(void *socket, int has_keys, uint64_t random)
+static int set_socket_options(void *socket, int has_keys, uint64_t random)
 {
-	/* one frame: a whole model; the exact size is checked by wire.c once WELCOME told it */
+	/* a frame may be a whole model; wire.c checks the exact size after WELCOME */
 	int64_t max_frame = 4 * (int64_t)WIRE_MAX_PARAMS + WIRE_FRAME_SLACK;
 	int jitter = (int)(random % RETRY_MS);
 	int bad = 0;
 
-	bad |= zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_frame, sizeof max_frame);
-	/* never queue for a connection that does not stand: a lost link loses what was queued, and
-	 * the session must know */
-	bad |= set_int(socket, ZMQ_IMMEDIATE, 1);
-	/* workers of a restarted server must not all come back in one instant */
-	bad |= set_int(socket, ZMQ_RECONNECT_IVL, RETRY_MS + jitter);
-	bad |= set_int(socket, ZMQ_RECONNECT_IVL_MAX, RETRY_MAX + jitter);
-	/* the default waits for ever at close */
-	bad |= set_int(socket, ZMQ_LINGER, LINK_LINGER_MS);
-	/* a peer that accepts and then says nothing */
-	bad |= set_int(socket, ZMQ_HANDSHAKE_IVL, 2000);
-	bad |= set_int(socket, ZMQ_CONNECT_TIMEOUT, 1500);
-	/* ZMTP's own heartbeats drop healthy peers that are busy; ours are BEAT messages */
-	bad |= set_int(socket, ZMQ_HEARTBEAT_IVL, 0);
-	/* without any progress for 2.5 s, though asked every second, TCP gives up: by then it would
-	 * try again so rarely that a healed network went unnoticed for seconds. A slow one makes
-	 * progress. The server does the same. */
-	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE, 1);
-	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 1);
-	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1);
-	bad |= set_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 2);
-	bad |= set_int(socket, ZMQ_TCP_MAXRT, 2500);
+	bad |= zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_frame, sizeof(max_frame));
+	/* do not queue without a connection: a lost link loses what was queued, and the session
+	 * must notice */
+	bad |= set_socket_int(socket, ZMQ_IMMEDIATE, 1);
+	/* workers of a restarted server must not all reconnect at once */
+	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL, RETRY_MS + jitter);
+	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL_MAX, RETRY_MAX + jitter);
+	/* the default waits forever at close */
+	bad |= set_socket_int(socket, ZMQ_LINGER, LINK_LINGER_MS);
+	/* a peer that accepts and then sends nothing */
+	bad |= set_socket_int(socket, ZMQ_HANDSHAKE_IVL, 2000);
+	bad |= set_socket_int(socket, ZMQ_CONNECT_TIMEOUT, 1500);
+	/* ZMTP heartbeats drop healthy peers that are busy; BEAT messages replace them */
+	bad |= set_socket_int(socket, ZMQ_HEARTBEAT_IVL, 0);
+	/* TCP gives up after 2.5 s without progress, probing every second. Otherwise its
+	 * retransmissions become so rare that a healed network goes unused for seconds. A slow
+	 * network makes progress. The server does the same. */
+	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE, 1);
+	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 1);
+	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1);
+	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 2);
+	bad |= set_socket_int(socket, ZMQ_TCP_MAXRT, 2500);
 	/* the default is 1000 messages, each a whole model */
-	bad |= set_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
-	bad |= set_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
-	bad |= set_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER(has_keys));
+	bad |= set_socket_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
+	bad |= set_socket_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
+	bad |= set_socket_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER(has_keys));
 	return bad ? PS_ENET : PS_OK;
 }
 
@@ -69,15 +69,15 @@ static void *open_socket(struct link *l, const struct link_keys *keys, uint64_t 
 {
 	void *socket = zmq_socket(l->context, ZMQ_DEALER);
 
-	if (socket &&
-		(set_options(socket, keys != NULL, random) || (keys && set_keys(socket, keys)))) {
+	if (socket && (set_socket_options(socket, keys != NULL, random) ||
+			      (keys && set_keys(socket, keys)))) {
 		zmq_close(socket);
 		return NULL;
 	}
 	return socket;
 }
 
-static int watch(struct link *l)
+static int start_monitor(struct link *l)
 {
 	int events = ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED | ZMQ_EVENT_CONNECT_RETRIED |
 		     ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
@@ -91,41 +91,40 @@ static int watch(struct link *l)
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
 	struct err *e)
 {
-	int status = PS_ENET;
+	int rc = PS_ENET;
 
-	memset(l, 0, sizeof *l);
+	memset(l, 0, sizeof(*l));
 	l->fd = -1;
-	snprintf(l->server, sizeof l->server, "%s", server);
+	snprintf(l->server, sizeof(l->server), "%s", server);
 	l->context = zmq_ctx_new();
 	if (!l->context)
 		return err_set(e, PS_ENET, "no ZeroMQ context: %s", zmq_strerror(errno));
 	if (!(l->bulk = open_socket(l, keys, random)) ||
-		!(l->beat = open_socket(l, keys, random)) || watch(l)) {
-		err_set(e, status, "no ZeroMQ socket: %s", zmq_strerror(errno));
+		!(l->beat = open_socket(l, keys, random)) || start_monitor(l)) {
+		err_set(e, rc, "no ZeroMQ socket: %s", zmq_strerror(errno));
 		goto fail;
 	}
 	if (zmq_connect(l->bulk, server) || zmq_connect(l->beat, server)) {
-		status = err_set(e, PS_EUSAGE,
-			"server \"%.200s\": %s; tcp://HOST:PORT would be right", server,
-			zmq_strerror(errno));
+		rc = err_set(e, PS_EUSAGE, "server \"%.200s\": %s; tcp://HOST:PORT would be right",
+			server, zmq_strerror(errno));
 		goto fail;
 	}
 	return PS_OK;
 fail:
 	link_close(l);
 	link_term(l);
-	return status;
+	return rc;
 }
 
-/* Two more than the window: a HELLO and a request fit beside the pushes. */
+/* Two more than the window: for a HELLO and a request beside the pushes. */
 void link_set_window(struct link *l, uint32_t push_window)
 {
-	set_int(l->bulk, ZMQ_SNDHWM, (int)push_window + 2);
-	set_int(l->bulk, ZMQ_RCVHWM, (int)push_window + 2);
+	set_socket_int(l->bulk, ZMQ_SNDHWM, (int)push_window + 2);
+	set_socket_int(l->bulk, ZMQ_RCVHWM, (int)push_window + 2);
 }
 
-/* libzmq closes it before we read that: then the number may be another file's for a moment, which
- * is only asked how far it has come. */
+/* libzmq closes the fd before this event is read, so the number may belong to another file for a
+ * moment. link_bytes_moved only reads TCP_INFO of it. */
 static void note_connection(struct link *l, unsigned number, uint32_t value)
 {
 	if (number == ZMQ_EVENT_CONNECTED)
@@ -146,12 +145,12 @@ void link_redial(struct link *l)
 	(void)zmq_connect(l->beat, l->server);
 }
 
-uint64_t link_moved(const struct link *l)
+uint64_t link_bytes_moved(const struct link *l)
 {
 	struct tcp_info info;
-	socklen_t size = sizeof info;
+	socklen_t size = sizeof(info);
 
-	memset(&info, 0, sizeof info);
+	memset(&info, 0, sizeof(info));
 	if (l->fd < 0 || getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &size))
 		return 0;
 	return info.tcpi_bytes_acked + info.tcpi_bytes_received;
@@ -167,10 +166,10 @@ static enum link_event meaning(unsigned number, uint32_t value)
 	case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
 		return LINK_REFUSED;
 	case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
-		return value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH ? LINK_UNLIKE
+		return value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH ? LINK_MISMATCH
 									   : LINK_OTHER;
 	case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-		return LINK_NOT_TAKEN;
+		return LINK_HANDSHAKE_FAILED;
 	default:
 		return LINK_OTHER;
 	}

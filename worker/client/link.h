@@ -1,9 +1,10 @@
 /*
- * link.h - the worker's two connections to the server and the monitor that says whether the bulk
- * one stands: sockets with their options, nothing of the protocol.
+ * link.h - the worker's two connections to the server, and the monitor that reports the state of
+ * the bulk connection: sockets and their options, nothing of the protocol.
  *
- * Bulk carries pulls, pushes and requests in order; beat carries heartbeats past a slow transfer.
- * Thread: one at a time (net.h's baton).
+ * The bulk connection carries pulls, pushes and requests in order. The beat connection carries
+ * heartbeats past a slow transfer.
+ * Thread: the holder of the I/O lock (net.h).
  */
 #ifndef WORKER_CLIENT_LINK_H
 #define WORKER_CLIENT_LINK_H
@@ -11,7 +12,7 @@
 #include "common/err.h"
 #include "common/keys.h"
 
-/* CURVE: who we are and whom we expect to talk to. */
+/* CURVE: the worker's key pair and the server's public key. */
 struct link_keys {
 	struct key_pair own;
 	char server[KEY_TEXT];
@@ -19,38 +20,38 @@ struct link_keys {
 
 struct link {
 	void *context, *bulk, *beat;
-	void *monitor; /* receives bulk's events: link_event */
-	int fd;        /* of bulk's connection, libzmq's: looked at only; -1: there is none */
+	void *monitor; /* receives the events of `bulk`: link_event */
+	int fd;        /* of the bulk connection, owned by libzmq, only inspected; -1: none */
 	char server[256];
-	int stopped; /* bulk was disconnected, and libzmq does not try again by itself */
+	int stopped; /* libzmq disconnected `bulk` and does not reconnect by itself */
 };
 
 enum link_event {
 	LINK_NONE,
 	LINK_UP,
 	LINK_LOST,
-	LINK_REFUSED,   /* the server does not want our key; it is not asked again */
-	LINK_UNLIKE,    /* one of us has a key and the other none; so too */
-	LINK_NOT_TAKEN, /* hung up on during the handshake; dialled again */
+	LINK_REFUSED,          /* the server does not accept our key; libzmq does not retry */
+	LINK_MISMATCH,         /* one side has a key, the other has none; libzmq does not retry */
+	LINK_HANDSHAKE_FAILED, /* the peer closed the connection during the handshake; retried */
 	LINK_OTHER,
 };
 
-/* Sockets that dial `server` and keep doing so. `keys` NULL: not encrypted. `random` spreads the
- * reconnects of many workers. PS_EUSAGE: no such endpoint. On failure nothing is left open. */
+/* Open sockets that connect to `server` and reconnect. `keys` NULL: not encrypted. `random` spreads
+ * the reconnects of many workers. PS_EUSAGE: no such endpoint. On failure nothing stays open. */
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
 	struct err *e) PS_MUST_CHECK;
-/* Room for the server's window; known from WELCOME on. */
+/* Make room for the server's window, which WELCOME states. */
 void link_set_window(struct link *l, uint32_t push_window);
-/* Take one event off the monitor without waiting. LINK_NONE: there is none. */
+/* Take one event from the monitor without waiting. LINK_NONE: there is none. */
 enum link_event link_next_event(struct link *l);
-/* Dial again if libzmq has stopped to, as it does after a peer that is no match: another program
- * may have given way to a server since. Once in a while: what is queued is lost. */
+/* Reconnect if libzmq has stopped, as it does after an incompatible peer: a server may have
+ * replaced that program. Discards what is queued, so do not call it often. */
 void link_redial(struct link *l);
-/* Bytes of bulk's connection that the other side has, and that we have of it; 0: there is none. */
-uint64_t link_moved(const struct link *l);
-/* Close the sockets. What is queued goes out for at most LINK_LINGER_MS. */
+/* Bytes acknowledged and received on the bulk connection; 0: there is none. */
+uint64_t link_bytes_moved(const struct link *l);
+/* Close the sockets. Queued messages are sent for at most LINK_LINGER_MS. */
 void link_close(struct link *l);
-/* Wait for that and free the context, after link_close. */
+/* Wait for that and free the context; after link_close. */
 void link_term(struct link *l);
 
 #define LINK_LINGER_MS 1000

@@ -1,9 +1,8 @@
 /*
- * net.c - see net.h: the two threads that take turns on the connections, and the border to the
- * program.
+ * net.c - see net.h: the two threads that share the connections, and the program's requests.
  *
- * A turn: something happens (message, link event, order, tick) -> the session is told -> its
- * effects are carried out -> the order under way is looked at again, for it may now be done.
+ * One step: an event arrives (message, link event, request, tick) -> a call into the session -> its
+ * effects are carried out -> the request in progress is tried again, because it may be complete.
  */
 #include "worker/client/net.h"
 #include <stdatomic.h>
@@ -19,25 +18,25 @@
 #include "worker/client/link.h"
 #include "worker/client/outbox.h"
 
-#define TICK_MS    100
-#define ASK_WHO_MS 700 /* without a WELCOME: after so long a silence, and then as often */
-#define REDIAL_MS  1000
-#define CLOSE_MS   5000 /* for the last decisions and the goodbye */
-#define BUDGET     64   /* messages of one socket before the others are looked at */
+#define TICK_MS         100
+#define STATUS_AFTER_MS 700 /* without a WELCOME: send STATUS after this silence */
+#define REDIAL_MS       1000
+#define CLOSE_MS        5000 /* for the last decisions and BYE */
+#define BUDGET          64   /* messages of one socket before the next socket */
 
 enum {
-	STOP_GRACE_MS = 5000, /* what a stopped program's pushes still get */
-	ASK_AGAIN_MS = 5000,  /* STATUS and ADMIN are repeated here: no session knows of them */
+	STOP_GRACE_MS = 5000, /* for the last pushes of a stopped program */
+	RESEND_MS = 5000,     /* STATUS and ADMIN, which are not part of the session */
 };
 
-/* A pull of the current weights that was started before it was ordered. */
-enum ahead {
-	AHEAD_NONE,
-	AHEAD_ASKED, /* its PARAMS have not come */
-	AHEAD_HERE,  /* they wait in `fetched` */
+/* A pull of the current weights that was started by REQUEST_PREFETCH. */
+enum prefetch {
+	PREFETCH_NONE,
+	PREFETCH_PENDING, /* its PARAMS have not arrived */
+	PREFETCH_ARRIVED, /* they are in `prefetched` */
 };
 
-/* Written by the baton's holder, read by any thread. */
+/* Written by the holder of the I/O lock, read by any thread. */
 struct counters {
 	atomic_uint_least64_t pushed, acked, rejected, durable, last_version, reconnects, replayed;
 };
@@ -45,120 +44,124 @@ struct counters {
 struct net {
 	struct net_config cfg;
 	struct counters count;
-	atomic_uint_least64_t active_ms; /* the program last called, or got something */
-	uv_thread_t keeper;
-	uv_mutex_t rest; /* the keeper's, between two looks */
-	uv_cond_t stop_keeper;
-	int closing; /* under `rest`: the keeper is to end */
-	struct pulse pulse;
+	atomic_uint_least64_t active_ms; /* the last call of the program, or its last result */
+	uv_thread_t background;
+	uv_mutex_t background_lock; /* held by the background thread, but while it waits */
+	uv_cond_t wake_background;
+	int closing; /* under background_lock: the background thread must end */
+	struct heartbeat heartbeat;
 
-	uv_mutex_t baton; /* whoever holds it may touch what follows */
+	uv_mutex_t io_lock; /* guards everything below */
 	struct link link;
 	struct wire *wire;
 	struct frames *in; /* the message being handled */
 	struct session *session;
 	struct awake awake; /* the session's time */
 	struct outbox out;
-	struct order *order; /* under way, or NULL */
-	int asked;           /* its request is with the session or on its way */
-	uint64_t asked_ms;
-	enum ahead ahead;
-	struct arrival fetched;
+	struct request *request; /* in progress, or NULL */
+	int pending;             /* it was passed to the session, or sent */
+	uint64_t sent_ms;
+	enum prefetch prefetch;
+	struct arrival prefetched;
 	uint64_t tick_ms;  /* when the next tick is due */
 	uint64_t moved;    /* bytes of the bulk connection, at the newest tick */
-	uint64_t stop_ms;  /* the program was told to stop then; 0: it was not */
+	uint64_t stop_ms;  /* when cfg.stop reported a stop; 0: not yet */
 	uint64_t base_seq; /* of the first WELCOME: last_seq ... */
 	uint64_t n_params; /* ... and size of the model */
 	int welcomed, ended, end_status;
-	uint64_t links;     /* times the bulk connection came up ... */
-	uint64_t not_taken; /* ... and was hung up on before it had */
-	int up;             /* the bulk connection stands ... */
-	int answered;       /* ... and cnn-ps has said something on it */
-	uint64_t heard_ms;  /* the newest of that; before it, when the connection came up */
+	uint64_t links;             /* times the bulk connection came up ... */
+	uint64_t failed_handshakes; /* ... and the peer closed it during the handshake */
+	int up;                     /* the bulk connection is established ... */
+	int answered;               /* ... and cnn-ps messages were received on it */
+	uint64_t received_ms;       /* the newest one, or when the connection came up */
 	struct contact contact;
-	uint64_t asked_who_ms; /* STATUS was sent instead of a WELCOME that does not come */
-	uint64_t redial_ms;    /* look at link_redial then */
-	int keyed;             /* the connection is encrypted, with these keys */
+	uint64_t status_sent_ms; /* newest STATUS of query_status */
+	uint64_t redial_ms;      /* when to call link_redial next */
+	int keyed;               /* the connection is encrypted, with these keys */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error; /* the newest ERROR */
-	char *last_status;       /* the server's, if it came unasked: as it ended; owned */
+	char *last_status;       /* an unsolicited one, sent when the server ended; owned */
 	char why[512];
 };
 
-/* The session's time: a worker that was stopped has not been left alone for so long. */
+/* The session's clock, which leaves out the time in which this process was stopped. */
 static uint64_t now_of(struct net *n)
 {
 	return awake_ms(&n->awake, clock_ms(), AWAKE_BEAT_MS);
 }
 
-static void reply(struct net *n, int status)
+/* The request in progress, if there is one, is complete. */
+static void complete(struct net *n, int rc)
 {
-	struct order *o = n->order;
+	struct request *r = n->request;
 
-	if (!o)
+	if (!r)
 		return;
-	o->status = status;
-	memcpy(o->why, n->why, sizeof o->why);
-	n->order = NULL;
+	r->status = rc;
+	memcpy(r->why, n->why, sizeof(r->why));
+	n->request = NULL;
 	net_alive(n);
 }
 
-static struct order *order_under_way(struct net *n, enum order_kind kind)
+/* The request in progress if it is of that kind, else NULL. */
+static struct request *current(struct net *n, enum request_kind kind)
 {
-	return n->order && n->order->kind == kind ? n->order : NULL;
+	return n->request && n->request->kind == kind ? n->request : NULL;
 }
 
-static struct contact_state contact_of(const struct net *n, uint64_t now_ms)
+static struct contact_state contact_state_of(const struct net *n, uint64_t now_ms)
 {
-	int status = n->server_error.status, waits = status == PS_EFULL || status == PS_EAGAIN;
+	int rc = n->server_error.status, waits = rc == PS_EFULL || rc == PS_EAGAIN;
 
 	return (struct contact_state){.server = n->cfg.server,
 		.welcomed = n->welcomed,
 		.up = n->up,
 		.answered = n->answered,
-		.silent_ms = now_ms - n->heard_ms,
+		.silent_ms = now_ms - n->received_ms,
 		.refusal = waits && !n->welcomed ? n->server_error.text : NULL,
-		.hung_up = n->not_taken,
+		.failed_handshakes = n->failed_handshakes,
 		.server_key = n->keyed ? n->server_key : NULL,
-		.alone_ms = session_alone_ms(n->session, now_ms),
-		.left_ms = session_left_ms(n->session, now_ms),
-		.idle = n->order && n->order->kind == ORDER_LEASE && n->asked};
+		.waiting_ms = session_waiting_ms(n->session, now_ms),
+		.remaining_ms = session_remaining_ms(n->session, now_ms),
+		.idle = n->request && n->request->kind == REQUEST_LEASE && n->pending};
 }
 
-/* ---- what the session says is to be done -------------------------------------------------------- */
+/* ---- effects of the session ------------------------------------------------------------------- */
 
-static void end_net(struct net *n, int status, const char *why)
+/* The session ended, because of `why`. Only the first call has an effect. */
+static void set_end(struct net *n, int rc, const char *why)
 {
 	if (n->ended)
 		return;
 	n->ended = 1;
-	n->end_status = status;
-	snprintf(n->why, sizeof n->why, "%s", why);
+	n->end_status = rc;
+	snprintf(n->why, sizeof(n->why), "%s", why);
 }
 
-static void say_unreachable(struct net *n, char why[CONTACT_TEXT])
+static void describe_unreachable(struct net *n, char why[CONTACT_TEXT])
 {
 	const struct session_config *s = &n->cfg.session;
-	struct contact_state state = contact_of(n, n->awake.now_ms);
+	struct contact_state state = contact_state_of(n, n->awake.now_ms);
 
-	contact_gave_up(&n->contact, &state, n->welcomed ? s->patience_ms : s->first_ms, why);
+	contact_gave_up(&n->contact, &state,
+		n->welcomed ? s->disconnect_timeout_ms : s->connect_timeout_ms, why);
 }
 
-/* Say why in one line: the server's own words if it gave any. */
-static void told_end(struct net *n, int status)
+/* Give the reason in one line: the server's text if there is one. */
+static void on_end(struct net *n, int rc)
 {
 	char why[CONTACT_TEXT];
 
-	if (n->server_error.status == status && n->server_error.text[0])
-		snprintf(why, sizeof why, "%s", n->server_error.text);
-	else if (status == PS_EUNREACHABLE)
-		say_unreachable(n, why);
+	if (n->server_error.status == rc && n->server_error.text[0])
+		snprintf(why, sizeof(why), "%s", n->server_error.text);
+	else if (rc == PS_EUNREACHABLE)
+		describe_unreachable(n, why);
 	else
-		snprintf(why, sizeof why, "%.150s: %s", n->cfg.server, err_text(status));
-	end_net(n, status, why);
+		snprintf(why, sizeof(why), "%.150s: %s", n->cfg.server, err_text(rc));
+	set_end(n, rc, why);
 }
 
-/* The first WELCOME fixes the size of every buffer that the program hands in. */
+/* The first WELCOME determines the size of all buffers of the program. */
 static int take_size(struct net *n, const struct msg_welcome *w)
 {
 	if (n->welcomed)
@@ -177,19 +180,19 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 	return PS_OK;
 }
 
-static void told_ready(struct net *n)
+static void on_ready(struct net *n)
 {
 	const struct msg_welcome *w = session_welcome(n->session);
-	int status = take_size(n, w);
+	int rc = take_size(n, w);
 
-	if (status) {
-		told_end(n, status);
+	if (rc) {
+		on_end(n, rc);
 		return;
 	}
 	link_set_window(&n->link, w->push_window);
 	n->welcomed = 1;
-	if (order_under_way(n, ORDER_STATUS) || order_under_way(n, ORDER_ADMIN))
-		n->asked = 0; /* may have been lost with the connection */
+	if (current(n, REQUEST_STATUS) || current(n, REQUEST_ADMIN))
+		n->pending = 0; /* may have been lost with the connection */
 }
 
 static void newer_version(struct net *n, uint64_t version)
@@ -198,7 +201,7 @@ static void newer_version(struct net *n, uint64_t version)
 		atomic_store(&n->count.last_version, version);
 }
 
-static void told_ack(struct net *n, const struct msg_ack *a)
+static void count_ack(struct net *n, const struct msg_ack *a)
 {
 	int ok = a->verdict == VERDICT_OK;
 
@@ -209,87 +212,87 @@ static void told_ack(struct net *n, const struct msg_ack *a)
 			(int)a->reject);
 }
 
-/* The order that PARAMS are for, if they are not for one to come. */
-static struct order *pulling(struct net *n)
+/* The request that PARAMS answer; NULL: they answer a prefetch. */
+static struct request *pulling(struct net *n)
 {
-	return n->asked ? order_under_way(n, ORDER_PULL) : NULL;
+	return n->pending ? current(n, REQUEST_PULL) : NULL;
 }
 
-static void told_params(struct net *n, const struct msg_params *p)
+static void deliver_params(struct net *n, const struct msg_params *p)
 {
-	struct order *o = pulling(n);
-	struct arrival *a = o ? &o->pull.got : &n->fetched;
+	struct request *r = pulling(n);
+	struct arrival *a = r ? &r->pull.got : &n->prefetched;
 
 	newer_version(n, p->version);
-	if (!o && n->ahead != AHEAD_ASKED)
+	if (!r && n->prefetch != PREFETCH_PENDING)
 		return;
 	frames_move(&a->frames, n->in);
 	a->params = *p;
 	a->term = session_welcome(n->session)->stamp.term;
-	if (o)
-		reply(n, PS_OK);
+	if (r)
+		complete(n, PS_OK);
 	else
-		n->ahead = AHEAD_HERE;
+		n->prefetch = PREFETCH_ARRIVED;
 }
 
-static void told_no_params(struct net *n, int status)
+static void fail_pull(struct net *n, int rc)
 {
 	if (pulling(n))
-		reply(n, status);
-	else if (n->ahead == AHEAD_ASKED)
-		n->ahead = AHEAD_NONE;
+		complete(n, rc);
+	else if (n->prefetch == PREFETCH_PENDING)
+		n->prefetch = PREFETCH_NONE;
 }
 
-static void told_grant(struct net *n, const struct msg_grant *g)
+static void deliver_grant(struct net *n, const struct msg_grant *g)
 {
-	struct order *o = order_under_way(n, ORDER_LEASE);
+	struct request *r = current(n, REQUEST_LEASE);
 
-	if (!o)
+	if (!r)
 		return;
-	o->lease.grant = *g;
-	o->lease.term = session_welcome(n->session)->stamp.term;
-	reply(n, PS_OK);
+	r->lease.grant = *g;
+	r->lease.term = session_welcome(n->session)->stamp.term;
+	complete(n, PS_OK);
 }
 
-static void told_status(struct net *n, const struct msg_status *s)
+static void deliver_status(struct net *n, const struct msg_status *s)
 {
-	struct order *o = order_under_way(n, ORDER_STATUS);
+	struct request *r = current(n, REQUEST_STATUS);
 
 	if (!s->reply)
 		return;
-	if (!o) { /* kept for the next one: the end of the run may follow */
+	if (!r) { /* the end of the run may follow: save it for the next request */
 		free(n->last_status);
 		n->last_status = strdup(s->text);
 		return;
 	}
-	snprintf(o->report.json, o->report.size, "%s", s->text);
-	reply(n, PS_OK);
+	snprintf(r->report.json, r->report.size, "%s", s->text);
+	complete(n, PS_OK);
 }
 
-static void told_admin(struct net *n, const struct msg_admin *a)
+static void deliver_admin(struct net *n, const struct msg_admin *a)
 {
-	struct order *o = order_under_way(n, ORDER_ADMIN);
+	struct request *r = current(n, REQUEST_ADMIN);
 
-	if (!o || !a->reply || a->verb != o->admin.verb)
+	if (!r || !a->reply || a->verb != r->admin.verb)
 		return;
-	o->admin.generation = a->generation;
-	reply(n, PS_OK);
+	r->admin.generation = a->generation;
+	complete(n, PS_OK);
 }
 
 static void on_answer(struct net *n, const struct msg *m)
 {
 	if (m->type == MSG_STATUS)
-		told_status(n, &m->status);
+		deliver_status(n, &m->status);
 	if (m->type == MSG_ADMIN)
-		told_admin(n, &m->admin);
+		deliver_admin(n, &m->admin);
 }
 
-static void on_refusal(struct net *n, const struct msg_error *e)
+static void on_admin_refused(struct net *n, const struct msg_error *e)
 {
-	if (e->status != PS_EUSAGE || !order_under_way(n, ORDER_ADMIN) || !n->asked)
+	if (e->status != PS_EUSAGE || !current(n, REQUEST_ADMIN) || !n->pending)
 		return;
-	snprintf(n->why, sizeof n->why, "%s", n->server_error.text);
-	reply(n, PS_EUSAGE);
+	snprintf(n->why, sizeof(n->why), "%s", n->server_error.text);
+	complete(n, PS_EUSAGE);
 	n->why[0] = '\0';
 }
 
@@ -304,29 +307,30 @@ static void run_effect(struct net *n, const struct session_effect *e)
 		atomic_store(&n->count.replayed, n->out.replayed);
 		break;
 	case DO_SEND_BEAT:
-		pulse_say(&n->pulse, &e->msg, session_welcome(n->session)->beat_ms / 2, clock_ms());
+		heartbeat_send(&n->heartbeat, &e->msg, session_welcome(n->session)->beat_ms / 2,
+			clock_ms());
 		break;
 	case DO_RELEASE:
-		outbox_forget(&n->out, e->seq);
+		outbox_drop(&n->out, e->seq);
 		atomic_store(&n->count.durable, e->seq - n->base_seq);
 		break;
-	case TELL_READY:
-		told_ready(n);
+	case NOTIFY_READY:
+		on_ready(n);
 		break;
-	case TELL_ACK:
-		told_ack(n, &e->msg.ack);
+	case NOTIFY_ACK:
+		count_ack(n, &e->msg.ack);
 		break;
-	case TELL_PARAMS:
-		told_params(n, &e->msg.params);
+	case NOTIFY_PARAMS:
+		deliver_params(n, &e->msg.params);
 		break;
-	case TELL_NO_PARAMS:
-		told_no_params(n, e->status);
+	case NOTIFY_NO_PARAMS:
+		fail_pull(n, e->status);
 		break;
-	case TELL_GRANT:
-		told_grant(n, &e->msg.grant);
+	case NOTIFY_GRANT:
+		deliver_grant(n, &e->msg.grant);
 		break;
-	case TELL_END:
-		told_end(n, e->status);
+	case NOTIFY_END:
+		on_end(n, e->status);
 		break;
 	}
 }
@@ -339,116 +343,114 @@ static void run_effects(struct net *n)
 		run_effect(n, e);
 }
 
-/* ---- the order under way: tried again whenever something happened ------------------------------- */
+/* ---- the request in progress: tried after every event ----------------------------------------- */
 
-static void try_order(struct net *n, uint64_t now);
+static void try_request_now(struct net *n, uint64_t now);
 
-/* A session forgets its effects at the next call, so run_effects directly follows each. */
+/* The next call clears the session's effects, so run_effects directly follows each call. */
 static void try_connect(struct net *n)
 {
 	if (!n->welcomed)
 		return;
-	n->order->welcome = *session_welcome(n->session);
-	reply(n, PS_OK);
+	n->request->welcome = *session_welcome(n->session);
+	complete(n, PS_OK);
 }
 
-/* A pull that was started ahead has its answer under way: then the push goes alone. */
-static int make_push(struct net *n, struct order *o, uint64_t *seq, uint64_t now)
+/* While a prefetch is in progress, the push is sent alone. */
+static int make_push(struct net *n, struct request *r, uint64_t *seq, uint64_t now)
 {
-	if (!o->push.then_pull || n->ahead)
-		return session_push(n->session, &o->push.meta, seq, now);
-	return session_push_pull(n->session, &o->push.meta, seq, now);
+	if (!r->push.then_pull || n->prefetch)
+		return session_push(n->session, &r->push.meta, seq, now);
+	return session_push_pull(n->session, &r->push.meta, seq, now);
 }
 
 static void try_push(struct net *n, uint64_t now)
 {
-	struct order *o = n->order;
-	size_t bytes = n->out.kept_bytes + zmq_msg_size(&o->push.tensor);
+	struct request *r = n->request;
+	size_t bytes = n->out.retained_bytes + zmq_msg_size(&r->push.tensor);
 	uint64_t seq;
-	int status;
+	int rc;
 
-	if (n->out.kept_bytes && bytes > n->cfg.replay_bytes)
+	if (n->out.retained_bytes && bytes > n->cfg.replay_bytes)
 		return;
-	status = make_push(n, o, &seq, now);
-	if (status == PS_EAGAIN)
+	rc = make_push(n, r, &seq, now);
+	if (rc == PS_EAGAIN)
 		return;
-	if (!status) {
-		outbox_keep(&n->out, seq, &o->push.meta.slices.slice[0], &o->push.tensor);
+	if (!rc) {
+		outbox_retain(&n->out, seq, &r->push.meta.slices.slice[0], &r->push.tensor);
 		atomic_fetch_add(&n->count.pushed, 1);
 		run_effects(n);
 	}
-	if (status || !o->push.then_pull) {
-		reply(n, status);
+	if (rc || !r->push.then_pull) {
+		complete(n, rc);
 		return;
 	}
-	o->kind = ORDER_PULL;
-	n->asked = !n->ahead;
-	try_order(n, now);
+	r->kind = REQUEST_PULL;
+	n->pending = !n->prefetch;
+	try_request_now(n, now);
 }
 
-/* ---- pulls, ordered and started ahead ------------------------------------------------------- */
-
-/* What was started ahead is this order's now, whether it has come or not. */
-static void take_ahead(struct net *n)
+/* The prefetch becomes this request, whether its answer has arrived or not. */
+static void take_prefetched(struct net *n)
 {
-	enum ahead was = n->ahead;
+	enum prefetch was = n->prefetch;
 
-	n->ahead = AHEAD_NONE;
-	n->asked = was == AHEAD_ASKED;
-	if (was == AHEAD_ASKED)
+	n->prefetch = PREFETCH_NONE;
+	n->pending = was == PREFETCH_PENDING;
+	if (was == PREFETCH_PENDING)
 		return;
-	arrival_move(&n->order->pull.got, &n->fetched);
-	reply(n, PS_OK);
+	arrival_move(&n->request->pull.got, &n->prefetched);
+	complete(n, PS_OK);
 }
 
-/* Not now: then the next pull makes its own request. */
+/* If the session refuses it now, the next pull sends its own request. */
 static void try_prefetch(struct net *n, uint64_t now)
 {
-	int status = n->ahead ? PS_EAGAIN : session_pull(n->session, WEIGHTS_CURRENT, now);
+	int rc = n->prefetch ? PS_EAGAIN : session_pull(n->session, WEIGHTS_CURRENT, now);
 
-	if (!status) {
-		n->ahead = AHEAD_ASKED;
+	if (!rc) {
+		n->prefetch = PREFETCH_PENDING;
 		run_effects(n);
 	}
-	reply(n, status == PS_EAGAIN ? PS_OK : status);
+	complete(n, rc == PS_EAGAIN ? PS_OK : rc);
 }
 
-/* Make the session's request once; its effects answer later. */
+/* Pass the request to the session once; an effect completes it later. */
 static void try_request(struct net *n, uint64_t now)
 {
-	struct order *o = n->order;
-	int status;
+	struct request *r = n->request;
+	int rc;
 
-	if (n->asked)
+	if (n->pending)
 		return;
-	if (o->kind == ORDER_PULL && o->pull.which == WEIGHTS_CURRENT && n->ahead) {
-		take_ahead(n);
+	if (r->kind == REQUEST_PULL && r->pull.which == WEIGHTS_CURRENT && n->prefetch) {
+		take_prefetched(n);
 		return;
 	}
-	status = o->kind == ORDER_PULL    ? session_pull(n->session, o->pull.which, now)
-		 : o->kind == ORDER_LEASE ? session_lease(n->session, now)
-					  : session_result(n->session, &o->result, now);
-	if (status == PS_EAGAIN)
+	rc = r->kind == REQUEST_PULL    ? session_pull(n->session, r->pull.which, now)
+	     : r->kind == REQUEST_LEASE ? session_lease(n->session, now)
+					: session_result(n->session, &r->result, now);
+	if (rc == PS_EAGAIN)
 		return;
-	n->asked = !status;
+	n->pending = !rc;
 	run_effects(n);
-	if (status || o->kind == ORDER_RESULT)
-		reply(n, status);
+	if (rc || r->kind == REQUEST_RESULT)
+		complete(n, rc);
 }
 
-/* STATUS and ADMIN need no session state, only a server that knows us. */
-static void try_question(struct net *n, uint64_t now)
+/* STATUS and ADMIN need no session state, only a WELCOME. */
+static void try_query(struct net *n, uint64_t now)
 {
-	struct msg m = {.type = n->order->kind == ORDER_STATUS ? MSG_STATUS : MSG_ADMIN};
+	struct msg m = {.type = n->request->kind == REQUEST_STATUS ? MSG_STATUS : MSG_ADMIN};
 
 	if (session_phase(n->session) != PHASE_READY ||
-		(n->asked && now - n->asked_ms < ASK_AGAIN_MS))
+		(n->pending && now - n->sent_ms < RESEND_MS))
 		return;
 	if (m.type == MSG_ADMIN)
 		m.admin = (struct msg_admin){
-			.verb = n->order->admin.verb, .level = n->order->admin.level};
-	n->asked = 1;
-	n->asked_ms = now;
+			.verb = n->request->admin.verb, .level = n->request->admin.level};
+	n->pending = 1;
+	n->sent_ms = now;
 	outbox_post(&n->out, &m);
 }
 
@@ -459,108 +461,109 @@ static int all_decided(const struct net *n, int durable)
 	return done == session_last_seq(n->session);
 }
 
-/* The program's deadlines are of the real clock: that thread does not ask the loop's. */
-static int is_late(const struct order *o)
+/* The program's deadlines use the real clock, not the session's. */
+static int deadline_passed(const struct request *r)
 {
-	return clock_ms() >= o->deadline_ms;
+	return clock_ms() >= r->deadline_ms;
 }
 
 static void try_flush(struct net *n)
 {
-	if (all_decided(n, n->order->durable))
-		reply(n, PS_OK);
-	else if (is_late(n->order))
-		reply(n, PS_EAGAIN);
+	if (all_decided(n, n->request->durable))
+		complete(n, PS_OK);
+	else if (deadline_passed(n->request))
+		complete(n, PS_EAGAIN);
 }
 
-/* Two steps: wait for decisions, then say BYE and wait for its answer, both up to one deadline. */
+/* Two steps with one deadline: wait for decisions, then send BYE and wait for its answer. */
 static void try_close(struct net *n, uint64_t now)
 {
-	int late = is_late(n->order);
+	int late = deadline_passed(n->request);
 
-	if (!n->asked && !n->ended && (late || all_decided(n, 0))) {
-		n->asked = 1;
+	if (!n->pending && !n->ended && (late || all_decided(n, 0))) {
+		n->pending = 1;
 		session_bye(n->session, now);
 		run_effects(n);
 	}
 	if (n->ended || late)
-		reply(n, PS_OK);
+		complete(n, PS_OK);
 }
 
-static int outlives_stop(enum order_kind kind)
+static int outlives_stop(enum request_kind kind)
 {
-	return kind == ORDER_PUSH || kind == ORDER_RESULT || kind == ORDER_FLUSH;
+	return kind == REQUEST_PUSH || kind == REQUEST_RESULT || kind == REQUEST_FLUSH;
 }
 
 static void try_kind(struct net *n, uint64_t now)
 {
-	switch (n->order->kind) {
-	case ORDER_CONNECT:
+	switch (n->request->kind) {
+	case REQUEST_CONNECT:
 		try_connect(n);
 		break;
-	case ORDER_PUSH:
+	case REQUEST_PUSH:
 		try_push(n, now);
 		break;
-	case ORDER_PULL:
-	case ORDER_LEASE:
-	case ORDER_RESULT:
+	case REQUEST_PULL:
+	case REQUEST_LEASE:
+	case REQUEST_RESULT:
 		try_request(n, now);
 		break;
-	case ORDER_PREFETCH:
+	case REQUEST_PREFETCH:
 		try_prefetch(n, now);
 		break;
-	case ORDER_STATUS:
-	case ORDER_ADMIN:
-		try_question(n, now);
+	case REQUEST_STATUS:
+	case REQUEST_ADMIN:
+		try_query(n, now);
 		break;
-	case ORDER_FLUSH:
+	case REQUEST_FLUSH:
 		try_flush(n);
 		break;
-	case ORDER_CLOSE:
+	case REQUEST_CLOSE:
 		try_close(n, now);
 		break;
 	}
 }
 
-/* Once: the next STATUS order learns that the server has ended. */
-static void give_last_status(struct net *n)
+/* Once: the next STATUS request gets the state in which the server ended. */
+static void deliver_last_status(struct net *n)
 {
-	snprintf(n->order->report.json, n->order->report.size, "%s", n->last_status);
+	snprintf(n->request->report.json, n->request->report.size, "%s", n->last_status);
 	free(n->last_status);
 	n->last_status = NULL;
-	reply(n, PS_OK);
+	complete(n, PS_OK);
 }
 
-static void try_order(struct net *n, uint64_t now)
+static void try_request_now(struct net *n, uint64_t now)
 {
-	enum order_kind kind;
+	enum request_kind kind;
 
-	if (!n->order)
+	if (!n->request)
 		return;
-	kind = n->order->kind;
-	if (kind == ORDER_CLOSE)
+	kind = n->request->kind;
+	if (kind == REQUEST_CLOSE)
 		try_close(n, now);
-	else if (n->ended && kind == ORDER_STATUS && n->last_status)
-		give_last_status(n);
+	else if (n->ended && kind == REQUEST_STATUS && n->last_status)
+		deliver_last_status(n);
 	else if (n->ended)
-		reply(n, n->end_status ? n->end_status : PS_ESHUTDOWN);
+		complete(n, n->end_status ? n->end_status : PS_ESHUTDOWN);
 	else if (n->stop_ms && (!outlives_stop(kind) || now - n->stop_ms >= STOP_GRACE_MS))
-		reply(n, PS_ESHUTDOWN);
+		complete(n, PS_ESHUTDOWN);
 	else
 		try_kind(n, now);
 }
 
-static void settle(struct net *n, uint64_t now)
+/* After a call into the session. */
+static void apply_effects(struct net *n, uint64_t now)
 {
 	run_effects(n);
 	if (session_phase(n->session) != PHASE_READY)
-		pulse_forget(&n->pulse);
-	try_order(n, now);
+		heartbeat_stop(&n->heartbeat);
+	try_request_now(n, now);
 }
 
-/* ---- what happens ---------------------------------------------------------------------------- */
+/* ---- messages and events ---------------------------------------------------------------------- */
 
-/* PARAMS that carry an ACK are two messages to the session. */
+/* PARAMS with an ACK inside are two messages for the session. */
 static void on_inner_ack(struct net *n, const struct msg_ack *a)
 {
 	struct msg m;
@@ -568,36 +571,36 @@ static void on_inner_ack(struct net *n, const struct msg_ack *a)
 	m.type = MSG_ACK;
 	m.ack = *a;
 	session_message(n->session, &m, now_of(n));
-	settle(n, now_of(n));
+	apply_effects(n, now_of(n));
 }
 
-/* What ask_who_it_is was told is no welcome: the wait for one goes on. */
+/* The answer to query_status is no WELCOME: the wait for one continues. */
 static int is_sign_of_life(const struct net *n, const struct msg *m)
 {
 	return m->type == MSG_STATUS && session_phase(n->session) == PHASE_HELLO;
 }
 
-static void on_message(struct net *n, const struct msg *m)
+static void handle_message(struct net *n, const struct msg *m)
 {
 	uint64_t now = now_of(n);
 
 	n->answered = 1;
-	n->heard_ms = now;
+	n->received_ms = now;
 	if (m->type == MSG_PARAMS && m->params.ack.seq)
 		on_inner_ack(n, &m->params.ack);
 	if (m->type == MSG_STATUS || m->type == MSG_ADMIN)
 		on_answer(n, m);
 	if (m->type == MSG_ERROR) {
 		err_set(&n->server_error, m->error.status, "%s", m->error.text);
-		on_refusal(n, &m->error);
+		on_admin_refused(n, &m->error);
 	}
 	if (!is_sign_of_life(n, m))
 		session_message(n->session, m, now);
-	settle(n, now);
+	apply_effects(n, now);
 }
 
-/* What wire_recv got. 0: nothing. */
-static int take(struct net *n, int got, struct frames *f)
+/* Handle the result of wire_recv. 0: there was no message. */
+static int handle_frames(struct net *n, int got, struct frames *f)
 {
 	struct msg m;
 	const char *why = "parts";
@@ -606,30 +609,31 @@ static int take(struct net *n, int got, struct frames *f)
 		return 0;
 	n->in = f;
 	if (got == 1 && !wire_decode(n->wire, f, &m, &why))
-		on_message(n, &m);
+		handle_message(n, &m);
 	else
 		log_warn("net", "dropped", "why=\"%s\"", why);
 	frames_release(f);
 	return 1;
 }
 
-/* One message of the bulk connection, waiting for it at most `ms`. 0: there is none. */
-static int receive(struct net *n, int ms)
+/* Handle one message of the bulk connection; wait for it at most `ms`. 0: there was none. */
+static int receive_bulk(struct net *n, int ms)
 {
 	void *socket = n->link.bulk;
 	struct frames f;
 
-	return take(n, ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f), &f);
+	return handle_frames(
+		n, ms ? wire_recv_within(socket, ms, &f) : wire_recv(socket, NULL, &f), &f);
 }
 
 static int receive_beat(struct net *n)
 {
 	struct frames f;
 
-	return take(n, pulse_receive(&n->pulse, &f), &f);
+	return handle_frames(n, heartbeat_receive(&n->heartbeat, &f), &f);
 }
 
-static void on_link(struct net *n, enum link_event event)
+static void on_link_change(struct net *n, enum link_event event)
 {
 	uint64_t now = now_of(n);
 
@@ -640,8 +644,9 @@ static void on_link(struct net *n, enum link_event event)
 			n->cfg.server);
 		n->up = 1;
 		n->answered = 0;
-		n->heard_ms = now;
-		n->server_error.status = 0; /* of another connection, perhaps of another server */
+		n->received_ms = now;
+		n->server_error.status =
+			0; /* it belongs to another connection, perhaps to another server */
 		contact_up(&n->contact);
 		session_link_up(n->session, now);
 	} else {
@@ -651,84 +656,84 @@ static void on_link(struct net *n, enum link_event event)
 		outbox_clear(&n->out);
 		session_link_lost(n->session, now);
 	}
-	settle(n, now);
+	apply_effects(n, now);
 }
 
-/* libzmq does not dial again after these, and there is no use in it. */
-static void on_refused(struct net *n, enum link_event event)
+/* libzmq does not reconnect after these, and it would not help. */
+static void on_link_refused(struct net *n, enum link_event event)
 {
 	char why[400];
 	const char *server = n->cfg.server;
 
 	if (event == LINK_REFUSED)
-		snprintf(why, sizeof why, "%.150s: the key %s is not on the server's list", server,
+		snprintf(why, sizeof(why), "%.150s: the key %s is not on the server's list", server,
 			n->own_key);
 	else
-		snprintf(why, sizeof why, "%.150s: the server %s", server,
+		snprintf(why, sizeof(why), "%.150s: the server %s", server,
 			n->keyed ? "takes no keys: it was started without one"
-				 : "wants a key, and none was given");
-	end_net(n, PS_EAUTH, why);
-	settle(n, now_of(n));
+				 : "requires a key, and none was given");
+	set_end(n, PS_EAUTH, why);
+	apply_effects(n, now_of(n));
 }
 
-/* One event of the bulk connection. 0: there is none. */
-static int watch_link(struct net *n)
+/* Handle one event of the bulk connection. 0: there was none. */
+static int on_link_event(struct net *n)
 {
 	enum link_event event = link_next_event(&n->link);
 
 	if (event == LINK_UP || event == LINK_LOST)
-		on_link(n, event);
-	else if (event == LINK_REFUSED || event == LINK_UNLIKE)
-		on_refused(n, event);
-	else if (event == LINK_NOT_TAKEN)
-		n->not_taken++;
+		on_link_change(n, event);
+	else if (event == LINK_REFUSED || event == LINK_MISMATCH)
+		on_link_refused(n, event);
+	else if (event == LINK_HANDSHAKE_FAILED)
+		n->failed_handshakes++;
 	return event != LINK_NONE;
 }
 
-/* All that has come, without waiting; and what waits to go out, if there is room again. */
+/* Handle everything received, without waiting; send what is queued if there is room. */
 static void drain(struct net *n)
 {
-	for (int i = 0; i < BUDGET && receive(n, 0); i++)
+	for (int i = 0; i < BUDGET && receive_bulk(n, 0); i++)
 		continue;
 	for (int i = 0; i < BUDGET && receive_beat(n); i++)
 		continue;
-	for (int i = 0; i < BUDGET && watch_link(n); i++)
+	for (int i = 0; i < BUDGET && on_link_event(n); i++)
 		continue;
 	outbox_flush(&n->out);
 }
 
-/* A large message on a slow line takes longer than any answer may: while it moves, nothing hangs.
- */
+/* A large message on a slow link takes longer than silence_ms. While its bytes move, the link is
+ * not silent. */
 static void note_progress(struct net *n, uint64_t now)
 {
-	uint64_t moved = link_moved(&n->link);
+	uint64_t moved = link_bytes_moved(&n->link);
 
 	if (moved != n->moved)
-		session_moved(n->session, now);
+		session_progress(n->session, now);
 	n->moved = moved;
 }
 
-/* ---- no server ------------------------------------------------------------------------------- */
+/* ---- without contact, and the tick ------------------------------------------------------------ */
 
-/* A server that cannot welcome a worker answers STATUS all the same; another program does not, nor
- * does a server that hangs. */
-static void ask_who_it_is(struct net *n, uint64_t now)
+/* A cnn-ps that cannot send a WELCOME still answers STATUS. Another program does not, nor does a
+ * server that hangs. */
+static void query_status(struct net *n, uint64_t now)
 {
 	const struct msg m = {.type = MSG_STATUS};
 
-	if (!n->up || session_alone_ms(n->session, now) < ASK_WHO_MS ||
-		now - n->heard_ms < ASK_WHO_MS || now - n->asked_who_ms < ASK_WHO_MS)
+	if (!n->up || session_waiting_ms(n->session, now) < STATUS_AFTER_MS ||
+		now - n->received_ms < STATUS_AFTER_MS || now - n->status_sent_ms < STATUS_AFTER_MS)
 		return;
-	n->asked_who_ms = now;
+	n->status_sent_ms = now;
 	outbox_post(&n->out, &m);
 }
 
-static void look_for_server(struct net *n, uint64_t now)
+static void seek_server(struct net *n, uint64_t now)
 {
-	const struct contact_state state = contact_of(n, now);
+	const struct contact_state state = contact_state_of(n, now);
 	char line[CONTACT_TEXT];
 
-	ask_who_it_is(n, now);
+	query_status(n, now);
 	if (now >= n->redial_ms && !n->up) {
 		n->redial_ms = now + REDIAL_MS;
 		link_redial(&n->link);
@@ -750,38 +755,38 @@ static void tick(struct net *n)
 	now = now_of(n);
 	if (!n->stop_ms && n->cfg.stop && n->cfg.stop(n->cfg.stop_arg))
 		n->stop_ms = now;
-	int alive = n->order || clock_ms() < atomic_load(&n->active_ms) + n->cfg.hang_ms;
+	int alive = n->request || clock_ms() < atomic_load(&n->active_ms) + n->cfg.batch_timeout_ms;
 	note_progress(n, now);
 	if (!n->ended)
-		look_for_server(n, now);
+		seek_server(n, now);
 	session_tick(n->session, alive, now);
-	settle(n, now);
+	apply_effects(n, now);
 }
 
-/* ---- the program's turns, while it waits for its order --------------------------------------- */
+/* ---- the program's thread, while it waits for its request ------------------------------------- */
 
-/* What it waits for comes on the bulk connection, and nothing else is urgent: the others are looked
- * at at the next tick. */
+/* The answer arrives on the bulk connection and nothing else is urgent: the next tick handles the
+ * other sockets. */
 static int only_bulk_matters(const struct net *n)
 {
-	enum order_kind kind = n->order->kind;
+	enum request_kind kind = n->request->kind;
 
-	return n->asked && (kind == ORDER_PULL || kind == ORDER_PUSH) && !n->out.count &&
+	return n->pending && (kind == REQUEST_PULL || kind == REQUEST_PUSH) && !n->out.count &&
 	       session_phase(n->session) == PHASE_READY;
 }
 
-/* Wait until one of the sockets has something, or there is room for what waits to go out. */
+/* Wait for a message or event, or for room for what is queued. */
 static void wait_for_any(struct net *n, int ms)
 {
 	short bulk = ZMQ_POLLIN | (n->out.count ? ZMQ_POLLOUT : 0);
 	zmq_pollitem_t item[] = {{.socket = n->link.bulk, .events = bulk},
 		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN}};
 
-	if (!pulse_has(&n->pulse, &item[2].fd))
+	if (!heartbeat_readable(&n->heartbeat, &item[2].fd))
 		(void)zmq_poll(item, 3, ms); /* a signal ends it early */
 }
 
-static void turn(struct net *n)
+static void io_step(struct net *n)
 {
 	uint64_t now = clock_ms();
 	int left = now < n->tick_ms ? (int)(n->tick_ms - now) : 0;
@@ -789,107 +794,109 @@ static void turn(struct net *n)
 	if (left == 0) {
 		tick(n);
 	} else if (only_bulk_matters(n)) {
-		(void)receive(n, left);
+		(void)receive_bulk(n, left);
 	} else {
 		wait_for_any(n, left);
 		drain(n);
-		try_order(n, now_of(n));
+		try_request_now(n, now_of(n));
 	}
 }
 
-int net_order(struct net *n, struct order *o)
+int net_request(struct net *n, struct request *r)
 {
-	o->why[0] = '\0';
-	uv_mutex_lock(&n->baton);
-	n->order = o;
-	n->asked = 0;
+	r->why[0] = '\0';
+	uv_mutex_lock(&n->io_lock);
+	n->request = r;
+	n->pending = 0;
 	net_alive(n);
-	try_order(n, now_of(n));
-	while (n->order)
-		turn(n);
-	uv_mutex_unlock(&n->baton);
-	return o->status;
+	try_request_now(n, now_of(n));
+	while (n->request)
+		io_step(n);
+	uv_mutex_unlock(&n->io_lock);
+	return r->status;
 }
 
-/* ---- the keeper's turns, while the program is elsewhere -------------------------------------- */
+/* ---- the background thread, while the program is elsewhere ------------------------------------ */
 
-/* Returns the milliseconds until the next look is due. */
-static uint64_t look(struct net *n)
+/* Returns the milliseconds until the next step is due. */
+static uint64_t background_step(struct net *n)
 {
 	uint64_t now = clock_ms();
 
-	if (uv_mutex_trylock(&n->baton)) { /* the program waits for an order, and may not run */
-		pulse_repeat(&n->pulse, now);
+	if (uv_mutex_trylock(
+		    &n->io_lock)) { /* the program waits for a request, perhaps without CPU */
+		heartbeat_repeat(&n->heartbeat, now);
 		return TICK_MS;
 	}
 	if (now >= n->tick_ms)
 		tick(n);
 	now = clock_ms();
 	uint64_t left = now < n->tick_ms ? n->tick_ms - now : 0;
-	uv_mutex_unlock(&n->baton);
+	uv_mutex_unlock(&n->io_lock);
 	return left;
 }
 
-static void keep(void *arg)
+static void background_main(void *arg)
 {
 	struct net *n = arg;
 
-	uv_mutex_lock(&n->rest);
+	uv_mutex_lock(&n->background_lock);
 	while (!n->closing) {
-		uint64_t ms = look(n);
+		uint64_t ms = background_step(n);
 		if (ms)
-			(void)uv_cond_timedwait(&n->stop_keeper, &n->rest, ms * 1000000);
+			(void)uv_cond_timedwait(
+				&n->wake_background, &n->background_lock, ms * 1000000);
 	}
-	uv_mutex_unlock(&n->rest);
+	uv_mutex_unlock(&n->background_lock);
 }
 
-/* ---- birth and death ------------------------------------------------------------------------- */
+/* ---- life cycle ------------------------------------------------------------------------------- */
 
-static int start_keeper(struct net *n, struct err *e)
+static int start_background(struct net *n, struct err *e)
 {
-	if (uv_mutex_init(&n->baton))
-		goto no_baton;
-	if (uv_mutex_init(&n->rest))
-		goto no_rest;
-	if (uv_cond_init(&n->stop_keeper))
+	if (uv_mutex_init(&n->io_lock))
+		goto no_io_lock;
+	if (uv_mutex_init(&n->background_lock))
+		goto no_background_lock;
+	if (uv_cond_init(&n->wake_background))
 		goto no_condition;
-	if (!uv_thread_create(&n->keeper, keep, n))
+	if (!uv_thread_create(&n->background, background_main, n))
 		return PS_OK;
-	uv_cond_destroy(&n->stop_keeper);
+	uv_cond_destroy(&n->wake_background);
 no_condition:
-	uv_mutex_destroy(&n->rest);
-no_rest:
-	uv_mutex_destroy(&n->baton);
-no_baton:
+	uv_mutex_destroy(&n->background_lock);
+no_background_lock:
+	uv_mutex_destroy(&n->io_lock);
+no_io_lock:
 	return err_set(e, PS_ENOMEM, "no client thread");
 }
 
-static void stop_keeper(struct net *n)
+static void stop_background(struct net *n)
 {
-	uv_mutex_lock(&n->rest);
+	uv_mutex_lock(&n->background_lock);
 	n->closing = 1;
-	uv_cond_signal(&n->stop_keeper);
-	uv_mutex_unlock(&n->rest);
-	uv_thread_join(&n->keeper);
-	uv_cond_destroy(&n->stop_keeper);
-	uv_mutex_destroy(&n->rest);
-	uv_mutex_destroy(&n->baton);
+	uv_cond_signal(&n->wake_background);
+	uv_mutex_unlock(&n->background_lock);
+	uv_thread_join(&n->background);
+	uv_cond_destroy(&n->wake_background);
+	uv_mutex_destroy(&n->background_lock);
+	uv_mutex_destroy(&n->io_lock);
 }
 
 static int read_keys(struct net *n, struct link_keys *k, struct err *e)
 {
 	char beside[4096];
 	const char *server = n->cfg.server_key ? n->cfg.server_key : beside;
-	int status = key_read_secret(n->cfg.key, &k->own, e);
+	int rc = key_read_secret(n->cfg.key, &k->own, e);
 
-	if (!status && server == beside)
-		status = key_beside(n->cfg.key, "server.pub", beside, sizeof beside, e);
-	if (!status)
-		status = key_read_public(server, k->server, e);
-	if (status)
-		return status;
-	snprintf(n->own_key, sizeof n->own_key, "%.*s", KEY_SHORT, k->own.public_key);
-	snprintf(n->server_key, sizeof n->server_key, "%.*s", KEY_SHORT, k->server);
+	if (!rc && server == beside)
+		rc = key_beside(n->cfg.key, "server.pub", beside, sizeof(beside), e);
+	if (!rc)
+		rc = key_read_public(server, k->server, e);
+	if (rc)
+		return rc;
+	snprintf(n->own_key, sizeof(n->own_key), "%.*s", KEY_SHORT, k->own.public_key);
+	snprintf(n->server_key, sizeof(n->server_key), "%.*s", KEY_SHORT, k->server);
 	n->keyed = 1;
 	return PS_OK;
 }
@@ -897,48 +904,48 @@ static int read_keys(struct net *n, struct link_keys *k, struct err *e)
 static int dial(struct net *n, struct err *e)
 {
 	struct link_keys keys;
-	int status = PS_OK;
+	int rc = PS_OK;
 
-	memset(&keys, 0, sizeof keys);
+	memset(&keys, 0, sizeof(keys));
 	if (n->cfg.key)
-		status = read_keys(n, &keys, e);
+		rc = read_keys(n, &keys, e);
 	else if (n->cfg.server_key)
-		status = err_set(e, PS_EUSAGE, "a server's key without one's own");
-	if (!status)
-		status = link_open(
+		rc = err_set(e, PS_EUSAGE, "a server key without an own key");
+	if (!rc)
+		rc = link_open(
 			&n->link, n->cfg.server, n->keyed ? &keys : NULL, n->cfg.session.seed, e);
-	explicit_bzero(&keys, sizeof keys);
-	return status;
+	explicit_bzero(&keys, sizeof(keys));
+	return rc;
 }
 
-static int open_all(struct net *n, struct err *e)
+static int open_net(struct net *n, struct err *e)
 {
 	const struct session_config *s = &n->cfg.session;
-	int status;
+	int rc;
 
 	if (wire_new(&n->wire, 0) || session_new(&n->session, s, WIRE_MAX_WINDOW) ||
 		contact_init(&n->contact, n->cfg.server))
 		return err_set(e, PS_ENOMEM, "no memory for a connection");
 	wire_defer(n->wire);
-	if ((status = dial(n, e)))
-		return status;
+	if ((rc = dial(n, e)))
+		return rc;
 	outbox_init(&n->out, n->link.bulk);
 	net_alive(n);
 	session_start(n->session, now_of(n));
-	status = pulse_init(&n->pulse, n->link.beat);
-	if (status) {
-		err_set(e, status, "no memory for a connection");
-	} else if ((status = start_keeper(n, e))) {
-		pulse_release(&n->pulse);
+	rc = heartbeat_init(&n->heartbeat, n->link.beat);
+	if (rc) {
+		err_set(e, rc, "no memory for a connection");
+	} else if ((rc = start_background(n, e))) {
+		heartbeat_release(&n->heartbeat);
 	}
-	if (status) {
+	if (rc) {
 		link_close(&n->link);
 		link_term(&n->link);
 	}
-	return status;
+	return rc;
 }
 
-static void free_all(struct net **n)
+static void free_net(struct net **n)
 {
 	contact_release(&(*n)->contact);
 	free((*n)->last_status);
@@ -950,18 +957,18 @@ static void free_all(struct net **n)
 
 int net_new(struct net **out, const struct net_config *cfg, struct err *e)
 {
-	struct net *n = mem_try(1, sizeof *n);
-	int status;
+	struct net *n = mem_try(1, sizeof(*n));
+	int rc;
 
 	*out = NULL;
 	if (!n)
 		return err_set(e, PS_ENOMEM, "no memory for a connection");
 	n->cfg = *cfg;
-	status = open_all(n, e);
-	if (status)
-		free_all(&n);
+	rc = open_net(n, e);
+	if (rc)
+		free_net(&n);
 	*out = n;
-	return status;
+	return rc;
 }
 
 void arrival_move(struct arrival *to, struct arrival *from)
@@ -991,18 +998,18 @@ void net_stats(const struct net *n, struct cnnps_stats *s)
 
 void net_free(struct net **n)
 {
-	struct order close = {.kind = ORDER_CLOSE, .deadline_ms = clock_ms() + CLOSE_MS};
+	struct request close = {.kind = REQUEST_CLOSE, .deadline_ms = clock_ms() + CLOSE_MS};
 
 	if (!*n)
 		return;
-	if (net_order(*n, &close))
+	if (net_request(*n, &close))
 		log_error("net", "close", "status=%s", err_name(close.status));
-	stop_keeper(*n);
+	stop_background(*n);
 	outbox_flush(&(*n)->out);
-	frames_release(&(*n)->fetched.frames);
+	frames_release(&(*n)->prefetched.frames);
 	outbox_release(&(*n)->out);
-	pulse_release(&(*n)->pulse);
+	heartbeat_release(&(*n)->heartbeat);
 	link_close(&(*n)->link);
 	link_term(&(*n)->link);
-	free_all(n);
+	free_net(n);
 }

@@ -6,25 +6,25 @@
 #include "proto/wire.h"
 #include "worker/client/outbox.h"
 
-#define LARGE ((uint64_t)128 << 10) /* floats: from here on a push goes in parts */
-#define GRAIN 16                    /* floats of 64 bytes: where parts may begin */
+#define LARGE ((uint64_t)128 << 10) /* floats: a push of this size or more is split */
+#define GRAIN 16                    /* floats of 64 bytes: parts begin at multiples */
 
 void outbox_init(struct outbox *o, void *socket)
 {
-	memset(o, 0, sizeof *o);
+	memset(o, 0, sizeof(*o));
 	o->socket = socket;
 }
 
-static struct kept *kept_at(struct outbox *o, uint64_t seq)
+static struct retained *retained_at(struct outbox *o, uint64_t seq)
 {
-	return &o->kept[seq % WIRE_MAX_WINDOW];
+	return &o->retained[seq % WIRE_MAX_WINDOW];
 }
 
-static void drop(struct outbox *o, struct kept *k)
+static void drop_retained(struct outbox *o, struct retained *k)
 {
 	if (!k->seq)
 		return;
-	o->kept_bytes -= zmq_msg_size(&k->tensor);
+	o->retained_bytes -= zmq_msg_size(&k->tensor);
 	zmq_msg_close(&k->tensor);
 	k->seq = 0;
 }
@@ -33,10 +33,10 @@ void outbox_release(struct outbox *o)
 {
 	outbox_clear(o);
 	for (size_t i = 0; i < WIRE_MAX_WINDOW; i++)
-		drop(o, &o->kept[i]);
+		drop_retained(o, &o->retained[i]);
 }
 
-static void cut(struct kept *k, const struct slice *whole)
+static void split_parts(struct retained *k, const struct slice *whole)
 {
 	uint64_t each = (whole->count / OUTBOX_PARTS + GRAIN - 1) / GRAIN * GRAIN;
 
@@ -50,22 +50,22 @@ static void cut(struct kept *k, const struct slice *whole)
 	}
 }
 
-void outbox_keep(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor)
+void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor)
 {
-	struct kept *k = kept_at(o, seq);
+	struct retained *k = retained_at(o, seq);
 
 	k->seq = seq;
-	cut(k, slice);
+	split_parts(k, slice);
 	zmq_msg_init(&k->tensor);
 	zmq_msg_move(&k->tensor, tensor);
-	o->kept_bytes += zmq_msg_size(&k->tensor);
+	o->retained_bytes += zmq_msg_size(&k->tensor);
 }
 
-/* Kept seqs are contiguous: they end, going down, where one is missing. */
-void outbox_forget(struct outbox *o, uint64_t seq)
+/* Retained seqs are contiguous, so the first missing one ends the loop. */
+void outbox_drop(struct outbox *o, uint64_t seq)
 {
-	for (; seq && kept_at(o, seq)->seq == seq; seq--)
-		drop(o, kept_at(o, seq));
+	for (; seq && retained_at(o, seq)->seq == seq; seq--)
+		drop_retained(o, retained_at(o, seq));
 }
 
 static void pop(struct outbox *o)
@@ -75,19 +75,19 @@ static void pop(struct outbox *o)
 	o->count--;
 }
 
-static float *values_of(struct kept *k, uint32_t part)
+static float *part_values(struct retained *k, uint32_t part)
 {
 	return (float *)zmq_msg_data(&k->tensor) + (k->part[part].offset - k->part[0].offset);
 }
 
-/* What a frame holds of the tensor, until libzmq has sent it. */
+/* A reference to the tensor, held by a frame until libzmq has sent it. */
 struct loan {
-	atomic_int lent; /* what ThreadSanitizer sees of libzmq's handing it to another thread */
+	atomic_int lent; /* shows ThreadSanitizer that libzmq passes it to another thread */
 	zmq_msg_t tensor;
 };
 
-/* On libzmq's thread. */
-static void give_back(void *values, void *loan)
+/* Called on a thread of libzmq. */
+static void return_loan(void *values, void *loan)
 {
 	struct loan *l = loan;
 
@@ -97,10 +97,10 @@ static void give_back(void *values, void *loan)
 	free(l);
 }
 
-/* A frame of some of the tensor's bytes, which stay where they are. */
-static int share(struct kept *k, uint32_t part, zmq_msg_t *frame)
+/* Make a frame of one part of the tensor, without a copy. */
+static int share_part(struct retained *k, uint32_t part, zmq_msg_t *frame)
 {
-	struct loan *l = malloc(sizeof *l);
+	struct loan *l = malloc(sizeof(*l));
 
 	if (!l)
 		return PS_ENOMEM;
@@ -108,42 +108,42 @@ static int share(struct kept *k, uint32_t part, zmq_msg_t *frame)
 	zmq_msg_copy(&l->tensor, &k->tensor);
 	atomic_init(&l->lent, 0);
 	atomic_store(&l->lent, 1);
-	if (!zmq_msg_init_data(
-		    frame, values_of(k, part), k->part[part].count * sizeof(float), give_back, l))
+	if (!zmq_msg_init_data(frame, part_values(k, part), k->part[part].count * sizeof(float),
+		    return_loan, l))
 		return PS_OK;
-	give_back(NULL, l);
+	return_loan(NULL, l);
 	return PS_ENOMEM;
 }
 
-/* The frames sent share the bytes: sending consumes references, a refusal costs nothing. */
+/* The frames share the bytes: sending consumes references. */
 static int send_one(struct outbox *o, struct outgoing *out)
 {
-	struct kept *k = out->push ? kept_at(o, out->push) : NULL;
+	struct retained *k = out->push ? retained_at(o, out->push) : NULL;
 	struct frames f;
-	int status;
+	int rc;
 
 	if (k && k->seq != out->push)
-		return PS_OK; /* became durable while it waited: decided long ago */
+		return PS_OK; /* became durable while it was queued */
 	frames_init(&f);
-	if (k && (status = share(k, out->part, &f.frame[1])))
-		return status;
+	if (k && (rc = share_part(k, out->part, &f.frame[1])))
+		return rc;
 	zmq_msg_init(&f.frame[0]);
 	zmq_msg_copy(&f.frame[0], &out->header);
 	f.n = k ? 2 : 1;
-	status = wire_send(o->socket, 0, &f);
+	rc = wire_send(o->socket, 0, &f);
 	frames_release(&f);
-	return status;
+	return rc;
 }
 
 void outbox_flush(struct outbox *o)
 {
 	while (o->count) {
-		int status = send_one(o, &o->waiting[o->first]);
+		int rc = send_one(o, &o->waiting[o->first]);
 
-		if (status == PS_EAGAIN)
+		if (rc == PS_EAGAIN)
 			return;
-		if (status)
-			log_debug("net", "send_failed", "status=%s", err_name(status));
+		if (rc)
+			log_debug("net", "send_failed", "status=%s", err_name(rc));
 		pop(o);
 	}
 }
@@ -154,13 +154,13 @@ void outbox_clear(struct outbox *o)
 		pop(o);
 }
 
-/* The next place, or NULL. */
+/* The next free place, or NULL. */
 static struct outgoing *next(struct outbox *o)
 {
 	return o->count < OUTBOX_SIZE ? &o->waiting[(o->first + o->count) % OUTBOX_SIZE] : NULL;
 }
 
-static void append(struct outbox *o, const struct msg *m, uint64_t push, uint32_t part)
+static void enqueue(struct outbox *o, const struct msg *m, uint64_t push, uint32_t part)
 {
 	struct outgoing *out = next(o);
 
@@ -172,7 +172,7 @@ static void append(struct outbox *o, const struct msg *m, uint64_t push, uint32_
 	outbox_flush(o);
 }
 
-static void append_ahead(struct outbox *o, uint64_t push, uint32_t part)
+static void enqueue_ahead(struct outbox *o, uint64_t push, uint32_t part)
 {
 	struct outgoing *out = next(o);
 
@@ -186,13 +186,13 @@ static void append_ahead(struct outbox *o, uint64_t push, uint32_t part)
 
 void outbox_post(struct outbox *o, const struct msg *m)
 {
-	append(o, m, 0, 0);
+	enqueue(o, m, 0, 0);
 }
 
-/* While one part is on its way the checksum of the next is made. */
+/* The checksum of a part is computed while the part before it is sent. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 {
-	struct kept *k = kept_at(o, seq);
+	struct retained *k = retained_at(o, seq);
 	struct msg whole = {.type = MSG_PUSH, .push = m->push};
 	struct slices *s = &whole.push.slices;
 
@@ -201,15 +201,15 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 	for (; s->n < k->n; s->n++) {
 		struct slice *part = &k->part[s->n];
 		if (!part->xxh3)
-			part->xxh3 = wire_checksum(values_of(k, s->n), part->count);
+			part->xxh3 = wire_checksum(part_values(k, s->n), part->count);
 		s->slice[s->n] = *part;
 		if (s->n + 1 < k->n)
-			append_ahead(o, seq, s->n);
+			enqueue_ahead(o, seq, s->n);
 	}
 	whole.push.ahead = k->n - 1;
 	if (seq <= o->sent_seq)
 		o->replayed++;
 	else
 		o->sent_seq = seq;
-	append(o, &whole, seq, k->n - 1);
+	enqueue(o, &whole, seq, k->n - 1);
 }

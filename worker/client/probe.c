@@ -17,10 +17,10 @@
 #define CONNECT_MS  1000
 #define GREETING_MS 400 /* a ZeroMQ socket sends its signature at once */
 #define REQUEST_MS  600 /* for an HTTP server's answer */
-#define ANSWER      64  /* bytes of what is there that are read */
+#define ANSWER      64  /* bytes of the answer that are read */
 
 struct probe {
-	pthread_mutex_t lock; /* guards what follows */
+	pthread_mutex_t lock; /* guards the next three */
 	int users;            /* the caller, and the thread */
 	int running;
 	struct probe_report report;
@@ -30,11 +30,11 @@ struct probe {
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-static void publish(struct probe *p, enum probe_result result, const char *detail)
+static void set_report(struct probe *p, enum probe_result result, const char *detail)
 {
 	struct probe_report r = {.result = result};
 
-	for (size_t i = 0; i + 1 < sizeof r.detail && detail[i]; i++)
+	for (size_t i = 0; i + 1 < sizeof(r.detail) && detail[i]; i++)
 		r.detail[i] =
 			(char)(detail[i] >= ' ' && detail[i] <= '~' && detail[i] != '"' ? detail[i]
 											: '?');
@@ -43,7 +43,7 @@ static void publish(struct probe *p, enum probe_result result, const char *detai
 	pthread_mutex_unlock(&p->lock);
 }
 
-static void let_go(struct probe *p)
+static void unref(struct probe *p)
 {
 	pthread_mutex_lock(&p->lock);
 	int users = --p->users;
@@ -56,7 +56,7 @@ static void let_go(struct probe *p)
 
 /* ---- one attempt ----------------------------------------------------------------------------- */
 
-/* Returns what poll does; a signal does not end the wait. */
+/* As poll, but a signal does not end the wait. */
 static int wait_for(int fd, short events, int ms)
 {
 	struct pollfd item = {.fd = fd, .events = events};
@@ -73,7 +73,7 @@ static int wait_for(int fd, short events, int ms)
 static int connect_error(int fd)
 {
 	int error = 0;
-	socklen_t size = sizeof error;
+	socklen_t size = sizeof(error);
 
 	return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) ? errno : error;
 }
@@ -103,25 +103,25 @@ static int is_zmtp(const char *bytes, ssize_t n)
 	return n >= 1 && (unsigned char)bytes[0] == 0xff && (n < 10 || bytes[9] == 0x7f);
 }
 
-/* What is at the other end of a connection. */
-static void identify(struct probe *p, int fd)
+/* Find out what program is at the other end of a connection. */
+static void identify_peer(struct probe *p, int fd)
 {
 	static const char request[] = "GET / HTTP/1.0\r\n\r\n";
 	char bytes[ANSWER] = "";
 	ssize_t n = read_within(fd, bytes, GREETING_MS);
 
-	if (n < 0 && send(fd, request, sizeof request - 1, MSG_NOSIGNAL) > 0)
+	if (n < 0 && send(fd, request, sizeof(request) - 1, MSG_NOSIGNAL) > 0)
 		n = read_within(fd, bytes, REQUEST_MS);
 	if (n < 0)
-		publish(p, PROBE_SILENT, "");
+		set_report(p, PROBE_SILENT, "");
 	else if (n == 0)
-		publish(p, PROBE_CLOSED, "");
+		set_report(p, PROBE_CLOSED, "");
 	else if (is_zmtp(bytes, n))
-		publish(p, PROBE_ZMTP, "");
+		set_report(p, PROBE_ZMTP, "");
 	else if (!strncmp(bytes, "HTTP/", 5))
-		publish(p, PROBE_HTTP, "");
+		set_report(p, PROBE_HTTP, "");
 	else
-		publish(p, PROBE_FOREIGN, bytes);
+		set_report(p, PROBE_FOREIGN, bytes);
 }
 
 static void attempt(struct probe *p, const struct addrinfo *a)
@@ -130,19 +130,19 @@ static void attempt(struct probe *p, const struct addrinfo *a)
 	int error = fd < 0 ? errno : connect_within(fd, a);
 
 	if (!error)
-		identify(p, fd);
+		identify_peer(p, fd);
 	else if (error == ECONNREFUSED)
-		publish(p, PROBE_REFUSED, "");
+		set_report(p, PROBE_REFUSED, "");
 	else if (error == ETIMEDOUT)
-		publish(p, PROBE_TIMEOUT, "");
+		set_report(p, PROBE_TIMEOUT, "");
 	else
-		publish(p, PROBE_FAILED, strerror(error));
+		set_report(p, PROBE_FAILED, strerror(error));
 	if (fd >= 0)
 		close(fd);
 }
 
-/* The look-up is over. */
-static void found_name(struct probe *p)
+/* The lookup has ended. */
+static void end_lookup(struct probe *p)
 {
 	pthread_mutex_lock(&p->lock);
 	if (p->report.result == PROBE_LOOKUP)
@@ -150,8 +150,8 @@ static void found_name(struct probe *p)
 	pthread_mutex_unlock(&p->lock);
 }
 
-/* libzmq's sockets are left at IPv4, so this is. */
-static void *run(void *arg)
+/* IPv4 only, as libzmq's sockets. */
+static void *probe_main(void *arg)
 {
 	const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
 	struct addrinfo *found = NULL;
@@ -159,12 +159,12 @@ static void *run(void *arg)
 	sigset_t all;
 	int error;
 
-	sigfillset(&all); /* signals are the program's */
+	sigfillset(&all); /* the program's threads handle signals */
 	pthread_sigmask(SIG_BLOCK, &all, NULL);
 	error = getaddrinfo(p->server.host, p->server.port, &hints, &found);
-	found_name(p);
+	end_lookup(p);
 	if (error)
-		publish(p, PROBE_NAME, gai_strerror(error));
+		set_report(p, PROBE_NAME, gai_strerror(error));
 	else
 		attempt(p, found);
 	if (found)
@@ -172,7 +172,7 @@ static void *run(void *arg)
 	pthread_mutex_lock(&p->lock);
 	p->running = 0;
 	pthread_mutex_unlock(&p->lock);
-	let_go(p);
+	unref(p);
 	return NULL;
 }
 
@@ -180,7 +180,7 @@ static void *run(void *arg)
 
 int probe_new(struct probe **out, const char *endpoint)
 {
-	struct probe *p = mem_try(1, sizeof *p);
+	struct probe *p = mem_try(1, sizeof(*p));
 
 	*out = NULL;
 	if (!p || pthread_mutex_init(&p->lock, NULL)) {
@@ -203,7 +203,7 @@ static int start_thread(struct probe *p)
 	if (pthread_attr_init(&detached))
 		return -1;
 	error = pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED) ||
-		pthread_create(&thread, &detached, run, p);
+		pthread_create(&thread, &detached, probe_main, p);
 	pthread_attr_destroy(&detached);
 	return error ? -1 : 0;
 }
@@ -247,6 +247,6 @@ void probe_forget(struct probe *p)
 void probe_free(struct probe **p)
 {
 	if (*p)
-		let_go(*p);
+		unref(*p);
 	*p = NULL;
 }

@@ -1,6 +1,6 @@
 /*
- * session.c - see session.h. Each call empties the list of effects, changes the state and writes
- * down what to do.
+ * session.c - see session.h. Each call clears the list of effects, changes the state and lists
+ * what to do.
  */
 #include "worker/client/session.h"
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #define LEAVE_MS      5000 /* how long a BYE waits for its answer */
 
 /* A push that is not durable yet, at seq % capacity. */
-struct kept {
+struct retained_push {
 	uint64_t base_version, base_term;
 	struct work work;
 	uint32_t images;
@@ -21,8 +21,8 @@ struct kept {
 	enum reject reject;
 };
 
-/* A request that is answered at most once: sent again after each WELCOME until then. */
-struct request {
+/* A request with at most one answer; sent again after each WELCOME until then. */
+struct rpc {
 	int open, sent;
 	uint64_t number;
 };
@@ -33,26 +33,26 @@ struct session {
 	struct rng jitter;
 	int link_up, welcomed, leaving, bye_sent;
 	int end_status; /* once phase is END */
-	int full; /* the server had no slot for us: it may have one when a dead worker's is freed */
+	int full;       /* the server had no free slot; one may become free when a worker dies */
 	struct msg_welcome welcome;
 
-	uint64_t last_seq;  /* newest given */
-	uint64_t acked_seq; /* all up to here were decided */
-	uint64_t freed_seq; /* all up to here are durable and released */
-	uint64_t sent_seq;  /* newest sent since the newest WELCOME */
-	uint64_t heard_seq; /* newest acknowledged since the newest WELCOME */
-	struct kept *kept;
+	uint64_t last_seq;      /* newest assigned */
+	uint64_t acked_seq;     /* all up to here are decided */
+	uint64_t durable_seq;   /* all up to here are durable and released */
+	uint64_t sent_seq;      /* newest sent since the newest WELCOME */
+	uint64_t confirmed_seq; /* newest acknowledged since the newest WELCOME */
+	struct retained_push *retained;
 	size_t capacity;
 
-	struct request pull, lease, result;
+	struct rpc pull, lease, result;
 	enum weights pull_which;
 	uint64_t pull_with; /* the push that carries the pull; 0: none */
 	struct msg_result result_msg;
 
-	uint64_t start_ms, contact_ms; /* contact: newest message of any kind */
-	uint64_t progress_ms; /* newest answer, or the moment the oldest request was made */
+	uint64_t start_ms, received_ms; /* received: the newest message of any kind */
+	uint64_t progress_ms; /* newest answer, or when the oldest open request was made */
 	uint64_t hello_ms, hello_wait_ms; /* newest HELLO, and how long to wait for its answer */
-	uint64_t hello_step_ms;           /* that wait without its jitter; 0: none said yet */
+	uint64_t hello_step_ms;           /* that wait without its jitter; 0: none sent yet */
 	uint64_t beat_ms, leave_ms;
 
 	struct session_effect *effect; /* MAX_EFFECTS */
@@ -79,26 +79,26 @@ static struct msg *send(struct session *s, enum msg_type type)
 	return m;
 }
 
-static void end_session(struct session *s, int status)
+static void end_session(struct session *s, int rc)
 {
 	if (s->phase == PHASE_END)
 		return;
 	s->phase = PHASE_END;
-	s->end_status = status;
-	emit(s, TELL_END)->status = status;
+	s->end_status = rc;
+	emit(s, NOTIFY_END)->status = rc;
 }
 
-static struct kept *kept_push(const struct session *s, uint64_t seq)
+static struct retained_push *retained_push(const struct session *s, uint64_t seq)
 {
-	return &s->kept[seq % s->capacity];
+	return &s->retained[seq % s->capacity];
 }
 
-/* ---- HELLO, and everything again after it ---------------------------------------------------- */
+/* ---- HELLO, and what is sent again after it --------------------------------------------------- */
 
-static void say_hello(struct session *s, uint64_t now_ms)
+static void send_hello(struct session *s, uint64_t now_ms)
 {
 	struct msg_hello *h = &send(s, MSG_HELLO)->hello;
-	uint64_t step = 2 * s->hello_step_ms, most = 16 * s->cfg.retry_ms;
+	uint64_t step = 2 * s->hello_step_ms, max = 16 * s->cfg.retry_ms;
 
 	memset(h, 0, sizeof(*h));
 	h->protocol = WIRE_PROTOCOL;
@@ -111,9 +111,9 @@ static void say_hello(struct session *s, uint64_t now_ms)
 	if (s->welcomed && s->cfg.role == ROLE_WORKER)
 		h->resume = s->welcome.stamp;
 	h->last_seq = s->last_seq;
-	h->durable_seq = s->freed_seq;
+	h->durable_seq = s->durable_seq;
 	s->hello_ms = now_ms;
-	s->hello_step_ms = step == 0 ? s->cfg.retry_ms : step < most ? step : most;
+	s->hello_step_ms = step == 0 ? s->cfg.retry_ms : step < max ? step : max;
 	s->hello_wait_ms = s->hello_step_ms - s->hello_step_ms / 4 +
 			   rng_below(&s->jitter, s->hello_step_ms / 2 + 1);
 }
@@ -125,7 +125,7 @@ static void resynchronise(struct session *s, uint64_t now_ms)
 	s->phase = PHASE_HELLO;
 	s->hello_step_ms = 0;
 	if (s->link_up)
-		say_hello(s, now_ms);
+		send_hello(s, now_ms);
 }
 
 static uint64_t push_window(const struct session *s)
@@ -135,7 +135,7 @@ static uint64_t push_window(const struct session *s)
 
 static void send_push(struct session *s, uint64_t seq)
 {
-	const struct kept *k = kept_push(s, seq);
+	const struct retained_push *k = retained_push(s, seq);
 	struct session_effect *e = emit(s, DO_SEND_PUSH);
 	struct msg_push *p = &e->msg.push;
 
@@ -159,21 +159,21 @@ static void send_push(struct session *s, uint64_t seq)
 	}
 }
 
-/* Send what may be sent: pushes first, so that everything after them sees them applied. */
+/* Send what may be sent: pushes first, so that they are applied before what follows. */
 static void pump(struct session *s)
 {
 	const struct stamp *stamp = &s->welcome.stamp;
 
 	if (s->phase != PHASE_READY)
 		return;
-	while (s->sent_seq < s->last_seq && s->sent_seq - s->heard_seq < push_window(s))
+	while (s->sent_seq < s->last_seq && s->sent_seq - s->confirmed_seq < push_window(s))
 		send_push(s, s->sent_seq + 1);
 	if (s->sent_seq < s->last_seq)
 		return;
 	if (s->result.open) {
 		send(s, MSG_RESULT)->result = s->result_msg;
 		s->effect[s->n_effects - 1].msg.result.stamp = *stamp;
-		s->result.open = 0; /* if it gets lost, the portion is leased again */
+		s->result.open = 0; /* if it is lost, the portion is leased again */
 	}
 	if (s->lease.open && !s->lease.sent) {
 		send(s, MSG_LEASE)->lease =
@@ -191,17 +191,17 @@ static void pump(struct session *s)
 	}
 }
 
-static void release(struct session *s, uint64_t durable)
+static void release_durable(struct session *s, uint64_t durable)
 {
 	if (durable > s->acked_seq)
-		durable = s->acked_seq; /* its verdict has not been told yet */
-	if (durable <= s->freed_seq)
+		durable = s->acked_seq; /* NOTIFY_ACK comes before DO_RELEASE */
+	if (durable <= s->durable_seq)
 		return;
-	s->freed_seq = durable;
+	s->durable_seq = durable;
 	emit(s, DO_RELEASE)->seq = durable;
 }
 
-static int same_life(const struct stamp *a, const struct stamp *b)
+static int same_incarnation(const struct stamp *a, const struct stamp *b)
 {
 	return a->run.hi == b->run.hi && a->run.lo == b->run.lo && a->worker == b->worker &&
 	       a->incarnation == b->incarnation;
@@ -212,26 +212,26 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	uint64_t decided = w->last_seq;
 
 	if (s->phase != PHASE_HELLO)
-		return; /* the answer to a HELLO that was said twice */
-	if (s->welcomed && s->cfg.role == ROLE_WORKER && !same_life(&w->stamp, &s->welcome.stamp))
-		return; /* it answers a HELLO of before we had a name */
+		return; /* the answer to a HELLO that was sent twice */
+	if (s->welcomed && s->cfg.role == ROLE_WORKER &&
+		!same_incarnation(&w->stamp, &s->welcome.stamp))
+		return; /* it answers a HELLO from before the first WELCOME */
 	if (!s->welcomed)
-		s->last_seq = s->acked_seq = s->freed_seq = decided;
-	if (decided < s->freed_seq || decided > s->last_seq)
-		return; /* an old one that the network kept */
+		s->last_seq = s->acked_seq = s->durable_seq = decided;
+	if (decided < s->durable_seq || decided > s->last_seq)
+		return; /* an old one that the network delayed */
 	if (s->welcomed && w->stamp.term != s->welcome.stamp.term)
-		s->pull.number++; /* the old server's PARAMS are not this one's */
+		s->pull.number++; /* ignore PARAMS of the server's previous term */
 	s->welcome = *w;
 	s->welcomed = 1;
 	s->phase = PHASE_READY;
-	/* decided but unknown to us: sent again for the verdict; lost by a crash: sent again to be
-	 * applied */
-	s->sent_seq = s->heard_seq = decided < s->acked_seq ? decided : s->acked_seq;
+	/* Send again what is decided without a verdict here, and what the server lost in a crash. */
+	s->sent_seq = s->confirmed_seq = decided < s->acked_seq ? decided : s->acked_seq;
 	s->pull.sent = s->lease.sent = s->bye_sent = 0;
-	s->pull_with = 0; /* a replay carries nothing */
+	s->pull_with = 0; /* a replay carries no pull */
 	s->progress_ms = now_ms;
-	release(s, w->durable_seq);
-	emit(s, TELL_READY);
+	release_durable(s, w->durable_seq);
+	emit(s, NOTIFY_READY);
 	pump(s);
 }
 
@@ -239,30 +239,29 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 
 static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 {
-	if (a->term != s->welcome.stamp.term || a->seq > s->sent_seq || a->seq <= s->freed_seq)
-		return; /* decided before a crash, or an answer to what was sent before the newest
-			   WELCOME */
+	if (a->term != s->welcome.stamp.term || a->seq > s->sent_seq || a->seq <= s->durable_seq)
+		return; /* decided before a crash, or sent before the newest WELCOME */
 	if (a->seq > s->acked_seq + 1) {
-		resynchronise(s, now_ms); /* the ACK before it was lost, its verdict with it */
+		resynchronise(s, now_ms); /* the ACK before it was lost, with its verdict */
 		return;
 	}
-	kept_push(s, a->seq)->verdict = a->verdict;
-	kept_push(s, a->seq)->reject = a->reject;
-	if (a->seq > s->heard_seq)
-		s->heard_seq = a->seq;
+	retained_push(s, a->seq)->verdict = a->verdict;
+	retained_push(s, a->seq)->reject = a->reject;
+	if (a->seq > s->confirmed_seq)
+		s->confirmed_seq = a->seq;
 	if (a->seq == s->acked_seq + 1) {
-		struct session_effect *e = emit(s, TELL_ACK);
+		struct session_effect *e = emit(s, NOTIFY_ACK);
 
 		s->acked_seq = a->seq;
 		e->seq = a->seq;
 		e->msg.type = MSG_ACK;
 		e->msg.ack = *a;
 	}
-	release(s, a->durable_seq);
+	release_durable(s, a->durable_seq);
 	pump(s);
 }
 
-static void tell(struct session *s, enum session_effect_kind kind, const struct msg *m)
+static void notify(struct session *s, enum session_effect_kind kind, const struct msg *m)
 {
 	emit(s, kind)->msg = *m;
 }
@@ -278,14 +277,14 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 	case PS_EAGAIN:
 		if (s->pull.open) {
 			s->pull.open = 0;
-			emit(s, TELL_NO_PARAMS)->status = PS_EAGAIN;
+			emit(s, NOTIFY_NO_PARAMS)->status = PS_EAGAIN;
 		}
 		break;
 	case PS_EFULL:
 		s->full = 1;
 		break;
 	case PS_EUSAGE:
-		break; /* an ADMIN was refused: no business of the session's */
+		break; /* an ADMIN was refused: net.c handles it */
 	default:
 		end_session(s, e->status);
 	}
@@ -296,7 +295,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 	s->n_effects = 0;
 	if (s->phase == PHASE_END)
 		return;
-	s->contact_ms = now_ms;
+	s->received_ms = now_ms;
 	if (m->type != MSG_BEAT)
 		s->progress_ms = now_ms;
 	switch (m->type) {
@@ -309,19 +308,19 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 	case MSG_PARAMS:
 		if (s->pull.open && m->params.request == s->pull.number) {
 			s->pull.open = 0;
-			tell(s, TELL_PARAMS, m);
+			notify(s, NOTIFY_PARAMS, m);
 		}
 		break;
 	case MSG_GRANT:
 		if (s->lease.open && m->grant.request == s->lease.number) {
 			s->lease.open = 0;
-			tell(s, TELL_GRANT, m);
+			notify(s, NOTIFY_GRANT, m);
 		}
 		break;
 	case MSG_BEAT:
-		if (s->welcomed && same_life(&m->beat.stamp, &s->welcome.stamp) &&
+		if (s->welcomed && same_incarnation(&m->beat.stamp, &s->welcome.stamp) &&
 			m->beat.stamp.term == s->welcome.stamp.term) {
-			release(s, m->beat.durable_seq);
+			release_durable(s, m->beat.durable_seq);
 			pump(s);
 		}
 		break;
@@ -333,7 +332,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 		on_error(s, &m->error, now_ms);
 		break;
 	default:
-		break; /* a worker has no use for the rest */
+		break; /* a worker ignores the rest */
 	}
 }
 
@@ -342,7 +341,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 void session_start(struct session *s, uint64_t now_ms)
 {
 	s->n_effects = 0;
-	s->start_ms = s->contact_ms = s->progress_ms = now_ms;
+	s->start_ms = s->received_ms = s->progress_ms = now_ms;
 }
 
 void session_link_up(struct session *s, uint64_t now_ms)
@@ -353,7 +352,7 @@ void session_link_up(struct session *s, uint64_t now_ms)
 	s->link_up = 1;
 	s->phase = PHASE_HELLO;
 	s->hello_step_ms = 0;
-	say_hello(s, now_ms);
+	send_hello(s, now_ms);
 }
 
 void session_link_lost(struct session *s, uint64_t now_ms)
@@ -365,44 +364,44 @@ void session_link_lost(struct session *s, uint64_t now_ms)
 		s->phase = PHASE_HELLO;
 }
 
-void session_moved(struct session *s, uint64_t now_ms)
+void session_progress(struct session *s, uint64_t now_ms)
 {
 	s->n_effects = 0;
 	s->progress_ms = now_ms;
 }
 
-static int awaits_answer(const struct session *s)
+static int awaits_reply(const struct session *s)
 {
-	return s->heard_seq < s->sent_seq || s->pull.open || s->lease.open;
+	return s->confirmed_seq < s->sent_seq || s->pull.open || s->lease.open;
 }
 
-uint64_t session_alone_ms(const struct session *s, uint64_t now_ms)
+uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms)
 {
 	if (s->phase != PHASE_HELLO)
 		return 0;
-	return now_ms - (s->welcomed ? s->contact_ms : s->start_ms);
+	return now_ms - (s->welcomed ? s->received_ms : s->start_ms);
 }
 
-/* The server keeps a worker's slot for forget_ms. */
-static uint64_t patience(const struct session *s)
+/* The server reserves a worker's slot for forget_ms. */
+static uint64_t timeout_ms(const struct session *s)
 {
-	uint64_t ms = s->cfg.patience_ms;
+	uint64_t ms = s->cfg.disconnect_timeout_ms;
 
 	if (!s->welcomed)
-		return s->cfg.first_ms;
+		return s->cfg.connect_timeout_ms;
 	return s->cfg.role == ROLE_WORKER && s->welcome.forget_ms < ms ? s->welcome.forget_ms : ms;
 }
 
-uint64_t session_left_ms(const struct session *s, uint64_t now_ms)
+uint64_t session_remaining_ms(const struct session *s, uint64_t now_ms)
 {
-	uint64_t alone = session_alone_ms(s, now_ms);
+	uint64_t waiting = session_waiting_ms(s, now_ms);
 
-	return alone < patience(s) ? patience(s) - alone : 0;
+	return waiting < timeout_ms(s) ? timeout_ms(s) - waiting : 0;
 }
 
 static void check_contact(struct session *s, uint64_t now_ms)
 {
-	if (s->phase == PHASE_HELLO && session_left_ms(s, now_ms) == 0)
+	if (s->phase == PHASE_HELLO && session_remaining_ms(s, now_ms) == 0)
 		end_session(s, s->full && !s->welcomed ? PS_EFULL : PS_EUNREACHABLE);
 }
 
@@ -412,18 +411,18 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 	if (s->phase == PHASE_END)
 		return;
 	if (s->leaving && now_ms - s->leave_ms >= LEAVE_MS) {
-		/* nobody has said that all of our pushes are safe */
-		end_session(s, s->freed_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
+		/* not all pushes are known to be durable */
+		end_session(s, s->durable_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
 		return;
 	}
 	if (s->phase == PHASE_READY) {
-		if (now_ms - s->contact_ms >= s->cfg.silence_ms ||
-			(awaits_answer(s) && now_ms - s->progress_ms >= s->cfg.silence_ms)) {
+		if (now_ms - s->received_ms >= s->cfg.silence_ms ||
+			(awaits_reply(s) && now_ms - s->progress_ms >= s->cfg.silence_ms)) {
 			s->progress_ms = now_ms;
 			resynchronise(s, now_ms);
 		}
 	} else if (s->link_up && now_ms - s->hello_ms >= s->hello_wait_ms) {
-		say_hello(s, now_ms);
+		send_hello(s, now_ms);
 	}
 	if (s->phase == PHASE_READY && s->cfg.role == ROLE_WORKER && alive &&
 		now_ms - s->beat_ms >= s->welcome.beat_ms / 2) {
@@ -432,7 +431,7 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 		e->msg.type = MSG_BEAT;
 		e->msg.beat = (struct msg_beat){.stamp = s->welcome.stamp,
 			.last_seq = s->last_seq,
-			.durable_seq = s->freed_seq};
+			.durable_seq = s->durable_seq};
 		s->beat_ms = now_ms;
 	}
 	check_contact(s, now_ms);
@@ -440,17 +439,17 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 
 /* ---- requests of the program ----------------------------------------------------------------- */
 
-static int may_ask(const struct session *s)
+static int check_ready(const struct session *s)
 {
 	if (s->phase == PHASE_END)
 		return s->end_status ? s->end_status : PS_ESTATE;
 	return s->phase == PHASE_READY && !s->leaving ? PS_OK : PS_EAGAIN;
 }
 
-/* The silence that counts is the one after the oldest unanswered request. */
-static void note_request(struct session *s, uint64_t now_ms)
+/* Measure silence from the oldest unanswered request. */
+static void begin_wait(struct session *s, uint64_t now_ms)
 {
-	if (!awaits_answer(s))
+	if (!awaits_reply(s))
 		s->progress_ms = now_ms;
 }
 
@@ -462,10 +461,10 @@ static uint64_t replay_window(const struct session *s)
 int session_can_push(const struct session *s)
 {
 	return s->phase == PHASE_READY && !s->leaving &&
-	       s->last_seq - s->freed_seq < replay_window(s);
+	       s->last_seq - s->durable_seq < replay_window(s);
 }
 
-static void open_request(struct request *r)
+static void open_rpc(struct rpc *r)
 {
 	r->open = 1;
 	r->sent = 0;
@@ -473,9 +472,9 @@ static void open_request(struct request *r)
 }
 
 /* PS_OK: a push may be made now. */
-static int may_push(struct session *s)
+static int check_push(struct session *s)
 {
-	int rc = may_ask(s);
+	int rc = check_ready(s);
 
 	s->n_effects = 0;
 	return rc == PS_OK && !session_can_push(s) ? PS_EAGAIN : rc;
@@ -485,8 +484,8 @@ static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_
 {
 	uint64_t seq = ++s->last_seq;
 
-	note_request(s, now_ms);
-	*kept_push(s, seq) = (struct kept){.base_version = meta->base_version,
+	begin_wait(s, now_ms);
+	*retained_push(s, seq) = (struct retained_push){.base_version = meta->base_version,
 		.base_term = meta->base_term,
 		.work = meta->work,
 		.images = meta->images,
@@ -496,7 +495,7 @@ static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_
 
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq, uint64_t now_ms)
 {
-	int rc = may_push(s);
+	int rc = check_push(s);
 
 	if (rc != PS_OK)
 		return rc;
@@ -508,30 +507,30 @@ int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq, 
 int session_push_pull(
 	struct session *s, const struct msg_push *meta, uint64_t *seq, uint64_t now_ms)
 {
-	int rc = may_push(s);
+	int rc = check_push(s);
 
 	if (rc == PS_OK && s->pull.open)
 		rc = PS_EAGAIN;
 	if (rc != PS_OK)
 		return rc;
 	*seq = add_push(s, meta, now_ms);
-	open_request(&s->pull);
+	open_rpc(&s->pull);
 	s->pull_which = WEIGHTS_CURRENT;
 	s->pull_with = *seq;
 	pump(s);
 	return PS_OK;
 }
 
-static int ask(struct session *s, struct request *r, uint64_t now_ms)
+static int start_rpc(struct session *s, struct rpc *r, uint64_t now_ms)
 {
-	int rc = may_ask(s);
+	int rc = check_ready(s);
 
 	if (rc == PS_OK && r->open)
 		rc = PS_EAGAIN;
 	if (rc != PS_OK)
 		return rc;
-	note_request(s, now_ms);
-	open_request(r);
+	begin_wait(s, now_ms);
+	open_rpc(r);
 	pump(s);
 	return PS_OK;
 }
@@ -541,13 +540,13 @@ int session_pull(struct session *s, enum weights which, uint64_t now_ms)
 	s->n_effects = 0;
 	if (!s->pull.open)
 		s->pull_which = which;
-	return ask(s, &s->pull, now_ms);
+	return start_rpc(s, &s->pull, now_ms);
 }
 
 int session_lease(struct session *s, uint64_t now_ms)
 {
 	s->n_effects = 0;
-	return ask(s, &s->lease, now_ms);
+	return start_rpc(s, &s->lease, now_ms);
 }
 
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms)
@@ -555,7 +554,7 @@ int session_result(struct session *s, const struct msg_result *r, uint64_t now_m
 	s->n_effects = 0;
 	if (!s->result.open)
 		s->result_msg = *r;
-	return ask(s, &s->result, now_ms);
+	return start_rpc(s, &s->result, now_ms);
 }
 
 void session_bye(struct session *s, uint64_t now_ms)
@@ -602,7 +601,7 @@ uint64_t session_acked_seq(const struct session *s)
 
 uint64_t session_durable_seq(const struct session *s)
 {
-	return s->freed_seq;
+	return s->durable_seq;
 }
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
@@ -616,9 +615,9 @@ int session_new(struct session **out, const struct session_config *cfg, size_t r
 		s = mem_try(1, sizeof(*s));
 	if (!s)
 		return PS_ENOMEM;
-	s->kept = mem_try(replay_max, sizeof(*s->kept));
+	s->retained = mem_try(replay_max, sizeof(*s->retained));
 	s->effect = mem_try(MAX_EFFECTS, sizeof(*s->effect));
-	if (!s->kept || !s->effect) {
+	if (!s->retained || !s->effect) {
 		session_free(&s);
 		return PS_ENOMEM;
 	}
@@ -633,7 +632,7 @@ void session_free(struct session **s)
 {
 	if (!*s)
 		return;
-	free((*s)->kept);
+	free((*s)->retained);
 	free((*s)->effect);
 	free(*s);
 	*s = NULL;

@@ -1,6 +1,7 @@
 /*
- * session.h - the worker's side of the protocol as a pure state machine: what to say, what to keep,
- * what to say again. worker/client/net.c drives it over ZeroMQ, tests/sim over a seeded network.
+ * session.h - the worker's side of the protocol as a pure state machine: what to send, what to
+ * retain, what to send again. worker/client/net.c drives it over ZeroMQ, tests/sim over a simulated
+ * network.
  *
  *            start            WELCOME                    ERROR TERM|GAP|STATE , link lost, silence
  *   (new) ----------> HELLO ----------> READY --------------------------------------> HELLO
@@ -8,15 +9,16 @@
  *                       `----- END <------'   BYE, FENCED, WRONGRUN, WRONGDATA, ..., unreachable
  *
  * Invariants:
- * (1) a seq is given once, to one push, and its tensor bytes never change;
- * (2) a push is kept until an ACK, BEAT or WELCOME of the server calls it durable;
- * (3) after every WELCOME all kept pushes newer than its last_seq are sent again, in order, before
- *     anything else; then a RESULT that was not sent yet, the unanswered LEASE and PULL;
- * (4) at most push_window pushes are sent and unacknowledged, at most replay_window kept. Saying
- *     HELLO on a link in order behind what was sent before makes its WELCOME proof that all of
- *     that was either decided or lost: so HELLO is the one way to resynchronise.
+ * (1) a seq is assigned once, to one push, and its tensor bytes never change;
+ * (2) a push is retained until an ACK, BEAT or WELCOME of the server reports it durable;
+ * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order,
+ *     before anything else; then a RESULT that was not sent yet, the unanswered LEASE and PULL;
+ * (4) at most push_window pushes are sent and unacknowledged, at most replay_window retained.
+ *     HELLO follows everything sent before it on an ordered link, so its WELCOME proves that all
+ *     of that was either decided or lost. HELLO is therefore the one way to resynchronise.
+ * PS_ASSERT checks (1), (2) and (4), and the order of (3), in every build.
  *
- * Pure: no socket, clock, thread; allocates nothing after birth. Thread: the caller's.
+ * Pure: no socket, clock or thread; allocates nothing after session_new. Thread: the caller's.
  */
 #ifndef WORKER_CLIENT_SESSION_H
 #define WORKER_CLIENT_SESSION_H
@@ -31,33 +33,32 @@ enum session_phase { PHASE_HELLO, PHASE_READY, PHASE_END };
 struct session_config {
 	enum role role;
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
-	char host[WIRE_MAX_HOST + 1]; /* labels for people, and so is pid */
+	char host[WIRE_MAX_HOST + 1]; /* a label for people, as is pid */
 	uint32_t pid;
 	struct data_id data;
-	uint64_t seed;     /* of the retry jitter */
-	uint64_t first_ms; /* END(PS_EUNREACHABLE) when no WELCOME came so long after the start */
-	uint64_t patience_ms; /* ... or so long after contact was lost */
-	uint64_t retry_ms;   /* HELLO again after so long without an answer, doubled up to 16 times,
-				+-25 % */
-	uint64_t silence_ms; /* an unanswered request resynchronises after so long without any
-				message, and without a byte that moves */
+	uint64_t seed;                  /* of the retry jitter */
+	uint64_t connect_timeout_ms;    /* END(PS_EUNREACHABLE) without a WELCOME after the start */
+	uint64_t disconnect_timeout_ms; /* ... and after contact was lost */
+	uint64_t retry_ms; /* repeat an unanswered HELLO; doubled up to 16 times, +-25 % */
+	/* Resynchronise when a request is unanswered this long, without a message and without a
+	 * byte of progress. */
+	uint64_t silence_ms;
 };
 
-/* What to do, in order; read with session_effect after each call, before the next. */
+/* What to do, in order. Read with session_effect after each call, before the next. */
 enum session_effect_kind {
 	DO_SEND,      /* msg on the bulk link */
-	DO_SEND_PUSH, /* the kept push `seq`: msg has its header (no slices), tensor frames are the
-			 driver's */
+	DO_SEND_PUSH, /* retained push `seq`: msg is its header without slices; the driver has the
+			 tensor */
 	DO_SEND_BEAT, /* msg on the beat link */
-	DO_RELEASE,   /* pushes up to `seq` are durable: their bytes may go */
-	TELL_READY, /* WELCOME: session_welcome is valid; said again after each resynchronisation */
-	TELL_ACK,   /* msg->ack is the decision on push `seq`: told once per push */
-	TELL_PARAMS,    /* msg->params answers the pull; they are of the term of
-			   session_welcome */
-	TELL_NO_PARAMS, /* the pull will not be answered: `status` says why (PS_EAGAIN: nothing is
-			   under evaluation) */
-	TELL_GRANT,     /* msg->grant answers the lease request */
-	TELL_END,       /* over: `status` says why */
+	DO_RELEASE,   /* pushes up to `seq` are durable: free their bytes */
+	NOTIFY_READY, /* WELCOME: session_welcome is valid; repeated after each resynchronisation */
+	NOTIFY_ACK,   /* msg->ack is the decision on push `seq`; once per push */
+	NOTIFY_PARAMS,    /* msg->params answers the pull; of the term of session_welcome */
+	NOTIFY_NO_PARAMS, /* the pull stays unanswered because of `status` (PS_EAGAIN: nothing is
+			     under evaluation) */
+	NOTIFY_GRANT,     /* msg->grant answers the lease request */
+	NOTIFY_END,       /* the session ended with `status` */
 };
 
 struct session_effect {
@@ -69,50 +70,48 @@ struct session_effect {
 
 struct session; /* opaque */
 
-/* `replay_max`: most pushes ever kept (<= WIRE_MAX_WINDOW); the server may allow fewer. PS_ENOMEM.
- */
+/* `replay_max`: maximum of retained pushes (<= WIRE_MAX_WINDOW); the server may allow fewer.
+ * PS_ENOMEM. */
 int session_new(
 	struct session **out, const struct session_config *cfg, size_t replay_max) PS_MUST_CHECK;
 void session_free(struct session **s);
 
-/* Time starts; the link counts as down until session_link_up. */
+/* Start the clock. The link counts as down until session_link_up. */
 void session_start(struct session *s, uint64_t now_ms);
-void session_link_up(struct session *s, uint64_t now_ms);   /* bulk link connected: says HELLO */
+void session_link_up(struct session *s, uint64_t now_ms);   /* bulk link connected: sends HELLO */
 void session_link_lost(struct session *s, uint64_t now_ms); /* bulk link broke */
-/* Bytes have moved on the bulk link, in either direction: an answer may still be long in coming. */
-void session_moved(struct session *s, uint64_t now_ms);
-/* A decoded message from either link; *m is borrowed for the call and until the effects are read.
- */
+/* Bytes moved on the bulk link, in either direction: a large answer may be on its way. */
+void session_progress(struct session *s, uint64_t now_ms);
+/* A decoded message from either link. *m is borrowed until the effects are read. */
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms);
-/* At least every 100 ms. `alive`: the trainer makes progress; 0 stops the beats, so that a hang is
- * seen. Beats go out twice as often as the server asks: one that is late on a busy machine is none
- * that is missed. */
+/* Call at least every 100 ms. `alive`: the program makes progress; 0 stops the heartbeats, so that
+ * the server detects a hang. Heartbeats are sent twice as often as the server requires, so that a
+ * late one on a busy machine is not a missed one. */
 void session_tick(struct session *s, int alive, uint64_t now_ms);
 
-/* Requests of the program. PS_EAGAIN: not READY, or the window is full, or one is under way
- * already; the session's END status once it has ended (PS_ESTATE after a BYE of our own). One pull
- * and one lease may be under way. */
+/* Requests of the program. PS_EAGAIN: not READY, or the window is full, or such a request is in
+ * progress; after the end its status (PS_ESTATE after session_bye). One pull and one lease may be
+ * in progress. */
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
-/* Both, in one request: WEIGHTS_CURRENT with this push in them. After a WELCOME the pull goes
- * alone. PS_EAGAIN also when a pull is under way. */
+/* A push, and a pull of WEIGHTS_CURRENT with that push applied, in one message. After a WELCOME the
+ * pull is sent alone. PS_EAGAIN also when a pull is in progress. */
 int session_push_pull(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 int session_pull(struct session *s, enum weights which, uint64_t now_ms) PS_MUST_CHECK;
 int session_lease(struct session *s, uint64_t now_ms) PS_MUST_CHECK;
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms) PS_MUST_CHECK;
-void session_bye(struct session *s, uint64_t now_ms); /* say BYE and END with PS_OK */
+void session_bye(struct session *s, uint64_t now_ms); /* send BYE; END with PS_OK */
 
-const struct session_effect *session_effect(
-	const struct session *s, size_t i); /* NULL past the end */
-/* For how long it waits for its server: since the start, or since the last message; 0: it has it.
- */
-uint64_t session_alone_ms(const struct session *s, uint64_t now_ms);
-/* ... and how long it will go on. */
-uint64_t session_left_ms(const struct session *s, uint64_t now_ms);
+/* NULL past the end. */
+const struct session_effect *session_effect(const struct session *s, size_t i);
+/* Time without contact: since the start, or since the last message; 0: in contact. */
+uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms);
+/* Time until the session gives up. */
+uint64_t session_remaining_ms(const struct session *s, uint64_t now_ms);
 enum session_phase session_phase(const struct session *s);
-const struct msg_welcome *session_welcome(const struct session *s); /* of the newest WELCOME */
-uint64_t session_last_seq(const struct session *s);                 /* newest seq given */
+const struct msg_welcome *session_welcome(const struct session *s); /* the newest WELCOME */
+uint64_t session_last_seq(const struct session *s);                 /* newest seq assigned */
 uint64_t session_acked_seq(const struct session *s);                /* all up to here are decided */
 uint64_t session_durable_seq(const struct session *s); /* all up to here are released */
 int session_can_push(const struct session *s);

@@ -51,7 +51,7 @@ static int find_command(const char **args, int n_args, const struct command **fo
 		return err_set(e, PS_EUSAGE,
 			"command missing: status, top, checkpoint, drain, log-level, export, "
 			"predict or keygen");
-	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
 	if (!*found)
@@ -74,14 +74,14 @@ static int check_sources(const struct ctl *ctl, struct err *e)
 static int run(struct ctl *ctl, const char **args, int n_args, struct err *e)
 {
 	const struct command *command;
-	int status = find_command(args, n_args, &command, e);
+	int rc = find_command(args, n_args, &command, e);
 
-	if (!status)
-		status = check_sources(ctl, e);
-	if (!status && options_check_server(PROGRAM, ctl->server))
+	if (!rc)
+		rc = check_sources(ctl, e);
+	if (!rc && options_check_server(PROGRAM, ctl->server))
 		return PS_EUSAGE;
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	ctl->args = args + 1;
 	ctl->n_args = n_args - 1;
 	return command->run(ctl, e);
@@ -89,7 +89,7 @@ static int run(struct ctl *ctl, const char **args, int n_args, struct err *e)
 
 static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int *n_args)
 {
-	int level, format, status;
+	int level, format, rc;
 	const struct opt rows[] = {
 		OPTIONS_SERVER_ROW(&ctl->server, DIALS),
 		OPTIONS_KEY_ROW(&ctl->key, DIALS),
@@ -140,14 +140,14 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 		.opts = rows,
 		.max_args = MAX_ARGS};
 
-	status = opt_parse(&program, argc, argv, args, n_args);
-	if (status)
-		return status;
+	rc = opt_parse(&program, argc, argv, args, n_args);
+	if (rc)
+		return rc;
 	log_set_format((enum log_format)format);
 	log_set_level((enum log_level)level);
 	if (*n_args)
 		opt_check(&program, args[0]);
-	return status;
+	return rc;
 }
 
 int main(int argc, char **argv)
@@ -155,17 +155,17 @@ int main(int argc, char **argv)
 	const char *args[MAX_ARGS];
 	struct ctl ctl = {0};
 	struct err e = {0};
-	int n_args, status;
+	int n_args, rc;
 
 	signal(SIGPIPE, SIG_IGN);
-	status = parse(&ctl, argc, argv, args, &n_args);
-	if (status)
-		return status == OPT_EXIT ? 0 : err_exit_code(status);
+	rc = parse(&ctl, argc, argv, args, &n_args);
+	if (rc)
+		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	key_protect_process();
-	status = run(&ctl, args, n_args, &e);
-	if (!status && fflush(stdout))
-		status = err_set(&e, PS_EIO, "cannot write to standard output");
-	if (status && e.text[0])
-		ctl_say("failed", status, e.text);
-	return err_exit_code(status);
+	rc = run(&ctl, args, n_args, &e);
+	if (!rc && fflush(stdout))
+		rc = err_set(&e, PS_EIO, "cannot write to standard output");
+	if (rc && e.text[0])
+		ctl_say("failed", rc, e.text);
+	return err_exit_code(rc);
 }

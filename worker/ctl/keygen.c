@@ -27,7 +27,7 @@ static int make(const char *dir, const struct wanted *w, struct err *e)
 
 	if (rc)
 		return rc;
-	if (snprintf(list, sizeof list, "%s/allow", dir) >= (int)sizeof list)
+	if (snprintf(list, sizeof(list), "%s/allow", dir) >= (int)sizeof(list))
 		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", dir);
 	/* a key that is there but not on the list was taken off it */
 	if (w->role != KEY_STRANGER && made)
@@ -60,7 +60,7 @@ int ctl_keygen(const struct ctl *ctl, struct err *e)
 		rc = check_name(ctl->args[i], e);
 	if (!rc)
 		rc = file_make_dir(dir, e);
-	for (size_t i = 0; i < sizeof usual / sizeof *usual && !rc; i++)
+	for (size_t i = 0; i < sizeof(usual) / sizeof(*usual) && !rc; i++)
 		rc = make(dir, &usual[i], e);
 	for (int i = 1; i < ctl->n_args && !rc; i++)
 		rc = make(dir, &(struct wanted){ctl->args[i], KEY_WORKER}, e);

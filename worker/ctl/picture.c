@@ -107,18 +107,18 @@ static int read_png(
 {
 	png_color black = {0, 0, 0};
 	png_image image;
-	int status;
+	int rc;
 
-	memset(&image, 0, sizeof image);
+	memset(&image, 0, sizeof(image));
 	image.version = PNG_IMAGE_VERSION;
 	if (!png_image_begin_read_from_memory(&image, data, size))
 		return err_set(e, PS_EDATA, "%s: %s", path, image.message);
-	status = check_size(path, image.width, image.height, e);
+	rc = check_size(path, image.width, image.height, e);
 	image.format = PNG_FORMAT_GRAY;
-	if (!status && !png_image_finish_read(&image, &black, pixels, PICTURE_SIDE, NULL))
-		status = err_set(e, PS_EDATA, "%s: %s", path, image.message);
+	if (!rc && !png_image_finish_read(&image, &black, pixels, PICTURE_SIDE, NULL))
+		rc = err_set(e, PS_EDATA, "%s: %s", path, image.message);
 	png_image_free(&image);
-	return status;
+	return rc;
 }
 
 /* ---- either ---------------------------------------------------------------------------------- */
@@ -129,18 +129,18 @@ int picture_read(const char *path, uint8_t *pixels, struct err *e)
 	unsigned char *data;
 	void *bytes;
 	size_t size;
-	int status = file_read(path, MAX_FILE, &bytes, &size, e);
+	int rc = file_read(path, MAX_FILE, &bytes, &size, e);
 
-	if (status)
+	if (rc)
 		return e->status = PS_EDATA;
 	data = bytes;
 	if (size >= 4 && !memcmp(data, png, 4))
-		status = read_png(path, data, size, pixels, e);
+		rc = read_png(path, data, size, pixels, e);
 	else if (size >= 3 && data[0] == 'P' && (data[1] == '2' || data[1] == '5') &&
 		 (isspace(data[2]) || data[2] == '#'))
-		status = read_pgm(path, data, size, pixels, e);
+		rc = read_pgm(path, data, size, pixels, e);
 	else
-		status = err_set(e, PS_EDATA, "%s: neither PNG nor PGM (P2, P5)", path);
+		rc = err_set(e, PS_EDATA, "%s: neither PNG nor PGM (P2, P5)", path);
 	free(bytes);
-	return status;
+	return rc;
 }

@@ -59,16 +59,16 @@ static int take_test_image(
 
 static int take_all(struct gallery *g, const struct ctl *ctl, struct err *e)
 {
-	struct data *d = mem_must(1, sizeof *d, "test images");
-	int status = any_number(ctl) ? data_load(d, ctl->data, e) : PS_OK;
+	struct data *d = mem_must(1, sizeof(*d), "test images");
+	int rc = any_number(ctl) ? data_load(d, ctl->data, e) : PS_OK;
 
-	for (size_t i = 0; i < g->n && !status; i++)
-		status = is_number(ctl->args[i])
-				 ? take_test_image(g, i, ctl->args[i], d, e)
-				 : picture_read(ctl->args[i], g->pixels + i * PICTURE_SIZE, e);
+	for (size_t i = 0; i < g->n && !rc; i++)
+		rc = is_number(ctl->args[i])
+			     ? take_test_image(g, i, ctl->args[i], d, e)
+			     : picture_read(ctl->args[i], g->pixels + i * PICTURE_SIZE, e);
 	data_release(d);
 	free(d);
-	return status;
+	return rc;
 }
 
 static void open_gallery(struct gallery *g, size_t n, size_t classes)
@@ -78,8 +78,8 @@ static void open_gallery(struct gallery *g, size_t n, size_t classes)
 	g->pixels = mem_must(n, PICTURE_SIZE, "pictures");
 	g->labels = mem_must(n, 1, "pictures");
 	g->no_labels = mem_must(n, 1, "pictures");
-	g->known = mem_must(n, sizeof *g->known, "pictures");
-	g->probability = mem_must(n * classes, sizeof *g->probability, "pictures");
+	g->known = mem_must(n, sizeof(*g->known), "pictures");
+	g->probability = mem_must(n * classes, sizeof(*g->probability), "pictures");
 	g->images = (struct kx_images){.pixels = g->pixels, .labels = g->no_labels, .n = n};
 }
 
@@ -141,7 +141,7 @@ static size_t classes_shown(const float *p, size_t n, size_t shown[CLASS_LINES])
 		if (at == CLASS_LINES)
 			continue;
 		used += used < CLASS_LINES;
-		memmove(shown + at + 1, shown + at, (used - at - 1) * sizeof *shown);
+		memmove(shown + at + 1, shown + at, (used - at - 1) * sizeof(*shown));
 		shown[at] = class;
 	}
 	return used;
@@ -192,44 +192,44 @@ static int compute(const struct ctl_weights *w, struct gallery *g, struct err *e
 {
 	struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
 	struct backend *b;
-	int status = backend_new(&b, &w->model, &o, e);
+	int rc = backend_new(&b, &w->model, &o, e);
 
-	if (status)
-		return status;
-	status = backend_use(b, &g->images, e);
-	if (!status && (status = backend_predict(b, w->w, 0, g->n, g->probability)))
-		err_set(e, status, "predict: %s", err_text(status));
+	if (rc)
+		return rc;
+	rc = backend_use(b, &g->images, e);
+	if (!rc && (rc = backend_predict(b, w->w, 0, g->n, g->probability)))
+		err_set(e, rc, "predict: %s", err_text(rc));
 	backend_free(&b);
-	return status;
+	return rc;
 }
 
 static int predict(const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
 {
-	int terminal = isatty(STDOUT_FILENO), status;
+	int terminal = isatty(STDOUT_FILENO), rc;
 	struct gallery g = {0};
 
 	open_gallery(&g, (size_t)ctl->n_args, w->model.classes);
-	status = take_all(&g, ctl, e);
-	if (!status)
-		status = compute(w, &g, e);
-	for (size_t i = 0; i < g.n && !status; i++)
+	rc = take_all(&g, ctl, e);
+	if (!rc)
+		rc = compute(w, &g, e);
+	for (size_t i = 0; i < g.n && !rc; i++)
 		draw(&g, i, ctl->args[i], terminal);
 	close_gallery(&g);
-	return status;
+	return rc;
 }
 
 int ctl_predict(const struct ctl *ctl, struct err *e)
 {
-	struct ctl_weights *w = mem_must(1, sizeof *w, "predict");
-	int status = ctl_weights_load(ctl, w, e);
+	struct ctl_weights *w = mem_must(1, sizeof(*w), "predict");
+	int rc = ctl_weights_load(ctl, w, e);
 
-	if (!status && w->model.classes == 0)
-		status = err_set(e, PS_EUSAGE,
+	if (!rc && w->model.classes == 0)
+		rc = err_set(e, PS_EUSAGE,
 			"predict: model \"%s\" has no classes; it needs a model of images",
 			w->model.text);
-	if (!status)
-		status = predict(ctl, w, e);
+	if (!rc)
+		rc = predict(ctl, w, e);
 	ctl_weights_release(w);
 	free(w);
-	return status;
+	return rc;
 }

@@ -7,14 +7,14 @@
 #include "proto/msg.h"
 #include "worker/ctl/ctl.h"
 
-void ctl_say(const char *event, int status, const char *text)
+void ctl_say(const char *event, int rc, const char *text)
 {
 	enum log_level level = log_get_level();
 
 	if (log_get_format() == LOG_TEXT) {
 		fprintf(stderr, "cnn-ctl: %s\n", text);
-	} else if (status) {
-		log_error("ctl", event, "code=%s reason=\"%s\"", err_name(status), text);
+	} else if (rc) {
+		log_error("ctl", event, "code=%s reason=\"%s\"", err_name(rc), text);
 	} else {
 		if (level < LOG_WARN)
 			log_set_level(LOG_WARN); /* as above: said whatever the level is */
@@ -44,19 +44,19 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 		.observer = 1,
 		.stop = stop,
 		.report = report,
-		.connect_ms = (uint32_t)ctl->connect_ms,
-		.patience_ms = (uint32_t)ctl->connect_ms};
-	int status = cnnps_connect(c, &o);
+		.connect_timeout_ms = (uint32_t)ctl->connect_ms,
+		.disconnect_timeout_ms = (uint32_t)ctl->connect_ms};
+	int rc = cnnps_connect(c, &o);
 
-	return status ? err_set(e, status, "%s", o.why) : PS_OK;
+	return rc ? err_set(e, rc, "%s", o.why) : PS_OK;
 }
 
 /* What a call on an open connection came to, in words. */
-static int said(struct cnnps *c, int status, struct err *e)
+static int said(struct cnnps *c, int rc, struct err *e)
 {
-	if (!status)
+	if (!rc)
 		return PS_OK;
-	return err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
+	return err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
 }
 
 /* Indented, for people and programs alike; as it came if it is no JSON that we know. */
@@ -74,44 +74,44 @@ int ctl_status(const struct ctl *ctl, struct err *e)
 {
 	char text[WIRE_MAX_TEXT + 1];
 	struct cnnps *c;
-	int status = ctl_connect(ctl, &c, e);
+	int rc = ctl_connect(ctl, &c, e);
 
-	if (status)
-		return status;
-	status = said(c, cnnps_status(c, text, sizeof text), e);
-	if (!status)
+	if (rc)
+		return rc;
+	rc = said(c, cnnps_status(c, text, sizeof(text)), e);
+	if (!rc)
 		print_json(text);
 	cnnps_close(&c);
-	return status;
+	return rc;
 }
 
 int ctl_checkpoint(const struct ctl *ctl, struct err *e)
 {
 	struct cnnps *c;
 	uint64_t generation;
-	int status = ctl_connect(ctl, &c, e);
+	int rc = ctl_connect(ctl, &c, e);
 
-	if (status)
-		return status;
-	status = said(c, cnnps_checkpoint(c, &generation), e);
-	if (!status)
+	if (rc)
+		return rc;
+	rc = said(c, cnnps_checkpoint(c, &generation), e);
+	if (!rc)
 		printf("generation %llu\n", (unsigned long long)generation);
 	cnnps_close(&c);
-	return status;
+	return rc;
 }
 
 int ctl_drain(const struct ctl *ctl, struct err *e)
 {
 	struct cnnps *c;
-	int status = ctl_connect(ctl, &c, e);
+	int rc = ctl_connect(ctl, &c, e);
 
-	if (status)
-		return status;
-	status = said(c, cnnps_drain(c), e);
-	if (!status)
+	if (rc)
+		return rc;
+	rc = said(c, cnnps_drain(c), e);
+	if (!rc)
 		puts("draining");
 	cnnps_close(&c);
-	return status;
+	return rc;
 }
 
 static int check_level(const char *text, struct err *e)
@@ -126,15 +126,15 @@ static int check_level(const char *text, struct err *e)
 int ctl_log_level(const struct ctl *ctl, struct err *e)
 {
 	struct cnnps *c;
-	int status = check_level(ctl->args[0], e);
+	int rc = check_level(ctl->args[0], e);
 
-	if (!status)
-		status = ctl_connect(ctl, &c, e);
-	if (status)
-		return status;
-	status = said(c, cnnps_log_level(c, ctl->args[0]), e);
-	if (!status)
+	if (!rc)
+		rc = ctl_connect(ctl, &c, e);
+	if (rc)
+		return rc;
+	rc = said(c, cnnps_log_level(c, ctl->args[0]), e);
+	if (!rc)
 		printf("log level %s\n", ctl->args[0]);
 	cnnps_close(&c);
-	return status;
+	return rc;
 }

@@ -69,7 +69,7 @@ static void catch (int number, void (*handler)(int))
 {
 	struct sigaction a;
 
-	memset(&a, 0, sizeof a);
+	memset(&a, 0, sizeof(a));
 	a.sa_handler = handler;
 	a.sa_flags = SA_NODEFER | SA_RESTART;
 	sigaction(number, &a, NULL);
@@ -105,7 +105,7 @@ static void find_keys(void)
 static void screen_open(void)
 {
 	find_keys();
-	for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) {
+	for (size_t i = 0; i < sizeof(fatal) / sizeof(*fatal); i++) {
 		struct sigaction now;
 		if (!sigaction(fatal[i], NULL, &now) && now.sa_handler != SIG_IGN)
 			catch (fatal[i], on_fatal);
@@ -130,7 +130,7 @@ static int screen_quit(void)
 
 	if (!has_keys || atomic_load(&has_quit) || poll(&key, 1, 0) <= 0)
 		return atomic_load(&has_quit);
-	n = read(STDIN_FILENO, typed, sizeof typed);
+	n = read(STDIN_FILENO, typed, sizeof(typed));
 	if ((n > 0 && (memchr(typed, 'q', (size_t)n) || memchr(typed, 'Q', (size_t)n))) ||
 		(n <= 0 && (key.revents & (POLLHUP | POLLERR))))
 		atomic_store(&has_quit, 1);
@@ -144,7 +144,7 @@ static int screen_quit(void)
 #define MAX_TEXT  24 /* characters of a text that all columns fit beside */
 #define FAIR_TEXT 12 /* cut to so much before the address is left out */
 #define MIN_TEXT  8
-#define N_COLUMNS (sizeof columns_of / sizeof columns_of[0])
+#define N_COLUMNS (sizeof(columns_of) / sizeof(columns_of[0]))
 
 static const struct column {
 	const char *title, *key;
@@ -358,7 +358,7 @@ static void put(struct layout *s, const char *fmt, ...)
 	va_list ap;
 
 	va_start(ap, fmt);
-	vsnprintf(item, sizeof item, fmt, ap);
+	vsnprintf(item, sizeof(item), fmt, ap);
 	va_end(ap);
 	n = strlen(item);
 	if (s->columns && gap && s->column + gap + n > s->columns) {
@@ -431,11 +431,11 @@ static void show_workers(const struct layout *s, const json_t *list)
 static int ask(struct cnnps *c, json_t **o)
 {
 	char answer[WIRE_MAX_TEXT + 1];
-	int status = cnnps_status(c, answer, sizeof answer);
-	json_t *now = status ? NULL : json_loads(answer, 0, NULL);
+	int rc = cnnps_status(c, answer, sizeof(answer));
+	json_t *now = rc ? NULL : json_loads(answer, 0, NULL);
 
 	if (!now)
-		return status ? status : PS_EPROTO;
+		return rc ? rc : PS_EPROTO;
 	json_decref(*o);
 	*o = now;
 	return PS_OK;
@@ -469,16 +469,16 @@ static void show_end(const json_t *o, const char *how)
 }
 
 /* How the run ended, in a word, or NULL: it has not, as far as that is known. */
-static const char *ending(const json_t *o, int status)
+static const char *ending(const json_t *o, int rc)
 {
 	const char *word = json_string_value(json_object_get(o, "ending"));
 
 	if (word)
 		return word;
-	return status == PS_EDONE       ? "done"
-	       : status == PS_ESHUTDOWN ? "drained"
-	       : status == PS_EDIVERGED ? "diverged"
-					: NULL;
+	return rc == PS_EDONE       ? "done"
+	       : rc == PS_ESHUTDOWN ? "drained"
+	       : rc == PS_EDIVERGED ? "diverged"
+				    : NULL;
 }
 
 /* The last screen stays, with the end below it. */
@@ -520,16 +520,16 @@ static void rest(void)
 /* Until q, the end of the run, or the loss of the server. */
 static int watch(struct cnnps *c, json_t **o)
 {
-	int status;
+	int rc;
 
-	while (!(status = ask(c, o)) && !ending(*o, 0) && !screen_quit()) {
+	while (!(rc = ask(c, o)) && !ending(*o, 0) && !screen_quit()) {
 		fputs(CLEAR, stdout);
 		show_all(*o, 2);
 		fputs("\nq quits   ", stdout);
 		fflush(stdout);
 		rest();
 	}
-	return status;
+	return rc;
 }
 
 static int top(struct cnnps *c, struct err *e)
@@ -537,30 +537,30 @@ static int top(struct cnnps *c, struct err *e)
 	static char frame[1 << 16]; /* a screen is one write: nothing flickers */
 	json_t *o = NULL;
 	const char *how;
-	int status;
+	int rc;
 
-	setvbuf(stdout, frame, _IOFBF, sizeof frame);
+	setvbuf(stdout, frame, _IOFBF, sizeof(frame));
 	screen_open();
-	status = watch(c, &o);
+	rc = watch(c, &o);
 	screen_close();
-	how = ending(o, status);
+	how = ending(o, rc);
 	if (screen_quit())
-		status = PS_OK;
+		rc = PS_OK;
 	else if (o && how)
-		status = finish(o, how, e);
+		rc = finish(o, how, e);
 	else
-		err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
+		err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
 	json_decref(o);
-	return status;
+	return rc;
 }
 
 static int show_once(struct cnnps *c, struct err *e)
 {
 	json_t *o = NULL;
-	int status = ask(c, &o);
+	int rc = ask(c, &o);
 
-	if (status)
-		return err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
+	if (rc)
+		return err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
 	show_all(o, 2);
 	json_decref(o);
 	return PS_OK;
@@ -570,11 +570,11 @@ static int show_once(struct cnnps *c, struct err *e)
 int ctl_top(const struct ctl *ctl, struct err *e)
 {
 	struct cnnps *c;
-	int status = ctl_connect_with(ctl, stop, report, &c, e);
+	int rc = ctl_connect_with(ctl, stop, report, &c, e);
 
-	if (status)
-		return status;
-	status = isatty(STDOUT_FILENO) ? top(c, e) : show_once(c, e);
+	if (rc)
+		return rc;
+	rc = isatty(STDOUT_FILENO) ? top(c, e) : show_once(c, e);
 	cnnps_close(&c);
-	return status;
+	return rc;
 }

@@ -14,11 +14,11 @@ static const struct shape input = {.c = 1, .h = 28, .w = 28};
 /* Parse `text` and make room for its weights. */
 static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 {
-	int status = model_parse(&w->model, text, input, e);
+	int rc = model_parse(&w->model, text, input, e);
 
-	if (status)
-		return status;
-	w->w = mem_try(w->model.n_params, sizeof *w->w);
+	if (rc)
+		return rc;
+	w->w = mem_try(w->model.n_params, sizeof(*w->w));
 	return w->w ? PS_OK : err_set(e, PS_ENOMEM, "no memory for %zu weights", w->model.n_params);
 }
 
@@ -27,32 +27,32 @@ static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err
 {
 	char named[MODEL_MAX_TEXT];
 	struct model *of_file;
-	int status = safetensors_model(ctl->weights, named, e);
+	int rc = safetensors_model(ctl->weights, named, e);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	if (!named[0] && !ctl->model)
 		return err_set(e, PS_EUSAGE,
 			"%s: its metadata do not name a model; add --model MODEL", ctl->weights);
-	status = open_model(w, ctl->model ? ctl->model : named, e);
-	if (status || !named[0] || !ctl->model)
-		return status;
-	of_file = mem_must(1, sizeof *of_file, "model");
-	status = model_parse(of_file, named, input, e);
-	if (!status && strcmp(of_file->text, w->model.text))
-		status = err_set(e, PS_EUSAGE,
+	rc = open_model(w, ctl->model ? ctl->model : named, e);
+	if (rc || !named[0] || !ctl->model)
+		return rc;
+	of_file = mem_must(1, sizeof(*of_file), "model");
+	rc = model_parse(of_file, named, input, e);
+	if (!rc && strcmp(of_file->text, w->model.text))
+		rc = err_set(e, PS_EUSAGE,
 			"--model \"%.120s\" is not the model of %.120s, \"%.120s\"; leave --model "
 			"out",
 			w->model.text, ctl->weights, of_file->text);
 	free(of_file);
-	return status;
+	return rc;
 }
 
 static int from_file(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
-	int status = choose_model(ctl, w, e);
+	int rc = choose_model(ctl, w, e);
 
-	return status ? status : safetensors_read(ctl->weights, &w->model, w->w, e);
+	return rc ? rc : safetensors_read(ctl->weights, &w->model, w->w, e);
 }
 
 static int take_sections(
@@ -61,16 +61,16 @@ static int take_sections(
 	const struct checkpoint_section *run = checkpoint_find(c, RUN_HEAD_SECTION);
 	const struct checkpoint_section *weights = checkpoint_find(c, RUN_HEAD_WEIGHTS);
 	struct run_head head;
-	int status;
+	int rc;
 
 	if (!run || !weights || run_head_read(run->data, run->size, &head))
 		return err_set(e, PS_ECHECKPOINT, "%s: generation %llu has no run or no weights",
 			dir, (unsigned long long)c->generation);
-	if ((status = open_model(w, head.model, e)))
+	if ((rc = open_model(w, head.model, e)))
 		return e->status = PS_ECHECKPOINT;
-	if (weights->size != w->model.n_params * sizeof *w->w)
+	if (weights->size != w->model.n_params * sizeof(*w->w))
 		return err_set(e, PS_ECHECKPOINT, "%s: %zu bytes of weights, the model has %zu",
-			dir, weights->size, w->model.n_params * sizeof *w->w);
+			dir, weights->size, w->model.n_params * sizeof(*w->w));
 	memcpy(w->w, weights->data, weights->size);
 	return PS_OK;
 }
@@ -78,57 +78,57 @@ static int take_sections(
 static int from_checkpoint(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
 	struct checkpoint c;
-	int status = checkpoint_read_newest(ctl->checkpoint, 0, &c, NULL, e);
+	int rc = checkpoint_read_newest(ctl->checkpoint, 0, &c, NULL, e);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	if (!c.generation)
-		status = err_set(e, PS_ECHECKPOINT, "%s: holds no checkpoint", ctl->checkpoint);
+		rc = err_set(e, PS_ECHECKPOINT, "%s: holds no checkpoint", ctl->checkpoint);
 	else
-		status = take_sections(&c, ctl->checkpoint, w, e);
+		rc = take_sections(&c, ctl->checkpoint, w, e);
 	checkpoint_release(&c);
-	return status;
+	return rc;
 }
 
 static int pull(struct cnnps *c, struct ctl_weights *w, struct err *e)
 {
 	const struct cnnps_info *i = cnnps_info(c);
-	int status = open_model(w, i->model, e);
+	int rc = open_model(w, i->model, e);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	if (w->model.n_params != i->n_params)
 		return err_set(e, PS_EPROTO, "the server's model has %llu weights, \"%s\" has %zu",
 			(unsigned long long)i->n_params, i->model, w->model.n_params);
-	status = cnnps_pull(c, w->w, w->model.n_params, NULL);
-	if (status)
-		err_set(e, status, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(status));
-	return status;
+	rc = cnnps_pull(c, w->w, w->model.n_params, NULL);
+	if (rc)
+		err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
+	return rc;
 }
 
 static int from_server(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
 	struct cnnps *c;
-	int status = ctl_connect(ctl, &c, e);
+	int rc = ctl_connect(ctl, &c, e);
 
-	if (status)
-		return status;
-	status = pull(c, w, e);
+	if (rc)
+		return rc;
+	rc = pull(c, w, e);
 	cnnps_close(&c);
-	return status;
+	return rc;
 }
 
 int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
-	int status;
+	int rc;
 
-	memset(w, 0, sizeof *w);
-	status = ctl->weights      ? from_file(ctl, w, e)
-		 : ctl->checkpoint ? from_checkpoint(ctl, w, e)
-				   : from_server(ctl, w, e);
-	if (status)
+	memset(w, 0, sizeof(*w));
+	rc = ctl->weights      ? from_file(ctl, w, e)
+	     : ctl->checkpoint ? from_checkpoint(ctl, w, e)
+			       : from_server(ctl, w, e);
+	if (rc)
 		ctl_weights_release(w);
-	return status;
+	return rc;
 }
 
 void ctl_weights_release(struct ctl_weights *w)
@@ -140,17 +140,17 @@ void ctl_weights_release(struct ctl_weights *w)
 int ctl_export(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w;
-	int status;
+	int rc;
 
 	if (ctl->weights)
 		return err_set(e, PS_EUSAGE, "export: --weights is for predict");
-	w = mem_must(1, sizeof *w, "export");
-	status = ctl_weights_load(ctl, w, e);
-	if (!status)
-		status = safetensors_write(ctl->args[0], &w->model, w->w, e);
-	if (!status)
+	w = mem_must(1, sizeof(*w), "export");
+	rc = ctl_weights_load(ctl, w, e);
+	if (!rc)
+		rc = safetensors_write(ctl->args[0], &w->model, w->w, e);
+	if (!rc)
 		printf("%s: %s, %zu weights\n", ctl->args[0], w->model.text, w->model.n_params);
 	ctl_weights_release(w);
 	free(w);
-	return status;
+	return rc;
 }

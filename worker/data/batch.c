@@ -25,7 +25,7 @@ static int use_epoch(struct batches *b, uint32_t epoch)
 	if (b->order && b->epoch == epoch)
 		return PS_OK;
 	if (!b->order)
-		b->order = mem_try(b->n_images, sizeof *b->order);
+		b->order = mem_try(b->n_images, sizeof(*b->order));
 	if (!b->order)
 		return PS_ENOMEM;
 	rng_order(b->seed, epoch, b->order, b->n_images);
@@ -37,12 +37,12 @@ int batches_get(
 	struct batches *b, uint32_t epoch, uint32_t number, const uint32_t **index, uint32_t *n)
 {
 	uint32_t first;
-	int status;
+	int rc;
 
 	if (number >= batches_count(b))
 		return PS_EPROTO;
-	if ((status = use_epoch(b, epoch)))
-		return status;
+	if ((rc = use_epoch(b, epoch)))
+		return rc;
 	first = number * b->batch; /* < n_images, so it cannot overflow */
 	*index = b->order + first;
 	*n = b->n_images - first < b->batch ? b->n_images - first : b->batch;

@@ -38,7 +38,7 @@ static int count_files(const char *dir)
 	int n = 0;
 
 	for (int f = 0; f < DATA_FILES; f++)
-		n += !find_file(path, sizeof path, dir, (enum data_file)f, NULL);
+		n += !find_file(path, sizeof(path), dir, (enum data_file)f, NULL);
 	return n;
 }
 
@@ -47,9 +47,9 @@ static int find_dir(const char **dir, struct err *e)
 {
 	char path[sizeof((struct data *)0)->dir + 64];
 
-	for (size_t i = 0; i < sizeof usual_dirs / sizeof *usual_dirs; i++) {
+	for (size_t i = 0; i < sizeof(usual_dirs) / sizeof(*usual_dirs); i++) {
 		*dir = usual_dirs[i];
-		if (!find_file(path, sizeof path, *dir, TRAIN_IMAGES, NULL))
+		if (!find_file(path, sizeof(path), *dir, TRAIN_IMAGES, NULL))
 			return PS_OK;
 		if (count_files(*dir))
 			log_warn("worker", "data_incomplete",
@@ -85,14 +85,14 @@ static int check_labels(const struct idx *x, const char *path, struct err *e)
 
 static int load_file(struct data *d, enum data_file f, struct err *e)
 {
-	char path[sizeof d->dir + 64];
-	int status = find_file(path, sizeof path, d->dir, f, e);
+	char path[sizeof(d->dir) + 64];
+	int rc = find_file(path, sizeof(path), d->dir, f, e);
 
-	if (!status)
-		status = idx_read(&d->file[f], path, is_images(f) ? 3 : 1, e);
-	if (!status && !is_images(f))
-		status = check_labels(&d->file[f], path, e);
-	return status;
+	if (!rc)
+		rc = idx_read(&d->file[f], path, is_images(f) ? 3 : 1, e);
+	if (!rc && !is_images(f))
+		rc = check_labels(&d->file[f], path, e);
+	return rc;
 }
 
 /* The four files must be about the same images. */
@@ -137,30 +137,30 @@ static int identify(struct data *d, struct err *e)
 
 int data_load(struct data *d, const char *dir, struct err *e)
 {
-	int status = PS_OK;
+	int rc = PS_OK;
 
-	memset(d, 0, sizeof *d);
-	status = dir ? check_dir(dir, e) : find_dir(&dir, e);
-	if (status)
-		return status;
-	if ((size_t)snprintf(d->dir, sizeof d->dir, "%s", dir) >= sizeof d->dir)
-		status = err_set(e, PS_EDATA, "data directory: path is too long");
-	for (int f = 0; f < DATA_FILES && !status; f++)
-		status = load_file(d, (enum data_file)f, e);
-	if (!status)
-		status = check_together(d, e);
-	if (!status)
-		status = identify(d, e);
-	if (status)
+	memset(d, 0, sizeof(*d));
+	rc = dir ? check_dir(dir, e) : find_dir(&dir, e);
+	if (rc)
+		return rc;
+	if ((size_t)snprintf(d->dir, sizeof(d->dir), "%s", dir) >= sizeof(d->dir))
+		rc = err_set(e, PS_EDATA, "data directory: path is too long");
+	for (int f = 0; f < DATA_FILES && !rc; f++)
+		rc = load_file(d, (enum data_file)f, e);
+	if (!rc)
+		rc = check_together(d, e);
+	if (!rc)
+		rc = identify(d, e);
+	if (rc)
 		data_release(d);
-	return status;
+	return rc;
 }
 
 void data_release(struct data *d)
 {
 	for (int f = 0; f < DATA_FILES; f++)
 		idx_release(&d->file[f]);
-	memset(d, 0, sizeof *d);
+	memset(d, 0, sizeof(*d));
 }
 
 static struct kx_images images_of(const struct idx *images, const struct idx *labels)

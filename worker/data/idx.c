@@ -31,7 +31,7 @@ static int source_fill(struct source *s, struct err *e)
 	ssize_t n;
 
 	do
-		n = read(s->fd, s->in, sizeof s->in);
+		n = read(s->fd, s->in, sizeof(s->in));
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
 		return err_set(e, PS_EDATA, "%s: cannot be read: %s", s->path, strerror(errno));
@@ -55,24 +55,24 @@ static int source_check_file(struct source *s, struct err *e)
 /* Open `path` and find out by its first bytes whether it is gzipped. */
 static int source_open(struct source *s, const char *path, struct err *e)
 {
-	int status;
+	int rc;
 
-	memset(s, 0, sizeof *s);
+	memset(s, 0, sizeof(*s));
 	s->path = path;
 	s->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
 	if (s->fd < 0)
 		return err_set(e, PS_EDATA, "%s: %s", path, strerror(errno));
-	if ((status = source_check_file(s, e)) || (status = source_fill(s, e)))
+	if ((rc = source_check_file(s, e)) || (rc = source_fill(s, e)))
 		goto fail;
 	s->zipped = s->z.avail_in >= 2 && s->in[0] == 0x1f && s->in[1] == 0x8b;
 	if (s->zipped && inflateInit2(&s->z, GZIP_WINDOW) != Z_OK) {
-		status = err_set(e, PS_ENOMEM, "%s: no memory to decompress", path);
+		rc = err_set(e, PS_ENOMEM, "%s: no memory to decompress", path);
 		goto fail;
 	}
 	return PS_OK;
 fail:
 	close(s->fd);
-	return status;
+	return rc;
 }
 
 static void source_close(struct source *s)
@@ -113,20 +113,20 @@ static int copy_some(struct source *s, unsigned char *out, size_t n, size_t *got
 /* The next `n` bytes; *got < n only at the end of the data. */
 static int source_read(struct source *s, unsigned char *out, size_t n, size_t *got, struct err *e)
 {
-	int status;
+	int rc;
 
 	*got = 0;
 	while (*got < n && !s->ended) {
 		size_t left = n - *got, part = left < STEP ? left : STEP, some;
 
-		if (!s->z.avail_in && (status = source_fill(s, e)))
-			return status;
+		if (!s->z.avail_in && (rc = source_fill(s, e)))
+			return rc;
 		if (!s->z.avail_in)
 			break;
-		status = s->zipped ? inflate_some(s, out + *got, part, &some, e)
-				   : copy_some(s, out + *got, part, &some);
-		if (status)
-			return status;
+		rc = s->zipped ? inflate_some(s, out + *got, part, &some, e)
+			       : copy_some(s, out + *got, part, &some);
+		if (rc)
+			return rc;
 		*got += some;
 		s->offset += some;
 	}
@@ -138,10 +138,10 @@ static int source_at_end(struct source *s, struct err *e)
 {
 	unsigned char extra;
 	size_t got;
-	int status = source_read(s, &extra, 1, &got, e);
+	int rc = source_read(s, &extra, 1, &got, e);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	if (got)
 		return err_set(e, PS_EDATA,
 			"%s: has more data at offset %llu than its header promises", s->path,
@@ -151,8 +151,8 @@ static int source_at_end(struct source *s, struct err *e)
 	if (!s->ended)
 		return err_set(e, PS_EDATA, "%s: gzip trailer is cut off at file offset %llu",
 			s->path, (unsigned long long)s->file_size);
-	if (!s->z.avail_in && (status = source_fill(s, e)))
-		return status;
+	if (!s->z.avail_in && (rc = source_fill(s, e)))
+		return rc;
 	if (s->z.avail_in)
 		return err_set(e, PS_EDATA, "%s: bytes follow the gzip member (file offset %llu)",
 			s->path, (unsigned long long)s->z.total_in);
@@ -207,10 +207,10 @@ static int read_head(struct source *s, struct idx *x, unsigned ndim, unsigned ch
 {
 	size_t size = 4 + 4 * (size_t)ndim, got;
 	uint32_t want = 0x0800 | ndim;
-	int status = source_read(s, head, size, &got, e);
+	int rc = source_read(s, head, size, &got, e);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	if (got < size)
 		return err_set(e, PS_EDATA, "%s: header ends at offset %zu, must have %zu bytes",
 			s->path, got, size);
@@ -219,8 +219,8 @@ static int read_head(struct source *s, struct idx *x, unsigned ndim, unsigned ch
 			"%s: magic at offset 0 is 0x%08lx, must be 0x%08lx (bytes, %u dimension%s)",
 			s->path, (unsigned long)get_be32(head), (unsigned long)want, ndim,
 			ndim > 1 ? "s" : "");
-	if ((status = check_dims(x, head, ndim, s->path, e)))
-		return status;
+	if ((rc = check_dims(x, head, ndim, s->path, e)))
+		return rc;
 	*total = size + (uint64_t)x->dim[0] * x->dim[1] * x->dim[2];
 	return check_total(s, *total, e);
 }
@@ -230,10 +230,10 @@ static int read_all(struct source *s, struct idx *x, unsigned ndim, struct err *
 	unsigned char head[16];
 	size_t head_size = 4 + 4 * (size_t)ndim, got;
 	uint64_t total = 0;
-	int status = read_head(s, x, ndim, head, &total, e);
+	int rc = read_head(s, x, ndim, head, &total, e);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	x->bytes = mem_try(total, 1);
 	if (!x->bytes)
 		return err_set(e, PS_ENOMEM, "%s: no memory for its %llu bytes", s->path,
@@ -241,8 +241,8 @@ static int read_all(struct source *s, struct idx *x, unsigned ndim, struct err *
 	memcpy(x->bytes, head, head_size);
 	x->size = total;
 	x->values = x->bytes + head_size;
-	if ((status = source_read(s, x->bytes + head_size, total - head_size, &got, e)))
-		return status;
+	if ((rc = source_read(s, x->bytes + head_size, total - head_size, &got, e)))
+		return rc;
 	if (got < total - head_size)
 		return err_set(e, PS_EDATA,
 			"%s: ends at offset %zu, its header promises %llu bytes", s->path,
@@ -252,25 +252,25 @@ static int read_all(struct source *s, struct idx *x, unsigned ndim, struct err *
 
 int idx_read(struct idx *x, const char *path, unsigned ndim, struct err *e)
 {
-	struct source *s = mem_try(1, sizeof *s); /* too big for a stack frame */
-	int status;
+	struct source *s = mem_try(1, sizeof(*s)); /* too big for a stack frame */
+	int rc;
 
-	memset(x, 0, sizeof *x);
+	memset(x, 0, sizeof(*x));
 	if (!s)
 		return err_set(e, PS_ENOMEM, "%s: no memory to read it", path);
-	status = source_open(s, path, e);
-	if (!status) {
-		status = read_all(s, x, ndim, e);
+	rc = source_open(s, path, e);
+	if (!rc) {
+		rc = read_all(s, x, ndim, e);
 		source_close(s);
 	}
 	free(s);
-	if (status)
+	if (rc)
 		idx_release(x);
-	return status;
+	return rc;
 }
 
 void idx_release(struct idx *x)
 {
 	free(x->bytes);
-	memset(x, 0, sizeof *x);
+	memset(x, 0, sizeof(*x));
 }

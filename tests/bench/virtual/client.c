@@ -107,23 +107,23 @@ static void run_effects(struct cnnps *c)
 		case DO_RELEASE:
 			release(c, e->seq);
 			break;
-		case TELL_READY:
+		case NOTIFY_READY:
 			told_ready(c);
 			break;
-		case TELL_ACK:
+		case NOTIFY_ACK:
 			break;
-		case TELL_PARAMS:
+		case NOTIFY_PARAMS:
 			told_params(c, &e->msg.params);
 			break;
-		case TELL_NO_PARAMS:
+		case NOTIFY_NO_PARAMS:
 			c->no_params = e->status;
 			c->ahead = AHEAD_NONE;
 			break;
-		case TELL_GRANT:
+		case NOTIFY_GRANT:
 			c->grant = e->msg.grant;
 			c->has_grant = 1;
 			break;
-		case TELL_END:
+		case NOTIFY_END:
 			c->ended = 1;
 			c->end_status = e->status;
 			break;
@@ -393,8 +393,8 @@ struct cnnps *client_new(struct world *w, uint32_t index)
 	struct cnnps *c = mem_must(1, sizeof *c, "a worker");
 	struct session_config cfg = {.role = ROLE_WORKER,
 		.data = w->trainer.data->id,
-		.first_ms = PATIENCE_MS,
-		.patience_ms = PATIENCE_MS,
+		.connect_timeout_ms = PATIENCE_MS,
+		.disconnect_timeout_ms = PATIENCE_MS,
 		.retry_ms = RETRY_MS,
 		.silence_ms = SILENCE_MS};
 

@@ -169,7 +169,7 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 }
 
 /* Give the step its places in the packed parameters and in the gradient. */
-static void place(struct plan *p, struct step *s)
+static void place_step(struct plan *p, struct step *s)
 {
 	const size_t rows = s->filters * s->patch.rows * s->patch.run_pad;
 	s->panel = p->packed_floats;
@@ -201,7 +201,7 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 		!add_windows(p, s, pool, l->out, conv ? l->stride : 1, 0))
 		return 0;
 	choose_ways(p, s, back);
-	place(p, s);
+	place_step(p, s);
 	return 1;
 }
 

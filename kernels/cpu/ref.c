@@ -13,7 +13,7 @@ struct cpu_ref {
 	const struct model *model;
 	struct kx_images set;
 	double *value[MODEL_MAX_LAYERS + 1], *delta[MODEL_MAX_LAYERS + 1];
-	size_t *winner[MODEL_MAX_LAYERS]; /* pool: which input each output took */
+	size_t *argmax[MODEL_MAX_LAYERS]; /* pool: which input each output took */
 	double *grad;                     /* sum over the images so far */
 };
 
@@ -133,7 +133,7 @@ static void fc_backward(const struct layer *l, const float *weight, const double
 
 /* ---- relu, pool, dropout --------------------------------------------------------------------- */
 
-static void relu_forward(const double *in, double *out, size_t n)
+static void ref_relu_forward(const double *in, double *out, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		out[i] = in[i] < 0 ? 0 : in[i]; /* keeps what is not a number */
@@ -160,23 +160,23 @@ static size_t pool_winner(const struct layer *l, const double *in, size_t c, siz
 	return best;
 }
 
-static void pool_forward(const struct layer *l, const double *in, double *out, size_t *winner)
+static void ref_pool_forward(const struct layer *l, const double *in, double *out, size_t *argmax)
 {
 	for (size_t c = 0; c < l->out.c; c++)
 		for (size_t oy = 0; oy < l->out.h; oy++)
 			for (size_t ox = 0; ox < l->out.w; ox++) {
 				size_t o = at(l->out, c, oy, ox);
-				winner[o] = pool_winner(l, in, c, oy, ox);
-				out[o] = in[winner[o]];
+				argmax[o] = pool_winner(l, in, c, oy, ox);
+				out[o] = in[argmax[o]];
 			}
 }
 
-static void pool_backward(
-	const struct layer *l, const size_t *winner, const double *d_out, double *d_in)
+static void ref_pool_backward(
+	const struct layer *l, const size_t *argmax, const double *d_out, double *d_in)
 {
 	memset(d_in, 0, shape_count(l->in) * sizeof *d_in);
 	for (size_t o = 0; o < shape_count(l->out); o++)
-		d_in[winner[o]] += d_out[o];
+		d_in[argmax[o]] += d_out[o];
 }
 
 /* Forward on values and backward on errors are the same: keep and scale, or drop. */
@@ -218,10 +218,10 @@ static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p
 		fc_forward(l, weight_of(m, l, p->params), bias_of(m, l, p->params), in, out);
 		break;
 	case LAYER_RELU:
-		relu_forward(in, out, shape_count(l->in));
+		ref_relu_forward(in, out, shape_count(l->in));
 		break;
 	case LAYER_POOL:
-		pool_forward(l, in, out, r->winner[number]);
+		ref_pool_forward(l, in, out, r->argmax[number]);
 		break;
 	case LAYER_DROPOUT:
 		dropout_apply(l, number, p, in, out);
@@ -250,7 +250,7 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 		relu_backward(r->value[number + 1], d_out, d_in, shape_count(l->in));
 		break;
 	case LAYER_POOL:
-		pool_backward(l, r->winner[number], d_out, d_in);
+		ref_pool_backward(l, r->argmax[number], d_out, d_in);
 		break;
 	case LAYER_DROPOUT:
 		dropout_apply(l, number, p, d_out, d_in);
@@ -290,7 +290,7 @@ static void cpu_ref_close(void *self)
 		free(r->delta[l]);
 	}
 	for (size_t l = 0; l < MODEL_MAX_LAYERS; l++)
-		free(r->winner[l]);
+		free(r->argmax[l]);
 	free(r->grad);
 	free(r);
 }
@@ -305,8 +305,8 @@ static int cpu_ref_allocate(struct cpu_ref *r, const struct model *m)
 		r->delta[l] = mem_try(n, sizeof *r->delta[l]);
 		ok = r->value[l] && r->delta[l];
 		if (ok && l < m->n_layers && m->layer[l].kind == LAYER_POOL) {
-			r->winner[l] = mem_try(shape_count(m->layer[l].out), sizeof **r->winner);
-			ok = r->winner[l] != NULL;
+			r->argmax[l] = mem_try(shape_count(m->layer[l].out), sizeof **r->argmax);
+			ok = r->argmax[l] != NULL;
 		}
 	}
 	return ok;

@@ -85,7 +85,7 @@ static int choose_device(struct cuda *c, const char *device, int precision, stru
 	return PS_OK;
 }
 
-static void place(struct cuda *c, struct cuda_arena *a)
+static void cuda_place(struct cuda *c, struct cuda_arena *a)
 {
 	size_t n = c->model->n_params;
 
@@ -113,12 +113,12 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 	}
 }
 
-static int allocate(struct cuda *c, struct err *e)
+static int cuda_allocate(struct cuda *c, struct err *e)
 {
 	struct cuda_arena device = {0}, host = {0};
 	cudaError_t rc;
 
-	place(c, &device);
+	cuda_place(c, &device);
 	place_pinned(c, &host);
 	if (device.overflow || host.overflow)
 		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", c->max_batch);
@@ -128,7 +128,7 @@ static int allocate(struct cuda *c, struct err *e)
 		return failed(rc, "pinned memory", e);
 	device = (struct cuda_arena){.base = c->memory};
 	host = (struct cuda_arena){.base = c->pinned};
-	place(c, &device);
+	cuda_place(c, &device);
 	place_pinned(c, &host);
 	return PS_OK;
 }
@@ -164,7 +164,7 @@ static void drop_streams(struct cuda *c)
 			cudaStreamDestroy(streams[i]);
 }
 
-static int start(struct cuda *c, const struct backend_options *o, struct err *e)
+static int cuda_start(struct cuda *c, const struct backend_options *o, struct err *e)
 {
 	cudaError_t cu;
 	int rc = choose_device(c, o->device, o->precision, e);
@@ -176,7 +176,7 @@ static int start(struct cuda *c, const struct backend_options *o, struct err *e)
 		return rc;
 	if ((cu = make_streams(c)))
 		return failed(cu, "a stream", e);
-	if ((rc = allocate(c, e)))
+	if ((rc = cuda_allocate(c, e)))
 		return rc;
 	if (c->path->fill(c->net, c->stream))
 		return failed(cudaGetLastError(), "the first copies", e);
@@ -214,7 +214,7 @@ static int cuda_open(
 	c->model = m;
 	c->max_batch = o->max_batch;
 	c->max_index = o->max_batch > LEAST_INDEX ? o->max_batch : LEAST_INDEX;
-	if ((rc = start(c, o, e))) {
+	if ((rc = cuda_start(c, o, e))) {
 		cuda_close(c);
 		return rc;
 	}

@@ -238,7 +238,7 @@ static int loss_backward(const struct net *n, struct kx_batch batch, cudaStream_
 }
 
 /* Up to the parts of the gradient. */
-static int forward_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
+static int net_forward_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
 	int rc = body_fprop(n, &batch, stream);
 
@@ -254,7 +254,7 @@ static int net_path_gradient(
 {
 	const struct net *n = self;
 	struct kx_losses losses = {.loss = n->loss, .sum = loss, .images = batch.images};
-	int rc = forward_backward(n, batch, stream);
+	int rc = net_forward_backward(n, batch, stream);
 
 	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL)
 		rc = kx_reduce_gradient(
@@ -281,8 +281,8 @@ static int net_path_start(void *self, cudaStream_t stream)
 	return cudaMemsetAsync(n->sums, 0, n->n_sums * sizeof(float), stream) ? PS_EDEVICE : PS_OK;
 }
 
-static int learn(const struct net *n, struct kx_batch batch, struct kx_now *now, double *loss,
-	cudaStream_t stream)
+static int net_sgd_step(const struct net *n, struct kx_batch batch, struct kx_now *now,
+	double *loss, cudaStream_t stream)
 {
 	struct kx_losses losses = {.loss = n->loss, .sum = loss, .images = batch.images, .add = 1};
 	int rc = PS_OK;
@@ -298,9 +298,9 @@ static int net_path_train(void *self, struct kx_batch batch, struct kx_now *now,
 	int rc = PS_OK;
 
 	for (int i = 0; i < steps && !rc; i++) {
-		rc = forward_backward(self, batch, stream);
+		rc = net_forward_backward(self, batch, stream);
 		if (!rc)
-			rc = learn(self, batch, now, loss, stream);
+			rc = net_sgd_step(self, batch, now, loss, stream);
 	}
 	return rc;
 }

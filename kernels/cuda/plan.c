@@ -123,7 +123,7 @@ static void conv2_step(struct net *n, struct net_step *s)
 }
 
 /* The step that starts with layer `number`; returns how many layers it does. */
-static size_t add_step(struct net *n, size_t number, int needs_dx)
+static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 {
 	const struct model *m = n->model;
 	const struct layer *l = &m->layer[number];
@@ -315,7 +315,7 @@ int net_plan(struct net *n, const struct model *m, int precision, size_t images,
 	*n = (struct net){.model = m, .precision = precision, .images = images, .n_tensors = 1};
 	n->tensor[0] = tensor_of(m->input, 0);
 	for (size_t l = 0; l < m->n_layers;) {
-		l += add_step(n, l, needs_dx);
+		l += net_add_step(n, l, needs_dx);
 		needs_dx |= n->step[n->n_steps - 1].w.taps > 0;
 	}
 	for (int i = 0; i < n->n_tensors; i++)

@@ -169,7 +169,7 @@ static int seed_fprop(const struct kx_seed *s, struct kx_batch batch, int step, 
 }
 
 /* Up to the parts of the gradient. */
-static int forward_backward(
+static int seed_forward_backward(
 	const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
 {
 	const struct seed_tiling tiling = kx_seed_tiling(s->f_pad, s->half, batch.images);
@@ -218,7 +218,7 @@ static int seed_path_gradient(
 			rc = kx_seed_persistent(*s, batch, NULL, 1, loss, stream);
 		return rc ? rc : kx_seed_unpack(*s, s->sum, grad, stream);
 	}
-	rc = forward_backward(s, batch, 0, stream);
+	rc = seed_forward_backward(s, batch, 0, stream);
 	return rc ? rc : kx_seed_reduce_gradient(*s, batch.images, grad, loss, stream);
 }
 
@@ -231,7 +231,7 @@ static int seed_path_train(void *self, struct kx_batch batch, struct kx_now *now
 	if (kx_seed_persistent_ranges(*s, batch.images))
 		return kx_seed_persistent(*s, batch, now, steps, loss, stream);
 	for (int i = 0; i < steps && !rc; i++) {
-		rc = forward_backward(s, batch, i, stream);
+		rc = seed_forward_backward(s, batch, i, stream);
 		if (!rc)
 			rc = kx_seed_sgd_step(
 				*s, batch, now, i + 1 < steps ? 0 : steps, loss, stream);

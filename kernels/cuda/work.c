@@ -5,7 +5,7 @@
 
 #define BLOCK_STEPS 60 /* most steps of local training in one graph */
 
-static int check(struct cuda *c, cudaError_t rc, const char *call)
+static int cuda_check(struct cuda *c, cudaError_t rc, const char *call)
 {
 	if (rc == cudaSuccess)
 		return PS_OK;
@@ -14,7 +14,7 @@ static int check(struct cuda *c, cudaError_t rc, const char *call)
 			c->why, sizeof c->why, "device cuda: %s: %s", call, cudaGetErrorString(rc));
 	return PS_EDEVICE;
 }
-#define CHECK(call) check(c, call, #call)
+#define CHECK(call) cuda_check(c, call, #call)
 
 void cuda_drop_graphs(struct cuda *c)
 {
@@ -38,7 +38,7 @@ static struct kx_batch batch_of(const struct cuda *c, size_t images, int trainin
 static int launched(struct cuda *c, int rc)
 {
 	if (rc == PS_EDEVICE)
-		(void)check(c, cudaGetLastError(), "a launch");
+		(void)cuda_check(c, cudaGetLastError(), "a launch");
 	return rc;
 }
 
@@ -54,7 +54,7 @@ static int launch(struct cuda *c, size_t images, int steps)
 	return rc ? rc : c->path->gradient(c->net, batch, c->slot[0].grad, c->loss, c->stream);
 }
 
-static int capture(struct cuda *c, size_t images, int steps, cudaGraphExec_t *exec)
+static int capture_graph(struct cuda *c, size_t images, int steps, cudaGraphExec_t *exec)
 {
 	cudaGraph_t graph = NULL;
 	int rc = CHECK(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal)), end;
@@ -84,7 +84,7 @@ static int run_graph(struct cuda *c, size_t images, int steps)
 			cuda_drop_graphs(c);
 			g = c->graph;
 		}
-		int rc = capture(c, images, steps, &g->exec);
+		int rc = capture_graph(c, images, steps, &g->exec);
 		if (rc)
 			return rc;
 		g->batch = images;

@@ -6,6 +6,9 @@
  */
 #include "kernels/ladder/products.cuh"
 
+namespace
+{
+
 #define THREADS       192 /* POOL_AREA in whole warps */
 #define FILTERS       2   /* of a thread */
 #define BLOCKS_PER_SM 2
@@ -44,7 +47,7 @@ struct place {
 };
 
 /* Images [n, n + m), of which the first is at `from`. */
-static __device__ void load_ahead(
+__device__ void dense_load_ahead(
 	const struct products &p, size_t n, unsigned m, const struct place &from, struct ahead *a)
 {
 #pragma unroll
@@ -68,12 +71,12 @@ static __device__ void load_ahead(
 }
 
 /* Byte i of v, 0 to 255: as the low byte of 2^23's fraction, without the slow conversion. */
-static __device__ float byte_value(unsigned v, unsigned i)
+__device__ float byte_value(unsigned v, unsigned i)
 {
 	return __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440u + i)) - 0x1p23f;
 }
 
-static __device__ void store_ahead(const struct ahead &a, unsigned m, struct stage *s)
+__device__ void dense_store_ahead(const struct ahead &a, unsigned m, struct stage *s)
 {
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
@@ -87,7 +90,7 @@ static __device__ void store_ahead(const struct ahead &a, unsigned m, struct sta
 }
 
 /* Pixels are 0 to 255 here: the error takes the scale. */
-static __device__ void push(struct column *to, const float patch[4][4], float d, unsigned winner)
+__device__ void push(struct column *to, const float patch[4][4], float d, unsigned winner)
 {
 	float at[4];
 #pragma unroll
@@ -102,7 +105,7 @@ static __device__ void push(struct column *to, const float patch[4][4], float d,
 }
 
 /* Image k of the stage, for a thread whose window begins `corner` pixels into it. */
-static __device__ void add_image(struct column column[FILTERS], const struct stage &s, unsigned k,
+__device__ void dense_add_image(struct column column[FILTERS], const struct stage &s, unsigned k,
 	unsigned corner, const float in[FILTERS], const uint8_t winner[FILTERS])
 {
 	const float *image = (const float *)(s.image + k * WORDS) + corner;
@@ -127,7 +130,7 @@ static __device__ void add_image(struct column column[FILTERS], const struct sta
 }
 
 /* The fc bias is the threads' that have no pooled value: one class each. */
-static __device__ void add_bias(const struct stage &s, unsigned m, float *sum)
+__device__ void dense_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - POOL_AREA;
 	for (unsigned k = 0; k < m && c < CLASSES; k++)
@@ -136,7 +139,7 @@ static __device__ void add_bias(const struct stage &s, unsigned m, float *sum)
 
 /* Sums over the block's threads, in a fixed order, into the chunk's row; threads beyond POOL_AREA
  * have summed nothing. */
-static __device__ void write_conv(
+__device__ void dense_write_conv(
 	const struct column column[FILTERS], size_t first, size_t filters, float *to)
 {
 	__shared__ float part[FILTERS][WEIGHTS + 1][THREADS / 32];
@@ -158,8 +161,8 @@ static __device__ void write_conv(
 	to[w < WEIGHTS ? f * WEIGHTS + w : image_conv_bias(filters) + f] = sum;
 }
 
-static __device__ void write_fc(const struct products &p, const struct column column[FILTERS],
-	size_t i, unsigned works, float bias, float *to)
+__device__ void write_fc(const struct products &p, const struct column column[FILTERS], size_t i,
+	unsigned works, float bias, float *to)
 {
 	size_t inputs = p.k.filters * POOL_AREA, fc = image_fc_weight(p.k.filters);
 #pragma unroll
@@ -173,7 +176,7 @@ static __device__ void write_fc(const struct products &p, const struct column co
 }
 
 /* Block (2 filters, chunk): thread o has pooled value o of both, the chunk's images in turn. */
-static __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
+__global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {
 	__shared__ struct stage s;
@@ -196,10 +199,10 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel
 							: 0;
 	unsigned m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
 	unsigned corner = o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2;
-	load_ahead(p, n, m, from, &a);
+	dense_load_ahead(p, n, m, from, &a);
 	while (m > 0) {
 		__syncthreads();
-		store_ahead(a, m, &s);
+		dense_store_ahead(a, m, &s);
 		__syncthreads();
 		struct ahead now = a;
 		unsigned present = m;
@@ -207,18 +210,20 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel
 		from.in += m * inputs;
 		from.winner += m * inputs;
 		m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
-		load_ahead(p, n, m, from, &a);
+		dense_load_ahead(p, n, m, from, &a);
 		if (!works)
-			add_bias(s, present, &bias);
+			dense_add_bias(s, present, &bias);
 #pragma unroll
 		for (unsigned k = 0; k < STAGE; k++)
 			if (works && k < present)
-				add_image(column, s, k, corner, now.in[k], now.winner[k]);
+				dense_add_image(column, s, k, corner, now.in[k], now.winner[k]);
 	}
 	float *to = p.part_grad + blockIdx.y * p.k.n_params;
 	write_fc(p, column, i, works, bias, to);
-	write_conv(column, first, p.k.filters, to);
+	dense_write_conv(column, first, p.k.filters, to);
 }
+
+} // namespace
 
 int dense_backward(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e)
 {

@@ -6,13 +6,16 @@
 #include <stdlib.h>
 #include "kernels/ladder/host.cuh"
 
+namespace
+{
+
 #define POOL_THREADS 192 /* POOL_AREA in whole warps */
 #define FC_THREADS   (32 * CLASSES)
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Block (f, n): a thread for each pooled value of filter f on image n. */
-static __global__ void convolve_kernel(struct fused k)
+__global__ void convolve_kernel(struct fused k)
 {
 	size_t f = blockIdx.x, n = blockIdx.y, o = threadIdx.x;
 	if (o >= POOL_AREA)
@@ -39,7 +42,7 @@ static __global__ void convolve_kernel(struct fused k)
 }
 
 /* Block n: a warp for each class. */
-static __global__ void fc_kernel(struct fused k)
+__global__ void fc_kernel(struct fused k)
 {
 	size_t n = blockIdx.x, c = threadIdx.x / 32, lane = threadIdx.x % 32;
 	size_t inputs = k.filters * POOL_AREA;
@@ -53,7 +56,7 @@ static __global__ void fc_kernel(struct fused k)
 		k.score[n * CLASSES + c] = sum + k.params[image_fc_bias(k.filters) + c];
 }
 
-static __global__ void softmax_kernel(struct fused k, size_t n_images)
+__global__ void fused_softmax_kernel(struct fused k, size_t n_images)
 {
 	size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (n < n_images)
@@ -61,7 +64,7 @@ static __global__ void softmax_kernel(struct fused k, size_t n_images)
 }
 
 /* Block (i / blockDim, n): a thread for each input i of the fc layer. */
-static __global__ void fc_backward_kernel(struct fused k)
+__global__ void fc_backward_kernel(struct fused k)
 {
 	size_t n = blockIdx.y, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 	size_t inputs = k.filters * POOL_AREA, fc = image_fc_weight(k.filters);
@@ -80,7 +83,7 @@ static __global__ void fc_backward_kernel(struct fused k)
 }
 
 /* Block (f, n): each pooled value pushes its error to the nine pixels under its winner. */
-static __global__ void convolve_backward_kernel(struct fused k)
+__global__ void convolve_backward_kernel(struct fused k)
 {
 	__shared__ float part[WEIGHTS + 1][POOL_THREADS / 32];
 	size_t f = blockIdx.x, n = blockIdx.y, o = threadIdx.x;
@@ -109,6 +112,69 @@ static __global__ void convolve_backward_kernel(struct fused k)
 
 /* ---- launchers, which later rungs use too ---------------------------------------------------- */
 
+/* ---- the rung -------------------------------------------------------------------------------- */
+
+struct fused_rung {
+	struct ladder_task task;
+	struct gpu gpu;
+	struct host_batch host;
+	struct host_target input;
+	struct fused k;
+};
+
+void fused_close(void *self)
+{
+	struct fused_rung *r = (struct fused_rung *)self;
+	gpu_close(&r->gpu);
+	host_batch_release(&r->host);
+	free(r);
+}
+
+int fused_allocate(struct fused_rung *r, struct err *e)
+{
+	size_t n = r->task.max_batch;
+	r->k.filters = r->task.filters;
+	r->k.n_params = r->task.model->n_params;
+	int rc = gpu_open(&r->gpu, e);
+	if (!rc)
+		rc = host_batch_init(&r->host, n, n, r->k.n_params, e);
+	if (!rc)
+		rc = host_target_init(&r->input, &r->gpu, n, r->k.n_params, e);
+	if (!rc)
+		rc = GPU_ALLOC(&r->gpu, r->k.loss, n, GPU_DEVICE, e);
+	r->k.params = r->input.params;
+	r->k.images = r->input.images;
+	r->k.labels = r->input.labels;
+	return rc ? rc : fused_allocate(&r->gpu, &r->k, n, e);
+}
+
+int fused_open(void **self, const struct ladder_task *t, struct err *e)
+{
+	return rung_open<struct fused_rung>(
+		self, t, fused_close, [=](struct fused_rung *r) { return fused_allocate(r, e); },
+		e);
+}
+
+int fused_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+	struct profile *p, struct err *e)
+{
+	struct fused_rung *r = (struct fused_rung *)self;
+	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, p, e);
+	if (!rc)
+		rc = fused_convolve(&r->gpu, &r->k, b->n, e);
+	if (!rc)
+		rc = fused_fc(&r->gpu, &r->k, b->n, e);
+	if (!rc)
+		rc = fused_softmax(&r->gpu, &r->k, b->n, e);
+	if (!rc)
+		rc = fused_backward(&r->gpu, &r->k, b->n, e);
+	if (!rc)
+		rc = host_batch_sum(&r->host, &r->gpu, b->n, r->k.grad, r->k.loss, grad, loss, e);
+	return rc;
+}
+
+} // namespace
+
 int fused_convolve(struct gpu *g, const struct fused *k, size_t n, struct err *e)
 {
 	dim3 grid((unsigned)k->filters, (unsigned)n);
@@ -126,7 +192,7 @@ int fused_fc(struct gpu *g, const struct fused *k, size_t n, struct err *e)
 
 int fused_softmax(struct gpu *g, const struct fused *k, size_t n, struct err *e)
 {
-	softmax_kernel<<<(unsigned)((n + 127) / 128), 128, 0, g->stream>>>(*k, n);
+	fused_softmax_kernel<<<(unsigned)((n + 127) / 128), 128, 0, g->stream>>>(*k, n);
 	LAUNCHED(e);
 	return gpu_mark(g, "softmax + loss", PHASE_KERNEL, e);
 }
@@ -157,66 +223,6 @@ int fused_allocate(struct gpu *g, struct fused *k, size_t rows, struct err *e)
 	if (!rc)
 		rc = GPU_ALLOC(g, k->d_pooled, rows * inputs, GPU_DEVICE, e);
 	return rc ? rc : GPU_ALLOC(g, k->grad, rows * k->n_params, GPU_DEVICE, e);
-}
-
-/* ---- the rung -------------------------------------------------------------------------------- */
-
-struct fused_rung {
-	struct ladder_task task;
-	struct gpu gpu;
-	struct host_batch host;
-	struct host_target input;
-	struct fused k;
-};
-
-static void fused_close(void *self)
-{
-	struct fused_rung *r = (struct fused_rung *)self;
-	gpu_close(&r->gpu);
-	host_batch_release(&r->host);
-	free(r);
-}
-
-static int allocate(struct fused_rung *r, struct err *e)
-{
-	size_t n = r->task.max_batch;
-	r->k.filters = r->task.filters;
-	r->k.n_params = r->task.model->n_params;
-	int rc = gpu_open(&r->gpu, e);
-	if (!rc)
-		rc = host_batch_init(&r->host, n, n, r->k.n_params, e);
-	if (!rc)
-		rc = host_target_init(&r->input, &r->gpu, n, r->k.n_params, e);
-	if (!rc)
-		rc = GPU_ALLOC(&r->gpu, r->k.loss, n, GPU_DEVICE, e);
-	r->k.params = r->input.params;
-	r->k.images = r->input.images;
-	r->k.labels = r->input.labels;
-	return rc ? rc : fused_allocate(&r->gpu, &r->k, n, e);
-}
-
-static int fused_open(void **self, const struct ladder_task *t, struct err *e)
-{
-	return rung_open<struct fused_rung>(
-		self, t, fused_close, [=](struct fused_rung *r) { return allocate(r, e); }, e);
-}
-
-static int fused_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
-	struct profile *p, struct err *e)
-{
-	struct fused_rung *r = (struct fused_rung *)self;
-	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, p, e);
-	if (!rc)
-		rc = fused_convolve(&r->gpu, &r->k, b->n, e);
-	if (!rc)
-		rc = fused_fc(&r->gpu, &r->k, b->n, e);
-	if (!rc)
-		rc = fused_softmax(&r->gpu, &r->k, b->n, e);
-	if (!rc)
-		rc = fused_backward(&r->gpu, &r->k, b->n, e);
-	if (!rc)
-		rc = host_batch_sum(&r->host, &r->gpu, b->n, r->k.grad, r->k.loss, grad, loss, e);
-	return rc;
 }
 
 extern "C" const struct rung rung_fused = {

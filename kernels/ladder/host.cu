@@ -4,6 +4,29 @@
 #include "kernels/ladder/host.cuh"
 #include <stdlib.h>
 
+namespace
+{
+
+void gather(struct host_batch *h, const struct kx_images *set, const struct ladder_batch *b)
+{
+	for (size_t n = 0; n < b->n; n++) {
+		const uint8_t *pixels = set->pixels + (size_t)b->index[n] * IMAGE_AREA;
+		for (size_t i = 0; i < IMAGE_AREA; i++)
+			h->images[n * IMAGE_AREA + i] = (float)pixels[i] / 255.0f;
+		h->labels[n] = set->labels[b->index[n]];
+	}
+}
+
+double mean_loss(const struct host_batch *h, size_t n)
+{
+	double sum = 0;
+	for (size_t i = 0; i < n; i++)
+		sum += (double)h->loss[i];
+	return sum / (double)n;
+}
+
+} // namespace
+
 int host_batch_init(
 	struct host_batch *h, size_t max_batch, size_t rows, size_t n_params, struct err *e)
 {
@@ -36,16 +59,6 @@ int host_target_init(
 	return rc ? rc : GPU_ALLOC(g, t->labels, max_batch, GPU_DEVICE, e);
 }
 
-static void gather(struct host_batch *h, const struct kx_images *set, const struct ladder_batch *b)
-{
-	for (size_t n = 0; n < b->n; n++) {
-		const uint8_t *pixels = set->pixels + (size_t)b->index[n] * IMAGE_AREA;
-		for (size_t i = 0; i < IMAGE_AREA; i++)
-			h->images[n * IMAGE_AREA + i] = (float)pixels[i] / 255.0f;
-		h->labels[n] = set->labels[b->index[n]];
-	}
-}
-
 int host_batch_send(struct host_batch *h, struct gpu *g, const struct ladder_task *t,
 	const struct ladder_batch *b, const struct host_target *to, struct profile *p,
 	struct err *e)
@@ -67,14 +80,6 @@ int host_batch_send(struct host_batch *h, struct gpu *g, const struct ladder_tas
 		e);
 	TRY(cudaMemcpyAsync(to->labels, h->labels, b->n, cudaMemcpyHostToDevice, g->stream), e);
 	return gpu_mark(g, "images in", PHASE_COPY_IN, e);
-}
-
-static double mean_loss(const struct host_batch *h, size_t n)
-{
-	double sum = 0;
-	for (size_t i = 0; i < n; i++)
-		sum += (double)h->loss[i];
-	return sum / (double)n;
 }
 
 int host_batch_sum(struct host_batch *h, struct gpu *g, size_t n, const float *grads,

@@ -49,7 +49,7 @@ static const uint32_t *next_images(struct learner *l, size_t *steps)
 }
 
 /* A step, with the update on the host. */
-static int step(struct learner *l, const uint32_t *index, struct err *e)
+static int train_one(struct learner *l, const uint32_t *index, struct err *e)
 {
 	struct ladder_batch b = {l->params, index, l->point->task.max_batch};
 	double loss;
@@ -68,7 +68,7 @@ static int advance(struct learner *l, struct err *e)
 	double begin = clock_seconds();
 	int rc = l->rung->train ? l->rung->train(l->self, l->params, index,
 					  l->point->task.max_batch, steps, l->rate, e)
-				: step(l, index, e);
+				: train_one(l, index, e);
 	double taken = clock_seconds() - begin;
 	if (l->rung->train && taken < CHUNK_SECONDS / 2)
 		l->chunk *= 2;

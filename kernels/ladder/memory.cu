@@ -12,26 +12,20 @@ extern "C" {
 #include "common/rng.h"
 }
 
+namespace
+{
+
 #define REPEATS     31
 #define LARGEST     ((size_t)64 << 20)
 #define LINE        128
 #define CHAIN_STEPS 20000
 
-extern "C" int ladder_has_gpu(const char **why)
-{
-	int n = 0;
-	cudaError_t status = cudaGetDeviceCount(&n);
-	*why = status == cudaSuccess ? "there is no CUDA device" : cudaGetErrorString(status);
-	(void)cudaGetLastError();
-	return status == cudaSuccess && n > 0;
-}
-
-static __global__ void empty_kernel(void)
+__global__ void empty_kernel(void)
 {
 }
 
 /* Follows the chain from where the last walk ended. */
-static __global__ void chase_kernel(const uint32_t *chain, size_t steps, uint32_t *last)
+__global__ void chase_kernel(const uint32_t *chain, size_t steps, uint32_t *last)
 {
 	uint32_t at = *last;
 	for (size_t i = 0; i < steps; i++)
@@ -39,15 +33,15 @@ static __global__ void chase_kernel(const uint32_t *chain, size_t steps, uint32_
 	*last = at;
 }
 
-static int by_size(const void *a, const void *b)
+int compare_times(const void *a, const void *b)
 {
 	const double *x = (const double *)a, *y = (const double *)b;
 	return (*x > *y) - (*x < *y);
 }
 
-static double median(double *values, size_t n)
+double median(double *values, size_t n)
 {
-	qsort(values, n, sizeof *values, by_size);
+	qsort(values, n, sizeof *values, compare_times);
 	return values[n / 2];
 }
 
@@ -57,7 +51,7 @@ struct copy {
 	const void *from;
 };
 
-static int measure_copy(const struct copy *c, size_t bytes, struct err *e)
+int measure_copy(const struct copy *c, size_t bytes, struct err *e)
 {
 	double us[REPEATS];
 	for (int i = 0; i < REPEATS; i++) {
@@ -71,7 +65,7 @@ static int measure_copy(const struct copy *c, size_t bytes, struct err *e)
 	return PS_OK;
 }
 
-static int measure_copies(struct gpu *g, struct err *e)
+int measure_copies(struct gpu *g, struct err *e)
 {
 	char *device, *pinned, *pageable = (char *)mem_try(LARGEST, 1);
 	if (!pageable)
@@ -93,7 +87,7 @@ static int measure_copies(struct gpu *g, struct err *e)
 	return rc;
 }
 
-static int measure_launch(struct gpu *g, struct err *e)
+int measure_launch(struct gpu *g, struct err *e)
 {
 	double us[REPEATS];
 	for (int i = 0; i < REPEATS; i++) {
@@ -108,7 +102,7 @@ static int measure_launch(struct gpu *g, struct err *e)
 }
 
 /* One link in each line: a ring through the lines in a mixed order. */
-static uint32_t *make_chain(size_t bytes)
+uint32_t *make_chain(size_t bytes)
 {
 	size_t lines = bytes / LINE, step = LINE / sizeof(uint32_t);
 	uint32_t *chain = (uint32_t *)mem_try(bytes, 1);
@@ -122,8 +116,8 @@ static uint32_t *make_chain(size_t bytes)
 	return chain;
 }
 
-static int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size_t steps,
-	double *us, struct err *e)
+int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size_t steps, double *us,
+	struct err *e)
 {
 	float ms;
 	TRY(cudaEventRecord(g->event[0], g->stream), e);
@@ -138,8 +132,7 @@ static int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size
 
 /* The second walk is timed: by then the caches hold what they can of a chain that is shorter than a
  * walk, and nothing of what lies ahead in a longer one. */
-static int measure_load(
-	struct gpu *g, const char *where, size_t bytes, uint32_t *device, struct err *e)
+int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *device, struct err *e)
 {
 	uint32_t *chain = make_chain(bytes);
 	double us;
@@ -158,7 +151,7 @@ static int measure_load(
 	return rc;
 }
 
-static int measure_loads(struct gpu *g, struct err *e)
+int measure_loads(struct gpu *g, struct err *e)
 {
 	const size_t most = (size_t)512 << 20;
 	uint32_t *device;
@@ -168,6 +161,17 @@ static int measure_loads(struct gpu *g, struct err *e)
 	if (!rc)
 		rc = measure_load(g, "L2 cache", (size_t)2 << 20, device, e);
 	return rc ? rc : measure_load(g, "memory", most, device, e);
+}
+
+} // namespace
+
+extern "C" int ladder_has_gpu(const char **why)
+{
+	int n = 0;
+	cudaError_t status = cudaGetDeviceCount(&n);
+	*why = status == cudaSuccess ? "there is no CUDA device" : cudaGetErrorString(status);
+	(void)cudaGetLastError();
+	return status == cudaSuccess && n > 0;
 }
 
 extern "C" int ladder_memory(struct err *e)

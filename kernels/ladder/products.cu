@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include "kernels/ladder/host.cuh"
 
+namespace
+{
+
 #ifndef SCORE_IMAGES
 #define SCORE_IMAGES 8 /* images that share each weight loaded */
 #endif
@@ -18,7 +21,7 @@
 
 /* Each warp's sums into `part`. The 80 sums take each step together: shuffles stay in order, so
  * that one sum after the other would wait for every one of its own. */
-static __device__ void score_reduce(
+__device__ void score_reduce(
 	float sum[SCORE_IMAGES][CLASSES], float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES])
 {
 #pragma unroll
@@ -35,7 +38,7 @@ static __device__ void score_reduce(
 }
 
 /* Block (8 images, a part of the inputs): scores without bias into part_score. */
-static __global__ void score_kernel(struct products p, size_t n_images)
+__global__ void score_kernel(struct products p, size_t n_images)
 {
 	__shared__ float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES];
 	size_t inputs = p.k.filters * POOL_AREA, first = (size_t)blockIdx.x * SCORE_IMAGES;
@@ -69,7 +72,7 @@ static __global__ void score_kernel(struct products p, size_t n_images)
 	p.part_score[(blockIdx.y * n_images + n) * CLASSES + c] = all;
 }
 
-static __global__ void softmax_kernel(struct products p, size_t n_images, size_t splits)
+__global__ void products_softmax_kernel(struct products p, size_t n_images, size_t splits)
 {
 	size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (n >= n_images)
@@ -86,7 +89,7 @@ static __global__ void softmax_kernel(struct products p, size_t n_images, size_t
 }
 
 /* Block (inputs, chunk): thread i sums input i's ten weight gradients over the chunk's images. */
-static __global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t chunk)
+__global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t chunk)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, inputs = p.k.filters * POOL_AREA;
 	size_t n = blockIdx.y * chunk, end = n + chunk < n_images ? n + chunk : n_images;
@@ -107,7 +110,7 @@ static __global__ void fc_gradient_kernel(struct products p, size_t n_images, si
 }
 
 /* Block (f, chunk): thread o pushes pooled value o's errors through its winners, image by image. */
-static __global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t chunk)
+__global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t chunk)
 {
 	__shared__ float part[WEIGHTS + 1][POOL_THREADS / 32];
 	size_t f = blockIdx.x, o = threadIdx.x, inputs = p.k.filters * POOL_AREA;
@@ -147,7 +150,7 @@ static __global__ void conv_gradient_kernel(struct products p, size_t n_images, 
 	p.part_grad[blockIdx.y * p.k.n_params + to] = all;
 }
 
-static __global__ void mean_kernel(struct products p, size_t chunks, float scale)
+__global__ void mean_kernel(struct products p, size_t chunks, float scale)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (i >= p.k.n_params)
@@ -160,14 +163,77 @@ static __global__ void mean_kernel(struct products p, size_t chunks, float scale
 
 /* ---- launchers ------------------------------------------------------------------------------- */
 
-static unsigned blocks_for(size_t n, size_t threads)
+unsigned products_blocks(size_t n, size_t threads)
 {
 	return (unsigned)((n + threads - 1) / threads);
 }
 
+#define MOST_CHUNKS 64
+
+/* ---- the rung -------------------------------------------------------------------------------- */
+
+struct products_rung {
+	struct ladder_task task;
+	struct gpu gpu;
+	struct host_batch host;
+	struct host_target input;
+	struct products p;
+};
+
+void products_close(void *self)
+{
+	struct products_rung *r = (struct products_rung *)self;
+	gpu_close(&r->gpu);
+	host_batch_release(&r->host);
+	free(r);
+}
+
+int products_open_memory(struct products_rung *r, struct err *e)
+{
+	size_t n = r->task.max_batch, n_params = r->task.model->n_params;
+	int rc = gpu_open(&r->gpu, e);
+	if (!rc)
+		rc = host_batch_init(&r->host, n, 0, n_params, e);
+	if (!rc)
+		rc = host_target_init(&r->input, &r->gpu, n, n_params, e);
+	r->p.k.params = r->input.params;
+	r->p.k.images = r->input.images;
+	r->p.k.labels = r->input.labels;
+	return rc ? rc : products_allocate(&r->gpu, &r->p, &r->task, e);
+}
+
+int products_open(void **self, const struct ladder_task *t, struct err *e)
+{
+	return rung_open<struct products_rung>(
+		self, t, products_close,
+		[=](struct products_rung *r) { return products_open_memory(r, e); }, e);
+}
+
+int products_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+	struct profile *profile, struct err *e)
+{
+	struct products_rung *r = (struct products_rung *)self;
+	size_t chunks = products_chunks(&r->p, b->n, r->task.filters, FULL_CHIP);
+	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, profile, e);
+	if (!rc)
+		rc = fused_convolve(&r->gpu, &r->p.k, b->n, e);
+	if (!rc)
+		rc = products_score(&r->gpu, &r->p, b->n, e);
+	if (!rc)
+		rc = products_backward(&r->gpu, &r->p, b->n, chunks, e);
+	if (!rc)
+		rc = products_mean(&r->gpu, &r->p, b->n, chunks, e);
+	if (!rc)
+		rc = host_batch_take(
+			&r->host, &r->gpu, b->n, r->p.grad, r->p.k.loss, grad, loss, e);
+	return rc;
+}
+
+} // namespace
+
 int products_score(struct gpu *g, const struct products *p, size_t n, struct err *e)
 {
-	dim3 grid(blocks_for(n, SCORE_IMAGES), SCORE_SPLITS);
+	dim3 grid(products_blocks(n, SCORE_IMAGES), SCORE_SPLITS);
 	score_kernel<<<grid, SCORE_THREADS, 0, g->stream>>>(*p, n);
 	LAUNCHED(e);
 	int rc = gpu_mark(g, "fc", PHASE_KERNEL, e);
@@ -179,7 +245,7 @@ int products_score(struct gpu *g, const struct products *p, size_t n, struct err
 int products_softmax(
 	struct gpu *g, const struct products *p, size_t n, size_t splits, struct err *e)
 {
-	softmax_kernel<<<blocks_for(n, 64), 64, 0, g->stream>>>(*p, n, splits);
+	products_softmax_kernel<<<products_blocks(n, 64), 64, 0, g->stream>>>(*p, n, splits);
 	LAUNCHED(e);
 	return gpu_mark(g, "softmax + loss", PHASE_KERNEL, e);
 }
@@ -188,7 +254,7 @@ int products_backward(
 	struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e)
 {
 	size_t chunk = (n + chunks - 1) / chunks;
-	dim3 fc(blocks_for(p->k.filters * POOL_AREA, FC_THREADS), (unsigned)chunks);
+	dim3 fc(products_blocks(p->k.filters * POOL_AREA, FC_THREADS), (unsigned)chunks);
 	fc_gradient_kernel<<<fc, FC_THREADS, 0, g->stream>>>(*p, n, chunk);
 	LAUNCHED(e);
 	int rc = gpu_mark(g, "fc backward", PHASE_KERNEL, e);
@@ -202,7 +268,7 @@ int products_backward(
 
 int products_mean(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e)
 {
-	mean_kernel<<<blocks_for(p->k.n_params, 256), 256, 0, g->stream>>>(
+	mean_kernel<<<products_blocks(p->k.n_params, 256), 256, 0, g->stream>>>(
 		*p, chunks, 1.0f / (float)n);
 	LAUNCHED(e);
 	return gpu_mark(g, "mean", PHASE_KERNEL, e);
@@ -217,8 +283,6 @@ size_t products_chunks(const struct products *p, size_t n, size_t each, size_t b
 	size_t chunk = (n + chunks - 1) / chunks;
 	return (n + chunk - 1) / chunk;
 }
-
-#define MOST_CHUNKS 64
 
 int products_allocate(struct gpu *g, struct products *p, const struct ladder_task *t, struct err *e)
 {
@@ -239,65 +303,6 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	if (!rc)
 		rc = GPU_ALLOC(g, p->part_grad, MOST_CHUNKS * p->k.n_params, GPU_DEVICE, e);
 	return rc ? rc : GPU_ALLOC(g, p->grad, p->k.n_params, GPU_DEVICE, e);
-}
-
-/* ---- the rung -------------------------------------------------------------------------------- */
-
-struct products_rung {
-	struct ladder_task task;
-	struct gpu gpu;
-	struct host_batch host;
-	struct host_target input;
-	struct products p;
-};
-
-static void products_close(void *self)
-{
-	struct products_rung *r = (struct products_rung *)self;
-	gpu_close(&r->gpu);
-	host_batch_release(&r->host);
-	free(r);
-}
-
-static int allocate(struct products_rung *r, struct err *e)
-{
-	size_t n = r->task.max_batch, n_params = r->task.model->n_params;
-	int rc = gpu_open(&r->gpu, e);
-	if (!rc)
-		rc = host_batch_init(&r->host, n, 0, n_params, e);
-	if (!rc)
-		rc = host_target_init(&r->input, &r->gpu, n, n_params, e);
-	r->p.k.params = r->input.params;
-	r->p.k.images = r->input.images;
-	r->p.k.labels = r->input.labels;
-	return rc ? rc : products_allocate(&r->gpu, &r->p, &r->task, e);
-}
-
-static int products_open(void **self, const struct ladder_task *t, struct err *e)
-{
-	return rung_open<struct products_rung>(
-		self, t, products_close, [=](struct products_rung *r) { return allocate(r, e); },
-		e);
-}
-
-static int products_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
-	struct profile *profile, struct err *e)
-{
-	struct products_rung *r = (struct products_rung *)self;
-	size_t chunks = products_chunks(&r->p, b->n, r->task.filters, FULL_CHIP);
-	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, profile, e);
-	if (!rc)
-		rc = fused_convolve(&r->gpu, &r->p.k, b->n, e);
-	if (!rc)
-		rc = products_score(&r->gpu, &r->p, b->n, e);
-	if (!rc)
-		rc = products_backward(&r->gpu, &r->p, b->n, chunks, e);
-	if (!rc)
-		rc = products_mean(&r->gpu, &r->p, b->n, chunks, e);
-	if (!rc)
-		rc = host_batch_take(
-			&r->host, &r->gpu, b->n, r->p.grad, r->p.k.loss, grad, loss, e);
-	return rc;
 }
 
 extern "C" const struct rung rung_products = {

@@ -11,6 +11,9 @@
 #include <string.h>
 #include "kernels/ladder/products.cuh"
 
+namespace
+{
+
 enum { TILED, STAGED, DENSE, PINNED, GRAPH };
 
 /* What a captured step depends on. */
@@ -35,7 +38,7 @@ struct resident {
 	struct shape_of_step shape;
 };
 
-static void resident_close(void *self)
+void resident_close(void *self)
 {
 	struct resident *r = (struct resident *)self;
 	if (r->graph)
@@ -45,7 +48,7 @@ static void resident_close(void *self)
 	free(r);
 }
 
-static int allocate(struct resident *r, struct err *e)
+int resident_allocate(struct resident *r, struct err *e)
 {
 	size_t n = r->task.max_batch, n_set = r->task.set->n;
 	int rc = gpu_open(&r->gpu, e);
@@ -64,7 +67,7 @@ static int allocate(struct resident *r, struct err *e)
 	return rc ? rc : products_allocate(&r->gpu, &r->p, &r->task, e);
 }
 
-static int copy_set(struct resident *r, struct err *e)
+int copy_set(struct resident *r, struct err *e)
 {
 	const struct kx_images *set = r->task.set;
 	TRY(cudaMemcpy(r->pixels, set->pixels, set->n * IMAGE_AREA, cudaMemcpyHostToDevice), e);
@@ -76,46 +79,46 @@ static int copy_set(struct resident *r, struct err *e)
 	return PS_OK;
 }
 
-static int open_as(void **self, const struct ladder_task *t, int level, struct err *e)
+int open_as(void **self, const struct ladder_task *t, int level, struct err *e)
 {
 	return rung_open<struct resident>(
 		self, t, resident_close,
 		[=](struct resident *r) {
 			r->level = level;
-			int rc = allocate(r, e);
+			int rc = resident_allocate(r, e);
 			return rc ? rc : copy_set(r, e);
 		},
 		e);
 }
 
-static int tiled_open(void **self, const struct ladder_task *t, struct err *e)
+int tiled_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	return open_as(self, t, TILED, e);
 }
 
-static int staged_open(void **self, const struct ladder_task *t, struct err *e)
+int staged_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	return open_as(self, t, STAGED, e);
 }
 
-static int dense_open(void **self, const struct ladder_task *t, struct err *e)
+int dense_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	return open_as(self, t, DENSE, e);
 }
 
-static int pinned_open(void **self, const struct ladder_task *t, struct err *e)
+int pinned_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	return open_as(self, t, PINNED, e);
 }
 
-static int graph_open(void **self, const struct ladder_task *t, struct err *e)
+int graph_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	return open_as(self, t, GRAPH, e);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-static int send(struct resident *r, const struct shape_of_step *s, struct err *e)
+int send(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
 	TRY(cudaMemcpyAsync(r->params, s->params, r->task.model->n_params * sizeof(float),
 		    cudaMemcpyHostToDevice, r->gpu.stream),
@@ -129,7 +132,7 @@ static int send(struct resident *r, const struct shape_of_step *s, struct err *e
 	return gpu_mark(&r->gpu, "indices in", PHASE_COPY_IN, e);
 }
 
-static int take(struct resident *r, const struct shape_of_step *s, struct err *e)
+int take(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
 	TRY(cudaMemcpyAsync(s->grad, r->p.grad, r->task.model->n_params * sizeof(float),
 		    cudaMemcpyDeviceToHost, r->gpu.stream),
@@ -141,7 +144,7 @@ static int take(struct resident *r, const struct shape_of_step *s, struct err *e
 }
 
 /* Everything of a step that the stream does. */
-static int enqueue(struct resident *r, const struct shape_of_step *s, struct err *e)
+int enqueue(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
 	int dense = r->level >= DENSE;
 	size_t chunks = dense ? dense_chunks(&r->p, s->n) : tiled_chunks(&r->p, s->n);
@@ -159,7 +162,7 @@ static int enqueue(struct resident *r, const struct shape_of_step *s, struct err
 	return rc ? rc : take(r, s, e);
 }
 
-static int capture(struct resident *r, const struct shape_of_step *s, struct err *e)
+int resident_capture(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
 	cudaGraph_t graph;
 	if (r->graph)
@@ -178,22 +181,22 @@ static int capture(struct resident *r, const struct shape_of_step *s, struct err
 	return PS_OK;
 }
 
-static int is_captured(const struct resident *r, const struct shape_of_step *s)
+int is_captured(const struct resident *r, const struct shape_of_step *s)
 {
 	return r->graph && r->shape.n == s->n && r->shape.params == s->params &&
 	       r->shape.grad == s->grad;
 }
 
-static int launch_graph(struct resident *r, const struct shape_of_step *s, struct err *e)
+int launch_graph(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
-	int rc = is_captured(r, s) ? PS_OK : capture(r, s, e);
+	int rc = is_captured(r, s) ? PS_OK : resident_capture(r, s, e);
 	if (rc)
 		return rc;
 	TRY(cudaGraphLaunch(r->graph, r->gpu.stream), e);
 	return PS_OK;
 }
 
-static int resident_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+int resident_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *profile, struct err *e)
 {
 	struct resident *r = (struct resident *)self;
@@ -214,6 +217,8 @@ static int resident_step(void *self, const struct ladder_batch *b, float *grad, 
 		*loss += (double)r->host_loss[n] / (double)b->n;
 	return rc;
 }
+
+} // namespace
 
 extern "C" const struct rung rung_tiled = {
 	.name = "tiled",

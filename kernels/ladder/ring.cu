@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include "kernels/ladder/host.cuh"
 
+namespace
+{
+
 /* 16 slots of 1.74 MB (256 filters) are written and read again within the 60 MB of the L2 cache;
  * 132 are an image for each multiprocessor. */
 #define SLOTS      16
@@ -23,7 +26,7 @@ struct ring {
 };
 
 /* sum += the slots, in order; the last wave's `scale` makes it a mean. */
-static __global__ void reduce_kernel(
+__global__ void reduce_kernel(
 	float *sum, const float *slots, size_t n_params, size_t n, int first, float scale)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -35,7 +38,7 @@ static __global__ void reduce_kernel(
 	sum[i] = total * scale;
 }
 
-static void ring_close(void *self)
+void ring_close(void *self)
 {
 	struct ring *r = (struct ring *)self;
 	gpu_close(&r->gpu);
@@ -43,7 +46,7 @@ static void ring_close(void *self)
 	free(r);
 }
 
-static int ring_allocate(struct ring *r, struct err *e)
+int ring_allocate(struct ring *r, struct err *e)
 {
 	size_t n = r->task.max_batch;
 	r->k.filters = r->task.filters;
@@ -61,7 +64,7 @@ static int ring_allocate(struct ring *r, struct err *e)
 	return rc ? rc : fused_allocate(&r->gpu, &r->k, r->slots, e);
 }
 
-static int open_with(void **self, const struct ladder_task *t, size_t slots, struct err *e)
+int open_with(void **self, const struct ladder_task *t, size_t slots, struct err *e)
 {
 	return rung_open<struct ring>(
 		self, t, ring_close,
@@ -72,18 +75,18 @@ static int open_with(void **self, const struct ladder_task *t, size_t slots, str
 		e);
 }
 
-static int ring_open(void **self, const struct ladder_task *t, struct err *e)
+int ring_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	return open_with(self, t, SLOTS, e);
 }
 
-static int wide_open(void **self, const struct ladder_task *t, struct err *e)
+int wide_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	return open_with(self, t, WIDE_SLOTS, e);
 }
 
 /* Images [first, first + n) of a batch through the slots. */
-static int ring_wave(struct ring *r, size_t first, size_t n, struct err *e)
+int ring_wave(struct ring *r, size_t first, size_t n, struct err *e)
 {
 	r->k.images = r->input.images + first * IMAGE_AREA;
 	r->k.labels = r->input.labels + first;
@@ -96,7 +99,7 @@ static int ring_wave(struct ring *r, size_t first, size_t n, struct err *e)
 	return rc ? rc : fused_backward(&r->gpu, &r->k, n, e);
 }
 
-static int ring_reduce(struct ring *r, size_t n, int first, float scale, struct err *e)
+int ring_reduce(struct ring *r, size_t n, int first, float scale, struct err *e)
 {
 	reduce_kernel<<<(unsigned)((r->k.n_params + 255) / 256), 256, 0, r->gpu.stream>>>(
 		r->sum, r->k.grad, r->k.n_params, n, first, scale);
@@ -104,7 +107,7 @@ static int ring_reduce(struct ring *r, size_t n, int first, float scale, struct 
 	return gpu_mark(&r->gpu, "sum of the slots", PHASE_KERNEL, e);
 }
 
-static int ring_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+int ring_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
 	struct ring *r = (struct ring *)self;
@@ -118,6 +121,8 @@ static int ring_step(void *self, const struct ladder_batch *b, float *grad, doub
 	}
 	return rc ? rc : host_batch_take(&r->host, &r->gpu, b->n, r->sum, r->loss, grad, loss, e);
 }
+
+} // namespace
 
 extern "C" const struct rung rung_ring = {
 	.name = "ring",

@@ -5,6 +5,9 @@
  */
 #include "kernels/ladder/products.cuh"
 
+namespace
+{
+
 #define WARPS       8
 #define THREADS     (32 * WARPS)
 #define WARP_IMAGES 4
@@ -20,8 +23,8 @@ struct tile {
 };
 
 /* Inputs [from, from + TILE) as far as they are below `end`; zeros beyond. `row`: of each image. */
-static __device__ void load_tile(const float *weight, const float *const row[WARP_IMAGES],
-	size_t inputs, size_t from, size_t end, struct tile *t)
+__device__ void load_tile(const float *weight, const float *const row[WARP_IMAGES], size_t inputs,
+	size_t from, size_t end, struct tile *t)
 {
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
@@ -38,7 +41,7 @@ static __device__ void load_tile(const float *weight, const float *const row[WAR
 	}
 }
 
-static __device__ void add_tile(float sum[WARP_IMAGES][CLASSES], const float weight[CLASSES][TILE],
+__device__ void add_tile(float sum[WARP_IMAGES][CLASSES], const float weight[CLASSES][TILE],
 	const float in[WARP_IMAGES][LANE_INPUTS])
 {
 #pragma unroll
@@ -53,7 +56,7 @@ static __device__ void add_tile(float sum[WARP_IMAGES][CLASSES], const float wei
 }
 
 /* Lane 0 gets the warp's sums; every sum takes a step before the next step begins. */
-static __device__ void reduce(float sum[WARP_IMAGES][CLASSES])
+__device__ void reduce(float sum[WARP_IMAGES][CLASSES])
 {
 #pragma unroll
 	for (int step = 16; step > 0; step /= 2)
@@ -64,7 +67,7 @@ static __device__ void reduce(float sum[WARP_IMAGES][CLASSES])
 }
 
 /* Block (32 images, a part of the inputs): scores without bias into part_score. */
-static __global__ __launch_bounds__(THREADS, 2) void score_kernel(
+__global__ __launch_bounds__(THREADS, 2) void score_kernel(
 	struct products p, size_t n_images, size_t part)
 {
 	__shared__ float weight[CLASSES][TILE];
@@ -96,6 +99,8 @@ static __global__ __launch_bounds__(THREADS, 2) void score_kernel(
 			p.part_score[(blockIdx.y * n_images + first + (size_t)m) * CLASSES +
 				     (size_t)c] = sum[m][c];
 }
+
+} // namespace
 
 int staged_score(struct gpu *g, const struct products *p, size_t n, struct err *e)
 {

@@ -6,6 +6,9 @@
 #include "kernels/ladder/gpu.cuh"
 #include "kernels/ladder/host.cuh"
 
+namespace
+{
+
 #define THREADS 128
 
 struct thread_rung {
@@ -16,7 +19,7 @@ struct thread_rung {
 	float *space, *grad, *loss; /* on the device, of every image */
 };
 
-static __global__ void image_kernel(const float *params, size_t filters, size_t n_params,
+__global__ void image_kernel(const float *params, size_t filters, size_t n_params,
 	const float *images, const uint8_t *labels, size_t n, float *space, float *grad,
 	float *loss)
 {
@@ -28,7 +31,7 @@ static __global__ void image_kernel(const float *params, size_t filters, size_t 
 		params, filters, images + i * IMAGE_AREA, labels[i], s, grad + i * n_params);
 }
 
-static void thread_close(void *self)
+void thread_close(void *self)
 {
 	struct thread_rung *r = (struct thread_rung *)self;
 	gpu_close(&r->gpu);
@@ -36,7 +39,7 @@ static void thread_close(void *self)
 	free(r);
 }
 
-static int thread_allocate(struct thread_rung *r, struct err *e)
+int thread_allocate(struct thread_rung *r, struct err *e)
 {
 	size_t n = r->task.max_batch, n_params = r->task.model->n_params;
 	int rc = gpu_open(&r->gpu, e);
@@ -52,14 +55,14 @@ static int thread_allocate(struct thread_rung *r, struct err *e)
 	return rc ? rc : GPU_ALLOC(&r->gpu, r->loss, n, GPU_DEVICE, e);
 }
 
-static int thread_open(void **self, const struct ladder_task *t, struct err *e)
+int thread_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	return rung_open<struct thread_rung>(
 		self, t, thread_close, [=](struct thread_rung *r) { return thread_allocate(r, e); },
 		e);
 }
 
-static int thread_launch(struct thread_rung *r, size_t n, struct err *e)
+int thread_launch(struct thread_rung *r, size_t n, struct err *e)
 {
 	size_t n_params = r->task.model->n_params;
 	cudaStream_t stream = r->gpu.stream;
@@ -71,7 +74,7 @@ static int thread_launch(struct thread_rung *r, size_t n, struct err *e)
 	return gpu_mark(&r->gpu, "one thread per image", PHASE_KERNEL, e);
 }
 
-static int thread_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+int thread_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
 	struct thread_rung *r = (struct thread_rung *)self;
@@ -82,6 +85,8 @@ static int thread_step(void *self, const struct ladder_batch *b, float *grad, do
 		rc = host_batch_sum(&r->host, &r->gpu, b->n, r->grad, r->loss, grad, loss, e);
 	return rc;
 }
+
+} // namespace
 
 extern "C" const struct rung rung_thread = {
 	.name = "thread per image",

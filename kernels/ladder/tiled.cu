@@ -6,6 +6,9 @@
  */
 #include "kernels/ladder/products.cuh"
 
+namespace
+{
+
 #define FORWARD_FILTERS  32
 #define FORWARD_THREADS  192 /* POOL_AREA in whole warps */
 #define ROW              12  /* 9 weights and a bias, or 10 classes, in whole 16 bytes */
@@ -18,14 +21,14 @@
 #define FULL_CHIP        (BLOCKS_PER_SM * 132)
 #define TO_UNIT          (1 / 255.0f)
 
-static __device__ const uint8_t *image_of(const struct products &p, size_t n)
+__device__ const uint8_t *tiled_image(const struct products &p, size_t n)
 {
 	return p.pixels + (size_t)p.index[n] * IMAGE_AREA;
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static __device__ void load_weights(const struct fused &k, size_t first, float (*weight)[ROW])
+__device__ void load_weights(const struct fused &k, size_t first, float (*weight)[ROW])
 {
 	for (size_t i = threadIdx.x; i < FORWARD_FILTERS * ROW; i += FORWARD_THREADS) {
 		size_t f = first + i / ROW, w = i % ROW;
@@ -36,7 +39,7 @@ static __device__ void load_weights(const struct fused &k, size_t first, float (
 }
 
 /* Value i (row order) of the window of four whose pixels are `patch`. */
-static __device__ float convolve(const float patch[4][4], const float w[ROW], int i)
+__device__ float convolve(const float patch[4][4], const float w[ROW], int i)
 {
 	float sum = w[WEIGHTS];
 #pragma unroll
@@ -48,12 +51,12 @@ static __device__ float convolve(const float patch[4][4], const float w[ROW], in
 }
 
 /* Block (32 filters, n): thread o computes pooled value o of each filter. */
-static __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct products p)
+__global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct products p)
 {
 	__shared__ float image[IMAGE_AREA];
 	__shared__ __align__(16) float weight[FORWARD_FILTERS][ROW];
 	size_t n = blockIdx.y, first = (size_t)blockIdx.x * FORWARD_FILTERS, o = threadIdx.x;
-	const uint8_t *pixels = image_of(p, n);
+	const uint8_t *pixels = tiled_image(p, n);
 	for (size_t i = o; i < IMAGE_AREA; i += FORWARD_THREADS)
 		image[i] = (float)pixels[i] * TO_UNIT;
 	load_weights(p.k, first, weight);
@@ -84,14 +87,6 @@ static __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct
 	}
 }
 
-int tiled_convolve(struct gpu *g, const struct products *p, size_t n, struct err *e)
-{
-	dim3 grid((unsigned)((p->k.filters + FORWARD_FILTERS - 1) / FORWARD_FILTERS), (unsigned)n);
-	convolve_kernel<<<grid, FORWARD_THREADS, 0, g->stream>>>(*p);
-	LAUNCHED(e);
-	return gpu_mark(g, "conv + ReLU + pool", PHASE_KERNEL, e);
-}
-
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* The images that all threads of a block work on. */
@@ -115,7 +110,7 @@ struct sums {
 };
 
 /* Images [n, n + m); `i` is the thread's pooled value, if it has one. */
-static __device__ void load_ahead(
+__device__ void tiled_load_ahead(
 	const struct products &p, size_t n, unsigned m, size_t i, int works, struct ahead *a)
 {
 	size_t inputs = p.k.filters * POOL_AREA;
@@ -123,7 +118,7 @@ static __device__ void load_ahead(
 	for (unsigned k = 0; k < LOADS; k++) {
 		unsigned w = threadIdx.x + k * BACKWARD_THREADS;
 		if (w < m * WORDS)
-			a->word[k] = ((const uint32_t *)image_of(p, n + w / WORDS))[w % WORDS];
+			a->word[k] = ((const uint32_t *)tiled_image(p, n + w / WORDS))[w % WORDS];
 	}
 	if (threadIdx.x < m * CLASSES)
 		a->d_score = p.k.score[n * CLASSES + threadIdx.x];
@@ -135,7 +130,7 @@ static __device__ void load_ahead(
 	}
 }
 
-static __device__ void store_ahead(const struct ahead &a, unsigned m, struct stage *s)
+__device__ void tiled_store_ahead(const struct ahead &a, unsigned m, struct stage *s)
 {
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
@@ -149,7 +144,7 @@ static __device__ void store_ahead(const struct ahead &a, unsigned m, struct sta
 		((float *)s->d_score[threadIdx.x / CLASSES])[threadIdx.x % CLASSES] = a.d_score;
 }
 
-static __device__ void add_image(struct sums *sum, const float weight[CLASSES], const float4 *score,
+__device__ void tiled_add_image(struct sums *sum, const float weight[CLASSES], const float4 *score,
 	float in, const float *at, int dead)
 {
 	float d_score[ROW], d = 0;
@@ -169,15 +164,15 @@ static __device__ void add_image(struct sums *sum, const float weight[CLASSES], 
 }
 
 /* The images of a stage, for a thread whose windows begin `corner` pixels into each. */
-static __device__ void add_stage(struct sums *sum, const float weight[CLASSES],
-	const struct stage &s, const struct ahead &now, unsigned m, unsigned corner)
+__device__ void add_stage(struct sums *sum, const float weight[CLASSES], const struct stage &s,
+	const struct ahead &now, unsigned m, unsigned corner)
 {
 	const float *image = (const float *)s.image;
 #pragma unroll
 	for (unsigned k = 0; k < STAGE; k++) {
 		unsigned winner = now.winner[k];
 		if (k < m)
-			add_image(sum, weight, s.d_score[k], now.in[k],
+			tiled_add_image(sum, weight, s.d_score[k], now.in[k],
 				image + k * IMAGE_AREA + corner + winner / 2 % 2 * IMAGE_SIDE +
 					winner % 2,
 				winner == DEAD);
@@ -185,7 +180,7 @@ static __device__ void add_stage(struct sums *sum, const float weight[CLASSES],
 }
 
 /* The fc bias is the threads' that have no pooled value: one class each. */
-static __device__ void add_bias(const struct stage &s, unsigned m, float *sum)
+__device__ void tiled_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;
 	for (unsigned k = 0; k < m && c < CLASSES; k++)
@@ -193,7 +188,7 @@ static __device__ void add_bias(const struct stage &s, unsigned m, float *sum)
 }
 
 /* Sums over the threads of each filter, in a fixed order, into the chunk's row. */
-static __device__ void write_conv(const struct sums &sum, size_t first, size_t filters, float *to)
+__device__ void tiled_write_conv(const struct sums &sum, size_t first, size_t filters, float *to)
 {
 	__shared__ float value[BACKWARD_THREADS];
 	size_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, f = first + warp;
@@ -215,7 +210,7 @@ static __device__ void write_conv(const struct sums &sum, size_t first, size_t f
 }
 
 /* Block (2 filters, chunk): a thread for each pooled value, the chunk's images in turn. */
-static __global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void backward_kernel(
+__global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {
 	__shared__ struct stage s;
@@ -232,28 +227,38 @@ static __global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void backwa
 	for (int c = 0; c < CLASSES; c++)
 		weight[c] = works ? p.k.params[fc + (size_t)c * inputs + i] : 0;
 	unsigned m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
-	load_ahead(p, n, m, i, works, &a);
+	tiled_load_ahead(p, n, m, i, works, &a);
 	while (m > 0) {
 		__syncthreads();
-		store_ahead(a, m, &s);
+		tiled_store_ahead(a, m, &s);
 		__syncthreads();
 		struct ahead now = a;
 		unsigned present = m;
 		n += m;
 		m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
-		load_ahead(p, n, m, i, works, &a);
+		tiled_load_ahead(p, n, m, i, works, &a);
 		if (works)
 			add_stage(&sum, weight, s, now, present,
 				o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2);
 		else
-			add_bias(s, present, &bias);
+			tiled_add_bias(s, present, &bias);
 	}
 	float *to = p.part_grad + blockIdx.y * p.k.n_params;
 	for (size_t c = 0; c < CLASSES && works; c++)
 		to[fc + c * inputs + i] = sum.fc[c];
 	if (blockIdx.x == 0 && t - BACKWARD_FILTERS * POOL_AREA < CLASSES)
 		to[image_fc_bias(p.k.filters) + t - BACKWARD_FILTERS * POOL_AREA] = bias;
-	write_conv(sum, first, p.k.filters, to);
+	tiled_write_conv(sum, first, p.k.filters, to);
+}
+
+} // namespace
+
+int tiled_convolve(struct gpu *g, const struct products *p, size_t n, struct err *e)
+{
+	dim3 grid((unsigned)((p->k.filters + FORWARD_FILTERS - 1) / FORWARD_FILTERS), (unsigned)n);
+	convolve_kernel<<<grid, FORWARD_THREADS, 0, g->stream>>>(*p);
+	LAUNCHED(e);
+	return gpu_mark(g, "conv + ReLU + pool", PHASE_KERNEL, e);
 }
 
 int tiled_backward(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e)

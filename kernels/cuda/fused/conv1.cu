@@ -5,25 +5,22 @@
 #include "kernels/cuda/fused/conv1.h"
 #include "kernels/cuda/fused/conv2.cuh"
 
+namespace
+{
+
 #define CONV1_WARPS   8
 #define CONV1_THREADS (CONV1_WARPS * 32)
 #define PREFETCH      9 /* positions whose errors are fetched at once */
 #define RELU_OPEN     4 /* beside the number of the cell that won: the ReLU was open */
 
-size_t kx_conv1_fragments(int size, int f)
-{
-	int steps = size == 3 ? conv<3>::STEPS : conv<5>::STEPS;
-	return (size_t)f / 8 * steps * CONV_TERMS * 256;
-}
-
 /* ---- forward --------------------------------------------------------------------------------- */
 
-__device__ static inline const uint8_t *conv1_image(const struct kx_batch &batch, int n)
+__device__ inline const uint8_t *conv1_image(const struct kx_batch &batch, int n)
 {
 	return batch.pixels + image_number(&batch, n) * (CONV_SIDE * CONV_SIDE);
 }
 
-__device__ static inline void conv1_load_group(
+__device__ inline void conv1_load_group(
 	struct conv_images *to, const struct kx_batch &batch, int group)
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16, n = CONV_GROUP * chunks;
@@ -89,7 +86,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 }
 
 template <int SIZE>
-static int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
+int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
 {
 	const unsigned groups = (batch.images + CONV_GROUP - 1) / CONV_GROUP;
 	const unsigned filters = l.f / CONV1_LANES, wanted = CONV1_SLICES / (groups * filters);
@@ -119,7 +116,7 @@ struct hi_lo_shared {
 };
 
 /* As conv_window, of both halves of the images by turns: alone each would wait for itself. */
-__device__ static inline void conv_window_both(float (&c)[2][2][4],
+__device__ inline void conv_window_both(float (&c)[2][2][4],
 	const struct conv_weights<HI_LO_SIZE> &w, const uint32_t *patch,
 	const int (&at)[conv<HI_LO_SIZE>::STEPS][2])
 {
@@ -138,7 +135,7 @@ __device__ static inline void conv_window_both(float (&c)[2][2][4],
 }
 
 /* Position p, number i of the block's: a warp's eight filters of all images. */
-__device__ static inline void hi_lo_position(struct hi_lo_shared *s,
+__device__ inline void hi_lo_position(struct hi_lo_shared *s,
 	const struct conv_weights<HI_LO_SIZE> &w, const int (&at)[conv<HI_LO_SIZE>::STEPS][2],
 	int p, int i, int group, float bias)
 {
@@ -173,8 +170,8 @@ __device__ static inline void hi_lo_position(struct hi_lo_shared *s,
 }
 
 /* Positions [begin, end). */
-__device__ static inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx_conv1 &l,
-	int n0, int images, int begin, int end)
+__device__ inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx_conv1 &l, int n0,
+	int images, int begin, int end)
 {
 	const int chunks = CONV2_TERMS * HI_LO_GROUPS,
 		  argmaxes = MAX_POSITIONS * CONV2_CHANNELS / 16;
@@ -231,7 +228,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	}
 }
 
-static int conv1_fprop_hi_lo_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
+int conv1_fprop_hi_lo_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
 {
 	const int bytes = (int)sizeof(struct hi_lo_shared);
 	const unsigned groups = (batch.images + CONV_GROUP - 1) / CONV_GROUP;
@@ -245,17 +242,9 @@ static int conv1_fprop_hi_lo_launch(struct kx_conv1 l, struct kx_batch batch, cu
 		stream, l, batch);
 }
 
-int kx_conv1_fprop(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
-{
-	if (l.y_hi_lo)
-		return conv1_fprop_hi_lo_launch(l, batch, stream);
-	return l.size == 3 ? conv1_fprop_launch<3>(l, batch, stream)
-			   : conv1_fprop_launch<5>(l, batch, stream);
-}
-
 /* ---- gradient -------------------------------------------------------------------------------- */
 
-__device__ static inline const uint32_t *conv1_image_words(const struct kx_batch &batch, int n)
+__device__ inline const uint32_t *conv1_image_words(const struct kx_batch &batch, int n)
 {
 	return reinterpret_cast<const uint32_t *>(conv1_image(batch, n));
 }
@@ -263,7 +252,7 @@ __device__ static inline const uint32_t *conv1_image_words(const struct kx_batch
 /* A lane is a filter, a warp every eighth position; the sums stay in registers. The four cells that
  * lanes may look at start in different banks. */
 template <int SIZE>
-__device__ static inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
+__device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	const struct kx_conv1 &l, const float *pixels, int n, int f)
 {
 	const uint8_t *argmax = l.argmax + (size_t)n * conv<SIZE>::POSITIONS * l.f + f;
@@ -334,6 +323,22 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 			to[(size_t)k * l.f + f] = v;
 		}
 	}
+}
+
+} // namespace
+
+size_t kx_conv1_fragments(int size, int f)
+{
+	int steps = size == 3 ? conv<3>::STEPS : conv<5>::STEPS;
+	return (size_t)f / 8 * steps * CONV_TERMS * 256;
+}
+
+int kx_conv1_fprop(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)
+{
+	if (l.y_hi_lo)
+		return conv1_fprop_hi_lo_launch(l, batch, stream);
+	return l.size == 3 ? conv1_fprop_launch<3>(l, batch, stream)
+			   : conv1_fprop_launch<5>(l, batch, stream);
 }
 
 int kx_conv1_wgrad(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)

@@ -15,6 +15,9 @@
 #include "kernels/cuda/base/common.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
 
+namespace
+{
+
 #define DGRAD_IMAGES  8
 #define DGRAD_WARPS   CONV2_IN
 #define DGRAD_THREADS (DGRAD_WARPS * 32)
@@ -47,7 +50,7 @@ struct dgrad_shared {
 
 /* What column n adds up: a tap, the bias (CONV2_TAPS), or nothing. The taps that a product has
  * side by side lie in different banks. */
-__device__ static inline int tap_of(int n)
+__device__ inline int tap_of(int n)
 {
 	const int tile = n / 8, i = n % 8;
 	if (tile < 2)
@@ -58,7 +61,7 @@ __device__ static inline int tap_of(int n)
 }
 
 /* Words from a window's first pixel to the tap of column n. */
-__device__ static inline int column_offset(int n)
+__device__ inline int column_offset(int n)
 {
 	int tap = tap_of(n);
 	if (tap == NO_TAP || tap == CONV2_TAPS)
@@ -69,14 +72,14 @@ __device__ static inline int column_offset(int n)
 
 /* ---- what a block begins with ---------------------------------------------------------------- */
 
-__device__ static inline void dgrad_fetch_weights(struct dgrad_shared *s, const struct kx_conv2 &l)
+__device__ inline void dgrad_fetch_weights(struct dgrad_shared *s, const struct kx_conv2 &l)
 {
 	const uint4 *from = reinterpret_cast<const uint4 *>(l.w_dgrad);
 	for (int i = threadIdx.x; i < CONV2_TAPS * STEPS * TILES * 32; i += blockDim.x)
 		copy_ahead(&s->weights[i], from + i, true);
 }
 
-__device__ static inline void dgrad_fetch_argmax(
+__device__ inline void dgrad_fetch_argmax(
 	struct dgrad_shared *s, const struct kx_conv2 &l, int n0, int images)
 {
 	const int chunks = CONV2_PIXELS * CONV2_CHANNELS / 16;
@@ -90,7 +93,7 @@ __device__ static inline void dgrad_fetch_argmax(
 }
 
 /* Two whole numbers below 256 as fp16: 1024 + n less 1024. */
-__device__ static inline uint32_t pixels_to_half(uint32_t low, uint32_t high)
+__device__ inline uint32_t pixels_to_half(uint32_t low, uint32_t high)
 {
 	const uint32_t v = 0x64006400u | low | high << 16, from = 0x64006400u;
 	const __half2 d = __hsub2(
@@ -99,7 +102,7 @@ __device__ static inline uint32_t pixels_to_half(uint32_t low, uint32_t high)
 }
 
 /* A thread has a row of an image. */
-__device__ static inline void dgrad_load_pixels(
+__device__ inline void dgrad_load_pixels(
 	struct dgrad_shared *s, const struct kx_batch &batch, int n0)
 {
 	for (int i = threadIdx.x; i < DGRAD_IMAGES * SIDE; i += blockDim.x) {
@@ -130,7 +133,7 @@ struct filter_quad {
 	int image, f, window;
 };
 
-__device__ static inline struct filter_quad filter_quad_of(int i)
+__device__ inline struct filter_quad filter_quad_of(int i)
 {
 	return {i / 2 % DGRAD_IMAGES, i / 2 / DGRAD_IMAGES % (CONV2_FILTERS / 8) * 8 + i % 2 * 4,
 		i / 2 / DGRAD_IMAGES / (CONV2_FILTERS / 8)};
@@ -139,15 +142,14 @@ __device__ static inline struct filter_quad filter_quad_of(int i)
 #define QUADS            (DGRAD_IMAGES * CONV2_FILTERS / 4 * CONV2_POOLED * CONV2_POOLED)
 #define QUADS_PER_THREAD ((QUADS + DGRAD_THREADS - 1) / DGRAD_THREADS) /* of a thread */
 
-__device__ static inline float4 load_dy(
-	const struct kx_conv2 &l, const struct filter_quad &q, int n0)
+__device__ inline float4 load_dy(const struct kx_conv2 &l, const struct filter_quad &q, int n0)
 {
 	return *reinterpret_cast<const float4 *>(l.dy + (n0 + q.image) * l.y.image + l.y.origin +
 						 q.window / CONV2_POOLED * l.y.row +
 						 q.window % CONV2_POOLED * CONV2_FILTERS + q.f);
 }
 
-__device__ static inline void scatter_dy(
+__device__ inline void dgrad_scatter_dy(
 	struct dgrad_shared *s, const struct filter_quad &q, float4 d, uint32_t which)
 {
 	const uint32_t low = two_halves(d.x, d.y), high = two_halves(d.z, d.w);
@@ -166,7 +168,7 @@ __device__ static inline void scatter_dy(
 }
 
 /* Errors before the pool, under a power of two: the block's. */
-__device__ static inline struct dy_scale scatter_all_dy(
+__device__ inline struct dy_scale dgrad_scatter_all_dy(
 	struct dgrad_shared *s, const struct kx_conv2 &l, int n0, int images)
 {
 	const int windows = CONV2_POOLED * CONV2_POOLED;
@@ -198,7 +200,7 @@ __device__ static inline struct dy_scale scatter_all_dy(
 #pragma unroll
 	for (int i_quad = 0; i_quad < QUADS_PER_THREAD; i_quad++)
 		if (i_quad * DGRAD_THREADS + threadIdx.x < QUADS)
-			scatter_dy(s, filter_quad_of(i_quad * DGRAD_THREADS + threadIdx.x),
+			dgrad_scatter_dy(s, filter_quad_of(i_quad * DGRAD_THREADS + threadIdx.x),
 				{d[i_quad].x * p.up, d[i_quad].y * p.up, d[i_quad].z * p.up,
 					d[i_quad].w * p.up},
 				which[i_quad]);
@@ -208,7 +210,7 @@ __device__ static inline struct dy_scale scatter_all_dy(
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 /* 16 filters of a row of taps. `at`: a lane's row of the matrices of the first two errors. */
-__device__ static inline void dgrad_add_step(
+__device__ inline void dgrad_add_step(
 	float (&c)[CONV2_IN][TILES][4], uint32_t at, const uint4 *weights)
 {
 	uint4 w[CONV2_SIZE][TILES];
@@ -231,7 +233,7 @@ __device__ static inline void dgrad_add_step(
 }
 
 /* Errors of row y. */
-__device__ static inline void dgrad_add_row(
+__device__ inline void dgrad_add_row(
 	float (&c)[CONV2_IN][TILES][4], const struct dgrad_shared *s, int y)
 {
 	const int lane = threadIdx.x % 32;
@@ -251,16 +253,15 @@ __device__ static inline void dgrad_add_row(
 /* ---- the gradient of the layer before -------------------------------------------------------- */
 
 /* Cells 0 and 1 of a window in .x, 2 and 3 in .y: `v` (fp16) where the winner is, if it is open. */
-__device__ static inline uint2 to_window(uint32_t v, uint32_t argmax)
+__device__ inline uint2 to_window(uint32_t v, uint32_t argmax)
 {
 	const uint32_t open = argmax & 4 ? v : 0, word = argmax & 1 ? open << 16 : open;
 	return argmax & 2 ? uint2{0, word} : uint2{word, 0};
 }
 
 /* Of pixel x, one of two images. `up`: what brings the errors into range. */
-__device__ static inline void wgrad1_add_pixel(float (&sum)[TILES][4][4],
-	const float (&c)[TILES][4], int e, float up, uint32_t argmax, const uint32_t *window,
-	const int (&at)[4])
+__device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (&c)[TILES][4],
+	int e, float up, uint32_t argmax, const uint32_t *window, const int (&at)[4])
 {
 	const bool ones = threadIdx.x % 32 / 4 == 3;
 	uint4 a[TILES];
@@ -283,8 +284,8 @@ __device__ static inline void wgrad1_add_pixel(float (&sum)[TILES][4][4],
 }
 
 /* Of row y; a lane's sums, in units of the errors and of pixels. */
-__device__ static inline void wgrad1_add_row(float (&sum)[TILES][4][4],
-	const struct dgrad_shared *s, const float (&c)[CONV2_IN][TILES][4], int y, float down)
+__device__ inline void wgrad1_add_row(float (&sum)[TILES][4][4], const struct dgrad_shared *s,
+	const float (&c)[CONV2_IN][TILES][4], int y, float down)
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 	float amax = 0;
@@ -313,7 +314,7 @@ __device__ static inline void wgrad1_add_row(float (&sum)[TILES][4][4],
 		sum[i / 16][i / 4 % 4][i % 4] *= down * p.down;
 }
 
-__device__ static inline void wgrad1_put_sums(
+__device__ inline void wgrad1_put_sums(
 	float (*to)[CONV2_CHANNELS + 4], const float (&sum)[TILES][4][4])
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
@@ -327,7 +328,7 @@ __device__ static inline void wgrad1_put_sums(
 }
 
 /* The warps' sums, in their order. */
-__device__ static inline void wgrad1_store(
+__device__ inline void wgrad1_store(
 	const struct dgrad_shared *s, float *partial, int slice, int warps)
 {
 	float *out = partial + KX_WGRAD_ROWS(CONV2_TAPS) * CONV2_CHANNELS * slice;
@@ -356,7 +357,7 @@ __global__ void __launch_bounds__(DGRAD_THREADS, 1)
 	copies_commit();
 	dgrad_load_pixels(s, batch, n0);
 	await_previous();
-	const struct dy_scale p = scatter_all_dy(s, l, n0, batch.images);
+	const struct dy_scale p = dgrad_scatter_all_dy(s, l, n0, batch.images);
 	copies_wait<0>();
 	__syncthreads();
 	if (warp < rows) {
@@ -371,10 +372,12 @@ __global__ void __launch_bounds__(DGRAD_THREADS, 1)
 }
 
 /* Few: they would leave three of four multiprocessors idle. */
-static int few_images(int images)
+int few_images(int images)
 {
 	return images <= CONV2_DGRAD_SLICES / ROW_BLOCKS * DGRAD_IMAGES;
 }
+
+} // namespace
 
 int kx_conv2_dgrad_slices(int images)
 {

@@ -15,6 +15,9 @@
 #include "kernels/cuda/fused/conv2.cuh"
 #include "kernels/cuda/mma/wgmma.cuh"
 
+namespace
+{
+
 #define TERM_BYTES  (CONV2_FILTERS * CONV2_CHANNELS * 2) /* bytes of a tap's weights */
 #define TAP_BYTES   (CONV2_TERMS * TERM_BYTES)
 #define ROW_BYTES   (CONV2_SIZE * TAP_BYTES)
@@ -26,8 +29,7 @@ template <int IMAGES> struct fprop_shared {
 	unsigned char weights[2][ROW_BYTES];
 };
 
-__device__ static inline void fprop_fetch_weights(
-	unsigned char *to, const struct kx_conv2 &l, int ky)
+__device__ inline void fprop_fetch_weights(unsigned char *to, const struct kx_conv2 &l, int ky)
 {
 	const unsigned char *from =
 		reinterpret_cast<const unsigned char *>(l.w_fprop) + (size_t)ky * ROW_BYTES;
@@ -37,8 +39,8 @@ __device__ static inline void fprop_fetch_weights(
 
 /* Rows [row, row + rows) of the images from n0 on. */
 template <int IMAGES>
-__device__ static inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s,
-	const struct kx_conv2 &l, int n0, int images, int row, int rows)
+__device__ inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s, const struct kx_conv2 &l,
+	int n0, int images, int row, int rows)
 {
 	const int groups = CONV2_TERMS * CONV2_CHANNELS / 8, pixels = rows * CONV2_IN;
 	for (int i = threadIdx.x; i < IMAGES * groups * pixels; i += blockDim.x) {
@@ -52,7 +54,7 @@ __device__ static inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s,
 
 /* A row of taps of one image: `at` its first pixel, `weights` the row's. */
 template <int PER>
-__device__ static inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t weights)
+__device__ inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t weights)
 {
 	wgmma_fence();
 #pragma unroll
@@ -80,8 +82,7 @@ __device__ static inline void fprop_add_row(float (&d)[PER][32], uint32_t at, ui
 
 /* Pool, bias and ReLU of image n. Lanes of even columns of outputs and their neighbours, of odd
  * ones, have two cells of a window each, for two filters: each gets all four for one filter. */
-__device__ static inline void fprop_store(
-	const struct kx_conv2 &l, const float (&d)[32], int n, bool here)
+__device__ inline void fprop_store(const struct kx_conv2 &l, const float (&d)[32], int n, bool here)
 {
 	const int lane = threadIdx.x % 32, y = threadIdx.x / 32 % 4, x = lane / 8,
 		  odd = lane / 4 % 2;
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 }
 
 template <int WARPGROUPS, int PER>
-static int conv2_fprop_launch(struct kx_conv2 l, int images, cudaStream_t stream)
+int conv2_fprop_launch(struct kx_conv2 l, int images, cudaStream_t stream)
 {
 	const int images_per_block = WARPGROUPS * PER,
 		  bytes = (int)sizeof(struct fprop_shared<WARPGROUPS * PER>);
@@ -152,6 +153,8 @@ static int conv2_fprop_launch(struct kx_conv2 l, int images, cudaStream_t stream
 		dim3((images + images_per_block - 1) / images_per_block), 128 * WARPGROUPS, bytes,
 		stream, l, images);
 }
+
+} // namespace
 
 /* A block for each of 132 multiprocessors, if there are images enough. */
 int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream)

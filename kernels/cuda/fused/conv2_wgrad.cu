@@ -11,6 +11,9 @@
 #include "kernels/cuda/fused/conv2.cuh"
 #include "kernels/cuda/mma/wgmma.cuh"
 
+namespace
+{
+
 #define WGRAD_THREADS  512
 #define WARPGROUPS     (WGRAD_THREADS / 128)
 #define STAGES         3
@@ -37,7 +40,7 @@ struct wgrad_shared {
 };
 
 /* 4 bytes to shared memory. */
-__device__ static inline void copy_word_ahead(void *to, const void *from)
+__device__ inline void copy_word_ahead(void *to, const void *from)
 {
 	uint32_t at = shared_address(to);
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
@@ -50,7 +53,7 @@ struct filter_quad {
 };
 
 /* Neighbours: halves of eight filters, then columns, so that what they write lies in 32 banks. */
-__device__ static inline struct filter_quad filter_quad_of_thread()
+__device__ inline struct filter_quad filter_quad_of_thread()
 {
 	const int i = threadIdx.x;
 	return {i / 16 % (CONV2_FILTERS / 8) * 8 + i % 2 * 4, i / 2 % CONV2_OUT,
@@ -58,7 +61,7 @@ __device__ static inline struct filter_quad filter_quad_of_thread()
 }
 
 /* The block's image number i, n of the batch. */
-__device__ static inline void wgrad_fetch_image(
+__device__ inline void wgrad_fetch_image(
 	struct wgrad_shared *s, const struct kx_conv2 &l, int i, int n, int images)
 {
 	const struct filter_quad at = filter_quad_of_thread();
@@ -81,7 +84,7 @@ __device__ static inline void wgrad_fetch_image(
 }
 
 /* ... and, when they are there, puts down both; nobody else looks at them. */
-__device__ static inline void scatter_dy(
+__device__ inline void wgrad_scatter_dy(
 	unsigned char (*to)[OUT_PIXELS][16], const struct pooled_dy &from, float up)
 {
 	const struct filter_quad at = filter_quad_of_thread();
@@ -107,7 +110,7 @@ struct tap_operand {
 	uint32_t at, channels, row;
 };
 
-__device__ static inline struct tap_operand tap_operand_of(
+__device__ inline struct tap_operand tap_operand_of(
 	const struct wgrad_shared *s, int stage, int tap)
 {
 	const int ky = tap / CONV2_SIZE, kx = tap % CONV2_SIZE;
@@ -117,7 +120,7 @@ __device__ static inline struct tap_operand tap_operand_of(
 		CONV2_IN * 16};
 }
 
-__device__ static inline void wgrad_add_tap(
+__device__ inline void wgrad_add_tap(
 	float (&d)[16], const uint4 (&a)[K_STEPS], const struct tap_operand &o)
 {
 	wgmma_fence();
@@ -128,8 +131,8 @@ __device__ static inline void wgrad_add_tap(
 
 /* A warpgroup's share of an image, under way: `first` tap and every WARPGROUPS-th one, `n` of them.
  * `error`: a lane's row of its first matrices. */
-__device__ static inline void wgrad_add_image(float (&d)[MAX_TAPS][16],
-	const struct wgrad_shared *s, int stage, int first, int n, uint32_t dy)
+__device__ inline void wgrad_add_image(float (&d)[MAX_TAPS][16], const struct wgrad_shared *s,
+	int stage, int first, int n, uint32_t dy)
 {
 	uint4 a[K_STEPS];
 #pragma unroll
@@ -145,7 +148,7 @@ __device__ static inline void wgrad_add_image(float (&d)[MAX_TAPS][16],
 }
 
 /* Sums of a tap: rows are filters, columns channels. */
-__device__ static inline void wgrad_store(float *out, const float (&d)[16], int tap, float down)
+__device__ inline void wgrad_store(float *out, const float (&d)[16], int tap, float down)
 {
 	const int lane = threadIdx.x % 32, f = threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
@@ -184,7 +187,7 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 	const struct dy_scale p = dy_scale_for(block_amax(amax, s->amax));
 	copies_wait<STAGES - 2>();
 	if (blockIdx.x < images)
-		scatter_dy(s->dy[0], s->pooled_dy[0], p.up);
+		wgrad_scatter_dy(s->dy[0], s->pooled_dy[0], p.up);
 	for (int n = blockIdx.x, i = 0; n < images; n += step, i++) {
 		copies_wait<STAGES - 2>();
 		wgmma_fence_smem();
@@ -194,7 +197,7 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 			dy + i % 2 * (CONV2_FILTERS / 8 * OUT_PIXELS * 16));
 		copies_wait<STAGES - 2>();
 		if (n + step < images)
-			scatter_dy(s->dy[(i + 1) % 2], s->pooled_dy[(i + 1) % STAGES], p.up);
+			wgrad_scatter_dy(s->dy[(i + 1) % 2], s->pooled_dy[(i + 1) % STAGES], p.up);
 		wgmma_wait();
 	}
 	workspace += KX_WGRAD_ROWS(CONV2_TAPS * CONV2_CHANNELS) * CONV2_FILTERS * blockIdx.x;
@@ -203,6 +206,8 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 		if (i < mine)
 			wgrad_store(workspace, d[i], first + i * WARPGROUPS, p.down);
 }
+
+} // namespace
 
 /* Each of at least two images, for its sums are 200 KB. */
 int kx_conv2_wgrad_slices(int images)

@@ -9,13 +9,16 @@
 #include "kernels/cuda/mma/gemm.cuh"
 #include "kernels/cuda/fused/head.h"
 
+namespace
+{
+
 #define HEAD_IMAGES    32 /* of a block: two tiles */
 #define HIDDEN_WARPS   8
 #define HIDDEN_THREADS (HIDDEN_WARPS * 32)
 #define HIDDEN_COLUMNS 32 /* of a block: four tiles */
 
 /* Sixteen k of a tile: `a` rows r and r + 8, `b` column r. */
-__device__ static inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
+__device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 {
 	const float x[2][4] = {{a[0].x, a[0].y, a[0].z, a[0].w}, {a[1].x, a[1].y, a[1].z, a[1].w}};
 	const float y[4] = {b.x, b.y, b.z, b.w};
@@ -37,7 +40,7 @@ __device__ static inline void add_k16(float *c, const float4 (&a)[2], const floa
 /* ---- hidden ---------------------------------------------------------------------------------- */
 
 /* A warp's share of the inputs, sixteen at a time. */
-__device__ static inline void hidden_add_inputs(
+__device__ inline void hidden_add_inputs(
 	float (&c)[2][4][4], const struct kx_head &h, int n0, int unit0, int images)
 {
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4;
@@ -96,12 +99,6 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 				v[2 * i] < 0 ? 0 : v[2 * i], v[2 * i + 1] < 0 ? 0 : v[2 * i + 1]};
 }
 
-int kx_head_hidden(struct kx_head h, int images, cudaStream_t stream)
-{
-	const dim3 grid((images + HEAD_IMAGES - 1) / HEAD_IMAGES, HEAD_UNITS / HIDDEN_COLUMNS);
-	return kx_launch(head_hidden_kernel, grid, HIDDEN_THREADS, 0, stream, h, images);
-}
-
 /* ---- scores, loss and errors ----------------------------------------------------------------- */
 
 #define HEAD_THREADS     512                          /* threads of these blocks */
@@ -119,9 +116,8 @@ struct head_shared {
 
 /* The threads of an image, each with the units IMAGE_THREADS * i + its number: all have all scores.
  */
-__device__ static inline void head_logits(float (&logit)[HEAD_CLASSES],
-	float (&hidden)[UNITS_PER_THREAD], const struct head_shared &s, const struct kx_head &h,
-	int n, bool here)
+__device__ inline void head_logits(float (&logit)[HEAD_CLASSES], float (&hidden)[UNITS_PER_THREAD],
+	const struct head_shared &s, const struct kx_head &h, int n, bool here)
 {
 	const int mine = threadIdx.x % IMAGE_THREADS;
 #pragma unroll
@@ -143,7 +139,7 @@ __device__ static inline void head_logits(float (&logit)[HEAD_CLASSES],
 }
 
 /* Scores become their errors; returns the loss. */
-__device__ static inline float head_softmax(
+__device__ inline float head_softmax(
 	float (&logit)[HEAD_CLASSES], int classes, int label, int images)
 {
 	float max_logit = -INFINITY, sum = 0, label_logit = 0;
@@ -165,7 +161,7 @@ __device__ static inline float head_softmax(
 }
 
 /* What the threads of an image write of it, a few classes each. */
-__device__ static inline void head_store_classes(
+__device__ inline void head_store_classes(
 	float *to, const float (&v)[HEAD_CLASSES], int width, int n)
 {
 #pragma unroll
@@ -177,7 +173,7 @@ __device__ static inline void head_store_classes(
 /* A thread's image: scores, and (TRAINING) loss and the errors of its units, in shared memory. The
  * first column of blocks writes what others want. */
 template <bool TRAINING>
-__device__ static inline void head_classify(
+__device__ inline void head_classify(
 	struct head_shared *s, const struct kx_head &h, int images, int n, int label)
 {
 	const int mine = threadIdx.x % IMAGE_THREADS;
@@ -209,8 +205,7 @@ __device__ static inline void head_classify(
 }
 
 /* Of sixteen units, number k, for a warp's columns. */
-__device__ static inline void head_fetch_weights(
-	float4 (&b)[COLUMN_TILES], const float *weight, int k)
+__device__ inline void head_fetch_weights(float4 (&b)[COLUMN_TILES], const float *weight, int k)
 {
 #pragma unroll
 	for (int j = 0; j < COLUMN_TILES; j++)
@@ -219,8 +214,8 @@ __device__ static inline void head_fetch_weights(
 
 /* A warp's columns of the inputs' errors. `weight`: a lane's first; `next`: those of the first k.
  */
-__device__ static inline void head_add_dx(float (&c)[2][COLUMN_TILES][4],
-	const struct head_shared *s, const float *weight, float4 (&next)[PREFETCH][COLUMN_TILES])
+__device__ inline void head_add_dx(float (&c)[2][COLUMN_TILES][4], const struct head_shared *s,
+	const float *weight, float4 (&next)[PREFETCH][COLUMN_TILES])
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 #pragma unroll
@@ -243,8 +238,8 @@ __device__ static inline void head_add_dx(float (&c)[2][COLUMN_TILES][4],
 	}
 }
 
-__device__ static inline void head_store_dx(const struct kx_head &h,
-	const float (&c)[2][COLUMN_TILES][4], int n0, int column0, int images)
+__device__ inline void head_store_dx(const struct kx_head &h, const float (&c)[2][COLUMN_TILES][4],
+	int n0, int column0, int images)
 {
 	const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -294,6 +289,14 @@ __global__ void __launch_bounds__(HEAD_THREADS, 1)
 	__syncthreads();
 	head_add_dx(c, &s, weight, next);
 	head_store_dx(h, c, n0, column0, batch.images);
+}
+
+} // namespace
+
+int kx_head_hidden(struct kx_head h, int images, cudaStream_t stream)
+{
+	const dim3 grid((images + HEAD_IMAGES - 1) / HEAD_IMAGES, HEAD_UNITS / HIDDEN_COLUMNS);
+	return kx_launch(head_hidden_kernel, grid, HIDDEN_THREADS, 0, stream, h, images);
 }
 
 int kx_head_logits(struct kx_head h, int images, cudaStream_t stream)

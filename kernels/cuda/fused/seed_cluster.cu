@@ -11,6 +11,9 @@
 #include <cooperative_groups.h>
 #include "kernels/cuda/fused/seed.cuh"
 
+namespace
+{
+
 #define CLUSTER_WARPS   12
 #define CLUSTER_THREADS (CLUSTER_WARPS * 32)
 #define CLUSTER_FILTERS 32
@@ -38,7 +41,7 @@ struct block_tile {
 	int first, begin, count;
 };
 
-__device__ static inline void cluster_load_images(
+__device__ inline void cluster_load_images(
 	struct cluster_shared *to, const struct kx_batch &batch, int step, int first)
 {
 	for (int i = threadIdx.x; i < SEED_CLUSTER_IMAGES * CHUNKS; i += CLUSTER_THREADS) {
@@ -58,7 +61,7 @@ __device__ static inline void cluster_load_images(
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* A warp: eight filters at a third of the positions. A thread: one filter, two images. */
-__device__ static inline void cluster_fprop(
+__device__ inline void cluster_fprop(
 	const struct kx_seed &s, struct cluster_shared *shared, const struct block_tile &tile)
 {
 	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
@@ -109,8 +112,7 @@ __device__ static inline void cluster_fprop(
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 /* The scores of the cluster's images, into warp_logits[0]. */
-__device__ static inline void cluster_reduce_logits(
-	const struct kx_seed &s, struct cluster_shared *shared)
+__device__ inline void cluster_reduce_logits(const struct kx_seed &s, struct cluster_shared *shared)
 {
 	const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
 	if (threadIdx.x < SEED_CLUSTER_IMAGES * SEED_CLASSES) {
@@ -126,7 +128,7 @@ __device__ static inline void cluster_reduce_logits(
 }
 
 /* A warp per image. Each block has its own; the cluster's first writes them down. */
-__device__ static inline void cluster_softmax(const struct kx_seed &s, const struct kx_batch &batch,
+__device__ inline void cluster_softmax(const struct kx_seed &s, const struct kx_batch &batch,
 	struct cluster_shared *shared, int n, int label, bool write)
 {
 	const unsigned all = 0xffffffffu;
@@ -161,9 +163,8 @@ struct cluster_sums {
 };
 
 /* `patch`: where in shared memory the winning cell's first pixel lies. */
-__device__ static inline void cluster_add_feature(struct cluster_sums *sum,
-	const float (&w)[SEED_CLASSES], int pos, uint32_t patch, float v,
-	const float (&dy)[SEED_ROW])
+__device__ inline void cluster_add_feature(struct cluster_sums *sum, const float (&w)[SEED_CLASSES],
+	int pos, uint32_t patch, float v, const float (&dy)[SEED_ROW])
 {
 	float d = 0;
 #pragma unroll
@@ -181,7 +182,7 @@ __device__ static inline void cluster_add_feature(struct cluster_sums *sum,
 }
 
 /* A thread's filter at its positions, images one after the other. */
-__device__ static inline void cluster_wgrad(struct cluster_sums *sum,
+__device__ inline void cluster_wgrad(struct cluster_sums *sum,
 	const float (&w)[WARP_POSITIONS][SEED_CLASSES], const struct cluster_shared *shared, int f,
 	const int (&pos)[WARP_POSITIONS], const uint32_t (&patch)[WARP_POSITIONS])
 {
@@ -263,6 +264,8 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	seed_store_conv_wgrad<CLUSTER_WARPS>(s, sum.conv, sum.bias, shared->pixels, 0, blockIdx.x);
 	cluster.barrier_wait();
 }
+
+} // namespace
 
 int kx_seed_cluster(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {

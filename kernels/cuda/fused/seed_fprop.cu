@@ -7,28 +7,13 @@
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
+namespace
+{
+
 #define FPROP_WARPS   8
 #define FPROP_THREADS (FPROP_WARPS * 32)
 
 /* ---- parameters into fragments --------------------------------------------------------------- */
-
-size_t kx_seed_argmax_bytes(int f_pad, int half, size_t images)
-{
-	const size_t groups = (images + SEED_GROUP - 1) / SEED_GROUP;
-	/* nibbles, and as many more as a block goes past the last position */
-	return groups * SEED_POSITIONS * f_pad * 4 * (half ? 2 : 1) +
-	       (half ? (size_t)SEED_HALF_POSITIONS * f_pad * 4 * 2 : 0);
-}
-
-size_t kx_seed_half_fragments(int f_pad)
-{
-	return HALF_FRAGMENT_WORDS(f_pad);
-}
-
-size_t kx_seed_fragments(int f_pad)
-{
-	return (size_t)f_pad / 8 * 256 * CONV_TERMS;
-}
 
 __global__ void seed_fragments_kernel(struct kx_seed s)
 {
@@ -56,22 +41,13 @@ __global__ void seed_pack_kernel(struct kx_seed s, const float *manifest)
 		s.params.bias[i] = i < SEED_CLASSES ? bias[i] : 0;
 }
 
-int kx_seed_pack(struct kx_seed s, const float *manifest, cudaStream_t stream)
-{
-	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
-	if (manifest)
-		seed_pack_kernel<<<blocks_for(n, 256), 256, 0, stream>>>(s, manifest);
-	seed_fragments_kernel<<<blocks_for(s.f_pad * 32, 256), 256, 0, stream>>>(s);
-	return KX_LAUNCHED();
-}
-
 /* ---- forward --------------------------------------------------------------------------------- */
 
 struct fprop_tiling {
 	int filter_warps, ranges, training, step;
 };
 
-__device__ static inline void fprop_load_images(
+__device__ inline void fprop_load_images(
 	struct conv_images *to, const struct kx_batch &batch, int step, int group)
 {
 	const int chunks = SEED_SIDE * SEED_SIDE / 16, n = SEED_GROUP * chunks;
@@ -87,9 +63,9 @@ __device__ static inline void fprop_load_images(
 }
 
 /* Sum over a warp's eight filters, then over the block's warps, in a fixed order. */
-__device__ static inline void fprop_store_logits(const struct kx_seed &s,
-	const struct kx_batch &batch, float (&logits)[4][SEED_CLASSES],
-	float (*shared)[SEED_GROUP * SEED_CLASSES], int group, int slice)
+__device__ inline void fprop_store_logits(const struct kx_seed &s, const struct kx_batch &batch,
+	float (&logits)[4][SEED_CLASSES], float (*shared)[SEED_GROUP * SEED_CLASSES], int group,
+	int slice)
 {
 	const int t = threadIdx.x % 4, warp = threadIdx.x / 32;
 #pragma unroll
@@ -178,20 +154,6 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 		blockIdx.y * gridDim.z + blockIdx.z);
 }
 
-int kx_seed_fprop(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
-{
-	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
-	struct fprop_tiling fprop_tiling = {
-		c.warps_filters, c.ranges * (FPROP_WARPS / c.warps_filters), batch.training, step};
-	dim3 grid(c.groups, c.filter_blocks, c.ranges);
-	const int bytes = (int)sizeof(struct fprop_shared);
-	if (cudaFuncSetAttribute(
-		    seed_fprop_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-		return PS_EDEVICE;
-	return kx_launch(
-		seed_fprop_kernel, grid, FPROP_THREADS, bytes, stream, s, batch, fprop_tiling);
-}
-
 /* ---- scores ---------------------------------------------------------------------------------- */
 
 #define LOGITS_THREADS 128
@@ -234,6 +196,49 @@ __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int 
 			real ? (exp_logit / sum - (c == label)) / batch.images : 0;
 	if (lane == label)
 		s.loss[n] = logf(sum) - (v - max_logit);
+}
+
+} // namespace
+
+size_t kx_seed_argmax_bytes(int f_pad, int half, size_t images)
+{
+	const size_t groups = (images + SEED_GROUP - 1) / SEED_GROUP;
+	/* nibbles, and as many more as a block goes past the last position */
+	return groups * SEED_POSITIONS * f_pad * 4 * (half ? 2 : 1) +
+	       (half ? (size_t)SEED_HALF_POSITIONS * f_pad * 4 * 2 : 0);
+}
+
+size_t kx_seed_half_fragments(int f_pad)
+{
+	return HALF_FRAGMENT_WORDS(f_pad);
+}
+
+size_t kx_seed_fragments(int f_pad)
+{
+	return (size_t)f_pad / 8 * 256 * CONV_TERMS;
+}
+
+int kx_seed_pack(struct kx_seed s, const float *manifest, cudaStream_t stream)
+{
+	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
+	if (manifest)
+		seed_pack_kernel<<<blocks_for(n, 256), 256, 0, stream>>>(s, manifest);
+	seed_fragments_kernel<<<blocks_for(s.f_pad * 32, 256), 256, 0, stream>>>(s);
+	return KX_LAUNCHED();
+}
+
+int kx_seed_fprop(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
+{
+	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
+	struct fprop_tiling fprop_tiling = {
+		c.warps_filters, c.ranges * (FPROP_WARPS / c.warps_filters), batch.training, step};
+	dim3 grid(c.groups, c.filter_blocks, c.ranges);
+	const int bytes = (int)sizeof(struct fprop_shared);
+	if (cudaFuncSetAttribute(
+		    seed_fprop_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+		return PS_EDEVICE;
+	return kx_launch(
+		seed_fprop_kernel, grid, FPROP_THREADS, bytes, stream, s, batch, fprop_tiling);
 }
 
 int kx_seed_logits(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)

@@ -7,6 +7,9 @@
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
+namespace
+{
+
 #define HALF_FPROP_WARPS   8
 #define HALF_FPROP_THREADS (HALF_FPROP_WARPS * 32)
 
@@ -21,7 +24,7 @@ struct half_fprop_shared {
 };
 
 /* Missing images are the batch's last once more; nobody looks at their scores. */
-__device__ static inline void half_load_images(
+__device__ inline void half_load_images(
 	uint32_t *pixels, const struct kx_batch &batch, int step, int group)
 {
 	const int chunks = SEED_SIDE * SEED_SIDE / 16;
@@ -47,7 +50,7 @@ struct half_features {
 	uint32_t argmax; /* nibbles in this order */
 };
 
-__device__ static inline struct half_features half_features_of(
+__device__ inline struct half_features half_features_of(
 	const struct half_weights<2> &w, const uint32_t *patch)
 {
 	struct half_features f = {};
@@ -80,14 +83,14 @@ struct half_fc {
 	float v[2][2];
 };
 
-__device__ static inline struct half_fc half_fc_load(const float *from)
+__device__ inline struct half_fc half_fc_load(const float *from)
 {
 	return {{{__ldg(from), __ldg(from + SEED_ROW)},
 		{__ldg(from + 8), __ldg(from + 8 + SEED_ROW)}}};
 }
 
 /* Scores of the group's images, summed over the warp's features, into to[image][class]. */
-__device__ static inline void half_add_positions(const struct kx_seed &s,
+__device__ inline void half_add_positions(const struct kx_seed &s,
 	const struct warp_tile &warp_tile, const uint32_t *pixels, int group, float *to)
 {
 	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -143,9 +146,8 @@ __device__ static inline void half_add_positions(const struct kx_seed &s,
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 /* Sum over the block's warps, in a fixed order. */
-__device__ static inline void half_store_logits(const struct kx_seed &s,
-	const struct kx_batch &batch, const float (*partial_logits)[SEED_GROUP * SEED_CLASSES],
-	int group, int slice)
+__device__ inline void half_store_logits(const struct kx_seed &s, const struct kx_batch &batch,
+	const float (*partial_logits)[SEED_GROUP * SEED_CLASSES], int group, int slice)
 {
 	const int i = threadIdx.x, n = group * SEED_GROUP + i / SEED_CLASSES;
 	if (i >= SEED_GROUP * SEED_CLASSES || n >= batch.images)
@@ -174,6 +176,8 @@ __global__ void __launch_bounds__(HALF_FPROP_THREADS, 3) seed_half_fprop_kernel(
 	half_store_logits(
 		s, batch, shared->partial_logits, group, blockIdx.y * gridDim.z + blockIdx.z);
 }
+
+} // namespace
 
 int kx_seed_half_fprop(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {

@@ -18,6 +18,9 @@
 #include <cuda_awbarrier_primitives.h>
 #include "kernels/cuda/fused/seed_half.cuh"
 
+namespace
+{
+
 /* ---- producer warps: the pipeline of image groups --------------------------------------------- */
 
 #define CONSUMER_WARPS     16
@@ -50,7 +53,7 @@ struct pipeline_state {
 	bool parity;
 };
 
-__device__ static inline void pipeline_advance(struct pipeline_state *t)
+__device__ inline void pipeline_advance(struct pipeline_state *t)
 {
 	t->stage += (uint32_t)sizeof(struct half_stage);
 	if (t->stage == STAGES * sizeof(struct half_stage)) {
@@ -59,7 +62,7 @@ __device__ static inline void pipeline_advance(struct pipeline_state *t)
 	}
 }
 
-__device__ static inline struct half_stage *stage_of(
+__device__ inline struct half_stage *stage_of(
 	struct half_stage *first, const struct pipeline_state &t)
 {
 	return reinterpret_cast<struct half_stage *>(
@@ -67,7 +70,7 @@ __device__ static inline struct half_stage *stage_of(
 }
 
 /* By one thread, before the block's first barrier. */
-__device__ static inline void init_stages(struct half_stage *stage)
+__device__ inline void init_stages(struct half_stage *stage)
 {
 	for (int i = 0; i < STAGES; i++) {
 		__mbarrier_init(&stage[i].full, PRODUCER_THREADS);
@@ -75,14 +78,14 @@ __device__ static inline void init_stages(struct half_stage *stage)
 	}
 }
 
-__device__ static inline void barrier_wait(__mbarrier_t *barrier, bool parity)
+__device__ inline void barrier_wait(__mbarrier_t *barrier, bool parity)
 {
 	while (!__mbarrier_try_wait_parity(barrier, parity, 10000))
 		;
 }
 
 /* Words that no error comes to, and the pixels that are always one. */
-__device__ static inline void init_constants(struct half_stage *stage)
+__device__ inline void init_constants(struct half_stage *stage)
 {
 	for (int i = threadIdx.x; i < IMAGE_PAIRS * 24; i += HALF_WGRAD_THREADS)
 		stage->by_class[0][i] = 0;
@@ -102,12 +105,12 @@ struct producer {
 };
 
 /* The number in the data set of the image of this group that the thread helps to fetch. */
-__device__ static inline uint32_t producer_image(const struct producer &f, int group)
+__device__ inline uint32_t producer_image(const struct producer &f, int group)
 {
 	return f.index[min(group * SEED_GROUP + f.i / THREADS_PER_IMAGE, f.last)];
 }
 
-__device__ static inline void producer_fetch_pixels(
+__device__ inline void producer_fetch_pixels(
 	const struct producer &f, uint4 *bytes, uint32_t number)
 {
 	const int first = f.i % THREADS_PER_IMAGE;
@@ -121,7 +124,7 @@ __device__ static inline void producer_fetch_pixels(
 }
 
 /* A pair of images, four pixels at a time; all on their way before the first is stored. */
-__device__ static inline void expand_pair(uint32_t *to, const uint32_t *from)
+__device__ inline void expand_pair(uint32_t *to, const uint32_t *from)
 {
 	const int quads = IMAGE_PIXELS / 4, rounds = (quads + 31) / 32, lane = threadIdx.x % 32;
 	uint32_t a[rounds], b[rounds];
@@ -142,7 +145,7 @@ __device__ static inline void expand_pair(uint32_t *to, const uint32_t *from)
 	}
 }
 
-__device__ static inline void expand_pixels(
+__device__ inline void expand_pixels(
 	const struct producer &f, struct half_stage *to, const uint4 *bytes)
 {
 	const int pair = f.i / 32 * 2;
@@ -159,7 +162,7 @@ struct dy_pair {
 	float2 by_class, by_image;
 };
 
-__device__ static inline struct dy_pair producer_fetch_dy(
+__device__ inline struct dy_pair producer_fetch_dy(
 	const struct producer &f, const struct kx_seed &s, int group)
 {
 	const float *from = s.d_logits + (size_t)group * SEED_GROUP * SEED_ROW;
@@ -173,7 +176,7 @@ __device__ static inline struct dy_pair producer_fetch_dy(
 	return e;
 }
 
-__device__ static inline void producer_store_dy(
+__device__ inline void producer_store_dy(
 	const struct producer &f, struct half_stage *to, const struct dy_pair &e, float scale)
 {
 	const int word = f.i % 5;
@@ -192,7 +195,7 @@ struct prefetched {
 };
 
 /* One stage after the other, as they become empty. */
-__device__ static inline void produce(const struct producer &f, struct prefetched next,
+__device__ inline void produce(const struct producer &f, struct prefetched next,
 	const struct kx_seed &s, struct half_stage *first, uint4 (*bytes)[SEED_GROUP * CHUNKS],
 	int begin, int end, float scale)
 {
@@ -249,7 +252,7 @@ struct half_tile {
 	bool valid;              /* the filters; a place if it is a position */
 };
 
-__device__ static inline struct half_tile half_tile_of(
+__device__ inline struct half_tile half_tile_of(
 	const struct kx_seed &s, const struct seed_tiling &tiling)
 {
 	const int warp = threadIdx.x / 32, last = s.f_pad / 8 - 1;
@@ -261,18 +264,18 @@ __device__ static inline struct half_tile half_tile_of(
 		group <= last};
 }
 
-__device__ static inline int tile_position(const struct half_tile &tile, int pos)
+__device__ inline int tile_position(const struct half_tile &tile, int pos)
 {
 	return min(tile.first + pos, SEED_POSITIONS - 1);
 }
 
-__device__ static inline bool is_valid(const struct half_tile &tile, int pos)
+__device__ inline bool is_valid(const struct half_tile &tile, int pos)
 {
 	return tile.valid && tile.first + pos < SEED_POSITIONS;
 }
 
 /* Of the images begin.. to end. */
-__device__ static inline float dy_amax(
+__device__ inline float dy_amax(
 	const struct kx_seed &s, struct half_wgrad_shared *shared, int begin, int end)
 {
 	const float4 *from = reinterpret_cast<const float4 *>(s.d_logits);
@@ -307,7 +310,7 @@ struct lane_addresses {
 };
 
 /* Values of two images, scaled. */
-__device__ static inline uint32_t half_values_of(
+__device__ inline uint32_t half_values_of(
 	const struct half_weights<1> &w, const struct lane_addresses &at, uint32_t patch)
 {
 	const uint2 upper = load_shared2(patch), lower = load_shared2(patch + 2 * ROW_BYTES);
@@ -322,7 +325,7 @@ __device__ static inline uint32_t half_values_of(
 }
 
 /* Four nibbles look up bytes: 4 to 7 in the table, 0 zero. */
-__device__ static inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
+__device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 {
 	uint32_t v;
 	asm("prmt.b32 %0, 0, %1, %2;" : "=r"(v) : "r"(table), "r"(nibbles));
@@ -331,8 +334,8 @@ __device__ static inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 
 /* `winners`: four nibbles, of the images 2t and 2t + 1 of both halves. They look up upper halves of
  * fp16 ones: a cell's errors times one where it won, and zero. */
-__device__ static inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
-	const uint32_t (&d)[2], uint32_t argmax, uint32_t middle, const uint32_t (&side)[2])
+__device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const uint32_t (&d)[2],
+	uint32_t argmax, uint32_t middle, const uint32_t (&side)[2])
 {
 	uint32_t d_pixel[OUT_PIXELS][2];
 #pragma unroll
@@ -354,7 +357,7 @@ __device__ static inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4]
 
 /* A group's features at two places. `stage`: bytes from the first one; e, b: errors as right
  * factors, of the halves, and of the classes. */
-__device__ static inline void half_add_pair(struct half_sums *sum, int pair,
+__device__ inline void half_add_pair(struct half_sums *sum, int pair,
 	const struct half_weights<1> &w, const struct lane_addresses &at, const uint32_t *argmax,
 	uint32_t stage, const uint2 (&e)[2], const uint32_t (&b)[2][2])
 {
@@ -383,7 +386,7 @@ __device__ static inline void half_add_pair(struct half_sums *sum, int pair,
 	}
 }
 
-__device__ static inline void half_add_group(struct half_sums *sum, const struct half_weights<1> &w,
+__device__ inline void half_add_group(struct half_sums *sum, const struct half_weights<1> &w,
 	const struct lane_addresses &at, const uint32_t (&argmax)[WARP_POSITIONS], uint32_t stage)
 {
 	const uint32_t by_class = at.by_class + stage;
@@ -402,7 +405,7 @@ __device__ static inline void half_add_group(struct half_sums *sum, const struct
 
 /* The fc weights of the thread's filter as left factors, 2^11 / power as large; zeros for what is
  * not wanted, so that no error comes out of it. */
-__device__ static inline void half_load_fc(
+__device__ inline void half_load_fc(
 	const struct kx_seed &s, struct half_wgrad_shared *shared, const struct half_tile &tile)
 {
 	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
@@ -441,12 +444,12 @@ __device__ static inline void half_load_fc(
 }
 
 /* In a register, rather than made anew in each group. */
-__device__ static inline void keep_in_register(uint32_t *v)
+__device__ inline void keep_in_register(uint32_t *v)
 {
 	asm volatile("" : "+r"(*v));
 }
 
-__device__ static inline struct lane_addresses lane_addresses_of(struct half_wgrad_shared *shared,
+__device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shared *shared,
 	const struct half_tile &tile, const struct half_scale &scale)
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
@@ -480,7 +483,7 @@ __device__ static inline struct lane_addresses lane_addresses_of(struct half_wgr
 }
 
 /* All of a warp's groups. */
-__device__ static inline void consume(struct half_sums *sum, const struct kx_seed &s,
+__device__ inline void consume(struct half_sums *sum, const struct kx_seed &s,
 	struct half_wgrad_shared *shared, const struct half_tile &tile)
 {
 	const int lane = threadIdx.x % 32, row = s.f_pad * 4;
@@ -517,9 +520,8 @@ __device__ static inline void consume(struct half_sums *sum, const struct kx_see
 }
 
 /* A warp's sums, scaled back: fc to memory, conv to shared memory. */
-__device__ static inline void half_put_sums(const struct kx_seed &s,
-	struct half_wgrad_shared *shared, const struct half_sums &sum, const struct half_tile &tile,
-	float dy_power)
+__device__ inline void half_put_sums(const struct kx_seed &s, struct half_wgrad_shared *shared,
+	const struct half_sums &sum, const struct half_tile &tile, float dy_power)
 {
 	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
 	const int f = tile.filter_group * 8 + lane / 4;
@@ -557,7 +559,7 @@ __device__ static inline void half_put_sums(const struct kx_seed &s,
 }
 
 /* The block's filters: sums over its places, in the order of the warps, and over the cells. */
-__device__ static inline void half_store_conv(
+__device__ inline void half_store_conv(
 	const struct kx_seed &s, const struct half_wgrad_shared *shared, int f0, int slice)
 {
 	const int f = threadIdx.x / SEED_ROW, k = threadIdx.x % SEED_ROW;
@@ -620,6 +622,8 @@ __global__ void __launch_bounds__(HALF_WGRAD_THREADS, 1) seed_half_wgrad_kernel(
 	half_store_conv(
 		s, shared, blockIdx.y * FILTER_GROUPS * 8, blockIdx.z * gridDim.x + blockIdx.x);
 }
+
+} // namespace
 
 int kx_seed_half_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)
 {

@@ -21,6 +21,9 @@
 #include <cuda_awbarrier_primitives.h>
 #include "kernels/cuda/fused/seed_half.cuh"
 
+namespace
+{
+
 #define WARPS          16
 #define THREADS        (WARPS * 32)
 #define BLOCK_FILTERS  8                                          /* of a block */
@@ -110,7 +113,7 @@ struct block_state {
 	uint32_t argmax_mask; /* of a sum, all bits but ARGMAX_BITS' */
 };
 
-__device__ static inline struct block_tile block_tile_of(int ranges, int images)
+__device__ inline struct block_tile block_tile_of(int ranges, int images)
 {
 	struct block_tile h;
 	const int blocks = gridDim.x;
@@ -131,18 +134,18 @@ __device__ static inline struct block_tile block_tile_of(int ranges, int images)
 /* ---- shares ---------------------------------------------------------------------------------- */
 
 /* `n` pieces of work in WARPS shares: the first one of a warp's, and whose a piece is. */
-__device__ static inline int first_of_warp(int n, int warp)
+__device__ inline int first_of_warp(int n, int warp)
 {
 	return n * warp / WARPS;
 }
 
-__device__ static inline int warp_of(int n, int piece)
+__device__ inline int warp_of(int n, int piece)
 {
 	return ((piece + 1) * WARPS - 1) / n;
 }
 
 /* Before the first step, a thread to each tile. */
-__device__ static inline struct tile_warps find_tile_warps(const struct block_tile &block, int tile)
+__device__ inline struct tile_warps find_tile_warps(const struct block_tile &block, int tile)
 {
 	const int n = block.tiles * block.pairs;
 	struct tile_warps a = {
@@ -153,13 +156,13 @@ __device__ static inline struct tile_warps find_tile_warps(const struct block_ti
 	return a;
 }
 
-__device__ static inline struct pair_warps find_pair_warps(const struct block_tile &block, int pair)
+__device__ inline struct pair_warps find_pair_warps(const struct block_tile &block, int pair)
 {
 	const int n = block.pairs * block.groups;
 	return {warp_of(n, pair * block.groups), warp_of(n, (pair + 1) * block.groups - 1)};
 }
 
-__device__ static inline int find_first_pair(const struct block_tile &block, int warp)
+__device__ inline int find_first_pair(const struct block_tile &block, int warp)
 {
 	const int n = block.pairs * block.groups, first = first_of_warp(n, warp);
 	return first < first_of_warp(n, warp + 1) ? first / block.groups : -1;
@@ -169,7 +172,7 @@ __device__ static inline int find_first_pair(const struct block_tile &block, int
 
 /* The rows under the block's positions, of a step's images, on their way, from where a multiple of
  * 16 bytes lies before them; by the last warps. `number`: of each in the data set. */
-__device__ static inline void fetch_band(struct block_state *shared, const struct kx_batch &batch,
+__device__ inline void fetch_band(struct block_state *shared, const struct kx_batch &batch,
 	const struct block_tile &block, const uint32_t *number)
 {
 	const int i = (int)threadIdx.x - (THREADS - FETCH_THREADS);
@@ -189,7 +192,7 @@ __device__ static inline void fetch_band(struct block_state *shared, const struc
 
 /* When they are here, and those before are not wanted any more. Missing images are the batch's last
  * once more: their errors are 0. */
-__device__ static inline void expand_band(
+__device__ inline void expand_band(
 	struct block_state *shared, const struct block_tile &block, bool parity)
 {
 	const int from = block.first_row * SEED_SIDE % 16 / 8, last = block.images - 1;
@@ -216,14 +219,14 @@ struct values {
 
 /* A cell's sum with its rank among equals in place of the lowest bits. `high`: all but these, from
  * memory, for an instruction takes one constant. */
-__device__ static inline float with_rank(float sum, uint32_t argmax_mask, uint32_t rank)
+__device__ inline float with_rank(float sum, uint32_t argmax_mask, uint32_t rank)
 {
 	return __uint_as_float((__float_as_uint(sum) & argmax_mask) | rank);
 }
 
 /* Of two places. `b`: their patches' pixels of eight images as right factors. */
-__device__ static inline void persistent_values(struct values (&to)[2],
-	const struct half_weights<2> &w, const uint32_t (&b)[2][2], uint32_t argmax_mask)
+__device__ inline void persistent_values(struct values (&to)[2], const struct half_weights<2> &w,
+	const uint32_t (&b)[2][2], uint32_t argmax_mask)
 {
 	float c[2][2][4] = {}; /* place, cells */
 #pragma unroll
@@ -251,7 +254,7 @@ __device__ static inline void persistent_values(struct values (&to)[2],
 }
 
 /* A row's two last, which are no class, get zeros. */
-__device__ static inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logits)[4])
+__device__ inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logits)[4])
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -267,7 +270,7 @@ struct patches {
 	uint32_t b[2][2];
 };
 
-__device__ static inline struct patches patches_of(
+__device__ inline struct patches patches_of(
 	const uint32_t *images, const int2 *patch_offset, uint32_t pick)
 {
 	const int2 at = *patch_offset;
@@ -277,7 +280,7 @@ __device__ static inline struct patches patches_of(
 }
 
 /* A tile's values at the twos begin.. to end. `images`: to the thread's pixels of the tile. */
-__device__ static inline void fprop_tile(struct block_state *shared, float (&logits)[4],
+__device__ inline void fprop_tile(struct block_state *shared, float (&logits)[4],
 	const struct half_weights<2> &w, const uint32_t *images, int tile, int begin, int end)
 {
 	const int lane = threadIdx.x % 32;
@@ -301,8 +304,7 @@ __device__ static inline void fprop_tile(struct block_state *shared, float (&log
 	}
 }
 
-__device__ static inline void persistent_fprop(
-	struct block_state *shared, const struct block_tile &block)
+__device__ inline void persistent_fprop(struct block_state *shared, const struct block_tile &block)
 {
 	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
 	/* tiles x twos: of two tiles at most, for a warp has no more than a tile has */
@@ -326,7 +328,7 @@ __device__ static inline void persistent_fprop(
 }
 
 /* What the block's features add to three of an image's scores. */
-__device__ static inline float3 sum_warp_logits(const struct block_state *shared, int n, int quad)
+__device__ inline float3 sum_warp_logits(const struct block_state *shared, int n, int quad)
 {
 	const struct tile_warps a = shared->tile_warps[n / TILE_IMAGES];
 	float3 v = {0, 0, 0};
@@ -355,12 +357,12 @@ static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALU
 
 /* With the step is what the numbers are, bit by bit, so that whoever reads a word needs all of it:
  * else ptxas makes two loads of one, and the step may be of a newer word than the number. */
-__device__ static inline uint32_t ll_flag(uint32_t step, float a, float b, float c)
+__device__ inline uint32_t ll_flag(uint32_t step, float a, float b, float c)
 {
 	return step ^ __float_as_uint(a) ^ __float_as_uint(b) ^ __float_as_uint(c);
 }
 
-__device__ static inline void ll_store(struct ll_line *at, float a, float b, float c, uint32_t step)
+__device__ inline void ll_store(struct ll_line *at, float a, float b, float c, uint32_t step)
 {
 	const uint64_t low = (uint64_t)__float_as_uint(b) << 32 | __float_as_uint(a);
 	const uint64_t argmax_mask = (uint64_t)ll_flag(step, a, b, c) << 32 | __float_as_uint(c);
@@ -370,7 +372,7 @@ __device__ static inline void ll_store(struct ll_line *at, float a, float b, flo
 		     : "memory");
 }
 
-__device__ static inline struct ll_line ll_load(const struct ll_line *at)
+__device__ inline struct ll_line ll_load(const struct ll_line *at)
 {
 	uint64_t low, argmax_mask;
 	asm volatile("{ .reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
@@ -384,7 +386,7 @@ __device__ static inline struct ll_line ll_load(const struct ll_line *at)
 
 /* N words of a step, every `pitch` words, of which the thread wants the first `n`. */
 template <int N>
-__device__ static inline void ll_wait(
+__device__ inline void ll_wait(
 	struct ll_line (&w)[N], const struct ll_line *from, int pitch, int n, uint32_t step)
 {
 	bool here;
@@ -402,8 +404,8 @@ __device__ static inline void ll_wait(
 
 /* ---- scores and errors ----------------------------------------------------------------------- */
 
-__device__ static inline void ll_store_logits(const struct kx_seed &s,
-	const struct block_state *shared, const struct block_tile &block, uint32_t step)
+__device__ inline void ll_store_logits(const struct kx_seed &s, const struct block_state *shared,
+	const struct block_tile &block, uint32_t step)
 {
 	const int n = threadIdx.x / 4, quad = threadIdx.x % 4;
 	if (n >= block.images)
@@ -414,7 +416,7 @@ __device__ static inline void ll_store_logits(const struct kx_seed &s,
 }
 
 /* What all blocks tell of the block's own images. */
-__device__ static inline void ll_wait_logits(const struct kx_seed &s, struct block_state *shared,
+__device__ inline void ll_wait_logits(const struct kx_seed &s, struct block_state *shared,
 	const struct block_tile &block, uint32_t step)
 {
 	const int lines = gridDim.x * 4;
@@ -430,7 +432,7 @@ __device__ static inline void ll_wait_logits(const struct kx_seed &s, struct blo
 }
 
 /* Of the warp's image, and the bias: lane c < SEED_CLASSES has class c, the others nothing. */
-__device__ static inline float sum_block_logits(const struct block_state *shared)
+__device__ inline float sum_block_logits(const struct block_state *shared)
 {
 	const int lane = threadIdx.x % 32, blocks = gridDim.x;
 	const float *from = shared->block_logits[threadIdx.x / 32 * blocks];
@@ -451,7 +453,7 @@ __device__ static inline float sum_block_logits(const struct block_state *shared
 }
 
 /* An image's errors, by a warp. Returns the loss, to one of its lanes. */
-__device__ static inline float ll_store_d_logits(
+__device__ inline float ll_store_d_logits(
 	const struct kx_seed &s, const struct block_state *shared, int label, uint32_t step)
 {
 	const unsigned all = 0xffffffffu;
@@ -475,7 +477,7 @@ __device__ static inline float ll_store_d_logits(
 }
 
 /* Everybody's errors into shared memory. */
-__device__ static inline void ll_wait_d_logits(const struct kx_seed &s, struct block_state *shared,
+__device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_state *shared,
 	const struct block_tile &block, uint32_t step)
 {
 	const int n = threadIdx.x / 4, quad = threadIdx.x % 4;
@@ -500,7 +502,7 @@ __device__ static inline void ll_wait_d_logits(const struct kx_seed &s, struct b
 /* The conv's gradient at the block's positions, in the order of its warps: a word, which is a row
  * of a filter's weights or its bias, is summed up by sixteen lanes, for four cells and quarters of
  * the warps. */
-__device__ static inline void ll_store_conv(
+__device__ inline void ll_store_conv(
 	struct ll_line *to, const struct block_state *shared, uint32_t step)
 {
 	const int line = threadIdx.x / 16, f = line / 4, row = line % 4,
@@ -528,7 +530,7 @@ __device__ static inline void ll_store_conv(
 
 /* The conv's, in each block of the group alike. `from`: the group's parts, of which a slice of the
  * threads has every CONV_ADDERS-th. */
-__device__ static inline void ll_wait_conv(
+__device__ inline void ll_wait_conv(
 	struct block_state *shared, const struct ll_line *from, int ranges, uint32_t step)
 {
 	const int max_lines = (MAX_RANGES + CONV_ADDERS - 1) / CONV_ADDERS;
@@ -547,7 +549,7 @@ __device__ static inline void ll_wait_conv(
 }
 
 /* A double is the sum of three floats. */
-__device__ static inline void ll_store_loss(struct ll_line *to, double loss, uint32_t step)
+__device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t step)
 {
 	for (int d = 16; d; d /= 2)
 		loss += __shfl_xor_sync(0xffffffffu, loss, d);
@@ -557,8 +559,7 @@ __device__ static inline void ll_store_loss(struct ll_line *to, double loss, uin
 }
 
 /* The losses of all blocks' images, by one warp. */
-__device__ static inline double ll_wait_losses(
-	const struct ll_line *from, int images, uint32_t step)
+__device__ inline double ll_wait_losses(const struct ll_line *from, int images, uint32_t step)
 {
 	double v = 0;
 	for (int n = threadIdx.x; n < images; n += 32) {
@@ -580,19 +581,19 @@ struct pair_sums {
 };
 
 /* Halves that are all ones where v's half is more than nothing. */
-__device__ static inline uint32_t relu_mask(uint32_t v)
+__device__ inline uint32_t relu_mask(uint32_t v)
 {
 	return __hgt2_mask(half_of(v), half_of(0));
 }
 
 /* All ones in each half whose lowest bit is set. */
-__device__ static inline uint32_t to_half_mask(uint32_t bits)
+__device__ inline uint32_t to_half_mask(uint32_t bits)
 {
 	return (bits & 0x00010001u) * 0xffffu;
 }
 
 /* Two pixels of a pair of images: `at` is the first one's. */
-__device__ static inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
+__device__ inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
 {
 	return __byte_perm(*reinterpret_cast<const uint16_t *>(at), 0x3c, pick);
 }
@@ -604,7 +605,7 @@ __device__ static inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
 
 /* Errors d of a place's images, in two halves of a group; kept: their values. `middle`, `side`: of
  * the first half's pixels. */
-__device__ static inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
+__device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	const uint32_t (&d)[2], const uint32_t (&kept)[2], const uint8_t *middle,
 	const uint8_t *side, uint32_t pick_side)
 {
@@ -636,8 +637,7 @@ struct cursor {
 	const uint8_t *middle[2], *side[2]; /* pixels, of each place */
 };
 
-__device__ static inline struct cursor cursor_of(
-	const struct block_state *shared, int pair, int group)
+__device__ inline struct cursor cursor_of(const struct block_state *shared, int pair, int group)
 {
 	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	struct cursor at = {&shared->value[2 * pair][2 * group][lane],
@@ -654,7 +654,7 @@ __device__ static inline struct cursor cursor_of(
 	return at;
 }
 
-__device__ static inline void next_group(struct cursor *at)
+__device__ inline void next_group(struct cursor *at)
 {
 	at->value += 2 * 32;
 	at->dy_by_image += 2 * TILE_IMAGES * 8;
@@ -667,7 +667,7 @@ __device__ static inline void next_group(struct cursor *at)
 }
 
 /* Groups of images at two places. */
-__device__ static inline void wgrad_groups(
+__device__ inline void wgrad_groups(
 	struct pair_sums *sum, const struct block_state *shared, int pair, int begin, int end)
 {
 	const int lane = threadIdx.x % 32;
@@ -710,7 +710,7 @@ struct warp_sums {
 	int runs;
 };
 
-__device__ static inline void persistent_wgrad(struct warp_sums *warp_sums,
+__device__ inline void persistent_wgrad(struct warp_sums *warp_sums,
 	const struct block_state *shared, const struct block_tile &block)
 {
 	const int warp = threadIdx.x / 32, n = block.pairs * block.groups;
@@ -740,7 +740,7 @@ __device__ static inline void persistent_wgrad(struct warp_sums *warp_sums,
 }
 
 /* To shared memory, the conv's scaled back. */
-__device__ static inline void put_warp_sums(
+__device__ inline void put_warp_sums(
 	struct block_state *shared, const struct warp_sums &warp_sums, float dy_unit)
 {
 	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
@@ -774,14 +774,14 @@ struct fc_registers {
 	float weight[2][2][2], sum[2][2][2];
 };
 
-__device__ static inline bool is_fc_lane(
+__device__ inline bool is_fc_lane(
 	const struct block_tile &block, int pair, int patch_offset, int eights)
 {
 	return pair < block.pairs && 2 * pair + patch_offset < block.count &&
 	       (eights == 0 || threadIdx.x % 4 == 0);
 }
 
-__device__ static inline size_t fc_offset(const struct kx_seed &s, const struct block_tile &block,
+__device__ inline size_t fc_offset(const struct kx_seed &s, const struct block_tile &block,
 	int pair, int patch_offset, int eights)
 {
 	const int lane = threadIdx.x % 32;
@@ -793,7 +793,7 @@ __device__ static inline size_t fc_offset(const struct kx_seed &s, const struct 
 #define FOR_FC(i, k)                                                                               \
 	_Pragma("unroll") for (int i = 0; i < 2; i++) _Pragma("unroll") for (int k = 0; k < 2; k++)
 
-__device__ static inline struct fc_registers fc_unspill(const volatile struct fc_registers &from)
+__device__ inline struct fc_registers fc_unspill(const volatile struct fc_registers &from)
 {
 	struct fc_registers o;
 	FOR_FC(i, k)
@@ -807,8 +807,7 @@ __device__ static inline struct fc_registers fc_unspill(const volatile struct fc
 	return o;
 }
 
-__device__ static inline void fc_spill(
-	volatile struct fc_registers &to, const struct fc_registers &o)
+__device__ inline void fc_spill(volatile struct fc_registers &to, const struct fc_registers &o)
 {
 	FOR_FC(i, k)
 	{
@@ -820,7 +819,7 @@ __device__ static inline void fc_spill(
 	}
 }
 
-__device__ static inline void fc_load(
+__device__ inline void fc_load(
 	struct fc_registers *o, const struct kx_seed &s, const struct block_tile &block, int pair)
 {
 	FOR_FC(i, k)
@@ -835,7 +834,7 @@ __device__ static inline void fc_load(
 	}
 }
 
-__device__ static inline void fc_store(const struct fc_registers &o, const struct kx_seed &s,
+__device__ inline void fc_store(const struct fc_registers &o, const struct kx_seed &s,
 	const struct block_tile &block, int pair)
 {
 	FOR_FC(i, k)
@@ -851,7 +850,7 @@ __device__ static inline void fc_store(const struct fc_registers &o, const struc
 }
 
 /* Weights as left factors of the errors, divided by a power of two. */
-__device__ static inline void put_fc_dgrad(
+__device__ inline void put_fc_dgrad(
 	struct block_state *shared, const struct fc_registers &o, int pair)
 {
 	float bound = 0;
@@ -872,7 +871,7 @@ __device__ static inline void put_fc_dgrad(
 }
 
 /* And of the values, which are scaled by their filter's unit. */
-__device__ static inline void put_fc_fprop(
+__device__ inline void put_fc_fprop(
 	struct block_state *shared, const struct fc_registers &o, int pair)
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -891,7 +890,7 @@ __device__ static inline void put_fc_fprop(
 }
 
 /* With the sums of all warps that had groups of images of the two places. */
-__device__ static inline void sgd_fc_pair(struct fc_registers *o, const struct block_state *shared,
+__device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_state *shared,
 	const struct block_tile &block, int pair, float scale, float rate)
 {
 	const int lane = threadIdx.x % 32;
@@ -919,7 +918,7 @@ __device__ static inline void sgd_fc_pair(struct fc_registers *o, const struct b
 }
 
 /* The fc's bias, in each block alike. A warp. */
-__device__ static inline void sgd_fc_bias(struct block_state *shared, int images, float rate)
+__device__ inline void sgd_fc_bias(struct block_state *shared, int images, float rate)
 {
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
 	float v = 0;
@@ -934,7 +933,7 @@ __device__ static inline void sgd_fc_bias(struct block_state *shared, int images
 }
 
 /* The words of filter f's rows of the fragments, by a warp. */
-__device__ static inline void put_fragments(struct block_state *shared, int f)
+__device__ inline void put_fragments(struct block_state *shared, int f)
 {
 	const int lane = threadIdx.x % 32;
 	half_fragment(shared->fragments, shared->scale, shared->conv[0],
@@ -942,7 +941,7 @@ __device__ static inline void put_fragments(struct block_state *shared, int f)
 }
 
 /* And new fragments, a filter to a warp. */
-__device__ static inline void sgd_conv_filter(struct block_state *shared, float rate)
+__device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 {
 	const int f = threadIdx.x / 32, lane = threadIdx.x % 32;
 	if (f >= BLOCK_FILTERS)
@@ -962,7 +961,7 @@ __device__ static inline void sgd_conv_filter(struct block_state *shared, float 
 /* ---- before the first step ------------------------------------------------------------------- */
 
 /* What is read though nobody writes it: of missing images and positions, and of idle warps. */
-__device__ static inline void persistent_clear(struct block_state *shared)
+__device__ inline void persistent_clear(struct block_state *shared)
 {
 	for (int i = threadIdx.x; i < POSITION_PAIRS * 32; i += THREADS)
 		shared->fc_fprop[0][i] = {};
@@ -974,8 +973,7 @@ __device__ static inline void persistent_clear(struct block_state *shared)
 		(&shared->logits[0][0][0][0])[i] = 0;
 }
 
-__device__ static inline void persistent_tables(
-	struct block_state *shared, const struct block_tile &block)
+__device__ inline void persistent_tables(struct block_state *shared, const struct block_tile &block)
 {
 	const int i = threadIdx.x;
 	if (i == 0) {
@@ -996,7 +994,7 @@ __device__ static inline void persistent_tables(
 }
 
 /* Weights but the fc's. */
-__device__ static inline void persistent_load_weights(
+__device__ inline void persistent_load_weights(
 	struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
 	const int i = threadIdx.x;
@@ -1025,7 +1023,7 @@ struct persistent_run {
 };
 
 /* Everybody's errors. Returns the loss of the warp's image, in one of its lanes. */
-__device__ static inline float exchange_logits(struct block_state *shared,
+__device__ inline float exchange_logits(struct block_state *shared,
 	const struct persistent_run &run, int step, int label, uint32_t after, uint32_t number)
 {
 	const struct block_tile &block = shared->block;
@@ -1052,9 +1050,8 @@ __device__ static inline float exchange_logits(struct block_state *shared,
 				 i++, pair += WARPS)
 
 /* From the block's gradients to new weights. */
-__device__ static inline void persistent_sgd(struct block_state *shared,
-	const struct persistent_run &run, volatile struct fc_registers *mine, float dy_unit,
-	float rate, int step, uint32_t number)
+__device__ inline void persistent_sgd(struct block_state *shared, const struct persistent_run &run,
+	volatile struct fc_registers *mine, float dy_unit, float rate, int step, uint32_t number)
 {
 	const struct block_tile &block = shared->block;
 	struct ll_line *conv = run.s.exchange.conv + block.group * run.ranges * CONV_LINES;
@@ -1084,7 +1081,7 @@ __device__ static inline void persistent_sgd(struct block_state *shared,
 /* ---- after the last one ---------------------------------------------------------------------- */
 
 /* Back to memory, by the block that is a group's first, and the first of all. */
-__device__ static inline void persistent_store(
+__device__ inline void persistent_store(
 	const struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
 	const int i = threadIdx.x, at = block.group * BLOCK_FILTERS * SEED_ROW + i;
@@ -1103,7 +1100,7 @@ __device__ static inline void persistent_store(
 }
 
 /* Losses of the blocks' images to the first block's first warp, which ends the launch. */
-__device__ static inline void persistent_end(const struct persistent_run &run,
+__device__ inline void persistent_end(const struct persistent_run &run,
 	const struct block_tile &block, double loss, uint32_t number)
 {
 	const int warp = threadIdx.x / 32;
@@ -1180,6 +1177,8 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 }
 
 /* ---- the host's side ------------------------------------------------------------------------- */
+
+} // namespace
 
 int kx_seed_persistent_ranges(struct kx_seed s, int images)
 {

@@ -4,6 +4,9 @@
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
+namespace
+{
+
 #define SGD_THREADS 256
 /* filters per block of the conv's share: as many as a fragment needs */
 #define CONV_FILTERS 8
@@ -13,7 +16,7 @@
 #define FEW_SLICES  4
 #define MANY_SLICES 16
 
-__device__ static inline float sum_fc_slices(const struct kx_seed &s, size_t at, int slices)
+__device__ inline float sum_fc_slices(const struct kx_seed &s, size_t at, int slices)
 {
 	const float *from = s.fc_workspace + at;
 	const size_t slice_stride = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
@@ -21,7 +24,7 @@ __device__ static inline float sum_fc_slices(const struct kx_seed &s, size_t at,
 		0.0f, 0, slices, 1, [=](int i) { return from[i * slice_stride]; });
 }
 
-__device__ static inline float sum_conv_slices(const struct kx_seed &s, size_t at, int slices)
+__device__ inline float sum_conv_slices(const struct kx_seed &s, size_t at, int slices)
 {
 	const float *from = s.conv_workspace + at;
 	const size_t slice_stride = (size_t)s.f_pad * SEED_ROW;
@@ -33,7 +36,7 @@ __device__ static inline float sum_conv_slices(const struct kx_seed &s, size_t a
 
 /* One block: sums over images, of d_logits for thread c < SEED_CLASSES, of the losses for thread
  * SEED_CLASSES; the others get nothing. A sixteenth of the images after the other. */
-__device__ static inline double sum_over_images(const struct kx_seed &s, int images)
+__device__ inline double sum_over_images(const struct kx_seed &s, int images)
 {
 	__shared__ double partial[SGD_THREADS];
 	const int c = threadIdx.x % 16, slice = threadIdx.x / 16;
@@ -76,25 +79,15 @@ __global__ void seed_gradient_kernel(
 		*loss = v / images;
 }
 
-int kx_seed_reduce_gradient(
-	struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream)
-{
-	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, images);
-	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
-	seed_gradient_kernel<<<blocks_for(n, SGD_THREADS), SGD_THREADS, 0, stream>>>(
-		s, c, images, grad, loss);
-	return KX_LAUNCHED();
-}
-
 /* ---- a step of SGD --------------------------------------------------------------------------- */
 
-__device__ static inline void sgd(float *param, float *sum, float g, float rate)
+__device__ inline void sgd(float *param, float *sum, float g, float rate)
 {
 	*sum += g;
 	*param -= rate * g;
 }
 
-__device__ static inline void sgd_fc(
+__device__ inline void sgd_fc(
 	const struct kx_seed &s, int slices, int block, int blocks, float rate)
 {
 	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
@@ -118,7 +111,7 @@ __device__ static inline void sgd_fc(
 
 /* CONV_FILTERS filters, and their fragments made anew. A thread adds up every CONV_SLICES-th part,
  * four values at a time. */
-__device__ static inline void sgd_conv(const struct kx_seed &s, int slices, int block, float rate)
+__device__ inline void sgd_conv(const struct kx_seed &s, int slices, int block, float rate)
 {
 	const int values = CONV_FILTERS * SEED_ROW, quad = threadIdx.x % CONV_QUADS,
 		  slice = threadIdx.x / CONV_QUADS;
@@ -145,7 +138,7 @@ __device__ static inline void sgd_conv(const struct kx_seed &s, int slices, int 
 	seed_fragment(s, block, updated, threadIdx.x);
 }
 
-__device__ static inline void sgd_bias_and_loss(
+__device__ inline void sgd_bias_and_loss(
 	const struct kx_seed &s, int images, struct kx_now *now, int steps, double *loss)
 {
 	const int c = threadIdx.x;
@@ -174,17 +167,6 @@ __global__ void __launch_bounds__(SGD_THREADS)
 			now->rate);
 }
 
-int kx_seed_sgd_step(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
-	double *loss, cudaStream_t stream)
-{
-	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
-	int conv_blocks = (s.f_pad + CONV_FILTERS - 1) / CONV_FILTERS;
-	size_t fc = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
-	unsigned blocks = 1 + (unsigned)conv_blocks + blocks_for(fc, SGD_THREADS);
-	return kx_launch(seed_sgd_kernel, dim3(blocks), SGD_THREADS, 0, stream, s, c, batch.images,
-		now, steps, loss, conv_blocks);
-}
-
 /* ---- back to the manifest's order ------------------------------------------------------------ */
 
 __global__ void seed_unpack_kernel(struct kx_seed s, struct seed_params from, float *manifest)
@@ -202,6 +184,29 @@ __global__ void seed_unpack_kernel(struct kx_seed s, struct seed_params from, fl
 	}
 	FOR_EACH (i, SEED_CLASSES)
 		manifest[n_conv + n_fc + i] = from.bias[i];
+}
+
+} // namespace
+
+int kx_seed_reduce_gradient(
+	struct kx_seed s, int images, float *grad, double *loss, cudaStream_t stream)
+{
+	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, images);
+	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+	seed_gradient_kernel<<<blocks_for(n, SGD_THREADS), SGD_THREADS, 0, stream>>>(
+		s, c, images, grad, loss);
+	return KX_LAUNCHED();
+}
+
+int kx_seed_sgd_step(struct kx_seed s, struct kx_batch batch, struct kx_now *now, int steps,
+	double *loss, cudaStream_t stream)
+{
+	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
+	int conv_blocks = (s.f_pad + CONV_FILTERS - 1) / CONV_FILTERS;
+	size_t fc = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
+	unsigned blocks = 1 + (unsigned)conv_blocks + blocks_for(fc, SGD_THREADS);
+	return kx_launch(seed_sgd_kernel, dim3(blocks), SGD_THREADS, 0, stream, s, c, batch.images,
+		now, steps, loss, conv_blocks);
 }
 
 int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, cudaStream_t stream)

@@ -13,6 +13,9 @@
  */
 #include "kernels/cuda/fused/seed.cuh"
 
+namespace
+{
+
 #define WGRAD_WARPS    8
 #define WGRAD_THREADS  (WGRAD_WARPS * 32)
 #define WARP_POSITIONS 2
@@ -22,7 +25,7 @@
 
 /* The fewest waves of kx_seed_half_wgrad's blocks, each of which is long in coming up and ending.
  */
-static int half_slices(int blocks, int groups)
+int half_slices(int blocks, int groups)
 {
 	const int multiprocessors = 132, overhead = 4, max_slices = groups < 24 ? groups : 24;
 	int best = 1, least_cost = 0;
@@ -39,7 +42,7 @@ static int half_slices(int blocks, int groups)
 
 /* Forward: some 756 blocks, of which a multiprocessor has three at a time, but no warp with fewer
  * than 14 positions. */
-static void tile_half(struct seed_tiling *c, int filter_groups)
+void tile_half(struct seed_tiling *c, int filter_groups)
 {
 	const int ranges = 756 / (c->groups * c->filter_blocks);
 	const int max_slices = SEED_POSITIONS * c->warps_filters / (14 * 8);
@@ -49,38 +52,6 @@ static void tile_half(struct seed_tiling *c, int filter_groups)
 	c->lane_blocks = (filter_groups + SEED_HALF_FILTER_GROUPS - 1) / SEED_HALF_FILTER_GROUPS;
 	c->position_blocks = (SEED_POSITIONS + SEED_HALF_POSITIONS - 1) / SEED_HALF_POSITIONS;
 	c->slices = half_slices(c->lane_blocks * c->position_blocks, c->groups);
-}
-
-struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
-{
-	const int enough = 264; /* blocks: two for each of 132 multiprocessors */
-	struct seed_tiling c = {};
-	int filter_groups = f_pad / 8, blocks;
-	c.groups = (images + SEED_GROUP - 1) / SEED_GROUP;
-	for (c.warps_filters = 8; filter_groups % c.warps_filters; c.warps_filters /= 2)
-		;
-	c.filter_blocks = filter_groups / c.warps_filters;
-	blocks = c.groups * c.filter_blocks;
-	c.ranges = blocks < enough ? enough / blocks : 1;
-	/* a warp has at least two positions */
-	const int max_slices = SEED_POSITIONS * c.warps_filters / (2 * WGRAD_WARPS);
-	c.ranges = c.ranges < max_slices ? c.ranges : max_slices;
-	c.lane_blocks = (f_pad + 31) / 32;
-	c.position_blocks = (SEED_POSITIONS + WGRAD_WARPS * WARP_POSITIONS - 1) /
-			    (WGRAD_WARPS * WARP_POSITIONS);
-	blocks = c.lane_blocks * c.position_blocks;
-	c.slices = blocks < enough ? enough / blocks : 1;
-	c.slices = c.slices < 2 * c.groups ? c.slices : 2 * c.groups;
-	c.clusters = (images + SEED_CLUSTER_IMAGES - 1) / SEED_CLUSTER_IMAGES;
-	if (f_pad > 32 || c.clusters * SEED_CLUSTER > 132) /* more than there are multiprocessors */
-		c.clusters = 0;
-	if (c.clusters) {
-		c.slices = c.clusters;
-		c.position_blocks = SEED_CLUSTER;
-	} else if (half && c.groups >= SEED_HALF_GROUPS) {
-		tile_half(&c, filter_groups);
-	}
-	return c;
 }
 
 /* ---- one unit of images ---------------------------------------------------------------------- */
@@ -104,13 +75,12 @@ struct image_source {
 };
 
 /* Number in the batch of image i of a unit. */
-__device__ static inline int unit_image(int unit, int i)
+__device__ inline int unit_image(int unit, int i)
 {
 	return unit / 2 * SEED_GROUP + unit % 2 + 2 * i;
 }
 
-__device__ static inline void wgrad_fetch_pixels(
-	uint4 *bytes, const struct image_source &from, int unit)
+__device__ inline void wgrad_fetch_pixels(uint4 *bytes, const struct image_source &from, int unit)
 {
 #pragma unroll
 	for (int k = 0; k < (CHUNKS + WGRAD_THREADS - 1) / WGRAD_THREADS; k++) {
@@ -125,7 +95,7 @@ __device__ static inline void wgrad_fetch_pixels(
 	copies_commit();
 }
 
-__device__ static inline void wgrad_convert_pixels(struct wgrad_stage *to, const uint4 *bytes)
+__device__ inline void wgrad_convert_pixels(struct wgrad_stage *to, const uint4 *bytes)
 {
 	const uint32_t *word = reinterpret_cast<const uint32_t *>(bytes);
 #pragma unroll
@@ -138,7 +108,7 @@ __device__ static inline void wgrad_convert_pixels(struct wgrad_stage *to, const
 	}
 }
 
-__device__ static inline void wgrad_load_dy(
+__device__ inline void wgrad_load_dy(
 	struct wgrad_stage *to, const struct kx_seed &s, int images, int unit)
 {
 	const int n = unit_image(unit, threadIdx.x / SEED_ROW);
@@ -162,8 +132,8 @@ struct wgrad_weights {
 };
 
 /* `patch`: where in shared memory the winning cell's first pixel lies. */
-__device__ static inline void wgrad_add_feature(struct wgrad_sums *sum,
-	const struct wgrad_weights &w, int pos, uint32_t patch, const float (&dy)[SEED_ROW])
+__device__ inline void wgrad_add_feature(struct wgrad_sums *sum, const struct wgrad_weights &w,
+	int pos, uint32_t patch, const float (&dy)[SEED_ROW])
 {
 	float x[9], v = w.bias, d = 0;
 #pragma unroll
@@ -191,7 +161,7 @@ __device__ static inline void wgrad_add_feature(struct wgrad_sums *sum,
  * Four of them look up the bytes from a patch's first pixel to that of cell 0..3 at once, and a
  * product with a single 1 adds one of the four to the patch's address.
  */
-__device__ static inline void wgrad_add_unit(struct wgrad_sums *sum, const struct wgrad_weights &w,
+__device__ inline void wgrad_add_unit(struct wgrad_sums *sum, const struct wgrad_weights &w,
 	const uint32_t (&patch)[WARP_POSITIONS], const uint32_t (&argmax)[WARP_POSITIONS],
 	const float *d_logits)
 {
@@ -225,8 +195,8 @@ __device__ static inline void wgrad_add_unit(struct wgrad_sums *sum, const struc
 }
 
 /* A place that is not wanted gets zeros, so that no error comes out of it. */
-__device__ static inline void wgrad_load_weights(struct wgrad_weights *w, const struct kx_seed &s,
-	int f, const int (&p)[WARP_POSITIONS], const bool (&valid)[WARP_POSITIONS])
+__device__ inline void wgrad_load_weights(struct wgrad_weights *w, const struct kx_seed &s, int f,
+	const int (&p)[WARP_POSITIONS], const bool (&valid)[WARP_POSITIONS])
 {
 	const float *conv = s.params.conv + f * SEED_ROW;
 #pragma unroll
@@ -315,6 +285,40 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 			seed_store_fc_wgrad(s, sum.fc[i], CONV_PIXEL, blockIdx.z, p[i], f);
 	seed_store_conv_wgrad<WGRAD_WARPS>(s, sum.conv, sum.bias, shared->stage[0].pixels,
 		blockIdx.y * 32, blockIdx.z * gridDim.x + blockIdx.x);
+}
+
+} // namespace
+
+struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
+{
+	const int enough = 264; /* blocks: two for each of 132 multiprocessors */
+	struct seed_tiling c = {};
+	int filter_groups = f_pad / 8, blocks;
+	c.groups = (images + SEED_GROUP - 1) / SEED_GROUP;
+	for (c.warps_filters = 8; filter_groups % c.warps_filters; c.warps_filters /= 2)
+		;
+	c.filter_blocks = filter_groups / c.warps_filters;
+	blocks = c.groups * c.filter_blocks;
+	c.ranges = blocks < enough ? enough / blocks : 1;
+	/* a warp has at least two positions */
+	const int max_slices = SEED_POSITIONS * c.warps_filters / (2 * WGRAD_WARPS);
+	c.ranges = c.ranges < max_slices ? c.ranges : max_slices;
+	c.lane_blocks = (f_pad + 31) / 32;
+	c.position_blocks = (SEED_POSITIONS + WGRAD_WARPS * WARP_POSITIONS - 1) /
+			    (WGRAD_WARPS * WARP_POSITIONS);
+	blocks = c.lane_blocks * c.position_blocks;
+	c.slices = blocks < enough ? enough / blocks : 1;
+	c.slices = c.slices < 2 * c.groups ? c.slices : 2 * c.groups;
+	c.clusters = (images + SEED_CLUSTER_IMAGES - 1) / SEED_CLUSTER_IMAGES;
+	if (f_pad > 32 || c.clusters * SEED_CLUSTER > 132) /* more than there are multiprocessors */
+		c.clusters = 0;
+	if (c.clusters) {
+		c.slices = c.clusters;
+		c.position_blocks = SEED_CLUSTER;
+	} else if (half && c.groups >= SEED_HALF_GROUPS) {
+		tile_half(&c, filter_groups);
+	}
+	return c;
 }
 
 int kx_seed_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream)

@@ -8,17 +8,20 @@
  */
 #include "kernels/cuda/mma/gemm.cuh"
 
+namespace
+{
+
 /* Where a thread's next k lies: tap number and rest. */
 struct k_cursor {
 	int run, offset;
 };
 
-__device__ static inline struct k_cursor k_cursor_at(int k, int run_length)
+__device__ inline struct k_cursor k_cursor_at(int k, int run_length)
 {
 	return {k / run_length, k % run_length};
 }
 
-__device__ static inline void k_cursor_advance(struct k_cursor *p, int step, int run_length)
+__device__ inline void k_cursor_advance(struct k_cursor *p, int step, int run_length)
 {
 	for (p->offset += step; p->offset >= run_length; p->offset -= run_length)
 		p->run++;
@@ -51,7 +54,7 @@ template <class S> struct conv_loader {
 };
 
 template <class S>
-__device__ static inline void conv_load_stage(const struct kx_conv &g, const struct kx_pixel &pixel,
+__device__ inline void conv_load_stage(const struct kx_conv &g, const struct kx_pixel &pixel,
 	struct conv_loader<S> *l, struct conv_stage<S> *s, int m0, int n0)
 {
 	const int tid = threadIdx.x, column = tid % S::A_VECTORS * 4;
@@ -80,7 +83,7 @@ __device__ static inline void conv_load_stage(const struct kx_conv &g, const str
 }
 
 template <int MI, int NJ>
-__device__ static inline void conv_store(const struct kx_conv &g, const struct kx_pixel &pixel,
+__device__ inline void conv_store(const struct kx_conv &g, const struct kx_pixel &pixel,
 	const float (&c)[MI][NJ][4], int m, int n)
 {
 #pragma unroll
@@ -115,7 +118,7 @@ __device__ static inline void conv_store(const struct kx_conv &g, const struct k
 /* The warps' shares of the depth added up, in their order, by the first of them; `tile`: of the
  * warps with the same share, which. */
 template <class S>
-__device__ static inline void add_k_shares(
+__device__ inline void add_k_shares(
 	float (&c)[S::MI][S::NJ][4], float4 *shared, int share, int tile)
 {
 	const int n = S::MI * S::NJ, next = S::WARPS_M * S::WARPS_N * n * 32;
@@ -179,12 +182,12 @@ __global__ void __launch_bounds__(S::THREADS) conv_fprop_dgrad_kernel(struct kx_
 		conv_store(g, pixel, c, m0 + warp_m + lane / 4, n0 + warp_n + lane % 4 * 2);
 }
 
-template <class S> static size_t conv_blocks(const struct kx_conv &g)
+template <class S> size_t conv_blocks(const struct kx_conv &g)
 {
 	return (size_t)g.n_pixels * ((g.images + S::BM - 1) / S::BM) * ((g.n + S::BN - 1) / S::BN);
 }
 
-template <int P, class S> static int conv_launch(struct kx_conv g, cudaStream_t stream)
+template <int P, class S> int conv_launch(struct kx_conv g, cudaStream_t stream)
 {
 	const int bytes = S::STAGES * (int)sizeof(struct conv_stage<S>);
 	if (cudaFuncSetAttribute(conv_fprop_dgrad_kernel<P, S>,
@@ -195,7 +198,7 @@ template <int P, class S> static int conv_launch(struct kx_conv g, cudaStream_t 
 	return kx_launch(conv_fprop_dgrad_kernel<P, S>, grid, S::THREADS, bytes, stream, g);
 }
 
-template <int P> static int conv_launch_shape(struct kx_conv g, cudaStream_t stream)
+template <int P> int conv_launch_shape(struct kx_conv g, cudaStream_t stream)
 {
 	const size_t enough = 132; /* blocks: one for each multiprocessor */
 	if (g.n <= narrow::BN && conv_blocks<narrow>(g) >= enough)
@@ -206,7 +209,7 @@ template <int P> static int conv_launch_shape(struct kx_conv g, cudaStream_t str
 						: conv_launch<P, small>(g, stream);
 }
 
-static int conv_launch_math(struct kx_conv g, enum kx_math math, cudaStream_t stream)
+int conv_launch_math(struct kx_conv g, enum kx_math math, cudaStream_t stream)
 {
 	switch (math) {
 	case KX_MATH_3XTF32:
@@ -219,6 +222,8 @@ static int conv_launch_math(struct kx_conv g, enum kx_math math, cudaStream_t st
 		return conv_launch_shape<KX_MATH_FFMA>(g, stream);
 	}
 }
+
+} // namespace
 
 int kx_conv_fprop(struct kx_conv g, enum kx_math math, cudaStream_t stream)
 {

@@ -6,6 +6,9 @@
  */
 #include "kernels/cuda/mma/gemm.cuh"
 
+namespace
+{
+
 #define A_PITCH (KX_M_TILE + 8)
 #define BN      64
 #define B_PITCH (BN + 8)
@@ -23,13 +26,13 @@ struct filter_column {
 	bool in, bias;
 };
 
-__device__ static inline struct filter_column filter_column_at(const struct kx_conv_wgrad &g, int k)
+__device__ inline struct filter_column filter_column_at(const struct kx_conv_wgrad &g, int k)
 {
 	return {k / g.run_length * g.row + k % g.run_length, k < g.m, k == g.m};
 }
 
-__device__ static inline void wgrad_load_stage(const struct kx_conv_wgrad &g, int tile,
-	int image_tiles, struct filter_column col, int n0, struct wgrad_stage *s)
+__device__ inline void wgrad_load_stage(const struct kx_conv_wgrad &g, int tile, int image_tiles,
+	struct filter_column col, int n0, struct wgrad_stage *s)
 {
 	const int tid = threadIdx.x, n = tid % 16 * 4;
 	const struct kx_position position = g.positions[tile / image_tiles];
@@ -57,12 +60,12 @@ __device__ static inline void wgrad_load_stage(const struct kx_conv_wgrad &g, in
 }
 
 /* Blocks: columns' tiles, rows' tiles, splits. */
-__host__ __device__ static inline unsigned wgrad_row_tiles(const struct kx_conv_wgrad &g)
+__host__ __device__ inline unsigned wgrad_row_tiles(const struct kx_conv_wgrad &g)
 {
 	return g.m / KX_M_TILE + 1;
 }
 
-__host__ __device__ static inline unsigned wgrad_column_tiles(const struct kx_conv_wgrad &g)
+__host__ __device__ inline unsigned wgrad_column_tiles(const struct kx_conv_wgrad &g)
 {
 	return (g.n + BN - 1) / BN;
 }
@@ -122,14 +125,13 @@ __global__ void __launch_bounds__(GEMM_THREADS)
 		}
 }
 
-static unsigned wgrad_blocks(const struct kx_conv_wgrad &g)
+unsigned wgrad_blocks(const struct kx_conv_wgrad &g)
 {
 	return wgrad_row_tiles(g) * wgrad_column_tiles(g) * g.slices;
 }
 
 template <int P>
-static int wgrad_launch(
-	struct kx_conv_wgrad first, struct kx_conv_wgrad second, cudaStream_t stream)
+int wgrad_launch(struct kx_conv_wgrad first, struct kx_conv_wgrad second, cudaStream_t stream)
 {
 	const int bytes = GEMM_STAGES * (int)sizeof(struct wgrad_stage);
 	const unsigned first_blocks = wgrad_blocks(first);
@@ -139,6 +141,8 @@ static int wgrad_launch(
 	return kx_launch(conv_wgrad_kernel<P>, dim3(first_blocks + wgrad_blocks(second)),
 		GEMM_THREADS, bytes, stream, first, second, first_blocks);
 }
+
+} // namespace
 
 int kx_conv_wgrad(struct kx_conv_wgrad first, struct kx_conv_wgrad second, enum kx_math math,
 	cudaStream_t stream)

@@ -5,6 +5,9 @@
 #include <float.h>
 #include "kernels/cuda/base/common.cuh"
 
+namespace
+{
+
 #define THREADS 256
 
 /* Number i of a plane's values, or of its windows, taken apart. */
@@ -12,7 +15,7 @@ struct coord {
 	int c, x, y, n;
 };
 
-__device__ static inline struct coord coord_of(size_t i, const struct kx_tensor &p)
+__device__ inline struct coord coord_of(size_t i, const struct kx_tensor &p)
 {
 	struct coord s;
 	s.c = (int)(i % p.c);
@@ -24,12 +27,12 @@ __device__ static inline struct coord coord_of(size_t i, const struct kx_tensor 
 	return s;
 }
 
-__device__ static inline size_t coord_offset(const struct coord &s, const struct kx_tensor &p)
+__device__ inline size_t coord_offset(const struct coord &s, const struct kx_tensor &p)
 {
 	return s.n * p.image + p.origin + (size_t)s.y * p.row + (size_t)s.x * p.c + s.c;
 }
 
-static size_t tensor_count(const struct kx_tensor *p, int images)
+size_t tensor_count(const struct kx_tensor *p, int images)
 {
 	return (size_t)images * p->h * p->w * p->c;
 }
@@ -45,12 +48,6 @@ __global__ void load_kernel(struct kx_batch batch, int channels, struct kx_tenso
 	}
 }
 
-int kx_load(struct kx_batch batch, int channels, struct kx_tensor to, cudaStream_t stream)
-{
-	return kx_launch(load_kernel, dim3(blocks_for(tensor_count(&to, batch.images), THREADS)),
-		THREADS, 0, stream, batch, channels, to);
-}
-
 /* ---- pool ------------------------------------------------------------------------------------ */
 
 struct pool_window {
@@ -58,14 +55,14 @@ struct pool_window {
 };
 
 /* Rows (or columns) [*from, *to) of the input under window `o`. */
-__device__ static inline void window_range(int o, int size, int pad, int limit, int *from, int *to)
+__device__ inline void window_range(int o, int size, int pad, int limit, int *from, int *to)
 {
 	*from = max(o * size - pad, 0);
 	*to = min(o * size - pad + size, limit);
 }
 
 /* Offset of the first maximum of the window of `s`. */
-__device__ static inline size_t pool_argmax(
+__device__ inline size_t pool_argmax(
 	const struct kx_tensor &in, struct pool_window pool, const struct coord &s)
 {
 	int y0, y1, x0, x1;
@@ -91,14 +88,6 @@ __global__ void pool_fprop_kernel(
 	}
 }
 
-int kx_pool_fprop(struct kx_tensor in, struct kx_tensor out, int size, int top, int left,
-	int images, cudaStream_t stream)
-{
-	struct pool_window pool = {size, top, left};
-	return kx_launch(pool_fprop_kernel, dim3(blocks_for(tensor_count(&out, images), THREADS)),
-		THREADS, 0, stream, in, out, pool, images);
-}
-
 __global__ void pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
 	struct pool_window pool, const float *mask, int images)
 {
@@ -120,14 +109,6 @@ __global__ void pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, stru
 	}
 }
 
-int kx_pool_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy, int size, int top,
-	int left, const float *mask, int images, cudaStream_t stream)
-{
-	struct pool_window pool = {size, top, left};
-	return kx_launch(pool_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
-		THREADS, 0, stream, in, dx, dy, pool, mask, images);
-}
-
 /* ---- relu ------------------------------------------------------------------------------------ */
 
 __global__ void relu_fprop_kernel(struct kx_tensor in, struct kx_tensor out, int images)
@@ -138,12 +119,6 @@ __global__ void relu_fprop_kernel(struct kx_tensor in, struct kx_tensor out, int
 		float v = in.value[coord_offset(s, in)];
 		out.value[coord_offset(s, out)] = v < 0 ? 0 : v;
 	}
-}
-
-int kx_relu_fprop(struct kx_tensor in, struct kx_tensor out, int images, cudaStream_t stream)
-{
-	return kx_launch(relu_fprop_kernel, dim3(blocks_for(tensor_count(&out, images), THREADS)),
-		THREADS, 0, stream, in, out, images);
 }
 
 __global__ void relu_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
@@ -158,17 +133,10 @@ __global__ void relu_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, stru
 	}
 }
 
-int kx_relu_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy, const float *mask,
-	int images, cudaStream_t stream)
-{
-	return kx_launch(relu_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
-		THREADS, 0, stream, in, dx, dy, mask, images);
-}
-
 /* ---- dropout --------------------------------------------------------------------------------- */
 
 /* rng_mix of common/rng.h */
-__device__ static inline uint64_t rng_mix64(uint64_t x)
+__device__ inline uint64_t rng_mix64(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;
 	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -177,8 +145,8 @@ __device__ static inline uint64_t rng_mix64(uint64_t x)
 }
 
 /* The rule of backend.h; the model counts values channels x rows x columns. */
-__device__ static inline bool dropout_drops_at(const struct kx_batch &batch,
-	const struct kx_drop &drop, const struct kx_tensor &p, const struct coord &s)
+__device__ inline bool dropout_drops_at(const struct kx_batch &batch, const struct kx_drop &drop,
+	const struct kx_tensor &p, const struct coord &s)
 {
 	uint64_t seed = batch.now->dropout_seed + (batch.index ? batch.now->step : 0);
 	uint64_t i = (((uint64_t)s.n * drop.channels + s.c) * p.h + s.y) * p.w + s.x;
@@ -197,6 +165,43 @@ __global__ void dropout_kernel(struct kx_tensor in, struct kx_tensor out, struct
 			v = dropout_drops_at(batch, drop, out, s) ? 0 : v * drop.scale;
 		out.value[at] = mask && !(mask[at] > 0) ? 0 : v;
 	}
+}
+
+} // namespace
+
+int kx_load(struct kx_batch batch, int channels, struct kx_tensor to, cudaStream_t stream)
+{
+	return kx_launch(load_kernel, dim3(blocks_for(tensor_count(&to, batch.images), THREADS)),
+		THREADS, 0, stream, batch, channels, to);
+}
+
+int kx_pool_fprop(struct kx_tensor in, struct kx_tensor out, int size, int top, int left,
+	int images, cudaStream_t stream)
+{
+	struct pool_window pool = {size, top, left};
+	return kx_launch(pool_fprop_kernel, dim3(blocks_for(tensor_count(&out, images), THREADS)),
+		THREADS, 0, stream, in, out, pool, images);
+}
+
+int kx_pool_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy, int size, int top,
+	int left, const float *mask, int images, cudaStream_t stream)
+{
+	struct pool_window pool = {size, top, left};
+	return kx_launch(pool_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
+		THREADS, 0, stream, in, dx, dy, pool, mask, images);
+}
+
+int kx_relu_fprop(struct kx_tensor in, struct kx_tensor out, int images, cudaStream_t stream)
+{
+	return kx_launch(relu_fprop_kernel, dim3(blocks_for(tensor_count(&out, images), THREADS)),
+		THREADS, 0, stream, in, out, images);
+}
+
+int kx_relu_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy, const float *mask,
+	int images, cudaStream_t stream)
+{
+	return kx_launch(relu_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
+		THREADS, 0, stream, in, dx, dy, mask, images);
 }
 
 int kx_dropout(struct kx_tensor in, struct kx_tensor out, struct kx_drop drop, const float *mask,

@@ -5,13 +5,16 @@
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
 
+namespace
+{
+
 #define THREADS  256
 #define LANES    32
 #define VALUES   (4 * LANES)       /* of a block */
 #define ADDERS   (THREADS / LANES) /* threads that share the parts of four values */
 #define PREFETCH 9                 /* parts on their way at a time */
 
-__host__ __device__ static inline size_t kx_layer_values(const struct kx_layer &l)
+__host__ __device__ inline size_t kx_layer_values(const struct kx_layer &l)
 {
 	return (size_t)(l.w.taps * l.w.c_pad + 1) * l.w.f_pad;
 }
@@ -23,7 +26,7 @@ struct param {
 };
 
 /* Value first + i: one long division for the block, as all its threads have the same. */
-__device__ static inline struct param param_at(const struct kx_weights &w, size_t first, unsigned i)
+__device__ inline struct param param_at(const struct kx_weights &w, size_t first, unsigned i)
 {
 	const unsigned k0 = (unsigned)(first / w.f_pad);
 	const unsigned f0 = (unsigned)(first - (size_t)k0 * w.f_pad) + i;
@@ -34,8 +37,7 @@ __device__ static inline struct param param_at(const struct kx_weights &w, size_
 }
 
 /* The layer of this block and the first of its values. */
-__device__ static inline const struct kx_layer &layer_of_block(
-	const struct kx_layers &all, size_t *first)
+__device__ inline const struct kx_layer &layer_of_block(const struct kx_layers &all, size_t *first)
 {
 	int n = 0;
 	while (n + 1 < all.n && blockIdx.x >= all.block[n + 1])
@@ -45,7 +47,7 @@ __device__ static inline const struct kx_layer &layer_of_block(
 }
 
 /* A weight into all places that products read it from. */
-__device__ static inline void store_param(
+__device__ inline void store_param(
 	const struct kx_layer &l, const struct param &v, size_t i, float value)
 {
 	l.value[i] = value;
@@ -87,7 +89,7 @@ __global__ void unpack_kernel(const __grid_constant__ struct kx_layers all, int 
 }
 
 /* Each slice's parts of the block's values, in their order. */
-__device__ static inline void sum_slices(
+__device__ inline void sum_slices(
 	const struct kx_layer &l, size_t first, float4 (&partial)[ADDERS][LANES])
 {
 	const int adder = threadIdx.x / LANES, lane = threadIdx.x % LANES;
@@ -99,7 +101,7 @@ __device__ static inline void sum_slices(
 }
 
 /* The block behind those of the layers. */
-__device__ static inline void sum_losses(const struct kx_losses &l)
+__device__ inline void sum_losses(const struct kx_losses &l)
 {
 	__shared__ double partial[THREADS];
 	partial[threadIdx.x] = sum_ahead<4>(
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* Fills all->block; returns how many blocks there are. */
-static unsigned assign_blocks(struct kx_layers *all)
+unsigned assign_blocks(struct kx_layers *all)
 {
 	all->block[0] = 0;
 	for (int n = 0; n < all->n; n++) {
@@ -162,6 +164,8 @@ static unsigned assign_blocks(struct kx_layers *all)
 	}
 	return all->block[all->n];
 }
+
+} // namespace
 
 int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream)
 {

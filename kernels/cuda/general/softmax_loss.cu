@@ -3,17 +3,20 @@
  */
 #include "kernels/cuda/base/common.cuh"
 
+namespace
+{
+
 #define THREADS   128
 #define ALL_LANES 0xffffffffu
 
-__device__ static inline float warp_max(float v)
+__device__ inline float loss_warp_max(float v)
 {
 	for (int d = 16; d; d /= 2)
 		v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, d));
 	return v;
 }
 
-__device__ static inline float warp_sum(float v)
+__device__ inline float loss_warp_sum(float v)
 {
 	for (int d = 16; d; d /= 2)
 		v += __shfl_xor_sync(ALL_LANES, v, d);
@@ -34,10 +37,10 @@ __global__ void loss_kernel(const float *logits, float *d_logits, float *loss, i
 	float max_logit = -INFINITY, sum = 0;
 	for (int c = lane; c < classes; c += 32)
 		max_logit = fmaxf(max_logit, s[c]);
-	max_logit = warp_max(max_logit);
+	max_logit = loss_warp_max(max_logit);
 	for (int c = lane; c < classes; c += 32)
 		sum += expf(s[c] - max_logit);
-	sum = warp_sum(sum);
+	sum = loss_warp_sum(sum);
 	for (int c = lane; c < width; c += 32) {
 		float p = c < classes ? expf(s[c] - max_logit) / sum - (c == label) : 0;
 		d[c] = p / batch.images;
@@ -45,6 +48,8 @@ __global__ void loss_kernel(const float *logits, float *d_logits, float *loss, i
 	if (lane == 0)
 		loss[n] = logf(sum) - (s[label] - max_logit);
 }
+
+} // namespace
 
 int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int width,
 	struct kx_batch batch, cudaStream_t stream)

@@ -37,7 +37,7 @@ __device__ static inline void mma_tf32(float *c, const uint32_t *a, const uint32
 		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-__device__ static inline void mma_bf16(float *c, const uint32_t *a, const uint32_t *b)
+__device__ static inline void mma_bf16_tile(float *c, const uint32_t *a, const uint32_t *b)
 {
 	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
 	    "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -142,7 +142,7 @@ __device__ static inline void stage_bf16(
 		for (int i = 0; i < MI; i++)
 #pragma unroll
 			for (int j = 0; j < NJ; j++)
-				mma_bf16(c[i][j], x[i], y[j]);
+				mma_bf16_tile(c[i][j], x[i], y[j]);
 	}
 }
 

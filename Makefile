@@ -109,6 +109,7 @@ EXAMPLES := $(patsubst worker/examples/%.c,$(B)/examples/%,$(wildcard worker/exa
 TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c)) $(B)/tests/fault/lossy_link
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 MUTANTS := $(patsubst tests/sim/mutants/%.patch,$(B)/mutants/%,$(wildcard tests/sim/mutants/*.patch))
+VARIANTS := $(foreach v,newer older needy,$(B)/variants/$v/cnn-ps $(B)/variants/$v/cnn-worker)
 
 include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
@@ -119,7 +120,7 @@ include tests/fault/fault.mk
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES)
 units: all $(UNIT) $(SIM)
-tests: all $(UNIT) $(SIM) $(MUTANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
+tests: all $(UNIT) $(SIM) $(MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda
@@ -207,6 +208,14 @@ $(SIM): $(SIM_PARTS)
 $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
 		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
+
+# ... and the programs with another schema
+VARIANT_PARTS := $(sort $(ARCHIVES.server) $(ARCHIVES.worker) $(B)/server/main.o $(B)/worker/main.o)
+$(B)/variants/%/cnn-ps $(B)/variants/%/cnn-worker: tests/wire/variant $(wildcard proto/*) $(VARIANT_PARTS)
+	$(call say,VARIA,$*)CC="$(CC)" FLAGS="$(CFLAGS)" LINK="$(CC) $(LDFLAGS)" PROTOC_C="$(PROTOC_C)" COMMON="$(A.common)" \
+		SERVER="$(B)/server/main.o $(A.server) $(A.core)" SERVER_LIBS="$(LIBS.server) $(LIBS.base)" \
+		WORKER="$(B)/worker/main.o $(A.worker) $(A.client) $(A.kernels)" \
+		WORKER_LIBS="$(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" tests/wire/variant $* $(B)/variants/$*
 
 # ---- what people type ---------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))

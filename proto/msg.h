@@ -12,7 +12,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WIRE_PROTOCOL 5u
+/* This build speaks the versions from WIRE_OLDEST_PROTOCOL to WIRE_PROTOCOL (WIRE.md, "Versions"). */
+#define WIRE_PROTOCOL        6u
+#define WIRE_OLDEST_PROTOCOL 6u
+/* Features that a peer may require of this build, and that this build requires of its peers: names
+ * with a blank between two. */
+#define WIRE_FEATURES "chunked-push"
+#define WIRE_REQUIRES ""
 
 /* The one table of limits; proto/WIRE.md prints it and a test compares. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
@@ -93,7 +99,6 @@ struct work {
 };
 
 struct msg_hello {
-	uint32_t protocol; /* WIRE_PROTOCOL */
 	enum role role;
 	char name[WIRE_MAX_NAME + 1]; /* "" : the server picks a slot; else the slot of this name */
 	char device[WIRE_MAX_NAME + 1]; /* for people: "cpu 2 threads avx512" */

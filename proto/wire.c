@@ -5,6 +5,8 @@
  */
 #include "proto/wire.h"
 #include <stdalign.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "cnnps.pb-c.h"
@@ -13,15 +15,13 @@
 #include "proto/wire_hash.h"
 #include "proto/wire_schema.h"
 
+#define WHY_BYTES   192
 #define ARENA_ALIGN alignof(max_align_t)
-/* field numbers */
-#define HELLO_PROTOCOL 1u
-#define PUSH_AHEAD     12u
-
 struct wire {
 	size_t n_params;
 	float *floats; /* n_params: copies of misaligned frames */
 	int defers;    /* see wire_defer */
+	char why[WHY_BYTES];
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
 };
@@ -191,6 +191,9 @@ static int read_value(const struct wire_field *row, const void *from, void *to)
 		return read_code(row, from, to);
 	case WIRE_LINE:
 		return read_line(pointer_at(from), to, row->size);
+	case WIRE_OWN_NUMBER:
+	case WIRE_OWN_TEXT:
+		return 1;
 	case WIRE_TEXT:
 		return read_text(row, pointer_at(from), to);
 	default:
@@ -239,10 +242,6 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct frame
 }
 
 /* Why a message is refused. */
-static const char unspoken[] =
-	"only protocol 5 is spoken here: server and worker must be of releases "
-	"that speak the same";
-_Static_assert(WIRE_PROTOCOL == 5u, "its text says so");
 static const char foreign[] = "a frame that went ahead is another push's";
 
 /* `from`: where the slice before ended. */
@@ -363,6 +362,82 @@ static const char *decode(
 	return read_message(w, f, unpacked, m);
 }
 
+/* ---- versions: NULL, or why a peer is refused ------------------------------------------------ */
+
+/* 1: `name` is one of the words of `list`. */
+static int is_among(const char *name, size_t n, const char *list)
+{
+	while (*list) {
+		size_t word = strcspn(list, " ");
+		if (word == n && memcmp(list, name, n) == 0)
+			return 1;
+		list += word + strspn(list + word, " ");
+	}
+	return 0;
+}
+
+static int is_feature_name(const char *name, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!memchr("abcdefghijklmnopqrstuvwxyz0123456789-", name[i], 37))
+			return 0;
+	return n > 0 && n <= WIRE_MAX_NAME;
+}
+
+/* `size` bytes of names with one blank between two. */
+static const char *check_features(struct wire *w, const char *names, size_t size)
+{
+	for (size_t at = 0, n; size > 0 && at <= size; at += n + 1) {
+		const char *name = names + at, *blank = memchr(name, ' ', size - at);
+		n = blank ? (size_t)(blank - name) : size - at;
+		if (!is_feature_name(name, n))
+			return "a feature is required whose name is malformed";
+		if (!is_among(name, n, WIRE_FEATURES)) {
+			snprintf(w->why, sizeof(w->why),
+				"feature \"%.*s\" is required and not supported here: update the "
+				"older of server and worker",
+				(int)n, name);
+			return w->why;
+		}
+	}
+	return NULL;
+}
+
+static const char *check_versions(struct wire *w, uint64_t newest, uint64_t oldest)
+{
+	if (oldest == 0)
+		oldest = newest;
+	if (oldest <= newest && oldest <= WIRE_PROTOCOL && newest >= WIRE_OLDEST_PROTOCOL)
+		return NULL;
+	snprintf(w->why, sizeof(w->why),
+		"protocol %" PRIu64 " is not supported here, only %u to %u: install releases at "
+		"most one protocol version apart",
+		newest, WIRE_OLDEST_PROTOCOL, WIRE_PROTOCOL);
+	return w->why;
+}
+
+/* HELLO and WELCOME say which versions their sender speaks and what it requires. This is judged
+ * before anything else: the rest may be what only a newer peer understands. */
+static const char *check_greeting(struct wire *w, const struct wire_body *body)
+{
+	static const struct {
+		enum msg_type type;
+		unsigned newest, oldest, requires;
+	} row[] = {{MSG_HELLO, HELLO_PROTOCOL, HELLO_OLDEST, HELLO_REQUIRES},
+		{MSG_WELCOME, WELCOME_PROTOCOL, WELCOME_OLDEST, WELCOME_REQUIRES}};
+
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+		if (body->type != (unsigned)row[i].type)
+			continue;
+		const char *why = check_versions(w, wire_check_number(body, row[i].newest),
+			wire_check_number(body, row[i].oldest));
+		size_t size;
+		const uint8_t *names = wire_check_bytes(body, row[i].requires, &size);
+		return why ? why : check_features(w, (const char *)names, size);
+	}
+	return NULL;
+}
+
 int wire_is_ahead(struct frames *f)
 {
 	return f->n == 2 && zmq_msg_size(&f->frame[0]) == 1 &&
@@ -376,7 +451,7 @@ size_t wire_wants_ahead(struct frames *f)
 	if (f->n == 0 ||
 		wire_check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body))
 		return 0;
-	uint64_t n = body.type == MSG_PUSH ? wire_check_peek(&body, PUSH_AHEAD) : 0;
+	uint64_t n = body.type == MSG_PUSH ? wire_check_number(&body, PUSH_AHEAD) : 0;
 	return n < WIRE_MAX_AHEAD ? (size_t)n : WIRE_MAX_AHEAD;
 }
 
@@ -404,10 +479,9 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 	if (f->n > 0)
 		reason = wire_check_envelope(
 			zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body);
-	if (!reason && body.type == MSG_HELLO &&
-		wire_check_peek(&body, HELLO_PROTOCOL) != WIRE_PROTOCOL) {
-		reason = unspoken;
-		status = PS_EVERSION;
+	if (!reason) {
+		reason = check_greeting(w, &body);
+		status = reason ? PS_EVERSION : PS_EPROTO;
 	}
 	if (!reason)
 		reason = decode(w, f, &body, m);

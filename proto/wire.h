@@ -55,9 +55,10 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
 
 /*
  * Decode. Slices' data points into the frames when aligned, else into w's memory: the frames must
- * outlive the use of *m. PS_EPROTO (malformed, wrong checksum, over a limit), PS_EVERSION (HELLO of
- * another protocol), PS_EAGAIN (what went ahead is not of this PUSH: messages were lost), with the
- * reason in `why` (may be NULL): one static sentence for the log and the ERROR reply.
+ * outlive the use of *m. PS_EPROTO (malformed, wrong checksum, over a limit), PS_EVERSION (HELLO
+ * or WELCOME of a peer that speaks none of our versions or requires an unknown feature), PS_EAGAIN
+ * (what went ahead is not of this PUSH: messages were lost), with the reason in `why` (may be NULL),
+ * valid until the next decode: one sentence for the log and the ERROR reply.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
 /* The header of a frame that goes ahead. PS_ENOMEM. */

@@ -120,13 +120,15 @@ static const char *check_text(const uint8_t *data, size_t size)
 	return NULL;
 }
 
-/* A known field, of its wire type, not seen before: sets its bit in *seen and its row in *row. */
+/* A known field has its wire type and comes once: sets its bit in *seen and its row in *row. An
+ * unknown one (*row is NULL) is of a newer schema: protobuf-c passes it over, in the memory that is
+ * left of the message's budget. */
 static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
 	uint32_t *seen, const ProtobufCFieldDescriptor **row)
 {
-	*row = protobuf_c_message_descriptor_get_field(message, f->number);
-	if (!*row || f->number >= 32)
-		return "unknown field";
+	*row = f->number < 32 ? protobuf_c_message_descriptor_get_field(message, f->number) : NULL;
+	if (!*row)
+		return NULL;
 	if (f->wire_type != wire_type_of((*row)->type))
 		return "field of another type";
 	if (*seen & 1u << f->number && (*row)->label != PROTOBUF_C_LABEL_REPEATED)
@@ -151,7 +153,7 @@ static const char *check_inner(const ProtobufCMessageDescriptor *message, const 
 		const char *why = check_field(message, &f, &seen, &row);
 		if (why)
 			return why;
-		if (row->type == PROTOBUF_C_TYPE_MESSAGE)
+		if (row && row->type == PROTOBUF_C_TYPE_MESSAGE)
 			return "messages nested too deep";
 	}
 	return NULL;
@@ -184,9 +186,10 @@ const char *wire_check_body(const struct wire_body *body)
 		if (!read_field(&r, &f))
 			return "truncated or malformed field";
 		const char *why = check_field(body->descriptor, &f, &seen, &row);
-		if (!why && row->label == PROTOBUF_C_LABEL_REPEATED && ++repeated > WIRE_MAX_SLICES)
+		if (!why && row && row->label == PROTOBUF_C_LABEL_REPEATED &&
+			++repeated > WIRE_MAX_SLICES)
 			why = "too many slices";
-		if (!why && row->type == PROTOBUF_C_TYPE_MESSAGE)
+		if (!why && row && row->type == PROTOBUF_C_TYPE_MESSAGE)
 			why = check_inner(row->descriptor, &f);
 		if (why)
 			return why;
@@ -194,13 +197,29 @@ const char *wire_check_body(const struct wire_body *body)
 	return NULL;
 }
 
-uint64_t wire_check_peek(const struct wire_body *body, unsigned number)
+/* The first field of that number and wire type. 0: there is none in front of malformed bytes. */
+static int peek(const struct wire_body *body, unsigned number, enum wire_type type, struct field *f)
 {
 	struct reader r = {body->data, body->data + body->size};
+
+	while (r.at < r.end && read_field(&r, f))
+		if (f->number == number && f->wire_type == type)
+			return 1;
+	return 0;
+}
+
+uint64_t wire_check_number(const struct wire_body *body, unsigned number)
+{
 	struct field f;
 
-	while (r.at < r.end && read_field(&r, &f))
-		if (f.number == number && f.wire_type == WIRE_VARINT)
-			return f.varint;
-	return 0;
+	return peek(body, number, WIRE_VARINT, &f) ? f.varint : 0;
+}
+
+const uint8_t *wire_check_bytes(const struct wire_body *body, unsigned number, size_t *size)
+{
+	struct field f;
+	int found = peek(body, number, WIRE_BYTES, &f);
+
+	*size = found ? f.size : 0;
+	return found ? f.data : body->data;
 }

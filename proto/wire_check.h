@@ -1,10 +1,11 @@
 /*
  * wire_check.h - judge the bytes of a header frame before protobuf-c sees them.
  *
- * protobuf-c expands hostile input many times over and keeps what it does not know. This scan
- * walks the frame once, allocates nothing, and lets only plain messages through: one body, each
- * field known and at most once (slices: at most WIRE_MAX_SLICES times), wire types as in the
- * schema, texts valid UTF-8 without NUL. What is left for protobuf-c to do is small and harmless.
+ * protobuf-c expands hostile input many times over. This scan walks the frame once, allocates
+ * nothing, and lets only plain messages through: one body, each known field at most once (slices:
+ * at most WIRE_MAX_SLICES times), wire types as in the schema, texts valid UTF-8 without NUL.
+ * Unknown fields pass if they are well-formed. protobuf-c copies them into its arena, which is
+ * limited to WIRE_MAX_BODY_MEMORY and never grows, and nobody looks at them.
  *
  * Internal to proto/. Pure. Thread: any.
  */
@@ -27,6 +28,9 @@ const char *wire_check_envelope(const uint8_t *data, size_t size, struct wire_bo
 /* Check every field of the body and of the messages inside it. NULL, or why it is refused. */
 const char *wire_check_body(const struct wire_body *body);
 /* The varint field `number` of the body, 0 if absent or if the bytes before it make no sense. */
-uint64_t wire_check_peek(const struct wire_body *body, unsigned number);
+uint64_t wire_check_number(const struct wire_body *body, unsigned number);
+/* The field of text `number`, not checked; size 0 if absent or if the bytes before it make no sense.
+ */
+const uint8_t *wire_check_bytes(const struct wire_body *body, unsigned number, size_t *size);
 
 #endif

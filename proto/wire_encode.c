@@ -39,9 +39,15 @@ static int put_text(const char *text, size_t most, void *to)
 static int put_value(const struct wire_field *row, const void *from, void *to)
 {
 	const char *text;
+	uint32_t own = (uint32_t)row->most;
 	int status;
 
 	switch (row->kind) {
+	case WIRE_OWN_NUMBER:
+		memcpy(to, &own, sizeof(own));
+		return 1;
+	case WIRE_OWN_TEXT:
+		return put_text(WIRE_REQUIRES, WIRE_MAX_TEXT, to);
 	case WIRE_LINE:
 		return put_text(from, row->size - 1, to);
 	case WIRE_TEXT:

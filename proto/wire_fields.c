@@ -18,6 +18,10 @@
 #define SLICES(number, member)           ROW(WIRE_SLICES, number, struct msg, member, 0, 0, slice)
 #define INNER(number, member, rows)      ROW(WIRE_INNER, number, struct msg, member, 0, 0, rows)
 #define MSG(number, member, least, most) NUMBER(number, struct msg, member, least, most)
+#define OWN(kind_, number_, value)                                                                 \
+	{                                                                                          \
+		.kind = (kind_), .number = (number_), .most = (value)                              \
+	}
 #define END                                                                                        \
 	{                                                                                          \
 		.kind = WIRE_END                                                                   \
@@ -58,7 +62,7 @@ static const struct wire_field slice[] = {
 };
 
 static const struct wire_field hello[] = {
-	MSG(1, hello.protocol, WIRE_PROTOCOL, WIRE_PROTOCOL),
+	OWN(WIRE_OWN_NUMBER, HELLO_PROTOCOL, WIRE_PROTOCOL),
 	MSG(2, hello.role, ROLE_WORKER, ROLE_OBSERVER),
 	LINE(3, hello.name),
 	LINE(4, hello.device),
@@ -68,6 +72,8 @@ static const struct wire_field hello[] = {
 	MSG(8, hello.durable_seq, 0, ANY64),
 	LINE(9, hello.host),
 	MSG(10, hello.pid, 0, ANY32),
+	OWN(WIRE_OWN_NUMBER, HELLO_OLDEST, WIRE_OLDEST_PROTOCOL),
+	OWN(WIRE_OWN_TEXT, HELLO_REQUIRES, 0),
 	END,
 };
 
@@ -93,6 +99,9 @@ static const struct wire_field welcome[] = {
 	MSG(19, welcome.prefetch, 0, 1),
 	REAL(20, welcome.local_rate),
 	REAL(21, welcome.momentum),
+	OWN(WIRE_OWN_NUMBER, WELCOME_PROTOCOL, WIRE_PROTOCOL),
+	OWN(WIRE_OWN_NUMBER, WELCOME_OLDEST, WIRE_OLDEST_PROTOCOL),
+	OWN(WIRE_OWN_TEXT, WELCOME_REQUIRES, 0),
 	END,
 };
 

@@ -11,14 +11,27 @@
 #include "proto/msg.h"
 
 enum wire_kind {
-	WIRE_END,    /* the row after the last */
-	WIRE_NUMBER, /* integer, enum or bool of `size` bytes, in [least, most] */
-	WIRE_REAL,   /* float or double: any value, the core judges it */
-	WIRE_CODE,   /* status: on the wire a positive number, here a negative PS_E* */
-	WIRE_LINE,   /* char[size]: text without control characters */
-	WIRE_TEXT,   /* const char *, borrowed */
-	WIRE_INNER,  /* a struct with rows of its own; absent on the wire: all zero */
-	WIRE_SLICES, /* struct slices, each slice with rows of its own */
+	WIRE_END,        /* the row after the last */
+	WIRE_NUMBER,     /* integer, enum or bool of `size` bytes, in [least, most] */
+	WIRE_REAL,       /* float or double: any value, the core judges it */
+	WIRE_CODE,       /* status: on the wire a positive number, here a negative PS_E* */
+	WIRE_LINE,       /* char[size]: text without control characters */
+	WIRE_TEXT,       /* const char *, borrowed */
+	WIRE_INNER,      /* a struct with rows of its own; absent on the wire: all zero */
+	WIRE_SLICES,     /* struct slices, each slice with rows of its own */
+	WIRE_OWN_NUMBER, /* `most`, of every sender of this build; wire.c judges a peer's */
+	WIRE_OWN_TEXT,   /* WIRE_REQUIRES, likewise */
+};
+
+/* Field numbers that wire.c reads before anything else. */
+enum {
+	HELLO_PROTOCOL = 1,
+	HELLO_OLDEST = 11,
+	HELLO_REQUIRES = 12,
+	PUSH_AHEAD = 12,
+	WELCOME_PROTOCOL = 22,
+	WELCOME_OLDEST = 23,
+	WELCOME_REQUIRES = 24,
 };
 
 struct wire_field {

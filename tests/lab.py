@@ -90,14 +90,15 @@ class Process:
 class Server(Process):
     """cnn-ps on a port of its own choice, or on the one it had in an earlier life."""
 
-    def __init__(self, directory, options, endpoint="tcp://127.0.0.1:0", wrap=(), env=None):
+    def __init__(self, directory, options, endpoint="tcp://127.0.0.1:0", wrap=(), env=None,
+                 program="cnn-ps"):
         self.directory = directory
         self.asked = endpoint
         place = ["--checkpoint-dir", directory] if directory else []
         if "127.0.0.1" not in endpoint and "--key" not in options:
             place.append("--insecure")  # a network of the test's own
         super().__init__("cnn-ps", [*wrap, *command(
-            "cnn-ps", "--bind", endpoint, "--http", "127.0.0.1:0", *place, *options)], env)
+            program, "--bind", endpoint, "--http", "127.0.0.1:0", *place, *options)], env)
 
     @property
     def endpoint(self):
@@ -129,7 +130,7 @@ class Lab:
         return process
 
     def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0", **how):
-        """`how`: wrap, a command line to put in front; env, more environment."""
+        """`how`: wrap, a command line to put in front; env, more environment; program."""
         path = self.directory / directory if directory else None
         return self.add(Server(path, options, endpoint, **how))
 
@@ -138,9 +139,9 @@ class Lab:
         endpoint = server.endpoint if server.asked.endswith(":0") else server.asked
         return self.add(Server(server.directory, options, endpoint, **how))
 
-    def worker(self, endpoint, *options, data=None):
+    def worker(self, endpoint, *options, data=None, program="cnn-worker"):
         return self.add(Process("cnn-worker", command(
-            "cnn-worker", "--server", endpoint, "--data", data or self.data, "--device", "cpu",
+            program, "--server", endpoint, "--data", data or self.data, "--device", "cpu",
             "--threads", 1, *options)))
 
     def train(self, workers, *options, data=None, seconds=150, **how):

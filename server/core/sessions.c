@@ -304,25 +304,13 @@ static void hello_resume(struct core *c, const struct event *ev)
 		go_live(c, w);
 }
 
-static void refuse_protocol(struct core *c, uint32_t theirs, uint32_t peer)
-{
-	say_begin(&c->said, "this server speaks protocol ");
-	say_number(&c->said, WIRE_PROTOCOL);
-	say_text(&c->said, ", you speak ");
-	say_number(&c->said, theirs);
-	say_text(&c->said, ": install the same version on both");
-	core_refuse(c, peer, PS_EVERSION, 0, c->said.text);
-}
-
 void sessions_on_hello(struct core *c, struct worker *none, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
 
 	(void)none;
 	c->stats.hellos++;
-	if (h->protocol != WIRE_PROTOCOL)
-		refuse_protocol(c, h->protocol, ev->peer);
-	else if (h->role == ROLE_OBSERVER)
+	if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
 	else if (!dataset_admits(c, &h->data, ev->peer))
 		return; /* whoever had no work for that hears it after the end, too */

@@ -86,8 +86,7 @@ void serial_run(struct sim *s, float w[SIM_PORTIONS])
 	struct core_config cfg = s->cfg;
 	const struct data_id data = {
 		.n_train = s->n_train, .n_test = 7, .rows = 1, .cols = 1, .classes = 2, .xxh3 = 1};
-	struct msg hello = {.type = MSG_HELLO,
-		.hello = {.protocol = WIRE_PROTOCOL, .role = ROLE_WORKER, .data = data}};
+	struct msg hello = {.type = MSG_HELLO, .hello = {.role = ROLE_WORKER, .data = data}};
 	struct msg lease = {.type = MSG_LEASE};
 	uint64_t seq = 0;
 

@@ -237,10 +237,7 @@ static inline struct msg bench_hello(const char *name)
 {
 	struct msg m = {.type = MSG_HELLO};
 
-	m.hello = (struct msg_hello){.protocol = WIRE_PROTOCOL,
-		.role = ROLE_WORKER,
-		.device = "cpu",
-		.data = bench_data};
+	m.hello = (struct msg_hello){.role = ROLE_WORKER, .device = "cpu", .data = bench_data};
 	memcpy(m.hello.name, name, strlen(name));
 	return m;
 }

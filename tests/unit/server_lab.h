@@ -87,8 +87,7 @@ static UNUSED const struct msg *lab_hello(
 	struct lab_worker *w, const char *name, uint32_t n_train, uint32_t n_test)
 {
 	struct msg m = {.type = MSG_HELLO,
-		.hello = {.protocol = WIRE_PROTOCOL,
-			.role = ROLE_WORKER,
+		.hello = {.role = ROLE_WORKER,
 			.device = "cpu \"quoted\"",
 			.data = {n_train, n_test, 28, 28, 10, 0x1234}}};
 

@@ -31,7 +31,6 @@ static void a_fenced_session_ends_every_call(void **state)
 	assert_int_equal(cnnps_flush(client, 0, 10), CNNPS_EFENCED);
 }
 
-/* One of before PUSH could carry a pull would refuse the first push: it is left at HELLO. */
 static void a_server_of_another_protocol_is_left_at_once(void **state)
 {
 	struct cnnps_options o = options();
@@ -41,7 +40,6 @@ static void a_server_of_another_protocol_is_left_at_once(void **state)
 	assert_int_equal(cnnps_connect(&client, &o), PS_EVERSION);
 	assert_null(client);
 	assert_int_equal(fake_look(&fake).hellos, 1);
-	assert_int_equal(fake_look(&fake).hello.protocol, WIRE_PROTOCOL);
 }
 
 static void the_end_of_training_ends_the_wait_for_work(void **state)

@@ -138,20 +138,6 @@ static void nobody_is_welcomed_on_a_connection_that_is_gone(void **state)
 	bench_close(&b);
 }
 
-static void another_protocol_is_refused(void **state)
-{
-	struct bench b;
-	struct msg m = bench_hello("");
-
-	(void)state;
-	bench_open(&b, bench_config());
-	m.hello.protocol = WIRE_PROTOCOL + 1;
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EVERSION);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_FREE);
-	bench_close(&b);
-}
-
 static void messages_that_only_a_server_sends_are_refused(void **state)
 {
 	const enum msg_type types[] = {MSG_WELCOME, MSG_PARAMS, MSG_ACK, MSG_GRANT, MSG_ERROR};
@@ -418,7 +404,6 @@ int main(void)
 		cmocka_unit_test(without_a_disk_welcome_comes_at_once),
 		cmocka_unit_test(the_same_hello_again_is_answered_by_the_same_welcome),
 		cmocka_unit_test(nobody_is_welcomed_on_a_connection_that_is_gone),
-		cmocka_unit_test(another_protocol_is_refused),
 		cmocka_unit_test(messages_that_only_a_server_sends_are_refused),
 		cmocka_unit_test(
 			a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_state),

@@ -18,7 +18,6 @@ static void hello_says_who_it_is_and_later_where_it_was(void **state)
 	(void)state;
 	sbench_new(&b, cfg, 64);
 	h = &sbench_sent(&b, MSG_HELLO)->hello;
-	assert_int_equal(h->protocol, WIRE_PROTOCOL);
 	assert_int_equal(h->role, ROLE_WORKER);
 	assert_string_equal(h->name, "anna");
 	assert_string_equal(h->device, "cpu");

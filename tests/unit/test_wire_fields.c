@@ -106,6 +106,7 @@ static struct bytes *welcome(
 	put_number(b, 15, MODE_DOWNPOUR);
 	put_number(b, 16, 1);
 	put_number(b, 17, 1);
+	put_number(b, 22, WIRE_PROTOCOL);
 	return b;
 }
 

@@ -33,39 +33,52 @@ static void what_is_not_one_message_is_refused(void **state)
 	assert_frame_refused(b->at, WIRE_MAX_HEADER, PS_EPROTO, not_one);
 }
 
-static void another_protocol_version_is_told_so_whatever_else_it_says(void **state)
-{
-	static const char why[] = "only protocol 5 is spoken here: server and worker must be of "
-				  "releases that speak the same";
-	static struct bytes whole;
-	struct bytes *b = fresh();
-
-	(void)state;
-	put_number(b, 1, WIRE_PROTOCOL + 1);
-	put_number(b, 99, 1);
-	put_bytes(&whole, MSG_HELLO, b->at, b->n);
-	assert_frame_refused(whole.at, whole.n, PS_EVERSION, why);
-	whole.n = 0;
-	put_bytes(&whole, MSG_HELLO, "", 0);
-	assert_frame_refused(whole.at, whole.n, PS_EVERSION, why);
-}
-
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-static void unknown_fields_are_refused_at_every_level(void **state)
+/* A newer peer may send fields that we do not know, however many, as long as they fit the budget. */
+static void unknown_fields_are_passed_over_at_every_level(void **state)
 {
 	struct bytes *b = hello();
 
 	(void)state;
+	put_number(b, 31, 1);
+	put_number(b, 31, 2);
+	put_text(b, 32, "a text, or a message");
+	put_number(b, 536870911, UINT64_MAX); /* the highest number there is */
+	put_varint(b, 100 << 3 | 1);          /* fixed64 */
+	put(b, "12345678", 8);
+	put_varint(b, 101 << 3 | 5); /* fixed32 */
+	put(b, "1234", 4);
 	assert_accepted(MSG_HELLO, b);
-	put_number(b, 11, 1);
-	assert_refused(MSG_HELLO, b, "unknown field");
 	b = hello();
 	put_text(b, 6, "\x30\x01"); /* resume: field 6 of a Stamp */
-	assert_refused(MSG_HELLO, b, "unknown field");
+	assert_accepted(MSG_HELLO, b);
 	b = hello();
 	put_text(b, 5, "\x98\x06\x01"); /* data: field 99 of a DataId */
-	assert_refused(MSG_HELLO, b, "unknown field");
+	assert_accepted(MSG_HELLO, b);
+	b = hello();
+	while (b->n < 2000)
+		put_text(b, 99, "twenty bytes or more");
+	assert_accepted(MSG_HELLO, b);
+	put(b, "\x9b\x06", 2); /* a group, which proto3 does not have */
+	assert_refused(MSG_HELLO, b, "truncated or malformed field");
+}
+
+/* A field of a type that we do not know is still one message deep. */
+static void unknown_messages_are_not_entered(void **state)
+{
+	static struct bytes nested[2];
+	int which = 0;
+
+	(void)state;
+	for (int depth = 0; depth < 1000; depth++) {
+		struct bytes *outer = &nested[!which];
+		outer->n = 0;
+		put_bytes(outer, 20, nested[which].at, nested[which].n);
+		which = !which;
+	}
+	put_number(&nested[which], 3, WEIGHTS_CURRENT);
+	assert_accepted(MSG_PULL, &nested[which]);
 }
 
 static void malformed_fields_are_refused(void **state)
@@ -111,7 +124,8 @@ static size_t heap(void)
 
 static void amplifying_headers_allocate_nothing(void **state)
 {
-	static struct bytes flood[3];
+	static const char memory[] = "protobuf does not parse within its memory limit";
+	static struct bytes flood[4];
 	size_t before;
 
 	(void)state;
@@ -121,8 +135,13 @@ static void amplifying_headers_allocate_nothing(void **state)
 		put(&flood[1], "\x3a\x00", 2);
 	while (flood[2].n < WIRE_MAX_HEADER - 16) /* the same stamp again and again */
 		put(&flood[2], "\x0a\x00", 2);
+	while (flood[3].n < WIRE_MAX_HEADER - 16) /* a stamp of unknown fields */
+		put(&flood[3], "\x78\x00", 2);
+	struct bytes *stamp = fresh();
+	put_bytes(stamp, 1, flood[3].at, flood[3].n);
 	before = heap();
-	assert_refused(MSG_PUSH, &flood[0], "unknown field");
+	assert_refused(MSG_PUSH, &flood[0], memory);
+	assert_refused(MSG_PUSH, stamp, memory);
 	assert_refused(MSG_PUSH, &flood[1], "too many slices");
 	assert_refused(MSG_PUSH, &flood[2], "field given twice");
 	assert_int_equal(heap(), before);
@@ -183,7 +202,7 @@ static struct bytes *sample(unsigned type)
 
 	switch (type) {
 	case MSG_HELLO:
-		put_number(b, 1, 1);
+		put_number(b, 1, WIRE_PROTOCOL);
 		put_number(b, 2, 1);
 		put_text(b, 3, "worker one");
 		put_text(b, 4, "cpu 2 threads");
@@ -245,8 +264,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(what_is_not_one_message_is_refused),
-		cmocka_unit_test(another_protocol_version_is_told_so_whatever_else_it_says),
-		cmocka_unit_test(unknown_fields_are_refused_at_every_level),
+		cmocka_unit_test(unknown_fields_are_passed_over_at_every_level),
+		cmocka_unit_test(unknown_messages_are_not_entered),
 		cmocka_unit_test(malformed_fields_are_refused),
 		cmocka_unit_test(amplifying_headers_allocate_nothing),
 		cmocka_unit_test(the_largest_honest_header_fits_the_memory_limit),

@@ -14,7 +14,7 @@ import xxhash
 import zmq
 
 PROTO = Path(__file__).resolve().parent.parent.parent / "proto"
-PROTOCOL = 5
+PROTOCOL = 6
 PATIENCE = 20  # seconds to wait for any answer
 
 

@@ -62,17 +62,6 @@ def test_strict_headers_random_bytes(link):
         assert name == "error" and body.code in (EPROTO, EVERSION)
 
 
-def test_strict_headers_unknown_field(link, honest):
-    push = pb.Push(stamp=honest.stamp, seq=honest.seq + 1)
-    body = push.SerializeToString() + b"\x98\x06\x01"
-    assert refusal(link, wrap(5, body)).code == EPROTO
-
-
-def test_strict_headers_unknown_field_inside(link, honest):
-    stamp = honest.stamp.SerializeToString() + b"\x98\x06\x01"
-    assert refusal(link, wrap(3, wrap(1, stamp) + b"\x18\x01")).code == EPROTO
-
-
 def test_strict_headers_zero_enum(link, honest):
     assert code(link, pb.Pull(stamp=honest.stamp, which=pb.WEIGHTS_NONE)) == EPROTO
 
@@ -168,13 +157,6 @@ def test_frames_overlapping_slices(other):
 
 
 # ---- HELLO, Session, Errors
-
-def test_errors_version(link):
-    for version in (*range(1, PROTOCOL), PROTOCOL + 1):
-        assert refusal(link, *encode(hello(protocol=version))).code == EVERSION
-    body = hello(protocol=7).SerializeToString() + b"\x98\x06\x01"  # a field of the future
-    assert refusal(link, wrap(1, body)).code == EVERSION
-
 
 def test_errors_role(link):
     assert code(link, hello(role=pb.ROLE_NONE)) == EPROTO

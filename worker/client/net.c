@@ -604,11 +604,15 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 {
 	struct msg m;
 	const char *why = "parts";
+	int rc;
 
 	if (got == 0 || got == PS_ENET)
 		return 0;
 	n->in = f;
-	if (got == 1 && !wire_decode(n->wire, f, &m, &why))
+	rc = got == 1 ? wire_decode(n->wire, f, &m, &why) : PS_EPROTO;
+	if (rc == PS_EVERSION) /* of a WELCOME: what the server would have said to our HELLO */
+		m = (struct msg){.type = MSG_ERROR, .error = {.status = rc, .text = why}};
+	if (rc == PS_OK || rc == PS_EVERSION)
 		handle_message(n, &m);
 	else
 		log_warn("net", "dropped", "why=\"%s\"", why);

@@ -101,7 +101,6 @@ static void send_hello(struct session *s, uint64_t now_ms)
 	uint64_t step = 2 * s->hello_step_ms, max = 16 * s->cfg.retry_ms;
 
 	memset(h, 0, sizeof(*h));
-	h->protocol = WIRE_PROTOCOL;
 	h->role = s->cfg.role;
 	memcpy(h->name, s->cfg.name, sizeof(h->name));
 	memcpy(h->device, s->cfg.device, sizeof(h->device));

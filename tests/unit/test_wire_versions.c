@@ -1,0 +1,152 @@
+/*
+ * test_wire_versions.c - proves what WIRE.md's "Versions" says: which peers understand each other,
+ * and that a required feature is refused by name, whatever else the message holds.
+ */
+#include "tests/unit/wire_bytes.h"
+
+#define RELEASES ": install releases at most one protocol version apart"
+
+/* The fields of the two messages that say what their sender speaks. */
+static const struct {
+	enum msg_type type;
+	unsigned newest, oldest, requires;
+} row[] = {{MSG_HELLO, 1, 11, 12}, {MSG_WELCOME, 22, 23, 24}};
+
+/* A WELCOME says it behind what a WELCOME must have, a HELLO in front. */
+static struct bytes *greeting(int which, uint64_t newest, uint64_t oldest, const char *requires)
+{
+	struct bytes *b = fresh();
+
+	if (row[which].type == MSG_HELLO) {
+		put_number(b, 2, ROLE_OBSERVER);
+	} else {
+		put_number(b, 6, N_PARAMS);
+		put_number(b, 8, 1);
+		for (unsigned field = 10; field <= 12; field++)
+			put_number(b, field, 1);
+		for (unsigned field = 13; field <= 17; field++)
+			put_number(b, field, 2);
+	}
+	if (newest)
+		put_number(b, row[which].newest, newest);
+	if (oldest)
+		put_number(b, row[which].oldest, oldest);
+	if (requires)
+		put_text(b, row[which].requires, requires);
+	return b;
+}
+
+static void assert_version_refused(int which, const struct bytes *body, const char *reason)
+{
+	static struct bytes whole;
+
+	whole.n = 0;
+	put_bytes(&whole, row[which].type, body->at, body->n);
+	assert_frame_refused(whole.at, whole.n, PS_EVERSION, reason);
+}
+
+static void peers_of_a_common_version_understand_each_other(void **state)
+{
+	const uint64_t ours = WIRE_PROTOCOL, oldest = WIRE_OLDEST_PROTOCOL;
+
+	(void)state;
+	for (int which = 0; which < 2; which++) {
+		assert_accepted(row[which].type, greeting(which, ours, 0, NULL));
+		assert_accepted(row[which].type, greeting(which, ours, oldest, NULL));
+		assert_accepted(row[which].type, greeting(which, oldest, 1, NULL));
+		assert_accepted(row[which].type, greeting(which, ours + 1, ours, NULL));
+		assert_accepted(row[which].type, greeting(which, UINT32_MAX, 1, NULL));
+	}
+}
+
+static void a_version_without_a_common_one_is_refused(void **state)
+{
+	(void)state;
+	for (int which = 0; which < 2; which++) {
+		assert_version_refused(which, greeting(which, 7, 0, NULL),
+			"protocol 7 is not supported here, only 6 to 6" RELEASES);
+		assert_version_refused(which, greeting(which, 8, 7, NULL),
+			"protocol 8 is not supported here, only 6 to 6" RELEASES);
+		assert_version_refused(which, greeting(which, 5, 0, NULL),
+			"protocol 5 is not supported here, only 6 to 6" RELEASES);
+		assert_version_refused(which, greeting(which, 6, 7, NULL), /* upside down */
+			"protocol 6 is not supported here, only 6 to 6" RELEASES);
+		assert_version_refused(which, greeting(which, 0, 0, NULL),
+			"protocol 0 is not supported here, only 6 to 6" RELEASES);
+		assert_version_refused(which, greeting(which, UINT64_MAX, 0, NULL),
+			"protocol 18446744073709551615 is not supported here, only 6 to "
+			"6" RELEASES);
+	}
+}
+
+static void it_is_refused_whatever_the_rest_says(void **state)
+{
+	(void)state;
+	for (int which = 0; which < 2; which++) {
+		struct bytes *b = greeting(which, 9, 9, NULL);
+		put_number(b, 2, 99); /* of another range in version 9 */
+		put_text(b, 1, "or of another type");
+		assert_version_refused(
+			which, b, "protocol 9 is not supported here, only 6 to 6" RELEASES);
+		b = greeting(which, WIRE_PROTOCOL, 0, "bf16");
+		put_number(b, 2, 99);
+		assert_version_refused(which, b,
+			"feature \"bf16\" is required and not supported here: update the older of "
+			"server and worker");
+	}
+}
+
+static void a_required_feature_is_supported_or_named(void **state)
+{
+	static const char malformed[] = "a feature is required whose name is malformed";
+	static const char *const bad[] = {" ", "chunked-push ", " chunked-push",
+		"chunked-push  chunked-push", "Bf16", "a\nb", "\x1b[2J", "\xc3\xa4",
+		"a-name-of-sixty-four-bytes-is-longer-than-any-name-that-we-shall-"};
+
+	(void)state;
+	for (int which = 0; which < 2; which++) {
+		assert_accepted(row[which].type, greeting(which, WIRE_PROTOCOL, 0, ""));
+		assert_accepted(row[which].type, greeting(which, WIRE_PROTOCOL, 0, "chunked-push"));
+		assert_accepted(row[which].type,
+			greeting(which, WIRE_PROTOCOL, 0, "chunked-push chunked-push"));
+		assert_version_refused(which,
+			greeting(which, WIRE_PROTOCOL, 0, "chunked-push top-k bf16"),
+			"feature \"top-k\" is required and not supported here: update the older of "
+			"server and worker");
+		assert_version_refused(which, greeting(which, WIRE_PROTOCOL, 0, "chunked"),
+			"feature \"chunked\" is required and not supported here: update the older "
+			"of "
+			"server and worker");
+		for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+			assert_version_refused(
+				which, greeting(which, WIRE_PROTOCOL, 0, bad[i]), malformed);
+	}
+}
+
+static void every_sender_of_this_build_says_what_it_speaks(void **state)
+{
+	/* the empty messages are `data` and `resume` */
+	static const char said[] = {MSG_HELLO << 3 | 2, 10, 1 << 3, WIRE_PROTOCOL, 2 << 3,
+		ROLE_OBSERVER, 5 << 3 | 2, 0, 6 << 3 | 2, 0, 11 << 3, WIRE_OLDEST_PROTOCOL};
+	struct msg m = {.type = MSG_HELLO, .hello = {.role = ROLE_OBSERVER}};
+	zmq_msg_t header;
+
+	(void)state;
+	assert_int_equal(wire_encode_header(&m, &header), PS_OK);
+	assert_int_equal(zmq_msg_size(&header), sizeof(said));
+	assert_memory_equal(zmq_msg_data(&header), said, sizeof(said));
+	zmq_msg_close(&header);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(peers_of_a_common_version_understand_each_other),
+		cmocka_unit_test(a_version_without_a_common_one_is_refused),
+		cmocka_unit_test(it_is_refused_whatever_the_rest_says),
+		cmocka_unit_test(a_required_feature_is_supported_or_named),
+		cmocka_unit_test(every_sender_of_this_build_says_what_it_speaks),
+	};
+
+	return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,122 @@
+"""Peers of other versions: what WIRE.md's "Versions" says, with builds whose schema is another.
+
+`newer` is the next protocol version: a field more in every message. `older` lacks two fields of
+HELLO. `needy` requires a feature that no build has (tests/wire/variant makes them).
+"""
+import re
+
+import pytest
+
+from client import PROTOCOL, Link, hello, pb
+from conftest import LEDGER
+from flavour import PATIENCE
+
+EVERSION = 13
+EPROTO = 12
+TRAIN = ("--model", "fc:10", "--epochs", 1, "--batch-size", 50)
+NOT_SUPPORTED = "feature .*thought-reading.* is required and not supported here"
+PAIRS = [("cnn-ps", "variants/newer/cnn-worker"), ("variants/newer/cnn-ps", "cnn-worker"),
+         ("cnn-ps", "variants/older/cnn-worker"), ("variants/older/cnn-ps", "cnn-worker"),
+         ("variants/newer/cnn-ps", "variants/older/cnn-worker"),
+         ("variants/older/cnn-ps", "variants/newer/cnn-worker")]
+
+
+@pytest.fixture
+def link(server, honest):
+    link = Link(server.endpoint)
+    yield link
+    link.close()
+
+
+def extended(body, *unknown):
+    """A message with fields behind it that its schema does not have."""
+    name = next(f for f in pb.Message.DESCRIPTOR.fields if f.message_type is body.DESCRIPTOR)
+    inner = body.SerializeToString() + b"".join(unknown)
+    return field(name.number, inner)
+
+
+def varint(n):
+    head = b""
+    while n > 127:
+        head += bytes([n & 127 | 128])
+        n >>= 7
+    return head + bytes([n])
+
+
+def field(number, data):
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+@pytest.mark.parametrize("server, worker", PAIRS)
+def test_versions_one_field_more_or_fewer_trains(lab, small, server, worker):
+    """A run from its beginning to its end, and nobody has anything to complain of."""
+    ps = lab.server(*TRAIN, "--durability", "always", program=server)
+    crew = [lab.worker(ps.endpoint, data=small, program=worker) for _ in range(2)]
+    result = ps.result(60 * PATIENCE)
+    assert result["images"] == 6000 and result["rejected"] == 0
+    for process in crew:
+        assert process.wait(10 * PATIENCE) == 0, process.tail()
+    for process in (ps, *crew):
+        assert not re.search("level=(warn|error)", "".join(process.lines)), process.tail()
+
+
+def test_versions_unknown_fields_are_skipped(link, honest):
+    for unknown in (b"\x98\x06\x01", field(500, b"text"), field(20, field(1, b"inner")) * 100):
+        link.send_frames([extended(pb.Status(), unknown)])
+        assert link.expect("status")[1].reply
+        stamp = honest.stamp.SerializeToString() + unknown
+        link.send_frames([field(3, field(1, stamp) + b"\x18\x01" + unknown)])
+        assert len(link.receive()[2]) == honest.welcome.n_params
+
+
+def test_versions_unknown_fields_within_the_budget(lab):
+    """A frame of 64 KiB goes through this server's port; what its fields would take does not."""
+    link = Link(lab.server("--model", "vector:20000", directory=None).endpoint)
+    link.send_frames([extended(pb.Status(), field(99, bytes(50000)))])
+    assert link.expect("status")[1].reply
+    link.send_frames([extended(pb.Status(), b"\x98\x06\x01" * 20000)])
+    assert link.expect("error")[1].code == EPROTO
+    link.close()
+
+
+@pytest.mark.parametrize("versions", [
+    {"protocol": PROTOCOL - 1}, {"protocol": PROTOCOL + 1}, {"protocol": 0},
+    {"protocol": PROTOCOL + 2, "oldest_protocol": PROTOCOL + 1}], ids=str)
+def test_versions_none_in_common(link, versions):
+    link.send_frames([extended(hello(role=9, **versions), b"\x98\x06\x01")])
+    _, error, _ = link.expect("error")
+    assert error.code == EVERSION
+    assert f"protocol {versions['protocol']} is not supported" in error.text
+
+
+@pytest.mark.parametrize("program, speaks", [("cnn-ps", PROTOCOL), ("variants/newer/cnn-ps", PROTOCOL + 1)])
+def test_versions_one_apart(lab, program, speaks):
+    link = Link(lab.server(*LEDGER, directory=None, program=program).endpoint)
+    for newest in (PROTOCOL, PROTOCOL + 1):
+        link.send(hello(role=pb.ROLE_OBSERVER, protocol=newest, oldest_protocol=PROTOCOL))
+        _, welcome, _ = link.expect("welcome")
+        assert (welcome.protocol, welcome.oldest_protocol) == (speaks, PROTOCOL)
+    link.close()
+
+
+def test_versions_a_required_feature_is_named(link, server):
+    link.send(hello(requires="chunked-push thought-reading"))
+    _, error, _ = link.expect("error")
+    assert error.code == EVERSION and 'feature "thought-reading" is required' in error.text
+    link.send(hello(requires="chunked-push"))
+    assert link.expect("welcome")
+
+
+def test_versions_a_worker_that_requires_too_much_ends(lab):
+    ps = lab.server(*TRAIN, directory=None)
+    worker = lab.worker(ps.endpoint, program="variants/needy/cnn-worker")
+    assert worker.wait(20 * PATIENCE) == 2, worker.tail()
+    assert worker.line(NOT_SUPPORTED)
+    assert ps.running()
+
+
+def test_versions_a_server_that_requires_too_much_is_left(lab):
+    ps = lab.server(*TRAIN, directory=None, program="variants/needy/cnn-ps")
+    worker = lab.worker(ps.endpoint)
+    assert worker.wait(20 * PATIENCE) == 2, worker.tail()
+    assert worker.line(NOT_SUPPORTED)

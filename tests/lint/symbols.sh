@@ -1,13 +1,13 @@
 #!/bin/sh
 # The core is pure: its object files refer to nothing but memory, text and math functions, the
-# seeded generator and themselves, and hold no variable. The same for the worker's session, which
-# may also allocate (once, at birth). Looks at the objects that the warnings lint built, or at those
-# of the build directory given.
+# seeded generator, the function of a failed assertion and themselves, and hold no variable. The same
+# for the worker's session, which may also allocate (once, at birth). Looks at the objects that the
+# warnings lint built, or at those of the build directory given.
 set -u
 b=${1:-build/lint-gcc}
 free='memchr|run_head_[a-z]+|__cpu_model|__cpu_indicator_init|memcpy|memmove|memset|memcmp|strlen|strnlen|strcmp|strncmp|__mem(cpy|move|set)_chk'
 free="$free|__stack_chk_fail|sqrtf?|fabsf?|isfinite|__finitef?|isnan|__isnanf?|_GLOBAL_OFFSET_TABLE_"
-free="$free|rng_[a-z]+"
+free="$free|rng_[a-z]+|ps_assert_failed"
 failed=0
 
 # look WHAT ALLOWED OBJECT...

@@ -1,5 +1,6 @@
 /* heartbeat.c - see heartbeat.h. */
 #include "worker/client/heartbeat.h"
+#include "common/assert.h"
 
 int heartbeat_init(struct heartbeat *h, void *socket)
 {
@@ -19,6 +20,7 @@ static void send_copy(struct heartbeat *h, uint64_t now)
 {
 	struct frames f;
 
+	PS_ASSERT(zmq_msg_size(&h->message)); /* invariant (2): a BEAT that was sent before */
 	frames_init(&f);
 	(void)zmq_msg_init(&f.frame[0]);
 	(void)zmq_msg_copy(&f.frame[0], &h->message);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
+#include "common/assert.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -52,6 +53,8 @@ struct net {
 	struct heartbeat heartbeat;
 
 	uv_mutex_t io_lock; /* guards everything below */
+	uv_thread_t io_holder;
+	int io_held;
 	struct link link;
 	struct wire *wire;
 	struct frames *in; /* the message being handled */
@@ -83,6 +86,28 @@ struct net {
 	char *last_status;       /* an unsolicited one, sent when the server ended; owned */
 	char why[512];
 };
+
+/* Invariant (1). */
+static void assert_io_lock(const struct net *n)
+{
+	const uv_thread_t self = uv_thread_self();
+
+	PS_ASSERT(n->io_held && uv_thread_equal(&n->io_holder, &self));
+}
+
+static void own_io_lock(struct net *n)
+{
+	PS_ASSERT(!n->io_held);
+	n->io_held = 1;
+	n->io_holder = uv_thread_self();
+}
+
+static void unlock_io(struct net *n)
+{
+	assert_io_lock(n);
+	n->io_held = 0;
+	uv_mutex_unlock(&n->io_lock);
+}
 
 /* The session's clock, which leaves out the time in which this process was stopped. */
 static uint64_t now_of(struct net *n)
@@ -339,6 +364,7 @@ static void run_effects(struct net *n)
 {
 	const struct session_effect *e;
 
+	assert_io_lock(n);
 	for (size_t i = 0; (e = session_effect(n->session, i)); i++)
 		run_effect(n, e);
 }
@@ -368,16 +394,18 @@ static void try_push(struct net *n, uint64_t now)
 {
 	struct request *r = n->request;
 	size_t bytes = n->out.retained_bytes + zmq_msg_size(&r->push.tensor);
+	int is_only = n->out.retained_bytes == 0;
 	uint64_t seq;
 	int rc;
 
-	if (n->out.retained_bytes && bytes > n->cfg.replay_bytes)
+	if (!is_only && bytes > n->cfg.replay_bytes)
 		return;
 	rc = make_push(n, r, &seq, now);
 	if (rc == PS_EAGAIN)
 		return;
 	if (!rc) {
 		outbox_retain(&n->out, seq, &r->push.meta.slices.slice[0], &r->push.tensor);
+		PS_ASSERT(n->out.retained_bytes <= n->cfg.replay_bytes || is_only); /* (4) */
 		atomic_fetch_add(&n->count.pushed, 1);
 		run_effects(n);
 	}
@@ -697,6 +725,7 @@ static int on_link_event(struct net *n)
 /* Handle everything received, without waiting; send what is queued if there is room. */
 static void drain(struct net *n)
 {
+	assert_io_lock(n);
 	for (int i = 0; i < BUDGET && receive_bulk(n, 0); i++)
 		continue;
 	for (int i = 0; i < BUDGET && receive_beat(n); i++)
@@ -810,13 +839,15 @@ int net_request(struct net *n, struct request *r)
 {
 	r->why[0] = '\0';
 	uv_mutex_lock(&n->io_lock);
+	own_io_lock(n);
+	PS_ASSERT(!n->request);
 	n->request = r;
 	n->pending = 0;
 	net_alive(n);
 	try_request_now(n, now_of(n));
 	while (n->request)
 		io_step(n);
-	uv_mutex_unlock(&n->io_lock);
+	unlock_io(n);
 	return r->status;
 }
 
@@ -827,16 +858,16 @@ static uint64_t background_step(struct net *n)
 {
 	uint64_t now = clock_ms();
 
-	if (uv_mutex_trylock(
-		    &n->io_lock)) { /* the program waits for a request, perhaps without CPU */
+	if (uv_mutex_trylock(&n->io_lock)) { /* the program waits for a request */
 		heartbeat_repeat(&n->heartbeat, now);
 		return TICK_MS;
 	}
+	own_io_lock(n);
 	if (now >= n->tick_ms)
 		tick(n);
 	now = clock_ms();
 	uint64_t left = now < n->tick_ms ? n->tick_ms - now : 0;
-	uv_mutex_unlock(&n->io_lock);
+	unlock_io(n);
 	return left;
 }
 

@@ -2,6 +2,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/log.h"
 #include "proto/wire.h"
 #include "worker/client/outbox.h"
@@ -24,6 +25,7 @@ static void drop_retained(struct outbox *o, struct retained *k)
 {
 	if (!k->seq)
 		return;
+	PS_ASSERT(o->retained_bytes >= zmq_msg_size(&k->tensor)); /* invariant (3) */
 	o->retained_bytes -= zmq_msg_size(&k->tensor);
 	zmq_msg_close(&k->tensor);
 	k->seq = 0;
@@ -34,6 +36,7 @@ void outbox_release(struct outbox *o)
 	outbox_clear(o);
 	for (size_t i = 0; i < WIRE_MAX_WINDOW; i++)
 		drop_retained(o, &o->retained[i]);
+	PS_ASSERT(!o->retained_bytes && !o->count);
 }
 
 static void split_parts(struct retained *k, const struct slice *whole)
@@ -54,6 +57,7 @@ void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zm
 {
 	struct retained *k = retained_at(o, seq);
 
+	PS_ASSERT(!k->seq && seq); /* invariant (1): a retained tensor is never replaced */
 	k->seq = seq;
 	split_parts(k, slice);
 	zmq_msg_init(&k->tensor);
@@ -70,6 +74,7 @@ void outbox_drop(struct outbox *o, uint64_t seq)
 
 static void pop(struct outbox *o)
 {
+	PS_ASSERT(o->count);
 	zmq_msg_close(&o->waiting[o->first].header);
 	o->first = (o->first + 1) % OUTBOX_SIZE;
 	o->count--;

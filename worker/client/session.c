@@ -5,6 +5,7 @@
 #include "worker/client/session.h"
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/mem.h"
 
 #define MAX_IN_FLIGHT 64 /* bound on push_window, whatever the server allows */
@@ -63,8 +64,8 @@ static struct session_effect *emit(struct session *s, enum session_effect_kind k
 {
 	struct session_effect *e = &s->effect[s->n_effects];
 
-	if (s->n_effects + 1 < MAX_EFFECTS)
-		s->n_effects++;
+	PS_ASSERT(s->n_effects < MAX_EFFECTS);
+	s->n_effects++;
 	e->kind = kind;
 	e->seq = 0;
 	e->status = 0;
@@ -90,7 +91,22 @@ static void end_session(struct session *s, int rc)
 
 static struct retained_push *retained_push(const struct session *s, uint64_t seq)
 {
+	PS_ASSERT(seq > s->durable_seq && seq <= s->last_seq); /* invariant (2) */
 	return &s->retained[seq % s->capacity];
+}
+
+static uint64_t push_window(const struct session *s)
+{
+	return s->welcome.push_window < MAX_IN_FLIGHT ? s->welcome.push_window : MAX_IN_FLIGHT;
+}
+
+/* The order of the sequence numbers, and invariant (4). */
+static void assert_invariants(const struct session *s)
+{
+	PS_ASSERT(s->durable_seq <= s->acked_seq && s->acked_seq <= s->last_seq);
+	PS_ASSERT(s->confirmed_seq <= s->sent_seq && s->sent_seq <= s->last_seq);
+	PS_ASSERT(s->sent_seq - s->confirmed_seq <= push_window(s));
+	PS_ASSERT(s->last_seq - s->durable_seq <= s->capacity);
 }
 
 /* ---- HELLO, and what is sent again after it --------------------------------------------------- */
@@ -127,11 +143,6 @@ static void resynchronise(struct session *s, uint64_t now_ms)
 		send_hello(s, now_ms);
 }
 
-static uint64_t push_window(const struct session *s)
-{
-	return s->welcome.push_window < MAX_IN_FLIGHT ? s->welcome.push_window : MAX_IN_FLIGHT;
-}
-
 static void send_push(struct session *s, uint64_t seq)
 {
 	const struct retained_push *k = retained_push(s, seq);
@@ -151,6 +162,7 @@ static void send_push(struct session *s, uint64_t seq)
 	p->verdict = k->verdict;
 	p->reject = k->reject;
 	p->slices.n = 0;
+	PS_ASSERT(seq == s->sent_seq + 1); /* invariant (3): in order, none twice */
 	s->sent_seq = seq;
 	if (seq == s->pull_with && s->pull.open && !s->pull.sent) {
 		p->pull = s->pull.number;
@@ -169,6 +181,7 @@ static void pump(struct session *s)
 		send_push(s, s->sent_seq + 1);
 	if (s->sent_seq < s->last_seq)
 		return;
+	PS_ASSERT(s->sent_seq == s->last_seq); /* invariant (3): pushes first */
 	if (s->result.open) {
 		send(s, MSG_RESULT)->result = s->result_msg;
 		s->effect[s->n_effects - 1].msg.result.stamp = *stamp;
@@ -333,6 +346,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 	default:
 		break; /* a worker ignores the rest */
 	}
+	assert_invariants(s);
 }
 
 /* ---- time and links -------------------------------------------------------------------------- */
@@ -434,6 +448,7 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 		s->beat_ms = now_ms;
 	}
 	check_contact(s, now_ms);
+	assert_invariants(s);
 }
 
 /* ---- requests of the program ----------------------------------------------------------------- */
@@ -481,8 +496,9 @@ static int check_push(struct session *s)
 
 static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_t now_ms)
 {
-	uint64_t seq = ++s->last_seq;
+	uint64_t seq = ++s->last_seq; /* invariant (1): the only place that assigns one */
 
+	PS_ASSERT(seq - s->durable_seq <= replay_window(s));
 	begin_wait(s, now_ms);
 	*retained_push(s, seq) = (struct retained_push){.base_version = meta->base_version,
 		.base_term = meta->base_term,

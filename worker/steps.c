@@ -2,27 +2,21 @@
 #include "worker/steps.h"
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/clock.h"
 #include "common/clones.h"
 #include "common/mem.h"
 #include "common/rng.h"
 
-/* Batches of one call: then a stop is seen, and by the server that we live. */
-#define MOST_AT_ONCE 64
-
-/* What the next push is made of. */
-struct sum {
-	float *g; /* libcnnps's buffer; NULL: nothing yet */
-	struct cnnps_work work;
-	double loss;      /* over all images */
-	uint64_t version; /* of the weights that it began with */
-};
+/* Batches per call of the device: between two calls the worker checks for a stop and reports
+ * progress. */
+#define MAX_BATCHES_PER_CALL 64
 
 /* ---- vectors --------------------------------------------------------------------------------- */
 
 /* to = from - rate * g; `to` may be `from`. */
 PS_CLONES
-static void walk(float *to, const float *from, const float *g, float rate, size_t n)
+static void sgd_step(float *to, const float *from, const float *g, float rate, size_t n)
 {
 	PS_APART
 	for (size_t i = 0; i < n; i++)
@@ -30,7 +24,7 @@ static void walk(float *to, const float *from, const float *g, float rate, size_
 }
 
 PS_CLONES
-static void add(float *sum, const float *g, float weight, size_t n)
+static void add_weighted(float *sum, const float *g, float weight, size_t n)
 {
 	PS_APART
 	for (size_t i = 0; i < n; i++)
@@ -51,8 +45,8 @@ static void divide(float *g, float divisor, size_t n)
 		g[i] /= divisor;
 }
 
-/* EAMSGD's Nesterov momentum (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. First x
- * goes where the gradient is to be taken ... */
+/* EAMSGD's Nesterov momentum (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. First
+ * move x to where the gradient is taken ... */
 PS_CLONES
 static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
 {
@@ -63,7 +57,7 @@ static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
 	}
 }
 
-/* ... and then takes the gradient's part of the step. */
+/* ... then add the gradient's part of the step. */
 PS_CLONES
 static void nesterov_step(float *x, float *v, const float *g, float rate, size_t n)
 {
@@ -74,224 +68,238 @@ static void nesterov_step(float *x, float *v, const float *g, float rate, size_t
 	}
 }
 
-/* The elastic force (Zhang 2015, arXiv 1412.6651): x and the centre approach each other. The server
- * subtracts g, so g is minus what the centre moves by. */
+/* The elastic force (Zhang 2015, arXiv 1412.6651): x and the center move towards each other. The
+ * server subtracts g, so g is minus the step of the center. */
 PS_CLONES
-static void attract(float *g, float *x, const float *centre, float part, size_t n)
+static void elastic_update(float *g, float *x, const float *center, float part, size_t n)
 {
 	PS_APART
 	for (size_t i = 0; i < n; i++) {
-		float e = part * (x[i] - centre[i]);
+		float e = part * (x[i] - center[i]);
+
 		x[i] -= e;
 		g[i] = -e;
 	}
 }
 
-static int need(float **buffer, size_t n)
+static int ensure_buffer(float **buffer, size_t n)
 {
 	if (!*buffer)
 		*buffer = mem_try(n, sizeof(**buffer));
 	return *buffer ? PS_OK : PS_ENOMEM;
 }
 
-/* ---- pull, compute, push --------------------------------------------------------------------- */
+/* ---- pull, batch, gradient, push: the parts that all modes use --------------------------------- */
 
-/* Batch i of the lease: its images and its dropout seed. PS_ESHUTDOWN: it is not to be. */
-static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i,
-	const uint32_t **index, uint32_t *images, uint64_t *seed)
+/* The newest weights into s->held, unless the last push returned them. */
+static int hold_weights(struct steps *s)
+{
+	int has_pulled = s->has_pulled;
+
+	s->has_pulled = 0;
+	return has_pulled ? PS_OK : cnnps_view(s->c, &s->held);
+}
+
+static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, struct batch *b)
 {
 	uint32_t number = l->first + i;
 
-	*seed = rng_seed(s->info->seed, RNG_DROPOUT, (uint64_t)l->epoch << 32 | number).state;
+	b->i = i;
+	b->dropout_seed =
+		rng_seed(s->info->seed, RNG_DROPOUT, (uint64_t)l->epoch << 32 | number).state;
 	if (s->cfg->stop && s->cfg->stop(s->cfg->stop_arg))
 		return PS_ESHUTDOWN;
 	cnnps_alive(s->c);
-	return batches_get(&s->batches, l->epoch, number, index, images);
+	return batches_get(&s->batches, l->epoch, number, &b->index, &b->images);
 }
 
-/* `count` batches from i on are computed, `images` of mean loss `loss`: into the push to come. */
+/* `count` batches from i on, `images` of mean loss `loss`, are in push `p`. */
 static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
-	uint32_t images, double loss, struct sum *sum)
+	uint32_t images, double loss, struct next_push *p)
 {
 	s->work->images += images;
 	s->work->batches += count;
-	if (!sum->work.count)
-		sum->work = (struct cnnps_work){.epoch = l->epoch, .first = l->first + i};
-	sum->work.count += count;
-	sum->work.images += images;
-	sum->loss += loss * images;
+	if (!p->work.count)
+		p->work = (struct cnnps_work){.epoch = l->epoch, .first = l->first + i};
+	PS_ASSERT(p->work.first + p->work.count == l->first + i); /* invariant (1) */
+	p->work.count += count;
+	p->work.images += images;
+	p->loss += loss * images;
 }
 
-/* The gradient of batch i of the lease at weights `w` into `g`, and its place in the push to come.
- */
-static int compute(struct steps *s, const struct cnnps_lease *l, uint32_t i, const float *w,
-	float *g, struct sum *sum, uint32_t *images)
+/* The gradient of batch `b` at weights `w` into `g`. */
+static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
+	const float *w, float *g, struct next_push *p)
 {
-	const uint32_t *index;
-	uint64_t seed;
-	double loss, start;
-	int rc = take_batch(s, l, i, &index, images, &seed);
+	double loss, start = clock_seconds();
+	int rc = backend_gradient(s->backend, w, b->index, b->images, b->dropout_seed, g, &loss);
 
 	if (rc)
 		return rc;
-	start = clock_seconds();
-	if ((rc = backend_gradient(s->backend, w, index, *images, seed, g, &loss)))
-		return rc;
 	s->work->seconds += clock_seconds() - start;
-	note_batches(s, l, i, 1, *images, loss, sum);
+	note_batches(s, l, b->i, 1, b->images, loss, p);
 	return PS_OK;
 }
 
-/* The same with the gradient added to those that wait: `*g` is where it is to be seen alone, until
- * the next. The first one needs no copy. `by_images`: it weighs as much as it has images. */
-static int accumulate(struct steps *s, const struct cnnps_lease *l, uint32_t i, const float *w,
-	struct sum *sum, int by_images, const float **g)
+/* The same, added to push `p`. `*g` is the gradient alone, valid until the next call. The first
+ * gradient of a push needs no copy. `by_images`: weighted by its number of images. */
+static int add_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
+	const float *w, struct next_push *p, int by_images, const float **g)
 {
 	size_t n = s->info->n_params;
-	int first = !sum->g, rc;
-	uint32_t images;
+	int is_first = !p->g, rc;
 	float *to;
 
-	if (first && !(sum->g = cnnps_gradient(s->c)))
+	if (is_first && !(p->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
-	if (!first && need(&s->spare, n))
+	if (!is_first && ensure_buffer(&s->spare, n))
 		return PS_ENOMEM;
-	to = first ? sum->g : s->spare;
-	if ((rc = compute(s, l, i, w, to, sum, &images)))
+	to = is_first ? p->g : s->spare;
+	if ((rc = compute_gradient(s, l, b, w, to, p)))
 		return rc;
-	if (!first)
-		add(sum->g, to, by_images ? (float)images : 1, n);
+	if (!is_first)
+		add_weighted(p->g, to, by_images ? (float)b->images : 1, n);
 	else if (by_images)
-		scale(to, (float)images, n);
+		scale(to, (float)b->images, n);
 	*g = to;
 	return PS_OK;
 }
 
-/* Hand the sum in, divided by `divisor`, as computed at `version`. `and_fetch`: bring the weights
- * after it, in the same request. */
+/* What the sum of several gradients is divided by. */
+static uint32_t divisor_of(const struct steps *s, const struct next_push *p)
+{
+	return s->info->push_sum ? 1 : p->work.count;
+}
+
+/* Push `p`, divided by `divisor`, as computed at `version`. `then_pull`: get the weights after it
+ * in the same request. */
 static int deliver(
-	struct steps *s, struct sum *sum, uint64_t version, uint32_t divisor, int and_fetch)
+	struct steps *s, struct next_push *p, uint64_t version, uint32_t divisor, int then_pull)
 {
 	size_t n = s->info->n_params;
 	int rc;
 
 	if (divisor > 1)
-		divide(sum->g, (float)divisor, n);
-	sum->work.loss = (float)(sum->loss / sum->work.images);
-	rc = and_fetch ? cnnps_push_view(s->c, sum->g, n, version, &sum->work, &s->held)
-		       : cnnps_push_work(s->c, sum->g, n, version, &sum->work);
-	s->fetched = and_fetch && !rc;
-	*sum = (struct sum){.g = NULL};
+		divide(p->g, (float)divisor, n);
+	p->work.loss = (float)(p->loss / p->work.images);
+	rc = then_pull ? cnnps_push_view(s->c, p->g, n, version, &p->work, &s->held)
+		       : cnnps_push_work(s->c, p->g, n, version, &p->work);
+	s->has_pulled = then_pull && !rc;
+	*p = (struct next_push){.g = NULL};
 	return rc;
 }
 
-/* What a push of several batches' gradients is divided by. */
-static uint32_t divisor_of(const struct steps *s, const struct sum *sum)
+/* ---- downpour, ssp: every push is applied when it arrives -------------------------------------- */
+
+static int is_last(const struct steps *s, uint32_t i)
 {
-	return s->info->push_sum ? 1 : sum->work.count;
+	return i + 1 == s->lease->count;
 }
 
-/* The newest weights into s->held, if the push before did not bring them. */
-static int hold_weights(struct steps *s)
+/* Will the batch after i need a pull? */
+static int pulls_next(const struct steps *s, uint32_t i)
 {
-	int fetched = s->fetched;
-
-	s->fetched = 0;
-	return fetched ? PS_OK : cnnps_view(s->c, &s->held);
+	return !is_last(s, i) && (i + 1) % s->info->n_fetch == 0;
 }
 
-/* ---- downpour, ssp: each push counts as it comes --------------------------------------------- */
-
-/* New weights. The gradients that the server does not have yet are taken into account. */
-static int fetch(struct steps *s, const struct sum *sum, const float **w)
+/* s->w moves from `from` by the local rate. */
+static int local_step(struct steps *s, const float *from, const float *g)
 {
-	size_t n = s->info->n_params;
-	int rc = hold_weights(s);
-
-	if (rc)
-		return rc;
-	*w = s->held.w;
-	if (!sum->g || s->info->local_rate == 0)
-		return PS_OK;
-	if (need(&s->own, n))
-		return PS_ENOMEM;
-	walk(s->own, s->held.w, sum->g, (float)s->info->local_rate, n);
-	*w = s->own;
-	return PS_OK;
-}
-
-/* Between two pulls: a step of our own. */
-static int step_alone(struct steps *s, const float *g, const float **w)
-{
-	size_t n = s->info->n_params;
-
 	if (s->info->local_rate == 0)
 		return PS_OK;
-	if (need(&s->own, n))
+	if (ensure_buffer(&s->own, s->info->n_params))
 		return PS_ENOMEM;
-	walk(s->own, *w, g, (float)s->info->local_rate, n);
-	*w = s->own;
+	sgd_step(s->own, from, g, (float)s->info->local_rate, s->info->n_params);
+	s->w = s->own;
 	return PS_OK;
 }
 
-static int run_downpour(struct steps *s, const struct cnnps_lease *l)
+void steps_begin(struct steps *s, const struct cnnps_lease *lease)
 {
-	const struct cnnps_info *info = s->info;
-	const float *w = NULL, *g;
-	struct sum sum = {.g = NULL};
+	s->lease = lease;
+	s->has_pulled = 0;
+	s->w = NULL;
+	s->push = (struct next_push){.g = NULL};
+}
+
+int steps_pull(struct steps *s, uint32_t i)
+{
 	int rc = PS_OK;
 
-	for (uint32_t i = 0; i < l->count && !rc; i++) {
-		int last = i + 1 == l->count, fetch_next = !last && (i + 1) % info->n_fetch == 0;
-
-		if (i % info->n_fetch == 0)
-			rc = fetch(s, &sum, &w);
-		if (!rc && fetch_next && info->prefetch)
-			rc = cnnps_prefetch(s->c);
-		if (!rc)
-			rc = accumulate(s, l, i, w, &sum, 0, &g);
-		if (!rc && !last && !fetch_next)
-			rc = step_alone(s, g, &w);
-		if (!rc && (last || sum.work.count == info->n_push))
-			rc = deliver(s, &sum, s->held.version, divisor_of(s, &sum),
-				fetch_next && !info->prefetch);
+	if (i % s->info->n_fetch == 0) {
+		rc = hold_weights(s);
+		s->w = s->held.w;
+		if (!rc && s->push.g) /* gradients that the server does not have yet */
+			rc = local_step(s, s->held.w, s->push.g);
 	}
+	if (!rc && pulls_next(s, i) && s->info->prefetch)
+		rc = cnnps_prefetch(s->c);
 	return rc;
 }
 
-/* ---- sync, sandblaster: one push of the whole lease, of just the right weights --------------- */
+int steps_batch(struct steps *s, uint32_t i, struct batch *b)
+{
+	return take_batch(s, s->lease, i, b);
+}
 
-static int is_held(const struct steps *s, const struct cnnps_lease *l)
+int steps_gradient(struct steps *s, const struct batch *b)
+{
+	const float *g;
+	int rc = add_gradient(s, s->lease, b, s->w, &s->push, 0, &g);
+
+	if (!rc && !is_last(s, b->i) && !pulls_next(s, b->i))
+		rc = local_step(s, s->w, g);
+	return rc;
+}
+
+int steps_push(struct steps *s, uint32_t i)
+{
+	int then_pull = pulls_next(s, i) && !s->info->prefetch;
+
+	if (!is_last(s, i) && s->push.work.count < s->info->n_push)
+		return PS_OK;
+	return deliver(s, &s->push, s->held.version, divisor_of(s, &s->push), then_pull);
+}
+
+/* ---- sync, sandblaster: one push for the whole lease, at exactly its weights ------------------- */
+
+static int holds_weights_of(const struct steps *s, const struct cnnps_lease *l)
 {
 	return s->held.w && s->held.version == l->version && s->held.term == l->term;
 }
 
-static int run_exact(struct steps *s, const struct cnnps_lease *l)
+int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 {
 	int by_images = l->count > 1, rc = PS_OK;
-	struct sum sum = {.g = NULL};
+	struct next_push p = {.g = NULL};
+	struct batch b;
 	const float *g;
 
-	if (!is_held(s, l) && (rc = cnnps_view(s->c, &s->held)))
+	if (!holds_weights_of(s, l) && (rc = cnnps_view(s->c, &s->held)))
 		return rc;
-	if (!is_held(s, l))
-		return PS_OK; /* that step is over: the next lease is of a newer one */
-	for (uint32_t i = 0; i < l->count && !rc; i++)
-		rc = accumulate(s, l, i, s->held.w, &sum, by_images, &g);
-	return rc ? rc : deliver(s, &sum, s->held.version, by_images ? sum.work.images : 1, 0);
+	if (!holds_weights_of(s, l))
+		return PS_OK; /* too late: that step is over, the next lease is of a newer one */
+	for (uint32_t i = 0; i < l->count && !rc; i++) {
+		rc = take_batch(s, l, i, &b);
+		if (!rc)
+			rc = add_gradient(s, l, &b, s->held.w, &p, by_images, &g);
+	}
+	if (rc)
+		return rc;
+	return deliver(s, &p, s->held.version, by_images ? p.work.images : 1, 0);
 }
 
-/* ---- easgd: weights of our own, tied to the centre ------------------------------------------- */
+/* ---- easgd: own weights, tied to the center ---------------------------------------------------- */
 
-static int start_at_centre(struct steps *s)
+static int start_at_center(struct steps *s)
 {
 	size_t n = s->info->n_params;
-	int rc = need(&s->own, n);
+	int rc = ensure_buffer(&s->own, n);
 
 	if (!rc)
-		rc = need(&s->spare, n);
+		rc = ensure_buffer(&s->spare, n);
 	if (!rc && s->info->momentum > 0)
-		rc = need(&s->velocity, n);
+		rc = ensure_buffer(&s->velocity, n);
 	if (!rc)
 		rc = cnnps_view(s->c, &s->held);
 	if (!rc)
@@ -300,118 +308,121 @@ static int start_at_centre(struct steps *s)
 	return rc;
 }
 
-static int meet_centre(struct steps *s, struct sum *sum)
+static int meet_center(struct steps *s, struct next_push *p)
 {
 	int rc = cnnps_view(s->c, &s->held);
 
 	if (rc)
 		return rc;
-	if (!(sum->g = cnnps_gradient(s->c)))
+	if (!(p->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
-	attract(sum->g, s->own, s->held.w, (float)s->held.elastic, s->info->n_params);
-	return deliver(s, sum, s->held.version, 1, 0);
+	elastic_update(p->g, s->own, s->held.w, (float)s->held.elastic, s->info->n_params);
+	return deliver(s, p, s->held.version, 1, 0);
 }
 
-/* A step of the worker's own weights. */
-static int step_own(struct steps *s, const struct cnnps_lease *l, uint32_t i, struct sum *sum)
+static int step_own_weights(
+	struct steps *s, const struct cnnps_lease *l, uint32_t i, struct next_push *p)
 {
 	const struct cnnps_info *info = s->info;
 	float rate = (float)info->local_rate;
-	uint32_t images;
+	struct batch b;
 	int rc;
 
 	if (s->velocity)
 		nesterov_look_ahead(s->own, s->velocity, (float)info->momentum, info->n_params);
-	if ((rc = compute(s, l, i, s->own, s->spare, sum, &images)))
+	if ((rc = take_batch(s, l, i, &b)))
+		return rc;
+	if ((rc = compute_gradient(s, l, &b, s->own, s->spare, p)))
 		return rc;
 	if (s->velocity)
 		nesterov_step(s->own, s->velocity, s->spare, rate, info->n_params);
 	else
-		walk(s->own, s->own, s->spare, rate, info->n_params);
+		sgd_step(s->own, s->own, s->spare, rate, info->n_params);
 	return PS_OK;
 }
 
-static int run_easgd(struct steps *s, const struct cnnps_lease *l)
+int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 {
 	const struct cnnps_info *info = s->info;
-	struct sum sum = {.g = NULL};
-	int rc = s->started ? PS_OK : start_at_centre(s);
+	struct next_push p = {.g = NULL};
+	int rc = s->started ? PS_OK : start_at_center(s);
 
 	for (uint32_t i = 0; i < l->count && !rc; i++) {
-		int meet = i + 1 == l->count || sum.work.count + 1 == info->n_push;
+		int meets = i + 1 == l->count || p.work.count + 1 == info->n_push;
 
-		if (meet && info->prefetch)
+		if (meets && info->prefetch)
 			rc = cnnps_prefetch(s->c);
 		if (!rc)
-			rc = step_own(s, l, i, &sum);
-		if (!rc && meet)
-			rc = meet_centre(s, &sum);
+			rc = step_own_weights(s, l, i, &p);
+		if (!rc && meets)
+			rc = meet_center(s, &p);
 	}
 	return rc;
 }
 
-/* ---- bursts: the device keeps weights and sum from a pull to its push ------------------------- */
+/* ---- pipelined: from a pull to its push, the device keeps weights and sum ---------------------- */
 
 /*
- * Local steps on whole batches from i on, `left` at most; *done of them in one call. Batches lie
- * one after the other in the epoch's order. A mask of dropout has a seed for each batch: one at a
- * time.
+ * Local steps on whole batches from i on, at most `left`; *done of them in one call. Batches are
+ * contiguous in the epoch's order. Each batch has its own dropout seed, so a model with dropout
+ * takes one at a time.
  */
 static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t left,
-	struct sum *sum, uint32_t *done)
+	struct next_push *p, uint32_t *done)
 {
-	const uint32_t *index, *last;
-	uint32_t images, least;
-	uint64_t seed;
+	const uint32_t *last;
+	uint32_t last_images;
+	struct batch b;
 	double start;
-	int rc = take_batch(s, l, i, &index, &images, &seed);
+	int rc = take_batch(s, l, i, &b);
 
-	*done = s->has_dropout ? 1 : left < MOST_AT_ONCE ? left : MOST_AT_ONCE;
+	*done = s->has_dropout ? 1 : left < MAX_BATCHES_PER_CALL ? left : MAX_BATCHES_PER_CALL;
 	if (!rc && *done > 1)
-		rc = batches_get(&s->batches, l->epoch, l->first + i + *done - 1, &last, &least);
+		rc = batches_get(
+			&s->batches, l->epoch, l->first + i + *done - 1, &last, &last_images);
 	if (rc)
 		return rc;
-	if (*done > 1 && least != images)
-		(*done)--; /* the epoch's last batch is a smaller one */
+	if (*done > 1 && last_images != b.images)
+		(*done)--; /* the last batch of the epoch is smaller */
 	start = clock_seconds();
 	rc = backend_local_steps(
-		s->backend, index, images, *done, (float)s->info->local_rate, seed);
+		s->backend, b.index, b.images, *done, (float)s->info->local_rate, b.dropout_seed);
 	if (rc)
 		return rc;
 	s->work->seconds += clock_seconds() - start;
-	note_batches(s, l, i, *done, *done * images, 0, sum);
+	note_batches(s, l, i, *done, *done * b.images, 0, p);
 	return PS_OK;
 }
 
-static uint32_t burst_at(const struct steps *s, const struct cnnps_lease *l, uint32_t i)
+static uint32_t push_size_at(const struct steps *s, const struct cnnps_lease *l, uint32_t i)
 {
 	return l->count - i < s->info->n_push ? l->count - i : s->info->n_push;
 }
 
-/* From a pull to its push nothing needs the host: the device keeps weights and sum. */
-static int launch(
-	struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count, struct sum *sum)
+/* Submit the steps of one push to the device. */
+static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
+	struct next_push *p)
 {
 	int rc = hold_weights(s);
 	uint32_t done;
 
-	*sum = (struct sum){.version = s->held.version};
+	*p = (struct next_push){.version = s->held.version};
 	if (!rc)
 		rc = backend_local_start(s->backend, s->held.w);
 	for (uint32_t left = count; left && !rc; left -= done)
-		rc = step_on_device(s, l, i + count - left, left, sum, &done);
+		rc = step_on_device(s, l, i + count - left, left, p, &done);
 	return rc;
 }
 
-/* Have the sum of the burst that was launched last brought to the host. */
-static int call_back(struct steps *s, struct sum *sum)
+/* Start to copy the sum of the steps submitted last to the host. */
+static int read_back(struct steps *s, struct next_push *p)
 {
-	sum->g = cnnps_gradient(s->c);
-	return sum->g ? backend_local_finish(s->backend, NULL, sum->g) : PS_ENOMEM;
+	p->g = cnnps_gradient(s->c);
+	return p->g ? backend_local_finish(s->backend, NULL, p->g) : PS_ENOMEM;
 }
 
-/* Wait for a burst that was called back. */
-static int land(struct steps *s, struct sum *sum)
+/* Wait for the oldest steps that were read back. */
+static int complete_steps(struct steps *s, struct next_push *p)
 {
 	double loss, start = clock_seconds();
 	int rc = backend_local_wait(s->backend, &loss);
@@ -419,97 +430,94 @@ static int land(struct steps *s, struct sum *sum)
 	if (rc)
 		return rc;
 	s->work->seconds += clock_seconds() - start;
-	sum->loss = loss * sum->work.images;
+	p->loss = loss * p->work.images;
 	return PS_OK;
 }
 
-/* One after the other: the weights for the next one come with the answer to the push. */
-static int run_bursts(struct steps *s, const struct cnnps_lease *l)
+/* One push after the other: the answer to a push has the weights for the next one. */
+static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 {
-	struct sum sum;
+	struct next_push p;
 	uint32_t count;
 	int rc = PS_OK;
 
 	for (uint32_t i = 0; i < l->count && !rc; i += count) {
-		count = burst_at(s, l, i);
-		rc = launch(s, l, i, count, &sum);
+		count = push_size_at(s, l, i);
+		rc = submit_steps(s, l, i, count, &p);
 		if (!rc)
-			rc = call_back(s, &sum);
+			rc = read_back(s, &p);
 		if (!rc)
-			rc = land(s, &sum);
+			rc = complete_steps(s, &p);
 		if (!rc)
-			rc = deliver(
-				s, &sum, sum.version, divisor_of(s, &sum), i + count < l->count);
+			rc = deliver(s, &p, p.version, divisor_of(s, &p), i + count < l->count);
 	}
 	return rc;
 }
 
-/* What is to be sent next: it is divided now, for then it will be waited for. */
-static int land_ahead(struct steps *s, struct sum *flying, struct sum *landed)
+/* The division is part of this, not of `deliver`: the server waits for what `deliver` sends. */
+static int complete_ahead(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
-	int rc = land(s, flying);
+	int rc = complete_steps(s, in_flight);
 
 	if (rc)
 		return rc;
-	if (divisor_of(s, flying) > 1)
-		divide(flying->g, (float)divisor_of(s, flying), s->info->n_params);
-	*landed = *flying;
+	if (divisor_of(s, in_flight) > 1)
+		divide(in_flight->g, (float)divisor_of(s, in_flight), s->info->n_params);
+	*completed = *in_flight;
 	return PS_OK;
 }
 
 /*
- * With prefetch the device has a burst in hand, the sum of the one before it waits, and that of the
- * one before that is on its way, while weights for the next one come: these have none of the three.
- * Whatever is to be sent goes as soon as weights are here, before they are looked through: the way
- * to the server, what that does with a sum, and the way back are what takes longest.
+ * With prefetch, three pushes overlap: the device computes one, the sum of the one before it waits
+ * to be sent, and the one before that is on its way to the server. The weights for the next one
+ * arrive meanwhile, and include none of the three. A sum is sent as soon as weights have arrived,
+ * before they are verified: the way to the server, its update and the way back take longest.
  */
-static int run_bursts_ahead(struct steps *s, const struct cnnps_lease *l)
+static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 {
-	struct sum next, flying = {.g = NULL}, landed = {.g = NULL};
-	const uint32_t *index;
-	uint32_t count, images;
-	uint64_t seed;
+	struct next_push next = {.g = NULL}, in_flight = {.g = NULL}, completed = {.g = NULL};
+	struct batch b;
+	uint32_t count;
 	int rc = cnnps_prefetch(s->c);
 
-	if (!rc) /* meanwhile the order of a new epoch is made */
-		rc = take_batch(s, l, 0, &index, &images, &seed);
+	if (!rc) /* computes the order of a new epoch while the weights arrive */
+		rc = take_batch(s, l, 0, &b);
 	for (uint32_t i = 0; i < l->count && !rc; i += count) {
-		count = burst_at(s, l, i);
+		count = push_size_at(s, l, i);
 		rc = cnnps_await(s->c);
 		if (!rc && i + count < l->count)
 			rc = cnnps_prefetch(s->c);
-		if (!rc && landed.g)
-			rc = deliver(s, &landed, landed.version, 1, 0);
+		if (!rc && completed.g)
+			rc = deliver(s, &completed, completed.version, 1, 0);
 		if (!rc && i)
-			rc = call_back(s, &flying);
+			rc = read_back(s, &in_flight);
 		if (!rc)
-			rc = launch(s, l, i, count, &next);
+			rc = submit_steps(s, l, i, count, &next);
 		if (!rc && i)
-			rc = land_ahead(s, &flying, &landed);
-		flying = next;
+			rc = complete_ahead(s, &in_flight, &completed);
+		in_flight = next;
 	}
-	if (!rc && landed.g)
-		rc = deliver(s, &landed, landed.version, 1, 0);
+	if (!rc && completed.g)
+		rc = deliver(s, &completed, completed.version, 1, 0);
 	if (!rc)
-		rc = call_back(s, &flying);
+		rc = read_back(s, &in_flight);
 	if (!rc)
-		rc = land_ahead(s, &flying, &landed);
-	return rc ? rc : deliver(s, &landed, landed.version, 1, 0);
+		rc = complete_ahead(s, &in_flight, &completed);
+	return rc ? rc : deliver(s, &completed, completed.version, 1, 0);
 }
 
-/* ---- birth, life and death ------------------------------------------------------------------- */
-
-int steps_run(struct steps *s, const struct cnnps_lease *lease)
+int steps_are_pipelined(const struct steps *s)
 {
-	s->fetched = 0;
-	if (lease->exact)
-		return run_exact(s, lease);
-	if (s->info->mode == CNNPS_EASGD)
-		return run_easgd(s, lease);
-	if (s->info->n_push == 1 || s->info->n_push != s->info->n_fetch)
-		return run_downpour(s, lease);
-	return s->info->prefetch ? run_bursts_ahead(s, lease) : run_bursts(s, lease);
+	return s->info->n_push > 1 && s->info->n_push == s->info->n_fetch;
 }
+
+int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l)
+{
+	s->has_pulled = 0;
+	return s->info->prefetch ? run_overlapped(s, l) : run_in_turn(s, l);
+}
+
+/* ---- life cycle ------------------------------------------------------------------------------ */
 
 void steps_init(struct steps *s, uint32_t n_train)
 {

@@ -10,7 +10,7 @@
 #include "worker/steps.h"
 #include "worker/trainer.h"
 
-#define TEST_BATCH 1000 /* test images that the device has at once */
+#define TEST_BATCH 1000 /* test images per call of the device */
 
 struct trainer {
 	struct cnnps *c;
@@ -19,18 +19,18 @@ struct trainer {
 	struct trainer_work *work;
 	struct err *e;
 	struct model model;
-	struct backend *backend; /* has the training images */
-	struct backend *tester;  /* the test images: a GPU would load them anew at each change */
+	struct backend *backend; /* uses the training images */
+	struct backend *tester;  /* uses the test images: a GPU would reload them at each change */
 	struct steps steps;
 	struct kx_images train, test;
 	float *weights;                      /* model.n_params, for evaluation ... */
-	const struct backend_memory *memory; /* ... which lie in this */
-	struct cnnps_lease held;             /* ... and are those of this lease; kind 0: none yet */
+	const struct backend_memory *memory; /* ... in memory of this kind */
+	struct cnnps_lease held;             /* ... of this lease; kind 0: none yet */
 };
 
-/* ---- the screen that this file is about ------------------------------------------------------ */
+/* ---- evaluation ----------------------------------------------------------------------------- */
 
-static int pull_eval(struct trainer *t, const struct cnnps_lease *lease)
+static int pull_eval_weights(struct trainer *t, const struct cnnps_lease *lease)
 {
 	int rc = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
 
@@ -40,7 +40,7 @@ static int pull_eval(struct trainer *t, const struct cnnps_lease *lease)
 	return rc;
 }
 
-static int is_held(const struct trainer *t, const struct cnnps_lease *lease)
+static int holds_eval(const struct trainer *t, const struct cnnps_lease *lease)
 {
 	return t->held.kind == CNNPS_EVAL && t->held.eval_id == lease->eval_id &&
 	       t->held.term == lease->term;
@@ -50,10 +50,10 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 {
 	size_t correct;
 	double loss_sum, start;
-	int rc = is_held(t, lease) ? PS_OK : pull_eval(t, lease);
+	int rc = holds_eval(t, lease) ? PS_OK : pull_eval_weights(t, lease);
 
 	if (rc == PS_EAGAIN)
-		return PS_OK; /* others were faster: that evaluation is over */
+		return PS_OK; /* other workers have completed that evaluation */
 	if (rc)
 		return rc;
 	start = clock_seconds();
@@ -65,7 +65,42 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 	return cnnps_result(t->c, lease, (uint32_t)correct, loss_sum);
 }
 
-static int run(struct trainer *t)
+/* ---- the loop: lease, pull, batch, gradient, push ----------------------------------------------- */
+
+/* Modes downpour and ssp. */
+static int train_lease(struct trainer *t, const struct cnnps_lease *lease)
+{
+	struct steps *s = &t->steps;
+	struct batch b;
+	int rc = PS_OK;
+
+	steps_begin(s, lease);
+	for (uint32_t i = 0; i < lease->count && !rc; i++) {
+		rc = steps_pull(s, i);
+		if (!rc)
+			rc = steps_batch(s, i, &b);
+		if (!rc)
+			rc = steps_gradient(s, &b);
+		if (!rc)
+			rc = steps_push(s, i);
+	}
+	return rc;
+}
+
+static int run_lease(struct trainer *t, const struct cnnps_lease *lease)
+{
+	if (lease->kind == CNNPS_EVAL)
+		return evaluate(t, lease);
+	if (lease->exact)
+		return steps_run_exact(&t->steps, lease);
+	if (t->info->mode == CNNPS_EASGD)
+		return steps_run_easgd(&t->steps, lease);
+	if (steps_are_pipelined(&t->steps))
+		return steps_run_pipelined(&t->steps, lease);
+	return train_lease(t, lease);
+}
+
+static int run_leases(struct trainer *t)
 {
 	struct cnnps_lease lease;
 	int rc;
@@ -74,16 +109,15 @@ static int run(struct trainer *t)
 		log_debug("trainer", "lease", "kind=%s epoch=%u first=%u count=%u",
 			lease.kind == CNNPS_EVAL ? "eval" : "train", lease.epoch, lease.first,
 			lease.count);
-		rc = lease.kind == CNNPS_EVAL ? evaluate(t, &lease) : steps_run(&t->steps, &lease);
-		if (rc)
+		if ((rc = run_lease(t, &lease)))
 			break;
 	}
 	return rc;
 }
 
-/* ---- before and after ------------------------------------------------------------------------ */
+/* ---- life cycle ------------------------------------------------------------------------------ */
 
-static int check_model(struct trainer *t)
+static int parse_model(struct trainer *t)
 {
 	const struct data_id *d = &t->cfg->data->id;
 	struct shape input = {.c = 1, .h = d->rows, .w = d->cols};
@@ -95,10 +129,8 @@ static int check_model(struct trainer *t)
 	if (t->model.n_params != t->info->n_params)
 		return err_set(t->e, PS_EWRONGDATA,
 			"the images are %ux%u, but the run's model \"%.60s\" is for 28x28: it has "
-			"%llu "
-			"parameters, for these images it would have %zu; give --data a directory "
-			"of "
-			"28x28 images",
+			"%llu parameters, for these images it would have %zu; give --data a "
+			"directory of 28x28 images",
 			d->rows, d->cols, t->info->model, (unsigned long long)t->info->n_params,
 			t->model.n_params);
 	return PS_OK;
@@ -116,10 +148,10 @@ static int open_backend(
 	return rc ? rc : backend_use(*b, set, t->e);
 }
 
-static int open_all(struct trainer *t)
+static int open_trainer(struct trainer *t)
 {
 	const struct cnnps_info *i = t->info;
-	int rc = check_model(t);
+	int rc = parse_model(t);
 
 	t->train = data_train(t->cfg->data);
 	t->test = data_test(t->cfg->data);
@@ -141,7 +173,7 @@ static int open_all(struct trainer *t)
 	return PS_OK;
 }
 
-static void close_all(struct trainer *t)
+static void close_trainer(struct trainer *t)
 {
 	if (t->weights)
 		t->memory->give(t->weights);
@@ -150,8 +182,8 @@ static void close_all(struct trainer *t)
 	backend_free(&t->backend);
 }
 
-/* The device's own words, of whichever backend it was. */
-static void why_broken(struct trainer *t)
+/* The device's text, from the backend that failed. */
+static void set_device_reason(struct trainer *t)
 {
 	const char *why = backend_why(t->backend);
 
@@ -173,14 +205,14 @@ int trainer_run(
 	t->work = work;
 	t->e = e;
 	e->text[0] = '\0';
-	rc = open_all(t);
+	rc = open_trainer(t);
 	if (!rc)
-		rc = run(t);
+		rc = run_leases(t);
 	if (rc == PS_EDEVICE && !e->text[0])
-		why_broken(t);
+		set_device_reason(t);
 	if (rc && !e->text[0])
 		err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
-	close_all(t);
+	close_trainer(t);
 	free(t);
 	return rc;
 }

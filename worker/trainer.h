@@ -1,8 +1,8 @@
 /*
- * trainer.h - the worker's main loop: take a lease, compute, hand in.
+ * trainer.h - the worker's main loop: lease, pull, batch, gradient, push.
  *
- * Thread: the program's; it owns the backend. Deterministic with one worker: a pull sees the
- * worker's own pushes applied, and everything random comes from the run's seed.
+ * Thread: the program's; it owns the backends. Deterministic with one worker: a pull includes the
+ * worker's own pushes, and all random numbers derive from the run's seed.
  */
 #ifndef WORKER_TRAINER_H
 #define WORKER_TRAINER_H
@@ -15,11 +15,11 @@ struct trainer_config {
 	const struct data *data;
 	const char *device;
 	int threads, precision; /* as struct backend_options */
-	int (*stop)(void *arg); /* asked between batches */
+	int (*stop)(void *arg); /* called between batches; nonzero: stop */
 	void *stop_arg;
 };
 
-/* What was done, also when the end was not a good one. */
+/* What was done, also after a failure. */
 struct trainer_work {
 	uint64_t images, batches, evaluated;
 	double seconds; /* inside the backend */
@@ -28,12 +28,12 @@ struct trainer_work {
 /*
  * Train over the connection `c` until the session ends. PS_EDONE, PS_ESHUTDOWN (the server drains,
  * or `stop` said so), the session's end (PS_EFENCED, ...), PS_EUSAGE and PS_EWRONGDATA (the run's
- * model is not for this data), PS_EDEVICE, PS_ENOMEM; `e` says why in one line.
+ * model does not fit the data), PS_EDEVICE, PS_ENOMEM; `e` has the reason in one line.
  */
 int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work,
 	struct err *e) PS_MUST_CHECK;
-/* Can gradients be computed on this device (cfg->data may be empty)? PS_EUSAGE if not; else its
- * name for people, and the memory that it copies quickly from and to. */
+/* Test whether this device can compute gradients (cfg->data may be empty). PS_EUSAGE if not; else
+ * its name for people, and the kind of memory that it copies from and to quickly. */
 int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
 	const struct backend_memory **memory, struct err *e) PS_MUST_CHECK;
 

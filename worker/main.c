@@ -13,12 +13,12 @@
 #include "worker/options.h"
 #include "worker/trainer.h"
 
-#define MOST_FENCED 10 /* new lives in a row that came to nothing */
+#define MAX_FENCED 10 /* sessions in a row without an acknowledged push */
 
-/* Set by a signal handler, which can be given nothing else. */
+/* Set by a signal handler, which can take no argument. */
 static atomic_int stopped;
 
-static void on_signal(int number)
+static void on_stop_signal(int number)
 {
 	(void)number;
 	atomic_store(&stopped, 1);
@@ -37,7 +37,7 @@ static void catch_signals(void)
 	struct sigaction a;
 
 	memset(&a, 0, sizeof(a));
-	a.sa_handler = on_signal;
+	a.sa_handler = on_stop_signal;
 	a.sa_flags = SA_RESTART;
 	sigaction(SIGUSR1, &a, NULL);
 	a.sa_flags = (int)SA_RESETHAND | SA_RESTART;
@@ -48,7 +48,7 @@ static void catch_signals(void)
 	signal(SIGXFSZ, SIG_IGN);
 }
 
-/* What the library is told about this worker. */
+/* The options of libcnnps. */
 static struct cnnps_options connection(
 	const struct worker_options *o, const struct data_id *d, const char *device)
 {
@@ -70,7 +70,7 @@ static struct cnnps_options connection(
 		.stop = is_stopped};
 }
 
-static void say_done(const struct cnnps *c, const struct trainer_work *w)
+static void log_done(const struct cnnps *c, const struct trainer_work *w)
 {
 	struct cnnps_stats s;
 
@@ -83,8 +83,8 @@ static void say_done(const struct cnnps *c, const struct trainer_work *w)
 		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
 }
 
-/* One life: connect, train, leave. *acked: pushes that came to something in it. */
-static int live(
+/* Connect, train, leave. *acked: acknowledged pushes of this session. */
+static int run_session(
 	struct cnnps_options *o, const struct trainer_config *t, uint64_t *acked, struct err *e)
 {
 	struct trainer_work work = {0};
@@ -98,29 +98,30 @@ static int live(
 	log_info("worker", "connected", "server=%s worker=%u incarnation=%u", o->server,
 		cnnps_info(c)->worker, cnnps_info(c)->incarnation);
 	rc = trainer_run(c, t, &work, e);
-	say_done(c, &work);
+	log_done(c, &work);
 	cnnps_stats(c, &s);
 	*acked = s.acked;
 	cnnps_close(&c);
 	return rc;
 }
 
-/* A worker without a name that was taken for dead is nobody's duplicate: it starts a new life. */
-static int live_again(struct cnnps_options *o, const struct trainer_config *t, struct err *e)
+/* A worker that was fenced because the server considered it dead connects as a new one. One with a
+ * name must not: another worker of that name may have replaced it. */
+static int run_sessions(struct cnnps_options *o, const struct trainer_config *t, struct err *e)
 {
 	int named = o->name[0] != '\0', fruitless = 0, rc;
 	uint64_t acked;
 
-	while ((rc = live(o, t, &acked, e)) == PS_EFENCED && !named) {
+	while ((rc = run_session(o, t, &acked, e)) == PS_EFENCED && !named) {
 		fruitless = acked ? 0 : fruitless + 1;
-		if (fruitless == MOST_FENCED || is_stopped(NULL))
+		if (fruitless == MAX_FENCED || is_stopped(NULL))
 			break;
 		log_warn("worker", "fenced", "reason=\"%s\" action=\"connect anew\"", e->text);
 	}
 	return rc;
 }
 
-static int run(const struct worker_options *o, struct data *d, struct err *e)
+static int run_worker(const struct worker_options *o, struct data *d, struct err *e)
 {
 	struct trainer_config t = {.data = d,
 		.device = o->device,
@@ -143,7 +144,7 @@ static int run(const struct worker_options *o, struct data *d, struct err *e)
 		c.take = memory->take;
 		c.give = memory->give;
 	}
-	return live_again(&c, &t, e);
+	return run_sessions(&c, &t, e);
 }
 
 static int print_data_id(const struct worker_options *o, struct data *d, struct err *e)
@@ -168,7 +169,7 @@ int main(int argc, char **argv)
 	catch_signals();
 	if (o.key)
 		key_protect_process();
-	rc = o.print_data_id ? print_data_id(&o, &data, &e) : run(&o, &data, &e);
+	rc = o.print_data_id ? print_data_id(&o, &data, &e) : run_worker(&o, &data, &e);
 	data_release(&data);
 	if (o.print_data_id && !rc)
 		return 0;

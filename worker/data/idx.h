@@ -3,10 +3,10 @@
  * read whole into memory.
  *
  * The file is not trusted. Invariants:
- * (1) nothing is allocated before the header's product is known to be what the file can hold: a
- *     plain file's size is exactly that, a gzipped one is not smaller than deflate's best ratio;
- * (2) what was read is exactly what the header promised: not a byte less, not a byte more, no
- *     second gzip member, no trailing bytes, gzip's own checksum right;
+ * (1) nothing is allocated before the product of the header's dimensions is checked: it is the size
+ *     of a plain file, and no more than deflate can expand a gzipped one to;
+ * (2) the data is exactly what the header promises: no byte less, no byte more, no second gzip
+ *     member, no trailing bytes, and gzip's checksum is correct;
  * (3) a refusal is PS_EDATA and names the file, the field and the offset.
  * Thread: any.
  */

@@ -4,6 +4,7 @@
  */
 #include "kernels/backend.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
@@ -143,6 +144,22 @@ void backend_free(struct backend **b)
 const char *backend_name(const struct backend *b)
 {
 	return b->device->describe(b->self);
+}
+
+void backend_kernels(const struct backend *b, size_t batch, char *text, size_t size)
+{
+	const struct model *m = b->model;
+	size_t used = 0;
+	text[0] = '\0';
+	for (size_t l = 0; l < m->n_layers && used < size; l++) {
+		if (m->layer[l].kind != LAYER_CONV && m->layer[l].kind != LAYER_FC)
+			continue;
+		const char *name = m->tensor[m->layer[l].weight].name; /* "conv1.weight" */
+		char kernel[64];
+		b->device->kernel(b->self, l, batch, kernel, sizeof(kernel));
+		used += (size_t)snprintf(text + used, size - used, "%s%.*s=%s", used ? " " : "",
+			(int)strcspn(name, "."), name, kernel);
+	}
 }
 
 int backend_use(struct backend *b, const struct kx_images *set, struct err *e)

@@ -51,6 +51,11 @@ int backend_new(struct backend **out, const struct model *m, const struct backen
 void backend_free(struct backend **b);
 /* For people: "cpu 2 threads avx512". Valid as long as b. */
 const char *backend_name(const struct backend *b);
+/* The kernels that compute each layer with weights in a gradient of `batch` images, as the dispatch
+ * chooses them: "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Cut to `size`.
+ * Three ways are those of the values, the weights' gradient and the input's gradient. */
+#define BACKEND_KERNELS_TEXT 1024
+void backend_kernels(const struct backend *b, size_t batch, char *text, size_t size);
 /* Make `set` (borrowed, must outlive b or the next call) the one that indices refer to. A GPU
  * copies it once. */
 int backend_use(struct backend *b, const struct kx_images *set, struct err *e) PS_MUST_CHECK;

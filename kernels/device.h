@@ -25,6 +25,9 @@ struct device {
 	void (*close)(void *self);
 	/* What backend_name says; lives as long as self. */
 	const char *(*describe)(const void *self);
+	/* The kernels of layer number `layer`, which has weights, for batches of `batch` images: one
+	 * word without blanks. */
+	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);
 	int (*use)(void *self, const struct kx_images *set, struct err *e);
 	/* As backend_gradient; 1 <= batch <= max_batch. */
 	int (*gradient)(void *self, const float *params, const uint32_t *index, size_t batch,

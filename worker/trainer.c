@@ -150,6 +150,7 @@ static int open_backend(
 
 static int open_trainer(struct trainer *t)
 {
+	char kernels[BACKEND_KERNELS_TEXT];
 	const struct cnnps_info *i = t->info;
 	int rc = parse_model(t);
 
@@ -168,8 +169,11 @@ static int open_trainer(struct trainer *t)
 	t->weights = t->memory->take(t->model.n_params * sizeof(*t->weights));
 	if (!t->weights)
 		return err_set(t->e, PS_ENOMEM, "no memory for %zu parameters", t->model.n_params);
+	backend_kernels(t->backend, i->batch, kernels, sizeof(kernels));
 	log_info("trainer", "start", "model=\"%s\" params=%zu batch=%u device=\"%s\"",
 		t->model.text, t->model.n_params, i->batch, backend_name(t->backend));
+	log_info("worker", "kernels", "layers=\"%s\" device=\"%s\" batch=%u", kernels,
+		backend_name(t->backend), i->batch);
 	return PS_OK;
 }
 

@@ -148,6 +148,22 @@ static const char *cpu_describe(const void *self)
 	return c->name;
 }
 
+static void cpu_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
+{
+	static const char *const ways[] = {[WAY_NONE] = "none",
+		[WAY_DENSE] = "dense",
+		[WAY_SPARSE] = "sparse",
+		[WAY_BLAS] = "blas"};
+	const struct plan *p = &((const struct cpu *)self)->plan;
+	(void)batch;
+	for (size_t i = 0; i < p->n_steps; i++) {
+		const struct step *s = &p->step[i];
+		if (s->kind == STEP_WEIGHTS && s->layer == layer)
+			snprintf(text, size, "%s/%s/%s", ways[s->forward], ways[s->filter],
+				ways[s->data]);
+	}
+}
+
 static int cpu_use(void *self, const struct kx_images *set, struct err *e)
 {
 	(void)e;
@@ -218,6 +234,7 @@ const struct device device_cpu = {
 	.open = cpu_open,
 	.close = cpu_close,
 	.describe = cpu_describe,
+	.kernel = cpu_kernel,
 	.use = cpu_use,
 	.gradient = cpu_gradient,
 	.forward = cpu_forward,

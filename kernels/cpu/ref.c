@@ -4,6 +4,7 @@
  *
  * value[l] is what enters layer l, value[n_layers] the scores; delta[l] is d loss / d value[l].
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
@@ -336,6 +337,14 @@ static const char *cpu_ref_describe(const void *self)
 	return "cpu-ref";
 }
 
+static void cpu_ref_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
+{
+	(void)self;
+	(void)layer;
+	(void)batch;
+	snprintf(text, size, "reference");
+}
+
 static int cpu_ref_use(void *self, const struct kx_images *set, struct err *e)
 {
 	(void)e;
@@ -381,6 +390,7 @@ const struct device device_cpu_ref = {
 	.open = cpu_ref_open,
 	.close = cpu_ref_close,
 	.describe = cpu_ref_describe,
+	.kernel = cpu_ref_kernel,
 	.use = cpu_ref_use,
 	.gradient = cpu_ref_gradient,
 	.forward = cpu_ref_forward,

@@ -227,6 +227,14 @@ static const char *cuda_describe(const void *self)
 	return ((const struct cuda *)self)->name;
 }
 
+static void cuda_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
+{
+	const struct cuda *c = self;
+
+	cudaSetDevice(c->number);
+	c->path->kernel(c->net, layer, batch, text, size);
+}
+
 static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 {
 	struct cuda *c = self;
@@ -282,6 +290,7 @@ const struct device device_cuda = {
 	.open = cuda_open,
 	.close = cuda_close,
 	.describe = cuda_describe,
+	.kernel = cuda_kernel,
 	.use = cuda_use,
 	.gradient = cuda_gradient,
 	.forward = cuda_forward,

@@ -1,4 +1,5 @@
 /* net.c - see net.h: launching. */
+#include <stdio.h>
 #include <stdlib.h>
 #include "common/mem.h"
 #include "kernels/backend.h"
@@ -34,6 +35,30 @@ static enum kx_math backward_math(const struct net *n, const struct net_step *s)
 	if (n->precision == KX_FP32 || s->layer->kind == LAYER_FC)
 		return fprop_math(n);
 	return n->precision == KX_TF32 ? KX_MATH_TF32 : KX_MATH_BF16;
+}
+
+static void net_path_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
+{
+	static const char *const names[] = {[KX_MATH_FFMA] = "ffma",
+		[KX_MATH_3XTF32] = "3xtf32",
+		[KX_MATH_TF32] = "tf32",
+		[KX_MATH_BF16] = "bf16"};
+	const struct net *n = self;
+
+	(void)batch;
+	for (int i = 0; i < n->n_steps; i++) {
+		const struct net_step *s = &n->step[i];
+
+		if (s->number != layer)
+			continue;
+		if (s->kind != NET_WEIGHTS || (n->has_head && i >= n->n_steps - 2))
+			snprintf(text, size, "fused");
+		else
+			snprintf(text, size, "%s:%s/%s/%s",
+				fprop_math(n) == KX_MATH_FFMA ? "general" : "mma",
+				names[fprop_math(n)], names[backward_math(n, s)],
+				s->needs_dx ? names[backward_math(n, s)] : "none");
+	}
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -379,6 +404,7 @@ const struct cuda_path cuda_net = {
 	.place = net_path_place,
 	.fill = net_path_fill,
 	.load = net_path_load,
+	.kernel = net_path_kernel,
 	.forward = net_path_forward,
 	.logits = net_path_logits,
 	.gradient = net_path_gradient,

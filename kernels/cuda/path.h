@@ -33,6 +33,8 @@ struct cuda_path {
 	int (*fill)(void *self, cudaStream_t stream);
 	/* Make `params` the weights. */
 	int (*load)(void *self, const float *params, cudaStream_t stream);
+	/* As struct device. */
+	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);
 	int (*forward)(void *self, struct kx_batch batch, cudaStream_t stream);
 	/* The output of forward: *width floats for each image, the classes first. */
 	const float *(*logits)(const void *self, size_t *width);

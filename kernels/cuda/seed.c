@@ -1,5 +1,6 @@
 /* seed.c - the path of path.h for seed:F on MNIST's images: four launches a step, or two,
  * or one for many steps. */
+#include <stdio.h>
 #include <stdlib.h>
 #include "common/mem.h"
 #include "kernels/backend.h"
@@ -156,6 +157,20 @@ static int seed_path_fill(void *self, cudaStream_t stream)
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
 }
 
+/* One kernel computes both layers. */
+static void seed_path_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
+{
+	const struct kx_seed *s = &((const struct seed *)self)->s;
+	const struct seed_tiling tiling = kx_seed_tiling(s->f_pad, s->half, (int)batch);
+
+	(void)layer;
+	snprintf(text, size, "%s",
+		kx_seed_persistent_ranges(*s, (int)batch) ? "fused:persistent"
+		: tiling.clusters                         ? "fused:cluster"
+		: tiling.half                             ? "fused:half"
+							  : "fused:fp32");
+}
+
 static int seed_path_load(void *self, const float *params, cudaStream_t stream)
 {
 	return kx_seed_pack(((struct seed *)self)->s, params, stream);
@@ -254,6 +269,7 @@ const struct cuda_path cuda_seed = {
 	.place = seed_path_place,
 	.fill = seed_path_fill,
 	.load = seed_path_load,
+	.kernel = seed_path_kernel,
 	.forward = seed_path_forward,
 	.logits = seed_path_logits,
 	.gradient = seed_path_gradient,

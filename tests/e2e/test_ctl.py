@@ -1,5 +1,6 @@
 """cnn-ctl against real servers, checkpoints and pictures; the example program; a worker's ends."""
 import json
+import re
 import signal
 import socket
 import struct
@@ -232,6 +233,14 @@ def test_the_example_fits_a_line(lab):
 
 
 ENDLESS = ("--model", "seed:8", "--epochs", 1000)
+
+
+def test_a_worker_says_which_kernels_its_model_uses(lab, small):
+    server = lab.server("--model", "conv:8:5 relu pool:2 fc:10", "--epochs", 1, "--max-updates", 3)
+    worker = lab.worker(server.endpoint, data=small)
+    assert server.wait(20) == 0
+    said = worker.line(r'level=info msg="worker kernels" layers="(.+)" device="cpu .+" batch=\d+$')[1]
+    assert re.fullmatch(r"conv1=\w+/\w+/none fc1=\w+/\w+/\w+", said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

@@ -29,6 +29,37 @@ static int use_isa(size_t i)
 	return rc == PS_OK;
 }
 
+static void every_layer_with_weights_names_its_kernels(void **state)
+{
+	static const struct {
+		const char *device, *kernels;
+	} cases[] = {
+		{"cpu-ref", "conv1=reference fc1=reference fc2=reference"},
+		{"cpu", "conv1=dense/sparse/none fc1=blas/blas/blas fc2=dense/dense/dense"},
+	};
+	struct model m;
+	struct err e = {0};
+	(void)state;
+	setenv("CNN_KX_ISA", "baseline", 1);
+	assert_int_equal(model_parse(&m, "conv:8:5 relu pool:2 fc:1000 relu fc:10",
+				 (struct shape){1, 28, 28}, &e),
+		PS_OK);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct backend_options o = {
+			.device = cases[i].device, .threads = 1, .max_batch = 10};
+		struct backend *b;
+		char text[BACKEND_KERNELS_TEXT], cut[12];
+		assert_int_equal(backend_new(&b, &m, &o, &e), PS_OK);
+		backend_kernels(b, 10, text, sizeof(text));
+		assert_string_equal(text, cases[i].kernels);
+		backend_kernels(b, 10, cut, sizeof(cut));
+		assert_memory_equal(cut, text, sizeof(cut) - 1);
+		assert_int_equal(strlen(cut), sizeof(cut) - 1);
+		backend_free(&b);
+	}
+	unsetenv("CNN_KX_ISA");
+}
+
 static void instruction_sets_that_do_not_exist_are_refused(void **state)
 {
 	(void)state;
@@ -299,6 +330,7 @@ static void equal_arguments_give_equal_bytes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_layer_with_weights_names_its_kernels),
 		cmocka_unit_test(instruction_sets_that_do_not_exist_are_refused),
 		cmocka_unit_test(models_that_the_tables_cannot_hold_are_refused),
 		cmocka_unit_test(one_image_on_odd_models_agrees_with_cpu_ref),

@@ -21,8 +21,8 @@ void turn_look(const struct server *s, struct status *out)
 		.labels = s->labels,
 		.warnings = &s->warnings,
 		.waiting = &s->waiting,
-		.saver = s->saver ? saver_stats(s->saver) : NULL,
-		.commit = s->commit ? commit_stats(s->commit) : NULL,
+		.checkpointer = s->checkpointer ? checkpointer_stats(s->checkpointer) : NULL,
+		.wal = s->wal ? wal_stats(s->wal) : NULL,
 		.now_ms = s->finish_ms ? s->finish_ms : s->awake.now_ms,
 		.rss_bytes = status_rss(),
 		.turned_away = s->admission.turned_away,
@@ -107,7 +107,7 @@ static void send_fenced(struct server *s, const struct effect *e, const struct e
 
 static void send_msg(struct server *s, const struct effect *e, const struct event *ev)
 {
-	int held = s->commit && !s->status && promise_waits(&e->msg);
+	int held = s->wal && !s->status && promise_waits(&e->msg);
 
 	router_set_lsn(s->router, held ? s->bound : 0);
 	labels_note(s->labels, e->peer, &e->msg);
@@ -115,8 +115,8 @@ static void send_msg(struct server *s, const struct effect *e, const struct even
 		send_fenced(s, e, ev);
 	else
 		router_send(s->router, e->peer, &e->msg);
-	if (held && s->bound > commit_reached(s->commit))
-		commit_start(s->commit);
+	if (held && s->bound > wal_flushed_lsn(s->wal))
+		wal_flush(s->wal);
 }
 
 static void carry_out(struct server *s, const struct effect *e, const struct event *ev)
@@ -127,9 +127,9 @@ static void carry_out(struct server *s, const struct effect *e, const struct eve
 		send_msg(s, e, ev);
 		break;
 	case EFFECT_SNAPSHOT:
-		saver_start(s->saver, s->state.core, e->generation);
-		if (s->commit)
-			commit_rotate(s->commit, e->generation);
+		checkpointer_start(s->checkpointer, s->state.core, e->generation);
+		if (s->wal)
+			wal_rotate(s->wal, e->generation);
 		break;
 	case EFFECT_STATUS:
 		send_status(s, e->peer);
@@ -164,8 +164,8 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 	uint64_t now = turn_now(s), version = core_stats(c)->version, position = 0;
 	const struct effect *e;
 
-	if (s->commit && !s->status)
-		position = commit_event(s->commit, ev, now, f);
+	if (s->wal && !s->status)
+		position = wal_append(s->wal, ev, now, f);
 	param_buffers_before_step(s->state.params, c);
 	core_step(c, ev, now);
 	label_joining(s, ev);
@@ -181,7 +181,7 @@ int turn_is_flooded(const struct server *s, const struct msg *m)
 	const struct core_config *cfg = core_config(s->state.core);
 	size_t pushes = (size_t)cfg->sessions.push_window * (core_live_workers(s->state.core) + 1);
 
-	return s->commit && m->type == MSG_PUSH &&
-	       commit_waiting(s->commit) >
+	return s->wal && m->type == MSG_PUSH &&
+	       wal_pending_bytes(s->wal) >
 		       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
 }

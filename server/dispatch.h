@@ -1,7 +1,7 @@
 /*
  * dispatch.h - one turn of the server: an event into the journal and the core, its effects out.
  *
- * What an effect says leaves when the events that it follows from are on disk (group_commit.h);
+ * What an effect says leaves when the events that it follows from are on disk (wal.h);
  * without a journal at once. Thread: the loop's.
  */
 #ifndef SERVER_DISPATCH_H

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/endpoint.h"
-#include "common/journal.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/net/address.h"
@@ -20,7 +19,7 @@
 #define DRAIN_AGAIN_MS  1500  /* ... after it could not be written once: space may come */
 #define HANG_UP_REST_MS 2000  /* between two times, if the first did not help */
 #define GAVE_UP         PS_EAGAIN
-#define ASK_MS          100 /* between two snapshots that the journal asks for */
+#define ASK_MS          100 /* between two snapshots that the log needs */
 
 /* ---- events in ---------------------------------------------------------------------------- */
 
@@ -83,25 +82,25 @@ static void tell_core(struct server *s, const struct event *ev)
 	router_flush(s->router);
 }
 
-/* The journal has come further, or has failed. */
+/* A group of the log is on disk, or has failed. */
 static void on_committed(void *arg)
 {
 	struct server *s = arg;
 
 	if (s->status)
 		return;
-	router_set_flushed(s->router, commit_reached(s->commit));
+	router_set_flushed(s->router, wal_flushed_lsn(s->wal));
 	router_flush(s->router);
 }
 
-/* A journal that is large or lost ends with the next snapshot. */
-static void care_for_journal(struct server *s)
+/* The log file is large or lost: the next snapshot begins another one. */
+static void request_snapshot(struct server *s)
 {
 	const struct event ev = {.kind = EVENT_SAVE};
 	uint64_t now = turn_now(s);
 
-	if (!s->commit || s->status || saver_busy(s->saver) || !commit_wants_snapshot(s->commit) ||
-		now - s->asked_ms < ASK_MS)
+	if (!s->wal || s->status || checkpointer_busy(s->checkpointer) ||
+		!wal_wants_snapshot(s->wal) || now - s->asked_ms < ASK_MS)
 		return;
 	s->asked_ms = now;
 	tell_core(s, &ev);
@@ -122,10 +121,10 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 	s->unsaved_ms = rc == 0 || !is_draining(s) ? 0
 			: s->unsaved_ms            ? s->unsaved_ms
 						   : turn_now(s);
-	if (s->commit && rc == 0) {
-		commit_durable(s->commit, generation);
-		commit_reserve(s->commit, saver_stats(s->saver)->bytes);
-		router_set_flushed(s->router, commit_reached(s->commit));
+	if (s->wal && rc == 0) {
+		wal_checkpointed(s->wal, generation);
+		wal_reserve(s->wal, checkpointer_stats(s->checkpointer)->bytes);
+		router_set_flushed(s->router, wal_flushed_lsn(s->wal));
 	}
 	tell_core(s, &ev);
 }
@@ -136,7 +135,7 @@ static void on_saved(void *arg, uint64_t generation, int rc)
  * from saying so. */
 static int must_end(const struct server *s)
 {
-	int failing = s->saver && saver_stats(s->saver)->failing;
+	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;
 
 	return core_ending(s->state.core) && (failing || is_draining(s));
 }
@@ -176,7 +175,7 @@ static void check_deadline(struct server *s)
 	if (!s->deadline_ms && must_end(s))
 		s->deadline_ms = now + DRAIN_MS;
 	if (s->unsaved_ms && now >= s->unsaved_ms + DRAIN_AGAIN_MS) {
-		give_up(s, PS_EIO, saver_stats(s->saver)->why);
+		give_up(s, PS_EIO, checkpointer_stats(s->checkpointer)->why);
 		return;
 	}
 	if (!s->deadline_ms || now < s->deadline_ms)
@@ -259,7 +258,7 @@ static void on_tick(uv_timer_t *t)
 	router_receive_pending(s->router);
 	transfers_poll(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
 	tell_core(s, &ev);
-	care_for_journal(s);
+	request_snapshot(s);
 	crew_look(&s->crew, s->state.core, s->labels);
 	say_data(s);
 	warnings_look(&s->warnings, s->state.core, s->status != 0);
@@ -331,25 +330,25 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 /* ---- birth ------------------------------------------------------------------------------- */
 
 /* What follows the checkpoint that is on disk now goes there. */
-static int open_journal(struct server *s, struct err *e)
+static int open_wal(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = core_config(s->state.core);
-	const struct commit_config config = {.loop = &s->loop,
+	const struct wal_config config = {.loop = &s->loop,
 		.dir = s->options->checkpoint_dir,
 		.run = cfg->run,
 		.term = cfg->term,
 		.generation = cfg->generation,
-		.most_bytes = s->options->journal_bytes,
+		.max_bytes = s->options->journal_bytes,
 		.done = on_committed,
 		.arg = s};
 
 	if (!cfg->checkpoint.journal) {
-		journal_remove(s->options->checkpoint_dir, 1, cfg->generation - 1);
+		wal_remove_files(s->options->checkpoint_dir, cfg->generation - 1);
 		return PS_OK;
 	}
-	int rc = commit_new(&s->commit, &config, e);
+	int rc = wal_new(&s->wal, &config, e);
 	if (!rc)
-		commit_reserve(s->commit, saver_stats(s->saver)->bytes);
+		wal_reserve(s->wal, checkpointer_stats(s->checkpointer)->bytes);
 	return rc;
 }
 
@@ -429,11 +428,12 @@ static int save_first(struct server *s, struct err *e)
 
 	if (!o->checkpoint_dir)
 		return PS_OK;
-	if (saver_new(&s->saver, &s->loop, o->checkpoint_dir, on_saved, s))
-		return err_set(e, PS_ENOMEM, "no memory for the saver");
-	saver_keep(s->saver, s->state.sound);
-	int rc = saver_write(s->saver, s->state.core, core_config(s->state.core)->generation, e);
-	return rc ? rc : open_journal(s, e);
+	if (checkpointer_new(&s->checkpointer, &s->loop, o->checkpoint_dir, on_saved, s))
+		return err_set(e, PS_ENOMEM, "no memory for checkpoints");
+	checkpointer_keep(s->checkpointer, s->state.sound);
+	int rc = checkpointer_write(
+		s->checkpointer, s->state.core, core_config(s->state.core)->generation, e);
+	return rc ? rc : open_wal(s, e);
 }
 
 /* Nothing is said of a run that will never start: its ports are open and its checkpoint is written.
@@ -452,7 +452,7 @@ static void announce(const struct server *s)
 	if (s->state.resumed && o->init)
 		log_info("server", "init_not_used", "reason=\"the run goes on\"");
 	if (!o->checkpoint_dir)
-		log_warn("saver", "off",
+		log_warn("checkpoint", "off",
 			"reason=\"no --checkpoint-dir: a crash of the server loses the run\"");
 }
 
@@ -535,12 +535,12 @@ static void release(struct server *s)
 	http_free(&s->http);
 	router_free(&s->router);
 	auth_free(&s->auth);
-	saver_free(&s->saver);
-	commit_free(&s->commit);
+	checkpointer_free(&s->checkpointer);
+	wal_free(&s->wal);
 	crew_release(&s->crew);
 	transfers_release(&s->transfers);
 	labels_free(&s->labels);
-	restore_release(&s->state);
+	startup_release(&s->state);
 }
 
 int server_start(struct server *s, const struct options *o, struct err *e)
@@ -551,14 +551,14 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	hold_signals(SIG_BLOCK);
 	if (uv_loop_init(&s->loop) != 0)
 		return err_set(e, PS_ENOMEM, "no event loop");
-	int rc = restore_open(&s->state, o, e);
+	int rc = startup_open(&s->state, o, e);
 	if (!rc) {
 		rc = open_ports(s, e);
 		if (rc)
-			restore_undo(&s->state);
+			startup_undo(&s->state);
 	}
 	if (!rc)
-		rc = restore_core(&s->state, o, e);
+		rc = startup_core(&s->state, o, e);
 	if (!rc)
 		rc = save_first(s, e);
 	if (rc) {
@@ -587,10 +587,10 @@ int server_stop(struct server *s, int *hung)
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);
 	free(result);
-	*hung = saver_busy(s->saver) || commit_busy(s->commit) || auth_busy(s->auth);
+	*hung = checkpointer_busy(s->checkpointer) || wal_busy(s->wal) || auth_busy(s->auth);
 	if (!*hung)
 		release(s);
-	else if (saver_busy(s->saver))
-		saver_abandon(s->saver);
+	else if (checkpointer_busy(s->checkpointer))
+		checkpointer_abandon(s->checkpointer);
 	return err_exit_code(status);
 }

@@ -21,7 +21,7 @@
 #include "common/endpoint.h"
 #include "common/err.h"
 #include "server/net/admission.h"
-#include "server/durability/group_commit.h"
+#include "server/durability/wal.h"
 #include "server/auth/auth.h"
 #include "server/monitor/membership.h"
 #include "server/monitor/http.h"
@@ -43,17 +43,17 @@ struct server {
 	uv_loop_t loop;
 	uv_timer_t tick, look;
 	uv_signal_t signal[SERVER_SIGNALS];
-	struct restored state;
+	struct startup state;
 	char bind[ENDPOINT_TEXT]; /* --bind with an address for its name */
 	struct auth *auth;        /* NULL: no keys */
 	struct router *router;
-	struct saver *saver;   /* NULL: no checkpoints */
-	struct commit *commit; /* NULL: no journal */
-	uint64_t bound;        /* position of the newest event that anybody could learn of */
-	uint64_t asked_ms;     /* for a snapshot on the journal's behalf, last */
-	struct http *http;     /* NULL: off */
-	uint64_t unsaved_ms;   /* since then the last checkpoint of a drain fails; 0: it does not */
-	int data_said;         /* the log has the run's data set */
+	struct checkpointer *checkpointer; /* NULL: no checkpoints */
+	struct wal *wal;                   /* NULL: no write-ahead log */
+	uint64_t bound;      /* position of the newest event that anybody could learn of */
+	uint64_t asked_ms;   /* newest request for a snapshot that the log needs */
+	struct http *http;   /* NULL: off */
+	uint64_t unsaved_ms; /* since then the last checkpoint of a drain fails; 0: it does not */
+	int data_said;       /* the log has the run's data set */
 	struct crew crew;
 	struct transfers transfers;
 	struct labels *labels;

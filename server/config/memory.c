@@ -5,7 +5,7 @@
 #define KEPT_MESSAGES 3           /* of each worker: measured, tests/e2e/test_memory.py */
 
 /* Room for the image of a checkpoint is an eighth larger than the image (checkpointer.c). The start
- * that replays a journal has the checkpoint's image and the new one at once (log_replay.c). */
+ * that replays a journal has the checkpoint's image and the new one at once (wal_replay.c). */
 static uint64_t image_bytes(const struct options *o, uint64_t core)
 {
 	uint64_t weights = (uint64_t)o->core.n_params * sizeof(float), image = core + weights;

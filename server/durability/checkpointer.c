@@ -10,13 +10,13 @@
 #include "common/mem.h"
 #include "server/core/snapshot.h"
 
-struct saver {
+struct checkpointer {
 	uv_loop_t *loop;
 	const char *dir;
-	saver_done_fn *done;
+	checkpointer_done_fn *done;
 	void *arg;
 
-	unsigned char *buffer; /* the sections, one after the other; kept between saves */
+	unsigned char *buffer; /* the sections in order; kept between checkpoints */
 	size_t room;
 	struct checkpoint image; /* points into buffer */
 
@@ -24,15 +24,17 @@ struct saver {
 	int busy, rc; /* rc, error and seconds: the pool's while busy */
 	struct err error;
 	double seconds;
-	struct saver_stats stats;
-	uint64_t sound;   /* newest generation known to be good; 0: none */
-	uint64_t dropped; /* by a write, for its space; 0: none; the pool's while busy */
-	int said;         /* that one was dropped */
+	struct checkpointer_stats stats;
+	uint64_t sound; /* newest generation known to be good; 0: none */
+	uint64_t
+		dropped; /* generation that a write removed for space; 0: none; the pool's while busy */
+	int reported; /* that a generation was dropped */
 };
 
-int saver_new(struct saver **out, uv_loop_t *loop, const char *dir, saver_done_fn *done, void *arg)
+int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
+	checkpointer_done_fn *done, void *arg)
 {
-	struct saver *s = mem_try(1, sizeof(*s));
+	struct checkpointer *s = mem_try(1, sizeof(*s));
 
 	*out = s;
 	if (!s)
@@ -45,12 +47,12 @@ int saver_new(struct saver **out, uv_loop_t *loop, const char *dir, saver_done_f
 	return PS_OK;
 }
 
-void saver_keep(struct saver *s, uint64_t sound)
+void checkpointer_keep(struct checkpointer *s, uint64_t sound)
 {
 	s->sound = sound;
 }
 
-void saver_free(struct saver **s)
+void checkpointer_free(struct checkpointer **s)
 {
 	if (!*s)
 		return;
@@ -59,8 +61,8 @@ void saver_free(struct saver **s)
 	*s = NULL;
 }
 
-/* A ledger grows a little while workers come: take more than is asked for. */
-static int make_room(struct saver *s, size_t bytes)
+/* The ledger grows while workers join: allocate an eighth more. */
+static int make_room(struct checkpointer *s, size_t bytes)
 {
 	if (bytes <= s->room)
 		return PS_OK;
@@ -73,8 +75,8 @@ static int make_room(struct saver *s, size_t bytes)
 	return PS_OK;
 }
 
-/* The core's sections into the buffer: what is saved is this instant. */
-static int take_image(struct saver *s, struct core *core, uint64_t generation)
+/* Copy the sections of the core into the buffer: the checkpoint is of this instant. */
+static int take_image(struct checkpointer *s, struct core *core, uint64_t generation)
 {
 	size_t size[IMAGE_SECTIONS], bytes = 0;
 
@@ -100,32 +102,32 @@ static int take_image(struct saver *s, struct core *core, uint64_t generation)
 /* NaN and infinity have larger bits than any number. `data` may be unaligned. */
 PS_CLONES static int all_finite(const unsigned char *data, size_t n)
 {
-	uint32_t most = 0;
+	uint32_t max = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		uint32_t bits;
 		memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
 		bits &= 0x7fffffffu;
-		most = bits > most ? bits : most;
+		max = bits > max ? bits : max;
 	}
-	return most < 0x7f800000u;
+	return max < 0x7f800000u;
 }
 
-/* The core's weights are always finite (store.c). If they are not, what is on disk is better. */
-static int check_weights(struct saver *s)
+/* The core keeps its weights finite (store.c). If they are not, the older checkpoint is better. */
+static int check_weights(struct checkpointer *s)
 {
 	const struct checkpoint_section *w = checkpoint_find(&s->image, image_names[IMAGE_WEIGHTS]);
 
 	if (all_finite(w->data, w->size / sizeof(float)))
 		return PS_OK;
 	return err_set(
-		&s->error, PS_EDIVERGED, "the weights are not finite: this state is not saved");
+		&s->error, PS_EDIVERGED, "the weights are not finite: no checkpoint is written");
 }
 
 /* On the pool. */
 static void write_image(uv_work_t *work)
 {
-	struct saver *s = work->data;
+	struct checkpointer *s = work->data;
 	double begin = clock_seconds();
 
 	if (s->rc == PS_OK)
@@ -136,26 +138,27 @@ static void write_image(uv_work_t *work)
 	s->seconds = clock_seconds() - begin;
 }
 
-static void note_outcome(struct saver *s, uint64_t generation)
+static void note_outcome(struct checkpointer *s, uint64_t generation)
 {
-	struct saver_stats *t = &s->stats;
+	struct checkpointer_stats *t = &s->stats;
 
-	if (s->dropped && !s->said++)
+	if (s->dropped && !s->reported++)
 		log_warn("checkpoint", "dropped",
-			"generation=%llu reason=\"no space for generation %llu; the next ones that "
-			"are dropped for that are not logged\"",
+			"generation=%llu reason=\"no space for generation %llu; further "
+			"generations "
+			"that are dropped for space are not logged\"",
 			(unsigned long long)s->dropped, (unsigned long long)generation);
 	if (s->rc) {
 		t->failed++;
 		if (!t->failing)
-			log_error("saver", "checkpoint_failed", "generation=%llu reason=\"%s\"",
+			log_error("checkpoint", "failed", "generation=%llu reason=\"%s\"",
 				(unsigned long long)generation, s->error.text);
 		t->failing = 1;
 		snprintf(t->why, sizeof(t->why), "%.255s", s->error.text);
 		return;
 	}
 	if (t->failing)
-		log_info("saver", "checkpoints_work_again", "generation=%llu failed=%llu",
+		log_info("checkpoint", "works_again", "generation=%llu failed=%llu",
 			(unsigned long long)generation, (unsigned long long)t->failed);
 	t->failing = 0;
 	t->why[0] = '\0';
@@ -166,7 +169,7 @@ static void note_outcome(struct saver *s, uint64_t generation)
 
 static void on_written(uv_work_t *work, int status)
 {
-	struct saver *s = work->data;
+	struct checkpointer *s = work->data;
 	uint64_t generation = s->image.generation;
 
 	if (status != 0) /* cancelled: nothing was written */
@@ -176,7 +179,7 @@ static void on_written(uv_work_t *work, int status)
 	s->done(s->arg, generation, s->rc);
 }
 
-void saver_start(struct saver *s, struct core *core, uint64_t generation)
+void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t generation)
 {
 	s->busy = 1;
 	s->rc = take_image(s, core, generation);
@@ -185,7 +188,8 @@ void saver_start(struct saver *s, struct core *core, uint64_t generation)
 	(void)uv_queue_work(s->loop, &s->work, write_image, on_written);
 }
 
-int saver_write(struct saver *s, struct core *core, uint64_t generation, struct err *e)
+int checkpointer_write(
+	struct checkpointer *s, struct core *core, uint64_t generation, struct err *e)
 {
 	s->rc = take_image(s, core, generation);
 	write_image(&s->work);
@@ -197,17 +201,17 @@ int saver_write(struct saver *s, struct core *core, uint64_t generation, struct 
 	return PS_OK;
 }
 
-void saver_abandon(const struct saver *s)
+void checkpointer_abandon(const struct checkpointer *s)
 {
 	checkpoint_clean(s->dir);
 }
 
-int saver_busy(const struct saver *s)
+int checkpointer_busy(const struct checkpointer *s)
 {
 	return s && s->busy;
 }
 
-const struct saver_stats *saver_stats(const struct saver *s)
+const struct checkpointer_stats *checkpointer_stats(const struct checkpointer *s)
 {
 	return &s->stats;
 }

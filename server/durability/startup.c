@@ -14,13 +14,12 @@
 #include <unistd.h>
 #include "common/checkpoint.h"
 #include "common/file.h"
-#include "common/journal.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/run_head.h"
 #include "common/safetensors.h"
 #include "server/core/snapshot.h"
-#include "server/durability/log_replay.h"
+#include "server/durability/wal.h"
 #include "server/config/resume_check.h"
 
 #define TERM_FILE     "TERM"
@@ -62,13 +61,13 @@ static int read_term_file(const char *dir, const char *name, uint64_t *term, str
 	rc = parse_term(text, n, term) ? PS_OK
 				       : err_set(e, PS_ECHECKPOINT,
 						 "%s is not one number: remove it only if no "
-						 "worker of this run lives any more",
+						 "worker of this run is running",
 						 path);
 	free(text);
 	return rc;
 }
 
-/* The newest term that this directory has seen, 0 for none. */
+/* The newest term of this directory, 0: none. */
 static int read_term(const char *dir, uint64_t *term, struct err *e)
 {
 	uint64_t old;
@@ -89,7 +88,7 @@ static int write_term(const char *dir, uint64_t term, struct err *e)
 	return file_replace(dir, TERM_FILE, &part, 1, e);
 }
 
-/* ---- a fresh run --------------------------------------------------------------------------- */
+/* ---- a new run --------------------------------------------------------------------------- */
 
 static int new_run_id(struct run_id *run, struct err *e)
 {
@@ -101,7 +100,7 @@ static int new_run_id(struct run_id *run, struct err *e)
 }
 
 static int begin(
-	struct restored *out, const struct options *o, struct core_config *cfg, struct err *e)
+	struct startup *out, const struct options *o, struct core_config *cfg, struct err *e)
 {
 	float *weights = param_buffers_first(out->params);
 	int rc = new_run_id(&cfg->run, e);
@@ -115,18 +114,18 @@ static int begin(
 	return rc;
 }
 
-/* ---- a run that goes on -------------------------------------------------------------------- */
+/* ---- a run that is resumed -------------------------------------------------------------------- */
 
 static const char *other_model(const struct run_head *head, const struct options *o)
 {
 	return strcmp(head->model, o->core.model) != 0 ? head->model : NULL;
 }
 
-/* Status of a checkpoint that is no good although its checksums are right: an older one may be. */
+/* The checksums of a checkpoint are right and its content is not: an older one may be usable. */
 #define REFUSED PS_EDATA
 
-/* `rc`: image_read's. REFUSED, or PS_ECHECKPOINT where this start's options do not fit. */
-static int cannot_continue(
+/* `rc`: of image_read. REFUSED, or PS_ECHECKPOINT: the options of this start do not fit the run. */
+static int refuse_resume(
 	const struct options *o, const struct checkpoint *c, int rc, const char *why, struct err *e)
 {
 	const struct checkpoint_section *live = checkpoint_find(c, image_names[IMAGE_LIVE]);
@@ -141,11 +140,11 @@ static int cannot_continue(
 		return err_set(e, PS_ECHECKPOINT, "%.150s: its run has %s: " RESUME_REMEDY,
 			o->checkpoint_dir, options);
 	return err_set(e, rc == PS_EUSAGE ? PS_ECHECKPOINT : REFUSED,
-		"%.150s: checkpoint %llu cannot be continued: %s", o->checkpoint_dir,
+		"%.150s: checkpoint %llu cannot be resumed: %s", o->checkpoint_dir,
 		(unsigned long long)c->generation, why);
 }
 
-static int resume(struct restored *out, const struct options *o, const struct checkpoint *c,
+static int resume(struct startup *out, const struct options *o, const struct checkpoint *c,
 	const struct core_config *cfg, struct err *e)
 {
 	const unsigned char *data[IMAGE_SECTIONS];
@@ -164,7 +163,7 @@ static int resume(struct restored *out, const struct options *o, const struct ch
 	int rc = image_read(
 		out->memory, param_buffers_first(out->params), cfg, data, size, &out->core, &why);
 	if (rc)
-		return cannot_continue(o, c, rc, why, e);
+		return refuse_resume(o, c, rc, why, e);
 	out->resumed = 1;
 	return PS_OK;
 }
@@ -175,7 +174,7 @@ static int read_head(
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
 
 	if (!s || run_head_read(s->data, s->size, head) != 0 || head->term >= MAX_TERM)
-		return err_set(e, REFUSED, "%s: checkpoint %llu is not a server's",
+		return err_set(e, REFUSED, "%s: checkpoint %llu was not written by a server",
 			o->checkpoint_dir, (unsigned long long)c->generation);
 	if (other_model(head, o))
 		return err_set(e, PS_ECHECKPOINT,
@@ -186,8 +185,8 @@ static int read_head(
 
 /* ---- together ------------------------------------------------------------------------------ */
 
-/* `c` may be empty: then a fresh run begins. */
-static int build(struct restored *out, const struct options *o, const struct checkpoint *c,
+/* `c` may be empty: then a new run begins. */
+static int build(struct startup *out, const struct options *o, const struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {
 	struct core_config cfg = o->core;
@@ -200,14 +199,14 @@ static int build(struct restored *out, const struct options *o, const struct che
 	if (rc)
 		return rc;
 	cfg.term = 1 + (term > head.term ? term : head.term);
-	cfg.generation = newest_seen + 1; /* saver_write writes this one */
+	cfg.generation = newest_seen + 1; /* checkpointer_write writes this one */
 	rc = c->generation ? resume(out, o, c, &cfg, e) : begin(out, o, &cfg, e);
 	return rc ? rc : write_term(o->checkpoint_dir, cfg.term, e);
 }
 
-/* A look at the content before the journals behind it are replayed. */
+/* Check the content before the log behind it is replayed. */
 static int check_content(
-	struct restored *out, const struct options *o, const struct checkpoint *c, struct err *e)
+	struct startup *out, const struct options *o, const struct checkpoint *c, struct err *e)
 {
 	struct run_head head;
 	struct core_config cfg = o->core;
@@ -217,23 +216,23 @@ static int check_content(
 	return rc ? rc : resume(out, o, c, &cfg, e);
 }
 
-static int go_on(struct restored *out, const struct options *o, struct checkpoint *c,
+static int resume_from(struct startup *out, const struct options *o, struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {
 	int rc = check_content(out, o, c, e);
 
 	if (!rc)
-		rc = recover(o->checkpoint_dir, o->core.sessions.accept_rollback, c, e);
+		rc = wal_replay(o->checkpoint_dir, o->core.sessions.accept_rollback, c, e);
 	return rc ? rc : build(out, o, c, newest_seen, e);
 }
 
 /* From `c` down to the first generation whose content is good. */
-static int go_on_from_best(struct restored *out, const struct options *o, struct checkpoint *c,
+static int resume_from_newest(struct startup *out, const struct options *o, struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {
 	int rc, refused = 0;
 
-	while ((rc = go_on(out, o, c, newest_seen, e)) == REFUSED) {
+	while ((rc = resume_from(out, o, c, newest_seen, e)) == REFUSED) {
 		uint64_t generation = c->generation;
 
 		log_warn("checkpoint", "refused", "generation=%llu reason=\"%s\"",
@@ -245,7 +244,7 @@ static int go_on_from_best(struct restored *out, const struct options *o, struct
 			return rc;
 		if (!c->generation)
 			return err_set(e, PS_ECHECKPOINT,
-				"%s: none of its checkpoints can be continued; the last refusal: "
+				"%s: none of its checkpoints can be resumed; the last refusal: "
 				"%s",
 				o->checkpoint_dir, e->text);
 	}
@@ -256,22 +255,22 @@ static int go_on_from_best(struct restored *out, const struct options *o, struct
 	return rc;
 }
 
-static int from_directory(struct restored *out, const struct options *o, struct err *e)
+static int from_directory(struct startup *out, const struct options *o, struct err *e)
 {
 	struct checkpoint c = {0};
 	uint64_t newest_seen = 0;
 	int rc = checkpoint_read_newest(o->checkpoint_dir, 1, &c, &newest_seen, e);
 
-	if (journal_newest(o->checkpoint_dir, UINT64_MAX) > newest_seen)
-		newest_seen = journal_newest(o->checkpoint_dir, UINT64_MAX);
+	if (wal_newest_file(o->checkpoint_dir) > newest_seen)
+		newest_seen = wal_newest_file(o->checkpoint_dir);
 	if (!rc)
-		rc = c.generation ? go_on_from_best(out, o, &c, newest_seen, e)
+		rc = c.generation ? resume_from_newest(out, o, &c, newest_seen, e)
 				  : build(out, o, &c, newest_seen, e);
 	checkpoint_release(&c);
 	return rc;
 }
 
-static int lock(struct restored *out, const char *dir, struct err *e)
+static int lock(struct startup *out, const char *dir, struct err *e)
 {
 	struct stat st;
 	int is_new = dir && stat(dir, &st) != 0;
@@ -282,7 +281,7 @@ static int lock(struct restored *out, const char *dir, struct err *e)
 	return rc || !dir ? rc : file_lock_dir(dir, &out->lock_fd, e);
 }
 
-void restore_undo(const struct restored *r)
+void startup_undo(const struct startup *r)
 {
 	char path[4096];
 
@@ -290,14 +289,14 @@ void restore_undo(const struct restored *r)
 		return;
 	snprintf(path, sizeof(path), "%s/LOCK", r->made);
 	(void)unlink(path);
-	(void)rmdir(r->made); /* not if somebody else has put something into it */
+	(void)rmdir(r->made); /* fails if the directory has other files */
 }
 
-int restore_open(struct restored *out, const struct options *o, struct err *e)
+int startup_open(struct startup *out, const struct options *o, struct err *e)
 {
 	int rc;
 
-	*out = (struct restored){.lock_fd = -1};
+	*out = (struct startup){.lock_fd = -1};
 	out->memory_bytes = core_bytes(&o->core);
 	out->memory = mem_lazy(out->memory_bytes);
 	if (!out->memory)
@@ -308,11 +307,11 @@ int restore_open(struct restored *out, const struct options *o, struct err *e)
 	else
 		rc = lock(out, o->checkpoint_dir, e);
 	if (rc)
-		restore_release(out);
+		startup_release(out);
 	return rc;
 }
 
-int restore_core(struct restored *out, const struct options *o, struct err *e)
+int startup_core(struct startup *out, const struct options *o, struct err *e)
 {
 	struct core_config cfg = o->core;
 
@@ -320,23 +319,23 @@ int restore_core(struct restored *out, const struct options *o, struct err *e)
 	return o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
 }
 
-int restore(struct restored *out, const struct options *o, struct err *e)
+int startup(struct startup *out, const struct options *o, struct err *e)
 {
-	int rc = restore_open(out, o, e);
+	int rc = startup_open(out, o, e);
 
 	if (rc)
 		return rc;
-	rc = restore_core(out, o, e);
+	rc = startup_core(out, o, e);
 	if (rc)
-		restore_release(out);
+		startup_release(out);
 	return rc;
 }
 
-void restore_release(struct restored *r)
+void startup_release(struct startup *r)
 {
 	param_buffers_free(&r->params);
 	mem_lazy_free(r->memory, r->memory_bytes);
 	if (r->lock_fd >= 0)
 		close(r->lock_fd);
-	*r = (struct restored){.lock_fd = -1};
+	*r = (struct startup){.lock_fd = -1};
 }

@@ -137,7 +137,7 @@ static void put_net(FILE *f, const struct router_stats *n)
 	metric(f, "replies_waiting", "gauge", "Replies that wait for a peer.", n->waiting);
 }
 
-static void put_saver(FILE *f, const struct saver_stats *s)
+static void put_checkpointer(FILE *f, const struct checkpointer_stats *s)
 {
 	metric_counter(f, "checkpoints_total", "Checkpoints on disk.", s->saved);
 	metric_counter(f, "checkpoint_failures_total", "Checkpoints that failed.", s->failed);
@@ -228,8 +228,8 @@ char *status_metrics(const struct status *s)
 	metric(f, "live_workers", "gauge", "Workers at work.", core_live_workers(s->core));
 	put_net(f, &s->net);
 	put_auth(f, &s->auth);
-	if (s->saver)
-		put_saver(f, s->saver);
+	if (s->checkpointer)
+		put_checkpointer(f, s->checkpointer);
 	metric_counter(f, "hellos_turned_away_total", "HELLOs over the rate that is let in.",
 		s->turned_away);
 	metric(f, "resident_bytes", "gauge", "Memory of the server.", (double)s->rss_bytes);

@@ -30,9 +30,9 @@ uint64_t status_rss(void)
 
 const char *status_degraded(const struct status *s)
 {
-	if (s->saver && s->saver->failing)
-		return s->saver->why;
-	return s->commit && s->commit->failing ? s->commit->why : NULL;
+	if (s->checkpointer && s->checkpointer->failing)
+		return s->checkpointer->why;
+	return s->wal && s->wal->failing ? s->wal->why : NULL;
 }
 
 const char *status_worker_state(const struct worker_view *w)
@@ -209,16 +209,17 @@ static json_t *counters_object(const struct status *s)
 
 static json_t *checkpoint_object(const struct status *s)
 {
-	if (!s->saver)
+	if (!s->checkpointer)
 		return json_null();
-	return json_pack("{s:o, s:o, s:o, s:o, s:f}", "generation", count(s->saver->generation),
-		"saved", count(s->saver->saved), "failed", count(s->saver->failed), "bytes",
-		count(s->saver->bytes), "seconds", s->saver->seconds);
+	return json_pack("{s:o, s:o, s:o, s:o, s:f}", "generation",
+		count(s->checkpointer->generation), "saved", count(s->checkpointer->saved),
+		"failed", count(s->checkpointer->failed), "bytes", count(s->checkpointer->bytes),
+		"seconds", s->checkpointer->seconds);
 }
 
-static json_t *journal_object(const struct status *s)
+static json_t *wal_object(const struct status *s)
 {
-	const struct commit_stats *t = s->commit;
+	const struct wal_stats *t = s->wal;
 
 	if (!t)
 		return json_null();
@@ -320,7 +321,7 @@ static char *status_with(const struct status *s, size_t most_workers)
 	set(o, "epoch_records", epoch_list(s->core));
 	set(o, "counters", counters_object(s));
 	set(o, "checkpoint", checkpoint_object(s));
-	set(o, "journal", journal_object(s));
+	set(o, "wal", wal_object(s));
 	set(o, "data", data_object(s->core));
 	set(o, "log_level", json_string(log_level_name(log_get_level())));
 	set(o, "connections", count(s->net.port.connections));

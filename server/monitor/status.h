@@ -8,7 +8,7 @@
 #ifndef SERVER_MONITOR_STATUS_H
 #define SERVER_MONITOR_STATUS_H
 #include <stdint.h>
-#include "server/durability/group_commit.h"
+#include "server/durability/wal.h"
 #include "server/net/net.h"
 #include "server/monitor/progress.h"
 #include "server/durability/checkpointer.h"
@@ -26,9 +26,9 @@ struct status {
 	const struct waiting *waiting;   /* NULL: nobody reports waits */
 	const struct warnings *warnings; /* NULL: none are looked for */
 	struct router_stats net;
-	const struct saver_stats *saver;   /* NULL: no checkpoints */
-	const struct commit_stats *commit; /* NULL: no journal */
-	struct auth_stats auth;            /* all zero: no keys */
+	const struct checkpointer_stats *checkpointer; /* NULL: no checkpoints */
+	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
+	struct auth_stats auth;                        /* all zero: no keys */
 	uint64_t now_ms;
 	uint64_t rss_bytes;
 	uint64_t turned_away; /* HELLOs, see admission.h */

@@ -85,7 +85,7 @@ def test_a_server_goes_on_from_a_journal_with_either_level(lab):
     acked = kill_all(run)
     run.options = run.options[:-1] + ("replay",)
     run.restart_server()
-    run.server.line("journal replayed")
+    run.server.line("wal replayed")
     for i in range(2):
         run.start_worker(i)
         assert resumed(run.crew[i]) >= acked[i]

@@ -240,8 +240,8 @@ def test_own_journal_fills_the_disk(lab, small_disk, figure):
     took = time.monotonic() - begun
     status = server.status()
     assert status["degraded"] is None and status["checkpoint"]["failed"] == 0, status
-    server.line("journal gives_way")
-    assert sum("journal gives_way" in line for line in server.lines) == 1, "said once"
+    server.line("wal gives_way")
+    assert sum("wal gives_way" in line for line in server.lines) == 1, "said once"
     figure("P5", took, "s for 30 pushes that fill the disk", took <= 10, what="own journal")
 
 
@@ -273,7 +273,7 @@ def test_drain_with_a_full_disk(lab, small_disk, figure):
     server = lab.server("--model", "vector:8", directory=small_disk / "ckpt")
     full_with_one_checkpoint(server, small_disk)
     ctl = lab.add(Process("ctl", command("cnn-ctl", "--server", server.endpoint, "drain")))
-    server.line("checkpoint_failed")
+    server.line("checkpoint failed")
     begun = time.monotonic()
     assert server.status()["state"] == "ending"
     code = server.wait(20)

@@ -3,7 +3,6 @@
  * simulated disk, replies that wait for it, and what a start must find again. It follows
  * server/dispatch.c and server.c.
  */
-#include "common/journal.h"
 #include <string.h>
 #include <xxhash.h>
 #include "proto/wire.h"
@@ -23,7 +22,7 @@ void journal_reset(struct sim *s)
 
 void journal_release(struct sim *s)
 {
-	commit_free(&s->journal.commit);
+	wal_free(&s->journal.wal);
 	s->journal.n = 0;
 }
 
@@ -62,9 +61,9 @@ static void flush(struct sim *s, uint64_t reached)
 void journal_say(struct sim *s, const struct item *to, const struct msg *m)
 {
 	struct sim_journal *j = &s->journal;
-	int held = j->commit && !s->server.over && promise_waits(m);
+	int held = j->wal && !s->server.over && promise_waits(m);
 
-	if (!held || (!j->n && j->bound <= commit_reached(j->commit))) {
+	if (!held || (!j->n && j->bound <= wal_flushed_lsn(j->wal))) {
 		leave(s, to, m);
 		return;
 	}
@@ -73,7 +72,7 @@ void journal_say(struct sim *s, const struct item *to, const struct msg *m)
 		return;
 	}
 	j->held[(j->first + j->n++) % SIM_HELD] = (struct reply){j->bound, *to, *m};
-	commit_start(j->commit);
+	wal_flush(j->wal);
 }
 
 void journal_finish(struct sim *s)
@@ -88,7 +87,7 @@ static void on_committed(void *arg)
 	struct sim *s = arg;
 
 	if (!s->server.over)
-		flush(s, commit_reached(s->journal.commit));
+		flush(s, wal_flushed_lsn(s->journal.wal));
 }
 
 uint64_t journal_event(struct sim *s, const struct event *ev)
@@ -96,12 +95,12 @@ uint64_t journal_event(struct sim *s, const struct event *ev)
 	struct frames f;
 	uint64_t position;
 
-	if (!s->journal.commit || s->server.over)
+	if (!s->journal.wal || s->server.over)
 		return 0;
 	frames_init(&f);
 	if (ev->kind == EVENT_MESSAGE && wire_encode(ev->msg, &f))
 		sim_violation(s, "a message that the wire does not take");
-	position = commit_event(s->journal.commit, ev, sim_clock(s, SIM_SERVER), f.n ? &f : NULL);
+	position = wal_append(s->journal.wal, ev, sim_clock(s, SIM_SERVER), f.n ? &f : NULL);
 	frames_release(&f);
 	return position;
 }
@@ -119,22 +118,22 @@ void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
 
 	if (position && promise_binds(c, version_before))
 		j->bound = position;
-	if (j->commit && version != version_before)
+	if (j->wal && version != version_before)
 		j->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of(s)};
 }
 
 void journal_rotate(struct sim *s, uint64_t generation)
 {
-	if (s->journal.commit)
-		commit_rotate(s->journal.commit, generation);
+	if (s->journal.wal)
+		wal_rotate(s->journal.wal, generation);
 }
 
 void journal_durable(struct sim *s, uint64_t generation)
 {
-	if (!s->journal.commit)
+	if (!s->journal.wal)
 		return;
-	commit_durable(s->journal.commit, generation);
-	flush(s, commit_reached(s->journal.commit));
+	wal_checkpointed(s->journal.wal, generation);
+	flush(s, wal_flushed_lsn(s->journal.wal));
 }
 
 void journal_tick(struct sim *s)
@@ -142,8 +141,8 @@ void journal_tick(struct sim *s)
 	struct sim_journal *j = &s->journal;
 	uint64_t now = sim_clock(s, SIM_SERVER);
 
-	if (!j->commit || s->server.over || saver_busy(s->server.saver) ||
-		!commit_wants_snapshot(j->commit) || now - j->asked_ms < ASK_MS)
+	if (!j->wal || s->server.over || checkpointer_busy(s->server.checkpointer) ||
+		!wal_wants_snapshot(j->wal) || now - j->asked_ms < ASK_MS)
 		return;
 	j->asked_ms = now;
 	server_event(s, &(struct event){.kind = EVENT_SAVE});
@@ -154,18 +153,18 @@ void journal_tick(struct sim *s)
 int journal_boot(struct sim *s, struct err *e)
 {
 	const struct core_config *cfg = core_config(s->server.state.core);
-	const struct commit_config config = {.dir = DISK_DIRECTORY,
+	const struct wal_config config = {.dir = DISK_DIRECTORY,
 		.run = cfg->run,
 		.term = cfg->term,
 		.generation = cfg->generation,
-		.most_bytes = s->options.journal_bytes,
+		.max_bytes = s->options.journal_bytes,
 		.done = on_committed,
 		.arg = s};
 
 	s->journal.bound = s->journal.asked_ms = 0;
 	if (cfg->checkpoint.journal)
-		return commit_new(&s->journal.commit, &config, e);
-	journal_remove(DISK_DIRECTORY, 1, cfg->generation - 1);
+		return wal_new(&s->journal.wal, &config, e);
+	wal_remove_files(DISK_DIRECTORY, cfg->generation - 1);
 	return PS_OK;
 }
 
@@ -175,7 +174,7 @@ void journal_found(struct sim *s)
 	uint64_t version = core_stats(s->server.core)->version;
 	const struct seen *before = &j->seen[version % SIM_VERSIONS];
 
-	if (!j->commit)
+	if (!j->wal)
 		return;
 	if (version < j->told_version && !s->disk.broken)
 		sim_violation(s, "version %llu was told to somebody; the start finds %llu",

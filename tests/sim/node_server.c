@@ -1,5 +1,5 @@
 /*
- * node_server.c - the server of the simulator: the real core, saver and restore in a process of
+ * node_server.c - the server of the simulator: the real core, checkpointer and restore in a process of
  * virtual time. It follows server/server.c: restore, save, speak; effects in order; the last words.
  */
 #include <stdlib.h>
@@ -23,8 +23,8 @@ void server_release(struct sim *s)
 
 	s->disk.dead = 1; /* what is freed now writes no more */
 	journal_release(s);
-	saver_free(&v->saver);
-	restore_release(&v->state);
+	checkpointer_free(&v->checkpointer);
+	startup_release(&v->state);
 	disk_killed(&s->disk);
 	v->core = NULL;
 	v->life = 0;
@@ -48,15 +48,15 @@ static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;
 	s->disk.capacity = 0; /* a start that finds no space ends: that is not what is tried here */
-	int rc = restore(&v->state, &s->options, e);
+	int rc = startup(&v->state, &s->options, e);
 
 	if (!rc)
-		rc = saver_new(&v->saver, NULL, DISK_DIRECTORY, on_saved, s);
+		rc = checkpointer_new(&v->checkpointer, NULL, DISK_DIRECTORY, on_saved, s);
 	if (!rc)
-		saver_keep(v->saver, v->state.sound);
+		checkpointer_keep(v->checkpointer, v->state.sound);
 	if (!rc)
-		rc = saver_write(
-			v->saver, v->state.core, core_config(v->state.core)->generation, e);
+		rc = checkpointer_write(
+			v->checkpointer, v->state.core, core_config(v->state.core)->generation, e);
 	return rc ? rc : journal_boot(s, e);
 }
 
@@ -205,7 +205,7 @@ void server_job(struct sim *s, struct item *it)
 		server_crash(s, v->power);
 		return;
 	}
-	if (!s->disk.fails && !commit_busy(s->journal.commit)) /* so it was a save */
+	if (!s->disk.fails && !wal_busy(s->journal.wal)) /* so it was a save */
 		bounds_disk(s);
 	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
 }
@@ -294,7 +294,8 @@ static void finish(struct sim *s, int status)
 static void limit_space(struct sim *s)
 {
 	if (s->tight)
-		s->disk.capacity = saver_stats(s->server.saver)->bytes * 13 / 4 + 4096;
+		s->disk.capacity =
+			checkpointer_stats(s->server.checkpointer)->bytes * 13 / 4 + 4096;
 }
 
 static void carry_out(struct sim *s, const struct effect *e)
@@ -304,9 +305,9 @@ static void carry_out(struct sim *s, const struct effect *e)
 		say(s, e);
 		break;
 	case EFFECT_SNAPSHOT:
-		if (saver_busy(s->server.saver))
+		if (checkpointer_busy(s->server.checkpointer))
 			sim_violation(s, "two snapshots at once");
-		saver_start(s->server.saver, s->server.core, e->generation);
+		checkpointer_start(s->server.checkpointer, s->server.core, e->generation);
 		limit_space(s);
 		journal_rotate(s, e->generation);
 		break;
@@ -363,11 +364,11 @@ void server_event(struct sim *s, const struct event *ev)
 
 /* ---- at the end ------------------------------------------------------------------------------ */
 
-struct core *server_restore(struct sim *s, struct restored *r)
+struct core *server_restore(struct sim *s, struct startup *r)
 {
 	struct err e = {0};
 
-	if (restore(r, &s->options, &e) == 0)
+	if (startup(r, &s->options, &e) == 0)
 		return r->core;
 	if (!s->disk.broken)
 		sim_violation(s, "what is on the disk at the end is refused: %s", e.text);

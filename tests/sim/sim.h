@@ -1,6 +1,6 @@
 /*
  * sim.h - one whole run of cnn-ps in one thread and virtual time: the real server core over the
- * real saver, restore and checkpoint code, real worker sessions, a hostile network, a disk that
+ * real checkpointer, restore and checkpoint code, real worker sessions, a hostile network, a disk that
  * keeps no more than POSIX promises, clocks that leap and lives that end at any moment. One seed
  * decides all.
  *
@@ -24,7 +24,7 @@
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
 #include "common/clock.h"
-#include "server/durability/group_commit.h"
+#include "server/durability/wal.h"
 #include "server/config/options.h"
 #include "server/durability/startup.h"
 #include "server/durability/checkpointer.h"
@@ -140,8 +140,8 @@ struct sim_worker {
 };
 
 struct sim_server {
-	struct restored state;
-	struct saver *saver;
+	struct startup state;
+	struct checkpointer *checkpointer;
 	struct core *core; /* NULL: down */
 	float *spare;      /* the buffer of weights that is not the core's first one */
 	uint64_t life, epoch;
@@ -164,8 +164,8 @@ struct reply {
 
 /* --durability always: what waits for the disk, and what a start must find again. */
 struct sim_journal {
-	struct commit *commit; /* NULL: down, or --durability replay */
-	struct reply *held;    /* a ring of SIM_HELD */
+	struct wal *wal;    /* NULL: down, or --durability replay */
+	struct reply *held; /* a ring of SIM_HELD */
 	uint32_t first, n;
 	uint64_t bound, asked_ms;
 	uint64_t told_version; /* the newest that anybody was told of */
@@ -287,7 +287,7 @@ void server_end(struct sim *s);
 /* Nothing of its process is left. */
 void server_release(struct sim *s);
 /* Read what is on the disk, as a start does; NULL: it is refused, and s->violation says why. */
-struct core *server_restore(struct sim *s, struct restored *r);
+struct core *server_restore(struct sim *s, struct startup *r);
 
 /* node_journal.c; without a journal these do nothing but send */
 void journal_reset(struct sim *s);

@@ -100,7 +100,7 @@ static void add_buffer(struct sim *s, const struct core *c)
 
 void verdict(struct sim *s)
 {
-	struct restored r;
+	struct startup r;
 	const struct core *c;
 
 	disk_killed(&s->disk);
@@ -116,7 +116,7 @@ void verdict(struct sim *s)
 		add_buffer(s, c);
 	if (s->training && !s->disk.broken)
 		images_ledger(s, c);
-	restore_release(&r);
+	startup_release(&r);
 	disk_killed(&s->disk);
 	if (s->mode == SIM_LBFGS && s->disk.broken)
 		return;

@@ -31,10 +31,10 @@ static long applied(const float *w, size_t n)
 
 static void look(const struct options *o)
 {
-	struct restored r;
+	struct startup r;
 	struct worker_view worker;
 	struct err e;
-	int rc = restore(&r, o, &e);
+	int rc = startup(&r, o, &e);
 
 	if (rc) {
 		printf("%d 0 0 0 0 %s\n", rc, e.text);
@@ -44,7 +44,7 @@ static void look(const struct options *o)
 	core_worker(r.core, 0, &worker);
 	printf("0 %d %llu %llu %ld\n", r.resumed, (unsigned long long)cfg->term,
 		(unsigned long long)worker.last_seq, applied(core_weights(r.core), cfg->n_params));
-	restore_release(&r);
+	startup_release(&r);
 }
 
 int main(int argc, char **argv)

@@ -34,11 +34,11 @@ static UNUSED void lab_options(struct options *o, const char *line)
 }
 
 /* The core of these options, as a start would make it. */
-static UNUSED void lab_restore(struct restored *r, const struct options *o)
+static UNUSED void lab_restore(struct startup *r, const struct options *o)
 {
 	struct err e = {0};
 
-	if (restore(r, o, &e) != PS_OK)
+	if (startup(r, o, &e) != PS_OK)
 		fail_msg("%s", e.text);
 }
 

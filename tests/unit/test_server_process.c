@@ -129,9 +129,9 @@ static void a_full_disk_degrades_and_gets_over(void **state)
 	assert_int_equal(cnnps_checkpoint(c, &generation), 0);
 	assert_true(generation > 1);
 	read_some(s, 0);
-	const char *first = strstr(s->said, "checkpoint_failed");
+	const char *first = strstr(s->said, "checkpoint failed");
 	assert_non_null(first);
-	assert_null(strstr(first + 1, "checkpoint_failed")); /* said once */
+	assert_null(strstr(first + 1, "checkpoint failed")); /* said once */
 	cnnps_close(&c);
 }
 

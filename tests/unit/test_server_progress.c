@@ -5,7 +5,7 @@
 #include "server/monitor/progress.h"
 
 static struct options options;
-static struct restored run;
+static struct startup run;
 static struct lab_worker worker;
 static struct progress progress;
 static struct capture errors;
@@ -21,7 +21,7 @@ static void begin(const char *line)
 static int tear_down(void **state)
 {
 	(void)state;
-	restore_release(&run);
+	startup_release(&run);
 	return 0;
 }
 

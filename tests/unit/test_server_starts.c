@@ -153,7 +153,7 @@ static void without_a_directory_it_warns_once_and_refuses_checkpoints(void **sta
 	(void)state;
 	struct server *s = launch("--bind;tcp://127.0.0.1:0;" LEDGER);
 	endpoint(s, url);
-	const char *warning = strstr(s->said, "level=warn msg=\"saver off\"");
+	const char *warning = strstr(s->said, "level=warn msg=\"checkpoint off\"");
 	assert_non_null(warning);
 	assert_null(strstr(warning + 1, "level=warn"));
 	struct cnnps *c = join(url);

@@ -8,10 +8,10 @@
 #include "server/monitor/status.h"
 
 static struct options options;
-static struct restored run;
+static struct startup run;
 static struct lab_worker worker;
 static struct progress progress;
-static struct saver_stats saver;
+static struct checkpointer_stats checkpointer;
 static struct status now;
 
 static void begin(const char *line)
@@ -20,10 +20,11 @@ static void begin(const char *line)
 	lab_restore(&run, &options);
 	progress_init(&progress, run.core, 1000);
 	worker = (struct lab_worker){.core = run.core, .peer = 5, .now_ms = 2000};
-	saver = (struct saver_stats){.saved = 3, .generation = 44, .bytes = 555, .seconds = 0.25};
+	checkpointer = (struct checkpointer_stats){
+		.saved = 3, .generation = 44, .bytes = 555, .seconds = 0.25};
 	now = (struct status){.core = run.core,
 		.progress = &progress,
-		.saver = &saver,
+		.checkpointer = &checkpointer,
 		.now_ms = 3500,
 		.rss_bytes = 777,
 		.net = {.malformed = 2, .port.connections = 6}};
@@ -32,7 +33,7 @@ static void begin(const char *line)
 static int tear_down(void **state)
 {
 	(void)state;
-	restore_release(&run);
+	startup_release(&run);
 	return 0;
 }
 
@@ -149,13 +150,13 @@ static void a_failing_saver_is_a_degraded_server(void **state)
 {
 	(void)state;
 	begin("--model;vector:4");
-	saver.failing = 1;
-	snprintf(saver.why, sizeof(saver.why), "no space left");
+	checkpointer.failing = 1;
+	snprintf(checkpointer.why, sizeof(checkpointer.why), "no space left");
 	assert_string_equal(status_degraded(&now), "no space left");
 	json_t *o = parsed(status_json(&now));
 	assert_string_equal(text_of(o, "degraded"), "no space left");
 	json_decref(o);
-	now.saver = NULL;
+	now.checkpointer = NULL;
 	assert_null(status_degraded(&now));
 	o = parsed(status_json(&now));
 	assert_true(json_is_null(json_object_get(o, "checkpoint")));
@@ -372,7 +373,7 @@ static const char *warning_of(const char *line, uint32_t correct)
 	const char *found = json_string_value(json_array_get(list, 0));
 	snprintf(text, sizeof(text), "%s", found ? found : "");
 	json_decref(o);
-	restore_release(&run);
+	startup_release(&run);
 	return found ? text : NULL;
 }
 
@@ -414,7 +415,7 @@ static void a_rate_far_above_the_usual_is_warned_about(void **state)
 	begin("--model;fc:10;--mode;sync;--lr;1");
 	expect_rate(options.usual_rate, 0);
 	expect_rate(options.usual_rate / 10, 1);
-	restore_release(&run);
+	startup_release(&run);
 	assert_null(warning_of("--model;fc:10;--epochs;1;--optimizer;adagrad;--lr;0.5", 60));
 }
 

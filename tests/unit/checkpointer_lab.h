@@ -1,18 +1,18 @@
 /*
- * saver_lab.h - starts and saves of a run in a scratch directory, without its sockets: what is
+ * checkpointer_lab.h - starts and saves of a run in a scratch directory, without its sockets: what is
  * common to the tests of server/durability/checkpointer.h and server/durability/startup.h.
  */
-#ifndef TESTS_UNIT_SAVER_LAB_H
-#define TESTS_UNIT_SAVER_LAB_H
+#ifndef TESTS_UNIT_CHECKPOINTER_LAB_H
+#define TESTS_UNIT_CHECKPOINTER_LAB_H
 #include <signal.h>
 #include "server/core/snapshot.h"
 #include "server/durability/checkpointer.h"
 #include "tests/unit/server_lab.h"
 
 static struct options options;
-static struct restored run;
+static struct startup run;
 static struct lab_worker worker;
-static struct saver *saver;
+static struct checkpointer *checkpointer;
 static uv_loop_t loop;
 static struct capture errors;
 static char dir[64], line[1024];
@@ -42,9 +42,9 @@ static inline int set_up(void **state)
 static inline int tear_down(void **state)
 {
 	(void)state;
-	saver_free(&saver);
-	assert_null(saver);
-	restore_release(&run);
+	checkpointer_free(&checkpointer);
+	assert_null(checkpointer);
+	startup_release(&run);
 	scratch_remove(dir);
 	return uv_loop_close(&loop);
 }
@@ -58,16 +58,17 @@ static inline void start(const char *more)
 	lab_options(&options, line);
 	lab_restore(&run, &options);
 	worker = (struct lab_worker){.core = run.core, .peer = 5, .now_ms = 1000};
-	assert_int_equal(saver_new(&saver, &loop, dir, on_done, &done), PS_OK);
+	assert_int_equal(checkpointer_new(&checkpointer, &loop, dir, on_done, &done), PS_OK);
 	assert_int_equal(
-		saver_write(saver, run.core, core_config(run.core)->generation, &e), PS_OK);
+		checkpointer_write(checkpointer, run.core, core_config(run.core)->generation, &e),
+		PS_OK);
 }
 
 /* The process is gone: no file is written, the lock is free. */
 static inline void die(void)
 {
-	saver_free(&saver);
-	restore_release(&run);
+	checkpointer_free(&checkpointer);
+	startup_release(&run);
 }
 
 static inline void start_must_fail(const char *more, int status, const char *named)
@@ -76,18 +77,18 @@ static inline void start_must_fail(const char *more, int status, const char *nam
 
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--warm-start-updates;0;%s", dir, more);
 	lab_options(&options, line);
-	assert_int_equal(restore(&run, &options, &e), status);
+	assert_int_equal(startup(&run, &options, &e), status);
 	if (!strstr(e.text, named))
 		fail_msg("\"%s\" does not name \"%s\"", e.text, named);
 }
 
 static inline void save(uint64_t generation)
 {
-	saver_start(saver, run.core, generation);
-	assert_true(saver_busy(saver));
+	checkpointer_start(checkpointer, run.core, generation);
+	assert_true(checkpointer_busy(checkpointer));
 	assert_int_equal(done.calls, 0); /* never from inside */
 	uv_run(&loop, UV_RUN_DEFAULT);
-	assert_false(saver_busy(saver));
+	assert_false(checkpointer_busy(checkpointer));
 	assert_int_equal(done.calls, 1);
 	assert_int_equal(done.generation, generation);
 	done.calls = 0;

@@ -1,19 +1,18 @@
 /*
- * commit_lab.h - a server's journal, core and disk without its sockets: events go to the core and,
- * through server/durability/group_commit.h, to files of a scratch directory whose disk can be told
+ * wal_lab.h - a server's journal, core and disk without its sockets: events go to the core and,
+ * through server/durability/wal.h, to files of a scratch directory whose disk can be told
  * to fail.
  *
  * One per program (it replaces write and fdatasync). Thread: the test's, which runs the loop.
  */
-#ifndef TESTS_UNIT_COMMIT_LAB_H
-#define TESTS_UNIT_COMMIT_LAB_H
+#ifndef TESTS_UNIT_WAL_LAB_H
+#define TESTS_UNIT_WAL_LAB_H
 #include <errno.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "common/checkpoint.h"
 #include "common/generation.h"
-#include "server/durability/group_commit.h"
-#include "server/durability/log_replay.h"
+#include "server/durability/wal.h"
 #include "tests/unit/core_images.h"
 #include "tests/unit/scratch.h"
 
@@ -52,7 +51,7 @@ static struct shell {
 	char dir[64];
 	uv_loop_t loop;
 	struct bench b;
-	struct commit *commit;
+	struct wal *wal;
 	struct wire *wire;
 	struct stamp stamp;
 	uint64_t seq, newest;
@@ -92,7 +91,7 @@ static inline void assert_recovers(int accept_loss)
 	struct err e;
 
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
-	assert_int_equal(recover(sh.dir, accept_loss, &c, &e), PS_OK);
+	assert_int_equal(wal_replay(sh.dir, accept_loss, &c, &e), PS_OK);
 	for (int i = 0; i < IMAGE_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(&c, image_names[i]);
 		assert_int_equal(s->size, img.size[i]);
@@ -110,7 +109,7 @@ static inline int recovered_pushes(int accept_loss, int *rc)
 	float w = 0;
 
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
-	*rc = recover(sh.dir, accept_loss, &c, &e);
+	*rc = wal_replay(sh.dir, accept_loss, &c, &e);
 	memcpy(&w, checkpoint_find(&c, "weights")->data, sizeof(w));
 	checkpoint_release(&c);
 	return (int)-w;
@@ -134,11 +133,11 @@ static inline void take(const struct event *ev, struct frames *f)
 {
 	const struct effect *e;
 
-	sh.newest = commit_event(sh.commit, ev, sh.b.now_ms, f);
+	sh.newest = wal_append(sh.wal, ev, sh.b.now_ms, f);
 	bench_step(&sh.b, ev);
 	e = bench_effect(&sh.b, EFFECT_SNAPSHOT);
 	if (e)
-		commit_rotate(sh.commit, e->generation);
+		wal_rotate(sh.wal, e->generation);
 }
 
 /* As from the network. */
@@ -170,8 +169,8 @@ static inline void tick(void)
 /* Until the pool has done what it was given. */
 static inline void settle(void)
 {
-	commit_start(sh.commit);
-	while (commit_busy(sh.commit))
+	wal_flush(sh.wal);
+	while (wal_busy(sh.wal))
 		uv_run(&sh.loop, UV_RUN_ONCE);
 }
 
@@ -181,7 +180,7 @@ static inline void saved(int ok)
 	uint64_t generation = sh.b.saving;
 
 	if (ok)
-		commit_durable(sh.commit, generation);
+		wal_checkpointed(sh.wal, generation);
 	sh.b.saving = 0;
 	take(&(struct event){.kind = ok ? EVENT_DURABLE : EVENT_SAVE_FAILED,
 		     .generation = generation},
@@ -222,17 +221,17 @@ static inline void failing_snapshots(int n)
 static inline void open_journal(void)
 {
 	const struct core_config *cfg = core_config(sh.b.core);
-	const struct commit_config config = {.loop = &sh.loop,
+	const struct wal_config config = {.loop = &sh.loop,
 		.dir = sh.dir,
 		.run = cfg->run,
 		.term = cfg->term,
 		.generation = cfg->generation,
-		.most_bytes = 100000,
+		.max_bytes = 100000,
 		.done = on_done,
 		.arg = &sh};
 	struct err e;
 
-	assert_int_equal(commit_new(&sh.commit, &config, &e), PS_OK);
+	assert_int_equal(wal_new(&sh.wal, &config, &e), PS_OK);
 }
 
 static inline int set_up(void **state)
@@ -260,7 +259,7 @@ static inline int tear_down(void **state)
 	(void)state;
 	writes_left = syncs_left = -1;
 	settle();
-	commit_free(&sh.commit);
+	wal_free(&sh.wal);
 	wire_free(&sh.wire);
 	bench_close(&sh.b);
 	scratch_remove(sh.dir);

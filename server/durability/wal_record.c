@@ -1,10 +1,10 @@
-/* event_record.c - see event_record.h. */
-#include "server/durability/event_record.h"
+/* wal_record.c - see wal_record.h. */
+#include "server/durability/wal_record.h"
 #include <string.h>
 #include "common/le.h"
 
 #define NUMBERS 5
-#define PLACE   UINT64_MAX /* no kind of event */
+#define MARK    UINT64_MAX /* no kind of event */
 
 static unsigned char *put(unsigned char *at, uint64_t value)
 {
@@ -12,8 +12,8 @@ static unsigned char *put(unsigned char *at, uint64_t value)
 	return at + 8;
 }
 
-size_t event_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
-	unsigned char out[EVENT_RECORD_HEAD])
+size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
+	unsigned char out[WAL_RECORD_HEAD])
 {
 	unsigned char *at = put(out, (uint64_t)ev->kind);
 	size_t n = f ? f->n : 0;
@@ -27,29 +27,29 @@ size_t event_record_head(const struct event *ev, uint64_t now_ms, struct frames 
 	return (size_t)(at - out);
 }
 
-size_t event_record_place(uint64_t generation, unsigned char out[EVENT_RECORD_HEAD])
+size_t wal_record_mark(uint64_t generation, unsigned char out[WAL_RECORD_HEAD])
 {
-	return (size_t)(put(put(out, PLACE), generation) - out);
+	return (size_t)(put(put(out, MARK), generation) - out);
 }
 
-uint64_t event_record_is_place(const unsigned char *data, size_t size)
+uint64_t wal_record_is_mark(const unsigned char *data, size_t size)
 {
-	return size == 16 && le64_get(data) == PLACE ? le64_get(data + 8) : 0;
+	return size == 16 && le64_get(data) == MARK ? le64_get(data + 8) : 0;
 }
 
-size_t event_record_most(size_t n_params)
+size_t wal_record_max(size_t n_params)
 {
-	return EVENT_RECORD_HEAD + WIRE_MAX_HEADER + n_params * sizeof(float);
+	return WAL_RECORD_HEAD + WIRE_MAX_HEADER + n_params * sizeof(float);
 }
 
-int event_reader_init(struct event_reader *r, size_t n_params)
+int wal_record_reader_init(struct wal_record_reader *r, size_t n_params)
 {
 	memset(r, 0, sizeof(*r));
 	frames_init(&r->frames);
 	return wire_new(&r->wire, n_params);
 }
 
-void event_reader_release(struct event_reader *r)
+void wal_record_reader_release(struct wal_record_reader *r)
 {
 	frames_release(&r->frames);
 	wire_free(&r->wire);
@@ -62,7 +62,8 @@ static void keep(void *data, void *hint)
 }
 
 /* Frames that lie in `data`, which ends where the last one does. */
-static int take_frames(struct event_reader *r, const unsigned char *data, size_t size, uint64_t n)
+static int take_frames(
+	struct wal_record_reader *r, const unsigned char *data, size_t size, uint64_t n)
 {
 	size_t at = 8 * (NUMBERS + (size_t)n);
 
@@ -80,7 +81,7 @@ static int take_frames(struct event_reader *r, const unsigned char *data, size_t
 	return at == size ? PS_OK : PS_EPROTO;
 }
 
-int event_record_read(struct event_reader *r, const unsigned char *data, size_t size)
+int wal_record_read(struct wal_record_reader *r, const unsigned char *data, size_t size)
 {
 	frames_release(&r->frames);
 	if (size < 8 * NUMBERS)

@@ -1,8 +1,8 @@
 /*
- * Proves what server/durability/event_record.h says: an event of any kind comes back from its bytes
+ * Proves what server/durability/wal_record.h says: an event of any kind comes back from its bytes
  * as it was, and no damage to them does harm.
  */
-#include "server/durability/event_record.h"
+#include "server/durability/wal_record.h"
 #include "tests/unit/core_bench.h"
 
 static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state)
@@ -10,23 +10,23 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 	struct rng rng = rng_seed(3, RNG_SIM, 0);
 	unsigned char whole[4096], copy[4096];
 	struct msg m = bench_push_ones((struct stamp){.term = 1, .worker = 1, .incarnation = 1}, 1);
-	struct event_reader r;
+	struct wal_record_reader r;
 	struct frames f;
 	unsigned believed = 0;
 
 	(void)state;
-	assert_int_equal(event_reader_init(&r, BENCH_PARAMS), PS_OK);
+	assert_int_equal(wal_record_reader_init(&r, BENCH_PARAMS), PS_OK);
 	for (int kind = EVENT_MESSAGE; kind <= EVENT_DRAIN; kind++) {
 		const struct event ev = {
 			.kind = (enum event_kind)kind, .peer = 7, .msg = &m, .generation = 99};
 		int has_frames = kind == EVENT_MESSAGE;
 		assert_int_equal(wire_encode(&m, &f), PS_OK);
-		size_t n = event_record_head(&ev, 1234, has_frames ? &f : NULL, whole);
+		size_t n = wal_record_head(&ev, 1234, has_frames ? &f : NULL, whole);
 		for (size_t i = 0; has_frames && i < f.n; n += zmq_msg_size(&f.frame[i++]))
 			memcpy(whole + n, zmq_msg_data(&f.frame[i]), zmq_msg_size(&f.frame[i]));
 		frames_release(&f);
-		assert_true(n <= event_record_most(BENCH_PARAMS));
-		assert_int_equal(event_record_read(&r, whole, n), PS_OK);
+		assert_true(n <= wal_record_max(BENCH_PARAMS));
+		assert_int_equal(wal_record_read(&r, whole, n), PS_OK);
 		assert_int_equal(r.event.kind, kind);
 		assert_int_equal(r.event.peer, 7);
 		assert_int_equal(r.event.generation, 99);
@@ -35,15 +35,15 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 			assert_memory_equal(
 				r.msg.push.slices.slice[0].data, bench_ones, sizeof(bench_ones));
 		for (size_t cut = 0; cut < n; cut++)
-			assert_int_not_equal(event_record_read(&r, whole, cut), PS_OK);
+			assert_int_not_equal(wal_record_read(&r, whole, cut), PS_OK);
 		for (int i = 0; i < 2000; i++) {
 			memcpy(copy, whole, n);
 			copy[rng_below(&rng, n)] ^= (unsigned char)(1 + rng_below(&rng, 255));
-			believed += event_record_read(&r, copy, n) == PS_OK;
+			believed += wal_record_read(&r, copy, n) == PS_OK;
 		}
 	}
 	print_message("%u believed\n", believed); /* a peer or a time may be any */
-	event_reader_release(&r);
+	wal_record_reader_release(&r);
 }
 
 int main(void)

@@ -1,12 +1,12 @@
 /*
- * test_server_saver.c - what is saved comes back, and a disk that fails is a state and not an end
+ * test_server_checkpointer.c - what is saved comes back, and a disk that fails is a state and not an end
  * (server/durability/checkpointer.h).
  */
 #include <errno.h>
 #include <math.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include "tests/unit/saver_lab.h"
+#include "tests/unit/checkpointer_lab.h"
 
 /* ---- saving ------------------------------------------------------------------------------ */
 
@@ -52,7 +52,7 @@ static void weights_that_are_not_finite_are_not_saved(void **state)
 		w[7849] = kept;
 	}
 	capture_end(&errors);
-	assert_int_equal(saver_stats(saver)->saved, 1);
+	assert_int_equal(checkpointer_stats(checkpointer)->saved, 1);
 	assert_non_null(strstr(errors.text, "not finite"));
 	die();
 	start("--model;fc:10");
@@ -73,7 +73,7 @@ static void went_through(uv_work_t *work, int status)
 	assert_int_equal(status, 0);
 }
 
-/* The image is of the instant of saver_start, whatever happens while it is written. */
+/* The image is of the instant of checkpointer_start, whatever happens while it is written. */
 static void a_snapshot_is_one_instant(void **state)
 {
 	(void)state;
@@ -83,7 +83,7 @@ static void a_snapshot_is_one_instant(void **state)
 	uv_work_t before = {0}; /* the pool's one thread writes only after the second push */
 	assert_int_equal(uv_sem_init(&gate, 0), 0);
 	assert_int_equal(uv_queue_work(&loop, &before, wait_at_gate, went_through), 0);
-	saver_start(saver, run.core, 3);
+	checkpointer_start(checkpointer, run.core, 3);
 	lab_push(&worker, (struct work){0}, 0, 0, 1);
 	uv_sem_post(&gate);
 	uv_run(&loop, UV_RUN_DEFAULT);
@@ -100,7 +100,7 @@ static void statistics_are_kept(void **state)
 	(void)state;
 	start("--model;fc:10");
 	save(2);
-	const struct saver_stats *s = saver_stats(saver);
+	const struct checkpointer_stats *s = checkpointer_stats(checkpointer);
 	assert_true(s->saved == 2 && s->failed == 0 && s->generation == 2 && !s->failing);
 	assert_true(s->bytes > 2 * 4 * 7850 && s->seconds > 0);
 }
@@ -123,17 +123,17 @@ static void a_full_disk_is_said_once_and_gets_over(void **state)
 	limit_files(1000); /* after that many bytes a write fails, like on a full disk */
 	capture_begin(&errors, STDERR_FILENO);
 	for (uint64_t g = 2; g <= 5; g++) {
-		saver_start(saver, run.core, g);
+		checkpointer_start(checkpointer, run.core, g);
 		uv_run(&loop, UV_RUN_DEFAULT);
 		assert_int_equal(done.rc, PS_EIO);
 	}
 	limit_files(RLIM_INFINITY);
 	capture_end(&errors);
-	const struct saver_stats *s = saver_stats(saver);
+	const struct checkpointer_stats *s = checkpointer_stats(checkpointer);
 	assert_true(s->failing && s->failed == 4 && s->saved == 1 && s->generation == 1);
 	assert_non_null(strstr(s->why, dir));
 	assert_int_equal(count_lines(errors.text), 1);
-	assert_non_null(strstr(errors.text, "checkpoint_failed"));
+	assert_non_null(strstr(errors.text, "checkpoint failed"));
 	done.calls = 0;
 	log_set_level(LOG_INFO);
 	capture_begin(&errors, STDERR_FILENO);
@@ -143,7 +143,7 @@ static void a_full_disk_is_said_once_and_gets_over(void **state)
 	assert_false(s->failing);
 	assert_string_equal(s->why, "");
 	assert_int_equal(count_lines(errors.text), 1);
-	assert_non_null(strstr(errors.text, "checkpoints_work_again"));
+	assert_non_null(strstr(errors.text, "checkpoint works_again"));
 	die();
 	start("--model;fc:10"); /* and nothing half-written is in the way */
 	assert_int_equal(core_config(run.core)->generation, 8);
@@ -156,7 +156,7 @@ static void a_start_on_a_full_disk_fails_before_it_serves(void **state)
 	(void)state;
 	start("--model;fc:10");
 	limit_files(1000);
-	assert_int_equal(saver_write(saver, run.core, 2, &e), PS_EIO);
+	assert_int_equal(checkpointer_write(checkpointer, run.core, 2, &e), PS_EIO);
 	limit_files(RLIM_INFINITY);
 	assert_non_null(strstr(e.text, dir));
 }
@@ -170,7 +170,7 @@ static void a_directory_that_vanished_is_an_error_of_that_save(void **state)
 	save(2);
 	capture_end(&errors);
 	assert_int_equal(done.rc, PS_EIO);
-	assert_true(saver_stats(saver)->failing);
+	assert_true(checkpointer_stats(checkpointer)->failing);
 	assert_int_equal(mkdir(dir, 0700), 0);
 	save(3);
 	assert_int_equal(done.rc, PS_OK);

@@ -1,10 +1,10 @@
 /*
- * test_server_restore.c - a start goes on where the newest good checkpoint ended, and refuses what
+ * test_server_startup.c - a start goes on where the newest good checkpoint ended, and refuses what
  * it must not continue (server/durability/startup.h).
  */
 #include "common/checkpoint.h"
 #include "common/safetensors.h"
-#include "tests/unit/saver_lab.h"
+#include "tests/unit/checkpointer_lab.h"
 
 static void every_start_has_a_higher_epoch(void **state)
 {
@@ -105,8 +105,8 @@ static void refused_content_gives_way_to_the_generation_before(void **state)
 	assert_true(run.resumed);
 	assert_int_equal(core_stats(run.core)->version, 1);
 	assert_int_equal(core_config(run.core)->generation, 6);
-	assert_non_null(strstr(errors.text, "checkpoint 5 cannot be continued"));
-	assert_non_null(strstr(errors.text, "checkpoint 4 cannot be continued"));
+	assert_non_null(strstr(errors.text, "checkpoint 5 cannot be resumed"));
+	assert_non_null(strstr(errors.text, "checkpoint 4 cannot be resumed"));
 	assert_non_null(strstr(errors.text, "checkpoint fallback\" generation=3"));
 	die();
 	start("--model;fc:10"); /* and what it saved at its start is good */
@@ -123,8 +123,8 @@ static void no_usable_content_is_no_fresh_run(void **state)
 	capture_begin(&errors, STDERR_FILENO);
 	start_must_fail("--model;fc:10", PS_ECHECKPOINT, "none of its checkpoints");
 	capture_end(&errors);
-	assert_non_null(strstr(errors.text, "checkpoint 4 cannot be continued"));
-	assert_non_null(strstr(errors.text, "checkpoint 2 cannot be continued"));
+	assert_non_null(strstr(errors.text, "checkpoint 4 cannot be resumed"));
+	assert_non_null(strstr(errors.text, "checkpoint 2 cannot be resumed"));
 }
 
 /* Options that do not fit say so at once: an older generation is no way around them. */
@@ -181,14 +181,14 @@ static void another_run_is_refused_and_the_option_named(void **state)
 
 static void a_second_start_is_refused_at_once(void **state)
 {
-	struct restored second;
+	struct startup second;
 	struct err e;
 	char pid[32];
 
 	(void)state;
 	start("--model;fc:10");
 	snprintf(pid, sizeof(pid), "%ld", (long)getpid());
-	assert_int_equal(restore(&second, &options, &e), PS_ELOCKED);
+	assert_int_equal(startup(&second, &options, &e), PS_ELOCKED);
 	assert_non_null(strstr(e.text, pid));
 	assert_null(second.memory);
 	assert_int_equal(epoch(), 1);
@@ -235,7 +235,7 @@ static void first_weights_come_from_the_seed_or_a_file(void **state)
 	memcpy(from_seed, core_weights(run.core), sizeof(from_seed));
 	model_init(&options.model, 3, w);
 	assert_memory_equal(from_seed, w, sizeof(w));
-	restore_release(&run);
+	startup_release(&run);
 	for (size_t i = 0; i < 7850; i++)
 		w[i] = (float)i;
 	scratch_path(dir, "w.safetensors", path);
@@ -244,10 +244,10 @@ static void first_weights_come_from_the_seed_or_a_file(void **state)
 	lab_options(&options, line);
 	lab_restore(&run, &options);
 	assert_memory_equal(core_weights(run.core), w, sizeof(w));
-	restore_release(&run);
+	startup_release(&run);
 	snprintf(line, sizeof(line), "--model;fc:11;--init;%s", path);
 	lab_options(&options, line);
-	assert_int_equal(restore(&run, &options, &e), PS_EDATA);
+	assert_int_equal(startup(&run, &options, &e), PS_EDATA);
 }
 
 int main(void)

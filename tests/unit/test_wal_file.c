@@ -1,4 +1,4 @@
-/* Proves the invariants numbered in common/journal.h. */
+/* Proves the invariants numbered in common/wal_file.h. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include "common/journal.h"
+#include "common/wal_file.h"
 #include "common/rng.h"
 #include "scratch.h"
 
@@ -64,12 +64,12 @@ static int end(void **state)
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
-static struct journal *create(uint64_t generation, uint64_t oldest)
+static struct wal_file *create(uint64_t generation, uint64_t oldest)
 {
-	const struct journal_head head = {1, 2, 3, generation, 100};
-	struct journal *j;
+	const struct wal_head head = {1, 2, 3, generation, 100};
+	struct wal_file *j;
 
-	assert_int_equal(journal_create(&j, dir, &head, oldest, &e), PS_OK);
+	assert_int_equal(wal_file_create(&j, dir, &head, oldest, &e), PS_OK);
 	return j;
 }
 
@@ -83,28 +83,28 @@ static size_t payload(uint64_t i, unsigned char *out)
 	return n;
 }
 
-static int append(struct journal *j, uint64_t i)
+static int append(struct wal_file *j, uint64_t i)
 {
 	unsigned char bytes[128];
 	size_t n = payload(i, bytes), half = n / 2;
 	const struct file_part parts[] = {{bytes, half}, {bytes + half, n - half}};
 
-	return journal_append(j, parts, 2, &e);
+	return wal_file_append(j, parts, 2, &e);
 }
 
 /* Groups of 1, 2, 3, ... records until there are `n`. */
 static void write_small(uint64_t n)
 {
-	struct journal *j = create(GENERATION, 0);
+	struct wal_file *j = create(GENERATION, 0);
 
 	for (uint64_t i = 0, group = 1, left = 1; i < n; i++) {
 		assert_int_equal(append(j, i), PS_OK);
 		if (--left > 0 && i + 1 < n)
 			continue;
-		assert_int_equal(journal_sync(j, &e), PS_OK);
+		assert_int_equal(wal_file_sync(j, &e), PS_OK);
 		left = ++group;
 	}
-	journal_close(&j);
+	wal_file_close(&j);
 	assert_null(j);
 }
 
@@ -117,23 +117,23 @@ struct read {
 
 static struct read read_back(uint64_t generation)
 {
-	struct journal_reader r;
+	struct wal_reader r;
 	struct read out = {0};
 	const unsigned char *data;
 	unsigned char expected[128];
 	size_t size;
 	int rc;
 
-	assert_int_equal(journal_open(&r, dir, generation, MOST, &e), PS_OK);
-	while ((rc = journal_next(&r, &data, &size, &e)) == 1) {
+	assert_int_equal(wal_reader_open(&r, dir, generation, MOST, &e), PS_OK);
+	while ((rc = wal_reader_next(&r, &data, &size, &e)) == 1) {
 		assert_int_equal(size, payload(out.n, expected));
 		assert_memory_equal(data, expected, size);
 		out.n++;
 	}
 	assert_int_equal(rc, 0);
-	assert_int_equal(journal_next(&r, &data, &size, &e), 0);
-	out.broken = journal_is_broken(&r, &e);
-	journal_reader_release(&r);
+	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 0);
+	out.broken = wal_reader_has_gap(&r, &e);
+	wal_reader_release(&r);
 	return out;
 }
 
@@ -176,30 +176,30 @@ static void a_record_of_megabytes_and_one_of_nothing_come_back(void **state)
 	size_t n = 3 * MOST / 4 + 5, size;
 	unsigned char *big = malloc(n);
 	const unsigned char *data;
-	struct journal_reader r;
+	struct wal_reader r;
 
 	(void)state;
 	memset(big, 0x5a, n);
-	struct journal *j = create(GENERATION, 0);
-	assert_int_equal(journal_append(j, &(struct file_part){big, n}, 1, &e), PS_OK);
-	assert_int_equal(journal_append(j, NULL, 0, &e), PS_OK);
-	assert_int_equal(journal_sync(j, &e), PS_OK);
-	assert_int_equal(journal_bytes(j), 64 + 48 + (n + 7) / 8 * 8 + 48);
-	journal_close(&j);
-	assert_int_equal(journal_open(&r, dir, GENERATION, MOST, &e), PS_OK);
+	struct wal_file *j = create(GENERATION, 0);
+	assert_int_equal(wal_file_append(j, &(struct file_part){big, n}, 1, &e), PS_OK);
+	assert_int_equal(wal_file_append(j, NULL, 0, &e), PS_OK);
+	assert_int_equal(wal_file_sync(j, &e), PS_OK);
+	assert_int_equal(wal_file_bytes(j), 64 + 48 + (n + 7) / 8 * 8 + 48);
+	wal_file_close(&j);
+	assert_int_equal(wal_reader_open(&r, dir, GENERATION, MOST, &e), PS_OK);
 	assert_int_equal(r.head.first, 100);
 	assert_int_equal(r.head.term, 3);
-	assert_int_equal(journal_next(&r, &data, &size, &e), 1);
+	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 1);
 	assert_int_equal(size, n);
 	assert_memory_equal(data, big, n);
-	assert_int_equal(journal_next(&r, &data, &size, &e), 1);
+	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 1);
 	assert_int_equal(size, 0);
-	assert_int_equal(journal_next(&r, &data, &size, &e), 0);
-	journal_reader_release(&r);
+	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 0);
+	wal_reader_release(&r);
 	/* a smaller limit: the record is not one */
-	assert_int_equal(journal_open(&r, dir, GENERATION, n - 1, &e), PS_OK);
-	assert_int_equal(journal_next(&r, &data, &size, &e), 0);
-	journal_reader_release(&r);
+	assert_int_equal(wal_reader_open(&r, dir, GENERATION, n - 1, &e), PS_OK);
+	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 0);
+	wal_reader_release(&r);
 	free(big);
 }
 
@@ -326,16 +326,16 @@ static void an_old_file_is_written_over_and_none_of_it_is_believed(void **state)
 {
 	(void)state;
 	write_small(30);
-	struct journal *j = create(GENERATION + 3, 0);
-	journal_close(&j);
+	struct wal_file *j = create(GENERATION + 3, 0);
+	wal_file_close(&j);
 	j = create(GENERATION + 5, GENERATION + 3);
 	assert_false(scratch_exists(dir, name));
 	/* a crash here: the name is there, the head still the old one's */
 	assert_int_equal(read_back(GENERATION + 5).n, 0);
 	for (uint64_t i = 0; i < 3; i++)
 		assert_int_equal(append(j, i), PS_OK);
-	assert_int_equal(journal_sync(j, &e), PS_OK);
-	journal_close(&j);
+	assert_int_equal(wal_file_sync(j, &e), PS_OK);
+	wal_file_close(&j);
 	struct read r = read_back(GENERATION + 5);
 	assert_int_equal(r.n, 3);
 	assert_int_equal(r.broken, 0); /* though good records of an older generation follow */
@@ -343,29 +343,29 @@ static void an_old_file_is_written_over_and_none_of_it_is_believed(void **state)
 
 static void files_that_no_checkpoint_needs_go_away(void **state)
 {
-	struct journal *j;
+	struct wal_file *j;
 
 	(void)state;
 	for (uint64_t g = 1; g <= 5; g++) {
 		j = create(g, 0);
-		assert_int_equal(journal_sync(j, &e), PS_OK);
-		journal_close(&j);
+		assert_int_equal(wal_file_sync(j, &e), PS_OK);
+		wal_file_close(&j);
 	}
-	assert_int_equal(journal_newest(dir, UINT64_MAX), 5);
-	assert_int_equal(journal_newest(dir, 3), 3);
+	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 5);
+	assert_int_equal(wal_file_newest(dir, 3), 3);
 	j = create(6, 4); /* one of 1, 2, 3 becomes 6 */
-	journal_close(&j);
+	wal_file_close(&j);
 	for (uint64_t g = 1; g <= 6; g++) {
 		char path[64];
 		snprintf(path, sizeof path, "journal-%016llx", (unsigned long long)g);
 		assert_int_equal(scratch_exists(dir, path), g >= 4);
 	}
-	journal_remove(dir, 5, 5);
+	wal_file_remove(dir, 5, 5);
 	assert_int_equal(scratch_exists(dir, "journal-0000000000000005"), 0);
-	assert_int_equal(journal_newest(dir, UINT64_MAX), 6);
-	journal_remove(dir, 1, 5);
-	assert_int_equal(journal_newest(dir, 5), 0);
-	assert_int_equal(journal_newest(dir, UINT64_MAX), 6);
+	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 6);
+	wal_file_remove(dir, 1, 5);
+	assert_int_equal(wal_file_newest(dir, 5), 0);
+	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 6);
 }
 
 /* The oldest checkpoint is 4, which has no journal of its own: it goes on in that of 2. */
@@ -375,35 +375,35 @@ static void the_journal_in_which_the_oldest_checkpoint_stands_is_kept(void **sta
 
 	(void)state;
 	for (int i = 0; i < 3; i++) {
-		struct journal *j = create(before[i], 0);
-		assert_int_equal(journal_sync(j, &e), PS_OK);
-		journal_close(&j);
+		struct wal_file *j = create(before[i], 0);
+		assert_int_equal(wal_file_sync(j, &e), PS_OK);
+		wal_file_close(&j);
 	}
-	struct journal *j = create(6, 4);
-	journal_close(&j);
-	assert_int_equal(journal_newest(dir, 1), 0);
-	assert_int_equal(journal_newest(dir, 4), 2);
-	assert_int_equal(journal_newest(dir, 5), 5);
+	struct wal_file *j = create(6, 4);
+	wal_file_close(&j);
+	assert_int_equal(wal_file_newest(dir, 1), 0);
+	assert_int_equal(wal_file_newest(dir, 4), 2);
+	assert_int_equal(wal_file_newest(dir, 5), 5);
 }
 
 static void a_full_disk_and_a_failed_sync_are_told(void **state)
 {
 	(void)state;
 	for (int how = 0; how < 2; how++) {
-		struct journal *j = create(GENERATION, 0);
+		struct wal_file *j = create(GENERATION, 0);
 		for (uint64_t i = 0; i < 5; i++)
 			assert_int_equal(append(j, i), PS_OK);
-		assert_int_equal(journal_sync(j, &e), PS_OK);
+		assert_int_equal(wal_file_sync(j, &e), PS_OK);
 		assert_int_equal(append(j, 5), PS_OK);
 		if (how == 0)
 			disk_left = 50;
 		else
 			sync_errno = EIO;
-		assert_int_equal(journal_sync(j, &e), PS_EIO);
+		assert_int_equal(wal_file_sync(j, &e), PS_EIO);
 		assert_non_null(strstr(e.text, name));
 		disk_left = -1;
 		sync_errno = 0;
-		journal_close(&j);
+		wal_file_close(&j);
 		struct read r = read_back(GENERATION);
 		assert_true(r.n == 5 || (how == 1 && r.n == 6));
 		scratch_remove(dir);
@@ -413,19 +413,19 @@ static void a_full_disk_and_a_failed_sync_are_told(void **state)
 
 static void a_directory_that_is_none_is_refused(void **state)
 {
-	const struct journal_head head = {.generation = 1, .first = 1};
-	struct journal_reader r;
-	struct journal *j;
+	const struct wal_head head = {.generation = 1, .first = 1};
+	struct wal_reader r;
+	struct wal_file *j;
 
 	(void)state;
-	assert_int_equal(journal_create(&j, "/nowhere", &head, 0, &e), PS_EIO);
+	assert_int_equal(wal_file_create(&j, "/nowhere", &head, 0, &e), PS_EIO);
 	assert_null(j);
-	assert_int_equal(journal_newest("/nowhere", UINT64_MAX), 0);
-	journal_remove("/nowhere", 1, 9);
+	assert_int_equal(wal_file_newest("/nowhere", UINT64_MAX), 0);
+	wal_file_remove("/nowhere", 1, 9);
 	char path[320];
 	assert_int_equal(mkfifo(scratch_path(dir, name, path), 0600), 0);
-	assert_int_equal(journal_open(&r, dir, GENERATION, MOST, &e), PS_EIO);
-	journal_reader_release(&r);
+	assert_int_equal(wal_reader_open(&r, dir, GENERATION, MOST, &e), PS_EIO);
+	wal_reader_release(&r);
 }
 
 int main(void)

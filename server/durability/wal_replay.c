@@ -1,32 +1,32 @@
-/* log_replay.c - see log_replay.h. */
-#include "server/durability/log_replay.h"
+/* wal_replay.c - see wal.h: the steps behind a checkpoint, taken again. */
+#include "server/durability/wal.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/clock.h"
-#include "common/journal.h"
+#include "common/wal_file.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/run_head.h"
 #include "server/core/snapshot.h"
-#include "server/durability/event_record.h"
+#include "server/durability/wal_record.h"
 
 struct replay {
 	const char *dir;
-	struct core_config cfg; /* of then */
+	struct core_config cfg; /* of the term that wrote the log */
 	void *memory;           /* mem_lazy */
 	size_t memory_bytes;
 	float *weights;
 	struct core *core;
-	struct event_reader events;
+	struct wal_record_reader events;
 	uint64_t now_ms, count, files;
-	uint64_t next; /* the generation that the last event began; 0: none */
+	uint64_t next; /* the snapshot that the last event began; 0: none */
 };
 
-/* ---- the core of then ----------------------------------------------------------------------- */
+/* ---- the core at the checkpoint -------------------------------------------------------------- */
 
 static int refuse(const struct replay *r, uint64_t generation, const char *why, struct err *e)
 {
-	return err_set(e, PS_ECHECKPOINT, "%.200s: the journal of checkpoint %llu: %s", r->dir,
+	return err_set(e, PS_ECHECKPOINT, "%.200s: the log file of checkpoint %llu: %s", r->dir,
 		(unsigned long long)generation, why);
 }
 
@@ -52,26 +52,26 @@ static int build(struct replay *r, const struct checkpoint *c, struct err *e)
 
 	if (rc)
 		return rc;
-	/* the weights are there: what they ask of memory is no lie */
+	/* the section has these weights, so the size of the core is plausible */
 	if (image_config(data[IMAGE_LIVE], size[IMAGE_LIVE], &r->cfg) ||
 		size[IMAGE_WEIGHTS] != r->cfg.n_params * sizeof(float))
 		return refuse(r, c->generation, "the checkpoint's configuration is malformed", e);
 	r->memory_bytes = core_bytes(&r->cfg);
 	r->memory = mem_lazy(r->memory_bytes);
 	r->weights = mem_try(r->cfg.n_params, sizeof(float));
-	if (!r->memory || !r->weights || event_reader_init(&r->events, r->cfg.n_params))
-		return err_set(e, PS_ENOMEM, "no memory to replay a journal");
+	if (!r->memory || !r->weights || wal_record_reader_init(&r->events, r->cfg.n_params))
+		return err_set(e, PS_ENOMEM, "no memory to replay the log");
 	if (image_read_live(r->memory, r->weights, &r->cfg, data, size, &r->core, &why))
 		return refuse(r, c->generation, why, e);
 	return PS_OK;
 }
 
-/* ---- its events ----------------------------------------------------------------------------- */
+/* ---- the events ----------------------------------------------------------------------------- */
 
 static int take_step(struct replay *r, const unsigned char *data, size_t size)
 {
 	const struct effect *e;
-	int rc = event_record_read(&r->events, data, size);
+	int rc = wal_record_read(&r->events, data, size);
 
 	if (rc)
 		return rc;
@@ -86,24 +86,24 @@ static int take_step(struct replay *r, const unsigned char *data, size_t size)
 	return PS_OK;
 }
 
-/* `data` lies behind the snapshot that r->next names: its events follow in the same file. */
-static int pass_place(struct replay *r, const unsigned char *data, size_t size)
+/* `data` follows the snapshot r->next: the mark of it, if later events are in the same file. */
+static int on_mark(struct replay *r, const unsigned char *data, size_t size)
 {
-	if (event_record_is_place(data, size) != r->next)
+	if (wal_record_is_mark(data, size) != r->next)
 		return PS_EPROTO;
 	r->next = 0;
 	return PS_OK;
 }
 
-/* What follows a snapshot lies behind a mark of its place, or in its own journal. */
-static int take_steps(struct replay *r, struct journal_reader *j, struct err *e)
+/* The events after a snapshot follow its mark, or are in a file of their own. */
+static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 {
 	const unsigned char *data;
 	size_t size;
 	int rc;
 
-	while ((rc = journal_next(j, &data, &size, e)) == 1)
-		if (r->next ? pass_place(r, data, size) : take_step(r, data, size))
+	while ((rc = wal_reader_next(j, &data, &size, e)) == 1)
+		if (r->next ? on_mark(r, data, size) : take_step(r, data, size))
 			return refuse(r, j->head.generation,
 				"it has an event that this program does not understand: was it "
 				"written by another version?",
@@ -111,47 +111,47 @@ static int take_steps(struct replay *r, struct journal_reader *j, struct err *e)
 	return rc;
 }
 
-/* A journal that ends where no other goes on may have been torn, or robbed of what was durable. */
-static int judge_end(struct replay *r, struct journal_reader *j, int accept_loss, struct err *e)
+/* The last file may end in a torn write, which is no loss, or have lost durable events. */
+static int check_end(struct replay *r, struct wal_reader *j, int accept_loss, struct err *e)
 {
 	uint64_t generation = j->head.generation;
-	int broken = journal_is_broken(j, e);
+	int broken = wal_reader_has_gap(j, e);
 
 	if (broken <= 0)
 		return broken;
 	if (!accept_loss)
 		return refuse(r, generation,
-			"the disk has lost events in the middle of it that had been called "
-			"durable; --accept-rollback goes on with what is before them",
+			"the disk has lost durable events in the middle of it; "
+			"--accept-rollback resumes from the state before them",
 			e);
-	log_error("journal", "lost_events", "generation=%llu kept=%llu",
-		(unsigned long long)generation, (unsigned long long)r->count);
+	log_error("wal", "lost_events", "generation=%llu kept=%llu", (unsigned long long)generation,
+		(unsigned long long)r->count);
 	return PS_OK;
 }
 
-/* All of `j`, and to the next one; j->fd < 0: there is none. */
-static int replay_file(struct replay *r, struct journal_reader *j, int accept_loss, struct err *e)
+/* Replay the file `j` and open the next one; j->fd < 0: there is none. */
+static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, struct err *e)
 {
-	struct journal_reader next = {.fd = -1};
-	const struct journal_head *h = &j->head;
+	struct wal_reader next = {.fd = -1};
+	const struct wal_head *h = &j->head;
 
-	/* a lost head has a term of 0: only its end is judged */
+	/* term 0: the head is lost, and only the end is checked */
 	if (h->term && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
 			       h->term != r->cfg.term))
 		return refuse(r, h->generation, "it is of another run, or another start of it", e);
 	r->files++;
 	int rc = take_steps(r, j, e);
 	if (!rc && r->next)
-		rc = journal_open(&next, r->dir, r->next, j->most, e);
+		rc = wal_reader_open(&next, r->dir, r->next, j->max_payload, e);
 	if (!rc && next.fd < 0)
-		rc = judge_end(r, j, accept_loss, e);
+		rc = check_end(r, j, accept_loss, e);
 	r->next = 0;
-	journal_reader_release(j);
+	wal_reader_release(j);
 	*j = next;
 	return rc;
 }
 
-/* ---- the image at their end ----------------------------------------------------------------- */
+/* ---- the state at the end ----------------------------------------------------------------- */
 
 static int take_image(struct replay *r, struct checkpoint *c, struct err *e)
 {
@@ -175,10 +175,10 @@ static int take_image(struct replay *r, struct checkpoint *c, struct err *e)
 	return PS_OK;
 }
 
-/* ---- where they begin ----------------------------------------------------------------------- */
+/* ---- the first file ---------------------------------------------------------------------------- */
 
-/* Of the start that took the checkpoint; a head that is lost tells nothing. */
-static int is_of_its_start(const struct journal_head *h, const struct checkpoint *c)
+/* Written by the term that took the checkpoint, as far as the head is known. */
+static int is_of_same_term(const struct wal_head *h, const struct checkpoint *c)
 {
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
 	struct run_head run;
@@ -188,52 +188,51 @@ static int is_of_its_start(const struct journal_head *h, const struct checkpoint
 		       h->run_lo == run.run_lo && h->term == run.term);
 }
 
-/* Go behind the place of the snapshot `generation`. There may be none: then what follows it was
- * not brought home either. */
-static int find_place(struct journal_reader *j, uint64_t generation, struct err *e)
+/* Skip to the mark of snapshot `generation`. Without a mark, no later event was synced either. */
+static int find_mark(struct wal_reader *j, uint64_t generation, struct err *e)
 {
 	const unsigned char *data;
 	size_t size;
 	int rc;
 
-	while ((rc = journal_next(j, &data, &size, e)) == 1)
-		if (event_record_is_place(data, size) == generation)
+	while ((rc = wal_reader_next(j, &data, &size, e)) == 1)
+		if (wal_record_is_mark(data, size) == generation)
 			return PS_OK;
 	return rc;
 }
 
-/* The journal behind the checkpoint, at the first event there: its own, or the one of a snapshot
- * before it that failed. j->fd < 0: there is none. */
+/* Open the file with the first event after the checkpoint: its own, or that of an older snapshot
+ * whose successors failed. j->fd < 0: there is none. */
 static int open_first(
-	const char *dir, const struct checkpoint *c, struct journal_reader *j, struct err *e)
+	const char *dir, const struct checkpoint *c, struct wal_reader *j, struct err *e)
 {
 	const struct checkpoint_section *weights = checkpoint_find(c, RUN_HEAD_WEIGHTS);
-	size_t most = event_record_most(weights ? weights->size / sizeof(float) : 0);
-	int rc = journal_open(j, dir, c->generation, most, e);
+	size_t most = wal_record_max(weights ? weights->size / sizeof(float) : 0);
+	int rc = wal_reader_open(j, dir, c->generation, most, e);
 
 	if (rc || j->fd >= 0)
 		return rc;
-	journal_reader_release(j);
-	rc = journal_open(j, dir, journal_newest(dir, c->generation - 1), most, e);
+	wal_reader_release(j);
+	rc = wal_reader_open(j, dir, wal_file_newest(dir, c->generation - 1), most, e);
 	if (rc || j->fd < 0)
 		return rc;
-	if (is_of_its_start(&j->head, c))
-		return find_place(j, c->generation, e);
-	journal_reader_release(j);
+	if (is_of_same_term(&j->head, c))
+		return find_mark(j, c->generation, e);
+	wal_reader_release(j);
 	return PS_OK;
 }
 
 static void release(struct replay *r)
 {
-	event_reader_release(&r->events);
+	wal_record_reader_release(&r->events);
 	mem_lazy_free(r->memory, r->memory_bytes);
 	free(r->weights);
 }
 
-int recover(const char *dir, int accept_loss, struct checkpoint *c, struct err *e)
+int wal_replay(const char *dir, int accept_loss, struct checkpoint *c, struct err *e)
 {
 	struct replay r = {.dir = dir};
-	struct journal_reader j;
+	struct wal_reader j;
 	double begin = clock_seconds();
 	int rc = open_first(dir, c, &j, e);
 
@@ -244,12 +243,12 @@ int recover(const char *dir, int accept_loss, struct checkpoint *c, struct err *
 		if (!rc)
 			rc = take_image(&r, c, e);
 		if (!rc)
-			log_info("journal", "replayed",
-				"generation=%llu journals=%llu events=%llu ms=%.1f",
+			log_info("wal", "replayed",
+				"generation=%llu files=%llu events=%llu ms=%.1f",
 				(unsigned long long)c->generation, (unsigned long long)r.files,
 				(unsigned long long)r.count, 1e3 * (clock_seconds() - begin));
 		release(&r);
 	}
-	journal_reader_release(&j);
+	wal_reader_release(&j);
 	return rc;
 }

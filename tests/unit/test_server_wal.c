@@ -1,12 +1,12 @@
-/* Proves the invariants numbered in server/durability/group_commit.h. */
-#include "tests/unit/commit_lab.h"
+/* Proves the invariants numbered in server/durability/wal.h. */
+#include "tests/unit/wal_lab.h"
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
 static void what_was_reached_is_found_again(void **state)
 {
 	(void)state;
-	assert_int_equal(commit_reached(sh.commit), 0);
+	assert_int_equal(wal_flushed_lsn(sh.wal), 0);
 	for (int i = 0; i < 100; i++) {
 		push(1);
 		if (i % 7 == 0)
@@ -15,14 +15,14 @@ static void what_was_reached_is_found_again(void **state)
 			snapshot();
 		if (i % 11 == 0) {
 			settle();
-			assert_int_equal(commit_reached(sh.commit), sh.newest);
+			assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
 			assert_recovers(0);
 		}
 	}
 	settle();
 	assert_recovers(0);
-	assert_int_equal(commit_stats(sh.commit)->events, sh.newest);
-	assert_true(commit_stats(sh.commit)->groups < sh.newest); /* several in one */
+	assert_int_equal(wal_stats(sh.wal)->events, sh.newest);
+	assert_true(wal_stats(sh.wal)->groups < sh.newest); /* several in one */
 	assert_int_equal(sh.done > 0, 1);
 }
 
@@ -34,7 +34,7 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 	take(&(struct event){.kind = EVENT_SAVE}, NULL);
 	push(5);
 	settle();
-	assert_int_equal(commit_reached(sh.commit), sh.newest);
+	assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
 	assert_recovers(0);
 	saved(0); /* it has failed; the core begins the next at once */
 	push(3);
@@ -54,30 +54,30 @@ static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 	for (int how = 0; how < 2; how++) {
 		push(1);
 		settle();
-		uint64_t before = commit_reached(sh.commit);
+		uint64_t before = wal_flushed_lsn(sh.wal);
 		assert_int_equal(before, sh.newest);
 		*(how ? &syncs_left : &writes_left) = 0;
 		for (int i = 0; i < 20; i++) {
 			push(1);
 			settle();
 		}
-		assert_int_equal(commit_reached(sh.commit), before);
-		assert_true(commit_wants_snapshot(sh.commit));
-		assert_true(commit_stats(sh.commit)->failing);
-		assert_true(strlen(commit_stats(sh.commit)->why) > 0);
-		assert_int_equal(commit_waiting(sh.commit), 0); /* no memory is spent on it */
+		assert_int_equal(wal_flushed_lsn(sh.wal), before);
+		assert_true(wal_wants_snapshot(sh.wal));
+		assert_true(wal_stats(sh.wal)->failing);
+		assert_true(strlen(wal_stats(sh.wal)->why) > 0);
+		assert_int_equal(wal_pending_bytes(sh.wal), 0); /* no memory is spent on it */
 		writes_left = syncs_left = -1;
 		push(1); /* the disk is well, but this journal is not touched again */
 		settle();
-		assert_int_equal(commit_reached(sh.commit), before);
+		assert_int_equal(wal_flushed_lsn(sh.wal), before);
 		uint64_t in_snapshot = sh.newest + 1;
 		snapshot();
-		assert_true(commit_reached(sh.commit) >= in_snapshot);
+		assert_true(wal_flushed_lsn(sh.wal) >= in_snapshot);
 		push(1);
 		settle();
-		assert_int_equal(commit_reached(sh.commit), sh.newest);
-		assert_false(commit_stats(sh.commit)->failing);
-		assert_false(commit_wants_snapshot(sh.commit));
+		assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
+		assert_false(wal_stats(sh.wal)->failing);
+		assert_false(wal_wants_snapshot(sh.wal));
 		assert_recovers(0);
 	}
 }
@@ -88,7 +88,7 @@ static void behind_a_hole_nothing_is_reached(void **state)
 {
 	(void)state;
 	settle();
-	uint64_t before = commit_reached(sh.commit);
+	uint64_t before = wal_flushed_lsn(sh.wal);
 	writes_left = 0;
 	push(1);
 	settle();
@@ -96,29 +96,29 @@ static void behind_a_hole_nothing_is_reached(void **state)
 	take(&(struct event){.kind = EVENT_SAVE}, NULL);
 	push(5);
 	settle();
-	assert_int_equal(commit_reached(sh.commit), before);
+	assert_int_equal(wal_flushed_lsn(sh.wal), before);
 	int rc, pushes = recovered_pushes(0, &rc);
 	assert_int_equal(rc, PS_OK);
 	assert_int_equal(pushes, 0);
 	saved(0);
 	push(1);
 	settle();
-	assert_int_equal(commit_reached(sh.commit), before);
+	assert_int_equal(wal_flushed_lsn(sh.wal), before);
 }
 
 static void a_large_journal_asks_for_a_snapshot(void **state)
 {
 	(void)state;
-	for (int i = 0; i < 2000 && !commit_wants_snapshot(sh.commit); i++) {
+	for (int i = 0; i < 2000 && !wal_wants_snapshot(sh.wal); i++) {
 		push(1);
 		if (i % 50 == 0)
 			settle();
 	}
-	assert_true(commit_wants_snapshot(sh.commit));
-	assert_true(commit_stats(sh.commit)->bytes >= 100000);
+	assert_true(wal_wants_snapshot(sh.wal));
+	assert_true(wal_stats(sh.wal)->bytes >= 100000);
 	snapshot();
 	settle();
-	assert_false(commit_wants_snapshot(sh.commit));
+	assert_false(wal_wants_snapshot(sh.wal));
 	assert_recovers(0);
 }
 
@@ -141,13 +141,13 @@ static void a_journal_lost_behind_a_snapshot_waits_for_the_next(void **state)
 		saved(1);
 		push(1);
 		settle();
-		assert_int_equal(commit_reached(sh.commit), in_snapshot);
-		assert_true(commit_wants_snapshot(sh.commit));
+		assert_int_equal(wal_flushed_lsn(sh.wal), in_snapshot);
+		assert_true(wal_wants_snapshot(sh.wal));
 		snapshot();
 		push(1);
 		settle();
-		assert_int_equal(commit_reached(sh.commit), sh.newest);
-		assert_false(commit_wants_snapshot(sh.commit));
+		assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
+		assert_false(wal_wants_snapshot(sh.wal));
 		assert_recovers(0);
 	}
 }
@@ -159,12 +159,12 @@ static void checkpoints_that_fail_do_not_leave_a_journal_each(void **state)
 	(void)state;
 	for (int round = 0; round < 3; round++) {
 		failing_snapshots(100);
-		assert_int_equal(commit_reached(sh.commit), sh.newest);
+		assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
 		assert_in_range(count_journals(), 1, CHECKPOINT_KEEP + 2);
 		assert_recovers(0);
 		snapshot();
 		settle();
-		assert_int_equal(commit_reached(sh.commit), sh.newest);
+		assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
 		assert_recovers(0);
 	}
 }
@@ -174,20 +174,20 @@ static void journals_that_fail_too_do_not_gather(void **state)
 {
 	(void)state;
 	settle();
-	uint64_t reached = commit_reached(sh.commit);
+	uint64_t reached = wal_flushed_lsn(sh.wal);
 	for (int i = 0; i < 100; i++) {
 		writes_left = i % 4;
 		failing_snapshots(1);
 		assert_in_range(count_journals(), 1, CHECKPOINT_KEEP + 2);
 		if (i < 4)
-			reached = commit_reached(sh.commit);
+			reached = wal_flushed_lsn(sh.wal);
 	}
-	assert_int_equal(commit_reached(sh.commit), reached); /* there is a hole */
+	assert_int_equal(wal_flushed_lsn(sh.wal), reached); /* there is a hole */
 	writes_left = -1;
 	snapshot();
 	push(1);
 	settle();
-	assert_int_equal(commit_reached(sh.commit), sh.newest);
+	assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
 	assert_recovers(0);
 }
 

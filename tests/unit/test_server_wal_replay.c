@@ -1,8 +1,7 @@
 /*
- * Proves that recover() comes from a directory to the very bytes of the core whose events went
- * there, or says why not (server/durability/log_replay.h).
+ * Proves that wal_replay() comes from a directory to the very bytes of the core whose events went
  */
-#include "tests/unit/commit_lab.h"
+#include "tests/unit/wal_lab.h"
 
 /* ---- what a start finds --------------------------------------------------------------------- */
 
@@ -38,7 +37,7 @@ static void a_torn_end_is_an_end(void **state)
 	settle();
 	journal_path(1, path);
 	assert_int_equal(recovered_pushes(0, &rc), 4);
-	assert_int_equal(truncate(path, (long)commit_stats(sh.commit)->bytes - 9), 0);
+	assert_int_equal(truncate(path, (long)wal_stats(sh.wal)->bytes - 9), 0);
 	assert_int_equal(recovered_pushes(0, &rc), 3);
 	assert_int_equal(rc, PS_OK);
 }
@@ -66,7 +65,7 @@ static void a_loss_in_the_middle_is_refused_unless_it_is_accepted(void **state)
 
 static void a_journal_of_another_start_is_refused(void **state)
 {
-	struct commit_config config = {.loop = &sh.loop,
+	struct wal_config config = {.loop = &sh.loop,
 		.dir = sh.dir,
 		.run = core_config(sh.b.core)->run,
 		.term = 4711,
@@ -77,8 +76,8 @@ static void a_journal_of_another_start_is_refused(void **state)
 
 	(void)state;
 	settle();
-	commit_free(&sh.commit);
-	assert_int_equal(commit_new(&sh.commit, &config, &e), PS_OK);
+	wal_free(&sh.wal);
+	assert_int_equal(wal_new(&sh.wal, &config, &e), PS_OK);
 	recovered_pushes(1, &rc);
 	assert_int_equal(rc, PS_ECHECKPOINT);
 }
@@ -93,14 +92,14 @@ static long stand_in_an_older_journal(char path[320])
 	failing_snapshots(3);
 	begin_snapshot();
 	settle();
-	long place = (long)commit_stats(sh.commit)->bytes;
+	long place = (long)wal_stats(sh.wal)->bytes;
 	save(sh.b.saving);
 	saved(1);
 	for (int i = 0; i < 4; i++) {
 		push(1);
 		settle();
 	}
-	assert_int_equal(commit_reached(sh.commit), sh.newest);
+	assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
 	assert_int_equal(count_journals(), 2);
 	journal_path(2, path);
 	return place;
@@ -180,7 +179,7 @@ static void a_journal_of_an_earlier_start_is_not_its(void **state)
 	save(6);
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
 	assert_int_equal(c.generation, 6);
-	assert_int_equal(recover(sh.dir, 0, &c, &e), PS_OK);
+	assert_int_equal(wal_replay(sh.dir, 0, &c, &e), PS_OK);
 	checkpoint_release(&c);
 }
 

@@ -1,0 +1,444 @@
+/* wal.c - see wal.h. */
+#include "server/durability/wal.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/wal_file.h"
+#include "server/durability/wal_record.h"
+
+#define LAZY_BYTES  ((size_t)65536) /* a queue of this size is written although no reply waits */
+#define MAX_SPARE   64              /* free items that are kept */
+#define RECORD_ROOM 128             /* maximum bytes that the file adds to an event */
+#define SPARE_ROOM  ((size_t)98304) /* what the file has not written yet, and whole blocks */
+
+/* An event, or the mark of a snapshot. */
+struct item {
+	struct item *next;
+	uint64_t lsn;        /* of the event, or of the last one before the mark */
+	uint64_t generation; /* of the snapshot; 0: an event */
+	int stays;           /* later events go to the same file, if it works */
+	uint64_t useless;    /* files between this generation and the snapshot are; 0: none */
+	size_t bytes, n_head;
+	unsigned char head[WAL_RECORD_HEAD];
+	struct frames frames; /* references to those of the message */
+};
+
+struct list {
+	struct item *first, **end;
+};
+
+struct wal {
+	struct wal_config cfg;
+	struct list queue; /* not given to the pool yet */
+	struct item *spare;
+	size_t n_spare, waiting;
+	uint64_t newest_lsn;     /* of the newest event */
+	uint64_t wanted_lsn;     /* a reply waits for this one */
+	uint64_t flushed_lsn;    /* see wal.h */
+	uint64_t synced_lsn;     /* newest event that is on disk in a file */
+	uint64_t base, base_lsn; /* newest snapshot: generation, newest event in it */
+	uint64_t durable;        /* newest generation on disk */
+	uint64_t failed;         /* newest generation whose file failed; 0: none */
+	uint64_t gap;            /* oldest failed one from `durable` on; 0: none */
+	uint64_t reserve;        /* see wal_reserve */
+	int reported;            /* that a file ended for lack of space */
+	struct wal_stats stats;
+
+	/* the pool's while busy */
+	uv_work_t work;
+	int busy;
+	struct list group;
+	struct wal_file *file;     /* NULL: it failed */
+	uint64_t follows;          /* generation of the newest snapshot before the next event */
+	uint64_t sound, kept_free; /* `durable` and `reserve` at the start of the group */
+	struct {
+		uint64_t synced_lsn; /* 0: nothing */
+		uint64_t failed;     /* the generation of a file; 0: none */
+		int gave_way;        /* it failed only for lack of space */
+		uint64_t events;
+		struct err error;
+	} done;
+};
+
+/* ---- items ---------------------------------------------------------------------------------- */
+
+static void list_init(struct list *l)
+{
+	l->first = NULL;
+	l->end = &l->first;
+}
+
+static void list_add(struct list *l, struct item *it)
+{
+	it->next = NULL;
+	*l->end = it;
+	l->end = &it->next;
+}
+
+static struct item *take_item(struct wal *w)
+{
+	struct item *it = w->spare;
+
+	if (!it) {
+		it = mem_try(1, sizeof(*it));
+		if (it)
+			frames_init(&it->frames);
+		return it;
+	}
+	w->spare = it->next;
+	w->n_spare--;
+	return it;
+}
+
+static void recycle(struct wal *w, struct item *it)
+{
+	frames_release(&it->frames);
+	if (w->n_spare >= MAX_SPARE) {
+		free(it);
+		return;
+	}
+	it->next = w->spare;
+	w->spare = it;
+	w->n_spare++;
+}
+
+static void recycle_all(struct wal *w, struct list *l)
+{
+	while (l->first) {
+		struct item *it = l->first;
+		l->first = it->next;
+		w->waiting -= it->bytes;
+		recycle(w, it);
+	}
+	list_init(l);
+}
+
+/* ---- on the pool ---------------------------------------------------------------------------- */
+
+static void lose_file(struct wal *w)
+{
+	wal_file_close(&w->file);
+	w->done.failed = w->follows;
+}
+
+static void sync_to(struct wal *w, uint64_t lsn)
+{
+	if (!w->file || lsn == 0)
+		return;
+	if (wal_file_sync(w->file, &w->done.error))
+		lose_file(w);
+	else
+		w->done.synced_lsn = lsn;
+}
+
+/* Begin the file of `generation`, whose first event has LSN `first`. */
+static int begin_file(struct wal *w, uint64_t generation, uint64_t first, struct err *e)
+{
+	const struct wal_head head = {.run_hi = w->cfg.run.hi,
+		.run_lo = w->cfg.run.lo,
+		.term = w->cfg.term,
+		.generation = generation,
+		.first = first};
+
+	wal_file_close(&w->file);
+	w->follows = generation;
+	return wal_file_create(&w->file, w->cfg.dir, &head, checkpoint_oldest(w->cfg.dir), e);
+}
+
+/* The file must not take the space of the checkpoint that replaces it, or it would grow for ever. */
+static int leaves_room(struct wal *w, const struct item *it)
+{
+	uint64_t grows = wal_file_growth(w->file, it->bytes + RECORD_ROOM);
+
+	if (!w->kept_free || !grows ||
+		checkpoint_has_room(w->cfg.dir, w->sound, w->kept_free + grows))
+		return 1;
+	w->done.gave_way = 1;
+	lose_file(w);
+	return 0;
+}
+
+static void append(struct wal *w, struct item *it)
+{
+	struct file_part part[2 + WIRE_MAX_SLICES];
+	size_t n = 0;
+
+	if (!leaves_room(w, it))
+		return;
+	part[n++] = (struct file_part){it->head, it->n_head};
+	for (size_t i = 0; i < it->frames.n; i++)
+		part[n++] = (struct file_part){
+			zmq_msg_data(&it->frames.frame[i]), zmq_msg_size(&it->frames.frame[i])};
+	if (wal_file_append(w->file, part, n, &w->done.error))
+		lose_file(w);
+	else
+		w->done.events += !it->generation;
+}
+
+/* Each snapshot begins a file of its own; once the snapshot is on disk, older files are useless. A
+ * snapshot after a failed one only leaves a mark in the current file, so that a disk that takes no
+ * checkpoint for days does not get a file for each attempt. */
+static void on_mark(struct wal *w, struct item *it)
+{
+	if (it->stays && w->file) {
+		w->follows = it->generation;
+		append(w, it);
+		return;
+	}
+	if (it->useless)
+		wal_file_remove(w->cfg.dir, it->useless + 1, it->generation - 1);
+	if (begin_file(w, it->generation, it->lsn + 1, &w->done.error))
+		lose_file(w);
+}
+
+static void write_group(uv_work_t *work)
+{
+	struct wal *w = work->data;
+	uint64_t appended = 0;
+
+	for (struct item *it = w->group.first; it; it = it->next) {
+		if (!it->generation) {
+			if (w->file)
+				append(w, it);
+			appended = it->lsn;
+			continue;
+		}
+		sync_to(w, appended);
+		appended = 0;
+		on_mark(w, it);
+	}
+	sync_to(w, appended);
+}
+
+/* ---- on the loop ---------------------------------------------------------------------------- */
+
+/* All files since the newest durable checkpoint are complete. */
+static int has_no_gap(const struct wal *w)
+{
+	return !w->gap;
+}
+
+/* The file of `generation` ends here; no `why`: for lack of space. */
+static void mark_lost(struct wal *w, uint64_t generation, const char *why)
+{
+	struct wal_stats *t = &w->stats;
+
+	if (generation > w->failed)
+		w->failed = generation;
+	if (!w->gap && generation >= w->durable)
+		w->gap = generation;
+	if (!why && !w->reported++)
+		log_warn("wal", "gives_way",
+			"reason=\"the disk has space for the next checkpoint only: until it has "
+			"more, a push is acknowledged when a checkpoint contains it\"");
+	if (!why)
+		return;
+	t->failures++;
+	if (!t->failing)
+		log_error("wal", "failed", "reason=\"%s\"", why);
+	t->failing = 1;
+	snprintf(t->why, sizeof(t->why), "%.255s", why);
+}
+
+static void advance(struct wal *w)
+{
+	if (!has_no_gap(w))
+		return;
+	if (w->synced_lsn > w->flushed_lsn)
+		w->flushed_lsn = w->synced_lsn;
+	if (w->stats.failing)
+		log_info("wal", "works_again", "generation=%llu", (unsigned long long)w->durable);
+	w->stats.failing = 0;
+	w->stats.why[0] = '\0';
+}
+
+static void on_written(uv_work_t *work, int status);
+
+static void start_group(struct wal *w)
+{
+	w->busy = 1;
+	w->group = w->queue; /* not empty: `end` points into its last item */
+	list_init(&w->queue);
+	memset(&w->done, 0, sizeof(w->done));
+	w->sound = w->durable;
+	w->kept_free = w->reserve;
+	/* fails only without a callback */
+	(void)uv_queue_work(w->cfg.loop, &w->work, write_group, on_written);
+}
+
+static void on_written(uv_work_t *work, int status)
+{
+	struct wal *w = work->data;
+
+	w->busy = 0;
+	if (status != 0) { /* cancelled: nothing was written */
+		w->done.failed = w->base;
+		err_set(&w->done.error, PS_EIO, "%s", uv_strerror(status));
+	}
+	w->stats.groups += w->done.synced_lsn > 0;
+	w->stats.events += w->done.events;
+	w->stats.bytes = w->file ? wal_file_bytes(w->file) : 0;
+	if (w->done.synced_lsn > w->synced_lsn)
+		w->synced_lsn = w->done.synced_lsn;
+	if (w->done.failed)
+		mark_lost(w, w->done.failed, w->done.gave_way ? NULL : w->done.error.text);
+	recycle_all(w, &w->group);
+	advance(w);
+	if (w->queue.first && (w->wanted_lsn > w->synced_lsn || w->waiting >= LAZY_BYTES))
+		start_group(w);
+	w->cfg.done(w->cfg.arg);
+}
+
+void wal_flush(struct wal *w)
+{
+	w->wanted_lsn = w->newest_lsn;
+	if (!w->busy && w->queue.first)
+		start_group(w);
+}
+
+/* No later event can be logged before the next snapshot. */
+static int file_is_lost(const struct wal *w)
+{
+	return w->failed >= w->base;
+}
+
+uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f)
+{
+	struct item *it = file_is_lost(w) ? NULL : take_item(w);
+
+	w->newest_lsn++;
+	if (!it) {
+		if (!file_is_lost(w))
+			mark_lost(w, w->base, "no memory for an event");
+		return w->newest_lsn;
+	}
+	it->lsn = w->newest_lsn;
+	it->generation = 0;
+	it->n_head = it->bytes = wal_record_head(ev, now_ms, f, it->head);
+	for (size_t i = 0; f && i < f->n; i++) {
+		(void)zmq_msg_init(&it->frames.frame[i]);
+		(void)zmq_msg_copy(&it->frames.frame[i], &f->frame[i]);
+		it->bytes += zmq_msg_size(&f->frame[i]);
+		it->frames.n++;
+	}
+	w->waiting += it->bytes;
+	list_add(&w->queue, it);
+	if (!w->busy && w->waiting >= LAZY_BYTES)
+		start_group(w);
+	return w->newest_lsn;
+}
+
+void wal_rotate(struct wal *w, uint64_t generation)
+{
+	struct item *it = take_item(w);
+	int stays = w->base > w->durable && !file_is_lost(w);
+
+	w->base = generation;
+	w->base_lsn = w->newest_lsn;
+	if (!it) {
+		mark_lost(w, generation, "no memory for a log file");
+		return;
+	}
+	it->lsn = w->newest_lsn;
+	it->generation = generation;
+	it->stays = stays;
+	it->useless = w->gap;
+	it->n_head = wal_record_mark(generation, it->head);
+	it->bytes = 0;
+	list_add(&w->queue, it);
+	wal_flush(w);
+}
+
+void wal_checkpointed(struct wal *w, uint64_t generation)
+{
+	if (generation != w->base)
+		return;
+	w->durable = generation;
+	w->gap = w->failed >= generation ? w->failed : 0;
+	if (w->base_lsn > w->flushed_lsn)
+		w->flushed_lsn = w->base_lsn;
+	advance(w);
+}
+
+void wal_reserve(struct wal *w, uint64_t bytes)
+{
+	w->reserve = bytes + bytes / 64 + SPARE_ROOM; /* the ledger grows with the workers */
+}
+
+uint64_t wal_flushed_lsn(const struct wal *w)
+{
+	return w->flushed_lsn;
+}
+
+int wal_wants_snapshot(const struct wal *w)
+{
+	return !has_no_gap(w) || w->stats.bytes >= w->cfg.max_bytes;
+}
+
+size_t wal_pending_bytes(const struct wal *w)
+{
+	return w->waiting;
+}
+
+int wal_busy(const struct wal *w)
+{
+	return w && w->busy;
+}
+
+const struct wal_stats *wal_stats(const struct wal *w)
+{
+	return &w->stats;
+}
+
+/* ---- creation ------------------------------------------------------------------------------- */
+
+int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e)
+{
+	struct wal *w = mem_try(1, sizeof(*w));
+
+	*out = NULL;
+	if (!w)
+		return err_set(e, PS_ENOMEM, "no memory for the log");
+	w->cfg = *cfg;
+	w->work.data = w;
+	w->base = w->durable = cfg->generation;
+	list_init(&w->queue);
+	list_init(&w->group);
+	int rc = begin_file(w, cfg->generation, 1, e);
+	if (!rc)
+		rc = wal_file_sync(w->file, e);
+	if (rc)
+		wal_free(&w);
+	*out = w;
+	return rc;
+}
+
+void wal_free(struct wal **w)
+{
+	if (!*w)
+		return;
+	recycle_all(*w, &(*w)->group);
+	recycle_all(*w, &(*w)->queue);
+	while ((*w)->spare) {
+		struct item *it = (*w)->spare;
+		(*w)->spare = it->next;
+		free(it);
+	}
+	wal_file_close(&(*w)->file);
+	free(*w);
+	*w = NULL;
+}
+
+/* ---- before the loop ------------------------------------------------------------------------ */
+
+uint64_t wal_newest_file(const char *dir)
+{
+	return wal_file_newest(dir, UINT64_MAX);
+}
+
+void wal_remove_files(const char *dir, uint64_t last)
+{
+	wal_file_remove(dir, 1, last);
+}

@@ -1,0 +1,44 @@
+/*
+ * wal_record.h - encodes an event of the core as a record of the write-ahead log, and decodes it.
+ *
+ * Five numbers of 8 bytes (kind, peer, time, generation, number of frames), then the sizes of the
+ * frames, 8 bytes each, then the frames as they were received: wire_decode checks them again, like
+ * those of a packet. A mark is a record that is no event: later events follow the snapshot that it
+ * names. Private to the log: included by wal.c and wal_replay.c. Thread: any; one struct
+ * wal_record_reader belongs to one thread.
+ */
+#ifndef SERVER_DURABILITY_WAL_RECORD_H
+#define SERVER_DURABILITY_WAL_RECORD_H
+#include "common/err.h"
+#include "proto/wire.h"
+#include "server/core/core.h"
+
+#define WAL_RECORD_HEAD (8u * (5 + 1 + WIRE_MAX_SLICES))
+
+/* Write the bytes before the frames; returns their number. `f`: of EVENT_MESSAGE, else NULL. */
+size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
+	unsigned char out[WAL_RECORD_HEAD]);
+/* Write the mark of a snapshot between two events; returns the number of bytes. */
+size_t wal_record_mark(uint64_t generation, unsigned char out[WAL_RECORD_HEAD]);
+/* The generation of a mark; 0: the record is no mark. */
+uint64_t wal_record_is_mark(const unsigned char *data, size_t size);
+/* The maximum size of a record in a run of n_params parameters. */
+size_t wal_record_max(size_t n_params);
+
+struct wal_record_reader {
+	struct wire *wire;
+	struct frames frames;
+	struct msg msg;
+	struct event event; /* valid until the next read */
+	uint64_t now_ms;
+};
+
+/* PS_ENOMEM. */
+int wal_record_reader_init(struct wal_record_reader *r, size_t n_params) PS_MUST_CHECK;
+void wal_record_reader_release(struct wal_record_reader *r);
+/* Borrows `data` until the next read. PS_EPROTO: malformed, or a message that a server would
+ * refuse. */
+int wal_record_read(
+	struct wal_record_reader *r, const unsigned char *data, size_t size) PS_MUST_CHECK;
+
+#endif

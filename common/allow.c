@@ -154,7 +154,7 @@ void allow_free(struct allow **a)
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-static int append(
+static int append_line(
 	const char *path, enum key_role role, const char *key, const char *name, struct err *e)
 {
 	char line[LINE_BYTES];
@@ -177,10 +177,10 @@ int allow_add(
 	int rc, there;
 
 	if (access(path, F_OK) != 0 && errno == ENOENT)
-		return append(path, role, key, name, e);
+		return append_line(path, role, key, name, e);
 	if ((rc = allow_read(&a, path, e)))
 		return rc;
 	there = allow_role(a, key) != KEY_STRANGER;
 	allow_free(&a);
-	return there ? PS_OK : append(path, role, key, name, e);
+	return there ? PS_OK : append_line(path, role, key, name, e);
 }

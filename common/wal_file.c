@@ -32,7 +32,7 @@ static uint64_t padded(uint64_t size)
 	return (size + 7) / 8 * 8;
 }
 
-static void put_head(const struct wal_head *h, unsigned char out[WAL_HEAD_BYTES])
+static void encode_head(const struct wal_head *h, unsigned char out[WAL_HEAD_BYTES])
 {
 	memcpy(out, WAL_HEAD_MAGIC, 8);
 	le64_put(out + 8, WAL_FORMAT);
@@ -45,7 +45,7 @@ static void put_head(const struct wal_head *h, unsigned char out[WAL_HEAD_BYTES]
 }
 
 /* 1 if these are a head of this format. */
-static int get_head(const unsigned char in[WAL_HEAD_BYTES], struct wal_head *h)
+static int decode_head(const unsigned char in[WAL_HEAD_BYTES], struct wal_head *h)
 {
 	*h = (struct wal_head){.run_hi = le64_get(in + 16),
 		.run_lo = le64_get(in + 24),
@@ -60,7 +60,7 @@ struct wal_file_record {
 	uint64_t generation, seq, group, size, xxh3;
 };
 
-static void put_record(const struct wal_file_record *r, unsigned char out[WAL_RECORD_BYTES])
+static void encode_record(const struct wal_file_record *r, unsigned char out[WAL_RECORD_BYTES])
 {
 	memcpy(out, WAL_RECORD_MAGIC, 8);
 	le64_put(out + 8, r->generation);
@@ -71,7 +71,7 @@ static void put_record(const struct wal_file_record *r, unsigned char out[WAL_RE
 }
 
 /* 1 if these may be the head of a record. */
-static int get_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_file_record *r)
+static int decode_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_file_record *r)
 {
 	if (memcmp(in, WAL_RECORD_MAGIC, 8) != 0)
 		return 0;
@@ -93,14 +93,14 @@ struct wal_file {
 	unsigned char buffer[BUFFER_BYTES];
 };
 
-static int failed(const struct wal_file *f, const char *step, struct err *e)
+static int io_failed(const struct wal_file *f, const char *step, struct err *e)
 {
 	return err_set(e, PS_EIO, "%.300s: %s: %s", f->path, step, strerror(errno));
 }
 
 static int write_bytes(struct wal_file *f, const void *bytes, size_t n, struct err *e)
 {
-	return file_write_all(f->fd, bytes, n) ? failed(f, "write", e) : PS_OK;
+	return file_write_all(f->fd, bytes, n) ? io_failed(f, "write", e) : PS_OK;
 }
 
 static int flush(struct wal_file *f, struct err *e)
@@ -111,7 +111,7 @@ static int flush(struct wal_file *f, struct err *e)
 	return write_bytes(f, f->buffer, n, e);
 }
 
-static int add(struct wal_file *f, const void *bytes, size_t n, struct err *e)
+static int buffer_bytes(struct wal_file *f, const void *bytes, size_t n, struct err *e)
 {
 	int rc = PS_OK;
 
@@ -127,7 +127,7 @@ static int add(struct wal_file *f, const void *bytes, size_t n, struct err *e)
 	return PS_OK;
 }
 
-static void remove_file(DIR *d, uint64_t generation)
+static void remove_wal_file(DIR *d, uint64_t generation)
 {
 	char name[GENERATION_NAME];
 
@@ -153,7 +153,7 @@ static uint64_t take_old(DIR *d, uint64_t oldest)
 	if (needed)
 		kept = highest(d, 1, needed - 1);
 	for (uint64_t g = kept; g && (g = highest(d, 1, g - 1)) != 0;)
-		remove_file(d, g);
+		remove_wal_file(d, g);
 	return kept;
 }
 
@@ -167,14 +167,14 @@ static int open_file(struct wal_file *f, DIR *d, uint64_t oldest, struct err *e)
 	generation_name(WAL_PREFIX, f->head.generation, name);
 	generation_name(WAL_PREFIX, kept, old);
 	if (kept && renameat(dirfd(d), old, dirfd(d), name) != 0)
-		return failed(f, "rename", e);
+		return io_failed(f, "rename", e);
 	f->fd = openat(dirfd(d), name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
 	if (f->fd < 0)
-		return failed(f, "create", e);
+		return io_failed(f, "create", e);
 	if (fstat(f->fd, &st) == 0)
 		f->old_bytes = (uint64_t)st.st_size;
 	if (fsync(dirfd(d)) != 0)
-		return failed(f, "fsync of the directory", e);
+		return io_failed(f, "fsync of the directory", e);
 	return PS_OK;
 }
 
@@ -212,9 +212,9 @@ int wal_file_create(struct wal_file **out, const char *dir, const struct wal_hea
 	snprintf(f->path, sizeof(f->path), "%.4096s/%s", dir, name);
 	int rc = open_file(f, d, oldest, e);
 	closedir(d);
-	put_head(head, bytes);
+	encode_head(head, bytes);
 	if (!rc)
-		rc = add(f, bytes, sizeof(bytes), e);
+		rc = buffer_bytes(f, bytes, sizeof(bytes), e);
 	if (rc)
 		wal_file_close(&f);
 	*out = f;
@@ -231,17 +231,17 @@ int wal_file_append(
 
 	for (size_t i = 0; i < n_parts; i++)
 		r.size += parts[i].size;
-	put_record(&r, bytes);
+	encode_record(&r, bytes);
 	(void)XXH3_64bits_reset(f->hash);
 	(void)XXH3_64bits_update(f->hash, bytes, WAL_RECORD_BYTES - 8);
 	for (size_t i = 0; i < n_parts; i++)
 		(void)XXH3_64bits_update(f->hash, parts[i].data, parts[i].size);
 	le64_put(bytes + 40, XXH3_64bits_digest(f->hash));
-	int rc = add(f, bytes, sizeof(bytes), e);
+	int rc = buffer_bytes(f, bytes, sizeof(bytes), e);
 	for (size_t i = 0; i < n_parts && !rc; i++)
-		rc = add(f, parts[i].data, parts[i].size, e);
+		rc = buffer_bytes(f, parts[i].data, parts[i].size, e);
 	if (!rc)
-		rc = add(f, zeros, padded(r.size) - r.size, e);
+		rc = buffer_bytes(f, zeros, padded(r.size) - r.size, e);
 	f->seq++;
 	return rc;
 }
@@ -253,7 +253,7 @@ int wal_file_sync(struct wal_file *f, struct err *e)
 	if (rc)
 		return rc;
 	if (fdatasync(f->fd) != 0)
-		return failed(f, "fdatasync", e);
+		return io_failed(f, "fdatasync", e);
 	f->group = f->seq;
 	return PS_OK;
 }
@@ -334,7 +334,7 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
 		close_reader(r);
 		return (int)got;
 	}
-	if (got == (ssize_t)sizeof(bytes) && get_head(bytes, &r->head)) {
+	if (got == (ssize_t)sizeof(bytes) && decode_head(bytes, &r->head)) {
 		r->next = r->head.first;
 		if (r->head.generation != generation) /* an old file that was not begun anew yet */
 			close_reader(r);
@@ -344,7 +344,7 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
 	return PS_OK;
 }
 
-static int make_room(struct wal_reader *r, size_t size, struct err *e)
+static int reserve_payload(struct wal_reader *r, size_t size, struct err *e)
 {
 	if (size <= r->room)
 		return PS_OK;
@@ -362,10 +362,10 @@ static int read_whole(struct wal_reader *r, uint64_t at, struct wal_file_record 
 
 	if (got < (ssize_t)sizeof(bytes))
 		return got < 0 ? (int)got : 0;
-	if (!get_record(bytes, rec) || rec->generation != r->head.generation ||
+	if (!decode_record(bytes, rec) || rec->generation != r->head.generation ||
 		rec->size > r->max_payload || rec->size > r->end - at - sizeof(bytes))
 		return 0;
-	int rc = make_room(r, (size_t)rec->size, e);
+	int rc = reserve_payload(r, (size_t)rec->size, e);
 	if (rc)
 		return rc;
 	got = read_at(r, at + sizeof(bytes), r->data, (size_t)rec->size, e);
@@ -411,7 +411,7 @@ static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *by
 	struct wal_file_record rec;
 
 	for (size_t i = 0; i + WAL_RECORD_BYTES <= n; i += 8) {
-		if (!get_record(bytes + i, &rec) || rec.generation != r->head.generation ||
+		if (!decode_record(bytes + i, &rec) || rec.generation != r->head.generation ||
 			!is_later(r, &rec))
 			continue;
 		int rc = read_whole(r, at + i, &rec, e);
@@ -426,7 +426,7 @@ static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *by
 }
 
 /* The whole rest of the file, in pieces that overlap by a record's head. */
-static int search(struct wal_reader *r, unsigned char *bytes, struct err *e)
+static int search_gap(struct wal_reader *r, unsigned char *bytes, struct err *e)
 {
 	int refused = 0;
 
@@ -449,7 +449,7 @@ int wal_reader_has_gap(struct wal_reader *r, struct err *e)
 	unsigned char *bytes = mem_try(SEARCH_BYTES, 1);
 	if (!bytes)
 		return err_set(e, PS_ENOMEM, "no memory to search a log file");
-	int rc = search(r, bytes, e);
+	int rc = search_gap(r, bytes, e);
 	free(bytes);
 	return rc;
 }
@@ -483,6 +483,6 @@ void wal_file_remove(const char *dir, uint64_t first, uint64_t last)
 	if (!d)
 		return;
 	for (uint64_t g = last + 1; (g = highest(d, first, g - 1)) != 0;)
-		remove_file(d, g);
+		remove_wal_file(d, g);
 	closedir(d);
 }

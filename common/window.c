@@ -30,7 +30,7 @@ size_t window_out(const struct window *w, size_t in)
 	return (padded - w->size) / w->stride + 1;
 }
 
-static int fits(const struct window *w, struct shape in, size_t multiple)
+static int window_fits(const struct window *w, struct shape in, size_t multiple)
 {
 	size_t h = window_out(w, in.h), width = window_out(w, in.w);
 	return h && width && h % multiple == 0 && width % multiple == 0;
@@ -42,10 +42,10 @@ size_t window_nearest(const struct window *w, struct shape in, size_t multiple)
 	const size_t least = w->rule == PAD_NUMBER ? w->pad + 1 : 1;
 	for (size_t d = 1; d < WINDOW_MAX_SIDE; d++) {
 		other.size = w->size + d;
-		if (other.size <= WINDOW_MAX_SIDE && fits(&other, in, multiple))
+		if (other.size <= WINDOW_MAX_SIDE && window_fits(&other, in, multiple))
 			return other.size;
 		other.size = w->size - d;
-		if (d + least <= w->size && fits(&other, in, multiple))
+		if (d + least <= w->size && window_fits(&other, in, multiple))
 			return other.size;
 	}
 	return 0;

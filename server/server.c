@@ -45,7 +45,7 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 }
 
 /* From the router, which flushes itself. */
-static void on_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
+static void on_router_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
@@ -140,7 +140,7 @@ static int must_end(const struct server *s)
 	return core_ending(s->state.core) && (failing || is_draining(s));
 }
 
-static void give_up(struct server *s, int status, const char *why)
+static void abort_run(struct server *s, int status, const char *why)
 {
 	int end = core_ending(s->state.core);
 
@@ -175,15 +175,15 @@ static void check_deadline(struct server *s)
 	if (!s->deadline_ms && must_end(s))
 		s->deadline_ms = now + DRAIN_MS;
 	if (s->unsaved_ms && now >= s->unsaved_ms + DRAIN_AGAIN_MS) {
-		give_up(s, PS_EIO, checkpointer_stats(s->checkpointer)->why);
+		abort_run(s, PS_EIO, checkpointer_stats(s->checkpointer)->why);
 		return;
 	}
 	if (!s->deadline_ms || now < s->deadline_ms)
 		return;
 	if (is_draining(s))
-		give_up(s, GAVE_UP, "the last checkpoint took too long");
+		abort_run(s, GAVE_UP, "the last checkpoint took too long");
 	else
-		give_up(s, PS_EIO, "the last checkpoint cannot be written");
+		abort_run(s, PS_EIO, "the last checkpoint cannot be written");
 }
 
 /* ---- memory ------------------------------------------------------------------------------ */
@@ -278,7 +278,7 @@ static void on_stop_signal(struct server *s, int number)
 	}
 	if (s->draining) {
 		if (number != SIGUSR1) /* Slurm may give its warning more than once */
-			give_up(s, GAVE_UP, "a second signal");
+			abort_run(s, GAVE_UP, "a second signal");
 		return;
 	}
 	log_info("server", "draining", "signal=%d", number);
@@ -287,7 +287,7 @@ static void on_stop_signal(struct server *s, int number)
 	tell_core(s, &ev);
 }
 
-static void on_signal(uv_signal_t *h, int number)
+static void on_server_signal(uv_signal_t *h, int number)
 {
 	struct server *s = h->data;
 
@@ -379,7 +379,7 @@ static int open_router(struct server *s, struct err *e)
 		.max_workers = cfg->sessions.max_workers,
 		.params = s->state.params,
 		.auth = s->auth,
-		.on_message = on_message,
+		.on_message = on_router_message,
 		.on_gone = on_gone,
 		.arg = s};
 
@@ -392,7 +392,7 @@ static int open_router(struct server *s, struct err *e)
 }
 
 /* A name was judged by what it resolved to then: it may resolve to something else now. */
-static int check_reach(const struct server *s, struct err *e)
+static int check_exposure(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
 	const char *endpoint = router_endpoint(s->router);
@@ -419,7 +419,7 @@ static int open_ports(struct server *s, struct err *e)
 		rc = open_router(s, e);
 	if (!rc && s->options->http)
 		rc = http_new(&s->http, &s->loop, s->options->http, on_page, s, e);
-	return rc ? rc : check_reach(s, e);
+	return rc ? rc : check_exposure(s, e);
 }
 
 static int save_first(struct server *s, struct err *e)
@@ -491,7 +491,7 @@ static void start_handles(struct server *s)
 	for (size_t i = 0; i < SERVER_SIGNALS; i++) {
 		uv_signal_init(&s->loop, &s->signal[i]);
 		s->signal[i].data = s;
-		uv_signal_start(&s->signal[i], on_signal, number[i]);
+		uv_signal_start(&s->signal[i], on_server_signal, number[i]);
 	}
 	hold_signals(SIG_UNBLOCK);
 	s->memory_bytes = memory_limit(s->options);
@@ -529,7 +529,7 @@ static void close_handles(struct server *s)
 	uv_loop_close(&s->loop);
 }
 
-static void release(struct server *s)
+static void release_server(struct server *s)
 {
 	close_handles(s);
 	http_free(&s->http);
@@ -562,7 +562,7 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	if (!rc)
 		rc = save_first(s, e);
 	if (rc) {
-		release(s);
+		release_server(s);
 		return rc;
 	}
 	announce(s);
@@ -589,7 +589,7 @@ int server_stop(struct server *s, int *hung)
 	free(result);
 	*hung = checkpointer_busy(s->checkpointer) || wal_busy(s->wal) || auth_busy(s->auth);
 	if (!*hung)
-		release(s);
+		release_server(s);
 	else if (checkpointer_busy(s->checkpointer))
 		checkpointer_abandon(s->checkpointer);
 	return err_exit_code(status);

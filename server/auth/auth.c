@@ -140,7 +140,7 @@ static void send_answer(struct auth *a, const struct zap_request *q, int admit)
 	put_frame(a, "", 0, 0);
 }
 
-static void answer(struct auth *a, const struct zap_request *q)
+static void answer_zap(struct auth *a, const struct zap_request *q)
 {
 	enum key_role role = allow_role(a->list, q->key);
 	int admit = role != KEY_STRANGER;
@@ -188,7 +188,7 @@ static int read_request(struct zap_request *q, zmq_msg_t *f, size_t n)
 	       zmq_z85_encode(q->key, zmq_msg_data(&f[8]), CURVE_KEY_BYTES);
 }
 
-static int on_readable(void *arg)
+static int on_zap_readable(void *arg)
 {
 	struct auth *a = arg;
 	struct zap_request q;
@@ -198,7 +198,7 @@ static int on_readable(void *arg)
 	if (rc == 0 || rc == PS_ENET)
 		return 0;
 	if (rc == 1 && read_request(&q, f.frame, f.n))
-		answer(a, &q);
+		answer_zap(a, &q);
 	frames_release(&f);
 	return 1;
 }
@@ -324,7 +324,7 @@ int auth_open(struct auth *a, void *context, struct err *e)
 	uv_timer_init(a->cfg.loop, &a->slow);
 	a->slow.data = a->work.data = a;
 	a->open = 1;
-	if (zloop_start(&a->zloop, a->cfg.loop, a->socket, on_readable, a) != 0)
+	if (zloop_start(&a->zloop, a->cfg.loop, a->socket, on_zap_readable, a) != 0)
 		return err_set(e, PS_ENET, "the ZAP handler cannot be watched");
 	a->open = 2;
 	return PS_OK;

@@ -17,7 +17,7 @@ struct intruder {
 	void *context, *socket, *monitor;
 };
 
-static int set_int(void *socket, int option, int value)
+static int set_int_option(void *socket, int option, int value)
 {
 	return zmq_setsockopt(socket, option, &value, sizeof value);
 }
@@ -29,7 +29,7 @@ static int open_intruder(struct intruder *i, const char *server_key, struct key_
 	i->context = zmq_ctx_new();
 	i->socket = i->context ? zmq_socket(i->context, ZMQ_DEALER) : NULL;
 	i->monitor = i->socket ? zmonitor_open(i->context, i->socket, events) : NULL;
-	return !i->monitor || set_int(i->socket, ZMQ_LINGER, 0) ||
+	return !i->monitor || set_int_option(i->socket, ZMQ_LINGER, 0) ||
 	       zmq_setsockopt(i->socket, ZMQ_CURVE_SERVERKEY, server_key, KEY_TEXT) ||
 	       zmq_setsockopt(i->socket, ZMQ_CURVE_PUBLICKEY, own->public_key, KEY_TEXT) ||
 	       zmq_setsockopt(i->socket, ZMQ_CURVE_SECRETKEY, own->secret_key, KEY_TEXT);
@@ -60,7 +60,7 @@ static struct zmonitor_event wait_for_end(struct intruder *i, uv_loop_t *loop)
 	return end;
 }
 
-static int judge(struct zmonitor_event end, struct err *e)
+static int check_outcome(struct zmonitor_event end, struct err *e)
 {
 	if (end.number == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH && end.value == REFUSED)
 		return PS_OK;
@@ -81,7 +81,7 @@ static int try_key(uv_loop_t *loop, const char *server_key, const char *endpoint
 	if (open_intruder(&intruder, server_key, &own) || zmq_connect(intruder.socket, endpoint))
 		rc = err_set(e, PS_EAUTH, "self-test: %s", zmq_strerror(errno));
 	if (!rc)
-		rc = judge(wait_for_end(&intruder, loop), e);
+		rc = check_outcome(wait_for_end(&intruder, loop), e);
 	close_intruder(&intruder);
 	key_wipe(&own);
 	return rc;

@@ -62,7 +62,7 @@ void checkpointer_free(struct checkpointer **s)
 }
 
 /* The ledger grows while workers join: allocate an eighth more. */
-static int make_room(struct checkpointer *s, size_t bytes)
+static int grow_buffer(struct checkpointer *s, size_t bytes)
 {
 	if (bytes <= s->room)
 		return PS_OK;
@@ -82,7 +82,7 @@ static int take_image(struct checkpointer *s, struct core *core, uint64_t genera
 
 	for (int i = 0; i < IMAGE_SECTIONS; i++)
 		bytes += size[i] = image_size(core, (enum image_section)i);
-	int rc = make_room(s, bytes);
+	int rc = grow_buffer(s, bytes);
 	if (rc)
 		return rc;
 	s->image = (struct checkpoint){.generation = generation, .n_sections = IMAGE_SECTIONS};
@@ -100,7 +100,7 @@ static int take_image(struct checkpointer *s, struct core *core, uint64_t genera
 }
 
 /* NaN and infinity have larger bits than any number. `data` may be unaligned. */
-PS_CLONES static int all_finite(const unsigned char *data, size_t n)
+PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 {
 	uint32_t max = 0;
 
@@ -118,7 +118,7 @@ static int check_weights(struct checkpointer *s)
 {
 	const struct checkpoint_section *w = checkpoint_find(&s->image, image_names[IMAGE_WEIGHTS]);
 
-	if (all_finite(w->data, w->size / sizeof(float)))
+	if (floats_are_finite(w->data, w->size / sizeof(float)))
 		return PS_OK;
 	return err_set(
 		&s->error, PS_EDIVERGED, "the weights are not finite: no checkpoint is written");
@@ -167,7 +167,7 @@ static void note_outcome(struct checkpointer *s, uint64_t generation)
 	t->seconds = s->seconds;
 }
 
-static void on_written(uv_work_t *work, int status)
+static void on_checkpoint_written(uv_work_t *work, int status)
 {
 	struct checkpointer *s = work->data;
 	uint64_t generation = s->image.generation;
@@ -185,7 +185,7 @@ void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t gene
 	s->rc = take_image(s, core, generation);
 	s->image.generation = generation;
 	/* fails only without a callback */
-	(void)uv_queue_work(s->loop, &s->work, write_image, on_written);
+	(void)uv_queue_work(s->loop, &s->work, write_image, on_checkpoint_written);
 }
 
 int checkpointer_write(

@@ -99,7 +99,7 @@ static int new_run_id(struct run_id *run, struct err *e)
 	return PS_OK;
 }
 
-static int begin(
+static int begin_run(
 	struct startup *out, const struct options *o, struct core_config *cfg, struct err *e)
 {
 	float *weights = param_buffers_first(out->params);
@@ -168,7 +168,7 @@ static int resume(struct startup *out, const struct options *o, const struct che
 	return PS_OK;
 }
 
-static int read_head(
+static int read_run_head(
 	const struct checkpoint *c, const struct options *o, struct run_head *head, struct err *e)
 {
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
@@ -186,7 +186,7 @@ static int read_head(
 /* ---- together ------------------------------------------------------------------------------ */
 
 /* `c` may be empty: then a new run begins. */
-static int build(struct startup *out, const struct options *o, const struct checkpoint *c,
+static int build_run(struct startup *out, const struct options *o, const struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {
 	struct core_config cfg = o->core;
@@ -195,12 +195,12 @@ static int build(struct startup *out, const struct options *o, const struct chec
 	int rc = read_term(o->checkpoint_dir, &term, e);
 
 	if (!rc && c->generation)
-		rc = read_head(c, o, &head, e);
+		rc = read_run_head(c, o, &head, e);
 	if (rc)
 		return rc;
 	cfg.term = 1 + (term > head.term ? term : head.term);
 	cfg.generation = newest_seen + 1; /* checkpointer_write writes this one */
-	rc = c->generation ? resume(out, o, c, &cfg, e) : begin(out, o, &cfg, e);
+	rc = c->generation ? resume(out, o, c, &cfg, e) : begin_run(out, o, &cfg, e);
 	return rc ? rc : write_term(o->checkpoint_dir, cfg.term, e);
 }
 
@@ -210,7 +210,7 @@ static int check_content(
 {
 	struct run_head head;
 	struct core_config cfg = o->core;
-	int rc = read_head(c, o, &head, e);
+	int rc = read_run_head(c, o, &head, e);
 
 	cfg.term = head.term + 1;
 	return rc ? rc : resume(out, o, c, &cfg, e);
@@ -223,7 +223,7 @@ static int resume_from(struct startup *out, const struct options *o, struct chec
 
 	if (!rc)
 		rc = wal_replay(o->checkpoint_dir, o->core.sessions.accept_rollback, c, e);
-	return rc ? rc : build(out, o, c, newest_seen, e);
+	return rc ? rc : build_run(out, o, c, newest_seen, e);
 }
 
 /* From `c` down to the first generation whose content is good. */
@@ -265,7 +265,7 @@ static int from_directory(struct startup *out, const struct options *o, struct e
 		newest_seen = wal_newest_file(o->checkpoint_dir);
 	if (!rc)
 		rc = c.generation ? resume_from_newest(out, o, &c, newest_seen, e)
-				  : build(out, o, &c, newest_seen, e);
+				  : build_run(out, o, &c, newest_seen, e);
 	checkpoint_release(&c);
 	return rc;
 }
@@ -316,7 +316,7 @@ int startup_core(struct startup *out, const struct options *o, struct err *e)
 	struct core_config cfg = o->core;
 
 	cfg.term = 1;
-	return o->checkpoint_dir ? from_directory(out, o, e) : begin(out, o, &cfg, e);
+	return o->checkpoint_dir ? from_directory(out, o, e) : begin_run(out, o, &cfg, e);
 }
 
 int startup(struct startup *out, const struct options *o, struct err *e)

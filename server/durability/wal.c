@@ -160,7 +160,7 @@ static int leaves_room(struct wal *w, const struct item *it)
 	return 0;
 }
 
-static void append(struct wal *w, struct item *it)
+static void append_item(struct wal *w, struct item *it)
 {
 	struct file_part part[2 + WIRE_MAX_SLICES];
 	size_t n = 0;
@@ -180,11 +180,11 @@ static void append(struct wal *w, struct item *it)
 /* Each snapshot begins a file of its own; once the snapshot is on disk, older files are useless. A
  * snapshot after a failed one only leaves a mark in the current file, so that a disk that takes no
  * checkpoint for days does not get a file for each attempt. */
-static void on_mark(struct wal *w, struct item *it)
+static void write_mark(struct wal *w, struct item *it)
 {
 	if (it->stays && w->file) {
 		w->follows = it->generation;
-		append(w, it);
+		append_item(w, it);
 		return;
 	}
 	if (it->useless)
@@ -201,13 +201,13 @@ static void write_group(uv_work_t *work)
 	for (struct item *it = w->group.first; it; it = it->next) {
 		if (!it->generation) {
 			if (w->file)
-				append(w, it);
+				append_item(w, it);
 			appended = it->lsn;
 			continue;
 		}
 		sync_to(w, appended);
 		appended = 0;
-		on_mark(w, it);
+		write_mark(w, it);
 	}
 	sync_to(w, appended);
 }
@@ -242,7 +242,7 @@ static void mark_lost(struct wal *w, uint64_t generation, const char *why)
 	snprintf(t->why, sizeof(t->why), "%.255s", why);
 }
 
-static void advance(struct wal *w)
+static void advance_flushed(struct wal *w)
 {
 	if (!has_no_gap(w))
 		return;
@@ -254,7 +254,7 @@ static void advance(struct wal *w)
 	w->stats.why[0] = '\0';
 }
 
-static void on_written(uv_work_t *work, int status);
+static void on_group_written(uv_work_t *work, int status);
 
 static void start_group(struct wal *w)
 {
@@ -265,10 +265,10 @@ static void start_group(struct wal *w)
 	w->sound = w->durable;
 	w->kept_free = w->reserve;
 	/* fails only without a callback */
-	(void)uv_queue_work(w->cfg.loop, &w->work, write_group, on_written);
+	(void)uv_queue_work(w->cfg.loop, &w->work, write_group, on_group_written);
 }
 
-static void on_written(uv_work_t *work, int status)
+static void on_group_written(uv_work_t *work, int status)
 {
 	struct wal *w = work->data;
 
@@ -285,7 +285,7 @@ static void on_written(uv_work_t *work, int status)
 	if (w->done.failed)
 		mark_lost(w, w->done.failed, w->done.gave_way ? NULL : w->done.error.text);
 	recycle_all(w, &w->group);
-	advance(w);
+	advance_flushed(w);
 	if (w->queue.first && (w->wanted_lsn > w->synced_lsn || w->waiting >= LAZY_BYTES))
 		start_group(w);
 	w->cfg.done(w->cfg.arg);
@@ -359,7 +359,7 @@ void wal_checkpointed(struct wal *w, uint64_t generation)
 	w->gap = w->failed >= generation ? w->failed : 0;
 	if (w->base_lsn > w->flushed_lsn)
 		w->flushed_lsn = w->base_lsn;
-	advance(w);
+	advance_flushed(w);
 }
 
 void wal_reserve(struct wal *w, uint64_t bytes)

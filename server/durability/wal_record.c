@@ -6,7 +6,7 @@
 #define NUMBERS 5
 #define MARK    UINT64_MAX /* no kind of event */
 
-static unsigned char *put(unsigned char *at, uint64_t value)
+static unsigned char *put_number(unsigned char *at, uint64_t value)
 {
 	le64_put(at, value);
 	return at + 8;
@@ -15,21 +15,21 @@ static unsigned char *put(unsigned char *at, uint64_t value)
 size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[WAL_RECORD_HEAD])
 {
-	unsigned char *at = put(out, (uint64_t)ev->kind);
+	unsigned char *at = put_number(out, (uint64_t)ev->kind);
 	size_t n = f ? f->n : 0;
 
-	at = put(at, ev->peer);
-	at = put(at, now_ms);
-	at = put(at, ev->kind == EVENT_PROGRESS ? ev->bytes : ev->generation);
-	at = put(at, n);
+	at = put_number(at, ev->peer);
+	at = put_number(at, now_ms);
+	at = put_number(at, ev->kind == EVENT_PROGRESS ? ev->bytes : ev->generation);
+	at = put_number(at, n);
 	for (size_t i = 0; i < n; i++)
-		at = put(at, zmq_msg_size(&f->frame[i]));
+		at = put_number(at, zmq_msg_size(&f->frame[i]));
 	return (size_t)(at - out);
 }
 
 size_t wal_record_mark(uint64_t generation, unsigned char out[WAL_RECORD_HEAD])
 {
-	return (size_t)(put(put(out, MARK), generation) - out);
+	return (size_t)(put_number(put_number(out, MARK), generation) - out);
 }
 
 uint64_t wal_record_is_mark(const unsigned char *data, size_t size)
@@ -55,7 +55,7 @@ void wal_record_reader_release(struct wal_record_reader *r)
 	wire_free(&r->wire);
 }
 
-static void keep(void *data, void *hint)
+static void no_free(void *data, void *hint)
 {
 	(void)data;
 	(void)hint;
@@ -73,7 +73,7 @@ static int take_frames(
 			return PS_EPROTO;
 		/* nobody writes to them, and they are closed before `data` goes */
 		if (zmq_msg_init_data(&r->frames.frame[r->frames.n], (void *)(uintptr_t)(data + at),
-			    (size_t)bytes, keep, NULL) != 0)
+			    (size_t)bytes, no_free, NULL) != 0)
 			return PS_ENOMEM;
 		r->frames.n++;
 		at += (size_t)bytes;

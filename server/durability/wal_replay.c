@@ -24,7 +24,7 @@ struct replay {
 
 /* ---- the core at the checkpoint -------------------------------------------------------------- */
 
-static int refuse(const struct replay *r, uint64_t generation, const char *why, struct err *e)
+static int refuse_log(const struct replay *r, uint64_t generation, const char *why, struct err *e)
 {
 	return err_set(e, PS_ECHECKPOINT, "%.200s: the log file of checkpoint %llu: %s", r->dir,
 		(unsigned long long)generation, why);
@@ -36,14 +36,14 @@ static int find_sections(const struct replay *r, const struct checkpoint *c,
 	for (int i = 0; i < IMAGE_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(c, image_names[i]);
 		if (!s)
-			return refuse(r, c->generation, "the checkpoint lacks a section", e);
+			return refuse_log(r, c->generation, "the checkpoint lacks a section", e);
 		data[i] = s->data;
 		size[i] = s->size;
 	}
 	return PS_OK;
 }
 
-static int build(struct replay *r, const struct checkpoint *c, struct err *e)
+static int build_core(struct replay *r, const struct checkpoint *c, struct err *e)
 {
 	const unsigned char *data[IMAGE_SECTIONS];
 	size_t size[IMAGE_SECTIONS];
@@ -55,14 +55,15 @@ static int build(struct replay *r, const struct checkpoint *c, struct err *e)
 	/* the section has these weights, so the size of the core is plausible */
 	if (image_config(data[IMAGE_LIVE], size[IMAGE_LIVE], &r->cfg) ||
 		size[IMAGE_WEIGHTS] != r->cfg.n_params * sizeof(float))
-		return refuse(r, c->generation, "the checkpoint's configuration is malformed", e);
+		return refuse_log(
+			r, c->generation, "the checkpoint's configuration is malformed", e);
 	r->memory_bytes = core_bytes(&r->cfg);
 	r->memory = mem_lazy(r->memory_bytes);
 	r->weights = mem_try(r->cfg.n_params, sizeof(float));
 	if (!r->memory || !r->weights || wal_record_reader_init(&r->events, r->cfg.n_params))
 		return err_set(e, PS_ENOMEM, "no memory to replay the log");
 	if (image_read_live(r->memory, r->weights, &r->cfg, data, size, &r->core, &why))
-		return refuse(r, c->generation, why, e);
+		return refuse_log(r, c->generation, why, e);
 	return PS_OK;
 }
 
@@ -87,7 +88,7 @@ static int take_step(struct replay *r, const unsigned char *data, size_t size)
 }
 
 /* `data` follows the snapshot r->next: the mark of it, if later events are in the same file. */
-static int on_mark(struct replay *r, const unsigned char *data, size_t size)
+static int skip_mark(struct replay *r, const unsigned char *data, size_t size)
 {
 	if (wal_record_is_mark(data, size) != r->next)
 		return PS_EPROTO;
@@ -103,8 +104,8 @@ static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 	int rc;
 
 	while ((rc = wal_reader_next(j, &data, &size, e)) == 1)
-		if (r->next ? on_mark(r, data, size) : take_step(r, data, size))
-			return refuse(r, j->head.generation,
+		if (r->next ? skip_mark(r, data, size) : take_step(r, data, size))
+			return refuse_log(r, j->head.generation,
 				"it has an event that this program does not understand: was it "
 				"written by another version?",
 				e);
@@ -120,7 +121,7 @@ static int check_end(struct replay *r, struct wal_reader *j, int accept_loss, st
 	if (broken <= 0)
 		return broken;
 	if (!accept_loss)
-		return refuse(r, generation,
+		return refuse_log(r, generation,
 			"the disk has lost durable events in the middle of it; "
 			"--accept-rollback resumes from the state before them",
 			e);
@@ -138,7 +139,8 @@ static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, 
 	/* term 0: the head is lost, and only the end is checked */
 	if (h->term && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
 			       h->term != r->cfg.term))
-		return refuse(r, h->generation, "it is of another run, or another start of it", e);
+		return refuse_log(
+			r, h->generation, "it is of another run, or another start of it", e);
 	r->files++;
 	int rc = take_steps(r, j, e);
 	if (!rc && r->next)
@@ -153,7 +155,7 @@ static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, 
 
 /* ---- the state at the end ----------------------------------------------------------------- */
 
-static int take_image(struct replay *r, struct checkpoint *c, struct err *e)
+static int replace_sections(struct replay *r, struct checkpoint *c, struct err *e)
 {
 	size_t size[IMAGE_SECTIONS], bytes = 0;
 
@@ -222,7 +224,7 @@ static int open_first(
 	return PS_OK;
 }
 
-static void release(struct replay *r)
+static void release_replay(struct replay *r)
 {
 	wal_record_reader_release(&r->events);
 	mem_lazy_free(r->memory, r->memory_bytes);
@@ -237,17 +239,17 @@ int wal_replay(const char *dir, int accept_loss, struct checkpoint *c, struct er
 	int rc = open_first(dir, c, &j, e);
 
 	if (rc == PS_OK && j.fd >= 0) {
-		rc = build(&r, c, e);
+		rc = build_core(&r, c, e);
 		while (!rc && j.fd >= 0)
 			rc = replay_file(&r, &j, accept_loss, e);
 		if (!rc)
-			rc = take_image(&r, c, e);
+			rc = replace_sections(&r, c, e);
 		if (!rc)
 			log_info("wal", "replayed",
 				"generation=%llu files=%llu events=%llu ms=%.1f",
 				(unsigned long long)c->generation, (unsigned long long)r.files,
 				(unsigned long long)r.count, 1e3 * (clock_seconds() - begin));
-		release(&r);
+		release_replay(&r);
 	}
 	wal_reader_release(&j);
 	return rc;

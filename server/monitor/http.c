@@ -12,10 +12,10 @@
 #include "common/mem.h"
 #include "server/net/address.h"
 
-#define MOST_CONNECTIONS 64u
-#define MOST_BYTES       ((size_t)16384) /* of a request, and buffers, per connection */
-#define IDLE_S           5u
-#define LOOK_MS          1000u
+#define MAX_CONNECTIONS 64u
+#define MAX_BYTES       ((size_t)16384) /* of a request, and buffers, per connection */
+#define IDLE_S          5u
+#define MAX_SLEEP_MS    1000u
 
 struct http {
 	uv_loop_t *loop;
@@ -31,7 +31,7 @@ struct http {
 /* ---- answers ------------------------------------------------------------------------------- */
 
 /* Takes over `text`. */
-static enum MHD_Result answer(
+static enum MHD_Result send_page(
 	struct MHD_Connection *connection, unsigned code, const char *type, char *text)
 {
 	struct MHD_Response *response =
@@ -49,11 +49,12 @@ static enum MHD_Result answer(
 	return rc;
 }
 
-static enum MHD_Result say(struct MHD_Connection *connection, unsigned code, const char *words)
+static enum MHD_Result send_text(
+	struct MHD_Connection *connection, unsigned code, const char *words)
 {
 	char *text = strdup(words);
 
-	return text ? answer(connection, code, "text/plain", text) : MHD_NO;
+	return text ? send_page(connection, code, "text/plain", text) : MHD_NO;
 }
 
 /* Called when the header of a request is there: a body, if one follows, is not waited for. */
@@ -67,45 +68,45 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
 	(void)body;
 	(void)state;
 	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
-		return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET or HEAD\n");
+		return send_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET or HEAD\n");
 	*body_size = 0;
 	h->page(h->arg, path, &page);
 	if (page.code == 0)
-		return say(connection, MHD_HTTP_NOT_FOUND, "/metrics /status /healthz\n");
+		return send_text(connection, MHD_HTTP_NOT_FOUND, "/metrics /status /healthz\n");
 	if (!page.text)
-		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
-	return answer(connection, page.code, page.type, page.text);
+		return send_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
+	return send_page(connection, page.code, page.type, page.text);
 }
 
 /* ---- in the loop --------------------------------------------------------------------------- */
 
-static void run(struct http *h);
+static void run_daemon(struct http *h);
 
-static void on_poll(uv_poll_t *p, int status, int events)
+static void on_http_poll(uv_poll_t *p, int status, int events)
 {
 	(void)status;
 	(void)events;
-	run(p->data);
+	run_daemon(p->data);
 }
 
-static void on_timer(uv_timer_t *t)
+static void on_http_timer(uv_timer_t *t)
 {
-	run(t->data);
+	run_daemon(t->data);
 }
 
 /* Let it work, then wake it when it asks to be woken; and now and then when it does not: having
  * been full it listens again only at its next turn, and asks for none. */
-static void run(struct http *h)
+static void run_daemon(struct http *h)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
 
 	(void)MHD_run(h->daemon);
-	if (MHD_get_timeout(h->daemon, &ms) != MHD_YES || ms > LOOK_MS)
-		ms = LOOK_MS;
-	uv_timer_start(&h->timer, on_timer, ms, 0);
+	if (MHD_get_timeout(h->daemon, &ms) != MHD_YES || ms > MAX_SLEEP_MS)
+		ms = MAX_SLEEP_MS;
+	uv_timer_start(&h->timer, on_http_timer, ms, 0);
 }
 
-static int watch(struct http *h, struct err *e)
+static int watch_daemon(struct http *h, struct err *e)
 {
 	const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_EPOLL_FD);
 
@@ -113,8 +114,8 @@ static int watch(struct http *h, struct err *e)
 		return err_set(e, PS_ENET, "HTTP cannot be watched");
 	uv_timer_init(h->loop, &h->timer);
 	h->poll.data = h->timer.data = h;
-	uv_poll_start(&h->poll, UV_READABLE, on_poll);
-	run(h);
+	uv_poll_start(&h->poll, UV_READABLE, on_http_poll);
+	run_daemon(h);
 	return PS_OK;
 }
 
@@ -136,8 +137,8 @@ static int start_daemon(
 
 	errno = 0;
 	h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_SOCK_ADDR,
-		at->ai_addr, MHD_OPTION_CONNECTION_LIMIT, MOST_CONNECTIONS,
-		MHD_OPTION_CONNECTION_MEMORY_LIMIT, MOST_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+		at->ai_addr, MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
+		MHD_OPTION_CONNECTION_MEMORY_LIMIT, MAX_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
 		IDLE_S, MHD_OPTION_END);
 	if (!h->daemon)
 		return cannot_listen(to, errno, e);
@@ -179,7 +180,7 @@ int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_
 	h->arg = arg;
 	int rc = listen_at(h, address, e);
 	if (!rc)
-		rc = watch(h, e);
+		rc = watch_daemon(h, e);
 	if (rc) {
 		http_free(&h);
 		return rc;

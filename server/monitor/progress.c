@@ -37,7 +37,7 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 /* ---- what the core says -------------------------------------------------------------------- */
 
 /* Training goes on from here: waiting for workers is nobody's speed. */
-static void begin(struct progress *p, const struct core *c, uint64_t now_ms)
+static void begin_training(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	uint64_t start_ms = p->start_ms;
 
@@ -46,7 +46,7 @@ static void begin(struct progress *p, const struct core *c, uint64_t now_ms)
 	p->begin_ms = now_ms;
 }
 
-static void trained(struct progress *p, const struct core *c, uint64_t now_ms)
+static void end_epoch(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	const struct core_stats *s = core_stats(c);
 	double seconds = (double)(now_ms - p->epoch_ms) / 1000;
@@ -62,7 +62,7 @@ static void trained(struct progress *p, const struct core *c, uint64_t now_ms)
 		p->end_ms = now_ms;
 }
 
-static void evaluated(const struct progress *p, uint32_t epoch, const struct epoch_record *r)
+static void log_epoch(const struct progress *p, uint32_t epoch, const struct epoch_record *r)
 {
 	log_info("train", "epoch",
 		"epoch=%u images=%llu updates=%llu loss=%.4f accuracy=%.4f test_loss=%.4f "
@@ -78,9 +78,9 @@ static void on_epoch(struct progress *p, const struct core *c, uint32_t epoch, u
 	const struct epoch_record *r = core_epoch(c, epoch);
 
 	if (r && r->eval_done > 0 && r->eval_done == core_data(c)->n_test)
-		evaluated(p, epoch, r);
+		log_epoch(p, epoch, r);
 	else
-		trained(p, c, now_ms);
+		end_epoch(p, c, now_ms);
 }
 
 void progress_effect(
@@ -91,7 +91,7 @@ void progress_effect(
 			   (e->msg.type == MSG_ACK && core_config(c)->training.epochs == 0));
 
 	if (work && p->begin_ms == 0)
-		begin(p, c, now_ms);
+		begin_training(p, c, now_ms);
 	if (work && e->msg.type == MSG_GRANT && e->msg.grant.kind == GRANT_TRAIN &&
 		!p->epoch_begun) {
 		p->epoch_begun = 1;
@@ -112,7 +112,7 @@ double progress_seconds(const struct progress *p, uint64_t now_ms)
 
 /* ---- the bar ------------------------------------------------------------------------------- */
 
-static void measure(struct progress *p, const struct core *c, uint64_t now_ms)
+static void measure_rates(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	const struct core_stats *s = core_stats(c);
 	double seconds = (double)(now_ms - p->rate_ms) / 1000;
@@ -165,9 +165,9 @@ void progress_look(const struct progress *p, const struct core *c, struct progre
 		v->eta_s = (all - (double)work.images) / p->images_per_s;
 }
 
-static void append(char *out, size_t size, size_t *at, const char *fmt, ...)
+static void append_text(char *out, size_t size, size_t *at, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
-static void append(char *out, size_t size, size_t *at, const char *fmt, ...)
+static void append_text(char *out, size_t size, size_t *at, const char *fmt, ...)
 {
 	va_list ap;
 
@@ -184,11 +184,11 @@ static void waiting_bar(const struct progress_view *v, char *out, size_t size)
 
 	out[0] = '\0';
 	if (v->done > 0)
-		append(out, size, &at, "epoch %u/%u %d %%  ", v->epoch, v->epochs,
+		append_text(out, size, &at, "epoch %u/%u %d %%  ", v->epoch, v->epochs,
 			(int)(v->done * 100));
 	else if (v->updates > 0)
-		append(out, size, &at, "%llu updates  ", (unsigned long long)v->updates);
-	append(out, size, &at, "%s", v->waiting);
+		append_text(out, size, &at, "%llu updates  ", (unsigned long long)v->updates);
+	append_text(out, size, &at, "%s", v->waiting);
 }
 
 void progress_bar(const struct progress_view *v, char *out, size_t size)
@@ -202,22 +202,22 @@ void progress_bar(const struct progress_view *v, char *out, size_t size)
 	int full = v->done >= 1 ? BAR : (int)(v->done * BAR);
 
 	if (v->epochs > 0)
-		append(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
+		append_text(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
 	if (v->pass > 1) /* a line search takes back what the pass before computed */
-		append(out, size, &at, "pass %u ", v->pass);
+		append_text(out, size, &at, "pass %u ", v->pass);
 	if (v->epochs > 0)
-		append(out, size, &at, "[%.*s%.*s] %3d %%  %.0f images/s", full,
+		append_text(out, size, &at, "[%.*s%.*s] %3d %%  %.0f images/s", full,
 			"####################", BAR - full, "....................",
 			(int)(v->done * 100), v->images_per_s);
 	else
-		append(out, size, &at, "%llu updates  %.0f updates/s",
+		append_text(out, size, &at, "%llu updates  %.0f updates/s",
 			(unsigned long long)v->updates, v->updates_per_s);
-	append(out, size, &at, "  loss %.4f", v->loss);
+	append_text(out, size, &at, "  loss %.4f", v->loss);
 	if (v->accuracy >= 0)
-		append(out, size, &at, "  accuracy %.2f %%", 100 * v->accuracy);
+		append_text(out, size, &at, "  accuracy %.2f %%", 100 * v->accuracy);
 	if (v->eta_s >= 0)
-		append(out, size, &at, "  ETA %.0f s", ceil(v->eta_s));
-	append(out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");
+		append_text(out, size, &at, "  ETA %.0f s", ceil(v->eta_s));
+	append_text(out, size, &at, "  %u worker%s", v->workers, v->workers == 1 ? "" : "s");
 }
 
 void progress_tick(
@@ -226,7 +226,7 @@ void progress_tick(
 	char line[256], why[WAITING_TEXT];
 	struct progress_view v;
 
-	measure(p, c, now_ms);
+	measure_rates(p, c, now_ms);
 	if (!log_on_terminal() || now_ms - p->drawn_ms < DRAW_MS)
 		return;
 	p->drawn_ms = now_ms;

@@ -95,7 +95,7 @@ static const char *ending_name(int status)
 
 /* ---- JSON ---------------------------------------------------------------------------------- */
 
-static json_t *count(uint64_t n)
+static json_t *json_count(uint64_t n)
 {
 	return json_integer((json_int_t)n);
 }
@@ -122,8 +122,8 @@ static json_t *data_object(const struct core *c)
 	char xxh3[17];
 
 	snprintf(xxh3, sizeof(xxh3), "%016" PRIx64, d->xxh3);
-	return json_pack("{s:o, s:o, s:s, s:b}", "n_train", count(d->n_train), "n_test",
-		count(d->n_test), "xxh3", xxh3, "fixed", core_data_is_fixed(c));
+	return json_pack("{s:o, s:o, s:s, s:b}", "n_train", json_count(d->n_train), "n_test",
+		json_count(d->n_test), "xxh3", xxh3, "fixed", core_data_is_fixed(c));
 }
 
 static json_t *epoch_object(const struct core *c, uint32_t e)
@@ -131,8 +131,8 @@ static json_t *epoch_object(const struct core *c, uint32_t e)
 	const struct epoch_record *r = core_epoch(c, e);
 	uint64_t tested = r->eval_done == core_data(c)->n_test ? r->eval_done : 0;
 
-	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", count(e + 1), "images",
-		count(r->images), "updates", count(r->updates), "loss",
+	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", json_count(e + 1), "images",
+		json_count(r->images), "updates", json_count(r->updates), "loss",
 		mean_or_null(r->loss_sum, r->images), "accuracy",
 		mean_or_null((double)r->eval_correct, tested), "test_loss",
 		mean_or_null(r->eval_loss_sum, tested));
@@ -150,7 +150,7 @@ static json_t *epoch_list(const struct core *c)
 	return list;
 }
 
-static json_t *text_or_null(const char *text)
+static json_t *json_text_or_null(const char *text)
 {
 	return text && text[0] ? json_string(text) : json_null();
 }
@@ -160,12 +160,12 @@ static json_t *worker_object(const struct worker_view *w, const struct label *l,
 	uint64_t silent = now_ms > w->heard_ms ? now_ms - w->heard_ms : 0;
 
 	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "worker",
-		count(w->worker), "state", status_worker_state(w), "name", w->name, "device",
-		w->device, "host", text_or_null(l->host), "pid",
-		l->pid ? count(l->pid) : json_null(), "address", text_or_null(l->address),
-		"incarnation", count(w->incarnation), "images", count(w->images), "last_seq",
-		count(w->last_seq), "durable_seq", count(w->durable_seq), "silent_ms",
-		w->state == SESSION_AWAY ? json_null() : count(silent));
+		json_count(w->worker), "state", status_worker_state(w), "name", w->name, "device",
+		w->device, "host", json_text_or_null(l->host), "pid",
+		l->pid ? json_count(l->pid) : json_null(), "address", json_text_or_null(l->address),
+		"incarnation", json_count(w->incarnation), "images", json_count(w->images),
+		"last_seq", json_count(w->last_seq), "durable_seq", json_count(w->durable_seq),
+		"silent_ms", w->state == SESSION_AWAY ? json_null() : json_count(silent));
 }
 
 /* At most `most` workers; the number of the others into *left_out. */
@@ -194,17 +194,18 @@ static json_t *counters_object(const struct status *s)
 
 	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
 			 "s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
-		"pushes", count(t->pushes), "duplicates", count(t->duplicates), "rejected",
-		count(rejected(t)), "superseded", count(t->superseded), "backups",
-		count(t->backups), "steps_short", count(t->steps_short), "expired",
-		count(t->expired), "stalls", count(t->stalls), "refusals",
-		count(t->refused + s->net.malformed), "gaps", count(t->gaps), "pulls",
-		count(t->pulls), "leases", count(t->leases), "released", count(t->released),
-		"deaths", count(t->deaths), "excluded", count(t->excluded), "rejoins",
-		count(t->rejoins), "recoveries", count(t->recoveries), "dropped_replies",
-		count(s->net.dropped), "zloop_rescues", count(s->net.rescues), "keys_refused",
-		count(s->auth.refused), "overruled", count(s->auth.overruled), "hellos_turned_away",
-		count(s->turned_away));
+		"pushes", json_count(t->pushes), "duplicates", json_count(t->duplicates),
+		"rejected", json_count(rejected(t)), "superseded", json_count(t->superseded),
+		"backups", json_count(t->backups), "steps_short", json_count(t->steps_short),
+		"expired", json_count(t->expired), "stalls", json_count(t->stalls), "refusals",
+		json_count(t->refused + s->net.malformed), "gaps", json_count(t->gaps), "pulls",
+		json_count(t->pulls), "leases", json_count(t->leases), "released",
+		json_count(t->released), "deaths", json_count(t->deaths), "excluded",
+		json_count(t->excluded), "rejoins", json_count(t->rejoins), "recoveries",
+		json_count(t->recoveries), "dropped_replies", json_count(s->net.dropped),
+		"zloop_rescues", json_count(s->net.rescues), "keys_refused",
+		json_count(s->auth.refused), "overruled", json_count(s->auth.overruled),
+		"hellos_turned_away", json_count(s->turned_away));
 }
 
 static json_t *checkpoint_object(const struct status *s)
@@ -212,9 +213,9 @@ static json_t *checkpoint_object(const struct status *s)
 	if (!s->checkpointer)
 		return json_null();
 	return json_pack("{s:o, s:o, s:o, s:o, s:f}", "generation",
-		count(s->checkpointer->generation), "saved", count(s->checkpointer->saved),
-		"failed", count(s->checkpointer->failed), "bytes", count(s->checkpointer->bytes),
-		"seconds", s->checkpointer->seconds);
+		json_count(s->checkpointer->generation), "saved",
+		json_count(s->checkpointer->saved), "failed", json_count(s->checkpointer->failed),
+		"bytes", json_count(s->checkpointer->bytes), "seconds", s->checkpointer->seconds);
 }
 
 static json_t *wal_object(const struct status *s)
@@ -223,11 +224,12 @@ static json_t *wal_object(const struct status *s)
 
 	if (!t)
 		return json_null();
-	return json_pack("{s:o, s:o, s:o, s:o}", "events", count(t->events), "groups",
-		count(t->groups), "bytes", count(t->bytes), "failures", count(t->failures));
+	return json_pack("{s:o, s:o, s:o, s:o}", "events", json_count(t->events), "groups",
+		json_count(t->groups), "bytes", json_count(t->bytes), "failures",
+		json_count(t->failures));
 }
 
-static void set(json_t *o, const char *key, json_t *value)
+static void set_key(json_t *o, const char *key, json_t *value)
 {
 	(void)json_object_set_new(o, key, value ? value : json_null());
 }
@@ -242,17 +244,17 @@ static json_t *nth_name(const char *names, int i)
 
 static void set_run(json_t *o, const struct core_config *cfg)
 {
-	set(o, "run", run_text(cfg));
-	set(o, "term", count(cfg->term));
-	set(o, "model", json_string(cfg->model));
-	set(o, "n_params", count(cfg->n_params));
-	set(o, "mode", nth_name(MODE_NAMES, (int)cfg->training.mode - 1));
-	set(o, "optimizer", nth_name(OPTIM_NAMES, (int)cfg->optim.kind));
-	set(o, "lr", json_real(cfg->rate.lr));
-	set(o, "schedule", nth_name(SCHEDULE_NAMES, (int)cfg->schedule.kind));
-	set(o, "seed", count(cfg->training.seed));
-	set(o, "batch", count(cfg->training.batch_size));
-	set(o, "epochs", count(cfg->training.epochs));
+	set_key(o, "run", run_text(cfg));
+	set_key(o, "term", json_count(cfg->term));
+	set_key(o, "model", json_string(cfg->model));
+	set_key(o, "n_params", json_count(cfg->n_params));
+	set_key(o, "mode", nth_name(MODE_NAMES, (int)cfg->training.mode - 1));
+	set_key(o, "optimizer", nth_name(OPTIM_NAMES, (int)cfg->optim.kind));
+	set_key(o, "lr", json_real(cfg->rate.lr));
+	set_key(o, "schedule", nth_name(SCHEDULE_NAMES, (int)cfg->schedule.kind));
+	set_key(o, "seed", json_count(cfg->training.seed));
+	set_key(o, "batch", json_count(cfg->training.batch_size));
+	set_key(o, "epochs", json_count(cfg->training.epochs));
 }
 
 /* Over the gradients applied: an update may be made of several. */
@@ -272,18 +274,18 @@ static void set_training(json_t *o, const struct status *s)
 	struct progress_view v;
 
 	progress_look(s->progress, c, &v);
-	set(o, "training_epoch", count(v.epoch));
-	set(o, "updates", count(t->updates));
-	set(o, "pass", v.pass ? count(v.pass) : NULL);
-	set(o, "images", count(v.images));
-	set(o, "loss", json_real(t->loss));
-	set(o, "accuracy", v.accuracy >= 0 ? json_real(v.accuracy) : NULL);
-	set(o, "images_per_s", json_real(v.images_per_s));
-	set(o, "updates_per_s", json_real(v.updates_per_s));
-	set(o, "eta_s", v.eta_s >= 0 ? json_real(v.eta_s) : NULL);
-	set(o, "version", count(t->version));
-	set(o, "staleness_mean", staleness_mean(t));
-	set(o, "live_workers", count(v.workers));
+	set_key(o, "training_epoch", json_count(v.epoch));
+	set_key(o, "updates", json_count(t->updates));
+	set_key(o, "pass", v.pass ? json_count(v.pass) : NULL);
+	set_key(o, "images", json_count(v.images));
+	set_key(o, "loss", json_real(t->loss));
+	set_key(o, "accuracy", v.accuracy >= 0 ? json_real(v.accuracy) : NULL);
+	set_key(o, "images_per_s", json_real(v.images_per_s));
+	set_key(o, "updates_per_s", json_real(v.updates_per_s));
+	set_key(o, "eta_s", v.eta_s >= 0 ? json_real(v.eta_s) : NULL);
+	set_key(o, "version", json_count(t->version));
+	set_key(o, "staleness_mean", staleness_mean(t));
+	set_key(o, "live_workers", json_count(v.workers));
 }
 
 /* The reason of a wait and the command that ends it, or null. */
@@ -311,24 +313,24 @@ static char *status_with(const struct status *s, size_t most_workers)
 	json_t *o = json_object();
 	uint32_t left_out;
 
-	set(o, "state", json_string(phase(s)));
-	set(o, "ending", s->ending ? json_string(ending_name(s->ending)) : NULL);
-	set(o, "waiting", waiting_object(s));
-	set(o, "degraded", text_or_null(status_degraded(s)));
-	set(o, "warnings", warning_list(s));
+	set_key(o, "state", json_string(phase(s)));
+	set_key(o, "ending", s->ending ? json_string(ending_name(s->ending)) : NULL);
+	set_key(o, "waiting", waiting_object(s));
+	set_key(o, "degraded", json_text_or_null(status_degraded(s)));
+	set_key(o, "warnings", warning_list(s));
 	set_run(o, core_config(s->core));
 	set_training(o, s);
-	set(o, "epoch_records", epoch_list(s->core));
-	set(o, "counters", counters_object(s));
-	set(o, "checkpoint", checkpoint_object(s));
-	set(o, "wal", wal_object(s));
-	set(o, "data", data_object(s->core));
-	set(o, "log_level", json_string(log_level_name(log_get_level())));
-	set(o, "connections", count(s->net.port.connections));
-	set(o, "rss_bytes", count(s->rss_bytes));
-	set(o, "uptime_s", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
-	set(o, "workers", worker_list(s, most_workers, &left_out));
-	set(o, "workers_left_out", count(left_out));
+	set_key(o, "epoch_records", epoch_list(s->core));
+	set_key(o, "counters", counters_object(s));
+	set_key(o, "checkpoint", checkpoint_object(s));
+	set_key(o, "wal", wal_object(s));
+	set_key(o, "data", data_object(s->core));
+	set_key(o, "log_level", json_string(log_level_name(log_get_level())));
+	set_key(o, "connections", json_count(s->net.port.connections));
+	set_key(o, "rss_bytes", json_count(s->rss_bytes));
+	set_key(o, "uptime_s", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
+	set_key(o, "workers", worker_list(s, most_workers, &left_out));
+	set_key(o, "workers_left_out", json_count(left_out));
 	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
 	json_decref(o);
 	return text;
@@ -372,24 +374,24 @@ char *status_result(const struct status *s)
 	json_t *o = json_object(), *images = json_array();
 
 	for (uint32_t e = 0; e < cfg->training.epochs; e++)
-		json_array_append_new(images, count(core_epoch(c, e)->images));
-	set(o, "status", json_string(ending_name(s->ending)));
-	set(o, "warnings", warning_list(s));
-	set(o, "accuracy", last ? mean_or_null(last->eval_correct, last->eval_done) : NULL);
-	set(o, "loss", last ? mean_or_null(last->eval_loss_sum, last->eval_done) : NULL);
-	set(o, "updates", count(t->updates));
-	set(o, "images", count(t->images));
-	set(o, "images_per_epoch", images);
-	set(o, "seconds", json_real(progress_seconds(s->progress, s->now_ms)));
-	set(o, "seconds_total", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
-	set(o, "duplicates", count(t->duplicates));
-	set(o, "rejected", count(rejected(t)));
-	set(o, "superseded", count(t->superseded));
-	set(o, "steps_short", count(t->steps_short));
-	set(o, "refusals", count(t->refused + s->net.malformed));
-	set(o, "data", data_object(c));
-	set(o, "run", run_text(cfg));
-	set(o, "term", count(cfg->term));
+		json_array_append_new(images, json_count(core_epoch(c, e)->images));
+	set_key(o, "status", json_string(ending_name(s->ending)));
+	set_key(o, "warnings", warning_list(s));
+	set_key(o, "accuracy", last ? mean_or_null(last->eval_correct, last->eval_done) : NULL);
+	set_key(o, "loss", last ? mean_or_null(last->eval_loss_sum, last->eval_done) : NULL);
+	set_key(o, "updates", json_count(t->updates));
+	set_key(o, "images", json_count(t->images));
+	set_key(o, "images_per_epoch", images);
+	set_key(o, "seconds", json_real(progress_seconds(s->progress, s->now_ms)));
+	set_key(o, "seconds_total", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
+	set_key(o, "duplicates", json_count(t->duplicates));
+	set_key(o, "rejected", json_count(rejected(t)));
+	set_key(o, "superseded", json_count(t->superseded));
+	set_key(o, "steps_short", json_count(t->steps_short));
+	set_key(o, "refusals", json_count(t->refused + s->net.malformed));
+	set_key(o, "data", data_object(c));
+	set_key(o, "run", run_text(cfg));
+	set_key(o, "term", json_count(cfg->term));
 	char *text = json_dumps(o, JSON_REAL_PRECISION(9));
 	json_decref(o);
 	return text;

@@ -62,7 +62,7 @@ static void append_others(const struct waiting *w, char *out, size_t size)
 }
 
 /* "waiting for workers: 0 of 1 for 12 s" */
-static void describe(const struct waiting *w, char *out, size_t size)
+static void describe_wait(const struct waiting *w, char *out, size_t size)
 {
 	const struct hold_up_view *v = &w->view;
 	const char *what =
@@ -76,11 +76,11 @@ static void describe(const struct waiting *w, char *out, size_t size)
 }
 
 /* Text of the log: with its limit. */
-static void report(const struct waiting *w)
+static void log_wait(const struct waiting *w)
 {
 	char text[WAITING_TEXT], limit[64] = "without a time limit";
 
-	describe(w, text, sizeof text);
+	describe_wait(w, text, sizeof text);
 	if (w->view.kind == HOLD_UP_RETURN)
 		snprintf(limit, sizeof limit, "for %llu s more",
 			(unsigned long long)(w->view.left_ms + 999) / 1000);
@@ -94,7 +94,7 @@ void waiting_tick(struct waiting *w, const struct core *c, uint64_t now_ms)
 	w->data = core_data(c)->xxh3;
 	w->now_ms = now_ms;
 	if (reminder_due(&w->reminder, (int)w->view.kind, now_ms, now_ms))
-		report(w);
+		log_wait(w);
 }
 
 int waiting_text(const struct waiting *w, char out[WAITING_TEXT])
@@ -104,7 +104,7 @@ int waiting_text(const struct waiting *w, char out[WAITING_TEXT])
 	out[0] = '\0';
 	if (w->view.kind == HOLD_UP_NONE)
 		return 0;
-	describe(w, out, WAITING_TEXT);
+	describe_wait(w, out, WAITING_TEXT);
 	used = strlen(out);
 	snprintf(out + used, WAITING_TEXT - used, ": %s", w->start);
 	return 1;

@@ -62,7 +62,7 @@ void chunked_push_free(struct chunked_push **a)
 }
 
 /* peer 0: a free entry. */
-static struct partial *find(struct chunked_push *a, uint32_t peer)
+static struct partial *find_partial(struct chunked_push *a, uint32_t peer)
 {
 	for (size_t i = 0; (a->used || !peer) && i < a->max_peers; i++)
 		if (a->partial[i].peer == peer)
@@ -86,7 +86,7 @@ static struct partial *allot(struct chunked_push *a, uint32_t peer, size_t peers
 
 	while (a->used && (a->used >= peers || a->used == a->max_peers))
 		discard(a, oldest(a));
-	e = find(a, 0);
+	e = find_partial(a, 0);
 	e->peer = peer;
 	a->used++;
 	return e;
@@ -94,7 +94,7 @@ static struct partial *allot(struct chunked_push *a, uint32_t peer, size_t peers
 
 int chunked_push_keep(struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers)
 {
-	struct partial *e = find(a, peer);
+	struct partial *e = find_partial(a, peer);
 	zmq_msg_t *from = &f->frame[1];
 
 	if (!e)
@@ -130,7 +130,7 @@ static void prepend(struct frames *f, struct partial *e)
 
 int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f)
 {
-	struct partial *e = find(a, peer);
+	struct partial *e = find_partial(a, peer);
 	size_t wanted = wire_wants_ahead(f), here = e ? e->n : 0;
 	int fits = here == wanted && f->n + here <= 1 + WIRE_MAX_SLICES;
 

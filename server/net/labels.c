@@ -108,7 +108,7 @@ const struct label *labels_of(const struct labels *l, uint32_t worker)
 /* ---- fencing --------------------------------------------------------------------------------- */
 
 /* A process that was never welcomed is known by the HELLO that is refused on its connection. */
-static struct process *find(
+static struct process *find_process(
 	const struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
 	struct process *p;
@@ -162,7 +162,7 @@ static int is_news(struct labels *l, struct process *p, uint32_t worker, uint32_
 void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
 	const char *name, char text[LABEL_FENCED])
 {
-	struct process *p = find(l, peer, worker, incarnation);
+	struct process *p = find_process(l, peer, worker, incarnation);
 	const struct label *old = p ? &p->label : &none, *new = labels_of(l, worker);
 	char one[PLACE], other[PLACE];
 

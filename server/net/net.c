@@ -164,7 +164,7 @@ static void note_malformed(struct router *r, uint32_t peer, int status, const ch
 	}
 }
 
-static void refuse(struct router *r, uint32_t peer, int status, const char *why)
+static void refuse_message(struct router *r, uint32_t peer, int status, const char *why)
 {
 	const struct msg m = {.type = MSG_ERROR, .error = {.status = status, .text = why}};
 
@@ -223,7 +223,7 @@ static int on_readable(void *arg)
 	if (rc == PS_OK)
 		r->cfg.on_message(r->cfg.arg, peer, &r->msg, &r->in);
 	else
-		refuse(r, peer, rc, why);
+		refuse_message(r, peer, rc, why);
 	frames_release(&r->in);
 	router_flush(r);
 	return 1;
@@ -232,7 +232,7 @@ static int on_readable(void *arg)
 /* ---- birth --------------------------------------------------------------------------------- */
 
 /* libzmq's defaults suit small messages between trusted peers. */
-static int set_options(void *socket, const struct router_config *cfg, int backlog)
+static int set_socket_options(void *socket, const struct router_config *cfg, int backlog)
 {
 	int64_t max_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
 	int window = (int)cfg->push_window + 2;
@@ -287,7 +287,7 @@ static int open_sockets(struct router *r, struct err *e)
 	if (r->context)
 		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);
 	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
-	if (!r->socket || set_options(r->socket, &r->cfg, accept_gate_backlog(r->port.gate)))
+	if (!r->socket || set_socket_options(r->socket, &r->cfg, accept_gate_backlog(r->port.gate)))
 		return err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
 	int rc = enable_auth(r, e);
 	return rc ? rc : port_monitor(&r->port, r->context, r->socket, e);
@@ -301,7 +301,7 @@ static void close_sockets(struct router *r)
 	r->socket = NULL;
 }
 
-static int watch(struct router *r, struct err *e)
+static int start_watching(struct router *r, struct err *e)
 {
 	if (zloop_start(&r->loop, r->cfg.loop, r->socket, on_readable, r) != 0)
 		return err_set(e, PS_ENET, "the socket cannot be watched");
@@ -335,7 +335,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	if (!rc)
 		rc = port_bind(&r->port, cfg->bind, e);
 	if (!rc)
-		rc = watch(r, e);
+		rc = start_watching(r, e);
 	if (rc) {
 		auth_stop(cfg->auth);
 		close_sockets(r);

@@ -28,7 +28,7 @@ static void clear(struct reply *r)
 		(void)zmq_msg_close(&r->frame[--r->n]);
 }
 
-static void take(struct reply *r, struct frames *f)
+static void move_frames(struct reply *r, struct frames *f)
 {
 	for (r->n = 0; r->n < f->n && r->n < MAX_FRAMES; r->n++) {
 		(void)zmq_msg_init(&r->frame[r->n]);
@@ -80,14 +80,15 @@ void replies_free(struct replies **q)
 	*q = NULL;
 }
 
-static void append(struct replies *q, uint32_t peer, struct frames *f, uint64_t lsn, int tombstone)
+static void append_reply(
+	struct replies *q, uint32_t peer, struct frames *f, uint64_t lsn, int tombstone)
 {
 	struct reply *r = q->order[q->n++];
 
 	r->peer = peer;
 	r->lsn = lsn;
 	r->tombstone = tombstone;
-	take(r, f);
+	move_frames(r, f);
 }
 
 /* Remove all replies to `peer`; returns their number. */
@@ -120,11 +121,11 @@ static void evict(struct replies *q, uint32_t peer)
 	q->dropped += drop_all(q, peer);
 	frames_init(&f);
 	if (wire_encode(&m, &f) == PS_OK)
-		append(q, peer, &f, 0, 1);
+		append_reply(q, peer, &f, 0, 1);
 }
 
 /* Evict the peer with the oldest reply; a peer that is evicted already loses its tombstone, too. */
-static void make_room(struct replies *q)
+static void evict_oldest(struct replies *q)
 {
 	while (q->n == q->room) {
 		const struct reply *oldest = q->order[0];
@@ -156,8 +157,8 @@ void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t ls
 		frames_release(f);
 		return;
 	}
-	make_room(q);
-	append(q, peer, f, lsn, 0);
+	evict_oldest(q);
+	append_reply(q, peer, f, lsn, 0);
 }
 
 void replies_set_flushed(struct replies *q, uint64_t lsn)
@@ -187,7 +188,7 @@ static int offer(struct reply *r, replies_send_fn *send, void *arg)
 	clear(r);
 	int rc = send(arg, r->peer, &f);
 	if (rc)
-		take(r, &f);
+		move_frames(r, &f);
 	return rc;
 }
 

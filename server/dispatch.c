@@ -53,15 +53,15 @@ static void send_status(struct server *s, uint32_t peer)
 	router_set_lsn(s->router, 0);
 	router_send(s->router, peer, &m);
 	free(text);
-	if (watchers_asked(&s->watchers, peer, turn_now(s)) && s->status)
+	if (observers_asked(&s->observers, peer, turn_now(s)) && s->status)
 		send_bye(s, peer);
 }
 
 /* An observer need not take the end for a lost server. */
-static void part_watchers(struct server *s)
+static void send_last_status(struct server *s)
 {
-	for (size_t i = 0; i < MAX_WATCHERS; i++) {
-		uint32_t peer = watchers_peer(&s->watchers, i, s->finish_ms);
+	for (size_t i = 0; i < MAX_OBSERVERS; i++) {
+		uint32_t peer = observers_recent(&s->observers, i, s->finish_ms);
 		if (peer)
 			send_status(s, peer);
 	}
@@ -75,7 +75,7 @@ static void finish(struct server *s, int status)
 	warnings_look(&s->warnings, s->state.core, 1);
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
 	router_set_flushed(s->router, UINT64_MAX); /* the last checkpoint holds everything */
-	part_watchers(s);
+	send_last_status(s);
 }
 
 /* A worker's --name: with keys the server has added its key's. */

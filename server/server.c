@@ -55,7 +55,7 @@ static void on_router_message(void *arg, uint32_t peer, const struct msg *m, str
 		return;
 	}
 	if (m->type == MSG_HELLO && m->hello.role == ROLE_OBSERVER)
-		watchers_add(&s->watchers, peer, turn_now(s));
+		observers_add(&s->observers, peer, turn_now(s));
 	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER &&
 		!admission_ask(&s->admission, uv_now(&s->loop)))
 		return;
@@ -71,7 +71,7 @@ static void on_gone(void *arg, uint32_t peer)
 	const struct event ev = {.kind = EVENT_PEER_GONE, .peer = peer};
 	struct server *s = arg;
 
-	watchers_drop(&s->watchers, peer);
+	observers_drop(&s->observers, peer);
 	turn(s, &ev, NULL);
 }
 

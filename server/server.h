@@ -20,12 +20,11 @@
 #include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/err.h"
-#include "server/net/admission.h"
+#include "server/net/clients.h"
 #include "server/durability/wal.h"
 #include "server/auth/auth.h"
 #include "server/monitor/membership.h"
 #include "server/monitor/http.h"
-#include "server/net/labels.h"
 #include "server/net/net.h"
 #include "server/config/options.h"
 #include "server/monitor/progress.h"
@@ -34,7 +33,6 @@
 #include "server/net/transfers.h"
 #include "server/monitor/waiting.h"
 #include "server/monitor/warnings.h"
-#include "server/monitor/watchers.h"
 
 #define SERVER_SIGNALS 4
 
@@ -62,7 +60,7 @@ struct server {
 	struct progress progress;
 	struct warnings warnings;
 	struct waiting waiting;
-	struct watchers watchers;
+	struct observers observers;
 
 	int status;           /* PS_E*: how the run ended; 0: it has not */
 	uint64_t finish_ms;   /* when it did */

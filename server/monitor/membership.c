@@ -5,7 +5,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/core/core.h"
-#include "server/net/labels.h"
+#include "server/net/clients.h"
 
 static void remember(struct seen *s, const struct worker_view *v)
 {

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "server/core/core.h"
-#include "server/net/labels.h"
+#include "server/net/clients.h"
 #include "server/monitor/status.h"
 
 static const char *const reject_names[REJECT_REASONS] = {[REJECT_NONE] = "none",

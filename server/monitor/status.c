@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include "common/log.h"
 #include "server/core/core.h"
-#include "server/net/labels.h"
+#include "server/net/clients.h"
 #include "server/config/mode_options.h"
 
 #define MOST_EPOCHS 20 /* records in a status */

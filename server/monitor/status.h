@@ -31,7 +31,7 @@ struct status {
 	struct auth_stats auth;                        /* all zero: no keys */
 	uint64_t now_ms;
 	uint64_t rss_bytes;
-	uint64_t turned_away; /* HELLOs, see admission.h */
+	uint64_t turned_away; /* HELLOs, see clients.h */
 	int ending;           /* 0, or PS_E*: how the run ends */
 };
 

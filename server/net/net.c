@@ -10,7 +10,7 @@
 #include "common/zloop.h"
 #include "proto/wire.h"
 #include "server/net/chunked_push.h"
-#include "server/net/labels.h"
+#include "server/net/clients.h"
 #include "server/net/port.h"
 #include "server/net/replies.h"
 

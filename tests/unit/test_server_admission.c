@@ -1,10 +1,10 @@
-/* test_server_admission.c - how many HELLOs server/net/admission.h lets in. */
+/* test_server_admission.c - how many HELLOs server/net/clients.h lets in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
-#include "server/net/admission.h"
+#include "server/net/clients.h"
 
 /* HELLOs let in of `n` that come at `now_ms`. */
 static int ask(struct admission *a, int n, uint64_t now_ms)

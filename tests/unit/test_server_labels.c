@@ -1,4 +1,4 @@
-/* Proves the contract of server/net/labels.h. */
+/* Proves the contract of server/net/clients.h. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -6,7 +6,7 @@
 #include <cmocka.h>
 #include "common/log.h"
 #include "scratch.h"
-#include "server/net/labels.h"
+#include "server/net/clients.h"
 
 #define SLOTS 3u
 #define RING  (2 * SLOTS + 64)

@@ -4,7 +4,7 @@
  */
 #include <jansson.h>
 #include "server_lab.h"
-#include "server/net/labels.h"
+#include "server/net/clients.h"
 #include "server/monitor/status.h"
 
 static struct options options;

@@ -1,27 +1,49 @@
-/* labels.c - see labels.h. */
-#include "server/net/labels.h"
+/* clients.c - see clients.h. */
+#include "server/net/clients.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
 #include "common/mem.h"
 
+#define PRICE_US    (1000000 / ADMISSION_BURST)
 #define IPV4_MAPPED "::ffff:"
 #define PLACE       (WIRE_MAX_HOST + 20) /* "HOST pid 4294967295", or "a host at ADDRESS" */
+
+/* ---- admission ------------------------------------------------------------------------------ */
+
+int admission_ask(struct admission *a, uint64_t now_ms)
+{
+	uint64_t passed_ms = now_ms - a->now_ms;
+
+	a->now_ms = now_ms;
+	if (passed_ms >= 1000 || a->spent_us <= passed_ms * 1000)
+		a->spent_us = 0;
+	else
+		a->spent_us -= passed_ms * 1000;
+	if (a->spent_us + PRICE_US > 1000000) {
+		a->turned_away++;
+		return 0;
+	}
+	a->spent_us += PRICE_US;
+	return 1;
+}
+
+/* ---- labels --------------------------------------------------------------------------------- */
 
 static const struct label none;
 
 /* A process that said HELLO. */
 struct process {
-	uint32_t peer;                /* connection of that HELLO */
-	uint32_t worker, incarnation; /* by its WELCOME; 0: none yet */
-	int fenced;                   /* that was logged */
+	uint32_t peer;                /* connection of the HELLO */
+	uint32_t worker, incarnation; /* from WELCOME; 0: none yet */
+	int fenced;                   /* its fencing was logged */
 	struct label label;
 };
 
-/* A worker id's newest process. */
+/* The newest process of a worker id. */
 struct slot {
-	uint32_t fenced; /* newest incarnation of which that was logged */
+	uint32_t fenced; /* newest incarnation whose fencing was logged */
 	struct label label;
 };
 
@@ -29,19 +51,19 @@ struct labels {
 	uint32_t max_workers;
 	struct slot *slot;       /* by worker id - 1 */
 	struct process *process; /* ring of the newest */
-	size_t ring, n;          /* its size; ever noted */
+	size_t ring, n;          /* its size; HELLOs noted so far */
 };
 
 struct labels *labels_new(uint32_t max_workers)
 {
-	struct labels *l = mem_try(1, sizeof *l);
+	struct labels *l = mem_try(1, sizeof(*l));
 
 	if (!l)
 		return NULL;
 	l->max_workers = max_workers;
 	l->ring = 2 * (size_t)max_workers + 64;
-	l->slot = mem_try(max_workers, sizeof *l->slot);
-	l->process = mem_try(l->ring, sizeof *l->process);
+	l->slot = mem_try(max_workers, sizeof(*l->slot));
+	l->process = mem_try(l->ring, sizeof(*l->process));
 	if (!l->slot || !l->process)
 		labels_free(&l);
 	return l;
@@ -57,7 +79,7 @@ void labels_free(struct labels **l)
 	*l = NULL;
 }
 
-/* The i-th newest process, NULL past the oldest. */
+/* The i-th newest process, NULL: there are fewer. */
 static struct process *newest(const struct labels *l, size_t i)
 {
 	size_t known = l->n < l->ring ? l->n : l->ring;
@@ -73,8 +95,8 @@ void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, co
 	if (strncmp(address, IPV4_MAPPED, mapped) == 0)
 		address += mapped;
 	*p = (struct process){.peer = peer, .label.pid = m->pid};
-	memcpy(p->label.host, m->host, sizeof p->label.host);
-	snprintf(p->label.address, sizeof p->label.address, "%s", address);
+	memcpy(p->label.host, m->host, sizeof(p->label.host));
+	snprintf(p->label.address, sizeof(p->label.address), "%s", address);
 }
 
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
@@ -107,7 +129,7 @@ const struct label *labels_of(const struct labels *l, uint32_t worker)
 
 /* ---- fencing --------------------------------------------------------------------------------- */
 
-/* A process that was never welcomed is known by the HELLO that is refused on its connection. */
+/* A process without WELCOME is found by the HELLO of its connection. */
 static struct process *find_process(
 	const struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
@@ -122,7 +144,7 @@ static struct process *find_process(
 	return NULL;
 }
 
-/* What follows "runs on": as much as is known. */
+/* What follows "runs on", as far as it is known. */
 static const char *place_of(const struct label *label, char *text, size_t size)
 {
 	if (label->host[0] && label->pid)
@@ -146,7 +168,7 @@ static void log_fenced(uint32_t worker, uint32_t incarnation, const char *name,
 			: "its slot was free after a silence");
 }
 
-/* 1 the first time for this process; `p`: its entry, or NULL. */
+/* 1: the first time for this process; `p`: its entry, or NULL. */
 static int is_news(struct labels *l, struct process *p, uint32_t worker, uint32_t incarnation)
 {
 	struct slot *slot = &l->slot[worker - 1];
@@ -166,15 +188,15 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 	const struct label *old = p ? &p->label : &none, *new = labels_of(l, worker);
 	char one[PLACE], other[PLACE];
 
-	if (p && !p->worker) { /* however often it says HELLO again */
+	if (p && !p->worker) { /* so that a repeated HELLO finds the same entry */
 		p->worker = worker;
 		p->incarnation = incarnation;
 	}
 
 	if (worker >= 1 && worker <= l->max_workers && is_news(l, p, worker, incarnation))
 		log_fenced(worker, incarnation, name, old, new);
-	place_of(old, one, sizeof one);
-	place_of(new, other, sizeof other);
+	place_of(old, one, sizeof(one));
+	place_of(new, other, sizeof(other));
 	if (name[0])
 		snprintf(text, LABEL_FENCED,
 			"another process took over --name \"%s\": this one runs on %s, the new "
@@ -185,4 +207,56 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 			"worker %u was silent, and the server gave its slot to another process: "
 			"this one runs on %s, the new one on %s",
 			worker, one, other);
+}
+
+/* ---- observers ------------------------------------------------------------------------------ */
+
+/* The entry of `peer`, else the one that asked longest ago; a free one never did. */
+static size_t entry_for(const struct observers *o, uint32_t peer)
+{
+	size_t best = 0;
+
+	for (size_t i = 0; i < MAX_OBSERVERS; i++) {
+		if (o->entry[i].peer == peer)
+			return i;
+		if (o->entry[i].asked_ms < o->entry[best].asked_ms)
+			best = i;
+	}
+	return best;
+}
+
+void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms)
+{
+	size_t i = entry_for(o, peer);
+
+	o->entry[i].peer = peer;
+	o->entry[i].asked = 0;
+	o->entry[i].asked_ms = now_ms;
+}
+
+int observers_asked(struct observers *o, uint32_t peer, uint64_t now_ms)
+{
+	size_t i = entry_for(o, peer);
+
+	if (o->entry[i].peer != peer)
+		return 0;
+	o->entry[i].asked = 1;
+	o->entry[i].asked_ms = now_ms;
+	return 1;
+}
+
+void observers_drop(struct observers *o, uint32_t peer)
+{
+	for (size_t i = 0; i < MAX_OBSERVERS; i++)
+		if (o->entry[i].peer == peer) {
+			o->entry[i].peer = 0;
+			o->entry[i].asked_ms = 0;
+		}
+}
+
+uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms)
+{
+	int recent = o->entry[i].asked && now_ms - o->entry[i].asked_ms <= OBSERVER_RECENT_MS;
+
+	return recent ? o->entry[i].peer : 0;
 }

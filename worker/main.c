@@ -18,7 +18,7 @@
 /* Set by a signal handler, which can take no argument. */
 static atomic_int stopped;
 
-static void on_stop_signal(int number)
+static void note_stop_signal(int number)
 {
 	(void)number;
 	atomic_store(&stopped, 1);
@@ -37,7 +37,7 @@ static void catch_signals(void)
 	struct sigaction a;
 
 	memset(&a, 0, sizeof(a));
-	a.sa_handler = on_stop_signal;
+	a.sa_handler = note_stop_signal;
 	a.sa_flags = SA_RESTART;
 	sigaction(SIGUSR1, &a, NULL);
 	a.sa_flags = (int)SA_RESETHAND | SA_RESTART;

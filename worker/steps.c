@@ -32,7 +32,7 @@ static void add_weighted(float *sum, const float *g, float weight, size_t n)
 }
 
 PS_CLONES
-static void scale(float *g, float factor, size_t n)
+static void scale_gradient(float *g, float factor, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		g[i] *= factor;
@@ -160,7 +160,7 @@ static int add_gradient(struct steps *s, const struct cnnps_lease *l, const stru
 	if (!is_first)
 		add_weighted(p->g, to, by_images ? (float)b->images : 1, n);
 	else if (by_images)
-		scale(to, (float)b->images, n);
+		scale_gradient(to, (float)b->images, n);
 	*g = to;
 	return PS_OK;
 }

@@ -638,7 +638,7 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 		return 0;
 	n->in = f;
 	rc = got == 1 ? wire_decode(n->wire, f, &m, &why) : PS_EPROTO;
-	if (rc == PS_EVERSION) /* of a WELCOME: what the server would have said to our HELLO */
+	if (rc == PS_EVERSION) /* of a WELCOME: what the server would have answered to our HELLO */
 		m = (struct msg){.type = MSG_ERROR, .error = {.status = rc, .text = why}};
 	if (rc == PS_OK || rc == PS_EVERSION)
 		handle_message(n, &m);
@@ -878,6 +878,7 @@ static void background_main(void *arg)
 	uv_mutex_lock(&n->background_lock);
 	while (!n->closing) {
 		uint64_t ms = background_step(n);
+
 		if (ms)
 			(void)uv_cond_timedwait(
 				&n->wake_background, &n->background_lock, ms * 1000000);

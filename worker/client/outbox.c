@@ -205,6 +205,7 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 		return;
 	for (; s->n < k->n; s->n++) {
 		struct slice *part = &k->part[s->n];
+
 		if (!part->xxh3)
 			part->xxh3 = wire_checksum(part_values(k, s->n), part->count);
 		s->slice[s->n] = *part;

@@ -65,6 +65,7 @@ static int wait_for(int fd, short events, int ms)
 
 	do {
 		uint64_t now = clock_ms();
+
 		n = poll(&item, 1, now < end ? (int)(end - now) : 0);
 	} while (n < 0 && errno == EINTR);
 	return n;

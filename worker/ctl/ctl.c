@@ -1,5 +1,5 @@
 /*
- * ctl.c - cnn-ctl: look at a running server, steer it, take its weights away and use them.
+ * ctl.c - cnn-ctl: shows and controls a running server, exports its weights and predicts with them.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -11,12 +11,12 @@
 
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
-#define DIALS    "command!=keygen" /* every other command may ask a server */
+#define DIALS    "command!=keygen" /* every other command may connect to a server */
 
-/* A row's arguments: between least and most of what `takes` says. */
+/* `takes` describes the arguments. */
 struct command {
 	const char *name, *takes;
-	int least, most;
+	int min_args, max_args;
 	int (*run)(const struct ctl *ctl, struct err *e);
 };
 
@@ -35,14 +35,14 @@ static const struct command commands[] = {
 	"status            the server's state as JSON\n"                                           \
 	"top               the same for people, renewed each second on a terminal\n"               \
 	"checkpoint        write a checkpoint now; prints its generation\n"                        \
-	"drain             last checkpoint, workers told, the server ends\n"                       \
+	"drain             write a last checkpoint, end the workers and the server\n"              \
 	"log-level LEVEL   set the server's log level until its next start: error, warn, info\n"   \
 	"                  or debug\n"                                                             \
 	"export FILE       weights as .safetensors, from the server or --checkpoint\n"             \
 	"predict IMAGE...  28x28 pictures (PGM, PNG, white on black) or numbers of test images,\n" \
 	"                  by the weights of the server, --checkpoint or --weights\n"              \
 	"keygen DIR        keys of a server, its workers, an admin and an observer, and the\n"     \
-	"                  list of who may what; a key more for each WORKER named after DIR"
+	"                  list of authorized keys; another key for each WORKER after DIR"
 
 static int find_command(const char **args, int n_args, const struct command **found, struct err *e)
 {
@@ -59,7 +59,7 @@ static int find_command(const char **args, int n_args, const struct command **fo
 			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
 			"log-level, export, predict and keygen",
 			args[0]);
-	if (n_args - 1 < (*found)->least || n_args - 1 > (*found)->most)
+	if (n_args - 1 < (*found)->min_args || n_args - 1 > (*found)->max_args)
 		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);
 	return PS_OK;
 }
@@ -71,7 +71,7 @@ static int check_sources(const struct ctl *ctl, struct err *e)
 	return PS_OK;
 }
 
-static int run(struct ctl *ctl, const char **args, int n_args, struct err *e)
+static int run_command(struct ctl *ctl, const char **args, int n_args, struct err *e)
 {
 	const struct command *command;
 	int rc = find_command(args, n_args, &command, e);
@@ -127,7 +127,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 3600000,
 			.arg = "MS",
-			.help = "give up when the server does not answer for so long",
+			.help = "give up when the server does not answer for this time",
 			.was = "connect-ms",
 			.needs = DIALS},
 		OPTIONS_LOG_ROW(&level, "error"),
@@ -162,7 +162,7 @@ int main(int argc, char **argv)
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	key_protect_process();
-	rc = run(&ctl, args, n_args, &e);
+	rc = run_command(&ctl, args, n_args, &e);
 	if (!rc && fflush(stdout))
 		rc = err_set(&e, PS_EIO, "cannot write to standard output");
 	if (rc && e.text[0])

@@ -1,5 +1,5 @@
 /*
- * ctl.h - cnn-ctl's commands and what they share. ctl.c holds main, the options and the table of
+ * ctl.h - the commands of cnn-ctl and what they share. ctl.c holds main, the options and the table of
  * commands.
  *
  * Thread: main.
@@ -12,20 +12,21 @@
 #include "worker/client/cnnps.h"
 
 struct ctl {
-	const char *server, *data, *checkpoint, *weights, *model; /* NULL: not given, but server */
-	const char *key, *server_key;                             /* files; so too */
+	const char *server, *data, *checkpoint, *weights,
+		*model;               /* NULL: not given; server has a default */
+	const char *key, *server_key; /* files; NULL: not given */
 	int64_t connect_ms;
 	const char **args; /* of the command */
 	int n_args;
 };
 
-/* server.c: one line on stderr, for a person, or as --log-format says: the error `status`, or
- * what is going on (PS_OK). */
+/* server.c: print one line on stderr, for a person or as --log-format says: an error `status`, or
+ * progress (PS_OK). */
 void ctl_say(const char *event, int status, const char *text);
-/* server.c: an observer's connection, and the commands that are one question to it. Waits are
- * printed. */
+/* server.c: an observer's connection, and the commands that are one request to the server. Waits
+ * are printed. */
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
-/* ... with its own `stop` and `report` (see cnnps_options). */
+/* The same with `stop` and `report` of cnnps_options. */
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	void (*report)(void *arg, const char *line), struct cnnps **c, struct err *e) PS_MUST_CHECK;
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

@@ -1,4 +1,4 @@
-/* keygen.c - see ctl.h: key files and the allow-list of a server and its peers. */
+/* keygen.c - see ctl.h: key files, and the list of authorized keys. */
 #include <stdio.h>
 #include <string.h>
 #include "common/allow.h"
@@ -6,21 +6,21 @@
 #include "common/keys.h"
 #include "worker/ctl/ctl.h"
 
-#define MOST_NAME 63
+#define MAX_NAME 63
 
-struct wanted {
+struct key_spec {
 	const char *name;
-	enum key_role role; /* KEY_STRANGER: the server itself, on no list */
+	enum key_role role; /* KEY_STRANGER: the server itself, not listed */
 };
 
-static const struct wanted usual[] = {
+static const struct key_spec usual[] = {
 	{"server", KEY_STRANGER},
 	{"worker", KEY_WORKER},
 	{"admin", KEY_ADMIN},
 	{"observer", KEY_OBSERVER},
 };
 
-static int make(const char *dir, const struct wanted *w, struct err *e)
+static int make_key(const char *dir, const struct key_spec *w, struct err *e)
 {
 	char key[KEY_TEXT], list[4096];
 	int made, rc = key_make_files(dir, w->name, key, &made, e);
@@ -29,7 +29,7 @@ static int make(const char *dir, const struct wanted *w, struct err *e)
 		return rc;
 	if (snprintf(list, sizeof(list), "%s/allow", dir) >= (int)sizeof(list))
 		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", dir);
-	/* a key that is there but not on the list was taken off it */
+	/* an existing key that is not listed was revoked */
 	if (w->role != KEY_STRANGER && made)
 		rc = allow_add(list, w->role, key, w->name, e);
 	if (!rc)
@@ -37,32 +37,32 @@ static int make(const char *dir, const struct wanted *w, struct err *e)
 	return rc;
 }
 
-static int check_name(const char *name, struct err *e)
+static int check_key_name(const char *name, struct err *e)
 {
 	static const char good[] =
 		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
 	size_t n = strlen(name);
 
-	if (n >= 1 && n <= MOST_NAME && strspn(name, good) == n)
+	if (n >= 1 && n <= MAX_NAME && strspn(name, good) == n)
 		return PS_OK;
 	return err_set(e, PS_EUSAGE,
 		"keygen: \"%.70s\": expected a name of 1 to %d letters, digits, - and _", name,
-		MOST_NAME);
+		MAX_NAME);
 }
 
-/* What is there is kept: keygen again makes only what is missing. */
+/* Existing keys stay: a second keygen makes only missing ones. */
 int ctl_keygen(const struct ctl *ctl, struct err *e)
 {
 	const char *dir = ctl->args[0];
 	int rc = PS_OK;
 
 	for (int i = 1; i < ctl->n_args && !rc; i++)
-		rc = check_name(ctl->args[i], e);
+		rc = check_key_name(ctl->args[i], e);
 	if (!rc)
 		rc = file_make_dir(dir, e);
 	for (size_t i = 0; i < sizeof(usual) / sizeof(*usual) && !rc; i++)
-		rc = make(dir, &usual[i], e);
+		rc = make_key(dir, &usual[i], e);
 	for (int i = 1; i < ctl->n_args && !rc; i++)
-		rc = make(dir, &(struct wanted){ctl->args[i], KEY_WORKER}, e);
+		rc = make_key(dir, &(struct key_spec){ctl->args[i], KEY_WORKER}, e);
 	return rc;
 }

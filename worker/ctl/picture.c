@@ -10,7 +10,7 @@
 
 /* ---- PGM ------------------------------------------------------------------------------------- */
 
-/* What is left of a file's text. */
+/* The rest of a file's text. */
 struct scan {
 	const unsigned char *at, *end;
 };
@@ -37,12 +37,13 @@ static long scan_number(struct scan *s)
 	return v <= 65535 ? v : -1;
 }
 
-static uint8_t to_grey(long value, long most)
+static uint8_t to_grey(long value, long max)
 {
-	return (uint8_t)((value * 255 + most / 2) / most);
+	return (uint8_t)((value * 255 + max / 2) / max);
 }
 
-static int check_size(const char *path, unsigned long width, unsigned long height, struct err *e)
+static int check_picture_size(
+	const char *path, unsigned long width, unsigned long height, struct err *e)
 {
 	if (width == PICTURE_SIDE && height == PICTURE_SIDE)
 		return PS_OK;
@@ -50,36 +51,36 @@ static int check_size(const char *path, unsigned long width, unsigned long heigh
 		PICTURE_SIDE, PICTURE_SIDE);
 }
 
-static int read_ascii(const char *path, struct scan *s, long most, uint8_t *pixels, struct err *e)
+static int read_ascii(const char *path, struct scan *s, long max, uint8_t *pixels, struct err *e)
 {
 	for (size_t i = 0; i < PICTURE_SIZE; i++) {
 		long v = scan_number(s);
 
-		if (v < 0 || v > most)
+		if (v < 0 || v > max)
 			return err_set(e, PS_EDATA, "%s: pixel %zu is not a number of 0 to %ld",
-				path, i, most);
-		pixels[i] = to_grey(v, most);
+				path, i, max);
+		pixels[i] = to_grey(v, max);
 	}
 	skip_blanks(s);
 	return s->at == s->end ? PS_OK
 			       : err_set(e, PS_EDATA, "%s: more follows the last pixel", path);
 }
 
-static int read_raw(const char *path, struct scan *s, long most, uint8_t *pixels, struct err *e)
+static int read_raw(const char *path, struct scan *s, long max, uint8_t *pixels, struct err *e)
 {
 	size_t left;
 
 	if (s->at < s->end)
-		s->at++; /* the one blank behind the header */
+		s->at++; /* the one blank after the header */
 	left = (size_t)(s->end - s->at);
 	if (left != PICTURE_SIZE)
 		return err_set(e, PS_EDATA, "%s: has %zu bytes of pixels, must have %u", path, left,
 			PICTURE_SIZE);
 	for (size_t i = 0; i < PICTURE_SIZE; i++) {
-		if (s->at[i] > most)
+		if (s->at[i] > max)
 			return err_set(e, PS_EDATA, "%s: pixel %zu is %d, most is %ld", path, i,
-				s->at[i], most);
-		pixels[i] = to_grey(s->at[i], most);
+				s->at[i], max);
+		pixels[i] = to_grey(s->at[i], max);
 	}
 	return PS_OK;
 }
@@ -88,16 +89,16 @@ static int read_pgm(
 	const char *path, const unsigned char *data, size_t size, uint8_t *pixels, struct err *e)
 {
 	struct scan s = {.at = data + 2, .end = data + size};
-	long width = scan_number(&s), height = scan_number(&s), most = scan_number(&s);
+	long width = scan_number(&s), height = scan_number(&s), max = scan_number(&s);
 
 	if (width < 0 || height < 0)
 		return err_set(e, PS_EDATA, "%s: PGM header without width and height", path);
-	if (check_size(path, (unsigned long)width, (unsigned long)height, e))
+	if (check_picture_size(path, (unsigned long)width, (unsigned long)height, e))
 		return PS_EDATA;
-	if (most < 1 || most > 255)
+	if (max < 1 || max > 255)
 		return err_set(e, PS_EDATA, "%s: PGM header's maximum must be 1 to 255", path);
-	return data[1] == '2' ? read_ascii(path, &s, most, pixels, e)
-			      : read_raw(path, &s, most, pixels, e);
+	return data[1] == '2' ? read_ascii(path, &s, max, pixels, e)
+			      : read_raw(path, &s, max, pixels, e);
 }
 
 /* ---- PNG ------------------------------------------------------------------------------------- */
@@ -113,7 +114,7 @@ static int read_png(
 	image.version = PNG_IMAGE_VERSION;
 	if (!png_image_begin_read_from_memory(&image, data, size))
 		return err_set(e, PS_EDATA, "%s: %s", path, image.message);
-	rc = check_size(path, image.width, image.height, e);
+	rc = check_picture_size(path, image.width, image.height, e);
 	image.format = PNG_FORMAT_GRAY;
 	if (!rc && !png_image_finish_read(&image, &black, pixels, PICTURE_SIDE, NULL))
 		rc = err_set(e, PS_EDATA, "%s: %s", path, image.message);
@@ -121,7 +122,7 @@ static int read_png(
 	return rc;
 }
 
-/* ---- either ---------------------------------------------------------------------------------- */
+/* ---- both ------------------------------------------------------------------------------------ */
 
 int picture_read(const char *path, uint8_t *pixels, struct err *e)
 {

@@ -1,5 +1,5 @@
 /*
- * picture.h - a small grey picture from a file: PGM (P2, P5) or PNG of exactly the wanted size.
+ * picture.h - reads a grey picture of 28 x 28 pixels from a file: PGM (P2, P5) or PNG.
  *
  * The file is not trusted: its size, the picture's size and every value are checked; PS_EDATA names
  * the file and the field. White is 255; MNIST's digits are white on black. Thread: any.

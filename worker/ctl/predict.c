@@ -1,5 +1,4 @@
-/* predict.c - see ctl.h: pictures drawn in the terminal, with what the network thinks of each.
- */
+/* predict.c - see ctl.h: draws pictures in the terminal with the network's predictions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +10,10 @@
 #include "worker/ctl/picture.h"
 
 #define BAR_CELLS   30
-#define CLASS_LINES 12 /* beside a picture of 14 lines: of more classes the most probable ones */
+#define CLASS_LINES 12 /* beside a picture of 14 lines; of more classes, the most probable */
 
 struct gallery {
-	struct kx_images images; /* pixels and `no_labels` are ours */
+	struct kx_images images; /* points to `pixels` and `no_labels` */
 	uint8_t *pixels, *labels;
 	uint8_t *no_labels; /* zeros for the backend: the test set may have more classes than the
 			       model */
@@ -25,16 +24,16 @@ struct gallery {
 
 /* ---- pictures -------------------------------------------------------------------------------- */
 
-/* A number is a test image; "./7" is a file. */
-static int is_number(const char *text)
+/* A number names a test image; "./7" is a file. */
+static int is_image_number(const char *text)
 {
 	return text[0] && strspn(text, "0123456789") == strlen(text);
 }
 
-static int any_number(const struct ctl *ctl)
+static int needs_test_images(const struct ctl *ctl)
 {
 	for (int i = 0; i < ctl->n_args; i++)
-		if (is_number(ctl->args[i]))
+		if (is_image_number(ctl->args[i]))
 			return 1;
 	return 0;
 }
@@ -49,7 +48,7 @@ static int take_test_image(
 		return err_set(e, PS_EUSAGE, "predict: test image %.20s: there are 0 to %zu", text,
 			test.n - 1);
 	if (d->id.rows * d->id.cols != PICTURE_SIZE)
-		return err_set(e, PS_EDATA, "%s: images are %ux%u, the model wants %ux%u", d->dir,
+		return err_set(e, PS_EDATA, "%s: images are %ux%u, the model needs %ux%u", d->dir,
 			d->id.rows, d->id.cols, PICTURE_SIDE, PICTURE_SIDE);
 	memcpy(g->pixels + i * PICTURE_SIZE, test.pixels + number * PICTURE_SIZE, PICTURE_SIZE);
 	g->labels[i] = test.labels[number];
@@ -60,10 +59,10 @@ static int take_test_image(
 static int take_all(struct gallery *g, const struct ctl *ctl, struct err *e)
 {
 	struct data *d = mem_must(1, sizeof(*d), "test images");
-	int rc = any_number(ctl) ? data_load(d, ctl->data, e) : PS_OK;
+	int rc = needs_test_images(ctl) ? data_load(d, ctl->data, e) : PS_OK;
 
 	for (size_t i = 0; i < g->n && !rc; i++)
-		rc = is_number(ctl->args[i])
+		rc = is_image_number(ctl->args[i])
 			     ? take_test_image(g, i, ctl->args[i], d, e)
 			     : picture_read(ctl->args[i], g->pixels + i * PICTURE_SIZE, e);
 	data_release(d);
@@ -188,7 +187,7 @@ static void draw(const struct gallery *g, size_t i, const char *name, int termin
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-static int compute(const struct ctl_weights *w, struct gallery *g, struct err *e)
+static int classify(const struct ctl_weights *w, struct gallery *g, struct err *e)
 {
 	struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
 	struct backend *b;
@@ -211,7 +210,7 @@ static int predict(const struct ctl *ctl, const struct ctl_weights *w, struct er
 	open_gallery(&g, (size_t)ctl->n_args, w->model.classes);
 	rc = take_all(&g, ctl, e);
 	if (!rc)
-		rc = compute(w, &g, e);
+		rc = classify(w, &g, e);
 	for (size_t i = 0; i < g.n && !rc; i++)
 		draw(&g, i, ctl->args[i], terminal);
 	close_gallery(&g);

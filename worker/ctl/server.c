@@ -1,4 +1,4 @@
-/* server.c - see ctl.h: one question to the server each. */
+/* server.c - see ctl.h: the connection, and commands that are one request each. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ void ctl_say(const char *event, int rc, const char *text)
 		log_error("ctl", event, "code=%s reason=\"%s\"", err_name(rc), text);
 	} else {
 		if (level < LOG_WARN)
-			log_set_level(LOG_WARN); /* as above: said whatever the level is */
+			log_set_level(LOG_WARN); /* printed at any level, as above */
 		log_warn("ctl", event, "reason=\"%s\"", text);
 		log_set_level(level);
 	}
@@ -51,15 +51,15 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	return rc ? err_set(e, rc, "%s", o.why) : PS_OK;
 }
 
-/* What a call on an open connection came to, in words. */
-static int said(struct cnnps *c, int rc, struct err *e)
+/* The result of a call on an open connection, with its reason. */
+static int explain_failure(struct cnnps *c, int rc, struct err *e)
 {
 	if (!rc)
 		return PS_OK;
 	return err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
 }
 
-/* Indented, for people and programs alike; as it came if it is no JSON that we know. */
+/* Indented; unchanged if it is not valid JSON. */
 static void print_json(const char *text)
 {
 	json_t *o = json_loads(text, 0, NULL);
@@ -78,7 +78,7 @@ int ctl_status(const struct ctl *ctl, struct err *e)
 
 	if (rc)
 		return rc;
-	rc = said(c, cnnps_status(c, text, sizeof(text)), e);
+	rc = explain_failure(c, cnnps_status(c, text, sizeof(text)), e);
 	if (!rc)
 		print_json(text);
 	cnnps_close(&c);
@@ -93,7 +93,7 @@ int ctl_checkpoint(const struct ctl *ctl, struct err *e)
 
 	if (rc)
 		return rc;
-	rc = said(c, cnnps_checkpoint(c, &generation), e);
+	rc = explain_failure(c, cnnps_checkpoint(c, &generation), e);
 	if (!rc)
 		printf("generation %llu\n", (unsigned long long)generation);
 	cnnps_close(&c);
@@ -107,7 +107,7 @@ int ctl_drain(const struct ctl *ctl, struct err *e)
 
 	if (rc)
 		return rc;
-	rc = said(c, cnnps_drain(c), e);
+	rc = explain_failure(c, cnnps_drain(c), e);
 	if (!rc)
 		puts("draining");
 	cnnps_close(&c);
@@ -132,7 +132,7 @@ int ctl_log_level(const struct ctl *ctl, struct err *e)
 		rc = ctl_connect(ctl, &c, e);
 	if (rc)
 		return rc;
-	rc = said(c, cnnps_log_level(c, ctl->args[0]), e);
+	rc = explain_failure(c, cnnps_log_level(c, ctl->args[0]), e);
 	if (!rc)
 		printf("log level %s\n", ctl->args[0]);
 	cnnps_close(&c);

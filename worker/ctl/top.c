@@ -1,4 +1,5 @@
-/* top.c - see ctl.h: the server's status as a screen. */
+/* top.c - see ctl.h: cnn-ctl top, the server's status on a terminal: the terminal's modes, the table
+ * of workers, and the screen around it. */
 #include "worker/ctl/ctl.h"
 #include <errno.h>
 #include <jansson.h>
@@ -15,9 +16,9 @@
 #include "common/utf8.h"
 #include "proto/msg.h"
 
-/* ---- the terminal: the alternate screen, keys, and everything back on every way out -------------- */
+/* ---- the terminal: alternate screen and keys, restored on every exit ---------------------------- */
 
-/* What the signal handlers call is async-signal-safe. */
+/* The signal handlers call only async-signal-safe functions. */
 
 /* The alternate screen, without a cursor. */
 #define ENTER "\033[?1049h\033[?25l\033[H"
@@ -47,7 +48,7 @@ static void enter(void)
 	write_terminal(ENTER);
 }
 
-/* Give it back; nothing happens when it is back already. */
+/* Restore the terminal. A second call has no effect. */
 static void screen_close(void)
 {
 	if (!atomic_exchange(&is_open, 0))
@@ -57,7 +58,7 @@ static void screen_close(void)
 		tcsetattr(STDIN_FILENO, TCSANOW, &before);
 }
 
-/* Back to normal, then what the signal does by default. */
+/* Restore the terminal, then the signal's default action. */
 static void on_fatal(int number)
 {
 	screen_close();
@@ -75,7 +76,7 @@ static void catch (int number, void (*handler)(int))
 	sigaction(number, &a, NULL);
 }
 
-/* ^Z: stops in raise, and goes on after SIGCONT. */
+/* ^Z: stops in raise, continues after SIGCONT. */
 static void on_stop(int number)
 {
 	int saved = errno;
@@ -107,6 +108,7 @@ static void screen_open(void)
 	find_keys();
 	for (size_t i = 0; i < sizeof(fatal) / sizeof(*fatal); i++) {
 		struct sigaction now;
+
 		if (!sigaction(fatal[i], NULL, &now) && now.sa_handler != SIG_IGN)
 			catch (fatal[i], on_fatal);
 	}
@@ -115,7 +117,7 @@ static void screen_open(void)
 	enter();
 }
 
-/* Whether screen_open has it. */
+/* Is the alternate screen in use? */
 static int screen_is_open(void)
 {
 	return atomic_load(&is_open);
@@ -141,15 +143,15 @@ static int screen_quit(void)
 
 #define GAP       2 /* blanks between columns */
 #define MAX_CELL  128
-#define MAX_TEXT  24 /* characters of a text that all columns fit beside */
-#define FAIR_TEXT 12 /* cut to so much before the address is left out */
+#define MAX_TEXT  24 /* characters of a text while all columns fit */
+#define FAIR_TEXT 12 /* texts are cut to this before the address is left out */
 #define MIN_TEXT  8
 #define N_COLUMNS (sizeof(columns_of) / sizeof(columns_of[0]))
 
 static const struct column {
 	const char *title, *key;
-	int number;   /* to the right, and never cut */
-	int leave;    /* left out in this order, 4 and 5 after texts were cut; 0: never */
+	int number;   /* right-aligned, and never cut */
+	int leave;    /* order of leaving out, 4 and 5 after texts were cut; 0: never */
 	int shortens; /* may be cut to MIN_TEXT */
 } columns_of[] = {
 	{"worker", "worker", 1, 0, 0},
@@ -179,6 +181,7 @@ static size_t length(const char *text)
 
 	for (; p < end; n++) {
 		size_t bytes = utf8_length(p, end);
+
 		p += bytes ? bytes : 1;
 	}
 	return n;
@@ -213,13 +216,13 @@ static void natural_widths(struct table *t)
 	}
 }
 
-static size_t total(const struct table *t)
+static size_t total_width(const struct table *t)
 {
 	size_t n = 0;
 
 	for (size_t c = 0; c < N_COLUMNS; c++)
 		n += t->width[c] ? t->width[c] + GAP : 0;
-	return n - GAP; /* there is always the first column */
+	return n - GAP; /* the first column is never left out */
 }
 
 static void leave_out(struct table *t, int number)
@@ -229,8 +232,8 @@ static void leave_out(struct table *t, int number)
 			t->width[c] = 0;
 }
 
-/* Take a character from the widest text. 0: none has more than `least`. */
-static int shorten(struct table *t, size_t least)
+/* Take a character from the widest text. 0: none has more than `min`. */
+static int shorten(struct table *t, size_t min)
 {
 	size_t widest = 0;
 
@@ -239,26 +242,26 @@ static int shorten(struct table *t, size_t least)
 			widest = c;
 		else if (columns_of[c].shortens && !columns_of[widest].shortens)
 			widest = c;
-	if (!columns_of[widest].shortens || t->width[widest] <= least)
+	if (!columns_of[widest].shortens || t->width[widest] <= min)
 		return 0;
 	t->width[widest]--;
 	return 1;
 }
 
-static void fit(struct table *t, size_t columns)
+static void fit_columns(struct table *t, size_t columns)
 {
 	natural_widths(t);
 	if (!columns)
 		return;
-	for (int number = 1; number <= 3 && total(t) > columns; number++)
+	for (int number = 1; number <= 3 && total_width(t) > columns; number++)
 		leave_out(t, number);
-	while (total(t) > columns && shorten(t, FAIR_TEXT))
+	while (total_width(t) > columns && shorten(t, FAIR_TEXT))
 		continue;
-	if (total(t) > columns)
+	if (total_width(t) > columns)
 		leave_out(t, 4);
-	while (total(t) > columns && shorten(t, MIN_TEXT))
+	while (total_width(t) > columns && shorten(t, MIN_TEXT))
 		continue;
-	if (total(t) > columns)
+	if (total_width(t) > columns)
 		leave_out(t, 5);
 }
 
@@ -272,6 +275,7 @@ static void put_cell(const char *text, size_t width, int right)
 		printf("%*s", (int)(width - n), "");
 	for (size_t i = 0; i < shown; i++) {
 		size_t bytes = utf8_length(p, end);
+
 		bytes = bytes ? bytes : 1;
 		fwrite(p, 1, bytes, stdout);
 		p += bytes;
@@ -290,6 +294,7 @@ static void put_row(const struct table *t, const json_t *worker)
 
 	for (size_t c = 0; c < N_COLUMNS; c++) {
 		const struct column *of = &columns_of[c];
+
 		if (!t->width[c])
 			continue;
 		printf("%*s", first ? 0 : GAP, "");
@@ -300,8 +305,8 @@ static void put_row(const struct table *t, const json_t *worker)
 }
 
 /* Print `list` ("workers" of STATUS) on stdout: a line of titles and at most `rows` lines, of at
- * most `columns` characters each; 0: no limit. What does not fit is left out by importance: columns
- * first, then the ends of long names. */
+ * most `columns` characters each; 0: no limit. What does not fit is left out in order of importance:
+ * columns first, then the ends of long names. */
 static void show_table(const json_t *list, size_t columns, size_t rows)
 {
 	struct table t = {.list = list, .rows = json_array_size(list)};
@@ -309,7 +314,7 @@ static void show_table(const json_t *list, size_t columns, size_t rows)
 
 	if (rows && t.rows > rows)
 		t.rows = rows;
-	fit(&t, columns);
+	fit_columns(&t, columns);
 	put_row(&t, NULL);
 	for (size_t i = 0; i < t.rows; i++)
 		put_row(&t, json_array_get(list, i));
@@ -320,22 +325,22 @@ static void show_table(const json_t *list, size_t columns, size_t rows)
 /* ---- the screen ---------------------------------------------------------------------------------- */
 
 #define PERIOD_MS 1000
-#define KEY_MS    50 /* until a key is noticed */
+#define KEY_MS    50 /* between two checks for a key */
 #define CLEAR     "\033[H\033[J"
 #define BLANKS    3 /* between two items of a line */
 
-/* What is on it so far. */
+/* The lines printed so far. */
 struct layout {
 	size_t columns, rows; /* of the terminal; 0: no limit */
 	size_t column, row;   /* where the next item goes */
 };
 
-static double number(const json_t *o, const char *key)
+static double number_of(const json_t *o, const char *key)
 {
 	return json_number_value(json_object_get(o, key));
 }
 
-static const char *text(const json_t *o, const char *key)
+static const char *text_of(const json_t *o, const char *key)
 {
 	const char *t = json_string_value(json_object_get(o, key));
 
@@ -349,9 +354,9 @@ static void end_line(struct layout *s)
 	s->row++;
 }
 
-/* One item more on this line, or on the next where it does not fit. */
-static void put(struct layout *s, const char *fmt, ...) PS_PRINTF(2, 3);
-static void put(struct layout *s, const char *fmt, ...)
+/* Print an item on this line, or on the next one if it does not fit. */
+static void put_item(struct layout *s, const char *fmt, ...) PS_PRINTF(2, 3);
+static void put_item(struct layout *s, const char *fmt, ...)
 {
 	char item[512];
 	size_t n, gap = s->column ? BLANKS : 0;
@@ -368,48 +373,48 @@ static void put(struct layout *s, const char *fmt, ...)
 	printf("%*s%s", (int)gap, "", item);
 	s->column += gap + n;
 	for (; s->columns && s->column > s->columns; s->column -= s->columns)
-		s->row++; /* the terminal has wrapped it */
+		s->row++; /* the terminal wraps it */
 }
 
-/* "label value unit", or a dash while the server does not know the value. */
-static void show(struct layout *s, const json_t *o, const char *label, const char *key,
+/* "label value unit", or a dash if the status has no such value. */
+static void show_value(struct layout *s, const json_t *o, const char *label, const char *key,
 	double factor, int decimals, const char *unit)
 {
 	if (json_is_number(json_object_get(o, key)))
-		put(s, "%s %.*f%s", label, decimals, number(o, key) * factor, unit);
+		put_item(s, "%s %.*f%s", label, decimals, number_of(o, key) * factor, unit);
 	else
-		put(s, "%s -", label);
+		put_item(s, "%s -", label);
 }
 
 static void show_run(struct layout *s, const json_t *o)
 {
 	const json_t *c = json_object_get(o, "counters");
 
-	put(s, "%s", text(o, "state"));
-	put(s, "epoch %.0f of %.0f", number(o, "training_epoch"), number(o, "epochs"));
-	put(s, "model %s", text(o, "model"));
-	put(s, "optimizer %s", text(o, "optimizer"));
+	put_item(s, "%s", text_of(o, "state"));
+	put_item(s, "epoch %.0f of %.0f", number_of(o, "training_epoch"), number_of(o, "epochs"));
+	put_item(s, "model %s", text_of(o, "model"));
+	put_item(s, "optimizer %s", text_of(o, "optimizer"));
 	if (json_is_string(json_object_get(o, "degraded")))
-		put(s, "DEGRADED: %s", text(o, "degraded"));
+		put_item(s, "DEGRADED: %s", text_of(o, "degraded"));
 	end_line(s);
-	show(s, o, "images", "images", 1, 0, "");
-	show(s, o, "images/s", "images_per_s", 1, 0, "");
-	show(s, o, "loss", "loss", 1, 4, "");
-	show(s, o, "accuracy", "accuracy", 100, 2, " %");
-	show(s, o, "ETA", "eta_s", 1, 0, " s");
+	show_value(s, o, "images", "images", 1, 0, "");
+	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
+	show_value(s, o, "loss", "loss", 1, 4, "");
+	show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
+	show_value(s, o, "ETA", "eta_s", 1, 0, " s");
 	end_line(s);
-	show(s, o, "updates", "updates", 1, 0, "");
-	show(s, o, "staleness", "staleness_mean", 1, 2, "");
-	show(s, c, "duplicates", "duplicates", 1, 0, "");
-	show(s, c, "rejected", "rejected", 1, 0, "");
-	show(s, c, "refusals", "refusals", 1, 0, "");
-	show(s, o, "memory", "rss_bytes", 1.0 / (1 << 20), 0, " MiB");
+	show_value(s, o, "updates", "updates", 1, 0, "");
+	show_value(s, o, "staleness", "staleness_mean", 1, 2, "");
+	show_value(s, c, "duplicates", "duplicates", 1, 0, "");
+	show_value(s, c, "rejected", "rejected", 1, 0, "");
+	show_value(s, c, "refusals", "refusals", 1, 0, "");
+	show_value(s, o, "memory", "rss_bytes", 1.0 / (1 << 20), 0, " MiB");
 	end_line(s);
 	end_line(s);
 }
 
-/* Of the terminal; zeros off one. */
-static struct layout measure(void)
+/* The size of the terminal; zeros if standard output is none. */
+static struct layout terminal_size(void)
 {
 	struct winsize size;
 
@@ -418,7 +423,7 @@ static struct layout measure(void)
 	return (struct layout){.columns = size.ws_col, .rows = size.ws_row};
 }
 
-/* The rest of the rows: less the titles, "and N more", and the line of the cursor. */
+/* In the remaining rows, without the titles, "and N more", and the cursor's line. */
 static void show_workers(const struct layout *s, const json_t *list)
 {
 	size_t used = s->row + 3;
@@ -427,8 +432,8 @@ static void show_workers(const struct layout *s, const json_t *list)
 	show_table(list, s->columns, s->rows ? rows : 0);
 }
 
-/* A status into *o, which is the caller's; what it held before goes when there is a new one. */
-static int ask(struct cnnps *c, json_t **o)
+/* Get a new status; on success it replaces *o, which the caller owns. */
+static int fetch_status(struct cnnps *c, json_t **o)
 {
 	char answer[WIRE_MAX_TEXT + 1];
 	int rc = cnnps_status(c, answer, sizeof(answer));
@@ -441,14 +446,14 @@ static int ask(struct cnnps *c, json_t **o)
 	return PS_OK;
 }
 
-/* `below`: rows that the caller writes after it. */
+/* `below`: rows that the caller prints below. */
 static void show_all(const json_t *o, size_t below)
 {
-	struct layout s = measure();
+	struct layout s = terminal_size();
 
 	show_run(&s, o);
 	if (json_is_string(json_object_get(o, "waiting"))) {
-		put(&s, "%s", text(o, "waiting"));
+		put_item(&s, "%s", text_of(o, "waiting"));
 		end_line(&s);
 		end_line(&s);
 	}
@@ -463,12 +468,12 @@ static void show_end(const json_t *o, const char *how)
 {
 	printf("training %s:", how);
 	if (json_is_number(json_object_get(o, "accuracy")))
-		printf(" accuracy %.2f %%,", 100 * number(o, "accuracy"));
-	printf(" loss %.4f, %.0f updates, %.0f images, %.0f s\n", number(o, "loss"),
-		number(o, "updates"), number(o, "images"), number(o, "uptime_s"));
+		printf(" accuracy %.2f %%,", 100 * number_of(o, "accuracy"));
+	printf(" loss %.4f, %.0f updates, %.0f images, %.0f s\n", number_of(o, "loss"),
+		number_of(o, "updates"), number_of(o, "images"), number_of(o, "uptime_s"));
 }
 
-/* How the run ended, in a word, or NULL: it has not, as far as that is known. */
+/* How the run ended, in a word; NULL: it is running or unknown. */
 static const char *ending(const json_t *o, int rc)
 {
 	const char *word = json_string_value(json_object_get(o, "ending"));
@@ -481,8 +486,8 @@ static const char *ending(const json_t *o, int rc)
 				    : NULL;
 }
 
-/* The last screen stays, with the end below it. */
-static int finish(const json_t *o, const char *how, struct err *e)
+/* Leave the last screen, with the result below it. */
+static int show_result(const json_t *o, const char *how, struct err *e)
 {
 	show_all(o, 2);
 	putchar('\n');
@@ -492,7 +497,7 @@ static int finish(const json_t *o, const char *how, struct err *e)
 	return err_set(e, PS_EDIVERGED, "training ended: %s", how);
 }
 
-/* ---- the terminal -------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static int stop(void *arg)
 {
@@ -500,8 +505,8 @@ static int stop(void *arg)
 	return screen_quit();
 }
 
-/* Below the last screen, wrapped. Before there is one: a line of its own. */
-static void report(void *arg, const char *line)
+/* Below the last screen; before the first one, as a line. */
+static void show_wait(void *arg, const char *line)
 {
 	(void)arg;
 	if (screen_is_open())
@@ -511,28 +516,28 @@ static void report(void *arg, const char *line)
 	fflush(stdout);
 }
 
-static void rest(void)
+static void wait_for_key(void)
 {
 	for (int ms = 0; ms < PERIOD_MS && !screen_quit(); ms += KEY_MS)
 		(void)poll(NULL, 0, KEY_MS);
 }
 
 /* Until q, the end of the run, or the loss of the server. */
-static int watch(struct cnnps *c, json_t **o)
+static int refresh(struct cnnps *c, json_t **o)
 {
 	int rc;
 
-	while (!(rc = ask(c, o)) && !ending(*o, 0) && !screen_quit()) {
+	while (!(rc = fetch_status(c, o)) && !ending(*o, 0) && !screen_quit()) {
 		fputs(CLEAR, stdout);
 		show_all(*o, 2);
 		fputs("\nq quits   ", stdout);
 		fflush(stdout);
-		rest();
+		wait_for_key();
 	}
 	return rc;
 }
 
-static int top(struct cnnps *c, struct err *e)
+static int run_top(struct cnnps *c, struct err *e)
 {
 	static char frame[1 << 16]; /* a screen is one write: nothing flickers */
 	json_t *o = NULL;
@@ -541,13 +546,13 @@ static int top(struct cnnps *c, struct err *e)
 
 	setvbuf(stdout, frame, _IOFBF, sizeof(frame));
 	screen_open();
-	rc = watch(c, &o);
+	rc = refresh(c, &o);
 	screen_close();
 	how = ending(o, rc);
 	if (screen_quit())
 		rc = PS_OK;
 	else if (o && how)
-		rc = finish(o, how, e);
+		rc = show_result(o, how, e);
 	else
 		err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
 	json_decref(o);
@@ -557,7 +562,7 @@ static int top(struct cnnps *c, struct err *e)
 static int show_once(struct cnnps *c, struct err *e)
 {
 	json_t *o = NULL;
-	int rc = ask(c, &o);
+	int rc = fetch_status(c, &o);
 
 	if (rc)
 		return err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
@@ -566,15 +571,15 @@ static int show_once(struct cnnps *c, struct err *e)
 	return PS_OK;
 }
 
-/* Off a terminal: one screen, as lines. */
+/* Without a terminal: the status once, as lines. */
 int ctl_top(const struct ctl *ctl, struct err *e)
 {
 	struct cnnps *c;
-	int rc = ctl_connect_with(ctl, stop, report, &c, e);
+	int rc = ctl_connect_with(ctl, stop, show_wait, &c, e);
 
 	if (rc)
 		return rc;
-	rc = isatty(STDOUT_FILENO) ? top(c, e) : show_once(c, e);
+	rc = isatty(STDOUT_FILENO) ? run_top(c, e) : show_once(c, e);
 	cnnps_close(&c);
 	return rc;
 }

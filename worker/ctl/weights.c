@@ -1,4 +1,4 @@
-/* weights.c - see ctl.h: where a model's weights come from, and where they go. */
+/* weights.c - see ctl.h: loads the weights of a model from a server, checkpoint or file, and exports them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,10 +8,10 @@
 #include "common/safetensors.h"
 #include "worker/ctl/ctl.h"
 
-/* What every model of a cnn-ps is made for. */
+/* The input of every model of cnn-ps. */
 static const struct shape input = {.c = 1, .h = 28, .w = 28};
 
-/* Parse `text` and make room for its weights. */
+/* Parse `text` and allocate its weights. */
 static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 {
 	int rc = model_parse(&w->model, text, input, e);
@@ -22,7 +22,7 @@ static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 	return w->w ? PS_OK : err_set(e, PS_ENOMEM, "no memory for %zu weights", w->model.n_params);
 }
 
-/* The file names its model, or --model does; when both do they must agree. */
+/* The model of the file's metadata or of --model; if both are given, they must agree. */
 static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
 	char named[MODEL_MAX_TEXT];
@@ -41,8 +41,8 @@ static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err
 	rc = model_parse(of_file, named, input, e);
 	if (!rc && strcmp(of_file->text, w->model.text))
 		rc = err_set(e, PS_EUSAGE,
-			"--model \"%.120s\" is not the model of %.120s, \"%.120s\"; leave --model "
-			"out",
+			"--model \"%.120s\" is not the model of %.120s, \"%.120s\"; leave "
+			"--model out",
 			w->model.text, ctl->weights, of_file->text);
 	free(of_file);
 	return rc;

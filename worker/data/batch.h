@@ -2,8 +2,8 @@
  * batch.h - which images make up batch b of epoch e.
  *
  * An epoch's order is rng_order(seed, e); batch b is the order's [b * batch, (b + 1) * batch), the
- * last one as long as what is left. Computed once per epoch, so going back and forth between two
- * epochs is slow but right. Thread: one at a time.
+ * last one has the rest. Computed once per epoch, so alternating between two epochs is slow but
+ * correct. Thread: one at a time.
  */
 #ifndef WORKER_DATA_BATCH_H
 #define WORKER_DATA_BATCH_H
@@ -23,7 +23,7 @@ void batches_release(struct batches *b);
 /* Batches in an epoch. */
 uint32_t batches_count(const struct batches *b);
 /* The images of batch `number` of `epoch`; *index borrows until the next call. PS_EPROTO: there is
- * no such batch (a grant is not trusted). PS_ENOMEM. */
+ * no such batch (grants are not trusted). PS_ENOMEM. */
 int batches_get(struct batches *b, uint32_t epoch, uint32_t number, const uint32_t **index,
 	uint32_t *n) PS_MUST_CHECK;
 

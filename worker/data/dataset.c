@@ -42,7 +42,7 @@ static int count_files(const char *dir)
 	return n;
 }
 
-/* The directory to load from when none was named: the first usual one that has training images. */
+/* Without --data: the first usual directory that has training images. */
 static int find_dir(const char **dir, struct err *e)
 {
 	char path[sizeof((struct data *)0)->dir + 64];
@@ -61,7 +61,7 @@ static int find_dir(const char **dir, struct err *e)
 		usual_dirs[0], usual_dirs[1]);
 }
 
-/* `dir` was named, and has none of the four files: perhaps it is meant to be filled. */
+/* `dir` was given and has none of the four files: perhaps it will be filled later. */
 static int check_dir(const char *dir, struct err *e)
 {
 	if (count_files(dir))
@@ -95,8 +95,8 @@ static int load_file(struct data *d, enum data_file f, struct err *e)
 	return rc;
 }
 
-/* The four files must be about the same images. */
-static int check_together(const struct data *d, struct err *e)
+/* The four files must describe the same images. */
+static int check_consistent(const struct data *d, struct err *e)
 {
 	const struct idx *train = &d->file[TRAIN_IMAGES], *test = &d->file[TEST_IMAGES];
 
@@ -114,7 +114,7 @@ static int check_together(const struct data *d, struct err *e)
 	return PS_OK;
 }
 
-static int identify(struct data *d, struct err *e)
+static int identify_data(struct data *d, struct err *e)
 {
 	XXH3_state_t *hash = XXH3_createState();
 
@@ -148,9 +148,9 @@ int data_load(struct data *d, const char *dir, struct err *e)
 	for (int f = 0; f < DATA_FILES && !rc; f++)
 		rc = load_file(d, (enum data_file)f, e);
 	if (!rc)
-		rc = check_together(d, e);
+		rc = check_consistent(d, e);
 	if (!rc)
-		rc = identify(d, e);
+		rc = identify_data(d, e);
 	if (rc)
 		data_release(d);
 	return rc;

@@ -1,5 +1,5 @@
 /*
- * dataset.h - the data set: four IDX files of one directory, checked against each other, and their
+ * dataset.h - the data set: four IDX files of one directory, which must be consistent, and their
  * fingerprint.
  *
  * Fingerprint: XXH3-64 of the decompressed bytes (IDX headers included) of train-images,
@@ -24,8 +24,8 @@ struct data {
 };
 
 /*
- * Load from `dir`; NULL: from the first of data/mnist and Debian's Fashion-MNIST that is there.
- * Each file is taken plain if it exists so, else with .gz. PS_EDATA names file, field and offset.
+ * Load from `dir`; NULL: from data/mnist, else Debian's Fashion-MNIST.
+ * A plain file is preferred to one with .gz. PS_EDATA names file, field and offset.
  * On failure *d is zeroed.
  */
 int data_load(struct data *d, const char *dir, struct err *e) PS_MUST_CHECK;

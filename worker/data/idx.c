@@ -99,7 +99,7 @@ static int source_read(struct source *s, unsigned char *out, size_t n, size_t *g
 	return rc;
 }
 
-/* Nothing may follow what the header promised, neither in the data nor behind it in the file. */
+/* Nothing may follow what the header promised, neither in the data nor after it in the file. */
 static int source_at_end(struct source *s, struct err *e)
 {
 	unsigned char extra;
@@ -128,7 +128,7 @@ static uint32_t get_be32(const unsigned char *p)
 	return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
-/* The dimensions, each inside its limit, so that their product fits 64 bits by far. */
+/* Read the dimensions. Each is within its limit, so their product fits 64 bits. */
 static int check_dims(
 	struct idx *x, const unsigned char *head, unsigned ndim, const char *path, struct err *e)
 {

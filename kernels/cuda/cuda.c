@@ -8,7 +8,7 @@
 #include "common/mem.h"
 #include "kernels/cuda/cuda.h"
 
-#define LEAST_INDEX 65536 /* local training hands over so many indices at a time */
+#define LEAST_INDEX 65536 /* indices that one call of local_steps can hand over, at least */
 
 void *arena_take(struct cuda_arena *a, size_t n, size_t size)
 {

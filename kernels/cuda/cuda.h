@@ -1,16 +1,16 @@
 /*
- * cuda.h - the cuda device's state, between cuda.c (its life) and work.c (batches).
+ * cuda.h - the state of the cuda device, shared by cuda.c (life cycle) and work.c (batches).
  *
- * Memory is taken once, at open: one block on the device (the data set is another, at `use`) and
- * pinned buffers on the host. A batch then is: copy parameters and indices in, launch the graph for
- * its size, copy the gradient out, wait. Parameters and gradients are copied from and to the
- * caller's own memory: quickest if it is cuda_memory's.
+ * Memory is allocated once, at open: one block on the device and pinned buffers on the host. The
+ * data set is another block, allocated by `use`. A batch copies parameters and indices in,
+ * launches the graph for its size, copies the gradient out, and waits. Parameters and gradients
+ * are copied directly from and to the caller's memory; pinned memory (cuda_memory) is fastest.
  *
- * A burst of local training has a slot, and the slot all that it shares with the host. What goes in
- * for the next burst and what comes out of the last one travels on streams of its own while the
- * kernels of this one run.
+ * A burst of local training has a slot with everything that it shares with the host. Input of the
+ * next burst and output of the last one travel on streams of their own while the kernels of the
+ * present one run.
  *
- * CUDA errors are sticky: the first is kept with its call, and every later call fails too.
+ * CUDA errors are sticky: the first one is kept with its call, and every later call fails, too.
  *
  * Thread: the backend's; cuda_memory: any.
  */

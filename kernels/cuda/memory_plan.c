@@ -30,7 +30,7 @@ void net_release(struct net *n)
 	n->n_steps = 0;
 }
 
-/* How many shares the sum over images and spots is cut into: enough to fill the GPU. */
+/* Split-K slices of the sum over images and positions: enough blocks to fill the GPU. */
 static size_t wgrad_slices(const struct net_step *s, size_t images)
 {
 	const size_t enough = 264, m = (size_t)s->w.taps * (size_t)s->w.c_pad;

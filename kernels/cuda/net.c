@@ -21,9 +21,11 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
 }
 
 /*
- * What is multiplied how. The low precisions are for what the work is in, the products behind a
- * convolution. Forward they would change which cell wins a pool and which ReLU is open (a gradient
- * 1 to 3 % off at the nets of MNIST), and an fc layer's gradient is a sum of terms that cancel.
+ *
+ * How values are multiplied. The low precisions are used where most of the work is, in dgrad and
+ * wgrad of convolutions. In fprop they would change the argmax of pools and the mask of ReLUs (a
+ * gradient 1 to 3 % off at the nets of MNIST). The gradient of an fc layer is a sum of terms
+ * that cancel.
  */
 static enum kx_math fprop_math(const struct net *n)
 {
@@ -140,7 +142,7 @@ static int net_path_forward(void *self, struct kx_batch batch, cudaStream_t stre
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* The plane's errors, laid out as its values. */
+/* The gradient of a tensor, which has the layout of its values. */
 static struct kx_tensor grad_of(const struct net_tensor *p)
 {
 	struct kx_tensor e = p->value;
@@ -262,7 +264,7 @@ static int loss_backward(const struct net *n, struct kx_batch batch, cudaStream_
 	return rc ? rc : head_wgrad(n, batch.images, stream);
 }
 
-/* Up to the parts of the gradient. */
+/* From pixels to the split-K slices of the gradient. */
 static int net_forward_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
 	int rc = body_fprop(n, &batch, stream);

@@ -44,7 +44,7 @@ struct net_step {
 	struct net_table wgrad_positions;
 	struct kx_drop drop;
 	struct kx_conv1 conv1;
-	int before_conv2; /* NET_CONV1: the next step is NET_CONV2, whose dgrad does this wgrad, too */
+	int before_conv2; /* the next step is NET_CONV2, whose dgrad computes this wgrad */
 	struct kx_conv2 conv2;
 };
 

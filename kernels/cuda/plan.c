@@ -1,4 +1,6 @@
-/* plan.c - see net.h: planes, steps and tables of a model. */
+/*
+ * plan.c - see net.h: tensors, steps and tables of a model.
+ */
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
@@ -19,7 +21,7 @@ static struct net_tensor tensor_of(struct shape s, int relu)
 		.value = {.h = (int)s.h, .w = (int)s.w, .c = pad_quad(s.c)}, .relu = relu};
 }
 
-/* A convolution reads its plane with zeros around it. */
+/* The padding of a convolution is part of its input tensor. */
 static void tensor_pad(struct net_tensor *p, const struct layer *l)
 {
 	p->pad_top = (int)l->pad_top;
@@ -72,8 +74,7 @@ static int fits_conv1(const struct model *m)
 	       l[0].out.c % CONV1_LANES == 0 && l[2].size == 2;
 }
 
-/* The layers from l on: those of conv2.h, directly behind those of conv1.h, which want no
- * errors masked? */
+/* Are the layers from l on those of conv2.h, directly behind conv1.h, whose dY needs no mask? */
 static int fits_conv2(const struct net *n, const struct net_step *s)
 {
 	const struct layer *l = s->layer;
@@ -86,7 +87,7 @@ static int fits_conv2(const struct net *n, const struct net_step *s)
 	       l[2].size == 2;
 }
 
-/* Steps of one layer each; NET_CONV1 is decided by the whole. */
+/* The kind of a step of one layer. The caller decides about NET_CONV1. */
 static enum net_kind kind_of(const struct layer *l)
 {
 	switch (l->kind) {
@@ -177,7 +178,7 @@ static int window_at(const struct net_step *s, const struct kx_tensor *in, size_
 	return (int)(y * s->layer->stride) * in->row + (int)(x * s->layer->stride) * in->c;
 }
 
-/* Forward: a window's rows, each one stretch. The same windows meet their errors in `spots`. */
+/* fprop: each row of a filter window is one contiguous K run. wgrad uses the same windows. */
 static int fprop_tables(struct net *n, struct net_step *s)
 {
 	const struct layer *l = s->layer;
@@ -211,7 +212,7 @@ static int output_over(size_t i, size_t k, size_t stride, size_t pad, size_t siz
 	return *o < size;
 }
 
-/* The taps that input (y, x) has a part in: writes them to `tap` (NULL: only counts). */
+/* The K runs of dgrad for input pixel (y, x): writes them to `run` (NULL: only counts). */
 static size_t dgrad_runs_of(
 	const struct net *n, const struct net_step *s, size_t y, size_t x, struct kx_k_run *run)
 {
@@ -257,7 +258,7 @@ static int dgrad_tables_conv(struct net *n, struct net_step *s)
 	return PS_OK;
 }
 
-/* fc: the whole input is one cell with one tap. */
+/* fc: the whole input is one pixel with one K run. */
 static int dgrad_tables_fc(struct net_step *s)
 {
 	if (table_new(&s->dgrad_runs, 1, sizeof(struct kx_k_run)) ||

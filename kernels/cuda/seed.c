@@ -68,7 +68,7 @@ static struct seed_params place_params(const struct seed *d, struct cuda_arena *
 }
 
 struct workspace_size {
-	size_t logits, fc, conv; /* images x parts; splits; splits x position blocks */
+	size_t logits, fc, conv; /* slices x images; slices; slices x position blocks */
 };
 
 static void workspace_at_least(const struct seed *d, size_t images, struct workspace_size *p)
@@ -82,8 +82,8 @@ static void workspace_at_least(const struct seed *d, size_t images, struct works
 	p->conv = conv > p->conv ? conv : p->conv;
 }
 
-/* Smaller batches may be tiling into more parts than the largest; from ENOUGH images on the only thing
- * that grows is the number of images. */
+/* Small batches may have more slices than the largest. From ENOUGH images on only the number of
+ * images grows. */
 static struct workspace_size max_workspace(const struct seed *d)
 {
 	enum { ENOUGH = 16384 };
@@ -183,7 +183,7 @@ static int seed_fprop(const struct kx_seed *s, struct kx_batch batch, int step, 
 	return rc ? rc : kx_seed_logits(*s, batch, step, stream);
 }
 
-/* Up to the parts of the gradient. */
+/* From pixels to the split-K slices of the gradient. */
 static int seed_forward_backward(
 	const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
 {

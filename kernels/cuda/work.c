@@ -72,7 +72,7 @@ static int capture_graph(struct cuda *c, size_t images, int steps, cudaGraphExec
 	return rc;
 }
 
-/* The graph for this size, made when it is first asked for. */
+/* Launches the graph for this size; captures it on first use. */
 static int run_graph(struct cuda *c, size_t images, int steps)
 {
 	struct graph *g = c->graph, *end = c->graph + c->n_graphs;
@@ -118,7 +118,7 @@ static size_t params_bytes(const struct cuda *c)
 	return c->model->n_params * sizeof(float);
 }
 
-/* By way of the slot's pinned memory, where nothing else goes before the burst is over. */
+/* Through the slot's pinned memory, which stays untouched until the burst is over. */
 static int set_now(struct cuda *c, struct slot *s, struct kx_now now)
 {
 	s->now[s->n_now] = now;
@@ -192,7 +192,7 @@ int cuda_forward(void *self, const float *params, size_t first, size_t n, float 
 
 /* ---- local training -------------------------------------------------------------------------- */
 
-/* What is done on one stream so far comes before what is asked of another from now on. */
+/* Work given to `then` from now on waits for the work given to `first` so far. */
 static int chain(struct cuda *c, cudaStream_t first, cudaEvent_t event, cudaStream_t then)
 {
 	int rc = CHECK(cudaEventRecord(event, first));

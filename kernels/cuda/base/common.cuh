@@ -1,11 +1,12 @@
 /*
- * common.cuh - what every .cu file starts with.
+ * common.cuh - included by every .cu file.
  */
 #ifndef KERNELS_CUDA_BASE_COMMON_CUH
 #define KERNELS_CUDA_BASE_COMMON_CUH
 #include "kernels/cuda/base/kernels.h"
 
-/* The status of the launch just made. KX_SYNC=1 builds wait for it, to find the guilty one. */
+/* The status of the preceding launch. A build with KX_SYNC=1 waits for the kernel, so that an
+ * error is reported for its own launch. */
 #ifdef KX_SYNC
 #define KX_LAUNCHED() (cudaDeviceSynchronize() == cudaSuccess ? PS_OK : PS_EDEVICE)
 #else
@@ -13,10 +14,11 @@
 #endif
 
 /*
- * Launch so that the kernel may come up while the one before it in the stream still runs
- * (programmatic dependent launch). What it does before await_previous reads only what the kernel
- * before it does not write, and writes nothing: all earlier ones were done when that one awaited
- * them, which it did before it let this one come up. After it, all that was written is there.
+ * Launch with programmatic dependent launch: the kernel may start while its predecessor in the
+ * stream still runs. Before await_previous it may only read data that the predecessor does not
+ * write, and it must not write. All earlier kernels are complete by then: the predecessor waited
+ * for them in its own await_previous, before it allowed this kernel to start. After
+ * await_previous all results of the predecessor are visible.
  */
 template <class... P, class... A>
 static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster, unsigned threads,
@@ -49,7 +51,7 @@ static int kx_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t s
 static inline unsigned blocks_for(size_t n, unsigned threads)
 {
 	size_t blocks = (n + threads - 1) / threads;
-	const size_t most = 132 * 64; /* kernels over values go on with a stride */
+	const size_t most = 132 * 64; /* the kernels use a grid-stride loop */
 	return (unsigned)(blocks < most ? blocks : most);
 }
 
@@ -58,7 +60,7 @@ static inline unsigned blocks_for(size_t n, unsigned threads)
 		i += (size_t)gridDim.x * blockDim.x)
 
 #ifdef __CUDACC__
-/* All before is done; the next kernel may come up to its own. */
+/* Waits until all earlier kernels are complete, then allows the next kernel to start. */
 __device__ static inline void await_previous()
 {
 	cudaGridDependencySynchronize();
@@ -70,7 +72,7 @@ __device__ static inline uint32_t shared_address(const void *p)
 	return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes to shared memory, zeros if not `valid`. */
+/* Copies 16 bytes to shared memory asynchronously; zeros if not `valid`. */
 __device__ static inline void copy_ahead(void *to, const void *from, bool valid)
 {
 	uint32_t at = shared_address(to);
@@ -95,8 +97,8 @@ __device__ static inline float4 operator+(float4 a, float4 b)
 	return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-/* value(first) + value(first + every) + ..., below `n`, in this order; BATCH of them on their way
- * at a time, also of the last ones, which an unrolled loop would fetch one after the other. */
+/* value(first) + value(first + every) + ... below `n`, in this order. BATCH loads are in flight
+ * at a time, also for the last ones, which an unrolled loop would load one after the other. */
 template <int BATCH, class T, class F>
 __device__ static inline T sum_ahead(T sum, int first, int n, int every, F value)
 {

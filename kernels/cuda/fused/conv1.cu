@@ -10,10 +10,10 @@ namespace
 
 #define CONV1_WARPS   8
 #define CONV1_THREADS (CONV1_WARPS * 32)
-#define PREFETCH      9 /* positions whose errors are fetched at once */
-#define RELU_OPEN     4 /* beside the number of the cell that won: the ReLU was open */
+#define PREFETCH      9 /* positions whose dY is loaded at a time */
+#define RELU_OPEN     4 /* a bit of argmax: the ReLU passes the gradient */
 
-/* ---- forward --------------------------------------------------------------------------------- */
+/* ---- fprop ----------------------------------------------------------------------------------- */
 
 __device__ inline const uint8_t *conv1_image(const struct kx_batch &batch, int n)
 {
@@ -98,14 +98,14 @@ int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t st
 /* ---- fprop with hi/lo terms ------------------------------------------------------------------ */
 
 /*
- * 32 filters of 5 x 5 in front of conv2.h. A warp has 8 filters of 16 images at a time, 16 bytes of
- * each, and stores of 16 bytes take longer than everything else. So a block collects the values and
- * the argmax of its positions in shared memory and writes them out in long rows.
+ * 32 filters of 5 x 5 in front of conv2.h. A warp has 8 filters of 16 images at a time, 16 bytes
+ * of each, and stores of 16 bytes would take longer than everything else. So a block collects
+ * the values and the argmax of its positions in shared memory and writes them in long rows.
  */
 #define HI_LO_SIZE    5
 #define HI_LO_GROUPS  (CONV2_CHANNELS / 8)
 #define MAX_POSITIONS 18 /* positions of a block */
-/* Bytes from image to image: a warp's 8, or 4, lie in 32 banks. */
+/* Bytes from image to image. A warp's 8 (or 4) images lie in 32 different banks. */
 #define VALUE_STRIDE  (CONV2_TERMS * HI_LO_GROUPS * MAX_POSITIONS * 16 + 16)
 #define ARGMAX_STRIDE (MAX_POSITIONS * CONV2_CHANNELS + 16)
 
@@ -115,7 +115,7 @@ struct hi_lo_shared {
 	__align__(16) unsigned char argmax[CONV_GROUP * ARGMAX_STRIDE];
 };
 
-/* As conv_window, of both halves of the images by turns: alone each would wait for itself. */
+/* As conv_window, but interleaves both halves of the images to hide the latency of the products. */
 __device__ inline void conv_window_both(float (&c)[2][2][4],
 	const struct conv_weights<HI_LO_SIZE> &w, const uint32_t *patch,
 	const int (&at)[conv<HI_LO_SIZE>::STEPS][2])
@@ -134,7 +134,7 @@ __device__ inline void conv_window_both(float (&c)[2][2][4],
 					b[i / 2][k][1]);
 }
 
-/* Position p, number i of the block's: a warp's eight filters of all images. */
+/* Position p, the i-th of the block: the warp's eight filters of all images. */
 __device__ inline void hi_lo_position(struct hi_lo_shared *s,
 	const struct conv_weights<HI_LO_SIZE> &w, const int (&at)[conv<HI_LO_SIZE>::STEPS][2],
 	int p, int i, int group, float bias)
@@ -162,7 +162,7 @@ __device__ inline void hi_lo_position(struct hi_lo_shared *s,
 		packed[j][0] = two_halves(v[0], v[1]);
 		packed[j][1] = two_halves(lo[0], lo[1]);
 	}
-	/* matrices filter x image: images 0 to 7 in two pieces, then 8 to 15 */
+	/* matrices filter x image: images 0 to 7 (hi, lo), then 8 to 15 */
 	const int image = lane / 16 * 8 + lane % 8, term = lane / 8 % 2;
 	store_transposed(shared_address(s->values) + image * VALUE_STRIDE +
 				 ((term * HI_LO_GROUPS + group) * MAX_POSITIONS + i) * 16,
@@ -242,15 +242,15 @@ int conv1_fprop_hi_lo_launch(struct kx_conv1 l, struct kx_batch batch, cudaStrea
 		stream, l, batch);
 }
 
-/* ---- gradient -------------------------------------------------------------------------------- */
+/* ---- wgrad ----------------------------------------------------------------------------------- */
 
 __device__ inline const uint32_t *conv1_image_words(const struct kx_batch &batch, int n)
 {
 	return reinterpret_cast<const uint32_t *>(conv1_image(batch, n));
 }
 
-/* A lane is a filter, a warp every eighth position; the sums stay in registers. The four cells that
- * lanes may look at start in different banks. */
+/* A lane is a filter, a warp has every eighth position, and the sums stay in registers. The four
+ * output pixels that the lanes may select start in different banks. */
 template <int SIZE>
 __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	const struct kx_conv1 &l, const float *pixels, int n, int f)
@@ -282,7 +282,7 @@ __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	}
 }
 
-/* blockIdx: x a share of the images, y filters. */
+/* blockIdx: x a slice of the images, y filters. */
 template <int SIZE>
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_wgrad_kernel(struct kx_conv1 l, struct kx_batch batch)
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 				pixel_of(bytes, 2), pixel_of(bytes, 3)};
 		}
 		__syncthreads();
-		const int next = n + gridDim.x; /* on its way while this one is added */
+		const int next = n + gridDim.x; /* loaded while the present image is processed */
 		if (threadIdx.x < words && next < batch.images)
 			bytes = conv1_image_words(batch, next)[threadIdx.x];
 		conv1_wgrad_image<SIZE>(

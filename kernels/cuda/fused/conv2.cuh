@@ -1,6 +1,6 @@
 /*
- * conv2.cuh - what conv2.h's kernels share: fp16 numbers in pieces, and matrices of them
- * from shared memory.
+ * conv2.cuh - shared by the kernels of conv2.h: hi/lo terms of fp16, and matrix loads from shared
+ * memory.
  */
 #ifndef KERNELS_CUDA_FUSED_CONV2_CUH
 #define KERNELS_CUDA_FUSED_CONV2_CUH
@@ -10,14 +10,14 @@
 #define CONV2_TAPS   (CONV2_SIZE * CONV2_SIZE)
 #define CONV2_POOLED (CONV2_OUT / 2)
 #define CONV2_PIXELS (CONV2_IN * CONV2_IN)
-/* Bytes of eight channels of an image, and of a piece. */
+/* Bytes of eight channels of an image, and of one term of an image. */
 #define CONV2_GROUP_BYTES (CONV2_PIXELS * 16)
 #define CONV2_TERM_BYTES  (CONV2_CHANNELS / 8 * CONV2_GROUP_BYTES)
-/* Weights times this: what is left of one behind its first piece is a normal fp16 number, too. */
+/* The scale of the weights. With it the lo term of a weight is a normal fp16 number, too. */
 #define CONV2_SCALE 64.0f
 
 #ifdef __CUDACC__
-/* The number of each piece that a value is the sum of. */
+/* The hi and the lo term of a value. */
 __device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], float v)
 {
 	const __half hi = __float2half_rn(v);
@@ -25,8 +25,8 @@ __device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], fl
 	term[1] = __half_as_ushort(__float2half_rn(v - __half2float(hi)));
 }
 
-/* Four 8 x 8 matrices of 16 bits: lane i has the address of row i % 8 of matrix i / 8, and gets
- * columns i % 4 * 2 and the next of row i / 4 of each. */
+/* Loads four 8 x 8 matrices of 16-bit values. Lane i has the address of row i % 8 of matrix i /
+ * 8, and receives columns i % 4 * 2 and the next of row i / 4 of each matrix. */
 __device__ static inline uint4 load_matrices(uint32_t at)
 {
 	uint4 v;
@@ -37,7 +37,7 @@ __device__ static inline uint4 load_matrices(uint32_t at)
 	return v;
 }
 
-/* The same, rows for columns. */
+/* The same, transposed. */
 __device__ static inline uint4 load_transposed(uint32_t at)
 {
 	uint4 v;
@@ -48,7 +48,7 @@ __device__ static inline uint4 load_transposed(uint32_t at)
 	return v;
 }
 
-/* The other way round: a lane's two columns of row i / 4 of each become rows. */
+/* The inverse of load_transposed: a lane's two columns of row i / 4 become rows. */
 __device__ static inline void store_transposed(uint32_t at, uint4 v)
 {
 	asm volatile(
@@ -57,7 +57,7 @@ __device__ static inline void store_transposed(uint32_t at, uint4 v)
 		: "memory");
 }
 
-/* A power of two that brings numbers of up to `most` below 2^14, and 1 over it. */
+/* A power of two that brings values of up to `amax` below 2^14, and its inverse. */
 struct dy_scale {
 	float up, down;
 };
@@ -76,7 +76,8 @@ __device__ static inline float warp_amax(float v)
 	return v;
 }
 
-/* The greatest of all threads'; `shared`: a float for each warp. Between two barriers. */
+/* The maximum over all threads. `shared`: one float for each warp. The caller puts barriers
+ * around it. */
 __device__ static inline float block_amax(float v, float *shared)
 {
 	const int warps = (int)blockDim.x / 32;
@@ -91,10 +92,11 @@ __device__ static inline float block_amax(float v, float *shared)
 }
 
 /*
- * A weight, times CONV2_SCALE, into its places.
- * forward: [tap][piece][8 channels][filter][channel], the core matrices of wgmma.
- * backward: [tap][16 filters][tile][lane][4][2], a lane's 16 bytes of mma.m16n8k16 at once. Row i
- * of tile j is channel i % 8 * 4 + 2 j + i / 8, so that a lane's four rows are neighbours.
+ *
+ * Stores a weight, times CONV2_SCALE, in both layouts.
+ * w_fprop: [tap][term][8 channels][filter][channel], the core matrices of wgmma.
+ * w_dgrad: [tap][16 filters][tile][lane][4][2], 16 bytes of a lane for mma.m16n8k16. Row i of
+ * tile j is channel i % 8 * 4 + 2 j + i / 8, so that the four rows of a lane are neighbours.
  */
 __device__ static inline void conv2_store_weight(
 	uint16_t *w_fprop, uint16_t *w_dgrad, int f, int c, int tap, float weight)

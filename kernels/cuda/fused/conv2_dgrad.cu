@@ -1,16 +1,16 @@
 /*
- * conv2_dgrad.cu - errors of conv2.h's convolution, and of them the gradient of the one
- * before, which they leave the registers for nothing else than.
+ * conv2_dgrad.cu - dgrad of conv2, and wgrad of conv1 from it. conv1's dY never leaves the
+ * registers.
  *
- * A block has eight images, the columns of its products, and a warp one row of the input: twelve
- * pixels of two tiles of 16 channels. So a tap shifts by whole products, and no product is of
- * zeros. Warps of rows in the middle have five rows of taps, those at the edges fewer; warps of one
- * scheduler have ten.
+ * dgrad: a block has eight images, the columns of its products. A warp has one row of the input:
+ * twelve pixels x two tiles of 16 channels. A filter tap is a shift by whole products, so no
+ * product multiplies zeros. Warps in the middle have five rows of taps, those at the edges fewer;
+ * the warps of one scheduler have ten in all.
  *
- * Then a thread has what a product of the next gradient wants: its rows are channels again, its k
- * 2t, 2t + 1, 2t + 8, 2t + 9 are the four cells of the window over one pixel of image 2t (and then
- * 2t + 1), of which the winner gets the error and the others nothing. The columns are taps, and one
- * of ones: the bias.
+ * wgrad of conv1: the result of dgrad already has the layout of the next operand. Its rows are
+ * channels. Its k = 2t, 2t + 1, 2t + 8, 2t + 9 are the four output pixels of the pool window over
+ * one pixel of image 2t (then 2t + 1), of which the argmax gets dY and the others zero. The
+ * columns are filter taps, and a column of ones for the bias.
  */
 #include "kernels/cuda/base/common.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -25,16 +25,14 @@ namespace
 #define TILES         (CONV2_CHANNELS / 16)
 #define STEPS         (CONV2_FILTERS / 16)
 #define OUT_PIXELS    (CONV2_OUT * CONV2_OUT)
-#define ROW_BLOCKS                                                                                 \
-	4 /* blocks that share a group of images if there are few: a warp in four has a row        \
-	   */
-/* Words of an image's pixels, two to a word; behind them the same ones, one pixel further. With
- * these distances a warp's four images x eight taps lie in 32 banks (see tap_of). */
+#define ROW_BLOCKS    4 /* small batch: blocks that share a group of images */
+/* Words of an image's pixels, two pixels in each word. Behind them is a copy shifted by one
+ * pixel. With these strides a warp's four images x eight taps lie in 32 banks (see tap_of). */
 #define PAIRS         (SIDE / 2)
 #define SHIFTED_COPY  395
 #define IMAGE_STRIDE  788
-#define ARGMAX_STRIDE (CONV2_PIXELS * CONV2_CHANNELS + 16) /* bytes, image to image */
-#define COLUMNS       32                                   /* taps, the bias, and some unused */
+#define ARGMAX_STRIDE (CONV2_PIXELS * CONV2_CHANNELS + 16) /* bytes from image to image */
+#define COLUMNS       32                                   /* taps, the bias, and unused ones */
 #define NO_TAP        (-1)
 
 struct dgrad_shared {
@@ -48,7 +46,7 @@ struct dgrad_shared {
 	float amax[CONV2_IN];
 };
 
-/* What column n adds up: a tap, the bias (CONV2_TAPS), or nothing. The taps that a product has
+/* What column n sums: a tap, the bias (CONV2_TAPS), or nothing. The taps that one product has
  * side by side lie in different banks. */
 __device__ inline int tap_of(int n)
 {
@@ -60,7 +58,7 @@ __device__ inline int tap_of(int n)
 	return i == 0 ? 20 : i == 1 ? 23 : i == 2 ? 24 : i == 3 ? CONV2_TAPS : NO_TAP;
 }
 
-/* Words from a window's first pixel to the tap of column n. */
+/* The word offset, from the first pixel of a window, of the tap of column n. */
 __device__ inline int column_offset(int n)
 {
 	int tap = tap_of(n);
@@ -70,7 +68,7 @@ __device__ inline int column_offset(int n)
 	       tap % CONV2_SIZE % 2 * SHIFTED_COPY;
 }
 
-/* ---- what a block begins with ---------------------------------------------------------------- */
+/* ---- loads ----------------------------------------------------------------------------------- */
 
 __device__ inline void dgrad_fetch_weights(struct dgrad_shared *s, const struct kx_conv2 &l)
 {
@@ -92,7 +90,7 @@ __device__ inline void dgrad_fetch_argmax(
 	}
 }
 
-/* Two whole numbers below 256 as fp16: 1024 + n less 1024. */
+/* Two integers below 256 as fp16: 1024 + n minus 1024. */
 __device__ inline uint32_t pixels_to_half(uint32_t low, uint32_t high)
 {
 	const uint32_t v = 0x64006400u | low | high << 16, from = 0x64006400u;
@@ -101,7 +99,7 @@ __device__ inline uint32_t pixels_to_half(uint32_t low, uint32_t high)
 	return *reinterpret_cast<const uint32_t *>(&d);
 }
 
-/* A thread has a row of an image. */
+/* A thread has one row of an image. */
 __device__ inline void dgrad_load_pixels(
 	struct dgrad_shared *s, const struct kx_batch &batch, int n0)
 {
@@ -127,8 +125,7 @@ __device__ inline void dgrad_load_pixels(
 	}
 }
 
-/* Four filters of a window: which ones thread and turn have. Neighbours: halves of eight filters,
- * then images. */
+/* Four filters of a window. Neighbouring threads have the halves of eight filters, then images. */
 struct filter_quad {
 	int image, f, window;
 };
@@ -167,7 +164,7 @@ __device__ inline void dgrad_scatter_dy(
 	}
 }
 
-/* Errors before the pool, under a power of two: the block's. */
+/* dY before the pool, scaled by a power of two that the block computes. */
 __device__ inline struct dy_scale dgrad_scatter_all_dy(
 	struct dgrad_shared *s, const struct kx_conv2 &l, int n0, int images)
 {
@@ -207,9 +204,9 @@ __device__ inline struct dy_scale dgrad_scatter_all_dy(
 	return p;
 }
 
-/* ---- errors ---------------------------------------------------------------------------------- */
+/* ---- dgrad ----------------------------------------------------------------------------------- */
 
-/* 16 filters of a row of taps. `at`: a lane's row of the matrices of the first two errors. */
+/* 16 filters of a row of taps. `at`: the lane's row of the matrices of the first two dY. */
 __device__ inline void dgrad_add_step(
 	float (&c)[CONV2_IN][TILES][4], uint32_t at, const uint4 *weights)
 {
@@ -232,7 +229,7 @@ __device__ inline void dgrad_add_step(
 	}
 }
 
-/* Errors of row y. */
+/* dX of row y. */
 __device__ inline void dgrad_add_row(
 	float (&c)[CONV2_IN][TILES][4], const struct dgrad_shared *s, int y)
 {
@@ -250,16 +247,17 @@ __device__ inline void dgrad_add_row(
 					lane);
 }
 
-/* ---- the gradient of the layer before -------------------------------------------------------- */
+/* ---- wgrad of conv1 -------------------------------------------------------------------------- */
 
-/* Cells 0 and 1 of a window in .x, 2 and 3 in .y: `v` (fp16) where the winner is, if it is open. */
+/* Output pixels 0 and 1 of a window in .x, 2 and 3 in .y: `v` (fp16) at the argmax if the ReLU
+ * passes it, else zero. */
 __device__ inline uint2 to_window(uint32_t v, uint32_t argmax)
 {
 	const uint32_t open = argmax & 4 ? v : 0, word = argmax & 1 ? open << 16 : open;
 	return argmax & 2 ? uint2{0, word} : uint2{word, 0};
 }
 
-/* Of pixel x, one of two images. `up`: what brings the errors into range. */
+/* Pixel x of one of two images. `up`: the scale of dY. */
 __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (&c)[TILES][4],
 	int e, float up, uint32_t argmax, const uint32_t *window, const int (&at)[4])
 {
@@ -283,7 +281,7 @@ __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (
 	}
 }
 
-/* Of row y; a lane's sums, in units of the errors and of pixels. */
+/* Row y. The lane's sums are in units of dY and of pixels. */
 __device__ inline void wgrad1_add_row(float (&sum)[TILES][4][4], const struct dgrad_shared *s,
 	const float (&c)[CONV2_IN][TILES][4], int y, float down)
 {
@@ -327,7 +325,7 @@ __device__ inline void wgrad1_put_sums(
 				to[8 * n + 2 * t + q % 2][4 * r + 2 * j + q / 2] = sum[j][n][q];
 }
 
-/* The warps' sums, in their order. */
+/* Adds up the sums of the warps, in order. */
 __device__ inline void wgrad1_store(
 	const struct dgrad_shared *s, float *partial, int slice, int warps)
 {
@@ -364,14 +362,14 @@ __global__ void __launch_bounds__(DGRAD_THREADS, 1)
 		dgrad_add_row(c, s, y);
 		wgrad1_add_row(sum, s, c, y, p.down / CONV2_SCALE);
 	}
-	__syncthreads(); /* the weights are done with */
+	__syncthreads(); /* the sums reuse the memory of the weights */
 	if (warp < rows)
 		wgrad1_put_sums(s->sums[warp], sum);
 	__syncthreads();
 	wgrad1_store(s, partial, blockIdx.x * gridDim.y + blockIdx.y, rows);
 }
 
-/* Few: they would leave three of four multiprocessors idle. */
+/* A small batch would leave three of four multiprocessors idle. */
 int few_images(int images)
 {
 	return images <= CONV2_DGRAD_SLICES / ROW_BLOCKS * DGRAD_IMAGES;

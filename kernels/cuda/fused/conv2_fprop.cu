@@ -1,15 +1,14 @@
 /*
- * conv2_fprop.cu - conv2.h's convolution forward, with bias, ReLU and pool. Built for
- * sm_90a.
+ * conv2_fprop.cu - fprop of conv2, with bias, ReLU and pool. Built for sm_90a.
  *
- * Nearly as exact as fp32 in three products: a value is the sum of two fp16 numbers, and the
- * product of the two small ones is left out. With 11 bits, as tf32 has, winners and ReLUs would
- * change too often (see docs/gpu.md).
+ * A value is the sum of two fp16 terms, hi and lo. Three of the four products are computed (lo x
+ * lo is left out), so the result is nearly as exact as fp32. With 11 bits alone, as in tf32, the
+ * argmax and the ReLU would change too often (see docs/gpu.md).
  *
- * The 64 rows of a product are an image's outputs: a row of eight of them are eight pixels that lie
- * one behind the other in shared memory, so that a tap is another start and nothing is copied. A
- * warpgroup has PER images and WARPGROUPS of them share the weights, a row of taps at a time, of which
- * the next one is on its way.
+ * The 64 rows of a product are the output pixels of an image. Eight of them in a row are eight
+ * pixels that are contiguous in shared memory, so a filter tap is only another start address and
+ * nothing is copied. A warpgroup has PER images. WARPGROUPS of them share the weights, one row of
+ * taps at a time, while the next row is being loaded.
  */
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -22,7 +21,7 @@ namespace
 #define TAP_BYTES   (CONV2_TERMS * TERM_BYTES)
 #define ROW_BYTES   (CONV2_SIZE * TAP_BYTES)
 #define CORE_STRIDE (CONV2_FILTERS * 16) /* eight channels of a tap's weights */
-#define FIRST_ROWS  CONV2_OUT            /* of an image that the first row of taps wants */
+#define FIRST_ROWS  CONV2_OUT            /* rows of an image that the first row of taps reads */
 
 template <int IMAGES> struct fprop_shared {
 	unsigned char image[IMAGES][CONV2_TERMS * CONV2_TERM_BYTES];
@@ -52,7 +51,7 @@ __device__ inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s, const 
 	}
 }
 
-/* A row of taps of one image: `at` its first pixel, `weights` the row's. */
+/* A row of taps of one image. `at`: its first pixel; `weights`: those of the row. */
 template <int PER>
 __device__ inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t weights)
 {
@@ -80,8 +79,9 @@ __device__ inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t 
 		}
 }
 
-/* Pool, bias and ReLU of image n. Lanes of even columns of outputs and their neighbours, of odd
- * ones, have two cells of a window each, for two filters: each gets all four for one filter. */
+/* Pool, bias and ReLU of image n. A lane of an even output column and its odd neighbour each
+ * have two output pixels of a window, for two filters. They exchange values, and each gets all
+ * four for one filter. */
 __device__ inline void fprop_store(const struct kx_conv2 &l, const float (&d)[32], int n, bool here)
 {
 	const int lane = threadIdx.x % 32, y = threadIdx.x / 32 % 4, x = lane / 8,
@@ -156,7 +156,7 @@ int conv2_fprop_launch(struct kx_conv2 l, int images, cudaStream_t stream)
 
 } // namespace
 
-/* A block for each of 132 multiprocessors, if there are images enough. */
+/* One block for each of 132 multiprocessors, if there are enough images. */
 int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream)
 {
 	if (images <= 132)

@@ -1,11 +1,11 @@
 /*
- * conv2_wgrad.cu - weight gradients of conv2.h's convolution. Built for sm_90a.
+ * conv2_wgrad.cu - wgrad of conv2. Built for sm_90a.
  *
- * The sums of half of the taps stay in the registers of a block while it goes through its images.
- * The 64 rows of a product are filters, whose errors its warpgroup holds in registers for a whole
- * image, the columns channels, and k two rows of eight positions: a tap shifts where in shared
- * memory the pixels begin that they meet, and nothing is copied. Four warpgroups share the taps.
- * The bias is one tap more, which meets ones.
+ * The sums of half of the filter taps stay in the registers of a block while it loops over its
+ * images. The 64 rows of a product are filters; a warpgroup holds their dY in registers for a
+ * whole image. The columns are channels, and K is two rows of eight positions. A tap is only
+ * another start address of the pixels in shared memory, so nothing is copied. Four warpgroups
+ * share the taps. The bias is one more tap, whose pixels are ones.
  */
 #include "kernels/cuda/base/common.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -19,13 +19,14 @@ namespace
 #define STAGES         3
 #define TAP_BLOCKS     2 /* blocks that share the taps */
 #define TAPS_PER_BLOCK ((CONV2_TAPS + 1) / TAP_BLOCKS)
-#define MAX_TAPS       ((TAPS_PER_BLOCK + WARPGROUPS - 1) / WARPGROUPS) /* taps of a warpgroup, at most */
+#define MAX_TAPS       ((TAPS_PER_BLOCK + WARPGROUPS - 1) / WARPGROUPS) /* of a warpgroup */
 #define OUT_PIXELS     (CONV2_OUT * CONV2_OUT)
-#define K_STEPS        (OUT_PIXELS / 16) /* products deep that a tap is */
+#define K_STEPS        (OUT_PIXELS / 16) /* products of a tap */
 #define CORE_BYTES     128               /* bytes of eight rows of 16 */
 #define ONES           2048
 
-/* An image's errors and winners as they come: a thread has two cells of a window, four filters. */
+/* The pooled dY and argmax of an image. A thread has two output pixels of a window, four
+ * filters. */
 struct pooled_dy {
 	float4 dy[WGRAD_THREADS];
 	uint32_t argmax[WGRAD_THREADS];
@@ -39,20 +40,21 @@ struct wgrad_shared {
 	float amax[WGRAD_THREADS / 32];
 };
 
-/* 4 bytes to shared memory. */
+/* Copies 4 bytes to shared memory asynchronously. */
 __device__ inline void copy_word_ahead(void *to, const void *from)
 {
 	uint32_t at = shared_address(to);
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 
-/* Four filters of a cell, and of the one below it, are a thread's: it fetches their window's errors
- * ... */
+/* A thread has four filters of an output pixel and of the one below it. It loads the dY of their
+ * window ... */
 struct filter_quad {
 	int f, x, y;
 };
 
-/* Neighbours: halves of eight filters, then columns, so that what they write lies in 32 banks. */
+/* Neighbouring threads have the halves of eight filters, then columns: their stores lie in 32
+ * banks. */
 __device__ inline struct filter_quad filter_quad_of_thread()
 {
 	const int i = threadIdx.x;
@@ -60,7 +62,7 @@ __device__ inline struct filter_quad filter_quad_of_thread()
 		i / (2 * CONV2_FILTERS) * 2};
 }
 
-/* The block's image number i, n of the batch. */
+/* The i-th image of the block, which is image n of the batch. */
 __device__ inline void wgrad_fetch_image(
 	struct wgrad_shared *s, const struct kx_conv2 &l, int i, int n, int images)
 {
@@ -83,7 +85,7 @@ __device__ inline void wgrad_fetch_image(
 	copies_commit();
 }
 
-/* ... and, when they are there, puts down both; nobody else looks at them. */
+/* ... and later scatters it to both. No other thread reads the pooled dY. */
 __device__ inline void wgrad_scatter_dy(
 	unsigned char (*to)[OUT_PIXELS][16], const struct pooled_dy &from, float up)
 {
@@ -104,8 +106,8 @@ __device__ inline void wgrad_scatter_dy(
 	}
 }
 
-/* Where the pixels begin that a tap meets, and the bytes to the next eight channels and to the next
- * row of pixels. */
+/* The address of the first pixel of a tap, and the strides to the next eight channels and to the
+ * next row of pixels. */
 struct tap_operand {
 	uint32_t at, channels, row;
 };
@@ -129,8 +131,8 @@ __device__ inline void wgrad_add_tap(
 		wgmma_m64n32k16(d, a[k], wgmma_descriptor(o.at + 2 * k * o.row, o.row, o.channels));
 }
 
-/* A warpgroup's share of an image, under way: `first` tap and every WARPGROUPS-th one, `n` of them.
- * `error`: a lane's row of its first matrices. */
+/* Starts a warpgroup's products of an image: tap `first` and every WARPGROUPS-th one, `n` of
+ * them. `dy`: the lane's row of its first matrices. */
 __device__ inline void wgrad_add_image(float (&d)[MAX_TAPS][16], const struct wgrad_shared *s,
 	int stage, int first, int n, uint32_t dy)
 {
@@ -147,7 +149,7 @@ __device__ inline void wgrad_add_image(float (&d)[MAX_TAPS][16], const struct wg
 	wgmma_commit();
 }
 
-/* Sums of a tap: rows are filters, columns channels. */
+/* The sums of a tap: rows are filters, columns channels. */
 __device__ inline void wgrad_store(float *out, const float (&d)[16], int tap, float down)
 {
 	const int lane = threadIdx.x % 32, f = threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -160,14 +162,14 @@ __device__ inline void wgrad_store(float *out, const float (&d)[16], int tap, fl
 	}
 }
 
-/* blockIdx: x a share of the images, y taps. */
+/* blockIdx: x a slice of the images, y taps. */
 __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 	conv2_wgrad_kernel(struct kx_conv2 l, float *workspace, int images)
 {
 	extern __shared__ __align__(128) unsigned char memory[];
 	struct wgrad_shared *s = reinterpret_cast<struct wgrad_shared *>(memory);
 	const int lane = threadIdx.x % 32, step = gridDim.x;
-	const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* as the compiler sees */
+	const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* uniform */
 	const int first = blockIdx.y * TAPS_PER_BLOCK + group,
 		  mine = (TAPS_PER_BLOCK - group + WARPGROUPS - 1) / WARPGROUPS;
 	/* matrices: eight filters and the next, then those of the next eight positions */
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 
 } // namespace
 
-/* Each of at least two images, for its sums are 200 KB. */
+/* A slice is 200 KB, so each has at least two images. */
 int kx_conv2_wgrad_slices(int images)
 {
 	const int slices = (images + 1) / 2;

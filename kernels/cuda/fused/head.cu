@@ -1,10 +1,9 @@
 /*
  * head.cu - see head.h.
  *
- * Both products take their operands straight from memory: the k of a product are whatever both
- * sides agree on, so that thread t of four has k 4t .. 4t + 3 of sixteen, one access of 16 bytes a
- * row, for two products of m16n8k8. The warps of a block share what a sum goes over (hidden) or the
- * columns (errors).
+ * Both products load their operands directly from global memory. Any order of K is right as long
+ * as both operands use it: thread t of four takes k = 4t .. 4t + 3 of sixteen, one 16-byte load of
+ * a row, for two m16n8k8. The warps of a block share K (hidden) or the columns (dgrad).
  */
 #include "kernels/cuda/mma/gemm.cuh"
 #include "kernels/cuda/fused/head.h"
@@ -17,7 +16,7 @@ namespace
 #define HIDDEN_THREADS (HIDDEN_WARPS * 32)
 #define HIDDEN_COLUMNS 32 /* of a block: four tiles */
 
-/* Sixteen k of a tile: `a` rows r and r + 8, `b` column r. */
+/* K = 16 of a tile: `a` has rows r and r + 8, `b` column r. */
 __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 {
 	const float x[2][4] = {{a[0].x, a[0].y, a[0].z, a[0].w}, {a[1].x, a[1].y, a[1].z, a[1].w}};
@@ -39,7 +38,7 @@ __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 
 /* ---- hidden ---------------------------------------------------------------------------------- */
 
-/* A warp's share of the inputs, sixteen at a time. */
+/* The warp's share of the inputs, sixteen at a time. */
 __device__ inline void hidden_add_inputs(
 	float (&c)[2][4][4], const struct kx_head &h, int n0, int unit0, int images)
 {
@@ -84,7 +83,7 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 		k_share[warp][i][lane] = {c[i / 4][i % 4][0], c[i / 4][i % 4][1],
 			c[i / 4][i % 4][2], c[i / 4][i % 4][3]};
 	__syncthreads();
-	/* a warp adds up one tile, the shares in their order */
+	/* a warp adds up one tile, the shares in order */
 	float4 sum = k_share[0][warp][lane];
 	for (int i = 1; i < HIDDEN_WARPS; i++)
 		sum = sum + k_share[i][warp][lane];
@@ -99,14 +98,14 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 				v[2 * i] < 0 ? 0 : v[2 * i], v[2 * i + 1] < 0 ? 0 : v[2 * i + 1]};
 }
 
-/* ---- scores, loss and errors ----------------------------------------------------------------- */
+/* ---- logits, loss and dgrad ------------------------------------------------------------------ */
 
-#define HEAD_THREADS     512                          /* threads of these blocks */
-#define IMAGE_THREADS    (HEAD_THREADS / HEAD_IMAGES) /* that have an image's units between them */
+#define HEAD_THREADS     512                          /* of head_kernel */
+#define IMAGE_THREADS    (HEAD_THREADS / HEAD_IMAGES) /* threads that share the units of an image */
 #define UNITS_PER_THREAD (HEAD_UNITS / IMAGE_THREADS)
-#define COLUMN_TILES     (HEAD_INPUTS / (HEAD_THREADS / 32) / 8) /* of eight columns: a warp's */
-#define PREFETCH         4 /* of the errors' weights, on their way from the beginning */
-/* Floats from image to image: two rows of 16-byte accesses lie in 32 banks. */
+#define COLUMN_TILES     (HEAD_INPUTS / (HEAD_THREADS / 32) / 8) /* of eight columns */
+#define PREFETCH         4 /* of the weights of dgrad, loaded from the start */
+/* Floats from image to image. Two rows of 16-byte accesses lie in 32 banks. */
 #define PITCH (HEAD_UNITS + 16)
 
 struct head_shared {
@@ -114,8 +113,8 @@ struct head_shared {
 	float d_hidden[HEAD_IMAGES][PITCH];
 };
 
-/* The threads of an image, each with the units IMAGE_THREADS * i + its number: all have all scores.
- */
+/* Thread number j of an image has the units IMAGE_THREADS * i + j. Afterwards each has all
+ * logits. */
 __device__ inline void head_logits(float (&logit)[HEAD_CLASSES], float (&hidden)[UNITS_PER_THREAD],
 	const struct head_shared &s, const struct kx_head &h, int n, bool here)
 {
@@ -138,7 +137,7 @@ __device__ inline void head_logits(float (&logit)[HEAD_CLASSES], float (&hidden)
 	}
 }
 
-/* Scores become their errors; returns the loss. */
+/* Logits become d_logits; returns the loss. */
 __device__ inline float head_softmax(
 	float (&logit)[HEAD_CLASSES], int classes, int label, int images)
 {
@@ -160,7 +159,7 @@ __device__ inline float head_softmax(
 	return logf(sum) - (label_logit - max_logit);
 }
 
-/* What the threads of an image write of it, a few classes each. */
+/* Each thread of an image writes a few classes. */
 __device__ inline void head_store_classes(
 	float *to, const float (&v)[HEAD_CLASSES], int width, int n)
 {
@@ -170,8 +169,8 @@ __device__ inline void head_store_classes(
 			to[(size_t)n * width + k] = v[k];
 }
 
-/* A thread's image: scores, and (TRAINING) loss and the errors of its units, in shared memory. The
- * first column of blocks writes what others want. */
+/* A thread's image: logits, and (TRAINING) the loss and d_hidden, in shared memory. The first
+ * column of blocks also writes them to global memory. */
 template <bool TRAINING>
 __device__ inline void head_classify(
 	struct head_shared *s, const struct kx_head &h, int images, int n, int label)
@@ -204,7 +203,7 @@ __device__ inline void head_classify(
 	}
 }
 
-/* Of sixteen units, number k, for a warp's columns. */
+/* K step number k (sixteen units), for the warp's columns. */
 __device__ inline void head_fetch_weights(float4 (&b)[COLUMN_TILES], const float *weight, int k)
 {
 #pragma unroll
@@ -212,8 +211,8 @@ __device__ inline void head_fetch_weights(float4 (&b)[COLUMN_TILES], const float
 		b[j] = *reinterpret_cast<const float4 *>(weight + 8 * j * HEAD_UNITS + 16 * k);
 }
 
-/* A warp's columns of the inputs' errors. `weight`: a lane's first; `next`: those of the first k.
- */
+/* The warp's columns of dX. `weight`: the lane's first; `next`: the weights of the first K
+ * steps. */
 __device__ inline void head_add_dx(float (&c)[2][COLUMN_TILES][4], const struct head_shared *s,
 	const float *weight, float4 (&next)[PREFETCH][COLUMN_TILES])
 {

@@ -1,5 +1,5 @@
 /*
- * seed.cuh - what the seed nets' kernels share.
+ * seed.cuh - shared by the kernels of the seed nets.
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_CUH
 #define KERNELS_CUDA_FUSED_SEED_CUH
@@ -9,7 +9,7 @@
 #define SEED_ROW_USED 10 /* 9 weights and a bias; 10 classes */
 
 #ifdef __CUDACC__
-/* now->step is that of the graph's first step: written at its end only. */
+/* now->step is that of the first step of the graph; only its last kernel advances it. */
 __device__ static inline size_t seed_number(const struct kx_batch &b, int step, int n)
 {
 	return b.index ? b.index[((size_t)b.now->step + step) * b.images + n] : b.now->first + n;
@@ -20,13 +20,13 @@ __device__ static inline const uint8_t *seed_image(const struct kx_batch &b, int
 	return b.pixels + seed_number(b, step, n) * (SEED_SIDE * SEED_SIDE);
 }
 
-/* Where the manifest has filter f's weight k; k = 9: its bias. */
+/* The offset in the manifest of filter f's weight k; k = 9: the bias. */
 __device__ static inline size_t seed_conv_at(const struct kx_seed &s, int f, int k)
 {
 	return k < 9 ? (size_t)f * 9 + k : (size_t)s.f * 9 + f;
 }
 
-/* ---- forward --------------------------------------------------------------------------------- */
+/* ---- fprop ----------------------------------------------------------------------------------- */
 
 struct feature_weights {
 	float4 a, b, c;
@@ -48,7 +48,7 @@ __device__ static inline void logits_add(
 		s[c] = fmaf(v, x[c], s[c]);
 }
 
-/* Summed over a warp's eight filters, an image's scores: from lane t < 4. */
+/* Sums an image's logits over the warp's eight filters. Lanes t < 4 store the result. */
 __device__ static inline void logits_reduce_filters(const float (&logit)[SEED_CLASSES], float *to)
 {
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ static inline void logits_reduce_filters(const float (&logit)[SEED_CL
 	}
 }
 
-/* ---- backward -------------------------------------------------------------------------------- */
+/* ---- wgrad ----------------------------------------------------------------------------------- */
 
 __device__ static inline float load_shared(uint32_t at)
 {
@@ -71,7 +71,7 @@ __device__ static inline float load_shared(uint32_t at)
 	return v;
 }
 
-/* A feature's sums, times `scale`. */
+/* Stores a feature's sums, times `scale`. */
 __device__ static inline void seed_store_fc_wgrad(const struct kx_seed &s,
 	const float (&sum)[SEED_CLASSES], float scale, int slice, int p, int f)
 {
@@ -86,8 +86,8 @@ __device__ static inline void seed_store_fc_wgrad(const struct kx_seed &s,
 		*reinterpret_cast<float4 *>(out + c) = {v[c], v[c + 1], v[c + 2], v[c + 3]};
 }
 
-/* Lanes are filters f0..: their sums (of products with whole-numbered pixels) over the block's
- * positions, in the order of the warps, by way of WARPS * 32 * SEED_ROW shared floats. */
+/* Lanes are filters from f0 on. Adds up the warps' sums over the block's positions, in order,
+ * through WARPS * 32 * SEED_ROW floats of shared memory. The sums are in units of a pixel. */
 template <int WARPS>
 __device__ static inline void seed_store_conv_wgrad(const struct kx_seed &s, const float (&sum)[9],
 	float bias, float *shared, int f0, int slice)

@@ -1,12 +1,12 @@
 /*
- * seed_cluster.cu - a small batch of the seed nets from pixels to the parts of its gradient in one
- * launch, where three would mostly wait for each other.
+ * seed_cluster.cu - the cluster kernel: a small batch of a small seed net from pixels to gradient
+ * slices in one launch. Three launches would mostly wait for each other.
  *
- * A cluster of blocks has SEED_CLUSTER_IMAGES images, each of its blocks a tile of the positions and all
- * filters. Between forward and backward the blocks need nothing of each other but what their
- * positions add to the scores: a few hundred floats, read from each other's shared memory. Values
- * and winners stay in the block. Products and sums are those of seed_fprop.cu, eight images
- * at a time, and seed_wgrad.cu.
+ * A cluster of blocks has SEED_CLUSTER_IMAGES images. Each of its blocks has a range of the
+ * positions and all filters. Between fprop and wgrad the blocks exchange only the partial logits
+ * of their positions: a few hundred floats, read from each other's shared memory. Values and
+ * argmax stay in the block. The arithmetic is that of seed_fprop.cu (eight images at a time) and
+ * seed_wgrad.cu.
  */
 #include <cooperative_groups.h>
 #include "kernels/cuda/fused/seed.cuh"
@@ -17,26 +17,26 @@ namespace
 #define CLUSTER_WARPS   12
 #define CLUSTER_THREADS (CLUSTER_WARPS * 32)
 #define CLUSTER_FILTERS 32
-#define FILTER_GROUPS   (CLUSTER_FILTERS / 8)           /* of filters, a warp each; forward */
-#define THIRDS          (CLUSTER_WARPS / FILTER_GROUPS) /* of the block's positions, likewise */
-#define WARP_POSITIONS  2                               /* positions of a thread; backward */
-#define MAX_POSITIONS   22 /* positions of a block, 169 / 8 and the rest */
+#define FILTER_GROUPS   (CLUSTER_FILTERS / 8)           /* of filters, one warp each; fprop */
+#define THIRDS          (CLUSTER_WARPS / FILTER_GROUPS) /* position ranges; fprop */
+#define WARP_POSITIONS  2                               /* positions of a warp; wgrad */
+#define MAX_POSITIONS   22                              /* of a block: 169 / 8, rounded up */
 #define IMAGE_PIXELS    (SEED_SIDE * SEED_SIDE)
 #define CHUNKS          (IMAGE_PIXELS / 16)
-/* Floats from image to image: a warp stores 8 filters x 4 images in 32 banks. */
+/* Floats from image to image. A warp stores 8 filters x 4 images in 32 banks. */
 #define VALUE_STRIDE 36
 
 struct cluster_shared {
-	uint32_t pairs[SEED_CLUSTER_IMAGES * IMAGE_WORDS]; /* pixels for the tensor cores ... */
-	float pixels[SEED_CLUSTER_IMAGES * IMAGE_PIXELS];  /* ... and one by one */
+	uint32_t pairs[SEED_CLUSTER_IMAGES * IMAGE_WORDS]; /* mma operands ... */
+	float pixels[SEED_CLUSTER_IMAGES * IMAGE_PIXELS];  /* ... and as floats */
 	float value[MAX_POSITIONS][SEED_CLUSTER_IMAGES][VALUE_STRIDE];
-	uint8_t argmax[MAX_POSITIONS][CLUSTER_FILTERS][4]; /* two images to a byte, a nibble each */
+	uint8_t argmax[MAX_POSITIONS][CLUSTER_FILTERS][4]; /* two images in a byte */
 	float warp_logits[CLUSTER_WARPS][SEED_CLUSTER_IMAGES * SEED_CLASSES];
 	float block_logits[SEED_CLUSTER_IMAGES * SEED_CLASSES]; /* read by the cluster */
 	float d_logits[SEED_CLUSTER_IMAGES * SEED_ROW];
 };
 
-/* What a block has: images first.. and positions begin.. */
+/* The share of a block: images from `first` on, and `count` positions from `begin` on. */
 struct block_tile {
 	int first, begin, count;
 };
@@ -58,7 +58,7 @@ __device__ inline void cluster_load_images(
 	}
 }
 
-/* ---- forward --------------------------------------------------------------------------------- */
+/* ---- fprop ----------------------------------------------------------------------------------- */
 
 /* A warp: eight filters at a third of the positions. A thread: one filter, two images. */
 __device__ inline void cluster_fprop(
@@ -109,9 +109,9 @@ __device__ inline void cluster_fprop(
 	}
 }
 
-/* ---- errors ---------------------------------------------------------------------------------- */
+/* ---- dgrad ----------------------------------------------------------------------------------- */
 
-/* The scores of the cluster's images, into warp_logits[0]. */
+/* The logits of the cluster's images, into warp_logits[0]. */
 __device__ inline void cluster_reduce_logits(const struct kx_seed &s, struct cluster_shared *shared)
 {
 	const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
@@ -127,7 +127,8 @@ __device__ inline void cluster_reduce_logits(const struct kx_seed &s, struct clu
 	}
 }
 
-/* A warp per image. Each block has its own; the cluster's first writes them down. */
+/* One warp for each image. Every block computes them; the first of the cluster writes them to
+ * memory. */
 __device__ inline void cluster_softmax(const struct kx_seed &s, const struct kx_batch &batch,
 	struct cluster_shared *shared, int n, int label, bool write)
 {
@@ -155,14 +156,14 @@ __device__ inline void cluster_softmax(const struct kx_seed &s, const struct kx_
 		s.loss[n] = logf(sum) - (v - max_logit);
 }
 
-/* ---- backward -------------------------------------------------------------------------------- */
+/* ---- wgrad ----------------------------------------------------------------------------------- */
 
 struct cluster_sums {
 	float fc[WARP_POSITIONS][SEED_CLASSES];
 	float conv[9], bias;
 };
 
-/* `patch`: where in shared memory the winning cell's first pixel lies. */
+/* `patch`: shared-memory address of the first pixel under the argmax. */
 __device__ inline void cluster_add_feature(struct cluster_sums *sum, const float (&w)[SEED_CLASSES],
 	int pos, uint32_t patch, float v, const float (&dy)[SEED_ROW])
 {
@@ -181,7 +182,7 @@ __device__ inline void cluster_add_feature(struct cluster_sums *sum, const float
 	sum->bias += d;
 }
 
-/* A thread's filter at its positions, images one after the other. */
+/* A thread's filter at its positions, one image after the other. */
 __device__ inline void cluster_wgrad(struct cluster_sums *sum,
 	const float (&w)[WARP_POSITIONS][SEED_CLASSES], const struct cluster_shared *shared, int f,
 	const int (&pos)[WARP_POSITIONS], const uint32_t (&patch)[WARP_POSITIONS])
@@ -198,7 +199,7 @@ __device__ inline void cluster_wgrad(struct cluster_sums *sum,
 			dy[q] = shared->d_logits[image * SEED_ROW + q];
 #pragma unroll
 		for (int i = 0; i < WARP_POSITIONS; i++) {
-			/* bytes from a patch's first pixel to that of cell 0..3 */
+			/* bytes from a patch's first pixel to that of output pixel 0..3 */
 			const uint32_t offsets =
 				__byte_perm(0x74700400u, 0, which[i] >> (16 * (image / 4)));
 			cluster_add_feature(sum, w[i], i,
@@ -209,7 +210,7 @@ __device__ inline void cluster_wgrad(struct cluster_sums *sum,
 	}
 }
 
-/* blockIdx: the cluster, and which of its blocks. */
+/* blockIdx: the cluster, and the rank of the block in it. */
 __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	seed_cluster_kernel(struct kx_seed s, struct kx_batch batch, int step)
 {
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
 	const int rank = blockIdx.x % SEED_CLUSTER, split = blockIdx.x / SEED_CLUSTER;
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	const int f = min(lane, s.f_pad - 1); /* a lane past the last filter does it once more */
+	const int f = min(lane, s.f_pad - 1); /* lanes beyond the last filter repeat it */
 	const int begin = SEED_POSITIONS * rank / SEED_CLUSTER;
 	const struct block_tile tile = {split * SEED_CLUSTER_IMAGES, begin,
 		SEED_POSITIONS * (rank + 1) / SEED_CLUSTER - begin};
@@ -251,7 +252,7 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	}
 	cluster.sync();
 	cluster_reduce_logits(s, shared);
-	cluster.barrier_arrive(); /* the others' shared memory is not read any more */
+	cluster.barrier_arrive(); /* this block no longer reads the shared memory of others */
 	__syncthreads();
 	if (warp < SEED_CLUSTER_IMAGES)
 		cluster_softmax(s, batch, shared, n, label, rank == 0);

@@ -1,9 +1,10 @@
 /*
- * seed_fprop.cu - convolution, bias, ReLU, max-pool and the fc product in one kernel; scores.
+ * seed_fprop.cu - fprop of the seed nets: convolution, bias, ReLU, max-pool and the fc product in
+ * one kernel; then logits and loss.
  *
- * exact_conv.cuh leaves a thread with four features of a position: filter lane / 4, images 2t, 2t +
- * 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Which cell won is two bits of each, in
- * this order from the lowest, and makes byte t of the position's and filter's word of winners.
+ * exact_conv.cuh leaves a thread with four features of a position: filter lane / 4, images 2t, 2t
+ * + 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Their argmax is two bits each, in
+ * this order from the lowest bit. They are byte t of the argmax word of the position and filter.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
@@ -41,7 +42,7 @@ __global__ void seed_pack_kernel(struct kx_seed s, const float *manifest)
 		s.params.bias[i] = i < SEED_CLASSES ? bias[i] : 0;
 }
 
-/* ---- forward --------------------------------------------------------------------------------- */
+/* ---- fprop ----------------------------------------------------------------------------------- */
 
 struct fprop_tiling {
 	int filter_warps, ranges, training, step;
@@ -62,7 +63,7 @@ __device__ inline void fprop_load_images(
 		conv_convert(to, i);
 }
 
-/* Sum over a warp's eight filters, then over the block's warps, in a fixed order. */
+/* Sums over the warp's eight filters, then over the block's warps, in a fixed order. */
 __device__ inline void fprop_store_logits(const struct kx_seed &s, const struct kx_batch &batch,
 	float (&logits)[4][SEED_CLASSES], float (*shared)[SEED_GROUP * SEED_CLASSES], int group,
 	int slice)
@@ -89,7 +90,7 @@ struct fprop_shared {
 	float partial_logits[FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
-/* blockIdx: x images, y filters, z positions. Warps: filter_warps x the rest of positions. */
+/* blockIdx: x images, y filters, z positions. Warps: filter_warps x ranges of positions. */
 __global__ void __launch_bounds__(FPROP_THREADS, 2)
 	seed_fprop_kernel(struct kx_seed s, struct kx_batch batch, struct fprop_tiling fprop_tiling)
 {
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 	float logits[4][SEED_CLASSES] = {};
 	__syncthreads();
 
-	/* one position ahead: behind the last lie the conv's weights */
+	/* loads one position ahead; the conv weights lie behind the last one */
 	struct feature_weights next = feature_load(fc);
 #pragma unroll 2
 	for (int left = end - begin, x = begin % 13; left > 0; left--) {
@@ -154,11 +155,11 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 		blockIdx.y * gridDim.z + blockIdx.z);
 }
 
-/* ---- scores ---------------------------------------------------------------------------------- */
+/* ---- logits ---------------------------------------------------------------------------------- */
 
 #define LOGITS_THREADS 128
 
-/* A warp per image: lane = class + 10 x a third of the parts. */
+/* One warp for each image: lane = class + 10 x a third of the partial logits. */
 __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int slices, int step)
 {
 	const unsigned all = 0xffffffffu;
@@ -167,7 +168,7 @@ __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int 
 	if (n >= batch.images) {
 		if (batch.training && lane < SEED_ROW) {
 			await_previous();
-			s.d_logits[n * SEED_ROW + lane] = 0; /* the last group is whole */
+			s.d_logits[n * SEED_ROW + lane] = 0; /* pads the last group with zeros */
 		}
 		return;
 	}
@@ -203,7 +204,8 @@ __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int 
 size_t kx_seed_argmax_bytes(int f_pad, int half, size_t images)
 {
 	const size_t groups = (images + SEED_GROUP - 1) / SEED_GROUP;
-	/* nibbles, and as many more as a block goes past the last position */
+	/* In half precision: a nibble instead of two bits, and room for a block that reads
+	 * beyond the last position. */
 	return groups * SEED_POSITIONS * f_pad * 4 * (half ? 2 : 1) +
 	       (half ? (size_t)SEED_HALF_POSITIONS * f_pad * 4 * 2 : 0);
 }

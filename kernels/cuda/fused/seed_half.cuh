@@ -1,16 +1,16 @@
 /*
- * seed_half.cuh - what the seed nets' kernels of low precision share, in fp16 (half.cuh).
+ * seed_half.cuh - shared by the half-precision kernels of the seed nets: fp16 operands (half.cuh).
  *
- * Forward decides which cell wins and which ReLU is open by weights in two parts, 22 bits: rounded
- * more, winners would change, and gradients with them. Backward takes the decisions over, nibbles
- * instead of the other kernels' two bits, and has values in one part.
+ * fprop decides the argmax and the ReLU with weights of two terms, 22 bits. With fewer bits the
+ * argmax would change, and the gradients with it. wgrad reuses these decisions, a nibble each
+ * instead of the two bits of the other kernels, and computes values with the hi term alone.
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_HALF_CUH
 #define KERNELS_CUDA_FUSED_SEED_HALF_CUH
 #include "kernels/cuda/mma/half.cuh"
 #include "kernels/cuda/fused/seed.cuh"
 
-/* The nibble of a cell that won, and if ReLU is shut. */
+/* The nibble of an argmax, and of a ReLU that is shut. */
 #define HALF_ARGMAX(out_pixel)       (4u + (out_pixel))
 #define HALF_RELU_SHUT               0u
 #define HALF_TERMS                   2
@@ -18,22 +18,22 @@
 
 #ifdef __CUDACC__
 /*
- * A filter's weights are scaled by a power of two; `slope` and `bias` take a cell's sum to its
- * value, which is scaled, too: it is at most 1, so that the hardware's clamp to 0..1 is the ReLU.
- * `unit`, a power of two, scales it back; not a number if the weights are none, for the clamp would
- * hide it.
+ * The weights of a filter are scaled by a power of two. `slope` and `bias` turn the sum of an
+ * output pixel into its scaled value, which is at most 1, so that __saturatef is the ReLU.
+ * `unit`, a power of two, scales it back. It is NaN if a weight is NaN, because the clamp would
+ * hide that.
  */
 struct half_scale {
 	float slope, bias, unit, unused;
 };
 
-/* Weights as left factors like conv_weights. */
+/* Weights as left operands, like conv_weights. */
 template <int TERMS> struct half_weights {
 	uint4 a[TERMS][2];
 	struct half_scale scale;
 };
 
-/* A filter group's fragments, [part][tile][lane], and its eight scales. */
+/* The fragments of a filter group, [term][tile][lane], and its eight scales. */
 __device__ static inline uint4 *half_fragments(const struct kx_seed &s, int filter_group)
 {
 	return reinterpret_cast<uint4 *>(s.half_fragments) + filter_group * HALF_TERMS * 2 * 32;
@@ -60,8 +60,8 @@ __device__ static inline uint16_t *half_argmax(const struct kx_seed &s, size_t g
 	       (group * SEED_POSITIONS + position) * s.f_pad * 4;
 }
 
-/* A power of two that no value of a filter with these weights passes; not a number if they are
- * none. */
+/* A power of two that bounds the values of a filter with these weights; NaN if a weight is NaN
+ * or infinite. */
 __device__ static inline float half_unit(const float *w)
 {
 	float bound = fabsf(w[9]);
@@ -70,8 +70,8 @@ __device__ static inline float half_unit(const float *w)
 	return bound < INFINITY ? power_above(bound) : NAN;
 }
 
-/* Word i (of 256, in the order tile, lane, word) of a filter group's fragments, in its parts;
- * `weights`: of the group's filters. A filter's first word makes its scale. */
+/* Both terms of word i (of 256, in the order tile, lane, word) of a filter group's fragments.
+ * `weights`: of the group's filters. The thread of a filter's first word also writes its scale. */
 __device__ static inline void half_fragment(
 	uint4 *fragments, struct half_scale *scales, const float *weights, int i)
 {
@@ -113,7 +113,7 @@ __device__ static inline uint32_t two_bf16(float low, float high)
 	return *reinterpret_cast<const uint32_t *>(&v);
 }
 
-/* 8 x 8 numbers of 16 bits: row lane / 4, columns 2t and 2t + 1, become rows. */
+/* Transposes an 8 x 8 matrix of 16-bit values: row lane / 4, columns 2t and 2t + 1. */
 __device__ static inline uint32_t transposed(uint32_t v)
 {
 	uint32_t to;

@@ -1,9 +1,10 @@
 /*
- * seed_half_fprop.cu - forward of the seed nets in low precision: seed_fprop.cu, but the
- * products with the fc weights are on tensor cores, too, in bf16.
+ * seed_half_fprop.cu - fprop of the seed nets in half precision: as seed_fprop.cu, but the fc
+ * product also runs on tensor cores, in bf16.
  *
- * Their k are eight filters at two positions. A thread has a filter's values of two images and
- * wants two filters' of one: movmatrix turns eight rows into columns.
+ * The K of the fc product is eight filters at two positions. A thread has one filter's values of
+ * two images, but the operand needs two filters' values of one image: movmatrix transposes 8 x 8
+ * values.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
@@ -13,17 +14,18 @@ namespace
 #define HALF_FPROP_WARPS   8
 #define HALF_FPROP_THREADS (HALF_FPROP_WARPS * 32)
 
-/* A warp's share: eight filters at positions begin.. to end. */
+/* The share of a warp: eight filters at positions [begin, end). */
 struct warp_tile {
 	int filter_group, begin, end;
 };
 
 struct half_fprop_shared {
-	uint32_t pixels[SEED_GROUP * IMAGE_WORDS + 32]; /* and what a position too far reads */
+	uint32_t pixels[SEED_GROUP * IMAGE_WORDS +
+			32]; /* and padding: the loop may read one position too far */
 	float partial_logits[HALF_FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
-/* Missing images are the batch's last once more; nobody looks at their scores. */
+/* Images beyond the batch repeat its last one; their logits are not stored. */
 __device__ inline void half_load_images(
 	uint32_t *pixels, const struct kx_batch &batch, int step, int group)
 {
@@ -44,10 +46,10 @@ __device__ inline void half_load_images(
 
 /* ---- features -------------------------------------------------------------------------------- */
 
-/* A thread's four features of a position, images 2t, 2t + 1, 2t + 8, 2t + 9. */
+/* A thread's four features of a position: images 2t, 2t + 1, 2t + 8, 2t + 9. */
 struct half_features {
 	float value[4];
-	uint32_t argmax; /* nibbles in this order */
+	uint32_t argmax; /* one nibble each, in this order */
 };
 
 __device__ inline struct half_features half_features_of(
@@ -77,8 +79,8 @@ __device__ inline struct half_features half_features_of(
 	return f;
 }
 
-/* A position's fc weights, of classes lane / 4 and 8 + lane / 4 and filters 2t and 2t + 1. What
- * lies past the ten classes is in rows of the product that nobody looks at. */
+/* The fc weights of a position: classes lane / 4 and 8 + lane / 4, filters 2t and 2t + 1. Values
+ * beyond the ten classes only reach rows of the product that are not stored. */
 struct half_fc {
 	float v[2][2];
 };
@@ -89,7 +91,7 @@ __device__ inline struct half_fc half_fc_load(const float *from)
 		{__ldg(from + 8), __ldg(from + 8 + SEED_ROW)}}};
 }
 
-/* Scores of the group's images, summed over the warp's features, into to[image][class]. */
+/* The logits of the group's images, summed over the warp's features, into to[image][class]. */
 __device__ inline void half_add_positions(const struct kx_seed &s,
 	const struct warp_tile &warp_tile, const uint32_t *pixels, int group, float *to)
 {
@@ -100,7 +102,7 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 		half_scales(s, warp_tile.filter_group), lane);
 	const float *fc =
 		s.params.fc + (size_t)warp_tile.begin * stride + (f0 + 2 * t) * SEED_ROW + g;
-	/* a warp has two positions at least */
+	/* a warp has at least two positions */
 	struct half_fc next[2] = {half_fc_load(fc), half_fc_load(fc + stride)};
 	uint16_t *argmax = half_argmax(s, group, warp_tile.begin) + (f0 + g) * 4 + t;
 	const uint32_t *patch = pixels + g * IMAGE_WORDS + warp_tile.begin / 13 * (2 * ROW_WORDS) +
@@ -108,8 +110,8 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 	float logits[2][4] = {};
 	for (int left = warp_tile.end - warp_tile.begin, x = warp_tile.begin % 13; left > 0;
 		left -= 2) {
-		uint32_t values[2][2]; /* half of the images, place */
-		/* a position past the end has no weights; those loaded are of the one before */
+		uint32_t values[2][2]; /* half of the images, position */
+		/* an odd last position is paired with weights of zero */
 		const uint32_t real = left > 1 ? 0xffffffffu : 0;
 		const uint4 a = {two_bf16(next[0].v[0][0], next[0].v[0][1]),
 			two_bf16(next[0].v[1][0], next[0].v[1][1]),
@@ -143,9 +145,9 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 	}
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* Sum over the block's warps, in a fixed order. */
+/* Sums over the block's warps, in a fixed order. */
 __device__ inline void half_store_logits(const struct kx_seed &s, const struct kx_batch &batch,
 	const float (*partial_logits)[SEED_GROUP * SEED_CLASSES], int group, int slice)
 {
@@ -158,7 +160,7 @@ __device__ inline void half_store_logits(const struct kx_seed &s, const struct k
 	s.partial_logits[((size_t)slice * batch.images + n) * SEED_CLASSES + i % SEED_CLASSES] = v;
 }
 
-/* blockIdx: x images, y filters, z positions. Warps: filter_warps x the rest of positions. */
+/* blockIdx: x images, y filters, z positions. Warps: filter_warps x ranges of positions. */
 __global__ void __launch_bounds__(HALF_FPROP_THREADS, 3) seed_half_fprop_kernel(
 	struct kx_seed s, struct kx_batch batch, int filter_warps, int ranges, int step)
 {

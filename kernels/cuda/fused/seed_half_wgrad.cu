@@ -1,19 +1,23 @@
 /*
- * seed_half_wgrad.cu - gradients of the seed nets in low precision, all on tensor cores.
+ * seed_half_wgrad.cu - dgrad and wgrad of the seed nets in half precision, all on tensor cores.
  *
- * A warp owns eight filters at four positions, its *places*, and goes through groups of sixteen
- * images. In every product lane / 4 is the filter and lane % 4, t, has the images 2t, 2t + 1 of
- * each half of the group, as in seed_half_fprop.cu. Places come in twos, for sixteen rows:
- *   error    [filter, place][image] = fc weight [filter, place][class] x error [class][image]
- *   value    made again by weights in one part: cheaper than 2 bytes to memory and back
- *   fc       [filter, place][class] += value [filter, place][image] x error [image][class]
- *   conv     [filter, cell][pixel] += error [filter, cell][image] x pixel of the patch [image]
- * What comes out of the first two has the layout that the last two want as their left factor. The
- * error stands in the row of the cell that won, zeros in the others; at the end the four cells'
- * patches, shifted, make the gradient of the nine weights, and a column of ones that of the bias.
+ * A warp owns eight filters at four positions and loops over groups of sixteen images. In every
+ * product lane / 4 is the filter, and t = lane % 4 has the images 2t, 2t + 1 of each half of the
+ * group, as in seed_half_fprop.cu. Two positions at a time make sixteen rows:
+ *   dY     [filter, pos][image] = fc weight [filter, pos][class] x d_logits [class][image]
+ *   value  is computed again, with the hi term of the weights: cheaper than loading 2 bytes
+ *   fc     [filter, pos][class] += value [filter, pos][image] x d_logits [image][class]
+ *   conv   [filter, output pixel][pixel] += dY [filter, output pixel][image] x patch [image]
+ * The first two results have the layout of the left operands of the last two. dY is in the row of
+ * the argmax, with zeros in the other three rows. At the end the patches of the four output pixels
+ * are shifted and added up to the gradient of the nine weights. A column of ones gives that of the
+ * bias.
  *
- * Errors, values and weights are scaled for fp16: errors by the largest of the block's images to
- * 2^4, fc weights by their sums to 2^11, so that the products stay below 2^15; values are below 1.
+ * For fp16, d_logits are scaled by the largest of the block's images to 2^4, and fc weights by
+ * their sums to 2^11, so that the products stay below 2^15. Values are below 1.
+ *
+ * Four of the twenty warps are producers. They fill the stages of a pipeline in shared memory, and
+ * the sixteen consumer warps compute.
  */
 #include <cuda_awbarrier_primitives.h>
 #include "kernels/cuda/fused/seed_half.cuh"
@@ -21,24 +25,24 @@
 namespace
 {
 
-/* ---- producer warps: the pipeline of image groups --------------------------------------------- */
+/* ---- producer warps: the pipeline of image groups -------------------------------------------- */
 
 #define CONSUMER_WARPS     16
-#define PRODUCER_THREADS   128 /* threads */
+#define PRODUCER_THREADS   128
 #define STAGES             3
 #define HALF_WGRAD_THREADS (CONSUMER_WARPS * 32 + PRODUCER_THREADS)
 #define IMAGE_PIXELS       (SEED_SIDE * SEED_SIDE) /* pixels */
-#define CHUNKS             (IMAGE_PIXELS / 16)     /* of 16 pixels, of an image */
-#define IMAGE_PAIRS        (SEED_GROUP / 2)        /* of images */
+#define CHUNKS             (IMAGE_PIXELS / 16)     /* of 16 pixels, in an image */
+#define IMAGE_PAIRS        (SEED_GROUP / 2)        /* of images, in a group */
 #define THREADS_PER_IMAGE  (PRODUCER_THREADS / SEED_GROUP)
-/* Words from pair to pair: four pairs x two rows of four pixels lie in 32 banks. The last are ones.
- */
+/* Words from pair to pair: four pairs x two rows of four pixels lie in 32 banks. The last four
+ * words are ones. */
 #define PAIR_WORDS 808
 #define ONES       0x3c003c00u
 
-/* Two numbers to a word: of two images, or of two classes. Errors come twice, with room for 16
- * classes: as right factor of the fc weights, a lane's words t and t + 4 side by side; and of the
- * values. What no error comes to stays 0. */
+/* One stage of the pipeline. A word has two values: of two images, or of two classes. d_logits
+ * are stored twice, padded to 16 classes: as right operand for the fc weights (words t and t + 4
+ * of a lane side by side), and as right operand for the values. The padding stays 0. */
 struct half_stage {
 	uint32_t pixels[IMAGE_PAIRS][PAIR_WORDS];
 	uint32_t by_image[SEED_GROUP][8];
@@ -46,10 +50,10 @@ struct half_stage {
 	__mbarrier_t full, empty;
 };
 
-/* Stages go round. A feeder says of each that it is full, a worker's warp that it is empty, and
- * both wait for all of the others: so a warp may be a stage or two ahead of its neighbours. */
+/* The stages form a ring. Producer threads arrive at `full`, consumer warps at `empty`. So a
+ * warp can be a stage or two ahead of the others. */
 struct pipeline_state {
-	uint32_t stage; /* bytes from the first one */
+	uint32_t stage; /* byte offset from the first stage */
 	bool parity;
 };
 
@@ -69,7 +73,7 @@ __device__ inline struct half_stage *stage_of(
 		reinterpret_cast<unsigned char *>(first) + t.stage);
 }
 
-/* By one thread, before the block's first barrier. */
+/* Called by one thread, before the first barrier of the block. */
 __device__ inline void init_stages(struct half_stage *stage)
 {
 	for (int i = 0; i < STAGES; i++) {
@@ -84,7 +88,7 @@ __device__ inline void barrier_wait(__mbarrier_t *barrier, bool parity)
 		;
 }
 
-/* Words that no error comes to, and the pixels that are always one. */
+/* Sets the padding of d_logits to zero and the constant pixels to one. */
 __device__ inline void init_constants(struct half_stage *stage)
 {
 	for (int i = threadIdx.x; i < IMAGE_PAIRS * 24; i += HALF_WGRAD_THREADS)
@@ -95,16 +99,16 @@ __device__ inline void init_constants(struct half_stage *stage)
 		stage->pixels[i / 4][IMAGE_PIXELS + i % 4] = ONES;
 }
 
-/* THREADS_PER_IMAGE lanes fetch an image, a warp spreads its four. A group's missing images are the batch's
- * last once more: their errors are 0. */
+/* A producer thread. THREADS_PER_IMAGE lanes fetch an image, and a warp unpacks its four images.
+ * Images beyond the batch repeat its last one; their d_logits are 0. */
 struct producer {
-	int i;                 /* of PRODUCER_THREADS */
-	const uint32_t *index; /* of this step, which no kernel of the graph writes */
+	int i;                 /* index among PRODUCER_THREADS */
+	const uint32_t *index; /* of this step; no kernel of the graph writes it */
 	const uint8_t *pixels;
-	int last; /* image of the batch */
+	int last; /* last image of the batch */
 };
 
-/* The number in the data set of the image of this group that the thread helps to fetch. */
+/* The number in the data set of the group's image that this thread helps to fetch. */
 __device__ inline uint32_t producer_image(const struct producer &f, int group)
 {
 	return f.index[min(group * SEED_GROUP + f.i / THREADS_PER_IMAGE, f.last)];
@@ -123,7 +127,7 @@ __device__ inline void producer_fetch_pixels(
 	copies_commit();
 }
 
-/* A pair of images, four pixels at a time; all on their way before the first is stored. */
+/* Unpacks a pair of images, four pixels at a time. All loads precede the first store. */
 __device__ inline void expand_pair(uint32_t *to, const uint32_t *from)
 {
 	const int quads = IMAGE_PIXELS / 4, rounds = (quads + 31) / 32, lane = threadIdx.x % 32;
@@ -157,7 +161,7 @@ __device__ inline void expand_pixels(
 #define BY_CLASS (IMAGE_PAIRS * SEED_CLASSES)
 #define BY_IMAGE (SEED_GROUP * SEED_CLASSES / 2)
 
-/* A class of two images, and two classes of one. */
+/* One class of two images, and two classes of one image. */
 struct dy_pair {
 	float2 by_class, by_image;
 };
@@ -188,18 +192,18 @@ __device__ inline void producer_store_dy(
 			two_halves(e.by_image.x * scale, e.by_image.y * scale);
 }
 
-/* What a feeder has from before the errors are known. */
+/* What a producer loads ahead. */
 struct prefetched {
-	uint32_t number; /* of the group after next */
+	uint32_t number; /* image number of the group after next */
 	struct dy_pair dy;
 };
 
-/* One stage after the other, as they become empty. */
+/* Fills one stage after the other, as they become empty. */
 __device__ inline void produce(const struct producer &f, struct prefetched next,
 	const struct kx_seed &s, struct half_stage *first, uint4 (*bytes)[SEED_GROUP * CHUNKS],
 	int begin, int end, float scale)
 {
-	struct pipeline_state state = {0, true}; /* of an empty stage: that of before the first */
+	struct pipeline_state state = {0, true}; /* the stages are empty at first */
 	for (int group = begin; group < end; group++) {
 		struct half_stage *stage = stage_of(first, state);
 		uint4 *mine = bytes[(group - begin) % 2];
@@ -216,7 +220,7 @@ __device__ inline void produce(const struct producer &f, struct prefetched next,
 		next.number = producer_image(f, group + 3);
 		pipeline_advance(&state);
 	}
-	copies_wait<0>(); /* a block must not end with copies on their way to its memory */
+	copies_wait<0>(); /* a block must not end while copies to its shared memory are in flight */
 }
 
 /* ---- consumer warps: tiles ------------------------------------------------------------------- */
@@ -228,28 +232,29 @@ __device__ inline void produce(const struct producer &f, struct prefetched next,
 #define OUT_PIXELS      4
 #define PATCH           16 /* pixels */
 #define ROW_BYTES       (SEED_SIDE * 4)
-#define HALF_BYTES      (4 * PAIR_WORDS * 4) /* of a group's pairs */
+#define HALF_BYTES      (4 * PAIR_WORDS * 4) /* half of a group's pairs */
 static_assert(WARP_POSITIONS * POSITION_GROUPS == SEED_HALF_POSITIONS, "a block's positions");
 
-/* In shared memory. */
+/* The shared memory of a block. */
 struct half_wgrad_shared {
 	union {
 		struct half_stage stage[STAGES];
 		float conv_sums[CONSUMER_WARPS][8]
-			       [OUT_PIXELS * PATCH + OUT_PIXELS]; /* conv's sums, and the bias's */
+			       [OUT_PIXELS * PATCH +
+				       OUT_PIXELS]; /* sums of the conv and of its bias */
 	};
-	uint4 bytes[2][SEED_GROUP * CHUNKS];          /* pixels on their way to the stages */
-	uint4 fc[CONSUMER_WARPS][POSITION_PAIRS][32]; /* weights as left factors */
-	float fc_power[CONSUMER_WARPS][32]; /* what they were divided by, and times 2^11 */
+	uint4 bytes[2][SEED_GROUP * CHUNKS];          /* pixels in flight */
+	uint4 fc[CONSUMER_WARPS][POSITION_PAIRS][32]; /* weights as left operands */
+	float fc_power[CONSUMER_WARPS][32];           /* their scale: divided by this, times 2^11 */
 	float amax[HALF_WGRAD_THREADS / 32];
 };
 
-/* A block's share of the work, and a warp's. What lies past the last position or filter does the
- * last once more and is not wanted. */
+/* The share of a block and of a warp. Positions and filters beyond the last one repeat it; their
+ * results are not stored. */
 struct half_tile {
-	int begin, end;          /* groups */
-	int filter_group, first; /* place */
-	bool valid;              /* the filters; a place if it is a position */
+	int begin, end;          /* groups of images */
+	int filter_group, first; /* position */
+	bool valid;              /* the filters exist; is_valid also checks the position */
 };
 
 __device__ inline struct half_tile half_tile_of(
@@ -274,7 +279,7 @@ __device__ inline bool is_valid(const struct half_tile &tile, int pos)
 	return tile.valid && tile.first + pos < SEED_POSITIONS;
 }
 
-/* Of the images begin.. to end. */
+/* Over the images of groups [begin, end). */
 __device__ inline float dy_amax(
 	const struct kx_seed &s, struct half_wgrad_shared *shared, int begin, int end)
 {
@@ -296,20 +301,21 @@ __device__ inline float dy_amax(
 /* ---- features -------------------------------------------------------------------------------- */
 
 struct half_sums {
-	float fc[POSITION_PAIRS][2][4];   /* eight classes, the others */
-	float conv[OUT_PIXELS / 2][2][4]; /* cells, columns: the patch's middle; a side, and ones */
+	float fc[POSITION_PAIRS][2][4]; /* classes 0 to 7, the others */
+	float conv[OUT_PIXELS / 2][2]
+		  [4]; /* output pixels; columns: the middle of the patch, or a side and ones */
 };
 
-/* Where in shared memory a thread finds its words of a stage; bytes. */
+/* The shared-memory addresses of a thread's words in a stage, in bytes. */
 struct lane_addresses {
 	uint32_t cells, middle, side, by_image, by_class, fc;
-	uint32_t pos[WARP_POSITIONS]; /* from the first place's patch */
-	uint32_t pixel;               /* all ones, or 0: it has ones at the patch's sides */
-	uint32_t pick;                /* of two words, its image's half */
+	uint32_t pos[WARP_POSITIONS]; /* offset from the patch of the first position */
+	uint32_t pixel;               /* all ones if the lane has a pixel, 0 if it has a one */
+	uint32_t pick;                /* selects the half of its image from two words */
 	__half2 slope, bias;
 };
 
-/* Values of two images, scaled. */
+/* The scaled values of two images. */
 __device__ inline uint32_t half_values_of(
 	const struct half_weights<1> &w, const struct lane_addresses &at, uint32_t patch)
 {
@@ -324,7 +330,7 @@ __device__ inline uint32_t half_values_of(
 	return half_bits(__hfma2_sat(most, at.slope, at.bias));
 }
 
-/* Four nibbles look up bytes: 4 to 7 in the table, 0 zero. */
+/* Each of four nibbles selects a byte: 4 to 7 from the table, 0 zero. */
 __device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 {
 	uint32_t v;
@@ -332,8 +338,8 @@ __device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 	return v;
 }
 
-/* `winners`: four nibbles, of the images 2t and 2t + 1 of both halves. They look up upper halves of
- * fp16 ones: a cell's errors times one where it won, and zero. */
+/* `argmax`: four nibbles, of the images 2t and 2t + 1 of both halves. They select the upper half
+ * of an fp16 1.0 for the output pixel of the argmax, and zero for the others. */
 __device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const uint32_t (&d)[2],
 	uint32_t argmax, uint32_t middle, const uint32_t (&side)[2])
 {
@@ -355,14 +361,14 @@ __device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const
 	}
 }
 
-/* A group's features at two places. `stage`: bytes from the first one; e, b: errors as right
- * factors, of the halves, and of the classes. */
+/* A group's features at two positions. `stage`: byte offset of the stage. e, b: d_logits as
+ * right operands, by half of the images and by classes. */
 __device__ inline void half_add_pair(struct half_sums *sum, int pair,
 	const struct half_weights<1> &w, const struct lane_addresses &at, const uint32_t *argmax,
 	uint32_t stage, const uint2 (&e)[2], const uint32_t (&b)[2][2])
 {
 	const uint4 fc = load_shared4(at.fc + pair * 32 * 16);
-	uint32_t value[2][2], d[2][2]; /* place, half */
+	uint32_t value[2][2], d[2][2]; /* position, half */
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		float dy[4] = {};
@@ -401,16 +407,16 @@ __device__ inline void half_add_group(struct half_sums *sum, const struct half_w
 		half_add_pair(sum, pair, w, at, argmax + 2 * pair, stage, e, b);
 }
 
-/* ---- before and after ------------------------------------------------------------------------ */
+/* ---- prologue and epilogue ------------------------------------------------------------------- */
 
-/* The fc weights of the thread's filter as left factors, 2^11 / power as large; zeros for what is
- * not wanted, so that no error comes out of it. */
+/* The fc weights of the thread's filter as left operands, scaled by 2^11 / power. Zero for an
+ * invalid position, so that its dY is zero. */
 __device__ inline void half_load_fc(
 	const struct kx_seed &s, struct half_wgrad_shared *shared, const struct half_tile &tile)
 {
 	const int lane = threadIdx.x % 32, t = lane % 4, warp = threadIdx.x / 32;
 	const float *row = s.params.fc + (size_t)(tile.filter_group * 8 + lane / 4) * SEED_ROW;
-	float2 v[WARP_POSITIONS][2]; /* classes 2t, 2t + 1; lane t = 0: 8 and 9 */
+	float2 v[WARP_POSITIONS][2]; /* classes 2t, 2t + 1; lanes with t = 0 also have 8 and 9 */
 	float bound = 0;
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++) {
@@ -432,7 +438,7 @@ __device__ inline void half_load_fc(
 	const float power = power_above(bound), scale = 0x1p11f / power;
 #pragma unroll
 	for (int pair = 0; pair < POSITION_PAIRS; pair++) {
-		uint32_t a[2][2]; /* place, classes */
+		uint32_t a[2][2]; /* position, classes */
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			const float2 x = v[2 * pair + i / 2][i % 2];
@@ -443,7 +449,7 @@ __device__ inline void half_load_fc(
 	shared->fc_power[warp][lane] = power;
 }
 
-/* In a register, rather than made anew in each group. */
+/* Keeps a value in a register, so that the compiler does not compute it again for each group. */
 __device__ inline void keep_in_register(uint32_t *v)
 {
 	asm volatile("" : "+r"(*v));
@@ -454,7 +460,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
 	const struct half_stage *stage = &shared->stage[0];
-	const bool pixel = g < 4; /* at the patch's sides, or a one */
+	const bool pixel = g < 4; /* at the side of the patch; else a one */
 	uint32_t patch[WARP_POSITIONS];
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++) {
@@ -482,7 +488,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 	return at;
 }
 
-/* All of a warp's groups. */
+/* The consumer loop over the warp's groups. */
 __device__ inline void consume(struct half_sums *sum, const struct kx_seed &s,
 	struct half_wgrad_shared *shared, const struct half_tile &tile)
 {
@@ -519,7 +525,7 @@ __device__ inline void consume(struct half_sums *sum, const struct kx_seed &s,
 	}
 }
 
-/* A warp's sums, scaled back: fc to memory, conv to shared memory. */
+/* Scales a warp's sums back: fc to global memory, conv to shared memory. */
 __device__ inline void half_put_sums(const struct kx_seed &s, struct half_wgrad_shared *shared,
 	const struct half_sums &sum, const struct half_tile &tile, float dy_power)
 {
@@ -536,7 +542,7 @@ __device__ inline void half_put_sums(const struct kx_seed &s, struct half_wgrad_
 		if (!is_valid(tile, i))
 			continue;
 		*reinterpret_cast<float2 *>(row + 2 * t) = {v[0][at] * fc, v[0][at + 1] * fc};
-		if (t < 2) /* classes 8, 9 and two that are none */
+		if (t < 2) /* classes 8, 9 and two of padding */
 			*reinterpret_cast<float2 *>(row + 8 + 2 * t) = {
 				v[1][at] * fc, v[1][at + 1] * fc};
 	}
@@ -558,7 +564,8 @@ __device__ inline void half_put_sums(const struct kx_seed &s, struct half_wgrad_
 	}
 }
 
-/* The block's filters: sums over its places, in the order of the warps, and over the cells. */
+/* The block's filters: sums over positions in the order of the warps, and over the output
+ * pixels. */
 __device__ inline void half_store_conv(
 	const struct kx_seed &s, const struct half_wgrad_shared *shared, int f0, int slice)
 {
@@ -615,7 +622,7 @@ __global__ void __launch_bounds__(HALF_WGRAD_THREADS, 1) seed_half_wgrad_kernel(
 			0x1p4f / power);
 	else
 		consume(&sum, s, shared, tile);
-	__syncthreads(); /* the stages' place is wanted */
+	__syncthreads(); /* conv_sums reuses the memory of the stages */
 	if (!is_producer)
 		half_put_sums(s, shared, sum, tile, power);
 	__syncthreads();

@@ -1,22 +1,22 @@
 /*
- * seed_persistent.cu - steps of training of the seed nets in low precision with all of the net in
- * the multiprocessors: one launch, however many steps.
+ * seed_persistent.cu - the persistent cooperative kernel: many training steps of a seed net in one
+ * launch, in half precision, with the whole net in the multiprocessors.
  *
- * A block has eight filters at a part of the positions, and of these, for as long as the launch
- * lasts, the weights, and in each step the pixels and values of all images. So a gradient needs no
- * parts of it in memory but the conv's, and nothing waits for a launch. Blocks tell each other
- * three things a step:
- *   what each adds to the scores, to an image's block, which sums them up
- *   its errors, to all blocks
- *   the conv's gradient at a part of the positions, to the blocks of the same filters
- * in words that carry the number of the step they are of, so that who waits for a word reads it
- * until it is there, and no fence and no counter is in between. A word is written anew when all who
- * read it have answered with what it made of it. Each sum is in a fixed order. The launch is
- * cooperative: all blocks run at once.
+ * A block has eight filters at a range of the positions. It keeps their weights for the whole
+ * launch, and the pixels and values of all images for a step. So only the conv gradient needs a
+ * workspace, and no step waits for a launch. In a step the blocks exchange three things through
+ * global memory:
+ *   partial logits   to the block that owns the image, which adds them up
+ *   d_logits         from that block to all blocks
+ *   conv gradient    of each range of positions, to all blocks of the same filters
+ * Every line carries the step as its flag (the LL protocol of NCCL): a reader polls the line until
+ * the flag is right, and neither a fence nor a counter is needed. A line is overwritten only after
+ * all its readers have sent what they computed from it. All sums have a fixed order. The launch is
+ * cooperative, so all blocks run at the same time.
  *
- * Products, layouts and scales are those of seed_half_fprop.cu and seed_half_wgrad.cu, but
- * the error's gate and cell come from the value that was kept; and an error, p - y, is at most 1,
- * so that all are scaled by 2^15, and fc weights by their sums to 1.
+ * Products, layouts and scales are those of seed_half_fprop.cu and seed_half_wgrad.cu, with these
+ * differences: the ReLU mask and the argmax come from the stored value; d_logits are at most 1 and
+ * are scaled by 2^15, and fc weights by their sums to 1.
  */
 #include <cuda_awbarrier_primitives.h>
 #include "kernels/cuda/fused/seed_half.cuh"
@@ -27,90 +27,91 @@ namespace
 #define WARPS          16
 #define THREADS        (WARPS * 32)
 #define BLOCK_FILTERS  8                                          /* of a block */
-#define TILE_IMAGES    8                                          /* images of a product */
-#define TILES          (SEED_PERSISTENT_IMAGES / TILE_IMAGES + 1) /* the last of an even number is empty */
-#define POSITION_PAIRS 22 /* of positions, that a block has at most */
+#define TILE_IMAGES    8                                          /* columns of a product */
+#define TILES          (SEED_PERSISTENT_IMAGES / TILE_IMAGES + 1) /* even, for pairs */
+#define POSITION_PAIRS 22 /* pairs of positions of a block, at most */
 #define MAX_POSITIONS  (2 * POSITION_PAIRS)
 #define OUT_PIXELS     4
-#define MAX_RUNS       3 /* most pairs of positions that a warp has groups of images of, backward */
+#define MAX_RUNS       3  /* position pairs of which a warp has image groups in wgrad, at most */
 #define PATCH          16 /* pixels */
 #define CONV_VALUES    (BLOCK_FILTERS * SEED_ROW)
 #define CONV_LINES     SEED_LL_CONV_LINES
-#define CONV_ADDERS    (THREADS / CONV_LINES) /* of the parts that sum up the conv's gradient */
-#define BAND_ROWS      10                     /* of pixels, under four rows of positions */
+#define CONV_ADDERS    (THREADS / CONV_LINES) /* of the lines of conv */
+#define BAND_ROWS      10                     /* rows of pixels under four rows of positions */
 #define IMAGE_PIXELS   (SEED_SIDE * SEED_SIDE)
 #define BAND_CHUNKS    (BAND_ROWS * SEED_SIDE / 8)
 #define BAND_BYTES     (BAND_ROWS * SEED_SIDE + 8)
-#define FETCH_THREADS  128 /* threads, the last ones: the first warps have other things to do */
+#define FETCH_THREADS  128 /* the last threads; the first warps have other work */
 #define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32) /* likewise */
 /* Words from pair to pair: four pairs x two rows of two words lie in 32 banks. */
 #define PAIR_STRIDE 156
 #define MAX_BLOCKS  132
-/* A block's images, times blocks: there are no more images than that but for one a block. */
+/* Images of a block times blocks: at most this. */
 #define LOGIT_ROWS (SEED_PERSISTENT_IMAGES + MAX_BLOCKS)
-/* A value keeps the cell that won in its lowest bits: 3 for the first cell, 0 for the last. */
+/* The lowest bits of a stored value hold the argmax: 3 for the first output pixel, 0 for the
+ * last. */
 #define ARGMAX_BITS  0x00030003u
-#define ARGMAX_ROUND 0x00020002u /* half of what they are worth, and a little */
+#define ARGMAX_ROUND 0x00020002u /* rounds the value before the bits are replaced */
 
-/* A block's share: eight filters at positions begin.. of a part. */
+/* The share of a block: eight filters at `count` positions from `begin` on. */
 struct block_tile {
 	int group, range, ranges;
 	int begin, count, pairs;
 	int first_row; /* of pixels */
 	int images, tiles, groups;
-	int own_images; /* images whose errors the block makes, a warp each */
+	int own_images; /* images whose d_logits this block computes, one warp each */
 };
 
-/* Which of the warps have a part of a tile's scores, and which of them as their second tile. */
+/* The warps that have partial logits of an image tile, and those for which it is the second
+ * tile. */
 struct tile_warps {
 	int first, last;
 	uint32_t second;
 };
 
-/* Which of the warps have groups of images of two positions. */
+/* The warps that have image groups of a pair of positions. */
 struct pair_warps {
 	int first, last;
 };
 
-/* In shared memory. A word has two images' pixels, values or errors, or an image's errors of two
- * classes. */
+/* The shared memory of a block. A word has the pixels, values or d_logits of two images, or the
+ * d_logits of two classes of one image. */
 struct block_state {
 	__align__(16) uint32_t pixels[TILES * TILE_IMAGES / 2][PAIR_STRIDE]; /* bytes */
-	__align__(16) uint2
-		bytes[SEED_PERSISTENT_IMAGES][BAND_BYTES / 8]; /* the next step's, as they come */
+	__align__(16) uint2 bytes[SEED_PERSISTENT_IMAGES]
+				 [BAND_BYTES / 8]; /* of the next step, filled by bulk copies */
 	__mbarrier_t fc_unspill;
 	union {
 		uint32_t value[MAX_POSITIONS][TILES][32];
 		struct {
 			float conv[WARPS][BLOCK_FILTERS][OUT_PIXELS * PATCH + OUT_PIXELS];
 			float fc[WARPS][MAX_RUNS][8][32];
-		} sum; /* of a step, when its values are not wanted any more */
+		} sum; /* of a step, after its values have been used */
 	};
 	uint4 fc_fprop[POSITION_PAIRS]
-		      [32]; /* fc weights as left factors: of the values, bf16 ... */
-	uint4 fc_dgrad[POSITION_PAIRS][32]; /* ... and of the errors, fp16, ... */
+		      [32]; /* fc weights as left operands: for the logits, bf16 ... */
+	uint4 fc_dgrad[POSITION_PAIRS][32]; /* ... and for dgrad, fp16, ... */
 	float fc_power[POSITION_PAIRS][32]; /* ... divided by this */
 	uint4 fragments[HALF_TERMS * 2 * 32];
 	struct half_scale scale[BLOCK_FILTERS];
 	__align__(16) uint32_t dy_by_image[TILES * TILE_IMAGES][8];
 	uint32_t dy_by_class[TILES * TILE_IMAGES / 2][24];
-	float logits[WARPS][2][TILE_IMAGES]
-		    [SEED_ROW]; /* of a warp's first tile and its second one */
+	float logits[WARPS][2][TILE_IMAGES][SEED_ROW]; /* of a warp's first and second tile */
 	struct tile_warps tile_warps[TILES];
 	struct pair_warps pair_warps[POSITION_PAIRS];
-	int first_pair[WARPS]; /* backward; -1: none */
+	int first_pair[WARPS]; /* wgrad; -1: none */
 	float block_logits
 		[LOGIT_ROWS]
-		[SEED_ROW]; /* of the block's images, what each block adds to their scores */
-	uint32_t number[2][SEED_PERSISTENT_IMAGES]; /* of this step's images, and the next one's */
+		[SEED_ROW]; /* partial logits of the block's own images, from each block */
+	uint32_t number[2][SEED_PERSISTENT_IMAGES]; /* of the images of this step and of the next */
 	float d_logits[TILES * TILE_IMAGES][SEED_ROW];
 	float conv_part[CONV_ADDERS][CONV_VALUES];
 	float conv[BLOCK_FILTERS][SEED_ROW],
-		conv_sum[BLOCK_FILTERS][SEED_ROW]; /* weights, sum of gradients */
+		conv_sum[BLOCK_FILTERS][SEED_ROW]; /* weights, sums of gradients */
 	float bias[SEED_ROW], bias_sum[SEED_ROW];
 	__align__(8) int patch_offset[MAX_POSITIONS]; /* words to its patch */
 	struct block_tile block;
-	uint32_t argmax_mask; /* of a sum, all bits but ARGMAX_BITS' */
+	uint32_t argmax_mask; /* all bits of a float but those of the argmax */
 };
 
 __device__ inline struct block_tile block_tile_of(int ranges, int images)
@@ -131,9 +132,9 @@ __device__ inline struct block_tile block_tile_of(int ranges, int images)
 	return h;
 }
 
-/* ---- shares ---------------------------------------------------------------------------------- */
+/* ---- work shares ----------------------------------------------------------------------------- */
 
-/* `n` pieces of work in WARPS shares: the first one of a warp's, and whose a piece is. */
+/* Divides `n` work items among the warps: the first item of a warp, and the warp of an item. */
 __device__ inline int first_of_warp(int n, int warp)
 {
 	return n * warp / WARPS;
@@ -144,7 +145,7 @@ __device__ inline int warp_of(int n, int piece)
 	return ((piece + 1) * WARPS - 1) / n;
 }
 
-/* Before the first step, a thread to each tile. */
+/* Before the first step; one thread for each tile. */
 __device__ inline struct tile_warps find_tile_warps(const struct block_tile &block, int tile)
 {
 	const int n = block.tiles * block.pairs;
@@ -170,8 +171,8 @@ __device__ inline int find_first_pair(const struct block_tile &block, int warp)
 
 /* ---- pixels ---------------------------------------------------------------------------------- */
 
-/* The rows under the block's positions, of a step's images, on their way, from where a multiple of
- * 16 bytes lies before them; by the last warps. `number`: of each in the data set. */
+/* Starts the bulk copies of the pixel rows under the block's positions, from a multiple of 16
+ * bytes on; by the last warps. `number`: of each image in the data set. */
 __device__ inline void fetch_band(struct block_state *shared, const struct kx_batch &batch,
 	const struct block_tile &block, const uint32_t *number)
 {
@@ -190,8 +191,8 @@ __device__ inline void fetch_band(struct block_state *shared, const struct kx_ba
 			     : "memory");
 }
 
-/* When they are here, and those before are not wanted any more. Missing images are the batch's last
- * once more: their errors are 0. */
+/* Waits for them and unpacks them, after the previous pixels have been used. Images beyond the
+ * batch repeat its last one; their d_logits are 0. */
 __device__ inline void expand_band(
 	struct block_state *shared, const struct block_tile &block, bool parity)
 {
@@ -210,25 +211,25 @@ __device__ inline void expand_band(
 	}
 }
 
-/* ---- fprop ------------------------------------------------------------------------------------ */
+/* ---- fprop ----------------------------------------------------------------------------------- */
 
-/* Values of a filter in two images: as the scores want them, and as they are kept. */
+/* Values of a filter in two images: for the logits, and as stored for wgrad. */
 struct values {
 	uint32_t exact, kept;
 };
 
-/* A cell's sum with its rank among equals in place of the lowest bits. `high`: all but these, from
- * memory, for an instruction takes one constant. */
+/* Replaces the lowest bits of a sum by its rank, so that the maximum also tells the argmax.
+ * `argmax_mask` is read from memory, because an instruction takes only one constant. */
 __device__ inline float with_rank(float sum, uint32_t argmax_mask, uint32_t rank)
 {
 	return __uint_as_float((__float_as_uint(sum) & argmax_mask) | rank);
 }
 
-/* Of two places. `b`: their patches' pixels of eight images as right factors. */
+/* At two positions. `b`: the pixels of their patches in eight images, as right operands. */
 __device__ inline void persistent_values(struct values (&to)[2], const struct half_weights<2> &w,
 	const uint32_t (&b)[2][2], uint32_t argmax_mask)
 {
-	float c[2][2][4] = {}; /* place, cells */
+	float c[2][2][4] = {}; /* position, output pixels */
 #pragma unroll
 	for (int term = 2; term-- > 0;)
 #pragma unroll
@@ -253,7 +254,7 @@ __device__ inline void persistent_values(struct values (&to)[2], const struct ha
 	}
 }
 
-/* A row's two last, which are no class, get zeros. */
+/* The last two of a row are padding. */
 __device__ inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logits)[4])
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -265,7 +266,7 @@ __device__ inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logi
 	}
 }
 
-/* A thread's pixels of eight images under two places, as right factors. */
+/* A thread's pixels of eight images under two positions, as right operands. */
 struct patches {
 	uint32_t b[2][2];
 };
@@ -279,7 +280,8 @@ __device__ inline struct patches patches_of(
 		{__byte_perm(second[0], 0, pick), __byte_perm(second[2 * ROW_WORDS], 0, pick)}}};
 }
 
-/* A tile's values at the twos begin.. to end. `images`: to the thread's pixels of the tile. */
+/* The values of an image tile at position pairs [begin, end). `images`: the thread's pixels of
+ * the tile. */
 __device__ inline void fprop_tile(struct block_state *shared, float (&logits)[4],
 	const struct half_weights<2> &w, const uint32_t *images, int tile, int begin, int end)
 {
@@ -307,7 +309,7 @@ __device__ inline void fprop_tile(struct block_state *shared, float (&logits)[4]
 __device__ inline void persistent_fprop(struct block_state *shared, const struct block_tile &block)
 {
 	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
-	/* tiles x twos: of two tiles at most, for a warp has no more than a tile has */
+	/* work items are tiles x pairs; a warp has items of at most two tiles */
 	const int n = block.tiles * block.pairs, last = first_of_warp(n, warp + 1);
 	int unit = first_of_warp(n, warp);
 	struct half_weights<2> w;
@@ -327,7 +329,7 @@ __device__ inline void persistent_fprop(struct block_state *shared, const struct
 			shared->value[i / 32][block.tiles][i % 32] = 0;
 }
 
-/* What the block's features add to three of an image's scores. */
+/* The block's partial logits of an image, three classes. */
 __device__ inline float3 sum_warp_logits(const struct block_state *shared, int n, int quad)
 {
 	const struct tile_warps a = shared->tile_warps[n / TILE_IMAGES];
@@ -343,20 +345,20 @@ __device__ inline float3 sum_warp_logits(const struct block_state *shared, int n
 	return v;
 }
 
-/* ---- the LL protocol -------------------------------------------------------------------------- */
+/* ---- LL protocol ----------------------------------------------------------------------------- */
 
-#define MIN_RANGES 4  /* of the positions: a block has room for a quarter */
-#define MAX_RANGES 32 /* more would each be too little */
+#define MIN_RANGES 4  /* the shared memory holds at most a quarter of the positions */
+#define MAX_RANGES 32 /* more ranges would leave each too little work */
 static_assert(POSITION_PAIRS >= (SEED_POSITIONS / MIN_RANGES + 2) / 2, "a part's positions");
 static_assert(SEED_PERSISTENT_IMAGES * 4 <= THREADS, "a thread to each word of errors");
 static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALUES, "three a word");
 
-#define DY_SCALE 0x1p15f /* of p - y for fp16 */
+#define DY_SCALE 0x1p15f /* scale of p - y for fp16 */
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
-/* With the step is what the numbers are, bit by bit, so that whoever reads a word needs all of it:
- * else ptxas makes two loads of one, and the step may be of a newer word than the number. */
+/* The flag is XORed with the data, so that a reader needs the whole line. Otherwise ptxas splits
+ * the 128-bit load in two, and the flag may be newer than the data. */
 __device__ inline uint32_t ll_flag(uint32_t step, float a, float b, float c)
 {
 	return step ^ __float_as_uint(a) ^ __float_as_uint(b) ^ __float_as_uint(c);
@@ -384,7 +386,7 @@ __device__ inline struct ll_line ll_load(const struct ll_line *at)
 	return {{a, b, c}, ll_flag((uint32_t)(argmax_mask >> 32), a, b, c)};
 }
 
-/* N words of a step, every `pitch` words, of which the thread wants the first `n`. */
+/* Waits for N lines of a step, `pitch` lines apart, of which the thread needs the first `n`. */
 template <int N>
 __device__ inline void ll_wait(
 	struct ll_line (&w)[N], const struct ll_line *from, int pitch, int n, uint32_t step)
@@ -402,7 +404,7 @@ __device__ inline void ll_wait(
 	} while (!here);
 }
 
-/* ---- scores and errors ----------------------------------------------------------------------- */
+/* ---- logits and d_logits --------------------------------------------------------------------- */
 
 __device__ inline void ll_store_logits(const struct kx_seed &s, const struct block_state *shared,
 	const struct block_tile &block, uint32_t step)
@@ -415,7 +417,7 @@ __device__ inline void ll_store_logits(const struct kx_seed &s, const struct blo
 		step);
 }
 
-/* What all blocks tell of the block's own images. */
+/* The partial logits of the block's own images, from all blocks. */
 __device__ inline void ll_wait_logits(const struct kx_seed &s, struct block_state *shared,
 	const struct block_tile &block, uint32_t step)
 {
@@ -431,7 +433,7 @@ __device__ inline void ll_wait_logits(const struct kx_seed &s, struct block_stat
 	}
 }
 
-/* Of the warp's image, and the bias: lane c < SEED_CLASSES has class c, the others nothing. */
+/* The logits of the warp's image: lane c < SEED_CLASSES has class c, the other lanes -INFINITY. */
 __device__ inline float sum_block_logits(const struct block_state *shared)
 {
 	const int lane = threadIdx.x % 32, blocks = gridDim.x;
@@ -452,7 +454,7 @@ __device__ inline float sum_block_logits(const struct block_state *shared)
 	return logits;
 }
 
-/* An image's errors, by a warp. Returns the loss, to one of its lanes. */
+/* Softmax of an image by one warp. Returns the loss in one of its lanes. */
 __device__ inline float ll_store_d_logits(
 	const struct kx_seed &s, const struct block_state *shared, int label, uint32_t step)
 {
@@ -476,7 +478,7 @@ __device__ inline float ll_store_d_logits(
 	return lane == label ? logf(sum) - (v - max_logit) : 0;
 }
 
-/* Everybody's errors into shared memory. */
+/* The d_logits of all images, into shared memory. */
 __device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_state *shared,
 	const struct block_tile &block, uint32_t step)
 {
@@ -497,11 +499,11 @@ __device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_st
 	}
 }
 
-/* ---- the conv's gradient, losses ------------------------------------------------------------- */
+/* ---- conv gradient, losses ------------------------------------------------------------------- */
 
-/* The conv's gradient at the block's positions, in the order of its warps: a word, which is a row
- * of a filter's weights or its bias, is summed up by sixteen lanes, for four cells and quarters of
- * the warps. */
+/* Sends the conv gradient of the block's positions, summed in the order of its warps. A line is
+ * a row of a filter's weights, or its bias. Sixteen lanes sum it: four output pixels x quarters
+ * of the warps. */
 __device__ inline void ll_store_conv(
 	struct ll_line *to, const struct block_state *shared, uint32_t step)
 {
@@ -528,8 +530,8 @@ __device__ inline void ll_store_conv(
 		ll_store(to + line, v[0], v[1], v[2], step);
 }
 
-/* The conv's, in each block of the group alike. `from`: the group's parts, of which a slice of the
- * threads has every CONV_ADDERS-th. */
+/* The conv gradient; every block of the filter group computes the same sum. `from`: the lines of
+ * the group's ranges, of which an adder takes every CONV_ADDERS-th. */
 __device__ inline void ll_wait_conv(
 	struct block_state *shared, const struct ll_line *from, int ranges, uint32_t step)
 {
@@ -548,7 +550,7 @@ __device__ inline void ll_wait_conv(
 	}
 }
 
-/* A double is the sum of three floats. */
+/* A double is sent as the sum of three floats. */
 __device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t step)
 {
 	for (int d = 16; d; d /= 2)
@@ -558,7 +560,7 @@ __device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t s
 		ll_store(to, a, b, c, step);
 }
 
-/* The losses of all blocks' images, by one warp. */
+/* The losses of all images, by one warp. */
 __device__ inline double ll_wait_losses(const struct ll_line *from, int images, uint32_t step)
 {
 	double v = 0;
@@ -573,14 +575,15 @@ __device__ inline double ll_wait_losses(const struct ll_line *from, int images, 
 	return v;
 }
 
-/* ---- wgrad ------------------------------------------------------------------------------------ */
+/* ---- wgrad ----------------------------------------------------------------------------------- */
 
 struct pair_sums {
-	float fc[2][4];                   /* two places, eight classes; the others */
-	float conv[OUT_PIXELS / 2][2][4]; /* cells, columns: the patch's middle; a side, and ones */
+	float fc[2][4]; /* two positions, classes 0 to 7; the others */
+	float conv[OUT_PIXELS / 2][2]
+		  [4]; /* output pixels; columns: the middle of the patch, or a side and ones */
 };
 
-/* Halves that are all ones where v's half is more than nothing. */
+/* All ones in each half of v that is greater than zero. */
 __device__ inline uint32_t relu_mask(uint32_t v)
 {
 	return __hgt2_mask(half_of(v), half_of(0));
@@ -592,19 +595,19 @@ __device__ inline uint32_t to_half_mask(uint32_t bits)
 	return (bits & 0x00010001u) * 0xffffu;
 }
 
-/* Two pixels of a pair of images: `at` is the first one's. */
+/* Two pixels of a pair of images; `at` is that of the first image. */
 __device__ inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
 {
 	return __byte_perm(*reinterpret_cast<const uint16_t *>(at), 0x3c, pick);
 }
 
-#define PICK_PIXELS 0x5150u /* in the lower halves of fp16 numbers */
+#define PICK_PIXELS 0x5150u /* in the lower halves of fp16 values */
 #define PICK_ONES   0x4545u
 
-#define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* of a group's pairs */
+#define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* half of a group's pairs */
 
-/* Errors d of a place's images, in two halves of a group; kept: their values. `middle`, `side`: of
- * the first half's pixels. */
+/* d: dY of a position, in two halves of an image group. kept: the stored values. `middle`,
+ * `side`: pixels of the first half. */
 __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	const uint32_t (&d)[2], const uint32_t (&kept)[2], const uint8_t *middle,
 	const uint8_t *side, uint32_t pick_side)
@@ -631,10 +634,10 @@ __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	}
 }
 
-/* Where a thread finds its words of a group of sixteen images. */
+/* The addresses of a thread's words of a group of sixteen images. */
 struct cursor {
 	const uint32_t *value, *dy_by_image, *dy_by_class;
-	const uint8_t *middle[2], *side[2]; /* pixels, of each place */
+	const uint8_t *middle[2], *side[2]; /* pixels at each position */
 };
 
 __device__ inline struct cursor cursor_of(const struct block_state *shared, int pair, int group)
@@ -666,7 +669,7 @@ __device__ inline void next_group(struct cursor *at)
 	}
 }
 
-/* Groups of images at two places. */
+/* Image groups at two positions. */
 __device__ inline void wgrad_groups(
 	struct pair_sums *sum, const struct block_state *shared, int pair, int begin, int end)
 {
@@ -676,7 +679,7 @@ __device__ inline void wgrad_groups(
 	struct cursor at = cursor_of(shared, pair, begin);
 #pragma unroll 1
 	for (int left = end - begin; left > 0; left--) {
-		uint32_t kept[2][2], v[2][2], d[2][2], b[2][2]; /* place or classes, half */
+		uint32_t kept[2][2], v[2][2], d[2][2], b[2][2]; /* position or classes, half */
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
 			const uint2 e = *reinterpret_cast<const uint2 *>(
@@ -702,8 +705,8 @@ __device__ inline void wgrad_groups(
 	}
 }
 
-/* A warp's share of twos x groups: the conv's sums, and the fc's of each stretch, the last one
- * first; scaled as values and errors are. */
+/* A warp's sums over its items (position pairs x image groups): of the conv, and of the fc
+ * weights for each run of groups of one pair, the last run first. Scaled like values and dY. */
 struct warp_sums {
 	float conv[OUT_PIXELS / 2][2][4];
 	float fc[MAX_RUNS][8];
@@ -739,7 +742,7 @@ __device__ inline void persistent_wgrad(struct warp_sums *warp_sums,
 	}
 }
 
-/* To shared memory, the conv's scaled back. */
+/* To shared memory; the conv sums are scaled back. */
 __device__ inline void put_warp_sums(
 	struct block_state *shared, const struct warp_sums &warp_sums, float dy_unit)
 {
@@ -766,10 +769,10 @@ __device__ inline void put_warp_sums(
 					warp_sums.fc[k][j];
 }
 
-/* ---- weights and SGD -------------------------------------------------------------------------- */
+/* ---- weights and SGD ------------------------------------------------------------------------- */
 
-/* Fc weights of a warp's two places, and the sum of their gradients: lane has filter lane / 4, and
- * of each place classes 2t, 2t + 1, and lane t = 0 the classes 8 and 9, too. */
+/* The fc weights of a warp's two positions and the sums of their gradients. A lane has filter
+ * lane / 4, classes 2t and 2t + 1; lanes with t = 0 also have classes 8 and 9. */
 struct fc_registers {
 	float weight[2][2][2], sum[2][2][2];
 };
@@ -849,7 +852,7 @@ __device__ inline void fc_store(const struct fc_registers &o, const struct kx_se
 	}
 }
 
-/* Weights as left factors of the errors, divided by a power of two. */
+/* The weights as left operands of dgrad, divided by a power of two. */
 __device__ inline void put_fc_dgrad(
 	struct block_state *shared, const struct fc_registers &o, int pair)
 {
@@ -870,7 +873,7 @@ __device__ inline void put_fc_dgrad(
 	shared->fc_power[pair][threadIdx.x % 32] = exp_logit;
 }
 
-/* And of the values, which are scaled by their filter's unit. */
+/* The weights as left operands of the logits, times the unit of their filter. */
 __device__ inline void put_fc_fprop(
 	struct block_state *shared, const struct fc_registers &o, int pair)
 {
@@ -889,7 +892,7 @@ __device__ inline void put_fc_fprop(
 	}
 }
 
-/* With the sums of all warps that had groups of images of the two places. */
+/* Adds up the sums of all warps that had image groups of the pair. */
 __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_state *shared,
 	const struct block_tile &block, int pair, float scale, float rate)
 {
@@ -917,7 +920,7 @@ __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_st
 	}
 }
 
-/* The fc's bias, in each block alike. A warp. */
+/* The fc bias; every block computes the same. One warp. */
 __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float rate)
 {
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
@@ -932,7 +935,7 @@ __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float
 	}
 }
 
-/* The words of filter f's rows of the fragments, by a warp. */
+/* The fragments of filter f, by one warp. */
 __device__ inline void put_fragments(struct block_state *shared, int f)
 {
 	const int lane = threadIdx.x % 32;
@@ -940,7 +943,7 @@ __device__ inline void put_fragments(struct block_state *shared, int f)
 		lane / 16 * 128 + (f * 4 + lane / 4 % 4) * 4 + lane % 4);
 }
 
-/* And new fragments, a filter to a warp. */
+/* SGD of the conv and new fragments; one warp for each filter. */
 __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 {
 	const int f = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -960,7 +963,7 @@ __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 
 /* ---- before the first step ------------------------------------------------------------------- */
 
-/* What is read though nobody writes it: of missing images and positions, and of idle warps. */
+/* Clears what is read but never written: images and positions beyond the last, and idle warps. */
 __device__ inline void persistent_clear(struct block_state *shared)
 {
 	for (int i = threadIdx.x; i < POSITION_PAIRS * 32; i += THREADS)
@@ -993,7 +996,7 @@ __device__ inline void persistent_tables(struct block_state *shared, const struc
 	}
 }
 
-/* Weights but the fc's. */
+/* All weights but those of the fc layer. */
 __device__ inline void persistent_load_weights(
 	struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
@@ -1013,16 +1016,16 @@ __device__ inline void persistent_load_weights(
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* A launch. */
+/* The arguments of a launch. */
 struct persistent_run {
 	struct kx_seed s;
 	struct kx_batch batch;
-	struct kx_now *now; /* NULL: a gradient alone */
+	struct kx_now *now; /* NULL: one gradient only */
 	double *loss;
 	int ranges, steps;
 };
 
-/* Everybody's errors. Returns the loss of the warp's image, in one of its lanes. */
+/* Exchanges logits for d_logits. Returns the loss of the warp's image in one of its lanes. */
 __device__ inline float exchange_logits(struct block_state *shared,
 	const struct persistent_run &run, int step, int label, uint32_t after, uint32_t number)
 {
@@ -1031,7 +1034,7 @@ __device__ inline float exchange_logits(struct block_state *shared,
 	float loss = 0;
 	ll_store_logits(run.s, shared, block, number);
 	ll_wait_logits(run.s, shared, block, number);
-	__syncwarp(); /* lanes leave their loops one by one */
+	__syncwarp(); /* the lanes leave the polling loop at different times */
 	__syncthreads();
 	if (warp < block.own_images)
 		loss = ll_store_d_logits(run.s, shared, label, number);
@@ -1080,7 +1083,8 @@ __device__ inline void persistent_sgd(struct block_state *shared, const struct p
 
 /* ---- after the last one ---------------------------------------------------------------------- */
 
-/* Back to memory, by the block that is a group's first, and the first of all. */
+/* Writes weights and sums to global memory: conv by the first block of each group, bias by block
+ * 0. */
 __device__ inline void persistent_store(
 	const struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
@@ -1099,7 +1103,7 @@ __device__ inline void persistent_store(
 	}
 }
 
-/* Losses of the blocks' images to the first block's first warp, which ends the launch. */
+/* Collects the losses in the first warp of block 0, which ends the launch. */
 __device__ inline void persistent_end(const struct persistent_run &run,
 	const struct block_tile &block, double loss, uint32_t number)
 {
@@ -1111,7 +1115,7 @@ __device__ inline void persistent_end(const struct persistent_run &run,
 	loss = ll_wait_losses(run.s.exchange.losses, block.images, number);
 	if (threadIdx.x > 0)
 		return;
-	*run.s.exchange.steps = number; /* everybody has read it: they were all heard */
+	*run.s.exchange.steps = number; /* all blocks have read it by now */
 	if (run.now) {
 		run.now->step += run.steps;
 		*run.loss += loss;
@@ -1120,7 +1124,7 @@ __device__ inline void persistent_end(const struct persistent_run &run,
 	}
 }
 
-/* blockIdx: groups of filters x parts of the positions. */
+/* blockIdx: filter groups x ranges of positions. */
 __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct persistent_run run)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
@@ -1131,7 +1135,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	const float rate = run.now ? run.now->rate : 0;
 	uint32_t number = __ldcg(run.s.exchange.steps);
 	double loss = 0;
-	/* in local memory, on purpose: forward and backward want the registers */
+	/* volatile keeps these in local memory: fprop and wgrad need the registers */
 	volatile struct fc_registers mine[(POSITION_PAIRS + WARPS - 1) / WARPS];
 	if (i == 0)
 		shared->block = block_tile_of(run.ranges, run.batch.images);
@@ -1154,7 +1158,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	__syncthreads();
 	for (int step = 0; step < run.steps; step++) {
 		int label = 0;
-		uint32_t after = 0; /* number of an image of the step after next */
+		uint32_t after = 0; /* image number of the step after next */
 		number++;
 		if (i / 32 < block.own_images)
 			label = run.batch.labels[shared->number[step % 2][own]];
@@ -1165,7 +1169,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 		loss += exchange_logits(shared, run, step, label, after, number);
 		struct warp_sums warp_sums = {};
 		persistent_wgrad(&warp_sums, shared, block);
-		__syncthreads(); /* the values' place is wanted */
+		__syncthreads(); /* the sums reuse the memory of the values */
 		put_warp_sums(shared, warp_sums, dy_unit);
 		__syncthreads();
 		persistent_sgd(shared, run, mine, dy_unit, rate, step, number);

@@ -1,15 +1,16 @@
 /*
- * seed_wgrad.cu - gradients of the seed nets.
+ * seed_wgrad.cu - dgrad and wgrad of the seed nets in fp32, and the tiling of a batch.
  *
- * A thread owns one filter at WARP_POSITIONS positions and goes through the images: the error of a feature
- * (10 products with its fc weights), its value once more (9 products with the pixels under the cell
- * that won; cheaper than 4 bytes to memory and back), and both gradients: 10 + 9 products. Sums
- * stay in registers until the end. Lanes are filters: the ten errors of an image are one broadcast,
- * and the four cells that lanes may look at start in different banks.
+ * A thread owns one filter at WARP_POSITIONS positions and loops over the images. For each feature
+ * it computes dY (10 products with the fc weights), the value again (9 products with the pixels
+ * under the argmax; cheaper than 4 bytes to memory and back), and both gradients (10 + 9
+ * products). The sums stay in registers until the end. Lanes are filters: the ten d_logits of an
+ * image are one broadcast, and the four output pixels that the lanes may select start in different
+ * banks.
  *
- * Images come in units of eight: every second one of a forward group of sixteen, whose winners are
- * the same bits of each byte of a word (see seed_fprop.cu). While one unit is worked on, the
- * next one's pixels and errors are fetched.
+ * Images come in units of eight: every second image of a group of sixteen, whose argmax are the
+ * same bits of each byte of a word (see seed_fprop.cu). While one unit is processed, the pixels
+ * and d_logits of the next one are loaded.
  */
 #include "kernels/cuda/fused/seed.cuh"
 
@@ -23,8 +24,8 @@ namespace
 #define UNIT           8                          /* images */
 #define CHUNKS         (UNIT * IMAGE_PIXELS / 16) /* of 16 pixels */
 
-/* The fewest waves of kx_seed_half_wgrad's blocks, each of which is long in coming up and ending.
- */
+/* The number of slices with the fewest waves of seed_half_wgrad_kernel, whose blocks have a long
+ * prologue and epilogue. */
 int half_slices(int blocks, int groups)
 {
 	const int multiprocessors = 132, overhead = 4, max_slices = groups < 24 ? groups : 24;
@@ -40,8 +41,8 @@ int half_slices(int blocks, int groups)
 	return best;
 }
 
-/* Forward: some 756 blocks, of which a multiprocessor has three at a time, but no warp with fewer
- * than 14 positions. */
+/* fprop: about 756 blocks, of which three fit on a multiprocessor at a time; a warp has at least
+ * 14 positions. */
 void tile_half(struct seed_tiling *c, int filter_groups)
 {
 	const int ranges = 756 / (c->groups * c->filter_blocks);
@@ -61,20 +62,20 @@ struct wgrad_stage {
 	float dy[UNIT * SEED_ROW];
 };
 
-/* In shared memory: two stages, and bytes of pixels on their way to the ones after. */
+/* The shared memory of a block: two stages, and the bytes of pixels in flight. */
 struct wgrad_shared {
 	struct wgrad_stage stage[2];
 	uint4 bytes[2][CHUNKS];
 };
 
-/* Which images a block goes through, from memory that no kernel of the graph writes. */
+/* The images of a block. No kernel of the graph writes this memory. */
 struct image_source {
 	const uint8_t *pixels;
 	const uint32_t *index; /* of this step */
 	int images;
 };
 
-/* Number in the batch of image i of a unit. */
+/* The number in the batch of image i of a unit. */
 __device__ inline int unit_image(int unit, int i)
 {
 	return unit / 2 * SEED_GROUP + unit % 2 + 2 * i;
@@ -119,8 +120,8 @@ __device__ inline void wgrad_load_dy(
 
 /* ---- features -------------------------------------------------------------------------------- */
 
-/* In units of a pixel: conv sums, values and what is multiplied with them are 255 times as large,
- * biases as they are. */
+/* Values are in units of a pixel: conv sums and values are 255 times as large. Biases are not
+ * scaled. */
 struct wgrad_sums {
 	float fc[WARP_POSITIONS][SEED_CLASSES];
 	float conv[9], bias;
@@ -131,7 +132,7 @@ struct wgrad_weights {
 	float conv[9], bias; /* bias: times 255 */
 };
 
-/* `patch`: where in shared memory the winning cell's first pixel lies. */
+/* `patch`: shared-memory address of the first pixel under the argmax. */
 __device__ inline void wgrad_add_feature(struct wgrad_sums *sum, const struct wgrad_weights &w,
 	int pos, uint32_t patch, const float (&dy)[SEED_ROW])
 {
@@ -157,9 +158,9 @@ __device__ inline void wgrad_add_feature(struct wgrad_sums *sum, const struct wg
 }
 
 /*
- * `winners`: of this unit's images, a nibble each, that of image i at nibble 2 * (i % 4) + i / 4.
- * Four of them look up the bytes from a patch's first pixel to that of cell 0..3 at once, and a
- * product with a single 1 adds one of the four to the patch's address.
+ * `argmax`: one nibble for each image of the unit; image i is nibble 2 * (i % 4) + i / 4.
+ * __byte_perm turns four nibbles into the byte offsets of their output pixels, and __dp4a with a
+ * single 1 adds one of them to the address of the patch.
  */
 __device__ inline void wgrad_add_unit(struct wgrad_sums *sum, const struct wgrad_weights &w,
 	const uint32_t (&patch)[WARP_POSITIONS], const uint32_t (&argmax)[WARP_POSITIONS],
@@ -194,7 +195,7 @@ __device__ inline void wgrad_add_unit(struct wgrad_sums *sum, const struct wgrad
 	}
 }
 
-/* A place that is not wanted gets zeros, so that no error comes out of it. */
+/* An invalid position gets weights of zero, so that its dY is zero. */
 __device__ inline void wgrad_load_weights(struct wgrad_weights *w, const struct kx_seed &s, int f,
 	const int (&p)[WARP_POSITIONS], const bool (&valid)[WARP_POSITIONS])
 {
@@ -212,8 +213,8 @@ __device__ inline void wgrad_load_weights(struct wgrad_weights *w, const struct 
 					 : 0;
 }
 
-/* blockIdx: x positions, y filters, z images. What lies past the last position or filter does the
- * last once more and is not wanted. */
+/* blockIdx: x positions, y filters, z images. Positions and filters beyond the last one repeat
+ * it; their results are not stored. */
 __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 	struct kx_seed s, struct kx_batch batch, struct seed_tiling tiling, int step)
 {
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 	wgrad_load_weights(&w, s, f, p, valid);
 	wgrad_load_dy(&shared->stage[0], s, batch.images, begin);
 	__syncthreads();
-	/* at the top: stage `now` is ready, and the bytes for the other one are */
+	/* at the top: stage `now` is ready, and so are the bytes of the other one */
 	for (int unit = begin; unit < end; unit++) {
 		const int now = (unit - begin) % 2;
 		uint32_t which[WARP_POSITIONS], at[WARP_POSITIONS];
@@ -310,7 +311,7 @@ struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
 	c.slices = blocks < enough ? enough / blocks : 1;
 	c.slices = c.slices < 2 * c.groups ? c.slices : 2 * c.groups;
 	c.clusters = (images + SEED_CLUSTER_IMAGES - 1) / SEED_CLUSTER_IMAGES;
-	if (f_pad > 32 || c.clusters * SEED_CLUSTER > 132) /* more than there are multiprocessors */
+	if (f_pad > 32 || c.clusters * SEED_CLUSTER > 132) /* more blocks than multiprocessors */
 		c.clusters = 0;
 	if (c.clusters) {
 		c.slices = c.clusters;

@@ -1,8 +1,9 @@
 /*
- * conv_wgrad.cu - products that sum over images: weight gradients, of convolution and fc.
+ * conv_wgrad.cu - wgrad of convolution and fc as implicit GEMM with split-K.
  *
- * A block computes 128 x 64 values over its share of (spot, 32 images) tiles; params.cu adds the
- * shares up. The row behind the last is a row of ones in a: the bias gradient.
+ * A block computes 128 x 64 gradient values over its slice of the sum, which runs over tiles of
+ * one position and 32 images. params.cu adds up the slices. The row behind the last one of a is
+ * all ones: the bias gradient.
  */
 #include "kernels/cuda/mma/gemm.cuh"
 
@@ -20,7 +21,7 @@ struct wgrad_stage {
 
 __device__ const float4 one_and_zeros = {1, 0, 0, 0};
 
-/* What a thread loads of each row of a. */
+/* The column of the filter (an offset in the window) that a thread loads from every row of a. */
 struct filter_column {
 	int at;
 	bool in, bias;
@@ -59,7 +60,7 @@ __device__ inline void wgrad_load_stage(const struct kx_conv_wgrad &g, int tile,
 	}
 }
 
-/* Blocks: columns' tiles, rows' tiles, splits. */
+/* The grid is row tiles x column tiles x slices. */
 __host__ __device__ inline unsigned wgrad_row_tiles(const struct kx_conv_wgrad &g)
 {
 	return g.m / KX_M_TILE + 1;
@@ -70,7 +71,7 @@ __host__ __device__ inline unsigned wgrad_column_tiles(const struct kx_conv_wgra
 	return (g.n + BN - 1) / BN;
 }
 
-/* `first`'s blocks, then those of `second`. */
+/* The blocks of `first`, then those of `second`. */
 template <int P>
 __global__ void __launch_bounds__(GEMM_THREADS)
 	conv_wgrad_kernel(const __grid_constant__ struct kx_conv_wgrad first,

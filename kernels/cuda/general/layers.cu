@@ -1,6 +1,7 @@
 /*
- * layers.cu - layers that only move values: images into the first plane, ReLU and pool on their
- * own, dropout. One thread per value (pool: per window), neighbours in the channel.
+ * layers.cu - layers without weights: pixels to the first tensor, ReLU and pool that no other
+ * kernel fuses, dropout. One thread for each value (pool: for each window); neighbouring threads
+ * have neighbouring channels.
  */
 #include <float.h>
 #include "kernels/cuda/base/common.cuh"
@@ -10,7 +11,7 @@ namespace
 
 #define THREADS 256
 
-/* Number i of a plane's values, or of its windows, taken apart. */
+/* The coordinates of value (or window) number i of a tensor. */
 struct coord {
 	int c, x, y, n;
 };
@@ -54,14 +55,14 @@ struct pool_window {
 	int size, top, left;
 };
 
-/* Rows (or columns) [*from, *to) of the input under window `o`. */
+/* The rows (or columns) [*from, *to) of the input under window `o`. */
 __device__ inline void window_range(int o, int size, int pad, int limit, int *from, int *to)
 {
 	*from = max(o * size - pad, 0);
 	*to = min(o * size - pad + size, limit);
 }
 
-/* Offset of the first maximum of the window of `s`. */
+/* The offset of the first maximum in the window of `s`. */
 __device__ inline size_t pool_argmax(
 	const struct kx_tensor &in, struct pool_window pool, const struct coord &s)
 {
@@ -144,7 +145,7 @@ __device__ inline uint64_t rng_mix64(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* The rule of backend.h; the model counts values channels x rows x columns. */
+/* The rule of backend.h. The model counts values in the order channels x rows x columns. */
 __device__ inline bool dropout_drops_at(const struct kx_batch &batch, const struct kx_drop &drop,
 	const struct kx_tensor &p, const struct coord &s)
 {

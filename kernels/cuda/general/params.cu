@@ -1,6 +1,7 @@
 /*
- * params.cu - parameters between the manifest's order and that of the products, and plain SGD:
- * all layers of a net in one launch. Blocks have neighbouring values of one layer each.
+ * params.cu - parameters between the manifest's order and the order of the kernels, the sum over
+ * split-K slices, and plain SGD: all layers of a net in one launch. A block has consecutive values
+ * of one layer.
  */
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -11,21 +12,21 @@ namespace
 #define THREADS  256
 #define LANES    32
 #define VALUES   (4 * LANES)       /* of a block */
-#define ADDERS   (THREADS / LANES) /* threads that share the parts of four values */
-#define PREFETCH 9                 /* parts on their way at a time */
+#define ADDERS   (THREADS / LANES) /* threads that share the slices of four values */
+#define PREFETCH 9                 /* slices whose loads are in flight at a time */
 
 __host__ __device__ inline size_t kx_layer_values(const struct kx_layer &l)
 {
 	return (size_t)(l.w.taps * l.w.c_pad + 1) * l.w.f_pad;
 }
 
-/* One of a layer's values. */
+/* One parameter of a layer. */
 struct param {
 	int f, c, tap, bias, real; /* not real: padding */
 	size_t param;              /* in the manifest's vector */
 };
 
-/* Value first + i: one long division for the block, as all its threads have the same. */
+/* Value first + i. The long division is the same for all threads of the block. */
 __device__ inline struct param param_at(const struct kx_weights &w, size_t first, unsigned i)
 {
 	const unsigned k0 = (unsigned)(first / w.f_pad);
@@ -46,7 +47,7 @@ __device__ inline const struct kx_layer &layer_of_block(const struct kx_layers &
 	return all.layer[n];
 }
 
-/* A weight into all places that products read it from. */
+/* Writes a weight to every copy that kernels read. */
 __device__ inline void store_param(
 	const struct kx_layer &l, const struct param &v, size_t i, float value)
 {
@@ -88,7 +89,7 @@ __global__ void unpack_kernel(const __grid_constant__ struct kx_layers all, int 
 		params[v.param] = sums ? l.sum[first + i] : l.value[first + i];
 }
 
-/* Each slice's parts of the block's values, in their order. */
+/* Each adder sums its slices of the block's values, in order. */
 __device__ inline void sum_slices(
 	const struct kx_layer &l, size_t first, float4 (&partial)[ADDERS][LANES])
 {
@@ -115,7 +116,7 @@ __device__ inline void sum_losses(const struct kx_losses &l)
 		*l.sum = l.add ? *l.sum + partial[0] : partial[0] / l.images;
 }
 
-/* grad, or (NULL) a step of SGD. */
+/* Writes grad, or (grad NULL) makes a step of SGD. */
 __global__ void __launch_bounds__(THREADS)
 	split_k_reduce_kernel(const __grid_constant__ struct kx_layers all, struct kx_losses losses,
 		float *grad, struct kx_now *now)
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(THREADS)
 	}
 }
 
-/* Fills all->block; returns how many blocks there are. */
+/* Fills all->block and returns the number of blocks. */
 unsigned assign_blocks(struct kx_layers *all)
 {
 	all->block[0] = 0;

@@ -1,5 +1,5 @@
 /*
- * softmax_loss.cu - softmax cross-entropy: a warp per image.
+ * softmax_loss.cu - softmax cross-entropy: one warp for each image.
  */
 #include "kernels/cuda/base/common.cuh"
 

@@ -1,13 +1,14 @@
 /*
- * exact_conv.cuh - a convolution of whole-numbered pixels with four cells to a pool window, on
- * tensor cores and exact to fp32 all the same: pixels below 256 are exact in bf16, and a weight is
- * the sum of three bf16 numbers (8 bits each of its 24), so three products with fp32 sums leave
- * only the rounding of the sums, as FFMA does.
+ * exact_conv.cuh - a convolution of 8-bit pixels on tensor cores, followed by a 2 x 2 pool window,
+ * as exact as fp32. A pixel below 256 is exact in bf16. A weight is the sum of three bf16 terms of
+ * 8 bits each, which are its 24 bits. So three products with fp32 sums have only the rounding of
+ * the sums, as FFMA has.
  *
- * One product m16n8k16 has k = pixels of the patch under a pool window ((SIZE + 1)^2, two
- * neighbours in a row to a word), rows = filters x cells: a cell's weights lie shifted among zeros.
- * With its four cells in rows r, r + 8 of two tiles a thread holds all four of filter r = lane / 4
- * for two images (t = lane % 4), so that what follows never leaves its registers.
+ * One m16n8k16 has K = the input pixels of the patch under a pool window: (SIZE + 1)^2 of them,
+ * two neighbours of a row in each word. Its rows are filters x the four output pixels of the
+ * window; the weights of an output pixel lie shifted among zeros. The four output pixels of a
+ * filter are in rows r and r + 8 of two tiles, so a thread holds all four of filter r = lane / 4
+ * for two images (t = lane % 4), and ReLU and pool need no shuffle.
  */
 #ifndef KERNELS_CUDA_MMA_EXACT_CONV_CUH
 #define KERNELS_CUDA_MMA_EXACT_CONV_CUH
@@ -16,27 +17,27 @@
 
 #define CONV_SIDE  28
 #define CONV_TERMS 3
-#define CONV_GROUP 16 /* images that a warp has in hand */
+#define CONV_GROUP 16 /* images that a warp processes at a time */
 #define CONV_PIXEL (1 / 255.0f)
 #define ROW_WORDS  (CONV_SIDE / 2)
-/* Words (two bf16 pixels) from image to image in shared memory: a warp's 8 images x 4 words lie in
- * 32 banks. */
+/* Words (two bf16 pixels) from image to image in shared memory. A warp's 8 images x 4 words lie
+ * in 32 different banks. */
 #define IMAGE_WORDS 396
 
 template <int SIZE> struct conv {
 	static const int PATCH = SIZE + 1, PAIRS = PATCH * PATCH / 2;
-	static const int STEPS = (PAIRS + 7) / 8; /* products to a patch */
+	static const int STEPS = (PAIRS + 7) / 8; /* products of a patch */
 	static const int POOLED = (CONV_SIDE - SIZE + 1) / 2;
 	static const int POSITIONS = POOLED * POOLED;
 };
 
-/* Byte i of four, as a whole number: 2^23 + n minus 2^23. */
+/* Byte i of a word as a float: 2^23 + n minus 2^23. */
 __device__ static inline float pixel_of(uint32_t four, int i)
 {
 	return __uint_as_float(__byte_perm(four, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
 }
 
-/* Two words of bf16: the upper halves of the floats, exact for whole numbers up to 256. */
+/* Two words of bf16: the upper halves of the floats. Exact for integers up to 256. */
 __device__ static inline uint2 pixels_to_bf16(uint32_t four)
 {
 	uint32_t x[4];
@@ -54,13 +55,13 @@ __device__ static inline void mma_bf16(float *c, uint4 a, uint32_t b0, uint32_t 
 		: "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-/* A group's images in shared memory, and their bytes on the way there. */
+/* The images of a group in shared memory, and a buffer for their bytes. */
 struct conv_images {
 	uint32_t pixels[CONV_GROUP * IMAGE_WORDS];
 	uint4 bytes[CONV_GROUP * CONV_SIDE * CONV_SIDE / 16];
 };
 
-/* Each thread fetches the 16 pixels, chunk i of the group's, that it will convert. */
+/* Each thread fetches the 16 pixels (chunk i of the group) that it will convert. */
 __device__ static inline void conv_fetch(
 	struct conv_images *to, int i, const uint8_t *image, bool here)
 {
@@ -68,7 +69,7 @@ __device__ static inline void conv_fetch(
 	copy_ahead(&to->bytes[i], image + i % chunks * 16, here);
 }
 
-/* 16 pixels, chunk i of several images'. */
+/* 16 pixels, chunk i of consecutive images. */
 __device__ static inline void conv_put(uint32_t *pixels, int i, uint4 v)
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16;
@@ -99,16 +100,16 @@ __device__ static inline void conv_load(
 		w->a[i / 2 / CONV_TERMS][i / 2 % CONV_TERMS][i % 2] = from[i * 32 + lane];
 }
 
-/* Words from a patch's first to the pair that thread t has of step k's half h. Behind the last pair
- * the weights are zero. */
+/* The word offset, from the first word of a patch, of the pair that thread t has in half h of
+ * step k. The weights behind the last pair are zero. */
 template <int SIZE> __device__ static inline int conv_pair(int k, int h, int t)
 {
 	const int row = conv<SIZE>::PATCH / 2, pair = k * 8 + h * 4 + t;
 	return pair < conv<SIZE>::PAIRS ? pair / row * ROW_WORDS + pair % row : 0;
 }
 
-/* The four cells of filter lane / 4, images 2t and 2t + 1: c[tile][image + 2 * lower row]; without
- * bias, in units of a pixel. `at`: words to the pairs, from the image's patch. */
+/* The four output pixels of filter lane / 4 for images 2t and 2t + 1: c[tile][image + 2 * lower
+ * row]. Without bias, in units of a pixel. `at`: word offsets of the pairs in the patch. */
 template <int SIZE>
 __device__ static inline void conv_window(float (&c)[2][4], const struct conv_weights<SIZE> &w,
 	const uint32_t *patch, const int (&at)[conv<SIZE>::STEPS][2])
@@ -128,7 +129,7 @@ __device__ static inline void conv_window(float (&c)[2][4], const struct conv_we
 				mma_bf16(c[tile], w.a[k][term][tile], b[k][0], b[k][1]);
 }
 
-/* First maximum of four cells in row order; what is not a number and comes first stays. */
+/* The first maximum of four output pixels in row order. A NaN that comes first stays. */
 __device__ static inline float max4_argmax(float a, float b, float c, float d, uint32_t *argmax)
 {
 	bool right = b > a, right_below = d > c;
@@ -139,7 +140,7 @@ __device__ static inline float max4_argmax(float a, float b, float c, float d, u
 	return below ? bottom : top;
 }
 
-/* Larger of both; what is not a number stays. */
+/* The larger of both. A NaN stays. */
 __device__ static inline float max_or_nan(float a, float b)
 {
 	float v;
@@ -147,8 +148,8 @@ __device__ static inline float max_or_nan(float a, float b)
 	return v;
 }
 
-/* The pieces of word i (of n = 256 * STEPS per filter group, in the order step, tile, lane, word)
- * of the fragments; `weight`: of filter 0, `pitch` floats from filter to filter. */
+/* The terms of word i of the fragments (n = 256 * STEPS for each filter group, in the order
+ * step, tile, lane, word). `weight`: of filter 0; `pitch`: floats from filter to filter. */
 template <int SIZE>
 __device__ static inline void conv_fragment(
 	uint32_t *fragments, const float *weight, int pitch, size_t i)
@@ -174,8 +175,8 @@ __device__ static inline void conv_fragment(
 			  lane * 4 + word] = term[p];
 }
 
-/* Weight `tap` of filter f into its places among such fragments, which hold zeros elsewhere: those
- * of its four cells, each in three pieces. */
+/* Stores weight `tap` of filter f in the fragments, which hold zeros elsewhere: once for each of
+ * the four output pixels, in three terms. */
 template <int SIZE>
 __device__ static inline void conv_store_weight(uint32_t *fragments, int f, int tap, float weight)
 {

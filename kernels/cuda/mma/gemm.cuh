@@ -1,13 +1,14 @@
 /*
- * gemm.cuh - what both products share: copies to shared memory that run ahead, and the inner
- * product of a stage in each precision.
+ * gemm.cuh - the main loop of an implicit GEMM: asynchronous copies to shared memory, and the
+ * product of one pipeline stage in each precision.
  *
- * A warp owns MI x NJ tiles of 16 x 8; a thread's part of a tile is that of
- * mma.m16n8 (PTX ISA, "Matrix Fragments"): rows lane / 4 and + 8, columns lane % 4 * 2 and + 1. The
- * fp32 products use the same parts with plain FFMA, so that one epilogue serves all.
+ * A warp computes MI x NJ tiles of 16 x 8. A thread's part of a tile is that of mma.m16n8 (PTX
+ * ISA, "Matrix Fragments"): rows lane / 4 and + 8, columns lane % 4 * 2 and + 1. The fp32 products
+ * use the same layout with plain FFMA, so one epilogue serves all.
  *
- * In bf16 the k of a product are taken in the order t, t + 4, t + 8, t + 12 instead of 2t, 2t + 1,
- * 2t + 8, 2t + 9: for a and b alike, so the sum is the same and no two lanes meet in a bank.
+ * In bf16 a product takes its K in the order t, t + 4, t + 8, t + 12 instead of 2t, 2t + 1, 2t +
+ * 8, 2t + 9. Both operands use this order, so the sum is the same, and the loads have no bank
+ * conflicts.
  */
 #ifndef KERNELS_CUDA_MMA_GEMM_CUH
 #define KERNELS_CUDA_MMA_GEMM_CUH
@@ -17,7 +18,7 @@
 #define GEMM_THREADS 128
 #define GEMM_STAGES  3
 
-/* Round to nearest tf32: the tensor core cuts the low 13 bits off. */
+/* Round to the nearest tf32. The tensor core truncates the low 13 bits. */
 __device__ static inline uint32_t to_tf32(float x)
 {
 	return __float_as_uint(x) + 0x1000u;
@@ -45,8 +46,8 @@ __device__ static inline void mma_bf16_tile(float *c, const uint32_t *a, const u
 		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* A stage's tile of a: value (m, k) at m * M + k * K. The pitches are 4 (M) and 8 (K) modulo 32:
- * a warp's 8 x 4 values lie in 32 banks. b: (k, n) at k * pitch + n. */
+/* Operand a of a stage: value (m, k) is at m * M + k * K. The pitches are 4 (M) and 8 (K) modulo
+ * 32, so a warp's 8 x 4 values lie in 32 banks. Operand b: (k, n) at k * pitch + n. */
 template <int M, int K> struct tile_a {
 	const float *at;
 	__device__ float get(int m, int k) const
@@ -80,7 +81,7 @@ __device__ static inline void stage_tf32(
 	}
 }
 
-/* x as high + low, both of them tf32 once the tensor core has cut off what it does not take. */
+/* x = hi + lo. Both are tf32 after the tensor core has truncated them. */
 __device__ static inline void split_hi_lo(float x, uint32_t *hi, uint32_t *lo)
 {
 	*hi = __float_as_uint(x) & 0xffffe000u;
@@ -174,7 +175,7 @@ __device__ static inline void stage_fp32(
 	}
 }
 
-/* `K` deep: a multiple of 16. */
+/* `K`: the depth of a stage, a multiple of 16. */
 template <int P, int K, int MI, int NJ, class A>
 __device__ static inline void stage_mma(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int lane)

@@ -1,20 +1,20 @@
 /*
- * half.cuh - products of fp16 numbers on tensor cores.
+ * half.cuh - products of fp16 values on tensor cores.
  *
- * Unlike a bf16 number an fp16 number needs a *scale*, a power of two that brings the largest value
- * there is to the upper end of its range: what is 2^-29 of it, and smaller, loses bits, but none
- * that would show beside it. Two fp16 numbers, a value rounded and what is left, are 22 bits of a
- * value.
+ * fp16 has less range than bf16, so it needs a *scale*: a power of two that brings the largest
+ * value to the upper end of the range. A value of less than 2^-29 of the largest then loses bits,
+ * which do not matter beside the largest. Two fp16 terms, hi (the rounded value) and lo (the
+ * rest), carry 22 bits.
  *
- * A byte in the lower half of an fp16 number is the byte times 2^-24, exactly: pixels need no
- * conversion but to be spread (PIXEL_HALF).
+ * A byte in the lower half of an fp16 is exactly the byte times 2^-24 (PIXEL_HALF), a subnormal.
+ * So pixels are only unpacked, never converted.
  */
 #ifndef KERNELS_CUDA_MMA_HALF_CUH
 #define KERNELS_CUDA_MMA_HALF_CUH
 #include <cuda_fp16.h>
 #include "kernels/cuda/base/common.cuh"
 
-/* What a byte of 1 is as a subnormal fp16 number. */
+/* The fp16 value of a byte of 1. */
 #define PIXEL_HALF 0x1p-24f
 
 #ifdef __CUDACC__
@@ -26,7 +26,7 @@ __device__ static inline void mma_half(float *c, uint4 a, uint32_t b0, uint32_t 
 		: "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-/* Sums in fp16, too: c[0] of the upper row, two columns to a word. */
+/* With fp16 sums. c[0] is the upper row, with two columns in each word. */
 __device__ static inline void mma_half_sums(uint32_t *c, uint4 a, uint32_t b0, uint32_t b1)
 {
 	asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, "
@@ -55,15 +55,15 @@ __device__ static inline uint32_t half_times(uint32_t a, uint32_t b)
 	return half_bits(__hmul2(half_of(a), half_of(b)));
 }
 
-/* The least power of two above |x|, within 2^-100 and 2^100; it and what it divides or multiplies
- * lose nothing. */
+/* The smallest power of two above |x|, clamped to 2^-100 .. 2^100. Multiplying or dividing by it
+ * is exact. */
 __device__ static inline float power_above(float x)
 {
 	const int exponent = (int)(__float_as_uint(x) >> 23 & 255);
 	return __uint_as_float((uint32_t)(min(max(exponent, 27), 226) + 1) << 23);
 }
 
-/* 1 / such a power, exactly. */
+/* 1 / power, exactly. */
 __device__ static inline float inverse(float power)
 {
 	return __uint_as_float((254u << 23) - __float_as_uint(power));

@@ -1,9 +1,9 @@
 /*
- * wgmma.cuh - products of a warpgroup (four warps) whose operands are in shared memory: sm_90a.
+ * wgmma.cuh - products of a warpgroup (four warps) with operands in shared memory. Needs sm_90a.
  *
- * An operand is made of core matrices, 8 rows of 16 bytes without a gap; a row is an m or an n,
- * what lies in it are eight k. `next_k`: bytes from one to the next eight k, `next_rows`: to the
- * next eight rows (PTX ISA, "Matrix descriptor", no swizzle).
+ * An operand consists of core matrices: 8 contiguous rows of 16 bytes. A row is an m or an n; its
+ * 16 bytes are eight k. `next_k`: bytes to the next eight k. `next_rows`: bytes to the next eight
+ * rows (PTX ISA, "Matrix descriptor", no swizzle).
  */
 #ifndef KERNELS_CUDA_MMA_WGMMA_CUH
 #define KERNELS_CUDA_MMA_WGMMA_CUH
@@ -16,14 +16,14 @@ __device__ static inline uint64_t wgmma_descriptor(uint32_t at, uint32_t next_k,
 	       (uint64_t)(next_rows >> 4) << 32;
 }
 
-/* What was written to shared memory before the last barrier is there for products. Each thread
- * that wrote says so before that barrier. */
+/* Makes the thread's writes to shared memory visible to wgmma. Each writing thread calls it
+ * before the barrier that precedes the products. */
 __device__ static inline void wgmma_fence_smem()
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Before and behind the products of a stretch. */
+/* Around a batch of products: wgmma_fence, the products, wgmma_commit. */
 __device__ static inline void wgmma_fence()
 {
 	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -34,14 +34,14 @@ __device__ static inline void wgmma_commit()
 	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* All of them are done. */
+/* Waits for all committed products. */
 __device__ static inline void wgmma_wait()
 {
 	asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-/* d += a * b, 64 x 64 and 16 deep, fp16. Thread: row warp * 16 + lane / 4 + 8 * (i / 2 % 2), column
- * i / 4 * 8 + lane % 4 * 2 + i % 2. */
+/* d += a * b, 64 x 64, K = 16, fp16. A thread has row warp * 16 + lane / 4 + 8 * (i / 2 % 2),
+ * column i / 4 * 8 + lane % 4 * 2 + i % 2. */
 __device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
@@ -56,8 +56,8 @@ __device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64
 		     : "l"(a), "l"(b));
 }
 
-/* d += a * b, 64 x 32 and 16 deep, fp16: a from registers, in the order of mma.m16n8k16 for each
- * warp's 16 rows; of b, what lies in a row of 16 bytes are eight n, and rows are k. */
+/* d += a * b, 64 x 32, K = 16, fp16. a is in registers, in the order of mma.m16n8k16 for each
+ * warp's 16 rows. A row of 16 bytes of b is eight n, and the rows are k. */
 __device__ static inline void wgmma_m64n32k16(float (&d)[16], uint4 a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "

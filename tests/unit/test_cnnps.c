@@ -5,7 +5,7 @@
 
 /* ---- the plain way ------------------------------------------------------------------------ */
 
-static void connecting_tells_what_the_server_said(void **state)
+static void connecting_returns_the_fields_of_welcome(void **state)
 {
 	const struct cnnps_info *i = cnnps_info(client);
 
@@ -164,7 +164,7 @@ static void observers_ask_but_do_not_push(void **state)
 	weights_are(0);
 }
 
-static void closing_waits_for_decisions_and_says_goodbye(void **state)
+static void closing_waits_for_decisions_and_sends_bye(void **state)
 {
 	(void)state;
 	push(1, 0);
@@ -390,7 +390,7 @@ static void garbage_from_the_server_is_dropped(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CONNECTED(connecting_tells_what_the_server_said),
+		CONNECTED(connecting_returns_the_fields_of_welcome),
 		CONNECTED(a_push_is_seen_by_the_next_pull),
 		CONNECTED(one_request_pushes_and_brings_the_weights_after_it),
 		CONNECTED(a_slice_touches_its_values_only),
@@ -399,7 +399,7 @@ int main(void)
 		CONNECTED(a_rejection_is_counted),
 		CONNECTED(leases_and_results_travel_whole),
 		UNCONNECTED(observers_ask_but_do_not_push),
-		CONNECTED(closing_waits_for_decisions_and_says_goodbye),
+		CONNECTED(closing_waits_for_decisions_and_sends_bye),
 		UNCONNECTED(pushes_beyond_the_replay_memory_wait_for_the_disk),
 		UNCONNECTED(pushes_beyond_the_replay_memory_wait_for_a_decision),
 		CONNECTED(many_pushes_pass_a_small_window_in_order),

@@ -160,7 +160,7 @@ static void damaged_weights_are_as_good_as_lost(void **state)
 	}
 }
 
-static void weights_that_stay_damaged_are_not_asked_for_for_ever(void **state)
+static void weights_that_stay_damaged_are_not_pulled_forever(void **state)
 {
 	struct cnnps_weights view;
 	float w[FAKE_PARAMS];
@@ -181,7 +181,7 @@ static int three_pushes(const struct fake *f)
 	return f->seen.last_seq >= 3;
 }
 
-static void a_push_says_whose_version_its_weights_were_of(void **state)
+static void a_push_names_the_term_of_its_weights(void **state)
 {
 	struct cnnps_weights view;
 	struct fake_seen seen;
@@ -233,7 +233,7 @@ static void the_newest_pull_of_a_version_counts(void **state)
 	assert_int_equal(seen.made[1].base_term, 2);
 }
 
-static void a_lease_says_whose_version_it_wants(void **state)
+static void a_lease_names_the_term_of_its_weights(void **state)
 {
 	const struct msg_grant grant = {
 		.kind = GRANT_TRAIN, .work = {1, 2, 3}, .exact = 1, .version = 44};
@@ -250,7 +250,7 @@ static void a_lease_says_whose_version_it_wants(void **state)
 	assert_int_equal(lease.term, 2);
 }
 
-static void connecting_tells_the_mode(void **state)
+static void connecting_returns_the_mode(void **state)
 {
 	struct fake_how how = fake.how;
 	const struct cnnps_info *i;
@@ -317,11 +317,11 @@ int main(void)
 		CONNECTED(closing_drops_what_was_started_ahead),
 		CONNECTED(weights_that_were_awaited_are_what_the_next_view_gets),
 		CONNECTED(damaged_weights_are_as_good_as_lost),
-		CONNECTED(weights_that_stay_damaged_are_not_asked_for_for_ever),
-		CONNECTED(a_push_says_whose_version_its_weights_were_of),
+		CONNECTED(weights_that_stay_damaged_are_not_pulled_forever),
+		CONNECTED(a_push_names_the_term_of_its_weights),
 		CONNECTED(the_newest_pull_of_a_version_counts),
-		CONNECTED(a_lease_says_whose_version_it_wants),
-		CONNECTED(connecting_tells_the_mode),
+		CONNECTED(a_lease_names_the_term_of_its_weights),
+		CONNECTED(connecting_returns_the_mode),
 		CONNECTED(a_refused_command_fails_alone),
 		CONNECTED(a_busy_program_beats_on),
 	};

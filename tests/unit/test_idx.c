@@ -104,7 +104,7 @@ static void every_lie_in_the_header_is_refused(void **state)
 	}
 }
 
-static void a_product_that_overflows_is_refused_before_memory_is_asked_for(void **state)
+static void a_product_that_overflows_is_refused_before_any_allocation(void **state)
 {
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
@@ -264,7 +264,7 @@ int main(void)
 		cmocka_unit_test(plain_and_gzipped_files_read_alike),
 		cmocka_unit_test(labels_have_one_dimension),
 		cmocka_unit_test(every_lie_in_the_header_is_refused),
-		cmocka_unit_test(a_product_that_overflows_is_refused_before_memory_is_asked_for),
+		cmocka_unit_test(a_product_that_overflows_is_refused_before_any_allocation),
 		cmocka_unit_test(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold),
 		cmocka_unit_test(every_truncation_of_a_plain_file_is_refused),
 		cmocka_unit_test(every_truncation_of_a_gzipped_file_is_refused),

@@ -1,14 +1,14 @@
 /*
- * Proves the invariants numbered in worker/client/session.h: a seq is given once, a push is kept
- * until it is durable, everything is said again after a WELCOME, the windows are kept. (When and
- * how long: test_session_time.c.)
+ * Proves the invariants numbered in worker/client/session.h: a seq is assigned once, a push is
+ * retained until it is durable, everything is sent again after a WELCOME, the windows hold.
+ * (Timing: test_session_time.c.)
  */
 #include "tests/unit/session_bench.h"
 #include "common/rng.h"
 
 /* ---- HELLO and WELCOME ---------------------------------------------------------------------- */
 
-static void hello_says_who_it_is_and_later_where_it_was(void **state)
+static void the_first_hello_has_the_identity_and_later_ones_resume(void **state)
 {
 	static struct sbench b;
 	const struct session_config cfg = sbench_config();
@@ -50,7 +50,7 @@ static void a_new_process_goes_on_after_its_predecessors_seq(void **state)
 	session_free(&b.s);
 }
 
-static void nothing_may_be_asked_before_welcome(void **state)
+static void no_request_is_possible_before_welcome(void **state)
 {
 	static struct sbench b;
 	const struct msg_result r = {.eval_id = 1};
@@ -125,7 +125,7 @@ static void at_most_push_window_are_under_way(void **state)
 	session_free(&b.s);
 }
 
-static void at_most_replay_window_are_kept(void **state)
+static void at_most_replay_window_pushes_are_retained(void **state)
 {
 	static struct sbench b;
 
@@ -170,7 +170,7 @@ static void windows_are_bounded_by_what_the_program_has_room_for(void **state)
 	session_free(&b.s);
 }
 
-static void an_ack_is_told_once_and_a_missing_one_is_asked_for(void **state)
+static void an_ack_is_notified_once_and_a_missing_one_resynchronises(void **state)
 {
 	static struct sbench b;
 
@@ -220,14 +220,14 @@ static void only_what_is_durable_and_decided_is_released(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(hello_says_who_it_is_and_later_where_it_was),
+		cmocka_unit_test(the_first_hello_has_the_identity_and_later_ones_resume),
 		cmocka_unit_test(a_new_process_goes_on_after_its_predecessors_seq),
-		cmocka_unit_test(nothing_may_be_asked_before_welcome),
+		cmocka_unit_test(no_request_is_possible_before_welcome),
 		cmocka_unit_test(a_welcome_of_another_life_or_an_impossible_one_is_ignored),
 		cmocka_unit_test(at_most_push_window_are_under_way),
-		cmocka_unit_test(at_most_replay_window_are_kept),
+		cmocka_unit_test(at_most_replay_window_pushes_are_retained),
 		cmocka_unit_test(windows_are_bounded_by_what_the_program_has_room_for),
-		cmocka_unit_test(an_ack_is_told_once_and_a_missing_one_is_asked_for),
+		cmocka_unit_test(an_ack_is_notified_once_and_a_missing_one_resynchronises),
 		cmocka_unit_test(only_what_is_durable_and_decided_is_released),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

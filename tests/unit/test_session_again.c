@@ -1,5 +1,5 @@
 /*
- * Proves invariant (3) of worker/client/session.h, everything is said again after a WELCOME, and
+ * Proves invariant (3) of worker/client/session.h, everything is sent again after a WELCOME, and
  * all of them together under a network that loses, repeats and reorders.
  */
 #include "tests/unit/session_bench.h"
@@ -7,7 +7,7 @@
 
 /* ---- everything again ----------------------------------------------------------------------- */
 
-static void after_a_welcome_all_is_said_again_in_order(void **state)
+static void after_a_welcome_all_is_sent_again_in_order(void **state)
 {
 	static struct sbench b;
 	const struct msg_result r = {.eval_id = 5, .eval_first = 1, .eval_count = 2, .correct = 1};
@@ -71,7 +71,7 @@ static void a_push_carries_a_pull_once_and_a_replay_never(void **state)
 	session_free(&b.s);
 }
 
-static void a_replay_says_the_verdict_that_was_told(void **state)
+static void a_replay_carries_the_verdict_of_its_first_ack(void **state)
 {
 	static struct sbench b;
 
@@ -263,9 +263,9 @@ static void whatever_is_lost_each_push_is_decided_once_in_order(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(after_a_welcome_all_is_said_again_in_order),
+		cmocka_unit_test(after_a_welcome_all_is_sent_again_in_order),
 		cmocka_unit_test(a_push_carries_a_pull_once_and_a_replay_never),
-		cmocka_unit_test(a_replay_says_the_verdict_that_was_told),
+		cmocka_unit_test(a_replay_carries_the_verdict_of_its_first_ack),
 		cmocka_unit_test(answers_of_before_a_crash_are_not_believed),
 		cmocka_unit_test(an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored),
 		cmocka_unit_test(a_beat_that_acks_have_overtaken_changes_nothing),

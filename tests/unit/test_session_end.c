@@ -148,7 +148,7 @@ static void errors_that_a_hello_cannot_mend_end_it(void **state)
 
 /* ---- BYE ------------------------------------------------------------------------------------ */
 
-static void bye_is_said_after_all_pushes_and_ends_it_when_answered(void **state)
+static void bye_follows_all_pushes_and_its_answer_ends_the_session(void **state)
 {
 	static struct sbench b;
 
@@ -175,7 +175,7 @@ static void bye_is_said_after_all_pushes_and_ends_it_when_answered(void **state)
 	session_free(&b.s);
 }
 
-static void bye_is_said_again_after_a_welcome_and_not_waited_for_longer_than_5_s(void **state)
+static void bye_is_sent_again_after_a_welcome_and_times_out_after_5_s(void **state)
 {
 	static struct sbench b;
 
@@ -195,7 +195,8 @@ static void bye_is_said_again_after_a_welcome_and_not_waited_for_longer_than_5_s
 	session_free(&b.s);
 }
 
-static void leaving_unheard_with_pushes_that_are_not_safe_is_no_good_end(void **state)
+static void leaving_without_an_answer_and_with_pushes_that_are_not_durable_is_a_failure(
+	void **state)
 {
 	static struct sbench b;
 
@@ -287,10 +288,10 @@ int main(void)
 		cmocka_unit_test(one_lease_at_a_time_answered_by_its_number),
 		cmocka_unit_test(one_result_at_a_time_waits_behind_the_pushes),
 		cmocka_unit_test(errors_that_a_hello_cannot_mend_end_it),
-		cmocka_unit_test(bye_is_said_after_all_pushes_and_ends_it_when_answered),
+		cmocka_unit_test(bye_follows_all_pushes_and_its_answer_ends_the_session),
+		cmocka_unit_test(bye_is_sent_again_after_a_welcome_and_times_out_after_5_s),
 		cmocka_unit_test(
-			bye_is_said_again_after_a_welcome_and_not_waited_for_longer_than_5_s),
-		cmocka_unit_test(leaving_unheard_with_pushes_that_are_not_safe_is_no_good_end),
+			leaving_without_an_answer_and_with_pushes_that_are_not_durable_is_a_failure),
 		cmocka_unit_test(the_servers_bye_ends_it_with_its_reason),
 		cmocka_unit_test(who_was_never_welcomed_leaves_at_once),
 		cmocka_unit_test(after_the_end_there_is_nothing),

@@ -1,5 +1,5 @@
 /*
- * Proves the states and the clock of worker/client/session.h: when HELLO is said again, when
+ * Proves the states and the clock of worker/client/session.h: when HELLO is sent again, when
  * silence resynchronises, when a session gives up. (How else it ends: test_session_end.c.)
  */
 #include "tests/unit/session_bench.h"
@@ -17,7 +17,7 @@ static uint64_t wait_for_hello(struct sbench *b)
 	return b->now_ms - from;
 }
 
-static void hello_is_said_again_after_a_time_that_doubles_up_to_16(void **state)
+static void hello_is_sent_again_after_a_time_that_doubles_up_to_16(void **state)
 {
 	struct session_config cfg = sbench_config();
 	static struct sbench b;
@@ -59,7 +59,7 @@ static void each_loss_of_contact_begins_with_a_short_wait(void **state)
 	session_free(&b.s);
 }
 
-static void without_a_link_nothing_is_said(void **state)
+static void nothing_is_sent_without_a_link(void **state)
 {
 	static struct sbench b;
 
@@ -175,7 +175,7 @@ static void silence_counts_from_the_oldest_request(void **state)
 	session_free(&b.s);
 }
 
-static void total_silence_resynchronises_though_nothing_was_asked(void **state)
+static void total_silence_resynchronises_without_a_request(void **state)
 {
 	static struct sbench b;
 
@@ -337,14 +337,14 @@ static void a_server_that_comes_back_in_time_is_welcome(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(hello_is_said_again_after_a_time_that_doubles_up_to_16),
+		cmocka_unit_test(hello_is_sent_again_after_a_time_that_doubles_up_to_16),
 		cmocka_unit_test(each_loss_of_contact_begins_with_a_short_wait),
-		cmocka_unit_test(without_a_link_nothing_is_said),
+		cmocka_unit_test(nothing_is_sent_without_a_link),
 		cmocka_unit_test(a_request_without_an_answer_resynchronises_after_silence_ms),
 		cmocka_unit_test(an_answer_to_one_request_is_patience_for_the_others),
 		cmocka_unit_test(a_message_that_moves_is_waited_for),
 		cmocka_unit_test(silence_counts_from_the_oldest_request),
-		cmocka_unit_test(total_silence_resynchronises_though_nothing_was_asked),
+		cmocka_unit_test(total_silence_resynchronises_without_a_request),
 		cmocka_unit_test(it_beats_twice_in_beat_ms_while_the_trainer_lives),
 		cmocka_unit_test(observers_do_not_beat_nor_go_on_with_a_session),
 		cmocka_unit_test(no_welcome_in_connect_timeout_ms_ends_it),

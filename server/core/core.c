@@ -5,6 +5,7 @@
 #include "server/core/modes.h"
 #include "server/core/state.h"
 #include <string.h>
+#include "common/assert.h"
 
 #define IN(state) (1u << (state))
 #define CONNECTED (IN(SESSION_LIVE) | IN(SESSION_SUSPECT))
@@ -45,12 +46,10 @@ static const struct row rows[MSG_TYPES] = {
 
 struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer)
 {
-	/* max_effects is the worst case of one step; the last place only ever absorbs our own
-	 * mistake */
 	struct effect *e = &c->effect[c->n_effects];
 
-	if (c->n_effects + 1 < c->max_effects)
-		c->n_effects++;
+	PS_ASSERT(c->n_effects < c->max_effects); /* the worst case of one step: layout.c */
+	c->n_effects++;
 	e->kind = kind;
 	e->peer = peer;
 	e->generation = 0;

@@ -6,7 +6,7 @@ rules='
 ^worker/client/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
 ^worker/client/session\.[ch]$   ^(common/(assert|err|rng|mem)\.h|proto/msg\.h|worker/client/session\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
-^server/core/            ^(common/(clones|err|le|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
+^server/core/            ^(common/(assert|clones|err|le|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
 ^kernels/ladder/main\.c$  ^((common|kernels)/|worker/data/dataset\.h$)           ^(zmq|uv|microhttpd)\.h$
 ^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$

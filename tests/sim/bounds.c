@@ -86,8 +86,6 @@ static void check_excluded(struct sim *s, const struct core *c)
 
 static void check_core(struct sim *s, const struct core *c)
 {
-	if (c->n_effects + 1 >= c->max_effects)
-		sim_violation(s, "%zu effects of at most %zu", c->n_effects, c->max_effects);
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 

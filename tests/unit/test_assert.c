@@ -1,0 +1,87 @@
+/*
+ * Proves common/assert.h: an assertion that holds costs nothing but its condition, one that fails
+ * names file, line and condition and stops the process. And that the core stops rather than drop an
+ * effect.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "common/assert.h"
+#include "tests/unit/core_bench.h"
+
+typedef void act_fn(void);
+
+/* The signal that ends a process that does `act`; 0: none. What it says is in `said`. */
+static int signal_of(act_fn *act, char *said, size_t size)
+{
+	int end[2], status;
+
+	assert_int_equal(pipe(end), 0);
+	pid_t child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		dup2(end[1], STDERR_FILENO);
+		signal(SIGABRT, SIG_DFL);
+		act();
+		_exit(0);
+	}
+	close(end[1]);
+	ssize_t n = read(end[0], said, size - 1);
+	said[n > 0 ? n : 0] = '\0';
+	close(end[0]);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void two_is_even(void)
+{
+	PS_ASSERT(2 % 2 == 0);
+}
+
+static void three_is_even(void)
+{
+	PS_ASSERT(3 % 2 == 0);
+}
+
+static void an_assertion_that_fails_stops_the_process(void **state)
+{
+	char said[256];
+
+	(void)state;
+	assert_int_equal(signal_of(two_is_even, said, sizeof(said)), 0);
+	assert_string_equal(said, "");
+	assert_int_equal(signal_of(three_is_even, said, sizeof(said)), SIGABRT);
+	assert_non_null(strstr(said, "test_assert.c:"));
+	assert_non_null(strstr(said, "assertion failed: 3 % 2 == 0\n"));
+}
+
+static void answer_without_room(void)
+{
+	struct bench b;
+
+	bench_open(&b, bench_config());
+	b.core->max_effects = 0;
+	bench_tick(&b, 0);
+	struct msg m = {.type = MSG_STATUS};
+	bench_message(&b, 1, &m);
+}
+
+static void the_core_stops_rather_than_drop_an_effect(void **state)
+{
+	char said[256];
+
+	(void)state;
+	assert_int_equal(signal_of(answer_without_room, said, sizeof(said)), SIGABRT);
+	assert_non_null(strstr(said, "n_effects"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(an_assertion_that_fails_stops_the_process),
+		cmocka_unit_test(the_core_stops_rather_than_drop_an_effect),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

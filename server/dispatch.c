@@ -5,7 +5,6 @@
 #include <string.h>
 #include "common/log.h"
 #include "server/core/core.h"
-#include "server/durability/promise.h"
 
 #define FAREWELL_MS 2000 /* for workers to be told BYE */
 
@@ -107,7 +106,7 @@ static void send_fenced(struct server *s, const struct effect *e, const struct e
 
 static void send_msg(struct server *s, const struct effect *e, const struct event *ev)
 {
-	int held = s->wal && !s->status && promise_waits(&e->msg);
+	int held = s->wal && !s->status && e->durable_first;
 
 	router_set_lsn(s->router, held ? s->bound : 0);
 	labels_note(s->labels, e->peer, &e->msg);
@@ -119,10 +118,15 @@ static void send_msg(struct server *s, const struct effect *e, const struct even
 		wal_flush(s->wal);
 }
 
-static void carry_out(struct server *s, const struct effect *e, const struct event *ev)
+/* `position`: of the event in the log; 0: there is none. */
+static void carry_out(
+	struct server *s, const struct effect *e, const struct event *ev, uint64_t position)
 {
 	progress_effect(&s->progress, s->state.core, e, turn_now(s));
 	switch (e->kind) {
+	case EFFECT_COMMIT:
+		s->bound = position ? position : s->bound;
+		break;
 	case EFFECT_SEND:
 		send_msg(s, e, ev);
 		break;
@@ -161,7 +165,7 @@ static void label_joining(struct server *s, const struct event *ev)
 void turn(struct server *s, const struct event *ev, struct frames *f)
 {
 	struct core *c = s->state.core;
-	uint64_t now = turn_now(s), version = core_stats(c)->version, position = 0;
+	uint64_t now = turn_now(s), position = 0;
 	const struct effect *e;
 
 	if (s->wal && !s->status)
@@ -170,10 +174,8 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 	core_step(c, ev, now);
 	label_joining(s, ev);
 	param_buffers_after_step(s->state.params, c);
-	if (position && promise_binds(c, version))
-		s->bound = position;
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
-		carry_out(s, e, ev);
+		carry_out(s, e, ev, position);
 }
 
 int turn_is_flooded(const struct server *s, const struct msg *m)

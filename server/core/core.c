@@ -51,6 +51,7 @@ struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer)
 	PS_ASSERT(c->n_effects < c->max_effects); /* the worst case of one step: layout.c */
 	c->n_effects++;
 	e->kind = kind;
+	e->durable_first = 0;
 	e->peer = peer;
 	e->generation = 0;
 	e->epoch = 0;
@@ -66,6 +67,20 @@ struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type)
 	return m;
 }
 
+struct msg *core_send_committed(struct core *c, uint32_t peer, enum msg_type type)
+{
+	struct msg *m = core_send(c, peer, type);
+
+	c->effect[c->n_effects - 1].durable_first = 1;
+	return m;
+}
+
+struct msg *core_send_decided(struct core *c, uint32_t peer, enum msg_type type)
+{
+	c->commits = 1;
+	return core_send_committed(c, peer, type);
+}
+
 void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text)
 {
 	struct msg *m = core_send(c, peer, MSG_ERROR);
@@ -76,6 +91,7 @@ void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, c
 
 const struct effect *core_effect(const struct core *c, size_t i)
 {
+	i += !c->commits;
 	return i < c->n_effects ? &c->effect[i] : NULL;
 }
 
@@ -258,6 +274,8 @@ static void recover(struct core *c)
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 {
 	c->n_effects = 0;
+	c->commits = 0;
+	(void)core_emit(c, EFFECT_COMMIT, 0);
 	c->now_ms = now_ms;
 	if (c->recovering && !c->recover_by_ms) {
 		c->recover_by_ms = now_ms + c->cfg.sessions.recovery_ms;

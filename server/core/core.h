@@ -41,8 +41,10 @@ struct event {
 };
 
 enum effect_kind {
-	EFFECT_SEND, /* msg to peer; slices point into the core's weights: encode before the next
-			step */
+	EFFECT_COMMIT, /* first of its step: the event must be durable before any message leaves
+			  that says `durable_first`, of this step or of a later one */
+	EFFECT_SEND,   /* msg to peer; slices point into the core's weights: encode before the next
+			  step */
 	EFFECT_SNAPSHOT, /* serialise now (snapshot.h) and save as `generation`; at most one is
 			    under way */
 	EFFECT_STATUS,   /* answer peer's STATUS request with the shell's JSON */
@@ -51,8 +53,21 @@ enum effect_kind {
 	EFFECT_FINISH, /* the run is over or drained and all is durable: `status` says how */
 };
 
+/*
+ * With a log of events, what a message needs before it may leave. Most say that a push is decided,
+ * that an incarnation or work was given, or that a worker may go: it would be wrong if the event
+ * behind them were lost. Weights need the event that made them. The others need nothing, so an
+ * operator reaches a server whose disk is full:
+ *
+ * - BEAT: it says what checkpoints hold;
+ * - ERROR: it refuses or asks for a new HELLO, and a crash only makes its receiver ask again. A
+ *   worker that ends because of one retains no push that was acknowledged: those ACKs had waited;
+ * - STATUS, and the WELCOME of an observer: they show the moment, not the disk;
+ * - ADMIN: of a checkpoint it comes when that is on disk; of a drain it says that it began.
+ */
 struct effect {
 	enum effect_kind kind;
+	int durable_first; /* SEND: after every event with EFFECT_COMMIT so far is durable */
 	uint32_t peer;
 	struct msg msg;
 	uint64_t generation;

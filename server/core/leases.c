@@ -275,7 +275,7 @@ static void grant(struct core *c, struct worker *w)
 	w->grant.request = w->lease_request;
 	c->stats.leases++;
 	pace_granted(c, w);
-	core_send(c, w->peer, MSG_GRANT)->grant = w->grant;
+	core_send_decided(c, w->peer, MSG_GRANT)->grant = w->grant;
 }
 
 /* A piece that only workers who are late have; NULL: none. */
@@ -482,7 +482,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 		return; /* an old one that the network kept */
 	if (request == w->lease_request) {
 		if (w->grant.request == request) {
-			core_send(c, ev->peer, MSG_GRANT)->grant = w->grant;
+			core_send_decided(c, ev->peer, MSG_GRANT)->grant = w->grant;
 			return;
 		}
 		w->waiting = 1;

@@ -20,7 +20,7 @@ static struct decision *decision_at(const struct core *c, const struct worker *w
 static void answer(
 	struct core *c, struct worker *w, uint64_t seq, const struct decision *d, int duplicate)
 {
-	struct msg *m = core_send(c, w->peer, MSG_ACK);
+	struct msg *m = core_send_decided(c, w->peer, MSG_ACK);
 
 	m->ack = (struct msg_ack){.seq = seq,
 		.verdict = (enum verdict)d->verdict,

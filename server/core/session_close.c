@@ -11,7 +11,7 @@
 
 void sessions_bye(struct core *c, const struct worker *w, uint32_t peer, int status)
 {
-	core_send(c, peer, MSG_BYE)->bye =
+	core_send_decided(c, peer, MSG_BYE)->bye =
 		(struct msg_bye){.stamp = sessions_stamp(c, w), .status = status};
 }
 

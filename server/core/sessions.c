@@ -87,7 +87,9 @@ uint64_t sessions_durable_seq(const struct core *c, const struct worker *w)
 
 static void welcome(struct core *c, struct worker *w, uint32_t peer)
 {
-	struct msg_welcome *m = &core_send(c, peer, MSG_WELCOME)->welcome;
+	struct msg *welcome =
+		w ? core_send_decided(c, peer, MSG_WELCOME) : core_send(c, peer, MSG_WELCOME);
+	struct msg_welcome *m = &welcome->welcome;
 	const struct core_config *cfg = &c->cfg;
 
 	memset(m, 0, sizeof(*m));

@@ -178,8 +178,9 @@ struct core {
 
 	struct say said; /* text of this step's refusal, if it names values */
 
-	struct effect *effect;
+	struct effect *effect; /* the first is the EFFECT_COMMIT */
 	size_t n_effects, max_effects;
+	int commits; /* this step has it */
 };
 
 /* core.c */
@@ -188,7 +189,12 @@ int core_is_active(const struct worker *w);
 /* So many workers as it takes have come; a run without a data set waits for nobody. */
 int core_has_begun(const struct core *c);
 struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer);
+/* A message that leaves at once. */
 struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type);
+/* A message that leaves when all that was committed is durable, this event too if it commits. */
+struct msg *core_send_committed(struct core *c, uint32_t peer, enum msg_type type);
+/* A message that follows from this event: the event is committed first. */
+struct msg *core_send_decided(struct core *c, uint32_t peer, enum msg_type type);
 void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text);
 /* Lay out the block and clear it; weights are the caller's to fill. */
 struct core *core_place(void *memory, float *weights, const struct core_config *cfg);

@@ -234,6 +234,7 @@ void store_publish(struct core *c, float *next)
 	st->version++;
 	st->version_term = c->cfg.term;
 	c->stats.version = st->version;
+	c->commits = 1;
 }
 
 void store_freeze(struct core *c)
@@ -251,7 +252,7 @@ static void send_weights(
 	if (w && !eval)
 		backups_hold(c, w);
 	c->stats.pulls++;
-	m = core_send(c, peer, MSG_PARAMS);
+	m = core_send_committed(c, peer, MSG_PARAMS);
 	m->params.request = request;
 	m->params.which = which;
 	m->params.elastic = c->cfg.training.mode == MODE_EASGD ? easgd_part(c) : 0;

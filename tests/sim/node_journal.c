@@ -6,7 +6,6 @@
 #include <string.h>
 #include <xxhash.h>
 #include "proto/wire.h"
-#include "server/durability/promise.h"
 #include "tests/sim/sim.h"
 
 #define ASK_MS 100 /* between two snapshots that the journal asks for */
@@ -58,10 +57,10 @@ static void flush(struct sim *s, uint64_t reached)
 	}
 }
 
-void journal_say(struct sim *s, const struct item *to, const struct msg *m)
+void journal_say(struct sim *s, const struct item *to, const struct msg *m, int durable_first)
 {
 	struct sim_journal *j = &s->journal;
-	int held = j->wal && !s->server.over && promise_waits(m);
+	int held = j->wal && !s->server.over && durable_first;
 
 	if (!held || (!j->n && j->bound <= wal_flushed_lsn(j->wal))) {
 		leave(s, to, m);
@@ -116,7 +115,7 @@ void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
 	struct sim_journal *j = &s->journal;
 	uint64_t version = core_stats(c)->version;
 
-	if (position && promise_binds(c, version_before))
+	if (position && core_effect(c, 0) && core_effect(c, 0)->kind == EFFECT_COMMIT)
 		j->bound = position;
 	if (j->wal && version != version_before)
 		j->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of(s)};

@@ -251,7 +251,8 @@ static void say(struct sim *s, const struct effect *e)
 		m = &params;
 	}
 	journal_say(s,
-		&(struct item){.node = node, .life = s->worker[node - 1].life, .link = e->peer}, m);
+		&(struct item){.node = node, .life = s->worker[node - 1].life, .link = e->peer}, m,
+		e->durable_first);
 }
 
 /* The weights as the workers may pull them in this step. */
@@ -301,6 +302,8 @@ static void limit_space(struct sim *s)
 static void carry_out(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
+	case EFFECT_COMMIT: /* journal_stepped has seen it */
+		break;
 	case EFFECT_SEND:
 		say(s, e);
 		break;

@@ -301,7 +301,7 @@ void journal_release(struct sim *s);
 uint64_t journal_event(struct sim *s, const struct event *ev);
 void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
 /* Now, or when what it follows from is on the disk. */
-void journal_say(struct sim *s, const struct item *to, const struct msg *m);
+void journal_say(struct sim *s, const struct item *to, const struct msg *m, int durable_first);
 void journal_rotate(struct sim *s, uint64_t generation);
 void journal_durable(struct sim *s, uint64_t generation);
 void journal_finish(struct sim *s);

@@ -17,29 +17,36 @@ static struct decision *decision_at(const struct core *c, const struct worker *w
 	return &w->decisions[seq % c->cfg.sessions.replay_window];
 }
 
-static void answer(
-	struct core *c, struct worker *w, uint64_t seq, const struct decision *d, int duplicate)
+/* The answer to a push that also pulls is one message: store_answer_push. */
+static void answer(struct core *c, struct worker *w, const struct msg_push *p,
+	const struct decision *d, int duplicate)
 {
-	struct msg *m = core_send_decided(c, w->peer, MSG_ACK);
-
-	m->ack = (struct msg_ack){.seq = seq,
+	const struct msg_ack ack = {.seq = p->seq,
 		.verdict = (enum verdict)d->verdict,
 		.reject = (enum reject)d->reject,
 		.duplicate = (uint32_t)duplicate,
 		.version = d->version,
 		.durable_seq = sessions_durable_seq(c, w),
 		.term = c->cfg.term};
+
+	if (p->pull) {
+		c->pulling.worker = w;
+		c->pulling.request = p->pull;
+		c->pulling.ack = ack;
+	} else {
+		core_send_decided(c, w->peer, MSG_ACK)->ack = ack;
+	}
 }
 
-static void answer_duplicate(struct core *c, struct worker *w, uint64_t seq)
+static void answer_duplicate(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN};
-	const struct decision *d = decision_at(c, w, seq);
+	const struct decision *d = decision_at(c, w, p->seq);
 	/* a place in the window may be empty: the snapshot's window was smaller, or a rollback */
-	int kept = w->last_seq - seq < c->cfg.sessions.replay_window && d->verdict != VERDICT_NONE;
+	int kept = w->last_seq - p->seq < c->cfg.sessions.replay_window && d->verdict != VERDICT_NONE;
 
 	c->stats.duplicates++;
-	answer(c, w, seq, kept ? d : &forgotten, 1);
+	answer(c, w, p, kept ? d : &forgotten, 1);
 }
 
 void ledger_forget(struct core *c, struct worker *w)
@@ -130,7 +137,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	else if (!c->cfg.checkpoint.journal &&
 		 w->last_seq - w->durable_seq >= c->cfg.sessions.replay_window / 2)
 		c->urgent = 1; /* before the worker has to wait for us */
-	answer(c, w, p->seq, d, 0);
+	answer(c, w, p, d, 0);
 	if (r == REJECT_NONFINITE)
 		quarantine_bad(c, w);
 }
@@ -161,8 +168,7 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	if (p->seq <= w->last_seq)
-		answer_duplicate(c, w, p->seq);
+		answer_duplicate(c, w, p);
 	else
 		decide(c, w, p);
-	c->asks = p->pull ? p : NULL;
 }

@@ -173,8 +173,12 @@ struct core {
 	uint64_t now_ms;
 	uint64_t computed; /* images of the pushes taken since this start; for display */
 
-	/* the push of this step asks for the weights after it; NULL: it does not */
-	const struct msg_push *asks;
+	/* the push of this step that also pulls: its answer waits for the weights after the step */
+	struct {
+		struct worker *worker; /* NULL: there is none */
+		uint64_t request;
+		struct msg_ack ack;
+	} pulling;
 
 	struct say said; /* text of this step's refusal, if it names values */
 
@@ -319,7 +323,7 @@ double backups_peak(const struct core *c, const float *copy);
 uint32_t backups_take(struct core *c, uint64_t version, uint64_t made);
 
 /* store.c */
-/* Answer the push of this step if it asks for weights. */
+/* Answer the push of this step if it also pulls: PARAMS with its ACK. */
 void store_answer_push(struct core *c);
 void store_on_pull(struct core *c, struct worker *w, const struct event *ev);
 /* REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM; reads every value once, changes

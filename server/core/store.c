@@ -243,8 +243,9 @@ void store_freeze(struct core *c)
 	c->store.eval_version = c->store.version;
 }
 
-static void send_weights(
-	struct core *c, struct worker *w, uint32_t peer, uint64_t request, enum weights which)
+/* `ack`: of the push that pulls them; or NULL. */
+static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64_t request,
+	enum weights which, const struct msg_ack *ack)
 {
 	int eval = which == WEIGHTS_EVAL;
 	struct msg *m;
@@ -252,11 +253,12 @@ static void send_weights(
 	if (w && !eval)
 		backups_hold(c, w);
 	c->stats.pulls++;
-	m = core_send_committed(c, peer, MSG_PARAMS);
+	m = ack ? core_send_decided(c, peer, MSG_PARAMS) : core_send_committed(c, peer, MSG_PARAMS);
 	m->params.request = request;
 	m->params.which = which;
 	m->params.elastic = c->cfg.training.mode == MODE_EASGD ? easgd_part(c) : 0;
 	m->params.version = eval ? c->store.eval_version : c->store.version;
+	m->params.ack = ack ? *ack : (struct msg_ack){.seq = 0};
 	m->params.slices.n = 1;
 	m->params.slices.slice[0] = (struct slice){.offset = 0,
 		.count = c->store.n,
@@ -267,11 +269,11 @@ static void send_weights(
 
 void store_answer_push(struct core *c)
 {
-	struct worker *w = c->asks ? &c->worker[c->asks->stamp.worker - 1] : NULL;
+	struct worker *w = c->pulling.worker;
 
 	if (w)
-		send_weights(c, w, w->peer, c->asks->pull, WEIGHTS_CURRENT);
-	c->asks = NULL;
+		send_weights(c, w, w->peer, c->pulling.request, WEIGHTS_CURRENT, &c->pulling.ack);
+	c->pulling.worker = NULL;
 }
 
 void store_on_pull(struct core *c, struct worker *w, const struct event *ev)
@@ -284,5 +286,5 @@ void store_on_pull(struct core *c, struct worker *w, const struct event *ev)
 	}
 	if (w)
 		w->peer = ev->peer;
-	send_weights(c, w, ev->peer, p->request, p->which);
+	send_weights(c, w, ev->peer, p->request, p->which, NULL);
 }

@@ -32,10 +32,7 @@ struct router {
 	struct chunked_push *chunks;
 	struct msg msg;
 	struct replies *replies;
-	uint64_t lsn;      /* that replies wait for */
-	struct msg ack;    /* the newest reply, if it was an ACK: PARAMS may carry it ... */
-	uint32_t ack_peer; /* ... to this peer; 0: there is none */
-	uint64_t ack_lsn;
+	uint64_t lsn; /* that replies wait for */
 
 	struct router_stats stats;
 	uint64_t refusal_ms;         /* when the newest log line about one was written */
@@ -44,14 +41,12 @@ struct router {
 
 /* ---- out ----------------------------------------------------------------------------------- */
 
-/* The frame of the weights is no copy, see param_buffers.h. `ack`: travels inside, or NULL. */
-static int encode_params(
-	struct router *r, const struct msg *m, const struct msg_ack *ack, struct frames *f)
+/* The frame of the weights is no copy, see param_buffers.h. */
+static int encode_params(struct router *r, const struct msg *m, struct frames *f)
 {
 	struct msg header = *m;
 	int rc = param_buffers_frame(r->cfg.params, &header.params, &f->frame[1]);
 
-	header.params.ack = ack ? *ack : (struct msg_ack){.seq = 0};
 	if (rc)
 		return rc;
 	rc = wire_encode_header(&header, &f->frame[0]);
@@ -63,49 +58,30 @@ static int encode_params(
 	return PS_OK;
 }
 
-/* Encode `m` now and queue it until `lsn` is flushed. */
-static int queue(struct router *r, uint32_t peer, const struct msg *m, const struct msg_ack *ack,
-	uint64_t lsn)
+/* Encode `m` now and queue it until r->lsn is flushed. */
+static int queue(struct router *r, uint32_t peer, const struct msg *m)
 {
 	struct frames f;
 
 	frames_init(&f);
-	int rc = m->type == MSG_PARAMS ? encode_params(r, m, ack, &f) : wire_encode(m, &f);
+	int rc = m->type == MSG_PARAMS ? encode_params(r, m, &f) : wire_encode(m, &f);
 	if (rc) {
 		r->stats.dropped++;
 		log_warn("net", "unsendable", "type=%d reason=\"%s\"", (int)m->type, err_text(rc));
 		return rc;
 	}
-	replies_put(r->replies, peer, &f, lsn);
+	replies_put(r->replies, peer, &f, r->lsn);
 	return PS_OK;
-}
-
-/* No PARAMS followed the waiting ACK: it becomes a message of its own. */
-static void queue_ack(struct router *r)
-{
-	if (r->ack_peer)
-		(void)queue(r, r->ack_peer, &r->ack, NULL, r->ack_lsn);
-	r->ack_peer = 0;
 }
 
 void router_send(struct router *r, uint32_t peer, const struct msg *m)
 {
-	int joins = m->type == MSG_PARAMS && r->ack_peer == peer && r->ack_lsn <= r->lsn;
-
 	if (r->cfg.auth)
 		auth_note(r->cfg.auth, peer, m);
-	if (joins && queue(r, peer, m, &r->ack.ack, r->lsn) == PS_OK)
-		r->ack_peer = 0;
-	if (joins)
-		return;
-	queue_ack(r);
-	if (m->type == MSG_ACK) {
-		r->ack.type = MSG_ACK;
-		r->ack.ack = m->ack;
-		r->ack_peer = peer;
-		r->ack_lsn = r->lsn;
-	} else {
-		(void)queue(r, peer, m, NULL, r->lsn);
+	if (queue(r, peer, m) && m->type == MSG_PARAMS && m->params.ack.seq) {
+		/* without memory for the weights: the decision all the same */
+		const struct msg ack = {.type = MSG_ACK, .ack = m->params.ack};
+		(void)queue(r, peer, &ack);
 	}
 }
 
@@ -141,11 +117,8 @@ void router_flush(struct router *r)
 
 	if (!r->socket)
 		return;
-	queue_ack(r);
-	while ((gone = replies_flush(r->replies, send_reply, r)) != 0) {
+	while ((gone = replies_flush(r->replies, send_reply, r)) != 0)
 		r->cfg.on_gone(r->cfg.arg, gone);
-		queue_ack(r);
-	}
 	if (replies_waiting(r->replies) > 0)
 		uv_timer_start(&r->retry, on_retry, RETRY_MS, 0);
 }

@@ -247,6 +247,7 @@ static void say(struct sim *s, const struct effect *e)
 		params.params.version = m->params.version;
 		params.params.which = m->params.which;
 		params.params.elastic = m->params.elastic;
+		params.params.ack = m->params.ack;
 		params.params.slices.n = 0;
 		m = &params;
 	}

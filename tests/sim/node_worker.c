@@ -292,6 +292,16 @@ void worker_run_effects(struct sim *s, uint32_t node)
 
 void worker_message(struct sim *s, uint32_t node, const struct msg *m)
 {
+	if (m->type == MSG_PARAMS && m->params.ack.seq) { /* as worker/client/net.c does it */
+		struct msg ack;
+
+		ack.type = MSG_ACK;
+		ack.ack = m->params.ack;
+		session_message(at(s, node)->session, &ack, sim_clock(s, node));
+		worker_run_effects(s, node);
+		if (!at(s, node)->session) /* killed in the middle of it */
+			return;
+	}
 	session_message(at(s, node)->session, m, sim_clock(s, node));
 	worker_run_effects(s, node);
 	program_step(s, node);

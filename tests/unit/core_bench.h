@@ -307,13 +307,18 @@ static inline void bench_work(struct msg *m, uint32_t epoch, uint32_t first, uin
 	m->push.images = to - first * 10;
 }
 
-/* Send it; the ACK must be the only message that goes to its sender on that connection first. */
+/* Send it; its one answer is the ACK, which comes with the weights if it pulls. */
 static inline struct msg_ack bench_acked(struct bench *b, uint32_t peer, const struct msg *m)
 {
+	enum msg_type type = m->push.pull ? MSG_PARAMS : MSG_ACK;
+
 	bench_message(b, peer, m);
-	assert_non_null(bench_sent(b, peer, MSG_ACK));
-	assert_int_equal(bench_sent(b, peer, MSG_ACK)->ack.seq, m->push.seq);
-	return bench_sent(b, peer, MSG_ACK)->ack;
+	const struct msg *answer = bench_sent(b, peer, type);
+	assert_non_null(answer);
+	assert_null(bench_sent(b, peer, type == MSG_ACK ? MSG_PARAMS : MSG_ACK));
+	const struct msg_ack ack = type == MSG_ACK ? answer->ack : answer->params.ack;
+	assert_int_equal(ack.seq, m->push.seq);
+	return ack;
 }
 
 static inline void bench_applied(struct bench *b, uint32_t peer, const struct msg *m)

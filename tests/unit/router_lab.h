@@ -22,10 +22,10 @@ static void *clients[8]; /* open ones, closed by tear_down when a test failed */
 static struct param_buffers *shared;
 static float weights[N];
 
-/* What the core would be: counts, and answers PULL by PARAMS, BEAT by `replies` of BEAT, both after
- * an ACK of `ack` that waits for position `ack_hold`, if there is one. */
+/* What the core would be: counts, and answers PULL by PARAMS with an ACK of `ack`, if there is one,
+ * and BEAT by `replies` of BEAT. */
 static struct {
-	uint64_t messages, gone, version, ack, ack_hold;
+	uint64_t messages, gone, version, ack;
 	unsigned replies;
 	uint32_t peer;
 } core;
@@ -36,18 +36,13 @@ static inline void on_message(void *arg, uint32_t peer, const struct msg *m, str
 	assert_ptr_equal(arg, &core);
 	core.messages++;
 	core.peer = peer;
-	if (core.ack) {
-		const struct msg ack = {
-			.type = MSG_ACK, .ack = {.seq = core.ack, .verdict = VERDICT_OK}};
-		router_set_lsn(router, core.ack_hold);
-		router_send(router, peer, &ack);
-		router_set_lsn(router, 0);
-	}
 	if (m->type == MSG_PULL) {
 		struct msg reply = {.type = MSG_PARAMS};
 		reply.params.request = m->pull.request;
 		reply.params.version = core.version;
 		reply.params.which = m->pull.which;
+		reply.params.ack.seq = core.ack;
+		reply.params.ack.verdict = core.ack ? VERDICT_OK : VERDICT_NONE;
 		reply.params.slices.n = 1;
 		reply.params.slices.slice[0] =
 			(struct slice){.count = N, .encoding = ENCODING_F32, .data = weights};

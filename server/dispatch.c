@@ -122,7 +122,6 @@ static void send_msg(struct server *s, const struct effect *e, const struct even
 static void carry_out(
 	struct server *s, const struct effect *e, const struct event *ev, uint64_t position)
 {
-	progress_effect(&s->progress, s->state.core, e, turn_now(s));
 	switch (e->kind) {
 	case EFFECT_COMMIT:
 		s->bound = position ? position : s->bound;
@@ -138,8 +137,15 @@ static void carry_out(
 	case EFFECT_STATUS:
 		send_status(s, e->peer);
 		break;
-	case EFFECT_EPOCH:
-		break; /* progress has seen it */
+	case EFFECT_BEGIN:
+	case EFFECT_EPOCH_BEGUN:
+	case EFFECT_TRAINED:
+	case EFFECT_EVALUATED:
+		progress_effect(&s->progress, s->state.core, e, turn_now(s));
+		break;
+	case EFFECT_WORKER:
+		membership_log(e, s->state.core, s->labels);
+		break;
 	case EFFECT_FINISH:
 		finish(s, e->status);
 		break;

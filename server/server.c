@@ -259,7 +259,7 @@ static void on_tick(uv_timer_t *t)
 	transfers_poll(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
 	tell_core(s, &ev);
 	request_snapshot(s);
-	crew_look(&s->crew, s->state.core, s->labels);
+	membership_check(&s->membership, s->state.core);
 	say_data(s);
 	warnings_look(&s->warnings, s->state.core, s->status != 0);
 	waiting_tick(&s->waiting, s->state.core, turn_now(s));
@@ -505,7 +505,7 @@ static void start_handles(struct server *s)
 	progress_init(&s->progress, s->state.core, turn_now(s));
 	waiting_init(&s->waiting, core_config(s->state.core), router_endpoint(s->router),
 		s->auth != NULL);
-	crew_init(&s->crew, s->state.core);
+	membership_init(&s->membership, s->state.core);
 	transfers_init(&s->transfers, s->state.core);
 	s->warnings.classes = s->options->model.classes;
 	s->warnings.usual_rate = s->options->usual_rate;
@@ -537,7 +537,6 @@ static void release_server(struct server *s)
 	auth_free(&s->auth);
 	checkpointer_free(&s->checkpointer);
 	wal_free(&s->wal);
-	crew_release(&s->crew);
 	transfers_release(&s->transfers);
 	labels_free(&s->labels);
 	startup_release(&s->state);

@@ -52,7 +52,7 @@ struct server {
 	struct http *http;   /* NULL: off */
 	uint64_t unsaved_ms; /* since then the last checkpoint of a drain fails; 0: it does not */
 	int data_said;       /* the log has the run's data set */
-	struct crew crew;
+	struct membership membership;
 	struct transfers transfers;
 	struct labels *labels;
 	struct admission admission;

@@ -54,9 +54,29 @@ struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer)
 	e->durable_first = 0;
 	e->peer = peer;
 	e->generation = 0;
-	e->epoch = 0;
+	e->worker = 0;
 	e->status = 0;
 	return e;
+}
+
+void core_emit_epoch(struct core *c, enum effect_kind kind, uint32_t epoch)
+{
+	core_emit(c, kind, 0)->epoch = epoch;
+}
+
+void core_emit_worker(struct core *c, const struct worker *w, enum worker_change change)
+{
+	struct effect *e = core_emit(c, EFFECT_WORKER, 0);
+
+	e->worker = sessions_id(c, w);
+	e->change = change;
+}
+
+void core_begin(struct core *c)
+{
+	if (!c->begun)
+		(void)core_emit(c, EFFECT_BEGIN, 0);
+	c->begun = 1;
 }
 
 struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type)
@@ -160,6 +180,7 @@ static void on_message(struct core *c, const struct event *ev)
 		if (w->state == SESSION_SUSPECT) {
 			w->state = SESSION_LIVE;
 			pace_back(c, w);
+			core_emit_worker(c, w, WORKER_BACK);
 		}
 		if (ev->msg->type != MSG_BEAT) {
 			w->active_ms = c->now_ms;

@@ -45,12 +45,26 @@ enum effect_kind {
 			  that says `durable_first`, of this step or of a later one */
 	EFFECT_SEND,   /* msg to peer; slices point into the core's weights: encode before the next
 			  step */
-	EFFECT_SNAPSHOT, /* serialise now (snapshot.h) and save as `generation`; at most one is
+	EFFECT_SNAPSHOT,    /* serialise now (snapshot.h) and save as `generation`; at most one is
 			    under way */
-	EFFECT_STATUS,   /* answer peer's STATUS request with the shell's JSON */
-	EFFECT_EPOCH,  /* an epoch's training or evaluation has ended: `epoch`, for log and progress
-			*/
-	EFFECT_FINISH, /* the run is over or drained and all is durable: `status` says how */
+	EFFECT_STATUS,      /* answer peer's STATUS request with the shell's JSON */
+	EFFECT_BEGIN,       /* the first work of this life is given out; without a data set: the
+			     * first push is decided */
+	EFFECT_EPOCH_BEGUN, /* first training lease of `epoch` in this life */
+	EFFECT_TRAINED,     /* each batch of `epoch` is counted: its evaluation begins */
+	EFFECT_EVALUATED,   /* the evaluation of `epoch` is complete */
+	EFFECT_WORKER,      /* `change` of `worker`, after the messages that tell it */
+	EFFECT_FINISH,      /* the run is over or drained and all is durable: `status` says how */
+};
+
+enum worker_change {
+	WORKER_JOINED,
+	WORKER_BACK,   /* after silence, or after a restart of the server */
+	WORKER_SILENT, /* suspected */
+	WORKER_GONE,
+	WORKER_EXCLUDED,
+	WORKER_STALLED,  /* it has not delivered for too long */
+	WORKER_DELIVERS, /* it has, after all */
 };
 
 /*
@@ -71,7 +85,8 @@ struct effect {
 	uint32_t peer;
 	struct msg msg;
 	uint64_t generation;
-	uint32_t epoch;
+	uint32_t epoch, worker;
+	enum worker_change change;
 	int status; /* PS_EDONE, PS_ESHUTDOWN, PS_EDIVERGED */
 };
 
@@ -141,6 +156,7 @@ struct worker_view {
 /* Work for display: the counters show that of a pass or step only when it ends. */
 struct work_view {
 	uint64_t computed; /* images of all pushes taken since this start */
+	uint64_t push_ms;  /* core time of the newest decided push since this start; 0: none */
 	uint64_t images;   /* counted, with those of the pass or step under way */
 	uint32_t pass;     /* sandblaster: pass of the step under way, from 1; other modes: 0 */
 };

@@ -161,6 +161,6 @@ void dataset_contributed(struct core *c)
 		if (w->state == SESSION_JOINING || w->state == SESSION_LIVE ||
 			w->state == SESSION_SUSPECT)
 			if (!same(&w->data, &c->data))
-				sessions_die(c, w);
+				sessions_die(c, w, WORKER_GONE);
 	}
 }

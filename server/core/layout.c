@@ -20,11 +20,11 @@ static size_t place(size_t *at, size_t n, size_t size)
 	return here;
 }
 
-/* The worst step: every worker is answered, granted and told goodbye, and every admin is answered.
- */
+/* The worst step: every worker is answered, granted, told goodbye and changes, and every admin is
+ * answered. */
 static size_t max_effects(const struct core_config *cfg)
 {
-	return 3 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + 8;
+	return 4 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + 16;
 }
 
 static int sums(const struct core_config *cfg)

@@ -191,14 +191,13 @@ void leases_record(struct core *c, uint64_t images, double loss_sum)
 void leases_advance(struct core *c)
 {
 	struct leases *l = &c->leases;
-	struct effect *e;
 
 	if (l->n_batches == 0 || l->n_done < l->n_batches || l->evaluating ||
 		l->epoch >= c->cfg.training.epochs || c->gather.pushes > 0 || c->blaster.open)
 		return;
 	c->epoch[l->epoch].end_ms = c->now_ms;
-	e = core_emit(c, EFFECT_EPOCH, 0);
-	e->epoch = l->epoch;
+	core_emit_epoch(c, EFFECT_TRAINED, l->epoch);
+	c->epoch_begun = 0;
 	store_freeze(c);
 	l->evaluating = 1;
 	l->n_evaluated = 0;
@@ -216,7 +215,7 @@ static void evaluated(struct core *c)
 	struct leases *l = &c->leases;
 
 	l->evaluating = 0;
-	core_emit(c, EFFECT_EPOCH, 0)->epoch = l->epoch - 1;
+	core_emit_epoch(c, EFFECT_EVALUATED, l->epoch - 1);
 	c->dirty = 1;
 	if (l->epoch >= c->cfg.training.epochs)
 		core_end(c, PS_EDONE);
@@ -275,6 +274,11 @@ static void grant(struct core *c, struct worker *w)
 	w->grant.request = w->lease_request;
 	c->stats.leases++;
 	pace_granted(c, w);
+	core_begin(c);
+	if (w->grant.kind == GRANT_TRAIN && !c->epoch_begun) {
+		c->epoch_begun = 1;
+		core_emit_epoch(c, EFFECT_EPOCH_BEGUN, w->grant.work.epoch);
+	}
 	core_send_decided(c, w->peer, MSG_GRANT)->grant = w->grant;
 }
 

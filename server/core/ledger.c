@@ -43,7 +43,8 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN};
 	const struct decision *d = decision_at(c, w, p->seq);
 	/* a place in the window may be empty: the snapshot's window was smaller, or a rollback */
-	int kept = w->last_seq - p->seq < c->cfg.sessions.replay_window && d->verdict != VERDICT_NONE;
+	int kept =
+		w->last_seq - p->seq < c->cfg.sessions.replay_window && d->verdict != VERDICT_NONE;
 
 	c->stats.duplicates++;
 	answer(c, w, p, kept ? d : &forgotten, 1);
@@ -116,6 +117,9 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 
 	w->last_seq = p->seq;
 	c->stats.pushes++;
+	c->push_ms = c->now_ms;
+	if (c->cfg.training.epochs == 0)
+		core_begin(c);
 	c->dirty = 1;
 	if (r == REJECT_NONE || r == REJECT_STALE || superseded)
 		(void)pace_trained(c, w, &p->work, r == REJECT_NONE);

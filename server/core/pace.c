@@ -95,8 +95,12 @@ void pace_restart(const struct core *c, struct worker *w)
 }
 
 /* It has shown that it works. */
-static void contributed(struct pace *p)
+static void contributed(struct core *c, struct worker *w)
 {
+	struct pace *p = &w->pace;
+
+	if (p->stalled && w->state == SESSION_LIVE)
+		core_emit_worker(c, w, WORKER_DELIVERS);
 	p->stalled = 0;
 	p->owed_ms = 0;
 }
@@ -114,7 +118,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 	}
 	restart_clock(c, p);
 	p->left -= pieces;
-	contributed(p);
+	contributed(c, w);
 }
 
 /* All of `work` is in its newest grant, which may be over. */
@@ -130,7 +134,7 @@ static int is_own(const struct worker *w, const struct work *work)
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted)
 {
 	if (accepted)
-		contributed(&w->pace);
+		contributed(c, w);
 	if (!is_own(w, work) || work->count > w->pace.left)
 		return 0;
 	delivered(c, w, work->count);
@@ -237,6 +241,7 @@ static void judge(struct core *c, struct worker *w)
 		c->stats.stalls++;
 		p->stalled = 1;
 		leases_release(c, w);
+		core_emit_worker(c, w, WORKER_STALLED);
 	}
 }
 

@@ -60,7 +60,7 @@ void quarantine_bad(struct core *c, struct worker *w)
 		core_end(c, PS_EDIVERGED);
 		return;
 	}
-	sessions_die(c, w);
+	sessions_die(c, w, WORKER_EXCLUDED);
 	w->excluded = 1;
 	w->leaving = 1;
 	c->stats.excluded++;

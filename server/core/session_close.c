@@ -64,6 +64,7 @@ void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 	w->state = SESSION_DEAD;
 	w->waiting = 0;
 	w->peer = ev->peer;
+	core_emit_worker(c, w, WORKER_GONE);
 	if (sessions_durable_seq(c, w) == w->last_seq) {
 		sessions_bye(c, w, ev->peer, PS_OK);
 		return;

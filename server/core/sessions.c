@@ -118,7 +118,9 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 
 static void go_live(struct core *c, struct worker *w)
 {
-	if (w->state != SESSION_LIVE)
+	enum session_state before = w->state;
+
+	if (before != SESSION_LIVE)
 		pace_back(c, w);
 	w->state = SESSION_LIVE;
 	w->overdue = 0;
@@ -126,17 +128,19 @@ static void go_live(struct core *c, struct worker *w)
 	w->idle = 0;
 	if (w->peer) /* else its connection is gone, and it says HELLO on a new one */
 		welcome(c, w, w->peer);
+	if (before != SESSION_LIVE)
+		core_emit_worker(c, w, before == SESSION_JOINING ? WORKER_JOINED : WORKER_BACK);
 }
 
 /* WELCOME once it is on disk that this slot is taken, by this incarnation. */
 static void join(struct core *c, struct worker *w)
 {
 	c->dirty = 1;
+	w->state = SESSION_JOINING;
 	if (!c->cfg.durable || c->cfg.checkpoint.journal) {
 		go_live(c, w);
 		return;
 	}
-	w->state = SESSION_JOINING;
 	w->join_generation = c->generation + 1;
 	c->urgent = 1;
 }
@@ -339,13 +343,14 @@ void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 	send_beat(c, w, ev->peer);
 }
 
-void sessions_die(struct core *c, struct worker *w)
+void sessions_die(struct core *c, struct worker *w, enum worker_change why)
 {
 	w->state = SESSION_DEAD;
 	w->waiting = 0;
 	leases_release(c, w);
 	backups_release(c, w);
 	c->stats.deaths++;
+	core_emit_worker(c, w, why);
 }
 
 void sessions_tick(struct core *c)
@@ -359,13 +364,14 @@ void sessions_tick(struct core *c)
 		silence = c->now_ms - w->heard_ms;
 		if (silence > (sessions_may_return(w) ? c->cfg.sessions.ttl_ms
 						      : c->cfg.sessions.dead_ms)) {
-			sessions_die(c, w);
+			sessions_die(c, w, WORKER_GONE);
 		} else if (silence > c->cfg.sessions.dead_ms) {
 			w->state = SESSION_AWAY;
 			leases_release(c, w);
 		} else if (w->state == SESSION_LIVE && silence > c->cfg.sessions.suspect_ms) {
 			w->state = SESSION_SUSPECT;
 			leases_release(c, w);
+			core_emit_worker(c, w, WORKER_SILENT);
 		}
 	}
 }

@@ -171,7 +171,11 @@ struct core {
 	enum ending ending;
 	int end_status;
 	uint64_t now_ms;
-	uint64_t computed; /* images of the pushes taken since this start; for display */
+
+	/* for display; since this start, never saved */
+	uint64_t computed;      /* images of the pushes taken */
+	uint64_t push_ms;       /* the newest one was decided; 0: none was */
+	int begun, epoch_begun; /* EFFECT_BEGIN and EFFECT_EPOCH_BEGUN have been told */
 
 	/* the push of this step that also pulls: its answer waits for the weights after the step */
 	struct {
@@ -193,6 +197,10 @@ int core_is_active(const struct worker *w);
 /* So many workers as it takes have come; a run without a data set waits for nobody. */
 int core_has_begun(const struct core *c);
 struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer);
+void core_emit_epoch(struct core *c, enum effect_kind kind, uint32_t epoch);
+void core_emit_worker(struct core *c, const struct worker *w, enum worker_change change);
+/* Work is given out, or a push of a run without a data set is decided. */
+void core_begin(struct core *c);
 /* A message that leaves at once. */
 struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type);
 /* A message that leaves when all that was committed is durable, this event too if it commits. */
@@ -209,7 +217,7 @@ void core_end(struct core *c, int status);
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
 /* No beat for too long, or excluded. */
-void sessions_die(struct core *c, struct worker *w);
+void sessions_die(struct core *c, struct worker *w, enum worker_change why);
 /* Whoever held the slot ends when it hears this, and keeps no push any longer: so nothing is said
  * before all that it was told is taken is on disk, with its successor. */
 void sessions_fence(struct core *c, const struct worker *w, uint32_t peer);

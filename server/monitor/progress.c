@@ -55,7 +55,6 @@ static void end_epoch(struct progress *p, const struct core *c, uint64_t now_ms)
 
 	p->epoch_rate = seconds > 0 ? (double)(computed - p->epoch_images) / seconds : 0;
 	p->epoch_ms = now_ms;
-	p->epoch_begun = 0;
 	p->epoch_images = computed;
 	p->epoch_updates = s->updates;
 	if (core_training_epoch(c) >= core_config(c)->training.epochs)
@@ -73,40 +72,35 @@ static void log_epoch(const struct progress *p, uint32_t epoch, const struct epo
 		p->epoch_rate);
 }
 
-static void on_epoch(struct progress *p, const struct core *c, uint32_t epoch, uint64_t now_ms)
-{
-	const struct epoch_record *r = core_epoch(c, epoch);
-
-	if (r && r->eval_done > 0 && r->eval_done == core_data(c)->n_test)
-		log_epoch(p, epoch, r);
-	else
-		end_epoch(p, c, now_ms);
-}
-
 void progress_effect(
 	struct progress *p, const struct core *c, const struct effect *e, uint64_t now_ms)
 {
-	int work = e->kind == EFFECT_SEND &&
-		   (e->msg.type == MSG_GRANT ||
-			   (e->msg.type == MSG_ACK && core_config(c)->training.epochs == 0));
-
-	if (work && p->begin_ms == 0)
+	switch (e->kind) {
+	case EFFECT_BEGIN:
 		begin_training(p, c, now_ms);
-	if (work && e->msg.type == MSG_GRANT && e->msg.grant.kind == GRANT_TRAIN &&
-		!p->epoch_begun) {
-		p->epoch_begun = 1;
-		p->epoch_ms = now_ms; /* what evaluation took before is not this epoch's */
+		break;
+	case EFFECT_EPOCH_BEGUN: /* what evaluation took before is not this epoch's */
+		p->epoch_ms = now_ms;
+		break;
+	case EFFECT_TRAINED:
+		end_epoch(p, c, now_ms);
+		break;
+	case EFFECT_EVALUATED:
+		log_epoch(p, e->epoch, core_epoch(c, e->epoch));
+		break;
+	default:
+		break;
 	}
-	if (work && e->msg.type == MSG_ACK)
-		p->end_ms = now_ms;
-	if (e->kind == EFFECT_EPOCH)
-		on_epoch(p, c, e->epoch, now_ms);
 }
 
-double progress_seconds(const struct progress *p, uint64_t now_ms)
+double progress_seconds(const struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	uint64_t end = p->end_ms ? p->end_ms : now_ms;
+	struct work_view work;
 
+	core_work(c, &work);
+	if (core_config(c)->training.epochs == 0 && work.push_ms)
+		end = work.push_ms;
 	return p->begin_ms ? (double)(end - p->begin_ms) / 1000 : 0;
 }
 

@@ -17,9 +17,8 @@ struct waiting;
 struct progress {
 	uint64_t start_ms; /* of the process */
 	uint64_t begin_ms; /* first work given out or first update, in this life; 0: not yet */
-	uint64_t end_ms;   /* last epoch over, or newest update; 0: not yet */
+	uint64_t end_ms;   /* last epoch over; 0: not yet */
 	uint64_t epoch_ms; /* the epoch in training began, with its first lease, or this life did */
-	int epoch_begun;   /* it had its first lease */
 	uint64_t epoch_images, epoch_updates;        /* computed by then */
 	double epoch_rate;                           /* images/s of the newest epoch that ended */
 	uint64_t rate_ms, rate_images, rate_updates; /* at the newest measurement: computed */
@@ -28,14 +27,14 @@ struct progress {
 };
 
 void progress_init(struct progress *p, const struct core *c, uint64_t now_ms);
-/* Look at an effect of the core: work given out, an epoch over. Logs `train epoch=...`. */
+/* EFFECT_BEGIN, EFFECT_EPOCH_BEGUN, EFFECT_TRAINED or EFFECT_EVALUATED. Logs `train epoch=...`. */
 void progress_effect(
 	struct progress *p, const struct core *c, const struct effect *e, uint64_t now_ms);
 /* Time passed: measure the rate, redraw the bar on a terminal. `waiting` may be NULL. */
 void progress_tick(
 	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms);
 /* From the first work to the end of training (or to now, while it goes on). */
-double progress_seconds(const struct progress *p, uint64_t now_ms);
+double progress_seconds(const struct progress *p, const struct core *c, uint64_t now_ms);
 
 /* The newest epoch whose evaluation is whole, or NULL. */
 const struct epoch_record *progress_evaluated(const struct core *c);

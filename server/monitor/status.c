@@ -382,7 +382,7 @@ char *status_result(const struct status *s)
 	set_key(o, "updates", json_count(t->updates));
 	set_key(o, "images", json_count(t->images));
 	set_key(o, "images_per_epoch", images);
-	set_key(o, "seconds", json_real(progress_seconds(s->progress, s->now_ms)));
+	set_key(o, "seconds", json_real(progress_seconds(s->progress, s->core, s->now_ms)));
 	set_key(o, "seconds_total", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
 	set_key(o, "duplicates", json_count(t->duplicates));
 	set_key(o, "rejected", json_count(rejected(t)));

@@ -318,7 +318,11 @@ static void carry_out(struct sim *s, const struct effect *e)
 	case EFFECT_FINISH:
 		finish(s, e->status);
 		break;
-	case EFFECT_EPOCH:
+	case EFFECT_BEGIN:
+	case EFFECT_EPOCH_BEGUN:
+	case EFFECT_TRAINED:
+	case EFFECT_EVALUATED:
+	case EFFECT_WORKER:
 	case EFFECT_STATUS:
 		break;
 	}

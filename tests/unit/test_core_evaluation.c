@@ -49,7 +49,7 @@ static void evaluation_is_granted_in_portions_before_any_training(void **state)
 		assert_int_equal(g.eval_id, 1);
 		result(&b, 9, s, &g);
 		assert_int_equal(bench_count(&b, EFFECT_SEND), 0); /* RESULT has no answer */
-		assert_int_equal(bench_count(&b, EFFECT_EPOCH), i == 2);
+		assert_int_equal(bench_count(&b, EFFECT_EVALUATED), i == 2);
 	}
 	assert_int_equal(core_epoch(b.core, 0)->eval_done, 7);
 	assert_int_equal(core_epoch(b.core, 0)->eval_correct, 2 + 2 + 1);
@@ -209,7 +209,7 @@ static void a_portion_whose_worker_vanished_is_granted_again(void **state)
 	assert_int_equal(g.kind, GRANT_EVAL);
 	assert_int_equal(g.eval_first, 6);
 	result(&b, 10, t, &g);
-	assert_int_equal(bench_count(&b, EFFECT_EPOCH), 1);
+	assert_int_equal(bench_count(&b, EFFECT_EVALUATED), 1);
 	result(&b, 9, s, &g); /* the vanished one comes back with it */
 	assert_int_equal(core_epoch(b.core, 0)->eval_done, 7);
 	bench_close(&b);
@@ -228,14 +228,15 @@ static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state
 	s = bench_join(&b, 9, "");
 	train(&b, s, 0);
 	train(&b, s, 1);
-	assert_int_equal(bench_count(&b, EFFECT_EPOCH), 0);
+	assert_int_equal(bench_count(&b, EFFECT_TRAINED), 0);
 	assert_int_equal(core_training_epoch(b.core), 1);
 	for (uint64_t i = 1; i <= 3; i++) {
 		g = grant(&b, 9, s, i);
 		assert_int_equal(g.eval_id, 1);
 		result(&b, 9, s, &g);
 	}
-	assert_int_equal(bench_count(&b, EFFECT_EPOCH), 2); /* evaluated 0; trained 1 */
+	assert_int_equal(bench_count(&b, EFFECT_EVALUATED), 1); /* epoch 0 */
+	assert_int_equal(bench_count(&b, EFFECT_TRAINED), 1);   /* epoch 1 */
 	assert_int_equal(core_training_epoch(b.core), 2);
 	bench_pull(&b, 9, s, WEIGHTS_EVAL);
 	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 2);

@@ -86,9 +86,9 @@ static void an_epoch_ends_when_all_its_batches_are_done_and_only_then(void **sta
 		assert_int_equal(core_training_epoch(b.core), 0);
 		b.now_ms += 10;
 		bench_applied(&b, 9, &m);
-		assert_int_equal(bench_count(&b, EFFECT_EPOCH), i == 3);
+		assert_int_equal(bench_count(&b, EFFECT_TRAINED), i == 3);
 	}
-	assert_int_equal(bench_effect(&b, EFFECT_EPOCH)->epoch, 0);
+	assert_int_equal(bench_effect(&b, EFFECT_TRAINED)->epoch, 0);
 	assert_int_equal(core_training_epoch(b.core), 1);
 	assert_int_equal(core_epoch(b.core, 0)->images, 35);
 	assert_int_equal(core_epoch(b.core, 0)->end_ms, b.now_ms);

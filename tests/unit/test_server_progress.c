@@ -132,15 +132,15 @@ static void seconds_run_from_the_first_work_to_the_last_epoch(void **state)
 	worker.now_ms = 3000; /* two seconds of waiting for a worker do not count */
 	lab_join(&worker, "", 200, 100);
 	lab_show(&progress, &worker);
-	assert_true(progress_seconds(&progress, 3500) == 0);
+	assert_true(progress_seconds(&progress, run.core, 3500) == 0);
 	worker.now_ms = 4000;
 	lab_lease(&worker);
 	lab_show(&progress, &worker);
-	assert_true(progress_seconds(&progress, 4250) == 0.25);
+	assert_true(progress_seconds(&progress, run.core, 4250) == 0.25);
 	batch_at((struct work){0, 0, 1}, 5000);
-	assert_true(progress_seconds(&progress, 5500) == 1.5);
+	assert_true(progress_seconds(&progress, run.core, 5500) == 1.5);
 	batch_at((struct work){0, 1, 1}, 6000);
-	assert_true(progress_seconds(&progress, 99000) == 2);
+	assert_true(progress_seconds(&progress, run.core, 99000) == 2);
 }
 
 static void an_epoch_is_one_log_line_with_its_rate(void **state)
@@ -286,14 +286,14 @@ static void a_vectors_time_is_that_of_its_updates(void **state)
 	begin("--model;vector:3");
 	lab_join(&worker, "", 0, 0);
 	lab_show(&progress, &worker);
-	assert_true(progress_seconds(&progress, 5000) == 0);
+	assert_true(progress_seconds(&progress, run.core, 5000) == 0);
 	worker.now_ms = 6000;
 	lab_push(&worker, none, 0, 0, 1);
 	lab_show(&progress, &worker);
 	worker.now_ms = 7500;
 	lab_push(&worker, none, 0, 0, 1);
 	lab_show(&progress, &worker);
-	assert_true(progress_seconds(&progress, 99000) == 1.5);
+	assert_true(progress_seconds(&progress, run.core, 99000) == 1.5);
 }
 
 int main(void)

@@ -1,8 +1,6 @@
 #include "proto/wire_hash.h"
-#include <stdlib.h>
 #include <string.h>
 #include "common/clones.h"
-#include "common/mem.h"
 #define XXH_STATIC_LINKING_ONLY /* XXH3_state_t on the stack */
 #include <xxhash.h>
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
@@ -45,42 +43,6 @@ uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak)
 		*peak = here > *peak ? here : *peak;
 	}
 	return XXH3_64bits_digest(&state);
-}
-
-struct wire_hash {
-	XXH3_state_t *state;
-};
-
-struct wire_hash *wire_hash_new(void)
-{
-	struct wire_hash *h = mem_try(1, sizeof(*h));
-
-	if (h && !(h->state = XXH3_createState()))
-		wire_hash_free(&h);
-	return h;
-}
-
-void wire_hash_free(struct wire_hash **h)
-{
-	if (*h)
-		(void)XXH3_freeState((*h)->state);
-	free(*h);
-	*h = NULL;
-}
-
-void wire_hash_begin(struct wire_hash *h)
-{
-	(void)XXH3_64bits_reset(h->state);
-}
-
-void wire_hash_add(struct wire_hash *h, const void *data, size_t size)
-{
-	(void)XXH3_64bits_update(h->state, data, size);
-}
-
-uint64_t wire_hash_end(const struct wire_hash *h)
-{
-	return XXH3_64bits_digest(h->state);
 }
 
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size)

@@ -13,14 +13,6 @@ uint64_t wire_hash(const void *data, size_t size);
 /* wire_hash of floats; *peak becomes the largest of their bits without the sign, in the same pass.
  */
 uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak);
-/* The same of bytes that come one block after the other: begin, add, then end gives wire_hash of
- * all of them. */
-struct wire_hash;                      /* opaque */
-struct wire_hash *wire_hash_new(void); /* NULL: no memory */
-void wire_hash_free(struct wire_hash **h);
-void wire_hash_begin(struct wire_hash *h);
-void wire_hash_add(struct wire_hash *h, const void *data, size_t size);
-uint64_t wire_hash_end(const struct wire_hash *h);
 /* memcpy, and the wire_hash of what was copied, in one pass: each block is hashed while the cache
  * still has it. */
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);

@@ -359,12 +359,6 @@ void core_lend(struct core *c, float *buffer)
 	c->store.loan = buffer;
 }
 
-void core_watch(struct core *c, core_watch_fn *watch, void *arg)
-{
-	c->store.watch = watch;
-	c->store.watch_arg = arg;
-}
-
 const float *core_weights(const struct core *c)
 {
 	return c->store.weights;

@@ -187,10 +187,6 @@ struct core *core_init(void *memory, const struct core_config *cfg, float *weigh
  * and leaves the present ones as they are: somebody still reads them. From then on core_weights is
  * `buffer` and the old ones are the caller's. NULL takes back a loan that was not used. */
 void core_lend(struct core *c, float *buffer);
-/* A new version is shown to `watch` while it is written and the caches have it, in blocks in order:
- * for its checksum. Values that stay where they are, and are not changed, are not shown. */
-typedef void core_watch_fn(void *arg, size_t offset, const float *block, size_t n);
-void core_watch(struct core *c, core_watch_fn *watch, void *arg);
 /* One event. The effects are read with core_effect before the next step. `now_ms` never goes back.
  */
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms);

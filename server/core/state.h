@@ -95,9 +95,7 @@ struct store {
 	uint64_t version;
 	uint64_t version_term; /* term in which these weights came about */
 	float *weights;
-	float *loan;          /* where the next version goes; NULL: in place */
-	core_watch_fn *watch; /* of what is written there; NULL: nobody */
-	void *watch_arg;
+	float *loan;         /* where the next version goes; NULL: in place */
 	float *eval_weights; /* as they were when the epoch in evaluation ended */
 	uint64_t eval_version;
 	float *state[OPTIM_VECTORS]; /* the optimizer's; NULL where it has none */

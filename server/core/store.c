@@ -13,8 +13,6 @@
 #include <math.h>
 #include <string.h>
 
-#define STORE_BLOCK ((size_t)8192) /* values; three such blocks are in the L1 and L2 cache */
-
 static uint32_t bits_of(float value)
 {
 	uint32_t bits;
@@ -134,34 +132,16 @@ static void carry_out_plan(struct store *st)
 
 /* ---- applying -------------------------------------------------------------------------------- */
 
-static void apply_block(struct core *c, const struct optim_step *step, float *next, size_t offset,
-	const float *g, size_t n)
+static void apply_slice(
+	struct core *c, const struct optim_step *step, float *next, const struct slice *p)
 {
 	struct store *st = &c->store;
 	float *state[OPTIM_VECTORS];
 
 	for (size_t i = 0; i < OPTIM_VECTORS; i++)
-		state[i] = st->state[i] ? st->state[i] + offset : NULL;
-	optim_apply(&c->cfg.optim, step, next + offset, st->weights + offset, g, state, n);
-}
-
-static void show(const struct store *st, size_t offset, const float *block, size_t n)
-{
-	if (st->watch)
-		st->watch(st->watch_arg, offset, block, n);
-}
-
-static void apply_slice(
-	struct core *c, const struct optim_step *step, float *next, const struct slice *p)
-{
-	for (size_t done = 0; done < p->count;) {
-		size_t left = p->count - done, n = left < STORE_BLOCK ? left : STORE_BLOCK;
-		size_t at = p->offset + done;
-
-		apply_block(c, step, next, at, p->data + done, n);
-		show(&c->store, at, next + at, n);
-		done += n;
-	}
+		state[i] = st->state[i] ? st->state[i] + p->offset : NULL;
+	optim_apply(&c->cfg.optim, step, next + p->offset, st->weights + p->offset, p->data, state,
+		p->count);
 }
 
 /* Values [from, to) get no gradient. */
@@ -170,7 +150,6 @@ static void keep(struct store *st, float *weights, size_t from, size_t to)
 	if (weights == st->weights || from == to)
 		return;
 	memcpy(weights + from, st->weights + from, (to - from) * sizeof(float));
-	show(st, from, weights + from, to - from);
 }
 
 void store_apply(struct core *c, const struct slices *s, double eta)

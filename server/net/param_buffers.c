@@ -5,7 +5,6 @@
 #include "common/mem.h"
 #include "common/pool.h"
 #include "proto/wire.h"
-#include "proto/wire_hash.h"
 
 /* The reference count behind the values of each buffer. The core holds a reference to its current
  * buffer, and so does each frame. The last one to be dropped returns the buffer to the pool. */
@@ -24,13 +23,11 @@ struct copy {
 
 struct param_buffers {
 	struct pool *pool;
-	float *current;          /* the core's */
-	float *spare;            /* of the next version while frames of current exist, or NULL */
-	struct copy copy[2];     /* by enum weights - 1 */
-	size_t n_params, hashed; /* values of the version being written that `hash` has seen */
-	struct wire_hash *hash;
+	float *current;      /* the core's */
+	float *spare;        /* of the next version while frames of current exist, or NULL */
+	struct copy copy[2]; /* by enum weights - 1 */
+	size_t n_params;
 	uint64_t version, xxh3; /* of current */
-	int has_hash;           /* `hash` is of current */
 	int is_framed;          /* xxh3 is known */
 	uint64_t framed;
 };
@@ -78,8 +75,7 @@ int param_buffers_new(struct param_buffers **out, size_t n_params)
 	for (size_t i = 0; i < 2; i++)
 		(void)zmq_msg_init(&w->copy[i].frame);
 	w->n_params = n_params;
-	w->hash = wire_hash_new();
-	if (w->hash && pool_new(&w->pool, n_params + 2 * REFS_FLOATS) == PS_OK)
+	if (pool_new(&w->pool, n_params + 2 * REFS_FLOATS) == PS_OK)
 		w->current = take_buffer(w);
 	if (w->current)
 		return PS_OK;
@@ -100,7 +96,6 @@ void param_buffers_free(struct param_buffers **out)
 	if (w->current)
 		pool_give(w->pool, &w->current);
 	pool_free(&w->pool);
-	wire_hash_free(&w->hash);
 	free(w);
 	*out = NULL;
 }
@@ -108,21 +103,6 @@ void param_buffers_free(struct param_buffers **out)
 float *param_buffers_first(const struct param_buffers *w)
 {
 	return w->current;
-}
-
-/* Callback of core_watch: compute the checksum of a version while the core writes it. */
-static void on_block(void *arg, size_t offset, const float *block, size_t n)
-{
-	struct param_buffers *w = arg;
-
-	if (offset == 0) {
-		wire_hash_begin(w->hash);
-		w->hashed = 0;
-	}
-	if (offset != w->hashed)
-		return; /* a gap: the version is hashed as a whole later */
-	wire_hash_add(w->hash, block, n * sizeof(*block));
-	w->hashed += n;
 }
 
 /* A frame of the core's own buffer, if there is a second one for the next version. */
@@ -138,8 +118,7 @@ static int frame_current(struct param_buffers *w, uint64_t *xxh3, zmq_msg_t *fra
 		return PS_ENOMEM;
 	}
 	if (!w->is_framed) {
-		w->xxh3 = w->has_hash ? wire_hash_end(w->hash)
-				      : wire_checksum(w->current, w->n_params);
+		w->xxh3 = wire_checksum(w->current, w->n_params);
 		w->is_framed = 1;
 		w->framed++;
 	}
@@ -200,7 +179,6 @@ void param_buffers_after_step(struct param_buffers *w, const struct core *c)
 		return;
 	}
 	w->version = version;
-	w->has_hash = w->hashed == w->n_params;
 	w->is_framed = 0;
 }
 
@@ -208,8 +186,6 @@ void param_buffers_before_step(struct param_buffers *w, struct core *c)
 {
 	int is_shared = atomic_load(&refs_of(w, w->current)->n) > 1;
 
-	w->hashed = 0;
-	core_watch(c, on_block, w);
 	core_lend(c, is_shared ? w->spare : NULL);
 }
 

@@ -1,9 +1,9 @@
 /*
  * keys.h - CURVE keys in files: one secret or one public key each, as Z85 text under a header line.
  *
- * A secret is read only from a file that nobody but its owner (us, or root) can read, a public key
- * only from one that nobody else can write: else PS_EUSAGE. Options name files, so that no key
- * stands in a command line or an environment. Thread: any; no state.
+ * A secret is read only from a file that its owner (us, or root) alone can read, a public key only
+ * from a file that its owner alone can write: else PS_EUSAGE. Options name files, so that no key is
+ * part of a command line or an environment. Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H
@@ -11,9 +11,9 @@
 #include "common/err.h"
 
 #define KEY_TEXT  41 /* 40 characters of Z85, and a NUL */
-#define KEY_SHORT 8  /* so many of a public key's are enough for a person to know it by */
+#define KEY_SHORT 8  /* characters that identify a public key in logs and names */
 
-/* Both halves of one key. Whoever has one wipes it. */
+/* Both halves of one key; the owner calls key_wipe. */
 struct key_pair {
 	char public_key[KEY_TEXT], secret_key[KEY_TEXT];
 };
@@ -34,13 +34,13 @@ int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *m
 /* The path of `name` in the directory of `path`. PS_EUSAGE: too long. */
 int key_beside(
 	const char *path, const char *name, char *out, size_t size, struct err *e) PS_MUST_CHECK;
-/* Open a file of which our rights depend: regular, owned by us or root, without the mode bits
+/* Open a file that decides about rights: regular, owned by us or root, without the mode bits
  * `never`. The descriptor, or PS_EUSAGE. */
 int key_open(const char *path, unsigned never, struct err *e) PS_MUST_CHECK;
 #define KEY_NOT_READ    077u /* by others: a secret */
-#define KEY_NOT_WRITTEN 022u /* by others: a public key, an allow-list */
+#define KEY_NOT_WRITTEN 022u /* by others: a public key, an list of authorized keys */
 
-/* No core file of this process and no look into its memory by others: it holds a secret. */
+/* Deny core files and ptrace: the process holds a secret. */
 void key_protect_process(void);
 
 #endif

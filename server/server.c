@@ -357,7 +357,7 @@ static int open_auth(struct server *s, struct err *e)
 	const struct options *o = s->options;
 	const struct auth_config config = {.loop = &s->loop,
 		.key_file = o->key,
-		.allow_file = o->allow,
+		.keys_file = o->authorized_keys,
 		.max_workers = o->core.sessions.max_workers};
 
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;

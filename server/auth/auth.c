@@ -34,9 +34,9 @@ struct zap_request {
 
 struct auth {
 	struct auth_config cfg;
-	char allow_file[4096];
+	char keys_file[4096];
 	struct key_pair key;
-	struct allow *list;
+	struct authorized_keys *list;
 	uint64_t log_ms;
 	int testing; /* auth_self_test runs: the refused key is our own */
 
@@ -46,8 +46,9 @@ struct auth {
 	int open; /* handles: 1 the timer, 2 the ZAP socket's too */
 
 	uv_work_t work;
-	int reading, again;  /* again: auth_reload was called during the read */
-	struct allow *fresh; /* with `why`: the result of a read, the pool's while reading */
+	int reading, again; /* again: auth_reload was called during the read */
+	struct authorized_keys
+		*fresh; /* with `why`: the result of a read, the pool's while reading */
 	struct err why;
 
 	struct auth_stats stats;
@@ -64,8 +65,9 @@ static const char *key_of(struct frames *f)
 	return key && strlen(key) == KEY_TEXT - 1 ? key : "";
 }
 
-/* Two keys with one name are two workers. In the frame, too: that is what a journal keeps. */
-static int own_name(struct frames *f, struct msg *m, const char *key, const char **why)
+/* Two keys with one name are two workers. The frame gets the new name, too: the write-ahead log
+ * keeps the frame. */
+static int qualify_name(struct frames *f, struct msg *m, const char *key, const char **why)
 {
 	char *name = m->hello.name;
 	size_t n = strlen(name);
@@ -87,7 +89,7 @@ static int own_name(struct frames *f, struct msg *m, const char *key, const char
 	return PS_OK;
 }
 
-static int may_log(struct auth *a)
+static int log_is_due(struct auth *a)
 {
 	uint64_t now = uv_now(a->cfg.loop);
 
@@ -100,15 +102,15 @@ static int may_log(struct auth *a)
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, const char **why)
 {
 	const char *key = key_of(f);
-	int rc = roles_check(a->roles, allow_role(a->list, key), peer, key, m, why);
+	int rc = roles_check(a->roles, authorized_keys_role(a->list, key), peer, key, m, why);
 
 	if (rc) {
-		a->stats.overruled++;
-		if (may_log(a))
-			log_warn("auth", "overruled", "key=\"%.*s\" type=%d why=\"%s\"", KEY_SHORT,
-				key, (int)m->type, *why);
+		a->stats.unauthorized++;
+		if (log_is_due(a))
+			log_warn("auth", "unauthorized", "key=\"%.*s\" type=%d reason=\"%s\"",
+				KEY_SHORT, key, (int)m->type, *why);
 	} else if (m->type == MSG_HELLO) {
-		rc = own_name(f, m, key, why);
+		rc = qualify_name(f, m, key, why);
 	}
 	return rc;
 }
@@ -142,15 +144,15 @@ static void send_answer(struct auth *a, const struct zap_request *q, int admit)
 
 static void answer_zap(struct auth *a, const struct zap_request *q)
 {
-	enum key_role role = allow_role(a->list, q->key);
-	int admit = role != KEY_STRANGER;
+	enum key_role role = authorized_keys_role(a->list, q->key);
+	int admit = role != KEY_NONE;
 
 	a->stats.admitted += admit != 0;
 	a->stats.refused += !admit;
 	if (admit || a->testing)
 		log_debug("auth", admit ? "admitted" : "refused", "key=\"%.*s\" role=%s address=%s",
-			KEY_SHORT, q->key, allow_role_name(role), q->address);
-	else if (may_log(a))
+			KEY_SHORT, q->key, key_role_name(role), q->address);
+	else if (log_is_due(a))
 		log_warn("auth", "refused", "key=\"%.*s\" address=%s total=%llu", KEY_SHORT, q->key,
 			q->address, (unsigned long long)a->stats.refused);
 	send_answer(a, q, admit);
@@ -210,7 +212,7 @@ static void read_list(uv_work_t *work)
 {
 	struct auth *a = work->data;
 
-	if (a->cfg.read(&a->fresh, a->allow_file, &a->why))
+	if (a->cfg.read(&a->fresh, a->keys_file, &a->why))
 		a->fresh = NULL;
 }
 
@@ -221,11 +223,11 @@ static void take_list(struct auth *a)
 		log_error("auth", "list_kept", "reason=\"%s\"", a->why.text);
 		return;
 	}
-	allow_free(&a->list);
+	authorized_keys_free(&a->list);
 	a->list = a->fresh;
 	a->fresh = NULL;
-	a->stats.keys = allow_count(a->list);
-	log_info("auth", "list_read", "file=\"%s\" keys=%zu", a->allow_file, a->stats.keys);
+	a->stats.keys = authorized_keys_count(a->list);
+	log_info("auth", "list_read", "file=\"%s\" keys=%zu", a->keys_file, a->stats.keys);
 }
 
 static void on_slow(uv_timer_t *t)
@@ -235,7 +237,7 @@ static void on_slow(uv_timer_t *t)
 	log_error("auth", "list_slow",
 		"file=\"%s\" reason=\"the disk has not delivered it yet: the previous list stays "
 		"in use\"",
-		a->allow_file);
+		a->keys_file);
 }
 
 static void on_list_read(uv_work_t *work, int status)
@@ -269,23 +271,24 @@ int auth_busy(const struct auth *a)
 	return a && a->reading;
 }
 
-/* ---- birth ----------------------------------------------------------------------------------- */
+/* ---- creation -------------------------------------------------------------------------------- */
 
 static int read_files(struct auth *a, struct err *e)
 {
-	const char *file = a->cfg.allow_file;
+	const char *file = a->cfg.keys_file;
 	int rc = key_read_secret(a->cfg.key_file, &a->key, e);
 
 	if (rc)
 		return rc;
 	if (file)
-		snprintf(a->allow_file, sizeof(a->allow_file), "%s", file);
+		snprintf(a->keys_file, sizeof(a->keys_file), "%s", file);
 	else
-		rc = key_beside(a->cfg.key_file, "allow", a->allow_file, sizeof(a->allow_file), e);
+		rc = key_beside(a->cfg.key_file, AUTHORIZED_KEYS_FILE, a->keys_file,
+			sizeof(a->keys_file), e);
 	if (!rc)
-		rc = a->cfg.read(&a->list, a->allow_file, e);
-	if (!rc && allow_role(a->list, a->key.public_key) != KEY_STRANGER)
-		rc = err_set(e, PS_EUSAGE, "%s: has the server's own key on it", a->allow_file);
+		rc = a->cfg.read(&a->list, a->keys_file, e);
+	if (!rc && authorized_keys_role(a->list, a->key.public_key) != KEY_NONE)
+		rc = err_set(e, PS_EUSAGE, "%s: contains the server's own key", a->keys_file);
 	return rc;
 }
 
@@ -299,16 +302,16 @@ int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e)
 		return err_set(e, PS_ENOMEM, "no memory for keys");
 	a->cfg = *cfg;
 	if (!a->cfg.read)
-		a->cfg.read = allow_read;
+		a->cfg.read = authorized_keys_read;
 	a->roles = roles_new(cfg->max_workers);
 	rc = a->roles ? read_files(a, e) : err_set(e, PS_ENOMEM, "no memory for keys");
 	if (rc) {
 		auth_free(&a);
 		return rc;
 	}
-	a->stats.keys = allow_count(a->list);
+	a->stats.keys = authorized_keys_count(a->list);
 	log_info("auth", "keys", "server=\"%.*s\" list=\"%s\" keys=%zu", KEY_SHORT,
-		a->key.public_key, a->allow_file, a->stats.keys);
+		a->key.public_key, a->keys_file, a->stats.keys);
 	*out = a;
 	return PS_OK;
 }
@@ -333,10 +336,10 @@ int auth_open(struct auth *a, void *context, struct err *e)
 int auth_secure(struct auth *a, void *socket, struct err *e)
 {
 	int on = 1;
-	int bad = zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &on, sizeof on) ||
+	int bad = zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &on, sizeof(on)) ||
 		  zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, a->key.secret_key, KEY_TEXT) ||
 		  zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, ZAP_DOMAIN, strlen(ZAP_DOMAIN)) ||
-		  zmq_setsockopt(socket, ZAP_ENFORCE_DOMAIN, &on, sizeof on);
+		  zmq_setsockopt(socket, ZAP_ENFORCE_DOMAIN, &on, sizeof(on));
 
 	return bad ? err_set(e, PS_EAUTH, "CURVE cannot be switched on: %s", zmq_strerror(errno))
 		   : PS_OK;
@@ -348,7 +351,7 @@ int auth_self_test(struct auth *a, void *socket, struct err *e)
 	int rc;
 
 	a->testing = 1;
-	rc = stranger_is_refused(a->cfg.loop, socket, a->key.public_key, e);
+	rc = auth_selftest(a->cfg.loop, socket, a->key.public_key, e);
 	a->testing = 0;
 	a->stats = before;
 	return rc;
@@ -377,7 +380,7 @@ void auth_free(struct auth **a)
 		return;
 	if ((*a)->socket)
 		zmq_close((*a)->socket);
-	allow_free(&(*a)->list);
+	authorized_keys_free(&(*a)->list);
 	roles_free(&(*a)->roles);
 	explicit_bzero(*a, sizeof(**a));
 	free(*a);

@@ -3,7 +3,7 @@
  *
  * libzmq's CURVE proves that a connecting peer owns the secret of the public key that it shows, and
  * asks by ZAP (ZeroMQ RFC 27) whether that key may connect. The ZAP handler is a socket of the loop
- * and answers from the list in memory (common/allow.h). Each message of an accepted connection
+ * and answers from the list in memory (common/authorized_keys.h). Each message of an accepted connection
  * carries the key (libzmq's "User-Id"). The role of the key decides which messages it may send: see
  * the table in roles.c.
  *
@@ -22,44 +22,43 @@
 #ifndef SERVER_AUTH_AUTH_H
 #define SERVER_AUTH_AUTH_H
 #include <uv.h>
-#include "common/allow.h"
+#include "common/authorized_keys.h"
 #include "common/err.h"
 #include "proto/wire.h"
 
-/* How a list is read: allow_read, or a test's. Runs on a thread of libuv's pool. */
-typedef int auth_read_fn(struct allow **out, const char *path, struct err *e);
+/* How a list is read: authorized_keys_read, or a test's. Runs on a thread of libuv's pool. */
+typedef int auth_read_fn(struct authorized_keys **out, const char *path, struct err *e);
 
 struct auth_config {
 	uv_loop_t *loop;
-	const char *key_file;   /* the server's secret */
-	const char *allow_file; /* NULL: "allow" beside it */
+	const char *key_file;  /* the server's secret */
+	const char *keys_file; /* NULL: "allow" beside it */
 	uint32_t max_workers;
-	auth_read_fn *read; /* NULL: allow_read */
+	auth_read_fn *read; /* NULL: authorized_keys_read */
 };
 
 struct auth_stats {
 	uint64_t admitted, refused; /* handshakes of keys on the list and not on it */
-	uint64_t overruled;         /* messages that their key may not send */
+	uint64_t unauthorized;      /* messages that their key may not send */
 	size_t keys;                /* on the list */
 };
 
 struct auth; /* opaque, see auth.c */
 
-/* Read both files. PS_EUSAGE: which and why not. */
+/* Read both files. PS_EUSAGE names the file and the reason. */
 int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e) PS_MUST_CHECK;
-/* Answer the context's handshakes from now on. Before the first bind of a socket that is given to
- * auth_secure. */
+/* Answer the handshakes of the context from now on. Before auth_secure and bind. */
 int auth_open(struct auth *a, void *context, struct err *e) PS_MUST_CHECK;
-/* Connections to this socket need a key of the list. Before bind. */
+/* Require a listed key for connections to this socket. Before bind. */
 int auth_secure(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
-/* Connect to `socket` with a key that nobody knows, on a private address: PS_EAUTH unless just that
- * is refused. Runs the loop while it waits. */
+/* Connect to `socket` with a random key, on a private address: PS_EAUTH unless the key is refused.
+ * Runs the loop while it waits. */
 int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
-/* May the sender of `f` say `m`? PS_EAUTH: no, because `why`. A worker's name in `m` is made its
- * key's own, in `f` as well. */
+/* May the sender of `f` send `m`? PS_EAUTH: no, because `why`. Appends the key to a worker's name, in
+ * `m` and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
-/* `m` leaves for `peer`: a WELCOME gives a worker id to its key. */
+/* `m` leaves for `peer`: a WELCOME binds its worker id to the key of the peer. */
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
 /* Read the list again, on the pool. */
 void auth_reload(struct auth *a);

@@ -5,11 +5,11 @@
 #include "common/mem.h"
 #include "proto/wire.h"
 
-/* What a key's role lets it say: a row per message type, a column per role. */
+/* The roles that may send each message type. */
 #define MAY(role) (1u << (role))
 #define ANYBODY   (MAY(KEY_OBSERVER) | MAY(KEY_ADMIN) | MAY(KEY_WORKER))
 static const unsigned may[MSG_TYPES] = {
-	[MSG_HELLO] = ANYBODY, /* as an observer; as a worker only a worker's key */
+	[MSG_HELLO] = ANYBODY, /* ROLE_OBSERVER; ROLE_WORKER only with a worker's key */
 	[MSG_STATUS] = ANYBODY,
 	[MSG_BYE] = ANYBODY,
 	[MSG_PULL] = MAY(KEY_ADMIN) | MAY(KEY_WORKER),
@@ -20,13 +20,13 @@ static const unsigned may[MSG_TYPES] = {
 	[MSG_BEAT] = MAY(KEY_WORKER),
 };
 
-/* Whose worker id that is. */
+/* The key that owns a worker id. */
 struct owner {
-	uint32_t incarnation; /* 0: nobody's yet */
+	uint32_t incarnation; /* 0: no owner */
 	char key[KEY_TEXT];
 };
 
-/* A HELLO whose WELCOME may come later. */
+/* A HELLO whose WELCOME may leave later. */
 struct greeting {
 	uint32_t peer;
 	char key[KEY_TEXT];
@@ -40,18 +40,18 @@ struct roles {
 
 struct roles *roles_new(uint32_t max_workers)
 {
-	struct roles *r = mem_try(1, sizeof *r);
+	struct roles *r = mem_try(1, sizeof(*r));
 
 	if (!r)
 		return NULL;
 	r->ring = 2 * (size_t)max_workers;
-	r->greeting = mem_try(r->ring, sizeof *r->greeting);
+	r->greeting = mem_try(r->ring, sizeof(*r->greeting));
 	if (!r->greeting)
 		roles_free(&r);
 	return r;
 }
 
-static void greet(struct roles *r, uint32_t peer, const char *key)
+static void remember_hello(struct roles *r, uint32_t peer, const char *key)
 {
 	struct greeting *g = &r->greeting[r->n_greetings++ % r->ring];
 
@@ -59,7 +59,7 @@ static void greet(struct roles *r, uint32_t peer, const char *key)
 	memcpy(g->key, key, KEY_TEXT);
 }
 
-static int is_anothers(const struct roles *r, const struct stamp *s, const char *key)
+static int belongs_to_other(const struct roles *r, const struct stamp *s, const char *key)
 {
 	if (!s || s->worker == 0 || s->worker > WIRE_MAX_WORKERS)
 		return 0;
@@ -70,18 +70,19 @@ static int is_anothers(const struct roles *r, const struct stamp *s, const char 
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why)
 {
-	*why = "your key is not on the server's list any more";
-	if (role == KEY_STRANGER)
+	*why = "your key is no longer on the server's list";
+	if (role == KEY_NONE)
 		return PS_EAUTH;
-	*why = "your key's role may not say that: it needs a worker's key, or for ADMIN an admin's";
+	*why = "the role of your key may not send this: it needs a worker's key, or an admin's for "
+	       "ADMIN";
 	if (!(may[m->type] & MAY(role)) ||
 		(m->type == MSG_HELLO && m->hello.role == ROLE_WORKER && role != KEY_WORKER))
 		return PS_EAUTH;
 	*why = "that worker id belongs to another key";
-	if (is_anothers(r, msg_stamp(m), key))
+	if (belongs_to_other(r, msg_stamp(m), key))
 		return PS_EAUTH;
 	if (m->type == MSG_HELLO)
-		greet(r, peer, key);
+		remember_hello(r, peer, key);
 	return PS_OK;
 }
 

@@ -9,20 +9,20 @@
 
 #define ENDPOINT "ipc://@cnn-ps-self-test-%.8s" /* abstract: no file, and not for the network */
 #define LIMIT_MS 3000
-#define LOOK_MS  5
+#define POLL_MS  5
 #define REFUSED  400 /* ZAP's code */
 
-/* A client with a key of its own, and the monitor that says how its handshake ends. */
-struct intruder {
+/* A client with a random key, and the monitor of its handshake. */
+struct selftest_client {
 	void *context, *socket, *monitor;
 };
 
 static int set_int_option(void *socket, int option, int value)
 {
-	return zmq_setsockopt(socket, option, &value, sizeof value);
+	return zmq_setsockopt(socket, option, &value, sizeof(value));
 }
 
-static int open_intruder(struct intruder *i, const char *server_key, struct key_pair *own)
+static int open_client(struct selftest_client *i, const char *server_key, struct key_pair *own)
 {
 	const int events = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
 
@@ -35,7 +35,7 @@ static int open_intruder(struct intruder *i, const char *server_key, struct key_
 	       zmq_setsockopt(i->socket, ZMQ_CURVE_SECRETKEY, own->secret_key, KEY_TEXT);
 }
 
-static void close_intruder(struct intruder *i)
+static void close_client(struct selftest_client *i)
 {
 	zmonitor_close(i->socket, &i->monitor);
 	if (i->socket)
@@ -45,7 +45,7 @@ static void close_intruder(struct intruder *i)
 }
 
 /* How the handshake ended; number 0: it has not within LIMIT_MS. */
-static struct zmonitor_event wait_for_end(struct intruder *i, uv_loop_t *loop)
+static struct zmonitor_event wait_for_end(struct selftest_client *i, uv_loop_t *loop)
 {
 	struct zmonitor_event end = {0, 0};
 
@@ -53,7 +53,7 @@ static struct zmonitor_event wait_for_end(struct intruder *i, uv_loop_t *loop)
 	for (uint64_t start = uv_now(loop); !end.number && uv_now(loop) - start < LIMIT_MS;) {
 		zmq_pollitem_t item = {.socket = i->monitor, .events = ZMQ_POLLIN};
 		uv_run(loop, UV_RUN_NOWAIT); /* the ZAP handler answers */
-		(void)zmq_poll(&item, 1, LOOK_MS);
+		(void)zmq_poll(&item, 1, POLL_MS);
 		(void)zmonitor_next(i->monitor, &end);
 		uv_update_time(loop);
 	}
@@ -65,29 +65,29 @@ static int check_outcome(struct zmonitor_event end, struct err *e)
 	if (end.number == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH && end.value == REFUSED)
 		return PS_OK;
 	if (end.number == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
-		return err_set(e, PS_EAUTH, "self-test: a key that nobody knows was let in");
-	return err_set(e, PS_EAUTH,
-		"self-test: a key that nobody knows was not refused within %d ms", LIMIT_MS);
+		return err_set(e, PS_EAUTH, "self-test: a random key was accepted");
+	return err_set(
+		e, PS_EAUTH, "self-test: a random key was not refused within %d ms", LIMIT_MS);
 }
 
 static int try_key(uv_loop_t *loop, const char *server_key, const char *endpoint, struct err *e)
 {
-	struct intruder intruder = {NULL, NULL, NULL};
+	struct selftest_client client = {NULL, NULL, NULL};
 	struct key_pair own;
 	int rc = key_random(&own, e);
 
 	if (rc)
 		return rc;
-	if (open_intruder(&intruder, server_key, &own) || zmq_connect(intruder.socket, endpoint))
+	if (open_client(&client, server_key, &own) || zmq_connect(client.socket, endpoint))
 		rc = err_set(e, PS_EAUTH, "self-test: %s", zmq_strerror(errno));
 	if (!rc)
-		rc = check_outcome(wait_for_end(&intruder, loop), e);
-	close_intruder(&intruder);
+		rc = check_outcome(wait_for_end(&client, loop), e);
+	close_client(&client);
 	key_wipe(&own);
 	return rc;
 }
 
-int stranger_is_refused(uv_loop_t *loop, void *socket, const char *server_key, struct err *e)
+int auth_selftest(uv_loop_t *loop, void *socket, const char *server_key, struct err *e)
 {
 	struct key_pair name;
 	char endpoint[64];
@@ -98,7 +98,7 @@ int stranger_is_refused(uv_loop_t *loop, void *socket, const char *server_key, s
 	for (char *c = name.public_key; *c;
 		c++) /* no character that means something in an address */
 		*c = (char)('a' + (unsigned char)*c % 26);
-	snprintf(endpoint, sizeof endpoint, ENDPOINT, name.public_key);
+	snprintf(endpoint, sizeof(endpoint), ENDPOINT, name.public_key);
 	if (zmq_bind(socket, endpoint) != 0)
 		return err_set(e, PS_EAUTH, "self-test: bind: %s", zmq_strerror(errno));
 	rc = try_key(loop, server_key, endpoint, e);

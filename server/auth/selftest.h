@@ -1,17 +1,16 @@
 /*
- * selftest.h - the server's question to itself at every start: is a key that nobody knows refused?
+ * selftest.h - the authentication self-test of every start: the server refuses a random key.
  *
- * CURVE alone lets every key in; only a ZAP handler that is asked keeps strangers out. Thread: the
- * loop's.
+ * CURVE alone accepts every key; only a ZAP handler refuses one. Thread: the loop's.
  */
 #ifndef SERVER_AUTH_SELFTEST_H
 #define SERVER_AUTH_SELFTEST_H
 #include <uv.h>
 #include "common/err.h"
 
-/* Bind `socket` to a private address, connect to it with a fresh key, and wait, running the loop,
- * for the refusal. PS_EAUTH: it was let in, or nothing came. */
-int stranger_is_refused(
+/* Bind `socket` to a private address, connect to it with a random key, and run the loop until the key
+ * is refused. PS_EAUTH: it was accepted, or there was no answer in time. */
+int auth_selftest(
 	uv_loop_t *loop, void *socket, const char *server_key, struct err *e) PS_MUST_CHECK;
 
 #endif

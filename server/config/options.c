@@ -133,7 +133,7 @@ static void fill(struct options *o, const struct raw *r)
 	o->init = text_or_null(r->init);
 	o->memory_bytes = (uint64_t)r->memory_mb << 20;
 	o->key = text_or_null(r->key);
-	o->allow = text_or_null(r->allow);
+	o->authorized_keys = text_or_null(r->authorized_keys);
 	o->insecure = r->insecure;
 	o->log_level = (enum log_level)r->log_level;
 	o->log_format = (enum log_format)r->log_format;
@@ -175,10 +175,12 @@ int options_parse(struct options *o, int argc, char **argv)
 			"address for workers; port 0: any free one, see the log"),
 		TEXT("key", key, NULL, "FILE",
 			"the server's secret key (cnn-ctl keygen): traffic is encrypted, and only "
-			"keys of --allow may connect; without it --bind must be loopback"),
-		TEXT("allow", allow, NULL, "FILE",
-			"list of keys and their roles, read again on SIGHUP; without it \"allow\" "
-			"beside --key"),
+			"keys of --authorized-keys may connect; without it --bind must be "
+			"loopback"),
+		TEXT("authorized-keys", authorized_keys, NULL, "FILE",
+			"keys that may connect, and their roles; read again on SIGHUP; without it "
+			"\"authorized_keys\" beside --key",
+			.was = "allow"),
 		FLAG("insecure", insecure,
 			"let --bind be open to the network without keys: anybody may train, stop "
 			"and copy; let --http be open to it: anybody may read"),

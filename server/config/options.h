@@ -20,8 +20,9 @@ struct options {
 	uint64_t journal_bytes;     /* a journal is begun anew when it is larger */
 	const char *init;           /* a .safetensors file, or NULL */
 	uint64_t memory_bytes;      /* hang up past it; 0: as the machine has */
-	const char *key, *allow;    /* files; key NULL: no encryption, allow NULL: beside key */
-	int insecure;               /* the network may talk to us without keys */
+	const char *key,
+		*authorized_keys; /* files; key NULL: no encryption, authorized_keys NULL: beside key */
+	int insecure;             /* the network may talk to us without keys */
 	enum log_level log_level;
 	enum log_format log_format;
 	double usual_rate; /* of the mode and the optimizer, without --lr */

@@ -93,8 +93,8 @@ static void check_keys(const struct raw *r, int *errors)
 	if (key && r->insecure && !http_is_open(r))
 		complain(errors, "--key, --insecure: only one of them, unless --http is open to "
 				 "the network");
-	if (!key && r->allow && r->allow[0])
-		complain(errors, "--allow: needs --key");
+	if (!key && r->authorized_keys && r->authorized_keys[0])
+		complain(errors, "--authorized-keys: needs --key");
 	if (!key && !r->insecure && is_bind(r->bind, &e))
 		check_reach("--bind", r->bind, e.host,
 			"give --key FILE (cnn-ctl keygen DIR makes one), or --insecure", errors);

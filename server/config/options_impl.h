@@ -12,7 +12,7 @@
 
 /* The rows' destinations, in the types that opt.h knows. */
 struct raw {
-	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *allow, *data_id;
+	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *authorized_keys, *data_id;
 	struct mode_raw modes;
 	int64_t epochs, batch, seed, max_updates, max_staleness, warm_start_updates,
 		warm_start_ramp, lease_batches;

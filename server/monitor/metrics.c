@@ -112,8 +112,8 @@ static void put_auth(FILE *f, const struct auth_stats *a)
 {
 	metric_counter(f, "keys_admitted_total", "Handshakes of keys on the list.", a->admitted);
 	metric_counter(f, "keys_refused_total", "Handshakes of other keys.", a->refused);
-	metric_counter(f, "overruled_total", "Messages that their sender's key may not send.",
-		a->overruled);
+	metric_counter(f, "unauthorized_total", "Messages that their sender's key may not send.",
+		a->unauthorized);
 }
 
 static void put_net(FILE *f, const struct router_stats *n)

@@ -204,7 +204,7 @@ static json_t *counters_object(const struct status *s)
 		json_count(t->excluded), "rejoins", json_count(t->rejoins), "recoveries",
 		json_count(t->recoveries), "dropped_replies", json_count(s->net.dropped),
 		"zloop_rescues", json_count(s->net.rescues), "keys_refused",
-		json_count(s->auth.refused), "overruled", json_count(s->auth.overruled),
+		json_count(s->auth.refused), "unauthorized", json_count(s->auth.unauthorized),
 		"hellos_turned_away", json_count(s->turned_away));
 }
 

@@ -131,7 +131,7 @@ static void remove_keys(const struct server *s)
 		in_keys(path, s, name);
 		(void)unlink(path);
 	}
-	in_keys(path, s, "allow");
+	in_keys(path, s, "authorized_keys");
 	(void)unlink(path);
 	(void)rmdir(s->keys);
 }

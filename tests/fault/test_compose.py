@@ -166,7 +166,7 @@ def refused(c, *options, prepare="true"):
     bad = [line for line in said.splitlines() if " level=info " not in line]
     assert (code, len(bad)) == (9, 1), said
     after = c.ask("counters")
-    for what in ("deaths", "rejoins", "overruled", "refusals"):
+    for what in ("deaths", "rejoins", "unauthorized", "refusals"):
         assert after[what] == before[what], what
     return after["keys_refused"] - before["keys_refused"]
 
@@ -310,7 +310,7 @@ def test_compose_key_taken_out(cluster, figure):
     c = cluster(Training, CNN_MODEL="seed:8", CNN_EPOCHS=1000)
     crew = c.workers()
     docker("run", "--rm", "--network", "none", "-v", f"{c.project}_server-keys:/keys",
-           c.images.first, "sed", "-i", "/ worker$/d", "/keys/allow")
+           c.images.first, "sed", "-i", "/ worker$/d", "/keys/authorized_keys")
     docker("kill", "-s", "HUP", c.server)
     until(lambda: not c.workers(), SOON, "they end")
     assert {inspect(w, ".State.Status") for w in crew} == {"exited"}

@@ -1,9 +1,9 @@
 /*
- * test_keys.c - key files and allow-lists: what is read and what is refused, and that keygen's two
+ * test_keys.c - key files and list of authorized keys: what is read and what is refused, and that keygen's two
  * halves belong together.
  */
 #include <sys/stat.h>
-#include "common/allow.h"
+#include "common/authorized_keys.h"
 #include "common/keys.h"
 #include "scratch.h"
 
@@ -135,51 +135,72 @@ static void what_is_no_key_file_is_refused(void **state)
 
 static void a_list_gives_roles(void **state)
 {
-	struct allow *a;
+	struct authorized_keys *a;
 
 	(void)state;
 	const char *p = file("# who may what\n\nworker " W " gpu 7\n  admin\t" A "\n", 0644);
-	assert_int_equal(allow_read(&a, p, &e), PS_OK);
-	assert_int_equal(allow_count(a), 2);
-	assert_int_equal(allow_role(a, W), KEY_WORKER);
-	assert_int_equal(allow_role(a, A), KEY_ADMIN);
-	assert_int_equal(allow_role(a, "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"), KEY_STRANGER);
-	assert_int_equal(allow_role(a, ""), KEY_STRANGER);
-	allow_free(&a);
-	assert_int_equal(allow_read(&a, file("", 0600), &e), PS_OK);
-	assert_int_equal(allow_role(a, W), KEY_STRANGER);
-	allow_free(&a);
+	assert_int_equal(authorized_keys_read(&a, p, &e), PS_OK);
+	assert_int_equal(authorized_keys_count(a), 2);
+	assert_int_equal(authorized_keys_role(a, W), KEY_WORKER);
+	assert_int_equal(authorized_keys_role(a, A), KEY_ADMIN);
+	assert_int_equal(
+		authorized_keys_role(a, "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"), KEY_NONE);
+	assert_int_equal(authorized_keys_role(a, ""), KEY_NONE);
+	authorized_keys_free(&a);
+	assert_int_equal(authorized_keys_read(&a, file("", 0600), &e), PS_OK);
+	assert_int_equal(authorized_keys_role(a, W), KEY_NONE);
+	authorized_keys_free(&a);
 }
 
 static void a_bad_list_is_refused_as_a_whole(void **state)
 {
 	static const char *const bad[] = {"worker\n", "worker " W "x\n", "root " W "\n",
-		"stranger " W "\n", "worker " A "\nworker\n", "worker " A "\nadmin " A "\n"};
-	struct allow *a;
+		"none " W "\n", "worker " A "\nworker\n", "worker " A "\nadmin " A "\n"};
+	struct authorized_keys *a;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
-		assert_int_equal(allow_read(&a, file(bad[i], 0644), &e), PS_EUSAGE);
+		assert_int_equal(authorized_keys_read(&a, file(bad[i], 0644), &e), PS_EUSAGE);
 		assert_null(a);
 	}
-	assert_int_equal(allow_read(&a, file("worker " W "\n", 0646), &e), PS_EUSAGE);
-	assert_int_equal(allow_read(&a, file("worker " W "\n", 0664), &e), PS_EUSAGE);
-	assert_int_equal(allow_read(&a, path("absent"), &e), PS_EUSAGE);
+	assert_int_equal(authorized_keys_read(&a, file("worker " W "\n", 0646), &e), PS_EUSAGE);
+	assert_int_equal(authorized_keys_read(&a, file("worker " W "\n", 0664), &e), PS_EUSAGE);
+	assert_int_equal(authorized_keys_read(&a, path("absent"), &e), PS_EUSAGE);
+}
+
+/* A list under the old name would be replaced by another one without notice. */
+static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
+{
+	struct authorized_keys *a;
+
+	(void)state;
+	scratch_write(dir, "allow", "worker " W "\n", strlen("worker " W "\n"));
+	assert_int_equal(authorized_keys_read(&a, path("authorized_keys"), &e), PS_EUSAGE);
+	assert_null(a);
+	assert_non_null(strstr(e.text, "allow: was renamed"));
+	assert_non_null(strstr(e.text, "authorized_keys"));
+	memset(&e, 0, sizeof(e));
+	assert_int_equal(
+		authorized_keys_add(path("authorized_keys"), KEY_ADMIN, A, "", &e), PS_EUSAGE);
+	assert_non_null(strstr(e.text, "allow: was renamed"));
+	assert_int_equal(scratch_exists(dir, "authorized_keys"), 0);
+	assert_int_equal(authorized_keys_read(&a, path("allow"), &e), PS_OK); /* by its name */
+	authorized_keys_free(&a);
 }
 
 static void a_key_is_added_once(void **state)
 {
-	struct allow *a;
+	struct authorized_keys *a;
 
 	(void)state;
 	const char *p = path("list");
-	assert_int_equal(allow_add(p, KEY_WORKER, W, "one", &e), PS_OK);
-	assert_int_equal(allow_add(p, KEY_WORKER, W, "one", &e), PS_OK);
-	assert_int_equal(allow_add(p, KEY_OBSERVER, A, "two", &e), PS_OK);
-	assert_int_equal(allow_read(&a, p, &e), PS_OK);
-	assert_int_equal(allow_count(a), 2);
-	assert_int_equal(allow_role(a, A), KEY_OBSERVER);
-	allow_free(&a);
+	assert_int_equal(authorized_keys_add(p, KEY_WORKER, W, "one", &e), PS_OK);
+	assert_int_equal(authorized_keys_add(p, KEY_WORKER, W, "one", &e), PS_OK);
+	assert_int_equal(authorized_keys_add(p, KEY_OBSERVER, A, "two", &e), PS_OK);
+	assert_int_equal(authorized_keys_read(&a, p, &e), PS_OK);
+	assert_int_equal(authorized_keys_count(a), 2);
+	assert_int_equal(authorized_keys_role(a, A), KEY_OBSERVER);
+	authorized_keys_free(&a);
 }
 
 int main(void)
@@ -194,6 +215,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_list_gives_roles, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_bad_list_is_refused_as_a_whole, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_key_is_added_once, set_up, tear_down),
 	};
 

@@ -31,14 +31,14 @@ static struct key_pair server_key, worker, other;
 /* The list is read by this, which may be told to hang or to fail. */
 static atomic_int hang, hanging;
 
-static int read_slowly(struct allow **out, const char *path, struct err *why)
+static int read_slowly(struct authorized_keys **out, const char *path, struct err *why)
 {
 	while (atomic_load(&hang)) {
 		atomic_store(&hanging, 1);
 		usleep(1000);
 	}
 	atomic_store(&hanging, 0);
-	return allow_read(out, path, why);
+	return authorized_keys_read(out, path, why);
 }
 
 static void turn(void)
@@ -49,7 +49,7 @@ static void turn(void)
 
 static void write_list(const char *text)
 {
-	scratch_write(dir, "allow", text, strlen(text));
+	scratch_write(dir, "authorized_keys", text, strlen(text));
 }
 
 static const char *line_for(const char *role, const struct key_pair *k)
@@ -210,7 +210,7 @@ static void a_list_that_cannot_be_read_changes_nothing(void **state)
 	capture_begin(&said, 2);
 	auth_reload(auth);
 	UNTIL(!auth_busy(auth))
-	assert_non_null(strstr(capture_end(&said), "allow:1"));
+	assert_non_null(strstr(capture_end(&said), "authorized_keys:1"));
 	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 }
@@ -417,7 +417,7 @@ static void a_server_that_lets_strangers_in_notices(void **state)
 	zmq_setsockopt(careless, ZMQ_CURVE_SERVER, &on, sizeof(on));
 	zmq_setsockopt(careless, ZMQ_CURVE_SECRETKEY, mine.secret_key, KEY_TEXT);
 	assert_int_equal(auth_self_test(auth, careless, &e), PS_EAUTH);
-	assert_non_null(strstr(e.text, "let in"));
+	assert_non_null(strstr(e.text, "was accepted"));
 	zmq_close(careless);
 	zmq_ctx_term(careless_context);
 }

@@ -382,7 +382,7 @@ static const char *const bad[][2] = {
 	{"--bind;tcp://no-such-host.invalid:5555", "has no address"},
 	{"--key;k;--insecure", "only one"},
 	{"--key;k;--insecure;--http;127.0.0.1:80", "only one"},
-	{"--allow;a", "--key"},
+	{"--authorized-keys;a", "--key"},
 	{"--http;127.0.0.1:70000", "70000"},
 	{"--http;70000", "70000"},
 	{"--http;nonsense", "nonsense"},

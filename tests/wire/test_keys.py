@@ -261,14 +261,14 @@ def test_keys_table(server, honest, known, role):
 
 def test_another_workers_stamp_is_refused(server, honest, known):
     link = Link(server.endpoint, known("second"))
-    overruled = counters(server)["overruled"]
+    unauthorized = counters(server)["unauthorized"]
     for body in (pb.Push(stamp=honest.stamp, seq=honest.seq + 1), pb.Bye(stamp=honest.stamp),
                  pb.Pull(stamp=honest.stamp, request=1, which=1), hello(resume=honest.stamp)):
         link.send(body)
         what, answer, _ = link.receive()
         assert (what, answer.code) == ("error", PS_EAUTH)
     link.close()
-    assert counters(server)["overruled"] == overruled + 4
+    assert counters(server)["unauthorized"] == unauthorized + 4
 
 
 def test_one_name_two_keys_two_workers(server, honest, known):
@@ -282,13 +282,13 @@ def test_one_name_two_keys_two_workers(server, honest, known):
 # ---- the list
 
 def without(keys, name):
-    lines = (keys / "allow").read_text().splitlines(keepends=True)
+    lines = (keys / "authorized_keys").read_text().splitlines(keepends=True)
     return "".join(line for line in lines if line.split()[2] != name)
 
 
 def read_again(server, keys, text):
     n = len(server.lines)
-    (keys / "allow").write_text(text)
+    (keys / "authorized_keys").write_text(text)
     server.signal(signal.SIGHUP)
     server.line(r"auth list_(read|kept)", after=n)
 
@@ -317,7 +317,7 @@ def test_sighup_admits(server, honest, known, keys, lab):
     third.send(pb.Status())
     assert third.receive(0.3) is None
     third.close()
-    read_again(server, keys, (keys / "allow").read_text())
+    read_again(server, keys, (keys / "authorized_keys").read_text())
     third = Link(server.endpoint, known("third"))
     third.send(pb.Status())
     assert third.expect("status")
@@ -326,7 +326,7 @@ def test_sighup_admits(server, honest, known, keys, lab):
 
 def test_a_bad_list_changes_nothing(server, honest, known, keys):
     read_again(server, keys, "worker nonsense\n")
-    assert "allow:1" in server.tail()
+    assert "authorized_keys:1" in server.tail()
     link = Link(server.endpoint, known("second"))
     link.send(pb.Status())
     assert link.expect("status")

@@ -21,7 +21,7 @@ def test_a_key_where_the_server_has_none_is_refused_by_the_worker(lab, keys, dat
 
 
 @pytest.mark.parametrize("file, mode", [("server.key", 0o644), ("server.key", 0o640),
-                                        ("allow", 0o666)])
+                                        ("authorized_keys", 0o666)])
 def test_files_with_wrong_rights_are_refused(lab, keys, file, mode):
     (keys / file).chmod(mode)
     code, server = ends(lab, "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--key",

@@ -1,7 +1,7 @@
 /* keygen.c - see ctl.h: key files, and the list of authorized keys. */
 #include <stdio.h>
 #include <string.h>
-#include "common/allow.h"
+#include "common/authorized_keys.h"
 #include "common/file.h"
 #include "common/keys.h"
 #include "worker/ctl/ctl.h"
@@ -10,11 +10,11 @@
 
 struct key_spec {
 	const char *name;
-	enum key_role role; /* KEY_STRANGER: the server itself, not listed */
+	enum key_role role; /* KEY_NONE: the server itself, not listed */
 };
 
 static const struct key_spec usual[] = {
-	{"server", KEY_STRANGER},
+	{"server", KEY_NONE},
 	{"worker", KEY_WORKER},
 	{"admin", KEY_ADMIN},
 	{"observer", KEY_OBSERVER},
@@ -27,11 +27,11 @@ static int make_key(const char *dir, const struct key_spec *w, struct err *e)
 
 	if (rc)
 		return rc;
-	if (snprintf(list, sizeof(list), "%s/allow", dir) >= (int)sizeof(list))
+	if (snprintf(list, sizeof(list), "%s/" AUTHORIZED_KEYS_FILE, dir) >= (int)sizeof(list))
 		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", dir);
 	/* an existing key that is not listed was revoked */
-	if (w->role != KEY_STRANGER && made)
-		rc = allow_add(list, w->role, key, w->name, e);
+	if (w->role != KEY_NONE && made)
+		rc = authorized_keys_add(list, w->role, key, w->name, e);
 	if (!rc)
 		printf("%s %s %.*s\n", made ? "made" : "kept", w->name, KEY_SHORT, key);
 	return rc;

@@ -1,5 +1,5 @@
-/* allow.c - see allow.h. */
-#include "common/allow.h"
+/* authorized_keys.c - see authorized_keys.h. */
+#include "common/authorized_keys.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,43 +11,44 @@
 
 #define LINE_BYTES 256
 
-struct allowed {
+struct authorized_key {
 	char key[KEY_TEXT];
 	enum key_role role;
 };
 
-struct allow {
+struct authorized_keys {
 	size_t n;
-	struct allowed entry[ALLOW_MAX];
+	struct authorized_key entry[MAX_AUTHORIZED_KEYS];
 };
 
-static const char *const role_name[KEY_ROLES] = {"stranger", "observer", "admin", "worker"};
+static const char *const role_name[KEY_ROLES] = {"none", "observer", "admin", "worker"};
 
-const char *allow_role_name(enum key_role role)
+const char *key_role_name(enum key_role role)
 {
 	return role_name[role];
 }
 
-size_t allow_count(const struct allow *a)
+size_t authorized_keys_count(const struct authorized_keys *a)
 {
 	return a->n;
 }
 
 static int by_key(const void *a, const void *b)
 {
-	return strcmp(((const struct allowed *)a)->key, ((const struct allowed *)b)->key);
+	return strcmp(
+		((const struct authorized_key *)a)->key, ((const struct authorized_key *)b)->key);
 }
 
-enum key_role allow_role(const struct allow *a, const char *key)
+enum key_role authorized_keys_role(const struct authorized_keys *a, const char *key)
 {
-	struct allowed wanted;
-	const struct allowed *found;
+	struct authorized_key wanted;
+	const struct authorized_key *found;
 
 	if (strlen(key) != KEY_TEXT - 1)
-		return KEY_STRANGER;
+		return KEY_NONE;
 	memcpy(wanted.key, key, KEY_TEXT);
-	found = bsearch(&wanted, a->entry, a->n, sizeof wanted, by_key);
-	return found ? found->role : KEY_STRANGER;
+	found = bsearch(&wanted, a->entry, a->n, sizeof(wanted), by_key);
+	return found ? found->role : KEY_NONE;
 }
 
 /* ---- reading ------------------------------------------------------------------------------- */
@@ -57,7 +58,7 @@ static enum key_role role_of(const char *word)
 	for (int role = KEY_OBSERVER; role < KEY_ROLES; role++)
 		if (!strcmp(word, role_name[role]))
 			return (enum key_role)role;
-	return KEY_STRANGER;
+	return KEY_NONE;
 }
 
 /* The next word of *at, ended with a NUL; "" at the line's end. */
@@ -72,18 +73,18 @@ static char *next_word(char **at)
 	return word;
 }
 
-static int take_line(struct allow *a, char *line, const char **why)
+static int take_line(struct authorized_keys *a, char *line, const char **why)
 {
 	char *at = line, *role = next_word(&at), *key = next_word(&at);
-	struct allowed *to = &a->entry[a->n];
+	struct authorized_key *to = &a->entry[a->n];
 
 	if (*role == '\0' || *role == '#')
 		return PS_OK;
 	*why = "expected worker, admin or observer, then a public key of 40 characters";
-	if (role_of(role) == KEY_STRANGER || !key_is_text(key))
+	if (role_of(role) == KEY_NONE || !key_is_text(key))
 		return PS_EUSAGE;
 	*why = "too many keys";
-	if (a->n == ALLOW_MAX)
+	if (a->n == MAX_AUTHORIZED_KEYS)
 		return PS_EUSAGE;
 	memcpy(to->key, key, KEY_TEXT);
 	to->role = role_of(role);
@@ -91,12 +92,12 @@ static int take_line(struct allow *a, char *line, const char **why)
 	return PS_OK;
 }
 
-static int take_lines(struct allow *a, FILE *f, const char *path, struct err *e)
+static int take_lines(struct authorized_keys *a, FILE *f, const char *path, struct err *e)
 {
 	char line[LINE_BYTES];
 	const char *why = "";
 
-	for (int number = 1; fgets(line, sizeof line, f); number++) {
+	for (int number = 1; fgets(line, sizeof(line), f); number++) {
 		size_t n = strcspn(line, "\r\n");
 		int whole = line[n] != '\0' || feof(f);
 
@@ -108,21 +109,39 @@ static int take_lines(struct allow *a, FILE *f, const char *path, struct err *e)
 	}
 	if (ferror(f))
 		return err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
-	qsort(a->entry, a->n, sizeof *a->entry, by_key);
+	qsort(a->entry, a->n, sizeof(*a->entry), by_key);
 	for (size_t i = 1; i < a->n; i++)
 		if (!by_key(&a->entry[i - 1], &a->entry[i]))
-			return err_set(e, PS_EUSAGE, "%s: the key %.*s... is there twice", path,
-				KEY_SHORT, a->entry[i].key);
+			return err_set(e, PS_EUSAGE, "%s: the key %.*s... is on the list twice",
+				path, KEY_SHORT, a->entry[i].key);
 	return PS_OK;
 }
 
-int allow_read(struct allow **out, const char *path, struct err *e)
+/* A missing file whose old name is there was not renamed: another list would lock its keys out. */
+static int refuse_old_name(const char *path, struct err *e)
 {
+	const char *old = "allow", *slash = strrchr(path, '/');
+	int directory = slash ? (int)(slash + 1 - path) : 0;
+	char text[4096];
+
+	if (access(path, F_OK) == 0 || errno != ENOENT ||
+		strcmp(path + directory, AUTHORIZED_KEYS_FILE) != 0)
+		return PS_OK;
+	snprintf(text, sizeof(text), "%.*s%s", directory, path, old);
+	return access(text, F_OK) != 0 ? PS_OK
+				       : err_set(e, PS_EUSAGE, "%s: was renamed: move it to %s",
+						 text, AUTHORIZED_KEYS_FILE);
+}
+
+int authorized_keys_read(struct authorized_keys **out, const char *path, struct err *e)
+{
+	*out = NULL;
+	if (refuse_old_name(path, e))
+		return PS_EUSAGE;
 	int fd = key_open(path, KEY_NOT_WRITTEN, e), rc;
-	struct allow *a = fd < 0 ? NULL : mem_try(1, sizeof *a);
+	struct authorized_keys *a = fd < 0 ? NULL : mem_try(1, sizeof(*a));
 	FILE *f = a ? fdopen(fd, "r") : NULL;
 
-	*out = NULL;
 	if (fd < 0)
 		return fd;
 	rc = f ? take_lines(a, f, path, e) : err_set(e, PS_ENOMEM, "%s: no memory", path);
@@ -137,16 +156,7 @@ int allow_read(struct allow **out, const char *path, struct err *e)
 	return rc;
 }
 
-int allow_copy(struct allow **out, const struct allow *from)
-{
-	*out = mem_try(1, sizeof **out);
-	if (!*out)
-		return PS_ENOMEM;
-	memcpy(*out, from, sizeof **out);
-	return PS_OK;
-}
-
-void allow_free(struct allow **a)
+void authorized_keys_free(struct authorized_keys **a)
 {
 	free(*a);
 	*a = NULL;
@@ -158,9 +168,9 @@ static int append_line(
 	const char *path, enum key_role role, const char *key, const char *name, struct err *e)
 {
 	char line[LINE_BYTES];
-	int n = snprintf(line, sizeof line, "%s %s %s\n", role_name[role], key, name);
+	int n = snprintf(line, sizeof(line), "%s %s %s\n", role_name[role], key, name);
 	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-	int bad = fd < 0 || n < 0 || (size_t)n >= sizeof line || write(fd, line, (size_t)n) != n ||
+	int bad = fd < 0 || n < 0 || (size_t)n >= sizeof(line) || write(fd, line, (size_t)n) != n ||
 		  fsync(fd) != 0;
 
 	if (bad)
@@ -170,17 +180,19 @@ static int append_line(
 	return bad ? PS_EIO : PS_OK;
 }
 
-int allow_add(
+int authorized_keys_add(
 	const char *path, enum key_role role, const char *key, const char *name, struct err *e)
 {
-	struct allow *a;
+	struct authorized_keys *a;
 	int rc, there;
 
+	if (refuse_old_name(path, e))
+		return PS_EUSAGE;
 	if (access(path, F_OK) != 0 && errno == ENOENT)
 		return append_line(path, role, key, name, e);
-	if ((rc = allow_read(&a, path, e)))
+	if ((rc = authorized_keys_read(&a, path, e)))
 		return rc;
-	there = allow_role(a, key) != KEY_STRANGER;
-	allow_free(&a);
+	there = authorized_keys_role(a, key) != KEY_NONE;
+	authorized_keys_free(&a);
 	return there ? PS_OK : append_line(path, role, key, name, e);
 }

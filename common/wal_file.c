@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
+#include "common/assert.h"
 #include "common/file.h"
 #include "common/generation.h"
 #include "common/le.h"
@@ -83,7 +84,7 @@ static int decode_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_fi
 /* ---- writing ------------------------------------------------------------------------------- */
 
 struct wal_file {
-	int fd;
+	int fd, failed; /* failed: a write or sync did */
 	struct wal_head head;
 	XXH3_state_t *hash;
 	char path[4160];
@@ -93,8 +94,9 @@ struct wal_file {
 	unsigned char buffer[BUFFER_BYTES];
 };
 
-static int io_failed(const struct wal_file *f, const char *step, struct err *e)
+static int io_failed(struct wal_file *f, const char *step, struct err *e)
 {
+	f->failed = 1;
 	return err_set(e, PS_EIO, "%.300s: %s: %s", f->path, step, strerror(errno));
 }
 
@@ -229,6 +231,7 @@ int wal_file_append(
 	struct wal_file_record r = {
 		.generation = f->head.generation, .seq = f->seq, .group = f->group};
 
+	PS_ASSERT(!f->failed); /* invariant 4 */
 	for (size_t i = 0; i < n_parts; i++)
 		r.size += parts[i].size;
 	encode_record(&r, bytes);
@@ -248,6 +251,7 @@ int wal_file_append(
 
 int wal_file_sync(struct wal_file *f, struct err *e)
 {
+	PS_ASSERT(!f->failed);
 	int rc = flush(f, e);
 
 	if (rc)

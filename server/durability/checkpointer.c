@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/checkpoint.h"
 #include "common/clones.h"
 #include "common/clock.h"
@@ -95,6 +96,7 @@ static int take_image(struct checkpointer *s, struct core *core, uint64_t genera
 		section->size = size[i];
 		at += size[i];
 	}
+	PS_ASSERT(at == s->buffer + bytes);
 	s->stats.bytes = bytes;
 	return PS_OK;
 }
@@ -174,6 +176,7 @@ static void on_checkpoint_written(uv_work_t *work, int status)
 
 	if (status != 0) /* cancelled: nothing was written */
 		s->rc = err_set(&s->error, PS_EIO, "%s", uv_strerror(status));
+	PS_ASSERT(s->busy);
 	s->busy = 0;
 	note_outcome(s, generation);
 	s->done(s->arg, generation, s->rc);
@@ -181,6 +184,7 @@ static void on_checkpoint_written(uv_work_t *work, int status)
 
 void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t generation)
 {
+	PS_ASSERT(!s->busy); /* invariant 1 */
 	s->busy = 1;
 	s->rc = take_image(s, core, generation);
 	s->image.generation = generation;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/wal_file.h"
@@ -109,6 +110,7 @@ static void recycle_all(struct wal *w, struct list *l)
 	while (l->first) {
 		struct item *it = l->first;
 		l->first = it->next;
+		PS_ASSERT(it->bytes <= w->waiting);
 		w->waiting -= it->bytes;
 		recycle(w, it);
 	}
@@ -248,6 +250,7 @@ static void advance_flushed(struct wal *w)
 		return;
 	if (w->synced_lsn > w->flushed_lsn)
 		w->flushed_lsn = w->synced_lsn;
+	PS_ASSERT(w->flushed_lsn <= w->newest_lsn); /* invariant 1 */
 	if (w->stats.failing)
 		log_info("wal", "works_again", "generation=%llu", (unsigned long long)w->durable);
 	w->stats.failing = 0;
@@ -258,6 +261,7 @@ static void on_group_written(uv_work_t *work, int status);
 
 static void start_group(struct wal *w)
 {
+	PS_ASSERT(!w->busy && w->queue.first); /* invariant 2 */
 	w->busy = 1;
 	w->group = w->queue; /* not empty: `end` points into its last item */
 	list_init(&w->queue);
@@ -272,6 +276,7 @@ static void on_group_written(uv_work_t *work, int status)
 {
 	struct wal *w = work->data;
 
+	PS_ASSERT(w->busy && w->done.synced_lsn <= w->newest_lsn);
 	w->busy = 0;
 	if (status != 0) { /* cancelled: nothing was written */
 		w->done.failed = w->base;
@@ -335,6 +340,7 @@ void wal_rotate(struct wal *w, uint64_t generation)
 	struct item *it = take_item(w);
 	int stays = w->base > w->durable && !file_is_lost(w);
 
+	PS_ASSERT(generation > w->base);
 	w->base = generation;
 	w->base_lsn = w->newest_lsn;
 	if (!it) {

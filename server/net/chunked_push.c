@@ -1,6 +1,7 @@
 /* chunked_push.c - see chunked_push.h. */
 #include "server/net/chunked_push.h"
 #include <stdlib.h>
+#include "common/assert.h"
 #include "common/mem.h"
 
 /* The chunks of one peer. */
@@ -36,6 +37,7 @@ int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peer
 
 static void discard(struct chunked_push *a, struct partial *e)
 {
+	PS_ASSERT(a->used > 0 && e->n <= WIRE_MAX_AHEAD);
 	for (size_t i = 0; i < e->n; i++)
 		(void)zmq_msg_close(&e->frame[i]);
 	e->n = e->bytes = 0;
@@ -87,6 +89,7 @@ static struct partial *allot(struct chunked_push *a, uint32_t peer, size_t peers
 	while (a->used && (a->used >= peers || a->used == a->max_peers))
 		discard(a, oldest(a));
 	e = find_partial(a, 0);
+	PS_ASSERT(e);
 	e->peer = peer;
 	a->used++;
 	return e;

@@ -2,6 +2,7 @@
 #include "server/net/param_buffers.h"
 #include <stdatomic.h>
 #include <stdlib.h>
+#include "common/assert.h"
 #include "common/mem.h"
 #include "common/pool.h"
 #include "proto/wire.h"
@@ -61,7 +62,10 @@ static void drop_ref(void *buffer, void *refs)
 	struct refs *u = refs;
 	float *values = buffer;
 
-	if (atomic_fetch_sub(&u->n, 1) == 1)
+	unsigned before = atomic_fetch_sub(&u->n, 1);
+
+	PS_ASSERT(before >= 1);
+	if (before == 1)
 		pool_give(u->pool, &values);
 }
 
@@ -186,6 +190,7 @@ void param_buffers_before_step(struct param_buffers *w, struct core *c)
 {
 	int is_shared = atomic_load(&refs_of(w, w->current)->n) > 1;
 
+	PS_ASSERT(!is_shared || w->spare); /* invariant 1: the core must not write to current */
 	core_lend(c, is_shared ? w->spare : NULL);
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 #include <zmq.h>
+#include "common/assert.h"
 #include "common/log.h"
 #include "common/zmonitor.h"
 
@@ -91,6 +92,7 @@ static void note_ended(struct port *p, uint32_t fd)
 		return;
 	if (set_bit(p->open, fd, 0)) {
 		log_debug("net", "hung_up", "fd=%u", fd);
+		PS_ASSERT(p->stats.connections > 0);
 		p->stats.connections--;
 	} else if (p->bound) { /* else zmq_unbind has closed it */
 		set_bit(p->ended, fd, 1);

@@ -1,6 +1,7 @@
 /* replies.c - see replies.h. Few replies wait at a time, so linear scans are fast enough. */
 #include "server/net/replies.h"
 #include <stdlib.h>
+#include "common/assert.h"
 #include "common/mem.h"
 
 #define MAX_FRAMES 2 /* a server's reply has a header and at most one tensor */
@@ -30,7 +31,8 @@ static void clear(struct reply *r)
 
 static void move_frames(struct reply *r, struct frames *f)
 {
-	for (r->n = 0; r->n < f->n && r->n < MAX_FRAMES; r->n++) {
+	PS_ASSERT(f->n <= MAX_FRAMES);
+	for (r->n = 0; r->n < f->n; r->n++) {
 		(void)zmq_msg_init(&r->frame[r->n]);
 		(void)zmq_msg_move(&r->frame[r->n], &f->frame[r->n]);
 	}
@@ -83,6 +85,7 @@ void replies_free(struct replies **q)
 static void append_reply(
 	struct replies *q, uint32_t peer, struct frames *f, uint64_t lsn, int tombstone)
 {
+	PS_ASSERT(q->n < q->room);
 	struct reply *r = q->order[q->n++];
 
 	r->peer = peer;

@@ -71,7 +71,7 @@ static void finish(struct server *s, int status)
 	s->status = status;
 	s->finish_ms = turn_now(s);
 	s->deadline_ms = s->finish_ms + FAREWELL_MS;
-	warnings_look(&s->warnings, s->state.core, 1);
+	warnings_check(&s->warnings, s->state.core, 1);
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
 	router_set_flushed(s->router, UINT64_MAX); /* the last checkpoint holds everything */
 	send_last_status(s);

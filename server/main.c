@@ -1,6 +1,4 @@
-/*
- * main.c - cnn-ps: the parameter server.
- */
+/* main.c - cnn-ps: the parameter server. */
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -13,7 +11,7 @@
 #include "server/config/options.h"
 #include "server/server.h"
 
-/* A peer that hangs up and a file over its limit are errors of a call, not ends of a process;
+/* A closed connection and a file over its limit are errors of a call and must not end the process.
  * SIGUSR2 has no meaning here (docs/operations.md has the table of signals). */
 static void ignore_signals(void)
 {
@@ -65,7 +63,7 @@ int main(int argc, char **argv)
 	}
 	server_run(&server);
 	rc = server_stop(&server, &hung);
-	if (hung) /* exit would wait for the thread that waits for the disk */
+	if (hung) /* exit would wait for the thread that hangs in the disk */
 		_exit(rc);
 	return rc;
 }

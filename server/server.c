@@ -11,19 +11,19 @@
 #include "server/core/core.h"
 #include "server/dispatch.h"
 
-#define TICK_MS         50
-#define LOOK_MS         50    /* at the memory in use */
-#define LOOK_CLOSER_MS  10    /* ... when it is more than half of the limit */
-#define HANG_UP_MS      1000  /* for those that were told to leave */
-#define DRAIN_MS        10000 /* for the last checkpoint */
-#define DRAIN_AGAIN_MS  1500  /* ... after it could not be written once: space may come */
-#define HANG_UP_REST_MS 2000  /* between two times, if the first did not help */
-#define GAVE_UP         PS_EAGAIN
-#define ASK_MS          100 /* between two snapshots that the log needs */
+#define TICK_MS        50
+#define MEMORY_MS      50    /* between two checks of the memory in use */
+#define MEMORY_NEAR_MS 10    /* ... when it exceeds half of the limit */
+#define CLOSE_MS       1000  /* for clients that received BYE */
+#define DRAIN_MS       10000 /* for the last checkpoint */
+#define DRAIN_AGAIN_MS 1500  /* ... after it could not be written once: space may become free */
+#define CLOSE_ALL_MS   2000  /* between two attempts to free memory so */
+#define GAVE_UP        PS_EAGAIN
+#define ASK_MS         100 /* between two snapshots that the log needs */
 
 /* ---- events in ---------------------------------------------------------------------------- */
 
-/* Logged whatever the two levels are. */
+/* The change is logged at any two levels. */
 static void set_log_level(enum log_level level)
 {
 	const char *from = log_level_name(log_get_level());
@@ -33,7 +33,7 @@ static void set_log_level(enum log_level level)
 	log_set_level(level);
 }
 
-/* The log is the shell's: the core has no part in this. */
+/* Answered here: the log belongs to the shell. */
 static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 {
 	struct msg answer = *m;
@@ -44,7 +44,7 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 	router_send(s->router, peer, &answer);
 }
 
-/* From the router, which flushes itself. */
+/* From the router, which flushes the replies. */
 static void on_router_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
@@ -75,8 +75,8 @@ static void on_gone(void *arg, uint32_t peer)
 	turn(s, &ev, NULL);
 }
 
-/* From anybody else. */
-static void tell_core(struct server *s, const struct event *ev)
+/* Events that are no messages. */
+static void raise_event(struct server *s, const struct event *ev)
 {
 	turn(s, ev, NULL);
 	router_flush(s->router);
@@ -103,10 +103,10 @@ static void request_snapshot(struct server *s)
 		!wal_wants_snapshot(s->wal) || now - s->asked_ms < ASK_MS)
 		return;
 	s->asked_ms = now;
-	tell_core(s, &ev);
+	raise_event(s, &ev);
 }
 
-/* A signal or cnn-ctl told it to end. */
+/* A signal or cnn-ctl ended the run. */
 static int is_draining(const struct server *s)
 {
 	return s->draining || core_ending(s->state.core) == PS_ESHUTDOWN;
@@ -126,13 +126,13 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 		wal_reserve(s->wal, checkpointer_stats(s->checkpointer)->bytes);
 		router_set_flushed(s->router, wal_flushed_lsn(s->wal));
 	}
-	tell_core(s, &ev);
+	raise_event(s, &ev);
 }
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
-/* A drain has its time from the start, a run that is over from when only the disk can keep the core
- * from saying so. */
+/* The end is near and has a deadline: a drain from its begin, a finished run from the first failed
+ * checkpoint. */
 static int must_end(const struct server *s)
 {
 	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;
@@ -144,23 +144,23 @@ static void abort_run(struct server *s, int status, const char *why)
 {
 	int end = core_ending(s->state.core);
 
-	log_error("server", "gave_up", "run=\"%s\" reason=\"%s\"", end ? err_text(end) : "goes on",
-		why);
+	log_error("server", "gave_up", "run=\"%s\" reason=\"%s\"",
+		end ? err_text(end) : "unfinished", why);
 	s->status = status;
 	s->finish_ms = turn_now(s);
 	uv_stop(&s->loop);
 }
 
-/* Whoever was told BYE hangs up; until then we read on, because closing a connection with unread
- * bytes would take the BYE back. */
-static void check_farewell(struct server *s)
+/* Clients that received BYE close their connections. Until then we keep reading, because closing a
+ * connection with unread bytes would discard the BYE. */
+static void check_session_close(struct server *s)
 {
 	struct router_stats net;
 	uint64_t now = turn_now(s);
 
 	router_stats(s->router, &net);
 	if (net.port.connections == 0 || now >= s->deadline_ms ||
-		(net.waiting == 0 && now >= s->finish_ms + HANG_UP_MS))
+		(net.waiting == 0 && now >= s->finish_ms + CLOSE_MS))
 		uv_stop(&s->loop);
 }
 
@@ -169,7 +169,7 @@ static void check_deadline(struct server *s)
 	uint64_t now = turn_now(s);
 
 	if (s->status) {
-		check_farewell(s);
+		check_session_close(s);
 		return;
 	}
 	if (!s->deadline_ms && must_end(s))
@@ -188,7 +188,7 @@ static void check_deadline(struct server *s)
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-/* A container's limit counts, if there is one. */
+/* 80 % of the machine, or of the container's limit if that is lower. */
 static uint64_t memory_limit(const struct options *o)
 {
 	uint64_t total = uv_get_total_memory(), limit = uv_get_constrained_memory();
@@ -198,37 +198,37 @@ static uint64_t memory_limit(const struct options *o)
 	return (limit && limit < total ? limit : total) / 5 * 4;
 }
 
-/* libzmq bounds a frame and the number of messages, but not how many frames a message may have:
- * a peer whose message never ends takes all memory. Only closing its connection frees that, and
- * nobody can tell which one it is. */
+/* libzmq bounds the size of a frame and the number of messages, but not the frames of a message: a
+ * peer whose message never ends uses all memory. Only closing its connection frees it, and libzmq
+ * does not report which one it is. */
 static void check_memory(struct server *s, uint64_t used)
 {
 	uint64_t now = turn_now(s);
 
-	if (used > s->memory_bytes) { /* what is free already counts, too, until it is given back */
+	if (used > s->memory_bytes) { /* the process still holds freed memory: return it */
 		mem_trim();
 		used = status_rss();
 	}
 	if (used <= s->memory_bytes) {
-		s->hung_up_ms = 0;
+		s->closed_ms = 0;
 		return;
 	}
-	if (s->hung_up_ms && now < s->hung_up_ms + HANG_UP_REST_MS)
+	if (s->closed_ms && now < s->closed_ms + CLOSE_ALL_MS)
 		return;
 	log_warn("server", "memory_short", "rss_bytes=%llu limit_bytes=%llu",
 		(unsigned long long)used, (unsigned long long)s->memory_bytes);
-	s->hung_up_ms = now;
+	s->closed_ms = now;
 	router_close_connections(s->router);
 }
 
-static void on_look(uv_timer_t *t)
+static void on_memory_check(uv_timer_t *t)
 {
 	struct server *s = t->data;
 	uint64_t used = status_rss();
 
 	check_memory(s, used);
-	int closer = used > s->memory_bytes / 2 && !s->hung_up_ms;
-	uv_timer_start(t, on_look, closer ? LOOK_CLOSER_MS : LOOK_MS, 0);
+	int near = used > s->memory_bytes / 2 && !s->closed_ms;
+	uv_timer_start(t, on_memory_check, near ? MEMORY_NEAR_MS : MEMORY_MS, 0);
 }
 
 /* ---- time and signals -------------------------------------------------------------------- */
@@ -238,14 +238,14 @@ static void on_transfer(void *arg, const struct event *ev)
 	turn(arg, ev, NULL);
 }
 
-/* Once, when a contribution has fixed it. */
-static void say_data(struct server *s)
+/* Once, when the first contribution has fixed it. */
+static void log_data_set(struct server *s)
 {
 	const struct data_id *d = core_data(s->state.core);
 
-	if (s->data_said || !core_data_is_fixed(s->state.core))
+	if (s->data_logged || !core_data_is_fixed(s->state.core))
 		return;
-	s->data_said = 1;
+	s->data_logged = 1;
 	log_info("server", "data_set", "data_id=%016llx train=%u test=%u",
 		(unsigned long long)d->xxh3, d->n_train, d->n_test);
 }
@@ -257,11 +257,11 @@ static void on_tick(uv_timer_t *t)
 
 	router_receive_pending(s->router);
 	transfers_poll(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
-	tell_core(s, &ev);
+	raise_event(s, &ev);
 	request_snapshot(s);
 	membership_check(&s->membership, s->state.core);
-	say_data(s);
-	warnings_look(&s->warnings, s->state.core, s->status != 0);
+	log_data_set(s);
+	warnings_check(&s->warnings, s->state.core, s->status != 0);
 	waiting_tick(&s->waiting, s->state.core, turn_now(s));
 	progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting, turn_now(s));
 	check_deadline(s);
@@ -271,20 +271,20 @@ static void on_stop_signal(struct server *s, int number)
 {
 	const struct event ev = {.kind = EVENT_DRAIN};
 
-	if (s->status) { /* all is saved: only the farewell is cut short */
+	if (s->status) { /* everything is saved: only the session close is cut short */
 		if (number != SIGUSR1)
 			uv_stop(&s->loop);
 		return;
 	}
 	if (s->draining) {
-		if (number != SIGUSR1) /* Slurm may give its warning more than once */
+		if (number != SIGUSR1) /* Slurm may repeat its warning */
 			abort_run(s, GAVE_UP, "a second signal");
 		return;
 	}
 	log_info("server", "draining", "signal=%d", number);
 	s->draining = 1;
 	s->deadline_ms = turn_now(s) + DRAIN_MS;
-	tell_core(s, &ev);
+	raise_event(s, &ev);
 }
 
 static void on_server_signal(uv_signal_t *h, int number)
@@ -297,13 +297,13 @@ static void on_server_signal(uv_signal_t *h, int number)
 		auth_reload(s->auth);
 	else
 		log_info("server", "no_keys",
-			"reason=\"SIGHUP reads the list of keys again; this "
-			"server has none\"");
+			"reason=\"SIGHUP reads the authorized keys again; "
+			"this server has none\"");
 }
 
 /* ---- pages ------------------------------------------------------------------------------- */
 
-static void health(const struct status *now, struct http_page *page)
+static void fill_health(const struct status *now, struct http_page *page)
 {
 	const char *why = status_degraded(now);
 	char text[320];
@@ -320,16 +320,16 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 
 	turn_look(arg, &now);
 	if (strcmp(path, "/healthz") == 0)
-		health(&now, page);
+		fill_health(&now, page);
 	else if (strcmp(path, "/status") == 0)
 		*page = (struct http_page){200, "application/json", status_json(&now)};
 	else if (strcmp(path, "/metrics") == 0)
 		*page = (struct http_page){200, "text/plain; version=0.0.4", status_metrics(&now)};
 }
 
-/* ---- birth ------------------------------------------------------------------------------- */
+/* ---- start ------------------------------------------------------------------------------- */
 
-/* What follows the checkpoint that is on disk now goes there. */
+/* Later events go to a log behind the checkpoint that is on disk now. */
 static int open_wal(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = core_config(s->state.core);
@@ -363,7 +363,7 @@ static int open_auth(struct server *s, struct err *e)
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
 }
 
-/* With its keys, if it has some: s->auth is there. */
+/* After open_auth. */
 static int open_router(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = &s->options->core;
@@ -391,7 +391,7 @@ static int open_router(struct server *s, struct err *e)
 	return router_new(&s->router, &config, e);
 }
 
-/* A name was judged by what it resolved to then: it may resolve to something else now. */
+/* The options were checked with the addresses that a name had then; it may have others now. */
 static int check_exposure(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -410,7 +410,7 @@ static int check_exposure(const struct server *s, struct err *e)
 	return PS_OK;
 }
 
-/* Messages wait until the loop runs. */
+/* Messages wait in libzmq until the loop runs. */
 static int open_ports(struct server *s, struct err *e)
 {
 	int rc = open_auth(s, e);
@@ -436,8 +436,7 @@ static int save_first(struct server *s, struct err *e)
 	return rc ? rc : open_wal(s, e);
 }
 
-/* Nothing is said of a run that will never start: its ports are open and its checkpoint is written.
- */
+/* Called when the ports are open and the first checkpoint is on disk: the run will start. */
 static void announce(const struct server *s)
 {
 	const struct options *o = s->options;
@@ -450,7 +449,7 @@ static void announce(const struct server *s)
 		(unsigned long long)cfg->term, (unsigned long long)core_stats(c)->version,
 		cfg->model, cfg->n_params);
 	if (s->state.resumed && o->init)
-		log_info("server", "init_not_used", "reason=\"the run goes on\"");
+		log_info("server", "init_not_used", "reason=\"the run is resumed\"");
 	if (!o->checkpoint_dir)
 		log_warn("checkpoint", "off",
 			"reason=\"no --checkpoint-dir: a crash of the server loses the run\"");
@@ -461,19 +460,19 @@ static void announce_ports(const struct server *s)
 	const struct options *o = s->options;
 
 	if (o->insecure && !o->key)
-		log_warn("auth", "off", "reason=\"--insecure: anybody who reaches %s may train\"",
+		log_warn("auth", "off", "reason=\"--insecure: everybody who reaches %s may train\"",
 			o->bind);
 	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
 	if (s->http && !http_is_loopback(s->http))
 		log_warn("http", "open",
-			"reason=\"--insecure: anybody who reaches %s may read status and "
+			"reason=\"--insecure: everybody who reaches %s may read status and "
 			"metrics\"",
 			http_url(s->http));
 	if (s->http)
 		log_info("http", "listening", "url=%s", http_url(s->http));
 }
 
-/* SIGHUP and SIGUSR1 would end a process that has no handler yet: until it has, they wait. */
+/* SIGHUP and SIGUSR1 would end a process without a handler: block them until there is one. */
 static void hold_signals(int how)
 {
 	sigset_t set;
@@ -498,9 +497,9 @@ static void start_handles(struct server *s)
 	uv_timer_init(&s->loop, &s->tick);
 	s->tick.data = s;
 	uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
-	uv_timer_init(&s->loop, &s->look);
-	s->look.data = s;
-	uv_timer_start(&s->look, on_look, LOOK_MS, 0);
+	uv_timer_init(&s->loop, &s->memory_check);
+	s->memory_check.data = s;
+	uv_timer_start(&s->memory_check, on_memory_check, MEMORY_MS, 0);
 	uv_update_time(&s->loop);
 	progress_init(&s->progress, s->state.core, turn_now(s));
 	waiting_init(&s->waiting, core_config(s->state.core), router_endpoint(s->router),
@@ -509,10 +508,10 @@ static void start_handles(struct server *s)
 	transfers_init(&s->transfers, s->state.core);
 	s->warnings.classes = s->options->model.classes;
 	s->warnings.usual_rate = s->options->usual_rate;
-	warnings_look(&s->warnings, s->state.core, 0);
+	warnings_check(&s->warnings, s->state.core, 0);
 }
 
-/* Close what the loop watches and let it notice. */
+/* Close all handles and run the loop until they are closed. */
 static void close_handles(struct server *s)
 {
 	if (s->router)
@@ -521,7 +520,7 @@ static void close_handles(struct server *s)
 		http_stop(s->http);
 	if (s->tick.data) {
 		uv_close((uv_handle_t *)&s->tick, NULL);
-		uv_close((uv_handle_t *)&s->look, NULL);
+		uv_close((uv_handle_t *)&s->memory_check, NULL);
 		for (size_t i = 0; i < SERVER_SIGNALS; i++)
 			uv_close((uv_handle_t *)&s->signal[i], NULL);
 	}

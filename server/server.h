@@ -2,15 +2,14 @@
  * server.h - the shell around the core: a libuv loop that turns packets, time, signals and written
  * files into events, and effects into packets, files and log lines.
  *
- * Life: server_start (restore, save, bind) -> server_run (until EFFECT_FINISH, or a deadline) ->
- * server_stop (the result, the exit code). Everything lies in struct server, which main owns.
+ * Life: server_start (bind, resume or begin, first checkpoint) -> server_run (until EFFECT_FINISH or
+ * a deadline) -> server_stop (result, exit code). All state is in struct server, which main owns.
  *
  * Invariants:
- * (1) nothing is bound before this start's term is on disk;
+ * (1) no message is read before the term of this start is on disk;
  * (2) events reach the core one at a time, and all effects of one are carried out before the next;
- * (3) every wait has an end: the farewell, a drain, a disk that fails at the end;
- * (4) with a journal nothing that binds us is said before the events that it follows from are on
- *     disk.
+ * (3) every wait has a deadline: the session close, a drain, a disk that fails at the end;
+ * (4) with the write-ahead log, a reply that promises something leaves after its event is on disk.
  * Thread: main, which is the loop.
  */
 #ifndef SERVER_SERVER_H
@@ -39,10 +38,10 @@
 struct server {
 	const struct options *options;
 	uv_loop_t loop;
-	uv_timer_t tick, look;
+	uv_timer_t tick, memory_check;
 	uv_signal_t signal[SERVER_SIGNALS];
 	struct startup state;
-	char bind[ENDPOINT_TEXT]; /* --bind with an address for its name */
+	char bind[ENDPOINT_TEXT]; /* --bind, with an address instead of a name */
 	struct auth *auth;        /* NULL: no keys */
 	struct router *router;
 	struct checkpointer *checkpointer; /* NULL: no checkpoints */
@@ -51,7 +50,7 @@ struct server {
 	uint64_t asked_ms;   /* newest request for a snapshot that the log needs */
 	struct http *http;   /* NULL: off */
 	uint64_t unsaved_ms; /* since then the last checkpoint of a drain fails; 0: it does not */
-	int data_said;       /* the log has the run's data set */
+	int data_logged;     /* the log has the run's data set */
 	struct membership membership;
 	struct transfers transfers;
 	struct labels *labels;
@@ -64,11 +63,11 @@ struct server {
 
 	int status;           /* PS_E*: how the run ended; 0: it has not */
 	uint64_t finish_ms;   /* when it did */
-	int draining;         /* a signal asked for it */
-	uint64_t deadline_ms; /* give up then; 0: no deadline */
+	int draining;         /* by a signal */
+	uint64_t deadline_ms; /* of the end of the run; 0: none */
 
-	uint64_t memory_bytes; /* most that this process should use */
-	uint64_t hung_up_ms;   /* when it hung up on all because of that; 0: it is well */
+	uint64_t memory_bytes; /* limit of this process */
+	uint64_t closed_ms;    /* when all connections were closed to free memory; 0: not lately */
 };
 
 /* *s is released when this fails. */

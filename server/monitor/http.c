@@ -57,7 +57,7 @@ static enum MHD_Result send_text(
 	return text ? send_page(connection, code, "text/plain", text) : MHD_NO;
 }
 
-/* Called when the header of a request is there: a body, if one follows, is not waited for. */
+/* Called when the header of a request has arrived; does not wait for a body. */
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *path,
 	const char *method, const char *version, const char *body, size_t *body_size, void **state)
 {
@@ -94,8 +94,8 @@ static void on_http_timer(uv_timer_t *t)
 	run_daemon(t->data);
 }
 
-/* Let it work, then wake it when it asks to be woken; and now and then when it does not: having
- * been full it listens again only at its next turn, and asks for none. */
+/* Run libmicrohttpd, then again at its next time-out, and after MAX_SLEEP_MS without one: after its
+ * connection limit was reached it accepts again only in its next run, and sets no time-out. */
 static void run_daemon(struct http *h)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
@@ -111,7 +111,7 @@ static int watch_daemon(struct http *h, struct err *e)
 	const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_EPOLL_FD);
 
 	if (!info || uv_poll_init(h->loop, &h->poll, info->epoll_fd) != 0)
-		return err_set(e, PS_ENET, "HTTP cannot be watched");
+		return err_set(e, PS_ENET, "HTTP: the loop cannot watch it");
 	uv_timer_init(h->loop, &h->timer);
 	h->poll.data = h->timer.data = h;
 	uv_poll_start(&h->poll, UV_READABLE, on_http_poll);
@@ -119,7 +119,7 @@ static int watch_daemon(struct http *h, struct err *e)
 	return PS_OK;
 }
 
-/* ---- birth --------------------------------------------------------------------------------- */
+/* ---- start --------------------------------------------------------------------------------- */
 
 static int cannot_listen(const struct endpoint *to, int error, struct err *e)
 {

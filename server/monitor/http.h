@@ -1,9 +1,9 @@
 /*
- * http.h - a few read-only pages for people and monitors, served inside the loop.
+ * http.h - read-only HTTP pages, served by the loop.
  *
- * libmicrohttpd does not get a thread: its epoll descriptor is watched by the loop, its time-outs
- * by a timer. GET and HEAD only; connections, their memory and their idle time are bounded; a
- * request's body is not read. Thread: the loop's.
+ * libmicrohttpd has no thread: the loop watches its epoll descriptor, and a timer its time-outs.
+ * GET and HEAD only. The number of connections, their memory and their idle time are bounded, and
+ * the body of a request is not read. Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_HTTP_H
 #define SERVER_MONITOR_HTTP_H
@@ -21,7 +21,7 @@ typedef void http_page_fn(void *arg, const char *path, struct http_page *page);
 
 struct http; /* opaque, see http.c */
 
-/* Listen on "HOST:PORT" or 127.0.0.1's "PORT" (0: any free one). PS_EUSAGE: cannot; PS_ENOMEM. */
+/* Listen on "HOST:PORT", or on "PORT" of 127.0.0.1 (0: any free one). PS_EUSAGE, PS_ENOMEM. */
 int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_fn *page, void *arg,
 	struct err *e) PS_MUST_CHECK;
 /* "http://127.0.0.1:8080", with the real port. */

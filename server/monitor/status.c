@@ -11,7 +11,7 @@
 #include "server/net/clients.h"
 #include "server/config/mode_options.h"
 
-#define MOST_EPOCHS 20 /* records in a status */
+#define MAX_EPOCHS 20 /* records in a status */
 
 /* ---- small readings ------------------------------------------------------------------------ */
 
@@ -145,7 +145,7 @@ static json_t *epoch_list(const struct core *c)
 
 	if (n > core_config(c)->training.epochs)
 		n = core_config(c)->training.epochs;
-	for (uint32_t e = n > MOST_EPOCHS ? n - MOST_EPOCHS : 0; e < n; e++)
+	for (uint32_t e = n > MAX_EPOCHS ? n - MAX_EPOCHS : 0; e < n; e++)
 		json_array_append_new(list, epoch_object(c, e));
 	return list;
 }
@@ -168,8 +168,8 @@ static json_t *worker_object(const struct worker_view *w, const struct label *l,
 		"silent_ms", w->state == SESSION_AWAY ? json_null() : json_count(silent));
 }
 
-/* At most `most` workers; the number of the others into *left_out. */
-static json_t *worker_list(const struct status *s, size_t most, uint32_t *left_out)
+/* At most `max` workers; the number of the others into *left_out. */
+static json_t *worker_list(const struct status *s, size_t max, uint32_t *left_out)
 {
 	json_t *list = json_array();
 
@@ -179,7 +179,7 @@ static json_t *worker_list(const struct status *s, size_t most, uint32_t *left_o
 		core_worker(s->core, i, &w);
 		if (w.state == SESSION_FREE)
 			continue;
-		if (json_array_size(list) == most)
+		if (json_array_size(list) == max)
 			(*left_out)++;
 		else
 			json_array_append_new(
@@ -308,7 +308,7 @@ static json_t *warning_list(const struct status *s)
 	return list;
 }
 
-static char *status_with(const struct status *s, size_t most_workers)
+static char *status_with(const struct status *s, size_t max_workers)
 {
 	json_t *o = json_object();
 	uint32_t left_out;
@@ -329,7 +329,7 @@ static char *status_with(const struct status *s, size_t most_workers)
 	set_key(o, "connections", json_count(s->net.port.connections));
 	set_key(o, "rss_bytes", json_count(s->rss_bytes));
 	set_key(o, "uptime_s", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
-	set_key(o, "workers", worker_list(s, most_workers, &left_out));
+	set_key(o, "workers", worker_list(s, max_workers, &left_out));
 	set_key(o, "workers_left_out", json_count(left_out));
 	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
 	json_decref(o);
@@ -350,18 +350,19 @@ static size_t slots_in_use(const struct core *c)
 
 char *status_json(const struct status *s)
 {
-	size_t most = slots_in_use(s->core);
+	size_t max = slots_in_use(s->core);
 
 	for (;;) {
-		char *text = status_with(s, most);
+		char *text = status_with(s, max);
 		size_t n = text ? strlen(text) : 0;
 		if (n <= WIRE_MAX_TEXT)
 			return text;
 		free(text);
-		if (most == 0)
+		if (max == 0)
 			return NULL;
-		most = most * WIRE_MAX_TEXT / n; /* and somewhat less: not all of it are workers */
-		most -= most / 16;
+		max = max * WIRE_MAX_TEXT /
+		      n; /* and somewhat less, because not all of the text is workers */
+		max -= max / 16;
 	}
 }
 

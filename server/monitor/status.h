@@ -1,8 +1,8 @@
 /*
- * status.h - what the server says about itself: JSON for /status and cnn-ctl, the result line,
+ * status.h - the state of the server as JSON for /status and cnn-ctl, as the result line, and as
  * Prometheus text.
  *
- * Pure: reads what it is given. Texts are the caller's to free(); NULL: out of memory.
+ * Pure: reads only its arguments. The caller frees the texts; NULL: out of memory.
  * Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_STATUS_H
@@ -23,8 +23,8 @@ struct status {
 	const struct core *core;
 	const struct progress *progress;
 	const struct labels *labels;     /* NULL: none */
-	const struct waiting *waiting;   /* NULL: nobody reports waits */
-	const struct warnings *warnings; /* NULL: none are looked for */
+	const struct waiting *waiting;   /* NULL: waits are not reported */
+	const struct warnings *warnings; /* NULL: no warnings */
 	struct router_stats net;
 	const struct checkpointer_stats *checkpointer; /* NULL: no checkpoints */
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
@@ -40,13 +40,13 @@ struct status {
  * newest entries when it would be more, and "workers_left_out" counts what is missing.
  */
 char *status_json(const struct status *s);
-/* The one line that cnn-ps ends with. */
+/* The line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);
 /* Prometheus text format 0.0.4 (metrics.c). */
 char *status_metrics(const struct status *s);
-/* Why the server is not well, or NULL. */
+/* Why the server is degraded, or NULL. */
 const char *status_degraded(const struct status *s);
-/* "live" for SESSION_LIVE...; "stalled" for one that is live and delivers nothing. */
+/* "live" for SESSION_LIVE and so on; "stalled": live, and delivers nothing. */
 const char *status_worker_state(const struct worker_view *w);
 /* Resident memory of this process. */
 uint64_t status_rss(void);

@@ -7,13 +7,13 @@
 #include "common/endpoint.h"
 #include "common/log.h"
 
-/* Hosts that mean every address of this one: no worker can dial them. */
+/* Hosts that mean all addresses of this machine: no worker can connect to them. */
 static int is_wildcard(const char *host)
 {
 	return !strcmp(host, "0.0.0.0") || !strcmp(host, "*") || !strcmp(host, "::");
 }
 
-static void dialable(const char *endpoint, char *out, size_t size)
+static void connectable(const char *endpoint, char *out, size_t size)
 {
 	char name[ENDPOINT_HOST] = "";
 	struct endpoint e;
@@ -30,17 +30,17 @@ void waiting_init(struct waiting *w, const struct core_config *cfg, const char *
 {
 	char address[ENDPOINT_TEXT];
 
-	memset(w, 0, sizeof *w);
-	dialable(endpoint, address, sizeof address);
+	memset(w, 0, sizeof(*w));
+	connectable(endpoint, address, sizeof(address));
 	if (cfg->training.epochs == 0)
-		snprintf(w->start, sizeof w->start, "a program with libcnnps and server %s",
+		snprintf(w->start, sizeof(w->start), "a program with libcnnps and server %s",
 			address);
 	else
-		snprintf(w->start, sizeof w->start, "cnn-worker --server %s%s", address,
+		snprintf(w->start, sizeof(w->start), "cnn-worker --server %s%s", address,
 			keyed ? " --key WORKER.key" : "");
 }
 
-/* ", 1 more is joining", while the disk does not have its slot yet. */
+/* ", 1 more joins ...", while its WELCOME waits for the disk. */
 static void append_joining(const struct waiting *w, char *out, size_t size)
 {
 	size_t used = strlen(out);
@@ -75,14 +75,14 @@ static void describe_wait(const struct waiting *w, char *out, size_t size)
 	append_others(w, out, size);
 }
 
-/* Text of the log: with its limit. */
+/* The log line, with the time limit. */
 static void log_wait(const struct waiting *w)
 {
 	char text[WAITING_TEXT], limit[64] = "without a time limit";
 
-	describe_wait(w, text, sizeof text);
+	describe_wait(w, text, sizeof(text));
 	if (w->view.kind == HOLD_UP_RETURN)
-		snprintf(limit, sizeof limit, "for %llu s more",
+		snprintf(limit, sizeof(limit), "for %llu s more",
 			(unsigned long long)(w->view.left_ms + 999) / 1000);
 	log_info("server", "waiting", "reason=\"%s, %s; start one with: %s\"", text, limit,
 		w->start);

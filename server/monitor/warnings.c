@@ -29,7 +29,7 @@ static int rate_text(
 	return 1;
 }
 
-/* Programs with gradients of their own have rates of their own. */
+/* No usual rate is known for programs that compute their own gradients. */
 static int rate(const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
 {
 	if (w->classes == 0 || cfg->training.mode == MODE_EASGD || cfg->optim.kind == OPTIM_LBFGS)
@@ -67,14 +67,14 @@ static int chance(const struct warnings *w, const struct core *c, char out[WARNI
 	if (w->classes < 2 || !last)
 		return 0;
 	double accuracy = (double)last->eval_correct / last->eval_done;
-	double most = warning_chance(w->classes, last->eval_done);
-	if (accuracy > most)
+	double max = warning_chance(w->classes, last->eval_done);
+	if (accuracy > max)
 		return 0;
 	snprintf(out, WARNING_TEXT,
 		"the final accuracy of %.2f %% is no better than chance (up to %.2f %% with %zu "
 		"classes and %u test images): nothing was learned; try a smaller rate, and check "
 		"the labels",
-		100 * accuracy, 100 * most, w->classes, last->eval_done);
+		100 * accuracy, 100 * max, w->classes, last->eval_done);
 	return 1;
 }
 
@@ -99,14 +99,14 @@ int warning_text(const struct warnings *w, enum warning kind, const struct core 
 	return 0;
 }
 
-void warnings_look(struct warnings *w, const struct core *c, int over)
+void warnings_check(struct warnings *w, const struct core *c, int over)
 {
 	char text[WARNING_TEXT];
 
 	for (int i = 0; i < WARNINGS; i++) {
-		if (w->said[i] || !warning_text(w, (enum warning)i, c, over, text))
+		if (w->logged[i] || !warning_text(w, (enum warning)i, c, over, text))
 			continue;
 		log_warn("run", "warning", "reason=\"%s\"", text);
-		w->said[i] = 1;
+		w->logged[i] = 1;
 	}
 }

@@ -1,7 +1,7 @@
 /*
- * address.h - which addresses are this machine's alone.
+ * address.h - whether an address is reachable from other machines.
  *
- * Thread: main, at start-up: the resolver may wait for a name server.
+ * Thread: main, at the start: the resolver may wait for a name server.
  */
 #ifndef SERVER_NET_ADDRESS_H
 #define SERVER_NET_ADDRESS_H
@@ -9,8 +9,8 @@
 #include "common/endpoint.h"
 
 enum address_reach {
-	ADDRESS_LOOPBACK, /* everything that the host resolves to is loopback */
-	ADDRESS_OPEN,     /* something else is reachable there: the network, "*", an interface */
+	ADDRESS_LOOPBACK, /* all addresses of the host are loopback */
+	ADDRESS_OPEN,     /* reachable from the network: another address, "*", an interface */
 	ADDRESS_UNKNOWN,  /* the host does not resolve */
 };
 

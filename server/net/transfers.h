@@ -1,11 +1,11 @@
 /*
- * transfers.h - bytes that move on the connections of workers that owe a delivery, as the kernel
- * counts them (TCP_INFO): a push that arrives, weights that leave. The core's clocks stand still
- * meanwhile (core/pace.h).
+ * transfers.h - reports progress of the connections whose workers owe a delivery: bytes of a push
+ * that arrive and of weights that leave, as the kernel counts them (TCP_INFO). The core stops the
+ * clocks of such a worker meanwhile (core/pace.h).
  *
- * A worker's connection is known by the descriptor that its newest LEASE came on, and is
- * asked about only while it owes something for longer than TRANSFERS_POLL_MS. A descriptor that has
- * another peer address by then belongs to another connection and counts as no progress.
+ * The connection of a worker is the descriptor of its newest LEASE. It is polled only while the
+ * worker owes a delivery for longer than TRANSFERS_POLL_MS. If the descriptor has another peer
+ * address by then, it belongs to another connection and counts as no progress.
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_TRANSFERS_H
@@ -20,7 +20,7 @@ struct transfer {
 	uint32_t peer;
 	int fd;
 	char address[64];
-	uint64_t bytes; /* that have moved, when it was asked last; 0: not yet */
+	uint64_t bytes; /* moved until the newest poll; 0: none yet */
 };
 
 struct transfers {
@@ -33,10 +33,10 @@ typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);
 void transfers_release(struct transfers *t);
-/* A message of `peer` came in `f`, and the core has taken it. */
+/* The core has handled the message `m` of `peer`, which arrived in `f`. */
 void transfers_note(struct transfers *t, const struct core *c, uint32_t peer, const struct msg *m,
 	struct frames *f);
-/* Tell the core of what has moved since the last time. */
+/* Report the bytes that moved since the last call. */
 void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
 	transfers_report_fn *report, void *arg);
 

@@ -435,8 +435,8 @@ static void warnings_are_logged_once(void **state)
 	begin("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;500");
 	warnings = (struct warnings){.classes = 10, .usual_rate = 0.2};
 	capture_begin(&log, STDERR_FILENO);
-	warnings_look(&warnings, run.core, 0);
-	warnings_look(&warnings, run.core, 0);
+	warnings_check(&warnings, run.core, 0);
+	warnings_check(&warnings, run.core, 0);
 	capture_end(&log);
 	assert_int_equal(count_lines(log.text), 1);
 	assert_non_null(strstr(log.text, "--lr 500"));

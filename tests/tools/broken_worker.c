@@ -27,6 +27,11 @@ static const char *broken_describe(const void *self)
 	return "broken";
 }
 
+static void broken_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
+{
+	device_cpu_ref.kernel(self, layer, batch, text, size);
+}
+
 static int broken_use(void *self, const struct kx_images *set, struct err *e)
 {
 	return device_cpu_ref.use(self, set, e);
@@ -54,6 +59,7 @@ const struct device device_cpu = {
 	.open = broken_open,
 	.close = broken_close,
 	.describe = broken_describe,
+	.kernel = broken_kernel,
 	.use = broken_use,
 	.gradient = broken_gradient,
 	.forward = broken_forward,

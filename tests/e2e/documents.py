@@ -14,7 +14,7 @@ from flavour import ROOT
 
 RUNS = ("", "python", "c")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "kernels/README.md")
-DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 class Wrong(Exception):

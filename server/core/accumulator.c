@@ -1,17 +1,10 @@
 /* accumulator.c - see modes.h. */
-#include "server/core/modes.h"
 #include "server/core/state.h"
 #include "server/core/vec.h"
 #include <math.h>
 #include <string.h>
 
 #define FOLD_BLOCK ((size_t)1024) /* sums that stay in the L1 cache while gradients are added */
-
-int gather_is_current(const struct core *c, const struct msg_push *p)
-{
-	return p->base_version == c->store.version && p->base_term >= c->store.version_term &&
-	       p->base_term <= c->cfg.term;
-}
 
 static double weight_of(const struct core *c, uint32_t images)
 {
@@ -34,7 +27,7 @@ static double factor_of(const struct core *c, double weight, uint32_t n)
 
 /* ---- one running sum ------------------------------------------------------------------------ */
 
-static void add_to_sum(struct gather *a, const struct slices *s, double weight)
+static void add_to_sum(struct gradient_accumulator *a, const struct slices *s, double weight)
 {
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *p = &s->slice[i];
@@ -45,15 +38,15 @@ static void add_to_sum(struct gather *a, const struct slices *s, double weight)
 	}
 }
 
-void gather_add(struct core *c, const struct msg_push *p)
+void accumulator_add(struct core *c, const struct msg_push *p)
 {
-	gather_add_weighted(c, p, &p->slices, weight_of(c, p->images));
+	accumulator_add_weighted(c, p, &p->slices, weight_of(c, p->images));
 }
 
-void gather_add_weighted(
+void accumulator_add_weighted(
 	struct core *c, const struct msg_push *p, const struct slices *s, double weight)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 
 	add_to_sum(a, s, weight);
 	a->weight += weight;
@@ -80,9 +73,9 @@ static void copy_slices(float *to, const struct slices *s, size_t n)
 	memset(to + end, 0, (n - end) * sizeof(*to));
 }
 
-void gather_keep(struct core *c, const struct msg_push *p)
+void accumulator_keep(struct core *c, const struct msg_push *p)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 	double weight = weight_of(c, p->images);
 	uint32_t i = a->pushes++;
 	float *g = a->part[i].g;
@@ -99,7 +92,7 @@ void gather_keep(struct core *c, const struct msg_push *p)
 /* In the order of batches, whatever the order of arrival was. */
 static void fold_block(const struct core *c, size_t at, size_t n, double *sum)
 {
-	const struct gather *a = &c->gather;
+	const struct gradient_accumulator *a = &c->accumulator;
 
 	memset(sum, 0, n * sizeof(*sum));
 	for (uint32_t i = 0; i < a->pushes; i++) {
@@ -124,7 +117,7 @@ static double peak_of(const double *sum, size_t n)
 
 static void measure(struct core *c)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 	double block[FOLD_BLOCK];
 
 	a->measured = 1;
@@ -141,7 +134,7 @@ static void measure(struct core *c)
  * than the number of workers, or of gradients in a buffer. */
 static int fits(struct core *c, double weight, double peak)
 {
-	const struct gather *a = &c->gather;
+	const struct gradient_accumulator *a = &c->accumulator;
 	double sum = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
 	uint32_t most = c->cfg.sessions.max_workers > c->cfg.push.buffer_size
 				? c->cfg.sessions.max_workers
@@ -150,25 +143,25 @@ static int fits(struct core *c, double weight, double peak)
 	return store_holds(c, sum, c->cfg.rate.lr * most);
 }
 
-int gather_holds(struct core *c, double weight, double peak)
+int accumulator_holds(struct core *c, double weight, double peak)
 {
-	if (c->gather.measured && fits(c, weight, peak))
+	if (c->accumulator.measured && fits(c, weight, peak))
 		return 1;
 	measure(c);
 	return fits(c, weight, peak);
 }
 
-int gather_fits(struct core *c, const struct worker *w, const struct msg_push *p)
+int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	(void)w;
-	return gather_holds(c, weight_of(c, p->images), store_peak(&p->slices));
+	return accumulator_holds(c, weight_of(c, p->images), store_peak(&p->slices));
 }
 
 /* ---- both ----------------------------------------------------------------------------------- */
 
-double gather_loss_sum(const struct core *c)
+double accumulator_loss_sum(const struct core *c)
 {
-	const struct gather *a = &c->gather;
+	const struct gradient_accumulator *a = &c->accumulator;
 	double sum = a->loss_sum;
 
 	for (uint32_t i = 0; a->part && i < a->pushes; i++)
@@ -182,9 +175,9 @@ static void mean_block(float *g, const double *sum, double by, size_t n)
 		g[i] = (float)(by * sum[i]);
 }
 
-void gather_mean(const struct core *c, float *g)
+void accumulator_mean(const struct core *c, float *g)
 {
-	const struct gather *a = &c->gather;
+	const struct gradient_accumulator *a = &c->accumulator;
 	double by = factor_of(c, a->weight, a->pushes);
 	double block[FOLD_BLOCK];
 
@@ -200,9 +193,9 @@ void gather_mean(const struct core *c, float *g)
 	}
 }
 
-void gather_clear(struct core *c)
+void accumulator_clear(struct core *c)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 
 	if (a->sum)
 		memset(a->sum, 0, c->store.n * sizeof(*a->sum));

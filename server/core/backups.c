@@ -15,7 +15,6 @@
  * (3) a copy never changes while it is held;
  * (4) a gradient is compensated with the weights it was computed at or not at all.
  */
-#include "server/core/modes.h"
 #include "server/core/state.h"
 #include <string.h>
 
@@ -113,7 +112,7 @@ void backups_release(struct core *c, struct worker *w)
 
 static int is_current(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	return gather_is_current(c, p) || (p->base_version == c->store.version && is_alone(c, w));
+	return store_is_current(c, p) || (p->base_version == c->store.version && is_alone(c, w));
 }
 
 const float *backups_find(const struct core *c, const struct worker *w, const struct msg_push *p)

@@ -2,7 +2,13 @@
  * core.c - the heart: one event in, effects out. The dispatch table is the protocol's state
  * machine.
  */
+#include "server/core/dataset.h"
+#include "server/core/departure.h"
+#include "server/core/leases.h"
+#include "server/core/ledger.h"
 #include "server/core/modes.h"
+#include "server/core/pulls.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
 #include <string.h>
 #include "common/assert.h"
@@ -32,7 +38,7 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev);
 
 static const struct row rows[MSG_TYPES] = {
 	[MSG_HELLO] = {sessions_on_hello, 0, 0},
-	[MSG_PULL] = {store_on_pull, CONNECTED, 1},
+	[MSG_PULL] = {pulls_on_pull, CONNECTED, 1},
 	[MSG_PUSH] = {ledger_on_push, CONNECTED, 0},
 	[MSG_LEASE] = {leases_on_lease, CONNECTED, 0},
 	[MSG_RESULT] = {leases_on_result, CONNECTED, 0},
@@ -42,90 +48,17 @@ static const struct row rows[MSG_TYPES] = {
 	[MSG_ADMIN] = {on_admin, 0, 0},
 };
 
-/* ---- effects --------------------------------------------------------------------------------- */
-
-struct effect *core_emit(struct core *c, enum effect_kind kind, uint32_t peer)
-{
-	struct effect *e = &c->effect[c->n_effects];
-
-	PS_ASSERT(c->n_effects < c->max_effects); /* the worst case of one step: layout.c */
-	c->n_effects++;
-	e->kind = kind;
-	e->durable_first = 0;
-	e->peer = peer;
-	e->generation = 0;
-	e->worker = 0;
-	e->status = 0;
-	return e;
-}
-
-void core_emit_epoch(struct core *c, enum effect_kind kind, uint32_t epoch)
-{
-	core_emit(c, kind, 0)->epoch = epoch;
-}
-
-void core_emit_worker(struct core *c, const struct worker *w, enum worker_change change)
-{
-	struct effect *e = core_emit(c, EFFECT_WORKER, 0);
-
-	e->worker = sessions_id(c, w);
-	e->change = change;
-}
-
-void core_begin(struct core *c)
-{
-	if (!c->begun)
-		(void)core_emit(c, EFFECT_BEGIN, 0);
-	c->begun = 1;
-}
-
-struct msg *core_send(struct core *c, uint32_t peer, enum msg_type type)
-{
-	struct msg *m = &core_emit(c, EFFECT_SEND, peer)->msg;
-
-	m->type = type;
-	return m;
-}
-
-struct msg *core_send_committed(struct core *c, uint32_t peer, enum msg_type type)
-{
-	struct msg *m = core_send(c, peer, type);
-
-	c->effect[c->n_effects - 1].durable_first = 1;
-	return m;
-}
-
-struct msg *core_send_decided(struct core *c, uint32_t peer, enum msg_type type)
-{
-	c->commits = 1;
-	return core_send_committed(c, peer, type);
-}
-
-void core_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text)
-{
-	struct msg *m = core_send(c, peer, MSG_ERROR);
-
-	m->error = (struct msg_error){.status = status, .expected = expected, .text = text};
-	c->stats.refused++;
-}
-
-const struct effect *core_effect(const struct core *c, size_t i)
-{
-	i += !c->commits;
-	return i < c->n_effects ? &c->effect[i] : NULL;
-}
-
 /* ---- messages that are about no worker ------------------------------------------------------- */
 
 static void on_status(struct core *c, struct worker *w, const struct event *ev)
 {
 	(void)w;
-	core_emit(c, EFFECT_STATUS, ev->peer);
+	effects_add(c, EFFECT_STATUS, ev->peer);
 }
 
 static void admin_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation)
 {
-	struct msg *m = core_send(c, peer, MSG_ADMIN);
+	struct msg *m = effects_send(c, peer, MSG_ADMIN);
 
 	m->admin = (struct msg_admin){.verb = verb, .reply = 1, .generation = generation};
 }
@@ -135,17 +68,18 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 	(void)w;
 	if (ev->msg->admin.verb == ADMIN_DRAIN) {
 		admin_answer(c, ev->peer, ADMIN_DRAIN, 0);
-		core_end(c, PS_ESHUTDOWN);
+		run_end(c, PS_ESHUTDOWN);
 		return;
 	}
 	if (ev->msg->admin.verb != ADMIN_CHECKPOINT)
 		return; /* the shell has done it */
 	if (!c->cfg.durable) {
-		core_refuse(c, ev->peer, PS_EUSAGE, 0, "this server runs without --checkpoint-dir");
+		effects_refuse(
+			c, ev->peer, PS_EUSAGE, 0, "this server runs without --checkpoint-dir");
 		return;
 	}
 	if (c->ending >= END_SAVING) {
-		core_refuse(c, ev->peer, c->end_status, 0,
+		effects_refuse(c, ev->peer, c->end_status, 0,
 			"the run is over: its last checkpoint has been taken");
 		return;
 	}
@@ -157,7 +91,7 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 		c->urgent = 1;
 		return;
 	}
-	core_refuse(c, ev->peer, PS_EAGAIN, 0, "too many checkpoints are waited for");
+	effects_refuse(c, ev->peer, PS_EAGAIN, 0, "too many checkpoints are waited for");
 }
 
 /* ---- one message ----------------------------------------------------------------------------- */
@@ -169,7 +103,7 @@ static void on_message(struct core *c, const struct event *ev)
 	struct worker *w = NULL;
 
 	if (!row->handler) {
-		core_refuse(c, ev->peer, PS_EPROTO, 0, "a server does not take this message");
+		effects_refuse(c, ev->peer, PS_EPROTO, 0, "a server does not take this message");
 		return;
 	}
 	if (row->states && !(row->observers && stamp->worker == 0)) {
@@ -180,14 +114,14 @@ static void on_message(struct core *c, const struct event *ev)
 		if (w->state == SESSION_SUSPECT) {
 			w->state = SESSION_LIVE;
 			pace_back(c, w);
-			core_emit_worker(c, w, WORKER_BACK);
+			effects_add_worker(c, w, WORKER_BACK);
 		}
 		if (ev->msg->type != MSG_BEAT) {
 			w->active_ms = c->now_ms;
 			w->idle = 0;
 		}
 		if (c->ending == END_OVER) { /* it missed our BYE */
-			sessions_part(c, w, ev->peer);
+			departure_part(c, w, ev->peer);
 			return;
 		}
 	}
@@ -196,20 +130,11 @@ static void on_message(struct core *c, const struct event *ev)
 
 /* ---- snapshots and the end ------------------------------------------------------------------- */
 
-void core_end(struct core *c, int status)
-{
-	if (c->ending != END_NOT)
-		return;
-	c->ending = END_SNAPSHOT;
-	c->end_status = status;
-	c->save_failing = 0; /* the last snapshot is tried at once, whatever became of others */
-}
-
 static void finish(struct core *c)
 {
 	c->ending = END_OVER;
-	sessions_part_all(c);
-	core_emit(c, EFFECT_FINISH, 0)->status = c->end_status;
+	departure_part_all(c);
+	effects_add(c, EFFECT_FINISH, 0)->status = c->end_status;
 }
 
 /* The last snapshot may be taken: whoever replays what a crash has lost is let through before a
@@ -233,7 +158,7 @@ static void snapshot_start(struct core *c)
 	c->snapshot_ms = c->now_ms;
 	c->stats.snapshots++;
 	sessions_snapshot(c);
-	core_emit(c, EFFECT_SNAPSHOT, 0)->generation = c->generation;
+	effects_add(c, EFFECT_SNAPSHOT, 0)->generation = c->generation;
 	if (ends_now(c))
 		c->ending = END_SAVING;
 }
@@ -296,7 +221,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 {
 	c->n_effects = 0;
 	c->commits = 0;
-	(void)core_emit(c, EFFECT_COMMIT, 0);
+	(void)effects_add(c, EFFECT_COMMIT, 0);
 	c->now_ms = now_ms;
 	if (c->recovering && !c->recover_by_ms) {
 		c->recover_by_ms = now_ms + c->cfg.sessions.recovery_ms;
@@ -311,7 +236,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 		break;
 	case EVENT_TICK:
 		sessions_tick(c);
-		pace_tick(c);
+		leases_tick(c);
 		break;
 	case EVENT_DURABLE:
 		on_durable(c, ev->generation);
@@ -326,7 +251,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 		pace_progress(c, ev->peer, ev->bytes);
 		break;
 	case EVENT_DRAIN:
-		core_end(c, PS_ESHUTDOWN);
+		run_end(c, PS_ESHUTDOWN);
 		break;
 	}
 	recover(c);
@@ -335,10 +260,10 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 		rules_of(c)->settle(c);
 	leases_advance(c);
 	if (c->cfg.training.max_updates && c->stats.updates >= c->cfg.training.max_updates &&
-		c->gather.pushes == 0)
-		core_end(c, PS_EDONE);
+		c->accumulator.pushes == 0)
+		run_end(c, PS_EDONE);
 	leases_grant_waiting(c);
-	store_answer_push(c);
+	pulls_answer_push(c);
 	settle(c);
 }
 
@@ -401,23 +326,4 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 		.stalled = w->state == SESSION_LIVE && w->pace.stalled,
 		.peer = w->peer,
 		.owes_ms = pace_owes_ms(c, w)};
-}
-
-int core_has_begun(const struct core *c)
-{
-	return c->started || c->cfg.training.epochs == 0;
-}
-
-int core_is_active(const struct worker *w)
-{
-	return w->state == SESSION_LIVE && !w->pace.stalled;
-}
-
-uint32_t core_live_workers(const struct core *c)
-{
-	uint32_t n = 0;
-
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += (uint32_t)core_is_active(&c->worker[i]);
-	return n;
 }

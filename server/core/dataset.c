@@ -14,27 +14,10 @@
  * (2) what was accepted is of one data set;
  * (3) a replay of what was accepted before a crash fixes the data set as it did then.
  */
+#include "server/core/dataset.h"
+#include "server/core/departure.h"
+#include "server/core/leases.h"
 #include "server/core/state.h"
-
-static int same(const struct data_id *a, const struct data_id *b)
-{
-	return a->n_train == b->n_train && a->n_test == b->n_test && a->rows == b->rows &&
-	       a->cols == b->cols && a->classes == b->classes && a->xxh3 == b->xxh3;
-}
-
-int dataset_is_of_run(const struct core *c, const struct worker *w)
-{
-	return c->cfg.training.epochs == 0 || same(&w->data, &c->data);
-}
-
-uint32_t dataset_workers(const struct core *c)
-{
-	uint32_t n = 0;
-
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += c->worker[i].state == SESSION_LIVE && dataset_is_of_run(c, &c->worker[i]);
-	return n;
-}
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
@@ -69,7 +52,7 @@ static void refuse(struct core *c, const struct data_id *d, uint32_t peer)
 	}
 	say_text(s, ": give --data the run's files, or begin a new run with --data-id ");
 	say_hex(s, d->xxh3);
-	core_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
+	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
 int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
@@ -77,12 +60,13 @@ int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
 	if (c->cfg.training.epochs == 0)
 		return 1;
 	if (!leases_can_open(c, d)) {
-		core_refuse(c, peer, PS_EWRONGDATA, 0,
+		effects_refuse(c, peer, PS_EWRONGDATA, 0,
 			"this run needs a data set: train and test images, at most 2^20 batches an "
 			"epoch");
 		return 0;
 	}
-	if (c->data_fixed ? same(d, &c->data) : !c->cfg.data_id_given || d->xxh3 == c->cfg.data_id)
+	if (c->data_fixed ? workers_same_data(d, &c->data)
+			  : !c->cfg.data_id_given || d->xxh3 == c->cfg.data_id)
 		return 1;
 	refuse(c, d, peer);
 	return 0;
@@ -95,7 +79,7 @@ static uint32_t votes(const struct core *c, const struct data_id *d)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += c->worker[i].state == SESSION_LIVE && same(&c->worker[i].data, d);
+		n += c->worker[i].state == SESSION_LIVE && workers_same_data(&c->worker[i].data, d);
 	return n;
 }
 
@@ -105,7 +89,7 @@ static void adopt(struct core *c, const struct data_id *d)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		leases_release(c, w);
+		batch_ledger_release(c, w);
 		w->grant = (struct msg_grant){0};
 		if (!w->waiting)
 			w->lease_request = 0; /* nothing is expected of it before it asks anew */
@@ -116,7 +100,8 @@ static void adopt(struct core *c, const struct data_id *d)
 static int is_contested(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (c->worker[i].state == SESSION_LIVE && !same(&c->worker[i].data, &c->data))
+		if (c->worker[i].state == SESSION_LIVE &&
+			!workers_same_data(&c->worker[i].data, &c->data))
 			return 1;
 	return 0;
 }
@@ -133,7 +118,7 @@ void dataset_choose(struct core *c)
 		if (w->state == SESSION_LIVE && votes(c, &w->data) > votes(c, &best))
 			best = w->data;
 	}
-	if (!same(&best, &c->data))
+	if (!workers_same_data(&best, &c->data))
 		adopt(c, &best);
 }
 
@@ -141,7 +126,7 @@ enum reject dataset_judge(struct core *c, const struct worker *w, const struct m
 {
 	int replay = p->verdict == VERDICT_OK && p->seq <= w->replay_target;
 
-	if (dataset_is_of_run(c, w))
+	if (worker_is_of_run(c, w))
 		return REJECT_NONE;
 	if (c->data_fixed || !replay)
 		return REJECT_WORK;
@@ -160,7 +145,7 @@ void dataset_contributed(struct core *c)
 
 		if (w->state == SESSION_JOINING || w->state == SESSION_LIVE ||
 			w->state == SESSION_SUSPECT)
-			if (!same(&w->data, &c->data))
-				sessions_die(c, w, WORKER_GONE);
+			if (!workers_same_data(&w->data, &c->data))
+				departure_die(c, w, WORKER_GONE);
 	}
 }

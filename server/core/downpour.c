@@ -84,7 +84,7 @@ double easgd_part(const struct core *c)
 
 static int has_buffer(const struct core *c)
 {
-	return c->gather.sum != NULL;
+	return c->accumulator.sum != NULL;
 }
 
 /* What a gradient that is tau versions old counts for, of 1. How many gradients the update will
@@ -106,23 +106,23 @@ static void record(struct core *c, uint64_t images, double loss_sum)
 	c->stats.updates++;
 	if (c->cfg.training.epochs == 0)
 		return;
-	leases_record(c, images, loss_sum);
+	batch_ledger_record(c, images, loss_sum);
 	c->epoch[c->leases.epoch].updates++;
 }
 
 void downpour_settle(struct core *c)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 	int last = c->cfg.training.epochs && c->leases.n_done == c->leases.n_batches;
 
 	if (!has_buffer(c) || a->pushes == 0 || (a->pushes < c->cfg.push.buffer_size && !last))
 		return;
 	/* a sum is scaled by the number of its gradients already */
 	double gradients = c->cfg.push.sum ? 1 : a->pushes;
-	gather_mean(c, c->store.scratch);
+	accumulator_mean(c, c->store.scratch);
 	store_step(c, c->store.scratch, store_scaled_rate(c, gradients, 0) * a->weight / a->pushes);
 	record(c, a->images, a->loss_sum);
-	gather_clear(c);
+	accumulator_clear(c);
 }
 
 static void count_staleness(struct core *c, uint64_t tau)
@@ -215,7 +215,7 @@ static int holds(struct core *c, const struct msg_push *p, double peak)
 {
 	uint64_t tau = downpour_staleness(c, p);
 
-	return has_buffer(c) ? gather_holds(c, buffer_weight(c, tau), peak)
+	return has_buffer(c) ? accumulator_holds(c, buffer_weight(c, tau), peak)
 			     : store_holds(c, peak, downpour_rate(c, tau));
 }
 
@@ -252,7 +252,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		s = &compensated;
 	}
 	if (has_buffer(c)) {
-		gather_add_weighted(c, p, s, buffer_weight(c, tau));
+		accumulator_add_weighted(c, p, s, buffer_weight(c, tau));
 	} else {
 		store_apply(c, s, downpour_rate(c, tau));
 		record(c, p->images, (double)p->loss * p->images);
@@ -284,7 +284,7 @@ int downpour_holds_back(const struct core *c, const struct worker *w)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
 
-		at_work += o != w && core_is_active(o) && o->grant.request &&
+		at_work += o != w && worker_is_active(o) && o->grant.request &&
 			   o->grant.kind == GRANT_TRAIN && o->grant.work.epoch == c->leases.epoch;
 	}
 	return at_work >= most;

@@ -2,7 +2,6 @@
  * layout.c - where everything lies in the one block of memory that the core is given: worst-case
  * sizes come from the configuration alone, so nothing is ever allocated later.
  */
-#include "server/core/modes.h"
 #include "server/core/state.h"
 #include <string.h>
 
@@ -92,7 +91,7 @@ static float *floats_at(void *memory, size_t at)
 
 static void place_parts(struct core *c, void *memory, const struct layout *l)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 
 	a->room = room(&c->cfg);
 	if (a->room)
@@ -108,8 +107,8 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 
 	c->store.scratch = floats_at(memory, l->scratch);
 	if (sums(cfg)) {
-		c->gather.sum = (double *)(void *)floats_at(memory, l->sum);
-		memset(c->gather.sum, 0, cfg->n_params * sizeof(double));
+		c->accumulator.sum = (double *)(void *)floats_at(memory, l->sum);
+		memset(c->accumulator.sum, 0, cfg->n_params * sizeof(double));
 	}
 	place_parts(c, memory, l);
 	if (cfg->dc.lambda > 0) {

@@ -1,47 +1,14 @@
-/*
- * leases.c - the batch ledger: which batches of the epoch are counted, and who is asked to do the
- * others. (Sandblaster counts them once per pass: sandblaster.c.)
- *
- * Invariants:
- * (1) a batch is counted once per epoch: leases_judge lets a push in only if none of its batches
- *     is done, leases_mark marks them in the same step as the push is taken;
- * (2) a lease is a hint, never a lock: whoever pushes first wins, so no lease can block an epoch;
- * (3) n_free and n_done count the states in batch[] exactly;
- * (4) an epoch ends when all its batches are done, and only then; its evaluation runs while the
- *     next epoch trains, and ends before that one does.
- */
+/* leases.c - see leases.h. */
+#include "server/core/leases.h"
+#include "server/core/departure.h"
 #include "server/core/modes.h"
 #include "server/core/state.h"
 #include <math.h>
 #include <string.h>
 
-static uint32_t ceil_div(uint64_t a, uint64_t b)
-{
-	return (uint32_t)((a + b - 1) / b);
-}
-
-uint32_t leases_images(const struct core *c, uint32_t first, uint32_t count)
-{
-	uint64_t from = (uint64_t)first * c->cfg.training.batch_size,
-		 to = from + (uint64_t)count * c->cfg.training.batch_size;
-
-	return (uint32_t)((to < c->data.n_train ? to : c->data.n_train) - from);
-}
-
-void leases_window(struct core *c, uint32_t first, uint32_t end)
-{
-	struct leases *l = &c->leases;
-
-	memset(l->batch + first, BATCH_FREE, end - first);
-	memset(l->copies + first, 0, end - first);
-	memset(l->batch + end, BATCH_SHUT, l->n_batches - end);
-	l->n_done = first;
-	l->n_free = end - first;
-}
-
 static void open_epoch(struct core *c)
 {
-	leases_window(c, 0, c->leases.n_batches);
+	batch_ledger_window(c, 0, c->leases.n_batches);
 	if (rules_of(c)->open)
 		rules_of(c)->open(c);
 }
@@ -58,134 +25,17 @@ void leases_open(struct core *c, const struct data_id *d)
 	struct leases *l = &c->leases;
 
 	c->data = *d;
-	l->n_batches = ceil_div(d->n_train, c->cfg.training.batch_size);
+	l->n_batches = batch_ledger_ceil_div(d->n_train, c->cfg.training.batch_size);
 	l->eval_size = c->cfg.leases.eval_images;
-	if (l->eval_size < ceil_div(d->n_test, WIRE_MAX_BATCHES))
-		l->eval_size = ceil_div(d->n_test, WIRE_MAX_BATCHES);
-	l->n_portions = ceil_div(d->n_test, l->eval_size);
+	if (l->eval_size < batch_ledger_ceil_div(d->n_test, WIRE_MAX_BATCHES))
+		l->eval_size = batch_ledger_ceil_div(d->n_test, WIRE_MAX_BATCHES);
+	l->n_portions = batch_ledger_ceil_div(d->n_test, l->eval_size);
 	open_epoch(c);
 }
 
 /* ---- giving back ----------------------------------------------------------------------------- */
 
-/* It is of the epoch in training; a new pass or step has given its batches out anew. */
-static int is_training(const struct core *c, const struct msg_grant *g)
-{
-	return g->kind == GRANT_TRAIN && g->work.epoch == c->leases.epoch &&
-	       !(rules_of(c)->exact && g->version != c->store.version);
-}
-
-static void release_batch(struct core *c, uint32_t i)
-{
-	struct leases *l = &c->leases;
-
-	if (l->batch[i] != BATCH_LEASED)
-		return;
-	c->stats.released++;
-	if (l->copies[i] > 0) { /* somebody else still works on it */
-		l->copies[i]--;
-		return;
-	}
-	l->batch[i] = BATCH_FREE;
-	l->n_free++;
-}
-
-/* It has this batch of the epoch in training, or, `eval`, this piece of the test set. */
-static int holds(const struct core *c, const struct worker *w, int eval, uint32_t i)
-{
-	const struct msg_grant *g = &w->grant;
-	const struct leases *l = &c->leases;
-
-	if (g->request == 0 || w->pace.shadow)
-		return 0;
-	if (eval)
-		return g->kind == GRANT_EVAL && l->evaluating && g->eval_id == l->epoch &&
-		       g->eval_first / l->eval_size == i;
-	return is_training(c, g) && i >= g->work.first && i - g->work.first < g->work.count;
-}
-
-/* Some other worker has it, too, and is in time. */
-static int is_in_good_hands(const struct core *c, const struct worker *but, int eval, uint32_t i)
-{
-	for (uint32_t k = 0; k < c->cfg.sessions.max_workers; k++) {
-		const struct worker *w = &c->worker[k];
-
-		if (w != but && !w->pace.late && holds(c, w, eval, i))
-			return 1;
-	}
-	return 0;
-}
-
-static void release_portion(struct core *c, const struct worker *w, uint32_t i)
-{
-	uint8_t *state = &c->leases.portion[i];
-
-	c->stats.released += *state == BATCH_LEASED;
-	if (*state == BATCH_LEASED && !is_in_good_hands(c, w, 1, i))
-		*state = BATCH_FREE;
-}
-
-void leases_release(struct core *c, struct worker *w)
-{
-	struct leases *l = &c->leases;
-	const struct msg_grant *g = &w->grant;
-
-	if (g->request == 0)
-		return;
-	/* the rest stays: its next lease prefers to begin where this one ended */
-	w->grant.request = 0;
-	if (w->pace.shadow)
-		return;
-	if (is_training(c, g))
-		for (uint32_t i = 0; i < g->work.count; i++)
-			release_batch(c, g->work.first + i);
-	else if (g->kind == GRANT_EVAL && l->evaluating && g->eval_id == l->epoch)
-		release_portion(c, w, g->eval_first / l->eval_size);
-}
-
 /* ---- counting -------------------------------------------------------------------------------- */
-
-enum reject leases_judge(const struct core *c, const struct work *work, uint32_t images)
-{
-	const struct leases *l = &c->leases;
-	int is_sync =
-		c->cfg.training.mode == MODE_SYNC; /* it judges by itself what is of its step */
-
-	if (c->cfg.training.epochs == 0)
-		return work->count == 0 ? REJECT_NONE : REJECT_SHAPE;
-	if (work->count == 0 || work->first >= l->n_batches ||
-		work->count > l->n_batches - work->first)
-		return REJECT_SHAPE;
-	if (images != leases_images(c, work->first, work->count))
-		return REJECT_SHAPE;
-	if (work->epoch != l->epoch || l->epoch >= c->cfg.training.epochs)
-		return work->epoch < l->epoch ? REJECT_WORK : REJECT_SHAPE;
-	for (uint32_t i = work->first; i < work->first + work->count; i++)
-		if (l->batch[i] == BATCH_DONE || (l->batch[i] == BATCH_SHUT && !is_sync))
-			return REJECT_WORK;
-	return REJECT_NONE;
-}
-
-void leases_mark(struct core *c, const struct work *work)
-{
-	struct leases *l = &c->leases;
-
-	for (uint32_t i = work->first; i < work->first + work->count; i++) {
-		if (l->batch[i] == BATCH_FREE)
-			l->n_free--;
-		l->batch[i] = BATCH_DONE;
-	}
-	l->n_done += work->count;
-}
-
-void leases_record(struct core *c, uint64_t images, double loss_sum)
-{
-	struct epoch_record *r = &c->epoch[c->leases.epoch];
-
-	r->images += images;
-	r->loss_sum += loss_sum;
-	c->stats.images += images;
-}
 
 /* The epoch's training is complete and no evaluation is under way: evaluate it, train the next. */
 void leases_advance(struct core *c)
@@ -193,10 +43,10 @@ void leases_advance(struct core *c)
 	struct leases *l = &c->leases;
 
 	if (l->n_batches == 0 || l->n_done < l->n_batches || l->evaluating ||
-		l->epoch >= c->cfg.training.epochs || c->gather.pushes > 0 || c->blaster.open)
+		l->epoch >= c->cfg.training.epochs || c->accumulator.pushes > 0 || c->blaster.open)
 		return;
 	c->epoch[l->epoch].end_ms = c->now_ms;
-	core_emit_epoch(c, EFFECT_TRAINED, l->epoch);
+	effects_add_epoch(c, EFFECT_TRAINED, l->epoch);
 	c->epoch_begun = 0;
 	store_freeze(c);
 	l->evaluating = 1;
@@ -215,10 +65,10 @@ static void evaluated(struct core *c)
 	struct leases *l = &c->leases;
 
 	l->evaluating = 0;
-	core_emit_epoch(c, EFFECT_EVALUATED, l->epoch - 1);
+	effects_add_epoch(c, EFFECT_EVALUATED, l->epoch - 1);
 	c->dirty = 1;
 	if (l->epoch >= c->cfg.training.epochs)
-		core_end(c, PS_EDONE);
+		run_end(c, PS_EDONE);
 }
 
 static uint32_t portion_images(const struct core *c, uint32_t first)
@@ -242,7 +92,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	}
 	if (r->eval_first >= c->data.n_test || r->eval_first % l->eval_size ||
 		r->eval_count != portion_images(c, r->eval_first) || r->correct > r->eval_count) {
-		core_refuse(c, ev->peer, PS_EPROTO, 0,
+		effects_refuse(c, ev->peer, PS_EPROTO, 0,
 			"this is not the result of a granted evaluation");
 		return;
 	}
@@ -274,12 +124,12 @@ static void grant(struct core *c, struct worker *w)
 	w->grant.request = w->lease_request;
 	c->stats.leases++;
 	pace_granted(c, w);
-	core_begin(c);
+	effects_begin(c);
 	if (w->grant.kind == GRANT_TRAIN && !c->epoch_begun) {
 		c->epoch_begun = 1;
-		core_emit_epoch(c, EFFECT_EPOCH_BEGUN, w->grant.work.epoch);
+		effects_add_epoch(c, EFFECT_EPOCH_BEGUN, w->grant.work.epoch);
 	}
-	core_send_decided(c, w->peer, MSG_GRANT)->grant = w->grant;
+	effects_send_decided(c, w->peer, MSG_GRANT)->grant = w->grant;
 }
 
 /* A piece that only workers who are late have; NULL: none. */
@@ -291,8 +141,8 @@ static uint8_t *late_portion(struct core *c)
 		const struct worker *o = &c->worker[k];
 		uint32_t i = o->grant.eval_first / l->eval_size;
 
-		if (o->pace.late && holds(c, o, 1, i) && l->portion[i] == BATCH_LEASED &&
-			!is_in_good_hands(c, o, 1, i))
+		if (o->pace.late && batch_ledger_holds(c, o, 1, i) &&
+			l->portion[i] == BATCH_LEASED && !batch_ledger_in_good_hands(c, o, 1, i))
 			return &l->portion[i];
 	}
 	c->pace.n_late[1] = 0;
@@ -334,13 +184,13 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 	uint32_t start, live = 0, before = 0;
 	uint8_t *p;
 
-	if (here && rules_of(c)->exact && is_free(l, last->first))
+	if (here && mode_is_exact(c->cfg.training.mode) && is_free(l, last->first))
 		return &l->batch[last->first];
 	if (here && is_free(l, last->first + last->count))
 		return &l->batch[last->first + last->count];
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		live += (uint32_t)core_is_active(&c->worker[i]);
-		before += core_is_active(&c->worker[i]) && &c->worker[i] < w;
+		live += (uint32_t)worker_is_active(&c->worker[i]);
+		before += worker_is_active(&c->worker[i]) && &c->worker[i] < w;
 	}
 	start = (uint32_t)((uint64_t)l->n_batches * before / (live ? live : 1));
 	p = memchr(l->batch + start, BATCH_FREE, l->n_batches - start);
@@ -370,10 +220,10 @@ static uint8_t *late_batch(struct core *c)
 		const struct worker *o = &c->worker[k];
 		const struct work *work = &o->grant.work;
 
-		if (!o->pace.late || o->pace.shadow || !is_training(c, &o->grant))
+		if (!o->pace.late || o->pace.shadow || !batch_ledger_is_training(c, &o->grant))
 			continue;
 		for (uint32_t i = work->first + work->count; i-- > work->first;) {
-			if (l->batch[i] != BATCH_LEASED || is_in_good_hands(c, o, 0, i))
+			if (l->batch[i] != BATCH_LEASED || batch_ledger_in_good_hands(c, o, 0, i))
 				continue;
 			if (!best || l->copies[i] < l->copies[best - l->batch])
 				best = &l->batch[i];
@@ -412,7 +262,7 @@ static void grant_backup(struct core *c, struct worker *w)
 		l->copies[p - l->batch]++;
 	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
 		.work = {.epoch = l->epoch, .first = (uint32_t)(p - l->batch), .count = 1},
-		.exact = (uint32_t)rules_of(c)->exact,
+		.exact = (uint32_t)mode_is_exact(c->cfg.training.mode),
 		.version = c->store.version};
 	c->stats.backups++;
 	grant(c, w);
@@ -432,7 +282,7 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t mo
 	}
 	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
 		.work = {.epoch = l->epoch, .first = first, .count = n},
-		.exact = (uint32_t)rules_of(c)->exact,
+		.exact = (uint32_t)mode_is_exact(c->cfg.training.mode),
 		.version = c->store.version};
 	grant(c, w);
 }
@@ -453,25 +303,18 @@ static void grant_training(struct core *c, struct worker *w)
 	}
 	/* small leases at the end of an epoch, so that nobody waits for a long one; who is alone
 	 * has nobody wait, and each lease ends in a push */
-	most = live > 1 ? ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
+	most = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
 	grant_free(c, w, free_batch_for(c, w), most < allowed ? most : allowed);
-}
-
-int leases_may_grant(struct core *c)
-{
-	if (!c->started && dataset_workers(c) >= c->cfg.leases.min_workers)
-		c->started = 1;
-	return c->started && !c->recovering && c->ending == END_NOT && c->leases.n_batches;
 }
 
 void leases_grant_waiting(struct core *c)
 {
-	if (!leases_may_grant(c))
+	if (!run_gives_work(c))
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->waiting && w->state == SESSION_LIVE && w->peer && dataset_is_of_run(c, w) &&
+		if (w->waiting && w->state == SESSION_LIVE && w->peer && worker_is_of_run(c, w) &&
 			!grant_evaluation(c, w))
 			grant_training(c, w);
 	}
@@ -486,7 +329,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 		return; /* an old one that the network kept */
 	if (request == w->lease_request) {
 		if (w->grant.request == request) {
-			core_send_decided(c, ev->peer, MSG_GRANT)->grant = w->grant;
+			effects_send_decided(c, ev->peer, MSG_GRANT)->grant = w->grant;
 			return;
 		}
 		w->waiting = 1;
@@ -495,10 +338,18 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 			w->grant.work.count = 0; /* it lost the grant unseen */
 		return;
 	}
-	leases_release(c, w);
+	batch_ledger_release(c, w);
 	pace_gave_back(c, w);
 	if (c->leases.n_free == 0)
 		pace_look(c);
 	w->lease_request = request;
 	w->waiting = 1;
+}
+
+void leases_tick(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->ending == END_NOT; i++)
+		if (pace_check(c, &c->worker[i]))
+			batch_ledger_release(c, &c->worker[i]);
+	pace_look(c);
 }

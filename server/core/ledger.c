@@ -7,6 +7,9 @@
  * (2) a decision and its effect on the weights are in the same snapshot or in none;
  * (3) a rejected push consumes its seq and changes nothing else.
  */
+#include "server/core/ledger.h"
+#include "server/core/dataset.h"
+#include "server/core/departure.h"
 #include "server/core/modes.h"
 #include "server/core/state.h"
 #include <math.h>
@@ -17,7 +20,7 @@ static struct decision *decision_at(const struct core *c, const struct worker *w
 	return &w->decisions[seq % c->cfg.sessions.replay_window];
 }
 
-/* The answer to a push that also pulls is one message: store_answer_push. */
+/* The answer to a push that also pulls is one message: pulls_answer_push. */
 static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 	const struct decision *d, int duplicate)
 {
@@ -26,7 +29,7 @@ static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 		.reject = (enum reject)d->reject,
 		.duplicate = (uint32_t)duplicate,
 		.version = d->version,
-		.durable_seq = sessions_durable_seq(c, w),
+		.durable_seq = worker_durable_seq(c, w),
 		.term = c->cfg.term};
 
 	if (p->pull) {
@@ -34,7 +37,7 @@ static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 		c->pulling.request = p->pull;
 		c->pulling.ack = ack;
 	} else {
-		core_send_decided(c, w->peer, MSG_ACK)->ack = ack;
+		effects_send_decided(c, w->peer, MSG_ACK)->ack = ack;
 	}
 }
 
@@ -50,20 +53,15 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 	answer(c, w, p, kept ? d : &forgotten, 1);
 }
 
-void ledger_forget(struct core *c, struct worker *w)
-{
-	memset(w->decisions, 0, c->cfg.sessions.replay_window * sizeof(*w->decisions));
-}
-
 /* Whose work it is, and of which weights. Before the run begins nobody was given any, but what had
  * been accepted before a crash is of a run that had begun. */
 static enum reject judge_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int replay = p->verdict == VERDICT_OK && p->seq <= w->replay_target;
-	enum reject r = core_has_begun(c) || replay ? dataset_judge(c, w, p) : REJECT_WORK;
+	enum reject r = run_has_begun(c) || replay ? dataset_judge(c, w, p) : REJECT_WORK;
 
 	if (r == REJECT_NONE)
-		r = leases_judge(c, &p->work, p->images);
+		r = batch_ledger_judge(c, &p->work, p->images);
 	return r == REJECT_NONE ? rules_of(c)->judge(c, w, p) : r;
 }
 
@@ -93,7 +91,7 @@ static void accept(struct core *c, struct worker *w, const struct msg_push *p)
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
 	quarantine_good(w);
 	dataset_contributed(c);
-	leases_mark(c, &p->work);
+	batch_ledger_mark(c, &p->work);
 	w->images += p->images;
 	c->computed += p->images;
 	rules_of(c)->take(c, w, p);
@@ -105,8 +103,9 @@ static int is_superseded(const struct core *c, const struct msg_push *p, enum re
 {
 	if (r == REJECT_WORK)
 		return p->verdict == VERDICT_REJECTED ||
-		       leases_judge(c, &p->work, p->images) == REJECT_WORK;
-	return r == REJECT_STALE && rules_of(c)->exact && p->base_version < c->store.version;
+		       batch_ledger_judge(c, &p->work, p->images) == REJECT_WORK;
+	return r == REJECT_STALE && mode_is_exact(c->cfg.training.mode) &&
+	       p->base_version < c->store.version;
 }
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
@@ -119,7 +118,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	c->stats.pushes++;
 	c->push_ms = c->now_ms;
 	if (c->cfg.training.epochs == 0)
-		core_begin(c);
+		effects_begin(c);
 	c->dirty = 1;
 	if (r == REJECT_NONE || r == REJECT_STALE || superseded)
 		(void)pace_trained(c, w, &p->work, r == REJECT_NONE);
@@ -128,8 +127,8 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	} else {
 		c->stats.rejected[r] += !superseded;
 		c->stats.superseded += (uint64_t)superseded;
-		if (rules_of(c)->exact)
-			leases_release(c, w); /* it has no use for the rest */
+		if (mode_is_exact(c->cfg.training.mode))
+			batch_ledger_release(c, w); /* it has no use for the rest */
 	}
 	backups_pushed(c, w, p);
 	d = decision_at(c, w, p->seq);
@@ -146,28 +145,20 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		quarantine_bad(c, w);
 }
 
-/* A drain still takes what arrives before its snapshot; a run that is complete takes nothing more.
- */
-int ledger_is_closed(const struct core *c)
-{
-	return c->ending >= END_SAVING ||
-	       (c->ending == END_SNAPSHOT && c->end_status != PS_ESHUTDOWN);
-}
-
 void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 {
 	const struct msg_push *p = &ev->msg->push;
 
 	w->peer = ev->peer;
 	if (p->seq == 0) {
-		core_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
+		effects_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
 		return;
 	}
-	if (p->seq > w->last_seq && ledger_is_closed(c))
+	if (p->seq > w->last_seq && run_is_closed(c))
 		return; /* unanswered: nothing may be told before the last snapshot is on disk */
 	if (p->seq > w->last_seq + 1) {
 		c->stats.gaps++;
-		core_refuse(
+		effects_refuse(
 			c, ev->peer, PS_EGAP, w->last_seq + 1, "a push before this one is missing");
 		return;
 	}

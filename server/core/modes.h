@@ -16,7 +16,6 @@
 struct worker;
 
 struct rules {
-	int exact; /* GRANT says which version, a push covers the whole grant */
 	/* May a gradient of these weights count? REJECT_NONE, REJECT_STALE or REJECT_WORK. */
 	enum reject (*judge)(
 		const struct core *c, const struct worker *w, const struct msg_push *p);
@@ -51,43 +50,10 @@ double downpour_rate(const struct core *c, uint64_t tau);
 /* Versions that have come since the weights of `p`. */
 uint64_t downpour_staleness(const struct core *c, const struct msg_push *p);
 
-/*
- * accumulator.c: the gradients of a step. Sandblaster adds them as they come, in double precision,
- * so that their order hardly matters; so do the asynchronous modes with a buffer, each gradient
- * with a weight of its own. Sync keeps one gradient of each batch and adds them in the order of the
- * batches when the step ends, so that their order of arrival does not matter at all. That takes
- * n_params floats for each gradient of a step; memory is touched by those that came.
- */
-struct part {
-	uint32_t batch, images;
-	float loss;
-	float *g; /* n_params */
-};
-struct gather {
-	double *sum;       /* n_params; NULL: no running sum */
-	struct part *part; /* room for `room`, `pushes` in use, by batch; NULL: none are kept */
-	uint32_t room;
-	double weight, loss_sum; /* loss_sum: of the running sum */
-	uint64_t images;
-	uint32_t pushes;
-	double peak;  /* bound of the magnitudes in sum */
-	int measured; /* peak is valid; never saved */
-};
-/* 1: the step that takes the sum with `p` in it leaves all finite. */
-int gather_fits(struct core *c, const struct worker *w, const struct msg_push *p);
-void gather_add(struct core *c, const struct msg_push *p);
-/* The same of `s` in place of p's slices, `weight` times. */
-void gather_add_weighted(
-	struct core *c, const struct msg_push *p, const struct slices *s, double weight);
-/* 1: the step with a gradient of at most `peak` in magnitude more leaves all finite. */
-int gather_holds(struct core *c, double weight, double peak);
-void gather_keep(struct core *c, const struct msg_push *p);
-/* The weighted mean of what was gathered into `g` (n_params floats); with cfg.push.sum the sum. */
-void gather_mean(const struct core *c, float *g);
-double gather_loss_sum(const struct core *c);
-void gather_clear(struct core *c);
-/* Are these the weights that are current, bit for bit? Also those of an earlier term, if
- * this one began with them. */
-int gather_is_current(const struct core *c, const struct msg_push *p);
+/* In exact modes only gradients of the current weights count. */
+static inline int mode_is_exact(enum mode m)
+{
+	return m == MODE_SYNC || m == MODE_SANDBLASTER;
+}
 
 #endif

@@ -100,7 +100,7 @@ static void contributed(struct core *c, struct worker *w)
 	struct pace *p = &w->pace;
 
 	if (p->stalled && w->state == SESSION_LIVE)
-		core_emit_worker(c, w, WORKER_DELIVERS);
+		effects_add_worker(c, w, WORKER_DELIVERS);
 	p->stalled = 0;
 	p->owed_ms = 0;
 }
@@ -157,7 +157,7 @@ static uint64_t next_pieces(const struct core *c, const struct worker *w)
 {
 	uint32_t left = w->pace.left ? w->pace.left : 1;
 
-	if (rules_of(c)->exact || left < c->cfg.push.n_push)
+	if (mode_is_exact(c->cfg.training.mode) || left < c->cfg.push.n_push)
 		return left;
 	return c->cfg.push.n_push;
 }
@@ -219,37 +219,32 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 /* It must not push any more before we have saved what it pushed. */
 static int waits_for_us(const struct core *c, const struct worker *w)
 {
-	return w->last_seq - sessions_durable_seq(c, w) >= c->cfg.sessions.replay_window;
+	return w->last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
 }
 
-static void judge(struct core *c, struct worker *w)
+int pace_check(struct core *c, struct worker *w)
 {
 	struct pace *p = &w->pace;
 	uint64_t owes_ms = pace_owes_ms(c, w);
+	int gives_back = 0;
 
 	if (!p->since_ms || w->state != SESSION_LIVE)
-		return;
+		return 0;
 	if (c->recovering || waits_for_us(c, w)) {
 		restart_clock(c, p);
-		return;
+		return 0;
 	}
 	if (w->grant.request && owes_ms > deadline_ms(c, w)) {
 		c->stats.expired++;
-		leases_release(c, w);
+		gives_back = 1;
 	}
 	if (!p->stalled && p->owed_ms + owes_ms > stall_ms(c, w)) {
 		c->stats.stalls++;
 		p->stalled = 1;
-		leases_release(c, w);
-		core_emit_worker(c, w, WORKER_STALLED);
+		gives_back = 1;
+		effects_add_worker(c, w, WORKER_STALLED);
 	}
-}
-
-void pace_tick(struct core *c)
-{
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->ending == END_NOT; i++)
-		judge(c, &c->worker[i]);
-	pace_look(c);
+	return gives_back;
 }
 
 /* ---- transfers ------------------------------------------------------------------------------- */

@@ -17,7 +17,7 @@
  *
  * Stalled: a worker has delivered nothing for its deadline, at least PACE_STALL_MS; a worker with
  * fewer than PACE_OWN durations has three times its deadline. So is a worker that has delivered all
- * and does not ask for more. Nobody waits for it (core_is_active),
+ * and does not ask for more. Nobody waits for it (worker_is_active),
  * and its grants are shadows: it gets work, and the others get the same work. It is active again
  * when it has delivered something. Heartbeats and new leases change nothing.
  *
@@ -89,8 +89,8 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 void pace_look(struct core *c);
 /* Bytes of this connection have moved, in either direction. */
 void pace_progress(struct core *c, uint32_t peer, uint64_t bytes);
-/* Time has passed: end grants that are past their deadline, note who is stalled or late. */
-void pace_tick(struct core *c);
+/* Time has passed: note whether it is stalled. 1: it has to give back its grant. */
+int pace_check(struct core *c, struct worker *w);
 /* It is here again after silence, and is still marked AWAY if it was: its clock starts anew. If it
  * has asked for no lease, waits for one, or has lost its grant while it was away, it owes nothing
  * until it gets one or delivers. */

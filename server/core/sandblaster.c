@@ -19,13 +19,13 @@ static enum reject judge(const struct core *c, const struct worker *w, const str
 {
 	(void)w;
 	/* a sum of another pass has no meaning in this one: its portions are computed again */
-	return gather_is_current(c, p) ? REJECT_NONE : REJECT_STALE;
+	return store_is_current(c, p) ? REJECT_NONE : REJECT_STALE;
 }
 
 static void take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	(void)w;
-	gather_add(c, p);
+	accumulator_add(c, p);
 }
 
 /* ---- passes and steps ------------------------------------------------------------------------ */
@@ -55,7 +55,7 @@ static void open_window(struct core *c, uint32_t first)
 	s->end = first + (left < size ? left : size);
 	s->open = 1;
 	s->pass = 1;
-	leases_window(c, s->first, s->end);
+	batch_ledger_window(c, s->first, s->end);
 	/* a trial's portions are those of the pass that publishes its point */
 	if (c->cfg.optim.kind == OPTIM_LBFGS && lbfgs_begin(c, is_whole(c)))
 		c->dirty = 1;
@@ -70,7 +70,7 @@ static void finish_step(struct core *c, uint64_t images, double loss_sum)
 {
 	struct blaster *s = &c->blaster;
 
-	leases_record(c, images, loss_sum);
+	batch_ledger_record(c, images, loss_sum);
 	c->epoch[c->leases.epoch].updates++;
 	c->stats.updates++;
 	c->stats.staleness[0]++;
@@ -83,21 +83,21 @@ static void finish_step(struct core *c, uint64_t images, double loss_sum)
 static void settle(struct core *c)
 {
 	struct blaster *s = &c->blaster;
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 	double loss_sum = a->loss_sum;
 	uint64_t images = a->images;
 
 	if (!s->open || c->leases.n_done < s->end)
 		return;
-	gather_mean(c, c->store.scratch);
-	gather_clear(c);
+	accumulator_mean(c, c->store.scratch);
+	accumulator_clear(c);
 	if (c->cfg.optim.kind != OPTIM_LBFGS) {
 		store_step(c, c->store.scratch, store_rate(c));
 		finish_step(c, images, loss_sum);
 	} else if (lbfgs_pass(c, loss_sum / (double)images, c->store.scratch)) {
 		finish_step(c, images, loss_sum);
 	} else {
-		leases_window(c, s->first, s->end);
+		batch_ledger_window(c, s->first, s->end);
 		s->pass++;
 		c->dirty = 1;
 	}
@@ -115,9 +115,8 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return most ? most : 1;
 }
 
-const struct rules rules_sandblaster = {.exact = 1,
-	.judge = judge,
-	.fits = gather_fits,
+const struct rules rules_sandblaster = {.judge = judge,
+	.fits = accumulator_fits,
 	.take = take,
 	.allow = allow,
 	.open = open,

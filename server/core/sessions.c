@@ -1,5 +1,5 @@
 /*
- * sessions.c - who speaks: HELLO, liveness, fencing (and session_close.c: goodbye). The states are
+ * sessions.c - who speaks: HELLO, liveness, fencing and BYE. The states are
  * drawn in core.c.
  *
  * Invariants:
@@ -8,6 +8,9 @@
  * (3) a worker that is silent for dead_ms holds no lease and counts for nothing;
  * (4) the table has max_workers slots, however often workers restart.
  */
+#include "server/core/sessions.h"
+#include "server/core/dataset.h"
+#include "server/core/departure.h"
 #include "server/core/state.h"
 #include <string.h>
 
@@ -16,31 +19,10 @@ static int same_run(const struct run_id *a, const struct run_id *b)
 	return a->hi == b->hi && a->lo == b->lo;
 }
 
-uint32_t sessions_id(const struct core *c, const struct worker *w)
-{
-	return (uint32_t)(w - c->worker) + 1;
-}
-
-struct worker *sessions_worker(struct core *c, uint32_t id)
-{
-	return id >= 1 && id <= c->cfg.sessions.max_workers ? &c->worker[id - 1] : NULL;
-}
-
-struct stamp sessions_stamp(const struct core *c, const struct worker *w)
-{
-	struct stamp s = {.run = c->cfg.run, .term = c->cfg.term};
-
-	if (w) {
-		s.worker = sessions_id(c, w);
-		s.incarnation = w->incarnation;
-	}
-	return s;
-}
-
-void sessions_fence(struct core *c, const struct worker *w, uint32_t peer)
+static void fence(struct core *c, const struct worker *w, uint32_t peer)
 {
 	if (!w->join_generation)
-		core_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
+		effects_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
 }
 
 static void refuse_run(struct core *c, const struct run_id *theirs, uint32_t peer)
@@ -51,7 +33,7 @@ static void refuse_run(struct core *c, const struct run_id *theirs, uint32_t pee
 	say_run(&c->said, theirs);
 	say_text(&c->said, "): start this worker again to join it, or the server with the "
 			   "--checkpoint-dir of your run");
-	core_refuse(c, peer, PS_EWRONGRUN, 0, c->said.text);
+	effects_refuse(c, peer, PS_EWRONGRUN, 0, c->said.text);
 }
 
 static uint32_t state_bits(const struct worker *w)
@@ -61,18 +43,18 @@ static uint32_t state_bits(const struct worker *w)
 
 struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states)
 {
-	struct worker *w = sessions_worker(c, s->worker);
+	struct worker *w = worker_find(c, s->worker);
 
 	if (!same_run(&s->run, &c->cfg.run))
 		refuse_run(c, &s->run, peer);
 	else if (w && s->incarnation < w->incarnation)
-		sessions_fence(c, w, peer);
+		fence(c, w, peer);
 	else if (s->term != c->cfg.term)
-		core_refuse(c, peer, PS_ETERM, 0, "the server has restarted: say HELLO again");
+		effects_refuse(c, peer, PS_ETERM, 0, "the server has restarted: say HELLO again");
 	else if (w && w->excluded && s->incarnation == w->incarnation)
 		quarantine_tell(c, w, peer);
 	else if (!w || s->incarnation > w->incarnation || !(states & state_bits(w)))
-		core_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
+		effects_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
 	else
 		return w;
 	return NULL;
@@ -80,22 +62,17 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 
 /* ---- HELLO ----------------------------------------------------------------------------------- */
 
-uint64_t sessions_durable_seq(const struct core *c, const struct worker *w)
-{
-	return c->cfg.checkpoint.journal ? w->last_seq : w->durable_seq;
-}
-
 static void welcome(struct core *c, struct worker *w, uint32_t peer)
 {
 	struct msg *welcome =
-		w ? core_send_decided(c, peer, MSG_WELCOME) : core_send(c, peer, MSG_WELCOME);
+		w ? effects_send_decided(c, peer, MSG_WELCOME) : effects_send(c, peer, MSG_WELCOME);
 	struct msg_welcome *m = &welcome->welcome;
 	const struct core_config *cfg = &c->cfg;
 
 	memset(m, 0, sizeof(*m));
-	m->stamp = sessions_stamp(c, w);
+	m->stamp = worker_stamp(c, w);
 	m->last_seq = w ? w->last_seq : 0;
-	m->durable_seq = w ? sessions_durable_seq(c, w) : 0;
+	m->durable_seq = w ? worker_durable_seq(c, w) : 0;
 	memcpy(m->model, cfg->model, sizeof(m->model));
 	m->model_fingerprint = cfg->model_fingerprint;
 	m->n_params = cfg->n_params;
@@ -129,7 +106,7 @@ static void go_live(struct core *c, struct worker *w)
 	if (w->peer) /* else its connection is gone, and it says HELLO on a new one */
 		welcome(c, w, w->peer);
 	if (before != SESSION_LIVE)
-		core_emit_worker(c, w, before == SESSION_JOINING ? WORKER_JOINED : WORKER_BACK);
+		effects_add_worker(c, w, before == SESSION_JOINING ? WORKER_JOINED : WORKER_BACK);
 }
 
 /* WELCOME once it is on disk that this slot is taken, by this incarnation. */
@@ -186,7 +163,7 @@ static void refuse_full(struct core *c, uint32_t peer)
 	say_text(&c->said,
 		" worker slots are taken: end a worker, or start the server again with a "
 		"larger --max-workers");
-	core_refuse(c, peer, PS_EFULL, 0, c->said.text);
+	effects_refuse(c, peer, PS_EFULL, 0, c->said.text);
 }
 
 static void hello_new(struct core *c, const struct event *ev)
@@ -207,7 +184,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	}
 	if (w->incarnation)
 		c->stats.rejoins++;
-	leases_release(c, w);
+	batch_ledger_release(c, w);
 	backups_release(c, w);
 	w->incarnation++;
 	w->born_term = c->cfg.term;
@@ -245,7 +222,7 @@ static void refuse_rollback(
 	say_number(&c->said, h->durable_seq);
 	say_text(&c->said, " were acknowledged as durable: give it the newest checkpoint, or start "
 			   "it with --accept-rollback");
-	core_refuse(c, peer, PS_EROLLEDBACK, 0, c->said.text);
+	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->said.text);
 }
 
 /* The state went back in time behind this worker's back: follow it only if the operator said so. */
@@ -263,7 +240,8 @@ static int accept_rollback(
 	w->bad_streak = 0;
 	if (h->durable_seq > w->last_seq) {
 		w->last_seq = h->durable_seq;
-		ledger_forget(c, w); /* nobody knows what was decided on those in between */
+		worker_forget_decisions(
+			c, w); /* nobody knows what was decided on those in between */
 	}
 	c->dirty = 1;
 	return 1;
@@ -273,7 +251,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
 	/* no incarnation 0 was ever given */
-	struct worker *w = h->resume.incarnation ? sessions_worker(c, h->resume.worker) : NULL;
+	struct worker *w = h->resume.incarnation ? worker_find(c, h->resume.worker) : NULL;
 
 	if (!same_run(&h->resume.run, &c->cfg.run)) {
 		refuse_run(c, &h->resume.run, ev->peer);
@@ -281,7 +259,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 	}
 	if (w && (w->incarnation > h->resume.incarnation ||
 			 (is_namesake(w, &h->resume) && c->cfg.sessions.accept_rollback))) {
-		sessions_fence(c, w, ev->peer);
+		fence(c, w, ev->peer);
 		return;
 	}
 	if (!w || w->incarnation < h->resume.incarnation || w->last_seq < h->durable_seq ||
@@ -310,6 +288,22 @@ static void hello_resume(struct core *c, const struct event *ev)
 		go_live(c, w);
 }
 
+/* A HELLO after the end. */
+static void hello_too_late(struct core *c, const struct event *ev)
+{
+	const struct msg_hello *h = &ev->msg->hello;
+	struct worker *w = worker_find(c, h->resume.worker);
+	int ours = w && h->resume.run.hi == c->cfg.run.hi && h->resume.run.lo == c->cfg.run.lo;
+
+	if (ours && h->resume.incarnation < w->incarnation)
+		fence(c, w, ev->peer);
+	else if (ours && w->incarnation == h->resume.incarnation && w->last_seq < h->last_seq &&
+		 worker_may_return(w))
+		departure_part(c, w, ev->peer);
+	else
+		departure_bye(c, NULL, ev->peer, c->end_status);
+}
+
 void sessions_on_hello(struct core *c, struct worker *none, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
@@ -321,7 +315,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 	else if (!dataset_admits(c, &h->data, ev->peer))
 		return; /* whoever had no work for that hears it after the end, too */
 	else if (c->ending == END_OVER)
-		sessions_hello_too_late(c, ev);
+		hello_too_late(c, ev);
 	else if (h->resume.run.hi | h->resume.run.lo)
 		hello_resume(c, ev);
 	else if (c->ending == END_NOT)
@@ -332,7 +326,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 
 static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
 {
-	core_send(c, peer, MSG_BEAT)->beat = (struct msg_beat){.stamp = sessions_stamp(c, w),
+	effects_send(c, peer, MSG_BEAT)->beat = (struct msg_beat){.stamp = worker_stamp(c, w),
 		.last_seq = w->last_seq,
 		.durable_seq = w->durable_seq};
 }
@@ -343,14 +337,26 @@ void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 	send_beat(c, w, ev->peer);
 }
 
-void sessions_die(struct core *c, struct worker *w, enum worker_change why)
+void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 {
+	if (w->last_seq < w->replay_target) { /* it may not go before its replays are here */
+		if (!run_is_closed(c))        /* else they are not answered either */
+			effects_refuse(c, ev->peer, PS_EGAP, w->last_seq + 1,
+				"pushes before this are missing");
+		return;
+	}
+	batch_ledger_release(c, w);
+	backups_release(c, w);
 	w->state = SESSION_DEAD;
 	w->waiting = 0;
-	leases_release(c, w);
-	backups_release(c, w);
-	c->stats.deaths++;
-	core_emit_worker(c, w, why);
+	w->peer = ev->peer;
+	effects_add_worker(c, w, WORKER_GONE);
+	if (worker_durable_seq(c, w) == w->last_seq) {
+		departure_bye(c, w, ev->peer, PS_OK);
+		return;
+	}
+	w->leaving = 1;
+	c->urgent = 1;
 }
 
 void sessions_tick(struct core *c)
@@ -362,16 +368,16 @@ void sessions_tick(struct core *c)
 		if (w->state == SESSION_FREE || w->state == SESSION_DEAD)
 			continue;
 		silence = c->now_ms - w->heard_ms;
-		if (silence > (sessions_may_return(w) ? c->cfg.sessions.ttl_ms
-						      : c->cfg.sessions.dead_ms)) {
-			sessions_die(c, w, WORKER_GONE);
+		if (silence >
+			(worker_may_return(w) ? c->cfg.sessions.ttl_ms : c->cfg.sessions.dead_ms)) {
+			departure_die(c, w, WORKER_GONE);
 		} else if (silence > c->cfg.sessions.dead_ms) {
 			w->state = SESSION_AWAY;
-			leases_release(c, w);
+			batch_ledger_release(c, w);
 		} else if (w->state == SESSION_LIVE && silence > c->cfg.sessions.suspect_ms) {
 			w->state = SESSION_SUSPECT;
-			leases_release(c, w);
-			core_emit_worker(c, w, WORKER_SILENT);
+			batch_ledger_release(c, w);
+			effects_add_worker(c, w, WORKER_SILENT);
 		}
 	}
 }
@@ -419,7 +425,7 @@ int sessions_all_back(const struct core *c)
 
 static void say_unsaved(struct core *c, uint32_t peer)
 {
-	core_refuse(c, peer, PS_EAGAIN, 0,
+	effects_refuse(c, peer, PS_EAGAIN, 0,
 		"the server's checkpoints cannot be written (its log and status say why); it "
 		"welcomes workers again when they can");
 }
@@ -454,7 +460,7 @@ void sessions_durable(struct core *c, uint64_t generation)
 			if (w->excluded)
 				quarantine_tell(c, w, w->peer);
 			else if (w->peer)
-				sessions_bye(c, w, w->peer, PS_OK);
+				departure_bye(c, w, w->peer, PS_OK);
 		} else if (w->state == SESSION_LIVE && news) {
 			uint32_t peer = w->beat_peer ? w->beat_peer : w->peer;
 

@@ -11,6 +11,7 @@
 #include "server/core/snapshot_check.h"
 #include "server/core/snapshot_sessions.h"
 #include "server/core/cursor.h"
+#include "server/core/leases.h"
 #include "server/core/state.h"
 #include "common/run_head.h"
 #include <string.h>
@@ -295,7 +296,7 @@ static void put_leases(struct cursor *k, struct core *c)
 /* The gradients of the step under way, by batch. */
 static void put_parts(struct cursor *k, struct core *c)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 
 	if (a->pushes > a->room)
 		spoil(k, "it has more gradients of a step than --max-workers");
@@ -313,7 +314,7 @@ static void put_parts(struct cursor *k, struct core *c)
 /* What has been gathered for the step under way. */
 static void put_gather(struct cursor *k, struct core *c)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 
 	if (!a->sum && !a->part)
 		return;

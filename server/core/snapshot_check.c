@@ -53,7 +53,7 @@ static int none_negative(const float *v, size_t n)
 
 static int modes_sensible(const struct core *c)
 {
-	const struct gather *a = &c->gather;
+	const struct gradient_accumulator *a = &c->accumulator;
 	const struct lbfgs *b = &c->lbfgs;
 	double sum = a->weight + a->loss_sum + b->f + b->slope + b->step + b->low + b->high + b->yy;
 	/* gradients are recorded in the epoch that they are of */
@@ -132,7 +132,7 @@ static int window_fits(const struct core *c)
 static int step_fits(const struct core *c)
 {
 	const struct leases *l = &c->leases;
-	const struct gather *a = &c->gather;
+	const struct gradient_accumulator *a = &c->accumulator;
 	const struct step *s = &c->step;
 	int training = l->n_batches && l->epoch < c->cfg.training.epochs;
 	uint64_t images = 0;
@@ -223,5 +223,5 @@ void image_revive(struct core *c)
 	}
 	c->stats.recoveries++;
 	if (l->n_batches && l->epoch >= c->cfg.training.epochs && !l->evaluating)
-		core_end(c, PS_EDONE);
+		run_end(c, PS_EDONE);
 }

@@ -15,7 +15,7 @@ static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->recovering && w->state == SESSION_AWAY)
 		return w->racing;
-	return core_is_active(w) && pace_is_at_work(w) &&
+	return worker_is_active(w) && pace_is_at_work(w) &&
 	       !(w->grant.request && w->grant.kind == GRANT_EVAL);
 }
 

@@ -32,7 +32,7 @@ static int has_answered(const struct core *c, const struct worker *w)
 
 static int is_awaited(const struct core *c, const struct worker *w)
 {
-	return core_is_active(w) && w->member == this_step(c) && !has_answered(c, w);
+	return worker_is_active(w) && w->member == this_step(c) && !has_answered(c, w);
 }
 
 static uint32_t count_awaited(const struct core *c)
@@ -53,7 +53,7 @@ static enum reject judge(const struct core *c, const struct worker *w, const str
 {
 	if (p->verdict == VERDICT_OK)
 		return REJECT_NONE;
-	if (!gather_is_current(c, p))
+	if (!store_is_current(c, p))
 		return REJECT_STALE;
 	return has_answered(c, w) || !is_of_this_step(c, &p->work) ? REJECT_WORK : REJECT_NONE;
 }
@@ -76,28 +76,28 @@ static void shut(struct core *c)
 
 static void step(struct core *c)
 {
-	struct gather *a = &c->gather;
+	struct gradient_accumulator *a = &c->accumulator;
 
-	gather_mean(c, c->store.scratch);
-	leases_record(c, a->images, gather_loss_sum(c));
+	accumulator_mean(c, c->store.scratch);
+	batch_ledger_record(c, a->images, accumulator_loss_sum(c));
 	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0));
 	c->stats.updates++;
 	c->epoch[c->leases.epoch].updates++;
 	c->stats.staleness[0]++;
 	c->stats.steps_short += c->step.open && a->pushes < c->step.due;
-	gather_clear(c);
+	accumulator_clear(c);
 	shut(c);
 }
 
 static void take(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	int later = p->base_version > c->store.version && c->gather.pushes;
+	int later = p->base_version > c->store.version && c->accumulator.pushes;
 
 	/* only a replay can be of weights that are still to come: it has seen this step end; and
 	 * only replays can be more than there are workers */
-	if (later || c->gather.pushes == c->gather.room)
+	if (later || c->accumulator.pushes == c->accumulator.room)
 		step(c);
-	gather_keep(c, p);
+	accumulator_keep(c, p);
 	w->answered = this_step(c);
 }
 
@@ -112,7 +112,7 @@ static int is_exhausted(const struct core *c)
 
 static int is_complete(const struct core *c)
 {
-	uint32_t pushes = c->gather.pushes;
+	uint32_t pushes = c->accumulator.pushes;
 
 	if (pushes == 0)
 		return 0;
@@ -156,7 +156,7 @@ static int somebody_is_live(const struct core *c)
 
 static int is_ready(const struct core *c, const struct worker *w)
 {
-	return core_is_active(w) && !w->idle && dataset_is_of_run(c, w);
+	return worker_is_active(w) && !w->idle && worker_is_of_run(c, w);
 }
 
 static int somebody_is_ready(const struct core *c)
@@ -176,8 +176,8 @@ static uint32_t call_members(struct core *c)
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
-		int here = core_is_active(w) || (all && w->state == SESSION_LIVE);
-		int called = here && !w->idle && !has_answered(c, w) && dataset_is_of_run(c, w);
+		int here = worker_is_active(w) || (all && w->state == SESSION_LIVE);
+		int called = here && !w->idle && !has_answered(c, w) && worker_is_of_run(c, w);
 
 		w->member = called ? this_step(c) : 0;
 		n += (uint32_t)called;
@@ -189,10 +189,10 @@ static uint32_t call_members(struct core *c)
 static void begin(struct core *c)
 {
 	const struct core_config *cfg = &c->cfg;
-	uint32_t taken = c->gather.pushes, all, most, n;
+	uint32_t taken = c->accumulator.pushes, all, most, n;
 
 	/* while an image is read nobody is live, and its members stay */
-	if (c->step.open || !somebody_is_live(c) || !leases_may_grant(c) ||
+	if (c->step.open || !somebody_is_live(c) || !run_gives_work(c) ||
 		c->leases.epoch >= cfg->training.epochs || c->leases.n_done == c->leases.n_batches)
 		return;
 	n = call_members(c);
@@ -243,7 +243,7 @@ static void drop_members(struct core *c)
 
 		if (is_awaited(c, w) && is_idle(c, w))
 			w->idle = 1;
-		if (!core_is_active(w) || w->idle)
+		if (!worker_is_active(w) || w->idle)
 			w->member = 0;
 	}
 }
@@ -251,7 +251,7 @@ static void drop_members(struct core *c)
 static void settle(struct core *c)
 {
 	drop_members(c);
-	if (c->step.open && !c->recovering && c->gather.pushes == 0 && count_awaited(c) == 0 &&
+	if (c->step.open && !c->recovering && c->accumulator.pushes == 0 && count_awaited(c) == 0 &&
 		somebody_is_ready(c))
 		shut(c); /* all its members are gone: it begins anew with those that are here */
 	begin(c);
@@ -268,9 +268,8 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return c->step.open && (trial || is_awaited(c, w));
 }
 
-const struct rules rules_sync = {.exact = 1,
-	.judge = judge,
-	.fits = gather_fits,
+const struct rules rules_sync = {.judge = judge,
+	.fits = accumulator_fits,
 	.take = take,
 	.allow = allow,
 	.open = open,

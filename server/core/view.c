@@ -5,7 +5,7 @@ void core_work(const struct core *c, struct work_view *v)
 {
 	*v = (struct work_view){.computed = c->computed,
 		.push_ms = c->push_ms,
-		.images = c->stats.images + c->gather.images,
+		.images = c->stats.images + c->accumulator.images,
 		.pass = c->cfg.training.mode == MODE_SANDBLASTER && c->blaster.open
 				? c->blaster.pass
 				: 0};
@@ -34,7 +34,7 @@ static void note_others(const struct core *c, struct hold_up_view *v)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (w->state != SESSION_LIVE || dataset_is_of_run(c, w))
+		if (w->state != SESSION_LIVE || worker_is_of_run(c, w))
 			continue;
 		if (v->others++ == 0)
 			v->other_data = w->data.xxh3;
@@ -43,8 +43,8 @@ static void note_others(const struct core *c, struct hold_up_view *v)
 
 void core_hold_up(const struct core *c, struct hold_up_view *v)
 {
-	uint32_t live = dataset_workers(c), away = missing(c);
-	uint32_t needed = core_has_begun(c) ? 1 : c->cfg.leases.min_workers;
+	uint32_t live = workers_of_run(c), away = missing(c);
+	uint32_t needed = run_has_begun(c) ? 1 : c->cfg.leases.min_workers;
 
 	*v = (struct hold_up_view){.live = live, .joining = in_state(c, SESSION_JOINING)};
 	note_others(c, v);

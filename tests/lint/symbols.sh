@@ -31,6 +31,20 @@ look() {
 	done | grep . && failed=1
 }
 
+# Files that call each other in a circle cannot be understood, tested or replaced alone.
+in_layers() {
+	what=$1
+	shift
+	d=$(mktemp -d)
+	nm -A --defined-only "$@" | awk 'NF == 3 && $2 ~ /[A-Z]/ { sub(/:.*/, "", $1); print $3, $1 }' | sort >"$d/def"
+	nm -A -u "$@" | awk '{ sub(/:.*/, "", $1); print $NF, $1 }' | sort >"$d/use"
+	loop=$(join "$d/use" "$d/def" | awk '$2 != $3 { print $2, $3 }' | sort -u | tsort 2>&1 >/dev/null |
+		sed -n 's/^tsort: \([^-].*\.o\)$/\1/p' | tr '\n' ' ')
+	rm -r "$d"
+	[ -z "$loop" ] || { echo "symbols: files of $what call each other in a circle: $loop"; failed=1; }
+}
+
+in_layers 'the core' "$b"/server/core/*.o
 look 'the core' "$free" "$b"/server/core/*.o
 look 'the session' "$free|mem_try|free" "$b"/worker/client/session.o
 exit $failed

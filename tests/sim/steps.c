@@ -26,12 +26,12 @@ static void begin(struct sim *s, const struct core *c)
 
 	*t = (struct sim_steps){
 		.version = core_stats(c)->version, .left = c->leases.n_batches - c->leases.n_done};
-	if (!c->started || c->recovering || c->gather.pushes ||
+	if (!c->started || c->recovering || c->accumulator.pushes ||
 		c->leases.epoch >= c->cfg.training.epochs)
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (core_is_active(&c->worker[i]) && !c->worker[i].idle &&
-			dataset_is_of_run(c, &c->worker[i])) {
+		if (worker_is_active(&c->worker[i]) && !c->worker[i].idle &&
+			worker_is_of_run(c, &c->worker[i])) {
 			t->member[i] = c->worker[i].incarnation;
 			t->members++;
 		}
@@ -42,8 +42,8 @@ static int is_there(const struct sim_steps *t, const struct core *c, uint32_t i)
 {
 	const struct worker *w = &c->worker[i];
 
-	return t->member[i] && core_is_active(w) && w->incarnation == t->member[i] &&
-	       dataset_is_of_run(c, w) && !w->idle;
+	return t->member[i] && worker_is_active(w) && w->incarnation == t->member[i] &&
+	       worker_is_of_run(c, w) && !w->idle;
 }
 
 static void judge(struct sim *s, const struct core *c)

@@ -94,8 +94,9 @@ static int is_torn(const struct sim *s, const struct core *c)
 /* A drain leaves what is in the buffer to the next life. */
 static void add_buffer(struct sim *s, const struct core *c)
 {
-	for (uint32_t i = 0; c->gather.sum && c->gather.pushes && i < s->cfg.n_params; i++)
-		s->final[i] -= (float)c->gather.sum[i];
+	for (uint32_t i = 0; c->accumulator.sum && c->accumulator.pushes && i < s->cfg.n_params;
+		i++)
+		s->final[i] -= (float)c->accumulator.sum[i];
 }
 
 void verdict(struct sim *s)

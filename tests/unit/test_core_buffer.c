@@ -154,7 +154,7 @@ static void a_buffer_of_one_is_none(void **state)
 		cfg.rate.lr = 0.05;
 		crew_open(&k, cfg, 4, 735, crew_bowl);
 		crew_run(&k, 4, &r);
-		assert_null(k.b.core->gather.sum);
+		assert_null(k.b.core->accumulator.sum);
 		assert_updates(&k, 148);
 		memcpy(end[buffer], core_weights(k.b.core), sizeof(end[0]));
 		crew_close(&k);
@@ -176,13 +176,13 @@ static void what_is_in_the_buffer_outlives_the_server(void **state)
 	assert_int_equal(crew_ask(&k, 1), 1);
 	struct msg again = crew_gradient(&k, 1, g);
 	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
-	double sum = k.b.core->gather.sum[5];
+	double sum = k.b.core->accumulator.sum[5];
 	crew_restart(&k, 2);
-	assert_int_equal(k.b.core->gather.pushes, 2);
-	assert_true(k.b.core->gather.sum[5] == sum);
+	assert_int_equal(k.b.core->accumulator.pushes, 2);
+	assert_true(k.b.core->accumulator.sum[5] == sum);
 	again.push.stamp = k.hand[1].s;
 	assert_int_equal(bench_acked(&k.b, k.hand[1].peer, &again).duplicate, 1);
-	assert_true(k.b.core->gather.sum[5] == sum); /* once */
+	assert_true(k.b.core->accumulator.sum[5] == sum); /* once */
 	ask_and_push(&k, 0);
 	assert_updates(&k, 1);
 	assert_int_equal(core_stats(k.b.core)->images, 30);

@@ -157,7 +157,7 @@ static void walk_together(uint64_t seed, int restarts)
 	walk_open(&a, CLASSES * (FEATURES + 1), 10, 5, softmax_portion);
 	while (!bench_count(&a.k.b, EFFECT_FINISH)) {
 		if (alive == 5 && a.steps == 2 && a.k.hand[4].grant.work.count &&
-			a.k.b.core->gather.pushes) {
+			a.k.b.core->accumulator.pushes) {
 			alive = 4;
 			a.k.b.now_ms += 1200;
 			for (uint32_t i = 0; i < 4; i++)

@@ -58,8 +58,8 @@ static void a_portion_that_is_done_is_not_taken_again(void **state)
 	crew_ask(&k, 1);
 	assert_int_equal(push_of(&k, 0, 2, 1), REJECT_NONE);
 	assert_int_equal(push_of(&k, 1, 2, 1), REJECT_WORK);
-	assert_int_equal(k.b.core->gather.images, 10);
-	assert_int_equal(k.b.core->gather.pushes, 1);
+	assert_int_equal(k.b.core->accumulator.images, 10);
+	assert_int_equal(k.b.core->accumulator.pushes, 1);
 	crew_close(&k);
 }
 
@@ -78,9 +78,9 @@ static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **stat
 	crew_ask(&k, 0);
 	crew_ask(&k, 1);
 	assert_int_equal(push_of(&k, 0, 3, 2), REJECT_NONE);
-	double before = k.b.core->gather.sum[1];
+	double before = k.b.core->accumulator.sum[1];
 	assert_int_equal(push_of(&k, 1, 1, 3), REJECT_WORK); /* 3 is done: not 1 and 2 either */
-	assert_true(k.b.core->gather.sum[1] == before);
+	assert_true(k.b.core->accumulator.sum[1] == before);
 	assert_int_equal(k.b.core->leases.n_done, 2);
 	assert_int_equal(k.b.core->leases.batch[1], BATCH_FREE);
 	assert_int_equal(k.b.core->leases.batch[2], BATCH_FREE);
@@ -109,7 +109,7 @@ static void a_sum_of_another_pass_is_refused(void **state)
 	k.hand[1].grant.work.epoch = 1; /* the same portion of today, at yesterday's weights */
 	assert_int_equal(crew_push(&k, 1), REJECT_STALE);
 	assert_int_equal(k.b.core->leases.n_done, 0);
-	assert_int_equal(k.b.core->gather.pushes, 0);
+	assert_int_equal(k.b.core->accumulator.pushes, 0);
 	crew_close(&k);
 }
 
@@ -177,7 +177,7 @@ static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 			assert_int_equal(crew_push(&k, i), REJECT_WORK);
 	assert_int_equal(core_stats(k.b.core)->superseded, 1);
 	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_WORK], 0);
-	assert_int_equal(k.b.core->gather.images, 10);
+	assert_int_equal(k.b.core->accumulator.images, 10);
 	crew_close(&k);
 }
 
@@ -363,7 +363,7 @@ static void an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit(void **sta
 	sgd_open(&k, 2, 80);
 	for (int n = 0; n < 5; n++)
 		crew_act(&k, (uint32_t)n % 2);
-	assert_int_not_equal(k.b.core->gather.pushes, 0);
+	assert_int_not_equal(k.b.core->accumulator.pushes, 0);
 	a = bench_save(&k.b);
 	cfg = k.b.cfg;
 	assert_int_equal(bench_read(&again, cfg, &a, &why), PS_OK);

@@ -119,7 +119,7 @@ static void nobody_counts_twice_in_one_step(void **state)
 	crew_push(&k, 0);
 	k.hand[0].grant.work = (struct work){0, 30, 1};
 	assert_int_equal(crew_push(&k, 0), REJECT_WORK);
-	assert_int_equal(k.b.core->gather.pushes, 1);
+	assert_int_equal(k.b.core->accumulator.pushes, 1);
 	assert_int_equal(k.b.core->leases.batch[30], BATCH_SHUT); /* of no step yet */
 	crew_push(&k, 1);
 	assert_steps(&k, 1);
@@ -529,10 +529,10 @@ static void what_was_gathered_outlives_the_server(void **state)
 	all_ask(&k);
 	crew_push(&k, 0);
 	crew_push(&k, 1);
-	float before = k.b.core->gather.part[1].g[5];
+	float before = k.b.core->accumulator.part[1].g[5];
 	crew_restart(&k, 3);
-	assert_int_equal(k.b.core->gather.pushes, 2);
-	assert_true(k.b.core->gather.part[1].g[5] == before);
+	assert_int_equal(k.b.core->accumulator.pushes, 2);
+	assert_true(k.b.core->accumulator.part[1].g[5] == before);
 	assert_steps(&k, 0);
 	assert_int_equal(crew_ask(&k, 0), 0);            /* it is in this step already */
 	assert_int_equal(crew_push(&k, 2), REJECT_NONE); /* of weights from before the crash */

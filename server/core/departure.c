@@ -1,24 +1,40 @@
-/*
- * quarantine.c - workers that send gradients or losses that are not finite, one after another: a
- * broken device, say, or training that has diverged.
- *
- * The rule: MAX_STREAK such pushes or evaluations in a row exclude their worker. It loses its
- * leases, counts for nothing, and each of its messages is answered by ERROR PS_EQUARANTINE; its
- * program ends. Only a new process can come back, as a new incarnation. A push that is accepted
- * ends the streak. But if most of the workers (more than half of those that are live, suspected or
- * expected back, the worker itself among them) sent such a push or evaluation last, it is the
- * training that has diverged, and the run ends. A worker alone is most of the workers if a push of
- * its own incarnation was accepted; else it is one that is broken, and the run waits for others.
- * But where no push of anybody was ever accepted, that holds for the first only: from the second on
- * it is the weights that the run began with. Before min_workers have come there is no training that
- * could diverge.
- *
- * Invariants:
- * (1) what an excluded incarnation sends changes nothing;
- * (2) it is told when all that it was told is taken is durable, for then it forgets its pushes;
- * (3) nothing waits for it.
- */
+/* departure.c - see departure.h. */
+#include "server/core/departure.h"
 #include "server/core/state.h"
+
+void departure_die(struct core *c, struct worker *w, enum worker_change why)
+{
+	w->state = SESSION_DEAD;
+	w->waiting = 0;
+	batch_ledger_release(c, w);
+	backups_release(c, w);
+	c->stats.deaths++;
+	effects_add_worker(c, w, why);
+}
+
+void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status)
+{
+	effects_send_decided(c, peer, MSG_BYE)->bye =
+		(struct msg_bye){.stamp = worker_stamp(c, w), .status = status};
+}
+
+void departure_part(struct core *c, const struct worker *w, uint32_t peer)
+{
+	if (c->end_status != PS_ESHUTDOWN || !worker_may_return(w))
+		departure_bye(c, w, peer, c->end_status);
+}
+
+void departure_part_all(struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		if (w->state != SESSION_FREE && w->state != SESSION_DEAD && w->peer)
+			departure_part(c, w, w->peer);
+	}
+}
+
+/* ---- exclusion ------------------------------------------------------------------------------- */
 
 #define MAX_STREAK 20
 
@@ -46,7 +62,7 @@ static int has_diverged(const struct core *c, const struct worker *bad_one)
 		all += (uint32_t)counts(w);
 		bad += (uint32_t)(counts(w) && w->bad_streak > 0);
 	}
-	if (!core_has_begun(c) || (all == 1 && is_suspect(c, bad_one)))
+	if (!run_has_begun(c) || (all == 1 && is_suspect(c, bad_one)))
 		return 0;
 	return 2 * bad > all;
 }
@@ -57,10 +73,10 @@ void quarantine_bad(struct core *c, struct worker *w)
 	if (++w->bad_streak < MAX_STREAK || w->last_seq < w->replay_target)
 		return;
 	if (has_diverged(c, w)) {
-		core_end(c, PS_EDIVERGED);
+		run_end(c, PS_EDIVERGED);
 		return;
 	}
-	sessions_die(c, w, WORKER_EXCLUDED);
+	departure_die(c, w, WORKER_EXCLUDED);
 	w->excluded = 1;
 	w->leaving = 1;
 	c->stats.excluded++;
@@ -76,11 +92,11 @@ void quarantine_good(struct worker *w)
 
 void quarantine_tell(struct core *c, struct worker *w, uint32_t peer)
 {
-	if (sessions_durable_seq(c, w) < w->last_seq)
+	if (worker_durable_seq(c, w) < w->last_seq)
 		return;
 	w->leaving = 0;
 	if (peer)
-		core_refuse(c, peer, PS_EQUARANTINE, 0,
+		effects_refuse(c, peer, PS_EQUARANTINE, 0,
 			"excluded: too many losses or gradients of this worker in a row were not "
 			"finite: check its device and its data");
 }

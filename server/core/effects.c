@@ -1,0 +1,121 @@
+/* effects.c - see effects.h. */
+#include "server/core/effects.h"
+#include "common/assert.h"
+#include "server/core/state.h"
+
+struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer)
+{
+	struct effect *e = &c->effect[c->n_effects];
+
+	PS_ASSERT(c->n_effects < c->max_effects); /* the worst case of one step: layout.c */
+	c->n_effects++;
+	e->kind = kind;
+	e->durable_first = 0;
+	e->peer = peer;
+	e->generation = 0;
+	e->worker = 0;
+	e->status = 0;
+	return e;
+}
+
+void effects_add_epoch(struct core *c, enum effect_kind kind, uint32_t epoch)
+{
+	effects_add(c, kind, 0)->epoch = epoch;
+}
+
+void effects_add_worker(struct core *c, const struct worker *w, enum worker_change change)
+{
+	struct effect *e = effects_add(c, EFFECT_WORKER, 0);
+
+	e->worker = worker_id(c, w);
+	e->change = change;
+}
+
+void effects_begin(struct core *c)
+{
+	if (!c->begun)
+		(void)effects_add(c, EFFECT_BEGIN, 0);
+	c->begun = 1;
+}
+
+struct msg *effects_send(struct core *c, uint32_t peer, enum msg_type type)
+{
+	struct msg *m = &effects_add(c, EFFECT_SEND, peer)->msg;
+
+	m->type = type;
+	return m;
+}
+
+struct msg *effects_send_committed(struct core *c, uint32_t peer, enum msg_type type)
+{
+	struct msg *m = effects_send(c, peer, type);
+
+	c->effect[c->n_effects - 1].durable_first = 1;
+	return m;
+}
+
+struct msg *effects_send_decided(struct core *c, uint32_t peer, enum msg_type type)
+{
+	c->commits = 1;
+	return effects_send_committed(c, peer, type);
+}
+
+void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text)
+{
+	struct msg *m = effects_send(c, peer, MSG_ERROR);
+
+	m->error = (struct msg_error){.status = status, .expected = expected, .text = text};
+	c->stats.refused++;
+}
+
+const struct effect *core_effect(const struct core *c, size_t i)
+{
+	i += !c->commits;
+	return i < c->n_effects ? &c->effect[i] : NULL;
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+static void put(struct say *s, char c)
+{
+	if (s->n + 1 < sizeof(s->text))
+		s->text[s->n++] = c;
+	s->text[s->n] = '\0';
+}
+
+void say_begin(struct say *s, const char *text)
+{
+	s->n = 0;
+	s->text[0] = '\0';
+	say_text(s, text);
+}
+
+void say_text(struct say *s, const char *text)
+{
+	while (*text)
+		put(s, *text++);
+}
+
+void say_number(struct say *s, uint64_t n)
+{
+	char digit[20];
+	size_t count = 0;
+
+	do
+		digit[count++] = (char)('0' + n % 10);
+	while ((n /= 10) > 0);
+	while (count > 0)
+		put(s, digit[--count]);
+}
+
+void say_hex(struct say *s, uint64_t n)
+{
+	for (int shift = 60; shift >= 0; shift -= 4)
+		put(s, "0123456789abcdef"[n >> shift & 15]);
+}
+
+void say_run(struct say *s, const struct run_id *run)
+{
+	say_hex(s, run->hi);
+	say_hex(s, run->lo);
+}

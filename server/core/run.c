@@ -1,0 +1,32 @@
+/* run.c - see run.h. */
+#include "server/core/run.h"
+#include "server/core/state.h"
+
+int run_has_begun(const struct core *c)
+{
+	return c->started || c->cfg.training.epochs == 0;
+}
+
+void run_end(struct core *c, int status)
+{
+	if (c->ending != END_NOT)
+		return;
+	c->ending = END_SNAPSHOT;
+	c->end_status = status;
+	c->save_failing = 0; /* the last snapshot is tried at once, whatever became of others */
+}
+
+/* A drain still takes what arrives before its snapshot; a run that is complete takes nothing more.
+ */
+int run_is_closed(const struct core *c)
+{
+	return c->ending >= END_SAVING ||
+	       (c->ending == END_SNAPSHOT && c->end_status != PS_ESHUTDOWN);
+}
+
+int run_gives_work(struct core *c)
+{
+	if (!c->started && workers_of_run(c) >= c->cfg.leases.min_workers)
+		c->started = 1;
+	return c->started && !c->recovering && c->ending == END_NOT && c->leases.n_batches;
+}

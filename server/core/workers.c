@@ -1,0 +1,74 @@
+/* workers.c - see workers.h. */
+#include "server/core/workers.h"
+#include <string.h>
+#include "server/core/state.h"
+
+uint32_t worker_id(const struct core *c, const struct worker *w)
+{
+	return (uint32_t)(w - c->worker) + 1;
+}
+
+struct worker *worker_find(struct core *c, uint32_t id)
+{
+	return id >= 1 && id <= c->cfg.sessions.max_workers ? &c->worker[id - 1] : NULL;
+}
+
+struct stamp worker_stamp(const struct core *c, const struct worker *w)
+{
+	struct stamp s = {.run = c->cfg.run, .term = c->cfg.term};
+
+	if (w) {
+		s.worker = worker_id(c, w);
+		s.incarnation = w->incarnation;
+	}
+	return s;
+}
+
+uint64_t worker_durable_seq(const struct core *c, const struct worker *w)
+{
+	return c->cfg.checkpoint.journal ? w->last_seq : w->durable_seq;
+}
+
+int worker_may_return(const struct worker *w)
+{
+	return w->state == SESSION_AWAY || w->last_seq < w->replay_target;
+}
+
+int worker_is_active(const struct worker *w)
+{
+	return w->state == SESSION_LIVE && !w->pace.stalled;
+}
+
+uint32_t core_live_workers(const struct core *c)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		n += (uint32_t)worker_is_active(&c->worker[i]);
+	return n;
+}
+
+int workers_same_data(const struct data_id *a, const struct data_id *b)
+{
+	return a->n_train == b->n_train && a->n_test == b->n_test && a->rows == b->rows &&
+	       a->cols == b->cols && a->classes == b->classes && a->xxh3 == b->xxh3;
+}
+
+int worker_is_of_run(const struct core *c, const struct worker *w)
+{
+	return c->cfg.training.epochs == 0 || workers_same_data(&w->data, &c->data);
+}
+
+uint32_t workers_of_run(const struct core *c)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
+		n += c->worker[i].state == SESSION_LIVE && worker_is_of_run(c, &c->worker[i]);
+	return n;
+}
+
+void worker_forget_decisions(struct core *c, struct worker *w)
+{
+	memset(w->decisions, 0, c->cfg.sessions.replay_window * sizeof(*w->decisions));
+}

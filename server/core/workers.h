@@ -1,0 +1,70 @@
+/*
+ * workers.h - the table of worker slots, and what follows from a slot alone.
+ *
+ * Invariant: every seq up to last_seq is decided, and durable_seq is never above it.
+ */
+#ifndef SERVER_CORE_WORKERS_H
+#define SERVER_CORE_WORKERS_H
+#include "server/core/backups.h"
+#include "server/core/pace.h"
+
+/* What was decided about a push, for its duplicates. */
+struct decision {
+	uint64_t version;
+	uint8_t verdict, reject;
+};
+
+/* A worker slot; worker id = index + 1. The first group is in the snapshot (snapshot.c). */
+struct worker {
+	uint32_t incarnation;
+	uint64_t born_term; /* term in which that incarnation was given */
+	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
+	struct data_id data;        /* of its HELLO; not in what a restart reads */
+	uint64_t last_seq;          /* ledger: every seq up to here is decided */
+	struct decision *decisions; /* of the newest replay_window seqs, at seq % replay_window */
+	uint64_t images;            /* counted from this worker */
+	uint64_t lease_request;     /* newest LEASE request seen */
+	struct msg_grant grant;     /* what it holds; request 0: nothing */
+	uint64_t clock;             /* ssp: batches counted from it */
+	int racing;                 /* ssp: the others must not leave it behind */
+	uint64_t answered;          /* sync: the step (version + 1) that holds a gradient of it */
+	uint64_t member;            /* sync: the step that waits for it; 0: none does */
+	struct held held[BACKUPS_MAX_HELD]; /* delay compensation: in the order of its pulls */
+	uint32_t n_held;
+	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
+	int excluded;        /* this incarnation, for that: see departure.h */
+	int sound;           /* a push of this incarnation was accepted */
+
+	enum session_state state;
+	uint32_t peer, beat_peer; /* connections; 0: none */
+	uint64_t heard_ms;
+	uint64_t active_ms;       /* it last said something other than a beat */
+	int idle;                 /* sync: no step waits for it before it does so again */
+	uint64_t durable_seq;     /* in a snapshot on disk */
+	uint64_t snapshot_seq;    /* in the snapshot under way */
+	uint64_t replay_target;   /* last_seq that its HELLO promised to replay up to */
+	uint64_t join_generation; /* the snapshot that will have this incarnation, until it is
+				     durable: then JOINING is welcomed; else 0 */
+	int leaving;              /* said BYE: answered once its pushes are durable */
+	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
+	int waiting; /* asked for a lease and was not answered yet */
+	struct pace pace;
+};
+
+uint32_t worker_id(const struct core *c, const struct worker *w);
+struct worker *worker_find(struct core *c, uint32_t id);                 /* NULL: no such slot */
+struct stamp worker_stamp(const struct core *c, const struct worker *w); /* NULL: observer */
+/* Of w's pushes all up to here are durable when the answer of this step is heard. */
+uint64_t worker_durable_seq(const struct core *c, const struct worker *w);
+/* It may hold pushes that were acknowledged before a crash and are not replayed yet. */
+int worker_may_return(const struct worker *w);
+/* It is live and not stalled: the others may wait for it. */
+int worker_is_active(const struct worker *w);
+int worker_is_of_run(const struct core *c, const struct worker *w);
+/* Live workers of the run's data set. */
+uint32_t workers_of_run(const struct core *c);
+/* Duplicates of what w pushed so far get REJECT_UNKNOWN. */
+void worker_forget_decisions(struct core *c, struct worker *w);
+int workers_same_data(const struct data_id *a, const struct data_id *b);
+
+#endif

@@ -135,7 +135,7 @@ $(GEN).c $(GEN).h &: proto/cnnps.proto
 	$(call say,GEN,$<)$(PROTOC_C) --c_out=$(B)/gen -Iproto $<
 $(GEN).o: $(GEN).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
-$(B)/proto/wire.o: $(GEN).h
+$(B)/proto/schema.o: $(GEN).h
 # the names of all options of all programs, from their tables
 OPT_TABLES := cnn-ps:server/config/options.c cnn-worker:worker/options.c cnn-worker:worker/options.h \
 	cnn-ctl:worker/ctl/ctl.c cnn-ctl:worker/options.h
@@ -164,7 +164,7 @@ $(A.common): $(call obj,$(SRC.common))
 $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 	$(archive)
 # passes over whole vectors
-$(B)/worker/steps.o $(B)/proto/wire_hash.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
+$(B)/worker/steps.o $(B)/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)
 $(A.server): $(call obj,$(SRC.server))

@@ -1,10 +1,10 @@
 /*
  * msg.h - every message of the wire as plain structs, as the rest of the program sees them.
  *
- * proto/wire.c turns frames into these and back and is the only judge of untrusted sizes: a struct
- * msg that it decoded has every number inside the limits below, NUL-terminated texts, and slices
+ * decode.c turns frames into these, encode.c these into frames. decode.c is the only judge of
+ * untrusted sizes: a struct msg that it decoded has every number inside the limits below, NUL-terminated texts, and slices
  * that are sorted, do not overlap, lie inside [0, n_params) and carry aligned float32 data with a
- * right checksum. No protobuf type appears outside wire.c. Pure data: no allocation, no ownership;
+ * right checksum. No protobuf type appears outside proto/. Pure data: no allocation, no ownership;
  * slices borrow.
  */
 #ifndef PROTO_MSG_H
@@ -82,9 +82,9 @@ enum encoding { ENCODING_F32 = 1 };
 struct slice {
 	uint64_t offset, count; /* floats; count >= 1 */
 	enum encoding encoding;
-	uint64_t xxh3; /* XXH3-64 of the frame's bytes; filled by the sender, checked by wire.c */
+	uint64_t xxh3; /* XXH3-64 of the frame's bytes; filled by the sender, checked by decode.c */
 	const float *data; /* borrowed, aligned for float */
-	uint32_t peak;     /* float32 bits of the largest magnitude in data, NaN above all; wire.c
+	uint32_t peak;     /* float32 bits of the largest magnitude in data, NaN above all; decode.c
 			      fills it in for a PUSH. 0: not known */
 };
 

@@ -148,7 +148,7 @@ static void put_checkpointer(FILE *f, const struct checkpointer_stats *s)
 	metric(f, "checkpoint_seconds", "gauge", "Time that writing it took.", s->seconds);
 }
 
-/* Texts of workers hold no control characters (wire.c); quotes and backslashes are escaped here. */
+/* Texts of workers hold no control characters (decode.c); quotes and backslashes are escaped here. */
 static void put_label(FILE *f, const char *text)
 {
 	for (; *text; text++) {

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <cmocka.h>
-#include "proto/wire_hash.h"
+#include "proto/checksum.h"
 #include "server/net/chunked_push.h"
 
 #define N     32 /* floats of the model */

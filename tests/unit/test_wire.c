@@ -11,9 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 #include "common/rng.h"
+#include "proto/schema.h"
 #include "proto/wire.h"
-#include "proto/wire_fields.h"
-#include "proto/wire_schema.h"
 
 #define N_PARAMS 5000u
 #define ROUNDS   2000

@@ -5,7 +5,7 @@
 #include "tests/unit/wire_bytes.h"
 #include <malloc.h>
 #include "common/rng.h"
-#include "proto/wire_fields.h"
+#include "proto/schema.h"
 
 #define MUTANTS 300000
 #define SEED    77u

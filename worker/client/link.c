@@ -22,7 +22,7 @@ static int set_socket_int(void *socket, int option, int value)
 /* Every option that differs from libzmq's defaults, or that must stay what it is. */
 static int set_socket_options(void *socket, int has_keys, uint64_t random)
 {
-	/* a frame may be a whole model; wire.c checks the exact size after WELCOME */
+	/* a frame may be a whole model; decode.c checks the exact size after WELCOME */
 	int64_t max_frame = 4 * (int64_t)WIRE_MAX_PARAMS + WIRE_FRAME_SLACK;
 	int jitter = (int)(random % RETRY_MS);
 	int bad = 0;

@@ -1,7 +1,7 @@
 /*
- * wire.c - frames to struct msg: wire_check.c walks the header's bytes, protobuf-c unpacks them
- * into an arena, the rows of wire_fields.c say where each value goes and what it may be, and
- * read_slices judges the tensor frames. wire_encode.c is the other way round.
+ * decode.c - frames to struct msg: the scan walks the header's bytes, protobuf-c unpacks them into an
+ * arena, the rows of schema.c say where each value goes and what it may be, and read_slices judges
+ * the tensor frames. encode.c is the other way round.
  */
 #include "proto/wire.h"
 #include <stdalign.h>
@@ -9,14 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "cnnps.pb-c.h"
-#include "proto/wire_check.h"
-#include "proto/wire_fields.h"
-#include "proto/wire_hash.h"
-#include "proto/wire_schema.h"
+#include "common/utf8.h"
+#include "proto/checksum.h"
+#include "proto/schema.h"
 
-#define WHY_BYTES   192
-#define ARENA_ALIGN alignof(max_align_t)
+#define WHY_BYTES 192
 struct wire {
 	size_t n_params;
 	float *floats; /* n_params: copies of misaligned frames */
@@ -26,33 +23,7 @@ struct wire {
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
 };
 
-const ProtobufCMessageDescriptor *wire_descriptor(unsigned type)
-{
-	const ProtobufCFieldDescriptor *field =
-		protobuf_c_message_descriptor_get_field(&cnnps__message__descriptor, type);
-
-	return field ? field->descriptor : NULL;
-}
-
-const ProtobufCFieldDescriptor *wire_find(
-	const ProtobufCMessage *message, const struct wire_field *row)
-{
-	return protobuf_c_message_descriptor_get_field(message->descriptor, row->number);
-}
-
 /* ---- memory ------------------------------------------------------------------------------- */
-
-void *wire_alloc(struct wire_arena *a, size_t size)
-{
-	size_t left = a->size - a->used;
-
-	if (size > left)
-		return NULL;
-	void *p = a->memory + a->used;
-	size_t rounded = (size + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
-	a->used += rounded < left ? rounded : left;
-	return p;
-}
 
 static void *allocator_alloc(void *arena, size_t size)
 {
@@ -115,6 +86,247 @@ void wire_free(struct wire **w)
 void wire_defer(struct wire *w)
 {
 	w->defers = 1;
+}
+
+/* ---- the scan of a header: NULL, or why it is refused -----------------------------------------
+ *
+ * protobuf-c expands hostile input many times over. So this scan walks the frame first, allocates
+ * nothing, and lets only plain messages through: one body, each known field at most once (slices:
+ * at most WIRE_MAX_SLICES times), wire types as in the schema, texts valid UTF-8 without NUL.
+ * Unknown fields pass if they are well-formed. protobuf-c copies them into its arena, which is
+ * limited to WIRE_MAX_BODY_MEMORY and never grows, and nobody looks at them.
+ */
+
+/* The body of a header frame: which message, and its bytes inside the frame. */
+struct wire_body {
+	unsigned type; /* field number in the oneof = enum msg_type */
+	const ProtobufCMessageDescriptor *descriptor;
+	const uint8_t *data;
+	size_t size;
+};
+
+enum wire_type { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
+
+struct reader {
+	const uint8_t *at, *end;
+};
+
+/* One field as it stands in the bytes. */
+struct field {
+	unsigned number;
+	enum wire_type wire_type;
+	uint64_t varint;     /* WIRE_VARINT */
+	const uint8_t *data; /* WIRE_BYTES */
+	size_t size;
+};
+
+/* 1 if there was a whole varint of at most 64 bits. */
+static int scan_varint(struct reader *r, uint64_t *value)
+{
+	uint64_t v = 0;
+
+	for (unsigned shift = 0; shift < 64 && r->at < r->end; shift += 7) {
+		uint8_t byte = *r->at++;
+		if (shift == 63 && byte > 1)
+			return 0;
+		v |= (uint64_t)(byte & 0x7f) << shift;
+		if (!(byte & 0x80)) {
+			*value = v;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+static int scan_past(struct reader *r, uint64_t n)
+{
+	if (n > (uint64_t)(r->end - r->at))
+		return 0;
+	r->at += n;
+	return 1;
+}
+
+/* 1 if there was a whole field with a number and wire type that exist in proto3. */
+static int scan_field(struct reader *r, struct field *f)
+{
+	uint64_t tag, size;
+
+	if (!scan_varint(r, &tag) || tag > UINT32_MAX || tag >> 3 == 0)
+		return 0;
+	*f = (struct field){.number = (unsigned)(tag >> 3), .wire_type = (enum wire_type)(tag & 7)};
+	switch (tag & 7) {
+	case WIRE_VARINT:
+		return scan_varint(r, &f->varint);
+	case WIRE_FIXED64:
+		return scan_past(r, 8);
+	case WIRE_FIXED32:
+		return scan_past(r, 4);
+	case WIRE_BYTES:
+		if (!scan_varint(r, &size))
+			return 0;
+		f->data = r->at;
+		f->size = (size_t)size;
+		return scan_past(r, size);
+	default:
+		return 0;
+	}
+}
+
+static enum wire_type wire_type_of(ProtobufCType type)
+{
+	switch (type) {
+	case PROTOBUF_C_TYPE_FIXED64:
+	case PROTOBUF_C_TYPE_SFIXED64:
+	case PROTOBUF_C_TYPE_DOUBLE:
+		return WIRE_FIXED64;
+	case PROTOBUF_C_TYPE_FIXED32:
+	case PROTOBUF_C_TYPE_SFIXED32:
+	case PROTOBUF_C_TYPE_FLOAT:
+		return WIRE_FIXED32;
+	case PROTOBUF_C_TYPE_STRING:
+	case PROTOBUF_C_TYPE_BYTES:
+	case PROTOBUF_C_TYPE_MESSAGE:
+		return WIRE_BYTES;
+	default:
+		return WIRE_VARINT;
+	}
+}
+
+/* Most that a varint of this type can say; protobuf-c would cut off the rest in silence. */
+static uint64_t varint_limit(ProtobufCType type)
+{
+	switch (type) {
+	case PROTOBUF_C_TYPE_BOOL:
+		return 1;
+	case PROTOBUF_C_TYPE_ENUM:
+	case PROTOBUF_C_TYPE_UINT32:
+		return UINT32_MAX;
+	default:
+		return UINT64_MAX;
+	}
+}
+
+static const char *check_text(const uint8_t *data, size_t size)
+{
+	const uint8_t *end = data + size;
+
+	if (size > WIRE_MAX_TEXT)
+		return "text is too long";
+	while (data < end) {
+		size_t n = *data ? utf8_length(data, end) : 0;
+		if (n == 0)
+			return "text is not UTF-8 or has a NUL in it";
+		data += n;
+	}
+	return NULL;
+}
+
+/* A known field has its wire type and comes once: sets its bit in *seen and its row in *row. An
+ * unknown one (*row is NULL) is of a newer schema: protobuf-c passes it over, in the memory that is
+ * left of the message's budget. */
+static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
+	uint32_t *seen, const ProtobufCFieldDescriptor **row)
+{
+	*row = f->number < 32 ? protobuf_c_message_descriptor_get_field(message, f->number) : NULL;
+	if (!*row)
+		return NULL;
+	if (f->wire_type != wire_type_of((*row)->type))
+		return "field of another type";
+	if (*seen & 1u << f->number && (*row)->label != PROTOBUF_C_LABEL_REPEATED)
+		return "field given twice";
+	*seen |= 1u << f->number;
+	if (f->varint > varint_limit((*row)->type))
+		return "number too large for its field";
+	return (*row)->type == PROTOBUF_C_TYPE_STRING ? check_text(f->data, f->size) : NULL;
+}
+
+/* A message inside a body: numbers only. The schema goes no deeper; nor does this. */
+static const char *check_inner(const ProtobufCMessageDescriptor *message, const struct field *outer)
+{
+	struct reader r = {outer->data, outer->data + outer->size};
+	uint32_t seen = 0;
+
+	while (r.at < r.end) {
+		const ProtobufCFieldDescriptor *row;
+		struct field f;
+		if (!scan_field(&r, &f))
+			return "truncated or malformed field";
+		const char *why = check_field(message, &f, &seen, &row);
+		if (why)
+			return why;
+		if (row && row->type == PROTOBUF_C_TYPE_MESSAGE)
+			return "messages nested too deep";
+	}
+	return NULL;
+}
+
+/* Take the envelope off. NULL, or why it is refused. */
+static const char *check_envelope(const uint8_t *data, size_t size, struct wire_body *body)
+{
+	struct reader r = {data, data + size};
+	struct field f;
+
+	if (size > WIRE_MAX_HEADER)
+		return "header frame is too long";
+	if (!scan_field(&r, &f) || f.wire_type != WIRE_BYTES || r.at != r.end)
+		return "header is not one protobuf Message with one body";
+	*body = (struct wire_body){f.number, wire_descriptor(f.number), f.data, f.size};
+	if (!body->descriptor)
+		return "unknown message type";
+	return NULL;
+}
+
+/* Check every field of the body and of the messages inside it. NULL, or why it is refused. */
+static const char *check_body(const struct wire_body *body)
+{
+	struct reader r = {body->data, body->data + body->size};
+	uint32_t seen = 0;
+	size_t repeated = 0;
+
+	while (r.at < r.end) {
+		const ProtobufCFieldDescriptor *row;
+		struct field f;
+		if (!scan_field(&r, &f))
+			return "truncated or malformed field";
+		const char *why = check_field(body->descriptor, &f, &seen, &row);
+		if (!why && row && row->label == PROTOBUF_C_LABEL_REPEATED &&
+			++repeated > WIRE_MAX_SLICES)
+			why = "too many slices";
+		if (!why && row && row->type == PROTOBUF_C_TYPE_MESSAGE)
+			why = check_inner(row->descriptor, &f);
+		if (why)
+			return why;
+	}
+	return NULL;
+}
+
+/* The first field of that number and wire type. 0: there is none in front of malformed bytes. */
+static int peek(const struct wire_body *body, unsigned number, enum wire_type type, struct field *f)
+{
+	struct reader r = {body->data, body->data + body->size};
+
+	while (r.at < r.end && scan_field(&r, f))
+		if (f->number == number && f->wire_type == type)
+			return 1;
+	return 0;
+}
+
+/* The varint field `number`, 0 if absent or if the bytes before it make no sense. */
+static uint64_t peek_number(const struct wire_body *body, unsigned number)
+{
+	struct field f;
+
+	return peek(body, number, WIRE_VARINT, &f) ? f.varint : 0;
+}
+
+/* The field of text `number`, not checked; size 0 if absent or if the bytes before it make no sense. */
+static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, size_t *size)
+{
+	struct field f;
+	int found = peek(body, number, WIRE_BYTES, &f);
+
+	*size = found ? f.size : 0;
+	return found ? f.data : body->data;
 }
 
 /* ---- values: 0 when out of range ------------------------------------------------------------- */
@@ -348,7 +560,7 @@ static const char *decode(
 	struct wire *w, struct frames *f, const struct wire_body *body, struct msg *m)
 {
 	ProtobufCAllocator allocator = {allocator_alloc, allocator_free, &w->arena};
-	const char *why = wire_check_body(body);
+	const char *why = check_body(body);
 
 	if (why)
 		return why;
@@ -429,10 +641,10 @@ static const char *check_greeting(struct wire *w, const struct wire_body *body)
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		if (body->type != (unsigned)row[i].type)
 			continue;
-		const char *why = check_versions(w, wire_check_number(body, row[i].newest),
-			wire_check_number(body, row[i].oldest));
+		const char *why = check_versions(
+			w, peek_number(body, row[i].newest), peek_number(body, row[i].oldest));
 		size_t size;
-		const uint8_t *names = wire_check_bytes(body, row[i].requires, &size);
+		const uint8_t *names = peek_bytes(body, row[i].requires, &size);
 		return why ? why : check_features(w, (const char *)names, size);
 	}
 	return NULL;
@@ -449,9 +661,9 @@ size_t wire_wants_ahead(struct frames *f)
 	struct wire_body body;
 
 	if (f->n == 0 ||
-		wire_check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body))
+		check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body))
 		return 0;
-	uint64_t n = body.type == MSG_PUSH ? wire_check_number(&body, PUSH_AHEAD) : 0;
+	uint64_t n = body.type == MSG_PUSH ? peek_number(&body, PUSH_AHEAD) : 0;
 	return n < WIRE_MAX_AHEAD ? (size_t)n : WIRE_MAX_AHEAD;
 }
 
@@ -477,7 +689,7 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 	int status = PS_EPROTO;
 
 	if (f->n > 0)
-		reason = wire_check_envelope(
+		reason = check_envelope(
 			zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body);
 	if (!reason) {
 		reason = check_greeting(w, &body);

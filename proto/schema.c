@@ -1,7 +1,11 @@
-#include "proto/wire_fields.h"
+/* schema.c - see schema.h. The only file that sees the code generated from cnnps.proto. */
+#include "proto/schema.h"
+#include <stdalign.h>
+#include "cnnps.pb-c.h"
 
-#define ANY32 UINT32_MAX
-#define ANY64 UINT64_MAX
+#define ARENA_ALIGN alignof(max_align_t)
+#define ANY32       UINT32_MAX
+#define ANY64       UINT64_MAX
 
 #define ROW(kind_, number_, type, member, least_, most_, inner_)                                   \
 	{                                                                                          \
@@ -319,3 +323,31 @@ const struct wire_message wire_messages[MSG_TYPES] = {
 	[MSG_ADMIN] = {admin, rule_admin},
 	[MSG_ERROR] = {error, NULL},
 };
+
+/* ---- protobuf-c ------------------------------------------------------------------------------ */
+
+const ProtobufCMessageDescriptor *wire_descriptor(unsigned type)
+{
+	const ProtobufCFieldDescriptor *field =
+		protobuf_c_message_descriptor_get_field(&cnnps__message__descriptor, type);
+
+	return field ? field->descriptor : NULL;
+}
+
+const ProtobufCFieldDescriptor *wire_find(
+	const ProtobufCMessage *message, const struct wire_field *row)
+{
+	return protobuf_c_message_descriptor_get_field(message->descriptor, row->number);
+}
+
+void *wire_alloc(struct wire_arena *a, size_t size)
+{
+	size_t left = a->size - a->used;
+
+	if (size > left)
+		return NULL;
+	void *p = a->memory + a->used;
+	size_t rounded = (size + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+	a->used += rounded < left ? rounded : left;
+	return p;
+}

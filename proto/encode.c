@@ -1,10 +1,9 @@
-/* wire_encode.c - struct msg to frames, by the rows of wire_fields.c. */
+/* encode.c - struct msg to frames, by the rows of schema.c. */
 #include <stdalign.h>
 #include <string.h>
 #include "proto/wire.h"
-#include "proto/wire_fields.h"
-#include "proto/wire_hash.h"
-#include "proto/wire_schema.h"
+#include "proto/checksum.h"
+#include "proto/schema.h"
 
 #define BODY_MEMORY   ((size_t)1024) /* a body and what is inside it, slices apart */
 #define SLICE_MEMORY  ((size_t)128)  /* a slice and the pointer to it */

@@ -1,4 +1,4 @@
-#include "proto/wire_hash.h"
+#include "proto/checksum.h"
 #include <string.h>
 #include "common/clones.h"
 #define XXH_STATIC_LINKING_ONLY /* XXH3_state_t on the stack */

@@ -1,4 +1,4 @@
-/* wire_io.c - whole messages in and out of a ZeroMQ socket, never waiting. */
+/* frames.c - whole messages in and out of a ZeroMQ socket, never waiting. */
 #include <errno.h>
 #include <string.h>
 #include "proto/wire.h"

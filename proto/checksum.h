@@ -1,11 +1,11 @@
 /*
- * wire_hash.h - XXH3-64 at the speed of memory: the library's run-time dispatch picks AVX2 or
+ * checksum.h - XXH3-64 at the speed of memory: the library's run-time dispatch picks AVX2 or
  * AVX-512 where the CPU has them.
  *
  * Internal to proto/. Pure. Thread: any.
  */
-#ifndef PROTO_WIRE_HASH_H
-#define PROTO_WIRE_HASH_H
+#ifndef PROTO_CHECKSUM_H
+#define PROTO_CHECKSUM_H
 #include <stddef.h>
 #include <stdint.h>
 

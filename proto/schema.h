@@ -1,13 +1,15 @@
 /*
- * wire_fields.h - the one table of what every field of every message may be, and where it lives in
- * struct msg. Decoder and encoder are loops over it.
+ * schema.h - the one table of what every field of every message may be, and where it lives in struct
+ * msg; decoder and encoder are loops over it. With it, what both share of protobuf-c: descriptors,
+ * and the memory that it may use.
  *
- * Internal to proto/. Constant data and pure functions.
+ * Internal to proto/. Constant data and pure functions. Thread: any; an arena belongs to its owner.
  */
-#ifndef PROTO_WIRE_FIELDS_H
-#define PROTO_WIRE_FIELDS_H
+#ifndef PROTO_SCHEMA_H
+#define PROTO_SCHEMA_H
 #include <stddef.h>
 #include <stdint.h>
+#include <protobuf-c/protobuf-c.h>
 #include "proto/msg.h"
 
 enum wire_kind {
@@ -19,11 +21,11 @@ enum wire_kind {
 	WIRE_TEXT,       /* const char *, borrowed */
 	WIRE_INNER,      /* a struct with rows of its own; absent on the wire: all zero */
 	WIRE_SLICES,     /* struct slices, each slice with rows of its own */
-	WIRE_OWN_NUMBER, /* `most`, of every sender of this build; wire.c judges a peer's */
+	WIRE_OWN_NUMBER, /* `most`, of every sender of this build; decode.c judges a peer's */
 	WIRE_OWN_TEXT,   /* WIRE_REQUIRES, likewise */
 };
 
-/* Field numbers that wire.c reads before anything else. */
+/* Field numbers that decode.c reads before anything else. */
 enum {
 	HELLO_PROTOCOL = 1,
 	HELLO_OLDEST = 11,
@@ -51,5 +53,20 @@ struct wire_message {
 };
 
 extern const struct wire_message wire_messages[MSG_TYPES]; /* row 0 is unused */
+
+/* The body of message type `type` (enum msg_type), NULL if there is none. */
+const ProtobufCMessageDescriptor *wire_descriptor(unsigned type);
+/* Where `message` (of the schema) keeps the field of `row`. */
+const ProtobufCFieldDescriptor *wire_find(
+	const ProtobufCMessage *message, const struct wire_field *row);
+
+/* Memory that is handed out from one end and free again all at once when `used` becomes 0. */
+struct wire_arena {
+	unsigned char *memory; /* aligned to max_align_t */
+	size_t size, used;     /* bytes */
+};
+
+/* NULL when the arena is used up. */
+void *wire_alloc(struct wire_arena *a, size_t size);
 
 #endif

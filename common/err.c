@@ -17,7 +17,7 @@ static const struct row rows[] = {
 #undef X
 };
 
-static const struct row *find_row(long status)
+static const struct row *find_status(long status)
 {
 	for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
 		if (rows[i].status == status)
@@ -45,23 +45,23 @@ int err_set(struct err *e, int status, const char *fmt, ...)
 
 const char *err_name(int status)
 {
-	const struct row *r = find_row(status);
+	const struct row *r = find_status(status);
 	return r ? r->name : "PS_E?";
 }
 
 const char *err_text(int status)
 {
-	const struct row *r = find_row(status);
+	const struct row *r = find_status(status);
 	return r ? r->text : "unknown status";
 }
 
 int err_exit_code(int status)
 {
-	const struct row *r = find_row(status);
+	const struct row *r = find_status(status);
 	return r ? r->exit_code : 1;
 }
 
 int err_known(long status)
 {
-	return find_row(status) != NULL;
+	return find_status(status) != NULL;
 }

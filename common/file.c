@@ -44,7 +44,7 @@ int file_write_all(int fd, const void *data, size_t size)
 }
 
 /* What was said to be written is there: some disks lie, and what is called durable is let go. */
-static int check_size(int fd, const struct file_part *parts, size_t n_parts)
+static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 {
 	struct stat st;
 	size_t size = 0;
@@ -83,7 +83,7 @@ static int write_synced(int dir_fd, const char *name, const struct file_part *pa
 	for (size_t i = 0; i < n_parts; i++)
 		if (file_write_all(fd, parts[i].data, parts[i].size) != 0)
 			goto failed;
-	if (check_size(fd, parts, n_parts) != 0)
+	if (check_written(fd, parts, n_parts) != 0)
 		goto failed;
 	*step = "fsync";
 	if (fsync(fd) != 0)
@@ -99,7 +99,7 @@ failed:;
 
 /* A name that file_replace may take: nothing of that name, or a regular file. A device or a link
  * (/dev/stdout) would be replaced, not written to. */
-static int check_name(int dir_fd, const char *dir, const char *name, struct err *e)
+static int check_file_name(int dir_fd, const char *dir, const char *name, struct err *e)
 {
 	struct stat st;
 	size_t n = strlen(name);
@@ -117,7 +117,7 @@ static int replace_in(int dir_fd, const char *dir, const char *name, const struc
 {
 	char temporary[NAME_BYTES_MAX + 5];
 	const char *step;
-	int rc = check_name(dir_fd, dir, name, e);
+	int rc = check_file_name(dir_fd, dir, name, e);
 	if (rc)
 		return rc;
 	snprintf(temporary, sizeof temporary, "%s.tmp", name);

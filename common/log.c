@@ -70,15 +70,15 @@ struct line {
 	int cut; /* the limit was reached: only what closes it still comes */
 };
 
-static size_t room(const struct line *l)
+static size_t line_room(const struct line *l)
 {
 	return l->cut ? 0 : sizeof l->text - TAIL - l->n;
 }
 
 /* All of it or nothing. */
-static void put(struct line *l, const char *bytes, size_t n)
+static void put_bytes(struct line *l, const char *bytes, size_t n)
 {
-	if (n > room(l)) {
+	if (n > line_room(l)) {
 		l->cut = 1;
 		return;
 	}
@@ -110,12 +110,12 @@ static void put_character(struct line *l, const uint8_t *p, size_t bytes)
 
 	if (known) {
 		const char pair[] = {'\\', letter[known - plain]};
-		put(l, pair, sizeof pair);
+		put_bytes(l, pair, sizeof pair);
 	} else if (is_control(p, bytes)) {
 		snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)(bytes == 2 ? p[1] : p[0]));
-		put(l, escaped, strlen(escaped));
+		put_bytes(l, escaped, strlen(escaped));
 	} else {
-		put(l, (const char *)p, bytes);
+		put_bytes(l, (const char *)p, bytes);
 	}
 }
 
@@ -129,7 +129,7 @@ static void put_quoted(struct line *l, const char *value, size_t n)
 		if (bytes)
 			put_character(l, p, bytes);
 		else
-			put(l, "\\ufffd", 6);
+			put_bytes(l, "\\ufffd", 6);
 		p += bytes ? bytes : 1;
 	}
 	put_end(l, l->cut ? "...\"" : "\"");
@@ -145,7 +145,7 @@ static int is_digits(const char **p, const char *end)
 }
 
 /* A number by JSON's grammar. */
-static int is_number(const char *p, size_t n)
+static int looks_numeric(const char *p, size_t n)
 {
 	const char *end = p + n;
 
@@ -178,31 +178,31 @@ static int is_bare(const char *p, size_t n)
 
 enum form { AS_TEXT, AS_QUOTED, AS_NUMBER };
 
-static void put_field(struct line *l, const char *key, size_t key_bytes, const char *value,
+static void add_field(struct line *l, const char *key, size_t key_bytes, const char *value,
 	size_t n, enum form form)
 {
-	int bare = l->json ? form == AS_NUMBER && is_number(value, n)
+	int bare = l->json ? form == AS_NUMBER && looks_numeric(value, n)
 			   : form != AS_QUOTED && is_bare(value, n);
 
-	if (room(l) < key_bytes + 4 + (bare ? n : TAIL)) {
+	if (line_room(l) < key_bytes + 4 + (bare ? n : TAIL)) {
 		l->cut = 1;
 		return;
 	}
 	if (l->json)
-		put(l, l->n > 1 ? ",\"" : "\"", l->n > 1 ? 2 : 1);
+		put_bytes(l, l->n > 1 ? ",\"" : "\"", l->n > 1 ? 2 : 1);
 	else if (l->n)
-		put(l, " ", 1);
-	put(l, key, key_bytes);
-	put(l, l->json ? "\":" : "=", l->json ? 2 : 1);
+		put_bytes(l, " ", 1);
+	put_bytes(l, key, key_bytes);
+	put_bytes(l, l->json ? "\":" : "=", l->json ? 2 : 1);
 	if (bare)
-		put(l, value, n);
+		put_bytes(l, value, n);
 	else
 		put_quoted(l, value, n);
 }
 
-static void put_text(struct line *l, const char *key, const char *value, enum form form)
+static void add_text(struct line *l, const char *key, const char *value, enum form form)
 {
-	put_field(l, key, strlen(key), value, strlen(value), form);
+	add_field(l, key, strlen(key), value, strlen(value), form);
 }
 
 /* ---- a line's fields ------------------------------------------------------------------------- */
@@ -218,7 +218,7 @@ static void put_time(struct line *l)
 	snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", t.tm_year + 1900,
 		t.tm_mon + 1, t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec,
 		(int)(now.tv_nsec / 1000000));
-	put_text(l, "ts", text, AS_TEXT);
+	add_text(l, "ts", text, AS_TEXT);
 }
 
 /* A field of the format: where its key, and the template of its value, begin and end. */
@@ -281,7 +281,7 @@ static void put_fields(struct line *l, const char *fmt, va_list ap)
 
 		if (from > last || f.value_end >= FMT_BYTES)
 			return;
-		put_field(l, named ? fmt + f.key : "detail", named ? f.key_end - f.key : 6,
+		add_field(l, named ? fmt + f.key : "detail", named ? f.key_end - f.key : 6,
 			detail + from, (to < last ? to : last) - from, f.form);
 	}
 }
@@ -322,9 +322,9 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 	if (l.json)
 		put_end(&l, "{");
 	put_time(&l);
-	put_text(&l, "level", log_level_name(level), AS_TEXT);
+	add_text(&l, "level", log_level_name(level), AS_TEXT);
 	snprintf(msg, sizeof msg, "%.40s %.60s", subsystem, event);
-	put_text(&l, "msg", msg, AS_QUOTED);
+	add_text(&l, "msg", msg, AS_QUOTED);
 	va_start(ap, fmt);
 	put_fields(&l, fmt, ap);
 	va_end(ap);

@@ -43,7 +43,7 @@ static void on_prepare(uv_prepare_t *h)
 		uv_idle_stop(&z->idle);
 }
 
-static void on_poll(uv_poll_t *h, int status, int events)
+static void on_fd(uv_poll_t *h, int status, int events)
 {
 	struct zloop *z = h->data;
 	(void)status;
@@ -74,7 +74,7 @@ static void on_check(uv_check_t *h)
  * A rescue: no message for a whole period, the fd silent, and yet the socket has one. Looking at
  * the fd first keeps a message that arrived just now from being counted.
  */
-static void on_timer(uv_timer_t *h)
+static void on_safety_timer(uv_timer_t *h)
 {
 	struct zloop *z = h->data;
 	int quiet = !z->woken && !z->ready && !z->used;
@@ -108,10 +108,10 @@ int zloop_start(
 	uv_timer_init(loop, &z->timer);
 	z->open_handles = 5;
 	z->poll.data = z->prepare.data = z->check.data = z->idle.data = z->timer.data = z;
-	uv_poll_start(&z->poll, UV_READABLE, on_poll);
+	uv_poll_start(&z->poll, UV_READABLE, on_fd);
 	uv_prepare_start(&z->prepare, on_prepare);
 	uv_check_start(&z->check, on_check);
-	uv_timer_start(&z->timer, on_timer, SAFETY_MS, SAFETY_MS);
+	uv_timer_start(&z->timer, on_safety_timer, SAFETY_MS, SAFETY_MS);
 	return PS_OK;
 }
 

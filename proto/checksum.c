@@ -15,7 +15,7 @@ uint64_t wire_hash(const void *data, size_t size)
 	return XXH3_64bits(data, size);
 }
 
-PS_CLONES static uint32_t peak_of(const float *data, size_t count)
+PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 {
 	uint32_t peak = 0;
 
@@ -39,7 +39,7 @@ uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak)
 	for (size_t done = 0; done < count; done += block) {
 		size_t n = count - done < block ? count - done : block;
 		(void)XXH3_64bits_update(&state, data + done, n * sizeof(*data));
-		uint32_t here = peak_of(data + done, n);
+		uint32_t here = peak_of_block(data + done, n);
 		*peak = here > *peak ? here : *peak;
 	}
 	return XXH3_64bits_digest(&state);

@@ -439,38 +439,38 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Give the slice its values; returns their checksum. Only gradients are looked at closer; `seen`:
- * this one was, or NULL. */
-static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct frame_seen *seen,
+/* Give the slice its values; returns their checksum. Only gradients need the peak.
+ * `chunk`: what is known of a frame that was sent before the message; else NULL. */
+static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
 {
 	s->data = frame_floats(frame, w->floats + s->offset);
-	if (seen) {
-		s->peak = seen->peak;
-		return seen->xxh3;
+	if (chunk) {
+		s->peak = chunk->peak;
+		return chunk->xxh3;
 	}
 	return type == MSG_PUSH ? wire_hash_peak(s->data, s->count, &s->peak)
 				: wire_checksum(s->data, s->count);
 }
 
 /* Why a message is refused. */
-static const char foreign[] = "a frame that went ahead is another push's";
+static const char foreign[] = "a chunk is of another push";
 
 /* `from`: where the slice before ended. */
 static const char *check_slice(struct wire *w, uint64_t from, zmq_msg_t *frame,
-	const struct frame_seen *seen, enum msg_type type, struct slice *s)
+	const struct chunk *chunk, enum msg_type type, struct slice *s)
 {
 	if (s->count > w->n_params || s->offset > w->n_params - s->count)
 		return "slice lies outside the model";
 	if (s->offset < from)
 		return "slices overlap or are out of order";
 	if (zmq_msg_size(frame) != s->count * sizeof(float))
-		return seen ? foreign : "tensor frame is not 4 * count bytes";
+		return chunk ? foreign : "tensor frame is not 4 * count bytes";
 	if (type == MSG_PARAMS && w->defers)
 		return NULL;
-	if (take_values(w, frame, seen, type, s) == s->xxh3)
+	if (take_values(w, frame, chunk, type, s) == s->xxh3)
 		return NULL;
-	return seen ? foreign : "wrong tensor checksum";
+	return chunk ? foreign : "wrong tensor checksum";
 }
 
 int wire_values(struct frames *f, const struct msg_params *p, float *to)
@@ -499,7 +499,7 @@ static const char *read_slices(struct wire *w, struct frames *f, const struct wi
 		const char *why = read_inner(rows, from[i], s);
 		if (!why)
 			why = check_slice(w, end, &f->frame[1 + i],
-				i < f->n_seen ? &f->seen[i] : NULL, type, s);
+				i < f->n_chunks ? &f->chunk[i] : NULL, type, s);
 		if (why)
 			return why;
 		end = s->offset + s->count;
@@ -650,35 +650,35 @@ static const char *check_greeting(struct wire *w, const struct wire_body *body)
 	return NULL;
 }
 
-int wire_is_ahead(struct frames *f)
+int wire_is_chunk(struct frames *f)
 {
 	return f->n == 2 && zmq_msg_size(&f->frame[0]) == 1 &&
 	       *(const unsigned char *)zmq_msg_data(&f->frame[0]) == 0;
 }
 
-size_t wire_wants_ahead(struct frames *f)
+size_t wire_chunks_wanted(struct frames *f)
 {
 	struct wire_body body;
 
 	if (f->n == 0 ||
 		check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body))
 		return 0;
-	uint64_t n = body.type == MSG_PUSH ? peek_number(&body, PUSH_AHEAD) : 0;
-	return n < WIRE_MAX_AHEAD ? (size_t)n : WIRE_MAX_AHEAD;
+	uint64_t n = body.type == MSG_PUSH ? peek_number(&body, PUSH_CHUNKS) : 0;
+	return n < WIRE_MAX_CHUNKS ? (size_t)n : WIRE_MAX_CHUNKS;
 }
 
-int wire_see(zmq_msg_t *frame, struct frame_seen *seen)
+int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk)
 {
 	size_t size = zmq_msg_size(frame);
 	void *data = zmq_msg_data(frame);
 
 	if (size == 0 || size % sizeof(float) != 0)
 		return PS_EPROTO;
-	seen->peak = 0; /* not known */
+	chunk->peak = 0; /* not known */
 	if ((uintptr_t)data % alignof(float) == 0)
-		seen->xxh3 = wire_hash_peak(data, size / sizeof(float), &seen->peak);
+		chunk->xxh3 = wire_hash_peak(data, size / sizeof(float), &chunk->peak);
 	else
-		seen->xxh3 = wire_hash(data, size);
+		chunk->xxh3 = wire_hash(data, size);
 	return PS_OK;
 }
 

@@ -191,7 +191,7 @@ int wire_encode_header(const struct msg *m, zmq_msg_t *header)
 	return encode_header(m, xxh3, header);
 }
 
-int wire_encode_ahead(zmq_msg_t *header)
+int wire_encode_chunk_header(zmq_msg_t *header)
 {
 	if (zmq_msg_init_size(header, 1))
 		return PS_ENOMEM;

@@ -7,7 +7,7 @@
 
 void frames_init(struct frames *f)
 {
-	f->n = f->n_seen = 0;
+	f->n = f->n_chunks = 0;
 }
 
 void frames_move(struct frames *to, struct frames *from)
@@ -16,8 +16,8 @@ void frames_move(struct frames *to, struct frames *from)
 		(void)zmq_msg_init(&to->frame[to->n]);
 		(void)zmq_msg_move(&to->frame[to->n], &from->frame[to->n]);
 	}
-	to->n_seen = from->n_seen;
-	memcpy(to->seen, from->seen, sizeof(to->seen));
+	to->n_chunks = from->n_chunks;
+	memcpy(to->chunk, from->chunk, sizeof(to->chunk));
 	frames_release(from);
 }
 
@@ -25,7 +25,7 @@ void frames_release(struct frames *f)
 {
 	while (f->n > 0)
 		(void)zmq_msg_close(&f->frame[--f->n]);
-	f->n_seen = 0;
+	f->n_chunks = 0;
 }
 
 /* 1: a part came into *part. 0: none. `flags`: ZMQ_DONTWAIT, or 0: wait as the socket's option

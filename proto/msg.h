@@ -24,7 +24,7 @@
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
 #define WIRE_MAX_BODY_MEMORY (256u << 10) /* bytes protobuf-c may allocate for one header */
 #define WIRE_MAX_SLICES      64u          /* slices (= tensor frames) per message */
-#define WIRE_MAX_AHEAD       7u           /* tensor frames sent ahead of their PUSH */
+#define WIRE_MAX_CHUNKS      7u           /* tensor frames sent before their PUSH */
 #define WIRE_MAX_PARAMS      (1u << 28)   /* floats of a model */
 #define WIRE_MAX_NAME        63u          /* bytes of a worker's name or device text */
 #define WIRE_MAX_HOST        64u          /* bytes of a host's name: Linux's limit */
@@ -193,7 +193,7 @@ struct msg_push {
 	enum reject reject;
 	uint64_t base_term;   /* term that sent those weights */
 	uint64_t pull;        /* nonzero: also a pull of the current weights, after the decision */
-	uint32_t ahead;       /* so many of its tensor frames were sent before it, see wire.h */
+	uint32_t chunks;      /* tensor frames that were sent before it, see wire.h */
 	struct slices slices; /* what is not covered is zero */
 };
 

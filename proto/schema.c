@@ -150,7 +150,7 @@ static const struct wire_field push[] = {
 	MSG(9, push.reject, REJECT_NONE, REJECT_REASONS - 1),
 	MSG(10, push.base_term, 0, ANY64),
 	MSG(11, push.pull, 0, ANY64),
-	MSG(12, push.ahead, 0, WIRE_MAX_AHEAD),
+	MSG(12, push.chunks, 0, WIRE_MAX_CHUNKS),
 	END,
 };
 
@@ -257,8 +257,8 @@ static const char *rule_push(const struct msg *m)
 
 	if (!inside(p->work.first, p->work.count, WIRE_MAX_BATCHES))
 		return "push.work is out of range";
-	if (p->ahead > p->slices.n)
-		return "push.ahead is more than its slices";
+	if (p->chunks > p->slices.n)
+		return "push.chunks is more than its slices";
 	return is_decision(p->verdict, p->reject) ? NULL : "verdict and reject do not fit";
 }
 

@@ -22,8 +22,8 @@
 #include "common/err.h"
 #include "proto/msg.h"
 
-/* What is known of a tensor frame that has been read once. */
-struct frame_seen {
+/* What is known of a tensor frame that was sent before its PUSH, and read then. */
+struct chunk {
 	uint64_t xxh3;
 	uint32_t peak; /* see struct slice */
 };
@@ -31,14 +31,14 @@ struct frame_seen {
 /*
  * The frames of one message, header first.
  *
- * The first tensor frames of a PUSH may be sent ahead of it, each as a message of its own behind a
- * header of one zero byte, which is no protobuf: its receiver reads them while the others are on
- * their way, and their sender makes the checksums of those that come after.
+ * A chunked push: the first tensor frames are sent before the PUSH, each as a message of its own
+ * behind a header of one zero byte, which is no protobuf. The receiver reads them while the others
+ * travel, and the sender meanwhile computes the checksums of the next.
  */
 struct frames {
-	size_t n;      /* 1 + slices */
-	size_t n_seen; /* of frames 1, 2, ... so many came ahead, and */
-	struct frame_seen seen[WIRE_MAX_AHEAD];
+	size_t n;        /* 1 + slices */
+	size_t n_chunks; /* frames 1 to n_chunks were sent before the message */
+	struct chunk chunk[WIRE_MAX_CHUNKS];
 	zmq_msg_t frame[1 + WIRE_MAX_SLICES];
 };
 
@@ -57,18 +57,18 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
  * Decode. Slices' data points into the frames when aligned, else into w's memory: the frames must
  * outlive the use of *m. PS_EPROTO (malformed, wrong checksum, over a limit), PS_EVERSION (HELLO
  * or WELCOME of a peer that speaks none of our versions or requires an unknown feature), PS_EAGAIN
- * (what went ahead is not of this PUSH: messages were lost), with the reason in `why` (may be NULL),
+ * (the chunks are not of this PUSH: messages were lost), with the reason in `why` (may be NULL),
  * valid until the next decode: one sentence for the log and the ERROR reply.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
-/* The header of a frame that goes ahead. PS_ENOMEM. */
-int wire_encode_ahead(zmq_msg_t *header) PS_MUST_CHECK;
-/* 1: the message is a tensor frame that goes ahead of its PUSH; not for wire_decode. */
-int wire_is_ahead(struct frames *f);
-/* How many frames its header says came ahead; 0 for all but a PUSH. Judged by wire_decode. */
-size_t wire_wants_ahead(struct frames *f);
-/* Read it. PS_EPROTO: it is not 4 bytes to a value. */
-int wire_see(zmq_msg_t *frame, struct frame_seen *seen) PS_MUST_CHECK;
+/* The header of a chunk. PS_ENOMEM. */
+int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
+/* 1: the message is a chunk, which is not for wire_decode. */
+int wire_is_chunk(struct frames *f);
+/* The number of chunks that a header announces; 0 for all but a PUSH. wire_decode checks it. */
+size_t wire_chunks_wanted(struct frames *f);
+/* Compute what is to be known of a chunk. PS_EPROTO: it is not 4 bytes to a value. */
+int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk) PS_MUST_CHECK;
 /* From now on the values of PARAMS are left alone: their slices have no data, and wire_values looks
  * them through when they are wanted. */
 void wire_defer(struct wire *w);

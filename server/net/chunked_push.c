@@ -9,8 +9,8 @@ struct partial {
 	uint32_t peer;  /* 0: free */
 	uint64_t clock; /* of the newest chunk */
 	size_t n, bytes;
-	struct frame_seen seen[WIRE_MAX_AHEAD];
-	zmq_msg_t frame[WIRE_MAX_AHEAD];
+	struct chunk chunk[WIRE_MAX_CHUNKS];
+	zmq_msg_t frame[WIRE_MAX_CHUNKS];
 };
 
 struct chunked_push {
@@ -37,7 +37,7 @@ int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peer
 
 static void discard(struct chunked_push *a, struct partial *e)
 {
-	PS_ASSERT(a->used > 0 && e->n <= WIRE_MAX_AHEAD);
+	PS_ASSERT(a->used > 0 && e->n <= WIRE_MAX_CHUNKS);
 	for (size_t i = 0; i < e->n; i++)
 		(void)zmq_msg_close(&e->frame[i]);
 	e->n = e->bytes = 0;
@@ -103,8 +103,9 @@ int chunked_push_keep(struct chunked_push *a, uint32_t peer, struct frames *f, s
 	if (!e)
 		e = allot(a, peer, peers);
 	e->bytes += zmq_msg_size(from);
-	int rc = e->n == WIRE_MAX_AHEAD || e->bytes > a->max_bytes ? PS_EAGAIN
-								   : wire_see(from, &e->seen[e->n]);
+	int rc = e->n == WIRE_MAX_CHUNKS || e->bytes > a->max_bytes
+			 ? PS_EAGAIN
+			 : wire_check_chunk(from, &e->chunk[e->n]);
 	if (rc) {
 		discard(a, e);
 		return rc;
@@ -125,16 +126,16 @@ static void prepend(struct frames *f, struct partial *e)
 	for (size_t i = 0; i < e->n; i++) {
 		(void)zmq_msg_init(&f->frame[1 + i]);
 		(void)zmq_msg_move(&f->frame[1 + i], &e->frame[i]);
-		f->seen[i] = e->seen[i];
+		f->chunk[i] = e->chunk[i];
 	}
 	f->n += e->n;
-	f->n_seen = e->n;
+	f->n_chunks = e->n;
 }
 
 int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f)
 {
 	struct partial *e = find_partial(a, peer);
-	size_t wanted = wire_wants_ahead(f), here = e ? e->n : 0;
+	size_t wanted = wire_chunks_wanted(f), here = e ? e->n : 0;
 	int fits = here == wanted && f->n + here <= 1 + WIRE_MAX_SLICES;
 
 	if (fits && e)

@@ -7,7 +7,7 @@
  * are discarded. A connection that closes in between leaves its chunks behind unannounced.
  *
  * Invariants:
- * (1) a peer has at most WIRE_MAX_AHEAD chunks of n_params values in total;
+ * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total;
  * (2) at most as many peers have chunks as chunked_push_keep is told. Beyond that, the chunks of
  *     the peer that was idle for longest are discarded, as if the network had lost them.
  * Thread: the loop's.

@@ -153,9 +153,9 @@ static int join_chunks(struct router *r, uint32_t peer, const char **why)
 {
 	int rc;
 
-	if (!wire_is_ahead(&r->in))
+	if (!wire_is_chunk(&r->in))
 		return chunked_push_join(r->chunks, peer, &r->in);
-	*why = "a frame that goes ahead is no tensor frame";
+	*why = "a chunk is no tensor frame";
 	/* each open connection may have chunks */
 	rc = chunked_push_keep(r->chunks, peer, &r->in, r->port.stats.connections + 1);
 	return rc ? rc : PS_EAGAIN;

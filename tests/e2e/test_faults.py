@@ -20,7 +20,7 @@ def test_everybody_killed_in_turn_loses_nothing(lab):
 
 @pytest.mark.parametrize("durability", ("replay", "always"))
 def test_large_pushes_through_kills_lose_nothing(lab, durability):
-    """Each goes in four parts (WIRE.md, "Frames ahead")."""
+    """Each goes in four parts (WIRE.md, "Chunked push")."""
     run = LedgerRun(lab, 2, 200, "--durability", durability, size=200000, pace=(5,))
     for k in range(3):
         run.reached(k)

@@ -119,8 +119,8 @@ def test_pushes_that_get_lost(proxied, figure, full):
 
 
 def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
-    """Pushes in four parts (WIRE.md, "Frames ahead"): one part of twenty is missing, one comes twice."""
-    odds = {"ahead": 0.05, "push": 0.05}
+    """Pushes in four parts (WIRE.md, "Chunked push"): one part of twenty is missing, one comes twice."""
+    odds = {"chunk": 0.05, "push": 0.05}
     run, proxy = proxied(2, 1000 if full else 15, size=140000, drop=odds, double=odds)
     lost, twice = run.count(600)
     assert proxy.dropped and proxy.doubled, "nothing was tried"

@@ -93,7 +93,7 @@ static void next_message(struct frames *f, struct msg *m)
 		outbox_flush(&out);
 		if (wire_recv(router, &peer, f) != 1)
 			continue;
-		if (!wire_is_ahead(f)) {
+		if (!wire_is_chunk(f)) {
 			assert_int_equal(chunked_push_join(chunks, peer, f), PS_OK);
 			assert_int_equal(wire_decode(wire, f, m, NULL), PS_OK);
 			return;

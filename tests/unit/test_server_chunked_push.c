@@ -33,7 +33,7 @@ static void put(zmq_msg_t *frame, const void *data, size_t size)
 	memcpy(zmq_msg_data(frame), data, size);
 }
 
-/* A frame of n values, all `value`, goes ahead. */
+/* A chunk of n values, all `value`. */
 static int goes(uint32_t peer, size_t n, float value, size_t peers)
 {
 	struct frames f;
@@ -42,26 +42,26 @@ static int goes(uint32_t peer, size_t n, float value, size_t peers)
 	for (size_t i = 0; i < n; i++)
 		values[i] = value;
 	frames_init(&f);
-	assert_int_equal(wire_encode_ahead(&f.frame[0]), PS_OK);
+	assert_int_equal(wire_encode_chunk_header(&f.frame[0]), PS_OK);
 	put(&f.frame[1], values, n * sizeof(*values));
 	f.n = 2;
-	assert_true(wire_is_ahead(&f));
+	assert_true(wire_is_chunk(&f));
 	int rc = chunked_push_keep(chunks, peer, &f, peers);
 	frames_release(&f);
 	return rc;
 }
 
-/* A PUSH that says that `n` frames came ahead, with one frame of its own. */
+/* A PUSH of `n` chunks and one frame of its own. */
 static int join(uint32_t peer, uint32_t n, struct frames *f)
 {
 	static const float own[1] = {9};
-	struct msg m = {.type = MSG_PUSH, .push = {.ahead = n}};
+	struct msg m = {.type = MSG_PUSH, .push = {.chunks = n}};
 
 	frames_init(f);
 	assert_int_equal(wire_encode_header(&m, &f->frame[0]), PS_OK);
 	put(&f->frame[1], own, sizeof(own));
 	f->n = 2;
-	assert_false(wire_is_ahead(f));
+	assert_false(wire_is_chunk(f));
 	return chunked_push_join(chunks, peer, f);
 }
 
@@ -88,15 +88,15 @@ static void fits(uint32_t peer, uint32_t n, float from)
 
 	assert_int_equal(join(peer, n, &f), PS_OK);
 	assert_int_equal(f.n, 2 + n);
-	assert_int_equal(f.n_seen, n);
+	assert_int_equal(f.n_chunks, n);
 	for (uint32_t i = 0; i < n; i++) {
 		zmq_msg_t *frame = &f.frame[1 + i];
 		float value = first(frame);
 		uint32_t bits;
 		memcpy(&bits, &value, sizeof(bits));
 		assert_true(value == from + (float)i);
-		assert_int_equal(f.seen[i].peak, bits);
-		assert_true(f.seen[i].xxh3 == wire_hash(zmq_msg_data(frame), zmq_msg_size(frame)));
+		assert_int_equal(f.chunk[i].peak, bits);
+		assert_true(f.chunk[i].xxh3 == wire_hash(zmq_msg_data(frame), zmq_msg_size(frame)));
 	}
 	assert_true(first(&f.frame[1 + n]) == 9);
 	frames_release(&f);
@@ -105,9 +105,9 @@ static void fits(uint32_t peer, uint32_t n, float from)
 static void frames_come_before_the_messages_own_in_their_order(void **state)
 {
 	(void)state;
-	for (uint32_t n = 0; n <= WIRE_MAX_AHEAD; n++) {
+	for (uint32_t n = 0; n <= WIRE_MAX_CHUNKS; n++) {
 		for (uint32_t i = 0; i < n; i++)
-			assert_int_equal(goes(7, N / WIRE_MAX_AHEAD, 1 + (float)i, 1), PS_OK);
+			assert_int_equal(goes(7, N / WIRE_MAX_CHUNKS, 1 + (float)i, 1), PS_OK);
 		fits(7, n, 1);
 		fits(7, 0, 0); /* nothing is left */
 	}
@@ -140,10 +140,10 @@ static void too_much_is_void(void **state)
 	assert_int_equal(goes(1, N, 1, 1), PS_OK);
 	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* values */
 	fails(1, 1);
-	for (uint32_t i = 0; i < WIRE_MAX_AHEAD; i++)
+	for (uint32_t i = 0; i < WIRE_MAX_CHUNKS; i++)
 		assert_int_equal(goes(1, 1, 1, 1), PS_OK);
 	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* frames */
-	fails(1, WIRE_MAX_AHEAD);
+	fails(1, WIRE_MAX_CHUNKS);
 	assert_int_equal(goes(1, N + 1, 1, 1), PS_EAGAIN);
 	assert_int_equal(goes(1, 0, 1, 1), PS_EPROTO);
 	fits(1, 0, 0);

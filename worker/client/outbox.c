@@ -181,7 +181,7 @@ static void enqueue_ahead(struct outbox *o, uint64_t push, uint32_t part)
 {
 	struct outgoing *out = next(o);
 
-	if (!out || wire_encode_ahead(&out->header))
+	if (!out || wire_encode_chunk_header(&out->header))
 		return;
 	out->push = push;
 	out->part = part;
@@ -212,7 +212,7 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 		if (s->n + 1 < k->n)
 			enqueue_ahead(o, seq, s->n);
 	}
-	whole.push.ahead = k->n - 1;
+	whole.push.chunks = k->n - 1;
 	if (seq <= o->sent_seq)
 		o->replayed++;
 	else

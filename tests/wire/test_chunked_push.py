@@ -1,22 +1,22 @@
-"""WIRE.md, "Frames ahead": tensor frames that are sent before their PUSH."""
+"""WIRE.md, "Chunked push": tensor frames that are sent before their PUSH."""
 import numpy as np
 import pytest
 
 from client import Link, Worker, encode, pb
 from conftest import SIZE
 
-AHEAD = b"\0"  # the header of a frame that goes ahead
+CHUNK = b"\0"  # the header of a chunk
 MOST = 7
 EPROTO = 12
 
 
-def in_parts(worker, seq, gradient, parts, ahead=None):
-    """The messages of a push in so many slices, all but the last frame ahead of it."""
+def in_parts(worker, seq, gradient, parts, chunks=None):
+    """The messages of a push in so many slices, all but the last frame before it."""
     cuts = np.array_split(gradient.astype(np.float32), parts)
     offsets = np.cumsum([0] + [len(cut) for cut in cuts])
-    push = pb.Push(stamp=worker.stamp, seq=seq, ahead=parts - 1 if ahead is None else ahead)
+    push = pb.Push(stamp=worker.stamp, seq=seq, chunks=parts - 1 if chunks is None else chunks)
     header, *frames = encode(push, list(zip(offsets.tolist(), cuts)))
-    return [[AHEAD, frame] for frame in frames[:-1]] + [[header, frames[-1]]]
+    return [[CHUNK, frame] for frame in frames[:-1]] + [[header, frames[-1]]]
 
 
 def send(worker, messages):
@@ -32,7 +32,7 @@ def next_one(worker):
 
 
 @pytest.mark.parametrize("parts", (1, 2, MOST + 1))
-def test_frames_ahead_are_part_of_their_push(honest, parts):
+def test_chunked_push_are_part_of_their_push(honest, parts):
     seq, unit = next_one(honest)
     send(honest, in_parts(honest, seq, unit, parts))
     honest.seq = seq
@@ -42,7 +42,7 @@ def test_frames_ahead_are_part_of_their_push(honest, parts):
 
 
 @pytest.mark.parametrize("lost", range(4))
-def test_frames_ahead_a_lost_part_loses_the_push(honest, lost):
+def test_chunked_push_a_lost_part_loses_the_push(honest, lost):
     seq, unit = next_one(honest)
     messages = in_parts(honest, seq, unit, 4)
     send(honest, messages[:lost] + messages[lost + 1:])
@@ -54,7 +54,7 @@ def test_frames_ahead_a_lost_part_loses_the_push(honest, lost):
     assert honest.ack(seq).duplicate
 
 
-def test_frames_ahead_anything_in_between_makes_them_void(honest):
+def test_chunked_push_anything_in_between_makes_them_void(honest):
     seq, unit = next_one(honest)
     messages = in_parts(honest, seq, unit, 3)
     send(honest, messages[:2])
@@ -63,7 +63,7 @@ def test_frames_ahead_anything_in_between_makes_them_void(honest):
     assert honest.pull()[1] == seq - 1
 
 
-def test_frames_ahead_of_another_push_do_not_pass(honest):
+def test_chunked_push_of_another_push_do_not_pass(honest):
     """One of the one, then all of the other's: four are not three."""
     seq, unit = next_one(honest)
     old, new = in_parts(honest, seq, -unit, 4), in_parts(honest, seq, unit, 4)
@@ -87,9 +87,9 @@ def link(server, honest):
 
 
 @pytest.mark.parametrize("too_much", ([4] * (MOST + 1), [4 * SIZE, 4]), ids=("frames", "values"))
-def test_frames_ahead_too_many_are_void(honest, too_much):
+def test_chunked_push_too_many_are_void(honest, too_much):
     for size in too_much:
-        honest.bulk.send_frames([AHEAD, b"\0" * size])
+        honest.bulk.send_frames([CHUNK, b"\0" * size])
     seq, unit = next_one(honest)
     send(honest, in_parts(honest, seq, unit, 4))
     honest.seq = seq
@@ -97,18 +97,18 @@ def test_frames_ahead_too_many_are_void(honest, too_much):
 
 
 @pytest.mark.parametrize("frame", (b"", b"12345"), ids=len)
-def test_frames_ahead_of_a_bad_size(link, frame):
-    link.send_frames([AHEAD, frame])
+def test_chunked_push_of_a_bad_size(link, frame):
+    link.send_frames([CHUNK, frame])
     assert refusal(link) == EPROTO
 
 
-def test_frames_ahead_and_no_push(server, honest):
+def test_chunked_push_and_no_push(server, honest):
     """Who leaves in the middle of a push, again and again, costs nobody his own."""
     for _ in range(50):
         gone = Link(server.endpoint)
-        gone.send_frames([AHEAD, b"\0" * 4 * SIZE])
+        gone.send_frames([CHUNK, b"\0" * 4 * SIZE])
         gone.send(pb.Status())
-        gone.send_frames([AHEAD, b"\0" * 4 * SIZE])
+        gone.send_frames([CHUNK, b"\0" * 4 * SIZE])
         gone.expect("status")
         gone.close()
         seq, unit = next_one(honest)
@@ -117,9 +117,9 @@ def test_frames_ahead_and_no_push(server, honest):
         assert honest.ack(seq).verdict == pb.VERDICT_OK
 
 
-def test_frames_ahead_more_than_the_push_has(server, honest):
+def test_chunked_push_more_than_the_push_has(server, honest):
     other = Worker(server.endpoint, name="other")
-    push = pb.Push(stamp=other.stamp, seq=1, ahead=2)
-    send(other, [[AHEAD, b"1234"], [AHEAD, b"1234"], encode(push)])
+    push = pb.Push(stamp=other.stamp, seq=1, chunks=2)
+    send(other, [[CHUNK, b"1234"], [CHUNK, b"1234"], encode(push)])
     assert refusal(other.bulk) == EPROTO
     other.close()

@@ -9,7 +9,6 @@
  * No gaps and an exact end: there is no byte that a checksum does not cover.
  */
 #include "common/checkpoint.h"
-#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +20,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
+#include "common/assert.h"
 #include "common/file.h"
 #include "common/generation.h"
 #include "common/le.h"
@@ -103,8 +103,8 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 	for (size_t i = 0; i < c->n_sections; i++) {
 		const struct checkpoint_section *s = &c->section[i];
 		unsigned char *row = head + FIXED_BYTES + ROW_BYTES * i;
-		assert(s->name[0] && s->name[NAME_BYTES - 1] == '\0' &&
-			checkpoint_find(c, s->name) == s);
+		PS_ASSERT(s->name[0] && s->name[NAME_BYTES - 1] == '\0' &&
+			  checkpoint_find(c, s->name) == s);
 		if (s->size > CHECKPOINT_MAX_BYTES - offset)
 			return 0;
 		memset(row, 0, NAME_BYTES);
@@ -167,7 +167,7 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 	unsigned char head[HEAD_BYTES(CHECKPOINT_MAX_SECTIONS)];
 	struct file_part part[CHECKPOINT_MAX_SECTIONS + 1];
 	char name[GENERATION_NAME];
-	assert(c->n_sections <= CHECKPOINT_MAX_SECTIONS && c->generation >= 1);
+	PS_ASSERT(c->n_sections <= CHECKPOINT_MAX_SECTIONS && c->generation >= 1);
 	if (fill_head(c, head) == 0)
 		return err_set(e, PS_EIO, "%s: a checkpoint over %zu bytes is not written", dir,
 			CHECKPOINT_MAX_BYTES);

@@ -1,12 +1,14 @@
 /* pool.c - see pool.h. */
 #include <pthread.h>
 #include <stdlib.h>
+#include "common/assert.h"
 #include "common/mem.h"
 #include "common/pool.h"
 
-#define KEPT      16   /* buffers that wait; more are freed */
-#define KEPT_DEAR 2048 /* of special memory, which is not: more than a worker can have out */
-/* Special memory is taken in slabs of several buffers: a call may take a millisecond (CUDA). */
+#define MAX_FREE 16 /* free buffers that are kept; more are released */
+#define MAX_FREE_SPECIAL                                                                           \
+	2048 /* of special memory, which is never released: all that a worker has */
+/* Special memory is allocated in slabs of several buffers: a call may take a millisecond (CUDA). */
 #define SLAB_BYTES   ((size_t)4 << 20)
 #define SLAB_BUFFERS 32
 
@@ -17,11 +19,11 @@ struct pool {
 	void (*give)(void *memory);
 	size_t per_slab, slabs; /* buffers in one; how many there are */
 	void **slab;
-	size_t waiting, most;
-	float **buffer; /* most; the one that came last is taken first: the caches still have it */
+	size_t n_free, max_free;
+	float **buffer; /* max_free; last in, first out: the caches still have the newest */
 };
 
-/* Bytes from buffer to buffer of a slab: each is aligned as the slab is. */
+/* Bytes between two buffers of a slab: each is aligned like the slab. */
 static size_t pitch(const struct pool *p)
 {
 	return (p->n * sizeof(float) + 63) / 64 * 64;
@@ -50,10 +52,10 @@ int pool_new_in(
 	p->n = n;
 	p->take = take;
 	p->give = give;
-	p->most = take ? KEPT_DEAR : KEPT;
+	p->max_free = take ? MAX_FREE_SPECIAL : MAX_FREE;
 	p->per_slab = slab_of(p);
-	p->slab = mem_try(p->most, sizeof(void *));
-	p->buffer = mem_try(p->most, sizeof(float *));
+	p->slab = mem_try(p->max_free, sizeof(void *));
+	p->buffer = mem_try(p->max_free, sizeof(float *));
 	if (!p->buffer || !p->slab || pthread_mutex_init(&p->mutex, NULL)) {
 		free(p->slab);
 		free(p->buffer);
@@ -68,7 +70,7 @@ void pool_free(struct pool **p)
 {
 	if (!*p)
 		return;
-	for (size_t i = 0; i < (*p)->waiting && !(*p)->take; i++)
+	for (size_t i = 0; i < (*p)->n_free && !(*p)->take; i++)
 		free((*p)->buffer[i]);
 	for (size_t i = 0; i < (*p)->slabs; i++)
 		(*p)->give((*p)->slab[i]);
@@ -79,18 +81,19 @@ void pool_free(struct pool **p)
 	*p = NULL;
 }
 
-/* Another slab's buffers wait, if there is one. The mutex is held. */
+/* Allocate a slab if there is room for its buffers. The mutex is held. */
 static void add_slab(struct pool *p)
 {
 	char *slab = NULL;
 
-	if ((p->slabs + 1) * p->per_slab <= p->most)
+	if ((p->slabs + 1) * p->per_slab <= p->max_free)
 		slab = p->take(p->per_slab * pitch(p));
 	if (!slab)
 		return;
+	PS_ASSERT(p->n_free + p->per_slab <= p->max_free);
 	p->slab[p->slabs++] = slab;
 	for (size_t i = p->per_slab; i-- > 0;)
-		p->buffer[p->waiting++] = (float *)(void *)(slab + i * pitch(p));
+		p->buffer[p->n_free++] = (float *)(void *)(slab + i * pitch(p));
 }
 
 float *pool_take(struct pool *p)
@@ -98,38 +101,39 @@ float *pool_take(struct pool *p)
 	float *buffer = NULL;
 
 	pthread_mutex_lock(&p->mutex);
-	if (p->take && p->waiting == 0)
+	if (p->take && p->n_free == 0)
 		add_slab(p);
-	if (p->waiting > 0)
-		buffer = p->buffer[--p->waiting];
+	if (p->n_free > 0)
+		buffer = p->buffer[--p->n_free];
 	pthread_mutex_unlock(&p->mutex);
 	return buffer || p->take ? buffer : mem_try(p->n, sizeof *buffer);
 }
 
-/* libzmq's free function, too. */
-static void come_back(void *buffer, void *pool)
+/* Also the free function that libzmq calls. */
+static void return_buffer(void *buffer, void *pool)
 {
 	struct pool *p = pool;
 
 	pthread_mutex_lock(&p->mutex);
-	if (p->waiting < p->most) {
-		p->buffer[p->waiting++] = buffer;
+	PS_ASSERT(!p->take || p->n_free < p->max_free); /* part of a slab cannot be freed */
+	if (p->n_free < p->max_free) {
+		p->buffer[p->n_free++] = buffer;
 		buffer = NULL;
 	}
 	pthread_mutex_unlock(&p->mutex);
-	free(buffer); /* ordinary memory: of a slab there is always room */
+	free(buffer);
 }
 
 void pool_give(struct pool *p, float **buffer)
 {
 	if (*buffer)
-		come_back(*buffer, p);
+		return_buffer(*buffer, p);
 	*buffer = NULL;
 }
 
 int pool_send(struct pool *p, float **buffer, zmq_msg_t *message)
 {
-	if (zmq_msg_init_data(message, *buffer, p->n * sizeof(float), come_back, p))
+	if (zmq_msg_init_data(message, *buffer, p->n * sizeof(float), return_buffer, p))
 		return PS_ENOMEM;
 	*buffer = NULL;
 	return PS_OK;

@@ -117,6 +117,7 @@ static int buffer_bytes(struct wal_file *f, const void *bytes, size_t n, struct 
 {
 	int rc = PS_OK;
 
+	PS_ASSERT(f->fill <= BUFFER_BYTES);
 	f->bytes += n;
 	if (n > BUFFER_BYTES - f->fill)
 		rc = flush(f, e);

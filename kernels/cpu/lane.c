@@ -23,7 +23,7 @@ static size_t choose_block(const struct plan *p, size_t most)
 	block = block < 1 ? 1 : block > BLOCK_MAX ? BLOCK_MAX : block;
 	if (p->blas && block < BLAS_BLOCK)
 		block = BLAS_BLOCK;
-	return round_up(block < most ? block : most, p->simd->cells);
+	return round_up(block < most ? block : most, p->simd->positions);
 }
 
 static int allocate_planes(struct lane *l)
@@ -39,9 +39,9 @@ static int allocate_planes(struct lane *l)
 		const struct step *s = &l->plan->step[i];
 		const struct plane *out = &l->plan->plane[s->out];
 		if (s->pooled) {
-			l->winner[i] =
+			l->argmax[i] =
 				mem_try(l->block * s->n_windows, out->shape.c * sizeof(uint16_t));
-			ok = l->winner[i] != NULL;
+			ok = l->argmax[i] != NULL;
 		} else if (s->kind == STEP_DROPOUT) {
 			l->mask[i] = mem_try(out->image * l->block, sizeof(float));
 			ok = l->mask[i] != NULL;
@@ -50,27 +50,27 @@ static int allocate_planes(struct lane *l)
 	return ok;
 }
 
-/* Where each window and cell of a block lies: the plan's offsets once per image, as pointers. */
+/* Where each window and position of a block lies: the plan's offsets once per image, as pointers. */
 static int allocate_table(struct lane *l, size_t i)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
 	struct table *t = &l->table[i];
-	const size_t cells = l->block * s->n_cells, windows = l->block * s->n_windows;
-	t->source = mem_try(cells + l->plan->simd->cells, sizeof *t->source);
+	const size_t positions = l->block * s->n_positions, windows = l->block * s->n_windows;
+	t->source = mem_try(positions + l->plan->simd->positions, sizeof *t->source);
 	t->first = mem_try(windows + 1, sizeof *t->first);
 	t->value = mem_try(windows, sizeof *t->value);
 	t->error = mem_try(windows, sizeof *t->error);
 	if (!t->source || !t->first || !t->value || !t->error)
 		return 0;
-	for (size_t cell = 0; cell < cells; cell++)
-		t->source[cell] = l->value[s->in] + cell / s->n_cells * in->image +
-				  s->cell[cell % s->n_cells];
-	for (size_t extra = 0; extra < l->plan->simd->cells; extra++)
-		t->source[cells + extra] = t->source[0];
+	for (size_t position = 0; position < positions; position++)
+		t->source[position] = l->value[s->in] + position / s->n_positions * in->image +
+				      s->position[position % s->n_positions];
+	for (size_t extra = 0; extra < l->plan->simd->positions; extra++)
+		t->source[positions + extra] = t->source[0];
 	for (size_t w = 0; w < windows; w++) {
 		size_t n = w / s->n_windows, to = n * out->image + s->to[w % s->n_windows];
-		t->first[w + 1] = (uint32_t)(n * s->n_cells + s->first[w % s->n_windows + 1]);
+		t->first[w + 1] = (uint32_t)(n * s->n_positions + s->first[w % s->n_windows + 1]);
 		t->value[w] = l->value[s->out] + to;
 		t->error[w] = l->error[s->out] + to;
 	}
@@ -80,14 +80,16 @@ static int allocate_table(struct lane *l, size_t i)
 static int allocate_scratch(struct lane *l)
 {
 	const struct plan *p = l->plan;
-	size_t filters = 0, cells = p->max_cells > CHUNK_CELLS ? p->max_cells : CHUNK_CELLS;
+	size_t filters = 0,
+	       positions = p->max_positions > CHUNK_POSITIONS ? p->max_positions : CHUNK_POSITIONS;
 	int ok = 1;
 	for (size_t i = 0; ok && i < p->n_steps; i++)
 		if (p->step[i].kind == STEP_WEIGHTS) {
 			ok = allocate_table(l, i);
 			filters = p->step[i].filters > filters ? p->step[i].filters : filters;
 		}
-	l->tile = mem_try(round_up(cells, p->simd->cells), 2 * p->simd->lanes * sizeof(float));
+	l->tile = mem_try(
+		round_up(positions, p->simd->positions), 2 * p->simd->lanes * sizeof(float));
 	l->grad = mem_try(p->grad_floats, sizeof(float));
 	l->entry = mem_try(p->max_entries, sizeof *l->entry);
 	l->n_entries = mem_try(filters, sizeof *l->n_entries);
@@ -107,7 +109,7 @@ void lane_release(struct lane *l)
 		free(l->error[i]);
 	}
 	for (size_t i = 0; i < MODEL_MAX_LAYERS; i++) {
-		free(l->winner[i]);
+		free(l->argmax[i]);
 		free(l->mask[i]);
 		free(l->table[i].source);
 		free(l->table[i].first);

@@ -22,27 +22,27 @@ struct batch {
 	float *scores; /* forward only: batch x classes */
 };
 
-#define CHUNK_CELLS 128 /* one panel's scores of a chunk fill half of a first-level cache */
+#define CHUNK_POSITIONS 128 /* one panel's scores of a chunk fill half of a first-level cache */
 
-/* A weighted step's windows and cells of a whole block of images, as pointers. */
+/* A weighted step's windows and positions of a whole block of images, as pointers. */
 struct table {
-	const float **source;   /* of each cell: its patch */
-	uint32_t *first;        /* of each window: its first cell; one more behind the last */
+	const float **source;   /* of each position: its patch */
+	uint32_t *first;        /* of each window: its first position; one more behind the last */
 	float **value, **error; /* of each window: where its output goes */
 };
 
 struct lane {
 	const struct plan *plan;
-	size_t block;                         /* most images at a time */
-	float *value[MODEL_MAX_LAYERS + 1];   /* of each plane */
-	float *error[MODEL_MAX_LAYERS + 1];   /* d loss / d value */
-	uint16_t *winner[MODEL_MAX_LAYERS];   /* of each pooled step: image, window, filter: which
-						 cell of the window */
-	float *mask[MODEL_MAX_LAYERS];        /* of each dropout step: 0 or 1 / (1 - p) */
-	float *grad;                          /* packed; the sum over this lane's images */
-	float *tile;                          /* scores or errors of a chunk's cells, one panel */
-	struct entry *entry;                  /* of one image: a list per filter */
-	size_t *n_entries;                    /* of each filter */
+	size_t block;                       /* most images at a time */
+	float *value[MODEL_MAX_LAYERS + 1]; /* of each plane */
+	float *error[MODEL_MAX_LAYERS + 1]; /* d loss / d value */
+	uint16_t *argmax[MODEL_MAX_LAYERS]; /* of each pooled step: image, window, filter: which
+						 position of the window */
+	float *mask[MODEL_MAX_LAYERS];      /* of each dropout step: 0 or 1 / (1 - p) */
+	float *grad;                        /* packed; the sum over this lane's images */
+	float *tile;                        /* scores or errors of a chunk's positions, one panel */
+	struct entry *entry;                /* of one image: a list per filter */
+	size_t *n_entries;                  /* of each filter */
 	struct table table[MODEL_MAX_LAYERS]; /* of each weighted step */
 	double loss;                          /* sum over this lane's images */
 };

@@ -68,52 +68,52 @@ static int add_plane(struct plan *p, const struct model *m, size_t l, struct sha
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* A pool layer, or none: then every cell is its own window. */
+/* A pool layer, or none: then every position is its own window. */
 struct pooling {
 	size_t size, top, left;
 };
 
-/* Append the cells of window (y, x): those pixels of `cells` (rows and columns) that lie in it. */
-static void add_window(struct step *s, const struct pooling *w, struct shape cells, size_t y,
+/* Append the positions of window (y, x): those pixels of `positions` (rows and columns) that lie in it. */
+static void add_window(struct step *s, const struct pooling *w, struct shape positions, size_t y,
 	size_t x, size_t y_floats, size_t x_floats, size_t origin)
 {
 	for (size_t ky = 0; ky < w->size; ky++)
 		for (size_t kx = 0; kx < w->size; kx++) {
 			/* behind the upper or left edge this wraps round to a huge number */
 			size_t cy = y * w->size + ky - w->top, cx = x * w->size + kx - w->left;
-			if (cy < cells.h && cx < cells.w)
-				s->cell[s->n_cells++] =
+			if (cy < positions.h && cx < positions.w)
+				s->position[s->n_positions++] =
 					(uint32_t)(origin + cy * y_floats + cx * x_floats);
 		}
 }
 
-/* Cells are `cells` large and `stride` pixels of the input plane apart, starting at `origin`. */
-static int add_windows(struct plan *p, struct step *s, const struct layer *pool, struct shape cells,
-	size_t stride, size_t origin)
+/* Positions are `positions` large and `stride` pixels of the input plane apart, starting at `origin`. */
+static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
+	struct shape positions, size_t stride, size_t origin)
 {
 	const struct plane *in = &p->plane[s->in], *out = &p->plane[s->out];
 	const struct pooling w = pool ? (struct pooling){pool->size, pool->pad_top, pool->pad_left}
 				      : (struct pooling){1, 0, 0};
 	const struct shape o = out->shape;
-	s->cell = mem_try(cells.h * cells.w, sizeof *s->cell);
+	s->position = mem_try(positions.h * positions.w, sizeof *s->position);
 	s->first = mem_try(o.h * o.w + 1, sizeof *s->first);
 	s->to = mem_try(o.h * o.w, sizeof *s->to);
-	if (!s->cell || !s->first || !s->to)
+	if (!s->position || !s->first || !s->to)
 		return 0;
 	for (size_t y = 0; y < o.h; y++)
 		for (size_t x = 0; x < o.w; x++) {
-			size_t before = s->n_cells, i = s->n_windows++;
-			add_window(
-				s, &w, cells, y, x, stride * in->row, stride * in->shape.c, origin);
+			size_t before = s->n_positions, i = s->n_windows++;
+			add_window(s, &w, positions, y, x, stride * in->row, stride * in->shape.c,
+				origin);
 			s->to[i] = (uint32_t)(out->origin + y * out->row + x * o.c);
-			s->first[i + 1] = (uint32_t)s->n_cells;
-			if (s->n_cells - before > s->max_cells)
-				s->max_cells = s->n_cells - before;
+			s->first[i + 1] = (uint32_t)s->n_positions;
+			if (s->n_positions - before > s->max_positions)
+				s->max_positions = s->n_positions - before;
 		}
-	if (s->max_cells > p->max_cells)
-		p->max_cells = s->max_cells;
-	s->pooled = s->max_cells > 1;
-	return s->max_cells <= SIMD_MAX_CELLS;
+	if (s->max_positions > p->max_positions)
+		p->max_positions = s->max_positions;
+	s->pooled = s->max_positions > 1;
+	return s->max_positions <= SIMD_MAX_POSITIONS;
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */
@@ -146,17 +146,17 @@ static int add_taps(const struct plan *p, struct step *s, size_t height, size_t 
 }
 
 /*
- * Dense goes over every cell in tiles of registers; sparse only over winners whose ReLU let them
+ * Dense goes over every position in tiles of registers; sparse only over argmaxes whose ReLU let them
  * through, but waits for memory and fills vectors along a row of the patch: about twice the time
  * per vector of products.
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {
 	const double vectors = (double)(s->columns / p->simd->lanes);
-	const double dense = (double)s->taps_pad * (double)s->n_cells * vectors;
+	const double dense = (double)s->taps_pad * (double)s->n_positions * vectors;
 	const double sparse = (double)s->n_windows * (double)s->filters *
 			      (double)(s->patch.rows * (s->patch.run_pad / p->simd->lanes));
-	const int one_patch = s->n_cells == 1 && s->patch.rows == 1;
+	const int one_patch = s->n_positions == 1 && s->patch.rows == 1;
 	s->forward = WAY_DENSE;
 	s->filter = dense <= 2 * sparse ? WAY_DENSE : WAY_SPARSE;
 	s->data = one_patch ? WAY_DENSE : WAY_SPARSE;
@@ -275,7 +275,7 @@ int plan_init(struct plan *p, const struct model *m, const struct simd *simd, st
 		"model \"%s\" does not fit device cpu: no memory, or more than %zu values of an "
 		"image "
 		"between two layers, or more than %d in one window of a pool",
-		m->text, MAX_IMAGE, SIMD_MAX_CELLS);
+		m->text, MAX_IMAGE, SIMD_MAX_POSITIONS);
 }
 
 void plan_release(struct plan *p)
@@ -283,7 +283,7 @@ void plan_release(struct plan *p)
 	for (size_t i = 0; i < p->n_steps; i++) {
 		struct step *s = &p->step[i];
 		free(s->first);
-		free(s->cell);
+		free(s->position);
 		free(s->to);
 		free(s->tap);
 		free(s->param);

@@ -36,8 +36,8 @@ enum step_kind {
 /* How a weighted step computes one of its three products. */
 enum way {
 	WAY_NONE,   /* errors that nobody needs */
-	WAY_DENSE,  /* every cell, in tiles of registers */
-	WAY_SPARSE, /* winners only */
+	WAY_DENSE,  /* every position, in tiles of registers */
+	WAY_SPARSE, /* argmaxes only */
 	WAY_BLAS,   /* OpenBLAS: one window per image, and more weights than a core's cache holds */
 };
 
@@ -48,11 +48,11 @@ struct step {
 	size_t in, out; /* planes; equal: in place */
 	int relu, pooled;
 
-	/* weights and pool: windows and their cells in window order; without pooling one each */
-	size_t n_windows, n_cells, max_cells; /* max_cells: in one window */
-	uint32_t *first;                      /* of each window: its first cell; n_windows + 1 */
-	uint32_t *cell; /* of each cell: its patch in the input plane, in floats */
-	uint32_t *to;   /* of each window: its values in the output plane, in floats */
+	/* weights and pool: windows and their positions in window order; without pooling one each */
+	size_t n_windows, n_positions, max_positions; /* max_positions: in one window */
+	uint32_t *first;    /* of each window: its first position; n_windows + 1 */
+	uint32_t *position; /* of each position: its patch in the input plane, in floats */
+	uint32_t *to;       /* of each window: its values in the output plane, in floats */
 
 	/* weights: filter f's weight for tap k is params[weight + f * n_taps + param[k]] */
 	size_t filters, n_taps;
@@ -75,10 +75,10 @@ struct plan {
 	struct plane plane[MODEL_MAX_LAYERS + 1];
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
-	int blas;           /* some step goes that way */
-	size_t max_cells;   /* in a window of any step */
-	size_t max_entries; /* of one image in a sparse step */
-	uint32_t *identity; /* 0, 1, 2...: as many as any step has filters */
+	int blas;             /* some step goes that way */
+	size_t max_positions; /* in a window of any step */
+	size_t max_entries;   /* of one image in a sparse step */
+	uint32_t *identity;   /* 0, 1, 2...: as many as any step has filters */
 };
 
 /* Release with plan_release, also after a failure. PS_ENOMEM: tables or planes too large. */

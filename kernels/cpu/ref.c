@@ -147,7 +147,8 @@ static void relu_backward(const double *out, const double *d_out, double *d_in, 
 }
 
 /* The first maximum of a window in row order. Padding is never in it. */
-static size_t pool_winner(const struct layer *l, const double *in, size_t c, size_t oy, size_t ox)
+static size_t pool_vector_argmax(
+	const struct layer *l, const double *in, size_t c, size_t oy, size_t ox)
 {
 	size_t best = SIZE_MAX, y, x;
 	for (size_t ky = 0; ky < l->size; ky++)
@@ -167,7 +168,7 @@ static void ref_pool_forward(const struct layer *l, const double *in, double *ou
 		for (size_t oy = 0; oy < l->out.h; oy++)
 			for (size_t ox = 0; ox < l->out.w; ox++) {
 				size_t o = at(l->out, c, oy, ox);
-				argmax[o] = pool_winner(l, in, c, oy, ox);
+				argmax[o] = pool_vector_argmax(l, in, c, oy, ox);
 				out[o] = in[argmax[o]];
 			}
 }

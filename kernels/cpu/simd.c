@@ -9,20 +9,20 @@
 #define TEXT2(a)     #a
 #define TEXT(a)      TEXT2(a)
 
-/* Register tiles. Two vectors of filters by CELLS cells (or TAPS taps) of sums, and room for two
+/* Register tiles. Two vectors of filters by POSITIONS positions (or TAPS taps) of sums, and room for two
  * vectors of weights and one broadcast: 32 registers with AVX-512, else 16. */
 #if defined(__AVX512F__)
-#define LANES 16
-#define CELLS 8
-#define TAPS  9
+#define LANES     16
+#define POSITIONS 8
+#define TAPS      9
 #elif defined(__AVX2__)
-#define LANES 8
-#define CELLS 6
-#define TAPS  5
+#define LANES     8
+#define POSITIONS 6
+#define TAPS      5
 #else
-#define LANES 4
-#define CELLS 6
-#define TAPS  5
+#define LANES     4
+#define POSITIONS 6
+#define TAPS      5
 #endif
 
 #ifdef __clang__
@@ -37,7 +37,7 @@
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
 typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint16_t winners_any __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+typedef uint16_t argmax_any __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
 INLINE vec load(const float *p)
 {
@@ -59,9 +59,9 @@ INLINE vec choose(ivec mask, vec yes, vec no)
 INLINE void gemm_tile(float *out, size_t stride, const float *const *source, const uint32_t *tap,
 	size_t n_taps, const float *panel, const size_t vecs)
 {
-	vec sum[CELLS][2];
-	const float *x[CELLS];
-	UNROLL for (size_t i = 0; i < CELLS; i++)
+	vec sum[POSITIONS][2];
+	const float *x[POSITIONS];
+	UNROLL for (size_t i = 0; i < POSITIONS; i++)
 	{
 		x[i] = source[i];
 		sum[i][0] = sum[i][1] = (vec){0};
@@ -70,14 +70,14 @@ INLINE void gemm_tile(float *out, size_t stride, const float *const *source, con
 	{
 		size_t at = tap[k];
 		vec w0 = load(panel), w1 = load(panel + (vecs - 1) * LANES);
-		UNROLL for (size_t i = 0; i < CELLS; i++)
+		UNROLL for (size_t i = 0; i < POSITIONS; i++)
 		{
 			sum[i][0] += x[i][at] * w0;
 			if (vecs > 1)
 				sum[i][1] += x[i][at] * w1;
 		}
 	}
-	UNROLL for (size_t i = 0; i < CELLS; i++)
+	UNROLL for (size_t i = 0; i < POSITIONS; i++)
 	{
 		store(out + i * stride, sum[i][0]);
 		if (vecs > 1)
@@ -88,7 +88,7 @@ INLINE void gemm_tile(float *out, size_t stride, const float *const *source, con
 static void gemm(float *out, size_t stride, const float *const *source, size_t n,
 	const uint32_t *tap, size_t n_taps, const float *panel, size_t width)
 {
-	for (size_t i = 0; i < n; i += CELLS, out += CELLS * stride)
+	for (size_t i = 0; i < n; i += POSITIONS, out += POSITIONS * stride)
 		if (width > LANES)
 			gemm_tile(out, stride, source + i, tap, n_taps, panel, 2);
 		else
@@ -154,60 +154,61 @@ INLINE vec load_some(const float *p, size_t count)
 	return v;
 }
 
-INLINE void store_winners(uint16_t *p, ivec v, size_t count)
+INLINE void store_argmax(uint16_t *p, ivec v, size_t count)
 {
 	if (count >= LANES)
-		*(winners_any *)p = __builtin_convertvector(v, winners_any);
+		*(argmax_any *)p = __builtin_convertvector(v, argmax_any);
 	else
 		for (size_t j = 0; j < count; j++)
 			p[j] = (uint16_t)v[j];
 }
 
-INLINE ivec load_winners(const uint16_t *p, size_t count)
+INLINE ivec load_argmax(const uint16_t *p, size_t count)
 {
 	ivec v = {0};
 	if (count >= LANES)
-		return __builtin_convertvector(*(const winners_any *)p, ivec);
+		return __builtin_convertvector(*(const argmax_any *)p, ivec);
 	for (size_t j = 0; j < count; j++)
 		v[j] = p[j];
 	return v;
 }
 
-/* Pool one vector of filters, count of them wanted, of a window of n cells at `score`. */
+/* Pool one vector of filters, count of them wanted, of a window of n positions at `score`. */
 INLINE void pool_vector(const float *score, size_t width, size_t n, vec bias, int relu, float *out,
-	uint16_t *winner, size_t count)
+	uint16_t *argmax, size_t count)
 {
 	vec best = load(score);
 	ivec won = {0};
-	UNROLL for (size_t cell = 1; cell < n; cell++)
+	UNROLL for (size_t position = 1; position < n; position++)
 	{
-		vec other = load(score + cell * width);
+		vec other = load(score + position * width);
 		ivec better = other > best;
 		best = choose(better, other, best);
-		won = ((int32_t)cell & better) | (won & ~better);
+		won = ((int32_t)position & better) | (won & ~better);
 	}
 	best += bias;
 	if (relu)
 		best = choose(best < 0, (vec){0}, best);
 	store_some(out, best, count);
-	if (winner)
-		store_winners(winner, won, count);
+	if (argmax)
+		store_argmax(argmax, won, count);
 }
 
-/* All windows have 4 cells, all vectors are full: pool:2 behind a usual conv. */
+/* All windows have 4 positions, all vectors are full: pool:2 behind a usual conv. */
 INLINE void pool_4(
 	const struct chunk *c, struct columns w, const float *score, const float *bias, int relu)
 {
-	uint16_t *winner = c->winner + w.filter;
-	for (size_t i = 0; i < c->n_windows; i++, score += 4 * w.width, winner += c->filters)
+	uint16_t *argmax = c->argmax + w.filter;
+	for (size_t i = 0; i < c->n_windows; i++, score += 4 * w.width, argmax += c->filters)
 		for (size_t j = 0; j < w.width; j += LANES)
 			pool_vector(score + j, w.width, 4, load(bias + j), relu,
-				c->out[i] + w.filter + j, winner + j, LANES);
+				c->out[i] + w.filter + j, argmax + j, LANES);
 }
 
-INLINE int all_full(const struct chunk *c, struct columns w, size_t cells)
+INLINE int all_full(const struct chunk *c, struct columns w, size_t positions)
 {
-	return c->max_cells == cells && c->n_cells == cells * c->n_windows && w.count == w.width;
+	return c->max_positions == positions && c->n_positions == positions * c->n_windows &&
+	       w.count == w.width;
 }
 
 static void pool(
@@ -223,37 +224,37 @@ static void pool(
 	}
 	for (size_t i = 0; i < c->n_windows; i++) {
 		const size_t n = c->first[i + 1] - c->first[i];
-		uint16_t *winner = c->winner ? c->winner + i * c->filters + w.filter : NULL;
+		uint16_t *argmax = c->argmax ? c->argmax + i * c->filters + w.filter : NULL;
 		for (size_t j = 0; j < w.count; j += LANES)
 			pool_vector(score + j, w.width, n, load(bias + j), relu,
-				c->out[i] + w.filter + j, winner ? winner + j : NULL, w.count - j);
+				c->out[i] + w.filter + j, argmax ? argmax + j : NULL, w.count - j);
 		score += n * w.width;
 	}
 }
 
 /* The reverse of pool_vector; returns the error. */
 INLINE vec unpool_vector(
-	float *d, size_t width, size_t n, const float *out, const uint16_t *winner, size_t count)
+	float *d, size_t width, size_t n, const float *out, const uint16_t *argmax, size_t count)
 {
 	vec error = load_some(out, count);
-	if (!winner) {
+	if (!argmax) {
 		store(d, error);
 		return error;
 	}
-	ivec won = load_winners(winner, count);
-	UNROLL for (size_t cell = 0; cell < n; cell++)
-		store(d + cell * width, (vec)((ivec)error & (won == (int32_t)cell)));
+	ivec won = load_argmax(argmax, count);
+	UNROLL for (size_t position = 0; position < n; position++)
+		store(d + position * width, (vec)((ivec)error & (won == (int32_t)position)));
 	return error;
 }
 
 INLINE void unpool_4(float *d, float *bias, const struct chunk *c, struct columns w)
 {
-	const uint16_t *winner = c->winner + w.filter;
+	const uint16_t *argmax = c->argmax + w.filter;
 	for (size_t j = 0; j < w.width; j += LANES) {
 		vec sum = {0};
 		for (size_t i = 0; i < c->n_windows; i++)
 			sum += unpool_vector(d + 4 * i * w.width + j, w.width, 4,
-				c->out[i] + w.filter + j, winner + i * c->filters + j, LANES);
+				c->out[i] + w.filter + j, argmax + i * c->filters + j, LANES);
 		store(bias + j, load(bias + j) + sum);
 	}
 }
@@ -267,10 +268,10 @@ static void unpool(float *d, float *bias, const struct chunk *c, struct columns 
 	}
 	for (size_t i = 0; i < c->n_windows; i++) {
 		const size_t n = c->first[i + 1] - c->first[i];
-		const uint16_t *winner = c->winner ? c->winner + i * c->filters + w.filter : NULL;
+		const uint16_t *argmax = c->argmax ? c->argmax + i * c->filters + w.filter : NULL;
 		for (size_t j = 0; j < w.count; j += LANES) {
 			vec error = unpool_vector(d + j, w.width, n, c->out[i] + w.filter + j,
-				winner ? winner + j : NULL, w.count - j);
+				argmax ? argmax + j : NULL, w.count - j);
 			store(bias + j, load(bias + j) + error);
 		}
 		d += n * w.width;
@@ -344,7 +345,7 @@ static void data_sparse(float *d_in, const float *weight, const struct entry *e,
 const struct simd PASTE(simd_, SIMD_NAME) = {
 	.name = TEXT(SIMD_NAME),
 	.lanes = LANES,
-	.cells = CELLS,
+	.positions = POSITIONS,
 	.taps = TAPS,
 	.gemm = gemm,
 	.pool = pool,

@@ -2,7 +2,7 @@
  * simd.h - the inner loops of the cpu device. simd.c is compiled once per instruction set;
  * each result is one table of functions.
  *
- * Words: a *cell* is one output position of a weighted layer before pooling; its *source* points to
+ * Words: a *position* is one output pixel (p, q) of a weighted layer before pooling; its *source* points to
  * the patch of the input that it sees; value k of a patch lies *tap[k]* floats further. The weights
  * of up to 2 * lanes neighbouring filters are a *panel*: [k][width], width = lanes or 2 * lanes.
  * A patch is also `rows` rows, `row` floats apart, of `run` floats each without a gap.
@@ -15,18 +15,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SIMD_MAX_LANES 16
-#define SIMD_MAX_CELLS 65536 /* in one window */
+#define SIMD_MAX_LANES     16
+#define SIMD_MAX_POSITIONS 65536 /* in one window */
 
-/* Consecutive pooling windows, maybe of several images, and their cells one after the other. Slices
+/* Consecutive pooling windows, maybe of several images, and their positions one after the other. Slices
  * of tables that a thread keeps for a whole block of images. */
 struct chunk {
-	size_t n_windows, n_cells, max_cells; /* max_cells: in one window */
-	const float *const *source; /* of each cell; readable up to a multiple of simd.cells */
-	const uint32_t *first;      /* of each window: its first cell, counted from first[0];
+	size_t n_windows, n_positions, max_positions; /* max_positions: in one window */
+	const float *const
+		*source;       /* of each position; readable up to a multiple of simd.positions */
+	const uint32_t *first; /* of each window: its first position, counted from first[0];
 				       n_windows + 1 */
-	float *const *out;          /* of each window: its values, or their errors; filter 0 */
-	uint16_t *winner; /* [window][filter]: which of its window's cells won; NULL: one each */
+	float *const *out;     /* of each window: its values, or their errors; filter 0 */
+	uint16_t
+		*argmax; /* [window][filter]: which of its window's positions won; NULL: one each */
 	size_t filters;
 };
 
@@ -35,7 +37,7 @@ struct columns {
 	size_t filter, count, width;
 };
 
-/* The error `d` of one winning cell whose patch starts `at` floats into an image. */
+/* The error `d` of one winning position whose patch starts `at` floats into an image. */
 struct entry {
 	uint32_t at;
 	float d;
@@ -48,22 +50,22 @@ struct patch {
 
 struct simd {
 	const char *name;
-	size_t lanes; /* floats in a vector */
-	size_t cells; /* gemm works on multiples of this */
-	size_t taps;  /* filter_dense works on multiples of this */
+	size_t lanes;     /* floats in a vector */
+	size_t positions; /* gemm works on multiples of this */
+	size_t taps;      /* filter_dense works on multiples of this */
 
 	/* out[i * stride + j] = sum over k of source[i][tap[k]] * panel[k * width + j]; overwrites.
-	 * i runs to n rounded up to whole `cells`. */
+	 * i runs to n rounded up to whole `positions`. */
 	void (*gemm)(float *out, size_t stride, const float *const *source, size_t n,
 		const uint32_t *tap, size_t n_taps, const float *panel, size_t width);
-	/* Per window: the first maximum of its cells' scores ([cell][width]) to winner; that plus
+	/* Per window: the first maximum of its positions' scores ([position][width]) to argmax; that plus
 	 * bias, through ReLU if `relu`, to out. */
 	void (*pool)(const struct chunk *c, struct columns w, const float *score, const float *bias,
 		int relu);
-	/* The reverse: d[cell][width] = the error of the cell's window where the cell won, else 0.
+	/* The reverse: d[position][width] = the error of the position's window where the position won, else 0.
 	 * bias += the errors. */
 	void (*unpool)(float *d, float *bias, const struct chunk *c, struct columns w);
-	/* grad[k * width + j] += sum over the n cells i of source[i][tap[k]] * d[i * width + j];
+	/* grad[k * width + j] += sum over the n positions i of source[i][tap[k]] * d[i * width + j];
 	 * n_taps is a multiple of `taps`. */
 	void (*filter_dense)(float *grad, const float *d, const float *const *source, size_t n,
 		const uint32_t *tap, size_t n_taps, size_t width);

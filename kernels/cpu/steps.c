@@ -16,16 +16,17 @@ static struct chunk next_chunk(
 	const struct step *s = &l->plan->step[i];
 	const struct table *t = &l->table[i];
 	const size_t w = *next, left = n_images * s->n_windows - w;
-	const size_t most = s->max_cells < CHUNK_CELLS ? CHUNK_CELLS / s->max_cells : 1;
+	const size_t most =
+		s->max_positions < CHUNK_POSITIONS ? CHUNK_POSITIONS / s->max_positions : 1;
 	const size_t n = left < most ? left : most;
 	*next += n;
 	return (struct chunk){.n_windows = n,
-		.n_cells = t->first[w + n] - t->first[w],
-		.max_cells = s->max_cells,
+		.n_positions = t->first[w + n] - t->first[w],
+		.max_positions = s->max_positions,
 		.source = t->source + t->first[w],
 		.first = t->first + w,
 		.out = out + w,
-		.winner = s->pooled ? l->winner[i] + w * s->filters : NULL,
+		.argmax = s->pooled ? l->argmax[i] + w * s->filters : NULL,
 		.filters = s->filters};
 }
 
@@ -46,7 +47,7 @@ static void forward_dense(struct lane *l, size_t i, const struct block *b)
 		const struct chunk c = next_chunk(l, i, l->table[i].value, b->n, &next);
 		for (size_t f = 0; f < s->filters; f += 2 * simd->lanes) {
 			struct columns w = columns_at(simd, s->filters, f);
-			simd->gemm(l->tile, w.width, c.source, c.n_cells, s->tap, s->n_taps,
+			simd->gemm(l->tile, w.width, c.source, c.n_positions, s->tap, s->n_taps,
 				packed + s->panel + f * s->n_taps, w.width);
 			simd->pool(&c, w, l->tile, packed + s->panel_bias, s->relu);
 		}
@@ -63,7 +64,7 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 			struct columns w = columns_at(simd, s->filters, f);
 			simd->unpool(l->tile, l->grad + s->grad_bias, &c, w);
 			simd->filter_dense(l->grad + s->grad + f * s->taps_pad, l->tile, c.source,
-				c.n_cells, s->tap, s->taps_pad, w.width);
+				c.n_positions, s->tap, s->taps_pad, w.width);
 		}
 	}
 }
@@ -82,9 +83,9 @@ static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 			columns_at(simd, s->n_taps, k).width);
 }
 
-/* The winners of image `n` that have an error, one list per filter, each filled up with entries of
+/* The argmaxes of image `n` that have an error, one list per filter, each filled up with entries of
  * no error to whole SIMD_ENTRIES. */
-static void list_winners(struct lane *l, size_t i, size_t n)
+static void list_argmax(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct plane *out = &l->plan->plane[s->out];
@@ -93,12 +94,12 @@ static void list_winners(struct lane *l, size_t i, size_t n)
 	memset(l->n_entries, 0, s->filters * sizeof *l->n_entries);
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *d = error + s->to[w];
-		const uint16_t *winner =
-			s->pooled ? l->winner[i] + (n * s->n_windows + w) * s->filters : NULL;
+		const uint16_t *argmax =
+			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * s->filters : NULL;
 		for (size_t f = 0; f < s->filters; f++) {
 			size_t *count = &l->n_entries[f];
 			l->entry[f * pad + *count] = (struct entry){
-				s->cell[s->first[w] + (winner ? winner[f] : 0)], d[f]};
+				s->position[s->first[w] + (argmax ? argmax[f] : 0)], d[f]};
 			*count += d[f] != 0;
 		}
 	}
@@ -118,7 +119,7 @@ static void add_bias_errors(struct lane *l, const struct step *s, size_t n)
 	}
 }
 
-/* Through the winners only: the weights' gradient, the errors of the layer before, or both. */
+/* Through the argmaxes only: the weights' gradient, the errors of the layer before, or both. */
 static void back_sparse(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -129,7 +130,7 @@ static void back_sparse(struct lane *l, size_t i, const struct block *b)
 	if (s->data == WAY_SPARSE)
 		memset(l->error[s->in], 0, b->n * in->image * sizeof(float));
 	for (size_t n = 0; n < b->n; n++) {
-		list_winners(l, i, n);
+		list_argmax(l, i, n);
 		if (s->filter == WAY_SPARSE)
 			add_bias_errors(l, s, n);
 		for (size_t f = 0; f < s->filters; f++) {
@@ -216,17 +217,17 @@ static void pool_forward(struct lane *l, size_t i, size_t n)
 	const float *from = l->value[s->in] + n * in->image;
 	for (size_t w = 0; w < s->n_windows; w++) {
 		float *to = l->value[s->out] + n * out->image + s->to[w];
-		uint16_t *winner =
-			s->pooled ? l->winner[i] + (n * s->n_windows + w) * channels : NULL;
+		uint16_t *argmax =
+			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * channels : NULL;
 		for (size_t c = 0; c < channels; c++) {
-			const uint32_t *cell = s->cell + s->first[w];
+			const uint32_t *position = s->position + s->first[w];
 			uint32_t best = 0;
 			for (uint32_t k = 1; k < s->first[w + 1] - s->first[w]; k++)
-				if (from[cell[k] + c] > from[cell[best] + c])
+				if (from[position[k] + c] > from[position[best] + c])
 					best = k;
-			to[c] = from[cell[best] + c];
-			if (winner)
-				winner[c] = (uint16_t)best;
+			to[c] = from[position[best] + c];
+			if (argmax)
+				argmax[c] = (uint16_t)best;
 		}
 	}
 }
@@ -240,10 +241,10 @@ static void pool_backward(struct lane *l, size_t i, size_t n)
 	memset(to, 0, in->image * sizeof(float));
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *from = l->error[s->out] + n * out->image + s->to[w];
-		const uint16_t *winner =
-			s->pooled ? l->winner[i] + (n * s->n_windows + w) * channels : NULL;
+		const uint16_t *argmax =
+			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * channels : NULL;
 		for (size_t c = 0; c < channels; c++)
-			to[s->cell[s->first[w] + (winner ? winner[c] : 0)] + c] += from[c];
+			to[s->position[s->first[w] + (argmax ? argmax[c] : 0)] + c] += from[c];
 	}
 }
 

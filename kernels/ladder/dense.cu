@@ -1,8 +1,8 @@
 /*
- * dense.cu - rung 9's backward kernel. To push an error through its winner alone, a thread has to
- * gather nine pixels from wherever the winner is, and its neighbours from elsewhere: bank
- * conflicts. Here a thread has the window's 16 pixels in registers, for two filters, and pushes
- * through all four places: the error through the winner, zero through the rest.
+ * dense.cu - rung 9's backward kernel. To push dY through the argmax alone, a thread gathers nine
+ * pixels from wherever the argmax is, and its neighbours from elsewhere: bank conflicts. Here a
+ * thread has the window's 16 pixels in registers, for two filters, and pushes through all four
+ * output pixels: dY through the argmax, zero through the others.
  */
 #include "kernels/ladder/products.cuh"
 
@@ -22,15 +22,15 @@ namespace
 /* The images that all threads of a block work on. */
 struct stage {
 	float4 image[STAGE * WORDS];
-	float4 d_score[STAGE][ROW / 4];
+	float4 d_logits[STAGE][ROW / 4];
 };
 
 /* A thread's part of the next stage, loaded while the present one is worked on. */
 struct ahead {
 	uint32_t word[LOADS];
-	float d_score;
+	float d_logits;
 	float in[STAGE][FILTERS];
-	uint8_t winner[STAGE][FILTERS];
+	uint8_t argmax[STAGE][FILTERS];
 };
 
 /* What a thread keeps for one filter's pooled value. */
@@ -41,7 +41,7 @@ struct column {
 /* Where the thread's pooled value of its first filter is, for the image that comes next. */
 struct place {
 	const float *in;
-	const uint8_t *winner;
+	const uint8_t *argmax;
 	unsigned inputs; /* from image to image */
 	unsigned works;  /* filters that the thread has */
 };
@@ -58,7 +58,7 @@ __device__ void dense_load_ahead(
 									    IMAGE_AREA))[w % WORDS];
 	}
 	if (threadIdx.x < m * CLASSES)
-		a->d_score = p.k.score[n * CLASSES + threadIdx.x];
+		a->d_logits = p.k.logits[n * CLASSES + threadIdx.x];
 #pragma unroll
 	for (unsigned k = 0; k < STAGE; k++)
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ void dense_load_ahead(
 			unsigned at = k * from.inputs + f * POOL_AREA;
 			int there = f < from.works && k < m;
 			a->in[k][f] = there ? from.in[at] : 0;
-			a->winner[k][f] = there ? from.winner[at] : (uint8_t)DEAD;
+			a->argmax[k][f] = there ? from.argmax[at] : (uint8_t)DEAD;
 		}
 }
 
@@ -86,33 +86,33 @@ __device__ void dense_store_ahead(const struct ahead &a, unsigned m, struct stag
 				byte_value(v, 2), byte_value(v, 3));
 	}
 	if (threadIdx.x < m * CLASSES)
-		((float *)s->d_score[threadIdx.x / CLASSES])[threadIdx.x % CLASSES] = a.d_score;
+		((float *)s->d_logits[threadIdx.x / CLASSES])[threadIdx.x % CLASSES] = a.d_logits;
 }
 
 /* Pixels are 0 to 255 here: the error takes the scale. */
-__device__ void push(struct column *to, const float patch[4][4], float d, unsigned winner)
+__device__ void push(struct column *to, const float patch[4][4], float d, unsigned argmax)
 {
 	float at[4];
 #pragma unroll
 	for (unsigned i = 0; i < 4; i++)
-		at[i] = winner == i ? d * TO_UNIT : 0;
+		at[i] = argmax == i ? d * TO_UNIT : 0;
 #pragma unroll
 	for (int w = 0; w < WEIGHTS; w++)
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			to->conv[w] += at[i] * patch[w / WINDOW + i / 2][w % WINDOW + i % 2];
-	to->conv[WEIGHTS] += winner == DEAD ? 0 : d;
+	to->conv[WEIGHTS] += argmax == DEAD ? 0 : d;
 }
 
 /* Image k of the stage, for a thread whose window begins `corner` pixels into it. */
 __device__ void dense_add_image(struct column column[FILTERS], const struct stage &s, unsigned k,
-	unsigned corner, const float in[FILTERS], const uint8_t winner[FILTERS])
+	unsigned corner, const float in[FILTERS], const uint8_t argmax[FILTERS])
 {
 	const float *image = (const float *)(s.image + k * WORDS) + corner;
-	float d_score[ROW], patch[4][4];
+	float d_logits[ROW], patch[4][4];
 #pragma unroll
 	for (int i = 0; i < ROW / 4; i++)
-		*(float4 *)(d_score + 4 * i) = s.d_score[k][i];
+		*(float4 *)(d_logits + 4 * i) = s.d_logits[k][i];
 #pragma unroll
 	for (int i = 0; i < 8; i++)
 		*(float2 *)&patch[i / 2][i % 2 * 2] =
@@ -122,10 +122,10 @@ __device__ void dense_add_image(struct column column[FILTERS], const struct stag
 		float d = 0;
 #pragma unroll
 		for (int c = 0; c < CLASSES; c++) {
-			column[f].fc[c] += d_score[c] * in[f];
-			d += d_score[c] * column[f].weight[c];
+			column[f].fc[c] += d_logits[c] * in[f];
+			d += d_logits[c] * column[f].weight[c];
 		}
-		push(&column[f], patch, d, winner[f]);
+		push(&column[f], patch, d, argmax[f]);
 	}
 }
 
@@ -134,7 +134,7 @@ __device__ void dense_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - POOL_AREA;
 	for (unsigned k = 0; k < m && c < CLASSES; k++)
-		*sum += ((const float *)s.d_score[k])[c];
+		*sum += ((const float *)s.d_logits[k])[c];
 }
 
 /* Sums over the block's threads, in a fixed order, into the chunk's row; threads beyond POOL_AREA
@@ -175,7 +175,8 @@ __device__ void write_fc(const struct products &p, const struct column column[FI
 		to[image_fc_bias(p.k.filters) + threadIdx.x - POOL_AREA] = bias;
 }
 
-/* Block (2 filters, chunk): thread o has pooled value o of both, the chunk's images in turn. */
+/* Block (2 filters, chunk): thread o has pooled value o of both and loops over the chunk's
+ * images. */
 __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {
@@ -187,7 +188,7 @@ __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 	size_t i = first * POOL_AREA + o;
 	struct column column[FILTERS] = {};
 	struct place from = {
-		p.k.pooled + n * inputs + i, p.k.winner + n * inputs + i, (unsigned)inputs, works};
+		p.k.pooled + n * inputs + i, p.k.argmax + n * inputs + i, (unsigned)inputs, works};
 	struct ahead a;
 	float bias = 0;
 #pragma unroll
@@ -208,7 +209,7 @@ __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 		unsigned present = m;
 		n += m;
 		from.in += m * inputs;
-		from.winner += m * inputs;
+		from.argmax += m * inputs;
 		m = end - n < STAGE ? (unsigned)(end - n) : STAGE;
 		dense_load_ahead(p, n, m, from, &a);
 		if (!works)
@@ -216,7 +217,7 @@ __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 #pragma unroll
 		for (unsigned k = 0; k < STAGE; k++)
 			if (works && k < present)
-				dense_add_image(column, s, k, corner, now.in[k], now.winner[k]);
+				dense_add_image(column, s, k, corner, now.in[k], now.argmax[k]);
 	}
 	float *to = p.part_grad + blockIdx.y * p.k.n_params;
 	write_fc(p, column, i, works, bias, to);

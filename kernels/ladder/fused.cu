@@ -1,7 +1,7 @@
 /*
  * fused.cu - rung 3: a thread for each value instead of each image. Convolution, ReLU and pooling
- * are one kernel that keeps each window's winner and never stores the map; back-propagation pushes
- * the error through the winners alone. Each image's gradient still travels back to be summed.
+ * are one kernel that keeps each window's argmax and never stores the map. Back-propagation pushes
+ * dY through the argmax alone. Each image's gradient is still copied to the host and summed there.
  */
 #include <stdlib.h>
 #include "kernels/ladder/host.cuh"
@@ -24,7 +24,7 @@ __global__ void convolve_kernel(struct fused k)
 		k.images + n * IMAGE_AREA + o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2;
 	const float *weight = k.params + f * WEIGHTS;
 	float bias = k.params[image_conv_bias(k.filters) + f], best = 0;
-	uint8_t winner = DEAD;
+	uint8_t argmax = DEAD;
 	for (int i = 0; i < 4; i++) {
 		float sum = bias;
 		for (int ky = 0; ky < WINDOW; ky++)
@@ -33,12 +33,12 @@ __global__ void convolve_kernel(struct fused k)
 				       at[(i / 2 + ky) * IMAGE_SIDE + i % 2 + kx];
 		if (sum > best) {
 			best = sum;
-			winner = (uint8_t)i;
+			argmax = (uint8_t)i;
 		}
 	}
 	size_t to = (n * k.filters + f) * POOL_AREA + o;
 	k.pooled[to] = best;
-	k.winner[to] = winner;
+	k.argmax[to] = argmax;
 }
 
 /* Block n: a warp for each class. */
@@ -53,14 +53,14 @@ __global__ void fc_kernel(struct fused k)
 		sum += weight[i] * in[i];
 	sum = warp_sum(sum);
 	if (lane == 0)
-		k.score[n * CLASSES + c] = sum + k.params[image_fc_bias(k.filters) + c];
+		k.logits[n * CLASSES + c] = sum + k.params[image_fc_bias(k.filters) + c];
 }
 
 __global__ void fused_softmax_kernel(struct fused k, size_t n_images)
 {
 	size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (n < n_images)
-		k.loss[n] = image_softmax(k.score + n * CLASSES, k.labels[n]);
+		k.loss[n] = image_softmax(k.logits + n * CLASSES, k.labels[n]);
 }
 
 /* Block (i / blockDim, n): a thread for each input i of the fc layer. */
@@ -68,32 +68,32 @@ __global__ void fc_backward_kernel(struct fused k)
 {
 	size_t n = blockIdx.y, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 	size_t inputs = k.filters * POOL_AREA, fc = image_fc_weight(k.filters);
-	const float *d_score = k.score + n * CLASSES;
+	const float *d_logits = k.logits + n * CLASSES;
 	float *grad = k.grad + n * k.n_params;
 	if (i < CLASSES)
-		grad[image_fc_bias(k.filters) + i] = d_score[i];
+		grad[image_fc_bias(k.filters) + i] = d_logits[i];
 	if (i >= inputs)
 		return;
 	float in = k.pooled[n * inputs + i], d = 0;
 	for (size_t c = 0; c < CLASSES; c++) {
-		grad[fc + c * inputs + i] = d_score[c] * in;
-		d += d_score[c] * k.params[fc + c * inputs + i];
+		grad[fc + c * inputs + i] = d_logits[c] * in;
+		d += d_logits[c] * k.params[fc + c * inputs + i];
 	}
 	k.d_pooled[n * inputs + i] = d;
 }
 
-/* Block (f, n): each pooled value pushes its error to the nine pixels under its winner. */
+/* Block (f, n): each pooled value pushes its dY to the nine pixels under its argmax. */
 __global__ void convolve_backward_kernel(struct fused k)
 {
 	__shared__ float part[WEIGHTS + 1][POOL_THREADS / 32];
 	size_t f = blockIdx.x, n = blockIdx.y, o = threadIdx.x;
 	size_t from = (n * k.filters + f) * POOL_AREA + o;
-	int winner = o < POOL_AREA ? k.winner[from] : DEAD;
-	float d = winner == DEAD ? 0 : k.d_pooled[from];
+	int argmax = o < POOL_AREA ? k.argmax[from] : DEAD;
+	float d = argmax == DEAD ? 0 : k.d_pooled[from];
 	const float *at = k.images + n * IMAGE_AREA;
-	if (winner != DEAD)
-		at += (o / POOL_SIDE * 2 + (size_t)winner / 2) * IMAGE_SIDE + o % POOL_SIDE * 2 +
-		      (size_t)winner % 2;
+	if (argmax != DEAD)
+		at += (o / POOL_SIDE * 2 + (size_t)argmax / 2) * IMAGE_SIDE + o % POOL_SIDE * 2 +
+		      (size_t)argmax % 2;
 	for (int w = 0; w <= WEIGHTS; w++) {
 		float pixel = w < WEIGHTS ? at[w / WINDOW * IMAGE_SIDE + w % WINDOW] : 1;
 		float sum = warp_sum(d * pixel);
@@ -217,9 +217,9 @@ int fused_allocate(struct gpu *g, struct fused *k, size_t rows, struct err *e)
 	size_t inputs = k->filters * POOL_AREA;
 	int rc = GPU_ALLOC(g, k->pooled, rows * inputs, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, k->winner, rows * inputs, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, k->argmax, rows * inputs, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, k->score, rows * CLASSES, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, k->logits, rows * CLASSES, GPU_DEVICE, e);
 	if (!rc)
 		rc = GPU_ALLOC(g, k->d_pooled, rows * inputs, GPU_DEVICE, e);
 	return rc ? rc : GPU_ALLOC(g, k->grad, rows * k->n_params, GPU_DEVICE, e);

@@ -90,8 +90,8 @@ struct fused {
 	const float *images;   /* n x IMAGE_AREA, 0 to 1 */
 	const uint8_t *labels; /* n */
 	float *pooled;         /* n x F * POOL_AREA */
-	uint8_t *winner; /* n x F * POOL_AREA: 0 to 3 in row order, DEAD if ReLU let nothing out */
-	float *score;    /* n x CLASSES; d loss / d score after fused_softmax */
+	uint8_t *argmax; /* n x F * POOL_AREA: 0 to 3 in row order, DEAD if ReLU let nothing out */
+	float *logits;   /* n x CLASSES; d loss / d score after fused_softmax */
 	float *loss;     /* n */
 	float *d_pooled; /* n x F * POOL_AREA */
 	float *grad;     /* n x n_params, overwritten */

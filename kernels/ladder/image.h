@@ -1,7 +1,7 @@
 /*
- * snapshot.h - the gradient of one image, one value after the other: the loop that the ladder
- * begins with. The sequential rung runs it on a CPU for each image in turn; the first CUDA rung
- * gives each image a thread that runs the same lines.
+ * image.h - the gradient of one image, one value after the other: the loop that the ladder begins
+ * with. The sequential rung runs it on a CPU for each image in turn. The first CUDA rung runs the
+ * same lines in one thread for each image.
  *
  * Layouts are those of common/model.h: params = conv weight [F][3][3], conv bias [F], fc weight
  * [10][F * 169], fc bias [10]. Single precision throughout.
@@ -87,7 +87,7 @@ IMAGE_FN void image_convolve(
 }
 
 /* The first maximum of pooled value (y, x)'s four, as an offset into its map. */
-IMAGE_FN size_t image_winner(const float *map, size_t y, size_t x)
+IMAGE_FN size_t image_argmax(const float *map, size_t y, size_t x)
 {
 	size_t best = 2 * y * MAP_SIDE + 2 * x;
 	const size_t rest[3] = {best + 1, best + MAP_SIDE, best + MAP_SIDE + 1};
@@ -104,39 +104,39 @@ IMAGE_FN void image_pool(size_t filters, struct image_space *s)
 			for (size_t x = 0; x < POOL_SIDE; x++) {
 				const float *map = s->map + f * MAP_AREA;
 				s->pooled[f * POOL_AREA + y * POOL_SIDE + x] =
-					map[image_winner(map, y, x)];
+					map[image_argmax(map, y, x)];
 			}
 }
 
-IMAGE_FN void image_scores(
-	const float *params, size_t filters, const struct image_space *s, float *score)
+IMAGE_FN void image_logits(
+	const float *params, size_t filters, const struct image_space *s, float *logits)
 {
 	size_t n = filters * POOL_AREA;
 	for (size_t c = 0; c < CLASSES; c++) {
 		const float *weight = params + image_fc_weight(filters) + c * n;
-		score[c] = params[image_fc_bias(filters) + c];
+		logits[c] = params[image_fc_bias(filters) + c];
 		for (size_t i = 0; i < n; i++)
-			score[c] += weight[i] * s->pooled[i];
+			logits[c] += weight[i] * s->pooled[i];
 	}
 }
 
-/* Scores become d loss / d score = probability - (1 at the label); returns the loss. */
-IMAGE_FN float image_softmax(float *score, size_t label)
+/* Logits become d loss / d logits = probability - (1 at the label); returns the loss. */
+IMAGE_FN float image_softmax(float *logits, size_t label)
 {
-	float max = score[0], sum = 0, target = score[label];
+	float max = logits[0], sum = 0, target = logits[label];
 	for (size_t c = 1; c < CLASSES; c++)
-		max = score[c] > max ? score[c] : max;
+		max = logits[c] > max ? logits[c] : max;
 	for (size_t c = 0; c < CLASSES; c++) {
-		score[c] = expf(score[c] - max);
-		sum += score[c];
+		logits[c] = expf(logits[c] - max);
+		sum += logits[c];
 	}
 	for (size_t c = 0; c < CLASSES; c++)
-		score[c] /= sum;
-	score[label] -= 1;
+		logits[c] /= sum;
+	logits[label] -= 1;
 	return logf(sum) - (target - max);
 }
 
-IMAGE_FN void image_fc_backward(const float *params, size_t filters, const float *d_score,
+IMAGE_FN void image_fc_backward(const float *params, size_t filters, const float *d_logits,
 	struct image_space *s, float *grad)
 {
 	size_t n = filters * POOL_AREA;
@@ -145,15 +145,15 @@ IMAGE_FN void image_fc_backward(const float *params, size_t filters, const float
 	for (size_t c = 0; c < CLASSES; c++) {
 		const float *weight = params + image_fc_weight(filters) + c * n;
 		float *to = grad + image_fc_weight(filters) + c * n;
-		grad[image_fc_bias(filters) + c] += d_score[c];
+		grad[image_fc_bias(filters) + c] += d_logits[c];
 		for (size_t i = 0; i < n; i++) {
-			to[i] += d_score[c] * s->pooled[i];
-			s->d_pooled[i] += d_score[c] * weight[i];
+			to[i] += d_logits[c] * s->pooled[i];
+			s->d_pooled[i] += d_logits[c] * weight[i];
 		}
 	}
 }
 
-/* The error goes to each window's winner, and through its ReLU if that let something out. */
+/* dY goes to each window's argmax, and through its ReLU if the value was positive. */
 IMAGE_FN void image_pool_backward(size_t filters, struct image_space *s)
 {
 	for (size_t i = 0; i < filters * MAP_AREA; i++)
@@ -161,7 +161,7 @@ IMAGE_FN void image_pool_backward(size_t filters, struct image_space *s)
 	for (size_t f = 0; f < filters; f++)
 		for (size_t y = 0; y < POOL_SIDE; y++)
 			for (size_t x = 0; x < POOL_SIDE; x++) {
-				size_t i = f * MAP_AREA + image_winner(s->map + f * MAP_AREA, y, x);
+				size_t i = f * MAP_AREA + image_argmax(s->map + f * MAP_AREA, y, x);
 				float d = s->d_pooled[f * POOL_AREA + y * POOL_SIDE + x];
 				s->d_map[i] = s->map[i] > 0 ? d : 0;
 			}
@@ -187,12 +187,12 @@ IMAGE_FN void image_conv_backward(
 IMAGE_FN float image_gradient(const float *params, size_t filters, const float *image, size_t label,
 	struct image_space s, float *grad)
 {
-	float score[CLASSES];
+	float logits[CLASSES];
 	image_convolve(params, filters, image, &s);
 	image_pool(filters, &s);
-	image_scores(params, filters, &s, score);
-	float loss = image_softmax(score, label);
-	image_fc_backward(params, filters, score, &s, grad);
+	image_logits(params, filters, &s, logits);
+	float loss = image_softmax(logits, label);
+	image_fc_backward(params, filters, logits, &s, grad);
 	image_pool_backward(filters, &s);
 	image_conv_backward(filters, image, &s, grad);
 	return loss;

@@ -11,9 +11,9 @@
 #include "common/rng.h"
 #include "kernels/ladder/ladder.h"
 
-#define SHOWN         12             /* test images whose beliefs are told one by one */
+#define SHOWN         12             /* test images whose predictions are written one by one */
 #define JUDGED        ((size_t)1000) /* test images that make up the share of right answers */
-#define CHUNK_SECONDS 0.002          /* of steps between two looks at the clock */
+#define CHUNK_SECONDS 0.002          /* steps between two readings of the clock */
 
 struct learner {
 	const struct rung *rung;

@@ -22,7 +22,7 @@
 #define PROGRAM "cnn-ladder"
 
 struct ladder_options {
-	const char *data, *rung, *phases; /* NULL: the usual places; every rung; not wanted */
+	const char *data, *rung, *phases; /* NULL: the default paths; every rung; not requested */
 	int64_t filters, batch, seed;
 	double seconds, rate;
 };
@@ -31,7 +31,7 @@ struct job {
 	const struct ladder_options *o;
 	struct kx_images train, test;
 	int has_gpu;
-	FILE *phases; /* NULL: not wanted */
+	FILE *phases; /* NULL: not requested */
 };
 
 /* What is measured when no filters or batch are given. */
@@ -275,7 +275,7 @@ static int check_rung(const char *name, struct err *e)
 		e, PS_EUSAGE, "--rung: \"%.40s\" is none; `%s rungs` lists them", name, PROGRAM);
 }
 
-/* The rungs know one shape of image alone. */
+/* All rungs are written for one image size. */
 static int load(struct job *j, struct data *d, struct err *e)
 {
 	int rc = data_load(d, j->o->data, e);

@@ -16,7 +16,7 @@ static int pin(void **pinned, void *memory, size_t bytes, struct err *e)
 
 int ladder_pin(struct ladder_pins *p, const float *params, float *grad, size_t n, struct err *e)
 {
-	/* the weights are only read, but CUDA knows no pin for that */
+	/* the weights are only read, but CUDA has no read-only pinning of host memory */
 	int rc = pin(&p->params, (void *)(uintptr_t)params, n * sizeof *params, e);
 
 	return rc ? rc : pin(&p->grad, grad, n * sizeof *grad, e);

@@ -21,7 +21,7 @@ namespace
 
 /* Each warp's sums into `part`. The 80 sums take each step together: shuffles stay in order, so
  * that one sum after the other would wait for every one of its own. */
-__device__ void score_reduce(
+__device__ void logits_reduce(
 	float sum[SCORE_IMAGES][CLASSES], float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES])
 {
 #pragma unroll
@@ -37,8 +37,8 @@ __device__ void score_reduce(
 	__syncthreads();
 }
 
-/* Block (8 images, a part of the inputs): scores without bias into part_score. */
-__global__ void score_kernel(struct products p, size_t n_images)
+/* Block (8 images, a slice of the inputs): logits without bias into partial_logits. */
+__global__ void logits_kernel(struct products p, size_t n_images)
 {
 	__shared__ float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES];
 	size_t inputs = p.k.filters * POOL_AREA, first = (size_t)blockIdx.x * SCORE_IMAGES;
@@ -62,30 +62,30 @@ __global__ void score_kernel(struct products p, size_t n_images)
 			for (int m = 0; m < SCORE_IMAGES; m++)
 				sum[m][c] += w[c] * in[m];
 	}
-	score_reduce(sum, part);
+	logits_reduce(sum, part);
 	size_t n = first + threadIdx.x / CLASSES, c = threadIdx.x % CLASSES;
 	if (threadIdx.x >= SCORE_IMAGES * CLASSES || n >= n_images)
 		return;
 	float all = 0;
 	for (int warp = 0; warp < SCORE_THREADS / 32; warp++)
 		all += part[warp][threadIdx.x];
-	p.part_score[(blockIdx.y * n_images + n) * CLASSES + c] = all;
+	p.partial_logits[(blockIdx.y * n_images + n) * CLASSES + c] = all;
 }
 
-__global__ void products_softmax_kernel(struct products p, size_t n_images, size_t splits)
+__global__ void products_softmax_kernel(struct products p, size_t n_images, size_t slices)
 {
 	size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (n >= n_images)
 		return;
-	float score[CLASSES];
+	float logits[CLASSES];
 	for (size_t c = 0; c < CLASSES; c++) {
-		score[c] = p.k.params[image_fc_bias(p.k.filters) + c];
-		for (size_t s = 0; s < splits; s++)
-			score[c] += p.part_score[(s * n_images + n) * CLASSES + c];
+		logits[c] = p.k.params[image_fc_bias(p.k.filters) + c];
+		for (size_t s = 0; s < slices; s++)
+			logits[c] += p.partial_logits[(s * n_images + n) * CLASSES + c];
 	}
-	p.k.loss[n] = image_softmax(score, p.k.labels[p.pixels ? p.index[n] : n]);
+	p.k.loss[n] = image_softmax(logits, p.k.labels[p.pixels ? p.index[n] : n]);
 	for (size_t c = 0; c < CLASSES; c++)
-		p.k.score[n * CLASSES + c] = score[c];
+		p.k.logits[n * CLASSES + c] = logits[c];
 }
 
 /* Block (inputs, chunk): thread i sums input i's ten weight gradients over the chunk's images. */
@@ -99,9 +99,9 @@ __global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t ch
 		float in = i < inputs ? p.k.pooled[n * inputs + i] : 0;
 #pragma unroll
 		for (int c = 0; c < CLASSES; c++)
-			sum[c] += p.k.score[n * CLASSES + (size_t)c] * in;
+			sum[c] += p.k.logits[n * CLASSES + (size_t)c] * in;
 		if (i < CLASSES)
-			bias += p.k.score[n * CLASSES + i];
+			bias += p.k.logits[n * CLASSES + i];
 	}
 	if (i < CLASSES)
 		to[image_fc_bias(p.k.filters) + i] = bias;
@@ -109,7 +109,7 @@ __global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t ch
 		to[image_fc_weight(p.k.filters) + c * inputs + i] = sum[c];
 }
 
-/* Block (f, chunk): thread o pushes pooled value o's errors through its winners, image by image. */
+/* Block (f, chunk): thread o pushes the dY of pooled value o through its argmax, image by image. */
 __global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t chunk)
 {
 	__shared__ float part[WEIGHTS + 1][POOL_THREADS / 32];
@@ -120,15 +120,15 @@ __global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t 
 	for (size_t c = 0; c < CLASSES && o < POOL_AREA; c++)
 		weight[c] = p.k.params[image_fc_weight(p.k.filters) + c * inputs + i];
 	for (; n < end && o < POOL_AREA; n++) {
-		size_t winner = p.k.winner[n * inputs + i];
-		if (winner == DEAD)
+		size_t argmax = p.k.argmax[n * inputs + i];
+		if (argmax == DEAD)
 			continue;
 		const float *at =
-			p.k.images + n * IMAGE_AREA + corner + winner / 2 * IMAGE_SIDE + winner % 2;
+			p.k.images + n * IMAGE_AREA + corner + argmax / 2 * IMAGE_SIDE + argmax % 2;
 		float d = 0;
 #pragma unroll
 		for (int c = 0; c < CLASSES; c++)
-			d += p.k.score[n * CLASSES + (size_t)c] * weight[c];
+			d += p.k.logits[n * CLASSES + (size_t)c] * weight[c];
 #pragma unroll
 		for (int w = 0; w < WEIGHTS; w++)
 			sum[w] += d * at[w / WINDOW * IMAGE_SIDE + w % WINDOW];
@@ -218,7 +218,7 @@ int products_step(void *self, const struct ladder_batch *b, float *grad, double 
 	if (!rc)
 		rc = fused_convolve(&r->gpu, &r->p.k, b->n, e);
 	if (!rc)
-		rc = products_score(&r->gpu, &r->p, b->n, e);
+		rc = products_logits(&r->gpu, &r->p, b->n, e);
 	if (!rc)
 		rc = products_backward(&r->gpu, &r->p, b->n, chunks, e);
 	if (!rc)
@@ -231,10 +231,10 @@ int products_step(void *self, const struct ladder_batch *b, float *grad, double 
 
 } // namespace
 
-int products_score(struct gpu *g, const struct products *p, size_t n, struct err *e)
+int products_logits(struct gpu *g, const struct products *p, size_t n, struct err *e)
 {
 	dim3 grid(products_blocks(n, SCORE_IMAGES), SCORE_SPLITS);
-	score_kernel<<<grid, SCORE_THREADS, 0, g->stream>>>(*p, n);
+	logits_kernel<<<grid, SCORE_THREADS, 0, g->stream>>>(*p, n);
 	LAUNCHED(e);
 	int rc = gpu_mark(g, "fc", PHASE_KERNEL, e);
 	if (rc)
@@ -243,9 +243,9 @@ int products_score(struct gpu *g, const struct products *p, size_t n, struct err
 }
 
 int products_softmax(
-	struct gpu *g, const struct products *p, size_t n, size_t splits, struct err *e)
+	struct gpu *g, const struct products *p, size_t n, size_t slices, struct err *e)
 {
-	products_softmax_kernel<<<products_blocks(n, 64), 64, 0, g->stream>>>(*p, n, splits);
+	products_softmax_kernel<<<products_blocks(n, 64), 64, 0, g->stream>>>(*p, n, slices);
 	LAUNCHED(e);
 	return gpu_mark(g, "softmax + loss", PHASE_KERNEL, e);
 }
@@ -293,13 +293,13 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	p->max_chunks = MOST_CHUNKS;
 	int rc = GPU_ALLOC(g, p->k.pooled, n * inputs, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, p->k.winner, n * inputs, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, p->k.argmax, n * inputs, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, p->k.score, n * CLASSES, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, p->k.logits, n * CLASSES, GPU_DEVICE, e);
 	if (!rc)
 		rc = GPU_ALLOC(g, p->k.loss, n, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, p->part_score, MOST_SPLITS * n * CLASSES, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, p->partial_logits, MOST_SPLITS * n * CLASSES, GPU_DEVICE, e);
 	if (!rc)
 		rc = GPU_ALLOC(g, p->part_grad, MOST_CHUNKS * p->k.n_params, GPU_DEVICE, e);
 	return rc ? rc : GPU_ALLOC(g, p->grad, p->k.n_params, GPU_DEVICE, e);

@@ -152,8 +152,8 @@ int enqueue(struct resident *r, const struct shape_of_step *s, struct err *e)
 	if (!rc)
 		rc = tiled_convolve(&r->gpu, &r->p, s->n, e);
 	if (!rc)
-		rc = r->level >= STAGED ? staged_score(&r->gpu, &r->p, s->n, e)
-					: products_score(&r->gpu, &r->p, s->n, e);
+		rc = r->level >= STAGED ? staged_logits(&r->gpu, &r->p, s->n, e)
+					: products_logits(&r->gpu, &r->p, s->n, e);
 	if (!rc)
 		rc = dense ? dense_backward(&r->gpu, &r->p, s->n, chunks, e)
 			   : tiled_backward(&r->gpu, &r->p, s->n, chunks, e);

@@ -66,8 +66,8 @@ __device__ void reduce(float sum[WARP_IMAGES][CLASSES])
 				__shfl_down_sync(0xffffffffu, sum[i / CLASSES][i % CLASSES], step);
 }
 
-/* Block (32 images, a part of the inputs): scores without bias into part_score. */
-__global__ __launch_bounds__(THREADS, 2) void score_kernel(
+/* Block (32 images, a slice of the inputs): logits without bias into partial_logits. */
+__global__ __launch_bounds__(THREADS, 2) void logits_kernel(
 	struct products p, size_t n_images, size_t part)
 {
 	__shared__ float weight[CLASSES][TILE];
@@ -96,23 +96,23 @@ __global__ __launch_bounds__(THREADS, 2) void score_kernel(
 	reduce(sum);
 	for (int m = 0; m < WARP_IMAGES && threadIdx.x % 32 == 0; m++)
 		for (int c = 0; c < CLASSES && first + (size_t)m < n_images; c++)
-			p.part_score[(blockIdx.y * n_images + first + (size_t)m) * CLASSES +
-				     (size_t)c] = sum[m][c];
+			p.partial_logits[(blockIdx.y * n_images + first + (size_t)m) * CLASSES +
+					 (size_t)c] = sum[m][c];
 }
 
 } // namespace
 
-int staged_score(struct gpu *g, const struct products *p, size_t n, struct err *e)
+int staged_logits(struct gpu *g, const struct products *p, size_t n, struct err *e)
 {
 	size_t inputs = p->k.filters * POOL_AREA, groups = (n + EACH - 1) / EACH;
-	size_t splits = groups < FULL_CHIP ? FULL_CHIP / groups : 1;
-	splits = splits < MOST_SPLITS ? splits : MOST_SPLITS;
+	size_t slices = groups < FULL_CHIP ? FULL_CHIP / groups : 1;
+	slices = slices < MOST_SPLITS ? slices : MOST_SPLITS;
 	/* whole tiles; no part may be empty: its sums would not be written */
-	size_t part = ((inputs + splits - 1) / splits + TILE - 1) / TILE * TILE;
-	splits = (inputs + part - 1) / part;
-	score_kernel<<<dim3((unsigned)groups, (unsigned)splits), THREADS, 0, g->stream>>>(
+	size_t part = ((inputs + slices - 1) / slices + TILE - 1) / TILE * TILE;
+	slices = (inputs + part - 1) / part;
+	logits_kernel<<<dim3((unsigned)groups, (unsigned)slices), THREADS, 0, g->stream>>>(
 		*p, n, part);
 	LAUNCHED(e);
 	int rc = gpu_mark(g, "fc", PHASE_KERNEL, e);
-	return rc ? rc : products_softmax(g, p, n, splits, e);
+	return rc ? rc : products_softmax(g, p, n, slices, e);
 }

@@ -72,18 +72,18 @@ __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct produc
 	size_t to = (n * p.k.filters + first) * POOL_AREA + o;
 	for (size_t f = 0; f < last; f++, to += POOL_AREA) {
 		float w[ROW], best = 0;
-		uint8_t winner = DEAD;
+		uint8_t argmax = DEAD;
 #pragma unroll
 		for (int i = 0; i < ROW; i += 4)
 			*(float4 *)(w + i) = *(const float4 *)&weight[f][i];
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			float sum = convolve(patch, w, i);
-			winner = sum > best ? (uint8_t)i : winner;
+			argmax = sum > best ? (uint8_t)i : argmax;
 			best = sum > best ? sum : best;
 		}
 		p.k.pooled[to] = best;
-		p.k.winner[to] = winner;
+		p.k.argmax[to] = argmax;
 	}
 }
 
@@ -92,15 +92,15 @@ __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct produc
 /* The images that all threads of a block work on. */
 struct stage {
 	float4 image[STAGE * WORDS];
-	float4 d_score[STAGE][ROW / 4];
+	float4 d_logits[STAGE][ROW / 4];
 };
 
 /* A thread's part of the next stage, loaded while the present one is worked on. */
 struct ahead {
 	uint32_t word[LOADS];
-	float d_score;
+	float d_logits;
 	float in[STAGE];
-	uint8_t winner[STAGE];
+	uint8_t argmax[STAGE];
 };
 
 /* What one thread sums for its pooled value. */
@@ -121,12 +121,12 @@ __device__ void tiled_load_ahead(
 			a->word[k] = ((const uint32_t *)tiled_image(p, n + w / WORDS))[w % WORDS];
 	}
 	if (threadIdx.x < m * CLASSES)
-		a->d_score = p.k.score[n * CLASSES + threadIdx.x];
+		a->d_logits = p.k.logits[n * CLASSES + threadIdx.x];
 #pragma unroll
 	for (unsigned k = 0; k < STAGE; k++) {
 		int there = works && k < m;
 		a->in[k] = there ? p.k.pooled[(n + k) * inputs + i] : 0;
-		a->winner[k] = there ? p.k.winner[(n + k) * inputs + i] : (uint8_t)DEAD;
+		a->argmax[k] = there ? p.k.argmax[(n + k) * inputs + i] : (uint8_t)DEAD;
 	}
 }
 
@@ -141,20 +141,20 @@ __device__ void tiled_store_ahead(const struct ahead &a, unsigned m, struct stag
 				(float)(v >> 24) * TO_UNIT);
 	}
 	if (threadIdx.x < m * CLASSES)
-		((float *)s->d_score[threadIdx.x / CLASSES])[threadIdx.x % CLASSES] = a.d_score;
+		((float *)s->d_logits[threadIdx.x / CLASSES])[threadIdx.x % CLASSES] = a.d_logits;
 }
 
-__device__ void tiled_add_image(struct sums *sum, const float weight[CLASSES], const float4 *score,
+__device__ void tiled_add_image(struct sums *sum, const float weight[CLASSES], const float4 *logits,
 	float in, const float *at, int dead)
 {
-	float d_score[ROW], d = 0;
+	float d_logits[ROW], d = 0;
 #pragma unroll
 	for (int i = 0; i < ROW / 4; i++)
-		*(float4 *)(d_score + 4 * i) = score[i];
+		*(float4 *)(d_logits + 4 * i) = logits[i];
 #pragma unroll
 	for (int c = 0; c < CLASSES; c++) {
-		sum->fc[c] += d_score[c] * in;
-		d += d_score[c] * weight[c];
+		sum->fc[c] += d_logits[c] * in;
+		d += d_logits[c] * weight[c];
 	}
 	d = dead ? 0 : d;
 #pragma unroll
@@ -170,12 +170,12 @@ __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const s
 	const float *image = (const float *)s.image;
 #pragma unroll
 	for (unsigned k = 0; k < STAGE; k++) {
-		unsigned winner = now.winner[k];
+		unsigned argmax = now.argmax[k];
 		if (k < m)
-			tiled_add_image(sum, weight, s.d_score[k], now.in[k],
-				image + k * IMAGE_AREA + corner + winner / 2 % 2 * IMAGE_SIDE +
-					winner % 2,
-				winner == DEAD);
+			tiled_add_image(sum, weight, s.d_logits[k], now.in[k],
+				image + k * IMAGE_AREA + corner + argmax / 2 % 2 * IMAGE_SIDE +
+					argmax % 2,
+				argmax == DEAD);
 	}
 }
 
@@ -184,7 +184,7 @@ __device__ void tiled_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;
 	for (unsigned k = 0; k < m && c < CLASSES; k++)
-		*sum += ((const float *)s.d_score[k])[c];
+		*sum += ((const float *)s.d_logits[k])[c];
 }
 
 /* Sums over the threads of each filter, in a fixed order, into the chunk's row. */

@@ -40,19 +40,23 @@ static void add_to_sum(struct gradient_accumulator *a, const struct slices *s, d
 
 void accumulator_add(struct core *c, const struct msg_push *p)
 {
-	accumulator_add_weighted(c, p, &p->slices, weight_of(c, p->images));
+	accumulator_add_weighted(c, &p->slices, weight_of(c, p->images));
+	accumulator_count(c, p);
 }
 
-void accumulator_add_weighted(
-	struct core *c, const struct msg_push *p, const struct slices *s, double weight)
+void accumulator_count(struct core *c, const struct msg_push *p)
+{
+	c->accumulator.loss_sum += (double)p->loss * p->images;
+	c->accumulator.images += p->images;
+}
+
+void accumulator_add_weighted(struct core *c, const struct slices *s, double weight)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
 	add_to_sum(a, s, weight);
 	a->weight += weight;
 	a->peak += weight * store_peak(s);
-	a->loss_sum += (double)p->loss * p->images;
-	a->images += p->images;
 	a->pushes++;
 }
 

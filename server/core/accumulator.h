@@ -21,7 +21,7 @@ struct gradient_accumulator {
 	struct part *part; /* room for `room`, `pushes` in use, by batch; NULL: none are kept */
 	uint32_t room;
 	double weight, loss_sum; /* loss_sum: of the running sum */
-	uint64_t images;
+	uint64_t images;         /* of the epoch in training */
 	uint32_t pushes;
 	double peak;  /* bound of the magnitudes in sum */
 	int measured; /* peak is valid; never saved */
@@ -29,9 +29,10 @@ struct gradient_accumulator {
 /* 1: the step that takes the sum with `p` in it leaves all finite. */
 int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p);
 void accumulator_add(struct core *c, const struct msg_push *p);
-/* The same of `s` in place of p's slices, `weight` times. */
-void accumulator_add_weighted(
-	struct core *c, const struct msg_push *p, const struct slices *s, double weight);
+/* Only the gradient, `weight` times. */
+void accumulator_add_weighted(struct core *c, const struct slices *s, double weight);
+/* Its images and loss: they are recorded with the sum, in the epoch in training. */
+void accumulator_count(struct core *c, const struct msg_push *p);
 /* 1: the step with a gradient of at most `peak` in magnitude more leaves all finite. */
 int accumulator_holds(struct core *c, double weight, double peak);
 void accumulator_keep(struct core *c, const struct msg_push *p);

@@ -104,7 +104,8 @@ void batch_ledger_release(struct core *c, struct worker *w)
 		release_portion(c, w, g->eval_first / l->eval_size);
 }
 
-enum reject batch_ledger_judge(const struct core *c, const struct work *work, uint32_t images)
+enum reject batch_ledger_judge(
+	const struct core *c, const struct work *work, uint32_t images, int is_replay)
 {
 	const struct leases *l = &c->leases;
 	int is_sync =
@@ -117,6 +118,8 @@ enum reject batch_ledger_judge(const struct core *c, const struct work *work, ui
 		return REJECT_SHAPE;
 	if (images != batch_ledger_images(c, work->first, work->count))
 		return REJECT_SHAPE;
+	if (is_replay && early_is(c, work))
+		return early_judge(c, work);
 	if (work->epoch != l->epoch || l->epoch >= c->cfg.training.epochs)
 		return work->epoch < l->epoch ? REJECT_WORK : REJECT_SHAPE;
 	for (uint32_t i = work->first; i < work->first + work->count; i++)
@@ -129,17 +132,30 @@ void batch_ledger_mark(struct core *c, const struct work *work)
 {
 	struct leases *l = &c->leases;
 
+	if (early_is(c, work)) {
+		early_note(c, work);
+		return;
+	}
 	for (uint32_t i = work->first; i < work->first + work->count; i++) {
-		if (l->batch[i] == BATCH_FREE)
-			l->n_free--;
+		l->n_free -= l->batch[i] == BATCH_FREE;
+		l->n_done += l->batch[i] != BATCH_DONE;
 		l->batch[i] = BATCH_DONE;
 	}
-	l->n_done += work->count;
 }
 
-void batch_ledger_record(struct core *c, uint64_t images, double loss_sum)
+void batch_ledger_open(struct core *c)
 {
-	struct epoch_record *r = &c->epoch[c->leases.epoch];
+	struct work work;
+	uint32_t at = 0;
+
+	batch_ledger_window(c, 0, c->leases.n_batches);
+	while (early_take(c, &at, &work))
+		batch_ledger_mark(c, &work);
+}
+
+void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum)
+{
+	struct epoch_record *r = &c->epoch[epoch];
 
 	r->images += images;
 	r->loss_sum += loss_sum;

@@ -5,6 +5,7 @@
  * Invariants:
  * (1) a batch is counted once per epoch: batch_ledger_judge lets a push in only if none of its batches
  *     is done, batch_ledger_mark marks them in the same step as the push is taken;
+ *     Replays after a crash may come before their epoch opens: early.h;
  * (2) n_free and n_done count the states in batch[] exactly.
  */
 #ifndef SERVER_CORE_BATCH_LEDGER_H
@@ -29,10 +30,13 @@ struct leases {
 };
 
 /* May this work be counted? REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
-enum reject batch_ledger_judge(const struct core *c, const struct work *work, uint32_t images);
+enum reject batch_ledger_judge(
+	const struct core *c, const struct work *work, uint32_t images, int is_replay);
 void batch_ledger_mark(struct core *c, const struct work *work);
-/* Images whose gradients are in the weights now. */
-void batch_ledger_record(struct core *c, uint64_t images, double loss_sum);
+/* Images of `epoch` whose gradients are in the weights now, or in the buffer. */
+void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum);
+/* A new epoch: all its batches are free but those that were counted early. */
+void batch_ledger_open(struct core *c);
 /* Batches [first, end) are free, those before are done, those behind not open yet. */
 void batch_ledger_window(struct core *c, uint32_t first, uint32_t end);
 /* Give back what is undone of what `w` holds. */

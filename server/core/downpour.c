@@ -101,28 +101,42 @@ static double buffer_weight(const struct core *c, uint64_t tau)
 	return scale / (age > 1 ? age : 1);
 }
 
-static void record(struct core *c, uint64_t images, double loss_sum)
+static void record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum)
 {
 	c->stats.updates++;
 	if (c->cfg.training.epochs == 0)
 		return;
-	batch_ledger_record(c, images, loss_sum);
-	c->epoch[c->leases.epoch].updates++;
+	batch_ledger_record(c, epoch, images, loss_sum);
+	c->epoch[epoch].updates++;
+}
+
+static void flush(struct core *c)
+{
+	struct gradient_accumulator *a = &c->accumulator;
+	/* a sum is scaled by the number of its gradients already */
+	double gradients = c->cfg.push.sum ? 1 : a->pushes;
+
+	accumulator_mean(c, c->store.scratch);
+	store_step(c, c->store.scratch, store_scaled_rate(c, gradients, 0) * a->weight / a->pushes);
+	record(c, c->leases.epoch, a->images, a->loss_sum);
+	accumulator_clear(c);
 }
 
 void downpour_settle(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
-	int last = c->cfg.training.epochs && c->leases.n_done == c->leases.n_batches;
+	int last = c->cfg.training.epochs && a->images && c->leases.n_done == c->leases.n_batches;
 
-	if (!has_buffer(c) || a->pushes == 0 || (a->pushes < c->cfg.push.buffer_size && !last))
-		return;
-	/* a sum is scaled by the number of its gradients already */
-	double gradients = c->cfg.push.sum ? 1 : a->pushes;
-	accumulator_mean(c, c->store.scratch);
-	store_step(c, c->store.scratch, store_scaled_rate(c, gradients, 0) * a->weight / a->pushes);
-	record(c, a->images, a->loss_sum);
-	accumulator_clear(c);
+	if (has_buffer(c) && a->pushes && (a->pushes >= c->cfg.push.buffer_size || last))
+		flush(c);
+}
+
+/* The others in the buffer are of the epoch in training. */
+static void take_early(struct core *c, const struct msg_push *p)
+{
+	batch_ledger_record(c, p->work.epoch, p->images, (double)p->loss * p->images);
+	if (early_is_complete(c, p->work.epoch))
+		flush(c);
 }
 
 static void count_staleness(struct core *c, uint64_t tau)
@@ -252,10 +266,14 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		s = &compensated;
 	}
 	if (has_buffer(c)) {
-		accumulator_add_weighted(c, p, s, buffer_weight(c, tau));
+		accumulator_add_weighted(c, s, buffer_weight(c, tau));
+		if (early_is(c, &p->work))
+			take_early(c, p);
+		else
+			accumulator_count(c, p);
 	} else {
 		store_apply(c, s, downpour_rate(c, tau));
-		record(c, p->images, (double)p->loss * p->images);
+		record(c, p->work.epoch, p->images, (double)p->loss * p->images);
 	}
 	if (p->seq <= w->replay_target)
 		backups_hold_replayed(c, w);

@@ -8,7 +8,7 @@
 
 static void open_epoch(struct core *c)
 {
-	batch_ledger_window(c, 0, c->leases.n_batches);
+	batch_ledger_open(c);
 	if (rules_of(c)->open)
 		rules_of(c)->open(c);
 }
@@ -43,7 +43,7 @@ void leases_advance(struct core *c)
 	struct leases *l = &c->leases;
 
 	if (l->n_batches == 0 || l->n_done < l->n_batches || l->evaluating ||
-		l->epoch >= c->cfg.training.epochs || c->accumulator.pushes > 0 || c->blaster.open)
+		l->epoch >= c->cfg.training.epochs || c->accumulator.images > 0 || c->blaster.open)
 		return;
 	c->epoch[l->epoch].end_ms = c->now_ms;
 	effects_add_epoch(c, EFFECT_TRAINED, l->epoch);

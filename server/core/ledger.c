@@ -53,15 +53,21 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 	answer(c, w, p, kept ? d : &forgotten, 1);
 }
 
+/* It had been accepted before a crash of the server. */
+static int is_replay(const struct worker *w, const struct msg_push *p)
+{
+	return p->verdict == VERDICT_OK && p->seq <= w->replay_target;
+}
+
 /* Whose work it is, and of which weights. Before the run begins nobody was given any, but what had
  * been accepted before a crash is of a run that had begun. */
 static enum reject judge_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	int replay = p->verdict == VERDICT_OK && p->seq <= w->replay_target;
+	int replay = is_replay(w, p);
 	enum reject r = run_has_begun(c) || replay ? dataset_judge(c, w, p) : REJECT_WORK;
 
 	if (r == REJECT_NONE)
-		r = batch_ledger_judge(c, &p->work, p->images);
+		r = batch_ledger_judge(c, &p->work, p->images, replay);
 	return r == REJECT_NONE ? rules_of(c)->judge(c, w, p) : r;
 }
 
@@ -99,11 +105,12 @@ static void accept(struct core *c, struct worker *w, const struct msg_push *p)
 
 /* Another worker has delivered the same work, or the step ended without it: nothing is wrong with
  * this result. */
-static int is_superseded(const struct core *c, const struct msg_push *p, enum reject r)
+static int is_superseded(
+	const struct core *c, const struct worker *w, const struct msg_push *p, enum reject r)
 {
 	if (r == REJECT_WORK)
 		return p->verdict == VERDICT_REJECTED ||
-		       batch_ledger_judge(c, &p->work, p->images) == REJECT_WORK;
+		       batch_ledger_judge(c, &p->work, p->images, is_replay(w, p)) == REJECT_WORK;
 	return r == REJECT_STALE && mode_is_exact(c->cfg.training.mode) &&
 	       p->base_version < c->store.version;
 }
@@ -111,7 +118,7 @@ static int is_superseded(const struct core *c, const struct msg_push *p, enum re
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	enum reject r = judge(c, w, p);
-	int superseded = is_superseded(c, p, r);
+	int superseded = is_superseded(c, w, p, r);
 	struct decision *d;
 
 	w->last_seq = p->seq;

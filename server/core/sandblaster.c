@@ -70,7 +70,7 @@ static void finish_step(struct core *c, uint64_t images, double loss_sum)
 {
 	struct blaster *s = &c->blaster;
 
-	batch_ledger_record(c, images, loss_sum);
+	batch_ledger_record(c, c->leases.epoch, images, loss_sum);
 	c->epoch[c->leases.epoch].updates++;
 	c->stats.updates++;
 	c->stats.staleness[0]++;

@@ -16,7 +16,7 @@
 #include "common/run_head.h"
 #include <string.h>
 
-#define IMAGE_FORMAT 7u
+#define IMAGE_FORMAT 8u
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -261,6 +261,23 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 	f64(k, &r->eval_loss_sum);
 }
 
+/* Returns the epochs that have begun or are noted. */
+static uint32_t put_early(struct cursor *k, struct core *c, uint32_t n_epochs)
+{
+	struct early *e = &c->early;
+
+	u32(k, &e->n);
+	refuse_over(k, e->n, c->leases.n_batches ? EARLY_MAX : 0);
+	for (uint32_t i = 0; i < e->n && !k->bad; i++) {
+		u32(k, &e->work[i].epoch);
+		u32(k, &e->work[i].first);
+		u32(k, &e->work[i].count);
+		if (e->work[i].epoch >= n_epochs)
+			n_epochs = e->work[i].epoch + 1;
+	}
+	return n_epochs;
+}
+
 static void put_leases(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -271,7 +288,7 @@ static void put_leases(struct cursor *k, struct core *c)
 	put_data(k, c);
 	u32(k, &l->epoch);
 	flag(k, &training);
-	n_epochs = l->epoch + (training ? 1 : 0);
+	n_epochs = put_early(k, c, l->epoch + (training ? 1 : 0));
 	if (l->epoch > c->cfg.training.epochs || n_epochs > c->cfg.training.epochs)
 		misfit(k, "it has been trained for longer than --epochs");
 	flag(k, &l->evaluating);

@@ -197,18 +197,32 @@ static int grants_fit(const struct core *c)
 	return 1;
 }
 
+/* What is noted of epochs still to come lies inside the data set. */
+static int early_fits(const struct core *c)
+{
+	for (uint32_t i = 0; i < c->early.n; i++) {
+		const struct work *w = &c->early.work[i];
+
+		if (w->epoch <= c->leases.epoch || w->first > c->leases.n_batches ||
+			w->count > c->leases.n_batches - w->first)
+			return 0;
+	}
+	return 1;
+}
+
 /* Nothing was counted of a data set that is not fixed. */
 static int data_is_fixed_in_time(const struct core *c)
 {
 	const struct leases *l = &c->leases;
 
-	return c->data_fixed || (l->n_done == 0 && l->epoch == 0 && !l->evaluating);
+	return c->data_fixed ||
+	       (l->n_done == 0 && l->epoch == 0 && !l->evaluating && c->early.n == 0);
 }
 
 int image_is_sound(struct core *c)
 {
 	return all_sensible(c) && window_fits(c) && step_fits(c) && count_leases(c) &&
-	       data_is_fixed_in_time(c) && grants_fit(c);
+	       data_is_fixed_in_time(c) && grants_fit(c) && early_fits(c);
 }
 
 void image_revive(struct core *c)

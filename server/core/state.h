@@ -9,7 +9,7 @@
  *
  *   vec, optim             arithmetic
  *   workers, effects       the table of slots; what a step says
- *   run, pace, batch_ledger     has it begun, what is late, which batches are counted
+ *   run, pace, early, batch_ledger  has it begun, what is late, which batches are counted
  *   store, backups         weights, and older weights
  *   departure              how workers leave
  *   accumulator, lbfgs, downpour, ssp, sync, sandblaster, modes
@@ -24,6 +24,7 @@
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
 #include "server/core/core.h"
+#include "server/core/early.h"
 #include "server/core/effects.h"
 #include "server/core/lbfgs.h"
 #include "server/core/pace.h"
@@ -55,6 +56,7 @@ struct core {
 	int data_fixed; /* by a contribution: see dataset.c */
 	struct worker *worker;
 	struct leases leases;
+	struct early early;
 	struct store store;
 	struct epoch_record *epoch;
 	struct gradient_accumulator accumulator;

@@ -13,7 +13,8 @@
  * (2) no worker counts twice in a step, except when it replays what had been accepted before a
  *     crash of the server;
  * (3) what was accepted is in the next update, or in the snapshot;
- * (4) steps that are replayed stay steps: a replay of a later one ends the one under way;
+ * (4) steps that are replayed stay steps: a replay of a later one ends the one under way, and one
+ *     of an epoch still to come is a step by itself;
  * (5) the update depends on the step's batches, not on the order in which they came, nor on which
  *     worker computed which.
  */
@@ -74,15 +75,16 @@ static void shut(struct core *c)
 	c->step.open = 0;
 }
 
-static void step(struct core *c)
+/* Of batches of `epoch`. */
+static void step(struct core *c, uint32_t epoch)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
 	accumulator_mean(c, c->store.scratch);
-	batch_ledger_record(c, a->images, accumulator_loss_sum(c));
+	batch_ledger_record(c, epoch, a->images, accumulator_loss_sum(c));
 	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0));
 	c->stats.updates++;
-	c->epoch[c->leases.epoch].updates++;
+	c->epoch[epoch].updates++;
 	c->stats.staleness[0]++;
 	c->stats.steps_short += c->step.open && a->pushes < c->step.due;
 	accumulator_clear(c);
@@ -91,14 +93,17 @@ static void step(struct core *c)
 
 static void take(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	int later = p->base_version > c->store.version && c->accumulator.pushes;
+	int early = early_is(c, &p->work);
+	int later = (p->base_version > c->store.version || early) && c->accumulator.pushes;
 
-	/* only a replay can be of weights that are still to come: it has seen this step end; and
-	 * only replays can be more than there are workers */
+	/* only a replay can be of weights or an epoch that are still to come: it has seen this step
+	 * end; and only replays can be more than there are workers */
 	if (later || c->accumulator.pushes == c->accumulator.room)
-		step(c);
+		step(c, c->leases.epoch);
 	accumulator_keep(c, p);
 	w->answered = this_step(c);
+	if (early) /* the others' are of the epoch in training */
+		step(c, p->work.epoch);
 }
 
 /* Each of its batches is counted. A worker that is no member may have replayed one. */
@@ -256,7 +261,7 @@ static void settle(struct core *c)
 		shut(c); /* all its members are gone: it begins anew with those that are here */
 	begin(c);
 	if (is_complete(c)) {
-		step(c);
+		step(c, c->leases.epoch);
 		begin(c);
 	}
 }

@@ -352,8 +352,10 @@ void server_event(struct sim *s, const struct event *ev)
 	uint64_t position = journal_event(s, ev), version = core_stats(v->core)->version;
 	lend(v);
 	steps_before(s);
+	replays_before(s, ev);
 	core_step(v->core, ev, sim_clock(s, SIM_SERVER));
 	steps_after(s, ev);
+	replays_after(s, ev);
 	remember(s);
 	journal_stepped(s, position, version);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {

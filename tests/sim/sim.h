@@ -220,6 +220,7 @@ struct sim {
 	struct sim_server server;
 	struct sim_journal journal;
 	struct sim_steps steps;
+	const struct worker *replayer; /* of the event under way, see replays.c */
 	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* by node - 1; the twins last */
 	uint64_t lives, links;
 	uint32_t n_coordinates;
@@ -333,6 +334,10 @@ void verdict(struct sim *s);
 /* steps.c: around each step of the core. */
 void steps_before(struct sim *s);
 void steps_after(struct sim *s, const struct event *ev);
+
+/* replays.c: the same */
+void replays_before(struct sim *s, const struct event *ev);
+void replays_after(struct sim *s, const struct event *ev);
 
 /* bounds.c */
 /* After an event of this node. */

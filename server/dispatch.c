@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/keys.h"
 #include "common/log.h"
 #include "server/core/core.h"
 
@@ -85,8 +86,9 @@ static void name_of(const struct server *s, uint32_t worker, char *name, size_t 
 	if (worker >= 1 && worker <= core_config(s->state.core)->sessions.max_workers)
 		core_worker(s->state.core, worker - 1, &v);
 	snprintf(name, size, "%s", v.name);
-	if (s->auth && strrchr(name, '@'))
-		*strrchr(name, '@') = '\0';
+	/* with keys a name ends in @ and the start of its key, which may have an @ of its own */
+	if (s->auth && strlen(name) > KEY_SHORT)
+		name[strlen(name) - KEY_SHORT - 1] = '\0';
 }
 
 /* The refusal of a fenced process names both processes. */

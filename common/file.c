@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#include "common/io.h"
 #include "common/mem.h"
 
 /* Of somebody who was killed in this moment; who lives is named within 0.1 s. A process that the
@@ -24,24 +25,6 @@
 #define DESCRIPTOR_MS       500
 
 #define NAME_BYTES_MAX 251 /* ".tmp" must fit behind it */
-
-int file_write_all(int fd, const void *data, size_t size)
-{
-	const char *at = data;
-
-	while (size > 0) {
-		ssize_t done = write(fd, at, size);
-		if (done < 0 && errno == EINTR)
-			continue;
-		if (done == 0)
-			errno = EIO;
-		if (done <= 0)
-			return -1;
-		at += done;
-		size -= (size_t)done;
-	}
-	return 0;
-}
 
 /* What was said to be written is there: some disks lie, and what is called durable is let go. */
 static int check_written(int fd, const struct file_part *parts, size_t n_parts)
@@ -81,7 +64,7 @@ static int write_synced(int dir_fd, const char *name, const struct file_part *pa
 		return -1;
 	*step = "write";
 	for (size_t i = 0; i < n_parts; i++)
-		if (file_write_all(fd, parts[i].data, parts[i].size) != 0)
+		if (io_write_all(fd, parts[i].data, parts[i].size) != 0)
 			goto failed;
 	if (check_written(fd, parts, n_parts) != 0)
 		goto failed;

@@ -9,10 +9,6 @@
 #include <stdint.h>
 #include "common/err.h"
 
-/* Write all of `size` bytes, whatever a signal or a short write leaves of them. 0, or -1 with errno;
- * then a part may have been written. */
-int file_write_all(int fd, const void *data, size_t size) PS_MUST_CHECK;
-
 struct file_part {
 	const void *data;
 	size_t size; /* bytes */

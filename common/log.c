@@ -12,7 +12,7 @@
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
-#include "common/file.h"
+#include "common/io.h"
 #include "common/utf8.h"
 
 #define LINE_BYTES     4096 /* PIPE_BUF: a pipe takes a line whole */
@@ -291,7 +291,7 @@ static void put_fields(struct line *l, const char *fmt, va_list ap)
 /* What cannot be written is lost: there is no other place to report it. */
 static void write_stderr(const char *bytes, size_t n)
 {
-	if (file_write_all(STDERR_FILENO, bytes, n))
+	if (io_write_all(STDERR_FILENO, bytes, n))
 		return;
 }
 

@@ -77,8 +77,8 @@ static int next_layer(struct parser *p, const char **text)
 	return 0;
 }
 
-static int append_text(struct parser *p, const char *fmt, ...) PS_PRINTF(2, 3);
-static int append_text(struct parser *p, const char *fmt, ...)
+static int model_append(struct parser *p, const char *fmt, ...) PS_PRINTF(2, 3);
+static int model_append(struct parser *p, const char *fmt, ...)
 {
 	char *text = p->m->text;
 	size_t used = strlen(text), room = MODEL_MAX_TEXT - used;
@@ -222,11 +222,11 @@ static int parse_window_options(struct parser *p, size_t first, int is_conv, str
 
 static int write_window_options(struct parser *p, int is_conv, const struct window *w)
 {
-	int rc = is_conv && w->stride > 1 ? append_text(p, ":stride=%zu", w->stride) : PS_OK;
+	int rc = is_conv && w->stride > 1 ? model_append(p, ":stride=%zu", w->stride) : PS_OK;
 	if (!rc && w->rule == PAD_NUMBER && w->pad)
-		rc = append_text(p, ":pad=%zu", w->pad);
+		rc = model_append(p, ":pad=%zu", w->pad);
 	if (!rc && w->rule != PAD_NUMBER)
-		rc = append_text(p, ":pad=%s", w->rule == PAD_SAME ? "same" : "auto");
+		rc = model_append(p, ":pad=%s", w->rule == PAD_SAME ? "same" : "auto");
 	return rc;
 }
 
@@ -246,7 +246,7 @@ static int parse_conv(struct parser *p)
 	struct tensor weight = {.ndim = 4, .dim = {l.out.c, p->shape.c, w.size, w.size}};
 	rc = add_tensors(p, "conv", ++p->n_conv, &weight);
 	if (!rc)
-		rc = append_text(p, "conv:%zu:%zu", l.out.c, w.size);
+		rc = model_append(p, "conv:%zu:%zu", l.out.c, w.size);
 	if (!rc)
 		rc = write_window_options(p, 1, &w);
 	p->has_conv = 1;
@@ -267,7 +267,7 @@ static int parse_pool(struct parser *p)
 		return rc;
 	if (!place_window(p, &w, &l))
 		return bad_pool_fit(p, &w);
-	rc = append_text(p, "pool:%zu", w.size);
+	rc = model_append(p, "pool:%zu", w.size);
 	if (!rc)
 		rc = write_window_options(p, 0, &w);
 	return rc ? rc : add_layer(p, l);
@@ -282,13 +282,13 @@ static int parse_fc(struct parser *p)
 	struct tensor weight = {.ndim = 2, .dim = {l.out.c, shape_count(p->shape)}};
 	rc = add_tensors(p, "fc", ++p->n_fc, &weight);
 	if (!rc)
-		rc = append_text(p, "fc:%zu", l.out.c);
+		rc = model_append(p, "fc:%zu", l.out.c);
 	return rc ? rc : add_layer(p, l);
 }
 
 static int parse_relu(struct parser *p)
 {
-	int rc = append_text(p, "relu");
+	int rc = model_append(p, "relu");
 	return rc ? rc : add_layer(p, (struct layer){LAYER_RELU, .in = p->shape, .out = p->shape});
 }
 
@@ -306,7 +306,7 @@ static int parse_dropout(struct parser *p)
 		if (strtof(shortest, NULL) == (float)drop)
 			break;
 	}
-	int rc = append_text(p, "dropout:%s", shortest);
+	int rc = model_append(p, "dropout:%s", shortest);
 	return rc ? rc
 		  : add_layer(p, (struct layer){LAYER_DROPOUT, .in = p->shape, .out = p->shape,
 					 .drop = (float)drop});
@@ -335,7 +335,7 @@ static int parse_layer(struct parser *p)
 		if (p->word.n_fields < layer_table[i].min_fields ||
 			p->word.n_fields > layer_table[i].max_fields)
 			return bad(p, "expected %s", layer_table[i].form);
-		int rc = p->m->n_layers ? append_text(p, " ") : PS_OK;
+		int rc = p->m->n_layers ? model_append(p, " ") : PS_OK;
 		return rc ? rc : layer_table[i].parse(p);
 	}
 	return bad(p, "unknown layer; there are conv, relu, pool, fc and dropout, and the names "

@@ -11,6 +11,7 @@
 #include <xxhash.h>
 #include "common/assert.h"
 #include "common/file.h"
+#include "common/io.h"
 #include "common/generation.h"
 #include "common/le.h"
 #include "common/log.h"
@@ -102,7 +103,7 @@ static int io_failed(struct wal_file *f, const char *step, struct err *e)
 
 static int write_bytes(struct wal_file *f, const void *bytes, size_t n, struct err *e)
 {
-	return file_write_all(f->fd, bytes, n) ? io_failed(f, "write", e) : PS_OK;
+	return io_write_all(f->fd, bytes, n) ? io_failed(f, "write", e) : PS_OK;
 }
 
 static int flush(struct wal_file *f, struct err *e)

@@ -67,7 +67,7 @@ static void send_last_status(struct server *s)
 	}
 }
 
-static void finish(struct server *s, int status)
+static void run_finish(struct server *s, int status)
 {
 	s->status = status;
 	s->finish_ms = turn_now(s);
@@ -149,7 +149,7 @@ static void carry_out(
 		membership_log(e, s->state.core, s->labels);
 		break;
 	case EFFECT_FINISH:
-		finish(s, e->status);
+		run_finish(s, e->status);
 		break;
 	}
 }

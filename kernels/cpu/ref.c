@@ -196,7 +196,7 @@ static void dropout_apply(
 
 /* ---- the whole network ----------------------------------------------------------------------- */
 
-static const float *weight_of(const struct model *m, const struct layer *l, const float *params)
+static const float *ref_weight(const struct model *m, const struct layer *l, const float *params)
 {
 	return params + m->tensor[l->weight].offset;
 }
@@ -214,10 +214,10 @@ static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p
 	double *out = r->value[number + 1];
 	switch (l->kind) {
 	case LAYER_CONV:
-		conv_forward(l, weight_of(m, l, p->params), bias_of(m, l, p->params), in, out);
+		conv_forward(l, ref_weight(m, l, p->params), bias_of(m, l, p->params), in, out);
 		break;
 	case LAYER_FC:
-		fc_forward(l, weight_of(m, l, p->params), bias_of(m, l, p->params), in, out);
+		fc_forward(l, ref_weight(m, l, p->params), bias_of(m, l, p->params), in, out);
 		break;
 	case LAYER_RELU:
 		ref_relu_forward(in, out, shape_count(l->in));
@@ -239,12 +239,12 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 	double *d_in = r->delta[number];
 	switch (l->kind) {
 	case LAYER_CONV:
-		conv_backward(l, weight_of(m, l, p->params), r->value[number], d_out,
+		conv_backward(l, ref_weight(m, l, p->params), r->value[number], d_out,
 			r->grad + m->tensor[l->weight].offset, r->grad + m->tensor[l->bias].offset,
 			d_in);
 		break;
 	case LAYER_FC:
-		fc_backward(l, weight_of(m, l, p->params), r->value[number], d_out,
+		fc_backward(l, ref_weight(m, l, p->params), r->value[number], d_out,
 			r->grad + m->tensor[l->weight].offset, r->grad + m->tensor[l->bias].offset,
 			d_in);
 		break;

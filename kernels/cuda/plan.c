@@ -88,7 +88,7 @@ static int fits_conv2(const struct net *n, const struct net_step *s)
 }
 
 /* The kind of a step of one layer. The caller decides about NET_CONV1. */
-static enum net_kind kind_of(const struct layer *l)
+static enum net_kind layer_kind(const struct layer *l)
 {
 	switch (l->kind) {
 	case LAYER_CONV:
@@ -129,9 +129,10 @@ static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 	const struct model *m = n->model;
 	const struct layer *l = &m->layer[number];
 	struct net_step *s = &n->step[n->n_steps++];
-	int relu = kind_of(l) == NET_WEIGHTS && number + 1 < m->n_layers && l[1].kind == LAYER_RELU;
+	int relu =
+		layer_kind(l) == NET_WEIGHTS && number + 1 < m->n_layers && l[1].kind == LAYER_RELU;
 
-	*s = (struct net_step){.kind = kind_of(l),
+	*s = (struct net_step){.kind = layer_kind(l),
 		.layer = l,
 		.number = number,
 		.in = n->n_tensors - 1,

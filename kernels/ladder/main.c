@@ -184,7 +184,7 @@ static const struct {
 } commands[] = {{"steps", 1, run_steps}, {"train", 1, run_train}, {"memory", 0, run_memory},
 	{"rungs", 0, run_rungs}};
 
-static int parse(struct ladder_options *o, const char **command, int argc, char **argv)
+static int parse_arguments(struct ladder_options *o, const char **command, int argc, char **argv)
 {
 	const struct opt rows[] = {
 		{.name = "data",
@@ -316,7 +316,7 @@ int main(int argc, char **argv)
 	struct ladder_options o;
 	struct err e = {0};
 	const char *command;
-	int rc = parse(&o, &command, argc, argv);
+	int rc = parse_arguments(&o, &command, argc, argv);
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	rc = run(&o, command, &e);

@@ -81,7 +81,7 @@ struct run {
 	double loss;
 };
 
-static int step(struct run *r, struct profile *p, double *ms, struct err *e)
+static int ladder_step(struct run *r, struct profile *p, double *ms, struct err *e)
 {
 	double begin = clock_seconds();
 	int rc = r->rung->step(r->self, &r->batch, r->grad, &r->loss, p, e);
@@ -97,7 +97,7 @@ static int timed(
 	struct run *r, const struct ladder_point *p, float *trained, double *ms, struct err *e)
 {
 	if (!r->rung->train)
-		return step(r, NULL, ms, e);
+		return ladder_step(r, NULL, ms, e);
 	size_t steps = p->task.set->n / r->batch.n;
 	double begin = clock_seconds();
 	int rc = r->rung->train(r->self, trained, p->index, r->batch.n, steps, SMALL_RATE, e);
@@ -105,7 +105,7 @@ static int timed(
 	return rc;
 }
 
-static double distance(const float *a, const float *b, size_t n)
+static double ladder_distance(const float *a, const float *b, size_t n)
 {
 	double difference = 0, norm = 0;
 	for (size_t i = 0; i < n; i++) {
@@ -123,10 +123,10 @@ static int check(struct ladder_result *out, struct run *r, size_t n_params,
 	for (size_t i = 0; i < n_params; i++)
 		r->grad[i] = NAN;
 	r->loss = NAN;
-	int rc = step(r, NULL, &out->median_ms, e);
+	int rc = ladder_step(r, NULL, &out->median_ms, e);
 	if (rc)
 		return rc;
-	out->error = distance(r->grad, t->grad, n_params);
+	out->error = ladder_distance(r->grad, t->grad, n_params);
 	out->loss_error = fabs(r->loss - t->loss) / fabs(t->loss);
 	if (out->error <= LADDER_TOLERANCE && out->loss_error <= LADDER_TOLERANCE)
 		return PS_OK;
@@ -167,7 +167,7 @@ static int profile(struct ladder_result *out, struct run *r, double seconds, str
 	double ms, sum = 0;
 	size_t n = 0;
 	do {
-		int rc = step(r, &out->profile, &ms, e);
+		int rc = ladder_step(r, &out->profile, &ms, e);
 		if (rc)
 			return rc;
 		sum += ms;
@@ -178,7 +178,7 @@ static int profile(struct ladder_result *out, struct run *r, double seconds, str
 	return PS_OK;
 }
 
-static int measure(struct ladder_result *out, struct run *r, const struct ladder_point *p,
+static int measure_rung(struct ladder_result *out, struct run *r, const struct ladder_point *p,
 	const struct ladder_truth *t, float *trained, struct err *e)
 {
 	int rc = r->rung->open(&r->self, &p->task, e);
@@ -200,7 +200,7 @@ int ladder_measure(struct ladder_result *out, const struct rung *rung, const str
 	r.grad = ladder_floats(n_params);
 	if (trained && r.grad) {
 		memcpy(trained, p->params, n_params * sizeof(float));
-		rc = measure(out, &r, p, t, trained, e);
+		rc = measure_rung(out, &r, p, t, trained, e);
 	} else {
 		rc = err_set(e, PS_ENOMEM, "no memory for a gradient");
 	}

@@ -53,7 +53,7 @@ static int production_step(void *self, const struct ladder_batch *b, float *grad
 }
 
 /* One step alone: its sum of gradients is its gradient. */
-static int local_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
+static int ladder_local_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
 	struct production *r = self;
@@ -93,7 +93,7 @@ const struct rung rung_production = {
 		    "60,000 images), 0.08 ms of copies stay: 0.21 ms",
 	.needs_gpu = 1,
 	.open = production_open,
-	.step = production_step,
+	.step = ladder_local_step,
 	.close = production_close,
 };
 
@@ -103,7 +103,7 @@ const struct rung rung_local = {
 	.predicts = "No copies: 0.13 ms",
 	.needs_gpu = 1,
 	.open = production_open,
-	.step = local_step,
+	.step = ladder_local_step,
 	.train = local_train,
 	.close = production_close,
 };

@@ -205,7 +205,7 @@ static int on_readable(void *arg)
 /* ---- birth --------------------------------------------------------------------------------- */
 
 /* libzmq's defaults suit small messages between trusted peers. */
-static int set_socket_options(void *socket, const struct router_config *cfg, int backlog)
+static int router_set_options(void *socket, const struct router_config *cfg, int backlog)
 {
 	int64_t max_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
 	int window = (int)cfg->push_window + 2;
@@ -260,7 +260,7 @@ static int open_sockets(struct router *r, struct err *e)
 	if (r->context)
 		(void)zmq_ctx_set(r->context, ZMQ_IO_THREADS, IO_THREADS);
 	r->socket = r->context ? zmq_socket(r->context, ZMQ_ROUTER) : NULL;
-	if (!r->socket || set_socket_options(r->socket, &r->cfg, accept_gate_backlog(r->port.gate)))
+	if (!r->socket || router_set_options(r->socket, &r->cfg, accept_gate_backlog(r->port.gate)))
 		return err_set(e, PS_ENET, "no socket: %s", zmq_strerror(errno));
 	int rc = enable_auth(r, e);
 	return rc ? rc : port_monitor(&r->port, r->context, r->socket, e);

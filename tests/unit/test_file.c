@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include "common/file.h"
+#include "common/io.h"
 #include "scratch.h"
 
 /* ---- system calls under control ----------------------------------------------------------- */
@@ -158,17 +159,17 @@ static void all_bytes_are_written_or_errno_says_why(void **state)
 	assert_int_equal(pipe(ends), 0);
 	calls.write_at_most = 3;
 	calls.interrupts = 2;
-	assert_int_equal(file_write_all(ends[1], text, sizeof(text)), 0);
+	assert_int_equal(io_write_all(ends[1], text, sizeof(text)), 0);
 	assert_int_equal(read(ends[0], back, sizeof(back)), sizeof(text));
 	assert_string_equal(back, text);
-	assert_int_equal(file_write_all(ends[1], text, 0), 0);
+	assert_int_equal(io_write_all(ends[1], text, 0), 0);
 	calls.write_nothing = 1;
-	assert_int_equal(file_write_all(ends[1], text, sizeof(text)), -1);
+	assert_int_equal(io_write_all(ends[1], text, sizeof(text)), -1);
 	assert_int_equal(errno, EIO);
 	calls.write_nothing = 0;
 	calls.writes_left = 2;
 	calls.write_errno = ENOSPC;
-	assert_int_equal(file_write_all(ends[1], text, sizeof(text)), -1);
+	assert_int_equal(io_write_all(ends[1], text, sizeof(text)), -1);
 	assert_int_equal(errno, ENOSPC);
 	close(ends[0]);
 	close(ends[1]);

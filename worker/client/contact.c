@@ -169,8 +169,8 @@ static void explain(const struct contact *k, const struct contact_state *s, stru
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-static void describe_wait(const struct contact *k, const struct contact_state *s, uint64_t now_ms,
-	char line[CONTACT_TEXT])
+static void contact_describe_wait(const struct contact *k, const struct contact_state *s,
+	uint64_t now_ms, char line[CONTACT_TEXT])
 {
 	struct finding f;
 
@@ -207,7 +207,7 @@ int contact_tick(
 	}
 	if (!reminder_due(&k->reminder, awaited(s), now_ms - s->waiting_ms, now_ms))
 		return 0;
-	describe_wait(k, s, now_ms, line);
+	contact_describe_wait(k, s, now_ms, line);
 	return 1;
 }
 

@@ -20,7 +20,7 @@ static int set_socket_int(void *socket, int option, int value)
 }
 
 /* Every option that differs from libzmq's defaults, or that must stay what it is. */
-static int set_socket_options(void *socket, int has_keys, uint64_t random)
+static int link_set_options(void *socket, int has_keys, uint64_t random)
 {
 	/* a frame may be a whole model; decode.c checks the exact size after WELCOME */
 	int64_t max_frame = 4 * (int64_t)WIRE_MAX_PARAMS + WIRE_FRAME_SLACK;
@@ -69,7 +69,7 @@ static void *open_socket(struct link *l, const struct link_keys *keys, uint64_t 
 {
 	void *socket = zmq_socket(l->context, ZMQ_DEALER);
 
-	if (socket && (set_socket_options(socket, keys != NULL, random) ||
+	if (socket && (link_set_options(socket, keys != NULL, random) ||
 			      (keys && set_keys(socket, keys)))) {
 		zmq_close(socket);
 		return NULL;

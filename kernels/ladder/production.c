@@ -93,7 +93,7 @@ const struct rung rung_production = {
 		    "60,000 images), 0.08 ms of copies stay: 0.21 ms",
 	.needs_gpu = 1,
 	.open = production_open,
-	.step = ladder_local_step,
+	.step = production_step,
 	.close = production_close,
 };
 

@@ -4,9 +4,9 @@
  * Rules: (1) with --data-id, a worker of another fingerprint is refused. (2) The first push of
  * batches that is accepted fixes the data set of its worker, for all later starts too; workers of
  * any other one are refused. (3) Until then workers of any data set may join, and the run is of the
- * data set that most live workers have; if as many have another, it stays what it is. Only workers
- * of the run's data set get work, and only they count for --min-workers. Before so many have come
- * no push is accepted.
+ * data set that most live workers have, stalled ones aside; if as many have another, it stays what
+ * it is. Only workers of the run's data set get work, and only they count for --min-workers. Before
+ * so many have come no push is accepted.
  *
  * Invariants:
  * (1) a HELLO fixes nothing; after a restart without a contribution the data set of the checkpoint
@@ -79,7 +79,7 @@ static uint32_t votes(const struct core *c, const struct data_id *d)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += c->worker[i].state == SESSION_LIVE && workers_same_data(&c->worker[i].data, d);
+		n += worker_is_active(&c->worker[i]) && workers_same_data(&c->worker[i].data, d);
 	return n;
 }
 
@@ -100,7 +100,7 @@ static void adopt(struct core *c, const struct data_id *d)
 static int is_contested(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (c->worker[i].state == SESSION_LIVE &&
+		if (worker_is_active(&c->worker[i]) &&
 			!workers_same_data(&c->worker[i].data, &c->data))
 			return 1;
 	return 0;
@@ -115,7 +115,7 @@ void dataset_choose(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (w->state == SESSION_LIVE && votes(c, &w->data) > votes(c, &best))
+		if (worker_is_active(w) && votes(c, &w->data) > votes(c, &best))
 			best = w->data;
 	}
 	if (!workers_same_data(&best, &c->data))

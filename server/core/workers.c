@@ -64,7 +64,7 @@ uint32_t workers_of_run(const struct core *c)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += c->worker[i].state == SESSION_LIVE && worker_is_of_run(c, &c->worker[i]);
+		n += worker_is_active(&c->worker[i]) && worker_is_of_run(c, &c->worker[i]);
 	return n;
 }
 

@@ -61,7 +61,7 @@ int worker_may_return(const struct worker *w);
 /* It is live and not stalled: the others may wait for it. */
 int worker_is_active(const struct worker *w);
 int worker_is_of_run(const struct core *c, const struct worker *w);
-/* Live workers of the run's data set. */
+/* Live workers of the run's data set that are not stalled. */
 uint32_t workers_of_run(const struct core *c);
 /* Duplicates of what w pushed so far get REJECT_UNKNOWN. */
 void worker_forget_decisions(struct core *c, struct worker *w);

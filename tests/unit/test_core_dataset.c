@@ -106,6 +106,31 @@ static void most_live_workers_decide(void **state)
 	bench_close(&b);
 }
 
+/* Whoever was granted work first and delivers nothing has no vote for ever. */
+static void a_stalled_worker_has_no_vote(void **state)
+{
+	struct core_config cfg = training(1);
+	struct bench b;
+
+	(void)state;
+	cfg.leases.first_deadline_ms = 1000;
+	bench_open(&b, cfg);
+	struct stamp wrong = join(&b, 9, &other_data);
+	lease(&b, 9, wrong, 1);
+	struct stamp right = join(&b, 8, &bench_data);
+	bench_lease(&b, 8, right, 1);
+	assert_null(granted(&b, 8)); /* as many have the other data set, and its work */
+	for (int i = 0; i < 50 && !granted(&b, 8); i++) {
+		bench_beat(&b, 9, wrong);
+		bench_beat(&b, 8, right);
+		bench_tick(&b, 100);
+	}
+	assert_non_null(granted(&b, 8));
+	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
+	push_batch(&b, 8, right, 1, granted(&b, 8)->work.first);
+	bench_close(&b);
+}
+
 static void the_first_push_that_counts_fixes_it(void **state)
 {
 	struct bench b;
@@ -307,6 +332,7 @@ int main(void)
 		cmocka_unit_test(a_hello_fixes_nothing),
 		cmocka_unit_test(nor_does_it_on_disk),
 		cmocka_unit_test(most_live_workers_decide),
+		cmocka_unit_test(a_stalled_worker_has_no_vote),
 		cmocka_unit_test(the_first_push_that_counts_fixes_it),
 		cmocka_unit_test(the_refusal_shows_both_and_the_remedy),
 		cmocka_unit_test(a_push_of_the_other_data_is_rejected),

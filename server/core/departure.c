@@ -46,12 +46,6 @@ static int counts(const struct worker *w)
 	       (w->state == SESSION_AWAY && !w->overdue);
 }
 
-/* It alone may be what is broken: others could train, or nobody else has tried. */
-static int is_suspect(const struct core *c, const struct worker *w)
-{
-	return !w->sound && (c->stats.accepted > 0 || c->stats.excluded == 0);
-}
-
 static int has_diverged(const struct core *c, const struct worker *bad_one)
 {
 	uint32_t all = 0, bad = 0;
@@ -62,7 +56,7 @@ static int has_diverged(const struct core *c, const struct worker *bad_one)
 		all += (uint32_t)counts(w);
 		bad += (uint32_t)(counts(w) && w->bad_streak > 0);
 	}
-	if (!run_has_begun(c) || (all == 1 && is_suspect(c, bad_one)))
+	if (!run_has_begun(c) || (all == 1 && !bad_one->sound))
 		return 0;
 	return 2 * bad > all;
 }

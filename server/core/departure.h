@@ -8,10 +8,9 @@
  * ends the streak. But if most of the workers (more than half of those that are live, suspected or
  * expected back, the worker itself among them) sent such a push or evaluation last, it is the
  * training that has diverged, and the run ends. A worker alone is most of the workers if a push of
- * its own incarnation was accepted; else it is one that is broken, and the run waits for others.
- * But where no push of anybody was ever accepted, that holds for the first only: from the second on
- * it is the weights that the run began with. Before min_workers have come there is no training that
- * could diverge.
+ * its own incarnation was accepted; else it is one that is broken, however often a supervisor starts
+ * it again, and the run waits for others. So bad initial weights end the run only when two workers
+ * are there at once. Before min_workers have come there is no training that could diverge.
  *
  * Invariants:
  * (1) nobody leaves, and nobody is sent home by a drain, who holds pushes that were acknowledged

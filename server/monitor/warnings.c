@@ -78,6 +78,19 @@ static int chance(const struct warnings *w, const struct core *c, char out[WARNI
 	return 1;
 }
 
+/* One machine that always sends NaN does not end the run: it may be what is broken. */
+static int none_sound(const struct core_stats *t, char out[WARNING_TEXT])
+{
+	if (t->excluded == 0 || t->accepted > 0)
+		return 0;
+	snprintf(out, WARNING_TEXT,
+		"%llu workers were excluded, and no gradient was accepted yet: check their devices "
+		"and "
+		"data, and the rate and the weights that the run began with",
+		(unsigned long long)t->excluded);
+	return 1;
+}
+
 int warning_text(const struct warnings *w, enum warning kind, const struct core *c, int over,
 	char out[WARNING_TEXT])
 {
@@ -93,6 +106,8 @@ int warning_text(const struct warnings *w, enum warning kind, const struct core 
 	case WARNING_STEP:
 		return cfg->training.mode == MODE_SANDBLASTER &&
 		       larger("--step-images", cfg->sandblaster.step_images, c, out);
+	case WARNING_EXCLUDED:
+		return none_sound(core_stats(c), out);
 	case WARNING_CHANCE:
 		return over && chance(w, c, out);
 	}

@@ -19,8 +19,15 @@
 #define WARNING_ERRORS      3
 #define WARNING_TEXT        256 /* bytes, with the NUL */
 
-enum warning { WARNING_RATE, WARNING_LOCAL_RATE, WARNING_BATCH, WARNING_STEP, WARNING_CHANCE };
-#define WARNINGS 5
+enum warning {
+	WARNING_RATE,
+	WARNING_LOCAL_RATE,
+	WARNING_BATCH,
+	WARNING_STEP,
+	WARNING_EXCLUDED,
+	WARNING_CHANCE
+};
+#define WARNINGS 6
 
 struct warnings {
 	size_t classes;       /* of the model; 0: it is no classifier */

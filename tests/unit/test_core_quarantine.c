@@ -180,21 +180,37 @@ static void the_first_one_is_excluded_before_others_come(void **state)
 	bench_close(&b);
 }
 
-/* One after another, none of them ever sound: the weights they began with are the cause. */
-static void the_second_one_ends_a_run_that_never_accepted_a_push(void **state)
+/* A supervisor starts it again and again before any other worker comes. */
+static void one_that_returns_does_not_end_the_run(void **state)
 {
 	struct bench b;
 
 	(void)state;
 	bench_open(&b, without_disk());
-	struct stamp one = bench_join(&b, 9, "");
-	push_nan(&b, 9, one, 1, PATIENCE);
-	assert_excluded(&b, 9);
-	bench_restart(&b);
-	struct stamp two = bench_join(&b, 8, "");
-	push_nan(&b, 8, two, PATIENCE + 1, PATIENCE - 1);
-	assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
-	push_nan(&b, 8, two, 2 * PATIENCE, 1);
+	uint64_t seq = 1;
+	for (int life = 0; life < 4; life++, seq += PATIENCE) {
+		struct stamp bad = bench_join(&b, 9, "");
+		push_nan(&b, 9, bad, seq, PATIENCE);
+		assert_excluded(&b, 9);
+		assert_int_equal(bench_count(&b, EFFECT_FINISH), 0);
+		if (life == 1)
+			bench_restart(&b);
+	}
+	struct stamp good = bench_join(&b, 8, "");
+	push_well(&b, 8, good, seq);
+	bench_close(&b);
+}
+
+/* None of them ever sound: the weights they began with are the cause. */
+static void two_at_once_end_a_run_that_never_accepted_a_push(void **state)
+{
+	struct bench b;
+
+	(void)state;
+	bench_open(&b, without_disk());
+	struct stamp one = bench_join(&b, 9, ""), two = bench_join(&b, 8, "");
+	push_nan(&b, 9, one, 1, 1);
+	push_nan(&b, 8, two, 1, PATIENCE);
 	assert_int_equal(bench_effect(&b, EFFECT_FINISH)->status, PS_EDIVERGED);
 	bench_close(&b);
 }
@@ -492,7 +508,8 @@ int main(void)
 		cmocka_unit_test(alone_it_is_the_run_that_has_diverged),
 		cmocka_unit_test(most_of_the_live_workers_decide),
 		cmocka_unit_test(the_first_one_is_excluded_before_others_come),
-		cmocka_unit_test(the_second_one_ends_a_run_that_never_accepted_a_push),
+		cmocka_unit_test(one_that_returns_does_not_end_the_run),
+		cmocka_unit_test(two_at_once_end_a_run_that_never_accepted_a_push),
 		cmocka_unit_test(alone_it_answers_only_for_its_own_pushes),
 		cmocka_unit_test(before_training_begins_nothing_can_diverge),
 		cmocka_unit_test(one_that_is_suspected_counts),

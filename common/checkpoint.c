@@ -119,10 +119,7 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 	return offset;
 }
 
-/* Remove the oldest generation that is not needed for the next one, and return it; 0: there is
- * none.
- */
-static uint64_t make_space(const char *dir, uint64_t sound, uint64_t next)
+uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next)
 {
 	DIR *d = opendir(dir);
 	if (!d)
@@ -177,12 +174,12 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 	generation_name(PREFIX, c->generation, name);
 	for (;;) {
 		int rc = file_replace(dir, name, part, c->n_sections + 1, e);
-		int full = rc && (errno == ENOSPC || errno == EDQUOT);
+		int full = rc && file_no_space(errno);
 		if (rc)
 			remove_failed(dir, name);
 		else
 			remove_old(dir, c->generation);
-		uint64_t gone = full ? make_space(dir, sound, c->generation) : 0;
+		uint64_t gone = full ? checkpoint_make_space(dir, sound, c->generation) : 0;
 		if (!gone)
 			return rc;
 		if (dropped)

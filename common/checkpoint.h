@@ -47,6 +47,9 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
 /* The same; the highest generation before it is the sound one. */
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
+/* Remove the oldest generation before `next` other than `sound`, for its space. Returns it; 0: there
+ * is none. */
+uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next);
 /* Remove what writes that were cut short have left. */
 void checkpoint_clean(const char *dir);
 /* Read one file. PS_ECHECKPOINT (corrupt) or PS_EIO; *c is zeroed then. Release with

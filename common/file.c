@@ -26,6 +26,11 @@
 
 #define NAME_BYTES_MAX 251 /* ".tmp" must fit behind it */
 
+int file_no_space(int error)
+{
+	return error == ENOSPC || error == EDQUOT;
+}
+
 /* What was said to be written is there: some disks lie, and what is called durable is let go. */
 static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 {
@@ -261,7 +266,8 @@ static int take_lock(int fd, const char *dir, struct err *e)
 		return rc;
 	char pid[32];
 	int n = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
-	if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)n, 0) != n)
+	/* in this order: a full disk does not give back the block of an emptied file */
+	if (pwrite(fd, pid, (size_t)n, 0) != n || ftruncate(fd, n) != 0)
 		return err_set(e, PS_EIO, "%s/LOCK: write: %s", dir, strerror(errno));
 	return PS_OK;
 }

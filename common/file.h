@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include "common/err.h"
 
+/* 1: `error`, an errno, says that the disk has no space. */
+int file_no_space(int error);
+
 struct file_part {
 	const void *data;
 	size_t size; /* bytes */

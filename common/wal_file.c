@@ -219,8 +219,10 @@ int wal_file_create(struct wal_file **out, const char *dir, const struct wal_hea
 	encode_head(head, bytes);
 	if (!rc)
 		rc = buffer_bytes(f, bytes, sizeof(bytes), e);
+	int first_errno = errno;
 	if (rc)
 		wal_file_close(&f);
+	errno = first_errno;
 	*out = f;
 	return rc;
 }

@@ -79,13 +79,24 @@ static int read_term(const char *dir, uint64_t *term, struct err *e)
 	return rc;
 }
 
-static int write_term(const char *dir, uint64_t term, struct err *e)
+/* Without space for it the oldest generations go, as they do for a checkpoint, but never `sound`, from
+ * which the run goes on. */
+static int write_term(const char *dir, uint64_t term, uint64_t sound, struct err *e)
 {
 	char text[32];
-	int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)term);
+	int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)term), rc;
 	const struct file_part part = {text, (size_t)n};
+	uint64_t dropped;
 
-	return file_replace(dir, TERM_FILE, &part, 1, e);
+	while ((rc = file_replace(dir, TERM_FILE, &part, 1, e)) != 0 && file_no_space(errno)) {
+		dropped = checkpoint_make_space(dir, sound, UINT64_MAX);
+		if (!dropped)
+			return rc;
+		log_warn("checkpoint", "dropped",
+			"generation=%llu reason=\"no space for the term of this start\"",
+			(unsigned long long)dropped);
+	}
+	return rc;
 }
 
 /* ---- a new run --------------------------------------------------------------------------- */
@@ -201,7 +212,7 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 	cfg.term = 1 + (term > head.term ? term : head.term);
 	cfg.generation = newest_seen + 1; /* checkpointer_write writes this one */
 	rc = c->generation ? resume(out, o, c, &cfg, e) : begin_run(out, o, &cfg, e);
-	return rc ? rc : write_term(o->checkpoint_dir, cfg.term, e);
+	return rc ? rc : write_term(o->checkpoint_dir, cfg.term, c->generation, e);
 }
 
 /* Check the content before the log behind it is replayed. */

@@ -1,9 +1,11 @@
 /* wal.c - see wal.h. */
 #include "server/durability/wal.h"
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/assert.h"
+#include "common/file.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/wal_file.h"
@@ -400,6 +402,21 @@ const struct wal_stats *wal_stats(const struct wal *w)
 
 /* ---- creation ------------------------------------------------------------------------------- */
 
+/* On disk before the first event. Without space for it the generations before its checkpoint go. */
+static int begin_first(struct wal *w, struct err *e)
+{
+	uint64_t generation = w->cfg.generation;
+	int rc;
+
+	do {
+		rc = begin_file(w, generation, 1, e);
+		if (!rc)
+			rc = wal_file_sync(w->file, e);
+	} while (rc && file_no_space(errno) &&
+		 checkpoint_make_space(w->cfg.dir, generation, generation));
+	return rc;
+}
+
 int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e)
 {
 	struct wal *w = mem_try(1, sizeof(*w));
@@ -412,9 +429,7 @@ int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e)
 	w->base = w->durable = cfg->generation;
 	list_init(&w->queue);
 	list_init(&w->group);
-	int rc = begin_file(w, cfg->generation, 1, e);
-	if (!rc)
-		rc = wal_file_sync(w->file, e);
+	int rc = begin_first(w, e);
 	if (rc)
 		wal_free(&w);
 	*out = w;

@@ -327,6 +327,26 @@ def test_disk_too_small_for_two_checkpoints(lab, small_disk, figure):
     worker.kill()
 
 
+@pytest.mark.parametrize("durability", ["replay", "always"])
+def test_start_on_a_full_disk(lab, small_disk, figure, durability):
+    """A killed server's disk is full: the next start drops older generations, as a running server does."""
+    options = ("--model", "vector:20000", "--durability", durability)
+    server = lab.server(*options, directory=small_disk / "ckpt")
+    for _ in range(3):
+        lab.ctl("--server", server.endpoint, "checkpoint")
+    server.kill()
+    kept = generations(small_disk / "ckpt")
+    fill(small_disk / "filler")
+    again = lab.restart(server, *options)
+    again.line("net listening")
+    status = again.status()
+    again.kill()
+    left = generations(small_disk / "ckpt")
+    figure("P5", len(left), f"generations are left of {len(kept)} after a start on a full disk, the "
+           "newest of the run among them", len(kept) == 3 and status["version"] == 0
+           and len(left) >= 2 and left[1] == kept[0], what=f"full start {durability}")
+
+
 def breaks_and_heals(run, figure, what, heal):
     """While its disk fails the server trains, says so and calls nothing durable; then all is well again."""
     until(lambda: health(run.server) == 503, 20, "it says that it is not well")

@@ -23,6 +23,7 @@ void turn_look(const struct server *s, struct status *out)
 		.waiting = &s->waiting,
 		.checkpointer = s->checkpointer ? checkpointer_stats(s->checkpointer) : NULL,
 		.wal = s->wal ? wal_stats(s->wal) : NULL,
+		.disk = &s->disk,
 		.now_ms = s->finish_ms ? s->finish_ms : s->awake.now_ms,
 		.rss_bytes = status_rss(),
 		.turned_away = s->admission.turned_away,

@@ -137,7 +137,7 @@ static int must_end(const struct server *s)
 {
 	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;
 
-	return core_ending(s->state.core) && (failing || is_draining(s));
+	return core_ending(s->state.core) && (failing || s->disk.why[0] || is_draining(s));
 }
 
 static void abort_run(struct server *s, int status, const char *why)
@@ -164,9 +164,17 @@ static void check_session_close(struct server *s)
 		uv_stop(&s->loop);
 }
 
+/* A write has taken the time of a whole drain: nothing is gained by another one. */
+static int disk_hangs(struct server *s)
+{
+	return turn_now(s) + DRAIN_MS >= s->deadline_ms + DRAIN_AGAIN_MS &&
+	       disk_wait_write_ms(&s->disk) >= DRAIN_MS;
+}
+
 static void check_deadline(struct server *s)
 {
 	uint64_t now = turn_now(s);
+	char why[160];
 
 	if (s->status) {
 		check_session_close(s);
@@ -178,9 +186,12 @@ static void check_deadline(struct server *s)
 		abort_run(s, PS_EIO, checkpointer_stats(s->checkpointer)->why);
 		return;
 	}
-	if (!s->deadline_ms || now < s->deadline_ms)
+	if (!s->deadline_ms || (now < s->deadline_ms && !disk_hangs(s)))
 		return;
-	if (is_draining(s))
+	if (disk_wait_write_ms(&s->disk)) {
+		disk_wait_describe(&s->disk, why, sizeof(why));
+		abort_run(s, PS_EIO, why);
+	} else if (is_draining(s))
 		abort_run(s, GAVE_UP, "the last checkpoint took too long");
 	else
 		abort_run(s, PS_EIO, "the last checkpoint cannot be written");
@@ -253,11 +264,11 @@ static void log_data_set(struct server *s)
 static void on_tick(uv_timer_t *t)
 {
 	struct server *s = t->data;
-	const struct event ev = {.kind = EVENT_TICK};
 
 	router_receive_pending(s->router);
 	transfers_poll(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
-	raise_event(s, &ev);
+	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->bound, turn_now(s));
+	raise_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
 	request_snapshot(s);
 	membership_check(&s->membership, s->state.core);
 	log_data_set(s);

@@ -29,6 +29,7 @@
 #include "server/monitor/progress.h"
 #include "server/durability/startup.h"
 #include "server/durability/checkpointer.h"
+#include "server/durability/disk_wait.h"
 #include "server/net/transfers.h"
 #include "server/monitor/waiting.h"
 #include "server/monitor/warnings.h"
@@ -46,7 +47,8 @@ struct server {
 	struct router *router;
 	struct checkpointer *checkpointer; /* NULL: no checkpoints */
 	struct wal *wal;                   /* NULL: no write-ahead log */
-	uint64_t bound;      /* position of the newest event that anybody could learn of */
+	uint64_t bound; /* position of the newest event that anybody could learn of */
+	struct disk_wait disk;
 	uint64_t asked_ms;   /* newest request for a snapshot that the log needs */
 	struct http *http;   /* NULL: off */
 	uint64_t unsaved_ms; /* since then the last checkpoint of a drain fails; 0: it does not */

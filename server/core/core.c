@@ -236,6 +236,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 		break;
 	case EVENT_TICK:
 		sessions_tick(c);
+		pace_hold(c, ev->held_ms);
 		leases_tick(c);
 		break;
 	case EVENT_DURABLE:

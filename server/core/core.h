@@ -38,6 +38,8 @@ struct event {
 	const struct msg *msg; /* EVENT_MESSAGE; borrowed for the call */
 	uint64_t generation;   /* EVENT_DURABLE, EVENT_SAVE_FAILED */
 	uint64_t bytes;        /* EVENT_PROGRESS */
+	uint64_t held_ms;      /* EVENT_TICK: for so long since the last one, replies that wait for
+				  the disk have got no further */
 };
 
 enum effect_kind {

@@ -216,7 +216,8 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 	return ms > PACE_STALL_MS ? ms : PACE_STALL_MS;
 }
 
-/* It must not push any more before we have saved what it pushed. */
+/* It must not push any more before we have saved what it pushed. With a log the shell holds the
+ * replies back instead, and says so in EVENT_TICK. */
 static int waits_for_us(const struct core *c, const struct worker *w)
 {
 	return w->last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
@@ -245,6 +246,23 @@ int pace_check(struct core *c, struct worker *w)
 		effects_add_worker(c, w, WORKER_STALLED);
 	}
 	return gives_back;
+}
+
+/* `ms` of the time since *since_ms do not count. */
+static void stop_clock(const struct core *c, uint64_t *since_ms, uint64_t ms)
+{
+	uint64_t passed_ms = c->now_ms > *since_ms ? c->now_ms - *since_ms : 0;
+
+	if (*since_ms)
+		*since_ms += ms < passed_ms ? ms : passed_ms;
+}
+
+void pace_hold(struct core *c, uint64_t ms)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		stop_clock(c, &c->worker[i].pace.since_ms, ms);
+		stop_clock(c, &c->worker[i].active_ms, ms);
+	}
 }
 
 /* ---- transfers ------------------------------------------------------------------------------- */

@@ -25,6 +25,9 @@
  * clocks stand still, but no longer than the bytes take at PACE_BYTES_PER_S, and for no more bytes
  * than the next delivery needs.
  *
+ * Disk: these clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK): the
+ * workers wait for us.
+ *
  * Invariants:
  * (1) nothing here reads a clock: c->now_ms decides;
  * (2) only what a worker delivers of its own grant is a sample, and each piece of a grant is at
@@ -89,6 +92,8 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 void pace_look(struct core *c);
 /* Bytes of this connection have moved, in either direction. */
 void pace_progress(struct core *c, uint32_t peer, uint64_t bytes);
+/* Replies have waited for the disk for the last `ms`: they count for no worker. */
+void pace_hold(struct core *c, uint64_t ms);
 /* Time has passed: note whether it is stalled. 1: it has to give back its grant. */
 int pace_check(struct core *c, struct worker *w);
 /* It is here again after silence, and is still marked AWAY if it was: its clock starts anew. If it

@@ -265,6 +265,7 @@ static void start_group(struct wal *w)
 {
 	PS_ASSERT(!w->busy && w->queue.first); /* invariant 2 */
 	w->busy = 1;
+	w->stats.begun++;
 	w->group = w->queue; /* not empty: `end` points into its last item */
 	list_init(&w->queue);
 	memset(&w->done, 0, sizeof(w->done));

@@ -50,6 +50,7 @@ struct wal_config {
 
 struct wal_stats {
 	uint64_t events, groups; /* on disk */
+	uint64_t begun;          /* groups that were given to the disk */
 	uint64_t bytes;          /* of the current file */
 	uint64_t failures;
 	int failing;   /* the flushed LSN waits for the next checkpoint */

@@ -12,6 +12,29 @@ static unsigned char *put_number(unsigned char *at, uint64_t value)
 	return at + 8;
 }
 
+/* What an event has besides its peer and its message. */
+static uint64_t argument_of(const struct event *ev)
+{
+	switch (ev->kind) {
+	case EVENT_PROGRESS:
+		return ev->bytes;
+	case EVENT_TICK:
+		return ev->held_ms;
+	default:
+		return ev->generation;
+	}
+}
+
+static void set_argument(struct event *ev, uint64_t value)
+{
+	if (ev->kind == EVENT_PROGRESS)
+		ev->bytes = value;
+	else if (ev->kind == EVENT_TICK)
+		ev->held_ms = value;
+	else
+		ev->generation = value;
+}
+
 size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[WAL_RECORD_HEAD])
 {
@@ -20,7 +43,7 @@ size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f
 
 	at = put_number(at, ev->peer);
 	at = put_number(at, now_ms);
-	at = put_number(at, ev->kind == EVENT_PROGRESS ? ev->bytes : ev->generation);
+	at = put_number(at, argument_of(ev));
 	at = put_number(at, n);
 	for (size_t i = 0; i < n; i++)
 		at = put_number(at, zmq_msg_size(&f->frame[i]));
@@ -92,10 +115,8 @@ int wal_record_read(struct wal_record_reader *r, const unsigned char *data, size
 		((kind <= EVENT_PEER_GONE || kind == EVENT_PROGRESS) && peer == 0))
 		return PS_EPROTO;
 	r->now_ms = le64_get(data + 16);
-	r->event = (struct event){.kind = (enum event_kind)kind,
-		.peer = (uint32_t)peer,
-		.generation = kind == EVENT_PROGRESS ? 0 : le64_get(data + 24),
-		.bytes = kind == EVENT_PROGRESS ? le64_get(data + 24) : 0};
+	r->event = (struct event){.kind = (enum event_kind)kind, .peer = (uint32_t)peer};
+	set_argument(&r->event, le64_get(data + 24));
 	int rc = take_frames(r, data, size, n);
 	if (rc || n == 0)
 		return rc;

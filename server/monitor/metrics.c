@@ -230,6 +230,12 @@ char *status_metrics(const struct status *s)
 	put_auth(f, &s->auth);
 	if (s->checkpointer)
 		put_checkpointer(f, s->checkpointer);
+	metric(f, "degraded", "gauge", "1 if the disk fails or does not answer.",
+		status_degraded(s) != NULL);
+	if (s->disk)
+		metric(f, "disk_write_age_seconds", "gauge",
+			"For how long the oldest write has been under way.",
+			(double)disk_wait_write_ms(s->disk) / 1000);
 	metric_counter(f, "hellos_turned_away_total", "HELLOs over the rate that is let in.",
 		s->turned_away);
 	metric(f, "resident_bytes", "gauge", "Memory of the server.", (double)s->rss_bytes);

@@ -32,7 +32,9 @@ const char *status_degraded(const struct status *s)
 {
 	if (s->checkpointer && s->checkpointer->failing)
 		return s->checkpointer->why;
-	return s->wal && s->wal->failing ? s->wal->why : NULL;
+	if (s->wal && s->wal->failing)
+		return s->wal->why;
+	return s->disk && s->disk->why[0] ? s->disk->why : NULL;
 }
 
 const char *status_worker_state(const struct worker_view *w)

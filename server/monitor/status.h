@@ -8,6 +8,7 @@
 #ifndef SERVER_MONITOR_STATUS_H
 #define SERVER_MONITOR_STATUS_H
 #include <stdint.h>
+#include "server/durability/disk_wait.h"
 #include "server/durability/wal.h"
 #include "server/net/net.h"
 #include "server/monitor/progress.h"
@@ -28,6 +29,7 @@ struct status {
 	struct router_stats net;
 	const struct checkpointer_stats *checkpointer; /* NULL: no checkpoints */
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
+	const struct disk_wait *disk;                  /* NULL: no disk */
 	struct auth_stats auth;                        /* all zero: no keys */
 	uint64_t now_ms;
 	uint64_t rss_bytes;

@@ -301,6 +301,50 @@ def test_a_write_that_hangs_leaves_nothing(lab, figure):
     assert len(generations(server.directory)) == 1
 
 
+def hanging(lab, how, *options):
+    """A server with a log whose disk answers no fsync while `how` is there, and two workers at work."""
+    server = lab.server("--model", "seed:8", "--durability", "always", *options, env={
+        "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(how),
+        "DISK_ROOT": str(lab.directory / "ckpt")})
+    crew = [lab.worker(server.endpoint) for _ in range(2)]
+    until(lambda: server.status()["updates"] > 20, 30, "training")
+    return server, crew
+
+
+def test_nobody_stalls_while_the_disk_hangs(lab, figure):
+    """Longer than a worker may take: the status names the disk, not the workers, and no step is cut short."""
+    how = lab.directory / "how"
+    server, _ = hanging(lab, how, "--mode", "sync", "--epochs", 1, "--max-updates", 120,
+                        "--suspect-ms", 20000, "--dead-ms", 60000, "--min-workers", 2)
+    how.touch()
+    begun = time.monotonic()
+    until(lambda: health(server) == 503, 10, "it says that it is not well")
+    figure("P5", time.monotonic() - begun, "s until readiness names a disk that hangs",
+           "the disk does not answer" in server.status()["degraded"], what="overdue")
+    time.sleep(8)  # a worker that delivers nothing for 6 s is stalled
+    status = server.status()
+    how.unlink()
+    result = server.result()
+    figure("P5", status["counters"]["stalls"] + status["counters"]["expired"] + result["steps_short"],
+           "workers called stalled, grants taken away and steps cut short by a disk that hung",
+           status["counters"]["stalls"] + status["counters"]["expired"] + result["steps_short"] == 0,
+           what="nobody stalls")
+
+
+def test_sigterm_while_the_disk_hangs(lab, figure):
+    how = lab.directory / "how"
+    server, _ = hanging(lab, how, "--epochs", 1000)
+    how.touch()
+    until(lambda: health(server) == 503, 10, "it says that it is not well")
+    begun = time.monotonic()
+    server.signal(15)
+    code = server.wait(20)
+    took = time.monotonic() - begun
+    figure("P5", took, "s from SIGTERM to the end, with a disk that hangs", took <= 11, what="drain")
+    figure("P5", code, "is the status then", code == 10 and "the disk does not answer" in
+           "\n".join(server.lines).split("gave_up")[1], what="drain status")
+
+
 def test_sigterm_when_space_comes(lab, small_disk):
     """Full when it was told to end, but not for long: the last checkpoint is written."""
     server = lab.server("--model", "vector:8", "--checkpoint-ms", 100, directory=small_disk / "ckpt")

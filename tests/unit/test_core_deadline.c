@@ -638,6 +638,40 @@ static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 	crew_close(&k);
 }
 
+/* All beat for `ms`, but get no replies: of each 10 ms, `held_ms` go to the disk. */
+static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
+{
+	for (uint64_t end = f->k.b.now_ms + ms; f->k.b.now_ms < end;) {
+		for (uint32_t i = 0; i < f->k.n; i++)
+			bench_beat(&f->k.b, f->k.hand[i].peer + 1, f->k.hand[i].s);
+		f->k.b.now_ms += 10;
+		bench_step(&f->k.b, &(struct event){.kind = EVENT_TICK, .held_ms = held_ms});
+	}
+}
+
+static void the_time_that_replies_wait_for_the_disk_is_nobodys(void **state)
+{
+	const struct core_stats *t;
+	struct fleet f;
+
+	(void)state;
+	fleet_open(&f, config(MODE_SYNC), 3, 20000, 30);
+	fleet_run(&f, 1000);
+	t = core_stats(f.k.b.core);
+	uint64_t steps_short = t->steps_short;
+	fleet_hold(&f, 60000, 10);
+	assert_true(t->expired == 0 && t->stalls == 0);
+	fleet_hold(&f, 10000, UINT64_MAX); /* a log may say anything */
+	assert_true(t->expired == 0 && t->stalls == 0);
+	fleet_run(&f, 1000);
+	assert_true(t->expired == 0 && t->stalls == 0 && t->steps_short == steps_short);
+	fleet_hold(&f, 3000, 8); /* a fifth of the time is theirs */
+	assert_true(t->expired == 0 && t->stalls == 0);
+	fleet_hold(&f, 60000, 8);
+	assert_int_equal(t->stalls, 3);
+	crew_close(&f.k);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -663,6 +697,7 @@ int main(void)
 		cmocka_unit_test(a_trickle_does_not_hold_a_grant),
 		cmocka_unit_test(bytes_without_end_do_not_hold_a_grant),
 		cmocka_unit_test(a_worker_that_waits_for_our_disk_is_not_stalled),
+		cmocka_unit_test(the_time_that_replies_wait_for_the_disk_is_nobodys),
 		cmocka_unit_test(the_time_that_a_worker_needs_to_come_back_is_not_owed),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

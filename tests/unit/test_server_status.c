@@ -158,6 +158,10 @@ static void a_failing_saver_is_a_degraded_server(void **state)
 	json_decref(o);
 	now.checkpointer = NULL;
 	assert_null(status_degraded(&now));
+	const struct disk_wait hung = {.why = "the disk does not answer"};
+	now.disk = &hung;
+	assert_string_equal(status_degraded(&now), "the disk does not answer");
+	now.disk = NULL;
 	o = parsed(status_json(&now));
 	assert_true(json_is_null(json_object_get(o, "checkpoint")));
 	json_decref(o);

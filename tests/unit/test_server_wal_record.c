@@ -16,9 +16,13 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 
 	(void)state;
 	assert_int_equal(wal_record_reader_init(&r, BENCH_PARAMS), PS_OK);
-	for (int kind = EVENT_MESSAGE; kind <= EVENT_DRAIN; kind++) {
-		const struct event ev = {
-			.kind = (enum event_kind)kind, .peer = 7, .msg = &m, .generation = 99};
+	for (int kind = EVENT_MESSAGE; kind <= EVENT_PROGRESS; kind++) {
+		const struct event ev = {.kind = (enum event_kind)kind,
+			.peer = 7,
+			.msg = &m,
+			.generation = 99,
+			.bytes = 98,
+			.held_ms = 97};
 		int has_frames = kind == EVENT_MESSAGE;
 		assert_int_equal(wire_encode(&m, &f), PS_OK);
 		size_t n = wal_record_head(&ev, 1234, has_frames ? &f : NULL, whole);
@@ -29,7 +33,10 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 		assert_int_equal(wal_record_read(&r, whole, n), PS_OK);
 		assert_int_equal(r.event.kind, kind);
 		assert_int_equal(r.event.peer, 7);
-		assert_int_equal(r.event.generation, 99);
+		assert_int_equal(r.event.held_ms, kind == EVENT_TICK ? 97 : 0);
+		assert_int_equal(r.event.bytes, kind == EVENT_PROGRESS ? 98 : 0);
+		assert_int_equal(
+			r.event.generation, kind == EVENT_TICK || kind == EVENT_PROGRESS ? 0 : 99);
 		assert_int_equal(r.now_ms, 1234);
 		if (has_frames)
 			assert_memory_equal(

@@ -1,0 +1,81 @@
+/* disk_wait.c - see disk_wait.h. */
+#include "server/durability/disk_wait.h"
+#include <stdio.h>
+#include "common/log.h"
+#include "server/durability/checkpointer.h"
+#include "server/durability/wal.h"
+
+#define LOG_OVERDUE_MS        2000
+#define CHECKPOINT_OVERDUE_MS 10000
+#define SLOWEST_BYTES_PER_MS  20000 /* a checkpoint of any size may take as long as at this rate */
+
+/* The number of a write tells it from the one before. */
+static void look(struct disk_write *w, int busy, uint64_t number, uint64_t now_ms)
+{
+	if (!busy)
+		w->since_ms = 0;
+	else if (!w->since_ms || w->number != number)
+		w->since_ms = now_ms;
+	w->number = number;
+}
+
+static uint64_t age(const struct disk_wait *d, const struct disk_write *w)
+{
+	return w->since_ms ? d->now_ms - w->since_ms : 0;
+}
+
+static void look_at_replies(
+	struct disk_wait *d, const struct wal *w, uint64_t bound_lsn, uint64_t now_ms)
+{
+	uint64_t flushed = w ? wal_flushed_lsn(w) : 0;
+
+	d->held_ms = d->held && flushed == d->flushed_lsn ? now_ms - d->now_ms : 0;
+	d->held = w && bound_lsn > flushed;
+	d->flushed_lsn = flushed;
+}
+
+static int is_overdue(const struct disk_wait *d)
+{
+	return age(d, &d->log) > LOG_OVERDUE_MS ||
+	       age(d, &d->checkpoint) >
+		       CHECKPOINT_OVERDUE_MS + d->checkpoint_bytes / SLOWEST_BYTES_PER_MS;
+}
+
+void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
+	uint64_t bound_lsn, uint64_t now_ms)
+{
+	look_at_replies(d, w, bound_lsn, now_ms);
+	d->now_ms = now_ms;
+	if (w)
+		look(&d->log, wal_busy(w), wal_stats(w)->begun, now_ms);
+	if (c) {
+		const struct checkpointer_stats *t = checkpointer_stats(c);
+
+		look(&d->checkpoint, checkpointer_busy(c), t->saved + t->failed, now_ms);
+		d->checkpoint_bytes = t->bytes;
+	}
+	int was = d->why[0] != '\0', is = is_overdue(d);
+	d->why[0] = '\0';
+	if (is)
+		disk_wait_describe(d, d->why, sizeof(d->why));
+	if (is && !was)
+		log_error("server", "disk_overdue", "reason=\"%s\"", d->why);
+	if (was && !is)
+		log_info("server", "disk_answers", "reason=\"the write is over\"");
+}
+
+uint64_t disk_wait_write_ms(const struct disk_wait *d)
+{
+	uint64_t log = age(d, &d->log), checkpoint = age(d, &d->checkpoint);
+
+	return log > checkpoint ? log : checkpoint;
+}
+
+void disk_wait_describe(const struct disk_wait *d, char *out, unsigned size)
+{
+	const char *what =
+		age(d, &d->log) >= age(d, &d->checkpoint) ? "the write-ahead log" : "a checkpoint";
+
+	snprintf(out, size, "the disk does not answer: a write of %s has taken %.1f s", what,
+		(double)disk_wait_write_ms(d) / 1000);
+}

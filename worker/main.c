@@ -77,10 +77,11 @@ static void log_done(const struct cnnps *c, const struct trainer_work *w)
 	cnnps_stats(c, &s);
 	log_info("worker", "done",
 		"images=%llu batches=%llu evaluated=%llu compute_s=%.2f rejected=%llu "
-		"reconnects=%llu replayed=%llu",
+		"superseded=%llu reconnects=%llu replayed=%llu",
 		(unsigned long long)w->images, (unsigned long long)w->batches,
 		(unsigned long long)w->evaluated, w->seconds, (unsigned long long)s.rejected,
-		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
+		(unsigned long long)s.superseded, (unsigned long long)s.reconnects,
+		(unsigned long long)s.replayed);
 }
 
 /* Connect, train, leave. *acked: acknowledged pushes of this session. */

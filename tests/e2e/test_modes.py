@@ -52,11 +52,13 @@ def test_sync_steps_end_with_n_of_n_plus_b_gradients(lab, small):
     server = lab.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers", 4,
                         "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
                         "--dead-ms", 60000)
-    for _ in range(4):
-        lab.worker(server.endpoint, data=small)
+    crew = [lab.worker(server.endpoint, data=small) for _ in range(4)]
     result = server.result()
     assert result["images_per_epoch"] == [6000] * 4
     assert (result["updates"], result["steps_short"], result["rejected"]) == (80, 0, 0), result
+    counts = [w.line(r"worker done.* rejected=(\d+) superseded=(\d+)") for w in crew]
+    assert [int(c[1]) for c in counts] == [0] * 4, "the workers' own counts"
+    assert sum(int(c[2]) for c in counts) <= result["superseded"]
 
 
 @pytest.mark.parametrize("mode", ["downpour", "ssp"])

@@ -123,9 +123,9 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 	printf("%s pushed=%llu acked=%llu reconnects=%llu replayed=%llu\n", r ? "stopped" : "done",
 		(unsigned long long)s.pushed, (unsigned long long)s.acked,
 		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
-	if (r || s.rejected) {
+	if (r || s.rejected || s.superseded) {
 		fprintf(stderr, "ledger_worker: %s, %llu pushes rejected\n", cnnps_strerror(r),
-			(unsigned long long)s.rejected);
+			(unsigned long long)(s.rejected + s.superseded));
 		return 1;
 	}
 	return 0;

@@ -31,7 +31,7 @@ struct fake_how {
 	int garbage;           /* before each answer, a message that is none */
 	int status;            /* nonzero: answer everything by an ERROR with it */
 	int bye;               /* nonzero: answer LEASE by a BYE with it */
-	int reject;            /* nonzero: the verdict on every push */
+	int reject;            /* REJECT_*: the reason why every push is rejected */
 	int two_slices;        /* weights come in two pieces */
 	int damaged_pulls;     /* so many of the next ones have a bit turned over */
 	int refuse_admin;

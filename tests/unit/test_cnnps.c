@@ -109,12 +109,16 @@ static void a_rejection_is_counted(void **state)
 	struct cnnps_stats s;
 
 	(void)state;
-	fake_set(&fake, &fake.how.reject, 1);
+	fake_set(&fake, &fake.how.reject, REJECT_NORM);
 	push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	cnnps_stats(client, &s);
-	assert_int_equal(s.rejected, 1);
-	assert_int_equal(s.acked, 0);
+	assert_true(s.rejected == 1 && s.superseded == 0 && s.acked == 0);
+	fake_set(&fake, &fake.how.reject, REJECT_WORK); /* another worker was first */
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	cnnps_stats(client, &s);
+	assert_true(s.rejected == 1 && s.superseded == 1 && s.acked == 0);
 }
 
 static void leases_and_results_travel_whole(void **state)

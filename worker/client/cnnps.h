@@ -119,6 +119,7 @@ struct cnnps_stats {
 	uint64_t pushed, acked, rejected, durable; /* pushes */
 	uint64_t last_version;                     /* newest version that the server reported */
 	uint64_t reconnects, replayed;
+	uint64_t superseded; /* pushes in vain: another worker was first, or the step was over */
 };
 
 /* Connect and wait for the WELCOME. On failure *out is NULL and o->why has the reason. */

@@ -39,7 +39,8 @@ enum prefetch {
 
 /* Written by the holder of the I/O lock, read by any thread. */
 struct counters {
-	atomic_uint_least64_t pushed, acked, rejected, durable, last_version, reconnects, replayed;
+	atomic_uint_least64_t pushed, acked, rejected, superseded, durable, last_version,
+		reconnects, replayed;
 };
 
 struct net {
@@ -226,12 +227,26 @@ static void newer_version(struct net *n, uint64_t version)
 		atomic_store(&n->count.last_version, version);
 }
 
+/* As the server's ledger.c: another worker was first, or the step ended without this gradient. */
+static int is_superseded(const struct net *n, enum reject why)
+{
+	enum mode mode = session_welcome(n->session)->mode;
+	int exact = mode == MODE_SYNC || mode == MODE_SANDBLASTER;
+
+	return why == REJECT_WORK || (why == REJECT_STALE && exact);
+}
+
 static void count_ack(struct net *n, const struct msg_ack *a)
 {
 	int ok = a->verdict == VERDICT_OK;
 
 	newer_version(n, a->version);
-	atomic_fetch_add(ok ? &n->count.acked : &n->count.rejected, 1);
+	if (ok)
+		atomic_fetch_add(&n->count.acked, 1);
+	else if (is_superseded(n, a->reject))
+		atomic_fetch_add(&n->count.superseded, 1);
+	else
+		atomic_fetch_add(&n->count.rejected, 1);
 	if (!ok)
 		log_debug("net", "rejected", "seq=%llu reason=%d", (unsigned long long)a->seq,
 			(int)a->reject);
@@ -1026,6 +1041,7 @@ void net_stats(const struct net *n, struct cnnps_stats *s)
 	s->pushed = atomic_load(&c->pushed);
 	s->acked = atomic_load(&c->acked);
 	s->rejected = atomic_load(&c->rejected);
+	s->superseded = atomic_load(&c->superseded);
 	s->durable = atomic_load(&c->durable);
 	s->last_version = atomic_load(&c->last_version);
 	s->reconnects = atomic_load(&c->reconnects);

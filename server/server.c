@@ -261,6 +261,24 @@ static void log_data_set(struct server *s)
 		(unsigned long long)d->xxh3, d->n_train, d->n_test);
 }
 
+/* Not heard of in replies, which wait for the disk: without a word they would take the server for
+ * lost. */
+static void notify_workers(struct server *s)
+{
+	static const struct msg notice = {.type = MSG_ERROR,
+		.error = {.status = PS_EAGAIN,
+			.text = "the server waits for its disk (its log and status say why); it "
+				"replies to workers, and welcomes new ones, when the disk works "
+				"again"}};
+	struct worker_view v;
+
+	for (uint32_t i = 0; i < core_config(s->state.core)->sessions.max_workers; i++) {
+		core_worker(s->state.core, i, &v);
+		if (v.peer && (v.state == SESSION_LIVE || v.state == SESSION_SUSPECT))
+			router_send_notice(s->router, v.peer, &notice);
+	}
+}
+
 static void on_tick(uv_timer_t *t)
 {
 	struct server *s = t->data;
@@ -269,6 +287,8 @@ static void on_tick(uv_timer_t *t)
 	transfers_poll(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->bound, turn_now(s));
 	raise_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
+	if (s->disk.notice_due && !s->status)
+		notify_workers(s);
 	request_snapshot(s);
 	membership_check(&s->membership, s->state.core);
 	log_data_set(s);

@@ -6,6 +6,7 @@
 #include "server/durability/wal.h"
 
 #define LOG_OVERDUE_MS        2000
+#define NOTICE_MS             500 /* between two notices: the lines of contact.c need them */
 #define CHECKPOINT_OVERDUE_MS 10000
 #define SLOWEST_BYTES_PER_MS  20000 /* a checkpoint of any size may take as long as at this rate */
 
@@ -30,6 +31,9 @@ static void look_at_replies(
 	uint64_t flushed = w ? wal_flushed_lsn(w) : 0;
 
 	d->held_ms = d->held && flushed == d->flushed_lsn ? now_ms - d->now_ms : 0;
+	uint64_t before_ms = d->held_ms ? d->stuck_ms : 0;
+	d->stuck_ms = before_ms + d->held_ms;
+	d->notice_due = d->stuck_ms / NOTICE_MS > before_ms / NOTICE_MS;
 	d->held = w && bound_lsn > flushed;
 	d->flushed_lsn = flushed;
 }

@@ -21,6 +21,8 @@ struct disk_wait {
 	uint64_t now_ms, flushed_lsn; /* at the last tick */
 	int held;                     /* replies waited then */
 	uint64_t held_ms;             /* since the tick before, no reply that waited could leave */
+	uint64_t stuck_ms;            /* the sum, without a pause */
+	int notice_due;               /* workers should be told, now */
 	struct disk_write log, checkpoint;
 	uint64_t checkpoint_bytes;
 	char why[128]; /* what is overdue; "": nothing */

@@ -106,6 +106,15 @@ static int send_reply(void *arg, uint32_t peer, struct frames *f)
 	return rc;
 }
 
+void router_send_notice(struct router *r, uint32_t peer, const struct msg *m)
+{
+	struct frames f;
+
+	frames_init(&f);
+	if (wire_encode(m, &f) || send_reply(r, peer, &f))
+		frames_release(&f);
+}
+
 static void on_retry(uv_timer_t *t)
 {
 	router_flush(t->data);

@@ -72,6 +72,9 @@ void router_set_lsn(struct router *r, uint64_t lsn);
 void router_set_flushed(struct router *r, uint64_t lsn);
 /* Encode `m` for `peer` now; it leaves at the next flush. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
+/* Send `m` at once, before the replies that wait for the log, or not at all: it must promise nothing,
+ * and be true wherever it comes. */
+void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
 /* Send the replies that may leave; calls on_gone. Not from on_message or on_gone. */
 void router_flush(struct router *r);
 /* Receive at least one message of each connection that has one, so that a worker whose message was

@@ -314,15 +314,23 @@ def hanging(lab, how, *options):
 def test_nobody_stalls_while_the_disk_hangs(lab, figure):
     """Longer than a worker may take: the status names the disk, not the workers, and no step is cut short."""
     how = lab.directory / "how"
-    server, _ = hanging(lab, how, "--mode", "sync", "--epochs", 1, "--max-updates", 120,
+    server, crew = hanging(lab, how, "--mode", "sync", "--epochs", 1, "--max-updates", 120,
                         "--suspect-ms", 20000, "--dead-ms", 60000, "--min-workers", 2)
     how.touch()
     begun = time.monotonic()
     until(lambda: health(server) == 503, 10, "it says that it is not well")
     figure("P5", time.monotonic() - begun, "s until readiness names a disk that hangs",
            "the disk does not answer" in server.status()["degraded"], what="overdue")
+    crew.append(lab.worker(server.endpoint))
     time.sleep(8)  # a worker that delivers nothing for 6 s is stalled
     status = server.status()
+    said = ["\n".join(w.lines) for w in crew]
+    figure("P5", sum("the server waits for its disk" in text for text in said),
+           "of 2 workers and one that joins say what they wait for", all(
+               "the server waits for its disk" in text and "silent" not in text and
+               "not as cnn-ps" not in text and "has not welcomed" not in text for text in said),
+           what="said")
+    assert [w["state"] for w in status["workers"]][:2] == ["live", "live"]
     how.unlink()
     result = server.result()
     figure("P5", status["counters"]["stalls"] + status["counters"]["expired"] + result["steps_short"],

@@ -28,13 +28,34 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	assert_int_equal(sbench_effect(&b, NOTIFY_PARAMS)->msg.params.version, 9);
 	sbench_message(&b, &m);
 	assert_did(&b, "");
-	assert_int_equal(sbench_pull(&b), PS_OK);
+	assert_int_equal(session_pull(b.s, WEIGHTS_EVAL, b.now_ms), PS_OK);
 	assert_int_equal(sbench_sent(&b, MSG_PULL)->pull.request, 2);
 	sbench_error(&b, PS_EAGAIN); /* nothing is under evaluation */
 	assert_did(&b, "NO-PARAMS");
 	assert_int_equal(sbench_effect(&b, NOTIFY_NO_PARAMS)->status, PS_EAGAIN);
 	sbench_error(&b, PS_EAGAIN);
 	assert_did(&b, "");
+	session_free(&b.s);
+}
+
+/* The server says once in a while that the reply waits for its disk: no silence, and no refusal. */
+static void a_notice_keeps_the_session_and_its_requests(void **state)
+{
+	static struct sbench b;
+	struct msg m = {.type = MSG_PARAMS};
+
+	(void)state;
+	sbench_open(&b);
+	assert_int_equal(sbench_pull(&b), PS_OK); /* of the current weights */
+	for (int i = 0; i < 10; i++) {
+		sbench_tick(&b, 2000);
+		sbench_error(&b, PS_EAGAIN);
+		assert_did(&b, "");
+		assert_int_equal(session_phase(b.s), PHASE_READY);
+	}
+	m.params = (struct msg_params){.request = 1, .version = 9, .which = WEIGHTS_CURRENT};
+	sbench_message(&b, &m);
+	assert_did(&b, "PARAMS");
 	session_free(&b.s);
 }
 
@@ -283,6 +304,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_pull_at_a_time_answered_by_its_number),
+		cmocka_unit_test(a_notice_keeps_the_session_and_its_requests),
 		cmocka_unit_test(weights_of_before_a_crash_do_not_answer_a_pull_after_it),
 		cmocka_unit_test(a_refused_command_ends_nothing),
 		cmocka_unit_test(one_lease_at_a_time_answered_by_its_number),

@@ -12,7 +12,7 @@ enum {
 };
 
 /* What the reminder is about. */
-enum { AWAITS_NOTHING, AWAITS_FIRST_CONTACT, AWAITS_RECONNECT, AWAITS_WORK };
+enum { AWAITS_NOTHING, AWAITS_FIRST_CONTACT, AWAITS_RECONNECT, AWAITS_WORK, AWAITS_REPLY };
 
 int contact_init(struct contact *k, const char *server)
 {
@@ -182,6 +182,11 @@ static void contact_describe_wait(const struct contact *k, const struct contact_
 			s->server);
 		return;
 	}
+	if (k->reminder.what == AWAITS_REPLY) {
+		snprintf(line, CONTACT_TEXT, "waiting for %.100s for %llu s: %s", s->server,
+			(unsigned long long)(now_ms - k->reminder.since_ms) / 1000, s->notice);
+		return;
+	}
 	explain(k, s, &f);
 	snprintf(line, CONTACT_TEXT,
 		"waiting for %s %.100s%s for %llu s, gives up in %llu s: %s%s%s",
@@ -195,6 +200,8 @@ static int awaited(const struct contact_state *s)
 {
 	if (s->waiting_ms)
 		return s->welcomed ? AWAITS_RECONNECT : AWAITS_FIRST_CONTACT;
+	if (s->notice)
+		return AWAITS_REPLY;
 	return s->idle ? AWAITS_WORK : AWAITS_NOTHING;
 }
 

@@ -21,6 +21,7 @@ struct contact_state {
 	int answered;               /* ... and cnn-ps messages were received on it */
 	uint64_t silent_ms;         /* since the newest message, or since the connection is up */
 	const char *refusal;        /* the server's text, or NULL */
+	const char *notice;         /* why a request of the program has no reply yet, or NULL */
 	uint64_t failed_handshakes; /* closed by the peer without a message */
 	const char *server_key;     /* NULL: no keys */
 	uint64_t waiting_ms;        /* session_waiting_ms; 0: in contact */

@@ -22,6 +22,7 @@
 #define TICK_MS         100
 #define STATUS_AFTER_MS 700 /* without a WELCOME: send STATUS after this silence */
 #define REDIAL_MS       1000
+#define NOTICE_MS       1400 /* a server repeats a notice sooner; one alone is not reported */
 #define CLOSE_MS        5000 /* for the last decisions and BYE */
 #define BUDGET          64   /* messages of one socket before the next socket */
 
@@ -83,7 +84,8 @@ struct net {
 	uint64_t redial_ms;      /* when to call link_redial next */
 	int keyed;               /* the connection is encrypted, with these keys */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
-	struct err server_error; /* the newest ERROR */
+	struct err server_error; /* the newest ERROR ... */
+	uint64_t notice_ms;      /* ... and when it came */
 	char *last_status;       /* an unsolicited one, sent when the server ended; owned */
 	char why[512];
 };
@@ -135,6 +137,13 @@ static struct request *current(struct net *n, enum request_kind kind)
 	return n->request && n->request->kind == kind ? n->request : NULL;
 }
 
+/* The server repeats the notice that the reply waits for its disk. */
+static int is_held(const struct net *n, uint64_t now_ms)
+{
+	return n->request && n->server_error.status == PS_EAGAIN &&
+	       now_ms - n->notice_ms < NOTICE_MS;
+}
+
 static struct contact_state contact_state_of(const struct net *n, uint64_t now_ms)
 {
 	int rc = n->server_error.status, waits = rc == PS_EFULL || rc == PS_EAGAIN;
@@ -145,6 +154,7 @@ static struct contact_state contact_state_of(const struct net *n, uint64_t now_m
 		.answered = n->answered,
 		.silent_ms = now_ms - n->received_ms,
 		.refusal = waits && !n->welcomed ? n->server_error.text : NULL,
+		.notice = is_held(n, now_ms) ? n->server_error.text : NULL,
 		.failed_handshakes = n->failed_handshakes,
 		.server_key = n->keyed ? n->server_key : NULL,
 		.waiting_ms = session_waiting_ms(n->session, now_ms),
@@ -635,6 +645,7 @@ static void handle_message(struct net *n, const struct msg *m)
 		on_answer(n, m);
 	if (m->type == MSG_ERROR) {
 		err_set(&n->server_error, m->error.status, "%s", m->error.text);
+		n->notice_ms = now;
 		on_admin_refused(n, &m->error);
 	}
 	if (!is_sign_of_life(n, m))

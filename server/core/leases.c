@@ -304,7 +304,8 @@ static void grant_training(struct core *c, struct worker *w)
 	/* small leases at the end of an epoch, so that nobody waits for a long one; who is alone
 	 * has nobody wait, and each lease ends in a push */
 	most = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
-	grant_free(c, w, free_batch_for(c, w), most < allowed ? most : allowed);
+	most = pace_share(c, w, most < allowed ? most : allowed);
+	grant_free(c, w, free_batch_for(c, w), most);
 }
 
 void leases_grant_waiting(struct core *c)

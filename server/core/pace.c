@@ -185,6 +185,22 @@ void pace_look(struct core *c)
 	}
 }
 
+uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batches)
+{
+	const struct recent *own = &w->pace.recent[0], *fleet = &c->pace.recent[0];
+	uint64_t share = batches;
+	/* the clock is not more precise than a millisecond */
+	uint32_t usual_us = fleet->median_us > 1000 ? fleet->median_us : 1000;
+
+	if (fleet->n == 0)
+		return batches;
+	if (own->n == 0) /* else it might deliver the whole of its first grant too late */
+		return mode_is_exact(c->cfg.training.mode) ? 1 : batches;
+	if (own->median_us > usual_us)
+		share = share * usual_us / own->median_us;
+	return share ? (uint32_t)share : 1;
+}
+
 /* ---- deadlines ------------------------------------------------------------------------------- */
 
 /* What a piece takes this worker; 0: nobody has delivered one yet. */

@@ -80,6 +80,9 @@ struct fleet_pace {
 struct core;
 struct worker;
 
+/* Of `batches` that a worker of the fleet's median may have, how many w delivers in the same time; at
+ * least 1. */
+uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batches);
 /* It got w->grant, now. */
 void pace_granted(struct core *c, struct worker *w);
 /* It asks for other work: it will not deliver the rest. */

@@ -108,6 +108,7 @@ void verdict(struct sim *s)
 	if (net_chance(&s->net, 500))
 		disk_power_cut(&s->disk);
 	s->disk.fails = s->disk.shorts = s->disk.forgets = 0;
+	s->disk.capacity = 0; /* as in boot: a start without space is not what is tried here */
 	c = server_restore(s, &r);
 	if (!c)
 		return;

@@ -37,7 +37,10 @@ int err_set(struct err *e, int status, const char *fmt, ...)
 	va_end(ap);
 	size_t i = 0;
 	for (; text[i]; i++)
-		e->text[i] = (unsigned char)text[i] < ' ' || text[i] == 127 ? '?' : text[i];
+		if ((unsigned char)text[i] < ' ' || text[i] == 127)
+			e->text[i] = '?';
+		else
+			e->text[i] = text[i];
 	e->text[i] = '\0';
 	e->status = status;
 	return status;

@@ -156,7 +156,8 @@ static int add_tensors(
 			MODEL_MAX_PARAMS);
 	if (m->n_tensors + 2 > MODEL_MAX_TENSORS)
 		return bad(p, "more than %d conv and fc layers", MODEL_MAX_TENSORS / 2);
-	t.init_bound = 1.0 / sqrt((double)(t.count / t.dim[0]));
+	const size_t fan_in = t.count / t.dim[0];
+	t.init_bound = 1.0 / sqrt((double)fan_in);
 	t.offset = m->n_params;
 	snprintf(t.name, sizeof t.name, "%s%zu.weight", kind, number);
 	m->tensor[m->n_tensors++] = t;

@@ -23,6 +23,7 @@
 
 static json_t *tensor_json(const struct tensor *t)
 {
+	const size_t first = t->offset * sizeof(float), end = first + t->count * sizeof(float);
 	json_t *shape = json_array();
 	for (size_t i = 0; i < t->ndim; i++)
 		if (json_array_append_new(shape, json_integer((json_int_t)t->dim[i])) != 0) {
@@ -30,8 +31,7 @@ static json_t *tensor_json(const struct tensor *t)
 			return NULL;
 		}
 	return json_pack("{s:s, s:o, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets",
-		(json_int_t)(t->offset * sizeof(float)),
-		(json_int_t)((t->offset + t->count) * sizeof(float)));
+		(json_int_t)first, (json_int_t)end);
 }
 
 /* The header's JSON, not padded; the caller's to free(). NULL: no memory. */
@@ -226,8 +226,8 @@ static int read_header(const char *path, const unsigned char *file, size_t size,
 
 static int read_file(struct reader *r, const unsigned char *file, size_t size)
 {
-	json_t *root;
-	size_t data;
+	json_t *root = NULL;
+	size_t data = 0;
 	int rc = read_header(r->path, file, size, &root, &data, r->e);
 	if (rc)
 		return rc;

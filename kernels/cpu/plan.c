@@ -152,10 +152,12 @@ static int add_taps(const struct plan *p, struct step *s, size_t height, size_t 
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {
-	const double vectors = (double)(s->columns / p->simd->lanes);
+	const size_t column_vectors = s->columns / p->simd->lanes;
+	const size_t run_vectors = s->patch.run_pad / p->simd->lanes;
+	const double vectors = (double)column_vectors;
 	const double dense = (double)s->taps_pad * (double)s->n_positions * vectors;
-	const double sparse = (double)s->n_windows * (double)s->filters *
-			      (double)(s->patch.rows * (s->patch.run_pad / p->simd->lanes));
+	const double sparse =
+		(double)s->n_windows * (double)s->filters * (double)(s->patch.rows * run_vectors);
 	const int one_patch = s->n_positions == 1 && s->patch.rows == 1;
 	s->forward = WAY_DENSE;
 	s->filter = dense <= 2 * sparse ? WAY_DENSE : WAY_SPARSE;

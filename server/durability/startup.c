@@ -223,8 +223,10 @@ static int check_content(
 	struct core_config cfg = o->core;
 	int rc = read_run_head(c, o, &head, e);
 
+	if (rc)
+		return rc;
 	cfg.term = head.term + 1;
-	return rc ? rc : resume(out, o, c, &cfg, e);
+	return resume(out, o, c, &cfg, e);
 }
 
 static int resume_from(struct startup *out, const struct options *o, struct checkpoint *c,

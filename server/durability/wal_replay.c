@@ -45,8 +45,8 @@ static int find_sections(const struct replay *r, const struct checkpoint *c,
 
 static int build_core(struct replay *r, const struct checkpoint *c, struct err *e)
 {
-	const unsigned char *data[IMAGE_SECTIONS];
-	size_t size[IMAGE_SECTIONS];
+	const unsigned char *data[IMAGE_SECTIONS] = {0};
+	size_t size[IMAGE_SECTIONS] = {0};
 	const char *why;
 	int rc = find_sections(r, c, data, size, e);
 

@@ -73,14 +73,14 @@ static int check_sources(const struct ctl *ctl, struct err *e)
 
 static int run_command(struct ctl *ctl, const char **args, int n_args, struct err *e)
 {
-	const struct command *command;
+	const struct command *command = NULL;
 	int rc = find_command(args, n_args, &command, e);
 
 	if (!rc)
 		rc = check_sources(ctl, e);
 	if (!rc && options_check_server(PROGRAM, ctl->server))
 		return PS_EUSAGE;
-	if (rc)
+	if (rc || !command)
 		return rc;
 	ctl->args = args + 1;
 	ctl->n_args = n_args - 1;

@@ -238,9 +238,8 @@ static int shorten(struct table *t, size_t min)
 	size_t widest = 0;
 
 	for (size_t c = 0; c < N_COLUMNS; c++)
-		if (columns_of[c].shortens && t->width[c] > t->width[widest])
-			widest = c;
-		else if (columns_of[c].shortens && !columns_of[widest].shortens)
+		if (columns_of[c].shortens &&
+			(!columns_of[widest].shortens || t->width[c] > t->width[widest]))
 			widest = c;
 	if (!columns_of[widest].shortens || t->width[widest] <= min)
 		return 0;

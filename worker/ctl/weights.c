@@ -39,7 +39,7 @@ static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err
 		return rc;
 	of_file = mem_must(1, sizeof(*of_file), "model");
 	rc = model_parse(of_file, named, input, e);
-	if (!rc && strcmp(of_file->text, w->model.text))
+	if (!rc && strcmp(of_file->text, w->model.text) != 0)
 		rc = err_set(e, PS_EUSAGE,
 			"--model \"%.120s\" is not the model of %.120s, \"%.120s\"; leave "
 			"--model out",
@@ -61,12 +61,11 @@ static int take_sections(
 	const struct checkpoint_section *run = checkpoint_find(c, RUN_HEAD_SECTION);
 	const struct checkpoint_section *weights = checkpoint_find(c, RUN_HEAD_WEIGHTS);
 	struct run_head head;
-	int rc;
 
 	if (!run || !weights || run_head_read(run->data, run->size, &head))
 		return err_set(e, PS_ECHECKPOINT, "%s: generation %llu has no run or no weights",
 			dir, (unsigned long long)c->generation);
-	if ((rc = open_model(w, head.model, e)))
+	if (open_model(w, head.model, e))
 		return e->status = PS_ECHECKPOINT;
 	if (weights->size != w->model.n_params * sizeof(*w->w))
 		return err_set(e, PS_ECHECKPOINT, "%s: %zu bytes of weights, the model has %zu",

@@ -9,11 +9,14 @@
 /* The worker whose next push this is, if it is a replay of what had been accepted. */
 static const struct worker *replayer(const struct core *c, const struct event *ev)
 {
-	const struct msg_push *p = &ev->msg->push;
+	const struct msg_push *p;
 	const struct worker *w;
 
-	if (ev->kind != EVENT_MESSAGE || ev->msg->type != MSG_PUSH || p->verdict != VERDICT_OK ||
-		p->stamp.worker == 0 || p->stamp.worker > c->cfg.sessions.max_workers)
+	if (ev->kind != EVENT_MESSAGE || ev->msg->type != MSG_PUSH)
+		return NULL;
+	p = &ev->msg->push;
+	if (p->verdict != VERDICT_OK || p->stamp.worker == 0 ||
+		p->stamp.worker > c->cfg.sessions.max_workers)
 		return NULL;
 	w = &c->worker[p->stamp.worker - 1];
 	if (p->stamp.term != c->cfg.term || p->stamp.incarnation != w->incarnation ||
@@ -34,10 +37,13 @@ void replays_after(struct sim *s, const struct event *ev)
 {
 	const struct core *c = s->server.core;
 	const struct worker *w = s->replayer;
-	const struct msg_push *p = &ev->msg->push;
+	const struct msg_push *p;
 	const struct decision *d;
 
-	if (!w || w->last_seq != p->seq) /* or it was not decided: the server ends */
+	if (!w)
+		return;
+	p = &ev->msg->push;
+	if (w->last_seq != p->seq) /* it was not decided: the server ends */
 		return;
 	d = &w->decisions[p->seq % c->cfg.sessions.replay_window];
 	if (d->verdict != VERDICT_OK && d->reject != REJECT_WORK)

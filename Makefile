@@ -38,7 +38,7 @@ PROTOC_C ?= protoc-c
 PYTHON   ?= /usr/bin/python3
 
 # ---- libraries, by what needs them: the server has neither OpenBLAS nor CUDA -----------------
-PKGS.base   := libzmq libuv libprotobuf-c libxxhash zlib jansson popt
+PKGS.base   := libzmq libuv libprotobuf-c libxxhash zlib jansson
 PKGS.server := libmicrohttpd
 PKGS.worker := openblas libpng
 PKGS        := $(PKGS.base) $(PKGS.server) $(PKGS.worker)
@@ -137,12 +137,12 @@ $(GEN).o: $(GEN).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/proto/schema.o: $(GEN).h
 # the names of all options of all programs, from their tables
-OPT_TABLES := cnn-ps:server/config/options.c cnn-worker:worker/options.c cnn-worker:worker/options.h \
+OPT_TABLES := cnn-ps:server/config/options.c cnn-ps:server/core/options.def cnn-worker:worker/options.c cnn-worker:worker/options.h \
 	cnn-ctl:worker/ctl/ctl.c cnn-ctl:worker/options.h
 $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(lastword $(subst :, ,$(t)))))
 	@mkdir -p $(@D)
 	$(call say,GEN,$@)sh common/opt_names.sh $(OPT_TABLES) >$@
-$(B)/common/opt_check.o: $(B)/gen/opt_names.h
+$(B)/common/opt.o: $(B)/gen/opt_names.h
 
 # Other flags than last time (an nvcc that is new here, CUDA=0, CC=clang): all is built again.
 $(B)/flags: FORCE

@@ -1,9 +1,9 @@
 /*
- * opt.c - option tables over popt.
+ * opt.c - option tables: splitting the command line, values, defaults, --help, and warnings about
+ * what was given without effect.
  *
- * popt only splits argv into (row, text); texts are then looked up in argv again, because popt
- * hands out copies that nobody would own. Values are judged here, by one function per type,
- * wherever they come from.
+ * One function per type reads a value, wherever it comes from. Texts are used where they lie in
+ * argv or the environment.
  */
 #include "common/opt.h"
 #include <assert.h>
@@ -11,44 +11,54 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <popt.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
-#include "common/opt_impl.h"
 #include "common/version.h"
 
-/* What popt returns: a row's number from 1, its --no- form, or one of these. */
-enum { VAL_HELP = 1000, VAL_VERSION = 1001, VAL_NO = 2000 };
+#define MAX_ROWS    128
+#define PREFIX      "CNN_"
+#define KUBERNETES  "CNN_PS_" /* what it sets for a service named cnn-ps */
+#define COMMAND     "command"
+#define MAX_NAME    63
+#define MAX_UNKNOWN 20 /* variables that are named one by one */
 
+extern char **environ;
+
+/* Every option of every program: written by opt_names.sh from the option tables. */
+static const struct known {
+	const char *program, *option;
+} known[] = {
+#include "opt_names.h"
+};
+
+/* Variables of scripts, containers, kernels and tests, which are no options. */
+static const char *const others[] = {"CNN_BUNDLE", "CNN_FAULT_SEED", "CNN_GARBAGE_SEED",
+	"CNN_IMAGE", "CNN_IMAGES", "CNN_KX_ISA", "CNN_MEMORY", "CNN_MIRRORS", "CNN_SLOW",
+	"CNN_TEST_DEVICE"};
+
+#define N_KNOWN  (sizeof known / sizeof known[0])
+#define N_OTHERS (sizeof others / sizeof others[0])
+
+enum origin { FROM_DEFAULT, FROM_ENVIRONMENT, FROM_COMMAND_LINE };
 static const char *const origin_names[] = {"default", "environment", "command-line"};
 
-/* Where each row's value came from in the last parse, for opt_dump. A program has one table. */
+/* Where each row's value came from in the last parse. A program has one table. */
 static enum origin origins[MAX_ROWS];
-
-int opt_given(const struct opt_program *p, const char *name)
-{
-	for (size_t i = 0; p->opts[i].name; i++)
-		if (strcmp(p->opts[i].name, name) == 0)
-			return origins[i] != FROM_DEFAULT;
-	return 0;
-}
-
-enum origin opt_origin(size_t row)
-{
-	return origins[row];
-}
 
 struct parse {
 	const struct opt_program *program;
-	int argc;
-	char **argv;
 	const char *given[MAX_ROWS]; /* text from the command line, or NULL */
 	int errors;
 	int unknown; /* options without =VALUE: what follows may be their values */
 	int show_help, show_version;
+};
+
+struct check {
+	const struct opt_program *program;
+	const char *command;
 };
 
 static void complain(struct parse *p, const char *fmt, ...) PS_PRINTF(2, 3);
@@ -66,16 +76,42 @@ static void complain(struct parse *p, const char *fmt, ...)
 	p->errors++;
 }
 
-void opt_variable(const char *option, char *out, size_t size)
+/* "CNN_LEASE_BATCHES" for "lease-batches". */
+static void opt_variable(const char *option, char *out, size_t size)
 {
 	snprintf(out, size, "CNN_%s", option);
 	for (char *c = out; *c; c++)
 		*c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
 }
 
+int opt_given(const struct opt_program *p, const char *name)
+{
+	for (size_t i = 0; p->opts[i].name; i++)
+		if (strcmp(p->opts[i].name, name) == 0)
+			return origins[i] != FROM_DEFAULT;
+	return 0;
+}
+
 /* ---- values ----------------------------------------------------------------------------------
  * Each store_* reads `text` into the row's destination, or complains about `what`, the option or
  * the variable that carried it. */
+
+static void set_int(const struct opt *o, int64_t v)
+{
+	if (o->type == OPT_U32)
+		*(uint32_t *)o->dest = (uint32_t)v;
+	else if (o->type == OPT_U64)
+		*(uint64_t *)o->dest = (uint64_t)v;
+	else
+		*(int64_t *)o->dest = v;
+}
+
+static int64_t get_int(const struct opt *o)
+{
+	return o->type == OPT_U32   ? (int64_t) * (const uint32_t *)o->dest
+	       : o->type == OPT_U64 ? (int64_t) * (const uint64_t *)o->dest
+				    : *(const int64_t *)o->dest;
+}
 
 static void store_text(struct parse *p, const struct opt *o, const char *what, const char *text)
 {
@@ -99,7 +135,7 @@ static void store_int(struct parse *p, const struct opt *o, const char *what, co
 		complain(p, "%s: %.100s is out of range; expected a whole number in [%.15g, %.15g]",
 			what, text, o->min, o->max);
 	else
-		*(int64_t *)o->dest = v;
+		set_int(o, v);
 }
 
 static void store_real(struct parse *p, const struct opt *o, const char *what, const char *text)
@@ -125,7 +161,7 @@ static void store_enum(struct parse *p, const struct opt *o, const char *what, c
 	for (const char *v = o->values; *v; index++) {
 		size_t length = strcspn(v, "|");
 		if (length == n && memcmp(v, text, n) == 0) {
-			*(int *)o->dest = index;
+			*(int *)o->dest = o->first + index;
 			return;
 		}
 		v += length + (v[length] == '|');
@@ -148,6 +184,8 @@ static void store(struct parse *p, const struct opt *o, const char *what, const 
 		store_text(p, o, what, text);
 		break;
 	case OPT_INT:
+	case OPT_U32:
+	case OPT_U64:
 		store_int(p, o, what, text);
 		break;
 	case OPT_REAL:
@@ -162,7 +200,194 @@ static void store(struct parse *p, const struct opt *o, const char *what, const 
 	}
 }
 
-/* What is called `was` no longer: "--a or --b", or as variables. "" if it never was a name. */
+/* ---- conditions ---------------------------------------------------------------------------- */
+
+/* The `i`-th value of "a|b|c", and its length. */
+static const char *nth_value(const char *values, int i, size_t *n)
+{
+	for (; i > 0 && *values; i--) {
+		values += strcspn(values, "|");
+		values += *values == '|';
+	}
+	*n = strcspn(values, "|");
+	return values;
+}
+
+/* One of the conditions in a row's `needs`. */
+struct condition {
+	const char *name; /* of a row, or "command" */
+	int n_name;
+	const char *values; /* "a|b" */
+	int n_values;       /* 0: the row must be given */
+	int negated;        /* none of the values */
+};
+
+/* Take the next condition off *needs; 0: there is none. */
+static int next_condition(const char **needs, struct condition *k)
+{
+	const char *at = *needs;
+	if (!at || !*at)
+		return 0;
+	int n = (int)strcspn(at, " ");
+	k->name = at;
+	k->n_name = (int)strcspn(at, "!= ");
+	k->negated = at[k->n_name] == '!';
+	k->values = at + (k->n_name < n ? k->n_name + 1 + k->negated : n);
+	k->n_values = (int)(at + n - k->values);
+	*needs = at + n + (at[n] == ' ');
+	return 1;
+}
+
+static int is_named(const struct condition *k, const char *name)
+{
+	return strlen(name) == (size_t)k->n_name && memcmp(k->name, name, strlen(name)) == 0;
+}
+
+/* Is the value of `n` characters one of the condition's? */
+static int is_one_of(const struct condition *k, const char *value, size_t n)
+{
+	const char *list = k->values, *end = k->values + k->n_values;
+	while (list < end) {
+		size_t length = strcspn(list, "| :"); /* a colon: in a default */
+		if (length == n && memcmp(list, value, n) == 0)
+			return 1;
+		list += length + 1;
+	}
+	return 0;
+}
+
+static const struct opt *find_row(const struct opt_program *p, const struct condition *k)
+{
+	for (const struct opt *o = p->opts; o->name; o++)
+		if (is_named(k, o->name))
+			return o;
+	assert(0 && "a row needs a row that is not in the table");
+	return NULL;
+}
+
+/* The value that a condition compares: the command, or that of a row; of a text up to a colon. */
+static const char *value_now(
+	const struct check *c, const struct condition *k, char number[24], size_t *n)
+{
+	if (is_named(k, COMMAND)) {
+		assert(c->command);
+		*n = strlen(c->command);
+		return c->command;
+	}
+	const struct opt *o = find_row(c->program, k);
+	if (o->type == OPT_TEXT) {
+		const char *text = *(const char *const *)o->dest;
+		*n = text ? strcspn(text, ":") : 0;
+		return text ? text : "";
+	}
+	if (o->type != OPT_ENUM) {
+		*n = (size_t)snprintf(number, 24, "%" PRId64, get_int(o));
+		return number;
+	}
+	return nth_value(o->values, *(const int *)o->dest - o->first, n);
+}
+
+/* A row that must be given. If it is not, `instead` says so. */
+static int is_given(const struct check *c, const struct condition *k, char *instead, size_t size)
+{
+	const struct opt *o = find_row(c->program, k);
+	assert(o->type == OPT_TEXT);
+	const char *text = *(const char *const *)o->dest;
+	snprintf(instead, size, "without --%s", o->name);
+	return text && text[0];
+}
+
+/* If it does not hold, `instead` says what there is and what the row needs. */
+static int holds(const struct check *c, const struct condition *k, char *instead, size_t size)
+{
+	char number[24];
+	size_t n;
+	if (k->n_values == 0)
+		return is_given(c, k, instead, size);
+	const char *value = value_now(c, k, number, &n);
+	if (is_named(k, COMMAND) && k->negated)
+		snprintf(instead, size, "with %.*s", (int)n, value);
+	else if (is_named(k, COMMAND))
+		snprintf(instead, size, "with %.*s: it is for %.*s", (int)n, value, k->n_values,
+			k->values);
+	else if (k->negated)
+		snprintf(instead, size, "with --%.*s %.*s", k->n_name, k->name, (int)n, value);
+	else
+		snprintf(instead, size, "with --%.*s %.*s: it needs --%.*s %.*s", k->n_name,
+			k->name, (int)n, value, k->n_name, k->name, k->n_values, k->values);
+	return is_one_of(k, value, n) != k->negated;
+}
+
+/* ---- defaults --------------------------------------------------------------------------------
+ * "mode=sync:0.5 0": alternatives with blanks between them. The value of the first one whose
+ * condition holds is the default; the last one has no condition. */
+
+struct alternative {
+	struct condition when; /* when.name NULL: always */
+	char value[64];
+};
+
+/* Take the next alternative off *def; 0: there is none. */
+static int next_alternative(const char **def, struct alternative *a)
+{
+	const char *at = *def;
+	size_t n = strcspn(at, " "), condition = strcspn(at, "=");
+
+	if (!*at)
+		return 0;
+	memset(a, 0, sizeof *a);
+	if (condition < n) {
+		size_t end = condition + strcspn(at + condition, ":");
+
+		a->when = (struct condition){.name = at,
+			.n_name = (int)condition,
+			.values = at + condition + 1,
+			.n_values = (int)(end - condition - 1)};
+		at += end + 1;
+		n -= end + 1;
+	}
+	snprintf(a->value, sizeof a->value, "%.*s", (int)n, at);
+	*def = at + n + (at[n] == ' ');
+	return 1;
+}
+
+static int applies(const struct check *c, const struct alternative *a)
+{
+	char instead[256];
+
+	return !a->when.name || holds(c, &a->when, instead, sizeof instead);
+}
+
+/* The default of a row, given the values of the rows before it. */
+static const char *default_of(
+	const struct opt_program *p, const struct opt *o, struct alternative *a)
+{
+	const struct check c = {.program = p};
+	const char *def = o->def;
+
+	if (!def || o->type == OPT_TEXT)
+		return def;
+	while (next_alternative(&def, a))
+		if (applies(&c, a))
+			return a->value;
+	assert(0 && "the last alternative of a default has no condition");
+	return NULL;
+}
+
+double opt_default(const struct opt_program *p, const char *name)
+{
+	struct alternative a;
+
+	for (const struct opt *o = p->opts; o->name; o++)
+		if (strcmp(o->name, name) == 0)
+			return strtod(default_of(p, o, &a), NULL);
+	return 0;
+}
+
+/* ---- all values ------------------------------------------------------------------------------ */
+
+/* The present names of an option that was called `was`: "--a or --b", or their variables. "": there
+ * never was such an option. */
 static void new_names(const struct opt_program *p, const char *was, size_t n_was, int variables,
 	char *out, size_t size)
 {
@@ -201,91 +426,46 @@ static void refuse_old_variable(struct parse *p, const struct opt *o)
 static void store_all(struct parse *p)
 {
 	const struct opt *o = p->program->opts;
+
 	for (size_t i = 0; o[i].name; i++) {
 		char variable[64], option[64];
+		struct alternative a;
+
 		refuse_old_variable(p, &o[i]);
 		opt_variable(o[i].name, variable, sizeof variable);
 		snprintf(option, sizeof option, "--%s", o[i].name);
 		const char *from_environment = getenv(variable);
+		const char *def = default_of(p->program, &o[i], &a);
+
+		origins[i] = p->given[i]        ? FROM_COMMAND_LINE
+			     : from_environment ? FROM_ENVIRONMENT
+						: FROM_DEFAULT;
+		if (def) /* also behind a bad value: conditions of later rows read it */
+			store(p, &o[i], option, def);
 		if (p->given[i])
 			store(p, &o[i], option, p->given[i]);
 		else if (from_environment)
 			store(p, &o[i], variable, from_environment);
-		else if (o[i].def)
-			store(p, &o[i], option, o[i].def);
-		origins[i] = p->given[i]        ? FROM_COMMAND_LINE
-			     : from_environment ? FROM_ENVIRONMENT
-						: FROM_DEFAULT;
 	}
 }
 
-/* ---- splitting ---------------------------------------------------------------------------- */
+/* ---- splitting ------------------------------------------------------------------------------- */
 
 static size_t count_rows(const struct opt_program *p)
 {
 	size_t n = 0;
+
 	while (p->opts[n].name)
 		n++;
-	assert(n <= MAX_ROWS);
 	return n;
 }
 
-/* popt's table: every row, a --no- form for each flag, help and version, and the end. */
-struct split_table {
-	struct poptOption row[2 * MAX_ROWS + 3];
-	char no[MAX_ROWS][64];
-	size_t n;
-};
-
-static void add_row(struct split_table *t, const char *name, unsigned arg_info, int val)
+static const struct opt *row_named(const struct opt_program *p, const char *name, size_t n)
 {
-	t->row[t->n++] = (struct poptOption){.longName = name, .argInfo = arg_info, .val = val};
-}
-
-static void fill_split_table(struct split_table *t, const struct opt_program *p)
-{
-	size_t rows = count_rows(p);
-	for (size_t i = 0; i < rows; i++) {
-		const struct opt *o = &p->opts[i];
-		int val = (int)i + 1;
-		add_row(t, o->name, o->type == OPT_FLAG ? POPT_ARG_NONE : POPT_ARG_STRING, val);
-		if (o->type == OPT_FLAG) {
-			snprintf(t->no[i], sizeof t->no[i], "no-%s", o->name);
-			add_row(t, t->no[i], POPT_ARG_NONE, VAL_NO + val);
-		}
-	}
-	add_row(t, "help", POPT_ARG_NONE, VAL_HELP);
-	add_row(t, "version", POPT_ARG_NONE, VAL_VERSION);
-	t->row[t->n - 2].shortName = 'h';
-}
-
-/* The string of argv that equals `text`, whole or behind an '='; NULL if popt made it up. */
-static const char *find_in_argv(const struct parse *p, const char *text)
-{
-	for (int i = 1; i < p->argc; i++) {
-		if (strcmp(p->argv[i], text) == 0)
-			return p->argv[i];
-		const char *equals = strchr(p->argv[i], '=');
-		if (equals && strcmp(equals + 1, text) == 0)
-			return equals + 1;
-	}
+	for (const struct opt *o = p->opts; o->name; o++)
+		if (strlen(o->name) == n && memcmp(o->name, name, n) == 0)
+			return o;
 	return NULL;
-}
-
-static void note_value(struct parse *p, int val, char *copy)
-{
-	int row = (val > VAL_NO ? val - VAL_NO : val) - 1;
-	const struct opt *o = &p->program->opts[row];
-	const char *text = o->type == OPT_FLAG ? (val > VAL_NO ? "0" : "1")
-			   : copy              ? find_in_argv(p, copy)
-					       : NULL;
-	if (!text)
-		complain(p, "--%s: needs a value", o->name);
-	else if (p->given[row])
-		complain(p, "--%s: given twice", o->name);
-	else
-		p->given[row] = text;
-	free(copy);
 }
 
 static void note_unknown(struct parse *p, const char *option, int length)
@@ -301,70 +481,93 @@ static void note_unknown(struct parse *p, const char *option, int length)
 	p->unknown += option[length] == '\0';
 }
 
-static void note_bad_option(struct parse *p, poptContext context, int rc)
+static void note_value(struct parse *p, const struct opt *o, const char *text)
 {
-	const char *option = poptBadOption(context, POPT_BADOPTION_NOALIAS);
-	int name = (int)strcspn(option, "=");
-	if (rc == POPT_ERROR_BADOPT)
-		note_unknown(p, option, name);
-	else if (rc == POPT_ERROR_NOARG)
-		complain(p, "%.*s: needs a value", name, option);
+	size_t row = (size_t)(o - p->program->opts);
+
+	if (!text)
+		complain(p, "--%s: needs a value", o->name);
+	else if (p->given[row])
+		complain(p, "--%s: given twice", o->name);
 	else
-		complain(p, "%.*s: %s", name, option, poptStrerror(rc));
+		p->given[row] = text;
 }
 
-/* After an unknown option they may be its value: that is one mistake, and one line. */
-static void note_arguments(struct parse *p, poptContext context, const char **args, int *n_args)
+/* "--NAME", "--NAME=VALUE", "--NAME" "VALUE" or "--no-NAME". Returns how many words it took: 1, or 2
+ * with `next`. */
+static int note_option(struct parse *p, const char *word, const char *next)
+{
+	const char *name = word + 2;
+	size_t n = strcspn(name, "=");
+	const char *value = name[n] ? name + n + 1 : NULL;
+	const struct opt *o = row_named(p->program, name, n);
+	const struct opt *off = n > 3 && memcmp(name, "no-", 3) == 0
+					? row_named(p->program, name + 3, n - 3)
+					: NULL;
+	int is_help = n == 4 && memcmp(name, "help", 4) == 0;
+	int is_version = n == 7 && memcmp(name, "version", 7) == 0;
+
+	if (off && off->type != OPT_FLAG)
+		off = NULL;
+	if ((is_help || is_version || off || (o && o->type == OPT_FLAG)) && value) {
+		complain(p, "--%.*s: takes no value", (int)n, name);
+	} else if (is_help || is_version) {
+		p->show_help |= is_help;
+		p->show_version |= is_version;
+	} else if (off) {
+		note_value(p, off, "0");
+	} else if (o && o->type == OPT_FLAG) {
+		note_value(p, o, "1");
+	} else if (o) {
+		note_value(p, o, value ? value : next);
+		return value || !next ? 1 : 2;
+	} else {
+		note_unknown(p, word, 2 + (int)n);
+	}
+	return 1;
+}
+
+/* Words that are no options. After an unknown option they may be its value: that is one mistake, and
+ * one line. */
+static void note_argument(struct parse *p, const char *word, const char **args, int *n_args)
 {
 	int max = p->program->max_args;
-	const char *text;
-	*n_args = 0;
-	while ((text = poptGetArg(context))) {
-		if (max >= 0 && *n_args >= max) {
-			if (!p->unknown)
-				complain(p, "\"%.100s\": unexpected argument; %s takes %d", text,
-					p->program->name, max);
-			continue;
-		}
-		const char *own = find_in_argv(p, text);
-		if (own)
-			args[(*n_args)++] = own;
-	}
+
+	if (max < 0 || *n_args < max)
+		args[(*n_args)++] = word;
+	else if (!p->unknown)
+		complain(p, "\"%.100s\": unexpected argument; %s takes %d", word, p->program->name,
+			max);
 }
 
-static int split(struct parse *p, const char **args, int *n_args)
+static void split(struct parse *p, int argc, char **argv, const char **args, int *n_args)
 {
-	struct split_table table = {0};
-	fill_split_table(&table, p->program);
-	poptContext context = poptGetContext(
-		p->program->name, p->argc, (const char **)p->argv, table.row, POPT_CONTEXT_NO_EXEC);
-	if (!context)
-		return PS_ENOMEM;
-	int val;
-	while ((val = poptGetNextOpt(context)) != -1) {
-		if (val < 0)
-			note_bad_option(p, context, val);
-		else if (val == VAL_HELP)
+	int options = 1; /* until "--" */
+
+	for (int i = 1; i < argc;) {
+		const char *word = argv[i++];
+
+		if (!options || word[0] != '-' || !word[1])
+			note_argument(p, word, args, n_args);
+		else if (strcmp(word, "--") == 0)
+			options = 0;
+		else if (strcmp(word, "-h") == 0)
 			p->show_help = 1;
-		else if (val == VAL_VERSION)
-			p->show_version = 1;
+		else if (word[1] == '-')
+			i += note_option(p, word, argv[i]) - 1;
 		else
-			note_value(p, val, poptGetOptArg(context));
+			note_unknown(p, word, (int)strcspn(word, "="));
 	}
-	note_arguments(p, context, args, n_args);
-	poptFreeContext(context);
-	return PS_OK;
 }
 
 int opt_parse(
 	const struct opt_program *program, int argc, char **argv, const char **args, int *n_args)
 {
-	struct parse p = {.program = program, .argc = argc, .argv = argv};
+	struct parse p = {.program = program};
+
+	assert(count_rows(program) <= MAX_ROWS);
 	*n_args = 0;
-	if (split(&p, args, n_args) != PS_OK) {
-		complain(&p, "out of memory");
-		return PS_EUSAGE;
-	}
+	split(&p, argc, argv, args, n_args);
 	if (p.show_help) {
 		opt_help(program, stdout);
 		return OPT_EXIT;
@@ -377,15 +580,15 @@ int opt_parse(
 	return p.errors ? PS_EUSAGE : OPT_RUN;
 }
 
-/* ---- for people --------------------------------------------------------------------------- */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 #define HELP_INDENT 26
-#define HELP_WIDTH  100
+#define HELP_WIDTH  80
 
 /* Print `text` in a column from HELP_INDENT to HELP_WIDTH; the cursor stands at `column`. */
 static void print_wrapped(FILE *f, size_t column, const char *text)
 {
-	if (column >= HELP_INDENT) {
+	if (column + 1 > HELP_INDENT - 1) {
 		fputc('\n', f);
 		column = 0;
 	}
@@ -405,43 +608,101 @@ static void print_wrapped(FILE *f, size_t column, const char *text)
 	fputc('\n', f);
 }
 
+/* The conditions of one kind, "only with --mode ssp|sync and --name", at the end of `out`. */
+static void describe(const char *needs, int negated, const char *before, char *out, size_t size)
+{
+	struct condition k;
+	size_t at = strlen(out);
+	const char *between = before;
+	while (next_condition(&needs, &k) && at < size) {
+		if (k.negated != negated)
+			continue;
+		int n = snprintf(out + at, size - at, "%s%s%.*s%s%.*s", between,
+			is_named(&k, COMMAND) ? "" : "--", k.n_name, k.name, k.n_values ? " " : "",
+			k.n_values, k.values);
+		at += n > 0 ? (size_t)n : 0;
+		between = negated ? " or " : " and ";
+	}
+}
+
+static void describe_needs(const char *needs, char *out, size_t size)
+{
+	out[0] = '\0';
+	describe(needs, 0, "; only with ", out, size);
+	describe(needs, 1, "; not with ", out, size);
+}
+
 /* What values a row takes: "1 to 1024; ", "sgd|adagrad; " or nothing. */
 static void describe_range(const struct opt *o, char *out, size_t size)
 {
 	out[0] = '\0';
-	if (o->type == OPT_INT || o->type == OPT_REAL)
-		snprintf(out, size, "%.15g to %.15g; ", o->min, o->max);
-	else if (o->type == OPT_ENUM)
+	if (o->type == OPT_ENUM)
 		snprintf(out, size, "%s; ", o->values);
+	else if (o->type != OPT_TEXT && o->type != OPT_FLAG)
+		snprintf(out, size, "%.15g to %.15g; ", o->min, o->max);
+}
+
+/* "default 3", or "default with --mode easgd: 0.13; otherwise: 0.1". Alternatives on the same option
+ * share its name. */
+static void describe_default(const struct opt *o, char *out, size_t size)
+{
+	const char *def = o->def;
+	struct alternative a, before = {0};
+	size_t at = 0;
+
+	if (!def || o->type == OPT_TEXT || o->type == OPT_FLAG) {
+		snprintf(out, size, "default%s %s", def ? "" : ":",
+			!def                  ? o->unset ? o->unset : "none"
+			: o->type == OPT_TEXT ? def
+			: *def == '1'         ? "on"
+					      : "off");
+		return;
+	}
+	for (int n = 0; next_alternative(&def, &a) && at < size; n++, before = a) {
+		int same = a.when.name && before.when.name && a.when.n_name == before.when.n_name &&
+			   memcmp(a.when.name, before.when.name, (size_t)a.when.n_name) == 0;
+
+		if (!a.when.name)
+			at += (size_t)snprintf(out + at, size - at, "%s %s",
+				n ? ", otherwise" : "default", a.value);
+		else if (same)
+			at += (size_t)snprintf(out + at, size - at, ", %.*s: %s", a.when.n_values,
+				a.when.values, a.value);
+		else
+			at += (size_t)snprintf(out + at, size - at, "%s --%.*s %.*s: %s",
+				n ? ", with" : "default with", a.when.n_name, a.when.name,
+				a.when.n_values, a.when.values, a.value);
+	}
 }
 
 static void help_row(FILE *f, const struct opt *o)
 {
-	char variable[64], range[256], text[1024], head[128], needs[256];
+	char variable[64], range[256], text[1536], head[128], needs[256], def[512];
+
+	if (o->group)
+		fprintf(f, "\n%s:\n", o->group);
 	opt_variable(o->name, variable, sizeof variable);
 	describe_range(o, range, sizeof range);
-	const char *def = !o->def               ? "none"
-			  : o->type != OPT_FLAG ? o->def
-			  : *o->def == '1'      ? "on"
-						: "off";
-	opt_describe_needs(o->needs, needs, sizeof needs);
-	snprintf(
-		text, sizeof text, "%s (%sdefault %s; %s%s)", o->help, range, def, variable, needs);
+	describe_default(o, def, sizeof def);
+	describe_needs(o->needs, needs, sizeof needs);
+	snprintf(text, sizeof text, "%s (%s%s; %s%s)", o->help, range, def, variable, needs);
 	if (o->type == OPT_FLAG)
-		snprintf(head, sizeof head, "  --[no-]%s ", o->name);
+		snprintf(head, sizeof head, "  --[no-]%s", o->name);
 	else
-		snprintf(head, sizeof head, "  --%s %s ", o->name, o->arg ? o->arg : "VALUE");
+		snprintf(head, sizeof head, "  --%s %s", o->name, o->arg ? o->arg : "VALUE");
 	fputs(head, f);
 	print_wrapped(f, strlen(head), text);
 }
 
 void opt_help(const struct opt_program *p, FILE *f)
 {
-	fprintf(f, "Usage: %s %s\n%s\n\nOptions, each also read from the variable named with it:\n",
-		p->name, p->usage, p->about);
+	fprintf(f,
+		"Usage: %s %s\n%s\n\nEach option can also be set by the environment variable that "
+		"is named with it.\n%s",
+		p->name, p->usage, p->about, p->opts[0].group ? "" : "\nOptions:\n");
 	for (const struct opt *o = p->opts; o->name; o++)
 		help_row(f, o);
-	fputs("  --help                  Show this text and exit.\n"
+	fputs("\n  --help                  Show this text and exit.\n"
 	      "  --version               Show the version and exit.\n",
 		f);
 }
@@ -455,16 +716,17 @@ static const char *value_text(const struct opt *o, char *out, size_t size)
 		break;
 	}
 	case OPT_INT:
-		snprintf(out, size, "%" PRId64, *(const int64_t *)o->dest);
+	case OPT_U32:
+	case OPT_U64:
+		snprintf(out, size, "%" PRId64, get_int(o));
 		break;
 	case OPT_REAL:
 		snprintf(out, size, "%.15g", *(const double *)o->dest);
 		break;
 	case OPT_ENUM: {
-		const char *v = o->values;
-		for (int i = *(const int *)o->dest; i > 0 && *v; i--)
-			v += strcspn(v, "|") + 1;
-		snprintf(out, size, "%.*s", (int)strcspn(v, "|"), v);
+		size_t n;
+		const char *v = nth_value(o->values, *(const int *)o->dest - o->first, &n);
+		snprintf(out, size, "%.*s", (int)n, v);
 		break;
 	}
 	case OPT_FLAG:
@@ -481,4 +743,149 @@ void opt_dump(const struct opt_program *p)
 	for (size_t i = 0; i < rows; i++)
 		log_debug("options", "value", "name=%s value=%s origin=%s", p->opts[i].name,
 			value_text(&p->opts[i], value, sizeof value), origin_names[origins[i]]);
+}
+
+/* ---- warnings -------------------------------------------------------------------------------- */
+
+static void warn(const struct check *c, const char *event, const char *fmt, ...) PS_PRINTF(3, 4);
+static void warn(const struct check *c, const char *event, const char *fmt, ...)
+{
+	struct err line;
+	char text[sizeof line.text];
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	err_set(&line, PS_EUSAGE, "%s", text); /* takes control characters out */
+	if (c->command && log_get_format() == LOG_TEXT) {
+		fprintf(stderr, "%s: warning: %s\n", c->program->name, line.text);
+		return;
+	}
+	enum log_level level = log_get_level();
+	if (c->command && level < LOG_WARN)
+		log_set_level(LOG_WARN); /* a command warns whatever its level, as above */
+	log_warn("options", event, "reason=\"%s\"", line.text);
+	log_set_level(level);
+}
+
+/* How many programs have this option. */
+static int programs_with(const char *option)
+{
+	int n = 0;
+	for (size_t i = 0; i < N_KNOWN; i++)
+		n += strcmp(known[i].option, option) == 0;
+	return n;
+}
+
+/* A variable that several programs share may be meant for another of them or another command. */
+static int is_meant(const struct opt *o, size_t row)
+{
+	enum origin from = origins[row];
+	return from == FROM_COMMAND_LINE ||
+	       (from == FROM_ENVIRONMENT && programs_with(o->name) < 2);
+}
+
+static void check_row(const struct check *c, const struct opt *o, size_t row)
+{
+	char name[MAX_NAME + 8], instead[256];
+	const char *needs = o->needs;
+	struct condition k;
+	if (!needs || !is_meant(o, row))
+		return;
+	if (origins[row] == FROM_ENVIRONMENT)
+		opt_variable(o->name, name, sizeof name);
+	else
+		snprintf(name, sizeof name, "--%s", o->name);
+	while (next_condition(&needs, &k))
+		if (!holds(c, &k, instead, sizeof instead)) {
+			warn(c, "no_effect", "%s has no effect %s", name, instead);
+			return;
+		}
+}
+
+/* ---- variables ------------------------------------------------------------------------------- */
+
+static size_t least(size_t a, size_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Edits (insert, delete, replace) that turn one name into the other; both of at most MAX_NAME. */
+static size_t distance(const char *a, const char *b)
+{
+	size_t row[MAX_NAME + 1], n = strlen(b);
+	for (size_t j = 0; j <= n; j++)
+		row[j] = j;
+	for (size_t i = 1; a[i - 1]; i++) {
+		size_t diagonal = row[0];
+		row[0] = i;
+		for (size_t j = 1; j <= n; j++) {
+			size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+			diagonal = row[j];
+			row[j] = least(replaced, 1 + least(row[j], row[j - 1]));
+		}
+	}
+	return row[n];
+}
+
+/* Does a program read `name`? Else the nearest name that one reads is in `near`, if any is near. */
+static int is_known(const struct check *c, const char *name, char near[MAX_NAME + 1])
+{
+	char variable[MAX_NAME + 1];
+	size_t best = strlen(name) / 4 + 1;
+	near[0] = '\0';
+	for (size_t i = 0; i < N_KNOWN + N_OTHERS; i++) {
+		if (i < N_KNOWN)
+			opt_variable(known[i].option, variable, sizeof variable);
+		else
+			snprintf(variable, sizeof variable, "%s", others[i - N_KNOWN]);
+		int own = i < N_KNOWN && strcmp(known[i].program, c->program->name) == 0;
+		size_t d = 2 * distance(name, variable) + !own; /* its own come first */
+		if (d <= 1)
+			return 1;
+		if (d < 2 * best) {
+			best = (d + 1) / 2;
+			memcpy(near, variable, sizeof variable);
+		}
+	}
+	return 0;
+}
+
+static int is_row(const struct opt_program *p, const char *name)
+{
+	char variable[MAX_NAME + 1];
+	for (const struct opt *o = p->opts; o->name; o++) {
+		opt_variable(o->name, variable, sizeof variable);
+		if (strcmp(variable, name) == 0)
+			return 1;
+	}
+	return 0;
+}
+
+/* `entry`: "NAME=VALUE". 1: it was warned about. */
+static int check_variable(const struct check *c, const char *entry)
+{
+	char name[MAX_NAME + 1], near[MAX_NAME + 1];
+	size_t n = strcspn(entry, "=");
+	if (strncmp(entry, PREFIX, strlen(PREFIX)) != 0 ||
+		strncmp(entry, KUBERNETES, strlen(KUBERNETES)) == 0)
+		return 0;
+	snprintf(name, sizeof name, "%.*s", (int)least(n, MAX_NAME), entry);
+	if (is_row(c->program, name) || is_known(c, name, near))
+		return 0;
+	if (near[0])
+		warn(c, "unknown_variable", "%s: unknown variable; did you mean %s?", name, near);
+	else
+		warn(c, "unknown_variable", "%s: unknown variable; --help lists them", name);
+	return 1;
+}
+
+void opt_check(const struct opt_program *p, const char *command)
+{
+	const struct check c = {.program = p, .command = command};
+	int unknown = 0;
+	for (size_t i = 0; p->opts[i].name; i++)
+		check_row(&c, &p->opts[i], i);
+	for (char **entry = environ; *entry && unknown < MAX_UNKNOWN; entry++)
+		unknown += check_variable(&c, *entry);
 }

@@ -1,6 +1,6 @@
 /*
  * opt.h - one table per program drives the command line, the environment, ranges, --help and the
- * start-up dump. popt does the splitting underneath.
+ * start-up dump.
  *
  * Order of precedence: command line, then CNN_<NAME> in the environment (--lease-batches reads
  * CNN_LEASE_BATCHES), then the row's default. Every error of a run is reported, each in one line,
@@ -19,8 +19,10 @@
 enum opt_type {
 	OPT_TEXT, /* dest: const char **; min/max bound the length when max > 0 */
 	OPT_INT,  /* dest: int64_t *, in [min, max] */
+	OPT_U32,  /* dest: uint32_t * */
+	OPT_U64,  /* dest: uint64_t * */
 	OPT_REAL, /* dest: double *, finite, in [min, max] */
-	OPT_ENUM, /* dest: int *, the index into `values` */
+	OPT_ENUM, /* dest: int * or an enum *, `first` + the index into `values` */
 	OPT_FLAG, /* dest: int *, 0 or 1; --name, --no-name, CNN_NAME=0|1 */
 };
 
@@ -28,9 +30,15 @@ struct opt {
 	const char *name; /* "lease-batches"; a NULL name ends the table */
 	enum opt_type type;
 	void *dest;
-	const char *def;    /* as typed; NULL: none, dest stays as the program set it */
-	double min, max;    /* inclusive */
+	const char *def;   /* as typed; NULL: none, dest stays as the program set it. Not of a text:
+			  * alternatives by the values of rows above, "mode=sync:0.5 0", of which
+			  * the first one holds whose condition does; the last one has none. A text
+			  * row's value is compared up to a colon */
+	const char *unset; /* what --help says of a row without a default */
+	double min, max;   /* inclusive */
 	const char *values; /* OPT_ENUM: "sgd|adagrad" */
+	int first;          /* OPT_ENUM: the value of the first name */
+	const char *group;  /* a title before this row in --help; NULL: none */
 	const char *arg;    /* what --help calls the value: "URL", "MS", "DIR" */
 	const char *help;   /* one sentence with unit; --help adds range, default and variable */
 	const char *needs;  /* when the row has an effect; NULL: always. Conditions with blanks
@@ -61,6 +69,8 @@ int opt_parse(const struct opt_program *p, int argc, char **argv, const char **a
 	int *n_args) PS_MUST_CHECK;
 /* 1: the last parse found option `name` on the command line or in the environment. */
 int opt_given(const struct opt_program *p, const char *name);
+/* The default that the values of the last parse give option `name`, a number. */
+double opt_default(const struct opt_program *p, const char *name);
 /* What --help prints. */
 void opt_help(const struct opt_program *p, FILE *f);
 /*

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Print the rows {"PROGRAM", "option"} of every option of every program, read from the option
-# tables in the sources: common/opt_check.c includes the output.
+# tables in the sources: common/opt.c includes the output.
 # usage: opt_names.sh PROGRAM:FILE...
 set -eu
 for pair; do
 	sed -nE "s/.*\b(TEXT|INT|REAL|ENUM|FLAG)\(\"([a-z0-9-]+)\".*/{\"${pair%%:*}\", \"\2\"},/p
+		s/^(U32|U64|REAL|ENUM|FLAG)\([a-z_]+, [a-z_0-9]+, \"([a-z0-9-]+)\".*/{\"${pair%%:*}\", \"\2\"},/p
 		s/.*\.name = \"([a-z0-9-]+)\".*/{\"${pair%%:*}\", \"\1\"},/p" "${pair#*:}"
 done

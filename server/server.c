@@ -539,6 +539,7 @@ static void start_handles(struct server *s)
 	transfers_init(&s->transfers, s->state.core);
 	s->warnings.classes = s->options->model.classes;
 	s->warnings.usual_rate = s->options->usual_rate;
+	s->warnings.usual_local_rate = s->options->usual_local_rate;
 	warnings_check(&s->warnings, s->state.core, 0);
 }
 

@@ -1,126 +1,325 @@
 /*
- * options.c - one row per option, and what they make of the configuration.
+ * options.c - the options of cnn-ps: those of the core (server/core/options.def) and those of the
+ * shell in one table, and the checks that need more than one value, or the machine.
  */
+#include "server/config/options.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include "common/opt.h"
-#include "server/core/lbfgs.h"
-#include "server/config/options_impl.h"
+#include "server/net/address.h"
 
-#define MOST_EXACT     1e15 /* whole numbers up to 2^53 are exact in a row */
-#define MOST_MS        3600000
-#define MOST_FORGET_MS 604800000
+#define PROGRAM  "cnn-ps"
+#define MAX_ROWS 128
 
-/* ---- what was not given -------------------------------------------------------------------- */
-
-/* What an optimizer gets that was not told otherwise: PyTorch's constants, and rates that suit
- * MNIST with the demo's model (docs/modes.md). */
-static const struct usual {
-	double lr, eps;
-} usual[OPTIM_KINDS] = {
-	[OPTIM_SGD] = {0.2, 1e-8},
-	[OPTIM_ADAGRAD] = {0.04, 1e-10},
-	[OPTIM_MOMENTUM] = {0.03, 1e-8},
-	[OPTIM_NESTEROV] = {0.03, 1e-8},
-	[OPTIM_RMSPROP] = {0.009, 1e-8},
-	[OPTIM_ADAM] = {0.002, 1e-8},
-	[OPTIM_LBFGS] = {1, 1e-8},
+/* What the rows of the shell are read into; the core's are read into struct core_config itself. */
+struct raw {
+	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *authorized_keys, *data_id;
+	int64_t journal_mb, memory_mb;
+	int log_level, log_format, check_config, insecure;
 };
 
-/* Rows without a default hold this, which is in no row's range. */
-#define NOT_GIVEN (-1)
+/* ---- complaints about addresses and files ---------------------------------------------------- */
 
-static double given_or(double value, double otherwise)
+static void complain(int *errors, const char *fmt, ...) PS_PRINTF(2, 3);
+static void complain(int *errors, const char *fmt, ...)
 {
-	return value > NOT_GIVEN ? value : otherwise;
+	struct err line;
+	char text[sizeof(line.text)];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	err_set(&line, PS_EUSAGE, "%s", text); /* takes control characters out */
+	fprintf(stderr, PROGRAM ": %s\n", line.text);
+	(*errors)++;
 }
 
-static enum optim_kind optim_of(const struct raw *r)
+static int is_bind(const char *text, struct endpoint *e)
 {
-	return r->optimizer > NOT_GIVEN ? (enum optim_kind)r->optimizer : mode_optimizer(&r->modes);
+	return text && !endpoint_parse(text, e);
 }
 
-double options_usual_rate(enum optim_kind kind)
+/* HOST:PORT, or a PORT of this machine alone. */
+static int is_http(const char *text, struct endpoint *e)
 {
-	return usual[kind].lr;
+	return text && (!endpoint_parse_address(text, e) || !endpoint_parse_port(text, e)) &&
+	       !strchr(text, '*');
 }
 
-double options_rate(const struct raw *r)
+static void check_addresses(const struct raw *r, int *errors)
 {
-	enum optim_kind optim = optim_of(r);
+	struct endpoint e;
 
-	return given_or(r->lr, mode_rate(&r->modes, optim, usual[optim].lr));
+	if (r->bind && !is_bind(r->bind, &e))
+		complain(errors, "--bind: \"%.100s\": expected tcp://HOST:PORT, PORT 0 to 65535",
+			r->bind);
+	if (r->http && r->http[0] && !is_http(r->http, &e))
+		complain(errors,
+			"--http: \"%.100s\": expected HOST:PORT or PORT, 0 to 65535, or \"\"",
+			r->http);
 }
 
-uint32_t options_epochs(const struct raw *r, const struct model *m)
+static void check_reach(
+	const char *option, const char *given, const char *host, const char *remedy, int *errors)
 {
-	return r->epochs > NOT_GIVEN ? (uint32_t)r->epochs
-	       : m->classes == 0     ? 0
-				     : mode_epochs(&r->modes);
+	enum address_reach reach = address_reach(host);
+
+	if (reach == ADDRESS_UNKNOWN)
+		complain(errors, "%s: \"%.100s\": the host has no address", option, given);
+	if (reach == ADDRESS_OPEN)
+		complain(
+			errors, "%s: \"%.100s\" is open to the network: %s", option, given, remedy);
 }
 
-/* ---- raw -> struct options ----------------------------------------------------------------- */
+/* Keys protect --bind alone: status and metrics are open to everybody who reaches --http. */
+static void check_http_reach(const struct raw *r, int *errors)
+{
+	struct endpoint e;
+
+	if (!r->insecure && is_http(r->http, &e))
+		check_reach("--http", r->http, e.host,
+			"anybody there may read status and metrics, with or without --key: give "
+			"127.0.0.1:PORT, or --insecure",
+			errors);
+}
+
+static int http_is_open(const struct raw *r)
+{
+	struct endpoint e;
+
+	return is_http(r->http, &e) && address_reach(e.host) == ADDRESS_OPEN;
+}
+
+static void check_keys(const struct raw *r, int *errors)
+{
+	struct endpoint e;
+	int key = r->key && r->key[0];
+
+	if (key && r->insecure && !http_is_open(r))
+		complain(errors, "--key, --insecure: only one of them, unless --http is open to "
+				 "the network");
+	if (!key && r->authorized_keys && r->authorized_keys[0])
+		complain(errors, "--authorized-keys: needs --key");
+	if (!key && !r->insecure && is_bind(r->bind, &e))
+		check_reach("--bind", r->bind, e.host,
+			"give --key FILE (cnn-ctl keygen DIR makes one), or --insecure", errors);
+	check_http_reach(r, errors);
+}
+
+/* The directory is there and can be written to, or its parent is and can. */
+static void check_directory(const char *dir, int *errors)
+{
+	struct stat st;
+	size_t n = strlen(dir);
+
+	if (stat(dir, &st) == 0) {
+		if (!S_ISDIR(st.st_mode))
+			complain(errors, "--checkpoint-dir: %.200s is not a directory", dir);
+		else if (faccessat(AT_FDCWD, dir, R_OK | W_OK | X_OK, AT_EACCESS) != 0)
+			complain(errors, "--checkpoint-dir: %.200s: %s", dir, strerror(errno));
+		return;
+	}
+	if (errno != ENOENT) {
+		complain(errors, "--checkpoint-dir: %.200s: %s", dir, strerror(errno));
+		return;
+	}
+	while (n > 1 && dir[n - 1] == '/')
+		n--;
+	while (n > 0 && dir[n - 1] != '/')
+		n--;
+	char parent[4096] = ".";
+	if (n >= sizeof(parent)) {
+		complain(errors, "--checkpoint-dir: %.50s... is too long", dir);
+		return;
+	}
+	if (n > 0)
+		memcpy(parent, dir, n);
+	if (faccessat(AT_FDCWD, parent, W_OK | X_OK, AT_EACCESS) != 0)
+		complain(errors, "--checkpoint-dir: %.200s cannot be created: %s", dir,
+			strerror(errno));
+}
+
+static void check_files(const struct raw *r, int *errors)
+{
+	if (r->checkpoint_dir && r->checkpoint_dir[0])
+		check_directory(r->checkpoint_dir, errors);
+	if (r->init && r->init[0] && faccessat(AT_FDCWD, r->init, R_OK, AT_EACCESS) != 0)
+		complain(errors, "--init: %.200s: %s", r->init, strerror(errno));
+}
+
+static void check_model(const struct raw *r, struct model *m, int *errors)
+{
+	const struct shape mnist = {.c = 1, .h = 28, .w = 28};
+	struct err e;
+
+	m->n_params = 0;
+	if (r->model && model_parse(m, r->model, mnist, &e) != 0) {
+		complain(errors, "--model: %s", e.text);
+		m->n_params = 0;
+	}
+}
+
+static void check_data_id(const struct raw *r, int *errors)
+{
+	const char *text = r->data_id;
+
+	if (text && (strlen(text) != 16 || strspn(text, "0123456789abcdefABCDEF") != 16))
+		complain(errors,
+			"--data-id: \"%.40s\": expected 16 hexadecimal digits, as cnn-worker "
+			"--print-data-id prints them",
+			text);
+}
+
+/* ---- values that depend on each other -------------------------------------------------------- */
+
+static void check_workers(const struct core_config *c, int *errors)
+{
+	const struct session_options *s = &c->sessions;
+
+	if (s->replay_window < s->push_window)
+		complain(errors, "--replay-window: %u is less than --push-window %u",
+			s->replay_window, s->push_window);
+	if (s->suspect_ms <= s->heartbeat_ms)
+		complain(errors, "--suspect-ms: %u is not more than --heartbeat-ms %u",
+			s->suspect_ms, s->heartbeat_ms);
+	if (s->dead_ms <= s->suspect_ms)
+		complain(errors, "--dead-ms: %u is not more than --suspect-ms %u", s->dead_ms,
+			s->suspect_ms);
+	if (s->ttl_ms < s->dead_ms)
+		complain(errors, "--session-ttl-ms: %u is less than --dead-ms %u", s->ttl_ms,
+			s->dead_ms);
+	if (c->leases.min_workers > s->max_workers)
+		complain(errors, "--min-workers: %u is more than --max-workers %u",
+			c->leases.min_workers, s->max_workers);
+	if (c->checkpoint.journal && !c->durable)
+		complain(errors, "--durability: always needs a --checkpoint-dir");
+}
+
+static void check_rate(const struct core_config *c, const struct model *m, int *errors)
+{
+	if (c->rate.lr * c->optim.weight_decay > 1)
+		complain(errors,
+			"--weight-decay: %g times --lr %g is more than 1: weights would grow "
+			"without end",
+			c->optim.weight_decay, c->rate.lr);
+	if ((c->schedule.kind != SCHEDULE_CONSTANT || c->schedule.warmup > 0) && m->n_params &&
+		c->training.epochs == 0)
+		complain(errors, "--schedule, --warmup: a run without --epochs has no known end");
+	if (c->training.mode == MODE_EASGD && (c->optim.weight_decay > 0 || c->optim.clip_norm > 0))
+		complain(errors, "--weight-decay, --clip-norm: the center of --mode easgd moves by "
+				 "distances, not gradients: leave them out");
+}
+
+/* A sentence about what does not fit together, or NULL. */
+static const char *check_mode(const struct core_config *c)
+{
+	enum mode mode = c->training.mode;
+	const struct push_options *p = &c->push;
+	int asynchronous = mode == MODE_DOWNPOUR || mode == MODE_SSP;
+
+	if (c->training.epochs == 0 && mode != MODE_DOWNPOUR)
+		return "--mode: without a data set (--epochs 0) there is only downpour";
+	if (c->optim.kind == OPTIM_LBFGS && mode != MODE_SANDBLASTER)
+		return "--optimizer: lbfgs needs --mode sandblaster";
+	if (mode == MODE_EASGD && c->optim.kind != OPTIM_SGD)
+		return "--optimizer: the center of --mode easgd moves by itself: leave it out";
+	if ((mode == MODE_SYNC || mode == MODE_SANDBLASTER) && (p->n_push > 1 || p->n_fetch > 1))
+		return "--n-push, --n-fetch: of modes downpour, ssp and easgd only";
+	if (c->dc.kind && !asynchronous)
+		return "--delay-compensation: of modes downpour and ssp only";
+	if (c->dc.kind && p->n_fetch % p->n_push != 0)
+		return "--delay-compensation: --n-fetch must be a multiple of --n-push, so that "
+		       "all gradients of a push are of one version of the weights";
+	if (c->dc.kind && p->sum && p->n_push > 1)
+		return "--delay-compensation: a sum of several gradients would be compensated too "
+		       "much: use --push mean";
+	if (p->buffer_size > 1 && !asynchronous)
+		return "--buffer-size: of modes downpour and ssp only";
+	if (p->sum && mode == MODE_SANDBLASTER)
+		return "--push: a step of --mode sandblaster is the mean over its images: use "
+		       "--push mean";
+	if (p->sum && mode == MODE_SYNC && c->rate.scaling > LR_SCALING_NONE)
+		return "--lr-scaling: --push sum makes the rate of a sync step N times as large "
+		       "already: leave one of them out";
+	if (c->lbfgs.armijo >= c->lbfgs.wolfe)
+		return "--lbfgs-armijo: not less than --lbfgs-wolfe";
+	return NULL;
+}
+
+/* Parse the model, and complain of all that is wrong; returns how much that is. `parsed`:
+ * opt_parse's status. */
+static int check(const struct opt_program *p, const struct raw *r, struct options *o, int parsed)
+{
+	const struct core_config *c = &o->core;
+	int errors = 0;
+
+	check_model(r, &o->model, &errors);
+	check_addresses(r, &errors);
+	check_files(r, &errors);
+	check_keys(r, &errors);
+	check_data_id(r, &errors);
+	if (parsed == PS_OK) { /* else some of these have no value of their own */
+		const char *mode = check_mode(c);
+
+		if (mode && o->model.n_params)
+			complain(&errors, "%s", mode);
+		/* it was beta1 in version 0.1.0: a run must not quietly train with another one */
+		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
+			complain(
+				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");
+		check_rate(c, &o->model, &errors);
+		check_workers(c, &errors);
+	}
+	return errors;
+}
+
+/* ---- what follows from the options ----------------------------------------------------------- */
+
+/* Measured (docs/modes.md): a step of n gradients gains from sqrt(n); a stale gradient of an
+ * adaptive optimizer needs 1 / sqrt(1 + tau), of SGD and momentum 1 / (1 + tau). */
+static enum lr_scaling auto_scaling(const struct core_config *c)
+{
+	enum optim_kind optim = c->optim.kind;
+
+	switch (c->training.mode) {
+	case MODE_SYNC: /* a sum of n gradients is scaled by n already */
+		return c->push.sum ? LR_SCALING_NONE : LR_SCALING_SQRT;
+	case MODE_DOWNPOUR:
+	case MODE_SSP:
+		return optim == OPTIM_ADAGRAD || optim == OPTIM_RMSPROP || optim == OPTIM_ADAM
+			       ? LR_SCALING_SQRT
+			       : LR_SCALING_LINEAR;
+	default:
+		return LR_SCALING_NONE;
+	}
+}
 
 static const char *text_or_null(const char *text)
 {
 	return text && text[0] ? text : NULL;
 }
 
-static void fill_optim(struct core_config *c, const struct raw *r)
-{
-	const struct usual *u = &usual[optim_of(r)];
-
-	c->rate.lr = options_rate(r);
-	c->optim = (struct optim){.kind = optim_of(r),
-		.eps = given_or(r->eps, u->eps),
-		.momentum = optim_of(r) == OPTIM_ADAM ? r->beta1 : r->momentum,
-		.decay_square = optim_of(r) == OPTIM_ADAM ? r->beta2 : r->rmsprop_alpha,
-		.adagrad_init = r->adagrad_init,
-		.weight_decay = r->weight_decay,
-		.clip_norm = given_or(r->clip_norm, mode_clip_norm(&r->modes))};
-	c->schedule = (struct schedule){.kind = (enum schedule_kind)r->schedule,
-		.warmup = given_or(r->warmup, r->schedule == SCHEDULE_ONECYCLE ? 0.3 : 0),
-		.gamma = r->schedule_gamma,
-		.every_epochs = (uint32_t)r->schedule_every,
-		.floor = r->schedule_floor};
-}
-
 static void fill_core(struct core_config *c, const struct raw *r, const struct model *m)
 {
-	*c = (struct core_config){.model_fingerprint = m->fingerprint,
-		.n_params = m->n_params,
-		.training.seed = (uint64_t)r->seed,
-		.training.batch_size = (uint32_t)r->batch,
-		.training.max_updates = (uint64_t)r->max_updates,
-		.rate.staleness_scaling = (enum staleness_scaling)r->staleness_scaling,
-		.limits.max_staleness = (uint32_t)r->max_staleness,
-		.limits.reject_norm = r->max_norm,
-		.leases.warm_start_updates = (uint32_t)r->warm_start_updates,
-		.leases.warm_start_ramp = (uint32_t)r->warm_start_ramp,
-		.leases.max_batches = (uint32_t)r->lease_batches,
-		.leases.backup_copies = (enum backup_copies)r->backup,
-		.leases.first_deadline_ms = (uint32_t)r->first_deadline_ms,
-		.leases.eval_images = (uint32_t)r->eval_images,
-		.leases.min_workers = (uint32_t)r->min_workers,
-		.sessions.max_workers = (uint32_t)r->max_workers,
-		.sessions.push_window = (uint32_t)r->push_window,
-		.sessions.replay_window = (uint32_t)r->replay_window,
-		.sessions.heartbeat_ms = (uint32_t)r->beat_ms,
-		.sessions.suspect_ms = (uint32_t)r->suspect_ms,
-		.sessions.dead_ms = (uint32_t)r->dead_ms,
-		.sessions.ttl_ms = (uint32_t)r->forget_ms,
-		.sessions.recovery_ms = (uint32_t)r->recovery_ms,
-		.checkpoint.interval_ms = (uint32_t)r->checkpoint_ms,
-		.durable = text_or_null(r->checkpoint_dir) != NULL,
-		.checkpoint.journal = r->durability,
-		.sessions.accept_rollback = r->accept_rollback};
+	c->model_fingerprint = m->fingerprint;
+	c->n_params = m->n_params;
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
-	c->training.epochs = options_epochs(r, m);
 	c->data_id_given = text_or_null(r->data_id) != NULL;
 	c->data_id = c->data_id_given ? strtoull(r->data_id, NULL, 16) : 0;
-	fill_optim(c, r);
-	mode_fill(c, &r->modes);
+	if (c->rate.scaling == LR_SCALING_AUTO)
+		c->rate.scaling = auto_scaling(c);
+	if (c->training.mode == MODE_EASGD)
+		c->leases.warm_start_updates = 0; /* an update is many batches: none is wild */
+	if (c->leases.max_batches < c->push.n_push)
+		c->leases.max_batches = c->push.n_push; /* a push lies inside one lease */
 }
 
 static void fill(struct options *o, const struct raw *r)
@@ -137,283 +336,158 @@ static void fill(struct options *o, const struct raw *r)
 	o->insecure = r->insecure;
 	o->log_level = (enum log_level)r->log_level;
 	o->log_format = (enum log_format)r->log_format;
-	o->usual_rate = mode_rate(&r->modes, optim_of(r), usual[optim_of(r)].lr);
 	o->check_config = r->check_config;
 }
 
-/* ---- the table ----------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
-/* A row ends with its help, and after that, if the row has an effect only sometimes, with
- * .needs = "mode=ssp|sync" (see struct opt): given without that, it is warned about. */
 /* clang-format off */
 #define TEXT(n, to, d, a, ...) \
-	{.name = n, .type = OPT_TEXT, .dest = &r.to, .def = d, .arg = a, .help = __VA_ARGS__}
+	{.name = n, .type = OPT_TEXT, .dest = &r->to, .def = d, .arg = a, .help = __VA_ARGS__}
 #define INT(n, to, d, least, most, a, ...) \
-	{.name = n, .type = OPT_INT, .dest = &r.to, .def = d, .min = least, .max = most, .arg = a, \
-	 .help = __VA_ARGS__}
-#define REAL(n, to, d, least, most, a, ...) \
-	{.name = n, .type = OPT_REAL, .dest = &r.to, .def = d, .min = least, .max = most, .arg = a, \
+	{.name = n, .type = OPT_INT, .dest = &r->to, .def = d, .min = least, .max = most, .arg = a, \
 	 .help = __VA_ARGS__}
 #define ENUM(n, to, d, v, a, ...) \
-	{.name = n, .type = OPT_ENUM, .dest = &r.to, .def = d, .values = v, .arg = a, \
+	{.name = n, .type = OPT_ENUM, .dest = &r->to, .def = d, .values = v, .arg = a, \
 	 .help = __VA_ARGS__}
 #define FLAG(n, to, ...) \
-	{.name = n, .type = OPT_FLAG, .dest = &r.to, .def = "0", .help = __VA_ARGS__}
+	{.name = n, .type = OPT_FLAG, .dest = &r->to, .def = "0", .help = __VA_ARGS__}
 /* clang-format on */
+
+struct table {
+	struct opt row[MAX_ROWS];
+	size_t n;
+};
+
+static void add_rows(struct table *t, const struct opt *rows, size_t n)
+{
+	memcpy(t->row + t->n, rows, n * sizeof(*rows));
+	t->n += n;
+}
+
+static void add_core_rows(struct table *t, struct core_config *c)
+{
+	static const enum opt_type types[] = {[CONFIG_U32] = OPT_U32,
+		[CONFIG_U64] = OPT_U64,
+		[CONFIG_REAL] = OPT_REAL,
+		[CONFIG_ENUM] = OPT_ENUM,
+		[CONFIG_FLAG] = OPT_FLAG};
+	const char *group = NULL;
+
+	for (size_t i = 0; i < config_n_rows; i++) {
+		const struct config_row *row = &config_rows[i];
+
+		if (row->type == CONFIG_GROUP) {
+			group = row->help;
+			continue;
+		}
+		t->row[t->n++] = (struct opt){.name = row->name,
+			.type = types[row->type],
+			.dest = (char *)c + row->offset,
+			.def = row->def,
+			.min = row->min,
+			.max = row->max,
+			.values = row->values,
+			.first = (int)row->min,
+			.arg = row->arg,
+			.help = row->help,
+			.needs = row->needs,
+			.was = row->was,
+			.group = group};
+		group = NULL;
+	}
+}
+
+static void add_shell_rows(struct table *t, struct raw *r)
+{
+	const struct opt rows[] = {
+		TEXT("model", model, "seed:32", "MODEL",
+			"network to train: seed:F, lenet5, cnn99, or layers such as \"conv:32:3 "
+			"relu pool:2 fc:10\"; vector:N: N parameters without a data set",
+			.group = "Model and data"),
+		TEXT("init", init, NULL, "FILE",
+			"initial weights of a new run, a .safetensors file of this model",
+			.unset = "random weights"),
+		TEXT("data-id", data_id, NULL, "FINGERPRINT",
+			"refuse workers with another data set; cnn-worker --print-data-id prints "
+			"the fingerprint",
+			.unset = "the data set of the first accepted push"),
+		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
+			"address for workers and cnn-ctl; port 0: any free port, which the log "
+			"names",
+			.group = "Network and keys"),
+		TEXT("key", key, NULL, "FILE",
+			"the server's secret key (made by cnn-ctl keygen); encrypts the traffic "
+			"and admits only the keys of --authorized-keys",
+			.unset = "no encryption, --bind must be loopback"),
+		TEXT("authorized-keys", authorized_keys, NULL, "FILE",
+			"list of authorized keys and their roles; SIGHUP reads it again",
+			.unset = "the file \"authorized_keys\" beside --key", .was = "allow"),
+		FLAG("insecure", insecure,
+			"allow --bind without keys and --http on addresses that are not loopback: "
+			"anyone there can train, stop and copy the run, or read its status"),
+		TEXT("http", http, NULL, "[HOST:]PORT",
+			"serve /metrics, /status and /healthz at this address; HOST is 127.0.0.1 "
+			"if it is missing",
+			.unset = "off"),
+		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
+			"directory of the checkpoints; a server that finds a run there continues "
+			"it",
+			.unset = "no checkpoints, a crash loses the run",
+			.group = "Checkpoints and resources"),
+		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
+			"close all connections when the server uses more memory; workers "
+			"reconnect; 0: 80 % of the memory of the machine or container"),
+	};
+
+	add_rows(t, rows, sizeof(rows) / sizeof(rows[0]));
+}
+
+/* Behind the core's: they need --durability. */
+static void add_last_rows(struct table *t, struct raw *r)
+{
+	const struct opt rows[] = {
+		INT("journal-mb", journal_mb, "128", 1, 1 << 20, "MIB",
+			"size of the write-ahead log at which the server takes a checkpoint",
+			.needs = "durability=always"),
+		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
+			"log events of this level and above on stderr; \"cnn-ctl log-level\" "
+			"changes it at run time",
+			.group = "Log"),
+		ENUM("log-format", log_format, "text", LOG_FORMAT_NAMES, "FORMAT",
+			"form of a log line: logfmt (text) or a JSON object (json)"),
+		FLAG("check-config", check_config, "check and print the configuration, then exit"),
+	};
+
+	add_rows(t, rows, sizeof(rows) / sizeof(rows[0]));
+}
 
 int options_parse(struct options *o, int argc, char **argv)
 {
-	struct raw r = {.epochs = NOT_GIVEN,
-		.optimizer = NOT_GIVEN,
-		.modes = {.local_rate = NOT_GIVEN, .batch_images = NOT_GIVEN},
-		.lr = NOT_GIVEN,
-		.eps = NOT_GIVEN,
-		.clip_norm = NOT_GIVEN,
-		.warmup = NOT_GIVEN};
-	const struct opt rows[] = {
-		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
-			"address for workers; port 0: any free one, see the log"),
-		TEXT("key", key, NULL, "FILE",
-			"the server's secret key (cnn-ctl keygen): traffic is encrypted, and only "
-			"keys of --authorized-keys may connect; without it --bind must be "
-			"loopback"),
-		TEXT("authorized-keys", authorized_keys, NULL, "FILE",
-			"keys that may connect, and their roles; read again on SIGHUP; without it "
-			"\"authorized_keys\" beside --key",
-			.was = "allow"),
-		FLAG("insecure", insecure,
-			"let --bind be open to the network without keys: anybody may train, stop "
-			"and copy; let --http be open to it: anybody may read"),
-		TEXT("http", http, NULL, "[HOST:]PORT",
-			"serve /metrics, /status and /healthz there, HOST without it 127.0.0.1; "
-			"without it: off; a HOST that is not loopback needs --insecure"),
-		TEXT("model", model, "seed:32", "MODEL",
-			"seed:F, lenet5, cnn99, vector:N, or layers such as \"conv:32:3 relu "
-			"pool:2 fc:10\""),
-		ENUM("mode", modes.mode, "downpour", MODE_NAMES, "MODE",
-			"how gradients meet: each when it comes, the same with bounded staleness, "
-			"in steps of all workers, in portions of a large batch, or workers for "
-			"themselves around a centre (docs/modes.md)"),
-		ENUM("optimizer", optimizer, NULL, OPTIM_NAMES, "NAME",
-			"what turns gradients into updates; without it rmsprop (downpour, ssp), "
-			"nesterov (sync) or lbfgs (sandblaster)"),
-		INT("n-push", modes.n_push, "1", 1, WIRE_MAX_BATCHES, "N", "batches in one push"),
-		ENUM("push", modes.push, "mean", PUSH_NAMES, "WHAT",
-			"of its batches' gradients a push has; sync: of a step's"),
-		INT("n-fetch", modes.n_fetch, "1", 1, WIRE_MAX_BATCHES, "N",
-			"batches between two pulls of the weights; in between a worker takes steps "
-			"of its own"),
-		REAL("local-lr", modes.local_rate, NULL, 0, 1e6, "RATE",
-			"of a worker's own steps; without it 0.1, for easgd 0.13",
-			.was = "local-rate", .needs = "mode=downpour|ssp|easgd"),
-		FLAG("prefetch", modes.prefetch,
-			"pull the next weights while a gradient is computed: faster where pulls "
-			"are slow, one version staler",
-			.needs = "mode=downpour|ssp|easgd"),
-		ENUM("delay-compensation", modes.delay, "none", DELAY_NAMES, "HOW",
-			"correct late gradients by how far the weights have moved (DC-ASGD); keeps "
-			"the versions of the weights that live workers compute at"),
-		REAL("dc-lambda", modes.dc_lambda, "0", 0, 1e6, "LAMBDA",
-			"strength of that; 0: 0.04, adaptive 2",
-			.needs = "delay-compensation=constant|adaptive"),
-		REAL("easgd-beta", modes.easgd_beta, "0.9", 1e-6, 1, "BETA",
-			"easgd: at a meeting worker and centre each close BETA / (live workers) of "
-			"the distance between them",
-			.was = "elastic", .needs = "mode=easgd"),
-		REAL("easgd-momentum", modes.easgd_momentum, "0.96", 0, 0.999, "PART",
-			"easgd: Nesterov momentum of the workers' own steps (EAMSGD); 0: none",
-			.needs = "mode=easgd"),
-		INT("ssp-bound", modes.ssp_bound, "4", 0, WIRE_MAX_BATCHES, "N",
-			"ssp: batches that a worker may be ahead of the slowest",
-			.needs = "mode=ssp"),
-		INT("buffer-size", modes.buffer, "1", 1, 1000000, "K",
-			"gradients of any workers that make one update (FedBuff)", .was = "buffer",
-			.needs = "mode=downpour|ssp"),
-		INT("sync-workers", modes.sync_workers, "0", 0, WIRE_MAX_WORKERS, "N",
-			"sync: gradients that make a step, each from another worker; 0: one from "
-			"each live worker, but for --backup-workers",
-			.needs = "mode=sync"),
-		INT("backup-workers", modes.backup_workers, "0", 0, WIRE_MAX_WORKERS, "N",
-			"sync: workers more than a step needs; it ends without the slowest",
-			.was = "sync-spares", .needs = "mode=sync"),
-		INT("step-images", modes.batch_images, NULL, 0, WIRE_MAX_IMAGES, "N",
-			"sandblaster: images of one step; 0: all; without it 0 for lbfgs, 6000 for "
-			"the other optimizers",
-			.was = "batch-images", .needs = "mode=sandblaster"),
-		INT("lbfgs-history", modes.lbfgs_history, "20", 1, LBFGS_MAX_HISTORY, "N",
-			"pairs of steps and gradients that L-BFGS remembers",
-			.needs = "optimizer=lbfgs"),
-		INT("lbfgs-trials", modes.lbfgs_trials, "20", 1, 1000, "N",
-			"most points that one line search looks at", .needs = "optimizer=lbfgs"),
-		REAL("lbfgs-armijo", modes.lbfgs_armijo, "1e-4", 1e-12, 0.5, "PART",
-			"of the slope's promise that a step must keep", .needs = "optimizer=lbfgs"),
-		REAL("lbfgs-wolfe", modes.lbfgs_wolfe, "0.5", 1e-6, 0.999999, "PART",
-			"of the slope that may be left after a step", .needs = "optimizer=lbfgs"),
-		REAL("lr", lr, NULL, 1e-12, 1e6, "RATE",
-			"learning rate of one worker (see --lr-scaling); without it sgd 0.2, "
-			"adagrad 0.04, momentum and nesterov 0.03 (sync: 0.3), rmsprop 0.009, "
-			"adam 0.002",
-			.needs = "mode!=easgd optimizer!=lbfgs"),
-		ENUM("lr-scaling", modes.lr_scaling, "auto", LR_SCALING_NAMES, "RULE",
-			"multiply the rate by N (linear) or its square root: N is the number of "
-			"gradients in a sync step, and 1 / (1 + staleness) of a gradient in "
-			"downpour and ssp; auto: sqrt, but linear for sgd, momentum and nesterov "
-			"in downpour and ssp, and none for sync with --push sum",
-			.needs = "mode=downpour|ssp|sync"),
-		INT("lr-scaling-warmup", modes.lr_scaling_warmup, "0", 0, 1e9, "N",
-			"updates in which a factor of --lr-scaling above 1, in sync or with a "
-			"--buffer-size, rises from 1",
-			.needs = "mode=downpour|ssp|sync"),
-		REAL("momentum", momentum, "0.9", 0, 0.999999, "PART",
-			"of the last direction is kept", .needs = "optimizer=momentum|nesterov"),
-		REAL("beta1", beta1, "0.9", 0, 0.999999, "BETA1",
-			"adam: decay rate of the mean gradient", .needs = "optimizer=adam"),
-		REAL("beta2", beta2, "0.999", 0, 0.999999, "BETA2",
-			"adam: decay rate of the mean squared gradient", .was = "decay-square",
-			.needs = "optimizer=adam"),
-		REAL("rmsprop-alpha", rmsprop_alpha, "0.9", 0, 0.999999, "ALPHA",
-			"rmsprop: decay rate of the mean squared gradient", .was = "decay-square",
-			.needs = "optimizer=rmsprop"),
-		REAL("eps", eps, NULL, 1e-12, 1, "EPS",
-			"added to the root: adagrad, without it 1e-10; rmsprop, adam, without it "
-			"1e-8",
-			.needs = "optimizer=adagrad|rmsprop|adam"),
-		REAL("adagrad-init", adagrad_init, "0", 0, 1e6, "G", "first sum of squares",
-			.needs = "optimizer=adagrad"),
-		REAL("weight-decay", weight_decay, "0", 0, 1, "PART",
-			"of the weights is added to their gradient", .needs = "optimizer!=lbfgs"),
-		REAL("clip-norm", clip_norm, NULL, 0, 1e30, "L2",
-			"scale gradients with a larger norm down to this one; 0: never; without it "
-			"0.5 (sync) or 0",
-			.needs = "optimizer!=lbfgs"),
-		ENUM("schedule", schedule, "constant", SCHEDULE_NAMES, "NAME",
-			"how the rate changes over the run",
-			.needs = "mode!=easgd optimizer!=lbfgs"),
-		REAL("warmup", warmup, NULL, 0, 1, "PART",
-			"of the run in which the rate rises; without it 0, for onecycle 0.3",
-			.needs = "mode!=easgd optimizer!=lbfgs"),
-		REAL("schedule-gamma", schedule_gamma, "0.1", 0, 1, "PART",
-			"step: of the rate is left by each fall", .needs = "schedule=step"),
-		INT("schedule-every", schedule_every, "1", 1, WIRE_MAX_EPOCHS, "N",
-			"step: epochs between falls", .needs = "schedule=step"),
-		REAL("schedule-floor", schedule_floor, "0", 0, 1, "PART",
-			"cosine, onecycle: of the rate is left at the end",
-			.needs = "schedule=cosine|onecycle"),
-		INT("epochs", epochs, NULL, 0, WIRE_MAX_EPOCHS, "N",
-			"passes over the training images; 0: no data set, ends by --max-updates or "
-			"a drain; without it 3 (sandblaster: 30), for vector:N 0"),
-		INT("batch-size", batch, "100", 1, WIRE_MAX_IMAGES, "N", "images per batch",
-			.was = "batch"),
-		INT("seed", seed, "1", 0, MOST_EXACT, "N",
-			"of the first weights, the order of images and dropout"),
-		TEXT("data-id", data_id, NULL, "FINGERPRINT",
-			"refuse workers with another data set (cnn-worker --print-data-id prints "
-			"it); without it the first accepted gradient decides"),
-		TEXT("init", init, NULL, "FILE",
-			"first weights of a fresh run, a .safetensors file of this model"),
-		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
-			"keep the run there and continue it from there; without it a crash loses "
-			"the run"),
-		INT("checkpoint-ms", checkpoint_ms, "500", 1, MOST_MS, "MS",
-			"least time between checkpoints", .needs = "checkpoint-dir"),
-		ENUM("durability", durability, "replay", "replay|always", "LEVEL",
-			"what a crash of everything at once may lose: replay: pushes since the "
-			"last "
-			"checkpoint that no living worker keeps; always: nothing that was "
-			"acknowledged, for a journal (docs/durability.md)"),
-		INT("journal-mb", journal_mb, "128", 1, 1 << 20, "MIB",
-			"always: take a checkpoint when the journal behind the last one is larger",
-			.needs = "durability=always"),
-		INT("min-workers", min_workers, "1", 1, WIRE_MAX_WORKERS, "N",
-			"give out no work before so many workers are there"),
-		INT("max-workers", max_workers, "256", 1, WIRE_MAX_WORKERS, "N", "worker slots"),
-		ENUM("staleness-scaling", staleness_scaling, "relative", STALENESS_SCALING_NAMES,
-			"HOW",
-			"rate of a gradient that is TAU versions old: constant, / max(1, TAU / "
-			"live workers), / max(1, TAU)",
-			.was = "stale-rate", .needs = "mode=downpour|ssp"),
-		INT("max-staleness", max_staleness, "0", 0, 1e9, "N",
-			"refuse gradients that are more versions old; 0: 32 times the live "
-			"workers, ssp: any number",
-			.needs = "mode=downpour|ssp|easgd"),
-		REAL("reject-norm", max_norm, "0", 0, 1e30, "L2",
-			"refuse gradients with a larger norm; 0: no limit", .was = "max-norm"),
-		INT("warm-start-updates", warm_start_updates, "0", 0, 1e9, "N",
-			"the first N updates come from one worker alone", .was = "warm-updates",
-			.needs = "mode=downpour|ssp"),
-		INT("warm-start-ramp", warm_start_ramp, "40", 0, 1e9, "N",
-			"after --warm-start-updates one more worker starts every N updates; 0: all "
-			"at "
-			"once",
-			.was = "warm-ramp", .needs = "mode=downpour|ssp warm-start-updates!=0"),
-		INT("max-updates", max_updates, "0", 0, MOST_EXACT, "N",
-			"end after so many updates; 0: no bound"),
-		INT("lease-batches", lease_batches, "10", 1, WIRE_MAX_BATCHES, "N",
-			"most batches given out at once",
-			.needs = "mode=downpour|ssp|sandblaster|easgd"),
-		ENUM("backup-copies", backup, "late", BACKUP_NAMES, "WHEN",
-			"an idle worker gets a copy of work that another one has: when that one "
-			"has taken twice the median time, at once, never"),
-		INT("first-deadline-ms", first_deadline_ms, "30000", 1, MOST_MS, "MS",
-			"time to deliver work while no worker has delivered any; later ten times "
-			"the worker's median, at least 2000"),
-		INT("eval-images", eval_images, "1000", 1, WIRE_MAX_IMAGES, "N",
-			"test images given out at once"),
-		INT("push-window", push_window, "8", 1, WIRE_MAX_WINDOW, "N",
-			"gradients that a worker may have unanswered"),
-		INT("replay-window", replay_window, "256", 1, WIRE_MAX_WINDOW, "N",
-			"gradients that a worker may have outside a checkpoint"),
-		INT("heartbeat-ms", beat_ms, "500", 10, MOST_MS, "MS",
-			"interval between two heartbeats of a worker", .was = "beat-ms"),
-		INT("suspect-ms", suspect_ms, "1400", 20, MOST_MS, "MS",
-			"a worker silent for so long loses its work"),
-		INT("dead-ms", dead_ms, "10000", 30, MOST_MS, "MS",
-			"a worker silent for so long loses its slot"),
-		INT("session-ttl-ms", forget_ms, "600000", 30, MOST_FORGET_MS, "MS",
-			"after a restart the slot of a worker that does not come back is kept so "
-			"long",
-			.was = "forget-ms"),
-		INT("recovery-ms", recovery_ms, "3000", 0, MOST_MS, "MS",
-			"after a restart wait so long for the workers to come back before new work "
-			"is given out"),
-		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MB",
-			"hang up on all peers, who come back, when the server uses more; 0: 80 % "
-			"of the "
-			"machine's or the container's memory"),
-		FLAG("accept-rollback", accept_rollback,
-			"go on from a checkpoint older than what workers were told is safe",
-			.needs = "checkpoint-dir"),
-		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
-			"log events of this level and above on stderr; \"cnn-ctl log-level\" "
-			"changes it at run time"),
-		ENUM("log-format", log_format, "text", LOG_FORMAT_NAMES, "FORMAT",
-			"a log line is logfmt (text) or a JSON object (json)"),
-		FLAG("check-config", check_config,
-			"judge and print the configuration, do nothing else"),
-		{0},
-	};
+	struct raw r = {0};
+	struct table table = {0};
 	const struct opt_program program = {.name = PROGRAM,
 		.usage = "[OPTION...]",
 		.about = "Train a convolutional network with the gradients that workers push.",
-		.opts = rows,
+		.opts = table.row,
 		.max_args = 0};
 	const char *none;
-	int n_args, rc = opt_parse(&program, argc, argv, &none, &n_args);
+	int n_args;
+
+	memset(&o->core, 0, sizeof(o->core));
+	add_shell_rows(&table, &r);
+	add_core_rows(&table, &o->core);
+	add_last_rows(&table, &r);
+	int rc = opt_parse(&program, argc, argv, &none, &n_args);
 
 	if (rc == OPT_EXIT)
 		return OPT_EXIT;
-	if (options_judge(&r, &o->model, rc, opt_given(&program, "momentum")) > 0 || rc != OPT_RUN)
+	o->core.durable = text_or_null(r.checkpoint_dir) != NULL;
+	if (check(&program, &r, o, rc) > 0 || rc != OPT_RUN)
 		return PS_EUSAGE;
 	fill(o, &r);
-	r.optimizer = (int)o->core.optim.kind; /* what was not given, for the dump */
-	r.lr = o->core.rate.lr;
-	r.eps = o->core.optim.eps;
-	r.clip_norm = o->core.optim.clip_norm;
-	r.modes.lr_scaling = (int)o->core.rate.scaling + 1;
-	r.warmup = o->core.schedule.warmup;
-	r.epochs = o->core.training.epochs;
-	r.modes.local_rate = o->core.push.local_lr;
-	r.modes.batch_images = o->core.sandblaster.step_images;
+	o->usual_rate = opt_default(&program, "lr");
+	o->usual_local_rate = opt_default(&program, "local-lr");
 	log_set_format(o->log_format);
 	log_set_level(o->check_config ? LOG_DEBUG : o->log_level);
 	opt_check(&program, NULL);

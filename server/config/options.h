@@ -25,12 +25,10 @@ struct options {
 	int insecure;             /* the network may talk to us without keys */
 	enum log_level log_level;
 	enum log_format log_format;
-	double usual_rate; /* of the mode and the optimizer, without --lr */
-	int check_config;  /* only judge and print the configuration */
+	double usual_rate, usual_local_rate; /* of the mode and optimizer: --lr, --local-lr */
+	int check_config;                    /* only judge and print the configuration */
 };
 
-/* The rate of an optimizer without --lr. */
-double options_usual_rate(enum optim_kind kind);
 /* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts
  * live as long as argv and the environment. */
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include "server/config/mode_options.h"
 
 #define VALUE 80
 
@@ -24,50 +23,29 @@ static void add(struct list *l, const char *option, const char *then, const char
 	l->options++;
 }
 
-static void add_number(struct list *l, const char *option, uint64_t then, uint64_t now)
+/* The value of an option as it is typed. */
+static void value_text(const struct config_row *row, double v, char out[VALUE])
 {
-	char a[VALUE], b[VALUE];
+	const char *name = row->values;
+	int i = (int)(v - row->min);
 
-	snprintf(a, sizeof(a), "%" PRIu64, then);
-	snprintf(b, sizeof(b), "%" PRIu64, now);
+	for (; name && i > 0 && strchr(name, '|'); i--)
+		name = strchr(name, '|') + 1;
+	if (name)
+		snprintf(out, VALUE, "%.*s", (int)strcspn(name, "|"), name);
+	else
+		snprintf(out, VALUE, "%.15g", v);
+}
+
+static void add_option(struct list *l, const struct config_row *row, const struct core_config *then,
+	const struct core_config *now)
+{
+	char option[VALUE], a[VALUE], b[VALUE];
+
+	snprintf(option, sizeof(option), "--%s", row->name);
+	value_text(row, config_value(then, row), a);
+	value_text(row, config_value(now, row), b);
 	add(l, option, a, b);
-}
-
-/* The i-th of an option's names, "a|b|c". */
-static const char *nth(const char *names, int i, char value[VALUE])
-{
-	for (; i > 0 && strchr(names, '|'); i--)
-		names = strchr(names, '|') + 1;
-	snprintf(value, VALUE, "%.*s", (int)strcspn(names, "|"), names);
-	return value;
-}
-
-static void add_name(struct list *l, const char *option, const char *names, int then, int now)
-{
-	char a[VALUE], b[VALUE];
-
-	add(l, option, nth(names, then, a), nth(names, now, b));
-}
-
-static int delay_of(const struct core_config *c)
-{
-	return c->dc.lambda > 0 ? 1 + (c->dc.adaptive != 0) : 0;
-}
-
-static void add_mode(struct list *l, const struct core_config *then, const struct core_config *now)
-{
-	if (then->training.mode != now->training.mode) {
-		add_name(l, "--mode", MODE_NAMES, (int)then->training.mode - 1,
-			(int)now->training.mode - 1);
-		return;
-	}
-	add_name(l, "--optimizer", OPTIM_NAMES, (int)then->optim.kind, (int)now->optim.kind);
-	add_name(l, "--push", PUSH_NAMES, then->push.sum, now->push.sum);
-	add_number(l, "--step-images", then->sandblaster.step_images, now->sandblaster.step_images);
-	add_number(l, "--lbfgs-history", then->lbfgs.history, now->lbfgs.history);
-	if ((then->push.buffer_size > 1) != (now->push.buffer_size > 1))
-		add_number(l, "--buffer-size", then->push.buffer_size, now->push.buffer_size);
-	add_name(l, "--delay-compensation", DELAY_NAMES, delay_of(then), delay_of(now));
 }
 
 static void add_data(struct list *l, const struct data_id *then, const struct core_config *now)
@@ -86,14 +64,18 @@ int resume_differences(const struct core_config *then, const struct data_id *dat
 	struct list l = {.out = out, .size = size};
 
 	out[0] = '\0';
-	add_number(&l, "--seed", then->training.seed, now->training.seed);
-	add_number(&l, "--batch-size", then->training.batch_size, now->training.batch_size);
-	add_mode(&l, then, now);
-	if (strstr(why, "--epochs"))
-		add_number(&l, "--epochs", then->training.epochs, now->training.epochs);
-	if (strstr(why, "--max-workers"))
-		add_number(
-			&l, "--max-workers", then->sessions.max_workers, now->sessions.max_workers);
+	for (size_t i = 0; i < config_n_rows; i++) {
+		const struct config_row *row = &config_rows[i];
+		char option[VALUE];
+
+		if (!row->name)
+			continue;
+		snprintf(option, sizeof(option), "--%s", row->name);
+		/* defaults that may follow from another --mode are not listed beside it */
+		int follows = then->training.mode != now->training.mode && strchr(row->def, '=');
+		if ((config_row_differs(row, then, now) && !follows) || strstr(why, option))
+			add_option(&l, row, then, now);
+	}
 	if (strstr(why, "--data-id"))
 		add_data(&l, data, now);
 	return l.options;

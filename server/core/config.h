@@ -1,15 +1,14 @@
 /*
- * config.h - everything that a run is made of, divided by the module that it belongs to.
+ * config.h - everything that a run is made of: struct core_config, divided by the module that an
+ * option belongs to, and config_rows, which describes each option.
  *
- * The part that must not change when a run is resumed is in the checkpoint and compared there.
- * Ranges are the option table's (server/config/options.c).
+ * The options themselves are the rows of options.def.
  */
 #ifndef SERVER_CORE_CONFIG_H
 #define SERVER_CORE_CONFIG_H
 #include <stddef.h>
 #include <stdint.h>
 #include "proto/msg.h"
-#include "server/core/optim.h"
 
 /* What a gradient that is tau versions old does to the rate (algorithms: Zhang 2016, arXiv
  * 1511.05950). */
@@ -29,94 +28,51 @@ enum backup_copies {
 };
 #define BACKUP_NAMES "late|immediate|none"
 
-struct training_options {
-	enum mode mode;
-	uint64_t seed;
-	uint32_t batch_size;  /* images per batch, >= 1 */
-	uint32_t epochs;      /* 0: no data set, no leases; ends at max_updates or a drain */
-	uint64_t max_updates; /* 0: no bound */
-};
+#define MODE_NAMES "downpour|ssp|sync|sandblaster|easgd"
 
-struct rate_options {
-	double lr;               /* eta, > 0 */
-	enum lr_scaling scaling; /* downpour, ssp, sync; the others have none */
-	uint32_t scaling_warmup; /* updates */
-	enum staleness_scaling staleness_scaling;
+enum optim_kind {
+	OPTIM_SGD,
+	OPTIM_ADAGRAD,
+	OPTIM_MOMENTUM,
+	OPTIM_NESTEROV,
+	OPTIM_RMSPROP,
+	OPTIM_ADAM,
+	OPTIM_LBFGS, /* lbfgs.h; mode sandblaster only */
+	OPTIM_KINDS
 };
+#define OPTIM_NAMES "sgd|adagrad|momentum|nesterov|rmsprop|adam|lbfgs"
 
-/* What a worker computes between two pulls: in WELCOME. */
-struct push_options {
-	uint32_t n_push, n_fetch; /* downpour, ssp, easgd */
-	int sum, prefetch;
-	double local_lr;
-	uint32_t buffer_size; /* downpour, ssp: gradients of an update; 0 and 1: each by itself */
-};
+enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE, SCHEDULE_ONECYCLE };
+#define SCHEDULE_NAMES "constant|step|cosine|onecycle"
 
-struct dc_options {
-	double lambda; /* delay compensation (Zheng 2017); 0: none */
-	int adaptive;  /* 1: lambda / sqrt(mean square of the gradient) */
+enum lr_scaling {
+	LR_SCALING_AUTO,   /* none for the core: the options resolve it */
+	LR_SCALING_NONE,   /* 1 */
+	LR_SCALING_SQRT,   /* the square root of the ratio */
+	LR_SCALING_LINEAR, /* the ratio */
 };
+#define LR_SCALING_NAMES "auto|none|sqrt|linear"
 
-struct easgd_options {
-	double beta;     /* of the distance to the centre, all members together */
-	double momentum; /* of the workers' own steps; 0: none */
-};
+enum push_kind { PUSH_MEAN, PUSH_SUM };
+#define PUSH_NAMES "mean|sum"
 
-struct ssp_options {
-	uint32_t bound; /* batches that one may be ahead of the slowest */
-};
+/* Zheng 2017: lambda, or lambda / sqrt(mean square of the gradient). */
+enum delay_compensation { DC_NONE, DC_CONSTANT, DC_ADAPTIVE };
+#define DC_NAMES "none|constant|adaptive"
 
-struct sync_options {
-	uint32_t workers;        /* gradients that make a step; 0: all live workers' but those of
-				    backup_workers */
-	uint32_t backup_workers; /* workers of a step that it does not wait for */
-};
+enum durability { DURABILITY_REPLAY, DURABILITY_ALWAYS };
+#define DURABILITY_NAMES "replay|always"
 
-struct sandblaster_options {
-	uint32_t step_images; /* images of a step; 0: all */
-};
-
-struct lbfgs_options {
-	uint32_t history;     /* pairs kept, 1..LBFGS_MAX_HISTORY */
-	uint32_t trials;      /* points that one line search evaluates at most, >= 1 */
-	double armijo, wolfe; /* 0 < armijo < wolfe < 1 */
-};
-
-/* Which gradients are refused. */
-struct limit_options {
-	uint32_t max_staleness; /* 0: 32 times the live workers; ssp: none */
-	double reject_norm;     /* a push with a larger L2 norm; 0: no limit */
-};
-
-struct lease_options {
-	uint32_t warm_start_updates; /* by one worker, before the others get leases */
-	uint32_t warm_start_ramp;    /* updates from one more worker to the next after that; 0: all
-					start */
-	uint32_t max_batches;        /* in one lease, >= 1 */
-	enum backup_copies backup_copies;
-	uint32_t first_deadline_ms; /* of a grant while nobody has delivered anything, >= 1 */
-	uint32_t eval_images;       /* test images in one evaluation lease, >= 1 */
-	uint32_t min_workers;       /* no lease before this number of workers is live, >= 1 */
-};
-
-struct session_options {
-	uint32_t max_workers;                       /* slots, 1..WIRE_MAX_WORKERS */
-	uint32_t push_window, replay_window;        /* see msg_welcome */
-	uint32_t heartbeat_ms, suspect_ms, dead_ms; /* each less than the next */
-	uint32_t ttl_ms;      /* >= dead_ms. After a restart the slot of a worker that has not come
-				 back is kept for this time, because it may hold pushes that no
-				 snapshot has; a worker gives up by itself first */
-	uint32_t recovery_ms; /* after a restart: no new lease until every live worker is back, for
-				 at most this time */
-	int accept_rollback;  /* go on with workers that know of newer durable pushes than this
-				 state */
-};
-
-struct checkpoint_options {
-	uint32_t interval_ms; /* between snapshots, at least */
-	int journal; /* every event goes to a journal before what follows from it is sent: what is
-			decided is durable when a peer learns of it */
-};
+/* clang-format off */
+#define GROUP(member, tag, title) struct tag {
+#define END(member) };
+#define U32(member, field, ...) uint32_t field;
+#define U64(member, field, ...) uint64_t field;
+#define REAL(member, field, ...) double field;
+#define ENUM(member, field, name, def, tag, ...) enum tag field;
+#define FLAG(member, field, ...) int field;
+#include "server/core/options.def"
+/* clang-format on */
 
 struct core_config {
 	struct run_id run;
@@ -128,21 +84,51 @@ struct core_config {
 	size_t n_params;
 	uint64_t data_id; /* fingerprint that a worker's data set must have, if data_id_given */
 	int data_id_given;
-	struct training_options training;
-	struct optim optim;
-	struct rate_options rate;
-	struct schedule schedule;
-	struct push_options push;
-	struct dc_options dc;
-	struct easgd_options easgd;
-	struct ssp_options ssp;
-	struct sync_options sync;
-	struct sandblaster_options sandblaster;
-	struct lbfgs_options lbfgs;
-	struct limit_options limits;
-	struct lease_options leases;
-	struct session_options sessions;
-	struct checkpoint_options checkpoint;
+#define GROUP(member, tag, title) struct tag member;
+#include "server/core/options.def"
 };
+
+/* ---- one option ------------------------------------------------------------------------------ */
+
+enum config_type { CONFIG_GROUP, CONFIG_U32, CONFIG_U64, CONFIG_REAL, CONFIG_ENUM, CONFIG_FLAG };
+
+/* Which value may continue a run that was begun with another one. */
+enum config_resume {
+	RESUME_ANY,
+	RESUME_SAME,
+	RESUME_SAME_0, /* both 0, or neither */
+	RESUME_SAME_1, /* both at most 1, or neither */
+};
+
+struct config_row {
+	enum config_type type;
+	size_t offset; /* of the field in struct core_config */
+	const char *name, *def;
+	double min, max;    /* inclusive; CONFIG_ENUM: the values of the first and last name */
+	const char *values; /* CONFIG_ENUM: "a|b" */
+	const char *arg;
+	enum config_resume resume;
+	const char *help; /* CONFIG_GROUP: the title of the rows that follow */
+	const char *was, *needs;
+	const char *misfit; /* a sentence: this option keeps a run from being continued */
+};
+
+/* In the order of options.def. */
+extern const struct config_row config_rows[];
+extern const size_t config_n_rows;
+
+/* The value of `row` in `c`. Whole numbers of options are exact in a double. */
+double config_value(const struct core_config *c, const struct config_row *row);
+/* 1: this option keeps a run of `then` from being continued by `now`. */
+int config_row_differs(const struct config_row *row, const struct core_config *then,
+	const struct core_config *now);
+/* The first such option; NULL: none. */
+const struct config_row *config_differs(
+	const struct core_config *then, const struct core_config *now);
+
+struct cursor;
+/* Write or read all options, each by its name. An option that is missing when it is read stays as
+ * `c` has it; one that is unknown, given twice or out of its range is refused. */
+void config_put(struct cursor *k, struct core_config *c);
 
 #endif

@@ -18,7 +18,7 @@
 #include <stdint.h>
 #include "common/err.h"
 #include "proto/msg.h"
-#include "server/core/config.h"
+#include "server/core/optim.h"
 
 enum event_kind {
 	EVENT_MESSAGE,     /* msg from peer; decoded, therefore well-formed */

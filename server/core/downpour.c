@@ -169,7 +169,7 @@ static void compensate(struct core *c, const float *weights_then, struct slice *
 	for (uint64_t i = 0; i < s->count; i++) {
 		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;
 
-		if (c->cfg.dc.adaptive) {
+		if (c->cfg.dc.kind == DC_ADAPTIVE) {
 			square[i] = next_square(square[i], g);
 			lambda /= sqrt((double)square[i] + DC_EPS);
 		}
@@ -202,7 +202,7 @@ static double compensated_peak(
 	for (uint64_t i = 0; i < s->count; i++) {
 		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;
 
-		if (c->cfg.dc.adaptive)
+		if (c->cfg.dc.kind == DC_ADAPTIVE)
 			lambda /= sqrt(
 				(double)next_square(c->store.dc_square[s->offset + i], g) + DC_EPS);
 		double x = fabs((double)compensated(lambda, g, now[i], then[i]));
@@ -215,7 +215,7 @@ static double compensated_peak(
 /* A bound of that in constant time; infinite if too little is known. */
 static double compensated_bound(const struct core *c, const float *then, double peak)
 {
-	double lambda = c->cfg.dc.lambda / (c->cfg.dc.adaptive ? sqrt(DC_EPS) : 1);
+	double lambda = c->cfg.dc.lambda / (c->cfg.dc.kind == DC_ADAPTIVE ? sqrt(DC_EPS) : 1);
 	double largest = then == c->store.weights ? 0 : backups_peak(c, then);
 
 	if (then == c->store.weights)
@@ -248,7 +248,7 @@ static int compensated_fits(struct core *c, const struct worker *w, const struct
 
 int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	if (c->cfg.dc.lambda > 0)
+	if (c->cfg.dc.kind)
 		return compensated_fits(c, w, p);
 	return holds(c, p, store_peak(&p->slices));
 }
@@ -260,7 +260,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	const struct slices *s = &p->slices;
 
 	count_staleness(c, tau);
-	if (c->cfg.dc.lambda > 0) {
+	if (c->cfg.dc.kind) {
 		compensated = p->slices;
 		compensate_all(c, w, p, &compensated);
 		s = &compensated;

@@ -41,7 +41,7 @@ static uint32_t room(const struct core_config *cfg)
 
 static size_t max_backups(const struct core_config *cfg)
 {
-	return cfg->dc.lambda > 0 ? (size_t)BACKUPS_MAX_HELD * cfg->sessions.max_workers : 0;
+	return cfg->dc.kind ? (size_t)BACKUPS_MAX_HELD * cfg->sessions.max_workers : 0;
 }
 
 /* Values between one vector and the next of a list. */
@@ -54,7 +54,7 @@ static struct layout layout_of(const struct core_config *cfg)
 {
 	struct layout l = {0};
 	size_t batches = cfg->training.epochs ? WIRE_MAX_BATCHES : 0, n = stride(cfg);
-	int dc = cfg->dc.lambda > 0, search = cfg->optim.kind == OPTIM_LBFGS;
+	int dc = cfg->dc.kind, search = cfg->optim.kind == OPTIM_LBFGS;
 
 	l.core = place(&l.end, 1, sizeof(struct core));
 	l.workers = place(&l.end, cfg->sessions.max_workers, sizeof(struct worker));
@@ -71,7 +71,7 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.sum = place(&l.end, sums(cfg) ? n : 0, sizeof(double));
 	l.parts = place(&l.end, room(cfg), sizeof(struct part));
 	l.kept = place(&l.end, room(cfg) * n, sizeof(float));
-	l.square = place(&l.end, dc && cfg->dc.adaptive ? n : 0, sizeof(float));
+	l.square = place(&l.end, dc && cfg->dc.kind == DC_ADAPTIVE ? n : 0, sizeof(float));
 	l.lbfgs = place(&l.end, search ? n * lbfgs_vectors(cfg->lbfgs.history) : 0, sizeof(float));
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
 		l.state[i] = place(&l.end, n, sizeof(float));
@@ -112,7 +112,7 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 		memset(c->accumulator.sum, 0, cfg->n_params * sizeof(double));
 	}
 	place_parts(c, memory, l);
-	if (cfg->dc.lambda > 0) {
+	if (cfg->dc.kind) {
 		struct backups *b = &c->backups;
 		b->n = (uint32_t)max_backups(cfg);
 		b->copy = (struct backup *)(void *)floats_at(memory, l->copies_of);
@@ -120,7 +120,7 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 		b->values = floats_at(memory, l->backups);
 		b->stride = n;
 		c->store.dc_square = floats_at(memory, l->square);
-		if (cfg->dc.adaptive)
+		if (cfg->dc.kind == DC_ADAPTIVE)
 			memset(c->store.dc_square, 0, cfg->n_params * sizeof(float));
 	}
 	if (cfg->optim.kind == OPTIM_LBFGS) {

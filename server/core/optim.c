@@ -61,8 +61,8 @@ double optim_power(double base, uint64_t n)
 /* What the loops multiply with. */
 struct coeff {
 	float rate, scale, decay, eps;
-	float keep, add;               /* momentum; adam: what it leaves to g */
-	float square_keep, square_add; /* decay_square, and what it leaves to g^2 */
+	float keep, add;               /* momentum or beta1; adam: what it leaves to g */
+	float square_keep, square_add; /* beta2 or alpha, and what it leaves to g^2 */
 };
 
 /* The gradient that an optimizer sees: weight decay is a part of it. */
@@ -140,20 +140,23 @@ PS_CLONES static void adam(const struct coeff c, float *to, const float *w, cons
 
 static struct coeff coeff_of(const struct optim *o, const struct optim_step *s)
 {
+	int adam = o->kind == OPTIM_ADAM;
+	double first = adam ? o->beta1 : o->momentum;
+	double second = adam ? o->beta2 : o->rmsprop_alpha;
 	struct coeff c = {.rate = (float)s->rate,
 		.scale = (float)s->scale,
 		.decay = (float)o->weight_decay,
 		.eps = (float)o->eps,
-		.keep = (float)o->momentum,
-		.add = (float)(1 - o->momentum),
-		.square_keep = (float)o->decay_square,
-		.square_add = (float)(1 - o->decay_square)};
+		.keep = (float)first,
+		.add = (float)(1 - first),
+		.square_keep = (float)second,
+		.square_add = (float)(1 - second)};
 
-	if (o->kind == OPTIM_ADAM) {
-		double root = sqrt(1 - optim_power(o->decay_square, s->step));
+	if (adam) {
+		double root = sqrt(1 - optim_power(second, s->step));
 
 		/* rate * corrected first / (sqrt(corrected second) + eps), times root / root */
-		c.rate = (float)(s->rate * root / (1 - optim_power(o->momentum, s->step)));
+		c.rate = (float)(s->rate * root / (1 - optim_power(first, s->step)));
 		c.eps = (float)(o->eps * root);
 	}
 	return c;

@@ -17,28 +17,7 @@
 #define SERVER_CORE_OPTIM_H
 #include <stddef.h>
 #include <stdint.h>
-
-enum optim_kind {
-	OPTIM_SGD,
-	OPTIM_ADAGRAD,
-	OPTIM_MOMENTUM,
-	OPTIM_NESTEROV,
-	OPTIM_RMSPROP,
-	OPTIM_ADAM,
-	OPTIM_LBFGS, /* lbfgs.h; mode sandblaster only */
-	OPTIM_KINDS
-};
-#define OPTIM_NAMES "sgd|adagrad|momentum|nesterov|rmsprop|adam|lbfgs"
-
-struct optim {
-	enum optim_kind kind;
-	double eps;          /* > 0: adagrad, rmsprop, adam; added to the root */
-	double momentum;     /* 0 <= m < 1: momentum, nesterov; adam's beta1 */
-	double decay_square; /* 0 <= d < 1: rmsprop's alpha, adam's beta2 */
-	double adagrad_init; /* >= 0: first sum of squares */
-	double weight_decay; /* >= 0: added to the gradient, times the weight */
-	double clip_norm; /* > 0: a gradient with a larger L2 norm is scaled to this one; 0: none */
-};
+#include "server/core/config.h"
 
 #define OPTIM_VECTORS 2 /* most vectors of state that an optimizer has */
 
@@ -82,18 +61,6 @@ int optim_advance(
 
 /* ---- the rate over a run -------------------------------------------------------------------- */
 
-enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE, SCHEDULE_ONECYCLE };
-#define SCHEDULE_NAMES "constant|step|cosine|onecycle"
-
-struct schedule {
-	enum schedule_kind kind;
-	double warmup; /* 0..1: part of the run in which the rate rises (onecycle: its pct_start,
-			  by a half wave from 1/25; others: linearly from 0) */
-	double gamma;  /* step: factor at each fall, 0..1 */
-	uint32_t every_epochs; /* step: epochs between falls, >= 1, counted from the start */
-	double floor; /* cosine, onecycle: the last factor, 0..1, a half wave after the rise */
-};
-
 /* What the rate is multiplied with after `done` of `total` images (>= 1) of `epochs` epochs;
  * 0 <= factor <= 1. total 0 (no known end): 1. */
 double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, uint32_t epochs);
@@ -105,12 +72,6 @@ double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, 
  * 2205.10287: the square root of n for adaptive optimizers), and a gradient that is tau versions
  * old a smaller one (Zhang 2016, arXiv 1511.05950). Both are one rule: n gradients per update and
  * staleness tau give the ratio n / (1 + tau). */
-enum lr_scaling {
-	LR_SCALING_NONE,   /* 1 */
-	LR_SCALING_SQRT,   /* the square root of the ratio */
-	LR_SCALING_LINEAR, /* the ratio */
-};
-
 /* The factor of the rate for `ratio` (> 0), after `done` updates. A factor above 1 rises to its
  * value on a straight line from 1 in the first `warmup` updates (Goyal's gradual warm-up). */
 double lr_scaling_factor(enum lr_scaling how, double ratio, uint64_t done, uint32_t warmup);

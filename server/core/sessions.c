@@ -76,21 +76,17 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	memcpy(m->model, cfg->model, sizeof(m->model));
 	m->model_fingerprint = cfg->model_fingerprint;
 	m->n_params = cfg->n_params;
-	m->seed = cfg->training.seed;
-	m->batch = cfg->training.batch_size;
-	m->epochs = cfg->training.epochs;
-	m->push_window = cfg->sessions.push_window;
-	m->replay_window = cfg->sessions.replay_window;
-	m->beat_ms = cfg->sessions.heartbeat_ms;
-	m->dead_ms = cfg->sessions.dead_ms;
-	m->forget_ms = cfg->sessions.ttl_ms;
-	m->mode = cfg->training.mode;
-	m->n_push = cfg->push.n_push;
-	m->n_fetch = cfg->push.n_fetch;
-	m->push_sum = (uint32_t)cfg->push.sum;
-	m->prefetch = (uint32_t)cfg->push.prefetch;
-	m->local_rate = cfg->push.local_lr;
-	m->momentum = cfg->easgd.momentum;
+/* clang-format off */
+#define TOLD(to) m->to = (__typeof__(m->to))
+#define UNTOLD   (void)
+#define U32(member, field, name, def, min, max, arg, resume, told, ...) told(cfg->member.field);
+#define U64  U32
+#define REAL U32
+#define ENUM(member, field, name, def, tag, names, first, arg, resume, told, ...) \
+	told(cfg->member.field);
+#define FLAG(member, field, name, resume, told, ...) told(cfg->member.field);
+#include "server/core/options.def"
+	/* clang-format on */
 }
 
 static void go_live(struct core *c, struct worker *w)

@@ -16,7 +16,7 @@
 #include "common/run_head.h"
 #include <string.h>
 
-#define IMAGE_FORMAT 8u
+#define IMAGE_FORMAT 9u
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -69,29 +69,10 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 	f64(k, &s->loss);
 }
 
-/* What decides which vectors there are. */
-static void put_mode(struct cursor *k, struct core_config *cfg)
-{
-	uint32_t mode = (uint32_t)cfg->training.mode;
-	int dc = cfg->dc.lambda > 0, buffer = cfg->push.buffer_size > 1;
-
-	u32(k, &mode);
-	refuse_over(k, mode, MODE_EASGD);
-	cfg->training.mode = (enum mode)mode;
-	u32(k, &cfg->sandblaster.step_images);
-	u32(k, &cfg->lbfgs.history);
-	flag(k, &cfg->push.sum);
-	flag(k, &dc);
-	cfg->dc.lambda = dc ? cfg->dc.lambda > 0 ? cfg->dc.lambda : 1 : 0;
-	flag(k, &cfg->dc.adaptive);
-	flag(k, &buffer);
-	cfg->push.buffer_size = buffer ? cfg->push.buffer_size > 1 ? cfg->push.buffer_size : 2 : 1;
-}
-
 /* What a resumed run may not change, and what it has counted. */
 static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 {
-	uint32_t format = IMAGE_FORMAT, optim = (uint32_t)cfg->optim.kind;
+	uint32_t format = IMAGE_FORMAT;
 	uint64_t n = cfg->n_params;
 
 	put_head(k, c, cfg);
@@ -101,13 +82,7 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	cfg->n_params = n;
-	u64(k, &cfg->training.seed);
-	u32(k, &cfg->training.batch_size);
-	u32(k, &cfg->training.epochs);
-	u32(k, &optim);
-	refuse_over(k, optim, OPTIM_KINDS - 1);
-	cfg->optim.kind = (enum optim_kind)optim;
-	put_mode(k, cfg);
+	config_put(k, cfg);
 	flag(k, &c->started);
 	u64(k, &c->store.version_term);
 	refuse_over(k, c->store.version_term, cfg->term);
@@ -413,9 +388,9 @@ static void put_backups(struct cursor *k, struct core *c)
 {
 	uint32_t copies = 0;
 
-	if (!(c->cfg.dc.lambda > 0))
+	if (c->cfg.dc.kind == DC_NONE)
 		return;
-	if (c->cfg.dc.adaptive)
+	if (c->cfg.dc.kind == DC_ADAPTIVE)
 		floats(k, c->store.dc_square, c->store.n);
 	for (uint32_t i = 0; i < c->backups.n; i++)
 		c->backups.copy[i].order = UINT32_MAX;

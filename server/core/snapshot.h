@@ -44,8 +44,9 @@ void image_write(struct core *c, enum image_section s, unsigned char *out);
 int image_read(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
 	struct core **out, const char **why) PS_MUST_CHECK;
-/* The configuration under which `live` (section IMAGE_LIVE, `size` bytes) was written, every field
- * in the range of its option. PS_ECHECKPOINT. */
+/* The configuration under which `live` (section IMAGE_LIVE, `size` bytes) was written, every option
+ * in its range. An option that the section lacks, because it is newer, stays as `*cfg` has it: the
+ * caller fills in what the program did before there was the option. PS_ECHECKPOINT. */
 int image_config(const unsigned char *live, size_t size, struct core_config *cfg) PS_MUST_CHECK;
 /* The data set that a sound section IMAGE_LEASES says the run has. PS_ECHECKPOINT. */
 int image_data(const unsigned char *leases, size_t size, struct data_id *d) PS_MUST_CHECK;

@@ -8,29 +8,11 @@
 
 const char *image_differs(const struct core_config *now, const struct core_config *then)
 {
+	const struct config_row *row = config_differs(then, now);
+
 	if (then->model_fingerprint != now->model_fingerprint || then->n_params != now->n_params)
 		return "it is of another --model";
-	if (then->training.seed != now->training.seed)
-		return "it was begun with another --seed";
-	if (then->training.batch_size != now->training.batch_size)
-		return "it was begun with another --batch-size";
-	if (then->optim.kind != now->optim.kind)
-		return "it was begun with another --optimizer";
-	if (then->training.mode != now->training.mode)
-		return "it was begun with another --mode";
-	if (then->sandblaster.step_images != now->sandblaster.step_images ||
-		then->push.sum != now->push.sum)
-		return "it was begun with another --step-images or --push";
-	if (then->lbfgs.history != now->lbfgs.history)
-		return "it was begun with another --lbfgs-history";
-	if ((then->dc.lambda > 0) != (now->dc.lambda > 0) ||
-		(now->dc.lambda > 0 && then->dc.adaptive != now->dc.adaptive))
-		return "it was begun with another --delay-compensation";
-	if ((then->push.buffer_size > 1) != (now->push.buffer_size > 1))
-		return "it was begun with another --buffer-size";
-	if ((then->training.epochs == 0) != (now->training.epochs == 0))
-		return "--epochs 0 and --epochs N cannot continue each other";
-	return NULL;
+	return row ? row->misfit : NULL;
 }
 
 static int all_finite(const float *v, size_t n)
@@ -78,7 +60,7 @@ static int backups_sensible(const struct core *c)
 
 	for (uint32_t i = 0; i < b->n; i++)
 		sane &= !b->copy[i].refs || all_finite(backups_values(c, i), c->store.n);
-	if (b->n && c->cfg.dc.adaptive)
+	if (b->n && c->cfg.dc.kind == DC_ADAPTIVE)
 		sane &= all_finite(c->store.dc_square, c->store.n) &&
 			none_negative(c->store.dc_square, c->store.n);
 	return sane;

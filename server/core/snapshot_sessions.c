@@ -2,15 +2,8 @@
 #include "server/core/snapshot_sessions.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
-#include <math.h>
 
 /* ---- configuration ------------------------------------------------------------------------ */
-
-/* Who adds a field to one of these adds it below, too: a replay under another configuration would
- * come to other weights. */
-_Static_assert(sizeof(struct core_config) == 928, "live_put_config names every field");
-_Static_assert(sizeof(struct optim) == 56, "put_optim_config names every field");
-_Static_assert(sizeof(struct schedule) == 40, "put_schedule names every field");
 
 /* An enum in [least, most]. */
 static uint32_t choice(struct cursor *k, uint32_t v, uint32_t least, uint32_t most)
@@ -22,130 +15,29 @@ static uint32_t choice(struct cursor *k, uint32_t v, uint32_t least, uint32_t mo
 	return k->bad ? least : v;
 }
 
-static void real(struct cursor *k, double *v)
-{
-	f64(k, v);
-	if (!isfinite(*v))
-		spoil(k, MALFORMED);
-}
-
-/* A number in [least, most]. */
-static void count(struct cursor *k, uint32_t *v, uint32_t least, uint32_t most)
-{
-	*v = choice(k, *v, least, most);
-}
-
-static void put_optim_config(struct cursor *k, struct optim *o)
-{
-	o->kind = (enum optim_kind)choice(k, (uint32_t)o->kind, 0, OPTIM_KINDS - 1);
-	real(k, &o->eps);
-	real(k, &o->momentum);
-	real(k, &o->decay_square);
-	real(k, &o->adagrad_init);
-	real(k, &o->weight_decay);
-	real(k, &o->clip_norm);
-}
-
-static void put_schedule(struct cursor *k, struct schedule *s)
-{
-	s->kind = (enum schedule_kind)choice(k, (uint32_t)s->kind, 0, SCHEDULE_ONECYCLE);
-	real(k, &s->warmup);
-	real(k, &s->gamma);
-	u32(k, &s->every_epochs);
-	real(k, &s->floor);
-}
-
-static void put_run_config(struct cursor *k, struct core_config *cfg)
+void live_put_config(struct cursor *k, struct core_config *cfg)
 {
 	uint64_t n = cfg->n_params;
 
 	u64(k, &cfg->run.hi);
 	u64(k, &cfg->run.lo);
 	u64(k, &cfg->term);
+	u64(k, &cfg->generation);
+	flag(k, &cfg->durable);
 	text(k, cfg->model, sizeof(cfg->model));
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	refuse_over(k, n, WIRE_MAX_PARAMS);
 	cfg->n_params = k->bad ? 0 : (size_t)n;
-	u64(k, &cfg->training.seed);
-	count(k, &cfg->training.batch_size, 1, WIRE_MAX_IMAGES);
-	count(k, &cfg->training.epochs, 0, WIRE_MAX_EPOCHS);
-	u64(k, &cfg->training.max_updates);
 	u64(k, &cfg->data_id);
 	flag(k, &cfg->data_id_given);
-}
-
-static void put_mode_config(struct cursor *k, struct core_config *cfg)
-{
-	cfg->training.mode =
-		(enum mode)choice(k, (uint32_t)cfg->training.mode, MODE_DOWNPOUR, MODE_EASGD);
-	put_optim_config(k, &cfg->optim);
-	real(k, &cfg->rate.lr);
-	put_schedule(k, &cfg->schedule);
-	cfg->rate.scaling =
-		(enum lr_scaling)choice(k, (uint32_t)cfg->rate.scaling, 0, LR_SCALING_LINEAR);
-	u32(k, &cfg->rate.scaling_warmup);
-	u32(k, &cfg->push.n_push);
-	u32(k, &cfg->push.n_fetch);
-	flag(k, &cfg->push.sum);
-	flag(k, &cfg->push.prefetch);
-	real(k, &cfg->push.local_lr);
-	real(k, &cfg->easgd.beta);
-	real(k, &cfg->easgd.momentum);
-	real(k, &cfg->dc.lambda);
-	flag(k, &cfg->dc.adaptive);
-	u32(k, &cfg->ssp.bound);
-	u32(k, &cfg->push.buffer_size);
-	u32(k, &cfg->sync.workers);
-	u32(k, &cfg->sync.backup_workers);
-	u32(k, &cfg->sandblaster.step_images);
-	count(k, &cfg->lbfgs.history, 0, LBFGS_MAX_HISTORY);
-	u32(k, &cfg->lbfgs.trials);
-	real(k, &cfg->lbfgs.armijo);
-	real(k, &cfg->lbfgs.wolfe);
-	cfg->rate.staleness_scaling = (enum staleness_scaling)choice(
-		k, (uint32_t)cfg->rate.staleness_scaling, 0, STALE_INVERSE);
-	u32(k, &cfg->limits.max_staleness);
-	real(k, &cfg->limits.reject_norm);
-}
-
-static void put_session_config(struct cursor *k, struct core_config *cfg)
-{
-	u32(k, &cfg->leases.warm_start_updates);
-	u32(k, &cfg->leases.warm_start_ramp);
-	count(k, &cfg->leases.max_batches, 1, WIRE_MAX_BATCHES);
-	cfg->leases.backup_copies =
-		(enum backup_copies)choice(k, (uint32_t)cfg->leases.backup_copies, 0, BACKUP_NONE);
-	u32(k, &cfg->leases.first_deadline_ms);
-	count(k, &cfg->leases.eval_images, 1, WIRE_MAX_IMAGES);
-	count(k, &cfg->leases.min_workers, 1, WIRE_MAX_WORKERS);
-	count(k, &cfg->sessions.max_workers, 1, WIRE_MAX_WORKERS);
-	count(k, &cfg->sessions.push_window, 1, WIRE_MAX_WINDOW);
-	count(k, &cfg->sessions.replay_window, 1, WIRE_MAX_WINDOW);
-	u32(k, &cfg->sessions.heartbeat_ms);
-	u32(k, &cfg->sessions.suspect_ms);
-	u32(k, &cfg->sessions.dead_ms);
-	u32(k, &cfg->sessions.ttl_ms);
-	u32(k, &cfg->sessions.recovery_ms);
-	u32(k, &cfg->checkpoint.interval_ms);
-	u64(k, &cfg->generation);
-	flag(k, &cfg->durable);
-	flag(k, &cfg->checkpoint.journal);
-	flag(k, &cfg->sessions.accept_rollback);
-}
-
-void live_put_config(struct cursor *k, struct core_config *cfg)
-{
-	put_run_config(k, cfg);
-	put_mode_config(k, cfg);
-	put_session_config(k, cfg);
+	config_put(k, cfg);
 }
 
 int image_config(const unsigned char *live, size_t size, struct core_config *cfg)
 {
 	struct cursor k = {.in = live, .size = size};
 
-	memset(cfg, 0, sizeof(*cfg));
 	live_put_config(&k, cfg);
 	return k.bad ? PS_ECHECKPOINT : PS_OK;
 }

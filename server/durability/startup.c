@@ -141,7 +141,7 @@ static int refuse_resume(
 {
 	const struct checkpoint_section *live = checkpoint_find(c, image_names[IMAGE_LIVE]);
 	const struct checkpoint_section *leases = checkpoint_find(c, image_names[IMAGE_LEASES]);
-	struct core_config then;
+	struct core_config then = o->core;
 	struct data_id data;
 	char options[256];
 
@@ -235,7 +235,7 @@ static int resume_from(struct startup *out, const struct options *o, struct chec
 	int rc = check_content(out, o, c, e);
 
 	if (!rc)
-		rc = wal_replay(o->checkpoint_dir, o->core.sessions.accept_rollback, c, e);
+		rc = wal_replay(o->checkpoint_dir, &o->core, c, e);
 	return rc ? rc : build_run(out, o, c, newest_seen, e);
 }
 

@@ -89,10 +89,11 @@ const struct wal_stats *wal_stats(const struct wal *w);
  * log files behind it; without any, *c stays as it is. The core repeats the steps that it took after
  * the checkpoint, with the same result bit for bit, because it is a function of its state and its
  * events. A log that lost events which had been durable is refused with PS_ECHECKPOINT, unless
- * `accept_loss`: then the replay ends before the loss, and the program's log reports it. PS_EIO,
+ * --accept-rollback is set: then the replay ends before the loss, and the program's log reports it. PS_EIO,
  * PS_ENOMEM. On failure *c is unchanged.
  */
-int wal_replay(const char *dir, int accept_loss, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
+int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
+	struct err *e) PS_MUST_CHECK;
 /* The newest generation that the name of a log file claims; 0: none. */
 uint64_t wal_newest_file(const char *dir);
 /* Remove the log files of all generations up to `last`. */

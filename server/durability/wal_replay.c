@@ -231,9 +231,10 @@ static void release_replay(struct replay *r)
 	free(r->weights);
 }
 
-int wal_replay(const char *dir, int accept_loss, struct checkpoint *c, struct err *e)
+int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c, struct err *e)
 {
-	struct replay r = {.dir = dir};
+	int accept_loss = now->sessions.accept_rollback;
+	struct replay r = {.dir = dir, .cfg = *now};
 	struct wal_reader j;
 	double begin = clock_seconds();
 	int rc = open_first(dir, c, &j, e);

@@ -9,7 +9,6 @@
 #include "common/log.h"
 #include "server/core/core.h"
 #include "server/net/clients.h"
-#include "server/config/mode_options.h"
 
 #define MAX_EPOCHS 20 /* records in a status */
 

@@ -43,8 +43,7 @@ static int local_rate(
 	int used = cfg->training.mode == MODE_EASGD || cfg->push.n_fetch > 1;
 
 	return w->classes > 0 && used &&
-	       rate_text("--local-lr", cfg->push.local_lr, options_usual_rate(OPTIM_SGD), OPTIM_SGD,
-		       out);
+	       rate_text("--local-lr", cfg->push.local_lr, w->usual_local_rate, OPTIM_SGD, out);
 }
 
 static int larger(const char *option, uint64_t images, const struct core *c, char out[WARNING_TEXT])

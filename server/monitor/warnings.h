@@ -30,9 +30,9 @@ enum warning {
 #define WARNINGS 6
 
 struct warnings {
-	size_t classes;       /* of the model; 0: it is no classifier */
-	double usual_rate;    /* of the mode and the optimizer */
-	int logged[WARNINGS]; /* it was logged */
+	size_t classes;                      /* of the model; 0: it is no classifier */
+	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
+	int logged[WARNINGS];                /* it was logged */
 };
 
 /* The accuracy up to which a result on `n_test` images is no better than chance. */

@@ -288,17 +288,46 @@ def test_a_renamed_option_or_variable_is_refused_with_its_new_name(program):
             f"{program}: {variable(old)}: was renamed to {variables}")
 
 
-@pytest.mark.parametrize("optimizer,option", [("rmsprop", "rmsprop-alpha"), ("adam", "beta2")])
-def test_help_says_the_decay_that_is_taken(lab, optimizer, option):
-    """And how many batches a push has."""
-    p = config(lab, "--optimizer", optimizer)
-    decay = p.line(rf"name={option} value=(\S+)", 0.1)[1]
-    text = f"default {{}}; CNN_{option.upper().replace('-', '_')}"
+def default_in_help(text, values):
+    """"0.3" or "with --mode sync: 0.5, easgd: 1, otherwise 0": the value of the first true condition."""
+    option = None
+    for part in text.removeprefix("with ").split(", "):
+        if part.startswith("otherwise "):
+            return part.removeprefix("otherwise ")
+        condition, colon, value = part.removeprefix("with ").partition(": ")
+        if not colon:
+            return part
+        option, wanted = condition.split() if " " in condition else (option, condition)
+        is_it = values[option.lstrip("-")]
+        if is_it == wanted or is_it.startswith(wanted + ":"):  # vector:8 is --model vector
+            return value
+    raise AssertionError(f"no value in {text!r}")
+
+
+@pytest.mark.parametrize("options", [
+    (), ("--mode", "ssp"), ("--mode", "sync"), ("--mode", "sandblaster"), ("--mode", "easgd"),
+    ("--mode", "sandblaster", "--optimizer", "sgd"), ("--model", "vector:8"),
+    ("--delay-compensation", "adaptive"), ("--schedule", "onecycle", "--epochs", "2"),
+    *(("--optimizer", name) for name in ("sgd", "adagrad", "momentum", "adam"))])
+def test_help_says_the_defaults_that_are_taken(options):
+    done = subprocess.run(command("cnn-ps", "--check-config", *options), text=True, timeout=20,
+                          capture_output=True, check=True)
+    rows = re.findall(r'msg="options value" name=(\S+) value=(\S+) origin=(\S+)', done.stderr)
+    values = {name: value.strip('"') for name, value, _ in rows}
     shown = " ".join(subprocess.run(command("cnn-ps", "--help"), stdout=subprocess.PIPE, text=True,
                                     check=True).stdout.split())
-    assert text.format(decay) + ";" in shown or text.format(decay) + " " in shown
-    pushed = p.line(r"name=n-push value=(\S+)", 0.1)[1]
-    assert re.search(rf"batches in one push \([^)]*default {pushed};", shown)
+    compared = 0
+    for name, value, origin in rows:
+        variable = "CNN_" + name.upper().replace("-", "_")
+        said = re.search(rf"default(:?) ([^;()]*); {variable}[;)]", shown)
+        # "default: off" describes no value, and what auto stands for is printed as taken
+        if origin != "default" or not said or said[1] or said[2] == "auto":
+            continue
+        text = default_in_help(said[2], values)
+        text = {"off": "0", "on": "1"}.get(text, text)
+        assert text == value.strip('"') or float(text) == float(value), (name, text, value)
+        compared += 1
+    assert compared > 50
 
 
 def test_a_fingerprint_may_be_in_capitals(lab):

@@ -12,7 +12,7 @@ rules='
 ^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$
 ^proto/schema\.c$          ^(common/|proto/|cnnps\.pb-c\.h$)         ^(uv|microhttpd)\.h$
 ^proto/                  ^(common|proto)/                          ^(uv|microhttpd)\.h$
-^common/opt_check\.c$    ^(common/|opt_names\.h$)                 ^(microhttpd|cuda.*|cblas|protobuf-c/.*)\.h$
+^common/opt\.c$    ^(common/|opt_names\.h$)                 ^(microhttpd|cuda.*|cblas|protobuf-c/.*)\.h$
 ^common/                 ^common/                                  ^(microhttpd|cuda.*|cblas|protobuf-c/.*)\.h$
 ^tests/                  ^((common|proto|kernels|server|worker|tests)/|[a-z_]+\.h$) ^protobuf-c/
 '

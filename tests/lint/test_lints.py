@@ -131,12 +131,12 @@ def test_options_that_docs_options_does_not_have_are_found(tree):
 def test_what_the_pages_for_contributors_leave_out_is_found(tree):
     """A package without a reason, a document off the map, a kernel without its line."""
     page = (tree / "CONTRIBUTING.md").read_text()
-    plant(tree, "CONTRIBUTING.md", page.replace("libpopt-dev", "x"))
+    plant(tree, "CONTRIBUTING.md", page.replace("libpng-dev", "x"))
     plant(tree, "docs/new.md", "# New\n")
     plant(tree, "kernels/cuda/general/new.cu", "__global__ void new_kernel(int *p)\n{\n}\n")
     code, output = run(tree, "readme", "bin")
     assert code != 0
-    for finding in ("CONTRIBUTING.md: does not say why libpopt-dev is there",
+    for finding in ("CONTRIBUTING.md: does not say why libpng-dev is there",
                     "docs/README.md: does not list ./docs/new.md",
                     "kernels/README.md: does not show how new_kernel maps to blocks"):
         assert finding in output, output

@@ -145,8 +145,8 @@ void faults_happen(struct sim *s, uint32_t number)
 	case FAULT_DISK:
 		s->disk.fails = 20 + 40 * f->in;
 		s->disk_bad_until_ms = s->net.now_ms + f->ms;
-		s->hushed |=
-			s->cfg.checkpoint.journal; /* who gets no answer says HELLO, and no beats */
+		s->hushed |= s->cfg.checkpoint.journal ==
+			     DURABILITY_ALWAYS; /* who gets no answer says HELLO, and no beats */
 		break;
 	case FAULT_ROT:
 		disk_rot(&s->disk, "ckpt-");

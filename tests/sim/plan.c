@@ -68,10 +68,16 @@ static void choose_exact(struct sim *s)
 	c->rate.lr = 0.2;
 	if (s->mode == SIM_EASGD)
 		return;
-	c->optim = (struct optim){
-		.kind = kind, .eps = 1e-8, .momentum = 0.9, .decay_square = 0.99, .clip_norm = 3};
-	c->dc.lambda = dc && (s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP) ? 0.1 : 0;
-	c->dc.adaptive = adaptive;
+	c->optim = (struct optim){.kind = kind,
+		.eps = 1e-8,
+		.momentum = 0.9,
+		.beta1 = 0.9,
+		.beta2 = 0.99,
+		.rmsprop_alpha = 0.99,
+		.clip_norm = 3};
+	if (dc && (s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP))
+		c->dc.kind = adaptive ? DC_ADAPTIVE : DC_CONSTANT;
+	c->dc.lambda = 0.1;
 }
 
 /* Neither rate nor staleness may have a part in what an elastic move does. */
@@ -141,6 +147,13 @@ static void choose_config(struct sim *s)
 	memset(c, 0, sizeof(*c));
 	memcpy(c->model, "vector", 7);
 	c->rate.lr = 1;
+	c->optim.eps = 1e-8;
+	c->schedule.every_epochs = 1;
+	c->push.buffer_size = 1;
+	c->dc.lambda = 0.1;
+	c->easgd.beta = 0.9;
+	c->lbfgs = (struct lbfgs_options){.history = 1, .trials = 1, .armijo = 1e-4, .wolfe = 0.9};
+	c->leases.first_deadline_ms = 30000;
 	c->push.n_push = c->push.n_fetch = 1;
 	c->training.batch_size = between(s, 1, 7);
 	c->n_params = SIM_COORDINATES;

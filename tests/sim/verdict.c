@@ -88,7 +88,7 @@ static int is_torn(const struct sim *s, const struct core *c)
 	for (int i = 0; i < REJECT_REASONS; i++)
 		rejected += core_stats(c)->rejected[i];
 	return (s->mode == SIM_EASGD && rejected > 0) ||
-	       (s->cfg.dc.lambda > 0 && core_stats(c)->deaths > 0);
+	       (s->cfg.dc.kind && core_stats(c)->deaths > 0);
 }
 
 /* A drain leaves what is in the buffer to the next life. */

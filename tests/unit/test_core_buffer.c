@@ -273,7 +273,8 @@ static void twin_step(const struct core_config *cfg, struct twin *a)
 	clip = cfg->optim.clip_norm > 0 && norm > cfg->optim.clip_norm ? cfg->optim.clip_norm / norm
 								       : 1;
 	for (size_t j = 0; j < BENCH_PARAMS; j++) {
-		double d = clip * g[j], m = cfg->optim.momentum, q = cfg->optim.decay_square;
+		double d = clip * g[j], q = cfg->optim.beta2;
+		double m = cfg->optim.kind == OPTIM_ADAM ? cfg->optim.beta1 : cfg->optim.momentum;
 
 		a->v[j] =
 			cfg->optim.kind == OPTIM_ADAM ? m * a->v[j] + (1 - m) * d : m * a->v[j] + d;
@@ -299,11 +300,11 @@ static void twin_take(const struct core_config *cfg, struct twin *a, const float
 	for (size_t j = 0; j < BENCH_PARAMS; j++) {
 		double x = (double)g[j], lambda = cfg->dc.lambda;
 
-		if (cfg->dc.lambda > 0 && cfg->dc.adaptive) {
+		if (cfg->dc.kind && cfg->dc.kind == DC_ADAPTIVE) {
 			a->square[j] = 0.95 * a->square[j] + 0.05 * x * x;
 			lambda /= sqrt(a->square[j] + 1e-7);
 		}
-		if (cfg->dc.lambda > 0 && tau > 0)
+		if (cfg->dc.kind && tau > 0)
 			x += lambda * x * x * (a->w[j] - (double)then[j]);
 		a->sum[j] += weight * x;
 	}
@@ -391,8 +392,9 @@ static struct core_config any_config(struct rng *r)
 	cfg.rate.scaling = (enum lr_scaling)rng_below(r, 3);
 	cfg.rate.scaling_warmup = 10 * (uint32_t)rng_below(r, 2);
 	cfg.push.sum = (int)rng_below(r, 2);
-	cfg.dc.lambda = rng_below(r, 2) ? 0.05 : 0;
-	cfg.dc.adaptive = (int)rng_below(r, 2);
+	cfg.dc.lambda = 0.05;
+	cfg.dc.kind = rng_below(r, 2) ? DC_CONSTANT : DC_NONE;
+	cfg.dc.kind += rng_below(r, 2) && cfg.dc.kind;
 	return cfg;
 }
 

@@ -19,7 +19,7 @@ static struct core_config dc_config(int adaptive)
 
 	cfg.rate.lr = RATE;
 	cfg.dc.lambda = LAMBDA;
-	cfg.dc.adaptive = adaptive;
+	cfg.dc.kind = adaptive ? DC_ADAPTIVE : DC_CONSTANT;
 	cfg.durable = 0;
 	return cfg;
 }
@@ -46,7 +46,9 @@ static double power(double base, uint64_t n)
 static double twin_step(struct twin *t, size_t j, double d)
 {
 	const struct optim *o = &t->cfg->optim;
-	double m = o->momentum, b = o->decay_square, *v = &t->first[j], *s = &t->second[j];
+	int adam = o->kind == OPTIM_ADAM;
+	double m = adam ? o->beta1 : o->momentum, b = adam ? o->beta2 : o->rmsprop_alpha;
+	double *v = &t->first[j], *s = &t->second[j];
 	uint64_t n = t->version + 1;
 
 	switch (o->kind) {
@@ -79,7 +81,7 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 	for (size_t j = 0; j < BENCH_PARAMS; j++) {
 		double x = (double)g[j], lambda = t->cfg->dc.lambda;
 
-		if (t->cfg->dc.adaptive) {
+		if (t->cfg->dc.kind == DC_ADAPTIVE) {
 			t->square[j] = 0.95 * t->square[j] + 0.05 * x * x;
 			lambda /= sqrt(t->square[j] + 1e-7);
 		}
@@ -542,7 +544,7 @@ static void without_it_there_is_no_backup(void **state)
 	static struct lesson l;
 
 	(void)state;
-	cfg.dc.lambda = 0;
+	cfg.dc.kind = DC_NONE;
 	lesson_open(&l, cfg);
 	pull(&l, 0);
 	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.term);

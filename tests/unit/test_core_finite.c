@@ -53,10 +53,9 @@ static struct core_config config_of(const struct trial *t)
 	cfg.training.mode = t->mode;
 	cfg.optim.kind = t->kind;
 	cfg.optim.weight_decay = t->decay;
-	cfg.optim.decay_square = t->kind == OPTIM_RMSPROP ? 0.99 : 0.999;
 	cfg.rate.lr = t->lr;
-	cfg.dc.lambda = t->lambda;
-	cfg.dc.adaptive = t->adaptive;
+	cfg.dc.lambda = t->lambda > 0 ? t->lambda : 1;
+	cfg.dc.kind = t->lambda > 0 ? t->adaptive ? DC_ADAPTIVE : DC_CONSTANT : DC_NONE;
 	cfg.push.sum = t->sum;
 	cfg.durable = 0;
 	cfg.training.epochs = t->batches ? 1 : 0;
@@ -347,11 +346,15 @@ static double power_between(struct rng *r, double from, double to)
 
 static struct optim draw_optim(struct rng *r)
 {
-	return (struct optim){.kind = (enum optim_kind)rng_below(r, OPTIM_LBFGS),
+	struct optim o = {.kind = (enum optim_kind)rng_below(r, OPTIM_LBFGS),
 		.eps = power_between(r, -12, 0),
 		.momentum = rng_below(r, 4) ? 1 - power_between(r, -6, 0) : 0,
-		.decay_square = rng_below(r, 4) ? 1 - power_between(r, -6, 0) : 0,
+		.beta2 = rng_below(r, 4) ? 1 - power_between(r, -6, 0) : 0,
 		.weight_decay = rng_below(r, 2) ? power_between(r, -6, 0) : 0};
+
+	o.beta1 = o.momentum;
+	o.rmsprop_alpha = o.beta2;
+	return o;
 }
 
 struct values {

@@ -25,7 +25,7 @@ static void *begin_twin(struct bench *b)
 {
 	struct bench_image img = bench_save(b);
 	const unsigned char *data[IMAGE_SECTIONS];
-	struct core_config cfg;
+	struct core_config cfg = b->cfg;
 	const char *why = NULL;
 
 	memcpy(data, img.data, sizeof(data));
@@ -89,8 +89,9 @@ static struct crowd anywhere(uint64_t seed)
 	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	cfg.sessions.accept_rollback = 1;
 	cfg.checkpoint.journal = (int)rng_below(&k.r, 2);
-	cfg.dc.lambda = rng_below(&k.r, 3) ? 0 : 0.5;
-	cfg.dc.adaptive = (int)rng_below(&k.r, 2);
+	cfg.dc.lambda = 0.5;
+	cfg.dc.kind = rng_below(&k.r, 3) ? DC_NONE : DC_CONSTANT;
+	cfg.dc.kind += rng_below(&k.r, 2) && cfg.dc.kind;
 	bench_open(&k.b, cfg);
 	crowd_join(&k);
 	return k;
@@ -130,7 +131,8 @@ static struct core_config of_mode(int i)
 	cfg.checkpoint.interval_ms = 1;
 	cfg.checkpoint.journal = 1;
 	cfg.rate.lr = 0.01;
-	cfg.dc.lambda = i == 0 ? 0.5 : 0;
+	cfg.dc.lambda = 0.5;
+	cfg.dc.kind = i == 0 ? DC_CONSTANT : DC_NONE;
 	cfg.sandblaster.step_images = i == 3 ? 20 : 0;
 	if (i == 5) {
 		cfg.optim.kind = OPTIM_LBFGS;
@@ -184,7 +186,7 @@ static int read_live(const struct bench_image *img, size_t live_bytes)
 {
 	const unsigned char *data[IMAGE_SECTIONS];
 	size_t size[IMAGE_SECTIONS];
-	struct core_config cfg;
+	struct core_config cfg = bench_config();
 	struct core *c;
 	const char *why = NULL;
 

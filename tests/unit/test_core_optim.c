@@ -143,7 +143,9 @@ static void plain_step(
 {
 	volatile float scaled = (float)s->scale * g, decayed = (float)o->weight_decay * v->w[i];
 	volatile float d = scaled + decayed, rate = (float)s->rate, eps = (float)o->eps;
-	volatile float keep = (float)o->momentum, part = (float)(1 - o->momentum);
+	int adam = o->kind == OPTIM_ADAM;
+	double beta1 = adam ? o->beta1 : o->momentum, beta2 = adam ? o->beta2 : o->rmsprop_alpha;
+	volatile float keep = (float)beta1, part = (float)(1 - beta1);
 	volatile float square = d * d, x = v->state[0][i], y = v->state[1][i], t, u;
 
 	if (o->kind == OPTIM_MOMENTUM || o->kind == OPTIM_NESTEROV) {
@@ -154,20 +156,20 @@ static void plain_step(
 	} else if (o->kind == OPTIM_ADAGRAD) {
 		x = x + square;
 	} else if (o->kind == OPTIM_RMSPROP) {
-		t = (float)(1 - o->decay_square) * square;
-		u = (float)o->decay_square * x;
+		t = (float)(1 - beta2) * square;
+		u = (float)beta2 * x;
 		x = u + t;
 	} else if (o->kind == OPTIM_ADAM) {
-		double root = sqrt(1 - optim_power(o->decay_square, s->step));
+		double root = sqrt(1 - optim_power(beta2, s->step));
 
 		t = keep * x;
 		u = part * d;
 		x = t + u;
-		t = (float)o->decay_square * y;
-		u = (float)(1 - o->decay_square) * square;
+		t = (float)beta2 * y;
+		u = (float)(1 - beta2) * square;
 		y = t + u;
 		d = x;
-		rate = (float)(s->rate * root / (1 - optim_power(o->momentum, s->step)));
+		rate = (float)(s->rate * root / (1 - optim_power(beta1, s->step)));
 		eps = (float)(o->eps * root);
 	}
 	t = rate * d;
@@ -223,7 +225,9 @@ static void optimizers_give_the_bits_of_the_plain_formula(void **state)
 			struct optim o = {.kind = (enum optim_kind)k,
 				.eps = 1e-8,
 				.momentum = 0.9,
-				.decay_square = 0.99,
+				.beta1 = 0.9,
+				.beta2 = 0.99,
+				.rmsprop_alpha = 0.99,
 				.weight_decay = n % 2 ? 0 : 0.01};
 
 			bits_of_a_slice(&r, &o, n);

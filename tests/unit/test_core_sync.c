@@ -608,10 +608,10 @@ static void serial_step(
 		a->w[j] -= lr * a->v[j];
 		break;
 	case OPTIM_ADAM:
-		a->v[j] = o->momentum * a->v[j] + (1 - o->momentum) * g;
-		a->s[j] = o->decay_square * a->s[j] + (1 - o->decay_square) * g * g;
-		a->w[j] -= lr * (a->v[j] / (1 - pow(o->momentum, t))) /
-			   (sqrt(a->s[j] / (1 - pow(o->decay_square, t))) + o->eps);
+		a->v[j] = o->beta1 * a->v[j] + (1 - o->beta1) * g;
+		a->s[j] = o->beta2 * a->s[j] + (1 - o->beta2) * g * g;
+		a->w[j] -= lr * (a->v[j] / (1 - pow(o->beta1, t))) /
+			   (sqrt(a->s[j] / (1 - pow(o->beta2, t))) + o->eps);
 		break;
 	default:
 		a->w[j] -= lr * g;

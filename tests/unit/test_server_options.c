@@ -66,7 +66,7 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_int_equal(options.core.model_fingerprint, options.model.fingerprint);
 	assert_int_equal(options.core.optim.kind, OPTIM_RMSPROP);
 	assert_true(options.core.rate.lr == 0.009 && options.core.optim.eps == 1e-8);
-	assert_true(options.core.optim.decay_square == 0.9);
+	assert_true(options.core.optim.rmsprop_alpha == 0.9);
 	assert_int_equal(options.core.rate.scaling, LR_SCALING_SQRT);
 	assert_int_equal(options.core.schedule.kind, SCHEDULE_CONSTANT);
 	assert_true(options.core.optim.weight_decay == 0 && options.core.optim.clip_norm == 0);
@@ -121,7 +121,7 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_string_equal(c->model, "fc:7 relu fc:10");
 	assert_int_equal(c->optim.kind, OPTIM_SGD);
 	assert_true(c->rate.lr == 0.5 && c->optim.eps == 1e-7 && c->optim.adagrad_init == 0.1);
-	assert_true(c->optim.momentum == 0.7 && c->optim.decay_square == 0.8);
+	assert_true(c->optim.momentum == 0.7 && c->optim.rmsprop_alpha == 0.8);
 	assert_true(c->optim.weight_decay == 0.01 && c->optim.clip_norm == 3);
 	assert_int_equal(c->schedule.kind, SCHEDULE_STEP);
 	assert_true(c->schedule.warmup == 0.25 && c->schedule.gamma == 0.3);
@@ -201,10 +201,12 @@ static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 		print_message("%s: %g\n", row[i].line, options.core.rate.lr);
 		assert_true(options.core.rate.lr == row[i].lr && o->momentum == 0.9);
 		assert_true(row[i].eps == 0 || o->eps == row[i].eps);
-		assert_true(row[i].decay_square == 0 || o->decay_square == row[i].decay_square);
+		assert_true(row[i].decay_square == 0 ||
+			    row[i].decay_square ==
+				    (o->kind == OPTIM_ADAM ? o->beta2 : o->rmsprop_alpha));
 	}
 	assert_int_equal(parse("--optimizer;adam;--beta1;0.8;--beta2;0.7"), OPT_RUN);
-	assert_true(o->momentum == 0.8 && o->decay_square == 0.7);
+	assert_true(o->beta1 == 0.8 && o->beta2 == 0.7);
 	assert_int_equal(parse("--schedule;onecycle"), OPT_RUN);
 	assert_true(options.core.schedule.warmup == 0.3 && options.core.schedule.floor == 0);
 	assert_int_equal(parse("--schedule;onecycle;--warmup;0"), OPT_RUN);

@@ -162,7 +162,7 @@ static void another_run_is_refused_and_the_option_named(void **state)
 		{"--model;fc:10;--optimizer;sgd", "--optimizer rmsprop, not sgd: "},
 		{"--model;fc:10;--mode;sync", "--mode downpour, not sync: "},
 		{"--model;fc:10;--mode;sandblaster;--seed;3",
-			"--seed 1, not 3; --mode downpour, not sandblaster: "},
+			"--mode downpour, not sandblaster; --seed 1, not 3: "},
 		{"--model;fc:10;--delay-compensation;adaptive",
 			"--delay-compensation none, not adaptive: "},
 		{"--model;fc:10;--push;sum", "--push mean, not sum: "},

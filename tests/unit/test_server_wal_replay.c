@@ -179,7 +179,7 @@ static void a_journal_of_an_earlier_start_is_not_its(void **state)
 	save(6);
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
 	assert_int_equal(c.generation, 6);
-	assert_int_equal(wal_replay(sh.dir, 0, &c, &e), PS_OK);
+	assert_int_equal(wal_replay(sh.dir, &sh.b.cfg, &c, &e), PS_OK);
 	checkpoint_release(&c);
 }
 

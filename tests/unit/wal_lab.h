@@ -91,7 +91,9 @@ static inline void assert_recovers(int accept_loss)
 	struct err e;
 
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
-	assert_int_equal(wal_replay(sh.dir, accept_loss, &c, &e), PS_OK);
+	struct core_config now = sh.b.cfg;
+	now.sessions.accept_rollback = accept_loss;
+	assert_int_equal(wal_replay(sh.dir, &now, &c, &e), PS_OK);
 	for (int i = 0; i < IMAGE_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(&c, image_names[i]);
 		assert_int_equal(s->size, img.size[i]);
@@ -109,7 +111,9 @@ static inline int recovered_pushes(int accept_loss, int *rc)
 	float w = 0;
 
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
-	*rc = wal_replay(sh.dir, accept_loss, &c, &e);
+	struct core_config now = sh.b.cfg;
+	now.sessions.accept_rollback = accept_loss;
+	*rc = wal_replay(sh.dir, &now, &c, &e);
 	memcpy(&w, checkpoint_find(&c, "weights")->data, sizeof(w));
 	checkpoint_release(&c);
 	return (int)-w;

@@ -1,0 +1,184 @@
+/* config.c - see config.h. */
+#include "server/core/config.h"
+#include <math.h>
+#include "server/core/cursor.h"
+#include "server/core/lbfgs.h"
+
+#define MAX_NAME 63
+
+/* clang-format off */
+#define MISFIT(name) "it was begun with another --" name
+#define AT(member, field) offsetof(struct core_config, member.field)
+#define NUMBER(kind, m, f, n, d, least, most, a, r, told, ...) \
+	{.type = kind, .offset = AT(m, f), .name = n, .def = d, .min = least, .max = most, .arg = a, \
+	 .resume = r, .misfit = MISFIT(n), .help = __VA_ARGS__},
+#define GROUP(member, tag, title) {.type = CONFIG_GROUP, .help = title},
+#define U32(...)  NUMBER(CONFIG_U32, __VA_ARGS__)
+#define U64(...)  NUMBER(CONFIG_U64, __VA_ARGS__)
+#define REAL(...) NUMBER(CONFIG_REAL, __VA_ARGS__)
+#define ENUM(m, f, n, d, tag, names, first, a, r, told, ...) \
+	{.type = CONFIG_ENUM, .offset = AT(m, f), .name = n, .def = d, .min = first, .max = first, \
+	 .values = names, .arg = a, .resume = r, \
+	 .misfit = MISFIT(n), .help = __VA_ARGS__},
+#define FLAG(m, f, n, r, told, ...) \
+	{.type = CONFIG_FLAG, .offset = AT(m, f), .name = n, .def = "0", .max = 1, .resume = r, \
+	 .misfit = MISFIT(n), .help = __VA_ARGS__},
+/* clang-format on */
+const struct config_row config_rows[] = {
+#include "server/core/options.def"
+};
+const size_t config_n_rows = sizeof(config_rows) / sizeof(config_rows[0]);
+
+_Static_assert(sizeof(enum mode) == sizeof(int), "an enum is read and written as an int");
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+double config_value(const struct core_config *c, const struct config_row *row)
+{
+	const unsigned char *at = (const unsigned char *)c + row->offset;
+	uint32_t u;
+	uint64_t n;
+	double v;
+
+	switch (row->type) {
+	case CONFIG_U32:
+		memcpy(&u, at, sizeof(u));
+		return u;
+	case CONFIG_U64:
+		memcpy(&n, at, sizeof(n));
+		return (double)n;
+	case CONFIG_REAL:
+		memcpy(&v, at, sizeof(v));
+		return v;
+	case CONFIG_ENUM:
+	case CONFIG_FLAG:
+		memcpy(&u, at, sizeof(u));
+		return (int)u;
+	case CONFIG_GROUP:
+		break;
+	}
+	return 0;
+}
+
+static void set_value(struct core_config *c, const struct config_row *row, double v)
+{
+	unsigned char *at = (unsigned char *)c + row->offset;
+	uint32_t u = row->type == CONFIG_REAL || row->type == CONFIG_U64 ? 0 : (uint32_t)v;
+	uint64_t n = row->type == CONFIG_U64 ? (uint64_t)v : 0;
+
+	if (row->type == CONFIG_REAL)
+		memcpy(at, &v, sizeof(v));
+	else if (row->type == CONFIG_U64)
+		memcpy(at, &n, sizeof(n));
+	else if (row->type != CONFIG_GROUP)
+		memcpy(at, &u, sizeof(u));
+}
+
+static double max_of(const struct config_row *row)
+{
+	double max = row->max;
+
+	for (const char *v = row->values; v && *v; v++)
+		max += *v == '|';
+	return max;
+}
+
+static const struct config_row *find(const char *name)
+{
+	for (size_t i = 0; i < config_n_rows; i++)
+		if (config_rows[i].name && strcmp(config_rows[i].name, name) == 0)
+			return &config_rows[i];
+	return NULL;
+}
+
+/* ---- resume ---------------------------------------------------------------------------------- */
+
+int config_row_differs(
+	const struct config_row *row, const struct core_config *then, const struct core_config *now)
+{
+	double a = config_value(then, row), b = config_value(now, row);
+
+	switch (row->resume) {
+	case RESUME_SAME:
+		return a < b || a > b;
+	case RESUME_SAME_0:
+		return (a > 0) != (b > 0);
+	case RESUME_SAME_1:
+		return (a > 1) != (b > 1);
+	case RESUME_ANY:
+		break;
+	}
+	return 0;
+}
+
+const struct config_row *config_differs(
+	const struct core_config *then, const struct core_config *now)
+{
+	for (size_t i = 0; i < config_n_rows; i++)
+		if (config_row_differs(&config_rows[i], then, now))
+			return &config_rows[i];
+	return NULL;
+}
+
+/* ---- snapshot -------------------------------------------------------------------------------- */
+
+static void put_name(struct cursor *k, char name[MAX_NAME + 1])
+{
+	uint32_t n = (uint32_t)strlen(name);
+
+	u32(k, &n);
+	refuse_over(k, n, MAX_NAME);
+	if (k->bad)
+		n = 0;
+	bytes(k, name, n);
+	name[n] = '\0';
+}
+
+static void read_option(struct cursor *k, struct core_config *c, unsigned char *seen)
+{
+	char name[MAX_NAME + 1] = "";
+	double v = 0;
+
+	put_name(k, name);
+	f64(k, &v);
+	if (k->bad)
+		return;
+	const struct config_row *row = find(name);
+	if (!row) {
+		spoil(k, "it has an option that this version does not know");
+		return;
+	}
+	if (seen[row - config_rows] || !isfinite(v) || v < row->min || v > max_of(row) ||
+		(row->type != CONFIG_REAL && v < 1e15 && v > (double)(uint64_t)v)) {
+		spoil(k, MALFORMED);
+		return;
+	}
+	seen[row - config_rows] = 1;
+	set_value(c, row, v);
+}
+
+static void write_option(
+	struct cursor *k, const struct core_config *c, const struct config_row *row)
+{
+	char name[MAX_NAME + 1] = "";
+	double v = config_value(c, row);
+
+	memcpy(name, row->name, strlen(row->name));
+	put_name(k, name);
+	f64(k, &v);
+}
+
+void config_put(struct cursor *k, struct core_config *c)
+{
+	unsigned char seen[sizeof(config_rows) / sizeof(config_rows[0])] = {0};
+	uint32_t n = 0;
+
+	for (size_t i = 0; i < config_n_rows; i++)
+		n += config_rows[i].name != NULL;
+	u32(k, &n);
+	for (uint32_t i = 0; k->in && i < n && !k->bad; i++)
+		read_option(k, c, seen);
+	for (size_t i = 0; !k->in && i < config_n_rows; i++)
+		if (config_rows[i].name)
+			write_option(k, c, &config_rows[i]);
+}

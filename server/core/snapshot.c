@@ -17,6 +17,10 @@
 #include <string.h>
 
 #define IMAGE_FORMAT 9u
+#define OTHER_FORMAT                                                                               \
+	"its snapshot has the format of another version of cnn-ps; continue with the version "     \
+	"that "                                                                                    \
+	"began the run"
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
@@ -78,7 +82,7 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	put_head(k, c, cfg);
 	u32(k, &format);
 	if (format != IMAGE_FORMAT)
-		spoil(k, MALFORMED);
+		spoil(k, OTHER_FORMAT);
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	cfg->n_params = n;

@@ -54,7 +54,7 @@ static struct layout layout_of(const struct core_config *cfg)
 {
 	struct layout l = {0};
 	size_t batches = cfg->training.epochs ? WIRE_MAX_BATCHES : 0, n = stride(cfg);
-	int dc = cfg->dc.kind, search = cfg->optim.kind == OPTIM_LBFGS;
+	int dc = cfg->dc.kind != DC_NONE, search = cfg->optim.kind == OPTIM_LBFGS;
 
 	l.core = place(&l.end, 1, sizeof(struct core));
 	l.workers = place(&l.end, cfg->sessions.max_workers, sizeof(struct worker));

@@ -6,7 +6,7 @@ for path in $(sed -n 's|^\(/.*[^/]\)/*$|.\1|p' .gitignore 2>/dev/null); do # the
 	[ ! -e "$path" ] || own="$own -o -path $path"
 done
 # shellcheck disable=SC2086 # one word each
-found=$(find . \( -path ./.git -o -path ./build -o -path ./data -o -name __pycache__ \
+found=$(find . \( -path ./.git -o -path ./tests/fixtures -o -path ./build -o -path ./data -o -name __pycache__ \
 	-o -name .pytest_cache $own \) -prune -o -type f \( -name '*.pb-c.[ch]' -o -name '*_pb2.py' \
 	-o -name '*.[oad]' -o -name '*.so' -o -name '*.safetensors' -o -name 'ckpt-*' \
 	-o -name '*.gz' -o -name '*.tmp' \) -print)

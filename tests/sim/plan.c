@@ -304,7 +304,7 @@ static void choose_hang(struct sim *s)
 /* Drawn last, so that the seeds from before there were journals are what they were. */
 static void choose_durability(struct sim *s)
 {
-	s->cfg.checkpoint.journal = chance(s, 125);
+	s->cfg.checkpoint.journal = (enum durability)chance(s, 125);
 	s->options.journal_bytes = 4096u << between(s, 0, 6);
 	s->cfg.leases.backup_copies = s->options.core.leases.backup_copies =
 		(enum backup_copies)between(s, BACKUP_LATE, BACKUP_NONE);

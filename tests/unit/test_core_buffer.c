@@ -102,7 +102,7 @@ static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 	struct crew k;
 
 	cfg.rate.scaling = how;
-	cfg.push.sum = push_sum;
+	cfg.push.sum = (enum push_kind)push_sum;
 	crew_open(&k, cfg, 1, 65, crew_ones);
 	for (int i = 0; i < 7; i++)
 		ask_and_push(&k, 0);
@@ -391,7 +391,7 @@ static struct core_config any_config(struct rng *r)
 	cfg.rate.staleness_scaling = (enum staleness_scaling)rng_below(r, 3);
 	cfg.rate.scaling = (enum lr_scaling)rng_below(r, 3);
 	cfg.rate.scaling_warmup = 10 * (uint32_t)rng_below(r, 2);
-	cfg.push.sum = (int)rng_below(r, 2);
+	cfg.push.sum = (enum push_kind)rng_below(r, 2);
 	cfg.dc.lambda = 0.05;
 	cfg.dc.kind = rng_below(r, 2) ? DC_CONSTANT : DC_NONE;
 	cfg.dc.kind += rng_below(r, 2) && cfg.dc.kind;

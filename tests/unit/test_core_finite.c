@@ -56,7 +56,7 @@ static struct core_config config_of(const struct trial *t)
 	cfg.rate.lr = t->lr;
 	cfg.dc.lambda = t->lambda > 0 ? t->lambda : 1;
 	cfg.dc.kind = t->lambda > 0 ? t->adaptive ? DC_ADAPTIVE : DC_CONSTANT : DC_NONE;
-	cfg.push.sum = t->sum;
+	cfg.push.sum = (enum push_kind)t->sum;
 	cfg.durable = 0;
 	cfg.training.epochs = t->batches ? 1 : 0;
 	cfg.lbfgs.history = 5;

@@ -88,7 +88,7 @@ static struct crowd anywhere(uint64_t seed)
 	cfg.checkpoint.interval_ms = 1 + (uint32_t)rng_below(&k.r, 1000);
 	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	cfg.sessions.accept_rollback = 1;
-	cfg.checkpoint.journal = (int)rng_below(&k.r, 2);
+	cfg.checkpoint.journal = (enum durability)rng_below(&k.r, 2);
 	cfg.dc.lambda = 0.5;
 	cfg.dc.kind = rng_below(&k.r, 3) ? DC_NONE : DC_CONSTANT;
 	cfg.dc.kind += rng_below(&k.r, 2) && cfg.dc.kind;

@@ -140,7 +140,7 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
                     "docs/README.md: does not list ./docs/new.md",
                     "kernels/README.md: does not show how new_kernel maps to blocks"):
         assert finding in output, output
-    assert "why libpng-dev" not in output and "list ./SECURITY.md" not in output, output
+    assert "why libuv1-dev" not in output and "list ./SECURITY.md" not in output, output
 
 
 def test_comment_about_a_banned_call_is_not_one(tree):

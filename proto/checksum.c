@@ -1,4 +1,5 @@
 #include "proto/checksum.h"
+#include "proto/wire.h"
 #include <string.h>
 #include "common/clones.h"
 #define XXH_STATIC_LINKING_ONLY /* XXH3_state_t on the stack */
@@ -56,5 +57,18 @@ uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t siz
 		memcpy((char *)to + done, (const char *)from + done, n);
 		(void)XXH3_64bits_update(&state, (const char *)to + done, n);
 	}
+	return XXH3_64bits_digest(&state);
+}
+
+uint64_t wire_checksum_blocks(wire_block_fn *next, void *arg)
+{
+	const float *values;
+	XXH3_state_t state;
+	size_t n;
+
+	if (XXH3_64bits_reset(&state) == XXH_ERROR)
+		return 0;
+	while ((n = next(arg, &values)) > 0)
+		(void)XXH3_64bits_update(&state, values, n * sizeof(*values));
 	return XXH3_64bits_digest(&state);
 }

@@ -88,6 +88,10 @@ int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 /* XXH3-64 of `count` floats, the checksum of a slice. */
 uint64_t wire_checksum(const float *data, size_t count);
+/* The same of values that become known block by block: `next` sets *values to the next block and
+ * returns the number of its values, 0 after the last. */
+typedef size_t wire_block_fn(void *arg, const float **values);
+uint64_t wire_checksum_blocks(wire_block_fn *next, void *arg);
 
 /* Receive every part of one message without waiting: 1 got one, 0 none, PS_EPROTO too many parts or
  * a header over the limit (all parts consumed and dropped), PS_ENET. With `peer` (ROUTER sockets)

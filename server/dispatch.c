@@ -180,9 +180,9 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 	if (s->wal && !s->status)
 		position = wal_append(s->wal, ev, now, f);
 	param_buffers_before_step(s->state.params, c);
-	core_step(c, ev, now);
-	label_joining(s, ev);
+	core_decide(c, ev, now);
 	param_buffers_after_step(s->state.params, c);
+	label_joining(s, ev);
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e, ev, position);
 }

@@ -51,6 +51,7 @@ static uint32_t copy_of_now(struct core *c)
 		return c->backups.newest;
 	}
 	c->backups.newest = backups_take(c, st->version, st->version_term);
+	store_complete(c);
 	memcpy(backups_values(c, c->backups.newest), st->weights, st->n * sizeof(float));
 	c->backups.copy[c->backups.newest].peak = st->measured ? st->reach.weight : 0;
 	return c->backups.newest;

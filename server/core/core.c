@@ -217,8 +217,9 @@ static void recover(struct core *c)
 	sessions_overdue(c);
 }
 
-void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
+void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 {
+	PS_ASSERT(!c->store.update.pending);
 	c->n_effects = 0;
 	c->commits = 0;
 	(void)effects_add(c, EFFECT_COMMIT, 0);
@@ -266,6 +267,17 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	leases_grant_waiting(c);
 	pulls_answer_push(c);
 	settle(c);
+}
+
+size_t core_compute(struct core *c, const float **values)
+{
+	return store_compute(c, values);
+}
+
+void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
+{
+	core_decide(c, ev, now_ms);
+	store_complete(c);
 }
 
 /* ---- looking in ------------------------------------------------------------------------------ */

@@ -192,6 +192,16 @@ void core_lend(struct core *c, float *buffer);
 /* One event. The effects are read with core_effect before the next step. `now_ms` never goes back.
  */
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms);
+/*
+ * core_step in two parts, for a shell that processes the new weights while the caches hold them.
+ * core_decide takes the event and leaves the effects. If it decided an update of the weights, their
+ * values do not exist yet: call core_compute until it returns 0, before anything else but
+ * core_effect. Until then the message of the event must stay as it is. core_compute computes the
+ * next block, in ascending order, sets *values to its first and returns the number of its values.
+ * An update of L-BFGS has no blocks: core_decide computes it.
+ */
+void core_decide(struct core *c, const struct event *ev, uint64_t now_ms);
+size_t core_compute(struct core *c, const float **values);
 /* The i-th effect of the last step, or NULL past the end. */
 const struct effect *core_effect(const struct core *c, size_t i);
 

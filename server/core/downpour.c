@@ -116,7 +116,7 @@ static void flush(struct core *c)
 	/* a sum is scaled by the number of its gradients already */
 	double gradients = c->cfg.push.sum ? 1 : a->pushes;
 
-	accumulator_mean(c, c->store.scratch);
+	accumulator_mean(c, store_scratch(c));
 	store_step(c, c->store.scratch, store_scaled_rate(c, gradients, 0) * a->weight / a->pushes);
 	record(c, c->leases.epoch, a->images, a->loss_sum);
 	accumulator_clear(c);
@@ -183,11 +183,12 @@ static void compensate_all(
 	struct core *c, const struct worker *w, const struct msg_push *p, struct slices *s)
 {
 	const float *then = backups_find(c, w, p);
+	float *scratch = store_scratch(c);
 
 	c->stats.uncompensated += !then;
 	for (uint32_t i = 0; i < s->n; i++) {
 		compensate(c, then ? then : c->store.weights, &s->slice[i],
-			c->store.scratch + s->slice[i].offset);
+			scratch + s->slice[i].offset);
 		s->slice[i].peak = 0; /* not known any more */
 	}
 }

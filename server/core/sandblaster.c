@@ -89,7 +89,7 @@ static void settle(struct core *c)
 
 	if (!s->open || c->leases.n_done < s->end)
 		return;
-	accumulator_mean(c, c->store.scratch);
+	accumulator_mean(c, store_scratch(c));
 	accumulator_clear(c);
 	if (c->cfg.optim.kind != OPTIM_LBFGS) {
 		store_step(c, c->store.scratch, store_rate(c));

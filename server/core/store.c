@@ -95,6 +95,7 @@ static void measure(struct core *c, const struct optim_step *step)
 	struct store *st = &c->store;
 	const float *state[OPTIM_VECTORS];
 
+	store_complete(c);
 	memcpy(state, st->state, sizeof(state));
 	optim_measure(&c->cfg.optim, step, st->weights, state, st->n, &st->reach);
 	st->measured = 1;
@@ -133,44 +134,87 @@ static void carry_out_plan(struct store *st)
 
 /* ---- applying -------------------------------------------------------------------------------- */
 
-static void apply_slice(
-	struct core *c, const struct optim_step *step, float *next, const struct slice *p)
+#define BLOCK_VALUES ((size_t)8192) /* with gradient and state they fit the L2 cache of any CPU */
+
+/* Values [from, to) of the update, from slice `p` of the gradient. */
+static void compute_from_slice(struct core *c, const struct slice *p, size_t from, size_t to)
 {
-	struct store *st = &c->store;
+	const struct update *u = &c->store.update;
 	float *state[OPTIM_VECTORS];
 
 	for (size_t i = 0; i < OPTIM_VECTORS; i++)
-		state[i] = st->state[i] ? st->state[i] + p->offset : NULL;
-	optim_apply(&c->cfg.optim, step, next + p->offset, st->weights + p->offset, p->data, state,
-		p->count);
+		state[i] = c->store.state[i] ? c->store.state[i] + from : NULL;
+	optim_apply(&c->cfg.optim, &u->step, u->to + from, u->from + from,
+		p->data + (from - p->offset), state, to - from);
 }
 
-/* Values [from, to) get no gradient. */
-static void keep(struct store *st, float *weights, size_t from, size_t to)
+/* Values [from, to) have no gradient. */
+static void compute_unchanged(const struct update *u, size_t from, size_t to)
 {
-	if (weights == st->weights || from == to)
-		return;
-	memcpy(weights + from, st->weights + from, (to - from) * sizeof(float));
+	if (u->to != u->from && from < to)
+		memcpy(u->to + from, u->from + from, (to - from) * sizeof(float));
+}
+
+static size_t within(size_t x, size_t from, size_t to)
+{
+	return x < from ? from : x > to ? to : x;
+}
+
+size_t store_compute(struct core *c, const float **values)
+{
+	struct update *u = &c->store.update;
+	size_t left = c->store.n - u->done, from = u->done, at = from;
+	size_t to = from + (left < BLOCK_VALUES ? left : BLOCK_VALUES);
+
+	if (!u->pending)
+		return 0;
+	for (uint32_t i = 0; i < u->slices.n; i++) { /* ascending, and disjoint */
+		const struct slice *p = &u->slices.slice[i];
+		size_t begin = within(p->offset, at, to);
+		size_t end = within(p->offset + p->count, at, to);
+
+		compute_unchanged(u, at, begin);
+		if (begin < end)
+			compute_from_slice(c, p, begin, end);
+		at = end;
+	}
+	compute_unchanged(u, at, to);
+	u->done = to;
+	u->pending = to < c->store.n;
+	*values = u->to + from;
+	return to - from;
+}
+
+void store_complete(struct core *c)
+{
+	const float *values;
+
+	while (store_compute(c, &values))
+		;
+}
+
+float *store_scratch(struct core *c)
+{
+	store_complete(c);
+	return c->store.scratch;
 }
 
 void store_apply(struct core *c, const struct slices *s, double eta)
 {
 	struct store *st = &c->store;
-	const struct optim_step step = {c->stats.updates + 1, eta,
+	struct update *u = &st->update;
+
+	store_complete(c); /* an earlier one of this step */
+	u->pending = 1;
+	u->done = 0;
+	u->from = st->weights;
+	u->to = store_next(c);
+	u->step = (struct optim_step){c->stats.updates + 1, eta,
 		c->cfg.optim.clip_norm > 0 ? optim_clip(&c->cfg.optim, sum_of_squares(s)) : 1};
-	float *next = store_next(c);
-	size_t end = 0;
-
-	for (uint32_t i = 0; i < s->n; i++) {
-		const struct slice *p = &s->slice[i];
-
-		keep(st, next, end, p->offset);
-		apply_slice(c, &step, next, p);
-		end = p->offset + p->count;
-	}
-	keep(st, next, end, st->n);
+	u->slices.n = s->n;
+	memcpy(u->slices.slice, s->slice, s->n * sizeof(s->slice[0]));
 	carry_out_plan(st);
-	store_publish(c, next);
+	store_publish(c, u->to);
 }
 
 void store_step(struct core *c, const float *g, double eta)
@@ -225,6 +269,7 @@ int store_is_current(const struct core *c, const struct msg_push *p)
 
 void store_freeze(struct core *c)
 {
+	store_complete(c);
 	memcpy(c->store.eval_weights, c->store.weights, c->store.n * sizeof(float));
 	c->store.eval_version = c->store.version;
 }

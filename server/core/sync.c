@@ -80,7 +80,7 @@ static void step(struct core *c, uint32_t epoch)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
-	accumulator_mean(c, c->store.scratch);
+	accumulator_mean(c, store_scratch(c));
 	batch_ledger_record(c, epoch, a->images, accumulator_loss_sum(c));
 	store_step(c, c->store.scratch, store_scaled_rate(c, a->pushes, 0));
 	c->stats.updates++;

@@ -171,10 +171,53 @@ int param_buffers_frame(struct param_buffers *w, struct msg_params *m, zmq_msg_t
 	return frame_copy(w, m, frame);
 }
 
-void param_buffers_after_step(struct param_buffers *w, const struct core *c)
+/* The effects of the step send the current weights. */
+static int are_sent(const struct core *c)
+{
+	const struct effect *e;
+
+	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
+		if (e->kind == EFFECT_SEND && e->msg.type == MSG_PARAMS &&
+			e->msg.params.which == WEIGHTS_CURRENT)
+			return 1;
+	return 0;
+}
+
+struct computation {
+	struct core *core;
+	size_t done; /* values */
+};
+
+static size_t compute_block(void *arg, const float **values)
+{
+	struct computation *u = arg;
+	size_t n = core_compute(u->core, values);
+
+	u->done += n;
+	return n;
+}
+
+/* 1: w->xxh3 is the checksum of the new weights. 0: they are computed, but not all of them here. */
+static int compute_and_hash(struct param_buffers *w, struct core *c)
+{
+	struct computation u = {.core = c};
+
+	w->xxh3 = wire_checksum_blocks(compute_block, &u);
+	return u.done == w->n_params;
+}
+
+void param_buffers_after_step(struct param_buffers *w, struct core *c)
 {
 	uint64_t version = core_stats(c)->version;
+	struct computation u = {.core = c};
+	const float *values;
+	int is_hashed = 0;
 
+	if (version != w->version && are_sent(c))
+		is_hashed = compute_and_hash(w, c);
+	else
+		while (compute_block(&u, &values) > 0)
+			;
 	if (w->spare && core_weights(c) == w->spare) {
 		drop_ref(w->current, refs_of(w, w->current));
 		w->current = w->spare;
@@ -183,7 +226,8 @@ void param_buffers_after_step(struct param_buffers *w, const struct core *c)
 		return;
 	}
 	w->version = version;
-	w->is_framed = 0;
+	w->is_framed = is_hashed;
+	w->framed += (uint64_t)is_hashed;
 }
 
 void param_buffers_before_step(struct param_buffers *w, struct core *c)

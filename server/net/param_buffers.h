@@ -8,7 +8,8 @@
  *
  * Invariants:
  * (1) the buffer of a frame that is no copy never changes while the frame exists;
- * (2) the weights of one version are checksummed once, for any number of pulls.
+ * (2) the weights of one version are checksummed once, for any number of pulls: block by block as
+ *     they are computed if this step sends them, else when they are first sent.
  * Thread: the loop's; libzmq's threads return buffers.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H
@@ -30,10 +31,10 @@ float *param_buffers_first(const struct param_buffers *w);
  * slice. PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
-/* Before every core_step: select the buffer of the next version. */
+/* Before every core_decide: select the buffer of the next version. */
 void param_buffers_before_step(struct param_buffers *w, struct core *c);
-/* After it, before its effects: note which buffer the core uses now. */
-void param_buffers_after_step(struct param_buffers *w, const struct core *c);
+/* After it, before its effects: compute the new weights, and note which buffer the core uses now. */
+void param_buffers_after_step(struct param_buffers *w, struct core *c);
 /* Versions that became a frame. */
 uint64_t param_buffers_framed(const struct param_buffers *w);
 

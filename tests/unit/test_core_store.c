@@ -297,6 +297,81 @@ static void the_rate_shrinks_with_staleness_as_the_mode_says(void **state)
 	}
 }
 
+/* ---- an update, block by block ---------------------------------------------------------------- */
+
+#define LARGE 20000u /* values: more than two blocks */
+
+/* A push of a gradient that leaves out the first values, some in the middle, and the last one. */
+static struct msg push_with_gaps(struct stamp s, const float *g)
+{
+	struct msg m = bench_push(s, 1);
+
+	bench_slice(&m, 100, 9000, g);
+	bench_slice(&m, 12000, LARGE - 12001, g);
+	return m;
+}
+
+/* Take the message, and compute the new weights as a shell does. */
+static void step_in_blocks(struct bench *b, const struct msg *m)
+{
+	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = m};
+	const float *values, *end = NULL;
+	size_t n, total = 0;
+
+	core_decide(b->core, &ev, b->now_ms);
+	while ((n = core_compute(b->core, &values)) > 0) {
+		assert_true(total == 0 || values == end);
+		end = values + n;
+		total += n;
+	}
+	assert_int_equal(total, LARGE);
+	assert_ptr_equal(end, core_weights(b->core) + LARGE);
+	assert_int_equal(core_compute(b->core, &values), 0);
+}
+
+static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int lend)
+{
+	struct core_config cfg = config(optim);
+	struct bench whole, blocks;
+	_Alignas(64) static float g[LARGE], lent[LARGE];
+	struct rng r = {3};
+	struct msg m;
+
+	cfg.n_params = LARGE;
+	bench_open(&whole, cfg);
+	bench_open(&blocks, cfg);
+	random_values(&r, g, LARGE, 1);
+	m = push_with_gaps(bench_join(&whole, 9, ""), g);
+	bench_applied(&whole, 9, &m);
+	m = push_with_gaps(bench_join(&blocks, 9, ""), g);
+	if (lend)
+		core_lend(blocks.core, lent);
+	step_in_blocks(&blocks, &m);
+	assert_true(!lend || core_weights(blocks.core) == lent);
+	assert_memory_equal(
+		core_weights(blocks.core), core_weights(whole.core), LARGE * sizeof(float));
+	for (size_t i = 0; i < optim_vectors(optim); i++)
+		assert_memory_equal(blocks.core->store.state[i], whole.core->store.state[i],
+			LARGE * sizeof(float));
+	assert_true(core_weights(blocks.core)[99] == 0 && core_weights(blocks.core)[100] != 0);
+	assert_true(core_weights(blocks.core)[9099] != 0 && core_weights(blocks.core)[9100] == 0);
+	assert_true(core_weights(blocks.core)[LARGE - 2] != 0);
+	assert_true(core_weights(blocks.core)[LARGE - 1] == 0);
+	bench_close(&whole);
+	bench_close(&blocks);
+}
+
+static void the_blocks_of_an_update_cover_all_weights_once(void **state)
+{
+	(void)state;
+	for (enum optim_kind o = OPTIM_SGD; o < OPTIM_KINDS; o++) {
+		if (o == OPTIM_LBFGS) /* has no blocks */
+			continue;
+		blocks_give_the_same_weights_as_one_step(o, 0);
+		blocks_give_the_same_weights_as_one_step(o, 1);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -309,6 +384,7 @@ int main(void)
 		cmocka_unit_test(sgd_follows_a_double_precision_reference),
 		cmocka_unit_test(adagrad_follows_a_double_precision_reference),
 		cmocka_unit_test(the_rate_shrinks_with_staleness_as_the_mode_says),
+		cmocka_unit_test(the_blocks_of_an_update_cover_all_weights_once),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

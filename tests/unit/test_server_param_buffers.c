@@ -161,6 +161,32 @@ static void buffers_come_back(void **state)
 	assert_non_null(seen[1]);
 }
 
+/* Their checksum is computed with them; the frame needs no second pass. */
+static void weights_that_the_same_step_sends_are_hashed_as_they_are_computed(void **state)
+{
+	const struct effect *sent = NULL;
+	struct msg m = bench_push_ones(worker, ++seq);
+	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = &m};
+	zmq_msg_t frame;
+
+	(void)state;
+	m.push.pull = 42;
+	param_buffers_before_step(buffers, b.core);
+	core_decide(b.core, &ev, b.now_ms);
+	param_buffers_after_step(buffers, b.core);
+	assert_int_equal(param_buffers_framed(buffers), 1);
+	for (size_t i = 0; (sent = core_effect(b.core, i)) && sent->kind != EFFECT_SEND; i++)
+		;
+	assert_non_null(sent);
+	assert_int_equal(sent->msg.type, MSG_PARAMS);
+	assert_memory_equal(sent->msg.params.slices.slice[0].data, core_weights(b.core),
+		BENCH_PARAMS * sizeof(float));
+	pull_current(&frame);
+	assert_frame(&frame, -1);
+	assert_int_equal(param_buffers_framed(buffers), 1);
+	zmq_msg_close(&frame);
+}
+
 /* Some values are written, in place or beside: the checksum is that of all (see pull). */
 static void a_part_of_the_weights_changes(void **state)
 {
@@ -215,6 +241,9 @@ int main(void)
 			frames_that_have_left_let_the_weights_stay_where_they_are, set_up,
 			tear_down),
 		cmocka_unit_test_setup_teardown(buffers_come_back, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up,
+			tear_down),
 		cmocka_unit_test_setup_teardown(a_part_of_the_weights_changes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			weights_under_evaluation_are_copied, set_up, tear_down),

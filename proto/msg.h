@@ -261,6 +261,7 @@ struct msg_error {
 	int status;        /* PS_E* */
 	uint64_t expected; /* PS_EGAP: the seq the server waits for */
 	const char *text;  /* one line for a person; borrowed */
+	uint32_t notice;   /* 1: it answers no request, and refuses none: replies are late */
 };
 
 struct msg {

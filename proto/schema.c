@@ -224,6 +224,7 @@ static const struct wire_field error[] = {
 	CODE(1, error.status, 1),
 	MSG(2, error.expected, 0, ANY64),
 	TEXT(3, error.text),
+	MSG(4, error.notice, 0, 1),
 	END,
 };
 

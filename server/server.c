@@ -261,12 +261,13 @@ static void log_data_set(struct server *s)
 		(unsigned long long)d->xxh3, d->n_train, d->n_test);
 }
 
-/* Not heard of in replies, which wait for the disk: without a word they would take the server for
- * lost. */
+/* The replies of these workers wait for the disk. Without a notice the workers would take the server
+ * for lost. */
 static void notify_workers(struct server *s)
 {
 	static const struct msg notice = {.type = MSG_ERROR,
 		.error = {.status = PS_EAGAIN,
+			.notice = 1,
 			.text = "the server waits for its disk (its log and status say why); it "
 				"replies to workers, and welcomes new ones, when the disk works "
 				"again"}};

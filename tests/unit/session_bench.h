@@ -202,6 +202,15 @@ static inline void sbench_error(struct sbench *b, int status)
 	sbench_message(b, &m);
 }
 
+/* The server waits for its disk, and its replies with it. */
+static inline void sbench_notice(struct sbench *b)
+{
+	struct msg m = {
+		.type = MSG_ERROR, .error = {.status = PS_EAGAIN, .text = "because", .notice = 1}};
+
+	sbench_message(b, &m);
+}
+
 static inline void sbench_bye_from_server(struct sbench *b, int status)
 {
 	struct msg m = {.type = MSG_BYE, .bye = {.status = status}};

@@ -38,25 +38,27 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	session_free(&b.s);
 }
 
-/* The server says once in a while that the reply waits for its disk: no silence, and no refusal. */
+/* A server that waits for its disk repeats a notice: the worker is neither alone nor refused. */
 static void a_notice_keeps_the_session_and_its_requests(void **state)
 {
-	static struct sbench b;
-	struct msg m = {.type = MSG_PARAMS};
-
 	(void)state;
-	sbench_open(&b);
-	assert_int_equal(sbench_pull(&b), PS_OK); /* of the current weights */
-	for (int i = 0; i < 10; i++) {
-		sbench_tick(&b, 2000);
-		sbench_error(&b, PS_EAGAIN);
-		assert_did(&b, "");
-		assert_int_equal(session_phase(b.s), PHASE_READY);
+	for (enum weights which = WEIGHTS_CURRENT; which <= WEIGHTS_EVAL; which++) {
+		static struct sbench b;
+		struct msg m = {.type = MSG_PARAMS};
+
+		sbench_open(&b);
+		assert_int_equal(session_pull(b.s, which, b.now_ms), PS_OK);
+		for (int i = 0; i < 10; i++) {
+			sbench_tick(&b, 2000);
+			sbench_notice(&b);
+			assert_did(&b, "");
+			assert_int_equal(session_phase(b.s), PHASE_READY);
+		}
+		m.params = (struct msg_params){.request = 1, .version = 9, .which = which};
+		sbench_message(&b, &m);
+		assert_did(&b, "PARAMS");
+		session_free(&b.s);
 	}
-	m.params = (struct msg_params){.request = 1, .version = 9, .which = WEIGHTS_CURRENT};
-	sbench_message(&b, &m);
-	assert_did(&b, "PARAMS");
-	session_free(&b.s);
 }
 
 static void weights_of_before_a_crash_do_not_answer_a_pull_after_it(void **state)

@@ -286,8 +286,8 @@ static void on_error(struct session *s, const struct msg_error *e, uint64_t now_
 	case PS_ESTATE:
 		resynchronise(s, now_ms);
 		break;
-	case PS_EAGAIN: /* to any other request: its reply waits for the server's disk */
-		if (s->pull.open && s->pull_which == WEIGHTS_EVAL) {
+	case PS_EAGAIN:
+		if (s->pull.open && s->pull_which == WEIGHTS_EVAL && !e->notice) {
 			s->pull.open = 0;
 			emit(s, NOTIFY_NO_PARAMS)->status = PS_EAGAIN;
 		}

@@ -1,15 +1,15 @@
 /*
- * assert.h - assertions about our own invariants. They stay in release builds: a process that is
- * wrong about itself stops before it acknowledges or saves anything, and its checkpoint, its log
- * and the workers' retained pushes bring the run back.
+ * assert.h - assertions about our own invariants. Release builds keep them. A process with a broken
+ * invariant aborts before it acknowledges or saves wrong data; the run continues from the
+ * checkpoint, the log and the workers' retained pushes.
  *
- * Never for input: what a peer or a file sent is checked and refused.
- * Thread: any.
+ * Never assert about input. Code checks the data of a peer or a file and refuses bad data with an
+ * error. Thread: any.
  */
 #ifndef COMMON_ASSERT_H
 #define COMMON_ASSERT_H
 
-/* "FILE:LINE: assertion failed: CONDITION" on stderr, then abort. */
+/* Writes "FILE:LINE: assertion failed: CONDITION" to stderr, then aborts. */
 _Noreturn void ps_assert_failed(const char *file, int line, const char *condition);
 
 #define PS_ASSERT(condition)                                                                       \

@@ -61,7 +61,7 @@ static enum key_role role_of(const char *word)
 	return KEY_NONE;
 }
 
-/* The next word of *at, ended with a NUL; "" at the line's end. */
+/* Cut the next word off *at and terminate it with a NUL; "" at the end of the line. */
 static char *next_word(char **at)
 {
 	char *word = *at + strspn(*at, " \t");
@@ -117,7 +117,8 @@ static int take_lines(struct authorized_keys *a, FILE *f, const char *path, stru
 	return PS_OK;
 }
 
-/* A missing file whose old name is there was not renamed: another list would lock its keys out. */
+/* If `path` is missing but the file exists under its old name, the user has not renamed it. Refuse
+ * to start: a new empty list would lock out all keys of the old one. */
 static int refuse_old_name(const char *path, struct err *e)
 {
 	const char *old = "allow", *slash = strrchr(path, '/');

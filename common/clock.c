@@ -1,5 +1,5 @@
 /*
- * clock.c - CLOCK_MONOTONIC in two units, and without sleep.
+ * clock.c - CLOCK_MONOTONIC in two units, and the clock that leaves suspensions out.
  */
 #include "common/clock.h"
 #include <time.h>

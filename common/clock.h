@@ -1,7 +1,7 @@
 /*
- * clock.h - the monotonic clock, and the time that a loop was awake. Logic takes `now_ms` as an
- * argument; only loops, trainers and benchmarks call this. Thread: any; a struct awake is its
- * loop's.
+ * clock.h - the monotonic clock, and a clock that stops while its process is suspended. Only loops,
+ * trainers and benchmarks read a clock; all other code takes `now_ms` as an argument. Thread: any;
+ * a struct awake belongs to one loop.
  */
 #ifndef COMMON_CLOCK_H
 #define COMMON_CLOCK_H
@@ -11,18 +11,21 @@ uint64_t clock_ms(void);    /* CLOCK_MONOTONIC, milliseconds */
 double clock_seconds(void); /* the same clock, seconds with nanosecond resolution */
 
 /*
- * A clock that stands still while its process does (SIGSTOP, a suspended machine, a clock that
- * leaps ahead): who could not listen has not been kept waiting, so nobody is declared dead and
- * nothing is given up for it. Zeroed, it begins with the first look.
+ * A clock that stops while its process is suspended (SIGSTOP, a suspended machine) and that ignores
+ * a forward jump of the clock. A suspended process receives nothing, so this time must not count as
+ * silence of its peers, nor against any other timeout. A zeroed struct starts with the first
+ * reading.
  */
 struct awake {
-	uint64_t clock_ms, now_ms; /* at the newest look */
+	uint64_t clock_ms, now_ms; /* at the newest reading */
 };
-/* Look: `clock_ms` is clock_ms() or another that never goes back; a look that comes `step_ms` or
- * more after the one before counts as that much. At least every 100 ms. */
+/* Read the clock. `clock_ms` is clock_ms() or another clock that never goes back. The result
+ * advances by the time since the previous reading, by `step_ms` at most. Call it every 100 ms or
+ * more often. */
 uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms);
-/* Who judges the silence of others looks often, and does not count much of what it slept through:
- * their words wait to be read. Who is to beat must not be late because it was not let run. */
+/* The values of step_ms. The server detects silent peers: it counts little of its own suspension,
+ * because the messages of that time still wait in its queue. A worker sends heartbeats: it counts
+ * more, so that a heartbeat is not late after a delay of the scheduler. */
 #define AWAKE_JUDGE_MS 200u
 #define AWAKE_BEAT_MS  1000u
 

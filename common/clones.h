@@ -1,6 +1,6 @@
 /*
- * clones.h - loops over millions of values, compiled once for each instruction set and chosen when
- * the program starts: write PS_CLONES before the function.
+ * clones.h - write PS_CLONES before a function that loops over millions of values. The compiler
+ * makes one version for each instruction set, and the program selects one at start.
  */
 #ifndef COMMON_CLONES_H
 #define COMMON_CLONES_H
@@ -12,8 +12,9 @@
 #define PS_CLONES
 #endif
 
-/* Before a loop over arrays that are the same or apart, but never overlap askew. */
-#if defined(__clang__) /* finds out at run time whether they are */
+/* Write PS_APART before a loop over arrays that are identical or disjoint, but never overlap
+ * partially. */
+#if defined(__clang__) /* clang checks for overlap at run time */
 #define PS_APART
 #else
 #define PS_APART _Pragma("GCC ivdep")

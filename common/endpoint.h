@@ -1,8 +1,8 @@
 /*
- * endpoint.h - "tcp://HOST:PORT" in parts; the only parser of addresses.
+ * endpoint.h - splits "tcp://HOST:PORT"; the only parser of addresses.
  *
- * HOST is a name, an interface, an address or "*". An IPv6 address stands in brackets in the text
- * and without them in `host`. PORT is 0 to 65535, or "*" for 0. Pure. Thread: any.
+ * HOST is a name, an interface, an address or "*". The text has an IPv6 address in brackets; `host`
+ * has it without them. PORT is 0 to 65535, or "*" for 0. Pure. Thread: any.
  */
 #ifndef COMMON_ENDPOINT_H
 #define COMMON_ENDPOINT_H
@@ -14,17 +14,17 @@
 
 struct endpoint {
 	char host[ENDPOINT_HOST];
-	char port[6];    /* as it was given */
-	unsigned number; /* of the port; 0: any free one */
+	char port[6];    /* as in the text */
+	unsigned number; /* of the port; 0: any free port */
 };
 
-/* "tcp://HOST:PORT". PS_EUSAGE: it is something else, and *e is empty. */
+/* Parse "tcp://HOST:PORT". PS_EUSAGE: the text has another form, and *e is empty. */
 int endpoint_parse(const char *text, struct endpoint *e) PS_MUST_CHECK;
-/* "HOST:PORT". PS_EUSAGE. */
+/* Parse "HOST:PORT". PS_EUSAGE. */
 int endpoint_parse_address(const char *text, struct endpoint *e) PS_MUST_CHECK;
-/* "PORT" of 127.0.0.1. PS_EUSAGE. */
+/* Parse "PORT"; the host is 127.0.0.1. PS_EUSAGE. */
 int endpoint_parse_port(const char *text, struct endpoint *e) PS_MUST_CHECK;
-/* "tcp://HOST:PORT" again, as libzmq takes it. */
+/* Write "tcp://HOST:PORT" in libzmq's syntax. */
 void endpoint_format(const struct endpoint *e, char *out, size_t size);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * err.c - look-ups in the status table, and filling of struct err.
+ * err.c - reads the status table and fills struct err.
  */
 #include "common/err.h"
 #include <stdarg.h>
@@ -29,7 +29,7 @@ int err_set(struct err *e, int status, const char *fmt, ...)
 {
 	if (!e)
 		return status;
-	/* the arguments may point into e->text: callers add context to a message they were given */
+	/* the arguments may point into e->text: a caller may add context to a message */
 	char text[sizeof e->text];
 	va_list ap;
 	va_start(ap, fmt);

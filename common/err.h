@@ -1,9 +1,9 @@
 /*
- * err.h - the one table of status codes, and the message that travels with one.
+ * err.h - the table of all status codes, and an error message with its code.
  *
- * Every fallible function returns 0 or a negative PS_E*. The same numbers, negated, are the codes
- * of the wire's ERROR and BYE messages, so a value here never changes its meaning. Each row also
- * fixes the exit code of a program that ends because of it.
+ * Every fallible function returns 0 or a negative PS_E*. The wire's ERROR and BYE messages carry
+ * the same numbers, negated, so a value never changes its meaning. Each row also has the exit code
+ * of a program that ends with this status.
  *
  * Thread: any; a struct err belongs to its caller.
  */
@@ -49,7 +49,8 @@ enum ps_status {
 #define PS_MUST_CHECK       __attribute__((warn_unused_result))
 #define PS_PRINTF(fmt, arg) __attribute__((format(printf, fmt, arg)))
 
-/* What went wrong, for a person: one line without a newline: what, where, what would be right. */
+/* An error message for a person: one line without a newline that says what is wrong, where, and
+ * what would be right. */
 struct err {
 	int status; /* 0 or PS_E* */
 	char text[512];
@@ -59,12 +60,11 @@ struct err {
 int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
 /* "PS_EGAP" for PS_EGAP; "PS_E?" for a number not in the table. */
 const char *err_name(int status);
-/* The table's text. */
+/* The text of `status` in the table. */
 const char *err_text(int status);
-/* The exit code documented for a program that ends with `status`; 1 for a number not in the table.
- */
+/* The exit code of a program that ends with `status`; 1 for a number not in the table. */
 int err_exit_code(int status);
-/* 1 if `status` is a row of the table: a peer's number must pass this before it is believed. */
+/* 1 if the table has `status`. Check every number from a peer with it. */
 int err_known(long status);
 
 #endif

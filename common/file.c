@@ -14,24 +14,25 @@
 #include "common/io.h"
 #include "common/mem.h"
 
-/* Of somebody who was killed in this moment; who lives is named within 0.1 s. A process that the
- * kernel takes down may have gigabytes. */
+/* Waits for a directory lock. A live holder is reported after LOCK_LIVING_MS. A killed process
+ * holds its lock until the kernel has freed its memory, which takes seconds for gigabytes. */
 #define LOCK_PAUSE_MS  2
 #define LOCK_LIVING_MS 60
 #define LOCK_DYING_MS  5000
 
-/* The connections of strangers may hold every descriptor, until the server has hung up on them. */
+/* Connections of unknown peers may use up all file descriptors until the server closes them. */
 #define DESCRIPTOR_PAUSE_MS 5
 #define DESCRIPTOR_MS       500
 
-#define NAME_BYTES_MAX 251 /* ".tmp" must fit behind it */
+#define NAME_BYTES_MAX 251 /* ".tmp" must fit after it */
 
 int file_no_space(int error)
 {
 	return error == ENOSPC || error == EDQUOT;
 }
 
-/* What was said to be written is there: some disks lie, and what is called durable is let go. */
+/* Check that the file has the size of what was written. Some disks report success for lost data,
+ * and workers discard their copies of data that the server calls durable. */
 static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 {
 	struct stat st;
@@ -44,7 +45,8 @@ static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 	return (uintmax_t)st.st_size == size ? 0 : -1;
 }
 
-/* Is it worth another try to open something? Then a pause has been made. */
+/* After a failed open: 1 if the process had no free descriptor and another try makes sense. The
+ * function has slept before it returns 1. */
 static int wait_for_descriptor(int *waited_ms)
 {
 	const struct timespec pause = {.tv_nsec = DESCRIPTOR_PAUSE_MS * 1000000};
@@ -55,7 +57,8 @@ static int wait_for_descriptor(int *waited_ms)
 	return 1;
 }
 
-/* Create dir_fd/name with the parts in it, all on disk; -1 with errno, *step says what failed. */
+/* Create dir_fd/name, write the parts and sync them. On failure -1 with errno; *step names the
+ * failed step. */
 static int write_synced(int dir_fd, const char *name, const struct file_part *parts, size_t n_parts,
 	const char **step)
 {
@@ -85,8 +88,8 @@ failed:;
 	return -1;
 }
 
-/* A name that file_replace may take: nothing of that name, or a regular file. A device or a link
- * (/dev/stdout) would be replaced, not written to. */
+/* Check the name for file_replace: nothing has it, or a regular file. A rename would replace a
+ * device or a link (/dev/stdout) instead of writing to it. */
 static int check_file_name(int dir_fd, const char *dir, const char *name, struct err *e)
 {
 	struct stat st;
@@ -140,7 +143,7 @@ int file_replace(const char *dir, const char *name, const struct file_part *part
 	return rc;
 }
 
-/* Fill exactly `size` bytes and expect the end after them. */
+/* Read exactly `size` bytes and check that the file ends there. */
 static int read_exactly(int fd, const char *path, unsigned char *bytes, size_t size, struct err *e)
 {
 	for (size_t have = 0;;) {
@@ -211,7 +214,7 @@ int file_make_dir(const char *dir, struct err *e)
 	return PS_OK;
 }
 
-/* The pid that the holder wrote; 0 when it is not a number. */
+/* The pid that the holder has written; 0: not a number. */
 static long read_holder(int fd)
 {
 	char text[32];
@@ -220,7 +223,7 @@ static long read_holder(int fd)
 	return strtol(text, NULL, 10);
 }
 
-/* Killed, and not gone yet: its memory is let go before its locks are. */
+/* 1 if the process is ending: the kernel has freed its memory, but not yet its locks. */
 static int is_dying(long pid)
 {
 	char path[64], text[32];
@@ -244,7 +247,8 @@ static int refuse_lock(int fd, const char *dir, struct err *e)
 		"%s is locked by process %ld; stop it or take another directory", dir, pid);
 }
 
-/* A server that is started where one has just been killed finds it dying. */
+/* Wait until the lock is free. After a kill -9, the next server may start before the kernel has
+ * released the lock of the killed one. */
 static int wait_for_lock(int fd, const char *dir, struct err *e)
 {
 	const struct timespec pause = {.tv_nsec = LOCK_PAUSE_MS * 1000000};
@@ -266,7 +270,7 @@ static int take_lock(int fd, const char *dir, struct err *e)
 		return rc;
 	char pid[32];
 	int n = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
-	/* in this order: a full disk does not give back the block of an emptied file */
+	/* write before truncating: on a full disk an emptied file may lose its block for good */
 	if (pwrite(fd, pid, (size_t)n, 0) != n || ftruncate(fd, n) != 0)
 		return err_set(e, PS_EIO, "%s/LOCK: write: %s", dir, strerror(errno));
 	return PS_OK;

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include "common/err.h"
 
-/* 1: `error`, an errno, says that the disk has no space. */
+/* 1 if `error`, an errno, means that the disk is full. */
 int file_no_space(int error);
 
 struct file_part {
@@ -19,10 +19,11 @@ struct file_part {
 
 /*
  * Replace dir/name by the concatenation of `parts`: write dir/name.tmp, fsync it, rename, fsync the
- * directory. On any error up to the rename the old file is untouched and the temporary one removed:
- * PS_EIO. After a failed fsync the file is never synced again: the caller writes a new one. `name`
- * is a plain name; what is there under it must be a regular file, or nothing. Without a descriptor
- * it waits, half a second at most. errno says what failed.
+ * directory. If a step up to the rename fails, the old file is untouched, the temporary file is
+ * removed and the result is PS_EIO. After a failed fsync the file is never synced again: the caller
+ * writes a new one. `name` has no slash, and names a regular file or nothing. If the process has no
+ * free file descriptor, the function waits for one, for half a second at most. errno has the cause
+ * of a failure.
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
@@ -32,9 +33,10 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 /* Create `dir` (one level) if absent and check that it can be written to. PS_EUSAGE. */
 int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
 /*
- * Take an exclusive flock on dir/LOCK, write our pid into it and keep it until the process ends or
- * close(*fd). PS_ELOCKED names the holder's pid, within 0.1 s; a holder that is dying is waited
- * for.
+ * Take an exclusive flock on dir/LOCK and write our pid into the file. The lock lasts until
+ * close(*fd) or the end of the process. PS_ELOCKED, within 0.1 s: another process has the lock; the
+ * message names its pid. If the kernel is just removing that process, the function waits for its
+ * end.
  */
 int file_lock_dir(const char *dir, int *fd, struct err *e) PS_MUST_CHECK;
 

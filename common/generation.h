@@ -1,7 +1,7 @@
 /*
- * generation.h - files of a directory that are numbered: PREFIX-<generation, 16 hex digits>SUFFIX.
+ * generation.h - numbered files of a directory: PREFIX-<generation, 16 hex digits>SUFFIX.
  *
- * Generations count from 1; 0 stands for none. Thread: any; no state but the caller's DIR.
+ * Generations count from 1; 0 means none. Thread: any; no state but the caller's DIR.
  */
 #ifndef COMMON_GENERATION_H
 #define COMMON_GENERATION_H
@@ -10,11 +10,12 @@
 
 #define GENERATION_NAME 48 /* bytes of a name, its NUL included */
 
-/* The name of a generation, without a suffix; the prefix has at most 16 bytes. */
+/* Write the name of a generation without a suffix; the prefix has at most 16 bytes. */
 void generation_name(const char *prefix, uint64_t generation, char out[GENERATION_NAME]);
-/* The generation that a file name claims; 0: not one of ours. */
+/* The generation in a file name; 0: the name has another form. */
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix);
-/* The highest and the lowest generation of `d` in [least, most]; 0: none. */
+/* The highest generation in `d` that is at most `most`, and the lowest that is at least `least`; 0:
+ * none. */
 uint64_t generation_highest(DIR *d, const char *prefix, uint64_t most);
 uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t least);
 

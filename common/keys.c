@@ -73,7 +73,8 @@ int key_open(const char *path, unsigned never, struct err *e)
 	return fd;
 }
 
-/* `text` holds n < FILE_MAX bytes and a NUL: header, key, and perhaps a newline. */
+/* Copy the key out of `text`, which has n < FILE_MAX bytes and a NUL: header, key, and maybe a
+ * newline. */
 static int take_key(const char *text, size_t n, const char *header, char key[KEY_TEXT])
 {
 	size_t head = strlen(header), end = head + KEY_TEXT - 1;
@@ -138,7 +139,7 @@ int key_beside(const char *path, const char *name, char *out, size_t size, struc
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* Whole or not at all: a name appears when its text is on disk. */
+/* Create the file atomically: the name appears after the text is on disk. */
 static int write_new(
 	const char *path, const char *header, const char *key, unsigned mode, struct err *e)
 {
@@ -146,7 +147,7 @@ static int write_new(
 	int n = snprintf(text, sizeof text, "%s%s\n", header, key), fd, bad;
 
 	snprintf(temporary, sizeof temporary, "%s.tmp", path);
-	(void)unlink(temporary); /* of a keygen that was killed */
+	(void)unlink(temporary); /* left by a killed keygen */
 	fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 	bad = fd < 0 || fchmod(fd, mode) != 0 || write(fd, text, (size_t)n) != n || fsync(fd) != 0;
 	explicit_bzero(text, sizeof text);

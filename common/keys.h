@@ -1,9 +1,10 @@
 /*
- * keys.h - CURVE keys in files: one secret or one public key each, as Z85 text under a header line.
+ * keys.h - CURVE keys in files. Each file has one secret or one public key, as Z85 text after a
+ * header line.
  *
- * A secret is read only from a file that its owner (us, or root) alone can read, a public key only
- * from a file that its owner alone can write: else PS_EUSAGE. Options name files, so that no key is
- * part of a command line or an environment. Thread: any; no state.
+ * Only the owner of a secret key's file, this user or root, may have the right to read it, and only
+ * the owner of a public key's file the right to write to it; else PS_EUSAGE. Options name files, so
+ * that no command line or environment contains a key. Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H
@@ -13,32 +14,33 @@
 #define KEY_TEXT  41 /* 40 characters of Z85, and a NUL */
 #define KEY_SHORT 8  /* characters that identify a public key in logs and names */
 
-/* Both halves of one key; the owner calls key_wipe. */
+/* Both halves of one key. The owner erases it with key_wipe. */
 struct key_pair {
 	char public_key[KEY_TEXT], secret_key[KEY_TEXT];
 };
 
-/* A new pair. PS_EUSAGE: this libzmq has no CURVE. */
+/* Make a new pair. PS_EUSAGE: this libzmq has no CURVE. */
 int key_random(struct key_pair *k, struct err *e) PS_MUST_CHECK;
-/* The secret key in `path`, and the public one that belongs to it. */
+/* Read the secret key in `path` and compute its public key. */
 int key_read_secret(const char *path, struct key_pair *k, struct err *e) PS_MUST_CHECK;
 int key_read_public(const char *path, char key[KEY_TEXT], struct err *e) PS_MUST_CHECK;
 /* 1 if `text` is 40 characters of Z85. */
 int key_is_text(const char *text);
 void key_wipe(struct key_pair *k);
 
-/* Write dir/NAME.key (mode 0600) and dir/NAME.pub unless they are there; the public key of the pair
- * into `key`. A lost .pub is made again from its .key. *made: 1 if there was no secret yet. */
+/* Write dir/NAME.key (mode 0600) and dir/NAME.pub unless they exist, and the public key into `key`.
+ * If only the .pub is missing, it is computed from the .key. *made becomes 1 if the secret key is
+ * new. */
 int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *made,
 	struct err *e) PS_MUST_CHECK;
-/* The path of `name` in the directory of `path`. PS_EUSAGE: too long. */
+/* Write the path of `name` in the directory of `path`. PS_EUSAGE: it is too long. */
 int key_beside(
 	const char *path, const char *name, char *out, size_t size, struct err *e) PS_MUST_CHECK;
-/* Open a file that decides about rights: regular, owned by us or root, without the mode bits
- * `never`. The descriptor, or PS_EUSAGE. */
+/* Open a file for authentication: a regular file of this user or root that has none of the mode
+ * bits `never`. Returns the descriptor, or PS_EUSAGE. */
 int key_open(const char *path, unsigned never, struct err *e) PS_MUST_CHECK;
-#define KEY_NOT_READ    077u /* by others: a secret */
-#define KEY_NOT_WRITTEN 022u /* by others: a public key, an list of authorized keys */
+#define KEY_NOT_READ    077u /* a secret: others must not read it */
+#define KEY_NOT_WRITTEN 022u /* a public key, a list of authorized keys: others must not write */
 
 /* Deny core files and ptrace: the process holds a secret. */
 void key_protect_process(void);

@@ -1,7 +1,7 @@
 /*
- * le.h - little-endian numbers, as every file format of ours stores them.
+ * le.h - little-endian numbers, as in every file format of this project.
  *
- * Float32 arrays are copied as they lie in memory, so the build refuses a machine of another byte
+ * Float32 arrays are copied without conversion, so the build fails on a machine with another byte
  * order. Pure. Thread: any.
  */
 #ifndef COMMON_LE_H

@@ -1,6 +1,6 @@
 /*
- * log.c - see log.h. A line is put together in one buffer and leaves in one write, so that lines of
- * several threads or processes do not mix.
+ * log.c - see log.h. The code builds a line in one buffer and writes it with one call, so that
+ * lines of several threads or processes do not mix.
  */
 #include "common/log.h"
 #include <errno.h>
@@ -15,16 +15,16 @@
 #include "common/io.h"
 #include "common/utf8.h"
 
-#define LINE_BYTES     4096 /* PIPE_BUF: a pipe takes a line whole */
+#define LINE_BYTES     4096 /* PIPE_BUF: writing it to a pipe is atomic */
 #define DETAIL_BYTES   4096
 #define FMT_BYTES      512
 #define PROGRESS_BYTES 256
-#define TAIL           8          /* room kept for the end of a value and of the line */
+#define TAIL           8          /* bytes reserved for the end of the value and the line */
 #define ERASE          "\r\033[K" /* back to column 0, clear to the end of the line */
 
 static atomic_int current_level = LOG_INFO, current_format = LOG_TEXT;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards progress and the write */
-static char progress[PROGRESS_BYTES];                     /* "": no progress line stands */
+static char progress[PROGRESS_BYTES];                     /* "": no progress line is visible */
 
 void log_set_level(enum log_level level)
 {
@@ -67,7 +67,7 @@ struct line {
 	char text[LINE_BYTES];
 	size_t n;
 	int json;
-	int cut; /* the limit was reached: only what closes it still comes */
+	int cut; /* the line is full: only its closing characters follow */
 };
 
 static size_t line_room(const struct line *l)
@@ -75,7 +75,7 @@ static size_t line_room(const struct line *l)
 	return l->cut ? 0 : sizeof l->text - TAIL - l->n;
 }
 
-/* All of it or nothing. */
+/* Append all bytes or none. */
 static void put_bytes(struct line *l, const char *bytes, size_t n)
 {
 	if (n > line_room(l)) {
@@ -95,13 +95,13 @@ static void put_end(struct line *l, const char *text)
 	l->n += n;
 }
 
-/* A character that may steer a terminal: C0, DEL and C1 (U+0080 to U+009F). */
+/* 1 for a character that may control a terminal: C0, DEL and C1 (U+0080 to U+009F). */
 static int is_control(const uint8_t *p, size_t bytes)
 {
 	return p[0] < ' ' || p[0] == 0x7f || (bytes == 2 && p[0] == 0xc2 && p[1] < 0xa0);
 }
 
-/* One character of a quoted value, as JSON has it. */
+/* Append one character of a quoted value, escaped as in JSON. */
 static void put_character(struct line *l, const uint8_t *p, size_t bytes)
 {
 	static const char plain[] = "\"\\\n\r\t", letter[] = "\"\\nrt";
@@ -144,7 +144,7 @@ static int is_digits(const char **p, const char *end)
 	return *p > from;
 }
 
-/* A number by JSON's grammar. */
+/* 1 for a number in JSON's grammar. */
 static int looks_numeric(const char *p, size_t n)
 {
 	const char *end = p + n;
@@ -167,7 +167,7 @@ static int looks_numeric(const char *p, size_t n)
 	return p == end;
 }
 
-/* A logfmt value that needs no quotes. */
+/* 1 for a logfmt value that needs no quotes. */
 static int is_bare(const char *p, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
@@ -221,13 +221,13 @@ static void put_time(struct line *l)
 	add_text(l, "ts", text, AS_TEXT);
 }
 
-/* A field of the format: where its key, and the template of its value, begin and end. */
+/* A field of the format: where its key and the template of its value begin and end. */
 struct field {
 	size_t key, key_end, value, value_end;
 	enum form form;
 };
 
-/* The field from fmt[at] on; returns where the next one begins, 0: there is none. */
+/* Read the field from fmt[at] on. Returns where the next field begins; 0: no field is left. */
 static size_t next_field(const char *fmt, size_t at, struct field *f)
 {
 	at += strspn(fmt + at, " ");
@@ -240,11 +240,11 @@ static size_t next_field(const char *fmt, size_t at, struct field *f)
 	f->value += f->form == AS_QUOTED;
 	f->value_end = f->value + strcspn(fmt + f->value, f->form == AS_QUOTED ? "\"" : " ");
 	if (f->form == AS_TEXT && strchr("dufg", fmt[f->value_end - 1]))
-		f->form = AS_NUMBER; /* if it is one: "abcd" is none */
+		f->form = AS_NUMBER; /* if the value is one: "abcd" is not */
 	return f->value_end + (fmt[f->value_end] == '"');
 }
 
-/* How many bytes the first `end` bytes of the format come to. */
+/* The length of the text that the first `end` bytes of the format produce. */
 static size_t length_to(const char *fmt, size_t end, va_list ap)
 {
 	char part[FMT_BYTES];
@@ -254,15 +254,16 @@ static size_t length_to(const char *fmt, size_t end, va_list ap)
 	snprintf(part, sizeof part, "%.*s", (int)end, fmt);
 	va_copy(copy, ap);
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* a part of one that was checked */
+#pragma GCC diagnostic ignored                                                                     \
+	"-Wformat-nonliteral" /* a part of a format that the compiler has checked */
 	n = vsnprintf(NULL, 0, part, copy);
 #pragma GCC diagnostic pop
 	va_end(copy);
 	return n > 0 ? (size_t)n : 0;
 }
 
-/* The values lie in the finished text between what the format has before and after each of them:
- * so a value may hold anything, blanks, quotes and what looks like another field too. */
+/* Find each value in the formatted text by the length of the text before it and after it. So a
+ * value may contain anything: blanks, quotes, even the text of another field. */
 static void put_fields(struct line *l, const char *fmt, va_list ap) PS_PRINTF(2, 0);
 static void put_fields(struct line *l, const char *fmt, va_list ap)
 {
@@ -288,14 +289,14 @@ static void put_fields(struct line *l, const char *fmt, va_list ap)
 
 /* ---- out ------------------------------------------------------------------------------------- */
 
-/* What cannot be written is lost: there is no other place to report it. */
+/* Ignore errors: there is no other place to report them. */
 static void write_stderr(const char *bytes, size_t n)
 {
 	if (io_write_all(STDERR_FILENO, bytes, n))
 		return;
 }
 
-/* Write the line above the progress line, if one stands. */
+/* Write the line above the progress line if one is visible. */
 static void put_line(const struct line *l)
 {
 	char out[LINE_BYTES + PROGRESS_BYTES + 16];
@@ -341,7 +342,7 @@ int log_on_terminal(void)
 	return isatty(STDERR_FILENO);
 }
 
-/* Columns that a progress line may fill without wrapping: a wrapped line cannot be erased. */
+/* Columns that a progress line may fill without wrapping. A wrapped line cannot be erased. */
 static size_t progress_columns(void)
 {
 	struct winsize size;

@@ -10,8 +10,8 @@
 #include "common/log.h"
 
 #define ALIGNMENT  ((size_t)64)
-#define KEEP_BLOCK (32 << 20)  /* the largest threshold that glibc takes */
-#define KEEP_FREE  (256 << 20) /* so much freed memory stays at the end of each heap */
+#define KEEP_BLOCK (32 << 20)  /* the largest threshold that glibc accepts */
+#define KEEP_FREE  (256 << 20) /* freed bytes that glibc keeps at the end of each heap */
 
 void mem_keep(void)
 {
@@ -29,7 +29,7 @@ void *mem_try(size_t n, size_t size)
 	size_t bytes;
 	if (__builtin_mul_overflow(n, size, &bytes) || bytes > PTRDIFF_MAX - ALIGNMENT)
 		return NULL;
-	/* aligned_alloc wants whole alignments; an empty block still is a block */
+	/* aligned_alloc needs a multiple of the alignment; an empty block gets one unit */
 	bytes = bytes ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : ALIGNMENT;
 	void *p = aligned_alloc(ALIGNMENT, bytes);
 	return p ? memset(p, 0, bytes) : NULL;

@@ -1,10 +1,10 @@
 /*
- * model.c - model text to layers and manifest.
+ * model.c - parses a model text into layers and manifest.
  *
- * One pass, word by word: each layer is split at ':', sized against the shape that the layers
- * before it leave, and appended to the canonical text. Every number typed is at most
- * WINDOW_MAX_SIDE or MODEL_MAX_PARAMS and every product is checked, so that no text can overflow a
- * size.
+ * The parser makes one pass over the words. It splits each layer at ':', computes its output from
+ * the output of the layer before, and appends it to the canonical text. Every number in the text is
+ * at most WINDOW_MAX_SIDE or MODEL_MAX_PARAMS, and every product has an overflow check, so no text
+ * can overflow a size.
  */
 #include "common/model.h"
 #include <math.h>
@@ -21,9 +21,9 @@ struct parser {
 	struct model *m;
 	struct err *e;
 	struct word word;   /* the layer being parsed */
-	struct shape shape; /* what the layers so far leave */
+	struct shape shape; /* output of the layers so far */
 	size_t n_conv, n_fc;
-	int has_conv; /* a conv stands before, with nothing but relu and dropout between */
+	int has_conv; /* only relu and dropout follow the last conv */
 	struct window conv;
 	struct shape conv_in;
 };
@@ -45,7 +45,7 @@ size_t shape_count(struct shape s)
 	return s.c * s.h * s.w;
 }
 
-/* The count of `s` into *count if it is at most MODEL_MAX_PARAMS. */
+/* Compute the number of values in `s`. Returns 1 if it is at most MODEL_MAX_PARAMS. */
 static int count_checked(struct shape s, size_t *count)
 {
 	return !__builtin_mul_overflow(s.c, s.h, count) &&
@@ -61,7 +61,7 @@ static int need_size(struct parser *p, const char *text, const char *what, size_
 	return bad(p, "%s \"%s\" is not a whole number in [1, %zu]", what, text, max);
 }
 
-/* Next layer of *text into p->word: 1, 0 at the end, or PS_EUSAGE. */
+/* Read the next layer of *text into p->word. Returns 1, 0 at the end, or PS_EUSAGE. */
 static int next_layer(struct parser *p, const char **text)
 {
 	switch (words_next(text, &p->word)) {
@@ -93,7 +93,8 @@ static int model_append(struct parser *p, const char *fmt, ...)
 
 /* ---- windows ------------------------------------------------------------------------------ */
 
-/* Pad and slide: fills layer `l` but for out.c, or says what would fit. */
+/* Compute the padding and the output of layer `l`, all but out.c. The error says which size would
+ * fit. */
 static int place_window(struct parser *p, const struct window *w, struct layer *l)
 {
 	size_t pad_h = window_pad(w, p->shape.h), pad_w = window_pad(w, p->shape.w);
@@ -139,7 +140,7 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 
 /* ---- tensors ------------------------------------------------------------------------------ */
 
-/* Append a weight tensor and its bias to the manifest; fan_in is count / dim[0]. */
+/* Append a weight tensor and its bias to the manifest. fan_in is count / dim[0]. */
 static int add_tensors(
 	struct parser *p, const char *kind, size_t number, const struct tensor *weight)
 {
@@ -172,7 +173,7 @@ static int add_tensors(
 	return PS_OK;
 }
 
-/* The layer is complete: record it and go on with its output. */
+/* Append the finished layer; its output is the input of the next one. */
 static int add_layer(struct parser *p, struct layer l)
 {
 	size_t count;
@@ -203,7 +204,7 @@ static int parse_pad(struct parser *p, const char *value, int is_conv, struct wi
 	return PS_OK;
 }
 
-/* The fields from `first` on: stride=S (conv only) and pad=..., each at most once. */
+/* Parse the fields from `first` on: stride=S (conv only) and pad=..., each at most once. */
 static int parse_window_options(struct parser *p, size_t first, int is_conv, struct window *w)
 {
 	int strides = 0, pads = 0, rc = PS_OK;
@@ -349,7 +350,7 @@ static const char *const lenet5 =
 	"conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10";
 static const char *const cnn99 = "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10";
 
-/* The layers that `text` stands for if it is a name (put together in `buffer`), else `text`. */
+/* If `text` is the name of a model, return its layers, maybe in `buffer`; else return `text`. */
 static const char *expand_name(const char *text, char *buffer, size_t size)
 {
 	size_t filters;
@@ -363,7 +364,7 @@ static const char *expand_name(const char *text, char *buffer, size_t size)
 	return buffer;
 }
 
-/* vector:N has one tensor and neither input nor layers nor classes. */
+/* vector:N has one tensor, and no input, layers or classes. */
 static int parse_vector(struct model *m, const char *number, struct err *e)
 {
 	size_t n;
@@ -408,7 +409,7 @@ static int parse_layers(struct parser *p, const char *text)
 	return PS_OK;
 }
 
-/* XXH3 of "<canonical text> @ CxHxW": a text, so that any language can repeat it. */
+/* XXH3 of the text "<canonical text> @ CxHxW", which is easy to compute in any language. */
 static uint64_t fingerprint(const struct model *m)
 {
 	char text[MODEL_MAX_TEXT + 96];

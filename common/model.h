@@ -1,24 +1,23 @@
 /*
- * model.h - a model's text, its layers, and its manifest: the ordered tensors of one flat float32
- * vector that server, workers, checkpoints and exports agree on.
+ * model.h - a model's text, its layers and its manifest. The manifest lists, in order, the tensors
+ * of one flat float32 vector. Server, workers, checkpoints and exports use the same manifest.
  *
  * Text: layers separated by blanks: conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto], relu,
  * pool:SIZE, fc:UNITS, dropout:P (0 <= P < 1). Softmax cross-entropy over the last layer's units is
  * implied. Names: seed:F, lenet5, cnn99. vector:N is a flat vector with no layers. The input is
- * fixed at parse time (MNIST: 1x28x28). Sizes that do not fit are an error that names the layer and
- * says what would fit: a window must tile its padded input exactly, nothing is cut off. pad=auto on
- * a pool or conv adds the least symmetric-as-possible zero padding (bottom and right get the odd
- * one) that makes it fit.
+ * fixed at parse time (MNIST: 1x28x28). A window must tile its padded input exactly. If it does
+ * not, the error names the layer and says which size would fit. pad=auto on a pool or conv adds the
+ * least zero padding that makes the window fit, in equal parts on both sides; bottom and right get
+ * an odd row or column.
  *
- * Layout (NCHW): conv weight [F][C][K][K], bias [F]; fc weight [units][inputs] over NCHW-flattened
- * inputs, bias [units]: PyTorch's names, shapes and order.
+ * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C][K][K], bias [F]; fc
+ * weight [units][inputs] over NCHW-flattened inputs, bias [units].
  *
  * Invariants:
  * (1) tensors are contiguous, in layer order, and cover [0, n_params) exactly;
  * (2) equal canonical texts and inputs have equal fingerprints;
- * (3) every size fits its type: products are computed with overflow checks, n_params is at most
- *     MODEL_MAX_PARAMS.
- * Thread: any; a struct model is plain data after model_parse.
+ * (3) every size fits its type: products have overflow checks, and n_params is at most
+ *     MODEL_MAX_PARAMS. Thread: any; a struct model is plain data after model_parse.
  */
 #ifndef COMMON_MODEL_H
 #define COMMON_MODEL_H
@@ -48,7 +47,7 @@ struct layer {
 };
 
 struct tensor {
-	char name[24]; /* "conv1.weight": kind and its number from 1, as PyTorch users write it */
+	char name[24]; /* PyTorch's usual name: "conv1.weight", numbered from 1 for each kind */
 	size_t ndim, dim[4];
 	size_t offset, count; /* floats, inside the flat vector */
 	double init_bound;    /* initial values are uniform in (-init_bound, init_bound) */
@@ -66,14 +65,14 @@ struct model {
 	uint64_t fingerprint; /* XXH3-64 of "<canonical text> @ CxHxW" */
 };
 
-/* Parse `text` for `input`. PS_EUSAGE with a message for a person; *m is unspecified then. */
+/* Parse `text` for images of shape `input`. PS_EUSAGE: *e has the reason, *m is unspecified. */
 int model_parse(struct model *m, const char *text, struct shape input, struct err *e) PS_MUST_CHECK;
-/* Number of values of a shape. */
+/* The number of values in a shape. */
 size_t shape_count(struct shape s);
 /*
- * Initial weights: PyTorch's default bound 1/sqrt(fan_in) for weight and bias, value i of tensor t
- * = (float)((2u - 1) * bound), u = rng_unit of the RNG_INIT stream with sub-stream t. vector:N:
- * zeros. `w` has m->n_params floats.
+ * Write the initial weights to the m->n_params floats of `w`. The bound is PyTorch's default,
+ * 1/sqrt(fan_in) for weight and bias. Each value of tensor t is (float)((2u - 1) * bound), where u
+ * is the next rng_unit of stream RNG_INIT, sub-stream t. vector:N begins with zeros.
  */
 void model_init(const struct model *m, uint64_t seed, float *w);
 

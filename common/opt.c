@@ -1,9 +1,9 @@
 /*
- * opt.c - option tables: splitting the command line, values, defaults, --help, and warnings about
- * what was given without effect.
+ * opt.c - option tables: splits the command line, reads values, computes defaults, prints --help,
+ * and warns about options without effect.
  *
- * One function per type reads a value, wherever it comes from. Texts are used where they lie in
- * argv or the environment.
+ * One function per type reads a value of any origin. Text values point into argv or the
+ * environment.
  */
 #include "common/opt.h"
 #include <assert.h>
@@ -18,23 +18,24 @@
 #include "common/log.h"
 #include "common/version.h"
 
-#define MAX_ROWS    128
-#define PREFIX      "CNN_"
-#define KUBERNETES  "CNN_PS_" /* what it sets for a service named cnn-ps */
+#define MAX_ROWS 128
+#define PREFIX   "CNN_"
+#define KUBERNETES                                                                                 \
+	"CNN_PS_" /* prefix of the variables that Kubernetes sets for a service named cnn-ps */
 #define COMMAND     "command"
 #define MAX_NAME    63
-#define MAX_UNKNOWN 20 /* variables that are named one by one */
+#define MAX_UNKNOWN 20 /* at most this many variables get a warning of their own */
 
 extern char **environ;
 
-/* Every option of every program: written by opt_names.sh from the option tables. */
+/* Every option of every program. opt_names.sh generates the rows from the option tables. */
 static const struct known {
 	const char *program, *option;
 } known[] = {
 #include "opt_names.h"
 };
 
-/* Variables of scripts, containers, kernels and tests, which are no options. */
+/* Variables of scripts, containers, kernels and tests. They are not options. */
 static const char *const others[] = {"CNN_BUNDLE", "CNN_FAULT_SEED", "CNN_GARBAGE_SEED",
 	"CNN_IMAGE", "CNN_IMAGES", "CNN_KX_ISA", "CNN_MEMORY", "CNN_MIRRORS", "CNN_SLOW",
 	"CNN_TEST_DEVICE"};
@@ -45,14 +46,14 @@ static const char *const others[] = {"CNN_BUNDLE", "CNN_FAULT_SEED", "CNN_GARBAG
 enum origin { FROM_DEFAULT, FROM_ENVIRONMENT, FROM_COMMAND_LINE };
 static const char *const origin_names[] = {"default", "environment", "command-line"};
 
-/* Where each row's value came from in the last parse. A program has one table. */
+/* The origin of each row's value in the last parse. A program has one table. */
 static enum origin origins[MAX_ROWS];
 
 struct parse {
 	const struct opt_program *program;
 	const char *given[MAX_ROWS]; /* text from the command line, or NULL */
 	int errors;
-	int unknown; /* options without =VALUE: what follows may be their values */
+	int unknown; /* unknown options without =VALUE: the next words may be their values */
 	int show_help, show_version;
 };
 
@@ -71,12 +72,12 @@ static void complain(struct parse *p, const char *fmt, ...)
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
 	err_set(&line, PS_EUSAGE, "%s",
-		text); /* takes control characters out: one error, one line */
+		text); /* removes control characters: one error is one line */
 	fprintf(stderr, "%s: %s\n", p->program->name, line.text);
 	p->errors++;
 }
 
-/* "CNN_LEASE_BATCHES" for "lease-batches". */
+/* Write the variable of an option: "CNN_LEASE_BATCHES" for "lease-batches". */
 static void opt_variable(const char *option, char *out, size_t size)
 {
 	snprintf(out, size, "CNN_%s", option);
@@ -93,8 +94,8 @@ int opt_given(const struct opt_program *p, const char *name)
 }
 
 /* ---- values ----------------------------------------------------------------------------------
- * Each store_* reads `text` into the row's destination, or complains about `what`, the option or
- * the variable that carried it. */
+ * Each store_* reads `text` into the row's destination. Its error message names `what`, the option
+ * or variable that had the text. */
 
 static void set_int(const struct opt *o, int64_t v)
 {
@@ -143,7 +144,7 @@ static void store_real(struct parse *p, const struct opt *o, const char *what, c
 	char *end;
 	errno = 0;
 	double v = strtod(text, &end);
-	/* the character set refuses nan, inf, hexadecimal and leading blanks */
+	/* the set of characters excludes nan, inf, hexadecimal and leading blanks */
 	if (end == text || *end || strspn(text, "+-.0123456789eE") != strlen(text))
 		complain(p, "%s: \"%.100s\" is not a number; expected a number in [%.15g, %.15g]",
 			what, text, o->min, o->max);
@@ -215,14 +216,14 @@ static const char *nth_value(const char *values, int i, size_t *n)
 
 /* One of the conditions in a row's `needs`. */
 struct condition {
-	const char *name; /* of a row, or "command" */
+	const char *name; /* the name of a row, or "command" */
 	int n_name;
 	const char *values; /* "a|b" */
 	int n_values;       /* 0: the row must be given */
-	int negated;        /* none of the values */
+	int negated;        /* "!=": the value must be none of these */
 };
 
-/* Take the next condition off *needs; 0: there is none. */
+/* Read the next condition of *needs and advance; 0: no condition is left. */
 static int next_condition(const char **needs, struct condition *k)
 {
 	const char *at = *needs;
@@ -243,12 +244,12 @@ static int is_named(const struct condition *k, const char *name)
 	return strlen(name) == (size_t)k->n_name && memcmp(k->name, name, strlen(name)) == 0;
 }
 
-/* Is the value of `n` characters one of the condition's? */
+/* 1 if the value of `n` characters is one of the condition's values. */
 static int is_one_of(const struct condition *k, const char *value, size_t n)
 {
 	const char *list = k->values, *end = k->values + k->n_values;
 	while (list < end) {
-		size_t length = strcspn(list, "| :"); /* a colon: in a default */
+		size_t length = strcspn(list, "| :"); /* a colon ends the condition of a default */
 		if (length == n && memcmp(list, value, n) == 0)
 			return 1;
 		list += length + 1;
@@ -265,7 +266,8 @@ static const struct opt *find_row(const struct opt_program *p, const struct cond
 	return NULL;
 }
 
-/* The value that a condition compares: the command, or that of a row; of a text up to a colon. */
+/* The value that the condition compares: the command, or the row's value. A text counts up to its
+ * first colon. */
 static const char *value_now(
 	const struct check *c, const struct condition *k, char number[24], size_t *n)
 {
@@ -287,7 +289,7 @@ static const char *value_now(
 	return nth_value(o->values, *(const int *)o->dest - o->first, n);
 }
 
-/* A row that must be given. If it is not, `instead` says so. */
+/* 1 if the row has a text that is not empty. Otherwise `instead` becomes the reason. */
 static int is_given(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	const struct opt *o = find_row(c->program, k);
@@ -297,7 +299,7 @@ static int is_given(const struct check *c, const struct condition *k, char *inst
 	return text && text[0];
 }
 
-/* If it does not hold, `instead` says what there is and what the row needs. */
+/* 1 if the condition is true. Otherwise `instead` has the actual value and the required one. */
 static int holds(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	char number[24];
@@ -318,16 +320,16 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 	return is_one_of(k, value, n) != k->negated;
 }
 
-/* ---- defaults --------------------------------------------------------------------------------
- * "mode=sync:0.5 0": alternatives with blanks between them. The value of the first one whose
- * condition holds is the default; the last one has no condition. */
+/* ---- defaults -------------------------------------------------------------------------------- A
+ * default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first alternative
+ * with a true condition is the default. The last one has no condition. */
 
 struct alternative {
 	struct condition when; /* when.name NULL: always */
 	char value[64];
 };
 
-/* Take the next alternative off *def; 0: there is none. */
+/* Read the next alternative of *def and advance; 0: no alternative is left. */
 static int next_alternative(const char **def, struct alternative *a)
 {
 	const char *at = *def;
@@ -358,7 +360,7 @@ static int applies(const struct check *c, const struct alternative *a)
 	return !a->when.name || holds(c, &a->when, instead, sizeof instead);
 }
 
-/* The default of a row, given the values of the rows before it. */
+/* The default of a row. It may depend on the values of earlier rows. */
 static const char *default_of(
 	const struct opt_program *p, const struct opt *o, struct alternative *a)
 {
@@ -386,8 +388,8 @@ double opt_default(const struct opt_program *p, const char *name)
 
 /* ---- all values ------------------------------------------------------------------------------ */
 
-/* The present names of an option that was called `was`: "--a or --b", or their variables. "": there
- * never was such an option. */
+/* Write the present names of an option whose old name is `was`: "--a or --b", or their variables.
+ * "": no option had this name. */
 static void new_names(const struct opt_program *p, const char *was, size_t n_was, int variables,
 	char *out, size_t size)
 {
@@ -408,7 +410,7 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 	}
 }
 
-/* Once for each old name: rows that share one are next to each other. */
+/* Report an old variable once. Rows with the same old name are neighbours. */
 static void refuse_old_variable(struct parse *p, const struct opt *o)
 {
 	const struct opt *before = o > p->program->opts ? o - 1 : NULL;
@@ -422,7 +424,8 @@ static void refuse_old_variable(struct parse *p, const struct opt *o)
 		complain(p, "%s: was renamed to %s", old, now);
 }
 
-/* Take each row's value from the strongest origin that has one. */
+/* Store each row's value. The command line wins over the environment, and the environment over the
+ * default. */
 static void store_all(struct parse *p)
 {
 	const struct opt *o = p->program->opts;
@@ -440,7 +443,7 @@ static void store_all(struct parse *p)
 		origins[i] = p->given[i]        ? FROM_COMMAND_LINE
 			     : from_environment ? FROM_ENVIRONMENT
 						: FROM_DEFAULT;
-		if (def) /* also behind a bad value: conditions of later rows read it */
+		if (def) /* also before a bad value: conditions of later rows read the destination */
 			store(p, &o[i], option, def);
 		if (p->given[i])
 			store(p, &o[i], option, p->given[i]);
@@ -493,8 +496,8 @@ static void note_value(struct parse *p, const struct opt *o, const char *text)
 		p->given[row] = text;
 }
 
-/* "--NAME", "--NAME=VALUE", "--NAME" "VALUE" or "--no-NAME". Returns how many words it took: 1, or 2
- * with `next`. */
+/* Store the option of "--NAME", "--NAME=VALUE", "--NAME VALUE" or "--no-NAME". Returns the number
+ * of words used: 1, or 2 if `next` is the value. */
 static int note_option(struct parse *p, const char *word, const char *next)
 {
 	const char *name = word + 2;
@@ -527,8 +530,8 @@ static int note_option(struct parse *p, const char *word, const char *next)
 	return 1;
 }
 
-/* Words that are no options. After an unknown option they may be its value: that is one mistake, and
- * one line. */
+/* Store a positional argument. A surplus word after an unknown option may be that option's value,
+ * so it is no error of its own. */
 static void note_argument(struct parse *p, const char *word, const char **args, int *n_args)
 {
 	int max = p->program->max_args;
@@ -585,7 +588,7 @@ int opt_parse(
 #define HELP_INDENT 26
 #define HELP_WIDTH  80
 
-/* Print `text` in a column from HELP_INDENT to HELP_WIDTH; the cursor stands at `column`. */
+/* Print `text` in the columns HELP_INDENT to HELP_WIDTH. The cursor is at `column`. */
 static void print_wrapped(FILE *f, size_t column, const char *text)
 {
 	if (column + 1 > HELP_INDENT - 1) {
@@ -608,7 +611,7 @@ static void print_wrapped(FILE *f, size_t column, const char *text)
 	fputc('\n', f);
 }
 
-/* The conditions of one kind, "only with --mode ssp|sync and --name", at the end of `out`. */
+/* Append the conditions of one kind to `out`: "only with --mode ssp|sync and --name". */
 static void describe(const char *needs, int negated, const char *before, char *out, size_t size)
 {
 	struct condition k;
@@ -632,7 +635,7 @@ static void describe_needs(const char *needs, char *out, size_t size)
 	describe(needs, 1, "; not with ", out, size);
 }
 
-/* What values a row takes: "1 to 1024; ", "sgd|adagrad; " or nothing. */
+/* Write the range of a row: "1 to 1024; ", "sgd|adagrad; " or nothing. */
 static void describe_range(const struct opt *o, char *out, size_t size)
 {
 	out[0] = '\0';
@@ -642,8 +645,8 @@ static void describe_range(const struct opt *o, char *out, size_t size)
 		snprintf(out, size, "%.15g to %.15g; ", o->min, o->max);
 }
 
-/* "default 3", or "default with --mode easgd: 0.13; otherwise: 0.1". Alternatives on the same option
- * share its name. */
+/* Write "default 3", or "default with --mode easgd: 0.13; otherwise: 0.1". The name of an option
+ * appears once for consecutive alternatives. */
 static void describe_default(const struct opt *o, char *out, size_t size)
 {
 	const char *def = o->def;
@@ -756,19 +759,19 @@ static void warn(const struct check *c, const char *event, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	err_set(&line, PS_EUSAGE, "%s", text); /* takes control characters out */
+	err_set(&line, PS_EUSAGE, "%s", text); /* removes control characters */
 	if (c->command && log_get_format() == LOG_TEXT) {
 		fprintf(stderr, "%s: warning: %s\n", c->program->name, line.text);
 		return;
 	}
 	enum log_level level = log_get_level();
 	if (c->command && level < LOG_WARN)
-		log_set_level(LOG_WARN); /* a command warns whatever its level, as above */
+		log_set_level(LOG_WARN); /* a command warns at any log level */
 	log_warn("options", event, "reason=\"%s\"", line.text);
 	log_set_level(level);
 }
 
-/* How many programs have this option. */
+/* The number of programs that have this option. */
 static int programs_with(const char *option)
 {
 	int n = 0;
@@ -777,7 +780,8 @@ static int programs_with(const char *option)
 	return n;
 }
 
-/* A variable that several programs share may be meant for another of them or another command. */
+/* 1 if the user set the option for this program. A variable that several programs share may be for
+ * another program or command. */
 static int is_meant(const struct opt *o, size_t row)
 {
 	enum origin from = origins[row];
@@ -810,7 +814,7 @@ static size_t least(size_t a, size_t b)
 	return a < b ? a : b;
 }
 
-/* Edits (insert, delete, replace) that turn one name into the other; both of at most MAX_NAME. */
+/* The edit distance (insert, delete, replace) of two names of at most MAX_NAME bytes. */
 static size_t distance(const char *a, const char *b)
 {
 	size_t row[MAX_NAME + 1], n = strlen(b);
@@ -828,7 +832,8 @@ static size_t distance(const char *a, const char *b)
 	return row[n];
 }
 
-/* Does a program read `name`? Else the nearest name that one reads is in `near`, if any is near. */
+/* 1 if a program reads the variable `name`. Otherwise `near` is the most similar known name, or
+ * "". */
 static int is_known(const struct check *c, const char *name, char near[MAX_NAME + 1])
 {
 	char variable[MAX_NAME + 1];
@@ -840,7 +845,7 @@ static int is_known(const struct check *c, const char *name, char near[MAX_NAME 
 		else
 			snprintf(variable, sizeof variable, "%s", others[i - N_KNOWN]);
 		int own = i < N_KNOWN && strcmp(known[i].program, c->program->name) == 0;
-		size_t d = 2 * distance(name, variable) + !own; /* its own come first */
+		size_t d = 2 * distance(name, variable) + !own; /* prefers this program's options */
 		if (d <= 1)
 			return 1;
 		if (d < 2 * best) {
@@ -862,7 +867,7 @@ static int is_row(const struct opt_program *p, const char *name)
 	return 0;
 }
 
-/* `entry`: "NAME=VALUE". 1: it was warned about. */
+/* Check the variable `entry`, "NAME=VALUE". 1: the function has warned about it. */
 static int check_variable(const struct check *c, const char *entry)
 {
 	char name[MAX_NAME + 1], near[MAX_NAME + 1];

@@ -3,10 +3,9 @@
  * start-up dump.
  *
  * Order of precedence: command line, then CNN_<NAME> in the environment (--lease-batches reads
- * CNN_LEASE_BATCHES), then the row's default. Every error of a run is reported, each in one line,
- * and the parse fails once at the end: nothing is bound or written before it. An unknown option, an
- * option given twice, a value out of range, trailing junk, NaN, an empty number: PS_EUSAGE (exit
- * 2).
+ * CNN_LEASE_BATCHES), then the row's default. The parser reports every error in one line and fails
+ * at the end, before the program binds or writes anything. PS_EUSAGE (exit 2): an unknown option,
+ * an option given twice, a value out of range, trailing characters, NaN, an empty number.
  *
  * Thread: main, at start-up.
  */
@@ -26,28 +25,36 @@ enum opt_type {
 	OPT_FLAG, /* dest: int *, 0 or 1; --name, --no-name, CNN_NAME=0|1 */
 };
 
+/*
+ * A row of the table.
+ *
+ * Defaults: a text, or for other types also alternatives, separated by blanks: "mode=sync:0.5 0"
+ * is 0.5 with --mode sync and 0 otherwise. Each alternative but the last begins with a condition
+ * on a row above and a colon. The first alternative with a true condition is the default.
+ *
+ * Conditions of `needs`, separated by blanks, must all be true:
+ *   mode=ssp|sync            the value of an OPT_ENUM row is one of these; a text row's value counts
+ *                            up to its first colon
+ *   mode!=easgd              the value is none of these
+ *   n-push=1|2               the number of an OPT_INT row is one of these
+ *   checkpoint-dir           a text row has a value that is not empty
+ *   command=export|predict   the program runs one of these commands
+ */
 struct opt {
-	const char *name; /* "lease-batches"; a NULL name ends the table */
+	const char *name; /* "lease-batches"; NULL ends the table */
 	enum opt_type type;
 	void *dest;
-	const char *def;   /* as typed; NULL: none, dest stays as the program set it. Not of a text:
-			  * alternatives by the values of rows above, "mode=sync:0.5 0", of which
-			  * the first one holds whose condition does; the last one has none. A text
-			  * row's value is compared up to a colon */
-	const char *unset; /* what --help says of a row without a default */
-	double min, max;   /* inclusive */
+	const char *def;    /* as typed; see "Defaults" above. NULL: none, dest keeps its value */
+	const char *unset;  /* what --help shows for a row without a default */
+	double min, max;    /* inclusive */
 	const char *values; /* OPT_ENUM: "sgd|adagrad" */
 	int first;          /* OPT_ENUM: the value of the first name */
 	const char *group;  /* a title before this row in --help; NULL: none */
-	const char *arg;    /* what --help calls the value: "URL", "MS", "DIR" */
-	const char *help;   /* one sentence with unit; --help adds range, default and variable */
-	const char *needs;  /* when the row has an effect; NULL: always. Conditions with blanks
-			     * between them, all of which must hold: "mode=ssp|sync" names values of
-			     * an OPT_ENUM row, "mode!=easgd" all others, "n-push=1|2" numbers of an
-			     * OPT_INT row, "checkpoint-dir" a row that is given and not empty,
-			     * "command=export|predict" the program's command */
-	const char *was;    /* an older name, which is refused with the new one; NULL: none. Several
-			     * rows may share one: the option was split */
+	const char *arg;    /* name of the value in --help: "URL", "MS", "DIR" */
+	const char *help;   /* one sentence with unit; --help adds range, default, variable */
+	const char *needs;  /* when the row has an effect; see "Conditions" above. NULL: always */
+	const char *was;    /* an old name; its error message has the new name. NULL: none. Several
+			     * rows may have the same old name: the option was split */
 };
 
 struct opt_program {
@@ -61,26 +68,27 @@ struct opt_program {
 enum opt_result { OPT_RUN = 0, OPT_EXIT = 1 }; /* OPT_EXIT: --help or --version was answered */
 
 /*
- * Parse. Positional arguments are stored in args[0..*n_args) (pointers into argv; room for argc).
- * Returns OPT_RUN, OPT_EXIT, or PS_EUSAGE after writing each error as one line to stderr.
- * Texts stay valid as long as argv and the environment do.
+ * Parse the command line and the environment into the rows' destinations. args[0..*n_args) becomes
+ * the positional arguments, as pointers into argv; it has room for argc. Returns OPT_RUN, OPT_EXIT,
+ * or PS_EUSAGE after it has written each error as one line to stderr. Texts are valid as long as
+ * argv and the environment.
  */
 int opt_parse(const struct opt_program *p, int argc, char **argv, const char **args,
 	int *n_args) PS_MUST_CHECK;
-/* 1: the last parse found option `name` on the command line or in the environment. */
+/* 1 if the last parse found option `name` on the command line or in the environment. */
 int opt_given(const struct opt_program *p, const char *name);
-/* The default that the values of the last parse give option `name`, a number. */
+/* The default of the numeric option `name`, given the other options of the last parse. */
 double opt_default(const struct opt_program *p, const char *name);
-/* What --help prints. */
+/* Print --help. */
 void opt_help(const struct opt_program *p, FILE *f);
 /*
- * Warn about each option that is given and has no effect (see `needs`), and about each CNN_*
- * variable that no program reads. After opt_parse; the rows' values must be the final ones.
- * `command`: of a program that has commands: its warnings are plain lines on stderr. NULL: they go
- * to the log.
+ * Warn about each given option that has no effect (see `needs`), and about each CNN_* variable that
+ * no program reads. Call it after opt_parse, when the rows have their final values. `command` is
+ * the program's command, and warnings are then plain lines on stderr. NULL: the program has no
+ * commands, and warnings go to the log.
  */
 void opt_check(const struct opt_program *p, const char *command);
-/* One log line at debug level per option: name=value origin=default|environment|command-line. */
+/* Log each option at debug level: name=value origin=default|environment|command-line. */
 void opt_dump(const struct opt_program *p);
 
 #endif

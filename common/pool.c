@@ -5,25 +5,25 @@
 #include "common/mem.h"
 #include "common/pool.h"
 
-#define MAX_FREE 16 /* free buffers that are kept; more are released */
+#define MAX_FREE 16 /* the pool keeps at most this many free buffers */
 #define MAX_FREE_SPECIAL                                                                           \
-	2048 /* of special memory, which is never released: all that a worker has */
-/* Special memory is allocated in slabs of several buffers: a call may take a millisecond (CUDA). */
+	2048 /* free buffers of a caller's allocator, which are never freed: all of a worker's */
+/* The pool calls a caller's allocator for slabs of several buffers: a call may take 1 ms (CUDA). */
 #define SLAB_BYTES   ((size_t)4 << 20)
 #define SLAB_BUFFERS 32
 
 struct pool {
 	size_t n; /* floats */
 	pthread_mutex_t mutex;
-	void *(*take)(size_t bytes); /* NULL: ordinary memory, and no slabs */
+	void *(*take)(size_t bytes); /* the caller's allocator; NULL: ordinary memory, no slabs */
 	void (*give)(void *memory);
-	size_t per_slab, slabs; /* buffers in one; how many there are */
+	size_t per_slab, slabs; /* buffers per slab; number of slabs */
 	void **slab;
 	size_t n_free, max_free;
-	float **buffer; /* max_free; last in, first out: the caches still have the newest */
+	float **buffer; /* max_free; last in, first out, because caches still hold the newest */
 };
 
-/* Bytes between two buffers of a slab: each is aligned like the slab. */
+/* The distance of two buffers in a slab, in bytes. It keeps each buffer aligned like the slab. */
 static size_t pitch(const struct pool *p)
 {
 	return (p->n * sizeof(float) + 63) / 64 * 64;
@@ -81,7 +81,7 @@ void pool_free(struct pool **p)
 	*p = NULL;
 }
 
-/* Allocate a slab if there is room for its buffers. The mutex is held. */
+/* Allocate a slab if max_free permits its buffers. The caller holds the mutex. */
 static void add_slab(struct pool *p)
 {
 	char *slab = NULL;
@@ -109,13 +109,13 @@ float *pool_take(struct pool *p)
 	return buffer || p->take ? buffer : mem_try(p->n, sizeof *buffer);
 }
 
-/* Also the free function that libzmq calls. */
+/* pool_give, and the free function for libzmq. */
 static void return_buffer(void *buffer, void *pool)
 {
 	struct pool *p = pool;
 
 	pthread_mutex_lock(&p->mutex);
-	PS_ASSERT(!p->take || p->n_free < p->max_free); /* part of a slab cannot be freed */
+	PS_ASSERT(!p->take || p->n_free < p->max_free); /* a part of a slab cannot be freed */
 	if (p->n_free < p->max_free) {
 		p->buffer[p->n_free++] = buffer;
 		buffer = NULL;

@@ -1,10 +1,9 @@
 /*
- * pool.h - buffers of floats that travel and come back: somebody fills one, it leaves inside a
- * ZeroMQ message, and when the last reference to that message is dropped, on whatever thread, it
- * waits here to be filled again.
+ * pool.h - buffers of floats for ZeroMQ messages. A caller takes a buffer, fills it and sends it
+ * without a copy. When libzmq drops the last reference to the message, on any thread, the buffer
+ * returns to the pool.
  *
- * Invariant: a buffer has one owner: who took it, a message, or the pool.
- * Thread: any.
+ * Invariant: a buffer has one owner: the caller that took it, a message, or the pool. Thread: any.
  */
 #ifndef COMMON_POOL_H
 #define COMMON_POOL_H
@@ -14,20 +13,22 @@
 
 struct pool; /* opaque, see pool.c */
 
-/* Buffers of `n` floats. PS_ENOMEM. */
+/* Make a pool of buffers of `n` floats. PS_ENOMEM. */
 int pool_new(struct pool **out, size_t n) PS_MUST_CHECK;
-/* The same in memory of the caller's kind, pinned for a GPU say, which is dear: what was taken once
- * stays in the pool. take gives zeroed bytes aligned to 64, or NULL; both by any thread. NULL and
- * NULL: as pool_new. */
+/* The same with the caller's allocator, for example of pinned memory for a GPU. Such memory is
+ * expensive, so the pool keeps it until pool_free. `take` returns zeroed bytes aligned to 64, or
+ * NULL; `give` frees them. Any thread may call both. NULL and NULL: like pool_new. */
 int pool_new_in(struct pool **out, size_t n, void *(*take)(size_t bytes),
 	void (*give)(void *memory)) PS_MUST_CHECK;
-/* Frees and nulls *p; every message must be closed. NULL is fine. */
+/* Frees the pool and sets *p to NULL; *p may be NULL. All messages must be closed before. */
 void pool_free(struct pool **p);
-/* A buffer aligned to 64 bytes, zero or as it was when it left; NULL: no memory. */
+/* Take a buffer aligned to 64 bytes. A new buffer has zeros, a reused one its old values. NULL: no
+ * memory. */
 float *pool_take(struct pool *p);
-/* Give back one that was not sent; nulls *buffer. */
+/* Return a buffer that was not sent; sets *buffer to NULL. */
 void pool_give(struct pool *p, float **buffer);
-/* Make `message` of the buffer, without a copy; nulls *buffer. PS_ENOMEM leaves it. */
+/* Make `message` from the buffer without a copy and set *buffer to NULL. PS_ENOMEM: the caller
+ * keeps the buffer. */
 int pool_send(struct pool *p, float **buffer, zmq_msg_t *message) PS_MUST_CHECK;
 
 #endif

@@ -1,23 +1,24 @@
 /*
- * reminder.h - when to report a wait: after a short while, then at growing intervals.
+ * reminder.h - decides when to report a wait: after a short time, then at growing intervals.
  *
- * Thread: the caller's. Time comes in as an argument.
+ * The caller passes the time. Thread: the caller's.
  */
 #ifndef COMMON_REMINDER_H
 #define COMMON_REMINDER_H
 #include <stdint.h>
 
-#define REMINDER_FIRST_MS 1500  /* before the first report */
-#define REMINDER_STEP_MS  3000  /* to the second one, then doubled ... */
-#define REMINDER_MAX_MS   60000 /* ... up to this */
+#define REMINDER_FIRST_MS 1500  /* from the start of the wait to the first report */
+#define REMINDER_STEP_MS  3000  /* from the first report to the second; then doubled ... */
+#define REMINDER_MAX_MS   60000 /* ... up to this interval */
 
-/* All zero: nothing is awaited. */
+/* All zero: no wait. */
 struct reminder {
-	int what; /* is awaited; 0: nothing */
+	int what; /* the kind of the wait; 0: no wait */
 	uint64_t since_ms, next_ms, step_ms;
 };
 
-/* `what` is awaited now (0: nothing), and was since `since_ms` if it is new. 1: report it. */
+/* Call it with the present kind of wait, `what` (0: no wait). If the kind is new, its wait began at
+ * `since_ms`. 1: report the wait now. */
 int reminder_due(struct reminder *r, int what, uint64_t since_ms, uint64_t now_ms);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * rng.h - the one random generator of the project, and the order of images that it defines.
+ * rng.h - the project's only random generator, and the order of images that it defines.
  *
- * SplitMix64 (Steele, Lea, Flood 2014): simple enough to be written again in any language from
- * proto/WIRE.md, which specifies every draw that has to agree between programs.
+ * SplitMix64 (Steele, Lea, Flood 2014): a short generator that is easy to write in any language.
+ * proto/WIRE.md specifies every draw on which programs must agree.
  *
  * Pure: no state but the struct. Thread: any.
  */
@@ -15,28 +15,29 @@ struct rng {
 	uint64_t state;
 };
 
-/* Streams of one seed that must not repeat each other: the second argument of rng_seed. */
+/* Independent streams of one seed: the second argument of rng_seed. */
 enum rng_stream {
 	RNG_INIT = 1,    /* initial weights; sub-stream: tensor number */
 	RNG_ORDER = 2,   /* order of images; sub-stream: epoch */
 	RNG_DROPOUT = 3, /* dropout masks; sub-stream: see kernels/backend.h */
 	RNG_BACKOFF = 4, /* reconnect jitter */
-	RNG_SIM = 5,     /* the simulator */
+	RNG_SIM = 5,     /* tests/sim */
 };
 
-/* state = mix(mix(mix(seed) ^ stream) ^ sub), where mix is rng_mix. */
+/* A generator with state = mix(mix(mix(seed) ^ stream) ^ sub), where mix is rng_mix. */
 struct rng rng_seed(uint64_t seed, enum rng_stream stream, uint64_t sub);
 /* The SplitMix64 output function of x + 0x9e3779b97f4a7c15. */
 uint64_t rng_mix(uint64_t x);
-/* Next 64 bits: state += 0x9e3779b97f4a7c15, then the output function. */
+/* The next 64 bits: state += 0x9e3779b97f4a7c15, then the output function. */
 uint64_t rng_next(struct rng *r);
 /* Uniform in [0, n), n >= 1: the high 64 bits of the 128-bit product rng_next() * n. */
 uint64_t rng_below(struct rng *r, uint64_t n);
 /* Uniform in [0, 1): the upper 53 bits times 2^-53. */
 double rng_unit(struct rng *r);
 /*
- * The order of epoch `epoch` (from 0): order[] becomes a permutation of 0..n-1 by Fisher-Yates from
- * the top: for i = n-1 down to 1, swap order[i] with order[rng_below(i + 1)], RNG_ORDER stream.
+ * Compute the order of images in `epoch` (from 0): order[] becomes a permutation of 0..n-1.
+ * Fisher-Yates shuffle with the RNG_ORDER stream: for i = n-1 down to 1, swap order[i] with
+ * order[rng_below(i + 1)].
  */
 void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n);
 

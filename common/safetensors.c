@@ -1,8 +1,8 @@
 /*
  * safetensors.c - a model's weights as a .safetensors file.
  *
- * Jansson keeps the order in which keys were added, so that equal models and weights give equal
- * bytes. The header is padded with blanks so that the data start at a multiple of 8.
+ * Jansson keeps keys in the order of their insertion, so equal models and weights give equal bytes.
+ * Blanks pad the header, so that the data start at a multiple of 8.
  */
 #include "common/safetensors.h"
 #include <jansson.h>
@@ -16,7 +16,7 @@
 #include "common/model.h"
 
 #define LENGTH_BYTES 8
-/* Most bytes of JSON that are parsed: jansson turns them into up to some 50 times as many. */
+/* Maximum size of the JSON header, in bytes. Jansson's memory is up to about 50 times the text. */
 #define MAX_HEADER ((size_t)256 << 10)
 
 /* ---- writing ------------------------------------------------------------------------------ */
@@ -34,7 +34,7 @@ static json_t *tensor_json(const struct tensor *t)
 		(json_int_t)first, (json_int_t)end);
 }
 
-/* The header's JSON, not padded; the caller's to free(). NULL: no memory. */
+/* The JSON header without padding. The caller frees it with free(). NULL: no memory. */
 static char *header_json(const struct model *m)
 {
 	json_t *root =
@@ -48,7 +48,8 @@ static char *header_json(const struct model *m)
 	return text;
 }
 
-/* Split `path` into the directory (into `dir`) and the returned name; NULL if it is too long. */
+/* Split `path`: copy the directory to `dir` and return the name. NULL: the directory is too
+ * long. */
 static const char *split_path(const char *path, char *dir, size_t size)
 {
 	const char *slash = strrchr(path, '/');
@@ -86,7 +87,7 @@ struct reader {
 	const char *path;
 	const struct model *m;
 	float *w;
-	const unsigned char *data; /* behind the header */
+	const unsigned char *data; /* after the header */
 	size_t data_bytes;
 	size_t begin[MODEL_MAX_TENSORS]; /* of each tensor of m, in data */
 	struct err *e;
@@ -104,7 +105,8 @@ static int same_shape(const json_t *shape, const struct tensor *t)
 	return 1;
 }
 
-/* The byte range of a tensor into *begin if it lies in the data and has `bytes` bytes. */
+/* Read the begin of a tensor's byte range. 1 if the range lies in the data and has `bytes`
+ * bytes. */
 static int read_range(const struct reader *r, const json_t *offsets, size_t bytes, size_t *begin)
 {
 	const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
@@ -162,7 +164,8 @@ static const struct tensor *find_tensor(const struct model *m, const char *name)
 	return NULL;
 }
 
-/* All bytes of the data belong to exactly one tensor: their sizes add up and no two overlap. */
+/* Check that every byte of the data belongs to exactly one tensor: the sizes add up and no two
+ * tensors overlap. */
 static int check_cover(const struct reader *r)
 {
 	const struct tensor *t = r->m->tensor;
@@ -195,7 +198,7 @@ static int read_root(struct reader *r, json_t *root)
 	return check_cover(r);
 }
 
-/* The JSON object at the head of a file into *root, its end into *data. */
+/* Parse the JSON header into *root; *data becomes the offset of the data after it. */
 static int read_header(const char *path, const unsigned char *file, size_t size, json_t **root,
 	size_t *data, struct err *e)
 {

@@ -9,15 +9,16 @@
 #include "common/err.h"
 #include "common/model.h"
 
-/* Write m->n_params floats of `w` to `path` atomically; metadata holds the model text. The bytes
- * depend on the model and the weights only. PS_EIO. */
+/* Write m->n_params floats of `w` to `path` atomically. The metadata has the model text. The bytes
+ * depend only on the model and the weights. PS_EIO. */
 int safetensors_write(
 	const char *path, const struct model *m, const float *w, struct err *e) PS_MUST_CHECK;
-/* Fill `w` from `path`. Every tensor of `m` must be there with its exact shape, dtype F32, and no
- * other tensor: PS_EDATA names the first one that differs. No allocation trusts the file. */
+/* Read `w` from `path`. The file must have exactly the tensors of `m`, with their shapes and dtype
+ * F32; PS_EDATA names the first tensor that differs. The sizes of allocations do not depend on
+ * claims of the file. */
 int safetensors_read(
 	const char *path, const struct model *m, float *w, struct err *e) PS_MUST_CHECK;
-/* The model that the metadata of `path` name into `text`; "" if they name none. PS_EDATA. */
+/* Read the model text in the metadata of `path`; "": the metadata has none. PS_EDATA. */
 int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * utf8.h - is this UTF-8, byte sequence by byte sequence (RFC 3629).
+ * utf8.h - checks UTF-8, one character at a time (RFC 3629).
  *
  * Pure; thread: any.
  */
@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of the character that begins at `p`, which is before `end`; 0: it is not UTF-8 (an overlong
- * form, a surrogate, a code point past U+10FFFF, or cut off). */
+/* The length in bytes of the character at `p` < `end`. 0: not UTF-8 (an overlong form, a surrogate,
+ * a code point above U+10FFFF, or a truncated character). */
 size_t utf8_length(const uint8_t *p, const uint8_t *end);
 
 #endif

@@ -23,9 +23,9 @@
 #define WAL_RECORD_BYTES 48u
 #define WAL_HEAD_MAGIC   "CNNPSJNL"
 #define WAL_RECORD_MAGIC "CNNPSREC"
-#define BUFFER_BYTES     65536u            /* small records are written together */
-#define SEARCH_BYTES     ((size_t)1 << 20) /* read at once in a search */
-#define MAX_REFUSED      64                /* a search ends after so many invalid records */
+#define BUFFER_BYTES     65536u            /* collects small records for one write */
+#define SEARCH_BYTES     ((size_t)1 << 20) /* bytes per read of a search */
+#define MAX_REFUSED      64                /* a search stops after this many invalid records */
 
 /* ---- the format ---------------------------------------------------------------------------- */
 
@@ -46,7 +46,7 @@ static void encode_head(const struct wal_head *h, unsigned char out[WAL_HEAD_BYT
 	le64_put(out + 56, XXH3_64bits(out, 56));
 }
 
-/* 1 if these are a head of this format. */
+/* 1 if `in` is a valid header of this format. */
 static int decode_head(const unsigned char in[WAL_HEAD_BYTES], struct wal_head *h)
 {
 	*h = (struct wal_head){.run_hi = le64_get(in + 16),
@@ -72,7 +72,7 @@ static void encode_record(const struct wal_file_record *r, unsigned char out[WAL
 	le64_put(out + 40, r->xxh3);
 }
 
-/* 1 if these may be the head of a record. */
+/* 1 if `in` may be the header of a record. */
 static int decode_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_file_record *r)
 {
 	if (memcmp(in, WAL_RECORD_MAGIC, 8) != 0)
@@ -85,12 +85,12 @@ static int decode_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_fi
 /* ---- writing ------------------------------------------------------------------------------- */
 
 struct wal_file {
-	int fd, failed; /* failed: a write or sync did */
+	int fd, failed; /* failed: a write or sync has failed */
 	struct wal_head head;
 	XXH3_state_t *hash;
 	char path[4160];
 	uint64_t seq, group;       /* of the next record */
-	uint64_t bytes, old_bytes; /* appended; of the overwritten file */
+	uint64_t bytes, old_bytes; /* appended so far; size of the reused file */
 	size_t fill;               /* bytes of buffer */
 	unsigned char buffer[BUFFER_BYTES];
 };
@@ -140,7 +140,7 @@ static void remove_wal_file(DIR *d, uint64_t generation)
 		log_warn("wal", "remove_failed", "file=%s error=\"%s\"", name, strerror(errno));
 }
 
-/* The highest generation in [first, last]; 0: none. */
+/* The highest generation in [first, last] that has a file; 0: none. */
 static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 {
 	uint64_t g = first <= last ? generation_highest(d, WAL_PREFIX, last) : 0;
@@ -148,8 +148,8 @@ static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 	return g >= first ? g : 0;
 }
 
-/* Of all journals before the newest one up to `oldest` one stays, whose name comes back; 0: there
- * is none. */
+/* Among the files up to generation `oldest`, the newest may still be needed. Of the others, keep
+ * one for reuse and remove the rest. Returns the generation to reuse; 0: none. */
 static uint64_t take_old(DIR *d, uint64_t oldest)
 {
 	uint64_t needed = highest(d, 1, oldest), kept = 0;
@@ -161,7 +161,7 @@ static uint64_t take_old(DIR *d, uint64_t oldest)
 	return kept;
 }
 
-/* Under its name, on disk, and open at its first byte: an old file, or a new one. */
+/* Open an old file for reuse, or a new one, and make its name durable. */
 static int open_file(struct wal_file *f, DIR *d, uint64_t oldest, struct err *e)
 {
 	char name[GENERATION_NAME], old[GENERATION_NAME];
@@ -291,7 +291,8 @@ void wal_file_close(struct wal_file **f)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Bytes read at `at`: `n`, fewer at the end of the file, or PS_EIO. */
+/* Read `n` bytes at offset `at`. Returns the bytes read, fewer at the end of the file, or
+ * PS_EIO. */
 static ssize_t read_at(const struct wal_reader *r, uint64_t at, void *out, size_t n, struct err *e)
 {
 	size_t have = 0;
@@ -344,7 +345,8 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
 	}
 	if (got == (ssize_t)sizeof(bytes) && decode_head(bytes, &r->head)) {
 		r->next = r->head.first;
-		if (r->head.generation != generation) /* an old file that was not begun anew yet */
+		if (r->head.generation !=
+			generation) /* a file for reuse; its new header is not written */
 			close_reader(r);
 	} else {
 		r->head = (struct wal_head){.generation = generation};
@@ -362,7 +364,8 @@ static int reserve_payload(struct wal_reader *r, size_t size, struct err *e)
 	return r->data ? PS_OK : err_set(e, PS_ENOMEM, "no memory for a record of %zu bytes", size);
 }
 
-/* The record at `at`, checked, its payload in r->data: 1, 0 there is none, or PS_E*. */
+/* Read and verify the record at `at`; r->data becomes its payload. 1, 0 if there is no valid
+ * record, or PS_E*. */
 static int read_whole(struct wal_reader *r, uint64_t at, struct wal_file_record *rec, struct err *e)
 {
 	unsigned char bytes[WAL_RECORD_BYTES];
@@ -403,16 +406,16 @@ int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *si
 	return 1;
 }
 
-/* Of a later group than the record that is missing: that one was on disk when this group began.
- * Where the head is lost with the first sequence number, the first record that is found shows it.
- */
+/* 1 if `rec` belongs to a later group than the missing record, which was durable when that group
+ * began. If the header is lost, the missing sequence number is unknown (r->next is 0); the first
+ * valid record then sets it. */
 static int is_later(const struct wal_reader *r, const struct wal_file_record *rec)
 {
 	return !r->next || (rec->seq > r->next && rec->group > r->next && rec->group <= rec->seq);
 }
 
-/* Look at every place of `n` bytes that were read at `at`. `*refused` counts what only looked like
- * a record. */
+/* Search the `n` bytes read at offset `at` for a record of a later group. `*refused` counts the
+ * candidates that fail verification. */
 static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *bytes, size_t n,
 	int *refused, struct err *e)
 {
@@ -433,7 +436,7 @@ static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *by
 	return 0;
 }
 
-/* The whole rest of the file, in pieces that overlap by a record's head. */
+/* Search the rest of the file in pieces that overlap by one record header. */
 static int search_gap(struct wal_reader *r, unsigned char *bytes, struct err *e)
 {
 	int refused = 0;

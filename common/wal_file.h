@@ -1,25 +1,26 @@
 /*
- * wal_file.h - a file of the write-ahead log: append-only records behind a checkpoint, synced in
- * groups.
+ * wal_file.h - a file of the write-ahead log: append-only records that follow a checkpoint and are
+ * synced in groups.
  *
- * File journal-<generation>: a head of 64 bytes {magic "CNNPSJNL", format, run, term,
- * generation, first sequence number, XXH3}, then records, each on a multiple of 8 bytes: {magic
- * "CNNPSREC", generation, sequence number, its group's first sequence number, size, XXH3 of these
- * and the payload} and the payload. Little-endian. A group is the records that one fdatasync made
- * durable.
+ * File journal-<generation> begins with a header of 64 bytes {magic "CNNPSJNL", format, run, term,
+ * generation, first sequence number, XXH3}. Records follow, each at a multiple of 8 bytes: {magic
+ * "CNNPSREC", generation, sequence number, first sequence number of its group, size, XXH3 of these
+ * and the payload} and the payload. All numbers are little-endian. A group is the records that one
+ * fdatasync makes durable.
  *
- * A file that is not needed any more is overwritten instead of creating a new one, because its
- * blocks are allocated already (three times as fast on ext4). So the bytes behind the newest record
- * are arbitrary, or records of an older generation, which the reader ignores.
+ * The writer reuses an obsolete file instead of creating a new one, because its blocks are already
+ * allocated (three times as fast on ext4). So arbitrary bytes or records of an older generation may
+ * follow the newest record. The reader ignores them.
  *
  * Invariants:
- * (1) the reader returns a prefix of what was appended, whatever happened to the file: it returns
- *     no record whose checksum is wrong;
- * (2) a record whose wal_file_sync returned 0 is in that prefix, unless the disk has lost it;
- * (3) a gap, that is a lost record with good records of a later group behind it, is told apart from
- *     a torn end (wal_reader_has_gap);
- * (4) after a failed write or sync a file is never written again: close it.
- * Thread: any one at a time per file.
+ * (1) the reader returns a prefix of the appended records, whatever damage the file has. It never
+ *     returns a record with a wrong checksum;
+ * (2) a record is in that prefix if wal_file_sync returned 0 after its append, unless the disk has
+ *     lost it;
+ * (3) the reader distinguishes a gap from a torn end (wal_reader_has_gap). A gap is a lost record
+ *     that is followed by a good record of a later group;
+ * (4) after a failed write or sync the file is never written again: close it. Thread: any one at a
+ * time per file.
  */
 #ifndef COMMON_JOURNAL_H
 #define COMMON_JOURNAL_H
@@ -30,8 +31,8 @@
 
 struct wal_head {
 	uint64_t run_hi, run_lo;
-	uint64_t term;       /* of the server that wrote it */
-	uint64_t generation; /* of the checkpoint that it follows, >= 1 */
+	uint64_t term;       /* of the server that wrote the file */
+	uint64_t generation; /* of the checkpoint before the records, >= 1 */
 	uint64_t first;      /* sequence number of the first record, >= 1 */
 };
 
@@ -39,21 +40,22 @@ struct wal_head {
 
 struct wal_file; /* opaque, see wal_file.c */
 
-/* Begin the file of head->generation in `dir`, its name durable. Of the files older than the oldest
- * checkpoint, `oldest`, only the newest may still be needed, because its records may continue behind
- * that checkpoint. One of the others is overwritten, and the rest is removed. PS_EIO, PS_ENOMEM. */
+/* Begin the file of head->generation in `dir` and make its name durable. `oldest` is the generation
+ * of the oldest checkpoint. Of the files up to `oldest` only the newest may still be needed,
+ * because its records may continue after that checkpoint. The function reuses one of the others and
+ * removes the rest. PS_EIO, PS_ENOMEM. */
 int wal_file_create(struct wal_file **out, const char *dir, const struct wal_head *head,
 	uint64_t oldest, struct err *e) PS_MUST_CHECK;
-/* Append one record of all parts in order. PS_EIO. */
+/* Append one record: the concatenation of `parts`. PS_EIO. */
 int wal_file_append(struct wal_file *j, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* 0: every appended record is on disk. PS_EIO. */
+/* Make every appended record durable. PS_EIO. */
 int wal_file_sync(struct wal_file *j, struct err *e) PS_MUST_CHECK;
-/* Bytes of head and records so far. */
+/* The size of header and records so far, in bytes. */
 uint64_t wal_file_bytes(const struct wal_file *j);
-/* Bytes that the file would grow by with `bytes` more: an overwritten file has some already. */
+/* The disk space that `bytes` more would need, in bytes. A reused file already has some. */
 uint64_t wal_file_growth(const struct wal_file *j, uint64_t bytes);
-/* Closes and nulls *j without another sync; NULL is fine. */
+/* Closes the file without another sync and sets *j to NULL; *j may be NULL. */
 void wal_file_close(struct wal_file **j);
 
 /* ---- reading ------------------------------------------------------------------------------ */
@@ -62,29 +64,30 @@ struct wal_reader {
 	struct wal_head head;
 	int fd; /* -1: there is no such file */
 	char path[4160];
-	uint64_t at, end;   /* of the next record; size of the file */
-	uint64_t next;      /* its sequence number; 0: the head is lost */
-	size_t max_payload; /* bytes of a payload */
+	uint64_t at, end;   /* offset of the next record; size of the file */
+	uint64_t next;      /* sequence number of the next record; 0: unknown, the header is lost */
+	size_t max_payload; /* limit of a payload, bytes */
 	unsigned char *data;
 	size_t room;
 	struct XXH3_state_s *hash;
 };
 
-/* Open the file of `generation`, whose payloads have at most max_payload bytes. 0 with r->fd < 0:
- * there is none, or its writing did not begin. PS_EIO. */
+/* Open the file of `generation`. Its payloads have at most max_payload bytes. 0 with r->fd < 0:
+ * there is no such file, or its writer stopped before the header. PS_EIO. */
 int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, size_t max_payload,
 	struct err *e) PS_MUST_CHECK;
-/* 1: the next record, valid until the next call. 0: the end. PS_EIO, PS_ENOMEM. */
+/* Read the next record. 1: *data is valid until the next call. 0: no valid record follows. PS_EIO,
+ * PS_ENOMEM. */
 int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *size,
 	struct err *e) PS_MUST_CHECK;
-/* At the end. 1: records that were synced later follow, so durable records are lost. 0: none do.
- * PS_EIO. */
+/* Call it when wal_reader_next has returned 0. 1: valid records of a later group follow, so durable
+ * records are lost. 0: none follow. PS_EIO. */
 int wal_reader_has_gap(struct wal_reader *r, struct err *e) PS_MUST_CHECK;
 void wal_reader_release(struct wal_reader *r);
 
 /* ---- the directory ------------------------------------------------------------------------ */
 
-/* The highest generation up to `max` in the name of a file; 0: none. */
+/* The highest generation up to `max` that has a file; 0: none. */
 uint64_t wal_file_newest(const char *dir, uint64_t max);
 /* Remove the files of the generations `first` to `last`. */
 void wal_file_remove(const char *dir, uint64_t first, uint64_t last);

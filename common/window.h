@@ -1,9 +1,9 @@
 /*
- * window.h - where a conv's or pool's window fits: padding, output size, and what would fit
- * instead.
+ * window.h - the window of a conv or pool layer: its padding, its output size, and the nearest size
+ * that fits.
  *
- * Windows must tile their padded input exactly: nothing is cut off in silence. One axis at a time.
- * Pure. Thread: any.
+ * A window must tile its padded input exactly; no pixel is silently ignored. Functions handle one
+ * axis at a time. Pure. Thread: any.
  */
 #ifndef COMMON_WINDOW_H
 #define COMMON_WINDOW_H
@@ -13,9 +13,9 @@
 #define WINDOW_MAX_SIDE ((size_t)4096) /* size, stride, padding; pixels */
 
 enum pad_rule {
-	PAD_NUMBER, /* `pad` zeros at both ends */
-	PAD_SAME,   /* so many that out = in / stride, rounded up */
-	PAD_AUTO,   /* the fewest that make it fit */
+	PAD_NUMBER, /* `pad` zeros at each end */
+	PAD_SAME,   /* zeros such that out = in / stride, rounded up */
+	PAD_AUTO,   /* the fewest zeros that make the window fit */
 };
 
 struct window {
@@ -24,12 +24,13 @@ struct window {
 	enum pad_rule rule;
 };
 
-/* Zeros to add to `in` pixels, both ends together; the far end gets the odd one. */
+/* The number of zeros to add to `in` pixels, both ends together. The far end gets an odd zero. */
 size_t window_pad(const struct window *w, size_t in);
-/* Pixels that leave the window, or 0 if it does not tile `in` and its padding exactly. */
+/* The number of output pixels for `in` input pixels; 0: the window does not tile the padded input
+ * exactly. */
 size_t window_out(const struct window *w, size_t in);
-/* The size nearest to w->size that fits both axes of `in` and leaves a multiple of `multiple`; 0:
- * there is none. */
+/* The size nearest to w->size that fits both axes of `in` and whose output sizes are multiples of
+ * `multiple`; 0: none. */
 size_t window_nearest(const struct window *w, struct shape in, size_t multiple);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * words.c - splitting of texts that people type.
+ * words.c - splits texts from the command line.
  */
 #include "common/words.h"
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /*
  * zloop.c - the prepare/check bridge between a ZeroMQ socket and a libuv loop.
  *
- * One turn of the loop: timers, idle, PREPARE, sleep in poll, CHECK. Whatever ran before prepare
- * may have eaten the fd's edge, so prepare asks the socket itself; between prepare and the sleep
- * nothing runs that could. Check handles messages only when prepare or the fd said so: a wake-up
- * that both missed is left for the timer to find, or else nobody would ever know.
+ * One iteration of the loop runs timers, idle, PREPARE, sleeps in poll, then runs CHECK. Code that
+ * ran before PREPARE may have consumed the fd's edge, so PREPARE asks the socket itself. No code
+ * runs between PREPARE and the sleep. CHECK handles messages only if PREPARE or the fd reported
+ * one. If both miss a message, the timer finds it and counts the defect.
  */
 #include "common/zloop.h"
 #include <poll.h>
@@ -17,7 +17,7 @@ static int socket_ready(const struct zloop *z)
 	int events = 0;
 	size_t size = sizeof events;
 	if (zmq_getsockopt(z->socket, ZMQ_EVENTS, &events, &size) != 0)
-		return 0; /* the context is going down; its owner stops us */
+		return 0; /* the context is terminating; its owner will call zloop_stop */
 	return (events & ZMQ_POLLIN) != 0;
 }
 
@@ -53,7 +53,7 @@ static void on_fd(uv_poll_t *h, int status, int events)
 
 static void handle(struct zloop *z, size_t most)
 {
-	/* on_readable may call zloop_stop: then the socket may be gone */
+	/* on_readable may call zloop_stop and close the socket */
 	for (size_t n = 0; n < most && !uv_is_closing((uv_handle_t *)&z->check); n++) {
 		if (!z->on_readable(z->arg))
 			return;
@@ -71,8 +71,8 @@ static void on_check(uv_check_t *h)
 }
 
 /*
- * A rescue: no message for a whole period, the fd silent, and yet the socket has one. Looking at
- * the fd first keeps a message that arrived just now from being counted.
+ * A rescue: no message came for a whole period and the fd is silent, but the socket has a message.
+ * The fd is checked first, so a message that has just arrived does not count.
  */
 static void on_safety_timer(uv_timer_t *h)
 {
@@ -101,7 +101,7 @@ int zloop_start(
 		return PS_ENET;
 	if (uv_poll_init(loop, &z->poll, fd) != 0)
 		return PS_ENET;
-	/* from here on nothing fails: these calls only link the handles into the loop */
+	/* these calls only add the handles to the loop and cannot fail */
 	uv_prepare_init(loop, &z->prepare);
 	uv_check_init(loop, &z->check);
 	uv_idle_init(loop, &z->idle);

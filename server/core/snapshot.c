@@ -240,7 +240,7 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 	f64(k, &r->eval_loss_sum);
 }
 
-/* Returns the epochs that have begun or are noted. */
+/* Returns the number of epochs that have a record: those begun, and those with work noted early. */
 static uint32_t put_early(struct cursor *k, struct core *c, uint32_t n_epochs)
 {
 	struct early *e = &c->early;
@@ -249,6 +249,7 @@ static uint32_t put_early(struct cursor *k, struct core *c, uint32_t n_epochs)
 	refuse_over(k, e->n, c->leases.n_batches ? EARLY_MAX : 0);
 	for (uint32_t i = 0; i < e->n && !k->bad; i++) {
 		u32(k, &e->work[i].epoch);
+		refuse_over(k, e->work[i].epoch, WIRE_MAX_EPOCHS - 1);
 		u32(k, &e->work[i].first);
 		u32(k, &e->work[i].count);
 		if (e->work[i].epoch >= n_epochs)

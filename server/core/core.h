@@ -65,7 +65,7 @@ enum worker_change {
 	WORKER_SILENT, /* suspected */
 	WORKER_GONE,
 	WORKER_EXCLUDED,
-	WORKER_STALLED,  /* it has not delivered for too long */
+	WORKER_STALLED,  /* it has not delivered, or not asked for work, for too long */
 	WORKER_DELIVERS, /* it has, after all */
 };
 

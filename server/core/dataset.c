@@ -4,8 +4,8 @@
  * Rules: (1) with --data-id, a worker of another fingerprint is refused. (2) The first push of
  * batches that is accepted fixes the data set of its worker, for all later starts too; workers of
  * any other one are refused. (3) Until then workers of any data set may join, and the run is of the
- * data set that most live workers have, stalled ones aside; if as many have another, it stays what
- * it is. Only workers of the run's data set get work, and only they count for --min-workers. Before
+ * data set that most live workers have; if as many have another, it stays what it is. A stalled
+ * worker votes only while every live worker is stalled. Only workers of the run's data set get work, and only they count for --min-workers. Before
  * so many have come no push is accepted.
  *
  * Invariants:
@@ -74,16 +74,22 @@ int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
 
 /* ---- the choice ------------------------------------------------------------------------------ */
 
-static uint32_t votes(const struct core *c, const struct data_id *d)
+static int may_vote(const struct worker *w, int all_are_stalled)
+{
+	return all_are_stalled ? w->state == SESSION_LIVE : worker_is_active(w);
+}
+
+static uint32_t votes(const struct core *c, const struct data_id *d, int all_are_stalled)
 {
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += worker_is_active(&c->worker[i]) && workers_same_data(&c->worker[i].data, d);
+		n += may_vote(&c->worker[i], all_are_stalled) &&
+		     workers_same_data(&c->worker[i].data, d);
 	return n;
 }
 
-/* Nothing of the one before was counted. */
+/* Nothing of the data set before was counted. Every grant of it is void. */
 static void adopt(struct core *c, const struct data_id *d)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -92,15 +98,16 @@ static void adopt(struct core *c, const struct data_id *d)
 		batch_ledger_release(c, w);
 		w->grant = (struct msg_grant){0};
 		if (!w->waiting)
-			w->lease_request = 0; /* nothing is expected of it before it asks anew */
+			w->lease_request = 0;
+		pace_expect_lease(c, w);
 	}
 	leases_open(c, d);
 }
 
-static int is_contested(const struct core *c)
+static int is_contested(const struct core *c, int all_are_stalled)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (worker_is_active(&c->worker[i]) &&
+		if (may_vote(&c->worker[i], all_are_stalled) &&
 			!workers_same_data(&c->worker[i].data, &c->data))
 			return 1;
 	return 0;
@@ -109,13 +116,18 @@ static int is_contested(const struct core *c)
 void dataset_choose(struct core *c)
 {
 	struct data_id best = c->data;
+	int all_are_stalled;
 
-	if (c->data_fixed || c->cfg.training.epochs == 0 || !is_contested(c))
+	if (c->data_fixed || c->cfg.training.epochs == 0)
+		return;
+	all_are_stalled = core_live_workers(c) == 0;
+	if (!is_contested(c, all_are_stalled))
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (worker_is_active(w) && votes(c, &w->data) > votes(c, &best))
+		if (may_vote(w, all_are_stalled) &&
+			votes(c, &w->data, all_are_stalled) > votes(c, &best, all_are_stalled))
 			best = w->data;
 	}
 	if (!workers_same_data(&best, &c->data))

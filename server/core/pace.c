@@ -67,8 +67,21 @@ uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
 	return since > p->paused_ms ? since - p->paused_ms : 0;
 }
 
-void pace_gave_back(const struct core *c, struct worker *w)
+/* It has shown that it works. */
+static void contributed(struct core *c, struct worker *w)
 {
+	struct pace *p = &w->pace;
+
+	if (p->stalled && w->state == SESSION_LIVE)
+		effects_add_worker(c, w, WORKER_DELIVERS);
+	p->stalled = 0;
+	p->owed_ms = 0;
+}
+
+void pace_gave_back(struct core *c, struct worker *w)
+{
+	if (w->lease_request == 0) /* a LEASE is all that it owed */
+		contributed(c, w);
 	if (w->pace.left)
 		w->pace.owed_ms += pace_owes_ms(c, w);
 	w->pace.since_ms = 0;
@@ -81,7 +94,16 @@ void pace_back(const struct core *c, struct worker *w)
 	int lost = w->state == SESSION_AWAY && !w->grant.request; /* its grant */
 
 	restart_clock(c, &w->pace);
-	if (!w->lease_request || w->waiting || lost)
+	if (w->waiting || lost || c->cfg.training.epochs == 0)
+		w->pace.since_ms = 0;
+}
+
+void pace_expect_lease(const struct core *c, struct worker *w)
+{
+	restart_clock(c, &w->pace);
+	w->pace.left = 0;
+	w->pace.owed_ms = 0;
+	if (w->waiting)
 		w->pace.since_ms = 0;
 }
 
@@ -92,17 +114,6 @@ void pace_restart(const struct core *c, struct worker *w)
 		return;
 	restart_clock(c, &w->pace);
 	w->pace.left = pieces_of(&w->grant);
-}
-
-/* It has shown that it works. */
-static void contributed(struct core *c, struct worker *w)
-{
-	struct pace *p = &w->pace;
-
-	if (p->stalled && w->state == SESSION_LIVE)
-		effects_add_worker(c, w, WORKER_DELIVERS);
-	p->stalled = 0;
-	p->owed_ms = 0;
 }
 
 /* `pieces` of its grant came together. */
@@ -135,8 +146,11 @@ int pace_trained(struct core *c, struct worker *w, const struct work *work, int 
 {
 	if (accepted)
 		contributed(c, w);
-	if (!is_own(w, work) || work->count > w->pace.left)
+	if (!is_own(w, work) || work->count > w->pace.left) {
+		if (accepted && w->pace.since_ms && w->pace.left == 0)
+			restart_clock(c, &w->pace); /* it works without a grant */
 		return 0;
+	}
 	delivered(c, w, work->count);
 	return 1;
 }

@@ -16,10 +16,11 @@
  * another worker's. A late first result still counts.
  *
  * Stalled: a worker has delivered nothing for its deadline, at least PACE_STALL_MS; a worker with
- * fewer than PACE_OWN durations has three times its deadline. So is a worker that has delivered all
- * and does not ask for more. Nobody waits for it (worker_is_active),
- * and its grants are shadows: it gets work, and the others get the same work. It is active again
- * when it has delivered something. Heartbeats and new leases change nothing.
+ * fewer than PACE_OWN durations has three times its deadline. A worker that holds no work and does
+ * not ask for any is stalled after the same time. Nobody waits for a stalled worker
+ * (worker_is_active), and its grants are shadows: it gets work, and the others get the same work.
+ * It is active again when a push or a result of it counts, or when it asks for its first work.
+ * Heartbeats and later leases change nothing.
  *
  * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), these
  * clocks stand still, but no longer than the bytes take at PACE_BYTES_PER_S, and for no more bytes
@@ -58,8 +59,8 @@ struct recent {
 
 /* Of a worker. */
 struct pace {
-	uint64_t since_ms; /* its grant, or its last delivery: it owes the next one, or, when all is
-			      delivered, a LEASE; 0: it waits for us */
+	uint64_t since_ms; /* its grant, its last delivery or its WELCOME: since then it owes a
+			      delivery, or a LEASE if it holds no work; 0: it owes nothing */
 	uint32_t left;     /* pieces of its newest grant that it has not delivered */
 	int late;
 	int stalled;
@@ -86,7 +87,9 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 /* It got w->grant, now. */
 void pace_granted(struct core *c, struct worker *w);
 /* It asks for other work: it will not deliver the rest. */
-void pace_gave_back(const struct core *c, struct worker *w);
+void pace_gave_back(struct core *c, struct worker *w);
+/* Its grant, if it had one, is void: from now on it owes a LEASE, unless it waits for a grant. */
+void pace_expect_lease(const struct core *c, struct worker *w);
 /* It delivered `work`, accepted or in vain; 1: it is of its own grant. */
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted);
 /* The same of a piece of the test set. */
@@ -99,9 +102,9 @@ void pace_progress(struct core *c, uint32_t peer, uint64_t bytes);
 void pace_hold(struct core *c, uint64_t ms);
 /* Time has passed: note whether it is stalled. 1: it has to give back its grant. */
 int pace_check(struct core *c, struct worker *w);
-/* It is here again after silence, and is still marked AWAY if it was: its clock starts anew. If it
- * has asked for no lease, waits for one, or has lost its grant while it was away, it owes nothing
- * until it gets one or delivers. */
+/* It has joined, or is here again after silence; its state is still the old one. Its clock starts
+ * anew. It owes nothing if it waits for a grant, if it has lost its grant while it was away, or if
+ * the run has no leases. */
 void pace_back(const struct core *c, struct worker *w);
 /* It asks for work or owes a delivery. */
 int pace_is_at_work(const struct worker *w);

@@ -131,6 +131,91 @@ static void a_stalled_worker_has_no_vote(void **state)
 	bench_close(&b);
 }
 
+/* Worker 9 has other data and hangs with its first grant; the run is then of worker 8's data. */
+static void outvote_a_stalled_worker(struct bench *b, struct stamp *wrong, struct stamp *right)
+{
+	struct core_config cfg = training(1);
+
+	cfg.leases.first_deadline_ms = 1000;
+	bench_open(b, cfg);
+	*wrong = join(b, 9, &other_data);
+	lease(b, 9, *wrong, 1);
+	*right = join(b, 8, &bench_data);
+	bench_lease(b, 8, *right, 1);
+	for (int i = 0; i < 50 && !granted(b, 8); i++) {
+		bench_beat(b, 9, *wrong);
+		bench_beat(b, 8, *right);
+		bench_tick(b, 100);
+	}
+	assert_int_equal(core_data(b->core)->xxh3, bench_data.xxh3);
+	assert_true(bench_worker(b, 1).stalled);
+}
+
+/* The worker that was right leaves. The late result of the other one counts after all. */
+static void stalled_workers_vote_when_nobody_else_can(void **state)
+{
+	struct stamp wrong, right;
+	struct bench b;
+
+	(void)state;
+	outvote_a_stalled_worker(&b, &wrong, &right);
+	bench_bye(&b, 8, right);
+	assert_int_equal(core_data(b.core)->xxh3, other_data.xxh3);
+	push_batch(&b, 9, wrong, 1, 0);
+	assert_false(bench_worker(&b, 1).stalled);
+	struct msg_grant g = lease(&b, 9, wrong, 2);
+	push_batch(&b, 9, wrong, 2, g.work.first);
+	assert_int_equal(core_epoch(b.core, 0)->images, 20);
+	bench_close(&b);
+}
+
+/* Its grant ended with the choice of the other data set: it owes nothing when it asks anew. */
+static void an_outvoted_worker_counts_again_when_it_asks(void **state)
+{
+	struct stamp wrong, right;
+	struct bench b;
+
+	(void)state;
+	outvote_a_stalled_worker(&b, &wrong, &right);
+	bench_lease(&b, 9, wrong, 2);
+	assert_null(granted(&b, 9)); /* one vote each: the choice stays */
+	assert_false(bench_worker(&b, 1).stalled);
+	bench_bye(&b, 8, right);
+	assert_non_null(granted(&b, 9));
+	for (int i = 0; i < 9; i++) { /* less than three deadlines */
+		bench_beat(&b, 9, wrong);
+		bench_tick(&b, 300);
+	}
+	assert_false(bench_worker(&b, 1).stalled);
+	bench_close(&b);
+}
+
+/* Workers that only send heartbeats are no majority for ever. */
+static void who_never_asks_for_work_loses_its_vote(void **state)
+{
+	struct core_config cfg = training(1);
+	struct stamp wrong[2];
+	struct bench b;
+
+	(void)state;
+	cfg.leases.first_deadline_ms = 1000;
+	bench_open(&b, cfg);
+	for (uint32_t i = 0; i < 2; i++)
+		wrong[i] = join(&b, 1 + i, &other_data);
+	struct stamp right = join(&b, 8, &bench_data);
+	bench_lease(&b, 8, right, 1);
+	for (int i = 0; i < 40 && !granted(&b, 8); i++) {
+		assert_int_equal(core_data(b.core)->xxh3, other_data.xxh3);
+		for (uint32_t j = 0; j < 2; j++)
+			bench_beat(&b, 1 + j, wrong[j]);
+		bench_beat(&b, 8, right);
+		bench_tick(&b, 100);
+	}
+	assert_non_null(granted(&b, 8));
+	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
+	bench_close(&b);
+}
+
 static void the_first_push_that_counts_fixes_it(void **state)
 {
 	struct bench b;
@@ -333,6 +418,9 @@ int main(void)
 		cmocka_unit_test(nor_does_it_on_disk),
 		cmocka_unit_test(most_live_workers_decide),
 		cmocka_unit_test(a_stalled_worker_has_no_vote),
+		cmocka_unit_test(stalled_workers_vote_when_nobody_else_can),
+		cmocka_unit_test(an_outvoted_worker_counts_again_when_it_asks),
+		cmocka_unit_test(who_never_asks_for_work_loses_its_vote),
 		cmocka_unit_test(the_first_push_that_counts_fixes_it),
 		cmocka_unit_test(the_refusal_shows_both_and_the_remedy),
 		cmocka_unit_test(a_push_of_the_other_data_is_rejected),

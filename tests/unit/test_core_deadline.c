@@ -150,7 +150,8 @@ static void a_sync_step_does_not_wait_for_a_hung_worker(void **state)
 	a_hung_worker_holds_nobody_up(config(MODE_SYNC));
 }
 
-/* One beats and never asks for work, the other was stalled while it could not deliver. */
+/* The first worker is stalled with its first grant. The second one joins later, sends heartbeats and
+ * never asks for work: it is idle, but not stalled yet. Then the first one asks again. */
 static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 {
 	struct core_config cfg = config(MODE_SYNC);
@@ -158,14 +159,20 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 
 	(void)state;
 	cfg.leases.first_deadline_ms = 300;
-	fleet_open(&f, cfg, 2, 200, 30);
-	f.k.hand[0].request = 1000; /* the fleet takes it for one that waits */
-	f.ms[1] = HUNG;
-	fleet_run(&f, 5000);
-	assert_true(bench_worker(&f.k.b, 2).stalled);
-	assert_false(bench_worker(&f.k.b, 1).stalled);
-	f.k.hand[1].grant = (struct msg_grant){.request = f.k.hand[1].request};
-	f.ms[1] = 30; /* it asks again */
+	cfg.sessions.suspect_ms = 200;
+	cfg.sessions.dead_ms = 250;
+	fleet_open(&f, cfg, 1, 200, HUNG);
+	fleet_run(&f, 850);
+	f.k.n = 2;
+	crew_hire(&f.k, 1);
+	f.k.hand[1].request = 1000; /* the fleet takes it for one that waits */
+	fleet_run(&f, 500);
+	assert_true(bench_worker(&f.k.b, 1).stalled);
+	assert_false(bench_worker(&f.k.b, 2).stalled);
+	f.k.hand[0].grant = (struct msg_grant){.request = f.k.hand[0].request};
+	f.ms[0] = 30;
+	fleet_run(&f, 50);
+	assert_false(bench_worker(&f.k.b, 1).stalled); /* it has delivered */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.b.core, 1)->images, 200);
@@ -439,6 +446,62 @@ static void who_only_asks_is_stalled(void **state)
 	crew_close(&k);
 }
 
+/* A worker that has joined owes a LEASE, as one that has delivered everything does. */
+static void who_never_asks_is_stalled_until_it_asks(void **state)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct crew k;
+
+	(void)state;
+	cfg.leases.min_workers = 2;
+	crew_open(&k, cfg, 1, 60, crew_ones);
+	pass(&k, 90000); /* three times --first-deadline-ms */
+	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(core_live_workers(k.b.core), 1);
+	pass(&k, 100);
+	assert_true(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(core_live_workers(k.b.core), 0);
+	crew_hire(&k, k.n++);
+	assert_int_equal(crew_ask(&k, 1), 0); /* --min-workers does not count the other */
+	assert_int_equal(crew_ask(&k, 0), 1);
+	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(core_live_workers(k.b.core), 2);
+	assert_true(has_work(&k.hand[1]));
+	crew_close(&k);
+}
+
+static void who_waits_for_work_or_pushes_without_leases_is_not_stalled(void **state)
+{
+	struct core_config cfg = config(MODE_DOWNPOUR);
+	struct crew k;
+	struct bench b;
+
+	(void)state;
+	cfg.leases.min_workers = 2;
+	crew_open(&k, cfg, 1, 6000, crew_ones);
+	assert_int_equal(crew_ask(&k, 0), 0);
+	pass(&k, 200000);
+	assert_false(bench_worker(&k.b, 1).stalled);
+	crew_hire(&k, k.n++); /* this one computes batches that nobody gave it */
+	for (uint32_t i = 0; i < 20; i++) {
+		k.hand[1].grant = (struct msg_grant){.kind = GRANT_TRAIN, .work = {0, 500 + i, 1}};
+		assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+		pass(&k, 5000);
+	}
+	assert_false(bench_worker(&k.b, 2).stalled);
+	crew_close(&k);
+
+	cfg = bench_config(); /* no data set, so no leases */
+	bench_open(&b, cfg);
+	struct stamp s = bench_join(&b, 9, "");
+	for (int i = 0; i < 2000; i++) {
+		bench_beat(&b, 9, s);
+		bench_tick(&b, 100);
+	}
+	assert_false(bench_worker(&b, 1).stalled);
+	bench_close(&b);
+}
+
 /* What a stalled worker gets is anybody's. */
 static void a_stalled_worker_gets_work_that_others_get_too(void **state)
 {
@@ -625,7 +688,10 @@ static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 	bench_restart(&k.b);
 	for (int i = 0; i < 20; i++)
 		bench_tick(&k.b, 100); /* more than dead_ms and than three deadlines */
-	k.hand[0].s = bench_come_back(&k.b, k.hand[0].peer, k.hand[0].s, 0);
+	struct msg m = bench_resume(k.hand[0].s, 0, 0);
+	m.hello.data = k.data;
+	bench_message(&k.b, k.hand[0].peer, &m);
+	k.hand[0].s = bench_sent(&k.b, k.hand[0].peer, MSG_WELCOME)->welcome.stamp;
 	pass(&k, 1000); /* it has the old grant yet: we expect nothing of it */
 	assert_false(bench_worker(&k.b, 1).stalled);
 	assert_int_equal(bench_worker(&k.b, 1).owes_ms, 0);
@@ -690,6 +756,8 @@ int main(void)
 		cmocka_unit_test(a_late_first_result_counts),
 		cmocka_unit_test(who_never_delivers_is_stalled_until_it_does),
 		cmocka_unit_test(who_only_asks_is_stalled),
+		cmocka_unit_test(who_never_asks_is_stalled_until_it_asks),
+		cmocka_unit_test(who_waits_for_work_or_pushes_without_leases_is_not_stalled),
 		cmocka_unit_test(a_stalled_worker_gets_work_that_others_get_too),
 		cmocka_unit_test(the_same_result_again_is_no_delivery),
 		cmocka_unit_test(a_result_that_is_not_finite_is_no_delivery),

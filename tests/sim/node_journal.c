@@ -135,6 +135,16 @@ void journal_durable(struct sim *s, uint64_t generation)
 	flush(s, wal_flushed_lsn(s->journal.wal));
 }
 
+uint64_t journal_held_ms(struct sim *s)
+{
+	struct sim_journal *j = &s->journal;
+
+	if (!j->wal || s->server.over)
+		return 0;
+	disk_wait_tick(&j->disk_wait, j->wal, NULL, j->bound, sim_clock(s, SIM_SERVER));
+	return j->disk_wait.held_ms;
+}
+
 void journal_tick(struct sim *s)
 {
 	struct sim_journal *j = &s->journal;
@@ -161,6 +171,7 @@ int journal_boot(struct sim *s, struct err *e)
 		.arg = s};
 
 	s->journal.bound = s->journal.asked_ms = 0;
+	s->journal.disk_wait = (struct disk_wait){0};
 	if (cfg->checkpoint.journal)
 		return wal_new(&s->journal.wal, &config, e);
 	wal_remove_files(DISK_DIRECTORY, cfg->generation - 1);

@@ -110,6 +110,7 @@ static void happen_server(struct sim *s, struct item *it)
 		server_job(s, it);
 	} else if (it->what == HAPPEN_TICK) {
 		net_at(&s->net, s->net.now_ms + 50, *it);
+		ev.held_ms = journal_held_ms(s);
 		server_event(s, &ev);
 		report_transfers(s);
 		journal_tick(s);

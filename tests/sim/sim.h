@@ -24,6 +24,7 @@
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
 #include "common/clock.h"
+#include "server/durability/disk_wait.h"
 #include "server/durability/wal.h"
 #include "server/config/options.h"
 #include "server/durability/startup.h"
@@ -168,6 +169,7 @@ struct sim_journal {
 	struct reply *held; /* a ring of SIM_HELD */
 	uint32_t first, n;
 	uint64_t bound, asked_ms;
+	struct disk_wait disk_wait;
 	uint64_t told_version; /* the newest that anybody was told of */
 	struct seen {
 		uint64_t version, hash;
@@ -307,6 +309,8 @@ void journal_rotate(struct sim *s, uint64_t generation);
 void journal_durable(struct sim *s, uint64_t generation);
 void journal_finish(struct sim *s);
 void journal_tick(struct sim *s);
+/* At a tick: for how long since the one before replies have waited for the disk. */
+uint64_t journal_held_ms(struct sim *s);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);

@@ -223,6 +223,7 @@ struct sim {
 	struct sim_journal journal;
 	struct sim_steps steps;
 	const struct worker *replayer; /* of the event under way, see replays.c */
+	int replay_is_late;            /* a batch of it has been counted meanwhile */
 	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* by node - 1; the twins last */
 	uint64_t lives, links;
 	uint32_t n_coordinates;

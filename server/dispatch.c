@@ -9,6 +9,8 @@
 
 #define FAREWELL_MS 2000 /* for workers to be told BYE */
 
+/* ---- effects out ---------------------------------------------------------------------------- */
+
 uint64_t turn_now(struct server *s)
 {
 	return awake_ms(&s->awake, clock_ms(), AWAKE_JUDGE_MS);
@@ -195,4 +197,65 @@ int turn_is_flooded(const struct server *s, const struct msg *m)
 	return s->wal && m->type == MSG_PUSH &&
 	       wal_pending_bytes(s->wal) >
 		       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
+}
+
+/* ---- events in ----------------------------------------------------------------------------- */
+
+/* The change is logged at any two levels. */
+static void set_log_level(enum log_level level)
+{
+	const char *from = log_level_name(log_get_level());
+
+	log_set_level(LOG_INFO);
+	log_info("server", "log_level", "from=%s to=%s", from, log_level_name(level));
+	log_set_level(level);
+}
+
+/* Answered here: the log belongs to the shell. */
+static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
+{
+	struct msg answer = *m;
+
+	set_log_level((enum log_level)(m->admin.level - LOG_LEVEL_ERROR));
+	answer.admin.reply = 1;
+	router_set_lsn(s->router, 0);
+	router_send(s->router, peer, &answer);
+}
+
+/* From the router, which flushes the replies. */
+void on_router_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
+{
+	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
+	struct server *s = arg;
+
+	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_LOG_LEVEL) {
+		on_log_level(s, peer, m);
+		return;
+	}
+	if (m->type == MSG_HELLO && m->hello.role == ROLE_OBSERVER)
+		observers_add(&s->observers, peer, turn_now(s));
+	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER &&
+		!admission_ask(&s->admission, uv_now(&s->loop)))
+		return;
+	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER)
+		labels_hello(s->labels, peer, &m->hello, router_address(s->router));
+	if (!turn_is_flooded(s, m))
+		turn(s, &ev, f);
+	transfers_note(&s->transfers, s->state.core, peer, m, f);
+}
+
+void on_gone(void *arg, uint32_t peer)
+{
+	const struct event ev = {.kind = EVENT_PEER_GONE, .peer = peer};
+	struct server *s = arg;
+
+	observers_drop(&s->observers, peer);
+	turn(s, &ev, NULL);
+}
+
+/* Events that are no messages. */
+void raise_event(struct server *s, const struct event *ev)
+{
+	turn(s, ev, NULL);
+	router_flush(s->router);
 }

@@ -21,66 +21,7 @@
 #define GAVE_UP        PS_EAGAIN
 #define ASK_MS         100 /* between two snapshots that the log needs */
 
-/* ---- events in ---------------------------------------------------------------------------- */
-
-/* The change is logged at any two levels. */
-static void set_log_level(enum log_level level)
-{
-	const char *from = log_level_name(log_get_level());
-
-	log_set_level(LOG_INFO);
-	log_info("server", "log_level", "from=%s to=%s", from, log_level_name(level));
-	log_set_level(level);
-}
-
-/* Answered here: the log belongs to the shell. */
-static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
-{
-	struct msg answer = *m;
-
-	set_log_level((enum log_level)(m->admin.level - LOG_LEVEL_ERROR));
-	answer.admin.reply = 1;
-	router_set_lsn(s->router, 0);
-	router_send(s->router, peer, &answer);
-}
-
-/* From the router, which flushes the replies. */
-static void on_router_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
-{
-	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
-	struct server *s = arg;
-
-	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_LOG_LEVEL) {
-		on_log_level(s, peer, m);
-		return;
-	}
-	if (m->type == MSG_HELLO && m->hello.role == ROLE_OBSERVER)
-		observers_add(&s->observers, peer, turn_now(s));
-	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER &&
-		!admission_ask(&s->admission, uv_now(&s->loop)))
-		return;
-	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER)
-		labels_hello(s->labels, peer, &m->hello, router_address(s->router));
-	if (!turn_is_flooded(s, m))
-		turn(s, &ev, f);
-	transfers_note(&s->transfers, s->state.core, peer, m, f);
-}
-
-static void on_gone(void *arg, uint32_t peer)
-{
-	const struct event ev = {.kind = EVENT_PEER_GONE, .peer = peer};
-	struct server *s = arg;
-
-	observers_drop(&s->observers, peer);
-	turn(s, &ev, NULL);
-}
-
-/* Events that are no messages. */
-static void raise_event(struct server *s, const struct event *ev)
-{
-	turn(s, ev, NULL);
-	router_flush(s->router);
-}
+/* ---- the disk ------------------------------------------------------------------------------ */
 
 /* A group of the log is on disk, or has failed. */
 static void on_committed(void *arg)

@@ -7,16 +7,16 @@
 #include "common/log.h"
 #include "server/core/core.h"
 
-#define FAREWELL_MS 2000 /* for workers to be told BYE */
+#define SESSION_CLOSE_MS 2000 /* until all clients received BYE */
 
 /* ---- effects out ---------------------------------------------------------------------------- */
 
-uint64_t turn_now(struct server *s)
+uint64_t dispatch_now(struct server *s)
 {
 	return awake_ms(&s->awake, clock_ms(), AWAKE_JUDGE_MS);
 }
 
-void turn_look(const struct server *s, struct status *out)
+void dispatch_status(const struct server *s, struct status *out)
 {
 	*out = (struct status){.core = s->state.core,
 		.progress = &s->progress,
@@ -49,14 +49,14 @@ static void send_status(struct server *s, uint32_t peer)
 {
 	struct status now;
 
-	turn_look(s, &now);
+	dispatch_status(s, &now);
 	char *text = status_json(&now);
 	const struct msg m = {
 		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = text ? text : "{}"}};
 	router_set_lsn(s->router, 0);
 	router_send(s->router, peer, &m);
 	free(text);
-	if (observers_asked(&s->observers, peer, turn_now(s)) && s->status)
+	if (observers_asked(&s->observers, peer, dispatch_now(s)) && s->status)
 		send_bye(s, peer);
 }
 
@@ -73,8 +73,8 @@ static void send_last_status(struct server *s)
 static void run_finish(struct server *s, int status)
 {
 	s->status = status;
-	s->finish_ms = turn_now(s);
-	s->deadline_ms = s->finish_ms + FAREWELL_MS;
+	s->finish_ms = dispatch_now(s);
+	s->deadline_ms = s->finish_ms + SESSION_CLOSE_MS;
 	warnings_check(&s->warnings, s->state.core, 1);
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
 	router_set_flushed(s->router, UINT64_MAX); /* the last checkpoint holds everything */
@@ -146,7 +146,7 @@ static void carry_out(
 	case EFFECT_EPOCH_BEGUN:
 	case EFFECT_TRAINED:
 	case EFFECT_EVALUATED:
-		progress_effect(&s->progress, s->state.core, e, turn_now(s));
+		progress_effect(&s->progress, s->state.core, e, dispatch_now(s));
 		break;
 	case EFFECT_WORKER:
 		membership_log(e, s->state.core, s->labels);
@@ -173,10 +173,10 @@ static void label_joining(struct server *s, const struct event *ev)
 	}
 }
 
-void turn(struct server *s, const struct event *ev, struct frames *f)
+void dispatch(struct server *s, const struct event *ev, struct frames *f)
 {
 	struct core *c = s->state.core;
-	uint64_t now = turn_now(s), position = 0;
+	uint64_t now = dispatch_now(s), position = 0;
 	const struct effect *e;
 
 	if (s->wal && !s->status)
@@ -187,16 +187,6 @@ void turn(struct server *s, const struct event *ev, struct frames *f)
 	label_joining(s, ev);
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e, ev, position);
-}
-
-int turn_is_flooded(const struct server *s, const struct msg *m)
-{
-	const struct core_config *cfg = core_config(s->state.core);
-	size_t pushes = (size_t)cfg->sessions.push_window * (core_live_workers(s->state.core) + 1);
-
-	return s->wal && m->type == MSG_PUSH &&
-	       wal_pending_bytes(s->wal) >
-		       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
 }
 
 /* ---- events in ----------------------------------------------------------------------------- */
@@ -222,8 +212,20 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 	router_send(s->router, peer, &answer);
 }
 
+/* More pushes wait for the disk than honest workers could have sent: drop this one, as the network
+ * might have done. */
+static int is_flooded(const struct server *s, const struct msg *m)
+{
+	const struct core_config *cfg = core_config(s->state.core);
+	size_t pushes = (size_t)cfg->sessions.push_window * (core_live_workers(s->state.core) + 1);
+
+	return s->wal && m->type == MSG_PUSH &&
+	       wal_pending_bytes(s->wal) >
+		       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
+}
+
 /* From the router, which flushes the replies. */
-void on_router_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
+void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
@@ -233,29 +235,28 @@ void on_router_message(void *arg, uint32_t peer, const struct msg *m, struct fra
 		return;
 	}
 	if (m->type == MSG_HELLO && m->hello.role == ROLE_OBSERVER)
-		observers_add(&s->observers, peer, turn_now(s));
+		observers_add(&s->observers, peer, dispatch_now(s));
 	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER &&
 		!admission_ask(&s->admission, uv_now(&s->loop)))
 		return;
 	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER)
 		labels_hello(s->labels, peer, &m->hello, router_address(s->router));
-	if (!turn_is_flooded(s, m))
-		turn(s, &ev, f);
+	if (!is_flooded(s, m))
+		dispatch(s, &ev, f);
 	transfers_note(&s->transfers, s->state.core, peer, m, f);
 }
 
-void on_gone(void *arg, uint32_t peer)
+void dispatch_gone(void *arg, uint32_t peer)
 {
 	const struct event ev = {.kind = EVENT_PEER_GONE, .peer = peer};
 	struct server *s = arg;
 
 	observers_drop(&s->observers, peer);
-	turn(s, &ev, NULL);
+	dispatch(s, &ev, NULL);
 }
 
-/* Events that are no messages. */
-void raise_event(struct server *s, const struct event *ev)
+void dispatch_event(struct server *s, const struct event *ev)
 {
-	turn(s, ev, NULL);
+	dispatch(s, ev, NULL);
 	router_flush(s->router);
 }

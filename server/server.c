@@ -38,13 +38,13 @@ static void on_committed(void *arg)
 static void request_snapshot(struct server *s)
 {
 	const struct event ev = {.kind = EVENT_SAVE};
-	uint64_t now = turn_now(s);
+	uint64_t now = dispatch_now(s);
 
 	if (!s->wal || s->status || checkpointer_busy(s->checkpointer) ||
 		!wal_wants_snapshot(s->wal) || now - s->asked_ms < ASK_MS)
 		return;
 	s->asked_ms = now;
-	raise_event(s, &ev);
+	dispatch_event(s, &ev);
 }
 
 /* A signal or cnn-ctl ended the run. */
@@ -61,13 +61,13 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 
 	s->unsaved_ms = rc == 0 || !is_draining(s) ? 0
 			: s->unsaved_ms            ? s->unsaved_ms
-						   : turn_now(s);
+						   : dispatch_now(s);
 	if (s->wal && rc == 0) {
 		wal_checkpointed(s->wal, generation);
 		wal_reserve(s->wal, checkpointer_stats(s->checkpointer)->bytes);
 		router_set_flushed(s->router, wal_flushed_lsn(s->wal));
 	}
-	raise_event(s, &ev);
+	dispatch_event(s, &ev);
 }
 
 /* ---- the end ----------------------------------------------------------------------------- */
@@ -88,7 +88,7 @@ static void abort_run(struct server *s, int status, const char *why)
 	log_error("server", "gave_up", "run=\"%s\" reason=\"%s\"",
 		end ? err_text(end) : "unfinished", why);
 	s->status = status;
-	s->finish_ms = turn_now(s);
+	s->finish_ms = dispatch_now(s);
 	uv_stop(&s->loop);
 }
 
@@ -97,7 +97,7 @@ static void abort_run(struct server *s, int status, const char *why)
 static void check_session_close(struct server *s)
 {
 	struct router_stats net;
-	uint64_t now = turn_now(s);
+	uint64_t now = dispatch_now(s);
 
 	router_stats(s->router, &net);
 	if (net.port.connections == 0 || now >= s->deadline_ms ||
@@ -108,13 +108,13 @@ static void check_session_close(struct server *s)
 /* A write has taken the time of a whole drain: nothing is gained by another one. */
 static int disk_hangs(struct server *s)
 {
-	return turn_now(s) + DRAIN_MS >= s->deadline_ms + DRAIN_AGAIN_MS &&
+	return dispatch_now(s) + DRAIN_MS >= s->deadline_ms + DRAIN_AGAIN_MS &&
 	       disk_wait_write_ms(&s->disk) >= DRAIN_MS;
 }
 
 static void check_deadline(struct server *s)
 {
-	uint64_t now = turn_now(s);
+	uint64_t now = dispatch_now(s);
 	char why[160];
 
 	if (s->status) {
@@ -155,7 +155,7 @@ static uint64_t memory_limit(const struct options *o)
  * does not report which one it is. */
 static void check_memory(struct server *s, uint64_t used)
 {
-	uint64_t now = turn_now(s);
+	uint64_t now = dispatch_now(s);
 
 	if (used > s->memory_bytes) { /* the process still holds freed memory: return it */
 		mem_trim();
@@ -187,7 +187,7 @@ static void on_memory_check(uv_timer_t *t)
 
 static void on_transfer(void *arg, const struct event *ev)
 {
-	turn(arg, ev, NULL);
+	dispatch(arg, ev, NULL);
 }
 
 /* Once, when the first contribution has fixed it. */
@@ -226,17 +226,17 @@ static void on_tick(uv_timer_t *t)
 	struct server *s = t->data;
 
 	router_receive_pending(s->router);
-	transfers_poll(&s->transfers, s->state.core, turn_now(s), on_transfer, s);
-	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->bound, turn_now(s));
-	raise_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
+	transfers_poll(&s->transfers, s->state.core, dispatch_now(s), on_transfer, s);
+	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->bound, dispatch_now(s));
+	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
 	if (s->disk.notice_due && !s->status)
 		notify_workers(s);
 	request_snapshot(s);
 	membership_check(&s->membership, s->state.core);
 	log_data_set(s);
 	warnings_check(&s->warnings, s->state.core, s->status != 0);
-	waiting_tick(&s->waiting, s->state.core, turn_now(s));
-	progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting, turn_now(s));
+	waiting_tick(&s->waiting, s->state.core, dispatch_now(s));
+	progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting, dispatch_now(s));
 	check_deadline(s);
 }
 
@@ -256,8 +256,8 @@ static void on_stop_signal(struct server *s, int number)
 	}
 	log_info("server", "draining", "signal=%d", number);
 	s->draining = 1;
-	s->deadline_ms = turn_now(s) + DRAIN_MS;
-	raise_event(s, &ev);
+	s->deadline_ms = dispatch_now(s) + DRAIN_MS;
+	dispatch_event(s, &ev);
 }
 
 static void on_server_signal(uv_signal_t *h, int number)
@@ -291,7 +291,7 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 {
 	struct status now;
 
-	turn_look(arg, &now);
+	dispatch_status(arg, &now);
 	if (strcmp(path, "/healthz") == 0)
 		fill_health(&now, page);
 	else if (strcmp(path, "/status") == 0)
@@ -352,8 +352,8 @@ static int open_router(struct server *s, struct err *e)
 		.max_workers = cfg->sessions.max_workers,
 		.params = s->state.params,
 		.auth = s->auth,
-		.on_message = on_router_message,
-		.on_gone = on_gone,
+		.on_message = dispatch_message,
+		.on_gone = dispatch_gone,
 		.arg = s};
 
 	if (endpoint_parse(s->options->bind, &at))
@@ -474,7 +474,7 @@ static void start_handles(struct server *s)
 	s->memory_check.data = s;
 	uv_timer_start(&s->memory_check, on_memory_check, MEMORY_MS, 0);
 	uv_update_time(&s->loop);
-	progress_init(&s->progress, s->state.core, turn_now(s));
+	progress_init(&s->progress, s->state.core, dispatch_now(s));
 	waiting_init(&s->waiting, core_config(s->state.core), router_endpoint(s->router),
 		s->auth != NULL);
 	membership_init(&s->membership, s->state.core);
@@ -554,7 +554,7 @@ int server_stop(struct server *s, int *hung)
 	struct status now;
 	int status = s->status;
 
-	turn_look(s, &now);
+	dispatch_status(s, &now);
 	char *result = status_result(&now);
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);

@@ -57,7 +57,7 @@ struct server {
 	struct transfers transfers;
 	struct labels *labels;
 	struct admission admission;
-	struct awake awake; /* the time that counts: turn_now */
+	struct awake awake; /* the time that counts: dispatch_now */
 	struct progress progress;
 	struct warnings warnings;
 	struct waiting waiting;

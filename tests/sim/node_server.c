@@ -6,8 +6,8 @@
 #include <string.h>
 #include "tests/sim/sim.h"
 
-#define FAREWELL_MS 2000
-#define CUT_OPS     30u /* more than a checkpoint takes */
+#define SESSION_CLOSE_MS 2000
+#define CUT_OPS          30u /* more than a checkpoint takes */
 
 /* ---- the process ----------------------------------------------------------------------------- */
 
@@ -285,7 +285,7 @@ static void finish(struct sim *s, int status)
 	v->over = 1;
 	v->status = status;
 	journal_finish(s);
-	net_at(&s->net, s->net.now_ms + 500 + net_below(&s->net, FAREWELL_MS),
+	net_at(&s->net, s->net.now_ms + 500 + net_below(&s->net, SESSION_CLOSE_MS),
 		(struct item){.what = HAPPEN_JOB,
 			.node = SIM_SERVER,
 			.life = v->life,

@@ -113,23 +113,23 @@ static void send_msg(struct server *s, const struct effect *e, const struct even
 {
 	int held = s->wal && !s->status && e->durable_first;
 
-	router_set_lsn(s->router, held ? s->bound : 0);
+	router_set_lsn(s->router, held ? s->committed_lsn : 0);
 	labels_note(s->labels, e->peer, &e->msg);
 	if (e->msg.type == MSG_ERROR && e->msg.error.status == PS_EFENCED)
 		send_fenced(s, e, ev);
 	else
 		router_send(s->router, e->peer, &e->msg);
-	if (held && s->bound > wal_flushed_lsn(s->wal))
+	if (held && s->committed_lsn > wal_flushed_lsn(s->wal))
 		wal_flush(s->wal);
 }
 
-/* `position`: of the event in the log; 0: there is none. */
+/* `lsn`: of the event; 0: no log. */
 static void carry_out(
-	struct server *s, const struct effect *e, const struct event *ev, uint64_t position)
+	struct server *s, const struct effect *e, const struct event *ev, uint64_t lsn)
 {
 	switch (e->kind) {
 	case EFFECT_COMMIT:
-		s->bound = position ? position : s->bound;
+		s->committed_lsn = lsn ? lsn : s->committed_lsn;
 		break;
 	case EFFECT_SEND:
 		send_msg(s, e, ev);
@@ -176,17 +176,17 @@ static void label_joining(struct server *s, const struct event *ev)
 void dispatch(struct server *s, const struct event *ev, struct frames *f)
 {
 	struct core *c = s->state.core;
-	uint64_t now = dispatch_now(s), position = 0;
+	uint64_t now = dispatch_now(s), lsn = 0;
 	const struct effect *e;
 
 	if (s->wal && !s->status)
-		position = wal_append(s->wal, ev, now, f);
+		lsn = wal_append(s->wal, ev, now, f);
 	param_buffers_before_step(s->state.params, c);
 	core_decide(c, ev, now);
 	param_buffers_after_step(s->state.params, c);
 	label_joining(s, ev);
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
-		carry_out(s, e, ev, position);
+		carry_out(s, e, ev, lsn);
 }
 
 /* ---- events in ----------------------------------------------------------------------------- */

@@ -47,7 +47,7 @@ struct server {
 	struct router *router;
 	struct checkpointer *checkpointer; /* NULL: no checkpoints */
 	struct wal *wal;                   /* NULL: no write-ahead log */
-	uint64_t bound; /* position of the newest event that anybody could learn of */
+	uint64_t committed_lsn;            /* of the newest event that a message may report */
 	struct disk_wait disk;
 	uint64_t asked_ms;   /* newest request for a snapshot that the log needs */
 	struct http *http;   /* NULL: off */

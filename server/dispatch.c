@@ -114,7 +114,9 @@ static void send_msg(struct server *s, const struct effect *e, const struct even
 	int held = s->wal && !s->status && e->durable_first;
 
 	router_set_lsn(s->router, held ? s->committed_lsn : 0);
-	labels_note(s->labels, e->peer, &e->msg);
+	if (e->msg.type == MSG_WELCOME)
+		labels_join(s->labels, e->peer, e->msg.welcome.stamp.worker,
+			e->msg.welcome.stamp.incarnation);
 	if (e->msg.type == MSG_ERROR && e->msg.error.status == PS_EFENCED)
 		send_fenced(s, e, ev);
 	else
@@ -157,22 +159,6 @@ static void carry_out(
 	}
 }
 
-/* A worker whose slot is not on disk yet is not welcomed, but seen: by whoever looks at the disk.
- */
-static void label_joining(struct server *s, const struct event *ev)
-{
-	uint32_t slots = core_config(s->state.core)->sessions.max_workers;
-	struct worker_view v;
-
-	if (ev->kind != EVENT_MESSAGE || ev->msg->type != MSG_HELLO)
-		return;
-	for (uint32_t i = 0; i < slots; i++) {
-		core_worker(s->state.core, i, &v);
-		if (v.peer == ev->peer && v.state == SESSION_JOINING)
-			labels_join(s->labels, v.peer, v.worker, v.incarnation);
-	}
-}
-
 void dispatch(struct server *s, const struct event *ev, struct frames *f)
 {
 	struct core *c = s->state.core;
@@ -184,7 +170,6 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	param_buffers_before_step(s->state.params, c);
 	core_decide(c, ev, now);
 	param_buffers_after_step(s->state.params, c);
-	label_joining(s, ev);
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e, ev, lsn);
 }
@@ -214,36 +199,59 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 
 /* More pushes wait for the disk than honest workers could have sent: drop this one, as the network
  * might have done. */
-static int is_flooded(const struct server *s, const struct msg *m)
+static int is_flooded(const struct server *s)
 {
 	const struct core_config *cfg = core_config(s->state.core);
 	size_t pushes = (size_t)cfg->sessions.push_window * (core_live_workers(s->state.core) + 1);
 
-	return s->wal && m->type == MSG_PUSH &&
-	       wal_pending_bytes(s->wal) >
-		       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
+	return wal_pending_bytes(s->wal) >
+	       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
 }
 
-/* From the router, which flushes the replies. */
+/* 0: it is dropped; its sender repeats it later. */
+static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *m)
+{
+	if (m->role == ROLE_OBSERVER)
+		observers_add(&s->observers, peer, dispatch_now(s));
+	if (m->role != ROLE_WORKER)
+		return 1;
+	if (!admission_ask(&s->admission, uv_now(&s->loop)))
+		return 0;
+	labels_hello(s->labels, peer, m, router_address(s->router));
+	return 1;
+}
+
+/* The WELCOME of a joining worker waits for the disk. The status shows its label before. */
+static void label_joining(struct server *s, uint32_t peer)
+{
+	uint32_t slots = core_config(s->state.core)->sessions.max_workers;
+	struct worker_view v;
+
+	for (uint32_t i = 0; i < slots; i++) {
+		core_worker(s->state.core, i, &v);
+		if (v.peer == peer && v.state == SESSION_JOINING)
+			labels_join(s->labels, v.peer, v.worker, v.incarnation);
+	}
+}
+
 void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
 
+	if (m->type == MSG_HELLO && !admit_hello(s, peer, &m->hello))
+		return;
+	if (m->type == MSG_PUSH && s->wal && is_flooded(s))
+		return;
 	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_LOG_LEVEL) {
 		on_log_level(s, peer, m);
 		return;
 	}
-	if (m->type == MSG_HELLO && m->hello.role == ROLE_OBSERVER)
-		observers_add(&s->observers, peer, dispatch_now(s));
-	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER &&
-		!admission_ask(&s->admission, uv_now(&s->loop)))
-		return;
-	if (m->type == MSG_HELLO && m->hello.role == ROLE_WORKER)
-		labels_hello(s->labels, peer, &m->hello, router_address(s->router));
-	if (!is_flooded(s, m))
-		dispatch(s, &ev, f);
-	transfers_note(&s->transfers, s->state.core, peer, m, f);
+	dispatch(s, &ev, f);
+	if (m->type == MSG_HELLO)
+		label_joining(s, peer);
+	if (m->type == MSG_LEASE)
+		transfers_note(&s->transfers, s->state.core, peer, &m->lease, f);
 }
 
 void dispatch_gone(void *arg, uint32_t peer)

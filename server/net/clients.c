@@ -116,12 +116,6 @@ void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t inca
 	l->slot[worker - 1].label = none;
 }
 
-void labels_note(struct labels *l, uint32_t peer, const struct msg *m)
-{
-	if (m->type == MSG_WELCOME)
-		labels_join(l, peer, m->welcome.stamp.worker, m->welcome.stamp.incarnation);
-}
-
 const struct label *labels_of(const struct labels *l, uint32_t worker)
 {
 	return l && worker >= 1 && worker <= l->max_workers ? &l->slot[worker - 1].label : &none;

@@ -57,9 +57,8 @@ struct labels *labels_new(uint32_t max_workers) PS_MUST_CHECK;
 void labels_free(struct labels **l);
 /* A HELLO arrived on connection `peer`, from `address`. */
 void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address);
-/* `m` leaves for `peer`: a WELCOME ties the newest HELLO of that connection to its stamp. */
-void labels_note(struct labels *l, uint32_t peer, const struct msg *m);
-/* The HELLO of connection `peer` got worker id `worker`, whose WELCOME waits for the disk. */
+/* Tie the newest HELLO of connection `peer` to this worker id: its WELCOME leaves, or waits for the
+ * disk. */
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
 /* The label of worker id `worker`; all empty if there is none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);

@@ -30,6 +30,7 @@ struct router {
 	struct wire *wire;
 	struct frames in;
 	struct chunked_push *chunks;
+	int has_chunks; /* some peer may have chunks */
 	struct msg msg;
 	struct replies *replies;
 	uint64_t lsn; /* that replies wait for */
@@ -156,17 +157,14 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 		router_send(r, peer, &m);
 }
 
-/* PS_OK: the message is complete. PS_EAGAIN: it is a chunk of one, or of one that is lost, and gets
- * no answer. */
-static int join_chunks(struct router *r, uint32_t peer, const char **why)
+/* PS_EAGAIN: it waits for its PUSH, without an answer. */
+static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 {
-	int rc;
-
-	if (!wire_is_chunk(&r->in))
-		return chunked_push_join(r->chunks, peer, &r->in);
-	*why = "a chunk is no tensor frame";
 	/* each open connection may have chunks */
-	rc = chunked_push_keep(r->chunks, peer, &r->in, r->port.stats.connections + 1);
+	int rc = chunked_push_keep(r->chunks, peer, &r->in, r->port.stats.connections + 1);
+
+	*why = "a chunk is no tensor frame";
+	r->has_chunks = 1;
 	return rc ? rc : PS_EAGAIN;
 }
 
@@ -190,9 +188,11 @@ static int on_readable(void *arg)
 	if (rc == 0 || rc == PS_ENET)
 		return 0;
 	r->stats.received++;
-	if (rc == 1)
-		rc = join_chunks(r, peer, &why);
-	if (rc == PS_OK)
+	if (rc == 1 && wire_is_chunk(&r->in))
+		rc = keep_chunk(r, peer, &why);
+	else if (rc == 1 && (r->has_chunks || wire_chunks_wanted(&r->in) > 0))
+		rc = chunked_push_join(r->chunks, peer, &r->in); /* PS_EAGAIN: one is lost */
+	if (rc == 1 || rc == PS_OK)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
 	if (rc == PS_EAGAIN) {
 		frames_release(&r->in);
@@ -338,6 +338,7 @@ void router_close_connections(struct router *r)
 {
 	port_close_connections(&r->port);
 	chunked_push_clear(r->chunks);
+	r->has_chunks = 0;
 }
 
 const char *router_address(const struct router *r)

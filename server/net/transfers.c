@@ -57,13 +57,13 @@ static uint64_t bytes_of(int fd)
 	return info.tcpi_bytes_received + info.tcpi_bytes_acked;
 }
 
-void transfers_note(struct transfers *t, const struct core *c, uint32_t peer, const struct msg *m,
-	struct frames *f)
+void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
+	const struct msg_lease *m, struct frames *f)
 {
-	uint32_t i = m->type == MSG_LEASE ? m->lease.stamp.worker - 1 : UINT32_MAX;
+	uint32_t i = m->stamp.worker - 1;
 	struct worker_view w;
 
-	if (i >= core_config(c)->sessions.max_workers || !f || f->n == 0 || t->slot[i].peer == peer)
+	if (i >= core_config(c)->sessions.max_workers || t->slot[i].peer == peer)
 		return;
 	core_worker(c, i, &w);
 	if (w.peer != peer) /* the core refused it */

@@ -33,9 +33,9 @@ typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);
 void transfers_release(struct transfers *t);
-/* The core has handled the message `m` of `peer`, which arrived in `f`. */
-void transfers_note(struct transfers *t, const struct core *c, uint32_t peer, const struct msg *m,
-	struct frames *f);
+/* The core has handled the LEASE `m` of `peer`, which arrived in `f`. */
+void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
+	const struct msg_lease *m, struct frames *f);
 /* Report the bytes that moved since the last call. */
 void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
 	transfers_report_fn *report, void *arg);

@@ -39,10 +39,7 @@ static void hello(uint32_t peer, const char *host, uint32_t pid, const char *add
 
 static void welcome(uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
-	const struct msg m = {.type = MSG_WELCOME,
-		.welcome = {.stamp = {.worker = worker, .incarnation = incarnation}}};
-
-	labels_note(labels, peer, &m);
+	labels_join(labels, peer, worker, incarnation);
 }
 
 static void assert_label(uint32_t worker, const char *host, uint32_t pid, const char *address)
@@ -56,8 +53,6 @@ static void assert_label(uint32_t worker, const char *host, uint32_t pid, const 
 
 static void a_welcome_gives_the_label_of_its_connection(void **state)
 {
-	const struct msg ack = {.type = MSG_ACK};
-
 	(void)state;
 	assert_label(1, "", 0, "");
 	hello(7, "a", 1, "10.0.0.1");
@@ -65,7 +60,6 @@ static void a_welcome_gives_the_label_of_its_connection(void **state)
 	assert_label(1, "", 0, "");
 	welcome(8, 1, 1);
 	welcome(7, SLOTS, 1);
-	labels_note(labels, 7, &ack);
 	assert_label(1, "b", 2, "10.0.0.2");
 	assert_label(SLOTS, "a", 1, "10.0.0.1");
 	welcome(9, 1, 2); /* of a HELLO that is not known any more */

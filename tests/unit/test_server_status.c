@@ -169,13 +169,11 @@ static void a_failing_saver_is_a_degraded_server(void **state)
 
 static void label(struct labels *labels, uint32_t id)
 {
-	const struct msg welcome = {
-		.type = MSG_WELCOME, .welcome = {.stamp = {.worker = id, .incarnation = 1}}};
 	struct msg_hello hello = {.pid = 1000000 + id};
 
 	snprintf(hello.host, sizeof(hello.host), "compute-a%04u.cluster", id);
 	labels_hello(labels, id, &hello, "10.100.100.100");
-	labels_note(labels, id, &welcome);
+	labels_join(labels, id, id, 1);
 }
 
 /* WIRE_MAX_TEXT bounds what STATUS may carry. */

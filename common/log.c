@@ -254,8 +254,7 @@ static size_t length_to(const char *fmt, size_t end, va_list ap)
 	snprintf(part, sizeof part, "%.*s", (int)end, fmt);
 	va_copy(copy, ap);
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored                                                                     \
-	"-Wformat-nonliteral" /* a part of a format that the compiler has checked */
+#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* the compiler has checked all of it */
 	n = vsnprintf(NULL, 0, part, copy);
 #pragma GCC diagnostic pop
 	va_end(copy);

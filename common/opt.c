@@ -18,10 +18,9 @@
 #include "common/log.h"
 #include "common/version.h"
 
-#define MAX_ROWS 128
-#define PREFIX   "CNN_"
-#define KUBERNETES                                                                                 \
-	"CNN_PS_" /* prefix of the variables that Kubernetes sets for a service named cnn-ps */
+#define MAX_ROWS    128
+#define PREFIX      "CNN_"
+#define KUBERNETES  "CNN_PS_" /* Kubernetes sets these for a service named cnn-ps */
 #define COMMAND     "command"
 #define MAX_NAME    63
 #define MAX_UNKNOWN 20 /* at most this many variables get a warning of their own */

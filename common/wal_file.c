@@ -345,8 +345,7 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
 	}
 	if (got == (ssize_t)sizeof(bytes) && decode_head(bytes, &r->head)) {
 		r->next = r->head.first;
-		if (r->head.generation !=
-			generation) /* a file for reuse; its new header is not written */
+		if (r->head.generation != generation) /* a file for reuse without a new header */
 			close_reader(r);
 	} else {
 		r->head = (struct wal_head){.generation = generation};

@@ -8,7 +8,7 @@
 #include <xxh_x86dispatch.h> /* redirects XXH3_64bits and XXH3_64bits_update */
 #endif
 
-#define BLOCK_BYTES ((size_t)64 << 10) /* fits the L2 cache of every CPU we know, twice */
+#define BLOCK_BYTES ((size_t)64 << 10) /* source and copy fit the L2 cache of every known CPU */
 #define PEAK_BYTES  ((size_t)16 << 10) /* fits the L1 cache */
 
 uint64_t wire_hash(const void *data, size_t size)

@@ -1,6 +1,6 @@
 /*
- * checksum.h - XXH3-64 at the speed of memory: the library's run-time dispatch picks AVX2 or
- * AVX-512 where the CPU has them.
+ * checksum.h - XXH3-64 at memory bandwidth. At run time the library selects AVX2 or AVX-512 if the
+ * CPU has it.
  *
  * Internal to proto/. Pure. Thread: any.
  */
@@ -10,11 +10,11 @@
 #include <stdint.h>
 
 uint64_t wire_hash(const void *data, size_t size);
-/* wire_hash of floats; *peak becomes the largest of their bits without the sign, in the same pass.
- */
+/* wire_hash of `count` floats. The same pass sets *peak to the bits of the largest magnitude: the
+ * maximum of the float32 bit patterns without the sign bit. */
 uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak);
-/* memcpy, and the wire_hash of what was copied, in one pass: each block is hashed while the cache
- * still has it. */
+/* Copy like memcpy and return the wire_hash of the data, in one pass: each block is hashed while it
+ * is in the cache. */
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * decode.c - frames to struct msg: the scan walks the header's bytes, protobuf-c unpacks them into an
- * arena, the rows of schema.c say where each value goes and what it may be, and read_slices judges
- * the tensor frames. encode.c is the other way round.
+ * decode.c - converts frames to struct msg. First a scan validates the bytes of the header. Then
+ * protobuf-c unpacks the header into an arena, and a loop over the rows of schema.c checks each
+ * value and copies it. Last, read_slices checks the tensor frames. encode.c is the reverse.
  */
 #include "proto/wire.h"
 #include <stdalign.h>
@@ -30,7 +30,7 @@ static void *allocator_alloc(void *arena, size_t size)
 	return wire_alloc(arena, size);
 }
 
-/* All of the arena is free again at the next message. */
+/* Nothing to do: the next message resets the whole arena. */
 static void allocator_free(void *arena, void *p)
 {
 	(void)arena;
@@ -44,7 +44,7 @@ int wire_resize(struct wire *w, size_t n_params)
 	if (n_params > WIRE_MAX_PARAMS)
 		return PS_ENOMEM;
 	if (n_params > 0) {
-		/* not touched before a misaligned frame comes: costs address space only */
+		/* costs only address space until a misaligned frame arrives */
 		floats = malloc(n_params * sizeof(*floats));
 		if (!floats)
 			return PS_ENOMEM;
@@ -88,16 +88,16 @@ void wire_defer(struct wire *w)
 	w->defers = 1;
 }
 
-/* ---- the scan of a header: NULL, or why it is refused -----------------------------------------
+/* ---- the scan of a header: returns NULL or the error text
+ * -----------------------------------------
  *
- * protobuf-c expands hostile input many times over. So this scan walks the frame first, allocates
- * nothing, and lets only plain messages through: one body, each known field at most once (slices:
- * at most WIRE_MAX_SLICES times), wire types as in the schema, texts valid UTF-8 without NUL.
- * Unknown fields pass if they are well-formed. protobuf-c copies them into its arena, which is
- * limited to WIRE_MAX_BODY_MEMORY and never grows, and nobody looks at them.
- */
+ * protobuf-c expands hostile input many times over. So this scan runs first. It allocates nothing
+ * and accepts only plain messages: one body, each known field at most once (slices: at most
+ * WIRE_MAX_SLICES times), wire types as in the schema, texts in valid UTF-8 without NUL. It also
+ * accepts well-formed unknown fields. protobuf-c copies them into its arena of WIRE_MAX_BODY_MEMORY
+ * bytes, and the decoder ignores them. */
 
-/* The body of a header frame: which message, and its bytes inside the frame. */
+/* The body of a header frame: its message type, and its bytes inside the frame. */
 struct wire_body {
 	unsigned type; /* field number in the oneof = enum msg_type */
 	const ProtobufCMessageDescriptor *descriptor;
@@ -111,7 +111,7 @@ struct reader {
 	const uint8_t *at, *end;
 };
 
-/* One field as it stands in the bytes. */
+/* One field in protobuf's binary format. */
 struct field {
 	unsigned number;
 	enum wire_type wire_type;
@@ -120,7 +120,7 @@ struct field {
 	size_t size;
 };
 
-/* 1 if there was a whole varint of at most 64 bits. */
+/* Read a varint. 1 if it is complete and has at most 64 bits. */
 static int scan_varint(struct reader *r, uint64_t *value)
 {
 	uint64_t v = 0;
@@ -146,7 +146,7 @@ static int scan_past(struct reader *r, uint64_t n)
 	return 1;
 }
 
-/* 1 if there was a whole field with a number and wire type that exist in proto3. */
+/* Read a field. 1 if it is complete and has a number and a wire type of proto3. */
 static int scan_field(struct reader *r, struct field *f)
 {
 	uint64_t tag, size;
@@ -192,7 +192,7 @@ static enum wire_type wire_type_of(ProtobufCType type)
 	}
 }
 
-/* Most that a varint of this type can say; protobuf-c would cut off the rest in silence. */
+/* The maximum of a varint of this type. protobuf-c silently truncates larger values. */
 static uint64_t varint_limit(ProtobufCType type)
 {
 	switch (type) {
@@ -221,9 +221,9 @@ static const char *check_text(const uint8_t *data, size_t size)
 	return NULL;
 }
 
-/* A known field has its wire type and comes once: sets its bit in *seen and its row in *row. An
- * unknown one (*row is NULL) is of a newer schema: protobuf-c passes it over, in the memory that is
- * left of the message's budget. */
+/* Check that a known field has its wire type and occurs once. Sets its bit in *seen, and *row to
+ * its descriptor. *row is NULL for an unknown field of a newer schema; protobuf-c skips it and
+ * charges its size to the memory budget of the message. */
 static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
 	uint32_t *seen, const ProtobufCFieldDescriptor **row)
 {
@@ -240,7 +240,7 @@ static const char *check_field(const ProtobufCMessageDescriptor *message, const 
 	return (*row)->type == PROTOBUF_C_TYPE_STRING ? check_text(f->data, f->size) : NULL;
 }
 
-/* A message inside a body: numbers only. The schema goes no deeper; nor does this. */
+/* Check a message inside a body. It has only numbers: the schema has no deeper level. */
 static const char *check_inner(const ProtobufCMessageDescriptor *message, const struct field *outer)
 {
 	struct reader r = {outer->data, outer->data + outer->size};
@@ -260,7 +260,7 @@ static const char *check_inner(const ProtobufCMessageDescriptor *message, const 
 	return NULL;
 }
 
-/* Take the envelope off. NULL, or why it is refused. */
+/* Find the body inside the envelope. Returns NULL or the error text. */
 static const char *check_envelope(const uint8_t *data, size_t size, struct wire_body *body)
 {
 	struct reader r = {data, data + size};
@@ -276,7 +276,7 @@ static const char *check_envelope(const uint8_t *data, size_t size, struct wire_
 	return NULL;
 }
 
-/* Check every field of the body and of the messages inside it. NULL, or why it is refused. */
+/* Check every field of the body and of its inner messages. Returns NULL or the error text. */
 static const char *check_body(const struct wire_body *body)
 {
 	struct reader r = {body->data, body->data + body->size};
@@ -300,7 +300,8 @@ static const char *check_body(const struct wire_body *body)
 	return NULL;
 }
 
-/* The first field of that number and wire type. 0: there is none in front of malformed bytes. */
+/* Find the first field with this number and wire type. 0: no such field, or malformed bytes come
+ * first. */
 static int peek(const struct wire_body *body, unsigned number, enum wire_type type, struct field *f)
 {
 	struct reader r = {body->data, body->data + body->size};
@@ -311,7 +312,7 @@ static int peek(const struct wire_body *body, unsigned number, enum wire_type ty
 	return 0;
 }
 
-/* The varint field `number`, 0 if absent or if the bytes before it make no sense. */
+/* The value of varint field `number`; 0: no such field, or malformed bytes come first. */
 static uint64_t peek_number(const struct wire_body *body, unsigned number)
 {
 	struct field f;
@@ -319,7 +320,8 @@ static uint64_t peek_number(const struct wire_body *body, unsigned number)
 	return peek(body, number, WIRE_VARINT, &f) ? f.varint : 0;
 }
 
-/* The field of text `number`, not checked; size 0 if absent or if the bytes before it make no sense. */
+/* The unchecked bytes of text field `number`; size 0: no such field, or malformed bytes come
+ * first. */
 static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, size_t *size)
 {
 	struct field f;
@@ -329,9 +331,10 @@ static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, 
 	return found ? f.data : body->data;
 }
 
-/* ---- values: 0 when out of range ------------------------------------------------------------- */
+/* ---- values: return 0 if out of range
+ * ------------------------------------------------------------- */
 
-/* What goes into a log line has no control character. */
+/* These texts appear in log lines, so they must not have control characters. */
 int wire_is_line(const char *text)
 {
 	for (; *text; text++) {
@@ -393,7 +396,7 @@ static const void *pointer_at(const void *where)
 	return p;
 }
 
-/* From the struct that protobuf-c made to the one of msg.h. */
+/* Copy one value from protobuf-c's struct to the struct of msg.h. */
 static int read_value(const struct wire_field *row, const void *from, void *to)
 {
 	switch (row->kind) {
@@ -414,7 +417,8 @@ static int read_value(const struct wire_field *row, const void *from, void *to)
 	}
 }
 
-/* ---- messages: NULL, or why it is refused ---------------------------------------------------- */
+/* ---- messages: return NULL or the error text
+ * ---------------------------------------------------- */
 
 static const char *read_inner(const struct wire_field *rows, const ProtobufCMessage *from, void *to)
 {
@@ -428,7 +432,7 @@ static const char *read_inner(const struct wire_field *rows, const ProtobufCMess
 	return NULL;
 }
 
-/* Aligned values of a frame: in place where possible, else copied to `spare`. */
+/* The values of a frame: in place if aligned, else copied to `spare`. */
 static const float *frame_floats(zmq_msg_t *frame, float *spare)
 {
 	void *data = zmq_msg_data(frame);
@@ -439,8 +443,8 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Give the slice its values; returns their checksum. Only gradients need the peak.
- * `chunk`: what is known of a frame that was sent before the message; else NULL. */
+/* Set the data and the peak of a slice, and return the checksum. Only gradients need the peak.
+ * `chunk` has both for a frame that arrived before the PUSH; NULL: compute them. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
 {
@@ -453,10 +457,10 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk
 				: wire_checksum(s->data, s->count);
 }
 
-/* Why a message is refused. */
+/* An error text that wire_decode turns into PS_EAGAIN. */
 static const char foreign[] = "a chunk is of another push";
 
-/* `from`: where the slice before ended. */
+/* Check one slice. `from` is the end of the slice before it. */
 static const char *check_slice(struct wire *w, uint64_t from, zmq_msg_t *frame,
 	const struct chunk *chunk, enum msg_type type, struct slice *s)
 {
@@ -486,7 +490,7 @@ int wire_values(struct frames *f, const struct msg_params *p, float *to)
 	return PS_OK;
 }
 
-/* `from` points to `n` protobuf structs. */
+/* Read the slices. `from` points to `n` protobuf structs. */
 static const char *read_slices(struct wire *w, struct frames *f, const struct wire_field *rows,
 	ProtobufCMessage *const *from, size_t n, enum msg_type type, struct slices *to)
 {
@@ -508,7 +512,7 @@ static const char *read_slices(struct wire *w, struct frames *f, const struct wi
 	return NULL;
 }
 
-/* PARAMS has every value, once. */
+/* 1 if the slices contain every value exactly once, as PARAMS must. */
 static int covers(const struct slices *s, size_t n_params)
 {
 	uint64_t end = 0;
@@ -569,14 +573,14 @@ static const char *decode(
 		protobuf_c_message_unpack(body->descriptor, &allocator, body->size, body->data);
 	if (!unpacked)
 		return "protobuf does not parse within its memory limit";
-	memset(m, 0, sizeof(*m)); /* what is absent on the wire is zero */
+	memset(m, 0, sizeof(*m)); /* absent fields are zero */
 	m->type = (enum msg_type)body->type;
 	return read_message(w, f, unpacked, m);
 }
 
-/* ---- versions: NULL, or why a peer is refused ------------------------------------------------ */
+/* ---- versions: return NULL or the error text ------------------------------------------------ */
 
-/* 1: `name` is one of the words of `list`. */
+/* 1 if `name` is one of the words in `list`. */
 static int is_among(const char *name, size_t n, const char *list)
 {
 	while (*list) {
@@ -596,7 +600,7 @@ static int is_feature_name(const char *name, size_t n)
 	return n > 0 && n <= WIRE_MAX_NAME;
 }
 
-/* `size` bytes of names with one blank between two. */
+/* Check a peer's required features: names in `size` bytes, separated by one blank. */
 static const char *check_features(struct wire *w, const char *names, size_t size)
 {
 	for (size_t at = 0, n; size > 0 && at <= size; at += n + 1) {
@@ -628,8 +632,8 @@ static const char *check_versions(struct wire *w, uint64_t newest, uint64_t olde
 	return w->why;
 }
 
-/* HELLO and WELCOME say which versions their sender speaks and what it requires. This is judged
- * before anything else: the rest may be what only a newer peer understands. */
+/* Check the protocol versions and required features of a HELLO or WELCOME. This check comes first,
+ * because the rest of the message may follow rules of a newer version. */
 static const char *check_greeting(struct wire *w, const struct wire_body *body)
 {
 	static const struct {
@@ -674,7 +678,7 @@ int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk)
 
 	if (size == 0 || size % sizeof(float) != 0)
 		return PS_EPROTO;
-	chunk->peak = 0; /* not known */
+	chunk->peak = 0; /* unknown */
 	if ((uintptr_t)data % alignof(float) == 0)
 		chunk->xxh3 = wire_hash_peak(data, size / sizeof(float), &chunk->peak);
 	else

@@ -1,12 +1,12 @@
-/* encode.c - struct msg to frames, by the rows of schema.c. */
+/* encode.c - converts a struct msg to frames, using the rows of schema.c. */
 #include <stdalign.h>
 #include <string.h>
 #include "proto/wire.h"
 #include "proto/checksum.h"
 #include "proto/schema.h"
 
-#define BODY_MEMORY   ((size_t)1024) /* a body and what is inside it, slices apart */
-#define SLICE_MEMORY  ((size_t)128)  /* a slice and the pointer to it */
+#define BODY_MEMORY   ((size_t)1024) /* a body and its inner messages, without slices */
+#define SLICE_MEMORY  ((size_t)128)  /* a slice and its pointer */
 #define ENCODE_MEMORY (BODY_MEMORY + WIRE_MAX_SLICES * SLICE_MEMORY)
 #define PREFIX_MAX    11 /* bytes of the envelope: a tag and a varint */
 #define TAG_BYTES     2u /* protobuf wire type of a message */
@@ -84,7 +84,7 @@ static void *put_inner(struct wire_arena *a, const ProtobufCMessageDescriptor *d
 	return p;
 }
 
-/* An array of pointers to protobuf structs. */
+/* Make an array of pointers to protobuf structs, one for each slice. */
 static void *put_slices(struct wire_arena *a, const ProtobufCMessageDescriptor *descriptor,
 	const struct wire_field *rows, const struct slices *from, const uint64_t *xxh3)
 {
@@ -135,7 +135,7 @@ static ProtobufCMessage *put_message(
 
 /* ---- frames ---------------------------------------------------------------------------------- */
 
-/* The envelope `Message`: one field of bytes. Returns its length. */
+/* Write the envelope `Message`, which has one field of bytes. Returns its length. */
 static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[PREFIX_MAX])
 {
 	size_t n = 0;
@@ -147,7 +147,7 @@ static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char pre
 	return n;
 }
 
-/* `xxh3`: of each slice. */
+/* Encode the header frame. `xxh3` has the checksum of each slice. */
 static int encode_header(const struct msg *m, const uint64_t *xxh3, zmq_msg_t *header)
 {
 	alignas(max_align_t) unsigned char memory[ENCODE_MEMORY];
@@ -219,7 +219,8 @@ int wire_encode(const struct msg *m, struct frames *f)
 	int rc = check_slices(s);
 
 	frames_init(f);
-	(void)zmq_msg_init(&f->frame[0]); /* the header's place: its checksums are known last */
+	/* the header comes last, because it has the checksums */
+	(void)zmq_msg_init(&f->frame[0]);
 	f->n = 1;
 	for (uint32_t i = 0; i < s->n && !rc; i++) {
 		struct slice slice = s->slice[i];

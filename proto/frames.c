@@ -1,9 +1,9 @@
-/* frames.c - whole messages in and out of a ZeroMQ socket, never waiting. */
+/* frames.c - sends and receives whole messages on a ZeroMQ socket. */
 #include <errno.h>
 #include <string.h>
 #include "proto/wire.h"
 
-#define PEER_ID_BYTES 5 /* libzmq's own routing ids: a zero byte, then 32 bits */
+#define PEER_ID_BYTES 5 /* libzmq's own routing id: a zero byte, then 32 bits */
 
 void frames_init(struct frames *f)
 {
@@ -28,8 +28,8 @@ void frames_release(struct frames *f)
 	f->n_chunks = 0;
 }
 
-/* 1: a part came into *part. 0: none. `flags`: ZMQ_DONTWAIT, or 0: wait as the socket's option
- * says, but not past a signal. */
+/* Receive one part into *part. 1: received. 0: none. `flags` is ZMQ_DONTWAIT, or 0 to wait for the
+ * socket's receive timeout or a signal. */
 static int receive_part(void *socket, int flags, zmq_msg_t *part)
 {
 	int rc;
@@ -43,7 +43,7 @@ static int receive_part(void *socket, int flags, zmq_msg_t *part)
 	return errno == EAGAIN || errno == EINTR ? 0 : PS_ENET;
 }
 
-/* The number in libzmq's own routing id, 0 for an id that the client chose. */
+/* The number in libzmq's own routing id; 0: the client chose the id. */
 static uint32_t peer_number(zmq_msg_t *identity)
 {
 	const unsigned char *id = zmq_msg_data(identity);
@@ -53,7 +53,7 @@ static uint32_t peer_number(zmq_msg_t *identity)
 	return (uint32_t)id[1] << 24 | (uint32_t)id[2] << 16 | (uint32_t)id[3] << 8 | id[4];
 }
 
-/* Receive and drop what is left of the message whose newest part had `more`. */
+/* Discard the remaining parts of a message. `more` is the flag of its newest part. */
 static int drop_rest(void *socket, int more)
 {
 	while (more) {
@@ -67,7 +67,7 @@ static int drop_rest(void *socket, int more)
 	return PS_EPROTO;
 }
 
-/* The identity frame: 1 and *peer set, 0 if there is no message. */
+/* Receive the identity frame. 1: *peer is set. 0: no message. */
 static int receive_identity(void *socket, uint32_t *peer)
 {
 	zmq_msg_t identity;
@@ -85,7 +85,7 @@ static int receive_identity(void *socket, uint32_t *peer)
 	return rc;
 }
 
-/* The parts of a message but for its identity frame; `flags` are the first part's. */
+/* Receive all parts after the identity frame. `flags` apply to the first part. */
 static int receive_frames(void *socket, int flags, struct frames *f)
 {
 	int more;
@@ -127,7 +127,7 @@ int wire_recv_within(void *socket, int ms, struct frames *f)
 	return receive_frames(socket, 0, f);
 }
 
-/* 0, or PS_EAGAIN, PS_EUNREACHABLE, PS_ENET. Takes the part over only on 0. */
+/* Send one part. 0, PS_EAGAIN, PS_EUNREACHABLE or PS_ENET. Only after 0 libzmq owns the part. */
 static int send_part(void *socket, zmq_msg_t *part, int more)
 {
 	int flags = ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0);
@@ -157,9 +157,10 @@ static int send_identity(void *socket, uint32_t peer)
 }
 
 /*
- * Only the first part can be refused. Later ones fail when the link dies under the message: the
- * whole message is then lost as it would be in the network, and what the socket still expects of
- * it must be offered, or it would swallow the head of the next message.
+ * Only the first part can be refused. A later part fails if the connection breaks during the
+ * message; the message is then lost, like any message in the network. The loop still passes the
+ * remaining parts to the socket, which would otherwise take the beginning of the next message for
+ * them.
  */
 int wire_send(void *socket, uint32_t peer, struct frames *f)
 {

@@ -1,11 +1,11 @@
 /*
- * msg.h - every message of the wire as plain structs, as the rest of the program sees them.
+ * msg.h - every message of the protocol as a plain struct.
  *
- * decode.c turns frames into these, encode.c these into frames. decode.c is the only judge of
- * untrusted sizes: a struct msg that it decoded has every number inside the limits below, NUL-terminated texts, and slices
- * that are sorted, do not overlap, lie inside [0, n_params) and carry aligned float32 data with a
- * right checksum. No protobuf type appears outside proto/. Pure data: no allocation, no ownership;
- * slices borrow.
+ * decode.c converts frames to these structs, and encode.c converts them to frames. Only decode.c
+ * checks untrusted sizes. In a decoded struct msg every number is within the limits below and every
+ * text ends with a NUL. Its slices are sorted, do not overlap, lie in [0, n_params), and have
+ * aligned float32 data with a correct checksum. No protobuf type appears outside proto/. The
+ * structs are pure data: they own no memory, and slices borrow theirs.
  */
 #ifndef PROTO_MSG_H
 #define PROTO_MSG_H
@@ -15,29 +15,29 @@
 /* This build speaks the versions from WIRE_OLDEST_PROTOCOL to WIRE_PROTOCOL (WIRE.md, "Versions"). */
 #define WIRE_PROTOCOL        6u
 #define WIRE_OLDEST_PROTOCOL 6u
-/* Features that a peer may require of this build, and that this build requires of its peers: names
- * with a blank between two. */
+/* The features that this build has, and those that it requires of its peers: names, separated by
+ * one blank. */
 #define WIRE_FEATURES "chunked-push"
 #define WIRE_REQUIRES ""
 
-/* The one table of limits; proto/WIRE.md prints it and a test compares. */
+/* All limits of the protocol. A test compares them with the table in proto/WIRE.md. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
 #define WIRE_MAX_BODY_MEMORY (256u << 10) /* bytes protobuf-c may allocate for one header */
-#define WIRE_MAX_SLICES      64u          /* slices (= tensor frames) per message */
-#define WIRE_MAX_CHUNKS      7u           /* tensor frames sent before their PUSH */
+#define WIRE_MAX_SLICES      64u          /* slices, that is tensor frames, per message */
+#define WIRE_MAX_CHUNKS      7u           /* chunks of a push: tensor frames before the PUSH */
 #define WIRE_MAX_PARAMS      (1u << 28)   /* floats of a model */
 #define WIRE_MAX_NAME        63u          /* bytes of a worker's name or device text */
-#define WIRE_MAX_HOST        64u          /* bytes of a host's name: Linux's limit */
+#define WIRE_MAX_HOST        64u          /* bytes of a host name, as in Linux */
 #define WIRE_MAX_MODEL       511u         /* bytes of a model text */
 #define WIRE_MAX_TEXT        32767u       /* bytes of a STATUS or ERROR text */
 #define WIRE_MAX_IMAGES      (1u << 24)   /* images of a data set */
 #define WIRE_MAX_WORKERS     1024u        /* worker slots of a server */
 #define WIRE_MAX_BATCHES     (1u << 20)   /* batches of an epoch */
 #define WIRE_MAX_EPOCHS      65536u       /* epochs */
-#define WIRE_MAX_WINDOW      1024u        /* pushes that a worker may keep */
+#define WIRE_MAX_WINDOW      1024u        /* pushes that a worker may retain */
 #define WIRE_FRAME_SLACK     4096u        /* MAXMSGSIZE = 4 * n_params + this */
 
-/* Message types; the numbers are the oneof field numbers of cnnps.proto. */
+/* Message types, with the field numbers of the oneof in cnnps.proto. */
 enum msg_type {
 	MSG_HELLO = 1,
 	MSG_WELCOME = 2,
@@ -60,17 +60,18 @@ struct run_id {
 	uint64_t hi, lo; /* 128 random bits; both zero: none */
 };
 
-/* Who speaks, and to which life of which run: every worker message but HELLO carries one. */
+/* Identifies the sender, the run and the term of the server. Every message of a worker has one;
+ * HELLO has it as `resume`. */
 struct stamp {
 	struct run_id run;
 	uint64_t term;        /* +1 at every start of the server */
 	uint32_t worker;      /* from 1; 0: not a worker (cnn-ctl) */
-	uint32_t incarnation; /* from 1; life of this worker id */
+	uint32_t incarnation; /* from 1; +1 per new process with this id */
 };
 
 enum role { ROLE_WORKER = 1, ROLE_OBSERVER = 2 };
 
-/* The data set a worker holds. All zero: none (vector:N models). */
+/* The data set of a worker. All zero: none (vector:N models). */
 struct data_id {
 	uint32_t n_train, n_test, rows, cols, classes;
 	uint64_t xxh3; /* of the four decompressed files, see WIRE.md */
@@ -82,10 +83,12 @@ enum encoding { ENCODING_F32 = 1 };
 struct slice {
 	uint64_t offset, count; /* floats; count >= 1 */
 	enum encoding encoding;
-	uint64_t xxh3; /* XXH3-64 of the frame's bytes; filled by the sender, checked by decode.c */
+	/* XXH3-64 of the frame's bytes; the sender computes it, decode.c checks it */
+	uint64_t xxh3;
 	const float *data; /* borrowed, aligned for float */
-	uint32_t peak;     /* float32 bits of the largest magnitude in data, NaN above all; decode.c
-			      fills it in for a PUSH. 0: not known */
+	/* float32 bits of the largest magnitude in data; NaN exceeds all numbers. decode.c computes
+	 * it for a PUSH. 0: unknown */
+	uint32_t peak;
 };
 
 struct slices {
@@ -100,65 +103,69 @@ struct work {
 
 struct msg_hello {
 	enum role role;
-	char name[WIRE_MAX_NAME + 1]; /* "" : the server picks a slot; else the slot of this name */
-	char device[WIRE_MAX_NAME + 1]; /* for people: "cpu 2 threads avx512" */
+	/* "": the server chooses a slot; else the slot with this name */
+	char name[WIRE_MAX_NAME + 1];
+	char device[WIRE_MAX_NAME + 1]; /* for display: "cpu 2 threads avx512" */
 	struct data_id data;
-	struct stamp resume;          /* all zero: a new process; else the session to go on with */
-	uint64_t last_seq;            /* newest seq this process has given to a push */
-	uint64_t durable_seq;         /* newest seq whose bytes it has released */
-	char host[WIRE_MAX_HOST + 1]; /* for people, like device: a label, which decides nothing */
-	uint32_t pid;                 /* so too; 0: not told */
+	struct stamp resume;          /* the session to resume; all zero: a new process */
+	uint64_t last_seq;            /* newest seq of this process */
+	uint64_t durable_seq;         /* newest seq that this process has discarded */
+	char host[WIRE_MAX_HOST + 1]; /* for display */
+	uint32_t pid;                 /* for display; 0: unknown */
 };
 
-/* How gradients meet (WIRE.md, "Modes"). */
+/* How the server combines gradients (WIRE.md, "Modes"). */
 enum mode {
-	MODE_DOWNPOUR = 1, /* each is applied when it comes */
-	MODE_SSP = 2,      /* so too, but nobody may be more than some batches ahead */
-	MODE_SYNC = 3,     /* the mean of one from each worker, all computed at the same weights */
+	MODE_DOWNPOUR = 1,    /* it applies each gradient on arrival */
+	MODE_SSP = 2,         /* like DOWNPOUR, with a limit on how far a worker may be ahead */
+	MODE_SYNC = 3,        /* the mean of one gradient per worker, all at the same weights */
 	MODE_SANDBLASTER = 4, /* sums over portions of a large batch, all at the same weights */
-	MODE_EASGD = 5,       /* workers train for themselves and push how far they are from us */
+	/* workers train on their own and push their distance from the centre */
+	MODE_EASGD = 5,
 };
 
 struct msg_welcome {
 	struct stamp stamp;
-	uint64_t last_seq;    /* newest seq of this worker that the server has decided on */
-	uint64_t durable_seq; /* newest of those in a checkpoint on disk */
+	uint64_t last_seq;    /* newest seq of this worker with a decision */
+	uint64_t durable_seq; /* newest seq of this worker that is durable */
 	char model[WIRE_MAX_MODEL + 1];
 	uint64_t model_fingerprint;
 	uint64_t n_params;
 	uint64_t seed;
-	uint32_t batch, epochs; /* images per batch; epochs 0: no data set, no leases (vector:N) */
-	uint32_t push_window;   /* pushes that may be unacknowledged, 1.. */
-	uint32_t replay_window; /* pushes that may be undurable, >= push_window */
-	uint32_t beat_ms;       /* send a BEAT this often */
-	uint32_t dead_ms;       /* silence after which the server gives the worker's leases away */
-	uint32_t forget_ms; /* silence after which a worker must give up: its slot may be another's
-			     */
+	/* images per batch; epochs 0: no data set and no leases (vector:N) */
+	uint32_t batch, epochs;
+	uint32_t push_window;   /* maximum of unacknowledged pushes, >= 1 */
+	uint32_t replay_window; /* maximum of pushes that are not durable, >= push_window */
+	uint32_t beat_ms;       /* interval of BEAT messages */
+	/* after this silence the server grants the leases to other workers */
+	uint32_t dead_ms;
+	/* after this silence a worker must end: its slot may have a new owner */
+	uint32_t forget_ms;
 	enum mode mode;
-	uint32_t n_push, n_fetch; /* batches between pushes, and between pulls, >= 1 */
-	uint32_t push_sum; /* 1: a push is the sum of its batches' gradients, 0: their mean */
-	uint32_t prefetch; /* 1: pull the next weights while a gradient is computed */
-	double local_rate; /* rate of a worker's own steps between pulls, >= 0 */
-	double momentum;   /* EASGD: of those steps, 0..1; 0: none */
+	uint32_t n_push, n_fetch; /* batches between two pushes, and between two pulls, >= 1 */
+	uint32_t push_sum;        /* a push has its batches' gradients as 1: sum, 0: mean */
+	uint32_t prefetch; /* 1: pull the next weights during the computation of a gradient */
+	double local_rate; /* learning rate of a worker's own steps between pulls, >= 0 */
+	double momentum;   /* EASGD: momentum of these steps, 0..1; 0: none */
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };
 
 struct msg_pull {
 	struct stamp stamp;
-	uint64_t request; /* chosen by the worker, returned in PARAMS */
+	uint64_t request; /* the worker chooses it, PARAMS returns it */
 	enum weights which;
 };
 
 enum verdict { VERDICT_NONE = 0, VERDICT_OK = 1, VERDICT_REJECTED = 2 };
 enum reject {
 	REJECT_NONE = 0,
-	REJECT_SHAPE = 1,     /* slices do not fit the model, or work does not fit the data */
-	REJECT_NONFINITE = 2, /* NaN, infinity or a magnitude over 1e15 in it */
-	REJECT_NORM = 3,      /* L2 norm over the limit */
-	REJECT_STALE = 4,     /* computed too many versions ago */
-	REJECT_WORK = 5,      /* a batch of it has already been counted */
-	REJECT_UNKNOWN = 6,   /* duplicate of a push so old that its verdict is no longer kept */
+	REJECT_SHAPE = 1,     /* slices do not match the model, or work does not match the data */
+	REJECT_NONFINITE = 2, /* a value is NaN, infinite or over 1e15 in magnitude */
+	REJECT_NORM = 3,      /* the L2 norm exceeds the limit */
+	REJECT_STALE = 4,     /* computed at weights that are too old */
+	REJECT_WORK = 5,      /* one of its batches has already counted */
+	REJECT_UNKNOWN = 6,   /* a duplicate of a push whose verdict the server has discarded */
 	REJECT_REASONS = 7,
 };
 
@@ -166,41 +173,43 @@ struct msg_ack {
 	uint64_t seq;
 	enum verdict verdict;
 	enum reject reject;
-	uint32_t duplicate;   /* 1: this seq had been decided before; verdict and version are the
-				 original ones */
-	uint64_t version;     /* after the apply */
-	uint64_t durable_seq; /* newest seq of this worker in a checkpoint on disk */
-	uint64_t term;        /* of the decision: one of before a crash is no longer true */
+	/* 1: the server had already decided on this seq; verdict and version are from that
+	 * decision */
+	uint32_t duplicate;
+	uint64_t version;     /* version of the weights after the decision */
+	uint64_t durable_seq; /* newest seq of this worker that is durable */
+	uint64_t term;        /* term of the decision; a decision before a crash may be void */
 };
 
 struct msg_params {
 	uint64_t request;
-	uint64_t version; /* gradients applied before these weights */
+	uint64_t version; /* the number of updates that made these weights */
 	enum weights which;
-	double elastic; /* EASGD: part of the distance that worker and centre each close, 0..1 */
-	struct msg_ack ack;   /* of the push that pulled them; seq 0: it comes by itself, or none */
-	struct slices slices; /* covers [0, n_params) */
+	/* EASGD: fraction of their distance that worker and centre each move, 0..1 */
+	double elastic;
+	struct msg_ack ack;   /* ACK of the push with this pull; seq 0: no ACK here */
+	struct slices slices; /* together they cover [0, n_params) */
 };
 
 struct msg_push {
 	struct stamp stamp;
 	uint64_t seq;          /* from 1, +1 per push of this worker id, never reused */
-	uint64_t base_version; /* version of the weights the gradient was computed at */
-	struct work work;      /* the batches it covers */
-	uint32_t images;       /* images in it */
-	float loss;            /* mean loss over them */
-	enum verdict verdict;  /* a replay: what ACK said about it before; NONE: no ACK came yet */
+	uint64_t base_version; /* version of the weights of the gradient */
+	struct work work;      /* the batches of the gradient */
+	uint32_t images;       /* images in these batches */
+	float loss;            /* mean loss of these images */
+	enum verdict verdict;  /* of a replay: the verdict of its ACK; NONE: no ACK yet */
 	enum reject reject;
-	uint64_t base_term;   /* term that sent those weights */
-	uint64_t pull;        /* nonzero: also a pull of the current weights, after the decision */
-	uint32_t chunks;      /* tensor frames that were sent before it, see wire.h */
-	struct slices slices; /* what is not covered is zero */
+	uint64_t base_term;   /* term of base_version */
+	uint64_t pull;        /* nonzero: also a pull, with this request, after the decision */
+	uint32_t chunks;      /* tensor frames sent before this message, see wire.h */
+	struct slices slices; /* values outside the slices are zero */
 };
 
 struct msg_lease {
 	struct stamp stamp;
-	uint64_t
-		request; /* +1 per new request; a repeated number is answered with the same grant */
+	/* +1 per new request; the server answers a repeated number with the same grant */
+	uint64_t request;
 };
 
 enum grant_kind { GRANT_TRAIN = 1, GRANT_EVAL = 2 };
@@ -211,8 +220,8 @@ struct msg_grant {
 	struct work work;                /* TRAIN */
 	uint32_t eval_first, eval_count; /* EVAL: images of the test set; pull WEIGHTS_EVAL */
 	uint64_t eval_id;                /* EVAL: returned in RESULT */
-	uint32_t exact; /* TRAIN: 1: only gradients at `version` count, and one push
-			   covers the whole grant */
+	/* TRAIN, 1: only gradients at `version` count, and one push must cover the whole grant */
+	uint32_t exact;
 	uint64_t version;
 };
 
@@ -224,7 +233,7 @@ struct msg_result {
 	double loss_sum;
 };
 
-/* Worker to server: I live. Server to worker: the same, with what it has of you. */
+/* A heartbeat, in both directions. The server's has the state of the worker's pushes. */
 struct msg_beat {
 	struct stamp stamp;
 	uint64_t last_seq, durable_seq;
@@ -232,7 +241,7 @@ struct msg_beat {
 
 struct msg_bye {
 	struct stamp stamp;
-	int status; /* 0 or PS_E*: why */
+	int status; /* 0 or PS_E*: the reason */
 };
 
 enum { STATUS_REQUEST = 0, STATUS_REPLY = 1 };
@@ -252,16 +261,16 @@ enum wire_log_level {
 };
 struct msg_admin {
 	enum admin_verb verb;
-	uint32_t reply;            /* 1: done */
+	uint32_t reply;            /* 1: the reply; the command is done */
 	uint64_t generation;       /* reply to CHECKPOINT: the generation on disk */
-	enum wire_log_level level; /* LOG_LEVEL: the new one; of other verbs NONE */
+	enum wire_log_level level; /* LOG_LEVEL: the new level; other verbs: NONE */
 };
 
 struct msg_error {
 	int status;        /* PS_E* */
-	uint64_t expected; /* PS_EGAP: the seq the server waits for */
+	uint64_t expected; /* PS_EGAP: the seq that the server expects */
 	const char *text;  /* one line for a person; borrowed */
-	uint32_t notice;   /* 1: it answers no request, and refuses none: replies are late */
+	uint32_t notice;   /* 1: not a reply and not a refusal: replies are late */
 };
 
 struct msg {
@@ -284,7 +293,8 @@ struct msg {
 	};
 };
 
-/* Whom `m` claims to come from: a HELLO the session that it resumes. NULL: a type without one. */
+/* The stamp of `m`, as its sender claims; of a HELLO, the session to resume. NULL: this type has no
+ * stamp. */
 static inline const struct stamp *msg_stamp(const struct msg *m)
 {
 	switch (m->type) {

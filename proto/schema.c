@@ -116,7 +116,7 @@ static const struct wire_field pull[] = {
 	END,
 };
 
-/* An ACK inside PARAMS; absent: all zero. */
+/* The ACK inside PARAMS; all zero if absent. */
 static const struct wire_field inner_ack[] = {
 	NUMBER(1, struct msg_ack, seq, 0, ANY64),
 	NUMBER(2, struct msg_ack, verdict, VERDICT_NONE, VERDICT_REJECTED),
@@ -228,13 +228,14 @@ static const struct wire_field error[] = {
 	END,
 };
 
-/* 1 if [first, first + count) lies inside [0, limit); both are at most `limit` already. */
+/* 1 if [first, first + count) lies in [0, limit). The caller has checked that both are at most
+ * `limit`. */
 static int inside(uint64_t first, uint64_t count, uint64_t limit)
 {
 	return first + count <= limit;
 }
 
-/* A decision is "ok", "rejected, because", or nothing yet. */
+/* 1 for a valid pair: only VERDICT_REJECTED has a reason. */
 static int is_decision(enum verdict verdict, enum reject reject)
 {
 	return (verdict == VERDICT_REJECTED) == (reject != REJECT_NONE);

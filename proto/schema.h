@@ -1,7 +1,7 @@
 /*
- * schema.h - the one table of what every field of every message may be, and where it lives in struct
- * msg; decoder and encoder are loops over it. With it, what both share of protobuf-c: descriptors,
- * and the memory that it may use.
+ * schema.h - the table of all fields: for each field of each message its range and its place in
+ * struct msg. Decoder and encoder are loops over this table. The header also declares what both
+ * need of protobuf-c: descriptors and bounded memory.
  *
  * Internal to proto/. Constant data and pure functions. Thread: any; an arena belongs to its owner.
  */
@@ -13,19 +13,21 @@
 #include "proto/msg.h"
 
 enum wire_kind {
-	WIRE_END,        /* the row after the last */
-	WIRE_NUMBER,     /* integer, enum or bool of `size` bytes, in [least, most] */
-	WIRE_REAL,       /* float or double: any value, the core judges it */
-	WIRE_CODE,       /* status: on the wire a positive number, here a negative PS_E* */
+	WIRE_END,    /* the end of the table */
+	WIRE_NUMBER, /* integer, enum or bool of `size` bytes, in [least, most] */
+	WIRE_REAL,   /* float or double: any value; the core checks it */
+	/* status: a positive number on the wire, a negative PS_E* in the struct */
+	WIRE_CODE,
 	WIRE_LINE,       /* char[size]: text without control characters */
 	WIRE_TEXT,       /* const char *, borrowed */
-	WIRE_INNER,      /* a struct with rows of its own; absent on the wire: all zero */
-	WIRE_SLICES,     /* struct slices, each slice with rows of its own */
-	WIRE_OWN_NUMBER, /* `most`, of every sender of this build; decode.c judges a peer's */
-	WIRE_OWN_TEXT,   /* WIRE_REQUIRES, likewise */
+	WIRE_INNER,      /* a struct with its own rows; all zero if absent on the wire */
+	WIRE_SLICES,     /* struct slices; each slice has its own rows */
+	WIRE_OWN_NUMBER, /* always `most` when this build sends; decode.c checks a peer's value */
+	/* always WIRE_REQUIRES when this build sends; decode.c checks a peer's */
+	WIRE_OWN_TEXT,
 };
 
-/* Field numbers that decode.c reads before anything else. */
+/* Fields that decode.c reads before all others. */
 enum {
 	HELLO_PROTOCOL = 1,
 	HELLO_OLDEST = 11,
@@ -40,33 +42,34 @@ struct wire_field {
 	enum wire_kind kind;
 	unsigned number; /* field number in cnnps.proto */
 	size_t offset;   /* in struct msg, or in the inner struct */
-	size_t size;     /* bytes here */
+	size_t size;     /* bytes in that struct */
 	uint64_t least, most;
 	const struct wire_field *inner;
-	const char *why; /* said when it is refused */
+	const char *why; /* error text when the field is refused */
 };
 
 struct wire_message {
 	const struct wire_field *fields;
-	/* What single fields cannot say: NULL, or why the message is refused. May be NULL. */
+	/* Checks rules over several fields. Returns NULL, or the error text. The pointer may be
+	 * NULL. */
 	const char *(*rule)(const struct msg *m);
 };
 
 extern const struct wire_message wire_messages[MSG_TYPES]; /* row 0 is unused */
 
-/* The body of message type `type` (enum msg_type), NULL if there is none. */
+/* The descriptor of message type `type` (enum msg_type); NULL: no such type. */
 const ProtobufCMessageDescriptor *wire_descriptor(unsigned type);
-/* Where `message` (of the schema) keeps the field of `row`. */
+/* The field descriptor of `row` in `message`. */
 const ProtobufCFieldDescriptor *wire_find(
 	const ProtobufCMessage *message, const struct wire_field *row);
 
-/* Memory that is handed out from one end and free again all at once when `used` becomes 0. */
+/* A bump allocator: wire_alloc takes memory from the start, and used = 0 frees all of it. */
 struct wire_arena {
 	unsigned char *memory; /* aligned to max_align_t */
 	size_t size, used;     /* bytes */
 };
 
-/* NULL when the arena is used up. */
+/* NULL: the arena is full. */
 void *wire_alloc(struct wire_arena *a, size_t size);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * backend.c - the table of devices, the checks that all of them share, and what follows from
- * scores alone: evaluation and prediction.
+ * backend.c - the table of devices, the checks of arguments, evaluation and prediction from the
+ * scores of a device, and local training for devices without their own.
  */
 #include "kernels/backend.h"
 #include <math.h>
@@ -12,7 +12,7 @@
 #include "common/rng.h"
 #include "kernels/device.h"
 
-/* "auto" takes the first that is there. */
+/* "auto" chooses the first device that is present. */
 static const struct device *const devices[] = {
 #ifdef KX_CUDA
 	&device_cuda,
@@ -25,17 +25,17 @@ static const struct device *const devices[] = {
 #else
 #define DEVICE_NAMES "auto, cpu, cpu-ref (it was built without cuda)"
 #endif
-#define FORWARD_CHUNK ((size_t)256) /* least images per call of a device's forward */
+#define FORWARD_CHUNK ((size_t)256) /* a device's forward takes at least so many images */
 
 /* Bursts of local training, numbered from 0; number i is in slot i % LOCAL_BURSTS. */
 struct local {
 	unsigned started, waited;
-	int open; /* the newest is not finished */
+	int open; /* the newest burst is not finished */
 	struct {
 		size_t images;
-		double loss; /* their sum, for a device without bursts of its own */
+		double loss; /* sum over the images, for a device without local_start */
 	} burst[LOCAL_BURSTS];
-	/* the same device's: n_params floats each */
+	/* for a device without local_start: n_params floats each */
 	float *params, *sum, *grad;
 };
 
@@ -46,12 +46,12 @@ struct backend {
 	size_t max_batch, max_forward;
 	struct kx_images set; /* n == 0: none yet */
 	float *scores;        /* max_forward x classes */
-	struct local local;   /* its vectors: allocated by the first backend_local_start */
+	struct local local;   /* the first backend_local_start allocates its vectors */
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* The first device that is there; says which are not, and why. */
+/* The first device that is present. Logs why the devices before it are not. */
 static const struct device *device_auto(void)
 {
 	struct err e;
@@ -180,7 +180,7 @@ int backend_use(struct backend *b, const struct kx_images *set, struct err *e)
 
 /* ---- work ------------------------------------------------------------------------------------ */
 
-/* `steps` batches of images that are there. */
+/* PS_EUSAGE unless `index` holds `steps` batches of images of the data set. */
 static int check_batch(const struct backend *b, const uint32_t *index, size_t batch, size_t steps)
 {
 	size_t n;
@@ -212,7 +212,7 @@ static int range_ok(const struct backend *b, size_t first, size_t n)
 	return first <= b->set.n && n <= b->set.n - first;
 }
 
-/* The first maximum is the answer; a score that is no number makes it wrong. */
+/* The first maximum is the predicted class. A NaN among the scores makes the answer wrong. */
 static int is_right(const double *score, size_t n, size_t label)
 {
 	for (size_t i = 0; i < n; i++)

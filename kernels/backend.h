@@ -1,19 +1,22 @@
 /*
  * backend.h - gradients of one model on one device, behind one interface.
  *
- * cpu-ref  sequential, obvious, double accumulators: the truth the others are compared with.
- * cpu      threads, SIMD chosen at run time (baseline, AVX2, AVX-512), fused conv + ReLU +
- *          max-pool.
- * cuda     an NVIDIA GPU, where the program was built with CUDA; "cuda:1" is the second one.
+ * cpu-ref  sequential reference with double accumulators; tests compare the others with it.
+ * cpu      threads; SIMD chosen at run time (baseline, AVX2, AVX-512); conv, ReLU and max-pool
+ *          are fused.
+ * cuda     an NVIDIA GPU, in a program built with CUDA; "cuda:1" is the second one.
  *
- * A pixel enters as p / 255. The loss is softmax cross-entropy; a gradient is the mean over the
- * batch's images. Max-pool: the first maximum in row order wins. ReLU passes its gradient where the
- * output is > 0. Dropout keeps a value and scales it by 1/(1-p) when rng_mix(dropout_seed ^
- * rng_mix(l << 40 | i)) >> 40 is at least p * 2^24 (l = layer number, i = n * values per image +
- * value): equal masks on every device.
+ * A pixel of value v enters as v / 255. The loss is softmax cross-entropy. A gradient is the mean
+ * over the images of the batch. Max-pool takes the first maximum in row order. ReLU passes the
+ * gradient where its output is > 0.
  *
- * Determinism: equal arguments and threads give equal bytes.
- * Thread: a struct backend belongs to one thread at a time (it starts its own inside).
+ * Dropout with probability p keeps a value and scales it by 1 / (1 - p) if
+ * rng_mix(dropout_seed ^ rng_mix(l << 40 | i)) >> 40 is at least p * 2^24. Here l is the number of
+ * the layer, and i = n * values per image + value for image n of the batch. Every device therefore
+ * drops the same values.
+ *
+ * Determinism: equal arguments and an equal number of threads give equal bytes.
+ * Thread: one thread at a time uses a struct backend. A device may start threads of its own.
  */
 #ifndef KERNELS_BACKEND_H
 #define KERNELS_BACKEND_H
@@ -22,8 +25,8 @@
 #include "common/err.h"
 #include "common/model.h"
 
-/* A data set as bytes: image n is pixels + n * shape_count(model input), row-major; labels[n] <
- * classes. */
+/* A data set. The pixels of image n start at pixels + n * shape_count(model input), row-major.
+ * labels[n] < classes. */
 struct kx_images {
 	const uint8_t *pixels;
 	const uint8_t *labels;
@@ -32,60 +35,67 @@ struct kx_images {
 
 struct backend; /* opaque */
 
-/* What products are computed in on cuda; sums are fp32 in each. The CPU devices know fp32 only. */
+/* Precision of the products on cuda. Sums are always fp32. The CPU devices support only KX_FP32. */
 enum kx_precision { KX_FP32, KX_TF32, KX_BF16 };
 #define KX_PRECISION_NAMES "fp32|tf32|bf16"
 
 struct backend_options {
-	const char *device; /* "auto", "cpu", "cpu-ref"; where built in "cuda", "cuda:N" */
-	int threads;        /* >= 1; only cpu uses more than one */
-	size_t max_batch;   /* most images per call of backend_gradient */
+	const char *device; /* "auto", "cpu", "cpu-ref"; with CUDA also "cuda", "cuda:N" */
+	int threads;        /* >= 1; only device cpu uses more than one */
+	size_t max_batch;   /* maximum images per call of backend_gradient */
 	int precision;      /* enum kx_precision */
 };
 
-/* PS_EUSAGE: no such device, with the ones there are in `e`. PS_ENOMEM, PS_EDEVICE. `m` must
- * outlive it. "auto" takes a GPU that answers, else it says why not and takes the CPU (fp32). */
+/* Creates a backend for model `m`, which must outlive it. "auto" chooses the first GPU that works;
+ * without one it logs the reason and chooses the CPU (fp32). PS_EUSAGE: a bad option or an unknown
+ * device; `e` then lists the devices of this build. PS_ENOMEM, PS_EDEVICE. */
 int backend_new(struct backend **out, const struct model *m, const struct backend_options *o,
 	struct err *e) PS_MUST_CHECK;
-/* Frees and nulls *b; NULL is fine. */
+/* Frees *b and sets it to NULL. *b may be NULL. */
 void backend_free(struct backend **b);
-/* For people: "cpu 2 threads avx512". Valid as long as b. */
+/* Text for messages: "cpu 2 threads avx512". Valid until backend_free. */
 const char *backend_name(const struct backend *b);
-/* The kernels that compute each layer with weights in a gradient of `batch` images, as the dispatch
- * chooses them: "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Cut to `size`.
- * Three ways are those of the values, the weights' gradient and the input's gradient. */
+/* Writes the kernels that a gradient of `batch` images uses for each layer with weights:
+ * "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Three methods between
+ * slashes are those of fprop, wgrad and dgrad. The text is cut to `size` bytes. */
 #define BACKEND_KERNELS_TEXT 1024
 void backend_kernels(const struct backend *b, size_t batch, char *text, size_t size);
-/* Make `set` (borrowed, must outlive b or the next call) the one that indices refer to. A GPU
- * copies it once. */
+/* Selects the data set that indices refer to. `set` is borrowed: it must stay until the next call
+ * or until backend_free. A GPU copies the data once. */
 int backend_use(struct backend *b, const struct kx_images *set, struct err *e) PS_MUST_CHECK;
 /*
- * Mean gradient of images index[0..batch) at `params` into `grad` (both m->n_params floats, no
- * alias; grad is overwritten), and their mean loss. 1 <= batch <= max_batch; every index < set n:
- * checked, PS_EUSAGE.
+ * Computes the mean gradient and the mean loss of images index[0..batch) at `params`. `params` and
+ * `grad` have m->n_params floats each and must not overlap. `grad` is overwritten. PS_EUSAGE unless
+ * 1 <= batch <= max_batch and every index is below the data set's n.
  */
 int backend_gradient(struct backend *b, const float *params, const uint32_t *index, size_t batch,
 	uint64_t dropout_seed, float *grad, double *loss) PS_MUST_CHECK;
-/* Forward only (no dropout) over images [first, first + n): how many are right, and the sum of
- * losses. Any n. */
+/* Runs only the forward pass, without dropout, over images [first, first + n). n has no limit but
+ * the data set. *correct counts the images that are classified correctly; *loss_sum is the sum of
+ * their losses. */
 int backend_evaluate(struct backend *b, const float *params, size_t first, size_t n,
 	size_t *correct, double *loss_sum) PS_MUST_CHECK;
-/* Class probabilities (n x classes) of images [first, first + n). */
+/* Writes the class probabilities (n x classes) of images [first, first + n). */
 int backend_predict(struct backend *b, const float *params, size_t first, size_t n,
 	float *probability) PS_MUST_CHECK;
 
 /*
- * Local training: plain SGD with the weights kept on the device, for a worker that pushes the sum
- * of several gradients. Such a burst begins with start: from `params`, with an empty sum. steps:
- * step j of `steps` is the gradient g of images index[j * batch ..) with dropout seed dropout_seed
- * + j at the present weights; sum += g; weights -= rate * g. finish: weights and sum (NULL: not
- * wanted). wait: for the oldest burst that was not waited for; *loss (NULL: not wanted) = mean over
- * its images. One that is not finished goes on after that.
+ * Local training: plain SGD with the weights on the device, for a worker that pushes the sum of
+ * several gradients. A burst is a series of such steps:
  *
- * The first three may come back before it is done: `params` is the caller's again when finish has
- * come back, and what finish was given is written when wait has. LOCAL_BURSTS may be started and
- * not waited for, so that a device need not wait for what is done with its results. No other call
- * of the backend while there is one. PS_EUSAGE: out of order.
+ *   start   begins a burst at the weights `params` with an empty sum.
+ *   steps   runs `steps` SGD steps. Step j computes the gradient g of images index[j * batch ..)
+ *           at the current weights with dropout seed dropout_seed + j. Then it adds g to the sum
+ *           and subtracts rate * g from the weights. A burst may call `steps` several times.
+ *   finish  ends the burst and asks for its weights and its sum (NULL: not needed).
+ *   wait    waits for the oldest burst in flight. *loss (NULL: not needed) is the mean loss of
+ *           its images. A burst that is not finished continues after wait.
+ *
+ * start, steps and finish may return before the device has done the work. The caller may reuse
+ * `params` of start as soon as finish has returned. The results of finish are complete when wait
+ * has returned. Up to LOCAL_BURSTS bursts may be in flight: the device computes one burst while the
+ * caller uses the results of the one before. No other function of the backend may be called while a
+ * burst is in flight. PS_EUSAGE: calls in the wrong order.
  */
 #define LOCAL_BURSTS 2
 int backend_local_start(struct backend *b, const float *params) PS_MUST_CHECK;
@@ -94,16 +104,17 @@ int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, 
 int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_CHECK;
 int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
 
-/* Where parameters and gradients had best lie for this device (a GPU: pinned memory; any other
- * works, slower). take: zeroed, aligned to 64 bytes; NULL: no memory. Any thread, also after the
- * backend is gone. */
+/* The best allocator for parameters and gradients of this device: pinned memory for a GPU. Other
+ * memory works too but is slower. `take` returns zeroed memory aligned to 64 bytes, or NULL without
+ * memory. Any thread may call both functions, also after backend_free. */
 struct backend_memory {
-	int special; /* worth a copy to get there */
+	int special; /* a copy into this memory pays off */
 	void *(*take)(size_t bytes);
 	void (*give)(void *memory);
 };
 const struct backend_memory *backend_memory(const struct backend *b);
-/* After PS_EDEVICE: which call failed first, and why, in one line; else "". Valid as long as b. */
+/* After PS_EDEVICE: one line with the first call that failed and its error; else "". Valid until
+ * backend_free. */
 const char *backend_why(const struct backend *b);
 
 #endif

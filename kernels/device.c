@@ -1,4 +1,4 @@
-/* device.c - what all devices compute alike, see device.h. */
+/* device.c - softmax loss and dropout, which all devices share. See device.h. */
 #include "kernels/device.h"
 #include <math.h>
 #include "common/rng.h"

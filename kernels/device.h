@@ -1,8 +1,8 @@
 /*
- * device.h - what a device has to bring so that backend.c can offer it behind backend.h.
+ * device.h - the interface that every device implements.
  *
- * A device is one row of the table in backend.c. backend.c checks every
- * argument before it calls one: batch sizes and indices are in range, a data set is there.
+ * The table in backend.c lists the devices. backend.c checks every argument before it calls a
+ * device: batch sizes and indices are in range, and a data set is selected.
  *
  * Thread: as backend.h.
  */
@@ -14,28 +14,31 @@
 #define DEVICE_MAX_THREADS 1024
 
 struct device {
-	const char *name; /* what --device says; "cuda" also takes ":N" behind it */
-	/* NULL: always there. PS_EDEVICE with the reason: not on this machine. */
+	const char *name; /* the value of --device; "cuda" also accepts a suffix ":N" */
+	/* Returns PS_EDEVICE and the reason if this machine lacks the device. NULL: always
+	 * present. */
 	int (*present)(struct err *e);
-	int precise; /* only fp32 */
-	/* Allocate everything that any later call needs; o->max_batch is also the most images of
-	 * a forward. On failure *self is NULL. */
+	int precise; /* supports only fp32 */
+	/* Allocates all memory that later calls need. o->max_batch limits the images of `gradient`
+	 * and of `forward`. On failure *self is NULL. */
 	int (*open)(
 		void **self, const struct model *m, const struct backend_options *o, struct err *e);
 	void (*close)(void *self);
-	/* What backend_name says; lives as long as self. */
+	/* The text of backend_name. Valid until `close`. */
 	const char *(*describe)(const void *self);
-	/* The kernels of layer number `layer`, which has weights, for batches of `batch` images: one
-	 * word without blanks. */
+	/* Writes the kernels of layer number `layer`, which has weights, for batches of `batch`
+	 * images. One word without blanks. */
 	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);
 	int (*use)(void *self, const struct kx_images *set, struct err *e);
 	/* As backend_gradient; 1 <= batch <= max_batch. */
 	int (*gradient)(void *self, const float *params, const uint32_t *index, size_t batch,
 		uint64_t dropout_seed, float *grad, double *loss);
-	/* Scores (n x classes) before the softmax of images [first, first + n); n <= max_batch. */
+	/* Writes the scores before the softmax (n x classes) of images [first, first + n). n <=
+	 * max_batch. */
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *scores);
-	/* As backend_local_*, of burst number `slot` < LOCAL_BURSTS, called in order; *loss: the
-	 * sum over its images. start NULL: backend.c does all with `gradient`. */
+	/* As backend_local_*, for the burst in slot `slot` < LOCAL_BURSTS. backend.c ensures the
+	 * order of the calls. *loss is the sum over the images. If local_start is NULL, backend.c
+	 * runs the steps with `gradient`. */
 	int (*local_start)(void *self, int slot, const float *params);
 	int (*local_steps)(void *self, int slot, const uint32_t *index, size_t batch, size_t steps,
 		float rate, uint64_t dropout_seed);
@@ -43,17 +46,17 @@ struct device {
 	int (*local_wait)(void *self, int slot, double *loss);
 	/* NULL: ordinary memory. */
 	const struct backend_memory *memory;
-	/* As backend_why; NULL: nothing to say. */
+	/* As backend_why. NULL: always "". */
 	const char *(*why)(const void *self);
 };
 
 extern const struct device device_cpu, device_cpu_ref, device_cuda;
 
 void widen(double *to, const float *from, size_t n);
-/* Softmax cross-entropy of one image: its loss, and probability[0..n) (NULL: not wanted; may be
- * score itself). */
+/* Softmax cross-entropy of one image with n scores. Returns the loss and writes probability[0..n).
+ * `probability` may be NULL (not needed) or `score` itself. */
 double softmax_loss(const double *score, size_t n, size_t label, double *probability);
-/* 1 if value i of dropout layer `layer` is dropped (see backend.h); `threshold` =
+/* 1 if value i of dropout layer `layer` is dropped, as backend.h defines it. `threshold` is
  * dropout_threshold(p). */
 int dropout_drops(uint64_t seed, size_t layer, size_t i, uint32_t threshold);
 uint32_t dropout_threshold(float p);

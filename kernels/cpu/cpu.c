@@ -1,9 +1,10 @@
 /*
- * cpu.c - the cpu device: one team of threads; each takes a slice of the batch, forward and
- * backward, and keeps its own sum of gradients; the sums are added in the order of the threads.
+ * cpu.c - the cpu device. Each thread of a team computes the forward and backward pass of its slice
+ * of the batch and adds up its own gradients. The team then adds the sums in the order of the
+ * threads.
  *
- * The instruction set is the best that the processor has. CNN_KX_ISA=baseline|avx2|avx512 in the
- * environment asks for another: for tests and measurements.
+ * The device uses the best instruction set of the processor. The environment variable
+ * CNN_KX_ISA=baseline|avx2|avx512 selects another one, for tests and measurements.
  */
 #include <cblas.h>
 #include <stdio.h>
@@ -24,7 +25,7 @@ struct cpu {
 	float **sum;       /* each lane's gradient */
 	float *packed;
 	struct kx_images set;
-	/* the job at hand: written by the caller, read by the team */
+	/* the current job: the caller writes it, the team reads it */
 	const float *params;
 	struct batch batch;
 	size_t n_images;
@@ -112,7 +113,7 @@ static int cpu_build(struct cpu *c, const struct model *m, const struct backend_
 	int rc = plan_init(&c->plan, m, simd, e);
 	if (rc)
 		return rc;
-	openblas_set_num_threads(1); /* the team's members call it, each for its own images */
+	openblas_set_num_threads(1); /* each thread of the team calls OpenBLAS for its own images */
 	c->n_lanes = (size_t)o->threads;
 	if (!cpu_allocate(c, o->max_batch))
 		return err_set(e, PS_ENOMEM,

@@ -8,9 +8,9 @@
 #include "kernels/cpu/steps.h"
 #include "kernels/device.h"
 
-#define BLOCK_BYTES ((size_t)512 << 10) /* half of a usual second-level cache */
+#define BLOCK_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
 #define BLOCK_MAX   32
-#define BLAS_BLOCK  64 /* weights that come from memory should meet many images */
+#define BLAS_BLOCK  64 /* minimum with BLAS: many images reuse weights read from memory */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -50,7 +50,7 @@ static int allocate_planes(struct lane *l)
 	return ok;
 }
 
-/* Where each window and position of a block lies: the plan's offsets once per image, as pointers. */
+/* Turns the plan's offsets of windows and positions into pointers, for every image of a block. */
 static int allocate_table(struct lane *l, size_t i)
 {
 	const struct step *s = &l->plan->step[i];
@@ -168,7 +168,7 @@ static double image_loss(struct lane *l, const struct block *b, size_t n)
 
 static void block_backward(struct lane *l, const struct block *b)
 {
-	size_t first = 0; /* what stands before the first weights has nothing to learn */
+	size_t first = 0; /* steps before the first weights need no errors */
 	while (l->plan->step[first].kind != STEP_WEIGHTS)
 		first++;
 	for (size_t n = 0; n < b->n; n++)
@@ -177,7 +177,7 @@ static void block_backward(struct lane *l, const struct block *b)
 		step_backward(l, i, b);
 }
 
-/* Block number `i` of images [begin, end); 0 behind the last. */
+/* Sets *b to block number `i` of images [begin, end). Returns 0 behind the last block. */
 static int get_block(const struct lane *l, size_t begin, size_t end, size_t i, struct block *b)
 {
 	size_t n = end - begin, blocks = (n + l->block - 1) / l->block;

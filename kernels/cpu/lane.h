@@ -1,58 +1,59 @@
 /*
- * lane.h - one thread's share of the cpu device: the memory for a block of images, and forward
- * and backward over it.
+ * lane.h - the work of one thread of the cpu device: forward and backward pass over a block of
+ * images, and the memory for it.
  *
- * A block is as many images as keep a core's second-level cache busy but not overflowing; a slice
- * of a batch is cut into blocks of nearly equal size.
+ * The values of one block fit the L2 cache of a core. A lane cuts its slice of the batch into
+ * blocks of nearly equal size.
  *
- * Thread: a lane belongs to one thread at a time.
+ * Thread: one thread at a time uses a lane.
  */
 #ifndef KERNELS_CPU_LANE_H
 #define KERNELS_CPU_LANE_H
 #include "kernels/backend.h"
 #include "kernels/cpu/plan.h"
 
-/* What every lane is told; borrowed. */
+/* The arguments of a job, equal for every lane. All pointers are borrowed. */
 struct batch {
 	const struct kx_images *set;
 	const float *packed;   /* parameters, see pack.h */
-	const uint32_t *index; /* training: which images; NULL: first, first + 1... */
+	const uint32_t *index; /* image numbers of the batch; NULL: first, first + 1, ... */
 	size_t first;
 	uint64_t dropout_seed;
 	float *scores; /* forward only: batch x classes */
 };
 
-#define CHUNK_POSITIONS 128 /* one panel's scores of a chunk fill half of a first-level cache */
+#define CHUNK_POSITIONS 128 /* scores of one chunk and one panel fill half an L1 cache */
 
-/* A weighted step's windows and positions of a whole block of images, as pointers. */
+/* Pointers to the windows and positions of a weighted step, for a whole block of images. */
 struct table {
-	const float **source;   /* of each position: its patch */
-	uint32_t *first;        /* of each window: its first position; one more behind the last */
-	float **value, **error; /* of each window: where its output goes */
+	const float **source;   /* for each position: its patch */
+	uint32_t *first;        /* for each window: its first position; then their number */
+	float **value, **error; /* for each window: its output values and their errors */
 };
 
 struct lane {
 	const struct plan *plan;
-	size_t block;                       /* most images at a time */
-	float *value[MODEL_MAX_LAYERS + 1]; /* of each plane */
-	float *error[MODEL_MAX_LAYERS + 1]; /* d loss / d value */
-	uint16_t *argmax[MODEL_MAX_LAYERS]; /* of each pooled step: image, window, filter: which
-						 position of the window */
-	float *mask[MODEL_MAX_LAYERS];      /* of each dropout step: 0 or 1 / (1 - p) */
-	float *grad;                        /* packed; the sum over this lane's images */
-	float *tile;                        /* scores or errors of a chunk's positions, one panel */
-	struct entry *entry;                /* of one image: a list per filter */
-	size_t *n_entries;                  /* of each filter */
-	struct table table[MODEL_MAX_LAYERS]; /* of each weighted step */
-	double loss;                          /* sum over this lane's images */
+	size_t block;                       /* maximum images at a time */
+	float *value[MODEL_MAX_LAYERS + 1]; /* per plane */
+	float *error[MODEL_MAX_LAYERS + 1]; /* per plane: d loss / d value */
+	/* per pooled step: [image][window][filter], the position that won within its window */
+	uint16_t *argmax[MODEL_MAX_LAYERS];
+	float *mask[MODEL_MAX_LAYERS]; /* per dropout step: 0 or 1 / (1 - p) */
+	float *grad;                   /* packed sum over the images of this lane */
+	float *tile;                   /* scores or errors: positions of one chunk, one panel */
+	struct entry *entry;           /* lists of one image, one list per filter */
+	size_t *n_entries;             /* entries in the list of each filter */
+	struct table table[MODEL_MAX_LAYERS]; /* per weighted step */
+	double loss;                          /* sum over the images of this lane */
 };
 
-/* For slices of up to `most` images. Release with lane_release, also after a failure. PS_ENOMEM. */
+/* Allocates for slices of up to `most` images. The caller calls lane_release, also after a failure.
+ * PS_ENOMEM. */
 int lane_init(struct lane *l, const struct plan *p, size_t most) PS_MUST_CHECK;
 void lane_release(struct lane *l);
-/* Gradient and loss of images [begin, end) of the batch into l->grad and l->loss. */
+/* Writes gradient and loss of images [begin, end) of the batch to l->grad and l->loss. */
 void lane_gradient(struct lane *l, const struct batch *b, size_t begin, size_t end);
-/* Scores of images [begin, end) of the batch into b->scores. */
+/* Writes the scores of images [begin, end) of the batch to b->scores. */
 void lane_forward(struct lane *l, const struct batch *b, size_t begin, size_t end);
 
 #endif

@@ -1,10 +1,13 @@
 /*
  * pack.c - see pack.h.
  *
- * Packed weights of a step: panels [panel][tap][width] for a dense forward; and once more, `other`:
- * tap panels [panel of taps][filter][width] for dense data errors, or rows [filter][row][run_pad]
- * for sparse ones and for BLAS. Gradient: [panel][taps_pad][width] where the filter way is dense,
- * else rows.
+ * Layouts of a step (see plan.h for its ways and simd.h for panels and runs):
+ *
+ *   weights at `panel`     forward dense          [panel][tap][width]
+ *   weights at `other`     data dense             [panel of taps][filter][width]
+ *                          data sparse, or BLAS   [filter][row][run_pad]
+ *   gradient               filter dense           [panel][taps_pad][width]
+ *                          else                   [filter][row][run_pad]
  */
 #include "kernels/cpu/pack.h"
 

@@ -1,6 +1,6 @@
 /*
- * pack.h - parameters from the order of the manifest into the order of the inner loops, and
- * gradients back. Each call does one of `parts` shares, so that a team can split the work.
+ * pack.h - copies parameters from the order of the manifest to the order of the inner loops, and
+ * gradients back. Each call does one of `parts` shares of the work, so that a team can divide it.
  */
 #ifndef KERNELS_CPU_PACK_H
 #define KERNELS_CPU_PACK_H
@@ -11,13 +11,13 @@ struct share {
 	size_t part, parts;
 };
 
-/* The part of 0..n that share `s` covers: [*begin, *end). */
+/* Writes the part [*begin, *end) of 0..n that share `s` covers. */
 void share_range(struct share s, size_t n, size_t *begin, size_t *end);
-/* `packed` has plan->packed_floats, its padding zero. */
+/* `packed` has plan->packed_floats floats. Its padding is zero and stays zero. */
 void pack_params(const struct plan *p, struct share s, const float *params, float *packed);
-/* sum[0] += sum[1], then sum[2], up to the n threads' sum[n - 1] (plan->grad_floats each). */
+/* Adds sum[1] to sum[n - 1] to sum[0], in this order. Each has plan->grad_floats floats. */
 void sum_gradients(const struct plan *p, struct share s, float *const *sum, size_t n);
-/* grad = scale * sum. */
+/* grad = scale * sum. `grad` is in the order of the manifest. */
 void unpack_gradient(
 	const struct plan *p, struct share s, const float *sum, float scale, float *grad);
 

@@ -1,13 +1,13 @@
 /*
- * plan.c - layers to steps, and the tables of each step.
+ * plan.c - fuses layers into steps and builds the tables of each step.
  */
 #include "kernels/cpu/plan.h"
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
 
-#define MAX_IMAGE    ((size_t)1 << 25) /* floats of one image in a plane: a block fits 32 bits */
-#define BLAS_WEIGHTS ((size_t)1 << 18) /* 1 MiB: a usual second-level cache */
+#define MAX_IMAGE    ((size_t)1 << 25) /* floats of an image in a plane; offsets have 32 bits */
+#define BLAS_WEIGHTS ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
 
 size_t round_up(size_t n, size_t unit)
 {
@@ -35,7 +35,8 @@ size_t entries_pad(const struct step *s)
 
 /* ---- planes ---------------------------------------------------------------------------------- */
 
-/* The layer that reads the plane in front of layer `l`: the next one that changes the shape. */
+/* The layer that reads the plane in front of layer `l`: the first layer from `l` on that is neither
+ * ReLU nor dropout, since those work in place. */
 static const struct layer *reader(const struct model *m, size_t l)
 {
 	for (; l < m->n_layers; l++)
@@ -44,7 +45,7 @@ static const struct layer *reader(const struct model *m, size_t l)
 	return NULL;
 }
 
-/* Append the plane in front of layer `l`. 0 if it is too large. */
+/* Appends the plane in front of layer `l`. Returns 0 if it is too large. */
 static int add_plane(struct plan *p, const struct model *m, size_t l, struct shape shape)
 {
 	const struct layer *to = reader(m, l);
@@ -68,18 +69,19 @@ static int add_plane(struct plan *p, const struct model *m, size_t l, struct sha
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* A pool layer, or none: then every position is its own window. */
+/* A pool layer. Without one, size is 1 and every position is its own window. */
 struct pooling {
 	size_t size, top, left;
 };
 
-/* Append the positions of window (y, x): those pixels of `positions` (rows and columns) that lie in it. */
+/* Appends the positions of window (y, x): the output pixels of the weighted layer that lie in it.
+ * `positions` has their rows and columns. */
 static void add_window(struct step *s, const struct pooling *w, struct shape positions, size_t y,
 	size_t x, size_t y_floats, size_t x_floats, size_t origin)
 {
 	for (size_t ky = 0; ky < w->size; ky++)
 		for (size_t kx = 0; kx < w->size; kx++) {
-			/* behind the upper or left edge this wraps round to a huge number */
+			/* beyond the upper or left edge this wraps around to a huge number */
 			size_t cy = y * w->size + ky - w->top, cx = x * w->size + kx - w->left;
 			if (cy < positions.h && cx < positions.w)
 				s->position[s->n_positions++] =
@@ -87,7 +89,8 @@ static void add_window(struct step *s, const struct pooling *w, struct shape pos
 		}
 }
 
-/* Positions are `positions` large and `stride` pixels of the input plane apart, starting at `origin`. */
+/* Builds the window tables. There are `positions` rows and columns of positions. Neighbours are
+ * `stride` pixels of the input plane apart; the first one is at offset `origin`. */
 static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	struct shape positions, size_t stride, size_t origin)
 {
@@ -118,7 +121,7 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Taps in the order in which they lie in the input plane: row, column, channel. */
+/* Lists the taps in the order of the input plane: row, column, channel. */
 static int add_taps(const struct plan *p, struct step *s, size_t height, size_t width)
 {
 	const struct plane *in = &p->plane[s->in];
@@ -146,9 +149,9 @@ static int add_taps(const struct plan *p, struct step *s, size_t height, size_t 
 }
 
 /*
- * Dense goes over every position in tiles of registers; sparse only over argmaxes whose ReLU let them
- * through, but waits for memory and fills vectors along a row of the patch: about twice the time
- * per vector of products.
+ * The dense way computes every position in register tiles. The sparse way computes only argmaxes
+ * that pass the ReLU, but it waits for memory and fills vectors only along a row of the patch. A
+ * vector of products takes it about twice as long.
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {
@@ -170,7 +173,7 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 		s->data = WAY_NONE;
 }
 
-/* Give the step its places in the packed parameters and in the gradient. */
+/* Assigns the step its offsets in the packed parameters and in the gradient. */
 static void place_step(struct plan *p, struct step *s)
 {
 	const size_t rows = s->filters * s->patch.rows * s->patch.run_pad;
@@ -209,7 +212,8 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* The layers from `l` on that one step does: relus and one pool behind a weighted layer. */
+/* Fuses the ReLUs and at most one pool behind weighted layer `l` into its step. Returns the next
+ * layer. */
 static size_t fuse(const struct model *m, size_t l, struct step *s, const struct layer **pool)
 {
 	*pool = NULL;
@@ -224,7 +228,7 @@ static size_t fuse(const struct model *m, size_t l, struct step *s, const struct
 	return l;
 }
 
-/* Append the step that starts with layer *l and move *l behind it. 0: no memory. */
+/* Appends the step that starts with layer *l and moves *l behind it. Returns 0 without memory. */
 static int add_step(struct plan *p, const struct model *m, size_t *l, int *weighted)
 {
 	const struct layer *layer = &m->layer[*l], *pool = NULL;

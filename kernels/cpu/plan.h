@@ -1,12 +1,14 @@
 /*
- * plan.h - a model as the cpu device runs it: layers fused into steps, planes of values between
- * them, and tables that say where everything lies. Made once per backend; read-only afterwards.
+ * plan.h - how the cpu device runs a model. A step is one layer or several fused layers. A plane
+ * holds the values between two steps. Tables give the addresses of windows, positions and taps. A
+ * plan is built once per backend and then only read.
  *
- * Inside the device values are stored rows x columns x channels (the reverse of the outside), so
- * that a patch's row is one run of floats and neighbouring channels make a vector. The zeros around
- * a conv's input are part of the plane that it reads: written once, when memory is allocated.
+ * Inside the device, values are stored as rows x columns x channels (NHWC), outside as channels x
+ * rows x columns. A row of a patch is therefore one run of contiguous floats, and a vector holds
+ * neighbouring channels. The zero padding of a convolution is part of the plane that it reads. It
+ * is written once, when the memory is allocated.
  *
- * An fc layer is a conv whose window covers its whole input.
+ * An fc layer is a convolution with one window that covers its whole input.
  */
 #ifndef KERNELS_CPU_PLAN_H
 #define KERNELS_CPU_PLAN_H
@@ -16,14 +18,15 @@
 #include "common/model.h"
 #include "kernels/cpu/simd.h"
 
-#define PLANE_ALIGN (2 * SIMD_MAX_LANES) /* floats; also the slack behind the last image */
+#define PLANE_ALIGN                                                                                \
+	(2 * SIMD_MAX_LANES) /* in floats; also the spare floats behind the last image */
 
-/* What stands between two steps, for one image. */
+/* The layout of one image's values between two steps. */
 struct plane {
 	struct shape shape;
-	size_t row;    /* floats from row to row, padding included */
-	size_t origin; /* float of the first value, behind the padding */
-	size_t image;  /* floats from image to image, a multiple of PLANE_ALIGN */
+	size_t row;    /* floats from one row to the next, padding included */
+	size_t origin; /* offset of the first value, behind the padding */
+	size_t image;  /* floats from one image to the next, a multiple of PLANE_ALIGN */
 };
 
 enum step_kind {
@@ -35,36 +38,37 @@ enum step_kind {
 
 /* How a weighted step computes one of its three products. */
 enum way {
-	WAY_NONE,   /* errors that nobody needs */
-	WAY_DENSE,  /* every position, in tiles of registers */
-	WAY_SPARSE, /* argmaxes only */
-	WAY_BLAS,   /* OpenBLAS: one window per image, and more weights than a core's cache holds */
+	WAY_NONE,   /* no layer needs these errors */
+	WAY_DENSE,  /* every position, in register tiles */
+	WAY_SPARSE, /* only the argmax of each pool window */
+	WAY_BLAS,   /* OpenBLAS: one window per image, more weights than an L2 cache holds */
 };
 
 struct step {
 	enum step_kind kind;
 	size_t layer;   /* number of its (first) layer */
 	float drop;     /* dropout */
-	size_t in, out; /* planes; equal: in place */
+	size_t in, out; /* numbers of the planes; equal if the step works in place */
 	int relu, pooled;
 
-	/* weights and pool: windows and their positions in window order; without pooling one each */
+	/* weights and pool: windows, and positions in window order; without a pool, one per
+	 * window */
 	size_t n_windows, n_positions, max_positions; /* max_positions: in one window */
-	uint32_t *first;    /* of each window: its first position; n_windows + 1 */
-	uint32_t *position; /* of each position: its patch in the input plane, in floats */
-	uint32_t *to;       /* of each window: its values in the output plane, in floats */
+	uint32_t *first;    /* for each window: its first position; n_windows + 1 */
+	uint32_t *position; /* for each position: offset of its patch in the input plane */
+	uint32_t *to;       /* for each window: offset of its values in the output plane */
 
 	/* weights: filter f's weight for tap k is params[weight + f * n_taps + param[k]] */
 	size_t filters, n_taps;
-	size_t columns;      /* filters in whole vectors, see columns_pad */
-	size_t taps_pad;     /* n_taps in whole simd.taps */
-	uint32_t *tap;       /* of each tap: where in a patch, in floats; taps_pad, zeros behind */
-	uint32_t *param;     /* of each tap: its number among a filter's weights; n_taps */
+	size_t columns;      /* filters rounded up to whole vectors, see columns_pad */
+	size_t taps_pad;     /* n_taps rounded up to a multiple of simd.taps */
+	uint32_t *tap;       /* for each tap: its offset in a patch; taps_pad, 0 behind n_taps */
+	uint32_t *param;     /* for each tap: its number among the weights of a filter; n_taps */
 	size_t weight, bias; /* offsets in params */
 	struct patch patch;
-	enum way forward, filter, data; /* values; the weights' gradient; the input's errors */
+	enum way forward, filter, data; /* ways of fprop, wgrad and dgrad */
 
-	/* offsets in the packed parameters and in a thread's gradient, floats (see pack.c) */
+	/* offsets in the packed parameters and in a lane's gradient, in floats (see pack.c) */
 	size_t panel, panel_bias, other;
 	size_t grad, grad_bias;
 };
@@ -75,24 +79,27 @@ struct plan {
 	struct plane plane[MODEL_MAX_LAYERS + 1];
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
-	int blas;             /* some step goes that way */
+	int blas;             /* a step uses WAY_BLAS */
 	size_t max_positions; /* in a window of any step */
 	size_t max_entries;   /* of one image in a sparse step */
-	uint32_t *identity;   /* 0, 1, 2...: as many as any step has filters */
+	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters */
 };
 
-/* Release with plan_release, also after a failure. PS_ENOMEM: tables or planes too large. */
+/* The caller calls plan_release, also after a failure. PS_ENOMEM: no memory, or the model's planes
+ * or pool windows are too large. */
 int plan_init(struct plan *p, const struct model *m, const struct simd *simd,
 	struct err *e) PS_MUST_CHECK;
 void plan_release(struct plan *p);
 
-/* `n` filters in panels: whole panels of two vectors, the last one of one if that is enough. */
+/* `n` filters rounded up to panels. A panel is two vectors wide; the last one is one vector wide if
+ * that is enough. */
 size_t columns_pad(const struct simd *simd, size_t n);
 /* The panel that starts at filter (or column) `first` of `n`. */
 struct columns columns_at(const struct simd *simd, size_t n, size_t first);
 /* `n` rounded up to a multiple of `unit`. */
 size_t round_up(size_t n, size_t unit);
-/* Floats between a filter's lists of entries: room for every window, in whole SIMD_ENTRIES. */
+/* Entries reserved for the list of one filter: one per window, rounded up to a multiple of
+ * SIMD_ENTRIES. */
 size_t entries_pad(const struct step *s);
 
 #endif

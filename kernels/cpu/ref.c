@@ -1,8 +1,10 @@
 /*
- * ref.c - the truth: one image after the other, one value after the other, everything between
- * the float parameters and the float gradient in double. Written to be read, never to be fast.
+ * ref.c - the reference device cpu-ref. It computes one image after the other and one value after
+ * the other. Parameters and gradient are float, everything between them is double. The code is
+ * written to be read, not to be fast.
  *
- * value[l] is what enters layer l, value[n_layers] the scores; delta[l] is d loss / d value[l].
+ * value[l] is the input of layer l; value[n_layers] are the scores. delta[l] is d loss / d
+ * value[l].
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,14 +16,14 @@ struct cpu_ref {
 	const struct model *model;
 	struct kx_images set;
 	double *value[MODEL_MAX_LAYERS + 1], *delta[MODEL_MAX_LAYERS + 1];
-	size_t *argmax[MODEL_MAX_LAYERS]; /* pool: which input each output took */
+	size_t *argmax[MODEL_MAX_LAYERS]; /* pool: the input that each output is a copy of */
 	double *grad;                     /* sum over the images so far */
 };
 
 /* One image's pass. */
 struct pass {
 	const float *params;
-	int training; /* dropout drops */
+	int training; /* 1: apply dropout */
 	uint64_t dropout_seed;
 	size_t n; /* number of the image in its batch */
 };
@@ -36,7 +38,8 @@ static size_t weight_at(const struct layer *l, size_t f, size_t c, size_t ky, si
 	return ((f * l->in.c + c) * l->size + ky) * l->size + kx;
 }
 
-/* Input row (or column) under row k of output o's window; 0 if that is padding. */
+/* Sets *i to the input row (or column) under row k of the window of output o. Returns 0 if that is
+ * padding. */
 static int under(size_t o, size_t k, size_t stride, size_t pad, size_t size, size_t *i)
 {
 	*i = o * stride + k - pad;
@@ -72,7 +75,7 @@ static void conv_forward(const struct layer *l, const float *weight, const float
 					(double)bias[f] + conv_one(l, weight, in, f, oy, ox);
 }
 
-/* Push the error `d` of one output back to the window's inputs and weights. */
+/* Adds the contribution of one output's error `d` to the gradients of its inputs and weights. */
 static void conv_push(const struct layer *l, const float *weight, const double *in, double d,
 	size_t f, size_t oy, size_t ox, double *grad_weight, double *d_in)
 {
@@ -137,7 +140,7 @@ static void fc_backward(const struct layer *l, const float *weight, const double
 static void ref_relu_forward(const double *in, double *out, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
-		out[i] = in[i] < 0 ? 0 : in[i]; /* keeps what is not a number */
+		out[i] = in[i] < 0 ? 0 : in[i]; /* keeps NaN */
 }
 
 static void relu_backward(const double *out, const double *d_out, double *d_in, size_t n)
@@ -146,7 +149,7 @@ static void relu_backward(const double *out, const double *d_out, double *d_in, 
 		d_in[i] = out[i] > 0 ? d_out[i] : 0;
 }
 
-/* The first maximum of a window in row order. Padding is never in it. */
+/* The first maximum of a window in row order. Padding never wins. */
 static size_t pool_vector_argmax(
 	const struct layer *l, const double *in, size_t c, size_t oy, size_t ox)
 {
@@ -181,7 +184,8 @@ static void ref_pool_backward(
 		d_in[argmax[o]] += d_out[o];
 }
 
-/* Forward on values and backward on errors are the same: keep and scale, or drop. */
+/* Dropout treats values (forward) and errors (backward) alike: it keeps and scales them, or drops
+ * them. */
 static void dropout_apply(
 	const struct layer *l, size_t number, const struct pass *p, const double *in, double *out)
 {
@@ -269,7 +273,8 @@ static void image_forward(struct cpu_ref *r, size_t image, const struct pass *p)
 		layer_forward(r, l, p);
 }
 
-/* Loss of the scores; delta of the scores = probability - (1 at the label). */
+/* Returns the loss and runs the backward pass. delta of the scores is the probability, minus 1 at
+ * the label. */
 static double image_backward(struct cpu_ref *r, size_t image, const struct pass *p)
 {
 	const struct model *m = r->model;

@@ -1,6 +1,6 @@
 /*
- * simd.c - the inner loops of the cpu device, written with the compilers' vector types and
- * compiled once per instruction set (kernels.mk): SIMD_NAME is avx2, avx512 or baseline.
+ * simd.c - the inner loops of the cpu device, in vector types of GCC and Clang. kernels.mk compiles
+ * this file once per instruction set. SIMD_NAME is avx2, avx512 or baseline.
  */
 #include "kernels/cpu/simd.h"
 
@@ -9,8 +9,9 @@
 #define TEXT2(a)     #a
 #define TEXT(a)      TEXT2(a)
 
-/* Register tiles. Two vectors of filters by POSITIONS positions (or TAPS taps) of sums, and room for two
- * vectors of weights and one broadcast: 32 registers with AVX-512, else 16. */
+/* A register tile has 2 x POSITIONS sums (gemm) or 2 x TAPS sums (filter_dense). Two vectors of
+ * filters and one broadcast value need registers too. AVX-512 has 32 registers, the other
+ * instruction sets 16. */
 #if defined(__AVX512F__)
 #define LANES     16
 #define POSITIONS 8
@@ -134,7 +135,7 @@ static void filter_dense(float *grad, const float *d, const float *const *source
 
 /* ---- pooling --------------------------------------------------------------------------------- */
 
-/* The first `count` lanes only, when that is not all of them. */
+/* Stores the first `count` lanes, or all lanes if `count` is larger. */
 INLINE void store_some(float *p, vec v, size_t count)
 {
 	if (count >= LANES)
@@ -173,7 +174,8 @@ INLINE ivec load_argmax(const uint16_t *p, size_t count)
 	return v;
 }
 
-/* Pool one vector of filters, count of them wanted, of a window of n positions at `score`. */
+/* Pools one window for one vector of filters. The window has n positions, whose scores start at
+ * `score`. Only the first `count` filters are stored. */
 INLINE void pool_vector(const float *score, size_t width, size_t n, vec bias, int relu, float *out,
 	uint16_t *argmax, size_t count)
 {
@@ -194,7 +196,7 @@ INLINE void pool_vector(const float *score, size_t width, size_t n, vec bias, in
 		store_argmax(argmax, won, count);
 }
 
-/* All windows have 4 positions, all vectors are full: pool:2 behind a usual conv. */
+/* The common case, pool:2: all windows have 4 positions, and all vectors are full. */
 INLINE void pool_4(
 	const struct chunk *c, struct columns w, const float *score, const float *bias, int relu)
 {
@@ -232,7 +234,7 @@ static void pool(
 	}
 }
 
-/* The reverse of pool_vector; returns the error. */
+/* The reverse of pool_vector. Returns the errors of the window. */
 INLINE vec unpool_vector(
 	float *d, size_t width, size_t n, const float *out, const uint16_t *argmax, size_t count)
 {
@@ -296,7 +298,8 @@ static void relu_back(float *d, const float *value, size_t n)
 
 /* ---- sparse ---------------------------------------------------------------------------------- */
 
-/* Locals, because a vector store might change anything that pointers lead to. */
+/* The pointers and errors are copied to local variables: the compiler must assume that a vector
+ * store changes any memory. */
 
 INLINE void add_rows_4(
 	float *g, const float *const x[SIMD_ENTRIES], const float d[SIMD_ENTRIES], size_t n)

@@ -8,8 +8,8 @@
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* As many windows from *next on (counted over the block's images) as make a chunk, whose outputs
- * are the values or the errors of the output plane. Moves *next behind them. */
+/* The chunk that starts at window *next, counted over all images of the block. `out` points to the
+ * values or the errors of the output plane. Moves *next behind the chunk. */
 static struct chunk next_chunk(
 	const struct lane *l, size_t i, float *const *out, size_t n_images, size_t *next)
 {
@@ -33,7 +33,7 @@ static struct chunk next_chunk(
 static void relu_forward(float *value, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
-		value[i] = value[i] < 0 ? 0 : value[i]; /* keeps what is not a number */
+		value[i] = value[i] < 0 ? 0 : value[i]; /* keeps NaN */
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 	}
 }
 
-/* The one window of each image sees its whole input: errors times weights. */
+/* dgrad of a layer with one window per image: errors times weights. */
 static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -83,8 +83,8 @@ static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 			columns_at(simd, s->n_taps, k).width);
 }
 
-/* The argmaxes of image `n` that have an error, one list per filter, each filled up with entries of
- * no error to whole SIMD_ENTRIES. */
+/* Lists the argmaxes of image `n` with an error other than 0, one list per filter. Pads each list
+ * with zero entries to a multiple of SIMD_ENTRIES. */
 static void list_argmax(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
@@ -119,7 +119,7 @@ static void add_bias_errors(struct lane *l, const struct step *s, size_t n)
 	}
 }
 
-/* Through the argmaxes only: the weights' gradient, the errors of the layer before, or both. */
+/* Computes wgrad, dgrad, or both from the argmaxes alone. */
 static void back_sparse(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -146,7 +146,8 @@ static void back_sparse(struct lane *l, size_t i, const struct block *b)
 	}
 }
 
-/* in (n x taps), out (n x filters), weights and gradient (filters x taps), row-major. */
+/* Matrices of the BLAS calls, row-major: input n x taps, output n x filters, weights and gradient
+ * filters x taps. */
 
 static void forward_blas(struct lane *l, size_t i, const struct block *b)
 {
@@ -248,7 +249,8 @@ static void pool_backward(struct lane *l, size_t i, size_t n)
 	}
 }
 
-/* Draw the mask of image `n` of the block: values are numbered channel by channel. */
+/* Draws the mask of image `n` of the block. Values are numbered in the order channel, row,
+ * column. */
 static void dropout_draw(struct lane *l, size_t i, size_t n, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];

@@ -1,6 +1,6 @@
 /*
- * team.c - one barrier does everything: members wait in it for a job, may meet in it during one,
- * and leave the job through it.
+ * team.c - one barrier serves three purposes: members wait in it for a job, synchronise during a
+ * job, and wait in it for the end of the job.
  */
 #include "kernels/cpu/team.h"
 #include <pthread.h>
@@ -18,15 +18,15 @@ struct member {
 };
 
 struct team {
-	atomic_size_t n; /* who has to arrive */
-	size_t started;  /* members there are, the caller included */
+	atomic_size_t n; /* members that must arrive */
+	size_t started;  /* members that exist, the caller included */
 	struct member *member;
 	atomic_size_t arrived;
-	atomic_uint phase; /* grows when everybody has arrived */
+	atomic_uint phase; /* incremented when all have arrived */
 	pthread_mutex_t mutex;
 	pthread_cond_t next_phase;
 	/* written by member 0 before the barrier that starts a job, read by the others after it */
-	team_job *job; /* NULL: go home */
+	team_job *job; /* NULL: the thread exits */
 	void *arg;
 };
 
@@ -116,7 +116,7 @@ void team_free(struct team **team)
 	if (!t)
 		return;
 	t->job = NULL;
-	atomic_store(&t->n, t->started); /* fewer when team_new failed half way */
+	atomic_store(&t->n, t->started); /* fewer than n if team_new failed halfway */
 	team_barrier(t);
 	for (size_t i = 1; i < t->started; i++)
 		pthread_join(t->member[i].thread, NULL);

@@ -1,10 +1,11 @@
 /*
- * team.h - a fixed team of threads that run one function together, again and again.
+ * team.h - a fixed team of threads that run one function together, job after job.
  *
- * The caller of team_run is member 0. Waiting members spin for some microseconds before they sleep:
- * the next job of a training loop is usually that near.
+ * The caller of team_run is member 0. A waiting member spins for about 50 us before it sleeps,
+ * because a training loop usually starts the next job within that time.
  *
- * Thread: one caller at a time. team_barrier: from inside a job, every member.
+ * Thread: one thread at a time calls team_run. Inside a job, every member calls team_barrier
+ * equally often.
  */
 #ifndef KERNELS_CPU_TEAM_H
 #define KERNELS_CPU_TEAM_H
@@ -15,13 +16,13 @@ struct team; /* opaque */
 
 typedef void team_job(void *arg, size_t member);
 
-/* n >= 1. PS_ENOMEM; PS_EDEVICE: the system gives no more threads. */
+/* Starts n - 1 threads, n >= 1. PS_ENOMEM. PS_EDEVICE: the system cannot start a thread. */
 int team_new(struct team **out, size_t n, struct err *e) PS_MUST_CHECK;
-/* Joins, frees and nulls; NULL is fine. */
+/* Joins the threads, frees *t and sets it to NULL. *t may be NULL. */
 void team_free(struct team **t);
-/* job(arg, 0..n-1), each on its own thread; returns when all have. */
+/* Runs job(arg, i) for i = 0..n-1, each on its own thread. Returns when all have returned. */
 void team_run(struct team *t, team_job *job, void *arg);
-/* No member goes on before all have come here. */
+/* Blocks until every member has called it. */
 void team_barrier(struct team *t);
 
 #endif

@@ -89,6 +89,7 @@ SRC.server := $(filter-out $(MAINS) $(SRC.core),$(wildcard server/*.c server/*/*
 SRC.kernels := $(wildcard kernels/*.c kernels/cpu/*.c kernels/cuda/*.c)
 SRC.client := $(wildcard worker/client/*.c)
 SRC.worker := $(filter-out $(MAINS),$(wildcard worker/*.c worker/data/*.c worker/ctl/*.c))
+SRC.support := $(wildcard tests/support/*.c)
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 include kernels/kernels.mk
@@ -99,6 +100,7 @@ A.server  := $(B)/libserver.a
 A.kernels := $(B)/libkernels.a
 A.client  := $(B)/libcnnps.a
 A.worker  := $(B)/libworker.a
+A.support := $(B)/libsupport.a
 ARCHIVES.worker := $(A.worker) $(A.client) $(A.kernels) $(A.proto) $(A.common)
 ARCHIVES.server := $(A.server) $(A.core) $(A.proto) $(A.common)
 
@@ -175,6 +177,8 @@ $(A.client): $(call obj,$(SRC.client))
 	$(archive)
 $(A.worker): $(call obj,$(SRC.worker))
 	$(archive)
+$(A.support): $(call obj,$(SRC.support))
+	$(archive)
 
 $(B)/cnn-ps: $(B)/server/main.o $(ARCHIVES.server)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.base)
@@ -186,8 +190,8 @@ $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 	@mkdir -p $(@D)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
 
-# Tests may use everything. Two archive groups refer to each other nowhere; order is by dependency.
-TEST_ARCHIVES := $(A.server) $(A.core) $(ARCHIVES.worker)
+# Tests may use everything. A test program gets those files of tests/support that it refers to.
+TEST_ARCHIVES := $(A.support) $(A.server) $(A.core) $(ARCHIVES.worker)
 $(B)/tests/unit/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(TEST_ARCHIVES)

@@ -7,7 +7,7 @@ GPU_TESTS  := $(patsubst tests/gpu/%.c,$(B)/tests/gpu/%,$(wildcard tests/gpu/tes
 GPU_POISON := $(B)/tests/gpu/poison.so
 GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu $(B)/tests/tools/broken_worker
 
-$(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(ARCHIVES.worker)
+$(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(A.support) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
 # a worker whose device breaks: its own row of the table comes before the archive's
 $(B)/tests/tools/broken_worker: $(B)/tests/tools/broken_worker.o $(B)/worker/main.o $(ARCHIVES.worker)

@@ -5,12 +5,12 @@
  */
 #ifndef TESTS_UNIT_CORE_CROWD_H
 #define TESTS_UNIT_CORE_CROWD_H
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 
 #define CROWD 3u
 
 struct crowd {
-	struct bench b;
+	struct core_fixture f;
 	struct rng r;
 	struct stamp s[CROWD];
 	uint64_t request[CROWD];
@@ -26,20 +26,20 @@ static inline uint32_t crowd_peer(uint32_t i)
 static inline void crowd_push(struct crowd *k, uint32_t i)
 {
 	const struct msg_grant *g = &k->grant[i];
-	uint32_t at = (uint32_t)rng_below(&k->r, 4), epoch = core_training_epoch(k->b.core);
-	struct msg m = bench_push(k->s[i], bench_worker(&k->b, i + 1).last_seq + 1);
+	uint32_t at = (uint32_t)rng_below(&k->r, 4), epoch = core_training_epoch(k->f.core);
+	struct msg m = fixture_push(k->s[i], fixture_worker(&k->f, i + 1).last_seq + 1);
 
-	m.push.base_version = core_stats(k->b.core)->version;
+	m.push.base_version = core_stats(k->f.core)->version;
 	if (rng_below(&k->r, 10) && g->kind == GRANT_TRAIN && g->work.count) { /* mostly its own */
 		at = g->work.first + (uint32_t)rng_below(&k->r, g->work.count);
 		epoch = g->work.epoch;
 	}
-	if (k->b.cfg.training.epochs && epoch >= k->b.cfg.training.epochs)
+	if (k->f.cfg.training.epochs && epoch >= k->f.cfg.training.epochs)
 		return;
-	if (k->b.cfg.training.epochs)
-		bench_work(&m, epoch, at, 1);
-	bench_slice(&m, (epoch * 4 + at) % BENCH_PARAMS, 1, bench_ones);
-	bench_message(&k->b, crowd_peer(i), &m);
+	if (k->f.cfg.training.epochs)
+		fixture_work(&m, epoch, at, 1);
+	fixture_slice(&m, (epoch * 4 + at) % FIXTURE_PARAMS, 1, fixture_ones);
+	fixture_message(&k->f, crowd_peer(i), &m);
 }
 
 static inline void crowd_result(struct crowd *k, uint32_t i)
@@ -53,26 +53,26 @@ static inline void crowd_result(struct crowd *k, uint32_t i)
 		.eval_count = g->eval_count,
 		.correct = g->eval_count / 2,
 		.loss_sum = 0.25 * g->eval_count};
-	bench_message(&k->b, crowd_peer(i), &m);
+	fixture_message(&k->f, crowd_peer(i), &m);
 }
 
 static inline void crowd_act(struct crowd *k, uint32_t i)
 {
-	struct msg m = bench_resume(k->s[i], bench_worker(&k->b, i + 1).last_seq, 0);
+	struct msg m = fixture_resume(k->s[i], fixture_worker(&k->f, i + 1).last_seq, 0);
 
 	switch (rng_below(&k->r, 6)) {
 	case 0:
-		m.hello.data = core_data(k->b.core)->n_train ? *core_data(k->b.core) : bench_data;
-		bench_message(&k->b, crowd_peer(i), &m);
+		m.hello.data = core_data(k->f.core)->n_train ? *core_data(k->f.core) : fixture_data;
+		fixture_message(&k->f, crowd_peer(i), &m);
 		break;
 	case 1:
-		bench_beat(&k->b, crowd_peer(i) + 1, k->s[i]);
+		fixture_beat(&k->f, crowd_peer(i) + 1, k->s[i]);
 		break;
 	case 2:
 		crowd_result(k, i);
 		break;
 	case 3:
-		bench_lease(&k->b, crowd_peer(i), k->s[i], k->request[i] += rng_below(&k->r, 2));
+		fixture_lease(&k->f, crowd_peer(i), k->s[i], k->request[i] += rng_below(&k->r, 2));
 		break;
 	default:
 		crowd_push(k, i);
@@ -82,11 +82,11 @@ static inline void crowd_act(struct crowd *k, uint32_t i)
 static inline void crowd_hear(struct crowd *k)
 {
 	for (uint32_t i = 0; i < CROWD; i++) {
-		const struct msg *m = bench_sent(&k->b, crowd_peer(i), MSG_GRANT);
+		const struct msg *m = fixture_sent(&k->f, crowd_peer(i), MSG_GRANT);
 
 		if (m)
 			k->grant[i] = m->grant;
-		m = bench_sent(&k->b, crowd_peer(i), MSG_WELCOME);
+		m = fixture_sent(&k->f, crowd_peer(i), MSG_WELCOME);
 		if (m)
 			k->s[i] = m->welcome.stamp;
 	}
@@ -98,11 +98,11 @@ static inline void crowd_step(struct crowd *k)
 	uint64_t dice = rng_below(&k->r, 100);
 
 	if (dice < 6)
-		bench_tick(&k->b, rng_below(&k->r, 400));
-	else if (dice < 16 && k->b.saving)
-		bench_saved(&k->b, rng_below(&k->r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
+		fixture_tick(&k->f, rng_below(&k->r, 400));
+	else if (dice < 16 && k->f.saving)
+		fixture_saved(&k->f, rng_below(&k->r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
 	else if (dice == 16)
-		bench_restart(&k->b);
+		fixture_restart(&k->f);
 	else
 		crowd_act(k, (uint32_t)rng_below(&k->r, CROWD));
 	crowd_hear(k);
@@ -111,7 +111,7 @@ static inline void crowd_step(struct crowd *k)
 static inline void crowd_join(struct crowd *k)
 {
 	for (uint32_t i = 0; i < CROWD; i++)
-		k->s[i] = bench_join(&k->b, crowd_peer(i), i ? "" : "anna");
+		k->s[i] = fixture_join(&k->f, crowd_peer(i), i ? "" : "anna");
 }
 
 #endif

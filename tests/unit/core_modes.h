@@ -6,7 +6,7 @@
 #ifndef TESTS_UNIT_CORE_MODES_H
 #define TESTS_UNIT_CORE_MODES_H
 #include <math.h>
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 
 #define CREW        8u
 #define CREW_PARAMS 64u
@@ -24,7 +24,7 @@ struct hand {
 };
 
 struct crew {
-	struct bench b;
+	struct core_fixture f;
 	struct data_id data;
 	crew_fn *fn;
 	uint32_t n;
@@ -34,8 +34,8 @@ struct crew {
 /* Images of batches [first, first + count). */
 static inline uint32_t crew_images(const struct crew *k, uint32_t first, uint32_t count)
 {
-	uint32_t from = first * k->b.cfg.training.batch_size,
-		 to = from + count * k->b.cfg.training.batch_size;
+	uint32_t from = first * k->f.cfg.training.batch_size,
+		 to = from + count * k->f.cfg.training.batch_size;
 
 	return (to < k->data.n_train ? to : k->data.n_train) - from;
 }
@@ -43,25 +43,25 @@ static inline uint32_t crew_images(const struct crew *k, uint32_t first, uint32_
 static inline void crew_hire(struct crew *k, uint32_t i)
 {
 	struct hand *h = &k->hand[i];
-	struct msg m = bench_hello("");
+	struct msg m = fixture_hello("");
 
 	*h = (struct hand){.peer = 100 + 10 * i};
 	m.hello.data = k->data;
-	bench_message(&k->b, h->peer, &m);
-	for (int try = 0; try < 2 && !bench_sent(&k->b, h->peer, MSG_WELCOME); try++)
-		bench_durable(&k->b);
-	assert_non_null(bench_sent(&k->b, h->peer, MSG_WELCOME));
-	h->s = bench_sent(&k->b, h->peer, MSG_WELCOME)->welcome.stamp;
+	fixture_message(&k->f, h->peer, &m);
+	for (int try = 0; try < 2 && !fixture_sent(&k->f, h->peer, MSG_WELCOME); try++)
+		fixture_durable(&k->f);
+	assert_non_null(fixture_sent(&k->f, h->peer, MSG_WELCOME));
+	h->s = fixture_sent(&k->f, h->peer, MSG_WELCOME)->welcome.stamp;
 }
 
 /* `n` workers; without a disk unless cfg says so. */
 static inline void crew_open(
 	struct crew *k, struct core_config cfg, uint32_t n, uint32_t n_train, crew_fn *fn)
 {
-	*k = (struct crew){.n = n, .data = bench_data, .fn = fn};
+	*k = (struct crew){.n = n, .data = fixture_data, .fn = fn};
 	cfg.sessions.max_workers = CREW;
 	k->data.n_train = n_train;
-	bench_open(&k->b, cfg);
+	fixture_open(&k->f, cfg);
 	for (uint32_t i = 0; i < n; i++)
 		crew_hire(k, i);
 }
@@ -71,14 +71,14 @@ static inline void crew_hear(struct crew *k)
 {
 	for (uint32_t i = 0; i < k->n; i++) {
 		struct hand *h = &k->hand[i];
-		const struct msg *m = bench_sent(&k->b, h->peer, MSG_GRANT);
+		const struct msg *m = fixture_sent(&k->f, h->peer, MSG_GRANT);
 
 		if (!m || m->grant.request != h->request)
 			continue;
 		h->grant = m->grant;
-		h->version = core_stats(k->b.core)->version;
+		h->version = core_stats(k->f.core)->version;
 		h->epoch = h->s.term;
-		memcpy(h->w, core_weights(k->b.core), k->b.cfg.n_params * sizeof(float));
+		memcpy(h->w, core_weights(k->f.core), k->f.cfg.n_params * sizeof(float));
 	}
 }
 
@@ -88,7 +88,7 @@ static inline int crew_ask(struct crew *k, uint32_t i)
 	struct hand *h = &k->hand[i];
 
 	h->grant.work.count = 0;
-	bench_lease(&k->b, h->peer, h->s, ++h->request);
+	fixture_lease(&k->f, h->peer, h->s, ++h->request);
 	crew_hear(k);
 	return h->grant.kind == GRANT_TRAIN && h->grant.work.count > 0;
 }
@@ -108,7 +108,7 @@ static inline void crew_granted(struct crew *k, uint32_t i, uint32_t first, uint
 static inline struct msg crew_gradient(struct crew *k, uint32_t i, float *g)
 {
 	struct hand *h = &k->hand[i];
-	struct msg m = bench_push(h->s, h->seq + 1);
+	struct msg m = fixture_push(h->s, h->seq + 1);
 	const struct work *work = &h->grant.work;
 	double sum[CREW_PARAMS] = {0}, loss = 0;
 
@@ -119,13 +119,13 @@ static inline struct msg crew_gradient(struct crew *k, uint32_t i, float *g)
 	for (uint32_t b = work->first; b < work->first + work->count; b++) {
 		double one[CREW_PARAMS] = {0}, part = crew_images(k, b, 1);
 		loss += part * k->fn(b, h->w, one);
-		for (size_t j = 0; j < k->b.cfg.n_params; j++)
+		for (size_t j = 0; j < k->f.cfg.n_params; j++)
 			sum[j] += part * one[j];
 	}
-	for (size_t j = 0; j < k->b.cfg.n_params; j++)
+	for (size_t j = 0; j < k->f.cfg.n_params; j++)
 		g[j] = (float)(sum[j] / m.push.images);
 	m.push.loss = (float)(loss / m.push.images);
-	bench_slice(&m, 0, k->b.cfg.n_params, g);
+	fixture_slice(&m, 0, k->f.cfg.n_params, g);
 	return m;
 }
 
@@ -134,7 +134,7 @@ static inline enum reject crew_push(struct crew *k, uint32_t i)
 {
 	float g[CREW_PARAMS];
 	struct msg m = crew_gradient(k, i, g);
-	struct msg_ack a = bench_acked(&k->b, k->hand[i].peer, &m);
+	struct msg_ack a = fixture_acked(&k->f, k->hand[i].peer, &m);
 
 	k->hand[i].seq++;
 	k->hand[i].grant.work.count = 0;
@@ -151,7 +151,7 @@ static inline void crew_evaluate(struct crew *k, uint32_t i)
 		.eval_id = h->grant.eval_id,
 		.eval_first = h->grant.eval_first,
 		.eval_count = h->grant.eval_count};
-	bench_message(&k->b, h->peer, &m);
+	fixture_message(&k->f, h->peer, &m);
 	h->grant = (struct msg_grant){.request = h->request};
 	crew_hear(k);
 }
@@ -177,7 +177,7 @@ static inline void crew_run(struct crew *k, uint32_t n, struct rng *r)
 {
 	for (int i = 0; i < 1000000; i++) {
 		crew_act(k, r ? (uint32_t)rng_below(r, n) : 0);
-		if (bench_count(&k->b, EFFECT_FINISH))
+		if (fixture_count(&k->f, EFFECT_FINISH))
 			return;
 	}
 	fail_msg("the run does not end");
@@ -187,26 +187,26 @@ static inline void crew_run(struct crew *k, uint32_t n, struct rng *r)
  * HELLO again, in the middle of whatever they did. */
 static inline void crew_restart(struct crew *k, uint32_t n)
 {
-	bench_restart(&k->b);
+	fixture_restart(&k->f);
 	for (uint32_t i = 0; i < n; i++) {
 		struct hand *h = &k->hand[i];
-		struct msg m = bench_resume(h->s, h->seq, h->seq);
+		struct msg m = fixture_resume(h->s, h->seq, h->seq);
 
 		m.hello.data = k->data;
-		bench_message(&k->b, h->peer, &m);
-		assert_non_null(bench_sent(&k->b, h->peer, MSG_WELCOME));
-		h->s = bench_sent(&k->b, h->peer, MSG_WELCOME)->welcome.stamp;
+		fixture_message(&k->f, h->peer, &m);
+		assert_non_null(fixture_sent(&k->f, h->peer, MSG_WELCOME));
+		h->s = fixture_sent(&k->f, h->peer, MSG_WELCOME)->welcome.stamp;
 		crew_hear(k);
 		if (h->grant.request == h->request)
 			continue;
-		bench_lease(&k->b, h->peer, h->s, h->request); /* it has no answer yet */
+		fixture_lease(&k->f, h->peer, h->s, h->request); /* it has no answer yet */
 		crew_hear(k);
 	}
 }
 
 static inline void crew_close(struct crew *k)
 {
-	bench_close(&k->b);
+	fixture_close(&k->f);
 }
 
 /* Constant gradients: 1 everywhere. */
@@ -214,7 +214,7 @@ static inline double crew_ones(uint32_t i, const float *w, double *g)
 {
 	(void)i;
 	(void)w;
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] = 1;
 	return 0.5;
 }
@@ -224,7 +224,7 @@ static inline double crew_bowl(uint32_t i, const float *w, double *g)
 {
 	double loss = 0;
 
-	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 		double k = 1 + (double)((i * 5 + j * 3) % 7);
 		double x = (double)w[j] - ((double)((i * 3 + j * 7) % 11) / 5 - 1);
 		g[j] = k * x;

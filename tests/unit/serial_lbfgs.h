@@ -29,7 +29,7 @@ static inline double dot(const double *a, const double *b, size_t n)
 
 static inline double serial_at(const struct serial *q, const double *x, double *g)
 {
-	uint32_t batches = q->k->b.core->leases.n_batches;
+	uint32_t batches = q->k->f.core->leases.n_batches;
 	float w[CREW_PARAMS];
 	double f = 0;
 
@@ -80,7 +80,7 @@ static inline void serial_remember(struct serial *q, const double *x, const doub
 		y[j] = g[j] - q->g[j];
 	}
 	int keep = dot(y, s, q->n) > 1e-10 * dot(y, y, q->n);
-	if (q->pairs == q->k->b.cfg.lbfgs.history) {
+	if (q->pairs == q->k->f.cfg.lbfgs.history) {
 		memmove(q->s[0], q->s[1], (q->pairs - 1) * sizeof(q->s[0]));
 		memmove(q->y[0], q->y[1], (q->pairs - 1) * sizeof(q->y[0]));
 		q->pairs--;
@@ -121,10 +121,10 @@ static inline void serial_step(struct serial *q)
 
 static inline struct serial serial_begin(const struct crew *k)
 {
-	struct serial q = {.k = k, .n = k->b.cfg.n_params};
+	struct serial q = {.k = k, .n = k->f.cfg.n_params};
 
 	for (size_t j = 0; j < q.n; j++)
-		q.x[j] = (double)core_weights(k->b.core)[j];
+		q.x[j] = (double)core_weights(k->f.core)[j];
 	q.f = serial_at(&q, q.x, q.g);
 	return q;
 }

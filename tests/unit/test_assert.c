@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "common/assert.h"
-#include "tests/unit/core_bench.h"
+#include "tests/support/core_fixture.h"
 
 typedef void act_fn(void);
 
@@ -58,13 +58,13 @@ static void an_assertion_that_fails_stops_the_process(void **state)
 
 static void answer_without_room(void)
 {
-	struct bench b;
+	struct core_fixture f;
 
-	bench_open(&b, bench_config());
-	b.core->max_effects = 0;
-	bench_tick(&b, 0);
+	fixture_open(&f, fixture_config());
+	f.core->max_effects = 0;
+	fixture_tick(&f, 0);
 	struct msg m = {.type = MSG_STATUS};
-	bench_message(&b, 1, &m);
+	fixture_message(&f, 1, &m);
 }
 
 static void the_core_stops_rather_than_drop_an_effect(void **state)

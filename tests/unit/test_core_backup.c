@@ -7,7 +7,7 @@
 
 static struct core_config config(enum mode mode)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = mode;
 	cfg.leases.backup_copies = BACKUP_IMMEDIATE;
@@ -34,7 +34,7 @@ static void a_batch_that_came_to_nothing_is_given_to_its_worker_again(void **sta
 	crew_granted(&k, 0, 1, 1);
 	struct msg m = crew_gradient(&k, 0, g);
 	m.push.base_version = 0;
-	assert_int_equal(bench_acked(&k.b, k.hand[0].peer, &m).reject, REJECT_STALE);
+	assert_int_equal(fixture_acked(&k.f, k.hand[0].peer, &m).reject, REJECT_STALE);
 	k.hand[0].seq++;
 	assert_int_equal(crew_ask(&k, 0), 1);
 	crew_granted(&k, 0, 1, 1);
@@ -47,12 +47,12 @@ static void nobody_waits_for_a_stopped_worker(enum mode mode)
 
 	crew_open(&k, config(mode), 3, 80, crew_bowl);
 	assert_int_equal(crew_ask(&k, 2), 1); /* and is never heard of again */
-	for (int i = 0; i < 1000 && core_training_epoch(k.b.core) < 2; i++)
+	for (int i = 0; i < 1000 && core_training_epoch(k.f.core) < 2; i++)
 		crew_act(&k, (uint32_t)i % 2);
-	assert_int_equal(core_training_epoch(k.b.core), 2);
+	assert_int_equal(core_training_epoch(k.f.core), 2);
 	for (uint32_t e = 0; e < 2; e++)
-		assert_int_equal(core_epoch(k.b.core, e)->images, 80);
-	assert_true(core_stats(k.b.core)->backups > 0);
+		assert_int_equal(core_epoch(k.f.core, e)->images, 80);
+	assert_true(core_stats(k.f.core)->backups > 0);
 	crew_close(&k);
 }
 
@@ -79,10 +79,10 @@ static void the_first_result_counts_and_the_second_is_superseded(void **state)
 	crew_granted(&k, 1, 0, 1);
 	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
 	assert_int_equal(crew_push(&k, 0), REJECT_WORK); /* so the worker reads it */
-	assert_int_equal(core_stats(k.b.core)->superseded, 1);
-	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_WORK], 0);
-	assert_int_equal(core_stats(k.b.core)->images, 10);
-	assert_true(core_weights(k.b.core)[0] == -1);
+	assert_int_equal(core_stats(k.f.core)->superseded, 1);
+	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
+	assert_int_equal(core_stats(k.f.core)->images, 10);
+	assert_true(core_weights(k.f.core)[0] == -1);
 	crew_close(&k);
 }
 
@@ -98,12 +98,12 @@ static void a_copy_given_back_leaves_the_batch_to_its_other_holder(void **state)
 	assert_int_equal(crew_ask(&k, 2), 1); /* a copy of the first */
 	crew_granted(&k, 2, 0, 1);
 	assert_int_equal(crew_ask(&k, 2), 1); /* given back: a copy of it once more */
-	assert_int_equal(k.b.core->leases.n_free, 0);
-	assert_int_equal(core_stats(k.b.core)->backups, 2);
-	bench_bye(&k.b, k.hand[2].peer, k.hand[2].s);
-	assert_int_equal(k.b.core->leases.n_free, 0);
-	bench_bye(&k.b, k.hand[0].peer, k.hand[0].s);
-	assert_int_equal(k.b.core->leases.n_free, 1);
+	assert_int_equal(k.f.core->leases.n_free, 0);
+	assert_int_equal(core_stats(k.f.core)->backups, 2);
+	fixture_bye(&k.f, k.hand[2].peer, k.hand[2].s);
+	assert_int_equal(k.f.core->leases.n_free, 0);
+	fixture_bye(&k.f, k.hand[0].peer, k.hand[0].s);
+	assert_int_equal(k.f.core->leases.n_free, 1);
 	crew_close(&k);
 }
 
@@ -115,8 +115,8 @@ static void one_worker_gets_no_copies(void **state)
 	(void)state;
 	crew_open(&k, config(MODE_DOWNPOUR), 1, 80, crew_bowl);
 	crew_run(&k, 1, NULL);
-	assert_int_equal(core_stats(k.b.core)->backups, 0);
-	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_WORK], 0);
+	assert_int_equal(core_stats(k.f.core)->backups, 0);
+	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
 	crew_close(&k);
 }
 
@@ -132,7 +132,7 @@ static struct core_config late_config(enum mode mode)
 
 static void tick(struct crew *k, uint64_t ms)
 {
-	bench_tick(&k->b, ms);
+	fixture_tick(&k->f, ms);
 	crew_hear(k);
 }
 
@@ -152,7 +152,7 @@ static void open_with_one_idle(struct crew *k, struct core_config cfg, uint32_t 
 	assert_int_equal(crew_ask(k, 0), 1);
 	for (uint32_t i = 0; i < n; i++)
 		assert_int_equal(work(k, 0, 100), 1);
-	assert_int_equal(k->b.core->leases.n_free, 0);
+	assert_int_equal(k->f.core->leases.n_free, 0);
 	crew_ask(k, 1);
 }
 
@@ -166,7 +166,7 @@ static void a_copy_of_what_is_late_goes_to_an_idle_worker(enum mode mode)
 	assert_int_equal(k.hand[1].grant.work.count, 0);
 	tick(&k, 50);
 	crew_granted(&k, 1, 3, 1);
-	assert_int_equal(core_stats(k.b.core)->backups, 1);
+	assert_int_equal(core_stats(k.f.core)->backups, 1);
 	crew_close(&k);
 }
 
@@ -197,7 +197,7 @@ static void the_late_batch_of_a_short_step_is_copied(void **state)
 	assert_int_equal(k.hand[1].grant.work.count, 0); /* no copy of what is in time */
 	tick(&k, 50);
 	crew_granted(&k, 1, 6, 1);
-	assert_int_equal(core_stats(k.b.core)->backups, 1);
+	assert_int_equal(core_stats(k.f.core)->backups, 1);
 	crew_close(&k);
 }
 
@@ -216,8 +216,8 @@ static void who_asks_late_gets_the_copy_at_once(void **state)
 
 	(void)state;
 	open_with_one_idle(&k, late_config(MODE_DOWNPOUR), 3);
-	bench_bye(&k.b, k.hand[1].peer, k.hand[1].s);
-	k.b.now_ms += 250;
+	fixture_bye(&k.f, k.hand[1].peer, k.hand[1].s);
+	k.f.now_ms += 250;
 	crew_hire(&k, 1);
 	assert_int_equal(crew_ask(&k, 1), 1);
 	crew_granted(&k, 1, 3, 1);
@@ -252,7 +252,7 @@ static void a_lease_is_late_by_its_newest_delivery(void **state)
 	(void)state;
 	cfg.leases.max_batches = 4;
 	crew_open(&k, cfg, 2, 40, crew_ones);
-	bench_bye(&k.b, k.hand[1].peer, k.hand[1].s); /* alone it gets all of them */
+	fixture_bye(&k.f, k.hand[1].peer, k.hand[1].s); /* alone it gets all of them */
 	assert_int_equal(crew_ask(&k, 0), 1);
 	crew_granted(&k, 0, 0, 4);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -295,9 +295,9 @@ static void a_late_piece_of_the_test_set_is_copied(void **state)
 	tick(&k, 20);
 	assert_int_equal(k.hand[1].grant.kind, GRANT_EVAL);
 	assert_int_equal(k.hand[1].grant.eval_first, k.hand[0].grant.eval_first);
-	assert_int_equal(core_stats(k.b.core)->backups, 1);
+	assert_int_equal(core_stats(k.f.core)->backups, 1);
 	crew_evaluate(&k, 1);
-	assert_int_equal(core_epoch(k.b.core, 0)->eval_done, 7);
+	assert_int_equal(core_epoch(k.f.core, 0)->eval_done, 7);
 	crew_close(&k);
 }
 
@@ -306,7 +306,7 @@ static uint64_t all_rejected(const struct crew *k)
 	uint64_t n = 0;
 
 	for (int i = 0; i < REJECT_REASONS; i++)
-		n += core_stats(k->b.core)->rejected[i];
+		n += core_stats(k->f.core)->rejected[i];
 	return n;
 }
 
@@ -326,9 +326,9 @@ static void a_portion_that_comes_after_its_pass_is_superseded(void **state)
 	open_with_one_idle(&k, cfg, 3);
 	tick(&k, 250);
 	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
-	assert_int_equal(core_stats(k.b.core)->version, 1);
+	assert_int_equal(core_stats(k.f.core)->version, 1);
 	assert_int_equal(crew_push(&k, 0), REJECT_STALE);
-	assert_int_equal(core_stats(k.b.core)->superseded, 1);
+	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(all_rejected(&k), 0);
 	crew_close(&k);
 }
@@ -344,22 +344,22 @@ static void equal_workers_make_no_copies(enum mode mode)
 	cfg.sandblaster.step_images = 80;
 	cfg.sessions.suspect_ms = cfg.sessions.dead_ms = 1000000;
 	crew_open(&k, cfg, 4, 200, crew_ones);
-	for (int i = 0; i < 4000 && k.b.core->ending == END_NOT; i++) {
-		for (uint32_t n = 0; n < 4 && k.b.core->ending == END_NOT; n++) {
+	for (int i = 0; i < 4000 && k.f.core->ending == END_NOT; i++) {
+		for (uint32_t n = 0; n < 4 && k.f.core->ending == END_NOT; n++) {
 			struct hand *h = &k.hand[n];
 			int has = h->grant.kind == GRANT_EVAL || h->grant.work.count;
 
 			if (has && ready_ms[n] == 0)
-				ready_ms[n] = k.b.now_ms + 100;
-			if (has && k.b.now_ms < ready_ms[n])
+				ready_ms[n] = k.f.now_ms + 100;
+			if (has && k.f.now_ms < ready_ms[n])
 				continue;
 			ready_ms[n] = 0;
 			crew_act(&k, n);
 		}
 		tick(&k, 10);
 	}
-	assert_int_equal(core_training_epoch(k.b.core), 3);
-	assert_int_equal(core_stats(k.b.core)->backups, 0);
+	assert_int_equal(core_training_epoch(k.f.core), 3);
+	assert_int_equal(core_stats(k.f.core)->backups, 0);
 	assert_int_equal(all_rejected(&k), 0);
 	crew_close(&k);
 }
@@ -382,7 +382,7 @@ static void without_copies_an_idle_worker_waits(void **state)
 	open_with_one_idle(&k, cfg, 3);
 	tick(&k, 900);
 	assert_int_equal(k.hand[1].grant.work.count, 0);
-	assert_int_equal(core_stats(k.b.core)->backups, 0);
+	assert_int_equal(core_stats(k.f.core)->backups, 0);
 	crew_close(&k);
 }
 

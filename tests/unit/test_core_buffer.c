@@ -6,7 +6,7 @@
 
 static struct core_config buffer_config(enum mode mode, uint32_t buffer)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = mode;
 	cfg.push.buffer_size = buffer;
@@ -19,8 +19,8 @@ static struct core_config buffer_config(enum mode mode, uint32_t buffer)
 
 static void assert_updates(const struct crew *k, uint64_t n)
 {
-	assert_int_equal(core_stats(k->b.core)->version, n);
-	assert_int_equal(core_stats(k->b.core)->updates, n);
+	assert_int_equal(core_stats(k->f.core)->version, n);
+	assert_int_equal(core_stats(k->f.core)->updates, n);
 }
 
 static void ask_and_push(struct crew *k, uint32_t i)
@@ -43,13 +43,13 @@ static void an_update_is_made_of_k_gradients_of_any_workers(void **state)
 		ask_and_push(&k, 0);
 		ask_and_push(&k, 0);
 		assert_updates(&k, 0);
-		assert_true(core_weights(k.b.core)[3] == 0);
-		assert_int_equal(core_stats(k.b.core)->images, 0); /* they are not in the weights */
+		assert_true(core_weights(k.f.core)[3] == 0);
+		assert_int_equal(core_stats(k.f.core)->images, 0); /* they are not in the weights */
 		ask_and_push(&k, 1);
 		assert_updates(&k, 1);
-		assert_true(core_weights(k.b.core)[3] == -0.25f); /* the mean, not the sum */
-		assert_int_equal(core_stats(k.b.core)->images, 30);
-		assert_int_equal(core_epoch(k.b.core, 0)->updates, 1);
+		assert_true(core_weights(k.f.core)[3] == -0.25f); /* the mean, not the sum */
+		assert_int_equal(core_stats(k.f.core)->images, 30);
+		assert_int_equal(core_epoch(k.f.core, 0)->updates, 1);
 		crew_close(&k);
 	}
 }
@@ -67,13 +67,13 @@ static void a_stale_gradient_weighs_less(void **state)
 	for (int i = 0; i < 6; i++)
 		ask_and_push(&k, 0);
 	assert_updates(&k, 2);
-	float before = core_weights(k.b.core)[0];
+	float before = core_weights(k.f.core)[0];
 	ask_and_push(&k, 0);
 	ask_and_push(&k, 0);
 	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
 	assert_updates(&k, 3);
-	assert_float_equal(before - core_weights(k.b.core)[0], (float)(0.25 * 2.5 / 3), 1e-7);
-	assert_int_equal(core_stats(k.b.core)->staleness_sum, 2);
+	assert_float_equal(before - core_weights(k.f.core)[0], (float)(0.25 * 2.5 / 3), 1e-7);
+	assert_int_equal(core_stats(k.f.core)->staleness_sum, 2);
 	crew_close(&k);
 }
 
@@ -86,12 +86,12 @@ static void an_epoch_ends_with_what_is_in_the_buffer(void **state)
 	for (int i = 0; i < 6; i++)
 		ask_and_push(&k, 0);
 	assert_updates(&k, 2);
-	assert_int_equal(core_training_epoch(k.b.core), 0);
+	assert_int_equal(core_training_epoch(k.f.core), 0);
 	ask_and_push(&k, 0);
 	assert_updates(&k, 3);
-	assert_int_equal(core_training_epoch(k.b.core), 1);
-	assert_int_equal(core_epoch(k.b.core, 0)->images, 65);
-	assert_true(core_weights(k.b.core)[0] == -0.75f); /* it counts as an update of its own */
+	assert_int_equal(core_training_epoch(k.f.core), 1);
+	assert_int_equal(core_epoch(k.f.core, 0)->images, 65);
+	assert_true(core_weights(k.f.core)[0] == -0.75f); /* it counts as an update of its own */
 	crew_close(&k);
 }
 
@@ -106,7 +106,7 @@ static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 	crew_open(&k, cfg, 1, 65, crew_ones);
 	for (int i = 0; i < 7; i++)
 		ask_and_push(&k, 0);
-	double w = (double)core_weights(k.b.core)[0];
+	double w = (double)core_weights(k.f.core)[0];
 	crew_close(&k);
 	return w;
 }
@@ -141,7 +141,7 @@ static void the_rate_grows_with_the_gradients_of_an_update(void **state)
 /* The bytes, and the memory, of a run without a buffer. */
 static void a_buffer_of_one_is_none(void **state)
 {
-	float end[2][BENCH_PARAMS];
+	float end[2][FIXTURE_PARAMS];
 
 	(void)state;
 	for (uint32_t buffer = 0; buffer < 2; buffer++) {
@@ -154,9 +154,9 @@ static void a_buffer_of_one_is_none(void **state)
 		cfg.rate.lr = 0.05;
 		crew_open(&k, cfg, 4, 735, crew_bowl);
 		crew_run(&k, 4, &r);
-		assert_null(k.b.core->accumulator.sum);
+		assert_null(k.f.core->accumulator.sum);
 		assert_updates(&k, 148);
-		memcpy(end[buffer], core_weights(k.b.core), sizeof(end[0]));
+		memcpy(end[buffer], core_weights(k.f.core), sizeof(end[0]));
 		crew_close(&k);
 	}
 	assert_memory_equal(end[0], end[1], sizeof(end[0]));
@@ -176,61 +176,61 @@ static void what_is_in_the_buffer_outlives_the_server(void **state)
 	assert_int_equal(crew_ask(&k, 1), 1);
 	struct msg again = crew_gradient(&k, 1, g);
 	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
-	double sum = k.b.core->accumulator.sum[5];
+	double sum = k.f.core->accumulator.sum[5];
 	crew_restart(&k, 2);
-	assert_int_equal(k.b.core->accumulator.pushes, 2);
-	assert_true(k.b.core->accumulator.sum[5] == sum);
+	assert_int_equal(k.f.core->accumulator.pushes, 2);
+	assert_true(k.f.core->accumulator.sum[5] == sum);
 	again.push.stamp = k.hand[1].s;
-	assert_int_equal(bench_acked(&k.b, k.hand[1].peer, &again).duplicate, 1);
-	assert_true(k.b.core->accumulator.sum[5] == sum); /* once */
+	assert_int_equal(fixture_acked(&k.f, k.hand[1].peer, &again).duplicate, 1);
+	assert_true(k.f.core->accumulator.sum[5] == sum); /* once */
 	ask_and_push(&k, 0);
 	assert_updates(&k, 1);
-	assert_int_equal(core_stats(k.b.core)->images, 30);
+	assert_int_equal(core_stats(k.f.core)->images, 30);
 	crew_close(&k);
 }
 
-static int resumes(const struct bench_image *img, struct core_config cfg, uint32_t buffer)
+static int resumes(const struct core_snapshot *img, struct core_config cfg, uint32_t buffer)
 {
 	const char *why = NULL;
-	struct bench b;
+	struct core_fixture f;
 
 	cfg.push.buffer_size = buffer;
 	cfg.term++;
-	int rc = bench_read(&b, cfg, img, &why);
+	int rc = fixture_read(&f, cfg, img, &why);
 	if (rc)
 		assert_string_equal(why, "it was begun with another --buffer-size");
 	else
-		bench_tick(&b, cfg.sessions.recovery_ms);
+		fixture_tick(&f, cfg.sessions.recovery_ms);
 	if (!rc)
-		assert_int_equal(core_stats(b.core)->updates, buffer <= 2);
-	bench_close(&b);
+		assert_int_equal(core_stats(f.core)->updates, buffer <= 2);
+	fixture_close(&f);
 	return !rc;
 }
 
 /* Another size is taken at once; a run without a buffer cannot go on with one. */
 static void a_resumed_run_may_have_a_buffer_of_another_size(void **state)
 {
-	struct bench_image img;
+	struct core_snapshot img;
 	struct crew k;
 
 	(void)state;
 	crew_open(&k, buffer_config(MODE_DOWNPOUR, 4), 1, 400, crew_ones);
 	ask_and_push(&k, 0);
 	ask_and_push(&k, 0);
-	img = bench_save(&k.b);
-	assert_true(resumes(&img, k.b.cfg, 4));
-	assert_true(resumes(&img, k.b.cfg, 2));
-	assert_true(resumes(&img, k.b.cfg, 9));
-	assert_false(resumes(&img, k.b.cfg, 1));
-	bench_drop(&img);
+	img = fixture_save(&k.f);
+	assert_true(resumes(&img, k.f.cfg, 4));
+	assert_true(resumes(&img, k.f.cfg, 2));
+	assert_true(resumes(&img, k.f.cfg, 9));
+	assert_false(resumes(&img, k.f.cfg, 1));
+	fixture_drop(&img);
 	crew_close(&k);
 }
 
 /* ---- the serial reference -------------------------------------------------------------------- */
 
 struct twin {
-	double w[BENCH_PARAMS], v[BENCH_PARAMS], s[BENCH_PARAMS], square[BENCH_PARAMS];
-	double sum[BENCH_PARAMS], weight;
+	double w[FIXTURE_PARAMS], v[FIXTURE_PARAMS], s[FIXTURE_PARAMS], square[FIXTURE_PARAMS];
+	double sum[FIXTURE_PARAMS], weight;
 	uint32_t n, t;
 };
 
@@ -262,17 +262,17 @@ static double twin_gain(const struct core_config *cfg, const struct twin *a)
 static void twin_step(const struct core_config *cfg, struct twin *a)
 {
 	double rate = cfg->rate.lr * twin_gain(cfg, a) * a->weight / a->n;
-	double norm = 0, clip, g[BENCH_PARAMS];
+	double norm = 0, clip, g[FIXTURE_PARAMS];
 
 	a->t++;
-	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 		g[j] = a->sum[j] / a->weight * (cfg->push.sum ? a->n : 1);
 		norm += g[j] * g[j];
 	}
 	norm = sqrt(norm);
 	clip = cfg->optim.clip_norm > 0 && norm > cfg->optim.clip_norm ? cfg->optim.clip_norm / norm
 								       : 1;
-	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 		double d = clip * g[j], q = cfg->optim.beta2;
 		double m = cfg->optim.kind == OPTIM_ADAM ? cfg->optim.beta1 : cfg->optim.momentum;
 
@@ -297,7 +297,7 @@ static void twin_take(const struct core_config *cfg, struct twin *a, const float
 {
 	double weight = twin_weight(cfg, tau, live);
 
-	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 		double x = (double)g[j], lambda = cfg->dc.lambda;
 
 		if (cfg->dc.kind && cfg->dc.kind == DC_ADAPTIVE) {
@@ -315,7 +315,7 @@ static void twin_take(const struct core_config *cfg, struct twin *a, const float
 /* What worker i pushes goes into both. */
 static void push_both(struct crew *k, struct twin *a, uint32_t i)
 {
-	const struct core *c = k->b.core;
+	const struct core *c = k->f.core;
 	uint32_t epoch = core_training_epoch(c), live = core_live_workers(c);
 	double tau = (double)(core_stats(c)->version - k->hand[i].version);
 	float g[CREW_PARAMS], then[CREW_PARAMS];
@@ -324,9 +324,9 @@ static void push_both(struct crew *k, struct twin *a, uint32_t i)
 	memcpy(then, k->hand[i].w, sizeof(then));
 	if (crew_push(k, i) != REJECT_NONE)
 		return;
-	twin_take(&k->b.cfg, a, g, then, tau, live);
-	if (a->n == k->b.cfg.push.buffer_size || core_training_epoch(c) != epoch)
-		twin_step(&k->b.cfg, a);
+	twin_take(&k->f.cfg, a, g, then, tau, live);
+	if (a->n == k->f.cfg.push.buffer_size || core_training_epoch(c) != epoch)
+		twin_step(&k->f.cfg, a);
 	assert_int_equal(core_stats(c)->version, a->t);
 }
 
@@ -340,7 +340,7 @@ static void pull_all(struct crew *k, uint64_t pulled[CREW])
 			pulled[i] == h->grant.request)
 			continue;
 		pulled[i] = h->grant.request;
-		bench_pull(&k->b, h->peer, h->s, WEIGHTS_CURRENT);
+		fixture_pull(&k->f, h->peer, h->s, WEIGHTS_CURRENT);
 	}
 }
 
@@ -363,17 +363,17 @@ static double serial_run(struct core_config cfg, uint64_t seed)
 	double most = 0;
 
 	crew_open(&k, cfg, 4, 735, crew_bowl);
-	for (int n = 0; n < 100000 && k.b.core->ending == END_NOT; n++) {
+	for (int n = 0; n < 100000 && k.f.core->ending == END_NOT; n++) {
 		act(&k, &a, (uint32_t)rng_below(&r, 4));
 		pull_all(&k, pulled);
 	}
-	assert_int_equal(k.b.core->ending, END_OVER);
+	assert_int_equal(k.f.core->ending, END_OVER);
 	for (uint32_t e = 0; e < 2; e++)
-		assert_int_equal(core_epoch(k.b.core, e)->images, 735);
-	assert_int_equal(core_stats(k.b.core)->uncompensated, 0);
-	assert_true(core_stats(k.b.core)->staleness_sum > 0);
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
-		most = fmax(most, fabs(a.w[j] - (double)core_weights(k.b.core)[j]));
+		assert_int_equal(core_epoch(k.f.core, e)->images, 735);
+	assert_int_equal(core_stats(k.f.core)->uncompensated, 0);
+	assert_true(core_stats(k.f.core)->staleness_sum > 0);
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		most = fmax(most, fabs(a.w[j] - (double)core_weights(k.f.core)[j]));
 	crew_close(&k);
 	return most;
 }

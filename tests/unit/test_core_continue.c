@@ -3,57 +3,57 @@
  * options, sensibly under others, and not at all, by name, where it cannot.
  * (server/core/snapshot.h)
  */
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 #include "common/run_head.h"
 
 /* ---- bit by bit ----------------------------------------------------------------------------- */
 
-static void push_random(struct bench *b, struct stamp s, uint64_t seq, struct rng *r)
+static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, struct rng *r)
 {
 	static float g[100];
-	struct msg m = bench_push(s, seq);
+	struct msg m = fixture_push(s, seq);
 
 	for (size_t i = 0; i < 100; i++)
 		g[i] = (float)(2 * rng_unit(r) - 1);
 	if (rng_below(r, 10) == 0)
 		g[rng_below(r, 100)] *= 1e20f; /* some are rejected */
-	m.push.base_version = core_stats(b->core)->version;
+	m.push.base_version = core_stats(f->core)->version;
 	m.push.base_version -= rng_below(r, m.push.base_version < 4 ? 1 : 4);
 	m.push.loss = (float)rng_unit(r);
 	m.push.slices.n = 0;
-	bench_slice(&m, 0, 60, g);
-	bench_slice(&m, 60, 40, g + 60);
-	bench_acked(b, 9, &m);
-	if (b->saving)
-		bench_durable(b);
+	fixture_slice(&m, 0, 60, g);
+	fixture_slice(&m, 60, 40, g + 60);
+	fixture_acked(f, 9, &m);
+	if (f->saving)
+		fixture_durable(f);
 }
 
 /* 60 pushes of one worker; the server is killed and restarted before those in `kills`. */
-static struct bench_image trained(const struct core_config *cfg, uint64_t kills)
+static struct core_snapshot trained(const struct core_config *cfg, uint64_t kills)
 {
 	struct rng r = rng_seed(4, RNG_SIM, 0);
-	struct bench_image img;
-	struct bench b;
+	struct core_snapshot img;
+	struct core_fixture f;
 	struct stamp s;
 
-	bench_open(&b, *cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, *cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 60; seq++) {
 		if (kills >> seq & 1) {
-			struct msg m = bench_resume(s, seq - 1, 0);
+			struct msg m = fixture_resume(s, seq - 1, 0);
 
-			bench_restart(&b);
-			bench_message(&b, 9, &m);
-			s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
+			fixture_restart(&f);
+			fixture_message(&f, 9, &m);
+			s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
 		}
-		push_random(&b, s, seq, &r);
+		push_random(&f, s, seq, &r);
 	}
-	b.core->stats = (struct core_stats){.loss = b.core->stats.loss,
-		.pushes = b.core->stats.pushes,
-		.staleness_sum = b.core->stats.staleness_sum};
-	b.core->cfg.term = b.core->store.version_term = cfg->term;
-	img = bench_save(&b);
-	bench_close(&b);
+	f.core->stats = (struct core_stats){.loss = f.core->stats.loss,
+		.pushes = f.core->stats.pushes,
+		.staleness_sum = f.core->stats.staleness_sum};
+	f.core->cfg.term = f.core->store.version_term = cfg->term;
+	img = fixture_save(&f);
+	fixture_close(&f);
 	return img;
 }
 
@@ -63,8 +63,8 @@ static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
 
 	(void)state;
 	for (int kind = 0; kind < OPTIM_LBFGS; kind++) {
-		struct core_config cfg = bench_config();
-		struct bench_image whole, part;
+		struct core_config cfg = fixture_config();
+		struct core_snapshot whole, part;
 
 		cfg.n_params = 100;
 		cfg.rate.lr = 0.03;
@@ -80,31 +80,31 @@ static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
 				assert_int_equal(whole.size[s], part.size[s]);
 				assert_memory_equal(whole.data[s], part.data[s], whole.size[s]);
 			}
-			bench_drop(&part);
+			fixture_drop(&part);
 		}
-		bench_drop(&whole);
+		fixture_drop(&whole);
 	}
 }
 
 static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b, other;
-	struct bench_image img;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f, other;
+	struct core_snapshot img;
 	struct run_head head;
 	struct core_stats stats;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, cfg);
-	bench_join(&b, 9, "anna");
-	s = bench_join(&b, 10, "");
-	m = bench_push_ones(s, 1);
-	bench_work(&m, 0, 1, 1);
-	bench_applied(&b, 10, &m);
-	bench_bye(&b, 10, s);
-	img = bench_save(&b);
+	fixture_open(&f, cfg);
+	fixture_join(&f, 9, "anna");
+	s = fixture_join(&f, 10, "");
+	m = fixture_push_ones(s, 1);
+	fixture_work(&m, 0, 1, 1);
+	fixture_applied(&f, 10, &m);
+	fixture_bye(&f, 10, s);
+	img = fixture_save(&f);
 	assert_int_equal(run_head_read(img.data[IMAGE_RUN], img.size[IMAGE_RUN], &head), 0);
 	assert_int_equal(head.run_lo, cfg.run.lo);
 	assert_int_equal(head.term, cfg.term);
@@ -114,90 +114,90 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	assert_string_equal(image_names[IMAGE_WEIGHTS], RUN_HEAD_WEIGHTS);
 	assert_int_equal(img.size[IMAGE_WEIGHTS], cfg.n_params * sizeof(float));
 	cfg.run = (struct run_id){0, 0};
-	bench_load(&other, cfg, &img);
-	assert_memory_equal(&core_config(other.core)->run, &b.cfg.run, sizeof(cfg.run));
-	assert_int_equal(core_config(other.core)->term, b.cfg.term + 1);
-	assert_int_equal(bench_worker(&other, 1).state, SESSION_AWAY);
-	assert_int_equal(bench_worker(&other, 2).state, SESSION_DEAD);
-	assert_int_equal(bench_worker(&other, 2).last_seq, 1);
-	assert_int_equal(bench_worker(&other, 2).durable_seq, 1); /* it is in the image */
-	assert_int_equal(bench_worker(&other, 2).images, 10);
+	fixture_load(&other, cfg, &img);
+	assert_memory_equal(&core_config(other.core)->run, &f.cfg.run, sizeof(cfg.run));
+	assert_int_equal(core_config(other.core)->term, f.cfg.term + 1);
+	assert_int_equal(fixture_worker(&other, 1).state, SESSION_AWAY);
+	assert_int_equal(fixture_worker(&other, 2).state, SESSION_DEAD);
+	assert_int_equal(fixture_worker(&other, 2).last_seq, 1);
+	assert_int_equal(fixture_worker(&other, 2).durable_seq, 1); /* it is in the image */
+	assert_int_equal(fixture_worker(&other, 2).images, 10);
 	assert_int_equal(core_epoch(other.core, 0)->images, 10);
 	assert_int_equal(core_epoch(other.core, 0)->updates, 1);
 	assert_true(core_epoch(other.core, 0)->loss_sum == 5);
-	stats = *core_stats(b.core);
+	stats = *core_stats(f.core);
 	assert_true(stats.loss == 0.5);
 	stats.recoveries++;
 	assert_memory_equal(core_stats(other.core), &stats, sizeof(stats));
-	assert_int_equal(core_data(other.core)->xxh3, bench_data.xxh3);
-	bench_drop(&img);
-	bench_close(&other);
-	bench_close(&b);
+	assert_int_equal(core_data(other.core)->xxh3, fixture_data.xxh3);
+	fixture_drop(&img);
+	fixture_close(&other);
+	fixture_close(&f);
 }
 
 /* ---- other options -------------------------------------------------------------------------- */
 
-/* An image of one epoch of bench_training trained and half evaluated, its only worker gone. */
-static struct bench_image half_evaluated(struct core_config cfg)
+/* An image of one epoch of fixture_training trained and half evaluated, its only worker gone. */
+static struct core_snapshot half_evaluated(struct core_config cfg)
 {
-	struct bench_image img;
-	struct bench b;
+	struct core_snapshot img;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
-	m = bench_push_ones(s, 1);
-	bench_work(&m, 0, 0, 4);
-	bench_applied(&b, 9, &m);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	m = fixture_push_ones(s, 1);
+	fixture_work(&m, 0, 0, 4);
+	fixture_applied(&f, 9, &m);
 	m = (struct msg){.type = MSG_RESULT};
 	m.result = (struct msg_result){.stamp = s,
 		.eval_id = 1,
 		.eval_count = cfg.leases.eval_images < 7 ? cfg.leases.eval_images : 7,
 		.correct = 1};
 	if (cfg.leases.eval_images < 7)
-		bench_message(&b, 9, &m);
-	bench_bye(&b, 9, s);
-	img = bench_save(&b);
-	bench_close(&b);
+		fixture_message(&f, 9, &m);
+	fixture_bye(&f, 9, s);
+	img = fixture_save(&f);
+	fixture_close(&f);
 	return img;
 }
 
 /* Whoever is granted evaluates, whoever is granted trains, until the run ends. */
-static void run_to_the_end(struct bench *b)
+static void run_to_the_end(struct core_fixture *f)
 {
 	struct stamp s;
 	uint64_t seq;
 
-	s = bench_join(b, 9, "");
-	seq = bench_sent(b, 9, MSG_WELCOME)->welcome.last_seq;
+	s = fixture_join(f, 9, "");
+	seq = fixture_sent(f, 9, MSG_WELCOME)->welcome.last_seq;
 	for (uint64_t i = 1; i < 100; i++) {
 		struct msg m = {.type = MSG_RESULT};
 		struct msg_grant g;
 
-		bench_lease(b, 9, s, i);
-		if (!bench_sent(b, 9, MSG_GRANT))
+		fixture_lease(f, 9, s, i);
+		if (!fixture_sent(f, 9, MSG_GRANT))
 			break;
-		g = bench_sent(b, 9, MSG_GRANT)->grant;
+		g = fixture_sent(f, 9, MSG_GRANT)->grant;
 		if (g.kind == GRANT_EVAL) {
 			m.result = (struct msg_result){.stamp = s,
 				.eval_id = g.eval_id,
 				.eval_first = g.eval_first,
 				.eval_count = g.eval_count,
 				.correct = 1};
-			bench_message(b, 9, &m);
+			fixture_message(f, 9, &m);
 		} else {
-			m = bench_push_ones(s, ++seq);
-			m.push.base_version = core_stats(b->core)->version;
-			bench_work(&m, g.work.epoch, g.work.first, g.work.count);
-			bench_applied(b, 9, &m);
+			m = fixture_push_ones(s, ++seq);
+			m.push.base_version = core_stats(f->core)->version;
+			fixture_work(&m, g.work.epoch, g.work.first, g.work.count);
+			fixture_applied(f, 9, &m);
 		}
 	}
-	bench_durable(b);
-	assert_int_equal(bench_effect(b, EFFECT_FINISH)->status, PS_EDONE);
-	for (uint32_t e = 0; e < b->cfg.training.epochs; e++) {
-		assert_int_equal(core_epoch(b->core, e)->images, 35);
-		assert_int_equal(core_epoch(b->core, e)->eval_done, 7);
+	fixture_durable(f);
+	assert_int_equal(fixture_effect(f, EFFECT_FINISH)->status, PS_EDONE);
+	for (uint32_t e = 0; e < f->cfg.training.epochs; e++) {
+		assert_int_equal(core_epoch(f->core, e)->images, 35);
+		assert_int_equal(core_epoch(f->core, e)->eval_done, 7);
 	}
 }
 
@@ -208,105 +208,105 @@ static void eval_images_may_change_in_the_middle_of_an_evaluation_and_between(vo
 	(void)state;
 	for (size_t i = 0; i < 4; i++)
 		for (size_t k = 0; k < 4; k++) {
-			struct core_config cfg = bench_training();
-			struct bench_image img;
-			struct bench b;
+			struct core_config cfg = fixture_training();
+			struct core_snapshot img;
+			struct core_fixture f;
 
 			cfg.leases.eval_images = sizes[i];
 			img = half_evaluated(cfg);
 			cfg.leases.eval_images = sizes[k];
-			bench_load(&b, cfg, &img);
-			bench_drop(&img);
-			run_to_the_end(&b); /* epoch 1 is evaluated in the new size */
-			bench_close(&b);
+			fixture_load(&f, cfg, &img);
+			fixture_drop(&img);
+			run_to_the_end(&f); /* epoch 1 is evaluated in the new size */
+			fixture_close(&f);
 			cfg.leases.eval_images = sizes[i];
-			bench_open(&b, cfg); /* and nothing under evaluation */
-			bench_bye(&b, 9, bench_join(&b, 9, ""));
-			b.cfg.leases.eval_images = sizes[k];
-			bench_restart(&b);
-			run_to_the_end(&b);
-			bench_close(&b);
+			fixture_open(&f, cfg); /* and nothing under evaluation */
+			fixture_bye(&f, 9, fixture_join(&f, 9, ""));
+			f.cfg.leases.eval_images = sizes[k];
+			fixture_restart(&f);
+			run_to_the_end(&f);
+			fixture_close(&f);
 		}
 }
 
 static void a_finished_run_goes_on_with_more_epochs(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, cfg);
-	run_to_the_end(&b);
-	b.cfg.training.epochs = 4;
-	bench_restart(&b);
-	assert_int_equal(core_training_epoch(b.core), 2);
-	bench_tick(&b, b.cfg.sessions.recovery_ms);
-	bench_tick(&b, b.cfg.sessions.recovery_ms);
-	run_to_the_end(&b);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	run_to_the_end(&f);
+	f.cfg.training.epochs = 4;
+	fixture_restart(&f);
+	assert_int_equal(core_training_epoch(f.core), 2);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
+	run_to_the_end(&f);
+	fixture_close(&f);
 }
 
 static void a_run_goes_on_with_more_epochs_from_the_middle(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench_image img = half_evaluated(cfg);
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_snapshot img = half_evaluated(cfg);
+	struct core_fixture f;
 
 	(void)state;
 	cfg.training.epochs = 5;
-	bench_load(&b, cfg, &img);
-	run_to_the_end(&b);
-	bench_drop(&img);
-	bench_close(&b);
+	fixture_load(&f, cfg, &img);
+	run_to_the_end(&f);
+	fixture_drop(&img);
+	fixture_close(&f);
 	cfg.training.epochs = 1; /* the last epoch is trained, its evaluation is under way */
 	img = half_evaluated(cfg);
 	cfg.training.epochs = 2;
-	bench_load(&b, cfg, &img);
-	run_to_the_end(&b);
-	bench_drop(&img);
-	bench_close(&b);
+	fixture_load(&f, cfg, &img);
+	run_to_the_end(&f);
+	fixture_drop(&img);
+	fixture_close(&f);
 }
 
 static void a_smaller_replay_window_keeps_the_newest_decisions(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
-	s = bench_open_with_pushes(&b, bench_config(), 20);
-	b.cfg.sessions.replay_window = 8;
-	bench_restart(&b);
-	s = bench_come_back(&b, 9, s, 20);
+	s = fixture_open_with_pushes(&f, fixture_config(), 20);
+	f.cfg.sessions.replay_window = 8;
+	fixture_restart(&f);
+	s = fixture_come_back(&f, 9, s, 20);
 	for (uint64_t seq = 1; seq <= 20; seq++) {
 		struct msg_ack a;
 
-		m = bench_push_ones(s, seq);
-		a = bench_acked(&b, 9, &m);
+		m = fixture_push_ones(s, seq);
+		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.duplicate, 1);
 		assert_int_equal(a.verdict, seq > 12 ? VERDICT_OK : VERDICT_REJECTED);
 		assert_int_equal(a.version, seq > 12 ? seq : 0);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 /* ---- what may not change -------------------------------------------------------------------- */
 
-static void refused_for(const struct bench_image *img, struct core_config cfg, const char *option)
+static void refused_for(const struct core_snapshot *img, struct core_config cfg, const char *option)
 {
-	struct bench b;
+	struct core_fixture f;
 	const char *why = NULL;
 
-	assert_int_equal(bench_read(&b, cfg, img, &why), PS_EUSAGE);
-	assert_null(b.core);
+	assert_int_equal(fixture_read(&f, cfg, img, &why), PS_EUSAGE);
+	assert_null(f.core);
 	assert_non_null(strstr(why, option));
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void what_cannot_be_continued_is_refused_by_name(void **state)
 {
-	const struct core_config good = bench_training();
-	struct bench_image img = half_evaluated(good);
+	const struct core_config good = fixture_training();
+	struct core_snapshot img = half_evaluated(good);
 	struct core_config cfg;
 
 	(void)state;
@@ -331,27 +331,27 @@ static void what_cannot_be_continued_is_refused_by_name(void **state)
 	cfg = good;
 	cfg.training.epochs = 1; /* the second one is in training */
 	refused_for(&img, cfg, "--epochs");
-	bench_drop(&img);
+	fixture_drop(&img);
 }
 
 static void fewer_slots_than_workers_are_refused_by_name(void **state)
 {
-	struct bench_image img;
-	struct bench b;
-	struct core_config cfg = bench_config();
+	struct core_snapshot img;
+	struct core_fixture f;
+	struct core_config cfg = fixture_config();
 
 	(void)state;
-	bench_open(&b, cfg);
-	bench_join(&b, 9, "");
-	bench_join(&b, 10, "");
-	img = bench_save(&b);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	fixture_join(&f, 9, "");
+	fixture_join(&f, 10, "");
+	img = fixture_save(&f);
+	fixture_close(&f);
 	cfg.sessions.max_workers = 1;
 	refused_for(&img, cfg, "--max-workers");
 	cfg.sessions.max_workers = 2;
-	bench_load(&b, cfg, &img);
-	bench_close(&b);
-	bench_drop(&img);
+	fixture_load(&f, cfg, &img);
+	fixture_close(&f);
+	fixture_drop(&img);
 }
 
 int main(void)

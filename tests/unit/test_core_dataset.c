@@ -3,15 +3,14 @@
  * --data-id, never by a HELLO, so that one misconfigured machine locks nobody out.
  */
 #include <math.h>
-#include "tests/unit/core_images.h"
-#include "tests/unit/core_work.h"
+#include "tests/support/core_fixture.h"
 
 static const struct data_id other_data = {
 	.n_train = 20, .n_test = 3, .rows = 5, .cols = 5, .classes = 3, .xxh3 = 0xabcdef};
 
 static struct core_config training(uint32_t min_workers)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.durable = 0;
 	cfg.leases.min_workers = min_workers;
@@ -19,175 +18,177 @@ static struct core_config training(uint32_t min_workers)
 	return cfg;
 }
 
-static void say_hello(struct bench *b, uint32_t peer, const struct data_id *d)
+static void say_hello(struct core_fixture *f, uint32_t peer, const struct data_id *d)
 {
-	struct msg m = bench_hello("");
+	struct msg m = fixture_hello("");
 
 	m.hello.data = *d;
-	bench_message(b, peer, &m);
+	fixture_message(f, peer, &m);
 }
 
-static struct stamp join(struct bench *b, uint32_t peer, const struct data_id *d)
+static struct stamp join(struct core_fixture *f, uint32_t peer, const struct data_id *d)
 {
-	say_hello(b, peer, d);
-	assert_non_null(bench_sent(b, peer, MSG_WELCOME));
-	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
+	say_hello(f, peer, d);
+	assert_non_null(fixture_sent(f, peer, MSG_WELCOME));
+	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
 }
 
-static void assert_wrong_data(const struct bench *b, uint32_t peer)
+static void assert_wrong_data(const struct core_fixture *f, uint32_t peer)
 {
-	bench_refused(b, peer, PS_EWRONGDATA);
+	fixture_refused(f, peer, PS_EWRONGDATA);
 }
 
-static void push_batch(struct bench *b, uint32_t peer, struct stamp s, uint64_t seq, uint32_t i)
+static void push_batch(
+	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t seq, uint32_t i)
 {
-	struct msg m = batch(s, seq, 0, i, 1);
+	struct msg m = fixture_batch(s, seq, 0, i, 1);
 
-	bench_applied(b, peer, &m);
+	fixture_applied(f, peer, &m);
 }
 
 static void a_hello_fixes_nothing(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(1));
-	struct stamp wrong = join(&b, 9, &other_data);
-	bench_lease(&b, 9, wrong, 1); /* it even has work, but has delivered none */
-	bench_bye(&b, 9, wrong);
-	struct stamp right = join(&b, 8, &bench_data);
-	struct msg_grant g = lease(&b, 8, right, 1);
-	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
-	assert_int_equal(b.core->leases.n_batches, 4);
-	push_batch(&b, 8, right, 1, g.work.first);
-	bench_close(&b);
+	fixture_open(&f, training(1));
+	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_lease(&f, 9, wrong, 1); /* it even has work, but has delivered none */
+	fixture_bye(&f, 9, wrong);
+	struct stamp right = join(&f, 8, &fixture_data);
+	struct msg_grant g = fixture_train(&f, 8, right, 1);
+	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
+	assert_int_equal(f.core->leases.n_batches, 4);
+	push_batch(&f, 8, right, 1, g.work.first);
+	fixture_close(&f);
 }
 
 static void nor_does_it_on_disk(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(1));
-	struct stamp wrong = join(&b, 9, &other_data);
-	bench_lease(&b, 9, wrong, 1);
-	bench_restart(&b);
-	b.now_ms += b.cfg.sessions.recovery_ms + 1;
-	struct stamp right = join(&b, 8, &bench_data);
-	bench_tick(&b, b.cfg.sessions.recovery_ms + 1);
-	lease(&b, 8, right, 1);
-	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
-	bench_close(&b);
+	fixture_open(&f, training(1));
+	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_lease(&f, 9, wrong, 1);
+	fixture_restart(&f);
+	f.now_ms += f.cfg.sessions.recovery_ms + 1;
+	struct stamp right = join(&f, 8, &fixture_data);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms + 1);
+	fixture_train(&f, 8, right, 1);
+	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
+	fixture_close(&f);
 }
 
 /* The wrong one came first, and waits with the others for a third one of the right data. */
 static void most_live_workers_decide(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s[3];
 
 	(void)state;
-	bench_open(&b, training(3));
-	struct stamp wrong = join(&b, 9, &other_data);
-	bench_lease(&b, 9, wrong, 1);
+	fixture_open(&f, training(3));
+	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_lease(&f, 9, wrong, 1);
 	for (uint32_t i = 0; i < 2; i++) {
-		s[i] = join(&b, 1 + i, &bench_data);
-		bench_lease(&b, 1 + i, s[i], 1);
-		assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
+		s[i] = join(&f, 1 + i, &fixture_data);
+		fixture_lease(&f, 1 + i, s[i], 1);
+		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	}
-	s[2] = join(&b, 3, &bench_data); /* two of data that nobody else has are not enough */
-	assert_non_null(granted(&b, 1));
-	assert_non_null(granted(&b, 2));
-	assert_null(granted(&b, 9));
-	assert_int_equal(b.core->leases.n_batches, 4);
-	push_batch(&b, 1, s[0], 1, 0);
-	bench_lease(&b, 9, wrong, 1);
-	assert_null(granted(&b, 9));
-	bench_close(&b);
+	s[2] = join(&f, 3, &fixture_data); /* two of data that nobody else has are not enough */
+	assert_non_null(fixture_granted(&f, 1));
+	assert_non_null(fixture_granted(&f, 2));
+	assert_null(fixture_granted(&f, 9));
+	assert_int_equal(f.core->leases.n_batches, 4);
+	push_batch(&f, 1, s[0], 1, 0);
+	fixture_lease(&f, 9, wrong, 1);
+	assert_null(fixture_granted(&f, 9));
+	fixture_close(&f);
 }
 
 /* Whoever was granted work first and delivers nothing has no vote for ever. */
 static void a_stalled_worker_has_no_vote(void **state)
 {
 	struct core_config cfg = training(1);
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
 	cfg.leases.first_deadline_ms = 1000;
-	bench_open(&b, cfg);
-	struct stamp wrong = join(&b, 9, &other_data);
-	lease(&b, 9, wrong, 1);
-	struct stamp right = join(&b, 8, &bench_data);
-	bench_lease(&b, 8, right, 1);
-	assert_null(granted(&b, 8)); /* as many have the other data set, and its work */
-	for (int i = 0; i < 50 && !granted(&b, 8); i++) {
-		bench_beat(&b, 9, wrong);
-		bench_beat(&b, 8, right);
-		bench_tick(&b, 100);
+	fixture_open(&f, cfg);
+	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_train(&f, 9, wrong, 1);
+	struct stamp right = join(&f, 8, &fixture_data);
+	fixture_lease(&f, 8, right, 1);
+	assert_null(fixture_granted(&f, 8)); /* as many have the other data set, and its work */
+	for (int i = 0; i < 50 && !fixture_granted(&f, 8); i++) {
+		fixture_beat(&f, 9, wrong);
+		fixture_beat(&f, 8, right);
+		fixture_tick(&f, 100);
 	}
-	assert_non_null(granted(&b, 8));
-	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
-	push_batch(&b, 8, right, 1, granted(&b, 8)->work.first);
-	bench_close(&b);
+	assert_non_null(fixture_granted(&f, 8));
+	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
+	push_batch(&f, 8, right, 1, fixture_granted(&f, 8)->work.first);
+	fixture_close(&f);
 }
 
 /* Worker 9 has other data and hangs with its first grant; the run is then of worker 8's data. */
-static void outvote_a_stalled_worker(struct bench *b, struct stamp *wrong, struct stamp *right)
+static void outvote_a_stalled_worker(
+	struct core_fixture *f, struct stamp *wrong, struct stamp *right)
 {
 	struct core_config cfg = training(1);
 
 	cfg.leases.first_deadline_ms = 1000;
-	bench_open(b, cfg);
-	*wrong = join(b, 9, &other_data);
-	lease(b, 9, *wrong, 1);
-	*right = join(b, 8, &bench_data);
-	bench_lease(b, 8, *right, 1);
-	for (int i = 0; i < 50 && !granted(b, 8); i++) {
-		bench_beat(b, 9, *wrong);
-		bench_beat(b, 8, *right);
-		bench_tick(b, 100);
+	fixture_open(f, cfg);
+	*wrong = join(f, 9, &other_data);
+	fixture_train(f, 9, *wrong, 1);
+	*right = join(f, 8, &fixture_data);
+	fixture_lease(f, 8, *right, 1);
+	for (int i = 0; i < 50 && !fixture_granted(f, 8); i++) {
+		fixture_beat(f, 9, *wrong);
+		fixture_beat(f, 8, *right);
+		fixture_tick(f, 100);
 	}
-	assert_int_equal(core_data(b->core)->xxh3, bench_data.xxh3);
-	assert_true(bench_worker(b, 1).stalled);
+	assert_int_equal(core_data(f->core)->xxh3, fixture_data.xxh3);
+	assert_true(fixture_worker(f, 1).stalled);
 }
 
 /* The worker that was right leaves. The late result of the other one counts after all. */
 static void stalled_workers_vote_when_nobody_else_can(void **state)
 {
 	struct stamp wrong, right;
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	outvote_a_stalled_worker(&b, &wrong, &right);
-	bench_bye(&b, 8, right);
-	assert_int_equal(core_data(b.core)->xxh3, other_data.xxh3);
-	push_batch(&b, 9, wrong, 1, 0);
-	assert_false(bench_worker(&b, 1).stalled);
-	struct msg_grant g = lease(&b, 9, wrong, 2);
-	push_batch(&b, 9, wrong, 2, g.work.first);
-	assert_int_equal(core_epoch(b.core, 0)->images, 20);
-	bench_close(&b);
+	outvote_a_stalled_worker(&f, &wrong, &right);
+	fixture_bye(&f, 8, right);
+	assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3);
+	push_batch(&f, 9, wrong, 1, 0);
+	assert_false(fixture_worker(&f, 1).stalled);
+	struct msg_grant g = fixture_train(&f, 9, wrong, 2);
+	push_batch(&f, 9, wrong, 2, g.work.first);
+	assert_int_equal(core_epoch(f.core, 0)->images, 20);
+	fixture_close(&f);
 }
 
 /* Its grant ended with the choice of the other data set: it owes nothing when it asks anew. */
 static void an_outvoted_worker_counts_again_when_it_asks(void **state)
 {
 	struct stamp wrong, right;
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	outvote_a_stalled_worker(&b, &wrong, &right);
-	bench_lease(&b, 9, wrong, 2);
-	assert_null(granted(&b, 9)); /* one vote each: the choice stays */
-	assert_false(bench_worker(&b, 1).stalled);
-	bench_bye(&b, 8, right);
-	assert_non_null(granted(&b, 9));
+	outvote_a_stalled_worker(&f, &wrong, &right);
+	fixture_lease(&f, 9, wrong, 2);
+	assert_null(fixture_granted(&f, 9)); /* one vote each: the choice stays */
+	assert_false(fixture_worker(&f, 1).stalled);
+	fixture_bye(&f, 8, right);
+	assert_non_null(fixture_granted(&f, 9));
 	for (int i = 0; i < 9; i++) { /* less than three deadlines */
-		bench_beat(&b, 9, wrong);
-		bench_tick(&b, 300);
+		fixture_beat(&f, 9, wrong);
+		fixture_tick(&f, 300);
 	}
-	assert_false(bench_worker(&b, 1).stalled);
-	bench_close(&b);
+	assert_false(fixture_worker(&f, 1).stalled);
+	fixture_close(&f);
 }
 
 /* Workers that only send heartbeats are no majority for ever. */
@@ -195,220 +196,220 @@ static void who_never_asks_for_work_loses_its_vote(void **state)
 {
 	struct core_config cfg = training(1);
 	struct stamp wrong[2];
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
 	cfg.leases.first_deadline_ms = 1000;
-	bench_open(&b, cfg);
+	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < 2; i++)
-		wrong[i] = join(&b, 1 + i, &other_data);
-	struct stamp right = join(&b, 8, &bench_data);
-	bench_lease(&b, 8, right, 1);
-	for (int i = 0; i < 40 && !granted(&b, 8); i++) {
-		assert_int_equal(core_data(b.core)->xxh3, other_data.xxh3);
+		wrong[i] = join(&f, 1 + i, &other_data);
+	struct stamp right = join(&f, 8, &fixture_data);
+	fixture_lease(&f, 8, right, 1);
+	for (int i = 0; i < 40 && !fixture_granted(&f, 8); i++) {
+		assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3);
 		for (uint32_t j = 0; j < 2; j++)
-			bench_beat(&b, 1 + j, wrong[j]);
-		bench_beat(&b, 8, right);
-		bench_tick(&b, 100);
+			fixture_beat(&f, 1 + j, wrong[j]);
+		fixture_beat(&f, 8, right);
+		fixture_tick(&f, 100);
 	}
-	assert_non_null(granted(&b, 8));
-	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
-	bench_close(&b);
+	assert_non_null(fixture_granted(&f, 8));
+	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
+	fixture_close(&f);
 }
 
 static void the_first_push_that_counts_fixes_it(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(1));
-	struct stamp right = join(&b, 8, &bench_data);
-	lease(&b, 8, right, 1);
-	struct stamp wrong = join(&b, 9, &other_data); /* still possible: nothing is decided */
-	push_batch(&b, 8, right, 1, 0);
-	bench_beat(&b, 9, wrong);
-	bench_refused(&b, 9, PS_ESTATE);
-	struct msg m = bench_resume(wrong, 0, 0);
+	fixture_open(&f, training(1));
+	struct stamp right = join(&f, 8, &fixture_data);
+	fixture_train(&f, 8, right, 1);
+	struct stamp wrong = join(&f, 9, &other_data); /* still possible: nothing is decided */
+	push_batch(&f, 8, right, 1, 0);
+	fixture_beat(&f, 9, wrong);
+	fixture_refused(&f, 9, PS_ESTATE);
+	struct msg m = fixture_resume(wrong, 0, 0);
 	m.hello.data = other_data;
-	bench_message(&b, 9, &m);
-	assert_wrong_data(&b, 9);
-	say_hello(&b, 7, &other_data);
-	assert_wrong_data(&b, 7);
-	bench_restart(&b); /* now for good */
-	say_hello(&b, 7, &other_data);
-	assert_wrong_data(&b, 7);
-	bench_close(&b);
+	fixture_message(&f, 9, &m);
+	assert_wrong_data(&f, 9);
+	say_hello(&f, 7, &other_data);
+	assert_wrong_data(&f, 7);
+	fixture_restart(&f); /* now for good */
+	say_hello(&f, 7, &other_data);
+	assert_wrong_data(&f, 7);
+	fixture_close(&f);
 }
 
 static void the_refusal_shows_both_and_the_remedy(void **state)
 {
 	static const char *const parts[] = {"0000000000abcdef", "0000000000000063", "20 train",
 		"35 train", "5x5", "2x3", "--data", "--data-id"};
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(1));
-	struct stamp right = join(&b, 8, &bench_data);
-	push_batch(&b, 8, right, 1, 0);
-	say_hello(&b, 7, &other_data);
-	const char *text = bench_sent(&b, 7, MSG_ERROR)->error.text;
+	fixture_open(&f, training(1));
+	struct stamp right = join(&f, 8, &fixture_data);
+	push_batch(&f, 8, right, 1, 0);
+	say_hello(&f, 7, &other_data);
+	const char *text = fixture_sent(&f, 7, MSG_ERROR)->error.text;
 	assert_true(strlen(text) < 256);
 	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
 		if (!strstr(text, parts[i]))
 			fail_msg("\"%s\" lacks \"%s\"", text, parts[i]);
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 /* Most changed their mind while its push was under way: it counts for nothing, and fixes nothing.
  */
 static void a_push_of_the_other_data_is_rejected(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(1));
-	struct stamp wrong = join(&b, 9, &other_data);
-	lease(&b, 9, wrong, 1);
-	struct stamp right = join(&b, 8, &bench_data);
-	assert_int_equal(core_data(b.core)->xxh3, other_data.xxh3); /* one each: the first one's */
-	join(&b, 7, &bench_data);
-	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
-	struct msg m = bench_push_ones(wrong, 1);
+	fixture_open(&f, training(1));
+	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_train(&f, 9, wrong, 1);
+	struct stamp right = join(&f, 8, &fixture_data);
+	assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3); /* one each: the first one's */
+	join(&f, 7, &fixture_data);
+	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
+	struct msg m = fixture_push_ones(wrong, 1);
 	m.push.work = (struct work){0, 0, 1};
 	m.push.images = 10; /* as a batch of the right data would have */
-	bench_rejected(&b, 9, &m, REJECT_WORK);
-	lease(&b, 8, right, 1);
-	push_batch(&b, 8, right, 1, 0);
-	assert_int_equal(core_stats(b.core)->accepted, 1);
-	bench_close(&b);
+	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	fixture_train(&f, 8, right, 1);
+	push_batch(&f, 8, right, 1, 0);
+	assert_int_equal(core_stats(f.core)->accepted, 1);
+	fixture_close(&f);
 }
 
 /* The snapshot is from before the first push, which was acknowledged: its replay counts. */
 static void a_replay_fixes_what_it_had_fixed(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(1));
-	struct stamp right = join(&b, 8, &bench_data);
-	lease(&b, 8, right, 1);
-	bench_restart(&b);
-	join(&b, 6, &other_data); /* others are quicker, and more */
-	join(&b, 7, &other_data);
-	struct msg m = bench_resume(right, 1, 0);
-	bench_message(&b, 8, &m);
-	assert_non_null(bench_sent(&b, 8, MSG_WELCOME));
-	right = bench_sent(&b, 8, MSG_WELCOME)->welcome.stamp;
-	m = batch(right, 1, 0, 0, 1);
+	fixture_open(&f, training(1));
+	struct stamp right = join(&f, 8, &fixture_data);
+	fixture_train(&f, 8, right, 1);
+	fixture_restart(&f);
+	join(&f, 6, &other_data); /* others are quicker, and more */
+	join(&f, 7, &other_data);
+	struct msg m = fixture_resume(right, 1, 0);
+	fixture_message(&f, 8, &m);
+	assert_non_null(fixture_sent(&f, 8, MSG_WELCOME));
+	right = fixture_sent(&f, 8, MSG_WELCOME)->welcome.stamp;
+	m = fixture_batch(right, 1, 0, 0, 1);
 	m.push.verdict = VERDICT_OK;
-	bench_applied(&b, 8, &m);
-	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
-	say_hello(&b, 5, &other_data);
-	assert_wrong_data(&b, 5);
-	bench_close(&b);
+	fixture_applied(&f, 8, &m);
+	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
+	say_hello(&f, 5, &other_data);
+	assert_wrong_data(&f, 5);
+	fixture_close(&f);
 }
 
 /* Nothing wrong is proof of anything: the next one may have other data. */
 static void a_push_that_is_rejected_fixes_nothing(void **state)
 {
-	static const float wild[BENCH_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
+	static const float wild[FIXTURE_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
 	struct core_config cfg = training(1);
-	struct bench b;
+	struct core_fixture f;
 	uint64_t seq = 0;
 
 	(void)state;
 	cfg.limits.reject_norm = 1;
 	cfg.training.mode = MODE_SYNC; /* weights of another version than the first are stale */
-	bench_open(&b, cfg);
-	struct stamp wrong = join(&b, 9, &other_data);
-	lease(&b, 9, wrong, 1);
+	fixture_open(&f, cfg);
+	struct stamp wrong = join(&f, 9, &other_data);
+	fixture_train(&f, 9, wrong, 1);
 	for (enum reject why = REJECT_SHAPE; why <= REJECT_STALE; why++) {
-		struct msg m = why == REJECT_NONFINITE ? bench_push(wrong, ++seq)
-						       : batch(wrong, ++seq, 0, 0, 1);
+		struct msg m = why == REJECT_NONFINITE ? fixture_push(wrong, ++seq)
+						       : fixture_batch(wrong, ++seq, 0, 0, 1);
 
-		bench_work(&m, 0, 0, 1);
-		m.push.base_term = b.cfg.term;
+		fixture_work(&m, 0, 0, 1);
+		m.push.base_term = f.cfg.term;
 		m.push.base_version = why == REJECT_STALE ? 7 : 0;
 		m.push.images += why == REJECT_SHAPE;
 		if (why == REJECT_NONFINITE)
-			bench_slice(&m, 0, BENCH_PARAMS, wild);
-		bench_rejected(&b, 9, &m, why);
-		assert_false(core_data_is_fixed(b.core));
+			fixture_slice(&m, 0, FIXTURE_PARAMS, wild);
+		fixture_rejected(&f, 9, &m, why);
+		assert_false(core_data_is_fixed(f.core));
 	}
-	bench_restart(&b);
-	bench_tick(&b, b.cfg.sessions.recovery_ms + 1);
-	bench_tick(&b, b.cfg.sessions.recovery_ms + 1);
-	struct stamp right = join(&b, 8, &bench_data);
-	lease(&b, 8, right, 1);
-	assert_int_equal(core_data(b.core)->xxh3, bench_data.xxh3);
-	bench_close(&b);
+	fixture_restart(&f);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms + 1);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms + 1);
+	struct stamp right = join(&f, 8, &fixture_data);
+	fixture_train(&f, 8, right, 1);
+	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
+	fixture_close(&f);
 }
 
 /* Before so many as it takes are there nobody has work to push. */
 static void before_the_run_begins_no_push_counts(void **state)
 {
 	struct stamp s[3];
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(3));
-	struct stamp wrong = join(&b, 9, &other_data);
-	struct msg m = batch(wrong, 1, 0, 0, 1);
-	bench_rejected(&b, 9, &m, REJECT_WORK);
-	assert_int_equal(core_stats(b.core)->rejected[REJECT_WORK], 1);
-	assert_int_equal(core_stats(b.core)->accepted, 0);
+	fixture_open(&f, training(3));
+	struct stamp wrong = join(&f, 9, &other_data);
+	struct msg m = fixture_batch(wrong, 1, 0, 0, 1);
+	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	assert_int_equal(core_stats(f.core)->rejected[REJECT_WORK], 1);
+	assert_int_equal(core_stats(f.core)->accepted, 0);
 	for (uint32_t i = 0; i < 3; i++)
-		s[i] = join(&b, 1 + i, &bench_data);
-	lease(&b, 1, s[0], 1);
-	push_batch(&b, 1, s[0], 1, 0);
-	bench_close(&b);
+		s[i] = join(&f, 1 + i, &fixture_data);
+	fixture_train(&f, 1, s[0], 1);
+	push_batch(&f, 1, s[0], 1, 0);
+	fixture_close(&f);
 }
 
 /* Workers that cannot train are none that it need not wait for. */
 static void whoever_has_other_data_is_waited_for_and_named(void **state)
 {
 	struct hold_up_view v;
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(2));
-	join(&b, 9, &bench_data);
-	core_hold_up(b.core, &v);
+	fixture_open(&f, training(2));
+	join(&f, 9, &fixture_data);
+	core_hold_up(f.core, &v);
 	assert_int_equal(v.others, 0);
-	join(&b, 8, &other_data);
-	core_hold_up(b.core, &v);
+	join(&f, 8, &other_data);
+	core_hold_up(f.core, &v);
 	assert_int_equal(v.kind, HOLD_UP_WORKERS);
 	assert_int_equal(v.live, 1);
 	assert_int_equal(v.needed, 2);
 	assert_int_equal(v.others, 1);
 	assert_int_equal(v.other_data, other_data.xxh3);
-	join(&b, 7, &bench_data); /* training goes on, but one is out of it */
-	core_hold_up(b.core, &v);
+	join(&f, 7, &fixture_data); /* training goes on, but one is out of it */
+	core_hold_up(f.core, &v);
 	assert_int_equal(v.kind, HOLD_UP_NONE);
 	assert_int_equal(v.others, 1);
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 /* It was out of it when the first push counted, and does not hear of it before the end. */
 static void after_the_end_it_is_told_why_it_had_no_work(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, training(1));
-	struct stamp right = join(&b, 8, &bench_data), wrong = join(&b, 9, &other_data);
-	lease(&b, 8, right, 1);
-	push_batch(&b, 8, right, 1, 0);
-	bench_step(&b, &(struct event){.kind = EVENT_DRAIN});
-	assert_non_null(bench_effect(&b, EFFECT_FINISH));
-	assert_non_null(bench_sent(&b, 8, MSG_BYE));
-	bench_beat(&b, 9, wrong);
-	bench_refused(&b, 9, PS_ESTATE);
-	struct msg m = bench_resume(wrong, 0, 0);
+	fixture_open(&f, training(1));
+	struct stamp right = join(&f, 8, &fixture_data), wrong = join(&f, 9, &other_data);
+	fixture_train(&f, 8, right, 1);
+	push_batch(&f, 8, right, 1, 0);
+	fixture_step(&f, &(struct event){.kind = EVENT_DRAIN});
+	assert_non_null(fixture_effect(&f, EFFECT_FINISH));
+	assert_non_null(fixture_sent(&f, 8, MSG_BYE));
+	fixture_beat(&f, 9, wrong);
+	fixture_refused(&f, 9, PS_ESTATE);
+	struct msg m = fixture_resume(wrong, 0, 0);
 	m.hello.data = other_data;
-	bench_message(&b, 9, &m);
-	assert_wrong_data(&b, 9);
-	bench_close(&b);
+	fixture_message(&f, 9, &m);
+	assert_wrong_data(&f, 9);
+	fixture_close(&f);
 }
 
 int main(void)

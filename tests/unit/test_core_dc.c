@@ -15,7 +15,7 @@
 
 static struct core_config dc_config(int adaptive)
 {
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 
 	cfg.rate.lr = RATE;
 	cfg.dc.lambda = LAMBDA;
@@ -29,8 +29,8 @@ static struct core_config dc_config(int adaptive)
 struct twin {
 	const struct core_config *cfg;
 	uint64_t version;
-	double w[VERSIONS][BENCH_PARAMS], square[BENCH_PARAMS], first[BENCH_PARAMS],
-		second[BENCH_PARAMS];
+	double w[VERSIONS][FIXTURE_PARAMS], square[FIXTURE_PARAMS], first[FIXTURE_PARAMS],
+		second[FIXTURE_PARAMS];
 };
 
 static double power(double base, uint64_t n)
@@ -76,9 +76,9 @@ static double twin_step(struct twin *t, size_t j, double d)
 static void twin_push(struct twin *t, const float *g, int64_t then)
 {
 	const double *w = t->w[t->version];
-	double d[BENCH_PARAMS], norm = 0, clip = t->cfg->optim.clip_norm;
+	double d[FIXTURE_PARAMS], norm = 0, clip = t->cfg->optim.clip_norm;
 
-	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 		double x = (double)g[j], lambda = t->cfg->dc.lambda;
 
 		if (t->cfg->dc.kind == DC_ADAPTIVE) {
@@ -89,7 +89,7 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 		norm += d[j] * d[j];
 	}
 	norm = sqrt(norm);
-	for (size_t j = 0; j < BENCH_PARAMS; j++) {
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 		double x = clip > 0 && norm > clip ? d[j] * clip / (norm + 1e-6) : d[j];
 
 		x += t->cfg->optim.weight_decay * w[j];
@@ -102,7 +102,7 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 
 /* How far a worker pulls ahead of its pushes: with prefetch by one, with bursts by three. */
 struct lesson {
-	struct bench b;
+	struct core_fixture f;
 	struct twin twin;
 	uint32_t ahead, pushes_of_each;
 	struct pupil {
@@ -115,22 +115,22 @@ struct lesson {
 static void lesson_open(struct lesson *l, struct core_config cfg)
 {
 	memset(l, 0, sizeof(*l));
-	bench_open(&l->b, cfg);
-	l->twin.cfg = &l->b.cfg;
+	fixture_open(&l->f, cfg);
+	l->twin.cfg = &l->f.cfg;
 	l->pushes_of_each = cfg.push.n_fetch / cfg.push.n_push;
 	l->ahead = !cfg.push.prefetch                                           ? 0
 		   : cfg.push.n_push == cfg.push.n_fetch && cfg.push.n_push > 1 ? 3
 										: 1;
 	for (uint32_t i = 0; i < WORKERS; i++)
-		l->pupil[i].s = bench_join(&l->b, 10 + i, "");
+		l->pupil[i].s = fixture_join(&l->f, 10 + i, "");
 }
 
 static void pull(struct lesson *l, uint32_t i)
 {
 	struct pupil *p = &l->pupil[i];
 
-	bench_pull(&l->b, 10 + i, p->s, WEIGHTS_CURRENT);
-	p->version[p->n] = bench_sent(&l->b, 10 + i, MSG_PARAMS)->params.version;
+	fixture_pull(&l->f, 10 + i, p->s, WEIGHTS_CURRENT);
+	p->version[p->n] = fixture_sent(&l->f, 10 + i, MSG_PARAMS)->params.version;
 	p->epoch[p->n++] = p->s.term;
 	assert_int_equal(p->version[p->n - 1], l->twin.version);
 }
@@ -138,13 +138,13 @@ static void pull(struct lesson *l, uint32_t i)
 /* The push of worker i whose weights are `version` of term `epoch`. */
 static void push_of(struct lesson *l, uint32_t i, const float *g, uint64_t version, uint64_t epoch)
 {
-	struct msg m = bench_push(l->pupil[i].s, ++l->pupil[i].seq);
+	struct msg m = fixture_push(l->pupil[i].s, ++l->pupil[i].seq);
 
 	m.push.base_version = version;
 	m.push.base_term = epoch;
-	bench_slice(&m, 0, 3, g); /* in two parts, as any push may be */
-	bench_slice(&m, 3, BENCH_PARAMS - 3, g + 3);
-	bench_applied(&l->b, 10 + i, &m);
+	fixture_slice(&m, 0, 3, g); /* in two parts, as any push may be */
+	fixture_slice(&m, 3, FIXTURE_PARAMS - 3, g + 3);
+	fixture_applied(&l->f, 10 + i, &m);
 }
 
 static void push(struct lesson *l, uint32_t i, const float *g)
@@ -165,9 +165,9 @@ static double farthest(const struct lesson *l)
 {
 	double most = 0;
 
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		most = fmax(most,
-			fabs((double)core_weights(l->b.core)[j] - l->twin.w[l->twin.version][j]));
+			fabs((double)core_weights(l->f.core)[j] - l->twin.w[l->twin.version][j]));
 	return most;
 }
 
@@ -176,7 +176,7 @@ static void come_back(struct lesson *l)
 	for (uint32_t i = 0; i < WORKERS; i++) {
 		struct pupil *p = &l->pupil[i];
 
-		p->s = bench_come_back(&l->b, 10 + i, p->s, p->seq);
+		p->s = fixture_come_back(&l->f, 10 + i, p->s, p->seq);
 	}
 }
 
@@ -185,17 +185,17 @@ static double lesson_run(uint64_t seed, const struct core_config *cfg)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	static struct lesson l;
-	float g[BENCH_PARAMS];
+	float g[FIXTURE_PARAMS];
 	double most = 0;
 
 	lesson_open(&l, *cfg);
 	while (l.twin.version < STEPS) {
 		uint32_t i = (uint32_t)rng_below(&r, WORKERS);
 
-		for (size_t j = 0; j < BENCH_PARAMS; j++)
+		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			g[j] = (float)rng_below(&r, 2001) / 1000 - 1;
 		if (rng_below(&r, 30) == 0) {
-			bench_restart(&l.b);
+			fixture_restart(&l.f);
 			come_back(&l);
 		} else if (l.pupil[i].n < 1 + l.ahead) {
 			pull(&l, i);
@@ -204,8 +204,8 @@ static double lesson_run(uint64_t seed, const struct core_config *cfg)
 		}
 		most = fmax(most, farthest(&l));
 	}
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 0);
-	bench_close(&l.b);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
+	fixture_close(&l.f);
 	return most;
 }
 
@@ -260,18 +260,18 @@ static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void 
 	cfg.push.prefetch = 1;
 	lesson_open(&l, cfg);
 	pull(&l, 0);
-	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.term);
-	twin_push(&l.twin, bench_ones, 0);
+	push_of(&l, 1, fixture_ones, 0, l.pupil[1].s.term);
+	twin_push(&l.twin, fixture_ones, 0);
 	pull(&l, 0);
-	push_of(&l, 1, bench_ones, 1, l.pupil[1].s.term);
-	twin_push(&l.twin, bench_ones, 1);
-	before = core_weights(l.b.core)[4];
-	push(&l, 0, bench_ones);
-	step = (before - core_weights(l.b.core)[4]) / (float)RATE;
+	push_of(&l, 1, fixture_ones, 1, l.pupil[1].s.term);
+	twin_push(&l.twin, fixture_ones, 1);
+	before = core_weights(l.f.core)[4];
+	push(&l, 0, fixture_ones);
+	step = (before - core_weights(l.f.core)[4]) / (float)RATE;
 	print_message("the step is %.4f of the gradient\n", (double)step);
 	assert_float_equal(step, 0.950f, 1e-5);
 	assert_true(farthest(&l) < 1e-6);
-	bench_close(&l.b);
+	fixture_close(&l.f);
 }
 
 /* Not one backup for all: each worker's delay is its own. */
@@ -283,16 +283,16 @@ static void each_worker_is_compensated_by_its_own_delay(void **state)
 	lesson_open(&l, dc_config(0));
 	pull(&l, 0);
 	pull(&l, 1);
-	push(&l, 1, bench_ones); /* fresh: as it is */
-	assert_float_equal(core_weights(l.b.core)[4], (float)-RATE, 1e-7);
+	push(&l, 1, fixture_ones); /* fresh: as it is */
+	assert_float_equal(core_weights(l.f.core)[4], (float)-RATE, 1e-7);
 	pull(&l, 1);
-	push(&l, 1, bench_ones); /* fresh again */
-	assert_float_equal(core_weights(l.b.core)[4], (float)(-2 * RATE), 1e-7);
-	push(&l, 0, bench_ones); /* two versions late */
-	assert_float_equal(core_weights(l.b.core)[4],
+	push(&l, 1, fixture_ones); /* fresh again */
+	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
+	push(&l, 0, fixture_ones); /* two versions late */
+	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-2 * RATE - RATE * (1 - LAMBDA * 2 * RATE)), 1e-7);
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 0);
-	bench_close(&l.b);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
+	fixture_close(&l.f);
 }
 
 /* What is not held is not guessed. */
@@ -305,69 +305,69 @@ static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_coun
 	lesson_open(&l, dc_config(1));
 	epoch = l.pupil[0].s.term;
 	for (uint64_t version = 0; version < 3; version++) {
-		push_of(&l, 0, bench_ones, version, epoch); /* current: needs none */
-		twin_push(&l.twin, bench_ones, (int64_t)version);
+		push_of(&l, 0, fixture_ones, version, epoch); /* current: needs none */
+		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 0);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
 	pull(&l, 1);
-	push_of(&l, 0, bench_ones, 1, epoch); /* never pulled */
-	twin_push(&l.twin, bench_ones, -1);
-	push_of(&l, 0, bench_ones, 3, epoch); /* pulled by another worker only */
-	twin_push(&l.twin, bench_ones, -1);
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 2);
-	push(&l, 1, bench_ones);
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 2);
+	push_of(&l, 0, fixture_ones, 1, epoch); /* never pulled */
+	twin_push(&l.twin, fixture_ones, -1);
+	push_of(&l, 0, fixture_ones, 3, epoch); /* pulled by another worker only */
+	twin_push(&l.twin, fixture_ones, -1);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 2);
+	push(&l, 1, fixture_ones);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 2);
 	assert_true(farthest(&l) < 1e-6);
-	bench_close(&l.b);
+	fixture_close(&l.f);
 }
 
 /* Version 2 of the life that was lost is not the version 2 that others have made since. */
 static void weights_of_a_lost_life_are_not_held(void **state)
 {
 	static struct lesson l;
-	static const float twos[BENCH_PARAMS] = {2, 2, 2, 2, 2, 2, 2, 2};
+	static const float twos[FIXTURE_PARAMS] = {2, 2, 2, 2, 2, 2, 2, 2};
 	struct core_config cfg = dc_config(0);
-	struct bench_image image;
+	struct core_snapshot image;
 	uint64_t epoch;
 
 	(void)state;
 	lesson_open(&l, cfg);
 	epoch = l.pupil[0].s.term;
-	push_of(&l, 1, bench_ones, 0, epoch);
-	image = bench_save(&l.b);
-	push_of(&l, 1, bench_ones, 1, epoch);
-	bench_pull(&l.b, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* version 2 */
-	bench_close(&l.b);
-	bench_load(&l.b, cfg, &image);
-	bench_drop(&image);
+	push_of(&l, 1, fixture_ones, 0, epoch);
+	image = fixture_save(&l.f);
+	push_of(&l, 1, fixture_ones, 1, epoch);
+	fixture_pull(&l.f, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* version 2 */
+	fixture_close(&l.f);
+	fixture_load(&l.f, cfg, &image);
+	fixture_drop(&image);
 	l.pupil[1].seq = 1; /* this one begins anew from there */
 	come_back(&l);
 	push_of(&l, 1, twos, 1, l.pupil[1].s.term);
-	bench_pull(&l.b, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* another version 2 */
+	fixture_pull(&l.f, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* another version 2 */
 	push_of(&l, 1, twos, 2, l.pupil[1].s.term);
-	push_of(&l, 0, bench_ones, 2, epoch);
-	assert_float_equal(core_weights(l.b.core)[4], (float)(-6 * RATE), 1e-7);
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 1);
-	push_of(&l, 0, bench_ones, 2, l.pupil[0].s.term); /* the one that it has pulled */
-	assert_float_equal(core_weights(l.b.core)[4],
+	push_of(&l, 0, fixture_ones, 2, epoch);
+	assert_float_equal(core_weights(l.f.core)[4], (float)(-6 * RATE), 1e-7);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
+	push_of(&l, 0, fixture_ones, 2, l.pupil[0].s.term); /* the one that it has pulled */
+	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 1);
-	bench_close(&l.b);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
+	fixture_close(&l.f);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 static uint32_t copies(const struct lesson *l)
 {
-	const struct backups *b = &l->b.core->backups;
+	const struct backups *b = &l->f.core->backups;
 	uint32_t used = 0, refs = 0, held = 0;
 
 	for (uint32_t i = 0; i < b->n; i++) {
 		used += b->copy[i].refs > 0;
 		refs += b->copy[i].refs;
 	}
-	for (uint32_t i = 0; i < l->b.cfg.sessions.max_workers; i++)
-		held += l->b.core->worker[i].n_held;
+	for (uint32_t i = 0; i < l->f.cfg.sessions.max_workers; i++)
+		held += l->f.core->worker[i].n_held;
 	assert_int_equal(refs, held);
 	return used;
 }
@@ -375,7 +375,7 @@ static uint32_t copies(const struct lesson *l)
 static void copies_are_shared_and_released(void **state)
 {
 	static struct lesson l;
-	struct msg hello = bench_hello("");
+	struct msg hello = fixture_hello("");
 
 	(void)state;
 	lesson_open(&l, dc_config(0));
@@ -383,28 +383,28 @@ static void copies_are_shared_and_released(void **state)
 	for (uint32_t i = 0; i < WORKERS; i++)
 		pull(&l, i);
 	assert_int_equal(copies(&l), 1); /* one version, three workers */
-	push(&l, 0, bench_ones);
+	push(&l, 0, fixture_ones);
 	pull(&l, 0);
 	assert_int_equal(copies(&l), 2);
-	push(&l, 1, bench_ones);
-	push(&l, 2, bench_ones);
+	push(&l, 1, fixture_ones);
+	push(&l, 2, fixture_ones);
 	assert_int_equal(copies(&l), 1);
 	pull(&l, 1);
 	pull(&l, 2);
 	assert_int_equal(copies(&l), 2);
-	bench_bye(&l.b, 11, l.pupil[1].s); /* leaves */
+	fixture_bye(&l.f, 11, l.pupil[1].s); /* leaves */
 	assert_int_equal(copies(&l), 2);
 	for (uint32_t t = 0; t < 12; t++) { /* worker 2 dies of silence */
-		bench_tick(&l.b, 100);
-		bench_beat(&l.b, 10, l.pupil[0].s);
+		fixture_tick(&l.f, 100);
+		fixture_beat(&l.f, 10, l.pupil[0].s);
 	}
-	assert_int_equal(bench_worker(&l.b, 3).state, SESSION_DEAD);
+	assert_int_equal(fixture_worker(&l.f, 3).state, SESSION_DEAD);
 	assert_int_equal(copies(&l), 1);
-	bench_bye(&l.b, 10, l.pupil[0].s);
+	fixture_bye(&l.f, 10, l.pupil[0].s);
 	assert_int_equal(copies(&l), 0);
-	bench_message(&l.b, 20, &hello);
+	fixture_message(&l.f, 20, &hello);
 	assert_int_equal(copies(&l), 0);
-	bench_close(&l.b);
+	fixture_close(&l.f);
 }
 
 static void a_fenced_worker_holds_nothing(void **state)
@@ -414,13 +414,13 @@ static void a_fenced_worker_holds_nothing(void **state)
 
 	(void)state;
 	memset(&l, 0, sizeof(l));
-	bench_open(&l.b, cfg);
-	l.pupil[0].s = bench_join(&l.b, 10, "a");
-	bench_pull(&l.b, 10, l.pupil[0].s, WEIGHTS_CURRENT);
+	fixture_open(&l.f, cfg);
+	l.pupil[0].s = fixture_join(&l.f, 10, "a");
+	fixture_pull(&l.f, 10, l.pupil[0].s, WEIGHTS_CURRENT);
 	assert_int_equal(copies(&l), 1);
-	(void)bench_join(&l.b, 11, "a");
+	(void)fixture_join(&l.f, 11, "a");
 	assert_int_equal(copies(&l), 0);
-	bench_close(&l.b);
+	fixture_close(&l.f);
 }
 
 /* Each worker's number of versions is bounded; the oldest, which may be in use, is kept. */
@@ -434,22 +434,22 @@ static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 	lesson_open(&l, cfg);
 	for (uint64_t version = 0; version < 50; version++) {
 		for (uint32_t i = 0; i < WORKERS; i++)
-			bench_pull(&l.b, 10 + i, l.pupil[i].s, WEIGHTS_CURRENT);
-		push_of(&l, 2, bench_ones, version, l.pupil[2].s.term);
-		twin_push(&l.twin, bench_ones, (int64_t)version);
+			fixture_pull(&l.f, 10 + i, l.pupil[i].s, WEIGHTS_CURRENT);
+		push_of(&l, 2, fixture_ones, version, l.pupil[2].s.term);
+		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
 	assert_true(copies(&l) <= BACKUPS_MAX_HELD + 1);
-	assert_int_equal(l.b.core->worker[0].n_held, BACKUPS_MAX_HELD);
-	push_of(&l, 0, bench_ones, 0, l.pupil[0].s.term);
-	twin_push(&l.twin, bench_ones, 0);
-	push_of(&l, 0, bench_ones, 49, l.pupil[0].s.term);
-	twin_push(&l.twin, bench_ones, 49);
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 0);
-	push_of(&l, 1, bench_ones, 20, l.pupil[1].s.term); /* dropped */
-	twin_push(&l.twin, bench_ones, -1);
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 1);
+	assert_int_equal(l.f.core->worker[0].n_held, BACKUPS_MAX_HELD);
+	push_of(&l, 0, fixture_ones, 0, l.pupil[0].s.term);
+	twin_push(&l.twin, fixture_ones, 0);
+	push_of(&l, 0, fixture_ones, 49, l.pupil[0].s.term);
+	twin_push(&l.twin, fixture_ones, 49);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
+	push_of(&l, 1, fixture_ones, 20, l.pupil[1].s.term); /* dropped */
+	twin_push(&l.twin, fixture_ones, -1);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
 	assert_true(farthest(&l) < 1e-5);
-	bench_close(&l.b);
+	fixture_close(&l.f);
 }
 
 /* ---- restarts -------------------------------------------------------------------------------- */
@@ -458,17 +458,17 @@ static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 
 /* Push number i of a worker that is alone and prefetches is of version i - 1, or, the first, of 0.
  */
-static void lone_push(struct bench *b, struct stamp s, uint64_t i, uint64_t epoch)
+static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64_t epoch)
 {
-	struct msg m = bench_push(s, i);
-	float g[BENCH_PARAMS];
+	struct msg m = fixture_push(s, i);
+	float g[FIXTURE_PARAMS];
 
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] = (float)((i * 7 + j * 3) % 11) / 5 - 1;
 	m.push.base_version = i > 1 ? i - 2 : 0;
 	m.push.base_term = epoch;
-	bench_slice(&m, 0, BENCH_PARAMS, g);
-	bench_applied(b, 9, &m);
+	fixture_slice(&m, 0, FIXTURE_PARAMS, g);
+	fixture_applied(f, 9, &m);
 }
 
 /* It is killed after `saved` pushes of an image and all of them; the rest is replayed without the
@@ -476,41 +476,41 @@ static void lone_push(struct bench *b, struct stamp s, uint64_t i, uint64_t epoc
 static void lone_run(uint64_t saved, float *end)
 {
 	struct core_config cfg = dc_config(1);
-	struct bench_image image = {0};
+	struct core_snapshot image = {0};
 	struct stamp s;
-	struct bench b;
+	struct core_fixture f;
 
 	cfg.push.prefetch = 1;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
-	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	for (uint64_t i = 1; i <= LONE_PUSHES; i++) {
 		if (i == saved + 1)
-			image = bench_save(&b);
-		bench_pull(&b, 9, s, WEIGHTS_CURRENT);
-		lone_push(&b, s, i, s.term);
+			image = fixture_save(&f);
+		fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
+		lone_push(&f, s, i, s.term);
 	}
 	if (saved < LONE_PUSHES) {
 		uint64_t epoch = s.term;
 
-		bench_close(&b);
-		bench_load(&b, cfg, &image);
-		bench_drop(&image);
-		s = bench_come_back(&b, 9, s, LONE_PUSHES);
+		fixture_close(&f);
+		fixture_load(&f, cfg, &image);
+		fixture_drop(&image);
+		s = fixture_come_back(&f, 9, s, LONE_PUSHES);
 		for (uint64_t i = saved + 1; i <= LONE_PUSHES; i++)
-			lone_push(&b, s, i, epoch);
-		lone_push(&b, s, LONE_PUSHES + 1, epoch); /* of weights in hand */
+			lone_push(&f, s, i, epoch);
+		lone_push(&f, s, LONE_PUSHES + 1, epoch); /* of weights in hand */
 	} else {
-		lone_push(&b, s, LONE_PUSHES + 1, s.term);
+		lone_push(&f, s, LONE_PUSHES + 1, s.term);
 	}
-	assert_int_equal(core_stats(b.core)->uncompensated, 0);
-	memcpy(end, core_weights(b.core), BENCH_PARAMS * sizeof(*end));
-	bench_close(&b);
+	assert_int_equal(core_stats(f.core)->uncompensated, 0);
+	memcpy(end, core_weights(f.core), FIXTURE_PARAMS * sizeof(*end));
+	fixture_close(&f);
 }
 
 static void a_lone_worker_replays_to_the_same_bits(void **state)
 {
-	float expected[BENCH_PARAMS], end[BENCH_PARAMS];
+	float expected[FIXTURE_PARAMS], end[FIXTURE_PARAMS];
 
 	(void)state;
 	lone_run(LONE_PUSHES, expected);
@@ -524,18 +524,18 @@ static void a_lone_worker_replays_to_the_same_bits(void **state)
 static void a_copy_that_is_not_finite_is_refused(void **state)
 {
 	static struct lesson l;
-	struct bench_image image;
+	struct core_snapshot image;
 	const char *why = NULL;
 
 	(void)state;
 	lesson_open(&l, dc_config(0));
 	pull(&l, 0);
-	backups_values(l.b.core, 0)[3] = NAN;
-	image = bench_save(&l.b);
-	bench_close(&l.b);
-	assert_int_equal(bench_read(&l.b, l.b.cfg, &image, &why), PS_ECHECKPOINT);
-	bench_drop(&image);
-	bench_close(&l.b);
+	backups_values(l.f.core, 0)[3] = NAN;
+	image = fixture_save(&l.f);
+	fixture_close(&l.f);
+	assert_int_equal(fixture_read(&l.f, l.f.cfg, &image, &why), PS_ECHECKPOINT);
+	fixture_drop(&image);
+	fixture_close(&l.f);
 }
 
 static void without_it_there_is_no_backup(void **state)
@@ -547,13 +547,13 @@ static void without_it_there_is_no_backup(void **state)
 	cfg.dc.kind = DC_NONE;
 	lesson_open(&l, cfg);
 	pull(&l, 0);
-	push_of(&l, 1, bench_ones, 0, l.pupil[1].s.term);
-	push_of(&l, 0, bench_ones, 0, l.pupil[0].s.term);
-	assert_int_equal(l.b.core->backups.n, 0);
-	assert_int_equal(l.b.core->worker[0].n_held, 0);
-	assert_int_equal(core_stats(l.b.core)->uncompensated, 0);
-	assert_float_equal(core_weights(l.b.core)[4], (float)(-2 * RATE), 1e-7);
-	bench_close(&l.b);
+	push_of(&l, 1, fixture_ones, 0, l.pupil[1].s.term);
+	push_of(&l, 0, fixture_ones, 0, l.pupil[0].s.term);
+	assert_int_equal(l.f.core->backups.n, 0);
+	assert_int_equal(l.f.core->worker[0].n_held, 0);
+	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
+	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
+	fixture_close(&l.f);
 }
 
 int main(void)

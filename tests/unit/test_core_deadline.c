@@ -16,7 +16,7 @@ struct fleet {
 
 static struct core_config config(enum mode mode)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = mode;
 	cfg.ssp.bound = 2;
@@ -39,7 +39,7 @@ static void fleet_open(
 static uint32_t next_batches(const struct fleet *f, uint32_t i)
 {
 	const struct hand *h = &f->k.hand[i];
-	uint32_t most = h->grant.exact ? h->grant.work.count : f->k.b.cfg.push.n_push;
+	uint32_t most = h->grant.exact ? h->grant.work.count : f->k.f.cfg.push.n_push;
 
 	if (h->grant.kind != GRANT_TRAIN)
 		return 1;
@@ -50,7 +50,7 @@ static uint32_t next_batches(const struct fleet *f, uint32_t i)
 static void begin(struct fleet *f, uint32_t i)
 {
 	if (f->ready_ms[i] == 0 && f->ms[i] != HUNG)
-		f->ready_ms[i] = f->k.b.now_ms + f->ms[i] * next_batches(f, i);
+		f->ready_ms[i] = f->k.f.now_ms + f->ms[i] * next_batches(f, i);
 }
 
 /* The first batches of a grant that takes several pushes. */
@@ -68,8 +68,8 @@ static void push_first(struct fleet *f, uint32_t i)
 	h->grant = rest;
 	h->grant.work.first += n;
 	h->grant.work.count -= n;
-	h->version = core_stats(f->k.b.core)->version;
-	memcpy(h->w, core_weights(f->k.b.core), f->k.b.cfg.n_params * sizeof(float));
+	h->version = core_stats(f->k.f.core)->version;
+	memcpy(h->w, core_weights(f->k.f.core), f->k.f.cfg.n_params * sizeof(float));
 }
 
 static int has_work(const struct hand *h)
@@ -90,7 +90,7 @@ static void act(struct fleet *f, uint32_t i)
 	if (!has_work(h))
 		return;
 	begin(f, i);
-	if (f->ready_ms[i] == 0 || f->k.b.now_ms < f->ready_ms[i])
+	if (f->ready_ms[i] == 0 || f->k.f.now_ms < f->ready_ms[i])
 		return;
 	f->ready_ms[i] = 0;
 	if (h->grant.kind == GRANT_EVAL)
@@ -101,20 +101,20 @@ static void act(struct fleet *f, uint32_t i)
 
 static int fleet_is_over(const struct fleet *f)
 {
-	return f->k.b.core->ending == END_OVER;
+	return f->k.f.core->ending == END_OVER;
 }
 
 /* All beat; each does its work. Until the run is over, or `ms` have passed. */
 static void fleet_run(struct fleet *f, uint64_t ms)
 {
-	uint64_t end = f->k.b.now_ms + ms;
+	uint64_t end = f->k.f.now_ms + ms;
 
-	while (f->k.b.now_ms < end && !fleet_is_over(f)) {
+	while (f->k.f.now_ms < end && !fleet_is_over(f)) {
 		for (uint32_t i = 0; i < f->k.n && !fleet_is_over(f); i++) {
 			act(f, i);
-			bench_beat(&f->k.b, f->k.hand[i].peer + 1, f->k.hand[i].s);
+			fixture_beat(&f->k.f, f->k.hand[i].peer + 1, f->k.hand[i].s);
 		}
-		bench_tick(&f->k.b, 10);
+		fixture_tick(&f->k.f, 10);
 		crew_hear(&f->k);
 	}
 }
@@ -129,8 +129,8 @@ static void a_hung_worker_holds_nobody_up(struct core_config cfg)
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	for (uint32_t e = 0; e < cfg.training.epochs; e++) {
-		assert_int_equal(core_epoch(f.k.b.core, e)->images, 200);
-		assert_int_equal(core_epoch(f.k.b.core, e)->eval_done, 7);
+		assert_int_equal(core_epoch(f.k.f.core, e)->images, 200);
+		assert_int_equal(core_epoch(f.k.f.core, e)->eval_done, 7);
 	}
 	crew_close(&f.k);
 }
@@ -167,15 +167,15 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 	crew_hire(&f.k, 1);
 	f.k.hand[1].request = 1000; /* the fleet takes it for one that waits */
 	fleet_run(&f, 500);
-	assert_true(bench_worker(&f.k.b, 1).stalled);
-	assert_false(bench_worker(&f.k.b, 2).stalled);
+	assert_true(fixture_worker(&f.k.f, 1).stalled);
+	assert_false(fixture_worker(&f.k.f, 2).stalled);
 	f.k.hand[0].grant = (struct msg_grant){.request = f.k.hand[0].request};
 	f.ms[0] = 30;
 	fleet_run(&f, 50);
-	assert_false(bench_worker(&f.k.b, 1).stalled); /* it has delivered */
+	assert_false(fixture_worker(&f.k.f, 1).stalled); /* it has delivered */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
-	assert_int_equal(core_epoch(f.k.b.core, 1)->images, 200);
+	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
 	crew_close(&f.k);
 }
 
@@ -205,7 +205,7 @@ static void an_evaluation_does_not_wait_for_a_hung_worker(void **state)
 	f.ready_ms[0] = 0;
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
-	assert_int_equal(core_epoch(f.k.b.core, 1)->eval_done, 7);
+	assert_int_equal(core_epoch(f.k.f.core, 1)->eval_done, 7);
 	crew_close(&f.k);
 }
 
@@ -227,9 +227,9 @@ static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
 	struct fleet f;
 
 	fleet_open(&f, config(mode), 3, 200, 30);
-	for (int i = 0; i < 1000 && f.k.b.core->worker[0].pace.left == 0; i++)
+	for (int i = 0; i < 1000 && f.k.f.core->worker[0].pace.left == 0; i++)
 		fleet_run(&f, 10);
-	while (f.k.b.core->worker[0].pace.left) {
+	while (f.k.f.core->worker[0].pace.left) {
 		f.ms[1] = f.ms[2] = HUNG; /* so that it is the slowest */
 		f.ready_ms[1] = f.ready_ms[2] = 0;
 		fleet_run(&f, 10);
@@ -239,7 +239,7 @@ static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
 	f.k.hand[0].request += 1000; /* the fleet takes it for one that waits */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
-	assert_int_equal(core_epoch(f.k.b.core, 1)->images, 200);
+	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
 	crew_close(&f.k);
 }
 
@@ -272,7 +272,7 @@ static struct core_config defaults(enum mode mode)
 static void assert_at_work(const struct fleet *f)
 {
 	for (uint32_t i = 0; i < f->k.n; i++) {
-		struct worker_view v = bench_worker(&f->k.b, i + 1);
+		struct worker_view v = fixture_worker(&f->k.f, i + 1);
 
 		assert_false(v.stalled);
 		assert_false(v.excluded);
@@ -297,11 +297,11 @@ static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
 	assert_true(fleet_is_over(&f));
 	print_message("mode %d: %u of %u pushes of the slow one count, %llu were stale\n", mode,
 		f.taken[0], f.pushed[0],
-		(unsigned long long)core_stats(f.k.b.core)->rejected[REJECT_STALE]);
+		(unsigned long long)core_stats(f.k.f.core)->rejected[REJECT_STALE]);
 	assert_true(f.pushed[0] >= 2);
 	assert_true(2 * f.taken[0] > f.pushed[0]);
-	assert_int_equal(core_stats(f.k.b.core)->rejected[REJECT_STALE], 0);
-	assert_int_equal(core_stats(f.k.b.core)->stalls, 0);
+	assert_int_equal(core_stats(f.k.f.core)->rejected[REJECT_STALE], 0);
+	assert_int_equal(core_stats(f.k.f.core)->stalls, 0);
 	crew_close(&f.k);
 }
 
@@ -321,8 +321,8 @@ static void a_worker_20_times_slower_contributes_and_is_never_stalled(void **sta
 static void tick(struct crew *k, uint64_t ms)
 {
 	for (uint32_t i = 0; i < k->n; i++)
-		bench_beat(&k->b, k->hand[i].peer + 1, k->hand[i].s);
-	bench_tick(&k->b, ms);
+		fixture_beat(&k->f, k->hand[i].peer + 1, k->hand[i].s);
+	fixture_tick(&k->f, ms);
 	crew_hear(k);
 }
 
@@ -347,7 +347,7 @@ static void open_after(struct crew *k, uint32_t n, uint64_t ms)
 		assert_int_equal(crew_push(k, 0), REJECT_NONE);
 	}
 	assert_int_equal(crew_ask(k, 0), 1);
-	assert_int_equal(k->b.core->leases.n_free, 1);
+	assert_int_equal(k->f.core->leases.n_free, 1);
 }
 
 static void a_grant_ends_after_ten_times_its_workers_median(void **state)
@@ -357,11 +357,11 @@ static void a_grant_ends_after_ten_times_its_workers_median(void **state)
 	(void)state;
 	open_after(&k, 4, 700);
 	pass(&k, 7000);
-	assert_int_equal(k.b.core->leases.n_free, 1);
-	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(k.f.core->leases.n_free, 1);
+	assert_false(fixture_worker(&k.f, 1).stalled);
 	pass(&k, 100);
-	assert_int_equal(k.b.core->leases.n_free, 2);
-	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	assert_int_equal(k.f.core->leases.n_free, 2);
+	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	crew_close(&k);
 }
 
@@ -372,9 +372,9 @@ static void a_grant_lasts_two_seconds_at_least(void **state)
 	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 2000);
-	assert_int_equal(k.b.core->leases.n_free, 1);
+	assert_int_equal(k.f.core->leases.n_free, 1);
 	pass(&k, 100);
-	assert_int_equal(k.b.core->leases.n_free, 2);
+	assert_int_equal(k.f.core->leases.n_free, 2);
 	crew_close(&k);
 }
 
@@ -385,9 +385,9 @@ static void before_any_delivery_the_first_deadline_holds(void **state)
 	(void)state;
 	open_after(&k, 0, 0);
 	pass(&k, 30000);
-	assert_int_equal(k.b.core->leases.n_free, 1);
+	assert_int_equal(k.f.core->leases.n_free, 1);
 	pass(&k, 100);
-	assert_int_equal(k.b.core->leases.n_free, 2);
+	assert_int_equal(k.f.core->leases.n_free, 2);
 	crew_close(&k);
 }
 
@@ -398,10 +398,10 @@ static void a_late_first_result_counts(void **state)
 	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 2500);
-	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	assert_int_equal(crew_push(&k, 0), REJECT_NONE);
-	assert_int_equal(k.b.core->leases.n_done, 5);
-	assert_int_equal(k.b.core->leases.n_free, 1);
+	assert_int_equal(k.f.core->leases.n_done, 5);
+	assert_int_equal(k.f.core->leases.n_free, 1);
 	crew_close(&k);
 }
 
@@ -412,17 +412,17 @@ static void who_never_delivers_is_stalled_until_it_does(void **state)
 	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 6000);
-	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_false(fixture_worker(&k.f, 1).stalled);
 	pass(&k, 100);
-	assert_true(bench_worker(&k.b, 1).stalled);
-	assert_int_equal(bench_worker(&k.b, 1).state, SESSION_LIVE);
-	assert_int_equal(core_live_workers(k.b.core), 0);
-	assert_int_equal(core_stats(k.b.core)->stalls, 1);
+	assert_true(fixture_worker(&k.f, 1).stalled);
+	assert_int_equal(fixture_worker(&k.f, 1).state, SESSION_LIVE);
+	assert_int_equal(core_live_workers(k.f.core), 0);
+	assert_int_equal(core_stats(k.f.core)->stalls, 1);
 	pass(&k, 60000); /* it beats */
-	assert_true(bench_worker(&k.b, 1).stalled);
+	assert_true(fixture_worker(&k.f, 1).stalled);
 	crew_push(&k, 0);
-	assert_false(bench_worker(&k.b, 1).stalled);
-	assert_int_equal(core_live_workers(k.b.core), 1);
+	assert_false(fixture_worker(&k.f, 1).stalled);
+	assert_int_equal(core_live_workers(k.f.core), 1);
 	crew_close(&k);
 }
 
@@ -434,15 +434,15 @@ static void who_only_asks_is_stalled(void **state)
 	(void)state;
 	open_after(&k, 4, 5);
 	for (int i = 0; i < 9; i++) {
-		struct msg m = bench_resume(k.hand[0].s, k.hand[0].seq, k.hand[0].seq);
+		struct msg m = fixture_resume(k.hand[0].s, k.hand[0].seq, k.hand[0].seq);
 
 		m.hello.data = k.data;
 		pass(&k, 900);
-		bench_message(&k.b, k.hand[0].peer, &m);
-		bench_pull(&k.b, k.hand[0].peer, k.hand[0].s, WEIGHTS_CURRENT);
+		fixture_message(&k.f, k.hand[0].peer, &m);
+		fixture_pull(&k.f, k.hand[0].peer, k.hand[0].s, WEIGHTS_CURRENT);
 		crew_ask(&k, 0);
 	}
-	assert_true(bench_worker(&k.b, 1).stalled);
+	assert_true(fixture_worker(&k.f, 1).stalled);
 	crew_close(&k);
 }
 
@@ -456,16 +456,16 @@ static void who_never_asks_is_stalled_until_it_asks(void **state)
 	cfg.leases.min_workers = 2;
 	crew_open(&k, cfg, 1, 60, crew_ones);
 	pass(&k, 90000); /* three times --first-deadline-ms */
-	assert_false(bench_worker(&k.b, 1).stalled);
-	assert_int_equal(core_live_workers(k.b.core), 1);
+	assert_false(fixture_worker(&k.f, 1).stalled);
+	assert_int_equal(core_live_workers(k.f.core), 1);
 	pass(&k, 100);
-	assert_true(bench_worker(&k.b, 1).stalled);
-	assert_int_equal(core_live_workers(k.b.core), 0);
+	assert_true(fixture_worker(&k.f, 1).stalled);
+	assert_int_equal(core_live_workers(k.f.core), 0);
 	crew_hire(&k, k.n++);
 	assert_int_equal(crew_ask(&k, 1), 0); /* --min-workers does not count the other */
 	assert_int_equal(crew_ask(&k, 0), 1);
-	assert_false(bench_worker(&k.b, 1).stalled);
-	assert_int_equal(core_live_workers(k.b.core), 2);
+	assert_false(fixture_worker(&k.f, 1).stalled);
+	assert_int_equal(core_live_workers(k.f.core), 2);
 	assert_true(has_work(&k.hand[1]));
 	crew_close(&k);
 }
@@ -474,32 +474,32 @@ static void who_waits_for_work_or_pushes_without_leases_is_not_stalled(void **st
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct crew k;
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
 	cfg.leases.min_workers = 2;
 	crew_open(&k, cfg, 1, 6000, crew_ones);
 	assert_int_equal(crew_ask(&k, 0), 0);
 	pass(&k, 200000);
-	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_false(fixture_worker(&k.f, 1).stalled);
 	crew_hire(&k, k.n++); /* this one computes batches that nobody gave it */
 	for (uint32_t i = 0; i < 20; i++) {
 		k.hand[1].grant = (struct msg_grant){.kind = GRANT_TRAIN, .work = {0, 500 + i, 1}};
 		assert_int_equal(crew_push(&k, 1), REJECT_NONE);
 		pass(&k, 5000);
 	}
-	assert_false(bench_worker(&k.b, 2).stalled);
+	assert_false(fixture_worker(&k.f, 2).stalled);
 	crew_close(&k);
 
-	cfg = bench_config(); /* no data set, so no leases */
-	bench_open(&b, cfg);
-	struct stamp s = bench_join(&b, 9, "");
+	cfg = fixture_config(); /* no data set, so no leases */
+	fixture_open(&f, cfg);
+	struct stamp s = fixture_join(&f, 9, "");
 	for (int i = 0; i < 2000; i++) {
-		bench_beat(&b, 9, s);
-		bench_tick(&b, 100);
+		fixture_beat(&f, 9, s);
+		fixture_tick(&f, 100);
 	}
-	assert_false(bench_worker(&b, 1).stalled);
-	bench_close(&b);
+	assert_false(fixture_worker(&f, 1).stalled);
+	fixture_close(&f);
 }
 
 /* What a stalled worker gets is anybody's. */
@@ -511,16 +511,16 @@ static void a_stalled_worker_gets_work_that_others_get_too(void **state)
 	open_after(&k, 4, 5);
 	pass(&k, 7000);
 	assert_int_equal(crew_ask(&k, 0), 1);
-	assert_int_equal(k.b.core->leases.n_free, 2);
+	assert_int_equal(k.f.core->leases.n_free, 2);
 	crew_hire(&k, k.n++);
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(crew_ask(&k, 1), 1);
 		assert_int_equal(crew_push(&k, 1), REJECT_NONE);
 	}
-	assert_int_equal(core_epoch(k.b.core, 0)->images, 60);
+	assert_int_equal(core_epoch(k.f.core, 0)->images, 60);
 	assert_int_equal(crew_push(&k, 0), REJECT_WORK);
-	assert_int_equal(core_stats(k.b.core)->superseded, 1);
-	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(core_stats(k.f.core)->superseded, 1);
+	assert_false(fixture_worker(&k.f, 1).stalled);
 	crew_close(&k);
 }
 
@@ -538,7 +538,7 @@ static void the_same_result_again_is_no_delivery(void **state)
 		assert_int_equal(crew_push(&k, 0), REJECT_WORK);
 		k.hand[0].grant = own;
 	}
-	assert_true(bench_worker(&k.b, 1).stalled);
+	assert_true(fixture_worker(&k.f, 1).stalled);
 	crew_close(&k);
 }
 
@@ -568,14 +568,14 @@ static void a_result_that_is_not_finite_is_no_delivery(void **state)
 			.eval_count = h->grant.eval_count,
 			.loss_sum = (double)INFINITY};
 		pass(&k, 100);
-		bench_message(&k.b, h->peer, &m);
+		fixture_message(&k.f, h->peer, &m);
 		crew_ask(&k, 0);
 	}
-	assert_true(bench_worker(&k.b, 1).stalled);
+	assert_true(fixture_worker(&k.f, 1).stalled);
 	crew_ask(&k, 1);
 	assert_int_equal(k.hand[1].grant.kind, GRANT_EVAL);
 	crew_evaluate(&k, 1);
-	assert_int_equal(core_epoch(k.b.core, 0)->eval_done, 7);
+	assert_int_equal(core_epoch(k.f.core, 0)->eval_done, 7);
 	crew_close(&k);
 }
 
@@ -583,7 +583,7 @@ static void a_result_that_is_not_finite_is_no_delivery(void **state)
 
 static void moved(struct crew *k, uint64_t bytes)
 {
-	bench_step(&k->b,
+	fixture_step(&k->f,
 		&(struct event){.kind = EVENT_PROGRESS, .peer = k->hand[0].peer, .bytes = bytes});
 }
 
@@ -605,23 +605,23 @@ static void a_transfer_that_progresses_is_not_cut(void **state)
 	(void)state;
 	cfg.n_params = 425000;
 	cfg.leases.first_deadline_ms = 2000;
-	bench_open(&k.b, cfg);
+	fixture_open(&k.f, cfg);
 	k.hand[0].peer = 9;
-	k.hand[0].s = bench_join(&k.b, 9, "");
-	bench_lease(&k.b, 9, k.hand[0].s, 1);
+	k.hand[0].s = fixture_join(&k.f, 9, "");
+	fixture_lease(&k.f, 9, k.hand[0].s, 1);
 	k.hand[0].request = 1;
 	k.n = 0; /* no grant is looked at */
 	for (uint64_t ms = 0; ms < 28000; ms += 100) {
-		bench_beat(&k.b, 10, k.hand[0].s);
+		fixture_beat(&k.f, 10, k.hand[0].s);
 		tick(&k, 100);
 		moved(&k, 12500);
 	}
-	assert_int_equal(core_stats(k.b.core)->expired, 0);
+	assert_int_equal(core_stats(k.f.core)->expired, 0);
 	for (uint64_t ms = 0; ms < 2200; ms += 100) {
-		bench_beat(&k.b, 10, k.hand[0].s);
+		fixture_beat(&k.f, 10, k.hand[0].s);
 		tick(&k, 100); /* it hangs */
 	}
-	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	crew_close(&k);
 }
 
@@ -632,7 +632,7 @@ static void a_trickle_does_not_hold_a_grant(void **state)
 	(void)state;
 	open_after(&k, 4, 5);
 	transfer(&k, 3000, 80); /* a tenth of what is progress */
-	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	crew_close(&k);
 }
 
@@ -644,8 +644,8 @@ static void bytes_without_end_do_not_hold_a_grant(void **state)
 	(void)state;
 	open_after(&k, 4, 5);
 	transfer(&k, 20000, 100000);
-	assert_int_equal(core_stats(k.b.core)->expired, 1);
-	assert_true(bench_worker(&k.b, 1).stalled);
+	assert_int_equal(core_stats(k.f.core)->expired, 1);
+	assert_true(fixture_worker(&k.f, 1).stalled);
 	crew_close(&k);
 }
 
@@ -667,10 +667,10 @@ static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
 		assert_int_equal(crew_push(&k, 0), REJECT_NONE);
 	}
 	pass(&k, 20000); /* the snapshot is not on disk yet */
-	assert_int_equal(core_stats(k.b.core)->expired, 0);
-	bench_durable(&k.b);
+	assert_int_equal(core_stats(k.f.core)->expired, 0);
+	fixture_durable(&k.f);
 	pass(&k, 2200);
-	assert_int_equal(core_stats(k.b.core)->expired, 1);
+	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	crew_close(&k);
 }
 
@@ -685,33 +685,33 @@ static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 	cfg.leases.first_deadline_ms = 300;
 	crew_open(&k, cfg, 1, 100, crew_ones);
 	assert_int_equal(crew_ask(&k, 0), 1);
-	bench_restart(&k.b);
+	fixture_restart(&k.f);
 	for (int i = 0; i < 20; i++)
-		bench_tick(&k.b, 100); /* more than dead_ms and than three deadlines */
-	struct msg m = bench_resume(k.hand[0].s, 0, 0);
+		fixture_tick(&k.f, 100); /* more than dead_ms and than three deadlines */
+	struct msg m = fixture_resume(k.hand[0].s, 0, 0);
 	m.hello.data = k.data;
-	bench_message(&k.b, k.hand[0].peer, &m);
-	k.hand[0].s = bench_sent(&k.b, k.hand[0].peer, MSG_WELCOME)->welcome.stamp;
+	fixture_message(&k.f, k.hand[0].peer, &m);
+	k.hand[0].s = fixture_sent(&k.f, k.hand[0].peer, MSG_WELCOME)->welcome.stamp;
 	pass(&k, 1000); /* it has the old grant yet: we expect nothing of it */
-	assert_false(bench_worker(&k.b, 1).stalled);
-	assert_int_equal(bench_worker(&k.b, 1).owes_ms, 0);
-	assert_int_equal(core_stats(k.b.core)->stalls, 0);
+	assert_false(fixture_worker(&k.f, 1).stalled);
+	assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 0);
+	assert_int_equal(core_stats(k.f.core)->stalls, 0);
 	assert_int_equal(crew_ask(&k, 0), 1);
 	pass(&k, 800);
-	assert_false(bench_worker(&k.b, 1).stalled);
+	assert_false(fixture_worker(&k.f, 1).stalled);
 	pass(&k, 200);
-	assert_true(bench_worker(&k.b, 1).stalled);
+	assert_true(fixture_worker(&k.f, 1).stalled);
 	crew_close(&k);
 }
 
 /* All beat for `ms`, but get no replies: of each 10 ms, `held_ms` go to the disk. */
 static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
 {
-	for (uint64_t end = f->k.b.now_ms + ms; f->k.b.now_ms < end;) {
+	for (uint64_t end = f->k.f.now_ms + ms; f->k.f.now_ms < end;) {
 		for (uint32_t i = 0; i < f->k.n; i++)
-			bench_beat(&f->k.b, f->k.hand[i].peer + 1, f->k.hand[i].s);
-		f->k.b.now_ms += 10;
-		bench_step(&f->k.b, &(struct event){.kind = EVENT_TICK, .held_ms = held_ms});
+			fixture_beat(&f->k.f, f->k.hand[i].peer + 1, f->k.hand[i].s);
+		f->k.f.now_ms += 10;
+		fixture_step(&f->k.f, &(struct event){.kind = EVENT_TICK, .held_ms = held_ms});
 	}
 }
 
@@ -723,7 +723,7 @@ static void the_time_that_replies_wait_for_the_disk_is_nobodys(void **state)
 	(void)state;
 	fleet_open(&f, config(MODE_SYNC), 3, 20000, 30);
 	fleet_run(&f, 1000);
-	t = core_stats(f.k.b.core);
+	t = core_stats(f.k.f.core);
 	uint64_t steps_short = t->steps_short;
 	fleet_hold(&f, 60000, 10);
 	assert_true(t->expired == 0 && t->stalls == 0);

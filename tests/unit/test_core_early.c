@@ -2,13 +2,12 @@
  * Proves what becomes of replays whose epoch is still to come: a crash loses the end of an epoch
  * and the beginning of the next one, and the workers come back in any order. See early.c.
  */
-#include "tests/unit/core_images.h"
-#include "tests/unit/core_work.h"
+#include "tests/support/core_fixture.h"
 
 /* Three epochs of 4 batches, the last one of 5 images. */
 static struct core_config training(enum mode mode)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = mode;
 	cfg.training.epochs = 3;
@@ -17,73 +16,73 @@ static struct core_config training(enum mode mode)
 
 /* Started from an image of before any push; workers 1 and 2 are back and have each `n` pushes to
  * replay. */
-static void crash(struct bench *b, struct core_config cfg, struct stamp s[2], uint64_t n)
+static void crash(struct core_fixture *f, struct core_config cfg, struct stamp s[2], uint64_t n)
 {
-	bench_open(b, cfg);
+	fixture_open(f, cfg);
 	for (uint32_t i = 0; i < 2; i++)
-		s[i] = bench_join(b, 9 + i, "");
-	bench_restart(b);
+		s[i] = fixture_join(f, 9 + i, "");
+	fixture_restart(f);
 	for (uint32_t i = 0; i < 2; i++)
-		s[i] = bench_come_back(b, 9 + i, s[i], n);
+		s[i] = fixture_come_back(f, 9 + i, s[i], n);
 }
 
 static struct msg replay(struct stamp s, uint64_t seq, uint32_t epoch, uint32_t first)
 {
-	struct msg m = batch(s, seq, epoch, first, 1);
+	struct msg m = fixture_batch(s, seq, epoch, first, 1);
 
 	m.push.verdict = VERDICT_OK;
 	m.push.base_version = 2 * seq;
 	return m;
 }
 
-static void taken(
-	struct bench *b, uint32_t i, struct stamp s, uint64_t seq, uint32_t epoch, uint32_t first)
+static void taken(struct core_fixture *f, uint32_t i, struct stamp s, uint64_t seq, uint32_t epoch,
+	uint32_t first)
 {
 	struct msg m = replay(s, seq, epoch, first);
 
-	bench_applied(b, 9 + i, &m);
+	fixture_applied(f, 9 + i, &m);
 }
 
-static void assert_images(const struct bench *b, uint64_t first, uint64_t second)
+static void assert_images(const struct core_fixture *f, uint64_t first, uint64_t second)
 {
-	assert_int_equal(core_epoch(b->core, 0)->images, first);
-	assert_int_equal(core_epoch(b->core, 1)->images, second);
+	assert_int_equal(core_epoch(f->core, 0)->images, first);
+	assert_int_equal(core_epoch(f->core, 1)->images, second);
 }
 
 /* The first worker replays two batches of the next epoch before the second has ended this one. */
 static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 {
 	struct core_config cfg = training(mode);
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s[2];
 
 	cfg.push.buffer_size = buffer_size;
-	crash(&b, cfg, s, 4);
-	taken(&b, 0, s[0], 1, 0, 0);
-	taken(&b, 0, s[0], 2, 0, 1);
-	taken(&b, 0, s[0], 3, 1, 0);
-	taken(&b, 0, s[0], 4, 1, 2);
-	assert_int_equal(core_training_epoch(b.core), 0);
-	assert_int_equal(core_epoch(b.core, 1)->images, 20);
+	crash(&f, cfg, s, 4);
+	taken(&f, 0, s[0], 1, 0, 0);
+	taken(&f, 0, s[0], 2, 0, 1);
+	taken(&f, 0, s[0], 3, 1, 0);
+	taken(&f, 0, s[0], 4, 1, 2);
+	assert_int_equal(core_training_epoch(f.core), 0);
+	assert_int_equal(core_epoch(f.core, 1)->images, 20);
 	if (again) {
-		bench_restart(&b);
-		s[0] = bench_come_back(&b, 9, s[0], 4);
-		s[1] = bench_come_back(&b, 10, s[1], 4);
+		fixture_restart(&f);
+		s[0] = fixture_come_back(&f, 9, s[0], 4);
+		s[1] = fixture_come_back(&f, 10, s[1], 4);
 	}
-	taken(&b, 1, s[1], 1, 0, 2);
-	taken(&b, 1, s[1], 2, 0, 3);
-	assert_int_equal(core_training_epoch(b.core), 1);
-	assert_images(&b, 35, 20);
+	taken(&f, 1, s[1], 1, 0, 2);
+	taken(&f, 1, s[1], 2, 0, 3);
+	assert_int_equal(core_training_epoch(f.core), 1);
+	assert_images(&f, 35, 20);
 	struct msg m = replay(s[1], 3, 1, 0); /* counted already */
-	bench_rejected(&b, 10, &m, REJECT_WORK);
-	taken(&b, 1, s[1], 4, 1, 1);
-	m = batch(s[1], 5, 1, 3, 1); /* not before the evaluation of the first epoch */
+	fixture_rejected(&f, 10, &m, REJECT_WORK);
+	taken(&f, 1, s[1], 4, 1, 1);
+	m = fixture_batch(s[1], 5, 1, 3, 1); /* not before the evaluation of the first epoch */
 	if (mode == MODE_DOWNPOUR) {
-		m.push.base_version = core_stats(b.core)->version;
-		bench_applied(&b, 10, &m);
-		assert_images(&b, 35, 35);
+		m.push.base_version = core_stats(f.core)->version;
+		fixture_applied(&f, 10, &m);
+		assert_images(&f, 35, 35);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void an_accepted_push_of_the_next_epoch_counts_at_once(void **state)
@@ -112,38 +111,38 @@ static void and_after_another_crash(void **state)
 /* While the epoch before is evaluated, whose results no worker keeps. */
 static void whole_epochs_may_come_early(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s[2];
 
 	(void)state;
-	crash(&b, training(MODE_DOWNPOUR), s, 8);
+	crash(&f, training(MODE_DOWNPOUR), s, 8);
 	for (uint32_t i = 0; i < 8; i++)
-		taken(&b, 0, s[0], 1 + i, 1 + i / 4, i % 4);
-	assert_int_equal(core_training_epoch(b.core), 0);
+		taken(&f, 0, s[0], 1 + i, 1 + i / 4, i % 4);
+	assert_int_equal(core_training_epoch(f.core), 0);
 	for (uint32_t i = 0; i < 4; i++)
-		taken(&b, 1, s[1], 1 + i, 0, i);
-	assert_int_equal(core_training_epoch(b.core), 1);
-	assert_images(&b, 35, 35);
-	bench_close(&b);
+		taken(&f, 1, s[1], 1 + i, 0, i);
+	assert_int_equal(core_training_epoch(f.core), 1);
+	assert_images(&f, 35, 35);
+	fixture_close(&f);
 }
 
 static void only_replays_do(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s[2];
 
 	(void)state;
-	crash(&b, training(MODE_DOWNPOUR), s, 2);
-	struct msg m = batch(s[0], 1, 1, 0, 1); /* never acknowledged */
-	bench_rejected(&b, 9, &m, REJECT_SHAPE);
+	crash(&f, training(MODE_DOWNPOUR), s, 2);
+	struct msg m = fixture_batch(s[0], 1, 1, 0, 1); /* never acknowledged */
+	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
 	m = replay(s[0], 2, 3, 0); /* no such epoch */
-	bench_rejected(&b, 9, &m, REJECT_SHAPE);
+	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
 	m = replay(s[0], 3, 1, 0); /* newer than what its HELLO promised */
-	bench_rejected(&b, 9, &m, REJECT_SHAPE);
+	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
 	m = replay(s[1], 1, 1, 0);
 	m.push.images = 9;
-	bench_rejected(&b, 10, &m, REJECT_SHAPE);
-	bench_close(&b);
+	fixture_rejected(&f, 10, &m, REJECT_SHAPE);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -9,7 +9,7 @@
 
 static struct core_config easgd(void)
 {
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 
 	cfg.training.mode = MODE_EASGD;
 	cfg.easgd.beta = BETA;
@@ -18,99 +18,99 @@ static struct core_config easgd(void)
 	return cfg;
 }
 
-static double alpha(struct bench *b, uint32_t peer, struct stamp s)
+static double alpha(struct core_fixture *f, uint32_t peer, struct stamp s)
 {
-	bench_pull(b, peer, s, WEIGHTS_CURRENT);
-	return bench_sent(b, peer, MSG_PARAMS)->params.elastic;
+	fixture_pull(f, peer, s, WEIGHTS_CURRENT);
+	return fixture_sent(f, peer, MSG_PARAMS)->params.elastic;
 }
 
-static void assert_alpha(struct bench *b, uint32_t peer, struct stamp s, uint32_t members)
+static void assert_alpha(struct core_fixture *f, uint32_t peer, struct stamp s, uint32_t members)
 {
-	assert_true(fabs(alpha(b, peer, s) - BETA / members) < 1e-12);
+	assert_true(fabs(alpha(f, peer, s) - BETA / members) < 1e-12);
 }
 
 static void alpha_follows_the_number_of_members(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s[8];
 
 	(void)state;
-	bench_open(&b, easgd());
+	fixture_open(&f, easgd());
 	for (uint32_t i = 0; i < 8; i++) {
-		s[i] = bench_join(&b, 10 + i, "");
-		assert_alpha(&b, 10, s[0], i + 1);
+		s[i] = fixture_join(&f, 10 + i, "");
+		assert_alpha(&f, 10, s[0], i + 1);
 	}
-	bench_bye(&b, 17, s[7]); /* leaves */
-	assert_alpha(&b, 10, s[0], 7);
+	fixture_bye(&f, 17, s[7]); /* leaves */
+	assert_alpha(&f, 10, s[0], 7);
 	for (int ms = 0; ms < 400; ms += 100) { /* worker 7 is silent ... */
-		bench_tick(&b, 100);
+		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
-			bench_beat(&b, 10 + i, s[i]);
+			fixture_beat(&f, 10 + i, s[i]);
 	}
-	assert_int_equal(bench_worker(&b, 7).state, SESSION_SUSPECT);
-	assert_alpha(&b, 10, s[0], 7);
+	assert_int_equal(fixture_worker(&f, 7).state, SESSION_SUSPECT);
+	assert_alpha(&f, 10, s[0], 7);
 	for (int ms = 0; ms < 800; ms += 100) { /* ... and dies of it */
-		bench_tick(&b, 100);
+		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
-			bench_beat(&b, 10 + i, s[i]);
+			fixture_beat(&f, 10 + i, s[i]);
 	}
-	assert_int_equal(bench_worker(&b, 7).state, SESSION_DEAD);
-	assert_alpha(&b, 13, s[3], 6);
-	bench_close(&b);
+	assert_int_equal(fixture_worker(&f, 7).state, SESSION_DEAD);
+	assert_alpha(&f, 13, s[3], 6);
+	fixture_close(&f);
 }
 
 /* The first to come back must not pull the centre as if it were alone. */
 static void after_a_restart_members_are_expected_back(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s[4];
 
 	(void)state;
-	bench_open(&b, easgd());
+	fixture_open(&f, easgd());
 	for (uint32_t i = 0; i < 4; i++)
-		s[i] = bench_join(&b, 10 + i, "");
-	bench_restart(&b);
-	s[0] = bench_come_back(&b, 10, s[0], 0);
-	assert_alpha(&b, 10, s[0], 4);
-	s[1] = bench_come_back(&b, 11, s[1], 0);
-	assert_alpha(&b, 11, s[1], 4);
-	bench_tick(&b, 500); /* the recovery is over without the others */
-	assert_alpha(&b, 10, s[0], 2);
-	s[2] = bench_come_back(&b, 12, s[2], 0);
-	assert_alpha(&b, 10, s[0], 3);
-	bench_close(&b);
+		s[i] = fixture_join(&f, 10 + i, "");
+	fixture_restart(&f);
+	s[0] = fixture_come_back(&f, 10, s[0], 0);
+	assert_alpha(&f, 10, s[0], 4);
+	s[1] = fixture_come_back(&f, 11, s[1], 0);
+	assert_alpha(&f, 11, s[1], 4);
+	fixture_tick(&f, 500); /* the recovery is over without the others */
+	assert_alpha(&f, 10, s[0], 2);
+	s[2] = fixture_come_back(&f, 12, s[2], 0);
+	assert_alpha(&f, 10, s[0], 3);
+	fixture_close(&f);
 }
 
 static void other_modes_have_no_alpha(void **state)
 {
 	struct core_config cfg = easgd();
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
 	cfg.training.mode = MODE_DOWNPOUR;
-	bench_open(&b, cfg);
-	assert_true(alpha(&b, 10, bench_join(&b, 10, "")) == 0);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	assert_true(alpha(&f, 10, fixture_join(&f, 10, "")) == 0);
+	fixture_close(&f);
 }
 
 static void a_push_moves_the_centre_by_itself(void **state)
 {
 	struct core_config cfg = easgd();
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
 	cfg.rate.lr = 0.01;
 	cfg.rate.staleness_scaling = STALE_INVERSE;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 10, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 10, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) { /* base_version stays 0: ever staler */
-		struct msg m = bench_push_ones(s, seq);
+		struct msg m = fixture_push_ones(s, seq);
 
-		bench_applied(&b, 10, &m);
-		assert_true(core_weights(b.core)[3] == -(float)seq);
+		fixture_applied(&f, 10, &m);
+		assert_true(core_weights(f.core)[3] == -(float)seq);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -5,18 +5,18 @@
  */
 #include "tests/unit/core_crowd.h"
 #include <math.h>
-#include "tests/unit/core_work.h"
+#include "tests/support/core_fixture.h"
 
 /* Train all of `epoch` in one push. */
-static void train(struct bench *b, struct stamp s, uint32_t epoch)
+static void train(struct core_fixture *f, struct stamp s, uint32_t epoch)
 {
-	struct msg m = bench_push_ones(s, bench_worker(b, s.worker).last_seq + 1);
+	struct msg m = fixture_push_ones(s, fixture_worker(f, s.worker).last_seq + 1);
 
-	bench_work(&m, epoch, 0, 4);
-	bench_applied(b, 9, &m);
+	fixture_work(&m, epoch, 0, 4);
+	fixture_applied(f, 9, &m);
 }
 
-static void result(struct bench *b, uint32_t peer, struct stamp s, const struct msg_grant *g)
+static void result(struct core_fixture *f, uint32_t peer, struct stamp s, const struct msg_grant *g)
 {
 	struct msg m = {.type = MSG_RESULT};
 
@@ -26,121 +26,121 @@ static void result(struct bench *b, uint32_t peer, struct stamp s, const struct 
 		.eval_count = g->eval_count,
 		.correct = g->eval_count - 1 + (g->eval_count == 1),
 		.loss_sum = 0.25 * g->eval_count};
-	bench_message(b, peer, &m);
+	fixture_message(f, peer, &m);
 }
 
 /* ---- portions ------------------------------------------------------------------------------- */
 
 static void evaluation_is_granted_in_portions_before_any_training(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
-	train(&b, s, 0);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	train(&f, s, 0);
 	for (uint32_t i = 0; i < 3; i++) {
-		g = grant(&b, 9, s, i + 1);
+		g = fixture_grant(&f, 9, s, i + 1);
 		assert_int_equal(g.kind, GRANT_EVAL);
 		assert_int_equal(g.eval_first, 3 * i);
 		assert_int_equal(g.eval_count, i < 2 ? 3 : 1);
 		assert_int_equal(g.eval_id, 1);
-		result(&b, 9, s, &g);
-		assert_int_equal(bench_count(&b, EFFECT_SEND), 0); /* RESULT has no answer */
-		assert_int_equal(bench_count(&b, EFFECT_EVALUATED), i == 2);
+		result(&f, 9, s, &g);
+		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0); /* RESULT has no answer */
+		assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), i == 2);
 	}
-	assert_int_equal(core_epoch(b.core, 0)->eval_done, 7);
-	assert_int_equal(core_epoch(b.core, 0)->eval_correct, 2 + 2 + 1);
-	assert_true(core_epoch(b.core, 0)->eval_loss_sum == 0.25 * 7);
-	assert_int_equal(grant(&b, 9, s, 4).kind, GRANT_TRAIN);
-	bench_close(&b);
+	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
+	assert_int_equal(core_epoch(f.core, 0)->eval_correct, 2 + 2 + 1);
+	assert_true(core_epoch(f.core, 0)->eval_loss_sum == 0.25 * 7);
+	assert_int_equal(fixture_grant(&f, 9, s, 4).kind, GRANT_TRAIN);
+	fixture_close(&f);
 }
 
 static void the_largest_test_set_has_room_for_its_portions(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct msg m = bench_hello("");
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct msg m = fixture_hello("");
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
 	cfg.leases.eval_images = 1;
-	bench_open(&b, cfg);
+	fixture_open(&f, cfg);
 	m.hello.data.n_test = WIRE_MAX_IMAGES;
-	bench_message(&b, 9, &m);
-	bench_durable(&b);
-	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
-	train(&b, s, 0);
-	assert_int_equal(grant(&b, 9, s, 1).eval_count, WIRE_MAX_IMAGES / WIRE_MAX_BATCHES);
-	assert_int_equal(b.core->leases.n_portions, WIRE_MAX_BATCHES);
-	bench_close(&b);
+	fixture_message(&f, 9, &m);
+	fixture_durable(&f);
+	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+	train(&f, s, 0);
+	assert_int_equal(fixture_grant(&f, 9, s, 1).eval_count, WIRE_MAX_IMAGES / WIRE_MAX_BATCHES);
+	assert_int_equal(f.core->leases.n_portions, WIRE_MAX_BATCHES);
+	fixture_close(&f);
 }
 
 static void while_others_evaluate_the_rest_train(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 	struct stamp s, t;
 
 	(void)state;
 	cfg.leases.eval_images = 100; /* one portion */
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
-	t = bench_join(&b, 10, "");
-	train(&b, s, 0);
-	assert_int_equal(grant(&b, 9, s, 1).eval_count, 7);
-	assert_int_equal(grant(&b, 10, t, 1).kind, GRANT_TRAIN);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	t = fixture_join(&f, 10, "");
+	train(&f, s, 0);
+	assert_int_equal(fixture_grant(&f, 9, s, 1).eval_count, 7);
+	assert_int_equal(fixture_grant(&f, 10, t, 1).kind, GRANT_TRAIN);
+	fixture_close(&f);
 }
 
 static void weights_under_evaluation_stand_still(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
-	bench_pull(&b, 9, s, WEIGHTS_EVAL);
-	bench_refused(&b, 9, PS_EAGAIN);
-	train(&b, s, 0);
-	struct msg m = bench_push_ones(s, 2);
-	bench_work(&m, 1, 0, 1);
-	bench_applied(&b, 9, &m);
-	bench_pull(&b, 9, s, WEIGHTS_EVAL);
-	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 1);
-	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -1.0f);
-	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
-	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 2);
-	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -2.0f);
-	bench_restart(&b); /* not even a crash moves them */
-	s = bench_come_back(&b, 9, s, 2);
-	bench_pull(&b, 9, s, WEIGHTS_EVAL);
-	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 1);
-	assert_true(bench_sent(&b, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -1.0f);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
+	fixture_refused(&f, 9, PS_EAGAIN);
+	train(&f, s, 0);
+	struct msg m = fixture_push_ones(s, 2);
+	fixture_work(&m, 1, 0, 1);
+	fixture_applied(&f, 9, &m);
+	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
+	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 1);
+	assert_true(fixture_sent(&f, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -1.0f);
+	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
+	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 2);
+	assert_true(fixture_sent(&f, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -2.0f);
+	fixture_restart(&f); /* not even a crash moves them */
+	s = fixture_come_back(&f, 9, s, 2);
+	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
+	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 1);
+	assert_true(fixture_sent(&f, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -1.0f);
 	for (uint64_t i = 1; i <= 3; i++) {
-		g = grant(&b, 9, s, i);
-		result(&b, 9, s, &g);
+		g = fixture_grant(&f, 9, s, i);
+		result(&f, 9, s, &g);
 	}
-	bench_pull(&b, 9, s, WEIGHTS_EVAL);
-	bench_refused(&b, 9, PS_EAGAIN);
-	bench_close(&b);
+	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
+	fixture_refused(&f, 9, PS_EAGAIN);
+	fixture_close(&f);
 }
 
 /* ---- RESULT --------------------------------------------------------------------------------- */
 
 static void a_result_that_was_never_granted_is_refused(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
-	train(&b, s, 0);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	train(&f, s, 0);
 	const struct msg_result good = {s, 1, 3, 3, 3, 1.0};
 	const struct msg_result bad[] = {{s, 1, 1, 3, 1, 1}, {s, 1, 9, 3, 1, 1}, {s, 1, 7, 0, 0, 1},
 		{s, 1, 3, 2, 1, 1}, {s, 1, 3, 4, 1, 1}, {s, 1, 6, 3, 1, 1}, {s, 1, 3, 3, 4, 1},
@@ -148,128 +148,128 @@ static void a_result_that_was_never_granted_is_refused(void **state)
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct msg m = {.type = MSG_RESULT, .result = bad[i]};
 
-		bench_message(&b, 9, &m);
-		bench_refused(&b, 9, PS_EPROTO);
-		assert_int_equal(core_epoch(b.core, 0)->eval_done, 0);
+		fixture_message(&f, 9, &m);
+		fixture_refused(&f, 9, PS_EPROTO);
+		assert_int_equal(core_epoch(f.core, 0)->eval_done, 0);
 	}
 	for (int i = 0; i < 2; i++) { /* without a grant it counts all the same, once */
 		struct msg m = {.type = MSG_RESULT, .result = good};
 
-		bench_message(&b, 9, &m);
-		assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-		assert_int_equal(core_epoch(b.core, 0)->eval_done, 3);
-		assert_int_equal(core_epoch(b.core, 0)->eval_correct, 3);
+		fixture_message(&f, 9, &m);
+		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+		assert_int_equal(core_epoch(f.core, 0)->eval_done, 3);
+		assert_int_equal(core_epoch(f.core, 0)->eval_correct, 3);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void a_late_result_of_another_evaluation_is_ignored(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g = {.eval_id = 1, .eval_first = 0, .eval_count = 3};
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
-	result(&b, 9, s, &g); /* nothing is evaluated yet */
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	train(&b, s, 0);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	result(&f, 9, s, &g); /* nothing is evaluated yet */
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+	train(&f, s, 0);
 	g.eval_id = 2;
-	result(&b, 9, s, &g);
+	result(&f, 9, s, &g);
 	g.eval_id = 0;
-	result(&b, 9, s, &g);
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	assert_int_equal(core_epoch(b.core, 0)->eval_done, 0);
-	bench_close(&b);
+	result(&f, 9, s, &g);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+	assert_int_equal(core_epoch(f.core, 0)->eval_done, 0);
+	fixture_close(&f);
 }
 
 static void a_portion_whose_worker_vanished_is_granted_again(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s, t;
 	struct msg_grant g;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
-	t = bench_join(&b, 10, "");
-	train(&b, s, 0);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	t = fixture_join(&f, 10, "");
+	train(&f, s, 0);
 	for (uint64_t i = 1; i <= 3; i++) {
-		g = grant(&b, 9, s, i);
+		g = fixture_grant(&f, 9, s, i);
 		if (i < 3)
-			result(&b, 9, s, &g);
+			result(&f, 9, s, &g);
 	}
-	bench_lease(&b, 10, t, 1);
-	assert_int_equal(bench_sent(&b, 10, MSG_GRANT)->grant.kind, GRANT_TRAIN);
-	b.now_ms += b.cfg.sessions.suspect_ms + 1;
-	bench_beat(&b, 10, t);
-	bench_tick(&b, 0);
-	g = grant(&b, 10, t, 2);
+	fixture_lease(&f, 10, t, 1);
+	assert_int_equal(fixture_sent(&f, 10, MSG_GRANT)->grant.kind, GRANT_TRAIN);
+	f.now_ms += f.cfg.sessions.suspect_ms + 1;
+	fixture_beat(&f, 10, t);
+	fixture_tick(&f, 0);
+	g = fixture_grant(&f, 10, t, 2);
 	assert_int_equal(g.kind, GRANT_EVAL);
 	assert_int_equal(g.eval_first, 6);
-	result(&b, 10, t, &g);
-	assert_int_equal(bench_count(&b, EFFECT_EVALUATED), 1);
-	result(&b, 9, s, &g); /* the vanished one comes back with it */
-	assert_int_equal(core_epoch(b.core, 0)->eval_done, 7);
-	bench_close(&b);
+	result(&f, 10, t, &g);
+	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1);
+	result(&f, 9, s, &g); /* the vanished one comes back with it */
+	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
+	fixture_close(&f);
 }
 
 static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
 	(void)state;
 	cfg.training.epochs = 3;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
-	train(&b, s, 0);
-	train(&b, s, 1);
-	assert_int_equal(bench_count(&b, EFFECT_TRAINED), 0);
-	assert_int_equal(core_training_epoch(b.core), 1);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	train(&f, s, 0);
+	train(&f, s, 1);
+	assert_int_equal(fixture_count(&f, EFFECT_TRAINED), 0);
+	assert_int_equal(core_training_epoch(f.core), 1);
 	for (uint64_t i = 1; i <= 3; i++) {
-		g = grant(&b, 9, s, i);
+		g = fixture_grant(&f, 9, s, i);
 		assert_int_equal(g.eval_id, 1);
-		result(&b, 9, s, &g);
+		result(&f, 9, s, &g);
 	}
-	assert_int_equal(bench_count(&b, EFFECT_EVALUATED), 1); /* epoch 0 */
-	assert_int_equal(bench_count(&b, EFFECT_TRAINED), 1);   /* epoch 1 */
-	assert_int_equal(core_training_epoch(b.core), 2);
-	bench_pull(&b, 9, s, WEIGHTS_EVAL);
-	assert_int_equal(bench_sent(&b, 9, MSG_PARAMS)->params.version, 2);
-	g = grant(&b, 9, s, 4);
+	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1); /* epoch 0 */
+	assert_int_equal(fixture_count(&f, EFFECT_TRAINED), 1);   /* epoch 1 */
+	assert_int_equal(core_training_epoch(f.core), 2);
+	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
+	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 2);
+	g = fixture_grant(&f, 9, s, 4);
 	assert_int_equal(g.eval_id, 2);
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 /* ---- anything at all ------------------------------------------------------------------------ */
 
 static void crowd_run(uint64_t seed)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 0)};
 	int finished = 0, steps = 0;
 
 	cfg.leases.warm_start_updates = (uint32_t)rng_below(&k.r, 3);
 	cfg.leases.max_batches = 1 + (uint32_t)rng_below(&k.r, 4);
 	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
-	bench_open(&k.b, cfg);
+	fixture_open(&k.f, cfg);
 	crowd_join(&k);
 	while (!finished && steps++ < 20000) {
 		crowd_step(&k);
-		finished = bench_count(&k.b, EFFECT_FINISH) > 0;
+		finished = fixture_count(&k.f, EFFECT_FINISH) > 0;
 	}
 	assert_true(finished);
 	for (uint32_t i = 0; i < 8; i++)
-		assert_true(core_weights(k.b.core)[i] == -1.0f);
+		assert_true(core_weights(k.f.core)[i] == -1.0f);
 	for (uint32_t e = 0; e < 2; e++) {
-		assert_int_equal(core_epoch(k.b.core, e)->images, 35);
-		assert_int_equal(core_epoch(k.b.core, e)->eval_done, 7);
+		assert_int_equal(core_epoch(k.f.core, e)->images, 35);
+		assert_int_equal(core_epoch(k.f.core, e)->eval_done, 7);
 	}
-	bench_close(&k.b);
+	fixture_close(&k.f);
 }
 
 static void whatever_workers_do_each_batch_and_portion_counts_once(void **state)

@@ -2,192 +2,193 @@
  * Proves the invariants numbered in server/core/session_close.c: what a crash has lost is replayed
  * before anybody goes home, or kept for the server's next life.
  */
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 
 /* Worker 1 has 3 pushes acknowledged; a crash lost all of them. It is not back yet. */
-static struct stamp lose(struct bench *b)
+static struct stamp lose(struct core_fixture *f)
 {
-	struct core_config cfg = bench_config();
-	struct bench_image before;
+	struct core_config cfg = fixture_config();
+	struct core_snapshot before;
 	struct stamp s;
 
-	bench_open(b, cfg);
-	s = bench_join(b, 9, "");
-	before = bench_save(b);
+	fixture_open(f, cfg);
+	s = fixture_join(f, 9, "");
+	before = fixture_save(f);
 	for (uint64_t seq = 1; seq <= 3; seq++) {
-		struct msg m = bench_push_ones(s, seq);
-		bench_applied(b, 9, &m);
+		struct msg m = fixture_push_ones(s, seq);
+		fixture_applied(f, 9, &m);
 	}
-	bench_close(b);
-	bench_load(b, cfg, &before);
-	b->saving = 0;
-	bench_drop(&before);
-	bench_tick(b, 1);
+	fixture_close(f);
+	fixture_load(f, cfg, &before);
+	f->saving = 0;
+	fixture_drop(&before);
+	fixture_tick(f, 1);
 	return s;
 }
 
-static void drain(struct bench *b)
+static void drain(struct core_fixture *f)
 {
-	bench_step(b, &(struct event){.kind = EVENT_DRAIN});
+	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
 }
 
-static struct stamp resume(struct bench *b, struct stamp s)
+static struct stamp resume(struct core_fixture *f, struct stamp s)
 {
-	struct msg m = bench_resume(s, 3, 0);
+	struct msg m = fixture_resume(s, 3, 0);
 
-	bench_message(b, 20, &m);
-	assert_non_null(bench_sent(b, 20, MSG_WELCOME));
-	return bench_sent(b, 20, MSG_WELCOME)->welcome.stamp;
+	fixture_message(f, 20, &m);
+	assert_non_null(fixture_sent(f, 20, MSG_WELCOME));
+	return fixture_sent(f, 20, MSG_WELCOME)->welcome.stamp;
 }
 
-static void replay(struct bench *b, struct stamp s)
+static void replay(struct core_fixture *f, struct stamp s)
 {
 	for (uint64_t seq = 1; seq <= 3; seq++) {
-		struct msg m = bench_push_ones(s, seq);
+		struct msg m = fixture_push_ones(s, seq);
 
 		m.push.verdict = VERDICT_OK;
-		bench_applied(b, 20, &m);
+		fixture_applied(f, 20, &m);
 	}
 }
 
 static void a_drain_lets_the_replays_of_a_crash_through(void **state)
 {
-	struct bench b;
-	struct stamp s = lose(&b);
+	struct core_fixture f;
+	struct stamp s = lose(&f);
 
 	(void)state;
-	drain(&b);
-	assert_int_equal(b.saving, 0);
-	s = resume(&b, s);
-	assert_int_equal(b.saving, 0);
-	replay(&b, s);
-	assert_int_not_equal(b.saving, 0);
-	bench_durable(&b);
-	assert_int_equal(bench_count(&b, EFFECT_FINISH), 1);
-	assert_int_equal(bench_sent(&b, 20, MSG_BYE)->bye.status, PS_ESHUTDOWN);
-	assert_int_equal(bench_worker(&b, 1).durable_seq, 3);
-	bench_close(&b);
+	drain(&f);
+	assert_int_equal(f.saving, 0);
+	s = resume(&f, s);
+	assert_int_equal(f.saving, 0);
+	replay(&f, s);
+	assert_int_not_equal(f.saving, 0);
+	fixture_durable(&f);
+	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
+	assert_int_equal(fixture_sent(&f, 20, MSG_BYE)->bye.status, PS_ESHUTDOWN);
+	assert_int_equal(fixture_worker(&f, 1).durable_seq, 3);
+	fixture_close(&f);
 }
 
 static void a_drain_waits_for_no_longer_than_a_recovery(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	lose(&b);
-	drain(&b);
-	bench_tick(&b, b.cfg.sessions.recovery_ms - 1);
-	assert_int_equal(b.saving, 0);
-	bench_tick(&b, 1);
-	assert_int_not_equal(b.saving, 0);
-	bench_durable(&b);
-	assert_int_equal(bench_count(&b, EFFECT_FINISH), 1);
-	bench_close(&b);
+	lose(&f);
+	drain(&f);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms - 1);
+	assert_int_equal(f.saving, 0);
+	fixture_tick(&f, 1);
+	assert_int_not_equal(f.saving, 0);
+	fixture_durable(&f);
+	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
+	fixture_close(&f);
 }
 
 /* ... so that it goes on with the next life of the server. */
 static void who_holds_what_a_crash_lost_is_not_sent_home(void **state)
 {
-	struct bench b;
-	struct stamp s = lose(&b);
-	struct msg late = bench_resume(s, 3, 0), nothing_lost = bench_resume(s, 0, 0);
+	struct core_fixture f;
+	struct stamp s = lose(&f);
+	struct msg late = fixture_resume(s, 3, 0), nothing_lost = fixture_resume(s, 0, 0);
 
 	(void)state;
-	drain(&b);
-	bench_tick(&b, b.cfg.sessions.recovery_ms);
-	bench_durable(&b);
-	assert_int_equal(bench_count(&b, EFFECT_FINISH), 1);
-	bench_message(&b, 20, &late);
-	bench_silent(&b);
-	bench_message(&b, 21, &nothing_lost);
-	assert_int_equal(bench_sent(&b, 21, MSG_BYE)->bye.status, PS_ESHUTDOWN);
-	bench_close(&b);
+	drain(&f);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
+	fixture_durable(&f);
+	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
+	fixture_message(&f, 20, &late);
+	fixture_silent(&f);
+	fixture_message(&f, 21, &nothing_lost);
+	assert_int_equal(fixture_sent(&f, 21, MSG_BYE)->bye.status, PS_ESHUTDOWN);
+	fixture_close(&f);
 }
 
 static void nor_is_who_came_back_too_late_to_replay(void **state)
 {
-	struct bench b;
-	struct stamp s = lose(&b);
+	struct core_fixture f;
+	struct stamp s = lose(&f);
 	struct msg m;
 
 	(void)state;
-	drain(&b);
-	bench_tick(&b, b.cfg.sessions.recovery_ms);
-	assert_int_not_equal(b.saving, 0);
-	s = resume(&b, s); /* while the last snapshot is on its way */
-	m = bench_push_ones(s, 1);
+	drain(&f);
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
+	assert_int_not_equal(f.saving, 0);
+	s = resume(&f, s); /* while the last snapshot is on its way */
+	m = fixture_push_ones(s, 1);
 	m.push.verdict = VERDICT_OK;
-	bench_message(&b, 20, &m);
-	bench_silent(&b);
-	bench_bye(&b, 20, s); /* a refusal would have it say all this again, at once and for ever */
-	bench_silent(&b);
-	bench_durable(&b);
-	assert_int_equal(bench_count(&b, EFFECT_FINISH), 1);
-	assert_null(bench_sent(&b, 20, MSG_BYE));
-	bench_beat(&b, 29, s);
-	bench_silent(&b);
-	bench_close(&b);
+	fixture_message(&f, 20, &m);
+	fixture_silent(&f);
+	fixture_bye(
+		&f, 20, s); /* a refusal would have it say all this again, at once and for ever */
+	fixture_silent(&f);
+	fixture_durable(&f);
+	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
+	assert_null(fixture_sent(&f, 20, MSG_BYE));
+	fixture_beat(&f, 29, s);
+	fixture_silent(&f);
+	fixture_close(&f);
 }
 
 static void a_leaver_replays_first(void **state)
 {
-	struct bench b;
-	struct stamp s = lose(&b);
+	struct core_fixture f;
+	struct stamp s = lose(&f);
 
 	(void)state;
-	s = resume(&b, s);
-	bench_bye(&b, 20, s); /* it overtook the replays */
-	bench_refused(&b, 20, PS_EGAP);
-	assert_int_equal(bench_sent(&b, 20, MSG_ERROR)->error.expected, 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
-	replay(&b, s);
-	bench_bye(&b, 20, s);
-	assert_null(bench_sent(&b, 20, MSG_BYE));
-	while (b.saving && !bench_sent(&b, 20, MSG_BYE))
-		bench_durable(&b);
-	assert_int_equal(bench_sent(&b, 20, MSG_BYE)->bye.status, PS_OK);
-	bench_close(&b);
+	s = resume(&f, s);
+	fixture_bye(&f, 20, s); /* it overtook the replays */
+	fixture_refused(&f, 20, PS_EGAP);
+	assert_int_equal(fixture_sent(&f, 20, MSG_ERROR)->error.expected, 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
+	replay(&f, s);
+	fixture_bye(&f, 20, s);
+	assert_null(fixture_sent(&f, 20, MSG_BYE));
+	while (f.saving && !fixture_sent(&f, 20, MSG_BYE))
+		fixture_durable(&f);
+	assert_int_equal(fixture_sent(&f, 20, MSG_BYE)->bye.status, PS_OK);
+	fixture_close(&f);
 }
 
 static void who_was_replaced_is_fenced_after_the_end_too(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp first;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	first = bench_join(&b, 9, "anna");
-	bench_join(&b, 10, "anna");
-	drain(&b);
-	while (b.saving)
-		bench_durable(&b);
-	assert_int_equal(bench_sent(&b, 10, MSG_BYE)->bye.status, PS_ESHUTDOWN);
-	m = bench_resume(first, 1, 0);
-	bench_message(&b, 11, &m);
-	bench_refused(&b, 11, PS_EFENCED);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	first = fixture_join(&f, 9, "anna");
+	fixture_join(&f, 10, "anna");
+	drain(&f);
+	while (f.saving)
+		fixture_durable(&f);
+	assert_int_equal(fixture_sent(&f, 10, MSG_BYE)->bye.status, PS_ESHUTDOWN);
+	m = fixture_resume(first, 1, 0);
+	fixture_message(&f, 11, &m);
+	fixture_refused(&f, 11, PS_EFENCED);
+	fixture_close(&f);
 }
 
 /* ---- a state that went back ------------------------------------------------------------------ */
 
 /* Slot 1 was given to somebody, the checkpoint that said so is lost, and the slot is given again.
  */
-static struct stamp give_twice(struct bench *b, int accept)
+static struct stamp give_twice(struct core_fixture *f, int accept)
 {
-	struct core_config cfg = bench_config();
-	struct bench_image before;
+	struct core_config cfg = fixture_config();
+	struct core_snapshot before;
 	struct stamp first, second;
 
 	cfg.sessions.accept_rollback = accept;
-	bench_open(b, cfg);
-	before = bench_save(b);
-	first = bench_join(b, 9, "");
-	bench_close(b);
-	bench_load(b, cfg, &before);
-	b->saving = 0;
-	bench_drop(&before);
-	second = bench_join(b, 10, "");
+	fixture_open(f, cfg);
+	before = fixture_save(f);
+	first = fixture_join(f, 9, "");
+	fixture_close(f);
+	fixture_load(f, cfg, &before);
+	f->saving = 0;
+	fixture_drop(&before);
+	second = fixture_join(f, 10, "");
 	assert_int_equal(second.worker, first.worker);
 	assert_int_equal(second.incarnation, first.incarnation);
 	return first;
@@ -199,18 +200,18 @@ static void a_namesake_of_before_a_rollback_is_not_taken_for_the_new_worker(void
 
 	(void)state;
 	for (int accept = 0; accept < 2; accept++) {
-		struct bench b;
-		struct stamp s = give_twice(&b, accept);
-		struct msg m = bench_resume(s, 0, 0);
+		struct core_fixture f;
+		struct stamp s = give_twice(&f, accept);
+		struct msg m = fixture_resume(s, 0, 0);
 
-		bench_message(&b, 9, &m);
-		bench_refused(&b, 9, status[accept]);
-		assert_int_equal(b.core->worker[0].peer, 10);
-		bench_restart(&b); /* the image remembers whose it is */
-		b.saving = 0;
-		bench_message(&b, 9, &m);
-		bench_refused(&b, 9, status[accept]);
-		bench_close(&b);
+		fixture_message(&f, 9, &m);
+		fixture_refused(&f, 9, status[accept]);
+		assert_int_equal(f.core->worker[0].peer, 10);
+		fixture_restart(&f); /* the image remembers whose it is */
+		f.saving = 0;
+		fixture_message(&f, 9, &m);
+		fixture_refused(&f, 9, status[accept]);
+		fixture_close(&f);
 	}
 }
 

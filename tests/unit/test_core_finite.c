@@ -26,19 +26,19 @@ static int is_finite(const float *v, size_t n)
 	return 1;
 }
 
-static void assert_finite(const struct bench *b, const char *what, int push)
+static void assert_finite(const struct core_fixture *f, const char *what, int push)
 {
-	const struct store *st = &b->core->store;
+	const struct store *st = &f->core->store;
 	int finite = is_finite(st->weights, st->n);
 
-	for (size_t i = 0; i < optim_vectors(b->core->cfg.optim.kind); i++)
+	for (size_t i = 0; i < optim_vectors(f->core->cfg.optim.kind); i++)
 		finite &= is_finite(st->state[i], st->n);
 	if (!finite)
 		fail_msg("%s: not finite after push %d", what, push);
 }
 
 /* Nothing but the ledger differs. */
-static void assert_untouched(const struct bench_image *x, const struct bench_image *y)
+static void assert_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = IMAGE_LEASES; i < IMAGE_LIVE; i++) {
 		assert_int_equal(x->size[i], y->size[i]);
@@ -48,7 +48,7 @@ static void assert_untouched(const struct bench_image *x, const struct bench_ima
 
 static struct core_config config_of(const struct trial *t)
 {
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 
 	cfg.training.mode = t->mode;
 	cfg.optim.kind = t->kind;
@@ -69,23 +69,23 @@ static struct core_config config_of(const struct trial *t)
 	return cfg;
 }
 
-static struct stamp join(struct bench *b, const struct trial *t, uint32_t peer)
+static struct stamp join(struct core_fixture *f, const struct trial *t, uint32_t peer)
 {
-	struct msg m = bench_hello("");
+	struct msg m = fixture_hello("");
 
 	if (t->batches)
 		m.hello.data.n_train = 10 * t->batches;
-	bench_message(b, peer, &m);
-	assert_non_null(bench_sent(b, peer, MSG_WELCOME));
-	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
+	fixture_message(f, peer, &m);
+	assert_non_null(fixture_sent(f, peer, MSG_WELCOME));
+	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
 }
 
 /* Extreme values of either sign, with ordinary ones and zeros between them. */
-static void draw(struct rng *r, float g[BENCH_PARAMS], int push)
+static void draw(struct rng *r, float g[FIXTURE_PARAMS], int push)
 {
 	static const float size[] = {LARGEST, 1, 1e12f, 0, 1e-20f, LARGEST};
 
-	for (size_t i = 0; i < BENCH_PARAMS; i++) {
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++) {
 		g[i] = push % 4 == 3 ? 0.5f : size[rng_below(r, 6)];
 		if (rng_below(r, 2))
 			g[i] = -g[i];
@@ -94,64 +94,64 @@ static void draw(struct rng *r, float g[BENCH_PARAMS], int push)
 
 /* The next push, to the ledger's end; 1: it was taken. */
 static int push_once(
-	struct bench *b, const struct trial *t, struct stamp s, uint64_t seq, struct rng *r)
+	struct core_fixture *f, const struct trial *t, struct stamp s, uint64_t seq, struct rng *r)
 {
-	struct bench_image before = bench_save(b), after;
-	struct msg m = bench_push(s, seq);
-	float g[BENCH_PARAMS];
+	struct core_snapshot before = fixture_save(f), after;
+	struct msg m = fixture_push(s, seq);
+	float g[FIXTURE_PARAMS];
 	struct msg_ack a;
 
 	draw(r, g, (int)seq);
-	bench_slice(&m, 0, 3, g);
-	bench_slice(&m, 3, BENCH_PARAMS - 3, g + 3);
+	fixture_slice(&m, 0, 3, g);
+	fixture_slice(&m, 3, FIXTURE_PARAMS - 3, g + 3);
 	if (t->mode != MODE_DOWNPOUR)
-		m.push.base_version = core_stats(b->core)->version;
-	m.push.base_term = b->cfg.term;
+		m.push.base_version = core_stats(f->core)->version;
+	m.push.base_term = f->cfg.term;
 	m.push.images = 10;
 	if (t->batches)
-		m.push.work = (struct work){0, b->core->leases.n_done, 1};
-	a = bench_acked(b, 9, &m);
+		m.push.work = (struct work){0, f->core->leases.n_done, 1};
+	a = fixture_acked(f, 9, &m);
 	if (a.reject != REJECT_NONE) {
 		assert_int_equal(a.reject, REJECT_NONFINITE);
-		after = bench_save(b);
+		after = fixture_save(f);
 		assert_untouched(&before, &after);
-		bench_drop(&after);
+		fixture_drop(&after);
 	}
-	bench_drop(&before);
-	assert_finite(b, t->what, (int)seq);
+	fixture_drop(&before);
+	assert_finite(f, t->what, (int)seq);
 	return a.reject == REJECT_NONE;
 }
 
 /* What is saved now can be continued. */
-static void assert_saved_well(struct bench *b, const char *what)
+static void assert_saved_well(struct core_fixture *f, const char *what)
 {
-	struct bench_image img = bench_save(b);
-	struct core_config cfg = b->cfg;
+	struct core_snapshot img = fixture_save(f);
+	struct core_config cfg = f->cfg;
 	const char *why = NULL;
-	struct bench again;
+	struct core_fixture again;
 
 	cfg.term++;
-	if (bench_read(&again, cfg, &img, &why) != PS_OK)
+	if (fixture_read(&again, cfg, &img, &why) != PS_OK)
 		fail_msg("%s: the checkpoint is refused: %s", what, why);
-	bench_close(&again);
-	bench_drop(&img);
+	fixture_close(&again);
+	fixture_drop(&img);
 }
 
 static void run_trial(const struct trial *t)
 {
 	struct rng r = rng_seed(7, RNG_SIM, 0);
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	int taken = 0;
 
-	bench_open(&b, config_of(t));
-	s = join(&b, t, 9);
-	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
-	for (int i = 1; i <= PUSHES && b.core->ending == END_NOT; i++)
-		taken += push_once(&b, t, s, (uint64_t)i, &r);
+	fixture_open(&f, config_of(t));
+	s = join(&f, t, 9);
+	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
+	for (int i = 1; i <= PUSHES && f.core->ending == END_NOT; i++)
+		taken += push_once(&f, t, s, (uint64_t)i, &r);
 	assert_true(taken > 0);
-	assert_saved_well(&b, t->what);
-	bench_close(&b);
+	assert_saved_well(&f, t->what);
+	fixture_close(&f);
 }
 
 static void no_optimizer_leaves_the_numbers(void **state)
@@ -208,16 +208,17 @@ static void delay_compensation_does_not_leave_the_numbers(void **state)
 }
 
 /* A gradient of one batch: the sum of all is what is applied. */
-static void push_batch(struct bench *b, struct stamp s, uint64_t seq, uint32_t i, const float *g)
+static void push_batch(
+	struct core_fixture *f, struct stamp s, uint64_t seq, uint32_t i, const float *g)
 {
-	struct msg m = bench_push(s, seq);
+	struct msg m = fixture_push(s, seq);
 
-	bench_slice(&m, 0, BENCH_PARAMS, g);
+	fixture_slice(&m, 0, FIXTURE_PARAMS, g);
 	m.push.work = (struct work){0, i, 1};
 	m.push.images = 10;
-	m.push.base_version = core_stats(b->core)->version;
-	m.push.base_term = b->cfg.term;
-	bench_message(b, 9, &m);
+	m.push.base_version = core_stats(f->core)->version;
+	m.push.base_term = f->cfg.term;
+	fixture_message(f, 9, &m);
 }
 
 /* 40,000 gradients of 1e15 sum to 4e19, whose square is no float32. */
@@ -225,10 +226,10 @@ static void sums_do_not_leave_the_numbers(void **state)
 {
 	static const enum optim_kind kinds[] = {
 		OPTIM_ADAGRAD, OPTIM_RMSPROP, OPTIM_ADAM, OPTIM_LBFGS};
-	float g[BENCH_PARAMS];
+	float g[FIXTURE_PARAMS];
 
 	(void)state;
-	for (size_t i = 0; i < BENCH_PARAMS; i++)
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		g[i] = i % 2 ? LARGEST : -LARGEST;
 	for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
 		struct trial t = {.what = "sums",
@@ -237,30 +238,30 @@ static void sums_do_not_leave_the_numbers(void **state)
 			.lr = 1,
 			.sum = 1,
 			.batches = 40000};
-		struct bench b;
+		struct core_fixture f;
 
-		bench_open(&b, config_of(&t));
-		struct stamp s = join(&b, &t, 9);
+		fixture_open(&f, config_of(&t));
+		struct stamp s = join(&f, &t, 9);
 		uint64_t seq = 0;
 		for (uint32_t i = 0; i < t.batches; i++) {
 			if (i % 16 == 15) /* so that no rejections follow each other for long */
-				push_batch(&b, s, ++seq, i, (const float[BENCH_PARAMS]){0});
+				push_batch(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
 			else
-				push_batch(&b, s, ++seq, i, g);
+				push_batch(&f, s, ++seq, i, g);
 		}
-		for (uint32_t i = 0; i < t.batches && b.core->leases.n_done < t.batches; i++)
-			push_batch(&b, s, ++seq, i, (const float[BENCH_PARAMS]){0});
-		assert_true(core_stats(b.core)->version > 0);
-		assert_finite(&b, t.what, (int)seq);
-		assert_saved_well(&b, t.what);
-		bench_close(&b);
+		for (uint32_t i = 0; i < t.batches && f.core->leases.n_done < t.batches; i++)
+			push_batch(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
+		assert_true(core_stats(f.core)->version > 0);
+		assert_finite(&f, t.what, (int)seq);
+		assert_saved_well(&f, t.what);
+		fixture_close(&f);
 	}
 }
 
 /* Updates of `n` gradients each, at n times the rate, whose weights grow with every one. */
 static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double lr)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 	int taken = 0, rejected = 0;
 	struct crew k;
 
@@ -279,12 +280,12 @@ static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double 
 			crew_ask(&k, i);
 		for (uint32_t i = 0; i < k.n && !rejected; i++) {
 			rejected = crew_push(&k, i) != REJECT_NONE;
-			assert_finite(&k.b, "scaled rate", ++taken);
+			assert_finite(&k.f, "scaled rate", ++taken);
 		}
 	}
-	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_NONFINITE], 1);
-	assert_true(core_stats(k.b.core)->updates > 3);
-	assert_saved_well(&k.b, "scaled rate");
+	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_NONFINITE], 1);
+	assert_true(core_stats(k.f.core)->updates > 3);
+	assert_saved_well(&k.f, "scaled rate");
 	crew_close(&k);
 }
 
@@ -310,28 +311,28 @@ static void a_restart_decides_the_same(void **state)
 		.lr = 1e3,
 		.decay = 1};
 	struct rng r = rng_seed(11, RNG_SIM, 0), again = r;
-	struct bench b, twin;
+	struct core_fixture f, twin;
 	struct stamp s, other;
 
 	(void)state;
-	bench_open(&b, config_of(&t));
-	bench_open(&twin, config_of(&t));
-	s = join(&b, &t, 9);
+	fixture_open(&f, config_of(&t));
+	fixture_open(&twin, config_of(&t));
+	s = join(&f, &t, 9);
 	other = join(&twin, &t, 9);
 	for (uint64_t i = 1; i <= 100; i++) {
-		int taken = push_once(&b, &t, s, i, &r);
+		int taken = push_once(&f, &t, s, i, &r);
 
-		bench_restart(&twin);
-		other = bench_come_back(&twin, 9, other, i - 1);
+		fixture_restart(&twin);
+		other = fixture_come_back(&twin, 9, other, i - 1);
 		assert_int_equal(push_once(&twin, &t, other, i, &again), taken);
 		if (!taken)
 			break;
 	}
 	assert_memory_equal(
-		core_weights(b.core), core_weights(twin.core), BENCH_PARAMS * sizeof(float));
-	assert_true(core_stats(b.core)->rejected[REJECT_NONFINITE] == 1);
-	bench_close(&b);
-	bench_close(&twin);
+		core_weights(f.core), core_weights(twin.core), FIXTURE_PARAMS * sizeof(float));
+	assert_true(core_stats(f.core)->rejected[REJECT_NONFINITE] == 1);
+	fixture_close(&f);
+	fixture_close(&twin);
 }
 
 /* ---- the bounds themselves ------------------------------------------------------------------- */

@@ -2,140 +2,140 @@
  * Proves what server/core/leases.c says of leases as hints: what a worker does not do somebody else
  * does, whoever pushes first counts, and who was not answered gets the same again.
  */
-#include "tests/unit/core_work.h"
+#include "tests/support/core_fixture.h"
 
 static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s, t;
 	struct msg_grant g;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
-	g = lease(&b, 9, s, 1);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	g = fixture_train(&f, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
-	t = bench_join(&b, 10, "");
-	b.now_ms += b.cfg.sessions.suspect_ms + 1;
-	bench_beat(&b, 10, t);
-	bench_tick(&b, 0);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
-	assert_int_equal(core_stats(b.core)->released, 2);
-	g = lease(&b, 10, t, 1);
-	assert_work(&g, 0, 0, 2); /* the same batches */
-	m = batch(s, 1, 0, 0, 1); /* it was only slow */
-	bench_applied(&b, 9, &m);
-	m = batch(t, 1, 0, 0, 1);
-	bench_rejected(&b, 10, &m, REJECT_WORK);
-	m = batch(t, 2, 0, 1, 1);
-	bench_applied(&b, 10, &m);
-	m = batch(s, 2, 0, 1, 1);
-	bench_rejected(&b, 9, &m, REJECT_WORK);
-	m = batch(s, 3, 0, 3, 1); /* nobody asked for it: it counts all the same */
-	bench_applied(&b, 9, &m);
-	assert_int_equal(core_epoch(b.core, 0)->images, 25);
-	bench_close(&b);
+	t = fixture_join(&f, 10, "");
+	f.now_ms += f.cfg.sessions.suspect_ms + 1;
+	fixture_beat(&f, 10, t);
+	fixture_tick(&f, 0);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
+	assert_int_equal(core_stats(f.core)->released, 2);
+	g = fixture_train(&f, 10, t, 1);
+	assert_work(&g, 0, 0, 2);         /* the same batches */
+	m = fixture_batch(s, 1, 0, 0, 1); /* it was only slow */
+	fixture_applied(&f, 9, &m);
+	m = fixture_batch(t, 1, 0, 0, 1);
+	fixture_rejected(&f, 10, &m, REJECT_WORK);
+	m = fixture_batch(t, 2, 0, 1, 1);
+	fixture_applied(&f, 10, &m);
+	m = fixture_batch(s, 2, 0, 1, 1);
+	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	m = fixture_batch(s, 3, 0, 3, 1); /* nobody asked for it: it counts all the same */
+	fixture_applied(&f, 9, &m);
+	assert_int_equal(core_epoch(f.core, 0)->images, 25);
+	fixture_close(&f);
 }
 
 /* Its answer was lost, or waited for a disk that failed, until the silence was too long. */
 static void a_lease_that_nobody_got_is_given_again(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
-	g = lease(&b, 9, s, 1);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	g = fixture_train(&f, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
-	bench_tick(&b, b.cfg.sessions.suspect_ms + 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
-	g = lease(&b, 9, s, 1);
+	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
+	g = fixture_train(&f, 9, s, 1);
 	assert_work(&g, 0, 0, 2);
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void what_was_given_away_is_not_given_back_again(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s, t;
 	struct msg_grant g;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
-	lease(&b, 9, s, 1);
-	bench_tick(&b, b.cfg.sessions.suspect_ms + 1);
-	t = bench_join(&b, 10, "");
-	g = lease(&b, 10, t, 1);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	fixture_train(&f, 9, s, 1);
+	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
+	t = fixture_join(&f, 10, "");
+	g = fixture_train(&f, 10, t, 1);
 	assert_work(&g, 0, 0, 2);
-	g = lease(&b, 9, s, 1); /* asks for the answer again: it is another one now */
+	g = fixture_train(&f, 9, s, 1); /* asks for the answer again: it is another one now */
 	assert_work(&g, 0, 2, 1);
-	g = lease(&b, 9, s, 2);
+	g = fixture_train(&f, 9, s, 2);
 	assert_true(g.work.first >= 2);
-	assert_int_equal(core_stats(b.core)->released, 3);
-	bench_close(&b);
+	assert_int_equal(core_stats(f.core)->released, 3);
+	fixture_close(&f);
 }
 
 static void a_new_process_numbers_its_requests_anew(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "anna");
-	lease(&b, 9, s, 7);
-	s = bench_join(&b, 10, "anna");
-	lease(&b, 10, s, 1);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "anna");
+	fixture_train(&f, 9, s, 7);
+	s = fixture_join(&f, 10, "anna");
+	fixture_train(&f, 10, s, 1);
+	fixture_close(&f);
 	cfg.leases.min_workers = 2;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "anna");
-	bench_lease(&b, 9, s, 1);
-	bench_join(&b, 10, "anna");
-	bench_join(&b, 11, "");
-	assert_null(granted(&b, 10)); /* it was its predecessor who asked */
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "anna");
+	fixture_lease(&f, 9, s, 1);
+	fixture_join(&f, 10, "anna");
+	fixture_join(&f, 11, "");
+	assert_null(fixture_granted(&f, 10)); /* it was its predecessor who asked */
+	fixture_close(&f);
 }
 
 static void leavers_and_the_fenced_give_their_leases_back(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "anna");
-	lease(&b, 9, s, 1);
-	assert_int_equal(b.core->leases.n_free, 2);
-	bench_bye(&b, 9, s);
-	assert_int_equal(b.core->leases.n_free, 4);
-	s = bench_join(&b, 10, "anna");
-	lease(&b, 10, s, 1);
-	bench_join(&b, 11, "anna");
-	assert_int_equal(b.core->leases.n_free, 4);
-	bench_close(&b);
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "anna");
+	fixture_train(&f, 9, s, 1);
+	assert_int_equal(f.core->leases.n_free, 2);
+	fixture_bye(&f, 9, s);
+	assert_int_equal(f.core->leases.n_free, 4);
+	s = fixture_join(&f, 10, "anna");
+	fixture_train(&f, 10, s, 1);
+	fixture_join(&f, 11, "anna");
+	assert_int_equal(f.core->leases.n_free, 4);
+	fixture_close(&f);
 }
 
 static void nothing_is_granted_to_a_connection_that_is_gone(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
 	cfg.leases.min_workers = 2;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
-	bench_lease(&b, 9, s, 1);
-	bench_gone(&b, 9);
-	bench_join(&b, 10, "");
-	assert_int_equal(b.core->leases.n_free, 4);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	fixture_lease(&f, 9, s, 1);
+	fixture_gone(&f, 9);
+	fixture_join(&f, 10, "");
+	assert_int_equal(f.core->leases.n_free, 4);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -10,7 +10,7 @@
 static struct crowd somewhere(uint64_t seed)
 {
 	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 0)};
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 	uint64_t steps = rng_below(&k.r, 120);
 
 	cfg.training.epochs = (uint32_t)rng_below(&k.r, 4);
@@ -19,7 +19,7 @@ static struct crowd somewhere(uint64_t seed)
 	cfg.leases.max_batches = 1 + (uint32_t)rng_below(&k.r, 4);
 	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	cfg.sessions.accept_rollback = 1;
-	bench_open(&k.b, cfg);
+	fixture_open(&k.f, cfg);
 	if (rng_below(&k.r, 10))
 		crowd_join(&k);
 	else
@@ -29,7 +29,7 @@ static struct crowd somewhere(uint64_t seed)
 	return k;
 }
 
-static void assert_same(const struct bench_image *x, const struct bench_image *y)
+static void assert_same(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = 0; i < IMAGE_LIVE; i++) { /* connections do not outlive a server */
 		assert_int_equal(x->size[i], y->size[i]);
@@ -42,45 +42,45 @@ static void what_is_read_is_written_again_byte_for_byte(void **state)
 	(void)state;
 	for (uint64_t seed = 1; seed <= 300; seed++) {
 		struct crowd k = somewhere(seed);
-		struct bench_image first = bench_save(&k.b), second;
-		struct bench b;
+		struct core_snapshot first = fixture_save(&k.f), second;
+		struct core_fixture f;
 		const char *why = NULL;
 
 		print_message("seed %llu\r", (unsigned long long)seed);
-		assert_int_equal(bench_read(&b, k.b.cfg, &first, &why), PS_OK);
+		assert_int_equal(fixture_read(&f, k.f.cfg, &first, &why), PS_OK);
 		assert_int_equal(
-			core_stats(b.core)->recoveries, core_stats(k.b.core)->recoveries + 1);
-		b.core->stats.recoveries--; /* what a restart changes on purpose */
-		second = bench_save(&b);
+			core_stats(f.core)->recoveries, core_stats(k.f.core)->recoveries + 1);
+		f.core->stats.recoveries--; /* what a restart changes on purpose */
+		second = fixture_save(&f);
 		assert_same(&first, &second);
-		bench_drop(&first);
-		bench_drop(&second);
-		bench_close(&b);
-		bench_close(&k.b);
+		fixture_drop(&first);
+		fixture_drop(&second);
+		fixture_close(&f);
+		fixture_close(&k.f);
 	}
 }
 
 static void saving_changes_nothing(void **state)
 {
 	struct crowd k = somewhere(7);
-	size_t n = bench_bytes(&k.b.cfg);
+	size_t n = fixture_bytes(&k.f.cfg);
 	void *copy = malloc(n);
-	struct bench_image img;
+	struct core_snapshot img;
 
 	(void)state;
 	assert_non_null(copy);
-	memcpy(copy, k.b.memory, n);
-	img = bench_save(&k.b);
-	assert_memory_equal(copy, k.b.memory, n);
-	bench_drop(&img);
+	memcpy(copy, k.f.memory, n);
+	img = fixture_save(&k.f);
+	assert_memory_equal(copy, k.f.memory, n);
+	fixture_drop(&img);
 	free(copy);
-	bench_close(&k.b);
+	fixture_close(&k.f);
 }
 
 /* ---- lengths -------------------------------------------------------------------------------- */
 
 /* Read into memory that is there; every section in a block of exactly its size, for ASan. */
-static int read_into(void *memory, const struct core_config *cfg, const struct bench_image *img)
+static int read_into(void *memory, const struct core_config *cfg, const struct core_snapshot *img)
 {
 	const unsigned char *data[IMAGE_SECTIONS];
 	const char *why = NULL;
@@ -88,7 +88,7 @@ static int read_into(void *memory, const struct core_config *cfg, const struct b
 	int rc;
 
 	memcpy(data, img->data, sizeof(data));
-	rc = image_read(memory, bench_weights(memory, cfg), cfg, data, img->size, &c, &why);
+	rc = image_read(memory, fixture_weights(memory, cfg), cfg, data, img->size, &c, &why);
 	if (rc == PS_OK) {
 		assert_ptr_equal(c, memory);
 		return rc;
@@ -99,8 +99,8 @@ static int read_into(void *memory, const struct core_config *cfg, const struct b
 	return PS_ECHECKPOINT;
 }
 
-static void with_length(
-	void *memory, const struct core_config *cfg, struct bench_image img, int section, size_t n)
+static void with_length(void *memory, const struct core_config *cfg, struct core_snapshot img,
+	int section, size_t n)
 {
 	unsigned char *cut = malloc(n);
 	size_t old = img.size[section];
@@ -119,45 +119,45 @@ static void every_section_that_is_cut_or_longer_is_refused(void **state)
 	(void)state;
 	for (uint64_t seed = 50; seed < 58; seed++) {
 		struct crowd k = somewhere(seed);
-		struct bench_image img = bench_save(&k.b);
-		void *memory = bench_memory(&k.b.cfg);
+		struct core_snapshot img = fixture_save(&k.f);
+		void *memory = fixture_memory(&k.f.cfg);
 
 		print_message("seed %llu\r", (unsigned long long)seed);
-		assert_int_equal(read_into(memory, &k.b.cfg, &img), PS_OK);
+		assert_int_equal(read_into(memory, &k.f.cfg, &img), PS_OK);
 		for (int s = 0; s < IMAGE_LIVE; s++) {
 			for (size_t n = 0; n < img.size[s]; n++)
-				with_length(memory, &k.b.cfg, img, s, n);
-			with_length(memory, &k.b.cfg, img, s, img.size[s] + 1);
-			with_length(memory, &k.b.cfg, img, s, img.size[s] + 8);
+				with_length(memory, &k.f.cfg, img, s, n);
+			with_length(memory, &k.f.cfg, img, s, img.size[s] + 1);
+			with_length(memory, &k.f.cfg, img, s, img.size[s] + 8);
 		}
 		free(memory);
-		bench_drop(&img);
-		bench_close(&k.b);
+		fixture_drop(&img);
+		fixture_close(&k.f);
 	}
 }
 
 static void a_missing_section_is_refused(void **state)
 {
 	struct crowd k = somewhere(3);
-	struct bench_image img = bench_save(&k.b);
-	void *memory = bench_memory(&k.b.cfg);
+	struct core_snapshot img = fixture_save(&k.f);
+	void *memory = fixture_memory(&k.f.cfg);
 
 	(void)state;
 	for (int s = 0; s < IMAGE_LIVE; s++) {
 		unsigned char *there = img.data[s];
 
 		img.data[s] = NULL;
-		assert_int_equal(read_into(memory, &k.b.cfg, &img), PS_ECHECKPOINT);
+		assert_int_equal(read_into(memory, &k.f.cfg, &img), PS_ECHECKPOINT);
 		img.data[s] = there;
 	}
 	free(memory);
-	bench_drop(&img);
-	bench_close(&k.b);
+	fixture_drop(&img);
+	fixture_close(&k.f);
 }
 
 /* ---- lies ----------------------------------------------------------------------------------- */
 
-static void mutate(struct rng *r, struct bench_image *img)
+static void mutate(struct rng *r, struct core_snapshot *img)
 {
 	const uint64_t edges[] = {0, 1, 2, 3, 4, 7, 64, 1u << 20, UINT32_MAX, 1ull << 32,
 		UINT64_MAX, UINT64_MAX - 1, 1ull << 63};
@@ -177,14 +177,14 @@ static void mutate(struct rng *r, struct bench_image *img)
 /* It was believed: then it must be a state that can be written again, and lived with. */
 static void live_with(struct crowd *k)
 {
-	struct bench_image img = bench_save(&k->b);
-	struct bench again;
+	struct core_snapshot img = fixture_save(&k->f);
+	struct core_fixture again;
 	const char *why = NULL;
 
-	k->b.saving = 0;
-	assert_int_equal(bench_read(&again, k->b.cfg, &img, &why), PS_OK);
-	bench_close(&again);
-	bench_drop(&img);
+	k->f.saving = 0;
+	assert_int_equal(fixture_read(&again, k->f.cfg, &img, &why), PS_OK);
+	fixture_close(&again);
+	fixture_drop(&img);
 	for (int i = 0; i < 40; i++)
 		crowd_step(k);
 }
@@ -199,26 +199,26 @@ static void no_mutation_does_harm(void **state)
 	print_message("seed %llu\n", (unsigned long long)seed);
 	for (uint64_t i = 0; i < 6000; i++) {
 		static struct crowd k;
-		struct bench_image img;
+		struct core_snapshot img;
 		struct core_config cfg;
 		const char *why = NULL;
 
 		if (i % 200 == 0)
 			k = somewhere(seed + i);
-		img = bench_save(&k.b);
+		img = fixture_save(&k.f);
 		mutate(&r, &img);
-		cfg = k.b.cfg;
+		cfg = k.f.cfg;
 		struct crowd victim = k;
-		if (bench_read(&victim.b, cfg, &img, &why) == PS_OK) {
+		if (fixture_read(&victim.f, cfg, &img, &why) == PS_OK) {
 			believed++;
 			live_with(&victim);
 		} else {
 			refused++;
 		}
-		bench_close(&victim.b);
-		bench_drop(&img);
+		fixture_close(&victim.f);
+		fixture_drop(&img);
 		if (i % 200 == 199)
-			bench_close(&k.b);
+			fixture_close(&k.f);
 	}
 	print_message("%u believed, %u refused\n", believed, refused);
 	assert_true(believed > 500 && refused > 500);
@@ -227,27 +227,27 @@ static void no_mutation_does_harm(void **state)
 /* One lie at a time, told by a core whose memory was changed before it wrote. */
 static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int honest)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 	struct stamp s;
-	struct bench b;
-	struct bench_image img;
+	struct core_fixture f;
+	struct core_snapshot img;
 	struct msg m;
 	void *memory;
 
 	cfg.optim.kind = kind;
-	memory = bench_memory(&cfg);
-	bench_open(&b, cfg); /* epoch 0 is evaluated, epoch 1 trains, worker 1 holds a lease */
-	s = bench_join(&b, 9, "");
-	m = bench_push_ones(s, 1);
-	bench_work(&m, 0, 0, 4);
-	bench_applied(&b, 9, &m);
+	memory = fixture_memory(&cfg);
+	fixture_open(&f, cfg); /* epoch 0 is evaluated, epoch 1 trains, worker 1 holds a lease */
+	s = fixture_join(&f, 9, "");
+	m = fixture_push_ones(s, 1);
+	fixture_work(&m, 0, 0, 4);
+	fixture_applied(&f, 9, &m);
 	for (uint64_t i = 1; i <= 4; i++)
-		bench_lease(&b, 9, s, i);
-	lie(b.core);
-	img = bench_save(&b);
+		fixture_lease(&f, 9, s, i);
+	lie(f.core);
+	img = fixture_save(&f);
 	assert_int_equal(read_into(memory, &cfg, &img), honest ? PS_OK : PS_ECHECKPOINT);
-	bench_drop(&img);
-	bench_close(&b);
+	fixture_drop(&img);
+	fixture_close(&f);
 	free(memory);
 }
 
@@ -344,22 +344,22 @@ static void optimizers_state_must_be_possible(void **state)
 /* A run without data has no room for batches: an image that brings some must not find any. */
 static void a_data_set_is_refused_in_a_run_without_one(void **state)
 {
-	struct bench b;
-	struct bench_image img;
+	struct core_fixture f;
+	struct core_snapshot img;
 	void *memory;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	bench_join(&b, 9, "");
-	img = bench_save(&b);
-	memory = bench_memory(&b.cfg);
-	assert_int_equal(read_into(memory, &b.cfg, &img), PS_OK);
+	fixture_open(&f, fixture_config());
+	fixture_join(&f, 9, "");
+	img = fixture_save(&f);
+	memory = fixture_memory(&f.cfg);
+	assert_int_equal(read_into(memory, &f.cfg, &img), PS_OK);
 	le64_put(img.data[IMAGE_LEASES], 60000); /* n_train */
 	le64_put(img.data[IMAGE_LEASES] + 8, 10000);
-	assert_int_equal(read_into(memory, &b.cfg, &img), PS_ECHECKPOINT);
+	assert_int_equal(read_into(memory, &f.cfg, &img), PS_ECHECKPOINT);
 	free(memory);
-	bench_drop(&img);
-	bench_close(&b);
+	fixture_drop(&img);
+	fixture_close(&f);
 }
 
 int main(void)

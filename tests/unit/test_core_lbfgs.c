@@ -8,7 +8,7 @@
 /* A step for each epoch: the whole set. */
 static struct core_config search_config(size_t n_params, uint32_t steps)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = MODE_SANDBLASTER;
 	cfg.optim.kind = OPTIM_LBFGS;
@@ -64,7 +64,7 @@ static double plain_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = crew_bowl(i, w, g);
 
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] /= 1000;
 	return loss / 1000;
 }
@@ -95,12 +95,12 @@ struct walk {
 /* After each event: if a step has ended, the serial one makes the same. */
 static void walk_follow(struct walk *a)
 {
-	if (core_stats(a->k.b.core)->updates == a->steps)
+	if (core_stats(a->k.f.core)->updates == a->steps)
 		return;
-	assert_int_equal(core_stats(a->k.b.core)->updates, ++a->steps);
+	assert_int_equal(core_stats(a->k.f.core)->updates, ++a->steps);
 	serial_step(&a->q);
 	for (size_t j = 0; j < a->q.n; j++)
-		a->most = fmax(a->most, fabs((double)a->k.b.core->lbfgs.x[j] - a->q.x[j]));
+		a->most = fmax(a->most, fabs((double)a->k.f.core->lbfgs.x[j] - a->q.x[j]));
 }
 
 static void walk_open(struct walk *a, size_t n_params, uint32_t steps, uint32_t n, crew_fn *fn)
@@ -117,12 +117,12 @@ static void walk_open(struct walk *a, size_t n_params, uint32_t steps, uint32_t 
 static void walk_end(struct walk *a, const char *what, double tolerance)
 {
 	print_message("%s: %llu steps, %llu trials (serial %u), farthest %.1e\n", what,
-		(unsigned long long)a->steps, (unsigned long long)core_stats(a->k.b.core)->trials,
+		(unsigned long long)a->steps, (unsigned long long)core_stats(a->k.f.core)->trials,
 		a->q.trials, a->most);
-	assert_int_equal(core_stats(a->k.b.core)->trials, a->q.trials);
+	assert_int_equal(core_stats(a->k.f.core)->trials, a->q.trials);
 	assert_true(a->most <= tolerance);
-	for (uint32_t e = 0; e < a->k.b.cfg.training.epochs; e++)
-		assert_int_equal(core_epoch(a->k.b.core, e)->images, 115);
+	for (uint32_t e = 0; e < a->k.f.cfg.training.epochs; e++)
+		assert_int_equal(core_epoch(a->k.f.core, e)->images, 115);
 	crew_close(&a->k);
 }
 
@@ -131,7 +131,7 @@ static void walk_alone(const char *what, size_t n_params, uint32_t steps, crew_f
 	struct walk a;
 
 	walk_open(&a, n_params, steps, 1, fn);
-	while (!bench_count(&a.k.b, EFFECT_FINISH)) {
+	while (!fixture_count(&a.k.f, EFFECT_FINISH)) {
 		crew_act(&a.k, 0);
 		walk_follow(&a);
 	}
@@ -142,8 +142,8 @@ static void walk_alone(const char *what, size_t n_params, uint32_t steps, crew_f
 static void its_way_is_that_of_a_serial_one(void **state)
 {
 	(void)state;
-	walk_alone("bowl", BENCH_PARAMS, 8, crew_bowl);
-	walk_alone("plain", BENCH_PARAMS, 5, plain_portion);
+	walk_alone("bowl", FIXTURE_PARAMS, 8, crew_bowl);
+	walk_alone("plain", FIXTURE_PARAMS, 5, plain_portion);
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 
@@ -155,16 +155,16 @@ static void walk_together(uint64_t seed, int restarts)
 	struct walk a;
 
 	walk_open(&a, CLASSES * (FEATURES + 1), 10, 5, softmax_portion);
-	while (!bench_count(&a.k.b, EFFECT_FINISH)) {
+	while (!fixture_count(&a.k.f, EFFECT_FINISH)) {
 		if (alive == 5 && a.steps == 2 && a.k.hand[4].grant.work.count &&
-			a.k.b.core->accumulator.pushes) {
+			a.k.f.core->accumulator.pushes) {
 			alive = 4;
-			a.k.b.now_ms += 1200;
+			a.k.f.now_ms += 1200;
 			for (uint32_t i = 0; i < 4; i++)
-				bench_beat(&a.k.b, a.k.hand[i].peer + 1, a.k.hand[i].s);
-			bench_tick(&a.k.b, 0);
+				fixture_beat(&a.k.f, a.k.hand[i].peer + 1, a.k.hand[i].s);
+			fixture_tick(&a.k.f, 0);
 			crew_hear(&a.k);
-			assert_int_equal(bench_worker(&a.k.b, 5).state, SESSION_DEAD);
+			assert_int_equal(fixture_worker(&a.k.f, 5).state, SESSION_DEAD);
 		} else if (restarts && rng_below(&r, 30) == 0) {
 			crew_restart(&a.k, alive);
 		} else {
@@ -205,17 +205,17 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 		struct crew k;
 
 		crew_open(&k, cfg, 1, 40, valley_portion);
-		k.b.core->store.weights[0] = -1.2f;
-		k.b.core->store.weights[1] = 1;
-		for (int n = 0; !bench_count(&k.b, EFFECT_FINISH); n++) {
+		k.f.core->store.weights[0] = -1.2f;
+		k.f.core->store.weights[1] = 1;
+		for (int n = 0; !fixture_count(&k.f, EFFECT_FINISH); n++) {
 			crew_act(&k, 0);
 			if (n == killed)
 				crew_restart(&k, 1);
 			assert_in_range(n, 0, 2000);
 		}
 		if (killed < 0)
-			memcpy(expected, core_weights(k.b.core), 2 * sizeof(float));
-		assert_memory_equal(core_weights(k.b.core), expected, 2 * sizeof(float));
+			memcpy(expected, core_weights(k.f.core), 2 * sizeof(float));
+		assert_memory_equal(core_weights(k.f.core), expected, 2 * sizeof(float));
 		crew_close(&k);
 	}
 }
@@ -229,15 +229,15 @@ static void the_valley_leads_to_its_end(void **state)
 
 	(void)state;
 	crew_open(&k, cfg, 3, 40, valley_portion);
-	k.b.core->store.weights[0] = -1.2f;
-	k.b.core->store.weights[1] = 1;
+	k.f.core->store.weights[0] = -1.2f;
+	k.f.core->store.weights[1] = 1;
 	struct rng r = rng_seed(4, RNG_SIM, 0);
 	crew_run(&k, 3, &r);
-	print_message("(%.7f, %.7f) after %llu trials\n", (double)core_weights(k.b.core)[0],
-		(double)core_weights(k.b.core)[1],
-		(unsigned long long)core_stats(k.b.core)->trials);
-	assert_float_equal(core_weights(k.b.core)[0], 1, 1e-4);
-	assert_float_equal(core_weights(k.b.core)[1], 1, 1e-4);
+	print_message("(%.7f, %.7f) after %llu trials\n", (double)core_weights(k.f.core)[0],
+		(double)core_weights(k.f.core)[1],
+		(unsigned long long)core_stats(k.f.core)->trials);
+	assert_float_equal(core_weights(k.f.core)[0], 1, 1e-4);
+	assert_float_equal(core_weights(k.f.core)[1], 1, 1e-4);
 	crew_close(&k);
 }
 
@@ -254,7 +254,7 @@ static void softmax_regression_converges(void **state)
 	double before = sqrt(dot(q.g, q.g, q.n));
 	crew_run(&k, 1, NULL);
 	for (size_t j = 0; j < q.n; j++)
-		x[j] = (double)core_weights(k.b.core)[j];
+		x[j] = (double)core_weights(k.f.core)[j];
 	q = (struct serial){.k = &k, .n = q.n};
 	(void)serial_at(&q, x, g);
 	print_message("|g| %.3g -> %.3g\n", before, sqrt(dot(g, g, q.n)));
@@ -281,47 +281,47 @@ static void a_pair_without_curvature_is_not_kept(void **state)
 	cfg.lbfgs.trials = 4;
 	crew_open(&k, cfg, 1, 10, hill_portion);
 	crew_run(&k, 1, NULL);
-	assert_int_equal(core_stats(k.b.core)->updates, 3);
-	assert_int_equal(k.b.core->lbfgs.pairs, 0);
-	assert_true(core_weights(k.b.core)[0] > 1); /* it went down all the same */
+	assert_int_equal(core_stats(k.f.core)->updates, 3);
+	assert_int_equal(k.f.core->lbfgs.pairs, 0);
+	assert_true(core_weights(k.f.core)[0] > 1); /* it went down all the same */
 	crew_close(&k);
-	cfg.n_params = BENCH_PARAMS;
+	cfg.n_params = FIXTURE_PARAMS;
 	crew_open(&k, cfg, 1, 10, crew_bowl);
 	crew_run(&k, 1, NULL);
-	assert_int_equal(k.b.core->lbfgs.pairs, 3);
+	assert_int_equal(k.f.core->lbfgs.pairs, 3);
 	crew_close(&k);
 }
 
 /* Two steps are done; the next begins when worker 1 has evaluated what it has. */
 static void pause_after_two_steps(struct crew *k)
 {
-	while (core_stats(k->b.core)->updates < 1)
+	while (core_stats(k->f.core)->updates < 1)
 		crew_act(k, 0);
 	crew_ask(k, 1);
 	assert_int_equal(k->hand[1].grant.kind, GRANT_EVAL);
-	while (core_stats(k->b.core)->updates < 2)
+	while (core_stats(k->f.core)->updates < 2)
 		crew_act(k, 0);
-	assert_int_equal(k->b.core->lbfgs.searching, 0);
-	assert_int_equal(k->b.core->lbfgs.pairs, 2);
+	assert_int_equal(k->f.core->lbfgs.searching, 0);
+	assert_int_equal(k->f.core->lbfgs.pairs, 2);
 }
 
 static void a_direction_that_goes_up_drops_the_history(void **state)
 {
-	struct core_config cfg = search_config(BENCH_PARAMS, 9);
+	struct core_config cfg = search_config(FIXTURE_PARAMS, 9);
 	double slope = 0;
 	struct lbfgs *b;
 	struct crew k;
 
 	(void)state;
 	crew_open(&k, cfg, 2, 30, crew_bowl);
-	b = &k.b.core->lbfgs;
+	b = &k.f.core->lbfgs;
 	pause_after_two_steps(&k);
 	for (uint32_t i = 0; i < 2; i++) /* as broken pairs would have it */
 		b->ys[i] = -b->ys[i];
 	crew_evaluate(&k, 1);
 	assert_int_equal(b->searching, 1);
 	assert_int_equal(b->pairs, 0);
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		slope -= (double)b->g[j] * (double)b->g[j];
 	assert_float_equal((float)b->slope, (float)slope, 1e-6);
 	crew_close(&k);
@@ -332,33 +332,33 @@ static double liar_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = crew_bowl(i, w, g);
 
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] = -g[j];
 	return loss;
 }
 
 static void a_search_that_finds_nothing_ends_where_it_began(void **state)
 {
-	struct core_config cfg = search_config(BENCH_PARAMS, 5);
-	float here[BENCH_PARAMS];
+	struct core_config cfg = search_config(FIXTURE_PARAMS, 5);
+	float here[FIXTURE_PARAMS];
 	struct crew k;
 
 	(void)state;
 	cfg.lbfgs.trials = 6;
 	crew_open(&k, cfg, 2, 30, crew_bowl);
 	pause_after_two_steps(&k);
-	memcpy(here, k.b.core->lbfgs.x, sizeof(here));
-	uint64_t trials = core_stats(k.b.core)->trials;
+	memcpy(here, k.f.core->lbfgs.x, sizeof(here));
+	uint64_t trials = core_stats(k.f.core)->trials;
 	k.fn = liar_portion; /* from now on, and what is known of here too */
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
-		k.b.core->lbfgs.g[j] = -k.b.core->lbfgs.g[j];
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		k.f.core->lbfgs.g[j] = -k.f.core->lbfgs.g[j];
 	crew_evaluate(&k, 1);
 	crew_run(&k, 1, NULL);
-	assert_int_equal(core_stats(k.b.core)->updates, 5);
-	assert_int_equal(k.b.core->lbfgs.pairs, 0);
+	assert_int_equal(core_stats(k.f.core)->updates, 5);
+	assert_int_equal(k.f.core->lbfgs.pairs, 0);
 	/* along d, then along the gradient; twice more along the gradient */
-	assert_int_equal(core_stats(k.b.core)->trials - trials, 4 * 6);
-	assert_memory_equal(core_weights(k.b.core), here, sizeof(here));
+	assert_int_equal(core_stats(k.f.core)->trials - trials, 4 * 6);
+	assert_memory_equal(core_weights(k.f.core), here, sizeof(here));
 	crew_close(&k);
 }
 

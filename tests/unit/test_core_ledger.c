@@ -2,161 +2,161 @@
  * Proves the invariants numbered in server/core/ledger.c: every seq is decided once and in order, a
  * duplicate gets the first decision, a rejected push uses up its seq and changes nothing else.
  */
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 #include <math.h>
 
 /* ---- seq ------------------------------------------------------------------------------------ */
 
 static void a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m, bad;
 	struct msg_ack a;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	s = bench_join(&b, 9, "");
-	m = bench_push_ones(s, 1);
-	a = bench_acked(&b, 9, &m);
+	fixture_open(&f, fixture_config());
+	s = fixture_join(&f, 9, "");
+	m = fixture_push_ones(s, 1);
+	a = fixture_acked(&f, 9, &m);
 	assert_int_equal(a.version, 1);
-	assert_int_equal(a.term, b.cfg.term);
-	bad = bench_push_ones(s, 2);
+	assert_int_equal(a.term, f.cfg.term);
+	bad = fixture_push_ones(s, 2);
 	bad.push.loss = NAN;
-	bench_rejected(&b, 9, &bad, REJECT_NONFINITE);
+	fixture_rejected(&f, 9, &bad, REJECT_NONFINITE);
 	m.push.seq = 3;
-	bench_applied(&b, 9, &m);
+	fixture_applied(&f, 9, &m);
 	for (int i = 0; i < 3; i++) {
 		m.push.seq = 1;
-		a = bench_acked(&b, 9, &m);
+		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_OK);
 		assert_int_equal(a.duplicate, 1);
 		assert_int_equal(a.version, 1); /* not 2, today's */
 		m.push.seq = 2;                 /* a good gradient under a seq that was rejected */
-		a = bench_acked(&b, 9, &m);
+		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_REJECTED);
 		assert_int_equal(a.reject, REJECT_NONFINITE);
 		assert_int_equal(a.duplicate, 1);
 		assert_int_equal(a.version, 1);
 	}
-	assert_true(core_weights(b.core)[0] == -2.0f);
-	assert_int_equal(core_stats(b.core)->version, 2);
-	assert_int_equal(core_stats(b.core)->pushes, 3);
-	assert_int_equal(core_stats(b.core)->duplicates, 6);
-	assert_int_equal(bench_worker(&b, 1).last_seq, 3);
-	bench_close(&b);
+	assert_true(core_weights(f.core)[0] == -2.0f);
+	assert_int_equal(core_stats(f.core)->version, 2);
+	assert_int_equal(core_stats(f.core)->pushes, 3);
+	assert_int_equal(core_stats(f.core)->duplicates, 6);
+	assert_int_equal(fixture_worker(&f, 1).last_seq, 3);
+	fixture_close(&f);
 }
 
 static void a_gap_is_refused_with_the_seq_that_is_missing(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	s = bench_join(&b, 9, "");
-	m = bench_push_ones(s, 2);
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EGAP);
-	assert_int_equal(bench_sent(&b, 9, MSG_ERROR)->error.expected, 1);
+	fixture_open(&f, fixture_config());
+	s = fixture_join(&f, 9, "");
+	m = fixture_push_ones(s, 2);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EGAP);
+	assert_int_equal(fixture_sent(&f, 9, MSG_ERROR)->error.expected, 1);
 	m.push.seq = 1;
-	bench_applied(&b, 9, &m);
+	fixture_applied(&f, 9, &m);
 	for (uint64_t seq = 3; seq; seq = seq == 3 ? UINT64_MAX : 0) {
 		m.push.seq = seq;
-		bench_message(&b, 9, &m);
-		bench_refused(&b, 9, PS_EGAP);
-		assert_int_equal(bench_sent(&b, 9, MSG_ERROR)->error.expected, 2);
+		fixture_message(&f, 9, &m);
+		fixture_refused(&f, 9, PS_EGAP);
+		assert_int_equal(fixture_sent(&f, 9, MSG_ERROR)->error.expected, 2);
 	}
-	assert_int_equal(core_stats(b.core)->gaps, 3);
-	assert_int_equal(core_stats(b.core)->version, 1);
-	assert_int_equal(bench_worker(&b, 1).last_seq, 1);
-	bench_close(&b);
+	assert_int_equal(core_stats(f.core)->gaps, 3);
+	assert_int_equal(core_stats(f.core)->version, 1);
+	assert_int_equal(fixture_worker(&f, 1).last_seq, 1);
+	fixture_close(&f);
 }
 
 static void seq_zero_is_no_seq(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	m = bench_push_ones(bench_join(&b, 9, ""), 0);
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EPROTO);
-	assert_int_equal(core_stats(b.core)->version, 0);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	m = fixture_push_ones(fixture_join(&f, 9, ""), 0);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EPROTO);
+	assert_int_equal(core_stats(f.core)->version, 0);
+	fixture_close(&f);
 }
 
 static void a_duplicate_older_than_the_window_is_unknown_and_not_applied(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s;
 	struct msg_ack a;
 
 	(void)state;
 	cfg.sessions.replay_window = 4;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 10; seq++) {
-		struct msg m = bench_push_ones(s, seq);
+		struct msg m = fixture_push_ones(s, seq);
 
-		bench_applied(&b, 9, &m);
-		if (b.saving)
-			bench_durable(&b);
+		fixture_applied(&f, 9, &m);
+		if (f.saving)
+			fixture_durable(&f);
 	}
 	for (uint64_t seq = 1; seq <= 10; seq++) {
-		struct msg m = bench_push_ones(s, seq);
+		struct msg m = fixture_push_ones(s, seq);
 
-		a = bench_acked(&b, 9, &m);
+		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.duplicate, 1);
 		assert_int_equal(a.verdict, seq <= 6 ? VERDICT_REJECTED : VERDICT_OK);
 		assert_int_equal(a.reject, seq <= 6 ? REJECT_UNKNOWN : REJECT_NONE);
 		assert_int_equal(a.version, seq <= 6 ? 0 : seq);
 	}
-	assert_int_equal(core_stats(b.core)->version, 10);
-	bench_close(&b);
+	assert_int_equal(core_stats(f.core)->version, 10);
+	fixture_close(&f);
 }
 
 /* The snapshot of a server with a small window does not know what a larger window could ask. */
 static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 	struct msg_ack a;
 
 	(void)state;
 	cfg.sessions.replay_window = 4;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 10; seq++) {
-		m = bench_push_ones(s, seq);
-		bench_applied(&b, 9, &m);
-		if (b.saving)
-			bench_durable(&b);
+		m = fixture_push_ones(s, seq);
+		fixture_applied(&f, 9, &m);
+		if (f.saving)
+			fixture_durable(&f);
 	}
-	b.cfg.sessions.replay_window = 64;
-	bench_restart(&b);
-	s = bench_come_back(&b, 9, s, 10);
+	f.cfg.sessions.replay_window = 64;
+	fixture_restart(&f);
+	s = fixture_come_back(&f, 9, s, 10);
 	for (uint64_t seq = 5; seq <= 8; seq++) {
-		m = bench_push_ones(s, seq);
-		a = bench_acked(&b, 9, &m);
+		m = fixture_push_ones(s, seq);
+		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, seq <= 6 ? VERDICT_REJECTED : VERDICT_OK);
 		assert_int_equal(a.reject, seq <= 6 ? REJECT_UNKNOWN : REJECT_NONE);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 /* Three workers, a network that repeats and skips, an oracle that counts. */
 static void any_order_of_arrival_applies_each_push_once(void **state)
 {
 	const uint64_t seed = 41;
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s[3];
 	uint64_t last[3] = {0}, version_of[3][200] = {{0}}, version = 0;
 
@@ -164,21 +164,21 @@ static void any_order_of_arrival_applies_each_push_once(void **state)
 	print_message("seed %llu\n", (unsigned long long)seed);
 	cfg.n_params = 600;
 	cfg.sessions.replay_window = 256;
-	bench_open(&b, cfg);
+	fixture_open(&f, cfg);
 	for (uint32_t w = 0; w < 3; w++)
-		s[w] = bench_join(&b, 9 + w, "");
+		s[w] = fixture_join(&f, 9 + w, "");
 	for (int i = 0; i < 100000 && last[0] + last[1] + last[2] < 3 * 199; i++) {
 		uint32_t w = (uint32_t)rng_below(&r, 3), peer = 9 + w;
 		uint64_t seq = 1 + rng_below(&r, last[w] + 3 < 199 ? last[w] + 3 : 199);
-		struct msg m = bench_push(s[w], seq);
+		struct msg m = fixture_push(s[w], seq);
 
-		bench_slice(&m, w * 200 + seq, 1, bench_ones);
-		bench_message(&b, peer, &m);
+		fixture_slice(&m, w * 200 + seq, 1, fixture_ones);
+		fixture_message(&f, peer, &m);
 		if (seq > last[w] + 1) {
 			assert_int_equal(
-				bench_sent(&b, peer, MSG_ERROR)->error.expected, last[w] + 1);
+				fixture_sent(&f, peer, MSG_ERROR)->error.expected, last[w] + 1);
 		} else {
-			const struct msg_ack *a = &bench_sent(&b, peer, MSG_ACK)->ack;
+			const struct msg_ack *a = &fixture_sent(&f, peer, MSG_ACK)->ack;
 
 			assert_int_equal(a->duplicate, seq <= last[w]);
 			if (seq == last[w] + 1) {
@@ -187,198 +187,198 @@ static void any_order_of_arrival_applies_each_push_once(void **state)
 			}
 			assert_int_equal(a->version, version_of[w][seq]);
 		}
-		if (b.saving)
-			bench_durable(&b);
+		if (f.saving)
+			fixture_durable(&f);
 	}
 	for (uint32_t i = 0; i < 600; i++)
-		assert_true(core_weights(b.core)[i] == (i % 200 == 0 ? 0.0f : -1.0f));
-	bench_close(&b);
+		assert_true(core_weights(f.core)[i] == (i % 200 == 0 ? 0.0f : -1.0f));
+	fixture_close(&f);
 }
 
 /* ---- staleness ------------------------------------------------------------------------------ */
 
 static void older_than_max_staleness_is_rejected_as_old_is_not(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
 	cfg.limits.max_staleness = 3;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 4; seq++) {
-		m = bench_push(s, seq);
+		m = fixture_push(s, seq);
 		m.push.base_version = seq - 1;
-		bench_applied(&b, 9, &m);
+		fixture_applied(&f, 9, &m);
 	}
-	m = bench_push(s, 5);
-	bench_rejected(&b, 9, &m, REJECT_STALE); /* version 4, based on 0 */
-	m = bench_push(s, 6);
+	m = fixture_push(s, 5);
+	fixture_rejected(&f, 9, &m, REJECT_STALE); /* version 4, based on 0 */
+	m = fixture_push(s, 6);
 	m.push.base_version = 1;
-	bench_applied(&b, 9, &m);
-	m = bench_push(s, 7); /* from before a crash of ours: a version still to come again */
+	fixture_applied(&f, 9, &m);
+	m = fixture_push(s, 7); /* from before a crash of ours: a version still to come again */
 	m.push.base_version = 1000;
-	bench_applied(&b, 9, &m);
-	assert_int_equal(core_stats(b.core)->staleness_sum, 3);
-	assert_int_equal(core_stats(b.core)->staleness[0], 5);
-	assert_int_equal(core_stats(b.core)->staleness[2], 1); /* 2-3 */
-	bench_close(&b);
+	fixture_applied(&f, 9, &m);
+	assert_int_equal(core_stats(f.core)->staleness_sum, 3);
+	assert_int_equal(core_stats(f.core)->staleness[0], 5);
+	assert_int_equal(core_stats(f.core)->staleness[2], 1); /* 2-3 */
+	fixture_close(&f);
 }
 
 static void by_default_staleness_is_32_for_each_live_worker(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s = {0};
 
 	(void)state;
 	cfg.limits.max_staleness = 0;
-	bench_open(&b, cfg);
+	fixture_open(&f, cfg);
 	for (uint64_t live = 1, seq = 0; live <= 3; live++) {
 		uint64_t bound = 32 * live;
 		struct msg m;
 
 		if (live == 1)
-			s = bench_join(&b, 9, "");
+			s = fixture_join(&f, 9, "");
 		else
-			bench_join(&b, 9 + (uint32_t)live, "");
+			fixture_join(&f, 9 + (uint32_t)live, "");
 		for (int i = 0; i < 100; i++) {
-			m = bench_push(s, ++seq);
+			m = fixture_push(s, ++seq);
 			m.push.base_version = 1000;
-			bench_applied(&b, 9, &m);
-			if (b.saving)
-				bench_durable(&b);
+			fixture_applied(&f, 9, &m);
+			if (f.saving)
+				fixture_durable(&f);
 		}
-		m = bench_push(s, ++seq);
-		m.push.base_version = core_stats(b.core)->version - bound - 1;
-		bench_rejected(&b, 9, &m, REJECT_STALE);
-		m = bench_push(s, ++seq);
-		m.push.base_version = core_stats(b.core)->version - bound;
-		bench_applied(&b, 9, &m);
+		m = fixture_push(s, ++seq);
+		m.push.base_version = core_stats(f.core)->version - bound - 1;
+		fixture_rejected(&f, 9, &m, REJECT_STALE);
+		m = fixture_push(s, ++seq);
+		m.push.base_version = core_stats(f.core)->version - bound;
+		fixture_applied(&f, 9, &m);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 /* ---- replays -------------------------------------------------------------------------------- */
 
 static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
 	cfg.limits.max_staleness = 1;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 4; seq++) {
-		m = bench_push(s, seq);
+		m = fixture_push(s, seq);
 		m.push.base_version = seq;
-		bench_applied(&b, 9, &m);
+		fixture_applied(&f, 9, &m);
 	}
-	m = bench_push_ones(s, 5); /* accepted then: not too old now */
+	m = fixture_push_ones(s, 5); /* accepted then: not too old now */
 	m.push.verdict = VERDICT_OK;
-	bench_applied(&b, 9, &m);
-	m = bench_push_ones(s, 6); /* no ACK had come: judged as any */
-	bench_rejected(&b, 9, &m, REJECT_STALE);
-	m = bench_push_ones(s, 7); /* rejected then: rejected now, though good */
+	fixture_applied(&f, 9, &m);
+	m = fixture_push_ones(s, 6); /* no ACK had come: judged as any */
+	fixture_rejected(&f, 9, &m, REJECT_STALE);
+	m = fixture_push_ones(s, 7); /* rejected then: rejected now, though good */
 	m.push.base_version = 5;
 	m.push.verdict = VERDICT_REJECTED;
 	m.push.reject = REJECT_NORM;
-	bench_rejected(&b, 9, &m, REJECT_NORM);
-	m = bench_push(s, 8); /* accepted then is no licence for NaN */
+	fixture_rejected(&f, 9, &m, REJECT_NORM);
+	m = fixture_push(s, 8); /* accepted then is no licence for NaN */
 	m.push.verdict = VERDICT_OK;
 	m.push.loss = NAN;
-	bench_rejected(&b, 9, &m, REJECT_NONFINITE);
-	assert_true(core_weights(b.core)[0] == -1.0f);
-	bench_close(&b);
+	fixture_rejected(&f, 9, &m, REJECT_NONFINITE);
+	assert_true(core_weights(f.core)[0] == -1.0f);
+	fixture_close(&f);
 }
 
 /* ---- durability ----------------------------------------------------------------------------- */
 
 static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
 	cfg.sessions.replay_window = 6; /* a snapshot is urgent at 3 */
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) {
-		m = bench_push(s, seq);
-		assert_int_equal(bench_acked(&b, 9, &m).durable_seq, 0);
-		assert_int_equal(b.saving != 0, seq >= 3); /* before the worker has to wait */
+		m = fixture_push(s, seq);
+		assert_int_equal(fixture_acked(&f, 9, &m).durable_seq, 0);
+		assert_int_equal(f.saving != 0, seq >= 3); /* before the worker has to wait */
 	}
-	bench_durable(&b);
-	assert_int_equal(bench_worker(&b, 1).durable_seq, 3); /* not 4, 5: pushed meanwhile */
-	m = bench_push(s, 6);
-	assert_int_equal(bench_acked(&b, 9, &m).durable_seq, 3);
-	bench_close(&b);
+	fixture_durable(&f);
+	assert_int_equal(fixture_worker(&f, 1).durable_seq, 3); /* not 4, 5: pushed meanwhile */
+	m = fixture_push(s, 6);
+	assert_int_equal(fixture_acked(&f, 9, &m).durable_seq, 3);
+	fixture_close(&f);
 }
 
 static void without_a_disk_all_is_durable_at_once(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct msg m;
 
 	(void)state;
 	cfg.durable = 0;
-	bench_open(&b, cfg);
-	m = bench_push(bench_join(&b, 9, ""), 1);
-	assert_int_equal(bench_acked(&b, 9, &m).durable_seq, 1);
-	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	m = fixture_push(fixture_join(&f, 9, ""), 1);
+	assert_int_equal(fixture_acked(&f, 9, &m).durable_seq, 1);
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
+	fixture_close(&f);
 }
 
 /* ---- a push that asks for weights ----------------------------------------------------------- */
 
-static const struct msg_params *weights_for(const struct bench *b, uint64_t request)
+static const struct msg_params *weights_for(const struct core_fixture *f, uint64_t request)
 {
-	const struct msg *m = bench_sent(b, 9, MSG_PARAMS);
+	const struct msg *m = fixture_sent(f, 9, MSG_PARAMS);
 
 	assert_non_null(m);
 	assert_int_equal(m->params.request, request);
 	assert_int_equal(m->params.which, WEIGHTS_CURRENT);
-	assert_ptr_equal(m->params.slices.slice[0].data, core_weights(b->core));
+	assert_ptr_equal(m->params.slices.slice[0].data, core_weights(f->core));
 	return &m->params;
 }
 
 static void a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct msg m, bad;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	m = bench_push_ones(bench_join(&b, 9, ""), 1);
+	fixture_open(&f, fixture_config());
+	m = fixture_push_ones(fixture_join(&f, 9, ""), 1);
 	m.push.pull = 70;
-	bench_applied(&b, 9, &m);
-	assert_int_equal(weights_for(&b, 70)->version, 1);
-	assert_true(core_weights(b.core)[0] == -1.0f);
-	assert_int_equal(bench_acked(&b, 9, &m).duplicate, 1); /* nothing is applied ... */
-	assert_int_equal(weights_for(&b, 70)->version, 1);     /* ... but it is answered */
+	fixture_applied(&f, 9, &m);
+	assert_int_equal(weights_for(&f, 70)->version, 1);
+	assert_true(core_weights(f.core)[0] == -1.0f);
+	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1); /* nothing is applied ... */
+	assert_int_equal(weights_for(&f, 70)->version, 1);       /* ... but it is answered */
 	bad = m;
 	bad.push.seq = 2;
 	bad.push.pull = 71;
 	bad.push.loss = NAN;
-	bench_rejected(&b, 9, &bad, REJECT_NONFINITE);
-	assert_int_equal(weights_for(&b, 71)->version, 1);
+	fixture_rejected(&f, 9, &bad, REJECT_NONFINITE);
+	assert_int_equal(weights_for(&f, 71)->version, 1);
 	m.push.seq = 5;
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EGAP); /* the one answer: it will be sent again */
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EGAP); /* the one answer: it will be sent again */
 	m.push.seq = 3;
 	m.push.pull = 0;
-	bench_applied(&b, 9, &m);
-	assert_null(bench_sent(&b, 9, MSG_PARAMS));
-	assert_int_equal(core_stats(b.core)->pulls, 3);
-	bench_close(&b);
+	fixture_applied(&f, 9, &m);
+	assert_null(fixture_sent(&f, 9, MSG_PARAMS));
+	assert_int_equal(core_stats(f.core)->pulls, 3);
+	fixture_close(&f);
 }
 
 int main(void)

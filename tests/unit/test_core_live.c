@@ -7,38 +7,38 @@
 
 /* ---- a twin --------------------------------------------------------------------------------- */
 
-static void assert_same_bytes(const struct bench *b)
+static void assert_same_bytes(const struct core_fixture *f)
 {
-	const struct bench other = {.core = b->twin};
-	struct bench_image mine = bench_save(b), its = bench_save(&other);
+	const struct core_fixture other = {.core = f->twin};
+	struct core_snapshot mine = fixture_save(f), its = fixture_save(&other);
 
 	for (int i = 0; i < IMAGE_SECTIONS; i++) {
 		assert_int_equal(mine.size[i], its.size[i]);
 		assert_memory_equal(mine.data[i], its.data[i], mine.size[i]);
 	}
-	bench_drop(&mine);
-	bench_drop(&its);
+	fixture_drop(&mine);
+	fixture_drop(&its);
 }
 
 /* From the image of this instant, in poisoned memory of its own; free() what is returned. */
-static void *begin_twin(struct bench *b)
+static void *begin_twin(struct core_fixture *f)
 {
-	struct bench_image img = bench_save(b);
+	struct core_snapshot img = fixture_save(f);
 	const unsigned char *data[IMAGE_SECTIONS];
-	struct core_config cfg = b->cfg;
+	struct core_config cfg = f->cfg;
 	const char *why = NULL;
 
 	memcpy(data, img.data, sizeof(data));
 	assert_int_equal(image_config(data[IMAGE_LIVE], img.size[IMAGE_LIVE], &cfg), PS_OK);
-	assert_memory_equal(cfg.model, b->cfg.model, sizeof(cfg.model));
-	assert_int_equal(core_bytes(&cfg), core_bytes(&b->cfg));
-	void *memory = bench_memory(&cfg);
-	assert_int_equal(image_read_live(memory, bench_weights(memory, &cfg), &cfg, data, img.size,
-				 &b->twin, &why),
+	assert_memory_equal(cfg.model, f->cfg.model, sizeof(cfg.model));
+	assert_int_equal(core_bytes(&cfg), core_bytes(&f->cfg));
+	void *memory = fixture_memory(&cfg);
+	assert_int_equal(image_read_live(memory, fixture_weights(memory, &cfg), &cfg, data,
+				 img.size, &f->twin, &why),
 		PS_OK);
-	bench_drop(&img);
-	assert_same_bytes(b);
-	bench_tick(b, 0); /* from now on their effects are the same, too */
+	fixture_drop(&img);
+	assert_same_bytes(f);
+	fixture_tick(f, 0); /* from now on their effects are the same, too */
 	return memory;
 }
 
@@ -55,21 +55,21 @@ static const struct effect *lasting_effect(const struct core *c, size_t *i)
 }
 
 /* After a step of both. */
-static void assert_twins(const struct bench *b)
+static void assert_twins(const struct core_fixture *f)
 {
-	const struct effect *e, *f;
+	const struct effect *e, *other;
 
-	assert_same_bytes(b);
-	for (size_t i = 0, j = 0; (e = lasting_effect(b->core, &i)); i++, j++) {
-		f = lasting_effect(b->twin, &j);
-		assert_non_null(f);
-		assert_int_equal(e->kind, f->kind);
-		assert_int_equal(e->durable_first, f->durable_first);
-		assert_int_equal(e->peer, f->peer);
-		assert_int_equal(e->generation, f->generation);
-		assert_int_equal(e->worker, f->worker);
+	assert_same_bytes(f);
+	for (size_t i = 0, j = 0; (e = lasting_effect(f->core, &i)); i++, j++) {
+		other = lasting_effect(f->twin, &j);
+		assert_non_null(other);
+		assert_int_equal(e->kind, other->kind);
+		assert_int_equal(e->durable_first, other->durable_first);
+		assert_int_equal(e->peer, other->peer);
+		assert_int_equal(e->generation, other->generation);
+		assert_int_equal(e->worker, other->worker);
 		if (e->kind == EFFECT_SEND)
-			assert_int_equal(e->msg.type, f->msg.type);
+			assert_int_equal(e->msg.type, other->msg.type);
 	}
 }
 
@@ -78,7 +78,7 @@ static void assert_twins(const struct bench *b)
 static struct crowd anywhere(uint64_t seed)
 {
 	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 2)};
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.epochs = (uint32_t)rng_below(&k.r, 4);
 	cfg.training.mode = rng_below(&k.r, 2) ? MODE_DOWNPOUR : MODE_SSP;
@@ -92,7 +92,7 @@ static struct crowd anywhere(uint64_t seed)
 	cfg.dc.lambda = 0.5;
 	cfg.dc.kind = rng_below(&k.r, 3) ? DC_NONE : DC_CONSTANT;
 	cfg.dc.kind += rng_below(&k.r, 2) && cfg.dc.kind;
-	bench_open(&k.b, cfg);
+	fixture_open(&k.f, cfg);
 	crowd_join(&k);
 	return k;
 }
@@ -106,17 +106,17 @@ static void whatever_follows_a_live_image_ends_in_the_same_bytes(void **state)
 
 		print_message("seed %llu\r", (unsigned long long)seed);
 		for (uint64_t steps = 20 + rng_below(&k.r, 200); steps--;) {
-			struct core *before = k.b.twin;
+			struct core *before = k.f.twin;
 			crowd_step(&k);
-			if (k.b.twin)
-				assert_twins(&k.b);
-			if (before && k.b.twin && rng_below(&k.r, 30))
+			if (k.f.twin)
+				assert_twins(&k.f);
+			if (before && k.f.twin && rng_below(&k.r, 30))
 				continue;
 			free(memory); /* a restart, or time for another twin */
-			memory = begin_twin(&k.b);
+			memory = begin_twin(&k.f);
 		}
 		free(memory);
-		bench_close(&k.b);
+		fixture_close(&k.f);
 	}
 }
 
@@ -124,7 +124,7 @@ static void whatever_follows_a_live_image_ends_in_the_same_bytes(void **state)
 
 static struct core_config of_mode(int i)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = i == 5 ? MODE_SANDBLASTER : (enum mode)(MODE_DOWNPOUR + i);
 	cfg.training.batch_size = 5;
@@ -147,14 +147,14 @@ static struct core_config of_mode(int i)
 /* What a disk would say, and time; 1 when the run is over. */
 static int crew_pass(struct crew *k, struct rng *r)
 {
-	if (k->b.saving && rng_below(r, 3) == 0)
-		bench_saved(&k->b, rng_below(r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
-	else if (rng_below(r, 10) == 0 || k->b.core->ending != END_NOT)
-		bench_tick(&k->b, rng_below(r, 20));
+	if (k->f.saving && rng_below(r, 3) == 0)
+		fixture_saved(&k->f, rng_below(r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
+	else if (rng_below(r, 10) == 0 || k->f.core->ending != END_NOT)
+		fixture_tick(&k->f, rng_below(r, 20));
 	else
 		crew_act(k, (uint32_t)rng_below(r, k->n));
 	crew_hear(k);
-	return bench_count(&k->b, EFFECT_FINISH) > 0;
+	return fixture_count(&k->f, EFFECT_FINISH) > 0;
 }
 
 static void so_it_does_in_every_mode(void **state)
@@ -169,10 +169,10 @@ static void so_it_does_in_every_mode(void **state)
 		crew_open(&k, of_mode((int)(seed % 6)), 3, 35, crew_bowl);
 		for (uint64_t wait = rng_below(&r, 150); wait && !over; wait--)
 			over = crew_pass(&k, &r);
-		void *memory = begin_twin(&k.b);
+		void *memory = begin_twin(&k.f);
 		for (int i = 0; i < 100000 && !over; i++) {
 			over = crew_pass(&k, &r);
-			assert_twins(&k.b);
+			assert_twins(&k.f);
 		}
 		assert_true(over);
 		free(memory);
@@ -182,11 +182,11 @@ static void so_it_does_in_every_mode(void **state)
 
 /* ---- what a file may say -------------------------------------------------------------------- */
 
-static int read_live(const struct bench_image *img, size_t live_bytes)
+static int read_live(const struct core_snapshot *img, size_t live_bytes)
 {
 	const unsigned char *data[IMAGE_SECTIONS];
 	size_t size[IMAGE_SECTIONS];
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 	struct core *c;
 	const char *why = NULL;
 
@@ -196,10 +196,10 @@ static int read_live(const struct bench_image *img, size_t live_bytes)
 	int rc = image_config(data[IMAGE_LIVE], live_bytes, &cfg);
 	if (rc)
 		return rc;
-	if (cfg.n_params != BENCH_PARAMS) /* a shell compares it with the weights' section */
+	if (cfg.n_params != FIXTURE_PARAMS) /* a shell compares it with the weights' section */
 		return PS_ECHECKPOINT;
-	void *memory = bench_memory(&cfg);
-	rc = image_read_live(memory, bench_weights(memory, &cfg), &cfg, data, size, &c, &why);
+	void *memory = fixture_memory(&cfg);
+	rc = image_read_live(memory, fixture_weights(memory, &cfg), &cfg, data, size, &c, &why);
 	assert_true(rc == PS_OK || (rc == PS_ECHECKPOINT && why && !c));
 	for (int i = 0; !rc && i < 20; i++) /* it was believed, so it can be lived with */
 		core_step(c, &(struct event){.kind = EVENT_TICK}, 1000000 + 100 * (uint64_t)i);
@@ -216,7 +216,7 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 	struct crowd k = anywhere(3);
 	for (int i = 0; i < 60; i++)
 		crowd_step(&k);
-	struct bench_image img = bench_save(&k.b);
+	struct core_snapshot img = fixture_save(&k.f);
 	size_t n = img.size[IMAGE_LIVE];
 	assert_int_equal(read_live(&img, n), PS_OK);
 	for (size_t cut = 0; cut < n; cut++)
@@ -231,8 +231,8 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 	refused = (uint32_t)n - believed;
 	print_message("%u believed, %u refused\n", believed, refused);
 	assert_true(believed > 100 && refused > 100);
-	bench_drop(&img);
-	bench_close(&k.b);
+	fixture_drop(&img);
+	fixture_close(&k.f);
 }
 
 /* ---- what the journal changes --------------------------------------------------------------- */
@@ -240,47 +240,47 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 /* The shell tells it when the event is on disk: so it may say that all of it is. */
 static void with_a_journal_all_is_durable_when_it_is_heard(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
-	struct msg hello = bench_hello(""), push;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
+	struct msg hello = fixture_hello(""), push;
 
 	(void)state;
 	cfg.checkpoint.journal = 1;
-	bench_open(&b, cfg);
-	bench_message(&b, 9, &hello);
-	const struct msg *m = bench_sent(&b, 9, MSG_WELCOME);
+	fixture_open(&f, cfg);
+	fixture_message(&f, 9, &hello);
+	const struct msg *m = fixture_sent(&f, 9, MSG_WELCOME);
 	assert_non_null(m);
 	struct stamp s = m->welcome.stamp;
 	for (uint64_t seq = 1; seq <= 200; seq++) {
-		push = bench_push_ones(s, seq);
-		assert_int_equal(bench_acked(&b, 9, &push).durable_seq, seq);
-		assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
+		push = fixture_push_ones(s, seq);
+		assert_int_equal(fixture_acked(&f, 9, &push).durable_seq, seq);
+		assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	}
-	push = bench_push_ones(s, 7);
-	struct msg_ack again = bench_acked(&b, 9, &push);
+	push = fixture_push_ones(s, 7);
+	struct msg_ack again = fixture_acked(&f, 9, &push);
 	assert_int_equal(again.duplicate, 1);
 	assert_int_equal(again.durable_seq, 200);
 	/* a BEAT is not held back: it says what a checkpoint holds */
-	bench_beat(&b, 10, s);
-	assert_int_equal(bench_sent(&b, 10, MSG_BEAT)->beat.durable_seq, 0);
-	bench_bye(&b, 9, s);
-	assert_non_null(bench_sent(&b, 9, MSG_BYE));
-	bench_close(&b);
+	fixture_beat(&f, 10, s);
+	assert_int_equal(fixture_sent(&f, 10, MSG_BEAT)->beat.durable_seq, 0);
+	fixture_bye(&f, 9, s);
+	assert_non_null(fixture_sent(&f, 9, MSG_BYE));
+	fixture_close(&f);
 }
 
 static void a_snapshot_is_taken_when_the_shell_asks_for_one(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	bench_step(&b, &(struct event){.kind = EVENT_SAVE});
-	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 1);
-	bench_step(&b, &(struct event){.kind = EVENT_SAVE}); /* one is under way: the next one */
-	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
-	bench_durable(&b);
-	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 1);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	fixture_step(&f, &(struct event){.kind = EVENT_SAVE});
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
+	fixture_step(&f, &(struct event){.kind = EVENT_SAVE}); /* one is under way: the next one */
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
+	fixture_durable(&f);
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -2,7 +2,7 @@
  * Proves that the optimizers are PyTorch's (tests/fixtures/optim.h), whichever instructions the CPU
  * has, alone and behind the core.
  */
-#include "tests/unit/core_bench.h"
+#include "tests/support/core_fixture.h"
 #include "tests/fixtures/optim.h"
 #include <math.h>
 
@@ -19,7 +19,7 @@ static double distance(const float *ours, const float *theirs)
 {
 	double most = 0, largest = 0;
 
-	for (size_t i = 0; i < FIXTURE_VALUES; i++) {
+	for (size_t i = 0; i < TORCH_VALUES; i++) {
 		most = fmax(most, fabs((double)ours[i] - (double)theirs[i]));
 		largest = fmax(largest, fabs((double)theirs[i]));
 	}
@@ -30,31 +30,31 @@ static double square_sum(const float *g)
 {
 	double sum = 0;
 
-	for (size_t i = 0; i < FIXTURE_VALUES; i++)
+	for (size_t i = 0; i < TORCH_VALUES; i++)
 		sum += (double)g[i] * (double)g[i];
 	return sum;
 }
 
-static double distance_from(const struct fixture_case *f)
+static double distance_from(const struct torch_case *f)
 {
-	float w[FIXTURE_VALUES], first[FIXTURE_VALUES], second[FIXTURE_VALUES];
+	float w[TORCH_VALUES], first[TORCH_VALUES], second[TORCH_VALUES];
 	float *const vectors[OPTIM_VECTORS] = {first, second};
 	double most = 0;
 
-	memcpy(w, fixture_start, sizeof(w));
-	for (size_t i = 0; i < FIXTURE_VALUES; i++) {
+	memcpy(w, torch_start, sizeof(w));
+	for (size_t i = 0; i < TORCH_VALUES; i++) {
 		first[i] = optim_first(&f->optim, 0);
 		second[i] = optim_first(&f->optim, 1);
 	}
-	for (uint64_t t = 0; t < FIXTURE_STEPS; t++) {
-		const float *g = fixture_gradient[t];
+	for (uint64_t t = 0; t < TORCH_STEPS; t++) {
+		const float *g = torch_gradient[t];
 		struct optim_step step = {t + 1,
-			f->rate * schedule_factor(&f->schedule, t, f->images, FIXTURE_EPOCHS),
+			f->rate * schedule_factor(&f->schedule, t, f->images, TORCH_EPOCHS),
 			optim_clip(&f->optim, square_sum(g))};
 
-		optim_apply(&f->optim, &step, w, w, g, vectors, FIXTURE_VALUES);
-		if ((t + 1) % FIXTURE_EVERY == 0)
-			most = fmax(most, distance(w, f->weights[t / FIXTURE_EVERY]));
+		optim_apply(&f->optim, &step, w, w, g, vectors, TORCH_VALUES);
+		if ((t + 1) % TORCH_EVERY == 0)
+			most = fmax(most, distance(w, f->weights[t / TORCH_EVERY]));
 	}
 	return most;
 }
@@ -64,10 +64,10 @@ static void every_optimizer_and_schedule_is_pytorchs_within_1e_6(void **state)
 	int wrong = 0;
 
 	(void)state;
-	for (size_t i = 0; i < FIXTURE_CASES; i++) {
-		double d = distance_from(&fixture_case[i]);
+	for (size_t i = 0; i < TORCH_CASES; i++) {
+		double d = distance_from(&torch_case[i]);
 
-		print_message("%-40s %.1e\n", fixture_case[i].name, d);
+		print_message("%-40s %.1e\n", torch_case[i].name, d);
 		wrong += !(d <= 1e-6);
 	}
 	assert_int_equal(wrong, 0);
@@ -76,46 +76,46 @@ static void every_optimizer_and_schedule_is_pytorchs_within_1e_6(void **state)
 /* The cases must differ from each other, or agreeing with them says nothing. */
 static void no_two_cases_are_the_same(void **state)
 {
-	const size_t last = FIXTURE_STEPS / FIXTURE_EVERY - 1;
+	const size_t last = TORCH_STEPS / TORCH_EVERY - 1;
 
 	(void)state;
-	for (size_t i = 0; i < FIXTURE_CASES; i++)
+	for (size_t i = 0; i < TORCH_CASES; i++)
 		for (size_t k = 0; k < i; k++)
-			assert_true(distance(fixture_case[i].weights[last],
-					    fixture_case[k].weights[last]) > 1e-4);
+			assert_true(distance(torch_case[i].weights[last],
+					    torch_case[k].weights[last]) > 1e-4);
 }
 
 /* The same through pushes in one to three slices: the core counts the steps, and clips by the norm
  * of all slices. */
-static void through_the_core(const struct fixture_case *f, struct rng *r)
+static void through_the_core(const struct torch_case *torch, struct rng *r)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s;
 
-	cfg.n_params = FIXTURE_VALUES;
-	cfg.optim = f->optim;
-	cfg.rate.lr = f->rate;
+	cfg.n_params = TORCH_VALUES;
+	cfg.optim = torch->optim;
+	cfg.rate.lr = torch->rate;
 	cfg.sessions.replay_window = 1000;
-	bench_open(&b, cfg);
-	memcpy(b.core->store.weights, fixture_start, sizeof(fixture_start));
-	s = bench_join(&b, 9, "");
-	for (uint64_t t = 0; t < FIXTURE_STEPS; t++) {
-		const float *g = fixture_gradient[t];
+	fixture_open(&f, cfg);
+	memcpy(f.core->store.weights, torch_start, sizeof(torch_start));
+	s = fixture_join(&f, 9, "");
+	for (uint64_t t = 0; t < TORCH_STEPS; t++) {
+		const float *g = torch_gradient[t];
 		uint64_t cut = 1 + rng_below(r, 5), end = cut + 1 + rng_below(r, 6 - cut);
-		struct msg m = bench_push(s, t + 1);
+		struct msg m = fixture_push(s, t + 1);
 
-		bench_slice(&m, 0, cut, g);
-		bench_slice(&m, cut, end - cut, g + cut);
-		if (end < FIXTURE_VALUES)
-			bench_slice(&m, end, FIXTURE_VALUES - end, g + end);
+		fixture_slice(&m, 0, cut, g);
+		fixture_slice(&m, cut, end - cut, g + cut);
+		if (end < TORCH_VALUES)
+			fixture_slice(&m, end, TORCH_VALUES - end, g + end);
 		m.push.base_version = t;
-		bench_applied(&b, 9, &m);
-		if ((t + 1) % FIXTURE_EVERY == 0)
-			assert_true(distance(core_weights(b.core), f->weights[t / FIXTURE_EVERY]) <=
-				    1e-6);
+		fixture_applied(&f, 9, &m);
+		if ((t + 1) % TORCH_EVERY == 0)
+			assert_true(distance(core_weights(f.core),
+					    torch->weights[t / TORCH_EVERY]) <= 1e-6);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void pushes_in_slices_are_pytorchs_steps_too(void **state)
@@ -125,9 +125,9 @@ static void pushes_in_slices_are_pytorchs_steps_too(void **state)
 
 	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
-	for (size_t i = 0; i < FIXTURE_CASES; i++)
-		if (fixture_case[i].schedule.kind == SCHEDULE_CONSTANT)
-			through_the_core(&fixture_case[i], &r);
+	for (size_t i = 0; i < TORCH_CASES; i++)
+		if (torch_case[i].schedule.kind == SCHEDULE_CONSTANT)
+			through_the_core(&torch_case[i], &r);
 }
 
 /* ---- bits ----------------------------------------------------------------------------------- */
@@ -267,32 +267,32 @@ static void the_largest_gradients_leave_everything_finite(void **state)
 
 	(void)state;
 	for (size_t k = 0; k < KINDS; k++) {
-		struct core_config cfg = bench_config();
-		struct bench b;
+		struct core_config cfg = fixture_config();
+		struct core_fixture f;
 		struct stamp s;
 
 		print_message("%s\n", kind_names[k]);
 		cfg.optim.kind = (enum optim_kind)k;
 		cfg.optim.weight_decay = 1e-6;
 		cfg.rate.lr = 1e6;
-		bench_open(&b, cfg);
-		s = bench_join(&b, 9, "");
+		fixture_open(&f, cfg);
+		s = fixture_join(&f, 9, "");
 		for (uint64_t t = 0; t < 300; t++) {
-			struct msg m = bench_push(s, t + 1);
+			struct msg m = fixture_push(s, t + 1);
 
-			for (uint32_t i = 0; i < BENCH_PARAMS; i++)
-				bench_slice(&m, i, 1, &g[(t + i) % 8]);
+			for (uint32_t i = 0; i < FIXTURE_PARAMS; i++)
+				fixture_slice(&m, i, 1, &g[(t + i) % 8]);
 			m.push.base_version = t;
-			bench_applied(&b, 9, &m);
-			if (b.saving)
-				bench_durable(&b);
+			fixture_applied(&f, 9, &m);
+			if (f.saving)
+				fixture_durable(&f);
 		}
-		for (size_t i = 0; i < BENCH_PARAMS; i++) {
-			assert_true(isfinite(core_weights(b.core)[i]));
+		for (size_t i = 0; i < FIXTURE_PARAMS; i++) {
+			assert_true(isfinite(core_weights(f.core)[i]));
 			for (size_t v = 0; v < optim_vectors(cfg.optim.kind); v++)
-				assert_true(isfinite(b.core->store.state[v][i]));
+				assert_true(isfinite(f.core->store.state[v][i]));
 		}
-		bench_close(&b);
+		fixture_close(&f);
 	}
 }
 

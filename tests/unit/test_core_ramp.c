@@ -9,7 +9,7 @@
 
 static struct core_config ramp_config(enum mode mode)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = mode;
 	cfg.training.batch_size = 1;
@@ -59,7 +59,7 @@ static uint64_t ramp_run(enum mode mode, uint64_t seed)
 		uint32_t i = (uint32_t)rng_below(&r, CREW);
 		if (k.hand[i].grant.work.count)
 			assert_int_equal(crew_push(&k, i), REJECT_NONE);
-		version = core_stats(k.b.core)->version;
+		version = core_stats(k.f.core)->version;
 	}
 	crew_close(&k);
 	return all_at;
@@ -121,15 +121,15 @@ static void a_suspected_worker_makes_room(void **state)
 	crew_ask(&k, 0);
 	assert_int_equal(at_work(&k), 2);
 	for (int i = 0; i < 4; i++) {
-		bench_tick(&k.b, 100);
+		fixture_tick(&k.f, 100);
 		for (uint32_t h = 1; h < CREW; h++)
-			bench_beat(&k.b, k.hand[h].peer, k.hand[h].s);
+			fixture_beat(&k.f, k.hand[h].peer, k.hand[h].s);
 	}
-	assert_int_equal(bench_worker(&k.b, 1).state, SESSION_SUSPECT);
+	assert_int_equal(fixture_worker(&k.f, 1).state, SESSION_SUSPECT);
 	uint32_t granted = 0;
 	for (uint32_t i = 0; i < CREW; i++)
-		granted += k.b.core->worker[i].state == SESSION_LIVE &&
-			   k.b.core->worker[i].grant.request > 0;
+		granted += k.f.core->worker[i].state == SESSION_LIVE &&
+			   k.f.core->worker[i].grant.request > 0;
 	assert_int_equal(granted, 2);
 	crew_close(&k);
 }

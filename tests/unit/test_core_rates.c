@@ -36,7 +36,7 @@ static void a_factor_above_one_rises_on_a_line(void **state)
 /* A sync step of n gradients of ones moves each weight by lr times the factor of n. */
 static void a_step_of_n_gradients(enum lr_scaling how, uint32_t n)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 	struct crew k;
 
 	cfg.training.mode = MODE_SYNC;
@@ -49,8 +49,8 @@ static void a_step_of_n_gradients(enum lr_scaling how, uint32_t n)
 		crew_ask(&k, i);
 	for (uint32_t i = 0; i < n; i++)
 		assert_int_equal(crew_push(&k, i), REJECT_NONE);
-	assert_int_equal(core_stats(k.b.core)->updates, 1);
-	assert_true(core_weights(k.b.core)[3] == -(float)(0.25 * expected_factor(how, n)));
+	assert_int_equal(core_stats(k.f.core)->updates, 1);
+	assert_true(core_weights(k.f.core)[3] == -(float)(0.25 * expected_factor(how, n)));
 	crew_close(&k);
 }
 
@@ -65,29 +65,29 @@ static void a_sync_step_scales_with_its_gradients(void **state)
 /* Push i is tau versions old when it arrives. */
 static void an_old_gradient(enum lr_scaling how, enum staleness_scaling stale, uint64_t tau)
 {
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 	double rate = 0.5 * expected_factor(how, 1 / (1 + (double)tau));
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	cfg.rate.lr = 0.5;
 	cfg.rate.scaling = how;
 	cfg.rate.staleness_scaling = stale;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 9; seq++) {
-		m = bench_push(s, seq);
-		bench_applied(&b, 9, &m);
+		m = fixture_push(s, seq);
+		fixture_applied(&f, 9, &m);
 	}
-	m = bench_push(s, 10);
-	m.push.base_version = core_stats(b.core)->version - tau;
-	bench_slice(&m, 0, 1, bench_ones);
-	bench_applied(&b, 9, &m);
+	m = fixture_push(s, 10);
+	m.push.base_version = core_stats(f.core)->version - tau;
+	fixture_slice(&m, 0, 1, fixture_ones);
+	fixture_applied(&f, 9, &m);
 	if (stale == STALE_INVERSE && tau > 1)
 		rate /= (double)tau;
-	assert_true(core_weights(b.core)[0] == -(float)rate);
-	bench_close(&b);
+	assert_true(core_weights(f.core)[0] == -(float)rate);
+	fixture_close(&f);
 }
 
 static void a_stale_gradient_scales_with_its_staleness(void **state)

@@ -2,11 +2,11 @@
  * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a push that is
  * rejected uses up its seq and leaves every other byte as it was. (Batches: test_core_leases.c.)
  */
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 #include <math.h>
 
 /* Everything that a push could change but the ledger: all of the image's other sections. */
-static void assert_same_but_ledger(const struct bench_image *x, const struct bench_image *y)
+static void assert_same_but_ledger(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = IMAGE_LEASES; i < IMAGE_LIVE; i++) {
 		assert_int_equal(x->size[i], y->size[i]);
@@ -16,78 +16,78 @@ static void assert_same_but_ledger(const struct bench_image *x, const struct ben
 
 /* `m` is rejected for `why`: its seq is used up, and no byte of weights, optimizer or leases moves.
  */
-static void rejected_cleanly(struct bench *b, struct msg *m, enum reject why)
+static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject why)
 {
-	struct bench_image before = bench_save(b), after;
-	uint64_t last = bench_worker(b, 1).last_seq, images = bench_worker(b, 1).images;
-	uint64_t n = core_stats(b->core)->rejected[why], late = core_stats(b->core)->superseded;
-	uint64_t version = core_stats(b->core)->version;
+	struct core_snapshot before = fixture_save(f), after;
+	uint64_t last = fixture_worker(f, 1).last_seq, images = fixture_worker(f, 1).images;
+	uint64_t n = core_stats(f->core)->rejected[why], late = core_stats(f->core)->superseded;
+	uint64_t version = core_stats(f->core)->version;
 
 	m->push.seq = last + 1;
-	bench_rejected(b, 9, m, why);
-	after = bench_save(b);
+	fixture_rejected(f, 9, m, why);
+	after = fixture_save(f);
 	assert_same_but_ledger(&before, &after);
-	assert_int_equal(bench_worker(b, 1).last_seq, last + 1);
-	assert_int_equal(bench_worker(b, 1).images, images);
+	assert_int_equal(fixture_worker(f, 1).last_seq, last + 1);
+	assert_int_equal(fixture_worker(f, 1).images, images);
 	uint64_t superseded = why == REJECT_WORK; /* counted by itself: nothing is wrong with it */
-	assert_int_equal(core_stats(b->core)->rejected[why], n + !superseded);
-	assert_int_equal(core_stats(b->core)->superseded, late + superseded);
-	assert_int_equal(core_stats(b->core)->version, version);
-	bench_drop(&before);
-	bench_drop(&after);
-	if (b->saving)
-		bench_durable(b);
+	assert_int_equal(core_stats(f->core)->rejected[why], n + !superseded);
+	assert_int_equal(core_stats(f->core)->superseded, late + superseded);
+	assert_int_equal(core_stats(f->core)->version, version);
+	fixture_drop(&before);
+	fixture_drop(&after);
+	if (f->saving)
+		fixture_durable(f);
 }
 
 static void wild_values_at_random_places_are_rejected(void **state)
 {
 	const float wild[] = {NAN, -NAN, INFINITY, -INFINITY, 1e16f, -1e16f};
 	const uint64_t seed = 5;
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	static float g[1000];
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	cfg.n_params = 1000;
 	cfg.optim.kind = OPTIM_ADAGRAD;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (size_t i = 0; i < 1000; i++)
 		g[i] = 1;
 	for (int i = 0; i < 90; i++) {
 		if (i % 10 == 9) { /* 20 in a row would end the run */
-			struct msg good = bench_push(s, bench_worker(&b, 1).last_seq + 1);
-			bench_applied(&b, 9, &good);
+			struct msg good = fixture_push(s, fixture_worker(&f, 1).last_seq + 1);
+			fixture_applied(&f, 9, &good);
 		}
 		size_t at = rng_below(&r, 1000), cut = rng_below(&r, 998) + 1;
-		struct msg m = bench_push(s, 0);
+		struct msg m = fixture_push(s, 0);
 
 		g[at] = wild[rng_below(&r, 6)];
-		bench_slice(&m, 0, cut, g);
-		bench_slice(&m, cut, 1000 - cut, g + cut);
-		rejected_cleanly(&b, &m, REJECT_NONFINITE);
+		fixture_slice(&m, 0, cut, g);
+		fixture_slice(&m, cut, 1000 - cut, g + cut);
+		rejected_cleanly(&f, &m, REJECT_NONFINITE);
 		g[at] = 1;
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void a_loss_that_is_not_finite_is_rejected(void **state)
 {
 	const float bad[] = {NAN, INFINITY, -INFINITY};
-	struct bench b;
+	struct core_fixture f;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	m = bench_push_ones(bench_join(&b, 9, ""), 0);
+	fixture_open(&f, fixture_config());
+	m = fixture_push_ones(fixture_join(&f, 9, ""), 0);
 	for (size_t i = 0; i < 3; i++) {
 		m.push.loss = bad[i];
-		rejected_cleanly(&b, &m, REJECT_NONFINITE);
+		rejected_cleanly(&f, &m, REJECT_NONFINITE);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void slices_past_the_model_are_rejected(void **state)
@@ -96,91 +96,92 @@ static void slices_past_the_model_are_rejected(void **state)
 		uint64_t offset, count;
 	} bad[] = {{0, 9}, {1, 8}, {8, 1}, {7, 2}, {UINT64_MAX, 1}, {UINT64_MAX - 7, 8},
 		{1, UINT64_MAX}, {UINT64_MAX, UINT64_MAX}};
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, fixture_config());
+	s = fixture_join(&f, 9, "");
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		struct msg m = bench_push(s, 0);
+		struct msg m = fixture_push(s, 0);
 
-		bench_slice(&m, 0, 1, bench_ones); /* a good one before it must not be applied */
-		bench_slice(&m, bad[i].offset, bad[i].count, bench_ones);
-		rejected_cleanly(&b, &m, REJECT_SHAPE);
+		fixture_slice(
+			&m, 0, 1, fixture_ones); /* a good one before it must not be applied */
+		fixture_slice(&m, bad[i].offset, bad[i].count, fixture_ones);
+		rejected_cleanly(&f, &m, REJECT_SHAPE);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void a_norm_over_the_limit_is_rejected_whatever_the_slices(void **state)
 {
-	struct core_config cfg = bench_config();
-	const float g[BENCH_PARAMS] = {3, 0, 0, 0, 0, 0, 0, 4};
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	const float g[FIXTURE_PARAMS] = {3, 0, 0, 0, 0, 0, 0, 4};
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
 	cfg.limits.reject_norm = 4.999;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
-	m = bench_push(s, 0);
-	bench_slice(&m, 0, 4, g);
-	bench_slice(&m, 4, 4, g + 4);
-	rejected_cleanly(&b, &m, REJECT_NORM);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	m = fixture_push(s, 0);
+	fixture_slice(&m, 0, 4, g);
+	fixture_slice(&m, 4, 4, g + 4);
+	rejected_cleanly(&f, &m, REJECT_NORM);
+	fixture_close(&f);
 	cfg.limits.reject_norm = 5; /* exactly the limit is not over it */
-	bench_open(&b, cfg);
-	m.push.stamp = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	m.push.stamp = fixture_join(&f, 9, "");
 	m.push.seq = 1;
-	bench_applied(&b, 9, &m);
-	bench_close(&b);
+	fixture_applied(&f, 9, &m);
+	fixture_close(&f);
 }
 
 static void work_is_rejected_without_a_data_set(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	m = bench_push_ones(bench_join(&b, 9, ""), 0);
+	fixture_open(&f, fixture_config());
+	m = fixture_push_ones(fixture_join(&f, 9, ""), 0);
 	m.push.work.count = 1;
-	rejected_cleanly(&b, &m, REJECT_SHAPE);
-	bench_close(&b);
+	rejected_cleanly(&f, &m, REJECT_SHAPE);
+	fixture_close(&f);
 }
 
 static void stale_pushes_and_counted_work_are_rejected(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
 	cfg.optim.kind = OPTIM_ADAGRAD;
 	cfg.limits.max_staleness = 1;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint32_t i = 0; i < 2; i++) {
-		m = bench_push_ones(s, i + 1);
+		m = fixture_push_ones(s, i + 1);
 		m.push.base_version = i;
-		bench_work(&m, 0, i, 1);
-		bench_applied(&b, 9, &m);
+		fixture_work(&m, 0, i, 1);
+		fixture_applied(&f, 9, &m);
 	}
-	bench_work(&m, 0, 1, 1);
-	rejected_cleanly(&b, &m, REJECT_WORK);
-	bench_work(&m, 0, 1, 2);
-	rejected_cleanly(&b, &m, REJECT_WORK);
-	bench_work(&m, 1, 2, 1);
-	rejected_cleanly(&b, &m, REJECT_SHAPE);
-	bench_work(&m, 0, 2, 1);
+	fixture_work(&m, 0, 1, 1);
+	rejected_cleanly(&f, &m, REJECT_WORK);
+	fixture_work(&m, 0, 1, 2);
+	rejected_cleanly(&f, &m, REJECT_WORK);
+	fixture_work(&m, 1, 2, 1);
+	rejected_cleanly(&f, &m, REJECT_SHAPE);
+	fixture_work(&m, 0, 2, 1);
 	m.push.base_version = 0;
-	rejected_cleanly(&b, &m, REJECT_STALE);
+	rejected_cleanly(&f, &m, REJECT_STALE);
 	m.push.base_version = 1;
 	m.push.seq = 7;
-	bench_applied(&b, 9, &m);
-	bench_close(&b);
+	fixture_applied(&f, 9, &m);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -2,192 +2,192 @@
  * Proves what a session may expect that goes on: over a new connection, after a silence, after a
  * crash of the server, after a rollback. Invariants of server/core/sessions.c.
  */
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 
 static struct stamp resume(
-	struct bench *b, uint32_t peer, struct stamp s, uint64_t last, uint64_t durable)
+	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last, uint64_t durable)
 {
-	struct msg m = bench_resume(s, last, durable);
+	struct msg m = fixture_resume(s, last, durable);
 
-	bench_message(b, peer, &m);
-	assert_non_null(bench_sent(b, peer, MSG_WELCOME));
-	return bench_sent(b, peer, MSG_WELCOME)->welcome.stamp;
+	fixture_message(f, peer, &m);
+	assert_non_null(fixture_sent(f, peer, MSG_WELCOME));
+	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
 }
 
 /* ---- the same server ------------------------------------------------------------------------ */
 
 static void a_live_worker_goes_on_at_once_over_a_new_connection(void **state)
 {
-	struct bench b;
-	struct stamp s = bench_open_with_pushes(&b, bench_training(), 0), again;
+	struct core_fixture f;
+	struct stamp s = fixture_open_with_pushes(&f, fixture_training(), 0), again;
 
 	(void)state;
-	again = resume(&b, 20, s, 0, 0);
+	again = resume(&f, 20, s, 0, 0);
 	assert_memory_equal(&again, &s, sizeof(s));
-	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
-	bench_tick(&b, b.cfg.sessions.suspect_ms + 1);
-	resume(&b, 21, s, 0, 0);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
-	bench_lease(&b, 21, s, 1);
-	assert_non_null(bench_sent(&b, 21, MSG_GRANT));
-	bench_close(&b);
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
+	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
+	resume(&f, 21, s, 0, 0);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
+	fixture_lease(&f, 21, s, 1);
+	assert_non_null(fixture_sent(&f, 21, MSG_GRANT));
+	fixture_close(&f);
 }
 
 static void a_lease_asked_for_before_is_granted_on_the_new_connection(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
 	cfg.leases.min_workers = 2;
-	s = bench_open_with_pushes(&b, cfg, 0);
-	bench_lease(&b, 9, s, 1);
-	bench_gone(&b, 9);
-	resume(&b, 20, s, 0, 0);
-	bench_join(&b, 10, "");
-	assert_null(bench_sent(&b, 9, MSG_GRANT));
-	assert_non_null(bench_sent(&b, 20, MSG_GRANT));
-	bench_close(&b);
+	s = fixture_open_with_pushes(&f, cfg, 0);
+	fixture_lease(&f, 9, s, 1);
+	fixture_gone(&f, 9);
+	resume(&f, 20, s, 0, 0);
+	fixture_join(&f, 10, "");
+	assert_null(fixture_sent(&f, 9, MSG_GRANT));
+	assert_non_null(fixture_sent(&f, 20, MSG_GRANT));
+	fixture_close(&f);
 }
 
 static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
 {
-	struct bench b;
-	struct stamp s = bench_open_with_pushes(&b, bench_config(), 3), again;
-	struct msg m = bench_resume(s, 3, 0);
+	struct core_fixture f;
+	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3), again;
+	struct msg m = fixture_resume(s, 3, 0);
 
 	(void)state;
-	bench_tick(&b, b.cfg.sessions.dead_ms + 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
-	bench_message(&b, 20, &m);
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	bench_message(&b, 20, &m); /* asking twice does not make it durable */
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	bench_tick(&b, b.cfg.sessions.dead_ms); /* a slow disk */
-	bench_durable(&b);
-	assert_non_null(bench_sent(&b, 20, MSG_WELCOME));
-	again = bench_sent(&b, 20, MSG_WELCOME)->welcome.stamp;
+	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
+	fixture_message(&f, 20, &m);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+	fixture_message(&f, 20, &m); /* asking twice does not make it durable */
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+	fixture_tick(&f, f.cfg.sessions.dead_ms); /* a slow disk */
+	fixture_durable(&f);
+	assert_non_null(fixture_sent(&f, 20, MSG_WELCOME));
+	again = fixture_sent(&f, 20, MSG_WELCOME)->welcome.stamp;
 	assert_memory_equal(&again, &s, sizeof(s));
-	assert_int_equal(bench_sent(&b, 20, MSG_WELCOME)->welcome.last_seq, 3);
-	bench_close(&b);
+	assert_int_equal(fixture_sent(&f, 20, MSG_WELCOME)->welcome.last_seq, 3);
+	fixture_close(&f);
 }
 
 static void who_comes_back_too_late_is_fenced(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
 	cfg.sessions.max_workers = 1;
-	s = bench_open_with_pushes(&b, cfg, 1);
-	bench_tick(&b, cfg.sessions.dead_ms + 1);
-	bench_join(&b, 10, "");
-	m = bench_resume(s, 1, 0);
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EFENCED);
+	s = fixture_open_with_pushes(&f, cfg, 1);
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	fixture_join(&f, 10, "");
+	m = fixture_resume(s, 1, 0);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EFENCED);
 	m.hello.resume.run.hi++;
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EWRONGRUN);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
-	bench_close(&b);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EWRONGRUN);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
+	fixture_close(&f);
 }
 
 static void a_hello_that_the_network_kept_is_not_believed(void **state)
 {
-	struct bench b;
-	struct stamp s = bench_open_with_pushes(&b, bench_config(), 3);
-	struct msg m = bench_resume(s, 2, 0); /* it has pushed 3 since */
+	struct core_fixture f;
+	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
+	struct msg m = fixture_resume(s, 2, 0); /* it has pushed 3 since */
 
 	(void)state;
-	bench_message(&b, 20, &m);
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	m = bench_push_ones(s, 4);
-	bench_applied(&b, 9, &m);
-	bench_close(&b);
+	fixture_message(&f, 20, &m);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+	m = fixture_push_ones(s, 4);
+	fixture_applied(&f, 9, &m);
+	fixture_close(&f);
 }
 
 /* ---- a server that went back ---------------------------------------------------------------- */
 
 /* The pushes after the last snapshot are lost by a crash: worker 1 is AWAY with `kept` of them. */
-static struct stamp crash(struct bench *b, struct core_config cfg, uint64_t kept)
+static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64_t kept)
 {
-	struct stamp s = bench_open_with_pushes(b, cfg, kept);
+	struct stamp s = fixture_open_with_pushes(f, cfg, kept);
 
-	bench_restart(b);
-	assert_int_equal(bench_worker(b, 1).state, SESSION_AWAY);
-	assert_int_equal(bench_worker(b, 1).durable_seq, kept);
+	fixture_restart(f);
+	assert_int_equal(fixture_worker(f, 1).state, SESSION_AWAY);
+	assert_int_equal(fixture_worker(f, 1).durable_seq, kept);
 	return s;
 }
 
 static void after_a_crash_a_worker_goes_on_in_the_new_epoch(void **state)
 {
-	struct bench b;
-	struct stamp s = crash(&b, bench_config(), 2), again;
-	struct msg m = bench_push_ones(s, 3);
+	struct core_fixture f;
+	struct stamp s = crash(&f, fixture_config(), 2), again;
+	struct msg m = fixture_push_ones(s, 3);
 
 	(void)state;
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_ETERM);
-	again = resume(&b, 9, s, 4, 1);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_ETERM);
+	again = resume(&f, 9, s, 4, 1);
 	assert_int_equal(again.worker, s.worker);
 	assert_int_equal(again.incarnation, s.incarnation);
 	assert_int_equal(again.term, s.term + 1);
-	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.last_seq, 2);
-	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.durable_seq, 2);
+	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.last_seq, 2);
+	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.durable_seq, 2);
 	for (uint64_t seq = 3; seq <= 4; seq++) {
-		m = bench_push_ones(again, seq);
+		m = fixture_push_ones(again, seq);
 		m.push.verdict = VERDICT_OK;
-		bench_applied(&b, 9, &m);
+		fixture_applied(&f, 9, &m);
 	}
-	assert_true(core_weights(b.core)[0] == -4.0f);
-	assert_int_equal(core_stats(b.core)->recoveries, 1);
-	bench_close(&b);
+	assert_true(core_weights(f.core)[0] == -4.0f);
+	assert_int_equal(core_stats(f.core)->recoveries, 1);
+	fixture_close(&f);
 }
 
 static void a_state_older_than_what_was_called_durable_is_refused(void **state)
 {
-	struct bench b;
-	struct stamp s = crash(&b, bench_config(), 2);
-	struct msg m = bench_resume(s, 7, 5); /* it has let 5 go */
+	struct core_fixture f;
+	struct stamp s = crash(&f, fixture_config(), 2);
+	struct msg m = fixture_resume(s, 7, 5); /* it has let 5 go */
 
 	(void)state;
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EROLLEDBACK);
-	m = bench_resume(s, 2, 2);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EROLLEDBACK);
+	m = fixture_resume(s, 2, 2);
 	m.hello.resume.incarnation = 2; /* an incarnation that this state never gave */
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EROLLEDBACK);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m.hello.resume.incarnation = 1;
 	m.hello.resume.worker = 3; /* a slot that it never filled */
-	bench_message(&b, 9, &m);
-	bench_refused(&b, 9, PS_EROLLEDBACK);
-	assert_int_equal(bench_worker(&b, 1).last_seq, 2);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
-	bench_close(&b);
+	fixture_message(&f, 9, &m);
+	fixture_refused(&f, 9, PS_EROLLEDBACK);
+	assert_int_equal(fixture_worker(&f, 1).last_seq, 2);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
+	fixture_close(&f);
 }
 
 static void an_incarnation_that_was_never_given_cannot_be_resumed(void **state)
 {
-	struct bench b;
-	struct stamp s = bench_open_with_pushes(&b, bench_config(), 0);
-	struct msg m = bench_resume(s, 0, 0);
+	struct core_fixture f;
+	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 0);
+	struct msg m = fixture_resume(s, 0, 0);
 
 	(void)state;
 	m.hello.resume.worker = 2; /* a slot never used, of incarnation 0 */
 	m.hello.resume.incarnation = 0;
-	bench_message(&b, 20, &m);
-	bench_refused(&b, 20, PS_EROLLEDBACK);
-	assert_int_equal(bench_worker(&b, 2).state, SESSION_FREE);
-	bench_close(&b);
+	fixture_message(&f, 20, &m);
+	fixture_refused(&f, 20, PS_EROLLEDBACK);
+	assert_int_equal(fixture_worker(&f, 2).state, SESSION_FREE);
+	fixture_close(&f);
 }
 
 static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s, again;
 	struct msg m;
 	struct msg_ack a;
@@ -195,90 +195,91 @@ static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
 	(void)state;
 	cfg.sessions.accept_rollback = 1;
 	cfg.sessions.replay_window = 4;
-	s = crash(&b, cfg, 2);
+	s = crash(&f, cfg, 2);
 	s.incarnation = 3;
-	again = resume(&b, 9, s, 7, 5);
+	again = resume(&f, 9, s, 7, 5);
 	assert_int_equal(again.incarnation, 3);
-	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.last_seq, 5);
+	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.last_seq, 5);
 	for (uint64_t seq = 3; seq <= 5; seq++) { /* nobody knows what was decided on these */
-		m = bench_push_ones(again, seq);
-		a = bench_acked(&b, 9, &m);
+		m = fixture_push_ones(again, seq);
+		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_REJECTED);
 		assert_int_equal(a.reject, REJECT_UNKNOWN);
 	}
-	m = bench_push_ones(again, 6);
-	bench_applied(&b, 9, &m);
-	assert_true(core_weights(b.core)[0] == -3.0f);
-	m = bench_resume(s, 7, 5);
+	m = fixture_push_ones(again, 6);
+	fixture_applied(&f, 9, &m);
+	assert_true(core_weights(f.core)[0] == -3.0f);
+	m = fixture_resume(s, 7, 5);
 	m.hello.resume.worker = 5; /* more slots than this server has */
-	bench_message(&b, 10, &m);
-	bench_refused(&b, 10, PS_EROLLEDBACK);
-	bench_close(&b);
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EROLLEDBACK);
+	fixture_close(&f);
 }
 
 static void an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 	struct stamp s;
-	struct msg m = bench_hello("");
+	struct msg m = fixture_hello("");
 
 	(void)state;
 	cfg.sessions.max_workers = 1;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
-	struct msg first = bench_push_ones(s, 1);
-	bench_work(&first, 0, 3, 1);
-	bench_applied(&b, 9, &first); /* fixes the data set */
-	bench_lease(&b, 9, s, 1);
-	bench_restart(&b);
-	bench_tick(&b, 0);
-	assert_int_equal(b.core->leases.n_free, 1);
-	bench_tick(&b, cfg.sessions.dead_ms + 1);
-	assert_int_equal(b.core->leases.n_free, 3);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
-	bench_tick(&b, cfg.sessions.ttl_ms - cfg.sessions.dead_ms - 1);
-	bench_message(&b, 10, &m);
-	bench_refused(&b, 10, PS_EFULL);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
-	bench_tick(&b, 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
-	assert_int_equal(bench_join(&b, 10, "").incarnation, 2);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	struct msg first = fixture_push_ones(s, 1);
+	fixture_work(&first, 0, 3, 1);
+	fixture_applied(&f, 9, &first); /* fixes the data set */
+	fixture_lease(&f, 9, s, 1);
+	fixture_restart(&f);
+	fixture_tick(&f, 0);
+	assert_int_equal(f.core->leases.n_free, 1);
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	assert_int_equal(f.core->leases.n_free, 3);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
+	fixture_tick(&f, cfg.sessions.ttl_ms - cfg.sessions.dead_ms - 1);
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EFULL);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
+	fixture_tick(&f, 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
+	assert_int_equal(fixture_join(&f, 10, "").incarnation, 2);
+	fixture_close(&f);
 }
 
 static void a_worker_that_owes_replays_keeps_its_slot(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	struct stamp s, again;
-	struct msg m = bench_hello("");
+	struct msg m = fixture_hello("");
 
 	(void)state;
 	cfg.sessions.max_workers = 1;
-	s = crash(&b, cfg, 2);
-	again = resume(&b, 9, s, 4, 0); /* 3 and 4 are to come */
-	bench_tick(&b, cfg.sessions.dead_ms + 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_AWAY);
-	bench_message(&b, 10, &m);
-	bench_refused(&b, 10, PS_EFULL);
-	resume(&b, 9, again, 4, 0);
+	s = crash(&f, cfg, 2);
+	again = resume(&f, 9, s, 4, 0); /* 3 and 4 are to come */
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EFULL);
+	resume(&f, 9, again, 4, 0);
 	for (uint64_t seq = 3; seq <= 4; seq++) {
-		m = bench_push_ones(again, seq);
-		bench_applied(&b, 9, &m);
+		m = fixture_push_ones(again, seq);
+		fixture_applied(&f, 9, &m);
 	}
-	bench_tick(&b, cfg.sessions.dead_ms + 1); /* it owes nothing any more */
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
-	bench_close(&b);
+	fixture_tick(&f, cfg.sessions.dead_ms + 1); /* it owes nothing any more */
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
+	fixture_close(&f);
 }
 
 /* ---- texts ---------------------------------------------------------------------------------- */
 
-static void expect_text(const struct bench *b, uint32_t peer, int status, const char *const *words)
+static void expect_text(
+	const struct core_fixture *f, uint32_t peer, int status, const char *const *words)
 {
-	const struct msg *m = bench_sent(b, peer, MSG_ERROR);
+	const struct msg *m = fixture_sent(f, peer, MSG_ERROR);
 
-	bench_refused(b, peer, status);
+	fixture_refused(f, peer, status);
 	assert_true(strlen(m->error.text) < 256); /* a worker shows all of it */
 	for (; *words; words++)
 		if (!strstr(m->error.text, *words))
@@ -293,46 +294,46 @@ static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
 	static const char *const rollback[] = {
 		"has 3 pushes of worker 1", "but 12345 were", "--accept-rollback", NULL};
 	static const char *const full[] = {"all 1 worker slots", "--max-workers", NULL};
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 
 	(void)state;
 	cfg.sessions.max_workers = 1;
 	cfg.run = (struct run_id){1, UINT64_MAX};
-	struct stamp s = bench_open_with_pushes(&b, cfg, 3);
-	struct msg m = bench_resume(s, 3, 12345);
-	bench_message(&b, 9, &m);
-	expect_text(&b, 9, PS_EROLLEDBACK, rollback);
+	struct stamp s = fixture_open_with_pushes(&f, cfg, 3);
+	struct msg m = fixture_resume(s, 3, 12345);
+	fixture_message(&f, 9, &m);
+	expect_text(&f, 9, PS_EROLLEDBACK, rollback);
 	m.hello.resume.run = (struct run_id){0xab, 0x0123456789abcdef};
-	bench_message(&b, 9, &m);
-	expect_text(&b, 9, PS_EWRONGRUN, run);
+	fixture_message(&f, 9, &m);
+	expect_text(&f, 9, PS_EWRONGRUN, run);
 	m.hello.resume = (struct stamp){0};
-	bench_message(&b, 10, &m);
-	expect_text(&b, 10, PS_EFULL, full);
-	bench_close(&b);
+	fixture_message(&f, 10, &m);
+	expect_text(&f, 10, PS_EFULL, full);
+	fixture_close(&f);
 }
 
 /* It comes back when its slot has lost the grant, and asks for it again. */
 static void a_grant_that_a_crash_kept_from_its_worker_is_given_again(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
 
 	(void)state;
 	cfg.leases.max_batches = 1;
-	bench_open(&b, cfg);
-	struct stamp s = bench_join(&b, 9, "");
-	bench_lease(&b, 9, s, 1);
-	assert_int_equal(bench_sent(&b, 9, MSG_GRANT)->grant.work.first, 0);
-	bench_restart(&b);
+	fixture_open(&f, cfg);
+	struct stamp s = fixture_join(&f, 9, "");
+	fixture_lease(&f, 9, s, 1);
+	assert_int_equal(fixture_sent(&f, 9, MSG_GRANT)->grant.work.first, 0);
+	fixture_restart(&f);
 	for (int i = 0; i < 15; i++)
-		bench_tick(&b, 100); /* dead_ms is 1000 */
-	assert_int_equal(b.core->leases.n_free, 4);
-	s = bench_come_back(&b, 9, s, 0);
-	bench_lease(&b, 9, s, 1);
-	assert_non_null(bench_sent(&b, 9, MSG_GRANT));
-	assert_int_equal(bench_sent(&b, 9, MSG_GRANT)->grant.work.first, 0);
-	bench_close(&b);
+		fixture_tick(&f, 100); /* dead_ms is 1000 */
+	assert_int_equal(f.core->leases.n_free, 4);
+	s = fixture_come_back(&f, 9, s, 0);
+	fixture_lease(&f, 9, s, 1);
+	assert_non_null(fixture_sent(&f, 9, MSG_GRANT));
+	assert_int_equal(fixture_sent(&f, 9, MSG_GRANT)->grant.work.first, 0);
+	fixture_close(&f);
 }
 
 int main(void)

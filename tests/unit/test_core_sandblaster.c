@@ -8,7 +8,7 @@
  * says so. (Copies of what is late: test_core_backup.c.) */
 static struct core_config sgd_config(void)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = MODE_SANDBLASTER;
 	cfg.leases.backup_copies = BACKUP_IMMEDIATE;
@@ -24,24 +24,24 @@ static void sgd_open(struct crew *k, uint32_t n, uint32_t n_train)
 
 static enum reject push_of(struct crew *k, uint32_t i, uint32_t first, uint32_t count)
 {
-	k->hand[i].grant.work = (struct work){core_training_epoch(k->b.core), first, count};
+	k->hand[i].grant.work = (struct work){core_training_epoch(k->f.core), first, count};
 	return crew_push(k, i);
 }
 
 static void assert_version(const struct crew *k, uint64_t version)
 {
-	assert_int_equal(core_stats(k->b.core)->version, version);
+	assert_int_equal(core_stats(k->f.core)->version, version);
 }
 
 /* The serial truth: the mean gradient over the batches [first, end) at w, by hand. */
 static void serial_mean(
 	const struct crew *k, uint32_t first, uint32_t end, const float *w, double *g)
 {
-	memset(g, 0, BENCH_PARAMS * sizeof(*g));
+	memset(g, 0, FIXTURE_PARAMS * sizeof(*g));
 	for (uint32_t i = first; i < end; i++) {
-		double one[BENCH_PARAMS];
+		double one[FIXTURE_PARAMS];
 		crew_bowl(i, w, one);
-		for (size_t j = 0; j < BENCH_PARAMS; j++)
+		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			g[j] += crew_images(k, i, 1) * one[j] / crew_images(k, first, end - first);
 	}
 }
@@ -58,37 +58,37 @@ static void a_portion_that_is_done_is_not_taken_again(void **state)
 	crew_ask(&k, 1);
 	assert_int_equal(push_of(&k, 0, 2, 1), REJECT_NONE);
 	assert_int_equal(push_of(&k, 1, 2, 1), REJECT_WORK);
-	assert_int_equal(k.b.core->accumulator.images, 10);
-	assert_int_equal(k.b.core->accumulator.pushes, 1);
+	assert_int_equal(k.f.core->accumulator.images, 10);
+	assert_int_equal(k.f.core->accumulator.pushes, 1);
 	crew_close(&k);
 }
 
 static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **state)
 {
 	struct core_config cfg = sgd_config();
-	double expected[BENCH_PARAMS];
+	double expected[FIXTURE_PARAMS];
 	float start[CREW_PARAMS];
 	struct crew k;
 
 	(void)state;
 	cfg.leases.max_batches = 4;
 	crew_open(&k, cfg, 2, 80, crew_bowl);
-	memcpy(start, core_weights(k.b.core), sizeof(start[0]) * BENCH_PARAMS);
+	memcpy(start, core_weights(k.f.core), sizeof(start[0]) * FIXTURE_PARAMS);
 	serial_mean(&k, 0, 8, start, expected);
 	crew_ask(&k, 0);
 	crew_ask(&k, 1);
 	assert_int_equal(push_of(&k, 0, 3, 2), REJECT_NONE);
-	double before = k.b.core->accumulator.sum[1];
+	double before = k.f.core->accumulator.sum[1];
 	assert_int_equal(push_of(&k, 1, 1, 3), REJECT_WORK); /* 3 is done: not 1 and 2 either */
-	assert_true(k.b.core->accumulator.sum[1] == before);
-	assert_int_equal(k.b.core->leases.n_done, 2);
-	assert_int_equal(k.b.core->leases.batch[1], BATCH_FREE);
-	assert_int_equal(k.b.core->leases.batch[2], BATCH_FREE);
-	while (core_stats(k.b.core)->version == 0)
+	assert_true(k.f.core->accumulator.sum[1] == before);
+	assert_int_equal(k.f.core->leases.n_done, 2);
+	assert_int_equal(k.f.core->leases.batch[1], BATCH_FREE);
+	assert_int_equal(k.f.core->leases.batch[2], BATCH_FREE);
+	while (core_stats(k.f.core)->version == 0)
 		crew_act(&k, 1);
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
-		assert_float_equal(core_weights(k.b.core)[j], (float)(-0.125 * expected[j]), 1e-6);
-	assert_int_equal(core_stats(k.b.core)->images, 80);
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		assert_float_equal(core_weights(k.f.core)[j], (float)(-0.125 * expected[j]), 1e-6);
+	assert_int_equal(core_stats(k.f.core)->images, 80);
 	crew_close(&k);
 }
 
@@ -101,15 +101,15 @@ static void a_sum_of_another_pass_is_refused(void **state)
 	sgd_open(&k, 2, 40);
 	crew_ask(&k, 1);
 	late = k.hand[1];
-	while (core_stats(k.b.core)->version == 0)
+	while (core_stats(k.f.core)->version == 0)
 		crew_act(&k, 0);
 	assert_true(late.grant.work.count > 0);
 	assert_int_equal(crew_push(&k, 1), REJECT_WORK); /* its epoch is over */
 	k.hand[1].grant.work = late.grant.work;
 	k.hand[1].grant.work.epoch = 1; /* the same portion of today, at yesterday's weights */
 	assert_int_equal(crew_push(&k, 1), REJECT_STALE);
-	assert_int_equal(k.b.core->leases.n_done, 0);
-	assert_int_equal(k.b.core->accumulator.pushes, 0);
+	assert_int_equal(k.f.core->leases.n_done, 0);
+	assert_int_equal(k.f.core->accumulator.pushes, 0);
 	crew_close(&k);
 }
 
@@ -171,24 +171,24 @@ static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 	crew_open(&k, cfg, 7, 30, crew_bowl); /* three portions, seven workers */
 	for (uint32_t i = 0; i < 7; i++)
 		assert_int_equal(crew_ask(&k, i), 1);
-	assert_int_equal(core_stats(k.b.core)->backups, 4);
+	assert_int_equal(core_stats(k.f.core)->backups, 4);
 	for (uint32_t i = 3; i < 7; i++) /* the oldest of those with fewest */
 		crew_granted(&k, i, (i - 3) % 3, 1);
 	assert_int_equal(crew_push(&k, 4), REJECT_NONE); /* the first result wins */
 	for (uint32_t i = 0; i < 3; i++)
 		if (k.hand[i].grant.work.first == 1)
 			assert_int_equal(crew_push(&k, i), REJECT_WORK);
-	assert_int_equal(core_stats(k.b.core)->superseded, 1);
-	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_WORK], 0);
-	assert_int_equal(k.b.core->accumulator.images, 10);
+	assert_int_equal(core_stats(k.f.core)->superseded, 1);
+	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
+	assert_int_equal(k.f.core->accumulator.images, 10);
 	crew_close(&k);
 }
 
 /* Time has come so far; all beat. */
 static void tick(struct crew *k, uint64_t now_ms)
 {
-	k->b.now_ms = now_ms;
-	bench_tick(&k->b, 0);
+	k->f.now_ms = now_ms;
+	fixture_tick(&k->f, 0);
 	crew_hear(k);
 }
 
@@ -206,14 +206,14 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 	cfg.sessions.suspect_ms = 100000; /* they beat, which is not of interest here */
 	cfg.sessions.dead_ms = 200000;
 	crew_open(&k, cfg, n, 6000, crew_bowl); /* 600 portions */
-	uint64_t begin = k.b.now_ms, tick_ms = begin + 50;
-	while (core_stats(k.b.core)->updates < steps) {
+	uint64_t begin = k.f.now_ms, tick_ms = begin + 50;
+	while (core_stats(k.f.core)->updates < steps) {
 		uint32_t next = n;
 		for (uint32_t i = 0; i < n; i++) { /* who is ready first, of those with something */
 			while (k.hand[i].grant.kind != GRANT_TRAIN && crew_act(&k, i))
 				ready[i] = 0;
 			if (k.hand[i].grant.work.count && ready[i] == 0)
-				ready[i] = k.b.now_ms + k.hand[i].grant.work.count * ms[i];
+				ready[i] = k.f.now_ms + k.hand[i].grant.work.count * ms[i];
 			if (k.hand[i].grant.work.count && (next == n || ready[i] < ready[next]))
 				next = i;
 		}
@@ -223,14 +223,14 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 			tick_ms += 50;
 			continue;
 		}
-		k.b.now_ms = ready[next];
+		k.f.now_ms = ready[next];
 		ready[next] = 0;
 		crew_push(&k, next);
 		crew_ask(&k, next);
 	}
-	double each = (double)(k.b.now_ms - begin) / steps;
+	double each = (double)(k.f.now_ms - begin) / steps;
 	for (uint32_t i = 0; images && i < n; i++)
-		images[i] = bench_worker(&k.b, k.hand[i].s.worker).images;
+		images[i] = fixture_worker(&k.f, k.hand[i].s.worker).images;
 	crew_close(&k);
 	return each;
 }
@@ -267,8 +267,8 @@ static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **s
 {
 	const uint32_t end[] = {3, 6, 8};
 	struct core_config cfg = sgd_config();
-	double w[BENCH_PARAMS] = {0}, g[BENCH_PARAMS];
-	float at[BENCH_PARAMS];
+	double w[FIXTURE_PARAMS] = {0}, g[FIXTURE_PARAMS];
+	float at[FIXTURE_PARAMS];
 	struct crew k;
 
 	(void)state;
@@ -276,20 +276,20 @@ static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **s
 	crew_open(&k, cfg, 3, 77, crew_bowl);
 	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* not open yet */
 	for (uint32_t step = 0; step < 3; step++) {
-		for (size_t j = 0; j < BENCH_PARAMS; j++)
+		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			at[j] = (float)w[j];
 		serial_mean(&k, step ? end[step - 1] : 0, end[step], at, g);
-		for (uint32_t n = 0; core_stats(k.b.core)->version == step; n++)
+		for (uint32_t n = 0; core_stats(k.f.core)->version == step; n++)
 			crew_act(&k, n % 3);
-		assert_int_equal(core_stats(k.b.core)->images, crew_images(&k, 0, end[step]));
-		for (size_t j = 0; j < BENCH_PARAMS; j++) {
+		assert_int_equal(core_stats(k.f.core)->images, crew_images(&k, 0, end[step]));
+		for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 			w[j] -= 0.125 * g[j];
-			assert_float_equal(core_weights(k.b.core)[j], (float)w[j], 1e-5);
+			assert_float_equal(core_weights(k.f.core)[j], (float)w[j], 1e-5);
 		}
 	}
-	assert_int_equal(core_training_epoch(k.b.core), 1);
-	assert_int_equal(core_epoch(k.b.core, 0)->images, 77);
-	assert_int_equal(core_epoch(k.b.core, 0)->updates, 3);
+	assert_int_equal(core_training_epoch(k.f.core), 1);
+	assert_int_equal(core_epoch(k.f.core, 0)->images, 77);
+	assert_int_equal(core_epoch(k.f.core, 0)->updates, 3);
 	crew_close(&k);
 }
 
@@ -306,15 +306,15 @@ static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 	crew_ask(&k, 1);
 	push_of(&k, 1, k.hand[1].grant.work.first, 1);
 	crew_ask(&k, 1); /* and it is killed with this one in its hands */
-	k.b.now_ms += 1200;
-	bench_beat(&k.b, k.hand[0].peer + 1, k.hand[0].s);
-	bench_tick(&k.b, 0);
-	assert_int_equal(bench_worker(&k.b, 2).state, SESSION_DEAD);
-	assert_int_equal(k.b.core->leases.n_done, 1); /* what it gave stays */
-	while (core_stats(k.b.core)->version == 0)
+	k.f.now_ms += 1200;
+	fixture_beat(&k.f, k.hand[0].peer + 1, k.hand[0].s);
+	fixture_tick(&k.f, 0);
+	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_DEAD);
+	assert_int_equal(k.f.core->leases.n_done, 1); /* what it gave stays */
+	while (core_stats(k.f.core)->version == 0)
 		crew_act(&k, 0);
-	assert_int_equal(core_stats(k.b.core)->images, 80);
-	assert_int_equal(core_stats(k.b.core)->backups, 0);
+	assert_int_equal(core_stats(k.f.core)->images, 80);
+	assert_int_equal(core_stats(k.f.core)->backups, 0);
 	crew_close(&k);
 }
 
@@ -326,14 +326,14 @@ static void a_pass_does_not_wait_for_who_hangs(void **state)
 	(void)state;
 	sgd_open(&k, 2, 80);
 	assert_int_equal(crew_ask(&k, 1), 1);
-	while (core_stats(k.b.core)->version == 0)
+	while (core_stats(k.f.core)->version == 0)
 		crew_act(&k, 0);
-	assert_int_not_equal(core_stats(k.b.core)->backups, 0);
-	assert_int_equal(core_stats(k.b.core)->images, 80);
+	assert_int_not_equal(core_stats(k.f.core)->backups, 0);
+	assert_int_equal(core_stats(k.f.core)->images, 80);
 	crew_close(&k);
 }
 
-static int images_equal(const struct bench_image *a, const struct bench_image *b)
+static int images_equal(const struct core_snapshot *a, const struct core_snapshot *b)
 {
 	for (int s = 0; s < IMAGE_LIVE; s++)
 		if (a->size[s] != b->size[s] || memcmp(a->data[s], b->data[s], a->size[s]) != 0)
@@ -344,7 +344,7 @@ static int images_equal(const struct bench_image *a, const struct bench_image *b
 /* Each run of the same gradients ends in the same bytes, wherever it was killed in between. */
 static void a_restart_in_any_moment_changes_no_bit(void **state)
 {
-	float expected[BENCH_PARAMS];
+	float expected[FIXTURE_PARAMS];
 
 	(void)state;
 	for (int killed = -1; killed < 60; killed++) {
@@ -354,25 +354,25 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 		cfg.sandblaster.step_images = 40;
 		cfg.optim.kind = OPTIM_ADAM;
 		crew_open(&k, cfg, 1, 95, crew_bowl);
-		for (int n = 0; !bench_count(&k.b, EFFECT_FINISH); n++) {
+		for (int n = 0; !fixture_count(&k.f, EFFECT_FINISH); n++) {
 			crew_act(&k, 0);
 			if (n == killed)
 				crew_restart(&k, 1);
 			assert_in_range(n, 0, 1000);
 		}
 		if (killed < 0)
-			memcpy(expected, core_weights(k.b.core), sizeof(expected));
-		assert_memory_equal(core_weights(k.b.core), expected, sizeof(expected));
-		assert_int_equal(core_stats(k.b.core)->images, 2 * 95);
+			memcpy(expected, core_weights(k.f.core), sizeof(expected));
+		assert_memory_equal(core_weights(k.f.core), expected, sizeof(expected));
+		assert_int_equal(core_stats(k.f.core)->images, 2 * 95);
 		crew_close(&k);
 	}
 }
 
 static void an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit(void **state)
 {
-	struct bench_image a, b;
+	struct core_snapshot a, b;
 	struct core_config cfg;
-	struct bench again;
+	struct core_fixture again;
 	struct crew k;
 	const char *why = NULL;
 
@@ -380,16 +380,16 @@ static void an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit(void **sta
 	sgd_open(&k, 2, 80);
 	for (int n = 0; n < 5; n++)
 		crew_act(&k, (uint32_t)n % 2);
-	assert_int_not_equal(k.b.core->accumulator.pushes, 0);
-	a = bench_save(&k.b);
-	cfg = k.b.cfg;
-	assert_int_equal(bench_read(&again, cfg, &a, &why), PS_OK);
+	assert_int_not_equal(k.f.core->accumulator.pushes, 0);
+	a = fixture_save(&k.f);
+	cfg = k.f.cfg;
+	assert_int_equal(fixture_read(&again, cfg, &a, &why), PS_OK);
 	again.core->stats.recoveries--; /* the one difference there is to be */
-	b = bench_save(&again);
+	b = fixture_save(&again);
 	assert_true(images_equal(&a, &b));
-	bench_drop(&a);
-	bench_drop(&b);
-	bench_close(&again);
+	fixture_drop(&a);
+	fixture_drop(&b);
+	fixture_close(&again);
 	crew_close(&k);
 }
 
@@ -407,14 +407,14 @@ static void in_any_order_each_image_counts_once_per_step(void **state)
 		cfg.sandblaster.step_images = (uint32_t)rng_below(&r, 200);
 		cfg.leases.max_batches = 1 + (uint32_t)rng_below(&r, 5);
 		crew_open(&k, cfg, 4, 1 + (uint32_t)rng_below(&r, 150), crew_bowl);
-		for (int n = 0; !bench_count(&k.b, EFFECT_FINISH); n++) {
+		for (int n = 0; !fixture_count(&k.f, EFFECT_FINISH); n++) {
 			uint32_t i = (uint32_t)rng_below(&r, 4);
 			uint64_t dice = rng_below(&r, 40);
 
 			if (dice == 0)
 				crew_restart(&k, 4);
 			else if (dice == 1) /* anything, granted or not */
-				push_of(&k, i, (uint32_t)rng_below(&r, k.b.core->leases.n_batches),
+				push_of(&k, i, (uint32_t)rng_below(&r, k.f.core->leases.n_batches),
 					1);
 			else if (dice == 2 && k.hand[i].grant.request == k.hand[i].request)
 				crew_ask(&k, i); /* it drops what it had */
@@ -423,7 +423,7 @@ static void in_any_order_each_image_counts_once_per_step(void **state)
 			assert_in_range(n, 0, 20000);
 		}
 		for (uint32_t e = 0; e < 2; e++)
-			assert_int_equal(core_epoch(k.b.core, e)->images, k.data.n_train);
+			assert_int_equal(core_epoch(k.f.core, e)->images, k.data.n_train);
 		crew_close(&k);
 	}
 }

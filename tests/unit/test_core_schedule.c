@@ -2,7 +2,7 @@
  * Proves the shapes of the schedules (server/core/optim.h) where PyTorch has none, and that the
  * core counts images for them. (Those that it has: test_core_optim.c.)
  */
-#include "tests/unit/core_bench.h"
+#include "tests/support/core_fixture.h"
 #include <math.h>
 
 #define TOTAL  600u /* images of a run */
@@ -116,29 +116,29 @@ static void factors_are_between_zero_and_one(void **state)
 /* Batches of 10, 10, 10 and 5 images, two epochs: the rate is of the images counted before. */
 static void the_core_asks_with_the_images_it_has_counted(void **state)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 	double expected = 0;
 	uint64_t images = 0;
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
 	cfg.schedule = (struct schedule){.kind = SCHEDULE_COSINE, .floor = 0.1};
 	cfg.rate.lr = 0.5;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint32_t i = 0; i < 4; i++) {
-		struct msg m = bench_push_ones(s, i + 1);
+		struct msg m = fixture_push_ones(s, i + 1);
 
 		m.push.base_version = i;
-		bench_work(&m, 0, i, 1);
+		fixture_work(&m, 0, i, 1);
 		expected -= 0.5 * schedule_factor(&cfg.schedule, images, 70, 2);
 		images += m.push.images;
-		bench_applied(&b, 9, &m);
-		assert_true(fabs((double)core_weights(b.core)[0] - expected) < 1e-6);
+		fixture_applied(&f, 9, &m);
+		assert_true(fabs((double)core_weights(f.core)[0] - expected) < 1e-6);
 	}
 	assert_int_equal(images, 35);
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -2,54 +2,54 @@
  * Proves the invariants numbered in server/core/sessions.c and the order of refusals: who may
  * speak, when a WELCOME goes out, who keeps which slot. (Resuming: test_core_resume.c.)
  */
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 
 /* ---- WELCOME -------------------------------------------------------------------------------- */
 
 static void welcome_comes_when_the_incarnation_is_on_disk_and_not_before(void **state)
 {
-	struct bench b, other;
-	struct bench_image img;
-	struct msg m = bench_hello("anna");
+	struct core_fixture f, other;
+	struct core_snapshot img;
+	struct msg m = fixture_hello("anna");
 	const struct msg_welcome *w;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	bench_message(&b, 9, &m);
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_JOINING);
-	img = bench_save(&b); /* the shell serialises now */
-	bench_tick(&b, 50);
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	bench_durable(&b);
-	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
-	w = &bench_sent(&b, 9, MSG_WELCOME)->welcome;
+	fixture_open(&f, fixture_config());
+	fixture_message(&f, 9, &m);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_JOINING);
+	img = fixture_save(&f); /* the shell serialises now */
+	fixture_tick(&f, 50);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+	fixture_durable(&f);
+	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
+	w = &fixture_sent(&f, 9, MSG_WELCOME)->welcome;
 	assert_int_equal(w->stamp.worker, 1);
 	assert_int_equal(w->stamp.incarnation, 1);
-	assert_int_equal(w->stamp.term, b.cfg.term);
-	assert_memory_equal(&w->stamp.run, &b.cfg.run, sizeof(w->stamp.run));
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
-	bench_load(&other, b.cfg, &img); /* what is on disk knows of it */
-	assert_int_equal(bench_worker(&other, 1).incarnation, 1);
-	assert_string_equal(bench_worker(&other, 1).name, "anna");
-	bench_close(&other);
-	bench_drop(&img);
-	bench_close(&b);
+	assert_int_equal(w->stamp.term, f.cfg.term);
+	assert_memory_equal(&w->stamp.run, &f.cfg.run, sizeof(w->stamp.run));
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
+	fixture_load(&other, f.cfg, &img); /* what is on disk knows of it */
+	assert_int_equal(fixture_worker(&other, 1).incarnation, 1);
+	assert_string_equal(fixture_worker(&other, 1).name, "anna");
+	fixture_close(&other);
+	fixture_drop(&img);
+	fixture_close(&f);
 }
 
 static void welcome_tells_all_that_a_worker_needs(void **state)
 {
-	struct core_config cfg = bench_training();
-	struct bench b;
-	struct msg m = bench_hello("");
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
 	const struct msg_welcome *w;
 
 	(void)state;
-	bench_open(&b, cfg);
-	bench_message(&b, 9, &m);
-	bench_durable(&b);
-	w = &bench_sent(&b, 9, MSG_WELCOME)->welcome;
+	fixture_open(&f, cfg);
+	fixture_message(&f, 9, &m);
+	fixture_durable(&f);
+	w = &fixture_sent(&f, 9, MSG_WELCOME)->welcome;
 	assert_string_equal(w->model, cfg.model);
 	assert_int_equal(w->model_fingerprint, cfg.model_fingerprint);
 	assert_int_equal(w->n_params, cfg.n_params);
@@ -62,97 +62,97 @@ static void welcome_tells_all_that_a_worker_needs(void **state)
 	assert_int_equal(w->dead_ms, cfg.sessions.dead_ms);
 	assert_int_equal(w->forget_ms, cfg.sessions.ttl_ms);
 	assert_int_equal(w->last_seq, 0);
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void a_snapshot_begun_before_the_hello_welcomes_nobody(void **state)
 {
-	struct bench b;
-	struct msg m = bench_hello("");
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
 
 	(void)state;
-	bench_open(&b, bench_config());
-	bench_message(&b, 9, &m);
-	bench_message(&b, 10, &m); /* while the first one's snapshot is under way */
-	bench_durable(&b);
-	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
-	assert_null(bench_sent(&b, 10, MSG_WELCOME));
-	assert_int_not_equal(b.saving, 0); /* the next one follows at once */
-	bench_durable(&b);
-	assert_non_null(bench_sent(&b, 10, MSG_WELCOME));
-	assert_int_equal(bench_sent(&b, 10, MSG_WELCOME)->welcome.stamp.worker, 2);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	fixture_message(&f, 9, &m);
+	fixture_message(&f, 10, &m); /* while the first one's snapshot is under way */
+	fixture_durable(&f);
+	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
+	assert_null(fixture_sent(&f, 10, MSG_WELCOME));
+	assert_int_not_equal(f.saving, 0); /* the next one follows at once */
+	fixture_durable(&f);
+	assert_non_null(fixture_sent(&f, 10, MSG_WELCOME));
+	assert_int_equal(fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp.worker, 2);
+	fixture_close(&f);
 }
 
 static void without_a_disk_welcome_comes_at_once(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
-	struct msg m = bench_hello("");
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
 
 	(void)state;
 	cfg.durable = 0;
-	bench_open(&b, cfg);
-	bench_message(&b, 9, &m);
-	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
-	assert_int_equal(bench_count(&b, EFFECT_SNAPSHOT), 0);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	fixture_message(&f, 9, &m);
+	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
+	fixture_close(&f);
 }
 
 static void the_same_hello_again_is_answered_by_the_same_welcome(void **state)
 {
-	struct bench b;
-	struct msg m = bench_hello("");
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
 
 	(void)state;
-	bench_open(&b, bench_config());
-	bench_message(&b, 9, &m);
-	bench_message(&b, 9, &m); /* joining */
-	bench_durable(&b);
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 1);
-	assert_int_equal(b.saving, 0);
-	bench_message(&b, 9, &m); /* live: the WELCOME was lost */
-	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
-	bench_tick(&b, b.cfg.sessions.suspect_ms + 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
-	bench_message(&b, 9, &m); /* suspect: it said nothing but HELLO */
-	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
-	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
-	assert_int_equal(bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp.incarnation, 1);
-	assert_int_equal(bench_worker(&b, 2).state, SESSION_FREE);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	fixture_message(&f, 9, &m);
+	fixture_message(&f, 9, &m); /* joining */
+	fixture_durable(&f);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
+	assert_int_equal(f.saving, 0);
+	fixture_message(&f, 9, &m); /* live: the WELCOME was lost */
+	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
+	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
+	fixture_message(&f, 9, &m); /* suspect: it said nothing but HELLO */
+	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
+	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
+	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.incarnation, 1);
+	assert_int_equal(fixture_worker(&f, 2).state, SESSION_FREE);
+	fixture_close(&f);
 }
 
 static void nobody_is_welcomed_on_a_connection_that_is_gone(void **state)
 {
-	struct bench b;
-	struct msg m = bench_hello("anna");
+	struct core_fixture f;
+	struct msg m = fixture_hello("anna");
 
 	(void)state;
-	bench_open(&b, bench_config());
-	bench_message(&b, 9, &m);
-	bench_gone(&b, 9);
-	bench_durable(&b); /* the bench refuses messages to peer 0 */
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 0);
-	assert_int_equal(bench_join(&b, 10, "anna").incarnation, 2);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	fixture_message(&f, 9, &m);
+	fixture_gone(&f, 9);
+	fixture_durable(&f); /* the fixture refuses messages to peer 0 */
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
+	assert_int_equal(fixture_join(&f, 10, "anna").incarnation, 2);
+	fixture_close(&f);
 }
 
 static void messages_that_only_a_server_sends_are_refused(void **state)
 {
 	const enum msg_type types[] = {MSG_WELCOME, MSG_PARAMS, MSG_ACK, MSG_GRANT, MSG_ERROR};
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, bench_config());
+	fixture_open(&f, fixture_config());
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
 		struct msg m = {.type = types[i]};
 
-		bench_message(&b, 9, &m);
-		bench_refused(&b, 9, PS_EPROTO);
+		fixture_message(&f, 9, &m);
+		fixture_refused(&f, 9, PS_EPROTO);
 	}
-	assert_int_equal(core_stats(b.core)->refused, 5);
-	bench_close(&b);
+	assert_int_equal(core_stats(f.core)->refused, 5);
+	fixture_close(&f);
 }
 
 /* ---- refusals ------------------------------------------------------------------------------- */
@@ -164,9 +164,9 @@ static const enum msg_type stamped[] = {
 /* A message of this type that would do something if its stamp were good. */
 static struct msg worker_message(enum msg_type type, struct stamp s)
 {
-	struct msg m = bench_push_ones(s, 1);
+	struct msg m = fixture_push_ones(s, 1);
 
-	bench_work(&m, 0, 0, 1);
+	fixture_work(&m, 0, 0, 1);
 	m.type = type;
 	switch (type) {
 	case MSG_PULL:
@@ -192,131 +192,131 @@ static struct msg worker_message(enum msg_type type, struct stamp s)
 
 /* Refused with this status, and not a byte of the image changes but the count of refusals. */
 static void refused_and_harmless(
-	struct bench *b, enum msg_type type, const struct stamp *s, int status)
+	struct core_fixture *f, enum msg_type type, const struct stamp *s, int status)
 {
-	struct bench_image before = bench_save(b), after;
+	struct core_snapshot before = fixture_save(f), after;
 	struct msg m = worker_message(type, *s);
-	uint64_t n = core_stats(b->core)->refused;
+	uint64_t n = core_stats(f->core)->refused;
 
-	bench_message(b, 13, &m);
-	bench_refused(b, 13, status);
-	assert_int_equal(core_stats(b->core)->refused, n + 1);
-	b->core->stats.refused = n;
-	after = bench_save(b);
+	fixture_message(f, 13, &m);
+	fixture_refused(f, 13, status);
+	assert_int_equal(core_stats(f->core)->refused, n + 1);
+	f->core->stats.refused = n;
+	after = fixture_save(f);
 	for (int i = 0; i < IMAGE_SECTIONS; i++)
 		assert_memory_equal(before.data[i], after.data[i], before.size[i]);
-	bench_drop(&before);
-	bench_drop(&after);
+	fixture_drop(&before);
+	fixture_drop(&after);
 }
 
 static void a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_state(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	bench_join(&b, 9, "anna");
-	s = bench_join(&b, 10, "anna"); /* incarnation 2 */
+	fixture_open(&f, fixture_training());
+	fixture_join(&f, 9, "anna");
+	s = fixture_join(&f, 10, "anna"); /* incarnation 2 */
 	assert_int_equal(s.incarnation, 2);
-	bench_tick(&b, b.cfg.sessions.dead_ms + 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
+	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	for (size_t i = 0; i < STAMPED; i++) {
 		struct stamp bad = s;
 
 		bad.run.lo++;
 		bad.term--;
 		bad.incarnation--;
-		refused_and_harmless(&b, stamped[i], &bad, PS_EWRONGRUN);
+		refused_and_harmless(&f, stamped[i], &bad, PS_EWRONGRUN);
 		bad.run.lo--;
 		bad.run.hi++;
-		refused_and_harmless(&b, stamped[i], &bad, PS_EWRONGRUN);
+		refused_and_harmless(&f, stamped[i], &bad, PS_EWRONGRUN);
 		bad.run.hi--;
-		refused_and_harmless(&b, stamped[i], &bad, PS_EFENCED);
+		refused_and_harmless(&f, stamped[i], &bad, PS_EFENCED);
 		bad.incarnation++;
-		refused_and_harmless(&b, stamped[i], &bad, PS_ETERM);
+		refused_and_harmless(&f, stamped[i], &bad, PS_ETERM);
 		bad.term += 2;
-		refused_and_harmless(&b, stamped[i], &bad, PS_ETERM);
+		refused_and_harmless(&f, stamped[i], &bad, PS_ETERM);
 		bad.term--;
-		refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
+		refused_and_harmless(&f, stamped[i], &bad, PS_ESTATE);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void unknown_workers_and_incarnations_never_given_must_say_hello(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
 	for (size_t i = 0; i < STAMPED; i++) {
 		const uint32_t ids[] = {2, 4, 5, UINT32_MAX};
 		struct stamp bad = s;
 
 		bad.incarnation = 2;
-		refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
+		refused_and_harmless(&f, stamped[i], &bad, PS_ESTATE);
 		for (size_t k = 0; k < 4; k++) {
 			bad.worker = ids[k];
-			refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
+			refused_and_harmless(&f, stamped[i], &bad, PS_ESTATE);
 		}
 		if (stamped[i] == MSG_PULL)
 			continue; /* observers may */
 		bad.worker = bad.incarnation = 0;
-		refused_and_harmless(&b, stamped[i], &bad, PS_ESTATE);
+		refused_and_harmless(&f, stamped[i], &bad, PS_ESTATE);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void a_joining_worker_may_not_speak_yet(void **state)
 {
-	struct bench b;
-	struct msg m = bench_hello("");
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
 
 	(void)state;
-	bench_open(&b, bench_training());
-	bench_message(&b, 9, &m);
+	fixture_open(&f, fixture_training());
+	fixture_message(&f, 9, &m);
 	for (size_t i = 0; i < STAMPED; i++) {
-		struct stamp guess = {b.cfg.run, b.cfg.term, 1, 1};
+		struct stamp guess = {f.cfg.run, f.cfg.term, 1, 1};
 
-		refused_and_harmless(&b, stamped[i], &guess, PS_ESTATE);
+		refused_and_harmless(&f, stamped[i], &guess, PS_ESTATE);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void observers_see_and_pull_without_a_slot(void **state)
 {
-	struct bench b;
-	struct msg m = bench_hello("");
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
 	struct stamp nobody = {{0, 0}, 0, 0, 0};
 
 	(void)state;
-	bench_open(&b, bench_training());
-	bench_pull(&b, 8, nobody, WEIGHTS_CURRENT); /* no HELLO is needed */
-	assert_non_null(bench_sent(&b, 8, MSG_PARAMS));
+	fixture_open(&f, fixture_training());
+	fixture_pull(&f, 8, nobody, WEIGHTS_CURRENT); /* no HELLO is needed */
+	assert_non_null(fixture_sent(&f, 8, MSG_PARAMS));
 	m.hello.role = ROLE_OBSERVER;
-	bench_message(&b, 8, &m);
-	assert_int_equal(bench_sent(&b, 8, MSG_WELCOME)->welcome.stamp.worker, 0);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_FREE);
-	assert_int_equal(core_data(b.core)->n_train, 0); /* its data set is nobody's */
-	assert_int_equal(core_live_workers(b.core), 0);
-	bench_close(&b);
+	fixture_message(&f, 8, &m);
+	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.stamp.worker, 0);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_FREE);
+	assert_int_equal(core_data(f.core)->n_train, 0); /* its data set is nobody's */
+	assert_int_equal(core_live_workers(f.core), 0);
+	fixture_close(&f);
 }
 
 /* ---- data sets ------------------------------------------------------------------------------ */
 
 static void another_data_set_is_refused_by_every_field(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	struct msg first = bench_push_ones(bench_join(&b, 9, ""), 1);
-	bench_work(&first, 0, 0, 1);
-	bench_applied(&b, 9, &first); /* fixes the data set */
+	fixture_open(&f, fixture_training());
+	struct msg first = fixture_push_ones(fixture_join(&f, 9, ""), 1);
+	fixture_work(&first, 0, 0, 1);
+	fixture_applied(&f, 9, &first); /* fixes the data set */
 	for (int field = 0; field < 6; field++) {
-		struct msg m = bench_hello("");
+		struct msg m = fixture_hello("");
 		struct data_id *d = &m.hello.data;
 		uint32_t *const u[] = {&d->n_train, &d->n_test, &d->rows, &d->cols, &d->classes};
 
@@ -324,75 +324,75 @@ static void another_data_set_is_refused_by_every_field(void **state)
 			++*u[field];
 		else
 			d->xxh3++;
-		bench_message(&b, 10, &m);
-		bench_refused(&b, 10, PS_EWRONGDATA);
-		m.hello.resume = (struct stamp){b.cfg.run, b.cfg.term, 1, 1};
-		bench_message(&b, 10, &m);
-		bench_refused(&b, 10, PS_EWRONGDATA);
+		fixture_message(&f, 10, &m);
+		fixture_refused(&f, 10, PS_EWRONGDATA);
+		m.hello.resume = (struct stamp){f.cfg.run, f.cfg.term, 1, 1};
+		fixture_message(&f, 10, &m);
+		fixture_refused(&f, 10, PS_EWRONGDATA);
 	}
-	assert_int_equal(bench_worker(&b, 2).state, SESSION_FREE);
-	bench_close(&b);
+	assert_int_equal(fixture_worker(&f, 2).state, SESSION_FREE);
+	fixture_close(&f);
 }
 
 static void a_training_run_needs_a_data_set_that_fits(void **state)
 {
 	const struct data_id bad[] = {{0}, {.n_train = 35}, {.n_test = 7},
 		{.n_train = 10 * WIRE_MAX_BATCHES + 1, .n_test = 7}};
-	struct bench b;
+	struct core_fixture f;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_training());
+	fixture_open(&f, fixture_training());
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		m = bench_hello("");
+		m = fixture_hello("");
 		m.hello.data = bad[i];
-		bench_message(&b, 9, &m);
-		bench_refused(&b, 9, PS_EWRONGDATA);
-		assert_int_equal(core_data(b.core)->n_train, 0);
+		fixture_message(&f, 9, &m);
+		fixture_refused(&f, 9, PS_EWRONGDATA);
+		assert_int_equal(core_data(f.core)->n_train, 0);
 	}
 	m.hello.data.n_train--; /* exactly 2^20 batches */
-	bench_message(&b, 9, &m);
-	bench_durable(&b);
-	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
-	bench_close(&b);
-	bench_open(&b, bench_config()); /* epochs 0 do not look */
-	m = bench_hello("");
+	fixture_message(&f, 9, &m);
+	fixture_durable(&f);
+	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
+	fixture_close(&f);
+	fixture_open(&f, fixture_config()); /* epochs 0 do not look */
+	m = fixture_hello("");
 	m.hello.data = bad[0];
-	bench_message(&b, 9, &m);
-	bench_durable(&b);
-	assert_non_null(bench_sent(&b, 9, MSG_WELCOME));
-	bench_close(&b);
+	fixture_message(&f, 9, &m);
+	fixture_durable(&f);
+	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
+	fixture_close(&f);
 }
 
 /* ---- silence -------------------------------------------------------------------------------- */
 
 static void silence_makes_suspect_then_dead_and_a_word_makes_live(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_training());
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
 	for (size_t i = 0; i + 1 < STAMPED; i++) { /* all but BYE */
-		bench_tick(&b, b.cfg.sessions.suspect_ms);
-		assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
-		bench_tick(&b, 1);
-		assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
-		assert_int_equal(core_live_workers(b.core), 0);
+		fixture_tick(&f, f.cfg.sessions.suspect_ms);
+		assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
+		fixture_tick(&f, 1);
+		assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
+		assert_int_equal(core_live_workers(f.core), 0);
 		m = worker_message(stamped[i], s);
-		bench_message(&b, 9, &m);
-		assert_int_equal(bench_worker(&b, 1).state, SESSION_LIVE);
+		fixture_message(&f, 9, &m);
+		assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
 	}
-	bench_tick(&b, b.cfg.sessions.dead_ms);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_SUSPECT);
-	bench_tick(&b, 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
-	assert_int_equal(core_stats(b.core)->deaths, 1);
-	bench_beat(&b, 12, s);
-	bench_refused(&b, 12, PS_ESTATE);
-	bench_close(&b);
+	fixture_tick(&f, f.cfg.sessions.dead_ms);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
+	fixture_tick(&f, 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
+	assert_int_equal(core_stats(f.core)->deaths, 1);
+	fixture_beat(&f, 12, s);
+	fixture_refused(&f, 12, PS_ESTATE);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -2,167 +2,167 @@
  * Proves invariants 1 and 4 of server/core/sessions.c in the table of slots: who gets which one,
  * and that no incarnation is given twice.
  */
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 
 static void a_full_table_refuses_until_a_worker_is_dead(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
-	struct msg m = bench_hello("");
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
+	struct msg m = fixture_hello("");
 
 	(void)state;
 	cfg.sessions.max_workers = 2;
-	bench_open(&b, cfg);
-	bench_join(&b, 9, "");
-	bench_join(&b, 10, "");
-	bench_message(&b, 11, &m);
-	bench_refused(&b, 11, PS_EFULL);
-	bench_tick(&b, cfg.sessions.dead_ms);
-	bench_message(&b, 11, &m); /* suspect is not dead */
-	bench_refused(&b, 11, PS_EFULL);
-	bench_tick(&b, 1);
-	assert_int_equal(core_stats(b.core)->deaths, 2);
-	assert_int_equal(bench_join(&b, 11, "").incarnation, 2);
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	fixture_join(&f, 9, "");
+	fixture_join(&f, 10, "");
+	fixture_message(&f, 11, &m);
+	fixture_refused(&f, 11, PS_EFULL);
+	fixture_tick(&f, cfg.sessions.dead_ms);
+	fixture_message(&f, 11, &m); /* suspect is not dead */
+	fixture_refused(&f, 11, PS_EFULL);
+	fixture_tick(&f, 1);
+	assert_int_equal(core_stats(f.core)->deaths, 2);
+	assert_int_equal(fixture_join(&f, 11, "").incarnation, 2);
+	fixture_close(&f);
 }
 
 static void a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 
 	(void)state;
 	cfg.sessions.max_workers = 3;
-	bench_open(&b, cfg);
-	bench_join(&b, 9, "anna");
-	bench_join(&b, 10, "");
-	bench_tick(&b, cfg.sessions.dead_ms + 1);
-	assert_int_equal(bench_join(&b, 11, "bert").worker, 2);
-	assert_int_equal(bench_join(&b, 12, "").worker, 3);
-	assert_int_equal(bench_join(&b, 13, "carl").worker, 1);
-	assert_string_equal(bench_worker(&b, 1).name, "carl");
-	bench_close(&b);
+	fixture_open(&f, cfg);
+	fixture_join(&f, 9, "anna");
+	fixture_join(&f, 10, "");
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
+	assert_int_equal(fixture_join(&f, 11, "bert").worker, 2);
+	assert_int_equal(fixture_join(&f, 12, "").worker, 3);
+	assert_int_equal(fixture_join(&f, 13, "carl").worker, 1);
+	assert_string_equal(fixture_worker(&f, 1).name, "carl");
+	fixture_close(&f);
 }
 
 static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp first, second;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	bench_join(&b, 9, "");
-	first = bench_join(&b, 10, "anna");
-	m = bench_push_ones(first, 1);
-	bench_applied(&b, 10, &m);
-	second = bench_join(&b, 11, "anna"); /* the first one still lives */
+	fixture_open(&f, fixture_config());
+	fixture_join(&f, 9, "");
+	first = fixture_join(&f, 10, "anna");
+	m = fixture_push_ones(first, 1);
+	fixture_applied(&f, 10, &m);
+	second = fixture_join(&f, 11, "anna"); /* the first one still lives */
 	assert_int_equal(second.worker, first.worker);
 	assert_int_equal(second.incarnation, first.incarnation + 1);
-	assert_int_equal(bench_sent(&b, 11, MSG_WELCOME)->welcome.last_seq, 1);
-	m = bench_push_ones(first, 2);
-	bench_message(&b, 10, &m);
-	bench_refused(&b, 10, PS_EFENCED);
-	m = bench_push_ones(second, 2); /* seq continues */
-	bench_applied(&b, 11, &m);
-	assert_int_equal(core_stats(b.core)->rejoins, 1);
-	bench_close(&b);
+	assert_int_equal(fixture_sent(&f, 11, MSG_WELCOME)->welcome.last_seq, 1);
+	m = fixture_push_ones(first, 2);
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EFENCED);
+	m = fixture_push_ones(second, 2); /* seq continues */
+	fixture_applied(&f, 11, &m);
+	assert_int_equal(core_stats(f.core)->rejoins, 1);
+	fixture_close(&f);
 }
 
 /* Else a crash could lose what it was told is taken, and it would be gone. */
 static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp first;
-	struct msg push, hello = bench_hello("anna"), resume;
+	struct msg push, hello = fixture_hello("anna"), resume;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	first = bench_join(&b, 10, "anna");
-	push = bench_push_ones(first, 1);
-	bench_applied(&b, 10, &push);
-	bench_message(&b, 11, &hello);
-	assert_null(bench_sent(&b, 11, MSG_WELCOME)); /* its snapshot is under way */
-	push = bench_push_ones(first, 2);
-	bench_message(&b, 10, &push);
-	bench_silent(&b);
-	resume = bench_resume(first, 1, 0);
-	bench_message(&b, 12, &resume);
-	bench_silent(&b);
-	assert_int_equal(bench_worker(&b, 1).last_seq, 1);
-	while (!bench_sent(&b, 11, MSG_WELCOME))
-		bench_durable(&b);
-	bench_message(&b, 10, &push);
-	bench_refused(&b, 10, PS_EFENCED);
-	bench_message(&b, 12, &resume);
-	bench_refused(&b, 12, PS_EFENCED);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	first = fixture_join(&f, 10, "anna");
+	push = fixture_push_ones(first, 1);
+	fixture_applied(&f, 10, &push);
+	fixture_message(&f, 11, &hello);
+	assert_null(fixture_sent(&f, 11, MSG_WELCOME)); /* its snapshot is under way */
+	push = fixture_push_ones(first, 2);
+	fixture_message(&f, 10, &push);
+	fixture_silent(&f);
+	resume = fixture_resume(first, 1, 0);
+	fixture_message(&f, 12, &resume);
+	fixture_silent(&f);
+	assert_int_equal(fixture_worker(&f, 1).last_seq, 1);
+	while (!fixture_sent(&f, 11, MSG_WELCOME))
+		fixture_durable(&f);
+	fixture_message(&f, 10, &push);
+	fixture_refused(&f, 10, PS_EFENCED);
+	fixture_message(&f, 12, &resume);
+	fixture_refused(&f, 12, PS_EFENCED);
+	fixture_close(&f);
 }
 
 /* Also if whoever replaced it has died meanwhile, before a snapshot had either of them. */
 static void who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp first;
-	struct msg push, hello = bench_hello("anna");
+	struct msg push, hello = fixture_hello("anna");
 
 	(void)state;
-	bench_open(&b, bench_config());
-	first = bench_join(&b, 10, "anna");
-	push = bench_push_ones(first, 1);
-	bench_applied(&b, 10, &push);
-	bench_message(&b, 11, &hello);
-	for (uint64_t ms = 0; ms <= b.cfg.sessions.dead_ms; ms += 50)
-		bench_tick(&b, 50);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD);
-	push = bench_push_ones(first, 2);
-	bench_message(&b, 10, &push);
-	bench_silent(&b);
-	while (b.saving)
-		bench_durable(&b);
-	bench_message(&b, 10, &push);
-	bench_refused(&b, 10, PS_EFENCED);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	first = fixture_join(&f, 10, "anna");
+	push = fixture_push_ones(first, 1);
+	fixture_applied(&f, 10, &push);
+	fixture_message(&f, 11, &hello);
+	for (uint64_t ms = 0; ms <= f.cfg.sessions.dead_ms; ms += 50)
+		fixture_tick(&f, 50);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
+	push = fixture_push_ones(first, 2);
+	fixture_message(&f, 10, &push);
+	fixture_silent(&f);
+	while (f.saving)
+		fixture_durable(&f);
+	fixture_message(&f, 10, &push);
+	fixture_refused(&f, 10, PS_EFENCED);
+	fixture_close(&f);
 }
 
 /* Nothing of a process, that owes replays or is about to leave, passes on to the one that takes its
  * slot over by name. */
 static void inherit(int leaves)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	bench_open(&b, bench_config());
-	s = bench_join(&b, 9, "anna");
-	bench_restart(&b);
-	m = bench_resume(s, leaves ? 1 : 4, 0); /* so many replays are to come */
+	fixture_open(&f, fixture_config());
+	s = fixture_join(&f, 9, "anna");
+	fixture_restart(&f);
+	m = fixture_resume(s, leaves ? 1 : 4, 0); /* so many replays are to come */
 	memcpy(m.hello.name, "anna", 5);
-	bench_message(&b, 9, &m);
-	s = bench_sent(&b, 9, MSG_WELCOME)->welcome.stamp;
-	bench_beat(&b, 19, s);
-	m = bench_push_ones(s, 1);
-	bench_applied(&b, 9, &m);
+	fixture_message(&f, 9, &m);
+	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+	fixture_beat(&f, 19, s);
+	m = fixture_push_ones(s, 1);
+	fixture_applied(&f, 9, &m);
 	if (leaves)
-		bench_bye(&b, 9, s); /* its snapshot is under way */
-	m = bench_hello("anna");
-	bench_message(&b, 10, &m);
+		fixture_bye(&f, 9, s); /* its snapshot is under way */
+	m = fixture_hello("anna");
+	fixture_message(&f, 10, &m);
 	if (leaves) {
-		bench_durable(&b);
+		fixture_durable(&f);
 		assert_int_equal(
-			bench_count(&b, EFFECT_SEND), 0); /* that BYE is not the new one's */
+			fixture_count(&f, EFFECT_SEND), 0); /* that BYE is not the new one's */
 	}
-	bench_durable(&b);
-	s = bench_sent(&b, 10, MSG_WELCOME)->welcome.stamp;
-	m = bench_push_ones(s, 2);
-	bench_applied(&b, 10, &m);
-	b.now_ms += b.cfg.checkpoint.interval_ms;
-	bench_message(&b, 10, &m);
-	bench_durable(&b);
-	assert_non_null(bench_sent(&b, 10, MSG_BEAT)); /* not over its predecessor's connection */
-	bench_tick(&b, b.cfg.sessions.dead_ms + 1);
-	assert_int_equal(bench_worker(&b, 1).state, SESSION_DEAD); /* it owes no replays */
-	bench_close(&b);
+	fixture_durable(&f);
+	s = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;
+	m = fixture_push_ones(s, 2);
+	fixture_applied(&f, 10, &m);
+	f.now_ms += f.cfg.checkpoint.interval_ms;
+	fixture_message(&f, 10, &m);
+	fixture_durable(&f);
+	assert_non_null(fixture_sent(&f, 10, MSG_BEAT)); /* not over its predecessor's connection */
+	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD); /* it owes no replays */
+	fixture_close(&f);
 }
 
 static void a_new_process_inherits_no_debts(void **state)
@@ -174,23 +174,23 @@ static void a_new_process_inherits_no_debts(void **state)
 
 static void a_restart_storm_stays_in_the_table_and_repeats_no_incarnation(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct bench b;
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
 	uint32_t newest[3] = {0};
 
 	(void)state;
 	cfg.sessions.max_workers = 2;
-	bench_open(&b, cfg);
+	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < 1000; i++) {
-		struct stamp s = bench_join(&b, 100 + i, i % 3 ? "" : "anna");
+		struct stamp s = fixture_join(&f, 100 + i, i % 3 ? "" : "anna");
 
 		assert_in_range(s.worker, 1, 2);
 		assert_true(s.incarnation > newest[s.worker]);
 		newest[s.worker] = s.incarnation;
-		bench_tick(&b, cfg.sessions.dead_ms + 1);
+		fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	}
 	assert_int_equal(newest[1] + newest[2], 1000);
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -8,7 +8,7 @@
 
 static struct core_config ssp_config(uint32_t bound)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = MODE_SSP;
 	cfg.ssp.bound = bound;
@@ -53,7 +53,7 @@ static void bound_0_is_lock_step(void **state)
 			assert_int_equal(crew_ask(&k, i), i == 2); /* the last one lets all go on */
 		}
 	}
-	assert_int_equal(core_stats(k.b.core)->version, 60);
+	assert_int_equal(core_stats(k.f.core)->version, 60);
 	crew_close(&k);
 }
 
@@ -101,7 +101,7 @@ static void a_lease_is_as_long_as_the_bound_allows(void **state)
 
 static void beat(struct crew *k, uint32_t i)
 {
-	bench_beat(&k->b, k->hand[i].peer + 1, k->hand[i].s);
+	fixture_beat(&k->f, k->hand[i].peer + 1, k->hand[i].s);
 	crew_hear(k);
 }
 
@@ -115,11 +115,11 @@ static void who_falls_silent_holds_nobody_up(void **state)
 	crew_ask(&k, 0);
 	push_one(&k, 0);
 	assert_int_equal(crew_ask(&k, 0), 0);
-	bench_tick(&k.b, 200);
+	fixture_tick(&k.f, 200);
 	beat(&k, 0);
-	bench_tick(&k.b, 200); /* worker 1 is suspect now */
+	fixture_tick(&k.f, 200); /* worker 1 is suspect now */
 	crew_hear(&k);
-	assert_int_equal(bench_worker(&k.b, 2).state, SESSION_SUSPECT);
+	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_SUSPECT);
 	assert_int_equal(k.hand[0].grant.work.count, 1);
 	for (int i = 0; i < 10; i++) {
 		push_one(&k, 0);
@@ -137,7 +137,7 @@ static void who_comes_back_starts_with_the_slowest(void **state)
 	for (uint32_t i = 0; i < 3; i++)
 		crew_ask(&k, i);
 	for (int t = 0; t < 4; t++) { /* worker 2 is stopped */
-		bench_tick(&k.b, 100);
+		fixture_tick(&k.f, 100);
 		beat(&k, 0);
 		beat(&k, 1);
 	}
@@ -189,7 +189,7 @@ static void who_evaluates_holds_nobody_up(void **state)
 	(void)state;
 	crew_open(&k, cfg, 2, 400, crew_ones); /* 40 batches */
 	crew_ask(&k, 0);
-	while (core_training_epoch(k.b.core) == 0) {
+	while (core_training_epoch(k.f.core) == 0) {
 		push_one(&k, 0);
 		crew_ask(&k, 0);
 	}
@@ -265,7 +265,7 @@ static void race_check(struct race *a)
 static void race_members(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
-		int in = a->silent_ms[i] <= a->k.b.cfg.sessions.suspect_ms &&
+		int in = a->silent_ms[i] <= a->k.f.cfg.sessions.suspect_ms &&
 			 a->k.hand[i].request > 0;
 
 		if (in && !a->racing[i]) {
@@ -287,7 +287,7 @@ static void race_step(struct race *a)
 		uint64_t ms = rng_below(&a->r, 200);
 		for (uint32_t w = 0; w < 4; w++)
 			a->silent_ms[w] += ms;
-		bench_tick(&a->k.b, ms);
+		fixture_tick(&a->k.f, ms);
 		race_members(a);
 		crew_hear(&a->k);
 		for (uint32_t w = 0; w < 4; w++) {
@@ -303,7 +303,7 @@ static void race_step(struct race *a)
 		crew_ask(&a->k, i);
 		race_members(a);
 	} else if (h->grant.work.count) {
-		if (a->silent_ms[i] > a->k.b.cfg.sessions.suspect_ms)
+		if (a->silent_ms[i] > a->k.f.cfg.sessions.suspect_ms)
 			return; /* stopped */
 		a->silent_ms[i] = 0;
 		push_one(&a->k, i);
@@ -320,12 +320,12 @@ static void nobody_is_ever_further_ahead_than_the_bound(void **state)
 
 		print_message("seed %llu\n", (unsigned long long)seed);
 		ssp_open(&a.k, bound, 1 + (uint32_t)seed % 9, 4);
-		for (int i = 0; i < 3000 && a.k.b.core->leases.n_done < 380; i++) {
+		for (int i = 0; i < 3000 && a.k.f.core->leases.n_done < 380; i++) {
 			race_step(&a);
 			race_check(&a);
 			assert_true(a.most_ahead <= bound);
 		}
-		assert_int_equal(a.k.b.core->leases.n_done, 380); /* and nobody waits for ever */
+		assert_int_equal(a.k.f.core->leases.n_done, 380); /* and nobody waits for ever */
 		assert_int_equal(a.most_ahead, bound);
 		crew_close(&a.k);
 	}

@@ -3,7 +3,7 @@
  * reference in double precision. (All of them: test_core_optim.c; refused gradients:
  * test_core_reject.c.)
  */
-#include "tests/unit/core_bench.h"
+#include "tests/support/core_fixture.h"
 #include <float.h>
 #include <math.h>
 
@@ -11,7 +11,7 @@
 
 static struct core_config config(enum optim_kind optim)
 {
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 
 	cfg.n_params = N;
 	cfg.optim.kind = optim;
@@ -33,7 +33,7 @@ static void a_run_begins_with_the_callers_weights(void **state)
 	struct core_config cfg = config(OPTIM_ADAGRAD);
 	_Alignas(64) float w[N];
 	float copy[N];
-	void *memory = bench_memory(&cfg);
+	void *memory = fixture_memory(&cfg);
 	struct rng r = {1};
 	struct core *c;
 
@@ -51,67 +51,67 @@ static void a_run_begins_with_the_callers_weights(void **state)
 
 static void the_version_grows_by_one_for_each_gradient_applied(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	s = bench_join(&b, 9, "");
+	fixture_open(&f, fixture_config());
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) {
-		struct msg m = bench_push(s, seq); /* no slice: a gradient of zero is one too */
+		struct msg m = fixture_push(s, seq); /* no slice: a gradient of zero is one too */
 
-		assert_int_equal(bench_acked(&b, 9, &m).version, seq);
-		assert_int_equal(core_stats(b.core)->version, seq);
-		for (size_t i = 0; i < BENCH_PARAMS; i++)
-			assert_true(core_weights(b.core)[i] == 0.0f);
+		assert_int_equal(fixture_acked(&f, 9, &m).version, seq);
+		assert_int_equal(core_stats(f.core)->version, seq);
+		for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+			assert_true(core_weights(f.core)[i] == 0.0f);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void what_slices_leave_out_does_not_move(void **state)
 {
-	const float expected[BENCH_PARAMS] = {0, -1, 0, 0, -1, -1, 0, -1};
-	struct bench b;
+	const float expected[FIXTURE_PARAMS] = {0, -1, 0, 0, -1, -1, 0, -1};
+	struct core_fixture f;
 	struct msg m;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	m = bench_push(bench_join(&b, 9, ""), 1);
-	bench_slice(&m, 1, 1, bench_ones);
-	bench_slice(&m, 4, 2, bench_ones);
-	bench_slice(&m, 7, 1, bench_ones);
-	bench_applied(&b, 9, &m);
-	for (size_t i = 0; i < BENCH_PARAMS; i++)
-		assert_true(core_weights(b.core)[i] == expected[i]);
-	bench_close(&b);
+	fixture_open(&f, fixture_config());
+	m = fixture_push(fixture_join(&f, 9, ""), 1);
+	fixture_slice(&m, 1, 1, fixture_ones);
+	fixture_slice(&m, 4, 2, fixture_ones);
+	fixture_slice(&m, 7, 1, fixture_ones);
+	fixture_applied(&f, 9, &m);
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+		assert_true(core_weights(f.core)[i] == expected[i]);
+	fixture_close(&f);
 }
 
 static void pull_gives_the_whole_vector_and_its_version(void **state)
 {
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 	const struct msg_params *p;
 
 	(void)state;
-	bench_open(&b, bench_config());
-	s = bench_join(&b, 9, "");
-	m = bench_push_ones(s, 1);
-	bench_applied(&b, 9, &m);
-	bench_pull(&b, 9, s, WEIGHTS_CURRENT);
-	assert_int_equal(bench_count(&b, EFFECT_SEND), 1);
-	p = &bench_sent(&b, 9, MSG_PARAMS)->params;
+	fixture_open(&f, fixture_config());
+	s = fixture_join(&f, 9, "");
+	m = fixture_push_ones(s, 1);
+	fixture_applied(&f, 9, &m);
+	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
+	p = &fixture_sent(&f, 9, MSG_PARAMS)->params;
 	assert_int_equal(p->request, 42);
 	assert_int_equal(p->version, 1);
 	assert_int_equal(p->which, WEIGHTS_CURRENT);
 	assert_int_equal(p->slices.n, 1);
 	assert_int_equal(p->slices.slice[0].offset, 0);
-	assert_int_equal(p->slices.slice[0].count, BENCH_PARAMS);
+	assert_int_equal(p->slices.slice[0].count, FIXTURE_PARAMS);
 	assert_int_equal(p->slices.slice[0].encoding, ENCODING_F32);
 	assert_int_equal(p->slices.slice[0].xxh3, 0); /* the wire's to fill */
-	assert_ptr_equal(p->slices.slice[0].data, core_weights(b.core));
-	assert_int_equal(core_stats(b.core)->pulls, 1);
-	bench_close(&b);
+	assert_ptr_equal(p->slices.slice[0].data, core_weights(f.core));
+	assert_int_equal(core_stats(f.core)->pulls, 1);
+	fixture_close(&f);
 }
 
 static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **state)
@@ -123,30 +123,30 @@ static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **stat
 	(void)state;
 	for (size_t k = 0; k < 2; k++) {
 		struct core_config cfg = config(kinds[k]);
-		struct bench b;
+		struct core_fixture f;
 		struct stamp s;
 		uint64_t seq = 0;
 
 		cfg.rate.lr = 1e6;
-		bench_open(&b, cfg);
-		s = bench_join(&b, 9, "");
+		fixture_open(&f, cfg);
+		s = fixture_join(&f, 9, "");
 		for (int i = 0; i < 300; i++) {
-			struct msg m = bench_push(s, ++seq);
+			struct msg m = fixture_push(s, ++seq);
 
-			bench_slice(&m, (uint64_t)i % 6, 1, &good[i % 6]);
-			bench_applied(&b, 9, &m);
+			fixture_slice(&m, (uint64_t)i % 6, 1, &good[i % 6]);
+			fixture_applied(&f, 9, &m);
 			if (i < 3) {
-				m = bench_push(s, ++seq);
-				bench_slice(&m, 9, 1, &bad[i]);
-				bench_rejected(&b, 9, &m, REJECT_NONFINITE);
+				m = fixture_push(s, ++seq);
+				fixture_slice(&m, 9, 1, &bad[i]);
+				fixture_rejected(&f, 9, &m, REJECT_NONFINITE);
 			}
-			if (b.saving)
-				bench_durable(&b);
+			if (f.saving)
+				fixture_durable(&f);
 		}
 		for (size_t i = 0; i < N; i++)
-			assert_true(isfinite(core_weights(b.core)[i]));
-		assert_true(core_weights(b.core)[0] < 0 && core_weights(b.core)[1] > 0);
-		bench_close(&b);
+			assert_true(isfinite(core_weights(f.core)[i]));
+		assert_true(core_weights(f.core)[0] < 0 && core_weights(f.core)[1] > 0);
+		fixture_close(&f);
 	}
 }
 
@@ -154,34 +154,34 @@ static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **stat
  */
 static void a_lent_buffer_takes_the_next_version(void **state)
 {
-	_Alignas(64) float lent[2][BENCH_PARAMS];
-	struct bench b;
+	_Alignas(64) float lent[2][FIXTURE_PARAMS];
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
-	for (uint64_t offset = 0; offset < BENCH_PARAMS; offset++) {
-		bench_open(&b, bench_config());
-		s = bench_join(&b, 9, "");
+	for (uint64_t offset = 0; offset < FIXTURE_PARAMS; offset++) {
+		fixture_open(&f, fixture_config());
+		s = fixture_join(&f, 9, "");
 		for (uint64_t seq = 1; seq <= 4; seq++) {
-			const float *old = core_weights(b.core);
+			const float *old = core_weights(f.core);
 			float *other = lent[old == lent[0]], *to = seq == 3 ? NULL : other;
-			struct msg m = bench_push(s, seq);
+			struct msg m = fixture_push(s, seq);
 
 			memset(other, 0xff, sizeof(lent[0]));
-			core_lend(b.core, to);
-			bench_pull(&b, 9, s, WEIGHTS_CURRENT);
-			assert_ptr_equal(core_weights(b.core), old); /* a pull needs no loan */
-			bench_slice(&m, offset, BENCH_PARAMS - offset, bench_ones);
-			bench_applied(&b, 9, &m);
-			assert_ptr_equal(core_weights(b.core), to ? to : old);
-			for (size_t i = 0; i < BENCH_PARAMS; i++) {
+			core_lend(f.core, to);
+			fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
+			assert_ptr_equal(core_weights(f.core), old); /* a pull needs no loan */
+			fixture_slice(&m, offset, FIXTURE_PARAMS - offset, fixture_ones);
+			fixture_applied(&f, 9, &m);
+			assert_ptr_equal(core_weights(f.core), to ? to : old);
+			for (size_t i = 0; i < FIXTURE_PARAMS; i++) {
 				float was = i < offset ? 0 : -(float)(seq - 1);
 				float is = i < offset ? 0 : -(float)seq;
-				assert_true(core_weights(b.core)[i] == is);
+				assert_true(core_weights(f.core)[i] == is);
 				assert_true(!to || old[i] == was);
 			}
 		}
-		bench_close(&b);
+		fixture_close(&f);
 	}
 }
 
@@ -206,33 +206,33 @@ static void reference_step(struct reference *f, double eta, const float *g)
 static void follows_the_reference(enum optim_kind optim, uint64_t seed)
 {
 	struct core_config cfg = config(optim);
-	struct reference f = {.optim = optim};
+	struct reference q = {.optim = optim};
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s;
 	float g[N];
 
 	print_message("seed %llu\n", (unsigned long long)seed);
 	cfg.optim.adagrad_init = 0.1;
 	for (size_t i = 0; i < N; i++)
-		f.acc[i] = 0.1;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
+		q.acc[i] = 0.1;
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 200; seq++) {
 		size_t cut = 1 + rng_below(&r, N - 2), rest = 1 + rng_below(&r, N - cut - 1);
-		struct msg m = bench_push(s, seq);
+		struct msg m = fixture_push(s, seq);
 
 		random_values(&r, g, N, seq % 3 ? 1 : 0.01);
-		bench_slice(&m, 0, cut, g);
-		bench_slice(&m, cut, rest, g + cut);
+		fixture_slice(&m, 0, cut, g);
+		fixture_slice(&m, cut, rest, g + cut);
 		if (cut + rest < N)
-			bench_slice(&m, cut + rest, N - cut - rest, g + cut + rest);
-		bench_applied(&b, 9, &m);
-		reference_step(&f, 0.03, g);
+			fixture_slice(&m, cut + rest, N - cut - rest, g + cut + rest);
+		fixture_applied(&f, 9, &m);
+		reference_step(&q, 0.03, g);
 		for (size_t i = 0; i < N; i++)
-			assert_true(fabs((double)core_weights(b.core)[i] - f.w[i]) < 2e-6);
+			assert_true(fabs((double)core_weights(f.core)[i] - q.w[i]) < 2e-6);
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void sgd_follows_a_double_precision_reference(void **state)
@@ -262,29 +262,29 @@ static void rates_are_exact(enum staleness_scaling how, uint32_t live)
 {
 	const uint64_t taus[] = {0, 1, 2, 3, 5, 9};
 	struct core_config cfg = config(OPTIM_SGD);
-	struct bench b;
+	struct core_fixture f;
 	struct stamp s = {0};
 	uint64_t seq = 0;
 
 	cfg.rate.staleness_scaling = how;
-	bench_open(&b, cfg);
+	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < live; i++)
-		s = bench_join(&b, 9 + i, "");
+		s = fixture_join(&f, 9 + i, "");
 	for (; seq < 9;) {
-		struct msg m = bench_push(s, ++seq);
+		struct msg m = fixture_push(s, ++seq);
 
-		bench_applied(&b, 8 + live, &m);
+		fixture_applied(&f, 8 + live, &m);
 	}
 	for (size_t i = 0; i < sizeof(taus) / sizeof(taus[0]); i++) {
-		struct msg m = bench_push(s, ++seq);
+		struct msg m = fixture_push(s, ++seq);
 
-		m.push.base_version = core_stats(b.core)->version - taus[i];
-		bench_slice(&m, i, 1, bench_ones);
-		bench_applied(&b, 8 + live, &m);
-		assert_true(core_weights(b.core)[i] ==
+		m.push.base_version = core_stats(f.core)->version - taus[i];
+		fixture_slice(&m, i, 1, fixture_ones);
+		fixture_applied(&f, 8 + live, &m);
+		assert_true(core_weights(f.core)[i] ==
 			    -(float)rate(how, cfg.rate.lr, (double)taus[i], (double)live));
 	}
-	bench_close(&b);
+	fixture_close(&f);
 }
 
 static void the_rate_shrinks_with_staleness_as_the_mode_says(void **state)
@@ -304,46 +304,46 @@ static void the_rate_shrinks_with_staleness_as_the_mode_says(void **state)
 /* A push of a gradient that leaves out the first values, some in the middle, and the last one. */
 static struct msg push_with_gaps(struct stamp s, const float *g)
 {
-	struct msg m = bench_push(s, 1);
+	struct msg m = fixture_push(s, 1);
 
-	bench_slice(&m, 100, 9000, g);
-	bench_slice(&m, 12000, LARGE - 12001, g);
+	fixture_slice(&m, 100, 9000, g);
+	fixture_slice(&m, 12000, LARGE - 12001, g);
 	return m;
 }
 
 /* Take the message, and compute the new weights as a shell does. */
-static void step_in_blocks(struct bench *b, const struct msg *m)
+static void step_in_blocks(struct core_fixture *f, const struct msg *m)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = m};
 	const float *values, *end = NULL;
 	size_t n, total = 0;
 
-	core_decide(b->core, &ev, b->now_ms);
-	while ((n = core_compute(b->core, &values)) > 0) {
+	core_decide(f->core, &ev, f->now_ms);
+	while ((n = core_compute(f->core, &values)) > 0) {
 		assert_true(total == 0 || values == end);
 		end = values + n;
 		total += n;
 	}
 	assert_int_equal(total, LARGE);
-	assert_ptr_equal(end, core_weights(b->core) + LARGE);
-	assert_int_equal(core_compute(b->core, &values), 0);
+	assert_ptr_equal(end, core_weights(f->core) + LARGE);
+	assert_int_equal(core_compute(f->core, &values), 0);
 }
 
 static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int lend)
 {
 	struct core_config cfg = config(optim);
-	struct bench whole, blocks;
+	struct core_fixture whole, blocks;
 	_Alignas(64) static float g[LARGE], lent[LARGE];
 	struct rng r = {3};
 	struct msg m;
 
 	cfg.n_params = LARGE;
-	bench_open(&whole, cfg);
-	bench_open(&blocks, cfg);
+	fixture_open(&whole, cfg);
+	fixture_open(&blocks, cfg);
 	random_values(&r, g, LARGE, 1);
-	m = push_with_gaps(bench_join(&whole, 9, ""), g);
-	bench_applied(&whole, 9, &m);
-	m = push_with_gaps(bench_join(&blocks, 9, ""), g);
+	m = push_with_gaps(fixture_join(&whole, 9, ""), g);
+	fixture_applied(&whole, 9, &m);
+	m = push_with_gaps(fixture_join(&blocks, 9, ""), g);
 	if (lend)
 		core_lend(blocks.core, lent);
 	step_in_blocks(&blocks, &m);
@@ -357,8 +357,8 @@ static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int 
 	assert_true(core_weights(blocks.core)[9099] != 0 && core_weights(blocks.core)[9100] == 0);
 	assert_true(core_weights(blocks.core)[LARGE - 2] != 0);
 	assert_true(core_weights(blocks.core)[LARGE - 1] == 0);
-	bench_close(&whole);
-	bench_close(&blocks);
+	fixture_close(&whole);
+	fixture_close(&blocks);
 }
 
 static void the_blocks_of_an_update_cover_all_weights_once(void **state)

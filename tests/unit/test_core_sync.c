@@ -6,7 +6,7 @@
 
 static struct core_config sync_config(uint32_t backups)
 {
-	struct core_config cfg = bench_training();
+	struct core_config cfg = fixture_training();
 
 	cfg.training.mode = MODE_SYNC;
 	cfg.sync.backup_workers = backups;
@@ -26,8 +26,8 @@ static void sync_open(
 /* A step is `version`; the weights moved by -lr per step of ones. */
 static void assert_steps(const struct crew *k, uint64_t steps)
 {
-	assert_int_equal(core_stats(k->b.core)->version, steps);
-	assert_int_equal(core_stats(k->b.core)->updates, steps);
+	assert_int_equal(core_stats(k->f.core)->version, steps);
+	assert_int_equal(core_stats(k->f.core)->updates, steps);
 }
 
 static void all_ask(struct crew *k)
@@ -51,7 +51,7 @@ static void a_step_waits_for_all_but_the_backup_workers(void **state)
 			assert_int_equal(crew_push(&k, i), REJECT_NONE);
 		}
 		assert_steps(&k, 1);
-		assert_true(core_weights(k.b.core)[3] == -0.25f); /* the mean, not the sum */
+		assert_true(core_weights(k.f.core)[3] == -0.25f); /* the mean, not the sum */
 		crew_close(&k);
 	}
 }
@@ -80,12 +80,12 @@ static void a_late_gradient_is_dropped_counted_and_its_batch_leased_again(void *
 	crew_push(&k, 0);
 	crew_push(&k, 1);
 	assert_steps(&k, 1);
-	assert_int_equal(k.b.core->leases.batch[late], BATCH_FREE);
+	assert_int_equal(k.f.core->leases.batch[late], BATCH_FREE);
 	assert_int_equal(crew_push(&k, 2), REJECT_STALE);
-	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_STALE], 0);
-	assert_int_equal(core_stats(k.b.core)->superseded, 1);
-	assert_int_equal(core_stats(k.b.core)->images, 20);
-	assert_int_equal(k.b.core->leases.batch[late], BATCH_FREE); /* of the next step */
+	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
+	assert_int_equal(core_stats(k.f.core)->superseded, 1);
+	assert_int_equal(core_stats(k.f.core)->images, 20);
+	assert_int_equal(k.f.core->leases.batch[late], BATCH_FREE); /* of the next step */
 	assert_int_equal(crew_ask(&k, 2), 1);
 	assert_int_equal(k.hand[2].grant.version, 1);
 	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
@@ -119,11 +119,11 @@ static void nobody_counts_twice_in_one_step(void **state)
 	crew_push(&k, 0);
 	k.hand[0].grant.work = (struct work){0, 30, 1};
 	assert_int_equal(crew_push(&k, 0), REJECT_WORK);
-	assert_int_equal(k.b.core->accumulator.pushes, 1);
-	assert_int_equal(k.b.core->leases.batch[30], BATCH_SHUT); /* of no step yet */
+	assert_int_equal(k.f.core->accumulator.pushes, 1);
+	assert_int_equal(k.f.core->leases.batch[30], BATCH_SHUT); /* of no step yet */
 	crew_push(&k, 1);
 	assert_steps(&k, 1);
-	assert_int_equal(core_stats(k.b.core)->images, 20);
+	assert_int_equal(core_stats(k.f.core)->images, 20);
 	crew_close(&k);
 }
 
@@ -145,7 +145,7 @@ static void a_step_waits_for_a_member_that_has_not_asked(void **state)
 	crew_ask(&k, 2);
 	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
-	assert_int_equal(core_stats(k.b.core)->images, 30);
+	assert_int_equal(core_stats(k.f.core)->images, 30);
 	crew_close(&k);
 }
 
@@ -156,7 +156,7 @@ static double crew_rough(uint32_t i, const float *w, double *g)
 	static const double value[] = {1e15, -1e15, 0.1, 0.2};
 
 	(void)w;
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] = value[i % 4] * (i % 4 < 2 ? 1 : (double)(1 + j % 3));
 	return 0.5;
 }
@@ -170,9 +170,9 @@ static void permuted_run(uint64_t seed, float *weights)
 
 	sync_open(&k, cfg, 4, 740, crew_rough);
 	crew_run(&k, 4, seed ? &r : NULL);
-	assert_int_equal(core_epoch(k.b.core, 1)->updates, 19); /* 74 batches, 4 at a time */
+	assert_int_equal(core_epoch(k.f.core, 1)->updates, 19); /* 74 batches, 4 at a time */
 	assert_steps(&k, 38);
-	memcpy(weights, core_weights(k.b.core), BENCH_PARAMS * sizeof(float));
+	memcpy(weights, core_weights(k.f.core), FIXTURE_PARAMS * sizeof(float));
 	crew_close(&k);
 }
 
@@ -184,22 +184,22 @@ static void a_step_has_the_next_batches_of_the_epoch(void **state)
 
 	(void)state;
 	sync_open(&k, sync_config(0), 4, 735, crew_ones);
-	for (int n = 0; n < 100000 && k.b.core->ending == END_NOT; n++) {
+	for (int n = 0; n < 100000 && k.f.core->ending == END_NOT; n++) {
 		const struct msg_grant *g = &k.hand[rng_below(&r, 4)].grant;
 
 		if (g->kind == GRANT_TRAIN && g->work.count)
 			assert_int_equal(g->work.first / 4, g->version - 19 * g->work.epoch);
 		crew_act(&k, (uint32_t)rng_below(&r, 4));
 	}
-	assert_int_equal(k.b.core->ending, END_OVER);
+	assert_int_equal(k.f.core->ending, END_OVER);
 	crew_close(&k);
 }
 
 /* Where two epochs of it end: the sums of 74 batches, four at a time and the last two alone. */
 static double rough_end(size_t j)
 {
-	float w[BENCH_PARAMS] = {0};
-	double end = 0, g[BENCH_PARAMS];
+	float w[FIXTURE_PARAMS] = {0};
+	double end = 0, g[FIXTURE_PARAMS];
 
 	for (uint32_t epoch = 0; epoch < 2; epoch++)
 		for (uint32_t first = 0; first < 74; first += 4) {
@@ -217,11 +217,11 @@ static double rough_end(size_t j)
 
 static void any_order_of_arrival_makes_the_same_bytes(void **state)
 {
-	float first[BENCH_PARAMS], other[BENCH_PARAMS];
+	float first[FIXTURE_PARAMS], other[FIXTURE_PARAMS];
 
 	(void)state;
 	permuted_run(1, first);
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		assert_true(fabs((double)first[j] - rough_end(j)) < 1e-5);
 	for (uint64_t seed = 2; seed <= 50; seed++) {
 		permuted_run(seed, other);
@@ -234,12 +234,12 @@ static void any_order_of_arrival_makes_the_same_bytes(void **state)
 static void silence(struct crew *k, uint32_t ms, uint32_t but)
 {
 	for (uint32_t i = 0; i < ms; i += 100) {
-		bench_tick(&k->b, 100);
+		fixture_tick(&k->f, 100);
 		crew_hear(k);
 		for (uint32_t w = 0; w < k->n; w++) {
 			if (w == but)
 				continue;
-			bench_beat(&k->b, k->hand[w].peer + 1, k->hand[w].s);
+			fixture_beat(&k->f, k->hand[w].peer + 1, k->hand[w].s);
 			crew_hear(k);
 		}
 	}
@@ -256,7 +256,7 @@ static void a_step_does_not_wait_for_who_is_silent(void **state)
 	crew_push(&k, 1);
 	assert_steps(&k, 0);
 	silence(&k, 400, 2);
-	assert_int_equal(bench_worker(&k.b, 3).state, SESSION_SUSPECT);
+	assert_int_equal(fixture_worker(&k.f, 3).state, SESSION_SUSPECT);
 	assert_steps(&k, 1);
 	for (int i = 0; i < 3; i++) { /* the other two go on as two */
 		crew_ask(&k, 0);
@@ -265,9 +265,9 @@ static void a_step_does_not_wait_for_who_is_silent(void **state)
 		crew_push(&k, 1);
 	}
 	assert_steps(&k, 4);
-	assert_int_equal(core_stats(k.b.core)->steps_short, 1); /* then two were all that lived */
+	assert_int_equal(core_stats(k.f.core)->steps_short, 1); /* then two were all that lived */
 	assert_int_equal(crew_push(&k, 2), REJECT_WORK); /* it comes back during a step ... */
-	assert_int_equal(core_stats(k.b.core)->superseded, 1);
+	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(crew_ask(&k, 2), 0);
 	for (uint32_t i = 0; i < 2; i++) {
 		crew_ask(&k, i);
@@ -294,11 +294,11 @@ static void what_a_dead_worker_gave_stays_in_the_step(void **state)
 	all_ask(&k);
 	crew_push(&k, 1);
 	silence(&k, 1200, 1);
-	assert_int_equal(bench_worker(&k.b, 2).state, SESSION_DEAD);
+	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_DEAD);
 	assert_steps(&k, 0);
 	crew_push(&k, 0);
 	assert_steps(&k, 1);
-	assert_int_equal(core_stats(k.b.core)->images, 20);
+	assert_int_equal(core_stats(k.f.core)->images, 20);
 	crew_close(&k);
 }
 
@@ -315,13 +315,13 @@ static void the_last_step_of_an_epoch_has_what_is_left(void **state)
 	for (uint32_t i = 0; i < 3; i++)
 		assert_int_equal(crew_ask(&k, i), 1);
 	for (uint32_t i = 0; i < 3; i++) {
-		assert_int_equal(core_training_epoch(k.b.core), 0);
+		assert_int_equal(core_training_epoch(k.f.core), 0);
 		assert_int_equal(crew_push(&k, i), REJECT_NONE);
 	}
 	assert_steps(&k, 2);
-	assert_int_equal(core_training_epoch(k.b.core), 1);
-	assert_int_equal(core_epoch(k.b.core, 0)->images, 65);
-	assert_int_equal(core_epoch(k.b.core, 0)->updates, 2);
+	assert_int_equal(core_training_epoch(k.f.core), 1);
+	assert_int_equal(core_epoch(k.f.core, 0)->images, 65);
+	assert_int_equal(core_epoch(k.f.core, 0)->updates, 2);
 	crew_close(&k);
 }
 
@@ -350,13 +350,13 @@ static void the_first_n_of_n_plus_b_gradients_make_a_step(void **state)
 	assert_steps(&k, 0);
 	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
-	assert_int_equal(core_stats(k.b.core)->images, 20);
+	assert_int_equal(core_stats(k.f.core)->images, 20);
 	assert_int_equal(crew_ask(&k, 3), 1); /* the next step begins with what was left of this */
 	assert_int_equal(k.hand[3].grant.work.first, late);
 	assert_int_equal(crew_push(&k, 0), REJECT_STALE);
-	assert_int_equal(core_stats(k.b.core)->superseded, 1);
-	assert_int_equal(k.b.core->leases.batch[late], BATCH_LEASED); /* another one has it */
-	assert_int_equal(core_stats(k.b.core)->steps_short, 0);
+	assert_int_equal(core_stats(k.f.core)->superseded, 1);
+	assert_int_equal(k.f.core->leases.batch[late], BATCH_LEASED); /* another one has it */
+	assert_int_equal(core_stats(k.f.core)->steps_short, 0);
 	crew_close(&k);
 }
 
@@ -373,12 +373,12 @@ static void a_step_of_fewer_than_n_live_workers_is_short_and_reported(void **sta
 		assert_steps(&k, (uint64_t)i);
 		crew_push(&k, 1);
 		assert_steps(&k, (uint64_t)i + 1);
-		assert_int_equal(core_stats(k.b.core)->steps_short, i + 1);
+		assert_int_equal(core_stats(k.f.core)->steps_short, i + 1);
 	}
 	crew_ask(&k, 0);
 	crew_push(&k, 0);
-	assert_int_equal(core_epoch(k.b.core, 0)->updates, 4);
-	assert_int_equal(core_stats(k.b.core)->steps_short, 3); /* the epoch had no more */
+	assert_int_equal(core_epoch(k.f.core, 0)->updates, 4);
+	assert_int_equal(core_stats(k.f.core)->steps_short, 3); /* the epoch had no more */
 	crew_close(&k);
 }
 
@@ -411,7 +411,7 @@ static void a_worker_that_joins_during_a_step_is_in_the_next_one(void **state)
 /* It may have asked or not, and have answered or not. */
 static void leave(struct crew *k, uint32_t i)
 {
-	bench_bye(&k->b, k->hand[i].peer, k->hand[i].s);
+	fixture_bye(&k->f, k->hand[i].peer, k->hand[i].s);
 	crew_hear(k);
 }
 
@@ -433,8 +433,8 @@ static void a_member_that_leaves_is_not_waited_for(void **state)
 		}
 		leave(&k, 2);
 		assert_steps(&k, 1);
-		assert_int_equal(core_stats(k.b.core)->steps_short, asked < 2);
-		assert_int_equal(core_stats(k.b.core)->images, asked < 2 ? 20 : 30);
+		assert_int_equal(core_stats(k.f.core)->steps_short, asked < 2);
+		assert_int_equal(core_stats(k.f.core)->images, asked < 2 ? 20 : 30);
 		crew_close(&k);
 	}
 }
@@ -455,7 +455,7 @@ static void a_step_all_of_whose_members_went_begins_anew(void **state)
 	crew_granted(&k, 2, 0, 1);
 	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
-	assert_int_equal(core_stats(k.b.core)->steps_short, 0);
+	assert_int_equal(core_stats(k.f.core)->steps_short, 0);
 	crew_close(&k);
 }
 
@@ -473,7 +473,7 @@ static void a_member_that_never_asks_is_left_out_until_it_does(void **state)
 	assert_steps(&k, 0);
 	silence(&k, 300, CREW);
 	assert_steps(&k, 1);
-	assert_int_equal(core_stats(k.b.core)->steps_short, 1);
+	assert_int_equal(core_stats(k.f.core)->steps_short, 1);
 	crew_ask(&k, 0);
 	crew_push(&k, 0);
 	assert_steps(&k, 2);
@@ -501,7 +501,7 @@ static void a_step_waits_for_members_that_evaluate(void **state)
 		crew_push(&k, 0);
 		crew_push(&k, 1);
 	}
-	assert_int_equal(core_training_epoch(k.b.core), 1);
+	assert_int_equal(core_training_epoch(k.f.core), 1);
 	crew_ask(&k, 0);
 	assert_int_equal(k.hand[0].grant.kind, GRANT_EVAL);
 	for (int i = 0; i < 2; i++) { /* the others: 7 images in portions of 3 */
@@ -529,10 +529,10 @@ static void what_was_gathered_outlives_the_server(void **state)
 	all_ask(&k);
 	crew_push(&k, 0);
 	crew_push(&k, 1);
-	float before = k.b.core->accumulator.part[1].g[5];
+	float before = k.f.core->accumulator.part[1].g[5];
 	crew_restart(&k, 3);
-	assert_int_equal(k.b.core->accumulator.pushes, 2);
-	assert_true(k.b.core->accumulator.part[1].g[5] == before);
+	assert_int_equal(k.f.core->accumulator.pushes, 2);
+	assert_true(k.f.core->accumulator.part[1].g[5] == before);
 	assert_steps(&k, 0);
 	assert_int_equal(crew_ask(&k, 0), 0);            /* it is in this step already */
 	assert_int_equal(crew_push(&k, 2), REJECT_NONE); /* of weights from before the crash */
@@ -543,7 +543,7 @@ static void what_was_gathered_outlives_the_server(void **state)
 /* The snapshot is older: two gradients of step 2 had been accepted, and their worker says so. */
 static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 {
-	struct bench_image old;
+	struct core_snapshot old;
 	struct core_config cfg;
 	struct crew k;
 	struct msg replay[2][2];
@@ -551,7 +551,7 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 
 	(void)state;
 	sync_open(&k, sync_config(0), 2, 400, crew_ones);
-	old = bench_save(&k.b);
+	old = fixture_save(&k.f);
 	for (int step = 0; step < 2; step++) {
 		all_ask(&k);
 		for (uint32_t i = 0; i < 2; i++) {
@@ -560,15 +560,15 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 		}
 	}
 	assert_steps(&k, 2);
-	cfg = k.b.cfg;
-	bench_close(&k.b);
-	bench_load(&k.b, cfg, &old);
-	bench_drop(&old);
+	cfg = k.f.cfg;
+	fixture_close(&k.f);
+	fixture_load(&k.f, cfg, &old);
+	fixture_drop(&old);
 	for (uint32_t i = 0; i < 2; i++) {
-		struct msg m = bench_resume(k.hand[i].s, 2, 0);
+		struct msg m = fixture_resume(k.hand[i].s, 2, 0);
 		m.hello.data = k.data;
-		bench_message(&k.b, k.hand[i].peer, &m);
-		k.hand[i].s = bench_sent(&k.b, k.hand[i].peer, MSG_WELCOME)->welcome.stamp;
+		fixture_message(&k.f, k.hand[i].peer, &m);
+		k.hand[i].s = fixture_sent(&k.f, k.hand[i].peer, MSG_WELCOME)->welcome.stamp;
 	}
 	for (int step = 0; step < 2; step++)
 		for (uint32_t i = 0; i < 2; i++) {
@@ -576,12 +576,12 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 			m->push.stamp = k.hand[i].s;
 			m->push.verdict = VERDICT_OK;
 			m->push.slices.slice[0].data = g[step][i];
-			bench_applied(&k.b, k.hand[i].peer, m);
+			fixture_applied(&k.f, k.hand[i].peer, m);
 		}
-	assert_int_equal(core_stats(k.b.core)->images, 40);
-	assert_int_equal(core_stats(k.b.core)->rejected[REJECT_STALE], 0);
+	assert_int_equal(core_stats(k.f.core)->images, 40);
+	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
 	assert_steps(&k, 2); /* as without the crash */
-	assert_true(core_weights(k.b.core)[0] == -0.5f);
+	assert_true(core_weights(k.f.core)[0] == -0.5f);
 	crew_close(&k);
 }
 
@@ -591,12 +591,12 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 
 /* The accepted gradients of each step, weighted by images. */
 struct diary {
-	double sum[MOST_STEPS][BENCH_PARAMS], images[MOST_STEPS];
+	double sum[MOST_STEPS][FIXTURE_PARAMS], images[MOST_STEPS];
 	uint32_t members[MOST_STEPS];
 };
 
 struct serial {
-	double w[BENCH_PARAMS], v[BENCH_PARAMS], s[BENCH_PARAMS];
+	double w[FIXTURE_PARAMS], v[FIXTURE_PARAMS], s[FIXTURE_PARAMS];
 };
 
 static void serial_step(
@@ -622,14 +622,14 @@ static void push_into(struct crew *k, struct diary *d, uint32_t i)
 {
 	float g[CREW_PARAMS];
 	struct msg m = crew_gradient(k, i, g);
-	uint64_t version = core_stats(k->b.core)->version;
+	uint64_t version = core_stats(k->f.core)->version;
 
 	if (crew_push(k, i) != REJECT_NONE)
 		return;
 	assert_in_range(version, 0, MOST_STEPS - 1);
 	d->members[version]++;
 	d->images[version] += m.push.images;
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		d->sum[version][j] += m.push.images * (double)g[j];
 }
 
@@ -639,12 +639,12 @@ static double against_serial(const struct crew *k, const struct diary *d)
 	struct serial a = {0};
 	double most = 0;
 
-	for (uint32_t t = 1; t <= core_stats(k->b.core)->version; t++)
-		for (size_t j = 0; j < BENCH_PARAMS; j++)
-			serial_step(&a, &k->b.cfg.optim, k->b.cfg.rate.lr, t, j,
+	for (uint32_t t = 1; t <= core_stats(k->f.core)->version; t++)
+		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+			serial_step(&a, &k->f.cfg.optim, k->f.cfg.rate.lr, t, j,
 				d->sum[t - 1][j] / d->images[t - 1]);
-	for (size_t j = 0; j < BENCH_PARAMS; j++)
-		most = fmax(most, fabs(a.w[j] - (double)core_weights(k->b.core)[j]));
+	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
+		most = fmax(most, fabs(a.w[j] - (double)core_weights(k->f.core)[j]));
 	return most;
 }
 
@@ -660,7 +660,7 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 	cfg.optim.kind = kind;
 	cfg.rate.lr = kind == OPTIM_ADAM ? 0.05 : 0.02;
 	sync_open(&k, cfg, 5, 735, crew_bowl);
-	for (int n = 0; n < 100000 && !bench_count(&k.b, EFFECT_FINISH); n++) {
+	for (int n = 0; n < 100000 && !fixture_count(&k.f, EFFECT_FINISH); n++) {
 		uint32_t i = (uint32_t)rng_below(&r, 5);
 
 		if (rng_below(&r, 50) == 0)
@@ -670,14 +670,14 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 		else
 			crew_act(&k, i);
 	}
-	assert_int_equal(bench_count(&k.b, EFFECT_FINISH), 1);
+	assert_int_equal(fixture_count(&k.f, EFFECT_FINISH), 1);
 	for (uint32_t e = 0; e < 2; e++)
-		assert_int_equal(core_epoch(k.b.core, e)->images, 735);
-	for (uint64_t v = 0; v < core_stats(k.b.core)->version; v++)
+		assert_int_equal(core_epoch(k.f.core, e)->images, 735);
+	for (uint64_t v = 0; v < core_stats(k.f.core)->version; v++)
 		assert_in_range(d.members[v], 1, 5);
 	double most = against_serial(&k, &d);
 	print_message("optimizer %d, seed %llu: %.1e after %llu steps\n", (int)kind,
-		(unsigned long long)seed, most, (unsigned long long)core_stats(k.b.core)->version);
+		(unsigned long long)seed, most, (unsigned long long)core_stats(k.f.core)->version);
 	assert_true(most < 1e-5);
 	crew_close(&k);
 }
@@ -696,30 +696,30 @@ static void a_run_equals_a_serial_one(void **state)
 static void replayed_steps_stay_steps(void **state)
 {
 	struct core_config cfg = sync_config(0);
-	const float g[2][BENCH_PARAMS] = {{1, 1}, {4, 4}};
-	struct bench b;
+	const float g[2][FIXTURE_PARAMS] = {{1, 1}, {4, 4}};
+	struct core_fixture f;
 	struct stamp s;
 
 	(void)state;
 	cfg.sessions.recovery_ms = 100000;
-	bench_open(&b, cfg);
-	s = bench_join(&b, 9, "");
-	bench_restart(&b);
-	s = bench_come_back(&b, 9, s, 3);
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	fixture_restart(&f);
+	s = fixture_come_back(&f, 9, s, 3);
 	for (uint32_t i = 0; i < 2; i++) {
-		struct msg m = bench_push(s, i + 1);
-		bench_slice(&m, 0, BENCH_PARAMS, g[i]);
-		bench_work(&m, 0, i, 1);
+		struct msg m = fixture_push(s, i + 1);
+		fixture_slice(&m, 0, FIXTURE_PARAMS, g[i]);
+		fixture_work(&m, 0, i, 1);
 		m.push.verdict = VERDICT_OK;
 		m.push.base_version = i;
-		bench_applied(&b, 9, &m);
-		assert_int_equal(core_stats(b.core)->version, i);
+		fixture_applied(&f, 9, &m);
+		assert_int_equal(core_stats(f.core)->version, i);
 	}
-	assert_true(core_weights(b.core)[1] == -0.25f); /* the first step is made */
-	bench_tick(&b, cfg.sessions.recovery_ms);
-	assert_int_equal(core_stats(b.core)->updates, 2);
-	assert_true(core_weights(b.core)[1] == -1.25f);
-	bench_close(&b);
+	assert_true(core_weights(f.core)[1] == -0.25f); /* the first step is made */
+	fixture_tick(&f, cfg.sessions.recovery_ms);
+	assert_int_equal(core_stats(f.core)->updates, 2);
+	assert_true(core_weights(f.core)[1] == -1.25f);
+	fixture_close(&f);
 }
 
 int main(void)

@@ -9,34 +9,34 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-#include "core_bench.h"
+#include "tests/support/core_fixture.h"
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
 
 static struct param_buffers *buffers;
-static struct bench b;
+static struct core_fixture f;
 static struct stamp worker;
 static uint64_t seq;
 
 static int set_up(void **state)
 {
-	struct core_config cfg = bench_config();
+	struct core_config cfg = fixture_config();
 
 	(void)state;
 	if (param_buffers_new(&buffers, cfg.n_params))
 		return 1;
-	b = (struct bench){.cfg = cfg, .now_ms = 1000, .memory = bench_memory(&cfg)};
-	b.core = core_init(b.memory, &b.cfg, param_buffers_first(buffers));
-	worker = bench_join(&b, 9, "");
+	f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
+	f.core = core_init(f.memory, &f.cfg, param_buffers_first(buffers));
+	worker = fixture_join(&f, 9, "");
 	seq = 0;
-	param_buffers_after_step(buffers, b.core);
+	param_buffers_after_step(buffers, f.core);
 	return 0;
 }
 
 static int tear_down(void **state)
 {
 	(void)state;
-	bench_close(&b);
+	fixture_close(&f);
 	param_buffers_free(&buffers);
 	assert_null(buffers);
 	return 0;
@@ -45,11 +45,11 @@ static int tear_down(void **state)
 /* Every value of the weights goes down by one. */
 static void push(void)
 {
-	struct msg m = bench_push_ones(worker, ++seq);
+	struct msg m = fixture_push_ones(worker, ++seq);
 
-	param_buffers_before_step(buffers, b.core);
-	bench_applied(&b, 9, &m);
-	param_buffers_after_step(buffers, b.core);
+	param_buffers_before_step(buffers, f.core);
+	fixture_applied(&f, 9, &m);
+	param_buffers_after_step(buffers, f.core);
 }
 
 /* What a pull of this moment gets. */
@@ -59,22 +59,22 @@ static void pull(enum weights which, const float *values, uint64_t version, zmq_
 
 	m.slices.n = 1;
 	m.slices.slice[0] =
-		(struct slice){.count = BENCH_PARAMS, .encoding = ENCODING_F32, .data = values};
+		(struct slice){.count = FIXTURE_PARAMS, .encoding = ENCODING_F32, .data = values};
 	assert_int_equal(param_buffers_frame(buffers, &m, frame), PS_OK);
-	assert_int_equal(m.slices.slice[0].xxh3, wire_checksum(values, BENCH_PARAMS));
-	assert_int_equal(zmq_msg_size(frame), BENCH_PARAMS * sizeof(float));
+	assert_int_equal(m.slices.slice[0].xxh3, wire_checksum(values, FIXTURE_PARAMS));
+	assert_int_equal(zmq_msg_size(frame), FIXTURE_PARAMS * sizeof(float));
 }
 
 static void pull_current(zmq_msg_t *frame)
 {
-	pull(WEIGHTS_CURRENT, core_weights(b.core), core_stats(b.core)->version, frame);
+	pull(WEIGHTS_CURRENT, core_weights(f.core), core_stats(f.core)->version, frame);
 }
 
 static void assert_frame(zmq_msg_t *frame, float value)
 {
 	const float *at = zmq_msg_data(frame);
 
-	for (size_t i = 0; i < BENCH_PARAMS; i++)
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		assert_true(at[i] == value);
 }
 
@@ -83,7 +83,7 @@ static void nobody_pulls_and_the_weights_stay_where_they_are(void **state)
 	(void)state;
 	for (int i = 0; i < 5; i++)
 		push();
-	assert_ptr_equal(core_weights(b.core), param_buffers_first(buffers));
+	assert_ptr_equal(core_weights(f.core), param_buffers_first(buffers));
 	assert_int_equal(param_buffers_framed(buffers), 0);
 }
 
@@ -94,9 +94,9 @@ static void a_frame_is_the_cores_buffer_and_never_changes(void **state)
 	(void)state;
 	for (int i = 0; i < 40; i++) {
 		pull_current(&frame[i]);
-		assert_ptr_equal(zmq_msg_data(&frame[i]), core_weights(b.core));
+		assert_ptr_equal(zmq_msg_data(&frame[i]), core_weights(f.core));
 		push();
-		assert_ptr_not_equal(zmq_msg_data(&frame[i]), core_weights(b.core));
+		assert_ptr_not_equal(zmq_msg_data(&frame[i]), core_weights(f.core));
 	}
 	for (int i = 0; i < 40; i++) {
 		assert_frame(&frame[i], -(float)i);
@@ -136,7 +136,7 @@ static void frames_that_have_left_let_the_weights_stay_where_they_are(void **sta
 		assert_frame(&frame[1], -(float)i);
 		zmq_msg_close(&frame[1]);
 		push();
-		assert_ptr_equal(core_weights(b.core), param_buffers_first(buffers));
+		assert_ptr_equal(core_weights(f.core), param_buffers_first(buffers));
 	}
 	assert_int_equal(param_buffers_framed(buffers), 100);
 }
@@ -165,22 +165,22 @@ static void buffers_come_back(void **state)
 static void weights_that_the_same_step_sends_are_hashed_as_they_are_computed(void **state)
 {
 	const struct effect *sent = NULL;
-	struct msg m = bench_push_ones(worker, ++seq);
+	struct msg m = fixture_push_ones(worker, ++seq);
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = &m};
 	zmq_msg_t frame;
 
 	(void)state;
 	m.push.pull = 42;
-	param_buffers_before_step(buffers, b.core);
-	core_decide(b.core, &ev, b.now_ms);
-	param_buffers_after_step(buffers, b.core);
+	param_buffers_before_step(buffers, f.core);
+	core_decide(f.core, &ev, f.now_ms);
+	param_buffers_after_step(buffers, f.core);
 	assert_int_equal(param_buffers_framed(buffers), 1);
-	for (size_t i = 0; (sent = core_effect(b.core, i)) && sent->kind != EFFECT_SEND; i++)
+	for (size_t i = 0; (sent = core_effect(f.core, i)) && sent->kind != EFFECT_SEND; i++)
 		;
 	assert_non_null(sent);
 	assert_int_equal(sent->msg.type, MSG_PARAMS);
-	assert_memory_equal(sent->msg.params.slices.slice[0].data, core_weights(b.core),
-		BENCH_PARAMS * sizeof(float));
+	assert_memory_equal(sent->msg.params.slices.slice[0].data, core_weights(f.core),
+		FIXTURE_PARAMS * sizeof(float));
 	pull_current(&frame);
 	assert_frame(&frame, -1);
 	assert_int_equal(param_buffers_framed(buffers), 1);
@@ -194,15 +194,15 @@ static void a_part_of_the_weights_changes(void **state)
 
 	(void)state;
 	for (uint64_t i = 0; i < 8; i++) {
-		struct msg m = bench_push(worker, ++seq);
-		uint64_t offset = i / 2 % 2 ? BENCH_PARAMS / 2 : 0;
+		struct msg m = fixture_push(worker, ++seq);
+		uint64_t offset = i / 2 % 2 ? FIXTURE_PARAMS / 2 : 0;
 
-		bench_slice(&m, offset, BENCH_PARAMS / 2, bench_ones);
+		fixture_slice(&m, offset, FIXTURE_PARAMS / 2, fixture_ones);
 		if (i % 2)
 			pull_current(&frame[i]);
-		param_buffers_before_step(buffers, b.core);
-		bench_applied(&b, 9, &m);
-		param_buffers_after_step(buffers, b.core);
+		param_buffers_before_step(buffers, f.core);
+		fixture_applied(&f, 9, &m);
+		param_buffers_after_step(buffers, f.core);
 		pull_current(&frame[i - i % 2]);
 		zmq_msg_close(&frame[i - i % 2]);
 		if (i % 2)
@@ -213,11 +213,11 @@ static void a_part_of_the_weights_changes(void **state)
 /* They lie in a buffer of the core that the next epoch overwrites. */
 static void weights_under_evaluation_are_copied(void **state)
 {
-	float eval[BENCH_PARAMS] = {0};
+	float eval[FIXTURE_PARAMS] = {0};
 	zmq_msg_t frame, current;
 
 	(void)state;
-	for (size_t i = 0; i < BENCH_PARAMS; i++)
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		eval[i] = 77;
 	pull(WEIGHTS_EVAL, eval, 0, &frame);
 	pull_current(&current);

@@ -38,9 +38,9 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 	assert_recovers(0);
 	saved(0); /* it has failed; the core begins the next at once */
 	push(3);
-	sh.b.now_ms += core_config(sh.b.core)->checkpoint.interval_ms;
+	sh.f.now_ms += core_config(sh.f.core)->checkpoint.interval_ms;
 	tick();
-	assert_int_not_equal(sh.b.saving, 0);
+	assert_int_not_equal(sh.f.saving, 0);
 	push(1);
 	settle();
 	assert_recovers(0);
@@ -137,7 +137,7 @@ static void a_journal_lost_behind_a_snapshot_waits_for_the_next(void **state)
 		push(1);
 		settle();
 		writes_left = -1;
-		save(sh.b.saving);
+		save(sh.f.saving);
 		saved(1);
 		push(1);
 		settle();

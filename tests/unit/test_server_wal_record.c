@@ -3,19 +3,20 @@
  * as it was, and no damage to them does harm.
  */
 #include "server/durability/wal_record.h"
-#include "tests/unit/core_bench.h"
+#include "tests/support/core_fixture.h"
 
 static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state)
 {
 	struct rng rng = rng_seed(3, RNG_SIM, 0);
 	unsigned char whole[4096], copy[4096];
-	struct msg m = bench_push_ones((struct stamp){.term = 1, .worker = 1, .incarnation = 1}, 1);
+	struct msg m =
+		fixture_push_ones((struct stamp){.term = 1, .worker = 1, .incarnation = 1}, 1);
 	struct wal_record_reader r;
 	struct frames f;
 	unsigned believed = 0;
 
 	(void)state;
-	assert_int_equal(wal_record_reader_init(&r, BENCH_PARAMS), PS_OK);
+	assert_int_equal(wal_record_reader_init(&r, FIXTURE_PARAMS), PS_OK);
 	for (int kind = EVENT_MESSAGE; kind <= EVENT_PROGRESS; kind++) {
 		const struct event ev = {.kind = (enum event_kind)kind,
 			.peer = 7,
@@ -29,7 +30,7 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 		for (size_t i = 0; has_frames && i < f.n; n += zmq_msg_size(&f.frame[i++]))
 			memcpy(whole + n, zmq_msg_data(&f.frame[i]), zmq_msg_size(&f.frame[i]));
 		frames_release(&f);
-		assert_true(n <= wal_record_max(BENCH_PARAMS));
+		assert_true(n <= wal_record_max(FIXTURE_PARAMS));
 		assert_int_equal(wal_record_read(&r, whole, n), PS_OK);
 		assert_int_equal(r.event.kind, kind);
 		assert_int_equal(r.event.peer, 7);
@@ -39,8 +40,8 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 			r.event.generation, kind == EVENT_TICK || kind == EVENT_PROGRESS ? 0 : 99);
 		assert_int_equal(r.now_ms, 1234);
 		if (has_frames)
-			assert_memory_equal(
-				r.msg.push.slices.slice[0].data, bench_ones, sizeof(bench_ones));
+			assert_memory_equal(r.msg.push.slices.slice[0].data, fixture_ones,
+				sizeof(fixture_ones));
 		for (size_t cut = 0; cut < n; cut++)
 			assert_int_not_equal(wal_record_read(&r, whole, cut), PS_OK);
 		for (int i = 0; i < 2000; i++) {

@@ -67,7 +67,7 @@ static void a_journal_of_another_start_is_refused(void **state)
 {
 	struct wal_config config = {.loop = &sh.loop,
 		.dir = sh.dir,
-		.run = core_config(sh.b.core)->run,
+		.run = core_config(sh.f.core)->run,
 		.term = 4711,
 		.generation = 1,
 		.done = on_done};
@@ -93,7 +93,7 @@ static long stand_in_an_older_journal(char path[320])
 	begin_snapshot();
 	settle();
 	long place = (long)wal_stats(sh.wal)->bytes;
-	save(sh.b.saving);
+	save(sh.f.saving);
 	saved(1);
 	for (int i = 0; i < 4; i++) {
 		push(1);
@@ -175,11 +175,11 @@ static void a_journal_of_an_earlier_start_is_not_its(void **state)
 
 	(void)state;
 	stand_in_an_older_journal(path);
-	sh.b.core->cfg.term++; /* the next start, which ended before it began a journal */
+	sh.f.core->cfg.term++; /* the next start, which ended before it began a journal */
 	save(6);
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
 	assert_int_equal(c.generation, 6);
-	assert_int_equal(wal_replay(sh.dir, &sh.b.cfg, &c, &e), PS_OK);
+	assert_int_equal(wal_replay(sh.dir, &sh.f.cfg, &c, &e), PS_OK);
 	checkpoint_release(&c);
 }
 

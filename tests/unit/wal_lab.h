@@ -13,7 +13,7 @@
 #include "common/checkpoint.h"
 #include "common/generation.h"
 #include "server/durability/wal.h"
-#include "tests/unit/core_images.h"
+#include "tests/support/core_fixture.h"
 #include "tests/unit/scratch.h"
 
 /*
@@ -50,7 +50,7 @@ int fdatasync(int fd)
 static struct shell {
 	char dir[64];
 	uv_loop_t loop;
-	struct bench b;
+	struct core_fixture f;
 	struct wal *wal;
 	struct wire *wire;
 	struct stamp stamp;
@@ -68,7 +68,7 @@ static inline void on_done(void *arg)
 
 static inline void save(uint64_t generation)
 {
-	struct bench_image img = bench_save(&sh.b);
+	struct core_snapshot img = fixture_save(&sh.f);
 	struct checkpoint c = {.generation = generation, .n_sections = IMAGE_SECTIONS};
 	struct err e;
 
@@ -80,18 +80,18 @@ static inline void save(uint64_t generation)
 	saving = 1;
 	assert_int_equal(checkpoint_write(sh.dir, &c, &e), PS_OK);
 	saving = 0;
-	bench_drop(&img);
+	fixture_drop(&img);
 }
 
 /* What a start would find: the sections at the end of the journals equal the core's. */
 static inline void assert_recovers(int accept_loss)
 {
-	struct bench_image img = bench_save(&sh.b);
+	struct core_snapshot img = fixture_save(&sh.f);
 	struct checkpoint c;
 	struct err e;
 
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
-	struct core_config now = sh.b.cfg;
+	struct core_config now = sh.f.cfg;
 	now.sessions.accept_rollback = accept_loss;
 	assert_int_equal(wal_replay(sh.dir, &now, &c, &e), PS_OK);
 	for (int i = 0; i < IMAGE_SECTIONS; i++) {
@@ -100,7 +100,7 @@ static inline void assert_recovers(int accept_loss)
 		assert_memory_equal(s->data, img.data[i], s->size);
 	}
 	checkpoint_release(&c);
-	bench_drop(&img);
+	fixture_drop(&img);
 }
 
 /* Of the weights a start would have: how often was coordinate 0 moved? */
@@ -111,7 +111,7 @@ static inline int recovered_pushes(int accept_loss, int *rc)
 	float w = 0;
 
 	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
-	struct core_config now = sh.b.cfg;
+	struct core_config now = sh.f.cfg;
 	now.sessions.accept_rollback = accept_loss;
 	*rc = wal_replay(sh.dir, &now, &c, &e);
 	memcpy(&w, checkpoint_find(&c, "weights")->data, sizeof(w));
@@ -137,9 +137,9 @@ static inline void take(const struct event *ev, struct frames *f)
 {
 	const struct effect *e;
 
-	sh.newest = wal_append(sh.wal, ev, sh.b.now_ms, f);
-	bench_step(&sh.b, ev);
-	e = bench_effect(&sh.b, EFFECT_SNAPSHOT);
+	sh.newest = wal_append(sh.wal, ev, sh.f.now_ms, f);
+	fixture_step(&sh.f, ev);
+	e = fixture_effect(&sh.f, EFFECT_SNAPSHOT);
 	if (e)
 		wal_rotate(sh.wal, e->generation);
 }
@@ -159,14 +159,14 @@ static inline void receive(uint32_t peer, const struct msg *m)
 static inline void push(int n)
 {
 	while (n-- > 0) {
-		struct msg m = bench_push_ones(sh.stamp, ++sh.seq);
+		struct msg m = fixture_push_ones(sh.stamp, ++sh.seq);
 		receive(9, &m);
 	}
 }
 
 static inline void tick(void)
 {
-	sh.b.now_ms += 50;
+	sh.f.now_ms += 50;
 	take(&(struct event){.kind = EVENT_TICK}, NULL);
 }
 
@@ -181,11 +181,11 @@ static inline void settle(void)
 /* The snapshot under way has been taken by now; here its disk is done. */
 static inline void saved(int ok)
 {
-	uint64_t generation = sh.b.saving;
+	uint64_t generation = sh.f.saving;
 
 	if (ok)
 		wal_checkpointed(sh.wal, generation);
-	sh.b.saving = 0;
+	sh.f.saving = 0;
 	take(&(struct event){.kind = ok ? EVENT_DURABLE : EVENT_SAVE_FAILED,
 		     .generation = generation},
 		NULL);
@@ -194,16 +194,16 @@ static inline void saved(int ok)
 /* The core takes a snapshot, at a time when it would whatever happened to the one before. */
 static inline void begin_snapshot(void)
 {
-	sh.b.now_ms += core_config(sh.b.core)->checkpoint.interval_ms;
+	sh.f.now_ms += core_config(sh.f.core)->checkpoint.interval_ms;
 	take(&(struct event){.kind = EVENT_SAVE}, NULL);
-	assert_int_not_equal(sh.b.saving, 0);
+	assert_int_not_equal(sh.f.saving, 0);
 }
 
 /* A snapshot of this instant, on the disk. */
 static inline void snapshot(void)
 {
 	begin_snapshot();
-	save(sh.b.saving);
+	save(sh.f.saving);
 	saved(1);
 }
 
@@ -224,7 +224,7 @@ static inline void failing_snapshots(int n)
 
 static inline void open_journal(void)
 {
-	const struct core_config *cfg = core_config(sh.b.core);
+	const struct core_config *cfg = core_config(sh.f.core);
 	const struct wal_config config = {.loop = &sh.loop,
 		.dir = sh.dir,
 		.run = cfg->run,
@@ -240,21 +240,21 @@ static inline void open_journal(void)
 
 static inline int set_up(void **state)
 {
-	struct core_config cfg = bench_config();
-	struct msg hello = bench_hello("");
+	struct core_config cfg = fixture_config();
+	struct msg hello = fixture_hello("");
 
 	(void)state;
 	memset(&sh, 0, sizeof(sh));
 	scratch_make(sh.dir);
 	assert_int_equal(uv_loop_init(&sh.loop), 0);
-	assert_int_equal(wire_new(&sh.wire, BENCH_PARAMS), PS_OK);
+	assert_int_equal(wire_new(&sh.wire, FIXTURE_PARAMS), PS_OK);
 	cfg.checkpoint.journal = 1;
 	cfg.generation = 1;
-	bench_open(&sh.b, cfg);
+	fixture_open(&sh.f, cfg);
 	save(1);
 	open_journal();
 	receive(9, &hello);
-	sh.stamp = bench_sent(&sh.b, 9, MSG_WELCOME)->welcome.stamp;
+	sh.stamp = fixture_sent(&sh.f, 9, MSG_WELCOME)->welcome.stamp;
 	return 0;
 }
 
@@ -265,7 +265,7 @@ static inline int tear_down(void **state)
 	settle();
 	wal_free(&sh.wal);
 	wire_free(&sh.wire);
-	bench_close(&sh.b);
+	fixture_close(&sh.f);
 	scratch_remove(sh.dir);
 	return uv_loop_close(&sh.loop);
 }

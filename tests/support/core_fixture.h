@@ -1,0 +1,137 @@
+/*
+ * core_fixture.h - a server core for tests, driven by one event at a time.
+ *
+ * The core lives in memory that was filled with 0xa5, so that a test finds reads of uninitialised
+ * state. After each step the fixture checks what must always hold: every message has a receiver, at
+ * most one snapshot is in progress, and the counters of the batch ledger agree with its entries.
+ */
+#ifndef TESTS_SUPPORT_CORE_FIXTURE_H
+#define TESTS_SUPPORT_CORE_FIXTURE_H
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "common/rng.h"
+#include "server/core/snapshot.h"
+#include "server/core/state.h"
+
+#define FIXTURE_PARAMS 8u
+
+extern const struct data_id fixture_data;        /* 35 training images, 7 test images */
+extern const float fixture_ones[FIXTURE_PARAMS]; /* 1 everywhere */
+
+struct core_fixture {
+	struct core_config cfg;
+	void *memory;
+	struct core *core;
+	uint64_t now_ms;
+	uint64_t saving;   /* generation of the snapshot in progress; 0: none */
+	struct core *twin; /* a second core that takes the same steps; NULL: none */
+};
+
+/* ---- configurations ------------------------------------------------------------------------- */
+
+/* Zero weights, plain SGD at rate 1, no data set; snapshots only when an event needs one. */
+struct core_config fixture_config(void);
+/* The same for two epochs of 35 images in 4 batches (10, 10, 10, 5), evaluated in 3 portions (3, 3,
+ * 1). */
+struct core_config fixture_training(void);
+
+/* ---- life cycle ----------------------------------------------------------------------------- */
+
+/* The size of the core's memory with the weights behind it. */
+size_t fixture_bytes(const struct core_config *cfg);
+/* That memory, filled with 0xa5. The caller frees it. */
+void *fixture_memory(const struct core_config *cfg);
+float *fixture_weights(void *memory, const struct core_config *cfg);
+void fixture_open(struct core_fixture *f, struct core_config cfg);
+/* Open, join worker 1 on connection 9, and apply `n` pushes. Only its WELCOME is durable. */
+struct stamp fixture_open_with_pushes(struct core_fixture *f, struct core_config cfg, uint64_t n);
+void fixture_close(struct core_fixture *f);
+
+/* ---- events --------------------------------------------------------------------------------- */
+
+void fixture_step(struct core_fixture *f, const struct event *ev);
+void fixture_message(struct core_fixture *f, uint32_t peer, const struct msg *m);
+void fixture_tick(struct core_fixture *f, uint64_t ms);
+void fixture_gone(struct core_fixture *f, uint32_t peer);
+/* EVENT_DURABLE or EVENT_SAVE_FAILED for the snapshot in progress. */
+void fixture_saved(struct core_fixture *f, enum event_kind kind);
+void fixture_durable(struct core_fixture *f);
+
+/* ---- effects of the last event -------------------------------------------------------------- */
+
+size_t fixture_count(const struct core_fixture *f, enum effect_kind kind);
+const struct effect *fixture_effect(const struct core_fixture *f, enum effect_kind kind);
+/* The first message of this type to `peer`, or NULL. */
+const struct msg *fixture_sent(const struct core_fixture *f, uint32_t peer, enum msg_type type);
+/* The only message is ERROR `status` to `peer`. */
+void fixture_refused(const struct core_fixture *f, uint32_t peer, int status);
+/* No message was sent, and the run goes on. */
+void fixture_silent(const struct core_fixture *f);
+struct worker_view fixture_worker(const struct core_fixture *f, uint32_t id);
+
+/* ---- messages of a worker ------------------------------------------------------------------- */
+
+struct msg fixture_hello(const char *name);
+struct msg fixture_resume(struct stamp s, uint64_t last_seq, uint64_t durable_seq);
+/* Send HELLO and complete snapshots until WELCOME arrives. */
+struct stamp fixture_join(struct core_fixture *f, uint32_t peer, const char *name);
+/* Resume a session. WELCOME must be the answer to HELLO. */
+struct stamp fixture_come_back(
+	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last_seq);
+
+/* A push without a batch and without values: a zero gradient. */
+struct msg fixture_push(struct stamp s, uint64_t seq);
+void fixture_slice(struct msg *m, uint64_t offset, uint64_t count, const float *g);
+/* A push that moves each weight by -rate. */
+struct msg fixture_push_ones(struct stamp s, uint64_t seq);
+/* Batches of the data set of fixture_training. */
+void fixture_work(struct msg *m, uint32_t epoch, uint32_t first, uint32_t count);
+/* fixture_push_ones with fixture_work. */
+struct msg fixture_batch(
+	struct stamp s, uint64_t seq, uint32_t epoch, uint32_t first, uint32_t count);
+/* Send a push. It must be answered by one ACK, which is in PARAMS if the push pulls. */
+struct msg_ack fixture_acked(struct core_fixture *f, uint32_t peer, const struct msg *m);
+void fixture_applied(struct core_fixture *f, uint32_t peer, const struct msg *m);
+void fixture_rejected(struct core_fixture *f, uint32_t peer, const struct msg *m, enum reject why);
+
+void fixture_lease(struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
+/* The grant that the last event sent to `peer`, or NULL. */
+const struct msg_grant *fixture_granted(const struct core_fixture *f, uint32_t peer);
+/* Request a lease. The grant must be the answer. */
+struct msg_grant fixture_grant(
+	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
+/* The same; it must be training. */
+struct msg_grant fixture_train(
+	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
+void assert_work(const struct msg_grant *g, uint32_t epoch, uint32_t first, uint32_t count);
+
+void fixture_beat(struct core_fixture *f, uint32_t peer, struct stamp s);
+void fixture_pull(struct core_fixture *f, uint32_t peer, struct stamp s, enum weights which);
+void fixture_bye(struct core_fixture *f, uint32_t peer, struct stamp s);
+void fixture_admin(struct core_fixture *f, uint32_t peer, enum admin_verb verb);
+
+/* ---- snapshots ------------------------------------------------------------------------------ */
+
+struct core_snapshot {
+	unsigned char *data[IMAGE_SECTIONS];
+	size_t size[IMAGE_SECTIONS];
+};
+
+/* Encode the state; fixture_drop frees it. */
+struct core_snapshot fixture_save(const struct core_fixture *f);
+void fixture_drop(struct core_snapshot *snapshot);
+/* Decode it into fresh memory. The status, and the reason if it is not PS_OK. */
+int fixture_read(struct core_fixture *f, struct core_config cfg,
+	const struct core_snapshot *snapshot, const char **why);
+/* A start of the server from a snapshot, which must be valid. */
+void fixture_load(
+	struct core_fixture *f, struct core_config cfg, const struct core_snapshot *snapshot);
+/* The server is killed and started from a snapshot of this moment. */
+void fixture_restart(struct core_fixture *f);
+
+#endif

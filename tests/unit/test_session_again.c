@@ -2,163 +2,163 @@
  * Proves invariant (3) of worker/client/session.h, everything is sent again after a WELCOME, and
  * all of them together under a network that loses, repeats and reorders.
  */
-#include "tests/unit/session_bench.h"
+#include "tests/support/session_driver.h"
 #include "common/rng.h"
 
 /* ---- everything again ----------------------------------------------------------------------- */
 
 static void after_a_welcome_all_is_sent_again_in_order(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 	const struct msg_result r = {.eval_id = 5, .eval_first = 1, .eval_count = 2, .correct = 1};
 
 	(void)state;
-	sbench_open(&b);
-	assert_int_equal(sbench_pull(&b), PS_OK);
-	assert_did(&b, "pull");
-	assert_int_equal(sbench_lease(&b), PS_OK);
-	assert_did(&b, "lease");
-	sbench_push_ok(&b, 6); /* 5 and 6 wait for the window */
-	assert_int_equal(session_result(b.s, &r, b.now_ms), PS_OK);
-	assert_did(&b, ""); /* behind the pushes */
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	assert_did(&b, "ACK:1 push:5");
-	sbench_crash(&b);
-	sbench_error(&b, PS_ETERM);
-	assert_did(&b, "hello");
-	sbench_welcome(&b, 0, 0);
-	assert_did(&b, "READY push:1 push:2 push:3 push:4");
+	driver_open(&d);
+	assert_int_equal(driver_pull(&d), PS_OK);
+	assert_did(&d, "pull");
+	assert_int_equal(driver_lease(&d), PS_OK);
+	assert_did(&d, "lease");
+	driver_push_ok(&d, 6); /* 5 and 6 wait for the window */
+	assert_int_equal(session_result(d.s, &r, d.now_ms), PS_OK);
+	assert_did(&d, ""); /* behind the pushes */
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	assert_did(&d, "ACK:1 push:5");
+	driver_crash(&d);
+	driver_error(&d, PS_ETERM);
+	assert_did(&d, "hello");
+	driver_welcome(&d, 0, 0);
+	assert_did(&d, "READY push:1 push:2 push:3 push:4");
 	assert_int_equal(
-		sbench_sent(&b, MSG_PUSH)->push.verdict, VERDICT_OK); /* known from before */
+		driver_sent(&d, MSG_PUSH)->push.verdict, VERDICT_OK); /* known from before */
 	for (uint64_t seq = 1; seq <= 2; seq++)
-		sbench_ack(&b, seq, VERDICT_OK, 0);
-	assert_did(&b, "ACK:2 push:6 result lease pull");
-	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.correct, 1);
-	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.stamp.term, b.welcome.stamp.term);
-	assert_int_equal(sbench_sent(&b, MSG_LEASE)->lease.request, 1); /* the same number */
-	assert_int_equal(sbench_sent(&b, MSG_PULL)->pull.request, 2); /* asked of another server */
-	sbench_lost(&b);
-	sbench_up(&b);
-	sbench_welcome(&b, 6, 0); /* RESULT has no answer: who loses it, the lease is given again */
-	assert_did(&b, "READY push:3 push:4 push:5 push:6 lease pull");
-	session_free(&b.s);
+		driver_ack(&d, seq, VERDICT_OK, 0);
+	assert_did(&d, "ACK:2 push:6 result lease pull");
+	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.correct, 1);
+	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.stamp.term, d.welcome.stamp.term);
+	assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, 1); /* the same number */
+	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2); /* asked of another server */
+	driver_lost(&d);
+	driver_up(&d);
+	driver_welcome(&d, 6, 0); /* RESULT has no answer: who loses it, the lease is given again */
+	assert_did(&d, "READY push:3 push:4 push:5 push:6 lease pull");
+	session_free(&d.s);
 }
 
 static void a_push_carries_a_pull_once_and_a_replay_never(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 	struct msg params = {.type = MSG_PARAMS, .params = {.request = 1}};
 
 	(void)state;
-	sbench_open(&b);
-	sbench_push_ok(&b, 4); /* the window is full */
-	assert_int_equal(sbench_push_pull(&b), PS_OK);
-	assert_did(&b, "");
-	assert_int_equal(sbench_pull(&b), PS_EAGAIN); /* one at a time */
-	assert_int_equal(sbench_push_pull(&b), PS_EAGAIN);
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	assert_did(&b, "ACK:1 push:5");
-	assert_int_equal(sbench_sent(&b, MSG_PUSH)->push.pull, 1);
-	sbench_lost(&b);
-	sbench_up(&b);
-	sbench_welcome(&b, 3, 0);
-	assert_did(&b, "READY push:2 push:3 push:4 push:5 pull");
-	for (size_t i = 0; session_effect(b.s, i); i++)
-		if (session_effect(b.s, i)->kind == DO_SEND_PUSH)
-			assert_int_equal(session_effect(b.s, i)->msg.push.pull, 0);
-	sbench_message(&b, &params);
-	assert_did(&b, "PARAMS");
-	session_free(&b.s);
+	driver_open(&d);
+	driver_push_ok(&d, 4); /* the window is full */
+	assert_int_equal(driver_push_pull(&d), PS_OK);
+	assert_did(&d, "");
+	assert_int_equal(driver_pull(&d), PS_EAGAIN); /* one at a time */
+	assert_int_equal(driver_push_pull(&d), PS_EAGAIN);
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	assert_did(&d, "ACK:1 push:5");
+	assert_int_equal(driver_sent(&d, MSG_PUSH)->push.pull, 1);
+	driver_lost(&d);
+	driver_up(&d);
+	driver_welcome(&d, 3, 0);
+	assert_did(&d, "READY push:2 push:3 push:4 push:5 pull");
+	for (size_t i = 0; session_effect(d.s, i); i++)
+		if (session_effect(d.s, i)->kind == DO_SEND_PUSH)
+			assert_int_equal(session_effect(d.s, i)->msg.push.pull, 0);
+	driver_message(&d, &params);
+	assert_did(&d, "PARAMS");
+	session_free(&d.s);
 }
 
 static void a_replay_carries_the_verdict_of_its_first_ack(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	sbench_push_ok(&b, 3);
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	sbench_ack(&b, 2, VERDICT_REJECTED, 0);
-	sbench_crash(&b);
-	sbench_lost(&b);
-	sbench_up(&b);
-	sbench_welcome(&b, 0, 0);
-	assert_did(&b, "READY push:1 push:2 push:3");
-	assert_int_equal(session_effect(b.s, 1)->msg.push.verdict, VERDICT_OK);
-	assert_int_equal(session_effect(b.s, 1)->msg.push.reject, REJECT_NONE);
-	assert_int_equal(session_effect(b.s, 2)->msg.push.verdict, VERDICT_REJECTED);
-	assert_int_equal(session_effect(b.s, 2)->msg.push.reject, REJECT_NORM);
-	assert_int_equal(session_effect(b.s, 3)->msg.push.verdict, VERDICT_NONE);
+	driver_open(&d);
+	driver_push_ok(&d, 3);
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	driver_ack(&d, 2, VERDICT_REJECTED, 0);
+	driver_crash(&d);
+	driver_lost(&d);
+	driver_up(&d);
+	driver_welcome(&d, 0, 0);
+	assert_did(&d, "READY push:1 push:2 push:3");
+	assert_int_equal(session_effect(d.s, 1)->msg.push.verdict, VERDICT_OK);
+	assert_int_equal(session_effect(d.s, 1)->msg.push.reject, REJECT_NONE);
+	assert_int_equal(session_effect(d.s, 2)->msg.push.verdict, VERDICT_REJECTED);
+	assert_int_equal(session_effect(d.s, 2)->msg.push.reject, REJECT_NORM);
+	assert_int_equal(session_effect(d.s, 3)->msg.push.verdict, VERDICT_NONE);
 	for (uint64_t seq = 1; seq <= 2; seq++) {
-		sbench_ack(&b, seq, VERDICT_OK, 0);
-		assert_did(&b, ""); /* told before */
+		driver_ack(&d, seq, VERDICT_OK, 0);
+		assert_did(&d, ""); /* told before */
 	}
-	session_free(&b.s);
+	session_free(&d.s);
 }
 
 static void answers_of_before_a_crash_are_not_believed(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 	struct msg late;
 
 	(void)state;
-	sbench_open(&b);
-	sbench_push_ok(&b, 4);
+	driver_open(&d);
+	driver_push_ok(&d, 4);
 	late = (struct msg){.type = MSG_ACK,
 		.ack = {.seq = 1, .verdict = VERDICT_OK, .durable_seq = 1, .term = 3}};
-	sbench_crash(&b);
-	sbench_lost(&b);
-	sbench_up(&b);
-	sbench_welcome(&b, 0, 0);
-	sbench_message(&b, &late);
-	assert_did(&b, "");
+	driver_crash(&d);
+	driver_lost(&d);
+	driver_up(&d);
+	driver_welcome(&d, 0, 0);
+	driver_message(&d, &late);
+	assert_did(&d, "");
 	late = (struct msg){.type = MSG_BEAT,
-		.beat = {.stamp = b.welcome.stamp, .last_seq = 4, .durable_seq = 4}};
+		.beat = {.stamp = d.welcome.stamp, .last_seq = 4, .durable_seq = 4}};
 	late.beat.stamp.term--;
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	sbench_message(&b, &late);
-	assert_did(&b, "");
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	driver_message(&d, &late);
+	assert_did(&d, "");
 	late.beat.stamp.term++;
 	late.beat.stamp.incarnation++; /* another's */
-	sbench_message(&b, &late);
-	assert_did(&b, "");
-	session_free(&b.s);
+	driver_message(&d, &late);
+	assert_did(&d, "");
+	session_free(&d.s);
 }
 
 static void an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	b.welcome.push_window = 1;
-	sbench_push_ok(&b, 3);
-	sbench_lost(&b);
-	sbench_up(&b);
-	sbench_welcome(&b, 0, 0);
-	assert_did(&b, "READY push:1");
-	sbench_ack(&b, 2, VERDICT_OK, 0); /* 2 is not on its way in this connection */
-	assert_did(&b, "");
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	assert_did(&b, "ACK:1 push:2");
-	session_free(&b.s);
+	driver_open(&d);
+	d.welcome.push_window = 1;
+	driver_push_ok(&d, 3);
+	driver_lost(&d);
+	driver_up(&d);
+	driver_welcome(&d, 0, 0);
+	assert_did(&d, "READY push:1");
+	driver_ack(&d, 2, VERDICT_OK, 0); /* 2 is not on its way in this connection */
+	assert_did(&d, "");
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	assert_did(&d, "ACK:1 push:2");
+	session_free(&d.s);
 }
 
 static void a_beat_that_acks_have_overtaken_changes_nothing(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	sbench_push_ok(&b, 3);
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	sbench_ack(&b, 2, VERDICT_OK, 0);
-	sbench_beat(&b, 2, 0);
-	assert_did(&b, "");
-	sbench_beat(&b, 1, 0); /* it came on the other connection */
-	assert_did(&b, "");
-	session_free(&b.s);
+	driver_open(&d);
+	driver_push_ok(&d, 3);
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	driver_ack(&d, 2, VERDICT_OK, 0);
+	driver_beat(&d, 2, 0);
+	assert_did(&d, "");
+	driver_beat(&d, 1, 0); /* it came on the other connection */
+	assert_did(&d, "");
+	session_free(&d.s);
 }
 
 /* ---- a server, a bad network, any order ----------------------------------------------------- */
@@ -166,15 +166,15 @@ static void a_beat_that_acks_have_overtaken_changes_nothing(void **state)
 struct peer {
 	struct rng r;
 	uint64_t last, durable,
-		applied[BENCH_SEQS]; /* version at which a seq was decided; 0: not */
+		applied[DRIVER_SEQS]; /* version at which a seq was decided; 0: not */
 	uint64_t version;
 };
 
-static void peer_push(struct peer *p, struct sbench *b, uint64_t seq)
+static void peer_push(struct peer *p, struct session_driver *d, uint64_t seq)
 {
 	if (seq > p->last + 1) {
 		if (rng_below(&p->r, 2))
-			sbench_error(b, PS_EGAP);
+			driver_error(d, PS_EGAP);
 		return;
 	}
 	if (seq == p->last + 1) {
@@ -184,11 +184,11 @@ static void peer_push(struct peer *p, struct sbench *b, uint64_t seq)
 	if (rng_below(&p->r, 4) == 0)
 		p->durable = p->last;
 	if (rng_below(&p->r, 10)) /* else the ACK is lost */
-		sbench_ack(b, seq, VERDICT_OK, p->durable);
+		driver_ack(d, seq, VERDICT_OK, p->durable);
 }
 
 /* Deliver what the last call sent, now and then only some of it. */
-static void peer_hear(struct peer *p, struct sbench *b, int depth)
+static void peer_hear(struct peer *p, struct session_driver *d, int depth)
 {
 	struct {
 		enum session_effect_kind kind;
@@ -197,66 +197,66 @@ static void peer_hear(struct peer *p, struct sbench *b, int depth)
 	} todo[80];
 	size_t n = 0;
 
-	for (size_t i = 0; session_effect(b->s, i) && n < 80; i++, n++) {
-		todo[n].kind = session_effect(b->s, i)->kind;
-		todo[n].type = session_effect(b->s, i)->msg.type;
-		todo[n].seq = session_effect(b->s, i)->seq;
+	for (size_t i = 0; session_effect(d->s, i) && n < 80; i++, n++) {
+		todo[n].kind = session_effect(d->s, i)->kind;
+		todo[n].type = session_effect(d->s, i)->msg.type;
+		todo[n].seq = session_effect(d->s, i)->seq;
 	}
 	for (size_t i = 0; i < n && depth < 200; i++) {
 		if (todo[i].kind > DO_SEND_BEAT || rng_below(&p->r, 12) == 0)
 			continue;
 		if (todo[i].kind == DO_SEND_PUSH)
-			peer_push(p, b, todo[i].seq);
+			peer_push(p, d, todo[i].seq);
 		else if (todo[i].type == MSG_HELLO)
-			sbench_welcome(b, p->last, p->durable);
+			driver_welcome(d, p->last, p->durable);
 		else if (todo[i].type == MSG_BEAT)
-			sbench_beat(b, p->last, p->durable);
+			driver_beat(d, p->last, p->durable);
 		else
 			continue;
-		peer_hear(p, b, depth + 1);
+		peer_hear(p, d, depth + 1);
 	}
 }
 
 /* The server dies and comes back from its disk. */
-static void peer_crash(struct peer *p, struct sbench *b)
+static void peer_crash(struct peer *p, struct session_driver *d)
 {
 	for (uint64_t seq = p->durable + 1; seq <= p->last; seq++)
 		p->applied[seq] = 0;
 	p->last = p->durable;
-	sbench_crash(b);
-	sbench_lost(b);
-	sbench_up(b);
+	driver_crash(d);
+	driver_lost(d);
+	driver_up(d);
 }
 
 static void whatever_is_lost_each_push_is_decided_once_in_order(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
 	for (uint64_t seed = 1; seed <= 100; seed++) {
 		struct peer p = {.r = rng_seed(seed, RNG_SIM, 0)};
 
 		print_message("seed %llu\r", (unsigned long long)seed);
-		sbench_open(&b);
-		for (int i = 0; i < 100000 && session_durable_seq(b.s) < 300; i++) {
+		driver_open(&d);
+		for (int i = 0; i < 100000 && session_durable_seq(d.s) < 300; i++) {
 			uint64_t dice = rng_below(&p.r, 100);
 
 			if (dice == 0)
-				peer_crash(&p, &b);
+				peer_crash(&p, &d);
 			else if (dice < 40)
-				sbench_tick(&b, rng_below(&p.r, 400));
-			else if (session_last_seq(b.s) < 300)
-				(void)!sbench_push(&b);
+				driver_tick(&d, rng_below(&p.r, 400));
+			else if (session_last_seq(d.s) < 300)
+				(void)!driver_push(&d);
 			else
-				sbench_beat(&b, p.last, p.durable = p.last);
-			peer_hear(&p, &b, 0);
+				driver_beat(&d, p.last, p.durable = p.last);
+			peer_hear(&p, &d, 0);
 		}
-		assert_int_equal(session_phase(b.s), PHASE_READY);
-		assert_int_equal(session_durable_seq(b.s), 300);
+		assert_int_equal(session_phase(d.s), PHASE_READY);
+		assert_int_equal(session_durable_seq(d.s), 300);
 		assert_int_equal(p.last, 300);
 		for (uint64_t seq = 2; seq <= 300; seq++)
 			assert_true(p.applied[seq] > p.applied[seq - 1]);
-		session_free(&b.s);
+		session_free(&d.s);
 	}
 }
 

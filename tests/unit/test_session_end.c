@@ -2,40 +2,40 @@
  * Proves how a session of worker/client/session.h answers its program's requests one by one, and
  * every way in which it ends.
  */
-#include "tests/unit/session_bench.h"
+#include "tests/support/session_driver.h"
 
 static void one_pull_at_a_time_answered_by_its_number(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 	struct msg m = {.type = MSG_PARAMS};
 
 	(void)state;
-	sbench_open(&b);
-	assert_int_equal(session_pull(b.s, WEIGHTS_EVAL, b.now_ms), PS_OK);
-	assert_int_equal(sbench_sent(&b, MSG_PULL)->pull.which, WEIGHTS_EVAL);
-	assert_int_equal(sbench_pull(&b), PS_EAGAIN);
-	sbench_lost(&b);
-	sbench_up(&b);
-	sbench_welcome(&b, 0, 0);
+	driver_open(&d);
+	assert_int_equal(session_pull(d.s, WEIGHTS_EVAL, d.now_ms), PS_OK);
+	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.which, WEIGHTS_EVAL);
+	assert_int_equal(driver_pull(&d), PS_EAGAIN);
+	driver_lost(&d);
+	driver_up(&d);
+	driver_welcome(&d, 0, 0);
 	assert_int_equal(
-		sbench_sent(&b, MSG_PULL)->pull.which, WEIGHTS_EVAL); /* not the refused one's */
+		driver_sent(&d, MSG_PULL)->pull.which, WEIGHTS_EVAL); /* not the refused one's */
 	m.params = (struct msg_params){.request = 2, .version = 9, .which = WEIGHTS_EVAL};
-	sbench_message(&b, &m);
-	assert_did(&b, "");
+	driver_message(&d, &m);
+	assert_did(&d, "");
 	m.params.request = 1;
-	sbench_message(&b, &m);
-	assert_did(&b, "PARAMS");
-	assert_int_equal(sbench_effect(&b, NOTIFY_PARAMS)->msg.params.version, 9);
-	sbench_message(&b, &m);
-	assert_did(&b, "");
-	assert_int_equal(session_pull(b.s, WEIGHTS_EVAL, b.now_ms), PS_OK);
-	assert_int_equal(sbench_sent(&b, MSG_PULL)->pull.request, 2);
-	sbench_error(&b, PS_EAGAIN); /* nothing is under evaluation */
-	assert_did(&b, "NO-PARAMS");
-	assert_int_equal(sbench_effect(&b, NOTIFY_NO_PARAMS)->status, PS_EAGAIN);
-	sbench_error(&b, PS_EAGAIN);
-	assert_did(&b, "");
-	session_free(&b.s);
+	driver_message(&d, &m);
+	assert_did(&d, "PARAMS");
+	assert_int_equal(driver_effect(&d, NOTIFY_PARAMS)->msg.params.version, 9);
+	driver_message(&d, &m);
+	assert_did(&d, "");
+	assert_int_equal(session_pull(d.s, WEIGHTS_EVAL, d.now_ms), PS_OK);
+	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2);
+	driver_error(&d, PS_EAGAIN); /* nothing is under evaluation */
+	assert_did(&d, "NO-PARAMS");
+	assert_int_equal(driver_effect(&d, NOTIFY_NO_PARAMS)->status, PS_EAGAIN);
+	driver_error(&d, PS_EAGAIN);
+	assert_did(&d, "");
+	session_free(&d.s);
 }
 
 /* A server that waits for its disk repeats a notice: the worker is neither alone nor refused. */
@@ -43,102 +43,102 @@ static void a_notice_keeps_the_session_and_its_requests(void **state)
 {
 	(void)state;
 	for (enum weights which = WEIGHTS_CURRENT; which <= WEIGHTS_EVAL; which++) {
-		static struct sbench b;
+		static struct session_driver d;
 		struct msg m = {.type = MSG_PARAMS};
 
-		sbench_open(&b);
-		assert_int_equal(session_pull(b.s, which, b.now_ms), PS_OK);
+		driver_open(&d);
+		assert_int_equal(session_pull(d.s, which, d.now_ms), PS_OK);
 		for (int i = 0; i < 10; i++) {
-			sbench_tick(&b, 2000);
-			sbench_notice(&b);
-			assert_did(&b, "");
-			assert_int_equal(session_phase(b.s), PHASE_READY);
+			driver_tick(&d, 2000);
+			driver_notice(&d);
+			assert_did(&d, "");
+			assert_int_equal(session_phase(d.s), PHASE_READY);
 		}
 		m.params = (struct msg_params){.request = 1, .version = 9, .which = which};
-		sbench_message(&b, &m);
-		assert_did(&b, "PARAMS");
-		session_free(&b.s);
+		driver_message(&d, &m);
+		assert_did(&d, "PARAMS");
+		session_free(&d.s);
 	}
 }
 
 static void weights_of_before_a_crash_do_not_answer_a_pull_after_it(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 	struct msg m = {.type = MSG_PARAMS, .params = {.request = 1, .version = 9}};
 
 	(void)state;
-	sbench_open(&b);
-	assert_int_equal(sbench_pull(&b), PS_OK);
-	sbench_crash(&b);
-	sbench_error(&b, PS_ETERM);
-	sbench_welcome(&b, 0, 0);
-	assert_did(&b, "READY pull");
-	m.params.request = sbench_sent(&b, MSG_PULL)->pull.request - 1;
-	sbench_message(&b, &m);
-	assert_did(&b, "");
+	driver_open(&d);
+	assert_int_equal(driver_pull(&d), PS_OK);
+	driver_crash(&d);
+	driver_error(&d, PS_ETERM);
+	driver_welcome(&d, 0, 0);
+	assert_did(&d, "READY pull");
+	m.params.request = driver_sent(&d, MSG_PULL)->pull.request - 1;
+	driver_message(&d, &m);
+	assert_did(&d, "");
 	m.params.request++;
-	sbench_message(&b, &m);
-	assert_did(&b, "PARAMS");
-	session_free(&b.s);
+	driver_message(&d, &m);
+	assert_did(&d, "PARAMS");
+	session_free(&d.s);
 }
 
 static void a_refused_command_ends_nothing(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	sbench_error(&b, PS_EUSAGE);
-	assert_did(&b, "");
-	assert_int_equal(session_phase(b.s), PHASE_READY);
-	session_free(&b.s);
+	driver_open(&d);
+	driver_error(&d, PS_EUSAGE);
+	assert_did(&d, "");
+	assert_int_equal(session_phase(d.s), PHASE_READY);
+	session_free(&d.s);
 }
 
 static void one_lease_at_a_time_answered_by_its_number(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 	struct msg m = {.type = MSG_GRANT};
 
 	(void)state;
-	sbench_open(&b);
+	driver_open(&d);
 	for (uint64_t i = 1; i <= 3; i++) {
-		assert_int_equal(sbench_lease(&b), PS_OK);
-		assert_int_equal(sbench_sent(&b, MSG_LEASE)->lease.request, i);
-		assert_int_equal(sbench_lease(&b), PS_EAGAIN);
+		assert_int_equal(driver_lease(&d), PS_OK);
+		assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, i);
+		assert_int_equal(driver_lease(&d), PS_EAGAIN);
 		m.grant = (struct msg_grant){
 			.request = i - 1, .kind = GRANT_TRAIN, .work = {0, 5, 1}};
-		sbench_message(&b, &m);
-		assert_did(&b, "");
+		driver_message(&d, &m);
+		assert_did(&d, "");
 		m.grant.request = i;
-		sbench_message(&b, &m);
-		assert_did(&b, "GRANT");
-		assert_int_equal(sbench_effect(&b, NOTIFY_GRANT)->msg.grant.work.first, 5);
-		sbench_message(&b, &m);
-		assert_did(&b, "");
+		driver_message(&d, &m);
+		assert_did(&d, "GRANT");
+		assert_int_equal(driver_effect(&d, NOTIFY_GRANT)->msg.grant.work.first, 5);
+		driver_message(&d, &m);
+		assert_did(&d, "");
 	}
-	session_free(&b.s);
+	session_free(&d.s);
 }
 
 static void one_result_at_a_time_waits_behind_the_pushes(void **state)
 {
 	const struct msg_result first = {.eval_id = 1, .correct = 5}, second = {.eval_id = 2};
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	sbench_push_ok(&b, 5);
-	assert_int_equal(session_result(b.s, &first, b.now_ms), PS_OK);
-	assert_did(&b, "");
-	assert_int_equal(session_result(b.s, &second, b.now_ms), PS_EAGAIN);
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	assert_did(&b, "ACK:1 push:5 result");
-	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.eval_id, 1);
-	assert_int_equal(sbench_sent(&b, MSG_RESULT)->result.correct, 5);
+	driver_open(&d);
+	driver_push_ok(&d, 5);
+	assert_int_equal(session_result(d.s, &first, d.now_ms), PS_OK);
+	assert_did(&d, "");
+	assert_int_equal(session_result(d.s, &second, d.now_ms), PS_EAGAIN);
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	assert_did(&d, "ACK:1 push:5 result");
+	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.eval_id, 1);
+	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.correct, 5);
 	assert_memory_equal(
-		&sbench_sent(&b, MSG_RESULT)->result.stamp, &b.welcome.stamp, sizeof(struct stamp));
-	assert_int_equal(session_result(b.s, &second, b.now_ms), PS_OK);
-	assert_did(&b, "result");
-	session_free(&b.s);
+		&driver_sent(&d, MSG_RESULT)->result.stamp, &d.welcome.stamp, sizeof(struct stamp));
+	assert_int_equal(session_result(d.s, &second, d.now_ms), PS_OK);
+	assert_did(&d, "result");
+	session_free(&d.s);
 }
 
 static void errors_that_a_hello_cannot_mend_end_it(void **state)
@@ -146,26 +146,26 @@ static void errors_that_a_hello_cannot_mend_end_it(void **state)
 	const int mend[] = {PS_ETERM, PS_EGAP, PS_ESTATE};
 	const int end[] = {PS_EFENCED, PS_EWRONGRUN, PS_EWRONGDATA, PS_EPROTO, PS_EVERSION,
 		PS_EROLLEDBACK, PS_ESHUTDOWN, PS_EDONE, PS_EQUARANTINE, PS_EDIVERGED};
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
+	driver_open(&d);
 	for (size_t i = 0; i < 3; i++) {
-		sbench_error(&b, mend[i]);
-		assert_did(&b, "hello");
-		sbench_error(&b, mend[i]); /* one HELLO is under way */
-		assert_did(&b, "");
-		sbench_welcome(&b, 0, 0);
+		driver_error(&d, mend[i]);
+		assert_did(&d, "hello");
+		driver_error(&d, mend[i]); /* one HELLO is under way */
+		assert_did(&d, "");
+		driver_welcome(&d, 0, 0);
 	}
-	session_free(&b.s);
+	session_free(&d.s);
 	for (size_t i = 0; i < sizeof(end) / sizeof(end[0]); i++) {
-		sbench_open(&b);
-		sbench_error(&b, end[i]);
-		assert_int_equal(sbench_effect(&b, NOTIFY_END)->status, end[i]);
-		assert_int_equal(sbench_push(&b), end[i]);
-		assert_int_equal(sbench_pull(&b), end[i]);
-		assert_int_equal(sbench_lease(&b), end[i]);
-		session_free(&b.s);
+		driver_open(&d);
+		driver_error(&d, end[i]);
+		assert_int_equal(driver_effect(&d, NOTIFY_END)->status, end[i]);
+		assert_int_equal(driver_push(&d), end[i]);
+		assert_int_equal(driver_pull(&d), end[i]);
+		assert_int_equal(driver_lease(&d), end[i]);
+		session_free(&d.s);
 	}
 }
 
@@ -173,122 +173,122 @@ static void errors_that_a_hello_cannot_mend_end_it(void **state)
 
 static void bye_follows_all_pushes_and_its_answer_ends_the_session(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	sbench_push_ok(&b, 6);
-	assert_int_equal(sbench_lease(&b), PS_OK);
-	sbench_bye(&b);
-	assert_did(&b, ""); /* 5 and 6 wait for the window */
-	assert_int_equal(sbench_push(&b), PS_EAGAIN);
-	assert_int_equal(sbench_lease(&b), PS_EAGAIN);
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	sbench_ack(&b, 2, VERDICT_OK, 0);
-	assert_did(&b, "ACK:2 push:6 bye"); /* and no lease before it */
-	sbench_bye(&b);
-	assert_did(&b, "");
+	driver_open(&d);
+	driver_push_ok(&d, 6);
+	assert_int_equal(driver_lease(&d), PS_OK);
+	driver_bye(&d);
+	assert_did(&d, ""); /* 5 and 6 wait for the window */
+	assert_int_equal(driver_push(&d), PS_EAGAIN);
+	assert_int_equal(driver_lease(&d), PS_EAGAIN);
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	driver_ack(&d, 2, VERDICT_OK, 0);
+	assert_did(&d, "ACK:2 push:6 bye"); /* and no lease before it */
+	driver_bye(&d);
+	assert_did(&d, "");
 	for (uint64_t seq = 3; seq <= 6; seq++)
-		sbench_ack(&b, seq, VERDICT_OK, 0);
-	sbench_beat(&b, 6, 6);
-	assert_did(&b, "release:6");
-	sbench_bye_from_server(&b, PS_OK);
-	assert_did(&b, "END:PS_OK");
-	assert_int_equal(sbench_push(&b), PS_ESTATE);
-	session_free(&b.s);
+		driver_ack(&d, seq, VERDICT_OK, 0);
+	driver_beat(&d, 6, 6);
+	assert_did(&d, "release:6");
+	driver_bye_from_server(&d, PS_OK);
+	assert_did(&d, "END:PS_OK");
+	assert_int_equal(driver_push(&d), PS_ESTATE);
+	session_free(&d.s);
 }
 
 static void bye_is_sent_again_after_a_welcome_and_times_out_after_5_s(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	sbench_bye(&b);
-	assert_did(&b, "bye");
-	sbench_lost(&b);
-	sbench_up(&b);
-	sbench_welcome(&b, 0, 0);
-	assert_did(&b, "READY bye");
-	b.now_ms = 5000 + 4999;
-	sbench_tick(&b, 0);
-	assert_int_not_equal(session_phase(b.s), PHASE_END);
-	sbench_tick(&b, 1);
-	assert_did(&b, "END:PS_OK");
-	session_free(&b.s);
+	driver_open(&d);
+	driver_bye(&d);
+	assert_did(&d, "bye");
+	driver_lost(&d);
+	driver_up(&d);
+	driver_welcome(&d, 0, 0);
+	assert_did(&d, "READY bye");
+	d.now_ms = 5000 + 4999;
+	driver_tick(&d, 0);
+	assert_int_not_equal(session_phase(d.s), PHASE_END);
+	driver_tick(&d, 1);
+	assert_did(&d, "END:PS_OK");
+	session_free(&d.s);
 }
 
 static void leaving_without_an_answer_and_with_pushes_that_are_not_durable_is_a_failure(
 	void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	assert_int_equal(sbench_push(&b), PS_OK);
-	sbench_ack(&b, 1, VERDICT_OK, 0);
-	sbench_bye(&b);
-	sbench_tick(&b, 5000);
-	assert_int_equal(sbench_effect(&b, NOTIFY_END)->status, PS_EUNREACHABLE);
-	session_free(&b.s);
+	driver_open(&d);
+	assert_int_equal(driver_push(&d), PS_OK);
+	driver_ack(&d, 1, VERDICT_OK, 0);
+	driver_bye(&d);
+	driver_tick(&d, 5000);
+	assert_int_equal(driver_effect(&d, NOTIFY_END)->status, PS_EUNREACHABLE);
+	session_free(&d.s);
 }
 
 static void the_servers_bye_ends_it_with_its_reason(void **state)
 {
 	const int why[] = {PS_EDONE, PS_ESHUTDOWN, PS_EDIVERGED};
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
 	for (size_t i = 0; i < 6; i++) {
 		if (i % 2)
-			sbench_open(&b);
+			driver_open(&d);
 		else
-			sbench_new(&b, sbench_config(), 8); /* instead of a WELCOME */
-		sbench_bye_from_server(&b, PS_OK); /* the answer to a BYE that we did not say */
-		assert_did(&b, "");
-		sbench_bye_from_server(&b, why[i / 2]);
-		assert_int_equal(sbench_effect(&b, NOTIFY_END)->status, why[i / 2]);
-		session_free(&b.s);
+			driver_new(&d, driver_config(), 8); /* instead of a WELCOME */
+		driver_bye_from_server(&d, PS_OK); /* the answer to a BYE that we did not say */
+		assert_did(&d, "");
+		driver_bye_from_server(&d, why[i / 2]);
+		assert_int_equal(driver_effect(&d, NOTIFY_END)->status, why[i / 2]);
+		session_free(&d.s);
 	}
 }
 
 static void who_was_never_welcomed_leaves_at_once(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_new(&b, sbench_config(), 8);
-	sbench_bye(&b);
-	assert_did(&b, "END:PS_OK");
-	session_free(&b.s);
+	driver_new(&d, driver_config(), 8);
+	driver_bye(&d);
+	assert_did(&d, "END:PS_OK");
+	session_free(&d.s);
 }
 
 static void after_the_end_there_is_nothing(void **state)
 {
-	static struct sbench b;
+	static struct session_driver d;
 
 	(void)state;
-	sbench_open(&b);
-	sbench_push_ok(&b, 1);
-	sbench_error(&b, PS_EFENCED);
-	assert_did(&b, "END:PS_EFENCED");
-	sbench_ack(&b, 1, VERDICT_OK, 1); /* the bench refuses effects after the end */
-	sbench_welcome(&b, 0, 0);
-	sbench_error(&b, PS_ETERM);
-	sbench_bye_from_server(&b, PS_EDONE);
-	sbench_lost(&b);
-	sbench_up(&b);
-	sbench_bye(&b);
-	sbench_tick(&b, 100000);
-	assert_did(&b, "");
-	session_free(&b.s);
-	assert_null(b.s);
-	session_free(&b.s);
+	driver_open(&d);
+	driver_push_ok(&d, 1);
+	driver_error(&d, PS_EFENCED);
+	assert_did(&d, "END:PS_EFENCED");
+	driver_ack(&d, 1, VERDICT_OK, 1); /* the driver refuses effects after the end */
+	driver_welcome(&d, 0, 0);
+	driver_error(&d, PS_ETERM);
+	driver_bye_from_server(&d, PS_EDONE);
+	driver_lost(&d);
+	driver_up(&d);
+	driver_bye(&d);
+	driver_tick(&d, 100000);
+	assert_did(&d, "");
+	session_free(&d.s);
+	assert_null(d.s);
+	session_free(&d.s);
 }
 
 static void a_window_of_nothing_or_too_much_is_refused(void **state)
 {
-	const struct session_config cfg = sbench_config();
+	const struct session_config cfg = driver_config();
 	const size_t bad[] = {0, WIRE_MAX_WINDOW + 1, SIZE_MAX};
 	struct session *s;
 

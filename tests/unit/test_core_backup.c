@@ -3,7 +3,7 @@
  * Each batch still counts once. (Sandblaster's copies at once: test_core_sandblaster.c; a worker
  * that never delivers: test_core_deadline.c.)
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 static struct core_config config(enum mode mode)
 {
@@ -23,37 +23,37 @@ static struct core_config config(enum mode mode)
 static void a_batch_that_came_to_nothing_is_given_to_its_worker_again(void **state)
 {
 	struct core_config cfg = config(MODE_SYNC);
-	struct crew k;
-	float g[CREW_PARAMS];
+	struct cluster k;
+	float g[CLUSTER_PARAMS];
 
 	(void)state;
-	crew_open(&k, cfg, 1, 80, crew_bowl);
-	assert_int_equal(crew_ask(&k, 0), 1);
-	assert_int_equal(crew_push(&k, 0), REJECT_NONE);
-	assert_int_equal(crew_ask(&k, 0), 1);
-	crew_granted(&k, 0, 1, 1);
-	struct msg m = crew_gradient(&k, 0, g);
+	cluster_open(&k, cfg, 1, 80, cluster_bowl);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	cluster_granted(&k, 0, 1, 1);
+	struct msg m = cluster_gradient(&k, 0, g);
 	m.push.base_version = 0;
-	assert_int_equal(fixture_acked(&k.f, k.hand[0].peer, &m).reject, REJECT_STALE);
-	k.hand[0].seq++;
-	assert_int_equal(crew_ask(&k, 0), 1);
-	crew_granted(&k, 0, 1, 1);
-	crew_close(&k);
+	assert_int_equal(fixture_acked(&k.f, k.worker[0].peer, &m).reject, REJECT_STALE);
+	k.worker[0].seq++;
+	assert_int_equal(cluster_request(&k, 0), 1);
+	cluster_granted(&k, 0, 1, 1);
+	cluster_close(&k);
 }
 
 static void nobody_waits_for_a_stopped_worker(enum mode mode)
 {
-	struct crew k;
+	struct cluster k;
 
-	crew_open(&k, config(mode), 3, 80, crew_bowl);
-	assert_int_equal(crew_ask(&k, 2), 1); /* and is never heard of again */
+	cluster_open(&k, config(mode), 3, 80, cluster_bowl);
+	assert_int_equal(cluster_request(&k, 2), 1); /* and is never heard of again */
 	for (int i = 0; i < 1000 && core_training_epoch(k.f.core) < 2; i++)
-		crew_act(&k, (uint32_t)i % 2);
+		cluster_act(&k, (uint32_t)i % 2);
 	assert_int_equal(core_training_epoch(k.f.core), 2);
 	for (uint32_t e = 0; e < 2; e++)
 		assert_int_equal(core_epoch(k.f.core, e)->images, 80);
 	assert_true(core_stats(k.f.core)->backups > 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void downpour_waits_for_no_stopped_worker(void **state)
@@ -70,54 +70,54 @@ static void ssp_waits_for_no_stopped_worker(void **state)
 
 static void the_first_result_counts_and_the_second_is_superseded(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, config(MODE_DOWNPOUR), 2, 10, crew_ones);
-	assert_int_equal(crew_ask(&k, 0), 1);
-	assert_int_equal(crew_ask(&k, 1), 1);
-	crew_granted(&k, 1, 0, 1);
-	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
-	assert_int_equal(crew_push(&k, 0), REJECT_WORK); /* so the worker reads it */
+	cluster_open(&k, config(MODE_DOWNPOUR), 2, 10, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	assert_int_equal(cluster_request(&k, 1), 1);
+	cluster_granted(&k, 1, 0, 1);
+	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
+	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* so the worker reads it */
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
 	assert_int_equal(core_stats(k.f.core)->images, 10);
 	assert_true(core_weights(k.f.core)[0] == -1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* A batch is free again when the last of those who have it gives it back. */
 static void a_copy_given_back_leaves_the_batch_to_its_other_holder(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, config(MODE_DOWNPOUR), 3, 20, crew_ones);
-	assert_int_equal(crew_ask(&k, 0), 1); /* the first batch */
-	assert_int_equal(crew_ask(&k, 1), 1); /* the second */
-	assert_int_equal(crew_ask(&k, 2), 1); /* a copy of the first */
-	crew_granted(&k, 2, 0, 1);
-	assert_int_equal(crew_ask(&k, 2), 1); /* given back: a copy of it once more */
+	cluster_open(&k, config(MODE_DOWNPOUR), 3, 20, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0), 1); /* the first batch */
+	assert_int_equal(cluster_request(&k, 1), 1); /* the second */
+	assert_int_equal(cluster_request(&k, 2), 1); /* a copy of the first */
+	cluster_granted(&k, 2, 0, 1);
+	assert_int_equal(cluster_request(&k, 2), 1); /* given back: a copy of it once more */
 	assert_int_equal(k.f.core->leases.n_free, 0);
 	assert_int_equal(core_stats(k.f.core)->backups, 2);
-	fixture_bye(&k.f, k.hand[2].peer, k.hand[2].s);
+	fixture_bye(&k.f, k.worker[2].peer, k.worker[2].s);
 	assert_int_equal(k.f.core->leases.n_free, 0);
-	fixture_bye(&k.f, k.hand[0].peer, k.hand[0].s);
+	fixture_bye(&k.f, k.worker[0].peer, k.worker[0].s);
 	assert_int_equal(k.f.core->leases.n_free, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Who is alone has nobody to copy. */
 static void one_worker_gets_no_copies(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, config(MODE_DOWNPOUR), 1, 80, crew_bowl);
-	crew_run(&k, 1, NULL);
+	cluster_open(&k, config(MODE_DOWNPOUR), 1, 80, cluster_bowl);
+	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- late ------------------------------------------------------------------------------------ */
@@ -130,44 +130,44 @@ static struct core_config late_config(enum mode mode)
 	return cfg;
 }
 
-static void tick(struct crew *k, uint64_t ms)
+static void tick(struct cluster *k, uint64_t ms)
 {
 	fixture_tick(&k->f, ms);
-	crew_hear(k);
+	cluster_receive(k);
 }
 
 /* Worker i takes `ms` for what it has, and asks for more; 1: there is more. */
-static int work(struct crew *k, uint32_t i, uint64_t ms)
+static int work(struct cluster *k, uint32_t i, uint64_t ms)
 {
 	tick(k, ms);
-	assert_int_equal(crew_push(k, i), REJECT_NONE);
-	return crew_ask(k, i);
+	assert_int_equal(cluster_push(k, i), REJECT_NONE);
+	return cluster_request(k, i);
 }
 
 /* Worker 0 has delivered `n` batches of 100 ms each and has the last one of the epoch; the other
  * one has asked and waits. */
-static void open_with_one_idle(struct crew *k, struct core_config cfg, uint32_t n)
+static void open_with_one_idle(struct cluster *k, struct core_config cfg, uint32_t n)
 {
-	crew_open(k, cfg, 2, 10 * (n + 1), crew_ones);
-	assert_int_equal(crew_ask(k, 0), 1);
+	cluster_open(k, cfg, 2, 10 * (n + 1), cluster_ones);
+	assert_int_equal(cluster_request(k, 0), 1);
 	for (uint32_t i = 0; i < n; i++)
 		assert_int_equal(work(k, 0, 100), 1);
 	assert_int_equal(k->f.core->leases.n_free, 0);
-	crew_ask(k, 1);
+	cluster_request(k, 1);
 }
 
 static void a_copy_of_what_is_late_goes_to_an_idle_worker(enum mode mode)
 {
-	struct crew k;
+	struct cluster k;
 
 	open_with_one_idle(&k, late_config(mode), 3);
-	assert_int_equal(k.hand[1].grant.work.count, 0); /* no copy of what is in time */
+	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy of what is in time */
 	tick(&k, 200);
-	assert_int_equal(k.hand[1].grant.work.count, 0);
+	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick(&k, 50);
-	crew_granted(&k, 1, 3, 1);
+	cluster_granted(&k, 1, 3, 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_late_batch_is_copied_and_no_other(void **state)
@@ -182,23 +182,23 @@ static void a_late_batch_is_copied_and_no_other(void **state)
 static void the_late_batch_of_a_short_step_is_copied(void **state)
 {
 	struct core_config cfg = late_config(MODE_SYNC);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.min_workers = 2;
-	crew_open(&k, cfg, 2, 10 * 7, crew_ones);
-	assert_int_equal(crew_ask(&k, 0) + crew_ask(&k, 1), 2);
+	cluster_open(&k, cfg, 2, 10 * 7, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0) + cluster_request(&k, 1), 2);
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(work(&k, 0, 100), 0);
 		assert_int_equal(work(&k, 1, 0), i < 2);
 	}
-	assert_int_equal(k.hand[0].grant.work.first, 6);
+	assert_int_equal(k.worker[0].grant.work.first, 6);
 	tick(&k, 200);
-	assert_int_equal(k.hand[1].grant.work.count, 0); /* no copy of what is in time */
+	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy of what is in time */
 	tick(&k, 50);
-	crew_granted(&k, 1, 6, 1);
+	cluster_granted(&k, 1, 6, 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_late_portion_is_copied_and_no_other(void **state)
@@ -212,96 +212,96 @@ static void a_late_portion_is_copied_and_no_other(void **state)
 /* Who asks when a batch is late already does not wait for a tick. */
 static void who_asks_late_gets_the_copy_at_once(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_with_one_idle(&k, late_config(MODE_DOWNPOUR), 3);
-	fixture_bye(&k.f, k.hand[1].peer, k.hand[1].s);
+	fixture_bye(&k.f, k.worker[1].peer, k.worker[1].s);
 	k.f.now_ms += 250;
-	crew_hire(&k, 1);
-	assert_int_equal(crew_ask(&k, 1), 1);
-	crew_granted(&k, 1, 3, 1);
-	crew_close(&k);
+	cluster_join(&k, 1);
+	assert_int_equal(cluster_request(&k, 1), 1);
+	cluster_granted(&k, 1, 3, 1);
+	cluster_close(&k);
 }
 
 /* One copy; another one when that is late, too. */
 static void what_somebody_has_in_time_is_not_copied_again(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_with_one_idle(&k, late_config(MODE_DOWNPOUR), 3);
-	crew_hire(&k, k.n++);
-	crew_ask(&k, 2);
+	cluster_join(&k, k.n++);
+	cluster_request(&k, 2);
 	tick(&k, 250);
-	crew_granted(&k, 1, 3, 1);
-	assert_int_equal(k.hand[2].grant.work.count, 0);
+	cluster_granted(&k, 1, 3, 1);
+	assert_int_equal(k.worker[2].grant.work.count, 0);
 	tick(&k, 150);
-	assert_int_equal(k.hand[2].grant.work.count, 0);
+	assert_int_equal(k.worker[2].grant.work.count, 0);
 	tick(&k, 100);
-	crew_granted(&k, 2, 3, 1);
-	crew_close(&k);
+	cluster_granted(&k, 2, 3, 1);
+	cluster_close(&k);
 }
 
 /* A lease of several batches is late when one of them is, and the last of them is copied first. */
 static void a_lease_is_late_by_its_newest_delivery(void **state)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.max_batches = 4;
-	crew_open(&k, cfg, 2, 40, crew_ones);
-	fixture_bye(&k.f, k.hand[1].peer, k.hand[1].s); /* alone it gets all of them */
-	assert_int_equal(crew_ask(&k, 0), 1);
-	crew_granted(&k, 0, 0, 4);
+	cluster_open(&k, cfg, 2, 40, cluster_ones);
+	fixture_bye(&k.f, k.worker[1].peer, k.worker[1].s); /* alone it gets all of them */
+	assert_int_equal(cluster_request(&k, 0), 1);
+	cluster_granted(&k, 0, 0, 4);
 	for (uint32_t i = 0; i < 2; i++) {
 		tick(&k, 100);
-		k.hand[0].grant.work = (struct work){0, i, 1};
-		assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+		k.worker[0].grant.work = (struct work){0, i, 1};
+		assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	}
-	crew_hire(&k, 1);
-	crew_ask(&k, 1);
+	cluster_join(&k, 1);
+	cluster_request(&k, 1);
 	tick(&k, 190); /* 390 since the grant, 190 since the delivery */
-	assert_int_equal(k.hand[1].grant.work.count, 0);
+	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick(&k, 20);
-	crew_granted(&k, 1, 3, 1);
-	crew_close(&k);
+	cluster_granted(&k, 1, 3, 1);
+	cluster_close(&k);
 }
 
 /* The piece of the test set that worker 0 has is the only one; worker 1 waits for it. */
 static void a_late_piece_of_the_test_set_is_copied(void **state)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.eval_images = 4; /* two pieces */
 	cfg.training.epochs = 1;
-	crew_open(&k, cfg, 2, 10, crew_ones);
-	assert_int_equal(crew_ask(&k, 0), 1);
-	crew_ask(&k, 1);
+	cluster_open(&k, cfg, 2, 10, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	cluster_request(&k, 1);
 	tick(&k, 100);
-	crew_push(&k, 0);
-	assert_int_equal(k.hand[1].grant.kind, GRANT_EVAL);
-	crew_ask(&k, 0);
-	assert_int_equal(k.hand[0].grant.kind, GRANT_EVAL);
+	cluster_push(&k, 0);
+	assert_int_equal(k.worker[1].grant.kind, GRANT_EVAL);
+	cluster_request(&k, 0);
+	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
 	tick(&k, 100);
-	crew_evaluate(&k, 1);
-	crew_ask(&k, 1);
-	assert_int_not_equal(k.hand[1].grant.kind, GRANT_EVAL);
+	cluster_evaluate(&k, 1);
+	cluster_request(&k, 1);
+	assert_int_not_equal(k.worker[1].grant.kind, GRANT_EVAL);
 	tick(&k, 90);
-	assert_int_not_equal(k.hand[1].grant.kind, GRANT_EVAL);
+	assert_int_not_equal(k.worker[1].grant.kind, GRANT_EVAL);
 	tick(&k, 20);
-	assert_int_equal(k.hand[1].grant.kind, GRANT_EVAL);
-	assert_int_equal(k.hand[1].grant.eval_first, k.hand[0].grant.eval_first);
+	assert_int_equal(k.worker[1].grant.kind, GRANT_EVAL);
+	assert_int_equal(k.worker[1].grant.eval_first, k.worker[0].grant.eval_first);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
-	crew_evaluate(&k, 1);
+	cluster_evaluate(&k, 1);
 	assert_int_equal(core_epoch(k.f.core, 0)->eval_done, 7);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
-static uint64_t all_rejected(const struct crew *k)
+static uint64_t all_rejected(const struct cluster *k)
 {
 	uint64_t n = 0;
 
@@ -315,7 +315,7 @@ static uint64_t all_rejected(const struct crew *k)
 static void a_portion_that_comes_after_its_pass_is_superseded(void **state)
 {
 	struct core_config cfg = late_config(MODE_SANDBLASTER);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.optim.kind = OPTIM_LBFGS;
@@ -325,12 +325,12 @@ static void a_portion_that_comes_after_its_pass_is_superseded(void **state)
 	cfg.lbfgs.wolfe = 0.5;
 	open_with_one_idle(&k, cfg, 3);
 	tick(&k, 250);
-	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
 	assert_int_equal(core_stats(k.f.core)->version, 1);
-	assert_int_equal(crew_push(&k, 0), REJECT_STALE);
+	assert_int_equal(cluster_push(&k, 0), REJECT_STALE);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(all_rejected(&k), 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Equal workers, each with 100 ms for a batch, in steps of 10 ms: no copy is ever made. */
@@ -338,15 +338,15 @@ static void equal_workers_make_no_copies(enum mode mode)
 {
 	struct core_config cfg = late_config(mode);
 	uint64_t ready_ms[4] = {0};
-	struct crew k;
+	struct cluster k;
 
 	cfg.training.epochs = 3;
 	cfg.sandblaster.step_images = 80;
 	cfg.sessions.suspect_ms = cfg.sessions.dead_ms = 1000000;
-	crew_open(&k, cfg, 4, 200, crew_ones);
+	cluster_open(&k, cfg, 4, 200, cluster_ones);
 	for (int i = 0; i < 4000 && k.f.core->ending == END_NOT; i++) {
 		for (uint32_t n = 0; n < 4 && k.f.core->ending == END_NOT; n++) {
-			struct hand *h = &k.hand[n];
+			struct cluster_worker *h = &k.worker[n];
 			int has = h->grant.kind == GRANT_EVAL || h->grant.work.count;
 
 			if (has && ready_ms[n] == 0)
@@ -354,14 +354,14 @@ static void equal_workers_make_no_copies(enum mode mode)
 			if (has && k.f.now_ms < ready_ms[n])
 				continue;
 			ready_ms[n] = 0;
-			crew_act(&k, n);
+			cluster_act(&k, n);
 		}
 		tick(&k, 10);
 	}
 	assert_int_equal(core_training_epoch(k.f.core), 3);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
 	assert_int_equal(all_rejected(&k), 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_healthy_run_makes_no_copies_and_rejects_nothing(void **state)
@@ -375,15 +375,15 @@ static void a_healthy_run_makes_no_copies_and_rejects_nothing(void **state)
 static void without_copies_an_idle_worker_waits(void **state)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.backup_copies = BACKUP_NONE;
 	open_with_one_idle(&k, cfg, 3);
 	tick(&k, 900);
-	assert_int_equal(k.hand[1].grant.work.count, 0);
+	assert_int_equal(k.worker[1].grant.work.count, 0);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 int main(void)

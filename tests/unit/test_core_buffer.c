@@ -2,7 +2,7 @@
  * Proves what server/core/downpour.c says of a buffer of gradients (Nguyen 2022, FedBuff), and that
  * a run with it, in each combination that is accepted, equals a serial one by formulas of our own.
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 static struct core_config buffer_config(enum mode mode, uint32_t buffer)
 {
@@ -17,16 +17,16 @@ static struct core_config buffer_config(enum mode mode, uint32_t buffer)
 	return cfg;
 }
 
-static void assert_updates(const struct crew *k, uint64_t n)
+static void assert_updates(const struct cluster *k, uint64_t n)
 {
 	assert_int_equal(core_stats(k->f.core)->version, n);
 	assert_int_equal(core_stats(k->f.core)->updates, n);
 }
 
-static void ask_and_push(struct crew *k, uint32_t i)
+static void ask_and_push(struct cluster *k, uint32_t i)
 {
-	assert_int_equal(crew_ask(k, i), 1);
-	assert_int_equal(crew_push(k, i), REJECT_NONE);
+	assert_int_equal(cluster_request(k, i), 1);
+	assert_int_equal(cluster_push(k, i), REJECT_NONE);
 }
 
 /* ---- one update ------------------------------------------------------------------------------ */
@@ -37,9 +37,9 @@ static void an_update_is_made_of_k_gradients_of_any_workers(void **state)
 
 	(void)state;
 	for (size_t m = 0; m < 2; m++) {
-		struct crew k;
+		struct cluster k;
 
-		crew_open(&k, buffer_config(modes[m], 3), 2, 400, crew_ones);
+		cluster_open(&k, buffer_config(modes[m], 3), 2, 400, cluster_ones);
 		ask_and_push(&k, 0);
 		ask_and_push(&k, 0);
 		assert_updates(&k, 0);
@@ -50,7 +50,7 @@ static void an_update_is_made_of_k_gradients_of_any_workers(void **state)
 		assert_true(core_weights(k.f.core)[3] == -0.25f); /* the mean, not the sum */
 		assert_int_equal(core_stats(k.f.core)->images, 30);
 		assert_int_equal(core_epoch(k.f.core, 0)->updates, 1);
-		crew_close(&k);
+		cluster_close(&k);
 	}
 }
 
@@ -58,31 +58,31 @@ static void an_update_is_made_of_k_gradients_of_any_workers(void **state)
 static void a_stale_gradient_weighs_less(void **state)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.rate.staleness_scaling = STALE_INVERSE;
-	crew_open(&k, cfg, 2, 400, crew_ones);
-	crew_ask(&k, 1);
+	cluster_open(&k, cfg, 2, 400, cluster_ones);
+	cluster_request(&k, 1);
 	for (int i = 0; i < 6; i++)
 		ask_and_push(&k, 0);
 	assert_updates(&k, 2);
 	float before = core_weights(k.f.core)[0];
 	ask_and_push(&k, 0);
 	ask_and_push(&k, 0);
-	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
 	assert_updates(&k, 3);
 	assert_float_equal(before - core_weights(k.f.core)[0], (float)(0.25 * 2.5 / 3), 1e-7);
 	assert_int_equal(core_stats(k.f.core)->staleness_sum, 2);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void an_epoch_ends_with_what_is_in_the_buffer(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, buffer_config(MODE_DOWNPOUR, 3), 1, 65, crew_ones); /* 7 batches */
+	cluster_open(&k, buffer_config(MODE_DOWNPOUR, 3), 1, 65, cluster_ones); /* 7 batches */
 	for (int i = 0; i < 6; i++)
 		ask_and_push(&k, 0);
 	assert_updates(&k, 2);
@@ -92,22 +92,22 @@ static void an_epoch_ends_with_what_is_in_the_buffer(void **state)
 	assert_int_equal(core_training_epoch(k.f.core), 1);
 	assert_int_equal(core_epoch(k.f.core, 0)->images, 65);
 	assert_true(core_weights(k.f.core)[0] == -0.75f); /* it counts as an update of its own */
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* An epoch of 7 batches by one worker, with gradients of ones. */
 static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
-	struct crew k;
+	struct cluster k;
 
 	cfg.rate.scaling = how;
 	cfg.push.sum = (enum push_kind)push_sum;
-	crew_open(&k, cfg, 1, 65, crew_ones);
+	cluster_open(&k, cfg, 1, 65, cluster_ones);
 	for (int i = 0; i < 7; i++)
 		ask_and_push(&k, 0);
 	double w = (double)core_weights(k.f.core)[0];
-	crew_close(&k);
+	cluster_close(&k);
 	return w;
 }
 
@@ -147,17 +147,17 @@ static void a_buffer_of_one_is_none(void **state)
 	for (uint32_t buffer = 0; buffer < 2; buffer++) {
 		struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
 		struct rng r = rng_seed(5, RNG_SIM, 0);
-		struct crew k;
+		struct cluster k;
 
 		cfg.optim.kind = OPTIM_ADAM;
 		cfg.rate.staleness_scaling = STALE_INVERSE;
 		cfg.rate.lr = 0.05;
-		crew_open(&k, cfg, 4, 735, crew_bowl);
-		crew_run(&k, 4, &r);
+		cluster_open(&k, cfg, 4, 735, cluster_bowl);
+		cluster_run(&k, 4, &r);
 		assert_null(k.f.core->accumulator.sum);
 		assert_updates(&k, 148);
 		memcpy(end[buffer], core_weights(k.f.core), sizeof(end[0]));
-		crew_close(&k);
+		cluster_close(&k);
 	}
 	assert_memory_equal(end[0], end[1], sizeof(end[0]));
 }
@@ -167,26 +167,26 @@ static void a_buffer_of_one_is_none(void **state)
 static void what_is_in_the_buffer_outlives_the_server(void **state)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
-	float g[CREW_PARAMS];
-	struct crew k;
+	float g[CLUSTER_PARAMS];
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, cfg, 2, 400, crew_bowl);
+	cluster_open(&k, cfg, 2, 400, cluster_bowl);
 	ask_and_push(&k, 0);
-	assert_int_equal(crew_ask(&k, 1), 1);
-	struct msg again = crew_gradient(&k, 1, g);
-	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+	assert_int_equal(cluster_request(&k, 1), 1);
+	struct msg again = cluster_gradient(&k, 1, g);
+	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
 	double sum = k.f.core->accumulator.sum[5];
-	crew_restart(&k, 2);
+	cluster_restart(&k, 2);
 	assert_int_equal(k.f.core->accumulator.pushes, 2);
 	assert_true(k.f.core->accumulator.sum[5] == sum);
-	again.push.stamp = k.hand[1].s;
-	assert_int_equal(fixture_acked(&k.f, k.hand[1].peer, &again).duplicate, 1);
+	again.push.stamp = k.worker[1].s;
+	assert_int_equal(fixture_acked(&k.f, k.worker[1].peer, &again).duplicate, 1);
 	assert_true(k.f.core->accumulator.sum[5] == sum); /* once */
 	ask_and_push(&k, 0);
 	assert_updates(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 30);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static int resumes(const struct core_snapshot *img, struct core_config cfg, uint32_t buffer)
@@ -211,10 +211,10 @@ static int resumes(const struct core_snapshot *img, struct core_config cfg, uint
 static void a_resumed_run_may_have_a_buffer_of_another_size(void **state)
 {
 	struct core_snapshot img;
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, buffer_config(MODE_DOWNPOUR, 4), 1, 400, crew_ones);
+	cluster_open(&k, buffer_config(MODE_DOWNPOUR, 4), 1, 400, cluster_ones);
 	ask_and_push(&k, 0);
 	ask_and_push(&k, 0);
 	img = fixture_save(&k.f);
@@ -223,7 +223,7 @@ static void a_resumed_run_may_have_a_buffer_of_another_size(void **state)
 	assert_true(resumes(&img, k.f.cfg, 9));
 	assert_false(resumes(&img, k.f.cfg, 1));
 	fixture_drop(&img);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- the serial reference -------------------------------------------------------------------- */
@@ -313,16 +313,16 @@ static void twin_take(const struct core_config *cfg, struct twin *a, const float
 }
 
 /* What worker i pushes goes into both. */
-static void push_both(struct crew *k, struct twin *a, uint32_t i)
+static void push_both(struct cluster *k, struct twin *a, uint32_t i)
 {
 	const struct core *c = k->f.core;
 	uint32_t epoch = core_training_epoch(c), live = core_live_workers(c);
-	double tau = (double)(core_stats(c)->version - k->hand[i].version);
-	float g[CREW_PARAMS], then[CREW_PARAMS];
+	double tau = (double)(core_stats(c)->version - k->worker[i].version);
+	float g[CLUSTER_PARAMS], then[CLUSTER_PARAMS];
 
-	(void)crew_gradient(k, i, g);
-	memcpy(then, k->hand[i].w, sizeof(then));
-	if (crew_push(k, i) != REJECT_NONE)
+	(void)cluster_gradient(k, i, g);
+	memcpy(then, k->worker[i].w, sizeof(then));
+	if (cluster_push(k, i) != REJECT_NONE)
 		return;
 	twin_take(&k->f.cfg, a, g, then, tau, live);
 	if (a->n == k->f.cfg.push.buffer_size || core_training_epoch(c) != epoch)
@@ -331,10 +331,10 @@ static void push_both(struct crew *k, struct twin *a, uint32_t i)
 }
 
 /* The weights that a worker computes at are pulled: delay compensation keeps them. */
-static void pull_all(struct crew *k, uint64_t pulled[CREW])
+static void pull_all(struct cluster *k, uint64_t pulled[CLUSTER_WORKERS])
 {
 	for (uint32_t i = 0; i < k->n; i++) {
-		const struct hand *h = &k->hand[i];
+		const struct cluster_worker *h = &k->worker[i];
 
 		if (h->grant.kind != GRANT_TRAIN || !h->grant.work.count ||
 			pulled[i] == h->grant.request)
@@ -344,25 +344,25 @@ static void pull_all(struct crew *k, uint64_t pulled[CREW])
 	}
 }
 
-static void act(struct crew *k, struct twin *a, uint32_t i)
+static void act(struct cluster *k, struct twin *a, uint32_t i)
 {
-	const struct msg_grant *g = &k->hand[i].grant;
+	const struct msg_grant *g = &k->worker[i].grant;
 
 	if (g->kind == GRANT_TRAIN && g->work.count)
 		push_both(k, a, i);
 	else
-		crew_act(k, i);
+		cluster_act(k, i);
 }
 
 static double serial_run(struct core_config cfg, uint64_t seed)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	struct twin a = {.n = 0};
-	uint64_t pulled[CREW] = {0};
-	struct crew k;
+	uint64_t pulled[CLUSTER_WORKERS] = {0};
+	struct cluster k;
 	double most = 0;
 
-	crew_open(&k, cfg, 4, 735, crew_bowl);
+	cluster_open(&k, cfg, 4, 735, cluster_bowl);
 	for (int n = 0; n < 100000 && k.f.core->ending == END_NOT; n++) {
 		act(&k, &a, (uint32_t)rng_below(&r, 4));
 		pull_all(&k, pulled);
@@ -374,7 +374,7 @@ static double serial_run(struct core_config cfg, uint64_t seed)
 	assert_true(core_stats(k.f.core)->staleness_sum > 0);
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		most = fmax(most, fabs(a.w[j] - (double)core_weights(k.f.core)[j]));
-	crew_close(&k);
+	cluster_close(&k);
 	return most;
 }
 

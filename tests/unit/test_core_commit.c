@@ -1,6 +1,6 @@
 /* Proves what core.h says of EFFECT_COMMIT and durable_first. */
 #include <math.h>
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 /* The newest step commits its event, and says so first. */
 static int commits(const struct core_fixture *f)
@@ -71,22 +71,22 @@ static void a_look_commits_nothing_and_a_push_does(void **state)
 static void new_weights_commit_though_nobody_is_told(void **state)
 {
 	struct core_config cfg = fixture_training();
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.training.mode = MODE_SYNC;
 	cfg.leases.min_workers = 2;
-	crew_open(&k, cfg, 2, 400, crew_ones);
-	crew_ask(&k, 0);
-	crew_ask(&k, 1);
-	assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+	cluster_open(&k, cfg, 2, 400, cluster_ones);
+	cluster_request(&k, 0);
+	cluster_request(&k, 1);
+	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	uint64_t version = core_stats(k.f.core)->version;
 	for (int i = 0; i < 100 && core_stats(k.f.core)->version == version;
 		i++) /* both fall silent */
 		fixture_tick(&k.f, 50);
 	assert_int_equal(fixture_count(&k.f, EFFECT_SEND), 0);
 	assert_true(commits(&k.f));
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 int main(void)

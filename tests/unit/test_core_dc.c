@@ -4,7 +4,7 @@
  * The reference below is written from the paper and from PyTorch's optimizers, in double precision;
  * it keeps the weights of every version.
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 #define RATE         0.05
 #define LAMBDA       0.5

@@ -3,15 +3,15 @@
  * the run goes on without it. Virtual time, a tick every 50 ms. (Late portions:
  * test_core_backup.c.)
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 #define HUNG UINT64_MAX
 
 /* Workers by the milliseconds that a batch takes each. */
 struct fleet {
-	struct crew k;
-	uint64_t ms[CREW], ready_ms[CREW];
-	uint32_t pushed[CREW], taken[CREW];
+	struct cluster k;
+	uint64_t ms[CLUSTER_WORKERS], ready_ms[CLUSTER_WORKERS];
+	uint32_t pushed[CLUSTER_WORKERS], taken[CLUSTER_WORKERS];
 };
 
 static struct core_config config(enum mode mode)
@@ -30,7 +30,7 @@ static void fleet_open(
 	struct fleet *f, struct core_config cfg, uint32_t n, uint32_t n_train, uint64_t each_ms)
 {
 	memset(f, 0, sizeof(*f));
-	crew_open(&f->k, cfg, n, n_train, crew_ones);
+	cluster_open(&f->k, cfg, n, n_train, cluster_ones);
 	for (uint32_t i = 0; i < n; i++)
 		f->ms[i] = each_ms;
 }
@@ -38,7 +38,7 @@ static void fleet_open(
 /* Batches that it pushes next. */
 static uint32_t next_batches(const struct fleet *f, uint32_t i)
 {
-	const struct hand *h = &f->k.hand[i];
+	const struct cluster_worker *h = &f->k.worker[i];
 	uint32_t most = h->grant.exact ? h->grant.work.count : f->k.f.cfg.push.n_push;
 
 	if (h->grant.kind != GRANT_TRAIN)
@@ -56,13 +56,13 @@ static void begin(struct fleet *f, uint32_t i)
 /* The first batches of a grant that takes several pushes. */
 static void push_first(struct fleet *f, uint32_t i)
 {
-	struct hand *h = &f->k.hand[i];
+	struct cluster_worker *h = &f->k.worker[i];
 	struct msg_grant rest = h->grant;
 	uint32_t n = next_batches(f, i);
 
 	h->grant.work.count = n;
 	f->pushed[i]++;
-	f->taken[i] += crew_push(&f->k, i) == REJECT_NONE;
+	f->taken[i] += cluster_push(&f->k, i) == REJECT_NONE;
 	if (rest.exact || h->grant.work.count)
 		return;
 	h->grant = rest;
@@ -72,7 +72,7 @@ static void push_first(struct fleet *f, uint32_t i)
 	memcpy(h->w, core_weights(f->k.f.core), f->k.f.cfg.n_params * sizeof(float));
 }
 
-static int has_work(const struct hand *h)
+static int has_work(const struct cluster_worker *h)
 {
 	return h->grant.request == h->request && h->request &&
 	       (h->grant.kind == GRANT_EVAL || h->grant.work.count);
@@ -80,12 +80,12 @@ static int has_work(const struct hand *h)
 
 static void act(struct fleet *f, uint32_t i)
 {
-	struct hand *h = &f->k.hand[i];
+	struct cluster_worker *h = &f->k.worker[i];
 	int waits = h->request && h->grant.request != h->request;
 
 	if (!waits && !has_work(h)) {
 		f->ready_ms[i] = 0;
-		crew_ask(&f->k, i);
+		cluster_request(&f->k, i);
 	}
 	if (!has_work(h))
 		return;
@@ -94,7 +94,7 @@ static void act(struct fleet *f, uint32_t i)
 		return;
 	f->ready_ms[i] = 0;
 	if (h->grant.kind == GRANT_EVAL)
-		crew_evaluate(&f->k, i);
+		cluster_evaluate(&f->k, i);
 	else
 		push_first(f, i);
 }
@@ -112,10 +112,10 @@ static void fleet_run(struct fleet *f, uint64_t ms)
 	while (f->k.f.now_ms < end && !fleet_is_over(f)) {
 		for (uint32_t i = 0; i < f->k.n && !fleet_is_over(f); i++) {
 			act(f, i);
-			fixture_beat(&f->k.f, f->k.hand[i].peer + 1, f->k.hand[i].s);
+			fixture_beat(&f->k.f, f->k.worker[i].peer + 1, f->k.worker[i].s);
 		}
 		fixture_tick(&f->k.f, 10);
-		crew_hear(&f->k);
+		cluster_receive(&f->k);
 	}
 }
 
@@ -132,7 +132,7 @@ static void a_hung_worker_holds_nobody_up(struct core_config cfg)
 		assert_int_equal(core_epoch(f.k.f.core, e)->images, 200);
 		assert_int_equal(core_epoch(f.k.f.core, e)->eval_done, 7);
 	}
-	crew_close(&f.k);
+	cluster_close(&f.k);
 }
 
 static void the_warm_start_does_not_wait_for_a_hung_worker(void **state)
@@ -164,19 +164,19 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 	fleet_open(&f, cfg, 1, 200, HUNG);
 	fleet_run(&f, 850);
 	f.k.n = 2;
-	crew_hire(&f.k, 1);
-	f.k.hand[1].request = 1000; /* the fleet takes it for one that waits */
+	cluster_join(&f.k, 1);
+	f.k.worker[1].request = 1000; /* the fleet takes it for one that waits */
 	fleet_run(&f, 500);
 	assert_true(fixture_worker(&f.k.f, 1).stalled);
 	assert_false(fixture_worker(&f.k.f, 2).stalled);
-	f.k.hand[0].grant = (struct msg_grant){.request = f.k.hand[0].request};
+	f.k.worker[0].grant = (struct msg_grant){.request = f.k.worker[0].request};
 	f.ms[0] = 30;
 	fleet_run(&f, 50);
 	assert_false(fixture_worker(&f.k.f, 1).stalled); /* it has delivered */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
-	crew_close(&f.k);
+	cluster_close(&f.k);
 }
 
 static void ssp_does_not_wait_for_the_clock_of_a_hung_worker(void **state)
@@ -199,14 +199,14 @@ static void an_evaluation_does_not_wait_for_a_hung_worker(void **state)
 
 	(void)state;
 	fleet_open(&f, cfg, 3, 200, 30);
-	while (f.k.hand[0].grant.kind != GRANT_EVAL && !fleet_is_over(&f))
+	while (f.k.worker[0].grant.kind != GRANT_EVAL && !fleet_is_over(&f))
 		fleet_run(&f, 10);
 	f.ms[0] = HUNG;
 	f.ready_ms[0] = 0;
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->eval_done, 7);
-	crew_close(&f.k);
+	cluster_close(&f.k);
 }
 
 static void without_copies_the_deadline_is_enough(void **state)
@@ -235,12 +235,12 @@ static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
 		fleet_run(&f, 10);
 	}
 	f.ms[1] = f.ms[2] = 30;
-	f.k.hand[0].grant = (struct msg_grant){.request = f.k.hand[0].request};
-	f.k.hand[0].request += 1000; /* the fleet takes it for one that waits */
+	f.k.worker[0].grant = (struct msg_grant){.request = f.k.worker[0].request};
+	f.k.worker[0].request += 1000; /* the fleet takes it for one that waits */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
-	crew_close(&f.k);
+	cluster_close(&f.k);
 }
 
 static void a_worker_that_does_not_ask_again_is_stalled(void **state)
@@ -302,7 +302,7 @@ static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
 	assert_true(2 * f.taken[0] > f.pushed[0]);
 	assert_int_equal(core_stats(f.k.f.core)->rejected[REJECT_STALE], 0);
 	assert_int_equal(core_stats(f.k.f.core)->stalls, 0);
-	crew_close(&f.k);
+	cluster_close(&f.k);
 }
 
 static void a_worker_20_times_slower_contributes_and_is_never_stalled(void **state)
@@ -318,15 +318,15 @@ static void a_worker_20_times_slower_contributes_and_is_never_stalled(void **sta
 
 /* ---- one worker, step by step ---------------------------------------------------------------- */
 
-static void tick(struct crew *k, uint64_t ms)
+static void tick(struct cluster *k, uint64_t ms)
 {
 	for (uint32_t i = 0; i < k->n; i++)
-		fixture_beat(&k->f, k->hand[i].peer + 1, k->hand[i].s);
+		fixture_beat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
 	fixture_tick(&k->f, ms);
-	crew_hear(k);
+	cluster_receive(k);
 }
 
-static void pass(struct crew *k, uint64_t ms)
+static void pass(struct cluster *k, uint64_t ms)
 {
 	for (; ms >= 100; ms -= 100)
 		tick(k, 100);
@@ -334,25 +334,25 @@ static void pass(struct crew *k, uint64_t ms)
 }
 
 /* Worker 0 delivers `n` batches of `ms` each, and gets another one, of the last two. */
-static void open_after(struct crew *k, uint32_t n, uint64_t ms)
+static void open_after(struct cluster *k, uint32_t n, uint64_t ms)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 
 	cfg.leases.max_batches = 1;
 	cfg.leases.backup_copies = BACKUP_NONE;
-	crew_open(k, cfg, 1, 10 * (n + 2), crew_ones);
+	cluster_open(k, cfg, 1, 10 * (n + 2), cluster_ones);
 	for (uint32_t i = 0; i < n; i++) {
-		assert_int_equal(crew_ask(k, 0), 1);
+		assert_int_equal(cluster_request(k, 0), 1);
 		pass(k, ms);
-		assert_int_equal(crew_push(k, 0), REJECT_NONE);
+		assert_int_equal(cluster_push(k, 0), REJECT_NONE);
 	}
-	assert_int_equal(crew_ask(k, 0), 1);
+	assert_int_equal(cluster_request(k, 0), 1);
 	assert_int_equal(k->f.core->leases.n_free, 1);
 }
 
 static void a_grant_ends_after_ten_times_its_workers_median(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 700);
@@ -362,12 +362,12 @@ static void a_grant_ends_after_ten_times_its_workers_median(void **state)
 	pass(&k, 100);
 	assert_int_equal(k.f.core->leases.n_free, 2);
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_grant_lasts_two_seconds_at_least(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 5);
@@ -375,12 +375,12 @@ static void a_grant_lasts_two_seconds_at_least(void **state)
 	assert_int_equal(k.f.core->leases.n_free, 1);
 	pass(&k, 100);
 	assert_int_equal(k.f.core->leases.n_free, 2);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void before_any_delivery_the_first_deadline_holds(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 0, 0);
@@ -388,26 +388,26 @@ static void before_any_delivery_the_first_deadline_holds(void **state)
 	assert_int_equal(k.f.core->leases.n_free, 1);
 	pass(&k, 100);
 	assert_int_equal(k.f.core->leases.n_free, 2);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_late_first_result_counts(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 2500);
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
-	assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	assert_int_equal(k.f.core->leases.n_done, 5);
 	assert_int_equal(k.f.core->leases.n_free, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void who_never_delivers_is_stalled_until_it_does(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 5);
@@ -420,76 +420,77 @@ static void who_never_delivers_is_stalled_until_it_does(void **state)
 	assert_int_equal(core_stats(k.f.core)->stalls, 1);
 	pass(&k, 60000); /* it beats */
 	assert_true(fixture_worker(&k.f, 1).stalled);
-	crew_push(&k, 0);
+	cluster_push(&k, 0);
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(core_live_workers(k.f.core), 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* New leases, HELLOs and pulls are no delivery. */
 static void who_only_asks_is_stalled(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 5);
 	for (int i = 0; i < 9; i++) {
-		struct msg m = fixture_resume(k.hand[0].s, k.hand[0].seq, k.hand[0].seq);
+		struct msg m = fixture_resume(k.worker[0].s, k.worker[0].seq, k.worker[0].seq);
 
 		m.hello.data = k.data;
 		pass(&k, 900);
-		fixture_message(&k.f, k.hand[0].peer, &m);
-		fixture_pull(&k.f, k.hand[0].peer, k.hand[0].s, WEIGHTS_CURRENT);
-		crew_ask(&k, 0);
+		fixture_message(&k.f, k.worker[0].peer, &m);
+		fixture_pull(&k.f, k.worker[0].peer, k.worker[0].s, WEIGHTS_CURRENT);
+		cluster_request(&k, 0);
 	}
 	assert_true(fixture_worker(&k.f, 1).stalled);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* A worker that has joined owes a LEASE, as one that has delivered everything does. */
 static void who_never_asks_is_stalled_until_it_asks(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.min_workers = 2;
-	crew_open(&k, cfg, 1, 60, crew_ones);
+	cluster_open(&k, cfg, 1, 60, cluster_ones);
 	pass(&k, 90000); /* three times --first-deadline-ms */
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(core_live_workers(k.f.core), 1);
 	pass(&k, 100);
 	assert_true(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(core_live_workers(k.f.core), 0);
-	crew_hire(&k, k.n++);
-	assert_int_equal(crew_ask(&k, 1), 0); /* --min-workers does not count the other */
-	assert_int_equal(crew_ask(&k, 0), 1);
+	cluster_join(&k, k.n++);
+	assert_int_equal(cluster_request(&k, 1), 0); /* --min-workers does not count the other */
+	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(core_live_workers(k.f.core), 2);
-	assert_true(has_work(&k.hand[1]));
-	crew_close(&k);
+	assert_true(has_work(&k.worker[1]));
+	cluster_close(&k);
 }
 
 static void who_waits_for_work_or_pushes_without_leases_is_not_stalled(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
-	struct crew k;
+	struct cluster k;
 	struct core_fixture f;
 
 	(void)state;
 	cfg.leases.min_workers = 2;
-	crew_open(&k, cfg, 1, 6000, crew_ones);
-	assert_int_equal(crew_ask(&k, 0), 0);
+	cluster_open(&k, cfg, 1, 6000, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0), 0);
 	pass(&k, 200000);
 	assert_false(fixture_worker(&k.f, 1).stalled);
-	crew_hire(&k, k.n++); /* this one computes batches that nobody gave it */
+	cluster_join(&k, k.n++); /* this one computes batches that nobody gave it */
 	for (uint32_t i = 0; i < 20; i++) {
-		k.hand[1].grant = (struct msg_grant){.kind = GRANT_TRAIN, .work = {0, 500 + i, 1}};
-		assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+		k.worker[1].grant =
+			(struct msg_grant){.kind = GRANT_TRAIN, .work = {0, 500 + i, 1}};
+		assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
 		pass(&k, 5000);
 	}
 	assert_false(fixture_worker(&k.f, 2).stalled);
-	crew_close(&k);
+	cluster_close(&k);
 
 	cfg = fixture_config(); /* no data set, so no leases */
 	fixture_open(&f, cfg);
@@ -505,61 +506,61 @@ static void who_waits_for_work_or_pushes_without_leases_is_not_stalled(void **st
 /* What a stalled worker gets is anybody's. */
 static void a_stalled_worker_gets_work_that_others_get_too(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 7000);
-	assert_int_equal(crew_ask(&k, 0), 1);
+	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_int_equal(k.f.core->leases.n_free, 2);
-	crew_hire(&k, k.n++);
+	cluster_join(&k, k.n++);
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(crew_ask(&k, 1), 1);
-		assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+		assert_int_equal(cluster_request(&k, 1), 1);
+		assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
 	}
 	assert_int_equal(core_epoch(k.f.core, 0)->images, 60);
-	assert_int_equal(crew_push(&k, 0), REJECT_WORK);
+	assert_int_equal(cluster_push(&k, 0), REJECT_WORK);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_false(fixture_worker(&k.f, 1).stalled);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Two that were counted before do not show that it works on what it has now. */
 static void the_same_result_again_is_no_delivery(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 5);
 	for (int i = 0; i < 7; i++) {
 		pass(&k, 1000);
-		struct msg_grant own = k.hand[0].grant;
-		k.hand[0].grant.work.first = own.work.first ? 0 : 1;
-		assert_int_equal(crew_push(&k, 0), REJECT_WORK);
-		k.hand[0].grant = own;
+		struct msg_grant own = k.worker[0].grant;
+		k.worker[0].grant.work.first = own.work.first ? 0 : 1;
+		assert_int_equal(cluster_push(&k, 0), REJECT_WORK);
+		k.worker[0].grant = own;
 	}
 	assert_true(fixture_worker(&k.f, 1).stalled);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* One that is refused is none either: worker 0 asks for the piece again and again. */
 static void a_result_that_is_not_finite_is_no_delivery(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.eval_images = 7; /* one piece */
 	cfg.leases.first_deadline_ms = 300;
 	cfg.training.epochs = 1;
-	crew_open(&k, cfg, 2, 10, crew_ones);
-	assert_int_equal(crew_ask(&k, 0), 1);
+	cluster_open(&k, cfg, 2, 10, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0), 1);
 	pass(&k, 50);
-	crew_push(&k, 0);
-	crew_ask(&k, 0);
-	crew_ask(&k, 1);
-	for (int i = 0; i < 20 && k.hand[1].grant.kind != GRANT_EVAL; i++) {
-		struct hand *h = &k.hand[0];
+	cluster_push(&k, 0);
+	cluster_request(&k, 0);
+	cluster_request(&k, 1);
+	for (int i = 0; i < 20 && k.worker[1].grant.kind != GRANT_EVAL; i++) {
+		struct cluster_worker *h = &k.worker[0];
 		struct msg m = {.type = MSG_RESULT};
 
 		assert_int_equal(h->grant.kind, GRANT_EVAL);
@@ -569,26 +570,26 @@ static void a_result_that_is_not_finite_is_no_delivery(void **state)
 			.loss_sum = (double)INFINITY};
 		pass(&k, 100);
 		fixture_message(&k.f, h->peer, &m);
-		crew_ask(&k, 0);
+		cluster_request(&k, 0);
 	}
 	assert_true(fixture_worker(&k.f, 1).stalled);
-	crew_ask(&k, 1);
-	assert_int_equal(k.hand[1].grant.kind, GRANT_EVAL);
-	crew_evaluate(&k, 1);
+	cluster_request(&k, 1);
+	assert_int_equal(k.worker[1].grant.kind, GRANT_EVAL);
+	cluster_evaluate(&k, 1);
 	assert_int_equal(core_epoch(k.f.core, 0)->eval_done, 7);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- transfers ------------------------------------------------------------------------------- */
 
-static void moved(struct crew *k, uint64_t bytes)
+static void moved(struct cluster *k, uint64_t bytes)
 {
 	fixture_step(&k->f,
-		&(struct event){.kind = EVENT_PROGRESS, .peer = k->hand[0].peer, .bytes = bytes});
+		&(struct event){.kind = EVENT_PROGRESS, .peer = k->worker[0].peer, .bytes = bytes});
 }
 
 /* `bytes` move in each tenth of a second. */
-static void transfer(struct crew *k, uint64_t ms, uint64_t bytes)
+static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 {
 	for (; ms; ms -= 100) {
 		tick(k, 100);
@@ -600,108 +601,108 @@ static void transfer(struct crew *k, uint64_t ms, uint64_t bytes)
 static void a_transfer_that_progresses_is_not_cut(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
-	struct crew k = {.n = 1};
+	struct cluster k = {.n = 1};
 
 	(void)state;
 	cfg.n_params = 425000;
 	cfg.leases.first_deadline_ms = 2000;
 	fixture_open(&k.f, cfg);
-	k.hand[0].peer = 9;
-	k.hand[0].s = fixture_join(&k.f, 9, "");
-	fixture_lease(&k.f, 9, k.hand[0].s, 1);
-	k.hand[0].request = 1;
+	k.worker[0].peer = 9;
+	k.worker[0].s = fixture_join(&k.f, 9, "");
+	fixture_lease(&k.f, 9, k.worker[0].s, 1);
+	k.worker[0].request = 1;
 	k.n = 0; /* no grant is looked at */
 	for (uint64_t ms = 0; ms < 28000; ms += 100) {
-		fixture_beat(&k.f, 10, k.hand[0].s);
+		fixture_beat(&k.f, 10, k.worker[0].s);
 		tick(&k, 100);
 		moved(&k, 12500);
 	}
 	assert_int_equal(core_stats(k.f.core)->expired, 0);
 	for (uint64_t ms = 0; ms < 2200; ms += 100) {
-		fixture_beat(&k.f, 10, k.hand[0].s);
+		fixture_beat(&k.f, 10, k.worker[0].s);
 		tick(&k, 100); /* it hangs */
 	}
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_trickle_does_not_hold_a_grant(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 5);
 	transfer(&k, 3000, 80); /* a tenth of what is progress */
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* However fast, more bytes than the work needs buy no time. */
 static void bytes_without_end_do_not_hold_a_grant(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	open_after(&k, 4, 5);
 	transfer(&k, 20000, 100000);
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	assert_true(fixture_worker(&k.f, 1).stalled);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Who must wait for the disk of ours owes nothing. */
 static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.max_batches = 100;
 	cfg.sessions.replay_window = 4;
 	cfg.durable = 1;
-	crew_open(&k, cfg, 1, 100, crew_ones);
-	assert_int_equal(crew_ask(&k, 0), 1);
+	cluster_open(&k, cfg, 1, 100, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0), 1);
 	for (uint32_t i = 0; i < 4; i++) {
 		pass(&k, 10);
-		k.hand[0].grant.work = (struct work){0, i, 1};
-		assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+		k.worker[0].grant.work = (struct work){0, i, 1};
+		assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	}
 	pass(&k, 20000); /* the snapshot is not on disk yet */
 	assert_int_equal(core_stats(k.f.core)->expired, 0);
 	fixture_durable(&k.f);
 	pass(&k, 2200);
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* A worker of the snapshot comes back when its slot has lost the grant, and hangs later. */
 static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.durable = 1;
 	cfg.leases.first_deadline_ms = 300;
-	crew_open(&k, cfg, 1, 100, crew_ones);
-	assert_int_equal(crew_ask(&k, 0), 1);
+	cluster_open(&k, cfg, 1, 100, cluster_ones);
+	assert_int_equal(cluster_request(&k, 0), 1);
 	fixture_restart(&k.f);
 	for (int i = 0; i < 20; i++)
 		fixture_tick(&k.f, 100); /* more than dead_ms and than three deadlines */
-	struct msg m = fixture_resume(k.hand[0].s, 0, 0);
+	struct msg m = fixture_resume(k.worker[0].s, 0, 0);
 	m.hello.data = k.data;
-	fixture_message(&k.f, k.hand[0].peer, &m);
-	k.hand[0].s = fixture_sent(&k.f, k.hand[0].peer, MSG_WELCOME)->welcome.stamp;
+	fixture_message(&k.f, k.worker[0].peer, &m);
+	k.worker[0].s = fixture_sent(&k.f, k.worker[0].peer, MSG_WELCOME)->welcome.stamp;
 	pass(&k, 1000); /* it has the old grant yet: we expect nothing of it */
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 0);
-	assert_int_equal(crew_ask(&k, 0), 1);
+	assert_int_equal(cluster_request(&k, 0), 1);
 	pass(&k, 800);
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	pass(&k, 200);
 	assert_true(fixture_worker(&k.f, 1).stalled);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* All beat for `ms`, but get no replies: of each 10 ms, `held_ms` go to the disk. */
@@ -709,7 +710,7 @@ static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
 {
 	for (uint64_t end = f->k.f.now_ms + ms; f->k.f.now_ms < end;) {
 		for (uint32_t i = 0; i < f->k.n; i++)
-			fixture_beat(&f->k.f, f->k.hand[i].peer + 1, f->k.hand[i].s);
+			fixture_beat(&f->k.f, f->k.worker[i].peer + 1, f->k.worker[i].s);
 		f->k.f.now_ms += 10;
 		fixture_step(&f->k.f, &(struct event){.kind = EVENT_TICK, .held_ms = held_ms});
 	}
@@ -735,7 +736,7 @@ static void the_time_that_replies_wait_for_the_disk_is_nobodys(void **state)
 	assert_true(t->expired == 0 && t->stalls == 0);
 	fleet_hold(&f, 60000, 8);
 	assert_int_equal(t->stalls, 3);
-	crew_close(&f.k);
+	cluster_close(&f.k);
 }
 
 int main(void)

@@ -3,7 +3,7 @@
  * alpha = beta / N for the N members of that moment, and a push moves the centre by itself,
  * whatever the rate, the schedule and the staleness.
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 #define BETA 0.9
 

@@ -268,17 +268,17 @@ static void who_joins_while_it_ends_hears_both(void **state)
 /* A step with as many effects as can be: nobody is forgotten for want of room. */
 static void the_last_step_tells_everybody_everything(void **state)
 {
-	enum { CROWD = 64 };
+	enum { RANDOM_WORKERS = 64 };
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
-	struct stamp s[CROWD];
+	struct stamp s[RANDOM_WORKERS];
 
 	(void)state;
-	cfg.sessions.max_workers = CROWD;
+	cfg.sessions.max_workers = RANDOM_WORKERS;
 	fixture_open(&f, cfg);
-	for (uint32_t i = 0; i < CROWD; i++)
+	for (uint32_t i = 0; i < RANDOM_WORKERS; i++)
 		s[i] = fixture_join(&f, 100 + i, "");
-	for (uint32_t i = 0; i < CROWD; i++) {
+	for (uint32_t i = 0; i < RANDOM_WORKERS; i++) {
 		struct msg m = fixture_push_ones(s[i], 1);
 
 		fixture_applied(&f, 100 + i, &m);
@@ -290,13 +290,13 @@ static void the_last_step_tells_everybody_everything(void **state)
 	f.now_ms += cfg.checkpoint.interval_ms;
 	fixture_pull(&f, 99, (struct stamp){{0, 0}, 0, 0, 0}, WEIGHTS_CURRENT);
 	fixture_durable(&f);
-	for (uint32_t i = 0; i < CROWD; i++) {
+	for (uint32_t i = 0; i < RANDOM_WORKERS; i++) {
 		assert_int_equal(fixture_sent(&f, 100 + i, MSG_BEAT)->beat.durable_seq, 1);
 		assert_non_null(fixture_sent(&f, 100 + i, MSG_BYE));
 	}
 	for (uint32_t i = 0; i < CORE_MAX_ADMINS; i++)
 		assert_non_null(fixture_sent(&f, 10 + i, MSG_ADMIN));
-	assert_int_equal(fixture_count(&f, EFFECT_SEND), 2 * CROWD + CORE_MAX_ADMINS);
+	assert_int_equal(fixture_count(&f, EFFECT_SEND), 2 * RANDOM_WORKERS + CORE_MAX_ADMINS);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_ESHUTDOWN);
 	fixture_close(&f);
 }

@@ -3,7 +3,7 @@
  * trains, each portion once, and ends before that one does. Then invariant 1 under workers that do
  * anything at all.
  */
-#include "tests/unit/core_crowd.h"
+#include "tests/support/random_workers.h"
 #include <math.h>
 #include "tests/support/core_fixture.h"
 
@@ -247,19 +247,19 @@ static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state
 
 /* ---- anything at all ------------------------------------------------------------------------ */
 
-static void crowd_run(uint64_t seed)
+static void random_run(uint64_t seed)
 {
 	struct core_config cfg = fixture_training();
-	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 0)};
+	struct random_workers k = {.r = rng_seed(seed, RNG_SIM, 0)};
 	int finished = 0, steps = 0;
 
 	cfg.leases.warm_start_updates = (uint32_t)rng_below(&k.r, 3);
 	cfg.leases.max_batches = 1 + (uint32_t)rng_below(&k.r, 4);
 	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	fixture_open(&k.f, cfg);
-	crowd_join(&k);
+	random_join(&k);
 	while (!finished && steps++ < 20000) {
-		crowd_step(&k);
+		random_step(&k);
 		finished = fixture_count(&k.f, EFFECT_FINISH) > 0;
 	}
 	assert_true(finished);
@@ -277,7 +277,7 @@ static void whatever_workers_do_each_batch_and_portion_counts_once(void **state)
 	(void)state;
 	for (uint64_t seed = 1; seed <= 60; seed++) {
 		print_message("seed %llu\r", (unsigned long long)seed);
-		crowd_run(seed);
+		random_run(seed);
 	}
 }
 

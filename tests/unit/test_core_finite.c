@@ -3,7 +3,7 @@
  * stay finite. A push that would break this is rejected as a whole, and every checkpoint can be
  * read.
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 #define PUSHES  200
 #define LARGEST 1e15f /* the largest value that a push may have */
@@ -263,7 +263,7 @@ static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double 
 {
 	struct core_config cfg = fixture_training();
 	int taken = 0, rejected = 0;
-	struct crew k;
+	struct cluster k;
 
 	cfg.training.mode = mode;
 	cfg.optim.kind = kind;
@@ -274,19 +274,19 @@ static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double 
 	cfg.leases.min_workers = mode == MODE_SYNC ? n : 2;
 	cfg.leases.max_batches = 1;
 	cfg.durable = 0;
-	crew_open(&k, cfg, cfg.leases.min_workers, 100000, crew_ones);
+	cluster_open(&k, cfg, cfg.leases.min_workers, 100000, cluster_ones);
 	while (!rejected) {
 		for (uint32_t i = 0; i < k.n; i++)
-			crew_ask(&k, i);
+			cluster_request(&k, i);
 		for (uint32_t i = 0; i < k.n && !rejected; i++) {
-			rejected = crew_push(&k, i) != REJECT_NONE;
+			rejected = cluster_push(&k, i) != REJECT_NONE;
 			assert_finite(&k.f, "scaled rate", ++taken);
 		}
 	}
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_NONFINITE], 1);
 	assert_true(core_stats(k.f.core)->updates > 3);
 	assert_saved_well(&k.f, "scaled rate");
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_scaled_rate_does_not_leave_the_numbers(void **state)

@@ -2,14 +2,14 @@
  * Proves the invariants numbered in server/core/snapshot.c: the same bytes come back, and nothing
  * that is too short, too long or impossible is read, nor harms.
  */
-#include "tests/unit/core_crowd.h"
+#include "tests/support/random_workers.h"
 #include <math.h>
 #include "common/le.h"
 
 /* A core in a state that `seed` decides: some configuration, some hundred steps of anything. */
-static struct crowd somewhere(uint64_t seed)
+static struct random_workers somewhere(uint64_t seed)
 {
-	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 0)};
+	struct random_workers k = {.r = rng_seed(seed, RNG_SIM, 0)};
 	struct core_config cfg = fixture_training();
 	uint64_t steps = rng_below(&k.r, 120);
 
@@ -21,11 +21,11 @@ static struct crowd somewhere(uint64_t seed)
 	cfg.sessions.accept_rollback = 1;
 	fixture_open(&k.f, cfg);
 	if (rng_below(&k.r, 10))
-		crowd_join(&k);
+		random_join(&k);
 	else
 		steps = 0;
 	while (steps--)
-		crowd_step(&k);
+		random_step(&k);
 	return k;
 }
 
@@ -41,7 +41,7 @@ static void what_is_read_is_written_again_byte_for_byte(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 300; seed++) {
-		struct crowd k = somewhere(seed);
+		struct random_workers k = somewhere(seed);
 		struct core_snapshot first = fixture_save(&k.f), second;
 		struct core_fixture f;
 		const char *why = NULL;
@@ -62,7 +62,7 @@ static void what_is_read_is_written_again_byte_for_byte(void **state)
 
 static void saving_changes_nothing(void **state)
 {
-	struct crowd k = somewhere(7);
+	struct random_workers k = somewhere(7);
 	size_t n = fixture_bytes(&k.f.cfg);
 	void *copy = malloc(n);
 	struct core_snapshot img;
@@ -118,7 +118,7 @@ static void every_section_that_is_cut_or_longer_is_refused(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 50; seed < 58; seed++) {
-		struct crowd k = somewhere(seed);
+		struct random_workers k = somewhere(seed);
 		struct core_snapshot img = fixture_save(&k.f);
 		void *memory = fixture_memory(&k.f.cfg);
 
@@ -138,7 +138,7 @@ static void every_section_that_is_cut_or_longer_is_refused(void **state)
 
 static void a_missing_section_is_refused(void **state)
 {
-	struct crowd k = somewhere(3);
+	struct random_workers k = somewhere(3);
 	struct core_snapshot img = fixture_save(&k.f);
 	void *memory = fixture_memory(&k.f.cfg);
 
@@ -175,7 +175,7 @@ static void mutate(struct rng *r, struct core_snapshot *img)
 }
 
 /* It was believed: then it must be a state that can be written again, and lived with. */
-static void live_with(struct crowd *k)
+static void live_with(struct random_workers *k)
 {
 	struct core_snapshot img = fixture_save(&k->f);
 	struct core_fixture again;
@@ -186,7 +186,7 @@ static void live_with(struct crowd *k)
 	fixture_close(&again);
 	fixture_drop(&img);
 	for (int i = 0; i < 40; i++)
-		crowd_step(k);
+		random_step(k);
 }
 
 static void no_mutation_does_harm(void **state)
@@ -198,7 +198,7 @@ static void no_mutation_does_harm(void **state)
 	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	for (uint64_t i = 0; i < 6000; i++) {
-		static struct crowd k;
+		static struct random_workers k;
 		struct core_snapshot img;
 		struct core_config cfg;
 		const char *why = NULL;
@@ -208,7 +208,7 @@ static void no_mutation_does_harm(void **state)
 		img = fixture_save(&k.f);
 		mutate(&r, &img);
 		cfg = k.f.cfg;
-		struct crowd victim = k;
+		struct random_workers victim = k;
 		if (fixture_read(&victim.f, cfg, &img, &why) == PS_OK) {
 			believed++;
 			live_with(&victim);

@@ -3,7 +3,7 @@
  * double precision, whoever computes the portions and whoever dies; it converges where it should;
  * and each guard does what lbfgs.h says.
  */
-#include "tests/unit/serial_lbfgs.h"
+#include "tests/support/serial_lbfgs.h"
 
 /* A step for each epoch: the whole set. */
 static struct core_config search_config(size_t n_params, uint32_t steps)
@@ -17,8 +17,8 @@ static struct core_config search_config(size_t n_params, uint32_t steps)
 	cfg.durable = 0;
 	cfg.lbfgs.history = 5;
 	cfg.lbfgs.trials = 20;
-	cfg.lbfgs.armijo = ARMIJO;
-	cfg.lbfgs.wolfe = WOLFE;
+	cfg.lbfgs.armijo = SERIAL_ARMIJO;
+	cfg.lbfgs.wolfe = SERIAL_WOLFE;
 	return cfg;
 }
 
@@ -62,7 +62,7 @@ static double softmax_portion(uint32_t i, const float *w, double *g)
 /* So flat that the first step has to be made longer: the Wolfe condition. */
 static double plain_portion(uint32_t i, const float *w, double *g)
 {
-	double loss = crew_bowl(i, w, g);
+	double loss = cluster_bowl(i, w, g);
 
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] /= 1000;
@@ -86,8 +86,8 @@ static double valley_portion(uint32_t i, const float *w, double *g)
 /* ---- the same way ---------------------------------------------------------------------------- */
 
 struct walk {
-	struct crew k;
-	struct serial q;
+	struct cluster k;
+	struct serial_lbfgs q;
 	uint64_t steps;
 	double most; /* largest difference so far, of any weight after any step */
 };
@@ -103,12 +103,13 @@ static void walk_follow(struct walk *a)
 		a->most = fmax(a->most, fabs((double)a->k.f.core->lbfgs.x[j] - a->q.x[j]));
 }
 
-static void walk_open(struct walk *a, size_t n_params, uint32_t steps, uint32_t n, crew_fn *fn)
+static void walk_open(
+	struct walk *a, size_t n_params, uint32_t steps, uint32_t n, cluster_gradient_fn *fn)
 {
 	struct core_config cfg = search_config(n_params, steps);
 
 	cfg.leases.max_batches = 3;
-	crew_open(&a->k, cfg, n, 115, fn);
+	cluster_open(&a->k, cfg, n, 115, fn);
 	a->q = serial_begin(&a->k);
 	a->steps = 0;
 	a->most = 0;
@@ -123,26 +124,26 @@ static void walk_end(struct walk *a, const char *what, double tolerance)
 	assert_true(a->most <= tolerance);
 	for (uint32_t e = 0; e < a->k.f.cfg.training.epochs; e++)
 		assert_int_equal(core_epoch(a->k.f.core, e)->images, 115);
-	crew_close(&a->k);
+	cluster_close(&a->k);
 }
 
-static void walk_alone(const char *what, size_t n_params, uint32_t steps, crew_fn *fn)
+static void walk_alone(const char *what, size_t n_params, uint32_t steps, cluster_gradient_fn *fn)
 {
 	struct walk a;
 
 	walk_open(&a, n_params, steps, 1, fn);
 	while (!fixture_count(&a.k.f, EFFECT_FINISH)) {
-		crew_act(&a.k, 0);
+		cluster_act(&a.k, 0);
 		walk_follow(&a);
 	}
 	assert_int_equal(a.steps, steps);
 	walk_end(&a, what, 1e-4);
 }
 
-static void its_way_is_that_of_a_serial_one(void **state)
+static void its_path_equals_the_serial_reference(void **state)
 {
 	(void)state;
-	walk_alone("bowl", FIXTURE_PARAMS, 8, crew_bowl);
+	walk_alone("bowl", FIXTURE_PARAMS, 8, cluster_bowl);
 	walk_alone("plain", FIXTURE_PARAMS, 5, plain_portion);
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
@@ -156,19 +157,19 @@ static void walk_together(uint64_t seed, int restarts)
 
 	walk_open(&a, CLASSES * (FEATURES + 1), 10, 5, softmax_portion);
 	while (!fixture_count(&a.k.f, EFFECT_FINISH)) {
-		if (alive == 5 && a.steps == 2 && a.k.hand[4].grant.work.count &&
+		if (alive == 5 && a.steps == 2 && a.k.worker[4].grant.work.count &&
 			a.k.f.core->accumulator.pushes) {
 			alive = 4;
 			a.k.f.now_ms += 1200;
 			for (uint32_t i = 0; i < 4; i++)
-				fixture_beat(&a.k.f, a.k.hand[i].peer + 1, a.k.hand[i].s);
+				fixture_beat(&a.k.f, a.k.worker[i].peer + 1, a.k.worker[i].s);
 			fixture_tick(&a.k.f, 0);
-			crew_hear(&a.k);
+			cluster_receive(&a.k);
 			assert_int_equal(fixture_worker(&a.k.f, 5).state, SESSION_DEAD);
 		} else if (restarts && rng_below(&r, 30) == 0) {
-			crew_restart(&a.k, alive);
+			cluster_restart(&a.k, alive);
 		} else {
-			crew_act(&a.k, (uint32_t)rng_below(&r, alive));
+			cluster_act(&a.k, (uint32_t)rng_below(&r, alive));
 		}
 		walk_follow(&a);
 	}
@@ -197,26 +198,26 @@ static void restarts_leave_the_way_as_it_is(void **state)
 /* In the middle of passes and of line searches alike: one worker, the same order, the same bits. */
 static void a_restart_in_any_moment_changes_no_bit(void **state)
 {
-	float expected[CREW_PARAMS];
+	float expected[CLUSTER_PARAMS];
 
 	(void)state;
 	for (int killed = -1; killed < 200; killed++) {
 		struct core_config cfg = search_config(2, 9);
-		struct crew k;
+		struct cluster k;
 
-		crew_open(&k, cfg, 1, 40, valley_portion);
+		cluster_open(&k, cfg, 1, 40, valley_portion);
 		k.f.core->store.weights[0] = -1.2f;
 		k.f.core->store.weights[1] = 1;
 		for (int n = 0; !fixture_count(&k.f, EFFECT_FINISH); n++) {
-			crew_act(&k, 0);
+			cluster_act(&k, 0);
 			if (n == killed)
-				crew_restart(&k, 1);
+				cluster_restart(&k, 1);
 			assert_in_range(n, 0, 2000);
 		}
 		if (killed < 0)
 			memcpy(expected, core_weights(k.f.core), 2 * sizeof(float));
 		assert_memory_equal(core_weights(k.f.core), expected, 2 * sizeof(float));
-		crew_close(&k);
+		cluster_close(&k);
 	}
 }
 
@@ -225,41 +226,41 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 static void the_valley_leads_to_its_end(void **state)
 {
 	struct core_config cfg = search_config(2, 60);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, cfg, 3, 40, valley_portion);
+	cluster_open(&k, cfg, 3, 40, valley_portion);
 	k.f.core->store.weights[0] = -1.2f;
 	k.f.core->store.weights[1] = 1;
 	struct rng r = rng_seed(4, RNG_SIM, 0);
-	crew_run(&k, 3, &r);
+	cluster_run(&k, 3, &r);
 	print_message("(%.7f, %.7f) after %llu trials\n", (double)core_weights(k.f.core)[0],
 		(double)core_weights(k.f.core)[1],
 		(unsigned long long)core_stats(k.f.core)->trials);
 	assert_float_equal(core_weights(k.f.core)[0], 1, 1e-4);
 	assert_float_equal(core_weights(k.f.core)[1], 1, 1e-4);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* The gradient's norm at the end of a strictly convex problem. */
 static void softmax_regression_converges(void **state)
 {
 	struct core_config cfg = search_config(CLASSES * (FEATURES + 1), 40);
-	double x[CREW_PARAMS], g[CREW_PARAMS];
-	struct crew k;
+	double x[CLUSTER_PARAMS], g[CLUSTER_PARAMS];
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, cfg, 1, 200, softmax_portion);
-	struct serial q = serial_begin(&k);
-	double before = sqrt(dot(q.g, q.g, q.n));
-	crew_run(&k, 1, NULL);
+	cluster_open(&k, cfg, 1, 200, softmax_portion);
+	struct serial_lbfgs q = serial_begin(&k);
+	double before = sqrt(serial_dot(q.g, q.g, q.n));
+	cluster_run(&k, 1, NULL);
 	for (size_t j = 0; j < q.n; j++)
 		x[j] = (double)core_weights(k.f.core)[j];
-	q = (struct serial){.k = &k, .n = q.n};
-	(void)serial_at(&q, x, g);
-	print_message("|g| %.3g -> %.3g\n", before, sqrt(dot(g, g, q.n)));
-	assert_true(sqrt(dot(g, g, q.n)) < 1e-4 * before);
-	crew_close(&k);
+	q = (struct serial_lbfgs){.k = &k, .n = q.n};
+	(void)serial_loss(&q, x, g);
+	print_message("|g| %.3g -> %.3g\n", before, sqrt(serial_dot(g, g, q.n)));
+	assert_true(sqrt(serial_dot(g, g, q.n)) < 1e-4 * before);
+	cluster_close(&k);
 }
 
 /* ---- guards ---------------------------------------------------------------------------------- */
@@ -275,32 +276,32 @@ static double hill_portion(uint32_t i, const float *w, double *g)
 static void a_pair_without_curvature_is_not_kept(void **state)
 {
 	struct core_config cfg = search_config(1, 3);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.lbfgs.trials = 4;
-	crew_open(&k, cfg, 1, 10, hill_portion);
-	crew_run(&k, 1, NULL);
+	cluster_open(&k, cfg, 1, 10, hill_portion);
+	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->updates, 3);
 	assert_int_equal(k.f.core->lbfgs.pairs, 0);
 	assert_true(core_weights(k.f.core)[0] > 1); /* it went down all the same */
-	crew_close(&k);
+	cluster_close(&k);
 	cfg.n_params = FIXTURE_PARAMS;
-	crew_open(&k, cfg, 1, 10, crew_bowl);
-	crew_run(&k, 1, NULL);
+	cluster_open(&k, cfg, 1, 10, cluster_bowl);
+	cluster_run(&k, 1, NULL);
 	assert_int_equal(k.f.core->lbfgs.pairs, 3);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Two steps are done; the next begins when worker 1 has evaluated what it has. */
-static void pause_after_two_steps(struct crew *k)
+static void pause_after_two_steps(struct cluster *k)
 {
 	while (core_stats(k->f.core)->updates < 1)
-		crew_act(k, 0);
-	crew_ask(k, 1);
-	assert_int_equal(k->hand[1].grant.kind, GRANT_EVAL);
+		cluster_act(k, 0);
+	cluster_request(k, 1);
+	assert_int_equal(k->worker[1].grant.kind, GRANT_EVAL);
 	while (core_stats(k->f.core)->updates < 2)
-		crew_act(k, 0);
+		cluster_act(k, 0);
 	assert_int_equal(k->f.core->lbfgs.searching, 0);
 	assert_int_equal(k->f.core->lbfgs.pairs, 2);
 }
@@ -310,27 +311,27 @@ static void a_direction_that_goes_up_drops_the_history(void **state)
 	struct core_config cfg = search_config(FIXTURE_PARAMS, 9);
 	double slope = 0;
 	struct lbfgs *b;
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, cfg, 2, 30, crew_bowl);
+	cluster_open(&k, cfg, 2, 30, cluster_bowl);
 	b = &k.f.core->lbfgs;
 	pause_after_two_steps(&k);
 	for (uint32_t i = 0; i < 2; i++) /* as broken pairs would have it */
 		b->ys[i] = -b->ys[i];
-	crew_evaluate(&k, 1);
+	cluster_evaluate(&k, 1);
 	assert_int_equal(b->searching, 1);
 	assert_int_equal(b->pairs, 0);
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		slope -= (double)b->g[j] * (double)b->g[j];
 	assert_float_equal((float)b->slope, (float)slope, 1e-6);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Says that down is where up is. */
 static double liar_portion(uint32_t i, const float *w, double *g)
 {
-	double loss = crew_bowl(i, w, g);
+	double loss = cluster_bowl(i, w, g);
 
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] = -g[j];
@@ -341,31 +342,31 @@ static void a_search_that_finds_nothing_ends_where_it_began(void **state)
 {
 	struct core_config cfg = search_config(FIXTURE_PARAMS, 5);
 	float here[FIXTURE_PARAMS];
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.lbfgs.trials = 6;
-	crew_open(&k, cfg, 2, 30, crew_bowl);
+	cluster_open(&k, cfg, 2, 30, cluster_bowl);
 	pause_after_two_steps(&k);
 	memcpy(here, k.f.core->lbfgs.x, sizeof(here));
 	uint64_t trials = core_stats(k.f.core)->trials;
 	k.fn = liar_portion; /* from now on, and what is known of here too */
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		k.f.core->lbfgs.g[j] = -k.f.core->lbfgs.g[j];
-	crew_evaluate(&k, 1);
-	crew_run(&k, 1, NULL);
+	cluster_evaluate(&k, 1);
+	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->updates, 5);
 	assert_int_equal(k.f.core->lbfgs.pairs, 0);
 	/* along d, then along the gradient; twice more along the gradient */
 	assert_int_equal(core_stats(k.f.core)->trials - trials, 4 * 6);
 	assert_memory_equal(core_weights(k.f.core), here, sizeof(here));
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(its_way_is_that_of_a_serial_one),
+		cmocka_unit_test(its_path_equals_the_serial_reference),
 		cmocka_unit_test(several_workers_go_the_same_way_though_one_is_killed),
 		cmocka_unit_test(restarts_leave_the_way_as_it_is),
 		cmocka_unit_test(a_restart_in_any_moment_changes_no_bit),

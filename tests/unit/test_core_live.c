@@ -2,8 +2,8 @@
  * Proves what a journal stands on: a core that is read from an image in the middle of its life,
  * and is given the events that followed, is the same core, byte for byte, in every mode.
  */
-#include "tests/unit/core_crowd.h"
-#include "tests/unit/core_modes.h"
+#include "tests/support/random_workers.h"
+#include "tests/support/core_cluster.h"
 
 /* ---- a twin --------------------------------------------------------------------------------- */
 
@@ -75,9 +75,9 @@ static void assert_twins(const struct core_fixture *f)
 
 /* ---- anything at all ------------------------------------------------------------------------ */
 
-static struct crowd anywhere(uint64_t seed)
+static struct random_workers anywhere(uint64_t seed)
 {
-	struct crowd k = {.r = rng_seed(seed, RNG_SIM, 2)};
+	struct random_workers k = {.r = rng_seed(seed, RNG_SIM, 2)};
 	struct core_config cfg = fixture_training();
 
 	cfg.training.epochs = (uint32_t)rng_below(&k.r, 4);
@@ -93,7 +93,7 @@ static struct crowd anywhere(uint64_t seed)
 	cfg.dc.kind = rng_below(&k.r, 3) ? DC_NONE : DC_CONSTANT;
 	cfg.dc.kind += rng_below(&k.r, 2) && cfg.dc.kind;
 	fixture_open(&k.f, cfg);
-	crowd_join(&k);
+	random_join(&k);
 	return k;
 }
 
@@ -101,13 +101,13 @@ static void whatever_follows_a_live_image_ends_in_the_same_bytes(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 200; seed++) {
-		struct crowd k = anywhere(seed);
+		struct random_workers k = anywhere(seed);
 		void *memory = NULL;
 
 		print_message("seed %llu\r", (unsigned long long)seed);
 		for (uint64_t steps = 20 + rng_below(&k.r, 200); steps--;) {
 			struct core *before = k.f.twin;
-			crowd_step(&k);
+			random_step(&k);
 			if (k.f.twin)
 				assert_twins(&k.f);
 			if (before && k.f.twin && rng_below(&k.r, 30))
@@ -145,15 +145,15 @@ static struct core_config of_mode(int i)
 }
 
 /* What a disk would say, and time; 1 when the run is over. */
-static int crew_pass(struct crew *k, struct rng *r)
+static int cluster_pass(struct cluster *k, struct rng *r)
 {
 	if (k->f.saving && rng_below(r, 3) == 0)
 		fixture_saved(&k->f, rng_below(r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
 	else if (rng_below(r, 10) == 0 || k->f.core->ending != END_NOT)
 		fixture_tick(&k->f, rng_below(r, 20));
 	else
-		crew_act(k, (uint32_t)rng_below(r, k->n));
-	crew_hear(k);
+		cluster_act(k, (uint32_t)rng_below(r, k->n));
+	cluster_receive(k);
 	return fixture_count(&k->f, EFFECT_FINISH) > 0;
 }
 
@@ -162,21 +162,21 @@ static void so_it_does_in_every_mode(void **state)
 	(void)state;
 	for (uint64_t seed = 1; seed <= 60; seed++) {
 		struct rng r = rng_seed(seed, RNG_SIM, 3);
-		struct crew k;
+		struct cluster k;
 		int over = 0;
 
 		print_message("seed %llu\r", (unsigned long long)seed);
-		crew_open(&k, of_mode((int)(seed % 6)), 3, 35, crew_bowl);
+		cluster_open(&k, of_mode((int)(seed % 6)), 3, 35, cluster_bowl);
 		for (uint64_t wait = rng_below(&r, 150); wait && !over; wait--)
-			over = crew_pass(&k, &r);
+			over = cluster_pass(&k, &r);
 		void *memory = begin_twin(&k.f);
 		for (int i = 0; i < 100000 && !over; i++) {
-			over = crew_pass(&k, &r);
+			over = cluster_pass(&k, &r);
 			assert_twins(&k.f);
 		}
 		assert_true(over);
 		free(memory);
-		crew_close(&k);
+		cluster_close(&k);
 	}
 }
 
@@ -213,9 +213,9 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 	uint32_t believed = 0, refused = 0;
 
 	(void)state;
-	struct crowd k = anywhere(3);
+	struct random_workers k = anywhere(3);
 	for (int i = 0; i < 60; i++)
-		crowd_step(&k);
+		random_step(&k);
 	struct core_snapshot img = fixture_save(&k.f);
 	size_t n = img.size[IMAGE_LIVE];
 	assert_int_equal(read_live(&img, n), PS_OK);

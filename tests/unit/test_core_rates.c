@@ -3,7 +3,7 @@
  * core applies them to a step of n gradients (sync) and to a gradient that is tau versions old
  * (downpour), beside the schedule and the staleness rule.
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 static const enum lr_scaling rules_tried[] = {LR_SCALING_NONE, LR_SCALING_SQRT, LR_SCALING_LINEAR};
 
@@ -37,28 +37,28 @@ static void a_factor_above_one_rises_on_a_line(void **state)
 static void a_step_of_n_gradients(enum lr_scaling how, uint32_t n)
 {
 	struct core_config cfg = fixture_training();
-	struct crew k;
+	struct cluster k;
 
 	cfg.training.mode = MODE_SYNC;
 	cfg.durable = 0;
 	cfg.rate.lr = 0.25;
 	cfg.rate.scaling = how;
 	cfg.leases.min_workers = n;
-	crew_open(&k, cfg, n, 400, crew_ones);
+	cluster_open(&k, cfg, n, 400, cluster_ones);
 	for (uint32_t i = 0; i < n; i++)
-		crew_ask(&k, i);
+		cluster_request(&k, i);
 	for (uint32_t i = 0; i < n; i++)
-		assert_int_equal(crew_push(&k, i), REJECT_NONE);
+		assert_int_equal(cluster_push(&k, i), REJECT_NONE);
 	assert_int_equal(core_stats(k.f.core)->updates, 1);
 	assert_true(core_weights(k.f.core)[3] == -(float)(0.25 * expected_factor(how, n)));
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_sync_step_scales_with_its_gradients(void **state)
 {
 	(void)state;
 	for (size_t i = 0; i < 3; i++)
-		for (uint32_t n = 1; n <= CREW; n++)
+		for (uint32_t n = 1; n <= CLUSTER_WORKERS; n++)
 			a_step_of_n_gradients(rules_tried[i], n);
 }
 

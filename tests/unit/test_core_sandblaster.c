@@ -2,7 +2,7 @@
  * Proves the invariants numbered in server/core/sandblaster.c: what a pass takes, who gets which
  * portion, that nothing is lost or counted twice. (Its other optimizer: test_core_lbfgs.c.)
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 /* Plain gradient descent, portions of 10 images; copies at once, as in the paper, unless a test
  * says so. (Copies of what is late: test_core_backup.c.) */
@@ -17,32 +17,33 @@ static struct core_config sgd_config(void)
 	return cfg;
 }
 
-static void sgd_open(struct crew *k, uint32_t n, uint32_t n_train)
+static void sgd_open(struct cluster *k, uint32_t n, uint32_t n_train)
 {
-	crew_open(k, sgd_config(), n, n_train, crew_bowl);
+	cluster_open(k, sgd_config(), n, n_train, cluster_bowl);
 }
 
-static enum reject push_of(struct crew *k, uint32_t i, uint32_t first, uint32_t count)
+static enum reject push_of(struct cluster *k, uint32_t i, uint32_t first, uint32_t count)
 {
-	k->hand[i].grant.work = (struct work){core_training_epoch(k->f.core), first, count};
-	return crew_push(k, i);
+	k->worker[i].grant.work = (struct work){core_training_epoch(k->f.core), first, count};
+	return cluster_push(k, i);
 }
 
-static void assert_version(const struct crew *k, uint64_t version)
+static void assert_version(const struct cluster *k, uint64_t version)
 {
 	assert_int_equal(core_stats(k->f.core)->version, version);
 }
 
 /* The serial truth: the mean gradient over the batches [first, end) at w, by hand. */
 static void serial_mean(
-	const struct crew *k, uint32_t first, uint32_t end, const float *w, double *g)
+	const struct cluster *k, uint32_t first, uint32_t end, const float *w, double *g)
 {
 	memset(g, 0, FIXTURE_PARAMS * sizeof(*g));
 	for (uint32_t i = first; i < end; i++) {
 		double one[FIXTURE_PARAMS];
-		crew_bowl(i, w, one);
+		cluster_bowl(i, w, one);
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
-			g[j] += crew_images(k, i, 1) * one[j] / crew_images(k, first, end - first);
+			g[j] += cluster_images(k, i, 1) * one[j] /
+				cluster_images(k, first, end - first);
 	}
 }
 
@@ -50,33 +51,33 @@ static void serial_mean(
 
 static void a_portion_that_is_done_is_not_taken_again(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	sgd_open(&k, 2, 80);
-	crew_ask(&k, 0);
-	crew_ask(&k, 1);
+	cluster_request(&k, 0);
+	cluster_request(&k, 1);
 	assert_int_equal(push_of(&k, 0, 2, 1), REJECT_NONE);
 	assert_int_equal(push_of(&k, 1, 2, 1), REJECT_WORK);
 	assert_int_equal(k.f.core->accumulator.images, 10);
 	assert_int_equal(k.f.core->accumulator.pushes, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **state)
 {
 	struct core_config cfg = sgd_config();
 	double expected[FIXTURE_PARAMS];
-	float start[CREW_PARAMS];
-	struct crew k;
+	float start[CLUSTER_PARAMS];
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.max_batches = 4;
-	crew_open(&k, cfg, 2, 80, crew_bowl);
+	cluster_open(&k, cfg, 2, 80, cluster_bowl);
 	memcpy(start, core_weights(k.f.core), sizeof(start[0]) * FIXTURE_PARAMS);
 	serial_mean(&k, 0, 8, start, expected);
-	crew_ask(&k, 0);
-	crew_ask(&k, 1);
+	cluster_request(&k, 0);
+	cluster_request(&k, 1);
 	assert_int_equal(push_of(&k, 0, 3, 2), REJECT_NONE);
 	double before = k.f.core->accumulator.sum[1];
 	assert_int_equal(push_of(&k, 1, 1, 3), REJECT_WORK); /* 3 is done: not 1 and 2 either */
@@ -85,32 +86,32 @@ static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **stat
 	assert_int_equal(k.f.core->leases.batch[1], BATCH_FREE);
 	assert_int_equal(k.f.core->leases.batch[2], BATCH_FREE);
 	while (core_stats(k.f.core)->version == 0)
-		crew_act(&k, 1);
+		cluster_act(&k, 1);
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		assert_float_equal(core_weights(k.f.core)[j], (float)(-0.125 * expected[j]), 1e-6);
 	assert_int_equal(core_stats(k.f.core)->images, 80);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_sum_of_another_pass_is_refused(void **state)
 {
-	struct crew k;
-	struct hand late;
+	struct cluster k;
+	struct cluster_worker late;
 
 	(void)state;
 	sgd_open(&k, 2, 40);
-	crew_ask(&k, 1);
-	late = k.hand[1];
+	cluster_request(&k, 1);
+	late = k.worker[1];
 	while (core_stats(k.f.core)->version == 0)
-		crew_act(&k, 0);
+		cluster_act(&k, 0);
 	assert_true(late.grant.work.count > 0);
-	assert_int_equal(crew_push(&k, 1), REJECT_WORK); /* its epoch is over */
-	k.hand[1].grant.work = late.grant.work;
-	k.hand[1].grant.work.epoch = 1; /* the same portion of today, at yesterday's weights */
-	assert_int_equal(crew_push(&k, 1), REJECT_STALE);
+	assert_int_equal(cluster_push(&k, 1), REJECT_WORK); /* its epoch is over */
+	k.worker[1].grant.work = late.grant.work;
+	k.worker[1].grant.work.epoch = 1; /* the same portion of today, at yesterday's weights */
+	assert_int_equal(cluster_push(&k, 1), REJECT_STALE);
 	assert_int_equal(k.f.core->leases.n_done, 0);
 	assert_int_equal(k.f.core->accumulator.pushes, 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- who gets which portion ----------------------------------------------------------------- */
@@ -118,35 +119,35 @@ static void a_sum_of_another_pass_is_refused(void **state)
 static void the_next_portion_goes_to_who_had_the_one_before(void **state)
 {
 	struct core_config cfg = sgd_config();
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.max_batches = 1;
-	crew_open(&k, cfg, 2, 160, crew_bowl);
+	cluster_open(&k, cfg, 2, 160, cluster_bowl);
 	for (uint32_t round = 0; round < 8; round++) {
-		crew_ask(&k, 0);
-		crew_granted(&k, 0, round, 1);
-		crew_ask(&k, 1);
-		crew_granted(&k, 1, 8 + round, 1);
-		crew_push(&k, 0);
-		crew_push(&k, 1);
+		cluster_request(&k, 0);
+		cluster_granted(&k, 0, round, 1);
+		cluster_request(&k, 1);
+		cluster_granted(&k, 1, 8 + round, 1);
+		cluster_push(&k, 0);
+		cluster_push(&k, 1);
 	}
 	assert_version(&k, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void runs_of_portions_shrink_towards_the_end_of_a_pass(void **state)
 {
 	struct core_config cfg = sgd_config();
 	uint32_t before = 16, n = 0;
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.max_batches = 16;
-	crew_open(&k, cfg, 2, 1280, crew_bowl);
+	cluster_open(&k, cfg, 2, 1280, cluster_bowl);
 	for (uint32_t left = 128; left > 0; n++) {
-		assert_int_equal(crew_ask(&k, n % 2), 1);
-		uint32_t count = k.hand[n % 2].grant.work.count;
+		assert_int_equal(cluster_request(&k, n % 2), 1);
+		uint32_t count = k.worker[n % 2].grant.work.count;
 		assert_in_range(count, 1, left < 8 ? 1 : left / 8 + 1);
 		if (n !=
 			1) { /* the first one of a worker whose speed is not known is of one portion */
@@ -154,67 +155,67 @@ static void runs_of_portions_shrink_towards_the_end_of_a_pass(void **state)
 			before = count;
 		}
 		left -= count;
-		crew_push(&k, n % 2);
+		cluster_push(&k, n % 2);
 	}
 	assert_int_equal(before, 1);
 	assert_in_range(n, 16, 64);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 {
 	struct core_config cfg = sgd_config();
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.max_batches = 1;
-	crew_open(&k, cfg, 7, 30, crew_bowl); /* three portions, seven workers */
+	cluster_open(&k, cfg, 7, 30, cluster_bowl); /* three portions, seven workers */
 	for (uint32_t i = 0; i < 7; i++)
-		assert_int_equal(crew_ask(&k, i), 1);
+		assert_int_equal(cluster_request(&k, i), 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 4);
 	for (uint32_t i = 3; i < 7; i++) /* the oldest of those with fewest */
-		crew_granted(&k, i, (i - 3) % 3, 1);
-	assert_int_equal(crew_push(&k, 4), REJECT_NONE); /* the first result wins */
+		cluster_granted(&k, i, (i - 3) % 3, 1);
+	assert_int_equal(cluster_push(&k, 4), REJECT_NONE); /* the first result wins */
 	for (uint32_t i = 0; i < 3; i++)
-		if (k.hand[i].grant.work.first == 1)
-			assert_int_equal(crew_push(&k, i), REJECT_WORK);
+		if (k.worker[i].grant.work.first == 1)
+			assert_int_equal(cluster_push(&k, i), REJECT_WORK);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
 	assert_int_equal(k.f.core->accumulator.images, 10);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Time has come so far; all beat. */
-static void tick(struct crew *k, uint64_t now_ms)
+static void tick(struct cluster *k, uint64_t now_ms)
 {
 	k->f.now_ms = now_ms;
 	fixture_tick(&k->f, 0);
-	crew_hear(k);
+	cluster_receive(k);
 }
 
 /* Virtual milliseconds of a step, over `steps` of them: worker i takes ms[i] for a portion. */
 static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backup_copies backup,
-	uint64_t images[CREW])
+	uint64_t images[CLUSTER_WORKERS])
 {
 	struct core_config cfg = sgd_config();
-	uint64_t ready[CREW] = {0};
-	struct crew k;
+	uint64_t ready[CLUSTER_WORKERS] = {0};
+	struct cluster k;
 
 	cfg.leases.backup_copies = backup;
 	cfg.leases.max_batches = 20;
 	cfg.training.epochs = steps;
 	cfg.sessions.suspect_ms = 100000; /* they beat, which is not of interest here */
 	cfg.sessions.dead_ms = 200000;
-	crew_open(&k, cfg, n, 6000, crew_bowl); /* 600 portions */
+	cluster_open(&k, cfg, n, 6000, cluster_bowl); /* 600 portions */
 	uint64_t begin = k.f.now_ms, tick_ms = begin + 50;
 	while (core_stats(k.f.core)->updates < steps) {
 		uint32_t next = n;
 		for (uint32_t i = 0; i < n; i++) { /* who is ready first, of those with something */
-			while (k.hand[i].grant.kind != GRANT_TRAIN && crew_act(&k, i))
+			while (k.worker[i].grant.kind != GRANT_TRAIN && cluster_act(&k, i))
 				ready[i] = 0;
-			if (k.hand[i].grant.work.count && ready[i] == 0)
-				ready[i] = k.f.now_ms + k.hand[i].grant.work.count * ms[i];
-			if (k.hand[i].grant.work.count && (next == n || ready[i] < ready[next]))
+			if (k.worker[i].grant.work.count && ready[i] == 0)
+				ready[i] = k.f.now_ms + k.worker[i].grant.work.count * ms[i];
+			if (k.worker[i].grant.work.count && (next == n || ready[i] < ready[next]))
 				next = i;
 		}
 		assert_in_range(next, 0, n - 1);
@@ -225,13 +226,13 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 		}
 		k.f.now_ms = ready[next];
 		ready[next] = 0;
-		crew_push(&k, next);
-		crew_ask(&k, next);
+		cluster_push(&k, next);
+		cluster_request(&k, next);
 	}
 	double each = (double)(k.f.now_ms - begin) / steps;
 	for (uint32_t i = 0; images && i < n; i++)
-		images[i] = fixture_worker(&k.f, k.hand[i].s.worker).images;
-	crew_close(&k);
+		images[i] = fixture_worker(&k.f, k.worker[i].s.worker).images;
+	cluster_close(&k);
 	return each;
 }
 
@@ -256,7 +257,7 @@ static void backup_copies_make_up_for_a_slow_worker(void **state)
 static void one_that_is_20_times_slower_contributes(void **state)
 {
 	static const uint64_t ms[] = {120, 120, 120, 2400};
-	uint64_t images[CREW];
+	uint64_t images[CLUSTER_WORKERS];
 
 	(void)state;
 	step_ms(4, ms, 4, BACKUP_LATE, images);
@@ -269,19 +270,19 @@ static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **s
 	struct core_config cfg = sgd_config();
 	double w[FIXTURE_PARAMS] = {0}, g[FIXTURE_PARAMS];
 	float at[FIXTURE_PARAMS];
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.sandblaster.step_images = 25; /* three portions of 10 */
-	crew_open(&k, cfg, 3, 77, crew_bowl);
+	cluster_open(&k, cfg, 3, 77, cluster_bowl);
 	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* not open yet */
 	for (uint32_t step = 0; step < 3; step++) {
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			at[j] = (float)w[j];
 		serial_mean(&k, step ? end[step - 1] : 0, end[step], at, g);
 		for (uint32_t n = 0; core_stats(k.f.core)->version == step; n++)
-			crew_act(&k, n % 3);
-		assert_int_equal(core_stats(k.f.core)->images, crew_images(&k, 0, end[step]));
+			cluster_act(&k, n % 3);
+		assert_int_equal(core_stats(k.f.core)->images, cluster_images(&k, 0, end[step]));
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 			w[j] -= 0.125 * g[j];
 			assert_float_equal(core_weights(k.f.core)[j], (float)w[j], 1e-5);
@@ -290,7 +291,7 @@ static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **s
 	assert_int_equal(core_training_epoch(k.f.core), 1);
 	assert_int_equal(core_epoch(k.f.core, 0)->images, 77);
 	assert_int_equal(core_epoch(k.f.core, 0)->updates, 3);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- death and restart ---------------------------------------------------------------------- */
@@ -298,39 +299,39 @@ static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **s
 static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 {
 	struct core_config cfg = sgd_config();
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	cfg.leases.max_batches = 4;
-	crew_open(&k, cfg, 2, 80, crew_bowl);
-	crew_ask(&k, 1);
-	push_of(&k, 1, k.hand[1].grant.work.first, 1);
-	crew_ask(&k, 1); /* and it is killed with this one in its hands */
+	cluster_open(&k, cfg, 2, 80, cluster_bowl);
+	cluster_request(&k, 1);
+	push_of(&k, 1, k.worker[1].grant.work.first, 1);
+	cluster_request(&k, 1); /* and it is killed with this one in its hands */
 	k.f.now_ms += 1200;
-	fixture_beat(&k.f, k.hand[0].peer + 1, k.hand[0].s);
+	fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 	fixture_tick(&k.f, 0);
 	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_DEAD);
 	assert_int_equal(k.f.core->leases.n_done, 1); /* what it gave stays */
 	while (core_stats(k.f.core)->version == 0)
-		crew_act(&k, 0);
+		cluster_act(&k, 0);
 	assert_int_equal(core_stats(k.f.core)->images, 80);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Even one that beats on and never answers. */
 static void a_pass_does_not_wait_for_who_hangs(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	sgd_open(&k, 2, 80);
-	assert_int_equal(crew_ask(&k, 1), 1);
+	assert_int_equal(cluster_request(&k, 1), 1);
 	while (core_stats(k.f.core)->version == 0)
-		crew_act(&k, 0);
+		cluster_act(&k, 0);
 	assert_int_not_equal(core_stats(k.f.core)->backups, 0);
 	assert_int_equal(core_stats(k.f.core)->images, 80);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static int images_equal(const struct core_snapshot *a, const struct core_snapshot *b)
@@ -349,22 +350,22 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 	(void)state;
 	for (int killed = -1; killed < 60; killed++) {
 		struct core_config cfg = sgd_config();
-		struct crew k;
+		struct cluster k;
 
 		cfg.sandblaster.step_images = 40;
 		cfg.optim.kind = OPTIM_ADAM;
-		crew_open(&k, cfg, 1, 95, crew_bowl);
+		cluster_open(&k, cfg, 1, 95, cluster_bowl);
 		for (int n = 0; !fixture_count(&k.f, EFFECT_FINISH); n++) {
-			crew_act(&k, 0);
+			cluster_act(&k, 0);
 			if (n == killed)
-				crew_restart(&k, 1);
+				cluster_restart(&k, 1);
 			assert_in_range(n, 0, 1000);
 		}
 		if (killed < 0)
 			memcpy(expected, core_weights(k.f.core), sizeof(expected));
 		assert_memory_equal(core_weights(k.f.core), expected, sizeof(expected));
 		assert_int_equal(core_stats(k.f.core)->images, 2 * 95);
-		crew_close(&k);
+		cluster_close(&k);
 	}
 }
 
@@ -373,13 +374,13 @@ static void an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit(void **sta
 	struct core_snapshot a, b;
 	struct core_config cfg;
 	struct core_fixture again;
-	struct crew k;
+	struct cluster k;
 	const char *why = NULL;
 
 	(void)state;
 	sgd_open(&k, 2, 80);
 	for (int n = 0; n < 5; n++)
-		crew_act(&k, (uint32_t)n % 2);
+		cluster_act(&k, (uint32_t)n % 2);
 	assert_int_not_equal(k.f.core->accumulator.pushes, 0);
 	a = fixture_save(&k.f);
 	cfg = k.f.cfg;
@@ -390,7 +391,7 @@ static void an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit(void **sta
 	fixture_drop(&a);
 	fixture_drop(&b);
 	fixture_close(&again);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- any order ------------------------------------------------------------------------------ */
@@ -401,30 +402,30 @@ static void in_any_order_each_image_counts_once_per_step(void **state)
 	for (uint64_t seed = 1; seed <= 60; seed++) {
 		struct core_config cfg = sgd_config();
 		struct rng r = rng_seed(seed, RNG_SIM, 0);
-		struct crew k;
+		struct cluster k;
 
 		print_message("seed %llu\n", (unsigned long long)seed);
 		cfg.sandblaster.step_images = (uint32_t)rng_below(&r, 200);
 		cfg.leases.max_batches = 1 + (uint32_t)rng_below(&r, 5);
-		crew_open(&k, cfg, 4, 1 + (uint32_t)rng_below(&r, 150), crew_bowl);
+		cluster_open(&k, cfg, 4, 1 + (uint32_t)rng_below(&r, 150), cluster_bowl);
 		for (int n = 0; !fixture_count(&k.f, EFFECT_FINISH); n++) {
 			uint32_t i = (uint32_t)rng_below(&r, 4);
 			uint64_t dice = rng_below(&r, 40);
 
 			if (dice == 0)
-				crew_restart(&k, 4);
+				cluster_restart(&k, 4);
 			else if (dice == 1) /* anything, granted or not */
 				push_of(&k, i, (uint32_t)rng_below(&r, k.f.core->leases.n_batches),
 					1);
-			else if (dice == 2 && k.hand[i].grant.request == k.hand[i].request)
-				crew_ask(&k, i); /* it drops what it had */
+			else if (dice == 2 && k.worker[i].grant.request == k.worker[i].request)
+				cluster_request(&k, i); /* it drops what it had */
 			else
-				crew_act(&k, i);
+				cluster_act(&k, i);
 			assert_in_range(n, 0, 20000);
 		}
 		for (uint32_t e = 0; e < 2; e++)
 			assert_int_equal(core_epoch(k.f.core, e)->images, k.data.n_train);
-		crew_close(&k);
+		cluster_close(&k);
 	}
 }
 

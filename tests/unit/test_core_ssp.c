@@ -2,7 +2,7 @@
  * Proves ssp of server/core/downpour.c: nobody is more batches ahead of the slowest than the bound
  * allows, and who is away holds nobody up.
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 #define MANY_BATCHES 400u /* in one epoch that no test comes to the end of */
 
@@ -17,22 +17,22 @@ static struct core_config ssp_config(uint32_t bound)
 	return cfg;
 }
 
-static void ssp_open(struct crew *k, uint32_t bound, uint32_t lease, uint32_t n)
+static void ssp_open(struct cluster *k, uint32_t bound, uint32_t lease, uint32_t n)
 {
 	struct core_config cfg = ssp_config(bound);
 
 	cfg.leases.max_batches = lease;
-	crew_open(k, cfg, n, MANY_BATCHES * 10, crew_ones);
+	cluster_open(k, cfg, n, MANY_BATCHES * 10, cluster_ones);
 }
 
 /* One batch of what it holds, as its worker does in this mode. */
-static void push_one(struct crew *k, uint32_t i)
+static void push_one(struct cluster *k, uint32_t i)
 {
-	struct hand *h = &k->hand[i];
+	struct cluster_worker *h = &k->worker[i];
 	struct work work = h->grant.work;
 
 	h->grant.work.count = 1;
-	assert_int_equal(crew_push(k, i), REJECT_NONE);
+	assert_int_equal(cluster_push(k, i), REJECT_NONE);
 	h->grant.work = (struct work){work.epoch, work.first + 1, work.count - 1};
 }
 
@@ -40,102 +40,104 @@ static void push_one(struct crew *k, uint32_t i)
 
 static void bound_0_is_lock_step(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	ssp_open(&k, 0, 4, 3);
 	for (uint32_t i = 0; i < 3; i++)
-		assert_int_equal(crew_ask(&k, i), 1);
+		assert_int_equal(cluster_request(&k, i), 1);
 	for (int round = 0; round < 20; round++) {
 		for (uint32_t i = 0; i < 3; i++) {
-			assert_int_equal(k.hand[i].grant.work.count, 1);
+			assert_int_equal(k.worker[i].grant.work.count, 1);
 			push_one(&k, i);
-			assert_int_equal(crew_ask(&k, i), i == 2); /* the last one lets all go on */
+			assert_int_equal(
+				cluster_request(&k, i), i == 2); /* the last one lets all go on */
 		}
 	}
 	assert_int_equal(core_stats(k.f.core)->version, 60);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void one_may_be_as_many_batches_ahead_as_the_bound_says(void **state)
 {
 	for (uint32_t bound = 0; bound < 6; bound++) {
-		struct crew k;
+		struct cluster k;
 		uint32_t n = 0;
 
 		ssp_open(&k, bound, 1, 2);
-		assert_int_equal(crew_ask(&k, 1), 1); /* it computes for ever */
-		while (crew_ask(&k, 0)) {
+		assert_int_equal(cluster_request(&k, 1), 1); /* it computes for ever */
+		while (cluster_request(&k, 0)) {
 			push_one(&k, 0);
 			n++;
 			assert_in_range(n, 1, bound + 1);
 		}
 		assert_int_equal(n, bound + 1);
 		push_one(&k, 1);
-		assert_int_equal(k.hand[0].grant.work.count, 1); /* granted by that push */
-		crew_close(&k);
+		assert_int_equal(k.worker[0].grant.work.count, 1); /* granted by that push */
+		cluster_close(&k);
 	}
 	(void)state;
 }
 
 static void a_lease_is_as_long_as_the_bound_allows(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	ssp_open(&k, 4, 100, 2);
-	assert_int_equal(crew_ask(&k, 0), 1);
-	assert_int_equal(k.hand[0].grant.work.count, 5); /* somebody may join where it is now */
-	assert_int_equal(crew_ask(&k, 1), 1);
-	assert_int_equal(k.hand[1].grant.work.count, 5);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	assert_int_equal(k.worker[0].grant.work.count, 5); /* somebody may join where it is now */
+	assert_int_equal(cluster_request(&k, 1), 1);
+	assert_int_equal(k.worker[1].grant.work.count, 5);
 	push_one(&k, 0);
 	push_one(&k, 0);
 	for (int i = 0; i < 5; i++)
 		push_one(&k, 1);
-	assert_int_equal(crew_ask(&k, 1), 1); /* 5 done; batches 5 and 6 may begin beside 2 */
-	assert_int_equal(k.hand[1].grant.work.count, 2);
-	crew_close(&k);
+	assert_int_equal(
+		cluster_request(&k, 1), 1); /* 5 done; batches 5 and 6 may begin beside 2 */
+	assert_int_equal(k.worker[1].grant.work.count, 2);
+	cluster_close(&k);
 }
 
 /* ---- who is away ---------------------------------------------------------------------------- */
 
-static void beat(struct crew *k, uint32_t i)
+static void beat(struct cluster *k, uint32_t i)
 {
-	fixture_beat(&k->f, k->hand[i].peer + 1, k->hand[i].s);
-	crew_hear(k);
+	fixture_beat(&k->f, k->worker[i].peer + 1, k->worker[i].s);
+	cluster_receive(k);
 }
 
 static void who_falls_silent_holds_nobody_up(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	ssp_open(&k, 0, 1, 2);
-	crew_ask(&k, 1);
-	crew_ask(&k, 0);
+	cluster_request(&k, 1);
+	cluster_request(&k, 0);
 	push_one(&k, 0);
-	assert_int_equal(crew_ask(&k, 0), 0);
+	assert_int_equal(cluster_request(&k, 0), 0);
 	fixture_tick(&k.f, 200);
 	beat(&k, 0);
 	fixture_tick(&k.f, 200); /* worker 1 is suspect now */
-	crew_hear(&k);
+	cluster_receive(&k);
 	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_SUSPECT);
-	assert_int_equal(k.hand[0].grant.work.count, 1);
+	assert_int_equal(k.worker[0].grant.work.count, 1);
 	for (int i = 0; i < 10; i++) {
 		push_one(&k, 0);
-		assert_int_equal(crew_ask(&k, 0), 1);
+		assert_int_equal(cluster_request(&k, 0), 1);
 	}
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void who_comes_back_starts_with_the_slowest(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	ssp_open(&k, 2, 1, 3);
 	for (uint32_t i = 0; i < 3; i++)
-		crew_ask(&k, i);
+		cluster_request(&k, i);
 	for (int t = 0; t < 4; t++) { /* worker 2 is stopped */
 		fixture_tick(&k.f, 100);
 		beat(&k, 0);
@@ -144,92 +146,92 @@ static void who_comes_back_starts_with_the_slowest(void **state)
 	for (int i = 0; i < 9; i++)
 		for (uint32_t w = 0; w < 2; w++) {
 			push_one(&k, w);
-			assert_int_equal(crew_ask(&k, w), 1);
+			assert_int_equal(cluster_request(&k, w), 1);
 		}
 	beat(&k, 2); /* it goes on, where the others are: 9 */
 	for (uint32_t i = 0; i < 3; i++) {
 		push_one(&k, 0);
-		assert_int_equal(crew_ask(&k, 0), i < 2); /* 12 > 9 + 2 */
+		assert_int_equal(cluster_request(&k, 0), i < 2); /* 12 > 9 + 2 */
 	}
 	push_one(&k, 2);
-	assert_int_equal(crew_ask(&k, 2), 1);
-	assert_int_equal(k.hand[0].grant.work.count, 0); /* worker 1 is at 9 still */
+	assert_int_equal(cluster_request(&k, 2), 1);
+	assert_int_equal(k.worker[0].grant.work.count, 0); /* worker 1 is at 9 still */
 	push_one(&k, 1);
-	assert_int_equal(k.hand[0].grant.work.count, 1);
-	crew_close(&k);
+	assert_int_equal(k.worker[0].grant.work.count, 1);
+	cluster_close(&k);
 }
 
 static void who_joins_late_starts_with_the_slowest(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	ssp_open(&k, 1, 1, 1);
 	for (int i = 0; i < 7; i++) {
-		assert_int_equal(crew_ask(&k, 0), 1);
+		assert_int_equal(cluster_request(&k, 0), 1);
 		push_one(&k, 0);
 	}
 	k.n = 2;
-	crew_hire(&k, 1);
-	assert_int_equal(crew_ask(&k, 1), 1);
+	cluster_join(&k, 1);
+	assert_int_equal(cluster_request(&k, 1), 1);
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(crew_ask(&k, 0), 1);
+		assert_int_equal(cluster_request(&k, 0), 1);
 		push_one(&k, 0);
 	}
-	assert_int_equal(crew_ask(&k, 0), 0); /* 9 > 7 + 1 */
-	crew_close(&k);
+	assert_int_equal(cluster_request(&k, 0), 0); /* 9 > 7 + 1 */
+	cluster_close(&k);
 }
 
 /* Who tests the weights of the last epoch does not hold up the training of this one. */
 static void who_evaluates_holds_nobody_up(void **state)
 {
 	struct core_config cfg = ssp_config(0);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	crew_open(&k, cfg, 2, 400, crew_ones); /* 40 batches */
-	crew_ask(&k, 0);
+	cluster_open(&k, cfg, 2, 400, cluster_ones); /* 40 batches */
+	cluster_request(&k, 0);
 	while (core_training_epoch(k.f.core) == 0) {
 		push_one(&k, 0);
-		crew_ask(&k, 0);
+		cluster_request(&k, 0);
 	}
-	assert_int_equal(k.hand[0].grant.kind, GRANT_EVAL);
+	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
 	for (uint32_t i = 0; i < 2; i++) { /* of three portions, worker 0 has one */
-		crew_ask(&k, 1);
-		crew_evaluate(&k, 1);
+		cluster_request(&k, 1);
+		cluster_evaluate(&k, 1);
 	}
 	for (int i = 0; i < 10; i++) {
-		assert_int_equal(crew_ask(&k, 1), 1);
+		assert_int_equal(cluster_request(&k, 1), 1);
 		push_one(&k, 1);
 	}
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void clocks_outlive_the_server(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
 	ssp_open(&k, 3, 1, 2);
-	crew_ask(&k, 1);
+	cluster_request(&k, 1);
 	for (int i = 0; i < 4; i++) {
-		assert_int_equal(crew_ask(&k, 0), 1);
+		assert_int_equal(cluster_request(&k, 0), 1);
 		push_one(&k, 0);
 	}
-	assert_int_equal(crew_ask(&k, 0), 0);
-	crew_restart(&k, 2);
-	crew_ask(&k, 1);
-	assert_int_equal(crew_ask(&k, 0), 0);
+	assert_int_equal(cluster_request(&k, 0), 0);
+	cluster_restart(&k, 2);
+	cluster_request(&k, 1);
+	assert_int_equal(cluster_request(&k, 0), 0);
 	push_one(&k, 1);
-	assert_int_equal(k.hand[0].grant.work.count, 1);
-	crew_close(&k);
+	assert_int_equal(k.worker[0].grant.work.count, 1);
+	cluster_close(&k);
 }
 
 /* ---- any order ------------------------------------------------------------------------------ */
 
 /* An account of our own, from what was accepted alone. */
 struct race {
-	struct crew k;
+	struct cluster k;
 	struct rng r;
 	uint64_t clock[4], silent_ms[4];
 	int racing[4];
@@ -250,7 +252,7 @@ static uint64_t slowest_but(const struct race *a, uint32_t w)
 static void race_check(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
-		const struct hand *h = &a->k.hand[i];
+		const struct cluster_worker *h = &a->k.worker[i];
 		uint64_t least = slowest_but(a, i);
 
 		if (!a->racing[i] || h->grant.work.count == 0 || least == UINT64_MAX)
@@ -266,7 +268,7 @@ static void race_members(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
 		int in = a->silent_ms[i] <= a->k.f.cfg.sessions.suspect_ms &&
-			 a->k.hand[i].request > 0;
+			 a->k.worker[i].request > 0;
 
 		if (in && !a->racing[i]) {
 			uint64_t least = slowest_but(a, i);
@@ -280,7 +282,7 @@ static void race_members(struct race *a)
 static void race_step(struct race *a)
 {
 	uint32_t i = (uint32_t)rng_below(&a->r, 4);
-	struct hand *h = &a->k.hand[i];
+	struct cluster_worker *h = &a->k.worker[i];
 	uint64_t dice = rng_below(&a->r, 100);
 
 	if (dice < 8) { /* time for somebody to fall silent in, never all that dead_ms */
@@ -289,18 +291,18 @@ static void race_step(struct race *a)
 			a->silent_ms[w] += ms;
 		fixture_tick(&a->k.f, ms);
 		race_members(a);
-		crew_hear(&a->k);
+		cluster_receive(&a->k);
 		for (uint32_t w = 0; w < 4; w++) {
 			if (a->silent_ms[w] > 700) {
 				a->silent_ms[w] = 0;
-				a->k.hand[w].grant.work.count = 0; /* taken from it meanwhile */
+				a->k.worker[w].grant.work.count = 0; /* taken from it meanwhile */
 				beat(&a->k, w);
 				race_members(a);
 			}
 		}
 	} else if (h->grant.work.count == 0 && h->grant.request == h->request) {
 		a->silent_ms[i] = 0;
-		crew_ask(&a->k, i);
+		cluster_request(&a->k, i);
 		race_members(a);
 	} else if (h->grant.work.count) {
 		if (a->silent_ms[i] > a->k.f.cfg.sessions.suspect_ms)
@@ -327,7 +329,7 @@ static void nobody_is_ever_further_ahead_than_the_bound(void **state)
 		}
 		assert_int_equal(a.k.f.core->leases.n_done, 380); /* and nobody waits for ever */
 		assert_int_equal(a.most_ahead, bound);
-		crew_close(&a.k);
+		cluster_close(&a.k);
 	}
 }
 

@@ -2,7 +2,7 @@
  * Proves the invariants numbered in server/core/sync.c, and that a run equals a serial one: the
  * same gradients, their means in the same order, by formulas of our own in double precision.
  */
-#include "tests/unit/core_modes.h"
+#include "tests/support/core_cluster.h"
 
 static struct core_config sync_config(uint32_t backups)
 {
@@ -16,24 +16,24 @@ static struct core_config sync_config(uint32_t backups)
 }
 
 /* No step begins before all `n` are there. */
-static void sync_open(
-	struct crew *k, struct core_config cfg, uint32_t n, uint32_t n_train, crew_fn *fn)
+static void sync_open(struct cluster *k, struct core_config cfg, uint32_t n, uint32_t n_train,
+	cluster_gradient_fn *fn)
 {
 	cfg.leases.min_workers = n;
-	crew_open(k, cfg, n, n_train, fn);
+	cluster_open(k, cfg, n, n_train, fn);
 }
 
 /* A step is `version`; the weights moved by -lr per step of ones. */
-static void assert_steps(const struct crew *k, uint64_t steps)
+static void assert_steps(const struct cluster *k, uint64_t steps)
 {
 	assert_int_equal(core_stats(k->f.core)->version, steps);
 	assert_int_equal(core_stats(k->f.core)->updates, steps);
 }
 
-static void all_ask(struct crew *k)
+static void all_ask(struct cluster *k)
 {
 	for (uint32_t i = 0; i < k->n; i++)
-		assert_int_equal(crew_ask(k, i), 1);
+		assert_int_equal(cluster_request(k, i), 1);
 }
 
 /* ---- one step ------------------------------------------------------------------------------- */
@@ -42,89 +42,89 @@ static void a_step_waits_for_all_but_the_backup_workers(void **state)
 {
 	(void)state;
 	for (uint32_t backups = 0; backups < 4; backups++) {
-		struct crew k;
+		struct cluster k;
 
-		sync_open(&k, sync_config(backups), 4, 400, crew_ones);
+		sync_open(&k, sync_config(backups), 4, 400, cluster_ones);
 		all_ask(&k);
 		for (uint32_t i = 0; i < 4 - backups; i++) {
 			assert_steps(&k, 0);
-			assert_int_equal(crew_push(&k, i), REJECT_NONE);
+			assert_int_equal(cluster_push(&k, i), REJECT_NONE);
 		}
 		assert_steps(&k, 1);
 		assert_true(core_weights(k.f.core)[3] == -0.25f); /* the mean, not the sum */
-		crew_close(&k);
+		cluster_close(&k);
 	}
 }
 
 static void more_backups_than_workers_make_a_step_of_each_gradient(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(7), 2, 400, crew_ones);
+	sync_open(&k, sync_config(7), 2, 400, cluster_ones);
 	all_ask(&k);
-	assert_int_equal(crew_push(&k, 0), REJECT_NONE);
+	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	assert_steps(&k, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_late_gradient_is_dropped_counted_and_its_batch_leased_again(void **state)
 {
-	struct crew k;
+	struct cluster k;
 	uint32_t late;
 
 	(void)state;
-	sync_open(&k, sync_config(1), 3, 400, crew_ones);
+	sync_open(&k, sync_config(1), 3, 400, cluster_ones);
 	all_ask(&k);
-	late = k.hand[2].grant.work.first;
-	crew_push(&k, 0);
-	crew_push(&k, 1);
+	late = k.worker[2].grant.work.first;
+	cluster_push(&k, 0);
+	cluster_push(&k, 1);
 	assert_steps(&k, 1);
 	assert_int_equal(k.f.core->leases.batch[late], BATCH_FREE);
-	assert_int_equal(crew_push(&k, 2), REJECT_STALE);
+	assert_int_equal(cluster_push(&k, 2), REJECT_STALE);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
 	assert_int_equal(k.f.core->leases.batch[late], BATCH_FREE); /* of the next step */
-	assert_int_equal(crew_ask(&k, 2), 1);
-	assert_int_equal(k.hand[2].grant.version, 1);
-	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
-	crew_close(&k);
+	assert_int_equal(cluster_request(&k, 2), 1);
+	assert_int_equal(k.worker[2].grant.version, 1);
+	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
+	cluster_close(&k);
 }
 
 static void nobody_gets_two_batches_of_one_step(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 2, 400, crew_ones);
+	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
-	crew_push(&k, 0);
-	assert_int_equal(crew_ask(&k, 0), 0);
-	crew_push(&k, 1);
+	cluster_push(&k, 0);
+	assert_int_equal(cluster_request(&k, 0), 0);
+	cluster_push(&k, 1);
 	assert_steps(&k, 1);
-	assert_int_equal(k.hand[0].grant.work.count, 1); /* granted when the step ended */
-	assert_int_equal(k.hand[0].grant.version, 1);
-	crew_close(&k);
+	assert_int_equal(k.worker[0].grant.work.count, 1); /* granted when the step ended */
+	assert_int_equal(k.worker[0].grant.version, 1);
+	cluster_close(&k);
 }
 
 /* A lease is a hint: a worker that pushes without one still counts once. */
 static void nobody_counts_twice_in_one_step(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 2, 400, crew_ones);
+	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
-	crew_push(&k, 0);
-	k.hand[0].grant.work = (struct work){0, 30, 1};
-	assert_int_equal(crew_push(&k, 0), REJECT_WORK);
+	cluster_push(&k, 0);
+	k.worker[0].grant.work = (struct work){0, 30, 1};
+	assert_int_equal(cluster_push(&k, 0), REJECT_WORK);
 	assert_int_equal(k.f.core->accumulator.pushes, 1);
 	assert_int_equal(k.f.core->leases.batch[30], BATCH_SHUT); /* of no step yet */
-	crew_push(&k, 1);
+	cluster_push(&k, 1);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- members -------------------------------------------------------------------------------- */
@@ -132,26 +132,26 @@ static void nobody_counts_twice_in_one_step(void **state)
 /* It is live when the step begins: that it has not asked yet does not leave it out. */
 static void a_step_waits_for_a_member_that_has_not_asked(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 3, 400, crew_ones);
+	sync_open(&k, sync_config(0), 3, 400, cluster_ones);
 	for (uint32_t i = 0; i < 2; i++) {
-		crew_ask(&k, i);
-		crew_push(&k, i);
+		cluster_request(&k, i);
+		cluster_push(&k, i);
 	}
 	assert_steps(&k, 0);
-	assert_int_equal(crew_ask(&k, 0), 0); /* no second batch of one step */
-	crew_ask(&k, 2);
-	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
+	assert_int_equal(cluster_request(&k, 0), 0); /* no second batch of one step */
+	cluster_request(&k, 2);
+	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 30);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* In the order of batches the two large ones of a step cancel each other first; in another order
  * what is small is lost between them. */
-static double crew_rough(uint32_t i, const float *w, double *g)
+static double cluster_rough(uint32_t i, const float *w, double *g)
 {
 	static const double value[] = {1e15, -1e15, 0.1, 0.2};
 
@@ -166,33 +166,33 @@ static void permuted_run(uint64_t seed, float *weights)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	struct core_config cfg = sync_config(0);
-	struct crew k;
+	struct cluster k;
 
-	sync_open(&k, cfg, 4, 740, crew_rough);
-	crew_run(&k, 4, seed ? &r : NULL);
+	sync_open(&k, cfg, 4, 740, cluster_rough);
+	cluster_run(&k, 4, seed ? &r : NULL);
 	assert_int_equal(core_epoch(k.f.core, 1)->updates, 19); /* 74 batches, 4 at a time */
 	assert_steps(&k, 38);
 	memcpy(weights, core_weights(k.f.core), FIXTURE_PARAMS * sizeof(float));
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Step k of an epoch: batches 4 k to 4 k + 3, whoever gets which. */
 static void a_step_has_the_next_batches_of_the_epoch(void **state)
 {
 	struct rng r = rng_seed(3, RNG_SIM, 0);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 4, 735, crew_ones);
+	sync_open(&k, sync_config(0), 4, 735, cluster_ones);
 	for (int n = 0; n < 100000 && k.f.core->ending == END_NOT; n++) {
-		const struct msg_grant *g = &k.hand[rng_below(&r, 4)].grant;
+		const struct msg_grant *g = &k.worker[rng_below(&r, 4)].grant;
 
 		if (g->kind == GRANT_TRAIN && g->work.count)
 			assert_int_equal(g->work.first / 4, g->version - 19 * g->work.epoch);
-		crew_act(&k, (uint32_t)rng_below(&r, 4));
+		cluster_act(&k, (uint32_t)rng_below(&r, 4));
 	}
 	assert_int_equal(k.f.core->ending, END_OVER);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Where two epochs of it end: the sums of 74 batches, four at a time and the last two alone. */
@@ -207,7 +207,7 @@ static double rough_end(size_t j)
 			double sum = 0;
 
 			for (uint32_t i = first; i < first + n; i++) {
-				(void)crew_rough(i, w, g);
+				(void)cluster_rough(i, w, g);
 				sum += (double)(float)g[j];
 			}
 			end -= 0.25 * sum / n;
@@ -231,98 +231,98 @@ static void any_order_of_arrival_makes_the_same_bytes(void **state)
 
 /* ---- who is away ---------------------------------------------------------------------------- */
 
-static void silence(struct crew *k, uint32_t ms, uint32_t but)
+static void silence(struct cluster *k, uint32_t ms, uint32_t but)
 {
 	for (uint32_t i = 0; i < ms; i += 100) {
 		fixture_tick(&k->f, 100);
-		crew_hear(k);
+		cluster_receive(k);
 		for (uint32_t w = 0; w < k->n; w++) {
 			if (w == but)
 				continue;
-			fixture_beat(&k->f, k->hand[w].peer + 1, k->hand[w].s);
-			crew_hear(k);
+			fixture_beat(&k->f, k->worker[w].peer + 1, k->worker[w].s);
+			cluster_receive(k);
 		}
 	}
 }
 
 static void a_step_does_not_wait_for_who_is_silent(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 3, 400, crew_ones);
+	sync_open(&k, sync_config(0), 3, 400, cluster_ones);
 	all_ask(&k);
-	crew_push(&k, 0);
-	crew_push(&k, 1);
+	cluster_push(&k, 0);
+	cluster_push(&k, 1);
 	assert_steps(&k, 0);
 	silence(&k, 400, 2);
 	assert_int_equal(fixture_worker(&k.f, 3).state, SESSION_SUSPECT);
 	assert_steps(&k, 1);
 	for (int i = 0; i < 3; i++) { /* the other two go on as two */
-		crew_ask(&k, 0);
-		crew_ask(&k, 1);
-		crew_push(&k, 0);
-		crew_push(&k, 1);
+		cluster_request(&k, 0);
+		cluster_request(&k, 1);
+		cluster_push(&k, 0);
+		cluster_push(&k, 1);
 	}
 	assert_steps(&k, 4);
 	assert_int_equal(core_stats(k.f.core)->steps_short, 1); /* then two were all that lived */
-	assert_int_equal(crew_push(&k, 2), REJECT_WORK); /* it comes back during a step ... */
+	assert_int_equal(cluster_push(&k, 2), REJECT_WORK); /* it comes back during a step ... */
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
-	assert_int_equal(crew_ask(&k, 2), 0);
+	assert_int_equal(cluster_request(&k, 2), 0);
 	for (uint32_t i = 0; i < 2; i++) {
-		crew_ask(&k, i);
-		crew_push(&k, i);
+		cluster_request(&k, i);
+		cluster_push(&k, i);
 	}
 	assert_steps(&k, 5);
 	for (uint32_t i = 0; i < 2; i++) { /* ... and is a member of the next one */
-		crew_ask(&k, i);
-		crew_push(&k, i);
+		cluster_request(&k, i);
+		cluster_push(&k, i);
 	}
 	assert_steps(&k, 5);
-	assert_int_equal(k.hand[2].grant.work.count, 1);
-	crew_push(&k, 2);
+	assert_int_equal(k.worker[2].grant.work.count, 1);
+	cluster_push(&k, 2);
 	assert_steps(&k, 6);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void what_a_dead_worker_gave_stays_in_the_step(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 2, 400, crew_ones);
+	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
-	crew_push(&k, 1);
+	cluster_push(&k, 1);
 	silence(&k, 1200, 1);
 	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_DEAD);
 	assert_steps(&k, 0);
-	crew_push(&k, 0);
+	cluster_push(&k, 0);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void the_last_step_of_an_epoch_has_what_is_left(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 4, 65, crew_ones); /* 4 batches, then 3, the last of 5 */
+	sync_open(&k, sync_config(0), 4, 65, cluster_ones); /* 4 batches, then 3, the last of 5 */
 	all_ask(&k);
 	for (uint32_t i = 0; i < 4; i++)
-		crew_push(&k, i);
+		cluster_push(&k, i);
 	assert_steps(&k, 1);
 	for (uint32_t i = 0; i < 3; i++)
-		assert_int_equal(crew_ask(&k, i), 1);
+		assert_int_equal(cluster_request(&k, i), 1);
 	for (uint32_t i = 0; i < 3; i++) {
 		assert_int_equal(core_training_epoch(k.f.core), 0);
-		assert_int_equal(crew_push(&k, i), REJECT_NONE);
+		assert_int_equal(cluster_push(&k, i), REJECT_NONE);
 	}
 	assert_steps(&k, 2);
 	assert_int_equal(core_training_epoch(k.f.core), 1);
 	assert_int_equal(core_epoch(k.f.core, 0)->images, 65);
 	assert_int_equal(core_epoch(k.f.core, 0)->updates, 2);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- N of N + b ----------------------------------------------------------------------------- */
@@ -338,206 +338,207 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 /* Of more workers than N + b the first that ask have a batch; the others wait for the next step. */
 static void the_first_n_of_n_plus_b_gradients_make_a_step(void **state)
 {
-	struct crew k;
+	struct cluster k;
 	uint32_t late;
 
 	(void)state;
-	sync_open(&k, backup_config(2, 1), 4, 400, crew_ones);
+	sync_open(&k, backup_config(2, 1), 4, 400, cluster_ones);
 	for (uint32_t i = 0; i < 3; i++)
-		assert_int_equal(crew_ask(&k, i), 1);
-	late = k.hand[0].grant.work.first;
-	assert_int_equal(crew_push(&k, 1), REJECT_NONE);
+		assert_int_equal(cluster_request(&k, i), 1);
+	late = k.worker[0].grant.work.first;
+	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
 	assert_steps(&k, 0);
-	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
+	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
-	assert_int_equal(crew_ask(&k, 3), 1); /* the next step begins with what was left of this */
-	assert_int_equal(k.hand[3].grant.work.first, late);
-	assert_int_equal(crew_push(&k, 0), REJECT_STALE);
+	assert_int_equal(
+		cluster_request(&k, 3), 1); /* the next step begins with what was left of this */
+	assert_int_equal(k.worker[3].grant.work.first, late);
+	assert_int_equal(cluster_push(&k, 0), REJECT_STALE);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(k.f.core->leases.batch[late], BATCH_LEASED); /* another one has it */
 	assert_int_equal(core_stats(k.f.core)->steps_short, 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_step_of_fewer_than_n_live_workers_is_short_and_reported(void **state)
 {
 	struct core_config cfg = backup_config(3, 1);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, cfg, 2, 65, crew_ones); /* 7 batches */
+	sync_open(&k, cfg, 2, 65, cluster_ones); /* 7 batches */
 	for (int i = 0; i < 3; i++) {
 		all_ask(&k);
-		crew_push(&k, 0);
+		cluster_push(&k, 0);
 		assert_steps(&k, (uint64_t)i);
-		crew_push(&k, 1);
+		cluster_push(&k, 1);
 		assert_steps(&k, (uint64_t)i + 1);
 		assert_int_equal(core_stats(k.f.core)->steps_short, i + 1);
 	}
-	crew_ask(&k, 0);
-	crew_push(&k, 0);
+	cluster_request(&k, 0);
+	cluster_push(&k, 0);
 	assert_int_equal(core_epoch(k.f.core, 0)->updates, 4);
 	assert_int_equal(core_stats(k.f.core)->steps_short, 3); /* the epoch had no more */
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- members that come and go --------------------------------------------------------------- */
 
 static void a_worker_that_joins_during_a_step_is_in_the_next_one(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 2, 400, crew_ones);
+	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
-	crew_push(&k, 0);
+	cluster_push(&k, 0);
 	k.n = 3;
-	crew_hire(&k, 2);
-	assert_int_equal(crew_ask(&k, 2), 0);
-	crew_push(&k, 1);
+	cluster_join(&k, 2);
+	assert_int_equal(cluster_request(&k, 2), 0);
+	cluster_push(&k, 1);
 	assert_steps(&k, 1); /* it was not waited for */
-	assert_int_equal(k.hand[2].grant.work.count, 1);
-	crew_ask(&k, 0);
-	crew_ask(&k, 1);
-	crew_push(&k, 0);
-	crew_push(&k, 1);
+	assert_int_equal(k.worker[2].grant.work.count, 1);
+	cluster_request(&k, 0);
+	cluster_request(&k, 1);
+	cluster_push(&k, 0);
+	cluster_push(&k, 1);
 	assert_steps(&k, 1);
-	crew_push(&k, 2);
+	cluster_push(&k, 2);
 	assert_steps(&k, 2);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* It may have asked or not, and have answered or not. */
-static void leave(struct crew *k, uint32_t i)
+static void leave(struct cluster *k, uint32_t i)
 {
-	fixture_bye(&k->f, k->hand[i].peer, k->hand[i].s);
-	crew_hear(k);
+	fixture_bye(&k->f, k->worker[i].peer, k->worker[i].s);
+	cluster_receive(k);
 }
 
 static void a_member_that_leaves_is_not_waited_for(void **state)
 {
 	for (int asked = 0; asked < 3; asked++) {
-		struct crew k;
+		struct cluster k;
 
 		(void)state;
-		sync_open(&k, sync_config(0), 3, 400, crew_ones);
+		sync_open(&k, sync_config(0), 3, 400, cluster_ones);
 		if (asked)
-			crew_ask(&k, 2);
+			cluster_request(&k, 2);
 		if (asked == 2)
-			crew_push(&k, 2);
+			cluster_push(&k, 2);
 		for (uint32_t i = 0; i < 2; i++) {
-			crew_ask(&k, i);
-			crew_push(&k, i);
+			cluster_request(&k, i);
+			cluster_push(&k, i);
 			assert_steps(&k, asked == 2 && i == 1 ? 1 : 0);
 		}
 		leave(&k, 2);
 		assert_steps(&k, 1);
 		assert_int_equal(core_stats(k.f.core)->steps_short, asked < 2);
 		assert_int_equal(core_stats(k.f.core)->images, asked < 2 ? 20 : 30);
-		crew_close(&k);
+		cluster_close(&k);
 	}
 }
 
 static void a_step_all_of_whose_members_went_begins_anew(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 2, 400, crew_ones);
+	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	k.n = 3;
-	crew_hire(&k, 2);
-	assert_int_equal(crew_ask(&k, 2), 0);
+	cluster_join(&k, 2);
+	assert_int_equal(cluster_request(&k, 2), 0);
 	leave(&k, 0);
-	assert_int_equal(k.hand[2].grant.work.count, 0);
+	assert_int_equal(k.worker[2].grant.work.count, 0);
 	leave(&k, 1);
-	crew_granted(&k, 2, 0, 1);
-	assert_int_equal(crew_push(&k, 2), REJECT_NONE);
+	cluster_granted(&k, 2, 0, 1);
+	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->steps_short, 0);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* It beats, but asks for nothing: no step may hang. */
 static void a_member_that_never_asks_is_left_out_until_it_does(void **state)
 {
 	struct core_config cfg = sync_config(0);
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, cfg, 2, 400, crew_ones);
-	crew_ask(&k, 0);
-	crew_push(&k, 0);
-	silence(&k, cfg.sessions.dead_ms - 100, CREW);
+	sync_open(&k, cfg, 2, 400, cluster_ones);
+	cluster_request(&k, 0);
+	cluster_push(&k, 0);
+	silence(&k, cfg.sessions.dead_ms - 100, CLUSTER_WORKERS);
 	assert_steps(&k, 0);
-	silence(&k, 300, CREW);
+	silence(&k, 300, CLUSTER_WORKERS);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->steps_short, 1);
-	crew_ask(&k, 0);
-	crew_push(&k, 0);
+	cluster_request(&k, 0);
+	cluster_push(&k, 0);
 	assert_steps(&k, 2);
-	assert_int_equal(crew_ask(&k, 1), 0); /* now it does */
-	crew_ask(&k, 0);
-	crew_push(&k, 0);
+	assert_int_equal(cluster_request(&k, 1), 0); /* now it does */
+	cluster_request(&k, 0);
+	cluster_push(&k, 0);
 	assert_steps(&k, 3);
-	crew_ask(&k, 0);
-	crew_push(&k, 0);
+	cluster_request(&k, 0);
+	cluster_push(&k, 0);
 	assert_steps(&k, 3);
-	crew_push(&k, 1);
+	cluster_push(&k, 1);
 	assert_steps(&k, 4);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* Those that evaluate are members too: they come when they are done. */
 static void a_step_waits_for_members_that_evaluate(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 2, 40, crew_ones);
+	sync_open(&k, sync_config(0), 2, 40, cluster_ones);
 	for (int i = 0; i < 2; i++) {
 		all_ask(&k);
-		crew_push(&k, 0);
-		crew_push(&k, 1);
+		cluster_push(&k, 0);
+		cluster_push(&k, 1);
 	}
 	assert_int_equal(core_training_epoch(k.f.core), 1);
-	crew_ask(&k, 0);
-	assert_int_equal(k.hand[0].grant.kind, GRANT_EVAL);
+	cluster_request(&k, 0);
+	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
 	for (int i = 0; i < 2; i++) { /* the others: 7 images in portions of 3 */
-		crew_ask(&k, 1);
-		crew_evaluate(&k, 1);
+		cluster_request(&k, 1);
+		cluster_evaluate(&k, 1);
 	}
-	assert_int_equal(crew_ask(&k, 1), 1);
-	crew_push(&k, 1);
+	assert_int_equal(cluster_request(&k, 1), 1);
+	cluster_push(&k, 1);
 	assert_steps(&k, 2);
-	crew_evaluate(&k, 0);
-	assert_int_equal(crew_ask(&k, 0), 1);
-	crew_push(&k, 0);
+	cluster_evaluate(&k, 0);
+	assert_int_equal(cluster_request(&k, 0), 1);
+	cluster_push(&k, 0);
 	assert_steps(&k, 3);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- a restart ------------------------------------------------------------------------------ */
 
 static void what_was_gathered_outlives_the_server(void **state)
 {
-	struct crew k;
+	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 3, 400, crew_bowl);
+	sync_open(&k, sync_config(0), 3, 400, cluster_bowl);
 	all_ask(&k);
-	crew_push(&k, 0);
-	crew_push(&k, 1);
+	cluster_push(&k, 0);
+	cluster_push(&k, 1);
 	float before = k.f.core->accumulator.part[1].g[5];
-	crew_restart(&k, 3);
+	cluster_restart(&k, 3);
 	assert_int_equal(k.f.core->accumulator.pushes, 2);
 	assert_true(k.f.core->accumulator.part[1].g[5] == before);
 	assert_steps(&k, 0);
-	assert_int_equal(crew_ask(&k, 0), 0);            /* it is in this step already */
-	assert_int_equal(crew_push(&k, 2), REJECT_NONE); /* of weights from before the crash */
+	assert_int_equal(cluster_request(&k, 0), 0);        /* it is in this step already */
+	assert_int_equal(cluster_push(&k, 2), REJECT_NONE); /* of weights from before the crash */
 	assert_steps(&k, 1);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* The snapshot is older: two gradients of step 2 had been accepted, and their worker says so. */
@@ -545,18 +546,18 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 {
 	struct core_snapshot old;
 	struct core_config cfg;
-	struct crew k;
+	struct cluster k;
 	struct msg replay[2][2];
-	static float g[2][2][CREW_PARAMS];
+	static float g[2][2][CLUSTER_PARAMS];
 
 	(void)state;
-	sync_open(&k, sync_config(0), 2, 400, crew_ones);
+	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	old = fixture_save(&k.f);
 	for (int step = 0; step < 2; step++) {
 		all_ask(&k);
 		for (uint32_t i = 0; i < 2; i++) {
-			replay[step][i] = crew_gradient(&k, i, g[step][i]);
-			assert_int_equal(crew_push(&k, i), REJECT_NONE);
+			replay[step][i] = cluster_gradient(&k, i, g[step][i]);
+			assert_int_equal(cluster_push(&k, i), REJECT_NONE);
 		}
 	}
 	assert_steps(&k, 2);
@@ -565,24 +566,24 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 	fixture_load(&k.f, cfg, &old);
 	fixture_drop(&old);
 	for (uint32_t i = 0; i < 2; i++) {
-		struct msg m = fixture_resume(k.hand[i].s, 2, 0);
+		struct msg m = fixture_resume(k.worker[i].s, 2, 0);
 		m.hello.data = k.data;
-		fixture_message(&k.f, k.hand[i].peer, &m);
-		k.hand[i].s = fixture_sent(&k.f, k.hand[i].peer, MSG_WELCOME)->welcome.stamp;
+		fixture_message(&k.f, k.worker[i].peer, &m);
+		k.worker[i].s = fixture_sent(&k.f, k.worker[i].peer, MSG_WELCOME)->welcome.stamp;
 	}
 	for (int step = 0; step < 2; step++)
 		for (uint32_t i = 0; i < 2; i++) {
 			struct msg *m = &replay[step][i];
-			m->push.stamp = k.hand[i].s;
+			m->push.stamp = k.worker[i].s;
 			m->push.verdict = VERDICT_OK;
 			m->push.slices.slice[0].data = g[step][i];
-			fixture_applied(&k.f, k.hand[i].peer, m);
+			fixture_applied(&k.f, k.worker[i].peer, m);
 		}
 	assert_int_equal(core_stats(k.f.core)->images, 40);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
 	assert_steps(&k, 2); /* as without the crash */
 	assert_true(core_weights(k.f.core)[0] == -0.5f);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 /* ---- the serial reference ------------------------------------------------------------------- */
@@ -618,13 +619,13 @@ static void serial_step(
 	}
 }
 
-static void push_into(struct crew *k, struct diary *d, uint32_t i)
+static void push_into(struct cluster *k, struct diary *d, uint32_t i)
 {
-	float g[CREW_PARAMS];
-	struct msg m = crew_gradient(k, i, g);
+	float g[CLUSTER_PARAMS];
+	struct msg m = cluster_gradient(k, i, g);
 	uint64_t version = core_stats(k->f.core)->version;
 
-	if (crew_push(k, i) != REJECT_NONE)
+	if (cluster_push(k, i) != REJECT_NONE)
 		return;
 	assert_in_range(version, 0, MOST_STEPS - 1);
 	d->members[version]++;
@@ -634,7 +635,7 @@ static void push_into(struct crew *k, struct diary *d, uint32_t i)
 }
 
 /* Largest difference between the run's weights and the serial ones. */
-static double against_serial(const struct crew *k, const struct diary *d)
+static double against_serial(const struct cluster *k, const struct diary *d)
 {
 	struct serial a = {0};
 	double most = 0;
@@ -654,21 +655,21 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 	static struct diary d;
 	struct core_config cfg = sync_config((uint32_t)seed % 3);
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
-	struct crew k;
+	struct cluster k;
 
 	memset(&d, 0, sizeof(d));
 	cfg.optim.kind = kind;
 	cfg.rate.lr = kind == OPTIM_ADAM ? 0.05 : 0.02;
-	sync_open(&k, cfg, 5, 735, crew_bowl);
+	sync_open(&k, cfg, 5, 735, cluster_bowl);
 	for (int n = 0; n < 100000 && !fixture_count(&k.f, EFFECT_FINISH); n++) {
 		uint32_t i = (uint32_t)rng_below(&r, 5);
 
 		if (rng_below(&r, 50) == 0)
-			crew_restart(&k, 5);
-		else if (k.hand[i].grant.kind == GRANT_TRAIN && k.hand[i].grant.work.count)
+			cluster_restart(&k, 5);
+		else if (k.worker[i].grant.kind == GRANT_TRAIN && k.worker[i].grant.work.count)
 			push_into(&k, &d, i);
 		else
-			crew_act(&k, i);
+			cluster_act(&k, i);
 	}
 	assert_int_equal(fixture_count(&k.f, EFFECT_FINISH), 1);
 	for (uint32_t e = 0; e < 2; e++)
@@ -679,7 +680,7 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 	print_message("optimizer %d, seed %llu: %.1e after %llu steps\n", (int)kind,
 		(unsigned long long)seed, most, (unsigned long long)core_stats(k.f.core)->version);
 	assert_true(most < 1e-5);
-	crew_close(&k);
+	cluster_close(&k);
 }
 
 static void a_run_equals_a_serial_one(void **state)

@@ -1,29 +1,13 @@
-/*
- * core_crowd.h - three workers that do anything at all to a core on the bench: push what they were
- * granted and what they were not, ask twice, fall silent, come back; a disk that fails at times; a
- * server that is killed. The same seed does the same things.
- */
-#ifndef TESTS_UNIT_CORE_CROWD_H
-#define TESTS_UNIT_CORE_CROWD_H
-#include "tests/support/core_fixture.h"
+/* random_workers.c - see random_workers.h. */
+#include "tests/support/random_workers.h"
 
-#define CROWD 3u
-
-struct crowd {
-	struct core_fixture f;
-	struct rng r;
-	struct stamp s[CROWD];
-	uint64_t request[CROWD];
-	struct msg_grant grant[CROWD];
-};
-
-static inline uint32_t crowd_peer(uint32_t i)
+static uint32_t random_peer(uint32_t i)
 {
 	return 10 * (i + 1);
 }
 
 /* In training each batch of each epoch has a coordinate of its own, else any one will do. */
-static inline void crowd_push(struct crowd *k, uint32_t i)
+static void random_push(struct random_workers *k, uint32_t i)
 {
 	const struct msg_grant *g = &k->grant[i];
 	uint32_t at = (uint32_t)rng_below(&k->r, 4), epoch = core_training_epoch(k->f.core);
@@ -39,10 +23,10 @@ static inline void crowd_push(struct crowd *k, uint32_t i)
 	if (k->f.cfg.training.epochs)
 		fixture_work(&m, epoch, at, 1);
 	fixture_slice(&m, (epoch * 4 + at) % FIXTURE_PARAMS, 1, fixture_ones);
-	fixture_message(&k->f, crowd_peer(i), &m);
+	fixture_message(&k->f, random_peer(i), &m);
 }
 
-static inline void crowd_result(struct crowd *k, uint32_t i)
+static void random_result(struct random_workers *k, uint32_t i)
 {
 	const struct msg_grant *g = &k->grant[i];
 	struct msg m = {.type = MSG_RESULT};
@@ -53,47 +37,46 @@ static inline void crowd_result(struct crowd *k, uint32_t i)
 		.eval_count = g->eval_count,
 		.correct = g->eval_count / 2,
 		.loss_sum = 0.25 * g->eval_count};
-	fixture_message(&k->f, crowd_peer(i), &m);
+	fixture_message(&k->f, random_peer(i), &m);
 }
 
-static inline void crowd_act(struct crowd *k, uint32_t i)
+static void random_act(struct random_workers *k, uint32_t i)
 {
 	struct msg m = fixture_resume(k->s[i], fixture_worker(&k->f, i + 1).last_seq, 0);
 
 	switch (rng_below(&k->r, 6)) {
 	case 0:
 		m.hello.data = core_data(k->f.core)->n_train ? *core_data(k->f.core) : fixture_data;
-		fixture_message(&k->f, crowd_peer(i), &m);
+		fixture_message(&k->f, random_peer(i), &m);
 		break;
 	case 1:
-		fixture_beat(&k->f, crowd_peer(i) + 1, k->s[i]);
+		fixture_beat(&k->f, random_peer(i) + 1, k->s[i]);
 		break;
 	case 2:
-		crowd_result(k, i);
+		random_result(k, i);
 		break;
 	case 3:
-		fixture_lease(&k->f, crowd_peer(i), k->s[i], k->request[i] += rng_below(&k->r, 2));
+		fixture_lease(&k->f, random_peer(i), k->s[i], k->request[i] += rng_below(&k->r, 2));
 		break;
 	default:
-		crowd_push(k, i);
+		random_push(k, i);
 	}
 }
 
-static inline void crowd_hear(struct crowd *k)
+static void random_receive(struct random_workers *k)
 {
-	for (uint32_t i = 0; i < CROWD; i++) {
-		const struct msg *m = fixture_sent(&k->f, crowd_peer(i), MSG_GRANT);
+	for (uint32_t i = 0; i < RANDOM_WORKERS; i++) {
+		const struct msg *m = fixture_sent(&k->f, random_peer(i), MSG_GRANT);
 
 		if (m)
 			k->grant[i] = m->grant;
-		m = fixture_sent(&k->f, crowd_peer(i), MSG_WELCOME);
+		m = fixture_sent(&k->f, random_peer(i), MSG_WELCOME);
 		if (m)
 			k->s[i] = m->welcome.stamp;
 	}
 }
 
-/* One step of anything. */
-static inline void crowd_step(struct crowd *k)
+void random_step(struct random_workers *k)
 {
 	uint64_t dice = rng_below(&k->r, 100);
 
@@ -104,14 +87,12 @@ static inline void crowd_step(struct crowd *k)
 	else if (dice == 16)
 		fixture_restart(&k->f);
 	else
-		crowd_act(k, (uint32_t)rng_below(&k->r, CROWD));
-	crowd_hear(k);
+		random_act(k, (uint32_t)rng_below(&k->r, RANDOM_WORKERS));
+	random_receive(k);
 }
 
-static inline void crowd_join(struct crowd *k)
+void random_join(struct random_workers *k)
 {
-	for (uint32_t i = 0; i < CROWD; i++)
-		k->s[i] = fixture_join(&k->f, crowd_peer(i), i ? "" : "anna");
+	for (uint32_t i = 0; i < RANDOM_WORKERS; i++)
+		k->s[i] = fixture_join(&k->f, random_peer(i), i ? "" : "anna");
 }
-
-#endif

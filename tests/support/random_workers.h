@@ -1,0 +1,25 @@
+/*
+ * random_workers.h - three workers that send random messages to a core: pushes of their own and of
+ * others' work, repeated requests, silence, resumed sessions. At times a snapshot fails, or the
+ * server is killed. Equal seeds give equal sequences.
+ */
+#ifndef TESTS_SUPPORT_RANDOM_WORKERS_H
+#define TESTS_SUPPORT_RANDOM_WORKERS_H
+#include "tests/support/core_fixture.h"
+
+#define RANDOM_WORKERS 3u
+
+struct random_workers {
+	struct core_fixture f;
+	struct rng r;
+	struct stamp s[RANDOM_WORKERS];
+	uint64_t request[RANDOM_WORKERS];
+	struct msg_grant grant[RANDOM_WORKERS];
+};
+
+/* All three join. The caller has opened k->f and seeded k->r. */
+void random_join(struct random_workers *k);
+/* One random event. */
+void random_step(struct random_workers *k);
+
+#endif

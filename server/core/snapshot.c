@@ -16,7 +16,6 @@
 #include "common/run_head.h"
 #include <string.h>
 
-#define IMAGE_FORMAT 9u
 #define OTHER_FORMAT                                                                               \
 	"its snapshot has the format of another version of cnn-ps; continue with the version "     \
 	"that "                                                                                    \

@@ -15,6 +15,8 @@
 #include <stddef.h>
 #include "server/core/core.h"
 
+#define IMAGE_FORMAT 9u
+
 enum image_section {
 	IMAGE_RUN,
 	IMAGE_LEDGER,

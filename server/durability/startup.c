@@ -19,6 +19,7 @@
 #include "common/run_head.h"
 #include "common/safetensors.h"
 #include "server/core/snapshot.h"
+#include "server/durability/upgrade.h"
 #include "server/durability/wal.h"
 #include "server/config/resume_check.h"
 
@@ -232,9 +233,10 @@ static int check_content(
 static int resume_from(struct startup *out, const struct options *o, struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {
-	int rc = check_content(out, o, c, e);
+	int upgraded = upgrade_checkpoint(o, c, e);
+	int rc = upgraded < 0 ? upgraded : check_content(out, o, c, e);
 
-	if (!rc)
+	if (!rc && !upgraded)
 		rc = wal_replay(o->checkpoint_dir, &o->core, c, e);
 	return rc ? rc : build_run(out, o, c, newest_seen, e);
 }

@@ -94,6 +94,8 @@ const struct wal_stats *wal_stats(const struct wal *w);
  */
 int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
 	struct err *e) PS_MUST_CHECK;
+/* 1: the log behind `c` has an event. 0: it has none. PS_EIO, PS_ENOMEM. */
+int wal_follows(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* The newest generation that the name of a log file claims; 0: none. */
 uint64_t wal_newest_file(const char *dir);
 /* Remove the log files of all generations up to `last`. */

@@ -224,6 +224,21 @@ static int open_first(
 	return PS_OK;
 }
 
+int wal_follows(const char *dir, const struct checkpoint *c, struct err *e)
+{
+	const unsigned char *data;
+	size_t size;
+	struct wal_reader j;
+	int rc = open_first(dir, c, &j, e);
+
+	if (!rc && j.fd >= 0) {
+		rc = wal_reader_next(&j, &data, &size, e);
+		rc = rc ? rc : wal_reader_has_gap(&j, e);
+	}
+	wal_reader_release(&j);
+	return rc;
+}
+
 static void release_replay(struct replay *r)
 {
 	wal_record_reader_release(&r->events);

@@ -2,14 +2,13 @@
 stays. docs/durability.md says what each level promises."""
 import json
 import re
-import shutil
 import time
 
 import pytest
 
 import safetensors
 from ledger import LedgerRun
-from flavour import ROOT, command
+from flavour import command
 from lab import SIGTERM, Process, fill, mount_small, unmount, until
 
 ALWAYS = ("--durability", "always")
@@ -177,17 +176,3 @@ def test_replay_loses_what_no_checkpoint_has_when_both_die(lab, first):
     server.signal(SIGTERM)
     assert server.wait(10) == 0
     assert (safetensors.flat(lab.export(server.directory)) == -1).all()  # none twice
-
-
-@pytest.mark.parametrize("mode", ["downpour", "sync", "lbfgs"])
-def test_a_run_of_0_1_0_is_refused_and_left_alone(lab, mode):
-    """Its checkpoints have snapshot format 5; expected.json is what 0.1.0 says of them."""
-    run = lab.directory / "run"
-    shutil.copytree(ROOT / "tests/fixtures/run-0.1.0" / mode, run)
-    newest, = run.glob("ckpt-*")
-    before = newest.read_bytes()
-    server = lab.add(Process("cnn-ps", command(
-        "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--model", "seed:1", "--checkpoint-dir", run)))
-    assert server.wait(20) == 7
-    server.line("continue with the version that began the run", 1)
-    assert newest.read_bytes() == before

@@ -1,0 +1,464 @@
+/*
+ * snapshot_v5.c - see snapshot_v5.h. Each function reads the fields of format 5 in their order and
+ * writes those of the current format.
+ */
+#include "server/core/snapshot_v5.h"
+#include "common/run_head.h"
+#include "server/core/cursor.h"
+#include "server/core/snapshot_sessions.h"
+#include "server/core/state.h"
+
+#define FORMAT       5u
+#define GRANT_FIELDS 10u
+#define MAX_TERMS    3u /* floats whose sum is any double, exactly */
+
+/* Of struct core_stats, in the order of put_stats. */
+enum { IMAGES = 5, ACCEPTED = 17, OLD_COUNTERS = 20, NEW_COUNTERS = 6 };
+
+struct rewrite {
+	struct cursor in, out;
+	struct core_config cfg; /* of the run, with the other options of this start */
+	uint32_t workers;       /* slots in use */
+	uint64_t accepted;      /* pushes */
+	uint32_t n_batches;
+	const unsigned char *batch; /* their states in an epoch in training, or NULL */
+	struct {
+		uint64_t images;
+		uint32_t pushes;
+		double weight, loss_sum;
+	} step; /* sync: what has come of the step under way */
+};
+
+/* ---- fields ---------------------------------------------------------------------------------- */
+
+static uint64_t next(struct rewrite *r)
+{
+	uint64_t v = 0;
+
+	u64(&r->in, &v);
+	return v;
+}
+
+static void put(struct rewrite *r, uint64_t v)
+{
+	u64(&r->out, &v);
+}
+
+static void put_real(struct rewrite *r, double v)
+{
+	f64(&r->out, &v);
+}
+
+static void put_zeros(struct rewrite *r, size_t n)
+{
+	while (n--)
+		put(r, 0);
+}
+
+static uint64_t copy(struct rewrite *r)
+{
+	uint64_t v = next(r);
+
+	put(r, v);
+	return v;
+}
+
+static void copy_fields(struct rewrite *r, size_t n)
+{
+	while (n--)
+		(void)copy(r);
+}
+
+/* The next n bytes of the old section; NULL: it has fewer. */
+static const unsigned char *take(struct rewrite *r, uint64_t n)
+{
+	const unsigned char *at = r->in.in + r->in.at;
+
+	if (n > r->in.size - r->in.at)
+		spoil(&r->in, MALFORMED);
+	if (r->in.bad)
+		return NULL;
+	r->in.at += (size_t)n;
+	return at;
+}
+
+static void copy_bytes(struct rewrite *r, uint64_t n)
+{
+	const unsigned char *at = take(r, n);
+
+	if (at) /* a cursor that writes only reads them */
+		bytes(&r->out, (void *)(uintptr_t)at, (size_t)n);
+}
+
+static void copy_floats(struct rewrite *r, uint64_t vectors)
+{
+	copy_bytes(r, vectors * r->cfg.n_params * sizeof(float));
+}
+
+/* ---- run ------------------------------------------------------------------------------------- */
+
+/* The options that must stay the same; the two sections that have them are rewritten from here. */
+static void read_options(struct rewrite *r)
+{
+	struct core_config *cfg = &r->cfg;
+	struct cursor *k = &r->in;
+	uint32_t optimizer = 0, mode = 0, step_images = 0, history = 0;
+	int compensated = 0, adaptive = 0, sum = 0;
+
+	u64(k, &cfg->training.seed);
+	u32(k, &cfg->training.batch_size);
+	u32(k, &cfg->training.epochs);
+	u32(k, &optimizer);
+	u32(k, &mode);
+	u32(k, &step_images);
+	u32(k, &history);
+	flag(k, &sum);
+	flag(k, &compensated);
+	flag(k, &adaptive);
+	refuse_over(k, optimizer, OPTIM_KINDS - 1);
+	refuse_over(k, mode, MODE_EASGD);
+	if (cfg->training.batch_size == 0)
+		spoil(k, MALFORMED);
+	cfg->optim.kind = (enum optim_kind)optimizer;
+	cfg->training.mode = (enum mode)mode;
+	/* options of other modes mattered in 0.1.0 as little as they do now */
+	if (mode == MODE_SANDBLASTER)
+		cfg->sandblaster.step_images = step_images;
+	if (optimizer == OPTIM_LBFGS)
+		cfg->lbfgs.history = history;
+	cfg->push.sum = sum ? PUSH_SUM : PUSH_MEAN;
+	cfg->push.buffer_size = 1;
+	cfg->dc.kind = !compensated ? DC_NONE : adaptive ? DC_ADAPTIVE : DC_CONSTANT;
+}
+
+static void read_head(struct rewrite *r)
+{
+	struct core_config *cfg = &r->cfg;
+	const unsigned char *raw = take(r, RUN_HEAD_BYTES);
+	struct run_head h;
+	uint64_t n;
+
+	if (!raw || run_head_read(raw, RUN_HEAD_BYTES, &h) != 0 || next(r) != FORMAT) {
+		spoil(&r->in, MALFORMED);
+		return;
+	}
+	cfg->run = (struct run_id){h.run_hi, h.run_lo};
+	cfg->term = h.term;
+	memcpy(cfg->model, h.model, sizeof(cfg->model));
+	cfg->model_fingerprint = next(r);
+	n = next(r);
+	refuse_over(&r->in, n, WIRE_MAX_PARAMS);
+	cfg->n_params = r->in.bad ? 0 : (size_t)n;
+	read_options(r);
+}
+
+static void put_counters(struct rewrite *r)
+{
+	for (int i = 0; i < OLD_COUNTERS; i++) {
+		uint64_t v = next(r);
+
+		if (i == IMAGES) { /* this release counts the images of a step when it ends */
+			refuse_over(&r->in, r->step.images, v);
+			v -= r->step.images;
+		}
+		if (i == ACCEPTED)
+			r->accepted = v;
+		put(r, v);
+	}
+	put_zeros(r, NEW_COUNTERS);
+}
+
+static void put_run(struct rewrite *r)
+{
+	copy_bytes(r, RUN_HEAD_BYTES);
+	(void)next(r);
+	put(r, IMAGE_FORMAT);
+	copy_fields(r, 2); /* fingerprint of the model, number of parameters */
+	read_options(r);
+	config_put(&r->out, &r->cfg);
+	copy_fields(r, 2); /* has it begun; term of the weights */
+	put_counters(r);
+	copy_bytes(r, r->in.size - r->in.at); /* rejected, staleness, loss */
+}
+
+/* ---- ledger ---------------------------------------------------------------------------------- */
+
+static void put_worker(struct rewrite *r)
+{
+	if (!copy(r))
+		return;
+	r->workers++;
+	(void)next(r);
+	(void)next(r);
+	put(r, 1);         /* gone */
+	put(r, 0);         /* overdue */
+	copy_fields(r, 2); /* incarnation and its term */
+	copy_bytes(r, 2 * (WIRE_MAX_NAME + 1));
+	copy_fields(r, 3); /* last_seq, images, lease_request */
+	for (size_t i = 0; i < GRANT_FIELDS; i++)
+		(void)next(r);
+	put_zeros(r, GRANT_FIELDS);
+	copy_fields(r, 3);           /* clock, racing, answered */
+	put_zeros(r, 4);             /* member, bad_streak, excluded, sound */
+	copy_bytes(r, copy(r) * 10); /* decisions */
+}
+
+static void put_ledger(struct rewrite *r)
+{
+	uint64_t n = copy(r);
+
+	refuse_over(&r->in, n, WIRE_MAX_WORKERS);
+	for (uint64_t i = 0; i < n && !r->in.bad; i++)
+		put_worker(r);
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static uint32_t ceil_div(uint64_t a, uint64_t b)
+{
+	return (uint32_t)((a + b - 1) / b);
+}
+
+/* Leases have ended. Sync: no step is open. */
+static void put_states(struct rewrite *r, const unsigned char *state, uint32_t n, uint8_t free)
+{
+	for (uint32_t i = 0; state && i < n; i++) {
+		uint8_t v = state[i] == BATCH_LEASED || state[i] == BATCH_FREE ? free : state[i];
+
+		bytes(&r->out, &v, 1);
+	}
+}
+
+static void put_training(struct rewrite *r)
+{
+	uint8_t idle = r->cfg.training.mode == MODE_SYNC ? BATCH_SHUT : BATCH_FREE;
+
+	r->batch = take(r, r->n_batches);
+	put_states(r, r->batch, r->n_batches, idle);
+}
+
+static void put_portions(struct rewrite *r, uint32_t n_test)
+{
+	uint64_t each = copy(r);
+	uint32_t n = each ? ceil_div(n_test, each) : 0;
+
+	put_states(r, take(r, n), n, BATCH_FREE);
+}
+
+static void put_epoch(struct rewrite *r, int is_in_training)
+{
+	uint64_t images = next(r);
+	double loss_sum = 0;
+
+	if (is_in_training)
+		refuse_over(&r->in, r->step.images, images);
+	put(r, is_in_training ? images - r->step.images : images);
+	(void)copy(r); /* updates */
+	f64(&r->in, &loss_sum);
+	put_real(r, is_in_training ? loss_sum - r->step.loss_sum : loss_sum);
+	copy_fields(r, 3); /* evaluation */
+}
+
+static void put_leases(struct rewrite *r)
+{
+	uint64_t n_train = copy(r), n_test = copy(r), epoch, training, evaluating;
+
+	copy_fields(r, 4);
+	put(r, n_train && r->accepted); /* an accepted push fixes the data set */
+	r->n_batches = ceil_div(n_train & UINT32_MAX, r->cfg.training.batch_size);
+	epoch = copy(r);
+	training = copy(r);
+	put(r, 0); /* batches of epochs to come */
+	evaluating = copy(r);
+	copy_fields(r, 3); /* the step of sandblaster */
+	put_zeros(r, 4);   /* the step of sync */
+	if (training)
+		put_training(r);
+	if (evaluating)
+		put_portions(r, (uint32_t)n_test);
+	for (uint64_t i = 0; i < epoch + (training != 0) && !r->in.bad; i++)
+		put_epoch(r, i == epoch);
+}
+
+/* ---- optim ----------------------------------------------------------------------------------- */
+
+/* Sync: the head of the section. */
+static void read_step(struct rewrite *r)
+{
+	u32(&r->in, &r->step.pushes);
+	u64(&r->in, &r->step.images);
+	f64(&r->in, &r->step.weight);
+	f64(&r->in, &r->step.loss_sum);
+	refuse_over(&r->in, r->step.pushes, r->step.images);
+}
+
+/*
+ * One gradient of a sum, if `weight` is what each of them is multiplied with: the first one has the
+ * whole sum, the next one what rounding the first one to floats has left, and so on.
+ */
+static void put_gradient(
+	struct rewrite *r, const unsigned char *sums, const double weight[MAX_TERMS], uint32_t i)
+{
+	size_t n = r->cfg.n_params;
+	struct cursor k = {.in = sums, .size = n * sizeof(double)};
+
+	if (!r->out.out) { /* only measuring */
+		r->out.at += n * sizeof(float);
+		return;
+	}
+	for (size_t j = 0; j < n; j++) {
+		double sum = 0;
+
+		f64(&k, &sum);
+		for (uint32_t t = 0; t < i && t < MAX_TERMS; t++)
+			sum -= weight[t] * (double)(float)(sum / weight[t]);
+		float g = i < MAX_TERMS ? (float)(sum / weight[i]) : 0;
+		floats(&r->out, &g, 1);
+	}
+}
+
+/* The sum as so many gradients, each of a batch that is counted: it does not matter of which one,
+ * only that no other gradient is of the same batch. */
+static void put_parts(struct rewrite *r)
+{
+	const unsigned char *sums = take(r, r->cfg.n_params * sizeof(double));
+	float loss = (float)(r->step.loss_sum / (double)r->step.images);
+	uint64_t left = r->step.images;
+	double weight[MAX_TERMS] = {0};
+	uint32_t batch = 0;
+
+	for (uint32_t i = 0; sums && i < r->step.pushes; i++) {
+		uint64_t images = left / (r->step.pushes - i);
+
+		while (r->batch && batch < r->n_batches && r->batch[batch] != BATCH_DONE)
+			batch++;
+		if (!r->batch || batch == r->n_batches) {
+			spoil(&r->in, MALFORMED);
+			return;
+		}
+		if (i < MAX_TERMS)
+			weight[i] = r->cfg.push.sum ? 1 : (double)images;
+		left -= images;
+		put(r, batch++);
+		put(r, images);
+		put_real(r, (double)loss);
+		put_gradient(r, sums, weight, i);
+	}
+}
+
+static void put_step(struct rewrite *r)
+{
+	read_step(r);
+	put(r, r->step.pushes);
+	put(r, r->step.images);
+	put_real(r, r->step.weight);
+	put_real(r, 0); /* each gradient has its loss */
+	if (r->step.pushes)
+		put_parts(r);
+}
+
+static void put_sum(struct rewrite *r)
+{
+	uint64_t pushes = copy(r);
+
+	copy_fields(r, 3);
+	if (pushes)
+		copy_bytes(r, r->cfg.n_params * sizeof(double));
+}
+
+static void put_lbfgs(struct rewrite *r)
+{
+	uint64_t known = copy(r), searching = copy(r), pairs = copy(r);
+
+	copy_fields(r, 2 + 6); /* newest, trials; six reals */
+	if (known || searching)
+		copy_floats(r, 3);
+	refuse_over(&r->in, pairs, r->cfg.lbfgs.history);
+	for (uint64_t i = 0; i < pairs && !r->in.bad; i++) {
+		copy_fields(r, 1);
+		copy_floats(r, 2);
+	}
+}
+
+/* The weights that a worker had pulled are of no use: it is gone. */
+static void put_backups(struct rewrite *r)
+{
+	if (r->cfg.dc.kind == DC_ADAPTIVE)
+		copy_floats(r, 1);
+	for (uint32_t i = 0; i < r->workers; i++) {
+		if (next(r))
+			(void)take(r, r->cfg.n_params * sizeof(float));
+		put(r, 0);
+	}
+}
+
+static void put_optim(struct rewrite *r)
+{
+	if (r->cfg.training.mode == MODE_SYNC)
+		put_step(r);
+	else if (r->cfg.training.mode == MODE_SANDBLASTER)
+		put_sum(r);
+	if (r->cfg.optim.kind == OPTIM_LBFGS)
+		put_lbfgs(r);
+	if (r->cfg.dc.kind != DC_NONE)
+		put_backups(r);
+	copy_bytes(r, r->in.size - r->in.at); /* of the optimizer and the evaluation */
+}
+
+/* ---- the snapshot ---------------------------------------------------------------------------- */
+
+static void put_weights(struct rewrite *r)
+{
+	copy_floats(r, 1);
+}
+
+/* A restart reads the configuration only, for the text of a refusal. */
+static void put_live(struct rewrite *r)
+{
+	live_put_config(&r->out, &r->cfg);
+	(void)take(r, r->in.size);
+}
+
+int snapshot_v5_is(const unsigned char *run, size_t size)
+{
+	return size >= RUN_HEAD_BYTES + 8 && le64_get(run + RUN_HEAD_BYTES) == FORMAT;
+}
+
+/* The section ends with: enum ending, status, time. */
+int snapshot_v5_is_final(const unsigned char *live, size_t size)
+{
+	return size >= 24 && le64_get(live + size - 24) >= END_SAVING;
+}
+
+int snapshot_v5_rewrite(const unsigned char *const data[IMAGE_SECTIONS],
+	const size_t size[IMAGE_SECTIONS], const struct core_config *now, unsigned char *out,
+	size_t new_size[IMAGE_SECTIONS])
+{
+	void (*const put_section[IMAGE_SECTIONS])(struct rewrite *) = {
+		[IMAGE_RUN] = put_run,
+		[IMAGE_LEDGER] = put_ledger,
+		[IMAGE_LEASES] = put_leases,
+		[IMAGE_WEIGHTS] = put_weights,
+		[IMAGE_OPTIM] = put_optim,
+		[IMAGE_LIVE] = put_live,
+	};
+	struct rewrite r = {.cfg = *now};
+
+	r.in = (struct cursor){.in = data[IMAGE_RUN], .size = size[IMAGE_RUN]};
+	read_head(&r);
+	if (r.cfg.training.mode == MODE_SYNC && !r.in.bad) {
+		r.in = (struct cursor){.in = data[IMAGE_OPTIM], .size = size[IMAGE_OPTIM]};
+		read_step(&r);
+	}
+	for (int s = 0; s < IMAGE_SECTIONS && !r.in.bad; s++) {
+		r.in = (struct cursor){.in = data[s], .size = size[s]};
+		r.out = (struct cursor){.out = out};
+		put_section[s](&r);
+		new_size[s] = r.out.at;
+		if (out)
+			out += new_size[s];
+		if (r.in.at != size[s])
+			spoil(&r.in, MALFORMED);
+	}
+	return r.in.bad ? PS_ECHECKPOINT : PS_OK;
+}

@@ -1,0 +1,514 @@
+/*
+ * test_server_upgrade.c - the checkpoints of release 0.1.0 in tests/fixtures/run-0.1.0 are resumed
+ * with the state that they hold, damaged ones do no harm, and a log of 0.1.0 is refused
+ * (server/durability/upgrade.h, server/core/snapshot_v5.h).
+ */
+#include "server/durability/upgrade.h"
+#include <math.h>
+#include "common/checkpoint.h"
+#include "common/le.h"
+#include "common/mem.h"
+#include "server/core/snapshot_v5.h"
+#include "server/core/state.h"
+#include "tests/unit/server_lab.h"
+
+#define FIXTURES "tests/fixtures/run-0.1.0/"
+
+struct fixture {
+	const char *name, *file, *options;
+	uint64_t version, images, last_seq[3]; /* as in expected.json */
+	uint32_t epoch;
+};
+enum { DOWNPOUR, SYNC, SYNC_SUM, LBFGS, DC, FIXTURE_COUNT };
+static const struct fixture fixtures[FIXTURE_COUNT] = {
+	[DOWNPOUR] = {"downpour", "ckpt-000000000000000b", "--optimizer;adagrad;--epochs;4", 208,
+		41600, {204, 4}, 0},
+	[SYNC] = {"sync", "ckpt-0000000000000004", "--mode;sync;--optimizer;momentum;--epochs;4",
+		10, 3400, {8, 9}, 0},
+	[SYNC_SUM] = {"sync-sum", "ckpt-0000000000000009",
+		"--mode;sync;--optimizer;momentum;--push;sum;--epochs;4", 12, 7200, {11, 13, 12},
+		0},
+	[LBFGS] = {"lbfgs", "ckpt-0000000000000018",
+		"--mode;sandblaster;--optimizer;lbfgs;--lbfgs-history;3;--epochs;9", 2, 115400,
+		{75, 47}, 1},
+	[DC] = {"dc", "ckpt-0000000000000055",
+		"--mode;ssp;--optimizer;adam;--delay-compensation;adaptive;--epochs;4", 300, 60000,
+		{209, 91}, 1},
+};
+
+static struct options options;
+static struct checkpoint old;
+static void *memory;
+static float *weights;
+static struct core *core;
+
+/* The checkpoint, and a start with its options; `more`: further ones. */
+static void open_fixture(int i, const char *more)
+{
+	const struct fixture *f = &fixtures[i];
+	char text[512];
+	struct err e;
+
+	snprintf(text, sizeof(text),
+		"--checkpoint-dir;/nowhere;--model;seed:1;--batch-size;200;--max-workers;9;%s%s%s",
+		strstr(more, "--seed") ? "" : "--seed;7;", f->options, more);
+	lab_options(&options, text);
+	snprintf(text, sizeof(text), FIXTURES "%s/%s", f->name, f->file);
+	assert_int_equal(checkpoint_read(text, &old, &e), PS_OK);
+	memory = mem_lazy(core_bytes(&options.core));
+	weights = mem_try(options.core.n_params, sizeof(float));
+	assert_non_null(memory);
+	assert_non_null(weights);
+}
+
+static void close_fixture(void)
+{
+	mem_lazy_free(memory, core_bytes(&options.core));
+	free(weights);
+	checkpoint_release(&old);
+}
+
+struct sections {
+	const unsigned char *data[IMAGE_SECTIONS];
+	size_t size[IMAGE_SECTIONS];
+};
+
+static struct sections old_sections(void)
+{
+	struct sections s;
+
+	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+		const struct checkpoint_section *found = checkpoint_find(&old, image_names[i]);
+
+		assert_non_null(found);
+		s.data[i] = found->data;
+		s.size[i] = found->size;
+	}
+	return s;
+}
+
+/* new->data[0] is a block of exactly the size that was measured, for ASan. */
+static int rewrite(const struct sections *s, struct sections *new)
+{
+	size_t bytes = 0, measured[IMAGE_SECTIONS];
+	int rc = snapshot_v5_rewrite(s->data, s->size, &options.core, NULL, measured);
+
+	if (rc)
+		return rc;
+	for (int i = 0; i < IMAGE_SECTIONS; i++)
+		bytes += measured[i];
+	unsigned char *at = malloc(bytes);
+	assert_non_null(at);
+	assert_int_equal(
+		snapshot_v5_rewrite(s->data, s->size, &options.core, at, new->size), PS_OK);
+	assert_memory_equal(new->size, measured, sizeof(measured));
+	for (int i = 0; i < IMAGE_SECTIONS; at += new->size[i++])
+		new->data[i] = at;
+	return PS_OK;
+}
+
+/* Both steps of a start. */
+static int resume(const struct sections *s, const char **why)
+{
+	struct core_config cfg = options.core;
+	struct sections new;
+	int rc = rewrite(s, &new);
+
+	*why = "";
+	if (rc)
+		return rc;
+	cfg.term = 2;
+	cfg.generation = 1000;
+	rc = image_read(memory, weights, &cfg, new.data, new.size, &core, why);
+	free((void *)(uintptr_t) new.data[0]);
+	return rc;
+}
+
+static void resume_fixture(void)
+{
+	const struct sections s = old_sections();
+	const char *why;
+
+	assert_int_equal(resume(&s, &why), PS_OK);
+}
+
+/* ---- what comes back ------------------------------------------------------------------------- */
+
+static void a_checkpoint_of_0_1_0_has_the_same_state(void **state)
+{
+	(void)state;
+	for (int i = 0; i < FIXTURE_COUNT; i++) {
+		const struct fixture *f = &fixtures[i];
+		struct work_view work;
+		struct worker_view w;
+
+		print_message("%s\n", f->name);
+		open_fixture(i, "");
+		resume_fixture();
+		const struct sections s = old_sections();
+		assert_memory_equal(
+			core_weights(core), s.data[IMAGE_WEIGHTS], s.size[IMAGE_WEIGHTS]);
+		assert_int_equal(core_stats(core)->version, f->version);
+		assert_int_equal(core_training_epoch(core), f->epoch);
+		assert_true(core_data_is_fixed(core));
+		core_work(core, &work);
+		assert_int_equal(work.images, f->images);
+		for (uint32_t n = 0; n < 3; n++) {
+			core_worker(core, n, &w);
+			assert_int_equal(w.last_seq, f->last_seq[n]);
+			assert_int_equal(w.state, f->last_seq[n] ? SESSION_DEAD : SESSION_FREE);
+		}
+		close_fixture();
+	}
+}
+
+static void work_of_gone_workers_is_free(void **state)
+{
+	(void)state;
+	for (int i = 0; i < FIXTURE_COUNT; i++) {
+		uint32_t count[BATCH_SHUT + 1] = {0};
+
+		open_fixture(i, "");
+		resume_fixture();
+		int is_sync = options.core.training.mode == MODE_SYNC;
+		for (uint32_t b = 0; b < core->leases.n_batches; b++)
+			count[core->leases.batch[b]]++;
+		assert_int_equal(count[BATCH_LEASED], 0);
+		assert_int_equal(count[BATCH_FREE] > 0, !is_sync);
+		assert_int_equal(count[BATCH_SHUT] > 0, is_sync);
+		for (uint32_t n = 0; n < 3; n++) {
+			assert_int_equal(core->worker[n].grant.request, 0);
+			assert_int_equal(core->worker[n].n_held, 0);
+		}
+		close_fixture();
+	}
+}
+
+/* ---- sync: the gradients of a step under way --------------------------------------------------- */
+
+static double real_at(const unsigned char *at)
+{
+	uint64_t bits = le64_get(at);
+	double v;
+
+	memcpy(&v, &bits, 8);
+	return v;
+}
+
+static void put_real_at(unsigned char *at, double v)
+{
+	uint64_t bits;
+
+	memcpy(&bits, &v, 8);
+	le64_put(at, bits);
+}
+
+/* The next step takes what 0.1.0 would have taken: `factor` times the stored sum. */
+static void assert_same_step(double factor)
+{
+	const unsigned char *sum = old_sections().data[IMAGE_OPTIM] + 32;
+	float *mean = mem_try(options.core.n_params, sizeof(float));
+
+	assert_non_null(mean);
+	accumulator_mean(core, mean);
+	for (size_t i = 0; i < options.core.n_params; i++) {
+		float was = (float)(factor * real_at(sum + 8 * i));
+
+		assert_memory_equal(&mean[i], &was, sizeof(float));
+	}
+	free(mean);
+}
+
+static void gradients_of_a_step_under_way_are_in_the_next_step(void **state)
+{
+	(void)state;
+	open_fixture(SYNC, "");
+	resume_fixture();
+	assert_int_equal(core->accumulator.pushes, 1);
+	assert_same_step(1.0 / 200);
+	/* this release counts the images of a step when it ends */
+	assert_int_equal(core_stats(core)->images, 3200);
+	assert_int_equal(core_epoch(core, 0)->images, 3200);
+	close_fixture();
+	open_fixture(SYNC_SUM, "");
+	resume_fixture();
+	assert_int_equal(core->accumulator.pushes, 2);
+	assert_same_step(1);
+	close_fixture();
+}
+
+/* These sums need all bits of a double, and a gradient has those of a float. */
+static void the_sum_of_many_gradients_is_exact(void **state)
+{
+	(void)state;
+	for (uint64_t pushes = 1; pushes <= 9; pushes++) {
+		open_fixture(SYNC, "");
+		unsigned char *optim = (unsigned char *)(uintptr_t)old_sections().data[IMAGE_OPTIM];
+
+		le64_put(optim, pushes);
+		le64_put(optim + 8, 200 * pushes);
+		put_real_at(optim + 16, 200.0 * (double)pushes);
+		for (size_t i = 0; i < options.core.n_params; i++)
+			put_real_at(optim + 32 + 8 * i, real_at(optim + 32 + 8 * i) * M_PI);
+		resume_fixture();
+		assert_int_equal(core->accumulator.pushes, pushes);
+		assert_same_step(1 / (200.0 * (double)pushes));
+		close_fixture();
+	}
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static void refused_for(int i, const char *more, const char *option)
+{
+	const char *why;
+
+	open_fixture(i, more);
+	const struct sections s = old_sections();
+	assert_int_equal(resume(&s, &why), PS_EUSAGE);
+	if (!strstr(why, option))
+		fail_msg("\"%s\" does not name %s", why, option);
+	close_fixture();
+}
+
+static void other_options_are_refused_by_name(void **state)
+{
+	(void)state;
+	refused_for(DOWNPOUR, ";--seed;8", "--seed");
+	refused_for(DOWNPOUR, ";--push;sum", "--push");
+	refused_for(DOWNPOUR, ";--buffer-size;2", "--buffer-size");
+	refused_for(DOWNPOUR, ";--delay-compensation;constant", "--delay-compensation");
+	refused_for(LBFGS, ";--step-images;200", "--step-images");
+}
+
+/* An option that must stay the same has the value of the run: snapshot_v5.c knows all of these. */
+static void each_option_that_must_stay_the_same_is_known(void **state)
+{
+	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "
+				    "delay-compensation step-images lbfgs-history ";
+
+	(void)state;
+	for (size_t i = 0; i < config_n_rows; i++) {
+		char name[64];
+
+		if (!config_rows[i].name || config_rows[i].resume == RESUME_ANY)
+			continue;
+		snprintf(name, sizeof(name), " %s ", config_rows[i].name);
+		if (!strstr(known, name))
+			fail_msg("read_options of snapshot_v5.c does not set --%s",
+				config_rows[i].name);
+	}
+}
+
+/* ---- damage ---------------------------------------------------------------------------------- */
+
+/* It was believed: the core lives with it. */
+static void live_with(void)
+{
+	const struct event tick = {.kind = EVENT_TICK};
+	struct lab_worker w = {.core = core, .peer = 5, .now_ms = 1000};
+	size_t bytes = 0;
+
+	(void)lab_hello(&w, "ann", 60000, 10000);
+	for (uint64_t now = 1000; now < 8000; now += 2000)
+		core_step(core, &tick, now);
+	for (int s = 0; s < IMAGE_SECTIONS; s++)
+		bytes += image_size(core, (enum image_section)s);
+	assert_true(bytes > 0);
+}
+
+static int try_to_resume(const struct sections *s)
+{
+	const char *why;
+	int rc = resume(s, &why);
+
+	if (rc == PS_OK)
+		live_with();
+	else
+		assert_true(rc == PS_ECHECKPOINT || rc == PS_EUSAGE);
+	return rc;
+}
+
+/* Large sections repeat themselves: of these every 97th length or byte behind the first ones. */
+static size_t next_place(size_t at)
+{
+	return at < 4096 ? at + 1 : at + 97;
+}
+
+static void every_cut_section_is_refused(void **state)
+{
+	(void)state;
+	for (int i = 0; i < FIXTURE_COUNT; i++) {
+		open_fixture(i, "");
+		for (int n = 0; n < IMAGE_LIVE; n++) {
+			struct sections s = old_sections();
+			size_t size = s.size[n];
+			const unsigned char *whole = s.data[n];
+
+			for (size_t cut = 0; cut < size; cut = next_place(cut)) {
+				unsigned char *part = malloc(cut);
+
+				memcpy(part, whole, cut);
+				s.data[n] = part;
+				s.size[n] = cut;
+				assert_int_equal(try_to_resume(&s), PS_ECHECKPOINT);
+				free(part);
+			}
+		}
+		close_fixture();
+	}
+}
+
+static void every_longer_section_is_refused(void **state)
+{
+	(void)state;
+	open_fixture(SYNC, "");
+	for (int n = 0; n < IMAGE_LIVE; n++)
+		for (size_t more = 1; more <= 8; more += 7) {
+			struct sections s = old_sections();
+			unsigned char *longer = calloc(1, s.size[n] + more);
+
+			memcpy(longer, s.data[n], s.size[n]);
+			s.data[n] = longer;
+			s.size[n] += more;
+			assert_int_equal(try_to_resume(&s), PS_ECHECKPOINT);
+			free(longer);
+		}
+	close_fixture();
+}
+
+static void no_flipped_byte_does_harm(void **state)
+{
+	static const unsigned char masks[] = {1, 0x80, 0xff};
+	uint32_t believed = 0, refused = 0;
+
+	(void)state;
+	for (int i = 0; i < FIXTURE_COUNT; i++) {
+		open_fixture(i, "");
+		const struct sections s = old_sections();
+		for (int n = 0; n < IMAGE_SECTIONS; n++)
+			for (size_t at = 0; at < s.size[n]; at = next_place(at)) {
+				unsigned char *byte = (unsigned char *)(uintptr_t)s.data[n] + at;
+				unsigned char mask = masks[(at + at / 8) % sizeof(masks)];
+
+				*byte ^= mask;
+				if (try_to_resume(&s) == PS_OK)
+					believed++;
+				else
+					refused++;
+				*byte ^= mask;
+			}
+		assert_int_equal(try_to_resume(&s), PS_OK);
+		close_fixture();
+	}
+	print_message("%u believed, %u refused\n", believed, refused);
+	assert_true(believed > 500 && refused > 500);
+}
+
+/* ---- directories of 0.1.0 -------------------------------------------------------------------- */
+
+static char dir[64];
+
+static int set_up(void **state)
+{
+	(void)state;
+	scratch_make(dir);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	scratch_remove(dir);
+	return 0;
+}
+
+static void copy_file(const char *fixture, const char *name)
+{
+	static unsigned char bytes[1 << 17];
+	char path[320];
+	snprintf(path, sizeof(path), FIXTURES "%s/%s", fixture, name);
+	FILE *f = fopen(path, "rb");
+
+	assert_non_null(f);
+	size_t n = fread(bytes, 1, sizeof(bytes), f);
+	assert_int_equal(fclose(f), 0);
+	assert_in_range(n, 1, sizeof(bytes) - 1);
+	scratch_write(dir, name, bytes, n);
+}
+
+static int start_vector(const char *more, struct startup *run, struct err *e)
+{
+	char line[512];
+
+	snprintf(line, sizeof(line),
+		"--checkpoint-dir;%s;--model;vector:40;--optimizer;sgd;--max-workers;4%s", dir,
+		more);
+	lab_options(&options, line);
+	return startup(run, &options, e);
+}
+
+static void a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted(void **state)
+{
+	struct startup run;
+	struct err e = {0};
+
+	(void)state;
+	copy_file("wal-killed", "ckpt-0000000000000002");
+	copy_file("wal-killed", "journal-0000000000000002");
+	assert_int_equal(start_vector("", &run, &e), PS_ECHECKPOINT);
+	assert_non_null(strstr(e.text, "stop it with SIGTERM"));
+	assert_non_null(strstr(e.text, "--accept-rollback"));
+	assert_false(scratch_exists(dir, "TERM"));
+	assert_int_equal(start_vector(";--accept-rollback", &run, &e), PS_OK);
+	assert_int_equal(core_stats(run.core)->version, 0); /* as in its checkpoint */
+	startup_release(&run);
+}
+
+static void a_log_that_has_no_event_is_no_loss(void **state)
+{
+	struct startup run;
+	struct err e = {0};
+	char path[320];
+
+	(void)state;
+	copy_file("wal-killed", "ckpt-0000000000000002");
+	copy_file("wal-killed", "journal-0000000000000002");
+	assert_int_equal(truncate(scratch_path(dir, "journal-0000000000000002", path), 64), 0);
+	assert_int_equal(start_vector("", &run, &e), PS_OK);
+	startup_release(&run);
+}
+
+static void what_follows_the_last_checkpoint_of_a_drain_is_no_loss(void **state)
+{
+	struct startup run;
+	struct err e = {0};
+
+	(void)state;
+	copy_file("wal-stopped", "ckpt-0000000000000003");
+	copy_file("wal-stopped", "journal-0000000000000003");
+	assert_int_equal(start_vector("", &run, &e), PS_OK);
+	assert_true(run.resumed);
+	assert_int_equal(core_stats(run.core)->version, 30);
+	startup_release(&run);
+}
+
+int main(void)
+{
+#define IN_DIRECTORY(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_checkpoint_of_0_1_0_has_the_same_state),
+		cmocka_unit_test(work_of_gone_workers_is_free),
+		cmocka_unit_test(gradients_of_a_step_under_way_are_in_the_next_step),
+		cmocka_unit_test(the_sum_of_many_gradients_is_exact),
+		cmocka_unit_test(other_options_are_refused_by_name),
+		cmocka_unit_test(each_option_that_must_stay_the_same_is_known),
+		cmocka_unit_test(every_cut_section_is_refused),
+		cmocka_unit_test(every_longer_section_is_refused),
+		cmocka_unit_test(no_flipped_byte_does_harm),
+		IN_DIRECTORY(a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted),
+		IN_DIRECTORY(a_log_that_has_no_event_is_no_loss),
+		IN_DIRECTORY(what_follows_the_last_checkpoint_of_a_drain_is_no_loss),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

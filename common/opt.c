@@ -319,9 +319,9 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 	return is_one_of(k, value, n) != k->negated;
 }
 
-/* ---- defaults -------------------------------------------------------------------------------- A
- * default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first alternative
- * with a true condition is the default. The last one has no condition. */
+/* ---- defaults --------------------------------------------------------------------------------
+ * A default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first
+ * alternative with a true condition is the default. The last one has no condition. */
 
 struct alternative {
 	struct condition when; /* when.name NULL: always */

@@ -88,8 +88,7 @@ void wire_defer(struct wire *w)
 	w->defers = 1;
 }
 
-/* ---- the scan of a header: returns NULL or the error text
- * -----------------------------------------
+/* ---- the scan of a header: returns NULL or the error text ------------------------------------
  *
  * protobuf-c expands hostile input many times over. So this scan runs first. It allocates nothing
  * and accepts only plain messages: one body, each known field at most once (slices: at most
@@ -331,8 +330,7 @@ static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, 
 	return found ? f.data : body->data;
 }
 
-/* ---- values: return 0 if out of range
- * ------------------------------------------------------------- */
+/* ---- values: return 0 if out of range -------------------------------------------------------- */
 
 /* These texts appear in log lines, so they must not have control characters. */
 int wire_is_line(const char *text)
@@ -417,8 +415,7 @@ static int read_value(const struct wire_field *row, const void *from, void *to)
 	}
 }
 
-/* ---- messages: return NULL or the error text
- * ---------------------------------------------------- */
+/* ---- messages: return NULL or the error text ------------------------------------------------- */
 
 static const char *read_inner(const struct wire_field *rows, const ProtobufCMessage *from, void *to)
 {

@@ -15,7 +15,7 @@
 
 #define MAX_FENCED 10 /* sessions in a row without an acknowledged push */
 
-/* Set by a signal handler, which can take no argument. */
+/* Set by a signal handler, which cannot have an argument. */
 static atomic_int stopped;
 
 static void note_stop_signal(int number)
@@ -30,8 +30,8 @@ static int is_stopped(void *arg)
 	return atomic_load(&stopped);
 }
 
-/* SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) finish the batch; a second SIGTERM or SIGINT kills.
- * docs/operations.md has the table. */
+/* SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) end the worker after the batch; a second SIGTERM or
+ * SIGINT kills it. docs/operations.md has the table. */
 static void catch_signals(void)
 {
 	struct sigaction a;
@@ -48,7 +48,7 @@ static void catch_signals(void)
 	signal(SIGXFSZ, SIG_IGN);
 }
 
-/* The options of libcnnps. */
+/* Convert the options to those of libcnnps. */
 static struct cnnps_options connection(
 	const struct worker_options *o, const struct data_id *d, const char *device)
 {
@@ -84,7 +84,7 @@ static void log_done(const struct cnnps *c, const struct trainer_work *w)
 		(unsigned long long)s.replayed);
 }
 
-/* Connect, train, leave. *acked: acknowledged pushes of this session. */
+/* Connect, train and close the session. *acked becomes the number of its acknowledged pushes. */
 static int run_session(
 	struct cnnps_options *o, const struct trainer_config *t, uint64_t *acked, struct err *e)
 {
@@ -106,8 +106,9 @@ static int run_session(
 	return rc;
 }
 
-/* A worker that was fenced because the server considered it dead connects as a new one. One with a
- * name must not: another worker of that name may have replaced it. */
+/* Run sessions one after the other. If the server fences a worker that it considered dead, the
+ * worker connects as a new one. A worker with --name must end instead: another worker of that name
+ * may have replaced it. */
 static int run_sessions(struct cnnps_options *o, const struct trainer_config *t, struct err *e)
 {
 	int named = o->name[0] != '\0', fruitless = 0, rc;
@@ -159,7 +160,7 @@ static int print_data_id(const struct worker_options *o, struct data *d, struct 
 
 int main(int argc, char **argv)
 {
-	static struct data data; /* large for a stack */
+	static struct data data; /* too large for a stack */
 	struct worker_options o;
 	struct err e = {0};
 	int rc = worker_options_parse(&o, argc, argv);

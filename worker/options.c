@@ -12,7 +12,7 @@
 #define MAX_THREADS 256
 #define DAY_MS      86400000
 
-/* The CPUs this process may run on. */
+/* The number of CPUs on which this process may run. */
 static int64_t cpu_count(void)
 {
 	cpu_set_t set;
@@ -35,7 +35,7 @@ int options_check_server(const char *program, const char *server)
 	return PS_EUSAGE;
 }
 
-/* The server would refuse its HELLO, in words that name no option. */
+/* Check the name here: the server's refusal of a HELLO would not name the option. */
 static int check_name(const char *name)
 {
 	struct err line;

@@ -10,8 +10,8 @@
 #include "common/opt.h"
 
 struct worker_options {
-	const char *server, *data, *device, *name; /* data NULL: look in the usual places */
-	const char *key, *server_key;              /* files; NULL: not given */
+	const char *server, *data, *device, *name; /* data NULL: the usual directories */
+	const char *key, *server_key;              /* key files, or NULL */
 	int64_t threads, connect_ms, patience_ms, hang_ms, replay_mb;
 	int precision; /* enum kx_precision */
 	int print_data_id;
@@ -60,10 +60,11 @@ struct worker_options {
 		.help = "a log line is logfmt (text) or a JSON object (json)"                      \
 	}
 
-/* OPT_RUN, OPT_EXIT, or PS_EUSAGE after saying why on stderr. */
+/* Parse the command line. OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has printed the errors on
+ * stderr. */
 int worker_options_parse(struct worker_options *o, int argc, char **argv) PS_MUST_CHECK;
-/* Is `server` tcp://HOST:PORT with a port of 1 to 65535? If not, says so for `program`: PS_EUSAGE.
- */
+/* Check that `server` is tcp://HOST:PORT with a port of 1 to 65535. PS_EUSAGE: it has printed an
+ * error with the name of `program` on stderr. */
 int options_check_server(const char *program, const char *server) PS_MUST_CHECK;
 
 #endif

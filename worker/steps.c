@@ -8,7 +8,7 @@
 #include "common/mem.h"
 #include "common/rng.h"
 
-/* Batches per call of the device: between two calls the worker checks for a stop and reports
+/* Batches per call of the device. Between two calls the worker checks for a stop and reports
  * progress. */
 #define MAX_BATCHES_PER_CALL 64
 
@@ -45,8 +45,8 @@ static void divide(float *g, float divisor, size_t n)
 		g[i] /= divisor;
 }
 
-/* EAMSGD's Nesterov momentum (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. First
- * move x to where the gradient is taken ... */
+/* EAMSGD's Nesterov momentum (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. This
+ * function moves x to x + m v, where the gradient is computed ... */
 PS_CLONES
 static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
 {
@@ -57,7 +57,7 @@ static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
 	}
 }
 
-/* ... then add the gradient's part of the step. */
+/* ... and this one adds the gradient's part of the step. */
 PS_CLONES
 static void nesterov_step(float *x, float *v, const float *g, float rate, size_t n)
 {
@@ -89,9 +89,9 @@ static int ensure_buffer(float **buffer, size_t n)
 	return *buffer ? PS_OK : PS_ENOMEM;
 }
 
-/* ---- pull, batch, gradient, push: the parts that all modes use --------------------------------- */
+/* ---- pull, batch, gradient, push: the parts that all modes use ------------------------------- */
 
-/* The newest weights into s->held, unless the last push returned them. */
+/* Get the newest weights into s->held, unless the last push returned them. */
 static int hold_weights(struct steps *s)
 {
 	int has_pulled = s->has_pulled;
@@ -113,7 +113,8 @@ static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return batches_get(&s->batches, l->epoch, number, &b->index, &b->images);
 }
 
-/* `count` batches from i on, `images` of mean loss `loss`, are in push `p`. */
+/* Record in push `p` that it has `count` batches from i on, with `images` images of mean loss
+ * `loss`. */
 static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	uint32_t images, double loss, struct next_push *p)
 {
@@ -127,7 +128,7 @@ static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t 
 	p->loss += loss * images;
 }
 
-/* The gradient of batch `b` at weights `w` into `g`. */
+/* Compute the gradient of batch `b` at weights `w` into `g`. */
 static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
 	const float *w, float *g, struct next_push *p)
 {
@@ -141,8 +142,9 @@ static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const 
 	return PS_OK;
 }
 
-/* The same, added to push `p`. `*g` is the gradient alone, valid until the next call. The first
- * gradient of a push needs no copy. `by_images`: weighted by its number of images. */
+/* The same, and add the gradient to push `p`. `*g` points to the gradient alone, valid until the
+ * next call. The first gradient of a push needs no copy. `by_images`: weight it by its number of
+ * images. */
 static int add_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
 	const float *w, struct next_push *p, int by_images, const float **g)
 {
@@ -165,14 +167,14 @@ static int add_gradient(struct steps *s, const struct cnnps_lease *l, const stru
 	return PS_OK;
 }
 
-/* What the sum of several gradients is divided by. */
+/* The divisor of the sum of several gradients. */
 static uint32_t divisor_of(const struct steps *s, const struct next_push *p)
 {
 	return s->info->push_sum ? 1 : p->work.count;
 }
 
-/* Push `p`, divided by `divisor`, as computed at `version`. `then_pull`: get the weights after it
- * in the same request. */
+/* Divide `p` by `divisor` and push it as computed at `version`. `then_pull`: pull the weights after
+ * this push in the same request. */
 static int deliver(
 	struct steps *s, struct next_push *p, uint64_t version, uint32_t divisor, int then_pull)
 {
@@ -189,20 +191,20 @@ static int deliver(
 	return rc;
 }
 
-/* ---- downpour, ssp: every push is applied when it arrives -------------------------------------- */
+/* ---- downpour, ssp: every push is applied when it arrives ------------------------------------ */
 
 static int is_last(const struct steps *s, uint32_t i)
 {
 	return i + 1 == s->lease->count;
 }
 
-/* Will the batch after i need a pull? */
+/* 1 if the batch after i needs a pull. */
 static int pulls_next(const struct steps *s, uint32_t i)
 {
 	return !is_last(s, i) && (i + 1) % s->info->n_fetch == 0;
 }
 
-/* s->w moves from `from` by the local rate. */
+/* Make a local step from weights `from`; s->w becomes the result. */
 static int local_step(struct steps *s, const float *from, const float *g)
 {
 	if (s->info->local_rate == 0)
@@ -261,7 +263,7 @@ int steps_push(struct steps *s, uint32_t i)
 	return deliver(s, &s->push, s->held.version, divisor_of(s, &s->push), then_pull);
 }
 
-/* ---- sync, sandblaster: one push for the whole lease, at exactly its weights ------------------- */
+/* ---- sync, sandblaster: one push for the whole lease, at exactly its weights ----------------- */
 
 static int holds_weights_of(const struct steps *s, const struct cnnps_lease *l)
 {
@@ -278,7 +280,8 @@ int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 	if (!holds_weights_of(s, l) && (rc = cnnps_view(s->c, &s->held)))
 		return rc;
 	if (!holds_weights_of(s, l))
-		return PS_OK; /* too late: that step is over, the next lease is of a newer one */
+		/* too late: the step of this lease is over, the next lease is for a newer step */
+		return PS_OK;
 	for (uint32_t i = 0; i < l->count && !rc; i++) {
 		rc = take_batch(s, l, i, &b);
 		if (!rc)
@@ -289,7 +292,7 @@ int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 	return deliver(s, &p, s->held.version, by_images ? p.work.images : 1, 0);
 }
 
-/* ---- easgd: own weights, tied to the center ---------------------------------------------------- */
+/* ---- easgd: own weights, tied to the center -------------------------------------------------- */
 
 static int start_at_center(struct steps *s)
 {
@@ -360,12 +363,12 @@ int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 	return rc;
 }
 
-/* ---- pipelined: from a pull to its push, the device keeps weights and sum ---------------------- */
+/* ---- pipelined: from a pull to its push, the device keeps weights and sum -------------------- */
 
 /*
- * Local steps on whole batches from i on, at most `left`; *done of them in one call. Batches are
- * contiguous in the epoch's order. Each batch has its own dropout seed, so a model with dropout
- * takes one at a time.
+ * Make local steps on whole batches from i on, at most `left`, in one call of the device; *done
+ * becomes their number. The batches are contiguous in the epoch's order. Each batch has its own
+ * dropout seed, so a model with dropout takes one batch per call.
  */
 static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t left,
 	struct next_push *p, uint32_t *done)
@@ -414,14 +417,14 @@ static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i
 	return rc;
 }
 
-/* Start to copy the sum of the steps submitted last to the host. */
+/* Start to copy the sum of the newest submitted steps to the host. */
 static int read_back(struct steps *s, struct next_push *p)
 {
 	p->g = cnnps_gradient(s->c);
 	return p->g ? backend_local_finish(s->backend, NULL, p->g) : PS_ENOMEM;
 }
 
-/* Wait for the oldest steps that were read back. */
+/* Wait for the copy of the oldest steps. */
 static int complete_steps(struct steps *s, struct next_push *p)
 {
 	double loss, start = clock_seconds();
@@ -434,7 +437,7 @@ static int complete_steps(struct steps *s, struct next_push *p)
 	return PS_OK;
 }
 
-/* One push after the other: the answer to a push has the weights for the next one. */
+/* Make one push after the other. The answer to a push has the weights for the next one. */
 static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 {
 	struct next_push p;
@@ -454,7 +457,8 @@ static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 	return rc;
 }
 
-/* The division is part of this, not of `deliver`: the server waits for what `deliver` sends. */
+/* Complete the steps of a push and divide the sum. The division is here and not in `deliver`,
+ * because the server waits while `deliver` runs. */
 static int complete_ahead(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
 	int rc = complete_steps(s, in_flight);
@@ -468,10 +472,11 @@ static int complete_ahead(struct steps *s, struct next_push *in_flight, struct n
 }
 
 /*
- * With prefetch, three pushes overlap: the device computes one, the sum of the one before it waits
- * to be sent, and the one before that is on its way to the server. The weights for the next one
- * arrive meanwhile, and include none of the three. A sum is sent as soon as weights have arrived,
- * before they are verified: the way to the server, its update and the way back take longest.
+ * With prefetch, three pushes overlap: the device computes one, the sum of the previous one is
+ * ready to be sent, and the one before that is on its way to the server. Meanwhile the weights for
+ * the next push arrive; they include none of the three. The worker sends a sum as soon as weights
+ * have arrived, before it verifies them, because the transfers and the server's update take
+ * longest.
  */
 static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 {
@@ -480,7 +485,7 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 	uint32_t count;
 	int rc = cnnps_prefetch(s->c);
 
-	if (!rc) /* computes the order of a new epoch while the weights arrive */
+	if (!rc) /* compute the order of a new epoch while the weights arrive */
 		rc = take_batch(s, l, 0, &b);
 	for (uint32_t i = 0; i < l->count && !rc; i += count) {
 		count = push_size_at(s, l, i);

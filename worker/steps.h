@@ -6,10 +6,10 @@
  * the host, are one call per lease.
  *
  * Invariants:
- * (1) every batch of a lease that was carried out is in exactly one push, and the pushes are in
- *     batch order; a lease that came too late has no push;
- * (2) nothing is carried over from one lease to the next but the newest view of the weights and, in
- *     mode easgd, the worker's own weights;
+ * (1) every batch of a completed lease is in exactly one push, and the pushes are in batch order; a
+ *     lease that came too late has no push;
+ * (2) only the newest view of the weights and, in mode easgd, the worker's own weights survive from
+ *     one lease to the next;
  * (3) a push of one batch is made without a copy: the gradient is computed in the buffer that is
  *     sent, at the weights as they were received.
  * PS_ASSERT checks the order of (1) in every build.
@@ -21,12 +21,12 @@
 #include "worker/data/batch.h"
 #include "worker/trainer.h"
 
-/* The push that gradients are being added to. */
+/* The push under construction. */
 struct next_push {
 	float *g;               /* libcnnps's buffer; NULL: empty */
 	struct cnnps_work work; /* the batches in it */
 	double loss;            /* over all images */
-	uint64_t version;       /* of the weights of its first batch */
+	uint64_t version;       /* of the weights for its first batch */
 };
 
 struct steps {
@@ -36,51 +36,53 @@ struct steps {
 	const struct trainer_config *cfg;
 	struct trainer_work *work; /* counted here */
 	struct batches batches;
-	struct cnnps_weights held; /* the newest view; w NULL: none yet */
+	struct cnnps_weights held; /* the newest view of the weights; w NULL: none yet */
 	int has_pulled;            /* the newest push returned `held`: no pull is needed */
-	float *own;                /* weights of local steps; NULL until needed */
-	float *velocity;           /* easgd: of `own`; NULL without momentum */
+	float *own;                /* the worker's weights for local steps; NULL until needed */
+	float *velocity;           /* easgd: velocity of `own`; NULL without momentum */
 	float *spare;              /* a gradient to be added to a push; NULL until needed */
-	int has_dropout;           /* the model has */
-	int started;               /* easgd: `own` is initialised */
+	int has_dropout;           /* the model has dropout layers */
+	int started;               /* easgd: `own` has its initial values */
 
-	const struct cnnps_lease *lease; /* steps_begin: carried out now */
+	const struct cnnps_lease *lease; /* the lease of steps_begin */
 	const float *w;                  /* the weights of the next batch */
 	struct next_push push;
 };
 
 /* One batch of a lease. */
 struct batch {
-	uint32_t i; /* in the lease, from 0 */
+	uint32_t i; /* index in the lease, from 0 */
 	const uint32_t *index;
 	uint32_t images;
 	uint64_t dropout_seed;
 };
 
-/* Set the fields that are borrowed; all others are zero. */
+/* Initialise `s`. The caller has set the borrowed fields; all others must be zero. */
 void steps_init(struct steps *s, uint32_t n_train);
 void steps_release(struct steps *s);
 
-/* All calls return PS_ESHUTDOWN when cfg->stop says so, PS_EPROTO when the lease names batches that
- * do not exist, else what libcnnps or the backend returns. */
+/* All calls return PS_ESHUTDOWN when cfg->stop returns nonzero, PS_EPROTO when the lease names
+ * batches that do not exist, else the status of libcnnps or the backend. */
 
-/* Modes downpour and ssp: the lease that the four calls after it are about. */
+/* Modes downpour and ssp: begin a lease for the next four calls. */
 void steps_begin(struct steps *s, const struct cnnps_lease *lease);
-/* The weights for batch i: from the server for every n_fetch-th batch, else after a local step. */
+/* Get the weights for batch i: from the server for every n_fetch-th batch, else after a local
+ * step. */
 int steps_pull(struct steps *s, uint32_t i) PS_MUST_CHECK;
-/* The images of batch i and its dropout seed. */
+/* Get the images of batch i and its dropout seed. */
 int steps_batch(struct steps *s, uint32_t i, struct batch *b) PS_MUST_CHECK;
 /* Compute the gradient of `b` and add it to the next push. */
 int steps_gradient(struct steps *s, const struct batch *b) PS_MUST_CHECK;
-/* Push after n_push batches, and after the last batch of the lease. */
+/* Push if batch i completes n_push batches or is the last batch of the lease. */
 int steps_push(struct steps *s, uint32_t i) PS_MUST_CHECK;
 
-/* Modes sync and sandblaster: one push for the whole lease, at exactly the weights it names. */
+/* Modes sync and sandblaster: make one push for the whole lease, at exactly the weights of the
+ * lease. */
 int steps_run_exact(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
-/* Mode easgd: local steps, and the elastic update every n_push batches. */
+/* Mode easgd: make local steps, and an elastic update every n_push batches. */
 int steps_run_easgd(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
-/* Downpour and ssp with n_push == n_fetch > 1: the device computes all batches of a push without
- * the host. */
+/* 1 in modes downpour and ssp with n_push == n_fetch > 1: the device computes all batches of a push
+ * without the host. Then call steps_run_pipelined for each lease. */
 int steps_are_pipelined(const struct steps *s);
 int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
 

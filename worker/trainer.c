@@ -20,7 +20,8 @@ struct trainer {
 	struct err *e;
 	struct model model;
 	struct backend *backend; /* uses the training images */
-	struct backend *tester;  /* uses the test images: a GPU would reload them at each change */
+	/* uses the test images; one backend for both sets would reload a GPU at each change */
+	struct backend *tester;
 	struct steps steps;
 	struct kx_images train, test;
 	float *weights;                      /* model.n_params, for evaluation ... */
@@ -65,9 +66,9 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 	return cnnps_result(t->c, lease, (uint32_t)correct, loss_sum);
 }
 
-/* ---- the loop: lease, pull, batch, gradient, push ----------------------------------------------- */
+/* ---- the loop: lease, pull, batch, gradient, push -------------------------------------------- */
 
-/* Modes downpour and ssp. */
+/* Train one lease in mode downpour or ssp. */
 static int train_lease(struct trainer *t, const struct cnnps_lease *lease)
 {
 	struct steps *s = &t->steps;
@@ -186,7 +187,7 @@ static void close_trainer(struct trainer *t)
 	backend_free(&t->backend);
 }
 
-/* The device's text, from the backend that failed. */
+/* Copy the reason from the backend that failed. */
 static void set_device_reason(struct trainer *t)
 {
 	const char *why = backend_why(t->backend);

@@ -19,21 +19,23 @@ struct trainer_config {
 	void *stop_arg;
 };
 
-/* What was done, also after a failure. */
+/* The completed work, also after a failure. */
 struct trainer_work {
 	uint64_t images, batches, evaluated;
-	double seconds; /* inside the backend */
+	double seconds; /* time in the backend */
 };
 
 /*
- * Train over the connection `c` until the session ends. PS_EDONE, PS_ESHUTDOWN (the server drains,
- * or `stop` said so), the session's end (PS_EFENCED, ...), PS_EUSAGE and PS_EWRONGDATA (the run's
- * model does not fit the data), PS_EDEVICE, PS_ENOMEM; `e` has the reason in one line.
+ * Train over the connection `c` until the session ends. Returns PS_EDONE, PS_ESHUTDOWN (the server
+ * drains, or `stop` returned nonzero), another status that ended the session (PS_EFENCED, ...),
+ * PS_EUSAGE or PS_EWRONGDATA (the run's model does not match the data), PS_EDEVICE or PS_ENOMEM;
+ * `e` has the reason in one line.
  */
 int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work,
 	struct err *e) PS_MUST_CHECK;
-/* Test whether this device can compute gradients (cfg->data may be empty). PS_EUSAGE if not; else
- * its name for people, and the kind of memory that it copies from and to quickly. */
+/* Test whether this device can compute gradients; cfg->data may be empty. Writes the device's name
+ * for display, and the kind of memory with fast copies to and from the device. PS_EUSAGE: it
+ * cannot. */
 int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
 	const struct backend_memory **memory, struct err *e) PS_MUST_CHECK;
 

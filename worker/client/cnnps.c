@@ -13,7 +13,7 @@
 #include "worker/client/net.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
-#define TRIES 3                             /* pulls in a row whose weights have a wrong checksum */
+#define TRIES 3                             /* maximum of consecutive pulls with a wrong checksum */
 
 _Static_assert(PS_EUNREACHABLE == CNNPS_EUNREACHABLE && PS_EFENCED == CNNPS_EFENCED &&
 		       PS_EAUTH == CNNPS_EAUTH && PS_ESHUTDOWN == CNNPS_ESHUTDOWN &&
@@ -34,17 +34,17 @@ struct cnnps {
 	struct net *net;
 	int observer;
 	struct cnnps_info info;
-	struct msg_welcome welcome; /* the first */
+	struct msg_welcome welcome; /* the first WELCOME */
 	char server[256];
 	struct pool *pool;
 	float *gradient;        /* lent to the program, or NULL */
-	int has_staging;        /* copy received weights to memory of options.take ... */
-	float *staging;         /* ... to this, or NULL */
-	struct arrival awaited; /* by cnnps_await; or empty */
+	int has_staging;        /* copy received weights to memory from options.take ... */
+	float *staging;         /* ... at this address; NULL: not allocated yet */
+	struct arrival awaited; /* weights of cnnps_await, or empty */
 	zmq_msg_t view;         /* weights lent to the program */
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* in total; number i is at i % PULLS */
-	struct request request; /* the newest */
+	struct request request; /* the newest request */
 };
 
 static struct request *new_request(struct cnnps *c, enum request_kind kind)
@@ -170,7 +170,7 @@ void cnnps_close(struct cnnps **c)
 	*c = NULL;
 }
 
-/* ---- pulls: weights from a message to the program ----------------------------------------------- */
+/* ---- pulls: weights from a message to the program -------------------------------------------- */
 
 static void note_pull(struct cnnps *c, const struct arrival *a)
 {
@@ -190,7 +190,7 @@ static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 	return 0;
 }
 
-/* Unverified weights: those of cnnps_await, else of a pull now. */
+/* Get unverified weights: those of cnnps_await, or else of a new pull. */
 static int await_weights(struct cnnps *c, enum weights which, struct arrival *to)
 {
 	struct request *o;
@@ -207,7 +207,7 @@ static int await_weights(struct cnnps *c, enum weights which, struct arrival *to
 	return rc;
 }
 
-/* Copy into `to` unless NULL. PS_EPROTO: wrong checksum; pull again. */
+/* Verify weights and copy them to `to` unless it is NULL. PS_EPROTO: wrong checksum; pull again. */
 static int verify_weights(struct arrival *a, float *to)
 {
 	int rc = wire_values(&a->frames, &a->params, to);
@@ -223,15 +223,15 @@ static void release_view(struct cnnps *c)
 	(void)zmq_msg_init(&c->view);
 }
 
-/* One frame of aligned floats, which the program can use in place? */
+/* 1 if the weights are one frame of aligned floats, which the program can use in place. */
 static int is_one_frame(struct arrival *a)
 {
 	return a->params.slices.n == 1 &&
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Verify weights and make them c->view: in memory of options.take, else in the message that
- * arrived, else in a new one. */
+/* Verify weights and make them c->view. Their place is memory from options.take, or else the
+ * received message, or else a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	int rc;
@@ -252,7 +252,7 @@ static int set_view(struct cnnps *c, struct arrival *a)
 	return verify_weights(a, zmq_msg_data(&c->view));
 }
 
-/* Pull into `to`, or, if that is NULL, into c->view. */
+/* Pull into `to`, or into c->view if `to` is NULL. */
 static int pull_verified(struct cnnps *c, enum weights which, float *to, struct arrival *a)
 {
 	int rc = PS_EPROTO;
@@ -318,7 +318,7 @@ int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
 	return pull_into(c, w, n, version, WEIGHTS_EVAL);
 }
 
-/* ---- pushes ------------------------------------------------------------------------------------- */
+/* ---- pushes ---------------------------------------------------------------------------------- */
 
 float *cnnps_gradient(struct cnnps *c)
 {
@@ -327,7 +327,8 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
-/* Make the one tensor that every sending of this push shares: copied, or taken over. */
+/* Make the tensor of a push, which all transmissions share. It is a copy of `g`, or the buffer of
+ * cnnps_gradient itself. */
 static int make_tensor(
 	struct cnnps *c, struct request *o, const float *g, uint64_t offset, size_t n)
 {
@@ -363,7 +364,7 @@ static int push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n
 	if ((rc = make_tensor(c, o, g, offset, n)))
 		return rc;
 	rc = net_request(c->net, o);
-	zmq_msg_close(&o->push.tensor); /* empty if it was taken over */
+	zmq_msg_close(&o->push.tensor); /* empty if net_request took it over */
 	return rc;
 }
 
@@ -398,7 +399,7 @@ int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n,
 	return push_slice(c, offset, g, n, version, NULL, 0);
 }
 
-/* ---- the other calls ---------------------------------------------------------------------------- */
+/* ---- the other calls ------------------------------------------------------------------------- */
 
 void cnnps_alive(struct cnnps *c)
 {

@@ -36,12 +36,12 @@ struct cnnps_options {
 	/* A worker that connects with the same name again gets the same slot again. NULL or "":
 	 * the server assigns a slot. */
 	const char *name;
-	const char *device; /* shown to people; NULL: none */
+	const char *device; /* for display; NULL: none */
 	struct cnnps_data data;
 	int observer; /* 1: pull and status only; uses no worker slot */
 	/* Give up without a WELCOME after this time. 0: 30000 */
 	uint32_t connect_timeout_ms;
-	/* Give up this long after contact was lost. 0: 600000 */
+	/* Give up after this time without contact. 0: 600000 */
 	uint32_t disconnect_timeout_ms;
 	/* Stop the heartbeats after this time without a call, so that the server detects a hang.
 	 * 0: 60000 */
@@ -105,7 +105,8 @@ struct cnnps_lease {
 struct cnnps_weights {
 	const float *w; /* n_params floats */
 	uint64_t version, term;
-	double elastic; /* EASGD: the part of the distance that worker and center both move */
+	/* EASGD: the fraction of their distance that worker and center each move */
+	double elastic;
 };
 
 /* The batches that a push covers. */
@@ -119,12 +120,13 @@ struct cnnps_stats {
 	uint64_t pushed, acked, rejected, durable; /* pushes */
 	uint64_t last_version;                     /* newest version that the server reported */
 	uint64_t reconnects, replayed;
-	uint64_t superseded; /* pushes in vain: another worker was first, or the step was over */
+	/* pushes without effect: another worker was first, or the step was over */
+	uint64_t superseded;
 };
 
 /* Connect and wait for the WELCOME. On failure *out is NULL and o->why has the reason. */
 int cnnps_connect(struct cnnps **out, struct cnnps_options *o);
-/* Set at connect; valid until cnnps_close. */
+/* The run and this worker's session, set by cnnps_connect; valid until cnnps_close. */
 const struct cnnps_info *cnnps_info(const struct cnnps *c);
 /* Copy the newest weights (n == n_params floats) and their version (may be NULL). Blocks. */
 int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version);
@@ -138,7 +140,7 @@ int cnnps_prefetch(struct cnnps *c);
  * verifies their checksum, which takes time; requests and pushes made before it overlap with the
  * verification. */
 int cnnps_await(struct cnnps *c);
-/* The weights that an EVAL lease evaluates. */
+/* Pull the weights that an EVAL lease evaluates. */
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version);
 /* Push gradient g of n == n_params floats, computed at `version`. Copies g. Returns at once unless
  * the window is full. 0: the server will decide this push exactly once; cnnps_stats counts the
@@ -175,14 +177,16 @@ int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);
 int cnnps_drain(struct cnnps *c);
 /* Set the server's log level until its next start: "error", "warn", "info" or "debug". */
 int cnnps_log_level(struct cnnps *c, const char *level);
-/* Report progress where calls are more than batch_timeout_ms apart. Costs nothing. */
+/* Report progress. Call it if other calls may be more than batch_timeout_ms apart. Costs
+ * nothing. */
 void cnnps_alive(struct cnnps *c);
 void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s);
-/* Wait up to 5 s for decisions, send BYE, join the thread, free and null *c. NULL is fine. */
+/* Wait up to 5 s for decisions, send BYE, join the thread, free the struct and set *c to NULL; *c
+ * may be NULL. */
 void cnnps_close(struct cnnps **c);
 const char *cnnps_strerror(int status);
-/* After a call failed because the session ended or the server refused: the reason in one line,
- * else "". Valid until the next call. */
+/* The reason in one line if the newest call failed because the session ended or the server refused
+ * it, else "". Valid until the next call. */
 const char *cnnps_why(const struct cnnps *c);
 
 /* The statuses that callers commonly test for. */

@@ -11,7 +11,7 @@ enum {
 	SILENT_MS = 3000, /* a running server answers the STATUS of net.c sooner */
 };
 
-/* What the reminder is about. */
+/* The kinds of wait of the reminder. */
 enum { AWAITS_NOTHING, AWAITS_FIRST_CONTACT, AWAITS_RECONNECT, AWAITS_WORK, AWAITS_REPLY };
 
 int contact_init(struct contact *k, const char *server)
@@ -74,7 +74,7 @@ static void start_a_server(struct finding *f, const struct contact_state *s)
 			f->server.host[0] ? f->server.host : "its host", f->server.port);
 }
 
-/* No connection, or none to a cnn-ps. */
+/* Explain why there is no connection, or none to a cnn-ps. */
 static void explain_probe(
 	struct finding *f, const struct contact_state *s, const struct probe_report *r)
 {
@@ -124,8 +124,8 @@ static void explain_probe(
 	}
 }
 
-/* A server closes the connection when it cannot decrypt the handshake: perhaps --server-key is the
- * key of another server. */
+/* 1 if --server-key may be the key of another server. A server closes the connection if it cannot
+ * decrypt the handshake. */
 static int is_key_doubtful(const struct contact_state *s, const struct probe_report *r)
 {
 	return s->server_key && s->failed_handshakes &&
@@ -155,7 +155,7 @@ static void explain(const struct contact *k, const struct contact_state *s, stru
 	locate(f, s->server);
 	probe_read(k->probe, &r);
 	if (s->refusal) {
-		CAUSE("%.149s", s->refusal); /* it contains the remedy */
+		CAUSE("%.149s", s->refusal); /* the refusal contains the remedy */
 	} else if (s->up) {
 		explain_connected(f, s);
 	} else if (is_key_doubtful(s, &r)) {

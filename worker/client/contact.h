@@ -1,6 +1,6 @@
 /*
- * contact.h - explains to people why a worker has no contact with its server: what it waits for,
- * the cause, for how long, until when, and what to do about it.
+ * contact.h - explains why a worker has no contact with its server. A line says what the worker
+ * waits for, the cause, the duration so far, when the worker gives up, and the remedy.
  *
  * Thread: the holder of the I/O lock (net.h).
  */
@@ -16,13 +16,14 @@
 /* The state of the connection to the server. */
 struct contact_state {
 	const char *server;
-	int welcomed;               /* a WELCOME was received since the start */
-	int up;                     /* the ZeroMQ connection is established */
-	int answered;               /* ... and cnn-ps messages were received on it */
-	uint64_t silent_ms;         /* since the newest message, or since the connection is up */
+	int welcomed; /* the worker has received a WELCOME */
+	int up;       /* the ZeroMQ connection is established */
+	int answered; /* ... and has carried cnn-ps messages */
+	/* since the newest message, or since the connection came up */
+	uint64_t silent_ms;
 	const char *refusal;        /* the server's text, or NULL */
 	const char *notice;         /* why a request of the program has no reply yet, or NULL */
-	uint64_t failed_handshakes; /* closed by the peer without a message */
+	uint64_t failed_handshakes; /* connections that the peer closed without a message */
 	const char *server_key;     /* NULL: no keys */
 	uint64_t waiting_ms;        /* session_waiting_ms; 0: in contact */
 	uint64_t remaining_ms;
@@ -40,10 +41,10 @@ int contact_init(struct contact *k, const char *server) PS_MUST_CHECK;
 void contact_release(struct contact *k);
 /* The connection is established: discard earlier findings. */
 void contact_up(struct contact *k);
-/* Time has passed: find out why there is no contact. 1: show `line` now. */
+/* Call it regularly: it determines why there is no contact. 1: show `line` now. */
 int contact_tick(
 	struct contact *k, const struct contact_state *s, uint64_t now_ms, char line[CONTACT_TEXT]);
-/* The session gave up after `ms`: the reason in one line. */
+/* Write why the session gave up after `ms` milliseconds. */
 void contact_gave_up(const struct contact *k, const struct contact_state *s, uint64_t ms,
 	char line[CONTACT_TEXT]);
 

@@ -1,16 +1,16 @@
 /*
- * heartbeat.h - the worker's heartbeats: the beat connection, and the newest BEAT, which the
- * background thread repeats while the program's thread waits for an answer without being scheduled.
+ * heartbeat.h - the worker's heartbeats: the beat connection and the newest BEAT. The background
+ * thread repeats this BEAT while the program's thread waits for an answer and does not get the CPU.
  *
- * A busy machine runs a thread that has computed for long last, even when the thread only waits
- * now: 1.6 s late with fifteen more processes on two CPUs. The background thread, which never
- * computes, was 0.5 s late there.
+ * On a busy machine the scheduler runs a thread last after a long computation, even if the thread
+ * only waits now. With fifteen more processes on two CPUs such a thread was 1.6 s late. The
+ * background thread, which never computes, was 0.5 s late.
  *
  * Invariants:
  * (1) `socket` is used only under `lock`;
- * (2) only a BEAT that the holder of the I/O lock sent on this connection is repeated, and none
- *     after heartbeat_stop.
- * Thread: any; each call holds the lock for its own duration only.
+ * (2) heartbeat_repeat repeats only a BEAT that the holder of the I/O lock sent on this connection,
+ *     and none after heartbeat_stop. Thread: any; each call holds the lock for its own duration
+ *     only.
  */
 #ifndef WORKER_CLIENT_HEARTBEAT_H
 #define WORKER_CLIENT_HEARTBEAT_H
@@ -31,14 +31,14 @@ int heartbeat_init(struct heartbeat *h, void *socket) PS_MUST_CHECK;
 void heartbeat_release(struct heartbeat *h);
 /* Send this BEAT now, at clock_ms `now`. The next one is due after `period_ms`. */
 void heartbeat_send(struct heartbeat *h, const struct msg *beat, uint64_t period_ms, uint64_t now);
-/* Send it once more if one is due. */
+/* Send the newest BEAT again if one is due. */
 void heartbeat_repeat(struct heartbeat *h, uint64_t now);
 /* Repeat nothing until the next heartbeat_send. */
 void heartbeat_stop(struct heartbeat *h);
-/* As wire_recv, from the beat connection. */
+/* Like wire_recv, from the beat connection. */
 int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
-/* Is there a message to receive? Otherwise *fd is what to poll, as libzmq's ZMQ_FD; a concurrent
- * heartbeat_repeat may consume its edge. */
+/* 1 if there is a message to receive. Otherwise *fd becomes the socket's ZMQ_FD for a poll; a
+ * concurrent heartbeat_repeat may consume its edge. */
 int heartbeat_readable(struct heartbeat *h, int *fd) PS_MUST_CHECK;
 
 #endif

@@ -42,7 +42,7 @@ uint32_t info_process(char *host, size_t size)
 {
 	if (gethostname(host, size))
 		host[0] = '\0';
-	host[size - 1] = '\0'; /* gethostname may cut a longer name without a NUL */
+	host[size - 1] = '\0'; /* gethostname may truncate a longer name without a NUL */
 	for (char *c = host; *c; c++)
 		if (*c < '!' || *c > '~')
 			*c = '?';

@@ -7,11 +7,12 @@
 #include "proto/msg.h"
 #include "worker/client/cnnps.h"
 
-/* Borrows the text of w->model. */
+/* The result borrows the text of w->model. */
 struct cnnps_info info_of(const struct msg_welcome *w);
-/* `term`: of the server that sent the GRANT. */
+/* `term` is the server's term at the GRANT. */
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term);
-/* Returns the process id; writes the host's name in printable ASCII, cut to `size` - 1 bytes. */
+/* Return the process id, and write the host's name in printable ASCII, truncated to `size` - 1
+ * bytes. */
 uint32_t info_process(char *host, size_t size);
 
 #endif

@@ -10,16 +10,18 @@
 #include "proto/wire.h"
 #include "worker/client/link.h"
 
-#define RETRY_MS     30  /* first reconnect after 1 to 2 times this, then doubled ... */
-#define RETRY_MAX    500 /* ... up to about this, to use a healed network within two seconds */
-#define FIRST_WINDOW 8   /* messages queued per direction before WELCOME states the window */
+/* The first reconnect comes after 1 to 2 times RETRY_MS. Each failure doubles the wait, up to about
+ * RETRY_MAX, so that a repaired network is in use within two seconds. */
+#define RETRY_MS     30
+#define RETRY_MAX    500
+#define FIRST_WINDOW 8 /* messages queued per direction before WELCOME states the window */
 
 static int set_socket_int(void *socket, int option, int value)
 {
 	return zmq_setsockopt(socket, option, &value, sizeof(value));
 }
 
-/* Every option that differs from libzmq's defaults, or that must stay what it is. */
+/* Set every option that differs from libzmq's default or on which the code relies. */
 static int link_set_options(void *socket, int has_keys, uint64_t random)
 {
 	/* a frame may be a whole model; decode.c checks the exact size after WELCOME */
@@ -28,8 +30,8 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	int bad = 0;
 
 	bad |= zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_frame, sizeof(max_frame));
-	/* do not queue without a connection: a lost link loses what was queued, and the session
-	 * must notice */
+	/* do not queue without a connection: a lost connection loses its queue, and the session
+	 * must detect that */
 	bad |= set_socket_int(socket, ZMQ_IMMEDIATE, 1);
 	/* workers of a restarted server must not all reconnect at once */
 	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL, RETRY_MS + jitter);
@@ -41,8 +43,8 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	bad |= set_socket_int(socket, ZMQ_CONNECT_TIMEOUT, 1500);
 	/* ZMTP heartbeats drop healthy peers that are busy; BEAT messages replace them */
 	bad |= set_socket_int(socket, ZMQ_HEARTBEAT_IVL, 0);
-	/* TCP gives up after 2.5 s without progress, probing every second. Otherwise its
-	 * retransmissions become so rare that a healed network goes unused for seconds. A slow
+	/* TCP probes every second and gives up after 2.5 s without progress. Otherwise its
+	 * retransmissions become so rare that a repaired network is not used for seconds. A slow
 	 * network makes progress. The server does the same. */
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE, 1);
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 1);
@@ -116,15 +118,15 @@ fail:
 	return rc;
 }
 
-/* Two more than the window: for a HELLO and a request beside the pushes. */
+/* Two messages more than the window: a HELLO and a request. */
 void link_set_window(struct link *l, uint32_t push_window)
 {
 	set_socket_int(l->bulk, ZMQ_SNDHWM, (int)push_window + 2);
 	set_socket_int(l->bulk, ZMQ_RCVHWM, (int)push_window + 2);
 }
 
-/* libzmq closes the fd before this event is read, so the number may belong to another file for a
- * moment. link_bytes_moved only reads TCP_INFO of it. */
+/* libzmq closes the fd before this function reads the event, so the number may belong to another
+ * file for a moment. That is harmless: link_bytes_moved only reads its TCP_INFO. */
 static void note_connection(struct link *l, unsigned number, uint32_t value)
 {
 	if (number == ZMQ_EVENT_CONNECTED)

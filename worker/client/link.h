@@ -1,6 +1,6 @@
 /*
- * link.h - the worker's two connections to the server, and the monitor that reports the state of
- * the bulk connection: sockets and their options, nothing of the protocol.
+ * link.h - the worker's two connections to the server, and the monitor of the bulk connection. This
+ * module sets up sockets and their options; it does not implement the protocol.
  *
  * The bulk connection carries pulls, pushes and requests in order. The beat connection carries
  * heartbeats past a slow transfer.
@@ -21,7 +21,8 @@ struct link_keys {
 struct link {
 	void *context, *bulk, *beat;
 	void *monitor; /* receives the events of `bulk`: link_event */
-	int fd;        /* of the bulk connection, owned by libzmq, only inspected; -1: none */
+	/* descriptor of the bulk connection, owned by libzmq, only inspected; -1: none */
+	int fd;
 	char server[256];
 	int stopped; /* libzmq disconnected `bulk` and does not reconnect by itself */
 };
@@ -30,28 +31,30 @@ enum link_event {
 	LINK_NONE,
 	LINK_UP,
 	LINK_LOST,
-	LINK_REFUSED,          /* the server does not accept our key; libzmq does not retry */
-	LINK_MISMATCH,         /* one side has a key, the other has none; libzmq does not retry */
-	LINK_HANDSHAKE_FAILED, /* the peer closed the connection during the handshake; retried */
+	LINK_REFUSED,  /* the server does not accept our key; libzmq does not retry */
+	LINK_MISMATCH, /* one side has a key, the other has none; libzmq does not retry */
+	/* the peer closed the connection during the handshake; libzmq retries */
+	LINK_HANDSHAKE_FAILED,
 	LINK_OTHER,
 };
 
-/* Open sockets that connect to `server` and reconnect. `keys` NULL: not encrypted. `random` spreads
- * the reconnects of many workers. PS_EUSAGE: no such endpoint. On failure nothing stays open. */
+/* Open the sockets; they connect to `server` and reconnect. `keys` NULL: no encryption. `random`
+ * spreads the reconnects of many workers over time. PS_EUSAGE: not an endpoint. On failure nothing
+ * stays open. */
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
 	struct err *e) PS_MUST_CHECK;
-/* Make room for the server's window, which WELCOME states. */
+/* Size the queues for the server's push window from WELCOME. */
 void link_set_window(struct link *l, uint32_t push_window);
-/* Take one event from the monitor without waiting. LINK_NONE: there is none. */
+/* Take one event from the monitor without blocking. LINK_NONE: no event. */
 enum link_event link_next_event(struct link *l);
-/* Reconnect if libzmq has stopped, as it does after an incompatible peer: a server may have
- * replaced that program. Discards what is queued, so do not call it often. */
+/* Reconnect if libzmq has stopped. libzmq stops after an incompatible peer, but a server may have
+ * replaced that program. The call discards queued messages, so do not call it often. */
 void link_redial(struct link *l);
-/* Bytes acknowledged and received on the bulk connection; 0: there is none. */
+/* Bytes acknowledged and received on the bulk connection; 0: not connected. */
 uint64_t link_bytes_moved(const struct link *l);
 /* Close the sockets. Queued messages are sent for at most LINK_LINGER_MS. */
 void link_close(struct link *l);
-/* Wait for that and free the context; after link_close. */
+/* Call it after link_close: waits for the queued messages and frees the context. */
 void link_term(struct link *l);
 
 #define LINK_LINGER_MS 1000

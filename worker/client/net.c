@@ -22,20 +22,21 @@
 #define TICK_MS         100
 #define STATUS_AFTER_MS 700 /* without a WELCOME: send STATUS after this silence */
 #define REDIAL_MS       1000
-#define NOTICE_MS       1400 /* a server repeats a notice sooner; one alone is not reported */
-#define CLOSE_MS        5000 /* for the last decisions and BYE */
-#define BUDGET          64   /* messages of one socket before the next socket */
+/* a server repeats a notice within this time; a single notice is not reported */
+#define NOTICE_MS 1400
+#define CLOSE_MS  5000 /* limit of the wait for the last decisions and BYE */
+#define BUDGET    64   /* messages of one socket before the next socket */
 
 enum {
-	STOP_GRACE_MS = 5000, /* for the last pushes of a stopped program */
+	STOP_GRACE_MS = 5000, /* limit of the wait for the last pushes of a stopped program */
 	RESEND_MS = 5000,     /* STATUS and ADMIN, which are not part of the session */
 };
 
 /* A pull of the current weights that was started by REQUEST_PREFETCH. */
 enum prefetch {
 	PREFETCH_NONE,
-	PREFETCH_PENDING, /* its PARAMS have not arrived */
-	PREFETCH_ARRIVED, /* they are in `prefetched` */
+	PREFETCH_PENDING, /* waiting for its PARAMS */
+	PREFETCH_ARRIVED, /* its PARAMS are in `prefetched` */
 };
 
 /* Written by the holder of the I/O lock, read by any thread. */
@@ -47,9 +48,9 @@ struct counters {
 struct net {
 	struct net_config cfg;
 	struct counters count;
-	atomic_uint_least64_t active_ms; /* the last call of the program, or its last result */
+	atomic_uint_least64_t active_ms; /* time of the program's last call or its last result */
 	uv_thread_t background;
-	uv_mutex_t background_lock; /* held by the background thread, but while it waits */
+	uv_mutex_t background_lock; /* held by the background thread except while it waits */
 	uv_cond_t wake_background;
 	int closing; /* under background_lock: the background thread must end */
 	struct heartbeat heartbeat;
@@ -64,29 +65,30 @@ struct net {
 	struct awake awake; /* the session's time */
 	struct outbox out;
 	struct request *request; /* in progress, or NULL */
-	int pending;             /* it was passed to the session, or sent */
+	int pending;             /* `request` was passed to the session, or sent */
 	uint64_t sent_ms;
 	enum prefetch prefetch;
 	struct arrival prefetched;
 	uint64_t tick_ms;  /* when the next tick is due */
 	uint64_t moved;    /* bytes of the bulk connection, at the newest tick */
 	uint64_t stop_ms;  /* when cfg.stop reported a stop; 0: not yet */
-	uint64_t base_seq; /* of the first WELCOME: last_seq ... */
-	uint64_t n_params; /* ... and size of the model */
+	uint64_t base_seq; /* last_seq of the first WELCOME ... */
+	uint64_t n_params; /* ... and its size of the model */
 	int welcomed, ended, end_status;
-	uint64_t links;             /* times the bulk connection came up ... */
+	uint64_t links;             /* how often the bulk connection came up ... */
 	uint64_t failed_handshakes; /* ... and the peer closed it during the handshake */
 	int up;                     /* the bulk connection is established ... */
-	int answered;               /* ... and cnn-ps messages were received on it */
-	uint64_t received_ms;       /* the newest one, or when the connection came up */
+	int answered;               /* ... and has carried cnn-ps messages */
+	/* time of the newest message, or when the connection came up */
+	uint64_t received_ms;
 	struct contact contact;
 	uint64_t status_sent_ms; /* newest STATUS of query_status */
 	uint64_t redial_ms;      /* when to call link_redial next */
 	int keyed;               /* the connection is encrypted, with these keys */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error; /* the newest ERROR ... */
-	uint64_t notice_ms;      /* ... and when it came */
-	char *last_status;       /* an unsolicited one, sent when the server ended; owned */
+	uint64_t notice_ms;      /* ... and its time */
+	char *last_status;       /* an unsolicited STATUS of an ended run; owned */
 	char why[512];
 };
 
@@ -112,13 +114,13 @@ static void unlock_io(struct net *n)
 	uv_mutex_unlock(&n->io_lock);
 }
 
-/* The session's clock, which leaves out the time in which this process was stopped. */
+/* The session's clock, which leaves out suspensions of this process. */
 static uint64_t now_of(struct net *n)
 {
 	return awake_ms(&n->awake, clock_ms(), AWAKE_BEAT_MS);
 }
 
-/* The request in progress, if there is one, is complete. */
+/* Complete the request in progress, if there is one. */
 static void complete(struct net *n, int rc)
 {
 	struct request *r = n->request;
@@ -131,13 +133,13 @@ static void complete(struct net *n, int rc)
 	net_alive(n);
 }
 
-/* The request in progress if it is of that kind, else NULL. */
+/* The request in progress if it has this kind, else NULL. */
 static struct request *current(struct net *n, enum request_kind kind)
 {
 	return n->request && n->request->kind == kind ? n->request : NULL;
 }
 
-/* The server repeats the notice that the reply waits for its disk. */
+/* 1 while the server repeats the notice that replies wait for its disk. */
 static int is_held(const struct net *n, uint64_t now_ms)
 {
 	return n->request && n->server_error.status == PS_EAGAIN &&
@@ -162,9 +164,9 @@ static struct contact_state contact_state_of(const struct net *n, uint64_t now_m
 		.idle = n->request && n->request->kind == REQUEST_LEASE && n->pending};
 }
 
-/* ---- effects of the session ------------------------------------------------------------------- */
+/* ---- effects of the session ------------------------------------------------------------------ */
 
-/* The session ended, because of `why`. Only the first call has an effect. */
+/* Record that the session ended, and why. Only the first call has an effect. */
 static void set_end(struct net *n, int rc, const char *why)
 {
 	if (n->ended)
@@ -183,7 +185,7 @@ static void describe_unreachable(struct net *n, char why[CONTACT_TEXT])
 		n->welcomed ? s->disconnect_timeout_ms : s->connect_timeout_ms, why);
 }
 
-/* Give the reason in one line: the server's text if there is one. */
+/* Record the reason of the end in one line: the server's text if there is one. */
 static void on_end(struct net *n, int rc)
 {
 	char why[CONTACT_TEXT];
@@ -228,7 +230,7 @@ static void on_ready(struct net *n)
 	link_set_window(&n->link, w->push_window);
 	n->welcomed = 1;
 	if (current(n, REQUEST_STATUS) || current(n, REQUEST_ADMIN))
-		n->pending = 0; /* may have been lost with the connection */
+		n->pending = 0; /* the request may be lost with the connection */
 }
 
 static void newer_version(struct net *n, uint64_t version)
@@ -237,7 +239,8 @@ static void newer_version(struct net *n, uint64_t version)
 		atomic_store(&n->count.last_version, version);
 }
 
-/* As the server's ledger.c: another worker was first, or the step ended without this gradient. */
+/* 1 if another worker was first, or the step ended without this gradient. The server's ledger.c has
+ * the same rule. */
 static int is_superseded(const struct net *n, enum reject why)
 {
 	enum mode mode = session_welcome(n->session)->mode;
@@ -262,7 +265,7 @@ static void count_ack(struct net *n, const struct msg_ack *a)
 			(int)a->reject);
 }
 
-/* The request that PARAMS answer; NULL: they answer a prefetch. */
+/* The request that waits for PARAMS; NULL: the PARAMS answer a prefetch. */
 static struct request *pulling(struct net *n)
 {
 	return n->pending ? current(n, REQUEST_PULL) : NULL;
@@ -310,7 +313,7 @@ static void deliver_status(struct net *n, const struct msg_status *s)
 
 	if (!s->reply)
 		return;
-	if (!r) { /* the end of the run may follow: save it for the next request */
+	if (!r) { /* the run may end next: keep this status for the next request */
 		free(n->last_status);
 		n->last_status = strdup(s->text);
 		return;
@@ -394,11 +397,12 @@ static void run_effects(struct net *n)
 		run_effect(n, e);
 }
 
-/* ---- the request in progress: tried after every event ----------------------------------------- */
+/* ---- the request in progress: the code tries it after every event ---------------------------- */
 
 static void try_request_now(struct net *n, uint64_t now);
 
-/* The next call clears the session's effects, so run_effects directly follows each call. */
+/* run_effects must directly follow each call into the session, because the next call clears the
+ * effects. */
 static void try_connect(struct net *n)
 {
 	if (!n->welcomed)
@@ -407,7 +411,7 @@ static void try_connect(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* While a prefetch is in progress, the push is sent alone. */
+/* Make the push, with a pull if the request asks for one. During a prefetch the push goes alone. */
 static int make_push(struct net *n, struct request *r, uint64_t *seq, uint64_t now)
 {
 	if (!r->push.then_pull || n->prefetch)
@@ -443,7 +447,7 @@ static void try_push(struct net *n, uint64_t now)
 	try_request_now(n, now);
 }
 
-/* The prefetch becomes this request, whether its answer has arrived or not. */
+/* Turn the prefetch into this request. Its answer may have arrived or not. */
 static void take_prefetched(struct net *n)
 {
 	enum prefetch was = n->prefetch;
@@ -456,7 +460,7 @@ static void take_prefetched(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* If the session refuses it now, the next pull sends its own request. */
+/* Start a prefetch. If the session refuses it now, the next pull sends its own request. */
 static void try_prefetch(struct net *n, uint64_t now)
 {
 	int rc = n->prefetch ? PS_EAGAIN : session_pull(n->session, WEIGHTS_CURRENT, now);
@@ -528,7 +532,8 @@ static void try_flush(struct net *n)
 		complete(n, PS_EAGAIN);
 }
 
-/* Two steps with one deadline: wait for decisions, then send BYE and wait for its answer. */
+/* Close in two steps with one deadline: wait for decisions, then send BYE and wait for its
+ * answer. */
 static void try_close(struct net *n, uint64_t now)
 {
 	int late = deadline_passed(n->request);
@@ -577,7 +582,7 @@ static void try_kind(struct net *n, uint64_t now)
 	}
 }
 
-/* Once: the next STATUS request gets the state in which the server ended. */
+/* Answer the next STATUS request with the final status of the run. This happens once. */
 static void deliver_last_status(struct net *n)
 {
 	snprintf(n->request->report.json, n->request->report.size, "%s", n->last_status);
@@ -605,7 +610,7 @@ static void try_request_now(struct net *n, uint64_t now)
 		try_kind(n, now);
 }
 
-/* After a call into the session. */
+/* Run the session's effects and try the request. Call it after a call into the session. */
 static void apply_effects(struct net *n, uint64_t now)
 {
 	run_effects(n);
@@ -614,9 +619,9 @@ static void apply_effects(struct net *n, uint64_t now)
 	try_request_now(n, now);
 }
 
-/* ---- messages and events ---------------------------------------------------------------------- */
+/* ---- messages and events --------------------------------------------------------------------- */
 
-/* PARAMS with an ACK inside are two messages for the session. */
+/* Pass the ACK inside PARAMS to the session as a message of its own. */
 static void on_inner_ack(struct net *n, const struct msg_ack *a)
 {
 	struct msg m;
@@ -627,7 +632,8 @@ static void on_inner_ack(struct net *n, const struct msg_ack *a)
 	apply_effects(n, now_of(n));
 }
 
-/* The answer to query_status is no WELCOME: the wait for one continues. */
+/* 1 for the answer to query_status. It shows only that the server is alive, so the session does not
+ * get it: the wait for a WELCOME continues. */
 static int is_sign_of_life(const struct net *n, const struct msg *m)
 {
 	return m->type == MSG_STATUS && session_phase(n->session) == PHASE_HELLO;
@@ -664,7 +670,8 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 		return 0;
 	n->in = f;
 	rc = got == 1 ? wire_decode(n->wire, f, &m, &why) : PS_EPROTO;
-	if (rc == PS_EVERSION) /* of a WELCOME: what the server would have answered to our HELLO */
+	/* a WELCOME of an incompatible version: treat it like the server's ERROR */
+	if (rc == PS_EVERSION)
 		m = (struct msg){.type = MSG_ERROR, .error = {.status = rc, .text = why}};
 	if (rc == PS_OK || rc == PS_EVERSION)
 		handle_message(n, &m);
@@ -674,7 +681,7 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 	return 1;
 }
 
-/* Handle one message of the bulk connection; wait for it at most `ms`. 0: there was none. */
+/* Handle one message of the bulk connection; wait for it at most `ms`. 0: no message came. */
 static int receive_bulk(struct net *n, int ms)
 {
 	void *socket = n->link.bulk;
@@ -704,7 +711,7 @@ static void on_link_change(struct net *n, enum link_event event)
 		n->answered = 0;
 		n->received_ms = now;
 		n->server_error.status =
-			0; /* it belongs to another connection, perhaps to another server */
+			0; /* it belongs to an earlier connection, maybe to another server */
 		contact_up(&n->contact);
 		session_link_up(n->session, now);
 	} else {
@@ -717,7 +724,7 @@ static void on_link_change(struct net *n, enum link_event event)
 	apply_effects(n, now);
 }
 
-/* libzmq does not reconnect after these, and it would not help. */
+/* End the session after a refusal. libzmq does not reconnect, and a reconnect would not help. */
 static void on_link_refused(struct net *n, enum link_event event)
 {
 	char why[400];
@@ -734,7 +741,7 @@ static void on_link_refused(struct net *n, enum link_event event)
 	apply_effects(n, now_of(n));
 }
 
-/* Handle one event of the bulk connection. 0: there was none. */
+/* Handle one event of the bulk connection. 0: no event. */
 static int on_link_event(struct net *n)
 {
 	enum link_event event = link_next_event(&n->link);
@@ -748,7 +755,8 @@ static int on_link_event(struct net *n)
 	return event != LINK_NONE;
 }
 
-/* Handle everything received, without waiting; send what is queued if there is room. */
+/* Handle all received messages without blocking, and send queued messages if the socket has
+ * room. */
 static void drain(struct net *n)
 {
 	assert_io_lock(n);
@@ -761,8 +769,8 @@ static void drain(struct net *n)
 	outbox_flush(&n->out);
 }
 
-/* A large message on a slow link takes longer than silence_ms. While its bytes move, the link is
- * not silent. */
+/* Report moving bytes to the session. A large message on a slow connection takes longer than
+ * silence_ms, but is not silence. */
 static void note_progress(struct net *n, uint64_t now)
 {
 	uint64_t moved = link_bytes_moved(&n->link);
@@ -772,10 +780,10 @@ static void note_progress(struct net *n, uint64_t now)
 	n->moved = moved;
 }
 
-/* ---- without contact, and the tick ------------------------------------------------------------ */
+/* ---- without contact, and the tick ----------------------------------------------------------- */
 
-/* A cnn-ps that cannot send a WELCOME still answers STATUS. Another program does not, nor does a
- * server that hangs. */
+/* Send STATUS to distinguish a waiting server from others. A cnn-ps that cannot send a WELCOME yet
+ * answers STATUS. Another program or a hung server does not. */
 static void query_status(struct net *n, uint64_t now)
 {
 	const struct msg m = {.type = MSG_STATUS};
@@ -822,10 +830,10 @@ static void tick(struct net *n)
 	apply_effects(n, now);
 }
 
-/* ---- the program's thread, while it waits for its request ------------------------------------- */
+/* ---- the program's thread, while it waits for its request ------------------------------------ */
 
-/* The answer arrives on the bulk connection and nothing else is urgent: the next tick handles the
- * other sockets. */
+/* 1 if the answer will arrive on the bulk connection and nothing else is urgent. The next tick
+ * handles the other sockets. */
 static int only_bulk_matters(const struct net *n)
 {
 	enum request_kind kind = n->request->kind;
@@ -834,7 +842,7 @@ static int only_bulk_matters(const struct net *n)
 	       session_phase(n->session) == PHASE_READY;
 }
 
-/* Wait for a message or event, or for room for what is queued. */
+/* Wait for a message, an event, or room for queued messages. */
 static void wait_for_any(struct net *n, int ms)
 {
 	short bulk = ZMQ_POLLIN | (n->out.count ? ZMQ_POLLOUT : 0);
@@ -842,7 +850,7 @@ static void wait_for_any(struct net *n, int ms)
 		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN}};
 
 	if (!heartbeat_readable(&n->heartbeat, &item[2].fd))
-		(void)zmq_poll(item, 3, ms); /* a signal ends it early */
+		(void)zmq_poll(item, 3, ms); /* a signal ends the wait early */
 }
 
 static void io_step(struct net *n)
@@ -877,9 +885,9 @@ int net_request(struct net *n, struct request *r)
 	return r->status;
 }
 
-/* ---- the background thread, while the program is elsewhere ------------------------------------ */
+/* ---- the background thread, while the program is elsewhere ----------------------------------- */
 
-/* Returns the milliseconds until the next step is due. */
+/* Run one step. Returns the milliseconds until the next one. */
 static uint64_t background_step(struct net *n)
 {
 	uint64_t now = clock_ms();
@@ -912,7 +920,7 @@ static void background_main(void *arg)
 	uv_mutex_unlock(&n->background_lock);
 }
 
-/* ---- life cycle ------------------------------------------------------------------------------- */
+/* ---- life cycle ------------------------------------------------------------------------------ */
 
 static int start_background(struct net *n, struct err *e)
 {

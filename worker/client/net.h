@@ -2,18 +2,19 @@
  * net.h - the implementation behind libcnnps: both connections to the server, the session, and the
  * program's requests.
  *
- * Two threads share them under the I/O lock. In a call, the program's thread takes the lock and
- * works the sockets itself until its request is complete, so that an answer wakes only the thread
- * that waits for it. While the program computes, a background thread takes the lock ten times a
- * second: for heartbeats, decisions, replays and lost connections. While the program waits, the
- * background thread only repeats heartbeats (heartbeat.h). One request is in progress at a time.
+ * Two threads share the connections under the I/O lock. In a call, the program's thread takes the
+ * lock and handles the sockets itself until its request is complete, so that an answer wakes only
+ * the thread that waits for it. While the program computes, a background thread takes the lock ten
+ * times a second: for heartbeats, decisions, replays and lost connections. While the program waits,
+ * the background thread only repeats heartbeats (heartbeat.h). One request is in progress at a
+ * time.
  *
  * Invariants:
  * (1) only the holder of the I/O lock uses the sockets and the session; the beat connection has its
  *     own lock (heartbeat.h);
- * (2) the bytes of a push are encoded once and shared by every sending of it;
- * (3) every request completes: with its answer, or with the status that the session ended with;
- * (4) the bytes retained for replay stay within replay_bytes, or are those of one push.
+ * (2) the bytes of a push are encoded once, and all its transmissions share them;
+ * (3) every request completes, with its answer or with the final status of the session;
+ * (4) the bytes retained for replay are at most replay_bytes, or belong to a single push.
  */
 #ifndef WORKER_CLIENT_NET_H
 #define WORKER_CLIENT_NET_H
@@ -51,7 +52,7 @@ enum request_kind {
 
 /* Received weights, not verified yet: wire_values verifies them. */
 struct arrival {
-	struct frames frames; /* yours when the request's status is 0 */
+	struct frames frames; /* the caller owns them if the request's status is 0 */
 	struct msg_params params;
 	uint64_t term;
 };
@@ -60,9 +61,10 @@ void arrival_move(struct arrival *to, struct arrival *from);
 
 struct request {
 	enum request_kind kind;
-	int status;           /* out: 0 or PS_E* */
-	char why[512];        /* out: one line for a person when the session has ended, else "" */
-	uint64_t deadline_ms; /* FLUSH, CLOSE: clock_ms; the others wait for the session's end */
+	int status;    /* out: 0 or PS_E* */
+	char why[512]; /* out: one line for a person when the session has ended, else "" */
+	/* FLUSH, CLOSE: a time of clock_ms; other kinds wait until the session ends */
+	uint64_t deadline_ms;
 	struct {
 		enum weights which;
 		struct arrival got;
@@ -71,8 +73,9 @@ struct request {
 		struct msg_welcome welcome; /* CONNECT, out */
 		struct {
 			struct msg_push meta; /* with its one slice */
-			zmq_msg_t tensor; /* taken over and left empty by a push that was made */
-			int then_pull;    /* 1: after the push, continue as the PULL below */
+			/* a successful push takes it over and leaves it empty */
+			zmq_msg_t tensor;
+			int then_pull; /* 1: after the push, continue as the PULL below */
 		} push;
 		struct {
 			struct msg_grant grant;
@@ -94,16 +97,17 @@ struct request {
 
 struct net; /* opaque */
 
-/* Make the sockets and start the background thread. PS_EUSAGE (server is no endpoint), PS_ENET,
+/* Make the sockets and start the background thread. PS_EUSAGE (server is not an endpoint), PS_ENET,
  * PS_ENOMEM. */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
-/* Carry out `r`, waiting; returns r->status. */
+/* Carry out `r` and block until it is complete. Returns r->status. */
 int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
-/* Any thread: the program makes progress. */
+/* Report that the program makes progress. Any thread. */
 void net_alive(struct net *n);
 /* Any thread. */
 void net_stats(const struct net *n, struct cnnps_stats *s);
-/* Wait for decisions, send BYE, join the background thread; frees and nulls. NULL is fine. */
+/* Wait for decisions, send BYE, join the background thread, free the struct and set *n to NULL; *n
+ * may be NULL. */
 void net_free(struct net **n);
 
 #endif

@@ -7,8 +7,8 @@
 #include "proto/wire.h"
 #include "worker/client/outbox.h"
 
-#define LARGE ((uint64_t)128 << 10) /* floats: a push of this size or more is split */
-#define GRAIN 16                    /* floats of 64 bytes: parts begin at multiples */
+#define LARGE ((uint64_t)128 << 10) /* floats; a push of this size or more has several parts */
+#define GRAIN 16                    /* floats in 64 bytes; parts begin at multiples of it */
 
 void outbox_init(struct outbox *o, void *socket)
 {
@@ -65,7 +65,7 @@ void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zm
 	o->retained_bytes += zmq_msg_size(&k->tensor);
 }
 
-/* Retained seqs are contiguous, so the first missing one ends the loop. */
+/* Retained pushes have consecutive seqs, so the first missing one ends the loop. */
 void outbox_drop(struct outbox *o, uint64_t seq)
 {
 	for (; seq && retained_at(o, seq)->seq == seq; seq--)
@@ -87,11 +87,11 @@ static float *part_values(struct retained *k, uint32_t part)
 
 /* A reference to the tensor, held by a frame until libzmq has sent it. */
 struct loan {
-	atomic_int lent; /* shows ThreadSanitizer that libzmq passes it to another thread */
+	atomic_int lent; /* shows ThreadSanitizer that the loan moves to another thread */
 	zmq_msg_t tensor;
 };
 
-/* Called on a thread of libzmq. */
+/* libzmq calls this on a thread of its own. */
 static void return_loan(void *values, void *loan)
 {
 	struct loan *l = loan;
@@ -120,7 +120,7 @@ static int share_part(struct retained *k, uint32_t part, zmq_msg_t *frame)
 	return PS_ENOMEM;
 }
 
-/* The frames share the bytes: sending consumes references. */
+/* Send one queued message. Its frames share the tensor's bytes; sending consumes references. */
 static int send_one(struct outbox *o, struct outgoing *out)
 {
 	struct retained *k = out->push ? retained_at(o, out->push) : NULL;
@@ -128,7 +128,7 @@ static int send_one(struct outbox *o, struct outgoing *out)
 	int rc;
 
 	if (k && k->seq != out->push)
-		return PS_OK; /* became durable while it was queued */
+		return PS_OK; /* the push became durable while it was queued */
 	frames_init(&f);
 	if (k && (rc = share_part(k, out->part, &f.frame[1])))
 		return rc;
@@ -159,7 +159,7 @@ void outbox_clear(struct outbox *o)
 		pop(o);
 }
 
-/* The next free place, or NULL. */
+/* The next free place in the queue, or NULL. */
 static struct outgoing *next(struct outbox *o)
 {
 	return o->count < OUTBOX_SIZE ? &o->waiting[(o->first + o->count) % OUTBOX_SIZE] : NULL;
@@ -194,7 +194,7 @@ void outbox_post(struct outbox *o, const struct msg *m)
 	enqueue(o, m, 0, 0);
 }
 
-/* The checksum of a part is computed while the part before it is sent. */
+/* The code computes the checksum of a part while libzmq sends the part before it. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 {
 	struct retained *k = retained_at(o, seq);

@@ -1,10 +1,11 @@
 /*
- * outbox.h - the send queue of the bulk connection, and the bytes of every push that may have to be
- * sent again.
+ * outbox.h - the send queue of the bulk connection, and the bytes of every push that may need a
+ * replay.
  *
  * Invariants:
- * (1) the tensor of a push is one message, which all sendings of the push share without a copy;
- * (2) messages leave in the order in which they were posted;
+ * (1) the tensor of a push is one message, which all transmissions of the push share without a
+ *     copy;
+ * (2) messages leave in the order of their posting;
  * (3) retained_bytes is the sum over the retained pushes.
  * Thread: the holder of the I/O lock (net.h).
  */
@@ -16,16 +17,17 @@
 #include "common/err.h"
 #include "proto/msg.h"
 
-/* Messages; more than the pushes of a session's window and its requests. */
+/* Maximum of queued messages: more than a session's window of pushes and its requests. */
 #define OUTBOX_SIZE  512
 #define OUTBOX_PARTS 4 /* frames of a large push */
 
 /* A push that is not durable yet, at seq % WIRE_MAX_WINDOW. */
 struct retained {
-	uint64_t seq;                    /* 0: free */
-	uint32_t n;                      /* parts: all but the last are sent ahead, see wire.h */
-	struct slice part[OUTBOX_PARTS]; /* no data; xxh3 0: not sent yet */
-	zmq_msg_t tensor;                /* of all parts */
+	uint64_t seq; /* 0: free */
+	/* number of parts; all but the last are chunks, see wire.h */
+	uint32_t n;
+	struct slice part[OUTBOX_PARTS]; /* without data; xxh3 0: not sent yet */
+	zmq_msg_t tensor;                /* the values of all parts */
 };
 
 struct outgoing {
@@ -37,31 +39,31 @@ struct outgoing {
 struct outbox {
 	void *socket; /* borrowed */
 	size_t retained_bytes;
-	uint64_t sent_seq; /* newest push that was posted */
-	uint64_t replayed; /* posts of pushes that had been posted before */
+	uint64_t sent_seq; /* newest posted push */
+	uint64_t replayed; /* number of repeated posts of a push */
 	struct retained retained[WIRE_MAX_WINDOW];
 	size_t first, count; /* the ring `waiting` */
 	struct outgoing waiting[OUTBOX_SIZE];
 };
 
 void outbox_init(struct outbox *o, void *socket);
-/* Drops what is queued and what is retained. */
+/* Discard all queued messages and all retained pushes. */
 void outbox_release(struct outbox *o);
 
-/* Retain push `seq`, whose values belong where `slice` says. Takes *tensor over and leaves it
- * empty. The first sending computes the checksums. */
+/* Retain push `seq`, whose values have the position `slice`. Takes *tensor over and leaves it
+ * empty. The first transmission computes the checksums. */
 void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
 /* Pushes up to `seq` are durable: free their bytes. */
 void outbox_drop(struct outbox *o, uint64_t seq);
 
-/* Queue `m` behind everything posted before; send at once if the socket has room. A full outbox
- * loses `m`, as a network may: the session sends it again. */
+/* Queue `m` after all earlier posts, and send it at once if the socket has room. A full outbox
+ * discards `m`, like a network that loses a message; the session sends it again. */
 void outbox_post(struct outbox *o, const struct msg *m);
-/* The same for retained push `seq`, with header `m` without slices. */
+/* The same for retained push `seq`. `m` is its header without slices. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
-/* Continue to send what is queued. */
+/* Send queued messages while the socket has room. */
 void outbox_flush(struct outbox *o);
-/* The connection broke: discard what is queued for it. */
+/* Discard all queued messages, because the connection broke. */
 void outbox_clear(struct outbox *o);
 
 #endif

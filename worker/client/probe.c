@@ -20,7 +20,7 @@
 #define ANSWER      64  /* bytes of the answer that are read */
 
 struct probe {
-	pthread_mutex_t lock; /* guards the next three */
+	pthread_mutex_t lock; /* guards the next three members */
 	int users;            /* the caller, and the thread */
 	int running;
 	struct probe_report report;
@@ -79,7 +79,7 @@ static int connect_error(int fd)
 	return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) ? errno : error;
 }
 
-/* 0, or why there is no connection: an errno. */
+/* Connect. Returns 0, or an errno. */
 static int connect_within(int fd, const struct addrinfo *a)
 {
 	if (!connect(fd, a->ai_addr, a->ai_addrlen))
@@ -89,7 +89,7 @@ static int connect_within(int fd, const struct addrinfo *a)
 	return wait_for(fd, POLLOUT, CONNECT_MS) > 0 ? connect_error(fd) : ETIMEDOUT;
 }
 
-/* Bytes read within `ms`: 0 at an end or a reset, -1 for none. */
+/* Read within `ms`. Returns the bytes read: 0 at an end or a reset, -1 for none. */
 static ssize_t read_within(int fd, char *bytes, int ms)
 {
 	if (wait_for(fd, POLLIN, ms) <= 0)
@@ -98,13 +98,14 @@ static ssize_t read_within(int fd, char *bytes, int ms)
 	return n < 0 ? 0 : n;
 }
 
-/* ZMTP's signature: 0xff, a length, 0x7f. It may come in two parts. */
+/* 1 for ZMTP's signature: 0xff, a length, 0x7f. It may arrive in two parts, so a prefix counts
+ * too. */
 static int is_zmtp(const char *bytes, ssize_t n)
 {
 	return n >= 1 && (unsigned char)bytes[0] == 0xff && (n < 10 || bytes[9] == 0x7f);
 }
 
-/* Find out what program is at the other end of a connection. */
+/* Determine what program is at the other end of a connection. */
 static void identify_peer(struct probe *p, int fd)
 {
 	static const char request[] = "GET / HTTP/1.0\r\n\r\n";
@@ -142,7 +143,7 @@ static void attempt(struct probe *p, const struct addrinfo *a)
 		close(fd);
 }
 
-/* The lookup has ended. */
+/* Record the end of the name lookup. */
 static void end_lookup(struct probe *p)
 {
 	pthread_mutex_lock(&p->lock);
@@ -151,7 +152,7 @@ static void end_lookup(struct probe *p)
 	pthread_mutex_unlock(&p->lock);
 }
 
-/* IPv4 only, as libzmq's sockets. */
+/* The thread of one probe. IPv4 only, like libzmq's sockets. */
 static void *probe_main(void *arg)
 {
 	const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};

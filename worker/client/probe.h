@@ -1,9 +1,9 @@
 /*
- * probe.h - finds out why no cnn-ps answers at an address: resolves the name, connects, and reads
- * the first bytes, in its own thread, because a name lookup may take many seconds.
+ * probe.h - determines why no cnn-ps answers at an address. It resolves the name, connects, and
+ * reads the first bytes. It runs in its own thread, because a name lookup may take many seconds.
  *
- * libzmq reports only that it retries, neither the error nor what answered.
- * Thread: any, one at a time; the probing thread accesses only the struct probe.
+ * libzmq reports only its retries. It reports neither the error nor the answer of the peer. Thread:
+ * any, one at a time; the probing thread accesses only the struct probe.
  */
 #ifndef WORKER_CLIENT_PROBE_H
 #define WORKER_CLIENT_PROBE_H
@@ -30,7 +30,7 @@ struct probe_report {
 
 struct probe; /* opaque */
 
-/* `endpoint`: tcp://HOST:PORT; any other is never probed. PS_ENOMEM. */
+/* `endpoint` is tcp://HOST:PORT; an endpoint of another form is never probed. PS_ENOMEM. */
 int probe_new(struct probe **out, const char *endpoint) PS_MUST_CHECK;
 /* Start a probe in the background unless one is running. */
 void probe_start(struct probe *p);
@@ -38,7 +38,8 @@ void probe_start(struct probe *p);
 void probe_read(struct probe *p, struct probe_report *r);
 /* Discard the result. */
 void probe_forget(struct probe *p);
-/* Does not wait: a running probe ends by itself. Frees and nulls; NULL is fine. */
+/* Free the struct and set *p to NULL; *p may be NULL. Does not wait: a running probe ends by
+ * itself. */
 void probe_free(struct probe **p);
 
 #endif

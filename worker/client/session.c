@@ -1,6 +1,6 @@
 /*
- * session.c - see session.h. Each call clears the list of effects, changes the state and lists
- * what to do.
+ * session.c - see session.h. Each call clears the list of effects, changes the state and adds new
+ * effects.
  */
 #include "worker/client/session.h"
 #include <stdlib.h>
@@ -8,9 +8,9 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define MAX_IN_FLIGHT 64 /* bound on push_window, whatever the server allows */
+#define MAX_IN_FLIGHT 64 /* upper bound of push_window */
 #define MAX_EFFECTS   (MAX_IN_FLIGHT + 16)
-#define LEAVE_MS      5000 /* how long a BYE waits for its answer */
+#define LEAVE_MS      5000 /* how long the session waits for the answer to BYE */
 
 /* A push that is not durable yet, at seq % capacity. */
 struct retained_push {
@@ -22,7 +22,8 @@ struct retained_push {
 	enum reject reject;
 };
 
-/* A request with at most one answer; sent again after each WELCOME until then. */
+/* A request with at most one answer. The session sends it again after each WELCOME until the answer
+ * comes. */
 struct rpc {
 	int open, sent;
 	uint64_t number;
@@ -33,13 +34,13 @@ struct session {
 	enum session_phase phase;
 	struct rng jitter;
 	int link_up, welcomed, leaving, bye_sent;
-	int end_status; /* once phase is END */
+	int end_status; /* valid in phase END */
 	int full;       /* the server had no free slot; one may become free when a worker dies */
 	struct msg_welcome welcome;
 
 	uint64_t last_seq;      /* newest assigned */
-	uint64_t acked_seq;     /* all up to here are decided */
-	uint64_t durable_seq;   /* all up to here are durable and released */
+	uint64_t acked_seq;     /* all pushes up to this seq are decided */
+	uint64_t durable_seq;   /* all pushes up to this seq are durable and released */
 	uint64_t sent_seq;      /* newest sent since the newest WELCOME */
 	uint64_t confirmed_seq; /* newest acknowledged since the newest WELCOME */
 	struct retained_push *retained;
@@ -53,7 +54,7 @@ struct session {
 	uint64_t start_ms, received_ms; /* received: the newest message of any kind */
 	uint64_t progress_ms; /* newest answer, or when the oldest open request was made */
 	uint64_t hello_ms, hello_wait_ms; /* newest HELLO, and how long to wait for its answer */
-	uint64_t hello_step_ms;           /* that wait without its jitter; 0: none sent yet */
+	uint64_t hello_step_ms;           /* the wait without its jitter; 0: no HELLO sent yet */
 	uint64_t beat_ms, leave_ms;
 
 	struct session_effect *effect; /* MAX_EFFECTS */
@@ -100,7 +101,7 @@ static uint64_t push_window(const struct session *s)
 	return s->welcome.push_window < MAX_IN_FLIGHT ? s->welcome.push_window : MAX_IN_FLIGHT;
 }
 
-/* The order of the sequence numbers, and invariant (4). */
+/* Check the order of the sequence numbers, and invariant (4). */
 static void assert_invariants(const struct session *s)
 {
 	PS_ASSERT(s->durable_seq <= s->acked_seq && s->acked_seq <= s->last_seq);
@@ -109,7 +110,7 @@ static void assert_invariants(const struct session *s)
 	PS_ASSERT(s->last_seq - s->durable_seq <= s->capacity);
 }
 
-/* ---- HELLO, and what is sent again after it --------------------------------------------------- */
+/* ---- HELLO, and resending after it --------------------------------------------------- */
 
 static void send_hello(struct session *s, uint64_t now_ms)
 {
@@ -170,7 +171,8 @@ static void send_push(struct session *s, uint64_t seq)
 	}
 }
 
-/* Send what may be sent: pushes first, so that they are applied before what follows. */
+/* Send everything that the window allows. Pushes go first, so that the server applies them before
+ * the requests. */
 static void pump(struct session *s)
 {
 	const struct stamp *stamp = &s->welcome.stamp;
@@ -185,7 +187,7 @@ static void pump(struct session *s)
 	if (s->result.open) {
 		send(s, MSG_RESULT)->result = s->result_msg;
 		s->effect[s->n_effects - 1].msg.result.stamp = *stamp;
-		s->result.open = 0; /* if it is lost, the portion is leased again */
+		s->result.open = 0; /* if it is lost, the server grants the portion again */
 	}
 	if (s->lease.open && !s->lease.sent) {
 		send(s, MSG_LEASE)->lease =
@@ -227,17 +229,18 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 		return; /* the answer to a HELLO that was sent twice */
 	if (s->welcomed && s->cfg.role == ROLE_WORKER &&
 		!same_incarnation(&w->stamp, &s->welcome.stamp))
-		return; /* it answers a HELLO from before the first WELCOME */
+		return; /* the answer to a HELLO from before the first WELCOME */
 	if (!s->welcomed)
 		s->last_seq = s->acked_seq = s->durable_seq = decided;
 	if (decided < s->durable_seq || decided > s->last_seq)
-		return; /* an old one that the network delayed */
+		return; /* an old WELCOME that the network delayed */
 	if (s->welcomed && w->stamp.term != s->welcome.stamp.term)
 		s->pull.number++; /* ignore PARAMS of the server's previous term */
 	s->welcome = *w;
 	s->welcomed = 1;
 	s->phase = PHASE_READY;
-	/* Send again what is decided without a verdict here, and what the server lost in a crash. */
+	/* Send again the pushes whose verdict is unknown here and those that the server lost in a
+	 * crash. */
 	s->sent_seq = s->confirmed_seq = decided < s->acked_seq ? decided : s->acked_seq;
 	s->pull.sent = s->lease.sent = s->bye_sent = 0;
 	s->pull_with = 0; /* a replay carries no pull */
@@ -485,7 +488,7 @@ static void open_rpc(struct rpc *r)
 	r->number++;
 }
 
-/* PS_OK: a push may be made now. */
+/* PS_OK if a push is possible now. */
 static int check_push(struct session *s)
 {
 	int rc = check_ready(s);
@@ -496,7 +499,7 @@ static int check_push(struct session *s)
 
 static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_t now_ms)
 {
-	uint64_t seq = ++s->last_seq; /* invariant (1): the only place that assigns one */
+	uint64_t seq = ++s->last_seq; /* invariant (1): only this line assigns a seq */
 
 	PS_ASSERT(seq - s->durable_seq <= replay_window(s));
 	begin_wait(s, now_ms);

@@ -1,6 +1,6 @@
 /*
- * session.h - the worker's side of the protocol as a pure state machine: what to send, what to
- * retain, what to send again. worker/client/net.c drives it over ZeroMQ, tests/sim over a simulated
+ * session.h - the worker's side of the protocol as a pure state machine. It decides what to send,
+ * to retain and to send again. worker/client/net.c runs it over ZeroMQ, tests/sim over a simulated
  * network.
  *
  *            start            WELCOME                    ERROR TERM|GAP|STATE , link lost, silence
@@ -13,9 +13,9 @@
  * (2) a push is retained until an ACK, BEAT or WELCOME of the server reports it durable;
  * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order,
  *     before anything else; then a RESULT that was not sent yet, the unanswered LEASE and PULL;
- * (4) at most push_window pushes are sent and unacknowledged, at most replay_window retained.
- *     HELLO follows everything sent before it on an ordered link, so its WELCOME proves that all
- *     of that was either decided or lost. HELLO is therefore the one way to resynchronise.
+ * (4) at most push_window pushes are sent and unacknowledged, at most replay_window retained. The
+ *     link is ordered, so a WELCOME proves that the server has decided or will never get any
+ *     message sent before its HELLO. HELLO is therefore the only way to resynchronise.
  * PS_ASSERT checks (1), (2) and (4), and the order of (3), in every build.
  *
  * Pure: no socket, clock or thread; allocates nothing after session_new. Thread: the caller's.
@@ -33,32 +33,33 @@ enum session_phase { PHASE_HELLO, PHASE_READY, PHASE_END };
 struct session_config {
 	enum role role;
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
-	char host[WIRE_MAX_HOST + 1]; /* a label for people, as is pid */
+	char host[WIRE_MAX_HOST + 1]; /* for display, like pid */
 	uint32_t pid;
 	struct data_id data;
 	uint64_t seed;                  /* of the retry jitter */
 	uint64_t connect_timeout_ms;    /* END(PS_EUNREACHABLE) without a WELCOME after the start */
 	uint64_t disconnect_timeout_ms; /* ... and after contact was lost */
-	uint64_t retry_ms; /* repeat an unanswered HELLO; doubled up to 16 times, +-25 % */
-	/* Resynchronise when a request is unanswered this long, without a message and without a
-	 * byte of progress. */
+	/* first interval between unanswered HELLOs; doubles up to 16 times, +-25 % */
+	uint64_t retry_ms;
+	/* Resynchronise if a request has no answer for this time and no byte moves meanwhile. */
 	uint64_t silence_ms;
 };
 
-/* What to do, in order. Read with session_effect after each call, before the next. */
+/* An effect: an instruction to the driver. Read the effects in order with session_effect after each
+ * call, before the next one. */
 enum session_effect_kind {
-	DO_SEND,      /* msg on the bulk link */
-	DO_SEND_PUSH, /* retained push `seq`: msg is its header without slices; the driver has the
-			 tensor */
+	DO_SEND, /* msg on the bulk link */
+	/* retained push `seq`; msg is its header without slices, the driver has the tensor */
+	DO_SEND_PUSH,
 	DO_SEND_BEAT, /* msg on the beat link */
-	DO_RELEASE,   /* pushes up to `seq` are durable: free their bytes */
+	DO_RELEASE,   /* free the bytes of the pushes up to `seq`: they are durable */
 	NOTIFY_READY, /* WELCOME: session_welcome is valid; repeated after each resynchronisation */
 	NOTIFY_ACK,   /* msg->ack is the decision on push `seq`; once per push */
-	NOTIFY_PARAMS,    /* msg->params answers the pull; of the term of session_welcome */
-	NOTIFY_NO_PARAMS, /* the pull stays unanswered because of `status` (PS_EAGAIN: nothing is
-			     under evaluation) */
-	NOTIFY_GRANT,     /* msg->grant answers the lease request */
-	NOTIFY_END,       /* the session ended with `status` */
+	NOTIFY_PARAMS, /* msg->params answers the pull; of the term of session_welcome */
+	/* the pull has no answer because of `status` (PS_EAGAIN: no evaluation is running) */
+	NOTIFY_NO_PARAMS,
+	NOTIFY_GRANT, /* msg->grant answers the lease request */
+	NOTIFY_END,   /* the session ended with `status` */
 };
 
 struct session_effect {
@@ -80,22 +81,24 @@ void session_free(struct session **s);
 void session_start(struct session *s, uint64_t now_ms);
 void session_link_up(struct session *s, uint64_t now_ms);   /* bulk link connected: sends HELLO */
 void session_link_lost(struct session *s, uint64_t now_ms); /* bulk link broke */
-/* Bytes moved on the bulk link, in either direction: a large answer may be on its way. */
+/* Report that bytes moved on the bulk link, in either direction: a large answer may be on its
+ * way. */
 void session_progress(struct session *s, uint64_t now_ms);
-/* A decoded message from either link. *m is borrowed until the effects are read. */
+/* Handle a decoded message from either link. The caller must keep *m until it has read the
+ * effects. */
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms);
-/* Call at least every 100 ms. `alive`: the program makes progress; 0 stops the heartbeats, so that
- * the server detects a hang. Heartbeats are sent twice as often as the server requires, so that a
- * late one on a busy machine is not a missed one. */
+/* Call at least every 100 ms. `alive` is 1 if the program makes progress; 0 stops the heartbeats,
+ * so that the server detects a hang. The session sends twice as many heartbeats as the server
+ * requires, because a busy machine may delay one. */
 void session_tick(struct session *s, int alive, uint64_t now_ms);
 
-/* Requests of the program. PS_EAGAIN: not READY, or the window is full, or such a request is in
- * progress; after the end its status (PS_ESTATE after session_bye). One pull and one lease may be
- * in progress. */
+/* Requests of the program. One pull and one lease may be in progress. PS_EAGAIN: the session is not
+ * READY, the window is full, or a request of this kind is in progress. After the end they return
+ * the session's final status (PS_ESTATE after session_bye). */
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
-/* A push, and a pull of WEIGHTS_CURRENT with that push applied, in one message. After a WELCOME the
- * pull is sent alone. PS_EAGAIN also when a pull is in progress. */
+/* One message with a push and a pull of WEIGHTS_CURRENT after that push. If a new WELCOME arrives
+ * first, the session sends the pull alone. PS_EAGAIN also when a pull is in progress. */
 int session_push_pull(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 int session_pull(struct session *s, enum weights which, uint64_t now_ms) PS_MUST_CHECK;
@@ -103,7 +106,7 @@ int session_lease(struct session *s, uint64_t now_ms) PS_MUST_CHECK;
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms) PS_MUST_CHECK;
 void session_bye(struct session *s, uint64_t now_ms); /* send BYE; END with PS_OK */
 
-/* NULL past the end. */
+/* Effect `i` of the last call; NULL past the end. */
 const struct session_effect *session_effect(const struct session *s, size_t i);
 /* Time without contact: since the start, or since the last message; 0: in contact. */
 uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms);
@@ -112,8 +115,10 @@ uint64_t session_remaining_ms(const struct session *s, uint64_t now_ms);
 enum session_phase session_phase(const struct session *s);
 const struct msg_welcome *session_welcome(const struct session *s); /* the newest WELCOME */
 uint64_t session_last_seq(const struct session *s);                 /* newest seq assigned */
-uint64_t session_acked_seq(const struct session *s);                /* all up to here are decided */
-uint64_t session_durable_seq(const struct session *s); /* all up to here are released */
+/* all pushes up to this seq are decided */
+uint64_t session_acked_seq(const struct session *s);
+/* all pushes up to this seq are released */
+uint64_t session_durable_seq(const struct session *s);
 int session_can_push(const struct session *s);
 
 #endif

@@ -11,9 +11,9 @@
 
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
-#define DIALS    "command!=keygen" /* every other command may connect to a server */
+#define DIALS    "command!=keygen" /* all other commands may connect to a server */
 
-/* `takes` describes the arguments. */
+/* A command. `takes` describes its arguments. */
 struct command {
 	const char *name, *takes;
 	int min_args, max_args;

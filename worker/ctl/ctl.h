@@ -13,18 +13,18 @@
 
 struct ctl {
 	const char *server, *data, *checkpoint, *weights,
-		*model;               /* NULL: not given; server has a default */
-	const char *key, *server_key; /* files; NULL: not given */
+		*model;               /* NULL: not given, except server */
+	const char *key, *server_key; /* key files, or NULL */
 	int64_t connect_ms;
-	const char **args; /* of the command */
+	const char **args; /* the arguments of the command */
 	int n_args;
 };
 
-/* server.c: print one line on stderr, for a person or as --log-format says: an error `status`, or
- * progress (PS_OK). */
+/* server.c: print one line on stderr, in the format of --log-format: an error `status`, or progress
+ * (PS_OK). */
 void ctl_say(const char *event, int status, const char *text);
-/* server.c: an observer's connection, and the commands that are one request to the server. Waits
- * are printed. */
+/* server.c: open an observer's connection; print waits on stderr. The commands after it are one
+ * request each. */
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
 /* The same with `stop` and `report` of cnnps_options. */
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
@@ -38,7 +38,7 @@ int ctl_keygen(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* top.c */
 int ctl_top(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
-/* weights.c: a model and its weights, from --weights, --checkpoint or the server. */
+/* weights.c: a model and its weights, read from --weights, --checkpoint or the server. */
 struct ctl_weights {
 	struct model model;
 	float *w; /* model.n_params; owned */

@@ -10,7 +10,7 @@
 
 struct key_spec {
 	const char *name;
-	enum key_role role; /* KEY_NONE: the server itself, not listed */
+	enum key_role role; /* KEY_NONE: the server itself, which is not on the list */
 };
 
 static const struct key_spec usual[] = {
@@ -29,7 +29,7 @@ static int make_key(const char *dir, const struct key_spec *w, struct err *e)
 		return rc;
 	if (snprintf(list, sizeof(list), "%s/" AUTHORIZED_KEYS_FILE, dir) >= (int)sizeof(list))
 		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", dir);
-	/* an existing key that is not listed was revoked */
+	/* an existing key that is not on the list was revoked: do not add it again */
 	if (w->role != KEY_NONE && made)
 		rc = authorized_keys_add(list, w->role, key, w->name, e);
 	if (!rc)
@@ -50,7 +50,7 @@ static int check_key_name(const char *name, struct err *e)
 		MAX_NAME);
 }
 
-/* Existing keys stay: a second keygen makes only missing ones. */
+/* Existing keys stay: a second keygen makes only missing keys. */
 int ctl_keygen(const struct ctl *ctl, struct err *e)
 {
 	const char *dir = ctl->args[0];

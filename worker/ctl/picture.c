@@ -10,7 +10,7 @@
 
 /* ---- PGM ------------------------------------------------------------------------------------- */
 
-/* The rest of a file's text. */
+/* The unread rest of a file's text. */
 struct scan {
 	const unsigned char *at, *end;
 };
@@ -24,7 +24,7 @@ static void skip_blanks(struct scan *s)
 		comment = *s->at == '#' || (comment && *s->at != '\n');
 }
 
-/* The next number, at most 65535; -1: there is none. */
+/* Read the next number, at most 65535; -1: no number. */
 static long scan_number(struct scan *s)
 {
 	long v = 0;

@@ -10,21 +10,21 @@
 #include "worker/ctl/picture.h"
 
 #define BAR_CELLS   30
-#define CLASS_LINES 12 /* beside a picture of 14 lines; of more classes, the most probable */
+#define CLASS_LINES 12 /* lines for classes beside a picture of 14 lines */
 
 struct gallery {
 	struct kx_images images; /* points to `pixels` and `no_labels` */
 	uint8_t *pixels, *labels;
 	uint8_t *no_labels; /* zeros for the backend: the test set may have more classes than the
 			       model */
-	int *known;         /* the label is the test set's */
+	int *known;         /* 1: the picture has a label of the test set */
 	float *probability;
 	size_t n, classes;
 };
 
 /* ---- pictures -------------------------------------------------------------------------------- */
 
-/* A number names a test image; "./7" is a file. */
+/* 1 if `text` is the number of a test image. To name a file "7", write "./7". */
 static int is_image_number(const char *text)
 {
 	return text[0] && strspn(text, "0123456789") == strlen(text);
@@ -103,7 +103,7 @@ static size_t best_of(const float *p, size_t n)
 	return best;
 }
 
-/* One cell is two pixels: on a terminal two greys, else lit or not. */
+/* Draw two pixels as one character: two greys on a terminal, else lit or dark. */
 static void draw_cell(int top, int bottom, int terminal)
 {
 	static const char *const halves[] = {" ", "\u2580", "\u2584", "\u2588"};
@@ -125,8 +125,8 @@ static void draw_bar(float p)
 		fputs("\u258c", stdout);
 }
 
-/* The classes that fit beside a picture, in order; of more than that the most probable ones, best
- * first. Returns their number. */
+/* Select the classes to show beside a picture: all of them in order, or, if there are more than
+ * CLASS_LINES, the most probable ones, best first. Returns their number. */
 static size_t classes_shown(const float *p, size_t n, size_t shown[CLASS_LINES])
 {
 	size_t used = 0;
@@ -151,7 +151,7 @@ static int digits(size_t classes)
 	return classes <= 10 ? 1 : classes <= 100 ? 2 : 3;
 }
 
-/* A line of the picture and, beside the middle ones, the probability of the class shown there. */
+/* Draw a line of the picture. The middle lines also show the probability of a class. */
 static void draw_line(
 	const struct gallery *g, size_t picture, size_t line, const size_t *class, int terminal)
 {

@@ -17,7 +17,7 @@ void ctl_say(const char *event, int rc, const char *text)
 		log_error("ctl", event, "code=%s reason=\"%s\"", err_name(rc), text);
 	} else {
 		if (level < LOG_WARN)
-			log_set_level(LOG_WARN); /* printed at any level, as above */
+			log_set_level(LOG_WARN); /* print at any level, like the text above */
 		log_warn("ctl", event, "reason=\"%s\"", text);
 		log_set_level(level);
 	}
@@ -51,7 +51,7 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	return rc ? err_set(e, rc, "%s", o.why) : PS_OK;
 }
 
-/* The result of a call on an open connection, with its reason. */
+/* Set *e to the reason of a failed call on an open connection. */
 static int explain_failure(struct cnnps *c, int rc, struct err *e)
 {
 	if (!rc)
@@ -59,7 +59,7 @@ static int explain_failure(struct cnnps *c, int rc, struct err *e)
 	return err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
 }
 
-/* Indented; unchanged if it is not valid JSON. */
+/* Print JSON with indentation; print other text unchanged. */
 static void print_json(const char *text)
 {
 	json_t *o = json_loads(text, 0, NULL);

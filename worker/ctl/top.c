@@ -1,5 +1,5 @@
-/* top.c - see ctl.h: cnn-ctl top, the server's status on a terminal: the terminal's modes, the table
- * of workers, and the screen around it. */
+/* top.c - see ctl.h: cnn-ctl top shows the server's status on a terminal. This file has the
+ * terminal's modes, the table of workers, and the screen around it. */
 #include "worker/ctl/ctl.h"
 #include <errno.h>
 #include <jansson.h>
@@ -16,11 +16,11 @@
 #include "common/utf8.h"
 #include "proto/msg.h"
 
-/* ---- the terminal: alternate screen and keys, restored on every exit ---------------------------- */
+/* ---- the terminal: alternate screen and keys, restored on every exit ------------------------- */
 
 /* The signal handlers call only async-signal-safe functions. */
 
-/* The alternate screen, without a cursor. */
+/* Escape sequences: enter the alternate screen and hide the cursor; and the reverse. */
 #define ENTER "\033[?1049h\033[?25l\033[H"
 #define LEAVE "\033[?25h\033[?1049l"
 
@@ -28,7 +28,7 @@
 static const int fatal[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGABRT, SIGSEGV, SIGBUS, SIGFPE,
 	SIGILL, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2};
 
-static struct termios before, keys; /* of standard input; constant once `has_keys` */
+static struct termios before, keys; /* modes of standard input; constant when has_keys is 1 */
 static int has_keys;
 static atomic_int is_open, has_quit;
 
@@ -76,7 +76,7 @@ static void catch (int number, void (*handler)(int))
 	sigaction(number, &a, NULL);
 }
 
-/* ^Z: stops in raise, continues after SIGCONT. */
+/* Handle ^Z: raise stops the process; it continues here after SIGCONT. */
 static void on_stop(int number)
 {
 	int saved = errno;
@@ -97,12 +97,13 @@ static void find_keys(void)
 		return;
 	keys = before;
 	keys.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
-	keys.c_cc[VMIN] = 0; /* a read never waits */
+	keys.c_cc[VMIN] = 0; /* a read never blocks */
 	keys.c_cc[VTIME] = 0;
 	has_keys = 1;
 }
 
-/* Take the terminal of standard output, and of standard input where it is one in the foreground. */
+/* Take over the terminal of standard output, and that of standard input if the process is in its
+ * foreground. */
 static void screen_open(void)
 {
 	find_keys();
@@ -117,13 +118,13 @@ static void screen_open(void)
 	enter();
 }
 
-/* Is the alternate screen in use? */
+/* 1 if the alternate screen is in use. */
 static int screen_is_open(void)
 {
 	return atomic_load(&is_open);
 }
 
-/* Was q typed since screen_open? Does not wait. */
+/* 1 if the user has typed q since screen_open. Does not block. */
 static int screen_quit(void)
 {
 	struct pollfd key = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -139,20 +140,20 @@ static int screen_quit(void)
 	return atomic_load(&has_quit);
 }
 
-/* ---- the table of workers ------------------------------------------------------------------------ */
+/* ---- the table of workers -------------------------------------------------------------------- */
 
 #define GAP       2 /* blanks between columns */
 #define MAX_CELL  128
-#define MAX_TEXT  24 /* characters of a text while all columns fit */
-#define FAIR_TEXT 12 /* texts are cut to this before the address is left out */
+#define MAX_TEXT  24 /* limit of a text if all columns fit, characters */
+#define FAIR_TEXT 12 /* texts shrink to this before the address column goes */
 #define MIN_TEXT  8
 #define N_COLUMNS (sizeof(columns_of) / sizeof(columns_of[0]))
 
 static const struct column {
 	const char *title, *key;
-	int number;   /* right-aligned, and never cut */
-	int leave;    /* order of leaving out, 4 and 5 after texts were cut; 0: never */
-	int shortens; /* may be cut to MIN_TEXT */
+	int number;   /* right-aligned, never truncated */
+	int leave;    /* order in which columns go, 4 and 5 after texts have shrunk; 0: never */
+	int shortens; /* may shrink to MIN_TEXT */
 } columns_of[] = {
 	{"worker", "worker", 1, 0, 0},
 	{"state", "state", 0, 0, 0},
@@ -170,10 +171,10 @@ static const struct column {
 struct table {
 	const json_t *list;
 	size_t rows;
-	size_t width[N_COLUMNS]; /* 0: left out */
+	size_t width[N_COLUMNS]; /* 0: not shown */
 };
 
-/* Characters, not bytes. */
+/* The length in characters, not bytes. */
 static size_t length(const char *text)
 {
 	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
@@ -222,7 +223,7 @@ static size_t total_width(const struct table *t)
 
 	for (size_t c = 0; c < N_COLUMNS; c++)
 		n += t->width[c] ? t->width[c] + GAP : 0;
-	return n - GAP; /* the first column is never left out */
+	return n - GAP; /* the first column is always shown */
 }
 
 static void leave_out(struct table *t, int number)
@@ -232,7 +233,7 @@ static void leave_out(struct table *t, int number)
 			t->width[c] = 0;
 }
 
-/* Take a character from the widest text. 0: none has more than `min`. */
+/* Shrink the widest text column by one character. 0: none is wider than `min`. */
 static int shorten(struct table *t, size_t min)
 {
 	size_t widest = 0;
@@ -264,7 +265,7 @@ static void fit_columns(struct table *t, size_t columns)
 		leave_out(t, 5);
 }
 
-/* In `width` characters; a text that is longer ends in '+'. */
+/* Print `text` in `width` characters; a truncated text ends in '+'. */
 static void put_cell(const char *text, size_t width, int right)
 {
 	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
@@ -285,7 +286,7 @@ static void put_cell(const char *text, size_t width, int right)
 		printf("%*s", (int)(width - n), "");
 }
 
-/* `worker` NULL: the titles. */
+/* Print the row of a worker; NULL: the titles. */
 static void put_row(const struct table *t, const json_t *worker)
 {
 	char text[MAX_CELL];
@@ -303,9 +304,9 @@ static void put_row(const struct table *t, const json_t *worker)
 	putchar('\n');
 }
 
-/* Print `list` ("workers" of STATUS) on stdout: a line of titles and at most `rows` lines, of at
- * most `columns` characters each; 0: no limit. What does not fit is left out in order of importance:
- * columns first, then the ends of long names. */
+/* Print `list` ("workers" of STATUS) on stdout: a line of titles and at most `rows` lines of at
+ * most `columns` characters; 0: no limit. If the table is too wide, the least important columns go
+ * first, then long names shrink. */
 static void show_table(const json_t *list, size_t columns, size_t rows)
 {
 	struct table t = {.list = list, .rows = json_array_size(list)};
@@ -321,17 +322,17 @@ static void show_table(const json_t *list, size_t columns, size_t rows)
 		printf("and %zu more\n", n - t.rows);
 }
 
-/* ---- the screen ---------------------------------------------------------------------------------- */
+/* ---- the screen ------------------------------------------------------------------------------ */
 
 #define PERIOD_MS 1000
 #define KEY_MS    50 /* between two checks for a key */
 #define CLEAR     "\033[H\033[J"
 #define BLANKS    3 /* between two items of a line */
 
-/* The lines printed so far. */
+/* The state of the screen's layout. */
 struct layout {
 	size_t columns, rows; /* of the terminal; 0: no limit */
-	size_t column, row;   /* where the next item goes */
+	size_t column, row;   /* position of the next item */
 };
 
 static double number_of(const json_t *o, const char *key)
@@ -353,7 +354,7 @@ static void end_line(struct layout *s)
 	s->row++;
 }
 
-/* Print an item on this line, or on the next one if it does not fit. */
+/* Print an item on this line, or on the next one if this one is too short. */
 static void put_item(struct layout *s, const char *fmt, ...) PS_PRINTF(2, 3);
 static void put_item(struct layout *s, const char *fmt, ...)
 {
@@ -375,7 +376,7 @@ static void put_item(struct layout *s, const char *fmt, ...)
 		s->row++; /* the terminal wraps it */
 }
 
-/* "label value unit", or a dash if the status has no such value. */
+/* Show "label value unit", with a dash if the status has no such value. */
 static void show_value(struct layout *s, const json_t *o, const char *label, const char *key,
 	double factor, int decimals, const char *unit)
 {
@@ -412,7 +413,7 @@ static void show_run(struct layout *s, const json_t *o)
 	end_line(s);
 }
 
-/* The size of the terminal; zeros if standard output is none. */
+/* The size of the terminal; zeros if standard output is not a terminal. */
 static struct layout terminal_size(void)
 {
 	struct winsize size;
@@ -422,7 +423,8 @@ static struct layout terminal_size(void)
 	return (struct layout){.columns = size.ws_col, .rows = size.ws_row};
 }
 
-/* In the remaining rows, without the titles, "and N more", and the cursor's line. */
+/* Show the workers in the remaining rows. Three rows are for the titles, "and N more" and the
+ * cursor. */
 static void show_workers(const struct layout *s, const json_t *list)
 {
 	size_t used = s->row + 3;
@@ -445,7 +447,7 @@ static int fetch_status(struct cnnps *c, json_t **o)
 	return PS_OK;
 }
 
-/* `below`: rows that the caller prints below. */
+/* Show the whole status. The caller prints `below` more rows. */
 static void show_all(const json_t *o, size_t below)
 {
 	struct layout s = terminal_size();
@@ -462,7 +464,7 @@ static void show_all(const json_t *o, size_t below)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-/* "training done: accuracy 97.90 %, 3 epochs, ..." */
+/* Print the result: "training done: accuracy 97.90 %, 3 epochs, ..." */
 static void show_end(const json_t *o, const char *how)
 {
 	printf("training %s:", how);
@@ -472,7 +474,7 @@ static void show_end(const json_t *o, const char *how)
 		number_of(o, "updates"), number_of(o, "images"), number_of(o, "uptime_s"));
 }
 
-/* How the run ended, in a word; NULL: it is running or unknown. */
+/* How the run ended, in one word; NULL: it is running, or the end is unknown. */
 static const char *ending(const json_t *o, int rc)
 {
 	const char *word = json_string_value(json_object_get(o, "ending"));
@@ -485,7 +487,7 @@ static const char *ending(const json_t *o, int rc)
 				    : NULL;
 }
 
-/* Leave the last screen, with the result below it. */
+/* Print the last screen on the normal terminal, and the result below it. */
 static int show_result(const json_t *o, const char *how, struct err *e)
 {
 	show_all(o, 2);
@@ -504,7 +506,7 @@ static int stop(void *arg)
 	return screen_quit();
 }
 
-/* Below the last screen; before the first one, as a line. */
+/* Show the reason of a wait below the last screen, or as a line before the first screen. */
 static void show_wait(void *arg, const char *line)
 {
 	(void)arg;
@@ -521,7 +523,7 @@ static void wait_for_key(void)
 		(void)poll(NULL, 0, KEY_MS);
 }
 
-/* Until q, the end of the run, or the loss of the server. */
+/* Refresh the screen until the user types q, the run ends, or the server is lost. */
 static int refresh(struct cnnps *c, json_t **o)
 {
 	int rc;
@@ -538,7 +540,7 @@ static int refresh(struct cnnps *c, json_t **o)
 
 static int run_top(struct cnnps *c, struct err *e)
 {
-	static char frame[1 << 16]; /* a screen is one write: nothing flickers */
+	static char frame[1 << 16]; /* buffer for one write per screen, to avoid flicker */
 	json_t *o = NULL;
 	const char *how;
 	int rc;
@@ -570,7 +572,7 @@ static int show_once(struct cnnps *c, struct err *e)
 	return PS_OK;
 }
 
-/* Without a terminal: the status once, as lines. */
+/* If standard output is not a terminal, print the status once, as lines. */
 int ctl_top(const struct ctl *ctl, struct err *e)
 {
 	struct cnnps *c;

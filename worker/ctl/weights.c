@@ -1,4 +1,5 @@
-/* weights.c - see ctl.h: loads the weights of a model from a server, checkpoint or file, and exports them. */
+/* weights.c - see ctl.h: loads the weights of a model from a server, checkpoint or file, and
+ * exports them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 	return w->w ? PS_OK : err_set(e, PS_ENOMEM, "no memory for %zu weights", w->model.n_params);
 }
 
-/* The model of the file's metadata or of --model; if both are given, they must agree. */
+/* Choose the model: that of the file's metadata, or --model. If both exist, they must agree. */
 static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
 	char named[MODEL_MAX_TEXT];

@@ -1,9 +1,9 @@
 /*
  * batch.h - which images make up batch b of epoch e.
  *
- * An epoch's order is rng_order(seed, e); batch b is the order's [b * batch, (b + 1) * batch), the
- * last one has the rest. Computed once per epoch, so alternating between two epochs is slow but
- * correct. Thread: one at a time.
+ * The order of an epoch is rng_order(seed, e). Batch b has the positions [b * batch, (b + 1) *
+ * batch) of this order; the last batch has the rest. The module computes the order once per epoch,
+ * so alternating between two epochs is slow but correct. Thread: one at a time.
  */
 #ifndef WORKER_DATA_BATCH_H
 #define WORKER_DATA_BATCH_H
@@ -20,10 +20,10 @@ struct batches {
 
 void batches_init(struct batches *b, uint64_t seed, uint32_t n_images, uint32_t batch);
 void batches_release(struct batches *b);
-/* Batches in an epoch. */
+/* The number of batches in an epoch. */
 uint32_t batches_count(const struct batches *b);
-/* The images of batch `number` of `epoch`; *index borrows until the next call. PS_EPROTO: there is
- * no such batch (grants are not trusted). PS_ENOMEM. */
+/* Get the image numbers of batch `number` in `epoch`; *index is valid until the next call.
+ * PS_EPROTO: there is no such batch (grants are not trusted). PS_ENOMEM. */
 int batches_get(struct batches *b, uint32_t epoch, uint32_t number, const uint32_t **index,
 	uint32_t *n) PS_MUST_CHECK;
 

@@ -16,7 +16,7 @@ static int is_images(enum data_file f)
 	return f == TRAIN_IMAGES || f == TEST_IMAGES;
 }
 
-/* dir/name, or dir/name.gz when only that exists. PS_EDATA: neither does. */
+/* Write the path dir/name, or dir/name.gz if only that exists. PS_EDATA: neither exists. */
 static int find_file(char *path, size_t size, const char *dir, enum data_file f, struct err *e)
 {
 	static const char *const endings[] = {"", ".gz"};
@@ -61,7 +61,7 @@ static int find_dir(const char **dir, struct err *e)
 		usual_dirs[0], usual_dirs[1]);
 }
 
-/* `dir` was given and has none of the four files: perhaps it will be filled later. */
+/* Refuse a `dir` of --data that has none of the four files; the user may want to fill it first. */
 static int check_dir(const char *dir, struct err *e)
 {
 	if (count_files(dir))

@@ -1,6 +1,5 @@
 /*
- * dataset.h - the data set: four IDX files of one directory, which must be consistent, and their
- * fingerprint.
+ * dataset.h - the data set: four consistent IDX files of one directory, and their fingerprint.
  *
  * Fingerprint: XXH3-64 of the decompressed bytes (IDX headers included) of train-images,
  * train-labels, t10k-images and t10k-labels, one after the other.
@@ -18,19 +17,18 @@
 enum data_file { TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS, DATA_FILES };
 
 struct data {
-	char dir[4096]; /* where it was found */
+	char dir[4096]; /* the directory of the files */
 	struct idx file[DATA_FILES];
 	struct data_id id;
 };
 
 /*
- * Load from `dir`; NULL: from data/mnist, else Debian's Fashion-MNIST.
- * A plain file is preferred to one with .gz. PS_EDATA names file, field and offset.
- * On failure *d is zeroed.
+ * Load from `dir`; NULL: from data/mnist, else from Debian's Fashion-MNIST. A plain file has
+ * priority over one with .gz. PS_EDATA names file, field and offset. On failure *d is zeroed.
  */
 int data_load(struct data *d, const char *dir, struct err *e) PS_MUST_CHECK;
 void data_release(struct data *d);
-/* The images as backends see them; borrow from *d. */
+/* The images in the backends' format; they borrow from *d. */
 struct kx_images data_train(const struct data *d);
 struct kx_images data_test(const struct data *d);
 

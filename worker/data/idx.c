@@ -1,4 +1,4 @@
-/* idx.c - see idx.h. A source returns the bytes of a file, inflated if it is gzipped. */
+/* idx.c - see idx.h. A source returns the bytes of a file and inflates a gzipped one. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ struct source {
 	FILE *file;
 	uint64_t file_size;
 	int is_gzip, ended; /* ended: the gzip member is complete and its checksum is correct */
-	uint64_t offset;    /* of the next byte, after inflating */
+	uint64_t offset;    /* of the next inflated byte */
 	z_stream z;
 	unsigned char in[64 << 10];
 };
@@ -82,7 +82,7 @@ static int source_inflate(
 	return PS_OK;
 }
 
-/* The next `n` bytes; *got < n only at the end of the data. */
+/* Read the next `n` bytes; *got < n only at the end of the data. */
 static int source_read(struct source *s, unsigned char *out, size_t n, size_t *got, struct err *e)
 {
 	int rc = PS_OK;
@@ -99,7 +99,8 @@ static int source_read(struct source *s, unsigned char *out, size_t n, size_t *g
 	return rc;
 }
 
-/* Nothing may follow what the header promised, neither in the data nor after it in the file. */
+/* Check that no data follow the size in the header, and that no bytes follow the data in the
+ * file. */
 static int source_at_end(struct source *s, struct err *e)
 {
 	unsigned char extra;
@@ -146,7 +147,7 @@ static int check_dims(
 	return PS_OK;
 }
 
-/* Invariant (1): may `total` bytes come out of this file? */
+/* Check invariant (1): can this file contain `total` bytes? */
 static int check_total(const struct source *s, uint64_t total, struct err *e)
 {
 	if (total > IDX_MAX_BYTES)
@@ -215,7 +216,7 @@ static int read_all(struct source *s, struct idx *x, unsigned ndim, struct err *
 
 int idx_read(struct idx *x, const char *path, unsigned ndim, struct err *e)
 {
-	struct source *s = mem_try(1, sizeof(*s)); /* too big for a stack frame */
+	struct source *s = mem_try(1, sizeof(*s)); /* too large for a stack frame */
 	int rc;
 
 	memset(x, 0, sizeof(*x));

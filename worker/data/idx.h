@@ -3,10 +3,11 @@
  * read whole into memory.
  *
  * The file is not trusted. Invariants:
- * (1) nothing is allocated before the product of the header's dimensions is checked: it is the size
- *     of a plain file, and no more than deflate can expand a gzipped one to;
- * (2) the data is exactly what the header promises: no byte less, no byte more, no second gzip
- *     member, no trailing bytes, and gzip's checksum is correct;
+ * (1) the reader checks the product of the header's dimensions before it allocates memory. The
+ *     product must be the size of a plain file, or at most what deflate can produce from a gzipped
+ *     file;
+ * (2) the data have exactly the size in the header, there is no second gzip member, no bytes
+ *     follow, and gzip's checksum is correct;
  * (3) a refusal is PS_EDATA and names the file, the field and the offset.
  * Thread: any.
  */
@@ -24,7 +25,7 @@ struct idx {
 	uint8_t *bytes; /* header and values; owned */
 	size_t size;
 	const uint8_t *values; /* inside bytes */
-	uint32_t dim[3];       /* count, rows, columns; 1 where there is none */
+	uint32_t dim[3];       /* count, rows, columns; unused ones are 1 */
 };
 
 /* Read `path`, which must have `ndim` dimensions: 1 (labels) or 3 (images). On failure *x is

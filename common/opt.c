@@ -699,8 +699,8 @@ static void help_row(FILE *f, const struct opt *o)
 void opt_help(const struct opt_program *p, FILE *f)
 {
 	fprintf(f,
-		"Usage: %s %s\n%s\n\nEach option can also be set by the environment variable that "
-		"is named with it.\n%s",
+		"Usage: %s %s\n%s\n\nEach option also has an environment variable, shown in "
+		"parentheses.\n%s",
 		p->name, p->usage, p->about, p->opts[0].group ? "" : "\nOptions:\n");
 	for (const struct opt *o = p->opts; o->name; o++)
 		help_row(f, o);

@@ -65,45 +65,51 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		OPTIONS_SERVER_KEY_ROW(&o->server_key, NULL),
 		OPTIONS_DATA_ROW(&o->data, NULL),
 		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
-			"what computes gradients: auto (a GPU if one answers, else the CPU), cuda "
-			"or cuda:N (GPU N), cpu (threads and SIMD), cpu-ref (slow and obvious)"),
+			"device for the gradients: auto (a GPU if there is one, else the CPU), "
+			"cuda "
+			"or cuda:N (GPU N), cpu (threads and SIMD), cpu-ref (slow reference)"),
 		{.name = "precision",
 			.type = OPT_ENUM,
 			.dest = &o->precision,
 			.def = "fp32",
 			.values = KX_PRECISION_NAMES,
 			.arg = "NAME",
-			.help = "what device cuda multiplies in; the CPU knows fp32 only"},
-		INT("threads", threads, NULL, 1, MAX_THREADS, "N",
-			"threads of device cpu; without it one per CPU"),
-		TEXT("name", name, NULL, 0, WIRE_MAX_NAME, "NAME",
-			"a name keeps its worker slot over restarts; a second worker of that name "
-			"ends the first"),
+			.help = "number format of products on device cuda; other devices support "
+				"only fp32"},
+		INT("threads", threads, NULL, 1, MAX_THREADS, "N", "threads of device cpu",
+			.unset = "one per CPU"),
+		{.name = "name",
+			.type = OPT_TEXT,
+			.dest = &o->name,
+			.max = WIRE_MAX_NAME,
+			.arg = "NAME",
+			.help = "worker slot to keep across restarts; a second worker with this "
+				"name ends the first",
+			.unset = "the server chooses a slot"},
 		INT("connect-timeout-ms", connect_ms, "30000", 1, DAY_MS, "MS",
-			"give up when the server has not answered so long after the start",
+			"exit if the server has not answered after this time since the start",
 			.was = "connect-ms"),
 		INT("disconnect-timeout-ms", patience_ms, "600000", 1, DAY_MS, "MS",
-			"give up so long after contact with the server was lost",
-			.was = "patience-ms"),
+			"exit after this time without contact to the server", .was = "patience-ms"),
 		INT("batch-timeout-ms", hang_ms, "60000", 100, DAY_MS, "MS",
-			"a batch that takes longer counts as a hang: heartbeats stop",
+			"stop the heartbeats if a batch takes longer, so that the server regards "
+			"this worker as hung",
 			.was = "hang-ms"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MB",
-			"most memory for gradients that the server does not have on disk yet"),
+			"maximum memory for gradients that are not yet on the server's disk"),
 		{.name = "print-data-id",
 			.type = OPT_FLAG,
 			.dest = &o->print_data_id,
 			.def = "0",
-			.help = "print the fingerprint of the data set for cnn-ps --data-id, do "
-				"nothing else"},
+			.help = "print the fingerprint of the data set, for cnn-ps --data-id, and "
+				"exit"},
 		OPTIONS_LOG_ROW(&o->log_level, "info"),
 		OPTIONS_LOG_FORMAT_ROW(&o->log_format),
 		{0},
 	};
 	const struct opt_program program = {.name = PROGRAM,
 		.usage = "[OPTION...]",
-		.about = "Compute gradients for a cnn-ps server, until it says that training is "
-			 "done.",
+		.about = "Compute gradients for a cnn-ps server until the training is done.",
 		.opts = rows,
 		.max_args = 0};
 	const char *none;

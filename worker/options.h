@@ -22,42 +22,39 @@ struct worker_options {
 	{                                                                                          \
 		.name = "server", .type = OPT_TEXT, .dest = (to), .def = "tcp://127.0.0.1:5555",   \
 		.min = 1, .max = 255, .arg = "URL",                                                \
-		.help = "where the server listens: tcp://HOST:PORT", .needs = (when)               \
+		.help = "address of the server: tcp://HOST:PORT", .needs = (when)                  \
 	}
 #define OPTIONS_KEY_ROW(to, when)                                                                  \
 	{                                                                                          \
 		.name = "key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,              \
 		.arg = "FILE",                                                                     \
-		.help = "own secret key (cnn-ctl keygen), where the server has one; without it "   \
-			"traffic is not encrypted",                                                \
-		.needs = (when)                                                                    \
+		.help = "secret key of this program (made by cnn-ctl keygen), for a server that "  \
+			"has a key",                                                               \
+		.unset = "no encryption", .needs = (when)                                          \
 	}
 #define OPTIONS_SERVER_KEY_ROW(to, when)                                                           \
 	{                                                                                          \
 		.name = "server-key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,       \
-		.arg = "FILE",                                                                     \
-		.help = "the server's public key; without it server.pub beside --key",             \
-		.needs = (when)                                                                    \
+		.arg = "FILE", .help = "public key of the server",                                 \
+		.unset = "the file \"server.pub\" beside --key", .needs = (when)                   \
 	}
 #define OPTIONS_DATA_ROW(to, when)                                                                 \
 	{                                                                                          \
 		.name = "data", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,             \
-		.arg = "DIR",                                                                      \
-		.help = "the four IDX files, plain or .gz; without it data/mnist, else Debian's "  \
-			"Fashion-MNIST",                                                           \
-		.needs = (when)                                                                    \
+		.arg = "DIR", .help = "directory of the data set: four IDX files, plain or .gz",   \
+		.unset = "data/mnist, else Debian's Fashion-MNIST", .needs = (when)                \
 	}
 #define OPTIONS_LOG_ROW(to, level)                                                                 \
 	{                                                                                          \
 		.name = "log-level", .type = OPT_ENUM, .dest = (to), .def = (level),               \
 		.values = LOG_LEVEL_NAMES, .arg = "LEVEL",                                         \
-		.help = "log events of this level and above on stderr"                             \
+		.help = "least severe level that is logged on stderr"                              \
 	}
 #define OPTIONS_LOG_FORMAT_ROW(to)                                                                 \
 	{                                                                                          \
 		.name = "log-format", .type = OPT_ENUM, .dest = (to), .def = "text",               \
 		.values = LOG_FORMAT_NAMES, .arg = "FORMAT",                                       \
-		.help = "a log line is logfmt (text) or a JSON object (json)"                      \
+		.help = "format of log lines: logfmt (text) or JSON objects (json)"                \
 	}
 
 /* Parse the command line. OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has printed the errors on

@@ -32,17 +32,24 @@ static const struct command commands[] = {
 };
 
 #define ABOUT                                                                                      \
-	"status            the server's state as JSON\n"                                           \
-	"top               the same for people, renewed each second on a terminal\n"               \
-	"checkpoint        write a checkpoint now; prints its generation\n"                        \
-	"drain             write a last checkpoint, end the workers and the server\n"              \
-	"log-level LEVEL   set the server's log level until its next start: error, warn, info\n"   \
-	"                  or debug\n"                                                             \
-	"export FILE       weights as .safetensors, from the server or --checkpoint\n"             \
-	"predict IMAGE...  28x28 pictures (PGM, PNG, white on black) or numbers of test images,\n" \
-	"                  by the weights of the server, --checkpoint or --weights\n"              \
-	"keygen DIR        keys of a server, its workers, an admin and an observer, and the\n"     \
-	"                  list of authorized keys; another key for each WORKER after DIR"
+	"Show and control a running cnn-ps server, export its weights, predict with them.\n"       \
+	"\n"                                                                                       \
+	"Commands:\n"                                                                              \
+	"  status            Print the status of the server as JSON.\n"                            \
+	"  top               Show the status on the terminal; refresh it every second.\n"          \
+	"  checkpoint        Write a checkpoint now and print its generation.\n"                   \
+	"  drain             Write a last checkpoint, end the workers and the server.\n"           \
+	"  log-level LEVEL   Set the log level of the server until its next start: error,\n"       \
+	"                    warn, info or debug.\n"                                               \
+	"  export FILE       Write the weights of the server or of --checkpoint to FILE,\n"        \
+	"                    a .safetensors file.\n"                                               \
+	"  predict IMAGE...  Classify images with the weights of the server, --checkpoint\n"       \
+	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
+	"                    PGM or PNG, 28x28 pixels, white on black.\n"                          \
+	"  keygen DIR [WORKER...]\n"                                                               \
+	"                    Write keys for a server, a worker, an admin and an observer\n"        \
+	"                    to DIR, the list of authorized keys, and a further key for\n"         \
+	"                    each WORKER."
 
 static int find_command(const char **args, int n_args, const struct command **found, struct err *e)
 {
@@ -100,7 +107,9 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "DIR",
-			.help = "weights of the newest good checkpoint in DIR; no server needed",
+			.help = "use the weights of the newest good checkpoint in DIR, without a "
+				"server",
+			.unset = "the weights of the server",
 			.needs = "command=export|predict"},
 		{.name = "weights",
 			.type = OPT_TEXT,
@@ -108,7 +117,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "weights of a .safetensors file",
+			.help = "use the weights of this .safetensors file",
+			.unset = "the weights of the server or of --checkpoint",
 			.needs = "command=predict"},
 		{.name = "model",
 			.type = OPT_TEXT,
@@ -116,8 +126,8 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = MODEL_MAX_TEXT - 1,
 			.arg = "MODEL",
-			.help = "model of --weights, as cnn-ps --model; without it the file's "
-				"metadata name it",
+			.help = "model of --weights, in the syntax of cnn-ps --model",
+			.unset = "the model in the metadata of the file",
 			.needs = "weights"},
 		OPTIONS_DATA_ROW(&ctl->data, "command=predict"),
 		{.name = "connect-timeout-ms",
@@ -127,7 +137,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 3600000,
 			.arg = "MS",
-			.help = "give up when the server does not answer for this time",
+			.help = "exit if the server does not answer within this time",
 			.was = "connect-ms",
 			.needs = DIALS},
 		OPTIONS_LOG_ROW(&level, "error"),

@@ -18,8 +18,7 @@
 #include "common/model.h"
 #include "kernels/cpu/simd.h"
 
-#define PLANE_ALIGN                                                                                \
-	(2 * SIMD_MAX_LANES) /* in floats; also the spare floats behind the last image */
+#define PLANE_ALIGN (2 * SIMD_MAX_LANES) /* floats; also the spare ones behind the last image */
 
 /* The layout of one image's values between two steps. */
 struct plane {

@@ -1,5 +1,5 @@
 /*
- * cuda.c - the cuda device: finding a GPU, memory, the data set. See cuda.h.
+ * cuda.c - the cuda device: choice of the GPU, memory, data set. See cuda.h.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "common/mem.h"
 #include "kernels/cuda/cuda.h"
 
-#define LEAST_INDEX 65536 /* indices that one call of local_steps can hand over, at least */
+#define LEAST_INDEX 65536 /* minimum size of the index buffer of local_steps */
 
 void *arena_take(struct cuda_arena *a, size_t n, size_t size)
 {
@@ -24,7 +24,7 @@ void *arena_take(struct cuda_arena *a, size_t n, size_t size)
 	return a->base ? a->base + at : NULL;
 }
 
-/* For open and use: what went wrong is said by the caller's struct err. */
+/* Reports an error of open or use in the caller's struct err. */
 static int failed(cudaError_t rc, const char *what, struct err *e)
 {
 	return err_set(e, rc == cudaErrorMemoryAllocation ? PS_ENOMEM : PS_EDEVICE,
@@ -43,7 +43,7 @@ static int cuda_present(struct err *e)
 	return n ? PS_OK : err_set(e, PS_EDEVICE, "there is no GPU");
 }
 
-/* N of "cuda:N"; 0 without. */
+/* Sets *number to N of "cuda:N", or to 0 for "cuda". */
 static int device_number(const char *device, int *number, struct err *e)
 {
 	const char *colon = strchr(device, ':');
@@ -188,7 +188,7 @@ static void cuda_close(void *self)
 	struct cuda *c = self;
 
 	cudaSetDevice(c->number);
-	cudaDeviceSynchronize(); /* a burst may be under way */
+	cudaDeviceSynchronize(); /* a burst may be in flight */
 	cuda_drop_graphs(c);
 	cudaFree(c->pixels);
 	cudaFree(c->labels);
@@ -258,13 +258,13 @@ static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 	return rc ? failed(rc, "the data set", e) : PS_OK;
 }
 
-/* Pinned, for whatever device a thread works with. */
+/* Memory that is pinned for every GPU (portable). */
 static void *pinned_take(size_t bytes)
 {
 	void *memory;
 
 	if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)) {
-		cudaGetLastError(); /* no launch is to blame */
+		cudaGetLastError(); /* clears the error, which would be blamed on the next launch */
 		return NULL;
 	}
 	memset(memory, 0, bytes);

@@ -1,18 +1,19 @@
 /*
  * cuda.h - the state of the cuda device, shared by cuda.c (life cycle) and work.c (batches).
  *
- * Memory is allocated once, at open: one block on the device and pinned buffers on the host. The
- * data set is another block, allocated by `use`. A batch copies parameters and indices in,
- * launches the graph for its size, copies the gradient out, and waits. Parameters and gradients
- * are copied directly from and to the caller's memory; pinned memory (cuda_memory) is fastest.
+ * `open` allocates all memory: one block on the device and pinned buffers on the host. Only the
+ * data set has its own memory, which `use` allocates. A gradient copies parameters and indices to
+ * the device, launches the graph of its batch size, copies the gradient to the host, and waits. The
+ * copies go directly from and to the caller's memory; pinned memory (cuda_memory) is fastest.
  *
- * A burst of local training has a slot with everything that it shares with the host. Input of the
- * next burst and output of the last one travel on streams of their own while the kernels of the
- * present one run.
+ * Each burst of local training uses a slot with all data that it shares with the host. Two more
+ * streams copy the input of the next burst and the output of the last one while the kernels of the
+ * current burst run.
  *
- * CUDA errors are sticky: the first one is kept with its call, and every later call fails, too.
+ * CUDA errors are sticky: after the first one every call fails. `why` keeps the first error and the
+ * call that reported it.
  *
- * Thread: the backend's; cuda_memory: any.
+ * Thread: as backend.h. Any thread may call cuda_memory.
  */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
@@ -20,35 +21,35 @@
 #include "kernels/device.h"
 
 #define CUDA_MAX_GRAPHS 16
-#define CUDA_CHUNKS     64 /* calls of local_steps that may wait to be run, for each slot */
+#define CUDA_CHUNKS     64 /* calls of local_steps per slot that may be pending */
 
-/* Kernels for `steps` batches of `batch` images, ready to launch. */
+/* A CUDA graph of the kernels for `steps` batches of `batch` images. */
 struct graph {
 	size_t batch;
-	int steps; /* 0: a gradient */
+	int steps; /* 0: one gradient */
 	cudaGraphExec_t exec;
 };
 
-/* What a burst shares with the host. */
+/* The data that a burst shares with the host. */
 struct slot {
 	float *params, *grad; /* device; n_params, in the manifest's order */
-	/* pinned; what the steps of this burst need, one call after the other */
+	/* pinned; the arguments of the steps of this burst, call after call */
 	uint32_t *index;
 	struct kx_now *now;
 	double *loss;
-	size_t n_index, n_now; /* so far */
+	size_t n_index, n_now; /* used entries of index and now */
 	int finished;
 	cudaEvent_t in;       /* the parameters are on the device */
-	cudaEvent_t computed; /* weights and sum are there, on the device */
-	cudaEvent_t out;      /* and on the host */
+	cudaEvent_t computed; /* weights and sum are complete on the device */
+	cudaEvent_t out;      /* weights and sum are on the host */
 };
 
 struct cuda {
 	const struct model *model;
 	const struct cuda_path *path;
-	void *net; /* the path's own */
+	void *net; /* the state of the path */
 	size_t max_batch, max_index;
-	int number; /* of the device */
+	int number; /* number of the GPU */
 	char name[300], why[300];
 	cudaStream_t stream, in, out; /* kernels; parameters in; results out */
 	void *memory;                 /* device */
@@ -57,13 +58,13 @@ struct cuda {
 	double *loss;
 	void *pinned;
 	float *logits;                  /* pinned */
-	struct slot slot[LOCAL_BURSTS]; /* a single gradient is at home in the first */
+	struct slot slot[LOCAL_BURSTS]; /* a single gradient uses slot 0 */
 	uint8_t *pixels, *labels;       /* device: the data set */
 	struct graph graph[CUDA_MAX_GRAPHS];
 	int n_graphs;
 };
 
-/* Forget the graphs: they know where things lay. */
+/* Destroys the graphs. Needed when memory that they refer to moves. */
 void cuda_drop_graphs(struct cuda *c);
 /* As struct device. */
 int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,

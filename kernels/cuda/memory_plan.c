@@ -1,4 +1,5 @@
-/* memory_plan.c - see net.h: where a model's values, parameters and tables lie. */
+/* memory_plan.c - assigns device memory to the values, parameters and tables of a model. See
+ * net.h. */
 #include <stdlib.h>
 #include "kernels/cuda/net.h"
 
@@ -30,7 +31,8 @@ void net_release(struct net *n)
 	n->n_steps = 0;
 }
 
-/* Split-K slices of the sum over images and positions: enough blocks to fill the GPU. */
+/* Number of split-K slices of the sum over images and positions. It gives enough blocks to fill the
+ * GPU. */
 static size_t wgrad_slices(const struct net_step *s, size_t images)
 {
 	const size_t enough = 264, m = (size_t)s->w.taps * (size_t)s->w.c_pad;
@@ -59,13 +61,13 @@ const float *net_biases(const struct net_step *s)
 	return s->own.value + (net_rows(s) - 1) * (size_t)s->w.f_pad;
 }
 
-/* The sums of all layers lie one behind the other. */
+/* The sums of gradients of all layers are one contiguous vector (net.sums). */
 static void own_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 {
 	const size_t filters = (size_t)s->w.f_pad, values = net_rows(s) * filters;
 	size_t slices = (size_t)net_slices(s, n->images);
 
-	if (s->before_conv2 && slices < CONV2_DGRAD_SLICES) /* smaller batches may have more */
+	if (s->before_conv2 && slices < CONV2_DGRAD_SLICES) /* a smaller batch may need more */
 		slices = CONV2_DGRAD_SLICES;
 	s->own = (struct kx_layer){.w = s->w,
 		.value = arena_take(a, values, sizeof(float)),
@@ -102,7 +104,7 @@ static void conv1_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 	s->own.conv1_size = f->size;
 }
 
-/* Behind conv1_place of the step before. */
+/* Requires that conv1_place has run for the step before. */
 static void conv2_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 {
 	const struct net_tensor *out = &n->tensor[s->out];
@@ -121,7 +123,7 @@ static void conv2_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 	s->own.conv2_dgrad = s->conv2.w_dgrad;
 }
 
-/* What the last two steps are, as one. */
+/* Describes the last two steps as one head. */
 static void head_place(struct net *n)
 {
 	const struct net_step *s = &n->step[n->n_steps - 2];

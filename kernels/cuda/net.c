@@ -1,11 +1,11 @@
-/* net.c - see net.h: launching. */
+/* net.c - launches the kernels of a planned model. See net.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/mem.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/net.h"
 
-/* What the steps from *step on have learned or shall learn, as many as a launch takes. */
+/* Collects the layers with weights from step *step on, at most KX_LAYERS, and advances *step. */
 static struct kx_layers layers_from(const struct net *n, int *step, size_t images)
 {
 	struct kx_layers all = {.n = 0};
@@ -21,11 +21,10 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
 }
 
 /*
- *
- * How values are multiplied. The low precisions are used where most of the work is, in dgrad and
- * wgrad of convolutions. In fprop they would change the argmax of pools and the mask of ReLUs (a
- * gradient 1 to 3 % off at the nets of MNIST). The gradient of an fc layer is a sum of terms
- * that cancel.
+ * How values are multiplied. TF32 and BF16 are used where most of the work is: in dgrad and wgrad
+ * of convolutions. In fprop they would change the argmax of pools and the mask of ReLUs; on the
+ * MNIST networks the gradient was then off by 1 to 3 %. The gradient of an fc layer is a sum of
+ * terms that nearly cancel, so it needs 3xTF32.
  */
 static enum kx_math fprop_math(const struct net *n)
 {
@@ -65,7 +64,7 @@ static void net_path_kernel(const void *self, size_t layer, size_t batch, char *
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* Steps before head.h's. */
+/* Number of steps in front of the head. */
 static int body_steps(const struct net *n)
 {
 	return n->n_steps - (n->has_head ? 2 : 0);
@@ -117,7 +116,7 @@ static int step_fprop(const struct net *n, const struct net_step *s, const struc
 	return PS_EDEVICE;
 }
 
-/* Up to what head.h does at once. */
+/* The forward pass up to the hidden layer of the head, or up to the logits without a head. */
 static int body_fprop(const struct net *n, const struct kx_batch *batch, cudaStream_t stream)
 {
 	int rc = PS_OK;
@@ -178,7 +177,7 @@ static int weights_wgrad(
 	return kx_conv_wgrad(wgrad_of(n, s, images), none, backward_math(n, s), stream);
 }
 
-/* Of both its layers. */
+/* wgrad of both fc layers of the head. */
 static int head_wgrad(const struct net *n, int images, cudaStream_t stream)
 {
 	const struct net_step *s = &n->step[body_steps(n)];
@@ -208,7 +207,7 @@ static int weights_dgrad(const struct net *n, const struct net_step *s, const fl
 	return kx_conv_dgrad(g, backward_math(n, s), stream);
 }
 
-/* The step before is NET_CONV1: this is its gradient, too. */
+/* Computes the gradients of NET_CONV2 and of NET_CONV1 in front of it. */
 static int conv2_backward(
 	const struct net_step *s, const struct kx_batch *batch, cudaStream_t stream)
 {
@@ -251,7 +250,7 @@ static int step_backward(const struct net *n, const struct net_step *s,
 	return PS_EDEVICE;
 }
 
-/* Loss, and the way back to where the body begins. */
+/* Computes the loss and the backward pass of the head. */
 static int loss_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
 	const struct net_tensor *last = &n->tensor[n->n_tensors - 1];
@@ -264,7 +263,7 @@ static int loss_backward(const struct net *n, struct kx_batch batch, cudaStream_
 	return rc ? rc : head_wgrad(n, batch.images, stream);
 }
 
-/* From pixels to the split-K slices of the gradient. */
+/* Forward and backward pass, from the pixels to the split-K slices of the gradient. */
 static int net_forward_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
 	int rc = body_fprop(n, &batch, stream);

@@ -1,9 +1,9 @@
 /*
- * net.h - a model as the cuda device runs it: tensors, the steps between them, and the offset
- * tables of the kernels. Any model of the text format. plan.c makes the plan, memory_plan.c places
- * it in memory, net.c launches.
+ * net.h - how the path cuda_net runs a model: tensors, the steps between them, and the offset
+ * tables of the kernels. It supports every model of the text format. plan.c makes the plan,
+ * memory_plan.c places it in memory, net.c launches the kernels.
  *
- * Thread: the backend's.
+ * Thread: as backend.h.
  */
 #ifndef KERNELS_CUDA_NET_H
 #define KERNELS_CUDA_NET_H
@@ -12,7 +12,7 @@
 #include "kernels/cuda/fused/head.h"
 #include "kernels/cuda/fused/conv2.h"
 
-/* A table: made on the host, read on the device. */
+/* A table that the host computes and the device reads. */
 struct net_table {
 	void *host, *device;
 	size_t n, size;
@@ -30,13 +30,13 @@ enum net_kind {
 struct net_step {
 	enum net_kind kind;
 	const struct layer *layer;
-	size_t number; /* of the layer */
-	int in, out;   /* tensors */
-	int relu;      /* NET_WEIGHTS: the next layer is a ReLU, fused into this step */
+	size_t number; /* number of its first layer */
+	int in, out;   /* numbers of its tensors */
+	int relu;      /* NET_WEIGHTS: a ReLU follows and is fused into this step */
 	int needs_dx;  /* an earlier step has weights */
 
 	struct kx_weights w;
-	int run_length; /* NET_WEIGHTS: floats of a contiguous K run, a row of the filter window */
+	int run_length;      /* NET_WEIGHTS: floats of a contiguous K run */
 	struct kx_layer own; /* parameters and split-K workspace */
 	size_t sum_at;       /* offset of own.sum in net.sums */
 	struct net_table fprop_runs, fprop_pixels;
@@ -44,7 +44,7 @@ struct net_step {
 	struct net_table wgrad_positions;
 	struct kx_drop drop;
 	struct kx_conv1 conv1;
-	int before_conv2; /* the next step is NET_CONV2, whose dgrad computes this wgrad */
+	int before_conv2; /* NET_CONV2 follows; its dgrad kernel computes this wgrad */
 	struct kx_conv2 conv2;
 };
 
@@ -52,7 +52,7 @@ struct net_tensor {
 	struct kx_tensor value;
 	float *grad; /* same layout */
 	int pad_top, pad_left, pad_bottom, pad_right;
-	int relu; /* its step ends in a ReLU: the gradient is 0 where the value is not > 0 */
+	int relu; /* output of a ReLU: the gradient is 0 where the value is not > 0 */
 };
 
 struct net {
@@ -64,19 +64,20 @@ struct net {
 	struct net_step step[MODEL_MAX_LAYERS];
 	int has_head; /* head.h runs the last two steps */
 	struct kx_head head;
-	float *sums; /* of gradients, of all steps */
+	float *sums; /* sums of gradients of all steps */
 	size_t n_sums;
-	float *loss; /* of each image */
+	float *loss; /* per image */
 };
 
-/* PS_ENOMEM: too large for this device's offsets, or no memory. Call net_release in any case. */
+/* Plans for batches of up to `images` images. PS_ENOMEM: no memory, or the model is too large for
+ * 32-bit offsets. The caller calls net_release in any case. */
 int net_plan(struct net *n, const struct model *m, int precision, size_t images,
 	struct err *e) PS_MUST_CHECK;
 void net_release(struct net *n);
 void net_place(struct net *n, struct cuda_arena *a);
-/* Copy the tables to the device and clear the tensors. */
+/* Copies the tables to the device and clears the tensors. */
 int net_fill(struct net *n, cudaStream_t stream) PS_MUST_CHECK;
-/* Rows of a layer's parameters. The biases are the last row. */
+/* Number of rows of a layer's parameters. The biases are the last row. */
 size_t net_rows(const struct net_step *s);
 const float *net_biases(const struct net_step *s);
 /* Split-K slices of a step's weight gradient. */

@@ -1,48 +1,51 @@
 /*
- * path.h - one way to run a model on the GPU: the interface between the cuda device and its two
- * paths, cuda_net (any model) and cuda_seed (seed:F on MNIST's images, fused).
+ * path.h - the interface between the cuda device and its two paths. A path is one way to run a
+ * model on the GPU: cuda_net runs any model, cuda_seed runs seed:F on 28x28 images with fused
+ * kernels.
  *
- * Life cycle: `open` plans. `place` assigns memory; it is called twice, first to learn the size.
- * `fill` writes the constants. All other calls only launch. The vectors params, grad and sum are
- * device memory in the manifest's order. The caller owns the placed memory.
+ * Life cycle: `open` plans. `place` assigns memory; the caller calls it twice, the first time only
+ * to count bytes. `fill` writes the constants. All other functions only launch kernels. The vectors
+ * params, grad and sum are device memory in the manifest's order. The caller owns the placed
+ * memory.
  *
- * Thread: the backend's.
+ * Thread: as backend.h.
  */
 #ifndef KERNELS_CUDA_PATH_H
 #define KERNELS_CUDA_PATH_H
 #include "common/model.h"
 #include "kernels/cuda/base/kernels.h"
 
-/* One block of memory, carved from the front. base NULL: only count. */
+/* A bump allocator on one block of memory. base NULL: only counts bytes. */
 struct cuda_arena {
 	char *base;
 	size_t used;
 	int overflow;
 };
 
-/* `n` values of `size` bytes, aligned to 256; NULL while counting. */
+/* Returns `n` values of `size` bytes, aligned to 256 bytes. Returns NULL while counting. */
 void *arena_take(struct cuda_arena *a, size_t n, size_t size);
 
 struct cuda_path {
 	int (*fits)(const struct model *m);
-	/* For batches of up to `images`. PS_ENOMEM; then *self is NULL. */
+	/* Plans for batches of up to `images` images. On PS_ENOMEM *self is NULL. */
 	int (*open)(
 		void **self, const struct model *m, int precision, size_t images, struct err *e);
 	void (*close)(void *self);
 	void (*place)(void *self, struct cuda_arena *a);
 	int (*fill)(void *self, cudaStream_t stream);
-	/* Make `params` the weights. */
+	/* Makes `params` the current weights. */
 	int (*load)(void *self, const float *params, cudaStream_t stream);
 	/* As struct device. */
 	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);
 	int (*forward)(void *self, struct kx_batch batch, cudaStream_t stream);
-	/* The output of forward: *width floats for each image, the classes first. */
+	/* Returns the output of forward: *width floats per image, the classes first. */
 	const float *(*logits)(const void *self, size_t *width);
-	/* Mean gradient and loss. */
+	/* Computes the mean gradient and the mean loss. */
 	int (*gradient)(
 		void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream);
-	/* Local training. start: clear the sum. train: `steps` steps of SGD; adds each image's loss
-	 * to *loss and advances now->step. save: weights and sum (NULL: not requested). */
+	/* Local training. start clears the sum. train runs `steps` steps of SGD, adds the loss of
+	 * each image to *loss and advances now->step. save writes weights and sum (NULL: not
+	 * requested). */
 	int (*start)(void *self, cudaStream_t stream);
 	int (*train)(void *self, struct kx_batch batch, struct kx_now *now, int steps, double *loss,
 		cudaStream_t stream);

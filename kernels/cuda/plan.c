@@ -1,5 +1,5 @@
 /*
- * plan.c - see net.h: tensors, steps and tables of a model.
+ * plan.c - plans the tensors, steps and tables of a model. See net.h.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +62,7 @@ static void step_weights(struct net_step *s, const struct model *m)
 	s->run_length = (conv ? (int)l->size : w->taps) * w->c_pad;
 }
 
-/* Do the first three layers fit conv1.h? */
+/* 1 if the kernels of conv1.h can run the first three layers. */
 static int fits_conv1(const struct model *m)
 {
 	const struct layer *l = m->layer;
@@ -74,7 +74,9 @@ static int fits_conv1(const struct model *m)
 	       l[0].out.c % CONV1_LANES == 0 && l[2].size == 2;
 }
 
-/* Are the layers from l on those of conv2.h, directly behind conv1.h, whose dY needs no mask? */
+/* 1 if the kernels of conv2.h can run step s and the two layers behind it. The step must directly
+ * follow NET_CONV1, and another layer must follow the pool: dY then has its ReLU mask applied
+ * already. */
 static int fits_conv2(const struct net *n, const struct net_step *s)
 {
 	const struct layer *l = s->layer;
@@ -87,7 +89,7 @@ static int fits_conv2(const struct net *n, const struct net_step *s)
 	       l[2].size == 2;
 }
 
-/* The kind of a step of one layer. The caller decides about NET_CONV1. */
+/* The kind of a step for one layer. net_add_step decides about NET_CONV1 and NET_CONV2. */
 static enum net_kind layer_kind(const struct layer *l)
 {
 	switch (l->kind) {
@@ -104,7 +106,7 @@ static enum net_kind layer_kind(const struct layer *l)
 	return NET_RELU;
 }
 
-/* The step as conv, ReLU and pool. Its input has one channel: no padding to fours. */
+/* Fuses conv, ReLU and pool into the step. Its input has one channel, without padding to four. */
 static void conv1_step(struct net *n, struct net_step *s)
 {
 	struct kx_weights *w = &s->w;
@@ -115,7 +117,7 @@ static void conv1_step(struct net *n, struct net_step *s)
 	n->tensor[s->out] = tensor_of(s->layer[2].out, 1);
 }
 
-/* The same for the second convolution. */
+/* Fuses the second conv, ReLU and pool into the step. */
 static void conv2_step(struct net *n, struct net_step *s)
 {
 	s->kind = NET_CONV2;
@@ -123,7 +125,7 @@ static void conv2_step(struct net *n, struct net_step *s)
 	n->tensor[s->out] = tensor_of(s->layer[2].out, 1);
 }
 
-/* The step that starts with layer `number`; returns how many layers it does. */
+/* Appends the step that starts with layer `number`. Returns the number of layers in the step. */
 static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 {
 	const struct model *m = n->model;
@@ -173,13 +175,13 @@ static int offset_at(const struct kx_tensor *p, size_t y, size_t x)
 	return p->origin + (int)y * p->row + (int)x * p->c;
 }
 
-/* Where output (y, x)'s window begins in the padded input; fc: at the front. */
+/* Offset of the window of output (y, x) in the padded input; 0 for an fc layer. */
 static int window_at(const struct net_step *s, const struct kx_tensor *in, size_t y, size_t x)
 {
 	return (int)(y * s->layer->stride) * in->row + (int)(x * s->layer->stride) * in->c;
 }
 
-/* fprop: each row of a filter window is one contiguous K run. wgrad uses the same windows. */
+/* In fprop each row of a filter window is one contiguous K run. wgrad uses the same windows. */
 static int fprop_tables(struct net *n, struct net_step *s)
 {
 	const struct layer *l = s->layer;
@@ -204,7 +206,8 @@ static int fprop_tables(struct net *n, struct net_step *s)
 	return PS_OK;
 }
 
-/* The output row (or column) whose window has input `i` under its row `k`, if there is one. */
+/* Sets *o to the output row (or column) whose window has input `i` under its row `k`. Returns 0 if
+ * there is none. */
 static int output_over(size_t i, size_t k, size_t stride, size_t pad, size_t size, size_t *o)
 {
 	if (i + pad < k || (i + pad - k) % stride)
@@ -213,7 +216,8 @@ static int output_over(size_t i, size_t k, size_t stride, size_t pad, size_t siz
 	return *o < size;
 }
 
-/* The K runs of dgrad for input pixel (y, x): writes them to `run` (NULL: only counts). */
+/* Writes the K runs of dgrad for input pixel (y, x) to `run` (NULL: only counts). Returns their
+ * number. */
 static size_t dgrad_runs_of(
 	const struct net *n, const struct net_step *s, size_t y, size_t x, struct kx_k_run *run)
 {
@@ -259,7 +263,7 @@ static int dgrad_tables_conv(struct net *n, struct net_step *s)
 	return PS_OK;
 }
 
-/* fc: the whole input is one pixel with one K run. */
+/* The whole input of an fc layer is one pixel with one K run. */
 static int dgrad_tables_fc(struct net_step *s)
 {
 	if (table_new(&s->dgrad_runs, 1, sizeof(struct kx_k_run)) ||
@@ -280,7 +284,7 @@ static int step_tables(struct net *n, struct net_step *s)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
-/* Products have at most 65535 blocks of 64 columns. */
+/* The grid of a GEMM has at most 65535 blocks of 64 columns. */
 #define MAX_COLUMNS ((size_t)65535 * 64)
 
 static int too_large(const struct net *n, struct err *e)
@@ -291,7 +295,8 @@ static int too_large(const struct net *n, struct err *e)
 		n->model->text, MAX_COLUMNS);
 }
 
-/* Columns of its products: filters or units, and an fc layer's inputs on the way back. */
+/* 1 if a GEMM of the step has too many columns. They are its filters or units, and in dgrad of an
+ * fc layer its inputs. */
 static int too_wide(const struct net *n, const struct net_step *s)
 {
 	size_t inputs = s->layer->kind == LAYER_FC ? n->tensor[s->in].value.image : 0;
@@ -299,7 +304,7 @@ static int too_wide(const struct net *n, const struct net_step *s)
 	return (size_t)s->w.f_pad > MAX_COLUMNS || (s->needs_dx && inputs > MAX_COLUMNS);
 }
 
-/* The last two steps: those of head.h? */
+/* 1 if the kernels of head.h can run the last two steps. */
 static int fits_head(const struct net *n)
 {
 	const struct net_step *s = &n->step[n->n_steps < 2 ? 0 : n->n_steps - 2];

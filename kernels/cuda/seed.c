@@ -1,5 +1,5 @@
-/* seed.c - the path of path.h for seed:F on MNIST's images: four launches a step, or two,
- * or one for many steps. */
+/* seed.c - the path cuda_seed for seed:F on 28x28 images. A step takes four launches or two, or one
+ * launch runs many steps. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/mem.h"
@@ -68,7 +68,7 @@ static struct seed_params place_params(const struct seed *d, struct cuda_arena *
 }
 
 struct workspace_size {
-	size_t logits, fc, conv; /* slices x images; slices; slices x position blocks */
+	size_t logits, fc, conv; /* counts: slices x images; slices; slices x position blocks */
 };
 
 static void workspace_at_least(const struct seed *d, size_t images, struct workspace_size *p)
@@ -82,8 +82,8 @@ static void workspace_at_least(const struct seed *d, size_t images, struct works
 	p->conv = conv > p->conv ? conv : p->conv;
 }
 
-/* Small batches may have more slices than the largest. From ENOUGH images on only the number of
- * images grows. */
+/* A small batch may have more slices than the largest one. From ENOUGH images on, the number of
+ * slices is constant. */
 static struct workspace_size max_workspace(const struct seed *d)
 {
 	enum { ENOUGH = 16384 };
@@ -95,7 +95,8 @@ static struct workspace_size max_workspace(const struct seed *d)
 	return p;
 }
 
-/* With room for the most blocks, one for each multiprocessor, and for the number of steps. */
+/* Lines of the exchange buffer, for the maximum number of blocks: one per multiprocessor. One more
+ * line has the number of steps. */
 static size_t exchange_lines(const struct seed *d, size_t *images)
 {
 	const size_t max_images = SEED_PERSISTENT_IMAGES, blocks = (size_t)d->s.multiprocessors;
@@ -149,7 +150,7 @@ static int seed_path_fill(void *self, cudaStream_t stream)
 	size_t argmax = kx_seed_argmax_bytes(d->s.f_pad, d->s.half, d->images), images;
 	size_t exchange = exchange_lines(d, &images) * sizeof(struct ll_line);
 
-	/* read beyond the last position, though nothing comes of it */
+	/* kernels read past the last position and ignore those values */
 	if (cudaMemsetAsync(d->s.argmax, 0, argmax, stream))
 		return PS_EDEVICE;
 	if (d->s.half && cudaMemsetAsync(d->s.exchange.logits, 0, exchange, stream))
@@ -157,7 +158,7 @@ static int seed_path_fill(void *self, cudaStream_t stream)
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
 }
 
-/* One kernel computes both layers. */
+/* Names the kernels. Both layers with weights have the same one. */
 static void seed_path_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
 {
 	const struct kx_seed *s = &((const struct seed *)self)->s;

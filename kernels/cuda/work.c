@@ -1,9 +1,9 @@
-/* work.c - batches on the cuda device: copies, graphs, local training. See cuda.h. */
+/* work.c - runs batches on the cuda device: copies, graphs, local training. See cuda.h. */
 #include <stdio.h>
 #include <string.h>
 #include "kernels/cuda/cuda.h"
 
-#define BLOCK_STEPS 60 /* most steps of local training in one graph */
+#define BLOCK_STEPS 60 /* maximum steps of local training in one graph */
 
 static int cuda_check(struct cuda *c, cudaError_t rc, const char *call)
 {
@@ -34,7 +34,7 @@ static struct kx_batch batch_of(const struct cuda *c, size_t images, int trainin
 		.training = training};
 }
 
-/* A path says only that a launch failed. */
+/* Records the CUDA error of a failed launch. The path itself returns only PS_EDEVICE. */
 static int launched(struct cuda *c, int rc)
 {
 	if (rc == PS_EDEVICE)
@@ -42,7 +42,8 @@ static int launched(struct cuda *c, int rc)
 	return rc;
 }
 
-/* What a graph does: a gradient of the first slot's parameters, or steps of training. */
+/* Launches the kernels of a graph: the gradient at the parameters of slot 0 (steps = 0), or `steps`
+ * steps of training. */
 static int launch(struct cuda *c, size_t images, int steps)
 {
 	struct kx_batch batch = batch_of(c, images, 1);
@@ -118,7 +119,8 @@ static size_t params_bytes(const struct cuda *c)
 	return c->model->n_params * sizeof(float);
 }
 
-/* Through the slot's pinned memory, which stays untouched until the burst is over. */
+/* set_now and set_index copy through the slot's pinned memory. Its entries are not reused until the
+ * burst is over or the stream is idle. */
 static int set_now(struct cuda *c, struct slot *s, struct kx_now now)
 {
 	s->now[s->n_now] = now;
@@ -136,7 +138,7 @@ static int set_index(struct cuda *c, struct slot *s, const uint32_t *index, size
 
 /* ---- one batch ------------------------------------------------------------------------------- */
 
-/* Nothing is under way: the first slot is free. */
+/* Prepares a single gradient or forward pass. No burst is in flight, so slot 0 is free. */
 static int set_batch(struct cuda *c, const float *params, struct kx_now now)
 {
 	struct slot *s = &c->slot[0];
@@ -192,7 +194,8 @@ int cuda_forward(void *self, const float *params, size_t first, size_t n, float 
 
 /* ---- local training -------------------------------------------------------------------------- */
 
-/* Work given to `then` from now on waits for the work given to `first` so far. */
+/* Work submitted to stream `then` from now on waits for the work submitted to stream `first` so
+ * far. */
 static int chain(struct cuda *c, cudaStream_t first, cudaEvent_t event, cudaStream_t then)
 {
 	int rc = CHECK(cudaEventRecord(event, first));
@@ -219,7 +222,7 @@ int cuda_local_start(void *self, int slot, const float *params)
 	return rc ? rc : CHECK(cudaMemsetAsync(c->loss, 0, sizeof *c->loss, c->stream));
 }
 
-/* As many steps as fit in the index buffer. */
+/* Runs `steps` steps whose indices fit the index buffer together. */
 static int local_chunk(struct cuda *c, struct slot *s, const uint32_t *index, size_t batch,
 	size_t steps, struct kx_now now)
 {
@@ -255,7 +258,7 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 	return rc;
 }
 
-/* Comes back when the parameters of the start are the caller's again: long ago, mostly. */
+/* Returns when the copy of local_start's parameters is complete. It usually is before the call. */
 int cuda_local_finish(void *self, int slot, float *params, float *sum)
 {
 	struct cuda *c = self;

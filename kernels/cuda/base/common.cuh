@@ -1,5 +1,5 @@
 /*
- * common.cuh - included by every .cu file.
+ * common.cuh - kernel launches, asynchronous copies and helpers. Every .cu file includes it.
  */
 #ifndef KERNELS_CUDA_BASE_COMMON_CUH
 #define KERNELS_CUDA_BASE_COMMON_CUH
@@ -15,10 +15,10 @@
 
 /*
  * Launch with programmatic dependent launch: the kernel may start while its predecessor in the
- * stream still runs. Before await_previous it may only read data that the predecessor does not
- * write, and it must not write. All earlier kernels are complete by then: the predecessor waited
- * for them in its own await_previous, before it allowed this kernel to start. After
- * await_previous all results of the predecessor are visible.
+ * stream still runs. Before await_previous it must not write, and it may read only data that the
+ * predecessor does not write. Kernels before the predecessor are complete when this kernel starts:
+ * the predecessor waited for them in its own await_previous and only then allowed this kernel to
+ * start. After await_previous all results of the predecessor are visible.
  */
 template <class... P, class... A>
 static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster, unsigned threads,
@@ -97,8 +97,9 @@ __device__ static inline float4 operator+(float4 a, float4 b)
 	return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-/* value(first) + value(first + every) + ... below `n`, in this order. BATCH loads are in flight
- * at a time, also for the last ones, which an unrolled loop would load one after the other. */
+/* Returns sum + value(first) + value(first + every) + ... for arguments below `n`, in this order.
+ * BATCH loads are in flight at a time, also at the end. An unrolled loop would issue the last loads
+ * one after the other. */
 template <int BATCH, class T, class F>
 __device__ static inline T sum_ahead(T sum, int first, int n, int every, F value)
 {

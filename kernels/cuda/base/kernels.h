@@ -22,16 +22,16 @@ extern "C" {
 #endif
 
 #define KX_QUAD   4   /* channels are padded to a multiple of this */
-#define KX_M_TILE 128 /* of kx_conv_wgrad: rows, and the K of one pipeline stage */
+#define KX_M_TILE 128 /* tile of kx_conv_wgrad: rows; K_TILE: images per pipeline stage */
 #define KX_K_TILE 32
 
-/* What changes from step to step. It is in device memory, so that one CUDA graph serves all steps.
- */
+/* The values that change from step to step. They are in device memory, so that one CUDA graph
+ * serves all steps. */
 struct kx_now {
-	uint64_t dropout_seed; /* of step 0; step j has dropout_seed + j */
-	uint32_t step;         /* counts up in local training */
-	uint32_t first;        /* evaluation: number of the first image */
-	float rate;            /* local training */
+	uint64_t dropout_seed; /* seed of step 0; step j uses dropout_seed + j */
+	uint32_t step;         /* number of the step in local training */
+	uint32_t first;        /* evaluation: the first image */
+	float rate;            /* learning rate of local training */
 };
 
 /* The images of a batch: index[step * images + n], or first + n if index is NULL. */
@@ -61,22 +61,24 @@ int kx_load(struct kx_batch batch, int channels, struct kx_tensor to, cudaStream
  * term, and three of the four products are added. This is nearly as exact as fp32. */
 enum kx_math { KX_MATH_FFMA, KX_MATH_3XTF32, KX_MATH_TF32, KX_MATH_BF16 };
 
-/* A contiguous K run of the implicit GEMM: run_length floats of an image from a on meet the rows
- * b, b + 1... of the weight matrix. */
+/* A contiguous K run of the implicit GEMM. run_length floats of an image, from offset a on, are
+ * multiplied by rows b, b + 1, ... of the weight matrix. */
 struct kx_k_run {
 	int32_t a, b;
 };
-/* An output pixel (p, q): its K runs, and its offset in the output image. */
+/* An output pixel (p, q): its K runs are k_run .. k_run + n_k_runs, its offset in the output image
+ * is `out`. */
 struct kx_pixel {
 	int32_t k_run, n_k_runs, out;
 };
 
 /*
  * fprop and dgrad. For every image i and output pixel:
- * d[i][out .. out + n) = sum over its K runs and r < run_length of
- *     a[i][k_run.a + r] * b[k_run.b + r][0 .. n)
- * Then + bias (unless NULL), ReLU if `relu`, and 0 where mask is not > 0. `mask` has the layout of
- * d; NULL keeps everything. n, run_length and all offsets are multiples of 4.
+ *     d[i][out .. out + n) = sum over its K runs and r < run_length of
+ *         a[i][k_run.a + r] * b[k_run.b + r][0 .. n)
+ * Then the kernel adds bias (unless NULL) and applies ReLU if `relu`. Where mask is not positive it
+ * writes 0. `mask` has the layout of d; NULL keeps every value. n, run_length and all offsets are
+ * multiples of 4.
  */
 struct kx_conv {
 	const float *a, *b, *bias, *mask;
@@ -89,14 +91,14 @@ struct kx_conv {
 int kx_conv_fprop(struct kx_conv g, enum kx_math math, cudaStream_t stream);
 int kx_conv_dgrad(struct kx_conv g, enum kx_math math, cudaStream_t stream);
 
-/* A position of the output: where its filter window begins in the input image, and its offset in
- * the image of dY. */
+/* A position of the output: `a` is the offset of its filter window in the input image, `b` its
+ * offset in the image of dY. */
 struct kx_position {
 	int32_t a, b;
 };
 /*
- * wgrad with split-K. Slice s of the workspace gets, from its share of images i and positions:
- * workspace[s][k][j] = sum of a[i][position.a + at(k)] * b[i][position.b + j], k < m,
+ * wgrad with split-K. Each slice sums over its share of images i and positions. For k < m it writes
+ *     workspace[s][k][j] = sum of a[i][position.a + at(k)] * b[i][position.b + j],
  *     at(k) = k / run_length * row + k % run_length
  * Row k = m is the sum of b alone: the bias gradient. A slice has KX_WGRAD_ROWS(m) rows of n
  * floats.
@@ -115,7 +117,8 @@ int kx_conv_wgrad(struct kx_conv_wgrad first, struct kx_conv_wgrad second, enum 
 
 /* ---- other layers (layers.cu, softmax_loss.cu) ----------------------------------------------- */
 
-/* `mask`: as in struct kx_conv. NULL, or the values of the tensor whose gradient is written. */
+/* `mask` is as in struct kx_conv: NULL, or the values of the tensor whose gradient the kernel
+ * writes. */
 int kx_pool_fprop(struct kx_tensor x, struct kx_tensor y, int size, int top, int left, int images,
 	cudaStream_t stream);
 /* The first maximum of each window gets the gradient, the other values get zero. */
@@ -134,36 +137,37 @@ struct kx_drop {
 int kx_dropout(struct kx_tensor from, struct kx_tensor to, struct kx_drop drop, const float *mask,
 	struct kx_batch batch, cudaStream_t stream);
 
-/* d_logits = (softmax - 1 at the label) / images; loss[i] of each image. `width`: floats of an
- * image in both. */
+/* d_logits = (softmax - 1 at the label) / images. loss[i] is the loss of image i. logits and
+ * d_logits have `width` floats per image. */
 int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int width,
 	struct kx_batch batch, cudaStream_t stream);
 
 /* ---- parameters (params.cu) ------------------------------------------------------------------ */
 
-/* The shape of a layer's parameters. The manifest has [f][c][taps] and [f]. The kernels have rows
- * [tap][c] and one row of biases, f floats each; dgrad reads tap * to_tap + f * to_f + c. f and c
- * are padded with zeros to multiples of four. A tap is a filter tap (r, s). */
+/* The shape of a layer's parameters. A tap is a filter tap (r, s). The manifest stores weights
+ * [f][c][taps] and biases [f]. The kernels store rows [tap][c] and one row of biases, f floats
+ * each. dgrad reads its copy at tap * to_tap + f * to_f + c. f and c are padded with zeros to
+ * multiples of four. */
 struct kx_weights {
 	int f, c, taps, f_pad, c_pad;
 	int to_tap, to_f;
 	size_t weight, bias; /* offsets in the manifest's vector */
 };
 
-/* A layer's parameters, every copy that kernels read, and its split-K workspace. */
+/* A layer's parameters in all layouts that kernels read, and its split-K workspace. */
 struct kx_layer {
 	struct kx_weights w;
 	float *value;     /* for fprop */
-	float *sum;       /* of gradients, same layout */
+	float *sum;       /* sum of gradients, same layout */
 	float *workspace; /* of kx_conv_wgrad */
 	int slices;
 	float *dgrad;    /* for dgrad; NULL: not needed */
-	uint32_t *conv1; /* NULL, or the fragments of kx_conv1; zeros where no weight is */
+	uint32_t *conv1; /* NULL, or the fragments of kx_conv1; zeros as padding */
 	int conv1_size;
-	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or those of kx_conv2 */
+	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
 };
 
-#define KX_LAYERS 12 /* in one launch */
+#define KX_LAYERS 12 /* maximum layers of one launch */
 struct kx_layers {
 	int n;
 	struct kx_layer layer[KX_LAYERS];
@@ -178,18 +182,19 @@ struct kx_losses {
 	int images, add;
 };
 
-/* From the manifest's order into every copy of the weights. */
+/* Copies parameters from the manifest's order to all layouts of the weights. */
 int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream);
-/* Into the manifest's order: the values, or the sums of their gradients. */
+/* Copies values (sums = 0) or sums of gradients (sums = 1) to the manifest's order. */
 int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream);
-/* Adds up the split-K slices: the gradient in the manifest's order. */
+/* Adds up the split-K slices and writes the gradient in the manifest's order. */
 int kx_reduce_gradient(
 	struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream);
-/* The same, then sum += grad and value -= now->rate * grad. With losses, now->step advances. */
+/* Adds up the split-K slices; then sum += grad and value -= now->rate * grad. With losses, advances
+ * now->step. */
 int kx_sgd_step(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
-/* PS_EDEVICE: the present device cannot run the kernels of this build. */
+/* Returns PS_EDEVICE if the current device cannot run the kernels of this build. */
 int kx_runs_here(void);
 
 #ifdef __cplusplus

@@ -16,6 +16,11 @@ uint64_t wire_hash(const void *data, size_t size)
 	return XXH3_64bits(data, size);
 }
 
+uint64_t wire_checksum(const float *data, size_t count)
+{
+	return wire_hash(data, count * sizeof(*data));
+}
+
 PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 {
 	uint32_t peak = 0;

@@ -1,11 +1,13 @@
 /*
- * decode.c - converts frames to struct msg. First a scan validates the bytes of the header. Then
- * protobuf-c unpacks the header into an arena, and a loop over the rows of schema.c checks each
- * value and copies it. Last, read_slices checks the tensor frames. encode.c is the reverse.
+ * decode.c - the way in: receives whole messages from a ZeroMQ socket and converts frames to struct
+ * msg. First a scan validates the bytes of the header. Then protobuf-c unpacks the header into an
+ * arena, and a loop over the rows of schema.c checks each value and copies it. Last, read_slices
+ * checks the tensor frames. encode.c is the way out.
  */
 #include "proto/wire.h"
-#include <stdalign.h>
+#include <errno.h>
 #include <inttypes.h>
+#include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +24,107 @@ struct wire {
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
 };
+
+/* ---- from a socket, never waiting ------------------------------------------------------------ */
+
+/* Receive one part into *part. 1: received. 0: none. `flags` is ZMQ_DONTWAIT, or 0 to wait for the
+ * socket's receive timeout or a signal. */
+static int receive_part(void *socket, int flags, zmq_msg_t *part)
+{
+	int rc;
+
+	(void)zmq_msg_init(part);
+	do
+		rc = zmq_msg_recv(part, socket, flags);
+	while (rc < 0 && errno == EINTR && flags);
+	if (rc >= 0)
+		return 1;
+	return errno == EAGAIN || errno == EINTR ? 0 : PS_ENET;
+}
+
+/* The number in libzmq's own routing id; 0: the client chose the id. */
+static uint32_t peer_number(zmq_msg_t *identity)
+{
+	const unsigned char *id = zmq_msg_data(identity);
+
+	if (zmq_msg_size(identity) != WIRE_PEER_ID || id[0] != 0)
+		return 0;
+	return (uint32_t)id[1] << 24 | (uint32_t)id[2] << 16 | (uint32_t)id[3] << 8 | id[4];
+}
+
+/* Discard the remaining parts of a message. `more` is the flag of its newest part. */
+static int drop_rest(void *socket, int more)
+{
+	while (more) {
+		zmq_msg_t part;
+		int rc = receive_part(socket, ZMQ_DONTWAIT, &part);
+		more = rc == 1 && zmq_msg_more(&part);
+		(void)zmq_msg_close(&part);
+		if (rc != 1)
+			return PS_ENET;
+	}
+	return PS_EPROTO;
+}
+
+/* Receive the identity frame. 1: *peer is set. 0: no message. */
+static int receive_identity(void *socket, uint32_t *peer)
+{
+	zmq_msg_t identity;
+	int rc = receive_part(socket, ZMQ_DONTWAIT, &identity);
+	int more = 0;
+
+	*peer = 0;
+	if (rc == 1) {
+		*peer = peer_number(&identity);
+		more = zmq_msg_more(&identity);
+	}
+	(void)zmq_msg_close(&identity);
+	if (rc == 1 && (*peer == 0 || !more))
+		return drop_rest(socket, more);
+	return rc;
+}
+
+/* Receive all parts after the identity frame. `flags` apply to the first part. */
+static int receive_frames(void *socket, int flags, struct frames *f)
+{
+	int more;
+
+	do {
+		zmq_msg_t *part = &f->frame[f->n];
+		int rc = receive_part(socket, f->n ? ZMQ_DONTWAIT : flags, part);
+		if (rc != 1) {
+			(void)zmq_msg_close(part);
+			frames_release(f);
+			return rc;
+		}
+		f->n++;
+		more = zmq_msg_more(part);
+	} while (more && f->n < 1 + WIRE_MAX_SLICES);
+	if (more || zmq_msg_size(&f->frame[0]) > WIRE_MAX_HEADER) {
+		frames_release(f);
+		return drop_rest(socket, more);
+	}
+	return 1;
+}
+
+int wire_recv(void *socket, uint32_t *peer, struct frames *f)
+{
+	frames_init(f);
+	if (peer) {
+		int rc = receive_identity(socket, peer);
+		if (rc != 1)
+			return rc;
+	}
+	return receive_frames(socket, ZMQ_DONTWAIT, f);
+}
+
+int wire_recv_within(void *socket, int ms, struct frames *f)
+{
+	frames_init(f);
+	if (zmq_setsockopt(socket, ZMQ_RCVTIMEO, &ms, sizeof(ms)))
+		return PS_ENET;
+	return receive_frames(socket, 0, f);
+}
 
 /* ---- memory ------------------------------------------------------------------------------- */
 

@@ -1,4 +1,8 @@
-/* encode.c - converts a struct msg to frames, using the rows of schema.c. */
+/*
+ * encode.c - the way out: converts a struct msg to frames, using the rows of schema.c, and sends whole
+ * messages on a ZeroMQ socket.
+ */
+#include <errno.h>
 #include <stdalign.h>
 #include <string.h>
 #include "proto/wire.h"
@@ -11,9 +15,15 @@
 #define PREFIX_MAX    11 /* bytes of the envelope: a tag and a varint */
 #define TAG_BYTES     2u /* protobuf wire type of a message */
 
-uint64_t wire_checksum(const float *data, size_t count)
+void frames_move(struct frames *to, struct frames *from)
 {
-	return wire_hash(data, count * sizeof(*data));
+	for (to->n = 0; to->n < from->n; to->n++) {
+		(void)zmq_msg_init(&to->frame[to->n]);
+		(void)zmq_msg_move(&to->frame[to->n], &from->frame[to->n]);
+	}
+	to->n_chunks = from->n_chunks;
+	memcpy(to->chunk, from->chunk, sizeof(to->chunk));
+	frames_release(from);
 }
 
 static const struct slices *slices_of(const struct msg *m)
@@ -133,7 +143,7 @@ static ProtobufCMessage *put_message(
 	return p;
 }
 
-/* ---- frames ---------------------------------------------------------------------------------- */
+/* ---- struct msg to frames -------------------------------------------------------------------- */
 
 /* Write the envelope `Message`, which has one field of bytes. Returns its length. */
 static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[PREFIX_MAX])
@@ -231,6 +241,57 @@ int wire_encode(const struct msg *m, struct frames *f)
 	if (!rc)
 		rc = encode_header(m, xxh3, &f->frame[0]);
 	if (rc)
+		frames_release(f);
+	return rc;
+}
+
+/* ---- to a socket, never waiting -------------------------------------------------------------- */
+
+/* Send one part. 0, PS_EAGAIN, PS_EUNREACHABLE or PS_ENET. Only after 0 libzmq owns the part. */
+static int send_part(void *socket, zmq_msg_t *part, int more)
+{
+	int flags = ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0);
+	int rc;
+
+	do
+		rc = zmq_msg_send(part, socket, flags);
+	while (rc < 0 && errno == EINTR);
+	if (rc >= 0)
+		return 0;
+	return errno == EAGAIN ? PS_EAGAIN : errno == EHOSTUNREACH ? PS_EUNREACHABLE : PS_ENET;
+}
+
+static int send_identity(void *socket, uint32_t peer)
+{
+	unsigned char id[WIRE_PEER_ID] = {0, (unsigned char)(peer >> 24),
+		(unsigned char)(peer >> 16), (unsigned char)(peer >> 8), (unsigned char)peer};
+	zmq_msg_t part;
+
+	if (zmq_msg_init_size(&part, sizeof(id)))
+		return PS_ENOMEM;
+	memcpy(zmq_msg_data(&part), id, sizeof(id));
+	int rc = send_part(socket, &part, 1);
+	if (rc)
+		(void)zmq_msg_close(&part);
+	return rc;
+}
+
+/*
+ * Only the first part can be refused. A later part fails if the connection breaks during the
+ * message; the message is then lost, like any message in the network. The loop still passes the
+ * remaining parts to the socket, which would otherwise take the beginning of the next message for
+ * them.
+ */
+int wire_send(void *socket, uint32_t peer, struct frames *f)
+{
+	int rc = peer ? send_identity(socket, peer) : 0;
+
+	for (size_t i = 0; i < f->n && !rc; i++) {
+		int sent = send_part(socket, &f->frame[i], i + 1 < f->n);
+		if (sent == PS_ENET || (sent && i == 0 && !peer))
+			rc = sent;
+	}
+	if (!rc)
 		frames_release(f);
 	return rc;
 }

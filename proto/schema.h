@@ -27,6 +27,8 @@ enum wire_kind {
 	WIRE_OWN_TEXT,
 };
 
+#define WIRE_PEER_ID 5 /* bytes of libzmq's own routing id: a zero byte, then 32 bits */
+
 /* Fields that decode.c reads before all others. */
 enum {
 	HELLO_PROTOCOL = 1,

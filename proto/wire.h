@@ -113,11 +113,19 @@ int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
  * bytes per second. With keys the kernel's default is better: the sender does not block, and
  * encrypts the next message during the transfer. */
 #define WIRE_SEND_BUFFER(has_keys) ((has_keys) ? -1 : 384 << 10)
-void frames_init(struct frames *f);
+static inline void frames_init(struct frames *f)
+{
+	f->n = f->n_chunks = 0;
+}
 /* Move the frames of `from` to the empty `to`; `from` becomes empty. */
 void frames_move(struct frames *to, struct frames *from);
 /* Close every frame. Idempotent. */
-void frames_release(struct frames *f);
+static inline void frames_release(struct frames *f)
+{
+	while (f->n > 0)
+		(void)zmq_msg_close(&f->frame[--f->n]);
+	f->n_chunks = 0;
+}
 
 /* 1 if `text` has no control characters, the rule for names, devices, hosts and models. */
 int wire_is_line(const char *text);

@@ -3,13 +3,13 @@
  *
  * In:  a readable socket -> wire_decode -> on_message. A message that cannot be decoded is answered
  *      by ERROR and counted.
- * Out: router_send encodes a reply, and router_flush sends what the queues of the peers accept
- *      (replies.h). An ACK that PARAMS for the same peer follow directly travels inside them, so
- *      that the worker wakes up once.
+ * Out: router_send encodes a reply, and router_flush sends what the queues of the peers accept. The
+ *      answer to a push that also pulls is one PARAMS with its ACK inside, so that the worker wakes
+ *      up once.
  *
  * Invariants:
  * (1) no function waits, and the memory of waiting replies is bounded;
- * (2) replies to one peer leave in the order of router_send, or the peer is evicted (replies.h);
+ * (2) replies to one peer leave in the order of router_send, or the peer is evicted (see below);
  * (3) when file descriptors run out, new connections wait and open ones work (accept_gate.h);
  * (4) with `auth`, no byte of a peer without a listed key reaches wire_decode.
  * Thread: the loop's.
@@ -88,5 +88,41 @@ void router_close_connections(struct router *r);
 void router_stop(struct router *r);
 /* Frees and nulls *r; waits a bounded time for libzmq to deliver what was sent. NULL is fine. */
 void router_free(struct router **r);
+
+/* ---- the queue of replies ---------------------------------------------------------------------- */
+
+/*
+ * A bounded queue, in order for each peer. For the router and the unit test.
+ *
+ * Invariants:
+ * (1) replies to one peer leave in the order of replies_put, or not at all;
+ * (2) a peer whose waiting replies exceed its bytes is evicted, and so is the peer with the oldest
+ *     reply when the queue is full (room >= 2): one ERROR PS_ESTATE, its tombstone, replaces all
+ *     its replies ("say HELLO again"). Later replies to it are dropped until the tombstone has
+ *     left. So a peer never reads a sequence of replies with an unreported gap;
+ * (3) a peer that does not read delays no other peer;
+ * (4) a reply leaves after its LSN was flushed.
+ */
+struct replies; /* opaque, see net.c */
+
+/* wire_send on a socket: 0, PS_EAGAIN or PS_EUNREACHABLE; any other status drops the reply. */
+typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
+
+/* At most `room` replies, and `peer_bytes` for each peer. PS_ENOMEM. */
+int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
+/* Frees and nulls *q and the waiting replies; NULL is fine. */
+void replies_free(struct replies **q);
+/* Queue `f` for `peer` until `lsn` is flushed (0: no wait). Takes over the frames and empties f. */
+void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
+/* The log is on disk up to `lsn`. */
+void replies_set_flushed(struct replies *q, uint64_t lsn);
+/* Offer every reply that may leave. Returns 0, or a peer that is gone, with its replies dropped:
+ * then call again. */
+uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);
+
+size_t replies_waiting(const struct replies *q);
+uint64_t replies_sent(const struct replies *q);
+/* Replies that were dropped because their peer did not read. */
+uint64_t replies_dropped(const struct replies *q);
 
 #endif

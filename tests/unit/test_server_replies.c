@@ -1,11 +1,11 @@
-/* test_server_replies.c - proves the invariants numbered in server/net/replies.h. */
+/* test_server_replies.c - proves the invariants numbered in server/net/net.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <cmocka.h>
-#include "server/net/replies.h"
+#include "server/net/net.h"
 
 #define ROOM   8
 #define PEERS  16

@@ -111,8 +111,8 @@ def test_falling_back_takes_little(lab, figure, full):
         assert "checkpoint fallback" in said, said
         bad.append(took)
     later = min(bad) - min(good)  # what else the machine does is not the question
-    figure("P3", later, f"ms later with a fallback, the quickest of {len(bad)} starts of each",
-           later <= 50, what="fallback")
+    figure("P3", later, f"ms more for a start with a fallback (the fastest of {len(bad)} starts of "
+           "each kind)", later <= 50, what="fallback")
 
 
 def test_no_good_checkpoint_exits_7(lab, history, figure):
@@ -120,7 +120,7 @@ def test_no_good_checkpoint_exits_7(lab, history, figure):
         file.write_bytes(file.read_bytes()[:-1])
     server = lab.server("--model", "vector:8", "--max-workers", 1)
     code = server.wait(10)
-    figure("P3", code, "is the status where no generation is good", code == 7, what="status")
+    figure("P3", code, "is the exit status if no generation is good", code == 7, what="status")
 
 
 # ---- P5: disks that are full or fail -------------------------------------------------------------

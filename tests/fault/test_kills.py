@@ -72,7 +72,8 @@ class Survival:
         self.back.append(time.monotonic() - self.begun)
 
     def report(self, figure, what):
-        figure("P2", len(self.refused), f"starts refused in {self.deaths}, {self.refused[:3]}",
+        named = f", {self.refused[:3]}" if self.refused else ""
+        figure("P2", len(self.refused), f"starts refused in {self.deaths}{named}",
                not self.refused, what=f"{what} refused")
         figure("P2", percentile(self.back, 0.99) * 1e3, "ms from exec to the first new update, p99",
                percentile(self.back, 0.99) <= 5, what=f"{what} back")
@@ -221,7 +222,7 @@ def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
     begun = time.monotonic()
     run.start_worker(0)
     resumed = int(run.crew[0].line(r"resumed (\d+)")[1])
-    figure("P1", (time.monotonic() - begun) * 1e3, "ms until a new life is at work",
+    figure("P1", (time.monotonic() - begun) * 1e3, "ms until the new process works",
            time.monotonic() - begun < 5, what="rejoin")
     assert resumed > 0 and all(w.running() for w in run.crew), "it has gone on where it was"
     report(figure, "P1", run, len(places))

@@ -201,8 +201,8 @@ def test_every_allocation_that_fails(lab, ledger, figure, seed, full):
         run.verdict()
     figure("P13", len(crashed), f"crashes in {len(places)} failed allocations; {ended} starts or runs "
            f"ended with a status {crashed[:3] or ''}", not crashed, what="crashes")
-    figure("P13", len(mute), "ends without a line", not mute, what="mute")
-    figure("P13", len(aborted), "starts that libuv aborts: it cannot do without", len(aborted) <= 3,
+    figure("P13", len(mute), "exits without a line", not mute, what="mute")
+    figure("P13", len(aborted), "starts that libuv aborts", len(aborted) <= 3,
            what="aborted")
 
 
@@ -222,7 +222,7 @@ def test_killed_for_its_memory(ledger, figure):
         peer.stop()
         group.close()
     run.restart_server()
-    figure("P13", code, "is how the kernel ends it", code == -9, what="killed")
+    figure("P13", code, "is the status of a process that the kernel kills", code == -9, what="killed")
     lost, twice = run.count(300)
     figure("P13", lost + twice, "pushes lost or applied twice after that", lost + twice == 0,
            what="ledger")

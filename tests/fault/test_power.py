@@ -168,7 +168,7 @@ def test_power_cut_after_every_operation(lab, figure, level):
     refused = sum(bool(f[0]) for f in judge.found.values())
     figure("P4", refused, f"starts refused of {count} states ({len(judge.found)} different ones) after "
            f"{len(ops)} operations", refused == 0 and count > 500, what=f"{level} refused")
-    figure("P4", len(judge.illegal), f"lost what was durable, or not of one instant "
+    figure("P4", len(judge.illegal), f"states that lost durable pushes or mix two generations "
            f"{judge.illegal[:2] or ''}", not judge.illegal, what=f"{level} illegal")
 
 

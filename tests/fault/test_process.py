@@ -341,7 +341,7 @@ def test_trainer_of_an_old_run_exits_4(lab, figure, small):
     server.kill()
     lab.server(*options, directory="other", endpoint=server.endpoint)
     code = worker.wait(30)
-    figure("P15", code, "is cnn-worker's status", code == 4, what="status")
+    figure("P15", code, "is cnn-worker's exit status", code == 4, what="status")
 
 
 # ---- P17: a worker's device breaks ---------------------------------------------------------------

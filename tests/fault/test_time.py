@@ -58,7 +58,7 @@ def test_wall_clock_jumps(ledger, wall, figure, full):
         extra += saved > window * 20 + 2
     counters = run.server.status()["counters"]
     silent = sum("worker silent" in line for line in run.server.lines)
-    figure("P9", counters["deaths"] + silent, f"workers taken for dead in {len(JUMPS)} jumps",
+    figure("P9", counters["deaths"] + silent, f"workers declared dead in {len(JUMPS)} jumps",
            counters["deaths"] + silent == 0, what="deaths")
     figure("P9", missed + extra, "jumps after which checkpoints were missed or too many",
            missed + extra == 0, what="checkpoints")
@@ -84,7 +84,7 @@ def test_monotonic_clock_passes(ledger, figure, wraps_at):
     os.kill(pid, SIGTERM)  # unshare itself does not hear it
     assert run.server.wait(10) == 0, run.server.tail()
     silent = sum("worker silent" in line for line in run.server.lines)
-    figure("P9", counters["deaths"] + silent, "workers taken for dead", counters["deaths"] + silent == 0,
+    figure("P9", counters["deaths"] + silent, "workers declared dead", counters["deaths"] + silent == 0,
            what="deaths")
     lost, twice = run.tally()
     figure("P9", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")

@@ -1,5 +1,5 @@
 /*
- * conv1.cu - see conv1.h.
+ * conv1.cu - the kernels of conv1.h.
  */
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv1.h"
@@ -10,7 +10,7 @@ namespace
 
 #define CONV1_WARPS   8
 #define CONV1_THREADS (CONV1_WARPS * 32)
-#define PREFETCH      9 /* positions whose dY is loaded at a time */
+#define PREFETCH      9 /* positions whose dY loads are in flight at a time */
 #define RELU_OPEN     4 /* a bit of argmax: the ReLU passes the gradient */
 
 /* ---- fprop ----------------------------------------------------------------------------------- */
@@ -35,7 +35,8 @@ __device__ inline void conv1_load_group(
 		conv_convert(to, i);
 }
 
-/* blockIdx: x images, y filters (32), z positions. Warps: 4 x 8 filters, 2 ranges of positions. */
+/* blockIdx: x images, y 32 filters, z positions. Warps: 4 groups of 8 filters x 2 ranges of
+ * positions. */
 template <int SIZE>
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_fprop_kernel(struct kx_conv1 l, struct kx_batch batch)
@@ -98,14 +99,16 @@ int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t st
 /* ---- fprop with hi/lo terms ------------------------------------------------------------------ */
 
 /*
- * 32 filters of 5 x 5 in front of conv2.h. A warp has 8 filters of 16 images at a time, 16 bytes
- * of each, and stores of 16 bytes would take longer than everything else. So a block collects
- * the values and the argmax of its positions in shared memory and writes them in long rows.
+ * This kernel is for 32 filters of 5 x 5 in front of conv2.h. A warp computes 8 filters of 16
+ * images at a time, which are 16 bytes per image. Stores of 16 bytes to global memory would take
+ * longer than the rest of the kernel. The block therefore collects values and argmax of its
+ * positions in shared memory and writes them in long rows.
  */
 #define HI_LO_SIZE    5
 #define HI_LO_GROUPS  (CONV2_CHANNELS / 8)
-#define MAX_POSITIONS 18 /* positions of a block */
-/* Bytes from image to image. A warp's 8 (or 4) images lie in 32 different banks. */
+#define MAX_POSITIONS 18 /* positions that a block collects */
+/* Strides of an image in bytes. With them the 8 (or 4) images that a warp stores are in different
+ * banks. */
 #define VALUE_STRIDE  (CONV2_TERMS * HI_LO_GROUPS * MAX_POSITIONS * 16 + 16)
 #define ARGMAX_STRIDE (MAX_POSITIONS * CONV2_CHANNELS + 16)
 
@@ -115,7 +118,8 @@ struct hi_lo_shared {
 	__align__(16) unsigned char argmax[CONV_GROUP * ARGMAX_STRIDE];
 };
 
-/* As conv_window, but interleaves both halves of the images to hide the latency of the products. */
+/* As conv_window, but for both halves of the images. The products of the halves alternate, which
+ * hides their latency. */
 __device__ inline void conv_window_both(float (&c)[2][2][4],
 	const struct conv_weights<HI_LO_SIZE> &w, const uint32_t *patch,
 	const int (&at)[conv<HI_LO_SIZE>::STEPS][2])
@@ -134,7 +138,7 @@ __device__ inline void conv_window_both(float (&c)[2][2][4],
 					b[i / 2][k][1]);
 }
 
-/* Position p, the i-th of the block: the warp's eight filters of all images. */
+/* Computes position p, the i-th that the block collects: eight filters of all images. */
 __device__ inline void hi_lo_position(struct hi_lo_shared *s,
 	const struct conv_weights<HI_LO_SIZE> &w, const int (&at)[conv<HI_LO_SIZE>::STEPS][2],
 	int p, int i, int group, float bias)
@@ -162,14 +166,14 @@ __device__ inline void hi_lo_position(struct hi_lo_shared *s,
 		packed[j][0] = two_halves(v[0], v[1]);
 		packed[j][1] = two_halves(lo[0], lo[1]);
 	}
-	/* matrices filter x image: images 0 to 7 (hi, lo), then 8 to 15 */
+	/* four matrices of 8 filters x 8 images: images 0 to 7 (hi, lo), then 8 to 15 */
 	const int image = lane / 16 * 8 + lane % 8, term = lane / 8 % 2;
 	store_transposed(shared_address(s->values) + image * VALUE_STRIDE +
 				 ((term * HI_LO_GROUPS + group) * MAX_POSITIONS + i) * 16,
 		{packed[0][0], packed[0][1], packed[1][0], packed[1][1]});
 }
 
-/* Positions [begin, end). */
+/* Writes values and argmax of positions [begin, end) to global memory. */
 __device__ inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx_conv1 &l, int n0,
 	int images, int begin, int end)
 {
@@ -196,7 +200,8 @@ __device__ inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx
 	}
 }
 
-/* blockIdx: x images, y positions. Warps: 4 x 8 filters, 2 ranges of positions. */
+/* blockIdx: x images, y positions. Warps: 4 groups of 8 filters x 2 interleaved sets of
+ * positions. */
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_fprop_hi_lo_kernel(struct kx_conv1 l, struct kx_batch batch)
 {
@@ -249,8 +254,9 @@ __device__ inline const uint32_t *conv1_image_words(const struct kx_batch &batch
 	return reinterpret_cast<const uint32_t *>(conv1_image(batch, n));
 }
 
-/* A lane is a filter, a warp has every eighth position, and the sums stay in registers. The four
- * output pixels that the lanes may select start in different banks. */
+/* Adds one image to the sums. A lane has one filter, a warp has every eighth position, and the sums
+ * stay in registers. Lanes may select different output pixels of a window. The four of them start
+ * in different banks. */
 template <int SIZE>
 __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	const struct kx_conv1 &l, const float *pixels, int n, int f)
@@ -282,7 +288,7 @@ __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	}
 }
 
-/* blockIdx: x a slice of the images, y filters. */
+/* blockIdx: x images (split-K slices), y filters. */
 template <int SIZE>
 __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	conv1_wgrad_kernel(struct kx_conv1 l, struct kx_batch batch)
@@ -304,7 +310,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 				pixel_of(bytes, 2), pixel_of(bytes, 3)};
 		}
 		__syncthreads();
-		const int next = n + gridDim.x; /* loaded while the present image is processed */
+		const int next = n + gridDim.x; /* loaded while this image is processed */
 		if (threadIdx.x < words && next < batch.images)
 			bytes = conv1_image_words(batch, next)[threadIdx.x];
 		conv1_wgrad_image<SIZE>(

@@ -1,8 +1,10 @@
 /*
- * conv1.h - fused conv1 + ReLU + pool: the first layers of a net on 28 x 28 images in one kernel
- * each way. One input channel, 3 x 3 or 5 x 5 filters, a multiple of 32 of them, ReLU, pool:2. The
- * kernels read pixels from the data set and write only the pooled values and the argmax of each
- * pool window. The rules of kernels.h apply.
+ * conv1.h - fused conv1 + ReLU + pool: one kernel for the forward pass and one for wgrad of the
+ * first layers of a network on 28 x 28 images.
+ *
+ * The convolution has one input channel and 3 x 3 or 5 x 5 filters; the number of filters is a
+ * multiple of 32. ReLU and pool:2 follow. The kernels read pixels from the data set and write only
+ * the pooled values and the argmax of each pool window. The rules of kernels.h apply.
  */
 #ifndef KERNELS_CUDA_FUSED_CONV1_H
 #define KERNELS_CUDA_FUSED_CONV1_H
@@ -14,20 +16,20 @@ extern "C" {
 
 #define CONV1_SIDE   28
 #define CONV1_LANES  32  /* the number of filters is a multiple of this */
-#define CONV1_SLICES 264 /* split-K slices of wgrad: two blocks for each of 132 multiprocessors */
+#define CONV1_SLICES 264 /* split-K slices of wgrad: 2 blocks on each of 132 multiprocessors */
 
 struct kx_conv1 {
 	int size, f;         /* filter size, 3 or 5; filters */
-	uint32_t *fragments; /* weights as operands of the tensor cores, see conv_store_weight */
+	uint32_t *fragments; /* weights as mma operands, see conv_store_weight */
 	const float *bias;
 	struct kx_tensor y; /* pooled values */
-	uint16_t *y_hi_lo;  /* NULL, or write y here instead, as hi/lo terms for conv2.h */
+	uint16_t *y_hi_lo;  /* if not NULL: y as hi/lo terms for conv2.h, instead of y */
 	const float *dy;    /* same layout as y; not yet masked by the ReLU */
 	uint8_t *argmax;    /* [image][position][filter], see conv1.cu */
 	float *workspace;   /* of kx_conv_wgrad: CONV1_SLICES slices, m = size * size */
 };
 
-/* Words of `fragments`. */
+/* Number of words of `fragments`. */
 size_t kx_conv1_fragments(int size, int f);
 int kx_conv1_fprop(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream);
 int kx_conv1_wgrad(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream);

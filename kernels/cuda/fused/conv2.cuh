@@ -1,6 +1,6 @@
 /*
- * conv2.cuh - shared by the kernels of conv2.h: hi/lo terms of fp16, and matrix loads from shared
- * memory.
+ * conv2.cuh - helpers of the conv2 kernels: hi/lo terms of fp16, matrix loads from shared memory,
+ * and the scale of dY.
  */
 #ifndef KERNELS_CUDA_FUSED_CONV2_CUH
 #define KERNELS_CUDA_FUSED_CONV2_CUH
@@ -10,14 +10,14 @@
 #define CONV2_TAPS   (CONV2_SIZE * CONV2_SIZE)
 #define CONV2_POOLED (CONV2_OUT / 2)
 #define CONV2_PIXELS (CONV2_IN * CONV2_IN)
-/* Bytes of eight channels of an image, and of one term of an image. */
+/* Bytes of a group of eight channels of an image, and of one term of an image. */
 #define CONV2_GROUP_BYTES (CONV2_PIXELS * 16)
 #define CONV2_TERM_BYTES  (CONV2_CHANNELS / 8 * CONV2_GROUP_BYTES)
-/* The scale of the weights. With it the lo term of a weight is a normal fp16 number, too. */
+/* The scale of the weights. It keeps their lo terms out of the subnormal range of fp16. */
 #define CONV2_SCALE 64.0f
 
 #ifdef __CUDACC__
-/* The hi and the lo term of a value. */
+/* Splits a value in a hi and a lo term. */
 __device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], float v)
 {
 	const __half hi = __float2half_rn(v);
@@ -25,8 +25,8 @@ __device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], fl
 	term[1] = __half_as_ushort(__float2half_rn(v - __half2float(hi)));
 }
 
-/* Loads four 8 x 8 matrices of 16-bit values. Lane i has the address of row i % 8 of matrix i /
- * 8, and receives columns i % 4 * 2 and the next of row i / 4 of each matrix. */
+/* Loads four 8 x 8 matrices of 16-bit values. Lane i passes the address of row i % 8 of matrix i /
+ * 8. It receives columns i % 4 * 2 and i % 4 * 2 + 1 of row i / 4 of each matrix. */
 __device__ static inline uint4 load_matrices(uint32_t at)
 {
 	uint4 v;
@@ -37,7 +37,7 @@ __device__ static inline uint4 load_matrices(uint32_t at)
 	return v;
 }
 
-/* The same, transposed. */
+/* Loads four matrices as load_matrices does, but transposes each. */
 __device__ static inline uint4 load_transposed(uint32_t at)
 {
 	uint4 v;
@@ -48,7 +48,7 @@ __device__ static inline uint4 load_transposed(uint32_t at)
 	return v;
 }
 
-/* The inverse of load_transposed: a lane's two columns of row i / 4 become rows. */
+/* The inverse of load_transposed: stores four matrices, each transposed. */
 __device__ static inline void store_transposed(uint32_t at, uint4 v)
 {
 	asm volatile(
@@ -57,7 +57,7 @@ __device__ static inline void store_transposed(uint32_t at, uint4 v)
 		: "memory");
 }
 
-/* A power of two that brings values of up to `amax` below 2^14, and its inverse. */
+/* `up` is a power of two that brings values of up to `amax` below 2^14. `down` is its inverse. */
 struct dy_scale {
 	float up, down;
 };
@@ -76,8 +76,8 @@ __device__ static inline float warp_amax(float v)
 	return v;
 }
 
-/* The maximum over all threads. `shared`: one float for each warp. The caller puts barriers
- * around it. */
+/* The maximum over all threads of the block. `shared` has one float per warp. The caller
+ * synchronises the block before other uses of `shared`. */
 __device__ static inline float block_amax(float v, float *shared)
 {
 	const int warps = (int)blockDim.x / 32;
@@ -92,11 +92,13 @@ __device__ static inline float block_amax(float v, float *shared)
 }
 
 /*
+ * Stores a weight, times CONV2_SCALE, in both layouts:
  *
- * Stores a weight, times CONV2_SCALE, in both layouts.
- * w_fprop: [tap][term][8 channels][filter][channel], the core matrices of wgmma.
- * w_dgrad: [tap][16 filters][tile][lane][4][2], 16 bytes of a lane for mma.m16n8k16. Row i of
- * tile j is channel i % 8 * 4 + 2 j + i / 8, so that the four rows of a lane are neighbours.
+ *   w_fprop  [tap][term][group of 8 channels][filter][channel], the core matrices of wgmma
+ *   w_dgrad  [tap][group of 16 filters][tile][lane][4][2], 16 bytes per lane for mma.m16n8k16
+ *
+ * In w_dgrad row i of tile j is channel i % 8 * 4 + 2 * j + i / 8. The four rows of a lane are
+ * therefore neighbouring channels.
  */
 __device__ static inline void conv2_store_weight(
 	uint16_t *w_fprop, uint16_t *w_dgrad, int f, int c, int tap, float weight)

@@ -1,12 +1,13 @@
 /*
- * conv2.h - fused conv2 + ReLU + pool, the second convolution of a net like cnn99: 32 channels of
- * 12 x 12, 64 filters of 5 x 5, pool:2. Its dgrad also computes the wgrad of conv1, so that conv1's
- * dY never leaves the multiprocessor.
+ * conv2.h - fused conv2 + ReLU + pool, the second convolution of a network like cnn99: 32 channels
+ * of 12 x 12, 64 filters of 5 x 5, pool:2. The dgrad kernel also computes the wgrad of conv1. The
+ * dY of conv1 therefore stays in registers.
  *
- * Operands are fp16: 11 bits as in tf32, at the rate of bf16. In fprop a value is the sum of a hi
- * and a lo term, so fprop is nearly as exact as fp32. dgrad and wgrad use the hi term alone. All dY
- * of a launch share one power of two as scale, so that none overflows; a dY that becomes zero is
- * 2^-38 of the largest or less. fprop requires values of at most 65504 and weights of at most 1023.
+ * Operands are fp16. They have 11 bits like tf32, but the tensor cores multiply them as fast as
+ * bf16. In fprop each value is the sum of a hi and a lo term, so fprop is nearly as exact as fp32.
+ * dgrad and wgrad use only the hi term. A launch scales its dY by a power of two that keeps the
+ * largest from overflowing. Only a dY of at most 2^-38 of the largest becomes zero. fprop requires
+ * values of at most 65504 and weights of at most 1023.
  *
  * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The rules of kernels.h apply.
  */
@@ -24,16 +25,18 @@ extern "C" {
 #define CONV2_OUT          8
 #define CONV2_FILTERS      64
 #define CONV2_TERMS        2   /* hi and lo */
-#define CONV2_WGRAD_SLICES 66  /* maximum: two blocks each for 132 multiprocessors */
-#define CONV2_DGRAD_SLICES 132 /* maximum of kx_conv2_dgrad, except with many images */
-/* fp16 values of an image, [term][8 channels][pixel][channel], and of all weights. */
+#define CONV2_WGRAD_SLICES 66  /* maximum; two tap blocks per slice make 132 blocks */
+#define CONV2_DGRAD_SLICES 132 /* maximum of kx_conv2_dgrad for up to 264 images */
+/* Number of fp16 values of an image, [term][group of 8 channels][pixel][channel], and of all
+ * weights. */
 #define CONV2_IMAGE   (CONV2_TERMS * CONV2_CHANNELS * CONV2_IN * CONV2_IN)
 #define CONV2_WEIGHTS (CONV2_SIZE * CONV2_SIZE * CONV2_FILTERS * CONV2_CHANNELS)
 
 struct kx_conv2 {
-	uint16_t *w_fprop, *w_dgrad; /* weights, see conv2_store_weight: CONV2_TERMS and 1 terms */
+	uint16_t *w_fprop,
+		*w_dgrad; /* weights in CONV2_TERMS and 1 terms, see conv2_store_weight */
 	const float *bias;
-	uint16_t *x;             /* CONV2_IMAGE values for each image */
+	uint16_t *x;             /* CONV2_IMAGE values per image */
 	const uint8_t *x_argmax; /* as in conv1.h */
 	struct kx_tensor y;      /* pooled */
 	uint8_t *argmax;         /* same layout as y */
@@ -41,13 +44,14 @@ struct kx_conv2 {
 	float *dy_amax;          /* largest |dY| of each group of eight images */
 };
 
-/* x -> y and argmax */
+/* Computes y and argmax from x. */
 int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream);
-/* dgrad: dy -> dy_amax, and the wgrad of conv1 into its workspace: kx_conv2_dgrad_slices slices. */
+/* dgrad: computes dy_amax from dy, and the wgrad of conv1 in kx_conv2_dgrad_slices slices of
+ * conv1_workspace. */
 int kx_conv2_dgrad(
 	struct kx_conv2 l, struct kx_batch batch, float *conv1_workspace, cudaStream_t stream);
 int kx_conv2_dgrad_slices(int images);
-/* wgrad: dy, dy_amax and x -> workspace: kx_conv2_wgrad_slices slices. */
+/* wgrad: computes kx_conv2_wgrad_slices slices of workspace from dy, dy_amax and x. */
 int kx_conv2_wgrad(struct kx_conv2 l, float *workspace, int images, cudaStream_t stream);
 int kx_conv2_wgrad_slices(int images);
 

@@ -1,16 +1,18 @@
 /*
- * conv2_dgrad.cu - dgrad of conv2, and wgrad of conv1 from it. conv1's dY never leaves the
- * registers.
+ * conv2_dgrad.cu - dgrad of conv2, followed by wgrad of conv1 in the same kernel. The dY of conv1
+ * never leaves the registers.
  *
- * dgrad: a block has eight images, the columns of its products. A warp has one row of the input:
- * twelve pixels x two tiles of 16 channels. A filter tap is a shift by whole products, so no
- * product multiplies zeros. Warps in the middle have five rows of taps, those at the edges fewer;
- * the warps of one scheduler have ten in all.
+ * dgrad: a block has eight images, which are the columns of its products. A warp computes one row
+ * of the input: twelve pixels x two tiles of 16 channels. Each product adds one filter tap to one
+ * pixel, and taps that fall outside the output have no product. A warp for a row in the middle adds
+ * five rows of taps, a warp for a row at the edge fewer. The warps of each scheduler add ten rows
+ * of taps in all, so the schedulers are balanced.
  *
- * wgrad of conv1: the result of dgrad already has the layout of the next operand. Its rows are
- * channels. Its k = 2t, 2t + 1, 2t + 8, 2t + 9 are the four output pixels of the pool window over
- * one pixel of image 2t (then 2t + 1), of which the argmax gets dY and the others zero. The
- * columns are filter taps, and a column of ones for the bias.
+ * wgrad of conv1: the accumulators of dgrad already have the layout of the A operand of the next
+ * product. Its rows are channels. The pool window of conv1 over one pixel has four output pixels.
+ * They are k = 2t, 2t + 1, 2t + 8 and 2t + 9 of a product: the argmax gets dY, the other three get
+ * zero. There is one product for image 2t and one for image 2t + 1. The columns are filter taps and
+ * a column of ones for the bias.
  */
 #include "kernels/cuda/base/common.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -25,14 +27,15 @@ namespace
 #define TILES         (CONV2_CHANNELS / 16)
 #define STEPS         (CONV2_FILTERS / 16)
 #define OUT_PIXELS    (CONV2_OUT * CONV2_OUT)
-#define ROW_BLOCKS    4 /* small batch: blocks that share a group of images */
-/* Words of an image's pixels, two pixels in each word. Behind them is a copy shifted by one
- * pixel. With these strides a warp's four images x eight taps lie in 32 banks (see tap_of). */
+#define ROW_BLOCKS    4 /* blocks that share a group of images in a small batch */
+/* Offsets in the pixels of an image, in words of two pixels. SHIFTED_COPY is the start of a copy
+ * that is shifted by one pixel. With these strides the four images x eight taps that a warp loads
+ * are in 32 different banks (see tap_of). */
 #define PAIRS         (SIDE / 2)
 #define SHIFTED_COPY  395
 #define IMAGE_STRIDE  788
-#define ARGMAX_STRIDE (CONV2_PIXELS * CONV2_CHANNELS + 16) /* bytes from image to image */
-#define COLUMNS       32                                   /* taps, the bias, and unused ones */
+#define ARGMAX_STRIDE (CONV2_PIXELS * CONV2_CHANNELS + 16) /* stride of an image in bytes */
+#define COLUMNS       32                                   /* taps, the bias, and unused columns */
 #define NO_TAP        (-1)
 
 struct dgrad_shared {
@@ -46,8 +49,8 @@ struct dgrad_shared {
 	float amax[CONV2_IN];
 };
 
-/* What column n sums: a tap, the bias (CONV2_TAPS), or nothing. The taps that one product has
- * side by side lie in different banks. */
+/* The tap that column n sums; CONV2_TAPS for the bias; NO_TAP for an unused column. The taps of
+ * neighbouring columns are in different banks. */
 __device__ inline int tap_of(int n)
 {
 	const int tile = n / 8, i = n % 8;
@@ -58,7 +61,8 @@ __device__ inline int tap_of(int n)
 	return i == 0 ? 20 : i == 1 ? 23 : i == 2 ? 24 : i == 3 ? CONV2_TAPS : NO_TAP;
 }
 
-/* The word offset, from the first pixel of a window, of the tap of column n. */
+/* Word offset of the tap of column n from the first pixel of the window. The other columns return
+ * the offset of a valid tap. */
 __device__ inline int column_offset(int n)
 {
 	int tap = tap_of(n);
@@ -90,7 +94,7 @@ __device__ inline void dgrad_fetch_argmax(
 	}
 }
 
-/* Two integers below 256 as fp16: 1024 + n minus 1024. */
+/* Converts two integers below 256 to fp16, as (1024 + n) - 1024. */
 __device__ inline uint32_t pixels_to_half(uint32_t low, uint32_t high)
 {
 	const uint32_t v = 0x64006400u | low | high << 16, from = 0x64006400u;
@@ -99,7 +103,7 @@ __device__ inline uint32_t pixels_to_half(uint32_t low, uint32_t high)
 	return *reinterpret_cast<const uint32_t *>(&d);
 }
 
-/* A thread has one row of an image. */
+/* Loads the pixels. A thread converts one row of an image. */
 __device__ inline void dgrad_load_pixels(
 	struct dgrad_shared *s, const struct kx_batch &batch, int n0)
 {
@@ -125,7 +129,8 @@ __device__ inline void dgrad_load_pixels(
 	}
 }
 
-/* Four filters of a window. Neighbouring threads have the halves of eight filters, then images. */
+/* Four filters of a pool window. Neighbouring threads have the two halves of eight filters; pairs
+ * of threads have neighbouring images. */
 struct filter_quad {
 	int image, f, window;
 };
@@ -164,7 +169,8 @@ __device__ inline void dgrad_scatter_dy(
 	}
 }
 
-/* dY before the pool, scaled by a power of two that the block computes. */
+/* Writes dY before the pool to shared memory. The block chooses a power of two and scales dY by
+ * it. */
 __device__ inline struct dy_scale dgrad_scatter_all_dy(
 	struct dgrad_shared *s, const struct kx_conv2 &l, int n0, int images)
 {
@@ -206,7 +212,8 @@ __device__ inline struct dy_scale dgrad_scatter_all_dy(
 
 /* ---- dgrad ----------------------------------------------------------------------------------- */
 
-/* 16 filters of a row of taps. `at`: the lane's row of the matrices of the first two dY. */
+/* Adds 16 filters of a row of taps. `at` is the address of this lane's row in the matrices of the
+ * first two output pixels. */
 __device__ inline void dgrad_add_step(
 	float (&c)[CONV2_IN][TILES][4], uint32_t at, const uint4 *weights)
 {
@@ -229,12 +236,12 @@ __device__ inline void dgrad_add_step(
 	}
 }
 
-/* dX of row y. */
+/* Computes dX of row y. */
 __device__ inline void dgrad_add_row(
 	float (&c)[CONV2_IN][TILES][4], const struct dgrad_shared *s, int y)
 {
 	const int lane = threadIdx.x % 32;
-	/* matrices: two times eight filters of one position, then of the next */
+	/* four matrices: two groups of eight filters of one output pixel, then two of the next */
 	const uint32_t at = shared_address(s->dy) + lane / 16 * (CONV2_FILTERS * DGRAD_IMAGES * 2) +
 			    lane % 16 * 16;
 	for (int ky = max(0, y - CONV2_OUT + 1); ky < min(CONV2_SIZE, y + 1); ky++)
@@ -249,15 +256,15 @@ __device__ inline void dgrad_add_row(
 
 /* ---- wgrad of conv1 -------------------------------------------------------------------------- */
 
-/* Output pixels 0 and 1 of a window in .x, 2 and 3 in .y: `v` (fp16) at the argmax if the ReLU
- * passes it, else zero. */
+/* Returns the four output pixels of a window as fp16: 0 and 1 in .x, 2 and 3 in .y. The argmax gets
+ * `v` if the ReLU passes it. All others get zero. */
 __device__ inline uint2 to_window(uint32_t v, uint32_t argmax)
 {
 	const uint32_t open = argmax & 4 ? v : 0, word = argmax & 1 ? open << 16 : open;
 	return argmax & 2 ? uint2{0, word} : uint2{word, 0};
 }
 
-/* Pixel x of one of two images. `up`: the scale of dY. */
+/* Adds one pixel of one image (e = 0 or 1) to the sums. `up` is the scale of dY. */
 __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (&c)[TILES][4],
 	int e, float up, uint32_t argmax, const uint32_t *window, const int (&at)[4])
 {
@@ -281,7 +288,7 @@ __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (
 	}
 }
 
-/* Row y. The lane's sums are in units of dY and of pixels. */
+/* Adds row y to the sums and scales them back. Pixels still count from 0 to 255. */
 __device__ inline void wgrad1_add_row(float (&sum)[TILES][4][4], const struct dgrad_shared *s,
 	const float (&c)[CONV2_IN][TILES][4], int y, float down)
 {
@@ -325,7 +332,7 @@ __device__ inline void wgrad1_put_sums(
 				to[8 * n + 2 * t + q % 2][4 * r + 2 * j + q / 2] = sum[j][n][q];
 }
 
-/* Adds up the sums of the warps, in order. */
+/* Adds up the sums of the warps in order and stores them as a slice of the workspace. */
 __device__ inline void wgrad1_store(
 	const struct dgrad_shared *s, float *partial, int slice, int warps)
 {
@@ -369,7 +376,7 @@ __global__ void __launch_bounds__(DGRAD_THREADS, 1)
 	wgrad1_store(s, partial, blockIdx.x * gridDim.y + blockIdx.y, rows);
 }
 
-/* A small batch would leave three of four multiprocessors idle. */
+/* 1 if one block per group of images would leave three of four multiprocessors idle. */
 int few_images(int images)
 {
 	return images <= CONV2_DGRAD_SLICES / ROW_BLOCKS * DGRAD_IMAGES;

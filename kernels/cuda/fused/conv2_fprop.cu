@@ -1,14 +1,15 @@
 /*
  * conv2_fprop.cu - fprop of conv2, with bias, ReLU and pool. Built for sm_90a.
  *
- * A value is the sum of two fp16 terms, hi and lo. Three of the four products are computed (lo x
- * lo is left out), so the result is nearly as exact as fp32. With 11 bits alone, as in tf32, the
- * argmax and the ReLU would change too often (see docs/gpu.md).
+ * A value is the sum of two fp16 terms, hi and lo. The kernel computes three of the four products
+ * and omits lo x lo. The result is nearly as exact as fp32. With only 11 bits, as in tf32, the
+ * argmax and the ReLU mask would change too often (see docs/gpu.md).
  *
- * The 64 rows of a product are the output pixels of an image. Eight of them in a row are eight
- * pixels that are contiguous in shared memory, so a filter tap is only another start address and
- * nothing is copied. A warpgroup has PER images. WARPGROUPS of them share the weights, one row of
- * taps at a time, while the next row is being loaded.
+ * The 64 rows of a product are the 8 x 8 output pixels of an image. The eight pixels of an output
+ * row read eight input pixels that are contiguous in shared memory. A filter tap therefore only
+ * changes the start address of the operand, and im2col copies nothing. A warpgroup computes PER
+ * images. All WARPGROUPS of a block share the weights. They are double-buffered: the block loads
+ * the next row of taps while it computes one.
  */
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -17,11 +18,11 @@
 namespace
 {
 
-#define TERM_BYTES  (CONV2_FILTERS * CONV2_CHANNELS * 2) /* bytes of a tap's weights */
+#define TERM_BYTES  (CONV2_FILTERS * CONV2_CHANNELS * 2) /* one term of the weights of a tap */
 #define TAP_BYTES   (CONV2_TERMS * TERM_BYTES)
 #define ROW_BYTES   (CONV2_SIZE * TAP_BYTES)
-#define CORE_STRIDE (CONV2_FILTERS * 16) /* eight channels of a tap's weights */
-#define FIRST_ROWS  CONV2_OUT            /* rows of an image that the first row of taps reads */
+#define CORE_STRIDE (CONV2_FILTERS * 16) /* bytes of eight channels of a term */
+#define FIRST_ROWS  CONV2_OUT            /* rows of an image that the first row of taps needs */
 
 template <int IMAGES> struct fprop_shared {
 	unsigned char image[IMAGES][CONV2_TERMS * CONV2_TERM_BYTES];
@@ -36,7 +37,7 @@ __device__ inline void fprop_fetch_weights(unsigned char *to, const struct kx_co
 		copy_ahead(to + i, from + i, true);
 }
 
-/* Rows [row, row + rows) of the images from n0 on. */
+/* Starts the copies of rows [row, row + rows) of the images from n0 on. */
 template <int IMAGES>
 __device__ inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s, const struct kx_conv2 &l,
 	int n0, int images, int row, int rows)
@@ -51,7 +52,8 @@ __device__ inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s, const 
 	}
 }
 
-/* A row of taps of one image. `at`: its first pixel; `weights`: those of the row. */
+/* Adds one row of taps to the sums of PER images. `at` is the shared-memory address of the first
+ * pixel, `weights` that of the weights of the row. */
 template <int PER>
 __device__ inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t weights)
 {
@@ -79,9 +81,9 @@ __device__ inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t 
 		}
 }
 
-/* Pool, bias and ReLU of image n. A lane of an even output column and its odd neighbour each
- * have two output pixels of a window, for two filters. They exchange values, and each gets all
- * four for one filter. */
+/* Applies pool, bias and ReLU to image n and stores it. A lane of an even output column and its odd
+ * neighbour each hold two output pixels of a window, for two filters. They exchange values, so that
+ * each has all four output pixels of one filter. */
 __device__ inline void fprop_store(const struct kx_conv2 &l, const float (&d)[32], int n, bool here)
 {
 	const int lane = threadIdx.x % 32, y = threadIdx.x / 32 % 4, x = lane / 8,
@@ -156,7 +158,7 @@ int conv2_fprop_launch(struct kx_conv2 l, int images, cudaStream_t stream)
 
 } // namespace
 
-/* One block for each of 132 multiprocessors, if there are enough images. */
+/* Chooses the largest tile that still gives one block to each of 132 multiprocessors. */
 int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream)
 {
 	if (images <= 132)

@@ -1,11 +1,11 @@
 /*
  * conv2_wgrad.cu - wgrad of conv2. Built for sm_90a.
  *
- * The sums of half of the filter taps stay in the registers of a block while it loops over its
- * images. The 64 rows of a product are filters; a warpgroup holds their dY in registers for a
- * whole image. The columns are channels, and K is two rows of eight positions. A tap is only
- * another start address of the pixels in shared memory, so nothing is copied. Four warpgroups
- * share the taps. The bias is one more tap, whose pixels are ones.
+ * A block computes half of the filter taps and loops over its images. The sums stay in registers.
+ * The 64 rows of a product are filters. A warpgroup keeps their dY in registers for a whole image.
+ * The columns are channels, and K is two rows of eight positions. A tap only changes the start
+ * address of the pixels in shared memory, so im2col copies nothing. Four warpgroups divide the taps
+ * of the block. The bias is one more tap, with ones in place of pixels.
  */
 #include "kernels/cuda/base/common.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -19,13 +19,13 @@ namespace
 #define STAGES         3
 #define TAP_BLOCKS     2 /* blocks that share the taps */
 #define TAPS_PER_BLOCK ((CONV2_TAPS + 1) / TAP_BLOCKS)
-#define MAX_TAPS       ((TAPS_PER_BLOCK + WARPGROUPS - 1) / WARPGROUPS) /* of a warpgroup */
+#define MAX_TAPS       ((TAPS_PER_BLOCK + WARPGROUPS - 1) / WARPGROUPS) /* per warpgroup */
 #define OUT_PIXELS     (CONV2_OUT * CONV2_OUT)
-#define K_STEPS        (OUT_PIXELS / 16) /* products of a tap */
-#define CORE_BYTES     128               /* bytes of eight rows of 16 */
+#define K_STEPS        (OUT_PIXELS / 16) /* products per tap */
+#define CORE_BYTES     128               /* a core matrix: eight rows of 16 bytes */
 #define ONES           2048
 
-/* The pooled dY and argmax of an image. A thread has two output pixels of a window, four
+/* The pooled dY and argmax of an image. A thread has two output pixels of a window for four
  * filters. */
 struct pooled_dy {
 	float4 dy[WGRAD_THREADS];
@@ -47,14 +47,14 @@ __device__ inline void copy_word_ahead(void *to, const void *from)
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 
-/* A thread has four filters of an output pixel and of the one below it. It loads the dY of their
- * window ... */
+/* A thread has four filters of two output pixels, one below the other. It loads the dY of their
+ * window in wgrad_fetch_image and scatters it in wgrad_scatter_dy. */
 struct filter_quad {
 	int f, x, y;
 };
 
-/* Neighbouring threads have the halves of eight filters, then columns: their stores lie in 32
- * banks. */
+/* Neighbouring threads have the two halves of eight filters; pairs of threads have neighbouring
+ * columns. The stores of a warp are therefore in 32 different banks. */
 __device__ inline struct filter_quad filter_quad_of_thread()
 {
 	const int i = threadIdx.x;
@@ -62,7 +62,7 @@ __device__ inline struct filter_quad filter_quad_of_thread()
 		i / (2 * CONV2_FILTERS) * 2};
 }
 
-/* The i-th image of the block, which is image n of the batch. */
+/* Starts the copies of image n of the batch, the i-th image of the block. */
 __device__ inline void wgrad_fetch_image(
 	struct wgrad_shared *s, const struct kx_conv2 &l, int i, int n, int images)
 {
@@ -85,7 +85,8 @@ __device__ inline void wgrad_fetch_image(
 	copies_commit();
 }
 
-/* ... and later scatters it to both. No other thread reads the pooled dY. */
+/* Writes dY before the pool: the thread's four filters of both output pixels. No other thread reads
+ * its pooled dY. */
 __device__ inline void wgrad_scatter_dy(
 	unsigned char (*to)[OUT_PIXELS][16], const struct pooled_dy &from, float up)
 {
@@ -106,8 +107,8 @@ __device__ inline void wgrad_scatter_dy(
 	}
 }
 
-/* The address of the first pixel of a tap, and the strides to the next eight channels and to the
- * next row of pixels. */
+/* The pixels of a tap as B operand: address of the first pixel, strides to the next eight channels
+ * and to the next row. */
 struct tap_operand {
 	uint32_t at, channels, row;
 };
@@ -131,8 +132,8 @@ __device__ inline void wgrad_add_tap(
 		wgmma_m64n32k16(d, a[k], wgmma_descriptor(o.at + 2 * k * o.row, o.row, o.channels));
 }
 
-/* Starts a warpgroup's products of an image: tap `first` and every WARPGROUPS-th one, `n` of
- * them. `dy`: the lane's row of its first matrices. */
+/* Starts the products of a warpgroup for one image. It has `n` taps: `first` and every
+ * WARPGROUPS-th tap behind it. `dy` is the address of this lane's row in its first matrices. */
 __device__ inline void wgrad_add_image(float (&d)[MAX_TAPS][16], const struct wgrad_shared *s,
 	int stage, int first, int n, uint32_t dy)
 {
@@ -149,7 +150,7 @@ __device__ inline void wgrad_add_image(float (&d)[MAX_TAPS][16], const struct wg
 	wgmma_commit();
 }
 
-/* The sums of a tap: rows are filters, columns channels. */
+/* Stores the sums of a tap. Rows are filters, columns are channels. */
 __device__ inline void wgrad_store(float *out, const float (&d)[16], int tap, float down)
 {
 	const int lane = threadIdx.x % 32, f = threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -162,7 +163,7 @@ __device__ inline void wgrad_store(float *out, const float (&d)[16], int tap, fl
 	}
 }
 
-/* blockIdx: x a slice of the images, y taps. */
+/* blockIdx: x images (split-K slices), y taps. */
 __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 	conv2_wgrad_kernel(struct kx_conv2 l, float *workspace, int images)
 {
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 	const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); /* uniform */
 	const int first = blockIdx.y * TAPS_PER_BLOCK + group,
 		  mine = (TAPS_PER_BLOCK - group + WARPGROUPS - 1) / WARPGROUPS;
-	/* matrices: eight filters and the next, then those of the next eight positions */
+	/* four matrices: two groups of eight filters at eight positions, then at the next eight */
 	const uint32_t dy =
 		shared_address(s->dy) + ((threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) * OUT_PIXELS +
 						lane / 16 * 8 + lane % 8) *
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 
 } // namespace
 
-/* A slice is 200 KB, so each has at least two images. */
+/* A slice of the workspace is 200 KB, so each slice has at least two images. */
 int kx_conv2_wgrad_slices(int images)
 {
 	const int slices = (images + 1) / 2;

@@ -1,9 +1,10 @@
 /*
- * head.cu - see head.h.
+ * head.cu - the kernels of head.h.
  *
- * Both products load their operands directly from global memory. Any order of K is right as long
- * as both operands use it: thread t of four takes k = 4t .. 4t + 3 of sixteen, one 16-byte load of
- * a row, for two m16n8k8. The warps of a block share K (hidden) or the columns (dgrad).
+ * Both products load their operands directly from global memory. The order of K does not matter if
+ * both operands use the same one. Thread t of four therefore loads k = 4t to 4t + 3 of sixteen with
+ * one 16-byte load per row, which serves two m16n8k8. The warps of a block divide K in the hidden
+ * kernel and the columns in the dgrad kernel.
  */
 #include "kernels/cuda/mma/gemm.cuh"
 #include "kernels/cuda/fused/head.h"
@@ -11,12 +12,12 @@
 namespace
 {
 
-#define HEAD_IMAGES    32 /* of a block: two tiles */
+#define HEAD_IMAGES    32 /* per block: two tiles */
 #define HIDDEN_WARPS   8
 #define HIDDEN_THREADS (HIDDEN_WARPS * 32)
-#define HIDDEN_COLUMNS 32 /* of a block: four tiles */
+#define HIDDEN_COLUMNS 32 /* per block: four tiles */
 
-/* K = 16 of a tile: `a` has rows r and r + 8, `b` column r. */
+/* Adds K = 16 to a tile. `a` has rows r and r + 8, `b` has column r. */
 __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 {
 	const float x[2][4] = {{a[0].x, a[0].y, a[0].z, a[0].w}, {a[1].x, a[1].y, a[1].z, a[1].w}};
@@ -38,7 +39,7 @@ __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 
 /* ---- hidden ---------------------------------------------------------------------------------- */
 
-/* The warp's share of the inputs, sixteen at a time. */
+/* Multiplies the warp's share of the inputs, sixteen at a time. */
 __device__ inline void hidden_add_inputs(
 	float (&c)[2][4][4], const struct kx_head &h, int n0, int unit0, int images)
 {
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 		k_share[warp][i][lane] = {c[i / 4][i % 4][0], c[i / 4][i % 4][1],
 			c[i / 4][i % 4][2], c[i / 4][i % 4][3]};
 	__syncthreads();
-	/* a warp adds up one tile, the shares in order */
+	/* each warp adds up one tile: the shares of K in order */
 	float4 sum = k_share[0][warp][lane];
 	for (int i = 1; i < HIDDEN_WARPS; i++)
 		sum = sum + k_share[i][warp][lane];
@@ -101,11 +102,11 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 /* ---- logits, loss and dgrad ------------------------------------------------------------------ */
 
 #define HEAD_THREADS     512                          /* of head_kernel */
-#define IMAGE_THREADS    (HEAD_THREADS / HEAD_IMAGES) /* threads that share the units of an image */
+#define IMAGE_THREADS    (HEAD_THREADS / HEAD_IMAGES) /* threads per image */
 #define UNITS_PER_THREAD (HEAD_UNITS / IMAGE_THREADS)
-#define COLUMN_TILES     (HEAD_INPUTS / (HEAD_THREADS / 32) / 8) /* of eight columns */
-#define PREFETCH         4 /* of the weights of dgrad, loaded from the start */
-/* Floats from image to image. Two rows of 16-byte accesses lie in 32 banks. */
+#define COLUMN_TILES     (HEAD_INPUTS / (HEAD_THREADS / 32) / 8) /* tiles of 8 columns per warp */
+#define PREFETCH         4 /* K steps of dgrad weights that are loaded ahead */
+/* Stride of an image in floats. With it the 16-byte loads of two rows are in 32 different banks. */
 #define PITCH (HEAD_UNITS + 16)
 
 struct head_shared {
@@ -113,8 +114,8 @@ struct head_shared {
 	float d_hidden[HEAD_IMAGES][PITCH];
 };
 
-/* Thread number j of an image has the units IMAGE_THREADS * i + j. Afterwards each has all
- * logits. */
+/* Computes the logits of an image. Thread j of the image multiplies units IMAGE_THREADS * i + j.
+ * Every thread then has all logits. */
 __device__ inline void head_logits(float (&logit)[HEAD_CLASSES], float (&hidden)[UNITS_PER_THREAD],
 	const struct head_shared &s, const struct kx_head &h, int n, bool here)
 {
@@ -137,7 +138,7 @@ __device__ inline void head_logits(float (&logit)[HEAD_CLASSES], float (&hidden)
 	}
 }
 
-/* Logits become d_logits; returns the loss. */
+/* Replaces the logits by d_logits and returns the loss. */
 __device__ inline float head_softmax(
 	float (&logit)[HEAD_CLASSES], int classes, int label, int images)
 {
@@ -159,7 +160,7 @@ __device__ inline float head_softmax(
 	return logf(sum) - (label_logit - max_logit);
 }
 
-/* Each thread of an image writes a few classes. */
+/* Stores one value per class. Each thread of an image writes a few classes. */
 __device__ inline void head_store_classes(
 	float *to, const float (&v)[HEAD_CLASSES], int width, int n)
 {
@@ -169,8 +170,9 @@ __device__ inline void head_store_classes(
 			to[(size_t)n * width + k] = v[k];
 }
 
-/* A thread's image: logits, and (TRAINING) the loss and d_hidden, in shared memory. The first
- * column of blocks also writes them to global memory. */
+/* Computes the logits of an image. If TRAINING, also computes the loss, d_logits and d_hidden, and
+ * writes d_hidden to shared memory. Blocks with blockIdx.y = 0 write all results to global
+ * memory. */
 template <bool TRAINING>
 __device__ inline void head_classify(
 	struct head_shared *s, const struct kx_head &h, int images, int n, int label)
@@ -203,7 +205,7 @@ __device__ inline void head_classify(
 	}
 }
 
-/* K step number k (sixteen units), for the warp's columns. */
+/* Loads the weights of K step k (sixteen units) for the columns of the warp. */
 __device__ inline void head_fetch_weights(float4 (&b)[COLUMN_TILES], const float *weight, int k)
 {
 #pragma unroll
@@ -211,8 +213,8 @@ __device__ inline void head_fetch_weights(float4 (&b)[COLUMN_TILES], const float
 		b[j] = *reinterpret_cast<const float4 *>(weight + 8 * j * HEAD_UNITS + 16 * k);
 }
 
-/* The warp's columns of dX. `weight`: the lane's first; `next`: the weights of the first K
- * steps. */
+/* Computes the columns of dX that the warp has. `weight` points to this lane's first weight. `next`
+ * holds the weights of the first PREFETCH K steps. */
 __device__ inline void head_add_dx(float (&c)[2][COLUMN_TILES][4], const struct head_shared *s,
 	const float *weight, float4 (&next)[PREFETCH][COLUMN_TILES])
 {
@@ -259,7 +261,7 @@ __device__ inline void head_store_dx(const struct kx_head &h, const float (&c)[2
 	}
 }
 
-/* blockIdx: x images, y (TRAINING) inputs. */
+/* blockIdx: x images, y inputs (only if TRAINING). */
 template <bool TRAINING>
 __global__ void __launch_bounds__(HEAD_THREADS, 1)
 	head_kernel(struct kx_head h, struct kx_batch batch)

@@ -1,6 +1,6 @@
 /*
- * head.h - the classifier head: fc:128, ReLU, fc to a few classes, softmax and loss, and dgrad
- * through both fc layers, in two kernels. Results are those of kx_conv_* and kx_loss with
+ * head.h - the classifier head in two kernels: fc:128, ReLU, an fc layer of few classes, softmax,
+ * loss, and dgrad of both fc layers. The results are those of kx_conv_* and kx_loss with
  * KX_MATH_3XTF32. The rules of kernels.h apply.
  */
 #ifndef KERNELS_CUDA_FUSED_HEAD_H
@@ -17,21 +17,21 @@ extern "C" {
 
 struct kx_head {
 	int inputs, classes, width; /* width: floats of an image in logits and d_logits */
-	const float *x;             /* inputs of each image */
-	const float *mask;          /* NULL, or dX is 0 where this, laid out as x, is not > 0 */
+	const float *x;             /* [image][input] */
+	const float *mask;          /* NULL, or dX is 0 where mask is not > 0; same layout as x */
 	const float *weight, *transposed; /* [input][unit] and [unit][input] */
 	const float *bias;
 	const float *class_weight, *class_bias; /* [unit][width] */
-	float *hidden, *d_hidden;               /* HEAD_UNITS of each image */
+	float *hidden, *d_hidden;               /* [image][HEAD_UNITS] */
 	float *logits, *d_logits, *loss;
 	float *dx;
 };
 
-/* x -> hidden */
+/* Computes hidden from x. */
 int kx_head_hidden(struct kx_head h, int images, cudaStream_t stream);
-/* hidden -> logits */
+/* Computes logits from hidden. */
 int kx_head_logits(struct kx_head h, int images, cudaStream_t stream);
-/* hidden -> logits, loss, d_logits, d_hidden and dx */
+/* Computes logits, loss, d_logits, d_hidden and dx from hidden. */
 int kx_head_dgrad(struct kx_head h, struct kx_batch batch, cudaStream_t stream);
 
 #ifdef __cplusplus

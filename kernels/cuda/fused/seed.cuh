@@ -1,5 +1,5 @@
 /*
- * seed.cuh - shared by the kernels of the seed nets.
+ * seed.cuh - helpers that the kernels of the seed networks share.
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_CUH
 #define KERNELS_CUDA_FUSED_SEED_CUH
@@ -9,7 +9,8 @@
 #define SEED_ROW_USED 10 /* 9 weights and a bias; 10 classes */
 
 #ifdef __CUDACC__
-/* now->step is that of the first step of the graph; only its last kernel advances it. */
+/* The number of image n in the data set. now->step is the first step of the graph; only the last
+ * kernel of the graph advances it. */
 __device__ static inline size_t seed_number(const struct kx_batch &b, int step, int n)
 {
 	return b.index ? b.index[((size_t)b.now->step + step) * b.images + n] : b.now->first + n;
@@ -20,7 +21,7 @@ __device__ static inline const uint8_t *seed_image(const struct kx_batch &b, int
 	return b.pixels + seed_number(b, step, n) * (SEED_SIDE * SEED_SIDE);
 }
 
-/* The offset in the manifest of filter f's weight k; k = 9: the bias. */
+/* Offset of weight k of filter f in the manifest. k = 9 is the bias. */
 __device__ static inline size_t seed_conv_at(const struct kx_seed &s, int f, int k)
 {
 	return k < 9 ? (size_t)f * 9 + k : (size_t)s.f * 9 + f;
@@ -48,7 +49,8 @@ __device__ static inline void logits_add(
 		s[c] = fmaf(v, x[c], s[c]);
 }
 
-/* Sums an image's logits over the warp's eight filters. Lanes t < 4 store the result. */
+/* Adds up the logits of an image over the eight filters of the warp. Lanes 0 to 3 store the results
+ * of their images. */
 __device__ static inline void logits_reduce_filters(const float (&logit)[SEED_CLASSES], float *to)
 {
 #pragma unroll
@@ -71,7 +73,7 @@ __device__ static inline float load_shared(uint32_t at)
 	return v;
 }
 
-/* Stores a feature's sums, times `scale`. */
+/* Stores the fc gradient of a feature, times `scale`. */
 __device__ static inline void seed_store_fc_wgrad(const struct kx_seed &s,
 	const float (&sum)[SEED_CLASSES], float scale, int slice, int p, int f)
 {
@@ -86,8 +88,9 @@ __device__ static inline void seed_store_fc_wgrad(const struct kx_seed &s,
 		*reinterpret_cast<float4 *>(out + c) = {v[c], v[c + 1], v[c + 2], v[c + 3]};
 }
 
-/* Lanes are filters from f0 on. Adds up the warps' sums over the block's positions, in order,
- * through WARPS * 32 * SEED_ROW floats of shared memory. The sums are in units of a pixel. */
+/* Adds up the conv gradients of the block's warps, in order, and stores them. A lane has filter f0
+ * + lane. `shared` has WARPS * 32 * SEED_ROW floats. The weight sums are still for pixels of 0 to
+ * 255. */
 template <int WARPS>
 __device__ static inline void seed_store_conv_wgrad(const struct kx_seed &s, const float (&sum)[9],
 	float bias, float *shared, int f0, int slice)

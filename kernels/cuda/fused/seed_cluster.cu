@@ -1,12 +1,12 @@
 /*
- * seed_cluster.cu - the cluster kernel: a small batch of a small seed net from pixels to gradient
- * slices in one launch. Three launches would mostly wait for each other.
+ * seed_cluster.cu - the cluster kernel: computes a small batch of a small seed network from pixels
+ * to gradient slices in one launch. With three launches, most of the time would be launch latency.
  *
- * A cluster of blocks has SEED_CLUSTER_IMAGES images. Each of its blocks has a range of the
- * positions and all filters. Between fprop and wgrad the blocks exchange only the partial logits
- * of their positions: a few hundred floats, read from each other's shared memory. Values and
- * argmax stay in the block. The arithmetic is that of seed_fprop.cu (eight images at a time) and
- * seed_wgrad.cu.
+ * A cluster of blocks has SEED_CLUSTER_IMAGES images. Each block has all filters at a range of the
+ * positions. Between fprop and wgrad the blocks exchange only the partial logits of their
+ * positions. These are a few hundred floats, which the blocks read from each other's shared memory.
+ * Values and argmax stay in the block. The arithmetic is that of seed_fprop.cu (eight images at a
+ * time) and seed_wgrad.cu.
  */
 #include <cooperative_groups.h>
 #include "kernels/cuda/fused/seed.cuh"
@@ -17,26 +17,27 @@ namespace
 #define CLUSTER_WARPS   12
 #define CLUSTER_THREADS (CLUSTER_WARPS * 32)
 #define CLUSTER_FILTERS 32
-#define FILTER_GROUPS   (CLUSTER_FILTERS / 8)           /* of filters, one warp each; fprop */
-#define THIRDS          (CLUSTER_WARPS / FILTER_GROUPS) /* position ranges; fprop */
-#define WARP_POSITIONS  2                               /* positions of a warp; wgrad */
-#define MAX_POSITIONS   22                              /* of a block: 169 / 8, rounded up */
+#define FILTER_GROUPS   (CLUSTER_FILTERS / 8)           /* fprop: groups of 8 filters */
+#define THIRDS          (CLUSTER_WARPS / FILTER_GROUPS) /* fprop: ranges of positions */
+#define WARP_POSITIONS  2                               /* wgrad: positions of a warp */
+#define MAX_POSITIONS   22                              /* per block: 169 / 8, rounded up */
 #define IMAGE_PIXELS    (SEED_SIDE * SEED_SIDE)
 #define CHUNKS          (IMAGE_PIXELS / 16)
-/* Floats from image to image. A warp stores 8 filters x 4 images in 32 banks. */
+/* Stride of an image in floats. With it the 8 filters x 4 images that a warp stores are in 32
+ * banks. */
 #define VALUE_STRIDE 36
 
 struct cluster_shared {
-	uint32_t pairs[SEED_CLUSTER_IMAGES * IMAGE_WORDS]; /* mma operands ... */
-	float pixels[SEED_CLUSTER_IMAGES * IMAGE_PIXELS];  /* ... and as floats */
+	uint32_t pairs[SEED_CLUSTER_IMAGES * IMAGE_WORDS]; /* pixels as mma operands */
+	float pixels[SEED_CLUSTER_IMAGES * IMAGE_PIXELS];  /* pixels as floats */
 	float value[MAX_POSITIONS][SEED_CLUSTER_IMAGES][VALUE_STRIDE];
-	uint8_t argmax[MAX_POSITIONS][CLUSTER_FILTERS][4]; /* two images in a byte */
+	uint8_t argmax[MAX_POSITIONS][CLUSTER_FILTERS][4]; /* two images per byte */
 	float warp_logits[CLUSTER_WARPS][SEED_CLUSTER_IMAGES * SEED_CLASSES];
-	float block_logits[SEED_CLUSTER_IMAGES * SEED_CLASSES]; /* read by the cluster */
+	float block_logits[SEED_CLUSTER_IMAGES * SEED_CLASSES]; /* the other blocks read it */
 	float d_logits[SEED_CLUSTER_IMAGES * SEED_ROW];
 };
 
-/* The share of a block: images from `first` on, and `count` positions from `begin` on. */
+/* The tile of a block: images from `first` on, and `count` positions from `begin` on. */
 struct block_tile {
 	int first, begin, count;
 };
@@ -60,7 +61,7 @@ __device__ inline void cluster_load_images(
 
 /* ---- fprop ----------------------------------------------------------------------------------- */
 
-/* A warp: eight filters at a third of the positions. A thread: one filter, two images. */
+/* A warp has eight filters at a third of the positions. A thread has one filter and two images. */
 __device__ inline void cluster_fprop(
 	const struct kx_seed &s, struct cluster_shared *shared, const struct block_tile &tile)
 {
@@ -111,7 +112,7 @@ __device__ inline void cluster_fprop(
 
 /* ---- dgrad ----------------------------------------------------------------------------------- */
 
-/* The logits of the cluster's images, into warp_logits[0]. */
+/* Adds up the logits of the cluster's images and writes them to warp_logits[0]. */
 __device__ inline void cluster_reduce_logits(const struct kx_seed &s, struct cluster_shared *shared)
 {
 	const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
@@ -127,8 +128,8 @@ __device__ inline void cluster_reduce_logits(const struct kx_seed &s, struct clu
 	}
 }
 
-/* One warp for each image. Every block computes them; the first of the cluster writes them to
- * memory. */
+/* Computes softmax, d_logits and loss of an image by one warp. Every block of the cluster computes
+ * them; block 0 also writes them to global memory. */
 __device__ inline void cluster_softmax(const struct kx_seed &s, const struct kx_batch &batch,
 	struct cluster_shared *shared, int n, int label, bool write)
 {
@@ -163,7 +164,7 @@ struct cluster_sums {
 	float conv[9], bias;
 };
 
-/* `patch`: shared-memory address of the first pixel under the argmax. */
+/* Adds one feature. `patch` is the shared-memory address of the first pixel under the argmax. */
 __device__ inline void cluster_add_feature(struct cluster_sums *sum, const float (&w)[SEED_CLASSES],
 	int pos, uint32_t patch, float v, const float (&dy)[SEED_ROW])
 {
@@ -182,7 +183,7 @@ __device__ inline void cluster_add_feature(struct cluster_sums *sum, const float
 	sum->bias += d;
 }
 
-/* A thread's filter at its positions, one image after the other. */
+/* Adds the thread's filter at its positions, image by image. */
 __device__ inline void cluster_wgrad(struct cluster_sums *sum,
 	const float (&w)[WARP_POSITIONS][SEED_CLASSES], const struct cluster_shared *shared, int f,
 	const int (&pos)[WARP_POSITIONS], const uint32_t (&patch)[WARP_POSITIONS])
@@ -199,7 +200,7 @@ __device__ inline void cluster_wgrad(struct cluster_sums *sum,
 			dy[q] = shared->d_logits[image * SEED_ROW + q];
 #pragma unroll
 		for (int i = 0; i < WARP_POSITIONS; i++) {
-			/* bytes from a patch's first pixel to that of output pixel 0..3 */
+			/* byte offsets of output pixels 0 to 3 in the patch */
 			const uint32_t offsets =
 				__byte_perm(0x74700400u, 0, which[i] >> (16 * (image / 4)));
 			cluster_add_feature(sum, w[i], i,
@@ -210,7 +211,7 @@ __device__ inline void cluster_wgrad(struct cluster_sums *sum,
 	}
 }
 
-/* blockIdx: the cluster, and the rank of the block in it. */
+/* blockIdx: cluster * SEED_CLUSTER + rank of the block in the cluster. */
 __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	seed_cluster_kernel(struct kx_seed s, struct kx_batch batch, int step)
 {
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
 	const int rank = blockIdx.x % SEED_CLUSTER, split = blockIdx.x / SEED_CLUSTER;
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	const int f = min(lane, s.f_pad - 1); /* lanes beyond the last filter repeat it */
+	const int f = min(lane, s.f_pad - 1); /* lanes behind the last filter repeat it */
 	const int begin = SEED_POSITIONS * rank / SEED_CLUSTER;
 	const struct block_tile tile = {split * SEED_CLUSTER_IMAGES, begin,
 		SEED_POSITIONS * (rank + 1) / SEED_CLUSTER - begin};

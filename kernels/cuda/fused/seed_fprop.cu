@@ -1,10 +1,11 @@
 /*
- * seed_fprop.cu - fprop of the seed nets: convolution, bias, ReLU, max-pool and the fc product in
- * one kernel; then logits and loss.
+ * seed_fprop.cu - fprop of the seed networks. One kernel computes convolution, bias, ReLU, max-pool
+ * and the fc product, a second one logits and loss.
  *
- * exact_conv.cuh leaves a thread with four features of a position: filter lane / 4, images 2t, 2t
- * + 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Their argmax is two bits each, in
- * this order from the lowest bit. They are byte t of the argmax word of the position and filter.
+ * With exact_conv.cuh a thread has four features of a position: filter lane / 4 for images 2t, 2t +
+ * 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Their argmax takes two bits each, in
+ * this order from the lowest bit on. These eight bits are byte t of the argmax word of the position
+ * and filter.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
@@ -63,7 +64,8 @@ __device__ inline void fprop_load_images(
 		conv_convert(to, i);
 }
 
-/* Sums over the warp's eight filters, then over the block's warps, in a fixed order. */
+/* Adds up the logits over the eight filters of each warp, then over the warps of the block, in a
+ * fixed order, and stores them. */
 __device__ inline void fprop_store_logits(const struct kx_seed &s, const struct kx_batch &batch,
 	float (&logits)[4][SEED_CLASSES], float (*shared)[SEED_GROUP * SEED_CLASSES], int group,
 	int slice)
@@ -90,7 +92,8 @@ struct fprop_shared {
 	float partial_logits[FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
-/* blockIdx: x images, y filters, z positions. Warps: filter_warps x ranges of positions. */
+/* blockIdx: x images, y filters, z positions. Warps: filter_warps groups of 8 filters x ranges of
+ * positions. */
 __global__ void __launch_bounds__(FPROP_THREADS, 2)
 	seed_fprop_kernel(struct kx_seed s, struct kx_batch batch, struct fprop_tiling fprop_tiling)
 {
@@ -120,7 +123,7 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 	float logits[4][SEED_CLASSES] = {};
 	__syncthreads();
 
-	/* loads one position ahead; the conv weights lie behind the last one */
+	/* prefetches one position ahead; the read behind the last position hits the conv weights */
 	struct feature_weights next = feature_load(fc);
 #pragma unroll 2
 	for (int left = end - begin, x = begin % 13; left > 0; left--) {
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 
 #define LOGITS_THREADS 128
 
-/* One warp for each image: lane = class + 10 x a third of the partial logits. */
+/* One warp computes one image. Lane = class + 10 * (third of the partial logits). */
 __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int slices, int step)
 {
 	const unsigned all = 0xffffffffu;
@@ -204,8 +207,8 @@ __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int 
 size_t kx_seed_argmax_bytes(int f_pad, int half, size_t images)
 {
 	const size_t groups = (images + SEED_GROUP - 1) / SEED_GROUP;
-	/* In half precision: a nibble instead of two bits, and room for a block that reads
-	 * beyond the last position. */
+	/* Half precision stores a nibble instead of two bits, and a block may read past the last
+	 * position. */
 	return groups * SEED_POSITIONS * f_pad * 4 * (half ? 2 : 1) +
 	       (half ? (size_t)SEED_HALF_POSITIONS * f_pad * 4 * 2 : 0);
 }

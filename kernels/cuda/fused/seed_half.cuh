@@ -1,16 +1,18 @@
 /*
- * seed_half.cuh - shared by the half-precision kernels of the seed nets: fp16 operands (half.cuh).
+ * seed_half.cuh - helpers that the half-precision kernels of the seed networks share: fp16 operands
+ * (half.cuh).
  *
- * fprop decides the argmax and the ReLU with weights of two terms, 22 bits. With fewer bits the
- * argmax would change, and the gradients with it. wgrad reuses these decisions, a nibble each
- * instead of the two bits of the other kernels, and computes values with the hi term alone.
+ * fprop decides the argmax and the ReLU with weights of two terms, which hold 22 bits. With fewer
+ * bits the argmax would change, and the gradients with it. fprop stores each decision as a nibble,
+ * where the other kernels store two bits. wgrad reuses the decisions and computes values with the
+ * hi term alone.
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_HALF_CUH
 #define KERNELS_CUDA_FUSED_SEED_HALF_CUH
 #include "kernels/cuda/mma/half.cuh"
 #include "kernels/cuda/fused/seed.cuh"
 
-/* The nibble of an argmax, and of a ReLU that is shut. */
+/* The nibble of an argmax, and the nibble of a ReLU that blocks the gradient. */
 #define HALF_ARGMAX(out_pixel)       (4u + (out_pixel))
 #define HALF_RELU_SHUT               0u
 #define HALF_TERMS                   2
@@ -18,22 +20,22 @@
 
 #ifdef __CUDACC__
 /*
- * The weights of a filter are scaled by a power of two. `slope` and `bias` turn the sum of an
- * output pixel into its scaled value, which is at most 1, so that __saturatef is the ReLU.
- * `unit`, a power of two, scales it back. It is NaN if a weight is NaN, because the clamp would
- * hide that.
+ * The scale of a filter. Its weights are multiplied by a power of two. `slope` and `bias` turn the
+ * sum of an output pixel into a scaled value of at most 1, so __saturatef works as the ReLU.
+ * `unit`, a power of two, scales the value back. It is NaN if a weight is NaN or infinite, because
+ * the clamp would hide that.
  */
 struct half_scale {
 	float slope, bias, unit, unused;
 };
 
-/* Weights as left operands, like conv_weights. */
+/* Weights as A operands of mma, like conv_weights. */
 template <int TERMS> struct half_weights {
 	uint4 a[TERMS][2];
 	struct half_scale scale;
 };
 
-/* The fragments of a filter group, [term][tile][lane], and its eight scales. */
+/* The fragments of a filter group, [term][tile][lane], and the scales of its eight filters. */
 __device__ static inline uint4 *half_fragments(const struct kx_seed &s, int filter_group)
 {
 	return reinterpret_cast<uint4 *>(s.half_fragments) + filter_group * HALF_TERMS * 2 * 32;
@@ -60,8 +62,8 @@ __device__ static inline uint16_t *half_argmax(const struct kx_seed &s, size_t g
 	       (group * SEED_POSITIONS + position) * s.f_pad * 4;
 }
 
-/* A power of two that bounds the values of a filter with these weights; NaN if a weight is NaN
- * or infinite. */
+/* A power of two that bounds the values of a filter with these weights. NaN if a weight is NaN or
+ * infinite. */
 __device__ static inline float half_unit(const float *w)
 {
 	float bound = fabsf(w[9]);
@@ -70,8 +72,9 @@ __device__ static inline float half_unit(const float *w)
 	return bound < INFINITY ? power_above(bound) : NAN;
 }
 
-/* Both terms of word i (of 256, in the order tile, lane, word) of a filter group's fragments.
- * `weights`: of the group's filters. The thread of a filter's first word also writes its scale. */
+/* Writes both terms of word i of a filter group's fragments. There are 256 words per term, in the
+ * order tile, lane, word. `weights` are those of the group. The thread that has the first word of a
+ * filter also writes its scale. */
 __device__ static inline void half_fragment(
 	uint4 *fragments, struct half_scale *scales, const float *weights, int i)
 {
@@ -97,7 +100,7 @@ __device__ static inline void half_fragment(
 	}
 }
 
-/* The same word of both kinds of fragments. */
+/* Writes word i of the fragments, and of the half-precision fragments if these are used. */
 __device__ static inline void seed_fragment(
 	const struct kx_seed &s, int group, const float *weights, int i)
 {
@@ -113,7 +116,7 @@ __device__ static inline uint32_t two_bf16(float low, float high)
 	return *reinterpret_cast<const uint32_t *>(&v);
 }
 
-/* Transposes an 8 x 8 matrix of 16-bit values: row lane / 4, columns 2t and 2t + 1. */
+/* Transposes an 8 x 8 matrix of 16-bit values. A lane has row lane / 4, columns 2t and 2t + 1. */
 __device__ static inline uint32_t transposed(uint32_t v)
 {
 	uint32_t to;

@@ -1,10 +1,10 @@
 /*
- * seed_half_fprop.cu - fprop of the seed nets in half precision: as seed_fprop.cu, but the fc
- * product also runs on tensor cores, in bf16.
+ * seed_half_fprop.cu - fprop of the seed networks in half precision. It works like seed_fprop.cu,
+ * but the fc product also runs on tensor cores, in bf16.
  *
- * The K of the fc product is eight filters at two positions. A thread has one filter's values of
- * two images, but the operand needs two filters' values of one image: movmatrix transposes 8 x 8
- * values.
+ * The K of the fc product is eight filters at two positions. A thread has the values of one filter
+ * for two images. The operand needs the values of two filters for one image, so movmatrix
+ * transposes the 8 x 8 values.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
@@ -14,18 +14,19 @@ namespace
 #define HALF_FPROP_WARPS   8
 #define HALF_FPROP_THREADS (HALF_FPROP_WARPS * 32)
 
-/* The share of a warp: eight filters at positions [begin, end). */
+/* The tile of a warp: eight filters at positions [begin, end). */
 struct warp_tile {
 	int filter_group, begin, end;
 };
 
 struct half_fprop_shared {
 	uint32_t pixels[SEED_GROUP * IMAGE_WORDS +
-			32]; /* and padding: the loop may read one position too far */
+			32]; /* padded: the loop may read one position too far */
 	float partial_logits[HALF_FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
-/* Images beyond the batch repeat its last one; their logits are not stored. */
+/* Loads a group of images. Images behind the end of the batch repeat its last one; their logits are
+ * not stored. */
 __device__ inline void half_load_images(
 	uint32_t *pixels, const struct kx_batch &batch, int step, int group)
 {
@@ -46,10 +47,10 @@ __device__ inline void half_load_images(
 
 /* ---- features -------------------------------------------------------------------------------- */
 
-/* A thread's four features of a position: images 2t, 2t + 1, 2t + 8, 2t + 9. */
+/* The four features that a thread has at a position: images 2t, 2t + 1, 2t + 8, 2t + 9. */
 struct half_features {
 	float value[4];
-	uint32_t argmax; /* one nibble each, in this order */
+	uint32_t argmax; /* one nibble per feature, in this order */
 };
 
 __device__ inline struct half_features half_features_of(
@@ -79,8 +80,8 @@ __device__ inline struct half_features half_features_of(
 	return f;
 }
 
-/* The fc weights of a position: classes lane / 4 and 8 + lane / 4, filters 2t and 2t + 1. Values
- * beyond the ten classes only reach rows of the product that are not stored. */
+/* The fc weights of a position: classes lane / 4 and 8 + lane / 4 for filters 2t and 2t + 1.
+ * Classes from 10 on are garbage. They reach only rows of the product that are not stored. */
 struct half_fc {
 	float v[2][2];
 };
@@ -91,7 +92,8 @@ __device__ inline struct half_fc half_fc_load(const float *from)
 		{__ldg(from + 8), __ldg(from + 8 + SEED_ROW)}}};
 }
 
-/* The logits of the group's images, summed over the warp's features, into to[image][class]. */
+/* Computes the logits of the group's images over the warp's features and writes
+ * to[image][class]. */
 __device__ inline void half_add_positions(const struct kx_seed &s,
 	const struct warp_tile &warp_tile, const uint32_t *pixels, int group, float *to)
 {
@@ -110,8 +112,8 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 	float logits[2][4] = {};
 	for (int left = warp_tile.end - warp_tile.begin, x = warp_tile.begin % 13; left > 0;
 		left -= 2) {
-		uint32_t values[2][2]; /* half of the images, position */
-		/* an odd last position is paired with weights of zero */
+		uint32_t values[2][2]; /* [half of the images][position] */
+		/* an odd number of positions ends with zero weights for the second one */
 		const uint32_t real = left > 1 ? 0xffffffffu : 0;
 		const uint4 a = {two_bf16(next[0].v[0][0], next[0].v[0][1]),
 			two_bf16(next[0].v[1][0], next[0].v[1][1]),
@@ -147,7 +149,7 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* Sums over the block's warps, in a fixed order. */
+/* Adds up the logits over the warps of the block, in a fixed order, and stores them. */
 __device__ inline void half_store_logits(const struct kx_seed &s, const struct kx_batch &batch,
 	const float (*partial_logits)[SEED_GROUP * SEED_CLASSES], int group, int slice)
 {
@@ -160,7 +162,8 @@ __device__ inline void half_store_logits(const struct kx_seed &s, const struct k
 	s.partial_logits[((size_t)slice * batch.images + n) * SEED_CLASSES + i % SEED_CLASSES] = v;
 }
 
-/* blockIdx: x images, y filters, z positions. Warps: filter_warps x ranges of positions. */
+/* blockIdx: x images, y filters, z positions. Warps: filter_warps groups of 8 filters x ranges of
+ * positions. */
 __global__ void __launch_bounds__(HALF_FPROP_THREADS, 3) seed_half_fprop_kernel(
 	struct kx_seed s, struct kx_batch batch, int filter_warps, int ranges, int step)
 {

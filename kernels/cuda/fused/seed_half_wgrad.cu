@@ -1,23 +1,24 @@
 /*
- * seed_half_wgrad.cu - dgrad and wgrad of the seed nets in half precision, all on tensor cores.
+ * seed_half_wgrad.cu - dgrad and wgrad of the seed networks in half precision, all on tensor cores.
  *
- * A warp owns eight filters at four positions and loops over groups of sixteen images. In every
- * product lane / 4 is the filter, and t = lane % 4 has the images 2t, 2t + 1 of each half of the
- * group, as in seed_half_fprop.cu. Two positions at a time make sixteen rows:
+ * A warp has eight filters at four positions and loops over groups of sixteen images. In every
+ * product a lane has filter lane / 4 and images 2t and 2t + 1 of each half of the group (t = lane %
+ * 4), as in seed_half_fprop.cu. Eight filters at two positions make sixteen rows:
  *   dY     [filter, pos][image] = fc weight [filter, pos][class] x d_logits [class][image]
- *   value  is computed again, with the hi term of the weights: cheaper than loading 2 bytes
+ *   value  computed again, with the hi term of the weights; cheaper than loading 2 bytes
  *   fc     [filter, pos][class] += value [filter, pos][image] x d_logits [image][class]
  *   conv   [filter, output pixel][pixel] += dY [filter, output pixel][image] x patch [image]
- * The first two results have the layout of the left operands of the last two. dY is in the row of
- * the argmax, with zeros in the other three rows. At the end the patches of the four output pixels
- * are shifted and added up to the gradient of the nine weights. A column of ones gives that of the
- * bias.
+ * The accumulators of the first two products have the layout of the A operands of the last two. The
+ * conv product has one row per output pixel: the row of the argmax gets dY, the other three rows
+ * get zeros. At the end the kernel shifts the patches of the four output pixels and adds them up to
+ * the gradient of the nine weights. A column of ones gives the gradient of the bias.
  *
- * For fp16, d_logits are scaled by the largest of the block's images to 2^4, and fc weights by
- * their sums to 2^11, so that the products stay below 2^15. Values are below 1.
+ * The operands are fp16. The kernel scales the d_logits of the block's images so that the largest
+ * is below 2^4. It scales the fc weights of a feature so that their absolute sum is below 2^11. The
+ * products then stay below 2^15. Values are at most 1.
  *
- * Four of the twenty warps are producers. They fill the stages of a pipeline in shared memory, and
- * the sixteen consumer warps compute.
+ * Four of the twenty warps are producers. They fill the stages of a pipeline in shared memory. The
+ * sixteen consumer warps compute.
  */
 #include <cuda_awbarrier_primitives.h>
 #include "kernels/cuda/fused/seed_half.cuh"
@@ -32,17 +33,17 @@ namespace
 #define STAGES             3
 #define HALF_WGRAD_THREADS (CONSUMER_WARPS * 32 + PRODUCER_THREADS)
 #define IMAGE_PIXELS       (SEED_SIDE * SEED_SIDE) /* pixels */
-#define CHUNKS             (IMAGE_PIXELS / 16)     /* of 16 pixels, in an image */
-#define IMAGE_PAIRS        (SEED_GROUP / 2)        /* of images, in a group */
+#define CHUNKS             (IMAGE_PIXELS / 16)     /* chunks of 16 pixels per image */
+#define IMAGE_PAIRS        (SEED_GROUP / 2)        /* pairs of images per group */
 #define THREADS_PER_IMAGE  (PRODUCER_THREADS / SEED_GROUP)
-/* Words from pair to pair: four pairs x two rows of four pixels lie in 32 banks. The last four
- * words are ones. */
+/* Stride of a pair of images in words. With it four pairs x two rows of four pixels are in 32
+ * different banks. The last four words are ones. */
 #define PAIR_WORDS 808
 #define ONES       0x3c003c00u
 
-/* One stage of the pipeline. A word has two values: of two images, or of two classes. d_logits
- * are stored twice, padded to 16 classes: as right operand for the fc weights (words t and t + 4
- * of a lane side by side), and as right operand for the values. The padding stays 0. */
+/* One stage of the pipeline. A word has two values: those of two images or of two classes. d_logits
+ * are stored twice, padded with zeros to 16 classes. by_image is the B operand of the dY product,
+ * where words t and t + 4 of a lane are neighbours. by_class is the B operand of the fc product. */
 struct half_stage {
 	uint32_t pixels[IMAGE_PAIRS][PAIR_WORDS];
 	uint32_t by_image[SEED_GROUP][8];
@@ -50,8 +51,8 @@ struct half_stage {
 	__mbarrier_t full, empty;
 };
 
-/* The stages form a ring. Producer threads arrive at `full`, consumer warps at `empty`. So a
- * warp can be a stage or two ahead of the others. */
+/* The position of a warp in the ring of stages. Producer threads arrive at `full`, consumer warps
+ * at `empty`. A warp can therefore be one or two stages ahead of the others. */
 struct pipeline_state {
 	uint32_t stage; /* byte offset from the first stage */
 	bool parity;
@@ -73,7 +74,7 @@ __device__ inline struct half_stage *stage_of(
 		reinterpret_cast<unsigned char *>(first) + t.stage);
 }
 
-/* Called by one thread, before the first barrier of the block. */
+/* Initialises the barriers. One thread calls it before the first barrier of the block. */
 __device__ inline void init_stages(struct half_stage *stage)
 {
 	for (int i = 0; i < STAGES; i++) {
@@ -99,16 +100,17 @@ __device__ inline void init_constants(struct half_stage *stage)
 		stage->pixels[i / 4][IMAGE_PIXELS + i % 4] = ONES;
 }
 
-/* A producer thread. THREADS_PER_IMAGE lanes fetch an image, and a warp unpacks its four images.
- * Images beyond the batch repeat its last one; their d_logits are 0. */
+/* A producer thread. THREADS_PER_IMAGE lanes fetch one image. Each producer warp unpacks the four
+ * images that its lanes fetch. Images behind the end of the batch repeat its last one; their
+ * d_logits are 0. */
 struct producer {
 	int i;                 /* index among PRODUCER_THREADS */
-	const uint32_t *index; /* of this step; no kernel of the graph writes it */
+	const uint32_t *index; /* image numbers of this step; no kernel of the graph writes them */
 	const uint8_t *pixels;
 	int last; /* last image of the batch */
 };
 
-/* The number in the data set of the group's image that this thread helps to fetch. */
+/* The number in the data set of the image that this thread helps to fetch. */
 __device__ inline uint32_t producer_image(const struct producer &f, int group)
 {
 	return f.index[min(group * SEED_GROUP + f.i / THREADS_PER_IMAGE, f.last)];
@@ -127,7 +129,7 @@ __device__ inline void producer_fetch_pixels(
 	copies_commit();
 }
 
-/* Unpacks a pair of images, four pixels at a time. All loads precede the first store. */
+/* Unpacks a pair of images, four pixels at a time. All loads are issued before the first store. */
 __device__ inline void expand_pair(uint32_t *to, const uint32_t *from)
 {
 	const int quads = IMAGE_PIXELS / 4, rounds = (quads + 31) / 32, lane = threadIdx.x % 32;
@@ -192,18 +194,18 @@ __device__ inline void producer_store_dy(
 			two_halves(e.by_image.x * scale, e.by_image.y * scale);
 }
 
-/* What a producer loads ahead. */
+/* The values that a producer loads ahead. */
 struct prefetched {
 	uint32_t number; /* image number of the group after next */
 	struct dy_pair dy;
 };
 
-/* Fills one stage after the other, as they become empty. */
+/* The producer loop: fills each stage when it is empty. */
 __device__ inline void produce(const struct producer &f, struct prefetched next,
 	const struct kx_seed &s, struct half_stage *first, uint4 (*bytes)[SEED_GROUP * CHUNKS],
 	int begin, int end, float scale)
 {
-	struct pipeline_state state = {0, true}; /* the stages are empty at first */
+	struct pipeline_state state = {0, true}; /* at the start all stages are empty */
 	for (int group = begin; group < end; group++) {
 		struct half_stage *stage = stage_of(first, state);
 		uint4 *mine = bytes[(group - begin) % 2];
@@ -232,24 +234,23 @@ __device__ inline void produce(const struct producer &f, struct prefetched next,
 #define OUT_PIXELS      4
 #define PATCH           16 /* pixels */
 #define ROW_BYTES       (SEED_SIDE * 4)
-#define HALF_BYTES      (4 * PAIR_WORDS * 4) /* half of a group's pairs */
+#define HALF_BYTES      (4 * PAIR_WORDS * 4) /* half of the pairs of a group */
 static_assert(WARP_POSITIONS * POSITION_GROUPS == SEED_HALF_POSITIONS, "a block's positions");
 
 /* The shared memory of a block. */
 struct half_wgrad_shared {
 	union {
 		struct half_stage stage[STAGES];
-		float conv_sums[CONSUMER_WARPS][8]
-			       [OUT_PIXELS * PATCH +
-				       OUT_PIXELS]; /* sums of the conv and of its bias */
+		/* sums of conv weights, then of biases */
+		float conv_sums[CONSUMER_WARPS][8][OUT_PIXELS * PATCH + OUT_PIXELS];
 	};
 	uint4 bytes[2][SEED_GROUP * CHUNKS];          /* pixels in flight */
-	uint4 fc[CONSUMER_WARPS][POSITION_PAIRS][32]; /* weights as left operands */
-	float fc_power[CONSUMER_WARPS][32];           /* their scale: divided by this, times 2^11 */
+	uint4 fc[CONSUMER_WARPS][POSITION_PAIRS][32]; /* weights as A operands */
+	float fc_power[CONSUMER_WARPS][32];           /* fc = weights / fc_power * 2^11 */
 	float amax[HALF_WGRAD_THREADS / 32];
 };
 
-/* The share of a block and of a warp. Positions and filters beyond the last one repeat it; their
+/* The tile of a block and of a warp. Positions and filters behind the last one repeat it; their
  * results are not stored. */
 struct half_tile {
 	int begin, end;          /* groups of images */
@@ -279,7 +280,7 @@ __device__ inline bool is_valid(const struct half_tile &tile, int pos)
 	return tile.valid && tile.first + pos < SEED_POSITIONS;
 }
 
-/* Over the images of groups [begin, end). */
+/* The largest |d_logits| of images [begin, end). */
 __device__ inline float dy_amax(
 	const struct kx_seed &s, struct half_wgrad_shared *shared, int begin, int end)
 {
@@ -301,21 +302,21 @@ __device__ inline float dy_amax(
 /* ---- features -------------------------------------------------------------------------------- */
 
 struct half_sums {
-	float fc[POSITION_PAIRS][2][4]; /* classes 0 to 7, the others */
-	float conv[OUT_PIXELS / 2][2]
-		  [4]; /* output pixels; columns: the middle of the patch, or a side and ones */
+	float fc[POSITION_PAIRS][2][4]; /* classes 0 to 7, then 8 to 15 */
+	/* [pair of output pixels][middle of the patch, or one side and ones] */
+	float conv[OUT_PIXELS / 2][2][4];
 };
 
 /* The shared-memory addresses of a thread's words in a stage, in bytes. */
 struct lane_addresses {
 	uint32_t cells, middle, side, by_image, by_class, fc;
 	uint32_t pos[WARP_POSITIONS]; /* offset from the patch of the first position */
-	uint32_t pixel;               /* all ones if the lane has a pixel, 0 if it has a one */
-	uint32_t pick;                /* selects the half of its image from two words */
+	uint32_t pixel; /* mask: all ones if the lane has a pixel, 0 if it has a constant one */
+	uint32_t pick;  /* __byte_perm selector: the half of this lane's image */
 	__half2 slope, bias;
 };
 
-/* The scaled values of two images. */
+/* Computes the scaled values of two images. */
 __device__ inline uint32_t half_values_of(
 	const struct half_weights<1> &w, const struct lane_addresses &at, uint32_t patch)
 {
@@ -330,7 +331,7 @@ __device__ inline uint32_t half_values_of(
 	return half_bits(__hfma2_sat(most, at.slope, at.bias));
 }
 
-/* Each of four nibbles selects a byte: 4 to 7 from the table, 0 zero. */
+/* Each of four nibbles selects a byte: 4 to 7 a byte of the table, 0 a zero. */
 __device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 {
 	uint32_t v;
@@ -338,8 +339,9 @@ __device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 	return v;
 }
 
-/* `argmax`: four nibbles, of the images 2t and 2t + 1 of both halves. They select the upper half
- * of an fp16 1.0 for the output pixel of the argmax, and zero for the others. */
+/* Adds one position to the conv sums. `argmax` has four nibbles, for images 2t and 2t + 1 of both
+ * halves. A nibble selects the upper byte of an fp16 1.0 for the output pixel that is the argmax,
+ * and zero for the others. The product of this mask and dY is the A operand. */
 __device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const uint32_t (&d)[2],
 	uint32_t argmax, uint32_t middle, const uint32_t (&side)[2])
 {
@@ -361,14 +363,14 @@ __device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const
 	}
 }
 
-/* A group's features at two positions. `stage`: byte offset of the stage. e, b: d_logits as
- * right operands, by half of the images and by classes. */
+/* Adds the features of a group at two positions. `stage` is the byte offset of the stage. `e` and
+ * `b` are the d_logits as B operands: e[half of the images], b[half of the classes]. */
 __device__ inline void half_add_pair(struct half_sums *sum, int pair,
 	const struct half_weights<1> &w, const struct lane_addresses &at, const uint32_t *argmax,
 	uint32_t stage, const uint2 (&e)[2], const uint32_t (&b)[2][2])
 {
 	const uint4 fc = load_shared4(at.fc + pair * 32 * 16);
-	uint32_t value[2][2], d[2][2]; /* position, half */
+	uint32_t value[2][2], d[2][2]; /* [position][half of the images] */
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		float dy[4] = {};
@@ -409,8 +411,8 @@ __device__ inline void half_add_group(struct half_sums *sum, const struct half_w
 
 /* ---- prologue and epilogue ------------------------------------------------------------------- */
 
-/* The fc weights of the thread's filter as left operands, scaled by 2^11 / power. Zero for an
- * invalid position, so that its dY is zero. */
+/* Stores the fc weights of the thread's filter as A operands, scaled by 2^11 / power. The weights
+ * of an invalid position are zero, so that its dY is zero. */
 __device__ inline void half_load_fc(
 	const struct kx_seed &s, struct half_wgrad_shared *shared, const struct half_tile &tile)
 {
@@ -438,7 +440,7 @@ __device__ inline void half_load_fc(
 	const float power = power_above(bound), scale = 0x1p11f / power;
 #pragma unroll
 	for (int pair = 0; pair < POSITION_PAIRS; pair++) {
-		uint32_t a[2][2]; /* position, classes */
+		uint32_t a[2][2]; /* [position][half of the classes] */
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			const float2 x = v[2 * pair + i / 2][i % 2];
@@ -449,7 +451,7 @@ __device__ inline void half_load_fc(
 	shared->fc_power[warp][lane] = power;
 }
 
-/* Keeps a value in a register, so that the compiler does not compute it again for each group. */
+/* Keeps a value in a register. Otherwise the compiler computes it again for each group. */
 __device__ inline void keep_in_register(uint32_t *v)
 {
 	asm volatile("" : "+r"(*v));
@@ -460,7 +462,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
 	const struct half_stage *stage = &shared->stage[0];
-	const bool pixel = g < 4; /* at the side of the patch; else a one */
+	const bool pixel = g < 4; /* a pixel at the side of the patch; else a constant one */
 	uint32_t patch[WARP_POSITIONS];
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++) {
@@ -488,7 +490,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 	return at;
 }
 
-/* The consumer loop over the warp's groups. */
+/* The consumer loop: adds each group when its stage is full. */
 __device__ inline void consume(struct half_sums *sum, const struct kx_seed &s,
 	struct half_wgrad_shared *shared, const struct half_tile &tile)
 {
@@ -525,7 +527,8 @@ __device__ inline void consume(struct half_sums *sum, const struct kx_seed &s,
 	}
 }
 
-/* Scales a warp's sums back: fc to global memory, conv to shared memory. */
+/* Scales the sums of a warp back. Writes the fc sums to global memory and the conv sums to shared
+ * memory. */
 __device__ inline void half_put_sums(const struct kx_seed &s, struct half_wgrad_shared *shared,
 	const struct half_sums &sum, const struct half_tile &tile, float dy_power)
 {
@@ -564,8 +567,8 @@ __device__ inline void half_put_sums(const struct kx_seed &s, struct half_wgrad_
 	}
 }
 
-/* The block's filters: sums over positions in the order of the warps, and over the output
- * pixels. */
+/* Adds up the conv sums of the block's filters over warps and output pixels, in a fixed order, and
+ * stores them. */
 __device__ inline void half_store_conv(
 	const struct kx_seed &s, const struct half_wgrad_shared *shared, int f0, int slice)
 {

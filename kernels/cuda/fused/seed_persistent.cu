@@ -1,22 +1,23 @@
 /*
- * seed_persistent.cu - the persistent cooperative kernel: many training steps of a seed net in one
- * launch, in half precision, with the whole net in the multiprocessors.
+ * seed_persistent.cu - the persistent cooperative kernel: many training steps of a seed network in
+ * one launch, in half precision. The whole network stays in shared memory and registers.
  *
  * A block has eight filters at a range of the positions. It keeps their weights for the whole
- * launch, and the pixels and values of all images for a step. So only the conv gradient needs a
- * workspace, and no step waits for a launch. In a step the blocks exchange three things through
- * global memory:
- *   partial logits   to the block that owns the image, which adds them up
- *   d_logits         from that block to all blocks
- *   conv gradient    of each range of positions, to all blocks of the same filters
- * Every line carries the step as its flag (the LL protocol of NCCL): a reader polls the line until
- * the flag is right, and neither a fence nor a counter is needed. A line is overwritten only after
- * all its readers have sent what they computed from it. All sums have a fixed order. The launch is
- * cooperative, so all blocks run at the same time.
+ * launch, and the pixels and values of all images for a step. No step waits for a launch. In a step
+ * the blocks exchange three things through global memory:
+ *   partial logits   from all blocks to the block that owns the image and adds them up
+ *   d_logits         from the block that owns the image to all blocks
+ *   conv gradient    from each range of positions to all blocks of the same filters
+ * Each line of the exchange has the number of its step as a flag (the LL protocol of NCCL). A
+ * reader polls the line until the flag is right, so the exchange needs neither fences nor counters.
+ * A writer overwrites a line only after it has received results that all readers of the line
+ * computed from it. All sums have a fixed order. The launch is cooperative, so all blocks run at
+ * the same time.
  *
  * Products, layouts and scales are those of seed_half_fprop.cu and seed_half_wgrad.cu, with these
- * differences: the ReLU mask and the argmax come from the stored value; d_logits are at most 1 and
- * are scaled by 2^15, and fc weights by their sums to 1.
+ * differences. The ReLU mask and the argmax come from the stored value. d_logits are not divided by
+ * the number of images, so they are at most 1; they are scaled by 2^15. The fc weights of a feature
+ * are scaled so that their absolute sum is below 1.
  */
 #include <cuda_awbarrier_primitives.h>
 #include "kernels/cuda/fused/seed_half.cuh"
@@ -26,50 +27,51 @@ namespace
 
 #define WARPS          16
 #define THREADS        (WARPS * 32)
-#define BLOCK_FILTERS  8                                          /* of a block */
-#define TILE_IMAGES    8                                          /* columns of a product */
-#define TILES          (SEED_PERSISTENT_IMAGES / TILE_IMAGES + 1) /* even, for pairs */
-#define POSITION_PAIRS 22 /* pairs of positions of a block, at most */
+#define BLOCK_FILTERS  8 /* filters per block */
+#define TILE_IMAGES    8 /* images per tile: columns of a product */
+#define TILES          (SEED_PERSISTENT_IMAGES / TILE_IMAGES + 1) /* an even number */
+#define POSITION_PAIRS 22 /* maximum pairs of positions per block */
 #define MAX_POSITIONS  (2 * POSITION_PAIRS)
 #define OUT_PIXELS     4
-#define MAX_RUNS       3  /* position pairs of which a warp has image groups in wgrad, at most */
+#define MAX_RUNS       3  /* wgrad: maximum position pairs per warp */
 #define PATCH          16 /* pixels */
 #define CONV_VALUES    (BLOCK_FILTERS * SEED_ROW)
 #define CONV_LINES     SEED_LL_CONV_LINES
-#define CONV_ADDERS    (THREADS / CONV_LINES) /* of the lines of conv */
-#define BAND_ROWS      10                     /* rows of pixels under four rows of positions */
+#define CONV_ADDERS    (THREADS / CONV_LINES) /* threads that share a line of conv */
+#define BAND_ROWS      10                     /* pixel rows under four rows of positions */
 #define IMAGE_PIXELS   (SEED_SIDE * SEED_SIDE)
 #define BAND_CHUNKS    (BAND_ROWS * SEED_SIDE / 8)
 #define BAND_BYTES     (BAND_ROWS * SEED_SIDE + 8)
-#define FETCH_THREADS  128 /* the last threads; the first warps have other work */
+#define FETCH_THREADS  128 /* the last threads of the block; the first warps are busy */
 #define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32) /* likewise */
-/* Words from pair to pair: four pairs x two rows of two words lie in 32 banks. */
+/* Stride of a pair of images in words. With it four pairs x two rows of two words are in 32
+ * different banks. */
 #define PAIR_STRIDE 156
 #define MAX_BLOCKS  132
-/* Images of a block times blocks: at most this. */
+/* Maximum of (images that a block owns) x (blocks). */
 #define LOGIT_ROWS (SEED_PERSISTENT_IMAGES + MAX_BLOCKS)
-/* The lowest bits of a stored value hold the argmax: 3 for the first output pixel, 0 for the
+/* The two lowest bits of a stored value hold the argmax: 3 for the first output pixel, 0 for the
  * last. */
 #define ARGMAX_BITS  0x00030003u
-#define ARGMAX_ROUND 0x00020002u /* rounds the value before the bits are replaced */
+#define ARGMAX_ROUND 0x00020002u /* rounds the value before these bits are replaced */
 
-/* The share of a block: eight filters at `count` positions from `begin` on. */
+/* The tile of a block: eight filters at `count` positions from `begin` on. */
 struct block_tile {
 	int group, range, ranges;
 	int begin, count, pairs;
-	int first_row; /* of pixels */
+	int first_row; /* first row of pixels under the positions */
 	int images, tiles, groups;
-	int own_images; /* images whose d_logits this block computes, one warp each */
+	int own_images; /* images that this block owns: one warp each computes d_logits */
 };
 
-/* The warps that have partial logits of an image tile, and those for which it is the second
- * tile. */
+/* The warps `first` to `last` have partial logits of an image tile. `second` has a bit for each
+ * warp that has this tile as its second one. */
 struct tile_warps {
 	int first, last;
 	uint32_t second;
 };
 
-/* The warps that have image groups of a pair of positions. */
+/* The warps `first` to `last` have image groups of a pair of positions. */
 struct pair_warps {
 	int first, last;
 };
@@ -78,40 +80,40 @@ struct pair_warps {
  * d_logits of two classes of one image. */
 struct block_state {
 	__align__(16) uint32_t pixels[TILES * TILE_IMAGES / 2][PAIR_STRIDE]; /* bytes */
-	__align__(16) uint2 bytes[SEED_PERSISTENT_IMAGES]
-				 [BAND_BYTES / 8]; /* of the next step, filled by bulk copies */
+	/* pixels of the next step, filled by bulk copies */
+	__align__(16) uint2 bytes[SEED_PERSISTENT_IMAGES][BAND_BYTES / 8];
 	__mbarrier_t fc_unspill;
 	union {
 		uint32_t value[MAX_POSITIONS][TILES][32];
 		struct {
 			float conv[WARPS][BLOCK_FILTERS][OUT_PIXELS * PATCH + OUT_PIXELS];
 			float fc[WARPS][MAX_RUNS][8][32];
-		} sum; /* of a step, after its values have been used */
+		} sum; /* sums of a step; they reuse the memory of its values */
 	};
-	uint4 fc_fprop[POSITION_PAIRS]
-		      [32]; /* fc weights as left operands: for the logits, bf16 ... */
-	uint4 fc_dgrad[POSITION_PAIRS][32]; /* ... and for dgrad, fp16, ... */
-	float fc_power[POSITION_PAIRS][32]; /* ... divided by this */
+	/* fc weights as A operands: bf16 for the logits; fp16, divided by fc_power, for dgrad */
+	uint4 fc_fprop[POSITION_PAIRS][32];
+	uint4 fc_dgrad[POSITION_PAIRS][32];
+	float fc_power[POSITION_PAIRS][32];
 	uint4 fragments[HALF_TERMS * 2 * 32];
 	struct half_scale scale[BLOCK_FILTERS];
 	__align__(16) uint32_t dy_by_image[TILES * TILE_IMAGES][8];
 	uint32_t dy_by_class[TILES * TILE_IMAGES / 2][24];
-	float logits[WARPS][2][TILE_IMAGES][SEED_ROW]; /* of a warp's first and second tile */
+	float logits[WARPS][2][TILE_IMAGES][SEED_ROW]; /* [warp][first or second tile] */
 	struct tile_warps tile_warps[TILES];
 	struct pair_warps pair_warps[POSITION_PAIRS];
-	int first_pair[WARPS]; /* wgrad; -1: none */
-	float block_logits
-		[LOGIT_ROWS]
-		[SEED_ROW]; /* partial logits of the block's own images, from each block */
-	uint32_t number[2][SEED_PERSISTENT_IMAGES]; /* of the images of this step and of the next */
+	int first_pair[WARPS]; /* wgrad: first pair of the warp; -1: none */
+	/* [image that this block owns][block]: partial logits */
+	float block_logits[LOGIT_ROWS][SEED_ROW];
+	/* numbers in the data set: images of this step and of the next one */
+	uint32_t number[2][SEED_PERSISTENT_IMAGES];
 	float d_logits[TILES * TILE_IMAGES][SEED_ROW];
 	float conv_part[CONV_ADDERS][CONV_VALUES];
-	float conv[BLOCK_FILTERS][SEED_ROW],
-		conv_sum[BLOCK_FILTERS][SEED_ROW]; /* weights, sums of gradients */
+	/* weights, and sums of gradients */
+	float conv[BLOCK_FILTERS][SEED_ROW], conv_sum[BLOCK_FILTERS][SEED_ROW];
 	float bias[SEED_ROW], bias_sum[SEED_ROW];
-	__align__(8) int patch_offset[MAX_POSITIONS]; /* words to its patch */
+	__align__(8) int patch_offset[MAX_POSITIONS]; /* of each position, in words */
 	struct block_tile block;
-	uint32_t argmax_mask; /* all bits of a float but those of the argmax */
+	uint32_t argmax_mask; /* all bits of a float except those of the argmax */
 };
 
 __device__ inline struct block_tile block_tile_of(int ranges, int images)
@@ -134,7 +136,8 @@ __device__ inline struct block_tile block_tile_of(int ranges, int images)
 
 /* ---- work shares ----------------------------------------------------------------------------- */
 
-/* Divides `n` work items among the warps: the first item of a warp, and the warp of an item. */
+/* These two functions divide `n` work items among the warps. This one returns the first item of a
+ * warp, warp_of the warp of an item. */
 __device__ inline int first_of_warp(int n, int warp)
 {
 	return n * warp / WARPS;
@@ -145,7 +148,7 @@ __device__ inline int warp_of(int n, int piece)
 	return ((piece + 1) * WARPS - 1) / n;
 }
 
-/* Before the first step; one thread for each tile. */
+/* find_tile_warps, find_pair_warps and find_first_pair run once, before the first step. */
 __device__ inline struct tile_warps find_tile_warps(const struct block_tile &block, int tile)
 {
 	const int n = block.tiles * block.pairs;
@@ -171,8 +174,9 @@ __device__ inline int find_first_pair(const struct block_tile &block, int warp)
 
 /* ---- pixels ---------------------------------------------------------------------------------- */
 
-/* Starts the bulk copies of the pixel rows under the block's positions, from a multiple of 16
- * bytes on; by the last warps. `number`: of each image in the data set. */
+/* Starts the bulk copies of the pixel rows under the block's positions. They start at a multiple of
+ * 16 bytes. The last FETCH_THREADS threads issue them. `number` has the number of each image in the
+ * data set. */
 __device__ inline void fetch_band(struct block_state *shared, const struct kx_batch &batch,
 	const struct block_tile &block, const uint32_t *number)
 {
@@ -191,8 +195,8 @@ __device__ inline void fetch_band(struct block_state *shared, const struct kx_ba
 			     : "memory");
 }
 
-/* Waits for them and unpacks them, after the previous pixels have been used. Images beyond the
- * batch repeat its last one; their d_logits are 0. */
+/* Waits for the bulk copies and unpacks the pixels. The block no longer needs the previous pixels.
+ * Images behind the end of the batch repeat its last one; their d_logits are 0. */
 __device__ inline void expand_band(
 	struct block_state *shared, const struct block_tile &block, bool parity)
 {
@@ -213,23 +217,24 @@ __device__ inline void expand_band(
 
 /* ---- fprop ----------------------------------------------------------------------------------- */
 
-/* Values of a filter in two images: for the logits, and as stored for wgrad. */
+/* The values of a filter for two images: `exact` for the logits, `kept` as stored for wgrad. */
 struct values {
 	uint32_t exact, kept;
 };
 
-/* Replaces the lowest bits of a sum by its rank, so that the maximum also tells the argmax.
- * `argmax_mask` is read from memory, because an instruction takes only one constant. */
+/* Replaces the lowest bits of a sum by its rank. The maximum of four such sums then contains the
+ * argmax. `argmax_mask` is in memory because an instruction has room for only one constant. */
 __device__ inline float with_rank(float sum, uint32_t argmax_mask, uint32_t rank)
 {
 	return __uint_as_float((__float_as_uint(sum) & argmax_mask) | rank);
 }
 
-/* At two positions. `b`: the pixels of their patches in eight images, as right operands. */
+/* Computes the values at two positions. `b` has the pixels of their patches in eight images, as B
+ * operands. */
 __device__ inline void persistent_values(struct values (&to)[2], const struct half_weights<2> &w,
 	const uint32_t (&b)[2][2], uint32_t argmax_mask)
 {
-	float c[2][2][4] = {}; /* position, output pixels */
+	float c[2][2][4] = {}; /* [position][pair of output pixels] */
 #pragma unroll
 	for (int term = 2; term-- > 0;)
 #pragma unroll
@@ -254,7 +259,7 @@ __device__ inline void persistent_values(struct values (&to)[2], const struct ha
 	}
 }
 
-/* The last two of a row are padding. */
+/* Stores the partial logits of a tile. The last two values of a row are padding. */
 __device__ inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logits)[4])
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -266,7 +271,7 @@ __device__ inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logi
 	}
 }
 
-/* A thread's pixels of eight images under two positions, as right operands. */
+/* The pixels of eight images under two positions that a thread has, as B operands. */
 struct patches {
 	uint32_t b[2][2];
 };
@@ -280,8 +285,8 @@ __device__ inline struct patches patches_of(
 		{__byte_perm(second[0], 0, pick), __byte_perm(second[2 * ROW_WORDS], 0, pick)}}};
 }
 
-/* The values of an image tile at position pairs [begin, end). `images`: the thread's pixels of
- * the tile. */
+/* Computes the values of an image tile at position pairs [begin, end), and their logits. `images`
+ * points to the pixels of the tile that this thread reads. */
 __device__ inline void fprop_tile(struct block_state *shared, float (&logits)[4],
 	const struct half_weights<2> &w, const uint32_t *images, int tile, int begin, int end)
 {
@@ -309,7 +314,7 @@ __device__ inline void fprop_tile(struct block_state *shared, float (&logits)[4]
 __device__ inline void persistent_fprop(struct block_state *shared, const struct block_tile &block)
 {
 	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
-	/* work items are tiles x pairs; a warp has items of at most two tiles */
+	/* work items are (tile, position pair); a warp has items of at most two tiles */
 	const int n = block.tiles * block.pairs, last = first_of_warp(n, warp + 1);
 	int unit = first_of_warp(n, warp);
 	struct half_weights<2> w;
@@ -329,7 +334,7 @@ __device__ inline void persistent_fprop(struct block_state *shared, const struct
 			shared->value[i / 32][block.tiles][i % 32] = 0;
 }
 
-/* The block's partial logits of an image, three classes. */
+/* Adds up the partial logits of an image over the block's warps, for three classes. */
 __device__ inline float3 sum_warp_logits(const struct block_state *shared, int n, int quad)
 {
 	const struct tile_warps a = shared->tile_warps[n / TILE_IMAGES];
@@ -347,8 +352,8 @@ __device__ inline float3 sum_warp_logits(const struct block_state *shared, int n
 
 /* ---- LL protocol ----------------------------------------------------------------------------- */
 
-#define MIN_RANGES 4  /* the shared memory holds at most a quarter of the positions */
-#define MAX_RANGES 32 /* more ranges would leave each too little work */
+#define MIN_RANGES 4  /* shared memory holds at most a quarter of the positions */
+#define MAX_RANGES 32 /* with more ranges a block has too little work */
 static_assert(POSITION_PAIRS >= (SEED_POSITIONS / MIN_RANGES + 2) / 2, "a part's positions");
 static_assert(SEED_PERSISTENT_IMAGES * 4 <= THREADS, "a thread to each word of errors");
 static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALUES, "three a word");
@@ -357,8 +362,8 @@ static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALU
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* The flag is XORed with the data, so that a reader needs the whole line. Otherwise ptxas splits
- * the 128-bit load in two, and the flag may be newer than the data. */
+/* The flag is XORed with the data, so a reader needs the whole line to check it. Without the XOR,
+ * ptxas splits the 128-bit load in two, and the flag may be newer than the data. */
 __device__ inline uint32_t ll_flag(uint32_t step, float a, float b, float c)
 {
 	return step ^ __float_as_uint(a) ^ __float_as_uint(b) ^ __float_as_uint(c);
@@ -386,7 +391,8 @@ __device__ inline struct ll_line ll_load(const struct ll_line *at)
 	return {{a, b, c}, ll_flag((uint32_t)(argmax_mask >> 32), a, b, c)};
 }
 
-/* Waits for N lines of a step, `pitch` lines apart, of which the thread needs the first `n`. */
+/* Polls the first `n` of N lines until they all have the flag of `step`. The lines are `pitch`
+ * lines apart. */
 template <int N>
 __device__ inline void ll_wait(
 	struct ll_line (&w)[N], const struct ll_line *from, int pitch, int n, uint32_t step)
@@ -417,7 +423,7 @@ __device__ inline void ll_store_logits(const struct kx_seed &s, const struct blo
 		step);
 }
 
-/* The partial logits of the block's own images, from all blocks. */
+/* Receives the partial logits of the images that this block owns, from all blocks. */
 __device__ inline void ll_wait_logits(const struct kx_seed &s, struct block_state *shared,
 	const struct block_tile &block, uint32_t step)
 {
@@ -433,7 +439,8 @@ __device__ inline void ll_wait_logits(const struct kx_seed &s, struct block_stat
 	}
 }
 
-/* The logits of the warp's image: lane c < SEED_CLASSES has class c, the other lanes -INFINITY. */
+/* Adds up the logits of the warp's image over all blocks. Lane c < SEED_CLASSES returns class c,
+ * the other lanes return -INFINITY. */
 __device__ inline float sum_block_logits(const struct block_state *shared)
 {
 	const int lane = threadIdx.x % 32, blocks = gridDim.x;
@@ -454,7 +461,8 @@ __device__ inline float sum_block_logits(const struct block_state *shared)
 	return logits;
 }
 
-/* Softmax of an image by one warp. Returns the loss in one of its lanes. */
+/* Computes the softmax of an image by one warp and sends its d_logits. The lane of the label
+ * returns the loss, the other lanes 0. */
 __device__ inline float ll_store_d_logits(
 	const struct kx_seed &s, const struct block_state *shared, int label, uint32_t step)
 {
@@ -478,7 +486,7 @@ __device__ inline float ll_store_d_logits(
 	return lane == label ? logf(sum) - (v - max_logit) : 0;
 }
 
-/* The d_logits of all images, into shared memory. */
+/* Receives the d_logits of all images and stores them in shared memory. */
 __device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_state *shared,
 	const struct block_tile &block, uint32_t step)
 {
@@ -501,9 +509,9 @@ __device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_st
 
 /* ---- conv gradient, losses ------------------------------------------------------------------- */
 
-/* Sends the conv gradient of the block's positions, summed in the order of its warps. A line is
- * a row of a filter's weights, or its bias. Sixteen lanes sum it: four output pixels x quarters
- * of the warps. */
+/* Sends the conv gradient of the block's positions, summed in a fixed order. A line is a row of
+ * three weights of a filter, or its bias. Sixteen lanes add it up: four output pixels x four
+ * quarters of the warps. */
 __device__ inline void ll_store_conv(
 	struct ll_line *to, const struct block_state *shared, uint32_t step)
 {
@@ -530,8 +538,8 @@ __device__ inline void ll_store_conv(
 		ll_store(to + line, v[0], v[1], v[2], step);
 }
 
-/* The conv gradient; every block of the filter group computes the same sum. `from`: the lines of
- * the group's ranges, of which an adder takes every CONV_ADDERS-th. */
+/* Receives the conv gradient. Every block of the filter group computes the same sum. `from` has the
+ * lines of all ranges of the group. Each adder adds up every CONV_ADDERS-th range. */
 __device__ inline void ll_wait_conv(
 	struct block_state *shared, const struct ll_line *from, int ranges, uint32_t step)
 {
@@ -550,7 +558,7 @@ __device__ inline void ll_wait_conv(
 	}
 }
 
-/* A double is sent as the sum of three floats. */
+/* Sends the loss of an image as three floats whose sum is the double. */
 __device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t step)
 {
 	for (int d = 16; d; d /= 2)
@@ -560,7 +568,7 @@ __device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t s
 		ll_store(to, a, b, c, step);
 }
 
-/* The losses of all images, by one warp. */
+/* Receives and adds up the losses of all images, by one warp. */
 __device__ inline double ll_wait_losses(const struct ll_line *from, int images, uint32_t step)
 {
 	double v = 0;
@@ -578,36 +586,36 @@ __device__ inline double ll_wait_losses(const struct ll_line *from, int images, 
 /* ---- wgrad ----------------------------------------------------------------------------------- */
 
 struct pair_sums {
-	float fc[2][4]; /* two positions, classes 0 to 7; the others */
-	float conv[OUT_PIXELS / 2][2]
-		  [4]; /* output pixels; columns: the middle of the patch, or a side and ones */
+	float fc[2][4]; /* two positions, classes 0 to 7, then 8 to 15 */
+	/* [pair of output pixels][middle of the patch, or one side and ones] */
+	float conv[OUT_PIXELS / 2][2][4];
 };
 
-/* All ones in each half of v that is greater than zero. */
+/* A mask with all ones in each half of v that is greater than zero. */
 __device__ inline uint32_t relu_mask(uint32_t v)
 {
 	return __hgt2_mask(half_of(v), half_of(0));
 }
 
-/* All ones in each half whose lowest bit is set. */
+/* A mask with all ones in each half whose lowest bit is set. */
 __device__ inline uint32_t to_half_mask(uint32_t bits)
 {
 	return (bits & 0x00010001u) * 0xffffu;
 }
 
-/* Two pixels of a pair of images; `at` is that of the first image. */
+/* Loads one pixel of two images. `at` points to the pixel of the first image. */
 __device__ inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
 {
 	return __byte_perm(*reinterpret_cast<const uint16_t *>(at), 0x3c, pick);
 }
 
-#define PICK_PIXELS 0x5150u /* in the lower halves of fp16 values */
+#define PICK_PIXELS 0x5150u /* selector: the two pixels, as lower bytes of fp16 values */
 #define PICK_ONES   0x4545u
 
-#define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* half of a group's pairs */
+#define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* half of the pairs of a group */
 
-/* d: dY of a position, in two halves of an image group. kept: the stored values. `middle`,
- * `side`: pixels of the first half. */
+/* Adds one position to the conv sums. `d` and `kept` are dY and the stored values in both halves of
+ * an image group. `middle` and `side` point to the pixels of the first half. */
 __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	const uint32_t (&d)[2], const uint32_t (&kept)[2], const uint8_t *middle,
 	const uint8_t *side, uint32_t pick_side)
@@ -634,10 +642,10 @@ __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	}
 }
 
-/* The addresses of a thread's words of a group of sixteen images. */
+/* The addresses that a thread reads for a group of sixteen images. */
 struct cursor {
 	const uint32_t *value, *dy_by_image, *dy_by_class;
-	const uint8_t *middle[2], *side[2]; /* pixels at each position */
+	const uint8_t *middle[2], *side[2]; /* pixels, for each position */
 };
 
 __device__ inline struct cursor cursor_of(const struct block_state *shared, int pair, int group)
@@ -669,7 +677,7 @@ __device__ inline void next_group(struct cursor *at)
 	}
 }
 
-/* Image groups at two positions. */
+/* Adds image groups [begin, end) at a pair of positions. */
 __device__ inline void wgrad_groups(
 	struct pair_sums *sum, const struct block_state *shared, int pair, int begin, int end)
 {
@@ -679,7 +687,8 @@ __device__ inline void wgrad_groups(
 	struct cursor at = cursor_of(shared, pair, begin);
 #pragma unroll 1
 	for (int left = end - begin; left > 0; left--) {
-		uint32_t kept[2][2], v[2][2], d[2][2], b[2][2]; /* position or classes, half */
+		/* [position or half of the classes][half of the images] */
+		uint32_t kept[2][2], v[2][2], d[2][2], b[2][2];
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
 			const uint2 e = *reinterpret_cast<const uint2 *>(
@@ -705,8 +714,9 @@ __device__ inline void wgrad_groups(
 	}
 }
 
-/* A warp's sums over its items (position pairs x image groups): of the conv, and of the fc
- * weights for each run of groups of one pair, the last run first. Scaled like values and dY. */
+/* The sums of a warp over its work items, (position pair, image group). Consecutive groups of one
+ * pair are a run. `conv` sums over all items, `fc` over each run, the last run first. The sums are
+ * scaled like values and dY. */
 struct warp_sums {
 	float conv[OUT_PIXELS / 2][2][4];
 	float fc[MAX_RUNS][8];
@@ -742,7 +752,7 @@ __device__ inline void persistent_wgrad(struct warp_sums *warp_sums,
 	}
 }
 
-/* To shared memory; the conv sums are scaled back. */
+/* Stores the sums of a warp in shared memory. Scales the conv sums back. */
 __device__ inline void put_warp_sums(
 	struct block_state *shared, const struct warp_sums &warp_sums, float dy_unit)
 {
@@ -771,8 +781,8 @@ __device__ inline void put_warp_sums(
 
 /* ---- weights and SGD ------------------------------------------------------------------------- */
 
-/* The fc weights of a warp's two positions and the sums of their gradients. A lane has filter
- * lane / 4, classes 2t and 2t + 1; lanes with t = 0 also have classes 8 and 9. */
+/* The fc weights of a pair of positions and the sums of their gradients. A lane has classes 2t and
+ * 2t + 1 of filter lane / 4. Lanes with t = 0 also have classes 8 and 9. */
 struct fc_registers {
 	float weight[2][2][2], sum[2][2][2];
 };
@@ -852,7 +862,7 @@ __device__ inline void fc_store(const struct fc_registers &o, const struct kx_se
 	}
 }
 
-/* The weights as left operands of dgrad, divided by a power of two. */
+/* Stores the weights as A operands of dgrad, divided by a power of two. */
 __device__ inline void put_fc_dgrad(
 	struct block_state *shared, const struct fc_registers &o, int pair)
 {
@@ -873,7 +883,7 @@ __device__ inline void put_fc_dgrad(
 	shared->fc_power[pair][threadIdx.x % 32] = exp_logit;
 }
 
-/* The weights as left operands of the logits, times the unit of their filter. */
+/* Stores the weights as A operands of the logits, times the unit of their filter. */
 __device__ inline void put_fc_fprop(
 	struct block_state *shared, const struct fc_registers &o, int pair)
 {
@@ -892,7 +902,7 @@ __device__ inline void put_fc_fprop(
 	}
 }
 
-/* Adds up the sums of all warps that had image groups of the pair. */
+/* Adds up the fc sums of all warps that have image groups of the pair. Updates the weights. */
 __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_state *shared,
 	const struct block_tile &block, int pair, float scale, float rate)
 {
@@ -920,7 +930,7 @@ __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_st
 	}
 }
 
-/* The fc bias; every block computes the same. One warp. */
+/* Updates the fc bias by one warp. Every block computes the same values. */
 __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float rate)
 {
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
@@ -935,7 +945,7 @@ __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float
 	}
 }
 
-/* The fragments of filter f, by one warp. */
+/* Writes the fragments of filter f by one warp. */
 __device__ inline void put_fragments(struct block_state *shared, int f)
 {
 	const int lane = threadIdx.x % 32;
@@ -943,7 +953,7 @@ __device__ inline void put_fragments(struct block_state *shared, int f)
 		lane / 16 * 128 + (f * 4 + lane / 4 % 4) * 4 + lane % 4);
 }
 
-/* SGD of the conv and new fragments; one warp for each filter. */
+/* Updates the conv weights and writes their fragments. One warp has one filter. */
 __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 {
 	const int f = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -963,7 +973,8 @@ __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 
 /* ---- before the first step ------------------------------------------------------------------- */
 
-/* Clears what is read but never written: images and positions beyond the last, and idle warps. */
+/* Clears values that the kernel reads but never writes: those of images and positions behind the
+ * last one, and those of idle warps. */
 __device__ inline void persistent_clear(struct block_state *shared)
 {
 	for (int i = threadIdx.x; i < POSITION_PAIRS * 32; i += THREADS)
@@ -996,7 +1007,7 @@ __device__ inline void persistent_tables(struct block_state *shared, const struc
 	}
 }
 
-/* All weights but those of the fc layer. */
+/* Loads the conv weights and the fc bias. */
 __device__ inline void persistent_load_weights(
 	struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
@@ -1020,12 +1031,13 @@ __device__ inline void persistent_load_weights(
 struct persistent_run {
 	struct kx_seed s;
 	struct kx_batch batch;
-	struct kx_now *now; /* NULL: one gradient only */
+	struct kx_now *now; /* NULL: one gradient */
 	double *loss;
 	int ranges, steps;
 };
 
-/* Exchanges logits for d_logits. Returns the loss of the warp's image in one of its lanes. */
+/* Sends partial logits and receives d_logits. One lane of each warp returns the loss of the warp's
+ * image. */
 __device__ inline float exchange_logits(struct block_state *shared,
 	const struct persistent_run &run, int step, int label, uint32_t after, uint32_t number)
 {
@@ -1052,7 +1064,7 @@ __device__ inline float exchange_logits(struct block_state *shared,
 	_Pragma("unroll 1") for (int i = 0, pair = threadIdx.x / 32; pair < block.pairs;           \
 				 i++, pair += WARPS)
 
-/* From the block's gradients to new weights. */
+/* Computes the new weights from the gradients of all blocks. */
 __device__ inline void persistent_sgd(struct block_state *shared, const struct persistent_run &run,
 	volatile struct fc_registers *mine, float dy_unit, float rate, int step, uint32_t number)
 {
@@ -1083,8 +1095,8 @@ __device__ inline void persistent_sgd(struct block_state *shared, const struct p
 
 /* ---- after the last one ---------------------------------------------------------------------- */
 
-/* Writes weights and sums to global memory: conv by the first block of each group, bias by block
- * 0. */
+/* Writes weights and sums to global memory. The first block of each filter group writes the conv
+ * weights, block 0 also the bias. */
 __device__ inline void persistent_store(
 	const struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
@@ -1103,7 +1115,7 @@ __device__ inline void persistent_store(
 	}
 }
 
-/* Collects the losses in the first warp of block 0, which ends the launch. */
+/* The first warp of block 0 adds up the losses and advances the step counters. */
 __device__ inline void persistent_end(const struct persistent_run &run,
 	const struct block_tile &block, double loss, uint32_t number)
 {
@@ -1115,7 +1127,7 @@ __device__ inline void persistent_end(const struct persistent_run &run,
 	loss = ll_wait_losses(run.s.exchange.losses, block.images, number);
 	if (threadIdx.x > 0)
 		return;
-	*run.s.exchange.steps = number; /* all blocks have read it by now */
+	*run.s.exchange.steps = number; /* all blocks have read the old number by now */
 	if (run.now) {
 		run.now->step += run.steps;
 		*run.loss += loss;
@@ -1124,7 +1136,7 @@ __device__ inline void persistent_end(const struct persistent_run &run,
 	}
 }
 
-/* blockIdx: filter groups x ranges of positions. */
+/* blockIdx: filter group * ranges + range of positions. */
 __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct persistent_run run)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
@@ -1158,7 +1170,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	__syncthreads();
 	for (int step = 0; step < run.steps; step++) {
 		int label = 0;
-		uint32_t after = 0; /* image number of the step after next */
+		uint32_t after = 0; /* number of an image of the step after the next one */
 		number++;
 		if (i / 32 < block.own_images)
 			label = run.batch.labels[shared->number[step % 2][own]];

@@ -1,6 +1,6 @@
 /*
- * seed_sgd.cu - adds up the split-K slices of the seed nets' gradients: into the manifest's order,
- * or into a step of SGD.
+ * seed_sgd.cu - adds up the split-K slices of a gradient of a seed network. The result is a
+ * gradient in the manifest's order, or a step of SGD.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
@@ -8,11 +8,11 @@ namespace
 {
 
 #define SGD_THREADS 256
-/* filters of a block: as many as a fragment needs */
+/* filters per block; a fragment needs all eight */
 #define CONV_FILTERS 8
 #define CONV_QUADS   (CONV_FILTERS * SEED_ROW / 4)
 #define CONV_SLICES  (SGD_THREADS / CONV_QUADS)
-/* Slices whose loads are in flight at a time: a thread waits once for all of them. */
+/* Slices whose loads are in flight at a time. A thread waits once for all of them. */
 #define FEW_SLICES  4
 #define MANY_SLICES 16
 
@@ -34,8 +34,8 @@ __device__ inline float sum_conv_slices(const struct kx_seed &s, size_t at, int 
 
 #define IMAGE_SLICES (SGD_THREADS / 16)
 
-/* Sums over images, by one block: of d_logits for column c < SEED_CLASSES, of the losses for
- * column SEED_CLASSES. Sixteen threads share a column. */
+/* One block sums over the images: column c < SEED_CLASSES sums d_logits, column SEED_CLASSES the
+ * losses. IMAGE_SLICES threads divide a column; the first of them returns its sum. */
 __device__ inline double sum_over_images(const struct kx_seed &s, int images)
 {
 	__shared__ double partial[SGD_THREADS];
@@ -109,8 +109,8 @@ __device__ inline void sgd_fc(
 	}
 }
 
-/* SGD of CONV_FILTERS filters, then their new fragments. A thread adds up every CONV_SLICES-th
- * slice, four values at a time. */
+/* Updates CONV_FILTERS filters and writes their new fragments. A thread adds up every
+ * CONV_SLICES-th slice, four values at a time. */
 __device__ inline void sgd_conv(const struct kx_seed &s, int slices, int block, float rate)
 {
 	const int values = CONV_FILTERS * SEED_ROW, quad = threadIdx.x % CONV_QUADS,
@@ -151,7 +151,8 @@ __device__ inline void sgd_bias_and_loss(
 		now->step += steps;
 }
 
-/* Blocks: one for bias and loss, then conv_blocks, then those of the fc weights. */
+/* blockIdx: one block for the fc bias and the losses, then conv_blocks blocks, then the blocks of
+ * the fc weights. */
 __global__ void __launch_bounds__(SGD_THREADS)
 	seed_sgd_kernel(struct kx_seed s, struct seed_tiling tiling, int images, struct kx_now *now,
 		int steps, double *loss, int conv_blocks)

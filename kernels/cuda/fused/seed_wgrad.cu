@@ -1,16 +1,17 @@
 /*
- * seed_wgrad.cu - dgrad and wgrad of the seed nets in fp32, and the tiling of a batch.
+ * seed_wgrad.cu - dgrad and wgrad of the seed networks in fp32, and the tiling of a batch.
  *
- * A thread owns one filter at WARP_POSITIONS positions and loops over the images. For each feature
- * it computes dY (10 products with the fc weights), the value again (9 products with the pixels
- * under the argmax; cheaper than 4 bytes to memory and back), and both gradients (10 + 9
- * products). The sums stay in registers until the end. Lanes are filters: the ten d_logits of an
- * image are one broadcast, and the four output pixels that the lanes may select start in different
- * banks.
+ * A thread has one filter at WARP_POSITIONS positions and loops over the images. For each feature
+ * it computes dY (10 products with the fc weights), then the value (9 products with the pixels
+ * under the argmax), then both gradients (10 + 9 products). Recomputing the value costs less than
+ * writing 4 bytes to memory and reading them back. The sums stay in registers until the end.
  *
- * Images come in units of eight: every second image of a group of sixteen, whose argmax are the
- * same bits of each byte of a word (see seed_fprop.cu). While one unit is processed, the pixels
- * and d_logits of the next one are loaded.
+ * A lane has one filter. The ten d_logits of an image are therefore a broadcast. Lanes may select
+ * different output pixels of a window; the four of them start in different banks.
+ *
+ * The loop processes units of eight images: every second image of a group of sixteen. Their argmax
+ * are the same bits in each byte of a word (see seed_fprop.cu). While the block computes one unit,
+ * it loads the pixels and d_logits of the next one.
  */
 #include "kernels/cuda/fused/seed.cuh"
 
@@ -24,8 +25,8 @@ namespace
 #define UNIT           8                          /* images */
 #define CHUNKS         (UNIT * IMAGE_PIXELS / 16) /* of 16 pixels */
 
-/* The number of slices with the fewest waves of seed_half_wgrad_kernel, whose blocks have a long
- * prologue and epilogue. */
+/* The number of slices with the least cost in seed_half_wgrad_kernel: waves of blocks times groups
+ * per block. `overhead` is the prologue and epilogue of a block, in groups. */
 int half_slices(int blocks, int groups)
 {
 	const int multiprocessors = 132, overhead = 4, max_slices = groups < 24 ? groups : 24;
@@ -41,8 +42,8 @@ int half_slices(int blocks, int groups)
 	return best;
 }
 
-/* fprop: about 756 blocks, of which three fit on a multiprocessor at a time; a warp has at least
- * 14 positions. */
+/* The tiling of the half-precision kernels. fprop has at most 756 blocks; three blocks fit on a
+ * multiprocessor at a time. A warp has at least 14 positions. */
 void tile_half(struct seed_tiling *c, int filter_groups)
 {
 	const int ranges = 756 / (c->groups * c->filter_blocks);
@@ -68,10 +69,11 @@ struct wgrad_shared {
 	uint4 bytes[2][CHUNKS];
 };
 
-/* The images of a block. No kernel of the graph writes this memory. */
+/* The images of a block. No kernel of the graph writes this memory, so a block may read it before
+ * await_previous. */
 struct image_source {
 	const uint8_t *pixels;
-	const uint32_t *index; /* of this step */
+	const uint32_t *index; /* image numbers of this step */
 	int images;
 };
 
@@ -120,8 +122,8 @@ __device__ inline void wgrad_load_dy(
 
 /* ---- features -------------------------------------------------------------------------------- */
 
-/* Values are in units of a pixel: conv sums and values are 255 times as large. Biases are not
- * scaled. */
+/* Pixels count from 0 to 255 here, so values, fc sums and conv sums are 255 times as large. Bias
+ * sums are not scaled. */
 struct wgrad_sums {
 	float fc[WARP_POSITIONS][SEED_CLASSES];
 	float conv[9], bias;
@@ -129,10 +131,10 @@ struct wgrad_sums {
 
 struct wgrad_weights {
 	float fc[WARP_POSITIONS][SEED_CLASSES];
-	float conv[9], bias; /* bias: times 255 */
+	float conv[9], bias; /* bias is multiplied by 255 */
 };
 
-/* `patch`: shared-memory address of the first pixel under the argmax. */
+/* Adds one feature. `patch` is the shared-memory address of the first pixel under the argmax. */
 __device__ inline void wgrad_add_feature(struct wgrad_sums *sum, const struct wgrad_weights &w,
 	int pos, uint32_t patch, const float (&dy)[SEED_ROW])
 {
@@ -158,9 +160,9 @@ __device__ inline void wgrad_add_feature(struct wgrad_sums *sum, const struct wg
 }
 
 /*
- * `argmax`: one nibble for each image of the unit; image i is nibble 2 * (i % 4) + i / 4.
- * __byte_perm turns four nibbles into the byte offsets of their output pixels, and __dp4a with a
- * single 1 adds one of them to the address of the patch.
+ * Adds a unit of images. `argmax` has one nibble per image; image i has nibble 2 * (i % 4) + i / 4.
+ * __byte_perm turns four nibbles into the byte offsets of their output pixels. __dp4a with a single
+ * 1 adds one of these offsets to the address of the patch.
  */
 __device__ inline void wgrad_add_unit(struct wgrad_sums *sum, const struct wgrad_weights &w,
 	const uint32_t (&patch)[WARP_POSITIONS], const uint32_t (&argmax)[WARP_POSITIONS],
@@ -195,7 +197,7 @@ __device__ inline void wgrad_add_unit(struct wgrad_sums *sum, const struct wgrad
 	}
 }
 
-/* An invalid position gets weights of zero, so that its dY is zero. */
+/* Loads the weights. An invalid position gets fc weights of zero, so that its dY is zero. */
 __device__ inline void wgrad_load_weights(struct wgrad_weights *w, const struct kx_seed &s, int f,
 	const int (&p)[WARP_POSITIONS], const bool (&valid)[WARP_POSITIONS])
 {
@@ -213,8 +215,8 @@ __device__ inline void wgrad_load_weights(struct wgrad_weights *w, const struct 
 					 : 0;
 }
 
-/* blockIdx: x positions, y filters, z images. Positions and filters beyond the last one repeat
- * it; their results are not stored. */
+/* blockIdx: x positions, y filters, z images. Positions and filters behind the last one repeat it;
+ * their results are not stored. */
 __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 	struct kx_seed s, struct kx_batch batch, struct seed_tiling tiling, int step)
 {
@@ -252,11 +254,12 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 	const uint32_t *argmax = reinterpret_cast<const uint32_t *>(s.argmax) + begin / 2 * group +
 				 (size_t)p[0] * s.f_pad + f;
 	const int next_pos = (p[1] - p[0]) * s.f_pad;
-	uint32_t word[WARP_POSITIONS] = {argmax[0], argmax[next_pos]}; /* of the unit's group */
+	/* argmax of the group that has this unit */
+	uint32_t word[WARP_POSITIONS] = {argmax[0], argmax[next_pos]};
 	wgrad_load_weights(&w, s, f, p, valid);
 	wgrad_load_dy(&shared->stage[0], s, batch.images, begin);
 	__syncthreads();
-	/* at the top: stage `now` is ready, and so are the bytes of the other one */
+	/* at the start of an iteration, stage `now` and the bytes of the next unit are ready */
 	for (int unit = begin; unit < end; unit++) {
 		const int now = (unit - begin) % 2;
 		uint32_t which[WARP_POSITIONS], at[WARP_POSITIONS];
@@ -292,7 +295,7 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 
 struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
 {
-	const int enough = 264; /* blocks: two for each of 132 multiprocessors */
+	const int enough = 264; /* blocks: two per multiprocessor (132) */
 	struct seed_tiling c = {};
 	int filter_groups = f_pad / 8, blocks;
 	c.groups = (images + SEED_GROUP - 1) / SEED_GROUP;

@@ -1,17 +1,17 @@
 /*
  * conv_fprop_dgrad.cu - fprop and dgrad of convolution and fc as implicit GEMM.
  *
- * A block computes BM images x BN columns of one output pixel. The rows of the GEMM are images,
- * not positions: an output pixel sums over exactly the filter taps that it has, so neither padding
- * nor stride costs a product. Small tiles are for launches whose large tiles would leave
- * multiprocessors idle.
+ * A block computes BM images x BN columns of one output pixel. The rows of the GEMM are images, not
+ * positions. An output pixel sums over exactly the filter taps that exist for it, so padding and
+ * stride cost no products. A launch uses smaller tiles if large ones would leave multiprocessors
+ * idle.
  */
 #include "kernels/cuda/mma/gemm.cuh"
 
 namespace
 {
 
-/* Where the thread's next k lies: the K run, and the offset in it. */
+/* The position of the next k that the thread loads: a K run and an offset in it. */
 struct k_cursor {
 	int run, offset;
 };
@@ -27,9 +27,9 @@ __device__ inline void k_cursor_advance(struct k_cursor *p, int step, int run_le
 		p->run++;
 }
 
-/* The tile of a block, the depth K of a stage, and the warps: WARPS_M x WARPS_N warps side by
- * side, and WARPS_K warps that share the depth and add up their sums at the end. A warp computes
- * MI x NJ tiles of 16 x 8. */
+/* A block computes a tile of BM x BN with stages of depth K. WARPS_M x WARPS_N warps divide the
+ * tile. WARPS_K warps divide the depth and add up their sums at the end. A warp computes MI x NJ
+ * tiles of 16 x 8. */
 template <int BM_, int BN_, int K_, int WARPS_M_, int WARPS_N_, int WARPS_K_, int STAGES_>
 struct tile_shape {
 	static const int BM = BM_, BN = BN_, K = K_, STAGES = STAGES_;
@@ -116,15 +116,15 @@ __device__ inline void conv_store(const struct kx_conv &g, const struct kx_pixel
 	}
 }
 
-/* The first of WARPS_K warps adds up their sums, in order. `tile`: the number of the warp among
- * those with the same share of the depth. */
+/* The first of WARPS_K warps adds up their sums, in order. `tile` numbers the warps that have the
+ * same share of the depth. */
 template <class S>
 __device__ inline void add_k_shares(
 	float (&c)[S::MI][S::NJ][4], float4 *shared, int share, int tile)
 {
 	const int n = S::MI * S::NJ, next = S::WARPS_M * S::WARPS_N * n * 32;
 	float4 *mine = shared + tile * n * 32 + threadIdx.x % 32;
-	copies_wait<0>(); /* the copies beyond the end write zeros */
+	copies_wait<0>(); /* copies past the end of K still write zeros */
 	__syncthreads();
 #pragma unroll
 	for (int i = 0; i < n && share > 0; i++) {
@@ -201,7 +201,7 @@ template <int P, class S> int conv_launch(struct kx_conv g, cudaStream_t stream)
 
 template <int P> int conv_launch_shape(struct kx_conv g, cudaStream_t stream)
 {
-	const size_t enough = 132; /* blocks: one for each multiprocessor */
+	const size_t enough = 132; /* blocks: one per multiprocessor */
 	if (g.n <= narrow::BN && conv_blocks<narrow>(g) >= enough)
 		return conv_launch<P, narrow>(g, stream);
 	if (conv_blocks<wide>(g) >= 2 * enough)

@@ -1,9 +1,9 @@
 /*
  * conv_wgrad.cu - wgrad of convolution and fc as implicit GEMM with split-K.
  *
- * A block computes 128 x 64 gradient values over its slice of the sum, which runs over tiles of
- * one position and 32 images. params.cu adds up the slices. The row behind the last one of a is
- * all ones: the bias gradient.
+ * A block computes 128 x 64 gradient values over its slice of the sum. The sum runs over tiles of
+ * one position and 32 images. params.cu adds up the slices. Operand `a` has one more row, all ones,
+ * which gives the bias gradient.
  */
 #include "kernels/cuda/mma/gemm.cuh"
 
@@ -21,7 +21,8 @@ struct wgrad_stage {
 
 __device__ const float4 one_and_zeros = {1, 0, 0, 0};
 
-/* The column of the filter (an offset in the window) that a thread loads from every row of a. */
+/* The columns of the filter that a thread loads from every row of `a`. `at` is their offset in the
+ * window. */
 struct filter_column {
 	int at;
 	bool in, bias;
@@ -71,7 +72,7 @@ __host__ __device__ inline unsigned wgrad_column_tiles(const struct kx_conv_wgra
 	return (g.n + BN - 1) / BN;
 }
 
-/* The blocks of `first`, then those of `second`. */
+/* The first first_blocks blocks compute `first`, the others `second`. */
 template <int P>
 __global__ void __launch_bounds__(GEMM_THREADS)
 	conv_wgrad_kernel(const __grid_constant__ struct kx_conv_wgrad first,

@@ -1,7 +1,7 @@
 /*
- * layers.cu - layers without weights: pixels to the first tensor, ReLU and pool that no other
- * kernel fuses, dropout. One thread for each value (pool: for each window); neighbouring threads
- * have neighbouring channels.
+ * layers.cu - layers without weights: the load of pixels into the first tensor, dropout, and those
+ * ReLU and pool layers that no other kernel fuses. One thread computes one value or, in the pool
+ * kernels, one window. Neighbouring threads have neighbouring channels.
  */
 #include <float.h>
 #include "kernels/cuda/base/common.cuh"
@@ -136,7 +136,7 @@ __global__ void relu_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, stru
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
-/* rng_mix of common/rng.h */
+/* The same function as rng_mix of common/rng.h. */
 __device__ inline uint64_t rng_mix64(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;
@@ -145,7 +145,8 @@ __device__ inline uint64_t rng_mix64(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* The rule of backend.h. The model counts values in the order channels x rows x columns. */
+/* Implements the dropout rule of backend.h. The rule numbers values in the order channels x rows x
+ * columns. */
 __device__ inline bool dropout_drops_at(const struct kx_batch &batch, const struct kx_drop &drop,
 	const struct kx_tensor &p, const struct coord &s)
 {

@@ -1,7 +1,7 @@
 /*
- * params.cu - parameters between the manifest's order and the order of the kernels, the sum over
- * split-K slices, and plain SGD: all layers of a net in one launch. A block has consecutive values
- * of one layer.
+ * params.cu - copies parameters between the manifest's order and the order of the kernels, adds up
+ * split-K slices, and runs plain SGD. One launch handles up to KX_LAYERS layers. A block has
+ * consecutive values of one layer.
  */
 #include "kernels/cuda/mma/exact_conv.cuh"
 #include "kernels/cuda/fused/conv2.cuh"
@@ -13,7 +13,7 @@ namespace
 #define LANES    32
 #define VALUES   (4 * LANES)       /* of a block */
 #define ADDERS   (THREADS / LANES) /* threads that share the slices of four values */
-#define PREFETCH 9                 /* slices whose loads are in flight at a time */
+#define PREFETCH 9                 /* slices in flight at a time */
 
 __host__ __device__ inline size_t kx_layer_values(const struct kx_layer &l)
 {
@@ -26,7 +26,8 @@ struct param {
 	size_t param;              /* in the manifest's vector */
 };
 
-/* Value first + i. The long division is the same for all threads of the block. */
+/* The parameter of value first + i. The 64-bit division is the same for all threads of the
+ * block. */
 __device__ inline struct param param_at(const struct kx_weights &w, size_t first, unsigned i)
 {
 	const unsigned k0 = (unsigned)(first / w.f_pad);
@@ -37,7 +38,7 @@ __device__ inline struct param param_at(const struct kx_weights &w, size_t first
 	return {f, c, (int)tap, bias, f < w.f && (bias || c < w.c), bias ? w.bias + f : weight};
 }
 
-/* The layer of this block and the first of its values. */
+/* Returns the layer of this block and sets *first to the block's first value. */
 __device__ inline const struct kx_layer &layer_of_block(const struct kx_layers &all, size_t *first)
 {
 	int n = 0;
@@ -89,7 +90,7 @@ __global__ void unpack_kernel(const __grid_constant__ struct kx_layers all, int 
 		params[v.param] = sums ? l.sum[first + i] : l.value[first + i];
 }
 
-/* Each adder sums its slices of the block's values, in order. */
+/* Each of ADDERS groups of threads adds up its share of the slices, in order. */
 __device__ inline void sum_slices(
 	const struct kx_layer &l, size_t first, float4 (&partial)[ADDERS][LANES])
 {
@@ -101,7 +102,7 @@ __device__ inline void sum_slices(
 		[=](int s) { return from[s * slice_stride]; });
 }
 
-/* The block behind those of the layers. */
+/* The last block of the grid, behind those of the layers, adds up the losses. */
 __device__ inline void sum_losses(const struct kx_losses &l)
 {
 	__shared__ double partial[THREADS];
@@ -116,7 +117,7 @@ __device__ inline void sum_losses(const struct kx_losses &l)
 		*l.sum = l.add ? *l.sum + partial[0] : partial[0] / l.images;
 }
 
-/* Writes grad, or (grad NULL) makes a step of SGD. */
+/* Writes the gradient to grad. If grad is NULL, runs a step of SGD instead. */
 __global__ void __launch_bounds__(THREADS)
 	split_k_reduce_kernel(const __grid_constant__ struct kx_layers all, struct kx_losses losses,
 		float *grad, struct kx_now *now)

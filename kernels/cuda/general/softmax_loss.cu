@@ -1,5 +1,5 @@
 /*
- * softmax_loss.cu - softmax cross-entropy: one warp for each image.
+ * softmax_loss.cu - softmax cross-entropy. One warp computes one image.
  */
 #include "kernels/cuda/base/common.cuh"
 

@@ -1,14 +1,19 @@
 /*
- * exact_conv.cuh - a convolution of 8-bit pixels on tensor cores, followed by a 2 x 2 pool window,
- * as exact as fp32. A pixel below 256 is exact in bf16. A weight is the sum of three bf16 terms of
- * 8 bits each, which are its 24 bits. So three products with fp32 sums have only the rounding of
- * the sums, as FFMA has.
+ * exact_conv.cuh - a convolution of 8-bit pixels with a 2 x 2 pool, on tensor cores and as exact as
+ * fp32.
  *
- * One m16n8k16 has K = the input pixels of the patch under a pool window: (SIZE + 1)^2 of them,
- * two neighbours of a row in each word. Its rows are filters x the four output pixels of the
- * window; the weights of an output pixel lie shifted among zeros. The four output pixels of a
- * filter are in rows r and r + 8 of two tiles, so a thread holds all four of filter r = lane / 4
- * for two images (t = lane % 4), and ReLU and pool need no shuffle.
+ * A pixel is an integer below 256, which bf16 represents exactly. A weight is split into three bf16
+ * terms of 8 bits each, which together hold its 24 bits. Three products with fp32 accumulators
+ * therefore round only the sums, as FFMA does.
+ *
+ * The GEMM computes one pool window at a time with m16n8k16. K is the patch under the window: (SIZE
+ * + 1)^2 input pixels, two neighbours of a row per word. The columns are images. The rows are
+ * filters x the four output pixels of the window. The weights of an output pixel are shifted by its
+ * offset in the window, and zeros fill the rest of the patch.
+ *
+ * The four output pixels of filter r = lane / 4 are in rows r and r + 8 of two tiles. A thread
+ * therefore holds all four of them for images 2t and 2t + 1 (t = lane % 4), and ReLU and pool need
+ * no shuffle.
  */
 #ifndef KERNELS_CUDA_MMA_EXACT_CONV_CUH
 #define KERNELS_CUDA_MMA_EXACT_CONV_CUH
@@ -20,24 +25,25 @@
 #define CONV_GROUP 16 /* images that a warp processes at a time */
 #define CONV_PIXEL (1 / 255.0f)
 #define ROW_WORDS  (CONV_SIDE / 2)
-/* Words (two bf16 pixels) from image to image in shared memory. A warp's 8 images x 4 words lie
- * in 32 different banks. */
+/* Stride of an image in shared memory, in words of two bf16 pixels. With it the 8 images x 4 words
+ * that a warp loads are in 32 different banks. */
 #define IMAGE_WORDS 396
 
 template <int SIZE> struct conv {
 	static const int PATCH = SIZE + 1, PAIRS = PATCH * PATCH / 2;
-	static const int STEPS = (PAIRS + 7) / 8; /* products of a patch */
+	static const int STEPS = (PAIRS + 7) / 8; /* m16n8k16 steps of a patch */
 	static const int POOLED = (CONV_SIDE - SIZE + 1) / 2;
 	static const int POSITIONS = POOLED * POOLED;
 };
 
-/* Byte i of a word as a float: 2^23 + n minus 2^23. */
+/* Converts byte i of a word to float, as (2^23 + n) - 2^23. */
 __device__ static inline float pixel_of(uint32_t four, int i)
 {
 	return __uint_as_float(__byte_perm(four, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
 }
 
-/* Two words of bf16: the upper halves of the floats. Exact for integers up to 256. */
+/* Converts four bytes to two words of bf16: the upper halves of the floats. Exact for integers up
+ * to 256. */
 __device__ static inline uint2 pixels_to_bf16(uint32_t four)
 {
 	uint32_t x[4];
@@ -61,7 +67,7 @@ struct conv_images {
 	uint4 bytes[CONV_GROUP * CONV_SIDE * CONV_SIDE / 16];
 };
 
-/* Each thread fetches the 16 pixels (chunk i of the group) that it will convert. */
+/* Fetches chunk i of the group, 16 pixels. The same thread converts them later. */
 __device__ static inline void conv_fetch(
 	struct conv_images *to, int i, const uint8_t *image, bool here)
 {
@@ -69,7 +75,7 @@ __device__ static inline void conv_fetch(
 	copy_ahead(&to->bytes[i], image + i % chunks * 16, here);
 }
 
-/* 16 pixels, chunk i of consecutive images. */
+/* Converts and stores chunk i of consecutive images, 16 pixels. */
 __device__ static inline void conv_put(uint32_t *pixels, int i, uint4 v)
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16;
@@ -100,16 +106,17 @@ __device__ static inline void conv_load(
 		w->a[i / 2 / CONV_TERMS][i / 2 % CONV_TERMS][i % 2] = from[i * 32 + lane];
 }
 
-/* The word offset, from the first word of a patch, of the pair that thread t has in half h of
- * step k. The weights behind the last pair are zero. */
+/* Word offset in the patch of the pair of pixels that thread t loads for half h of step k. Pairs
+ * behind the last one read pair 0; their weights are zero. */
 template <int SIZE> __device__ static inline int conv_pair(int k, int h, int t)
 {
 	const int row = conv<SIZE>::PATCH / 2, pair = k * 8 + h * 4 + t;
 	return pair < conv<SIZE>::PAIRS ? pair / row * ROW_WORDS + pair % row : 0;
 }
 
-/* The four output pixels of filter lane / 4 for images 2t and 2t + 1: c[tile][image + 2 * lower
- * row]. Without bias, in units of a pixel. `at`: word offsets of the pairs in the patch. */
+/* Computes the four output pixels of filter lane / 4 for images 2t and 2t + 1, without bias, for
+ * pixels of 0 to 255. c[tile][2 * j + i] is the output pixel of row `tile` and column j of the
+ * window, for image 2t + i. `at` has the word offsets of the pairs in the patch. */
 template <int SIZE>
 __device__ static inline void conv_window(float (&c)[2][4], const struct conv_weights<SIZE> &w,
 	const uint32_t *patch, const int (&at)[conv<SIZE>::STEPS][2])
@@ -129,7 +136,8 @@ __device__ static inline void conv_window(float (&c)[2][4], const struct conv_we
 				mma_bf16(c[tile], w.a[k][term][tile], b[k][0], b[k][1]);
 }
 
-/* The first maximum of four output pixels in row order. A NaN that comes first stays. */
+/* The first maximum of four output pixels in row order. If the first one is NaN, the result is
+ * NaN. */
 __device__ static inline float max4_argmax(float a, float b, float c, float d, uint32_t *argmax)
 {
 	bool right = b > a, right_below = d > c;
@@ -140,7 +148,7 @@ __device__ static inline float max4_argmax(float a, float b, float c, float d, u
 	return below ? bottom : top;
 }
 
-/* The larger of both. A NaN stays. */
+/* The larger of both, or NaN if either is NaN. */
 __device__ static inline float max_or_nan(float a, float b)
 {
 	float v;
@@ -148,8 +156,9 @@ __device__ static inline float max_or_nan(float a, float b)
 	return v;
 }
 
-/* The terms of word i of the fragments (n = 256 * STEPS for each filter group, in the order
- * step, tile, lane, word). `weight`: of filter 0; `pitch`: floats from filter to filter. */
+/* Writes the three terms of word i of the fragments. A filter group has 256 * STEPS words in the
+ * order step, tile, lane, word. `weight` points to filter 0, the next filter is `pitch` floats
+ * further. */
 template <int SIZE>
 __device__ static inline void conv_fragment(
 	uint32_t *fragments, const float *weight, int pitch, size_t i)
@@ -175,8 +184,8 @@ __device__ static inline void conv_fragment(
 			  lane * 4 + word] = term[p];
 }
 
-/* Stores weight `tap` of filter f in the fragments, which hold zeros elsewhere: once for each of
- * the four output pixels, in three terms. */
+/* Stores weight `tap` of filter f in the fragments, in three terms, once for each of the four
+ * output pixels. All other words of the fragments are zero already. */
 template <int SIZE>
 __device__ static inline void conv_store_weight(uint32_t *fragments, int f, int tap, float weight)
 {

@@ -1,14 +1,15 @@
 /*
- * gemm.cuh - the main loop of an implicit GEMM: asynchronous copies to shared memory, and the
- * product of one pipeline stage in each precision.
+ * gemm.cuh - the inner loop of an implicit GEMM: the product of one pipeline stage in each
+ * precision.
  *
- * A warp computes MI x NJ tiles of 16 x 8. A thread's part of a tile is that of mma.m16n8 (PTX
- * ISA, "Matrix Fragments"): rows lane / 4 and + 8, columns lane % 4 * 2 and + 1. The fp32 products
- * use the same layout with plain FFMA, so one epilogue serves all.
+ * A warp computes MI x NJ tiles of 16 x 8. A thread holds the values of a tile that mma.m16n8
+ * assigns to it (PTX ISA, "Matrix Fragments"): rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2
+ * and lane % 4 * 2 + 1. The fp32 products use plain FFMA with the same layout, so all precisions
+ * share one epilogue.
  *
- * In bf16 a product takes its K in the order t, t + 4, t + 8, t + 12 instead of 2t, 2t + 1, 2t +
- * 8, 2t + 9. Both operands use this order, so the sum is the same, and the loads have no bank
- * conflicts.
+ * In bf16 thread t loads its four values of K at t, t + 4, t + 8 and t + 12, where mma expects 2t,
+ * 2t + 1, 2t + 8 and 2t + 9. Both operands are permuted alike, so the sum is the same. The loads
+ * have no bank conflicts in this order.
  */
 #ifndef KERNELS_CUDA_MMA_GEMM_CUH
 #define KERNELS_CUDA_MMA_GEMM_CUH
@@ -18,7 +19,7 @@
 #define GEMM_THREADS 128
 #define GEMM_STAGES  3
 
-/* Round to the nearest tf32. The tensor core truncates the low 13 bits. */
+/* Rounds to the nearest tf32. The tensor core itself truncates the low 13 bits. */
 __device__ static inline uint32_t to_tf32(float x)
 {
 	return __float_as_uint(x) + 0x1000u;
@@ -46,8 +47,9 @@ __device__ static inline void mma_bf16_tile(float *c, const uint32_t *a, const u
 		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Operand a of a stage: value (m, k) is at m * M + k * K. The pitches are 4 (M) and 8 (K) modulo
- * 32, so a warp's 8 x 4 values lie in 32 banks. Operand b: (k, n) at k * pitch + n. */
+/* Operand `a` of a stage: value (m, k) is at m * M + k * K. One of M and K is 1. The other is 4 (M)
+ * or 8 (K) modulo 32, so the 8 x 4 values that a warp loads are in 32 different banks. Value (k, n)
+ * of operand `b` is at k * pitch + n. */
 template <int M, int K> struct tile_a {
 	const float *at;
 	__device__ float get(int m, int k) const
@@ -81,7 +83,7 @@ __device__ static inline void stage_tf32(
 	}
 }
 
-/* x = hi + lo. Both are tf32 after the tensor core has truncated them. */
+/* Splits x = hi + lo. The tensor core truncates both to tf32. */
 __device__ static inline void split_hi_lo(float x, uint32_t *hi, uint32_t *lo)
 {
 	*hi = __float_as_uint(x) & 0xffffe000u;
@@ -175,7 +177,7 @@ __device__ static inline void stage_fp32(
 	}
 }
 
-/* `K`: the depth of a stage, a multiple of 16. */
+/* Multiplies one stage in precision P. K is the depth of the stage, a multiple of 16. */
 template <int P, int K, int MI, int NJ, class A>
 __device__ static inline void stage_mma(
 	float (&c)[MI][NJ][4], A a, const float *b, int pitch, int lane)

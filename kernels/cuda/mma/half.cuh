@@ -1,20 +1,20 @@
 /*
  * half.cuh - products of fp16 values on tensor cores.
  *
- * fp16 has less range than bf16, so it needs a *scale*: a power of two that brings the largest
- * value to the upper end of the range. A value of less than 2^-29 of the largest then loses bits,
- * which do not matter beside the largest. Two fp16 terms, hi (the rounded value) and lo (the
- * rest), carry 22 bits.
+ * fp16 has less range than bf16. Operands are therefore multiplied by a *scale*: a power of two
+ * that brings the largest value to the upper end of the range. Values below 2^-29 of the largest
+ * then lose bits, which does not matter beside the largest. Two fp16 terms, hi (the rounded value)
+ * and lo (the remainder), hold 22 bits.
  *
- * A byte in the lower half of an fp16 is exactly the byte times 2^-24 (PIXEL_HALF), a subnormal.
- * So pixels are only unpacked, never converted.
+ * An fp16 whose lower byte is n and whose upper byte is 0 is the subnormal number n * 2^-24
+ * (PIXEL_HALF), exactly. Pixels are therefore only unpacked and never converted.
  */
 #ifndef KERNELS_CUDA_MMA_HALF_CUH
 #define KERNELS_CUDA_MMA_HALF_CUH
 #include <cuda_fp16.h>
 #include "kernels/cuda/base/common.cuh"
 
-/* The fp16 value of a byte of 1. */
+/* The fp16 value of a pixel of 1. */
 #define PIXEL_HALF 0x1p-24f
 
 #ifdef __CUDACC__
@@ -26,7 +26,8 @@ __device__ static inline void mma_half(float *c, uint4 a, uint32_t b0, uint32_t 
 		: "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-/* With fp16 sums. c[0] is the upper row, with two columns in each word. */
+/* As mma_half, but with fp16 accumulators. c[0] has row lane / 4, c[1] row lane / 4 + 8, two
+ * columns per word. */
 __device__ static inline void mma_half_sums(uint32_t *c, uint4 a, uint32_t b0, uint32_t b1)
 {
 	asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, "
@@ -63,7 +64,7 @@ __device__ static inline float power_above(float x)
 	return __uint_as_float((uint32_t)(min(max(exponent, 27), 226) + 1) << 23);
 }
 
-/* 1 / power, exactly. */
+/* 1 / power, exactly. `power` is a power of two. */
 __device__ static inline float inverse(float power)
 {
 	return __uint_as_float((254u << 23) - __float_as_uint(power));

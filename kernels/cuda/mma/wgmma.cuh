@@ -1,9 +1,10 @@
 /*
- * wgmma.cuh - products of a warpgroup (four warps) with operands in shared memory. Needs sm_90a.
+ * wgmma.cuh - matrix products of a warpgroup (four warps) with operands in shared memory. Needs
+ * sm_90a.
  *
- * An operand consists of core matrices: 8 contiguous rows of 16 bytes. A row is an m or an n; its
- * 16 bytes are eight k. `next_k`: bytes to the next eight k. `next_rows`: bytes to the next eight
- * rows (PTX ISA, "Matrix descriptor", no swizzle).
+ * An operand consists of core matrices of 8 contiguous rows of 16 bytes (PTX ISA, "Matrix
+ * descriptor", no swizzle). A row is one m or n; its 16 bytes are eight k. The next eight k start
+ * next_k bytes further, the next eight rows next_rows bytes further.
  */
 #ifndef KERNELS_CUDA_MMA_WGMMA_CUH
 #define KERNELS_CUDA_MMA_WGMMA_CUH
@@ -16,14 +17,14 @@ __device__ static inline uint64_t wgmma_descriptor(uint32_t at, uint32_t next_k,
 	       (uint64_t)(next_rows >> 4) << 32;
 }
 
-/* Makes the thread's writes to shared memory visible to wgmma. Each writing thread calls it
- * before the barrier that precedes the products. */
+/* Makes the thread's writes to shared memory visible to wgmma. Each thread that wrote calls it
+ * before the barrier in front of the products. */
 __device__ static inline void wgmma_fence_smem()
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Around a batch of products: wgmma_fence, the products, wgmma_commit. */
+/* A batch of products starts with wgmma_fence and ends with wgmma_commit. */
 __device__ static inline void wgmma_fence()
 {
 	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -40,8 +41,8 @@ __device__ static inline void wgmma_wait()
 	asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-/* d += a * b, 64 x 64, K = 16, fp16. A thread has row warp * 16 + lane / 4 + 8 * (i / 2 % 2),
- * column i / 4 * 8 + lane % 4 * 2 + i % 2. */
+/* d += a * b, 64 x 64, K = 16, fp16. d[i] of a thread is row warp * 16 + lane / 4 + 8 * (i / 2 %
+ * 2), column i / 4 * 8 + lane % 4 * 2 + i % 2. */
 __device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
@@ -56,8 +57,9 @@ __device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64
 		     : "l"(a), "l"(b));
 }
 
-/* d += a * b, 64 x 32, K = 16, fp16. a is in registers, in the order of mma.m16n8k16 for each
- * warp's 16 rows. A row of 16 bytes of b is eight n, and the rows are k. */
+/* d += a * b, 64 x 32, K = 16, fp16. `a` is in registers; each warp has 16 rows in the fragment
+ * layout of mma.m16n8k16. `b` is transposed: the rows of its core matrices are k, and the 16 bytes
+ * of a row are eight n. */
 __device__ static inline void wgmma_m64n32k16(float (&d)[16], uint4 a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "

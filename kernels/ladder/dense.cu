@@ -1,31 +1,32 @@
 /*
- * dense.cu - rung 9's backward kernel. To push dY through the argmax alone, a thread gathers nine
- * pixels from wherever the argmax is, and its neighbours from elsewhere: bank conflicts. Here a
- * thread has the window's 16 pixels in registers, for two filters, and pushes through all four
- * output pixels: dY through the argmax, zero through the others.
+ * dense.cu - the backward kernel of rung 9. A thread that propagates dY only through the argmax
+ * loads nine pixels at an address that depends on the argmax. The threads of a warp then read from
+ * different places, which causes bank conflicts. Here a thread keeps the 16 pixels of the window in
+ * registers for two filters. It propagates through all four output pixels: dY through the argmax,
+ * zero through the others.
  */
 #include "kernels/ladder/products.cuh"
 
 namespace
 {
 
-#define THREADS       192 /* POOL_AREA in whole warps */
-#define FILTERS       2   /* of a thread */
+#define THREADS       192 /* POOL_AREA rounded up to whole warps */
+#define FILTERS       2   /* per thread */
 #define BLOCKS_PER_SM 2
 #define STAGE         4                /* images between two barriers */
-#define WORDS         (IMAGE_AREA / 4) /* of 4 pixels, in an image */
+#define WORDS         (IMAGE_AREA / 4) /* words of 4 pixels per image */
 #define LOADS         ((STAGE * WORDS + THREADS - 1) / THREADS)
-#define ROW           12 /* 10 classes, in whole 16 bytes */
+#define ROW           12 /* 10 classes rounded up to 16 bytes */
 #define FULL_CHIP     (BLOCKS_PER_SM * 132)
 #define TO_UNIT       (1 / 255.0f)
 
-/* The images that all threads of a block work on. */
+/* The images that all threads of a block use. */
 struct stage {
 	float4 image[STAGE * WORDS];
 	float4 d_logits[STAGE][ROW / 4];
 };
 
-/* A thread's part of the next stage, loaded while the present one is worked on. */
+/* The part of the next stage that a thread loads while the block computes the current one. */
 struct ahead {
 	uint32_t word[LOADS];
 	float d_logits;
@@ -33,20 +34,20 @@ struct ahead {
 	uint8_t argmax[STAGE][FILTERS];
 };
 
-/* What a thread keeps for one filter's pooled value. */
+/* The weights and sums of a thread for one pooled value. */
 struct column {
 	float weight[CLASSES], fc[CLASSES], conv[WEIGHTS + 1];
 };
 
-/* Where the thread's pooled value of its first filter is, for the image that comes next. */
+/* The address of the thread's pooled value of its first filter, for the next image. */
 struct place {
 	const float *in;
 	const uint8_t *argmax;
-	unsigned inputs; /* from image to image */
-	unsigned works;  /* filters that the thread has */
+	unsigned inputs; /* stride of an image */
+	unsigned works;  /* number of filters of the thread */
 };
 
-/* Images [n, n + m), of which the first is at `from`. */
+/* Loads images [n, n + m). `from` is the position of image n. */
 __device__ void dense_load_ahead(
 	const struct products &p, size_t n, unsigned m, const struct place &from, struct ahead *a)
 {
@@ -70,7 +71,8 @@ __device__ void dense_load_ahead(
 		}
 }
 
-/* Byte i of v, 0 to 255: as the low byte of 2^23's fraction, without the slow conversion. */
+/* Converts byte i of v to float: puts it in the lowest byte of 2^23 and subtracts 2^23. This is
+ * faster than a conversion instruction. */
 __device__ float byte_value(unsigned v, unsigned i)
 {
 	return __uint_as_float(__byte_perm(v, 0x4b000000u, 0x7440u + i)) - 0x1p23f;
@@ -89,7 +91,8 @@ __device__ void dense_store_ahead(const struct ahead &a, unsigned m, struct stag
 		((float *)s->d_logits[threadIdx.x / CLASSES])[threadIdx.x % CLASSES] = a.d_logits;
 }
 
-/* Pixels are 0 to 255 here: the error takes the scale. */
+/* Adds the conv gradient of one window. Pixels count from 0 to 255 here, so dY is scaled by 1 /
+ * 255. */
 __device__ void push(struct column *to, const float patch[4][4], float d, unsigned argmax)
 {
 	float at[4];
@@ -104,7 +107,7 @@ __device__ void push(struct column *to, const float patch[4][4], float d, unsign
 	to->conv[WEIGHTS] += argmax == DEAD ? 0 : d;
 }
 
-/* Image k of the stage, for a thread whose window begins `corner` pixels into it. */
+/* Adds image k of the stage. The window of the thread starts at pixel `corner`. */
 __device__ void dense_add_image(struct column column[FILTERS], const struct stage &s, unsigned k,
 	unsigned corner, const float in[FILTERS], const uint8_t argmax[FILTERS])
 {
@@ -129,7 +132,7 @@ __device__ void dense_add_image(struct column column[FILTERS], const struct stag
 	}
 }
 
-/* The fc bias is the threads' that have no pooled value: one class each. */
+/* Adds the gradient of the fc bias. Threads without a pooled value compute it, one class each. */
 __device__ void dense_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - POOL_AREA;
@@ -137,8 +140,8 @@ __device__ void dense_add_bias(const struct stage &s, unsigned m, float *sum)
 		*sum += ((const float *)s.d_logits[k])[c];
 }
 
-/* Sums over the block's threads, in a fixed order, into the chunk's row; threads beyond POOL_AREA
- * have summed nothing. */
+/* Adds up the sums of the block's threads in a fixed order and writes them to the row of the chunk.
+ * The sums of threads from POOL_AREA on are zero. */
 __device__ void dense_write_conv(
 	const struct column column[FILTERS], size_t first, size_t filters, float *to)
 {
@@ -175,8 +178,8 @@ __device__ void write_fc(const struct products &p, const struct column column[FI
 		to[image_fc_bias(p.k.filters) + threadIdx.x - POOL_AREA] = bias;
 }
 
-/* Block (2 filters, chunk): thread o has pooled value o of both and loops over the chunk's
- * images. */
+/* A block has two filters (x) and a chunk of images (y). Thread o has pooled value o of both
+ * filters and loops over the images. */
 __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {

@@ -1,7 +1,8 @@
 /*
- * fused.cu - rung 3: a thread for each value instead of each image. Convolution, ReLU and pooling
- * are one kernel that keeps each window's argmax and never stores the map. Back-propagation pushes
- * dY through the argmax alone. Each image's gradient is still copied to the host and summed there.
+ * fused.cu - rung 3: one thread per value instead of one per image. One kernel computes
+ * convolution, ReLU and pooling. It stores the argmax of each window and never the map. The
+ * backward pass propagates dY only through the argmax. The gradient of each image is still copied
+ * to the host, which adds them up.
  */
 #include <stdlib.h>
 #include "kernels/ladder/host.cuh"
@@ -9,12 +10,12 @@
 namespace
 {
 
-#define POOL_THREADS 192 /* POOL_AREA in whole warps */
+#define POOL_THREADS 192 /* POOL_AREA rounded up to whole warps */
 #define FC_THREADS   (32 * CLASSES)
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* Block (f, n): a thread for each pooled value of filter f on image n. */
+/* Block (f, n) computes filter f of image n, one pooled value per thread. */
 __global__ void convolve_kernel(struct fused k)
 {
 	size_t f = blockIdx.x, n = blockIdx.y, o = threadIdx.x;
@@ -41,7 +42,7 @@ __global__ void convolve_kernel(struct fused k)
 	k.argmax[to] = argmax;
 }
 
-/* Block n: a warp for each class. */
+/* Block n computes image n, one class per warp. */
 __global__ void fc_kernel(struct fused k)
 {
 	size_t n = blockIdx.x, c = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -63,7 +64,7 @@ __global__ void fused_softmax_kernel(struct fused k, size_t n_images)
 		k.loss[n] = image_softmax(k.logits + n * CLASSES, k.labels[n]);
 }
 
-/* Block (i / blockDim, n): a thread for each input i of the fc layer. */
+/* Block (x, n) computes image n, one input of the fc layer per thread. */
 __global__ void fc_backward_kernel(struct fused k)
 {
 	size_t n = blockIdx.y, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -82,7 +83,8 @@ __global__ void fc_backward_kernel(struct fused k)
 	k.d_pooled[n * inputs + i] = d;
 }
 
-/* Block (f, n): each pooled value pushes its dY to the nine pixels under its argmax. */
+/* Block (f, n) computes filter f of image n. Each thread multiplies the dY of its pooled value by
+ * the nine pixels under the argmax. */
 __global__ void convolve_backward_kernel(struct fused k)
 {
 	__shared__ float part[WEIGHTS + 1][POOL_THREADS / 32];

@@ -1,5 +1,5 @@
 /*
- * gpu.cu - see gpu.cuh.
+ * gpu.cu - CUDA helpers of the rungs, see gpu.cuh.
  */
 #include "kernels/ladder/gpu.cuh"
 #include <string.h>

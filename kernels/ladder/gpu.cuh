@@ -1,9 +1,9 @@
 /*
- * gpu.cuh - what the CUDA rungs share: checked calls, memory that one call frees, marks on the
- * stream that become a profile, and the kernels that a later rung takes over from an earlier one.
+ * gpu.cuh - helpers of the CUDA rungs: checked calls, memory that one call frees, events that
+ * become a profile, and kernels that several rungs share.
  *
- * Every rung works on the default stream of its own, `struct gpu` below; a failed call ends the
- * step with PS_EDEVICE and CUDA's own words.
+ * Each rung has its own stream in struct gpu. A failed call ends the step with PS_EDEVICE and
+ * CUDA's error text.
  */
 #ifndef KERNELS_LADDER_GPU_CUH
 #define KERNELS_LADDER_GPU_CUH
@@ -25,7 +25,7 @@ struct gpu {
 		int on_host;
 	} block[BLOCKS_MAX];
 	size_t n_blocks;
-	/* marks of the step that is being profiled; event[0] is its beginning */
+	/* marks of the profiled step; event[0] is its start */
 	struct profile *profile; /* NULL: marks cost nothing */
 	cudaEvent_t event[MARKS_MAX + 1];
 	const char *name[MARKS_MAX];
@@ -33,7 +33,7 @@ struct gpu {
 	size_t n_marks;
 };
 
-/* Fill `e` from a failed call and return PS_EDEVICE. */
+/* Fills `e` from a failed call and returns PS_EDEVICE. */
 int gpu_failed(cudaError_t status, const char *call, struct err *e);
 #define TRY(call, e)                                                                               \
 	do {                                                                                       \
@@ -41,28 +41,28 @@ int gpu_failed(cudaError_t status, const char *call, struct err *e);
 		if (status_ != cudaSuccess)                                                        \
 			return gpu_failed(status_, #call, e);                                      \
 	} while (0)
-/* After each launch. */
+/* Checks a launch. Every launch is followed by it. */
 #define LAUNCHED(e) TRY(cudaGetLastError(), e)
 
 int gpu_open(struct gpu *g, struct err *e) PS_MUST_CHECK;
-/* Frees every block too; fine after a failed gpu_open. */
+/* Frees the stream, the events and all blocks. Allowed after a failed gpu_open. */
 void gpu_close(struct gpu *g);
 enum gpu_place { GPU_DEVICE, GPU_PINNED };
 int gpu_alloc(
 	struct gpu *g, void **out, size_t bytes, enum gpu_place where, struct err *e) PS_MUST_CHECK;
-/* `field` becomes room for `n` of what it points to. */
+/* Allocates `n` elements of the type that `field` points to. */
 #define GPU_ALLOC(g, field, n, where, e)                                                           \
 	gpu_alloc((g), (void **)&(field), (n) * sizeof *(field), (where), (e))
 
-/* A step begins; the marks of one without a profile are not made. */
+/* Begins a step. If `p` is NULL, the step records no marks. */
 int gpu_begin(struct gpu *g, struct profile *p, struct err *e) PS_MUST_CHECK;
-/* What the stream was given since the last mark is phase `name`. */
+/* Ends phase `name`: the work submitted to the stream since the last mark. */
 int gpu_mark(struct gpu *g, const char *name, enum phase_kind kind, struct err *e) PS_MUST_CHECK;
-/* Wait for the stream, and add the marks' times to the profile. */
+/* Waits for the stream and adds the times of the phases to the profile. */
 int gpu_end(struct gpu *g, struct err *e) PS_MUST_CHECK;
 
-/* A rung's open: *self = a zeroed R for task `t` that `allocate` did the rest of; NULL after a
- * failure. */
+/* Implements `open` of a rung: allocates a zeroed R for task `t` and calls `allocate` to fill it.
+ * After a failure *self is NULL. */
 template <class R, class A>
 static int rung_open(
 	void **self, const struct ladder_task *t, void (*close)(void *), A allocate, struct err *e)
@@ -82,30 +82,30 @@ static int rung_open(
 
 /* ---- kernels of fused.cu, from rung 3 on ----------------------------------------------------- */
 
-/* Images [0, n) of a step or of a part of it, on the device; a row of `pooled`, `winner`,
- * `d_pooled`, `grad` per image. */
+/* Device arrays for images [0, n) of a step or of a part of it. pooled, argmax, d_pooled and grad
+ * have one row per image. */
 struct fused {
 	size_t filters, n_params;
 	const float *params;
 	const float *images;   /* n x IMAGE_AREA, 0 to 1 */
 	const uint8_t *labels; /* n */
 	float *pooled;         /* n x F * POOL_AREA */
-	uint8_t *argmax; /* n x F * POOL_AREA: 0 to 3 in row order, DEAD if ReLU let nothing out */
-	float *logits;   /* n x CLASSES; d loss / d score after fused_softmax */
-	float *loss;     /* n */
-	float *d_pooled; /* n x F * POOL_AREA */
-	float *grad;     /* n x n_params, overwritten */
+	uint8_t *argmax;       /* n x F * POOL_AREA: 0 to 3 in row order; DEAD if ReLU gives 0 */
+	float *logits;         /* n x CLASSES; d loss / d logits after fused_softmax */
+	float *loss;           /* n */
+	float *d_pooled;       /* n x F * POOL_AREA */
+	float *grad;           /* n x n_params, overwritten */
 };
 enum { DEAD = 4 };
 
-/* Room for the rows of `rows` images; params, images, labels and loss are the caller's. */
+/* Allocates the rows of `rows` images. The caller provides params, images, labels and loss. */
 int fused_allocate(struct gpu *g, struct fused *k, size_t rows, struct err *e);
 int fused_convolve(struct gpu *g, const struct fused *k, size_t n, struct err *e);
 int fused_fc(struct gpu *g, const struct fused *k, size_t n, struct err *e);
 int fused_softmax(struct gpu *g, const struct fused *k, size_t n, struct err *e);
 int fused_backward(struct gpu *g, const struct fused *k, size_t n, struct err *e);
 
-/* Sum of each lane's `value`, in lane 0; the order of additions is fixed. */
+/* Adds up `value` over the warp in a fixed order. Lane 0 returns the sum. */
 static __device__ inline float warp_sum(float value)
 {
 	for (int step = 16; step > 0; step /= 2)

@@ -1,5 +1,5 @@
 /*
- * host.cu - see host.cuh.
+ * host.cu - the host side of the first CUDA rungs, see host.cuh.
  */
 #include "kernels/ladder/host.cuh"
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * host.cuh - the host's half of the first CUDA rungs: pageable buffers through which a batch goes
- * to the device as floats, and through which every image's gradient comes back to be summed here.
+ * host.cuh - the host side of the first CUDA rungs. A batch goes to the device as floats through
+ * pageable buffers. The gradient of every image comes back through them, and the host adds them up.
  */
 #ifndef KERNELS_LADDER_HOST_CUH
 #define KERNELS_LADDER_HOST_CUH
@@ -14,12 +14,13 @@ struct host_batch {
 	float *grads;    /* of a batch, if rows > 0 */
 };
 
-/* `rows`: how many images' gradients come back at once; 0: they are summed on the device. */
+/* `rows` is the number of per-image gradients that come back at a time; 0: the device adds them
+ * up. */
 int host_batch_init(struct host_batch *h, size_t max_batch, size_t rows, size_t n_params,
 	struct err *e) PS_MUST_CHECK;
 void host_batch_release(struct host_batch *h);
 
-/* Where a batch goes on the device. */
+/* The device buffers of a batch. */
 struct host_target {
 	float *params, *images;
 	uint8_t *labels;
@@ -28,14 +29,15 @@ struct host_target {
 int host_target_init(struct host_target *t, struct gpu *g, size_t max_batch, size_t n_params,
 	struct err *e) PS_MUST_CHECK;
 
-/* Begins the step: gathers the batch, and puts it and the parameters on their way. */
+/* Begins a step: gathers the batch and starts the copies of batch and parameters to the device. */
 int host_batch_send(struct host_batch *h, struct gpu *g, const struct ladder_task *t,
 	const struct ladder_batch *b, const struct host_target *to, struct profile *p,
 	struct err *e) PS_MUST_CHECK;
-/* Ends the step: n rows of gradients and losses come back and become their means. */
+/* Ends a step: copies n rows of gradients and losses to the host and computes their means. */
 int host_batch_sum(struct host_batch *h, struct gpu *g, size_t n, const float *grads,
 	const float *losses, float *grad, double *loss, struct err *e) PS_MUST_CHECK;
-/* Ends the step of a rung whose device has the mean gradient: it and the losses come back. */
+/* Ends a step of a rung that computes the mean gradient on the device: copies the mean gradient and
+ * the losses to the host. */
 int host_batch_take(struct host_batch *h, struct gpu *g, size_t n, const float *mean,
 	const float *losses, float *grad, double *loss, struct err *e) PS_MUST_CHECK;
 

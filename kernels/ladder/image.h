@@ -1,7 +1,7 @@
 /*
- * image.h - the gradient of one image, one value after the other: the loop that the ladder begins
- * with. The sequential rung runs it on a CPU for each image in turn. The first CUDA rung runs the
- * same lines in one thread for each image.
+ * image.h - the gradient of one image, computed value by value. The sequential rung runs this code
+ * on a CPU for one image after the other. The first CUDA rung runs the same code in one thread per
+ * image.
  *
  * Layouts are those of common/model.h: params = conv weight [F][3][3], conv bias [F], fc weight
  * [10][F * 169], fc bias [10]. Single precision throughout.
@@ -30,7 +30,7 @@ enum {
 	CLASSES = 10,
 };
 
-/* What one image leaves on its way; each for F filters. */
+/* The intermediate values of one image, for F filters. */
 struct image_space {
 	float *map;      /* F * MAP_AREA, after ReLU */
 	float *d_map;    /* d loss / d map */
@@ -38,7 +38,7 @@ struct image_space {
 	float *d_pooled; /* d loss / d pooled */
 };
 
-/* Floats that a struct image_space of F filters takes, and where its parts begin. */
+/* Number of floats of a struct image_space of F filters. */
 IMAGE_FN size_t image_space_floats(size_t filters)
 {
 	return 2 * filters * (MAP_AREA + POOL_AREA);
@@ -54,7 +54,7 @@ IMAGE_FN struct image_space image_space_at(float *floats, size_t filters)
 	return s;
 }
 
-/* Where each tensor of seed:F begins; 10 F more than conv's is fc's. */
+/* Offsets of the tensors of seed:F in params. */
 IMAGE_FN size_t image_conv_bias(size_t filters)
 {
 	return filters * WEIGHTS;
@@ -86,7 +86,7 @@ IMAGE_FN void image_convolve(
 			}
 }
 
-/* The first maximum of pooled value (y, x)'s four, as an offset into its map. */
+/* The first maximum of the pool window of pooled value (y, x), as an offset into the map. */
 IMAGE_FN size_t image_argmax(const float *map, size_t y, size_t x)
 {
 	size_t best = 2 * y * MAP_SIDE + 2 * x;
@@ -120,7 +120,8 @@ IMAGE_FN void image_logits(
 	}
 }
 
-/* Logits become d loss / d logits = probability - (1 at the label); returns the loss. */
+/* Replaces the logits by d loss / d logits: the probability, minus 1 at the label. Returns the
+ * loss. */
 IMAGE_FN float image_softmax(float *logits, size_t label)
 {
 	float max = logits[0], sum = 0, target = logits[label];
@@ -153,7 +154,7 @@ IMAGE_FN void image_fc_backward(const float *params, size_t filters, const float
 	}
 }
 
-/* dY goes to each window's argmax, and through its ReLU if the value was positive. */
+/* Passes dY to the argmax of each window if its value is positive (ReLU). */
 IMAGE_FN void image_pool_backward(size_t filters, struct image_space *s)
 {
 	for (size_t i = 0; i < filters * MAP_AREA; i++)

@@ -1,7 +1,6 @@
 /*
- * learn.c - what a net believes after so many seconds of training on one rung.
- *
- * The clock runs while steps are made, and stands while the test images are looked at.
+ * learn.c - trains a network on one rung and records its predictions after given times. The clock
+ * runs during training steps and stops during evaluation.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,29 +10,30 @@
 #include "common/rng.h"
 #include "kernels/ladder/ladder.h"
 
-#define SHOWN         12             /* test images whose predictions are written one by one */
-#define JUDGED        ((size_t)1000) /* test images that make up the share of right answers */
-#define CHUNK_SECONDS 0.002          /* steps between two readings of the clock */
+#define SHOWN         12             /* test images with one CSV row each */
+#define JUDGED        ((size_t)1000) /* test images that the accuracy is measured on */
+#define CHUNK_SECONDS 0.002          /* training time between two readings of the clock */
 
 struct learner {
 	const struct rung *rung;
 	void *self;
 	const struct ladder_point *point;
-	float *params, *before, *grad; /* ladder_floats; before: without the last chunk */
-	uint32_t *order;               /* of the epoch under way */
+	float *params, *before, *grad; /* ladder_floats; before: weights before the last chunk */
+	uint32_t *order;               /* image order of the current epoch */
 	uint32_t epoch;
-	size_t next; /* in order */
+	size_t next; /* index in order */
 	float rate;
-	size_t chunk;          /* steps at once */
-	size_t steps, counted; /* made so far; of these, in `before` */
-	double seconds;        /* of training so far */
+	size_t chunk;          /* steps per chunk */
+	size_t steps, counted; /* steps so far; steps in `before` */
+	double seconds;        /* training time so far */
 	struct backend *judge;
 	const struct kx_images *test;
 };
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-/* The images of up to l->chunk batches; an epoch ends with its last whole batch. */
+/* Returns the images of up to l->chunk batches and sets *steps to the number of batches. An epoch
+ * ends with its last whole batch. */
 static const uint32_t *next_images(struct learner *l, size_t *steps)
 {
 	size_t batch = l->point->task.max_batch, n_set = l->point->task.set->n;
@@ -48,7 +48,7 @@ static const uint32_t *next_images(struct learner *l, size_t *steps)
 	return index;
 }
 
-/* A step, with the update on the host. */
+/* Runs one step and updates the weights on the host. */
 static int train_one(struct learner *l, const uint32_t *index, struct err *e)
 {
 	struct ladder_batch b = {l->params, index, l->point->task.max_batch};
@@ -79,7 +79,8 @@ static int advance(struct learner *l, struct err *e)
 
 /* ---- beliefs --------------------------------------------------------------------------------- */
 
-/* What the weights before the last chunk, which ended too late to count, say. */
+/* Writes the predictions of the weights before the last chunk, because that chunk ended too
+ * late. */
 static int tell(struct learner *l, double seconds, struct err *e)
 {
 	float probability[SHOWN * 10];
@@ -103,7 +104,7 @@ static int tell(struct learner *l, double seconds, struct err *e)
 	return PS_OK;
 }
 
-/* The first chunk warms up and is taken back. */
+/* Runs one chunk to warm up and discards it. */
 static int warm_up(struct learner *l, struct err *e)
 {
 	int rc = advance(l, e);

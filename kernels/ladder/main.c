@@ -1,14 +1,15 @@
 /*
- * main.c - cnn-ladder: runs the rungs and prints what they do as CSV.
+ * main.c - cnn-ladder: runs the rungs and prints their results as CSV.
  *
- *   steps   time of a step, rung by rung and point by point: rung,filters,batch,repetitions,
- *           ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,copy_out_ms,host_ms,error; with
- *           --phases FILE also where it goes: rung,filters,batch,kind,phase,ms
- *   train   what a net believes after so many seconds of training:
+ *   steps   the time of a step, for each rung and point: rung,filters,batch,repetitions,
+ *           ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,copy_out_ms,host_ms,error.
+ *           --phases FILE also writes the time of each phase: rung,filters,batch,kind,phase,ms
+ *   train   the predictions of a network after given training times:
  *           rung,seconds,steps,right,image,label,belief,probability
- *   memory  what copies, launches and loads cost alone: what,where,bytes,us,gb_per_s
+ *   memory  the cost of single copies, launches and loads: what,where,bytes,us,gb_per_s
  *
- * Every rung is compared with cpu-ref before it is timed; one that is wrong ends the program.
+ * The program compares every rung with cpu-ref before it measures it. A wrong result ends the
+ * program.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -34,7 +35,7 @@ struct job {
 	FILE *phases; /* NULL: not requested */
 };
 
-/* What is measured when no filters or batch are given. */
+/* The points that are measured if neither --filters nor --batch is given. */
 static const struct {
 	size_t filters, batch;
 } sweep[] = {{256, 1000}, {256, 500}, {256, 250}, {256, 100}, {128, 1000}, {64, 1000}, {32, 1000}};
@@ -291,7 +292,7 @@ static int load(struct job *j, struct data *d, struct err *e)
 
 static int run(const struct ladder_options *o, const char *name, struct err *e)
 {
-	static struct data data; /* large for a stack */
+	static struct data data; /* too large for the stack */
 	const char *why = "";
 	struct job j = {.o = o, .has_gpu = ladder_has_gpu(&why)};
 	size_t i = 0, n = sizeof commands / sizeof commands[0];

@@ -1,6 +1,6 @@
 /*
- * measure.c - one rung at one point: is it right, how long does a step take, and where does the
- * time go.
+ * measure.c - measures one rung at one point: error of the gradient, time of a step, and time of
+ * each phase.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 #define MOST_STEPS    2000
 #define PROFILE_STEPS 10
-#define SMALL_RATE    1e-4f /* what is timed must not run away */
+#define SMALL_RATE    1e-4f /* keeps the weights finite while steps are timed */
 
 /* ---- points and truths ----------------------------------------------------------------------- */
 
@@ -90,8 +90,8 @@ static int ladder_step(struct run *r, struct profile *p, double *ms, struct err 
 }
 
 /*
- * A step's time as the rung would be used: alone, or, where it trains by itself, as a part of an
- * epoch of steps whose weights stay on the device.
+ * Times a step as a worker would use the rung. A rung with `train` runs an epoch of steps with the
+ * weights on the device; the result is the time per step. Other rungs run a single step.
  */
 static int timed(
 	struct run *r, const struct ladder_point *p, float *trained, double *ms, struct err *e)
@@ -116,7 +116,8 @@ static double ladder_distance(const float *a, const float *b, size_t n)
 	return sqrt(difference / norm);
 }
 
-/* The first step: outputs are no numbers before it, and close to the truth after. */
+/* Runs the first step and checks it. The outputs are NaN before the step and must be close to
+ * cpu-ref after it. */
 static int check(struct ladder_result *out, struct run *r, size_t n_params,
 	const struct ladder_truth *t, struct err *e)
 {
@@ -141,7 +142,8 @@ static int by_size(const void *a, const void *b)
 	return (*x > *y) - (*x < *y);
 }
 
-/* The checked step's time, out->median_ms, stands if there is no time for more. */
+/* Repeats the step as time permits. Without time for a repetition, out->median_ms keeps the time of
+ * the checked step. */
 static int repeat(struct ladder_result *out, struct run *r, const struct ladder_point *p,
 	float *trained, struct err *e)
 {
@@ -161,7 +163,7 @@ static int repeat(struct ladder_result *out, struct run *r, const struct ladder_
 	return PS_OK;
 }
 
-/* Mean phases of as many steps as fit, at least one. */
+/* Computes the mean time of each phase over the steps that fit in `seconds`, at least one. */
 static int profile(struct ladder_result *out, struct run *r, double seconds, struct err *e)
 {
 	double ms, sum = 0;

@@ -1,9 +1,12 @@
 /*
- * memory.cu - what a copy, a launch and a load cost by themselves. See ladder_memory.
+ * memory.cu - measures the cost of a single copy, launch and load. See ladder_memory.
  *
- * Rows: what,where,bytes,us,gb_per_s. Copies: median time of a copy that is waited for, pageable or
- * pinned. launch: an empty kernel, waited for. load: one dependent load of a chain through `bytes`
- * of memory, so of the cache that holds them; a chain visits every line once, in a mixed order.
+ * The rows have the columns what,where,bytes,us,gb_per_s:
+ *
+ *   copies  median time from the call to completion, from pageable or pinned memory
+ *   launch  time from the launch of an empty kernel to its completion
+ *   load    latency of a load that depends on the load before. The chain of loads visits every
+ *           cache line of `bytes` bytes once, in a random order.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +27,7 @@ __global__ void empty_kernel(void)
 {
 }
 
-/* Follows the chain from where the last walk ended. */
+/* Follows the chain from the end of the last walk. */
 __global__ void chase_kernel(const uint32_t *chain, size_t steps, uint32_t *last)
 {
 	uint32_t at = *last;
@@ -101,7 +104,7 @@ int measure_launch(struct gpu *g, struct err *e)
 	return PS_OK;
 }
 
-/* One link in each line: a ring through the lines in a mixed order. */
+/* Makes a ring through all cache lines in a random order, with one link per line. */
 uint32_t *make_chain(size_t bytes)
 {
 	size_t lines = bytes / LINE, step = LINE / sizeof(uint32_t);
@@ -130,8 +133,8 @@ int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size_t step
 	return PS_OK;
 }
 
-/* The second walk is timed: by then the caches hold what they can of a chain that is shorter than a
- * walk, and nothing of what lies ahead in a longer one. */
+/* Times the second walk. After the first one, the caches hold a chain that is shorter than a walk.
+ * Of a longer chain they do not hold the links that the second walk visits. */
 int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *device, struct err *e)
 {
 	uint32_t *chain = make_chain(bytes);

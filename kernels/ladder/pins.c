@@ -1,4 +1,4 @@
-/* pins.c - the caller's memory, pinned for the rungs that copy straight from and to it. */
+/* pins.c - pins the caller's memory for rungs that copy directly from and to it. */
 #include <cuda_runtime_api.h>
 #include "kernels/ladder/ladder.h"
 
@@ -16,7 +16,7 @@ static int pin(void **pinned, void *memory, size_t bytes, struct err *e)
 
 int ladder_pin(struct ladder_pins *p, const float *params, float *grad, size_t n, struct err *e)
 {
-	/* the weights are only read, but CUDA has no read-only pinning of host memory */
+	/* the device only reads the weights, but CUDA cannot pin host memory as read-only */
 	int rc = pin(&p->params, (void *)(uintptr_t)params, n * sizeof *params, e);
 
 	return rc ? rc : pin(&p->grad, grad, n * sizeof *grad, e);

@@ -1,6 +1,6 @@
 /*
- * production.c - the last rung: the kernels that workers use, through the interface that workers
- * use (kernels/backend.h).
+ * production.c - the last rung: the kernels of workers, called through the interface of workers
+ * (kernels/backend.h).
  */
 #include <stdlib.h>
 #include "common/clock.h"
@@ -10,7 +10,7 @@
 struct production {
 	struct backend *backend;
 	size_t n_params;
-	struct ladder_pins pins; /* a worker's weights and gradients are pinned, too */
+	struct ladder_pins pins; /* as in a worker, weights and gradients are pinned */
 };
 
 static void production_close(void *self)
@@ -52,7 +52,7 @@ static int production_step(void *self, const struct ladder_batch *b, float *grad
 	return rc ? err_set(e, rc, "backend_gradient: %s", err_text(rc)) : PS_OK;
 }
 
-/* One step alone: its sum of gradients is its gradient. */
+/* Runs a burst of one step. Its sum of gradients is the gradient. */
 static int ladder_local_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {

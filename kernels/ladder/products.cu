@@ -1,5 +1,5 @@
 /*
- * products.cu - rung 6, and the products over the batch that later rungs keep. See products.cuh.
+ * products.cu - rung 6 and the batch products that later rungs reuse. See products.cuh.
  */
 #include "kernels/ladder/products.cuh"
 #include <stdlib.h>
@@ -9,18 +9,18 @@ namespace
 {
 
 #ifndef SCORE_IMAGES
-#define SCORE_IMAGES 8 /* images that share each weight loaded */
+#define SCORE_IMAGES 8 /* images that share a loaded weight */
 #endif
-#define SCORE_SPLITS  8 /* parts of the inputs, summed later */
+#define SCORE_SPLITS  8 /* slices of the inputs */
 #define SCORE_THREADS 256
 #define POOL_THREADS  192
 #define FC_THREADS    128
-#define FULL_CHIP     1056 /* blocks: 8 for each of 132 multiprocessors */
+#define FULL_CHIP     1056 /* blocks: 8 on each of 132 multiprocessors */
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* Each warp's sums into `part`. The 80 sums take each step together: shuffles stay in order, so
- * that one sum after the other would wait for every one of its own. */
+/* Adds up the sums of each warp and writes them to `part`. All 80 sums do each shuffle step
+ * together. One sum after the other would wait for the latency of each of its shuffles. */
 __device__ void logits_reduce(
 	float sum[SCORE_IMAGES][CLASSES], float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES])
 {
@@ -37,7 +37,8 @@ __device__ void logits_reduce(
 	__syncthreads();
 }
 
-/* Block (8 images, a slice of the inputs): logits without bias into partial_logits. */
+/* A block has SCORE_IMAGES images (x) and a slice of the inputs (y). It writes their logits without
+ * bias to partial_logits. */
 __global__ void logits_kernel(struct products p, size_t n_images)
 {
 	__shared__ float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES];
@@ -88,7 +89,8 @@ __global__ void products_softmax_kernel(struct products p, size_t n_images, size
 		p.k.logits[n * CLASSES + c] = logits[c];
 }
 
-/* Block (inputs, chunk): thread i sums input i's ten weight gradients over the chunk's images. */
+/* A block has inputs (x) and a chunk of images (y). Thread i adds up the ten weight gradients of
+ * input i over the images. */
 __global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t chunk)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, inputs = p.k.filters * POOL_AREA;
@@ -109,7 +111,8 @@ __global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t ch
 		to[image_fc_weight(p.k.filters) + c * inputs + i] = sum[c];
 }
 
-/* Block (f, chunk): thread o pushes the dY of pooled value o through its argmax, image by image. */
+/* A block has filter f (x) and a chunk of images (y). Thread o propagates the dY of pooled value o
+ * through its argmax, image by image. */
 __global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t chunk)
 {
 	__shared__ float part[WEIGHTS + 1][POOL_THREADS / 32];
@@ -279,7 +282,7 @@ size_t products_chunks(const struct products *p, size_t n, size_t each, size_t b
 	size_t chunks = each < blocks ? blocks / each : 1;
 	chunks = chunks < n ? chunks : n;
 	chunks = chunks < p->max_chunks ? chunks : p->max_chunks;
-	/* no chunk may be empty: its sums would not be written */
+	/* an empty chunk would leave its sums unwritten */
 	size_t chunk = (n + chunks - 1) / chunks;
 	return (n + chunk - 1) / chunk;
 }

@@ -1,4 +1,4 @@
-/* profile.c - the time of each phase of a gradient. */
+/* profile.c - adds up the time of each phase of a step. */
 #include <string.h>
 #include "kernels/ladder/ladder.h"
 

@@ -1,11 +1,12 @@
 /*
- * resident.cu - rungs 7 to 11: the data set lies on the device as bytes and a batch is a list of
- * numbers; the kernels are those of tiled.cu. Rung 8 takes the fc product of staged.cu, rung 9 the
- * backward kernel of dense.cu. Rung 10 pins the caller's memory when it first sees it, so that
- * parameters and gradient travel straight from and to it. Rung 11 is the same work as one CUDA
- * graph for each batch size.
+ * resident.cu - rungs 7 to 11. The data set is on the device as bytes, and a batch is a list of
+ * image numbers. Rung 7 uses the kernels of tiled.cu. Rung 8 adds the fc product of staged.cu, rung
+ * 9 the backward kernel of dense.cu. Rung 10 pins the caller's memory in the first step, so that
+ * parameters and gradient are copied directly from and to it. Rung 11 runs the same work as one
+ * CUDA graph per batch size.
  *
- * Invariant: a graph that exists was captured for `shape`; any other step captures anew.
+ * Invariant: an existing graph was captured for `shape`. A step with another shape captures a new
+ * graph.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,7 @@ namespace
 
 enum { TILED, STAGED, DENSE, PINNED, GRAPH };
 
-/* What a captured step depends on. */
+/* The arguments that a captured step depends on. */
 struct shape_of_step {
 	size_t n;
 	const float *params;
@@ -33,7 +34,7 @@ struct resident {
 	uint32_t *index, *host_index; /* of a batch; host_index and host_loss are pinned */
 	float *host_loss;
 	struct ladder_pins pins;
-	int level;             /* STAGED and what is above it include what is below */
+	int level;             /* each level includes the levels below it */
 	cudaGraphExec_t graph; /* NULL: none yet */
 	struct shape_of_step shape;
 };
@@ -143,7 +144,7 @@ int take(struct resident *r, const struct shape_of_step *s, struct err *e)
 	return gpu_mark(&r->gpu, "gradients out", PHASE_COPY_OUT, e);
 }
 
-/* Everything of a step that the stream does. */
+/* Submits all work of a step to the stream. */
 int enqueue(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
 	int dense = r->level >= DENSE;

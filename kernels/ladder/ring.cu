@@ -1,7 +1,7 @@
 /*
- * ring.cu - rungs 4 and 5: a circular buffer of per-image gradients that stays on the device.
- * Images go through in waves as long as the ring; after each wave the slots are added to the sum,
- * and the next wave overwrites them. Only the mean leaves the device.
+ * ring.cu - rungs 4 and 5: a circular buffer of per-image gradients on the device. A wave has as
+ * many images as the buffer has slots. After each wave the device adds the slots to the sum, and
+ * the next wave overwrites them. Only the mean is copied to the host.
  */
 #include <stdlib.h>
 #include "kernels/ladder/host.cuh"
@@ -9,8 +9,8 @@
 namespace
 {
 
-/* 16 slots of 1.74 MB (256 filters) are written and read again within the 60 MB of the L2 cache;
- * 132 are an image for each multiprocessor. */
+/* 16 slots of 1.74 MB (256 filters) fit in the L2 cache of 60 MB. 132 slots give each
+ * multiprocessor one image. */
 #define SLOTS      16
 #define WIDE_SLOTS 132
 
@@ -19,13 +19,13 @@ struct ring {
 	struct gpu gpu;
 	struct host_batch host;
 	struct host_target input;
-	struct fused k; /* rows of one wave */
+	struct fused k; /* one row per image of a wave */
 	float *loss;    /* of the whole batch */
-	float *sum;     /* n_params: of the waves so far */
+	float *sum;     /* n_params: sum of the waves so far */
 	size_t slots;
 };
 
-/* sum += the slots, in order; the last wave's `scale` makes it a mean. */
+/* Adds the slots to `sum`, in order. The `scale` of the last wave turns the sum into the mean. */
 __global__ void reduce_kernel(
 	float *sum, const float *slots, size_t n_params, size_t n, int first, float scale)
 {
@@ -85,7 +85,7 @@ int wide_open(void **self, const struct ladder_task *t, struct err *e)
 	return open_with(self, t, WIDE_SLOTS, e);
 }
 
-/* Images [first, first + n) of a batch through the slots. */
+/* Runs images [first, first + n) of a batch through the slots. */
 int ring_wave(struct ring *r, size_t first, size_t n, struct err *e)
 {
 	r->k.images = r->input.images + first * IMAGE_AREA;

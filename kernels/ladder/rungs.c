@@ -1,5 +1,5 @@
 /*
- * rungs.c - the table of rungs, from the bottom, and what all of them share.
+ * rungs.c - the table of rungs, slowest first, and helpers for all rungs.
  */
 #include <stdio.h>
 #include <stdlib.h>

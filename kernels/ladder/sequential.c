@@ -1,5 +1,5 @@
 /*
- * sequential.c - rung 1: one image after the other on one CPU core, as snapshot.h spells it out.
+ * sequential.c - rung 1: runs image.h for one image after the other on one CPU core.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 struct sequential {
 	struct ladder_task task;
-	float *space; /* of one image */
+	float *space; /* intermediate values of one image */
 };
 
 static void sequential_close(void *self)

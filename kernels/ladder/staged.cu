@@ -1,7 +1,7 @@
 /*
- * staged.cu - rung 8's fc product. A block has 32 images, four to a warp, and takes the weights
- * through shared memory, 128 inputs of all ten classes at a time; what the next such tile needs is
- * on its way while the present one is worked on.
+ * staged.cu - the fc product of rung 8. A block has 32 images, four per warp. It reads the weights
+ * through shared memory, in tiles of 128 inputs and all ten classes. It loads the next tile while
+ * it computes the current one.
  */
 #include "kernels/ladder/products.cuh"
 
@@ -15,14 +15,15 @@ namespace
 #define TILE        128
 #define LANE_INPUTS (TILE / 32)
 #define LOADS       (TILE * CLASSES / THREADS)
-#define FULL_CHIP   264 /* blocks: 2 for each of 132 multiprocessors */
+#define FULL_CHIP   264 /* blocks: 2 on each of 132 multiprocessors */
 
 struct tile {
 	float weight[LOADS];                /* for shared memory */
-	float in[WARP_IMAGES][LANE_INPUTS]; /* for the thread's own use */
+	float in[WARP_IMAGES][LANE_INPUTS]; /* inputs that only this thread uses */
 };
 
-/* Inputs [from, from + TILE) as far as they are below `end`; zeros beyond. `row`: of each image. */
+/* Loads inputs [from, from + TILE). Inputs from `end` on are zeros. `row` points to the inputs of
+ * each image. */
 __device__ void load_tile(const float *weight, const float *const row[WARP_IMAGES], size_t inputs,
 	size_t from, size_t end, struct tile *t)
 {
@@ -55,7 +56,8 @@ __device__ void add_tile(float sum[WARP_IMAGES][CLASSES], const float weight[CLA
 		}
 }
 
-/* Lane 0 gets the warp's sums; every sum takes a step before the next step begins. */
+/* Adds up the sums of the warp; lane 0 has the result. All sums do one shuffle step before the next
+ * step starts. */
 __device__ void reduce(float sum[WARP_IMAGES][CLASSES])
 {
 #pragma unroll
@@ -66,7 +68,8 @@ __device__ void reduce(float sum[WARP_IMAGES][CLASSES])
 				__shfl_down_sync(0xffffffffu, sum[i / CLASSES][i % CLASSES], step);
 }
 
-/* Block (32 images, a slice of the inputs): logits without bias into partial_logits. */
+/* A block has 32 images (x) and a slice of the inputs (y). It writes their logits without bias to
+ * partial_logits. */
 __global__ __launch_bounds__(THREADS, 2) void logits_kernel(
 	struct products p, size_t n_images, size_t part)
 {
@@ -107,7 +110,7 @@ int staged_logits(struct gpu *g, const struct products *p, size_t n, struct err 
 	size_t inputs = p->k.filters * POOL_AREA, groups = (n + EACH - 1) / EACH;
 	size_t slices = groups < FULL_CHIP ? FULL_CHIP / groups : 1;
 	slices = slices < MOST_SPLITS ? slices : MOST_SPLITS;
-	/* whole tiles; no part may be empty: its sums would not be written */
+	/* a part has whole tiles; an empty part would leave its sums unwritten */
 	size_t part = ((inputs + slices - 1) / slices + TILE - 1) / TILE * TILE;
 	slices = (inputs + part - 1) / part;
 	logits_kernel<<<dim3((unsigned)groups, (unsigned)slices), THREADS, 0, g->stream>>>(

@@ -1,6 +1,6 @@
 /*
- * thread.cu - rung 2: the sequential loop with a thread for each image. Images travel to the device
- * as floats, every image's gradient travels back, and the host sums them.
+ * thread.cu - rung 2: the sequential code with one thread per image. Images are copied to the
+ * device as floats. The gradient of every image is copied to the host, which adds them up.
  */
 #include <stdlib.h>
 #include "kernels/ladder/gpu.cuh"
@@ -16,7 +16,7 @@ struct thread_rung {
 	struct gpu gpu;
 	struct host_batch host;
 	struct host_target input;
-	float *space, *grad, *loss; /* on the device, of every image */
+	float *space, *grad, *loss; /* on the device, per image */
 };
 
 __global__ void image_kernel(const float *params, size_t filters, size_t n_params,

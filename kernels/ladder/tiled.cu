@@ -1,8 +1,9 @@
 /*
- * tiled.cu - what is used often is held close. Forward: an image in shared memory, a window's 16
- * pixels in registers for 32 filters. Backward: one kernel reads the pooled values once for both
- * layers; an fc weight column and all sums stay in registers, and the next images are on their way
- * while the present ones are worked on. Images are bytes of the set that lies on the device.
+ * tiled.cu - the kernels of rung 7, with tiles in registers and shared memory. The forward kernel
+ * keeps an image in shared memory and the 16 pixels of a window in registers for 32 filters. The
+ * backward kernel reads the pooled values once for both layers. It keeps a column of fc weights and
+ * all sums in registers. It loads the next images while it computes the current ones. It reads the
+ * images as bytes from the data set on the device.
  */
 #include "kernels/ladder/products.cuh"
 
@@ -11,12 +12,12 @@ namespace
 
 #define FORWARD_FILTERS  32
 #define FORWARD_THREADS  192 /* POOL_AREA in whole warps */
-#define ROW              12  /* 9 weights and a bias, or 10 classes, in whole 16 bytes */
+#define ROW              12  /* 9 weights and a bias, or 10 classes, rounded up to 16 bytes */
 #define BACKWARD_FILTERS 2
-#define BACKWARD_THREADS 352              /* 2 * POOL_AREA in whole warps */
-#define BLOCKS_PER_SM    2                /* of backward_kernel */
+#define BACKWARD_THREADS 352              /* 2 * POOL_AREA rounded up to whole warps */
+#define BLOCKS_PER_SM    2                /* blocks of backward_kernel */
 #define STAGE            4                /* images between two barriers */
-#define WORDS            (IMAGE_AREA / 4) /* of 4 pixels, in an image */
+#define WORDS            (IMAGE_AREA / 4) /* words of 4 pixels per image */
 #define LOADS            ((STAGE * WORDS + BACKWARD_THREADS - 1) / BACKWARD_THREADS)
 #define FULL_CHIP        (BLOCKS_PER_SM * 132)
 #define TO_UNIT          (1 / 255.0f)
@@ -38,7 +39,7 @@ __device__ void load_weights(const struct fused &k, size_t first, float (*weight
 	}
 }
 
-/* Value i (row order) of the window of four whose pixels are `patch`. */
+/* Computes output pixel i (row order) of a pool window. `patch` has the pixels under the window. */
 __device__ float convolve(const float patch[4][4], const float w[ROW], int i)
 {
 	float sum = w[WEIGHTS];
@@ -50,7 +51,7 @@ __device__ float convolve(const float patch[4][4], const float w[ROW], int i)
 	return sum;
 }
 
-/* Block (32 filters, n): thread o computes pooled value o of each filter. */
+/* A block has 32 filters (x) and image n (y). Thread o computes pooled value o of each filter. */
 __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct products p)
 {
 	__shared__ float image[IMAGE_AREA];
@@ -89,13 +90,13 @@ __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct produc
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* The images that all threads of a block work on. */
+/* The images that all threads of a block use. */
 struct stage {
 	float4 image[STAGE * WORDS];
 	float4 d_logits[STAGE][ROW / 4];
 };
 
-/* A thread's part of the next stage, loaded while the present one is worked on. */
+/* The part of the next stage that a thread loads while the block computes the current one. */
 struct ahead {
 	uint32_t word[LOADS];
 	float d_logits;
@@ -103,13 +104,13 @@ struct ahead {
 	uint8_t argmax[STAGE];
 };
 
-/* What one thread sums for its pooled value. */
+/* The sums of a thread for its pooled value. */
 struct sums {
 	float fc[CLASSES];
 	float conv[WEIGHTS + 1];
 };
 
-/* Images [n, n + m); `i` is the thread's pooled value, if it has one. */
+/* Loads images [n, n + m). `i` is the thread's pooled value, if it has one. */
 __device__ void tiled_load_ahead(
 	const struct products &p, size_t n, unsigned m, size_t i, int works, struct ahead *a)
 {
@@ -163,7 +164,7 @@ __device__ void tiled_add_image(struct sums *sum, const float weight[CLASSES], c
 	sum->conv[WEIGHTS] += d;
 }
 
-/* The images of a stage, for a thread whose windows begin `corner` pixels into each. */
+/* Adds the images of a stage. The window of the thread starts at pixel `corner` of each. */
 __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const struct stage &s,
 	const struct ahead &now, unsigned m, unsigned corner)
 {
@@ -179,7 +180,7 @@ __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const s
 	}
 }
 
-/* The fc bias is the threads' that have no pooled value: one class each. */
+/* Adds the gradient of the fc bias. Threads without a pooled value compute it, one class each. */
 __device__ void tiled_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;
@@ -187,7 +188,8 @@ __device__ void tiled_add_bias(const struct stage &s, unsigned m, float *sum)
 		*sum += ((const float *)s.d_logits[k])[c];
 }
 
-/* Sums over the threads of each filter, in a fixed order, into the chunk's row. */
+/* Adds up the sums of the threads of each filter in a fixed order and writes them to the row of the
+ * chunk. */
 __device__ void tiled_write_conv(const struct sums &sum, size_t first, size_t filters, float *to)
 {
 	__shared__ float value[BACKWARD_THREADS];
@@ -209,7 +211,8 @@ __device__ void tiled_write_conv(const struct sums &sum, size_t first, size_t fi
 	}
 }
 
-/* Block (2 filters, chunk): a thread for each pooled value, the chunk's images in turn. */
+/* A block has two filters (x) and a chunk of images (y). A thread has one pooled value and loops
+ * over the images. */
 __global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {

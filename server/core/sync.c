@@ -91,18 +91,30 @@ static void step(struct core *c, uint32_t epoch)
 	shut(c);
 }
 
+/* Only a replay can be of weights or of an epoch that are still to come: its worker has seen the
+ * step under way end before the crash. And only replays can be more than the step has room for. */
+static int ends_the_step(const struct core *c, const struct msg_push *p)
+{
+	const struct gradient_accumulator *a = &c->accumulator;
+	int later = p->base_version > c->store.version || early_is(c, &p->work);
+
+	return a->pushes && (later || a->pushes == a->room);
+}
+
+/* The step under way ends first, so that the gradient is judged with the weights and the sum that
+ * it will meet. A gradient that is refused then has ended the step as well. */
+static int fits(struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	if (ends_the_step(c, p))
+		step(c, c->leases.epoch);
+	return accumulator_fits(c, w, p);
+}
+
 static void take(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	int early = early_is(c, &p->work);
-	int later = (p->base_version > c->store.version || early) && c->accumulator.pushes;
-
-	/* only a replay can be of weights or an epoch that are still to come: it has seen this step
-	 * end; and only replays can be more than there are workers */
-	if (later || c->accumulator.pushes == c->accumulator.room)
-		step(c, c->leases.epoch);
 	accumulator_keep(c, p);
 	w->answered = this_step(c);
-	if (early) /* the others' are of the epoch in training */
+	if (early_is(c, &p->work)) /* the gradients of other workers are of an earlier epoch */
 		step(c, p->work.epoch);
 }
 
@@ -273,9 +285,5 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return c->step.open && (trial || is_awaited(c, w));
 }
 
-const struct rules rules_sync = {.judge = judge,
-	.fits = accumulator_fits,
-	.take = take,
-	.allow = allow,
-	.open = open,
-	.settle = settle};
+const struct rules rules_sync = {
+	.judge = judge, .fits = fits, .take = take, .allow = allow, .open = open, .settle = settle};

@@ -2,6 +2,7 @@
  * Proves what becomes of replays whose epoch is still to come: a crash loses the end of an epoch
  * and the beginning of the next one, and the workers come back in any order. See early.c.
  */
+#include <math.h>
 #include "tests/support/core_fixture.h"
 
 /* Three epochs of 4 batches, the last one of 5 images. */
@@ -126,6 +127,42 @@ static void whole_epochs_may_come_early(void **state)
 	fixture_close(&f);
 }
 
+/* A replay of the next epoch ends the step under way and is a step of its own. Each of the two steps
+ * multiplies the weights by a million here. */
+static enum reject after_two_steps(float weight)
+{
+	struct core_config cfg = training(MODE_SYNC);
+	struct stamp s[2];
+	struct core_fixture f;
+
+	cfg.rate.lr = 1e6;
+	cfg.optim.weight_decay = 1;
+	fixture_open(&f, cfg);
+	for (uint32_t i = 0; i < 2; i++)
+		s[i] = fixture_join(&f, 9 + i, "");
+	for (uint32_t i = 0; i < FIXTURE_PARAMS; i++)
+		f.core->store.weights[i] = weight;
+	fixture_restart(&f);
+	for (uint32_t i = 0; i < 2; i++)
+		s[i] = fixture_come_back(&f, 9 + i, s[i], 1);
+	taken(&f, 0, s[0], 1, 0, 0);
+	assert_int_equal(f.core->accumulator.pushes, 1);
+	struct msg m = replay(s[1], 1, 1, 0);
+	enum reject reject = fixture_acked(&f, 10, &m).reject;
+	for (uint32_t i = 0; i < FIXTURE_PARAMS; i++)
+		assert_true(isfinite(core_weights(f.core)[i]));
+	assert_images(&f, 10, reject == REJECT_NONE ? 10 : 0);
+	fixture_close(&f);
+	return reject;
+}
+
+static void a_gradient_of_the_next_epoch_is_judged_as_a_step_of_its_own(void **state)
+{
+	(void)state;
+	assert_int_equal(after_two_steps(1e20f), REJECT_NONE);
+	assert_int_equal(after_two_steps(1e30f), REJECT_NONFINITE);
+}
+
 static void only_replays_do(void **state)
 {
 	struct core_fixture f;
@@ -152,6 +189,7 @@ int main(void)
 		cmocka_unit_test(so_it_does_in_a_buffer),
 		cmocka_unit_test(and_after_another_crash),
 		cmocka_unit_test(whole_epochs_may_come_early),
+		cmocka_unit_test(a_gradient_of_the_next_epoch_is_judged_as_a_step_of_its_own),
 		cmocka_unit_test(only_replays_do),
 	};
 

@@ -226,9 +226,9 @@ static void on_tick(uv_timer_t *t)
 	struct server *s = t->data;
 
 	router_receive_pending(s->router);
-	transfers_poll(&s->transfers, s->state.core, dispatch_now(s), on_transfer, s);
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->committed_lsn, dispatch_now(s));
 	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
+	transfers_poll(&s->transfers, s->state.core, dispatch_now(s), on_transfer, s);
 	if (s->disk.notice_due && !s->status)
 		notify_workers(s);
 	request_snapshot(s);

@@ -29,7 +29,7 @@ enum event_kind {
 	EVENT_SAVE,        /* take a snapshot: the journal has grown, or is lost */
 	EVENT_DRAIN,       /* stop: last snapshot, tell everybody, finish */
 	EVENT_PROGRESS,    /* `bytes` of peer's connection have moved since the last one, as the
-			    * shell has seen, not as the peer says */
+			    * shell has seen, not as the peer says; after a tick of the same moment */
 };
 
 struct event {

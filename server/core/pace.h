@@ -27,7 +27,8 @@
  * than the next delivery needs.
  *
  * Disk: these clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK): the
- * workers wait for us.
+ * workers wait for the server. A transfer in that time stops them no longer: the tick comes before
+ * the EVENT_PROGRESS of the same moment.
  *
  * Invariants:
  * (1) nothing here reads a clock: c->now_ms decides;

@@ -739,6 +739,33 @@ static void the_time_that_replies_wait_for_the_disk_is_nobodys(void **state)
 	cluster_close(&f.k);
 }
 
+/* Bytes of the worker move while replies wait for the disk; the shell reports them every `ticks` ticks.
+ * The clock stands still once, not twice. */
+static void held_time_is_not_counted_as_a_transfer_too(void **state)
+{
+	(void)state;
+	for (uint64_t ticks = 1; ticks <= 5; ticks += 4) {
+		struct cluster k;
+
+		open_after(&k, 4, 5);
+		pass(&k, 1000);
+		moved(&k, 1); /* the next report is of what moves from now on */
+		for (uint64_t i = 1; i <= 20; i++) {
+			fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
+			k.f.now_ms += 100;
+			fixture_step(&k.f, &(struct event){.kind = EVENT_TICK, .held_ms = 100});
+			if (i % ticks == 0)
+				moved(&k, 900 * ticks);
+		}
+		assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 1000);
+		pass(&k, 1000);
+		assert_int_equal(core_stats(k.f.core)->expired, 0);
+		pass(&k, 100);
+		assert_int_equal(core_stats(k.f.core)->expired, 1);
+		cluster_close(&k);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -767,6 +794,7 @@ int main(void)
 		cmocka_unit_test(bytes_without_end_do_not_hold_a_grant),
 		cmocka_unit_test(a_worker_that_waits_for_our_disk_is_not_stalled),
 		cmocka_unit_test(the_time_that_replies_wait_for_the_disk_is_nobodys),
+		cmocka_unit_test(held_time_is_not_counted_as_a_transfer_too),
 		cmocka_unit_test(the_time_that_a_worker_needs_to_come_back_is_not_owed),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

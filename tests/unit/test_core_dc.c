@@ -247,6 +247,60 @@ static void every_combination_of_options_is_what_the_formulas_say(void **state)
 	print_message("largest difference of a weight: %.1e\n", most);
 }
 
+/* ---- what it is for -------------------------------------------------------------------------- */
+
+/* Four workers take turns, so each gradient is three versions old. The loss is w^2 / 2, and the rate
+ * is too large for this delay: without compensation the weights swing ever further from 0. Returns
+ * the largest magnitude of a weight in the last 100 of 400 pushes. */
+static double swing(enum delay_compensation kind)
+{
+	struct core_config cfg = fixture_config();
+	float then[4][FIXTURE_PARAMS];
+	struct stamp s[4];
+	uint64_t version[4];
+	double most = 0;
+	struct core_fixture f;
+
+	cfg.dc.kind = kind;
+	cfg.dc.lambda = 0.3;
+	cfg.rate.lr = 0.5;
+	cfg.durable = 0;
+	fixture_open(&f, cfg);
+	for (uint32_t j = 0; j < FIXTURE_PARAMS; j++)
+		fixture_weights(f.memory, &cfg)[j] = (float)(1 + j) / 10;
+	for (uint32_t i = 0; i < 4; i++)
+		s[i] = fixture_join(&f, 10 + i, "");
+	for (uint32_t n = 0; n < 404; n++) {
+		uint32_t i = n % 4;
+		struct msg m = fixture_push(s[i], n / 4);
+
+		if (n >= 4) { /* at first each of them pulls */
+			m.push.base_version = version[i];
+			m.push.base_term = s[i].term;
+			fixture_slice(&m, 0, FIXTURE_PARAMS, then[i]);
+			fixture_applied(&f, 10 + i, &m);
+		}
+		fixture_pull(&f, 10 + i, s[i], WEIGHTS_CURRENT);
+		version[i] = fixture_sent(&f, 10 + i, MSG_PARAMS)->params.version;
+		memcpy(then[i], core_weights(f.core), sizeof(then[i]));
+		for (uint32_t j = 0; j < FIXTURE_PARAMS && n >= 304; j++)
+			most = fmax(most, fabs((double)then[i][j]));
+	}
+	fixture_close(&f);
+	return most;
+}
+
+static void it_damps_the_swings_that_delay_causes(void **state)
+{
+	double none = swing(DC_NONE), constant = swing(DC_CONSTANT), adaptive = swing(DC_ADAPTIVE);
+
+	(void)state;
+	print_message("none %g, constant %g, adaptive %g\n", none, constant, adaptive);
+	assert_true(none > 1000);
+	assert_true(constant < 0.8);
+	assert_true(adaptive < 0.4);
+}
+
 /* ---- single cases ---------------------------------------------------------------------------- */
 
 /* Worker 0 prefetches: it pulls version 1 before it has pushed the gradient of version 0. */
@@ -559,6 +613,7 @@ static void without_it_there_is_no_backup(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(it_damps_the_swings_that_delay_causes),
 		cmocka_unit_test(a_prefetch_does_not_change_what_a_gradient_is_compensated_with),
 		cmocka_unit_test(every_combination_of_options_is_what_the_formulas_say),
 		cmocka_unit_test(each_worker_is_compensated_by_its_own_delay),

@@ -5,7 +5,8 @@
  * Invariants:
  * (1) every seq of a worker is decided once, in order; its duplicates get the first decision;
  * (2) a decision and its effect on the weights are in the same snapshot or in none;
- * (3) a rejected push consumes its seq and changes nothing else.
+ * (3) a rejected push consumes its seq and changes nothing else; but a replay of a later step of sync
+ *     ends the step under way, even if it is rejected because its values are too large.
  */
 #include "server/core/ledger.h"
 #include "server/core/dataset.h"

@@ -101,8 +101,8 @@ static int ends_the_step(const struct core *c, const struct msg_push *p)
 	return a->pushes && (later || a->pushes == a->room);
 }
 
-/* The step under way ends first, so that the gradient is judged with the weights and the sum that
- * it will meet. A gradient that is refused then has ended the step as well. */
+/* Ends the step under way first, if the push is of a later one. The gradient is then judged with the
+ * weights and the sum that it would be added to. The step stays ended if the gradient is rejected. */
 static int fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	if (ends_the_step(c, p))

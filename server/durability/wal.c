@@ -12,7 +12,7 @@
 #include "server/durability/wal_record.h"
 
 #define LAZY_BYTES  ((size_t)65536) /* a queue of this size is written although no reply waits */
-#define MAX_SPARE   64              /* free items that are kept */
+#define MAX_COPY    ((size_t)512)   /* smaller frames are copied: libzmq's may pin a large buffer */
 #define RECORD_ROOM 128             /* maximum bytes that the file adds to an event */
 #define SPARE_ROOM  ((size_t)98304) /* what the file has not written yet, and whole blocks */
 
@@ -23,9 +23,11 @@ struct item {
 	uint64_t generation; /* of the snapshot; 0: an event */
 	int stays;           /* later events go to the same file, if it works */
 	uint64_t useless;    /* files between this generation and the snapshot are; 0: none */
-	size_t bytes, n_head;
-	unsigned char head[WAL_RECORD_HEAD];
-	struct frames frames; /* references to those of the message */
+	size_t bytes;        /* of the record: `data`, then the frames */
+	size_t memory;       /* that it counts against WAL_MAX_QUEUE */
+	size_t n_data, n_frames;
+	unsigned char *data; /* behind the frames */
+	zmq_msg_t frame[];   /* references to the last frames of the message */
 };
 
 struct list {
@@ -34,9 +36,8 @@ struct list {
 
 struct wal {
 	struct wal_config cfg;
-	struct list queue; /* not given to the pool yet */
-	struct item *spare;
-	size_t n_spare, waiting;
+	struct list queue;       /* not given to the pool yet */
+	size_t waiting, memory;  /* bytes of the items in the queue and in the group */
 	uint64_t newest_lsn;     /* of the newest event */
 	uint64_t wanted_lsn;     /* a reply waits for this one */
 	uint64_t flushed_lsn;    /* see wal.h */
@@ -80,41 +81,61 @@ static void list_add(struct list *l, struct item *it)
 	l->end = &it->next;
 }
 
-static struct item *take_item(struct wal *w)
+/* An item for an event or a mark. NULL: there is no memory, or too many events wait. */
+static struct item *new_item(
+	struct wal *w, const unsigned char *head, size_t n_head, struct frames *f)
 {
-	struct item *it = w->spare;
+	size_t n = f ? f->n : 0, copied = 0, n_data = n_head, bytes;
 
-	if (!it) {
-		it = mem_try(1, sizeof(*it));
-		if (it)
-			frames_init(&it->frames);
-		return it;
+	while (copied < n && zmq_msg_size(&f->frame[copied]) <= MAX_COPY)
+		n_data += zmq_msg_size(&f->frame[copied++]);
+	bytes = sizeof(struct item) + (n - copied) * sizeof(zmq_msg_t) + n_data;
+	struct item *it = w->memory < WAL_MAX_QUEUE ? mem_try(1, bytes) : NULL;
+	if (!it)
+		return NULL;
+	it->memory = bytes;
+	it->data = (unsigned char *)&it->frame[n - copied];
+	memcpy(it->data, head, n_head);
+	it->n_data = n_head;
+	for (size_t i = 0; i < copied; i++) {
+		size_t size = zmq_msg_size(&f->frame[i]);
+		memcpy(it->data + it->n_data, zmq_msg_data(&f->frame[i]), size);
+		it->n_data += size;
 	}
-	w->spare = it->next;
-	w->n_spare--;
+	it->bytes = it->n_data;
+	for (size_t i = copied; i < n; i++) {
+		zmq_msg_t *frame = &it->frame[it->n_frames++];
+		(void)zmq_msg_init(frame);
+		(void)zmq_msg_copy(frame, &f->frame[i]);
+		it->bytes += zmq_msg_size(frame);
+	}
 	return it;
 }
 
-static void recycle(struct wal *w, struct item *it)
+static void enqueue(struct wal *w, struct item *it)
 {
-	frames_release(&it->frames);
-	if (w->n_spare >= MAX_SPARE) {
-		free(it);
-		return;
-	}
-	it->next = w->spare;
-	w->spare = it;
-	w->n_spare++;
+	w->waiting += it->bytes;
+	w->memory += it->memory;
+	list_add(&w->queue, it);
 }
 
-static void recycle_all(struct wal *w, struct list *l)
+static const char *why_no_item(const struct wal *w)
+{
+	return w->memory < WAL_MAX_QUEUE ? "no memory for an event"
+					 : "too many events wait for the disk";
+}
+
+static void free_items(struct wal *w, struct list *l)
 {
 	while (l->first) {
 		struct item *it = l->first;
 		l->first = it->next;
-		PS_ASSERT(it->bytes <= w->waiting);
+		PS_ASSERT(it->bytes <= w->waiting && it->memory <= w->memory);
 		w->waiting -= it->bytes;
-		recycle(w, it);
+		w->memory -= it->memory;
+		while (it->n_frames > 0)
+			(void)zmq_msg_close(&it->frame[--it->n_frames]);
+		free(it);
 	}
 	list_init(l);
 }
@@ -171,10 +192,10 @@ static void append_item(struct wal *w, struct item *it)
 
 	if (!leaves_room(w, it))
 		return;
-	part[n++] = (struct file_part){it->head, it->n_head};
-	for (size_t i = 0; i < it->frames.n; i++)
+	part[n++] = (struct file_part){it->data, it->n_data};
+	for (size_t i = 0; i < it->n_frames; i++)
 		part[n++] = (struct file_part){
-			zmq_msg_data(&it->frames.frame[i]), zmq_msg_size(&it->frames.frame[i])};
+			zmq_msg_data(&it->frame[i]), zmq_msg_size(&it->frame[i])};
 	if (wal_file_append(w->file, part, n, &w->done.error))
 		lose_file(w);
 	else
@@ -292,7 +313,7 @@ static void on_group_written(uv_work_t *work, int status)
 		w->synced_lsn = w->done.synced_lsn;
 	if (w->done.failed)
 		mark_lost(w, w->done.failed, w->done.gave_way ? NULL : w->done.error.text);
-	recycle_all(w, &w->group);
+	free_items(w, &w->group);
 	advance_flushed(w);
 	if (w->queue.first && (w->wanted_lsn > w->synced_lsn || w->waiting >= LAZY_BYTES))
 		start_group(w);
@@ -312,27 +333,29 @@ static int file_is_lost(const struct wal *w)
 	return w->failed >= w->base;
 }
 
+/* The pushes of workers are bounded by their windows (wal.h, invariant 4), and nothing else is. */
+static size_t unbounded_bytes(const struct event *ev, const struct item *it)
+{
+	int push = ev->kind == EVENT_MESSAGE && ev->msg->type == MSG_PUSH;
+
+	return push ? 0 : it->bytes - it->n_data;
+}
+
 uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f)
 {
-	struct item *it = file_is_lost(w) ? NULL : take_item(w);
+	unsigned char head[WAL_RECORD_HEAD];
 
 	w->newest_lsn++;
+	if (file_is_lost(w))
+		return w->newest_lsn;
+	struct item *it = new_item(w, head, wal_record_head(ev, now_ms, f, head), f);
 	if (!it) {
-		if (!file_is_lost(w))
-			mark_lost(w, w->base, "no memory for an event");
+		mark_lost(w, w->base, why_no_item(w));
 		return w->newest_lsn;
 	}
 	it->lsn = w->newest_lsn;
-	it->generation = 0;
-	it->n_head = it->bytes = wal_record_head(ev, now_ms, f, it->head);
-	for (size_t i = 0; f && i < f->n; i++) {
-		(void)zmq_msg_init(&it->frames.frame[i]);
-		(void)zmq_msg_copy(&it->frames.frame[i], &f->frame[i]);
-		it->bytes += zmq_msg_size(&f->frame[i]);
-		it->frames.n++;
-	}
-	w->waiting += it->bytes;
-	list_add(&w->queue, it);
+	it->memory += unbounded_bytes(ev, it);
+	enqueue(w, it);
 	if (!w->busy && w->waiting >= LAZY_BYTES)
 		start_group(w);
 	return w->newest_lsn;
@@ -340,23 +363,22 @@ uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, stru
 
 void wal_rotate(struct wal *w, uint64_t generation)
 {
-	struct item *it = take_item(w);
+	unsigned char mark[WAL_RECORD_HEAD];
+	struct item *it = new_item(w, mark, wal_record_mark(generation, mark), NULL);
 	int stays = w->base > w->durable && !file_is_lost(w);
 
 	PS_ASSERT(generation > w->base);
 	w->base = generation;
 	w->base_lsn = w->newest_lsn;
 	if (!it) {
-		mark_lost(w, generation, "no memory for a log file");
+		mark_lost(w, generation, why_no_item(w));
 		return;
 	}
 	it->lsn = w->newest_lsn;
 	it->generation = generation;
 	it->stays = stays;
 	it->useless = w->gap;
-	it->n_head = wal_record_mark(generation, it->head);
-	it->bytes = 0;
-	list_add(&w->queue, it);
+	enqueue(w, it);
 	wal_flush(w);
 }
 
@@ -441,13 +463,8 @@ void wal_free(struct wal **w)
 {
 	if (!*w)
 		return;
-	recycle_all(*w, &(*w)->group);
-	recycle_all(*w, &(*w)->queue);
-	while ((*w)->spare) {
-		struct item *it = (*w)->spare;
-		(*w)->spare = it->next;
-		free(it);
-	}
+	free_items(*w, &(*w)->group);
+	free_items(*w, &(*w)->queue);
 	wal_file_close(&(*w)->file);
 	free(*w);
 	*w = NULL;

@@ -23,7 +23,9 @@
  * (2) at most one group is under way;
  * (3) `done` is called on the loop's thread after each group;
  * (4) frames wait only while their file can be written, and at most as many as the workers'
- *     unanswered pushes have.
+ *     unanswered pushes have;
+ * (5) all other events that wait take at most WAL_MAX_QUEUE bytes and one event more. A log that
+ *     reaches this bound, because the disk does not answer, ends its file as if a write had failed.
  * Thread: the loop's; the pool owns a group from its start to its end. wal_replay, wal_newest_file
  * and wal_remove_files: main, before the loop.
  */
@@ -35,6 +37,8 @@
 #include "common/err.h"
 #include "proto/wire.h"
 #include "server/core/core.h"
+
+#define WAL_MAX_QUEUE ((size_t)4 << 20)
 
 typedef void wal_done_fn(void *arg);
 

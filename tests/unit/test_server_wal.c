@@ -1,4 +1,5 @@
 /* Proves the invariants numbered in server/durability/wal.h. */
+#include <malloc.h>
 #include "tests/unit/wal_lab.h"
 
 /* ---- tests ---------------------------------------------------------------------------------- */
@@ -191,6 +192,62 @@ static void journals_that_fail_too_do_not_gather(void **state)
 	assert_recovers(0);
 }
 
+/* ---- a disk that does not answer -------------------------------------------------------------- */
+
+static void beats(int n)
+{
+	const struct msg m = {.type = MSG_BEAT, .beat = {.stamp = sh.stamp}};
+
+	while (n-- > 0)
+		receive(9, &m);
+}
+
+static void assert_grew_less_than(size_t bytes, size_t before)
+{
+	assert_true(mallinfo2().uordblks < before + bytes);
+}
+
+/* Days of ticks and heartbeats behind an fdatasync that hangs take bounded memory, and checkpoints
+ * do not help. Afterwards the next checkpoint has what the log does not have. */
+static void a_disk_that_hangs_takes_bounded_memory(void **state)
+{
+	(void)state;
+	settle();
+	size_t before = mallinfo2().uordblks;
+	atomic_store(&sync_hangs, 1);
+	push(1);
+	uint64_t flushed = wal_flushed_lsn(sh.wal);
+	wal_flush(sh.wal);
+	for (int i = 0; i < 1000; i++) {
+		tick();
+		beats(1);
+	}
+	assert_grew_less_than((size_t)1000 * 600, before);
+	for (int i = 0; i < 100; i++) {
+		for (int k = 0; k < 1000; k++) {
+			tick();
+			beats(2);
+		}
+		begin_snapshot();
+		saved(0);
+	}
+	assert_grew_less_than(WAL_MAX_QUEUE / 2 * 3, before);
+	assert_int_equal(wal_flushed_lsn(sh.wal), flushed);
+	assert_true(wal_stats(sh.wal)->failing);
+	atomic_store(&sync_hangs, 0);
+	settle();
+	assert_int_equal(wal_flushed_lsn(sh.wal), flushed);
+	for (int i = 0; i < 2; i++) { /* the one under way began while the queue was full */
+		assert_true(wal_wants_snapshot(sh.wal));
+		snapshot();
+	}
+	push(1);
+	settle();
+	assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
+	assert_false(wal_stats(sh.wal)->failing);
+	assert_recovers(0);
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
@@ -203,6 +260,7 @@ int main(void)
 		TEST(a_journal_lost_behind_a_snapshot_waits_for_the_next),
 		TEST(checkpoints_that_fail_do_not_leave_a_journal_each),
 		TEST(journals_that_fail_too_do_not_gather),
+		TEST(a_disk_that_hangs_takes_bounded_memory),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

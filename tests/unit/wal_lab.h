@@ -8,6 +8,7 @@
 #ifndef TESTS_UNIT_WAL_LAB_H
 #define TESTS_UNIT_WAL_LAB_H
 #include <errno.h>
+#include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "common/checkpoint.h"
@@ -22,6 +23,9 @@
  * through unread.
  */
 static int writes_left = -1, syncs_left = -1;
+
+/* fdatasync does not return while this is set. */
+static atomic_int sync_hangs;
 
 /* This thread writes a checkpoint, whose disk is without fault. */
 static _Thread_local int saving;
@@ -38,6 +42,8 @@ ssize_t write(int fd, const void *bytes, size_t n)
 
 int fdatasync(int fd)
 {
+	while (atomic_load(&sync_hangs))
+		usleep(1000);
 	if (syncs_left >= 0 && syncs_left-- == 0) {
 		syncs_left = 0;
 		errno = EIO;
@@ -262,6 +268,7 @@ static inline int tear_down(void **state)
 {
 	(void)state;
 	writes_left = syncs_left = -1;
+	atomic_store(&sync_hangs, 0);
 	settle();
 	wal_free(&sh.wal);
 	wire_free(&sh.wire);

@@ -121,8 +121,14 @@ static void send_msg(struct server *s, const struct effect *e, const struct even
 		send_fenced(s, e, ev);
 	else
 		router_send(s->router, e->peer, &e->msg);
-	if (held && s->committed_lsn > wal_flushed_lsn(s->wal))
-		wal_flush(s->wal);
+}
+
+/* Replies may depend on this event from now on. One that has none yet is flushed all the same: the
+ * next reply waits for it, and disk_wait.c takes an event that is not flushed for a slow disk. */
+static void commit(struct server *s, uint64_t lsn)
+{
+	s->committed_lsn = lsn;
+	wal_flush(s->wal);
 }
 
 /* `lsn`: of the event; 0: no log. */
@@ -131,7 +137,8 @@ static void carry_out(
 {
 	switch (e->kind) {
 	case EFFECT_COMMIT:
-		s->committed_lsn = lsn ? lsn : s->committed_lsn;
+		if (lsn)
+			commit(s, lsn);
 		break;
 	case EFFECT_SEND:
 		send_msg(s, e, ev);

@@ -71,7 +71,6 @@ void journal_say(struct sim *s, const struct item *to, const struct msg *m, int 
 		return;
 	}
 	j->held[(j->first + j->n++) % SIM_HELD] = (struct reply){j->bound, *to, *m};
-	wal_flush(j->wal);
 }
 
 void journal_finish(struct sim *s)
@@ -115,8 +114,10 @@ void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
 	struct sim_journal *j = &s->journal;
 	uint64_t version = core_stats(c)->version;
 
-	if (position && core_effect(c, 0) && core_effect(c, 0)->kind == EFFECT_COMMIT)
+	if (position && core_effect(c, 0) && core_effect(c, 0)->kind == EFFECT_COMMIT) {
 		j->bound = position;
+		wal_flush(j->wal);
+	}
 	if (j->wal && version != version_before)
 		j->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of(s)};
 }

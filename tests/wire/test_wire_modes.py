@@ -135,3 +135,22 @@ def test_modes_weights_of_another_life_of_the_server_are_not_exact(lab, few):
     ack = worker.push(0 * weights, version, grant.work, 100)
     assert ack.verdict == pb.VERDICT_OK
     worker.close()
+
+
+def test_modes_a_step_that_answers_nobody_is_flushed(lab, few):
+    """`Errors`: no notice without a disk that keeps replies waiting. The step ends when the second
+    worker falls silent, and no reply follows from it."""
+    server = lab.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms", 60000,
+                        "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300, "--dead-ms", 60000)
+    first, second = (Worker(server.endpoint, data=few[1].id) for _ in range(2))
+    for worker in (first, second):
+        worker.lease_request += 1
+        worker.bulk.send(pb.Lease(stamp=worker.stamp, request=worker.lease_request))
+    grant, _ = first.wait("grant")
+    weights, version = first.pull()
+    assert first.push(0 * weights, version, grant.work, 100).verdict == pb.VERDICT_OK
+    second.close()
+    with pytest.raises(AssertionError, match="no .'bye',. in 3 s"):
+        first.wait("bye", seconds=3)
+    assert server.status()["updates"] == 1
+    first.close()

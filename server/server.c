@@ -15,7 +15,7 @@
 #define MEMORY_MS      50    /* between two checks of the memory in use */
 #define MEMORY_NEAR_MS 10    /* ... when it exceeds half of the limit */
 #define CLOSE_MS       1000  /* for clients that received BYE */
-#define DRAIN_MS       10000 /* for the last checkpoint */
+#define DRAIN_MS       10000 /* for the last checkpoint; more for a large one */
 #define DRAIN_AGAIN_MS 1500  /* ... after it could not be written once: space may become free */
 #define CLOSE_ALL_MS   2000  /* between two attempts to free memory so */
 #define GAVE_UP        PS_EAGAIN
@@ -72,6 +72,12 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
+/* Of the end, from its begin: a large checkpoint may take longer. */
+static uint64_t drain_ms(const struct server *s)
+{
+	return DRAIN_MS + disk_wait_allowance_ms(&s->disk);
+}
+
 /* The end is near and has a deadline: a drain from its begin, a finished run from the first failed
  * checkpoint. */
 static int must_end(const struct server *s)
@@ -108,8 +114,8 @@ static void check_session_close(struct server *s)
 /* A write has taken the time of a whole drain: nothing is gained by another one. */
 static int disk_hangs(struct server *s)
 {
-	return dispatch_now(s) + DRAIN_MS >= s->deadline_ms + DRAIN_AGAIN_MS &&
-	       disk_wait_write_ms(&s->disk) >= DRAIN_MS;
+	return dispatch_now(s) + drain_ms(s) >= s->deadline_ms + DRAIN_AGAIN_MS &&
+	       disk_wait_hangs(&s->disk, DRAIN_MS);
 }
 
 static void check_deadline(struct server *s)
@@ -122,7 +128,7 @@ static void check_deadline(struct server *s)
 		return;
 	}
 	if (!s->deadline_ms && must_end(s))
-		s->deadline_ms = now + DRAIN_MS;
+		s->deadline_ms = now + drain_ms(s);
 	if (s->unsaved_ms && now >= s->unsaved_ms + DRAIN_AGAIN_MS) {
 		abort_run(s, PS_EIO, checkpointer_stats(s->checkpointer)->why);
 		return;
@@ -256,7 +262,7 @@ static void on_stop_signal(struct server *s, int number)
 	}
 	log_info("server", "draining", "signal=%d", number);
 	s->draining = 1;
-	s->deadline_ms = dispatch_now(s) + DRAIN_MS;
+	s->deadline_ms = dispatch_now(s) + drain_ms(s);
 	dispatch_event(s, &ev);
 }
 

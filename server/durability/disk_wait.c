@@ -38,11 +38,20 @@ static void look_at_replies(
 	d->flushed_lsn = flushed;
 }
 
-static int is_overdue(const struct disk_wait *d)
+uint64_t disk_wait_allowance_ms(const struct disk_wait *d)
 {
-	return age(d, &d->log) > LOG_OVERDUE_MS ||
-	       age(d, &d->checkpoint) >
-		       CHECKPOINT_OVERDUE_MS + d->checkpoint_bytes / SLOWEST_BYTES_PER_MS;
+	return d->checkpoint_bytes / SLOWEST_BYTES_PER_MS;
+}
+
+static int takes_longer(const struct disk_wait *d, uint64_t log_ms, uint64_t checkpoint_ms)
+{
+	return age(d, &d->log) > log_ms ||
+	       age(d, &d->checkpoint) > checkpoint_ms + disk_wait_allowance_ms(d);
+}
+
+int disk_wait_hangs(const struct disk_wait *d, uint64_t ms)
+{
+	return takes_longer(d, ms, ms);
 }
 
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
@@ -58,7 +67,8 @@ void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct check
 		look(&d->checkpoint, checkpointer_busy(c), t->saved + t->failed, now_ms);
 		d->checkpoint_bytes = t->bytes;
 	}
-	int was = d->why[0] != '\0', is = is_overdue(d);
+	int was = d->why[0] != '\0';
+	int is = takes_longer(d, LOG_OVERDUE_MS, CHECKPOINT_OVERDUE_MS);
 	d->why[0] = '\0';
 	if (is)
 		disk_wait_describe(d, d->why, sizeof(d->why));

@@ -31,6 +31,10 @@ struct disk_wait {
 /* A tick. `bound_lsn`: the newest LSN that a reply may need. NULL: no log, no checkpoints. */
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
 	uint64_t bound_lsn, uint64_t now_ms);
+/* How much longer a checkpoint of the newest one's size may take than a small one. */
+uint64_t disk_wait_allowance_ms(const struct disk_wait *d);
+/* A write has taken longer than `ms`; a checkpoint: than `ms` and its allowance. */
+int disk_wait_hangs(const struct disk_wait *d, uint64_t ms);
 /* For how long the oldest write has been under way; 0: there is none. */
 uint64_t disk_wait_write_ms(const struct disk_wait *d);
 /* The same in words, into `out`. */

@@ -1,0 +1,42 @@
+/* Proves which writes server/durability/disk_wait.h calls overdue, and which it says hang. */
+#include "server/durability/disk_wait.h"
+#include "tests/unit/scratch.h"
+
+/* A look at `now_ms` while a write of each kind has been under way since then; 0: there is none. */
+static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_t checkpoint_bytes)
+{
+	const uint64_t now = 1000000;
+
+	return (struct disk_wait){.now_ms = now,
+		.log.since_ms = log_ms ? now - log_ms : 0,
+		.checkpoint.since_ms = checkpoint_ms ? now - checkpoint_ms : 0,
+		.checkpoint_bytes = checkpoint_bytes};
+}
+
+/* 20 MB a second is slow for a disk, but no hang. */
+static void a_large_checkpoint_may_take_its_time(void **state)
+{
+	static const struct {
+		uint64_t log_ms, checkpoint_ms, bytes;
+		int hangs;
+	} row[] = {{0, 0, 0, 0}, {9000, 0, 0, 0}, {10001, 0, 0, 1}, {0, 9000, 0, 0},
+		{0, 10001, 0, 1}, {0, 10001, 400000000, 0}, {0, 29000, 400000000, 0},
+		{0, 30001, 400000000, 1}, {10001, 0, 400000000, 1}, {10001, 10001, 400000000, 1}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+		struct disk_wait d = waiting(row[i].log_ms, row[i].checkpoint_ms, row[i].bytes);
+
+		assert_int_equal(disk_wait_hangs(&d, 10000), row[i].hangs);
+		assert_int_equal(disk_wait_allowance_ms(&d), row[i].bytes / 20000);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_large_checkpoint_may_take_its_time),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -179,6 +179,7 @@ struct msg_ack {
 	uint64_t version;     /* version of the weights after the decision */
 	uint64_t durable_seq; /* newest seq of this worker that is durable */
 	uint64_t term;        /* term of the decision; a decision before a crash may be void */
+	uint32_t superseded;  /* 1: rejected only because another result was first */
 };
 
 struct msg_params {
@@ -200,6 +201,7 @@ struct msg_push {
 	float loss;            /* mean loss of these images */
 	enum verdict verdict;  /* of a replay: the verdict of its ACK; NONE: no ACK yet */
 	enum reject reject;
+	uint32_t superseded;  /* of a replay: the ACK's */
 	uint64_t base_term;   /* term of base_version */
 	uint64_t pull;        /* nonzero: also a pull, with this request, after the decision */
 	uint32_t chunks;      /* tensor frames sent before this message, see wire.h */

@@ -116,15 +116,24 @@ static const struct wire_field pull[] = {
 	END,
 };
 
-/* The ACK inside PARAMS; all zero if absent. */
+/* An ACK, and the one inside PARAMS, which is all zero if absent. */
+#define ACK_ROWS(type, of, least_verdict)                                                          \
+	NUMBER(1, type, of(seq), 0, ANY64),                                                        \
+		NUMBER(2, type, of(verdict), least_verdict, VERDICT_REJECTED),                     \
+		NUMBER(3, type, of(reject), REJECT_NONE, REJECT_REASONS - 1),                      \
+		NUMBER(4, type, of(duplicate), 0, 1), NUMBER(5, type, of(version), 0, ANY64),      \
+		NUMBER(6, type, of(durable_seq), 0, ANY64), NUMBER(7, type, of(term), 0, ANY64),   \
+		NUMBER(8, type, of(superseded), 0, 1)
+#define OF_MSG(member)   ack.member
+#define OF_INNER(member) member
+
+static const struct wire_field ack[] = {
+	ACK_ROWS(struct msg, OF_MSG, VERDICT_OK),
+	END,
+};
+
 static const struct wire_field inner_ack[] = {
-	NUMBER(1, struct msg_ack, seq, 0, ANY64),
-	NUMBER(2, struct msg_ack, verdict, VERDICT_NONE, VERDICT_REJECTED),
-	NUMBER(3, struct msg_ack, reject, REJECT_NONE, REJECT_REASONS - 1),
-	NUMBER(4, struct msg_ack, duplicate, 0, 1),
-	NUMBER(5, struct msg_ack, version, 0, ANY64),
-	NUMBER(6, struct msg_ack, durable_seq, 0, ANY64),
-	NUMBER(7, struct msg_ack, term, 0, ANY64),
+	ACK_ROWS(struct msg_ack, OF_INNER, VERDICT_NONE),
 	END,
 };
 
@@ -151,17 +160,7 @@ static const struct wire_field push[] = {
 	MSG(10, push.base_term, 0, ANY64),
 	MSG(11, push.pull, 0, ANY64),
 	MSG(12, push.chunks, 0, WIRE_MAX_CHUNKS),
-	END,
-};
-
-static const struct wire_field ack[] = {
-	MSG(1, ack.seq, 0, ANY64),
-	MSG(2, ack.verdict, VERDICT_OK, VERDICT_REJECTED),
-	MSG(3, ack.reject, REJECT_NONE, REJECT_REASONS - 1),
-	MSG(4, ack.duplicate, 0, 1),
-	MSG(5, ack.version, 0, ANY64),
-	MSG(6, ack.durable_seq, 0, ANY64),
-	MSG(7, ack.term, 0, ANY64),
+	MSG(13, push.superseded, 0, 1),
 	END,
 };
 
@@ -235,10 +234,12 @@ static int inside(uint64_t first, uint64_t count, uint64_t limit)
 	return first + count <= limit;
 }
 
-/* 1 for a valid pair: only VERDICT_REJECTED has a reason. */
-static int is_decision(enum verdict verdict, enum reject reject)
+/* NULL for a valid decision: only VERDICT_REJECTED has a reason, and may be superseded. */
+static const char *check_decision(enum verdict verdict, enum reject reject, uint32_t superseded)
 {
-	return (verdict == VERDICT_REJECTED) == (reject != REJECT_NONE);
+	if ((verdict == VERDICT_REJECTED) != (reject != REJECT_NONE))
+		return "verdict and reject do not fit";
+	return superseded && verdict != VERDICT_REJECTED ? "superseded, but not rejected" : NULL;
 }
 
 static const char *rule_welcome(const struct msg *m)
@@ -261,7 +262,7 @@ static const char *rule_push(const struct msg *m)
 		return "push.work is out of range";
 	if (p->chunks > p->slices.n)
 		return "push.chunks is more than its slices";
-	return is_decision(p->verdict, p->reject) ? NULL : "verdict and reject do not fit";
+	return check_decision(p->verdict, p->reject, p->superseded);
 }
 
 static const char *rule_params(const struct msg *m)
@@ -272,12 +273,12 @@ static const char *rule_params(const struct msg *m)
 		return "params.elastic is out of range";
 	if ((a->verdict == VERDICT_NONE) != (a->seq == 0))
 		return "params.ack has no seq, or no verdict";
-	return is_decision(a->verdict, a->reject) ? NULL : "verdict and reject do not fit";
+	return check_decision(a->verdict, a->reject, a->superseded);
 }
 
 static const char *rule_ack(const struct msg *m)
 {
-	return is_decision(m->ack.verdict, m->ack.reject) ? NULL : "verdict and reject do not fit";
+	return check_decision(m->ack.verdict, m->ack.reject, m->ack.superseded);
 }
 
 static const char *rule_grant(const struct msg *m)

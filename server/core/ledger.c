@@ -31,7 +31,8 @@ static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 		.duplicate = (uint32_t)duplicate,
 		.version = d->version,
 		.durable_seq = worker_durable_seq(c, w),
-		.term = c->cfg.term};
+		.term = c->cfg.term,
+		.superseded = d->superseded};
 
 	if (p->pull) {
 		c->pulling.worker = w;
@@ -44,7 +45,7 @@ static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 
 static void answer_duplicate(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN};
+	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN, 0};
 	const struct decision *d = decision_at(c, w, p->seq);
 	/* a place in the window may be empty: the snapshot's window was smaller, or a rollback */
 	int kept =
@@ -109,9 +110,10 @@ static void accept(struct core *c, struct worker *w, const struct msg_push *p)
 static int is_superseded(
 	const struct core *c, const struct worker *w, const struct msg_push *p, enum reject r)
 {
+	if (p->verdict == VERDICT_REJECTED)
+		return (int)p->superseded;
 	if (r == REJECT_WORK)
-		return p->verdict == VERDICT_REJECTED ||
-		       batch_ledger_judge(c, &p->work, p->images, is_replay(w, p)) == REJECT_WORK;
+		return batch_ledger_judge(c, &p->work, p->images, is_replay(w, p)) == REJECT_WORK;
 	return r == REJECT_STALE && mode_is_exact(c->cfg.training.mode) &&
 	       p->base_version < c->store.version;
 }
@@ -142,6 +144,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	d = decision_at(c, w, p->seq);
 	d->verdict = r == REJECT_NONE ? VERDICT_OK : VERDICT_REJECTED;
 	d->reject = (uint8_t)r;
+	d->superseded = (uint8_t)superseded;
 	d->version = c->store.version;
 	if (!c->cfg.durable)
 		w->durable_seq = w->last_seq;

@@ -112,11 +112,16 @@ static void put_grant(struct cursor *k, struct msg_grant *g)
 
 static void put_decision(struct cursor *k, struct decision *d)
 {
+	uint8_t reason = (uint8_t)(d->reject | d->superseded << 7);
+
 	u64(k, &d->version);
 	bytes(k, &d->verdict, 1);
-	bytes(k, &d->reject, 1);
+	bytes(k, &reason, 1);
+	d->reject = reason & 127;
+	d->superseded = reason >> 7;
 	refuse_over(k, d->verdict, VERDICT_REJECTED);
 	refuse_over(k, d->reject, REJECT_REASONS - 1);
+	refuse_over(k, d->superseded, d->verdict == VERDICT_REJECTED);
 }
 
 /* The newest decisions; a smaller window than the image's keeps the newest ones of those. */
@@ -127,7 +132,7 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 	u32(k, &n);
 	refuse_over(k, n, w->last_seq < WIRE_MAX_WINDOW ? w->last_seq : WIRE_MAX_WINDOW);
 	for (uint32_t i = 0; i < n && !k->bad; i++) {
-		struct decision old, *d = &w->decisions[(w->last_seq - i) % window];
+		struct decision old = {0}, *d = &w->decisions[(w->last_seq - i) % window];
 
 		put_decision(k, i < window ? d : &old);
 	}

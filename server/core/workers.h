@@ -11,7 +11,7 @@
 /* What was decided about a push, for its duplicates. */
 struct decision {
 	uint64_t version;
-	uint8_t verdict, reject;
+	uint8_t verdict, reject, superseded;
 };
 
 /* A worker slot; worker id = index + 1. The first group is in the snapshot (snapshot.c). */

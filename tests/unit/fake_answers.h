@@ -138,6 +138,7 @@ static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_pus
 	m.ack.term = f->epoch;
 	m.ack.verdict = f->how.reject ? VERDICT_REJECTED : VERDICT_OK;
 	m.ack.reject = (enum reject)f->how.reject;
+	m.ack.superseded = (uint32_t)f->how.superseded;
 	m.ack.version = s->last_seq;
 	m.ack.durable_seq = fake_durable(f);
 	int joins = f->how.joined_acks && p->pull;

@@ -32,6 +32,7 @@ struct fake_how {
 	int status;            /* nonzero: answer everything by an ERROR with it */
 	int bye;               /* nonzero: answer LEASE by a BYE with it */
 	int reject;            /* REJECT_*: the reason why every push is rejected */
+	int superseded;        /* ... because another result was first */
 	int two_slices;        /* weights come in two pieces */
 	int damaged_pulls;     /* so many of the next ones have a bit turned over */
 	int refuse_admin;

@@ -114,11 +114,16 @@ static void a_rejection_is_counted(void **state)
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	cnnps_stats(client, &s);
 	assert_true(s.rejected == 1 && s.superseded == 0 && s.acked == 0);
-	fake_set(&fake, &fake.how.reject, REJECT_WORK); /* another worker was first */
+	fake_set(&fake, &fake.how.reject, REJECT_WORK); /* the worker has another data set */
 	push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	cnnps_stats(client, &s);
-	assert_true(s.rejected == 1 && s.superseded == 1 && s.acked == 0);
+	assert_true(s.rejected == 2 && s.superseded == 0 && s.acked == 0);
+	fake_set(&fake, &fake.how.superseded, 1); /* another worker was first */
+	push(1, 0);
+	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
+	cnnps_stats(client, &s);
+	assert_true(s.rejected == 2 && s.superseded == 1 && s.acked == 0);
 }
 
 static void leases_and_results_travel_whole(void **state)

@@ -278,9 +278,46 @@ static void a_push_of_the_other_data_is_rejected(void **state)
 	m.push.work = (struct work){0, 0, 1};
 	m.push.images = 10; /* as a batch of the right data would have */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	assert_int_equal(fixture_sent(&f, 9, MSG_ACK)->ack.superseded, 0);
 	fixture_train(&f, 8, right, 1);
 	push_batch(&f, 8, right, 1, 0);
 	assert_int_equal(core_stats(f.core)->accepted, 1);
+	fixture_close(&f);
+}
+
+/* The ACK of a push that was too late says so: also that of a duplicate, of one that the checkpoint
+ * has, and of a replay. The worker counts what the server counts. */
+static void an_ack_says_what_is_superseded(void **state)
+{
+	struct core_fixture f;
+
+	(void)state;
+	fixture_open(&f, training(1));
+	struct stamp first = join(&f, 8, &fixture_data), second = join(&f, 7, &fixture_data);
+	fixture_train(&f, 8, first, 1);
+	push_batch(&f, 8, first, 1, 0);
+	struct msg late = fixture_batch(second, 1, 0, 0, 1);
+	for (int duplicate = 0; duplicate < 2; duplicate++) {
+		struct msg_ack a = fixture_acked(&f, 7, &late);
+		assert_int_equal(a.reject, REJECT_WORK);
+		assert_int_equal(a.duplicate, duplicate);
+		assert_int_equal(a.superseded, 1);
+	}
+	assert_int_equal(core_stats(f.core)->superseded, 1);
+	assert_int_equal(core_stats(f.core)->rejected[REJECT_WORK], 0);
+	fixture_restart(&f);
+	struct msg m = fixture_resume(second, 3, 0);
+	fixture_message(&f, 7, &m);
+	second = fixture_sent(&f, 7, MSG_WELCOME)->welcome.stamp;
+	late.push.stamp = second;
+	assert_int_equal(fixture_acked(&f, 7, &late).superseded, 1);
+	for (uint32_t superseded = 0; superseded < 2; superseded++) { /* of before the crash */
+		m = fixture_batch(second, 2 + superseded, 0, 1, 1);
+		m.push.verdict = VERDICT_REJECTED;
+		m.push.reject = REJECT_WORK;
+		m.push.superseded = superseded;
+		assert_int_equal(fixture_acked(&f, 7, &m).superseded, superseded);
+	}
 	fixture_close(&f);
 }
 
@@ -425,6 +462,7 @@ int main(void)
 		cmocka_unit_test(the_first_push_that_counts_fixes_it),
 		cmocka_unit_test(the_refusal_shows_both_and_the_remedy),
 		cmocka_unit_test(a_push_of_the_other_data_is_rejected),
+		cmocka_unit_test(an_ack_says_what_is_superseded),
 		cmocka_unit_test(a_replay_fixes_what_it_had_fixed),
 		cmocka_unit_test(a_push_that_is_rejected_fixes_nothing),
 		cmocka_unit_test(before_the_run_begins_no_push_counts),

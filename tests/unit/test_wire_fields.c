@@ -66,6 +66,10 @@ static void decisions_must_make_sense(void **state)
 	put_number(b, 2, VERDICT_REJECTED);
 	put_number(b, 3, REJECT_REASONS);
 	assert_refused(MSG_ACK, b, "ack.reject is out of range");
+	b = fresh();
+	put_number(b, 2, VERDICT_OK);
+	put_number(b, 8, 1);
+	assert_refused(MSG_ACK, b, "superseded, but not rejected");
 }
 
 static void grants_and_results_must_make_sense(void **state)

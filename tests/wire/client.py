@@ -241,7 +241,7 @@ class Worker:
         body.stamp.CopyFrom(self.stamp)
         body.seq = seq
         if ack:
-            body.verdict, body.reject = ack.verdict, ack.reject
+            body.verdict, body.reject, body.superseded = ack.verdict, ack.reject, ack.superseded
         self.bulk.send(body, tensors)
 
     def push_pull(self, gradient, version):

@@ -239,16 +239,6 @@ static void newer_version(struct net *n, uint64_t version)
 		atomic_store(&n->count.last_version, version);
 }
 
-/* 1 if another worker was first, or the step ended without this gradient. The server's ledger.c has
- * the same rule. */
-static int is_superseded(const struct net *n, enum reject why)
-{
-	enum mode mode = session_welcome(n->session)->mode;
-	int exact = mode == MODE_SYNC || mode == MODE_SANDBLASTER;
-
-	return why == REJECT_WORK || (why == REJECT_STALE && exact);
-}
-
 static void count_ack(struct net *n, const struct msg_ack *a)
 {
 	int ok = a->verdict == VERDICT_OK;
@@ -256,7 +246,7 @@ static void count_ack(struct net *n, const struct msg_ack *a)
 	newer_version(n, a->version);
 	if (ok)
 		atomic_fetch_add(&n->count.acked, 1);
-	else if (is_superseded(n, a->reject))
+	else if (a->superseded)
 		atomic_fetch_add(&n->count.superseded, 1);
 	else
 		atomic_fetch_add(&n->count.rejected, 1);

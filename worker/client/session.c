@@ -20,6 +20,7 @@ struct retained_push {
 	float loss;
 	enum verdict verdict; /* NONE until the first ACK */
 	enum reject reject;
+	uint32_t superseded;
 };
 
 /* A request with at most one answer. The session sends it again after each WELCOME until the answer
@@ -162,6 +163,7 @@ static void send_push(struct session *s, uint64_t seq)
 	p->base_term = k->base_term;
 	p->verdict = k->verdict;
 	p->reject = k->reject;
+	p->superseded = k->superseded;
 	p->slices.n = 0;
 	PS_ASSERT(seq == s->sent_seq + 1); /* invariant (3): in order, none twice */
 	s->sent_seq = seq;
@@ -260,8 +262,10 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 		resynchronise(s, now_ms); /* the ACK before it was lost, with its verdict */
 		return;
 	}
-	retained_push(s, a->seq)->verdict = a->verdict;
-	retained_push(s, a->seq)->reject = a->reject;
+	struct retained_push *k = retained_push(s, a->seq);
+	k->verdict = a->verdict;
+	k->reject = a->reject;
+	k->superseded = a->superseded;
 	if (a->seq > s->confirmed_seq)
 		s->confirmed_seq = a->seq;
 	if (a->seq == s->acked_seq + 1) {

@@ -2,7 +2,6 @@
  * err.c - reads the status table and fills struct err.
  */
 #include "common/err.h"
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -25,17 +24,14 @@ static const struct row *find_status(long status)
 	return NULL;
 }
 
-int err_set(struct err *e, int status, const char *fmt, ...)
+int err_vset(struct err *e, int status, const char *fmt, va_list ap)
 {
+	char text[sizeof(e->text)]; /* the arguments may point into e->text */
+	size_t i = 0;
+
 	if (!e)
 		return status;
-	/* the arguments may point into e->text: a caller may add context to a message */
-	char text[sizeof e->text];
-	va_list ap;
-	va_start(ap, fmt);
-	vsnprintf(text, sizeof text, fmt, ap);
-	va_end(ap);
-	size_t i = 0;
+	vsnprintf(text, sizeof(text), fmt, ap);
 	for (; text[i]; i++)
 		if ((unsigned char)text[i] < ' ' || text[i] == 127)
 			e->text[i] = '?';
@@ -43,6 +39,16 @@ int err_set(struct err *e, int status, const char *fmt, ...)
 			e->text[i] = text[i];
 	e->text[i] = '\0';
 	e->status = status;
+	return status;
+}
+
+int err_set(struct err *e, int status, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	(void)err_vset(e, status, fmt, ap);
+	va_end(ap);
 	return status;
 }
 

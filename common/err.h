@@ -9,6 +9,7 @@
  */
 #ifndef COMMON_ERR_H
 #define COMMON_ERR_H
+#include <stdarg.h>
 
 /* X(name, value, exit code, text) */
 #define PS_STATUS_MAP(X)                                                                           \
@@ -58,6 +59,9 @@ struct err {
 
 /* Fill `e` (may be NULL) and return `status`, so that callers write `return err_set(...)`. */
 int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
+/* The same for the functions whose own arguments are a format. A control character becomes '?', so
+ * that one error is one line. */
+int err_vset(struct err *e, int status, const char *fmt, va_list ap) PS_PRINTF(3, 0);
 /* "PS_EGAP" for PS_EGAP; "PS_E?" for a number not in the table. */
 const char *err_name(int status);
 /* The text of `status` in the table. */

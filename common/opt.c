@@ -65,13 +65,10 @@ static void complain(struct parse *p, const char *fmt, ...) PS_PRINTF(2, 3);
 static void complain(struct parse *p, const char *fmt, ...)
 {
 	struct err line;
-	char text[sizeof line.text];
 	va_list ap;
 	va_start(ap, fmt);
-	vsnprintf(text, sizeof text, fmt, ap);
+	(void)err_vset(&line, PS_EUSAGE, fmt, ap);
 	va_end(ap);
-	err_set(&line, PS_EUSAGE, "%s",
-		text); /* removes control characters: one error is one line */
 	fprintf(stderr, "%s: %s\n", p->program->name, line.text);
 	p->errors++;
 }
@@ -753,12 +750,10 @@ static void warn(const struct check *c, const char *event, const char *fmt, ...)
 static void warn(const struct check *c, const char *event, const char *fmt, ...)
 {
 	struct err line;
-	char text[sizeof line.text];
 	va_list ap;
 	va_start(ap, fmt);
-	vsnprintf(text, sizeof text, fmt, ap);
+	(void)err_vset(&line, PS_EUSAGE, fmt, ap);
 	va_end(ap);
-	err_set(&line, PS_EUSAGE, "%s", text); /* removes control characters */
 	if (c->command && log_get_format() == LOG_TEXT) {
 		fprintf(stderr, "%s: warning: %s\n", c->program->name, line.text);
 		return;

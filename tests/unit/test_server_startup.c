@@ -252,30 +252,21 @@ static void first_weights_come_from_the_seed_or_a_file(void **state)
 
 int main(void)
 {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
 	setenv("UV_THREADPOOL_SIZE", "1", 1);
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(every_start_has_a_higher_epoch, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			an_epoch_is_not_used_twice_when_checkpoints_are_lost, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_bad_checkpoint_gives_way_to_the_one_before, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			refused_content_gives_way_to_the_generation_before, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			no_usable_content_is_no_fresh_run, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			other_options_do_not_go_back_a_generation, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			no_good_checkpoint_is_no_fresh_run, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			another_run_is_refused_and_the_option_named, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_second_start_is_refused_at_once, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_garbled_epoch_file_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_checkpoint_of_something_else_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			first_weights_come_from_the_seed_or_a_file, set_up, tear_down),
+		TEST(every_start_has_a_higher_epoch),
+		TEST(an_epoch_is_not_used_twice_when_checkpoints_are_lost),
+		TEST(a_bad_checkpoint_gives_way_to_the_one_before),
+		TEST(refused_content_gives_way_to_the_generation_before),
+		TEST(no_usable_content_is_no_fresh_run),
+		TEST(other_options_do_not_go_back_a_generation),
+		TEST(no_good_checkpoint_is_no_fresh_run),
+		TEST(another_run_is_refused_and_the_option_named),
+		TEST(a_second_start_is_refused_at_once),
+		TEST(a_garbled_epoch_file_is_refused),
+		TEST(a_checkpoint_of_something_else_is_refused),
+		TEST(first_weights_come_from_the_seed_or_a_file),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

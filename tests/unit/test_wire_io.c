@@ -214,18 +214,14 @@ static void a_full_queue_refuses_whole_messages(void **state)
 
 int main(void)
 {
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(whole_messages_travel_both_ways, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			too_many_parts_are_dropped_whole, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_header_over_the_limit_is_dropped_with_its_tensors, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_client_chosen_identity_is_dropped, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			what_cannot_be_sent_stays_the_callers, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_full_queue_refuses_whole_messages, set_up, tear_down),
+		TEST(whole_messages_travel_both_ways),
+		TEST(too_many_parts_are_dropped_whole),
+		TEST(a_header_over_the_limit_is_dropped_with_its_tensors),
+		TEST(a_client_chosen_identity_is_dropped),
+		TEST(what_cannot_be_sent_stays_the_callers),
+		TEST(a_full_queue_refuses_whole_messages),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,8 +33,8 @@ static void tensor_pad(struct net_tensor *p, const struct layer *l)
 static int tensor_measure(struct net_tensor *p)
 {
 	struct kx_tensor *v = &p->value;
-	size_t w = (size_t)(v->w + p->pad_left + p->pad_right);
-	size_t h = (size_t)(v->h + p->pad_top + p->pad_bottom);
+	size_t w = (size_t)v->w + (size_t)p->pad_left + (size_t)p->pad_right;
+	size_t h = (size_t)v->h + (size_t)p->pad_top + (size_t)p->pad_bottom;
 	size_t row = w * (size_t)v->c;
 
 	if (__builtin_mul_overflow(row, h, &v->image) || v->image > INT32_MAX)

@@ -220,7 +220,7 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 static int check_content(
 	struct startup *out, const struct options *o, const struct checkpoint *c, struct err *e)
 {
-	struct run_head head;
+	struct run_head head = {0};
 	struct core_config cfg = o->core;
 	int rc = read_run_head(c, o, &head, e);
 

@@ -94,10 +94,12 @@ int replies_new(struct replies **out, size_t room, size_t peer_bytes)
 	*out = NULL;
 	if (!q)
 		return PS_ENOMEM;
-	q->room = room;
-	q->peer_bytes = peer_bytes;
-	q->order = mem_try(room, sizeof(struct reply *));
-	q->pool = mem_try(room, sizeof(*q->pool));
+	*q = (struct replies){
+		.room = room,
+		.peer_bytes = peer_bytes,
+		.order = mem_try(room, sizeof(struct reply *)),
+		.pool = mem_try(room, sizeof(struct reply)),
+	};
 	if (!q->order || !q->pool) {
 		replies_free(&q);
 		return PS_ENOMEM;

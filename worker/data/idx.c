@@ -88,6 +88,7 @@ static int source_read(struct source *s, unsigned char *out, size_t n, size_t *g
 	int rc = PS_OK;
 
 	PS_ASSERT(n <= IDX_MAX_BYTES);
+	*got = 0;
 	if (s->is_gzip)
 		rc = source_inflate(s, out, n, got, e);
 	else
@@ -191,7 +192,7 @@ static int read_idx_header(struct source *s, struct idx *x, unsigned ndim, unsig
 
 static int read_all(struct source *s, struct idx *x, unsigned ndim, struct err *e)
 {
-	unsigned char head[16];
+	unsigned char head[16] = {0};
 	size_t head_size = 4 + 4 * (size_t)ndim, got;
 	uint64_t total = 0;
 	int rc = read_idx_header(s, x, ndim, head, &total, e);

@@ -42,7 +42,7 @@
 	X(ENET, -26, 1, "network library error")
 
 enum ps_status {
-#define X(name, value, exit_code, text) PS_##name = value,
+#define X(name, value, exit_code, text) PS_##name = (value),
 	PS_STATUS_MAP(X)
 #undef X
 };

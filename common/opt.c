@@ -78,7 +78,7 @@ static void opt_variable(const char *option, char *out, size_t size)
 {
 	snprintf(out, size, "CNN_%s", option);
 	for (char *c = out; *c; c++)
-		*c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
+		*c = (char)(*c == '-' ? '_' : toupper((unsigned char)*c));
 }
 
 int opt_given(const struct opt_program *p, const char *name)

@@ -20,6 +20,7 @@ static const struct device *const devices[] = {
 	&device_cpu,
 	&device_cpu_ref,
 };
+#define N_DEVICES (sizeof(devices) / sizeof(devices[0]))
 #ifdef KX_CUDA
 #define DEVICE_NAMES "auto, cuda, cuda:N, cpu, cpu-ref"
 #else
@@ -56,7 +57,7 @@ static const struct device *device_auto(void)
 {
 	struct err e;
 	size_t i = 0;
-	for (; devices[i]->present && devices[i]->present(&e); i++)
+	for (; i < N_DEVICES - 1 && devices[i]->present && devices[i]->present(&e); i++)
 		log_info("backend", "auto", "without=%s reason=\"%s\"", devices[i]->name, e.text);
 	return devices[i];
 }
@@ -66,7 +67,7 @@ static const struct device *device_find(const char *name)
 	if (strcmp(name, "auto") == 0)
 		return device_auto();
 	size_t n = strcspn(name, ":");
-	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+	for (size_t i = 0; i < N_DEVICES; i++)
 		if (strlen(devices[i]->name) == n && strncmp(devices[i]->name, name, n) == 0)
 			return devices[i];
 	return NULL;

@@ -4,6 +4,7 @@
 #include "kernels/cpu/lane.h"
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/mem.h"
 #include "kernels/cpu/steps.h"
 #include "kernels/device.h"
@@ -19,6 +20,7 @@ static size_t choose_block(const struct plan *p, size_t most)
 	size_t bytes = 0;
 	for (size_t i = 0; i < p->n_planes; i++)
 		bytes += 2 * p->plane[i].image * sizeof(float);
+	PS_ASSERT(bytes > 0);
 	size_t block = BLOCK_BYTES / bytes;
 	block = block < 1 ? 1 : block > BLOCK_MAX ? BLOCK_MAX : block;
 	if (p->blas && block < BLAS_BLOCK)

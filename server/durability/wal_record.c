@@ -95,7 +95,7 @@ static int take_frames(
 		if (bytes > size - at)
 			return PS_EPROTO;
 		/* nobody writes to them, and they are closed before `data` goes */
-		if (zmq_msg_init_data(&r->frames.frame[r->frames.n], (void *)(uintptr_t)(data + at),
+		if (zmq_msg_init_data(&r->frames.frame[r->frames.n], (void *)(data + at),
 			    (size_t)bytes, no_free, NULL) != 0)
 			return PS_ENOMEM;
 		r->frames.n++;

@@ -3,7 +3,7 @@
 #   make                 the programs, in build/release/
 #   make demo            train a small network: one server, two workers
 #   make test            all tests but those that take hours or need a GPU
-#   make lint            format, warnings, include directions, spelling, documents
+#   make lint            format, warnings, clang-tidy, include directions, spelling, documents
 #   make asan|ubsan|tsan the unit tests and the simulator with a sanitizer
 #   make faults          every fault test in full; writes docs/faults.md
 #   make bench           transport, and the CPU kernels beside PyTorch

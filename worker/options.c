@@ -48,6 +48,7 @@ static int check_name(const char *name)
 	return PS_EUSAGE;
 }
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): parentheses fit no member and no initialiser */
 /* clang-format off */
 #define TEXT(n, to, d, least, most, a, h) \
 	{.name = n, .type = OPT_TEXT, .dest = &o->to, .def = d, .min = least, .max = most, \
@@ -56,6 +57,7 @@ static int check_name(const char *name)
 	{.name = n, .type = OPT_INT, .dest = &o->to, .def = d, .min = least, .max = most, \
 	 .arg = a, .help = __VA_ARGS__}
 /* clang-format on */
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 int worker_options_parse(struct worker_options *o, int argc, char **argv)
 {

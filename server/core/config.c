@@ -6,6 +6,7 @@
 
 #define MAX_NAME 63
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): parentheses fit no member and no initialiser */
 /* clang-format off */
 #define MISFIT(name) "it was begun with another --" name
 #define AT(member, field) offsetof(struct core_config, member.field)
@@ -24,6 +25,7 @@
 	{.type = CONFIG_FLAG, .offset = AT(m, f), .name = n, .def = "0", .max = 1, .resume = r, \
 	 .misfit = MISFIT(n), .help = __VA_ARGS__},
 /* clang-format on */
+/* NOLINTEND(bugprone-macro-parentheses) */
 const struct config_row config_rows[] = {
 #include "server/core/options.def"
 };

@@ -25,7 +25,7 @@ def tree(tmp_path):
             place = tmp_path / header.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(header, place)
-    for name in (".clang-format", ".gitignore", "Makefile", "README.md", "kernels/kernels.mk",
+    for name in (".clang-format", ".clang-tidy", ".gitignore", "Makefile", "README.md", "kernels/kernels.mk",
                  "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "tests/fault/fault.mk",
                  "common/rng.c", "deploy/setup.sh", "proto/cnnps.proto", "CONTRIBUTING.md",
                  "SECURITY.md", "docs/README.md", "kernels/README.md"):
@@ -165,6 +165,16 @@ def test_warning_of_either_compiler_is_found(tree, only, found, other):
     assert code != 0
     assert f"not clean under {found}" in output and f"not clean under {other}" not in output
     assert run(tree, "warnings", "common/rng.c") == (0, "")
+
+
+def test_weakness_that_clang_tidy_finds_is_found(tree):
+    plant(tree, "common/bad.c", "#include <stdlib.h>\nextern int f(void);\nint f(void)\n{\n"
+          "\tint *p = malloc(sizeof(int));\n\tif (!p)\n\t\treturn 0;\n\tfree(p);\n"
+          "\treturn *p;\n}\n")
+    code, output = run(tree, "tidy", "common/bad.c", "common/rng.c")
+    assert code != 0, output
+    assert "common/bad.c:9:" in output and "clang-analyzer-unix.Malloc" in output
+    assert run(tree, "tidy", "common/rng.c") == (0, "")
 
 
 def objects(tree, core, session="int session(void) { return 0; }\n"):

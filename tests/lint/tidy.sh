@@ -1,0 +1,18 @@
+#!/bin/sh
+# The programs' C code is clean under clang-tidy: .clang-tidy says which checks, and why not others.
+# With arguments only those .c files are read. A finding is repaired, or silenced with a reason:
+# NOLINTNEXTLINE(check). `clang-tidy FILE -- $(make -s print-CFLAGS)` explains one step by step.
+set -u
+b=build/lint-clang
+cuda=$(make -s print-CUDA_HOME)
+[ $# -gt 0 ] || {
+	make -s B=$b CC=clang $b/gen/cnnps.pb-c.h $b/gen/opt_names.h >&2 || exit 1
+	# shellcheck disable=SC2046 # no blanks in names
+	set -- $(find common proto kernels server worker -name '*.c' | sort |
+		grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/}")
+}
+# shellcheck disable=SC2046 # flags are words
+found=$(printf '%s\n' "$@" | timeout --foreground 450 xargs -P "$(nproc)" -I '{}' clang-tidy --quiet '{}' -- \
+	$(make -s B=$b print-CFLAGS) 2>&1) && exit 0
+echo "$found" | grep -E ' (error|warning): ' | sort -u | grep . || echo "tidy: $found"
+exit 1

@@ -17,7 +17,7 @@ static int pin(void **pinned, void *memory, size_t bytes, struct err *e)
 int ladder_pin(struct ladder_pins *p, const float *params, float *grad, size_t n, struct err *e)
 {
 	/* the device only reads the weights, but CUDA cannot pin host memory as read-only */
-	int rc = pin(&p->params, (void *)(uintptr_t)params, n * sizeof *params, e);
+	int rc = pin(&p->params, (void *)params, n * sizeof(*params), e);
 
 	return rc ? rc : pin(&p->grad, grad, n * sizeof *grad, e);
 }

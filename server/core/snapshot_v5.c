@@ -87,7 +87,7 @@ static void copy_bytes(struct rewrite *r, uint64_t n)
 	const unsigned char *at = take(r, n);
 
 	if (at) /* a cursor that writes only reads them */
-		bytes(&r->out, (void *)(uintptr_t)at, (size_t)n);
+		bytes(&r->out, (void *)at, (size_t)n);
 }
 
 static void copy_floats(struct rewrite *r, uint64_t vectors)

@@ -88,7 +88,15 @@ static void slow(struct sim *s, const struct fault *f)
 	s->hushed = 1;
 }
 
-/* Only for good if others can do its work. */
+/* The others can do the work of one worker, and the run begins, or has begun, without it. */
+static int is_dispensable(const struct sim *s)
+{
+	const struct core *c = s->server.core;
+
+	return s->training && s->n_workers > 1 &&
+	       ((c && core_stats(c)->leases > 0) || s->n_workers > s->cfg.leases.min_workers);
+}
+
 static void hang(struct sim *s, const struct fault *f)
 {
 	struct sim_worker *w = victim(s, f);
@@ -96,8 +104,8 @@ static void hang(struct sim *s, const struct fault *f)
 	if (!w)
 		return;
 	w->hung_until_ms = s->net.now_ms + f->ms;
-	if (f->way == 1 && s->training && s->n_workers > 1)
-		w->hung_until_ms = UINT64_MAX;
+	if (f->way == 1 && is_dispensable(s))
+		w->hung_until_ms = UINT64_MAX; /* for good */
 	s->hushed = 1;
 	s->hangs++;
 }

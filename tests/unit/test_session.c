@@ -1,7 +1,7 @@
 /*
  * Proves the invariants numbered in worker/client/session.h: a seq is assigned once, a push is
  * retained until it is durable, everything is sent again after a WELCOME, the windows hold.
- * (Timing: test_session_time.c.)
+ * (Timing: test_session_timeouts.c.)
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"

@@ -1,5 +1,5 @@
 /*
- * test_server_starts.c - the real cnn-ps as a process: starts that are refused, and what it says of
+ * test_server_process_start.c - the real cnn-ps as a process: starts that are refused, and what it says of
  * itself once it runs.
  */
 #include "tests/unit/process_lab.h"

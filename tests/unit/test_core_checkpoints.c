@@ -1,7 +1,7 @@
 /*
  * Proves what core.c promises of a run's life: when snapshots are taken and taken again, that
  * whoever waits for one hears when it is durable, and how work begins again after a crash. (How a
- * run ends: test_core_end.c.)
+ * run ends: test_core_run_end.c.)
  */
 #include "tests/support/core_fixture.h"
 

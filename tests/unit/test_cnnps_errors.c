@@ -1,4 +1,4 @@
-/* test_cnnps_ends.c - how calls of libcnnps end that cannot be answered, and what a program that
+/* test_cnnps_errors.c - how calls of libcnnps end that cannot be answered, and what a program that
  * hangs looks like from outside. */
 #include "tests/unit/cnnps_lab.h"
 

@@ -1,5 +1,5 @@
 /*
- * test_server_strangers.c - the server's port and those who do not speak to it: strangers, and more
+ * test_server_unknown_peers.c - the server's port and those who do not speak to it: strangers, and more
  * of them than there are descriptors.
  */
 #include <arpa/inet.h>

@@ -1,6 +1,6 @@
 /*
  * Proves the states and the clock of worker/client/session.h: when HELLO is sent again, when
- * silence resynchronises, when a session gives up. (How else it ends: test_session_end.c.)
+ * silence resynchronises, when a session gives up. (How else it ends: test_session_close.c.)
  */
 #include "tests/support/session_driver.h"
 

@@ -5,7 +5,8 @@
  */
 #ifndef TESTS_UNIT_CHECKPOINT_LAB_H
 #define TESTS_UNIT_CHECKPOINT_LAB_H
-#include "tests/unit/scratch.h"
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
 #include "common/checkpoint.h"
 #include "common/file.h"
 
@@ -16,7 +17,7 @@ static struct capture captured;
 static inline int begin(void **state)
 {
 	(void)state;
-	scratch_make(dir);
+	temp_dir_make(dir);
 	memset(&e, 0, sizeof e);
 	return 0;
 }
@@ -24,7 +25,7 @@ static inline int begin(void **state)
 static inline int end(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -69,7 +70,7 @@ static inline unsigned char *bytes_of(uint64_t g, size_t *size)
 	char path[320];
 	void *data;
 	assert_int_equal(
-		file_read(scratch_path(dir, name_of(g), path), 1 << 20, &data, size, &e), PS_OK);
+		file_read(temp_dir_path(dir, name_of(g), path), 1 << 20, &data, size, &e), PS_OK);
 	return data;
 }
 
@@ -77,7 +78,7 @@ static inline unsigned char *bytes_of(uint64_t g, size_t *size)
 static inline int read_name(const char *name, struct checkpoint *c)
 {
 	char path[320];
-	return checkpoint_read(scratch_path(dir, name, path), c, &e);
+	return checkpoint_read(temp_dir_path(dir, name, path), c, &e);
 }
 
 /* checkpoint_read_newest, its log lines in `captured`. */

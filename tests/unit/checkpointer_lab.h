@@ -1,5 +1,5 @@
 /*
- * checkpointer_lab.h - starts and saves of a run in a scratch directory, without its sockets: what is
+ * checkpointer_lab.h - starts and saves of a run in a temporary directory, without its sockets: what is
  * common to the tests of server/durability/checkpointer.h and server/durability/startup.h.
  */
 #ifndef TESTS_UNIT_CHECKPOINTER_LAB_H
@@ -35,7 +35,7 @@ static inline int set_up(void **state)
 	(void)state;
 	signal(SIGXFSZ, SIG_IGN);
 	memset(&done, 0, sizeof(done));
-	scratch_make(dir);
+	temp_dir_make(dir);
 	return uv_loop_init(&loop);
 }
 
@@ -45,7 +45,7 @@ static inline int tear_down(void **state)
 	checkpointer_free(&checkpointer);
 	assert_null(checkpointer);
 	startup_release(&run);
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return uv_loop_close(&loop);
 }
 

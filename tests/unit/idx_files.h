@@ -4,8 +4,9 @@
  */
 #ifndef TESTS_UNIT_IDX_FILES_H
 #define TESTS_UNIT_IDX_FILES_H
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
 #include <zlib.h>
-#include "scratch.h"
 
 struct blob {
 	unsigned char bytes[8192];

@@ -15,7 +15,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include "common/clock.h"
-#include "tests/unit/scratch.h"
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
 #include "worker/client/cnnps.h"
 
 #define DEADLINE_MS 30000
@@ -45,7 +46,7 @@ static inline int set_up(void **state)
 	(void)state;
 	signal(SIGPIPE, SIG_IGN);
 	memset(servers, 0, sizeof(servers));
-	scratch_make(dir);
+	temp_dir_make(dir);
 	return 0;
 }
 
@@ -62,7 +63,7 @@ static inline int tear_down(void **state)
 		if (servers[i].err)
 			close(servers[i].err);
 	}
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 

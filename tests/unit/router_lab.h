@@ -5,11 +5,12 @@
  */
 #ifndef TESTS_UNIT_ROUTER_LAB_H
 #define TESTS_UNIT_ROUTER_LAB_H
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
 #include <zmq.h>
 #include "common/clock.h"
 #include "common/log.h"
 #include "proto/wire.h"
-#include "tests/unit/scratch.h"
 #include "server/net/net.h"
 
 #define N           50000u /* floats of the model: large enough to fill a peer's queues */

@@ -4,8 +4,9 @@
  */
 #ifndef TESTS_UNIT_SERVER_LAB_H
 #define TESTS_UNIT_SERVER_LAB_H
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
 #include "common/opt.h"
-#include "scratch.h"
 #include "server/core/core.h"
 #include "server/config/options.h"
 #include "server/monitor/progress.h"
@@ -14,7 +15,7 @@
 #define LAB_MAX_ARGV 64
 
 /* Options from words separated by ';'. Their texts live until the next call. */
-static UNUSED void lab_options(struct options *o, const char *line)
+static inline void lab_options(struct options *o, const char *line)
 {
 	static char text[2048], *argv[LAB_MAX_ARGV];
 	int argc = 0;
@@ -34,7 +35,7 @@ static UNUSED void lab_options(struct options *o, const char *line)
 }
 
 /* The core of these options, as a start would make it. */
-static UNUSED void lab_restore(struct startup *r, const struct options *o)
+static inline void lab_restore(struct startup *r, const struct options *o)
 {
 	struct err e = {0};
 
@@ -53,7 +54,7 @@ struct lab_worker {
 };
 
 /* The first message of `type` that the newest step sends, or NULL. */
-static UNUSED const struct msg *lab_sent(const struct core *core, enum msg_type type)
+static inline const struct msg *lab_sent(const struct core *core, enum msg_type type)
 {
 	const struct effect *e;
 
@@ -64,7 +65,7 @@ static UNUSED const struct msg *lab_sent(const struct core *core, enum msg_type 
 }
 
 /* What the newest step has done, for `p`. */
-static UNUSED void lab_show(struct progress *p, const struct lab_worker *w)
+static inline void lab_show(struct progress *p, const struct lab_worker *w)
 {
 	const struct effect *e;
 
@@ -73,7 +74,7 @@ static UNUSED void lab_show(struct progress *p, const struct lab_worker *w)
 }
 
 /* Step `m` into the core; returns the first message of `type` that it answers, or NULL. */
-static UNUSED const struct msg *lab_say(
+static inline const struct msg *lab_say(
 	struct lab_worker *w, const struct msg *m, enum msg_type type)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = w->peer, .msg = m};
@@ -83,7 +84,7 @@ static UNUSED const struct msg *lab_say(
 }
 
 /* HELLO with a data set of `n_train` and `n_test` images; the WELCOME, if it comes at once. */
-static UNUSED const struct msg *lab_hello(
+static inline const struct msg *lab_hello(
 	struct lab_worker *w, const char *name, uint32_t n_train, uint32_t n_test)
 {
 	struct msg m = {.type = MSG_HELLO,
@@ -96,7 +97,7 @@ static UNUSED const struct msg *lab_hello(
 }
 
 /* Join a core that saves nothing. */
-static UNUSED void lab_join(
+static inline void lab_join(
 	struct lab_worker *w, const char *name, uint32_t n_train, uint32_t n_test)
 {
 	const struct msg *welcome = lab_hello(w, name, n_train, n_test);
@@ -105,7 +106,7 @@ static UNUSED void lab_join(
 	w->stamp = welcome->welcome.stamp;
 }
 
-static UNUSED const struct msg_grant *lab_lease(struct lab_worker *w)
+static inline const struct msg_grant *lab_lease(struct lab_worker *w)
 {
 	const struct msg m = {
 		.type = MSG_LEASE, .lease = {.stamp = w->stamp, .request = ++w->request}};
@@ -117,7 +118,7 @@ static UNUSED const struct msg_grant *lab_lease(struct lab_worker *w)
 }
 
 /* Push `value` at coordinate 0 for `work`. */
-static UNUSED const struct msg_ack *lab_push(
+static inline const struct msg_ack *lab_push(
 	struct lab_worker *w, struct work work, uint32_t images, float loss, float value)
 {
 	struct msg m = {.type = MSG_PUSH,
@@ -137,7 +138,7 @@ static UNUSED const struct msg_ack *lab_push(
 	return &ack->ack;
 }
 
-static UNUSED void lab_result(struct lab_worker *w, uint32_t correct, double loss_sum)
+static inline void lab_result(struct lab_worker *w, uint32_t correct, double loss_sum)
 {
 	const struct msg m = {.type = MSG_RESULT,
 		.result = {.stamp = w->stamp,

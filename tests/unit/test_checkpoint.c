@@ -106,7 +106,7 @@ static void more_bytes_than_the_limit_are_not_written(void **state)
 	assert_int_equal(checkpoint_write(dir, &c, &e), PS_EIO);
 	c.section[1].size = CHECKPOINT_MAX_BYTES;
 	assert_int_equal(checkpoint_write(dir, &c, &e), PS_EIO);
-	assert_false(scratch_exists(dir, name_of(1)));
+	assert_false(temp_dir_exists(dir, name_of(1)));
 }
 
 static void invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before(void **state)
@@ -117,7 +117,7 @@ static void invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_befor
 	rename_errno = EIO;
 	assert_int_equal(write_generation(2), PS_EIO);
 	rename_errno = 0;
-	assert_false(scratch_exists(dir, name_of(2)));
+	assert_false(temp_dir_exists(dir, name_of(2)));
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 1);
 	checkpoint_release(&c);
@@ -130,17 +130,17 @@ static void invariant_1_a_generation_whose_name_may_be_lost_is_removed(void **st
 	const char *temporary = "ckpt-0000000000000007.tmp";
 	for (uint64_t g = 1; g <= 4; g++)
 		assert_int_equal(write_generation(g), PS_OK);
-	scratch_write(dir, temporary, "x", 1);
+	temp_dir_write(dir, temporary, "x", 1);
 	directory_errno = EIO;
 	for (uint64_t g = 5; g <= 40; g++) {
 		assert_int_equal(write_generation(g), PS_EIO);
-		assert_false(scratch_exists(dir, name_of(g)));
+		assert_false(temp_dir_exists(dir, name_of(g)));
 	}
 	directory_errno = 0;
-	assert_false(
-		scratch_exists(dir, temporary)); /* a disk that fails for days fills no directory */
+	assert_false(temp_dir_exists(
+		dir, temporary)); /* a disk that fails for days fills no directory */
 	for (uint64_t g = 2; g <= 4; g++)
-		assert_true(scratch_exists(dir, name_of(g)));
+		assert_true(temp_dir_exists(dir, name_of(g)));
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 4);
 	checkpoint_release(&c);
@@ -152,13 +152,13 @@ static void invariant_2_three_generations_are_kept(void **state)
 	for (uint64_t g = 1; g <= 20; g++) {
 		assert_int_equal(write_generation(g), PS_OK);
 		for (uint64_t old = 1; old <= 21; old++)
-			assert_int_equal(scratch_exists(dir, name_of(old)),
+			assert_int_equal(temp_dir_exists(dir, name_of(old)),
 				old <= g && old + CHECKPOINT_KEEP > g);
 	}
 	/* numbers may jump: the three highest stay */
 	assert_int_equal(write_generation(1000), PS_OK);
-	assert_true(scratch_exists(dir, name_of(19)) && scratch_exists(dir, name_of(20)));
-	assert_false(scratch_exists(dir, name_of(18)));
+	assert_true(temp_dir_exists(dir, name_of(19)) && temp_dir_exists(dir, name_of(20)));
+	assert_false(temp_dir_exists(dir, name_of(18)));
 }
 
 static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **state)
@@ -171,19 +171,19 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 	const size_t n = sizeof strangers / sizeof strangers[0];
 	const char *temporary = "ckpt-0000000000000007.tmp";
 	for (size_t i = 0; i < n; i++)
-		scratch_write(dir, strangers[i], "x", 1);
-	scratch_write(dir, temporary, "x", 1);
+		temp_dir_write(dir, strangers[i], "x", 1);
+	temp_dir_write(dir, temporary, "x", 1);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_int_equal(c.generation, 0); /* none of them counts as a checkpoint */
-	assert_true(scratch_exists(dir, temporary));
+	assert_true(temp_dir_exists(dir, temporary));
 	assert_int_equal(read_newest(1, &c, NULL), PS_OK);
-	assert_false(scratch_exists(dir, temporary));
-	scratch_write(dir, temporary, "x", 1);
+	assert_false(temp_dir_exists(dir, temporary));
+	temp_dir_write(dir, temporary, "x", 1);
 	for (uint64_t g = 8; g < 13; g++)
 		assert_int_equal(write_generation(g), PS_OK);
-	assert_false(scratch_exists(dir, temporary));
+	assert_false(temp_dir_exists(dir, temporary));
 	for (size_t i = 0; i < n; i++)
-		assert_true(scratch_exists(dir, strangers[i]));
+		assert_true(temp_dir_exists(dir, strangers[i]));
 	checkpoint_release(&c);
 }
 
@@ -201,7 +201,7 @@ static void the_sound_one_is_never_dropped_to_make_space(void **state)
 		assert_int_equal(checkpoint_write_beside(dir, &c, sound, &dropped, &e), PS_EIO);
 		rename_errno = 0;
 		for (uint64_t g = 1; g <= 4; g++)
-			assert_int_equal(scratch_exists(dir, name_of(g)), g == sound);
+			assert_int_equal(temp_dir_exists(dir, name_of(g)), g == sound);
 		assert_int_equal(dropped, sound == 3 ? 2 : 3);
 	}
 }
@@ -211,10 +211,10 @@ static void what_a_write_that_was_cut_short_left_can_be_removed(void **state)
 	(void)state;
 	const char *temporary = "ckpt-0000000000000007.tmp";
 	assert_int_equal(write_generation(1), PS_OK);
-	scratch_write(dir, temporary, "x", 1);
+	temp_dir_write(dir, temporary, "x", 1);
 	checkpoint_clean(dir);
-	assert_false(scratch_exists(dir, temporary));
-	assert_true(scratch_exists(dir, name_of(1)));
+	assert_false(temp_dir_exists(dir, temporary));
+	assert_true(temp_dir_exists(dir, name_of(1)));
 }
 
 int main(void)

@@ -5,7 +5,7 @@
 static void assert_refused(const void *file, size_t size, const char *what, size_t where)
 {
 	struct checkpoint c;
-	scratch_write(dir, "x", file, size);
+	temp_dir_write(dir, "x", file, size);
 	int rc = read_name("x", &c);
 	if (rc != PS_ECHECKPOINT)
 		fail_msg("%s at byte %zu: %s", what, where, rc ? e.text : "undetected");
@@ -151,7 +151,7 @@ static void invariant_3_the_generation_before_is_taken_and_logged(void **state)
 	unsigned char *file = bytes_of(0x20, &size);
 	for (size_t i = 0; i < size; i++) {
 		file[i] ^= 1;
-		scratch_write(dir, name_of(0x20), file, size);
+		temp_dir_write(dir, name_of(0x20), file, size);
 		file[i] ^= 1;
 		assert_int_equal(read_newest(0, &c, &seen), PS_OK);
 		assert_is_generation(&c, 0x1f);
@@ -162,7 +162,7 @@ static void invariant_3_the_generation_before_is_taken_and_logged(void **state)
 			"level=warn msg=\"checkpoint fallback\" generation=31 refused=1\n"));
 		checkpoint_release(&c);
 	}
-	scratch_write(dir, name_of(0x1f), "", 0);
+	temp_dir_write(dir, name_of(0x1f), "", 0);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 0x1e);
 	assert_non_null(strstr(captured.text, "fallback\" generation=30 refused=2\n"));
@@ -177,7 +177,7 @@ static void a_file_under_another_generations_name_is_refused(void **state)
 	size_t size;
 	assert_int_equal(write_generation(3), PS_OK);
 	unsigned char *file = bytes_of(3, &size);
-	scratch_write(dir, name_of(9), file, size);
+	temp_dir_write(dir, name_of(9), file, size);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 3);
 	assert_non_null(strstr(captured.text, "generation=9 reason="));
@@ -190,8 +190,8 @@ static void checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start(voi
 	(void)state;
 	struct checkpoint c;
 	uint64_t seen;
-	scratch_write(dir, name_of(1), "CNNPSCK1", 8);
-	scratch_write(dir, name_of(2), "", 0);
+	temp_dir_write(dir, name_of(1), "CNNPSCK1", 8);
+	temp_dir_write(dir, name_of(2), "", 0);
 	assert_int_equal(read_newest(1, &c, &seen), PS_ECHECKPOINT);
 	assert_int_equal(c.generation, 0);
 	assert_null(c.memory);
@@ -208,10 +208,10 @@ static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(
 	assert_int_equal(write_generation(2), PS_OK);
 	unsigned char *file = bytes_of(2, &size);
 	for (size_t n = 0; n <= size; n++) { /* killed after any number of bytes */
-		scratch_write(dir, "ckpt-0000000000000003.tmp", file, n);
+		temp_dir_write(dir, "ckpt-0000000000000003.tmp", file, n);
 		assert_int_equal(read_newest(1, &c, NULL), PS_OK);
 		assert_is_generation(&c, 2);
-		assert_false(scratch_exists(dir, "ckpt-0000000000000003.tmp"));
+		assert_false(temp_dir_exists(dir, "ckpt-0000000000000003.tmp"));
 		assert_string_equal(captured.text, "");
 		checkpoint_release(&c);
 	}

@@ -13,7 +13,7 @@ static void put(int file, const char *ending, const struct blob *b)
 	char path[128];
 
 	snprintf(path, sizeof path, "%s/%s%s", dir, names[file], ending);
-	scratch_put(path, b->bytes, b->size);
+	temp_file_put(path, b->bytes, b->size);
 }
 
 static int clear(void **state)
@@ -164,14 +164,14 @@ static void the_usual_place_is_found_and_named(void **state)
 static int make_dir(void **state)
 {
 	(void)state;
-	scratch_make(dir);
+	temp_dir_make(dir);
 	return 0;
 }
 
 static int remove_dir(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include "common/file.h"
 #include "common/io.h"
-#include "scratch.h"
+#include "tests/support/temp_dir.h"
 
 /* ---- system calls under control ----------------------------------------------------------- */
 
@@ -92,7 +92,7 @@ static struct err e;
 static int begin(void **state)
 {
 	(void)state;
-	scratch_make(dir);
+	temp_dir_make(dir);
 	reset_calls();
 	memset(&e, 0, sizeof e);
 	return 0;
@@ -102,7 +102,7 @@ static int end(void **state)
 {
 	(void)state;
 	calls.watching = 0;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -118,12 +118,12 @@ static void a_replaced_file_is_its_parts_in_order(void **state)
 {
 	(void)state;
 	assert_int_equal(replace("f", "first"), PS_OK);
-	scratch_assert_holds(dir, "f", "first");
+	temp_dir_assert_holds(dir, "f", "first");
 	assert_int_equal(replace("f", "the second, longer"), PS_OK);
-	scratch_assert_holds(dir, "f", "the second, longer");
+	temp_dir_assert_holds(dir, "f", "the second, longer");
 	assert_int_equal(replace("f", ""), PS_OK);
-	scratch_assert_holds(dir, "f", "");
-	assert_false(scratch_exists(dir, "f.tmp"));
+	temp_dir_assert_holds(dir, "f", "");
+	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
 static void content_is_on_disk_before_the_name_and_the_name_before_success(void **state)
@@ -138,7 +138,7 @@ static void short_writes_are_continued(void **state)
 	(void)state;
 	calls.write_at_most = 3;
 	assert_int_equal(replace("f", "0123456789abcdefghij"), PS_OK);
-	scratch_assert_holds(dir, "f", "0123456789abcdefghij");
+	temp_dir_assert_holds(dir, "f", "0123456789abcdefghij");
 }
 
 static void an_interrupted_write_is_repeated(void **state)
@@ -146,7 +146,7 @@ static void an_interrupted_write_is_repeated(void **state)
 	(void)state;
 	calls.interrupts = 3;
 	assert_int_equal(replace("f", "0123456789"), PS_OK);
-	scratch_assert_holds(dir, "f", "0123456789");
+	temp_dir_assert_holds(dir, "f", "0123456789");
 }
 
 static void all_bytes_are_written_or_errno_says_why(void **state)
@@ -184,8 +184,8 @@ static void assert_untouched(int rc, int number)
 	assert_non_null(strstr(e.text, strerror(number)));
 	calls.watching = 0;
 	calls.fsyncs_left = -1;
-	scratch_assert_holds(dir, "f", "old");
-	assert_false(scratch_exists(dir, "f.tmp"));
+	temp_dir_assert_holds(dir, "f", "old");
+	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
 static void a_full_disk_leaves_the_old_file(void **state)
@@ -228,7 +228,7 @@ static void a_directory_that_cannot_be_synced_is_an_error(void **state)
 	calls.fsyncs_left = 1;
 	assert_int_equal(replace("f", "new"), PS_EIO);
 	assert_non_null(strstr(e.text, "fsync of the directory"));
-	assert_false(scratch_exists(dir, "f.tmp"));
+	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
 /* Somebody else holds every descriptor, for a tenth of a second. */
@@ -261,16 +261,16 @@ static void a_moment_without_descriptors_is_waited_for(void **state)
 	pthread_join(thread, NULL);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
 	assert_int_equal(rc, PS_OK);
-	scratch_assert_holds(dir, "f", "new");
+	temp_dir_assert_holds(dir, "f", "new");
 }
 
 static void a_stale_temporary_file_is_overwritten(void **state)
 {
 	(void)state;
-	scratch_write(dir, "f.tmp", "left by a crash, and longer", 27);
+	temp_dir_write(dir, "f.tmp", "left by a crash, and longer", 27);
 	assert_int_equal(replace("f", "new"), PS_OK);
-	scratch_assert_holds(dir, "f", "new");
-	assert_false(scratch_exists(dir, "f.tmp"));
+	temp_dir_assert_holds(dir, "f", "new");
+	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
 static void only_plain_names_and_regular_files_are_replaced(void **state)
@@ -285,7 +285,7 @@ static void only_plain_names_and_regular_files_are_replaced(void **state)
 	assert_int_equal(replace(long_name, "x"), PS_EIO);
 	long_name[251] = '\0';
 	assert_int_equal(replace(long_name, "x"), PS_OK);
-	assert_int_equal(symlink("/dev/null", scratch_path(dir, "link", path)), 0);
+	assert_int_equal(symlink("/dev/null", temp_dir_path(dir, "link", path)), 0);
 	assert_int_equal(replace("link", "x"), PS_EIO);
 	assert_non_null(strstr(e.text, "not a regular file"));
 	struct stat st;
@@ -300,8 +300,8 @@ static void a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not(void **
 	char path[320];
 	void *data;
 	size_t size;
-	scratch_write(dir, "f", "12345", 5);
-	scratch_path(dir, "f", path);
+	temp_dir_write(dir, "f", "12345", 5);
+	temp_dir_path(dir, "f", path);
 	assert_int_equal(file_read(path, 5, &data, &size, &e), PS_OK);
 	assert_int_equal(size, 5);
 	assert_memory_equal(data, "12345", 5);
@@ -317,14 +317,15 @@ static void what_is_not_a_regular_file_is_refused_at_once(void **state)
 	char path[320];
 	void *data = &data;
 	size_t size = 1;
-	assert_int_equal(mkfifo(scratch_path(dir, "fifo", path), 0600), 0);
+	assert_int_equal(mkfifo(temp_dir_path(dir, "fifo", path), 0600), 0);
 	assert_int_equal(file_read(path, 100, &data, &size, &e), PS_EIO);
 	assert_null(data);
 	assert_int_equal(size, 0);
 	assert_non_null(strstr(e.text, "not a regular file"));
 	assert_int_equal(file_read(dir, 100, &data, &size, &e), PS_EIO);
 	assert_int_equal(file_read("/dev/zero", 100, &data, &size, &e), PS_EIO);
-	assert_int_equal(file_read(scratch_path(dir, "absent", path), 1, &data, &size, &e), PS_EIO);
+	assert_int_equal(
+		file_read(temp_dir_path(dir, "absent", path), 1, &data, &size, &e), PS_EIO);
 	assert_non_null(strstr(e.text, "No such file"));
 }
 
@@ -343,14 +344,14 @@ static void a_directory_is_made_if_absent_and_checked_if_there(void **state)
 {
 	(void)state;
 	char path[320], deeper[340];
-	scratch_path(dir, "made", path);
+	temp_dir_path(dir, "made", path);
 	assert_int_equal(file_make_dir(path, &e), PS_OK);
 	assert_int_equal(file_make_dir(path, &e), PS_OK);
 	snprintf(deeper, sizeof deeper, "%s/no/deeper", path);
 	assert_int_equal(file_make_dir(deeper, &e), PS_EUSAGE);
 	assert_int_equal(rmdir(path), 0);
-	scratch_write(dir, "f", "x", 1);
-	assert_int_equal(file_make_dir(scratch_path(dir, "f", path), &e), PS_EUSAGE);
+	temp_dir_write(dir, "f", "x", 1);
+	assert_int_equal(file_make_dir(temp_dir_path(dir, "f", path), &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "not a directory"));
 	assert_int_equal(file_make_dir("", &e), PS_EUSAGE);
 }

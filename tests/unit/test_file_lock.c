@@ -2,7 +2,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 #include "common/file.h"
-#include "scratch.h"
+#include "tests/support/temp_dir.h"
 
 static char dir[64];
 static struct err e;
@@ -10,14 +10,14 @@ static struct err e;
 static int begin(void **state)
 {
 	(void)state;
-	scratch_make(dir);
+	temp_dir_make(dir);
 	return 0;
 }
 
 static int end(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -46,7 +46,7 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 	assert_int_equal(waitpid(holder, &status, 0), holder);
 	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK); /* the lock died with it */
 	snprintf(text, sizeof text, "%ld\n", (long)getpid());
-	scratch_assert_holds(dir, "LOCK", text);
+	temp_dir_assert_holds(dir, "LOCK", text);
 	int again;
 	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED); /* even the same process */
 	close(fd);
@@ -91,9 +91,9 @@ static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
 	int first, second;
 	char rubbish[4096];
 	memset(rubbish, 0xff, sizeof rubbish);
-	scratch_write(dir, "LOCK", rubbish, sizeof rubbish);
+	temp_dir_write(dir, "LOCK", rubbish, sizeof rubbish);
 	assert_int_equal(file_lock_dir(dir, &first, &e), PS_OK);
-	scratch_write(dir, "LOCK", rubbish, sizeof rubbish);
+	temp_dir_write(dir, "LOCK", rubbish, sizeof rubbish);
 	assert_int_equal(file_lock_dir(dir, &second, &e), PS_ELOCKED);
 	assert_non_null(strstr(e.text, "a process that has not named itself yet"));
 	close(first);

@@ -10,7 +10,7 @@ static char path[80];
 
 static int read_blob(const struct blob *b, unsigned ndim, struct idx *x, struct err *e)
 {
-	scratch_put(path, b->bytes, b->size);
+	temp_file_put(path, b->bytes, b->size);
 	return idx_read(x, path, ndim, e);
 }
 
@@ -246,7 +246,7 @@ static void ten_thousand_mutations_are_read_whole_or_refused(void **state)
 static int make_dir(void **state)
 {
 	(void)state;
-	scratch_make(dir);
+	temp_dir_make(dir);
 	snprintf(path, sizeof path, "%s/file", dir);
 	return 0;
 }
@@ -254,7 +254,7 @@ static int make_dir(void **state)
 static int remove_dir(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 

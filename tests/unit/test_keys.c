@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include "common/authorized_keys.h"
 #include "common/keys.h"
-#include "scratch.h"
+#include "tests/support/temp_dir.h"
 
 static char dir[64];
 static struct err e;
@@ -14,14 +14,14 @@ static int set_up(void **state)
 {
 	(void)state;
 	memset(&e, 0, sizeof(e));
-	scratch_make(dir);
+	temp_dir_make(dir);
 	return 0;
 }
 
 static int tear_down(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -29,13 +29,13 @@ static const char *path(const char *name)
 {
 	static char out[320];
 
-	return scratch_path(dir, name, out);
+	return temp_dir_path(dir, name, out);
 }
 
 /* A file with `text` and mode `mode`; its path. */
 static const char *file(const char *text, unsigned mode)
 {
-	scratch_write(dir, "file", text, strlen(text));
+	temp_dir_write(dir, "file", text, strlen(text));
 	assert_int_equal(chmod(path("file"), mode), 0);
 	return path("file");
 }
@@ -174,7 +174,7 @@ static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
 	struct authorized_keys *a;
 
 	(void)state;
-	scratch_write(dir, "allow", "worker " W "\n", strlen("worker " W "\n"));
+	temp_dir_write(dir, "allow", "worker " W "\n", strlen("worker " W "\n"));
 	assert_int_equal(authorized_keys_read(&a, path("authorized_keys"), &e), PS_EUSAGE);
 	assert_null(a);
 	assert_non_null(strstr(e.text, "allow: was renamed"));
@@ -183,7 +183,7 @@ static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
 	assert_int_equal(
 		authorized_keys_add(path("authorized_keys"), KEY_ADMIN, A, "", &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "allow: was renamed"));
-	assert_int_equal(scratch_exists(dir, "authorized_keys"), 0);
+	assert_int_equal(temp_dir_exists(dir, "authorized_keys"), 0);
 	assert_int_equal(authorized_keys_read(&a, path("allow"), &e), PS_OK); /* by its name */
 	authorized_keys_free(&a);
 }

@@ -1,4 +1,5 @@
 /* Proves the contract of common/log.h. */
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -12,7 +13,7 @@
 #include <sys/ioctl.h>
 #include <time.h>
 #include "common/log.h"
-#include "scratch.h"
+#include "tests/support/capture.h"
 
 static struct capture c;
 

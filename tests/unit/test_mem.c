@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include "common/mem.h"
-#include "scratch.h"
+#include "tests/support/capture.h"
 
 /* Sizes that cannot be had are this file's subject: sanitizers shall return NULL for them too. */
 const char *__asan_default_options(void);

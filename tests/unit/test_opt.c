@@ -8,7 +8,7 @@
 #include "common/log.h"
 #include "common/opt.h"
 #include "common/version.h"
-#include "scratch.h"
+#include "tests/support/capture.h"
 
 static struct {
 	const char *bind, *name, *checkpoint, *data;

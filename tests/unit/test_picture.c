@@ -58,7 +58,7 @@ static struct blob png(unsigned width, unsigned height, unsigned format)
 
 static int read_blob(const struct blob *b, struct err *e)
 {
-	scratch_put(path, b->bytes, b->size);
+	temp_file_put(path, b->bytes, b->size);
 	memset(pixels, 0xa5, sizeof pixels);
 	return picture_read(path, pixels, e);
 }
@@ -188,7 +188,7 @@ static void what_is_no_file_is_refused(void **state)
 static int make_dir(void **state)
 {
 	(void)state;
-	scratch_make(dir);
+	temp_dir_make(dir);
 	snprintf(path, sizeof path, "%s/file", dir);
 	for (size_t i = 0; i < PICTURE_SIZE; i++)
 		expected[i] = (uint8_t)(i * 37);
@@ -198,7 +198,7 @@ static int make_dir(void **state)
 static int remove_dir(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 

@@ -9,7 +9,7 @@
 #include "common/model.h"
 #include "common/rng.h"
 #include "common/safetensors.h"
-#include "scratch.h"
+#include "tests/support/temp_dir.h"
 
 static char dir[64], path[320];
 static struct err e;
@@ -19,8 +19,8 @@ static float weights[20000], again[20000];
 static int begin(void **state)
 {
 	(void)state;
-	scratch_make(dir);
-	scratch_path(dir, "w.safetensors", path);
+	temp_dir_make(dir);
+	temp_dir_path(dir, "w.safetensors", path);
 	memset(&e, 0, sizeof e);
 	return 0;
 }
@@ -28,7 +28,7 @@ static int begin(void **state)
 static int end(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -115,7 +115,7 @@ static void equal_weights_give_equal_files(void **state)
 	use_model("conv:4:5 relu pool:2 fc:10");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 	unsigned char *one = file_bytes(&one_size);
-	scratch_path(dir, "other-name.safetensors", path);
+	temp_dir_path(dir, "other-name.safetensors", path);
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 	unsigned char *two = file_bytes(&two_size);
 	assert_int_equal(one_size, two_size);
@@ -134,7 +134,7 @@ static void a_bare_file_name_is_written_where_one_stands(void **state)
 	int rc = safetensors_write("bare.safetensors", &m, weights, &e);
 	assert_int_equal(chdir(before), 0);
 	assert_int_equal(rc, PS_OK);
-	assert_true(scratch_exists(dir, "bare.safetensors"));
+	assert_true(temp_dir_exists(dir, "bare.safetensors"));
 	assert_int_equal(safetensors_write("/nonexistent-directory/w", &m, weights, &e), PS_EIO);
 	assert_int_equal(safetensors_write(dir, &m, weights, &e), PS_EIO); /* a directory */
 }
@@ -164,7 +164,7 @@ static int read_made(const char *header, uint64_t length, const void *data, size
 	memcpy(file, &length, 8);
 	memcpy(file + 8, header, n);
 	memcpy(file + 8 + n, data, data_bytes);
-	scratch_write(dir, "w.safetensors", file, 8 + n + data_bytes);
+	temp_dir_write(dir, "w.safetensors", file, 8 + n + data_bytes);
 	return safetensors_read(path, &m, again, &e);
 }
 
@@ -301,7 +301,7 @@ static void every_truncation_and_many_mutations_are_refused_or_harmless(void **s
 	assert_int_equal(safetensors_write(path, &m, six, &e), PS_OK);
 	unsigned char *file = file_bytes(&size);
 	for (size_t n = 0; n < size; n++) {
-		scratch_write(dir, "w.safetensors", file, n);
+		temp_dir_write(dir, "w.safetensors", file, n);
 		assert_int_equal(safetensors_read(path, &m, again, &e), PS_EDATA);
 	}
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -311,7 +311,7 @@ static void every_truncation_and_many_mutations_are_refused_or_harmless(void **s
 		memcpy(copy, file, size);
 		for (uint64_t k = rng_below(&r, 3) + 1; k > 0; k--)
 			copy[rng_below(&r, size)] = (unsigned char)rng_below(&r, 256);
-		scratch_write(dir, "w.safetensors", copy, size);
+		temp_dir_write(dir, "w.safetensors", copy, size);
 		int rc = safetensors_read(path, &m, again, &e);
 		assert_true(rc == PS_OK || rc == PS_EDATA);
 		refused += rc != PS_OK;

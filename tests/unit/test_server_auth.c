@@ -7,7 +7,8 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/zmonitor.h"
-#include "scratch.h"
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
 #include "server/auth/auth.h"
 
 #define DEADLINE_MS 20000
@@ -49,7 +50,7 @@ static void turn(void)
 
 static void write_list(const char *text)
 {
-	scratch_write(dir, "authorized_keys", text, strlen(text));
+	temp_dir_write(dir, "authorized_keys", text, strlen(text));
 }
 
 static const char *line_for(const char *role, const struct key_pair *k)
@@ -70,13 +71,13 @@ static int set_up(void **state)
 	(void)state;
 	log_set_level(LOG_ERROR);
 	atomic_store(&hang, 0);
-	scratch_make(dir);
+	temp_dir_make(dir);
 	assert_int_equal(key_random(&worker, &e), PS_OK);
 	assert_int_equal(key_random(&other, &e), PS_OK);
 	assert_int_equal(key_make_files(dir, "server", server_key.public_key, &made, &e), PS_OK);
 	write_list(line_for("worker", &worker));
 	assert_int_equal(uv_loop_init(&loop), 0);
-	cfg.key_file = scratch_path(dir, "server.key", path);
+	cfg.key_file = temp_dir_path(dir, "server.key", path);
 	assert_int_equal(auth_new(&auth, &cfg, &e), PS_OK);
 	context = zmq_ctx_new();
 	server = zmq_socket(context, ZMQ_ROUTER);
@@ -99,7 +100,7 @@ static int tear_down(void **state)
 	assert_int_equal(uv_loop_close(&loop), 0);
 	zmq_ctx_term(context);
 	auth_free(&auth);
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -411,7 +412,7 @@ static void a_server_that_lets_strangers_in_notices(void **state)
 	int on = 1;
 
 	(void)state;
-	assert_int_equal(key_read_secret(scratch_path(dir, "server.key", path), &mine, &e), PS_OK);
+	assert_int_equal(key_read_secret(temp_dir_path(dir, "server.key", path), &mine, &e), PS_OK);
 	void *careless_context = zmq_ctx_new(),
 	     *careless = zmq_socket(careless_context, ZMQ_ROUTER);
 	zmq_setsockopt(careless, ZMQ_CURVE_SERVER, &on, sizeof(on));

@@ -165,7 +165,7 @@ static void a_directory_that_vanished_is_an_error_of_that_save(void **state)
 {
 	(void)state;
 	start("--model;fc:10");
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	capture_begin(&errors, STDERR_FILENO);
 	save(2);
 	capture_end(&errors);

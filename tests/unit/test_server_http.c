@@ -2,12 +2,20 @@
  * test_server_http.c - the pages of server/monitor/http.h: found, refused, bounded, and never in
  * the loop's way.
  */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include "common/clock.h"
-#include "scratch.h"
 #include "server/monitor/http.h"
 
 #define DEADLINE_MS 20000

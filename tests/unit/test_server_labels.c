@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include "common/log.h"
-#include "scratch.h"
+#include "tests/support/capture.h"
 #include "server/net/clients.h"
 
 #define SLOTS 3u

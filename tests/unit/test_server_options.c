@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include "common/opt.h"
-#include "scratch.h"
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
 #include "server/config/options.h"
 
 #define MAX_ARGV 96
@@ -40,14 +41,14 @@ static int set_up(void **state)
 {
 	(void)state;
 	log_set_level(LOG_INFO);
-	scratch_make(dir);
+	temp_dir_make(dir);
 	return 0;
 }
 
 static int tear_down(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -475,11 +476,11 @@ static void a_bad_configuration_leaves_no_directory_behind(void **state)
 	(void)state;
 	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), PS_EUSAGE);
-	assert_false(scratch_exists(dir, "new"));
+	assert_false(temp_dir_exists(dir, "new"));
 	assert_int_equal(count_lines(errors.text), 1); /* it could be made: no second error */
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), OPT_RUN);
-	assert_false(scratch_exists(dir, "new"));
+	assert_false(temp_dir_exists(dir, "new"));
 }
 
 static void a_file_is_no_checkpoint_directory(void **state)
@@ -487,7 +488,7 @@ static void a_file_is_no_checkpoint_directory(void **state)
 	char line[256];
 
 	(void)state;
-	scratch_write(dir, "file", "x", 1);
+	temp_dir_write(dir, "file", "x", 1);
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file", dir);
 	assert_int_equal(parse(line), PS_EUSAGE);
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file/sub", dir);

@@ -148,7 +148,7 @@ static void an_end_without_disk_is_bounded(void **state)
 	s[0] = launch_here(LEDGER);
 	for (int i = 0; i < 2; i++) {
 		char line[512];
-		scratch_make(other[i]);
+		temp_dir_make(other[i]);
 		snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;tcp://127.0.0.1:0;%s",
 			other[i], i ? LEDGER ";--max-updates;20" : LEDGER);
 		s[1 + i] = launch(line);
@@ -182,7 +182,7 @@ static void an_end_without_disk_is_bounded(void **state)
 	for (int i = 0; i < 3; i++)
 		assert_int_equal(pthread_join(closing[i], NULL), 0);
 	for (int i = 0; i < 2; i++)
-		scratch_remove(other[i]);
+		temp_dir_remove(other[i]);
 }
 
 int main(void)

@@ -64,7 +64,7 @@ static void an_address_in_use_is_named_before_anything_is_said_or_written(void *
 	assert_int_equal(ended(second), 2);
 	assert_non_null(strstr(second->said, http));
 	assert_int_equal(count_lines(second->said), 1);
-	assert_false(scratch_exists(dir, "TERM"));
+	assert_false(temp_dir_exists(dir, "TERM"));
 }
 
 static void localhost_is_no_open_address(void **state)
@@ -85,7 +85,7 @@ static void a_bad_file_of_weights_is_refused(void **state)
 	char line[512];
 
 	(void)state;
-	scratch_write(dir, "x.safetensors", "not tensors", 11);
+	temp_dir_write(dir, "x.safetensors", "not tensors", 11);
 	snprintf(line, sizeof(line), "--model;fc:10;--init;%s/x.safetensors", dir);
 	refused(line, 6, "x.safetensors");
 	refused("--init;/no/such/file", 2, "/no/such/file");
@@ -102,7 +102,7 @@ static void check_config_says_so_and_touches_nothing(void **state)
 	assert_non_null(strstr(s->result, "parameters=7850"));
 	assert_non_null(strstr(s->said, "name=lr value=0.009"));
 	assert_null(strstr(s->said, "listening"));
-	assert_false(scratch_exists(dir, "new"));
+	assert_false(temp_dir_exists(dir, "new"));
 	s = launch("--check-config;--lr;-1");
 	assert_int_equal(ended(s), 2);
 }

@@ -33,7 +33,7 @@ static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
 	start("--model;fc:10");
 	assert_int_equal(epoch(), 4);
 	die();
-	assert_int_equal(unlink(scratch_path(dir, "TERM", name)), 0);
+	assert_int_equal(unlink(temp_dir_path(dir, "TERM", name)), 0);
 	start("--model;fc:10"); /* the other way round the checkpoint knows */
 	assert_int_equal(epoch(), 5);
 }
@@ -41,7 +41,7 @@ static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
 static void flip_a_byte(const char *name)
 {
 	char path[320];
-	FILE *f = fopen(scratch_path(dir, name, path), "r+b");
+	FILE *f = fopen(temp_dir_path(dir, name, path), "r+b");
 
 	assert_non_null(f);
 	assert_int_equal(fseek(f, -100, SEEK_END), 0);
@@ -203,10 +203,10 @@ static void a_garbled_epoch_file_is_refused(void **state)
 	start("--model;fc:10");
 	die();
 	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-		scratch_write(dir, "TERM", texts[i], strlen(texts[i]));
+		temp_dir_write(dir, "TERM", texts[i], strlen(texts[i]));
 		start_must_fail("--model;fc:10", PS_ECHECKPOINT, "TERM");
 	}
-	scratch_write(dir, "TERM", "41\n", 3);
+	temp_dir_write(dir, "TERM", "41\n", 3);
 	start("--model;fc:10");
 	assert_int_equal(epoch(), 42);
 }
@@ -238,7 +238,7 @@ static void first_weights_come_from_the_seed_or_a_file(void **state)
 	startup_release(&run);
 	for (size_t i = 0; i < 7850; i++)
 		w[i] = (float)i;
-	scratch_path(dir, "w.safetensors", path);
+	temp_dir_path(dir, "w.safetensors", path);
 	assert_int_equal(safetensors_write(path, &options.model, w, &e), PS_OK);
 	snprintf(line, sizeof(line), "--model;fc:10;--init;%s", path);
 	lab_options(&options, line);

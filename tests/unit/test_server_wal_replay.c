@@ -10,7 +10,7 @@ static void journal_path(uint64_t generation, char out[320])
 	char name[32];
 
 	snprintf(name, sizeof(name), "journal-%016llx", (unsigned long long)generation);
-	scratch_path(sh.dir, name, out);
+	temp_dir_path(sh.dir, name, out);
 }
 
 /* The newest checkpoint is bad: the one before it and two journals come to the same bytes. */
@@ -23,7 +23,7 @@ static void a_bad_checkpoint_costs_nothing(void **state)
 	snapshot();
 	push(3);
 	settle();
-	assert_int_equal(truncate(scratch_path(sh.dir, "ckpt-0000000000000002", path), 100), 0);
+	assert_int_equal(truncate(temp_dir_path(sh.dir, "ckpt-0000000000000002", path), 100), 0);
 	assert_recovers(0);
 }
 
@@ -112,7 +112,7 @@ static void what_follows_it_is_found_there(void **state)
 	(void)state;
 	stand_in_an_older_journal(path);
 	assert_recovers(0);
-	assert_int_equal(truncate(scratch_path(sh.dir, "ckpt-0000000000000005", path), 100), 0);
+	assert_int_equal(truncate(temp_dir_path(sh.dir, "ckpt-0000000000000005", path), 100), 0);
 	assert_recovers(0); /* from 1, through all four places */
 }
 
@@ -161,7 +161,7 @@ static void a_loss_before_what_follows_it_is_said(void **state)
 	long place = stand_in_an_older_journal(path);
 	int all = recovered_pushes(0, &rc);
 	assert_losses_are_said(path, place + 200, all, all - 4);
-	scratch_path(sh.dir, "ckpt-0000000000000005", newest);
+	temp_dir_path(sh.dir, "ckpt-0000000000000005", newest);
 	assert_int_equal(truncate(newest, 100), 0);
 	assert_losses_are_said(path, place + 200, all, 0); /* from checkpoint 1 on */
 }

@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include "common/wal_file.h"
 #include "common/rng.h"
-#include "scratch.h"
+#include "tests/support/temp_dir.h"
 
 #define GENERATION 7
 #define MOST       ((size_t)1 << 20)
@@ -48,7 +48,7 @@ static struct err e;
 static int begin(void **state)
 {
 	(void)state;
-	scratch_make(dir);
+	temp_dir_make(dir);
 	memset(&e, 0, sizeof e);
 	return 0;
 }
@@ -58,7 +58,7 @@ static int end(void **state)
 	(void)state;
 	disk_left = -1;
 	sync_errno = 0;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -153,7 +153,7 @@ static unsigned char *file_bytes(size_t *size)
 	char path[320];
 	void *data;
 
-	assert_int_equal(file_read(scratch_path(dir, name, path), MOST, &data, size, &e), PS_OK);
+	assert_int_equal(file_read(temp_dir_path(dir, name, path), MOST, &data, size, &e), PS_OK);
 	return data;
 }
 
@@ -165,8 +165,8 @@ static void what_is_read_is_what_was_appended(void **state)
 	for (uint64_t n = 0; n <= 40; n += 1 + n / 4) {
 		write_small(n);
 		assert_reads(n, 0);
-		scratch_remove(dir);
-		scratch_make(dir);
+		temp_dir_remove(dir);
+		temp_dir_make(dir);
 	}
 	assert_int_equal(read_back(GENERATION).n, 0); /* there is none */
 }
@@ -235,7 +235,7 @@ static void every_length_of_a_file_reads_as_a_prefix(void **state)
 	unsigned char *whole = file_bytes(&n);
 	assert_int_equal(n, begins(SMALL));
 	for (size_t cut = 0; cut < n; cut++) {
-		scratch_write(dir, name, whole, cut);
+		temp_dir_write(dir, name, whole, cut);
 		uint64_t whole_records = cut < 64 ? 0 : record_of(cut);
 		unsigned char pad[128];
 		/* what is cut may be the padding alone */
@@ -260,7 +260,7 @@ static void every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_
 	for (size_t at = 0; at < n; at++) {
 		uint64_t i = at < 64 ? 0 : record_of(at);
 		whole[at] ^= 0x10;
-		scratch_write(dir, name, whole, n);
+		temp_dir_write(dir, name, whole, n);
 		whole[at] ^= 0x10;
 		int padding = at >= 64 && at >= begins(i) + 48 + payload(i, pad);
 		struct read r = read_back(GENERATION);
@@ -284,12 +284,12 @@ static void a_hole_in_the_last_group_is_a_torn_end(void **state)
 		unsigned char *copy = malloc(n);
 		memcpy(copy, whole, n);
 		memset(copy + begins(hole), 0, begins(hole + 1) - begins(hole));
-		scratch_write(dir, name, copy, n);
+		temp_dir_write(dir, name, copy, n);
 		assert_reads(hole, 0);
 		free(copy);
 	}
 	memset(whole + begins(5), 0, begins(6) - begins(5)); /* of the group before it */
-	scratch_write(dir, name, whole, n);
+	temp_dir_write(dir, name, whole, n);
 	assert_reads(5, 1);
 	free(whole);
 }
@@ -313,7 +313,7 @@ static void random_damage_yields_a_prefix(void **state)
 			m = m < n - to ? m : n - to;
 			memmove(copy + to, copy + from, m); /* sizes and numbers of other records */
 		}
-		scratch_write(dir, name, copy, n - rng_below(&r, 2) * rng_below(&r, n));
+		temp_dir_write(dir, name, copy, n - rng_below(&r, 2) * rng_below(&r, n));
 		(void)read_back(GENERATION); /* asserts each record */
 	}
 	free(copy);
@@ -329,7 +329,7 @@ static void an_old_file_is_written_over_and_none_of_it_is_believed(void **state)
 	struct wal_file *j = create(GENERATION + 3, 0);
 	wal_file_close(&j);
 	j = create(GENERATION + 5, GENERATION + 3);
-	assert_false(scratch_exists(dir, name));
+	assert_false(temp_dir_exists(dir, name));
 	/* a crash here: the name is there, the head still the old one's */
 	assert_int_equal(read_back(GENERATION + 5).n, 0);
 	for (uint64_t i = 0; i < 3; i++)
@@ -358,10 +358,10 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 	for (uint64_t g = 1; g <= 6; g++) {
 		char path[64];
 		snprintf(path, sizeof path, "journal-%016llx", (unsigned long long)g);
-		assert_int_equal(scratch_exists(dir, path), g >= 4);
+		assert_int_equal(temp_dir_exists(dir, path), g >= 4);
 	}
 	wal_file_remove(dir, 5, 5);
-	assert_int_equal(scratch_exists(dir, "journal-0000000000000005"), 0);
+	assert_int_equal(temp_dir_exists(dir, "journal-0000000000000005"), 0);
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 6);
 	wal_file_remove(dir, 1, 5);
 	assert_int_equal(wal_file_newest(dir, 5), 0);
@@ -406,8 +406,8 @@ static void a_full_disk_and_a_failed_sync_are_told(void **state)
 		wal_file_close(&j);
 		struct read r = read_back(GENERATION);
 		assert_true(r.n == 5 || (how == 1 && r.n == 6));
-		scratch_remove(dir);
-		scratch_make(dir);
+		temp_dir_remove(dir);
+		temp_dir_make(dir);
 	}
 }
 
@@ -423,7 +423,7 @@ static void a_directory_that_is_none_is_refused(void **state)
 	assert_int_equal(wal_file_newest("/nowhere", UINT64_MAX), 0);
 	wal_file_remove("/nowhere", 1, 9);
 	char path[320];
-	assert_int_equal(mkfifo(scratch_path(dir, name, path), 0600), 0);
+	assert_int_equal(mkfifo(temp_dir_path(dir, name, path), 0600), 0);
 	assert_int_equal(wal_reader_open(&r, dir, GENERATION, MOST, &e), PS_EIO);
 	wal_reader_release(&r);
 }

@@ -1,12 +1,13 @@
 /*
  * wal_lab.h - a server's journal, core and disk without its sockets: events go to the core and,
- * through server/durability/wal.h, to files of a scratch directory whose disk can be told
+ * through server/durability/wal.h, to files of a temporary directory whose disk can be told
  * to fail.
  *
  * One per program (it replaces write and fdatasync). Thread: the test's, which runs the loop.
  */
 #ifndef TESTS_UNIT_WAL_LAB_H
 #define TESTS_UNIT_WAL_LAB_H
+#include "tests/support/capture.h"
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
@@ -15,7 +16,7 @@
 #include "common/generation.h"
 #include "server/durability/wal.h"
 #include "tests/support/core_fixture.h"
-#include "tests/unit/scratch.h"
+#include "tests/support/temp_dir.h"
 
 /*
  * The journal's disk: how often it still writes and syncs before it fails; -1: always. Set while
@@ -251,7 +252,7 @@ static inline int set_up(void **state)
 
 	(void)state;
 	memset(&sh, 0, sizeof(sh));
-	scratch_make(sh.dir);
+	temp_dir_make(sh.dir);
 	assert_int_equal(uv_loop_init(&sh.loop), 0);
 	assert_int_equal(wire_new(&sh.wire, FIXTURE_PARAMS), PS_OK);
 	cfg.checkpoint.journal = 1;
@@ -273,7 +274,7 @@ static inline int tear_down(void **state)
 	wal_free(&sh.wal);
 	wire_free(&sh.wire);
 	fixture_close(&sh.f);
-	scratch_remove(sh.dir);
+	temp_dir_remove(sh.dir);
 	return uv_loop_close(&sh.loop);
 }
 

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include "tests/unit/checkpointer_lab.h"
+#include "tests/support/run_fixture.h"
 
 /* ---- saving ------------------------------------------------------------------------------ */
 
@@ -15,20 +15,20 @@ static void what_is_saved_comes_back(void **state)
 	size_t size, size_again;
 
 	(void)state;
-	start("--model;fc:10");
-	const struct run_id id = core_config(run.core)->run;
-	join(1000, 500);
-	lab_push(&worker, (struct work){0, 3, 1}, 100, 0.5f, 0.5f);
-	save(3);
-	assert_int_equal(done.rc, PS_OK);
-	unsigned char *before = image(&size);
-	die();
-	start("--model;fc:10");
-	assert_true(run.resumed);
-	assert_memory_equal(&core_config(run.core)->run, &id, sizeof(id));
-	assert_int_equal(core_stats(run.core)->version, 1);
-	assert_int_equal(core_stats(run.core)->images, 100);
-	unsigned char *after = image(&size_again);
+	run_start("--model;fc:10");
+	const struct run_id id = core_config(run_startup.core)->run;
+	run_join(1000, 500);
+	direct_push(&run_worker, (struct work){0, 3, 1}, 100, 0.5f, 0.5f);
+	run_save(3);
+	assert_int_equal(run_saved.rc, PS_OK);
+	unsigned char *before = run_sections(&size);
+	run_die();
+	run_start("--model;fc:10");
+	assert_true(run_startup.resumed);
+	assert_memory_equal(&core_config(run_startup.core)->run, &id, sizeof(id));
+	assert_int_equal(core_stats(run_startup.core)->version, 1);
+	assert_int_equal(core_stats(run_startup.core)->images, 100);
+	unsigned char *after = run_sections(&size_again);
 	assert_int_equal(size, size_again);
 	assert_memory_equal(before, after, size);
 	free(before);
@@ -41,22 +41,22 @@ static void weights_that_are_not_finite_are_not_saved(void **state)
 	static const float wild[] = {NAN, INFINITY, -INFINITY};
 
 	(void)state;
-	start("--model;fc:10");
-	capture_begin(&errors, STDERR_FILENO);
+	run_start("--model;fc:10");
+	capture_begin(&run_errors, STDERR_FILENO);
 	for (uint64_t i = 0; i < 3; i++) {
-		float *w = (float *)(uintptr_t)core_weights(run.core), kept = w[7849];
+		float *w = (float *)(uintptr_t)core_weights(run_startup.core), kept = w[7849];
 
 		w[7849] = wild[i];
-		save(2 + i);
-		assert_int_not_equal(done.rc, PS_OK);
+		run_save(2 + i);
+		assert_int_not_equal(run_saved.rc, PS_OK);
 		w[7849] = kept;
 	}
-	capture_end(&errors);
-	assert_int_equal(checkpointer_stats(checkpointer)->saved, 1);
-	assert_non_null(strstr(errors.text, "not finite"));
-	die();
-	start("--model;fc:10");
-	assert_int_equal(core_config(run.core)->generation, 2); /* only 1 was there */
+	capture_end(&run_errors);
+	assert_int_equal(checkpointer_stats(run_checkpointer)->saved, 1);
+	assert_non_null(strstr(run_errors.text, "not finite"));
+	run_die();
+	run_start("--model;fc:10");
+	assert_int_equal(core_config(run_startup.core)->generation, 2); /* only 1 was there */
 }
 
 static uv_sem_t gate;
@@ -77,30 +77,30 @@ static void went_through(uv_work_t *work, int status)
 static void a_snapshot_is_one_instant(void **state)
 {
 	(void)state;
-	start("--model;vector:8;--optimizer;sgd;--lr;1");
-	join(0, 0);
-	lab_push(&worker, (struct work){0}, 0, 0, 1);
+	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
+	run_join(0, 0);
+	direct_push(&run_worker, (struct work){0}, 0, 0, 1);
 	uv_work_t before = {0}; /* the pool's one thread writes only after the second push */
 	assert_int_equal(uv_sem_init(&gate, 0), 0);
-	assert_int_equal(uv_queue_work(&loop, &before, wait_at_gate, went_through), 0);
-	checkpointer_start(checkpointer, run.core, 3);
-	lab_push(&worker, (struct work){0}, 0, 0, 1);
+	assert_int_equal(uv_queue_work(&run_loop, &before, wait_at_gate, went_through), 0);
+	checkpointer_start(run_checkpointer, run_startup.core, 3);
+	direct_push(&run_worker, (struct work){0}, 0, 0, 1);
 	uv_sem_post(&gate);
-	uv_run(&loop, UV_RUN_DEFAULT);
+	uv_run(&run_loop, UV_RUN_DEFAULT);
 	uv_sem_destroy(&gate);
-	assert_true(core_weights(run.core)[0] == -2);
-	die();
-	start("--model;vector:8;--optimizer;sgd;--lr;1");
-	assert_true(core_weights(run.core)[0] == -1);
-	assert_int_equal(core_stats(run.core)->version, 1);
+	assert_true(core_weights(run_startup.core)[0] == -2);
+	run_die();
+	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
+	assert_true(core_weights(run_startup.core)[0] == -1);
+	assert_int_equal(core_stats(run_startup.core)->version, 1);
 }
 
 static void statistics_are_kept(void **state)
 {
 	(void)state;
-	start("--model;fc:10");
-	save(2);
-	const struct checkpointer_stats *s = checkpointer_stats(checkpointer);
+	run_start("--model;fc:10");
+	run_save(2);
+	const struct checkpointer_stats *s = checkpointer_stats(run_checkpointer);
 	assert_true(s->saved == 2 && s->failed == 0 && s->generation == 2 && !s->failing);
 	assert_true(s->bytes > 2 * 4 * 7850 && s->seconds > 0);
 }
@@ -119,34 +119,34 @@ static void limit_files(rlim_t bytes)
 static void a_full_disk_is_said_once_and_gets_over(void **state)
 {
 	(void)state;
-	start("--model;fc:10");
+	run_start("--model;fc:10");
 	limit_files(1000); /* after that many bytes a write fails, like on a full disk */
-	capture_begin(&errors, STDERR_FILENO);
+	capture_begin(&run_errors, STDERR_FILENO);
 	for (uint64_t g = 2; g <= 5; g++) {
-		checkpointer_start(checkpointer, run.core, g);
-		uv_run(&loop, UV_RUN_DEFAULT);
-		assert_int_equal(done.rc, PS_EIO);
+		checkpointer_start(run_checkpointer, run_startup.core, g);
+		uv_run(&run_loop, UV_RUN_DEFAULT);
+		assert_int_equal(run_saved.rc, PS_EIO);
 	}
 	limit_files(RLIM_INFINITY);
-	capture_end(&errors);
-	const struct checkpointer_stats *s = checkpointer_stats(checkpointer);
+	capture_end(&run_errors);
+	const struct checkpointer_stats *s = checkpointer_stats(run_checkpointer);
 	assert_true(s->failing && s->failed == 4 && s->saved == 1 && s->generation == 1);
-	assert_non_null(strstr(s->why, dir));
-	assert_int_equal(count_lines(errors.text), 1);
-	assert_non_null(strstr(errors.text, "checkpoint failed"));
-	done.calls = 0;
+	assert_non_null(strstr(s->why, run_dir));
+	assert_int_equal(count_lines(run_errors.text), 1);
+	assert_non_null(strstr(run_errors.text, "checkpoint failed"));
+	run_saved.calls = 0;
 	log_set_level(LOG_INFO);
-	capture_begin(&errors, STDERR_FILENO);
-	save(6);
-	save(7);
-	capture_end(&errors);
+	capture_begin(&run_errors, STDERR_FILENO);
+	run_save(6);
+	run_save(7);
+	capture_end(&run_errors);
 	assert_false(s->failing);
 	assert_string_equal(s->why, "");
-	assert_int_equal(count_lines(errors.text), 1);
-	assert_non_null(strstr(errors.text, "checkpoint works_again"));
-	die();
-	start("--model;fc:10"); /* and nothing half-written is in the way */
-	assert_int_equal(core_config(run.core)->generation, 8);
+	assert_int_equal(count_lines(run_errors.text), 1);
+	assert_non_null(strstr(run_errors.text, "checkpoint works_again"));
+	run_die();
+	run_start("--model;fc:10"); /* and nothing half-written is in the way */
+	assert_int_equal(core_config(run_startup.core)->generation, 8);
 }
 
 static void a_start_on_a_full_disk_fails_before_it_serves(void **state)
@@ -154,26 +154,26 @@ static void a_start_on_a_full_disk_fails_before_it_serves(void **state)
 	struct err e;
 
 	(void)state;
-	start("--model;fc:10");
+	run_start("--model;fc:10");
 	limit_files(1000);
-	assert_int_equal(checkpointer_write(checkpointer, run.core, 2, &e), PS_EIO);
+	assert_int_equal(checkpointer_write(run_checkpointer, run_startup.core, 2, &e), PS_EIO);
 	limit_files(RLIM_INFINITY);
-	assert_non_null(strstr(e.text, dir));
+	assert_non_null(strstr(e.text, run_dir));
 }
 
 static void a_directory_that_vanished_is_an_error_of_that_save(void **state)
 {
 	(void)state;
-	start("--model;fc:10");
-	temp_dir_remove(dir);
-	capture_begin(&errors, STDERR_FILENO);
-	save(2);
-	capture_end(&errors);
-	assert_int_equal(done.rc, PS_EIO);
-	assert_true(checkpointer_stats(checkpointer)->failing);
-	assert_int_equal(mkdir(dir, 0700), 0);
-	save(3);
-	assert_int_equal(done.rc, PS_OK);
+	run_start("--model;fc:10");
+	temp_dir_remove(run_dir);
+	capture_begin(&run_errors, STDERR_FILENO);
+	run_save(2);
+	capture_end(&run_errors);
+	assert_int_equal(run_saved.rc, PS_EIO);
+	assert_true(checkpointer_stats(run_checkpointer)->failing);
+	assert_int_equal(mkdir(run_dir, 0700), 0);
+	run_save(3);
+	assert_int_equal(run_saved.rc, PS_OK);
 }
 
 int main(void)
@@ -181,16 +181,16 @@ int main(void)
 	setenv("UV_THREADPOOL_SIZE", "1", 1);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
-			weights_that_are_not_finite_are_not_saved, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(what_is_saved_comes_back, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_snapshot_is_one_instant, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(statistics_are_kept, set_up, tear_down),
+			weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down),
+		cmocka_unit_test_setup_teardown(what_is_saved_comes_back, run_set_up, run_tear_down),
+		cmocka_unit_test_setup_teardown(a_snapshot_is_one_instant, run_set_up, run_tear_down),
+		cmocka_unit_test_setup_teardown(statistics_are_kept, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_full_disk_is_said_once_and_gets_over, set_up, tear_down),
+			a_full_disk_is_said_once_and_gets_over, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_start_on_a_full_disk_fails_before_it_serves, set_up, tear_down),
+			a_start_on_a_full_disk_fails_before_it_serves, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_directory_that_vanished_is_an_error_of_that_save, set_up, tear_down),
+			a_directory_that_vanished_is_an_error_of_that_save, run_set_up, run_tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

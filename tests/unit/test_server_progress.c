@@ -1,21 +1,21 @@
 /* test_server_progress.c - the bar's text, and the times and rates it is made of
  * (server/monitor/progress.h).
  */
-#include "server_lab.h"
+#include "tests/support/direct_worker.h"
 #include "server/monitor/progress.h"
 
 static struct options options;
 static struct startup run;
-static struct lab_worker worker;
+static struct direct_worker worker;
 static struct progress progress;
 static struct capture errors;
 
 static void begin(const char *line)
 {
-	lab_options(&options, line);
-	lab_restore(&run, &options);
+	parse_options(&options, line);
+	start_core(&run, &options);
 	progress_init(&progress, run.core, 1000);
-	worker = (struct lab_worker){.core = run.core, .peer = 5, .now_ms = 1000};
+	worker = (struct direct_worker){.core = run.core, .peer = 5, .now_ms = 1000};
 }
 
 static int tear_down(void **state)
@@ -29,8 +29,8 @@ static int tear_down(void **state)
 static void batch_at(struct work work, uint64_t now_ms)
 {
 	worker.now_ms = now_ms;
-	lab_push(&worker, work, 100, 0.5f, 0.1f);
-	lab_show(&progress, &worker);
+	direct_push(&worker, work, 100, 0.5f, 0.1f);
+	direct_progress(&progress, &worker);
 }
 
 /* ---- the text ---------------------------------------------------------------------------- */
@@ -130,12 +130,12 @@ static void seconds_run_from_the_first_work_to_the_last_epoch(void **state)
 	(void)state;
 	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
 	worker.now_ms = 3000; /* two seconds of waiting for a worker do not count */
-	lab_join(&worker, "", 200, 100);
-	lab_show(&progress, &worker);
+	direct_join(&worker, "", 200, 100);
+	direct_progress(&progress, &worker);
 	assert_true(progress_seconds(&progress, run.core, 3500) == 0);
 	worker.now_ms = 4000;
-	lab_lease(&worker);
-	lab_show(&progress, &worker);
+	direct_lease(&worker);
+	direct_progress(&progress, &worker);
 	assert_true(progress_seconds(&progress, run.core, 4250) == 0.25);
 	batch_at((struct work){0, 0, 1}, 5000);
 	assert_true(progress_seconds(&progress, run.core, 5500) == 1.5);
@@ -147,17 +147,17 @@ static void an_epoch_is_one_log_line_with_its_rate(void **state)
 {
 	(void)state;
 	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
-	lab_join(&worker, "", 200, 100);
+	direct_join(&worker, "", 200, 100);
 	worker.now_ms = 4000;
-	lab_lease(&worker);
-	lab_show(&progress, &worker);
+	direct_lease(&worker);
+	direct_progress(&progress, &worker);
 	log_set_level(LOG_INFO);
 	capture_begin(&errors, STDERR_FILENO);
 	batch_at((struct work){0, 0, 1}, 5000);
 	batch_at((struct work){0, 1, 1}, 6000);
-	assert_int_equal(lab_lease(&worker)->kind, GRANT_EVAL);
-	lab_result(&worker, 93, 25);
-	lab_show(&progress, &worker);
+	assert_int_equal(direct_lease(&worker)->kind, GRANT_EVAL);
+	direct_result(&worker, 93, 25);
+	direct_progress(&progress, &worker);
 	capture_log(&errors);
 	assert_string_equal(errors.text, "level=info msg=\"train epoch\" epoch=1 images=200 "
 					 "updates=2 loss=0.5000 accuracy=0.9300 "
@@ -169,20 +169,20 @@ static void evaluation_is_not_of_the_next_epoch(void **state)
 {
 	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
-	lab_join(&worker, "", 200, 100);
-	lab_lease(&worker);
-	lab_show(&progress, &worker);
+	direct_join(&worker, "", 200, 100);
+	direct_lease(&worker);
+	direct_progress(&progress, &worker);
 	log_set_level(LOG_ERROR);
 	batch_at((struct work){0, 0, 1}, 2000);
 	batch_at((struct work){0, 1, 1}, 3000);
-	assert_int_equal(lab_lease(&worker)->kind, GRANT_EVAL);
-	lab_show(&progress, &worker);
+	assert_int_equal(direct_lease(&worker)->kind, GRANT_EVAL);
+	direct_progress(&progress, &worker);
 	worker.now_ms = 7000;
-	lab_result(&worker, 93, 25);
-	lab_show(&progress, &worker);
+	direct_result(&worker, 93, 25);
+	direct_progress(&progress, &worker);
 	assert_true(progress.epoch_rate == 100);
-	assert_int_equal(lab_lease(&worker)->kind, GRANT_TRAIN);
-	lab_show(&progress, &worker);
+	assert_int_equal(direct_lease(&worker)->kind, GRANT_TRAIN);
+	direct_progress(&progress, &worker);
 	batch_at((struct work){1, 0, 1}, 8000);
 	batch_at((struct work){1, 1, 1}, 8250);
 	assert_true(progress.epoch_rate == 160);
@@ -194,10 +194,10 @@ static void a_rate_is_measured_over_a_second(void **state)
 
 	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
-	lab_join(&worker, "", 500, 100);
+	direct_join(&worker, "", 500, 100);
 	worker.now_ms = 4000;
-	lab_lease(&worker);
-	lab_show(&progress, &worker);
+	direct_lease(&worker);
+	direct_progress(&progress, &worker);
 	batch_at((struct work){0, 0, 1}, 4300);
 	progress_tick(&progress, run.core, NULL, 4900);
 	progress_look(&progress, run.core, &v);
@@ -221,18 +221,18 @@ static void passes_begin(const char *optimizer)
 		"--model;fc:10;--mode;sandblaster;--optimizer;%s;--epochs;2;--lease-batches;1",
 		optimizer);
 	begin(line);
-	lab_join(&worker, "", 500, 100);
+	direct_join(&worker, "", 500, 100);
 	worker.now_ms = 4000;
-	lab_lease(&worker);
-	lab_show(&progress, &worker);
+	direct_lease(&worker);
+	direct_progress(&progress, &worker);
 }
 
 static void portion_at(uint32_t i, uint64_t now_ms)
 {
 	batch_at((struct work){core_training_epoch(run.core), i, 1}, now_ms);
 	if (!core_epoch(run.core, 0)->end_ms && i < 4) {
-		lab_lease(&worker);
-		lab_show(&progress, &worker);
+		direct_lease(&worker);
+		direct_progress(&progress, &worker);
 	}
 	progress_tick(&progress, run.core, NULL, now_ms);
 }
@@ -272,7 +272,7 @@ static void every_pass_of_a_line_search_is_work(void **state)
 		portion_at(i, 5000 + 1000 * i);
 	progress_look(&progress, run.core, &v);
 	assert_true(v.pass == 2 && v.done == 0 && v.images_per_s == 100);
-	lab_lease(&worker);
+	direct_lease(&worker);
 	portion_at(0, 10000);
 	progress_look(&progress, run.core, &v);
 	assert_true(v.pass == 2 && v.done == 0.1 && v.images_per_s == 100 && v.eta_s == 9);
@@ -284,15 +284,15 @@ static void a_vectors_time_is_that_of_its_updates(void **state)
 
 	(void)state;
 	begin("--model;vector:3");
-	lab_join(&worker, "", 0, 0);
-	lab_show(&progress, &worker);
+	direct_join(&worker, "", 0, 0);
+	direct_progress(&progress, &worker);
 	assert_true(progress_seconds(&progress, run.core, 5000) == 0);
 	worker.now_ms = 6000;
-	lab_push(&worker, none, 0, 0, 1);
-	lab_show(&progress, &worker);
+	direct_push(&worker, none, 0, 0, 1);
+	direct_progress(&progress, &worker);
 	worker.now_ms = 7500;
-	lab_push(&worker, none, 0, 0, 1);
-	lab_show(&progress, &worker);
+	direct_push(&worker, none, 0, 0, 1);
+	direct_progress(&progress, &worker);
 	assert_true(progress_seconds(&progress, run.core, 99000) == 1.5);
 }
 

@@ -4,16 +4,16 @@
  */
 #include "common/checkpoint.h"
 #include "common/safetensors.h"
-#include "tests/unit/checkpointer_lab.h"
+#include "tests/support/run_fixture.h"
 
 static void every_start_has_a_higher_epoch(void **state)
 {
 	(void)state;
 	for (uint64_t n = 1; n <= 4; n++) {
-		start("--model;fc:10");
-		assert_int_equal(epoch(), n);
-		assert_int_equal(run.resumed, n > 1);
-		die();
+		run_start("--model;fc:10");
+		assert_int_equal(run_term(), n);
+		assert_int_equal(run_startup.resumed, n > 1);
+		run_die();
 	}
 }
 
@@ -22,26 +22,26 @@ static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
 {
 	(void)state;
 	for (int n = 0; n < 3; n++) {
-		start("--model;fc:10");
-		die();
+		run_start("--model;fc:10");
+		run_die();
 	}
 	char name[320];
 	for (int g = 2; g <= 3; g++) {
-		snprintf(name, sizeof(name), "%s/ckpt-%016x", dir, g);
+		snprintf(name, sizeof(name), "%s/ckpt-%016x", run_dir, g);
 		assert_int_equal(unlink(name), 0);
 	}
-	start("--model;fc:10");
-	assert_int_equal(epoch(), 4);
-	die();
-	assert_int_equal(unlink(temp_dir_path(dir, "TERM", name)), 0);
-	start("--model;fc:10"); /* the other way round the checkpoint knows */
-	assert_int_equal(epoch(), 5);
+	run_start("--model;fc:10");
+	assert_int_equal(run_term(), 4);
+	run_die();
+	assert_int_equal(unlink(temp_dir_path(run_dir, "TERM", name)), 0);
+	run_start("--model;fc:10"); /* the other way round the checkpoint knows */
+	assert_int_equal(run_term(), 5);
 }
 
 static void flip_a_byte(const char *name)
 {
 	char path[320];
-	FILE *f = fopen(temp_dir_path(dir, name, path), "r+b");
+	FILE *f = fopen(temp_dir_path(run_dir, name, path), "r+b");
 
 	assert_non_null(f);
 	assert_int_equal(fseek(f, -100, SEEK_END), 0);
@@ -54,16 +54,16 @@ static void flip_a_byte(const char *name)
 static void a_bad_checkpoint_gives_way_to_the_one_before(void **state)
 {
 	(void)state;
-	start("--model;fc:10");
-	save(2);
-	die();
+	run_start("--model;fc:10");
+	run_save(2);
+	run_die();
 	flip_a_byte("ckpt-0000000000000002");
-	capture_begin(&errors, STDERR_FILENO);
-	start("--model;fc:10");
-	capture_end(&errors);
-	assert_true(run.resumed);
-	assert_int_equal(core_config(run.core)->generation, 3);
-	assert_non_null(strstr(errors.text, "0000000000000002"));
+	capture_begin(&run_errors, STDERR_FILENO);
+	run_start("--model;fc:10");
+	capture_end(&run_errors);
+	assert_true(run_startup.resumed);
+	assert_int_equal(core_config(run_startup.core)->generation, 3);
+	assert_non_null(strstr(run_errors.text, "0000000000000002"));
 }
 
 /* What an older program, or a bug, could have left: right checksums around weights that are NaN. */
@@ -76,15 +76,15 @@ static void save_poisoned(uint64_t generation)
 		struct checkpoint_section *s = &c.section[i];
 		unsigned char *data;
 
-		s->size = image_size(run.core, (enum image_section)i);
+		s->size = image_size(run_startup.core, (enum image_section)i);
 		s->data = data = malloc(s->size + 1);
 		assert_non_null(data);
 		snprintf(s->name, sizeof(s->name), "%s", image_names[i]);
-		image_write(run.core, (enum image_section)i, data);
+		image_write(run_startup.core, (enum image_section)i, data);
 		if (i == IMAGE_WEIGHTS)
 			memset(data + 4000, 0xff, 4);
 	}
-	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	assert_int_equal(checkpoint_write(run_dir, &c, &e), PS_OK);
 	for (int i = 0; i < IMAGE_SECTIONS; i++)
 		free((void *)(uintptr_t)c.section[i].data);
 }
@@ -92,65 +92,65 @@ static void save_poisoned(uint64_t generation)
 static void refused_content_gives_way_to_the_generation_before(void **state)
 {
 	(void)state;
-	start("--model;fc:10");
-	join(1000, 500); /* generation 2 */
-	lab_push(&worker, (struct work){0, 3, 1}, 100, 0.5f, 0.5f);
-	save(3);
+	run_start("--model;fc:10");
+	run_join(1000, 500); /* generation 2 */
+	direct_push(&run_worker, (struct work){0, 3, 1}, 100, 0.5f, 0.5f);
+	run_save(3);
 	save_poisoned(4);
 	save_poisoned(5);
-	die();
-	capture_begin(&errors, STDERR_FILENO);
-	start("--model;fc:10");
-	capture_end(&errors);
-	assert_true(run.resumed);
-	assert_int_equal(core_stats(run.core)->version, 1);
-	assert_int_equal(core_config(run.core)->generation, 6);
-	assert_non_null(strstr(errors.text, "checkpoint 5 cannot be resumed"));
-	assert_non_null(strstr(errors.text, "checkpoint 4 cannot be resumed"));
-	assert_non_null(strstr(errors.text, "checkpoint fallback\" generation=3"));
-	die();
-	start("--model;fc:10"); /* and what it saved at its start is good */
-	assert_int_equal(core_config(run.core)->generation, 7);
+	run_die();
+	capture_begin(&run_errors, STDERR_FILENO);
+	run_start("--model;fc:10");
+	capture_end(&run_errors);
+	assert_true(run_startup.resumed);
+	assert_int_equal(core_stats(run_startup.core)->version, 1);
+	assert_int_equal(core_config(run_startup.core)->generation, 6);
+	assert_non_null(strstr(run_errors.text, "checkpoint 5 cannot be resumed"));
+	assert_non_null(strstr(run_errors.text, "checkpoint 4 cannot be resumed"));
+	assert_non_null(strstr(run_errors.text, "checkpoint fallback\" generation=3"));
+	run_die();
+	run_start("--model;fc:10"); /* and what it saved at its start is good */
+	assert_int_equal(core_config(run_startup.core)->generation, 7);
 }
 
 static void no_usable_content_is_no_fresh_run(void **state)
 {
 	(void)state;
-	start("--model;fc:10");
+	run_start("--model;fc:10");
 	for (uint64_t g = 2; g <= 4; g++)
 		save_poisoned(g);
-	die();
-	capture_begin(&errors, STDERR_FILENO);
-	start_must_fail("--model;fc:10", PS_ECHECKPOINT, "none of its checkpoints");
-	capture_end(&errors);
-	assert_non_null(strstr(errors.text, "checkpoint 4 cannot be resumed"));
-	assert_non_null(strstr(errors.text, "checkpoint 2 cannot be resumed"));
+	run_die();
+	capture_begin(&run_errors, STDERR_FILENO);
+	run_start_must_fail("--model;fc:10", PS_ECHECKPOINT, "none of its checkpoints");
+	capture_end(&run_errors);
+	assert_non_null(strstr(run_errors.text, "checkpoint 4 cannot be resumed"));
+	assert_non_null(strstr(run_errors.text, "checkpoint 2 cannot be resumed"));
 }
 
 /* Options that do not fit say so at once: an older generation is no way around them. */
 static void other_options_do_not_go_back_a_generation(void **state)
 {
 	(void)state;
-	start("--model;fc:10;--max-workers;1");
-	die();
-	start("--model;fc:10");
-	join(1000, 500);
-	die();
-	capture_begin(&errors, STDERR_FILENO);
-	start_must_fail("--model;fc:10;--seed;9", PS_ECHECKPOINT, "--seed");
-	capture_end(&errors);
-	assert_null(strstr(errors.text, "fallback"));
+	run_start("--model;fc:10;--max-workers;1");
+	run_die();
+	run_start("--model;fc:10");
+	run_join(1000, 500);
+	run_die();
+	capture_begin(&run_errors, STDERR_FILENO);
+	run_start_must_fail("--model;fc:10;--seed;9", PS_ECHECKPOINT, "--seed");
+	capture_end(&run_errors);
+	assert_null(strstr(run_errors.text, "fallback"));
 }
 
 static void no_good_checkpoint_is_no_fresh_run(void **state)
 {
 	(void)state;
-	start("--model;fc:10");
-	die();
+	run_start("--model;fc:10");
+	run_die();
 	flip_a_byte("ckpt-0000000000000001");
-	capture_begin(&errors, STDERR_FILENO);
-	start_must_fail("--model;fc:10", PS_ECHECKPOINT, dir);
-	capture_end(&errors);
+	capture_begin(&run_errors, STDERR_FILENO);
+	run_start_must_fail("--model;fc:10", PS_ECHECKPOINT, run_dir);
+	capture_end(&run_errors);
 }
 
 static void another_run_is_refused_and_the_option_named(void **state)
@@ -170,13 +170,13 @@ static void another_run_is_refused_and_the_option_named(void **state)
 	};
 
 	(void)state;
-	start("--model;fc:10");
-	die();
+	run_start("--model;fc:10");
+	run_die();
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
-		start_must_fail(row[i][0], PS_ECHECKPOINT, row[i][1]);
-	start("--model;fc:10;--lr;0.5;--max-workers;7"); /* these may change */
-	assert_true(run.resumed);
-	assert_int_equal(epoch(), 2); /* refused starts have not used any up */
+		run_start_must_fail(row[i][0], PS_ECHECKPOINT, row[i][1]);
+	run_start("--model;fc:10;--lr;0.5;--max-workers;7"); /* these may change */
+	assert_true(run_startup.resumed);
+	assert_int_equal(run_term(), 2); /* refused starts have not used any up */
 }
 
 static void a_second_start_is_refused_at_once(void **state)
@@ -186,12 +186,12 @@ static void a_second_start_is_refused_at_once(void **state)
 	char pid[32];
 
 	(void)state;
-	start("--model;fc:10");
+	run_start("--model;fc:10");
 	snprintf(pid, sizeof(pid), "%ld", (long)getpid());
-	assert_int_equal(startup(&second, &options, &e), PS_ELOCKED);
+	assert_int_equal(startup(&second, &run_options, &e), PS_ELOCKED);
 	assert_non_null(strstr(e.text, pid));
 	assert_null(second.memory);
-	assert_int_equal(epoch(), 1);
+	assert_int_equal(run_term(), 1);
 }
 
 static void a_garbled_epoch_file_is_refused(void **state)
@@ -200,15 +200,15 @@ static void a_garbled_epoch_file_is_refused(void **state)
 		"18446744073709551615\n", "99999999999999999999999\n", "\n", "1\n\n"};
 
 	(void)state;
-	start("--model;fc:10");
-	die();
+	run_start("--model;fc:10");
+	run_die();
 	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-		temp_dir_write(dir, "TERM", texts[i], strlen(texts[i]));
-		start_must_fail("--model;fc:10", PS_ECHECKPOINT, "TERM");
+		temp_dir_write(run_dir, "TERM", texts[i], strlen(texts[i]));
+		run_start_must_fail("--model;fc:10", PS_ECHECKPOINT, "TERM");
 	}
-	temp_dir_write(dir, "TERM", "41\n", 3);
-	start("--model;fc:10");
-	assert_int_equal(epoch(), 42);
+	temp_dir_write(run_dir, "TERM", "41\n", 3);
+	run_start("--model;fc:10");
+	assert_int_equal(run_term(), 42);
 }
 
 static void a_checkpoint_of_something_else_is_refused(void **state)
@@ -219,8 +219,8 @@ static void a_checkpoint_of_something_else_is_refused(void **state)
 	struct err e;
 
 	(void)state;
-	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
-	start_must_fail("--model;fc:10", PS_ECHECKPOINT, "7");
+	assert_int_equal(checkpoint_write(run_dir, &c, &e), PS_OK);
+	run_start_must_fail("--model;fc:10", PS_ECHECKPOINT, "7");
 }
 
 static void first_weights_come_from_the_seed_or_a_file(void **state)
@@ -230,29 +230,29 @@ static void first_weights_come_from_the_seed_or_a_file(void **state)
 	struct err e;
 
 	(void)state;
-	lab_options(&options, "--model;fc:10;--seed;3");
-	lab_restore(&run, &options);
-	memcpy(from_seed, core_weights(run.core), sizeof(from_seed));
-	model_init(&options.model, 3, w);
+	parse_options(&run_options, "--model;fc:10;--seed;3");
+	start_core(&run_startup, &run_options);
+	memcpy(from_seed, core_weights(run_startup.core), sizeof(from_seed));
+	model_init(&run_options.model, 3, w);
 	assert_memory_equal(from_seed, w, sizeof(w));
-	startup_release(&run);
+	startup_release(&run_startup);
 	for (size_t i = 0; i < 7850; i++)
 		w[i] = (float)i;
-	temp_dir_path(dir, "w.safetensors", path);
-	assert_int_equal(safetensors_write(path, &options.model, w, &e), PS_OK);
-	snprintf(line, sizeof(line), "--model;fc:10;--init;%s", path);
-	lab_options(&options, line);
-	lab_restore(&run, &options);
-	assert_memory_equal(core_weights(run.core), w, sizeof(w));
-	startup_release(&run);
-	snprintf(line, sizeof(line), "--model;fc:11;--init;%s", path);
-	lab_options(&options, line);
-	assert_int_equal(startup(&run, &options, &e), PS_EDATA);
+	temp_dir_path(run_dir, "w.safetensors", path);
+	assert_int_equal(safetensors_write(path, &run_options.model, w, &e), PS_OK);
+	snprintf(run_line, sizeof(run_line), "--model;fc:10;--init;%s", path);
+	parse_options(&run_options, run_line);
+	start_core(&run_startup, &run_options);
+	assert_memory_equal(core_weights(run_startup.core), w, sizeof(w));
+	startup_release(&run_startup);
+	snprintf(run_line, sizeof(run_line), "--model;fc:11;--init;%s", path);
+	parse_options(&run_options, run_line);
+	assert_int_equal(startup(&run_startup, &run_options, &e), PS_EDATA);
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, run_set_up, run_tear_down)
 	setenv("UV_THREADPOOL_SIZE", "1", 1);
 	const struct CMUnitTest tests[] = {
 		TEST(every_start_has_a_higher_epoch),

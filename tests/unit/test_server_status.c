@@ -3,23 +3,23 @@
  * is the core's, nothing is too long, and parsers can read it.
  */
 #include <jansson.h>
-#include "server_lab.h"
+#include "tests/support/direct_worker.h"
 #include "server/net/clients.h"
 #include "server/monitor/status.h"
 
 static struct options options;
 static struct startup run;
-static struct lab_worker worker;
+static struct direct_worker worker;
 static struct progress progress;
 static struct checkpointer_stats checkpointer;
 static struct status now;
 
 static void begin(const char *line)
 {
-	lab_options(&options, line);
-	lab_restore(&run, &options);
+	parse_options(&options, line);
+	start_core(&run, &options);
 	progress_init(&progress, run.core, 1000);
-	worker = (struct lab_worker){.core = run.core, .peer = 5, .now_ms = 2000};
+	worker = (struct direct_worker){.core = run.core, .peer = 5, .now_ms = 2000};
 	checkpointer = (struct checkpointer_stats){
 		.saved = 3, .generation = 44, .bytes = 555, .seconds = 0.25};
 	now = (struct status){.core = run.core,
@@ -50,18 +50,18 @@ static void train(uint32_t correct)
 	for (int guard = 0; !finished(); guard++) {
 		assert_true(guard < 10000);
 		worker.now_ms += 10;
-		const struct msg_grant g = *lab_lease(&worker);
-		lab_show(&progress, &worker);
+		const struct msg_grant g = *direct_lease(&worker);
+		direct_progress(&progress, &worker);
 		if (g.kind == GRANT_EVAL) {
-			lab_result(&worker, correct, 0.5 * g.eval_count);
-			lab_show(&progress, &worker);
+			direct_result(&worker, correct, 0.5 * g.eval_count);
+			direct_progress(&progress, &worker);
 			continue;
 		}
 		for (uint32_t i = 0; i < g.work.count; i++) {
 			const struct work one = {g.work.epoch, g.work.first + i, 1};
 			assert_int_equal(
-				lab_push(&worker, one, 100, 0.25f, 0.5f)->verdict, VERDICT_OK);
-			lab_show(&progress, &worker);
+				direct_push(&worker, one, 100, 0.25f, 0.5f)->verdict, VERDICT_OK);
+			direct_progress(&progress, &worker);
 		}
 	}
 }
@@ -124,7 +124,7 @@ static void a_finished_run_is_told_by_its_numbers(void **state)
 {
 	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
-	lab_join(&worker, "ann", 1000, 500);
+	direct_join(&worker, "ann", 1000, 500);
 	train(450);
 	json_t *o = parsed(status_json(&now));
 	assert_true(number(o, "updates") == 20 && number(o, "images") == 2000);
@@ -188,7 +188,7 @@ static void a_crowd_is_cut_to_what_a_message_holds(void **state)
 	for (uint32_t i = 0; i < 1024; i++) {
 		snprintf(name, sizeof(name), "%04u-%055d", i, 0);
 		worker.peer = i + 1;
-		lab_join(&worker, name, 0, 0);
+		direct_join(&worker, name, 0, 0);
 		label(labels, i + 1);
 	}
 	now.labels = labels;
@@ -209,7 +209,7 @@ static void a_thousand_epochs_fit_as_well(void **state)
 {
 	(void)state;
 	begin("--model;fc:10;--epochs;1000;--warm-start-updates;0");
-	lab_join(&worker, "", 100, 10);
+	direct_join(&worker, "", 100, 10);
 	train(9);
 	json_t *o = parsed(status_json(&now));
 	const json_t *epochs = json_object_get(o, "epoch_records");
@@ -225,7 +225,7 @@ static void the_result_has_every_field_of_the_contract(void **state)
 	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	worker.now_ms = 2000;
-	lab_join(&worker, "", 1000, 500);
+	direct_join(&worker, "", 1000, 500);
 	train(400);
 	now.ending = PS_EDONE;
 	now.now_ms = 9000;
@@ -284,7 +284,7 @@ static void metrics_are_the_cores_numbers(void **state)
 {
 	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
-	lab_join(&worker, "a\\b\"c", 1000, 500);
+	direct_join(&worker, "a\\b\"c", 1000, 500);
 	train(450);
 	char *text = status_metrics(&now);
 	assert_true(sample(text, "cnnps_images_total") == 2000);
@@ -320,9 +320,9 @@ static void metrics_follow_the_text_format(void **state)
 
 	(void)state;
 	begin("--model;fc:10");
-	lab_join(&worker, "one", 1000, 500);
+	direct_join(&worker, "one", 1000, 500);
 	worker.peer = 6;
-	lab_join(&worker, "two", 1000, 500);
+	direct_join(&worker, "two", 1000, 500);
 	char *text = status_metrics(&now);
 	assert_true(text[strlen(text) - 1] == '\n');
 	copy = strdup(text);
@@ -366,7 +366,7 @@ static const char *warning_of(const char *line, uint32_t correct)
 	warnings = (struct warnings){
 		.classes = options.model.classes, .usual_rate = options.usual_rate};
 	now.warnings = &warnings;
-	lab_join(&worker, "", 1000, 100);
+	direct_join(&worker, "", 1000, 100);
 	if (options.core.training.batch_size == 100)
 		train(correct);
 	now.ending = PS_EDONE;

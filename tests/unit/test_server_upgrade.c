@@ -10,7 +10,7 @@
 #include "common/mem.h"
 #include "server/core/snapshot_v5.h"
 #include "server/core/state.h"
-#include "tests/unit/server_lab.h"
+#include "tests/support/direct_worker.h"
 
 #define FIXTURES "tests/fixtures/run-0.1.0/"
 
@@ -52,7 +52,7 @@ static void open_fixture(int i, const char *more)
 	snprintf(text, sizeof(text),
 		"--checkpoint-dir;/nowhere;--model;seed:1;--batch-size;200;--max-workers;9;%s%s%s",
 		strstr(more, "--seed") ? "" : "--seed;7;", f->options, more);
-	lab_options(&options, text);
+	parse_options(&options, text);
 	snprintf(text, sizeof(text), FIXTURES "%s/%s", f->name, f->file);
 	assert_int_equal(checkpoint_read(text, &old, &e), PS_OK);
 	memory = mem_lazy(core_bytes(&options.core));
@@ -306,10 +306,10 @@ static void each_option_that_must_stay_the_same_is_known(void **state)
 static void live_with(void)
 {
 	const struct event tick = {.kind = EVENT_TICK};
-	struct lab_worker w = {.core = core, .peer = 5, .now_ms = 1000};
+	struct direct_worker w = {.core = core, .peer = 5, .now_ms = 1000};
 	size_t bytes = 0;
 
-	(void)lab_hello(&w, "ann", 60000, 10000);
+	(void)direct_hello(&w, "ann", 60000, 10000);
 	for (uint64_t now = 1000; now < 8000; now += 2000)
 		core_step(core, &tick, now);
 	for (int s = 0; s < IMAGE_SECTIONS; s++)
@@ -412,14 +412,14 @@ static char dir[64];
 static int set_up(void **state)
 {
 	(void)state;
-	scratch_make(dir);
+	temp_dir_make(dir);
 	return 0;
 }
 
 static int tear_down(void **state)
 {
 	(void)state;
-	scratch_remove(dir);
+	temp_dir_remove(dir);
 	return 0;
 }
 
@@ -434,7 +434,7 @@ static void copy_file(const char *fixture, const char *name)
 	size_t n = fread(bytes, 1, sizeof(bytes), f);
 	assert_int_equal(fclose(f), 0);
 	assert_in_range(n, 1, sizeof(bytes) - 1);
-	scratch_write(dir, name, bytes, n);
+	temp_dir_write(dir, name, bytes, n);
 }
 
 static int start_vector(const char *more, struct startup *run, struct err *e)
@@ -444,7 +444,7 @@ static int start_vector(const char *more, struct startup *run, struct err *e)
 	snprintf(line, sizeof(line),
 		"--checkpoint-dir;%s;--model;vector:40;--optimizer;sgd;--max-workers;4%s", dir,
 		more);
-	lab_options(&options, line);
+	parse_options(&options, line);
 	return startup(run, &options, e);
 }
 
@@ -459,7 +459,7 @@ static void a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted(void **state)
 	assert_int_equal(start_vector("", &run, &e), PS_ECHECKPOINT);
 	assert_non_null(strstr(e.text, "stop it with SIGTERM"));
 	assert_non_null(strstr(e.text, "--accept-rollback"));
-	assert_false(scratch_exists(dir, "TERM"));
+	assert_false(temp_dir_exists(dir, "TERM"));
 	assert_int_equal(start_vector(";--accept-rollback", &run, &e), PS_OK);
 	assert_int_equal(core_stats(run.core)->version, 0); /* as in its checkpoint */
 	startup_release(&run);
@@ -474,7 +474,7 @@ static void a_log_that_has_no_event_is_no_loss(void **state)
 	(void)state;
 	copy_file("wal-killed", "ckpt-0000000000000002");
 	copy_file("wal-killed", "journal-0000000000000002");
-	assert_int_equal(truncate(scratch_path(dir, "journal-0000000000000002", path), 64), 0);
+	assert_int_equal(truncate(temp_dir_path(dir, "journal-0000000000000002", path), 64), 0);
 	assert_int_equal(start_vector("", &run, &e), PS_OK);
 	startup_release(&run);
 }

@@ -1,0 +1,45 @@
+/*
+ * direct_worker.h - a core that is made from a command line, and a worker whose messages are steps of
+ * that core. For tests of the server's shell.
+ */
+#ifndef TESTS_SUPPORT_DIRECT_WORKER_H
+#define TESTS_SUPPORT_DIRECT_WORKER_H
+#include "common/opt.h"
+#include "server/config/options.h"
+#include "server/core/core.h"
+#include "server/durability/startup.h"
+#include "server/monitor/progress.h"
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
+
+/* Options from words that ';' separates. Their texts are valid until the next call. */
+void parse_options(struct options *o, const char *line);
+/* The core that a start with these options makes. */
+void start_core(struct startup *r, const struct options *o);
+
+struct direct_worker {
+	struct core *core;
+	uint32_t peer;
+	uint64_t now_ms;
+	struct stamp stamp;
+	uint64_t seq, request;
+	struct msg_grant grant; /* the newest one */
+};
+
+/* The first message of `type` that the last step sent, or NULL. */
+const struct msg *direct_sent(const struct core *core, enum msg_type type);
+/* Pass the effects of the last step to `p`. */
+void direct_progress(struct progress *p, const struct direct_worker *w);
+
+/* Send HELLO with a data set of `n_train` and `n_test` images. The WELCOME, or NULL. */
+const struct msg *direct_hello(
+	struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
+/* Join a core without a disk. */
+void direct_join(struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
+const struct msg_grant *direct_lease(struct direct_worker *w);
+/* Push `value` at coordinate 0 for `work`. */
+const struct msg_ack *direct_push(
+	struct direct_worker *w, struct work work, uint32_t images, float loss, float value);
+void direct_result(struct direct_worker *w, uint32_t correct, double loss_sum);
+
+#endif

@@ -1,0 +1,121 @@
+/* run_fixture.c - see run_fixture.h. */
+#include "tests/support/run_fixture.h"
+
+struct options run_options;
+struct startup run_startup;
+struct direct_worker run_worker;
+struct checkpointer *run_checkpointer;
+uv_loop_t run_loop;
+struct capture run_errors;
+char run_dir[64];
+static char run_line[1024];
+
+struct run_saved run_saved;
+
+static void on_saved(void *arg, uint64_t generation, int rc)
+{
+	assert_ptr_equal(arg, &run_saved);
+	run_saved.calls++;
+	run_saved.rc = rc;
+	run_saved.generation = generation;
+}
+
+int run_set_up(void **state)
+{
+	(void)state;
+	signal(SIGXFSZ, SIG_IGN);
+	memset(&run_saved, 0, sizeof(run_saved));
+	temp_dir_make(run_dir);
+	return uv_loop_init(&run_loop);
+}
+
+int run_tear_down(void **state)
+{
+	(void)state;
+	checkpointer_free(&run_checkpointer);
+	assert_null(run_checkpointer);
+	startup_release(&run_startup);
+	temp_dir_remove(run_dir);
+	return uv_loop_close(&run_loop);
+}
+
+void run_start(const char *more)
+{
+	struct err e;
+
+	snprintf(run_line, sizeof(run_line), "--checkpoint-dir;%s;--warm-start-updates;0;%s",
+		run_dir, more);
+	parse_options(&run_options, run_line);
+	start_core(&run_startup, &run_options);
+	run_worker = (struct direct_worker){.core = run_startup.core, .peer = 5, .now_ms = 1000};
+	assert_int_equal(
+		checkpointer_new(&run_checkpointer, &run_loop, run_dir, on_saved, &run_saved),
+		PS_OK);
+	assert_int_equal(checkpointer_write(run_checkpointer, run_startup.core,
+				 core_config(run_startup.core)->generation, &e),
+		PS_OK);
+}
+
+void run_die(void)
+{
+	checkpointer_free(&run_checkpointer);
+	startup_release(&run_startup);
+}
+
+void run_start_must_fail(const char *more, int status, const char *named)
+{
+	struct err e = {0};
+
+	snprintf(run_line, sizeof(run_line), "--checkpoint-dir;%s;--warm-start-updates;0;%s",
+		run_dir, more);
+	parse_options(&run_options, run_line);
+	assert_int_equal(startup(&run_startup, &run_options, &e), status);
+	if (!strstr(e.text, named))
+		fail_msg("\"%s\" does not name \"%s\"", e.text, named);
+}
+
+void run_save(uint64_t generation)
+{
+	checkpointer_start(run_checkpointer, run_startup.core, generation);
+	assert_true(checkpointer_busy(run_checkpointer));
+	assert_int_equal(run_saved.calls, 0); /* never from inside */
+	uv_run(&run_loop, UV_RUN_DEFAULT);
+	assert_false(checkpointer_busy(run_checkpointer));
+	assert_int_equal(run_saved.calls, 1);
+	assert_int_equal(run_saved.generation, generation);
+	run_saved.calls = 0;
+}
+
+void run_join(uint32_t n_train, uint32_t n_test)
+{
+	assert_null(direct_hello(&run_worker, "ann", n_train, n_test));
+	const struct effect *e = core_effect(run_startup.core, 0);
+	assert_non_null(e);
+	assert_int_equal(e->kind, EFFECT_SNAPSHOT);
+	const struct event durable = {.kind = EVENT_DURABLE, .generation = e->generation};
+	run_save(e->generation);
+	core_step(run_startup.core, &durable, 1000);
+	const struct msg *welcome = direct_sent(run_startup.core, MSG_WELCOME);
+	assert_non_null(welcome);
+	run_worker.stamp = welcome->welcome.stamp;
+}
+
+unsigned char *run_sections(size_t *size)
+{
+	unsigned char *bytes = NULL;
+
+	*size = 0;
+	for (int i = IMAGE_LEDGER; i < IMAGE_LIVE; i++) { /* RUN counts its recoveries */
+		size_t n = image_size(run_startup.core, (enum image_section)i);
+		bytes = realloc(bytes, *size + n + 1);
+		assert_non_null(bytes);
+		image_write(run_startup.core, (enum image_section)i, bytes + *size);
+		*size += n;
+	}
+	return bytes;
+}
+
+uint64_t run_term(void)
+{
+	return core_config(run_startup.core)->term;
+}

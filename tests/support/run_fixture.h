@@ -1,0 +1,46 @@
+/*
+ * run_fixture.h - a run in a temporary directory: start-up and checkpoints without sockets. For the
+ * tests of server/durability/checkpointer.h and server/durability/startup.h.
+ */
+#ifndef TESTS_SUPPORT_RUN_FIXTURE_H
+#define TESTS_SUPPORT_RUN_FIXTURE_H
+#include <signal.h>
+#include "server/core/snapshot.h"
+#include "server/durability/checkpointer.h"
+#include "tests/support/direct_worker.h"
+
+extern struct options run_options;
+extern struct startup run_startup;
+extern struct direct_worker run_worker;
+extern struct checkpointer *run_checkpointer;
+extern uv_loop_t run_loop;
+extern struct capture run_errors;
+extern char run_dir[64];
+
+/* What the checkpointer has reported. */
+struct run_saved {
+	int calls, rc;
+	uint64_t generation;
+};
+
+extern struct run_saved run_saved;
+
+/* Create and remove the directory and the loop. */
+int run_set_up(void **state);
+int run_tear_down(void **state);
+
+/* Start the server with this directory and `more` options, up to where it would bind its port. */
+void run_start(const char *more);
+/* Such a start is refused with `status`, and its error contains `named`. */
+void run_start_must_fail(const char *more, int status, const char *named);
+/* The process is gone: no thread writes a file, and the lock is free. */
+void run_die(void);
+uint64_t run_term(void);
+/* Join run_worker: take the snapshot that the core requests before WELCOME. */
+void run_join(uint32_t n_train, uint32_t n_test);
+/* Write a checkpoint, and wait for the report. */
+void run_save(uint64_t generation);
+/* The sections of the state, but for those that differ after a restart. The caller frees them. */
+unsigned char *run_sections(size_t *size);
+
+#endif

@@ -89,7 +89,7 @@ SRC.server := $(filter-out $(MAINS) $(SRC.core),$(wildcard server/*.c server/*/*
 SRC.kernels := $(wildcard kernels/*.c kernels/cpu/*.c kernels/cuda/*.c)
 SRC.client := $(wildcard worker/client/*.c)
 SRC.worker := $(filter-out $(MAINS),$(wildcard worker/*.c worker/data/*.c worker/ctl/*.c))
-SRC.support := $(wildcard tests/support/*.c)
+SRC.support := $(filter-out tests/support/failing_disk.c,$(wildcard tests/support/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 include kernels/kernels.mk
@@ -192,6 +192,7 @@ $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 
 # Tests may use everything. A test program gets those files of tests/support that it refers to.
 TEST_ARCHIVES := $(A.support) $(A.server) $(A.core) $(ARCHIVES.worker)
+$(addprefix $(B)/tests/unit/,test_server_wal test_server_wal_replay): $(B)/tests/support/failing_disk.o
 $(B)/tests/unit/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(TEST_ARCHIVES)

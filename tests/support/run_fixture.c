@@ -8,7 +8,7 @@ struct checkpointer *run_checkpointer;
 uv_loop_t run_loop;
 struct capture run_errors;
 char run_dir[64];
-static char run_line[1024];
+char run_line[1024];
 
 struct run_saved run_saved;
 

@@ -16,6 +16,7 @@ extern struct checkpointer *run_checkpointer;
 extern uv_loop_t run_loop;
 extern struct capture run_errors;
 extern char run_dir[64];
+extern char run_line[1024]; /* the last command line */
 
 /* What the checkpointer has reported. */
 struct run_saved {

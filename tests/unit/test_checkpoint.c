@@ -1,5 +1,5 @@
 /* Proves what common/checkpoint.h says of writing, keeping and finding checkpoints. */
-#include "tests/unit/checkpoint_lab.h"
+#include "tests/support/checkpoint_fixture.h"
 #include <errno.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -41,7 +41,7 @@ static void what_is_read_is_what_was_written(void **state)
 	assert_int_equal(read_newest(1, &c, &seen), PS_OK);
 	assert_is_generation(&c, 1);
 	assert_int_equal(seen, 1);
-	assert_string_equal(captured.text, "");
+	assert_string_equal(checkpoint_log.text, "");
 	checkpoint_release(&c);
 }
 
@@ -70,7 +70,9 @@ static void an_empty_directory_has_generation_0(void **state)
 	assert_int_equal(read_newest(1, &c, &seen), PS_OK);
 	assert_int_equal(c.generation, 0);
 	assert_int_equal(seen, 0);
-	assert_int_equal(checkpoint_read_newest("/nonexistent-directory", 1, &c, NULL, &e), PS_EIO);
+	assert_int_equal(
+		checkpoint_read_newest("/nonexistent-directory", 1, &c, NULL, &checkpoint_err),
+		PS_EIO);
 	checkpoint_release(&c);
 }
 
@@ -85,14 +87,14 @@ static void as_many_sections_as_the_limit_are_kept(void **state)
 		c.section[i].data = &data[i];
 		c.section[i].size = 1;
 	}
-	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	assert_int_equal(checkpoint_write(checkpoint_dir, &c, &checkpoint_err), PS_OK);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_int_equal(c.generation, UINT64_MAX);
 	assert_int_equal(c.n_sections, CHECKPOINT_MAX_SECTIONS);
 	assert_int_equal(*(const unsigned char *)checkpoint_find(&c, "section-15")->data, 15);
 	checkpoint_release(&c);
 	c = (struct checkpoint){.generation = 1, .n_sections = 0};
-	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	assert_int_equal(checkpoint_write(checkpoint_dir, &c, &checkpoint_err), PS_OK);
 	assert_int_equal(read_name(name_of(1), &c), PS_OK);
 	assert_int_equal(c.n_sections, 0);
 	checkpoint_release(&c);
@@ -101,12 +103,13 @@ static void as_many_sections_as_the_limit_are_kept(void **state)
 static void more_bytes_than_the_limit_are_not_written(void **state)
 {
 	(void)state;
-	struct checkpoint c = {
-		.generation = 1, .n_sections = 2, .section = {{"a", dir, 1}, {"b", dir, SIZE_MAX}}};
-	assert_int_equal(checkpoint_write(dir, &c, &e), PS_EIO);
+	struct checkpoint c = {.generation = 1,
+		.n_sections = 2,
+		.section = {{"a", checkpoint_dir, 1}, {"b", checkpoint_dir, SIZE_MAX}}};
+	assert_int_equal(checkpoint_write(checkpoint_dir, &c, &checkpoint_err), PS_EIO);
 	c.section[1].size = CHECKPOINT_MAX_BYTES;
-	assert_int_equal(checkpoint_write(dir, &c, &e), PS_EIO);
-	assert_false(temp_dir_exists(dir, name_of(1)));
+	assert_int_equal(checkpoint_write(checkpoint_dir, &c, &checkpoint_err), PS_EIO);
+	assert_false(temp_dir_exists(checkpoint_dir, name_of(1)));
 }
 
 static void invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before(void **state)
@@ -117,7 +120,7 @@ static void invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_befor
 	rename_errno = EIO;
 	assert_int_equal(write_generation(2), PS_EIO);
 	rename_errno = 0;
-	assert_false(temp_dir_exists(dir, name_of(2)));
+	assert_false(temp_dir_exists(checkpoint_dir, name_of(2)));
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 1);
 	checkpoint_release(&c);
@@ -130,17 +133,17 @@ static void invariant_1_a_generation_whose_name_may_be_lost_is_removed(void **st
 	const char *temporary = "ckpt-0000000000000007.tmp";
 	for (uint64_t g = 1; g <= 4; g++)
 		assert_int_equal(write_generation(g), PS_OK);
-	temp_dir_write(dir, temporary, "x", 1);
+	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	directory_errno = EIO;
 	for (uint64_t g = 5; g <= 40; g++) {
 		assert_int_equal(write_generation(g), PS_EIO);
-		assert_false(temp_dir_exists(dir, name_of(g)));
+		assert_false(temp_dir_exists(checkpoint_dir, name_of(g)));
 	}
 	directory_errno = 0;
 	assert_false(temp_dir_exists(
-		dir, temporary)); /* a disk that fails for days fills no directory */
+		checkpoint_dir, temporary)); /* a disk that fails for days fills no directory */
 	for (uint64_t g = 2; g <= 4; g++)
-		assert_true(temp_dir_exists(dir, name_of(g)));
+		assert_true(temp_dir_exists(checkpoint_dir, name_of(g)));
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 4);
 	checkpoint_release(&c);
@@ -152,13 +155,14 @@ static void invariant_2_three_generations_are_kept(void **state)
 	for (uint64_t g = 1; g <= 20; g++) {
 		assert_int_equal(write_generation(g), PS_OK);
 		for (uint64_t old = 1; old <= 21; old++)
-			assert_int_equal(temp_dir_exists(dir, name_of(old)),
+			assert_int_equal(temp_dir_exists(checkpoint_dir, name_of(old)),
 				old <= g && old + CHECKPOINT_KEEP > g);
 	}
 	/* numbers may jump: the three highest stay */
 	assert_int_equal(write_generation(1000), PS_OK);
-	assert_true(temp_dir_exists(dir, name_of(19)) && temp_dir_exists(dir, name_of(20)));
-	assert_false(temp_dir_exists(dir, name_of(18)));
+	assert_true(temp_dir_exists(checkpoint_dir, name_of(19)) &&
+		    temp_dir_exists(checkpoint_dir, name_of(20)));
+	assert_false(temp_dir_exists(checkpoint_dir, name_of(18)));
 }
 
 static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **state)
@@ -171,19 +175,19 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 	const size_t n = sizeof strangers / sizeof strangers[0];
 	const char *temporary = "ckpt-0000000000000007.tmp";
 	for (size_t i = 0; i < n; i++)
-		temp_dir_write(dir, strangers[i], "x", 1);
-	temp_dir_write(dir, temporary, "x", 1);
+		temp_dir_write(checkpoint_dir, strangers[i], "x", 1);
+	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_int_equal(c.generation, 0); /* none of them counts as a checkpoint */
-	assert_true(temp_dir_exists(dir, temporary));
+	assert_true(temp_dir_exists(checkpoint_dir, temporary));
 	assert_int_equal(read_newest(1, &c, NULL), PS_OK);
-	assert_false(temp_dir_exists(dir, temporary));
-	temp_dir_write(dir, temporary, "x", 1);
+	assert_false(temp_dir_exists(checkpoint_dir, temporary));
+	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	for (uint64_t g = 8; g < 13; g++)
 		assert_int_equal(write_generation(g), PS_OK);
-	assert_false(temp_dir_exists(dir, temporary));
+	assert_false(temp_dir_exists(checkpoint_dir, temporary));
 	for (size_t i = 0; i < n; i++)
-		assert_true(temp_dir_exists(dir, strangers[i]));
+		assert_true(temp_dir_exists(checkpoint_dir, strangers[i]));
 	checkpoint_release(&c);
 }
 
@@ -193,15 +197,17 @@ static void the_sound_one_is_never_dropped_to_make_space(void **state)
 	(void)state;
 	for (uint64_t sound = 1; sound <= 3; sound++) {
 		const struct checkpoint c = {
-			.generation = 4, .n_sections = 1, .section = {{"a", dir, 1}}};
+			.generation = 4, .n_sections = 1, .section = {{"a", checkpoint_dir, 1}}};
 		uint64_t dropped = 0;
 		for (uint64_t g = 1; g <= 3; g++)
 			assert_int_equal(write_generation(g), PS_OK);
 		rename_errno = ENOSPC;
-		assert_int_equal(checkpoint_write_beside(dir, &c, sound, &dropped, &e), PS_EIO);
+		assert_int_equal(checkpoint_write_beside(
+					 checkpoint_dir, &c, sound, &dropped, &checkpoint_err),
+			PS_EIO);
 		rename_errno = 0;
 		for (uint64_t g = 1; g <= 4; g++)
-			assert_int_equal(temp_dir_exists(dir, name_of(g)), g == sound);
+			assert_int_equal(temp_dir_exists(checkpoint_dir, name_of(g)), g == sound);
 		assert_int_equal(dropped, sound == 3 ? 2 : 3);
 	}
 }
@@ -211,34 +217,40 @@ static void what_a_write_that_was_cut_short_left_can_be_removed(void **state)
 	(void)state;
 	const char *temporary = "ckpt-0000000000000007.tmp";
 	assert_int_equal(write_generation(1), PS_OK);
-	temp_dir_write(dir, temporary, "x", 1);
-	checkpoint_clean(dir);
-	assert_false(temp_dir_exists(dir, temporary));
-	assert_true(temp_dir_exists(dir, name_of(1)));
+	temp_dir_write(checkpoint_dir, temporary, "x", 1);
+	checkpoint_clean(checkpoint_dir);
+	assert_false(temp_dir_exists(checkpoint_dir, temporary));
+	assert_true(temp_dir_exists(checkpoint_dir, name_of(1)));
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(what_is_read_is_what_was_written, begin, end),
 		cmocka_unit_test_setup_teardown(
-			the_file_is_laid_out_as_the_header_says, begin, end),
-		cmocka_unit_test_setup_teardown(an_empty_directory_has_generation_0, begin, end),
-		cmocka_unit_test_setup_teardown(as_many_sections_as_the_limit_are_kept, begin, end),
-		cmocka_unit_test_setup_teardown(
-			more_bytes_than_the_limit_are_not_written, begin, end),
+			what_is_read_is_what_was_written, checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(the_file_is_laid_out_as_the_header_says,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(an_empty_directory_has_generation_0,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(as_many_sections_as_the_limit_are_kept,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(more_bytes_than_the_limit_are_not_written,
+			checkpoint_set_up, checkpoint_tear_down),
 		cmocka_unit_test_setup_teardown(
 			invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before,
-			begin, end),
+			checkpoint_set_up, checkpoint_tear_down),
 		cmocka_unit_test_setup_teardown(
-			invariant_1_a_generation_whose_name_may_be_lost_is_removed, begin, end),
-		cmocka_unit_test_setup_teardown(invariant_2_three_generations_are_kept, begin, end),
+			invariant_1_a_generation_whose_name_may_be_lost_is_removed,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(invariant_2_three_generations_are_kept,
+			checkpoint_set_up, checkpoint_tear_down),
 		cmocka_unit_test_setup_teardown(
-			invariant_2_temporary_files_are_removed_and_nothing_else_is, begin, end),
-		cmocka_unit_test_setup_teardown(
-			the_sound_one_is_never_dropped_to_make_space, begin, end),
-		cmocka_unit_test_setup_teardown(
-			what_a_write_that_was_cut_short_left_can_be_removed, begin, end),
+			invariant_2_temporary_files_are_removed_and_nothing_else_is,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(the_sound_one_is_never_dropped_to_make_space,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(what_a_write_that_was_cut_short_left_can_be_removed,
+			checkpoint_set_up, checkpoint_tear_down),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,15 @@
 /* Proves what common/checkpoint.h says of files that are not as they were written. */
-#include "tests/unit/checkpoint_lab.h"
+#include "tests/support/checkpoint_fixture.h"
 #include <xxhash.h>
 
 static void assert_refused(const void *file, size_t size, const char *what, size_t where)
 {
 	struct checkpoint c;
-	temp_dir_write(dir, "x", file, size);
+	temp_dir_write(checkpoint_dir, "x", file, size);
 	int rc = read_name("x", &c);
 	if (rc != PS_ECHECKPOINT)
-		fail_msg("%s at byte %zu: %s", what, where, rc ? e.text : "undetected");
+		fail_msg(
+			"%s at byte %zu: %s", what, where, rc ? checkpoint_err.text : "undetected");
 	assert_null(c.memory);
 	assert_int_equal(c.generation, 0);
 	assert_int_equal(c.n_sections, 0);
@@ -125,7 +126,7 @@ static void swapped_sections_and_zeroed_pages_are_detected(void **state)
 	const struct checkpoint c = {.generation = 1,
 		.n_sections = 2,
 		.section = {{"a", a, sizeof a}, {"b", b, sizeof b}}};
-	assert_int_equal(checkpoint_write(dir, &c, &e), PS_OK);
+	assert_int_equal(checkpoint_write(checkpoint_dir, &c, &checkpoint_err), PS_OK);
 	unsigned char *file = bytes_of(1, &size);
 	assert_true(size < sizeof swapped);
 	memcpy(swapped, file, size);
@@ -151,21 +152,21 @@ static void invariant_3_the_generation_before_is_taken_and_logged(void **state)
 	unsigned char *file = bytes_of(0x20, &size);
 	for (size_t i = 0; i < size; i++) {
 		file[i] ^= 1;
-		temp_dir_write(dir, name_of(0x20), file, size);
+		temp_dir_write(checkpoint_dir, name_of(0x20), file, size);
 		file[i] ^= 1;
 		assert_int_equal(read_newest(0, &c, &seen), PS_OK);
 		assert_is_generation(&c, 0x1f);
 		assert_int_equal(seen, 0x20);
-		assert_non_null(strstr(captured.text,
+		assert_non_null(strstr(checkpoint_log.text,
 			"level=warn msg=\"checkpoint refused\" generation=32 reason="));
-		assert_non_null(strstr(captured.text,
+		assert_non_null(strstr(checkpoint_log.text,
 			"level=warn msg=\"checkpoint fallback\" generation=31 refused=1\n"));
 		checkpoint_release(&c);
 	}
-	temp_dir_write(dir, name_of(0x1f), "", 0);
+	temp_dir_write(checkpoint_dir, name_of(0x1f), "", 0);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 0x1e);
-	assert_non_null(strstr(captured.text, "fallback\" generation=30 refused=2\n"));
+	assert_non_null(strstr(checkpoint_log.text, "fallback\" generation=30 refused=2\n"));
 	checkpoint_release(&c);
 	free(file);
 }
@@ -177,10 +178,10 @@ static void a_file_under_another_generations_name_is_refused(void **state)
 	size_t size;
 	assert_int_equal(write_generation(3), PS_OK);
 	unsigned char *file = bytes_of(3, &size);
-	temp_dir_write(dir, name_of(9), file, size);
+	temp_dir_write(checkpoint_dir, name_of(9), file, size);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_is_generation(&c, 3);
-	assert_non_null(strstr(captured.text, "generation=9 reason="));
+	assert_non_null(strstr(checkpoint_log.text, "generation=9 reason="));
 	checkpoint_release(&c);
 	free(file);
 }
@@ -190,13 +191,13 @@ static void checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start(voi
 	(void)state;
 	struct checkpoint c;
 	uint64_t seen;
-	temp_dir_write(dir, name_of(1), "CNNPSCK1", 8);
-	temp_dir_write(dir, name_of(2), "", 0);
+	temp_dir_write(checkpoint_dir, name_of(1), "CNNPSCK1", 8);
+	temp_dir_write(checkpoint_dir, name_of(2), "", 0);
 	assert_int_equal(read_newest(1, &c, &seen), PS_ECHECKPOINT);
 	assert_int_equal(c.generation, 0);
 	assert_null(c.memory);
 	assert_int_equal(seen, 2);
-	assert_non_null(strstr(e.text, "none of its 2 checkpoints is good"));
+	assert_non_null(strstr(checkpoint_err.text, "none of its 2 checkpoints is good"));
 }
 
 static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(void **state)
@@ -208,11 +209,11 @@ static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(
 	assert_int_equal(write_generation(2), PS_OK);
 	unsigned char *file = bytes_of(2, &size);
 	for (size_t n = 0; n <= size; n++) { /* killed after any number of bytes */
-		temp_dir_write(dir, "ckpt-0000000000000003.tmp", file, n);
+		temp_dir_write(checkpoint_dir, "ckpt-0000000000000003.tmp", file, n);
 		assert_int_equal(read_newest(1, &c, NULL), PS_OK);
 		assert_is_generation(&c, 2);
-		assert_false(temp_dir_exists(dir, "ckpt-0000000000000003.tmp"));
-		assert_string_equal(captured.text, "");
+		assert_false(temp_dir_exists(checkpoint_dir, "ckpt-0000000000000003.tmp"));
+		assert_string_equal(checkpoint_log.text, "");
 		checkpoint_release(&c);
 	}
 	free(file);
@@ -221,26 +222,27 @@ static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(invariant_3_every_changed_byte_is_detected,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(invariant_3_every_missing_or_added_byte_is_detected,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(more_sections_than_the_limit_are_refused,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(a_table_that_lies_with_a_right_checksum_is_refused,
+			checkpoint_set_up, checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(swapped_sections_and_zeroed_pages_are_detected,
+			checkpoint_set_up, checkpoint_tear_down),
 		cmocka_unit_test_setup_teardown(
-			invariant_3_every_changed_byte_is_detected, begin, end),
+			invariant_3_the_generation_before_is_taken_and_logged, checkpoint_set_up,
+			checkpoint_tear_down),
+		cmocka_unit_test_setup_teardown(a_file_under_another_generations_name_is_refused,
+			checkpoint_set_up, checkpoint_tear_down),
 		cmocka_unit_test_setup_teardown(
-			invariant_3_every_missing_or_added_byte_is_detected, begin, end),
+			checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start,
+			checkpoint_set_up, checkpoint_tear_down),
 		cmocka_unit_test_setup_teardown(
-			more_sections_than_the_limit_are_refused, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_table_that_lies_with_a_right_checksum_is_refused, begin, end),
-		cmocka_unit_test_setup_teardown(
-			swapped_sections_and_zeroed_pages_are_detected, begin, end),
-		cmocka_unit_test_setup_teardown(
-			invariant_3_the_generation_before_is_taken_and_logged, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_file_under_another_generations_name_is_refused, begin, end),
-		cmocka_unit_test_setup_teardown(
-			checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start, begin,
-			end),
-		cmocka_unit_test_setup_teardown(
-			reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file, begin,
-			end),
+			reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file,
+			checkpoint_set_up, checkpoint_tear_down),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

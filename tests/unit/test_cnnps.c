@@ -1,7 +1,7 @@
 /* test_cnnps.c - libcnnps as a program sees it, against a fake server that answers, forgets, hangs
  * up and lies. Proves the promises of worker/client/cnnps.h and the invariants of net.h and
  * outbox.h. */
-#include "tests/unit/cnnps_lab.h"
+#include "tests/support/client_fixture.h"
 
 /* ---- the plain way ------------------------------------------------------------------------ */
 
@@ -15,8 +15,8 @@ static void connecting_returns_the_fields_of_welcome(void **state)
 	assert_int_equal(i->seed, 4);
 	assert_int_equal(i->batch, 5);
 	assert_int_equal(i->worker, 1);
-	assert_string_equal(fake_look(&fake).hello.device, "test");
-	assert_int_equal(fake_look(&fake).hello.role, ROLE_WORKER);
+	assert_string_equal(fake_look(&client_server).hello.device, "test");
+	assert_int_equal(fake_look(&client_server).hello.role, ROLE_WORKER);
 }
 
 static void a_push_is_seen_by_the_next_pull(void **state)
@@ -27,8 +27,8 @@ static void a_push_is_seen_by_the_next_pull(void **state)
 	(void)state;
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
 	assert_int_equal(version, 0);
-	push(2, 0);
-	push(3, 0);
+	client_push(2, 0);
+	client_push(3, 0);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
 	assert_int_equal(version, 2);
 	assert_true(w[0] == -5 && w[FAKE_PARAMS - 1] == -5);
@@ -42,21 +42,22 @@ static void one_request_pushes_and_brings_the_weights_after_it(void **state)
 
 	(void)state;
 	for (int i = 1; i <= 3; i++) {
-		fake_set(&fake, &fake.how.joined_acks, i != 2);
-		assert_int_equal(cnnps_push_view(client, ones, FAKE_PARAMS, 0, NULL, &w), 0);
+		fake_set(&client_server, &client_server.how.joined_acks, i != 2);
+		assert_int_equal(cnnps_push_view(client, client_ones, FAKE_PARAMS, 0, NULL, &w), 0);
 		assert_int_equal(w.version, i);
 		assert_true(w.w[0] == (float)-i && w.w[FAKE_PARAMS - 1] == (float)-i);
 		cnnps_stats(client, &told);
 		assert_int_equal(told.acked, i);
 	}
-	seen = fake_look(&fake);
+	seen = fake_look(&client_server);
 	assert_int_equal(seen.pushes, 3);
 	assert_true(seen.push.pull != 0);
-	assert_int_equal(cnnps_push_view(client, ones, FAKE_PARAMS - 1, 0, NULL, &w), PS_EUSAGE);
+	assert_int_equal(
+		cnnps_push_view(client, client_ones, FAKE_PARAMS - 1, 0, NULL, &w), PS_EUSAGE);
 	assert_int_equal(cnnps_prefetch(client), 0); /* its answer is what the view gets */
-	assert_int_equal(cnnps_push_view(client, ones, FAKE_PARAMS, 0, NULL, &w), 0);
+	assert_int_equal(cnnps_push_view(client, client_ones, FAKE_PARAMS, 0, NULL, &w), 0);
 	assert_int_equal(w.version, 3);
-	weights_are(-4);
+	client_expect_weights(-4);
 }
 
 static void a_slice_touches_its_values_only(void **state)
@@ -64,12 +65,12 @@ static void a_slice_touches_its_values_only(void **state)
 	float w[FAKE_PARAMS];
 
 	(void)state;
-	assert_int_equal(cnnps_push_slice(client, 4, ones, 2, 0), 0);
+	assert_int_equal(cnnps_push_slice(client, 4, client_ones, 2, 0), 0);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
 	assert_true(w[3] == 0 && w[4] == -1 && w[5] == -1);
-	assert_int_equal(cnnps_push_slice(client, 5, ones, 2, 0), PS_EUSAGE);
-	assert_int_equal(cnnps_push_slice(client, UINT64_MAX, ones, 2, 0), PS_EUSAGE);
-	assert_int_equal(cnnps_push_slice(client, 0, ones, 0, 0), PS_EUSAGE);
+	assert_int_equal(cnnps_push_slice(client, 5, client_ones, 2, 0), PS_EUSAGE);
+	assert_int_equal(cnnps_push_slice(client, UINT64_MAX, client_ones, 2, 0), PS_EUSAGE);
+	assert_int_equal(cnnps_push_slice(client, 0, client_ones, 0, 0), PS_EUSAGE);
 }
 
 static void wrong_sizes_are_refused(void **state)
@@ -79,7 +80,7 @@ static void wrong_sizes_are_refused(void **state)
 	(void)state;
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS - 1, NULL), PS_EUSAGE);
 	assert_int_equal(cnnps_push(client, w, FAKE_PARAMS + 1, 0), PS_EUSAGE);
-	assert_int_equal(fake_look(&fake).pushes, 0);
+	assert_int_equal(fake_look(&client_server).pushes, 0);
 }
 
 static void flush_waits_for_decisions_and_for_the_disk(void **state)
@@ -87,9 +88,9 @@ static void flush_waits_for_decisions_and_for_the_disk(void **state)
 	struct cnnps_stats s;
 
 	(void)state;
-	fake_set(&fake, &fake.how.not_durable, 1);
-	push(1, 0);
-	push(1, 0);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
+	client_push(1, 0);
+	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	cnnps_stats(client, &s);
 	assert_int_equal(s.pushed, 2);
@@ -97,7 +98,7 @@ static void flush_waits_for_decisions_and_for_the_disk(void **state)
 	assert_int_equal(s.durable, 0);
 	assert_int_equal(s.last_version, 2);
 	assert_int_equal(cnnps_flush(client, 1, 50), CNNPS_EAGAIN);
-	fake_set(&fake, &fake.how.not_durable, 0);
+	fake_set(&client_server, &client_server.how.not_durable, 0);
 	assert_int_equal(cnnps_flush(client, 1, 10000), 0); /* a BEAT's answer tells */
 	cnnps_stats(client, &s);
 	assert_int_equal(s.durable, 2);
@@ -109,18 +110,19 @@ static void a_rejection_is_counted(void **state)
 	struct cnnps_stats s;
 
 	(void)state;
-	fake_set(&fake, &fake.how.reject, REJECT_NORM);
-	push(1, 0);
+	fake_set(&client_server, &client_server.how.reject, REJECT_NORM);
+	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	cnnps_stats(client, &s);
 	assert_true(s.rejected == 1 && s.superseded == 0 && s.acked == 0);
-	fake_set(&fake, &fake.how.reject, REJECT_WORK); /* the worker has another data set */
-	push(1, 0);
+	fake_set(&client_server, &client_server.how.reject,
+		REJECT_WORK); /* the worker has another data set */
+	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	cnnps_stats(client, &s);
 	assert_true(s.rejected == 2 && s.superseded == 0 && s.acked == 0);
-	fake_set(&fake, &fake.how.superseded, 1); /* another worker was first */
-	push(1, 0);
+	fake_set(&client_server, &client_server.how.superseded, 1); /* another worker was first */
+	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	cnnps_stats(client, &s);
 	assert_true(s.rejected == 2 && s.superseded == 1 && s.acked == 0);
@@ -136,14 +138,14 @@ static void leases_and_results_travel_whole(void **state)
 	assert_int_equal(cnnps_lease(client, &a), 0);
 	assert_int_equal(a.kind, CNNPS_TRAIN);
 	assert_true(a.epoch == 1 && a.first == 20 && a.count == 3);
-	assert_int_equal(cnnps_push_work(client, ones, FAKE_PARAMS, 7, &work), 0);
+	assert_int_equal(cnnps_push_work(client, client_ones, FAKE_PARAMS, 7, &work), 0);
 	assert_int_equal(cnnps_lease(client, &b), 0);
 	assert_int_equal(b.kind, CNNPS_EVAL);
 	assert_true(b.first == 50 && b.count == 25 && b.eval_id == 9);
 	assert_int_equal(cnnps_result(client, &a, 1, 1), PS_EUSAGE);
 	assert_int_equal(cnnps_result(client, &b, 24, 1.5), 0);
-	weights_are(-1); /* in order: what was said before it has arrived */
-	seen = fake_look(&fake);
+	client_expect_weights(-1); /* in order: what was said before it has arrived */
+	seen = fake_look(&client_server);
 	assert_int_equal(seen.result.correct, 24);
 	assert_true(seen.result.loss_sum == 1.5 && seen.result.eval_id == 9);
 	assert_true(seen.push.base_version == 7 && seen.push.images == 5 &&
@@ -153,14 +155,14 @@ static void leases_and_results_travel_whole(void **state)
 
 static void observers_ask_but_do_not_push(void **state)
 {
-	struct cnnps_options o = options();
+	struct cnnps_options o = client_options();
 	struct cnnps_lease lease;
 	uint64_t generation;
 	char json[64];
 
 	(void)state;
 	o.observer = 1;
-	connect_or_fail(&o);
+	client_connect(&o);
 	assert_int_equal(cnnps_status(client, json, sizeof json), 0);
 	assert_string_equal(json, FAKE_JSON);
 	assert_int_equal(cnnps_status(client, json, 5), 0);
@@ -168,20 +170,20 @@ static void observers_ask_but_do_not_push(void **state)
 	assert_int_equal(cnnps_checkpoint(client, &generation), 0);
 	assert_int_equal(generation, 12);
 	assert_int_equal(cnnps_drain(client), 0);
-	push(1, PS_EUSAGE);
+	client_push(1, PS_EUSAGE);
 	assert_int_equal(cnnps_lease(client, &lease), PS_EUSAGE);
-	weights_are(0);
+	client_expect_weights(0);
 }
 
 static void closing_waits_for_decisions_and_sends_bye(void **state)
 {
 	(void)state;
-	push(1, 0);
-	push(1, 0);
+	client_push(1, 0);
+	client_push(1, 0);
 	cnnps_close(&client);
 	assert_null(client);
-	assert_int_equal(fake_look(&fake).last_seq, 2);
-	assert_int_equal(fake_look(&fake).byes, 1);
+	assert_int_equal(fake_look(&client_server).last_seq, 2);
+	assert_int_equal(fake_look(&client_server).byes, 1);
 }
 
 /* ---- windows and memory ------------------------------------------------------------------- */
@@ -202,42 +204,42 @@ static void *push_three(void *arg)
 	struct pusher *p = arg;
 
 	for (int i = 0; i < 3; i++)
-		push(1, 0);
+		client_push(1, 0);
 	atomic_store(&p->done, 1);
 	return NULL;
 }
 
 static void a_third_push_waits_for(int *mute)
 {
-	struct cnnps_options o = options();
+	struct cnnps_options o = client_options();
 	struct pusher p = {.done = 0};
 	struct fake_seen seen;
 
 	o.replay_bytes = 2 * FAKE_PARAMS * sizeof(float);
-	connect_or_fail(&o);
-	fake_set(&fake, mute, 1);
+	client_connect(&o);
+	fake_set(&client_server, mute, 1);
 	assert_int_equal(pthread_create(&p.thread, NULL, push_three, &p), 0);
-	fake_wait(&fake, two_pushes, "two pushes");
-	seen = fake_look(&fake);
-	fake_hang_up(&fake, 0); /* the library has now surely had time to go too far */
+	fake_wait(&client_server, two_pushes, "two pushes");
+	seen = fake_look(&client_server);
+	fake_hang_up(&client_server, 0); /* the library has now surely had time to go too far */
 	assert_int_equal(atomic_load(&p.done), 0);
 	assert_int_equal(seen.pushes, 2);
-	fake_set(&fake, mute, 0);
+	fake_set(&client_server, mute, 0);
 	pthread_join(p.thread, NULL);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
-	assert_true(fake_look(&fake).sum[0] == 3);
+	assert_true(fake_look(&client_server).sum[0] == 3);
 }
 
 static void pushes_beyond_the_replay_memory_wait_for_the_disk(void **state)
 {
 	(void)state;
-	a_third_push_waits_for(&fake.how.not_durable);
+	a_third_push_waits_for(&client_server.how.not_durable);
 }
 
 static void pushes_beyond_the_replay_memory_wait_for_a_decision(void **state)
 {
 	(void)state;
-	a_third_push_waits_for(&fake.how.mute_pushes);
+	a_third_push_waits_for(&client_server.how.mute_pushes);
 }
 
 static void many_pushes_pass_a_small_window_in_order(void **state)
@@ -246,9 +248,9 @@ static void many_pushes_pass_a_small_window_in_order(void **state)
 
 	(void)state;
 	for (int i = 0; i < FAKE_PUSHES; i++)
-		push(1, 0);
-	weights_are(-FAKE_PUSHES);
-	seen = fake_look(&fake);
+		client_push(1, 0);
+	client_expect_weights(-FAKE_PUSHES);
+	seen = fake_look(&client_server);
 	assert_int_equal(seen.pushes, FAKE_PUSHES);
 	for (int i = 0; i < FAKE_PUSHES; i++)
 		assert_int_equal(seen.seq[i], i + 1);
@@ -267,14 +269,14 @@ static void a_crash_of_the_server_is_replayed_byte_for_byte(void **state)
 	struct cnnps_stats s;
 
 	(void)state;
-	fake_set(&fake, &fake.how.not_durable, 1);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
 	for (int i = 1; i <= 3; i++)
-		push((float)i, 0);
-	fake_wait(&fake, three_pushes, "three pushes");
-	before = fake_look(&fake);
-	fake_hang_up(&fake, 1);
-	weights_are(-6);
-	after = fake_look(&fake);
+		client_push((float)i, 0);
+	fake_wait(&client_server, three_pushes, "three pushes");
+	before = fake_look(&client_server);
+	fake_hang_up(&client_server, 1);
+	client_expect_weights(-6);
+	after = fake_look(&client_server);
 	assert_int_equal(after.pushes, 6);
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(after.seq[3 + i], i + 1);
@@ -291,13 +293,13 @@ static void a_crash_of_the_server_is_replayed_byte_for_byte(void **state)
 static void what_was_durable_is_not_replayed(void **state)
 {
 	(void)state;
-	push(1, 0);
+	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 1, 10000), 0);
-	fake_set(&fake, &fake.how.not_durable, 1);
-	fake_hang_up(&fake, 0);
-	push(1, 0);
-	weights_are(-2);
-	assert_int_equal(fake_look(&fake).pushes, 2);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
+	fake_hang_up(&client_server, 0);
+	client_push(1, 0);
+	client_expect_weights(-2);
+	assert_int_equal(fake_look(&client_server).pushes, 2);
 }
 
 static void a_lost_acknowledgement_applies_nothing_twice(void **state)
@@ -305,15 +307,15 @@ static void a_lost_acknowledgement_applies_nothing_twice(void **state)
 	struct cnnps_stats s;
 
 	(void)state;
-	fake_set(&fake, &fake.how.not_durable, 1);
-	fake_set(&fake, &fake.how.mute_acks, 1);
-	push(1, 0);
-	push(1, 0);
-	fake_wait(&fake, two_pushes, "two pushes");
-	fake_set(&fake, &fake.how.mute_acks, 0);
-	fake_hang_up(&fake, 0);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
+	fake_set(&client_server, &client_server.how.mute_acks, 1);
+	client_push(1, 0);
+	client_push(1, 0);
+	fake_wait(&client_server, two_pushes, "two pushes");
+	fake_set(&client_server, &client_server.how.mute_acks, 0);
+	fake_hang_up(&client_server, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
-	weights_are(-2);
+	client_expect_weights(-2);
 	cnnps_stats(client, &s);
 	assert_int_equal(s.acked, 2);
 }
@@ -322,9 +324,9 @@ static void *hang_up_after_the_pull(void *arg)
 {
 	int (*pulled)(const struct fake *) = *(int (**)(const struct fake *))arg;
 
-	fake_wait(&fake, pulled, "a pull");
-	fake_set(&fake, &fake.how.mute_pulls, 0);
-	fake_hang_up(&fake, 0);
+	fake_wait(&client_server, pulled, "a pull");
+	fake_set(&client_server, &client_server.how.mute_pulls, 0);
+	fake_hang_up(&client_server, 0);
 	return NULL;
 }
 
@@ -339,11 +341,11 @@ static void a_pull_outlives_its_connection(void **state)
 	int (*pulled)(const struct fake *) = one_pull;
 
 	(void)state;
-	fake_set(&fake, &fake.how.mute_pulls, 1);
+	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(pthread_create(&thread, NULL, hang_up_after_the_pull, &pulled), 0);
-	weights_are(0);
+	client_expect_weights(0);
 	pthread_join(thread, NULL);
-	assert_int_equal(fake_look(&fake).pulls, 2);
+	assert_int_equal(fake_look(&client_server).pulls, 2);
 }
 
 static int asked_in_vain(const struct fake *f)
@@ -353,9 +355,9 @@ static int asked_in_vain(const struct fake *f)
 
 static void *hang_up_once_asked(void *arg)
 {
-	fake_wait(&fake, asked_in_vain, "a push that asks");
-	fake_set(&fake, &fake.how.mute_pulls, 0);
-	fake_hang_up(&fake, 1);
+	fake_wait(&client_server, asked_in_vain, "a push that asks");
+	fake_set(&client_server, &client_server.how.mute_pulls, 0);
+	fake_hang_up(&client_server, 1);
 	return arg;
 }
 
@@ -366,33 +368,33 @@ static void a_request_for_both_outlives_a_crash(void **state)
 	pthread_t t;
 
 	(void)state;
-	fake_set(&fake, &fake.how.not_durable, 1);
-	fake_set(&fake, &fake.how.mute_pulls, 1);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
+	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(pthread_create(&t, NULL, hang_up_once_asked, NULL), 0);
-	assert_int_equal(cnnps_push_view(client, ones, FAKE_PARAMS, 0, NULL, &w), 0);
+	assert_int_equal(cnnps_push_view(client, client_ones, FAKE_PARAMS, 0, NULL, &w), 0);
 	assert_true(w.w[0] == -1);
 	assert_int_equal(w.version, 1);
 	assert_int_equal(pthread_join(t, NULL), 0);
-	assert_int_equal(fake_look(&fake).pushes, 2);
+	assert_int_equal(fake_look(&client_server).pushes, 2);
 }
 
 static void ten_crashes_lose_and_repeat_nothing(void **state)
 {
 	(void)state;
-	fake_set(&fake, &fake.how.not_durable, 1);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
 	for (int i = 0; i < 10; i++) {
-		push(1, 0);
-		fake_hang_up(&fake, i % 2);
+		client_push(1, 0);
+		fake_hang_up(&client_server, i % 2);
 	}
-	weights_are(-10);
+	client_expect_weights(-10);
 }
 
 static void garbage_from_the_server_is_dropped(void **state)
 {
 	(void)state;
-	fake_set(&fake, &fake.how.garbage, 1);
-	push(1, 0);
-	weights_are(-1);
+	fake_set(&client_server, &client_server.how.garbage, 1);
+	client_push(1, 0);
+	client_expect_weights(-1);
 	assert_int_equal(cnnps_flush(client, 1, 10000), 0);
 }
 

@@ -1,17 +1,17 @@
 /* test_cnnps_weights.c - which weights libcnnps gives, and what it says of them in a push: pulls
  * started ahead, and versions of before and after a crash of the server. And what is refused. */
-#include "tests/unit/cnnps_lab.h"
+#include "tests/support/client_fixture.h"
 
 static void connect_again(struct cnnps_options o)
 {
 	cnnps_close(&client);
-	connect_or_fail(&o);
+	client_connect(&o);
 }
 
 /* The gradient of weights of that version. */
 static void push_at(uint64_t version)
 {
-	assert_int_equal(cnnps_push(client, ones, FAKE_PARAMS, version), 0);
+	assert_int_equal(cnnps_push(client, client_ones, FAKE_PARAMS, version), 0);
 }
 
 static void flush(void)
@@ -33,15 +33,15 @@ static void a_pull_started_ahead_is_what_the_next_view_gets(void **state)
 	(void)state;
 	assert_int_equal(cnnps_prefetch(client), 0);
 	assert_int_equal(cnnps_prefetch(client), 0); /* is under way already, or here */
-	fake_wait(&fake, one_pull, "a pull that nobody waits for");
+	fake_wait(&client_server, one_pull, "a pull that nobody waits for");
 	push_at(0);
 	flush();
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_true(view.version == 0 && view.w[0] == 0); /* of before the push */
-	assert_int_equal(fake_look(&fake).pulls, 1);
+	assert_int_equal(fake_look(&client_server).pulls, 1);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_true(view.version == 1 && view.w[FAKE_PARAMS - 1] == -1);
-	assert_int_equal(fake_look(&fake).pulls, 2);
+	assert_int_equal(fake_look(&client_server).pulls, 2);
 }
 
 static void a_pull_gets_it_too_and_an_evaluation_does_not(void **state)
@@ -51,13 +51,13 @@ static void a_pull_gets_it_too_and_an_evaluation_does_not(void **state)
 
 	(void)state;
 	assert_int_equal(cnnps_prefetch(client), 0);
-	fake_wait(&fake, one_pull, "the pull");
+	fake_wait(&client_server, one_pull, "the pull");
 	push_at(0);
 	assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
 	assert_true(version == 1 && w[0] == -1);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
 	assert_true(version == 0 && w[0] == 0 && w[FAKE_PARAMS - 1] == 0);
-	assert_int_equal(fake_look(&fake).pulls, 2);
+	assert_int_equal(fake_look(&client_server).pulls, 2);
 }
 
 static void a_view_waits_for_the_pull_that_is_under_way(void **state)
@@ -66,17 +66,17 @@ static void a_view_waits_for_the_pull_that_is_under_way(void **state)
 
 	(void)state;
 	assert_int_equal(cnnps_view(client, &old), 0);
-	fake_set(&fake, &fake.how.mute_pulls, 1);
+	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(cnnps_prefetch(client), 0);
 	push_at(0);
 	flush(); /* the pull, said before, has come: and was lost */
-	assert_int_equal(fake_look(&fake).pulls, 2);
-	fake_set(&fake, &fake.how.mute_pulls, 0);
-	fake_hang_up(&fake, 0); /* so it is said again */
+	assert_int_equal(fake_look(&client_server).pulls, 2);
+	fake_set(&client_server, &client_server.how.mute_pulls, 0);
+	fake_hang_up(&client_server, 0); /* so it is said again */
 	assert_true(old.w[0] == 0);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_true(view.version == 1 && view.w[0] == -1);
-	assert_int_equal(fake_look(&fake).pulls, 3);
+	assert_int_equal(fake_look(&client_server).pulls, 3);
 }
 
 static void closing_drops_what_was_started_ahead(void **state)
@@ -84,12 +84,12 @@ static void closing_drops_what_was_started_ahead(void **state)
 	struct cnnps_weights view;
 
 	(void)state;
-	fake_set(&fake, &fake.how.two_slices, 1);
+	fake_set(&client_server, &client_server.how.two_slices, 1);
 	assert_int_equal(cnnps_prefetch(client), 0);
-	fake_wait(&fake, one_pull, "the pull");
+	fake_wait(&client_server, one_pull, "the pull");
 	push_at(0);
 	flush(); /* the weights came before this answer */
-	connect_again(options());
+	connect_again(client_options());
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
 }
@@ -111,7 +111,7 @@ static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 	assert_int_equal(cnnps_await(client), 0); /* they are here */
 	push_at(0);
 	assert_int_equal(cnnps_prefetch(client), 0);
-	fake_wait(&fake, two_pulls, "the pull after them");
+	fake_wait(&client_server, two_pulls, "the pull after them");
 	push_at(0);
 	assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
 	assert_true(version == 2 && w[0] == -2);
@@ -119,15 +119,15 @@ static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 	assert_true(view.version == 0 && view.w[0] == 0);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_true(view.version == 1 && view.w[FAKE_PARAMS - 1] == -1);
-	assert_int_equal(fake_look(&fake).pulls, 3);
+	assert_int_equal(fake_look(&client_server).pulls, 3);
 	assert_int_equal(cnnps_await(client), 0);
 	assert_true(view.w[0] == -1); /* as long as no other is looked at */
-	assert_int_equal(cnnps_push_view(client, ones, FAKE_PARAMS, 2, NULL, &view), 0);
+	assert_int_equal(cnnps_push_view(client, client_ones, FAKE_PARAMS, 2, NULL, &view), 0);
 	assert_true(view.version == 2 && view.w[0] == -2); /* as if it had been started ahead */
 	assert_int_equal(cnnps_await(client), 0);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
 	assert_true(version == 3 && w[0] == -3);
-	assert_int_equal(fake_look(&fake).pulls, 5);
+	assert_int_equal(fake_look(&client_server).pulls, 5);
 }
 
 static void damaged_weights_are_as_good_as_lost(void **state)
@@ -139,8 +139,8 @@ static void damaged_weights_are_as_good_as_lost(void **state)
 
 	(void)state;
 	for (int i = 0; i < 12; i++) {
-		fake_set(&fake, &fake.how.two_slices, i % 2);
-		fake_set(&fake, &fake.how.damaged_pulls, 2);
+		fake_set(&client_server, &client_server.how.two_slices, i % 2);
+		fake_set(&client_server, &client_server.how.damaged_pulls, 2);
 		if (i % 6 == 0)
 			assert_int_equal(cnnps_view(client, &view), 0);
 		else if (i % 6 == 1)
@@ -151,12 +151,13 @@ static void damaged_weights_are_as_good_as_lost(void **state)
 			assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
 		else if (i % 6 == 4)
 			assert_int_equal(
-				cnnps_push_view(client, ones, FAKE_PARAMS, 0, NULL, &view), 0);
+				cnnps_push_view(client, client_ones, FAKE_PARAMS, 0, NULL, &view),
+				0);
 		assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
 		for (int k = 0; k < FAKE_PARAMS; k++)
 			assert_true(w[k] == -(float)version);
 		pulls += i % 6 == 0 || i % 6 == 3 || i % 6 == 4 ? 4 : 3;
-		assert_int_equal(fake_look(&fake).pulls, pulls);
+		assert_int_equal(fake_look(&client_server).pulls, pulls);
 	}
 }
 
@@ -166,7 +167,7 @@ static void weights_that_stay_damaged_are_not_pulled_forever(void **state)
 	float w[FAKE_PARAMS];
 
 	(void)state;
-	fake_set(&fake, &fake.how.damaged_pulls, 6);
+	fake_set(&client_server, &client_server.how.damaged_pulls, 6);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), PS_EPROTO);
 	assert_non_null(strstr(cnnps_why(client), "wrong checksum"));
 	assert_int_equal(cnnps_view(client, &view), PS_EPROTO);
@@ -187,22 +188,22 @@ static void a_push_names_the_term_of_its_weights(void **state)
 	struct fake_seen seen;
 
 	(void)state;
-	fake_set(&fake, &fake.how.not_durable, 1);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.term, 1);
 	push_at(view.version);
 	push_at(77); /* never pulled */
 	flush();
-	fake_hang_up(&fake, 1);
+	fake_hang_up(&client_server, 1);
 	push_at(0); /* version 0 is still the old server's: no other was pulled */
-	fake_wait(&fake, three_pushes, "three pushes");
+	fake_wait(&client_server, three_pushes, "three pushes");
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.term, 2);
 	assert_int_equal(view.version, 3);
 	push_at(view.version);
 	push_at(0);
 	flush();
-	seen = fake_look(&fake);
+	seen = fake_look(&client_server);
 	assert_int_equal(seen.last_seq, 5);
 	assert_int_equal(seen.made[0].base_term, 1); /* the replay, to the second server */
 	assert_int_equal(seen.made[0].base_version, 0);
@@ -221,14 +222,14 @@ static void the_newest_pull_of_a_version_counts(void **state)
 
 	(void)state;
 	assert_int_equal(cnnps_view(client, &view), 0);
-	fake_hang_up(&fake, 1);
+	fake_hang_up(&client_server, 1);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
 	push_at(0);
 	for (int i = 0; i < 20; i++) /* version 1 all the time */
 		assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
 	push_at(0);
 	flush();
-	seen = fake_look(&fake);
+	seen = fake_look(&client_server);
 	assert_int_equal(seen.made[0].base_term, 2);
 	assert_int_equal(seen.made[1].base_term, 2);
 }
@@ -237,14 +238,14 @@ static void a_lease_names_the_term_of_its_weights(void **state)
 {
 	const struct msg_grant grant = {
 		.kind = GRANT_TRAIN, .work = {1, 2, 3}, .exact = 1, .version = 44};
-	struct fake_how how = fake.how;
+	struct fake_how how = client_server.how;
 	struct cnnps_lease lease;
 
 	(void)state;
 	how.grants[0] = grant;
 	how.n_grants = 1;
-	fake_behave(&fake, how);
-	fake_hang_up(&fake, 1);
+	fake_behave(&client_server, how);
+	fake_hang_up(&client_server, 1);
 	assert_int_equal(cnnps_lease(client, &lease), 0);
 	assert_true(lease.exact && lease.version == 44);
 	assert_int_equal(lease.term, 2);
@@ -252,7 +253,7 @@ static void a_lease_names_the_term_of_its_weights(void **state)
 
 static void connecting_returns_the_mode(void **state)
 {
-	struct fake_how how = fake.how;
+	struct fake_how how = client_server.how;
 	const struct cnnps_info *i;
 
 	(void)state;
@@ -264,8 +265,8 @@ static void connecting_returns_the_mode(void **state)
 	how.prefetch = 1;
 	how.local_rate = 0.25;
 	how.momentum = 0.5;
-	fake_behave(&fake, how);
-	connect_again(options());
+	fake_behave(&client_server, how);
+	connect_again(client_options());
 	i = cnnps_info(client);
 	assert_int_equal(i->mode, CNNPS_EASGD);
 	assert_true(i->n_push == 3 && i->n_fetch == 4);
@@ -280,13 +281,13 @@ static void a_refused_command_fails_alone(void **state)
 	uint64_t generation = 0;
 
 	(void)state;
-	fake_set(&fake, &fake.how.refuse_admin, 1);
+	fake_set(&client_server, &client_server.how.refuse_admin, 1);
 	assert_int_equal(cnnps_checkpoint(client, &generation), PS_EUSAGE);
 	assert_string_equal(cnnps_why(client), "the fake server says so");
 	push_at(0);
 	flush();
 	assert_string_equal(cnnps_why(client), "");
-	fake_set(&fake, &fake.how.refuse_admin, 0);
+	fake_set(&client_server, &client_server.how.refuse_admin, 0);
 	assert_int_equal(cnnps_checkpoint(client, &generation), 0);
 	assert_int_equal(generation, 12);
 }
@@ -300,12 +301,12 @@ static int eight_beats(const struct fake *f)
 /* As beats_stop_when_the_program_hangs_..., but for a program that says that it lives. */
 static void a_busy_program_beats_on(void **state)
 {
-	struct cnnps_options o = options();
+	struct cnnps_options o = client_options();
 
 	(void)state;
 	o.batch_timeout_ms = 300;
 	connect_again(o);
-	fake_wait(&fake, eight_beats, "eight beats without a call");
+	fake_wait(&client_server, eight_beats, "eight beats without a call");
 }
 
 int main(void)

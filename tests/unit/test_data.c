@@ -1,5 +1,5 @@
 /* test_data.c - four files of one data set: found, checked against each other, fingerprinted. */
-#include "tests/unit/idx_files.h"
+#include "tests/support/idx_files.h"
 #include <sys/stat.h>
 #include <xxhash.h>
 #include "worker/data/dataset.h"

@@ -1,6 +1,6 @@
 /* test_idx.c - proves the invariants numbered in worker/data/idx.h against lying and damaged files.
  */
-#include "tests/unit/idx_files.h"
+#include "tests/support/idx_files.h"
 #include <sys/stat.h>
 #include "common/rng.h"
 #include "worker/data/idx.h"

@@ -1,54 +1,54 @@
 /* Proves the invariants numbered in common/model.h, and common/window.h beneath it. */
-#include "tests/unit/model_lab.h"
+#include "tests/support/model_checks.h"
 #include "common/rng.h"
 
 static void seed_is_conv_relu_pool_fc(void **state)
 {
 	(void)state;
-	parse_ok("seed:32");
-	assert_string_equal(m.text, "conv:32:3 relu pool:2 fc:10");
-	assert_int_equal(m.n_layers, 4);
-	assert_int_equal(m.layer[0].kind, LAYER_CONV);
-	assert_shape(m.layer[0].out, 32, 26, 26);
-	assert_int_equal(m.layer[1].kind, LAYER_RELU);
-	assert_int_equal(m.layer[2].kind, LAYER_POOL);
-	assert_shape(m.layer[2].out, 32, 13, 13);
-	assert_int_equal(m.layer[2].stride, 2);
-	assert_int_equal(m.layer[3].kind, LAYER_FC);
-	assert_shape(m.layer[3].out, 10, 1, 1);
-	assert_int_equal(m.classes, 10);
-	assert_int_equal(m.n_params, 32 * 9 + 32 + 10 * 32 * 169 + 10);
-	assert_consistent(&m);
+	parse_model("seed:32");
+	assert_string_equal(parsed.text, "conv:32:3 relu pool:2 fc:10");
+	assert_int_equal(parsed.n_layers, 4);
+	assert_int_equal(parsed.layer[0].kind, LAYER_CONV);
+	assert_shape(parsed.layer[0].out, 32, 26, 26);
+	assert_int_equal(parsed.layer[1].kind, LAYER_RELU);
+	assert_int_equal(parsed.layer[2].kind, LAYER_POOL);
+	assert_shape(parsed.layer[2].out, 32, 13, 13);
+	assert_int_equal(parsed.layer[2].stride, 2);
+	assert_int_equal(parsed.layer[3].kind, LAYER_FC);
+	assert_shape(parsed.layer[3].out, 10, 1, 1);
+	assert_int_equal(parsed.classes, 10);
+	assert_int_equal(parsed.n_params, 32 * 9 + 32 + 10 * 32 * 169 + 10);
+	assert_consistent(&parsed);
 }
 
 static void lenet5_has_lecuns_sizes(void **state)
 {
 	(void)state;
-	parse_ok("lenet5");
-	assert_shape(m.layer[0].out, 6, 28, 28);
-	assert_shape(m.layer[2].out, 6, 14, 14);
-	assert_shape(m.layer[3].out, 16, 10, 10);
-	assert_shape(m.layer[5].out, 16, 5, 5);
-	assert_shape(m.layer[6].out, 120, 1, 1);
-	assert_int_equal(m.n_params, 61706); /* 156 + 2416 + 48120 + 10164 + 850 */
-	assert_consistent(&m);
+	parse_model("lenet5");
+	assert_shape(parsed.layer[0].out, 6, 28, 28);
+	assert_shape(parsed.layer[2].out, 6, 14, 14);
+	assert_shape(parsed.layer[3].out, 16, 10, 10);
+	assert_shape(parsed.layer[5].out, 16, 5, 5);
+	assert_shape(parsed.layer[6].out, 120, 1, 1);
+	assert_int_equal(parsed.n_params, 61706); /* 156 + 2416 + 48120 + 10164 + 850 */
+	assert_consistent(&parsed);
 }
 
 static void cnn99_is_what_the_architecture_says(void **state)
 {
 	(void)state;
-	parse_ok("cnn99");
+	parse_model("cnn99");
 	assert_string_equal(
-		m.text, "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10");
-	assert_shape(m.layer[5].out, 64, 4, 4);
-	assert_consistent(&m);
+		parsed.text, "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10");
+	assert_shape(parsed.layer[5].out, 64, 4, 4);
+	assert_consistent(&parsed);
 }
 
 static void invariant_1_tensors_have_pytorchs_names_shapes_and_order(void **state)
 {
 	(void)state;
-	parse_ok("conv:4:3 relu conv:8:3 pool:2 fc:16 relu fc:10");
-	assert_int_equal(m.n_tensors, 8);
+	parse_model("conv:4:3 relu conv:8:3 pool:2 fc:16 relu fc:10");
+	assert_int_equal(parsed.n_tensors, 8);
 	assert_tensor(0, "conv1.weight", 0, 4 * 1 * 9);
 	assert_tensor(1, "conv1.bias", 36, 4);
 	assert_tensor(2, "conv2.weight", 40, 8 * 4 * 9);
@@ -58,29 +58,30 @@ static void invariant_1_tensors_have_pytorchs_names_shapes_and_order(void **stat
 	assert_tensor(6, "fc2.weight", 336 + 18432 + 16, 160);
 	assert_tensor(7, "fc2.bias", 336 + 18432 + 16 + 160, 10);
 	const size_t conv2[] = {8, 4, 3, 3}, fc1[] = {16, 1152, 0, 0};
-	assert_int_equal(m.tensor[2].ndim, 4);
-	assert_memory_equal(m.tensor[2].dim, conv2, sizeof conv2);
-	assert_int_equal(m.tensor[4].ndim, 2);
-	assert_memory_equal(m.tensor[4].dim, fc1, sizeof fc1);
-	assert_int_equal(m.layer[2].weight, 2);
-	assert_int_equal(m.layer[2].bias, 3);
-	assert_int_equal(m.layer[1].weight, -1);
-	assert_int_equal(m.layer[1].bias, -1);
-	assert_consistent(&m);
+	assert_int_equal(parsed.tensor[2].ndim, 4);
+	assert_memory_equal(parsed.tensor[2].dim, conv2, sizeof conv2);
+	assert_int_equal(parsed.tensor[4].ndim, 2);
+	assert_memory_equal(parsed.tensor[4].dim, fc1, sizeof fc1);
+	assert_int_equal(parsed.layer[2].weight, 2);
+	assert_int_equal(parsed.layer[2].bias, 3);
+	assert_int_equal(parsed.layer[1].weight, -1);
+	assert_int_equal(parsed.layer[1].bias, -1);
+	assert_consistent(&parsed);
 }
 
 static void vector_is_one_tensor_and_nothing_else(void **state)
 {
 	(void)state;
-	parse_ok("vector:425000");
-	assert_int_equal(m.n_layers, 0);
-	assert_int_equal(m.n_tensors, 1);
+	parse_model("vector:425000");
+	assert_int_equal(parsed.n_layers, 0);
+	assert_int_equal(parsed.n_tensors, 1);
 	assert_tensor(0, "vector", 0, 425000);
-	assert_int_equal(m.classes, 0);
-	assert_int_equal(m.n_params, 425000);
-	uint64_t fingerprint = m.fingerprint;
-	assert_int_equal(model_parse(&m, "vector:425000", (struct shape){0, 0, 0}, NULL), PS_OK);
-	assert_int_equal(m.fingerprint, fingerprint); /* it has no input to differ in */
+	assert_int_equal(parsed.classes, 0);
+	assert_int_equal(parsed.n_params, 425000);
+	uint64_t fingerprint = parsed.fingerprint;
+	assert_int_equal(
+		model_parse(&parsed, "vector:425000", (struct shape){0, 0, 0}, NULL), PS_OK);
+	assert_int_equal(parsed.fingerprint, fingerprint); /* it has no input to differ in */
 }
 
 static void the_canonical_text_is_one_way_to_write_a_model(void **state)
@@ -100,12 +101,12 @@ static void the_canonical_text_is_one_way_to_write_a_model(void **state)
 		{"vector:0010", "vector:10"},
 	};
 	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
-		parse_ok(row[i].typed);
-		assert_string_equal(m.text, row[i].canonical);
-		uint64_t fingerprint = m.fingerprint;
-		parse_ok(row[i].canonical);
-		assert_string_equal(m.text, row[i].canonical);
-		assert_int_equal(m.fingerprint, fingerprint);
+		parse_model(row[i].typed);
+		assert_string_equal(parsed.text, row[i].canonical);
+		uint64_t fingerprint = parsed.fingerprint;
+		parse_model(row[i].canonical);
+		assert_string_equal(parsed.text, row[i].canonical);
+		assert_int_equal(parsed.fingerprint, fingerprint);
 	}
 }
 
@@ -113,90 +114,91 @@ static void invariant_2_the_fingerprint_is_xxh3_of_text_and_input(void **state)
 {
 	(void)state;
 	const char *hashed = "conv:32:3 relu pool:2 fc:10 @ 1x28x28";
-	parse_ok("seed:32");
-	assert_int_equal(m.fingerprint, XXH3_64bits(hashed, strlen(hashed)));
-	uint64_t one = m.fingerprint;
-	parse_ok("seed:31");
-	assert_int_not_equal(m.fingerprint, one);
-	assert_int_equal(model_parse(&m, "seed:32", (struct shape){1, 30, 30}, NULL), PS_OK);
-	assert_int_not_equal(m.fingerprint, one);
+	parse_model("seed:32");
+	assert_int_equal(parsed.fingerprint, XXH3_64bits(hashed, strlen(hashed)));
+	uint64_t one = parsed.fingerprint;
+	parse_model("seed:31");
+	assert_int_not_equal(parsed.fingerprint, one);
+	assert_int_equal(model_parse(&parsed, "seed:32", (struct shape){1, 30, 30}, NULL), PS_OK);
+	assert_int_not_equal(parsed.fingerprint, one);
 }
 
 static void assert_pads(size_t top, size_t left, size_t bottom, size_t right)
 {
-	assert_int_equal(m.layer[0].pad_top, top);
-	assert_int_equal(m.layer[0].pad_left, left);
-	assert_int_equal(m.layer[0].pad_bottom, bottom);
-	assert_int_equal(m.layer[0].pad_right, right);
+	assert_int_equal(parsed.layer[0].pad_top, top);
+	assert_int_equal(parsed.layer[0].pad_left, left);
+	assert_int_equal(parsed.layer[0].pad_bottom, bottom);
+	assert_int_equal(parsed.layer[0].pad_right, right);
 }
 
 static void pad_same_keeps_the_size_divided_by_the_stride(void **state)
 {
 	(void)state;
-	parse_ok("conv:2:5:pad=same fc:10");
+	parse_model("conv:2:5:pad=same fc:10");
 	assert_pads(2, 2, 2, 2);
-	assert_shape(m.layer[0].out, 2, 28, 28);
-	parse_ok("conv:2:4:pad=same fc:10"); /* odd: bottom and right get the extra one */
+	assert_shape(parsed.layer[0].out, 2, 28, 28);
+	parse_model("conv:2:4:pad=same fc:10"); /* odd: bottom and right get the extra one */
 	assert_pads(1, 1, 2, 2);
-	assert_shape(m.layer[0].out, 2, 28, 28);
-	parse_ok("conv:2:3:stride=2:pad=same fc:10");
+	assert_shape(parsed.layer[0].out, 2, 28, 28);
+	parse_model("conv:2:3:stride=2:pad=same fc:10");
 	assert_pads(0, 0, 1, 1);
-	assert_shape(m.layer[0].out, 2, 14, 14);
-	parse_ok("conv:2:5:stride=3:pad=same fc:10");
+	assert_shape(parsed.layer[0].out, 2, 14, 14);
+	parse_model("conv:2:5:stride=3:pad=same fc:10");
 	assert_pads(2, 2, 2, 2);
-	assert_shape(m.layer[0].out, 2, 10, 10);
+	assert_shape(parsed.layer[0].out, 2, 10, 10);
 }
 
 static void pad_auto_adds_the_least_that_makes_it_fit(void **state)
 {
 	(void)state;
-	parse_ok("pool:3:pad=auto fc:10"); /* 28 -> 30 */
+	parse_model("pool:3:pad=auto fc:10"); /* 28 -> 30 */
 	assert_pads(1, 1, 1, 1);
-	assert_shape(m.layer[0].out, 1, 10, 10);
-	parse_ok("pool:29:pad=auto fc:10");
+	assert_shape(parsed.layer[0].out, 1, 10, 10);
+	parse_model("pool:29:pad=auto fc:10");
 	assert_pads(0, 0, 1, 1);
-	assert_shape(m.layer[0].out, 1, 1, 1);
-	parse_ok("pool:2:pad=auto fc:10"); /* fits: nothing to add */
+	assert_shape(parsed.layer[0].out, 1, 1, 1);
+	parse_model("pool:2:pad=auto fc:10"); /* fits: nothing to add */
 	assert_pads(0, 0, 0, 0);
-	parse_ok("conv:2:3:stride=2:pad=auto fc:10");
+	parse_model("conv:2:3:stride=2:pad=auto fc:10");
 	assert_pads(0, 0, 1, 1);
-	assert_shape(m.layer[0].out, 2, 14, 14);
-	parse_ok("conv:2:31:pad=auto fc:10");
+	assert_shape(parsed.layer[0].out, 2, 14, 14);
+	parse_model("conv:2:31:pad=auto fc:10");
 	assert_pads(1, 1, 2, 2);
 	assert_int_equal(
-		model_parse(&m, "pool:4:pad=auto fc:10", (struct shape){3, 5, 8}, NULL), 0);
+		model_parse(&parsed, "pool:4:pad=auto fc:10", (struct shape){3, 5, 8}, NULL), 0);
 	assert_pads(1, 0, 2, 0); /* each axis by itself */
-	assert_consistent(&m);
+	assert_consistent(&parsed);
 }
 
 static void initial_weights_are_the_specified_draws(void **state)
 {
 	(void)state;
 	static float w[10000];
-	parse_ok("seed:2");
-	assert_true(m.n_params < 10000);
-	assert_true(m.tensor[0].init_bound == 1.0 / 3.0 && m.tensor[1].init_bound == 1.0 / 3.0);
-	assert_true(m.tensor[2].init_bound == 1 / sqrt(2 * 13 * 13));
-	model_init(&m, 7, w);
+	parse_model("seed:2");
+	assert_true(parsed.n_params < 10000);
+	assert_true(parsed.tensor[0].init_bound == 1.0 / 3.0 &&
+		    parsed.tensor[1].init_bound == 1.0 / 3.0);
+	assert_true(parsed.tensor[2].init_bound == 1 / sqrt(2 * 13 * 13));
+	model_init(&parsed, 7, w);
 	/* from the Python program of test_rng.c */
 	const float conv[] = {-0x1.9d1940p-3f, 0x1.eb1306p-3f, -0x1.9aeeb0p-7f, -0x1.60c36ap-7f};
 	const float bias[] = {-0x1.0d8162p-2f, 0x1.8032aep-4f};
 	const float fc[] = {-0x1.8ddcf6p-6f, 0x1.4545bcp-5f};
 	assert_memory_equal(w, conv, sizeof conv);
-	assert_memory_equal(w + m.tensor[1].offset, bias, sizeof bias);
-	assert_memory_equal(w + m.tensor[2].offset, fc, sizeof fc);
-	for (size_t t = 0; t < m.n_tensors; t++)
-		for (size_t i = 0; i < m.tensor[t].count; i++)
-			assert_true(
-				fabs((double)w[m.tensor[t].offset + i]) <= m.tensor[t].init_bound);
+	assert_memory_equal(w + parsed.tensor[1].offset, bias, sizeof bias);
+	assert_memory_equal(w + parsed.tensor[2].offset, fc, sizeof fc);
+	for (size_t t = 0; t < parsed.n_tensors; t++)
+		for (size_t i = 0; i < parsed.tensor[t].count; i++)
+			assert_true(fabs((double)w[parsed.tensor[t].offset + i]) <=
+				    parsed.tensor[t].init_bound);
 }
 
 static void a_vector_starts_at_zero(void **state)
 {
 	(void)state;
 	float w[5] = {1, 2, 3, 4, 5};
-	parse_ok("vector:4");
-	model_init(&m, 7, w);
+	parse_model("vector:4");
+	model_init(&parsed, 7, w);
 	for (size_t i = 0; i < 4; i++)
 		assert_true(w[i] == 0 && !signbit(w[i]));
 	assert_true(w[4] == 5);

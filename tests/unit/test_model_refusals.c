@@ -1,5 +1,5 @@
 /* Proves what common/model.h says of texts that are no model. */
-#include "tests/unit/model_lab.h"
+#include "tests/support/model_checks.h"
 #include "common/rng.h"
 
 static void errors_name_the_layer_and_say_what_would_fit(void **state)
@@ -69,7 +69,7 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 	};
 	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
 		struct err e = {0};
-		assert_int_equal(model_parse(&m, row[i].text, mnist, &e), PS_EUSAGE);
+		assert_int_equal(model_parse(&parsed, row[i].text, mnist_shape, &e), PS_EUSAGE);
 		if (!strstr(e.text, row[i].says))
 			fail_msg("\"%s\" says: %s", row[i].text, e.text);
 	}
@@ -102,28 +102,29 @@ static void invariant_3_whatever_is_too_large_is_refused(void **state)
 	};
 	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
 		struct err e = {0};
-		assert_int_equal(model_parse(&m, row[i], mnist, &e), PS_EUSAGE);
+		assert_int_equal(model_parse(&parsed, row[i], mnist_shape, &e), PS_EUSAGE);
 		assert_non_null(strstr(e.text, "268435456"));
 	}
 	const struct shape impossible[] = {{0, 28, 28}, {1, 0, 1}, {SIZE_MAX, SIZE_MAX, 2},
 		{(size_t)1 << 32, (size_t)1 << 32, 1}, {1, 1, MODEL_MAX_PARAMS + 1}};
 	for (size_t i = 0; i < sizeof impossible / sizeof impossible[0]; i++)
-		assert_int_equal(model_parse(&m, "fc:10", impossible[i], NULL), PS_EUSAGE);
-	assert_int_equal(model_parse(&m, "fc:342391", mnist, NULL), PS_EUSAGE); /* classes */
-	parse_ok(repeat(text, sizeof text, "relu", 63, "fc:10"));
+		assert_int_equal(model_parse(&parsed, "fc:10", impossible[i], NULL), PS_EUSAGE);
 	assert_int_equal(
-		model_parse(&m, repeat(text, sizeof text, "relu", 64, "fc:10"), mnist, NULL),
+		model_parse(&parsed, "fc:342391", mnist_shape, NULL), PS_EUSAGE); /* classes */
+	parse_model(repeat(text, sizeof text, "relu", 63, "fc:10"));
+	assert_int_equal(model_parse(&parsed, repeat(text, sizeof text, "relu", 64, "fc:10"),
+				 mnist_shape, NULL),
 		PS_EUSAGE);
-	parse_ok(repeat(text, sizeof text, "fc:3", 31, "fc:10"));
-	assert_int_equal(
-		model_parse(&m, repeat(text, sizeof text, "fc:3", 32, "fc:10"), mnist, NULL),
+	parse_model(repeat(text, sizeof text, "fc:3", 31, "fc:10"));
+	assert_int_equal(model_parse(&parsed, repeat(text, sizeof text, "fc:3", 32, "fc:10"),
+				 mnist_shape, NULL),
 		PS_EUSAGE);
 	/* 511 characters fit, 512 do not */
 	struct err e = {0};
-	parse_ok(repeat(text, sizeof text, "dropout:0.1", 41, "fc:1000 relu fc:100"));
-	assert_int_equal(strlen(m.text), MODEL_MAX_TEXT - 1);
+	parse_model(repeat(text, sizeof text, "dropout:0.1", 41, "fc:1000 relu fc:100"));
+	assert_int_equal(strlen(parsed.text), MODEL_MAX_TEXT - 1);
 	repeat(text, sizeof text, "dropout:0.1", 41, "fc:10000 relu fc:100");
-	assert_int_equal(model_parse(&m, text, mnist, &e), PS_EUSAGE);
+	assert_int_equal(model_parse(&parsed, text, mnist_shape, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "the model text grows past 511 characters"));
 }
 
@@ -172,17 +173,17 @@ static void random_models_hold_the_invariants_or_say_which_layer(void **state)
 			(unsigned)rng_below(&r, 20) + 2);
 		struct shape input = {
 			rng_below(&r, 3) + 1, rng_below(&r, 30) + 1, rng_below(&r, 30) + 1};
-		if (model_parse(&m, text, input, &e) != PS_OK) {
+		if (model_parse(&parsed, text, input, &e) != PS_OK) {
 			assert_non_null(strstr(e.text, "layer "));
 			continue;
 		}
 		good++;
-		assert_consistent(&m);
-		assert_int_equal(model_parse(&again, m.text, input, &e), PS_OK);
-		assert_string_equal(m.text, again.text);
-		assert_int_equal(m.fingerprint, again.fingerprint);
-		assert_int_equal(m.n_layers, again.n_layers);
-		assert_int_equal(m.n_params, again.n_params);
+		assert_consistent(&parsed);
+		assert_int_equal(model_parse(&again, parsed.text, input, &e), PS_OK);
+		assert_string_equal(parsed.text, again.text);
+		assert_int_equal(parsed.fingerprint, again.fingerprint);
+		assert_int_equal(parsed.n_layers, again.n_layers);
+		assert_int_equal(parsed.n_params, again.n_params);
 	}
 	assert_in_range(good, 5000, 19000);
 }
@@ -205,10 +206,10 @@ static void damaged_texts_never_do_more_than_fail(void **state)
 				letters[rng_below(&r, sizeof letters - 1)];
 		if (rng_below(&r, 4) == 0)
 			text[rng_below(&r, strlen(start))] = '\0';
-		int rc = model_parse(&m, text, mnist, &e);
+		int rc = model_parse(&parsed, text, mnist_shape, &e);
 		assert_true(rc == PS_OK || (rc == PS_EUSAGE && e.text[0] && !strchr(e.text, '\n')));
 		if (rc == PS_OK)
-			assert_consistent(&m);
+			assert_consistent(&parsed);
 	}
 }
 

@@ -1,5 +1,5 @@
 /* test_picture.c - pictures for cnn-ctl predict: read exactly, or refused in words. */
-#include "tests/unit/idx_files.h"
+#include "tests/support/idx_files.h"
 #include <png.h>
 #include "common/rng.h"
 #include "worker/ctl/picture.h"

@@ -1,7 +1,7 @@
 /* test_pool.c - gradients that are pushed and weights that are read without a copy: pool.h, and
  * cnnps_gradient and cnnps_view of cnnps.h against a fake server. */
 #include <stdlib.h>
-#include "tests/unit/cnnps_lab.h"
+#include "tests/support/client_fixture.h"
 #include "common/mem.h"
 #include "common/pool.h"
 
@@ -72,7 +72,7 @@ static void gradients_made_in_place_arrive(void **state)
 	struct cnnps_stats s;
 
 	(void)state;
-	fake_set(&fake, &fake.how.not_durable, 1);
+	fake_set(&client_server, &client_server.how.not_durable, 1);
 	for (int i = 1; i <= 5; i++) {
 		const float *g = cnnps_gradient(client);
 		push_gradient((float)i);
@@ -81,7 +81,7 @@ static void gradients_made_in_place_arrive(void **state)
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	cnnps_stats(client, &s);
 	assert_int_equal(s.acked, 5);
-	struct fake_seen seen = fake_look(&fake);
+	struct fake_seen seen = fake_look(&client_server);
 	assert_true(seen.sum[0] == 15 && seen.sum[FAKE_PARAMS - 1] == 15);
 }
 
@@ -95,7 +95,7 @@ static void a_part_of_the_buffer_is_copied(void **state)
 	g[0] = 8;
 	assert_ptr_equal(cnnps_gradient(client), g);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
-	assert_true(fake_look(&fake).sum[2] == 7);
+	assert_true(fake_look(&client_server).sum[2] == 7);
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -106,7 +106,7 @@ static void a_view_stays_as_it_is_until_the_next_one(void **state)
 	struct cnnps_weights view;
 
 	(void)state;
-	fake_set(&fake, &fake.how.two_slices, 1);
+	fake_set(&client_server, &client_server.how.two_slices, 1);
 	push_gradient(2);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
@@ -116,7 +116,7 @@ static void a_view_stays_as_it_is_until_the_next_one(void **state)
 	for (int i = 0; i < FAKE_PARAMS; i++)
 		assert_true(view.w[i] == -2 && w[i] == -5);
 	assert_int_equal((uintptr_t)view.w % sizeof(float), 0);
-	fake_set(&fake, &fake.how.two_slices, 0);
+	fake_set(&client_server, &client_server.how.two_slices, 0);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_true(view.w[0] == -5 && view.w[FAKE_PARAMS - 1] == -5);
 }
@@ -171,7 +171,7 @@ static void special_memory_is_taken_once_and_given_back(void **state)
 
 static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 {
-	struct cnnps_options o = {.server = fake.url,
+	struct cnnps_options o = {.server = client_server.url,
 		.connect_timeout_ms = 10000,
 		.take = special_take,
 		.give = special_give};
@@ -180,11 +180,11 @@ static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 	(void)state;
 	log_set_level(LOG_ERROR);
 	special.taken = special.given = 0;
-	fake_start(&fake);
+	fake_start(&client_server);
 	assert_int_equal(cnnps_connect(&client, &o), 0);
 	for (int i = 1; i <= 20; i++) {
 		int before = special.taken;
-		fake_set(&fake, &fake.how.two_slices, i % 2);
+		fake_set(&client_server, &client_server.how.two_slices, i % 2);
 		if (i % 3 == 0)
 			assert_int_equal(cnnps_prefetch(client), 0);
 		assert_int_equal(cnnps_view(client, &view), 0);
@@ -197,7 +197,7 @@ static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 		assert_int_equal(cnnps_flush(client, 1, 10000), 0);
 	}
 	assert_in_range(special.taken, 1, 10);
-	tear_down(NULL);
+	client_tear_down(NULL);
 	assert_int_equal(special.given, special.taken);
 }
 
@@ -208,10 +208,12 @@ int main(void)
 		cmocka_unit_test(more_buffers_than_the_pool_keeps_are_freed),
 		cmocka_unit_test(special_memory_is_taken_once_and_given_back),
 		cmocka_unit_test(weights_and_gradients_lie_where_the_program_wants_them),
-		cmocka_unit_test_setup_teardown(gradients_made_in_place_arrive, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_part_of_the_buffer_is_copied, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_view_stays_as_it_is_until_the_next_one, set_up, tear_down),
+			gradients_made_in_place_arrive, client_set_up, client_tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_part_of_the_buffer_is_copied, client_set_up, client_tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_view_stays_as_it_is_until_the_next_one, client_set_up, client_tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -182,15 +182,17 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
 			weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(what_is_saved_comes_back, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(a_snapshot_is_one_instant, run_set_up, run_tear_down),
+		cmocka_unit_test_setup_teardown(
+			what_is_saved_comes_back, run_set_up, run_tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_snapshot_is_one_instant, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(statistics_are_kept, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_full_disk_is_said_once_and_gets_over, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_start_on_a_full_disk_fails_before_it_serves, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_directory_that_vanished_is_an_error_of_that_save, run_set_up, run_tear_down),
+		cmocka_unit_test_setup_teardown(a_directory_that_vanished_is_an_error_of_that_save,
+			run_set_up, run_tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

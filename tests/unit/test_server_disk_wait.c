@@ -1,6 +1,10 @@
 /* Proves which writes server/durability/disk_wait.h calls overdue, and which it says hang. */
 #include "server/durability/disk_wait.h"
-#include "tests/unit/scratch.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
 
 /* A look at `now_ms` while a write of each kind has been under way since then; 0: there is none. */
 static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_t checkpoint_bytes)

@@ -2,7 +2,7 @@
  * test_server_net.c - the server's port over real sockets: proves the invariants numbered in
  * server/net/net.h.
  */
-#include "tests/unit/router_lab.h"
+#include "tests/support/router_fixture.h"
 #include "common/endpoint.h"
 
 /* ---- in and out -------------------------------------------------------------------------- */
@@ -12,19 +12,19 @@ static void the_endpoint_names_the_real_port(void **state)
 	struct endpoint e;
 
 	(void)state;
-	assert_int_equal(endpoint_parse(router_endpoint(router), &e), PS_OK);
+	assert_int_equal(endpoint_parse(router_endpoint(router_under_test), &e), PS_OK);
 	assert_string_equal(e.host, "127.0.0.1");
 	assert_true(e.number > 0);
 }
 
 static void an_address_in_use_is_refused(void **state)
 {
-	struct router_config cfg = config();
+	struct router_config cfg = router_test_config();
 	struct router *second;
 	struct err e;
 
 	(void)state;
-	cfg.bind = router_endpoint(router);
+	cfg.bind = router_endpoint(router_under_test);
 	assert_int_equal(router_new(&second, &cfg, &e), PS_EUSAGE);
 	assert_null(second);
 	assert_non_null(strstr(e.text, cfg.bind));
@@ -41,19 +41,19 @@ static void what_is_no_message_is_answered_and_counted(void **state)
 	struct msg m;
 
 	(void)state;
-	assert_int_equal(wire_new(&wire, N), PS_OK);
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
 	for (size_t i = 0; i < 4; i++) {
 		assert_true(zmq_send(s, junk[i], strlen(junk[i]), 0) >= 0);
-		hear(s, wire, &f, &m);
+		client_receive(s, wire, &f, &m);
 		assert_int_equal(m.type, MSG_ERROR);
 		assert_int_equal(m.error.status, PS_EPROTO);
 		assert_true(m.error.text[0] != '\0');
 		frames_release(&f);
-		assert_int_equal(stats().malformed, i + 1);
+		assert_int_equal(router_test_stats().malformed, i + 1);
 	}
-	assert_int_equal(core.messages, 0);
-	hang_up(s);
+	assert_int_equal(router_core.messages, 0);
+	close_dealer(s);
 	wire_free(&wire);
 }
 
@@ -63,12 +63,12 @@ static void a_chosen_routing_id_gets_no_answer(void **state)
 
 	(void)state;
 	zmq_setsockopt(s, ZMQ_ROUTING_ID, "admin", 5);
-	zmq_connect(s, router_endpoint(router));
-	beat(s);
-	UNTIL(stats().malformed == 1)
-	assert_int_equal(core.messages, 0);
-	assert_int_equal(stats().waiting, 0);
-	hang_up(s);
+	zmq_connect(s, router_endpoint(router_under_test));
+	client_beat(s);
+	UNTIL(router_test_stats().malformed == 1)
+	assert_int_equal(router_core.messages, 0);
+	assert_int_equal(router_test_stats().waiting, 0);
+	close_dealer(s);
 }
 
 /* ---- who is silent ----------------------------------------------------------------------- */
@@ -76,22 +76,22 @@ static void a_chosen_routing_id_gets_no_answer(void **state)
 static void all_are_heard_without_a_turn_of_the_loop(void **state)
 {
 	enum { EACH = 8 };
-	uint64_t late = clock_ms() + DEADLINE_MS;
+	uint64_t late = clock_ms() + ROUTER_DEADLINE_MS;
 	void *s[2] = {connect_dealer(), connect_dealer()};
 
 	(void)state;
 	for (int i = 0; i < EACH; i++) {
-		beat(s[0]);
-		beat(s[1]);
+		client_beat(s[0]);
+		client_beat(s[1]);
 	}
-	while (core.messages < 2 * EACH) { /* libzmq's own thread brings them */
+	while (router_core.messages < 2 * EACH) { /* libzmq's own thread brings them */
 		assert_true(clock_ms() < late);
-		router_receive_pending(router);
+		router_receive_pending(router_under_test);
 	}
-	UNTIL(stats().port.connections == 2)
-	assert_int_equal(stats().rescues, 0);
-	hang_up(s[0]);
-	hang_up(s[1]);
+	UNTIL(router_test_stats().port.connections == 2)
+	assert_int_equal(router_test_stats().rescues, 0);
+	close_dealer(s[0]);
+	close_dealer(s[1]);
 }
 
 static void pulls_of_a_version_share_a_frame(void **state)
@@ -102,33 +102,33 @@ static void pulls_of_a_version_share_a_frame(void **state)
 	void *s[3];
 
 	(void)state;
-	assert_int_equal(wire_new(&wire, N), PS_OK);
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	for (size_t i = 0; i < 3; i++)
 		s[i] = connect_dealer();
-	for (core.version = 1; core.version <= 4; core.version++) {
-		weights[0] = (float)core.version;
+	for (router_core.version = 1; router_core.version <= 4; router_core.version++) {
+		router_weights[0] = (float)router_core.version;
 		for (size_t i = 0; i < 3; i++)
-			pull(s[i], 100 + i, WEIGHTS_CURRENT);
+			client_pull(s[i], 100 + i, WEIGHTS_CURRENT);
 		for (size_t i = 0; i < 3; i++) {
-			hear(s[i], wire, &f, &m);
+			client_receive(s[i], wire, &f, &m);
 			assert_int_equal(m.type, MSG_PARAMS);
 			assert_int_equal(m.params.request, 100 + i);
-			assert_int_equal(m.params.version, core.version);
-			assert_true(m.params.slices.slice[0].data[0] == (float)core.version);
+			assert_int_equal(m.params.version, router_core.version);
+			assert_true(m.params.slices.slice[0].data[0] == (float)router_core.version);
 			frames_release(&f);
 		}
-		assert_int_equal(stats().params_framed, core.version);
+		assert_int_equal(router_test_stats().params_framed, router_core.version);
 	}
 	/* weights under evaluation are another set, even of the same version */
-	weights[0] = 77;
-	core.version--;
-	pull(s[0], 1, WEIGHTS_EVAL);
-	hear(s[0], wire, &f, &m);
+	router_weights[0] = 77;
+	router_core.version--;
+	client_pull(s[0], 1, WEIGHTS_EVAL);
+	client_receive(s[0], wire, &f, &m);
 	assert_true(m.params.slices.slice[0].data[0] == 77);
 	frames_release(&f);
-	assert_int_equal(stats().params_framed, 5);
+	assert_int_equal(router_test_stats().params_framed, 5);
 	for (size_t i = 0; i < 3; i++)
-		hang_up(s[i]);
+		close_dealer(s[i]);
 	wire_free(&wire);
 }
 
@@ -140,17 +140,17 @@ static void an_ack_goes_along_with_the_weights_of_its_push(void **state)
 	struct msg m;
 
 	(void)state;
-	assert_int_equal(wire_new(&wire, N), PS_OK);
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
-	for (core.ack = 0; core.ack <= 7; core.ack += 7) {
-		pull(s, 1, WEIGHTS_CURRENT);
-		hear(s, wire, &f, &m);
+	for (router_core.ack = 0; router_core.ack <= 7; router_core.ack += 7) {
+		client_pull(s, 1, WEIGHTS_CURRENT);
+		client_receive(s, wire, &f, &m);
 		assert_int_equal(m.type, MSG_PARAMS);
-		assert_int_equal(m.params.ack.seq, core.ack);
+		assert_int_equal(m.params.ack.seq, router_core.ack);
 		frames_release(&f);
 	}
-	assert_int_equal(stats().sent, 2);
-	hang_up(s);
+	assert_int_equal(router_test_stats().sent, 2);
+	close_dealer(s);
 	wire_free(&wire);
 }
 
@@ -164,29 +164,29 @@ static void a_peer_that_does_not_read_loses_replies_and_is_told(void **state)
 	uint64_t params = 0;
 
 	(void)state;
-	assert_int_equal(wire_new(&wire, N), PS_OK);
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *deaf = open_dealer(), *honest = connect_dealer();
 	zmq_setsockopt(deaf, ZMQ_RCVHWM, &one, sizeof(one));
-	zmq_connect(deaf, router_endpoint(router));
-	beat(deaf);
-	UNTIL(core.messages == 1)
-	const uint32_t deaf_peer = core.peer;
-	for (uint64_t sent = 0; stats().dropped == 0; sent++) {
+	zmq_connect(deaf, router_endpoint(router_under_test));
+	client_beat(deaf);
+	UNTIL(router_core.messages == 1)
+	const uint32_t deaf_peer = router_core.peer;
+	for (uint64_t sent = 0; router_test_stats().dropped == 0; sent++) {
 		assert_true(sent < 2000);
-		core.version++;
-		pull(deaf, sent, WEIGHTS_CURRENT);
-		UNTIL(core.messages == sent + 2)
+		router_core.version++;
+		client_pull(deaf, sent, WEIGHTS_CURRENT);
+		UNTIL(router_core.messages == sent + 2)
 	}
-	assert_int_equal(stats().waiting, 1);
-	const uint64_t dropped = stats().dropped;
-	core.replies = 1;
-	beat(honest);
-	hear(honest, wire, &f, &m);
+	assert_int_equal(router_test_stats().waiting, 1);
+	const uint64_t dropped = router_test_stats().dropped;
+	router_core.replies = 1;
+	client_beat(honest);
+	client_receive(honest, wire, &f, &m);
 	assert_int_equal(m.type, MSG_BEAT);
 	frames_release(&f);
-	assert_int_not_equal(core.peer, deaf_peer);
+	assert_int_not_equal(router_core.peer, deaf_peer);
 	for (;; params++) { /* now it reads: what was on its way, then the ERROR */
-		hear(deaf, wire, &f, &m);
+		client_receive(deaf, wire, &f, &m);
 		if (m.type != MSG_PARAMS)
 			break;
 		assert_int_equal(m.params.request, params);
@@ -195,13 +195,13 @@ static void a_peer_that_does_not_read_loses_replies_and_is_told(void **state)
 	assert_int_equal(m.type, MSG_ERROR);
 	assert_int_equal(m.error.status, PS_ESTATE);
 	frames_release(&f);
-	beat(deaf);
-	hear(deaf, wire, &f, &m);
+	client_beat(deaf);
+	client_receive(deaf, wire, &f, &m);
 	assert_int_equal(m.type, MSG_BEAT);
 	frames_release(&f);
-	assert_int_equal(stats().dropped, dropped);
-	hang_up(deaf);
-	hang_up(honest);
+	assert_int_equal(router_test_stats().dropped, dropped);
+	close_dealer(deaf);
+	close_dealer(honest);
 	wire_free(&wire);
 }
 
@@ -212,18 +212,18 @@ static void a_burst_of_small_replies_reaches_a_peer_that_reads(void **state)
 	struct msg m;
 
 	(void)state;
-	assert_int_equal(wire_new(&wire, N), PS_OK);
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
-	core.replies = 200;
-	beat(s);
+	router_core.replies = 200;
+	client_beat(s);
 	for (uint64_t i = 1; i <= 200; i++) {
-		hear(s, wire, &f, &m);
+		client_receive(s, wire, &f, &m);
 		assert_int_equal(m.type, MSG_BEAT);
 		assert_int_equal(m.beat.last_seq, i);
 		frames_release(&f);
 	}
-	assert_int_equal(stats().dropped, 0);
-	hang_up(s);
+	assert_int_equal(router_test_stats().dropped, 0);
+	close_dealer(s);
 	wire_free(&wire);
 }
 
@@ -233,19 +233,19 @@ static void a_peer_that_left_is_reported(void **state)
 
 	(void)state;
 	void *s = connect_dealer();
-	beat(s);
-	UNTIL(core.messages == 1)
-	UNTIL(stats().port.connections == 1)
-	hang_up(s);
-	UNTIL(stats().port.connections == 0)
-	for (uint64_t end = clock_ms() + DEADLINE_MS; core.gone == 0;) {
+	client_beat(s);
+	UNTIL(router_core.messages == 1)
+	UNTIL(router_test_stats().port.connections == 1)
+	close_dealer(s);
+	UNTIL(router_test_stats().port.connections == 0)
+	for (uint64_t end = clock_ms() + ROUTER_DEADLINE_MS; router_core.gone == 0;) {
 		assert_true(clock_ms() < end);
-		router_send(router, core.peer, &m);
-		router_flush(router);
-		uv_run(&loop, UV_RUN_NOWAIT);
+		router_send(router_under_test, router_core.peer, &m);
+		router_flush(router_under_test);
+		uv_run(&router_loop, UV_RUN_NOWAIT);
 	}
-	assert_int_equal(stats().gone, 1);
-	assert_int_equal(stats().waiting, 0);
+	assert_int_equal(router_test_stats().gone, 1);
+	assert_int_equal(router_test_stats().waiting, 0);
 }
 
 static void no_wake_up_was_missed(void **state)
@@ -255,17 +255,17 @@ static void no_wake_up_was_missed(void **state)
 	struct msg m;
 
 	(void)state;
-	assert_int_equal(wire_new(&wire, N), PS_OK);
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
-	core.replies = 1;
+	router_core.replies = 1;
 	for (int i = 0; i < 2000; i++) {
-		beat(s);
-		hear(s, wire, &f, &m);
+		client_beat(s);
+		client_receive(s, wire, &f, &m);
 		frames_release(&f);
 	}
-	assert_int_equal(stats().rescues, 0);
-	assert_int_equal(stats().received, 2000);
-	hang_up(s);
+	assert_int_equal(router_test_stats().rescues, 0);
+	assert_int_equal(router_test_stats().received, 2000);
+	close_dealer(s);
 	wire_free(&wire);
 }
 
@@ -273,24 +273,27 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
-			the_endpoint_names_the_real_port, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(an_address_in_use_is_refused, set_up, tear_down),
+			the_endpoint_names_the_real_port, router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			all_are_heard_without_a_turn_of_the_loop, set_up, tear_down),
+			an_address_in_use_is_refused, router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			what_is_no_message_is_answered_and_counted, set_up, tear_down),
+			all_are_heard_without_a_turn_of_the_loop, router_set_up, router_tear_down),
+		cmocka_unit_test_setup_teardown(what_is_no_message_is_answered_and_counted,
+			router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_chosen_routing_id_gets_no_answer, set_up, tear_down),
+			a_chosen_routing_id_gets_no_answer, router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			pulls_of_a_version_share_a_frame, set_up, tear_down),
+			pulls_of_a_version_share_a_frame, router_set_up, router_tear_down),
+		cmocka_unit_test_setup_teardown(an_ack_goes_along_with_the_weights_of_its_push,
+			router_set_up, router_tear_down),
+		cmocka_unit_test_setup_teardown(a_peer_that_does_not_read_loses_replies_and_is_told,
+			router_set_up, router_tear_down),
+		cmocka_unit_test_setup_teardown(a_burst_of_small_replies_reaches_a_peer_that_reads,
+			router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			an_ack_goes_along_with_the_weights_of_its_push, set_up, tear_down),
+			a_peer_that_left_is_reported, router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_peer_that_does_not_read_loses_replies_and_is_told, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_burst_of_small_replies_reaches_a_peer_that_reads, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_peer_that_left_is_reported, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(no_wake_up_was_missed, set_up, tear_down),
+			no_wake_up_was_missed, router_set_up, router_tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

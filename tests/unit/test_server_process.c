@@ -3,7 +3,7 @@
  * a full disk, and with what exit code and last line it ends. Its client is libcnnps.
  */
 #include <pthread.h>
-#include "tests/unit/process_lab.h"
+#include "tests/support/server_process.h"
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
@@ -19,25 +19,26 @@ static void a_killed_server_goes_on_where_it_was(void **state)
 	char url[256], line[1024];
 
 	(void)state;
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
-	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;%s;" LEDGER, dir, url);
-	struct cnnps *c = join(url);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;%s;" LEDGER_OPTIONS, server_dir,
+		url);
+	struct cnnps *c = ledger_join(url);
 	for (size_t life = 0; life < 3; life++) {
-		push(c, 200 * life, 150);
-		kill_9(s); /* in the middle: what is not durable comes again */
-		s = launch(line);
-		push(c, 200 * life + 150, 50);
-		assert_int_equal(strtol(awaited(s, " term="), NULL, 10), (long)life + 2);
+		ledger_push(c, 200 * life, 150);
+		server_kill(s); /* in the middle: what is not durable comes again */
+		s = server_start(line);
+		ledger_push(c, 200 * life + 150, 50);
+		assert_int_equal(strtol(server_await(s, " term="), NULL, 10), (long)life + 2);
 	}
-	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
-	expect_ledger(c, N);
+	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
+	ledger_expect(c, LEDGER_PARAMS);
 	cnnps_close(&c);
 	kill(s->pid, SIGTERM);
-	assert_int_equal(ended(s), 0);
-	expect_status(s, "drained");
-	json_t *o = result(s);
-	assert_int_equal(json_integer_value(json_object_get(o, "updates")), N);
+	assert_int_equal(server_wait(s), 0);
+	server_expect_status(s, "drained");
+	json_t *o = server_result(s);
+	assert_int_equal(json_integer_value(json_object_get(o, "updates")), LEDGER_PARAMS);
 	assert_int_equal(json_integer_value(json_object_get(o, "term")), 4);
 	json_decref(o);
 }
@@ -50,24 +51,24 @@ static void a_signal_drains(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < 2; i++) {
-		struct server *s = launch_here(LEDGER);
-		endpoint(s, url);
-		struct cnnps *c = join(url);
-		push(c, 100 * i, 100);
-		assert_int_equal(cnnps_flush(c, 0, DEADLINE_MS), 0);
+		struct server_process *s = server_start_here(LEDGER_OPTIONS);
+		server_endpoint(s, url);
+		struct cnnps *c = ledger_join(url);
+		ledger_push(c, 100 * i, 100);
+		assert_int_equal(cnnps_flush(c, 0, SERVER_DEADLINE_MS), 0);
 		const uint64_t begin = clock_ms();
 		kill(s->pid, signals[i]);
-		assert_int_equal(ended(s), 0);
+		assert_int_equal(server_wait(s), 0);
 		assert_true(clock_ms() - begin < 3000);
-		expect_status(s, "drained");
+		server_expect_status(s, "drained");
 		struct cnnps_lease lease;
 		assert_int_equal(cnnps_lease(c, &lease), CNNPS_ESHUTDOWN);
 		cnnps_close(&c);
 	}
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
-	struct cnnps *c = join(url);
-	expect_ledger(c, 200);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	struct cnnps *c = ledger_join(url);
+	ledger_expect(c, 200);
 	cnnps_close(&c);
 }
 
@@ -76,14 +77,14 @@ static void a_drain_can_be_asked_for_by_message(void **state)
 	char url[256];
 
 	(void)state;
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
-	struct cnnps *c = join(url);
-	push(c, 0, 10);
-	assert_int_equal(cnnps_flush(c, 0, DEADLINE_MS), 0);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	struct cnnps *c = ledger_join(url);
+	ledger_push(c, 0, 10);
+	assert_int_equal(cnnps_flush(c, 0, SERVER_DEADLINE_MS), 0);
 	assert_int_equal(cnnps_drain(c), 0);
-	assert_int_equal(ended(s), 0);
-	expect_status(s, "drained");
+	assert_int_equal(server_wait(s), 0);
+	server_expect_status(s, "drained");
 	cnnps_close(&c);
 }
 
@@ -92,12 +93,12 @@ static void enough_updates_end_a_run(void **state)
 	char url[256];
 
 	(void)state;
-	struct server *s = launch_here(LEDGER ";--max-updates;50");
-	endpoint(s, url);
-	struct cnnps *c = join(url);
-	push(c, 0, 50);
-	assert_int_equal(ended(s), 0);
-	expect_status(s, "done");
+	struct server_process *s = server_start_here(LEDGER_OPTIONS ";--max-updates;50");
+	server_endpoint(s, url);
+	struct cnnps *c = ledger_join(url);
+	ledger_push(c, 0, 50);
+	assert_int_equal(server_wait(s), 0);
+	server_expect_status(s, "done");
 	cnnps_close(&c);
 }
 
@@ -109,26 +110,26 @@ static void a_full_disk_degrades_and_gets_over(void **state)
 	uint64_t generation = 0;
 
 	(void)state;
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
-	struct cnnps *c = join(url);
-	push(c, 0, 50);
-	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
-	await_health(s, 200, why);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	struct cnnps *c = ledger_join(url);
+	ledger_push(c, 0, 50);
+	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
+	server_await_health(s, 200, why);
 	assert_string_equal(why, "ok\n");
-	limit_files(s, 100);
-	push(c, 50, 50);
-	assert_int_equal(cnnps_flush(c, 0, DEADLINE_MS), 0); /* training goes on */
-	await_health(s, 503, why);
-	assert_non_null(strstr(why, dir));
+	server_limit_files(s, 100);
+	ledger_push(c, 50, 50);
+	assert_int_equal(cnnps_flush(c, 0, SERVER_DEADLINE_MS), 0); /* training goes on */
+	server_await_health(s, 503, why);
+	assert_non_null(strstr(why, server_dir));
 	assert_int_equal(cnnps_flush(c, 1, 300), CNNPS_EAGAIN);
-	limit_files(s, RLIM_INFINITY);
-	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
-	await_health(s, 200, why);
-	expect_ledger(c, 100);
+	server_limit_files(s, RLIM_INFINITY);
+	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
+	server_await_health(s, 200, why);
+	ledger_expect(c, 100);
 	assert_int_equal(cnnps_checkpoint(c, &generation), 0);
 	assert_true(generation > 1);
-	read_some(s, 0);
+	server_read(s, 0);
 	const char *first = strstr(s->said, "checkpoint failed");
 	assert_non_null(first);
 	assert_null(strstr(first + 1, "checkpoint failed")); /* said once */
@@ -140,45 +141,45 @@ static void a_full_disk_degrades_and_gets_over(void **state)
 static void an_end_without_disk_is_bounded(void **state)
 {
 	char url[3][256], other[2][128];
-	struct server *s[3];
+	struct server_process *s[3];
 	struct cnnps *c[3];
 	pthread_t closing[3];
 
 	(void)state;
-	s[0] = launch_here(LEDGER);
+	s[0] = server_start_here(LEDGER_OPTIONS);
 	for (int i = 0; i < 2; i++) {
 		char line[512];
 		temp_dir_make(other[i]);
 		snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;tcp://127.0.0.1:0;%s",
-			other[i], i ? LEDGER ";--max-updates;20" : LEDGER);
-		s[1 + i] = launch(line);
+			other[i], i ? LEDGER_OPTIONS ";--max-updates;20" : LEDGER_OPTIONS);
+		s[1 + i] = server_start(line);
 	}
 	for (int i = 0; i < 3; i++) {
 		char why[256];
-		endpoint(s[i], url[i]);
-		c[i] = join(url[i]);
-		limit_files(s[i], 100);
-		push(c[i], 0, 10);
-		await_health(s[i], 503, why);
+		server_endpoint(s[i], url[i]);
+		c[i] = ledger_join(url[i]);
+		server_limit_files(s[i], 100);
+		ledger_push(c[i], 0, 10);
+		server_await_health(s[i], 503, why);
 	}
 	const uint64_t begin = clock_ms();
-	push(c[2], 10, 10);
-	assert_int_equal(cnnps_flush(c[2], 0, DEADLINE_MS), 0);
+	ledger_push(c[2], 10, 10);
+	assert_int_equal(cnnps_flush(c[2], 0, SERVER_DEADLINE_MS), 0);
 	for (int i = 0; i < 3; i++)
 		assert_int_equal(pthread_create(&closing[i], NULL, close_client, &c[i]), 0);
 	kill(s[0]->pid, SIGTERM);
 	kill(s[1]->pid, SIGTERM);
-	(void)awaited(s[0], "server draining");
+	(void)server_await(s[0], "server draining");
 	kill(s[0]->pid, SIGTERM);
-	assert_int_equal(ended(s[0]), 1);
+	assert_int_equal(server_wait(s[0]), 1);
 	assert_true(clock_ms() - begin < 4000);
-	expect_status(s[0], "aborted");
-	assert_int_equal(ended(s[1]), 10);
+	server_expect_status(s[0], "aborted");
+	assert_int_equal(server_wait(s[1]), 10);
 	assert_true(clock_ms() - begin < 6000);
-	expect_status(s[1], "aborted");
-	assert_int_equal(ended(s[2]), 10);
+	server_expect_status(s[1], "aborted");
+	assert_int_equal(server_wait(s[2]), 10);
 	assert_true(clock_ms() - begin > 8000);
-	expect_status(s[2], "aborted");
+	server_expect_status(s[2], "aborted");
 	for (int i = 0; i < 3; i++)
 		assert_int_equal(pthread_join(closing[i], NULL), 0);
 	for (int i = 0; i < 2; i++)
@@ -189,14 +190,16 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
-			a_killed_server_goes_on_where_it_was, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_signal_drains, set_up, tear_down),
+			a_killed_server_goes_on_where_it_was, server_set_up, server_tear_down),
+		cmocka_unit_test_setup_teardown(a_signal_drains, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_drain_can_be_asked_for_by_message, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(enough_updates_end_a_run, set_up, tear_down),
+			a_drain_can_be_asked_for_by_message, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_full_disk_degrades_and_gets_over, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(an_end_without_disk_is_bounded, set_up, tear_down),
+			enough_updates_end_a_run, server_set_up, server_tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_full_disk_degrades_and_gets_over, server_set_up, server_tear_down),
+		cmocka_unit_test_setup_teardown(
+			an_end_without_disk_is_bounded, server_set_up, server_tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,15 +2,15 @@
  * test_server_process_start.c - the real cnn-ps as a process: starts that are refused, and what it says of
  * itself once it runs.
  */
-#include "tests/unit/process_lab.h"
+#include "tests/support/server_process.h"
 
 /* ---- starts that are refused --------------------------------------------------------------- */
 
 static void refused(const char *more, int code, const char *named)
 {
-	struct server *s = launch_here(more);
+	struct server_process *s = server_start_here(more);
 
-	assert_int_equal(ended(s), code);
+	assert_int_equal(server_wait(s), code);
 	if (!strstr(s->said, named))
 		fail_msg("no \"%s\" in: %s", named, s->said);
 	assert_int_equal(s->n_result, 0);
@@ -27,15 +27,15 @@ static void starts_are_refused_by_exit_code(void **state)
 	char url[256], taken[512], pid[64];
 
 	(void)state;
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
 	snprintf(pid, sizeof(pid), "process %ld", (long)s->pid);
-	refused(LEDGER, 8, pid);
+	refused(LEDGER_OPTIONS, 8, pid);
 	snprintf(taken, sizeof(taken), "--checkpoint-dir;;--bind;%s", url);
-	struct server *second = launch(taken);
-	assert_int_equal(ended(second), 2);
+	struct server_process *second = server_start(taken);
+	assert_int_equal(server_wait(second), 2);
 	assert_non_null(strstr(second->said, url));
-	kill_9(s);
+	server_kill(s);
 	refused("--model;vector:601;--optimizer;sgd", 7, "--model");
 	refused("--model;vector:600;--optimizer;adagrad", 7, "--optimizer");
 	refused("--model;vector:600;--optimizer;sgd;--seed;5", 7, "--seed");
@@ -48,23 +48,23 @@ static void an_address_in_use_is_named_before_anything_is_said_or_written(void *
 	char url[256], line[512];
 
 	(void)state;
-	struct server *s = launch("--bind;tcp://127.0.0.1:0;" LEDGER);
-	endpoint(s, url);
-	const char *page = awaited(s, "\"http listening\" url=http://");
+	struct server_process *s = server_start("--bind;tcp://127.0.0.1:0;" LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	const char *page = server_await(s, "\"http listening\" url=http://");
 	char http[256];
 	snprintf(http, sizeof(http), "%s", page);
-	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;%s", dir, url);
-	struct server *second = launch(line);
-	assert_int_equal(ended(second), 2);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;%s", server_dir, url);
+	struct server_process *second = server_start(line);
+	assert_int_equal(server_wait(second), 2);
 	assert_non_null(strstr(second->said, url));
 	assert_int_equal(count_lines(second->said), 1);
-	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;tcp://127.0.0.1:0;--http;%s", dir,
-		http);
-	second = launch(line);
-	assert_int_equal(ended(second), 2);
+	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;tcp://127.0.0.1:0;--http;%s",
+		server_dir, http);
+	second = server_start(line);
+	assert_int_equal(server_wait(second), 2);
 	assert_non_null(strstr(second->said, http));
 	assert_int_equal(count_lines(second->said), 1);
-	assert_false(temp_dir_exists(dir, "TERM"));
+	assert_false(temp_dir_exists(server_dir, "TERM"));
 }
 
 static void localhost_is_no_open_address(void **state)
@@ -72,12 +72,13 @@ static void localhost_is_no_open_address(void **state)
 	char url[256];
 
 	(void)state;
-	struct server *s = launch("--bind;tcp://localhost:0;--http;localhost:0;--model;vector:600");
-	endpoint(s, url);
-	struct cnnps *c = join(url);
+	struct server_process *s =
+		server_start("--bind;tcp://localhost:0;--http;localhost:0;--model;vector:600");
+	server_endpoint(s, url);
+	struct cnnps *c = ledger_join(url);
 	cnnps_close(&c);
 	kill(s->pid, SIGTERM);
-	assert_int_equal(ended(s), 0);
+	assert_int_equal(server_wait(s), 0);
 }
 
 static void a_bad_file_of_weights_is_refused(void **state)
@@ -85,8 +86,8 @@ static void a_bad_file_of_weights_is_refused(void **state)
 	char line[512];
 
 	(void)state;
-	temp_dir_write(dir, "x.safetensors", "not tensors", 11);
-	snprintf(line, sizeof(line), "--model;fc:10;--init;%s/x.safetensors", dir);
+	temp_dir_write(server_dir, "x.safetensors", "not tensors", 11);
+	snprintf(line, sizeof(line), "--model;fc:10;--init;%s/x.safetensors", server_dir);
 	refused(line, 6, "x.safetensors");
 	refused("--init;/no/such/file", 2, "/no/such/file");
 }
@@ -96,15 +97,16 @@ static void check_config_says_so_and_touches_nothing(void **state)
 	char line[512];
 
 	(void)state;
-	snprintf(line, sizeof(line), "--check-config;--checkpoint-dir;%s/new;--model;fc:10", dir);
-	struct server *s = launch(line);
-	assert_int_equal(ended(s), 0);
+	snprintf(line, sizeof(line), "--check-config;--checkpoint-dir;%s/new;--model;fc:10",
+		server_dir);
+	struct server_process *s = server_start(line);
+	assert_int_equal(server_wait(s), 0);
 	assert_non_null(strstr(s->result, "parameters=7850"));
 	assert_non_null(strstr(s->said, "name=lr value=0.009"));
 	assert_null(strstr(s->said, "listening"));
-	assert_false(temp_dir_exists(dir, "new"));
-	s = launch("--check-config;--lr;-1");
-	assert_int_equal(ended(s), 2);
+	assert_false(temp_dir_exists(server_dir, "new"));
+	s = server_start("--check-config;--lr;-1");
+	assert_int_equal(server_wait(s), 2);
 }
 
 /* ---- looking in ---------------------------------------------------------------------------- */
@@ -115,12 +117,12 @@ static void status_is_the_same_by_message_and_page(void **state)
 	json_error_t e;
 
 	(void)state;
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
-	struct cnnps *c = join(url);
-	push(c, 0, 7);
-	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
-	assert_int_equal(get(s, "/status", page, sizeof(page)), 200);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	struct cnnps *c = ledger_join(url);
+	ledger_push(c, 0, 7);
+	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
+	assert_int_equal(server_get(s, "/status", page, sizeof(page)), 200);
 	assert_int_equal(cnnps_status(c, text, sizeof(text)), 0);
 	json_t *a = json_loads(page, 0, &e), *b = json_loads(text, 0, &e);
 	assert_non_null(a);
@@ -138,10 +140,10 @@ static void status_is_the_same_by_message_and_page(void **state)
 	assert_int_equal(json_integer_value(json_object_get(a, "updates")), 7);
 	json_decref(a);
 	json_decref(b);
-	assert_int_equal(get(s, "/metrics", page, sizeof(page)), 200);
+	assert_int_equal(server_get(s, "/metrics", page, sizeof(page)), 200);
 	assert_non_null(strstr(page, "\ncnnps_updates_total 7\n"));
 	assert_non_null(strstr(page, "\ncnnps_zloop_rescues_total 0\n"));
-	assert_int_equal(get(s, "/", page, sizeof(page)), 404);
+	assert_int_equal(server_get(s, "/", page, sizeof(page)), 404);
 	cnnps_close(&c);
 }
 
@@ -151,19 +153,19 @@ static void without_a_directory_it_warns_once_and_refuses_checkpoints(void **sta
 	uint64_t generation;
 
 	(void)state;
-	struct server *s = launch("--bind;tcp://127.0.0.1:0;" LEDGER);
-	endpoint(s, url);
+	struct server_process *s = server_start("--bind;tcp://127.0.0.1:0;" LEDGER_OPTIONS);
+	server_endpoint(s, url);
 	const char *warning = strstr(s->said, "level=warn msg=\"checkpoint off\"");
 	assert_non_null(warning);
 	assert_null(strstr(warning + 1, "level=warn"));
-	struct cnnps *c = join(url);
-	push(c, 0, 7);
-	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
-	expect_ledger(c, 7);
+	struct cnnps *c = ledger_join(url);
+	ledger_push(c, 0, 7);
+	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
+	ledger_expect(c, 7);
 	assert_int_not_equal(cnnps_checkpoint(c, &generation), 0);
 	cnnps_close(&c);
 	kill(s->pid, SIGTERM);
-	assert_int_equal(ended(s), 0);
+	assert_int_equal(server_wait(s), 0);
 }
 
 /* A connection is a line at level debug only. */
@@ -172,16 +174,16 @@ static void sighup_leaves_the_log_level(void **state)
 	char url[256];
 
 	(void)state;
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
 	kill(s->pid, SIGHUP);
-	(void)awaited(s, "msg=\"server no_keys\"");
-	struct cnnps *c = join(url);
-	push(c, 0, 1);
-	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
+	(void)server_await(s, "msg=\"server no_keys\"");
+	struct cnnps *c = ledger_join(url);
+	ledger_push(c, 0, 1);
+	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
 	cnnps_close(&c);
 	kill(s->pid, SIGTERM);
-	assert_int_equal(ended(s), 0);
+	assert_int_equal(server_wait(s), 0);
 	assert_null(strstr(s->said, "level=debug"));
 }
 
@@ -190,22 +192,22 @@ static void the_log_level_is_set_by_an_admin_message(void **state)
 	char url[256], json[1 << 15];
 
 	(void)state;
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
-	struct cnnps *admin = join(url);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	struct cnnps *admin = ledger_join(url);
 	assert_int_equal(cnnps_log_level(admin, "loud"), -1);
 	assert_int_equal(cnnps_log_level(admin, "debug"), 0);
-	assert_string_equal(awaited(s, "msg=\"server log_level\" from=info to="), "debug");
+	assert_string_equal(server_await(s, "msg=\"server log_level\" from=info to="), "debug");
 	assert_int_equal(cnnps_status(admin, json, sizeof(json)), 0);
 	assert_non_null(strstr(json, "\"log_level\":\"debug\""));
-	struct cnnps *c = join(url); /* the same name */
-	(void)awaited(s, "level=debug msg=\"net accepted\"");
+	struct cnnps *c = ledger_join(url); /* the same name */
+	(void)server_await(s, "level=debug msg=\"net accepted\"");
 	assert_int_equal(cnnps_log_level(c, "error"), 0);
-	assert_string_equal(awaited(s, "from=debug to="), "error");
+	assert_string_equal(server_await(s, "from=debug to="), "error");
 	cnnps_close(&c);
 	cnnps_close(&admin);
 	kill(s->pid, SIGTERM);
-	assert_int_equal(ended(s), 0);
+	assert_int_equal(server_wait(s), 0);
 	assert_null(strstr(s->said, "server draining")); /* level info */
 }
 
@@ -215,43 +217,46 @@ static void sigusr1_drains_and_sigusr2_does_nothing(void **state)
 	char url[256];
 
 	(void)state;
-	struct server *s = launch_here(LEDGER);
-	endpoint(s, url);
-	struct cnnps *c = join(url);
-	push(c, 0, 3);
-	assert_int_equal(cnnps_flush(c, 1, DEADLINE_MS), 0);
+	struct server_process *s = server_start_here(LEDGER_OPTIONS);
+	server_endpoint(s, url);
+	struct cnnps *c = ledger_join(url);
+	ledger_push(c, 0, 3);
+	assert_int_equal(cnnps_flush(c, 1, SERVER_DEADLINE_MS), 0);
 	kill(s->pid, SIGUSR2);
 	kill(s->pid, SIGUSR1);
 	kill(s->pid, SIGUSR1);
-	(void)awaited(s, "msg=\"server draining\"");
+	(void)server_await(s, "msg=\"server draining\"");
 	kill(s->pid, SIGUSR1);
-	assert_int_equal(ended(s), 0);
-	expect_status(s, "drained");
+	assert_int_equal(server_wait(s), 0);
+	server_expect_status(s, "drained");
 	cnnps_close(&c);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(starts_are_refused_by_exit_code, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
-			an_address_in_use_is_named_before_anything_is_said_or_written, set_up,
-			tear_down),
-		cmocka_unit_test_setup_teardown(localhost_is_no_open_address, set_up, tear_down),
+			starts_are_refused_by_exit_code, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_bad_file_of_weights_is_refused, set_up, tear_down),
+			an_address_in_use_is_named_before_anything_is_said_or_written,
+			server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			check_config_says_so_and_touches_nothing, set_up, tear_down),
+			localhost_is_no_open_address, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			status_is_the_same_by_message_and_page, set_up, tear_down),
+			a_bad_file_of_weights_is_refused, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			without_a_directory_it_warns_once_and_refuses_checkpoints, set_up,
-			tear_down),
-		cmocka_unit_test_setup_teardown(sighup_leaves_the_log_level, set_up, tear_down),
+			check_config_says_so_and_touches_nothing, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			the_log_level_is_set_by_an_admin_message, set_up, tear_down),
+			status_is_the_same_by_message_and_page, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			sigusr1_drains_and_sigusr2_does_nothing, set_up, tear_down),
+			without_a_directory_it_warns_once_and_refuses_checkpoints, server_set_up,
+			server_tear_down),
+		cmocka_unit_test_setup_teardown(
+			sighup_leaves_the_log_level, server_set_up, server_tear_down),
+		cmocka_unit_test_setup_teardown(
+			the_log_level_is_set_by_an_admin_message, server_set_up, server_tear_down),
+		cmocka_unit_test_setup_teardown(
+			sigusr1_drains_and_sigusr2_does_nothing, server_set_up, server_tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,14 +7,14 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include "common/endpoint.h"
-#include "tests/unit/router_lab.h"
+#include "tests/support/router_fixture.h"
 
 static void dial_with(int fd)
 {
 	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
 	struct endpoint e;
 
-	assert_int_equal(endpoint_parse(router_endpoint(router), &e), PS_OK);
+	assert_int_equal(endpoint_parse(router_endpoint(router_under_test), &e), PS_OK);
 	at.sin_port = htons((uint16_t)e.number);
 	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
 }
@@ -36,11 +36,11 @@ static void a_stranger_is_hung_up_on(void **state)
 	(void)state;
 	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
 	const uint64_t begin = clock_ms();
-	UNTIL(stats().port.connections == 1)
-	UNTIL(stats().port.connections == 0)
+	UNTIL(router_test_stats().port.connections == 1)
+	UNTIL(router_test_stats().port.connections == 0)
 	assert_true(clock_ms() - begin < 5000);
 	UNTIL(recv(fd, &byte, 1, 0) == 0) /* its greeting came before that */
-	assert_int_equal(stats().port.handshakes_failed, 1);
+	assert_int_equal(router_test_stats().port.handshakes_failed, 1);
 	close(fd);
 }
 
@@ -52,11 +52,11 @@ static void a_flood_of_strangers_stops_nothing(void **state)
 	struct msg m;
 
 	(void)state;
-	assert_int_equal(wire_new(&wire, N), PS_OK);
-	core.replies = 1;
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
+	router_core.replies = 1;
 	void *s = connect_dealer();
-	beat(s);
-	hear(s, wire, &f, &m);
+	client_beat(s);
+	client_receive(s, wire, &f, &m);
 	frames_release(&f);
 	for (int i = 0; i < 2500; i++) {
 		const struct timeval patience = {.tv_sec = 5};
@@ -66,12 +66,12 @@ static void a_flood_of_strangers_stops_nothing(void **state)
 		assert_int_equal(recv(fd, &greeting, 1, 0), 1);
 		close(fd);
 	}
-	beat(s);
-	hear(s, wire, &f, &m);
+	client_beat(s);
+	client_receive(s, wire, &f, &m);
 	frames_release(&f);
-	UNTIL(stats().port.accepted == 2501)
-	UNTIL(stats().port.connections == 1)
-	hang_up(s);
+	UNTIL(router_test_stats().port.accepted == 2501)
+	UNTIL(router_test_stats().port.connections == 1)
+	close_dealer(s);
 	wire_free(&wire);
 }
 
@@ -104,57 +104,58 @@ static void out_of_descriptors_newcomers_wait_and_nobody_else_notices(void **sta
 	struct msg m;
 
 	(void)state;
-	assert_int_equal(wire_new(&wire, N), PS_OK);
-	core.replies = 1;
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
+	router_core.replies = 1;
 	void *s = connect_dealer(), *late = connect_dealer();
-	beat(s);
-	hear(s, wire, &f, &m);
+	client_beat(s);
+	client_receive(s, wire, &f, &m);
 	frames_release(&f);
-	UNTIL(stats().port.connections == 2)
+	UNTIL(router_test_stats().port.connections == 2)
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	limit = before;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 	limit.rlim_cur = (rlim_t)next_fd(); /* none left for accept */
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	dial_with(fd);
-	UNTIL(stats().port.accept_failures > 0)
+	UNTIL(router_test_stats().port.accept_failures > 0)
 	const double cpu = cpu_seconds();
 	const uint64_t begin = clock_ms();
 	while (clock_ms() - begin < 1500)
-		uv_run(&loop, UV_RUN_ONCE);
+		uv_run(&router_loop, UV_RUN_ONCE);
 	const double share = (cpu_seconds() - cpu) / 1.5;
 	printf("# out of descriptors: %.1f %% of a CPU\n", 100 * share);
 	assert_true(share < 0.1);
-	const uint64_t accepted = stats().port.accepted;
-	beat(s); /* on its old connection */
-	hear(s, wire, &f, &m);
+	const uint64_t accepted = router_test_stats().port.accepted;
+	client_beat(s); /* on its old connection */
+	client_receive(s, wire, &f, &m);
 	frames_release(&f);
-	assert_int_equal(stats().port.accepted, accepted);
-	assert_true(stats().port.connections >= 2);
+	assert_int_equal(router_test_stats().port.accepted, accepted);
+	assert_true(router_test_stats().port.connections >= 2);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 	close(fd);
-	beat(late);
-	hear(late, wire, &f, &m);
+	client_beat(late);
+	client_receive(late, wire, &f, &m);
 	frames_release(&f);
 	void *fresh = connect_dealer();
-	beat(fresh);
-	hear(fresh, wire, &f, &m);
+	client_beat(fresh);
+	client_receive(fresh, wire, &f, &m);
 	frames_release(&f);
-	hang_up(s);
-	hang_up(late);
-	hang_up(fresh);
+	close_dealer(s);
+	close_dealer(late);
+	close_dealer(fresh);
 	wire_free(&wire);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_stranger_is_hung_up_on, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_flood_of_strangers_stops_nothing, set_up, tear_down),
+			a_stranger_is_hung_up_on, router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			out_of_descriptors_newcomers_wait_and_nobody_else_notices, set_up,
-			tear_down),
+			a_flood_of_strangers_stops_nothing, router_set_up, router_tear_down),
+		cmocka_unit_test_setup_teardown(
+			out_of_descriptors_newcomers_wait_and_nobody_else_notices, router_set_up,
+			router_tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,50 +1,51 @@
 /* Proves the invariants numbered in server/durability/wal.h. */
 #include <malloc.h>
-#include "tests/unit/wal_lab.h"
+#include <stdatomic.h>
+#include "tests/support/wal_fixture.h"
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
 static void what_was_reached_is_found_again(void **state)
 {
 	(void)state;
-	assert_int_equal(wal_flushed_lsn(sh.wal), 0);
+	assert_int_equal(wal_flushed_lsn(wal.wal), 0);
 	for (int i = 0; i < 100; i++) {
-		push(1);
+		wal_push(1);
 		if (i % 7 == 0)
-			tick();
+			wal_tick();
 		if (i % 30 == 29)
-			snapshot();
+			wal_snapshot();
 		if (i % 11 == 0) {
-			settle();
-			assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-			assert_recovers(0);
+			wal_settle();
+			assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+			wal_assert_recovers(0);
 		}
 	}
-	settle();
-	assert_recovers(0);
-	assert_int_equal(wal_stats(sh.wal)->events, sh.newest);
-	assert_true(wal_stats(sh.wal)->groups < sh.newest); /* several in one */
-	assert_int_equal(sh.done > 0, 1);
+	wal_settle();
+	wal_assert_recovers(0);
+	assert_int_equal(wal_stats(wal.wal)->events, wal.newest);
+	assert_true(wal_stats(wal.wal)->groups < wal.newest); /* several in one */
+	assert_int_equal(wal.done > 0, 1);
 }
 
 /* The snapshot under way may never end: both journals together have everything. */
 static void an_unfinished_snapshot_is_not_needed(void **state)
 {
 	(void)state;
-	push(5);
-	take(&(struct event){.kind = EVENT_SAVE}, NULL);
-	push(5);
-	settle();
-	assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-	assert_recovers(0);
-	saved(0); /* it has failed; the core begins the next at once */
-	push(3);
-	sh.f.now_ms += core_config(sh.f.core)->checkpoint.interval_ms;
-	tick();
-	assert_int_not_equal(sh.f.saving, 0);
-	push(1);
-	settle();
-	assert_recovers(0);
+	wal_push(5);
+	wal_event(&(struct event){.kind = EVENT_SAVE}, NULL);
+	wal_push(5);
+	wal_settle();
+	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+	wal_assert_recovers(0);
+	wal_saved(0); /* it has failed; the core begins the next at once */
+	wal_push(3);
+	wal.f.now_ms += core_config(wal.f.core)->checkpoint.interval_ms;
+	wal_tick();
+	assert_int_not_equal(wal.f.saving, 0);
+	wal_push(1);
+	wal_settle();
+	wal_assert_recovers(0);
 }
 
 /* A disk that holds nothing more, or whose sync fails: nothing is reached until a snapshot is on
@@ -53,33 +54,33 @@ static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 {
 	(void)state;
 	for (int how = 0; how < 2; how++) {
-		push(1);
-		settle();
-		uint64_t before = wal_flushed_lsn(sh.wal);
-		assert_int_equal(before, sh.newest);
-		*(how ? &syncs_left : &writes_left) = 0;
+		wal_push(1);
+		wal_settle();
+		uint64_t before = wal_flushed_lsn(wal.wal);
+		assert_int_equal(before, wal.newest);
+		*(how ? &disk_syncs_left : &disk_writes_left) = 0;
 		for (int i = 0; i < 20; i++) {
-			push(1);
-			settle();
+			wal_push(1);
+			wal_settle();
 		}
-		assert_int_equal(wal_flushed_lsn(sh.wal), before);
-		assert_true(wal_wants_snapshot(sh.wal));
-		assert_true(wal_stats(sh.wal)->failing);
-		assert_true(strlen(wal_stats(sh.wal)->why) > 0);
-		assert_int_equal(wal_pending_bytes(sh.wal), 0); /* no memory is spent on it */
-		writes_left = syncs_left = -1;
-		push(1); /* the disk is well, but this journal is not touched again */
-		settle();
-		assert_int_equal(wal_flushed_lsn(sh.wal), before);
-		uint64_t in_snapshot = sh.newest + 1;
-		snapshot();
-		assert_true(wal_flushed_lsn(sh.wal) >= in_snapshot);
-		push(1);
-		settle();
-		assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-		assert_false(wal_stats(sh.wal)->failing);
-		assert_false(wal_wants_snapshot(sh.wal));
-		assert_recovers(0);
+		assert_int_equal(wal_flushed_lsn(wal.wal), before);
+		assert_true(wal_wants_snapshot(wal.wal));
+		assert_true(wal_stats(wal.wal)->failing);
+		assert_true(strlen(wal_stats(wal.wal)->why) > 0);
+		assert_int_equal(wal_pending_bytes(wal.wal), 0); /* no memory is spent on it */
+		disk_writes_left = disk_syncs_left = -1;
+		wal_push(1); /* the disk is well, but this journal is not touched again */
+		wal_settle();
+		assert_int_equal(wal_flushed_lsn(wal.wal), before);
+		uint64_t in_snapshot = wal.newest + 1;
+		wal_snapshot();
+		assert_true(wal_flushed_lsn(wal.wal) >= in_snapshot);
+		wal_push(1);
+		wal_settle();
+		assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+		assert_false(wal_stats(wal.wal)->failing);
+		assert_false(wal_wants_snapshot(wal.wal));
+		wal_assert_recovers(0);
 	}
 }
 
@@ -88,39 +89,39 @@ static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 static void behind_a_hole_nothing_is_reached(void **state)
 {
 	(void)state;
-	settle();
-	uint64_t before = wal_flushed_lsn(sh.wal);
-	writes_left = 0;
-	push(1);
-	settle();
-	writes_left = -1;
-	take(&(struct event){.kind = EVENT_SAVE}, NULL);
-	push(5);
-	settle();
-	assert_int_equal(wal_flushed_lsn(sh.wal), before);
-	int rc, pushes = recovered_pushes(0, &rc);
+	wal_settle();
+	uint64_t before = wal_flushed_lsn(wal.wal);
+	disk_writes_left = 0;
+	wal_push(1);
+	wal_settle();
+	disk_writes_left = -1;
+	wal_event(&(struct event){.kind = EVENT_SAVE}, NULL);
+	wal_push(5);
+	wal_settle();
+	assert_int_equal(wal_flushed_lsn(wal.wal), before);
+	int rc, pushes = wal_recovered_pushes(0, &rc);
 	assert_int_equal(rc, PS_OK);
 	assert_int_equal(pushes, 0);
-	saved(0);
-	push(1);
-	settle();
-	assert_int_equal(wal_flushed_lsn(sh.wal), before);
+	wal_saved(0);
+	wal_push(1);
+	wal_settle();
+	assert_int_equal(wal_flushed_lsn(wal.wal), before);
 }
 
 static void a_large_journal_asks_for_a_snapshot(void **state)
 {
 	(void)state;
-	for (int i = 0; i < 2000 && !wal_wants_snapshot(sh.wal); i++) {
-		push(1);
+	for (int i = 0; i < 2000 && !wal_wants_snapshot(wal.wal); i++) {
+		wal_push(1);
 		if (i % 50 == 0)
-			settle();
+			wal_settle();
 	}
-	assert_true(wal_wants_snapshot(sh.wal));
-	assert_true(wal_stats(sh.wal)->bytes >= 100000);
-	snapshot();
-	settle();
-	assert_false(wal_wants_snapshot(sh.wal));
-	assert_recovers(0);
+	assert_true(wal_wants_snapshot(wal.wal));
+	assert_true(wal_stats(wal.wal)->bytes >= 100000);
+	wal_snapshot();
+	wal_settle();
+	assert_false(wal_wants_snapshot(wal.wal));
+	wal_assert_recovers(0);
 }
 
 /* The journal fails behind a snapshot that is not on disk yet, in its own file or, after others
@@ -130,26 +131,26 @@ static void a_journal_lost_behind_a_snapshot_waits_for_the_next(void **state)
 {
 	(void)state;
 	for (int before = 0; before < 3; before++) {
-		failing_snapshots(before);
-		begin_snapshot();
-		settle();
-		uint64_t in_snapshot = sh.newest;
-		writes_left = 0;
-		push(1);
-		settle();
-		writes_left = -1;
-		save(sh.f.saving);
-		saved(1);
-		push(1);
-		settle();
-		assert_int_equal(wal_flushed_lsn(sh.wal), in_snapshot);
-		assert_true(wal_wants_snapshot(sh.wal));
-		snapshot();
-		push(1);
-		settle();
-		assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-		assert_false(wal_wants_snapshot(sh.wal));
-		assert_recovers(0);
+		wal_failing_snapshots(before);
+		wal_begin_snapshot();
+		wal_settle();
+		uint64_t in_snapshot = wal.newest;
+		disk_writes_left = 0;
+		wal_push(1);
+		wal_settle();
+		disk_writes_left = -1;
+		wal_save(wal.f.saving);
+		wal_saved(1);
+		wal_push(1);
+		wal_settle();
+		assert_int_equal(wal_flushed_lsn(wal.wal), in_snapshot);
+		assert_true(wal_wants_snapshot(wal.wal));
+		wal_snapshot();
+		wal_push(1);
+		wal_settle();
+		assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+		assert_false(wal_wants_snapshot(wal.wal));
+		wal_assert_recovers(0);
 	}
 }
 
@@ -159,14 +160,14 @@ static void checkpoints_that_fail_do_not_leave_a_journal_each(void **state)
 {
 	(void)state;
 	for (int round = 0; round < 3; round++) {
-		failing_snapshots(100);
-		assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-		assert_in_range(count_journals(), 1, CHECKPOINT_KEEP + 2);
-		assert_recovers(0);
-		snapshot();
-		settle();
-		assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-		assert_recovers(0);
+		wal_failing_snapshots(100);
+		assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+		assert_in_range(wal_count_journals(), 1, CHECKPOINT_KEEP + 2);
+		wal_assert_recovers(0);
+		wal_snapshot();
+		wal_settle();
+		assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+		wal_assert_recovers(0);
 	}
 }
 
@@ -174,32 +175,32 @@ static void checkpoints_that_fail_do_not_leave_a_journal_each(void **state)
 static void journals_that_fail_too_do_not_gather(void **state)
 {
 	(void)state;
-	settle();
-	uint64_t reached = wal_flushed_lsn(sh.wal);
+	wal_settle();
+	uint64_t reached = wal_flushed_lsn(wal.wal);
 	for (int i = 0; i < 100; i++) {
-		writes_left = i % 4;
-		failing_snapshots(1);
-		assert_in_range(count_journals(), 1, CHECKPOINT_KEEP + 2);
+		disk_writes_left = i % 4;
+		wal_failing_snapshots(1);
+		assert_in_range(wal_count_journals(), 1, CHECKPOINT_KEEP + 2);
 		if (i < 4)
-			reached = wal_flushed_lsn(sh.wal);
+			reached = wal_flushed_lsn(wal.wal);
 	}
-	assert_int_equal(wal_flushed_lsn(sh.wal), reached); /* there is a hole */
-	writes_left = -1;
-	snapshot();
-	push(1);
-	settle();
-	assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-	assert_recovers(0);
+	assert_int_equal(wal_flushed_lsn(wal.wal), reached); /* there is a hole */
+	disk_writes_left = -1;
+	wal_snapshot();
+	wal_push(1);
+	wal_settle();
+	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+	wal_assert_recovers(0);
 }
 
 /* ---- a disk that does not answer -------------------------------------------------------------- */
 
 static void beats(int n)
 {
-	const struct msg m = {.type = MSG_BEAT, .beat = {.stamp = sh.stamp}};
+	const struct msg m = {.type = MSG_BEAT, .beat = {.stamp = wal.stamp}};
 
 	while (n-- > 0)
-		receive(9, &m);
+		wal_receive(9, &m);
 }
 
 static void assert_grew_less_than(size_t bytes, size_t before)
@@ -212,45 +213,45 @@ static void assert_grew_less_than(size_t bytes, size_t before)
 static void a_disk_that_hangs_takes_bounded_memory(void **state)
 {
 	(void)state;
-	settle();
+	wal_settle();
 	size_t before = mallinfo2().uordblks;
-	atomic_store(&sync_hangs, 1);
-	push(1);
-	uint64_t flushed = wal_flushed_lsn(sh.wal);
-	wal_flush(sh.wal);
+	atomic_store(&disk_sync_hangs, 1);
+	wal_push(1);
+	uint64_t flushed = wal_flushed_lsn(wal.wal);
+	wal_flush(wal.wal);
 	for (int i = 0; i < 1000; i++) {
-		tick();
+		wal_tick();
 		beats(1);
 	}
 	assert_grew_less_than((size_t)1000 * 600, before);
 	for (int i = 0; i < 100; i++) {
 		for (int k = 0; k < 1000; k++) {
-			tick();
+			wal_tick();
 			beats(2);
 		}
-		begin_snapshot();
-		saved(0);
+		wal_begin_snapshot();
+		wal_saved(0);
 	}
 	assert_grew_less_than(WAL_MAX_QUEUE / 2 * 3, before);
-	assert_int_equal(wal_flushed_lsn(sh.wal), flushed);
-	assert_true(wal_stats(sh.wal)->failing);
-	atomic_store(&sync_hangs, 0);
-	settle();
-	assert_int_equal(wal_flushed_lsn(sh.wal), flushed);
+	assert_int_equal(wal_flushed_lsn(wal.wal), flushed);
+	assert_true(wal_stats(wal.wal)->failing);
+	atomic_store(&disk_sync_hangs, 0);
+	wal_settle();
+	assert_int_equal(wal_flushed_lsn(wal.wal), flushed);
 	for (int i = 0; i < 2; i++) { /* the one under way began while the queue was full */
-		assert_true(wal_wants_snapshot(sh.wal));
-		snapshot();
+		assert_true(wal_wants_snapshot(wal.wal));
+		wal_snapshot();
 	}
-	push(1);
-	settle();
-	assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-	assert_false(wal_stats(sh.wal)->failing);
-	assert_recovers(0);
+	wal_push(1);
+	wal_settle();
+	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+	assert_false(wal_stats(wal.wal)->failing);
+	wal_assert_recovers(0);
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, wal_set_up, wal_tear_down)
 	const struct CMUnitTest tests[] = {
 		TEST(what_was_reached_is_found_again),
 		TEST(an_unfinished_snapshot_is_not_needed),

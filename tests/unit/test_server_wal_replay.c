@@ -1,7 +1,7 @@
 /*
  * Proves that wal_replay() comes from a directory to the very bytes of the core whose events went
  */
-#include "tests/unit/wal_lab.h"
+#include "tests/support/wal_fixture.h"
 
 /* ---- what a start finds --------------------------------------------------------------------- */
 
@@ -10,7 +10,7 @@ static void journal_path(uint64_t generation, char out[320])
 	char name[32];
 
 	snprintf(name, sizeof(name), "journal-%016llx", (unsigned long long)generation);
-	temp_dir_path(sh.dir, name, out);
+	temp_dir_path(wal.dir, name, out);
 }
 
 /* The newest checkpoint is bad: the one before it and two journals come to the same bytes. */
@@ -19,12 +19,12 @@ static void a_bad_checkpoint_costs_nothing(void **state)
 	char path[320];
 
 	(void)state;
-	push(3);
-	snapshot();
-	push(3);
-	settle();
-	assert_int_equal(truncate(temp_dir_path(sh.dir, "ckpt-0000000000000002", path), 100), 0);
-	assert_recovers(0);
+	wal_push(3);
+	wal_snapshot();
+	wal_push(3);
+	wal_settle();
+	assert_int_equal(truncate(temp_dir_path(wal.dir, "ckpt-0000000000000002", path), 100), 0);
+	wal_assert_recovers(0);
 }
 
 static void a_torn_end_is_an_end(void **state)
@@ -33,12 +33,12 @@ static void a_torn_end_is_an_end(void **state)
 	int rc;
 
 	(void)state;
-	push(4);
-	settle();
+	wal_push(4);
+	wal_settle();
 	journal_path(1, path);
-	assert_int_equal(recovered_pushes(0, &rc), 4);
-	assert_int_equal(truncate(path, (long)wal_stats(sh.wal)->bytes - 9), 0);
-	assert_int_equal(recovered_pushes(0, &rc), 3);
+	assert_int_equal(wal_recovered_pushes(0, &rc), 4);
+	assert_int_equal(truncate(path, (long)wal_stats(wal.wal)->bytes - 9), 0);
+	assert_int_equal(wal_recovered_pushes(0, &rc), 3);
 	assert_int_equal(rc, PS_OK);
 }
 
@@ -49,36 +49,36 @@ static void a_loss_in_the_middle_is_refused_unless_it_is_accepted(void **state)
 
 	(void)state;
 	for (int i = 0; i < 6; i++) {
-		push(1);
-		settle();
+		wal_push(1);
+		wal_settle();
 	}
 	journal_path(1, path);
 	int fd = open(path, O_WRONLY | O_CLOEXEC);
 	assert_int_equal(pwrite(fd, "x", 1, 700), 1);
 	close(fd);
-	recovered_pushes(0, &rc);
+	wal_recovered_pushes(0, &rc);
 	assert_int_equal(rc, PS_ECHECKPOINT);
-	int pushes = recovered_pushes(1, &rc);
+	int pushes = wal_recovered_pushes(1, &rc);
 	assert_int_equal(rc, PS_OK);
 	assert_in_range(pushes, 0, 5);
 }
 
 static void a_journal_of_another_start_is_refused(void **state)
 {
-	struct wal_config config = {.loop = &sh.loop,
-		.dir = sh.dir,
-		.run = core_config(sh.f.core)->run,
+	struct wal_config config = {.loop = &wal.loop,
+		.dir = wal.dir,
+		.run = core_config(wal.f.core)->run,
 		.term = 4711,
 		.generation = 1,
-		.done = on_done};
+		.done = wal_on_done};
 	struct err e;
 	int rc;
 
 	(void)state;
-	settle();
-	wal_free(&sh.wal);
-	assert_int_equal(wal_new(&sh.wal, &config, &e), PS_OK);
-	recovered_pushes(1, &rc);
+	wal_settle();
+	wal_free(&wal.wal);
+	assert_int_equal(wal_new(&wal.wal, &config, &e), PS_OK);
+	wal_recovered_pushes(1, &rc);
 	assert_int_equal(rc, PS_ECHECKPOINT);
 }
 
@@ -88,19 +88,19 @@ static void a_journal_of_another_start_is_refused(void **state)
  * size where the place of 5 is. */
 static long stand_in_an_older_journal(char path[320])
 {
-	push(3);
-	failing_snapshots(3);
-	begin_snapshot();
-	settle();
-	long place = (long)wal_stats(sh.wal)->bytes;
-	save(sh.f.saving);
-	saved(1);
+	wal_push(3);
+	wal_failing_snapshots(3);
+	wal_begin_snapshot();
+	wal_settle();
+	long place = (long)wal_stats(wal.wal)->bytes;
+	wal_save(wal.f.saving);
+	wal_saved(1);
 	for (int i = 0; i < 4; i++) {
-		push(1);
-		settle();
+		wal_push(1);
+		wal_settle();
 	}
-	assert_int_equal(wal_flushed_lsn(sh.wal), sh.newest);
-	assert_int_equal(count_journals(), 2);
+	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
+	assert_int_equal(wal_count_journals(), 2);
 	journal_path(2, path);
 	return place;
 }
@@ -111,9 +111,9 @@ static void what_follows_it_is_found_there(void **state)
 
 	(void)state;
 	stand_in_an_older_journal(path);
-	assert_recovers(0);
-	assert_int_equal(truncate(temp_dir_path(sh.dir, "ckpt-0000000000000005", path), 100), 0);
-	assert_recovers(0); /* from 1, through all four places */
+	wal_assert_recovers(0);
+	assert_int_equal(truncate(temp_dir_path(wal.dir, "ckpt-0000000000000005", path), 100), 0);
+	wal_assert_recovers(0); /* from 1, through all four places */
 }
 
 static void what_follows_it_may_be_torn(void **state)
@@ -123,10 +123,10 @@ static void what_follows_it_may_be_torn(void **state)
 
 	(void)state;
 	long place = stand_in_an_older_journal(path);
-	all = recovered_pushes(0, &rc);
+	all = wal_recovered_pushes(0, &rc);
 	for (long bytes = place + 500; bytes >= 0; bytes -= 100) {
 		assert_int_equal(truncate(path, bytes), 0);
-		int pushes = recovered_pushes(0, &rc);
+		int pushes = wal_recovered_pushes(0, &rc);
 		assert_int_equal(rc, PS_OK);
 		assert_in_range(pushes, all - 4, all); /* what 5 has itself, at least */
 	}
@@ -142,9 +142,9 @@ static void assert_losses_are_said(const char *path, long size, int all, int lea
 		assert_int_equal(pread(fd, &byte, 1, at), 1);
 		wrong = byte ^ 0x40;
 		assert_int_equal(pwrite(fd, &wrong, 1, at), 1);
-		int pushes = recovered_pushes(0, &rc);
+		int pushes = wal_recovered_pushes(0, &rc);
 		assert_true(rc == PS_ECHECKPOINT || (rc == PS_OK && pushes == all));
-		pushes = recovered_pushes(1, &rc);
+		pushes = wal_recovered_pushes(1, &rc);
 		assert_int_equal(rc, PS_OK);
 		assert_in_range(pushes, least, all);
 		assert_int_equal(pwrite(fd, &byte, 1, at), 1);
@@ -159,9 +159,9 @@ static void a_loss_before_what_follows_it_is_said(void **state)
 
 	(void)state;
 	long place = stand_in_an_older_journal(path);
-	int all = recovered_pushes(0, &rc);
+	int all = wal_recovered_pushes(0, &rc);
 	assert_losses_are_said(path, place + 200, all, all - 4);
-	temp_dir_path(sh.dir, "ckpt-0000000000000005", newest);
+	temp_dir_path(wal.dir, "ckpt-0000000000000005", newest);
 	assert_int_equal(truncate(newest, 100), 0);
 	assert_losses_are_said(path, place + 200, all, 0); /* from checkpoint 1 on */
 }
@@ -175,17 +175,17 @@ static void a_journal_of_an_earlier_start_is_not_its(void **state)
 
 	(void)state;
 	stand_in_an_older_journal(path);
-	sh.f.core->cfg.term++; /* the next start, which ended before it began a journal */
-	save(6);
-	assert_int_equal(checkpoint_read_newest(sh.dir, 0, &c, NULL, &e), PS_OK);
+	wal.f.core->cfg.term++; /* the next start, which ended before it began a journal */
+	wal_save(6);
+	assert_int_equal(checkpoint_read_newest(wal.dir, 0, &c, NULL, &e), PS_OK);
 	assert_int_equal(c.generation, 6);
-	assert_int_equal(wal_replay(sh.dir, &sh.f.cfg, &c, &e), PS_OK);
+	assert_int_equal(wal_replay(wal.dir, &wal.f.cfg, &c, &e), PS_OK);
 	checkpoint_release(&c);
 }
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, wal_set_up, wal_tear_down)
 	const struct CMUnitTest tests[] = {
 		TEST(a_bad_checkpoint_costs_nothing),
 		TEST(a_torn_end_is_an_end),

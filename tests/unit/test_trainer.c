@@ -1,22 +1,22 @@
 /* test_trainer.c - what a worker pushes in each mode, against a fake server and a serial reference
  * written straight from proto/WIRE.md, "Modes". Proves the invariants of worker/steps.h. */
-#include "tests/unit/trainer_lab.h"
+#include "tests/support/trainer_fixture.h"
 
 /* ---- downpour -------------------------------------------------------------------------------- */
 
 static void downpour(uint32_t n_push, uint32_t n_fetch, uint32_t bits)
 {
-	start();
-	how.n_push = n_push;
-	how.n_fetch = n_fetch;
-	how.push_sum = bits & 1;
-	how.prefetch = bits >> 1 & 1;
-	how.local_rate = bits & 4 ? 0.25 : 0;
-	train(all_in_two, 2);
-	reference_downpour(&all_in_two[0].work);
-	reference_downpour(&all_in_two[1].work);
-	pushes_are_the_references();
-	fake_stop(&fake);
+	trainer_start();
+	trainer_server_how.n_push = n_push;
+	trainer_server_how.n_fetch = n_fetch;
+	trainer_server_how.push_sum = bits & 1;
+	trainer_server_how.prefetch = bits >> 1 & 1;
+	trainer_server_how.local_rate = bits & 4 ? 0.25 : 0;
+	trainer_train(trainer_two_grants, 2);
+	reference_downpour(&trainer_two_grants[0].work);
+	reference_downpour(&trainer_two_grants[1].work);
+	trainer_expect_reference();
+	fake_stop(&trainer_server);
 }
 
 static void one_batch_is_one_push_at_fresh_weights(void **state)
@@ -24,11 +24,11 @@ static void one_batch_is_one_push_at_fresh_weights(void **state)
 	struct fake_seen seen;
 
 	(void)state;
-	train(all_in_two, 2);
-	reference_downpour(&all_in_two[0].work);
-	reference_downpour(&all_in_two[1].work);
-	pushes_are_the_references();
-	seen = fake_look(&fake);
+	trainer_train(trainer_two_grants, 2);
+	reference_downpour(&trainer_two_grants[0].work);
+	reference_downpour(&trainer_two_grants[1].work);
+	trainer_expect_reference();
+	seen = fake_look(&trainer_server);
 	for (int i = 0; i < BATCHES; i++) {
 		assert_int_equal(seen.made[i].work.count, 1);
 		assert_int_equal(seen.made[i].base_version, i);
@@ -54,32 +54,32 @@ static void many_bursts_overlap(void **state)
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
 
 	(void)state;
-	use_images(MOST);
+	trainer_use_images(MAX_IMAGES);
 	for (uint32_t prefetch = 0; prefetch < 2; prefetch++) {
-		start();
-		how.n_push = how.n_fetch = 2;
-		how.prefetch = prefetch;
-		how.local_rate = 0.25;
-		train(&all, 1);
+		trainer_start();
+		trainer_server_how.n_push = trainer_server_how.n_fetch = 2;
+		trainer_server_how.prefetch = prefetch;
+		trainer_server_how.local_rate = 0.25;
+		trainer_train(&all, 1);
 		reference_downpour(&all.work);
-		pushes_are_the_references();
-		assert_int_equal(ref.push[5].base_version, prefetch ? 2 : 5);
-		fake_stop(&fake);
+		trainer_expect_reference();
+		assert_int_equal(trainer_ref.push[5].base_version, prefetch ? 2 : 5);
+		fake_stop(&trainer_server);
 	}
-	use_images(IMAGES);
+	trainer_use_images(IMAGES);
 }
 
 /* Also where the device takes the steps: one batch, one mask. */
 static void every_batch_has_a_dropout_mask_of_its_own(void **state)
 {
 	(void)state;
-	use_model("dropout:0.5 fc:3");
+	trainer_use_model("dropout:0.5 fc:3");
 	for (uint32_t bits = 0; bits < 8; bits++) {
 		downpour(1, 1, bits);
 		downpour(2, 1, bits);
 		downpour(3, 3, bits);
 	}
-	use_model("fc:3");
+	trainer_use_model("fc:3");
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -94,13 +94,13 @@ static void a_stopped_worker_pushes_nothing_by_halves(void **state)
 	int asked = 0;
 
 	(void)state;
-	memcpy(how.grants, all_in_two, sizeof all_in_two);
-	how.n_grants = 2;
-	how.n_push = 2;
-	assert_int_equal(run_worker(at_the_fifth_batch, &asked), PS_ESHUTDOWN);
+	memcpy(trainer_server_how.grants, trainer_two_grants, sizeof trainer_two_grants);
+	trainer_server_how.n_grants = 2;
+	trainer_server_how.n_push = 2;
+	assert_int_equal(trainer_run_worker(at_the_fifth_batch, &asked), PS_ESHUTDOWN);
 	assert_int_equal(asked, 5);
-	assert_int_equal(fake_look(&fake).last_seq, 2); /* 2, 1; 1 and the end */
-	assert_int_equal(fake_look(&fake).made[1].work.count, 1);
+	assert_int_equal(fake_look(&trainer_server).last_seq, 2); /* 2, 1; 1 and the end */
+	assert_int_equal(fake_look(&trainer_server).made[1].work.count, 1);
 }
 
 static void a_lease_of_no_such_batch_is_refused(void **state)
@@ -108,10 +108,10 @@ static void a_lease_of_no_such_batch_is_refused(void **state)
 	static const struct msg_grant grant = {.kind = GRANT_TRAIN, .work = {0, BATCHES, 1}};
 
 	(void)state;
-	how.grants[0] = grant;
-	how.n_grants = 1;
-	assert_int_equal(run_worker(NULL, NULL), PS_EPROTO);
-	assert_int_equal(fake_look(&fake).pushes, 0);
+	trainer_server_how.grants[0] = grant;
+	trainer_server_how.n_grants = 1;
+	assert_int_equal(trainer_run_worker(NULL, NULL), PS_EPROTO);
+	assert_int_equal(fake_look(&trainer_server).pushes, 0);
 }
 
 int main(void)
@@ -125,5 +125,5 @@ int main(void)
 		WITH_SERVER(a_lease_of_no_such_batch_is_refused),
 	};
 
-	return cmocka_run_group_tests(tests, set_up_all, tear_down_all);
+	return cmocka_run_group_tests(tests, trainer_set_up_all, trainer_tear_down_all);
 }

@@ -1,27 +1,28 @@
 /* test_trainer_modes.c - what a worker pushes in the modes with exact grants and in easgd, against
  * a fake server and a serial reference. */
-#include "tests/unit/trainer_lab.h"
+#include "tests/support/trainer_fixture.h"
 
 /* ---- exact grants ---------------------------------------------------------------------------- */
 
 static void reference_exact(const struct msg_grant *grant, int pulls)
 {
-	double sum[N] = {0};
+	double sum[TRAINER_PARAMS] = {0};
 	struct fake_push of = {.images = 0};
-	float w[N], g[N];
+	float w[TRAINER_PARAMS], g[TRAINER_PARAMS];
 
-	ref.pulls += pulls;
-	server_weights(w);
+	trainer_ref.pulls += pulls;
+	reference_weights(w);
 	for (uint32_t i = 0; i < grant->work.count; i++) {
 		uint32_t before = of.images;
 
-		gradient_of(w, (struct work){grant->work.epoch, grant->work.first + i, 1}, g, &of);
-		for (int j = 0; j < N; j++)
+		reference_gradient(
+			w, (struct work){grant->work.epoch, grant->work.first + i, 1}, g, &of);
+		for (int j = 0; j < TRAINER_PARAMS; j++)
 			sum[j] += (double)(of.images - before) * (double)g[j];
 	}
-	for (int j = 0; j < N; j++)
+	for (int j = 0; j < TRAINER_PARAMS; j++)
 		g[j] = (float)(sum[j] / of.images);
-	expect_push(&of, g, (uint64_t)ref.n);
+	reference_push(&of, g, (uint64_t)trainer_ref.n);
 }
 
 static struct msg_grant exact(uint32_t first, uint32_t count, uint64_t version)
@@ -35,14 +36,14 @@ static void an_exact_lease_is_one_mean_over_its_images(void **state)
 	const struct msg_grant grants[] = {exact(4, 3, 0), exact(0, 1, 1), exact(1, 3, 2)};
 
 	(void)state;
-	how.mode = MODE_SANDBLASTER;
-	how.n_push = 2; /* of no meaning here */
-	how.prefetch = 1;
-	train(grants, 3);
+	trainer_server_how.mode = MODE_SANDBLASTER;
+	trainer_server_how.n_push = 2; /* of no meaning here */
+	trainer_server_how.prefetch = 1;
+	trainer_train(grants, 3);
 	for (int i = 0; i < 3; i++)
 		reference_exact(&grants[i], 1);
-	pushes_are_the_references();
-	assert_int_equal(fake_look(&fake).made[0].images, 13);
+	trainer_expect_reference();
+	assert_int_equal(fake_look(&trainer_server).made[0].images, 13);
 }
 
 static void a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used(void **state)
@@ -51,12 +52,12 @@ static void a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used(void
 		{.kind = GRANT_TRAIN, .work = {0, 0, 2}}, exact(2, 2, 0), exact(2, 2, 2)};
 
 	(void)state;
-	train(grants, 3);
+	trainer_train(grants, 3);
 	reference_downpour(&grants[0].work);
-	ref.pulls++; /* sees version 2 and that the second lease is too late */
+	trainer_ref.pulls++; /* sees version 2 and that the second lease is too late */
 	reference_exact(&grants[2], 0);
-	pushes_are_the_references();
-	assert_int_equal(fake_look(&fake).leases, 4);
+	trainer_expect_reference();
+	assert_int_equal(fake_look(&trainer_server).leases, 4);
 }
 
 static int two_leases(const struct fake *f)
@@ -67,9 +68,9 @@ static int two_leases(const struct fake *f)
 static void *restart_at_the_second_lease(void *arg)
 {
 	(void)arg;
-	fake_wait(&fake, two_leases, "a second lease");
-	fake_set(&fake, &fake.how.mute_leases, 0);
-	fake_hang_up(&fake, 1);
+	fake_wait(&trainer_server, two_leases, "a second lease");
+	fake_set(&trainer_server, &trainer_server.how.mute_leases, 0);
+	fake_hang_up(&trainer_server, 1);
 	return NULL;
 }
 
@@ -81,12 +82,12 @@ static void weights_of_before_a_restart_are_not_exact_after_it(void **state)
 	struct fake_seen seen;
 
 	(void)state;
-	how.mode = MODE_SYNC;
-	how.mute_leases_after = 1;
+	trainer_server_how.mode = MODE_SYNC;
+	trainer_server_how.mute_leases_after = 1;
 	assert_int_equal(pthread_create(&thread, NULL, restart_at_the_second_lease, NULL), 0);
-	train(grants, 2);
+	trainer_train(grants, 2);
 	pthread_join(thread, NULL);
-	seen = fake_look(&fake);
+	seen = fake_look(&trainer_server);
 	assert_int_equal(seen.pulls, 2);
 	assert_int_equal(seen.last_seq, 1);
 	assert_int_equal(seen.made[0].base_term, 2);
@@ -96,34 +97,35 @@ static void weights_of_before_a_restart_are_not_exact_after_it(void **state)
 /* ---- easgd ----------------------------------------------------------------------------------- */
 
 /* Own weights and velocity of the worker that is compared with. */
-static float x[N], v[N];
+static float x[TRAINER_PARAMS], v[TRAINER_PARAMS];
 
 /* Zhang 2015, algorithm 2: v = m v - rate g(x + m v), x += v; then worker and centre close their
  * part of the distance, which each PARAMS brings along. */
 static void reference_easgd(const struct work *lease)
 {
-	float rate = (float)how.local_rate, m = (float)how.momentum, g[N], centre[N];
+	float rate = (float)trainer_server_how.local_rate, m = (float)trainer_server_how.momentum,
+	      g[TRAINER_PARAMS], centre[TRAINER_PARAMS];
 	struct fake_push of = {.images = 0};
 
 	for (uint32_t i = 0; i < lease->count; i++) {
-		for (int j = 0; j < N; j++)
+		for (int j = 0; j < TRAINER_PARAMS; j++)
 			x[j] += m * v[j];
-		gradient_of(x, (struct work){lease->epoch, lease->first + i, 1}, g, &of);
-		for (int j = 0; j < N; j++) {
+		reference_gradient(x, (struct work){lease->epoch, lease->first + i, 1}, g, &of);
+		for (int j = 0; j < TRAINER_PARAMS; j++) {
 			x[j] -= rate * g[j];
 			v[j] = m * v[j] - rate * g[j];
 		}
-		if (of.work.count < how.n_push && i + 1 < lease->count)
+		if (of.work.count < trainer_server_how.n_push && i + 1 < lease->count)
 			continue;
-		server_weights(centre);
-		float part = (float)(how.elastic / (1 + ++ref.pulls % 3));
-		for (int j = 0; j < N; j++) {
+		reference_weights(centre);
+		float part = (float)(trainer_server_how.elastic / (1 + ++trainer_ref.pulls % 3));
+		for (int j = 0; j < TRAINER_PARAMS; j++) {
 			float e = part * (x[j] - centre[j]);
 
 			g[j] = -e;
 			x[j] -= e;
 		}
-		expect_push(&of, g, (uint64_t)ref.n);
+		reference_push(&of, g, (uint64_t)trainer_ref.n);
 	}
 }
 
@@ -131,22 +133,22 @@ static void easgd_ties_its_own_weights_to_the_centre(void **state)
 {
 	(void)state;
 	for (uint32_t i = 0; i < 4; i++) {
-		start();
-		how.mode = MODE_EASGD;
-		how.n_push = 2;
-		how.local_rate = 0.5;
-		how.elastic = 0.6;
-		how.momentum = i & 2 ? 0.7 : 0;
-		how.prefetch = i & 1;
-		train(all_in_two, 2);
-		server_weights(x);
+		trainer_start();
+		trainer_server_how.mode = MODE_EASGD;
+		trainer_server_how.n_push = 2;
+		trainer_server_how.local_rate = 0.5;
+		trainer_server_how.elastic = 0.6;
+		trainer_server_how.momentum = i & 2 ? 0.7 : 0;
+		trainer_server_how.prefetch = i & 1;
+		trainer_train(trainer_two_grants, 2);
+		reference_weights(x);
 		memset(v, 0, sizeof(v));
-		ref.pulls++;
-		reference_easgd(&all_in_two[0].work);
-		reference_easgd(&all_in_two[1].work);
-		pushes_are_the_references();
-		assert_int_equal(ref.n, 4); /* 2, 1; 2, 2 */
-		fake_stop(&fake);
+		trainer_ref.pulls++;
+		reference_easgd(&trainer_two_grants[0].work);
+		reference_easgd(&trainer_two_grants[1].work);
+		trainer_expect_reference();
+		assert_int_equal(trainer_ref.n, 4); /* 2, 1; 2, 2 */
+		fake_stop(&trainer_server);
 	}
 }
 
@@ -159,5 +161,5 @@ int main(void)
 		cmocka_unit_test(easgd_ties_its_own_weights_to_the_centre),
 	};
 
-	return cmocka_run_group_tests(tests, set_up_all, tear_down_all);
+	return cmocka_run_group_tests(tests, trainer_set_up_all, trainer_tear_down_all);
 }

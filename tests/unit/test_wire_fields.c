@@ -1,116 +1,116 @@
 /* test_wire_fields.c - every value that is out of its range, or makes no sense beside another, is
  * refused by name. */
 #include <math.h>
-#include "tests/unit/wire_bytes.h"
+#include "tests/support/wire_bytes.h"
 
 static void numbers_out_of_range_are_refused(void **state)
 {
-	struct bytes *b = fresh();
+	struct bytes *b = bytes_fresh();
 
 	(void)state;
-	put_number(b, 3, 0);
+	bytes_number(b, 3, 0);
 	assert_refused(MSG_PULL, b, "pull.which is out of range");
-	b = fresh();
-	put_number(b, 3, 3);
+	b = bytes_fresh();
+	bytes_number(b, 3, 3);
 	assert_refused(MSG_PULL, b, "pull.which is out of range");
-	b = fresh();
-	put_number(b, 3, UINT64_MAX); /* enum -1 */
+	b = bytes_fresh();
+	bytes_number(b, 3, UINT64_MAX); /* enum -1 */
 	assert_refused(MSG_PULL, b, "number too large for its field");
-	b = pull();
-	put_text(b, 1, "\x20\x81\x08"); /* worker 1025 */
+	b = bytes_pull();
+	bytes_text(b, 1, "\x20\x81\x08"); /* worker 1025 */
 	assert_refused(MSG_PULL, b, "worker is out of range");
-	b = pull();
-	put_text(b, 1, "\x20\x80\x80\x80\x80\x10"); /* worker 2^32 */
+	b = bytes_pull();
+	bytes_text(b, 1, "\x20\x80\x80\x80\x80\x10"); /* worker 2^32 */
 	assert_refused(MSG_PULL, b, "number too large for its field");
-	b = fresh();
-	put_number(b, 1, 2);
+	b = bytes_fresh();
+	bytes_number(b, 1, 2);
 	assert_refused(MSG_STATUS, b, "number too large for its field");
-	b = fresh();
-	put_number(b, 1, 27);
+	b = bytes_fresh();
+	bytes_number(b, 1, 27);
 	assert_refused(MSG_ERROR, b, "error.status is out of range");
-	assert_refused(MSG_ERROR, fresh(), "error.status is out of range");
-	b = fresh();
-	put_number(b, 2, UINT32_MAX);
+	assert_refused(MSG_ERROR, bytes_fresh(), "error.status is out of range");
+	b = bytes_fresh();
+	bytes_number(b, 2, UINT32_MAX);
 	assert_refused(MSG_BYE, b, "bye.status is out of range");
-	b = fresh();
-	put_text(b, 4, "\x10\x80\x80\x40\x18\x01"); /* batches [2^20, 2^20 + 1) */
+	b = bytes_fresh();
+	bytes_text(b, 4, "\x10\x80\x80\x40\x18\x01"); /* batches [2^20, 2^20 + 1) */
 	assert_refused(MSG_PUSH, b, "push.work is out of range");
-	b = fresh();
-	put_text(b, 4, "\x08\x80\x80\x04"); /* epoch 65536 */
+	b = bytes_fresh();
+	bytes_text(b, 4, "\x08\x80\x80\x04"); /* epoch 65536 */
 	assert_refused(MSG_PUSH, b, "epoch is out of range");
 }
 
 static void decisions_must_make_sense(void **state)
 {
 	static const char reason[] = "verdict and reject do not fit";
-	struct bytes *b = fresh();
+	struct bytes *b = bytes_fresh();
 
 	(void)state;
-	put_number(b, 2, VERDICT_OK);
+	bytes_number(b, 2, VERDICT_OK);
 	assert_accepted(MSG_ACK, b);
-	put_number(b, 3, REJECT_NORM);
+	bytes_number(b, 3, REJECT_NORM);
 	assert_refused(MSG_ACK, b, reason);
-	b = fresh();
-	put_number(b, 2, VERDICT_REJECTED);
+	b = bytes_fresh();
+	bytes_number(b, 2, VERDICT_REJECTED);
 	assert_refused(MSG_ACK, b, reason);
-	b = fresh();
-	put_number(b, 9, REJECT_NORM);
+	b = bytes_fresh();
+	bytes_number(b, 9, REJECT_NORM);
 	assert_refused(MSG_PUSH, b, reason);
-	put_number(b, 8, VERDICT_REJECTED);
+	bytes_number(b, 8, VERDICT_REJECTED);
 	assert_accepted(MSG_PUSH, b);
-	b = fresh();
-	put_number(b, 8, VERDICT_REJECTED);
-	put_number(b, 9, REJECT_REASONS);
+	b = bytes_fresh();
+	bytes_number(b, 8, VERDICT_REJECTED);
+	bytes_number(b, 9, REJECT_REASONS);
 	assert_refused(MSG_PUSH, b, "push.reject is out of range");
-	b = fresh();
-	put_number(b, 2, VERDICT_REJECTED);
-	put_number(b, 3, REJECT_REASONS);
+	b = bytes_fresh();
+	bytes_number(b, 2, VERDICT_REJECTED);
+	bytes_number(b, 3, REJECT_REASONS);
 	assert_refused(MSG_ACK, b, "ack.reject is out of range");
-	b = fresh();
-	put_number(b, 2, VERDICT_OK);
-	put_number(b, 8, 1);
+	b = bytes_fresh();
+	bytes_number(b, 2, VERDICT_OK);
+	bytes_number(b, 8, 1);
 	assert_refused(MSG_ACK, b, "superseded, but not rejected");
 }
 
 static void grants_and_results_must_make_sense(void **state)
 {
-	struct bytes *b = fresh();
+	struct bytes *b = bytes_fresh();
 
 	(void)state;
-	put_number(b, 2, GRANT_TRAIN);
-	put_number(b, 5, 100);
+	bytes_number(b, 2, GRANT_TRAIN);
+	bytes_number(b, 5, 100);
 	assert_refused(MSG_GRANT, b, "grant of nothing");
-	b = fresh();
-	put_number(b, 2, GRANT_EVAL);
-	put_number(b, 4, WIRE_MAX_IMAGES);
-	put_number(b, 5, 1);
+	b = bytes_fresh();
+	bytes_number(b, 2, GRANT_EVAL);
+	bytes_number(b, 4, WIRE_MAX_IMAGES);
+	bytes_number(b, 5, 1);
 	assert_refused(MSG_GRANT, b, "grant.eval is out of range");
-	b = fresh();
-	put_number(b, 4, 10);
-	put_number(b, 5, 10);
+	b = bytes_fresh();
+	bytes_number(b, 4, 10);
+	bytes_number(b, 5, 10);
 	assert_accepted(MSG_RESULT, b);
-	b = fresh();
-	put_number(b, 4, 10);
-	put_number(b, 5, 11);
+	b = bytes_fresh();
+	bytes_number(b, 4, 10);
+	bytes_number(b, 5, 11);
 	assert_refused(MSG_RESULT, b, "more images right than evaluated");
 }
 
 static struct bytes *welcome(
 	unsigned push_window, unsigned replay_window, unsigned beat_ms, unsigned dead_ms)
 {
-	struct bytes *b = fresh();
+	struct bytes *b = bytes_fresh();
 
-	put_number(b, 6, 1);
-	put_number(b, 8, 1);
-	put_number(b, 10, push_window);
-	put_number(b, 11, replay_window);
-	put_number(b, 12, beat_ms);
-	put_number(b, 13, dead_ms);
-	put_number(b, 14, 1);
-	put_number(b, 15, MODE_DOWNPOUR);
-	put_number(b, 16, 1);
-	put_number(b, 17, 1);
-	put_number(b, 22, WIRE_PROTOCOL);
+	bytes_number(b, 6, 1);
+	bytes_number(b, 8, 1);
+	bytes_number(b, 10, push_window);
+	bytes_number(b, 11, replay_window);
+	bytes_number(b, 12, beat_ms);
+	bytes_number(b, 13, dead_ms);
+	bytes_number(b, 14, 1);
+	bytes_number(b, 15, MODE_DOWNPOUR);
+	bytes_number(b, 16, 1);
+	bytes_number(b, 17, 1);
+	bytes_number(b, 22, WIRE_PROTOCOL);
 	return b;
 }
 
@@ -118,7 +118,7 @@ static struct bytes *welcome_with(unsigned field, double value)
 {
 	struct bytes *b = welcome(8, 8, 1, 2);
 
-	put_varint(b, field << 3 | 1); /* eight bytes follow */
+	bytes_varint(b, field << 3 | 1); /* eight bytes follow */
 	memcpy(b->at + b->n, &value, sizeof(value));
 	b->n += sizeof(value);
 	return b;
@@ -146,9 +146,9 @@ static void welcomes_must_make_sense(void **state)
 
 static void assert_name(const char *name, size_t n, const char *reason)
 {
-	struct bytes *b = hello();
+	struct bytes *b = bytes_hello();
 
-	put_bytes(b, 3, name, n);
+	bytes_bytes(b, 3, name, n);
 	if (reason)
 		assert_refused(MSG_HELLO, b, reason);
 	else
@@ -185,35 +185,35 @@ static void texts_are_utf8_on_one_line(void **state)
 static void a_host_is_a_short_line(void **state)
 {
 	char host[WIRE_MAX_HOST + 1];
-	struct bytes *b = hello();
+	struct bytes *b = bytes_hello();
 
 	(void)state;
 	memset(host, 'h', sizeof(host));
-	put_bytes(b, 9, host, WIRE_MAX_HOST);
-	put_number(b, 10, UINT32_MAX);
+	bytes_bytes(b, 9, host, WIRE_MAX_HOST);
+	bytes_number(b, 10, UINT32_MAX);
 	assert_accepted(MSG_HELLO, b);
-	b = hello();
-	put_bytes(b, 9, host, WIRE_MAX_HOST + 1);
+	b = bytes_hello();
+	bytes_bytes(b, 9, host, WIRE_MAX_HOST + 1);
 	assert_refused(MSG_HELLO, b, "hello.host is out of range");
-	b = hello();
-	put_bytes(b, 9, "a\nb", 3);
+	b = bytes_hello();
+	bytes_bytes(b, 9, "a\nb", 3);
 	assert_refused(MSG_HELLO, b, "hello.host is out of range");
-	b = hello();
-	put_number(b, 10, (uint64_t)UINT32_MAX + 1);
+	b = bytes_hello();
+	bytes_number(b, 10, (uint64_t)UINT32_MAX + 1);
 	assert_refused(MSG_HELLO, b, "number too large for its field");
 }
 
 static void long_texts_are_refused(void **state)
 {
 	static char text[WIRE_MAX_TEXT + 1];
-	struct bytes *b = fresh();
+	struct bytes *b = bytes_fresh();
 
 	(void)state;
 	memset(text, 't', sizeof(text));
-	put_bytes(b, 2, text, WIRE_MAX_TEXT);
+	bytes_bytes(b, 2, text, WIRE_MAX_TEXT);
 	assert_accepted(MSG_STATUS, b);
-	b = fresh();
-	put_bytes(b, 2, text, WIRE_MAX_TEXT + 1);
+	b = bytes_fresh();
+	bytes_bytes(b, 2, text, WIRE_MAX_TEXT + 1);
 	assert_refused(MSG_STATUS, b, "text is too long");
 }
 
@@ -229,5 +229,5 @@ int main(void)
 		cmocka_unit_test(long_texts_are_refused),
 	};
 
-	return cmocka_run_group_tests(tests, set_up, tear_down);
+	return cmocka_run_group_tests(tests, bytes_set_up, bytes_tear_down);
 }

@@ -2,7 +2,7 @@
  * test_wire_hostile.c - bytes that no honest program sends: proves wire.h's invariants (1), nothing
  * allocated, read out of bounds or aborted, and (2), all or nothing.
  */
-#include "tests/unit/wire_bytes.h"
+#include "tests/support/wire_bytes.h"
 #include <malloc.h>
 #include "common/rng.h"
 #include "proto/schema.h"
@@ -16,7 +16,7 @@ static void what_is_not_one_message_is_refused(void **state)
 {
 	static const char not_one[] = "header is not one protobuf Message with one body";
 	static const char http[] = "GET / HTTP/1.1\r\n\r\n";
-	struct bytes *b = fresh();
+	struct bytes *b = bytes_fresh();
 
 	(void)state;
 	assert_frame_refused("", 0, PS_EPROTO, not_one);
@@ -38,29 +38,29 @@ static void what_is_not_one_message_is_refused(void **state)
 /* A newer peer may send fields that we do not know, however many, as long as they fit the budget. */
 static void unknown_fields_are_passed_over_at_every_level(void **state)
 {
-	struct bytes *b = hello();
+	struct bytes *b = bytes_hello();
 
 	(void)state;
-	put_number(b, 31, 1);
-	put_number(b, 31, 2);
-	put_text(b, 32, "a text, or a message");
-	put_number(b, 536870911, UINT64_MAX); /* the highest number there is */
-	put_varint(b, 100 << 3 | 1);          /* fixed64 */
-	put(b, "12345678", 8);
-	put_varint(b, 101 << 3 | 5); /* fixed32 */
-	put(b, "1234", 4);
+	bytes_number(b, 31, 1);
+	bytes_number(b, 31, 2);
+	bytes_text(b, 32, "a text, or a message");
+	bytes_number(b, 536870911, UINT64_MAX); /* the highest number there is */
+	bytes_varint(b, 100 << 3 | 1);          /* fixed64 */
+	bytes_put(b, "12345678", 8);
+	bytes_varint(b, 101 << 3 | 5); /* fixed32 */
+	bytes_put(b, "1234", 4);
 	assert_accepted(MSG_HELLO, b);
-	b = hello();
-	put_text(b, 6, "\x30\x01"); /* resume: field 6 of a Stamp */
+	b = bytes_hello();
+	bytes_text(b, 6, "\x30\x01"); /* resume: field 6 of a Stamp */
 	assert_accepted(MSG_HELLO, b);
-	b = hello();
-	put_text(b, 5, "\x98\x06\x01"); /* data: field 99 of a DataId */
+	b = bytes_hello();
+	bytes_text(b, 5, "\x98\x06\x01"); /* data: field 99 of a DataId */
 	assert_accepted(MSG_HELLO, b);
-	b = hello();
+	b = bytes_hello();
 	while (b->n < 2000)
-		put_text(b, 99, "twenty bytes or more");
+		bytes_text(b, 99, "twenty bytes or more");
 	assert_accepted(MSG_HELLO, b);
-	put(b, "\x9b\x06", 2); /* a group, which proto3 does not have */
+	bytes_put(b, "\x9b\x06", 2); /* a group, which proto3 does not have */
 	assert_refused(MSG_HELLO, b, "truncated or malformed field");
 }
 
@@ -74,42 +74,42 @@ static void unknown_messages_are_not_entered(void **state)
 	for (int depth = 0; depth < 1000; depth++) {
 		struct bytes *outer = &nested[!which];
 		outer->n = 0;
-		put_bytes(outer, 20, nested[which].at, nested[which].n);
+		bytes_bytes(outer, 20, nested[which].at, nested[which].n);
 		which = !which;
 	}
-	put_number(&nested[which], 3, WEIGHTS_CURRENT);
+	bytes_number(&nested[which], 3, WEIGHTS_CURRENT);
 	assert_accepted(MSG_PULL, &nested[which]);
 }
 
 static void malformed_fields_are_refused(void **state)
 {
 	static const char cut[] = "truncated or malformed field";
-	struct bytes *b = pull();
+	struct bytes *b = bytes_pull();
 
 	(void)state;
 	assert_accepted(MSG_PULL, b);
-	put_number(b, 3, WEIGHTS_CURRENT);
+	bytes_number(b, 3, WEIGHTS_CURRENT);
 	assert_refused(MSG_PULL, b, "field given twice");
-	b = pull();
-	put_number(b, 1, 1);
+	b = bytes_pull();
+	bytes_number(b, 1, 1);
 	assert_refused(MSG_PULL, b, "field of another type");
-	b = pull();
-	put(b, "\x10", 1);
+	b = bytes_pull();
+	bytes_put(b, "\x10", 1);
 	assert_refused(MSG_PULL, b, cut);
-	b = pull();
-	put(b, "\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", 11); /* 65 bits */
+	b = bytes_pull();
+	bytes_put(b, "\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", 11); /* 65 bits */
 	assert_refused(MSG_PULL, b, cut);
-	b = pull();
-	put(b, "\x0a\x7f", 2);
+	b = bytes_pull();
+	bytes_put(b, "\x0a\x7f", 2);
 	assert_refused(MSG_PULL, b, cut);
-	b = pull();
-	put(b, "\x0b\x0c", 2); /* proto2 groups */
+	b = bytes_pull();
+	bytes_put(b, "\x0b\x0c", 2); /* proto2 groups */
 	assert_refused(MSG_PULL, b, cut);
-	b = pull();
-	put(b, "\x00\x00", 2); /* field 0 */
+	b = bytes_pull();
+	bytes_put(b, "\x00\x00", 2); /* field 0 */
 	assert_refused(MSG_PULL, b, cut);
-	b = pull();
-	put_text(b, 1, "\x0a"); /* inside the stamp */
+	b = bytes_pull();
+	bytes_text(b, 1, "\x0a"); /* inside the stamp */
 	assert_refused(MSG_PULL, b, cut);
 }
 
@@ -130,15 +130,15 @@ static void amplifying_headers_allocate_nothing(void **state)
 
 	(void)state;
 	while (flood[0].n < WIRE_MAX_HEADER - 16) /* unknown fields, two bytes each */
-		put(&flood[0], "\x78\x00", 2);
+		bytes_put(&flood[0], "\x78\x00", 2);
 	while (flood[1].n < WIRE_MAX_HEADER - 16) /* empty slices, two bytes each */
-		put(&flood[1], "\x3a\x00", 2);
+		bytes_put(&flood[1], "\x3a\x00", 2);
 	while (flood[2].n < WIRE_MAX_HEADER - 16) /* the same stamp again and again */
-		put(&flood[2], "\x0a\x00", 2);
+		bytes_put(&flood[2], "\x0a\x00", 2);
 	while (flood[3].n < WIRE_MAX_HEADER - 16) /* a stamp of unknown fields */
-		put(&flood[3], "\x78\x00", 2);
-	struct bytes *stamp = fresh();
-	put_bytes(stamp, 1, flood[3].at, flood[3].n);
+		bytes_put(&flood[3], "\x78\x00", 2);
+	struct bytes *stamp = bytes_fresh();
+	bytes_bytes(stamp, 1, flood[3].at, flood[3].n);
 	before = heap();
 	assert_refused(MSG_PUSH, &flood[0], memory);
 	assert_refused(MSG_PUSH, stamp, memory);
@@ -163,7 +163,7 @@ static void the_largest_honest_header_fits_the_memory_limit(void **state)
 			.offset = i, .count = 1, .encoding = ENCODING_F32, .data = zero};
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	before = heap();
-	if (wire_decode(wire, &f, &back, &why))
+	if (wire_decode(bytes_wire, &f, &back, &why))
 		fail_msg("%s", why);
 	assert_int_equal(heap(), before);
 	frames_release(&f);
@@ -191,44 +191,44 @@ static void assert_fits(const struct wire_field *row, const void *base)
 		for (uint32_t i = 0; i < s->n; i++) {
 			assert_true(s->slice[i].offset >= end && s->slice[i].count > 0);
 			end = s->slice[i].offset + s->slice[i].count;
-			assert_true(end <= N_PARAMS);
+			assert_true(end <= BYTES_PARAMS);
 		}
 	}
 }
 
 static struct bytes *sample(unsigned type)
 {
-	struct bytes *b = fresh();
+	struct bytes *b = bytes_fresh();
 
 	switch (type) {
 	case MSG_HELLO:
-		put_number(b, 1, WIRE_PROTOCOL);
-		put_number(b, 2, 1);
-		put_text(b, 3, "worker one");
-		put_text(b, 4, "cpu 2 threads");
-		put_text(b, 5, "\x08\x64\x10\x0a\x18\x1c\x20\x1c\x28\x0a\x31\1\2\3\4\5\6\7\x08");
-		put_text(b, 6, "\x09\1\2\3\4\5\6\7\x08\x18\x02\x20\x01\x28\x03");
-		put_number(b, 7, 300);
+		bytes_number(b, 1, WIRE_PROTOCOL);
+		bytes_number(b, 2, 1);
+		bytes_text(b, 3, "worker one");
+		bytes_text(b, 4, "cpu 2 threads");
+		bytes_text(b, 5, "\x08\x64\x10\x0a\x18\x1c\x20\x1c\x28\x0a\x31\1\2\3\4\5\6\7\x08");
+		bytes_text(b, 6, "\x09\1\2\3\4\5\6\7\x08\x18\x02\x20\x01\x28\x03");
+		bytes_number(b, 7, 300);
 		break;
 	case MSG_PUSH:
-		put_text(b, 1, "\x09\1\2\3\4\5\6\7\x08\x18\x02\x20\x01\x28\x03");
-		put_number(b, 2, 7);
-		put_number(b, 3, 1000);
-		put_text(b, 4, "\x08\x01\x10\x05\x18\x02");
-		put_number(b, 5, 100);
-		put_number(b, 8, 2);
-		put_number(b, 9, 3);
+		bytes_text(b, 1, "\x09\1\2\3\4\5\6\7\x08\x18\x02\x20\x01\x28\x03");
+		bytes_number(b, 2, 7);
+		bytes_number(b, 3, 1000);
+		bytes_text(b, 4, "\x08\x01\x10\x05\x18\x02");
+		bytes_number(b, 5, 100);
+		bytes_number(b, 8, 2);
+		bytes_number(b, 9, 3);
 		break;
 	case MSG_GRANT:
-		put_number(b, 1, 7);
-		put_number(b, 2, 1);
-		put_text(b, 3, "\x08\x01\x10\x05\x18\x02");
-		put_number(b, 6, 1);
+		bytes_number(b, 1, 7);
+		bytes_number(b, 2, 1);
+		bytes_text(b, 3, "\x08\x01\x10\x05\x18\x02");
+		bytes_number(b, 6, 1);
 		break;
 	default:
-		put_number(b, 1, 3);
-		put_number(b, 2, 5);
-		put_text(b, 3, "reason");
+		bytes_number(b, 1, 3);
+		bytes_number(b, 2, 5);
+		bytes_text(b, 3, "reason");
 	}
 	return b;
 }
@@ -249,8 +249,8 @@ static void mutants_are_refused_or_in_range(void **state)
 		for (uint64_t k = rng_below(&dice, 4); k > 0; k--)
 			b->at[rng_below(&dice, b->n)] = (unsigned char)rng_next(&dice);
 		whole.n = 0;
-		put_bytes(&whole, types[i % 4], b->at, size);
-		if (decode(whole.at, whole.n, &m, NULL))
+		bytes_bytes(&whole, types[i % 4], b->at, size);
+		if (bytes_decode(whole.at, whole.n, &m, NULL))
 			continue;
 		accepted++;
 		for (const struct wire_field *row = wire_messages[m.type].fields;
@@ -272,5 +272,5 @@ int main(void)
 		cmocka_unit_test(mutants_are_refused_or_in_range),
 	};
 
-	return cmocka_run_group_tests(tests, set_up, tear_down);
+	return cmocka_run_group_tests(tests, bytes_set_up, bytes_tear_down);
 }

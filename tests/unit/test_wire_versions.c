@@ -2,7 +2,7 @@
  * test_wire_versions.c - proves what WIRE.md's "Versions" says: which peers understand each other,
  * and that a required feature is refused by name, whatever else the message holds.
  */
-#include "tests/unit/wire_bytes.h"
+#include "tests/support/wire_bytes.h"
 
 #define RELEASES ": install releases at most one protocol version apart"
 
@@ -15,24 +15,24 @@ static const struct {
 /* A WELCOME says it behind what a WELCOME must have, a HELLO in front. */
 static struct bytes *greeting(int which, uint64_t newest, uint64_t oldest, const char *requires)
 {
-	struct bytes *b = fresh();
+	struct bytes *b = bytes_fresh();
 
 	if (row[which].type == MSG_HELLO) {
-		put_number(b, 2, ROLE_OBSERVER);
+		bytes_number(b, 2, ROLE_OBSERVER);
 	} else {
-		put_number(b, 6, N_PARAMS);
-		put_number(b, 8, 1);
+		bytes_number(b, 6, BYTES_PARAMS);
+		bytes_number(b, 8, 1);
 		for (unsigned field = 10; field <= 12; field++)
-			put_number(b, field, 1);
+			bytes_number(b, field, 1);
 		for (unsigned field = 13; field <= 17; field++)
-			put_number(b, field, 2);
+			bytes_number(b, field, 2);
 	}
 	if (newest)
-		put_number(b, row[which].newest, newest);
+		bytes_number(b, row[which].newest, newest);
 	if (oldest)
-		put_number(b, row[which].oldest, oldest);
+		bytes_number(b, row[which].oldest, oldest);
 	if (requires)
-		put_text(b, row[which].requires, requires);
+		bytes_text(b, row[which].requires, requires);
 	return b;
 }
 
@@ -41,7 +41,7 @@ static void assert_version_refused(int which, const struct bytes *body, const ch
 	static struct bytes whole;
 
 	whole.n = 0;
-	put_bytes(&whole, row[which].type, body->at, body->n);
+	bytes_bytes(&whole, row[which].type, body->at, body->n);
 	assert_frame_refused(whole.at, whole.n, PS_EVERSION, reason);
 }
 
@@ -84,12 +84,12 @@ static void it_is_refused_whatever_the_rest_says(void **state)
 	(void)state;
 	for (int which = 0; which < 2; which++) {
 		struct bytes *b = greeting(which, 9, 9, NULL);
-		put_number(b, 2, 99); /* of another range in version 9 */
-		put_text(b, 1, "or of another type");
+		bytes_number(b, 2, 99); /* of another range in version 9 */
+		bytes_text(b, 1, "or of another type");
 		assert_version_refused(
 			which, b, "protocol 9 is not supported here, only 6 to 6" RELEASES);
 		b = greeting(which, WIRE_PROTOCOL, 0, "bf16");
-		put_number(b, 2, 99);
+		bytes_number(b, 2, 99);
 		assert_version_refused(which, b,
 			"feature \"bf16\" is required and not supported here: update the older of "
 			"server and worker");
@@ -148,5 +148,5 @@ int main(void)
 		cmocka_unit_test(every_sender_of_this_build_says_what_it_speaks),
 	};
 
-	return cmocka_run_group_tests(tests, set_up, tear_down);
+	return cmocka_run_group_tests(tests, bytes_set_up, bytes_tear_down);
 }

@@ -1,26 +1,13 @@
-/*
- * idx_files.h - small IDX files for the tests of the modules that read them. Every function fails
- * the test that calls it when the disk does.
- */
-#ifndef TESTS_UNIT_IDX_FILES_H
-#define TESTS_UNIT_IDX_FILES_H
-#include "tests/support/capture.h"
-#include "tests/support/temp_dir.h"
-#include <zlib.h>
+/* idx_files.c - see idx_files.h. */
+#include "tests/support/idx_files.h"
 
-struct blob {
-	unsigned char bytes[8192];
-	size_t size;
-};
-
-static inline void blob_be32(struct blob *b, uint32_t v)
+void blob_be32(struct blob *b, uint32_t v)
 {
 	for (int shift = 24; shift >= 0; shift -= 8)
 		b->bytes[b->size++] = (unsigned char)(v >> shift);
 }
 
-/* `n` images of rows x cols whose pixels count up from `seed`. */
-static inline struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed)
+struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed)
 {
 	struct blob b = {.size = 0};
 
@@ -33,7 +20,7 @@ static inline struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, 
 	return b;
 }
 
-static inline struct blob blob_labels(uint32_t n)
+struct blob blob_labels(uint32_t n)
 {
 	struct blob b = {.size = 0};
 
@@ -44,7 +31,7 @@ static inline struct blob blob_labels(uint32_t n)
 	return b;
 }
 
-static inline struct blob blob_gzip(const struct blob *plain)
+struct blob blob_gzip(const struct blob *plain)
 {
 	struct blob b = {.size = 0};
 	z_stream z = {.next_in = (unsigned char *)(uintptr_t)plain->bytes,
@@ -58,5 +45,3 @@ static inline struct blob blob_gzip(const struct blob *plain)
 	deflateEnd(&z);
 	return b;
 }
-
-#endif

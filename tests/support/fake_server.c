@@ -1,18 +1,12 @@
-/*
- * fake_answers.h - what the fake server says to each message; the other half of fake_server.h.
- *
- * Thread: the fake's, mutex held.
- */
-#ifndef TESTS_UNIT_FAKE_ANSWERS_H
-#define TESTS_UNIT_FAKE_ANSWERS_H
-#include "tests/unit/fake_state.h"
+/* fake_server.c - see fake_server.h. */
+#include "tests/support/fake_server.h"
 
-static inline struct stamp fake_stamp(const struct fake *f)
+static struct stamp fake_stamp(const struct fake *f)
 {
-	return (struct stamp){.run = {1, 2}, .term = f->epoch, .worker = 1, .incarnation = 1};
+	return (struct stamp){.run = {1, 2}, .term = f->term, .worker = 1, .incarnation = 1};
 }
 
-static inline void fake_send(struct fake *f, uint32_t peer, const struct msg *m)
+static void fake_send(struct fake *f, uint32_t peer, const struct msg *m)
 {
 	struct frames out;
 	unsigned char *values;
@@ -35,12 +29,12 @@ static inline void fake_send(struct fake *f, uint32_t peer, const struct msg *m)
 		frames_release(&out);
 }
 
-static inline uint64_t fake_durable(const struct fake *f)
+static uint64_t fake_durable(const struct fake *f)
 {
 	return f->how.not_durable ? 0 : f->seen.last_seq;
 }
 
-static inline void fake_welcome(struct fake *f, uint32_t peer)
+static void fake_welcome(struct fake *f, uint32_t peer)
 {
 	struct msg m = {.type = MSG_WELCOME};
 
@@ -70,7 +64,7 @@ static inline void fake_welcome(struct fake *f, uint32_t peer)
 }
 
 /* Weights: the first ones minus the sum of what was pushed. `ack`: goes along, or NULL. */
-static inline void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weights which,
+static void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weights which,
 	const struct msg_ack *ack)
 {
 	struct msg m = {.type = MSG_PARAMS};
@@ -101,7 +95,7 @@ static inline void fake_pull(struct fake *f, uint32_t peer, uint64_t request, en
 	fake_send(f, peer, &m);
 }
 
-static inline void fake_apply(struct fake_seen *s, const struct msg_push *p)
+static void fake_apply(struct fake_seen *s, const struct msg_push *p)
 {
 	const struct slice *slice = &p->slices.slice[0];
 	struct fake_push *made = &s->made[(p->seq - 1) % FAKE_PUSHES];
@@ -120,7 +114,7 @@ static inline void fake_apply(struct fake_seen *s, const struct msg_push *p)
 	s->last_seq = p->seq;
 }
 
-static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_push *p)
+static void fake_push(struct fake *f, uint32_t peer, const struct msg_push *p)
 {
 	struct fake_seen *s = &f->seen;
 	const struct slice *slice = &p->slices.slice[0];
@@ -135,7 +129,7 @@ static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_pus
 	if (!m.ack.duplicate)
 		fake_apply(s, p);
 	m.ack.seq = p->seq;
-	m.ack.term = f->epoch;
+	m.ack.term = f->term;
 	m.ack.verdict = f->how.reject ? VERDICT_REJECTED : VERDICT_OK;
 	m.ack.reject = (enum reject)f->how.reject;
 	m.ack.superseded = (uint32_t)f->how.superseded;
@@ -148,7 +142,7 @@ static inline void fake_push(struct fake *f, uint32_t peer, const struct msg_pus
 		fake_pull(f, peer, p->pull, WEIGHTS_CURRENT, joins ? &m.ack : NULL);
 }
 
-static inline void fake_lease(struct fake *f, uint32_t peer, const struct msg_lease *l)
+static void fake_lease(struct fake *f, uint32_t peer, const struct msg_lease *l)
 {
 	struct msg grant = {.type = MSG_GRANT};
 	struct msg bye = {.type = MSG_BYE, .bye = {.stamp = fake_stamp(f), .status = f->how.bye}};
@@ -176,7 +170,7 @@ static inline void fake_lease(struct fake *f, uint32_t peer, const struct msg_le
 		f->how.mute_leases = 1;
 }
 
-static inline void fake_beat(struct fake *f, uint32_t peer)
+static void fake_beat(struct fake *f, uint32_t peer)
 {
 	struct msg m = {.type = MSG_BEAT};
 
@@ -186,7 +180,7 @@ static inline void fake_beat(struct fake *f, uint32_t peer)
 	fake_send(f, peer, &m);
 }
 
-static inline void fake_error(struct fake *f, uint32_t peer, int status)
+static void fake_error(struct fake *f, uint32_t peer, int status)
 {
 	struct msg m = {.type = MSG_ERROR};
 
@@ -195,7 +189,7 @@ static inline void fake_error(struct fake *f, uint32_t peer, int status)
 	fake_send(f, peer, &m);
 }
 
-static inline void fake_answer(struct fake *f, uint32_t peer, const struct msg *m)
+static void fake_answer(struct fake *f, uint32_t peer, const struct msg *m)
 {
 	struct fake_seen *s = &f->seen;
 	struct msg reply = {.type = m->type};
@@ -251,4 +245,161 @@ static inline void fake_answer(struct fake *f, uint32_t peer, const struct msg *
 		fake_error(f, peer, f->how.status);
 }
 
-#endif
+/* ---- the thread ----------------------------------------------------------------------------- */
+
+static void fake_bind(struct fake *f, const char *url)
+{
+	int linger = 0;
+	size_t size = sizeof f->url;
+
+	f->socket = zmq_socket(f->context, ZMQ_ROUTER);
+	zmq_setsockopt(f->socket, ZMQ_LINGER, &linger, sizeof linger);
+	/* the port of the socket before this one may take a moment to become free */
+	for (int i = 0; zmq_bind(f->socket, url) && i < 100; i++)
+		zmq_poll(NULL, 0, 20);
+	zmq_getsockopt(f->socket, ZMQ_LAST_ENDPOINT, f->url, &size);
+}
+
+static void fake_come_back(struct fake *f)
+{
+	char url[sizeof f->url];
+
+	memcpy(url, f->url, sizeof url);
+	zmq_close(f->socket);
+	if (f->forget) {
+		f->term++;
+		f->seen.last_seq = 0;
+		memset(f->seen.sum, 0, sizeof f->seen.sum);
+	}
+	fake_bind(f, url);
+	f->hang_up = 0;
+}
+
+static void fake_take_all(struct fake *f)
+{
+	struct frames in;
+	struct msg m;
+	uint32_t peer;
+
+	while (wire_recv(f->socket, &peer, &in) == 1) {
+		const char *why = "";
+
+		if (wire_decode(f->wire, &in, &m, &why))
+			fail_msg("the library sent what is no message: %s", why);
+		fake_answer(f, peer, &m);
+		frames_release(&in);
+	}
+}
+
+static void *fake_run(void *arg)
+{
+	struct fake *f = arg;
+	int stop = 0;
+
+	while (!stop) {
+		zmq_pollitem_t item = {.socket = f->socket, .events = ZMQ_POLLIN};
+
+		zmq_poll(&item, 1, 5);
+		pthread_mutex_lock(&f->mutex);
+		if (f->hang_up)
+			fake_come_back(f);
+		else
+			fake_take_all(f);
+		stop = f->stop;
+		pthread_cond_broadcast(&f->changed);
+		pthread_mutex_unlock(&f->mutex);
+	}
+	zmq_close(f->socket);
+	return NULL;
+}
+
+/* ---- the test's side ------------------------------------------------------------------------ */
+
+void fake_start(struct fake *f)
+{
+	memset(f, 0, sizeof *f);
+	f->term = 1;
+	f->how = (struct fake_how){.push_window = 8,
+		.replay_window = 16,
+		.model = "vector:6",
+		.mode = MODE_DOWNPOUR,
+		.n_push = 1,
+		.n_fetch = 1};
+	f->context = zmq_ctx_new();
+	assert_int_equal(wire_new(&f->wire, FAKE_PARAMS), 0);
+	fake_bind(f, "tcp://127.0.0.1:*");
+	assert_string_not_equal(f->url, "");
+	pthread_mutex_init(&f->mutex, NULL);
+	pthread_cond_init(&f->changed, NULL);
+	assert_int_equal(pthread_create(&f->thread, NULL, fake_run, f), 0);
+}
+
+void fake_stop(struct fake *f)
+{
+	pthread_mutex_lock(&f->mutex);
+	f->stop = 1;
+	pthread_mutex_unlock(&f->mutex);
+	pthread_join(f->thread, NULL);
+	zmq_ctx_term(f->context);
+	wire_free(&f->wire);
+	pthread_cond_destroy(&f->changed);
+	pthread_mutex_destroy(&f->mutex);
+}
+
+int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds)
+{
+	struct timespec deadline;
+	int late = 0;
+
+	clock_gettime(CLOCK_REALTIME, &deadline);
+	deadline.tv_sec += seconds;
+	pthread_mutex_lock(&f->mutex);
+	while (!enough(f) && !late)
+		late = pthread_cond_timedwait(&f->changed, &f->mutex, &deadline);
+	pthread_mutex_unlock(&f->mutex);
+	return !late;
+}
+
+void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what)
+{
+	if (!fake_happens(f, enough, 20))
+		fail_msg("waited in vain for %s", what);
+}
+
+void fake_set(struct fake *f, int *how, int value)
+{
+	pthread_mutex_lock(&f->mutex);
+	*how = value;
+	pthread_mutex_unlock(&f->mutex);
+}
+
+void fake_behave(struct fake *f, struct fake_how how)
+{
+	pthread_mutex_lock(&f->mutex);
+	f->how = how;
+	pthread_mutex_unlock(&f->mutex);
+}
+
+struct fake_seen fake_look(struct fake *f)
+{
+	struct fake_seen seen;
+
+	pthread_mutex_lock(&f->mutex);
+	seen = f->seen;
+	pthread_mutex_unlock(&f->mutex);
+	return seen;
+}
+
+static int fake_is_back(const struct fake *f)
+{
+	return !f->hang_up;
+}
+
+void fake_hang_up(struct fake *f, int forget)
+{
+	pthread_mutex_lock(&f->mutex);
+	f->hang_up = 1;
+	f->forget = forget;
+	pthread_mutex_unlock(&f->mutex);
+	fake_wait(f, fake_is_back, "the fake server to bind again");
+}

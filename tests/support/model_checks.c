@@ -1,52 +1,35 @@
-/*
- * model_lab.h - a model on MNIST's shape and what every model must be, for the tests of
- * common/model.h.
- *
- * A header with bodies, for one test program is one file. Thread: the test's.
- */
-#ifndef TESTS_UNIT_MODEL_LAB_H
-#define TESTS_UNIT_MODEL_LAB_H
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <cmocka.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <xxhash.h>
-#include "common/model.h"
+/* model_checks.c - see model_checks.h. */
+#include "tests/support/model_checks.h"
 
-static const struct shape mnist = {1, 28, 28};
-static struct model m; /* large: not on the stack */
+const struct shape mnist_shape = {1, 28, 28};
 
-static inline void parse_ok(const char *text)
+struct model parsed;
+
+void parse_model(const char *text)
 {
 	struct err e = {0};
-	int rc = model_parse(&m, text, mnist, &e);
+	int rc = model_parse(&parsed, text, mnist_shape, &e);
 	if (rc)
 		print_error("\"%s\": %s\n", text, e.text);
 	assert_int_equal(rc, PS_OK);
 }
 
-static inline void assert_shape(struct shape s, size_t c, size_t h, size_t w)
+void assert_shape(struct shape s, size_t c, size_t h, size_t w)
 {
 	assert_int_equal(s.c, c);
 	assert_int_equal(s.h, h);
 	assert_int_equal(s.w, w);
 }
 
-static inline void assert_tensor(size_t i, const char *name, size_t offset, size_t count)
+void assert_tensor(size_t i, const char *name, size_t offset, size_t count)
 {
-	assert_true(i < m.n_tensors);
-	assert_string_equal(m.tensor[i].name, name);
-	assert_int_equal(m.tensor[i].offset, offset);
-	assert_int_equal(m.tensor[i].count, count);
+	assert_true(i < parsed.n_tensors);
+	assert_string_equal(parsed.tensor[i].name, name);
+	assert_int_equal(parsed.tensor[i].offset, offset);
+	assert_int_equal(parsed.tensor[i].count, count);
 }
 
-/* (1), and that the layers fit each other. */
-static inline void assert_consistent(const struct model *x)
+void assert_consistent(const struct model *x)
 {
 	size_t at = 0;
 	struct shape shape = x->input;
@@ -82,5 +65,3 @@ static inline void assert_consistent(const struct model *x)
 	if (x->n_layers)
 		assert_int_equal(x->classes, shape_count(shape));
 }
-
-#endif

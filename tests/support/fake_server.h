@@ -1,0 +1,102 @@
+/*
+ * fake_server.h - a parameter server for tests of libcnnps.
+ *
+ * It answers every message as proto/WIRE.md requires, except for what the test disables, and records
+ * what it receives. Thread: it runs in its own thread; all functions below are for the test's.
+ */
+#ifndef TESTS_SUPPORT_FAKE_SERVER_H
+#define TESTS_SUPPORT_FAKE_SERVER_H
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <zmq.h>
+#include <cmocka.h>
+#include "proto/wire.h"
+
+#define FAKE_PARAMS 6
+#define FAKE_PUSHES 64
+#define FAKE_GRANTS 4
+#define FAKE_JSON   "{\"fake\": true}"
+
+struct fake_how {
+	int mute_pushes; /* ignore PUSH, as if it had been lost */
+	int mute_acks;   /* decide on a push without an ACK */
+	int joined_acks; /* the ACK of a push that pulls is in its PARAMS */
+	int mute_pulls, mute_leases;
+	int mute_leases_after; /* nonzero: set mute_leases after this number of leases */
+	int not_durable;       /* no push becomes durable */
+	int garbage;           /* send bytes that are no message before each answer */
+	int status;            /* nonzero: answer every message with this ERROR */
+	int bye;               /* nonzero: answer LEASE with BYE and this status */
+	int reject;            /* REJECT_*: the reason for which every push is rejected */
+	int superseded;        /* ... because another result was first */
+	int two_slices;        /* send weights in two slices */
+	int damaged_pulls;     /* flip a bit in this number of PARAMS */
+	int refuse_admin;
+	uint32_t push_window, replay_window;
+	const char *model; /* with FAKE_PARAMS parameters */
+	enum mode mode;
+	uint32_t n_push, n_fetch, push_sum, prefetch;
+	double local_rate, momentum, elastic; /* PARAMS number i has elastic / (1 + i % 3) */
+	float start[FAKE_PARAMS];             /* weights before the first push */
+	uint32_t n_grants; /* 0, or: answer LEASE 1, 2, ... with `grants`, then with PS_EDONE */
+	struct msg_grant grants[FAKE_GRANTS];
+};
+
+/* A push that was decided. */
+struct fake_push {
+	uint64_t base_version, base_term;
+	struct work work;
+	uint32_t images;
+	float loss, g[FAKE_PARAMS];
+	int pulls; /* number of pulls before it */
+	int asked; /* 1: it also pulls */
+};
+
+/* What the server has received. */
+struct fake_seen {
+	int hellos, pulls, pushes, leases, results, beats, byes;
+	uint64_t last_seq;                  /* of the pushes that were decided */
+	float sum[FAKE_PARAMS];             /* of those */
+	uint64_t seq[FAKE_PUSHES];          /* of each PUSH, decided or not */
+	uint64_t hash[FAKE_PUSHES];         /* of its tensor */
+	struct fake_push made[FAKE_PUSHES]; /* by seq - 1 */
+	struct msg_hello hello;             /* the newest message of each type */
+	struct msg_push push;
+	struct msg_result result;
+};
+
+struct fake {
+	char url[64];
+	void *context, *socket;
+	struct wire *wire;
+	pthread_t thread;
+	pthread_mutex_t mutex; /* for what follows */
+	pthread_cond_t changed;
+	struct fake_how how;
+	struct fake_seen seen;
+	uint64_t term;
+	int hang_up, forget, stop;
+};
+
+/* Bind to a free port of 127.0.0.1 and start the thread. */
+void fake_start(struct fake *f);
+void fake_stop(struct fake *f);
+/* Wait until `enough(f)` holds, at most this number of seconds; 1: it holds. */
+int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds);
+/* The same; the test fails after 20 s and names `what`. */
+void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what);
+/* Change one member of f->how, or all. */
+void fake_set(struct fake *f, int *how, int value);
+void fake_behave(struct fake *f, struct fake_how how);
+struct fake_seen fake_look(struct fake *f);
+/* Close every connection and bind the same port again. `forget`: as a new term without any push, as
+ * after a crash without a checkpoint. */
+void fake_hang_up(struct fake *f, int forget);
+
+#endif

@@ -1,0 +1,19 @@
+/* idx_files.h - small IDX files for the tests of the modules that read them. */
+#ifndef TESTS_SUPPORT_IDX_FILES_H
+#define TESTS_SUPPORT_IDX_FILES_H
+#include <zlib.h>
+#include "tests/support/temp_dir.h"
+
+struct blob {
+	unsigned char bytes[8192];
+	size_t size;
+};
+
+void blob_be32(struct blob *b, uint32_t v);
+
+/* `n` images of rows x cols. Their pixels count up from `seed`. */
+struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed);
+struct blob blob_labels(uint32_t n);
+struct blob blob_gzip(const struct blob *plain);
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * router_fixture.h - the server's router with a minimal core, and clients that are bare ZeroMQ
+ * sockets. The test runs the event loop.
+ */
+#ifndef TESTS_SUPPORT_ROUTER_FIXTURE_H
+#define TESTS_SUPPORT_ROUTER_FIXTURE_H
+#include <zmq.h>
+#include "tests/support/capture.h"
+#include "tests/support/temp_dir.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "proto/wire.h"
+#include "server/net/net.h"
+
+#define ROUTER_PARAMS      50000u /* floats of the model: large enough to fill a peer's queues */
+#define ROUTER_DEADLINE_MS 20000
+
+extern uv_loop_t router_loop;
+extern struct router *router_under_test;
+extern float router_weights[ROUTER_PARAMS];
+
+/*
+ * The minimal core. It counts messages. It answers PULL with PARAMS, which contain an ACK if `ack`
+ * is not 0, and BEAT with `replies` BEATs.
+ */
+struct router_core {
+	uint64_t messages, gone, version, ack;
+	unsigned replies;
+	uint32_t peer; /* of the last message */
+};
+
+extern struct router_core router_core;
+
+int router_set_up(void **state);
+int router_tear_down(void **state);
+struct router_config router_test_config(void);
+struct router_stats router_test_stats(void);
+
+/* Run the event loop until `condition` holds. */
+#define UNTIL(condition)                                                                           \
+	for (uint64_t end = clock_ms() + ROUTER_DEADLINE_MS; !(condition);) {                      \
+		assert_true(clock_ms() < end);                                                     \
+		uv_run(&router_loop, UV_RUN_NOWAIT);                                               \
+	}
+
+/* ---- clients -------------------------------------------------------------------------------- */
+
+/* A socket that is not connected. The tear-down closes the sockets that are still open. */
+void *open_dealer(void);
+void *connect_dealer(void);
+void close_dealer(void *socket);
+void client_pull(void *socket, uint64_t request, enum weights which);
+void client_beat(void *socket);
+/* Run the event loop until `socket` receives a message: *f, decoded in *m. */
+void client_receive(void *socket, struct wire *wire, struct frames *f, struct msg *m);
+
+#endif

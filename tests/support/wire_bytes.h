@@ -1,0 +1,51 @@
+/*
+ * wire_bytes.h - messages that the test encodes by hand, field by field. For tests of bytes that no
+ * correct program sends.
+ */
+#ifndef TESTS_SUPPORT_WIRE_BYTES_H
+#define TESTS_SUPPORT_WIRE_BYTES_H
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+#include "proto/wire.h"
+
+#define BYTES_PARAMS 100u
+
+extern struct wire *bytes_wire;
+
+int bytes_set_up(void **state);
+int bytes_tear_down(void **state);
+
+/* ---- encode --------------------------------------------------------------------------------- */
+
+struct bytes {
+	size_t n;
+	unsigned char at[2 * WIRE_MAX_HEADER];
+};
+
+/* An empty buffer. It is static: each call empties it. */
+struct bytes *bytes_fresh(void);
+void bytes_put(struct bytes *b, const void *data, size_t n);
+void bytes_varint(struct bytes *b, uint64_t v);
+void bytes_number(struct bytes *b, unsigned field, uint64_t v);
+void bytes_bytes(struct bytes *b, unsigned field, const void *data, size_t n);
+void bytes_text(struct bytes *b, unsigned field, const char *text);
+/* A valid body of HELLO and of PULL. */
+struct bytes *bytes_hello(void);
+struct bytes *bytes_pull(void);
+
+/* ---- decode --------------------------------------------------------------------------------- */
+
+/* wire_decode of one header frame. */
+int bytes_decode(const void *data, size_t n, struct msg *m, const char **why);
+/* It returns `status` for the reason `reason`. */
+void assert_frame_refused(const void *data, size_t n, int status, const char *reason);
+/* PS_EPROTO for a message of this type with this body. */
+void assert_refused(enum msg_type type, const struct bytes *body, const char *reason);
+void assert_accepted(enum msg_type type, const struct bytes *body);
+
+#endif

@@ -26,7 +26,7 @@ static const struct device *const devices[] = {
 #else
 #define DEVICE_NAMES "auto, cpu, cpu-ref (it was built without cuda)"
 #endif
-#define FORWARD_CHUNK ((size_t)256) /* a device's forward takes at least so many images */
+#define FORWARD_CHUNK ((size_t)256) /* minimum capacity of a device's forward, in images */
 
 /* Bursts of local training, numbered from 0; number i is in slot i % LOCAL_BURSTS. */
 struct local {

@@ -1,10 +1,10 @@
 /*
  * backend.h - gradients of one model on one device, behind one interface.
  *
- * cpu-ref  sequential reference with double accumulators; tests compare the others with it.
- * cpu      threads; SIMD chosen at run time (baseline, AVX2, AVX-512); conv, ReLU and max-pool
- *          are fused.
- * cuda     an NVIDIA GPU, in a program built with CUDA; "cuda:1" is the second one.
+ * There are three devices. "cpu-ref" is a sequential reference with double accumulators, which
+ * tests compare the others with. "cpu" uses threads and SIMD (baseline, AVX2 or AVX-512, chosen at
+ * run time) and fuses conv, ReLU and max-pool. "cuda" is an NVIDIA GPU, in a program built with
+ * CUDA; "cuda:1" is the second GPU.
  *
  * A pixel of value v enters as v / 255. The loss is softmax cross-entropy. A gradient is the mean
  * over the images of the batch. Max-pool takes the first maximum in row order. ReLU passes the
@@ -70,9 +70,9 @@ int backend_use(struct backend *b, const struct kx_images *set, struct err *e) P
  */
 int backend_gradient(struct backend *b, const float *params, const uint32_t *index, size_t batch,
 	uint64_t dropout_seed, float *grad, double *loss) PS_MUST_CHECK;
-/* Runs only the forward pass, without dropout, over images [first, first + n). n has no limit but
- * the data set. *correct counts the images that are classified correctly; *loss_sum is the sum of
- * their losses. */
+/* Runs only the forward pass, without dropout, over images [first, first + n). n may be up to the
+ * size of the data set. *correct counts the images that are classified correctly; *loss_sum is the
+ * sum of their losses. */
 int backend_evaluate(struct backend *b, const float *params, size_t first, size_t n,
 	size_t *correct, double *loss_sum) PS_MUST_CHECK;
 /* Writes the class probabilities (n x classes) of images [first, first + n). */
@@ -81,21 +81,21 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
 
 /*
  * Local training: plain SGD with the weights on the device, for a worker that pushes the sum of
- * several gradients. A burst is a series of such steps:
+ * several gradients. A burst is a series of SGD steps:
  *
- *   start   begins a burst at the weights `params` with an empty sum.
- *   steps   runs `steps` SGD steps. Step j computes the gradient g of images index[j * batch ..)
- *           at the current weights with dropout seed dropout_seed + j. Then it adds g to the sum
- *           and subtracts rate * g from the weights. A burst may call `steps` several times.
- *   finish  ends the burst and asks for its weights and its sum (NULL: not needed).
- *   wait    waits for the oldest burst in flight. *loss (NULL: not needed) is the mean loss of
- *           its images. A burst that is not finished continues after wait.
+ * - backend_local_start begins a burst at the weights `params` with an empty sum.
+ * - backend_local_steps runs `steps` SGD steps. Step j computes the gradient g of images
+ *   index[j * batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g
+ *   to the sum and subtracts rate * g from the weights. A burst may call it several times.
+ * - backend_local_finish ends the burst and asks for its weights and its sum (NULL: not needed).
+ * - backend_local_wait waits for the oldest burst in flight. *loss (NULL: not needed) is the mean
+ *   loss of its images. A burst that is not finished continues after the call.
  *
- * start, steps and finish may return before the device has done the work. The caller may reuse
- * `params` of start as soon as finish has returned. The results of finish are complete when wait
- * has returned. Up to LOCAL_BURSTS bursts may be in flight: the device computes one burst while the
- * caller uses the results of the one before. No other function of the backend may be called while a
- * burst is in flight. PS_EUSAGE: calls in the wrong order.
+ * The first three may return before the device has done the work. The caller may reuse `params` of
+ * start as soon as finish has returned. The results of finish are complete when wait has returned.
+ * Up to LOCAL_BURSTS bursts may be in flight: the device computes one burst while the caller uses
+ * the results of the one before. No other function of the backend may be called while a burst is in
+ * flight. PS_EUSAGE: calls in the wrong order.
  */
 #define LOCAL_BURSTS 2
 int backend_local_start(struct backend *b, const float *params) PS_MUST_CHECK;

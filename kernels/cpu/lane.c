@@ -11,7 +11,7 @@
 
 #define BLOCK_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
 #define BLOCK_MAX   32
-#define BLAS_BLOCK  64 /* minimum with BLAS: many images reuse weights read from memory */
+#define BLAS_BLOCK  64 /* minimum with BLAS: a weight read from memory serves many images */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 

@@ -27,7 +27,7 @@ struct batch {
 /* Pointers to the windows and positions of a weighted step, for a whole block of images. */
 struct table {
 	const float **source;   /* for each position: its patch */
-	uint32_t *first;        /* for each window: its first position; then their number */
+	uint32_t *first;        /* first position of each window; one more entry at the end */
 	float **value, **error; /* for each window: its output values and their errors */
 };
 

@@ -1,13 +1,11 @@
 /*
  * pack.c - see pack.h.
  *
- * Layouts of a step (see plan.h for its ways and simd.h for panels and runs):
+ * The layouts depend on the ways of the step (plan.h). simd.h explains panels and runs.
  *
- *   weights at `panel`     forward dense          [panel][tap][width]
- *   weights at `other`     data dense             [panel of taps][filter][width]
- *                          data sparse, or BLAS   [filter][row][run_pad]
- *   gradient               filter dense           [panel][taps_pad][width]
- *                          else                   [filter][row][run_pad]
+ * Weights at `panel` are [panel][tap][width], if fprop is dense. Weights at `other` are [panel of
+ * taps][filter][width] if dgrad is dense, and [filter][row][run_pad] if it is sparse or BLAS. The
+ * gradient is [panel][taps_pad][width] if wgrad is dense, else [filter][row][run_pad].
  */
 #include "kernels/cpu/pack.h"
 

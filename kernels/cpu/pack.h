@@ -15,7 +15,7 @@ struct share {
 void share_range(struct share s, size_t n, size_t *begin, size_t *end);
 /* `packed` has plan->packed_floats floats. Its padding is zero and stays zero. */
 void pack_params(const struct plan *p, struct share s, const float *params, float *packed);
-/* Adds sum[1] to sum[n - 1] to sum[0], in this order. Each has plan->grad_floats floats. */
+/* Adds sum[1], then sum[2], up to sum[n - 1] to sum[0]. Each has plan->grad_floats floats. */
 void sum_gradients(const struct plan *p, struct share s, float *const *sum, size_t n);
 /* grad = scale * sum. `grad` is in the order of the manifest. */
 void unpack_gradient(

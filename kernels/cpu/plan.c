@@ -150,8 +150,8 @@ static int add_taps(const struct plan *p, struct step *s, size_t height, size_t 
 
 /*
  * The dense way computes every position in register tiles. The sparse way computes only argmaxes
- * that pass the ReLU, but it waits for memory and fills vectors only along a row of the patch. A
- * vector of products takes it about twice as long.
+ * that pass the ReLU, but it waits for memory and fills vectors only along a row of the patch. It
+ * takes about twice as long per vector of products.
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {

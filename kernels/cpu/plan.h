@@ -29,9 +29,9 @@ struct plane {
 };
 
 enum step_kind {
-	STEP_WEIGHTS, /* conv or fc, with the relu and the pool behind it */
-	STEP_POOL,    /* a pool on its own */
-	STEP_RELU,    /* a relu on its own, in place */
+	STEP_WEIGHTS, /* conv or fc, with the ReLU and the pool behind it */
+	STEP_POOL,    /* a pool that is not fused */
+	STEP_RELU,    /* a ReLU that is not fused, in place */
 	STEP_DROPOUT, /* in place */
 };
 
@@ -53,7 +53,7 @@ struct step {
 	/* weights and pool: windows, and positions in window order; without a pool, one per
 	 * window */
 	size_t n_windows, n_positions, max_positions; /* max_positions: in one window */
-	uint32_t *first;    /* for each window: its first position; n_windows + 1 */
+	uint32_t *first;    /* first position of each window; n_windows + 1 entries */
 	uint32_t *position; /* for each position: offset of its patch in the input plane */
 	uint32_t *to;       /* for each window: offset of its values in the output plane */
 
@@ -61,8 +61,8 @@ struct step {
 	size_t filters, n_taps;
 	size_t columns;      /* filters rounded up to whole vectors, see columns_pad */
 	size_t taps_pad;     /* n_taps rounded up to a multiple of simd.taps */
-	uint32_t *tap;       /* for each tap: its offset in a patch; taps_pad, 0 behind n_taps */
-	uint32_t *param;     /* for each tap: its number among the weights of a filter; n_taps */
+	uint32_t *tap;       /* offset of each tap in a patch; taps_pad entries, 0 behind n_taps */
+	uint32_t *param;     /* number of each tap among the weights of a filter; n_taps entries */
 	size_t weight, bias; /* offsets in params */
 	struct patch patch;
 	enum way forward, filter, data; /* ways of fprop, wgrad and dgrad */
@@ -79,8 +79,8 @@ struct plan {
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
 	int blas;             /* a step uses WAY_BLAS */
-	size_t max_positions; /* in a window of any step */
-	size_t max_entries;   /* of one image in a sparse step */
+	size_t max_positions; /* maximum in a window of any step */
+	size_t max_entries;   /* maximum of one image in a sparse step */
 	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters */
 };
 

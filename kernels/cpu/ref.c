@@ -16,7 +16,7 @@ struct cpu_ref {
 	const struct model *model;
 	struct kx_images set;
 	double *value[MODEL_MAX_LAYERS + 1], *delta[MODEL_MAX_LAYERS + 1];
-	size_t *argmax[MODEL_MAX_LAYERS]; /* pool: the input that each output is a copy of */
+	size_t *argmax[MODEL_MAX_LAYERS]; /* pool: the input that each output was copied from */
 	double *grad;                     /* sum over the images so far */
 };
 

@@ -27,7 +27,7 @@ struct chunk {
 	size_t n_windows, n_positions, max_positions; /* max_positions: in one window */
 	/* for each position; readable up to a multiple of simd.positions */
 	const float *const *source;
-	/* for each window: its first position, counted from first[0]; n_windows + 1 */
+	/* first position of each window, counted from first[0]; n_windows + 1 entries */
 	const uint32_t *first;
 	float *const *out; /* for each window: its values or their errors, from filter 0 on */
 	/* [window][filter]: the position that won within its window; NULL: one per window */

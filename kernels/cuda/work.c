@@ -258,7 +258,8 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 	return rc;
 }
 
-/* Returns when the copy of local_start's parameters is complete. It usually is before the call. */
+/* Returns when the copy of local_start's parameters is complete. Usually it is complete before the
+ * call. */
 int cuda_local_finish(void *self, int slot, float *params, float *sum)
 {
 	struct cuda *c = self;

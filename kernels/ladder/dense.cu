@@ -107,7 +107,7 @@ __device__ void push(struct column *to, const float patch[4][4], float d, unsign
 	to->conv[WEIGHTS] += argmax == DEAD ? 0 : d;
 }
 
-/* Adds image k of the stage. The window of the thread starts at pixel `corner`. */
+/* Adds image k of the stage to the sums. The window of the thread starts at pixel `corner`. */
 __device__ void dense_add_image(struct column column[FILTERS], const struct stage &s, unsigned k,
 	unsigned corner, const float in[FILTERS], const uint8_t argmax[FILTERS])
 {
@@ -178,8 +178,8 @@ __device__ void write_fc(const struct products &p, const struct column column[FI
 		to[image_fc_bias(p.k.filters) + threadIdx.x - POOL_AREA] = bias;
 }
 
-/* A block has two filters (x) and a chunk of images (y). Thread o has pooled value o of both
- * filters and loops over the images. */
+/* A block handles two filters (x) and a chunk of images (y). Thread o handles pooled value o of
+ * both filters and loops over the images. */
 __global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {

@@ -135,7 +135,7 @@ void ladder_point_release(struct ladder_point *p);
 int ladder_truth_init(
 	struct ladder_truth *t, const struct ladder_point *p, struct err *e) PS_MUST_CHECK;
 void ladder_truth_release(struct ladder_truth *t);
-/* Checks and measures a rung. PS_EDEVICE also if the error of the gradient exceeds
+/* Checks and measures a rung. Returns PS_EDEVICE also if the error of the gradient exceeds
  * LADDER_TOLERANCE. */
 int ladder_measure(struct ladder_result *out, const struct rung *r, const struct ladder_point *p,
 	const struct ladder_truth *t, struct err *e) PS_MUST_CHECK;

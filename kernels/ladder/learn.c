@@ -10,7 +10,7 @@
 #include "common/rng.h"
 #include "kernels/ladder/ladder.h"
 
-#define SHOWN         12             /* test images with one CSV row each */
+#define SHOWN         12             /* test images with CSV rows of their own */
 #define JUDGED        ((size_t)1000) /* test images that the accuracy is measured on */
 #define CHUNK_SECONDS 0.002          /* training time between two readings of the clock */
 
@@ -18,13 +18,13 @@ struct learner {
 	const struct rung *rung;
 	void *self;
 	const struct ladder_point *point;
-	float *params, *before, *grad; /* ladder_floats; before: weights before the last chunk */
+	float *params, *before, *grad; /* ladder_floats; `before`: weights before the last chunk */
 	uint32_t *order;               /* image order of the current epoch */
 	uint32_t epoch;
 	size_t next; /* index in order */
 	float rate;
 	size_t chunk;          /* steps per chunk */
-	size_t steps, counted; /* steps so far; steps in `before` */
+	size_t steps, counted; /* steps so far; steps that led to `before` */
 	double seconds;        /* training time so far */
 	struct backend *judge;
 	const struct kx_images *test;

@@ -1,12 +1,14 @@
 /*
  * main.c - cnn-ladder: runs the rungs and prints their results as CSV.
  *
- *   steps   the time of a step, for each rung and point: rung,filters,batch,repetitions,
- *           ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,copy_out_ms,host_ms,error.
- *           --phases FILE also writes the time of each phase: rung,filters,batch,kind,phase,ms
- *   train   the predictions of a network after given training times:
- *           rung,seconds,steps,right,image,label,belief,probability
- *   memory  the cost of single copies, launches and loads: what,where,bytes,us,gb_per_s
+ * - `steps` prints the time of a step for each rung and point, with the columns
+ *   rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,
+ *   copy_out_ms,host_ms,error. Option --phases FILE also writes the time of each phase, with the
+ *   columns rung,filters,batch,kind,phase,ms.
+ * - `train` prints the predictions of a network after given training times, with the columns
+ *   rung,seconds,steps,right,image,label,belief,probability.
+ * - `memory` prints the cost of single copies, launches and loads, with the columns
+ *   what,where,bytes,us,gb_per_s.
  *
  * The program compares every rung with cpu-ref before it measures it. A wrong result ends the
  * program.

@@ -3,10 +3,10 @@
  *
  * The rows have the columns what,where,bytes,us,gb_per_s:
  *
- *   copies  median time from the call to completion, from pageable or pinned memory
- *   launch  time from the launch of an empty kernel to its completion
- *   load    latency of a load that depends on the load before. The chain of loads visits every
- *           cache line of `bytes` bytes once, in a random order.
+ * - A copy row has the median time from the call to completion, with pageable or pinned memory.
+ * - A launch row has the time from the launch of an empty kernel to its completion.
+ * - A load row has the latency of a load that depends on the load before. The chain of loads visits
+ *   every cache line of `bytes` bytes once, in a random order.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,7 +134,7 @@ int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size_t step
 }
 
 /* Times the second walk. After the first one, the caches hold a chain that is shorter than a walk.
- * Of a longer chain they do not hold the links that the second walk visits. */
+ * They do not hold the links of a longer chain that the second walk visits. */
 int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *device, struct err *e)
 {
 	uint32_t *chain = make_chain(bytes);

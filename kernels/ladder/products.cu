@@ -37,8 +37,8 @@ __device__ void logits_reduce(
 	__syncthreads();
 }
 
-/* A block has SCORE_IMAGES images (x) and a slice of the inputs (y). It writes their logits without
- * bias to partial_logits. */
+/* A block handles SCORE_IMAGES images (x) and a slice of the inputs (y). It writes their logits
+ * without bias to partial_logits. */
 __global__ void logits_kernel(struct products p, size_t n_images)
 {
 	__shared__ float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES];
@@ -89,8 +89,8 @@ __global__ void products_softmax_kernel(struct products p, size_t n_images, size
 		p.k.logits[n * CLASSES + c] = logits[c];
 }
 
-/* A block has inputs (x) and a chunk of images (y). Thread i adds up the ten weight gradients of
- * input i over the images. */
+/* A block handles inputs (x) and a chunk of images (y). Thread i adds up the ten weight gradients
+ * of input i over the images. */
 __global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t chunk)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, inputs = p.k.filters * POOL_AREA;
@@ -111,8 +111,8 @@ __global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t ch
 		to[image_fc_weight(p.k.filters) + c * inputs + i] = sum[c];
 }
 
-/* A block has filter f (x) and a chunk of images (y). Thread o propagates the dY of pooled value o
- * through its argmax, image by image. */
+/* A block handles filter f (x) and a chunk of images (y). Thread o propagates the dY of pooled
+ * value o through its argmax, image by image. */
 __global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t chunk)
 {
 	__shared__ float part[WEIGHTS + 1][POOL_THREADS / 32];

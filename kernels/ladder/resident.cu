@@ -31,7 +31,7 @@ struct resident {
 	float *params;   /* on the device */
 	uint8_t *pixels; /* the set, on the device */
 	uint8_t *labels;
-	uint32_t *index, *host_index; /* of a batch; host_index and host_loss are pinned */
+	uint32_t *index, *host_index; /* image numbers; host_index, host_loss: pinned */
 	float *host_loss;
 	struct ladder_pins pins;
 	int level;             /* each level includes the levels below it */

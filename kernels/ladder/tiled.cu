@@ -51,7 +51,8 @@ __device__ float convolve(const float patch[4][4], const float w[ROW], int i)
 	return sum;
 }
 
-/* A block has 32 filters (x) and image n (y). Thread o computes pooled value o of each filter. */
+/* A block handles 32 filters (x) and image n (y). Thread o computes pooled value o of each
+ * filter. */
 __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct products p)
 {
 	__shared__ float image[IMAGE_AREA];
@@ -211,8 +212,8 @@ __device__ void tiled_write_conv(const struct sums &sum, size_t first, size_t fi
 	}
 }
 
-/* A block has two filters (x) and a chunk of images (y). A thread has one pooled value and loops
- * over the images. */
+/* A block handles two filters (x) and a chunk of images (y). A thread handles one pooled value and
+ * loops over the images. */
 __global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {

@@ -17,7 +17,7 @@
 #define CONV2_SCALE 64.0f
 
 #ifdef __CUDACC__
-/* Splits a value in a hi and a lo term. */
+/* Splits a value into a hi and a lo term. */
 __device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], float v)
 {
 	const __half hi = __float2half_rn(v);
@@ -92,13 +92,10 @@ __device__ static inline float block_amax(float v, float *shared)
 }
 
 /*
- * Stores a weight, times CONV2_SCALE, in both layouts:
- *
- *   w_fprop  [tap][term][group of 8 channels][filter][channel], the core matrices of wgmma
- *   w_dgrad  [tap][group of 16 filters][tile][lane][4][2], 16 bytes per lane for mma.m16n8k16
- *
- * In w_dgrad row i of tile j is channel i % 8 * 4 + 2 * j + i / 8. The four rows of a lane are
- * therefore neighbouring channels.
+ * Stores a weight, times CONV2_SCALE, in both layouts. w_fprop is [tap][term][group of 8
+ * channels][filter][channel], the core matrices of wgmma. w_dgrad is [tap][group of 16
+ * filters][tile][lane][4][2], 16 bytes per lane for mma.m16n8k16. In w_dgrad row i of tile j is
+ * channel i % 8 * 4 + 2 * j + i / 8. The four rows of a lane are therefore neighbouring channels.
  */
 __device__ static inline void conv2_store_weight(
 	uint16_t *w_fprop, uint16_t *w_dgrad, int f, int c, int tap, float weight)

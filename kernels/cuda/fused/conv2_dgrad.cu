@@ -2,11 +2,11 @@
  * conv2_dgrad.cu - dgrad of conv2, followed by wgrad of conv1 in the same kernel. The dY of conv1
  * never leaves the registers.
  *
- * dgrad: a block has eight images, which are the columns of its products. A warp computes one row
- * of the input: twelve pixels x two tiles of 16 channels. Each product adds one filter tap to one
- * pixel, and taps that fall outside the output have no product. A warp for a row in the middle adds
- * five rows of taps, a warp for a row at the edge fewer. The warps of each scheduler add ten rows
- * of taps in all, so the schedulers are balanced.
+ * dgrad: a block handles eight images, which are the columns of its products. A warp computes one
+ * row of the input: twelve pixels x two tiles of 16 channels. Each product adds one filter tap to
+ * one pixel, and taps that fall outside the output have no product. A warp for a row in the middle
+ * adds five rows of taps, a warp for a row at the edge fewer. The warps of each scheduler add ten
+ * rows of taps in all, so the schedulers are balanced.
  *
  * wgrad of conv1: the accumulators of dgrad already have the layout of the A operand of the next
  * product. Its rows are channels. The pool window of conv1 over one pixel has four output pixels.
@@ -129,8 +129,8 @@ __device__ inline void dgrad_load_pixels(
 	}
 }
 
-/* Four filters of a pool window. Neighbouring threads have the two halves of eight filters; pairs
- * of threads have neighbouring images. */
+/* Four filters of a pool window. Neighbouring threads handle the two halves of eight filters, and
+ * neighbouring pairs of threads handle neighbouring images. */
 struct filter_quad {
 	int image, f, window;
 };
@@ -288,7 +288,7 @@ __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (
 	}
 }
 
-/* Adds row y to the sums and scales them back. Pixels still count from 0 to 255. */
+/* Adds row y to the sums and scales them back. Pixels are still integers from 0 to 255. */
 __device__ inline void wgrad1_add_row(float (&sum)[TILES][4][4], const struct dgrad_shared *s,
 	const float (&c)[CONV2_IN][TILES][4], int y, float down)
 {

@@ -25,7 +25,7 @@ namespace
 #define CORE_BYTES     128               /* a core matrix: eight rows of 16 bytes */
 #define ONES           2048
 
-/* The pooled dY and argmax of an image. A thread has two output pixels of a window for four
+/* The pooled dY and argmax of an image. A thread handles two output pixels of a window for four
  * filters. */
 struct pooled_dy {
 	float4 dy[WGRAD_THREADS];
@@ -47,14 +47,14 @@ __device__ inline void copy_word_ahead(void *to, const void *from)
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 
-/* A thread has four filters of two output pixels, one below the other. It loads the dY of their
+/* A thread handles four filters of two output pixels, one below the other. It loads the dY of their
  * window in wgrad_fetch_image and scatters it in wgrad_scatter_dy. */
 struct filter_quad {
 	int f, x, y;
 };
 
-/* Neighbouring threads have the two halves of eight filters; pairs of threads have neighbouring
- * columns. The stores of a warp are therefore in 32 different banks. */
+/* Neighbouring threads handle the two halves of eight filters, and neighbouring pairs of threads
+ * handle neighbouring columns. The stores of a warp are therefore in 32 different banks. */
 __device__ inline struct filter_quad filter_quad_of_thread()
 {
 	const int i = threadIdx.x;

@@ -88,9 +88,9 @@ __device__ static inline void seed_store_fc_wgrad(const struct kx_seed &s,
 		*reinterpret_cast<float4 *>(out + c) = {v[c], v[c + 1], v[c + 2], v[c + 3]};
 }
 
-/* Adds up the conv gradients of the block's warps, in order, and stores them. A lane has filter f0
- * + lane. `shared` has WARPS * 32 * SEED_ROW floats. The weight sums are still for pixels of 0 to
- * 255. */
+/* Adds up the conv gradients of the block's warps, in order, and stores them. A lane handles filter
+ * f0 + lane. `shared` has WARPS * 32 * SEED_ROW floats. In the sums of the weights, pixels are
+ * still integers from 0 to 255. */
 template <int WARPS>
 __device__ static inline void seed_store_conv_wgrad(const struct kx_seed &s, const float (&sum)[9],
 	float bias, float *shared, int f0, int slice)

@@ -3,9 +3,10 @@
  * 10 classes. kx_seed_tiling and kx_seed_persistent_ranges choose one of three ways to run a
  * training step:
  *
- *   four launches        fprop, logits, wgrad, SGD; fp32, or half precision for large batches
- *   cluster kernel       pixels to gradient slices in one launch, then SGD; small batch and network
- *   persistent kernel    many steps in one cooperative launch; bf16, small batches
+ * - Four launches: fprop, logits, wgrad and SGD, in fp32 or, for large batches, in half precision.
+ * - The cluster kernel: one launch from pixels to gradient slices, then SGD, for small batches of
+ *   small networks.
+ * - The persistent kernel: many steps in one cooperative launch, for small batches in bf16.
  *
  * A *feature* is the pooled value of filter f at position p of 13 x 13. fprop writes only the
  * argmax of its pool window to memory (2 bits); wgrad computes the value again. Filters are padded

@@ -2,8 +2,8 @@
  * seed_cluster.cu - the cluster kernel: computes a small batch of a small seed network from pixels
  * to gradient slices in one launch. With three launches, most of the time would be launch latency.
  *
- * A cluster of blocks has SEED_CLUSTER_IMAGES images. Each block has all filters at a range of the
- * positions. Between fprop and wgrad the blocks exchange only the partial logits of their
+ * A cluster of blocks handles SEED_CLUSTER_IMAGES images. Each block handles all filters at a range
+ * of the positions. Between fprop and wgrad the blocks exchange only the partial logits of their
  * positions. These are a few hundred floats, which the blocks read from each other's shared memory.
  * Values and argmax stay in the block. The arithmetic is that of seed_fprop.cu (eight images at a
  * time) and seed_wgrad.cu.
@@ -24,7 +24,7 @@ namespace
 #define IMAGE_PIXELS    (SEED_SIDE * SEED_SIDE)
 #define CHUNKS          (IMAGE_PIXELS / 16)
 /* Stride of an image in floats. With it the 8 filters x 4 images that a warp stores are in 32
- * banks. */
+ * different banks. */
 #define VALUE_STRIDE 36
 
 struct cluster_shared {
@@ -61,7 +61,8 @@ __device__ inline void cluster_load_images(
 
 /* ---- fprop ----------------------------------------------------------------------------------- */
 
-/* A warp has eight filters at a third of the positions. A thread has one filter and two images. */
+/* A warp handles eight filters at a third of the positions. A thread handles one filter and two
+ * images. */
 __device__ inline void cluster_fprop(
 	const struct kx_seed &s, struct cluster_shared *shared, const struct block_tile &tile)
 {

@@ -2,8 +2,8 @@
  * seed_fprop.cu - fprop of the seed networks. One kernel computes convolution, bias, ReLU, max-pool
  * and the fc product, a second one logits and loss.
  *
- * With exact_conv.cuh a thread has four features of a position: filter lane / 4 for images 2t, 2t +
- * 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Their argmax takes two bits each, in
+ * With exact_conv.cuh a thread holds four features of a position: filter lane / 4 for images 2t, 2t
+ * + 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Their argmax takes two bits each, in
  * this order from the lowest bit on. These eight bits are byte t of the argmax word of the position
  * and filter.
  */

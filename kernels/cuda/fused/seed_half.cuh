@@ -116,7 +116,7 @@ __device__ static inline uint32_t two_bf16(float low, float high)
 	return *reinterpret_cast<const uint32_t *>(&v);
 }
 
-/* Transposes an 8 x 8 matrix of 16-bit values. A lane has row lane / 4, columns 2t and 2t + 1. */
+/* Transposes an 8 x 8 matrix of 16-bit values. A lane holds row lane / 4, columns 2t and 2t + 1. */
 __device__ static inline uint32_t transposed(uint32_t v)
 {
 	uint32_t to;

@@ -2,8 +2,8 @@
  * seed_half_fprop.cu - fprop of the seed networks in half precision. It works like seed_fprop.cu,
  * but the fc product also runs on tensor cores, in bf16.
  *
- * The K of the fc product is eight filters at two positions. A thread has the values of one filter
- * for two images. The operand needs the values of two filters for one image, so movmatrix
+ * The K of the fc product is eight filters at two positions. A thread holds the values of one
+ * filter for two images. The operand needs the values of two filters for one image, so movmatrix
  * transposes the 8 x 8 values.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
@@ -47,7 +47,7 @@ __device__ inline void half_load_images(
 
 /* ---- features -------------------------------------------------------------------------------- */
 
-/* The four features that a thread has at a position: images 2t, 2t + 1, 2t + 8, 2t + 9. */
+/* The four features that a thread computes at a position: images 2t, 2t + 1, 2t + 8, 2t + 9. */
 struct half_features {
 	float value[4];
 	uint32_t argmax; /* one nibble per feature, in this order */
@@ -92,7 +92,7 @@ __device__ inline struct half_fc half_fc_load(const float *from)
 		{__ldg(from + 8), __ldg(from + 8 + SEED_ROW)}}};
 }
 
-/* Computes the logits of the group's images over the warp's features and writes
+/* Computes the part of the logits that comes from the features of the warp, and writes it to
  * to[image][class]. */
 __device__ inline void half_add_positions(const struct kx_seed &s,
 	const struct warp_tile &warp_tile, const uint32_t *pixels, int group, float *to)
@@ -104,7 +104,7 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 		half_scales(s, warp_tile.filter_group), lane);
 	const float *fc =
 		s.params.fc + (size_t)warp_tile.begin * stride + (f0 + 2 * t) * SEED_ROW + g;
-	/* a warp has at least two positions */
+	/* a warp handles at least two positions */
 	struct half_fc next[2] = {half_fc_load(fc), half_fc_load(fc + stride)};
 	uint16_t *argmax = half_argmax(s, group, warp_tile.begin) + (f0 + g) * 4 + t;
 	const uint32_t *patch = pixels + g * IMAGE_WORDS + warp_tile.begin / 13 * (2 * ROW_WORDS) +
@@ -113,7 +113,7 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 	for (int left = warp_tile.end - warp_tile.begin, x = warp_tile.begin % 13; left > 0;
 		left -= 2) {
 		uint32_t values[2][2]; /* [half of the images][position] */
-		/* an odd number of positions ends with zero weights for the second one */
+		/* an odd last position is paired with zero weights */
 		const uint32_t real = left > 1 ? 0xffffffffu : 0;
 		const uint4 a = {two_bf16(next[0].v[0][0], next[0].v[0][1]),
 			two_bf16(next[0].v[1][0], next[0].v[1][1]),

@@ -1,9 +1,9 @@
 /*
  * seed_half_wgrad.cu - dgrad and wgrad of the seed networks in half precision, all on tensor cores.
  *
- * A warp has eight filters at four positions and loops over groups of sixteen images. In every
- * product a lane has filter lane / 4 and images 2t and 2t + 1 of each half of the group (t = lane %
- * 4), as in seed_half_fprop.cu. Eight filters at two positions make sixteen rows:
+ * A warp handles eight filters at four positions and loops over groups of sixteen images. In every
+ * product a lane handles filter lane / 4 and images 2t and 2t + 1 of each half of the group (t =
+ * lane % 4), as in seed_half_fprop.cu. Eight filters at two positions make sixteen rows:
  *   dY     [filter, pos][image] = fc weight [filter, pos][class] x d_logits [class][image]
  *   value  computed again, with the hi term of the weights; cheaper than loading 2 bytes
  *   fc     [filter, pos][class] += value [filter, pos][image] x d_logits [image][class]

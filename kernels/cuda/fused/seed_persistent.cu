@@ -2,17 +2,19 @@
  * seed_persistent.cu - the persistent cooperative kernel: many training steps of a seed network in
  * one launch, in half precision. The whole network stays in shared memory and registers.
  *
- * A block has eight filters at a range of the positions. It keeps their weights for the whole
+ * A block handles eight filters at a range of the positions. It keeps their weights for the whole
  * launch, and the pixels and values of all images for a step. No step waits for a launch. In a step
  * the blocks exchange three things through global memory:
- *   partial logits   from all blocks to the block that owns the image and adds them up
- *   d_logits         from the block that owns the image to all blocks
- *   conv gradient    from each range of positions to all blocks of the same filters
+ *
+ * - Each block sends partial logits to the block that owns the image and adds them up.
+ * - The block that owns an image sends its d_logits to all blocks.
+ * - Each block sends its conv gradient to all blocks of the same filters.
+ *
  * Each line of the exchange has the number of its step as a flag (the LL protocol of NCCL). A
  * reader polls the line until the flag is right, so the exchange needs neither fences nor counters.
- * A writer overwrites a line only after it has received results that all readers of the line
- * computed from it. All sums have a fixed order. The launch is cooperative, so all blocks run at
- * the same time.
+ * A writer overwrites a line only when all readers have used it: it has then received results that
+ * they computed from the line. All sums have a fixed order. The launch is cooperative, so all
+ * blocks run at the same time.
  *
  * Products, layouts and scales are those of seed_half_fprop.cu and seed_half_wgrad.cu, with these
  * differences. The ReLU mask and the argmax come from the stored value. d_logits are not divided by
@@ -37,7 +39,7 @@ namespace
 #define PATCH          16 /* pixels */
 #define CONV_VALUES    (BLOCK_FILTERS * SEED_ROW)
 #define CONV_LINES     SEED_LL_CONV_LINES
-#define CONV_ADDERS    (THREADS / CONV_LINES) /* threads that share a line of conv */
+#define CONV_ADDERS    (THREADS / CONV_LINES) /* threads that add up a line of conv */
 #define BAND_ROWS      10                     /* pixel rows under four rows of positions */
 #define IMAGE_PIXELS   (SEED_SIDE * SEED_SIDE)
 #define BAND_CHUNKS    (BAND_ROWS * SEED_SIDE / 8)
@@ -111,7 +113,7 @@ struct block_state {
 	/* weights, and sums of gradients */
 	float conv[BLOCK_FILTERS][SEED_ROW], conv_sum[BLOCK_FILTERS][SEED_ROW];
 	float bias[SEED_ROW], bias_sum[SEED_ROW];
-	__align__(8) int patch_offset[MAX_POSITIONS]; /* of each position, in words */
+	__align__(8) int patch_offset[MAX_POSITIONS]; /* patch of each position, in words */
 	struct block_tile block;
 	uint32_t argmax_mask; /* all bits of a float except those of the argmax */
 };
@@ -222,7 +224,7 @@ struct values {
 	uint32_t exact, kept;
 };
 
-/* Replaces the lowest bits of a sum by its rank. The maximum of four such sums then contains the
+/* Replaces the lowest bits of a sum by `rank`. The maximum of four such sums then contains the
  * argmax. `argmax_mask` is in memory because an instruction has room for only one constant. */
 __device__ inline float with_rank(float sum, uint32_t argmax_mask, uint32_t rank)
 {
@@ -358,12 +360,12 @@ static_assert(POSITION_PAIRS >= (SEED_POSITIONS / MIN_RANGES + 2) / 2, "a part's
 static_assert(SEED_PERSISTENT_IMAGES * 4 <= THREADS, "a thread to each word of errors");
 static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALUES, "three a word");
 
-#define DY_SCALE 0x1p15f /* scale of p - y for fp16 */
+#define DY_SCALE 0x1p15f /* scale of d_logits for fp16 */
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
 /* The flag is XORed with the data, so a reader needs the whole line to check it. Without the XOR,
- * ptxas splits the 128-bit load in two, and the flag may be newer than the data. */
+ * ptxas splits the 128-bit load into two, and the flag may be newer than the data. */
 __device__ inline uint32_t ll_flag(uint32_t step, float a, float b, float c)
 {
 	return step ^ __float_as_uint(a) ^ __float_as_uint(b) ^ __float_as_uint(c);
@@ -539,7 +541,8 @@ __device__ inline void ll_store_conv(
 }
 
 /* Receives the conv gradient. Every block of the filter group computes the same sum. `from` has the
- * lines of all ranges of the group. Each adder adds up every CONV_ADDERS-th range. */
+ * lines of all ranges of the group. CONV_LINES threads form an adder, which adds up every
+ * CONV_ADDERS-th range. */
 __device__ inline void ll_wait_conv(
 	struct block_state *shared, const struct ll_line *from, int ranges, uint32_t step)
 {
@@ -781,8 +784,8 @@ __device__ inline void put_warp_sums(
 
 /* ---- weights and SGD ------------------------------------------------------------------------- */
 
-/* The fc weights of a pair of positions and the sums of their gradients. A lane has classes 2t and
- * 2t + 1 of filter lane / 4. Lanes with t = 0 also have classes 8 and 9. */
+/* The fc weights of a pair of positions and the sums of their gradients. A lane holds classes 2t
+ * and 2t + 1 of filter lane / 4. Lanes with t = 0 also have classes 8 and 9. */
 struct fc_registers {
 	float weight[2][2][2], sum[2][2][2];
 };
@@ -953,7 +956,7 @@ __device__ inline void put_fragments(struct block_state *shared, int f)
 		lane / 16 * 128 + (f * 4 + lane / 4 % 4) * 4 + lane % 4);
 }
 
-/* Updates the conv weights and writes their fragments. One warp has one filter. */
+/* Updates the conv weights and writes their fragments. One warp handles one filter. */
 __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 {
 	const int f = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,13 +1,13 @@
 /*
  * seed_wgrad.cu - dgrad and wgrad of the seed networks in fp32, and the tiling of a batch.
  *
- * A thread has one filter at WARP_POSITIONS positions and loops over the images. For each feature
- * it computes dY (10 products with the fc weights), then the value (9 products with the pixels
- * under the argmax), then both gradients (10 + 9 products). Recomputing the value costs less than
- * writing 4 bytes to memory and reading them back. The sums stay in registers until the end.
+ * A thread handles one filter at WARP_POSITIONS positions and loops over the images. For each
+ * feature it computes dY (10 products with the fc weights), then the value (9 products with the
+ * pixels under the argmax), then both gradients (10 + 9 products). Recomputing the value costs less
+ * than writing 4 bytes to memory and reading them back. The sums stay in registers until the end.
  *
- * A lane has one filter. The ten d_logits of an image are therefore a broadcast. Lanes may select
- * different output pixels of a window; the four of them start in different banks.
+ * A lane handles one filter. The ten d_logits of an image are therefore a broadcast. Lanes may
+ * select different output pixels of a window; the four of them start in different banks.
  *
  * The loop processes units of eight images: every second image of a group of sixteen. Their argmax
  * are the same bits in each byte of a word (see seed_fprop.cu). While the block computes one unit,
@@ -43,7 +43,7 @@ int half_slices(int blocks, int groups)
 }
 
 /* The tiling of the half-precision kernels. fprop has at most 756 blocks; three blocks fit on a
- * multiprocessor at a time. A warp has at least 14 positions. */
+ * multiprocessor at a time. A warp handles at least 14 positions. */
 void tile_half(struct seed_tiling *c, int filter_groups)
 {
 	const int ranges = 756 / (c->groups * c->filter_blocks);
@@ -122,8 +122,8 @@ __device__ inline void wgrad_load_dy(
 
 /* ---- features -------------------------------------------------------------------------------- */
 
-/* Pixels count from 0 to 255 here, so values, fc sums and conv sums are 255 times as large. Bias
- * sums are not scaled. */
+/* Pixels are integers from 0 to 255 here, so values, fc sums and conv sums are 255 times as large.
+ * Bias sums are not scaled. */
 struct wgrad_sums {
 	float fc[WARP_POSITIONS][SEED_CLASSES];
 	float conv[9], bias;
@@ -304,7 +304,7 @@ struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
 	c.filter_blocks = filter_groups / c.warps_filters;
 	blocks = c.groups * c.filter_blocks;
 	c.ranges = blocks < enough ? enough / blocks : 1;
-	/* a warp has at least two positions */
+	/* a warp handles at least two positions */
 	const int max_slices = SEED_POSITIONS * c.warps_filters / (2 * WGRAD_WARPS);
 	c.ranges = c.ranges < max_slices ? c.ranges : max_slices;
 	c.lane_blocks = (f_pad + 31) / 32;

@@ -1,7 +1,7 @@
 /*
  * layers.cu - layers without weights: the load of pixels into the first tensor, dropout, and those
  * ReLU and pool layers that no other kernel fuses. One thread computes one value or, in the pool
- * kernels, one window. Neighbouring threads have neighbouring channels.
+ * kernels, one window. Neighbouring threads handle neighbouring channels.
  */
 #include <float.h>
 #include "kernels/cuda/base/common.cuh"

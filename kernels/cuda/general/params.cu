@@ -1,6 +1,6 @@
 /*
  * params.cu - copies parameters between the manifest's order and the order of the kernels, adds up
- * split-K slices, and runs plain SGD. One launch handles up to KX_LAYERS layers. A block has
+ * split-K slices, and runs plain SGD. One launch handles up to KX_LAYERS layers. A block handles
  * consecutive values of one layer.
  */
 #include "kernels/cuda/mma/exact_conv.cuh"

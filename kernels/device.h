@@ -26,8 +26,8 @@ struct device {
 	void (*close)(void *self);
 	/* The text of backend_name. Valid until `close`. */
 	const char *(*describe)(const void *self);
-	/* Writes the kernels of layer number `layer`, which has weights, for batches of `batch`
-	 * images. One word without blanks. */
+	/* Writes the names of the kernels of layer number `layer`, which has weights, for batches
+	 * of `batch` images. One word without blanks. */
 	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);
 	int (*use)(void *self, const struct kx_images *set, struct err *e);
 	/* As backend_gradient; 1 <= batch <= max_batch. */

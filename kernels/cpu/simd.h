@@ -22,7 +22,7 @@
 #define SIMD_MAX_POSITIONS 65536 /* in one window */
 
 /* Consecutive pool windows of one or more images, and their consecutive positions. The pointers
- * lead into the tables that a lane has for its block of images. */
+ * refer to the tables of a lane. */
 struct chunk {
 	size_t n_windows, n_positions, max_positions; /* max_positions: in one window */
 	/* for each position; readable up to a multiple of simd.positions */

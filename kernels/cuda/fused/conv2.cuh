@@ -13,7 +13,7 @@
 /* Bytes of a group of eight channels of an image, and of one term of an image. */
 #define CONV2_GROUP_BYTES (CONV2_PIXELS * 16)
 #define CONV2_TERM_BYTES  (CONV2_CHANNELS / 8 * CONV2_GROUP_BYTES)
-/* The scale of the weights. It keeps their lo terms out of the subnormal range of fp16. */
+/* The scale of the weights, which keeps their lo terms out of the subnormal range of fp16. */
 #define CONV2_SCALE 64.0f
 
 #ifdef __CUDACC__

@@ -99,7 +99,8 @@ int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, c
 /* Computes partial_logits from the pixels, and argmax if batch.training. `step` counts from
  * batch.now->step. */
 int kx_seed_fprop(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
-/* Adds up partial_logits to logits. If batch.training, also computes d_logits and the losses. */
+/* Adds up partial_logits and writes logits. If batch.training, also computes d_logits and the
+ * losses. */
 int kx_seed_logits(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* Fused dgrad and wgrad: computes fc_workspace and conv_workspace from d_logits and argmax. */
 int kx_seed_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);

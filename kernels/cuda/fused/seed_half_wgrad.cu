@@ -303,14 +303,15 @@ __device__ inline float dy_amax(
 
 struct half_sums {
 	float fc[POSITION_PAIRS][2][4]; /* classes 0 to 7, then 8 to 15 */
-	/* [pair of output pixels][middle of the patch, or one side and ones] */
+	/* per pair of output pixels: [0] the middle rows of the patch; [1] its first or last row,
+	 * and the bias */
 	float conv[OUT_PIXELS / 2][2][4];
 };
 
 /* The shared-memory addresses of a thread's words in a stage, in bytes. */
 struct lane_addresses {
 	uint32_t cells, middle, side, by_image, by_class, fc;
-	uint32_t pos[WARP_POSITIONS]; /* offset from the patch of the first position */
+	uint32_t pos[WARP_POSITIONS]; /* offset of a patch from the first patch */
 	uint32_t pixel; /* mask: all ones if the lane has a pixel, 0 if it has a constant one */
 	uint32_t pick;  /* __byte_perm selector: the half of this lane's image */
 	__half2 slope, bias;
@@ -462,7 +463,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 {
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
 	const struct half_stage *stage = &shared->stage[0];
-	const bool pixel = g < 4; /* a pixel at the side of the patch; else a constant one */
+	const bool pixel = g < 4; /* a pixel of the first or last row; else a constant one */
 	uint32_t patch[WARP_POSITIONS];
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++) {

@@ -590,7 +590,8 @@ __device__ inline double ll_wait_losses(const struct ll_line *from, int images, 
 
 struct pair_sums {
 	float fc[2][4]; /* two positions, classes 0 to 7, then 8 to 15 */
-	/* [pair of output pixels][middle of the patch, or one side and ones] */
+	/* per pair of output pixels: [0] the middle rows of the patch; [1] its first or last row,
+	 * and the bias */
 	float conv[OUT_PIXELS / 2][2][4];
 };
 
@@ -618,7 +619,8 @@ __device__ inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
 #define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* half of the pairs of a group */
 
 /* Adds one position to the conv sums. `d` and `kept` are dY and the stored values in both halves of
- * an image group. `middle` and `side` point to the pixels of the first half. */
+ * an image group. `middle` points to the middle rows of the patch, `side` to its first row, both in
+ * the first half. */
 __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	const uint32_t (&d)[2], const uint32_t (&kept)[2], const uint8_t *middle,
 	const uint8_t *side, uint32_t pick_side)

@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 
 struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
 {
-	const int enough = 264; /* blocks: two per multiprocessor (132) */
+	const int enough = 264; /* blocks: two on each of 132 multiprocessors */
 	struct seed_tiling c = {};
 	int filter_groups = f_pad / 8, blocks;
 	c.groups = (images + SEED_GROUP - 1) / SEED_GROUP;

@@ -42,8 +42,8 @@ __device__ static inline float pixel_of(uint32_t four, int i)
 	return __uint_as_float(__byte_perm(four, 0x4b000000u, 0x7440 + i)) - 8388608.0f;
 }
 
-/* Converts four bytes to two words of bf16: the upper halves of the floats. Exact for integers up
- * to 256. */
+/* Converts four bytes to two words of bf16: the upper halves of the floats. The conversion is exact
+ * for integers up to 256. */
 __device__ static inline uint2 pixels_to_bf16(uint32_t four)
 {
 	uint32_t x[4];

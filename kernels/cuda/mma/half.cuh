@@ -56,8 +56,8 @@ __device__ static inline uint32_t half_times(uint32_t a, uint32_t b)
 	return half_bits(__hmul2(half_of(a), half_of(b)));
 }
 
-/* The smallest power of two above |x|, clamped to 2^-100 .. 2^100. Multiplying or dividing by it
- * is exact. */
+/* The smallest power of two above |x|, clamped to 2^-100 .. 2^100. A product or quotient with this
+ * power is exact. */
 __device__ static inline float power_above(float x)
 {
 	const int exponent = (int)(__float_as_uint(x) >> 23 & 255);

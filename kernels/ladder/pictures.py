@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""beliefs.csv (run.sh) as an SVG on stdout: test digits, and what each stage takes them for.
+"""Draws beliefs.csv (run.sh) as an SVG on stdout: test digits and the predictions of each stage.
 
     pictures.py BELIEFS.CSV >beliefs.svg
 
-A column for each digit, a block of columns for each time of training, a row for each stage. A tile
-holds what the net believes: green if that is right, red if not, the fuller the surer. Data: $CNN_DATA
-or the usual places; it must be the data set that the table was measured on. Exit status 6: it is not.
-Needs NumPy.
+A column is a digit, a block of columns a training time, a row a stage. A tile shows the predicted
+digit: green if it is right, red if not. A stronger colour means a higher probability. The data set is
+in $CNN_DATA or in one of the default directories, and must be the one of the table; exit status 6
+if it is another one. The script needs NumPy.
 """
 import base64
 import csv
@@ -22,7 +22,7 @@ INK, GREY, RIGHT, WRONG = "#24292f", "#57606a", (26, 127, 55), (207, 34, 46)
 
 
 def png(pixels):
-    """A grey image as a data URL, dark on light."""
+    """A grey image as a data URL, dark on a light background."""
     def chunk(kind, body):
         return struct.pack(">I", len(body)) + kind + body + struct.pack(
             ">I", zlib.crc32(kind + body))
@@ -39,7 +39,7 @@ def text(x, y, words, size=12, colour=INK, anchor="start", weight="normal"):
 
 
 def shade(colour, strength):
-    """From nearly white to the colour."""
+    """A mix of nearly white and the colour."""
     mix = 0.12 + 0.88 * strength
     return "#" + "".join(f"{round(255 - (255 - c) * mix):02x}" for c in colour)
 
@@ -58,7 +58,7 @@ def seconds_text(seconds):
 
 
 def shown_images(rows, table):
-    """The pictures to draw; refused unless their labels are the table's."""
+    """The images to draw. Exits with status 6 if their labels differ from those of the table."""
     images, labels = read_idx("t10k-images-idx3-ubyte"), read_idx("t10k-labels-idx1-ubyte")
     for row in rows:
         image, label = int(row["image"]), int(row["label"])

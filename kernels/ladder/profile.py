@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""The phases of the production rung, which hides its kernels: what Nsight Compute times of them.
+"""Prints the phases of the production rung from the kernel times of Nsight Compute.
 
     ncu --clock-control none --graph-profiling node --metrics gpu__time_duration.sum --csv \\
         cnn-ladder steps --rung production --filters F --batch B --seconds 0 >NCU.CSV
     profile.py NCU.CSV STEPS.CSV        prints rows of phases.csv
 
-Kernels run alone under the profiler, so their sum may be more than they take side by side. What is
-left of the median step of STEPS.CSV is "copies and waits"; kernels under 1 % of the step are "other".
+The profiler runs kernels one by one. Their sum may exceed their time in a step, where they overlap.
+The rest of the median step of STEPS.CSV is "copies and waits". Kernels below 1 % of the step are
+"other".
 """
 import csv
 import re
 import sys
 
-STEPS = 2  # of `steps --seconds 0`: one is checked, one is profiled
+STEPS = 2  # steps of `steps --seconds 0`: one checked step, one profiled step
 
 
 def kernels(path):
-    """Milliseconds of a step by kernel, in order of first launch; the rung's own open() too."""
+    """Milliseconds of a step per kernel, in order of first launch; includes the kernels of open()."""
     with open(path) as f:
         lines = [line for line in f if line.startswith('"')]
     total = {}

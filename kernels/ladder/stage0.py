@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Stage 0 of the ladder: the net seed:F in NumPy, printing the rows that cnn-ladder prints.
+"""Stage 0 of the ladder: computes seed:F in NumPy and prints the same rows as cnn-ladder.
 
     stage0.py steps [--filters F] [--batch B] [--seconds S]     as `cnn-ladder steps`
     stage0.py train [--filters F] [--batch B] [--seconds S] [--rate R]
 
-Whole batches in single precision: the convolution is a matrix product over the windows of all
-images (im2col), pooling and back-propagation are array expressions. Initial weights are NumPy's own
-draw with cnn-ladder's bounds. Data: $CNN_DATA or the usual places. Needs NumPy and nothing else.
+It computes whole batches in single precision. The convolution is a matrix product over the windows
+of all images (im2col). Pooling and the backward pass are array expressions. NumPy draws the initial
+weights within the same bounds as cnn-ladder. The data set is in $CNN_DATA or in one of the default
+directories. The script needs only NumPy.
 """
 import argparse
 import gzip
@@ -27,7 +28,7 @@ USUAL = ("data/mnist", "/usr/share/datasets/fashion-mnist")
 
 
 def read_idx(name):
-    """The array in the first usual place that has it, plain or .gz."""
+    """The array from the first default directory that has the file, plain or .gz."""
     for place in [os.environ["CNN_DATA"]] if os.environ.get("CNN_DATA") else USUAL:
         for path, opened in ((Path(place) / name, open), (Path(place) / (name + ".gz"), gzip.open)):
             if path.exists():
@@ -39,7 +40,7 @@ def read_idx(name):
 
 
 def initial(filters, seed):
-    """conv weight [F, 9] and bias, fc weight [10, F * 169] and bias."""
+    """Initial conv weight [F, 9] and bias, fc weight [10, F * 169] and bias."""
     draw = np.random.default_rng(seed)
 
     def uniform(*shape, fan_in):
@@ -50,14 +51,14 @@ def initial(filters, seed):
 
 
 def forward(params, pixels):
-    """Scores of images [N, 28, 28], and what the way back needs."""
+    """Scores of images [N, 28, 28], and the values that the backward pass needs."""
     conv, conv_bias, fc, fc_bias = params
     n, f = len(pixels), len(conv)
     windows = sliding_window_view(pixels.astype(np.float32) / 255, (3, 3), (1, 2))
     windows = windows.reshape(n, 26 * 26, 9)
     out = windows @ conv.T + conv_bias
     np.maximum(out, 0, out=out)
-    # N, 13, 2, 13, 2, F -> N, F, 13, 13 and the four of each window last
+    # from N, 13, 2, 13, 2, F to N, F, 13, 13, 4: the four values of a window are last
     tiles = out.reshape(n, 13, 2, 13, 2, f).transpose(0, 5, 1, 3, 2, 4).reshape(n, f, 169, 4)
     winner = tiles.argmax(3)
     pooled = np.take_along_axis(tiles, winner[..., None], 3)[..., 0].reshape(n, f * 169)
@@ -70,7 +71,7 @@ def softmax(scores):
 
 
 def gradient(params, pixels, labels):
-    """Mean gradient of the softmax loss, tensor by tensor."""
+    """Mean gradient of the softmax loss, one array per tensor."""
     conv, _, fc, _ = params
     n, f = len(pixels), len(conv)
     scores, (windows, winner, pooled) = forward(params, pixels)
@@ -98,7 +99,7 @@ class Data:
 
 
 def check(params, data):
-    """The gradient against the slope of the loss along a random direction, in double precision."""
+    """Compares the gradient with the slope of the loss in a random direction, in double precision."""
     doubles = [p.astype(np.float64) for p in params]
     pixels, labels = data.batch(0, 5)
     draw = np.random.default_rng(3)
@@ -142,7 +143,7 @@ def tell(params, seconds, made, images, labels):
 
 
 def train(args):
-    """As cnn-ladder trains: a step that ends after a mark is not in that mark's net."""
+    """Trains like cnn-ladder: the network at a mark excludes a step that ends after the mark."""
     data, batch = Data(args.seed), args.batch or 100
     images = read_idx("t10k-images-idx3-ubyte")[:JUDGED]
     labels = read_idx("t10k-labels-idx1-ubyte")[:JUDGED]

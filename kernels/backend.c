@@ -50,7 +50,7 @@ struct backend {
 	struct local local;   /* the first backend_local_start allocates its vectors */
 };
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- life cycle ------------------------------------------------------------------------------ */
 
 /* The first device that is present. Logs why the devices before it are not. */
 static const struct device *device_auto(void)
@@ -179,7 +179,7 @@ int backend_use(struct backend *b, const struct kx_images *set, struct err *e)
 	return rc;
 }
 
-/* ---- work ------------------------------------------------------------------------------------ */
+/* ---- gradient, evaluation, prediction -------------------------------------------------------- */
 
 /* PS_EUSAGE unless `index` holds `steps` batches of images of the data set. */
 static int check_batch(const struct backend *b, const uint32_t *index, size_t batch, size_t steps)
@@ -380,7 +380,7 @@ int backend_local_wait(struct backend *b, double *loss)
 	return rc;
 }
 
-/* ---- memory, and what went wrong ------------------------------------------------------------- */
+/* ---- memory and errors ----------------------------------------------------------------------- */
 
 static void *ordinary_take(size_t bytes)
 {

@@ -56,7 +56,7 @@ void widen(double *to, const float *from, size_t n);
 /* Softmax cross-entropy of one image with n scores. Returns the loss and writes probability[0..n).
  * `probability` may be NULL (not needed) or `score` itself. */
 double softmax_loss(const double *score, size_t n, size_t label, double *probability);
-/* 1 if value i of dropout layer `layer` is dropped, as backend.h defines it. `threshold` is
+/* Returns 1 if value i of dropout layer `layer` is dropped, as backend.h defines it. `threshold` is
  * dropout_threshold(p). */
 int dropout_drops(uint64_t seed, size_t layer, size_t i, uint32_t threshold);
 uint32_t dropout_threshold(float p);

@@ -78,7 +78,7 @@ static const struct simd *choose_simd(struct err *e)
 	return NULL;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- life cycle ------------------------------------------------------------------------------ */
 
 static void cpu_close(void *self)
 {
@@ -173,7 +173,7 @@ static int cpu_use(void *self, const struct kx_images *set, struct err *e)
 	return PS_OK;
 }
 
-/* ---- work ------------------------------------------------------------------------------------ */
+/* ---- gradient and forward pass --------------------------------------------------------------- */
 
 static void gradient_job(void *arg, size_t member)
 {

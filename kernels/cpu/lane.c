@@ -125,7 +125,7 @@ void lane_release(struct lane *l)
 	*l = (struct lane){0};
 }
 
-/* ---- a block --------------------------------------------------------------------------------- */
+/* ---- block of images ------------------------------------------------------------------------- */
 
 static size_t image_of(const struct block *b, size_t n)
 {

@@ -16,7 +16,7 @@ void share_range(struct share s, size_t n, size_t *begin, size_t *end)
 	*end = n / s.parts * next + n % s.parts * next / s.parts;
 }
 
-/* ---- params to packed ------------------------------------------------------------------------ */
+/* ---- packing of parameters ------------------------------------------------------------------- */
 
 static void pack_panels(
 	const struct plan *p, const struct step *s, struct share share, const float *w, float *to)
@@ -79,7 +79,7 @@ void pack_params(const struct plan *p, struct share share, const float *params, 
 	}
 }
 
-/* ---- gradient back --------------------------------------------------------------------------- */
+/* ---- unpacking of gradients ------------------------------------------------------------------ */
 
 void sum_gradients(const struct plan *p, struct share share, float *const *sum, size_t n)
 {

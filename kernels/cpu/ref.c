@@ -198,7 +198,7 @@ static void dropout_apply(
 				 : in[i] * scale;
 }
 
-/* ---- the whole network ----------------------------------------------------------------------- */
+/* ---- whole network --------------------------------------------------------------------------- */
 
 static const float *ref_weight(const struct model *m, const struct layer *l, const float *params)
 {
@@ -287,7 +287,7 @@ static double image_backward(struct cpu_ref *r, size_t image, const struct pass 
 	return loss;
 }
 
-/* ---- the device ------------------------------------------------------------------------------ */
+/* ---- struct device --------------------------------------------------------------------------- */
 
 static void cpu_ref_close(void *self)
 {

@@ -276,7 +276,7 @@ static void multiply(float *value, const float *mask, size_t n)
 		value[i] *= mask[i];
 }
 
-/* ---- a block --------------------------------------------------------------------------------- */
+/* ---- forward and backward of a step ---------------------------------------------------------- */
 
 void step_forward(struct lane *l, size_t i, const struct block *b)
 {

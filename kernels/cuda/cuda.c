@@ -31,7 +31,7 @@ static int failed(cudaError_t rc, const char *what, struct err *e)
 		"device cuda: %s: %s", what, cudaGetErrorString(rc));
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- life cycle ------------------------------------------------------------------------------ */
 
 static int cuda_present(struct err *e)
 {

@@ -347,7 +347,7 @@ static int net_path_save(void *self, float *params, float *sum, cudaStream_t str
 	return rc ? rc : save_one(self, 1, sum, stream);
 }
 
-/* ---- the path -------------------------------------------------------------------------------- */
+/* ---- struct cuda_path ------------------------------------------------------------------------ */
 
 static int net_path_fits(const struct model *m)
 {

@@ -13,7 +13,7 @@ static int pad_quad(size_t n)
 	return (int)((n + KX_QUAD - 1) / KX_QUAD * KX_QUAD);
 }
 
-/* ---- planes and steps ------------------------------------------------------------------------ */
+/* ---- tensors and steps ----------------------------------------------------------------------- */
 
 static struct net_tensor tensor_of(struct shape s, int relu)
 {
@@ -62,7 +62,7 @@ static void step_weights(struct net_step *s, const struct model *m)
 	s->run_length = (conv ? (int)l->size : w->taps) * w->c_pad;
 }
 
-/* 1 if the kernels of conv1.h can run the first three layers. */
+/* Returns 1 if the kernels of conv1.h can run the first three layers. */
 static int fits_conv1(const struct model *m)
 {
 	const struct layer *l = m->layer;
@@ -74,9 +74,9 @@ static int fits_conv1(const struct model *m)
 	       l[0].out.c % CONV1_LANES == 0 && l[2].size == 2;
 }
 
-/* 1 if the kernels of conv2.h can run step s and the two layers behind it. The step must directly
- * follow NET_CONV1, and another layer must follow the pool: dY then has its ReLU mask applied
- * already. */
+/* Returns 1 if the kernels of conv2.h can run step s and the two layers behind it. The step must
+ * directly follow NET_CONV1, and another layer must follow the pool: dY then has its ReLU mask
+ * applied already. */
 static int fits_conv2(const struct net *n, const struct net_step *s)
 {
 	const struct layer *l = s->layer;
@@ -282,7 +282,7 @@ static int step_tables(struct net *n, struct net_step *s)
 	return s->layer->kind == LAYER_CONV ? dgrad_tables_conv(n, s) : dgrad_tables_fc(s);
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- whole model ----------------------------------------------------------------------------- */
 
 /* The grid of a GEMM has at most 65535 blocks of 64 columns. */
 #define MAX_COLUMNS ((size_t)65535 * 64)
@@ -295,8 +295,8 @@ static int too_large(const struct net *n, struct err *e)
 		n->model->text, MAX_COLUMNS);
 }
 
-/* 1 if a GEMM of the step has too many columns. They are its filters or units, and in dgrad of an
- * fc layer its inputs. */
+/* Returns 1 if a GEMM of the step has too many columns. The columns are its filters or units, and
+ * in dgrad of an fc layer its inputs. */
 static int too_wide(const struct net *n, const struct net_step *s)
 {
 	size_t inputs = s->layer->kind == LAYER_FC ? n->tensor[s->in].value.image : 0;
@@ -304,7 +304,7 @@ static int too_wide(const struct net *n, const struct net_step *s)
 	return (size_t)s->w.f_pad > MAX_COLUMNS || (s->needs_dx && inputs > MAX_COLUMNS);
 }
 
-/* 1 if the kernels of head.h can run the last two steps. */
+/* Returns 1 if the kernels of head.h can run the last two steps. */
 static int fits_head(const struct net *n)
 {
 	const struct net_step *s = &n->step[n->n_steps < 2 ? 0 : n->n_steps - 2];

@@ -112,8 +112,6 @@ __global__ void convolve_backward_kernel(struct fused k)
 	k.grad[n * k.n_params + to] = sum;
 }
 
-/* ---- launchers, which later rungs use too ---------------------------------------------------- */
-
 /* ---- the rung -------------------------------------------------------------------------------- */
 
 struct fused_rung {

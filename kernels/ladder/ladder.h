@@ -88,7 +88,7 @@ int ladder_model(struct model *m, size_t filters, struct err *e) PS_MUST_CHECK;
 /* Returns `n` zeroed floats on pages of their own, or NULL without memory. The caller calls
  * free(). */
 float *ladder_floats(size_t n);
-/* 1 if a CUDA device works. Otherwise *why says in a few words what is missing. */
+/* Returns 1 if a CUDA device works. Otherwise *why says in a few words what is missing. */
 int ladder_has_gpu(const char **why);
 
 /* The memory that a rung has pinned: from the first step until close. NULL: not yet pinned. */

@@ -77,7 +77,7 @@ static int advance(struct learner *l, struct err *e)
 	return rc;
 }
 
-/* ---- beliefs --------------------------------------------------------------------------------- */
+/* ---- predictions ----------------------------------------------------------------------------- */
 
 /* Writes the predictions of the weights before the last chunk, because that chunk ended too
  * late. */
@@ -126,7 +126,7 @@ static int learn(struct learner *l, const double *seconds, size_t n, struct err 
 	return rc;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- life cycle ------------------------------------------------------------------------------ */
 
 static int open_judge(struct learner *l, struct err *e)
 {

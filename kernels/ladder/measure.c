@@ -14,7 +14,7 @@
 #define PROFILE_STEPS 10
 #define SMALL_RATE    1e-4f /* keeps the weights finite while steps are timed */
 
-/* ---- points and truths ----------------------------------------------------------------------- */
+/* ---- points and reference results ------------------------------------------------------------ */
 
 int ladder_point_init(struct ladder_point *p, struct model *m, const struct kx_images *set,
 	size_t filters, size_t batch, uint64_t seed, double seconds, struct err *e)
@@ -71,7 +71,7 @@ void ladder_truth_release(struct ladder_truth *t)
 	t->grad = NULL;
 }
 
-/* ---- measuring ------------------------------------------------------------------------------- */
+/* ---- measurement ----------------------------------------------------------------------------- */
 
 struct run {
 	const struct rung *rung;

@@ -255,8 +255,8 @@ __device__ inline const uint32_t *conv1_image_words(const struct kx_batch &batch
 }
 
 /* Adds one image to the sums. A lane handles one filter, a warp handles every eighth position, and
- * the sums stay in registers. Lanes may select different output pixels of a window. The four of
- * them start in different banks. */
+ * the sums stay in registers. Lanes may select different output pixels of a window. The patches of
+ * the four output pixels start in different banks. */
 template <int SIZE>
 __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	const struct kx_conv1 &l, const float *pixels, int n, int f)

@@ -376,7 +376,7 @@ __global__ void __launch_bounds__(DGRAD_THREADS, 1)
 	wgrad1_store(s, partial, blockIdx.x * gridDim.y + blockIdx.y, rows);
 }
 
-/* 1 if one block per group of images would leave three of four multiprocessors idle. */
+/* Returns 1 if one block per group of images would leave three of four multiprocessors idle. */
 int few_images(int images)
 {
 	return images <= CONV2_DGRAD_SLICES / ROW_BLOCKS * DGRAD_IMAGES;

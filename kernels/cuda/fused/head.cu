@@ -37,7 +37,7 @@ __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 	}
 }
 
-/* ---- hidden ---------------------------------------------------------------------------------- */
+/* ---- hidden layer ---------------------------------------------------------------------------- */
 
 /* Multiplies the warp's share of the inputs, sixteen at a time. */
 __device__ inline void hidden_add_inputs(

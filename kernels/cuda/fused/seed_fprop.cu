@@ -15,7 +15,7 @@ namespace
 #define FPROP_WARPS   8
 #define FPROP_THREADS (FPROP_WARPS * 32)
 
-/* ---- parameters into fragments --------------------------------------------------------------- */
+/* ---- fragments ------------------------------------------------------------------------------- */
 
 __global__ void seed_fragments_kernel(struct kx_seed s)
 {

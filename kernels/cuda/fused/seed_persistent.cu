@@ -136,15 +136,15 @@ __device__ inline struct block_tile block_tile_of(int ranges, int images)
 	return h;
 }
 
-/* ---- work shares ----------------------------------------------------------------------------- */
+/* ---- division of work among warps ------------------------------------------------------------ */
 
-/* These two functions divide `n` work items among the warps. This one returns the first item of a
- * warp, warp_of the warp of an item. */
+/* Divides `n` work items among the warps and returns the first item of a warp. */
 __device__ inline int first_of_warp(int n, int warp)
 {
 	return n * warp / WARPS;
 }
 
+/* Returns the warp of an item. */
 __device__ inline int warp_of(int n, int piece)
 {
 	return ((piece + 1) * WARPS - 1) / n;
@@ -219,7 +219,7 @@ __device__ inline void expand_band(
 
 /* ---- fprop ----------------------------------------------------------------------------------- */
 
-/* The values of a filter for two images: `exact` for the logits, `kept` as stored for wgrad. */
+/* The values of a filter for two images: `exact` is for the logits, `kept` is stored for wgrad. */
 struct values {
 	uint32_t exact, kept;
 };
@@ -362,7 +362,7 @@ static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALU
 
 #define DY_SCALE 0x1p15f /* scale of d_logits for fp16 */
 
-/* ---- lines ----------------------------------------------------------------------------------- */
+/* ---- LL lines -------------------------------------------------------------------------------- */
 
 /* The flag is XORed with the data, so a reader needs the whole line to check it. Without the XOR,
  * ptxas splits the 128-bit load into two, and the flag may be newer than the data. */
@@ -1098,7 +1098,7 @@ __device__ inline void persistent_sgd(struct block_state *shared, const struct p
 	__syncthreads();
 }
 
-/* ---- after the last one ---------------------------------------------------------------------- */
+/* ---- after the last step --------------------------------------------------------------------- */
 
 /* Writes weights and sums to global memory. The first block of each filter group writes the conv
  * weights, block 0 also the bias. */
@@ -1197,7 +1197,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	persistent_end(run, block, loss, number);
 }
 
-/* ---- the host's side ------------------------------------------------------------------------- */
+/* ---- host side ------------------------------------------------------------------------------- */
 
 } // namespace
 

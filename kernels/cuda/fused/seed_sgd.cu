@@ -52,7 +52,7 @@ __device__ inline double sum_over_images(const struct kx_seed &s, int images)
 	return v;
 }
 
-/* ---- a gradient in the manifest's order ------------------------------------------------------ */
+/* ---- gradient in the manifest's order -------------------------------------------------------- */
 
 __global__ void seed_gradient_kernel(
 	struct kx_seed s, struct seed_tiling tiling, int images, float *grad, double *loss)
@@ -79,7 +79,7 @@ __global__ void seed_gradient_kernel(
 		*loss = v / images;
 }
 
-/* ---- a step of SGD --------------------------------------------------------------------------- */
+/* ---- SGD step -------------------------------------------------------------------------------- */
 
 __device__ inline void sgd(float *param, float *sum, float g, float rate)
 {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(SGD_THREADS)
 			now->rate);
 }
 
-/* ---- back to the manifest's order ------------------------------------------------------------ */
+/* ---- copy to the manifest's order ------------------------------------------------------------ */
 
 __global__ void seed_unpack_kernel(struct kx_seed s, struct seed_params from, float *manifest)
 {

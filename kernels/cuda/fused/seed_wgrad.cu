@@ -7,7 +7,8 @@
  * than writing 4 bytes to memory and reading them back. The sums stay in registers until the end.
  *
  * A lane handles one filter. The ten d_logits of an image are therefore a broadcast. Lanes may
- * select different output pixels of a window; the four of them start in different banks.
+ * select different output pixels of a window. The patches of the four output pixels start in
+ * different banks.
  *
  * The loop processes units of eight images: every second image of a group of sixteen. Their argmax
  * are the same bits in each byte of a word (see seed_fprop.cu). While the block computes one unit,

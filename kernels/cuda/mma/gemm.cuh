@@ -47,9 +47,9 @@ __device__ static inline void mma_bf16_tile(float *c, const uint32_t *a, const u
 		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Operand `a` of a stage: value (m, k) is at m * M + k * K. One of M and K is 1. The other is 4 (M)
- * or 8 (K) modulo 32, so the 8 x 4 values that a warp loads are in 32 different banks. Value (k, n)
- * of operand `b` is at k * pitch + n. */
+/* Operand `a` of a stage: value (m, k) is at m * M + k * K. One of the strides M and K is 1. The
+ * other one is 4 (M) or 8 (K) modulo 32, so the 8 x 4 values that a warp loads are in 32 different
+ * banks. Value (k, n) of operand `b` is at k * pitch + n. */
 template <int M, int K> struct tile_a {
 	const float *at;
 	__device__ float get(int m, int k) const

@@ -256,8 +256,8 @@ static int read_generation(
 	char name[GENERATION_NAME], path[4096];
 	generation_name(PREFIX, generation, name);
 	*c = (struct checkpoint){0};
-	int n = snprintf(path, sizeof path, "%s/%s", dir, name);
-	if (n < 0 || (size_t)n >= sizeof path)
+	int n = snprintf(path, sizeof(path), "%s/%s", dir, name);
+	if (n < 0 || (size_t)n >= sizeof(path))
 		return err_set(e, PS_EIO, "%s: path too long", dir);
 	int rc = checkpoint_read(path, c, e);
 	if (rc || c->generation == generation)

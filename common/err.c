@@ -18,7 +18,7 @@ static const struct row rows[] = {
 
 static const struct row *find_status(long status)
 {
-	for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
 		if (rows[i].status == status)
 			return &rows[i];
 	return NULL;

@@ -111,7 +111,7 @@ static int replace_in(int dir_fd, const char *dir, const char *name, const struc
 	int rc = check_file_name(dir_fd, dir, name, e);
 	if (rc)
 		return rc;
-	snprintf(temporary, sizeof temporary, "%s.tmp", name);
+	snprintf(temporary, sizeof(temporary), "%s.tmp", name);
 	if (write_synced(dir_fd, temporary, parts, n_parts, &step) == 0) {
 		step = "rename";
 		if (renameat(dir_fd, temporary, dir_fd, name) == 0) {
@@ -218,7 +218,7 @@ int file_make_dir(const char *dir, struct err *e)
 static long read_holder(int fd)
 {
 	char text[32];
-	ssize_t n = pread(fd, text, sizeof text - 1, 0);
+	ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
 	text[n > 0 ? n : 0] = '\0';
 	return strtol(text, NULL, 10);
 }
@@ -227,9 +227,9 @@ static long read_holder(int fd)
 static int is_dying(long pid)
 {
 	char path[64], text[32];
-	snprintf(path, sizeof path, "/proc/%ld/statm", pid);
+	snprintf(path, sizeof(path), "/proc/%ld/statm", pid);
 	int fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
 	if (fd >= 0)
 		close(fd);
 	return n >= 2 && memcmp(text, "0 ", 2) == 0;
@@ -269,7 +269,7 @@ static int take_lock(int fd, const char *dir, struct err *e)
 	if (rc)
 		return rc;
 	char pid[32];
-	int n = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
+	int n = snprintf(pid, sizeof(pid), "%ld\n", (long)getpid());
 	/* write before truncating: on a full disk an emptied file may lose its block for good */
 	if (pwrite(fd, pid, (size_t)n, 0) != n || ftruncate(fd, n) != 0)
 		return err_set(e, PS_EIO, "%s/LOCK: write: %s", dir, strerror(errno));

@@ -22,13 +22,13 @@ int key_is_text(const char *text)
 	unsigned char binary[BINARY];
 	int good = strlen(text) == KEY_TEXT - 1 && zmq_z85_decode(binary, text) != NULL;
 
-	explicit_bzero(binary, sizeof binary);
+	explicit_bzero(binary, sizeof(binary));
 	return good;
 }
 
 void key_wipe(struct key_pair *k)
 {
-	explicit_bzero(k, sizeof *k);
+	explicit_bzero(k, sizeof(*k));
 }
 
 int key_random(struct key_pair *k, struct err *e)
@@ -106,7 +106,7 @@ static int read_key(
 		rc = err_set(e, PS_EUSAGE,
 			"%s: expected \"%.*s\" and 40 characters of Z85 in the line under it", path,
 			(int)strlen(header) - 1, header);
-	explicit_bzero(text, sizeof text);
+	explicit_bzero(text, sizeof(text));
 	return rc;
 }
 
@@ -144,13 +144,13 @@ static int write_new(
 	const char *path, const char *header, const char *key, unsigned mode, struct err *e)
 {
 	char temporary[PATH_BYTES + 8], text[FILE_MAX];
-	int n = snprintf(text, sizeof text, "%s%s\n", header, key), fd, bad;
+	int n = snprintf(text, sizeof(text), "%s%s\n", header, key), fd, bad;
 
-	snprintf(temporary, sizeof temporary, "%s.tmp", path);
+	snprintf(temporary, sizeof(temporary), "%s.tmp", path);
 	(void)unlink(temporary); /* left by a killed keygen */
 	fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 	bad = fd < 0 || fchmod(fd, mode) != 0 || write(fd, text, (size_t)n) != n || fsync(fd) != 0;
-	explicit_bzero(text, sizeof text);
+	explicit_bzero(text, sizeof(text));
 	if (fd >= 0)
 		close(fd);
 	if (!bad && rename(temporary, path) == 0)
@@ -176,8 +176,8 @@ int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *m
 {
 	char secret[PATH_BYTES], public[PATH_BYTES], there[KEY_TEXT];
 	struct key_pair k;
-	int a = snprintf(secret, sizeof secret, "%s/%s.key", dir, name);
-	int b = snprintf(public, sizeof public, "%s/%s.pub", dir, name);
+	int a = snprintf(secret, sizeof(secret), "%s/%s.key", dir, name);
+	int b = snprintf(public, sizeof(public), "%s/%s.pub", dir, name);
 
 	*made = 0;
 	if (a < 0 || b < 0 || a >= PATH_BYTES || b >= PATH_BYTES)

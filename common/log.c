@@ -72,7 +72,7 @@ struct line {
 
 static size_t line_room(const struct line *l)
 {
-	return l->cut ? 0 : sizeof l->text - TAIL - l->n;
+	return l->cut ? 0 : sizeof(l->text) - TAIL - l->n;
 }
 
 /* Append all bytes or none. */
@@ -110,9 +110,9 @@ static void put_character(struct line *l, const uint8_t *p, size_t bytes)
 
 	if (known) {
 		const char pair[] = {'\\', letter[known - plain]};
-		put_bytes(l, pair, sizeof pair);
+		put_bytes(l, pair, sizeof(pair));
 	} else if (is_control(p, bytes)) {
-		snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)(bytes == 2 ? p[1] : p[0]));
+		snprintf(escaped, sizeof(escaped), "\\u%04x", (unsigned)(bytes == 2 ? p[1] : p[0]));
 		put_bytes(l, escaped, strlen(escaped));
 	} else {
 		put_bytes(l, (const char *)p, bytes);
@@ -215,7 +215,7 @@ static void put_time(struct line *l)
 
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &t);
-	snprintf(text, sizeof text, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", t.tm_year + 1900,
+	snprintf(text, sizeof(text), "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", t.tm_year + 1900,
 		t.tm_mon + 1, t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec,
 		(int)(now.tv_nsec / 1000000));
 	add_text(l, "ts", text, AS_TEXT);
@@ -251,7 +251,7 @@ static size_t length_to(const char *fmt, size_t end, va_list ap)
 	va_list copy;
 	int n;
 
-	snprintf(part, sizeof part, "%.*s", (int)end, fmt);
+	snprintf(part, sizeof(part), "%.*s", (int)end, fmt);
 	va_copy(copy, ap);
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral" /* the compiler has checked all of it */
@@ -272,7 +272,7 @@ static void put_fields(struct line *l, const char *fmt, va_list ap)
 	int n;
 
 	va_copy(copy, ap);
-	n = vsnprintf(detail, sizeof detail, fmt, copy);
+	n = vsnprintf(detail, sizeof(detail), fmt, copy);
 	va_end(copy);
 	for (size_t at = 0; n > 0 && (at = next_field(fmt, at, &f)) != 0;) {
 		size_t from = length_to(fmt, f.value, ap), to = length_to(fmt, f.value_end, ap);
@@ -303,9 +303,9 @@ static void put_line(const struct line *l)
 
 	pthread_mutex_lock(&mutex);
 	if (progress[0])
-		n = snprintf(out, sizeof out, ERASE "%.*s\n%s", (int)l->n, l->text, progress);
+		n = snprintf(out, sizeof(out), ERASE "%.*s\n%s", (int)l->n, l->text, progress);
 	else
-		n = snprintf(out, sizeof out, "%.*s\n", (int)l->n, l->text);
+		n = snprintf(out, sizeof(out), "%.*s\n", (int)l->n, l->text);
 	write_stderr(out, (size_t)n);
 	pthread_mutex_unlock(&mutex);
 }
@@ -323,7 +323,7 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 		put_end(&l, "{");
 	put_time(&l);
 	add_text(&l, "level", log_level_name(level), AS_TEXT);
-	snprintf(msg, sizeof msg, "%.40s %.60s", subsystem, event);
+	snprintf(msg, sizeof(msg), "%.40s %.60s", subsystem, event);
 	add_text(&l, "msg", msg, AS_QUOTED);
 	va_start(ap, fmt);
 	put_fields(&l, fmt, ap);
@@ -364,10 +364,11 @@ void log_progress(const char *line)
 	size_t columns = progress_columns();
 	char out[PROGRESS_BYTES + 16];
 	pthread_mutex_lock(&mutex);
-	snprintf(progress, sizeof progress, "%.*s",
-		(int)(columns < sizeof progress ? columns : sizeof progress - 1), line ? line : "");
+	snprintf(progress, sizeof(progress), "%.*s",
+		(int)(columns < sizeof(progress) ? columns : sizeof(progress) - 1),
+		line ? line : "");
 	clean(progress);
-	int n = snprintf(out, sizeof out, ERASE "%s", progress);
+	int n = snprintf(out, sizeof(out), ERASE "%s", progress);
 	write_stderr(out, (size_t)n);
 	pthread_mutex_unlock(&mutex);
 }

@@ -34,7 +34,7 @@ static int bad(struct parser *p, const char *fmt, ...)
 	char text[400];
 	va_list ap;
 	va_start(ap, fmt);
-	vsnprintf(text, sizeof text, fmt, ap);
+	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
 	return err_set(
 		p->e, PS_EUSAGE, "layer %zu \"%s\": %s", p->m->n_layers + 1, p->word.text, text);
@@ -116,7 +116,7 @@ static int bad_conv_fit(struct parser *p, const struct window *w)
 	size_t fit = window_nearest(w, s, 1);
 	char size[64] = "";
 	if (fit)
-		snprintf(size, sizeof size, ", or size %zu", fit);
+		snprintf(size, sizeof(size), ", or size %zu", fit);
 	size_t padded_h = s.h + window_pad(w, s.h), padded_w = s.w + window_pad(w, s.w);
 	if (padded_h < w->size || padded_w < w->size)
 		return bad(p, "size %zu is larger than the input %zux%zux%zu; use pad=auto%s",
@@ -133,7 +133,7 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 	size_t fit = p->has_conv ? window_nearest(&p->conv, p->conv_in, w->size) : 0;
 	char size[64] = "";
 	if (fit)
-		snprintf(size, sizeof size, ", or conv size %zu before it", fit);
+		snprintf(size, sizeof(size), ", or conv size %zu before it", fit);
 	return bad(p, "input %zux%zux%zu is not divisible by %zu; use pad=auto%s", s.c, s.h, s.w,
 		w->size, size);
 }
@@ -160,14 +160,14 @@ static int add_tensors(
 	const size_t fan_in = t.count / t.dim[0];
 	t.init_bound = 1.0 / sqrt((double)fan_in);
 	t.offset = m->n_params;
-	snprintf(t.name, sizeof t.name, "%s%zu.weight", kind, number);
+	snprintf(t.name, sizeof(t.name), "%s%zu.weight", kind, number);
 	m->tensor[m->n_tensors++] = t;
 	struct tensor bias = {.ndim = 1,
 		.dim = {t.dim[0]},
 		.count = t.dim[0],
 		.offset = t.offset + t.count,
 		.init_bound = t.init_bound};
-	snprintf(bias.name, sizeof bias.name, "%s%zu.bias", kind, number);
+	snprintf(bias.name, sizeof(bias.name), "%s%zu.bias", kind, number);
 	m->tensor[m->n_tensors++] = bias;
 	m->n_params = total;
 	return PS_OK;
@@ -304,7 +304,7 @@ static int parse_dropout(struct parser *p)
 		return bad(p, "probability \"%s\" is not a number of at least 0 and below 1", text);
 	char shortest[32];
 	for (int digits = 1; digits <= 9; digits++) {
-		snprintf(shortest, sizeof shortest, "%.*g", digits, drop);
+		snprintf(shortest, sizeof(shortest), "%.*g", digits, drop);
 		if (strtof(shortest, NULL) == (float)drop)
 			break;
 	}
@@ -331,7 +331,7 @@ static int parse_layer(struct parser *p)
 {
 	if (p->m->n_layers == MODEL_MAX_LAYERS)
 		return bad(p, "more than %d layers", MODEL_MAX_LAYERS);
-	for (size_t i = 0; i < sizeof layer_table / sizeof layer_table[0]; i++) {
+	for (size_t i = 0; i < sizeof(layer_table) / sizeof(layer_table[0]); i++) {
 		if (strcmp(p->word.field[0], layer_table[i].name) != 0)
 			continue;
 		if (p->word.n_fields < layer_table[i].min_fields ||
@@ -376,7 +376,7 @@ static int parse_vector(struct model *m, const char *number, struct err *e)
 	m->n_tensors = 1;
 	m->n_params = n;
 	m->input = (struct shape){0, 0, 0};
-	snprintf(m->text, sizeof m->text, "vector:%zu", n);
+	snprintf(m->text, sizeof(m->text), "vector:%zu", n);
 	return PS_OK;
 }
 
@@ -413,8 +413,8 @@ static int parse_layers(struct parser *p, const char *text)
 static uint64_t fingerprint(const struct model *m)
 {
 	char text[MODEL_MAX_TEXT + 96];
-	int n = snprintf(
-		text, sizeof text, "%s @ %zux%zux%zu", m->text, m->input.c, m->input.h, m->input.w);
+	int n = snprintf(text, sizeof(text), "%s @ %zux%zux%zu", m->text, m->input.c, m->input.h,
+		m->input.w);
 	return XXH3_64bits(text, (size_t)n);
 }
 
@@ -431,7 +431,7 @@ int model_parse(struct model *m, const char *text, struct shape input, struct er
 			input.h, input.w, MODEL_MAX_PARAMS);
 	} else {
 		struct parser p = {.m = m, .e = e, .shape = input};
-		rc = parse_layers(&p, expand_name(text, buffer, sizeof buffer));
+		rc = parse_layers(&p, expand_name(text, buffer, sizeof(buffer)));
 	}
 	if (!rc)
 		m->fingerprint = fingerprint(m);

@@ -39,8 +39,8 @@ static const char *const others[] = {"CNN_BUNDLE", "CNN_FAULT_SEED", "CNN_GARBAG
 	"CNN_IMAGE", "CNN_IMAGES", "CNN_KX_ISA", "CNN_MEMORY", "CNN_MIRRORS", "CNN_SLOW",
 	"CNN_TEST_DEVICE"};
 
-#define N_KNOWN  (sizeof known / sizeof known[0])
-#define N_OTHERS (sizeof others / sizeof others[0])
+#define N_KNOWN  (sizeof(known) / sizeof(known[0]))
+#define N_OTHERS (sizeof(others) / sizeof(others[0]))
 
 enum origin { FROM_DEFAULT, FROM_ENVIRONMENT, FROM_COMMAND_LINE };
 static const char *const origin_names[] = {"default", "environment", "command-line"};
@@ -333,7 +333,7 @@ static int next_alternative(const char **def, struct alternative *a)
 
 	if (!*at)
 		return 0;
-	memset(a, 0, sizeof *a);
+	memset(a, 0, sizeof(*a));
 	if (condition < n) {
 		size_t end = condition + strcspn(at + condition, ":");
 
@@ -344,7 +344,7 @@ static int next_alternative(const char **def, struct alternative *a)
 		at += end + 1;
 		n -= end + 1;
 	}
-	snprintf(a->value, sizeof a->value, "%.*s", (int)n, at);
+	snprintf(a->value, sizeof(a->value), "%.*s", (int)n, at);
 	*def = at + n + (at[n] == ' ');
 	return 1;
 }
@@ -353,7 +353,7 @@ static int applies(const struct check *c, const struct alternative *a)
 {
 	char instead[256];
 
-	return !a->when.name || holds(c, &a->when, instead, sizeof instead);
+	return !a->when.name || holds(c, &a->when, instead, sizeof(instead));
 }
 
 /* The default of a row. It may depend on the values of earlier rows. */
@@ -398,9 +398,9 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 		if (!o->was || strlen(o->was) != n_was || memcmp(o->was, was, n_was) != 0)
 			continue;
 		if (variables)
-			opt_variable(o->name, name, sizeof name);
+			opt_variable(o->name, name, sizeof(name));
 		else
-			snprintf(name, sizeof name, "--%s", o->name);
+			snprintf(name, sizeof(name), "--%s", o->name);
 		if (at < size)
 			at += (size_t)snprintf(out + at, size - at, "%s%s", at ? " or " : "", name);
 	}
@@ -414,8 +414,8 @@ static void refuse_old_variable(struct parse *p, const struct opt *o)
 
 	if (!o->was || (before && before->was && strcmp(before->was, o->was) == 0))
 		return;
-	opt_variable(o->was, old, sizeof old);
-	new_names(p->program, o->was, strlen(o->was), 1, now, sizeof now);
+	opt_variable(o->was, old, sizeof(old));
+	new_names(p->program, o->was, strlen(o->was), 1, now, sizeof(now));
 	if (getenv(old))
 		complain(p, "%s: was renamed to %s", old, now);
 }
@@ -431,8 +431,8 @@ static void store_all(struct parse *p)
 		struct alternative a;
 
 		refuse_old_variable(p, &o[i]);
-		opt_variable(o[i].name, variable, sizeof variable);
-		snprintf(option, sizeof option, "--%s", o[i].name);
+		opt_variable(o[i].name, variable, sizeof(variable));
+		snprintf(option, sizeof(option), "--%s", o[i].name);
 		const char *from_environment = getenv(variable);
 		const char *def = default_of(p->program, &o[i], &a);
 
@@ -472,7 +472,7 @@ static void note_unknown(struct parse *p, const char *option, int length)
 	char now[256] = "";
 
 	if (length > 2)
-		new_names(p->program, option + 2, (size_t)length - 2, 0, now, sizeof now);
+		new_names(p->program, option + 2, (size_t)length - 2, 0, now, sizeof(now));
 	if (now[0])
 		complain(p, "%.*s: was renamed to %s", length, option, now);
 	else
@@ -680,15 +680,15 @@ static void help_row(FILE *f, const struct opt *o)
 
 	if (o->group)
 		fprintf(f, "\n%s:\n", o->group);
-	opt_variable(o->name, variable, sizeof variable);
-	describe_range(o, range, sizeof range);
-	describe_default(o, def, sizeof def);
-	describe_needs(o->needs, needs, sizeof needs);
-	snprintf(text, sizeof text, "%s (%s%s; %s%s)", o->help, range, def, variable, needs);
+	opt_variable(o->name, variable, sizeof(variable));
+	describe_range(o, range, sizeof(range));
+	describe_default(o, def, sizeof(def));
+	describe_needs(o->needs, needs, sizeof(needs));
+	snprintf(text, sizeof(text), "%s (%s%s; %s%s)", o->help, range, def, variable, needs);
 	if (o->type == OPT_FLAG)
-		snprintf(head, sizeof head, "  --[no-]%s", o->name);
+		snprintf(head, sizeof(head), "  --[no-]%s", o->name);
 	else
-		snprintf(head, sizeof head, "  --%s %s", o->name, o->arg ? o->arg : "VALUE");
+		snprintf(head, sizeof(head), "  --%s %s", o->name, o->arg ? o->arg : "VALUE");
 	fputs(head, f);
 	print_wrapped(f, strlen(head), text);
 }
@@ -741,7 +741,7 @@ void opt_dump(const struct opt_program *p)
 	size_t rows = count_rows(p);
 	for (size_t i = 0; i < rows; i++)
 		log_debug("options", "value", "name=%s value=%s origin=%s", p->opts[i].name,
-			value_text(&p->opts[i], value, sizeof value), origin_names[origins[i]]);
+			value_text(&p->opts[i], value, sizeof(value)), origin_names[origins[i]]);
 }
 
 /* ---- warnings -------------------------------------------------------------------------------- */
@@ -791,11 +791,11 @@ static void check_row(const struct check *c, const struct opt *o, size_t row)
 	if (!needs || !is_meant(o, row))
 		return;
 	if (origins[row] == FROM_ENVIRONMENT)
-		opt_variable(o->name, name, sizeof name);
+		opt_variable(o->name, name, sizeof(name));
 	else
-		snprintf(name, sizeof name, "--%s", o->name);
+		snprintf(name, sizeof(name), "--%s", o->name);
 	while (next_condition(&needs, &k))
-		if (!holds(c, &k, instead, sizeof instead)) {
+		if (!holds(c, &k, instead, sizeof(instead))) {
 			warn(c, "no_effect", "%s has no effect %s", name, instead);
 			return;
 		}
@@ -835,16 +835,16 @@ static int is_known(const struct check *c, const char *name, char near[MAX_NAME 
 	near[0] = '\0';
 	for (size_t i = 0; i < N_KNOWN + N_OTHERS; i++) {
 		if (i < N_KNOWN)
-			opt_variable(known[i].option, variable, sizeof variable);
+			opt_variable(known[i].option, variable, sizeof(variable));
 		else
-			snprintf(variable, sizeof variable, "%s", others[i - N_KNOWN]);
+			snprintf(variable, sizeof(variable), "%s", others[i - N_KNOWN]);
 		int own = i < N_KNOWN && strcmp(known[i].program, c->program->name) == 0;
 		size_t d = 2 * distance(name, variable) + !own; /* prefers this program's options */
 		if (d <= 1)
 			return 1;
 		if (d < 2 * best) {
 			best = (d + 1) / 2;
-			memcpy(near, variable, sizeof variable);
+			memcpy(near, variable, sizeof(variable));
 		}
 	}
 	return 0;
@@ -854,7 +854,7 @@ static int is_row(const struct opt_program *p, const char *name)
 {
 	char variable[MAX_NAME + 1];
 	for (const struct opt *o = p->opts; o->name; o++) {
-		opt_variable(o->name, variable, sizeof variable);
+		opt_variable(o->name, variable, sizeof(variable));
 		if (strcmp(variable, name) == 0)
 			return 1;
 	}
@@ -869,7 +869,7 @@ static int check_variable(const struct check *c, const char *entry)
 	if (strncmp(entry, PREFIX, strlen(PREFIX)) != 0 ||
 		strncmp(entry, KUBERNETES, strlen(KUBERNETES)) == 0)
 		return 0;
-	snprintf(name, sizeof name, "%.*s", (int)least(n, MAX_NAME), entry);
+	snprintf(name, sizeof(name), "%.*s", (int)least(n, MAX_NAME), entry);
 	if (is_row(c->program, name) || is_known(c, name, near))
 		return 0;
 	if (near[0])

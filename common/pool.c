@@ -44,7 +44,7 @@ int pool_new(struct pool **out, size_t n)
 int pool_new_in(
 	struct pool **out, size_t n, void *(*take)(size_t bytes), void (*give)(void *memory))
 {
-	struct pool *p = mem_try(1, sizeof *p);
+	struct pool *p = mem_try(1, sizeof(*p));
 
 	*out = NULL;
 	if (!p)
@@ -106,7 +106,7 @@ float *pool_take(struct pool *p)
 	if (p->n_free > 0)
 		buffer = p->buffer[--p->n_free];
 	pthread_mutex_unlock(&p->mutex);
-	return buffer || p->take ? buffer : mem_try(p->n, sizeof *buffer);
+	return buffer || p->take ? buffer : mem_try(p->n, sizeof(*buffer));
 }
 
 /* pool_give, and the free function for libzmq. */

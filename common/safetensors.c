@@ -65,7 +65,7 @@ static const char *split_path(const char *path, char *dir, size_t size)
 int safetensors_write(const char *path, const struct model *m, const float *w, struct err *e)
 {
 	char dir[4096];
-	const char *name = split_path(path, dir, sizeof dir);
+	const char *name = split_path(path, dir, sizeof(dir));
 	if (!name)
 		return err_set(e, PS_EIO, "%.100s...: path too long", path);
 	char *json = header_json(m);
@@ -74,9 +74,9 @@ int safetensors_write(const char *path, const struct model *m, const float *w, s
 	size_t used = strlen(json), padded = (used + 7) / 8 * 8;
 	unsigned char length[LENGTH_BYTES];
 	le64_put(length, padded);
-	const struct file_part parts[] = {{length, sizeof length}, {json, used},
-		{"       ", padded - used}, {w, m->n_params * sizeof *w}};
-	int rc = file_replace(dir, name, parts, sizeof parts / sizeof parts[0], e);
+	const struct file_part parts[] = {{length, sizeof(length)}, {json, used},
+		{"       ", padded - used}, {w, m->n_params * sizeof(*w)}};
+	int rc = file_replace(dir, name, parts, sizeof(parts) / sizeof(parts[0]), e);
 	free(json);
 	return rc;
 }
@@ -138,7 +138,7 @@ static int read_tensor(struct reader *r, size_t index, const json_t *entry)
 	if (!dtype || strcmp(dtype, "F32") != 0)
 		return err_set(r->e, PS_EDATA, "%s: tensor \"%s\" has dtype %.20s; expected F32",
 			r->path, t->name, dtype ? dtype : "none");
-	describe_shape(t, shape, sizeof shape);
+	describe_shape(t, shape, sizeof(shape));
 	if (!same_shape(json_object_get(entry, "shape"), t))
 		return err_set(r->e, PS_EDATA,
 			"%s: tensor \"%s\" has another shape than the model \"%s\"; expected [%s]",
@@ -244,7 +244,7 @@ static int read_file(struct reader *r, const unsigned char *file, size_t size)
 int safetensors_read(const char *path, const struct model *m, float *w, struct err *e)
 {
 	void *file;
-	size_t size, max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof *w;
+	size_t size, max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof(*w);
 	int rc = file_read(path, max, &file, &size, e);
 	if (rc == PS_ETOOBIG)
 		return err_set(e, PS_EDATA, "%s: larger than a file of the model \"%s\" can be",

@@ -13,12 +13,12 @@ enum words_result words_next(const char **text, struct word *w)
 	size_t n = strcspn(*text, BLANKS);
 	if (n == 0)
 		return WORDS_END;
-	snprintf(w->text, sizeof w->text, "%.*s", n > WORDS_MAX_BYTES ? WORDS_MAX_BYTES : (int)n,
+	snprintf(w->text, sizeof(w->text), "%.*s", n > WORDS_MAX_BYTES ? WORDS_MAX_BYTES : (int)n,
 		*text);
 	if (n > WORDS_MAX_BYTES)
 		return WORDS_TOO_LONG;
 	*text += n;
-	memcpy(w->split, w->text, sizeof w->split);
+	memcpy(w->split, w->text, sizeof(w->split));
 	w->n_fields = 0;
 	for (char *at = w->split; at;) {
 		if (w->n_fields == WORDS_MAX_FIELDS)

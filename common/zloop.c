@@ -15,7 +15,7 @@
 static int socket_ready(const struct zloop *z)
 {
 	int events = 0;
-	size_t size = sizeof events;
+	size_t size = sizeof(events);
 	if (zmq_getsockopt(z->socket, ZMQ_EVENTS, &events, &size) != 0)
 		return 0; /* the context is terminating; its owner will call zloop_stop */
 	return (events & ZMQ_POLLIN) != 0;
@@ -96,7 +96,7 @@ int zloop_start(
 {
 	*z = (struct zloop){.socket = socket, .on_readable = on_readable, .arg = arg, .used = 1};
 	int fd;
-	size_t size = sizeof fd;
+	size_t size = sizeof(fd);
 	if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) != 0)
 		return PS_ENET;
 	if (uv_poll_init(loop, &z->poll, fd) != 0)

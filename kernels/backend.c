@@ -107,7 +107,7 @@ int backend_new(
 	struct backend_options most = *o;
 	if (most.max_batch < FORWARD_CHUNK)
 		most.max_batch = FORWARD_CHUNK;
-	struct backend *b = mem_try(1, sizeof *b);
+	struct backend *b = mem_try(1, sizeof(*b));
 	float *scores = mem_try(most.max_batch, m->classes * sizeof(float));
 	if (!b || !scores) {
 		free(b);

@@ -102,7 +102,7 @@ static void send_fenced(struct server *s, const struct effect *e, const struct e
 	struct msg m = e->msg;
 
 	if (stamp) {
-		name_of(s, stamp->worker, name, sizeof name);
+		name_of(s, stamp->worker, name, sizeof(name));
 		labels_fenced(s->labels, e->peer, stamp->worker, stamp->incarnation, name, text);
 		m.error.text = text;
 	}

@@ -17,7 +17,7 @@ static int64_t cpu_count(void)
 {
 	cpu_set_t set;
 
-	if (sched_getaffinity(0, sizeof set, &set))
+	if (sched_getaffinity(0, sizeof(set), &set))
 		return 1;
 	return CPU_COUNT(&set) < MAX_THREADS ? CPU_COUNT(&set) : MAX_THREADS;
 }

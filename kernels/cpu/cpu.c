@@ -68,7 +68,7 @@ static const struct {
 static const struct simd *choose_simd(struct err *e)
 {
 	const char *wish = getenv("CNN_KX_ISA");
-	for (size_t i = 0; i < sizeof instruction_sets / sizeof instruction_sets[0]; i++)
+	for (size_t i = 0; i < sizeof(instruction_sets) / sizeof(instruction_sets[0]); i++)
 		if (instruction_sets[i].has() &&
 			(!wish || strcmp(wish, instruction_sets[i].simd->name) == 0))
 			return instruction_sets[i].simd;
@@ -96,9 +96,9 @@ static void cpu_close(void *self)
 static int cpu_allocate(struct cpu *c, size_t max_batch)
 {
 	size_t most = (max_batch + c->n_lanes - 1) / c->n_lanes;
-	c->lane = mem_try(c->n_lanes, sizeof *c->lane);
-	c->sum = mem_try(c->n_lanes, sizeof *c->sum);
-	c->packed = mem_try(c->plan.packed_floats, sizeof *c->packed);
+	c->lane = mem_try(c->n_lanes, sizeof(*c->lane));
+	c->sum = mem_try(c->n_lanes, sizeof(*c->sum));
+	c->packed = mem_try(c->plan.packed_floats, sizeof(*c->packed));
 	int ok = c->lane && c->sum && c->packed;
 	for (size_t i = 0; ok && i < c->n_lanes; i++) {
 		ok = lane_init(&c->lane[i], &c->plan, most) == PS_OK;
@@ -129,7 +129,7 @@ static int cpu_open(
 	const struct simd *simd = choose_simd(e);
 	if (!simd)
 		return PS_EUSAGE;
-	struct cpu *c = mem_try(1, sizeof *c);
+	struct cpu *c = mem_try(1, sizeof(*c));
 	if (!c)
 		return err_set(e, PS_ENOMEM, "no memory for device cpu");
 	int rc = cpu_build(c, m, o, simd, e);
@@ -137,7 +137,7 @@ static int cpu_open(
 		cpu_close(c);
 		return rc;
 	}
-	snprintf(c->name, sizeof c->name, "cpu %d thread%s %s", o->threads,
+	snprintf(c->name, sizeof(c->name), "cpu %d thread%s %s", o->threads,
 		o->threads == 1 ? "" : "s", simd->name);
 	*self = c;
 	return PS_OK;

@@ -59,10 +59,10 @@ static int allocate_table(struct lane *l, size_t i)
 	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
 	struct table *t = &l->table[i];
 	const size_t positions = l->block * s->n_positions, windows = l->block * s->n_windows;
-	t->source = mem_try(positions + l->plan->simd->positions, sizeof *t->source);
-	t->first = mem_try(windows + 1, sizeof *t->first);
-	t->value = mem_try(windows, sizeof *t->value);
-	t->error = mem_try(windows, sizeof *t->error);
+	t->source = mem_try(positions + l->plan->simd->positions, sizeof(*t->source));
+	t->first = mem_try(windows + 1, sizeof(*t->first));
+	t->value = mem_try(windows, sizeof(*t->value));
+	t->error = mem_try(windows, sizeof(*t->error));
 	if (!t->source || !t->first || !t->value || !t->error)
 		return 0;
 	for (size_t position = 0; position < positions; position++)
@@ -93,8 +93,8 @@ static int allocate_scratch(struct lane *l)
 	l->tile = mem_try(
 		round_up(positions, p->simd->positions), 2 * p->simd->lanes * sizeof(float));
 	l->grad = mem_try(p->grad_floats, sizeof(float));
-	l->entry = mem_try(p->max_entries, sizeof *l->entry);
-	l->n_entries = mem_try(filters, sizeof *l->n_entries);
+	l->entry = mem_try(p->max_entries, sizeof(*l->entry));
+	l->n_entries = mem_try(filters, sizeof(*l->n_entries));
 	return ok && l->tile && l->grad && l->entry && l->n_entries;
 }
 

@@ -98,9 +98,9 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	const struct pooling w = pool ? (struct pooling){pool->size, pool->pad_top, pool->pad_left}
 				      : (struct pooling){1, 0, 0};
 	const struct shape o = out->shape;
-	s->position = mem_try(positions.h * positions.w, sizeof *s->position);
-	s->first = mem_try(o.h * o.w + 1, sizeof *s->first);
-	s->to = mem_try(o.h * o.w, sizeof *s->to);
+	s->position = mem_try(positions.h * positions.w, sizeof(*s->position));
+	s->first = mem_try(o.h * o.w + 1, sizeof(*s->first));
+	s->to = mem_try(o.h * o.w, sizeof(*s->to));
 	if (!s->position || !s->first || !s->to)
 		return 0;
 	for (size_t y = 0; y < o.h; y++)
@@ -128,8 +128,8 @@ static int add_taps(const struct plan *p, struct step *s, size_t height, size_t 
 	const size_t channels = in->shape.c;
 	s->n_taps = height * width * channels;
 	s->taps_pad = round_up(s->n_taps, p->simd->taps);
-	s->tap = mem_try(s->taps_pad, sizeof *s->tap);
-	s->param = mem_try(s->n_taps, sizeof *s->param);
+	s->tap = mem_try(s->taps_pad, sizeof(*s->tap));
+	s->param = mem_try(s->n_taps, sizeof(*s->param));
 	if (!s->tap || !s->param)
 		return 0;
 	size_t k = 0;
@@ -263,7 +263,7 @@ static int add_identity(struct plan *p)
 	for (size_t i = 0; i < p->n_steps; i++)
 		if (p->step[i].filters > n)
 			n = p->step[i].filters;
-	p->identity = mem_try(n, sizeof *p->identity);
+	p->identity = mem_try(n, sizeof(*p->identity));
 	for (size_t i = 0; p->identity && i < n; i++)
 		p->identity[i] = (uint32_t)i;
 	return p->identity != NULL;

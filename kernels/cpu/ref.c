@@ -97,7 +97,7 @@ static void conv_push(const struct layer *l, const float *weight, const double *
 static void conv_backward(const struct layer *l, const float *weight, const double *in,
 	const double *d_out, double *grad_weight, double *grad_bias, double *d_in)
 {
-	memset(d_in, 0, shape_count(l->in) * sizeof *d_in);
+	memset(d_in, 0, shape_count(l->in) * sizeof(*d_in));
 	for (size_t f = 0; f < l->out.c; f++)
 		for (size_t oy = 0; oy < l->out.h; oy++)
 			for (size_t ox = 0; ox < l->out.w; ox++) {
@@ -125,7 +125,7 @@ static void fc_backward(const struct layer *l, const float *weight, const double
 	const double *d_out, double *grad_weight, double *grad_bias, double *d_in)
 {
 	size_t n = shape_count(l->in);
-	memset(d_in, 0, n * sizeof *d_in);
+	memset(d_in, 0, n * sizeof(*d_in));
 	for (size_t u = 0; u < l->out.c; u++) {
 		grad_bias[u] += d_out[u];
 		for (size_t i = 0; i < n; i++) {
@@ -179,7 +179,7 @@ static void ref_pool_forward(const struct layer *l, const double *in, double *ou
 static void ref_pool_backward(
 	const struct layer *l, const size_t *argmax, const double *d_out, double *d_in)
 {
-	memset(d_in, 0, shape_count(l->in) * sizeof *d_in);
+	memset(d_in, 0, shape_count(l->in) * sizeof(*d_in));
 	for (size_t o = 0; o < shape_count(l->out); o++)
 		d_in[argmax[o]] += d_out[o];
 }
@@ -304,15 +304,15 @@ static void cpu_ref_close(void *self)
 
 static int cpu_ref_allocate(struct cpu_ref *r, const struct model *m)
 {
-	r->grad = mem_try(m->n_params, sizeof *r->grad);
+	r->grad = mem_try(m->n_params, sizeof(*r->grad));
 	int ok = r->grad != NULL;
 	for (size_t l = 0; ok && l <= m->n_layers; l++) {
 		size_t n = shape_count(l == 0 ? m->input : m->layer[l - 1].out);
-		r->value[l] = mem_try(n, sizeof *r->value[l]);
-		r->delta[l] = mem_try(n, sizeof *r->delta[l]);
+		r->value[l] = mem_try(n, sizeof(*r->value[l]));
+		r->delta[l] = mem_try(n, sizeof(*r->delta[l]));
 		ok = r->value[l] && r->delta[l];
 		if (ok && l < m->n_layers && m->layer[l].kind == LAYER_POOL) {
-			r->argmax[l] = mem_try(shape_count(m->layer[l].out), sizeof **r->argmax);
+			r->argmax[l] = mem_try(shape_count(m->layer[l].out), sizeof(**r->argmax));
 			ok = r->argmax[l] != NULL;
 		}
 	}
@@ -324,7 +324,7 @@ static int cpu_ref_open(
 {
 	(void)o;
 	*self = NULL;
-	struct cpu_ref *r = mem_try(1, sizeof *r);
+	struct cpu_ref *r = mem_try(1, sizeof(*r));
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for device cpu-ref");
 	r->model = m;
@@ -366,7 +366,7 @@ static int cpu_ref_gradient(void *self, const float *params, const uint32_t *ind
 	size_t n_params = r->model->n_params;
 	struct pass p = {.params = params, .training = 1, .dropout_seed = dropout_seed};
 	double sum = 0;
-	memset(r->grad, 0, n_params * sizeof *r->grad);
+	memset(r->grad, 0, n_params * sizeof(*r->grad));
 	for (; p.n < batch; p.n++) {
 		image_forward(r, index[p.n], &p);
 		sum += image_backward(r, index[p.n], &p);

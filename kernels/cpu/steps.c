@@ -91,7 +91,7 @@ static void list_argmax(struct lane *l, size_t i, size_t n)
 	const struct plane *out = &l->plan->plane[s->out];
 	const float *error = l->error[s->out] + n * out->image;
 	const size_t pad = entries_pad(s);
-	memset(l->n_entries, 0, s->filters * sizeof *l->n_entries);
+	memset(l->n_entries, 0, s->filters * sizeof(*l->n_entries));
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *d = error + s->to[w];
 		const uint16_t *argmax =

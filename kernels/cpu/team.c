@@ -82,8 +82,8 @@ void team_run(struct team *t, team_job *job, void *arg)
 
 int team_new(struct team **out, size_t n, struct err *e)
 {
-	struct team *t = mem_try(1, sizeof *t);
-	struct member *member = mem_try(n, sizeof *member);
+	struct team *t = mem_try(1, sizeof(*t));
+	struct member *member = mem_try(n, sizeof(*member));
 	*out = NULL;
 	if (!t || !member) {
 		free(t);

@@ -81,7 +81,7 @@ static int choose_device(struct cuda *c, const char *device, int precision, stru
 			"for 9.0 (H100, H200)",
 			device, p.name, p.major, p.minor);
 	static const char *const names[] = {"fp32", "tf32", "bf16"};
-	snprintf(c->name, sizeof c->name, "cuda:%d %s %s", c->number, p.name, names[precision]);
+	snprintf(c->name, sizeof(c->name), "cuda:%d %s %s", c->number, p.name, names[precision]);
 	return PS_OK;
 }
 
@@ -94,8 +94,8 @@ static void cuda_place(struct cuda *c, struct cuda_arena *a)
 		c->slot[i].grad = arena_take(a, n, sizeof(float));
 	}
 	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
-	c->now = arena_take(a, 1, sizeof *c->now);
-	c->loss = arena_take(a, 1, sizeof *c->loss);
+	c->now = arena_take(a, 1, sizeof(*c->now));
+	c->loss = arena_take(a, 1, sizeof(*c->loss));
 	c->path->place(c->net, a);
 }
 
@@ -108,8 +108,8 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 	for (int i = 0; i < LOCAL_BURSTS; i++) {
 		struct slot *s = &c->slot[i];
 		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
-		s->now = arena_take(a, CUDA_CHUNKS, sizeof *s->now);
-		s->loss = arena_take(a, 1, sizeof *s->loss);
+		s->now = arena_take(a, CUDA_CHUNKS, sizeof(*s->now));
+		s->loss = arena_take(a, 1, sizeof(*s->loss));
 	}
 }
 
@@ -203,7 +203,7 @@ static void cuda_close(void *self)
 static int cuda_open(
 	void **self, const struct model *m, const struct backend_options *o, struct err *e)
 {
-	struct cuda *c = mem_try(1, sizeof *c);
+	struct cuda *c = mem_try(1, sizeof(*c));
 	int rc;
 
 	*self = NULL;

@@ -358,7 +358,7 @@ static int net_path_fits(const struct model *m)
 static int net_path_open(
 	void **self, const struct model *m, int precision, size_t images, struct err *e)
 {
-	struct net *n = mem_try(1, sizeof *n);
+	struct net *n = mem_try(1, sizeof(*n));
 	int rc;
 
 	*self = NULL;

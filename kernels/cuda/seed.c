@@ -39,7 +39,7 @@ static int multiprocessors(int *n, struct err *e)
 static int seed_path_open(
 	void **self, const struct model *m, int precision, size_t images, struct err *e)
 {
-	struct seed *d = mem_try(1, sizeof *d);
+	struct seed *d = mem_try(1, sizeof(*d));
 
 	*self = d;
 	if (!d)
@@ -112,7 +112,7 @@ static void place_exchange(struct seed *d, struct cuda_arena *a)
 	size_t images, lines = exchange_lines(d, &images);
 	size_t blocks = (size_t)d->s.multiprocessors;
 
-	x->logits = arena_take(a, lines, sizeof *x->logits);
+	x->logits = arena_take(a, lines, sizeof(*x->logits));
 	if (!x->logits)
 		return;
 	x->d_logits = x->logits + images * blocks * SEED_LL_LOGIT_LINES;

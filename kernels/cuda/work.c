@@ -10,8 +10,8 @@ static int cuda_check(struct cuda *c, cudaError_t rc, const char *call)
 	if (rc == cudaSuccess)
 		return PS_OK;
 	if (!c->why[0])
-		snprintf(
-			c->why, sizeof c->why, "device cuda: %s: %s", call, cudaGetErrorString(rc));
+		snprintf(c->why, sizeof(c->why), "device cuda: %s: %s", call,
+			cudaGetErrorString(rc));
 	return PS_EDEVICE;
 }
 #define CHECK(call) cuda_check(c, call, #call)
@@ -124,16 +124,16 @@ static size_t params_bytes(const struct cuda *c)
 static int set_now(struct cuda *c, struct slot *s, struct kx_now now)
 {
 	s->now[s->n_now] = now;
-	return to_device(c, c->now, &s->now[s->n_now++], sizeof now, c->stream);
+	return to_device(c, c->now, &s->now[s->n_now++], sizeof(now), c->stream);
 }
 
 static int set_index(struct cuda *c, struct slot *s, const uint32_t *index, size_t n)
 {
 	uint32_t *from = s->index + s->n_index;
 
-	memcpy(from, index, n * sizeof *index);
+	memcpy(from, index, n * sizeof(*index));
 	s->n_index += n;
-	return to_device(c, c->index, from, n * sizeof *index, c->stream);
+	return to_device(c, c->index, from, n * sizeof(*index), c->stream);
 }
 
 /* ---- one batch ------------------------------------------------------------------------------- */
@@ -162,7 +162,7 @@ int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t
 	if (!rc)
 		rc = run_graph(c, batch, 0);
 	if (!rc)
-		rc = to_host(c, s->loss, c->loss, sizeof *c->loss, c->stream);
+		rc = to_host(c, s->loss, c->loss, sizeof(*c->loss), c->stream);
 	if (!rc)
 		rc = to_host(c, grad, s->grad, params_bytes(c), c->stream);
 	if (!rc)
@@ -219,7 +219,7 @@ int cuda_local_start(void *self, int slot, const float *params)
 		rc = launched(c, c->path->load(c->net, s->params, c->stream));
 	if (!rc)
 		rc = launched(c, c->path->start(c->net, c->stream));
-	return rc ? rc : CHECK(cudaMemsetAsync(c->loss, 0, sizeof *c->loss, c->stream));
+	return rc ? rc : CHECK(cudaMemsetAsync(c->loss, 0, sizeof(*c->loss), c->stream));
 }
 
 /* Runs `steps` steps whose indices fit the index buffer together. */
@@ -271,7 +271,7 @@ int cuda_local_finish(void *self, int slot, float *params, float *sum)
 		rc = launched(c, c->path->save(c->net, params ? s->params : NULL,
 					 sum ? s->grad : NULL, c->stream));
 	if (!rc)
-		rc = to_host(c, s->loss, c->loss, sizeof *c->loss, c->stream);
+		rc = to_host(c, s->loss, c->loss, sizeof(*c->loss), c->stream);
 	if (!rc)
 		rc = chain(c, c->stream, s->computed, c->out);
 	if (!rc && params)
@@ -292,7 +292,7 @@ int cuda_local_wait(void *self, int slot, double *loss)
 	if (s->finished) {
 		rc = CHECK(cudaEventSynchronize(s->out));
 	} else {
-		rc = to_host(c, s->loss, c->loss, sizeof *c->loss, c->stream);
+		rc = to_host(c, s->loss, c->loss, sizeof(*c->loss), c->stream);
 		if (!rc)
 			rc = wait(c);
 	}

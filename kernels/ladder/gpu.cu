@@ -12,7 +12,7 @@ int gpu_failed(cudaError_t status, const char *call, struct err *e)
 
 int gpu_open(struct gpu *g, struct err *e)
 {
-	memset(g, 0, sizeof *g);
+	memset(g, 0, sizeof(*g));
 	TRY(cudaStreamCreate(&g->stream), e);
 	for (size_t i = 0; i <= MARKS_MAX; i++)
 		TRY(cudaEventCreate(&g->event[i]), e);
@@ -28,7 +28,7 @@ void gpu_close(struct gpu *g)
 		(void)cudaEventDestroy(g->event[i]);
 	if (g->stream)
 		(void)cudaStreamDestroy(g->stream);
-	memset(g, 0, sizeof *g);
+	memset(g, 0, sizeof(*g));
 }
 
 int gpu_alloc(struct gpu *g, void **out, size_t bytes, enum gpu_place where, struct err *e)

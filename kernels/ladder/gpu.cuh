@@ -52,7 +52,7 @@ int gpu_alloc(
 	struct gpu *g, void **out, size_t bytes, enum gpu_place where, struct err *e) PS_MUST_CHECK;
 /* Allocates `n` elements of the type that `field` points to. */
 #define GPU_ALLOC(g, field, n, where, e)                                                           \
-	gpu_alloc((g), (void **)&(field), (n) * sizeof *(field), (where), (e))
+	gpu_alloc((g), (void **)&(field), (n) * sizeof(*(field)), (where), (e))
 
 /* Begins a step. If `p` is NULL, the step records no marks. */
 int gpu_begin(struct gpu *g, struct profile *p, struct err *e) PS_MUST_CHECK;
@@ -67,7 +67,7 @@ template <class R, class A>
 static int rung_open(
 	void **self, const struct ladder_task *t, void (*close)(void *), A allocate, struct err *e)
 {
-	R *r = (R *)mem_try(1, sizeof *r);
+	R *r = (R *)mem_try(1, sizeof(*r));
 	*self = NULL;
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for a rung");

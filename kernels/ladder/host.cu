@@ -31,10 +31,10 @@ int host_batch_init(
 	struct host_batch *h, size_t max_batch, size_t rows, size_t n_params, struct err *e)
 {
 	h->n_params = n_params;
-	h->images = (float *)mem_try(max_batch, IMAGE_AREA * sizeof *h->images);
-	h->labels = (uint8_t *)mem_try(max_batch, sizeof *h->labels);
-	h->loss = (float *)mem_try(max_batch, sizeof *h->loss);
-	h->grads = (float *)mem_try(rows, n_params * sizeof *h->grads);
+	h->images = (float *)mem_try(max_batch, IMAGE_AREA * sizeof(*h->images));
+	h->labels = (uint8_t *)mem_try(max_batch, sizeof(*h->labels));
+	h->loss = (float *)mem_try(max_batch, sizeof(*h->loss));
+	h->grads = (float *)mem_try(rows, n_params * sizeof(*h->grads));
 	if (h->images && h->labels && h->loss && h->grads)
 		return PS_OK;
 	host_batch_release(h);

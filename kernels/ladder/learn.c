@@ -142,11 +142,11 @@ static int learner_init(struct learner *l, struct err *e)
 	l->params = ladder_floats(n_params);
 	l->before = ladder_floats(n_params);
 	l->grad = ladder_floats(n_params);
-	l->order = mem_try(t->set->n, sizeof *l->order);
+	l->order = mem_try(t->set->n, sizeof(*l->order));
 	if (!l->params || !l->before || !l->grad || !l->order)
 		return err_set(e, PS_ENOMEM, "no memory for %zu parameters", n_params);
 	memcpy(l->params, l->point->params, n_params * sizeof(float));
-	memcpy(l->order, l->point->index, t->set->n * sizeof *l->order);
+	memcpy(l->order, l->point->index, t->set->n * sizeof(*l->order));
 	int rc = open_judge(l, e);
 	return rc ? rc : l->rung->open(&l->self, t, e);
 }

@@ -115,7 +115,7 @@ static int run_points(const struct job *j, struct err *e)
 	int rc = PS_OK;
 	if (filters || batch)
 		return run_point(j, filters ? filters : 256, batch ? batch : 1000, e);
-	for (size_t i = 0; !rc && i < sizeof sweep / sizeof sweep[0]; i++)
+	for (size_t i = 0; !rc && i < sizeof(sweep) / sizeof(sweep[0]); i++)
 		rc = run_point(j, sweep[i].filters, sweep[i].batch, e);
 	return rc;
 }
@@ -143,7 +143,8 @@ static int run_train(struct job *j, struct err *e)
 	struct model model;
 	struct ladder_point p;
 	size_t filters = j->o->filters ? (size_t)j->o->filters : 256;
-	size_t batch = j->o->batch ? (size_t)j->o->batch : 100, n = sizeof marks / sizeof marks[0];
+	size_t batch = j->o->batch ? (size_t)j->o->batch : 100,
+	       n = sizeof(marks) / sizeof(marks[0]);
 	int rc = ladder_point_init(
 		&p, &model, &j->train, filters, batch, (uint64_t)j->o->seed, 0, e);
 	if (rc)
@@ -297,7 +298,7 @@ static int run(const struct ladder_options *o, const char *name, struct err *e)
 	static struct data data; /* too large for the stack */
 	const char *why = "";
 	struct job j = {.o = o, .has_gpu = ladder_has_gpu(&why)};
-	size_t i = 0, n = sizeof commands / sizeof commands[0];
+	size_t i = 0, n = sizeof(commands) / sizeof(commands[0]);
 	while (i < n && strcmp(commands[i].name, name) != 0)
 		i++;
 	if (i == n)

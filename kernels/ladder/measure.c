@@ -27,7 +27,7 @@ int ladder_point_init(struct ladder_point *p, struct model *m, const struct kx_i
 		return err_set(e, PS_EUSAGE, "batch %zu: expected 1 to %zu images", batch, set->n);
 	p->task = (struct ladder_task){m, set, filters, batch};
 	p->params = ladder_floats(m->n_params);
-	p->index = mem_try(set->n, sizeof *p->index);
+	p->index = mem_try(set->n, sizeof(*p->index));
 	if (!p->params || !p->index) {
 		ladder_point_release(p);
 		return err_set(e, PS_ENOMEM, "no memory for %zu parameters", m->n_params);
@@ -156,7 +156,7 @@ static int repeat(struct ladder_result *out, struct run *r, const struct ladder_
 			return rc;
 	}
 	n = n ? n : 1;
-	qsort(ms, n, sizeof *ms, by_size);
+	qsort(ms, n, sizeof(*ms), by_size);
 	out->repetitions = n;
 	out->median_ms = ms[n / 2];
 	out->least_ms = ms[0];

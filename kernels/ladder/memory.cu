@@ -44,7 +44,7 @@ int compare_times(const void *a, const void *b)
 
 double median(double *values, size_t n)
 {
-	qsort(values, n, sizeof *values, compare_times);
+	qsort(values, n, sizeof(*values), compare_times);
 	return values[n / 2];
 }
 
@@ -83,7 +83,7 @@ int measure_copies(struct gpu *g, struct err *e)
 			{"device to host", "pageable", pageable, device},
 			{"device to host", "pinned", pinned, device},
 		};
-		for (size_t i = 0; !rc && i < sizeof copies / sizeof copies[0]; i++)
+		for (size_t i = 0; !rc && i < sizeof(copies) / sizeof(copies[0]); i++)
 			rc = measure_copy(&copies[i], bytes, e);
 	}
 	free(pageable);
@@ -109,7 +109,7 @@ uint32_t *make_chain(size_t bytes)
 {
 	size_t lines = bytes / LINE, step = LINE / sizeof(uint32_t);
 	uint32_t *chain = (uint32_t *)mem_try(bytes, 1);
-	uint32_t *order = (uint32_t *)mem_try(lines, sizeof *order);
+	uint32_t *order = (uint32_t *)mem_try(lines, sizeof(*order));
 	if (chain && order) {
 		rng_order(1, 0, order, lines);
 		for (size_t i = 0; i < lines; i++)
@@ -144,8 +144,8 @@ int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *devic
 	cudaError_t status = cudaMemcpy(device, chain, bytes, cudaMemcpyHostToDevice);
 	free(chain);
 	TRY(status, e);
-	uint32_t *last = device + bytes / sizeof *device;
-	TRY(cudaMemset(last, 0, sizeof *last), e);
+	uint32_t *last = device + bytes / sizeof(*device);
+	TRY(cudaMemset(last, 0, sizeof(*last)), e);
 	int rc = time_chase(g, device, last, CHAIN_STEPS, &us, e);
 	if (!rc)
 		rc = time_chase(g, device, last, CHAIN_STEPS, &us, e);
@@ -158,7 +158,7 @@ int measure_loads(struct gpu *g, struct err *e)
 {
 	const size_t most = (size_t)512 << 20;
 	uint32_t *device;
-	int rc = GPU_ALLOC(g, device, most / sizeof *device + 1, GPU_DEVICE, e);
+	int rc = GPU_ALLOC(g, device, most / sizeof(*device) + 1, GPU_DEVICE, e);
 	if (!rc)
 		rc = measure_load(g, "L1 cache", (size_t)64 << 10, device, e);
 	if (!rc)

@@ -19,7 +19,7 @@ int ladder_pin(struct ladder_pins *p, const float *params, float *grad, size_t n
 	/* the device only reads the weights, but CUDA cannot pin host memory as read-only */
 	int rc = pin(&p->params, (void *)params, n * sizeof(*params), e);
 
-	return rc ? rc : pin(&p->grad, grad, n * sizeof *grad, e);
+	return rc ? rc : pin(&p->grad, grad, n * sizeof(*grad), e);
 }
 
 static void unpin(void **pinned)

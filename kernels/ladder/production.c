@@ -24,7 +24,7 @@ static void production_close(void *self)
 static int production_open(void **self, const struct ladder_task *t, struct err *e)
 {
 	struct backend_options o = {.device = "cuda", .threads = 1, .max_batch = t->max_batch};
-	struct production *r = mem_try(1, sizeof *r);
+	struct production *r = mem_try(1, sizeof(*r));
 	*self = NULL;
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for a rung");

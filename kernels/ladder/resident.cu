@@ -127,7 +127,7 @@ int send(struct resident *r, const struct shape_of_step *s, struct err *e)
 	int rc = gpu_mark(&r->gpu, "weights in", PHASE_COPY_IN, e);
 	if (rc)
 		return rc;
-	TRY(cudaMemcpyAsync(r->index, r->host_index, s->n * sizeof *r->index,
+	TRY(cudaMemcpyAsync(r->index, r->host_index, s->n * sizeof(*r->index),
 		    cudaMemcpyHostToDevice, r->gpu.stream),
 		e);
 	return gpu_mark(&r->gpu, "indices in", PHASE_COPY_IN, e);
@@ -207,7 +207,7 @@ int resident_step(void *self, const struct ladder_batch *b, float *grad, double 
 			 : PS_OK;
 	if (rc)
 		return rc;
-	memcpy(r->host_index, b->index, b->n * sizeof *b->index);
+	memcpy(r->host_index, b->index, b->n * sizeof(*b->index));
 	rc = gpu_begin(&r->gpu, profile, e);
 	if (!rc)
 		rc = r->level >= GRAPH && !profile ? launch_graph(r, &s, e) : enqueue(r, &s, e);

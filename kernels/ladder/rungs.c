@@ -32,12 +32,12 @@ const struct rung *const ladder_rungs[] = {
 	&rung_local,
 #endif
 };
-const size_t ladder_n_rungs = sizeof ladder_rungs / sizeof ladder_rungs[0];
+const size_t ladder_n_rungs = sizeof(ladder_rungs) / sizeof(ladder_rungs[0]);
 
 int ladder_model(struct model *m, size_t filters, struct err *e)
 {
 	char text[32];
-	snprintf(text, sizeof text, "seed:%zu", filters);
+	snprintf(text, sizeof(text), "seed:%zu", filters);
 	return model_parse(m, text, (struct shape){1, 28, 28}, e);
 }
 

@@ -22,8 +22,8 @@ static void sequential_close(void *self)
 
 static int sequential_open(void **self, const struct ladder_task *t, struct err *e)
 {
-	struct sequential *s = mem_try(1, sizeof *s);
-	float *space = mem_try(image_space_floats(t->filters), sizeof *space);
+	struct sequential *s = mem_try(1, sizeof(*s));
+	float *space = mem_try(image_space_floats(t->filters), sizeof(*space));
 	*self = s;
 	if (!s || !space) {
 		free(s);
@@ -45,7 +45,7 @@ static int sequential_step(void *self, const struct ladder_batch *b, float *grad
 	struct image_space space = image_space_at(s->space, filters);
 	double begin = clock_seconds();
 	float image[IMAGE_AREA];
-	memset(grad, 0, n_params * sizeof *grad);
+	memset(grad, 0, n_params * sizeof(*grad));
 	*loss = 0;
 	for (size_t n = 0; n < b->n; n++) {
 		const uint8_t *pixels = set->pixels + (size_t)b->index[n] * IMAGE_AREA;

@@ -410,7 +410,7 @@ static void note_address(struct router *r)
 {
 	const char *address = zmq_msg_gets(&r->in.frame[0], "Peer-Address");
 
-	snprintf(r->address, sizeof r->address, "%s", address ? address : "");
+	snprintf(r->address, sizeof(r->address), "%s", address ? address : "");
 }
 
 /* The way of a packet: receive, decode, authorize, apply (on_message), reply. */

@@ -39,7 +39,7 @@ static inline int bench_load(struct bench *b, struct err *e)
 		return rc;
 	if (b->options.max_batch == 0 || b->options.max_batch > n)
 		return err_set(e, PS_EUSAGE, "batch: 1 to %zu", n);
-	b->order = mem_must(n, sizeof *b->order, "bench");
+	b->order = mem_must(n, sizeof(*b->order), "bench");
 	rng_order(1, 0, b->order, n);
 	return PS_OK;
 }
@@ -93,7 +93,7 @@ static inline int bench_by_size(const void *a, const void *b)
 
 static inline double median(double *value, size_t n)
 {
-	qsort(value, n, sizeof *value, bench_by_size);
+	qsort(value, n, sizeof(*value), bench_by_size);
 	return value[n / 2];
 }
 

@@ -73,7 +73,7 @@ static void report(const struct science *s)
 		t->images, t->updates, (double)s->correct / (double)data_test(&s->data).n,
 		t->updates ? (double)t->staleness_sum / (double)t->updates : 0, rejected,
 		t->backups, t->trials, t->superseded);
-	for (unsigned i = 0; i < sizeof t->staleness / sizeof t->staleness[0]; i++) {
+	for (unsigned i = 0; i < sizeof(t->staleness) / sizeof(t->staleness[0]); i++) {
 		unsigned first = i ? 1u << (i - 1) : 0, last = i ? (1u << i) - 1 : 0;
 		printf("staleness,%s,%" PRId64 ",%" PRIu64 ",%u", s->label, s->workers,
 			s->run.core.training.seed, first);
@@ -150,7 +150,7 @@ static int options(struct science *s, int argc, char **argv)
 		.about = "One training run in virtual time.",
 		.opts = rows,
 		.max_args = -1};
-	const char **args = mem_must((size_t)argc + 2, sizeof *args, "arguments");
+	const char **args = mem_must((size_t)argc + 2, sizeof(*args), "arguments");
 	int n, rc = opt_parse(&program, argc, argv, args + 1, &n);
 
 	args[0] = "cnn-ps";
@@ -206,7 +206,7 @@ static void release(struct science *s)
 
 int main(int argc, char **argv)
 {
-	struct science *s = mem_must(1, sizeof *s, "science");
+	struct science *s = mem_must(1, sizeof(*s), "science");
 	struct err e = {0};
 	int rc = options(s, argc, argv);
 

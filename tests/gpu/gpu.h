@@ -33,7 +33,7 @@ static inline const char *gpu_device(void)
 static inline size_t n_precisions(void)
 {
 	int is_gpu = strncmp(gpu_device(), "cuda", 4) == 0;
-	return is_gpu ? sizeof precisions / sizeof precisions[0] : 1;
+	return is_gpu ? sizeof(precisions) / sizeof(precisions[0]) : 1;
 }
 
 /* A fresh backend on the device for batches of up to max_batch images. */

@@ -30,7 +30,7 @@ struct driver {
 static int find(void *library, const char *name, void *to)
 {
 	void *symbol = dlsym(library, name);
-	memcpy(to, &symbol, sizeof symbol);
+	memcpy(to, &symbol, sizeof(symbol));
 	return symbol != NULL;
 }
 

@@ -87,7 +87,7 @@ static void sets_may_change_and_come_back(void **state)
 	float *elsewhere = step_of(&s, 50, &other);
 	assert_true(distance(elsewhere, first, s.model.n_params) > 1e-3);
 	assert_int_equal(backend_use(s.backend, &s.images, &e), PS_OK);
-	memcpy(s.index, kept, sizeof kept);
+	memcpy(s.index, kept, sizeof(kept));
 	float *back = step_of(&s, 50, &again);
 	assert_memory_equal(back, first, s.model.n_params * sizeof(float));
 	free(first);
@@ -104,7 +104,7 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 	(void)state;
 	gpu_begin();
 	for (size_t p = 0; p < n_precisions(); p++)
-		for (size_t m = 0; m < sizeof texts / sizeof texts[0]; m++) {
+		for (size_t m = 0; m < sizeof(texts) / sizeof(texts[0]); m++) {
 			struct subject s;
 			subject_real(&s, texts[m], 0, LOCAL_STEPS * 100);
 			s.batch = 100;
@@ -198,7 +198,7 @@ static void devices_and_precisions_that_do_not_exist_are_refused(void **state)
 	struct model m;
 	struct err parse = {0};
 	assert_int_equal(model_parse(&m, "fc:2", (struct shape){1, 4, 4}, &parse), PS_OK);
-	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct backend_options o = {.device = bad[i].device, .threads = 1, .max_batch = 1};
 		struct backend *b;
 		struct err e = {0};

@@ -30,7 +30,7 @@ static void for_each_gpu_rung(void (*check)(const struct rung *r))
 static void agrees(const struct rung *r)
 {
 	static const size_t filters[] = {1, 2, 7, 33, 64}, batches[] = {1, 131, 37, 17, 133};
-	for (size_t i = 0; i < sizeof filters / sizeof filters[0]; i++) {
+	for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++) {
 		struct rung_lab l;
 		lab_open(&l, r, filters[i], batches[i]);
 		lab_agrees(&l, batches[i]);
@@ -65,7 +65,7 @@ static void changes_its_batch(const struct rung *r)
 	static const size_t batches[] = {41, 1, 40, 5, 41};
 	struct rung_lab l;
 	lab_open(&l, r, 5, 41);
-	for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++)
+	for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++)
 		lab_agrees(&l, batches[i]);
 	lab_close(&l);
 }

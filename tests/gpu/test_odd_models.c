@@ -16,7 +16,7 @@ static const struct odd_model smooth_models[] = {
 	{{1, 28, 28}, "conv:32:5 conv:64:5:stride=2:pad=auto fc:33 fc:10"},
 	{{4, 6, 5}, "conv:31:3:pad=2 dropout:0.25 conv:65:1 fc:7"},
 };
-#define N_SMOOTH_MODELS (sizeof smooth_models / sizeof smooth_models[0])
+#define N_SMOOTH_MODELS (sizeof(smooth_models) / sizeof(smooth_models[0]))
 
 /* conv2.h's */
 #define PAIR "conv:32:5 relu pool:2 conv:64:5 relu pool:2"
@@ -39,7 +39,7 @@ static const struct odd_model fused_models[] = {
 	{{1, 28, 28}, PAIR " fc:128 relu fc:12"},
 	{{1, 28, 28}, PAIR " dropout:0.5 fc:128 relu fc:13"},
 };
-#define N_FUSED_MODELS (sizeof fused_models / sizeof fused_models[0])
+#define N_FUSED_MODELS (sizeof(fused_models) / sizeof(fused_models[0]))
 
 /*
  * Within the bound, or - where the truth jumps when its weights move by one rounding - no further
@@ -68,7 +68,7 @@ static void compare(struct subject *s, const struct precision *p, const float *r
 
 static void agree(const struct odd_model *models, size_t n, size_t images, size_t most_jumps)
 {
-	size_t jumps[sizeof precisions / sizeof precisions[0]] = {0};
+	size_t jumps[sizeof(precisions) / sizeof(precisions[0])] = {0};
 	gpu_begin();
 	for (size_t m = 0; m < n; m++) {
 		struct subject s;
@@ -108,7 +108,7 @@ static void fused_kernels_agree_with_cpu_ref(void **state)
 {
 	static const size_t images[] = {1, 15, 16, 17, 141};
 	(void)state;
-	for (size_t i = 0; i < sizeof images / sizeof images[0]; i++)
+	for (size_t i = 0; i < sizeof(images) / sizeof(images[0]); i++)
 		agree(fused_models, N_FUSED_MODELS, images[i], 2);
 }
 
@@ -123,7 +123,7 @@ static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 		{{1, 28, 28}, PAIR " fc:10"},
 	};
 	(void)state;
-	agree(few, sizeof few / sizeof few[0], 601, 1);
+	agree(few, sizeof(few) / sizeof(few[0]), 601, 1);
 }
 
 /* conv2.h's kernels are cut differently from one of these numbers to the next; fp32 has none of
@@ -134,7 +134,7 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 	static const struct odd_model pair = {{1, 28, 28}, PAIR " fc:10"};
 	(void)state;
 	gpu_begin();
-	for (size_t i = 0; i < sizeof images / sizeof images[0]; i++) {
+	for (size_t i = 0; i < sizeof(images) / sizeof(images[0]); i++) {
 		struct subject s;
 		size_t jumps = 0;
 		double loss;
@@ -184,7 +184,7 @@ static void nets_without_jumps_are_within_the_bound_of_each_precision(void **sta
 {
 	const size_t batches[] = {1, 2, 3};
 	(void)state;
-	for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++)
+	for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++)
 		for (size_t m = 0; m < N_SMOOTH_MODELS; m++) {
 			struct subject s;
 			size_t jumps = 0;

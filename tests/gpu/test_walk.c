@@ -44,7 +44,7 @@ static void walk(const struct odd_model *o, const struct precision *p)
 	subject_release(&s);
 }
 
-static size_t first, end = sizeof nets / sizeof nets[0];
+static size_t first, end = sizeof(nets) / sizeof(nets[0]);
 
 static void every_net_walks_in_every_precision(void **state)
 {

@@ -18,7 +18,7 @@ const char *capture_end(struct capture *c)
 	fflush(NULL);
 	dup2(c->saved, c->fd);
 	close(c->saved);
-	ssize_t n = pread(c->file, c->text, sizeof c->text - 1, 0);
+	ssize_t n = pread(c->file, c->text, sizeof(c->text) - 1, 0);
 	close(c->file);
 	c->text[n > 0 ? n : 0] = '\0';
 	return c->text;
@@ -27,7 +27,7 @@ const char *capture_end(struct capture *c)
 const char *capture_log(struct capture *c)
 {
 	static const char shape[] = "ts=0000-00-00T00:00:00.000Z ";
-	const size_t n = sizeof shape - 1;
+	const size_t n = sizeof(shape) - 1;
 	char *to = c->text;
 
 	for (const char *line = capture_end(c); *line;) {

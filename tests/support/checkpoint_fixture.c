@@ -9,7 +9,7 @@ int checkpoint_set_up(void **state)
 {
 	(void)state;
 	temp_dir_make(checkpoint_dir);
-	memset(&checkpoint_err, 0, sizeof checkpoint_err);
+	memset(&checkpoint_err, 0, sizeof(checkpoint_err));
 	return 0;
 }
 
@@ -23,12 +23,12 @@ int checkpoint_tear_down(void **state)
 int write_generation(uint64_t g)
 {
 	unsigned char run[16], weights[40];
-	memset(run, (int)g, sizeof run);
-	memset(weights, (int)g + 1, sizeof weights);
+	memset(run, (int)g, sizeof(run));
+	memset(weights, (int)g + 1, sizeof(weights));
 	const struct checkpoint c = {.generation = g,
 		.n_sections = 3,
-		.section = {{"run", run, sizeof run}, {"empty", NULL, 0},
-			{"weights-15-long", weights, sizeof weights}}};
+		.section = {{"run", run, sizeof(run)}, {"empty", NULL, 0},
+			{"weights-15-long", weights, sizeof(weights)}}};
 	return checkpoint_write(checkpoint_dir, &c, &checkpoint_err);
 }
 
@@ -50,7 +50,7 @@ void assert_is_generation(const struct checkpoint *c, uint64_t g)
 const char *name_of(uint64_t g)
 {
 	static char name[32];
-	snprintf(name, sizeof name, "ckpt-%016llx", (unsigned long long)g);
+	snprintf(name, sizeof(name), "ckpt-%016llx", (unsigned long long)g);
 	return name;
 }
 

@@ -57,7 +57,7 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 		.prefetch = f->how.prefetch,
 		.local_rate = f->how.local_rate,
 		.momentum = f->how.momentum};
-	snprintf(m.welcome.model, sizeof m.welcome.model, "%s", f->how.model);
+	snprintf(m.welcome.model, sizeof(m.welcome.model), "%s", f->how.model);
 	if (f->seen.hello.role == ROLE_OBSERVER)
 		m.welcome.stamp.worker = m.welcome.stamp.incarnation = 0;
 	fake_send(f, peer, &m);
@@ -250,10 +250,10 @@ static void fake_answer(struct fake *f, uint32_t peer, const struct msg *m)
 static void fake_bind(struct fake *f, const char *url)
 {
 	int linger = 0;
-	size_t size = sizeof f->url;
+	size_t size = sizeof(f->url);
 
 	f->socket = zmq_socket(f->context, ZMQ_ROUTER);
-	zmq_setsockopt(f->socket, ZMQ_LINGER, &linger, sizeof linger);
+	zmq_setsockopt(f->socket, ZMQ_LINGER, &linger, sizeof(linger));
 	/* the port of the socket before this one may take a moment to become free */
 	for (int i = 0; zmq_bind(f->socket, url) && i < 100; i++)
 		zmq_poll(NULL, 0, 20);
@@ -262,14 +262,14 @@ static void fake_bind(struct fake *f, const char *url)
 
 static void fake_come_back(struct fake *f)
 {
-	char url[sizeof f->url];
+	char url[sizeof(f->url)];
 
-	memcpy(url, f->url, sizeof url);
+	memcpy(url, f->url, sizeof(url));
 	zmq_close(f->socket);
 	if (f->forget) {
 		f->term++;
 		f->seen.last_seq = 0;
-		memset(f->seen.sum, 0, sizeof f->seen.sum);
+		memset(f->seen.sum, 0, sizeof(f->seen.sum));
 	}
 	fake_bind(f, url);
 	f->hang_up = 0;
@@ -317,7 +317,7 @@ static void *fake_run(void *arg)
 
 void fake_start(struct fake *f)
 {
-	memset(f, 0, sizeof *f);
+	memset(f, 0, sizeof(*f));
 	f->term = 1;
 	f->how = (struct fake_how){.push_window = 8,
 		.replay_window = 16,

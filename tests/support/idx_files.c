@@ -37,7 +37,7 @@ struct blob blob_gzip(const struct blob *plain)
 	z_stream z = {.next_in = (unsigned char *)(uintptr_t)plain->bytes,
 		.avail_in = (uInt)plain->size,
 		.next_out = b.bytes,
-		.avail_out = sizeof b.bytes};
+		.avail_out = sizeof(b.bytes)};
 
 	assert_int_equal(deflateInit2(&z, 9, Z_DEFLATED, 31, 9, Z_DEFAULT_STRATEGY), Z_OK);
 	assert_int_equal(deflate(&z, Z_FINISH), Z_STREAM_END);

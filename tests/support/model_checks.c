@@ -47,7 +47,7 @@ void assert_consistent(const struct model *x)
 	assert_true(x->n_params <= MODEL_MAX_PARAMS);
 	for (size_t i = 0; i < x->n_layers; i++) {
 		const struct layer *l = &x->layer[i];
-		assert_memory_equal(&l->in, &shape, sizeof shape);
+		assert_memory_equal(&l->in, &shape, sizeof(shape));
 		assert_true(shape_count(l->out) >= 1 && shape_count(l->out) <= MODEL_MAX_PARAMS);
 		if (l->kind == LAYER_CONV || l->kind == LAYER_POOL) {
 			size_t h = shape.h + l->pad_top + l->pad_bottom - l->size;

@@ -47,7 +47,7 @@ void temp_dir_assert_holds(const char *dir, const char *name, const char *text)
 	char path[320], bytes[4096];
 	int fd = open(temp_dir_path(dir, name, path), O_RDONLY | O_CLOEXEC);
 	assert_true(fd >= 0);
-	assert_int_equal(read(fd, bytes, sizeof bytes), (long)strlen(text));
+	assert_int_equal(read(fd, bytes, sizeof(bytes)), (long)strlen(text));
 	assert_memory_equal(bytes, text, strlen(text));
 	assert_int_equal(close(fd), 0);
 }

@@ -75,7 +75,7 @@ void trainer_expect_reference(void)
 			trainer_assert_near(a->g[j], b->g[j], "the gradient", i);
 		trainer_assert_near(a->loss, b->loss, "the loss", i);
 		assert_int_equal(a->images, b->images);
-		assert_memory_equal(&a->work, &b->work, sizeof a->work);
+		assert_memory_equal(&a->work, &b->work, sizeof(a->work));
 		assert_int_equal(a->base_version, b->base_version);
 		assert_int_equal(a->base_term, b->base_term);
 		assert_int_equal(a->pulls, b->pulls);
@@ -141,7 +141,7 @@ int trainer_tear_down_all(void **state)
 void trainer_start(void)
 {
 	fake_start(&trainer_server);
-	memset(&trainer_ref, 0, sizeof trainer_ref);
+	memset(&trainer_ref, 0, sizeof(trainer_ref));
 	trainer_server_how = trainer_server.how;
 	trainer_server_how.model = trainer_model.text;
 	for (int i = 0; i < TRAINER_PARAMS; i++)
@@ -188,7 +188,7 @@ int trainer_run_worker(int (*stop)(void *), void *arg)
 void trainer_train(const struct msg_grant *grants, uint32_t n)
 {
 	assert_true(n <= FAKE_GRANTS);
-	memcpy(trainer_server_how.grants, grants, n * sizeof *grants);
+	memcpy(trainer_server_how.grants, grants, n * sizeof(*grants));
 	trainer_server_how.n_grants = n;
 	assert_int_equal(trainer_run_worker(NULL, NULL), PS_EDONE);
 }
@@ -222,8 +222,8 @@ static void reference_bursts(const struct work *lease)
 		trainer_ref.pulls += trainer_ref.pulls < last_pull;
 	}
 	for (uint32_t i = 0; i < lease->count;) {
-		memcpy(p, weights[0].w, sizeof p);
-		memset(sum, 0, sizeof sum);
+		memcpy(p, weights[0].w, sizeof(p));
+		memset(sum, 0, sizeof(sum));
 		for (uint32_t k = 0; k < trainer_server_how.n_push && i < lease->count; k++, i++) {
 			reference_gradient(
 				p, (struct work){lease->epoch, lease->first + i, 1}, g, &of);
@@ -264,7 +264,7 @@ void reference_downpour(const struct work *lease)
 			reference_weights(p);
 			version = (uint64_t)trainer_ref.n;
 			if (is_ahead) {
-				memcpy(p, ahead, sizeof p);
+				memcpy(p, ahead, sizeof(p));
 				version = ahead_version;
 			} else {
 				trainer_ref.pulls++;
@@ -289,7 +289,7 @@ void reference_downpour(const struct work *lease)
 		for (int j = 0; j < TRAINER_PARAMS; j++)
 			g[j] = trainer_server_how.push_sum ? sum[j] : sum[j] / (float)of.work.count;
 		reference_push(&of, g, version);
-		memset(sum, 0, sizeof sum);
+		memset(sum, 0, sizeof(sum));
 	}
 }
 

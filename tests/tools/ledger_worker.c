@@ -111,8 +111,8 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 			l->first + l->pushes);
 		return 2;
 	}
-	l->w = calloc(l->n, sizeof *l->w);
-	l->g = calloc(l->n, sizeof *l->g);
+	l->w = calloc(l->n, sizeof(*l->w));
+	l->g = calloc(l->n, sizeof(*l->g));
 	if (!l->w || !l->g) {
 		fprintf(stderr, "ledger_worker: no memory for %zu values\n", l->n);
 		return 1;
@@ -145,7 +145,7 @@ int main(int argc, char **argv)
 	const struct sigaction on_hurry = {.sa_handler = hurry, .sa_flags = SA_RESTART};
 	sigaction(SIGURG, &on_hurry, NULL);
 	char name[32];
-	snprintf(name, sizeof name, "ledger-%zu", index);
+	snprintf(name, sizeof(name), "ledger-%zu", index);
 	struct cnnps_options o = {.server = argv[1],
 		.key = argc > 6 ? argv[6] : NULL,
 		.name = name,

@@ -32,7 +32,7 @@ static inline void pixels_are_divided_by_255_and_gradients_are_means(void **stat
 		subject_random(&s, &(struct odd_model){{1, 1, 2}, "fc:2"}, 2);
 		memcpy(s.pixels, (uint8_t[]){255, 51, 0, 102}, 4);
 		memcpy(s.labels, (uint8_t[]){0, 1}, 2);
-		memset(s.params, 0, s.model.n_params * sizeof *s.params);
+		memset(s.params, 0, s.model.n_params * sizeof(*s.params));
 		subject_open(&s, *d, 1);
 		subject_step(&s);
 		const float right[] = {-0.25f, 0.05f, 0.25f, -0.05f, 0, 0};
@@ -47,7 +47,7 @@ static inline void pixels_are_divided_by_255_and_gradients_are_means(void **stat
 static inline void fill_pool_subject(struct subject *s, const uint8_t *pixels, size_t n)
 {
 	memcpy(s->pixels, pixels, n);
-	memset(s->params, 0, s->model.n_params * sizeof *s->params);
+	memset(s->params, 0, s->model.n_params * sizeof(*s->params));
 	s->params[s->model.tensor[0].offset] = 1;
 	s->params[s->model.tensor[1].offset] = -2;
 	for (size_t i = 0; i < s->model.tensor[2].count; i++)
@@ -105,7 +105,7 @@ static inline void dropout_draws_what_the_header_specifies(void **state)
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
 		subject_random(&s, &(struct odd_model){{3, 5, 7}, "relu dropout:0.3 fc:2"}, 2);
-		memset(s.params, 0, s.model.n_params * sizeof *s.params);
+		memset(s.params, 0, s.model.n_params * sizeof(*s.params));
 		memset(s.pixels, 255, 2 * 105);
 		memset(s.labels, 0, 2);
 		subject_open(&s, *d, 1);
@@ -247,8 +247,8 @@ static inline double local_by_hand(struct subject *s, float *params, float *sum)
 	double loss = 0;
 	float *kept = s->params;
 	uint32_t *index = s->index;
-	memset(sum, 0, s->model.n_params * sizeof *sum);
-	memcpy(params, kept, s->model.n_params * sizeof *params);
+	memset(sum, 0, s->model.n_params * sizeof(*sum));
+	memcpy(params, kept, s->model.n_params * sizeof(*params));
 	s->params = params;
 	for (size_t j = 0; j < LOCAL_STEPS; j++) {
 		s->index = index + j * s->batch;
@@ -271,8 +271,8 @@ static inline double local_by_hand(struct subject *s, float *params, float *sum)
 static inline void prove_local(struct subject *s, double bound)
 {
 	const size_t n = s->model.n_params;
-	float *params = mem_must(2 * n, sizeof *params, "test"), *sum = params + n;
-	float *got = mem_must(4 * n, sizeof *got, "test");
+	float *params = mem_must(2 * n, sizeof(*params), "test"), *sum = params + n;
+	float *got = mem_must(4 * n, sizeof(*got), "test");
 	double right = local_by_hand(s, params, sum), loss;
 	for (int round = 0; round < 2; round++) {
 		float *w = got + (size_t)round * 2 * n;
@@ -296,7 +296,7 @@ static inline void prove_local(struct subject *s, double bound)
 				s->model.text, backend_name(b), d, distance(w, params, n), loss,
 				right);
 	}
-	assert_memory_equal(got, got + 2 * n, 2 * n * sizeof *got);
+	assert_memory_equal(got, got + 2 * n, 2 * n * sizeof(*got));
 	free(params);
 	free(got);
 }
@@ -322,7 +322,7 @@ static inline void prove_bursts(struct subject *s, int ahead, float *sum, double
 {
 	const size_t n = s->model.n_params;
 	const int bursts = 5;
-	float *params = mem_must(n, sizeof *params, "test");
+	float *params = mem_must(n, sizeof(*params), "test");
 	for (int i = 0; i < bursts + ahead; i++) {
 		if (i < bursts) {
 			for (size_t k = 0; k < n; k++)
@@ -334,7 +334,7 @@ static inline void prove_bursts(struct subject *s, int ahead, float *sum, double
 				PS_OK);
 			assert_int_equal(
 				backend_local_finish(s->backend, NULL, sum + (size_t)i * n), PS_OK);
-			memset(params, 0xff, n * sizeof *params);
+			memset(params, 0xff, n * sizeof(*params));
 		}
 		if (i >= ahead)
 			assert_int_equal(backend_local_wait(s->backend, &loss[i - ahead]), PS_OK);
@@ -352,11 +352,11 @@ static inline void bursts_may_overlap(void **state)
 		s.batch = 17;
 		subject_open(&s, *d, 2);
 		const size_t n = 5 * s.model.n_params;
-		float *sum = mem_must(2 * n, sizeof *sum, "test");
+		float *sum = mem_must(2 * n, sizeof(*sum), "test");
 		for (int ahead = 0; ahead < 2; ahead++)
 			prove_bursts(&s, ahead, sum + (size_t)ahead * n, loss[ahead]);
-		assert_memory_equal(sum, sum + n, n * sizeof *sum);
-		assert_memory_equal(loss[0], loss[1], sizeof loss[0]);
+		assert_memory_equal(sum, sum + n, n * sizeof(*sum));
+		assert_memory_equal(loss[0], loss[1], sizeof(loss[0]));
 		assert_true(loss[0][0] != loss[0][1]);
 		free(sum);
 		subject_release(&s);
@@ -370,7 +370,7 @@ static inline void bursts_out_of_order_are_refused(void **state)
 		subject_random(&s, &contract_small, 5);
 		subject_open(&s, *d, 1);
 		struct backend *b = s.backend;
-		float *w = mem_must(LOCAL_BURSTS * s.model.n_params, sizeof *w, "test");
+		float *w = mem_must(LOCAL_BURSTS * s.model.n_params, sizeof(*w), "test");
 		assert_int_equal(backend_local_wait(b, NULL), PS_EUSAGE);
 		assert_int_equal(backend_local_finish(b, w, NULL), PS_EUSAGE);
 		assert_int_equal(backend_local_steps(b, s.index, 5, 1, 1, 0), PS_EUSAGE);
@@ -384,7 +384,7 @@ static inline void bursts_out_of_order_are_refused(void **state)
 		for (size_t i = 0; i < LOCAL_BURSTS; i++) {
 			assert_int_equal(backend_local_wait(b, NULL), PS_OK);
 			assert_memory_equal(
-				w + i * s.model.n_params, s.params, s.model.n_params * sizeof *w);
+				w + i * s.model.n_params, s.params, s.model.n_params * sizeof(*w));
 		}
 		assert_int_equal(backend_local_wait(b, NULL), PS_EUSAGE);
 		free(w);

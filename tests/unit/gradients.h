@@ -69,7 +69,7 @@ static const struct odd_model odd_models[] = {
 	{{1, 6, 6}, "dropout:0.2 conv:5:3 relu dropout:0.5 dropout:0.1 pool:2 fc:3"},
 	{{1, 6, 5}, "conv:4:3:pad=same relu dropout:0.4 conv:9:3:pad=1 relu fc:3"},
 };
-#define N_ODD_MODELS (sizeof odd_models / sizeof odd_models[0])
+#define N_ODD_MODELS (sizeof(odd_models) / sizeof(odd_models[0]))
 
 struct subject {
 	struct model model;
@@ -94,7 +94,7 @@ static inline void subject_random(struct subject *s, const struct odd_model *o, 
 	size_t values = shape_count(o->input);
 	s->pixels = mem_must(n, values, "test");
 	s->labels = mem_must(n, 1, "test");
-	s->index = mem_must(n, sizeof *s->index, "test");
+	s->index = mem_must(n, sizeof(*s->index), "test");
 	for (size_t i = 0; i < n * values; i++)
 		s->pixels[i] = (uint8_t)rng_below(&r, 256);
 	for (size_t i = 0; i < n; i++) {
@@ -155,7 +155,7 @@ static inline void step_nearby(struct subject *s, double rounding, uint64_t roun
 	const size_t n = s->model.n_params;
 	float *kept = s->params;
 	struct rng r = rng_seed(round, RNG_SIM, 0);
-	s->params = mem_must(n, sizeof *s->params, "test");
+	s->params = mem_must(n, sizeof(*s->params), "test");
 	for (size_t i = 0; i < n; i++)
 		s->params[i] = (float)((double)kept[i] * (1 + rounding * (2 * rng_unit(&r) - 1)));
 	subject_step(s);
@@ -173,11 +173,11 @@ static inline void step_nearby(struct subject *s, double rounding, uint64_t roun
 static inline double jump(struct subject *s, double rounding)
 {
 	const size_t n = s->model.n_params;
-	float *right = mem_must(n, sizeof *right, "test");
+	float *right = mem_must(n, sizeof(*right), "test");
 	double most = 0;
 	subject_open(s, "cpu-ref", 1);
 	subject_step(s);
-	memcpy(right, s->grad, n * sizeof *right);
+	memcpy(right, s->grad, n * sizeof(*right));
 	for (uint64_t round = 0; round < NEARBY; round++) {
 		step_nearby(s, rounding, round);
 		double d = distance(s->grad, right, n);
@@ -211,12 +211,12 @@ static inline double backward_error(
 static inline double loss_along(
 	struct subject *s, size_t offset, const float *direction, size_t n, float t)
 {
-	float *kept = mem_must(n, sizeof *kept, "test");
-	memcpy(kept, s->params + offset, n * sizeof *kept);
+	float *kept = mem_must(n, sizeof(*kept), "test");
+	memcpy(kept, s->params + offset, n * sizeof(*kept));
 	for (size_t i = 0; i < n; i++)
 		s->params[offset + i] += t * direction[i];
 	subject_step(s);
-	memcpy(s->params + offset, kept, n * sizeof *kept);
+	memcpy(s->params + offset, kept, n * sizeof(*kept));
 	free(kept);
 	return s->loss;
 }
@@ -231,7 +231,7 @@ static inline void prove_slope_along(struct subject *s, const float *grad, const
 {
 	struct rng r = rng_seed(5, RNG_SIM, t->offset);
 	const float step = 1e-4f;
-	float *direction = mem_must(t->count, sizeof *direction, "test");
+	float *direction = mem_must(t->count, sizeof(*direction), "test");
 	double norm = 0, length, projected, measured;
 	for (size_t i = 0; i < t->count; i++)
 		norm += (double)grad[t->offset + i] * (double)grad[t->offset + i];

@@ -22,7 +22,7 @@ static inline void lab_open(
 {
 	char text[32];
 	struct err e = {0};
-	snprintf(text, sizeof text, "seed:%zu", filters);
+	snprintf(text, sizeof(text), "seed:%zu", filters);
 	const struct odd_model o = {{1, 28, 28}, text};
 	*l = (struct rung_lab){.rung = rung};
 	subject_random(&l->subject, &o, max_batch);

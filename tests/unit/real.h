@@ -32,10 +32,10 @@ static inline void subject_real(struct subject *s, const char *text, size_t from
 	*s = (struct subject){.batch = n, .dropout_seed = 5, .images = data_train(&real)};
 	if (model_parse(&s->model, text, (struct shape){1, real.id.rows, real.id.cols}, &e))
 		fail_msg("%s", e.text);
-	uint32_t *order = mem_must(s->images.n, sizeof *order, "test");
+	uint32_t *order = mem_must(s->images.n, sizeof(*order), "test");
 	rng_order(11, 0, order, s->images.n);
-	s->index = mem_must(n, sizeof *s->index, "test");
-	memcpy(s->index, order + from, n * sizeof *order);
+	s->index = mem_must(n, sizeof(*s->index), "test");
+	memcpy(s->index, order + from, n * sizeof(*order));
 	free(order);
 	s->params = mem_must(s->model.n_params, sizeof(float), "test");
 	s->grad = mem_must(s->model.n_params, sizeof(float), "test");

@@ -24,7 +24,7 @@ static void batches_of_an_epoch_hold_each_image_once_in_the_orders_order(void **
 
 		assert_int_equal(batches_get(&b, 2, k, &index, &n), PS_OK);
 		assert_int_equal(n, k < 10 ? 100 : 3);
-		assert_memory_equal(index, order + seen, n * sizeof *index);
+		assert_memory_equal(index, order + seen, n * sizeof(*index));
 		seen += n;
 	}
 	assert_int_equal(seen, 1003);
@@ -40,11 +40,11 @@ static void epochs_differ_and_can_be_taken_in_any_order(void **state)
 	(void)state;
 	batches_init(&b, 7, 1000, 10);
 	assert_int_equal(batches_get(&b, 0, 5, &index, &n), PS_OK);
-	memcpy(first, index, sizeof first);
+	memcpy(first, index, sizeof(first));
 	assert_int_equal(batches_get(&b, 1, 5, &index, &n), PS_OK);
-	assert_memory_not_equal(index, first, sizeof first);
+	assert_memory_not_equal(index, first, sizeof(first));
 	assert_int_equal(batches_get(&b, 0, 5, &index, &n), PS_OK);
-	assert_memory_equal(index, first, sizeof first);
+	assert_memory_equal(index, first, sizeof(first));
 	batches_release(&b);
 }
 

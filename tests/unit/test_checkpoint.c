@@ -55,7 +55,7 @@ static void the_file_is_laid_out_as_the_header_says(void **state)
 		0, 2, 1, 0, 0, 0, 0, 0, 0, 'r', 'u', 'n', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 		152, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0};
 	assert_int_equal(size, 24 + 3 * 40 + 8 + 16 + 40);
-	assert_memory_equal(file, start, sizeof start);
+	assert_memory_equal(file, start, sizeof(start));
 	uint64_t sum = XXH3_64bits(file, 144), run_sum = XXH3_64bits(file + 152, 16);
 	assert_memory_equal(file + 144, &sum, 8);
 	assert_memory_equal(file + 56, &run_sum, 8);
@@ -83,7 +83,7 @@ static void as_many_sections_as_the_limit_are_kept(void **state)
 	unsigned char data[CHECKPOINT_MAX_SECTIONS];
 	for (size_t i = 0; i < CHECKPOINT_MAX_SECTIONS; i++) {
 		data[i] = (unsigned char)i;
-		snprintf(c.section[i].name, sizeof c.section[i].name, "section-%zu", i);
+		snprintf(c.section[i].name, sizeof(c.section[i].name), "section-%zu", i);
 		c.section[i].data = &data[i];
 		c.section[i].size = 1;
 	}
@@ -172,7 +172,7 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 	const char *strangers[] = {"LOCK", "export.safetensors.tmp", "ckpt-1",
 		"ckpt-000000000000000g", "ckpt-0000000000000001.bak", "ckpt-0000000000000000",
 		"ckpt-00000000000000001", "CKPT-0000000000000001", "ckpt-000000000000000A"};
-	const size_t n = sizeof strangers / sizeof strangers[0];
+	const size_t n = sizeof(strangers) / sizeof(strangers[0]);
 	const char *temporary = "ckpt-0000000000000007.tmp";
 	for (size_t i = 0; i < n; i++)
 		temp_dir_write(checkpoint_dir, strangers[i], "x", 1);

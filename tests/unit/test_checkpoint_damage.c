@@ -49,7 +49,7 @@ static void invariant_3_every_missing_or_added_byte_is_detected(void **state)
 	}
 	memcpy(longer, file, size);
 	assert_refused(longer, size + 1, "byte added", size);
-	assert_refused(longer, sizeof longer, "zeros added", size);
+	assert_refused(longer, sizeof(longer), "zeros added", size);
 	free(file);
 }
 
@@ -80,9 +80,9 @@ static void a_table_that_lies_with_a_right_checksum_is_refused(void **state)
 	size_t size;
 	assert_int_equal(write_generation(5), PS_OK);
 	unsigned char *file = bytes_of(5, &size);
-	for (size_t i = 0; i < sizeof lie / sizeof lie[0]; i++) {
+	for (size_t i = 0; i < sizeof(lie) / sizeof(lie[0]); i++) {
 		unsigned char copy[208];
-		assert_int_equal(size, sizeof copy);
+		assert_int_equal(size, sizeof(copy));
 		memcpy(copy, file, size);
 		memcpy(copy + lie[i].at, &lie[i].value, lie[i].bytes);
 		size_t sections = copy[12] <= 4 ? copy[12] : 3;
@@ -109,7 +109,7 @@ static void more_sections_than_the_limit_are_refused(void **state)
 			const uint64_t rest[3] = {head, 0, XXH3_64bits("", 0)};
 			memset(row, 0, 40);
 			snprintf((char *)row, 16, "s%u", (unsigned)i);
-			memcpy(row + 16, rest, sizeof rest);
+			memcpy(row + 16, rest, sizeof(rest));
 		}
 		sign_head(many, n);
 		assert_refused(many, head, "sections", n);
@@ -121,17 +121,17 @@ static void swapped_sections_and_zeroed_pages_are_detected(void **state)
 	(void)state;
 	static unsigned char a[4096], b[4096], zero[4096], swapped[3 * 4096];
 	size_t size;
-	memset(a, 'a', sizeof a);
-	memset(b, 'b', sizeof b);
+	memset(a, 'a', sizeof(a));
+	memset(b, 'b', sizeof(b));
 	const struct checkpoint c = {.generation = 1,
 		.n_sections = 2,
-		.section = {{"a", a, sizeof a}, {"b", b, sizeof b}}};
+		.section = {{"a", a, sizeof(a)}, {"b", b, sizeof(b)}}};
 	assert_int_equal(checkpoint_write(checkpoint_dir, &c, &checkpoint_err), PS_OK);
 	unsigned char *file = bytes_of(1, &size);
-	assert_true(size < sizeof swapped);
+	assert_true(size < sizeof(swapped));
 	memcpy(swapped, file, size);
-	memcpy(swapped + size - 8192, b, sizeof b);
-	memcpy(swapped + size - 4096, a, sizeof a);
+	memcpy(swapped + size - 8192, b, sizeof(b));
+	memcpy(swapped + size - 4096, a, sizeof(a));
 	assert_refused(swapped, size, "swapped", 0);
 	for (size_t at = 0; at < size; at += 4096) {
 		memcpy(swapped, file, size);

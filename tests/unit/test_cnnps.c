@@ -163,7 +163,7 @@ static void observers_ask_but_do_not_push(void **state)
 	(void)state;
 	o.observer = 1;
 	client_connect(&o);
-	assert_int_equal(cnnps_status(client, json, sizeof json), 0);
+	assert_int_equal(cnnps_status(client, json, sizeof(json)), 0);
 	assert_string_equal(json, FAKE_JSON);
 	assert_int_equal(cnnps_status(client, json, 5), 0);
 	assert_string_equal(json, "{\"fa");

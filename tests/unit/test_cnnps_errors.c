@@ -85,8 +85,8 @@ static void nonsense_options_are_refused_in_words(void **state)
 	struct cnnps_options bad[3] = {client_options(), client_options(), client_options()};
 
 	(void)state;
-	memset(longname, 'x', sizeof longname - 1);
-	longname[sizeof longname - 1] = '\0';
+	memset(longname, 'x', sizeof(longname) - 1);
+	longname[sizeof(longname) - 1] = '\0';
 	bad[0].server = "no endpoint";
 	bad[1].server = NULL;
 	bad[2].name = longname;

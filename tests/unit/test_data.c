@@ -12,7 +12,7 @@ static void put(int file, const char *ending, const struct blob *b)
 {
 	char path[128];
 
-	snprintf(path, sizeof path, "%s/%s%s", dir, names[file], ending);
+	snprintf(path, sizeof(path), "%s/%s%s", dir, names[file], ending);
 	temp_file_put(path, b->bytes, b->size);
 }
 
@@ -25,7 +25,7 @@ static int clear(void **state)
 		for (int k = 0; k < 2; k++) {
 			char path[128];
 
-			snprintf(path, sizeof path, "%s/%s%s", dir, names[f], endings[k]);
+			snprintf(path, sizeof(path), "%s/%s%s", dir, names[f], endings[k]);
 			unlink(path);
 		}
 	return 0;
@@ -105,7 +105,7 @@ static void a_missing_file_is_named(void **state)
 
 	(void)state;
 	put_all(b);
-	snprintf(path, sizeof path, "%s/%s", dir, names[3]);
+	snprintf(path, sizeof(path), "%s/%s", dir, names[3]);
 	assert_int_equal(unlink(path), 0);
 	refused("holds neither t10k-labels-idx1-ubyte nor");
 }
@@ -146,8 +146,8 @@ static void the_usual_place_is_found_and_named(void **state)
 
 	(void)state;
 	put_all(b);
-	assert_non_null(getcwd(old, sizeof old));
-	snprintf(mnist, sizeof mnist, "%s/data", dir);
+	assert_non_null(getcwd(old, sizeof(old)));
+	snprintf(mnist, sizeof(mnist), "%s/data", dir);
 	assert_int_equal(mkdir(mnist, 0700), 0);
 	assert_int_equal(chdir(mnist), 0);
 	assert_int_equal(symlink("..", "mnist"), 0); /* data/mnist: where the four files are */

@@ -45,7 +45,7 @@ static const struct {
 static void every_status_keeps_its_number_name_and_exit_code(void **state)
 {
 	(void)state;
-	for (size_t i = 0; i < sizeof documented / sizeof documented[0]; i++) {
+	for (size_t i = 0; i < sizeof(documented) / sizeof(documented[0]); i++) {
 		assert_int_equal(documented[i].status, documented[i].value);
 		assert_string_equal(err_name(documented[i].value), documented[i].name);
 		assert_int_equal(err_exit_code(documented[i].value), documented[i].exit_code);
@@ -57,10 +57,10 @@ static void every_status_keeps_its_number_name_and_exit_code(void **state)
 static void a_number_outside_the_table_is_never_believed(void **state)
 {
 	(void)state;
-	const int first_free = -(int)(sizeof documented / sizeof documented[0]);
+	const int first_free = -(int)(sizeof(documented) / sizeof(documented[0]));
 	const long strangers[] = {1, 2, first_free, -1000, LONG_MAX, LONG_MIN, INT_MAX, INT_MIN,
 		(long)UINT32_MAX + 1, -((long)UINT32_MAX + 1 + 20)};
-	for (size_t i = 0; i < sizeof strangers / sizeof strangers[0]; i++)
+	for (size_t i = 0; i < sizeof(strangers) / sizeof(strangers[0]); i++)
 		assert_false(err_known(strangers[i]));
 	assert_string_equal(err_name(first_free), "PS_E?");
 	assert_string_equal(err_text(first_free), "unknown status");
@@ -91,10 +91,10 @@ static void a_long_message_is_cut_not_overrun(void **state)
 	(void)state;
 	struct err e;
 	char text[2000];
-	memset(text, 'x', sizeof text - 1);
-	text[sizeof text - 1] = '\0';
+	memset(text, 'x', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
 	assert_int_equal(err_set(&e, PS_EIO, "%s", text), PS_EIO);
-	assert_int_equal(strlen(e.text), sizeof e.text - 1);
+	assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
 }
 
 static void context_can_be_put_before_a_message_one_has(void **state)

@@ -32,7 +32,7 @@ static struct {
 
 static void reset_calls(void)
 {
-	memset(&calls, 0, sizeof calls);
+	memset(&calls, 0, sizeof(calls));
 	calls.writes_left = calls.fsyncs_left = -1;
 	calls.watching = 1;
 }
@@ -41,7 +41,7 @@ static void note(const char *call)
 {
 	size_t used = strlen(calls.diary);
 	if (calls.watching)
-		snprintf(calls.diary + used, sizeof calls.diary - used, "%s ", call);
+		snprintf(calls.diary + used, sizeof(calls.diary) - used, "%s ", call);
 }
 
 static int fail_with(int number)
@@ -94,7 +94,7 @@ static int begin(void **state)
 	(void)state;
 	temp_dir_make(dir);
 	reset_calls();
-	memset(&e, 0, sizeof e);
+	memset(&e, 0, sizeof(e));
 	return 0;
 }
 
@@ -280,7 +280,7 @@ static void only_plain_names_and_regular_files_are_replaced(void **state)
 	const char *refused[] = {"", "a/b", "../f", "/f"};
 	for (size_t i = 0; i < 4; i++)
 		assert_int_equal(replace(refused[i], "x"), PS_EIO);
-	memset(long_name, 'n', sizeof long_name);
+	memset(long_name, 'n', sizeof(long_name));
 	long_name[252] = '\0';
 	assert_int_equal(replace(long_name, "x"), PS_EIO);
 	long_name[251] = '\0';
@@ -347,7 +347,7 @@ static void a_directory_is_made_if_absent_and_checked_if_there(void **state)
 	temp_dir_path(dir, "made", path);
 	assert_int_equal(file_make_dir(path, &e), PS_OK);
 	assert_int_equal(file_make_dir(path, &e), PS_OK);
-	snprintf(deeper, sizeof deeper, "%s/no/deeper", path);
+	snprintf(deeper, sizeof(deeper), "%s/no/deeper", path);
 	assert_int_equal(file_make_dir(deeper, &e), PS_EUSAGE);
 	assert_int_equal(rmdir(path), 0);
 	temp_dir_write(dir, "f", "x", 1);

@@ -40,12 +40,12 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 	assert_int_equal(byte, 'y');
 	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_ELOCKED);
 	assert_int_equal(fd, -1);
-	snprintf(text, sizeof text, "process %ld;", (long)holder);
+	snprintf(text, sizeof(text), "process %ld;", (long)holder);
 	assert_non_null(strstr(e.text, text));
 	kill(holder, SIGKILL);
 	assert_int_equal(waitpid(holder, &status, 0), holder);
 	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK); /* the lock died with it */
-	snprintf(text, sizeof text, "%ld\n", (long)getpid());
+	snprintf(text, sizeof(text), "%ld\n", (long)getpid());
 	temp_dir_assert_holds(dir, "LOCK", text);
 	int again;
 	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED); /* even the same process */
@@ -90,10 +90,10 @@ static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
 	(void)state;
 	int first, second;
 	char rubbish[4096];
-	memset(rubbish, 0xff, sizeof rubbish);
-	temp_dir_write(dir, "LOCK", rubbish, sizeof rubbish);
+	memset(rubbish, 0xff, sizeof(rubbish));
+	temp_dir_write(dir, "LOCK", rubbish, sizeof(rubbish));
 	assert_int_equal(file_lock_dir(dir, &first, &e), PS_OK);
-	temp_dir_write(dir, "LOCK", rubbish, sizeof rubbish);
+	temp_dir_write(dir, "LOCK", rubbish, sizeof(rubbish));
 	assert_int_equal(file_lock_dir(dir, &second, &e), PS_ELOCKED);
 	assert_non_null(strstr(e.text, "a process that has not named itself yet"));
 	close(first);

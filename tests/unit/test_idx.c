@@ -97,7 +97,7 @@ static void every_lie_in_the_header_is_refused(void **state)
 	};
 
 	(void)state;
-	for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+	for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
 		struct blob lie = with_be32(images, lies[i].offset, lies[i].value);
 
 		refused(&lie, 3, lies[i].words);
@@ -175,7 +175,7 @@ static void a_gzip_bomb_is_stopped_at_its_first_byte_too_many(void **state)
 	assert_non_null(f);
 	assert_int_equal(gzwrite(f, head.bytes, (unsigned)head.size), head.size);
 	for (int i = 0; i < 1024; i++)
-		assert_int_equal(gzwrite(f, zeros, sizeof zeros), sizeof zeros);
+		assert_int_equal(gzwrite(f, zeros, sizeof(zeros)), sizeof(zeros));
 	assert_int_equal(gzclose(f), Z_OK);
 	assert_int_equal(idx_read(&x, path, 3, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "more data at offset 1584"));
@@ -183,12 +183,12 @@ static void a_gzip_bomb_is_stopped_at_its_first_byte_too_many(void **state)
 
 static void what_is_not_a_regular_file_is_refused(void **state)
 {
-	char fifo[sizeof path + 8];
+	char fifo[sizeof(path) + 8];
 	struct idx x;
 	struct err e;
 
 	(void)state;
-	snprintf(fifo, sizeof fifo, "%s/fifo", dir);
+	snprintf(fifo, sizeof(fifo), "%s/fifo", dir);
 	assert_int_equal(mkfifo(fifo, 0600), 0);
 	assert_int_equal(idx_read(&x, fifo, 3, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "not a regular file"));
@@ -207,7 +207,7 @@ static void mutate(struct blob *b, struct rng *r)
 
 		if (!rng_below(r, 4))
 			b->size = at;
-		else if (!rng_below(r, 4) && b->size < sizeof b->bytes)
+		else if (!rng_below(r, 4) && b->size < sizeof(b->bytes))
 			b->bytes[b->size++] = (unsigned char)rng_next(r);
 		else
 			b->bytes[at] ^= (unsigned char)(1 + rng_below(r, 255));
@@ -247,7 +247,7 @@ static int make_dir(void **state)
 {
 	(void)state;
 	temp_dir_make(dir);
-	snprintf(path, sizeof path, "%s/file", dir);
+	snprintf(path, sizeof(path), "%s/file", dir);
 	return 0;
 }
 

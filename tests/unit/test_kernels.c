@@ -37,8 +37,8 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 	subject_open(&s, "cpu-ref", 1);
 	subject_step(&s);
 	size_t n = s.model.n_params;
-	float *grad = mem_must(n, sizeof *grad, "test");
-	memcpy(grad, s.grad, n * sizeof *grad);
+	float *grad = mem_must(n, sizeof(*grad), "test");
+	memcpy(grad, s.grad, n * sizeof(*grad));
 	double difference = 0, norm = 0;
 	for (size_t t = 0; t < s.model.n_tensors; t++) {
 		const struct tensor *tensor = &s.model.tensor[t];
@@ -99,7 +99,7 @@ static void bad_options_are_refused_with_what_would_be_right(void **state)
 		{"fc:2", {"cpu-ref", 1, 0, KX_FP32}, "at least one"},
 		{"vector:3", {"cpu", 1, 1, KX_FP32}, "no layers"},
 	};
-	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct model m;
 		struct backend *b;
 		struct err e = {0};

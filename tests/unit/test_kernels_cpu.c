@@ -8,7 +8,7 @@
 #include "kernels/cpu/plan.h"
 
 static const char *const isas[] = {"baseline", "avx2", "avx512"};
-#define N_ISAS (sizeof isas / sizeof isas[0])
+#define N_ISAS (sizeof(isas) / sizeof(isas[0]))
 
 static const struct odd_model tiny = {{1, 1, 1}, "fc:2"};
 
@@ -295,7 +295,7 @@ static void equal_arguments_give_equal_bytes(void **state)
 	static const char *const texts[] = {"seed:32", "lenet5",
 		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10",
 		"fc:400 relu fc:10"};
-	for (size_t m = 0; m < sizeof texts / sizeof texts[0]; m++)
+	for (size_t m = 0; m < sizeof(texts) / sizeof(texts[0]); m++)
 		for (int threads = 1; threads <= 5; threads += 2) {
 			struct subject s;
 			size_t correct;
@@ -317,7 +317,7 @@ static void equal_arguments_give_equal_bytes(void **state)
 			s.dropout_seed--;
 			subject_step(&s);
 			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
-			assert_memory_equal(&s.loss, &loss, sizeof loss);
+			assert_memory_equal(&s.loss, &loss, sizeof(loss));
 			/* and from a new backend, whose memory lies elsewhere */
 			subject_open(&s, "cpu", threads);
 			subject_step(&s);

@@ -77,7 +77,7 @@ static size_t address_space(void)
 	FILE *f = fopen("/proc/self/statm", "r");
 	assert_non_null(f);
 	char line[128];
-	if (fgets(line, sizeof line, f))
+	if (fgets(line, sizeof(line), f))
 		pages = strtoul(line, NULL, 10);
 	fclose(f);
 	return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);

@@ -29,14 +29,14 @@ static struct link worker;
 static int set_up(void **state)
 {
 	char endpoint[64];
-	size_t size = sizeof endpoint;
+	size_t size = sizeof(endpoint);
 	int linger = 0;
 	struct err e;
 
 	(void)state;
 	context = zmq_ctx_new();
 	server = zmq_socket(context, ZMQ_ROUTER);
-	zmq_setsockopt(server, ZMQ_LINGER, &linger, sizeof linger);
+	zmq_setsockopt(server, ZMQ_LINGER, &linger, sizeof(linger));
 	if (zmq_bind(server, "tcp://127.0.0.1:*") ||
 		zmq_getsockopt(server, ZMQ_LAST_ENDPOINT, endpoint, &size))
 		return 1;
@@ -72,8 +72,8 @@ static void what_is_sent_and_what_comes_moves(void **state)
 	assert_int_equal(zmq_send(worker.bulk, bytes, BYTES, 0), BYTES);
 	UNTIL(link_bytes_moved(&worker) >= BYTES)
 	sent = link_bytes_moved(&worker);
-	n = zmq_recv(server, peer, sizeof peer, 0);
-	assert_true(n > 0 && n <= (int)sizeof peer);
+	n = zmq_recv(server, peer, sizeof(peer), 0);
+	assert_true(n > 0 && n <= (int)sizeof(peer));
 	assert_int_equal(zmq_send(server, peer, (size_t)n, ZMQ_SNDMORE), n);
 	assert_int_equal(zmq_send(server, bytes, BYTES, 0), BYTES);
 	UNTIL(link_bytes_moved(&worker) >= sent + BYTES)

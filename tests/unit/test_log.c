@@ -73,7 +73,8 @@ static void only_the_level_and_above_is_written(void **state)
 	char expected[256] = "";
 	for (int level = LOG_ERROR; level <= LOG_DEBUG; level++) {
 		size_t n = strlen(expected);
-		snprintf(expected + n, sizeof expected - n, "level=%s msg=\"a b\"\n", names[level]);
+		snprintf(
+			expected + n, sizeof(expected) - n, "level=%s msg=\"a b\"\n", names[level]);
 		log_set_level((enum log_level)level);
 		assert_int_equal(log_get_level(), level);
 		assert_string_equal(log_level_name((enum log_level)level), names[level]);
@@ -137,7 +138,7 @@ static void json_has_a_line_per_event_and_numbers_are_numbers(void **state)
 		"Z\",\"level\":\"info\",\"msg\":\"a b\",\"n\":-7,\"x\":1.50,"
 		"\"id\":\"000000000000000c\",\"nan\":\"nan\",\"text\":\"12\",\"name\":\"\\\"\\n\","
 		"\"all\":\"3\"}\n{";
-	assert_memory_equal(after, first, sizeof first - 1);
+	assert_memory_equal(after, first, sizeof(first) - 1);
 	after = strstr(after + 2, "Z\"");
 	assert_non_null(after);
 	assert_string_equal(after, "Z\",\"level\":\"info\",\"msg\":\"a b\"}\n");
@@ -147,7 +148,7 @@ static void a_long_line_is_cut_and_still_one_line(void **state)
 {
 	(void)state;
 	static char text[10000];
-	memset(text, '\n', sizeof text - 1);
+	memset(text, '\n', sizeof(text) - 1);
 	for (int format = LOG_TEXT; format <= LOG_JSON; format++)
 		for (size_t before = 0; before < 12; before++) { /* wherever the limit falls */
 			log_set_format((enum log_format)format);
@@ -205,7 +206,7 @@ static void lines_of_many_threads_do_not_mix(void **state)
 		*end = '\0';
 		int who = strlen(out) > 33 ? out[33] - 'a' : -1;
 		assert_true(who >= 0 && who < THREADS);
-		snprintf(expected, sizeof expected,
+		snprintf(expected, sizeof(expected),
 			"level=info msg=\"thread line\" who=%c%c%c%c n=%d", name[who], name[who],
 			name[who], name[who], next[who]++);
 		assert_string_equal(out, expected);
@@ -263,9 +264,9 @@ static void on_a_terminal_lines_appear_above_the_progress_line(void **state)
 	dup2(saved, 2);
 	close(saved);
 	assert_true(is_terminal);
-	const char *out = read_terminal(master, "\"a d\"}\r\n", text, sizeof text);
+	const char *out = read_terminal(master, "\"a d\"}\r\n", text, sizeof(text));
 	static const char first[] = "\r\033[K50 % of it\r\033[Kts=";
-	assert_memory_equal(out, first, sizeof first - 1);
+	assert_memory_equal(out, first, sizeof(first) - 1);
 	assert_non_null(strstr(out, "level=info msg=\"a b\"\r\n50 % of it\r\033[Kts="));
 	assert_non_null(strstr(out, "level=info msg=\"a c\"\r\n{\"ts\""));
 	close(terminal);

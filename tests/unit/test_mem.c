@@ -74,7 +74,7 @@ static size_t resident(void)
 	FILE *f = fopen("/proc/self/statm", "re");
 
 	assert_non_null(f);
-	assert_non_null(fgets(text, sizeof text, f));
+	assert_non_null(fgets(text, sizeof(text), f));
 	fclose(f);
 	return strtoull(strchr(text, ' '), NULL, 10);
 }

@@ -59,9 +59,9 @@ static void invariant_1_tensors_have_pytorchs_names_shapes_and_order(void **stat
 	assert_tensor(7, "fc2.bias", 336 + 18432 + 16 + 160, 10);
 	const size_t conv2[] = {8, 4, 3, 3}, fc1[] = {16, 1152, 0, 0};
 	assert_int_equal(parsed.tensor[2].ndim, 4);
-	assert_memory_equal(parsed.tensor[2].dim, conv2, sizeof conv2);
+	assert_memory_equal(parsed.tensor[2].dim, conv2, sizeof(conv2));
 	assert_int_equal(parsed.tensor[4].ndim, 2);
-	assert_memory_equal(parsed.tensor[4].dim, fc1, sizeof fc1);
+	assert_memory_equal(parsed.tensor[4].dim, fc1, sizeof(fc1));
 	assert_int_equal(parsed.layer[2].weight, 2);
 	assert_int_equal(parsed.layer[2].bias, 3);
 	assert_int_equal(parsed.layer[1].weight, -1);
@@ -100,7 +100,7 @@ static void the_canonical_text_is_one_way_to_write_a_model(void **state)
 		{"dropout:0 fc:2", "dropout:0 fc:2"},
 		{"vector:0010", "vector:10"},
 	};
-	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		parse_model(row[i].typed);
 		assert_string_equal(parsed.text, row[i].canonical);
 		uint64_t fingerprint = parsed.fingerprint;
@@ -184,9 +184,9 @@ static void initial_weights_are_the_specified_draws(void **state)
 	const float conv[] = {-0x1.9d1940p-3f, 0x1.eb1306p-3f, -0x1.9aeeb0p-7f, -0x1.60c36ap-7f};
 	const float bias[] = {-0x1.0d8162p-2f, 0x1.8032aep-4f};
 	const float fc[] = {-0x1.8ddcf6p-6f, 0x1.4545bcp-5f};
-	assert_memory_equal(w, conv, sizeof conv);
-	assert_memory_equal(w + parsed.tensor[1].offset, bias, sizeof bias);
-	assert_memory_equal(w + parsed.tensor[2].offset, fc, sizeof fc);
+	assert_memory_equal(w, conv, sizeof(conv));
+	assert_memory_equal(w + parsed.tensor[1].offset, bias, sizeof(bias));
+	assert_memory_equal(w + parsed.tensor[2].offset, fc, sizeof(fc));
 	for (size_t t = 0; t < parsed.n_tensors; t++)
 		for (size_t i = 0; i < parsed.tensor[t].count; i++)
 			assert_true(fabs((double)w[parsed.tensor[t].offset + i]) <=

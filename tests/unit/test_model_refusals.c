@@ -67,7 +67,7 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 		{"vector:268435457", "expected a whole number in [1, 268435456]"},
 		{"vector:5 fc:10", "expected a whole number"},
 	};
-	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		struct err e = {0};
 		assert_int_equal(model_parse(&parsed, row[i].text, mnist_shape, &e), PS_EUSAGE);
 		if (!strstr(e.text, row[i].says))
@@ -100,30 +100,30 @@ static void invariant_3_whatever_is_too_large_is_refused(void **state)
 		"conv:1:4096:pad=4095 conv:1:4096:pad=4095 conv:1:4096:pad=4095 fc:10",
 		"conv:4096:1 conv:4096:5:pad=same conv:4096:5:pad=same fc:10",
 	};
-	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		struct err e = {0};
 		assert_int_equal(model_parse(&parsed, row[i], mnist_shape, &e), PS_EUSAGE);
 		assert_non_null(strstr(e.text, "268435456"));
 	}
 	const struct shape impossible[] = {{0, 28, 28}, {1, 0, 1}, {SIZE_MAX, SIZE_MAX, 2},
 		{(size_t)1 << 32, (size_t)1 << 32, 1}, {1, 1, MODEL_MAX_PARAMS + 1}};
-	for (size_t i = 0; i < sizeof impossible / sizeof impossible[0]; i++)
+	for (size_t i = 0; i < sizeof(impossible) / sizeof(impossible[0]); i++)
 		assert_int_equal(model_parse(&parsed, "fc:10", impossible[i], NULL), PS_EUSAGE);
 	assert_int_equal(
 		model_parse(&parsed, "fc:342391", mnist_shape, NULL), PS_EUSAGE); /* classes */
-	parse_model(repeat(text, sizeof text, "relu", 63, "fc:10"));
-	assert_int_equal(model_parse(&parsed, repeat(text, sizeof text, "relu", 64, "fc:10"),
+	parse_model(repeat(text, sizeof(text), "relu", 63, "fc:10"));
+	assert_int_equal(model_parse(&parsed, repeat(text, sizeof(text), "relu", 64, "fc:10"),
 				 mnist_shape, NULL),
 		PS_EUSAGE);
-	parse_model(repeat(text, sizeof text, "fc:3", 31, "fc:10"));
-	assert_int_equal(model_parse(&parsed, repeat(text, sizeof text, "fc:3", 32, "fc:10"),
+	parse_model(repeat(text, sizeof(text), "fc:3", 31, "fc:10"));
+	assert_int_equal(model_parse(&parsed, repeat(text, sizeof(text), "fc:3", 32, "fc:10"),
 				 mnist_shape, NULL),
 		PS_EUSAGE);
 	/* 511 characters fit, 512 do not */
 	struct err e = {0};
-	parse_model(repeat(text, sizeof text, "dropout:0.1", 41, "fc:1000 relu fc:100"));
+	parse_model(repeat(text, sizeof(text), "dropout:0.1", 41, "fc:1000 relu fc:100"));
 	assert_int_equal(strlen(parsed.text), MODEL_MAX_TEXT - 1);
-	repeat(text, sizeof text, "dropout:0.1", 41, "fc:10000 relu fc:100");
+	repeat(text, sizeof(text), "dropout:0.1", 41, "fc:10000 relu fc:100");
 	assert_int_equal(model_parse(&parsed, text, mnist_shape, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "the model text grows past 511 characters"));
 }
@@ -166,10 +166,10 @@ static void random_models_hold_the_invariants_or_say_which_layer(void **state)
 		struct err e = {0};
 		for (uint64_t n = rng_below(&r, 6); n > 0; n--) {
 			size_t used = strlen(text);
-			snprintf(text + used, sizeof text - used, "%s ",
-				random_layer(&r, layer, sizeof layer));
+			snprintf(text + used, sizeof(text) - used, "%s ",
+				random_layer(&r, layer, sizeof(layer)));
 		}
-		snprintf(text + strlen(text), sizeof text - strlen(text), "fc:%u",
+		snprintf(text + strlen(text), sizeof(text) - strlen(text), "fc:%u",
 			(unsigned)rng_below(&r, 20) + 2);
 		struct shape input = {
 			rng_below(&r, 3) + 1, rng_below(&r, 30) + 1, rng_below(&r, 30) + 1};
@@ -200,10 +200,10 @@ static void damaged_texts_never_do_more_than_fail(void **state)
 	for (int i = 0; i < 50000; i++) {
 		char text[128];
 		struct err e = {0};
-		snprintf(text, sizeof text, "%s", start);
+		snprintf(text, sizeof(text), "%s", start);
 		for (uint64_t n = rng_below(&r, 4); n > 0; n--)
 			text[rng_below(&r, strlen(start))] =
-				letters[rng_below(&r, sizeof letters - 1)];
+				letters[rng_below(&r, sizeof(letters) - 1)];
 		if (rng_below(&r, 4) == 0)
 			text[rng_below(&r, strlen(start))] = '\0';
 		int rc = model_parse(&parsed, text, mnist_shape, &e);

@@ -111,7 +111,7 @@ static int parse(const char *line)
 {
 	static char text[1024], *argv[MAX_ARGV];
 	int argc = 0;
-	snprintf(text, sizeof text, "cnn-test%s%s", *line ? ";" : "", line);
+	snprintf(text, sizeof(text), "cnn-test%s%s", *line ? ";" : "", line);
 	for (char *at = text;; argc++) {
 		argv[argc] = at;
 		at = strchr(at, ';');
@@ -121,7 +121,7 @@ static int parse(const char *line)
 	}
 	argc++;
 	argv[argc] = NULL;
-	memset(&v, 0, sizeof v);
+	memset(&v, 0, sizeof(v));
 	capture_begin(&errors, 2);
 	capture_begin(&output, 1);
 	int rc = opt_parse(&program, argc, argv, args, &n_args);
@@ -136,7 +136,7 @@ static int clear_environment(void **state)
 	static const char *const variables[] = {"CNN_BIND", "CNN_NAME", "CNN_EPOCHS", "CNN_SEED",
 		"CNN_LR", "CNN_MODE", "CNN_ACCEPT_ROLLBACK", "CNN_QUIET", "CNN_BOUND",
 		"CNN_CHECKPOINT", "CNN_DATA", "CNN_EPOCH", "CNN_PS_SERVICE_HOST"};
-	for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
+	for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
 		unsetenv(variables[i]);
 	return 0;
 }
@@ -277,7 +277,7 @@ static void every_bad_value_gets_one_line_that_says_what_would_be_right(void **s
 		{"--lrr;1;2;3", "--lrr: unknown option; --help lists them"},
 		{"a;b;c", "\"c\": unexpected argument; cnn-test takes 2"},
 	};
-	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
 		assert_says(row[i][0], row[i][1]);
 }
 
@@ -294,7 +294,7 @@ static void a_bad_variable_is_named(void **state)
 		{"CNN_ACCEPT_ROLLBACK", "", "CNN_ACCEPT_ROLLBACK: \"\" is neither 0 nor 1"},
 		{"CNN_NAME", "123456789", "CNN_NAME: \"123456789\" has 9 characters"},
 	};
-	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		setenv(row[i][0], row[i][1], 1);
 		assert_says("", row[i][2]);
 		unsetenv(row[i][0]);
@@ -310,10 +310,10 @@ static void all_errors_of_a_run_are_reported(void **state)
 		PS_EUSAGE);
 	static const char *const says[] = {"--lr: ", "--bogus: ", "--epochs: -1",
 		"--epochs: given twice", "--name: ", "CNN_MODE: ", "\"c\": ", "--bind: "};
-	for (size_t i = 0; i < sizeof says / sizeof says[0]; i++)
+	for (size_t i = 0; i < sizeof(says) / sizeof(says[0]); i++)
 		if (!strstr(errors.text, says[i]))
 			fail_msg("no \"%s\" in: %s", says[i], errors.text);
-	assert_int_equal(count_lines(errors.text), sizeof says / sizeof says[0]);
+	assert_int_equal(count_lines(errors.text), sizeof(says) / sizeof(says[0]));
 	for (const char *line = errors.text; *line; line = strchr(line, '\n') + 1)
 		assert_memory_equal(line, "cnn-test: ", 10);
 }
@@ -335,7 +335,7 @@ static void help_comes_from_the_rows_that_parse(void **state)
 		"Bound. (0 to 9; default 4; CNN_BOUND; only with --mode ssp and --name)",
 		"CNN_CHECKPOINT; only with command export|predict)",
 		"CNN_RATE; only with --bind; not with", "downpour|ssp)", "--version"};
-	char words[sizeof output.text]; /* wrapped lines joined */
+	char words[sizeof(output.text)]; /* wrapped lines joined */
 	size_t n = 0;
 	for (const char *at = output.text; *at; at++)
 		if (strncmp(at, "\n                          ", 27) == 0) {
@@ -344,14 +344,14 @@ static void help_comes_from_the_rows_that_parse(void **state)
 		} else
 			words[n++] = *at;
 	words[n] = '\0';
-	for (size_t i = 0; i < sizeof says / sizeof says[0]; i++)
+	for (size_t i = 0; i < sizeof(says) / sizeof(says[0]); i++)
 		if (!strstr(words, says[i]))
 			fail_msg("no \"%s\" in: %s", says[i], words);
 	assert_string_equal(errors.text, "");
 	for (const char *line = output.text; *line; line = strchr(line, '\n') + 1)
 		assert_true(strcspn(line, "\n") <= 100);
-	char help[sizeof output.text];
-	memcpy(help, output.text, sizeof help);
+	char help[sizeof(output.text)];
+	memcpy(help, output.text, sizeof(help));
 	assert_int_equal(parse("-h"), OPT_EXIT);
 	assert_string_equal(output.text, help);
 }
@@ -452,9 +452,9 @@ static void an_unknown_variable_is_named_with_its_neighbour(void **state)
 	setenv("CNN_PS_SERVICE_HOST", "10.0.0.1", 1);
 	assert_warns("", "run", NULL);
 	char name[600];
-	memset(name, 'X', sizeof name - 1);
+	memset(name, 'X', sizeof(name) - 1);
 	memcpy(name, "CNN_", 4);
-	name[sizeof name - 1] = '\0';
+	name[sizeof(name) - 1] = '\0';
 	setenv(name, "1", 1);
 	assert_warns("", "run", "unknown variable; --help lists them\n");
 	unsetenv(name);

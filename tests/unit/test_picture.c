@@ -35,7 +35,7 @@ static struct blob ascii_pgm(const char *header)
 	struct blob b = from_text(header);
 
 	for (size_t i = 0; i < PICTURE_SIZE; i++)
-		b.size += (size_t)snprintf((char *)b.bytes + b.size, sizeof b.bytes - b.size,
+		b.size += (size_t)snprintf((char *)b.bytes + b.size, sizeof(b.bytes) - b.size,
 			"%d%c", expected[i], i % 28 == 27 ? '\n' : ' ');
 	return b;
 }
@@ -43,10 +43,10 @@ static struct blob ascii_pgm(const char *header)
 static struct blob png(unsigned width, unsigned height, unsigned format)
 {
 	static uint8_t canvas[4 * 64 * 64];
-	struct blob b = {.size = sizeof b.bytes};
+	struct blob b = {.size = sizeof(b.bytes)};
 	png_image image;
 
-	memset(&image, 0, sizeof image);
+	memset(&image, 0, sizeof(image));
 	image.version = PNG_IMAGE_VERSION;
 	image.width = width;
 	image.height = height;
@@ -59,7 +59,7 @@ static struct blob png(unsigned width, unsigned height, unsigned format)
 static int read_blob(const struct blob *b, struct err *e)
 {
 	temp_file_put(path, b->bytes, b->size);
-	memset(pixels, 0xa5, sizeof pixels);
+	memset(pixels, 0xa5, sizeof(pixels));
 	return picture_read(path, pixels, e);
 }
 
@@ -189,7 +189,7 @@ static int make_dir(void **state)
 {
 	(void)state;
 	temp_dir_make(dir);
-	snprintf(path, sizeof path, "%s/file", dir);
+	snprintf(path, sizeof(path), "%s/file", dir);
 	for (size_t i = 0; i < PICTURE_SIZE; i++)
 		expected[i] = (uint8_t)(i * 37);
 	return 0;

@@ -89,11 +89,11 @@ static void the_order_of_images_is_the_one_that_is_specified(void **state)
 		{0, 5, 9, 3, 4, 6, 2, 8, 7, 1}, {9, 3, 8, 1, 2, 6, 5, 0, 7, 4}};
 	uint32_t order[10];
 	rng_order(7, 0, order, 10);
-	assert_memory_equal(order, expected[0], sizeof order);
+	assert_memory_equal(order, expected[0], sizeof(order));
 	rng_order(7, 1, order, 10); /* another epoch */
-	assert_memory_equal(order, expected[1], sizeof order);
+	assert_memory_equal(order, expected[1], sizeof(order));
 	rng_order(8, 0, order, 10); /* another seed */
-	assert_memory_equal(order, expected[2], sizeof order);
+	assert_memory_equal(order, expected[2], sizeof(order));
 }
 
 static void every_order_is_a_permutation(void **state)
@@ -102,11 +102,11 @@ static void every_order_is_a_permutation(void **state)
 	const size_t sizes[] = {0, 1, 2, 3, 100, 60000};
 	static uint32_t order[60001];
 	static unsigned char seen[60000];
-	for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
 		for (uint32_t epoch = 0; epoch < 3; epoch++) {
 			size_t n = sizes[s];
 			order[n] = 0xabcdef;
-			memset(seen, 0, sizeof seen);
+			memset(seen, 0, sizeof(seen));
 			rng_order(7, epoch, order, n);
 			for (size_t i = 0; i < n; i++) {
 				assert_true(order[i] < n);

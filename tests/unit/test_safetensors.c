@@ -21,7 +21,7 @@ static int begin(void **state)
 	(void)state;
 	temp_dir_make(dir);
 	temp_dir_path(dir, "w.safetensors", path);
-	memset(&e, 0, sizeof e);
+	memset(&e, 0, sizeof(e));
 	return 0;
 }
 
@@ -35,7 +35,7 @@ static int end(void **state)
 static void use_model(const char *text)
 {
 	assert_int_equal(model_parse(&m, text, (struct shape){1, 28, 28}, &e), PS_OK);
-	assert_true(m.n_params <= sizeof weights / sizeof weights[0]);
+	assert_true(m.n_params <= sizeof(weights) / sizeof(weights[0]));
 	model_init(&m, 7, weights);
 }
 
@@ -55,7 +55,7 @@ static void weights_come_back_bit_for_bit(void **state)
 		weights[0] = -0.0f;
 		weights[1] = 1e-45f; /* smallest denormal */
 		weights[2] = 3.4028235e38f;
-		memset(again, 0xff, sizeof again);
+		memset(again, 0xff, sizeof(again));
 		assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 		assert_int_equal(safetensors_read(path, &m, again, &e), PS_OK);
 		assert_memory_equal(again, weights, m.n_params * sizeof(float));
@@ -94,7 +94,7 @@ static void every_header_is_padded_to_8_bytes(void **state)
 	(void)state;
 	const char *models[] = {"vector:3", "vector:30", "vector:300", "vector:3000", "fc:2",
 		"fc:10", "fc:2 relu fc:2", "relu fc:10", "dropout:0.5 fc:10", "dropout:0.25 fc:10"};
-	for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+	for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
 		size_t size;
 		uint64_t length;
 		use_model(models[i]);
@@ -129,7 +129,7 @@ static void a_bare_file_name_is_written_where_one_stands(void **state)
 	(void)state;
 	char before[4096];
 	use_model("vector:3");
-	assert_non_null(getcwd(before, sizeof before));
+	assert_non_null(getcwd(before, sizeof(before)));
 	assert_int_equal(chdir(dir), 0);
 	int rc = safetensors_write("bare.safetensors", &m, weights, &e);
 	assert_int_equal(chdir(before), 0);
@@ -178,7 +178,7 @@ static void another_order_of_tensors_is_read_by_name(void **state)
 	const float expected[] = {3, 4, 5, 6, 1, 2};
 	use_small_model();
 	assert_int_equal(read_made(header, strlen(header), six, 24), PS_OK);
-	assert_memory_equal(again, expected, sizeof expected);
+	assert_memory_equal(again, expected, sizeof(expected));
 	header = "{\"__metadata__\":{\"by\":\"somebody else\"}," GOOD_WEIGHT "," GOOD_BIAS "}";
 	assert_int_equal(read_made(header, strlen(header), six, 24), PS_OK);
 	assert_memory_equal(again, six, 24);
@@ -228,7 +228,7 @@ static void a_file_of_another_model_is_refused_by_the_first_difference(void **st
 		{"{\"\xff\":1}", "not a JSON object"},
 	};
 	use_small_model();
-	for (size_t i = 0; i < sizeof row / sizeof row[0]; i++) {
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		int rc = read_made(row[i].header, strlen(row[i].header), six, 24);
 		if (rc != PS_EDATA || !strstr(e.text, row[i].says) || !strstr(e.text, path))
 			fail_msg("%s -> %d: %s", row[i].header, rc, e.text);
@@ -238,7 +238,7 @@ static void a_file_of_another_model_is_refused_by_the_first_difference(void **st
 static int model_of(const char *header, char *text)
 {
 	(void)read_made(header, strlen(header), six, 24);
-	memset(&e, 0, sizeof e);
+	memset(&e, 0, sizeof(e));
 	return safetensors_model(path, text, &e);
 }
 
@@ -261,7 +261,8 @@ static void the_metadata_name_the_model(void **state)
 	assert_string_equal(text, "");
 	assert_int_equal(model_of("[]", text), PS_EDATA);
 	assert_non_null(strstr(e.text, path));
-	snprintf(large, sizeof large, "{\"__metadata__\":{\"model\":\"%0*d\"}}", MODEL_MAX_TEXT, 1);
+	snprintf(
+		large, sizeof(large), "{\"__metadata__\":{\"model\":\"%0*d\"}}", MODEL_MAX_TEXT, 1);
 	assert_int_equal(model_of(large, text), PS_EDATA);
 	assert_non_null(strstr(e.text, "512 bytes; expected at most 511"));
 }
@@ -275,7 +276,7 @@ static void lengths_that_lie_are_refused_before_they_are_used(void **state)
 		UINT32_MAX, (uint64_t)1 << 63, UINT64_MAX - 7, UINT64_MAX};
 	use_small_model();
 	assert_int_equal(read_made(header, n, six, 24), PS_OK);
-	for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
 		assert_int_equal(read_made(header, lengths[i], six, 24), PS_EDATA);
 		if (lengths[i] > n + 24)
 			assert_non_null(strstr(e.text, ": header length "));
@@ -307,7 +308,7 @@ static void every_truncation_and_many_mutations_are_refused_or_harmless(void **s
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	for (int i = 0; i < 5000; i++) {
 		unsigned char copy[1024];
-		assert_true(size <= sizeof copy);
+		assert_true(size <= sizeof(copy));
 		memcpy(copy, file, size);
 		for (uint64_t k = rng_below(&r, 3) + 1; k > 0; k--)
 			copy[rng_below(&r, size)] = (unsigned char)rng_below(&r, 256);

@@ -33,7 +33,7 @@ static void hello(uint32_t peer, const char *host, uint32_t pid, const char *add
 {
 	struct msg_hello m = {.pid = pid};
 
-	snprintf(m.host, sizeof m.host, "%s", host);
+	snprintf(m.host, sizeof(m.host), "%s", host);
 	labels_hello(labels, peer, &m, address);
 }
 
@@ -117,7 +117,7 @@ static void each_fenced_process_is_named_once_in_the_log(void **state)
 	(void)state;
 	for (uint32_t i = 1; i <= 5; i++) {
 		char host[8];
-		snprintf(host, sizeof host, "node%u", i);
+		snprintf(host, sizeof(host), "node%u", i);
 		hello(10 + i, host, i, "10.0.0.1");
 		welcome(10 + i, 1, i);
 	}
@@ -125,7 +125,7 @@ static void each_fenced_process_is_named_once_in_the_log(void **state)
 	for (uint32_t again = 0; again < 2; again++)
 		for (uint32_t i = 4; i >= 1; i--) {
 			char part[64];
-			snprintf(part, sizeof part, "this one runs on node%u pid %u, ", i, i);
+			snprintf(part, sizeof(part), "this one runs on node%u pid %u, ", i, i);
 			assert_non_null(strstr(fenced(1, i, "job"), part));
 			assert_non_null(strstr(
 				fenced(1, i, "job"), "--name \"job\": this one runs on node"));
@@ -180,8 +180,8 @@ static void the_longest_text_keeps_its_end(void **state)
 	char name[WIRE_MAX_NAME + 1], host[WIRE_MAX_HOST + 1];
 
 	(void)state;
-	memset(name, 'n', sizeof name);
-	memset(host, 'h', sizeof host);
+	memset(name, 'n', sizeof(name));
+	memset(host, 'h', sizeof(host));
 	name[WIRE_MAX_NAME] = host[WIRE_MAX_HOST] = '\0';
 	hello(5, host, UINT32_MAX, "");
 	welcome(5, 1, 1);
@@ -191,7 +191,7 @@ static void the_longest_text_keeps_its_end(void **state)
 	static const char end[] = "; give each worker its own --name or none";
 	const char *text = fenced(1, 1, name);
 	char both[2 * WIRE_MAX_HOST + 64];
-	snprintf(both, sizeof both, "on %s pid %u, the new one on %s pid %u;", host, UINT32_MAX,
+	snprintf(both, sizeof(both), "on %s pid %u, the new one on %s pid %u;", host, UINT32_MAX,
 		host, UINT32_MAX);
 	assert_non_null(strstr(text, both));
 	(void)capture_end(&said);

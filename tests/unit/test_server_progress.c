@@ -217,7 +217,7 @@ static void passes_begin(const char *optimizer)
 {
 	char line[200];
 
-	snprintf(line, sizeof line,
+	snprintf(line, sizeof(line),
 		"--model;fc:10;--mode;sandblaster;--optimizer;%s;--epochs;2;--lease-batches;1",
 		optimizer);
 	begin(line);

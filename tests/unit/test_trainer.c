@@ -43,7 +43,7 @@ static void every_rhythm_of_pushes_and_pulls_is_the_references(void **state)
 		{1, 1}, {2, 1}, {1, 2}, {3, 2}, {2, 3}, {2, 2}, {3, 3}, {10, 10}};
 
 	(void)state;
-	for (size_t i = 0; i < sizeof rhythm / sizeof *rhythm; i++)
+	for (size_t i = 0; i < sizeof(rhythm) / sizeof(*rhythm); i++)
 		for (uint32_t bits = 0; bits < 8; bits++)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
@@ -94,7 +94,7 @@ static void a_stopped_worker_pushes_nothing_by_halves(void **state)
 	int asked = 0;
 
 	(void)state;
-	memcpy(trainer_server_how.grants, trainer_two_grants, sizeof trainer_two_grants);
+	memcpy(trainer_server_how.grants, trainer_two_grants, sizeof(trainer_two_grants));
 	trainer_server_how.n_grants = 2;
 	trainer_server_how.n_push = 2;
 	assert_int_equal(trainer_run_worker(at_the_fifth_batch, &asked), PS_ESHUTDOWN);

@@ -49,7 +49,7 @@ static int begin(void **state)
 {
 	(void)state;
 	temp_dir_make(dir);
-	memset(&e, 0, sizeof e);
+	memset(&e, 0, sizeof(e));
 	return 0;
 }
 
@@ -357,7 +357,7 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 	wal_file_close(&j);
 	for (uint64_t g = 1; g <= 6; g++) {
 		char path[64];
-		snprintf(path, sizeof path, "journal-%016llx", (unsigned long long)g);
+		snprintf(path, sizeof(path), "journal-%016llx", (unsigned long long)g);
 		assert_int_equal(temp_dir_exists(dir, path), g >= 4);
 	}
 	wal_file_remove(dir, 5, 5);

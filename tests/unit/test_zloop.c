@@ -55,18 +55,18 @@ static void *new_socket(int type)
 	int linger = 0, hwm = 0;
 	void *s = zmq_socket(f.context, type);
 	assert_non_null(s);
-	zmq_setsockopt(s, ZMQ_LINGER, &linger, sizeof linger);
-	zmq_setsockopt(s, ZMQ_SNDHWM, &hwm, sizeof hwm);
-	zmq_setsockopt(s, ZMQ_RCVHWM, &hwm, sizeof hwm);
+	zmq_setsockopt(s, ZMQ_LINGER, &linger, sizeof(linger));
+	zmq_setsockopt(s, ZMQ_SNDHWM, &hwm, sizeof(hwm));
+	zmq_setsockopt(s, ZMQ_RCVHWM, &hwm, sizeof(hwm));
 	return s;
 }
 
 static int begin(void **state)
 {
 	char endpoint[128];
-	size_t size = sizeof endpoint;
+	size_t size = sizeof(endpoint);
 	(void)state;
-	memset(&f, 0, sizeof f);
+	memset(&f, 0, sizeof(f));
 	f.context = zmq_ctx_new();
 	f.router = new_socket(ZMQ_ROUTER);
 	assert_int_equal(zmq_bind(f.router, "tcp://127.0.0.1:*"), 0);
@@ -132,7 +132,7 @@ static int dealer_readable(void *arg)
 {
 	char reply[8];
 	assert_ptr_equal(arg, &f);
-	if (zmq_recv(f.dealer, reply, sizeof reply, ZMQ_DONTWAIT) < 0) {
+	if (zmq_recv(f.dealer, reply, sizeof(reply), ZMQ_DONTWAIT) < 0) {
 		assert_int_equal(zmq_errno(), EAGAIN);
 		return 0;
 	}
@@ -179,10 +179,10 @@ static int dealer_plays(void *arg)
 static int echo_one(void *router, int flags)
 {
 	char id[256], body[8];
-	int n = zmq_recv(router, id, sizeof id, flags);
+	int n = zmq_recv(router, id, sizeof(id), flags);
 	if (n < 0)
 		return 0;
-	int m = zmq_recv(router, body, sizeof body, 0);
+	int m = zmq_recv(router, body, sizeof(body), 0);
 	if (m != 4 || memcmp(body, "hush", 4) != 0) {
 		zmq_send(router, id, (size_t)n, ZMQ_SNDMORE);
 		zmq_send(router, body, (size_t)m, 0);
@@ -238,7 +238,7 @@ static void ping_pong_with_another_thread_never_stalls(void **state)
 	int ms = 1000;
 	void *router = f.router;
 	f.router = NULL;
-	zmq_setsockopt(router, ZMQ_RCVTIMEO, &ms, sizeof ms); /* ends the thread */
+	zmq_setsockopt(router, ZMQ_RCVTIMEO, &ms, sizeof(ms)); /* ends the thread */
 	assert_int_equal(pthread_create(&thread, NULL, echo_thread, router), 0);
 	play(2000);
 	pthread_join(thread, NULL);
@@ -327,7 +327,7 @@ static void get_an_answer(void)
 static void eat_edge(void)
 {
 	int events = 0;
-	size_t size = sizeof events;
+	size_t size = sizeof(events);
 	uint64_t start = clock_ms();
 	while (!(events & ZMQ_POLLIN) && clock_ms() - start < 5000)
 		assert_int_equal(zmq_getsockopt(f.dealer, ZMQ_EVENTS, &events, &size), 0);

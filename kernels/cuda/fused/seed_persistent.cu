@@ -520,7 +520,7 @@ __device__ inline void ll_store_conv(
 	const int line = threadIdx.x / 16, f = line / 4, row = line % 4,
 		  out_pixel = threadIdx.x % OUT_PIXELS;
 	const int quarter = threadIdx.x / OUT_PIXELS % 4,
-		  stride = sizeof shared->sum.conv[0] / sizeof(float);
+		  stride = sizeof(shared->sum.conv[0]) / sizeof(float);
 	const float *from = shared->sum.conv[quarter * (WARPS / 4)][f] +
 			    (row < 3 ? out_pixel * PATCH + (row + out_pixel / 2) * 4 + out_pixel % 2
 				     : OUT_PIXELS * PATCH + out_pixel);
@@ -988,7 +988,7 @@ __device__ inline void persistent_clear(struct block_state *shared)
 		shared->dy_by_image[0][i] = 0;
 	for (int i = threadIdx.x; i < TILES * TILE_IMAGES / 2 * 24; i += THREADS)
 		shared->dy_by_class[0][i] = 0;
-	for (int i = threadIdx.x; i < (int)(sizeof shared->logits / sizeof(float)); i += THREADS)
+	for (int i = threadIdx.x; i < (int)(sizeof(shared->logits) / sizeof(float)); i += THREADS)
 		(&shared->logits[0][0][0][0])[i] = 0;
 }
 

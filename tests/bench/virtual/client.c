@@ -299,7 +299,7 @@ int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
 
 	if (status)
 		return status;
-	memcpy(w, c->arrived, n * sizeof *w);
+	memcpy(w, c->arrived, n * sizeof(*w));
 	if (version)
 		*version = c->arrived_version;
 	return PS_OK;
@@ -390,7 +390,7 @@ static void make_coroutine(struct cnnps *c)
 
 struct cnnps *client_new(struct world *w, uint32_t index)
 {
-	struct cnnps *c = mem_must(1, sizeof *c, "a worker");
+	struct cnnps *c = mem_must(1, sizeof(*c), "a worker");
 	struct session_config cfg = {.role = ROLE_WORKER,
 		.data = w->trainer.data->id,
 		.connect_timeout_ms = PATIENCE_MS,

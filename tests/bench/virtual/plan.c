@@ -11,7 +11,7 @@ static int earlier(const struct item *a, const struct item *b)
 static void grow(struct plan *p)
 {
 	size_t room = p->room ? 2 * p->room : 1024;
-	struct item *heap = realloc(p->heap, room * sizeof *heap);
+	struct item *heap = realloc(p->heap, room * sizeof(*heap));
 
 	if (!heap)
 		abort();

@@ -38,7 +38,7 @@ static uint64_t arrival(const struct world *w, uint64_t *free_ns, const struct m
 
 static struct parcel *pack(const struct msg *m)
 {
-	struct parcel *p = mem_must(1, sizeof *p, "a message");
+	struct parcel *p = mem_must(1, sizeof(*p), "a message");
 
 	p->msg = *m;
 	return p;

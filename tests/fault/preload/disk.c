@@ -34,7 +34,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	static __typeof__(&name) real;                                                             \
 	if (!real) {                                                                               \
 		void *symbol = dlsym(RTLD_NEXT, #name);                                            \
-		memcpy(&real, &symbol, sizeof real);                                               \
+		memcpy(&real, &symbol, sizeof(real));                                              \
 	}
 
 static const char *setting(const char *name)
@@ -59,7 +59,7 @@ static const char *name_of_fd(int fd, char buf[PATH_MAX])
 	char link[64];
 	if (!setting("DISK_ROOT"))
 		return NULL;
-	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
 	ssize_t n = readlink(link, buf, PATH_MAX - 1);
 	if (n < 0)
 		return NULL;
@@ -91,7 +91,7 @@ static void say(const char *op, int fd, const char *name, const char *other, off
 	}
 	if (out < 0)
 		return;
-	int n = snprintf(line, sizeof line, "%s\t%d\t%s\t%s\t%jd\t%zu\n", op, fd, name, other,
+	int n = snprintf(line, sizeof(line), "%s\t%d\t%s\t%s\t%jd\t%zu\n", op, fd, name, other,
 		(intmax_t)offset, bytes);
 	const struct iovec part[2] = {{line, (size_t)n}, {(void *)(uintptr_t)data, bytes}};
 	if (writev(out, part, bytes ? 2 : 1) != (ssize_t)((size_t)n + bytes))
@@ -163,7 +163,7 @@ static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size
 	FILE *f = file ? fopen(file, "re") : NULL;
 	if (!f)
 		return real(fd, data, n);
-	int known = fgets(how, sizeof how, f) != NULL;
+	int known = fgets(how, sizeof(how), f) != NULL;
 	fclose(f);
 	return known ? broken_write(real, how, fd, data, n) : real(fd, data, n);
 }

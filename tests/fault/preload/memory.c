@@ -64,7 +64,7 @@ static int counts(const void *caller)
 		"libgnutls", "libtasn1", "libp11", "libnettle", "libhogweed", "libgmp", "libidn2",
 		"libunistring"};
 	const char *name = library(caller);
-	if (!*name || is_one_of(name, others, sizeof others / sizeof others[0]))
+	if (!*name || is_one_of(name, others, sizeof(others) / sizeof(others[0])))
 		return 0;
 	return !is_for_libzmq();
 }
@@ -97,7 +97,7 @@ __attribute__((destructor)) static void tell(void)
 	const char *file = getenv("MEMORY_COUNT");
 	char text[32];
 	int fd = file ? open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
-	int n = snprintf(text, sizeof text, "%llu\n", (unsigned long long)count);
+	int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)count);
 	if (fd >= 0 && write(fd, text, (size_t)n) != n)
 		abort();
 }

@@ -69,6 +69,7 @@ PLANTED = [
     ("banned", "worker/bad.c", "int f(void *t) { return clock_gettime(CLOCK_REALTIME, t); }\n",
      "worker/bad.c: reads the wall clock"),
     ("banned", "tests/unit/bad.c", "int f(void) { return rand(); }\n", "rand"),
+    ("dialect", "common/bad.c", "int f(int a) { return (int)sizeof a; }\n", "common/bad.c: "),
     ("generated", "proto/cnnps.pb-c.h", "", "cnnps.pb-c.h"),
     ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),
     ("generated", "server/core/core.o", "", "core.o"),
@@ -88,7 +89,7 @@ def test_planted_violation_is_found(tree, lint, path, text, named):
     assert code != 0 and named in output, output
 
 
-@pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "generated",
+@pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "dialect", "generated",
                                   "overlap", "mutants", "spelling"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")

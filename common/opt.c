@@ -61,8 +61,8 @@ struct check {
 	const char *command;
 };
 
-static void complain(struct parse *p, const char *fmt, ...) PS_PRINTF(2, 3);
-static void complain(struct parse *p, const char *fmt, ...)
+static void usage_error(struct parse *p, const char *fmt, ...) PS_PRINTF(2, 3);
+static void usage_error(struct parse *p, const char *fmt, ...)
 {
 	struct err line;
 	va_list ap;
@@ -114,7 +114,7 @@ static void store_text(struct parse *p, const struct opt *o, const char *what, c
 {
 	size_t n = strlen(text);
 	if (o->max > 0 && ((double)n < o->min || (double)n > o->max))
-		complain(p, "%s: \"%.100s\" has %zu characters; expected %.15g to %.15g", what,
+		usage_error(p, "%s: \"%.100s\" has %zu characters; expected %.15g to %.15g", what,
 			text, n, o->min, o->max);
 	else
 		*(const char **)o->dest = text;
@@ -126,10 +126,12 @@ static void store_int(struct parse *p, const struct opt *o, const char *what, co
 	errno = 0;
 	long long v = strtoll(text, &end, 10);
 	if (end == text || *end || strspn(text, "+-0123456789") != strlen(text))
-		complain(p, "%s: \"%.100s\" is not a whole number; expected one in [%.15g, %.15g]",
+		usage_error(p,
+			"%s: \"%.100s\" is not a whole number; expected one in [%.15g, %.15g]",
 			what, text, o->min, o->max);
 	else if (errno == ERANGE || (double)v < o->min || (double)v > o->max)
-		complain(p, "%s: %.100s is out of range; expected a whole number in [%.15g, %.15g]",
+		usage_error(p,
+			"%s: %.100s is out of range; expected a whole number in [%.15g, %.15g]",
 			what, text, o->min, o->max);
 	else
 		set_int(o, v);
@@ -142,11 +144,12 @@ static void store_real(struct parse *p, const struct opt *o, const char *what, c
 	double v = strtod(text, &end);
 	/* the set of characters excludes nan, inf, hexadecimal and leading blanks */
 	if (end == text || *end || strspn(text, "+-.0123456789eE") != strlen(text))
-		complain(p, "%s: \"%.100s\" is not a number; expected a number in [%.15g, %.15g]",
-			what, text, o->min, o->max);
-	else if (errno == ERANGE || !isfinite(v) || v < o->min || v > o->max)
-		complain(p, "%s: %.100s is out of range; expected a number in [%.15g, %.15g]", what,
+		usage_error(p,
+			"%s: \"%.100s\" is not a number; expected a number in [%.15g, %.15g]", what,
 			text, o->min, o->max);
+	else if (errno == ERANGE || !isfinite(v) || v < o->min || v > o->max)
+		usage_error(p, "%s: %.100s is out of range; expected a number in [%.15g, %.15g]",
+			what, text, o->min, o->max);
 	else
 		*(double *)o->dest = v;
 }
@@ -163,13 +166,13 @@ static void store_enum(struct parse *p, const struct opt *o, const char *what, c
 		}
 		v += length + (v[length] == '|');
 	}
-	complain(p, "%s: \"%.100s\" is not known; expected %s", what, text, o->values);
+	usage_error(p, "%s: \"%.100s\" is not known; expected %s", what, text, o->values);
 }
 
 static void store_flag(struct parse *p, const struct opt *o, const char *what, const char *text)
 {
 	if (strcmp(text, "0") != 0 && strcmp(text, "1") != 0)
-		complain(p, "%s: \"%.100s\" is neither 0 nor 1", what, text);
+		usage_error(p, "%s: \"%.100s\" is neither 0 nor 1", what, text);
 	else
 		*(int *)o->dest = text[0] == '1';
 }
@@ -417,7 +420,7 @@ static void refuse_old_variable(struct parse *p, const struct opt *o)
 	opt_variable(o->was, old, sizeof(old));
 	new_names(p->program, o->was, strlen(o->was), 1, now, sizeof(now));
 	if (getenv(old))
-		complain(p, "%s: was renamed to %s", old, now);
+		usage_error(p, "%s: was renamed to %s", old, now);
 }
 
 /* Store each row's value. The command line wins over the environment, and the environment over the
@@ -474,9 +477,9 @@ static void note_unknown(struct parse *p, const char *option, int length)
 	if (length > 2)
 		new_names(p->program, option + 2, (size_t)length - 2, 0, now, sizeof(now));
 	if (now[0])
-		complain(p, "%.*s: was renamed to %s", length, option, now);
+		usage_error(p, "%.*s: was renamed to %s", length, option, now);
 	else
-		complain(p, "%.*s: unknown option; --help lists them", length, option);
+		usage_error(p, "%.*s: unknown option; --help lists them", length, option);
 	p->unknown += option[length] == '\0';
 }
 
@@ -485,9 +488,9 @@ static void note_value(struct parse *p, const struct opt *o, const char *text)
 	size_t row = (size_t)(o - p->program->opts);
 
 	if (!text)
-		complain(p, "--%s: needs a value", o->name);
+		usage_error(p, "--%s: needs a value", o->name);
 	else if (p->given[row])
-		complain(p, "--%s: given twice", o->name);
+		usage_error(p, "--%s: given twice", o->name);
 	else
 		p->given[row] = text;
 }
@@ -509,7 +512,7 @@ static int note_option(struct parse *p, const char *word, const char *next)
 	if (off && off->type != OPT_FLAG)
 		off = NULL;
 	if ((is_help || is_version || off || (o && o->type == OPT_FLAG)) && value) {
-		complain(p, "--%.*s: takes no value", (int)n, name);
+		usage_error(p, "--%.*s: takes no value", (int)n, name);
 	} else if (is_help || is_version) {
 		p->show_help |= is_help;
 		p->show_version |= is_version;
@@ -535,8 +538,8 @@ static void note_argument(struct parse *p, const char *word, const char **args, 
 	if (max < 0 || *n_args < max)
 		args[(*n_args)++] = word;
 	else if (!p->unknown)
-		complain(p, "\"%.100s\": unexpected argument; %s takes %d", word, p->program->name,
-			max);
+		usage_error(p, "\"%.100s\": unexpected argument; %s takes %d", word,
+			p->program->name, max);
 }
 
 static void split(struct parse *p, int argc, char **argv, const char **args, int *n_args)

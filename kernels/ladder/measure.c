@@ -118,7 +118,7 @@ static double ladder_distance(const float *a, const float *b, size_t n)
 
 /* Runs the first step and checks it. The outputs are NaN before the step and must be close to
  * cpu-ref after it. */
-static int check(struct ladder_result *out, struct run *r, size_t n_params,
+static int check_first_step(struct ladder_result *out, struct run *r, size_t n_params,
 	const struct ladder_truth *t, struct err *e)
 {
 	for (size_t i = 0; i < n_params; i++)
@@ -185,7 +185,7 @@ static int measure_rung(struct ladder_result *out, struct run *r, const struct l
 {
 	int rc = r->rung->open(&r->self, &p->task, e);
 	if (!rc)
-		rc = check(out, r, p->task.model->n_params, t, e);
+		rc = check_first_step(out, r, p->task.model->n_params, t, e);
 	if (!rc)
 		rc = repeat(out, r, p, trained, e);
 	return rc ? rc : profile(out, r, p->seconds, e);

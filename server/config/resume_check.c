@@ -24,7 +24,7 @@ static void add(struct list *l, const char *option, const char *then, const char
 }
 
 /* The value of an option as it is typed. */
-static void value_text(const struct config_row *row, double v, char out[VALUE])
+static void typed_value(const struct config_row *row, double v, char out[VALUE])
 {
 	const char *name = row->values;
 	int i = (int)(v - row->min);
@@ -43,8 +43,8 @@ static void add_option(struct list *l, const struct config_row *row, const struc
 	char option[VALUE], a[VALUE], b[VALUE];
 
 	snprintf(option, sizeof(option), "--%s", row->name);
-	value_text(row, config_value(then, row), a);
-	value_text(row, config_value(now, row), b);
+	typed_value(row, config_value(then, row), a);
+	typed_value(row, config_value(now, row), b);
 	add(l, option, a, b);
 }
 

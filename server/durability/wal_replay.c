@@ -30,7 +30,7 @@ static int refuse_log(const struct replay *r, uint64_t generation, const char *w
 		(unsigned long long)generation, why);
 }
 
-static int find_sections(const struct replay *r, const struct checkpoint *c,
+static int locate_sections(const struct replay *r, const struct checkpoint *c,
 	const unsigned char *data[IMAGE_SECTIONS], size_t size[IMAGE_SECTIONS], struct err *e)
 {
 	for (int i = 0; i < IMAGE_SECTIONS; i++) {
@@ -48,7 +48,7 @@ static int build_core(struct replay *r, const struct checkpoint *c, struct err *
 	const unsigned char *data[IMAGE_SECTIONS] = {0};
 	size_t size[IMAGE_SECTIONS] = {0};
 	const char *why;
-	int rc = find_sections(r, c, data, size, e);
+	int rc = locate_sections(r, c, data, size, e);
 
 	if (rc)
 		return rc;
@@ -155,7 +155,7 @@ static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, 
 
 /* ---- the state at the end ----------------------------------------------------------------- */
 
-static int replace_sections(struct replay *r, struct checkpoint *c, struct err *e)
+static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e)
 {
 	size_t size[IMAGE_SECTIONS], bytes = 0;
 
@@ -259,7 +259,7 @@ int wal_replay(const char *dir, const struct core_config *now, struct checkpoint
 		while (!rc && j.fd >= 0)
 			rc = replay_file(&r, &j, accept_loss, e);
 		if (!rc)
-			rc = replace_sections(&r, c, e);
+			rc = encode_sections(&r, c, e);
 		if (!rc)
 			log_info("wal", "replayed",
 				"generation=%llu files=%llu events=%llu ms=%.1f",

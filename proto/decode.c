@@ -790,14 +790,14 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 {
 	struct wire_body body;
 	const char *reason = "no header frame";
-	int status = PS_EPROTO;
+	int rc = PS_EPROTO;
 
 	if (f->n > 0)
 		reason = check_envelope(
 			zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body);
 	if (!reason) {
 		reason = check_greeting(w, &body);
-		status = reason ? PS_EVERSION : PS_EPROTO;
+		rc = reason ? PS_EVERSION : PS_EPROTO;
 	}
 	if (!reason)
 		reason = decode(w, f, &body, m);
@@ -806,5 +806,5 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 	m->type = (enum msg_type)0;
 	if (why)
 		*why = reason;
-	return reason == foreign ? PS_EAGAIN : status;
+	return reason == foreign ? PS_EAGAIN : rc;
 }

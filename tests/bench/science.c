@@ -47,10 +47,10 @@ static int look(struct science *s)
 	size_t n = data_test(&s->data).n;
 
 	if (s->seen != t->version + 1) {
-		int status = backend_evaluate(
+		int rc = backend_evaluate(
 			s->judge, core_weights(s->world.core), 0, n, &s->correct, &s->loss_sum);
-		if (status)
-			return status;
+		if (rc)
+			return rc;
 		s->seen = t->version + 1;
 	}
 	printf("point,%s,%" PRId64 ",%" PRIu64 ",%.6f,%" PRIu64 ",%" PRIu64 ",%.5f,%.5f,%.4f\n",
@@ -87,23 +87,23 @@ static int watch(struct science *s)
 {
 	struct world *w = &s->world;
 	double next = s->look_s;
-	int status = look(s);
+	int rc = look(s);
 
-	while (!status && next < s->limit_s) {
-		status = world_run(w, (uint64_t)(1e9 * next));
-		if (status == PS_EDIVERGED || status == PS_EQUARANTINE) { /* a result, too */
-			status = PS_OK;
+	while (!rc && next < s->limit_s) {
+		rc = world_run(w, (uint64_t)(1e9 * next));
+		if (rc == PS_EDIVERGED || rc == PS_EQUARANTINE) { /* a result, too */
+			rc = PS_OK;
 			break;
 		}
 		if (world_is_over(w))
 			break;
-		if (!status) {
+		if (!rc) {
 			w->now_ns = (uint64_t)(1e9 * next);
-			status = look(s);
+			rc = look(s);
 		}
 		next *= s->look_ratio;
 	}
-	return status ? status : look(s);
+	return rc ? rc : look(s);
 }
 
 /* clang-format off */
@@ -164,13 +164,13 @@ static int prepare(struct science *s, struct err *e)
 	struct backend_options o = {
 		.device = "cpu", .threads = (int)s->threads, .max_batch = c->training.batch_size};
 	struct kx_images test;
-	int status = data_load(&s->data, s->directory, e);
+	int rc = data_load(&s->data, s->directory, e);
 
-	if (status || (status = backend_new(&s->judge, &s->run.model, &o, e)))
-		return status;
+	if (rc || (rc = backend_new(&s->judge, &s->run.model, &o, e)))
+		return rc;
 	test = data_test(&s->data);
-	if ((status = backend_use(s->judge, &test, e)))
-		return status;
+	if ((rc = backend_use(s->judge, &test, e)))
+		return rc;
 	c->run = (struct run_id){1, 1};
 	c->term = 1;
 	c->leases.min_workers = c->sessions.max_workers = (uint32_t)s->workers;

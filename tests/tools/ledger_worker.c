@@ -84,17 +84,17 @@ static void say(const struct ledger *l, size_t pushed)
 
 static int push_all(struct ledger *l)
 {
-	int r = cnnps_pull(l->c, l->w, l->n, &l->version);
-	if (r)
-		return r;
+	int rc = cnnps_pull(l->c, l->w, l->n, &l->version);
+	if (rc)
+		return rc;
 	size_t k = done_before(l);
 	printf("resumed %zu\n", k);
 	for (; k < l->pushes; k++) {
-		if (k % l->pull_every == 0 && (r = cnnps_pull(l->c, l->w, l->n, &l->version)))
-			return r;
+		if (k % l->pull_every == 0 && (rc = cnnps_pull(l->c, l->w, l->n, &l->version)))
+			return rc;
 		l->g[l->first + k] = 1;
-		if ((r = cnnps_push(l->c, l->g, l->n, l->version)))
-			return r;
+		if ((rc = cnnps_push(l->c, l->g, l->n, l->version)))
+			return rc;
 		l->g[l->first + k] = 0;
 		if ((k + 1) % SAY_EVERY == 0)
 			say(l, k + 1);
@@ -117,14 +117,14 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 		fprintf(stderr, "ledger_worker: no memory for %zu values\n", l->n);
 		return 1;
 	}
-	int r = push_all(l);
+	int rc = push_all(l);
 	struct cnnps_stats s;
 	cnnps_stats(l->c, &s);
-	printf("%s pushed=%llu acked=%llu reconnects=%llu replayed=%llu\n", r ? "stopped" : "done",
+	printf("%s pushed=%llu acked=%llu reconnects=%llu replayed=%llu\n", rc ? "stopped" : "done",
 		(unsigned long long)s.pushed, (unsigned long long)s.acked,
 		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
-	if (r || s.rejected || s.superseded) {
-		fprintf(stderr, "ledger_worker: %s, %llu pushes rejected\n", cnnps_strerror(r),
+	if (rc || s.rejected || s.superseded) {
+		fprintf(stderr, "ledger_worker: %s, %llu pushes rejected\n", cnnps_strerror(rc),
 			(unsigned long long)(s.rejected + s.superseded));
 		return 1;
 	}
@@ -154,8 +154,8 @@ int main(int argc, char **argv)
 		.pushes = pushes,
 		.pace_ms = pace,
 		.pull_every = pull_every};
-	int r = cnnps_connect(&l.c, &o);
-	if (r) {
+	int rc = cnnps_connect(&l.c, &o);
+	if (rc) {
 		fprintf(stderr, "ledger_worker: %s\n", o.why);
 		return 1;
 	}

@@ -29,15 +29,15 @@ static int fit(struct cnnps *c, float w[2])
 {
 	uint64_t version;
 	float g[2] = {1, 1};
-	int status = 0;
+	int rc = 0;
 
-	for (int i = 0; i < STEPS && !status && hypotf(g[0], g[1]) > 1e-5f; i++) {
-		status = cnnps_pull(c, w, 2, &version);
+	for (int i = 0; i < STEPS && !rc && hypotf(g[0], g[1]) > 1e-5f; i++) {
+		rc = cnnps_pull(c, w, 2, &version);
 		gradient(w, g);
-		if (!status)
-			status = cnnps_push(c, g, 2, version);
+		if (!rc)
+			rc = cnnps_push(c, g, 2, version);
 	}
-	return status;
+	return rc;
 }
 
 int main(int argc, char **argv)
@@ -45,15 +45,15 @@ int main(int argc, char **argv)
 	struct cnnps_options o = {.server = argc > 1 ? argv[1] : "tcp://127.0.0.1:5555"};
 	struct cnnps *c;
 	float w[2] = {0, 0};
-	int status = cnnps_connect(&c, &o);
+	int rc = cnnps_connect(&c, &o);
 
-	if (!status) {
-		status = fit(c, w);
+	if (!rc) {
+		rc = fit(c, w);
 		cnnps_close(&c);
 	}
-	if (!status)
+	if (!rc)
 		printf("a=%.3f b=%.3f\n", (double)w[0], (double)w[1]);
 	else
-		fprintf(stderr, "line: %s\n", o.why[0] ? o.why : cnnps_strerror(status));
-	return status != 0;
+		fprintf(stderr, "line: %s\n", o.why[0] ? o.why : cnnps_strerror(rc));
+	return rc != 0;
 }

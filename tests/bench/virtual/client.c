@@ -190,11 +190,11 @@ static void program(unsigned high, unsigned low, unsigned index)
 	struct world *w = (struct world *)((uintptr_t)high << 32 | low);
 	struct cnnps *c = w->worker[index];
 	struct err e;
-	int status = trainer_run(c, &w->trainer, &c->work, &e);
+	int rc = trainer_run(c, &w->trainer, &c->work, &e);
 
 	c->over = 1;
-	if (status != PS_EDONE && w->error.text[0] == '\0')
-		err_set(&w->error, status, "worker %u: %s", index + 1, e.text);
+	if (rc != PS_EDONE && w->error.text[0] == '\0')
+		err_set(&w->error, rc, "worker %u: %s", index + 1, e.text);
 	park(c);
 }
 
@@ -230,46 +230,46 @@ void cnnps_alive(struct cnnps *c)
 }
 
 /* Call `ask` (a request of the session) until it is taken. */
-#define ASK(c, status, ask)                                                                        \
+#define ASK(c, rc, ask)                                                                            \
 	do {                                                                                       \
-		while (((status) = (ask)) == PS_EAGAIN)                                            \
+		while (((rc) = (ask)) == PS_EAGAIN)                                                \
 			park(c);                                                                   \
 		run_effects(c);                                                                    \
 	} while (0)
 
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
-	int status;
+	int rc;
 
 	c->has_grant = 0;
-	ASK(c, status, session_lease(c->session, world_ms(c->world)));
-	if (status || (status = await(c, &c->has_grant)))
-		return status;
+	ASK(c, rc, session_lease(c->session, world_ms(c->world)));
+	if (rc || (rc = await(c, &c->has_grant)))
+		return rc;
 	*lease = lease_of(&c->grant, c->info.term);
 	return PS_OK;
 }
 
 static int pull(struct cnnps *c, enum weights which)
 {
-	int status = PS_OK, answered = 0;
+	int rc = PS_OK, answered = 0;
 
 	c->no_params = PS_OK;
 	if (c->ahead == AHEAD_NONE) {
 		c->has_params = 0;
-		ASK(c, status, session_pull(c->session, which, world_ms(c->world)));
+		ASK(c, rc, session_pull(c->session, which, world_ms(c->world)));
 	}
 	c->ahead = AHEAD_NONE;
-	while (!status && !(answered = c->has_params || c->no_params) && !c->ended)
+	while (!rc && !(answered = c->has_params || c->no_params) && !c->ended)
 		park(c);
-	return status ? status : answered ? c->no_params : c->end_status;
+	return rc ? rc : answered ? c->no_params : c->end_status;
 }
 
 int cnnps_await(struct cnnps *c)
 {
-	int status = c->awaited ? PS_OK : pull(c, WEIGHTS_CURRENT);
+	int rc = c->awaited ? PS_OK : pull(c, WEIGHTS_CURRENT);
 
-	if (status || c->awaited)
-		return status;
+	if (rc || c->awaited)
+		return rc;
 	c->awaited = c->arrived;
 	c->awaited_version = c->arrived_version;
 	c->awaited_elastic = c->arrived_elastic;
@@ -279,10 +279,10 @@ int cnnps_await(struct cnnps *c)
 
 int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 {
-	int status = cnnps_await(c);
+	int rc = cnnps_await(c);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	free(c->view);
 	c->view = c->awaited;
 	c->awaited = NULL;
@@ -295,10 +295,10 @@ int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
 
 int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
 {
-	int status = pull(c, WEIGHTS_EVAL);
+	int rc = pull(c, WEIGHTS_EVAL);
 
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	memcpy(w, c->arrived, n * sizeof(*w));
 	if (version)
 		*version = c->arrived_version;
@@ -307,15 +307,15 @@ int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
 
 int cnnps_prefetch(struct cnnps *c)
 {
-	int status = c->ahead ? PS_EAGAIN
-			      : session_pull(c->session, WEIGHTS_CURRENT, world_ms(c->world));
+	int rc = c->ahead ? PS_EAGAIN
+			  : session_pull(c->session, WEIGHTS_CURRENT, world_ms(c->world));
 
-	if (!status) {
+	if (!rc) {
 		c->has_params = 0;
 		c->ahead = AHEAD_ASKED;
 		run_effects(c);
 	}
-	return status == PS_EAGAIN ? PS_OK : status;
+	return rc == PS_EAGAIN ? PS_OK : rc;
 }
 
 float *cnnps_gradient(struct cnnps *c)
@@ -336,14 +336,14 @@ int cnnps_push_work(
 		.images = work->images,
 		.loss = work->loss};
 	uint64_t seq;
-	int status;
+	int rc;
 
 	if (g != c->gradient || n != c->info.n_params)
 		return PS_EUSAGE;
-	while ((status = session_push(c->session, &meta, &seq, world_ms(c->world))) == PS_EAGAIN)
+	while ((rc = session_push(c->session, &meta, &seq, world_ms(c->world))) == PS_EAGAIN)
 		park(c);
-	if (status)
-		return status;
+	if (rc)
+		return rc;
 	c->kept[seq % MOST_KEPT] = c->gradient;
 	c->gradient = NULL;
 	run_effects(c);
@@ -354,9 +354,9 @@ int cnnps_push_work(
 int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, struct cnnps_weights *w)
 {
-	int status = cnnps_push_work(c, g, n, version, work);
+	int rc = cnnps_push_work(c, g, n, version, work);
 
-	return status ? status : cnnps_view(c, w);
+	return rc ? rc : cnnps_view(c, w);
 }
 
 int cnnps_result(
@@ -367,11 +367,11 @@ int cnnps_result(
 		.eval_count = lease->count,
 		.correct = correct,
 		.loss_sum = loss_sum};
-	int status;
+	int rc;
 
 	compute_for(c, EVAL_PART * 1e3 * c->world->cost.image_us * lease->count);
-	ASK(c, status, session_result(c->session, &r, world_ms(c->world)));
-	return status;
+	ASK(c, rc, session_result(c->session, &r, world_ms(c->world)));
+	return rc;
 }
 
 /* ---- birth and death ------------------------------------------------------------------------- */

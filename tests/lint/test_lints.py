@@ -70,6 +70,7 @@ PLANTED = [
      "worker/bad.c: reads the wall clock"),
     ("banned", "tests/unit/bad.c", "int f(void) { return rand(); }\n", "rand"),
     ("dialect", "common/bad.c", "int f(int a) { return (int)sizeof a; }\n", "common/bad.c: "),
+    ("dialect", "common/bad.c", "int f(void)\n{\n\tint ret = g();\n}\n", "rc is"),
     ("generated", "proto/cnnps.pb-c.h", "", "cnnps.pb-c.h"),
     ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),
     ("generated", "server/core/core.o", "", "core.o"),
@@ -142,6 +143,14 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
                     "kernels/README.md: does not show how new_kernel maps to blocks"):
         assert finding in output, output
     assert "why libuv1-dev" not in output and "list ./SECURITY.md" not in output, output
+
+
+def test_static_name_of_two_files_is_found(tree):
+    plant(tree, "common/one.c", "static int twice(int a)\n{\n\treturn a;\n}\n")
+    assert run(tree, "dialect") == (0, "")
+    plant(tree, "worker/two.c", "static void twice(void)\n{\n}\n")
+    code, output = run(tree, "dialect")
+    assert code != 0 and "worker/two.c" in output and "common/one.c" in output, output
 
 
 def test_comment_about_a_banned_call_is_not_one(tree):

@@ -24,27 +24,27 @@ uint64_t generation_parse(const char *name, const char *prefix, const char *suff
 	return strcmp(name + n + 1 + DIGITS, suffix) == 0 ? generation : 0;
 }
 
-uint64_t generation_highest(DIR *d, const char *prefix, uint64_t most)
+uint64_t generation_highest(DIR *d, const char *prefix, uint64_t max)
 {
 	uint64_t best = 0;
 
 	rewinddir(d);
 	for (const struct dirent *entry; (entry = readdir(d));) {
 		uint64_t g = generation_parse(entry->d_name, prefix, "");
-		if (g <= most && g > best)
+		if (g <= max && g > best)
 			best = g;
 	}
 	return best;
 }
 
-uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t least)
+uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t min)
 {
 	uint64_t best = 0;
 
 	rewinddir(d);
 	for (const struct dirent *entry; (entry = readdir(d));) {
 		uint64_t g = generation_parse(entry->d_name, prefix, "");
-		if (g && g >= least && (!best || g < best))
+		if (g && g >= min && (!best || g < best))
 			best = g;
 	}
 	return best;

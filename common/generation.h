@@ -14,9 +14,9 @@
 void generation_name(const char *prefix, uint64_t generation, char out[GENERATION_NAME]);
 /* The generation in a file name; 0: the name has another form. */
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix);
-/* The highest generation in `d` that is at most `most`, and the lowest that is at least `least`; 0:
+/* The highest generation in `d` that is at most `max`, and the lowest that is at least `min`; 0:
  * none. */
-uint64_t generation_highest(DIR *d, const char *prefix, uint64_t most);
-uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t least);
+uint64_t generation_highest(DIR *d, const char *prefix, uint64_t max);
+uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t min);
 
 #endif

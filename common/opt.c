@@ -806,7 +806,7 @@ static void check_row(const struct check *c, const struct opt *o, size_t row)
 
 /* ---- variables ------------------------------------------------------------------------------- */
 
-static size_t least(size_t a, size_t b)
+static size_t min(size_t a, size_t b)
 {
 	return a < b ? a : b;
 }
@@ -823,7 +823,7 @@ static size_t distance(const char *a, const char *b)
 		for (size_t j = 1; j <= n; j++) {
 			size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
 			diagonal = row[j];
-			row[j] = least(replaced, 1 + least(row[j], row[j - 1]));
+			row[j] = min(replaced, 1 + min(row[j], row[j - 1]));
 		}
 	}
 	return row[n];
@@ -872,7 +872,7 @@ static int check_variable(const struct check *c, const char *entry)
 	if (strncmp(entry, PREFIX, strlen(PREFIX)) != 0 ||
 		strncmp(entry, KUBERNETES, strlen(KUBERNETES)) == 0)
 		return 0;
-	snprintf(name, sizeof(name), "%.*s", (int)least(n, MAX_NAME), entry);
+	snprintf(name, sizeof(name), "%.*s", (int)min(n, MAX_NAME), entry);
 	if (is_row(c->program, name) || is_known(c, name, near))
 		return 0;
 	if (near[0])

@@ -3,7 +3,7 @@
 
 size_t utf8_length(const uint8_t *p, const uint8_t *end)
 {
-	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+	static const uint32_t min[] = {0, 0, 0x80, 0x800, 0x10000};
 	size_t n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
 	uint32_t c = p[0] & (0x7fu >> n);
 
@@ -14,5 +14,5 @@ size_t utf8_length(const uint8_t *p, const uint8_t *end)
 			return 0;
 		c = c << 6 | (p[i] & 0x3fu);
 	}
-	return c < least[n] || c > 0x10ffff || (c >= 0xd800 && c <= 0xdfff) ? 0 : n;
+	return c < min[n] || c > 0x10ffff || (c >= 0xd800 && c <= 0xdfff) ? 0 : n;
 }

@@ -39,13 +39,13 @@ static int window_fits(const struct window *w, struct shape in, size_t multiple)
 size_t window_nearest(const struct window *w, struct shape in, size_t multiple)
 {
 	struct window other = *w;
-	const size_t least = w->rule == PAD_NUMBER ? w->pad + 1 : 1;
+	const size_t min = w->rule == PAD_NUMBER ? w->pad + 1 : 1;
 	for (size_t d = 1; d < WINDOW_MAX_SIDE; d++) {
 		other.size = w->size + d;
 		if (other.size <= WINDOW_MAX_SIDE && window_fits(&other, in, multiple))
 			return other.size;
 		other.size = w->size - d;
-		if (d + least <= w->size && window_fits(&other, in, multiple))
+		if (d + min <= w->size && window_fits(&other, in, multiple))
 			return other.size;
 	}
 	return 0;

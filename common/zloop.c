@@ -51,10 +51,10 @@ static void on_fd(uv_poll_t *h, int status, int events)
 	z->ready = 1;
 }
 
-static void handle(struct zloop *z, size_t most)
+static void handle(struct zloop *z, size_t max)
 {
 	/* on_readable may call zloop_stop and close the socket */
-	for (size_t n = 0; n < most && !uv_is_closing((uv_handle_t *)&z->check); n++) {
+	for (size_t n = 0; n < max && !uv_is_closing((uv_handle_t *)&z->check); n++) {
 		if (!z->on_readable(z->arg))
 			return;
 		z->woken = 1;
@@ -132,10 +132,10 @@ void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed)
 	uv_close((uv_handle_t *)&z->timer, on_handle_closed);
 }
 
-void zloop_read(struct zloop *z, size_t most)
+void zloop_read(struct zloop *z, size_t max)
 {
 	z->used = 1;
-	handle(z, most);
+	handle(z, max);
 }
 
 void zloop_used(struct zloop *z)

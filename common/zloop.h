@@ -47,9 +47,9 @@ int zloop_start(struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_f
 /* Stop watching. The caller may close the socket at once, but may free *z only in
  * on_closed(arg). */
 void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
-/* Handle at most `most` messages now instead of in the next iteration. Do not call it from
+/* Handle at most `max` messages now instead of in the next iteration. Do not call it from
  * on_readable. */
-void zloop_read(struct zloop *z, size_t most);
+void zloop_read(struct zloop *z, size_t max);
 /* Call it after using the socket outside on_readable, for example for a send. This use may have
  * consumed the edge of a message. The next prepare finds the message, so it does not count as
  * missed. */

@@ -104,11 +104,11 @@ int backend_new(
 		return rc;
 	if (device->precise && o->precision != KX_FP32 && strcmp(o->device, "auto") != 0)
 		return err_set(e, PS_EUSAGE, "device %s computes in fp32 only", device->name);
-	struct backend_options most = *o;
-	if (most.max_batch < FORWARD_CHUNK)
-		most.max_batch = FORWARD_CHUNK;
+	struct backend_options raised = *o;
+	if (raised.max_batch < FORWARD_CHUNK)
+		raised.max_batch = FORWARD_CHUNK;
 	struct backend *b = mem_try(1, sizeof(*b));
-	float *scores = mem_try(most.max_batch, m->classes * sizeof(float));
+	float *scores = mem_try(raised.max_batch, m->classes * sizeof(float));
 	if (!b || !scores) {
 		free(b);
 		free(scores);
@@ -117,9 +117,9 @@ int backend_new(
 	*b = (struct backend){.device = device,
 		.model = m,
 		.max_batch = o->max_batch,
-		.max_forward = most.max_batch,
+		.max_forward = raised.max_batch,
 		.scores = scores};
-	rc = device->open(&b->self, m, &most, e);
+	rc = device->open(&b->self, m, &raised, e);
 	if (rc) {
 		backend_free(&b);
 		return rc;

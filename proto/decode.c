@@ -459,7 +459,7 @@ static int read_line(const char *from, char *to, size_t size)
 static int read_text(const struct wire_field *row, const char *from, void *to)
 {
 	memcpy(to, &from, sizeof(from));
-	return strlen(from) <= row->most;
+	return strlen(from) <= row->max;
 }
 
 static int read_number(const struct wire_field *row, const void *from, void *to)
@@ -474,7 +474,7 @@ static int read_number(const struct wire_field *row, const void *from, void *to)
 		memcpy(&narrow, from, sizeof(narrow));
 		wide = narrow;
 	}
-	return wide >= row->least && wide <= row->most;
+	return wide >= row->min && wide <= row->max;
 }
 
 static int read_code(const struct wire_field *row, const void *from, void *to)
@@ -482,7 +482,7 @@ static int read_code(const struct wire_field *row, const void *from, void *to)
 	uint32_t code;
 
 	memcpy(&code, from, sizeof(code));
-	if (code < row->least || !err_known(-(long)code))
+	if (code < row->min || !err_known(-(long)code))
 		return 0;
 	int status = -(int)code;
 	memcpy(to, &status, sizeof(status));

@@ -37,18 +37,18 @@ static const struct slices *slices_of(const struct msg *m)
 
 /* ---- struct msg to protobuf structs; NULL or 0: a text is too long --------------------------- */
 
-static int put_text(const char *text, size_t most, void *to)
+static int put_text(const char *text, size_t max, void *to)
 {
 	if (!text)
 		text = "";
 	memcpy(to, &text, sizeof(text));
-	return strnlen(text, most + 1) <= most;
+	return strnlen(text, max + 1) <= max;
 }
 
 static int put_value(const struct wire_field *row, const void *from, void *to)
 {
 	const char *text;
-	uint32_t own = (uint32_t)row->most;
+	uint32_t own = (uint32_t)row->max;
 	int status;
 
 	switch (row->kind) {
@@ -61,7 +61,7 @@ static int put_value(const struct wire_field *row, const void *from, void *to)
 		return put_text(from, row->size - 1, to);
 	case WIRE_TEXT:
 		memcpy(&text, from, sizeof(text));
-		return put_text(text, row->most, to);
+		return put_text(text, row->max, to);
 	case WIRE_CODE:
 		memcpy(&status, from, sizeof(status));
 		status = -status;

@@ -7,24 +7,24 @@
 #define ANY32       UINT32_MAX
 #define ANY64       UINT64_MAX
 
-#define ROW(kind_, number_, type, member, least_, most_, inner_)                                   \
+#define ROW(kind_, number_, type, member, min_, max_, inner_)                                      \
 	{                                                                                          \
 		.kind = (kind_), .number = (number_), .offset = offsetof(type, member),            \
-		.size = sizeof(((type *)0)->member), .least = (least_), .most = (most_),           \
+		.size = sizeof(((type *)0)->member), .min = (min_), .max = (max_),                 \
 		.inner = (inner_), .why = #member " is out of range"                               \
 	}
-#define NUMBER(number, type, member, least, most)                                                  \
-	ROW(WIRE_NUMBER, number, type, member, least, most, NULL)
-#define REAL(number, member)             ROW(WIRE_REAL, number, struct msg, member, 0, 0, NULL)
-#define CODE(number, member, least)      ROW(WIRE_CODE, number, struct msg, member, least, ANY32, NULL)
-#define LINE(number, member)             ROW(WIRE_LINE, number, struct msg, member, 0, 0, NULL)
-#define TEXT(number, member)             ROW(WIRE_TEXT, number, struct msg, member, 0, WIRE_MAX_TEXT, NULL)
-#define SLICES(number, member)           ROW(WIRE_SLICES, number, struct msg, member, 0, 0, slice)
-#define INNER(number, member, rows)      ROW(WIRE_INNER, number, struct msg, member, 0, 0, rows)
-#define MSG(number, member, least, most) NUMBER(number, struct msg, member, least, most)
+#define NUMBER(number, type, member, min, max)                                                     \
+	ROW(WIRE_NUMBER, number, type, member, min, max, NULL)
+#define REAL(number, member)          ROW(WIRE_REAL, number, struct msg, member, 0, 0, NULL)
+#define CODE(number, member, min)     ROW(WIRE_CODE, number, struct msg, member, min, ANY32, NULL)
+#define LINE(number, member)          ROW(WIRE_LINE, number, struct msg, member, 0, 0, NULL)
+#define TEXT(number, member)          ROW(WIRE_TEXT, number, struct msg, member, 0, WIRE_MAX_TEXT, NULL)
+#define SLICES(number, member)        ROW(WIRE_SLICES, number, struct msg, member, 0, 0, slice)
+#define INNER(number, member, rows)   ROW(WIRE_INNER, number, struct msg, member, 0, 0, rows)
+#define MSG(number, member, min, max) NUMBER(number, struct msg, member, min, max)
 #define OWN(kind_, number_, value)                                                                 \
 	{                                                                                          \
-		.kind = (kind_), .number = (number_), .most = (value)                              \
+		.kind = (kind_), .number = (number_), .max = (value)                               \
 	}
 #define END                                                                                        \
 	{                                                                                          \

@@ -22,7 +22,7 @@ enum wire_kind {
 	WIRE_TEXT,       /* const char *, borrowed */
 	WIRE_INNER,      /* a struct with its own rows; all zero if absent on the wire */
 	WIRE_SLICES,     /* struct slices; each slice has its own rows */
-	WIRE_OWN_NUMBER, /* always `most` when this build sends; decode.c checks a peer's value */
+	WIRE_OWN_NUMBER, /* always `max` when this build sends; decode.c checks a peer's value */
 	/* always WIRE_REQUIRES when this build sends; decode.c checks a peer's */
 	WIRE_OWN_TEXT,
 };
@@ -45,7 +45,7 @@ struct wire_field {
 	unsigned number; /* field number in cnnps.proto */
 	size_t offset;   /* in struct msg, or in the inner struct */
 	size_t size;     /* bytes in that struct */
-	uint64_t least, most;
+	uint64_t min, max;
 	const struct wire_field *inner;
 	const char *why; /* error text when the field is refused */
 };

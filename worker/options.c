@@ -50,11 +50,11 @@ static int check_name(const char *name)
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): parentheses fit no member and no initialiser */
 /* clang-format off */
-#define TEXT(n, to, d, least, most, a, h) \
-	{.name = n, .type = OPT_TEXT, .dest = &o->to, .def = d, .min = least, .max = most, \
+#define TEXT(n, to, d, min_, max_, a, h) \
+	{.name = n, .type = OPT_TEXT, .dest = &o->to, .def = d, .min = min_, .max = max_, \
 	 .arg = a, .help = h}
-#define INT(n, to, d, least, most, a, ...) \
-	{.name = n, .type = OPT_INT, .dest = &o->to, .def = d, .min = least, .max = most, \
+#define INT(n, to, d, min_, max_, a, ...) \
+	{.name = n, .type = OPT_INT, .dest = &o->to, .def = d, .min = min_, .max = max_, \
 	 .arg = a, .help = __VA_ARGS__}
 /* clang-format on */
 /* NOLINTEND(bugprone-macro-parentheses) */

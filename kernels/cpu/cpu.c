@@ -95,13 +95,13 @@ static void cpu_close(void *self)
 
 static int cpu_allocate(struct cpu *c, size_t max_batch)
 {
-	size_t most = (max_batch + c->n_lanes - 1) / c->n_lanes;
+	size_t max = (max_batch + c->n_lanes - 1) / c->n_lanes;
 	c->lane = mem_try(c->n_lanes, sizeof(*c->lane));
 	c->sum = mem_try(c->n_lanes, sizeof(*c->sum));
 	c->packed = mem_try(c->plan.packed_floats, sizeof(*c->packed));
 	int ok = c->lane && c->sum && c->packed;
 	for (size_t i = 0; ok && i < c->n_lanes; i++) {
-		ok = lane_init(&c->lane[i], &c->plan, most) == PS_OK;
+		ok = lane_init(&c->lane[i], &c->plan, max) == PS_OK;
 		c->sum[i] = c->lane[i].grad;
 	}
 	return ok;

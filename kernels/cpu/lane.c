@@ -15,7 +15,7 @@
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static size_t choose_block(const struct plan *p, size_t most)
+static size_t choose_block(const struct plan *p, size_t max)
 {
 	size_t bytes = 0;
 	for (size_t i = 0; i < p->n_planes; i++)
@@ -25,7 +25,7 @@ static size_t choose_block(const struct plan *p, size_t most)
 	block = block < 1 ? 1 : block > BLOCK_MAX ? BLOCK_MAX : block;
 	if (p->blas && block < BLAS_BLOCK)
 		block = BLAS_BLOCK;
-	return round_up(block < most ? block : most, p->simd->positions);
+	return round_up(block < max ? block : max, p->simd->positions);
 }
 
 static int allocate_planes(struct lane *l)
@@ -98,9 +98,9 @@ static int allocate_scratch(struct lane *l)
 	return ok && l->tile && l->grad && l->entry && l->n_entries;
 }
 
-int lane_init(struct lane *l, const struct plan *p, size_t most)
+int lane_init(struct lane *l, const struct plan *p, size_t max)
 {
-	*l = (struct lane){.plan = p, .block = choose_block(p, most)};
+	*l = (struct lane){.plan = p, .block = choose_block(p, max)};
 	return allocate_planes(l) && allocate_scratch(l) ? PS_OK : PS_ENOMEM;
 }
 

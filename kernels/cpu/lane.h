@@ -47,9 +47,9 @@ struct lane {
 	double loss;                          /* sum over the images of this lane */
 };
 
-/* Allocates for slices of up to `most` images. The caller calls lane_release, also after a failure.
+/* Allocates for slices of up to `max` images. The caller calls lane_release, also after a failure.
  * PS_ENOMEM. */
-int lane_init(struct lane *l, const struct plan *p, size_t most) PS_MUST_CHECK;
+int lane_init(struct lane *l, const struct plan *p, size_t max) PS_MUST_CHECK;
 void lane_release(struct lane *l);
 /* Writes gradient and loss of images [begin, end) of the batch to l->grad and l->loss. */
 void lane_gradient(struct lane *l, const struct batch *b, size_t begin, size_t end);

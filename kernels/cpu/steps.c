@@ -16,9 +16,9 @@ static struct chunk next_chunk(
 	const struct step *s = &l->plan->step[i];
 	const struct table *t = &l->table[i];
 	const size_t w = *next, left = n_images * s->n_windows - w;
-	const size_t most =
+	const size_t max =
 		s->max_positions < CHUNK_POSITIONS ? CHUNK_POSITIONS / s->max_positions : 1;
-	const size_t n = left < most ? left : most;
+	const size_t n = left < max ? left : max;
 	*next += n;
 	return (struct chunk){.n_windows = n,
 		.n_positions = t->first[w + n] - t->first[w],

@@ -8,7 +8,7 @@
 #include "common/mem.h"
 #include "kernels/cuda/cuda.h"
 
-#define LEAST_INDEX 65536 /* minimum size of the index buffer of local_steps */
+#define MIN_INDEX 65536 /* minimum size of the index buffer of local_steps */
 
 void *arena_take(struct cuda_arena *a, size_t n, size_t size)
 {
@@ -213,7 +213,7 @@ static int cuda_open(
 	}
 	c->model = m;
 	c->max_batch = o->max_batch;
-	c->max_index = o->max_batch > LEAST_INDEX ? o->max_batch : LEAST_INDEX;
+	c->max_index = o->max_batch > MIN_INDEX ? o->max_batch : MIN_INDEX;
 	if ((rc = cuda_start(c, o, e))) {
 		cuda_close(c);
 		return rc;

@@ -102,10 +102,10 @@ void ladder_unpin(struct ladder_pins *p);
 /* The result of a rung at one point. */
 struct ladder_result {
 	size_t repetitions;
-	double median_ms, least_ms; /* of a step */
-	double error;           /* relative error of the gradient: |rung - cpu-ref| / |cpu-ref| */
-	double loss_error;      /* relative error of the loss */
-	struct profile profile; /* mean ms of the phases of a step */
+	double median_ms, min_ms; /* of a step */
+	double error;             /* relative error of the gradient: |rung - cpu-ref| / |cpu-ref| */
+	double loss_error;        /* relative error of the loss */
+	struct profile profile;   /* mean ms of the phases of a step */
 };
 
 /* Maximum relative error against cpu-ref. Single precision stays below it for any order of

@@ -63,7 +63,7 @@ static void print_step(
 	const struct rung *r, const struct ladder_task *t, const struct ladder_result *s)
 {
 	printf("%s,%zu,%zu,%zu,%.4f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.2e\n", r->name, t->filters,
-		t->max_batch, s->repetitions, s->median_ms, s->least_ms,
+		t->max_batch, s->repetitions, s->median_ms, s->min_ms,
 		(double)t->max_batch / s->median_ms * 1e3, sum_of(&s->profile, PHASE_COPY_IN),
 		sum_of(&s->profile, PHASE_KERNEL), sum_of(&s->profile, PHASE_COPY_OUT),
 		sum_of(&s->profile, PHASE_HOST), s->error);

@@ -10,7 +10,7 @@
 #include "common/rng.h"
 #include "kernels/ladder/ladder.h"
 
-#define MOST_STEPS    2000
+#define MAX_STEPS     2000
 #define PROFILE_STEPS 10
 #define SMALL_RATE    1e-4f /* keeps the weights finite while steps are timed */
 
@@ -147,10 +147,10 @@ static int by_size(const void *a, const void *b)
 static int repeat(struct ladder_result *out, struct run *r, const struct ladder_point *p,
 	float *trained, struct err *e)
 {
-	double ms[MOST_STEPS], begin = clock_seconds() - out->median_ms * 1e-3;
+	double ms[MAX_STEPS], begin = clock_seconds() - out->median_ms * 1e-3;
 	size_t n = 0;
 	ms[0] = out->median_ms;
-	while (n < MOST_STEPS && clock_seconds() - begin < p->seconds) {
+	while (n < MAX_STEPS && clock_seconds() - begin < p->seconds) {
 		int rc = timed(r, p, trained, &ms[n++], e);
 		if (rc)
 			return rc;
@@ -159,7 +159,7 @@ static int repeat(struct ladder_result *out, struct run *r, const struct ladder_
 	qsort(ms, n, sizeof(*ms), by_size);
 	out->repetitions = n;
 	out->median_ms = ms[n / 2];
-	out->least_ms = ms[0];
+	out->min_ms = ms[0];
 	return PS_OK;
 }
 

@@ -156,14 +156,14 @@ int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *devic
 
 int measure_loads(struct gpu *g, struct err *e)
 {
-	const size_t most = (size_t)512 << 20;
+	const size_t bytes = (size_t)512 << 20;
 	uint32_t *device;
-	int rc = GPU_ALLOC(g, device, most / sizeof(*device) + 1, GPU_DEVICE, e);
+	int rc = GPU_ALLOC(g, device, bytes / sizeof(*device) + 1, GPU_DEVICE, e);
 	if (!rc)
 		rc = measure_load(g, "L1 cache", (size_t)64 << 10, device, e);
 	if (!rc)
 		rc = measure_load(g, "L2 cache", (size_t)2 << 20, device, e);
-	return rc ? rc : measure_load(g, "memory", most, device, e);
+	return rc ? rc : measure_load(g, "memory", bytes, device, e);
 }
 
 } // namespace

@@ -171,7 +171,7 @@ unsigned products_blocks(size_t n, size_t threads)
 	return (unsigned)((n + threads - 1) / threads);
 }
 
-#define MOST_CHUNKS 64
+#define MAX_CHUNKS 64
 
 /* ---- the rung -------------------------------------------------------------------------------- */
 
@@ -293,7 +293,7 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	p->k.filters = t->filters;
 	p->k.n_params = t->model->n_params;
 	p->max_batch = n;
-	p->max_chunks = MOST_CHUNKS;
+	p->max_chunks = MAX_CHUNKS;
 	int rc = GPU_ALLOC(g, p->k.pooled, n * inputs, GPU_DEVICE, e);
 	if (!rc)
 		rc = GPU_ALLOC(g, p->k.argmax, n * inputs, GPU_DEVICE, e);
@@ -302,9 +302,9 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	if (!rc)
 		rc = GPU_ALLOC(g, p->k.loss, n, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, p->partial_logits, MOST_SPLITS * n * CLASSES, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, p->partial_logits, MAX_SPLITS * n * CLASSES, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, p->part_grad, MOST_CHUNKS * p->k.n_params, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, p->part_grad, MAX_CHUNKS * p->k.n_params, GPU_DEVICE, e);
 	return rc ? rc : GPU_ALLOC(g, p->grad, p->k.n_params, GPU_DEVICE, e);
 }
 

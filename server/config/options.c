@@ -344,8 +344,8 @@ static void fill(struct options *o, const struct raw *r)
 /* clang-format off */
 #define TEXT(n, to, d, a, ...) \
 	{.name = n, .type = OPT_TEXT, .dest = &r->to, .def = d, .arg = a, .help = __VA_ARGS__}
-#define INT(n, to, d, least, most, a, ...) \
-	{.name = n, .type = OPT_INT, .dest = &r->to, .def = d, .min = least, .max = most, .arg = a, \
+#define INT(n, to, d, min_, max_, a, ...) \
+	{.name = n, .type = OPT_INT, .dest = &r->to, .def = d, .min = min_, .max = max_, .arg = a, \
 	 .help = __VA_ARGS__}
 #define ENUM(n, to, d, v, a, ...) \
 	{.name = n, .type = OPT_ENUM, .dest = &r->to, .def = d, .values = v, .arg = a, \

@@ -209,13 +209,13 @@ static int open_first(
 	const char *dir, const struct checkpoint *c, struct wal_reader *j, struct err *e)
 {
 	const struct checkpoint_section *weights = checkpoint_find(c, RUN_HEAD_WEIGHTS);
-	size_t most = wal_record_max(weights ? weights->size / sizeof(float) : 0);
-	int rc = wal_reader_open(j, dir, c->generation, most, e);
+	size_t max = wal_record_max(weights ? weights->size / sizeof(float) : 0);
+	int rc = wal_reader_open(j, dir, c->generation, max, e);
 
 	if (rc || j->fd >= 0)
 		return rc;
 	wal_reader_release(j);
-	rc = wal_reader_open(j, dir, wal_file_newest(dir, c->generation - 1), most, e);
+	rc = wal_reader_open(j, dir, wal_file_newest(dir, c->generation - 1), max, e);
 	if (rc || j->fd < 0)
 		return rc;
 	if (is_of_same_term(&j->head, c))

@@ -109,8 +109,8 @@ static int watch(struct science *s)
 /* clang-format off */
 #define TEXT(n, to, d, a, h) \
 	{.name = n, .type = OPT_TEXT, .dest = &to, .def = d, .max = 4000, .arg = a, .help = h}
-#define NUMBER(t, n, to, d, least, most, a, h) \
-	{.name = n, .type = t, .dest = &to, .def = d, .min = least, .max = most, .arg = a, .help = h}
+#define NUMBER(t, n, to, d, min_, max_, a, h) \
+	{.name = n, .type = t, .dest = &to, .def = d, .min = min_, .max = max_, .arg = a, .help = h}
 #define INT(...) NUMBER(OPT_INT, __VA_ARGS__)
 #define REAL(...) NUMBER(OPT_REAL, __VA_ARGS__)
 /* clang-format on */

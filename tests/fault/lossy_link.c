@@ -172,15 +172,15 @@ static void remove_first(void)
 
 	swap(0, n);
 	for (;;) {
-		int least = 2 * i + 1;
-		if (least >= n)
+		int child = 2 * i + 1;
+		if (child >= n)
 			return;
-		if (least + 1 < n && before(wire.heap[least + 1], wire.heap[least]))
-			least++;
-		if (!before(wire.heap[least], wire.heap[i]))
+		if (child + 1 < n && before(wire.heap[child + 1], wire.heap[child]))
+			child++;
+		if (!before(wire.heap[child], wire.heap[i]))
 			return;
-		swap(i, least);
-		i = least;
+		swap(i, child);
+		i = child;
 	}
 }
 

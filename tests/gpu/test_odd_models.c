@@ -66,7 +66,7 @@ static void compare(struct subject *s, const struct precision *p, const float *r
 			s->model.text, s->batch, p->name, d, at_jump);
 }
 
-static void agree(const struct odd_model *models, size_t n, size_t images, size_t most_jumps)
+static void agree(const struct odd_model *models, size_t n, size_t images, size_t max_jumps)
 {
 	size_t jumps[sizeof(precisions) / sizeof(precisions[0])] = {0};
 	gpu_begin();
@@ -83,7 +83,7 @@ static void agree(const struct odd_model *models, size_t n, size_t images, size_
 	for (size_t p = 0; p < n_precisions(); p++)
 		print_message("# %zu images, %s: %zu of %zu models at a jump\n", images,
 			precisions[p].name, jumps[p], n);
-	assert_in_range(jumps[0], 0, most_jumps);
+	assert_in_range(jumps[0], 0, max_jumps);
 }
 
 static void one_image_agrees_with_cpu_ref(void **state)

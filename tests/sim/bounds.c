@@ -7,10 +7,10 @@
 #include "tests/sim/sim.h"
 
 /* In flight and planned at once: a few messages for each push of every window. */
-#define MOST_PENDING 8192u
+#define MAX_PENDING 8192u
 /* Checkpoints, one of them new, temporaries, TERM and LOCK; and what a disk that fails could not
  * remove, until the next save that can: bounds_disk. */
-#define MOST_NAMES 48u
+#define MAX_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)
 {
@@ -108,10 +108,10 @@ static void check_core(struct sim *s, const struct core *c)
 
 void bounds_check(struct sim *s, uint32_t node)
 {
-	if (s->net.most > MOST_PENDING)
-		sim_violation(s, "%zu things are pending", s->net.most);
-	if (s->disk.most_names > MOST_NAMES)
-		sim_violation(s, "%u files in the directory", s->disk.most_names);
+	if (s->net.peak > MAX_PENDING)
+		sim_violation(s, "%zu things are pending", s->net.peak);
+	if (s->disk.peak_names > MAX_NAMES)
+		sim_violation(s, "%u files in the directory", s->disk.peak_names);
 	if (node != SIM_SERVER && s->worker[node - 1].session)
 		check_worker(s, node);
 	if (s->server.core && node == SIM_SERVER)

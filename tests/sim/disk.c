@@ -29,7 +29,7 @@ static void change(struct disk *d, struct disk_change c)
 	d->change[d->n_changes++] = c;
 	names_apply(d->now, &c);
 	uint32_t n = disk_count(d, "");
-	d->most_names = n > d->most_names ? n : d->most_names;
+	d->peak_names = n > d->peak_names ? n : d->peak_names;
 }
 
 static struct disk_change change_of(enum disk_change_kind kind, const char *name, int file)
@@ -430,7 +430,7 @@ void disk_reset(struct disk *d, struct rng rng)
 	d->fails = d->shorts = d->forgets = d->full = 0;
 	d->capacity = 0;
 	d->broken = d->lied = 0;
-	d->most_names = 0;
+	d->peak_names = 0;
 	d->ops = d->cuts = 0;
 }
 

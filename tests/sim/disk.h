@@ -75,7 +75,7 @@ struct disk {
 	int dead;            /* it was: nothing that it still calls happens */
 	int broken;          /* it lost something that it had promised to keep ... */
 	int lied;            /* ... and can have lost anything of the last while */
-	uint32_t most_names; /* entries at once, so far */
+	uint32_t peak_names; /* entries at once, so far */
 	uint64_t ops, cuts;
 };
 

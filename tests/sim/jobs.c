@@ -53,9 +53,9 @@ static void count(struct totals *t, const struct sim *s)
 
 static void note_failure(struct board *b, uint64_t seed)
 {
-	uint_least64_t least = atomic_load(&b->failed);
+	uint_least64_t lowest = atomic_load(&b->failed);
 
-	while (seed < least && !atomic_compare_exchange_weak(&b->failed, &least, seed))
+	while (seed < lowest && !atomic_compare_exchange_weak(&b->failed, &lowest, seed))
 		;
 }
 

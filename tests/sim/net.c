@@ -59,7 +59,7 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 		abort();
 	it.at_ms = at_ms;
 	n->n++;
-	n->most = n->n > n->most ? n->n : n->most;
+	n->peak = n->n > n->peak ? n->n : n->peak;
 	while (i && earlier(&it, &n->heap[(i - 1) / 2])) {
 		n->heap[i] = n->heap[(i - 1) / 2];
 		i = (i - 1) / 2;

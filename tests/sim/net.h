@@ -50,7 +50,7 @@ struct net {
 	 * done */
 	uint64_t strikes, strikes_from, strikes_to;
 	struct item *heap;
-	size_t n, room, most; /* most: at once, so far */
+	size_t n, room, peak; /* peak: most at once, so far */
 	struct msg **pool;
 	size_t n_pool, room_pool;
 	uint64_t sent, lost, doubled, cut;

@@ -11,12 +11,12 @@ struct search {
 	uint32_t runs;
 };
 
-#define MOST_RUNS 2000u
+#define MAX_RUNS 2000u
 
 /* 1: it fails with these, too; they are the best ones now. */
 static int try(struct search *f, struct sim_limits l)
 {
-	if (f->runs++ >= MOST_RUNS || !sim_run(f->s, f->seed, &l, 0))
+	if (f->runs++ >= MAX_RUNS || !sim_run(f->s, f->seed, &l, 0))
 		return 0;
 	f->best = l;
 	return 1;
@@ -118,7 +118,7 @@ struct sim_limits shrink(struct sim *s, uint64_t seed, const struct sim_limits *
 
 	(void)sim_run(s, seed, failing, 0);
 	f.best.mode = s->mode;
-	while (better && f.runs < MOST_RUNS)
+	while (better && f.runs < MAX_RUNS)
 		better = fewer_faults(&f) | fewer_workers(&f) | fewer_steps(&f) | calmer(&f) |
 			 fewer_strikes(&f);
 	(void)sim_run(s, seed, &f.best, 0); /* its violation is the one to tell */

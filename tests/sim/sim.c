@@ -267,9 +267,9 @@ static void start_workers(struct sim *s)
 		uint64_t late =
 			rng_below(&s->plan, 1000) < 200 && !s->exact ? s->faults_end_ms : 500;
 		uint64_t at_ms = rng_below(&s->plan, late);
-		uint32_t to_push = 1 + (uint32_t)rng_below(&s->plan, 40), most = s->limits.steps;
+		uint32_t to_push = 1 + (uint32_t)rng_below(&s->plan, 40), max = s->limits.steps;
 
-		w->to_push = most && to_push > most ? most : to_push;
+		w->to_push = max && to_push > max ? max : to_push;
 		w->named = rng_below(&s->plan, 1000) < 500;
 		w->kill_in = DISK_NEVER;
 		if (node <= s->n_workers)

@@ -174,30 +174,30 @@ static inline double jump(struct subject *s, double rounding)
 {
 	const size_t n = s->model.n_params;
 	float *right = mem_must(n, sizeof(*right), "test");
-	double most = 0;
+	double max = 0;
 	subject_open(s, "cpu-ref", 1);
 	subject_step(s);
 	memcpy(right, s->grad, n * sizeof(*right));
 	for (uint64_t round = 0; round < NEARBY; round++) {
 		step_nearby(s, rounding, round);
 		double d = distance(s->grad, right, n);
-		most = d > most ? d : most;
+		max = d > max ? d : max;
 	}
 	free(right);
-	return most;
+	return max;
 }
 
 /*
- * The backward error of `grad`: the least `rounding`, from half an ulp to `most`, by which the
+ * The backward error of `grad`: the least `rounding`, from half an ulp to `max`, by which the
  * weights need to move so that it is the true gradient there, up to `bound`; 0: none was found. The
  * true gradient moves smoothly by no more than that itself, so what a larger distance at the
  * weights themselves comes from are winners or ReLUs that such a rounding decides.
  */
 static inline double backward_error(
-	struct subject *s, const float *grad, double most, double bound, double *distance_there)
+	struct subject *s, const float *grad, double max, double bound, double *distance_there)
 {
 	subject_open(s, "cpu-ref", 1);
-	for (double rounding = 0x1p-24; rounding <= most; rounding *= 2)
+	for (double rounding = 0x1p-24; rounding <= max; rounding *= 2)
 		for (uint64_t round = 0; round < NEARBY; round++) {
 			step_nearby(s, rounding, round);
 			*distance_there = distance(grad, s->grad, s->model.n_params);

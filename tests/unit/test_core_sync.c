@@ -588,12 +588,12 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 
 /* ---- the serial reference ------------------------------------------------------------------- */
 
-#define MOST_STEPS 400u
+#define MAX_STEPS 400u
 
 /* The accepted gradients of each step, weighted by images. */
 struct diary {
-	double sum[MOST_STEPS][FIXTURE_PARAMS], images[MOST_STEPS];
-	uint32_t members[MOST_STEPS];
+	double sum[MAX_STEPS][FIXTURE_PARAMS], images[MAX_STEPS];
+	uint32_t members[MAX_STEPS];
 };
 
 struct serial {
@@ -627,7 +627,7 @@ static void push_into(struct cluster *k, struct diary *d, uint32_t i)
 
 	if (cluster_push(k, i) != REJECT_NONE)
 		return;
-	assert_in_range(version, 0, MOST_STEPS - 1);
+	assert_in_range(version, 0, MAX_STEPS - 1);
 	d->members[version]++;
 	d->images[version] += m.push.images;
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)

@@ -139,17 +139,17 @@ static void nothing_overtakes(void **state)
 static void too_much_for_one_peer_becomes_one_error(void **state)
 {
 	uint64_t dropped;
-	size_t most;
+	size_t max;
 
 	(void)state;
 	net.answer[1] = PS_EAGAIN;
 	put(2, 20);
-	for (most = 1; replies_dropped(q) == 0; most++)
-		put(1, most);
-	most--; /* the one too many was dropped as well */
-	assert_true(most > 2 && most < ROOM);
+	for (max = 1; replies_dropped(q) == 0; max++)
+		put(1, max);
+	max--; /* the one too many was dropped as well */
+	assert_true(max > 2 && max < ROOM);
 	dropped = replies_dropped(q);
-	assert_int_equal(dropped, most);
+	assert_int_equal(dropped, max);
 	assert_int_equal(replies_waiting(q), 2);
 	put(1, 90); /* still silent */
 	put(1, 91);

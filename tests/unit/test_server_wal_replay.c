@@ -133,7 +133,7 @@ static void what_follows_it_may_be_torn(void **state)
 }
 
 /* One bit after another: what follows is found whole, or its loss is said. */
-static void assert_losses_are_said(const char *path, long size, int all, int least)
+static void assert_losses_are_said(const char *path, long size, int all, int min)
 {
 	int rc, fd = open(path, O_RDWR | O_CLOEXEC);
 
@@ -146,7 +146,7 @@ static void assert_losses_are_said(const char *path, long size, int all, int lea
 		assert_true(rc == PS_ECHECKPOINT || (rc == PS_OK && pushes == all));
 		pushes = wal_recovered_pushes(1, &rc);
 		assert_int_equal(rc, PS_OK);
-		assert_in_range(pushes, least, all);
+		assert_in_range(pushes, min, all);
 		assert_int_equal(pwrite(fd, &byte, 1, at), 1);
 	}
 	close(fd);

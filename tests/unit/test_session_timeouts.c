@@ -21,7 +21,7 @@ static void hello_is_sent_again_after_a_time_that_doubles_up_to_16(void **state)
 {
 	struct session_config cfg = driver_config();
 	static struct session_driver d;
-	uint64_t least = UINT64_MAX, most = 0;
+	uint64_t min = UINT64_MAX, max = 0;
 
 	(void)state;
 	for (cfg.seed = 1; cfg.seed <= 200; cfg.seed++) {
@@ -31,13 +31,13 @@ static void hello_is_sent_again_after_a_time_that_doubles_up_to_16(void **state)
 
 			assert_in_range(ms, 75 * times, 125 * times);
 			if (times == 16) {
-				least = ms < least ? ms : least;
-				most = ms > most ? ms : most;
+				min = ms < min ? ms : min;
+				max = ms > max ? ms : max;
 			}
 		}
 		session_free(&d.s);
 	}
-	assert_true(least < 1300 && most > 1900); /* the jitter is there, and uses its room */
+	assert_true(min < 1300 && max > 1900); /* the jitter is there, and uses its room */
 }
 
 static void each_loss_of_contact_begins_with_a_short_wait(void **state)

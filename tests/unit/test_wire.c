@@ -41,17 +41,17 @@ static int tear_down(void **state)
 
 /* ---- messages at random, by the table -------------------------------------------------------- */
 
-static uint64_t edge_or_any(uint64_t least, uint64_t most)
+static uint64_t edge_or_any(uint64_t min, uint64_t max)
 {
-	uint64_t span = most - least;
+	uint64_t span = max - min;
 
 	switch (rng_below(&dice, 4)) {
 	case 0:
-		return least;
+		return min;
 	case 1:
-		return most;
+		return max;
 	default:
-		return least + (span == UINT64_MAX ? rng_next(&dice) : rng_below(&dice, span + 1));
+		return min + (span == UINT64_MAX ? rng_next(&dice) : rng_below(&dice, span + 1));
 	}
 }
 
@@ -78,7 +78,7 @@ static void random_slices(struct slices *s, int cover)
 static void random_field(const struct wire_field *row, void *base, enum msg_type type)
 {
 	char *to = (char *)base + row->offset;
-	uint64_t wide = edge_or_any(row->least, row->most);
+	uint64_t wide = edge_or_any(row->min, row->max);
 	uint32_t narrow = (uint32_t)wide;
 	int status = -(int)(1 + rng_below(&dice, 26));
 	static const char *const text = "{\"loss\": 0.25, \"name\": \"\xc3\xa9t\xc3\xa9\"}\n";

@@ -181,10 +181,10 @@ static void assert_fits(const struct wire_field *row, const void *base)
 
 	if (row->kind == WIRE_NUMBER && row->size == 8) {
 		memcpy(&wide, at, 8);
-		assert_in_range(wide, row->least, row->most);
+		assert_in_range(wide, row->min, row->max);
 	} else if (row->kind == WIRE_NUMBER) {
 		memcpy(&narrow, at, 4);
-		assert_in_range(narrow, row->least, row->most);
+		assert_in_range(narrow, row->min, row->max);
 	} else if (row->kind == WIRE_LINE) {
 		assert_non_null(memchr(at, 0, row->size));
 	} else if (row->kind == WIRE_SLICES) {

@@ -51,8 +51,8 @@ static int kx_launch(void (*kernel)(P...), dim3 grid, unsigned threads, size_t s
 static inline unsigned blocks_for(size_t n, unsigned threads)
 {
 	size_t blocks = (n + threads - 1) / threads;
-	const size_t most = 132 * 64; /* the kernels use a grid-stride loop */
-	return (unsigned)(blocks < most ? blocks : most);
+	const size_t max_blocks = 132 * 64; /* the kernels use a grid-stride loop */
+	return (unsigned)(blocks < max_blocks ? blocks : max_blocks);
 }
 
 #define FOR_EACH(i, n)                                                                             \

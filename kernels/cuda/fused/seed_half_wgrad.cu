@@ -291,9 +291,9 @@ __device__ inline float dy_amax(
 		const float4 e = from[i];
 		v = fmaxf(v, fmaxf(fmaxf(fabsf(e.x), fabsf(e.y)), fmaxf(fabsf(e.z), fabsf(e.w))));
 	}
-	const uint32_t most = __reduce_max_sync(0xffffffffu, __float_as_uint(v));
+	const uint32_t amax = __reduce_max_sync(0xffffffffu, __float_as_uint(v));
 	if (threadIdx.x % 32 == 0)
-		shared->amax[threadIdx.x / 32] = __uint_as_float(most);
+		shared->amax[threadIdx.x / 32] = __uint_as_float(amax);
 	__syncthreads();
 	v = shared->amax[min(threadIdx.x % 32, HALF_WGRAD_THREADS / 32 - 1)];
 	return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v)));
@@ -327,9 +327,9 @@ __device__ inline uint32_t half_values_of(
 	uint32_t c[2][2] = {};
 	mma_half_sums(c[0], w.a[0][0], b0, b1);
 	mma_half_sums(c[1], w.a[0][1], b0, b1);
-	const __half2 most = __hmax2(__hmax2(half_of(c[0][0]), half_of(c[0][1])),
+	const __half2 largest = __hmax2(__hmax2(half_of(c[0][0]), half_of(c[0][1])),
 		__hmax2(half_of(c[1][0]), half_of(c[1][1])));
-	return half_bits(__hfma2_sat(most, at.slope, at.bias));
+	return half_bits(__hfma2_sat(largest, at.slope, at.bias));
 }
 
 /* Each of four nibbles selects a byte: 4 to 7 a byte of the table, 0 a zero. */

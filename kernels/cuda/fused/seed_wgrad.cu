@@ -31,13 +31,13 @@ namespace
 int half_slices(int blocks, int groups)
 {
 	const int multiprocessors = 132, overhead = 4, max_slices = groups < 24 ? groups : 24;
-	int best = 1, least_cost = 0;
+	int best = 1, min_cost = 0;
 	for (int n = 1; n <= max_slices; n++) {
 		int waves = (blocks * n + multiprocessors - 1) / multiprocessors;
 		int cost = waves * ((groups + n - 1) / n + overhead);
-		if (n == 1 || cost < least_cost) {
+		if (n == 1 || cost < min_cost) {
 			best = n;
-			least_cost = cost;
+			min_cost = cost;
 		}
 	}
 	return best;

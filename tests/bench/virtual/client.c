@@ -17,8 +17,8 @@
 
 #define STACK_BYTES   ((size_t)1 << 20)
 #define EVAL_PART     (1.0 / 3) /* of a gradient's cost: forward only */
-#define MOST_KEPT     WIRE_MAX_WINDOW
-#define MOST_BUFFERS  (MOST_KEPT + 2)
+#define MAX_KEPT      WIRE_MAX_WINDOW
+#define MAX_BUFFERS   (MAX_KEPT + 2)
 #define RETRY_MS      500
 #define SILENCE_MS    5000
 #define PATIENCE_MS   1000000000
@@ -45,11 +45,11 @@ struct cnnps {
 	float *awaited; /* by cnnps_await; or NULL */
 	uint64_t awaited_version;
 	double awaited_elastic;
-	float *view;                /* what the program looks at */
-	float *gradient;            /* the program's from cnnps_gradient, or NULL */
-	float *kept[MOST_KEPT];     /* of pushes that are not decided, at seq % MOST_KEPT */
-	uint64_t released;          /* pushes up to here are */
-	float *spare[MOST_BUFFERS]; /* free gradients */
+	float *view;               /* what the program looks at */
+	float *gradient;           /* the program's from cnnps_gradient, or NULL */
+	float *kept[MAX_KEPT];     /* of pushes that are not decided, at seq % MAX_KEPT */
+	uint64_t released;         /* pushes up to here are */
+	float *spare[MAX_BUFFERS]; /* free gradients */
 	size_t n_spare;
 	struct trainer_work work;
 };
@@ -75,7 +75,7 @@ static void told_params(struct cnnps *c, const struct msg_params *p)
 static void release(struct cnnps *c, uint64_t seq)
 {
 	for (; c->released < seq; c->released++)
-		c->spare[c->n_spare++] = c->kept[(c->released + 1) % MOST_KEPT];
+		c->spare[c->n_spare++] = c->kept[(c->released + 1) % MAX_KEPT];
 }
 
 static void send_push(struct cnnps *c, const struct session_effect *e)
@@ -85,7 +85,7 @@ static void send_push(struct cnnps *c, const struct session_effect *e)
 	m.push.slices.n = 1;
 	m.push.slices.slice[0] = (struct slice){.count = c->info.n_params,
 		.encoding = ENCODING_F32,
-		.data = c->kept[e->seq % MOST_KEPT]};
+		.data = c->kept[e->seq % MAX_KEPT]};
 	world_send(c->world, 2 * c->index + 1, &m);
 }
 
@@ -344,7 +344,7 @@ int cnnps_push_work(
 		park(c);
 	if (rc)
 		return rc;
-	c->kept[seq % MOST_KEPT] = c->gradient;
+	c->kept[seq % MAX_KEPT] = c->gradient;
 	c->gradient = NULL;
 	run_effects(c);
 	return PS_OK;
@@ -402,7 +402,7 @@ struct cnnps *client_new(struct world *w, uint32_t index)
 	c->index = index;
 	c->rng = rng_seed(w->seed, RNG_SIM, JITTER_STREAM + index);
 	cfg.seed = rng_next(&c->rng);
-	if (session_new(&c->session, &cfg, MOST_KEPT))
+	if (session_new(&c->session, &cfg, MAX_KEPT))
 		abort();
 	make_coroutine(c);
 	session_start(c->session, 0);

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MOST_FRAMES 32
+#define MAX_FRAMES 32
 
 /* glibc's own, under the names that it keeps for this. */
 void *__libc_malloc(size_t size);
@@ -50,8 +50,8 @@ static int is_one_of(const char *name, const char *const others[], size_t n)
 static int is_for_libzmq(void)
 {
 	static const char *const libzmq[] = {"libzmq"};
-	void *frame[MOST_FRAMES];
-	int n = backtrace(frame, MOST_FRAMES);
+	void *frame[MAX_FRAMES];
+	int n = backtrace(frame, MAX_FRAMES);
 	for (int i = 0; i < n; i++)
 		if (is_one_of(library(frame[i]), libzmq, 1))
 			return 1;

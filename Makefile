@@ -254,8 +254,9 @@ faults: installed
 		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
 # For clangd, clang-tidy and editors: how each C file is compiled.
-ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker)
-compile_commands.json: $(GEN).h $(B)/gen/opt_names.h $(B)/flags
+ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker) \
+	$(wildcard worker/examples/*.c tests/*/*.c tests/*/*/*.c)
+compile_commands.json: $(GEN).h $(B)/gen/opt_names.h FORCE
 	@{ echo '['; for file in $(ALL_C); do \
 		printf '%s{"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" '$(CURDIR)' $$file \
 			'$(CC) $(CFLAGS)' $$file; comma=','; echo; done; echo ']'; } >$@

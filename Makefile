@@ -11,6 +11,8 @@
 #   make gpu-test        the tests of the CUDA kernels; gpu-bench: their speed
 #   make bundle          a tarball of programs, libraries and GPU tests for another machine
 #   make ladder          how the CUDA kernels became fast, measured again
+#   make units           programs, unit tests and simulator; tests: all that the tests run
+#   make docs/options.md that page, from the programs' --help
 #   make compile_commands.json  how each C file is compiled, for clangd and clang-tidy
 #   make data            fetch the images; make deps: install missing packages; make clean
 #

@@ -1,6 +1,6 @@
 #!/bin/sh
-# One way to write what C lets one write in several: sizeof(x); `rc` is what a call returned, 0 or a
-# status of err.h; no static function of the programs has its name in two files, so that a search and
+# One way to write what C lets one write in several: sizeof(x); `rc` is what a call returned, 0 or
+# a status of err.h; no static function of the programs has its name in two files, so that a search and
 # a backtrace find the right one (server/core/, whose modes have functions alike, is not compared).
 set -u
 "$(dirname "$0")/code.sh" | awk '

@@ -1,8 +1,8 @@
 #!/bin/sh
 # The documents say what the programs say: docs/options.md is their --help, word for word (`make
 # docs/options.md` writes it); README's options exist there, and the files that README and the pages
-# for contributors name are there. CONTRIBUTING.md's table has every package that deploy/setup.sh
-# installs, docs/README.md links every document, kernels/README.md has a line for every CUDA kernel.
+# for contributors name are there. `make help` lists every target that a document names.
+# CONTRIBUTING.md's table has the packages that the scripts of deploy/ install, docs/README.md links every document, kernels/README.md has a line for every CUDA kernel.
 set -u
 bin=${1:-build/release}
 failed=0
@@ -33,6 +33,22 @@ done
 for package in $(deploy/setup.sh list); do
 	grep -qE "(^|[^-a-z0-9])$package([^-a-z0-9]|$)" CONTRIBUTING.md ||
 		say "CONTRIBUTING.md: does not say why $package is there"
+done
+for package in $(sed -n '/^| Package/,$s/^| \([a-z0-9][^|]*\) |.*/\1/p' CONTRIBUTING.md | tr -d ,); do
+	{ deploy/setup.sh list; cat deploy/docker_engine.sh deploy/Dockerfile; } |
+		grep -qE "(^|[^-a-z0-9])$package([^-a-z0-9]|$)" ||
+		say "CONTRIBUTING.md: nothing installs $package"
+done
+
+# in a code span or a block: `make TARGET`, with variables and -j before it
+targets=$(find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o -name '*.md' -print |
+	xargs awk '/^```/ { block = !block }
+		block && /^make / { print }
+		!block { n = split($0, span, "`"); for (i = 2; i <= n; i += 2) if (span[i] ~ /^make /) print span[i] }' |
+	sed 's/#.*//; s/^make //' | tr ' ' '\n' | grep -xE '[a-z][a-z_./-]*' | grep -v '^build/' | sort -u)
+help=$(make -s help)
+for target in $targets; do
+	echo "$help" | grep -qE "(^|[^-a-z])$target([^-a-z]|$)" || say "make help: does not list $target"
 done
 
 for doc in $(find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o \

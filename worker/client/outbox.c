@@ -165,7 +165,7 @@ static struct outgoing *next(struct outbox *o)
 	return o->count < OUTBOX_SIZE ? &o->waiting[(o->first + o->count) % OUTBOX_SIZE] : NULL;
 }
 
-static void enqueue(struct outbox *o, const struct msg *m, uint64_t push, uint32_t part)
+static void queue_part(struct outbox *o, const struct msg *m, uint64_t push, uint32_t part)
 {
 	struct outgoing *out = next(o);
 
@@ -191,7 +191,7 @@ static void enqueue_ahead(struct outbox *o, uint64_t push, uint32_t part)
 
 void outbox_post(struct outbox *o, const struct msg *m)
 {
-	enqueue(o, m, 0, 0);
+	queue_part(o, m, 0, 0);
 }
 
 /* The code computes the checksum of a part while libzmq sends the part before it. */
@@ -217,5 +217,5 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 		o->replayed++;
 	else
 		o->sent_seq = seq;
-	enqueue(o, &whole, seq, k->n - 1);
+	queue_part(o, &whole, seq, k->n - 1);
 }

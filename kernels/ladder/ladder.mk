@@ -1,6 +1,6 @@
-# cnn-ladder: every step of how the gradients became fast (docs/ladder.md). Included by the Makefile.
-# Without nvcc it has the sequential rung alone.
-#   ladder   measures all of it into LADDER (build/ladder), and draws the figures there
+# cnn-ladder: the optimisation steps of the gradient (docs/ladder.md). The Makefile includes this file.
+# Without nvcc it has only the sequential rung.
+#   ladder   measures all rungs into LADDER (build/ladder) and draws the figures there
 LADDER      ?= build/ladder
 LADDER_MAIN := kernels/ladder/main.c
 LADDER_CU   := $(if $(CU),$(wildcard kernels/ladder/*.cu))

@@ -140,11 +140,11 @@ static int fits(struct core *c, double weight, double peak)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
 	double sum = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
-	uint32_t most = c->cfg.sessions.max_workers > c->cfg.push.buffer_size
-				? c->cfg.sessions.max_workers
-				: c->cfg.push.buffer_size;
+	uint32_t max = c->cfg.sessions.max_workers > c->cfg.push.buffer_size
+			       ? c->cfg.sessions.max_workers
+			       : c->cfg.push.buffer_size;
 
-	return store_holds(c, sum, c->cfg.rate.lr * most);
+	return store_holds(c, sum, c->cfg.rate.lr * max);
 }
 
 int accumulator_holds(struct core *c, double weight, double peak)

@@ -10,8 +10,8 @@
 /* clang-format off */
 #define MISFIT(name) "it was begun with another --" name
 #define AT(member, field) offsetof(struct core_config, member.field)
-#define NUMBER(kind, m, f, n, d, least, most, a, r, told, ...) \
-	{.type = kind, .offset = AT(m, f), .name = n, .def = d, .min = least, .max = most, .arg = a, \
+#define NUMBER(kind, m, f, n, d, min_, max_, a, r, told, ...) \
+	{.type = kind, .offset = AT(m, f), .name = n, .def = d, .min = min_, .max = max_, .arg = a, \
 	 .resume = r, .misfit = MISFIT(n), .help = __VA_ARGS__},
 #define GROUP(member, tag, title) {.type = CONFIG_GROUP, .help = title},
 #define U32(...)  NUMBER(CONFIG_U32, __VA_ARGS__)

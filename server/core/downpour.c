@@ -296,9 +296,9 @@ static uint64_t admitted(const struct core *c)
 
 int downpour_holds_back(const struct core *c, const struct worker *w)
 {
-	uint64_t most = admitted(c), at_work = 0;
+	uint64_t max = admitted(c), at_work = 0;
 
-	if (most >= c->cfg.sessions.max_workers)
+	if (max >= c->cfg.sessions.max_workers)
 		return 0;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
@@ -306,7 +306,7 @@ int downpour_holds_back(const struct core *c, const struct worker *w)
 		at_work += o != w && worker_is_active(o) && o->grant.request &&
 			   o->grant.kind == GRANT_TRAIN && o->grant.work.epoch == c->leases.epoch;
 	}
-	return at_work >= most;
+	return at_work >= max;
 }
 
 static uint32_t allow(const struct core *c, const struct worker *w)

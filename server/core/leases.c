@@ -15,9 +15,9 @@ static void open_epoch(struct core *c)
 
 int leases_can_open(const struct core *c, const struct data_id *d)
 {
-	uint64_t most = (uint64_t)c->cfg.training.batch_size * WIRE_MAX_BATCHES;
+	uint64_t max = (uint64_t)c->cfg.training.batch_size * WIRE_MAX_BATCHES;
 
-	return d->n_train > 0 && d->n_train <= most && d->n_test > 0;
+	return d->n_train > 0 && d->n_train <= max && d->n_test > 0;
 }
 
 void leases_open(struct core *c, const struct data_id *d)
@@ -268,13 +268,13 @@ static void grant_backup(struct core *c, struct worker *w)
 	grant(c, w);
 }
 
-/* Of `most` batches, from `p` on, as long as they are free. */
-static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t most)
+/* Of `max` batches, from `p` on, as long as they are free. */
+static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t max)
 {
 	struct leases *l = &c->leases;
 	uint32_t n = 0, first = (uint32_t)(p - l->batch);
 
-	while (n < most && first + n < l->n_batches && p[n] == BATCH_FREE)
+	while (n < max && first + n < l->n_batches && p[n] == BATCH_FREE)
 		n++;
 	if (!w->pace.stalled) { /* else others get the same */
 		memset(p, BATCH_LEASED, n);
@@ -290,7 +290,7 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t mo
 static void grant_training(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
-	uint32_t live = core_live_workers(c), most, allowed;
+	uint32_t live = core_live_workers(c), max, allowed;
 
 	if (l->epoch >= c->cfg.training.epochs)
 		return;
@@ -303,9 +303,9 @@ static void grant_training(struct core *c, struct worker *w)
 	}
 	/* small leases at the end of an epoch, so that nobody waits for a long one; who is alone
 	 * has nobody wait, and each lease ends in a push */
-	most = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
-	most = pace_share(c, w, most < allowed ? most : allowed);
-	grant_free(c, w, free_batch_for(c, w), most);
+	max = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
+	max = pace_share(c, w, max < allowed ? max : allowed);
+	grant_free(c, w, free_batch_for(c, w), max);
 }
 
 void leases_grant_waiting(struct core *c)

@@ -205,26 +205,26 @@ static double rounded(double x)
 
 PS_CLONES static float magnitude(const float *v, size_t n)
 {
-	float most = 0;
+	float max = 0;
 	int wild = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		float x = fabsf(v[i]);
 		wild |= !(x <= FLT_MAX);
-		most = x > most ? x : most;
+		max = x > max ? x : max;
 	}
-	return wild ? INFINITY : most;
+	return wild ? INFINITY : max;
 }
 
 PS_CLONES static float largest_ratio(const float *first, const float *second, float eps, size_t n)
 {
-	float most = 0;
+	float max = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		float x = fabsf(first[i]) / (sqrtf(second[i]) + eps);
-		most = x > most ? x : most;
+		max = x > max ? x : max;
 	}
-	return most;
+	return max;
 }
 
 void optim_measure(const struct optim *o, const struct optim_step *s, const float *w,

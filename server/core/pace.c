@@ -299,7 +299,7 @@ void pace_hold(struct core *c, uint64_t ms)
 /* ---- transfers ------------------------------------------------------------------------------- */
 
 /* The pulls and the push of its next delivery. */
-static uint64_t most_bytes(const struct core *c, const struct worker *w)
+static uint64_t max_bytes(const struct core *c, const struct worker *w)
 {
 	uint64_t message = c->store.n * sizeof(float) + WIRE_FRAME_SLACK;
 
@@ -309,7 +309,7 @@ static uint64_t most_bytes(const struct core *c, const struct worker *w)
 static void progress(struct core *c, struct worker *w, uint64_t bytes)
 {
 	struct pace *p = &w->pace;
-	uint64_t most = most_bytes(c, w), left = most > p->moved ? most - p->moved : 0;
+	uint64_t max = max_bytes(c, w), left = max > p->moved ? max - p->moved : 0;
 	uint64_t from = p->moved_ms > p->since_ms ? p->moved_ms : p->since_ms;
 	uint64_t ms = c->now_ms - from;
 

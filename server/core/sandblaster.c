@@ -107,12 +107,12 @@ static void settle(struct core *c)
 static uint32_t allow(const struct core *c, const struct worker *w)
 {
 	uint32_t live = core_live_workers(c), each = 4 * (live ? live : 1);
-	uint32_t most = (c->leases.n_free + each - 1) / each;
+	uint32_t max = (c->leases.n_free + each - 1) / each;
 
 	(void)w;
-	if (most > c->cfg.leases.max_batches)
-		most = c->cfg.leases.max_batches;
-	return most ? most : 1;
+	if (max > c->cfg.leases.max_batches)
+		max = c->cfg.leases.max_batches;
+	return max ? max : 1;
 }
 
 const struct rules rules_sandblaster = {.judge = judge,

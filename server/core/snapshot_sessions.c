@@ -6,13 +6,13 @@
 /* ---- configuration ------------------------------------------------------------------------ */
 
 /* An enum in [least, most]. */
-static uint32_t choice(struct cursor *k, uint32_t v, uint32_t least, uint32_t most)
+static uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
 {
 	u32(k, &v);
-	if (v < least)
+	if (v < min)
 		spoil(k, MALFORMED);
-	refuse_over(k, v, most);
-	return k->bad ? least : v;
+	refuse_over(k, v, max);
+	return k->bad ? min : v;
 }
 
 void live_put_config(struct cursor *k, struct core_config *cfg)

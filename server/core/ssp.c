@@ -22,15 +22,15 @@ static int is_racing(const struct core *c, const struct worker *w)
 /* The least clock of the others; UINT64_MAX: there are none. */
 static uint64_t slowest(const struct core *c, const struct worker *w)
 {
-	uint64_t least = UINT64_MAX;
+	uint64_t min = UINT64_MAX;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
 
-		if (o != w && o->racing && o->clock < least)
-			least = o->clock;
+		if (o != w && o->racing && o->clock < min)
+			min = o->clock;
 	}
-	return least;
+	return min;
 }
 
 /* Ho 2013, Stale Synchronous Parallel: batch number `clock` may begin while clock <= slowest +
@@ -38,14 +38,14 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
  * whoever joins while w works on it starts there. */
 static uint32_t allow(const struct core *c, const struct worker *w)
 {
-	uint64_t least = slowest(c, w), most = c->cfg.leases.max_batches;
+	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;
 
-	if (least > w->clock)
-		least = w->clock;
-	if (downpour_holds_back(c, w) || w->clock > least + c->cfg.ssp.bound)
+	if (min > w->clock)
+		min = w->clock;
+	if (downpour_holds_back(c, w) || w->clock > min + c->cfg.ssp.bound)
 		return 0;
-	uint64_t ahead = least + c->cfg.ssp.bound + 1 - w->clock;
-	return (uint32_t)(ahead < most ? ahead : most);
+	uint64_t ahead = min + c->cfg.ssp.bound + 1 - w->clock;
+	return (uint32_t)(ahead < max ? ahead : max);
 }
 
 static void take(struct core *c, struct worker *w, const struct msg_push *p)
@@ -63,9 +63,9 @@ static void settle(struct core *c)
 		int racing = is_racing(c, w);
 
 		if (racing && !w->racing) {
-			uint64_t least = slowest(c, w);
-			if (least != UINT64_MAX && w->clock < least)
-				w->clock = least;
+			uint64_t min = slowest(c, w);
+			if (min != UINT64_MAX && w->clock < min)
+				w->clock = min;
 		}
 		w->racing = racing;
 	}

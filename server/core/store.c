@@ -41,14 +41,14 @@ static uint32_t slice_peak(const struct slice *s)
 
 double store_peak(const struct slices *s)
 {
-	uint32_t most = 0;
+	uint32_t max = 0;
 	float value;
 
 	for (uint32_t i = 0; i < s->n; i++) {
 		uint32_t peak = slice_peak(&s->slice[i]);
-		most = peak > most ? peak : most;
+		max = peak > max ? peak : max;
 	}
-	memcpy(&value, &most, sizeof(value));
+	memcpy(&value, &max, sizeof(value));
 	return (double)value;
 }
 

@@ -206,7 +206,7 @@ static uint32_t call_members(struct core *c)
 static void begin(struct core *c)
 {
 	const struct core_config *cfg = &c->cfg;
-	uint32_t taken = c->accumulator.pushes, all, most, n;
+	uint32_t taken = c->accumulator.pushes, all, max, n;
 
 	/* while an image is read nobody is live, and its members stay */
 	if (c->step.open || !somebody_is_live(c) || !run_gives_work(c) ||
@@ -216,11 +216,11 @@ static void begin(struct core *c)
 	if (n == 0)
 		return;
 	all = n + taken;
-	most = cfg->sync.workers ? cfg->sync.workers + cfg->sync.backup_workers : all;
+	max = cfg->sync.workers ? cfg->sync.workers + cfg->sync.backup_workers : all;
 	c->step.due = cfg->sync.workers                ? cfg->sync.workers
 		      : all > cfg->sync.backup_workers ? all - cfg->sync.backup_workers
 						       : 1;
-	n = open_batches(c, all < most ? n : most > taken ? most - taken : 0);
+	n = open_batches(c, all < max ? n : max > taken ? max - taken : 0);
 	if (c->step.due > taken + n && c->step.end == c->leases.n_batches)
 		c->step.due = taken + n; /* the epoch has no more */
 	c->step.open = 1;

@@ -4,8 +4,8 @@
 #include <string.h>
 #include "common/clones.h"
 
-#define LANES 8
-#define MOST  1e15f
+#define LANES     8
+#define MAX_SOUND 1e15f
 
 PS_CLONES double vec_dot(const float *a, const float *b, size_t n)
 {
@@ -50,6 +50,6 @@ PS_CLONES int vec_finite(const float *v, size_t n)
 	int wild = 0;
 
 	for (size_t i = 0; i < n; i++)
-		wild |= !(fabsf(v[i]) <= MOST);
+		wild |= !(fabsf(v[i]) <= MAX_SOUND);
 	return !wild;
 }

@@ -360,7 +360,7 @@ static double serial_run(struct core_config cfg, uint64_t seed)
 	struct twin a = {.n = 0};
 	uint64_t pulled[CLUSTER_WORKERS] = {0};
 	struct cluster k;
-	double most = 0;
+	double max = 0;
 
 	cluster_open(&k, cfg, 4, 735, cluster_bowl);
 	for (int n = 0; n < 100000 && k.f.core->ending == END_NOT; n++) {
@@ -373,9 +373,9 @@ static double serial_run(struct core_config cfg, uint64_t seed)
 	assert_int_equal(core_stats(k.f.core)->uncompensated, 0);
 	assert_true(core_stats(k.f.core)->staleness_sum > 0);
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
-		most = fmax(most, fabs(a.w[j] - (double)core_weights(k.f.core)[j]));
+		max = fmax(max, fabs(a.w[j] - (double)core_weights(k.f.core)[j]));
 	cluster_close(&k);
-	return most;
+	return max;
 }
 
 /* One of each kind in any combination. */
@@ -406,13 +406,13 @@ static void a_run_equals_a_serial_one(void **state)
 	(void)state;
 	for (uint64_t seed = 1; seed <= 300; seed++) {
 		struct core_config cfg = any_config(&r);
-		double most = serial_run(cfg, seed);
+		double max = serial_run(cfg, seed);
 
-		if (most >= 1e-5)
+		if (max >= 1e-5)
 			print_message("seed %llu: mode %d optimizer %d K %u differs by %.1e\n",
 				(unsigned long long)seed, (int)cfg.training.mode,
-				(int)cfg.optim.kind, cfg.push.buffer_size, most);
-		worst = fmax(worst, most);
+				(int)cfg.optim.kind, cfg.push.buffer_size, max);
+		worst = fmax(worst, max);
 	}
 	print_message("at most %.1e\n", worst);
 	assert_true(worst < 1e-5);

@@ -6,12 +6,12 @@
  */
 #include "tests/support/core_cluster.h"
 
-#define RATE         0.05
-#define LAMBDA       0.5
-#define STEPS        400
-#define VERSIONS     (STEPS + 1)
-#define WORKERS      3u
-#define MOST_IN_HAND 4u
+#define RATE        0.05
+#define LAMBDA      0.5
+#define STEPS       400
+#define VERSIONS    (STEPS + 1)
+#define WORKERS     3u
+#define MAX_IN_HAND 4u
 
 static struct core_config dc_config(int adaptive)
 {
@@ -107,7 +107,7 @@ struct lesson {
 	uint32_t ahead, pushes_of_each;
 	struct pupil {
 		struct stamp s;
-		uint64_t seq, version[MOST_IN_HAND], epoch[MOST_IN_HAND];
+		uint64_t seq, version[MAX_IN_HAND], epoch[MAX_IN_HAND];
 		uint32_t n, pushed;
 	} pupil[WORKERS];
 };
@@ -163,12 +163,12 @@ static void push(struct lesson *l, uint32_t i, const float *g)
 
 static double farthest(const struct lesson *l)
 {
-	double most = 0;
+	double max = 0;
 
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
-		most = fmax(most,
+		max = fmax(max,
 			fabs((double)core_weights(l->f.core)[j] - l->twin.w[l->twin.version][j]));
-	return most;
+	return max;
 }
 
 static void come_back(struct lesson *l)
@@ -186,7 +186,7 @@ static double lesson_run(uint64_t seed, const struct core_config *cfg)
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	static struct lesson l;
 	float g[FIXTURE_PARAMS];
-	double most = 0;
+	double max = 0;
 
 	lesson_open(&l, *cfg);
 	while (l.twin.version < STEPS) {
@@ -202,11 +202,11 @@ static double lesson_run(uint64_t seed, const struct core_config *cfg)
 		} else {
 			push(&l, i, g);
 		}
-		most = fmax(most, farthest(&l));
+		max = fmax(max, farthest(&l));
 	}
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
 	fixture_close(&l.f);
-	return most;
+	return max;
 }
 
 static const struct {
@@ -230,7 +230,7 @@ static struct core_config combination(size_t schedule, int number)
 static void every_combination_of_options_is_what_the_formulas_say(void **state)
 {
 	const size_t n = sizeof(schedules) / sizeof(schedules[0]);
-	double most = 0;
+	double max = 0;
 
 	(void)state;
 	for (size_t i = 0; i < n * 8 * OPTIM_LBFGS; i++) {
@@ -242,9 +242,9 @@ static void every_combination_of_options_is_what_the_formulas_say(void **state)
 		if (d > 1e-4)
 			fail_msg("optimizer %d, combination %zu, schedule %zu: %g",
 				(int)cfg.optim.kind, i / n % 8, i % n, d);
-		most = fmax(most, d);
+		max = fmax(max, d);
 	}
-	print_message("largest difference of a weight: %.1e\n", most);
+	print_message("largest difference of a weight: %.1e\n", max);
 }
 
 /* ---- what it is for -------------------------------------------------------------------------- */
@@ -258,7 +258,7 @@ static double swing(enum delay_compensation kind)
 	float then[4][FIXTURE_PARAMS];
 	struct stamp s[4];
 	uint64_t version[4];
-	double most = 0;
+	double max = 0;
 	struct core_fixture f;
 
 	cfg.dc.kind = kind;
@@ -284,10 +284,10 @@ static double swing(enum delay_compensation kind)
 		version[i] = fixture_sent(&f, 10 + i, MSG_PARAMS)->params.version;
 		memcpy(then[i], core_weights(f.core), sizeof(then[i]));
 		for (uint32_t j = 0; j < FIXTURE_PARAMS && n >= 304; j++)
-			most = fmax(most, fabs((double)then[i][j]));
+			max = fmax(max, fabs((double)then[i][j]));
 	}
 	fixture_close(&f);
-	return most;
+	return max;
 }
 
 static void it_damps_the_swings_that_delay_causes(void **state)

@@ -39,11 +39,11 @@ static void fleet_open(
 static uint32_t next_batches(const struct fleet *f, uint32_t i)
 {
 	const struct cluster_worker *h = &f->k.worker[i];
-	uint32_t most = h->grant.exact ? h->grant.work.count : f->k.f.cfg.push.n_push;
+	uint32_t max = h->grant.exact ? h->grant.work.count : f->k.f.cfg.push.n_push;
 
 	if (h->grant.kind != GRANT_TRAIN)
 		return 1;
-	return h->grant.work.count < most ? h->grant.work.count : most;
+	return h->grant.work.count < max ? h->grant.work.count : max;
 }
 
 /* Its grant is there: when will it have computed what it pushes next? */

@@ -89,7 +89,7 @@ struct walk {
 	struct cluster k;
 	struct serial_lbfgs q;
 	uint64_t steps;
-	double most; /* largest difference so far, of any weight after any step */
+	double max; /* largest difference so far, of any weight after any step */
 };
 
 /* After each event: if a step has ended, the serial one makes the same. */
@@ -100,7 +100,7 @@ static void walk_follow(struct walk *a)
 	assert_int_equal(core_stats(a->k.f.core)->updates, ++a->steps);
 	serial_step(&a->q);
 	for (size_t j = 0; j < a->q.n; j++)
-		a->most = fmax(a->most, fabs((double)a->k.f.core->lbfgs.x[j] - a->q.x[j]));
+		a->max = fmax(a->max, fabs((double)a->k.f.core->lbfgs.x[j] - a->q.x[j]));
 }
 
 static void walk_open(
@@ -112,16 +112,16 @@ static void walk_open(
 	cluster_open(&a->k, cfg, n, 115, fn);
 	a->q = serial_begin(&a->k);
 	a->steps = 0;
-	a->most = 0;
+	a->max = 0;
 }
 
 static void walk_end(struct walk *a, const char *what, double tolerance)
 {
 	print_message("%s: %llu steps, %llu trials (serial %u), farthest %.1e\n", what,
 		(unsigned long long)a->steps, (unsigned long long)core_stats(a->k.f.core)->trials,
-		a->q.trials, a->most);
+		a->q.trials, a->max);
 	assert_int_equal(core_stats(a->k.f.core)->trials, a->q.trials);
-	assert_true(a->most <= tolerance);
+	assert_true(a->max <= tolerance);
 	for (uint32_t e = 0; e < a->k.f.cfg.training.epochs; e++)
 		assert_int_equal(core_epoch(a->k.f.core, e)->images, 115);
 	cluster_close(&a->k);

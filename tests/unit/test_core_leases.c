@@ -141,9 +141,9 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 	t = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;
 	for (uint64_t i = 0; left > 0; i++) {
 		struct msg_grant g = fixture_train(&f, i % 2 ? 10 : 9, i % 2 ? t : s, i / 2 + 1);
-		uint32_t most = (left + 3) / 4; /* a half of everybody's share */
+		uint32_t max = (left + 3) / 4; /* a half of everybody's share */
 
-		assert_true(g.work.count >= 1 && g.work.count <= most && g.work.count <= 20);
+		assert_true(g.work.count >= 1 && g.work.count <= max && g.work.count <= 20);
 		assert_true(i > 0 || g.work.count == 20);
 		assert_true(left > 4 || g.work.count == 1);
 		before = g.work.count;

@@ -17,13 +17,13 @@ static const char *const kind_names[] = {
 /* Largest difference, in parts of the largest weight. */
 static double distance(const float *ours, const float *theirs)
 {
-	double most = 0, largest = 0;
+	double max = 0, largest = 0;
 
 	for (size_t i = 0; i < TORCH_VALUES; i++) {
-		most = fmax(most, fabs((double)ours[i] - (double)theirs[i]));
+		max = fmax(max, fabs((double)ours[i] - (double)theirs[i]));
 		largest = fmax(largest, fabs((double)theirs[i]));
 	}
-	return most / largest;
+	return max / largest;
 }
 
 static double square_sum(const float *g)
@@ -39,7 +39,7 @@ static double distance_from(const struct torch_case *f)
 {
 	float w[TORCH_VALUES], first[TORCH_VALUES], second[TORCH_VALUES];
 	float *const vectors[OPTIM_VECTORS] = {first, second};
-	double most = 0;
+	double max = 0;
 
 	memcpy(w, torch_start, sizeof(w));
 	for (size_t i = 0; i < TORCH_VALUES; i++) {
@@ -54,9 +54,9 @@ static double distance_from(const struct torch_case *f)
 
 		optim_apply(&f->optim, &step, w, w, g, vectors, TORCH_VALUES);
 		if ((t + 1) % TORCH_EVERY == 0)
-			most = fmax(most, distance(w, f->weights[t / TORCH_EVERY]));
+			max = fmax(max, distance(w, f->weights[t / TORCH_EVERY]));
 	}
-	return most;
+	return max;
 }
 
 static void every_optimizer_and_schedule_is_pytorchs_within_1e_6(void **state)

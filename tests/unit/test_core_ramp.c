@@ -31,11 +31,11 @@ static uint32_t at_work(const struct cluster *k)
 	return n;
 }
 
-static uint32_t most_at(uint64_t version)
+static uint32_t max_at(uint64_t version)
 {
-	uint64_t most = version < WARM ? 1 : 2 + (version - WARM) / RAMP;
+	uint64_t max = version < WARM ? 1 : 2 + (version - WARM) / RAMP;
 
-	return most < CLUSTER_WORKERS ? (uint32_t)most : CLUSTER_WORKERS;
+	return max < CLUSTER_WORKERS ? (uint32_t)max : CLUSTER_WORKERS;
 }
 
 /* Everybody asks as often as it can; returns the version from which all were at work at once. */
@@ -51,9 +51,9 @@ static uint64_t ramp_run(enum mode mode, uint64_t seed)
 		for (uint32_t i = 0; i < CLUSTER_WORKERS; i++)
 			if (k.worker[i].grant.work.count == 0)
 				cluster_act(&k, i);
-		assert_in_range(at_work(&k), 1, most_at(version));
+		assert_in_range(at_work(&k), 1, max_at(version));
 		if (mode == MODE_DOWNPOUR) /* in ssp some wait for the slowest */
-			assert_int_equal(at_work(&k), most_at(version));
+			assert_int_equal(at_work(&k), max_at(version));
 		if (at_work(&k) == CLUSTER_WORKERS && all_at == UINT64_MAX)
 			all_at = version;
 		uint32_t i = (uint32_t)rng_below(&r, CLUSTER_WORKERS);

@@ -235,17 +235,17 @@ struct race {
 	struct rng r;
 	uint64_t clock[4], silent_ms[4];
 	int racing[4];
-	uint64_t most_ahead;
+	uint64_t max_ahead;
 };
 
 static uint64_t slowest_but(const struct race *a, uint32_t w)
 {
-	uint64_t least = UINT64_MAX;
+	uint64_t min = UINT64_MAX;
 
 	for (uint32_t i = 0; i < 4; i++)
-		if (i != w && a->racing[i] && a->clock[i] < least)
-			least = a->clock[i];
-	return least;
+		if (i != w && a->racing[i] && a->clock[i] < min)
+			min = a->clock[i];
+	return min;
 }
 
 /* After each step: nobody holds a batch that is too far ahead. */
@@ -253,13 +253,13 @@ static void race_check(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
 		const struct cluster_worker *h = &a->k.worker[i];
-		uint64_t least = slowest_but(a, i);
+		uint64_t min = slowest_but(a, i);
 
-		if (!a->racing[i] || h->grant.work.count == 0 || least == UINT64_MAX)
+		if (!a->racing[i] || h->grant.work.count == 0 || min == UINT64_MAX)
 			continue;
 		uint64_t last = a->clock[i] + h->grant.work.count - 1;
-		if (last > least && last - least > a->most_ahead)
-			a->most_ahead = last - least;
+		if (last > min && last - min > a->max_ahead)
+			a->max_ahead = last - min;
 	}
 }
 
@@ -271,9 +271,9 @@ static void race_members(struct race *a)
 			 a->k.worker[i].request > 0;
 
 		if (in && !a->racing[i]) {
-			uint64_t least = slowest_but(a, i);
-			if (least != UINT64_MAX && a->clock[i] < least)
-				a->clock[i] = least;
+			uint64_t min = slowest_but(a, i);
+			if (min != UINT64_MAX && a->clock[i] < min)
+				a->clock[i] = min;
 		}
 		a->racing[i] = in;
 	}
@@ -325,10 +325,10 @@ static void nobody_is_ever_further_ahead_than_the_bound(void **state)
 		for (int i = 0; i < 3000 && a.k.f.core->leases.n_done < 380; i++) {
 			race_step(&a);
 			race_check(&a);
-			assert_true(a.most_ahead <= bound);
+			assert_true(a.max_ahead <= bound);
 		}
 		assert_int_equal(a.k.f.core->leases.n_done, 380); /* and nobody waits for ever */
-		assert_int_equal(a.most_ahead, bound);
+		assert_int_equal(a.max_ahead, bound);
 		cluster_close(&a.k);
 	}
 }

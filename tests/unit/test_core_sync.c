@@ -638,15 +638,15 @@ static void push_into(struct cluster *k, struct diary *d, uint32_t i)
 static double against_serial(const struct cluster *k, const struct diary *d)
 {
 	struct serial a = {0};
-	double most = 0;
+	double max = 0;
 
 	for (uint32_t t = 1; t <= core_stats(k->f.core)->version; t++)
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			serial_step(&a, &k->f.cfg.optim, k->f.cfg.rate.lr, t, j,
 				d->sum[t - 1][j] / d->images[t - 1]);
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
-		most = fmax(most, fabs(a.w[j] - (double)core_weights(k->f.core)[j]));
-	return most;
+		max = fmax(max, fabs(a.w[j] - (double)core_weights(k->f.core)[j]));
+	return max;
 }
 
 /* One whole run of five workers in any order, restarted now and then. */
@@ -676,10 +676,10 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 		assert_int_equal(core_epoch(k.f.core, e)->images, 735);
 	for (uint64_t v = 0; v < core_stats(k.f.core)->version; v++)
 		assert_in_range(d.members[v], 1, 5);
-	double most = against_serial(&k, &d);
+	double max = against_serial(&k, &d);
 	print_message("optimizer %d, seed %llu: %.1e after %llu steps\n", (int)kind,
-		(unsigned long long)seed, most, (unsigned long long)core_stats(k.f.core)->version);
-	assert_true(most < 1e-5);
+		(unsigned long long)seed, max, (unsigned long long)core_stats(k.f.core)->version);
+	assert_true(max < 1e-5);
 	cluster_close(&k);
 }
 

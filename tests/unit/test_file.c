@@ -21,11 +21,11 @@
 
 static struct {
 	int watching;
-	char diary[512];      /* "write fsync rename fsync " */
-	size_t write_at_most; /* bytes per write; 0: as asked */
-	int interrupts;       /* so many writes are cut short by EINTR first */
-	int write_nothing;    /* a write takes no byte, and gives no reason */
-	int writes_left;      /* before write_errno; < 0: all succeed */
+	char diary[512];   /* "write fsync rename fsync " */
+	size_t max_write;  /* bytes per write; 0: as asked */
+	int interrupts;    /* so many writes are cut short by EINTR first */
+	int write_nothing; /* a write takes no byte, and gives no reason */
+	int writes_left;   /* before write_errno; < 0: all succeed */
 	int write_errno, rename_errno;
 	int fsyncs_left; /* before EIO; < 0: all succeed */
 } calls;
@@ -61,8 +61,8 @@ ssize_t write(int fd, const void *data, size_t n)
 		if (calls.writes_left == 0)
 			return fail_with(calls.write_errno);
 		calls.writes_left -= calls.writes_left > 0;
-		if (calls.write_at_most && n > calls.write_at_most)
-			n = calls.write_at_most;
+		if (calls.max_write && n > calls.max_write)
+			n = calls.max_write;
 	}
 	return syscall(SYS_write, fd, data, n);
 }
@@ -136,7 +136,7 @@ static void content_is_on_disk_before_the_name_and_the_name_before_success(void 
 static void short_writes_are_continued(void **state)
 {
 	(void)state;
-	calls.write_at_most = 3;
+	calls.max_write = 3;
 	assert_int_equal(replace("f", "0123456789abcdefghij"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "0123456789abcdefghij");
 }
@@ -157,7 +157,7 @@ static void all_bytes_are_written_or_errno_says_why(void **state)
 
 	(void)state;
 	assert_int_equal(pipe(ends), 0);
-	calls.write_at_most = 3;
+	calls.max_write = 3;
 	calls.interrupts = 2;
 	assert_int_equal(io_write_all(ends[1], text, sizeof(text)), 0);
 	assert_int_equal(read(ends[0], back, sizeof(back)), sizeof(text));
@@ -194,7 +194,7 @@ static void a_full_disk_leaves_the_old_file(void **state)
 	for (int writes = 0; writes < 4; writes++) {
 		reset_calls();
 		assert_int_equal(replace("f", "old"), PS_OK);
-		calls.write_at_most = 3;
+		calls.max_write = 3;
 		calls.writes_left = writes;
 		calls.write_errno = ENOSPC;
 		assert_untouched(replace("f", "0123456789abcdefghij"), ENOSPC);

@@ -34,7 +34,7 @@ static struct fixture {
 	size_t closed;          /* on_closed calls */
 	size_t turns;           /* of the loop */
 	size_t got, sent, goal; /* messages at the dealer */
-	size_t turn_of_last, most_in_a_turn, in_this_turn;
+	size_t turn_of_last, max_in_a_turn, in_this_turn;
 } f;
 
 static void on_deadline(uv_timer_t *t)
@@ -138,8 +138,8 @@ static int dealer_readable(void *arg)
 	}
 	f.in_this_turn = f.turns == f.turn_of_last ? f.in_this_turn + 1 : 1;
 	f.turn_of_last = f.turns;
-	if (f.in_this_turn > f.most_in_a_turn)
-		f.most_in_a_turn = f.in_this_turn;
+	if (f.in_this_turn > f.max_in_a_turn)
+		f.max_in_a_turn = f.in_this_turn;
 	if (++f.got == f.goal)
 		uv_stop(&f.loop);
 	return 1;
@@ -258,7 +258,7 @@ static void a_turn_of_the_loop_handles_at_most_the_budget(void **state)
 		send_ping();
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.late, 0);
-	assert_in_range(f.most_in_a_turn, 1, ZLOOP_BUDGET);
+	assert_in_range(f.max_in_a_turn, 1, ZLOOP_BUDGET);
 	assert_true(f.turns >= f.goal / ZLOOP_BUDGET);
 	stop_watches(&f.dealer_watch, &f.router_watch);
 }

@@ -70,6 +70,7 @@ PLANTED = [
      "worker/bad.c: reads the wall clock"),
     ("banned", "tests/unit/bad.c", "int f(void) { return rand(); }\n", "rand"),
     ("dialect", "common/bad.c", "int f(int a) { return (int)sizeof a; }\n", "common/bad.c: "),
+    ("dialect", "common/bad.c", "int f(int most);\n", "min or max"),
     ("dialect", "common/bad.c", "int f(void)\n{\n\tint ret = g();\n}\n", "rc is"),
     ("generated", "proto/cnnps.pb-c.h", "", "cnnps.pb-c.h"),
     ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),

@@ -57,7 +57,7 @@ void backend_free(struct backend **b);
 const char *backend_name(const struct backend *b);
 /* Writes the names of the kernels that a gradient of `batch` images uses for each layer with
  * weights: "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Three methods
- * between slashes are those of fprop, wgrad and dgrad. The text is cut to `size` bytes. */
+ * separated by slashes are those of fprop, wgrad and dgrad. The text is cut to `size` bytes. */
 #define BACKEND_KERNELS_TEXT 1024
 void backend_kernels(const struct backend *b, size_t batch, char *text, size_t size);
 /* Selects the data set that indices refer to. `set` is borrowed: it must stay until the next call

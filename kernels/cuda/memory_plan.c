@@ -31,7 +31,7 @@ void net_release(struct net *n)
 	n->n_steps = 0;
 }
 
-/* Number of split-K slices of the sum over images and positions. It gives enough blocks to fill the
+/* Number of split-K slices of the sum over images and positions, chosen so that the blocks fill the
  * GPU. */
 static size_t wgrad_slices(const struct net_step *s, size_t images)
 {

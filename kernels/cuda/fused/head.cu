@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 		k_share[warp][i][lane] = {c[i / 4][i % 4][0], c[i / 4][i % 4][1],
 			c[i / 4][i % 4][2], c[i / 4][i % 4][3]};
 	__syncthreads();
-	/* each warp adds up one tile: the shares of K in order */
+	/* each warp adds up the shares of K of one tile, in order */
 	float4 sum = k_share[0][warp][lane];
 	for (int i = 1; i < HIDDEN_WARPS; i++)
 		sum = sum + k_share[i][warp][lane];

@@ -129,7 +129,7 @@ __device__ inline void cluster_reduce_logits(const struct kx_seed &s, struct clu
 	}
 }
 
-/* Computes softmax, d_logits and loss of an image by one warp. Every block of the cluster computes
+/* One warp computes softmax, d_logits and loss of an image. Every block of the cluster computes
  * them; block 0 also writes them to global memory. */
 __device__ inline void cluster_softmax(const struct kx_seed &s, const struct kx_batch &batch,
 	struct cluster_shared *shared, int n, int label, bool write)

@@ -63,7 +63,7 @@ struct block_tile {
 	int begin, count, pairs;
 	int first_row; /* first row of pixels under the positions */
 	int images, tiles, groups;
-	int own_images; /* images that this block owns: one warp each computes d_logits */
+	int own_images; /* images that this block owns; one warp per image */
 };
 
 /* The warps `first` to `last` have partial logits of an image tile. `second` has a bit for each
@@ -463,8 +463,8 @@ __device__ inline float sum_block_logits(const struct block_state *shared)
 	return logits;
 }
 
-/* Computes the softmax of an image by one warp and sends its d_logits. The lane of the label
- * returns the loss, the other lanes 0. */
+/* One warp computes the softmax of an image and sends its d_logits. The lane of the label returns
+ * the loss, the other lanes 0. */
 __device__ inline float ll_store_d_logits(
 	const struct kx_seed &s, const struct block_state *shared, int label, uint32_t step)
 {
@@ -571,7 +571,7 @@ __device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t s
 		ll_store(to, a, b, c, step);
 }
 
-/* Receives and adds up the losses of all images, by one warp. */
+/* One warp receives and adds up the losses of all images. */
 __device__ inline double ll_wait_losses(const struct ll_line *from, int images, uint32_t step)
 {
 	double v = 0;
@@ -935,7 +935,7 @@ __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_st
 	}
 }
 
-/* Updates the fc bias by one warp. Every block computes the same values. */
+/* One warp updates the fc bias. Every block computes the same values. */
 __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float rate)
 {
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
@@ -950,7 +950,7 @@ __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float
 	}
 }
 
-/* Writes the fragments of filter f by one warp. */
+/* One warp writes the fragments of filter f. */
 __device__ inline void put_fragments(struct block_state *shared, int f)
 {
 	const int lane = threadIdx.x % 32;
@@ -958,7 +958,7 @@ __device__ inline void put_fragments(struct block_state *shared, int f)
 		lane / 16 * 128 + (f * 4 + lane / 4 % 4) * 4 + lane % 4);
 }
 
-/* Updates the conv weights and writes their fragments. One warp handles one filter. */
+/* Each warp updates the weights of one filter and writes their fragments. */
 __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 {
 	const int f = threadIdx.x / 32, lane = threadIdx.x % 32;

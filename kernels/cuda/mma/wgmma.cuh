@@ -17,8 +17,8 @@ __device__ static inline uint64_t wgmma_descriptor(uint32_t at, uint32_t next_k,
 	       (uint64_t)(next_rows >> 4) << 32;
 }
 
-/* Makes the thread's writes to shared memory visible to wgmma. Each thread that wrote calls it
- * before the barrier in front of the products. */
+/* Makes the thread's writes to shared memory visible to wgmma. Each thread that has written calls
+ * it before the barrier that precedes the products. */
 __device__ static inline void wgmma_fence_smem()
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -220,51 +220,56 @@ def staleness(runs, modes, workers, out):
         for i, m in enumerate(modes)) + "\n")
 
 
-def cell(runs, mode, workers):
-    """Rate, accuracy, median training loss and time as text; empty: not run."""
+def cells(runs, mode, workers):
+    """[rate, accuracy, median training loss, time] as text; [] if not run."""
     rows = runs.ends[mode, workers]
     if not rows:
-        return ""
-    mean, half = interval(runs.accuracies(mode, workers))
+        return []
     times = runs.times(mode, workers)
-    rate = f"{float(rows[0][-4]):g}: " if rows[0][-4] else ""
     if None in times:
         took = f"never ({times.count(None)} of {len(times)})"
     else:
         took = "{:.2f} ± {:.2f} s".format(*interval(times))
     losses = [float(r[-1]) for r in rows if r[-1]]
-    loss = f"{statistics.median(losses):.3f}, " if losses else ""
-    return f"{rate}{mean:.2f} ± {half:.2f} %, {loss}{took}"
+    return [f"{float(rows[0][-4]):g}" if rows[0][-4] else "",
+            "{:.2f} ± {:.2f} %".format(*interval(runs.accuracies(mode, workers))),
+            f"{statistics.median(losses):.3f}" if losses else "", took]
+
+
+def print_table(titles, rows):
+    """A Markdown table without the columns that are empty in each row."""
+    used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
+    print("| " + " | ".join(titles[i] for i in used) + " |\n|" + "---|" * len(used))
+    for row in rows:
+        print("| " + " | ".join(row[i] for i in used) + " |")
 
 
 def table(runs, modes):
-    counts = runs.counts()
-    print("| Mode |", " | ".join(str(w) for w in counts), "|")
-    print("|---|" + "---|" * len(counts))
-    for mode in modes:
-        print(f"| {MODES[mode].name} |",
-              " | ".join(cell(runs, mode, w) for w in counts), "|")
+    for workers in runs.counts():
+        rows = [[MODES[m].name, *found] for m in modes if (found := cells(runs, m, workers))]
+        print(f"\n{workers} worker{'s' * (workers > 1)}:\n")
+        print_table(["mode", "rate", "accuracy", "loss", "time to 97 %"], rows)
 
 
 def at_defaults(runs, best):
-    """Medians at the default rates, and how many times as fast that is as the best single worker."""
-    print()
+    """Medians at the default rates: accuracies, then times with their speedup over the best single
+    worker."""
     counts = runs.counts()
-    print("| Mode |", " | ".join(str(w) for w in counts), "|")
-    print("|---|" + "---|" * len(counts))
+    accuracies, took = [], []
     for mode in dict.fromkeys(m for m, _ in runs.ends):
-        row = []
-        for workers in counts:
-            times = runs.times(mode, workers)
-            if not times:
-                row.append("")
-                continue
-            took = statistics.median(t or math.inf for t in times)
-            late = sum(t is None for t in times)
-            accuracy = statistics.median(runs.accuracies(mode, workers))
-            row.append(f"{accuracy:.2f} %, " + (f"never ({late} of {len(times)})" if late else
-                                                f"{took:.2f} s ({best / took:.1f})"))
-        print(f"| {MODES[mode].name} |", " | ".join(row), "|")
+        name = MODES[mode].name
+        times = {w: runs.times(mode, w) for w in counts}
+        accuracies.append([name, *(f"{statistics.median(runs.accuracies(mode, w)):.2f} %"
+                                   if times[w] else "" for w in counts)])
+        took.append([name])
+        for found in times.values():
+            late = sum(t is None for t in found)
+            middle = statistics.median(t or math.inf for t in found) if found else 0
+            took[-1].append("" if not found else f"never ({late} of {len(found)})" if late else
+                            f"{middle:.2f} s ({best / middle:.1f})")
+    for what, rows in ("accuracy", accuracies), ("time to 97 %", took):
+        print()
+        print_table([what, *(str(w) for w in counts)], rows)
 
 
 def draw(directory):

@@ -5,8 +5,8 @@ bin=${1:-build/release}
 cat <<'END'
 # Options
 
-Written by `make docs/options.md` from the programs' own tables: what `--help` says. Each option can also be set in the
-environment; the command line wins.
+This page has the output of `--help` of each program; `make docs/options.md` writes it. An option
+can also be set in the environment. The command line has priority.
 END
 for program in cnn-ps cnn-worker cnn-ctl; do
 	printf '\n## %s\n\n<!-- not run: what --help prints; make lint compares it -->\n```\n' $program

@@ -76,6 +76,7 @@ PLANTED = [
     ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),
     ("generated", "server/core/core.o", "", "core.o"),
     ("generated", "worker/weights.safetensors", "", "weights.safetensors"),
+    ("columns", "docs/bad.md", "| a | " + "é" * 95 + " |\n", "docs/bad.md:1: 103 columns"),
     ("spelling", "docs/bad.md", "A " + "recie" + "ved" + " push.\n", "received"),
     ("overlap", "kernels/bad.cu", "__global__ void early(int *p)\n{\n\t*p = 1;\n}\nint f(void)\n{\n"
      "\treturn kx_launch(early, 1);\n}\n", "early"),
@@ -92,7 +93,7 @@ def test_planted_violation_is_found(tree, lint, path, text, named):
 
 
 @pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "dialect", "generated",
-                                  "overlap", "mutants", "spelling"])
+                                  "overlap", "mutants", "columns", "spelling"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 
@@ -155,6 +156,16 @@ def test_static_name_of_two_files_is_found(tree):
     plant(tree, "worker/two.c", "static void twice(void)\n{\n}\n")
     code, output = run(tree, "dialect")
     assert code != 0 and "worker/two.c" in output and "common/one.c" in output, output
+
+
+def test_only_links_may_be_longer_than_a_line(tree):
+    """100 columns are allowed, and a URL does not count; the text beside the URL does."""
+    url = "https://example.org/" + "x" * 100
+    plant(tree, "docs/long.md", f"{'é' * 100}\n* [name]({url}), <{url}>\n")
+    assert run(tree, "columns") == (0, "")
+    plant(tree, "docs/long.md", f"# Long\n\n{url} {'word ' * 20}\n")
+    code, output = run(tree, "columns")
+    assert code != 0 and "docs/long.md:3: " in output, output
 
 
 def test_comment_about_a_banned_call_is_not_one(tree):

@@ -1,29 +1,31 @@
 # cnn-ps: one Makefile for everything. `make help` prints this.
 #
-#   make                 the programs, in build/release/
-#   make demo            train a small network: one server, two workers
-#   make test            all tests but those that take hours or need a GPU
-#   make lint            format, warnings, clang-tidy, include directions, spelling, documents
-#   make asan|ubsan|tsan the unit tests and the simulator with a sanitizer
-#   make faults          every fault test in full; writes docs/faults.md
-#   make bench           transport, and the CPU kernels beside PyTorch
-#   make cluster         a server and workers in containers; cluster-faults: its fault tests
-#   make gpu-test        the tests of the CUDA kernels; gpu-bench: their speed
-#   make bundle          a tarball of programs, libraries and GPU tests for another machine
-#   make ladder          how the CUDA kernels became fast, measured again
-#   make units           programs, unit tests and simulator; tests: all that the tests run
-#   make docs/options.md that page, from the programs' --help
-#   make compile_commands.json  how each C file is compiled, for clangd and clang-tidy
-#   make data            fetch the images; make deps: install missing packages; make clean
+#   make                 build the programs in build/release/
+#   make demo            train a small network with one server and two workers
+#   make test            run all tests that take minutes and need no GPU
+#   make lint            check format, warnings, clang-tidy, includes, spelling, documents
+#   make asan|ubsan|tsan run the unit tests and the simulator with a sanitizer
+#   make faults          run every fault test in full; writes docs/faults.md
+#   make bench           measure the transport, and the CPU kernels beside PyTorch
+#   make cluster         train in containers; make cluster-faults: fault tests of containers
+#   make gpu-test        test the CUDA kernels; make gpu-bench: measure their speed
+#   make bundle          pack programs, libraries and GPU tests for another machine
+#   make ladder          measure each stage of the CUDA kernels' history again
+#   make units           build programs, unit tests and simulator; make tests: also all other tests
+#   make docs/options.md write this page from the programs' --help
+#   make compile_commands.json  write the compilation database for clangd and clang-tidy
+#   make data            fetch the images
+#   make deps            install missing packages, as root
+#   make clean           remove build/
 #
-# Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 leaves CUDA out.
+# Variables: V=1 shows commands; FLAVOUR=release|asan|ubsan|tsan; CC=clang; CUDA=0 disables CUDA.
 #
-# `make deps` installs the packages that are missing, as root. The targets that need more than the
-# build say what is missing, install nothing, and build what they need.
+# Only `make deps` and `make cluster` install packages. Other targets list missing packages and stop.
+# Every target builds the programs that it needs.
 #
-# Each flavour builds in its own directory, build/<flavour>/, and other flags there build everything
-# again, so flags never mix. Headers are dependencies (-MMD). Generated protobuf code is in
-# build/<flavour>/gen and nowhere else.
+# Each flavour builds in its own directory, build/<flavour>/. If the flags change, make rebuilds
+# everything in it. Headers are dependencies (-MMD). Generated protobuf code is only in
+# build/<flavour>/gen.
 
 FLAVOUR ?= release
 B := build/$(FLAVOUR)
@@ -36,10 +38,10 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 PROTOC_C ?= protoc-c
-# Debian's own: the one that sees the python3-* packages
+# Debian's Python, which has the python3-* packages
 PYTHON   ?= /usr/bin/python3
 
-# ---- libraries, by what needs them: the server has neither OpenBLAS nor CUDA -----------------
+# ---- libraries: the server links neither OpenBLAS nor CUDA -----------------------------------
 PKGS.base   := libzmq libuv libprotobuf-c libxxhash zlib jansson
 PKGS.server := libmicrohttpd
 PKGS.worker := openblas libpng
@@ -72,7 +74,7 @@ LD.tsan    := -fsanitize=thread
 CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -I$(B)/gen $(WARN) $(OPT.$(FLAVOUR)) $(EXTRA_CFLAGS) $(PKG_CFLAGS) -pthread
 LDFLAGS = $(LD.$(FLAVOUR)) -pthread
 
-# ---- CUDA: used when nvcc is there, said in one line when not --------------------------------
+# ---- CUDA: enabled if nvcc exists; otherwise make prints one line ----------------------------
 NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 SM   ?= 90
 CU   := $(if $(filter 0,$(CUDA)),,$(if $(NVCC),$(wildcard kernels/cuda/*/*.cu)))
@@ -140,7 +142,7 @@ $(GEN).c $(GEN).h &: proto/cnnps.proto
 $(GEN).o: $(GEN).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/proto/schema.o: $(GEN).h
-# the names of all options of all programs, from their tables
+# generate the names of all options of all programs from the option tables
 OPT_TABLES := cnn-ps:server/config/options.c cnn-ps:server/core/options.def cnn-worker:worker/options.c cnn-worker:worker/options.h \
 	cnn-ctl:worker/ctl/ctl.c cnn-ctl:worker/options.h
 $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(lastword $(subst :, ,$(t)))))
@@ -148,7 +150,7 @@ $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(las
 	$(call say,GEN,$@)sh common/opt_names.sh $(OPT_TABLES) >$@
 $(B)/common/opt.o: $(B)/gen/opt_names.h
 
-# Other flags than last time (an nvcc that is new here, CUDA=0, CC=clang): all is built again.
+# If the flags have changed (CUDA=0, CC=clang, a new nvcc), this file is new and all is rebuilt.
 $(B)/flags: FORCE
 	@mkdir -p $(@D); flags='$(lastword $(CC)) $(CFLAGS) $(if $(CU),$(NVCC) $(NVCC_FLAGS))'; \
 		echo "$$flags" | cmp -s - $@ || echo "$$flags" >$@
@@ -158,7 +160,7 @@ $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-# the core: vectorised, and without contraction to fused multiply-add, so that every CPU gives the same bits
+# The core is vectorised, without contraction to fused multiply-add: all CPUs compute the same bits.
 CORE_FLAGS := -ffp-contract=off -fno-math-errno $(if $(filter release,$(FLAVOUR)),-O3 -fno-trapping-math)
 $(B)/server/core/%.o: EXTRA_CFLAGS += $(CORE_FLAGS)
 
@@ -167,7 +169,7 @@ $(A.common): $(call obj,$(SRC.common))
 	$(archive)
 $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 	$(archive)
-# passes over whole vectors
+# these files loop over whole vectors
 $(B)/worker/steps.o $(B)/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)
@@ -192,7 +194,7 @@ $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 	@mkdir -p $(@D)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
 
-# Tests may use everything. A test program gets those files of tests/support that it refers to.
+# A test may link everything. The linker takes only the files of tests/support that it needs.
 TEST_ARCHIVES := $(A.support) $(A.server) $(A.core) $(ARCHIVES.worker)
 $(addprefix $(B)/tests/unit/,test_server_wal test_server_wal_replay): $(B)/tests/support/failing_disk.o
 $(B)/tests/unit/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES)
@@ -204,19 +206,19 @@ $(B)/tests/bench/science: $(SCIENCE) $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
-# the simulator: the server's own code, with the calls turned away that would leave it (tests/sim/calls.h)
+# The simulator links the server's own code and wraps its system calls (tests/sim/calls.h).
 SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try free
 SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
 SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/client/session.o $(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
-# ... and its mutants: a bug each
+# A mutant is the simulator with a bug.
 $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
 		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
 
-# ... and the programs with another schema
+# A variant is the programs with another protocol schema.
 VARIANT_PARTS := $(sort $(ARCHIVES.server) $(ARCHIVES.worker) $(B)/server/main.o $(B)/worker/main.o)
 $(B)/variants/%/cnn-ps $(B)/variants/%/cnn-worker: tests/wire/variant $(wildcard proto/*) $(VARIANT_PARTS)
 	$(call say,VARIA,$*)CC="$(CC)" FLAGS="$(CFLAGS)" LINK="$(CC) $(LDFLAGS)" PROTOC_C="$(PROTOC_C)" COMMON="$(A.common)" \
@@ -224,11 +226,11 @@ $(B)/variants/%/cnn-ps $(B)/variants/%/cnn-worker: tests/wire/variant $(wildcard
 		WORKER="$(B)/worker/main.o $(A.worker) $(A.client) $(A.kernels)" \
 		WORKER_LIBS="$(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" tests/wire/variant $* $(B)/variants/$*
 
-# ---- what people type ---------------------------------------------------------------------------
+# ---- targets for users --------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = env FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -rs -p no:cacheprovider
-# programs often wait, so there is one more of them than processors: of unit tests a file each, of
-# others a test each, or those of an xdist_group one after the other; last those that measure time
+# Tests often wait, so one more than the number of processors run at a time. A process runs a whole
+# file of unit tests, or one other test, or an xdist_group in order. Tests that measure time run last.
 BY_FILE = -n $(shell expr $$(nproc) + 1) --dist loadfile
 PROGRAMS = tests --ignore tests/unit --ignore tests/sim
 BY_TEST = -n $(shell expr $$(nproc) + 1) --dist loadgroup
@@ -248,14 +250,14 @@ test: installed
 	@$(MAKE) $(JOBS) tests
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(BY_FILE) tests/unit tests/sim && \
 		$(call PYTEST) $(BY_TEST) -m "not alone" $(PROGRAMS) && exec $(call PYTEST) -m alone $(PROGRAMS)
-# Every fault test in full, those alone that measure time; the figures go into docs/faults.md.
+# Run every fault test in full, alone if it measures time, and write the figures to docs/faults.md.
 faults: installed
 	@$(MAKE) $(JOBS) tests
 	@rm -f build/faults/results.tsv
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
 		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
-# For clangd, clang-tidy and editors: how each C file is compiled.
+# The compilation database for clangd, clang-tidy and editors.
 ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker) \
 	$(wildcard worker/examples/*.c tests/*/*.c tests/*/*/*.c)
 compile_commands.json: $(GEN).h $(B)/gen/opt_names.h FORCE
@@ -264,9 +266,9 @@ compile_commands.json: $(GEN).h $(B)/gen/opt_names.h FORCE
 			'$(CC) $(CFLAGS)' $$file; comma=','; echo; done; echo ']'; } >$@
 lint: installed
 	@tests/lint/run
-# The units and the simulator once more, watched by a sanitizer (mutants need none).
-# ThreadSanitizer gets what has threads: the core, the worker's session and so the simulator have
-# none, by lint. CUDA's half runs on no CPU: make gpu-test has a sanitizer of its own.
+# Unit tests and simulator with a sanitizer, without mutants. ThreadSanitizer runs only code with
+# threads: the lints ensure that the core and the worker's session, and so the simulator, have none.
+# make gpu-test runs the sanitizer of CUDA.
 asan ubsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit tests/sim
@@ -280,10 +282,10 @@ bench:
 	build/release/tests/bench/curve
 	CNN_DATA="$$(deploy/data.sh)" tests/bench/cpu_vs_torch
 	build/release/tests/sim/sim --seeds 1..5000
-# Needs Docker and nothing else: everything is built in an image.
+# Needs only Docker: an image builds everything.
 cluster:
 	@deploy/docker_engine.sh deploy/cluster.sh
-# Faults of containers in full: five minutes.
+# The fault tests of containers in full take five minutes.
 cluster-faults: installed
 	@$(MAKE) $(JOBS) all $(B)/tests/tools/ledger_worker
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && \
@@ -292,7 +294,7 @@ docs/options.md: $(BINARIES)
 	@tests/lint/options.sh $(B) >$@.tmp && mv $@.tmp $@
 clean:
 	rm -rf build
-# One variable's value, for scripts.
+# Print the value of a variable, for scripts.
 print-%:
 	@echo $($*)
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Print the name of a Debian bookworm image that is on this machine: debian:bookworm-slim, pulled if
-# need be; where no registry answers, one that is made from Debian's packages (as root, with
-# debootstrap: 200 MB in half a minute). What happened goes to stderr.
+# Print the name of a local Debian bookworm image. It is debian:bookworm-slim, pulled if necessary. If
+# no registry answers, the script makes an image from Debian's packages (as root, with debootstrap:
+# 200 MB in half a minute). Messages go to stderr.
 set -eu
 public=debian:bookworm-slim
 own=cnn-ps-base:bookworm

@@ -1,20 +1,20 @@
 #!/bin/sh
-# Pack the release build as build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz: for hosts where nothing
-# can be installed, such as rented GPU machines. Unpacks anywhere and has what the programs need but
-# glibc and libstdc++, which every such host has; CUDA's runtime is inside the programs, its driver
-# is the host's. `make bundle` builds, packs and tries it.
+# Pack the release build as build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz, for hosts without the
+# right to install packages, such as rented GPU machines. The bundle runs from any directory. It has
+# all libraries except glibc and libstdc++, which the host provides, like the GPU driver. The programs
+# contain CUDA's runtime. `make bundle` builds, packs and tests the bundle.
 #
 #   bin/           launchers: each starts the program of its name with the bundle's libraries
-#   libexec/ lib/  the programs, stripped, and their shared libraries
-#   tests/ deploy/ the proofs and races of the GPU, and the demo; build/release is bin, so that they
-#                  and the commands of the README run here as in a checkout
+#   libexec/ lib/  the stripped programs and their shared libraries
+#   tests/ deploy/ tests and benchmarks of the GPU, and the demo. build/release is a link to bin, so
+#                  that these scripts and the commands of the README run as in a checkout
 set -eu
 cd "$(dirname "$0")/.."
 build=build/release
 version=$(sed -n 's/^#define PS_VERSION "\(.*\)"$/\1/p' common/version.h)
 name=cnn-ps-$version-linux-$(uname -m)
 out=build/bundle/$name
-# what the host brings: glibc, and gcc's runtime for C++
+# libraries of the host: glibc, and gcc's runtime for C++
 host='ld-linux.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+)\.so.*|linux-vdso.*'
 
 programs() {
@@ -24,7 +24,7 @@ programs() {
 	cd - >/dev/null
 }
 
-# up PATH: the way from PATH's directory to the top
+# up PATH: the relative path from PATH's directory to the top of the bundle
 up() {
 	dirname "$1" | sed 's|[^/][^/]*|..|g'
 }
@@ -45,7 +45,7 @@ cp $build/tests/gpu/poison.so $out/bin/tests/gpu/
 
 cat >$out/launch <<'END'
 #!/bin/sh
-# The program that bin/... is named after, with the libraries beside it, from wherever this is.
+# Start the program of the same name with the libraries of this bundle.
 here=$(dirname "$(readlink -f "$0")")
 case $0 in */*) link=$0 ;; *) link=$(command -v "$0") ;; esac
 program=$(cd "$(dirname "$link")" && pwd -P)/$(basename "$link")

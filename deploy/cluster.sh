@@ -1,10 +1,10 @@
 #!/bin/bash
-# A cluster of containers from nothing to a trained model and back to nothing: image (built from
-# source), keys, network, 1 server + WORKERS workers, the run, its result; then all of it is removed,
-# the images too unless KEEP_IMAGES is set. `make cluster` runs it. Needs a Docker engine that answers
+# Train in a cluster of containers. The script builds the image from source, makes keys and a network,
+# starts 1 server and WORKERS workers, and prints the result of the run. Then it removes everything;
+# KEEP_IMAGES=1 keeps the images. `make cluster` runs it. It needs a running Docker engine
 # (deploy/docker_engine.sh) and docker-compose, 1.29 or v2.
 #
-#   WORKERS=3 CUDA=0 KEEP_IMAGES= deploy/cluster.sh      CNN_MODEL, CNN_EPOCHS, ... go to the server
+#   WORKERS=3 CUDA=0 KEEP_IMAGES= deploy/cluster.sh      the server gets CNN_MODEL, CNN_EPOCHS, ...
 set -eu
 cd "$(dirname "$0")/.."
 workers=${WORKERS:-3}
@@ -40,7 +40,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 
-# Every stage gets a name, so that it can be removed again.
+# Tag every stage, so that the clean-up can remove it.
 build() {
 	local had="" stage
 	! there debian:bookworm-slim || had=$had:public
@@ -65,7 +65,7 @@ build() {
 	tags="$CNN_IMAGE $CNN_IMAGE-image $tags"
 }
 
-# The data set's directory: by deploy/data.sh, in a container where this machine has no curl.
+# Print the data set's directory. deploy/data.sh finds it, in a container if there is no curl here.
 images() {
 	local found
 	if [ -n "${CNN_DATA-}" ] || command -v curl >/dev/null; then
@@ -86,7 +86,7 @@ images() {
 	echo "$PWD/$found"
 }
 
-# The containers of a service, those that have ended too.
+# Print the containers of a service, including those that have ended.
 containers() {
 	docker ps -aq --filter label=com.docker.compose.project="$COMPOSE_PROJECT_NAME" \
 		--filter label=com.docker.compose.service="$1"
@@ -102,7 +102,7 @@ docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null |
 }
 build
 directory=$(images)
-CNN_IMAGES=$(realpath "$directory") # compose would read a relative one from deploy/
+CNN_IMAGES=$(realpath "$directory") # compose resolves relative paths from deploy/
 export CNN_IMAGES
 
 say "1 server + $workers workers"

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Find or fetch the training images. Prints the directory on stdout, what happened on stderr.
+# Find or fetch the training images. Prints their directory on stdout, messages on stderr.
 #
-# In this order: $CNN_DATA when it is set; MNIST in data/mnist, fetched from its public mirrors and
-# checked against the sums below (a broken download is resumed); Debian's Fashion-MNIST, which has
-# the same format but is harder, so that a machine without internet still trains. A mirror that does
-# not answer costs at most 9 seconds, once.
+# The script tries, in this order: $CNN_DATA if it is set; MNIST in data/mnist, downloaded from public
+# mirrors and verified with the checksums below (it resumes a broken download); Debian's Fashion-MNIST
+# for a machine without internet, which has the same format but is harder. A mirror that does not
+# answer delays the script once, by at most 9 seconds.
 set -eu
 cd "$(dirname "$0")/.."
 
 dir=$PWD/data/mnist
 fashion=/usr/share/datasets/fashion-mnist
 mirrors="${CNN_MIRRORS-https://ossci-datasets.s3.amazonaws.com/mnist https://storage.googleapis.com/cvdf-datasets/mnist}"
-# Smallest first: it tells quickly whether a mirror answers.
+# The smallest file first: it shows quickly whether a mirror answers.
 sums="
 f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6 t10k-labels-idx1-ubyte.gz
 3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c train-labels-idx1-ubyte.gz
@@ -22,13 +22,13 @@ say() {
 	echo "data: $*" >&2
 }
 
-# good SUM FILE: FILE is there and is what it should be.
+# good SUM FILE: FILE exists and has this checksum.
 good() {
 	[ -f "$2" ] && echo "$1  $2" | sha256sum --check --status -
 }
 
-# fetch URL FILE: go on with FILE.part; gives up on a connection that is dead for 4 seconds. What
-# came is kept for the next time unless the mirror has nothing to go on with (22, 33).
+# fetch URL FILE: download, or resume FILE.part. Gives up after 4 seconds without data. FILE.part stays
+# for the next attempt, unless the mirror cannot resume (curl's exit status 22 or 33).
 fetch() {
 	status=0
 	curl --silent --show-error --fail --location --connect-timeout 4 --speed-limit 1000 \
@@ -37,7 +37,7 @@ fetch() {
 	return $status
 }
 
-# fetch_all MIRROR: every file that is not good yet, from this mirror.
+# fetch_all MIRROR: download every missing file from this mirror.
 fetch_all() {
 	echo "$sums" | while read -r sum file; do
 		[ -n "$sum" ] || continue

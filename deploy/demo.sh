@@ -1,8 +1,8 @@
 #!/bin/bash
 # Train a small network for 3 epochs: one server, two CPU workers, all on this machine.
 #
-# Needs the binaries (make) and finds the images with data.sh. On a terminal the server draws a
-# progress bar. Everything that is started here ends here, by its process id, within 4 minutes.
+# It needs the programs (make), and finds the images with data.sh. On a terminal the server draws a
+# progress bar. The script ends all processes that it starts, by their ids, within 4 minutes.
 set -eu
 cd "$(dirname "$0")/.."
 bin=build/release
@@ -20,13 +20,14 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 
-# start COMMAND...: in the background, with a time limit that also ends what hangs.
+# start COMMAND...: run it in the background with a time limit.
 start() {
 	timeout --kill-after 5 $limit "$@" &
 	pids="$pids $!"
 }
 
-# The server's standard error is this terminal, for the progress bar: so its port is chosen here.
+# The server's stderr is this terminal, for the progress bar, so the script cannot read the port
+# from its log and chooses one here.
 free_port() {
 	while port=$(shuf -n 1 -i 20000-32000) && grep -q ":$(printf %04X "$port") " /proc/net/tcp; do
 		:
@@ -34,7 +35,7 @@ free_port() {
 	echo "$port"
 }
 
-# field NAME: of the JSON line that the server prints at the end.
+# field NAME: print a field of the server's final JSON line.
 field() {
 	sed -n "s/.*\"$1\": *\([-0-9.e]*\).*/\1/p" "$tmp/result"
 }

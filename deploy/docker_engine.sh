@@ -1,12 +1,12 @@
 #!/bin/sh
-# Run a command with a Docker engine: the one that answers, or one that is started for the command and
-# ends with it.
+# Run a command with a Docker engine. If no engine is running, start one for the command and stop it
+# afterwards.
 #
 #   deploy/docker_engine.sh COMMAND [ARGUMENT...]
 #
-# As root it installs what is missing on Debian; an engine that its package starts as a service of the
-# machine answers already, and stays. Where none can run that is said in one line, and the command runs
-# without. The exit status is the command's. Logs lie in build/docker.
+# As root on Debian, the script installs missing packages. If the package starts the engine as a
+# service, this engine stays. If no engine can run, the script prints one line and runs the command
+# without one. The exit status is that of the command. Logs are in build/docker.
 set -eu
 cd "$(dirname "$0")/.."
 dir=build/docker

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Install what building, running and testing cnn-ps needs, on Debian 12 or Ubuntu.
+# Install the packages for building, running and testing cnn-ps, on Debian 12 or Ubuntu.
 #
-#   deploy/setup.sh          what `make`, `make demo`, `make test` and `make lint` use
-#   deploy/setup.sh bench    also what only `make bench` and `make ladder` use
-#   deploy/setup.sh check [bench]   installs nothing: says what is missing, exits with 2 (make does)
-#   deploy/setup.sh list     says which packages these are
+#   deploy/setup.sh          packages of `make`, `make demo`, `make test` and `make lint`
+#   deploy/setup.sh bench    also those of `make bench` and `make ladder`
+#   deploy/setup.sh check [bench]   only list missing packages; exit with 2 if there are any
+#   deploy/setup.sh list     list all packages
 #
-# Installs only what is missing and says what; with nothing missing it needs neither root nor the
-# network. Exit: 0 all is there, 2 it is not and this user may not install it (the command to run
-# is printed), else apt-get's own status.
+# The script installs and names only missing packages. If none is missing, it needs neither root nor
+# the network. Exit status: 0 if all packages are installed; 2 if packages are missing and this user
+# may not install them (it prints the command); otherwise the status of apt-get.
 set -eu
 
-# CONTRIBUTING.md says why each is there; tests/lint/readme.sh compares the two.
+# CONTRIBUTING.md gives the reason for each package; tests/lint/readme.sh compares the two lists.
 packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev
@@ -40,7 +40,7 @@ bench=""
 case " $* " in *" bench "*) bench=" bench" ;; esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-	[ -z "$check" ] || exit 0 # another system: the build says what it misses
+	[ -z "$check" ] || exit 0 # another system: the build reports missing libraries
 	echo "setup: this is neither Debian nor Ubuntu: install the like of:" $packages >&2
 	exit 2
 fi

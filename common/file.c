@@ -88,8 +88,8 @@ failed:;
 	return -1;
 }
 
-/* Check the name for file_replace: nothing has it, or a regular file. A rename would replace a
- * device or a link (/dev/stdout) instead of writing to it. */
+/* Check the name for file_replace: there must be no such file, or a regular one. A rename would
+ * replace a device or a link (/dev/stdout) instead of writing to it. */
 static int check_file_name(int dir_fd, const char *dir, const char *name, struct err *e)
 {
 	struct stat st;

@@ -19,7 +19,8 @@
 
 #define ZLOOP_BUDGET 64 /* messages per loop iteration and socket */
 
-/* Receive and handle ONE message with ZMQ_DONTWAIT. Return 1 if there was one, 0 on EAGAIN. */
+/* Receive and handle one message with ZMQ_DONTWAIT. Return 1 if there was a message, 0 on
+ * EAGAIN. */
 typedef int zloop_readable_fn(void *arg);
 typedef void zloop_closed_fn(void *arg);
 

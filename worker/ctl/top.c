@@ -144,8 +144,8 @@ static int screen_quit(void)
 
 #define GAP       2 /* blanks between columns */
 #define MAX_CELL  128
-#define MAX_TEXT  24 /* limit of a text if all columns fit, characters */
-#define FAIR_TEXT 12 /* texts shrink to this before the address column goes */
+#define MAX_TEXT  24 /* maximum width of a text column, characters */
+#define FAIR_TEXT 12 /* text columns shrink to this width before the address column goes */
 #define MIN_TEXT  8
 #define N_COLUMNS (sizeof(columns_of) / sizeof(columns_of[0]))
 

@@ -240,11 +240,9 @@ static int refuse_lock(int fd, const char *dir, struct err *e)
 	long pid = read_holder(fd);
 	if (pid <= 0)
 		return err_set(e, PS_ELOCKED,
-			"%s is locked by a process that has not named itself yet; stop it or take "
-			"another directory",
-			dir);
+			"%s is locked by another process; stop it or use another directory", dir);
 	return err_set(e, PS_ELOCKED,
-		"%s is locked by process %ld; stop it or take another directory", dir, pid);
+		"%s is locked by process %ld; stop it or use another directory", dir, pid);
 }
 
 /* Wait until the lock is free. After a kill -9, the next server may start before the kernel has

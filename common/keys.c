@@ -51,9 +51,9 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 		return err_set(e, PS_EUSAGE, "%s: belongs to user %u; expected user %u or root",
 			path, (unsigned)st->st_uid, (unsigned)geteuid());
 	if (mode & never)
-		return err_set(e, PS_EUSAGE,
-			"%s: mode %04o lets others %s it; chmod %s would mend it", path, mode,
-			never & 044u ? "read" : "change", never & 044u ? "600" : "go-w");
+		return err_set(e, PS_EUSAGE, "%s: mode %04o permits others to %s it; run chmod %s",
+			path, mode, never & 044u ? "read" : "change",
+			never & 044u ? "600" : "go-w");
 	return PS_OK;
 }
 

@@ -299,7 +299,7 @@ static const char *rule_result(const struct msg *m)
 
 	if (!inside(r->eval_first, r->eval_count, WIRE_MAX_IMAGES))
 		return "result.eval is out of range";
-	return r->correct <= r->eval_count ? NULL : "more images right than evaluated";
+	return r->correct <= r->eval_count ? NULL : "result.correct exceeds result.eval_count";
 }
 
 static const char *rule_admin(const struct msg *m)

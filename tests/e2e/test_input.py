@@ -129,7 +129,7 @@ def test_a_half_fetched_data_set_is_not_passed_over_in_silence(lab, files):
     done = subprocess.run(
         command("cnn-worker", "--connect-timeout-ms", 1), cwd=lab.directory, env=env, text=True,
         stderr=subprocess.PIPE, check=False, timeout=60)
-    assert re.search(rf"level=warn .*data/mnist is passed over: it has {len(files)} of the 4 files",
+    assert re.search(rf"level=warn .*data/mnist is ignored: it has {len(files)} of the 4 files",
                      done.stderr), done.stderr
     assert done.returncode in (3, 6), done.stderr
 

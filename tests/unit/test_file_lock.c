@@ -95,7 +95,7 @@ static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
 	assert_int_equal(file_lock_dir(dir, &first, &e), PS_OK);
 	temp_dir_write(dir, "LOCK", rubbish, sizeof(rubbish));
 	assert_int_equal(file_lock_dir(dir, &second, &e), PS_ELOCKED);
-	assert_non_null(strstr(e.text, "a process that has not named itself yet"));
+	assert_non_null(strstr(e.text, "locked by another process"));
 	close(first);
 	assert_int_equal(file_lock_dir("/nonexistent-directory", &first, &e), PS_EIO);
 }

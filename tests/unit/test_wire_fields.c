@@ -92,7 +92,7 @@ static void grants_and_results_must_make_sense(void **state)
 	b = bytes_fresh();
 	bytes_number(b, 4, 10);
 	bytes_number(b, 5, 11);
-	assert_refused(MSG_RESULT, b, "more images right than evaluated");
+	assert_refused(MSG_RESULT, b, "result.correct exceeds result.eval_count");
 }
 
 static struct bytes *welcome(

@@ -107,7 +107,7 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 		goto fail;
 	}
 	if (zmq_connect(l->bulk, server) || zmq_connect(l->beat, server)) {
-		rc = err_set(e, PS_EUSAGE, "server \"%.200s\": %s; tcp://HOST:PORT would be right",
+		rc = err_set(e, PS_EUSAGE, "server \"%.200s\": %s; expected tcp://HOST:PORT",
 			server, zmq_strerror(errno));
 		goto fail;
 	}

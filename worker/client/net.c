@@ -970,7 +970,7 @@ static int dial(struct net *n, struct err *e)
 	if (n->cfg.key)
 		rc = read_keys(n, &keys, e);
 	else if (n->cfg.server_key)
-		rc = err_set(e, PS_EUSAGE, "a server key without an own key");
+		rc = err_set(e, PS_EUSAGE, "a server key, but no key of this program");
 	if (!rc)
 		rc = link_open(
 			&n->link, n->cfg.server, n->keyed ? &keys : NULL, n->cfg.session.seed, e);

@@ -53,8 +53,8 @@ static int find_dir(const char **dir, struct err *e)
 			return PS_OK;
 		if (count_files(*dir))
 			log_warn("worker", "data_incomplete",
-				"reason=\"%s is passed over: it has %d of the %d files, perhaps "
-				"of an interrupted download; `make data` completes it\"",
+				"reason=\"%s is ignored: it has %d of the %d files, perhaps after "
+				"an interrupted download; run `make data`\"",
 				*dir, count_files(*dir), DATA_FILES);
 	}
 	return err_set(e, PS_EDATA, "no data set in %s or %s: run `make data`, or give --data DIR",

@@ -1,4 +1,4 @@
-/* Proves what beats tell a worker, and how it takes leave. Invariants of server/core/sessions.c. */
+/* Proves the content of heartbeats, and the answers to BYE. Invariants of server/core/sessions.c. */
 #include "tests/support/core_fixture.h"
 
 /* ---- beats ---------------------------------------------------------------------------------- */
@@ -20,7 +20,7 @@ static void a_beat_is_answered_with_what_is_decided_and_durable(void **state)
 	fixture_close(&f);
 }
 
-/* checkpoint_ms has passed: a snapshot of what happened. */
+/* Let checkpoint_ms pass, so that the core takes a snapshot. */
 static void save(struct core_fixture *f, struct stamp s)
 {
 	f->now_ms += f->cfg.checkpoint.interval_ms;
@@ -44,7 +44,8 @@ static void what_became_durable_is_told_unasked_on_the_beat_connection(void **st
 	fixture_beat(&f, 19, s);
 	fixture_gone(&f, 19);
 	fixture_durable(&f);
-	assert_int_equal(fixture_sent(&f, 9, MSG_BEAT)->beat.durable_seq, 4); /* bulk will do */
+	assert_int_equal(fixture_sent(&f, 9, MSG_BEAT)->beat.durable_seq,
+		4); /* the bulk connection is good enough */
 	m = fixture_push_ones(s, 5);
 	fixture_applied(&f, 9, &m);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
@@ -69,7 +70,7 @@ static void bye_is_answered_when_all_pushes_are_durable(void **state)
 	fixture_bye(&f, 9, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
-	assert_int_not_equal(f.saving, 0); /* urgent */
+	assert_int_not_equal(f.saving, 0); /* a snapshot has begun at once */
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	assert_int_equal(fixture_sent(&f, 9, MSG_BYE)->bye.status, PS_OK);
@@ -79,8 +80,8 @@ static void bye_is_answered_when_all_pushes_are_durable(void **state)
 	fixture_close(&f);
 }
 
-/* Its beats go on until it hears the answer, and it may ask again: neither is a reason to start
- * over. */
+/* A worker that waits for the answer sends heartbeats, and may repeat its BYE. Neither starts the
+ * close again. */
 static void who_waits_for_the_answer_to_bye_is_alive(void **state)
 {
 	struct core_fixture f;
@@ -182,7 +183,7 @@ static void who_comes_back_after_bye_is_welcome(void **state)
 
 	(void)state;
 	fixture_bye(&f, 9, s);
-	fixture_message(&f, 9, &m); /* its BYE's answer is late */
+	fixture_message(&f, 9, &m); /* the answer to BYE is late */
 	fixture_durable(&f);
 	assert_null(fixture_sent(&f, 9, MSG_BYE));
 	fixture_durable(&f);

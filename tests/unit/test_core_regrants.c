@@ -1,6 +1,6 @@
 /*
- * Proves what server/core/leases.c says of leases as hints: what a worker does not do somebody else
- * does, whoever pushes first counts, and who was not answered gets the same again.
+ * Proves that leases are hints (server/core/leases.c): another worker gets the work that a worker does
+ * not deliver, the first result counts, and a repeated request gets the same answer.
  */
 #include "tests/support/core_fixture.h"
 
@@ -24,7 +24,7 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 	assert_int_equal(core_stats(f.core)->released, 2);
 	g = fixture_train(&f, 10, t, 1);
 	assert_work(&g, 0, 0, 2);         /* the same batches */
-	m = fixture_batch(s, 1, 0, 0, 1); /* it was only slow */
+	m = fixture_batch(s, 1, 0, 0, 1); /* the first worker was only slow */
 	fixture_applied(&f, 9, &m);
 	m = fixture_batch(t, 1, 0, 0, 1);
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
@@ -32,13 +32,13 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 	fixture_applied(&f, 10, &m);
 	m = fixture_batch(s, 2, 0, 1, 1);
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
-	m = fixture_batch(s, 3, 0, 3, 1); /* nobody asked for it: it counts all the same */
+	m = fixture_batch(s, 3, 0, 3, 1); /* a batch that it has no lease for counts */
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(core_epoch(f.core, 0)->images, 25);
 	fixture_close(&f);
 }
 
-/* Its answer was lost, or waited for a disk that failed, until the silence was too long. */
+/* The answer was lost, or waited for a failing disk until the worker's timeout. */
 static void a_lease_that_nobody_got_is_given_again(void **state)
 {
 	struct core_fixture f;
@@ -71,7 +71,7 @@ static void what_was_given_away_is_not_given_back_again(void **state)
 	t = fixture_join(&f, 10, "");
 	g = fixture_train(&f, 10, t, 1);
 	assert_work(&g, 0, 0, 2);
-	g = fixture_train(&f, 9, s, 1); /* asks for the answer again: it is another one now */
+	g = fixture_train(&f, 9, s, 1); /* the repeated request gets another answer now */
 	assert_work(&g, 0, 2, 1);
 	g = fixture_train(&f, 9, s, 2);
 	assert_true(g.work.first >= 2);
@@ -98,7 +98,7 @@ static void a_new_process_numbers_its_requests_anew(void **state)
 	fixture_lease(&f, 9, s, 1);
 	fixture_join(&f, 10, "anna");
 	fixture_join(&f, 11, "");
-	assert_null(fixture_granted(&f, 10)); /* it was its predecessor who asked */
+	assert_null(fixture_granted(&f, 10)); /* the old process has requested it */
 	fixture_close(&f);
 }
 

@@ -1,7 +1,6 @@
 /*
- * Proves that a run goes on from an image as if nothing had been: bit-exactly under the same
- * options, sensibly under others, and not at all, by name, where it cannot.
- * (server/core/snapshot.h)
+ * Proves that a run continues from a snapshot (server/core/snapshot.h): bit for bit with the same
+ * options, with some other options, and never with options that do not fit, which are named.
  */
 #include "tests/support/core_fixture.h"
 #include "common/run_head.h"
@@ -16,7 +15,7 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 	for (size_t i = 0; i < 100; i++)
 		g[i] = (float)(2 * rng_unit(r) - 1);
 	if (rng_below(r, 10) == 0)
-		g[rng_below(r, 100)] *= 1e20f; /* some are rejected */
+		g[rng_below(r, 100)] *= 1e20f; /* the core rejects some */
 	m.push.base_version = core_stats(f->core)->version;
 	m.push.base_version -= rng_below(r, m.push.base_version < 4 ? 1 : 4);
 	m.push.loss = (float)rng_unit(r);
@@ -28,7 +27,7 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 		fixture_durable(f);
 }
 
-/* 60 pushes of one worker; the server is killed and restarted before those in `kills`. */
+/* 60 pushes of one worker. The server is killed and restarted before the pushes in `kills`. */
 static struct core_snapshot trained(const struct core_config *cfg, uint64_t kills)
 {
 	struct rng r = rng_seed(4, RNG_SIM, 0);
@@ -120,7 +119,7 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	assert_int_equal(fixture_worker(&other, 1).state, SESSION_AWAY);
 	assert_int_equal(fixture_worker(&other, 2).state, SESSION_DEAD);
 	assert_int_equal(fixture_worker(&other, 2).last_seq, 1);
-	assert_int_equal(fixture_worker(&other, 2).durable_seq, 1); /* it is in the image */
+	assert_int_equal(fixture_worker(&other, 2).durable_seq, 1); /* the snapshot contains it */
 	assert_int_equal(fixture_worker(&other, 2).images, 10);
 	assert_int_equal(core_epoch(other.core, 0)->images, 10);
 	assert_int_equal(core_epoch(other.core, 0)->updates, 1);
@@ -137,7 +136,8 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 
 /* ---- other options -------------------------------------------------------------------------- */
 
-/* An image of one epoch of fixture_training trained and half evaluated, its only worker gone. */
+/* A snapshot: the first epoch of fixture_training is trained and half evaluated, and the only worker
+ * has left. */
 static struct core_snapshot half_evaluated(struct core_config cfg)
 {
 	struct core_snapshot img;
@@ -163,7 +163,7 @@ static struct core_snapshot half_evaluated(struct core_config cfg)
 	return img;
 }
 
-/* Whoever is granted evaluates, whoever is granted trains, until the run ends. */
+/* Evaluate and train as granted until the run ends. */
 static void run_to_the_end(struct core_fixture *f)
 {
 	struct stamp s;
@@ -217,10 +217,10 @@ static void eval_images_may_change_in_the_middle_of_an_evaluation_and_between(vo
 			cfg.leases.eval_images = sizes[k];
 			fixture_load(&f, cfg, &img);
 			fixture_drop(&img);
-			run_to_the_end(&f); /* epoch 1 is evaluated in the new size */
+			run_to_the_end(&f); /* epoch 1 is evaluated in portions of the new size */
 			fixture_close(&f);
 			cfg.leases.eval_images = sizes[i];
-			fixture_open(&f, cfg); /* and nothing under evaluation */
+			fixture_open(&f, cfg); /* no evaluation is under way */
 			fixture_bye(&f, 9, fixture_join(&f, 9, ""));
 			f.cfg.leases.eval_images = sizes[k];
 			fixture_restart(&f);
@@ -258,7 +258,7 @@ static void a_run_goes_on_with_more_epochs_from_the_middle(void **state)
 	run_to_the_end(&f);
 	fixture_drop(&img);
 	fixture_close(&f);
-	cfg.training.epochs = 1; /* the last epoch is trained, its evaluation is under way */
+	cfg.training.epochs = 1; /* the last epoch is trained, and its evaluation is under way */
 	img = half_evaluated(cfg);
 	cfg.training.epochs = 2;
 	fixture_load(&f, cfg, &img);
@@ -329,7 +329,7 @@ static void what_cannot_be_continued_is_refused_by_name(void **state)
 	cfg.training.epochs = 0;
 	refused_for(&img, cfg, "--epochs");
 	cfg = good;
-	cfg.training.epochs = 1; /* the second one is in training */
+	cfg.training.epochs = 1; /* the second epoch is in training */
 	refused_for(&img, cfg, "--epochs");
 	fixture_drop(&img);
 }

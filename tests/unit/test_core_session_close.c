@@ -1,10 +1,10 @@
 /*
- * Proves the invariants numbered in server/core/session_close.c: what a crash has lost is replayed
- * before anybody goes home, or kept for the server's next life.
+ * Proves the invariants numbered in server/core/session_close.c: before a worker's session closes, the
+ * worker replays the pushes that a crash has lost, or retains them for the server's next term.
  */
 #include "tests/support/core_fixture.h"
 
-/* Worker 1 has 3 pushes acknowledged; a crash lost all of them. It is not back yet. */
+/* Worker 1 has 3 acknowledged pushes. A crash has lost all of them, and it has not returned. */
 static struct stamp lose(struct core_fixture *f)
 {
 	struct core_config cfg = fixture_config();
@@ -85,7 +85,7 @@ static void a_drain_waits_for_no_longer_than_a_recovery(void **state)
 	fixture_close(&f);
 }
 
-/* ... so that it goes on with the next life of the server. */
+/* The worker continues in the server's next term. */
 static void who_holds_what_a_crash_lost_is_not_sent_home(void **state)
 {
 	struct core_fixture f;
@@ -114,13 +114,12 @@ static void nor_is_who_came_back_too_late_to_replay(void **state)
 	drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	assert_int_not_equal(f.saving, 0);
-	s = resume(&f, s); /* while the last snapshot is on its way */
+	s = resume(&f, s); /* while the last snapshot is under way */
 	m = fixture_push_ones(s, 1);
 	m.push.verdict = VERDICT_OK;
 	fixture_message(&f, 20, &m);
 	fixture_silent(&f);
-	fixture_bye(
-		&f, 20, s); /* a refusal would have it say all this again, at once and for ever */
+	fixture_bye(&f, 20, s); /* a refusal would make the worker repeat all this forever */
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
@@ -137,7 +136,7 @@ static void a_leaver_replays_first(void **state)
 
 	(void)state;
 	s = resume(&f, s);
-	fixture_bye(&f, 20, s); /* it overtook the replays */
+	fixture_bye(&f, 20, s); /* BYE has overtaken the replays */
 	fixture_refused(&f, 20, PS_EGAP);
 	assert_int_equal(fixture_sent(&f, 20, MSG_ERROR)->error.expected, 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
@@ -172,8 +171,8 @@ static void who_was_replaced_is_fenced_after_the_end_too(void **state)
 
 /* ---- a state that went back ------------------------------------------------------------------ */
 
-/* Slot 1 was given to somebody, the checkpoint that said so is lost, and the slot is given again.
- */
+/* Slot 1 is assigned, the checkpoint that contains the assignment is lost, and the slot is assigned
+ * again. */
 static struct stamp give_twice(struct core_fixture *f, int accept)
 {
 	struct core_config cfg = fixture_config();
@@ -207,7 +206,7 @@ static void a_namesake_of_before_a_rollback_is_not_taken_for_the_new_worker(void
 		fixture_message(&f, 9, &m);
 		fixture_refused(&f, 9, status[accept]);
 		assert_int_equal(f.core->worker[0].peer, 10);
-		fixture_restart(&f); /* the image remembers whose it is */
+		fixture_restart(&f); /* the snapshot contains the owner of the slot */
 		f.saving = 0;
 		fixture_message(&f, 9, &m);
 		fixture_refused(&f, 9, status[accept]);

@@ -1,6 +1,6 @@
 /*
- * Proves invariants 1 and 4 of server/core/sessions.c in the table of slots: who gets which one,
- * and that no incarnation is given twice.
+ * Proves invariants 1 and 4 of server/core/sessions.c: which slot a worker gets, and that the server
+ * never gives an incarnation twice.
  */
 #include "tests/support/core_fixture.h"
 
@@ -18,7 +18,7 @@ static void a_full_table_refuses_until_a_worker_is_dead(void **state)
 	fixture_message(&f, 11, &m);
 	fixture_refused(&f, 11, PS_EFULL);
 	fixture_tick(&f, cfg.sessions.dead_ms);
-	fixture_message(&f, 11, &m); /* suspect is not dead */
+	fixture_message(&f, 11, &m); /* the worker is suspect, not dead */
 	fixture_refused(&f, 11, PS_EFULL);
 	fixture_tick(&f, 1);
 	assert_int_equal(core_stats(f.core)->deaths, 2);
@@ -56,7 +56,7 @@ static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
 	first = fixture_join(&f, 10, "anna");
 	m = fixture_push_ones(first, 1);
 	fixture_applied(&f, 10, &m);
-	second = fixture_join(&f, 11, "anna"); /* the first one still lives */
+	second = fixture_join(&f, 11, "anna"); /* the first process is alive */
 	assert_int_equal(second.worker, first.worker);
 	assert_int_equal(second.incarnation, first.incarnation + 1);
 	assert_int_equal(fixture_sent(&f, 11, MSG_WELCOME)->welcome.last_seq, 1);
@@ -69,7 +69,7 @@ static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
 	fixture_close(&f);
 }
 
-/* Else a crash could lose what it was told is taken, and it would be gone. */
+/* A crash before that could lose a push that the worker has released. */
 static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
 {
 	struct core_fixture f;
@@ -99,7 +99,7 @@ static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
 	fixture_close(&f);
 }
 
-/* Also if whoever replaced it has died meanwhile, before a snapshot had either of them. */
+/* The same if the new process has died before a snapshot contained either of them. */
 static void who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too(void **state)
 {
 	struct core_fixture f;
@@ -125,8 +125,8 @@ static void who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too(void *
 	fixture_close(&f);
 }
 
-/* Nothing of a process, that owes replays or is about to leave, passes on to the one that takes its
- * slot over by name. */
+/* A new process that takes over a slot by name inherits neither the replays that the old process
+ * owes nor its BYE. */
 static void inherit(int leaves)
 {
 	struct core_fixture f;
@@ -136,7 +136,7 @@ static void inherit(int leaves)
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "anna");
 	fixture_restart(&f);
-	m = fixture_resume(s, leaves ? 1 : 4, 0); /* so many replays are to come */
+	m = fixture_resume(s, leaves ? 1 : 4, 0); /* the worker owes this number of replays */
 	memcpy(m.hello.name, "anna", 5);
 	fixture_message(&f, 9, &m);
 	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
@@ -150,7 +150,7 @@ static void inherit(int leaves)
 	if (leaves) {
 		fixture_durable(&f);
 		assert_int_equal(
-			fixture_count(&f, EFFECT_SEND), 0); /* that BYE is not the new one's */
+			fixture_count(&f, EFFECT_SEND), 0); /* the BYE was the old process's */
 	}
 	fixture_durable(&f);
 	s = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;
@@ -159,7 +159,8 @@ static void inherit(int leaves)
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_message(&f, 10, &m);
 	fixture_durable(&f);
-	assert_non_null(fixture_sent(&f, 10, MSG_BEAT)); /* not over its predecessor's connection */
+	assert_non_null(
+		fixture_sent(&f, 10, MSG_BEAT)); /* not on the connection of the old process */
 	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD); /* it owes no replays */
 	fixture_close(&f);

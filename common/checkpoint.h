@@ -13,7 +13,7 @@
  * (3) no byte of a file is believed before its checksum: a flipped or missing byte anywhere makes
  *     checkpoint_read fail, and checkpoint_read_newest takes the generation before and says so in
  *     the log.
- * Thread: any one at a time per directory (the server: the saver only).
+ * Thread: any one at a time per directory (the server: the checkpointer only).
  */
 #ifndef COMMON_CHECKPOINT_H
 #define COMMON_CHECKPOINT_H

@@ -57,7 +57,9 @@ chmod +x $out/launch
 mkdir -p $out/deploy $out/tests/bench
 cp deploy/data.sh deploy/demo.sh $out/deploy/
 cp LICENSE $out/
-cp tests/conftest.py tests/epoch.py tests/flavour.py tests/idx.py tests/lab.py tests/safetensors.py $out/tests/
+cp tests/conftest.py $out/tests/
+mkdir $out/tests/support
+cp tests/support/*.py $out/tests/support/
 cp -r tests/gpu $out/tests/
 cp tests/bench/gpu_vs_torch tests/bench/*.py $out/tests/bench/
 find $out/tests -name __pycache__ -prune -exec rm -r {} +

@@ -1,5 +1,5 @@
-# Sets KERNEL_OBJECTS, the objects of libkernels.a. The Makefile includes this file. kernels/cpu/simd.c
-# is compiled once per instruction set; kernels/cpu/cpu.c chooses one at run time.
+# What libkernels.a is made of: set KERNEL_OBJECTS. Included by the Makefile.
+# kernels/cpu/simd.c is compiled once per instruction set; kernels/cpu/cpu.c picks one at run time.
 SIMD.baseline :=
 SIMD.avx2     := -mavx2 -mfma
 SIMD.avx512   := -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma
@@ -9,16 +9,15 @@ CU_OBJECTS    := $(CU:%.cu=$(B)/%.o)
 KERNEL_OBJECTS = $(filter-out %/cpu/simd.o $(if $(CU),,$(call obj,$(wildcard kernels/cuda/*.c))),$(call obj,$(SRC.kernels))) \
 	$(SIMD_OBJECTS) $(CU_OBJECTS)
 
-# needed because the rule below is the first one that make reads
+# the rule below is the first one that make reads
 .DEFAULT_GOAL := all
-# -ffp-contract=fast: -std=c11 alone would forbid fused multiply-add
+# -std=c11 alone would forbid fused multiply-add
 $(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) -O3 -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<
 
-# SM=90 is Hopper, built as sm_90a for wgmma. KX_SYNC=1 waits after each launch, so that an error is
-# reported for its own kernel.
+# SM=90: Hopper, with what only its own code may use (sm_90a: wgmma). KX_SYNC=1 waits after each launch, so that an error is that of its own kernel.
 NVCC_FLAGS = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM:90=90a),code=sm_$(SM:90=90a) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
 $(CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import idx
-from flavour import PATIENCE, ROOT, command
-from lab import Lab
+from support import idx
+from support.build import PATIENCE, ROOT, command
+from support.programs import Programs
 
 # Folders whose C files are test programs, and how long one of them may take; gpu: cpu-ref computes
 # large nets there, for comparison.
@@ -125,8 +125,8 @@ def small(data, tmp_path_factory):
 
 
 @pytest.fixture
-def lab(tmp_path, data):
+def programs(tmp_path, data):
     """Real processes in a directory of their own; those that still run at the end are killed."""
-    lab = Lab(tmp_path, data)
-    yield lab
-    lab.close()
+    programs = Programs(tmp_path, data)
+    yield programs
+    programs.close()

@@ -1,6 +1,6 @@
-# figures.gp - draws the figures of docs/ladder.md from the CSV files of run.sh.
+# figures.gp - the figures of docs/ladder.md from the CSV that run.sh measures.
 #   gnuplot -e "dir='docs/ladder'" kernels/ladder/figures.gp
-# The stages are in the order of steps.csv, slowest first.
+# Stages come in the order of steps.csv: from the foot of the ladder to its top.
 
 set encoding utf8
 set datafile separator ","
@@ -77,7 +77,7 @@ set format y
 set lmargin; set rmargin; set tmargin; set bmargin
 
 # ---- phases.svg: share of a step's time, phase by phase ----------------------------------------------
-# Copies have warm colours, the host is grey, kernels have cool colours. Other phases get more colours.
+# Copies are warm, the host is grey, kernels are cool; phases that are not known here get their own.
 known = "weights_in images_in indices_in gradients_out gather sum_on_the_host copies_and_waits all one_thread_per_image conv_+_ReLU_+_pool forward fc softmax_+_loss fc_backward conv_backward backward gradient sum_of_the_slots mean other"
 colors = "#f6a15b #d9722e #f3c99b #b5442c #d0d7de #8c959f #eadfd3 #6e7781 #1b1f6b #35479e #5b6fd6 #3a7fc1 #9ad0f5 #2f9c95 #1d6f5e #2aa876 #86cf8f #8f7cc8 #c3b6e8 #b7c0c9"
 more = "#5b8def #7bc8a4 #b58ee0 #4b5fa8 #6fd0d6 #a3c9a8 #9d8fd0 #38618c"
@@ -87,7 +87,7 @@ at(list, x) = sum [j = 1:words(list)] (word(list, j) eq x ? j : 0)
 nth_new(i) = sum [j = 1:i] (at(known, word(used, j)) == 0)
 color(i) = at(known, word(used, i)) ? word(colors, at(known, word(used, i))) : word(more, (nth_new(i) - 1) % words(more) + 1)
 phase(i) = system(sprintf("echo '%s' | tr _ ' '", word(used, i)))
-# columns: number of the stage, begin and end of the phase in percent, phase, stage, time
+# number of a stage, where its phase begins and ends in percent, which phase, the stage, its time
 shares = sprintf("< awk -F, -v used='%s' 'BEGIN { n = split(used, u, \" \"); for (i = 1; i <= n; i++) number[u[i]] = i } %s { gsub(/ /, \"_\", $5); if (!($1 in row)) { row[$1] = rows++; name[row[$1]] = $1 } ms[row[$1], number[$5]] += $6; sum[row[$1]] += $6 } END { for (r = 0; r < rows; r++) { at = 0; for (p = 1; p <= n; p++) if (ms[r, p]) { share = 100 * ms[r, p] / sum[r]; print r \",\" at \",\" at + share \",\" p \",\" name[r] \",\" sum[r]; at += share } } }' %s", used, rows_of, file("phases"))
 set autoscale
 unset logscale

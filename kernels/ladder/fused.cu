@@ -227,13 +227,13 @@ int fused_allocate(struct gpu *g, struct fused *k, size_t rows, struct err *e)
 
 extern "C" const struct rung rung_fused = {
 	.name = "fused",
-	.changes = "One thread per pooled value. One kernel computes convolution, ReLU and "
-		   "pooling, and the backward pass propagates only through the argmax. The "
-		   "gradients of single images still go to the host.",
-	.predicts = "The map (0.7 GB) is never stored, and three quarters of the backward products "
-		    "are not needed: 2 ms of kernels, including 0.4 ms to write 1.74 GB of "
-		    "gradients. The host still takes 0.65 s to receive and add them up: 1.5 times "
-		    "faster, not 100",
+	.changes =
+		"A thread for each pooled value: convolution, ReLU and pooling in one kernel, the "
+		"error pushed through the winners alone; the gradients still go to the host.",
+	.predicts =
+		"The map (0.7 GB) is never stored and three quarters of the backward products go: "
+		"2 ms of kernels, of which 0.4 ms are the 1.74 GB of gradients written. The host "
+		"still takes 0.65 s to receive and sum them: 1.5 times faster, not 100",
 	.needs_gpu = 1,
 	.open = fused_open,
 	.step = fused_step,

@@ -1,6 +1,6 @@
-# cnn-ladder: the optimisation steps of the gradient (docs/ladder.md). The Makefile includes this file.
-# Without nvcc it has only the sequential rung.
-#   ladder   measures all rungs into LADDER (build/ladder) and draws the figures there
+# cnn-ladder: every step of how the gradients became fast (docs/ladder.md). Included by the Makefile.
+# Without nvcc it has the sequential rung alone.
+#   ladder   measures all of it into LADDER (build/ladder), and draws the figures there
 LADDER      ?= build/ladder
 LADDER_MAIN := kernels/ladder/main.c
 LADDER_CU   := $(if $(CU),$(wildcard kernels/ladder/*.cu))
@@ -18,7 +18,7 @@ $(A.ladder): $(call obj,$(LADDER_C)) $(LADDER_CU_OBJECTS)
 	$(archive)
 $(B)/cnn-ladder: $(call obj,$(LADDER_MAIN)) $(A.ladder) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LADDER_LIBS)
-$(LADDER_TESTS:%.c=$(B)/%): $(B)/%: $(B)/%.o $(A.ladder) $(ARCHIVES.worker)
+$(LADDER_TESTS:%.c=$(B)/%): $(B)/%: $(B)/%.o $(A.support) $(A.ladder) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LADDER_LIBS)
 
 .PHONY: ladder

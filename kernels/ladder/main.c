@@ -197,22 +197,22 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 1,
 			.max = 4000,
 			.arg = "DIR",
-			.help = "directory of the four IDX files, plain or .gz; without "
-				"it data/mnist, else Debian's Fashion-MNIST"},
+			.help = "the four IDX files, plain or .gz; without it "
+				"data/mnist, else Debian's Fashion-MNIST"},
 		{.name = "rung",
 			.type = OPT_TEXT,
 			.dest = &o->rung,
 			.min = 1,
 			.max = 100,
 			.arg = "NAME",
-			.help = "run only this rung; without it all rungs"},
+			.help = "only this rung; without it all of them"},
 		{.name = "phases",
 			.type = OPT_TEXT,
 			.dest = &o->phases,
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "steps: also write the time of each phase to FILE"},
+			.help = "steps: also write where each step's time goes"},
 		{.name = "filters",
 			.type = OPT_INT,
 			.dest = &o->filters,
@@ -220,7 +220,7 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 4096,
 			.arg = "N",
-			.help = "measure only seed:N; 0: several networks"},
+			.help = "only this net, seed:N; 0: a sweep"},
 		{.name = "batch",
 			.type = OPT_INT,
 			.dest = &o->batch,
@@ -228,7 +228,7 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 60000,
 			.arg = "N",
-			.help = "measure only batches of N images; 0: several sizes"},
+			.help = "only this batch size; 0: a sweep"},
 		{.name = "seconds",
 			.type = OPT_REAL,
 			.dest = &o->seconds,
@@ -236,8 +236,8 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 3600,
 			.arg = "S",
-			.help = "steps: time for each rung and point; train: longest of the "
-				"training times 0.03, 0.3 and 3 s"},
+			.help = "steps: about so long for each rung and point; train: the last "
+				"of the times 0.03, 0.3 and 3 s that is shown"},
 		{.name = "rate",
 			.type = OPT_REAL,
 			.dest = &o->rate,
@@ -253,13 +253,13 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 1e15,
 			.arg = "N",
-			.help = "seed of the initial weights and of the order of images"},
+			.help = "of weights and order of images"},
 		{0},
 	};
 	const struct opt_program program = {.name = PROGRAM,
 		.usage = "[OPTION...] steps|train|memory|rungs",
-		.about = "Measures every optimisation step of the gradient of seed:F and prints "
-			 "CSV.",
+		.about = "Every step of how the gradient of the net seed:F became fast: CSV on "
+			 "stdout.",
 		.opts = rows,
 		.max_args = 1};
 	const char *args[1] = {NULL};

@@ -310,12 +310,12 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 
 extern "C" const struct rung rung_products = {
 	.name = "products",
-	.changes = "No kernel stores the gradient of a single image. The fc layer is three "
-		   "products over the batch, and the conv sums stay in registers over a chunk of "
-		   "images.",
-	.predicts = "5 launches instead of 315, and 17 MB of partial sums instead of 3.5 GB of "
-		    "slots. The pooled values are read three times (0.5 GB): 0.6 ms of kernels. "
-		    "Copies of 5 MB through pageable memory: 1 ms. 2 ms in all",
+	.changes = "No image has a gradient: the fc layer is three products over the batch, the "
+		   "convolution's sums stay in registers over a chunk of images.",
+	.predicts =
+		"5 launches instead of 315, and 3.5 GB of slots shrink to 17 MB of partial sums; "
+		"pooled values are read three times (0.5 GB): 0.6 ms of kernels. Copies of 5 MB "
+		"through pageable memory: 1 ms. 2 ms",
 	.needs_gpu = 1,
 	.open = products_open,
 	.step = products_step,

@@ -223,13 +223,13 @@ int resident_step(void *self, const struct ladder_batch *b, float *grad, double 
 
 extern "C" const struct rung rung_tiled = {
 	.name = "tiled",
-	.changes = "The data set is on the device as bytes. The forward kernel keeps an image in "
-		   "shared memory and 16 pixels in registers for 32 filters. One backward kernel "
-		   "reads the pooled values once for both layers.",
+	.changes =
+		"The data set lies on the device as bytes. An image in shared memory, 16 pixels in "
+		"registers for 32 filters; one backward kernel reads the pooled values once for "
+		"both layers.",
 	.predicts =
-		"Forward: 3.1 GFLOP with 12 multiply-adds per load, 0.12 ms. Backward: 2.4 "
-		"GFLOP and 0.22 GB once, 0.15 ms. fc: 0.08 ms. 0.35 ms of kernels and 0.3 ms of "
-		"copies",
+		"Forward 3.1 GFLOP with 12 multiply-adds a load: 0.12 ms; backward 2.4 GFLOP and "
+		"0.22 GB once: 0.15 ms; fc 0.08 ms. 0.35 ms of kernels, 0.3 ms of copies",
 	.needs_gpu = 1,
 	.open = tiled_open,
 	.step = resident_step,
@@ -239,10 +239,12 @@ extern "C" const struct rung rung_tiled = {
 
 extern "C" const struct rung rung_staged = {
 	.name = "staged",
-	.changes = "The fc product reads its weights through shared memory, for 32 images at a "
-		   "time, and loads one tile ahead.",
-	.predicts = "The loads waited for each other: 0.18 ms at a fifth of the issue slots. Now "
-		    "227 MB go through the L2 at 4 TB/s: 0.06 ms",
+	.changes = "The fc product takes its weights through shared memory, for 32 images at once, "
+		   "and "
+		   "loads a tile ahead.",
+	.predicts =
+		"Its loads waited for each other: 0.18 ms at a fifth of the issue slots. 227 MB "
+		"through the L2 at 4 TB/s: 0.06 ms",
 	.needs_gpu = 1,
 	.open = staged_open,
 	.step = resident_step,
@@ -252,12 +254,13 @@ extern "C" const struct rung rung_staged = {
 
 extern "C" const struct rung rung_dense = {
 	.name = "dense push",
-	.changes = "dY is propagated through all four output pixels of a window, with zero for "
-		   "three of them. The pixels of the window are in registers for two filters, and "
-		   "nothing is gathered.",
-	.predicts = "Half of the shared-memory cycles of the gather were bank conflicts, and a "
-		    "pooled value took 125 instructions. Now 27 multiply-adds more, but 80 "
-		    "instructions and no conflicts: 0.16 ms of backward instead of 0.31",
+	.changes = "The error is pushed through all four places of a window, as zero through "
+		   "three: no "
+		   "gather, the window's pixels in registers for two filters.",
+	.predicts =
+		"Half of the gather's shared-memory cycles were bank conflicts, 125 instructions "
+		"for each pooled value. 27 multiply-adds more, but 80 instructions, no conflict: "
+		"0.16 ms of backward instead of 0.31",
 	.needs_gpu = 1,
 	.open = dense_open,
 	.step = resident_step,
@@ -267,7 +270,7 @@ extern "C" const struct rung rung_dense = {
 
 extern "C" const struct rung rung_pinned = {
 	.name = "pinned",
-	.changes = "Weights and gradient are copied from and to pinned memory.",
+	.changes = "Weights and gradient travel from and to pinned memory.",
 	.predicts = "3.5 MB at 50 GB/s instead of 13: 0.07 ms instead of 0.27",
 	.needs_gpu = 1,
 	.open = pinned_open,
@@ -278,9 +281,11 @@ extern "C" const struct rung rung_pinned = {
 
 extern "C" const struct rung rung_graph = {
 	.name = "graph",
-	.changes = "One CUDA graph per batch size instead of nine calls.",
-	.predicts = "Nine calls of 3 us overlap with a long step but delay a short one: 0.02 ms "
-		    "less at 256 filters and 1000 images, a fifth less at 100 images",
+	.changes = "One CUDA graph for each batch size instead of nine calls.",
+	.predicts =
+		"Nine calls of 3 us run ahead of a long step and stand in front of a short one: "
+		"0.02 ms at 256 filters, 1000 images, where it hardly shows; a fifth at 100 "
+		"images",
 	.needs_gpu = 1,
 	.open = graph_open,
 	.step = resident_step,

@@ -1,19 +1,18 @@
 #!/bin/sh
-# Measures every stage of the ladder and draws the figures of docs/ladder.md.
+# Measure every stage of the ladder, and draw what docs/ladder.md shows.
 #
-#   run.sh CNN_LADDER DIR     measure into DIR/*.csv; draw if gnuplot is installed
+#   run.sh CNN_LADDER DIR     measure into DIR/*.csv; draw too where gnuplot is
 #   run.sh --draw DIR         draw DIR/*.svg from DIR/*.csv
 #
-# SECONDS_EACH (default 2) is the time for each rung and point, TRAIN_SECONDS (default 3) the
-# training time of each rung. The data set is in $CNN_DATA or in one of the default directories.
-# Without a GPU the script measures only stages 0 and 1 and writes no memory.csv.
+# SECONDS_EACH (2): for each rung and point; TRAIN_SECONDS (3): for each rung's training. Data:
+# $CNN_DATA or the usual places. Without a GPU there are stages 0 and 1 and no memory.csv.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-# the Python of Debian, which has the package python3-numpy
+# Debian's own, which has its python3-numpy
 python=${PYTHON:-/usr/bin/python3}
 
 draw() {
-	# runs first because it fails if the images are of another data set than the table
+	# first: it refuses images of another data set than the table's
 	"$python" "$here/pictures.py" "$1/beliefs.csv" >"$1/beliefs.svg.tmp" || {
 		status=$?
 		rm "$1/beliefs.svg.tmp"
@@ -31,7 +30,7 @@ ladder=$1 dir=$2
 each=${SECONDS_EACH:-2} train=${TRAIN_SECONDS:-3} rate=${RATE:-0.02}
 mkdir -p "$dir"
 
-# Runs a command and appends its rows to a table, without the header line.
+# Run a command and append its rows, without their names, to a table that has them.
 append() {
 	table=$1
 	shift
@@ -42,7 +41,7 @@ append() {
 
 "$python" "$here/stage0.py" steps --seconds "$each" >"$dir/steps.csv"
 append "$dir/steps.csv" "$ladder" steps --seconds "$each" --phases "$dir/phases.csv"
-# the kernel times of the production rung, if Nsight Compute is installed
+# what the production rung's kernels take, if Nsight Compute is here to see them
 if command -v ncu >/dev/null && grep -q ^production, "$dir/steps.csv"; then
 	ncu --clock-control none --graph-profiling node --metrics gpu__time_duration.sum --csv \
 		"$ladder" steps --rung production --filters 256 --batch 1000 --seconds 0 >"$dir/ncu.csv"

@@ -63,10 +63,10 @@ static int sequential_step(void *self, const struct ladder_batch *b, float *grad
 
 const struct rung rung_sequential = {
 	.name = "sequential",
-	.changes = "Plain C: one image and one value after the other, on one core.",
+	.changes = "One image after the other in C, one value after the other, on one core.",
 	.predicts =
-		"10 million operations per image, because zeros are propagated too. Scalar code "
-		"reaches 1 to 2 GFLOP/s: 5 to 10 s for 1000 images at 256 filters",
+		"10 million operations an image with every one of the map's values pushed back; "
+		"1 to 2 GFLOP/s in scalar code: 5 to 10 s for 1000 images at 256 filters",
 	.open = sequential_open,
 	.step = sequential_step,
 	.close = sequential_close,

@@ -90,12 +90,11 @@ int thread_step(void *self, const struct ladder_batch *b, float *grad, double *l
 
 extern "C" const struct rung rung_thread = {
 	.name = "thread per image",
-	.changes = "The same code on the GPU with one thread per image. The host adds up the "
-		   "gradients of the images.",
-	.predicts = "1000 threads are 0.4 % of the capacity of the GPU, and neighbouring threads "
-		    "read addresses 1.7 MB apart: 32 sectors per load and no hidden latency, 0.3 s "
-		    "of kernel. 1.74 GB of gradients come back at 5 GB/s: 0.35 s. The sum reads as "
-		    "much: 0.3 s. 1 s in all",
+	.changes = "The same lines on the GPU, a thread for each image; the host sums the images' "
+		   "gradients.",
+	.predicts = "1000 threads are 0.4 % of what the chip can hold, and neighbours read 1.7 MB "
+		    "apart: 32 sectors a load, latency never hidden: 0.3 s of kernel. 1.74 GB of "
+		    "gradients come back at 5 GB/s: 0.35 s; summing them reads as much: 0.3 s. 1 s",
 	.needs_gpu = 1,
 	.open = thread_open,
 	.step = thread_step,

@@ -9,7 +9,7 @@
  */
 #include <string.h>
 #include <time.h>
-#include "tests/bench/bench.h"
+#include "tests/support/bench_device.h"
 
 #define WARM_UP   20
 #define MAX_STEPS 100000
@@ -43,7 +43,7 @@ static int measure(struct bench *b, double seconds, double *median_ms, double *c
 			break;
 	}
 	*cpu_ms = (processor_ms() - cpu_begin) / (double)n;
-	*median_ms = median(step_ms, n);
+	*median_ms = bench_median(step_ms, n);
 	return PS_OK;
 }
 
@@ -74,11 +74,11 @@ static int run(struct bench *b, double seconds, struct err *e)
 
 int main(int argc, char **argv)
 {
-	struct bench b = {.net = argument(argc, argv, 1, "seed:32"),
-		.options = {.device = argument(argc, argv, 5, "cpu"),
-			.threads = (int)strtol(argument(argc, argv, 3, "2"), NULL, 10),
-			.max_batch = strtoul(argument(argc, argv, 2, "100"), NULL, 10)}};
+	struct bench b = {.net = bench_argument(argc, argv, 1, "seed:32"),
+		.options = {.device = bench_argument(argc, argv, 5, "cpu"),
+			.threads = (int)strtol(bench_argument(argc, argv, 3, "2"), NULL, 10),
+			.max_batch = strtoul(bench_argument(argc, argv, 2, "100"), NULL, 10)}};
 	struct err e = {0};
-	int rc = run(&b, strtod(argument(argc, argv, 4, "1"), NULL), &e);
+	int rc = run(&b, strtod(bench_argument(argc, argv, 4, "1"), NULL), &e);
 	return bench_end(&b, "backend", rc, &e);
 }

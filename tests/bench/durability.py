@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from lab import Lab  # noqa: E402
+from support.programs import Programs  # noqa: E402
 
 PUSHES = {26_000: 6400, 1_740_000: 2000}  # bytes of one: how many of all workers together
 LEVELS = ("none", "replay", "always")
@@ -46,15 +46,15 @@ def disk(directory, size, seconds, again):
     return rate
 
 
-def pushes(lab, level, size, workers, part):
+def pushes(programs, level, size, workers, part):
     """Pushes decided per second, from a tenth of them to the last."""
     each, values = max(10, int(PUSHES[size] * part)) // workers, size // 4
     options = ["--model", f"vector:{values}", "--optimizer", "sgd", "--lr", 1, "--max-staleness",
                10**9, "--staleness-scaling", "constant", "--lr-scaling", "none"]
     if level != "none":
         options += ["--durability", level]
-    server = lab.server(*options, directory=None if level == "none" else f"{level}-{size}")
-    crew = [lab.ledger_worker(server.endpoint, i, each, 0, 1000) for i in range(workers)]
+    server = programs.server(*options, directory=None if level == "none" else f"{level}-{size}")
+    fleet = [programs.ledger_worker(server.endpoint, i, each, 0, 1000) for i in range(workers)]
     place = server.line(r"http listening.* url=http://(\S+?)/?$")[1]
     at = {}
     for share in (each * workers // 10, each * workers):
@@ -66,7 +66,7 @@ def pushes(lab, level, size, workers, part):
             time.sleep(0.005)
         at[share] = time.monotonic(), version
     (begun, first), (ended, last) = at.values()
-    for process in [*crew, server]:
+    for process in [*fleet, server]:
         process.kill()
     return (last - first) / (ended - begun)
 
@@ -85,7 +85,7 @@ def main():
             parser.error(f"--dir {wanted.dir}: {error.strerror}")
     print("what,bytes,pushes_per_s,mb_per_s")
     with tempfile.TemporaryDirectory(dir=wanted.dir) as directory:
-        lab = Lab(Path(directory), None)
+        programs = Programs(Path(directory), None)
         try:
             for size in PUSHES:
                 rows = [(f"disk {kind}", disk(Path(directory), size, wanted.seconds, again))
@@ -93,10 +93,10 @@ def main():
                 for what, rate in rows:
                     print(f"{what},{size},{rate:.0f},{rate * size / 1e6:.0f}", flush=True)
                 for level in LEVELS:
-                    rate = pushes(lab, level, size, wanted.workers, wanted.pushes)
+                    rate = pushes(programs, level, size, wanted.workers, wanted.pushes)
                     print(f"{level},{size},{rate:.0f},{rate * size / 1e6:.0f}", flush=True)
         finally:
-            lab.close()
+            programs.close()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@
  * Data: $CNN_DATA or the usual places.
  */
 #include <string.h>
-#include "tests/bench/bench.h"
+#include "tests/support/bench_device.h"
 
 #define RATE       0.01f
 #define MAX_EPOCHS 1000
@@ -39,7 +39,7 @@ static int median_ms(struct race *r, int (*epoch)(struct race *), double *ms)
 		if (i > 0)
 			r->epoch_ms[i - 1] = (clock_seconds() - from) * 1e3;
 	}
-	*ms = median(r->epoch_ms, r->epochs);
+	*ms = bench_median(r->epoch_ms, r->epochs);
 	return PS_OK;
 }
 
@@ -103,13 +103,13 @@ int main(int argc, char **argv)
 {
 	static struct race r; /* large for a stack */
 	struct err e = {0};
-	r.b.net = argument(argc, argv, 1, "seed:32");
-	r.b.options = (struct backend_options){.device = argument(argc, argv, 5, "cuda"),
+	r.b.net = bench_argument(argc, argv, 1, "seed:32");
+	r.b.options = (struct backend_options){.device = bench_argument(argc, argv, 5, "cuda"),
 		.threads = 1,
-		.max_batch = strtoul(argument(argc, argv, 2, "1000"), NULL, 10)};
-	r.epochs = strtoul(argument(argc, argv, 4, "5"), NULL, 10);
+		.max_batch = strtoul(bench_argument(argc, argv, 2, "1000"), NULL, 10)};
+	r.epochs = strtoul(bench_argument(argc, argv, 4, "5"), NULL, 10);
 	printf("net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,"
 	       "gradient_images_per_s,loss\n");
-	int rc = run(&r, argument(argc, argv, 3, "fp32,tf32,bf16"), &e);
+	int rc = run(&r, bench_argument(argc, argv, 3, "fp32,tf32,bf16"), &e);
 	return bench_end(&r.b, "gpu", rc, &e);
 }

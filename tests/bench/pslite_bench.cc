@@ -32,7 +32,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "pairs.h"
+#include "tests/support/push_pull_pairs.h"
 #include "ps/ps.h"
 
 #define RATE        0.001f

@@ -26,9 +26,9 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(TESTS), str(TESTS / "gpu")]
 
-from flavour import command  # noqa: E402
+from support.build import command  # noqa: E402
 from gpu import worker  # noqa: E402
-from lab import Lab  # noqa: E402
+from support.programs import Programs  # noqa: E402
 
 
 RACES = ["seed:256,1000,fp32", "seed:256,100,fp32", "seed:32,1000,fp32", "seed:32,100,fp32",
@@ -55,18 +55,18 @@ def rates(server):
 def through_server(net, batch, precision, n_push, args):
     """Images per second of the epochs behind the first quarter."""
     with tempfile.TemporaryDirectory() as directory:
-        lab = Lab(Path(directory), data_directory())
+        programs = Programs(Path(directory), data_directory())
         try:
-            server = lab.server("--model", net, "--epochs", args.epochs, "--batch-size", batch,
+            server = programs.server("--model", net, "--epochs", args.epochs, "--batch-size", batch,
                                 "--n-push", n_push, "--n-fetch", n_push,
                                 "--lease-batches", 60000 // int(batch), *args.options,
                                 env=RATE)
-            w = worker(lab, server, args.device, "--precision", precision)
+            w = worker(programs, server, args.device, "--precision", precision)
             server.result(240)
             assert w.wait(20) == 0, w.tail()
             return statistics.harmonic_mean(rates(server)[args.epochs // 4:])
         finally:
-            lab.close()
+            programs.close()
 
 
 def bare(net, batch, precision, args):

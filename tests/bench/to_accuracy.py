@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from through_server import Lab, data_directory, worker  # noqa: E402
+from through_server import Programs, data_directory, worker  # noqa: E402
 
 MODEL = "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:10"
 
@@ -62,17 +62,17 @@ def one(run, data, args):
     seed = args.seed + run
     with tempfile.TemporaryDirectory() as directory:
         start = time.monotonic()
-        lab = Lab(Path(directory), data)
+        programs = Programs(Path(directory), data)
         try:
-            server = lab.server("--model", args.model, "--epochs", args.epochs, "--seed", seed,
+            server = programs.server("--model", args.model, "--epochs", args.epochs, "--seed", seed,
                                 *args.options, directory=None)
             watch = Watch(server)
             for _ in range(args.workers):
-                worker(lab, server, args.device, "--precision", args.precision)
+                worker(programs, server, args.device, "--precision", args.precision)
             server.result(300)
             watch.join(5)
         finally:
-            lab.close()
+            programs.close()
     reached = [e for e in watch.epochs if e[2] >= args.target]
     now, epoch, accuracy = (reached or watch.epochs)[0 if reached else -1]
     seconds = f"{now - start:.2f}" if reached else ""

@@ -21,7 +21,7 @@
 #include <unistd.h>
 #include <zmq.h>
 #include "common/mem.h"
-#include "tests/bench/pairs.h"
+#include "tests/support/push_pull_pairs.h"
 #include "worker/client/cnnps.h"
 
 /* Shared by all processes of one measurement. */

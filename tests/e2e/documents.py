@@ -10,7 +10,7 @@ A block without a language is shell commands, one called python or c is a progra
 import re
 from dataclasses import dataclass, field
 
-from flavour import ROOT
+from support.build import ROOT
 
 RUNS = ("", "python", "c")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "kernels/README.md")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flavour import PATIENCE, ROOT
+from support.build import PATIENCE, ROOT
 
 
 def bench(name, *arguments, data=None, path=None, seconds=60):

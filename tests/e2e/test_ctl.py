@@ -9,9 +9,9 @@ import zlib
 import numpy as np
 import pytest
 
-import idx
-from flavour import command
-from lab import SIGTERM, Process, until
+from support import idx
+from support.build import command
+from support.programs import SIGTERM, Process, until
 
 
 def png(pixels):
@@ -30,13 +30,13 @@ def pgm(pixels):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
     """A checkpoint directory of a network that knows its digits a little."""
-    from lab import Lab
+    from support.programs import Programs
     directory = tmp_path_factory.mktemp("trained")
-    lab = Lab(directory, data)
-    server = lab.server("--model", "seed:8", "--epochs", 1)
-    lab.worker(server.endpoint)
+    programs = Programs(directory, data)
+    server = programs.server("--model", "seed:8", "--epochs", 1)
+    programs.worker(server.endpoint)
     server.result()
-    lab.close()
+    programs.close()
     return directory / "ckpt"
 
 
@@ -68,60 +68,60 @@ def answers(ctl):
             for name, _, rest in rows]
 
 
-def test_status_is_json(lab):
-    server = lab.server("--model", "vector:3", "--seed", 9)
-    status = json.loads("\n".join(lab.ctl("--server", server.endpoint, "status").out))
+def test_status_is_json(programs):
+    server = programs.server("--model", "vector:3", "--seed", 9)
+    status = json.loads("\n".join(programs.ctl("--server", server.endpoint, "status").out))
     assert (status["model"], status["seed"], status["updates"]) == ("vector:3", 9, 0)
 
 
-def test_top_off_a_terminal_is_one_screen(lab):
-    server = lab.server("--model", "vector:3")
-    screen = "\n".join(lab.ctl("--server", server.endpoint, "top").out)
+def test_top_off_a_terminal_is_one_screen(programs):
+    server = programs.server("--model", "vector:3")
+    screen = "\n".join(programs.ctl("--server", server.endpoint, "top").out)
     assert "model vector:3" in screen and "updates 0" in screen and "worker" in screen
 
 
-def test_checkpoint_is_on_disk_when_it_is_answered(lab):
-    server = lab.server("--model", "vector:3", "--checkpoint-ms", 3600000)
-    word, generation = lab.ctl("--server", server.endpoint, "checkpoint").out[0].split()
+def test_checkpoint_is_on_disk_when_it_is_answered(programs):
+    server = programs.server("--model", "vector:3", "--checkpoint-ms", 3600000)
+    word, generation = programs.ctl("--server", server.endpoint, "checkpoint").out[0].split()
     assert word == "generation"
     assert (server.directory / f"ckpt-{int(generation):016x}").exists()
 
 
-def test_drain_ends_the_server_with_0(lab):
-    server = lab.server("--model", "vector:3")
-    lab.ctl("--server", server.endpoint, "drain")
+def test_drain_ends_the_server_with_0(programs):
+    server = programs.server("--model", "vector:3")
+    programs.ctl("--server", server.endpoint, "drain")
     assert server.wait(10) == 0, server.tail()
 
 
-def test_log_level_is_changed_at_run_time(lab):
-    server = lab.server("--model", "vector:3")
+def test_log_level_is_changed_at_run_time(programs):
+    server = programs.server("--model", "vector:3")
     assert server.status()["log_level"] == "info"
-    assert lab.ctl("--server", server.endpoint, "log-level", "debug").out == ["log level debug"]
+    assert programs.ctl("--server", server.endpoint, "log-level", "debug").out == ["log level debug"]
     server.line('level=debug msg="net hung_up"')  # cnn-ctl's connection
     assert server.status()["log_level"] == "debug"
-    lab.ctl("--server", server.endpoint, "log-level", "warn")
+    programs.ctl("--server", server.endpoint, "log-level", "warn")
     place = len(server.lines)
-    lab.ctl("--server", server.endpoint, "drain")
+    programs.ctl("--server", server.endpoint, "drain")
     assert server.wait(10) == 0, server.tail()
     assert not any(" level=info " in line or " level=debug " in line
                    for line in server.lines[place:]), server.tail()
     for wrong in ("loud", "DEBUG", ""):
-        ctl = lab.ctl("--server", "tcp://127.0.0.1:1", "log-level", wrong, code=2)
+        ctl = programs.ctl("--server", "tcp://127.0.0.1:1", "log-level", wrong, code=2)
         assert "error, warn, info and debug" in ctl.lines[0]
 
 
-def test_export_from_the_server_and_from_its_checkpoint_are_the_same(lab):
-    server = lab.server("--model", "lenet5", "--epochs", 1)
-    live = lab.export(server.endpoint, "live.safetensors").read_bytes()
-    lab.ctl("--server", server.endpoint, "drain")
+def test_export_from_the_server_and_from_its_checkpoint_are_the_same(programs):
+    server = programs.server("--model", "lenet5", "--epochs", 1)
+    live = programs.export(server.endpoint, "live.safetensors").read_bytes()
+    programs.ctl("--server", server.endpoint, "drain")
     assert server.wait(10) == 0
-    assert lab.export(server.directory, "kept.safetensors").read_bytes() == live
+    assert programs.export(server.directory, "kept.safetensors").read_bytes() == live
 
 
-def test_predict_names_test_images(lab, trained, data):
+def test_predict_names_test_images(programs, trained, data):
     images = list(range(20))
     labels = idx.read(data, idx.NAMES[3])[:20]
-    found = answers(lab.ctl("predict", "--checkpoint", trained, "--data", data, *images))
+    found = answers(programs.ctl("predict", "--checkpoint", trained, "--data", data, *images))
     assert [int(name) for name, *_ in found] == images
     right = 0
     for (_, best, percent, words), label in zip(found, labels):
@@ -131,66 +131,66 @@ def test_predict_names_test_images(lab, trained, data):
     assert right >= 13, found
 
 
-def test_predict_sees_the_same_in_every_form_of_a_picture(lab, trained, data):
+def test_predict_sees_the_same_in_every_form_of_a_picture(programs, trained, data):
     pixels = idx.read(data, idx.NAMES[2])[0]
-    (lab.directory / "a.pgm").write_bytes(pgm(pixels))
-    (lab.directory / "b.png").write_bytes(png(pixels))
-    weights = lab.export(trained, "weights.safetensors")
-    by_checkpoint = lab.ctl("predict", "--checkpoint", trained, "--data", data, 0,
-                            lab.directory / "a.pgm", lab.directory / "b.png")
-    by_weights = lab.ctl("predict", "--weights", weights, "--model", "seed:8",
-                         lab.directory / "a.pgm")
+    (programs.directory / "a.pgm").write_bytes(pgm(pixels))
+    (programs.directory / "b.png").write_bytes(png(pixels))
+    weights = programs.export(trained, "weights.safetensors")
+    by_checkpoint = programs.ctl("predict", "--checkpoint", trained, "--data", data, 0,
+                            programs.directory / "a.pgm", programs.directory / "b.png")
+    by_weights = programs.ctl("predict", "--weights", weights, "--model", "seed:8",
+                         programs.directory / "a.pgm")
     found = answers(by_checkpoint) + answers(by_weights)
     assert len(found) == 4 and len({(best, percent) for _, best, percent, _ in found}) == 1
 
 
 @pytest.mark.parametrize("classes", [2, 5, 12, 13, 47, 256])
-def test_predict_answers_with_any_number_of_classes(lab, classes):
-    file = linear(lab.directory / "w.safetensors", classes)
-    (lab.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
-    ctl = lab.ctl("predict", "--weights", file, "--model", f"fc:{classes}", lab.directory / "black.pgm")
+def test_predict_answers_with_any_number_of_classes(programs, classes):
+    file = linear(programs.directory / "w.safetensors", classes)
+    (programs.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
+    ctl = programs.ctl("predict", "--weights", file, "--model", f"fc:{classes}", programs.directory / "black.pgm")
     assert [(best, percent) for _, best, percent, _ in answers(ctl)] == [(classes - 1, 75.0)]
     rows = [line.split()[:2] for line in ctl.out[1:] if "%" in line and line.startswith(" " * 28)]
     assert [classes - 1, 75.0] in [[int(row[0]), float(row[1])] for row in rows]
     assert len(rows) == min(classes, 12) and all("%" not in line or len(line) < 80 for line in ctl.out[1:])
 
 
-def test_predict_takes_the_model_from_the_weights_file(lab, trained, data):
-    weights = lab.export(trained, "weights.safetensors")
-    named = lab.ctl("predict", "--weights", weights, "--model", "seed:8", "--data", data, *range(5))
-    assert lab.ctl("predict", "--weights", weights, "--data", data, *range(5)).out == named.out
-    other = lab.ctl("predict", "--weights", weights, "--model", "seed:16", "--data", data, 0, code=2)
+def test_predict_takes_the_model_from_the_weights_file(programs, trained, data):
+    weights = programs.export(trained, "weights.safetensors")
+    named = programs.ctl("predict", "--weights", weights, "--model", "seed:8", "--data", data, *range(5))
+    assert programs.ctl("predict", "--weights", weights, "--data", data, *range(5)).out == named.out
+    other = programs.ctl("predict", "--weights", weights, "--model", "seed:16", "--data", data, 0, code=2)
     assert len(other.lines) == 1 and "conv:16:3" in other.lines[0] and "conv:8:3" in other.lines[0]
     assert "--model" in other.lines[0] and str(weights) in other.lines[0]
 
 
-def test_a_weights_file_that_does_not_name_its_model_needs_the_option(lab):
-    file = linear(lab.directory / "w.safetensors", 3, metadata=False)
-    (lab.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
-    ctl = lab.ctl("predict", "--weights", file, lab.directory / "black.pgm", code=2)
+def test_a_weights_file_that_does_not_name_its_model_needs_the_option(programs):
+    file = linear(programs.directory / "w.safetensors", 3, metadata=False)
+    (programs.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
+    ctl = programs.ctl("predict", "--weights", file, programs.directory / "black.pgm", code=2)
     assert str(file) in ctl.lines[0] and "--model" in ctl.lines[0]
-    assert answers(lab.ctl("predict", "--weights", file, "--model", "fc:3", lab.directory / "black.pgm"))
+    assert answers(programs.ctl("predict", "--weights", file, "--model", "fc:3", programs.directory / "black.pgm"))
 
 
-def test_a_label_that_the_model_does_not_have_is_shown_as_wrong(lab, data):
+def test_a_label_that_the_model_does_not_have_is_shown_as_wrong(programs, data):
     """Test image 0 is a 7 or a boot (9): a class that a model of two does not have."""
-    file = linear(lab.directory / "w.safetensors", 2)
-    ctl = lab.ctl("predict", "--weights", file, "--model", "fc:2", "--data", data, 0)
+    file = linear(programs.directory / "w.safetensors", 2)
+    ctl = programs.ctl("predict", "--weights", file, "--model", "fc:2", "--data", data, 0)
     assert "wrong" in ctl.out[0]
 
 
-def test_a_model_without_classes_cannot_predict(lab):
-    file = weights_of(lab.directory / "w.safetensors", "vector:3", {"vector": np.zeros(3)})
-    (lab.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
-    ctl = lab.ctl("predict", "--weights", file, lab.directory / "black.pgm", code=2)
+def test_a_model_without_classes_cannot_predict(programs):
+    file = weights_of(programs.directory / "w.safetensors", "vector:3", {"vector": np.zeros(3)})
+    (programs.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
+    ctl = programs.ctl("predict", "--weights", file, programs.directory / "black.pgm", code=2)
     assert "vector:3" in ctl.lines[0] and "classes" in ctl.lines[0]
 
 
-def test_predict_draws_the_picture(lab, trained):
+def test_predict_draws_the_picture(programs, trained):
     pixels = np.zeros((28, 28), np.uint8)
     pixels[0, 0] = pixels[3, 1] = pixels[26:28, 27] = 255
-    (lab.directory / "dots.pgm").write_bytes(pgm(pixels))
-    lines = lab.ctl("predict", "--checkpoint", trained, lab.directory / "dots.pgm").out
+    (programs.directory / "dots.pgm").write_bytes(pgm(pixels))
+    lines = programs.ctl("predict", "--checkpoint", trained, programs.directory / "dots.pgm").out
     assert lines[1][0] == "\u2580" and lines[2][1] == "\u2584" and lines[14][27] == "\u2588"
     bars = [line[28:].split() for line in lines[3:13]]
     assert [int(bar[0]) for bar in bars] == list(range(10))
@@ -202,31 +202,31 @@ def test_predict_draws_the_picture(lab, trained):
     "small": pgm(np.zeros((27, 28), np.uint8)), "large": png(np.zeros((280, 280), np.uint8)),
     "huge": b"P5\n99999 99999\n255\n", "cut": png(np.zeros((28, 28), np.uint8))[:50],
 }.items())
-def test_bad_picture_exits_6_and_is_named(lab, trained, name, content):
-    (lab.directory / name).write_bytes(content)
-    ctl = lab.ctl("predict", "--checkpoint", trained, lab.directory / name, code=6)
+def test_bad_picture_exits_6_and_is_named(programs, trained, name, content):
+    (programs.directory / name).write_bytes(content)
+    ctl = programs.ctl("predict", "--checkpoint", trained, programs.directory / name, code=6)
     assert len(ctl.lines) == 1 and name in ctl.lines[0] and not ctl.out, ctl.tail()
 
 
-def test_a_test_image_that_does_not_exist_exits_2(lab, trained, data):
-    ctl = lab.ctl("predict", "--checkpoint", trained, "--data", data, 10000, code=2)
+def test_a_test_image_that_does_not_exist_exits_2(programs, trained, data):
+    ctl = programs.ctl("predict", "--checkpoint", trained, "--data", data, 10000, code=2)
     assert "0 to 9999" in ctl.lines[0]
 
 
-def test_a_directory_without_a_checkpoint_exits_7(lab):
-    ctl = lab.ctl("export", "--checkpoint", lab.directory, "x.safetensors", code=7)
+def test_a_directory_without_a_checkpoint_exits_7(programs):
+    ctl = programs.ctl("export", "--checkpoint", programs.directory, "x.safetensors", code=7)
     assert "holds no checkpoint" in ctl.lines[0]
 
 
-def test_no_server_exits_3_in_time(lab):
-    ctl = lab.ctl("--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 300, "status", code=3, seconds=5)
+def test_no_server_exits_3_in_time(programs):
+    ctl = programs.ctl("--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 300, "status", code=3, seconds=5)
     assert "no contact within 300 ms: connection refused; start one with: cnn-ps --bind" in ctl.lines[0]
 
 
-def test_the_example_fits_a_line(lab):
-    server = lab.server("--model", "vector:2", "--optimizer", "sgd", "--lr", 0.5)
-    crew = [lab.add(Process("line", command("examples/line", server.endpoint))) for _ in range(2)]
-    for line in crew:
+def test_the_example_fits_a_line(programs):
+    server = programs.server("--model", "vector:2", "--optimizer", "sgd", "--lr", 0.5)
+    fleet = [programs.add(Process("line", command("examples/line", server.endpoint))) for _ in range(2)]
+    for line in fleet:
         assert line.wait(30) == 0, line.tail()
         a, b = (float(text.split("=")[1]) for text in line.out[0].split())
         assert a == pytest.approx(2, abs=0.1) and b == pytest.approx(-1, abs=0.1)
@@ -235,19 +235,19 @@ def test_the_example_fits_a_line(lab):
 ENDLESS = ("--model", "seed:8", "--epochs", 1000)
 
 
-def test_a_worker_says_which_kernels_its_model_uses(lab, small):
-    server = lab.server("--model", "conv:8:5 relu pool:2 fc:10", "--epochs", 1, "--max-updates", 3)
-    worker = lab.worker(server.endpoint, data=small)
+def test_a_worker_says_which_kernels_its_model_uses(programs, small):
+    server = programs.server("--model", "conv:8:5 relu pool:2 fc:10", "--epochs", 1, "--max-updates", 3)
+    worker = programs.worker(server.endpoint, data=small)
     assert server.wait(20) == 0
     said = worker.line(r'level=info msg="worker kernels" layers="(.+)" device="cpu .+" batch=\d+$')[1]
     assert re.fullmatch(r"conv1=\w+/\w+/none fc1=\w+/\w+/\w+", said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_worker_that_is_asked_to_stop_leaves_nothing_behind(lab, small, number):
+def test_a_worker_that_is_asked_to_stop_leaves_nothing_behind(programs, small, number):
     """SIGUSR1 is Slurm's warning; SIGUSR2 means nothing."""
-    server = lab.server(*ENDLESS)
-    worker = lab.worker(server.endpoint, data=small)
+    server = programs.server(*ENDLESS)
+    worker = programs.worker(server.endpoint, data=small)
     worker.line("worker connected")
     worker.signal(signal.SIGUSR2)
     until(lambda: server.status()["images"] > 1000, 20, "training")
@@ -258,18 +258,18 @@ def test_a_worker_that_is_asked_to_stop_leaves_nothing_behind(lab, small, number
     server.line("worker gone")
 
 
-def test_a_worker_is_asked_to_stop_while_there_is_no_server(lab, small):
-    worker = lab.worker("tcp://127.0.0.1:1", data=small)
+def test_a_worker_is_asked_to_stop_while_there_is_no_server(programs, small):
+    worker = programs.worker("tcp://127.0.0.1:1", data=small)
     worker.line("worker data")
     worker.signal(SIGTERM)
     assert worker.wait(5) == 0, worker.tail()
 
 
-def test_a_second_worker_of_a_name_ends_the_first_with_5(lab, small):
-    server = lab.server(*ENDLESS)
-    first = lab.worker(server.endpoint, "--name", "bob", data=small)
+def test_a_second_worker_of_a_name_ends_the_first_with_5(programs, small):
+    server = programs.server(*ENDLESS)
+    first = programs.worker(server.endpoint, "--name", "bob", data=small)
     first.line("worker connected")
-    second = lab.worker(server.endpoint, "--name", "bob", data=small)
+    second = programs.worker(server.endpoint, "--name", "bob", data=small)
     second.line("worker connected.*incarnation=2")
     assert first.wait(10) == 5, first.tail()
     here = socket.gethostname()[:27]

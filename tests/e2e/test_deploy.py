@@ -1,4 +1,4 @@
-"""The scripts that a stranger meets first: setup, data, demo."""
+"""The scripts that a new user runs first: setup, data, demo."""
 import http.server
 import os
 import re
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from flavour import FLAVOUR, ROOT
+from support.build import FLAVOUR, ROOT
 
 FILES = [n + "-ubyte.gz" for n in
          ("t10k-labels-idx1", "train-labels-idx1", "t10k-images-idx3", "train-images-idx3")]

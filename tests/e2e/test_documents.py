@@ -25,10 +25,10 @@ from pathlib import Path
 
 import pytest
 
-import safetensors
+from support import safetensors
 from documents import DOCUMENTS, Wrong, blocks
-from flavour import BUILD, FULL, PATIENCE, ROOT
-from lab import Lab, Process
+from support.build import BUILD, FULL, PATIENCE, ROOT
+from support.programs import Programs, Process
 
 SECONDS = 60 * PATIENCE
 SLOW_SECONDS = 900 * PATIENCE
@@ -159,7 +159,7 @@ class Shell:
             assert time.monotonic() < min(give_up, self.end), report
             time.sleep(0.3)
 
-    def crew_is_there(self):
+    def workers_are_there(self):
         """Its workers have loaded their data: a `drain` that came first would leave them alone."""
         for process, command, log in self.beside:
             while "/cnn-worker" in command and process.poll() is None:
@@ -175,7 +175,7 @@ class Shell:
                 if re.match(r"(\w+=\S+ )*\S*/cnn-(ps|worker)\b", command):
                     self.beside.append(self.start(command))
                 else:
-                    self.crew_is_there()
+                    self.workers_are_there()
                     self.foreground(command, 20 * PATIENCE if self.beside else 0)
             for process, command, log in self.beside:
                 status, report = self.waited(process, command, log, self.left())
@@ -229,9 +229,9 @@ def run_python(block, copies, tmp_path):
 
 
 def run_c(block, tmp_path):
-    lab = Lab(tmp_path, None)
+    programs = Programs(tmp_path, None)
     try:
-        server = lab.server("--model", "vector:2", "--optimizer", "sgd", "--lr", 0.5,
+        server = programs.server("--model", "vector:2", "--optimizer", "sgd", "--lr", 0.5,
                             "--max-updates", 1000)
         text = block.text().replace("tcp://127.0.0.1:5555", server.endpoint)
         (tmp_path / "block.c").write_text(C_PROGRAM.format(body=text))
@@ -243,11 +243,11 @@ def run_c(block, tmp_path):
              tmp_path / "block.c", *(BUILD / f"lib{a}.a" for a in ("cnnps", "proto", "common")),
              *libraries, "-lm", "-pthread"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        program = lab.add(Process("block", [str(tmp_path / "block")]))
+        program = programs.add(Process("block", [str(tmp_path / "block")]))
         assert program.wait(SECONDS) == 0, program.tail()
         assert server.result(SECONDS)["updates"] == 1000
     finally:
-        lab.close()
+        programs.close()
 
 
 @pytest.mark.parametrize("block", runnable())

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-import safetensors
-from ledger import LedgerRun
-from flavour import command
-from lab import SIGTERM, Process, fill, mount_small, unmount, until
+from support import safetensors
+from support.ledger import LedgerRun
+from support.build import command
+from support.programs import SIGTERM, Process, fill, mount_small, unmount, until
 
 ALWAYS = ("--durability", "always")
 
@@ -17,12 +17,12 @@ ALWAYS = ("--durability", "always")
 def kill_all(run):
     """kill -9 of everybody; what each worker had been told is acknowledged."""
     run.server.popen.kill()
-    for worker in run.crew:
+    for worker in run.fleet:
         worker.popen.kill()
     run.server.wait(10)
-    for worker in run.crew:
+    for worker in run.fleet:
         worker.wait(10)
-    said = [re.findall(r"acked (\d+)", "\n".join(w.out)) for w in run.crew]
+    said = [re.findall(r"acked (\d+)", "\n".join(w.out)) for w in run.fleet]
     return [int(s[-1]) if s else 0 for s in said]
 
 
@@ -30,8 +30,8 @@ def resumed(worker):
     return int(worker.line(r"^resumed (\d+)")[1])
 
 
-def test_nothing_acknowledged_is_lost_when_all_are_killed_together(lab):
-    run = LedgerRun(lab, 3, 3000, *ALWAYS)
+def test_nothing_acknowledged_is_lost_when_all_are_killed_together(programs):
+    run = LedgerRun(programs, 3, 3000, *ALWAYS)
     for kill in range(3):
         run.reached(kill)
         acked = kill_all(run)
@@ -39,17 +39,17 @@ def test_nothing_acknowledged_is_lost_when_all_are_killed_together(lab):
         run.restart_server()
         for i in range(3):
             run.start_worker(i)
-            assert resumed(run.crew[i]) >= acked[i]
+            assert resumed(run.fleet[i]) >= acked[i]
     run.verdict()
 
 
-def test_a_server_killed_alone_loses_nothing_and_nothing_is_sent_again(lab):
-    run = LedgerRun(lab, 2, 3000, *ALWAYS)
+def test_a_server_killed_alone_loses_nothing_and_nothing_is_sent_again(programs):
+    run = LedgerRun(programs, 2, 3000, *ALWAYS)
     for kill in range(3):
         run.reached(kill)
         run.kill_server()
     run.verdict()
-    for worker in run.crew:  # only what was under way
+    for worker in run.fleet:  # only what was under way
         assert int(worker.line(r"replayed=(\d+)")[1]) <= 3 * 8, worker.tail()
 
 
@@ -57,30 +57,30 @@ TRAINING = ("--model", "seed:4", "--epochs", 2, "--seed", 5, "--batch-size", 50,
             "--checkpoint-ms", 200, *ALWAYS)
 
 
-def trained(lab, small, name, kills):
+def trained(programs, small, name, kills):
     """The exported weights of one worker's run, in which both are killed after so many images."""
-    server = lab.server(*TRAINING, directory=name)
-    worker = lab.worker(server.endpoint, "--name", "solo", data=small)
+    server = programs.server(*TRAINING, directory=name)
+    worker = programs.worker(server.endpoint, "--name", "solo", data=small)
     for images in kills:
         until(lambda: server.status()["images"] >= images, 60, f"{images} images trained")
         worker.popen.kill()
         server.kill()
         worker.wait(10)
-        server = lab.restart(server, *TRAINING)
-        worker = lab.worker(server.endpoint, "--name", "solo", data=small)
+        server = programs.restart(server, *TRAINING)
+        worker = programs.worker(server.endpoint, "--name", "solo", data=small)
     assert server.result()["status"] == "done"
     assert worker.wait(10) == 0, worker.tail()
-    return lab.export(server.directory, f"{name}.safetensors").read_bytes()
+    return programs.export(server.directory, f"{name}.safetensors").read_bytes()
 
 
-def test_killed_or_not_one_worker_ends_with_the_same_bytes(lab, small):
-    whole = trained(lab, small, "whole", ())
-    assert trained(lab, small, "killed", (1000, 4000, 9000)) == whole
+def test_killed_or_not_one_worker_ends_with_the_same_bytes(programs, small):
+    whole = trained(programs, small, "whole", ())
+    assert trained(programs, small, "killed", (1000, 4000, 9000)) == whole
 
 
-def test_a_server_goes_on_from_a_journal_with_either_level(lab):
+def test_a_server_goes_on_from_a_journal_with_either_level(programs):
     """The level may change at a restart; what the journal has is taken in any case."""
-    run = LedgerRun(lab, 2, 2000, *ALWAYS)
+    run = LedgerRun(programs, 2, 2000, *ALWAYS)
     run.reached(0)
     acked = kill_all(run)
     run.options = run.options[:-1] + ("replay",)
@@ -88,7 +88,7 @@ def test_a_server_goes_on_from_a_journal_with_either_level(lab):
     run.server.line("wal replayed")
     for i in range(2):
         run.start_worker(i)
-        assert resumed(run.crew[i]) >= acked[i]
+        assert resumed(run.fleet[i]) >= acked[i]
     run.verdict()
     assert not list(run.server.directory.glob("journal-*"))
 
@@ -104,26 +104,26 @@ def small_disk(tmp_path):
     unmount(place)
 
 
-def test_a_full_disk_stops_acknowledgements_until_there_is_room(lab, small_disk):
-    run = LedgerRun(lab, 2, 1500, *ALWAYS, "--journal-mb", 1, "--replay-window", 8,
+def test_a_full_disk_stops_acknowledgements_until_there_is_room(programs, small_disk):
+    run = LedgerRun(programs, 2, 1500, *ALWAYS, "--journal-mb", 1, "--replay-window", 8,
                     directory=small_disk / "ckpt", pace=(1,))
     run.reached(0)
     fill(small_disk / "rubbish")
     until(lambda: run.server.status()["degraded"], 20, "degraded")
     before = run.server.status()["counters"]["pushes"]
-    assert run.server.running() and all(w.running() for w in run.crew)
+    assert run.server.running() and all(w.running() for w in run.fleet)
     # at most what their windows hold is taken, none of it acknowledged
     until(lambda: run.server.status()["live_workers"] == 2, 20, "both beat on")
     assert run.server.status()["counters"]["pushes"] <= before + 2 * 8
     (small_disk / "rubbish").unlink()
     until(lambda: not run.server.status()["degraded"], 20, "well again")
     run.verdict(hurry=False)  # at full speed the journals alone would fill it again
-    assert safetensors.flat(lab.export(run.server.directory)).sum() == -3000
+    assert safetensors.flat(programs.export(run.server.directory)).sum() == -3000
 
 
-def test_an_operator_reaches_a_server_whose_disk_is_full(lab, small_disk):
+def test_an_operator_reaches_a_server_whose_disk_is_full(programs, small_disk):
     """Only what promises that something is durable waits for the disk."""
-    run = LedgerRun(lab, 2, 3000, *ALWAYS, directory=small_disk / "ckpt", pace=(2,))
+    run = LedgerRun(programs, 2, 3000, *ALWAYS, directory=small_disk / "ckpt", pace=(2,))
     run.reached(0)
     names = iter(range(10**6))
 
@@ -137,9 +137,9 @@ def test_an_operator_reaches_a_server_whose_disk_is_full(lab, small_disk):
     for _ in range(10):
         is_full()
     server = ("--server", run.server.endpoint)
-    assert json.loads("\n".join(lab.ctl(*server, "status").out))["degraded"]
+    assert json.loads("\n".join(programs.ctl(*server, "status").out))["degraded"]
     begun = time.monotonic()
-    ctl = lab.add(Process("drain", command("cnn-ctl", *server, "drain")))
+    ctl = programs.add(Process("drain", command("cnn-ctl", *server, "drain")))
     assert run.server.wait(20) == 10, run.server.tail()
     assert time.monotonic() - begun < 5
     assert "No space" in "\n".join(run.server.lines).split("gave_up")[1]
@@ -152,27 +152,27 @@ def acked(worker):
 
 
 @pytest.mark.parametrize("first", ["server", "worker"])
-def test_replay_loses_what_no_checkpoint_has_when_both_die(lab, first):
+def test_replay_loses_what_no_checkpoint_has_when_both_die(programs, first):
     """The default's promise, and its limit: README and docs/durability.md."""
     pushes = 4000
     options = ("--model", f"vector:{pushes}", "--optimizer", "sgd", "--lr", 1, "--lr-scaling",
                "none", "--staleness-scaling", "constant", "--max-staleness", 10**6, "--warm-start-updates", 0,
                "--replay-window", 1024, "--checkpoint-ms", 3600000)
-    server = lab.server(*options)
-    worker = lab.ledger_worker(server.endpoint, 0, pushes, 2)
+    server = programs.server(*options)
+    worker = programs.ledger_worker(server.endpoint, 0, pushes, 2)
     until(lambda: acked(worker) >= 200, 60, "some pushes")
     before = acked(worker)
-    lab.ctl("--server", server.endpoint, "checkpoint")
+    programs.ctl("--server", server.endpoint, "checkpoint")
     after = acked(worker)
     until(lambda: acked(worker) >= after + 300, 60, "more of them")
     for process in (server, worker) if first == "server" else (worker, server):
         process.kill()
-    server = lab.restart(server, *options[:-1], 50)
-    again = lab.ledger_worker(server.endpoint, 0, pushes)
+    server = programs.restart(server, *options[:-1], 50)
+    again = programs.ledger_worker(server.endpoint, 0, pushes)
     assert resumed(again) >= before, "the checkpoint had them"
     assert resumed(again) < acked(worker), "nothing was lost: then the documents promise too little"
     worker = again
     assert worker.wait(60) == 0, worker.tail()
     server.signal(SIGTERM)
     assert server.wait(10) == 0
-    assert (safetensors.flat(lab.export(server.directory)) == -1).all()  # none twice
+    assert (safetensors.flat(programs.export(server.directory)) == -1).all()  # none twice

@@ -1,9 +1,9 @@
 """One epoch on the plain CPU device and on the fast one ends in the same weights."""
 import pytest
 
-from epoch import distance, one_epoch
+from support.epoch import distance, one_epoch
 
-# in lengths of the epoch's way; measured: 3e-7, and 8e-5 where a rounding chose another pool winner
+# in lengths of the epoch's way; measured: 3e-7, and 8e-5 where a rounding chose another argmax of a pool
 NEAR = 5e-4
 SMOOTH = "conv:8:4:stride=2 relu fc:16 relu dropout:0.25 fc:10"
 
@@ -12,15 +12,15 @@ SMOOTH = "conv:8:4:stride=2 relu fc:16 relu dropout:0.25 fc:10"
     ("seed:8", NEAR),
     ("conv:6:5 relu pool:2 conv:12:3:pad=1 relu pool:2 fc:32 relu fc:10", NEAR),
     (SMOOTH, 1e-5)])
-def test_an_epoch_on_cpu_ends_where_one_on_cpu_ref_does(lab, small, model, near):
-    start, right = one_epoch(lab, "cpu-ref", model, data=small)
-    again, fast = one_epoch(lab, "cpu", model, data=small)
+def test_an_epoch_on_cpu_ends_where_one_on_cpu_ref_does(programs, small, model, near):
+    start, right = one_epoch(programs, "cpu-ref", model, data=small)
+    again, fast = one_epoch(programs, "cpu", model, data=small)
     assert (start == again).all()
     assert distance(right, fast, start) <= near
 
 
-def test_an_epoch_without_its_last_batch_ends_elsewhere(lab, small):
+def test_an_epoch_without_its_last_batch_ends_elsewhere(programs, small):
     """So the bound would see a batch that is left out."""
-    start, whole = one_epoch(lab, "cpu", SMOOTH, data=small)
-    _, short = one_epoch(lab, "cpu", SMOOTH, "--max-updates", 59, data=small)
+    start, whole = one_epoch(programs, "cpu", SMOOTH, data=small)
+    _, short = one_epoch(programs, "cpu", SMOOTH, "--max-updates", 59, data=small)
     assert distance(whole, short, start) > 4 * NEAR

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from lab import SIGTERM, until
-from ledger import LedgerRun
+from support.programs import SIGTERM, until
+from support.ledger import LedgerRun
 
 
-def test_everybody_killed_in_turn_loses_nothing(lab):
-    run = LedgerRun(lab, 3, 5000)
+def test_everybody_killed_in_turn_loses_nothing(programs):
+    run = LedgerRun(programs, 3, 5000)
     for k in range(5):
         run.reached(k)
         run.kill_server()
@@ -19,9 +19,9 @@ def test_everybody_killed_in_turn_loses_nothing(lab):
 
 
 @pytest.mark.parametrize("durability", ("replay", "always"))
-def test_large_pushes_through_kills_lose_nothing(lab, durability):
+def test_large_pushes_through_kills_lose_nothing(programs, durability):
     """Each goes in four parts (WIRE.md, "Chunked push")."""
-    run = LedgerRun(lab, 2, 200, "--durability", durability, size=200000, pace=(5,))
+    run = LedgerRun(programs, 2, 200, "--durability", durability, size=200000, pace=(5,))
     for k in range(3):
         run.reached(k)
         run.kill_server()
@@ -39,52 +39,52 @@ TRAINING = ("--model", "seed:8", "--epochs", 2, "--checkpoint-ms", 100, "--heart
             "--suspect-ms", 500, "--dead-ms", 2000, "--recovery-ms", 1000)
 
 
-def test_every_image_counts_once_whatever_dies(lab):
-    server = lab.server(*TRAINING)
-    crew = [lab.worker(server.endpoint) for _ in range(2)]
+def test_every_image_counts_once_whatever_dies(programs):
+    server = programs.server(*TRAINING)
+    fleet = [programs.worker(server.endpoint) for _ in range(2)]
     for k in range(3):
         trained(server, 15000 * (2 * k + 1))
-        crew[k % 2].kill()
-        crew[k % 2] = lab.worker(server.endpoint)
+        fleet[k % 2].kill()
+        fleet[k % 2] = programs.worker(server.endpoint)
         trained(server, 15000 * (2 * k + 2))
         server.kill()
-        server = lab.restart(server, *TRAINING)
+        server = programs.restart(server, *TRAINING)
     result = server.result()
     assert result["images_per_epoch"] == [60000, 60000]
-    for worker in crew:
+    for worker in fleet:
         assert worker.wait(10) == 0, worker.tail()
 
 
-def test_a_dead_worker_is_replaced(lab):
-    server = lab.server("--model", "seed:8", "--epochs", 1)
-    worker = lab.worker(server.endpoint)
+def test_a_dead_worker_is_replaced(programs):
+    server = programs.server("--model", "seed:8", "--epochs", 1)
+    worker = programs.worker(server.endpoint)
     trained(server, 10000)
     worker.kill()
-    lab.worker(server.endpoint)
+    programs.worker(server.endpoint)
     assert server.result()["images_per_epoch"] == [60000]
 
 
-def test_sigterm_drains_and_the_run_goes_on_later(lab):
-    server = lab.server(*TRAINING)
-    worker = lab.worker(server.endpoint)
+def test_sigterm_drains_and_the_run_goes_on_later(programs):
+    server = programs.server(*TRAINING)
+    worker = programs.worker(server.endpoint)
     trained(server, 20000)
     asked = time.monotonic()
     server.signal(SIGTERM)
     assert server.wait(10) == 0, server.tail()
     assert time.monotonic() - asked <= 3
     assert worker.wait(10) == 0, worker.tail()
-    server = lab.restart(server, *TRAINING)
+    server = programs.restart(server, *TRAINING)
     assert server.status()["images"] >= 20000
-    lab.worker(server.endpoint)
+    programs.worker(server.endpoint)
     assert server.result()["images_per_epoch"] == [60000, 60000]
 
 
-def test_worker_with_other_data_exits_6(lab, small):
-    server = lab.server("--model", "seed:8", "--epochs", 1)
-    worker = lab.worker(server.endpoint)
+def test_worker_with_other_data_exits_6(programs, small):
+    server = programs.server("--model", "seed:8", "--epochs", 1)
+    worker = programs.worker(server.endpoint)
     trained(server, 1000)
-    stranger = lab.worker(server.endpoint, data=small)
-    assert stranger.wait(20) == 6, stranger.tail()
+    other = programs.worker(server.endpoint, data=small)
+    assert other.wait(20) == 6, other.tail()
     assert server.result()["images_per_epoch"] == [60000]
     assert worker.wait(10) == 0
 
@@ -93,8 +93,8 @@ GARBAGE = {"random bytes": random.Random(2).randbytes(65536), "HTTP": b"GET / HT
            "ZMTP 1.0": b"\x01\x00" + b"\x05\x00GREET", "silence": b""}
 
 
-def test_garbage_peers_change_nothing(lab, small):
-    server = lab.server("--model", "seed:8", "--epochs", 2)
+def test_garbage_peers_change_nothing(programs, small):
+    server = programs.server("--model", "seed:8", "--epochs", 2)
     host, port = server.endpoint.removeprefix("tcp://").rsplit(":", 1)
     peers = []
     for text in GARBAGE.values():
@@ -102,13 +102,13 @@ def test_garbage_peers_change_nothing(lab, small):
             peer = socket.create_connection((host, int(port)), 5)
             peer.sendall(text)
             peers.append(peer)
-    lab.worker(server.endpoint, data=small)
+    programs.worker(server.endpoint, data=small)
     assert server.result()["images_per_epoch"] == [6000, 6000]
     for peer in peers:
         peer.close()
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1"])
-def test_worker_without_server_exits_3(lab, small, endpoint):
-    worker = lab.worker(endpoint, "--connect-timeout-ms", 1000, data=small)
+def test_worker_without_server_exits_3(programs, small, endpoint):
+    worker = programs.worker(endpoint, "--connect-timeout-ms", 1000, data=small)
     assert worker.wait(15) == 3, worker.tail()

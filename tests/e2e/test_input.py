@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import idx
-from flavour import ROOT, command
-from lab import Process
+from support import idx
+from support.build import ROOT, command
+from support.programs import Process
 
 # arguments, what the message must name
 BAD_SERVER = [
@@ -80,9 +80,9 @@ def name_of(row):
     return " ".join(row[0]) or "nothing" if isinstance(row, tuple) else None
 
 
-def refused(lab, binary, arguments, named, code=2, env=None):
+def refused(programs, binary, arguments, named, code=2, env=None):
     """The program ends soon with `code` and says why in lines of its own format."""
-    p = lab.add(Process(binary, command(binary, *arguments), env))
+    p = programs.add(Process(binary, command(binary, *arguments), env))
     assert p.wait(10) == code, p.tail()
     assert p.lines and p.out == [], p.tail()
     p.line(rf"(?i)({named})", 0.1)
@@ -90,44 +90,44 @@ def refused(lab, binary, arguments, named, code=2, env=None):
 
 
 @pytest.mark.parametrize("row", BAD_SERVER, ids=name_of)
-def test_bad_server_option_exits_2_and_touches_nothing(lab, row):
-    place = lab.directory / "ckpt"
+def test_bad_server_option_exits_2_and_touches_nothing(programs, row):
+    place = programs.directory / "ckpt"
     arguments, named = row
     given = [] if "--checkpoint-dir" in arguments else ["--checkpoint-dir", place]
     port = [] if "--bind" in arguments else ["--bind", "tcp://127.0.0.1:0"]
-    p = refused(lab, "cnn-ps", [*port, *given, *arguments], named)
+    p = refused(programs, "cnn-ps", [*port, *given, *arguments], named)
     assert not place.exists() or not list(place.glob("ckpt-*")), "it wrote a checkpoint"
     assert not any("listening" in text for text in p.lines), p.tail()
 
 
 @pytest.mark.parametrize("option", ["--bind", "--http"])
-def test_a_port_in_use_leaves_no_directory_behind(lab, option):
-    place = lab.directory / "ckpt"
+def test_a_port_in_use_leaves_no_directory_behind(programs, option):
+    place = programs.directory / "ckpt"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         bind = ["--bind", f"tcp://{address}"] if option == "--bind" else [
             "--bind", "tcp://127.0.0.1:0", "--http", address]
-        p = lab.add(Process("cnn-ps", command("cnn-ps", *bind, "--checkpoint-dir", place)))
+        p = programs.add(Process("cnn-ps", command("cnn-ps", *bind, "--checkpoint-dir", place)))
         assert p.wait(10) == 2, p.tail()
         assert not place.exists(), "it goes with what it had made"
         place.mkdir()
-        p = lab.add(Process("cnn-ps", command("cnn-ps", *bind, "--checkpoint-dir", place)))
+        p = programs.add(Process("cnn-ps", command("cnn-ps", *bind, "--checkpoint-dir", place)))
         assert p.wait(10) == 2 and place.exists(), p.tail()
 
 
 @pytest.mark.parametrize("files", [["train-labels-idx1-ubyte"],
                                    ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"]])
-def test_a_half_fetched_data_set_is_not_passed_over_in_silence(lab, files):
+def test_a_half_fetched_data_set_is_not_passed_over_in_silence(programs, files):
     """Debian's Fashion-MNIST is taken instead, if it is there."""
-    place = lab.directory / "data/mnist"
+    place = programs.directory / "data/mnist"
     place.mkdir(parents=True)
     for name in files:
         (place / name).touch()
     env = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
     done = subprocess.run(
-        command("cnn-worker", "--connect-timeout-ms", 1), cwd=lab.directory, env=env, text=True,
+        command("cnn-worker", "--connect-timeout-ms", 1), cwd=programs.directory, env=env, text=True,
         stderr=subprocess.PIPE, check=False, timeout=60)
     assert re.search(rf"level=warn .*data/mnist is ignored: it has {len(files)} of the 4 files",
                      done.stderr), done.stderr
@@ -135,28 +135,28 @@ def test_a_half_fetched_data_set_is_not_passed_over_in_silence(lab, files):
 
 
 @pytest.mark.parametrize("row", BAD_WORKER, ids=name_of)
-def test_bad_worker_option_exits_2(lab, small, row):
-    refused(lab, "cnn-worker", ["--data", small, *row[0]], row[1])
+def test_bad_worker_option_exits_2(programs, small, row):
+    refused(programs, "cnn-worker", ["--data", small, *row[0]], row[1])
 
 
 @pytest.mark.parametrize("row", BAD_CTL, ids=name_of)
-def test_bad_ctl_usage_exits_2(lab, row):
-    refused(lab, "cnn-ctl", row[0], row[1])
+def test_bad_ctl_usage_exits_2(programs, row):
+    refused(programs, "cnn-ctl", row[0], row[1])
 
 
-def test_every_error_is_said_in_one_run(lab):
-    p = refused(lab, "cnn-ps", ["--lr", "nan", "--epochs", "-1", "--optimizer", "magic"], "lr")
+def test_every_error_is_said_in_one_run(programs):
+    p = refused(programs, "cnn-ps", ["--lr", "nan", "--epochs", "-1", "--optimizer", "magic"], "lr")
     p.line("epochs", 0.1)
     p.line("optimizer", 0.1)
 
 
-def test_bad_environment_exits_2_and_names_the_variable(lab):
-    refused(lab, "cnn-ps", [], "CNN_LR", env={"CNN_LR": "nan"})
+def test_bad_environment_exits_2_and_names_the_variable(programs):
+    refused(programs, "cnn-ps", [], "CNN_LR", env={"CNN_LR": "nan"})
 
 
-def config(lab, *arguments, env=None):
+def config(programs, *arguments, env=None):
     """What cnn-ps says of a configuration that it accepts."""
-    p = lab.add(Process("cnn-ps", command("cnn-ps", "--check-config", *arguments), env))
+    p = programs.add(Process("cnn-ps", command("cnn-ps", "--check-config", *arguments), env))
     assert p.wait(10) == 0, p.tail()
     return p
 
@@ -166,8 +166,8 @@ def warnings(p):
             or "warning:" in text]
 
 
-def test_unknown_variable_is_named_with_the_nearest_known_one(lab):
-    p = config(lab, env={"CNN_EPOCH": "5", "CNN_LEASEBATCHES": "1", "CNN_XYZZY_PLUGH": "1"})
+def test_unknown_variable_is_named_with_the_nearest_known_one(programs):
+    p = config(programs, env={"CNN_EPOCH": "5", "CNN_LEASEBATCHES": "1", "CNN_XYZZY_PLUGH": "1"})
     p.line("CNN_EPOCH: unknown variable; did you mean CNN_EPOCHS", 0.1)
     p.line("CNN_LEASEBATCHES: unknown variable; did you mean CNN_LEASE_BATCHES", 0.1)
     p.line("CNN_XYZZY_PLUGH: unknown variable; --help", 0.1)
@@ -180,7 +180,7 @@ def variables_of(binary):
     return set(re.findall(r"\bCNN_[A-Z_0-9]+", text))
 
 
-def test_variables_of_all_programs_scripts_and_tests_are_known(lab, small):
+def test_variables_of_all_programs_scripts_and_tests_are_known(programs, small):
     options = {b: variables_of(b) for b in ("cnn-ps", "cnn-worker", "cnn-ctl")}
     assert {"CNN_EPOCHS", "CNN_DATA", "CNN_WEIGHTS"} <= set.union(*options.values())
     scripts = {"CNN_SLOW"}
@@ -193,10 +193,10 @@ def test_variables_of_all_programs_scripts_and_tests_are_known(lab, small):
     for binary, arguments in {
             "cnn-ps": ["--check-config"],
             "cnn-worker": ["--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data", small],
-            "cnn-ctl": ["keygen", lab.directory / "keys"]}.items():
+            "cnn-ctl": ["keygen", programs.directory / "keys"]}.items():
         env = {name: "1" for name in everything - options[binary]}
         assert len(env) > 20
-        p = lab.add(Process(binary, command(binary, *arguments), env))
+        p = programs.add(Process(binary, command(binary, *arguments), env))
         p.wait(10)
         assert not warnings(p), p.tail()
 
@@ -217,14 +217,14 @@ def test_variables_of_all_programs_scripts_and_tests_are_known(lab, small):
     (["--clip-norm", 1, "--mode", "sandblaster"], "--clip-norm .* --optimizer lbfgs"),
     (["--checkpoint-ms", 100], "--checkpoint-ms has no effect without --checkpoint-dir"),
 ], ids=lambda v: str(v[0])[2:] if isinstance(v, list) else "")
-def test_option_of_another_mode_or_optimizer_is_named(lab, given, where):
-    p = config(lab, *given)
+def test_option_of_another_mode_or_optimizer_is_named(programs, given, where):
+    p = config(programs, *given)
     p.line(where, 0.1)
     assert len(warnings(p)) == 1, p.tail()
 
 
-def test_variable_of_another_mode_is_named(lab):
-    p = config(lab, "--mode", "sync", env={"CNN_SSP_BOUND": "2"})
+def test_variable_of_another_mode_is_named(programs):
+    p = config(programs, "--mode", "sync", env={"CNN_SSP_BOUND": "2"})
     p.line("CNN_SSP_BOUND has no effect with --mode sync", 0.1)
 
 
@@ -235,8 +235,8 @@ def test_variable_of_another_mode_is_named(lab):
     ["--lr", 0.5, "--mode", "sandblaster", "--optimizer", "sgd"],
     ["--momentum", 0.5, "--mode", "sync"], ["--warmup", 0.1, "--lr", 0.1, "--batch-size", 50],
     ["--dc-lambda", 1, "--delay-compensation", "constant"]], ids=lambda v: v[0][2:])
-def test_option_that_has_an_effect_is_not_warned_about(lab, given):
-    assert not warnings(config(lab, *given))
+def test_option_that_has_an_effect_is_not_warned_about(programs, given):
+    assert not warnings(config(programs, *given))
 
 
 @pytest.mark.parametrize("then,now,said", [
@@ -244,11 +244,11 @@ def test_option_that_has_an_effect_is_not_warned_about(lab, given):
     (["--mode", "ssp", "--buffer-size", 3], ["--mode", "ssp"], "--buffer-size 3, not 1"),
     (["--n-push", 2], ["--n-push", 2, "--push", "sum"], "--push mean, not sum"),
 ], ids=lambda v: str(v[-1]).replace(" ", "_") if isinstance(v, list) and v else "")
-def test_option_that_a_run_cannot_change_is_named_with_both_values(lab, then, now, said):
-    server = lab.server(*then)
+def test_option_that_a_run_cannot_change_is_named_with_both_values(programs, then, now, said):
+    server = programs.server(*then)
     server.status()
     server.kill()
-    again = lab.server(*now)
+    again = programs.server(*now)
     assert again.wait(10) == 7, again.tail()
     again.line(f"its run has {said}: give the run's own value, or another --checkpoint-dir")
 
@@ -330,13 +330,13 @@ def test_help_says_the_defaults_that_are_taken(options):
     assert compared > 50
 
 
-def test_a_fingerprint_may_be_in_capitals(lab):
-    config(lab, "--data-id", "0123456789ABCDEF")
+def test_a_fingerprint_may_be_in_capitals(programs):
+    config(programs, "--data-id", "0123456789ABCDEF")
 
 
-def test_option_of_another_command_is_named(lab):
+def test_option_of_another_command_is_named(programs):
     def status(*arguments, env=None):
-        p = lab.add(Process("cnn-ctl", command("cnn-ctl", "--connect-timeout-ms", 1, "--server",
+        p = programs.add(Process("cnn-ctl", command("cnn-ctl", "--connect-timeout-ms", 1, "--server",
                                                "tcp://127.0.0.1:1", *arguments), env))
         assert p.wait(10) == 3, p.tail()
         return p
@@ -344,7 +344,7 @@ def test_option_of_another_command_is_named(lab):
     p.line("warning: --checkpoint has no effect with status: it is for export|predict", 0.1)
     p = status("status", env={"CNN_CHECKPOINT": "X"})
     p.line("warning: CNN_CHECKPOINT has no effect with status", 0.1)
-    p = lab.add(Process("cnn-ctl", command("cnn-ctl", "keygen", lab.directory / "keys", "--server",
+    p = programs.add(Process("cnn-ctl", command("cnn-ctl", "keygen", programs.directory / "keys", "--server",
                                            "tcp://127.0.0.1:1")))
     assert p.wait(10) == 0, p.tail()
     p.line("warning: --server has no effect with keygen$", 0.1)
@@ -353,8 +353,8 @@ def test_option_of_another_command_is_named(lab):
 
 
 @pytest.mark.parametrize("binary", ["cnn-ps", "cnn-worker", "cnn-ctl"])
-def test_help_is_on_stdout_and_exits_0(lab, binary):
-    p = lab.add(Process(binary, command(binary, "--help")))
+def test_help_is_on_stdout_and_exits_0(programs, binary):
+    p = programs.add(Process(binary, command(binary, "--help")))
     assert p.wait(10) == 0 and p.out and not p.lines, p.tail()
 
 
@@ -414,27 +414,27 @@ def tiny(directory):
 
 
 @pytest.mark.parametrize("case", BAD_FILES, ids=lambda c: c.replace(" ", "-"))
-def test_bad_data_file_exits_6_and_names_it(lab, tmp_path, case):
+def test_bad_data_file_exits_6_and_names_it(programs, tmp_path, case):
     name, raw, suffix = BAD_FILES[case]
     directory = tiny(tmp_path / "data")
     (directory / name).unlink()
     if raw is not None:
         (directory / (name + suffix)).write_bytes(raw)
-    p = refused(lab, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory],
+    p = refused(programs, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory],
                 f"{name}|test images 14x14", 6)
     assert len(p.lines) <= 2, p.tail()
 
 
-def test_data_directory_without_data_says_what_to_do(lab, tmp_path):
+def test_data_directory_without_data_says_what_to_do(programs, tmp_path):
     (tmp_path / "empty").mkdir()
     for directory in (tmp_path / "empty", tmp_path / "absent"):
-        p = refused(lab, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory],
+        p = refused(programs, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory],
                     "make data.*leave --data out", 6)
         p.line(f"--data: {directory} ", 0.1)
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
-def test_data_file_that_is_no_regular_file_exits_6(lab, tmp_path, kind):
+def test_data_file_that_is_no_regular_file_exits_6(programs, tmp_path, kind):
     directory = tiny(tmp_path / "data")
     place = directory / TRAIN
     place.unlink()
@@ -444,32 +444,32 @@ def test_data_file_that_is_no_regular_file_exits_6(lab, tmp_path, kind):
         os.mkfifo(place)
     else:
         place.symlink_to("/dev/zero")
-    refused(lab, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory], TRAIN, 6)
+    refused(programs, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory], TRAIN, 6)
 
 
-def test_good_tiny_files_are_not_refused(lab, tmp_path):
+def test_good_tiny_files_are_not_refused(programs, tmp_path):
     """What the cases above start from is right: without the fault the worker gets past its data."""
     directory = tiny(tmp_path / "data")
-    p = lab.worker("tcp://127.0.0.1:1", "--connect-timeout-ms", 500, data=directory)
+    p = programs.worker("tcp://127.0.0.1:1", "--connect-timeout-ms", 500, data=directory)
     assert p.wait(15) == 3, p.tail()
 
 
-def test_gzip_bomb_costs_no_memory(lab, tmp_path):
+def test_gzip_bomb_costs_no_memory(programs, tmp_path):
     directory = tiny(tmp_path / "data")
     (directory / TRAIN).unlink()
     (directory / (TRAIN + ".gz")).write_bytes(gz(image_file() + bytes(300_000_000)))
     limited = [shutil.which("prlimit"), "--data=200000000"] + command(
         "cnn-worker", "--server", "tcp://127.0.0.1:1", "--data", directory)
-    p = lab.add(Process("cnn-worker", limited))
+    p = programs.add(Process("cnn-worker", limited))
     assert p.wait(10) == 6, p.tail()
 
 
 # ---- runs that nobody can want, but which are no errors
 
-def doubtful(lab, words, *options):
+def doubtful(programs, words, *options):
     """One short run; its only warning, which is in the log and in the result."""
-    server = lab.server("--model", "fc:10", "--epochs", 1, *options, directory=None)
-    worker = lab.worker(server.endpoint)
+    server = programs.server("--model", "fc:10", "--epochs", 1, *options, directory=None)
+    worker = programs.worker(server.endpoint)
     result = server.result()
     assert worker.wait(10) == 0, worker.tail()
     logged = [line for line in server.lines if re.search(words, line)]
@@ -480,9 +480,9 @@ def doubtful(lab, words, *options):
 
 
 @pytest.fixture
-def small_lab(lab, small):
-    lab.data = small
-    return lab
+def small_lab(programs, small):
+    programs.data = small
+    return programs
 
 
 def test_rate_that_learns_nothing_is_warned_about_and_so_is_its_result(small_lab):

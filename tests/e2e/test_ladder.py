@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import idx
-from flavour import PATIENCE, ROOT, command
+from support import idx
+from support.build import PATIENCE, ROOT, command
 
 STEP = ("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
         "copy_out_ms,host_ms,error").split(",")

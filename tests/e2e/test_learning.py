@@ -2,9 +2,9 @@
 import numpy as np
 import pytest
 
-import idx
-import numpy_net
-import safetensors
+from support import idx
+from support import numpy_net
+from support import safetensors
 
 
 def bound(mnist, digits, clothes):
@@ -12,42 +12,42 @@ def bound(mnist, digits, clothes):
     return digits if mnist else clothes
 
 
-def test_one_worker_learns(lab, mnist):
-    result = lab.train(1, "--model", "seed:32", "--epochs", 1)
+def test_one_worker_learns(programs, mnist):
+    result = programs.train(1, "--model", "seed:32", "--epochs", 1)
     assert result["images_per_epoch"] == [60000]
     assert result["accuracy"] >= bound(mnist, 0.955, 0.80), result
 
 
-def test_eight_asynchronous_workers_learn(lab, mnist):
-    result = lab.train(8, "--model", "seed:32", "--epochs", 3, "--min-workers", 8)
+def test_eight_asynchronous_workers_learn(programs, mnist):
+    result = programs.train(8, "--model", "seed:32", "--epochs", 3, "--min-workers", 8)
     assert result["images_per_epoch"] == [60000] * 3
     assert result["accuracy"] >= bound(mnist, 0.965, 0.82), result
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "rmsprop", "adam"])
-def test_other_optimizers_learn_at_their_own_rates(lab, mnist, optimizer):
-    result = lab.train(2, "--model", "seed:32", "--epochs", 1, "--optimizer", optimizer,
+def test_other_optimizers_learn_at_their_own_rates(programs, mnist, optimizer):
+    result = programs.train(2, "--model", "seed:32", "--epochs", 1, "--optimizer", optimizer,
                    "--schedule", "cosine")
     assert result["accuracy"] >= bound(mnist, 0.93, 0.80), result
 
 
-def test_same_seed_gives_the_same_bytes(lab, small):
+def test_same_seed_gives_the_same_bytes(programs, small):
     exports = []
     for name in ("a", "b"):
-        server = lab.server("--model", "seed:32", "--epochs", 2, "--seed", 11, directory=name)
-        lab.worker(server.endpoint, data=small)
+        server = programs.server("--model", "seed:32", "--epochs", 2, "--seed", 11, directory=name)
+        programs.worker(server.endpoint, data=small)
         server.result()
-        exports.append(lab.export(server.directory, f"{name}.safetensors").read_bytes())
+        exports.append(programs.export(server.directory, f"{name}.safetensors").read_bytes())
     assert exports[0] == exports[1]
 
 
-def test_another_seed_gives_other_bytes(lab, small):
+def test_another_seed_gives_other_bytes(programs, small):
     exports = []
     for seed in (11, 12):
-        server = lab.server("--model", "fc:10", "--epochs", 1, "--seed", seed, directory=str(seed))
-        lab.worker(server.endpoint, data=small)
+        server = programs.server("--model", "fc:10", "--epochs", 1, "--seed", seed, directory=str(seed))
+        programs.worker(server.endpoint, data=small)
         server.result()
-        exports.append(lab.export(server.directory, f"{seed}.safetensors").read_bytes())
+        exports.append(programs.export(server.directory, f"{seed}.safetensors").read_bytes())
     assert exports[0] != exports[1]
 
 
@@ -61,16 +61,16 @@ STEPS = {"sgd": lambda w, g: w - 0.1 * g,
 @pytest.mark.parametrize("model", [
     "conv:8:3 relu pool:2 fc:10",
     "conv:4:4:stride=2:pad=1 relu conv:6:3 relu pool:2 fc:16 relu fc:10"])
-def test_one_step_equals_numpy(lab, small, model, optimizer):
+def test_one_step_equals_numpy(programs, small, model, optimizer):
     """Initial weights, order of images, gradient and update, by an independent implementation."""
     seed, batch = 5, 64
-    server = lab.server("--model", model, "--optimizer", optimizer, "--lr", 0.1, "--seed", seed,
+    server = programs.server("--model", model, "--optimizer", optimizer, "--lr", 0.1, "--seed", seed,
                         "--batch-size", batch, "--epochs", 1, "--max-updates", 1,
                         "--adagrad-init", 0.01)
-    before = safetensors.load(lab.export(server.endpoint, "before.safetensors"))
-    lab.worker(server.endpoint, data=small)
+    before = safetensors.load(programs.export(server.endpoint, "before.safetensors"))
+    programs.worker(server.endpoint, data=small)
     assert server.result()["updates"] == 1
-    after = safetensors.load(lab.export(server.directory, "after.safetensors"))
+    after = safetensors.load(programs.export(server.directory, "after.safetensors"))
 
     for number, (name, tensor) in enumerate(before.items()):
         weight = before[name.replace("bias", "weight")]

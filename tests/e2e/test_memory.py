@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-import idx
-from flavour import FLAVOUR, FULL, ROOT, command
-from lab import until
+from support import idx
+from support.build import FLAVOUR, FULL, ROOT, command
+from support.programs import until
 
 MODEL, PARAMETERS = "fc:1000 fc:10", 784 * 1000 + 1000 + 10010
 W = 4 * PARAMETERS
@@ -107,18 +107,18 @@ def cases():
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="a sanitizer takes memory of its own")
 @pytest.mark.parametrize("mode, level", cases())
-def test_a_run_and_its_restart_stay_below(lab, tmp_path, few, mode, level):
+def test_a_run_and_its_restart_stay_below(programs, tmp_path, few, mode, level):
     run = ("--epochs", 60000, "--batch-size", 80, "--warm-start-updates", 0)
     printed = check_config(tmp_path, *run, *options_of(mode, level, tmp_path))
     options = ("--model", MODEL, *run, *options_of(mode, "none", tmp_path), *LEVELS[level])
-    server = lab.server(*options, directory=None if level == "none" else "ckpt")
+    server = programs.server(*options, directory=None if level == "none" else "ckpt")
     for _ in range(WORKERS):
-        lab.worker(server.endpoint, data=few)
+        programs.worker(server.endpoint, data=few)
     updated(server, 30)
     peaks = [peak(server)]
     if level != "none":
         server.kill()
-        server = lab.restart(server, *options)
+        server = programs.restart(server, *options)
         updated(server, 40)
         peaks.append(peak(server))
     assert max(peaks) <= printed, [f"{p / MB:.0f} MiB" for p in (*peaks, printed)]
@@ -126,12 +126,12 @@ def test_a_run_and_its_restart_stay_below(lab, tmp_path, few, mode, level):
 
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="a sanitizer takes memory of its own")
-def test_workers_that_push_without_a_pause_stay_below(lab, tmp_path):
+def test_workers_that_push_without_a_pause_stay_below(programs, tmp_path):
     options = ("--model", f"vector:{PARAMETERS}", "--optimizer", "sgd", "--lr", 1, "--staleness-scaling",
                "constant", "--max-staleness", 10**9, "--max-workers", 3)
     printed = check_config(tmp_path, *options, "--checkpoint-dir", tmp_path / "ckpt")
-    server = lab.server(*options)
+    server = programs.server(*options)
     for i in range(3):
-        lab.ledger_worker(server.endpoint, i, 100)
+        programs.ledger_worker(server.endpoint, i, 100)
     updated(server, 300)
     assert peak(server) <= printed

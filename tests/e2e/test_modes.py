@@ -10,71 +10,71 @@ import time
 
 import pytest
 
-from lab import until
+from support.programs import until
 
 SLOW = bool(os.environ.get("CNN_SLOW"))
 slow = pytest.mark.skipif(not SLOW, reason="minutes: CNN_SLOW=1")
 STOP_S = 10 if SLOW else 4
 
 
-def train(lab, workers, *options, data=None, epochs=3, name="ckpt"):
-    return lab.train(workers, "--model", "seed:32", "--epochs", epochs, "--min-workers", workers,
+def train(programs, workers, *options, data=None, epochs=3, name="ckpt"):
+    return programs.train(workers, "--model", "seed:32", "--epochs", epochs, "--min-workers", workers,
                      *options, data=data, seconds=300, directory=name)
 
 
 # ---- learning ------------------------------------------------------------------------------------
 
-def test_sync_learns_with_its_defaults(lab, mnist):
-    result = train(lab, 4, "--mode", "sync")
+def test_sync_learns_with_its_defaults(programs, mnist):
+    result = train(programs, 4, "--mode", "sync")
     assert result["images_per_epoch"] == [60000] * 3
     assert result["accuracy"] >= (0.975 if mnist else 0.85), result
 
 
-def test_sync_runs_of_one_seed_end_with_the_same_bytes(lab):
+def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
     """Five runs of four workers: 600 batches make 150 steps each, whoever comes first."""
     ends = set()
     for run in range(5):
-        server = lab.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--seed", 7,
+        server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--seed", 7,
                             "--min-workers", 4, "--suspect-ms", 20000, "--dead-ms", 60000,
                             directory=f"run{run}")
         for _ in range(4):
-            lab.worker(server.endpoint)
+            programs.worker(server.endpoint)
         result = server.result(120)
         assert result["updates"] == 300, result
         assert (result["steps_short"], result["rejected"]) == (0, 0), result
-        lab.export(server.directory, f"run{run}.safetensors")
-        ends.add((lab.directory / f"run{run}.safetensors").read_bytes())
+        programs.export(server.directory, f"run{run}.safetensors")
+        ends.add((programs.directory / f"run{run}.safetensors").read_bytes())
     assert len(ends) == 1
 
 
-def test_sync_steps_end_with_n_of_n_plus_b_gradients(lab, small):
+def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
     """Steps of 3 of 4 workers: 60 batches make 20 steps, and what came too late is no rejection."""
-    server = lab.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers", 4,
+    server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers", 4,
                         "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
                         "--dead-ms", 60000)
-    crew = [lab.worker(server.endpoint, data=small) for _ in range(4)]
+    fleet = [programs.worker(server.endpoint, data=small) for _ in range(4)]
     result = server.result()
     assert result["images_per_epoch"] == [6000] * 4
     assert (result["updates"], result["steps_short"], result["rejected"]) == (80, 0, 0), result
-    counts = [w.line(r"worker done.* rejected=(\d+) superseded=(\d+)") for w in crew]
+    counts = [w.line(r"worker done.* rejected=(\d+) superseded=(\d+)") for w in fleet]
     assert [int(c[1]) for c in counts] == [0] * 4, "the workers' own counts"
     assert sum(int(c[2]) for c in counts) <= result["superseded"]
 
 
 @pytest.mark.parametrize("mode", ["downpour", "ssp"])
-def test_a_buffer_makes_one_update_of_several_gradients(lab, small, mode):
+def test_a_buffer_makes_one_update_of_several_gradients(programs, small, mode):
     """60 batches of an epoch, 8 at a time, and the 4 that are left."""
-    result = train(lab, 3, "--mode", mode, "--buffer-size", 8, "--warm-start-updates", 2, data=small, epochs=4)
+    result = train(programs, 3, "--mode", mode, "--buffer-size", 8, "--warm-start-updates", 2, data=small, epochs=4)
     assert result["images_per_epoch"] == [6000] * 4
     assert result["updates"] == 4 * 8, result
 
 
-def test_sync_reports_short_steps(lab, small):
+def test_sync_reports_short_steps(programs, small):
     """Two workers where three are due: the run goes on, and says so."""
-    server = lab.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--min-workers", 2,
+    server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--min-workers", 2,
                         "--sync-workers", 3, "--suspect-ms", 20000, "--dead-ms", 60000)
     for _ in range(2):
-        lab.worker(server.endpoint, data=small)
+        programs.worker(server.endpoint, data=small)
     server.line(r'"sync steps_short" steps=\d+ of=\d+ sync_workers=3 live=2')
     result = server.result()
     assert result["images_per_epoch"] == [6000] * 2
@@ -89,21 +89,21 @@ SMALL = {  # mode's options, accuracy on a thousand images after eight epochs of
 
 
 @pytest.mark.parametrize("mode", SMALL)
-def test_mode_learns_from_a_few_images(lab, small, mnist, mode):
+def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
     options, least = SMALL[mode]
-    result = train(lab, 4, *options, data=small, epochs=8)
+    result = train(programs, 4, *options, data=small, epochs=8)
     assert result["images_per_epoch"] == [6000] * 8
     print(mode, result["accuracy"])
     assert result["accuracy"] >= (least if mnist else least - 0.15), result
 
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", "sgd"])
-def test_sandblaster_goes_down(lab, small, optimizer):
+def test_sandblaster_goes_down(programs, small, optimizer):
     """Each epoch of the whole set is one step."""
-    server = lab.server("--model", "seed:32", "--epochs", 8, "--mode", "sandblaster", "--optimizer",
+    server = programs.server("--model", "seed:32", "--epochs", 8, "--mode", "sandblaster", "--optimizer",
                         optimizer, "--min-workers", 3)
     for _ in range(3):
-        lab.worker(server.endpoint, data=small)
+        programs.worker(server.endpoint, data=small)
     result = server.result()
     losses = [float(server.line(rf"train epoch\" epoch={e} .* loss=(\S+)")[1]) for e in range(1, 9)]
     assert result["images_per_epoch"] == [6000] * 8 and result["updates"] == 8
@@ -115,22 +115,22 @@ def test_sandblaster_goes_down(lab, small, optimizer):
 @pytest.mark.parametrize("options", [
     ("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 1000),
     ("--mode", "downpour", "--warm-start-updates", 20)], ids=["sandblaster", "downpour"])
-def test_healthy_run_rejects_nothing(lab, small, options):
+def test_healthy_run_rejects_nothing(programs, small, options):
     """Equal workers: what a late copy has made needless is superseded, and is no rejection."""
-    result = train(lab, 4, *options, data=small, epochs=4)
+    result = train(programs, 4, *options, data=small, epochs=4)
     print(f"superseded {result['superseded']}")
     assert result["images_per_epoch"] == [6000] * 4
     assert result["rejected"] == 0, result
 
 
 @slow
-def test_asynchronous_modes_are_as_good_as_sync(lab, mnist):
-    sync = train(lab, 4, "--mode", "sync", name="sync")["accuracy"]
+def test_asynchronous_modes_are_as_good_as_sync(programs, mnist):
+    sync = train(programs, 4, "--mode", "sync", name="sync")["accuracy"]
     worse = {}
     for name, workers, options, points in (
             ("downpour 8", 8, (), 0.007), ("downpour 16", 16, (), 0.007),
             ("ssp", 4, ("--mode", "ssp", "--ssp-bound", 4), 0.005)):
-        result = train(lab, workers, *options, name=name.replace(" ", "-"))
+        result = train(programs, workers, *options, name=name.replace(" ", "-"))
         assert result["images_per_epoch"] == [60000] * 3
         worse[name] = (sync - result["accuracy"], points)
     print(f"sync {sync}, worse by {worse}")
@@ -141,8 +141,8 @@ def test_asynchronous_modes_are_as_good_as_sync(lab, mnist):
 @pytest.mark.parametrize("options, least", [
     (("--mode", "easgd"), 0.97), (("--delay-compensation", "constant"), 0.96),
     (("--delay-compensation", "adaptive"), 0.96)])
-def test_other_modes_learn(lab, mnist, options, least):
-    result = train(lab, 4, *options)
+def test_other_modes_learn(programs, mnist, options, least):
+    result = train(programs, 4, *options)
     assert result["images_per_epoch"] == [60000] * 3
     assert result["accuracy"] >= (least if mnist else least - 0.13), result
 
@@ -154,14 +154,14 @@ def peak_mib(process):
         return int(re.search(r"VmHWM:\s+(\d+) kB", file.read())[1]) / 1024
 
 
-def test_delay_compensation_takes_memory_for_live_workers_only(lab, small):
+def test_delay_compensation_takes_memory_for_live_workers_only(programs, small):
     """3 MiB of weights and 256 slots: not 256 copies, but those of the versions that workers hold."""
-    server = lab.server("--model", "fc:1000 relu fc:10", "--delay-compensation", "constant",
+    server = programs.server("--model", "fc:1000 relu fc:10", "--delay-compensation", "constant",
                         "--epochs", 2, "--min-workers", 2, "--max-updates", 100, directory=None)
     endpoint = server.endpoint
     at_start = peak_mib(server)
     for _ in range(2):
-        lab.worker(endpoint, data=small)
+        programs.worker(endpoint, data=small)
     peak = at_start
     while server.running():
         try:
@@ -223,21 +223,21 @@ def stop_one(server, victim, number):
 
 @pytest.mark.alone
 @pytest.mark.parametrize("mode", STOPPED)
-def test_a_stopped_worker_stops_nobody(lab, small, mode):
+def test_a_stopped_worker_stops_nobody(programs, small, mode):
     """A step takes 1.5 times as long at most; what is usual is measured before and after."""
     options, keep = STOPPED[mode]
-    server = lab.server(*ENDLESS, *options, directory=None)
-    crew = [lab.worker(server.endpoint, data=small) for _ in range(4)]
+    server = programs.server(*ENDLESS, *options, directory=None)
+    fleet = [programs.worker(server.endpoint, data=small) for _ in range(4)]
     until(lambda: len(worker_images(server)) == 4 and server.status()["updates"] > 20, 20, "all work")
-    victim = int(crew[1].line(r"connected\b.*worker=(\d+)")[1])
-    before, during, after = stop_one(server, crew[1], victim)
+    victim = int(fleet[1].line(r"connected\b.*worker=(\d+)")[1])
+    before, during, after = stop_one(server, fleet[1], victim)
     print(f"{mode}: steps/s and the others' images/s: {before} before, {during} while one of four is "
           f"stopped, {after} after")
     assert during[0] >= min(before[0], after[0]) / 1.5
     assert during[1] >= keep * min(before[1], after[1])
     server.signal(signal.SIGTERM)
     assert server.wait(20) == 0, server.tail()
-    for worker in crew:
+    for worker in fleet:
         assert worker.wait(20) == 0, worker.tail()
 
 
@@ -252,16 +252,16 @@ def slow_down(process, ended):
 
 
 @slow
-def test_backup_copies_make_up_for_a_slow_worker(lab, small):
+def test_backup_copies_make_up_for_a_slow_worker(programs, small):
     """One of four is 10 times slower: a step takes at most 1.25 times what three equal ones need."""
     speed = {}
     for workers in (3, 4):
-        server = lab.server("--model", "seed:32", "--epochs", 65536, "--mode", "sandblaster",
+        server = programs.server("--model", "seed:32", "--epochs", 65536, "--mode", "sandblaster",
                             "--optimizer", "sgd", "--min-workers", workers, directory=None)
-        crew = [lab.worker(server.endpoint, data=small) for _ in range(workers)]
+        fleet = [programs.worker(server.endpoint, data=small) for _ in range(workers)]
         until(lambda: server.status()["updates"] > 3, 60, "it has begun")
         ended = threading.Event()
-        duty = threading.Thread(target=slow_down, args=(crew[-1], ended))
+        duty = threading.Thread(target=slow_down, args=(fleet[-1], ended))
         if workers == 4:
             duty.start()
         speed[workers], _ = Speed(server, []).after(20)
@@ -269,7 +269,7 @@ def test_backup_copies_make_up_for_a_slow_worker(lab, small):
         if workers == 4:
             duty.join()
         server.kill()
-        for worker in crew:
+        for worker in fleet:
             worker.kill()
     print(f"steps/s: {speed}")
     assert speed[4] >= speed[3] / 1.25, speed

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from flavour import ROOT, command
+from support.build import ROOT, command
 
 RUN = ("--model", "seed:4", "--epochs", 2, "--seed", 11)
 FREE = ("--jitter", 0, "--latency-us", 0, "--gbit", 1e4, "--message-us", 0, "--apply-ns", 0)
@@ -23,9 +23,9 @@ def end(rows):
             "accuracy": float(row[7])}
 
 
-def test_one_virtual_worker_learns_what_a_real_one_does(lab, small):
-    server = lab.server(*RUN)
-    lab.worker(server.endpoint, data=small)
+def test_one_virtual_worker_learns_what_a_real_one_does(programs, small):
+    server = programs.server(*RUN)
+    programs.worker(server.endpoint, data=small)
     real, virtual = server.result(), end(science(small, "--workers", 1))
     assert virtual["accuracy"] == pytest.approx(real["accuracy"], abs=5e-5)
     assert (virtual["images"], virtual["updates"]) == (real["images"], real["updates"])

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import idx
-from flavour import ROOT
+from support import idx
+from support.build import ROOT
 from test_science import science
 
 sys.path.append(str(ROOT / "tests/bench"))

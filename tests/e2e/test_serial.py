@@ -6,12 +6,12 @@ gradients, the workers' own weights and the server's from the seed, and must end
 """
 import subprocess
 
-import idx
+from support import idx
 import numpy as np
 import pytest
 
-import numpy_net
-from flavour import ROOT, command
+from support import numpy_net
+from support.build import ROOT, command
 
 LAYERS, SHAPES = "fc:16 relu fc:10", ((16, 784), (16,), (10, 16), (10,))
 FAN_IN = (784, 784, 16, 16)

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from flavour import command
-from lab import SIGTERM, until
+from support.build import command
+from support.programs import SIGTERM, until
 
 ENDLESS = ("--model", "seed:8", "--epochs", 1000)
 OPENED, CLOSED = "\x1b[?1049h", "\x1b[?1049l"
@@ -84,9 +84,9 @@ def terminal():
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_top_ends_with_the_run_and_its_accuracy(lab, small, terminal, durable):
-    server = lab.server("--model", "seed:8", "--epochs", 30, directory="ckpt" if durable else None)
-    worker = lab.worker(server.endpoint, data=small)
+def test_top_ends_with_the_run_and_its_accuracy(programs, small, terminal, durable):
+    server = programs.server("--model", "seed:8", "--epochs", 30, directory="ckpt" if durable else None)
+    worker = programs.worker(server.endpoint, data=small)
     top = terminal(server.endpoint)
     top.shows("epoch [1-9]")
     accuracy = server.result()["accuracy"]
@@ -95,10 +95,10 @@ def test_top_ends_with_the_run_and_its_accuracy(lab, small, terminal, durable):
     assert worker.wait(10) == 0
 
 
-def test_the_end_is_noticed_whenever_top_asks(lab, small, terminal):
+def test_the_end_is_noticed_whenever_top_asks(programs, small, terminal):
     """Many at once, each at another moment of its second."""
-    server = lab.server("--model", "seed:8", "--epochs", 40)
-    lab.worker(server.endpoint, data=small)
+    server = programs.server("--model", "seed:8", "--epochs", 40)
+    programs.worker(server.endpoint, data=small)
     tops = []
     for _ in range(8):
         tops.append(terminal(server.endpoint))
@@ -108,18 +108,18 @@ def test_the_end_is_noticed_whenever_top_asks(lab, small, terminal):
         assert top.wait() == 0 and "training done" in top.last_line(), top.last_line()
 
 
-def test_top_of_a_drained_run_says_so(lab, small, terminal):
-    server = lab.server(*ENDLESS)
-    lab.worker(server.endpoint, data=small)
+def test_top_of_a_drained_run_says_so(programs, small, terminal):
+    server = programs.server(*ENDLESS)
+    programs.worker(server.endpoint, data=small)
     top = terminal(server.endpoint)
     top.shows("epoch [1-9]")
-    lab.ctl("--server", server.endpoint, "drain")
+    programs.ctl("--server", server.endpoint, "drain")
     assert top.wait() == 0
     assert "training drained" in top.last_line()
 
 
-def test_top_of_a_killed_server_does_not_say_that_the_run_is_done(lab, terminal):
-    server = lab.server(*ENDLESS)
+def test_top_of_a_killed_server_does_not_say_that_the_run_is_done(programs, terminal):
+    server = programs.server(*ENDLESS)
     top = terminal(server.endpoint, "--connect-timeout-ms", 2500)
     top.shows("waiting for workers: 0 of 1")
     server.kill()
@@ -128,8 +128,8 @@ def test_top_of_a_killed_server_does_not_say_that_the_run_is_done(lab, terminal)
     assert "contact lost" in top.last_line() and "training done" not in top.text
 
 
-def test_q_quits(lab, terminal):
-    server = lab.server(*ENDLESS)
+def test_q_quits(programs, terminal):
+    server = programs.server(*ENDLESS)
     for key in (b"q", b"Q", b"xyzq"):
         top = terminal(server.endpoint)
         top.shows("waiting")
@@ -139,8 +139,8 @@ def test_q_quits(lab, terminal):
         assert time.monotonic() - started < 0.9
 
 
-def test_q_quits_while_the_server_does_not_answer(lab, terminal):
-    server = lab.server(*ENDLESS)
+def test_q_quits_while_the_server_does_not_answer(programs, terminal):
+    server = programs.server(*ENDLESS)
     top = terminal(server.endpoint, "--connect-timeout-ms", 60000)
     top.shows("waiting")
     server.kill()
@@ -151,25 +151,25 @@ def test_q_quits_while_the_server_does_not_answer(lab, terminal):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, SIGTERM, signal.SIGHUP, signal.SIGQUIT,
                                     signal.SIGABRT, signal.SIGSEGV])
-def test_a_signal_gives_the_terminal_back(lab, terminal, number):
-    server = lab.server(*ENDLESS)
+def test_a_signal_gives_the_terminal_back(programs, terminal, number):
+    server = programs.server(*ENDLESS)
     top = terminal(server.endpoint)
     top.shows("waiting")
     top.popen.send_signal(number)
     assert top.wait(3) == -number
 
 
-def test_control_c_gives_the_terminal_back(lab, terminal):
-    server = lab.server(*ENDLESS)
+def test_control_c_gives_the_terminal_back(programs, terminal):
+    server = programs.server(*ENDLESS)
     top = terminal(server.endpoint)
     top.shows("waiting")
     top.type(b"\x03")
     assert top.wait(3) == -signal.SIGINT
 
 
-def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(lab, terminal):
+def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(programs, terminal):
     """The leader of a session cannot be stopped by SIGTSTP: it goes on at once, as after SIGCONT."""
-    server = lab.server(*ENDLESS)
+    server = programs.server(*ENDLESS)
     top = terminal(server.endpoint)
     top.shows("waiting")
     top.popen.send_signal(signal.SIGTSTP)
@@ -179,9 +179,9 @@ def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(lab, terminal)
     assert top.text.count(OPENED) == 2
 
 
-def test_without_workers_there_is_no_eta(lab, small, terminal):
-    server = lab.server(*ENDLESS)
-    worker = lab.worker(server.endpoint, data=small)
+def test_without_workers_there_is_no_eta(programs, small, terminal):
+    server = programs.server(*ENDLESS)
+    worker = programs.worker(server.endpoint, data=small)
     top = terminal(server.endpoint)
     top.shows(r"ETA \d+ s")
     worker.signal(SIGTERM)

@@ -6,16 +6,16 @@ import shutil
 
 import pytest
 
-from flavour import ROOT
-from lab import Server
+from support.build import ROOT
+from support.programs import Server
 
 FIXTURES = ROOT / "tests/fixtures/run-0.1.0"
 RENAMED = {"--batch": "--batch-size"}
 
 
-def left_by_0_1_0(lab, name):
+def left_by_0_1_0(programs, name):
     """The directory, what is expected of it, and the options of its run as they are called now."""
-    directory = lab.directory / "run"
+    directory = programs.directory / "run"
     shutil.copytree(FIXTURES / name, directory)
     expected = json.loads((directory / "expected.json").read_text())
     options = [RENAMED.get(word, word) for word in expected["command"].split()]
@@ -24,31 +24,31 @@ def left_by_0_1_0(lab, name):
     return directory, expected, options
 
 
-def first_checkpoint(lab, directory, old):
+def first_checkpoint(programs, directory, old):
     """The one that a start writes before it takes any message, in a directory of its own."""
-    first = lab.directory / "first"
+    first = programs.directory / "first"
     first.mkdir()
     shutil.copy(directory / f"ckpt-{int(old[5:], 16) + 1:016x}", first)
     return first
 
 
 @pytest.mark.parametrize("name", ["downpour", "sync", "sync-sum", "lbfgs", "dc"])
-def test_a_checkpoint_of_0_1_0_is_trained_to_its_end(lab, name):
-    directory, expected, options = left_by_0_1_0(lab, name)
+def test_a_checkpoint_of_0_1_0_is_trained_to_its_end(programs, name):
+    directory, expected, options = left_by_0_1_0(programs, name)
     old, = [file.name for file in directory.glob("ckpt-*")]
-    server = lab.add(Server(directory, options))
+    server = programs.add(Server(directory, options))
     server.line(r"checkpoint upgraded.* from=0\.1\.0")
     endpoint = server.endpoint
-    weights = lab.export(first_checkpoint(lab, directory, old))
+    weights = programs.export(first_checkpoint(programs, directory, old))
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == expected["weights_sha256"]
     status = server.status()
     assert [status[key] for key in ("run", "model", "mode", "term")] == [
         expected[key] for key in ("run", "model", "mode", "epoch")]
     assert [(w["worker"], w["name"], w["last_seq"]) for w in status["workers"]] == [
         (w["worker"], w["name"], w["last_seq"]) for w in expected["workers"]]
-    crew = [lab.worker(endpoint) for _ in range(2)]
+    fleet = [programs.worker(endpoint) for _ in range(2)]
     result = server.result()
-    for worker in crew:
+    for worker in fleet:
         assert worker.wait(10) == 0, worker.tail()
     epochs = int(options[options.index("--epochs") + 1])
     images = result["data"]["n_train"]
@@ -58,20 +58,20 @@ def test_a_checkpoint_of_0_1_0_is_trained_to_its_end(lab, name):
         assert result["updates"] == epochs * images // 200
 
 
-def test_a_log_of_0_1_0_is_refused_and_left_alone(lab):
-    directory, _, options = left_by_0_1_0(lab, "wal-killed")
+def test_a_log_of_0_1_0_is_refused_and_left_alone(programs):
+    directory, _, options = left_by_0_1_0(programs, "wal-killed")
     before = {file.name: file.read_bytes() for file in directory.iterdir()}
-    server = lab.add(Server(directory, options))
+    server = programs.add(Server(directory, options))
     assert server.wait(20) == 7
     server.line("0.1.0 was killed and left a write-ahead log that this version cannot read", 1)
     (directory / "LOCK").unlink()
     assert {file.name: file.read_bytes() for file in directory.iterdir()} == before
 
 
-def test_a_run_with_a_log_that_0_1_0_ended_is_resumed(lab):
-    directory, expected, options = left_by_0_1_0(lab, "wal-stopped")
-    server = lab.add(Server(directory, options))
+def test_a_run_with_a_log_that_0_1_0_ended_is_resumed(programs):
+    directory, expected, options = left_by_0_1_0(programs, "wal-stopped")
+    server = programs.add(Server(directory, options))
     assert server.endpoint
     assert server.status()["version"] == expected["version"]
-    weights = lab.export(server.endpoint)
+    weights = programs.export(server.endpoint)
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == expected["weights_sha256"]

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from flavour import command
-from lab import SIGTERM, Process, until
+from support.build import command
+from support.programs import SIGTERM, Process, until
 
 SHORT = ("--model", "seed:8", "--epochs", 1000)
 
@@ -22,8 +22,8 @@ def command_of(server):
     return rf"start one with: cnn-worker --server {server.endpoint}"
 
 
-def test_a_server_without_workers_says_so_and_how_to_start_one(lab):
-    server = lab.server(*SHORT)
+def test_a_server_without_workers_says_so_and_how_to_start_one(programs):
+    server = programs.server(*SHORT)
     server.line("net listening")
     started = time.monotonic()
     server.line(rf"server waiting.*workers: 0 of 1 for [12] s, without a time limit; "
@@ -32,28 +32,28 @@ def test_a_server_without_workers_says_so_and_how_to_start_one(lab):
     assert f"cnn-worker --server {server.endpoint}" in server.status()["waiting"]
 
 
-def test_the_lines_of_a_wait_come_at_growing_intervals(lab):
-    server = lab.server(*SHORT)
+def test_the_lines_of_a_wait_come_at_growing_intervals(programs):
+    server = programs.server(*SHORT)
     server.line(r"waiting .* for [45] s", 9)
     assert len([line for line in server.lines if "server waiting" in line]) == 2, server.tail()
 
 
-def test_a_server_with_too_few_workers_names_both_numbers(lab, small):
+def test_a_server_with_too_few_workers_names_both_numbers(programs, small):
     for mode in ("downpour", "sync", "sandblaster"):
-        server = lab.server(*SHORT, "--mode", mode, "--min-workers", 2, directory=mode)
-        first = lab.worker(server.endpoint, data=small)
+        server = programs.server(*SHORT, "--mode", mode, "--min-workers", 2, directory=mode)
+        first = programs.worker(server.endpoint, data=small)
         server.line(rf"waiting .*workers: 1 of 2 .*{command_of(server)}", 9)
         assert server.status()["state"] == "waiting"
-        lab.worker(server.endpoint, data=small)
+        programs.worker(server.endpoint, data=small)
         until(lambda s=server: s.status()["images"] > 0, 20, "training")
         assert server.status()["waiting"] is None and server.status()["state"] == "training"
         for process in (first, server):
             process.kill()
 
 
-def test_a_run_that_lost_its_last_worker_waits_for_another(lab, small):
-    server = lab.server(*SHORT)
-    worker = lab.worker(server.endpoint, data=small)
+def test_a_run_that_lost_its_last_worker_waits_for_another(programs, small):
+    server = programs.server(*SHORT)
+    worker = programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["images"] > 0, 20, "training")
     assert not [line for line in server.lines if "server waiting" in line and "0 of 1 for 0" in line]
     worker.signal(SIGTERM)
@@ -64,31 +64,31 @@ def test_a_run_that_lost_its_last_worker_waits_for_another(lab, small):
     assert status["state"] == "waiting" and status["eta_s"] is None
 
 
-def test_a_restarted_server_waits_for_its_workers_to_return(lab, small):
-    server = lab.server(*SHORT, "--recovery-ms", 6000)
-    worker = lab.worker(server.endpoint, data=small)
+def test_a_restarted_server_waits_for_its_workers_to_return(programs, small):
+    server = programs.server(*SHORT, "--recovery-ms", 6000)
+    worker = programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["images"] > 0, 20, "training")
     server.kill()
     worker.kill()
-    again = lab.restart(server, *SHORT, "--recovery-ms", 6000)
+    again = programs.restart(server, *SHORT, "--recovery-ms", 6000)
     again.line(r"server waiting.*return.* 0 of 1 for [12] s, for [45] s more", 5)
     again.line(r"server waiting.*workers: 0 of 1 .*start one with: cnn-worker", 12)
 
 
-def test_a_wildcard_address_is_shown_as_one_that_workers_can_dial(lab):
-    server = lab.server(*SHORT, endpoint="tcp://0.0.0.0:0")
+def test_a_wildcard_address_is_shown_as_one_that_workers_can_dial(programs):
+    server = programs.server(*SHORT, endpoint="tcp://0.0.0.0:0")
     line = server.line(r"start one with: cnn-worker --server tcp://([^:]+):(\d+)", 5)
     assert line[1] not in ("0.0.0.0", "*") and line[2] == server.endpoint.rpartition(":")[2]
 
 
-def test_with_keys_the_command_asks_for_one(lab):
-    keys = lab.keygen()
-    server = lab.server(*SHORT, "--key", keys / "server.key")
+def test_with_keys_the_command_asks_for_one(programs):
+    keys = programs.keygen()
+    server = programs.server(*SHORT, "--key", keys / "server.key")
     server.line(r"start one with: cnn-worker --server \S+ --key ", 5)
 
 
-def test_a_vector_run_waits_for_a_program_of_the_users(lab):
-    server = lab.server("--model", "vector:3")
+def test_a_vector_run_waits_for_a_program_of_the_users(programs):
+    server = programs.server("--model", "vector:3")
     server.line(r"waiting .*workers: 0 of 1 .*libcnnps.*tcp://127", 5)
 
 
@@ -189,45 +189,45 @@ def waiting_line(process, endpoint, cause, seconds=6):
 
 
 @pytest.mark.parametrize("place", WRONG)
-def test_a_worker_says_what_keeps_it_from_a_server(lab, small, place):
+def test_a_worker_says_what_keeps_it_from_a_server(programs, small, place):
     with place() as (port, cause):
         endpoint = f"tcp://127.0.0.1:{port}"
-        worker = lab.worker(endpoint, "--connect-timeout-ms", 7000, data=small)
+        worker = programs.worker(endpoint, "--connect-timeout-ms", 7000, data=small)
         waiting_line(worker, endpoint, cause)
         assert worker.wait(12) == 3
         worker.line(rf"worker end.*{endpoint}: no contact within 7000 ms: .*{cause}.*; \w+", 0.1)
 
 
 @pytest.mark.parametrize("place", WRONG)
-def test_cnn_ctl_says_so_too(lab, place):
+def test_cnn_ctl_says_so_too(programs, place):
     with place() as (port, cause):
         endpoint = f"tcp://127.0.0.1:{port}"
-        ctl = lab.ctl("--server", endpoint, "--connect-timeout-ms", 4000, "status", code=3)
+        ctl = programs.ctl("--server", endpoint, "--connect-timeout-ms", 4000, "status", code=3)
         waiting_line(ctl, endpoint, cause, 0.1)
         ctl.line(rf"cnn-ctl: {endpoint}: no contact within 4000 ms: .*{cause}.*; \w+", 0.1)
 
 
 @pytest.mark.parametrize("place", [nothing, web])
-def test_libcnnps_says_so_in_its_error(lab, place):
+def test_libcnnps_says_so_in_its_error(programs, place):
     """examples/line waits for 30 s: its text of a refused key or of no server is the library's."""
     with place() as (port, cause):
-        line = lab.add(Process("line", command("examples/line", f"tcp://127.0.0.1:{port}")))
+        line = programs.add(Process("line", command("examples/line", f"tcp://127.0.0.1:{port}")))
         waiting_line(line, f"tcp://127.0.0.1:{port}", cause)
 
 
-def test_a_name_that_does_not_resolve_is_named(lab, small):
-    worker = lab.worker("tcp://no-such-host.invalid:5555", "--connect-timeout-ms", 3000, data=small)
+def test_a_name_that_does_not_resolve_is_named(programs, small):
+    worker = programs.worker("tcp://no-such-host.invalid:5555", "--connect-timeout-ms", 3000, data=small)
     worker.line(r"waiting .*the name no-such-host.invalid does not resolve \(.+\)", 5)
     assert worker.wait(9) == 3
     worker.line(r"worker end.*the name no-such-host.invalid does not resolve", 0.1)
 
 
-def test_each_cause_has_a_line_of_its_own(lab):
+def test_each_cause_has_a_line_of_its_own(programs):
     """None of the lines could be taken for another: the causes differ, whatever the remedies say."""
     seen = {}
     for place in WRONG:
         with place() as (port, cause):
-            ctl = lab.ctl("--server", f"tcp://127.0.0.1:{port}", "--connect-timeout-ms", 3000, "status", code=3)
+            ctl = programs.ctl("--server", f"tcp://127.0.0.1:{port}", "--connect-timeout-ms", 3000, "status", code=3)
             found = re.search(r"no contact within 3000 ms: ([^;]+); \w", ctl.lines[-1])
             assert found and re.search(cause, found[1]), (place.__name__, ctl.lines[-1])
             seen[place.__name__] = found[1]
@@ -244,13 +244,13 @@ def own_hosts_file(hosts):
     return wrap
 
 
-def test_a_name_that_resolves_later_is_found(lab, small):
-    server = lab.server(*SHORT)
-    hosts = lab.directory / "hosts"
+def test_a_name_that_resolves_later_is_found(programs, small):
+    server = programs.server(*SHORT)
+    hosts = programs.directory / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     name = f"tcp://later.invalid:{server.endpoint.rpartition(':')[2]}"
     argv = command("cnn-worker", "--server", name, "--data", small, "--device", "cpu", "--threads", 1)
-    worker = lab.add(Process("cnn-worker", [*own_hosts_file(hosts), *argv]))
+    worker = programs.add(Process("cnn-worker", [*own_hosts_file(hosts), *argv]))
     worker.line(r"waiting .*the name later.invalid does not resolve", 5)
     with hosts.open("a") as file:
         file.write("127.0.0.1 later.invalid\n")
@@ -258,36 +258,36 @@ def test_a_name_that_resolves_later_is_found(lab, small):
 
 
 @pytest.mark.parametrize("place", [nothing, web, zmq_match, zmq_no_match])
-def test_a_server_that_starts_later_on_a_port_in_use_is_found(lab, small, place):
+def test_a_server_that_starts_later_on_a_port_in_use_is_found(programs, small, place):
     """libzmq stops to dial after a peer that is no match."""
     with place() as (port, cause):
         endpoint = f"tcp://127.0.0.1:{port}"
-        worker = lab.worker(endpoint, data=small)
+        worker = programs.worker(endpoint, data=small)
         waiting_line(worker, endpoint, cause)
-    lab.server(*SHORT, endpoint=endpoint)
+    programs.server(*SHORT, endpoint=endpoint)
     worker.line(r"worker connected", 8)
 
 
-def test_a_worker_that_lost_its_server_says_so(lab, small):
-    server = lab.server(*SHORT)
-    worker = lab.worker(server.endpoint, data=small)
+def test_a_worker_that_lost_its_server_says_so(programs, small):
+    server = programs.server(*SHORT)
+    worker = programs.worker(server.endpoint, data=small)
     worker.line("worker connected")
     until(lambda: server.status()["images"] > 0, 20, "training")
     server.kill()
     worker.line(rf"waiting for the server at {server.endpoint} to return for [1-3] s, "
                 r"gives up in (59\d|600) s: connection refused; start it again with the same options; "
                 r"the run goes on if --checkpoint-dir is one of them", 6)
-    lab.restart(server, *SHORT)
+    programs.restart(server, *SHORT)
     after = len(worker.lines)
     worker.line("net connected", 10)
     time.sleep(2)
     assert not [line for line in worker.lines[after:] if "to return" in line]
 
 
-def test_a_worker_whose_server_hangs_says_that_it_is_silent(lab, small):
+def test_a_worker_whose_server_hangs_says_that_it_is_silent(programs, small):
     """The server answered before it hung, which is no answer now: cnn-ctl would get none either."""
-    server = lab.server(*SHORT)
-    worker = lab.worker(server.endpoint, data=small)
+    server = programs.server(*SHORT)
+    worker = programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["images"] > 0, 20, "training")
     server.signal(signal.SIGSTOP)
     try:
@@ -303,16 +303,16 @@ def test_a_worker_whose_server_hangs_says_that_it_is_silent(lab, small):
     until(lambda: server.status()["images"] > after, 20, "training goes on")
 
 
-def test_a_worker_without_work_says_that_it_waits(lab, small):
-    server = lab.server(*SHORT, "--min-workers", 2)
-    worker = lab.worker(server.endpoint, data=small)
+def test_a_worker_without_work_says_that_it_waits(programs, small):
+    server = programs.server(*SHORT, "--min-workers", 2)
+    worker = programs.worker(server.endpoint, data=small)
     worker.line(rf"waiting for work from {server.endpoint} for [1-3] s, .*"
                 rf"cnn-ctl --server {server.endpoint} status", 6)
 
 
-def test_a_worker_that_no_slot_is_free_for_says_so(lab, small):
-    server = lab.server(*SHORT, "--max-workers", 1)
-    first = lab.worker(server.endpoint, data=small)
+def test_a_worker_that_no_slot_is_free_for_says_so(programs, small):
+    server = programs.server(*SHORT, "--max-workers", 1)
+    first = programs.worker(server.endpoint, data=small)
     first.line("worker connected")
-    second = lab.worker(server.endpoint, data=small)
+    second = programs.worker(server.endpoint, data=small)
     second.line(r"waiting for a server .*: all 1 worker slots are taken: .*--max-workers\"$", 6)

@@ -12,9 +12,9 @@ import os
 
 import pytest
 
-from flavour import FULL, ROOT
-from ledger import LedgerRun
-from netlab import NetLab, NoNetwork
+from support.build import FULL, ROOT
+from support.ledger import LedgerRun
+from namespaces import NetPrograms, NoNetwork
 
 RESULTS = ROOT / "build" / "faults" / "results.tsv"
 
@@ -71,9 +71,9 @@ def full():
 
 
 @pytest.fixture
-def ledger(lab):
+def ledger(programs):
     """Starts a LedgerRun: ledger(workers, pushes, *server options)."""
-    return lambda *arguments, **named: LedgerRun(lab, *arguments, **named)
+    return lambda *arguments, **named: LedgerRun(programs, *arguments, **named)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def nets(tmp_path, data, seed, figure):
 
     def make(row, hosts):
         try:
-            made.append(NetLab(tmp_path, data, seed, hosts))
+            made.append(NetPrograms(tmp_path, data, seed, hosts))
         except NoNetwork as no:
             figure.cannot(row, f"no network of its own: {no}")
         return made[-1]

@@ -12,10 +12,10 @@ import time
 
 import numpy as np
 
-import safetensors
-from flavour import BUILD, PATIENCE, ROOT
-from lab import until
-from ledger import LEDGER
+from support import safetensors
+from support.build import BUILD, PATIENCE, ROOT
+from support.programs import until
+from support.ledger import LEDGER
 
 FILES = ("deploy/compose.yaml", "tests/fault/small_disk.yaml")
 PROGRAMS = ("cnn-ps", "cnn-worker", "cnn-ctl", "tests/tools/ledger_worker")
@@ -181,8 +181,8 @@ class Cluster:
                 for c in [self.server, *self.workers("-a")])
         return "\n".join(s.stderr + s.stdout[-200:] for s in said)
 
-    def stranger(self, *options, prepare="true"):
-        """A container with a key of its own making, or none: its exit status and what it said."""
+    def unlisted_worker(self, *options, prepare="true"):
+        """Run a worker with a new key or with none: its exit status and its output."""
         script = f"{prepare} && exec cnn-worker --server {SERVER} --data /data --threads 1 \"$@\""
         done = call(["docker", "run", "--rm", *CONFINED, "--network", self.network, "-v",
                      f"{self.project}_worker-keys:/keys:ro", "-v",

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 
-from lab import Process, until
+from support.programs import Process, until
 
 
 def unusable():
@@ -25,7 +25,7 @@ def threads(pid):
             for t in os.listdir(f"/proc/{pid}/task")}
 
 
-def saver(pid):
+def checkpointer(pid):
     """The one thread that writes checkpoints: needs UV_THREADPOOL_SIZE=1."""
     def find():
         named = threads(pid)
@@ -45,10 +45,10 @@ def wire(pid):
     return sorted(t for t, name in threads(pid).items() if "IO" in name)
 
 
-def attach(lab, tids, *options):
+def attach(programs, tids, *options):
     """An strace of some threads, once it watches them all."""
     named = [word for tid in tids for word in ("-p", str(tid))]
-    tracer = lab.add(Process(f"strace {tids}", ["strace", *named, *map(str, options)]))
+    tracer = programs.add(Process(f"strace {tids}", ["strace", *named, *map(str, options)]))
     for tid in tids:
         tracer.line(rf"Process {tid} attached")
     return tracer
@@ -58,9 +58,9 @@ def inject(name, fault, when):
     return ["-e", f"trace={name}", "-e", f"inject={name}:{fault}:when={when}"]
 
 
-def kill_at(lab, tids, name, nth):
+def kill_at(programs, tids, name, nth):
     """Kill the process with -9 when one of these threads enters its nth call of that name from now on."""
-    return attach(lab, tids, "-o", "/dev/null", *inject(name, "signal=KILL", nth))
+    return attach(programs, tids, "-o", "/dev/null", *inject(name, "signal=KILL", nth))
 
 
 def calls(log):
@@ -69,10 +69,10 @@ def calls(log):
     return [(f[1], f.string) for f in found if f]
 
 
-def watch(lab, tids, enough):
+def watch(programs, tids, enough):
     """What threads call until enough(calls) is true."""
-    log = lab.directory / f"strace-{tids[0]}"
-    tracer = attach(lab, tids, "-o", log)
+    log = programs.directory / f"strace-{tids[0]}"
+    tracer = attach(programs, tids, "-o", log)
 
     def look():
         seen = calls(log.read_text(errors="replace").splitlines())

@@ -10,7 +10,7 @@ import pytest
 
 from containers import (CONFINED, SOON, Images, Ledger, NoEngine, Training, call, docker, inspect,
                         run_out_of_memory)
-from lab import until
+from support.programs import until
 
 pytestmark = pytest.mark.xdist_group("containers")  # they share images
 SIZE = 3
@@ -106,9 +106,9 @@ def the_server_is_killed(c):
 
 def the_server_is_stopped(c):
     """A drain: workers are told and end. Whoever stops it starts them again, as `up` does."""
-    crew = c.workers()
+    fleet = c.workers()
     docker("stop", c.server)
-    docker("start", c.server, *crew)
+    docker("start", c.server, *fleet)
 
 
 def the_server_is_paused(c):
@@ -152,17 +152,17 @@ def the_image_is_replaced(c):
     c.env["CNN_IMAGE"] = c.images.second
     c.replace_workers()
     c.goes_on()
-    crew = c.workers()
+    fleet = c.workers()
     c.compose("up", "-d", "--no-deps", "server")
-    docker("start", *crew)
+    docker("start", *fleet)
     for container in [c.server, *c.workers()]:
         assert inspect(container, ".Config.Image") == c.images.second
 
 
 def refused(c, *options, prepare="true"):
-    """A stranger's container: status 9, one line, and the workers of the cluster do not notice."""
+    """A worker with a key that is not listed exits with 9 and one line. The others do not notice."""
     before = c.ask("counters")
-    code, said = c.stranger(*options, prepare=prepare)
+    code, said = c.unlisted_worker(*options, prepare=prepare)
     bad = [line for line in said.splitlines() if " level=info " not in line]
     assert (code, len(bad)) == (9, 1), said
     after = c.ask("counters")
@@ -308,13 +308,13 @@ def test_compose_secrets(cluster, figure):
 def test_compose_key_taken_out(cluster, figure):
     """Workers whose key is no longer on the list end, and Docker does not start them again."""
     c = cluster(Training, CNN_MODEL="seed:8", CNN_EPOCHS=1000)
-    crew = c.workers()
+    fleet = c.workers()
     docker("run", "--rm", "--network", "none", "-v", f"{c.project}_server-keys:/keys",
            c.images.first, "sed", "-i", "/ worker$/d", "/keys/authorized_keys")
     docker("kill", "-s", "HUP", c.server)
     until(lambda: not c.workers(), SOON, "they end")
-    assert {inspect(w, ".State.Status") for w in crew} == {"exited"}
-    for worker in crew:
+    assert {inspect(w, ".State.Status") for w in fleet} == {"exited"}
+    for worker in fleet:
         assert "PS_EAUTH" in call(["docker", "logs", worker]).stderr.splitlines()[-1]
-    again = sum(int(inspect(w, ".RestartCount")) for w in crew)
+    again = sum(int(inspect(w, ".RestartCount")) for w in fleet)
     figure("C3", again, "times that Docker started a refused worker again", again == 0)

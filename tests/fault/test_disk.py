@@ -8,10 +8,10 @@ import urllib.request
 
 import pytest
 
-import safetensors
+from support import safetensors
 import strace
-from flavour import BUILD, command
-from lab import Process, fill, mount_small, unmount, until
+from support.build import BUILD, command
+from support.programs import Process, fill, mount_small, unmount, until
 
 
 def report(figure, row, run, what):
@@ -30,14 +30,14 @@ def generations(directory):
 
 
 @pytest.fixture
-def history(lab):
+def history(programs):
     """A drained run's directory with three generations of different weights."""
-    run = lab.server("--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
+    run = programs.server("--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
                      "--checkpoint-ms", 3600000)
-    worker = lab.ledger_worker(run.endpoint, 0, 8, 100)
+    worker = programs.ledger_worker(run.endpoint, 0, 8, 100)
     for k in (2, 4, 6):
         until(lambda: run.status()["version"] >= k, 20, "pushes")
-        lab.ctl("--server", run.endpoint, "checkpoint")
+        programs.ctl("--server", run.endpoint, "checkpoint")
     worker.kill()
     run.kill()
     files = generations(run.directory)
@@ -45,21 +45,21 @@ def history(lab):
     return run.directory
 
 
-def loaded(lab, directory, name):
+def loaded(programs, directory, name):
     """(weights of the newest good generation, what the loader says): the real loader, in a process."""
-    out = lab.directory / name
+    out = programs.directory / name
     done = subprocess.run(command("cnn-ctl", "--log-level", "info", "export", "--checkpoint",
                                   directory, out), capture_output=True, text=True, timeout=20)
     weights = safetensors.flat(out).tolist() if done.returncode == 0 else None
     return done.returncode, weights, done.stderr
 
 
-def test_every_byte_of_a_checkpoint(lab, history, figure, seed, full):
+def test_every_byte_of_a_checkpoint(programs, history, figure, seed, full):
     """Flipped, and cut off there: the generation before is taken, and the log says which was refused."""
     newest, older, _ = generations(history)
     whole = newest.read_bytes()
-    newest.rename(lab.directory / "newest")
-    expected = loaded(lab, history, "older")[1]
+    newest.rename(programs.directory / "newest")
+    expected = loaded(programs, history, "older")[1]
     assert expected is not None
     places = range(len(whole)) if full else random.Random(seed).sample(range(len(whole)), 25)
     wrong, silent = [], []
@@ -68,7 +68,7 @@ def test_every_byte_of_a_checkpoint(lab, history, figure, seed, full):
         flipped[at] ^= 1 << (at % 8)
         for kind, data in (("flip", bytes(flipped)), ("cut", whole[:at])):
             newest.write_bytes(data)
-            code, weights, said = loaded(lab, history, "again")
+            code, weights, said = loaded(programs, history, "again")
             if code != 0 or weights != expected:
                 wrong.append((kind, at))
             if "checkpoint refused" not in said or "fallback" not in said:
@@ -79,13 +79,13 @@ def test_every_byte_of_a_checkpoint(lab, history, figure, seed, full):
     figure("P3", len(silent), f"of {tried} not logged", not silent, what="silent")
 
 
-def start_ms(lab, directory):
+def start_ms(programs, directory):
     """From exec to listening, of a server on a copy of this directory."""
-    copy = lab.directory / "copy"
+    copy = programs.directory / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)
     begun = time.monotonic()
-    server = lab.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd",
+    server = programs.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd",
                         directory="copy")
     server.line("net listening")
     took = time.monotonic() - begun
@@ -93,21 +93,21 @@ def start_ms(lab, directory):
     return took * 1e3, "\n".join(server.lines)
 
 
-def test_falling_back_takes_little(lab, figure, full):
+def test_falling_back_takes_little(programs, figure, full):
     """A checkpoint of 425,000 weights with its last byte flipped: how much later does the server listen?"""
-    run = lab.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd")
+    run = programs.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd")
     endpoint = run.endpoint
     for _ in range(2):
-        lab.ctl("--server", endpoint, "checkpoint")
+        programs.ctl("--server", endpoint, "checkpoint")
     run.kill()
     good, bad = [], []
     newest = generations(run.directory)[0]
     data = bytearray(newest.read_bytes())
     for _ in range(15 if full else 8):
         newest.write_bytes(data)
-        good.append(start_ms(lab, run.directory)[0])
+        good.append(start_ms(programs, run.directory)[0])
         newest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        took, said = start_ms(lab, run.directory)
+        took, said = start_ms(programs, run.directory)
         assert "checkpoint fallback" in said, said
         bad.append(took)
     later = min(bad) - min(good)  # what else the machine does is not the question
@@ -115,10 +115,10 @@ def test_falling_back_takes_little(lab, figure, full):
            "each kind)", later <= 50, what="fallback")
 
 
-def test_no_good_checkpoint_exits_7(lab, history, figure):
+def test_no_good_checkpoint_exits_7(programs, history, figure):
     for file in generations(history):
         file.write_bytes(file.read_bytes()[:-1])
-    server = lab.server("--model", "vector:8", "--max-workers", 1)
+    server = programs.server("--model", "vector:8", "--max-workers", 1)
     code = server.wait(10)
     figure("P3", code, "is the exit status if no generation is good", code == 7, what="status")
 
@@ -213,11 +213,11 @@ def test_full_disk_holds_workers_back(ledger, small_disk, figure):
 WEIGHTS = ("--model", "vector:80000", "--optimizer", "sgd", "--lr", 1)  # 320 kB a checkpoint
 
 
-def test_own_checkpoints_fill_the_disk(lab, small_disk, figure):
+def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
     """Three fit and a fourth does not: the oldest gives way, the newest sound one never."""
-    server = lab.server(*WEIGHTS, directory=small_disk / "ckpt")
+    server = programs.server(*WEIGHTS, directory=small_disk / "ckpt")
     for _ in range(6):
-        lab.ctl("--server", server.endpoint, "checkpoint")
+        programs.ctl("--server", server.endpoint, "checkpoint")
     kept = [int(f.name[5:], 16) for f in generations(small_disk / "ckpt")]
     status = server.status()
     assert status["degraded"] is None and status["checkpoint"]["failed"] == 0, status
@@ -225,16 +225,16 @@ def test_own_checkpoints_fill_the_disk(lab, small_disk, figure):
     server.line("checkpoint dropped")
     assert sum("checkpoint dropped" in line for line in server.lines) == 1, "said once"
     server.kill()
-    again = lab.restart(server, *WEIGHTS)
+    again = programs.restart(server, *WEIGHTS)
     again.line("server resumed")
     figure("P5", len(kept), "generations are kept on a disk of 1 MiB, of 320 kB each", 2 <= len(kept) <= 3, what="own")
 
 
-def test_own_journal_fills_the_disk(lab, small_disk, figure):
+def test_own_journal_fills_the_disk(programs, small_disk, figure):
     """Each push is as large as a checkpoint: the journal leaves the next one its space, nobody waits for ever."""
-    server = lab.server(*WEIGHTS, "--durability", "always", "--checkpoint-ms", 3600000,
+    server = programs.server(*WEIGHTS, "--durability", "always", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
-    worker = lab.ledger_worker(server.endpoint, 0, 30)
+    worker = programs.ledger_worker(server.endpoint, 0, 30)
     begun = time.monotonic()
     worker.line("done pushed=30 acked=30 ", 20)
     took = time.monotonic() - begun
@@ -245,9 +245,9 @@ def test_own_journal_fills_the_disk(lab, small_disk, figure):
     figure("P5", took, "s for 30 pushes that fill the disk", took <= 10, what="own journal")
 
 
-def test_sigterm_with_a_full_disk(lab, small_disk, figure):
+def test_sigterm_with_a_full_disk(programs, small_disk, figure):
     """It ends in seconds, says that there is no space, and its status is 10."""
-    server = lab.server("--model", "vector:8", directory=small_disk / "ckpt")
+    server = programs.server("--model", "vector:8", directory=small_disk / "ckpt")
     server.status()
     fill(small_disk / "filler")
     begun = time.monotonic()
@@ -268,11 +268,11 @@ def full_with_one_checkpoint(server, disk):
     fill(disk / "filler")
 
 
-def test_drain_with_a_full_disk(lab, small_disk, figure):
+def test_drain_with_a_full_disk(programs, small_disk, figure):
     """cnn-ctl drain ends a server as SIGTERM does, and status says meanwhile that it is ending."""
-    server = lab.server("--model", "vector:8", directory=small_disk / "ckpt")
+    server = programs.server("--model", "vector:8", directory=small_disk / "ckpt")
     full_with_one_checkpoint(server, small_disk)
-    ctl = lab.add(Process("ctl", command("cnn-ctl", "--server", server.endpoint, "drain")))
+    ctl = programs.add(Process("ctl", command("cnn-ctl", "--server", server.endpoint, "drain")))
     server.line("checkpoint failed")
     begun = time.monotonic()
     assert server.status()["state"] == "ending"
@@ -283,12 +283,12 @@ def test_drain_with_a_full_disk(lab, small_disk, figure):
     ctl.wait(10)
 
 
-def test_a_write_that_hangs_leaves_nothing(lab, figure):
+def test_a_write_that_hangs_leaves_nothing(programs, figure):
     """The server is told twice to end while its disk never answers an fsync."""
-    how = lab.directory / "how"
-    server = lab.server("--model", "vector:100000", env={
+    how = programs.directory / "how"
+    server = programs.server("--model", "vector:100000", env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(how),
-        "DISK_ROOT": str(lab.directory / "ckpt")})
+        "DISK_ROOT": str(programs.directory / "ckpt")})
     server.status()
     how.touch()
     server.signal(15)
@@ -301,30 +301,30 @@ def test_a_write_that_hangs_leaves_nothing(lab, figure):
     assert len(generations(server.directory)) == 1
 
 
-def hanging(lab, how, *options):
+def hanging(programs, how, *options):
     """A server with a log whose disk answers no fsync while `how` is there, and two workers at work."""
-    server = lab.server("--model", "seed:8", "--durability", "always", *options, env={
+    server = programs.server("--model", "seed:8", "--durability", "always", *options, env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(how),
-        "DISK_ROOT": str(lab.directory / "ckpt")})
-    crew = [lab.worker(server.endpoint) for _ in range(2)]
+        "DISK_ROOT": str(programs.directory / "ckpt")})
+    fleet = [programs.worker(server.endpoint) for _ in range(2)]
     until(lambda: server.status()["updates"] > 20, 30, "training")
-    return server, crew
+    return server, fleet
 
 
-def test_nobody_stalls_while_the_disk_hangs(lab, figure):
+def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     """Longer than a worker may take: the status names the disk, not the workers, and no step is cut short."""
-    how = lab.directory / "how"
-    server, crew = hanging(lab, how, "--mode", "sync", "--epochs", 1, "--max-updates", 120,
+    how = programs.directory / "how"
+    server, fleet = hanging(programs, how, "--mode", "sync", "--epochs", 1, "--max-updates", 120,
                         "--suspect-ms", 20000, "--dead-ms", 60000, "--min-workers", 2)
     how.touch()
     begun = time.monotonic()
     until(lambda: health(server) == 503, 10, "it says that it is not well")
     figure("P5", time.monotonic() - begun, "s until readiness names a disk that hangs",
            "the disk does not answer" in server.status()["degraded"], what="overdue")
-    crew.append(lab.worker(server.endpoint))
+    fleet.append(programs.worker(server.endpoint))
     time.sleep(8)  # a worker that delivers nothing for 6 s is stalled
     status = server.status()
-    said = ["\n".join(w.lines) for w in crew]
+    said = ["\n".join(w.lines) for w in fleet]
     figure("P5", sum("the server waits for its disk" in text for text in said),
            "of 2 workers and one that joins say what they wait for", all(
                "the server waits for its disk" in text and "silent" not in text and
@@ -339,9 +339,9 @@ def test_nobody_stalls_while_the_disk_hangs(lab, figure):
            what="nobody stalls")
 
 
-def test_sigterm_while_the_disk_hangs(lab, figure):
-    how = lab.directory / "how"
-    server, _ = hanging(lab, how, "--epochs", 1000)
+def test_sigterm_while_the_disk_hangs(programs, figure):
+    how = programs.directory / "how"
+    server, _ = hanging(programs, how, "--epochs", 1000)
     how.touch()
     until(lambda: health(server) == 503, 10, "it says that it is not well")
     begun = time.monotonic()
@@ -353,9 +353,9 @@ def test_sigterm_while_the_disk_hangs(lab, figure):
            "\n".join(server.lines).split("gave_up")[1], what="drain status")
 
 
-def test_sigterm_when_space_comes(lab, small_disk):
+def test_sigterm_when_space_comes(programs, small_disk):
     """Full when it was told to end, but not for long: the last checkpoint is written."""
-    server = lab.server("--model", "vector:8", "--checkpoint-ms", 100, directory=small_disk / "ckpt")
+    server = programs.server("--model", "vector:8", "--checkpoint-ms", 100, directory=small_disk / "ckpt")
     server.status()
     fill(small_disk / "filler")
     server.signal(15)
@@ -364,11 +364,11 @@ def test_sigterm_when_space_comes(lab, small_disk):
     assert server.wait(10) == 0
 
 
-def test_disk_too_small_for_two_checkpoints(lab, small_disk, figure):
+def test_disk_too_small_for_two_checkpoints(programs, small_disk, figure):
     """A worker cannot be welcomed, and is told why; so is whoever asks the server."""
-    server = lab.server("--model", "vector:180000", "--optimizer", "sgd", "--lr", 1,
+    server = programs.server("--model", "vector:180000", "--optimizer", "sgd", "--lr", 1,
                         directory=small_disk / "ckpt")
-    worker = lab.ledger_worker(server.endpoint, 0, 8, 1)
+    worker = programs.ledger_worker(server.endpoint, 0, 8, 1)
     until(lambda: health(server) == 503, 20, "it says that it is not well")
     begun = time.monotonic()
     worker.line("checkpoints cannot be written", 20)
@@ -380,16 +380,16 @@ def test_disk_too_small_for_two_checkpoints(lab, small_disk, figure):
 
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
-def test_start_on_a_full_disk(lab, small_disk, figure, durability):
+def test_start_on_a_full_disk(programs, small_disk, figure, durability):
     """A killed server's disk is full: the next start drops older generations, as a running server does."""
     options = ("--model", "vector:20000", "--durability", durability)
-    server = lab.server(*options, directory=small_disk / "ckpt")
+    server = programs.server(*options, directory=small_disk / "ckpt")
     for _ in range(3):
-        lab.ctl("--server", server.endpoint, "checkpoint")
+        programs.ctl("--server", server.endpoint, "checkpoint")
     server.kill()
     kept = generations(small_disk / "ckpt")
     fill(small_disk / "filler")
-    again = lab.restart(server, *options)
+    again = programs.restart(server, *options)
     again.line("net listening")
     status = again.status()
     again.kill()
@@ -417,7 +417,7 @@ ERRORS = {"EIO in fsync": ("fsync", "error=EIO"), "EIO in rename": ("renameat", 
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_call_that_fails(lab, ledger, figure, name):
+def test_call_that_fails(programs, ledger, figure, name):
     """Each call of that name in the thread that saves."""
     why = strace.unusable()
     if why:
@@ -425,7 +425,7 @@ def test_call_that_fails(lab, ledger, figure, name):
     run = ledger(2, 1500, *ROOMY, pace=(4,), env={"UV_THREADPOOL_SIZE": "1"})
     run.reached(0)
     call, fault = ERRORS[name]
-    tracer = strace.attach(lab, strace.saver(run.server.popen.pid), "-o", "/dev/null",
+    tracer = strace.attach(programs, strace.checkpointer(run.server.popen.pid), "-o", "/dev/null",
                            *strace.inject(call, fault, "1+"))
 
     def heal():
@@ -438,24 +438,24 @@ WRITES = {"ENOSPC": "28", "EIO": "5", "lie": "lie"}
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_write_that_fails(lab, ledger, figure, name):
+def test_write_that_fails(programs, ledger, figure, name):
     """Each write to a file of the directory; a lie says that all was written, and nothing was."""
-    how = lab.directory / "how"
+    how = programs.directory / "how"
     run = ledger(2, 1500, *ROOMY, pace=(4,), env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_WRITE": str(how),
-        "DISK_ROOT": str(lab.directory / "ckpt")})
+        "DISK_ROOT": str(programs.directory / "ckpt")})
     run.reached(0)
     how.write_text(WRITES[name])
     breaks_and_heals(run, figure, f"{name} in write", how.unlink)
 
 
-def test_short_writes(lab, ledger, figure):
+def test_short_writes(programs, ledger, figure):
     """Each write takes half of what it gets: checkpoints are whole all the same."""
-    how = lab.directory / "how"
+    how = programs.directory / "how"
     how.write_text("short")
     run = ledger(2, 300, pace=(4,), env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_WRITE": str(how),
-        "DISK_ROOT": str(lab.directory / "ckpt")})
+        "DISK_ROOT": str(programs.directory / "ckpt")})
     run.reached(0)
     assert run.server.status()["checkpoint"]["saved"] > 1 and health(run.server) == 200
     run.kill_server()
@@ -470,8 +470,8 @@ def rolled_back(ledger, keep_term, *options):
     """A run whose directory becomes what it was some hundred pushes before, under living workers."""
     run = ledger(2, 900, pace=(4,))
     run.reached(0)
-    run.lab.ctl("--server", run.server.endpoint, "checkpoint")
-    old = run.lab.directory / "old"
+    run.programs.ctl("--server", run.server.endpoint, "checkpoint")
+    old = run.programs.directory / "old"
     until(lambda: copied(run.server.directory, old), 10, "a copy with whole files")
     before = run.server.status()["version"]
     until(lambda: all(w["durable_seq"] > 150 for w in run.server.status()["workers"])
@@ -503,7 +503,7 @@ def test_rollback_is_refused(ledger, figure, term):
     run = rolled_back(ledger, term == "kept")
     version = run.server.status()["version"]
     said = []
-    for w in run.crew:
+    for w in run.fleet:
         assert w.wait(30) != 0, w.tail()
         said.append("older than what it called durable" in "\n".join(w.lines))
     figure("P16", sum(said), "of 2 workers say why they end", all(said), what="said")

@@ -6,10 +6,10 @@ import time
 import pytest
 
 import strace
-from flavour import FULL
-from lab import until
+from support.build import FULL
+from support.programs import until
 
-ONE_SAVER = {"UV_THREADPOOL_SIZE": "1"}  # so that it can be told apart
+ONE_POOL_THREAD = {"UV_THREADPOOL_SIZE": "1"}  # so that it can be told apart
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class Survival:
         self.deaths = 0
 
     def restart(self, **how):
-        assert all(w.running() for w in self.run.crew), "it must not end before the last kill"
+        assert all(w.running() for w in self.run.fleet), "it must not end before the last kill"
         self.deaths += 1
         self.begun = time.monotonic()
         self.run.restart_server(**how)
@@ -102,13 +102,13 @@ def test_server_killed_at_any_time(ledger, figure, seed, full, part):
     survival.report(figure, "kills")
 
 
-def saver_calls(lab, pid):
+def saver_calls(programs, pid):
     """What one checkpoint calls: [(name, nth of that name)], from one opening of the directory to the next."""
     def whole(seen):
         starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
                   and "O_NONBLOCK" not in line]
         return len(starts) >= 3
-    seen = strace.watch(lab, strace.saver(pid), whole)
+    seen = strace.watch(programs, strace.checkpointer(pid), whole)
     starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
               and "O_NONBLOCK" not in line]
     counted, places = {}, []
@@ -118,39 +118,39 @@ def saver_calls(lab, pid):
     return places
 
 
-def kill_in_threads(lab, survival, threads, places, **how):
+def kill_in_threads(programs, survival, threads, places, **how):
     for name, nth in places:
         run = survival.run
-        tracer = strace.kill_at(lab, threads(run.server.popen.pid), name, nth)
+        tracer = strace.kill_at(programs, threads(run.server.popen.pid), name, nth)
         assert run.server.wait(30) == -9, f"{name} {nth}: {run.server.tail()}"
         tracer.wait(10)
         survival.come_back(**how)
 
 
-def test_server_killed_in_every_call_of_a_checkpoint(lab, ledger, tracing, figure, full):
+def test_server_killed_in_every_call_of_a_checkpoint(programs, ledger, tracing, figure, full):
     tracing("P2")
-    run = ledger(2, 16000 if full else 1000, pace=(4,), env=ONE_SAVER)
+    run = ledger(2, 16000 if full else 1000, pace=(4,), env=ONE_POOL_THREAD)
     run.reached(0)
-    places = saver_calls(lab, run.server.popen.pid)
+    places = saver_calls(programs, run.server.popen.pid)
     names = {name for name, _ in places}
     assert {"openat", "write", "fsync", "renameat", "close"} <= names, places
     if not full:
         places = spread(places, 8)
     survival = Survival(run)
-    kill_in_threads(lab, survival, strace.saver, places, env=ONE_SAVER)
+    kill_in_threads(programs, survival, strace.checkpointer, places, env=ONE_POOL_THREAD)
     figure("P2", len(places), "places in a checkpoint tried", survival.deaths == len(places),
            what="places")
     survival.report(figure, "checkpoint")
 
 
-def test_server_killed_in_every_call_of_a_push(lab, ledger, tracing, figure, full):
+def test_server_killed_in_every_call_of_a_push(programs, ledger, tracing, figure, full):
     """Each name of call in the loop and in libzmq's threads, a first and some later times."""
     tracing("P2")
     run = ledger(3, 16000 if full else 1000, pace=(4,))
     run.reached(0)
     places = []
     for threads in (strace.loop, strace.wire):
-        seen = strace.watch(lab, threads(run.server.popen.pid), lambda calls: len(calls) >= 500)
+        seen = strace.watch(programs, threads(run.server.popen.pid), lambda calls: len(calls) >= 500)
         for name, times in strace.count(seen).items():
             places += [(threads, name, n) for n in (1, 2, 3, 5, 8, 13) if n * 5 <= times
                        and name != "restart_syscall"]
@@ -158,15 +158,15 @@ def test_server_killed_in_every_call_of_a_push(lab, ledger, tracing, figure, ful
         places = spread(places, 6)
     survival = Survival(run)
     for threads, name, nth in places:
-        kill_in_threads(lab, survival, threads, [(name, nth)])
+        kill_in_threads(programs, survival, threads, [(name, nth)])
     figure("P2", len(places), "places in a push tried", len(places) == survival.deaths,
            what="places")
     survival.report(figure, "push")
 
 
-def start_places(lab, run):
+def start_places(programs, run):
     """What a start on an old directory calls, up to its first line: [(name, nth since exec)]."""
-    log = lab.directory / "start.log"
+    log = programs.directory / "start.log"
     run.server.kill()
     run.restart_server(wrap=("strace", "-o", log))
     run.server.line("listening")
@@ -183,20 +183,20 @@ def start_places(lab, run):
     return places
 
 
-def test_server_killed_in_every_call_of_a_start(lab, ledger, tracing, figure, full):
+def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figure, full):
     """The start binds, then writes the term and a checkpoint of its own, and only then
     serves."""
     tracing("P2")
     run = ledger(2, 16000 if full else 1000, pace=(4,))
     run.reached(0)
-    places = start_places(lab, run)
+    places = start_places(programs, run)
     assert sum(name == "renameat" for name, _ in places) == 2, "TERM and the first checkpoint"
     if not full:
         places = spread(places, 8)
     survival = Survival(run)
     for name, nth in places:
         run.server.kill()  # it is dead already before the first place
-        dying = lab.server(*run.options, endpoint=run.server.endpoint, wrap=(
+        dying = programs.server(*run.options, endpoint=run.server.endpoint, wrap=(
             "strace", "-o", "/dev/null", *strace.inject(name, "signal=KILL", nth)))
         assert dying.wait(30) == -9, f"{name} {nth}: {dying.tail()}"
         survival.come_back()
@@ -215,16 +215,16 @@ def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
     run.reached(0)
     places = list(range(1, 201)) if full else [1, 2, 5, 11, 40]
     for nth in places:
-        run.crew[0].kill()
+        run.fleet[0].kill()
         run.start_worker(0, wrap=("strace", "-f", "-o", "/dev/null",
                                   *strace.inject("sendto", "signal=KILL", nth)))
-        assert run.crew[0].wait(60) == -9, f"sendto {nth}: {run.crew[0].tail()}"
+        assert run.fleet[0].wait(60) == -9, f"sendto {nth}: {run.fleet[0].tail()}"
     begun = time.monotonic()
     run.start_worker(0)
-    resumed = int(run.crew[0].line(r"resumed (\d+)")[1])
+    resumed = int(run.fleet[0].line(r"resumed (\d+)")[1])
     figure("P1", (time.monotonic() - begun) * 1e3, "ms until the new process works",
            time.monotonic() - begun < 5, what="rejoin")
-    assert resumed > 0 and all(w.running() for w in run.crew), "it has gone on where it was"
+    assert resumed > 0 and all(w.running() for w in run.fleet), "it has gone on where it was"
     report(figure, "P1", run, len(places))
 
 
@@ -238,12 +238,12 @@ def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
     places = [(name, nth) for nth in ((1, 2, 3, 5, 8, 13, 21, 34) if full else (3,)) for name in names]
     died = 0
     for name, nth in places if full else spread(places, 4):
-        run.crew[0].kill()
+        run.fleet[0].kill()
         run.start_worker(0, wrap=("strace", "-f", "-o", "/dev/null",
                                   *strace.inject(name, "signal=KILL", nth)))
-        until(lambda: not run.crew[0].running() or run.crew[0].out, 30, "it dies, or is at work")
-        died += run.crew[0].popen.poll() == -9
-    run.kill_worker(0) if run.crew[0].running() else run.start_worker(0)
+        until(lambda: not run.fleet[0].running() or run.fleet[0].out, 30, "it dies, or is at work")
+        died += run.fleet[0].popen.poll() == -9
+    run.kill_worker(0) if run.fleet[0].running() else run.start_worker(0)
     figure("P1", died, "deaths in other calls", died > 0, what="other calls")
     report(figure, "P1", run, died)
 
@@ -256,12 +256,12 @@ def test_death_is_noticed(ledger, figure, full):
     times = []
     for _ in range(10 if full else 2):
         place = len(run.server.lines)
-        run.crew[0].kill()
+        run.fleet[0].kill()
         killed = time.monotonic()
         run.server.line(r"worker silent\b.*name=\"ledger-0\"", after=place)
         times.append(time.monotonic() - killed)
         run.start_worker(0)
-        run.crew[0].line("pushed")
+        run.fleet[0].line("pushed")
     figure("P1", max(times) * 1e3, f"ms at most until a death is noticed, of {len(times)}",
            max(times) <= (1.5 if full else 1.75), what="detect")
     report(figure, "P1", run, len(times))

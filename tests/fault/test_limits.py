@@ -7,8 +7,8 @@ import threading
 import time
 
 import cgroup
-from flavour import BUILD
-from lab import until
+from support.build import BUILD
+from support.programs import until
 
 
 def cpu_seconds(pid):
@@ -71,12 +71,12 @@ class Flood:
 # ---- P12: descriptors ----------------------------------------------------------------------------
 
 
-def test_out_of_descriptors(ledger, lab, figure, full):
+def test_out_of_descriptors(ledger, programs, figure, full):
     """Far more connections than descriptors: workers and checkpoints go on, nothing spins, a newcomer waits."""
     seconds = 20 if full else 3
     run = ledger(3, 150 * seconds, pace=(10,), wrap=("prlimit", "--nofile=100"))
     run.kill_worker(2)  # the newcomer will take its place
-    run.crew[2].kill()
+    run.fleet[2].kill()
     run.reached(0)
     flood = Flood(run.server.endpoint, 200)
     run.server.line("descriptors_short", seconds=60)
@@ -87,9 +87,9 @@ def test_out_of_descriptors(ledger, lab, figure, full):
     failed = run.server.status()["checkpoint"]["failed"]
     flood.stop()
     run.start_worker(2)
-    run.crew[2].line("pushed", seconds=30)
+    run.fleet[2].line("pushed", seconds=30)
     lost, twice = run.count(300)
-    reconnects = sum(int(re.search(r"reconnects=(\d+)", w.out[-1])[1]) for w in run.crew[:2])
+    reconnects = sum(int(re.search(r"reconnects=(\d+)", w.out[-1])[1]) for w in run.fleet[:2])
     figure("P12", reconnects, "connections of workers lost", reconnects == 0, what="established")
     figure("P12", failed, f"checkpoints failed while {saved} were saved", failed == 0 and saved > 0,
            what="checkpoints")
@@ -160,32 +160,32 @@ def test_message_that_never_ends(ledger, figure, full):
     figure("P13", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")
 
 
-def allocations(lab, ledger, fail):
+def allocations(programs, ledger, fail):
     """A short run in whose server the allocation of that number fails: (how it died before the end, the run)."""
     run = ledger(0, 20, size=20, directory=f"ckpt{fail}", env={
         "LD_PRELOAD": str(BUILD / "tests/fault/memory.so"), "MEMORY_FAIL": str(fail),
-        "MEMORY_COUNT": str(lab.directory / "count"), "UV_THREADPOOL_SIZE": "1"})
+        "MEMORY_COUNT": str(programs.directory / "count"), "UV_THREADPOOL_SIZE": "1"})
     until(lambda: not run.server.running() or any("net listening" in line
           for line in run.server.lines), 20, "it listens, or has ended")
     if not run.server.running():
         return run.server.wait(), run
-    run.crew = [lab.ledger_worker(run.server.endpoint, 0, 20, 1)]
-    until(lambda: not run.server.running() or not run.crew[0].running(), 60, "an end")
+    run.fleet = [programs.ledger_worker(run.server.endpoint, 0, 20, 1)]
+    until(lambda: not run.server.running() or not run.fleet[0].running(), 60, "an end")
     return None if run.server.running() else run.server.wait(), run
 
 
-def test_every_allocation_that_fails(lab, ledger, figure, seed, full):
+def test_every_allocation_that_fails(programs, ledger, figure, seed, full):
     """Each of the server's, one a run: it goes without, or ends with a status and a line; another start has it all."""
-    code, run = allocations(lab, ledger, 0)
+    code, run = allocations(programs, ledger, 0)
     assert code is None
     run.verdict()
-    count = int((lab.directory / "count").read_text())
+    count = int((programs.directory / "count").read_text())
     assert count > 50, "the shim counts"
     places = range(1, count + 10) if full else random.Random(seed).sample(range(1, count), 8)
     crashed, aborted, mute, ended = [], [], [], 0
     for n in places:
-        code, run = allocations(lab, ledger, n)
-        if code == -6 and not run.crew:
+        code, run = allocations(programs, ledger, n)
+        if code == -6 and not run.fleet:
             aborted.append(n)
         elif code is not None:
             ended += 1
@@ -193,11 +193,11 @@ def test_every_allocation_that_fails(lab, ledger, figure, seed, full):
                 crashed.append((n, code))
             if not run.server.lines:
                 mute.append(n)
-        if run.crew and code is not None:
+        if run.fleet and code is not None:
             run.restart_server()
         elif code is not None:
-            run.server = lab.server(*run.options, directory=f"ckpt{n}")
-            run.crew = [lab.ledger_worker(run.server.endpoint, 0, 20, 1)]
+            run.server = programs.server(*run.options, directory=f"ckpt{n}")
+            run.fleet = [programs.ledger_worker(run.server.endpoint, 0, 20, 1)]
         run.verdict()
     figure("P13", len(crashed), f"crashes in {len(places)} failed allocations; {ended} starts or runs "
            f"ended with a status {crashed[:3] or ''}", not crashed, what="crashes")

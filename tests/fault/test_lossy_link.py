@@ -3,7 +3,7 @@ import socket
 import subprocess
 import time
 
-from flavour import command
+from support.build import command
 
 
 def deliveries(seed, direction, *rules):

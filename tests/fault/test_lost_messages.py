@@ -4,8 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from flavour import ROOT
-from ledger import LEDGER, LedgerRun
+from support.build import ROOT
+from support.ledger import LEDGER, LedgerRun
 from fault_proxy import FaultProxy
 
 sys.path.append(str(ROOT / "tests/wire"))
@@ -15,14 +15,14 @@ SIZE = 512
 
 
 @pytest.fixture
-def proxied(lab, seed):
+def proxied(programs, seed):
     """proxied(workers, pushes, drop=..., double=...): a LedgerRun behind a FaultProxy, and that."""
     made = []
 
     def make(workers, pushes, size=0, **how):
-        run = LedgerRun(lab, 0, pushes, size=max(size, workers * pushes))
+        run = LedgerRun(programs, 0, pushes, size=max(size, workers * pushes))
         made.append(FaultProxy(run.server.endpoint, seed, **how))
-        run.crew = [lab.ledger_worker(made[-1].endpoint, i, pushes) for i in range(workers)]
+        run.fleet = [programs.ledger_worker(made[-1].endpoint, i, pushes) for i in range(workers)]
         return run, made[-1]
     yield make
     for proxy in made:
@@ -30,9 +30,9 @@ def proxied(lab, seed):
 
 
 @pytest.fixture
-def peer(lab):
+def peer(programs):
     """A worker that is ours to the last byte, and its server."""
-    server = lab.server("--model", f"vector:{SIZE}", *LEDGER, "--replay-window", SIZE)
+    server = programs.server("--model", f"vector:{SIZE}", *LEDGER, "--replay-window", SIZE)
     worker = Worker(server.endpoint, name="peer")
     worker.server = server
     yield worker
@@ -110,7 +110,7 @@ def test_gap_is_named(peer, figure):
 def test_pushes_that_get_lost(proxied, figure, full):
     """One push of five is missing: the worker goes back, every time."""
     run, proxy = proxied(3, 5000 if full else 40, drop={"push": 0.2})
-    stalls = sum(worker.wait(300) != 0 for worker in run.crew)
+    stalls = sum(worker.wait(300) != 0 for worker in run.fleet)
     gaps = run.server.status()["counters"]["gaps"]
     lost, twice = run.count()
     assert gaps > 10, "no gap, nothing was tried"
@@ -134,12 +134,12 @@ def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
 def test_lost_acks(proxied, figure, full):
     """Three ACKs of ten never come: the push was applied, and is not applied again."""
     run, proxy = proxied(3, 5000 if full else 100, drop={"ack": 0.3})
-    for worker in run.crew:
+    for worker in run.fleet:
         assert worker.wait(300) == 0, worker.tail()
     again = run.server.status()["counters"]["duplicates"]
     lost, twice = run.count()
     assert again > 10, "no push came again, nothing was tried"
-    figure("N7", 100 * (1 - (lost + twice) / (len(run.crew) * run.pushes)),
+    figure("N7", 100 * (1 - (lost + twice) / (len(run.fleet) * run.pushes)),
            f"% exactly once, {proxy.dropped} ACKs lost", lost + twice == 0)
 
 

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-import idx
-from flavour import FULL, PATIENCE
-from lab import until
-from ledger import LedgerRun
-from netlab import moved, seqs
+from support import idx
+from support.build import FULL, PATIENCE
+from support.programs import until
+from support.ledger import LedgerRun
+from namespaces import moved, seqs
 
 KEPT = 256  # --replay-window's default: pushes that a worker may have outside a checkpoint
 FEW = 20000
@@ -28,7 +28,7 @@ def few(data, tmp_path_factory):
 
 def under_way(net, run, pushes=10):
     """Each worker has had some pushes decided."""
-    until(lambda: len(seqs(net, run.server)) == len(run.crew)
+    until(lambda: len(seqs(net, run.server)) == len(run.fleet)
           and min(seqs(net, run.server).values()) >= pushes, 60, "all are pushing")
 
 
@@ -65,7 +65,7 @@ def test_partition(nets, figure, full, seed):
         healed = net.heal()
         slowest = max(slowest, moved(net, run, stood) - healed)
     assert net.count()["lost"] > 0
-    assert all(w.running() for w in run.crew), "the run ended before the faults"
+    assert all(w.running() for w in run.fleet), "the run ended before the faults"
     lost, twice = run.count()
     figure("N1", slowest, "s at most from healing to the slowest worker's next push",
            slowest <= soon(full), what="resumed")
@@ -111,7 +111,7 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
     net = nets("N1", 3)
     server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--heartbeat-ms", 200,
                         "--suspect-ms", 500, "--dead-ms", 1000, "--checkpoint-ms", 100)
-    crew = [net.worker_at(i, server.endpoint, data=few) for i in range(2)]
+    fleet = [net.worker_at(i, server.endpoint, data=few) for i in range(2)]
     for turn in range(turns):
         until(lambda: net.status(server)["images"] >= turn * FEW + FEW // 10, 60, "training goes on")
         deaths = net.status(server)["counters"]["deaths"]
@@ -119,7 +119,7 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
         until(lambda: net.status(server)["counters"]["deaths"] > deaths, 30, "it counts as dead")
         net.heal()
     result = server.result()
-    assert [w.wait(20) for w in crew] == [0, 0]
+    assert [w.wait(20) for w in fleet] == [0, 0]
     wrong = sum(n != FEW for n in result["images_per_epoch"])
     figure("N1", wrong, f"of {epochs} epochs with a wrong number of images", wrong == 0, what=mode)
 
@@ -207,9 +207,9 @@ def test_slow_link(nets, figure, full, megabits):
     net = nets("N4", 2)
     net.rule("*", "*", rate=megabits * 1000000, queue=60000)
     run = LedgerRun(net, 1, 3 if full else 1, size=FRAME)
-    code = run.crew[0].wait(400)
-    assert code == 0, run.crew[0].tail()
-    words = dict(w.split("=") for w in run.crew[0].out[-1].split()[1:])
+    code = run.fleet[0].wait(400)
+    assert code == 0, run.fleet[0].tail()
+    words = dict(w.split("=") for w in run.fleet[0].out[-1].split()[1:])
     lost, twice = run.count()
     figure("N4", 100 * int(words["acked"]) / run.pushes, "% of pushes delivered",
            int(words["acked"]) == run.pushes and lost + twice == 0, what=f"at {megabits} Mbit/s")
@@ -230,7 +230,7 @@ def test_reset_storm(nets, figure, full, seed):
     until(lambda: len(seqs(net, run.server)) == 3, 60, "all are welcome")
     port = run.server.endpoint.rsplit(":", 1)[1]
     ends, resets = time.monotonic() + seconds, 0
-    while time.monotonic() < ends and any(w.running() for w in run.crew):
+    while time.monotonic() < ends and any(w.running() for w in run.fleet):
         killed = net.home.run("ss", "-HtnK", "state", "established", "sport", "=", f":{port}")
         resets += len(killed.splitlines())
         time.sleep(0.1)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import crash_states
-import safetensors
-from flavour import BUILD, FULL, ROOT, command
-from lab import SIGTERM
+from support import safetensors
+from support.build import BUILD, FULL, ROOT, command
+from support.programs import SIGTERM
 
 sys.path.append(str(ROOT / "tests/wire"))
 from client import Worker  # noqa: E402  the wire's own client: it knows what it was told, and when
@@ -28,9 +28,9 @@ CYCLES = 6  # checkpoints in a life: more than are kept, so that old journals ar
 class Recorder:
     """A server whose every change of its directory is logged, and a client that notes what it was told."""
 
-    def __init__(self, lab, level, place):
-        self.lab, self.place, self.client = lab, place, None
-        self.log = lab.directory / f"{place.name}.log"
+    def __init__(self, programs, level, place):
+        self.programs, self.place, self.client = programs, place, None
+        self.log = programs.directory / f"{place.name}.log"
         self.env = {"LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_ROOT": str(place),
                     "DISK_LOG": str(self.log)}
         self.options = (*OPTIONS, "--durability", level)
@@ -43,7 +43,7 @@ class Recorder:
             log.write(lines.encode())
 
     def start(self):
-        self.server = self.lab.server(*self.options, directory=self.place.name, env=self.env)
+        self.server = self.programs.server(*self.options, directory=self.place.name, env=self.env)
         return self.server.endpoint
 
     def told(self):
@@ -71,7 +71,7 @@ class Recorder:
             acks = [self.push() for _ in range(2)]
             if "always" in self.options:
                 assert all(a.durable_seq >= a.seq for a in acks)
-            self.lab.ctl("--server", endpoint, "checkpoint")
+            self.programs.ctl("--server", endpoint, "checkpoint")
         self.push()
 
     def close(self):
@@ -80,9 +80,9 @@ class Recorder:
         self.server.kill()
 
 
-def recorded(lab, level):
+def recorded(programs, level):
     """The log of two lives: a start, pushes and checkpoints, kill -9; the same, and a drain."""
-    recorder = Recorder(lab, level, lab.directory / "ckpt")
+    recorder = Recorder(programs, level, programs.directory / "ckpt")
     for _ in range(2):
         recorder.life()
         last = recorder.server
@@ -161,9 +161,9 @@ def one_cycle(ops):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_power_cut_after_every_operation(lab, figure, level):
+def test_power_cut_after_every_operation(programs, figure, level):
     """Of two lives: starts, pushes, checkpoints, a drain."""
-    ops = recorded(lab, level)
+    ops = recorded(programs, level)
     judge, count = cut_everywhere(ops)
     refused = sum(bool(f[0]) for f in judge.found.values())
     figure("P4", refused, f"starts refused of {count} states ({len(judge.found)} different ones) after "
@@ -173,9 +173,9 @@ def test_power_cut_after_every_operation(lab, figure, level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_second_power_cut_during_the_start(lab, figure, seed, level):
+def test_second_power_cut_during_the_start(programs, figure, seed, level):
     """A real server starts on what a cut has left, and the power fails again while it does."""
-    ops, disk, told, found = recorded(lab, level), crash_states.Disk(), {}, {}
+    ops, disk, told, found = recorded(programs, level), crash_states.Disk(), {}, {}
     for op in ops:
         disk.play(op)
         if op.kind == "note":
@@ -184,14 +184,14 @@ def test_second_power_cut_during_the_start(lab, figure, seed, level):
     chosen = random.Random(seed).sample(sorted(found), 40 if FULL else 3)
     count, wrong = 0, []
     for k, state in enumerate(chosen):
-        place = lab.directory / f"again{k}"
-        recorder = Recorder(lab, level, place)
+        place = programs.directory / f"again{k}"
+        recorder = Recorder(programs, level, place)
         for name, data in state:
             (place / name).write_bytes(data)
         recorder.start()
         status = recorder.server.status()
         decided = sum(w["last_seq"] for w in status["workers"])
-        weights = safetensors.flat(lab.export(recorder.server.endpoint))
+        weights = safetensors.flat(programs.export(recorder.server.endpoint))
         recorder.close()
         if not decided == -int(weights.sum()) == int((weights == -1).sum()):
             wrong.append((decided, weights.sum()))
@@ -208,9 +208,9 @@ FORGOTTEN = {"replay": {"files": lambda op: op.name != ".", "directory": lambda 
 
 
 @pytest.mark.parametrize("level,what", [(lv, what) for lv in LEVELS for what in FORGOTTEN[lv]])
-def test_forgotten_fsyncs_are_found(lab, figure, level, what):
+def test_forgotten_fsyncs_are_found(programs, figure, level, what):
     """The enumerator can fail: without these syncs around one checkpoint there are illegal states."""
-    ops = recorded(lab, level)
+    ops = recorded(programs, level)
     since, until = one_cycle(ops)
     forgotten = FORGOTTEN[level][what]
     bad = [op for i, op in enumerate(ops[:until]) if i < since or op.kind != "sync" or not forgotten(op)]

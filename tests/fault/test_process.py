@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import cgroup
-import safetensors
-from flavour import BUILD, command
-from lab import SIGTERM, Process, until
+from support import safetensors
+from support.build import BUILD, command
+from support.programs import SIGTERM, Process, until
 
 
 def percentile(times, part):
@@ -44,15 +44,15 @@ def test_stopped_worker_is_noticed(ledger, figure, seed, full):
         place, stopped = len(run.server.lines), {}
         for i in dice.sample(range(4), 3):
             stopped[i] = time.monotonic()
-            run.crew[i].signal(signal.SIGSTOP)
+            run.fleet[i].signal(signal.SIGSTOP)
         for i, begun in stopped.items():
             run.server.line(rf"worker silent\b.*name=\"ledger-{i}\"", after=place)
             times.append(time.monotonic() - begun)
         for i in stopped:
-            run.crew[i].signal(signal.SIGCONT)
+            run.fleet[i].signal(signal.SIGCONT)
         for i in stopped:
             run.server.line(rf"worker back\b.*name=\"ledger-{i}\"", after=place)
-    for w in run.crew:
+    for w in run.fleet:
         w.signal(signal.SIGCONT)
     figure("P6", percentile(times, 0.99) * 1e3, f"ms until a hang is seen, p99 of {len(times)}",
            percentile(times, 0.99) <= 1.8, what="detect")
@@ -65,39 +65,39 @@ EPOCHS = 40  # the run outlasts a death
 
 
 @pytest.mark.parametrize("mode", ["downpour", "sync"])
-def test_worker_that_slept_past_its_death(lab, figure, small, mode):
+def test_worker_that_slept_past_its_death(programs, figure, small, mode):
     """Its batches were given to others; when it wakes up nothing of it counts a second time."""
-    server = lab.server("--model", "seed:8", "--epochs", EPOCHS, "--mode", mode, "--min-workers", 3, *SOON)
-    crew = [lab.worker(server.endpoint, data=small) for _ in range(3)]
+    server = programs.server("--model", "seed:8", "--epochs", EPOCHS, "--mode", mode, "--min-workers", 3, *SOON)
+    fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
     trained(server, 3000)
-    crew[0].signal(signal.SIGSTOP)
+    fleet[0].signal(signal.SIGSTOP)
     server.line("worker silent")
     seen = server.status()["images"]
     server.line("worker gone")
     trained(server, seen + 1000)  # the others go on without it
-    crew[0].signal(signal.SIGCONT)
+    fleet[0].signal(signal.SIGCONT)
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
     figure("P6", wrong, "epochs with an image lost or counted twice", wrong == 0, what="batches")
     assert len(result["images_per_epoch"]) == EPOCHS
-    assert [w.wait(30) for w in crew[1:]] == [0, 0]
-    crew[0].wait(30)  # 0 if it came back in time; else its run was over before it awoke
+    assert [w.wait(30) for w in fleet[1:]] == [0, 0]
+    fleet[0].wait(30)  # 0 if it came back in time; else its run was over before it awoke
 
 
 @pytest.mark.alone
-def test_busy_machine_kills_nobody(lab, figure, small, full):
+def test_busy_machine_kills_nobody(programs, figure, small, full):
     """Twice as many runnable processes as CPUs, for ten minutes in full: no live worker is suspected."""
-    spin = [lab.add(Process("spin", ["/bin/sh", "-c", "while :; do :; done"]))
+    spin = [programs.add(Process("spin", ["/bin/sh", "-c", "while :; do :; done"]))
             for _ in range(2 * os.cpu_count())]
-    server = lab.server("--model", "seed:32", "--epochs", 10000)
-    crew = [lab.worker(server.endpoint, data=small) for _ in range(2)]
+    server = programs.server("--model", "seed:32", "--epochs", 10000)
+    fleet = [programs.worker(server.endpoint, data=small) for _ in range(2)]
     trained(server, 100)
     seconds = 600 if full else 3
     end = time.monotonic() + seconds
     until(lambda: time.monotonic() >= end, 700, "the time")
     suspected = sum("worker silent" in line for line in server.lines)
     figure("P6", suspected, f"live workers suspected in {seconds} s", suspected == 0, what="false")
-    assert all(p.running() for p in (*spin, *crew))
+    assert all(p.running() for p in (*spin, *fleet))
 
 
 # ---- P7: the server hangs ------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_stopped_server(ledger, figure, full):
     until(lambda: not healthy(run.server, probe), 10, "the probe fails")
     decided = time.monotonic() - begun
     stood = [run.pushed() for _ in range(2)]
-    assert all(w.running() for w in run.crew), "workers wait"
+    assert all(w.running() for w in run.fleet), "workers wait"
     assert stood[0] == stood[1], "nobody gets more than its window done"
     run.kill_server()
     figure("P7", decided, f"s until a probe with {probe} s of patience decides to restart",
@@ -168,11 +168,11 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
         """Pushes a second of workers 1 and 2."""
         marks = []
         for _ in range(2):
-            marks.append((time.monotonic(), sum(int(w.out[-1].split()[1]) for w in run.crew[1:])))
+            marks.append((time.monotonic(), sum(int(w.out[-1].split()[1]) for w in run.fleet[1:])))
             until(lambda: time.monotonic() >= marks[0][0] + window, window + 1, "the window")
         return (marks[1][1] - marks[0][1]) / (marks[1][0] - marks[0][0])
     normal = others()
-    crawl(run.crew[0])
+    crawl(run.fleet[0])
     slow = max(others() for _ in range(3))  # what else the machine does is not the question
     figure("P8", 100 * slow / normal, "% of the others' pushes are left beside a worker with 0.1 CPU",
            slow >= 0.9 * normal, what="others")
@@ -180,13 +180,13 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
     report(figure, "P8", run, "one crawling")
 
 
-def test_sync_steps_do_not_wait_for_the_slow(lab, crawl, figure, small):
+def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
     """One backup worker: a step takes the first two gradients of three; the third is late."""
-    server = lab.server("--model", "seed:8", "--mode", "sync", "--backup-workers", 1, "--epochs", 4,
+    server = programs.server("--model", "seed:8", "--mode", "sync", "--backup-workers", 1, "--epochs", 4,
                         "--min-workers", 3)
-    crew = [lab.worker(server.endpoint, data=small) for _ in range(3)]
+    fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
     trained(server, 1000)
-    crawl(crew[0])
+    crawl(fleet[0])
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
     figure("P8", result["superseded"], "late gradients dropped in 4 epochs of steps of 2 of 3",
@@ -202,15 +202,15 @@ def test_sigterm_drains(ledger, figure, seed, full):
     rounds = 100 if full else 4
     run = ledger(3, rounds * 60, pace=(2,))
     for _ in range(rounds):
-        until(lambda: all(w.out for w in run.crew), 30, "all are at work")
+        until(lambda: all(w.out for w in run.fleet), 30, "all are at work")
         moment = time.monotonic() + dice.uniform(0, 0.1)
         until(lambda: time.monotonic() >= moment, 1, "the moment")
         begun = time.monotonic()
         run.server.signal(dice.choice([signal.SIGTERM, signal.SIGINT]))
         assert run.server.wait(10) == 0, run.server.tail()
         times.append(time.monotonic() - begun)
-        weights = safetensors.flat(run.lab.export(run.server.directory))
-        for i, w in enumerate(run.crew):
+        weights = safetensors.flat(run.programs.export(run.server.directory))
+        for i, w in enumerate(run.fleet):
             assert w.wait(10) in (0, 1), w.tail()
             said = " ".join(w.out)
             heard = re.search(r"resumed (\d+) .*(?:stopped|done) .*acked=(\d+)", said)
@@ -227,13 +227,13 @@ def test_sigterm_drains(ledger, figure, seed, full):
     report(figure, "P10", run, f"{rounds} drains")
 
 
-def test_second_sigterm_ends_at_once(lab, figure):
+def test_second_sigterm_ends_at_once(programs, figure):
     """A disk that hangs keeps the drain from ending: a second signal ends it with status 1."""
-    stuck = lab.directory / "stuck"
-    server = lab.server("--model", "vector:1000", "--checkpoint-ms", 3600000, env={
+    stuck = programs.directory / "stuck"
+    server = programs.server("--model", "vector:1000", "--checkpoint-ms", 3600000, env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(stuck)})
     server.endpoint
-    lab.ledger_worker(server.endpoint, 0, 900).line(r"pushed 100\b")
+    programs.ledger_worker(server.endpoint, 0, 900).line(r"pushed 100\b")
     stuck.touch()
     server.signal(SIGTERM)
     server.line("server draining")
@@ -263,15 +263,15 @@ def digest(directory):
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(directory.iterdir())}
 
 
-def test_second_server_on_a_directory(lab, figure, full):
+def test_second_server_on_a_directory(programs, figure, full):
     """It exits with 8, names the holder, and has changed no byte; kill -9 frees the directory."""
-    first = lab.server("--model", "vector:10")
+    first = programs.server("--model", "vector:10")
     first.endpoint
     before = digest(first.directory)
     times = []
     for _ in range(100 if full else 5):
         begun = time.monotonic()
-        second = lab.server("--model", "vector:10")
+        second = programs.server("--model", "vector:10")
         assert second.wait(10) == 8, second.tail()
         times.append(time.monotonic() - begun)
         assert f"process {first.popen.pid};" in "\n".join(second.lines), second.tail()
@@ -281,13 +281,13 @@ def test_second_server_on_a_directory(lab, figure, full):
     figure("P11", percentile(times, 0.5) * 1e3, "ms until it is refused, median",
            percentile(times, 0.5) <= 2, what="refused")
     first.kill()
-    lab.restart(first, "--model", "vector:10").line("listening")
+    programs.restart(first, "--model", "vector:10").line("listening")
 
 
 # ---- P14: a worker restarts again and again ------------------------------------------------------
 
 
-def test_restart_storm(lab, ledger, figure, full):
+def test_restart_storm(programs, ledger, figure, full):
     """A nameless worker and a named one, killed and started again: each a newer life, no growth."""
     run = ledger(2, 4000 if full else 150, "--max-workers", 4, pace=(20,))
     run.reached(0)
@@ -295,7 +295,7 @@ def test_restart_storm(lab, ledger, figure, full):
 
     def life():
         run.kill_worker(0)
-        run.crew[0].line("resumed")
+        run.fleet[0].line("resumed")
         lives.extend(w["incarnation"] for w in run.server.status()["workers"]
                      if w["name"] == "ledger-0")
     for _ in range(max(5, rounds // 10)):
@@ -315,15 +315,15 @@ def test_restart_storm(lab, ledger, figure, full):
 # ---- P15: workers of an old run ------------------------------------------------------------------
 
 
-def test_workers_of_an_old_run(lab, ledger, figure, full):
+def test_workers_of_an_old_run(programs, ledger, figure, full):
     """A new directory behind the old address: all of them exit with 4, nothing of theirs is applied."""
     foreign, ended, rounds = 0, [], 10 if full else 2
     for k in range(rounds):
         run = ledger(3, 400, pace=(2,), directory=f"old{k}")
         run.reached(0)
         run.server.kill()
-        new = lab.server(*run.options, directory=f"new{k}", endpoint=run.server.endpoint)
-        for w in run.crew:
+        new = programs.server(*run.options, directory=f"new{k}", endpoint=run.server.endpoint)
+        for w in run.fleet:
             w.wait(30)
             ended.append("another run" in "\n".join(w.lines))
         foreign += new.status()["counters"]["pushes"] + new.status()["version"]
@@ -333,13 +333,13 @@ def test_workers_of_an_old_run(lab, ledger, figure, full):
            what="ended")
 
 
-def test_trainer_of_an_old_run_exits_4(lab, figure, small):
+def test_trainer_of_an_old_run_exits_4(programs, figure, small):
     options = ("--model", "seed:8", "--epochs", 1000)
-    server = lab.server(*options)
-    worker = lab.worker(server.endpoint, data=small)
+    server = programs.server(*options)
+    worker = programs.worker(server.endpoint, data=small)
     trained(server, 500)
     server.kill()
-    lab.server(*options, directory="other", endpoint=server.endpoint)
+    programs.server(*options, directory="other", endpoint=server.endpoint)
     code = worker.wait(30)
     figure("P15", code, "is cnn-worker's exit status", code == 4, what="status")
 
@@ -347,30 +347,30 @@ def test_trainer_of_an_old_run_exits_4(lab, figure, small):
 # ---- P17: a worker's device breaks ---------------------------------------------------------------
 
 
-def test_device_that_breaks(lab, figure, small):
+def test_device_that_breaks(programs, figure, small):
     """A device that fails in its eighth gradient, half of it written: nothing of that is pushed."""
-    server = lab.server("--model", "seed:8", "--epochs", 2, "--seed", 7, *SOON)
-    broken = lab.add(Process("broken_worker", command(
+    server = programs.server("--model", "seed:8", "--epochs", 2, "--seed", 7, *SOON)
+    broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", small,
         "--device", "cpu")))
     code = broken.wait(60)
     assert code not in (0, None) and code > 0, broken.tail()
     assert re.search("device|broken", broken.tail()), broken.tail()
     pushed = server.status()["counters"]["pushes"]
-    weights = safetensors.flat(lab.export(server.endpoint))
+    weights = safetensors.flat(programs.export(server.endpoint))
     bad = int((abs(weights) > 10).sum())
     figure("P17", bad, f"weights touched by a broken gradient; {pushed} good ones came before it",
            bad == 0 and pushed == 7, what="weights")
-    lab.worker(server.endpoint, data=small)  # what a supervisor would do
+    programs.worker(server.endpoint, data=small)  # what a supervisor would do
     assert server.result()["images_per_epoch"] == [6000, 6000]
 
 
-def test_gpu_that_breaks(lab, figure, small):
+def test_gpu_that_breaks(programs, figure, small):
     """The same with a real one: a shim in LD_PRELOAD poisons its context on SIGRTMIN."""
     if not Path("/dev/nvidia0").exists():
         figure.cannot("P17", "no GPU here: make gpu-test does it where there is one")
-    server = lab.server("--model", "seed:32", "--epochs", 1000, *SOON)
-    broken = lab.add(Process("cnn-worker", command(
+    server = programs.server("--model", "seed:32", "--epochs", 1000, *SOON)
+    broken = programs.add(Process("cnn-worker", command(
         "cnn-worker", "--server", server.endpoint, "--data", small, "--device", "cuda"),
         env={"LD_PRELOAD": str(BUILD / "tests/gpu/poison.so")}))
     trained(server, 6000)

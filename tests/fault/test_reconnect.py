@@ -5,10 +5,10 @@ import time
 import pytest
 import zmq
 
-from flavour import PATIENCE, ROOT
-from lab import until
-from ledger import LedgerRun
-from netlab import seqs
+from support.build import PATIENCE, ROOT
+from support.programs import until
+from support.ledger import LedgerRun
+from namespaces import seqs
 
 sys.path.append(str(ROOT / "tests/wire"))
 from client import Link, Worker, hello  # noqa: E402
@@ -22,15 +22,15 @@ def worst_percent(values, percent=1):
 
 
 def seqs_here(run):
-    """As netlab.seqs, of a server on this host."""
+    """As namespaces.seqs, of a server on this host."""
     return {w["name"]: w["last_seq"] for w in run.server.status()["workers"]}
 
 
 @pytest.mark.alone
-def test_restart_under_a_crowd(lab, figure, full):
+def test_restart_under_a_crowd(programs, figure, full):
     """From exec of the new server until each of 16 workers has had a new push decided."""
     restarts = 100 if full else 2
-    run = LedgerRun(lab, CROWD, 60 + 20 * restarts, pace=(50,))
+    run = LedgerRun(programs, CROWD, 60 + 20 * restarts, pace=(50,))
     took = []
     for _ in range(restarts):
         until(lambda: sum(n >= 5 for n in seqs_here(run).values()) == CROWD, 60, "all are pushing")
@@ -52,9 +52,9 @@ def test_restart_under_a_crowd(lab, figure, full):
     assert lost + twice == 0
 
 
-def test_hello_storm(lab, figure):
+def test_hello_storm(programs, figure):
     """HELLOs by the hundred: 50 a second are answered, and a worker is let in all the same."""
-    server = lab.server("--model", "vector:10", directory=None)
+    server = programs.server("--model", "vector:10", directory=None)
     link = Link(server.endpoint)
     begun = time.monotonic()
     for _ in range(1000):
@@ -104,7 +104,7 @@ def test_half_open_connections(nets, figure, full):
         slowest = max(slowest, time.monotonic() - vanished)
         net.heal()
     leaked = len(net.home.connections()) - open_before
-    honest = run.crew[0]
+    honest = run.fleet[0]
     lost, twice = run.count()
     assert "reconnects=0" in honest.out[-1], honest.tail()
     figure("N10", slowest, "s at most until the connection is closed", slowest <= 15, what="closed")

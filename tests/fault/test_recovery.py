@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from flavour import PATIENCE
+from support.build import PATIENCE
 
 pytestmark = pytest.mark.alone
 CROWD = 16
@@ -42,7 +42,7 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
         before = seqs(run)
         everybody.append(milliseconds(lambda: all(n > before[name] for name, n in seqs(run).items()),
                                       begun))
-    assert all(w.running() for w in run.crew)
+    assert all(w.running() for w in run.fleet)
     unit = f"ms p99 from exec to the first new update, {kills} kills, {CROWD} workers"
     figure("P2", worst(first), unit, worst(first) <= 500 * (1 if full else 4) * PATIENCE, what=level)
     figure("P2", worst(everybody), "ms p99 until all have a new push decided",
@@ -68,10 +68,10 @@ def test_a_death_does_not_slow_the_others(ledger, figure, full):
     before = after = 0
     for _ in range(rounds):
         before += pushed_in(run, others, seconds)
-        run.crew[0].kill()
+        run.fleet[0].kill()
         after += pushed_in(run, others, seconds)
         run.start_worker(0)
-        run.crew[0].line("pushed")
+        run.fleet[0].line("pushed")
     dip = 100 * (1 - after / before)
     figure("P1", dip, f"percent fewer pushes of the others in {rounds} deaths", dip < (5 if full else 20),
            what="dip")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lab import SIGTERM, until
+from support.programs import SIGTERM, until
 
 JUMPS = ["+3600", "-3600", "@1970-01-01 12:00:00", "@2106-02-07 07:00:00", "@2038-01-19 04:00:00"]
 
@@ -75,7 +75,7 @@ def test_monotonic_clock_passes(ledger, figure, wraps_at):
     if not tried or tried.returncode:
         figure.cannot("P9", "no time namespace can be made here")
     run = ledger(2, 400, pace=(10,), wrap=prefix)
-    for worker in run.crew:
+    for worker in run.fleet:
         assert worker.wait(60) == 0, worker.tail()
     pid = int((run.server.directory / "LOCK").read_text())
     with open(f"/proc/{pid}/timens_offsets") as file:

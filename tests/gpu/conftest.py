@@ -8,20 +8,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu import UNREACHABLE, probe  # noqa: E402
-from lab import Lab  # noqa: E402
+from support.programs import Programs  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def gpu(tmp_path_factory, data):
     """The name of the device; CNN_TEST_DEVICE=cpu tries the tests themselves."""
     device = os.environ.get("CNN_TEST_DEVICE", "cuda")
-    lab = Lab(tmp_path_factory.mktemp("probe"), data)
+    programs = Programs(tmp_path_factory.mktemp("probe"), data)
     try:
-        w = probe(lab, device)
+        w = probe(programs, device)
         answers = w.wait(60) == UNREACHABLE
         why = w.lines[-1] if w.lines else "it says nothing"
     finally:
-        lab.close()
+        programs.close()
     if not answers and os.environ.get("KX_REQUIRE_GPU"):
         pytest.fail(f"KX_REQUIRE_GPU is set, but: {why}")
     if not answers:

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from flavour import ROOT
+from support.build import ROOT
 
 # What every host has: glibc and gcc's runtime.
 HOST = re.compile(r"(ld-linux.*|linux-vdso.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+))\.so.*")

@@ -2,8 +2,8 @@
  * test_contract.c - the CUDA device keeps what kernels/backend.h promises: worked examples, any
  * batch size in any order in one backend, sets that change, evaluation, equal bytes, refusals.
  */
-#include "tests/gpu/gpu.h"
-#include "tests/unit/real.h"
+#include "tests/support/gpu_fixture.h"
+#include "tests/support/real_images.h"
 
 static struct contract gpu = {{NULL}, gpu_begin};
 
@@ -40,9 +40,9 @@ static void prove_sizes(const char *text, const struct precision *p)
 	}
 	for (size_t i = 0; i < SIZES; i++) {
 		s.batch = sizes[i];
-		float *right = truth(&s, &right_loss);
-		double d = distance(first[i], right, s.model.n_params);
-		if (!(d <= p->bound) && !(d <= 2 * jump(&s, p->rounding)))
+		float *right = gpu_reference(&s, &right_loss);
+		double d = gradient_distance(first[i], right, s.model.n_params);
+		if (!(d <= p->bound) && !(d <= 2 * gradient_jump(&s, p->rounding)))
 			fail_msg("%s, %zu images in %s after others: off by %g", text, sizes[i],
 				p->name, d);
 		free(right);
@@ -55,10 +55,11 @@ static void any_batch_size_may_follow_any_other(void **state)
 {
 	(void)state;
 	gpu_begin();
-	for (size_t p = 0; p < n_precisions(); p++) {
-		prove_sizes("seed:32", &precisions[p]);
-		prove_sizes("lenet5", &precisions[p]);
-		prove_sizes("conv:9:3:stride=2:pad=auto relu dropout:0.3 fc:10", &precisions[p]);
+	for (size_t p = 0; p < gpu_n_precisions(); p++) {
+		prove_sizes("seed:32", &gpu_precisions[p]);
+		prove_sizes("lenet5", &gpu_precisions[p]);
+		prove_sizes(
+			"conv:9:3:stride=2:pad=auto relu dropout:0.3 fc:10", &gpu_precisions[p]);
 	}
 }
 
@@ -71,9 +72,9 @@ static void sets_may_change_and_come_back(void **state)
 	struct err e = {0};
 	size_t correct;
 	double loss, sum, again, other;
-	struct kx_images test = data_test(&real);
+	struct kx_images test = data_test(&real_images);
 	subject_real(&s, "lenet5", 0, 50);
-	gpu_open(&s, precisions);
+	gpu_open(&s, gpu_precisions);
 	float *first = step_of(&s, 50, &loss);
 	assert_int_equal(backend_use(s.backend, &test, &e), PS_OK);
 	assert_int_equal(backend_evaluate(s.backend, s.params, 0, 500, &correct, &sum), PS_OK);
@@ -85,7 +86,7 @@ static void sets_may_change_and_come_back(void **state)
 		s.index[i] %= (uint32_t)test.n;
 	}
 	float *elsewhere = step_of(&s, 50, &other);
-	assert_true(distance(elsewhere, first, s.model.n_params) > 1e-3);
+	assert_true(gradient_distance(elsewhere, first, s.model.n_params) > 1e-3);
 	assert_int_equal(backend_use(s.backend, &s.images, &e), PS_OK);
 	memcpy(s.index, kept, sizeof(kept));
 	float *back = step_of(&s, 50, &again);
@@ -103,13 +104,13 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"};
 	(void)state;
 	gpu_begin();
-	for (size_t p = 0; p < n_precisions(); p++)
+	for (size_t p = 0; p < gpu_n_precisions(); p++)
 		for (size_t m = 0; m < sizeof(texts) / sizeof(texts[0]); m++) {
 			struct subject s;
 			subject_real(&s, texts[m], 0, LOCAL_STEPS * 100);
 			s.batch = 100;
-			gpu_open(&s, &precisions[p]);
-			prove_local(&s, precisions[p].bound);
+			gpu_open(&s, &gpu_precisions[p]);
+			check_local(&s, gpu_precisions[p].bound);
 			subject_release(&s);
 		}
 }
@@ -137,7 +138,7 @@ static void prove_evaluation(const char *text, const struct precision *p)
 	if (!(fabs(loss[0] - loss[1]) <= tolerance))
 		fail_msg("%s in %s: loss %.9g instead of %.9g", text, p->name, loss[1], loss[0]);
 	size_t wrong = correct[0] > correct[1] ? correct[0] - correct[1] : correct[1] - correct[0];
-	if (wrong > (p == precisions ? 0 : n / 50))
+	if (wrong > (p == gpu_precisions ? 0 : n / 50))
 		fail_msg("%s in %s: %zu right instead of %zu", text, p->name, correct[1],
 			correct[0]);
 	subject_release(&s);
@@ -147,10 +148,10 @@ static void evaluation_agrees_with_cpu_ref(void **state)
 {
 	(void)state;
 	gpu_begin();
-	for (size_t p = 0; p < n_precisions(); p++) {
-		prove_evaluation("seed:32", &precisions[p]);
-		prove_evaluation("lenet5", &precisions[p]);
-		prove_evaluation("conv:7:4:stride=3 relu dropout:0.5 fc:10", &precisions[p]);
+	for (size_t p = 0; p < gpu_n_precisions(); p++) {
+		prove_evaluation("seed:32", &gpu_precisions[p]);
+		prove_evaluation("lenet5", &gpu_precisions[p]);
+		prove_evaluation("conv:7:4:stride=3 relu dropout:0.5 fc:10", &gpu_precisions[p]);
 	}
 }
 
@@ -159,12 +160,12 @@ static void evaluation_between_steps_changes_nothing(void **state)
 {
 	(void)state;
 	gpu_begin();
-	for (size_t p = 0; p < n_precisions(); p++) {
+	for (size_t p = 0; p < gpu_n_precisions(); p++) {
 		struct subject s;
 		size_t correct[2];
 		double loss[3];
 		subject_real(&s, "cnn99", 0, 41);
-		gpu_open(&s, &precisions[p]);
+		gpu_open(&s, &gpu_precisions[p]);
 		float *first = step_of(&s, 41, &loss[2]);
 		for (int i = 0; i < 2; i++) {
 			assert_int_equal(backend_evaluate(s.backend, s.params, 500, 700,
@@ -177,7 +178,7 @@ static void evaluation_between_steps_changes_nothing(void **state)
 		assert_int_equal(correct[0], correct[1]);
 		assert_true(loss[0] == loss[1]);
 		/* and from a new backend, whose memory lies elsewhere */
-		gpu_open(&s, &precisions[p]);
+		gpu_open(&s, &gpu_precisions[p]);
 		subject_step(&s);
 		assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
 		free(first);
@@ -213,14 +214,14 @@ static void names_say_which_gpu_and_precision(void **state)
 {
 	(void)state;
 	gpu_begin();
-	for (size_t p = 0; p < n_precisions(); p++) {
+	for (size_t p = 0; p < gpu_n_precisions(); p++) {
 		struct subject s;
 		subject_random(&s, &contract_small, 1);
-		gpu_open(&s, &precisions[p]);
+		gpu_open(&s, &gpu_precisions[p]);
 		const char *name = backend_name(s.backend);
 		assert_memory_equal(name, gpu_device(), strcspn(gpu_device(), ":"));
-		if (n_precisions() > 1)
-			assert_non_null(strstr(name, precisions[p].name));
+		if (gpu_n_precisions() > 1)
+			assert_non_null(strstr(name, gpu_precisions[p].name));
 		subject_release(&s);
 	}
 }
@@ -230,9 +231,9 @@ int main(void)
 	gpu.device[0] = gpu_device();
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_prestate(pixels_are_divided_by_255_and_gradients_are_means, &gpu),
-		cmocka_unit_test_prestate(padded_cells_never_win_and_the_first_maximum_does, &gpu),
+		cmocka_unit_test_prestate(padded_cells_are_never_the_argmax, &gpu),
 		cmocka_unit_test_prestate(
-			of_equal_cells_the_first_in_row_order_gets_the_error, &gpu),
+			of_equal_cells_the_first_in_row_order_is_the_argmax, &gpu),
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &gpu),
 		cmocka_unit_test_prestate(
 			evaluation_and_prediction_follow_from_the_same_scores, &gpu),

@@ -4,20 +4,20 @@ import signal
 
 import pytest
 
-from flavour import BUILD, command
+from support.build import BUILD, command
 from gpu import PRELOAD, worker
-from lab import Lab, Process
+from support.programs import Programs, Process
 
 EPOCHS = 3
 SOON = ("--heartbeat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)  # a dead worker is noticed
 
 
-def train(lab, device, workers, *options):
-    server = lab.server("--model", "seed:32", "--epochs", EPOCHS, "--min-workers", workers,
+def train(programs, device, workers, *options):
+    server = programs.server("--model", "seed:32", "--epochs", EPOCHS, "--min-workers", workers,
                         directory=f"{device}{workers}", *options)
-    crew = [worker(lab, server, device) for _ in range(workers)]
+    fleet = [worker(programs, server, device) for _ in range(workers)]
     result = server.result()
-    for w in crew:
+    for w in fleet:
         assert w.wait(10) == 0, w.tail()
     return result
 
@@ -25,16 +25,16 @@ def train(lab, device, workers, *options):
 @pytest.fixture(scope="module")
 def on_the_cpu(gpu, tmp_path_factory, data):
     """The accuracy of the same run with one CPU worker, where there is a GPU to compare with."""
-    lab = Lab(tmp_path_factory.mktemp("cpu"), data)
+    programs = Programs(tmp_path_factory.mktemp("cpu"), data)
     try:
-        yield train(lab, "cpu", 1)["accuracy"]
+        yield train(programs, "cpu", 1)["accuracy"]
     finally:
-        lab.close()
+        programs.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_gpu_workers_learn_what_a_cpu_worker_learns(gpu, lab, on_the_cpu, workers):
-    result = train(lab, gpu, workers)
+def test_gpu_workers_learn_what_a_cpu_worker_learns(gpu, programs, on_the_cpu, workers):
+    result = train(programs, gpu, workers)
     assert result["images_per_epoch"] == [60000] * EPOCHS
     assert result["updates"] == EPOCHS * 600, "each batch of 100 is one update"
     assert result["images"] == EPOCHS * 60000
@@ -43,21 +43,21 @@ def test_gpu_workers_learn_what_a_cpu_worker_learns(gpu, lab, on_the_cpu, worker
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_low_precisions_learn_too(gpu, lab, on_the_cpu, precision):
-    server = lab.server("--model", "seed:32", "--epochs", EPOCHS)
-    w = worker(lab, server, gpu, "--precision", precision)
+def test_low_precisions_learn_too(gpu, programs, on_the_cpu, precision):
+    server = programs.server("--model", "seed:32", "--epochs", EPOCHS)
+    w = worker(programs, server, gpu, "--precision", precision)
     result = server.result()
     assert w.wait(10) == 0, w.tail()
     assert result["accuracy"] >= on_the_cpu - 0.005, result
 
 
-def test_killed_gpu_worker_costs_nothing(gpu, lab):
+def test_killed_gpu_worker_costs_nothing(gpu, programs):
     """Killed with -9 in the middle; another one finishes, and each image counts once."""
-    server = lab.server("--model", "seed:32", "--epochs", 6, *SOON)
-    first = worker(lab, server, gpu)
+    server = programs.server("--model", "seed:32", "--epochs", 6, *SOON)
+    first = worker(programs, server, gpu)
     server.line(r"train epoch.* epoch=1 ")
     first.kill()
-    second = worker(lab, server, gpu)
+    second = worker(programs, server, gpu)
     result = server.result()
     assert second.wait(10) == 0, second.tail()
     assert result["images_per_epoch"] == [60000] * 6 and result["duplicates"] == 0
@@ -75,30 +75,30 @@ def ends_broken(server, broken):
     return computed
 
 
-def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, lab):
+def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, programs):
     """The CUDA context of a training worker is destroyed; the run goes on with another worker."""
-    server = lab.server("--model", "seed:32", "--epochs", 6, *SOON)
+    server = programs.server("--model", "seed:32", "--epochs", 6, *SOON)
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
-    broken = worker(lab, server, gpu, env={"LD_PRELOAD": str(BUILD / PRELOAD)})
+    broken = worker(programs, server, gpu, env={"LD_PRELOAD": str(BUILD / PRELOAD)})
     server.line(r"train epoch.* epoch=1 ")
     broken.signal(signal.SIGRTMIN)
     ends_broken(server, broken)
     assert broken.line(r"^poison: (\d+)$")
     assert broken.line(r'level=error msg="worker end" .*reason="device cuda: \w+.*: \w+'), broken.tail()
-    healthy = worker(lab, server, gpu)
+    healthy = worker(programs, server, gpu)
     result = server.result()
     assert healthy.wait(10) == 0, healthy.tail()
     assert result["images_per_epoch"] == [60000] * 6 and result["duplicates"] == 0
 
 
-def test_broken_device_ends_the_worker_and_pushes_nothing(lab):
+def test_broken_device_ends_the_worker_and_pushes_nothing(programs):
     """The same on any machine: a worker whose device fails at its eighth gradient."""
-    server = lab.server("--model", "fc:10", "--epochs", 1, "--max-updates", 20, *SOON)
-    broken = lab.add(Process("broken_worker", command(
-        "tests/tools/broken_worker", "--server", server.endpoint, "--data", lab.data,
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 20, *SOON)
+    broken = programs.add(Process("broken_worker", command(
+        "tests/tools/broken_worker", "--server", server.endpoint, "--data", programs.data,
         "--device", "cpu")))
     assert ends_broken(server, broken) == 7
-    healthy = worker(lab, server, "cpu")
+    healthy = worker(programs, server, "cpu")
     assert server.result()["updates"] == 20
     assert healthy.wait(10) == 0, healthy.tail()

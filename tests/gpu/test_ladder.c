@@ -3,7 +3,7 @@
  * primes, and around its waves, blocks and chunks. Without a device every test is skipped; with
  * KX_REQUIRE_GPU=1 it fails.
  */
-#include "tests/unit/ladder_lab.h"
+#include "tests/support/rung_fixture.h"
 
 static void begin(void)
 {
@@ -31,10 +31,10 @@ static void agrees(const struct rung *r)
 {
 	static const size_t filters[] = {1, 2, 7, 33, 64}, batches[] = {1, 131, 37, 17, 133};
 	for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++) {
-		struct rung_lab l;
-		lab_open(&l, r, filters[i], batches[i]);
-		lab_agrees(&l, batches[i]);
-		lab_close(&l);
+		struct rung_fixture l;
+		rung_open(&l, r, filters[i], batches[i]);
+		rung_agrees(&l, batches[i]);
+		rung_close(&l);
 	}
 }
 
@@ -46,11 +46,11 @@ static void rungs_agree_with_cpu_ref(void **state)
 
 static void takes_the_first(const struct rung *r)
 {
-	struct rung_lab l;
-	lab_open(&l, r, 3, 19);
-	lab_level(&l);
-	lab_agrees(&l, 19);
-	lab_close(&l);
+	struct rung_fixture l;
+	rung_open(&l, r, 3, 19);
+	rung_level(&l);
+	rung_agrees(&l, 19);
+	rung_close(&l);
 }
 
 static void of_equal_values_the_first_wins(void **state)
@@ -63,11 +63,11 @@ static void of_equal_values_the_first_wins(void **state)
 static void changes_its_batch(const struct rung *r)
 {
 	static const size_t batches[] = {41, 1, 40, 5, 41};
-	struct rung_lab l;
-	lab_open(&l, r, 5, 41);
+	struct rung_fixture l;
+	rung_open(&l, r, 5, 41);
 	for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++)
-		lab_agrees(&l, batches[i]);
-	lab_close(&l);
+		rung_agrees(&l, batches[i]);
+	rung_close(&l);
 }
 
 static void a_batch_size_may_change_from_step_to_step(void **state)
@@ -78,19 +78,19 @@ static void a_batch_size_may_change_from_step_to_step(void **state)
 
 static void repeats(const struct rung *r)
 {
-	struct rung_lab l;
-	lab_open(&l, r, 33, 150);
+	struct rung_fixture l;
+	rung_open(&l, r, 33, 150);
 	size_t bytes = l.subject.model.n_params * sizeof(float);
 	float *first = ladder_floats(l.subject.model.n_params);
-	lab_step(&l, 150);
+	rung_step(&l, 150);
 	memcpy(first, l.grad, bytes);
 	double loss = l.loss;
-	lab_step(&l, 150);
+	rung_step(&l, 150);
 	if (memcmp(first, l.grad, bytes) || loss != l.loss)
 		fail_msg("%s: two equal steps differ by %g", r->name,
-			distance(l.grad, first, l.subject.model.n_params));
+			gradient_distance(l.grad, first, l.subject.model.n_params));
 	free(first);
-	lab_close(&l);
+	rung_close(&l);
 }
 
 static void equal_steps_give_equal_bytes(void **state)
@@ -102,12 +102,12 @@ static void equal_steps_give_equal_bytes(void **state)
 /* Training by itself ends where step after step does. */
 static void trains(const struct rung *r)
 {
-	struct rung_lab l;
+	struct rung_fixture l;
 	struct err e = {0};
 	const size_t batch = 10, steps = 3;
 	if (!r->train)
 		return;
-	lab_open(&l, r, 7, batch * steps);
+	rung_open(&l, r, 7, batch * steps);
 	size_t n_params = l.subject.model.n_params;
 	float *trained = ladder_floats(n_params);
 	memcpy(trained, l.params, n_params * sizeof(float));
@@ -119,10 +119,10 @@ static void trains(const struct rung *r)
 		for (size_t i = 0; i < n_params; i++)
 			l.params[i] -= 0.05f * l.grad[i];
 	}
-	assert_true(distance(trained, l.params, n_params) <= 1e-6);
-	assert_true(distance(trained, l.subject.params, n_params) > 1e-4);
+	assert_true(gradient_distance(trained, l.params, n_params) <= 1e-6);
+	assert_true(gradient_distance(trained, l.subject.params, n_params) > 1e-4);
 	free(trained);
-	lab_close(&l);
+	rung_close(&l);
 }
 
 static void training_on_the_device_is_step_after_step(void **state)

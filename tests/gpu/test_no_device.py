@@ -8,18 +8,18 @@ from gpu import UNREACHABLE, probe, worker
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def refused(lab, device):
+def refused(programs, device):
     """The one line in which a device is refused."""
-    w = probe(lab, device, env=HIDDEN)
+    w = probe(programs, device, env=HIDDEN)
     assert w.wait(20) in (1, 2), w.tail()
     assert len(w.lines) == 1, w.tail()
     return w.lines[0]
 
 
-def test_auto_takes_the_cpu_and_says_so(lab):
-    built_without = "built without cuda" in refused(lab, "cuda")
-    server = lab.server("--model", "fc:10", "--epochs", 1, "--max-updates", 3)
-    w = worker(lab, server, "auto", env=HIDDEN)
+def test_auto_takes_the_cpu_and_says_so(programs):
+    built_without = "built without cuda" in refused(programs, "cuda")
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 3)
+    w = worker(programs, server, "auto", env=HIDDEN)
     assert server.result()["updates"] == 3
     assert w.wait(10) == 0, w.tail()
     w.line(r'trainer start\b.*device="cpu 1 thread')
@@ -28,16 +28,16 @@ def test_auto_takes_the_cpu_and_says_so(lab):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:99", "cuda:one", "cuda:"])
-def test_cuda_without_a_device_is_refused_in_one_line(lab, device):
-    assert re.search(rf"{device}\b|no GPU answers|built without cuda", refused(lab, device))
+def test_cuda_without_a_device_is_refused_in_one_line(programs, device):
+    assert re.search(rf"{device}\b|no GPU answers|built without cuda", refused(programs, device))
 
 
-def test_a_precision_that_does_not_exist_is_refused(lab):
-    w = probe(lab, "auto", "--precision", "fp64")
+def test_a_precision_that_does_not_exist_is_refused(programs):
+    w = probe(programs, "auto", "--precision", "fp64")
     assert w.wait(20) == 2, w.tail()
     assert "fp32" in w.lines[0] and "bf16" in w.lines[0]
 
 
-def test_auto_trains_where_a_precision_is_asked_for(lab):
+def test_auto_trains_where_a_precision_is_asked_for(programs):
     """The CPU knows fp32 alone; "auto" may end up there and must not be stopped by that."""
-    assert probe(lab, "auto", "--precision", "tf32", env=HIDDEN).wait(20) == UNREACHABLE
+    assert probe(programs, "auto", "--precision", "tf32", env=HIDDEN).wait(20) == UNREACHABLE

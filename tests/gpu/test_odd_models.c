@@ -3,7 +3,7 @@
  * models of gradients.h: sizes of 1, primes, just around multiples of blocks, strides, pads,
  * channels, every layer in every place.
  */
-#include "tests/gpu/gpu.h"
+#include "tests/support/gpu_fixture.h"
 
 /* Without ReLU and pool nothing jumps, and in few images nothing cancels: here the bounds of the
  * low precisions are sharp. */
@@ -53,14 +53,14 @@ static void compare(struct subject *s, const struct precision *p, const float *r
 	gpu_open(s, p);
 	subject_step(s);
 	gpu_repeat(s);
-	double d = distance(s->grad, right, s->model.n_params), loss = s->loss;
+	double d = gradient_distance(s->grad, right, s->model.n_params), loss = s->loss;
 	if (!(fabs(loss - right_loss) <= p->bound * (1 + fabs(right_loss))))
 		fail_msg("%s, %zu images in %s: loss %.9g instead of %.9g", s->model.text, s->batch,
 			p->name, loss, right_loss);
 	if (d <= p->bound)
 		return;
 	++*jumps;
-	double at_jump = jump(s, p->rounding);
+	double at_jump = gradient_jump(s, p->rounding);
 	if (!(d <= FEW * at_jump))
 		fail_msg("%s, %zu images in %s: gradient off by %g (the truth jumps by %g)",
 			s->model.text, s->batch, p->name, d, at_jump);
@@ -68,21 +68,21 @@ static void compare(struct subject *s, const struct precision *p, const float *r
 
 static void agree(const struct odd_model *models, size_t n, size_t images, size_t max_jumps)
 {
-	size_t jumps[sizeof(precisions) / sizeof(precisions[0])] = {0};
+	size_t jumps[sizeof(gpu_precisions) / sizeof(gpu_precisions[0])] = {0};
 	gpu_begin();
 	for (size_t m = 0; m < n; m++) {
 		struct subject s;
 		double loss;
 		subject_random(&s, &models[m], images);
-		float *right = truth(&s, &loss);
-		for (size_t p = 0; p < n_precisions(); p++)
-			compare(&s, &precisions[p], right, loss, &jumps[p]);
+		float *right = gpu_reference(&s, &loss);
+		for (size_t p = 0; p < gpu_n_precisions(); p++)
+			compare(&s, &gpu_precisions[p], right, loss, &jumps[p]);
 		free(right);
 		subject_release(&s);
 	}
-	for (size_t p = 0; p < n_precisions(); p++)
+	for (size_t p = 0; p < gpu_n_precisions(); p++)
 		print_message("# %zu images, %s: %zu of %zu models at a jump\n", images,
-			precisions[p].name, jumps[p], n);
+			gpu_precisions[p].name, jumps[p], n);
 	assert_in_range(jumps[0], 0, max_jumps);
 }
 
@@ -139,9 +139,9 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 		size_t jumps = 0;
 		double loss;
 		subject_random(&s, &pair, images[i]);
-		float *right = truth(&s, &loss);
-		for (size_t p = 1; p < n_precisions(); p++)
-			compare(&s, &precisions[p], right, loss, &jumps);
+		float *right = gpu_reference(&s, &loss);
+		for (size_t p = 1; p < gpu_n_precisions(); p++)
+			compare(&s, &gpu_precisions[p], right, loss, &jumps);
 		free(right);
 		subject_release(&s);
 	}
@@ -158,14 +158,14 @@ static void agree_scaled(const struct odd_model *o, float scale)
 	const struct tensor *last = &s.model.tensor[s.model.n_tensors - 2];
 	for (size_t i = 0; i < last->count; i++)
 		s.params[last->offset + i] *= scale;
-	float *right = truth(&s, &loss);
-	for (size_t p = 0; p < n_precisions(); p++) {
-		gpu_open(&s, &precisions[p]);
+	float *right = gpu_reference(&s, &loss);
+	for (size_t p = 0; p < gpu_n_precisions(); p++) {
+		gpu_open(&s, &gpu_precisions[p]);
 		subject_step(&s);
-		double worst = worst_tensor(&s, right);
+		double worst = gpu_worst_tensor(&s, right);
 		if (!(worst <= 0x1p-7))
 			fail_msg("%s in %s, weights x %g: a tensor is off by %g", o->text,
-				precisions[p].name, (double)scale, worst);
+				gpu_precisions[p].name, (double)scale, worst);
 	}
 	free(right);
 	subject_release(&s);
@@ -191,13 +191,13 @@ static void nets_without_jumps_are_within_the_bound_of_each_precision(void **sta
 			double loss;
 			gpu_begin();
 			subject_random(&s, &smooth_models[m], batches[i]);
-			float *right = truth(&s, &loss);
-			for (size_t p = 0; p < n_precisions(); p++) {
-				compare(&s, &precisions[p], right, loss, &jumps);
+			float *right = gpu_reference(&s, &loss);
+			for (size_t p = 0; p < gpu_n_precisions(); p++) {
+				compare(&s, &gpu_precisions[p], right, loss, &jumps);
 				if (jumps)
 					fail_msg("%s, %zu images in %s: gradient off by %g",
-						s.model.text, s.batch, precisions[p].name,
-						distance(s.grad, right, s.model.n_params));
+						s.model.text, s.batch, gpu_precisions[p].name,
+						gradient_distance(s.grad, right, s.model.n_params));
 			}
 			free(right);
 			subject_release(&s);
@@ -218,8 +218,8 @@ static void gradients_are_slopes_of_the_loss(void **state)
 	for (size_t m = 0; m < N_ODD_MODELS; m++) {
 		struct subject s;
 		subject_random(&s, &odd_models[m], 3);
-		gpu_open(&s, &precisions[0]);
-		prove_slopes_along(&s);
+		gpu_open(&s, &gpu_precisions[0]);
+		check_slopes(&s);
 		subject_release(&s);
 	}
 }

@@ -3,15 +3,15 @@
  * cpu-ref, which computes in double.
  *
  * The bounds are on whole gradients, |g - right| / |right| over all parameters. A single tensor may
- * be further off (one changed winner moves little in all, much in a bias), but not by WRONG: one
+ * be further off (one changed argmax moves little in all, much in a bias), but not by WRONG: one
  * that is computed wrong is off by about 1. Each comparison is printed, for the documents.
  *
- * fp32 may meet a winner or a ReLU that hangs on a rounding of the weights; then no arithmetic that
+ * fp32 may meet an argmax or a ReLU that hangs on a rounding of the weights; then no arithmetic that
  * rounds can be held to the truth at just these weights. It is held, with the same bound, to the
- * truth at weights that are a rounding away (backward_error), in one batch of two at most.
+ * truth at weights that are a rounding away (gradient_backward_error), in one batch of two at most.
  */
-#include "tests/gpu/gpu.h"
-#include "tests/unit/real.h"
+#include "tests/support/gpu_fixture.h"
+#include "tests/support/real_images.h"
 
 #define WRONG 0.3
 #define STRIDED                                                                                    \
@@ -25,7 +25,7 @@ static void prove_tie(struct subject *s, const struct precision *p, double d)
 	float *grad = s->grad;
 	double there = 0;
 	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
-	double moved = backward_error(s, grad, p->rounding, p->bound, &there);
+	double moved = gradient_backward_error(s, grad, p->rounding, p->bound, &there);
 	if (moved == 0)
 		fail_msg("%s, %zu images in %s: gradient off by %g, and by %g where the weights "
 			 "are up to %g away",
@@ -41,7 +41,8 @@ static int close_enough(
 	gpu_open(s, p);
 	subject_step(s);
 	gpu_repeat(s);
-	double d = distance(s->grad, right, s->model.n_params), worst = worst_tensor(s, right);
+	double d = gradient_distance(s->grad, right, s->model.n_params),
+	       worst = gpu_worst_tensor(s, right);
 	print_message("# %s, %zu images, %s: %.2e, worst tensor %.2e, loss %+.1e\n", s->model.text,
 		s->batch, p->name, d, worst, s->loss - right_loss);
 	if (!(fabs(s->loss - right_loss) <= p->bound))
@@ -50,7 +51,7 @@ static int close_enough(
 		fail_msg("a tensor is off by %g", worst);
 	if (d <= p->bound)
 		return 1;
-	if (p != precisions)
+	if (p != gpu_precisions)
 		fail_msg("%s, %zu images in %s: gradient off by %g", s->model.text, s->batch,
 			p->name, d);
 	prove_tie(s, p, d);
@@ -65,13 +66,13 @@ static void agree(const char *text, size_t n)
 		struct subject s;
 		double loss;
 		subject_real(&s, text, batch * n, n);
-		float *right = truth(&s, &loss);
-		for (size_t p = 0; p < n_precisions(); p++)
-			close += (size_t)close_enough(&s, &precisions[p], right, loss);
+		float *right = gpu_reference(&s, &loss);
+		for (size_t p = 0; p < gpu_n_precisions(); p++)
+			close += (size_t)close_enough(&s, &gpu_precisions[p], right, loss);
 		free(right);
 		subject_release(&s);
 	}
-	assert_in_range(close, 2 * n_precisions() - 1, 2 * n_precisions());
+	assert_in_range(close, 2 * gpu_n_precisions() - 1, 2 * gpu_n_precisions());
 }
 
 static void seed_32_agrees_with_cpu_ref(void **state)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flavour import command
+from support.build import command
 
 USUAL = Path("/usr/local/cuda/bin/compute-sanitizer")
 MODELS = 9  # of test_walk

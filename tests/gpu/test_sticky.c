@@ -2,7 +2,7 @@
  * test_sticky.c - an error of the device is sticky: from then on every call says PS_EDEVICE, and
  * nothing hangs or crashes, to the very end. One test, for it leaves a process without a GPU.
  */
-#include "tests/gpu/gpu.h"
+#include "tests/support/gpu_fixture.h"
 #include "tests/gpu/poison.h"
 
 static void after_an_error_of_the_device_every_call_fails(void **state)
@@ -15,10 +15,10 @@ static void after_an_error_of_the_device_every_call_fails(void **state)
 	double loss;
 	float p[3];
 	gpu_begin();
-	if (n_precisions() == 1)
+	if (gpu_n_precisions() == 1)
 		skip(); /* CNN_TEST_DEVICE is not cuda */
 	subject_random(&s, &contract_small, 20);
-	gpu_open(&s, precisions);
+	gpu_open(&s, gpu_precisions);
 	subject_step(&s);
 	assert_true(poison() > 0);
 	struct backend *b = s.backend;

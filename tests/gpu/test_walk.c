@@ -6,7 +6,7 @@
  *
  *   test_walk [NUMBER]     of the one model to do, from 0; past the last: exit status 3
  */
-#include "tests/gpu/gpu.h"
+#include "tests/support/gpu_fixture.h"
 
 static const struct odd_model nets[] = {
 	{{1, 28, 28}, "seed:8"},  /* a small batch in one launch; in low precision all steps */
@@ -51,8 +51,8 @@ static void every_net_walks_in_every_precision(void **state)
 	(void)state;
 	gpu_begin();
 	for (size_t m = first; m < end; m++)
-		for (size_t p = 0; p < n_precisions(); p++)
-			walk(&nets[m], &precisions[p]);
+		for (size_t p = 0; p < gpu_n_precisions(); p++)
+			walk(&nets[m], &gpu_precisions[p]);
 }
 
 int main(int argc, char **argv)

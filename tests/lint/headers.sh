@@ -1,6 +1,8 @@
 #!/bin/sh
 # Every header compiles alone, without a warning, under gcc and clang. Headers named as arguments
 # are the only ones tried. Those of the cuda device need CUDA's own.
+# A header under tests/ has no function body, because each test that included it would compile the
+# body again: tests/support/ has X.h and X.c. A static inline function of one line may stay.
 set -u
 cuda=$(make -s print-CUDA_HOME)
 flags="-x c -fsyntax-only -std=c11 -D_GNU_SOURCE -I. -Werror $(make -s print-WARN print-PKG_CFLAGS)"
@@ -10,6 +12,16 @@ failed=0
 [ $# -gt 0 ] || set -- $(find common proto kernels server worker tests -name '*.h' | sort)
 for h in "$@"; do
 	case $cuda:$h in :kernels/cuda/* | :kernels/ladder/*) continue ;; esac
+	case $h in tests/*)
+		awk '/^static inline/ { short = 1 }
+			/^{/ { start = FNR }
+			/^}/ && start {
+				if (!short || FNR != start + 2) { print FILENAME ": a function body in line " start; bad = 1 }
+				short = start = 0
+			}
+			END { exit bad }' "$h" || failed=1
+		;;
+	esac
 	for cc in gcc clang; do
 		printf '#include "%s"\nextern int not_empty;\n' "$h" | $cc $flags - || {
 			echo "headers: $h does not compile alone under $cc"

@@ -1,4 +1,4 @@
-"""Every lint is clean on a small copy of the tree, and finds what is planted there."""
+"""Every lint is clean on a small copy of the tree, and finds each violation that is added to it."""
 import re
 import shutil
 import subprocess
@@ -34,14 +34,14 @@ def tree(tmp_path):
     return tmp_path
 
 
-def plant(tree, path, text):
+def write(tree, path, text):
     place = tree / path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text)
 
 
 # lint, file, its text, what the finding names
-PLANTED = [
+VIOLATIONS = [
     ("format", "common/bad.c", "int  f( void ) ;\n", "common/bad.c"),
     ("includes", "common/bad.c", '#include "server/core/core.h"\n', "server/core/core.h"),
     ("includes", "kernels/bad.c", '#include "proto/msg.h"\n', "proto/msg.h"),
@@ -84,10 +84,10 @@ PLANTED = [
 HARMLESS = '/* strcpy(a, b) */\nextern int my_strcpy(int);\nint f(void) { return my_strcpy(1); }\n'
 
 
-@pytest.mark.parametrize("lint, path, text, named", PLANTED,
-                         ids=[f"{row[0]}-{i}" for i, row in enumerate(PLANTED)])
-def test_planted_violation_is_found(tree, lint, path, text, named):
-    plant(tree, path, text)
+@pytest.mark.parametrize("lint, path, text, named", VIOLATIONS,
+                         ids=[f"{row[0]}-{i}" for i, row in enumerate(VIOLATIONS)])
+def test_violation_is_found(tree, lint, path, text, named):
+    write(tree, path, text)
     code, output = run(tree, lint)
     assert code != 0 and named in output, output
 
@@ -101,12 +101,12 @@ def test_clean_copy_is_clean(tree, lint):
 def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
     text = "".join(file.read_text() for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     made = set(re.findall(r"--checkpoint-dir ([a-z]\w*)\s", text))
-    plants = [f"{name}/ckpt-0000000000000001" for name in made]
-    plants += [f"{name}/server.tmp" for name in re.findall(r"cnn-ctl +keygen ([a-z]\w*)\s", text)]
-    plants += re.findall(r"cnn-ctl .*export .*?(\w+\.safetensors)", text)
-    assert len(plants) >= 3 and made, plants
-    for path in plants:
-        plant(tree, path, "")
+    paths = [f"{name}/ckpt-0000000000000001" for name in made]
+    paths += [f"{name}/server.tmp" for name in re.findall(r"cnn-ctl +keygen ([a-z]\w*)\s", text)]
+    paths += re.findall(r"cnn-ctl .*export .*?(\w+\.safetensors)", text)
+    assert len(paths) >= 3 and made, paths
+    for path in paths:
+        write(tree, path, "")
         if (ROOT / ".git").exists():
             ignored = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
             assert ignored.returncode == 0, f"{path} is not in .gitignore"
@@ -116,7 +116,7 @@ def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
 def test_options_that_docs_options_does_not_have_are_found(tree):
     """What readme.sh says of docs/options.md, beside its other findings in this small tree."""
     def program(name, text):
-        plant(tree, f"bin/{name}", f"#!/bin/sh\necho '{text}'\n")
+        write(tree, f"bin/{name}", f"#!/bin/sh\necho '{text}'\n")
         (tree / "bin" / name).chmod(0o755)
     (tree / "tests/lint").mkdir(exist_ok=True)
     shutil.copy(LINTS / "options.sh", tree / "tests/lint/options.sh")
@@ -124,7 +124,7 @@ def test_options_that_docs_options_does_not_have_are_found(tree):
         program(name, f"Usage: {name}")
     code, text = run(tree, "options", "bin")
     assert code == 0 and "Usage: cnn-ctl" in text
-    plant(tree, "docs/options.md", text)
+    write(tree, "docs/options.md", text)
     finding = "docs/options.md is not what --help says"
     assert finding not in run(tree, "readme", "bin")[1]
     program("cnn-worker", "Usage: cnn-worker [--new]")
@@ -136,9 +136,9 @@ def test_options_that_docs_options_does_not_have_are_found(tree):
 def test_what_the_pages_for_contributors_leave_out_is_found(tree):
     """A package without a reason, a document off the map, a kernel without its line."""
     page = (tree / "CONTRIBUTING.md").read_text()
-    plant(tree, "CONTRIBUTING.md", page.replace("libpng-dev", "libgif-dev") + "`make V=1 coffee`\n")
-    plant(tree, "docs/new.md", "# New\n")
-    plant(tree, "kernels/cuda/general/new.cu", "__global__ void new_kernel(int *p)\n{\n}\n")
+    write(tree, "CONTRIBUTING.md", page.replace("libpng-dev", "libgif-dev") + "`make V=1 coffee`\n")
+    write(tree, "docs/new.md", "# New\n")
+    write(tree, "kernels/cuda/general/new.cu", "__global__ void new_kernel(int *p)\n{\n}\n")
     code, output = run(tree, "readme", "bin")
     assert code != 0
     for finding in ("CONTRIBUTING.md: does not say why libpng-dev is there",
@@ -151,9 +151,9 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
 
 
 def test_static_name_of_two_files_is_found(tree):
-    plant(tree, "common/one.c", "static int twice(int a)\n{\n\treturn a;\n}\n")
+    write(tree, "common/one.c", "static int twice(int a)\n{\n\treturn a;\n}\n")
     assert run(tree, "dialect") == (0, "")
-    plant(tree, "worker/two.c", "static void twice(void)\n{\n}\n")
+    write(tree, "worker/two.c", "static void twice(void)\n{\n}\n")
     code, output = run(tree, "dialect")
     assert code != 0 and "worker/two.c" in output and "common/one.c" in output, output
 
@@ -169,22 +169,33 @@ def test_only_links_may_be_longer_than_a_line(tree):
 
 
 def test_comment_about_a_banned_call_is_not_one(tree):
-    plant(tree, "common/talk.c", HARMLESS)
+    write(tree, "common/talk.c", HARMLESS)
     assert run(tree, "banned") == (0, "")
 
 
 def test_header_that_needs_another_is_found(tree):
-    plant(tree, "common/bad.h", "struct bad {\n\tuint32_t n;\n};\n")
+    write(tree, "common/bad.h", "struct bad {\n\tuint32_t n;\n};\n")
     code, output = run(tree, "headers", "common/bad.h")
     assert code != 0
     assert "under gcc" in output and "under clang" in output
     assert run(tree, "headers", "common/err.h") == (0, "")
 
 
+def test_function_body_in_a_header_of_the_tests_is_found(tree):
+    long = "static inline int f(int a)\n{\n\ta++;\n\treturn a;\n}\n"
+    short = "static inline int f(int a)\n{\n\treturn a;\n}\n"
+    for text, found in ((long, True), (short.replace("static inline ", ""), True), (short, False)):
+        write(tree, "tests/support/bad.h", "int f(int a);\n" * ("static" not in text) + text)
+        code, output = run(tree, "headers", "tests/support/bad.h")
+        assert ("a function body in line" in output, code != 0) == (found, found), output
+    write(tree, "common/good.h", long)  # the rule is for the tests
+    assert run(tree, "headers", "common/good.h") == (0, "")
+
+
 @pytest.mark.parametrize("only, found, other", [("defined(__clang__)", "clang", "gcc"),
                                                 ("!defined(__clang__)", "gcc", "clang")])
 def test_warning_of_either_compiler_is_found(tree, only, found, other):
-    plant(tree, "common/bad.c", f"extern int f(long);\n#if {only}\nint f(long a)\n{{\n"
+    write(tree, "common/bad.c", f"extern int f(long);\n#if {only}\nint f(long a)\n{{\n"
           "\treturn a;\n}\n#endif\nextern int g;\n")
     code, output = run(tree, "warnings", "common/bad.c")
     assert code != 0
@@ -193,7 +204,7 @@ def test_warning_of_either_compiler_is_found(tree, only, found, other):
 
 
 def test_weakness_that_clang_tidy_finds_is_found(tree):
-    plant(tree, "common/bad.c", "#include <stdlib.h>\nextern int f(void);\nint f(void)\n{\n"
+    write(tree, "common/bad.c", "#include <stdlib.h>\nextern int f(void);\nint f(void)\n{\n"
           "\tint *p = malloc(sizeof(int));\n\tif (!p)\n\t\treturn 0;\n\tfree(p);\n"
           "\treturn *p;\n}\n")
     code, output = run(tree, "tidy", "common/bad.c", "common/rng.c")

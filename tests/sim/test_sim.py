@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from flavour import FLAVOUR, ROOT, command
+from support.build import FLAVOUR, ROOT, command
 
 # under a sanitizer a run costs more: fewer seeds, the same code
 SEEDS = 20000 if FLAVOUR == "release" else 400

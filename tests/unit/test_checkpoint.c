@@ -169,13 +169,13 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 {
 	(void)state;
 	struct checkpoint c;
-	const char *strangers[] = {"LOCK", "export.safetensors.tmp", "ckpt-1",
-		"ckpt-000000000000000g", "ckpt-0000000000000001.bak", "ckpt-0000000000000000",
-		"ckpt-00000000000000001", "CKPT-0000000000000001", "ckpt-000000000000000A"};
-	const size_t n = sizeof(strangers) / sizeof(strangers[0]);
+	const char *others[] = {"LOCK", "export.safetensors.tmp", "ckpt-1", "ckpt-000000000000000g",
+		"ckpt-0000000000000001.bak", "ckpt-0000000000000000", "ckpt-00000000000000001",
+		"CKPT-0000000000000001", "ckpt-000000000000000A"};
+	const size_t n = sizeof(others) / sizeof(others[0]);
 	const char *temporary = "ckpt-0000000000000007.tmp";
 	for (size_t i = 0; i < n; i++)
-		temp_dir_write(checkpoint_dir, strangers[i], "x", 1);
+		temp_dir_write(checkpoint_dir, others[i], "x", 1);
 	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
 	assert_int_equal(c.generation, 0); /* none of them counts as a checkpoint */
@@ -187,7 +187,7 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 		assert_int_equal(write_generation(g), PS_OK);
 	assert_false(temp_dir_exists(checkpoint_dir, temporary));
 	for (size_t i = 0; i < n; i++)
-		assert_true(temp_dir_exists(checkpoint_dir, strangers[i]));
+		assert_true(temp_dir_exists(checkpoint_dir, others[i]));
 	checkpoint_release(&c);
 }
 

@@ -58,10 +58,10 @@ static void a_number_outside_the_table_is_never_believed(void **state)
 {
 	(void)state;
 	const int first_free = -(int)(sizeof(documented) / sizeof(documented[0]));
-	const long strangers[] = {1, 2, first_free, -1000, LONG_MAX, LONG_MIN, INT_MAX, INT_MIN,
+	const long unknown[] = {1, 2, first_free, -1000, LONG_MAX, LONG_MIN, INT_MAX, INT_MIN,
 		(long)UINT32_MAX + 1, -((long)UINT32_MAX + 1 + 20)};
-	for (size_t i = 0; i < sizeof(strangers) / sizeof(strangers[0]); i++)
-		assert_false(err_known(strangers[i]));
+	for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++)
+		assert_false(err_known(unknown[i]));
 	assert_string_equal(err_name(first_free), "PS_E?");
 	assert_string_equal(err_text(first_free), "unknown status");
 	assert_int_equal(err_exit_code(first_free), 1);

@@ -2,7 +2,7 @@
  * test_kernels.c - kernels/backend.h as both CPU devices keep it, and cpu-ref itself: its gradients
  * are the slopes of its losses.
  */
-#include "tests/unit/contract.h"
+#include "tests/support/backend_contract.h"
 #include "kernels/device.h"
 
 static struct contract both = {{"cpu-ref", "cpu"}, NULL};
@@ -25,8 +25,8 @@ static double slope(struct subject *s, size_t i)
 }
 
 /*
- * cpu-ref computes in double, so the step can be so small (1e-6) that hardly ever a ReLU or a
- * winner changes within it, and that curvature (step^2) is nothing. What is left: the gradient's
+ * cpu-ref computes in double, so the step can be so small (1e-6) that hardly ever a ReLU or an
+ * argmax changes within it, and that curvature (step^2) is nothing. What is left: the gradient's
  * rounding to float (6e-8), and the loss's in double over the step (1e-16 / 1e-6 = 1e-10, with
  * gradients around 1e-3: 1e-7). 1e-6 leaves room; a wrong index or factor gives 1e-2 to 1.
  */
@@ -59,7 +59,7 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 static void cpu_ref_gradients_are_slopes_of_the_loss_for_one_image(void **state)
 {
 	(void)state;
-	skip_where_races_are_watched_for();
+	skip_under_tsan();
 	for (size_t m = 0; m < N_ODD_MODELS; m++)
 		prove_slopes(&odd_models[m], 1);
 }
@@ -67,7 +67,7 @@ static void cpu_ref_gradients_are_slopes_of_the_loss_for_one_image(void **state)
 static void cpu_ref_gradients_are_slopes_of_the_loss_for_five_images(void **state)
 {
 	(void)state;
-	skip_where_races_are_watched_for();
+	skip_under_tsan();
 	for (size_t m = 0; m < N_ODD_MODELS; m++)
 		prove_slopes(&odd_models[m], 5);
 }
@@ -128,9 +128,9 @@ int main(void)
 		cmocka_unit_test(cpu_ref_gradients_are_slopes_of_the_loss_for_one_image),
 		cmocka_unit_test(cpu_ref_gradients_are_slopes_of_the_loss_for_five_images),
 		cmocka_unit_test_prestate(pixels_are_divided_by_255_and_gradients_are_means, &both),
-		cmocka_unit_test_prestate(padded_cells_never_win_and_the_first_maximum_does, &both),
+		cmocka_unit_test_prestate(padded_cells_are_never_the_argmax, &both),
 		cmocka_unit_test_prestate(
-			of_equal_cells_the_first_in_row_order_gets_the_error, &both),
+			of_equal_cells_the_first_in_row_order_is_the_argmax, &both),
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &both),
 		cmocka_unit_test(dropout_keeps_draws_that_are_at_least_the_threshold),
 		cmocka_unit_test_prestate(

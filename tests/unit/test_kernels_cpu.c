@@ -4,7 +4,7 @@
  *
  * CNN_KX_ISA is the hook that picks the instruction set. Real data: $CNN_DATA or the usual places.
  */
-#include "tests/unit/real.h"
+#include "tests/support/real_images.h"
 #include "kernels/cpu/plan.h"
 
 static const char *const isas[] = {"baseline", "avx2", "avx512"};
@@ -111,7 +111,7 @@ static void compare(struct subject *s, const float *right, double right_loss, in
 	subject_open(s, "cpu", threads);
 	subject_step(s);
 	subject_step(s); /* again: the first one leaves its values in every buffer */
-	double d = distance(s->grad, right, s->model.n_params);
+	double d = gradient_distance(s->grad, right, s->model.n_params);
 	if (!(d <= 1e-5) || !(fabs(s->loss - right_loss) <= 1e-6))
 		fail_msg("%s, %zu images, %s: gradient off by %g, loss %.9g instead of %.9g",
 			s->model.text, s->batch, backend_name(s->backend), d, s->loss, right_loss);
@@ -178,13 +178,13 @@ static void odd_models_take_every_way(void **state)
 static void cpu_gradients_are_slopes_of_the_loss(void **state)
 {
 	(void)state;
-	skip_where_races_are_watched_for();
+	skip_under_tsan();
 	for (size_t i = 0; i < N_ISAS; i++)
 		for (size_t m = 0; m < N_ODD_MODELS && use_isa(i); m++) {
 			struct subject s;
 			subject_random(&s, &odd_models[m], 3);
 			subject_open(&s, "cpu", 2);
-			prove_slopes_along(&s);
+			check_slopes(&s);
 			subject_release(&s);
 		}
 }
@@ -196,10 +196,10 @@ static void compare_real(struct subject *s, const float *right, size_t *jumps)
 {
 	subject_open(s, "cpu", 2);
 	subject_step(s);
-	double d = distance(s->grad, right, s->model.n_params), at_jump;
+	double d = gradient_distance(s->grad, right, s->model.n_params), at_jump;
 	if (d <= 1e-5)
 		return;
-	at_jump = jump(s, 0x1p-22);
+	at_jump = gradient_jump(s, 0x1p-22);
 	++*jumps;
 	print_message(
 		"%s: cpu differs by %g, where the truth jumps by %g\n", s->model.text, d, at_jump);
@@ -230,21 +230,21 @@ static void real_batches_agree(const char *text, size_t n)
 static void real_batches_of_seed_32_agree_with_cpu_ref(void **state)
 {
 	(void)state;
-	skip_where_races_are_watched_for();
+	skip_under_tsan();
 	real_batches_agree("seed:32", 100);
 }
 
 static void real_batches_of_lenet5_agree_with_cpu_ref(void **state)
 {
 	(void)state;
-	skip_where_races_are_watched_for();
+	skip_under_tsan();
 	real_batches_agree("lenet5", 37);
 }
 
 static void real_batches_of_cnn99_agree_with_cpu_ref(void **state)
 {
 	(void)state;
-	skip_where_races_are_watched_for();
+	skip_under_tsan();
 	real_batches_agree("cnn99", 7);
 }
 
@@ -259,14 +259,14 @@ static void real_batches_of_a_strided_padded_net_agree_with_cpu_ref(void **state
 static void real_batches_of_a_dropout_net_agree_with_cpu_ref(void **state)
 {
 	(void)state;
-	skip_where_races_are_watched_for();
+	skip_under_tsan();
 	real_batches_agree("conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10", 21);
 }
 
 static void evaluation_agrees_with_cpu_ref(void **state)
 {
 	(void)state;
-	skip_where_races_are_watched_for();
+	skip_under_tsan();
 	for (size_t i = 0; i < N_ISAS; i++) {
 		struct subject s;
 		size_t correct[2];

@@ -96,7 +96,7 @@ static void only_the_owner_may_read_a_secret(void **state)
 	}
 }
 
-static void a_strangers_file_is_refused(void **state)
+static void a_file_of_another_user_is_refused(void **state)
 {
 	struct key_pair k;
 
@@ -210,7 +210,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(halves_of_two_pairs_are_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			only_the_owner_may_read_a_secret, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_strangers_file_is_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_file_of_another_user_is_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(what_is_no_key_file_is_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_list_gives_roles, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

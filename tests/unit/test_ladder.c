@@ -2,7 +2,7 @@
  * test_ladder.c - the rungs that need no GPU agree with cpu-ref; a rung that does not is refused;
  * points and profiles are what ladder.h says.
  */
-#include "tests/unit/ladder_lab.h"
+#include "tests/support/rung_fixture.h"
 
 static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
 {
@@ -11,23 +11,23 @@ static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
 	(void)state;
 	for (size_t r = 0; r < ladder_n_rungs; r++)
 		for (size_t i = 0; i < 3 && !ladder_rungs[r]->needs_gpu; i++, tried++) {
-			struct rung_lab l;
-			lab_open(&l, ladder_rungs[r], filters[i], batches[i]);
-			lab_agrees(&l, batches[i]);
-			lab_agrees(&l, (batches[i] + 1) / 2);
-			lab_close(&l);
+			struct rung_fixture l;
+			rung_open(&l, ladder_rungs[r], filters[i], batches[i]);
+			rung_agrees(&l, batches[i]);
+			rung_agrees(&l, (batches[i] + 1) / 2);
+			rung_close(&l);
 		}
 	assert_true(tried >= 3);
 }
 
 static void of_equal_values_the_first_wins(void **state)
 {
-	struct rung_lab l;
+	struct rung_fixture l;
 	(void)state;
-	lab_open(&l, ladder_rungs[0], 2, 3);
-	lab_level(&l);
-	lab_agrees(&l, 3);
-	lab_close(&l);
+	rung_open(&l, ladder_rungs[0], 2, 3);
+	rung_level(&l);
+	rung_agrees(&l, 3);
+	rung_close(&l);
 }
 
 /* ---- a rung that is wrong -------------------------------------------------------------------- */

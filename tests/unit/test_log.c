@@ -30,10 +30,10 @@ static void a_line_is_time_level_message_and_fields(void **state)
 	(void)state;
 	capture_begin(&c, 2);
 	log_info("net", "bound", "endpoint=%s port=%d", "127.0.0.1", 5555);
-	log_error("saver", "stopped", "%s", "");
+	log_error("checkpointer", "stopped", "%s", "");
 	assert_string_equal(capture_log(&c),
 		"level=info msg=\"net bound\" endpoint=127.0.0.1 port=5555\n"
-		"level=error msg=\"saver stopped\"\n");
+		"level=error msg=\"checkpointer stopped\"\n");
 }
 
 /* The clock is read between the two. */

@@ -405,7 +405,7 @@ static void a_name_belongs_to_its_key(void **state)
 
 /* ---- the self-test --------------------------------------------------------------------------- */
 
-static void a_server_that_lets_strangers_in_notices(void **state)
+static void a_server_that_accepts_unknown_keys_fails_its_self_test(void **state)
 {
 	struct key_pair mine;
 	char path[320];
@@ -447,7 +447,7 @@ int main(void)
 		TEST(a_message_without_a_key_says_nothing),
 		TEST(a_worker_id_belongs_to_its_key),
 		TEST(a_name_belongs_to_its_key),
-		TEST(a_server_that_lets_strangers_in_notices),
+		TEST(a_server_that_accepts_unknown_keys_fails_its_self_test),
 		TEST(a_server_without_curve_notices),
 	};
 

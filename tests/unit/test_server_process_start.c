@@ -16,7 +16,7 @@ static void refused(const char *more, int code, const char *named)
 	assert_int_equal(s->n_result, 0);
 	assert_null(strstr(s->said, "listening"));
 	assert_null(strstr(s->said, "_run")); /* no word about a run that does not start */
-	assert_null(strstr(s->said, "saver"));
+	assert_null(strstr(s->said, "checkpointer"));
 	close(s->out);
 	close(s->err);
 	s->out = s->err = 0;

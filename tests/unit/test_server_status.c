@@ -146,7 +146,7 @@ static void a_finished_run_is_told_by_its_numbers(void **state)
 	json_decref(o);
 }
 
-static void a_failing_saver_is_a_degraded_server(void **state)
+static void failing_checkpoints_degrade_the_server(void **state)
 {
 	(void)state;
 	begin("--model;vector:4");
@@ -449,7 +449,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(a_new_server_waits_and_knows_no_accuracy, tear_down),
 		cmocka_unit_test_teardown(a_finished_run_is_told_by_its_numbers, tear_down),
-		cmocka_unit_test_teardown(a_failing_saver_is_a_degraded_server, tear_down),
+		cmocka_unit_test_teardown(failing_checkpoints_degrade_the_server, tear_down),
 		cmocka_unit_test_teardown(a_crowd_is_cut_to_what_a_message_holds, tear_down),
 		cmocka_unit_test_teardown(a_thousand_epochs_fit_as_well, tear_down),
 		cmocka_unit_test_teardown(the_result_has_every_field_of_the_contract, tear_down),

@@ -1,6 +1,6 @@
 /*
- * test_server_unknown_peers.c - the server's port and those who do not speak to it: strangers, and more
- * of them than there are descriptors.
+ * test_server_unknown_peers.c - connections to the server's port that do not speak its protocol, also
+ * more of them than the process has descriptors.
  */
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ static int dial(void)
 	return fd;
 }
 
-static void a_stranger_is_hung_up_on(void **state)
+static void a_peer_that_sends_no_handshake_is_disconnected(void **state)
 {
 	int fd = dial();
 	char byte;
@@ -45,7 +45,7 @@ static void a_stranger_is_hung_up_on(void **state)
 }
 
 /* More events than libzmq's queues hold come while the loop does not turn. */
-static void a_flood_of_strangers_stops_nothing(void **state)
+static void a_flood_of_such_peers_stops_nothing(void **state)
 {
 	struct wire *wire;
 	struct frames f;
@@ -96,7 +96,7 @@ static int next_fd(void)
 }
 
 /* (3) */
-static void out_of_descriptors_newcomers_wait_and_nobody_else_notices(void **state)
+static void without_descriptors_new_connections_wait_and_others_go_on(void **state)
 {
 	struct rlimit before, limit;
 	struct wire *wire;
@@ -149,12 +149,12 @@ static void out_of_descriptors_newcomers_wait_and_nobody_else_notices(void **sta
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(a_peer_that_sends_no_handshake_is_disconnected,
+			router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_stranger_is_hung_up_on, router_set_up, router_tear_down),
+			a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_flood_of_strangers_stops_nothing, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			out_of_descriptors_newcomers_wait_and_nobody_else_notices, router_set_up,
+			without_descriptors_new_connections_wait_and_others_go_on, router_set_up,
 			router_tear_down),
 	};
 

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from client import Worker, pb
-from flavour import PATIENCE, command
-from lab import Process
+from support.build import PATIENCE, command
+from support.programs import Process
 
 SIZE = 64
 # every push adds -1 times itself to the weights, whatever its age
@@ -33,25 +33,25 @@ class Honest(Worker):
         assert weights.tolist() == [-((self.seq - k + size - 1) // size) for k in range(size)]
 
 
-def started(lab, program, *options):
-    return lab.add(Process(program, command(program, *options)))
+def started(programs, program, *options):
+    return programs.add(Process(program, command(program, *options)))
 
 
-def ends(lab, program, *options):
+def ends(programs, program, *options):
     """The exit status of a program, and what it said."""
-    process = started(lab, program, *options)
+    process = started(programs, program, *options)
     return process.wait(60 * PATIENCE), process
 
 
 @pytest.fixture
-def keys(lab):
-    return lab.keygen("second")
+def keys(programs):
+    return programs.keygen("second")
 
 
 @pytest.fixture
-def server(lab):
+def server(programs):
     """A ledger server without a checkpoint directory: all is durable at once."""
-    return lab.server(*LEDGER, directory=None)
+    return programs.server(*LEDGER, directory=None)
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 import re
 import subprocess
 
-import idx
+from support import idx
 import numpy as np
 import pytest
 
 from client import Worker, pb
-from flavour import command
+from support.build import command
 
 SMALL = ("--model", "fc:10", "--epochs", 1, "--warm-start-updates", 0)
 
@@ -28,76 +28,76 @@ def fingerprint(directory):
     return done.stdout.strip()
 
 
-def test_a_machine_with_other_images_locks_nobody_out(lab, sets):
+def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
     """It came first, took work, delivered nothing and went; then the server starts again."""
     right, _ = sets
-    server = lab.server(*SMALL)
-    intruder = Worker(server.endpoint, data=pb.DataId(
+    server = programs.server(*SMALL)
+    other = Worker(server.endpoint, data=pb.DataId(
         n_train=1, n_test=1, rows=28, cols=28, classes=10, xxh3=1))
-    intruder.lease()
-    intruder.close()
+    other.lease()
+    other.close()
     server.kill()
-    server = lab.restart(server, *SMALL, "--session-ttl-ms", 1500, "--dead-ms", 1500,
+    server = programs.restart(server, *SMALL, "--session-ttl-ms", 1500, "--dead-ms", 1500,
                          "--recovery-ms", 100)
-    worker = lab.worker(server.endpoint, data=right)
+    worker = programs.worker(server.endpoint, data=right)
     assert worker.wait(60) == 0, worker.tail()
     assert server.wait(30) == 0, server.tail()
 
 
-def test_another_data_id_does_not_continue_a_run_and_is_told_why(lab, sets):
+def test_another_data_id_does_not_continue_a_run_and_is_told_why(programs, sets):
     """The run's data set is fixed by what it was trained on: both fingerprints, sizes, the remedy."""
     right, wrong = sets
-    server = lab.server(*SMALL)
-    assert lab.worker(server.endpoint, data=right).wait(60) == 0
+    server = programs.server(*SMALL)
+    assert programs.worker(server.endpoint, data=right).wait(60) == 0
     assert server.wait(30) == 0
-    again = lab.server(*SMALL, "--data-id", fingerprint(wrong))
+    again = programs.server(*SMALL, "--data-id", fingerprint(wrong))
     assert again.wait(10) == 7, again.tail()
     again.line(rf"its run has --data-id {fingerprint(right)} \(500 training and 100 test images\), "
                f"not {fingerprint(wrong)}: give the run's own value, or another --checkpoint-dir")
-    again = lab.server(*SMALL, "--data-id", fingerprint(right).upper())
+    again = programs.server(*SMALL, "--data-id", fingerprint(right).upper())
     assert again.wait(10) == 0, again.tail()
 
 
-def test_the_refusal_names_both_and_the_remedy(lab, sets):
+def test_the_refusal_names_both_and_the_remedy(programs, sets):
     right, wrong = sets
     ours, theirs = fingerprint(right), fingerprint(wrong)
-    server = lab.server(*SMALL, "--min-workers", 2, "--data-id", ours)
-    worker = lab.worker(server.endpoint, data=wrong)
+    server = programs.server(*SMALL, "--min-workers", 2, "--data-id", ours)
+    worker = programs.worker(server.endpoint, data=wrong)
     assert worker.wait(30) == 6
     said = "\n".join(worker.lines)
     assert ours in said and theirs in said and "400 train" in said and "--data-id" in said
     for _ in range(2):
-        lab.worker(server.endpoint, data=right)
+        programs.worker(server.endpoint, data=right)
     assert server.wait(60) == 0, server.tail()
     server.line(f"server data_set.*{ours}")
 
 
 @pytest.mark.parametrize("mode", ("downpour", "sync"))
-def test_a_machine_with_other_images_is_no_silent_wait(lab, sets, mode):
+def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
     """It is no worker of the run: the server says what it waits for and why, and it is told at last."""
     right, wrong = sets
     ours, theirs = fingerprint(right), fingerprint(wrong)
-    server = lab.server(*SMALL, "--mode", mode, "--min-workers", 2, directory=None)
-    first = lab.worker(server.endpoint, data=right)
+    server = programs.server(*SMALL, "--mode", mode, "--min-workers", 2, directory=None)
+    first = programs.worker(server.endpoint, data=right)
     server.line("worker joined", 10)
-    outsider = lab.worker(server.endpoint, data=wrong)
+    outsider = programs.worker(server.endpoint, data=wrong)
     server.line(f"level=warn.*data_sets_differ.*{theirs}.*{ours}", 10)
     server.line(f"server waiting.*workers: 1 of 2 .*1 more has data set {theirs}, not {ours}", 10)
     assert f"data set {theirs}" in server.status()["waiting"]
-    second = lab.worker(server.endpoint, data=right)
+    second = programs.worker(server.endpoint, data=right)
     assert [w.wait(60) for w in (first, second, outsider)] == [0, 0, 6], outsider.tail()
     assert server.wait(30) == 0, server.tail()
 
 
-def test_nobody_fixes_it_before_the_run_begins(lab, sets):
+def test_nobody_fixes_it_before_the_run_begins(programs, sets):
     """One that pushes what it was not given, while others are still to come."""
     right, _ = sets
-    server = lab.server(*SMALL, "--min-workers", 2)
-    intruder = Worker(server.endpoint, data=pb.DataId(
+    server = programs.server(*SMALL, "--min-workers", 2)
+    other = Worker(server.endpoint, data=pb.DataId(
         n_train=400, n_test=100, rows=28, cols=28, classes=10, xxh3=1))
-    gradient = np.zeros(intruder.welcome.n_params, np.float32)
-    ack = intruder.push(gradient, 0, work=pb.Work(epoch=0, first=0, count=1), images=100, loss=1.0)
+    gradient = np.zeros(other.welcome.n_params, np.float32)
+    ack = other.push(gradient, 0, work=pb.Work(epoch=0, first=0, count=1), images=100, loss=1.0)
     assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
-    crew = [lab.worker(server.endpoint, data=right) for _ in range(2)]
-    assert [w.wait(60) for w in crew] == [0, 0], crew[0].tail()
+    fleet = [programs.worker(server.endpoint, data=right) for _ in range(2)]
+    assert [w.wait(60) for w in fleet] == [0, 0], fleet[0].tail()
     assert server.wait(30) == 0, server.tail()

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from client import Worker, checksum, pb
-import idx
+from support import idx
 
 
 def data_id(directory):
@@ -57,20 +57,20 @@ STALLS = {  # the run's options, what the hung worker holds, is it seen to be st
 
 
 @pytest.mark.parametrize("what", STALLS)
-def test_hung_worker_holds_nobody_up(lab, small, what):
+def test_hung_worker_holds_nobody_up(programs, small, what):
     options, kind, stalls = STALLS[what]
-    server = lab.server("--model", "seed:8", "--epochs", 2, *options, directory=None)
+    server = programs.server("--model", "seed:8", "--epochs", 2, *options, directory=None)
     hung = Hung(server.endpoint, small, kind)
     if "--min-workers" not in options and kind == pb.GRANT_TRAIN:
         assert hung.has.wait(10)  # it is the first
-    crew = [lab.worker(server.endpoint, data=small) for _ in range(2)]
+    fleet = [programs.worker(server.endpoint, data=small) for _ in range(2)]
     if stalls:
         server.line('worker stalled.*name="hung"', 40)
     result = server.result(60)
     hung.end()
     assert hung.has.is_set()
     assert result["images_per_epoch"] == [6000, 6000] and result["accuracy"], result
-    for worker in crew:
+    for worker in fleet:
         assert worker.wait(10) == 0, worker.tail()
 
 
@@ -116,12 +116,12 @@ class SlowLink:
                 pass
 
 
-def test_transfer_that_progresses_is_not_cut(lab, small):
+def test_transfer_that_progresses_is_not_cut(programs, small):
     """A message takes some five seconds, a grant lasts two: nothing is taken from the worker."""
-    server = lab.server("--model", "fc:256 fc:10", "--epochs", 1, "--first-deadline-ms", 2000,
+    server = programs.server("--model", "fc:256 fc:10", "--epochs", 1, "--first-deadline-ms", 2000,
                         "--warm-start-updates", 0, "--max-updates", 2, directory=None)
     link = SlowLink(server.endpoint, 160000)
-    lab.worker(link.endpoint, data=small)
+    programs.worker(link.endpoint, data=small)
     server.line("worker joined", 20)
     begin = time.monotonic()
     counters = {}

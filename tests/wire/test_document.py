@@ -1,7 +1,7 @@
 """WIRE.md says what the code does: its tables against the headers and the schema."""
 import re
 
-import numpy_net
+from support import numpy_net
 import pytest
 
 from client import PROTO, pb

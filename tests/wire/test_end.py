@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from client import Link, Refused, Worker, hello, pb
-from lab import SIGTERM, fill, mount_small, unmount
+from support.programs import SIGTERM, fill, mount_small, unmount
 
 
 @pytest.fixture
-def observer(lab):
+def observer(programs):
     links = []
 
     def start(server):
@@ -28,8 +28,8 @@ def last_words(link):
     return status, bye.value.code
 
 
-def test_a_watcher_is_sent_the_last_status_and_bye(lab, observer):
-    server = lab.server("--model", "vector:3")
+def test_a_watcher_is_sent_the_last_status_and_bye(programs, observer):
+    server = programs.server("--model", "vector:3")
     watcher, silent = observer(server), observer(server)
     for link in (watcher, silent):
         link.send(hello(role=pb.ROLE_OBSERVER))
@@ -45,22 +45,22 @@ def test_a_watcher_is_sent_the_last_status_and_bye(lab, observer):
     assert server.wait(10) == 0
 
 
-def test_a_worker_that_asks_is_not_sent_home(lab, observer):
+def test_a_worker_that_asks_is_not_sent_home(programs, observer):
     """It may hold pushes that the next term needs: only the core parts with it."""
-    server = lab.server("--model", "vector:3")
-    watcher, stranger = observer(server), observer(server)
+    server = programs.server("--model", "vector:3")
+    watcher, late = observer(server), observer(server)
     watcher.send(hello(role=pb.ROLE_OBSERVER))
     watcher.expect("welcome")
     watcher.send(pb.Status())
     watcher.expect("status")
-    stranger.send(pb.Status())
-    stranger.expect("status")
+    late.send(pb.Status())
+    late.expect("status")
     server.signal(SIGTERM)
     last_words(watcher)
-    assert stranger.receive(0.3) is None
-    stranger.send(pb.Status())  # after the end: answered, and no more
-    stranger.expect("status")
-    assert stranger.receive(0.3) is None
+    assert late.receive(0.3) is None
+    late.send(pb.Status())  # after the end: answered, and no more
+    late.expect("status")
+    assert late.receive(0.3) is None
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def small_disk(tmp_path):
     unmount(tmp_path / "disk")
 
 
-def test_a_run_that_diverged_ends_though_the_disk_is_full(lab, small_disk):
+def test_a_run_that_diverged_ends_though_the_disk_is_full(programs, small_disk):
     """It may still get space, but not for ever; the log says how the run ended, and why it gave up."""
-    server = lab.server("--model", "vector:8", "--checkpoint-ms", 3600000,
+    server = programs.server("--model", "vector:8", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
     worker = Worker(server.endpoint)
     assert worker.push(np.ones(8, np.float32), 0).verdict == pb.VERDICT_OK

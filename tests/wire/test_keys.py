@@ -18,16 +18,16 @@ import zmq
 
 from client import CONTEXT, PROTOCOL, Keys, Link, Refused, Worker, hello, pb
 from conftest import LEDGER, Honest, ends
-from flavour import FLAVOUR, PATIENCE
-from lab import until
+from support.build import FLAVOUR, PATIENCE
+from support.programs import until
 from test_document import rows, section
 
 PS_EAUTH = 11
 
 
 @pytest.fixture
-def server(lab, keys):
-    return lab.server(*LEDGER, "--key", keys / "server.key", directory=None)
+def server(programs, keys):
+    return programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
 
 
 @pytest.fixture
@@ -64,18 +64,18 @@ def all_read(server, *workers):
     return sent
 
 
-# ---- strangers
+# ---- unauthenticated peers
 
-STRANGERS = {
+UNAUTHENTICATED = {
     "a key that is not on the list": lambda keys: Keys(server=keys / "server.pub"),
     "a key of the list, the server's not known": lambda keys: Keys(own=keys / "worker.key"),
     "no key of any kind": lambda keys: None,
 }
 
 
-@pytest.mark.parametrize("who", STRANGERS)
-def test_nothing_of_a_stranger_is_read_or_answered(server, honest, keys, who):
-    stranger = STRANGERS[who](keys)
+@pytest.mark.parametrize("who", UNAUTHENTICATED)
+def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, keys, who):
+    peer_keys = UNAUTHENTICATED[who](keys)
     version = honest.pull()[1]
     received = all_read(server, honest)
     link = Link(server.endpoint)
@@ -83,9 +83,9 @@ def test_nothing_of_a_stranger_is_read_or_answered(server, honest, keys, who):
     link.socket = CONTEXT.socket(zmq.DEALER)
     link.socket.linger = 0
     link.socket.sndtimeo = 2000  # a connection that was refused takes no message any more
-    if stranger:
-        link.socket.curve_publickey, link.socket.curve_secretkey = stranger.own
-        link.socket.curve_serverkey = stranger.server
+    if peer_keys:
+        link.socket.curve_publickey, link.socket.curve_secretkey = peer_keys.own
+        link.socket.curve_serverkey = peer_keys.server
     monitor = link.socket.get_monitor_socket(
         zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -102,7 +102,7 @@ def test_nothing_of_a_stranger_is_read_or_answered(server, honest, keys, who):
     link.close()
     assert metric(server, "messages_received_total") == received
     assert honest.pull()[1] == version
-    until(lambda: metric(server, "connections") == 2, 10, "the stranger is gone")
+    until(lambda: metric(server, "connections") == 2, 10, "the peer is gone")
 
 
 GREETING = b"\xff" + bytes(8) + b"\x7f"  # and the version, mechanism, role and padding
@@ -311,8 +311,8 @@ def test_sighup_revokes(server, honest, known, keys):
     assert honest.pull()[1] == version
 
 
-def test_sighup_admits(server, honest, known, keys, lab):
-    lab.keygen("third")
+def test_sighup_admits(server, honest, known, keys, programs):
+    programs.keygen("third")
     third = Link(server.endpoint, known("third"))
     third.send(pb.Status())
     assert third.receive(0.3) is None
@@ -335,15 +335,15 @@ def test_a_bad_list_changes_nothing(server, honest, known, keys):
 
 # ---- programs: exit statuses, files, secrets
 
-def test_a_refused_worker_ends_at_once(server, honest, keys, lab, data):
-    other = lab.keygen(directory="other")
+def test_a_refused_worker_ends_at_once(server, honest, keys, programs, data):
+    other = programs.keygen(directory="other")
     (other / "server.pub").write_text((keys / "server.pub").read_text())
     for options, words in (
             (["--key", other / "worker.key"], "not on the server's list"),
             ([], "requires a key"),
             (["--key", keys / "observer.key"], "role")):
         began = time.monotonic()
-        code, worker = ends(lab, "cnn-worker", "--server", server.endpoint, "--data", data,
+        code, worker = ends(programs, "cnn-worker", "--server", server.endpoint, "--data", data,
                             "--device", "cpu", "--threads", 1, "--connect-timeout-ms", 60000 * PATIENCE,
                             *options)
         assert code == 9, worker.tail()
@@ -353,9 +353,9 @@ def test_a_refused_worker_ends_at_once(server, honest, keys, lab, data):
         assert words in worker.lines[-1]
 
 
-def test_a_worker_of_another_server_says_whose_key_it_wants(server, honest, keys, lab, data):
-    other = lab.keygen(directory="other")
-    code, worker = ends(lab, "cnn-worker", "--server", server.endpoint, "--data", data,
+def test_a_worker_of_another_server_says_whose_key_it_wants(server, honest, keys, programs, data):
+    other = programs.keygen(directory="other")
+    code, worker = ends(programs, "cnn-worker", "--server", server.endpoint, "--data", data,
                         "--device", "cpu", "--threads", 1, "--connect-timeout-ms", 1500, "--key",
                         keys / "worker.key", "--server-key", other / "server.pub")
     key = (other / "server.pub").read_text().splitlines()[1]

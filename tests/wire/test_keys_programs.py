@@ -6,43 +6,43 @@ import subprocess
 
 import pytest
 
-import safetensors
+from support import safetensors
 from conftest import ends, started
-from flavour import FLAVOUR, PATIENCE, command
-from lab import until
-from ledger import LEDGER as RUN
+from support.build import FLAVOUR, PATIENCE, command
+from support.programs import until
+from support.ledger import LEDGER as RUN
 
 
-def test_a_key_where_the_server_has_none_is_refused_by_the_worker(lab, keys, data):
-    plain = lab.server("--model", "seed:1", directory=None)
-    code, worker = ends(lab, "cnn-worker", "--server", plain.endpoint, "--data", data, "--device",
+def test_a_key_where_the_server_has_none_is_refused_by_the_worker(programs, keys, data):
+    plain = programs.server("--model", "seed:1", directory=None)
+    code, worker = ends(programs, "cnn-worker", "--server", plain.endpoint, "--data", data, "--device",
                         "cpu", "--threads", 1, "--key", keys / "worker.key")
     assert code == 9 and "takes no keys" in worker.lines[-1], worker.tail()
 
 
 @pytest.mark.parametrize("file, mode", [("server.key", 0o644), ("server.key", 0o640),
                                         ("authorized_keys", 0o666)])
-def test_files_with_wrong_rights_are_refused(lab, keys, file, mode):
+def test_files_with_wrong_rights_are_refused(programs, keys, file, mode):
     (keys / file).chmod(mode)
-    code, server = ends(lab, "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--key",
+    code, server = ends(programs, "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--key",
                         keys / "server.key")
     assert code == 2 and file in server.lines[-1], server.tail()
     assert not any("listening" in line for line in server.lines)
 
 
-def test_a_bind_to_the_network_needs_a_key(lab, keys):
-    code, server = ends(lab, "cnn-ps", "--bind", "tcp://0.0.0.0:0")
+def test_a_bind_to_the_network_needs_a_key(programs, keys):
+    code, server = ends(programs, "cnn-ps", "--bind", "tcp://0.0.0.0:0")
     assert code == 2 and "--insecure" in server.lines[-1], server.tail()
     for options in (["--key", keys / "server.key"], ["--insecure"]):
-        server = started(lab, "cnn-ps", "--bind", "tcp://0.0.0.0:0", *options)
+        server = started(programs, "cnn-ps", "--bind", "tcp://0.0.0.0:0", *options)
         server.line("net listening")
 
 
-def test_secrets_stay_out_of_logs_arguments_and_cores(lab, keys, data):
+def test_secrets_stay_out_of_logs_arguments_and_cores(programs, keys, data):
     """Everything that was said at level debug, /proc, and the memory that a core would hold."""
-    server = lab.server("--model", "seed:1", "--epochs", 1, "--log-level", "debug", "--key",
+    server = programs.server("--model", "seed:1", "--epochs", 1, "--log-level", "debug", "--key",
                         keys / "server.key", directory=None)
-    worker = lab.worker(server.endpoint, "--key", keys / "worker.key", "--log-level", "debug")
+    worker = programs.worker(server.endpoint, "--key", keys / "worker.key", "--log-level", "debug")
     until(lambda: server.status()["images"] > 0, 30 * PATIENCE, "training")
     secrets = [(keys / f"{n}.key").read_text().split("\n")[1] for n in ("server", "worker")]
     for process in (server, worker):
@@ -58,7 +58,7 @@ def test_secrets_stay_out_of_logs_arguments_and_cores(lab, keys, data):
 
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="sanitizers have cores of their own")
-def test_no_core_is_left(lab, keys, tmp_path):
+def test_no_core_is_left(programs, keys, tmp_path):
     """A crash leaves a core without keys (so the machine lets us see one), and none with them."""
     def crash(*options):
         argv = command("cnn-ps", "--bind", "tcp://127.0.0.1:0", *options)
@@ -81,22 +81,22 @@ def test_no_core_is_left(lab, keys, tmp_path):
 # ---- with keys on, the promises are the same
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
-def test_ledger_with_keys_through_kills(lab, keys, durability):
+def test_ledger_with_keys_through_kills(programs, keys, durability):
     """Kills of server and worker under CURVE: each push exactly once. The journal has the names."""
     pushes, options = 400, ("--key", keys / "server.key", "--durability", durability, *RUN)
-    server = lab.server("--model", f"vector:{2 * pushes}", *options)
-    crew = [lab.ledger_worker(server.endpoint, i, pushes, 0, 8, keys / f"{k}.key")
+    server = programs.server("--model", f"vector:{2 * pushes}", *options)
+    fleet = [programs.ledger_worker(server.endpoint, i, pushes, 0, 8, keys / f"{k}.key")
             for i, k in enumerate(("worker", "second"))]
-    for worker in crew:
+    for worker in fleet:
         worker.line(r"pushed 100\b", 60 * PATIENCE)
     server.kill()
-    server = lab.restart(server, "--model", f"vector:{2 * pushes}", *options)
-    crew[1].line(r"pushed 250\b", 60 * PATIENCE)
-    crew[1].kill()
-    crew[1] = lab.ledger_worker(server.endpoint, 1, pushes, 0, 8, keys / "second.key")
-    for worker in crew:
+    server = programs.restart(server, "--model", f"vector:{2 * pushes}", *options)
+    fleet[1].line(r"pushed 250\b", 60 * PATIENCE)
+    fleet[1].kill()
+    fleet[1] = programs.ledger_worker(server.endpoint, 1, pushes, 0, 8, keys / "second.key")
+    for worker in fleet:
         assert worker.wait(120 * PATIENCE) == 0, worker.tail()
-    lab.ctl("--server", server.endpoint, "--key", keys / "admin.key", "drain")
+    programs.ctl("--server", server.endpoint, "--key", keys / "admin.key", "drain")
     assert server.wait(20) == 0
-    weights = safetensors.flat(lab.export(server.directory))
+    weights = safetensors.flat(programs.export(server.directory))
     assert weights.tolist() == [-1] * (2 * pushes)

@@ -13,14 +13,14 @@ import pytest
 
 from client import Keys, Link, Refused, Worker, hello, pb
 from conftest import LEDGER
-from flavour import PATIENCE, command
+from support.build import PATIENCE, command
 
 EPROTO, EFENCED = 12, 6
 
 
 @pytest.fixture
-def server(lab):
-    return lab.server(*LEDGER, directory=None)
+def server(programs):
+    return programs.server(*LEDGER, directory=None)
 
 
 def workers(server):
@@ -58,21 +58,21 @@ def test_status_metrics_and_log_have_the_label(server):
     nameless.close()
 
 
-def keys_with_an_at_sign(lab):
+def keys_with_an_at_sign(programs):
     """Keys are in Z85, whose characters include the @ that separates name and key."""
     for i in range(300):
-        keys = lab.keygen(directory=f"keys{i}")
+        keys = programs.keygen(directory=f"keys{i}")
         listed = (keys / "authorized_keys").read_text()
         if any("@" in key[:8] for key in re.findall(r"^worker (\S{40})", listed, re.M)):
             return keys
     raise AssertionError("no key with @ among 300")
 
 
-@pytest.mark.parametrize("keys_of", [lambda lab: lab.keygen(), keys_with_an_at_sign])
-def test_the_address_of_a_worker_with_a_key(lab, keys_of):
+@pytest.mark.parametrize("keys_of", [lambda programs: programs.keygen(), keys_with_an_at_sign])
+def test_the_address_of_a_worker_with_a_key(programs, keys_of):
     """Its name is completed with its key, in a frame that the server makes."""
-    keys = keys_of(lab)
-    server = lab.server(*LEDGER, "--key", keys / "server.key", directory=None)
+    keys = keys_of(programs)
+    server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     worker = Worker(server.endpoint, "job7", host="a", pid=1,
                     keys=Keys(keys / "worker.key", keys / "server.pub"))
     assert label(server, 1) == ("a", 1, "127.0.0.1")
@@ -115,9 +115,9 @@ def test_a_label_never_fences(server):
 
 def test_each_fenced_process_of_a_name_is_told_its_own_host(server):
     """As with one --name for all tasks of a Slurm job."""
-    crew = [Worker(server.endpoint, "job7", host=f"node-{i}", pid=100 + i) for i in range(6)]
-    last = crew.pop()
-    for i, worker in enumerate(crew):
+    fleet = [Worker(server.endpoint, "job7", host=f"node-{i}", pid=100 + i) for i in range(6)]
+    last = fleet.pop()
+    for i, worker in enumerate(fleet):
         for say in (lambda w: push(w), lambda w: w.reconnect()):
             with pytest.raises(Refused) as refused:
                 say(worker)
@@ -126,18 +126,18 @@ def test_each_fenced_process_of_a_name_is_told_its_own_host(server):
                     "pid 105; give each worker its own --name or none") in str(refused.value)
         server.line(rf'level=warn msg="worker fenced".* host="node-{i}" pid={100 + i} .*'
                     r'new_host="node-5" new_pid=105 .*--name')
-    assert sum("worker fenced" in line for line in server.lines) == len(crew)
+    assert sum("worker fenced" in line for line in server.lines) == len(fleet)
     assert push(last) == pb.VERDICT_OK
-    for worker in (*crew, last):
+    for worker in (*fleet, last):
         worker.close()
 
 
-def test_labels_come_back_after_a_restart(lab):
-    server = lab.server(*LEDGER, "--recovery-ms", 0)
+def test_labels_come_back_after_a_restart(programs):
+    server = programs.server(*LEDGER, "--recovery-ms", 0)
     worker = Worker(server.endpoint, "job7", host="a", pid=1)
     assert push(worker) == pb.VERDICT_OK
     server.kill()
-    server = lab.restart(server, *LEDGER, "--recovery-ms", 0)
+    server = programs.restart(server, *LEDGER, "--recovery-ms", 0)
     server.line("net listening")
     assert label(server, 1) == (None, None, None)
     worker.reconnect()
@@ -148,14 +148,14 @@ def test_labels_come_back_after_a_restart(lab):
     newer.close()
 
 
-def test_after_a_restart_the_newer_process_may_be_first(lab):
+def test_after_a_restart_the_newer_process_may_be_first(programs):
     """The older one's HELLO is refused, but says where it runs; hosts that differ late differ."""
-    server = lab.server(*LEDGER, "--recovery-ms", 0)
+    server = programs.server(*LEDGER, "--recovery-ms", 0)
     hosts = ["node-of-a-cluster-with-long-names-" + which for which in ("a", "b")]
     older = Worker(server.endpoint, "job7", host=hosts[0], pid=1)
     newer = Worker(server.endpoint, "job7", host=hosts[1], pid=2)
     server.kill()
-    server = lab.restart(server, *LEDGER, "--recovery-ms", 0)
+    server = programs.restart(server, *LEDGER, "--recovery-ms", 0)
     newer.reconnect()
     with pytest.raises(Refused, match=f"this one runs on {hosts[0]} pid 1, the new one on "
                        f"{hosts[1]} pid 2;"):
@@ -189,7 +189,7 @@ def top(server, columns, rows):
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_top_fits_the_terminal(server, columns):
-    crew = [Worker(server.endpoint, f"a-rather-long-name-of-job-{i:02}", host=f"gpu-{i:04}",
+    fleet = [Worker(server.endpoint, f"a-rather-long-name-of-job-{i:02}", host=f"gpu-{i:04}",
                    pid=4190000 + i) for i in range(30)]
     lines = top(server, columns, 24)
     assert len(lines) <= 24 and max(map(len, lines)) <= columns, lines
@@ -200,5 +200,5 @@ def test_top_fits_the_terminal(server, columns):
     assert "gpu-0000" in row and "4190000" in row
     assert ("127.0.0.1" in row) == (columns >= 80)
     assert re.search(r"^and \d+ more$", "\n".join(lines), re.M)
-    for worker in crew:
+    for worker in fleet:
         worker.close()

@@ -8,9 +8,9 @@ gradients are the objective's own, so that every point at which the server asks 
 import numpy as np
 import pytest
 
-import idx
+from support import idx
 from test_training import EDONE, DataSet, SoftmaxRegression
-from test_wire_modes import Stranger
+from test_wire_modes import IndependentWorker
 
 HISTORY = 20   # pairs: the server's default
 STEPS = 70
@@ -49,7 +49,7 @@ class Exact(SoftmaxRegression):
         return loss, gradient
 
 
-class Evaluator(Stranger):
+class Evaluator(IndependentWorker):
     """Notes the weights of every pass."""
 
     def __init__(self, endpoint, data):
@@ -71,9 +71,9 @@ def scipys(objective, start):
     return objective.values
 
 
-def servers(lab, data):
+def servers(programs, data):
     """The weights of each pass of the server's L-BFGS."""
-    server = lab.server("--model", "fc:10", "--mode", "sandblaster", "--lbfgs-history", HISTORY,
+    server = programs.server("--model", "fc:10", "--mode", "sandblaster", "--lbfgs-history", HISTORY,
                         "--epochs", STEPS, "--seed", 3, directory=None)
     worker = Evaluator(server.endpoint, data)
     assert worker.run() == EDONE
@@ -86,9 +86,9 @@ def evaluations_to(values, bound):
 
 
 @pytest.mark.parametrize("seed", [1, 3, 4])
-def test_lbfgs_reaches_scipys_minimum_in_about_as_many_evaluations(lab, tmp_path, seed):
+def test_lbfgs_reaches_scipys_minimum_in_about_as_many_evaluations(programs, tmp_path, seed):
     data = make_data(tmp_path, seed)
-    points = servers(lab, data)
+    points = servers(programs, data)
     objective = Exact(data.train_x, data.train_y)
     ours = [objective(w)[0] for w in points]
     theirs = scipys(objective, points[0])

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from client import Worker
-from flavour import command
-from lab import Process
+from support.build import command
+from support.programs import Process
 
 TIME = re.compile(r"20\d\d-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-6]\d\.\d{3}Z")
 KEY = re.compile(r"[A-Za-z0-9_.-]+")
@@ -85,10 +85,10 @@ NASTY = 'a" level=error msg="disk on fire\\'
 
 
 @pytest.mark.parametrize("how", PARSERS)
-def test_every_line_of_a_run_parses(lab, how, tmp_path):
+def test_every_line_of_a_run_parses(programs, how, tmp_path):
     """A worker's name has quotes, a backslash, blanks and what looks like fields."""
     file = tmp_path / "log"
-    server = lab.add(Process("cnn-ps", ["sh", "-c", 'exec "$@" 2>"$0"', file, *command(
+    server = programs.add(Process("cnn-ps", ["sh", "-c", 'exec "$@" 2>"$0"', file, *command(
         "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--model", "vector:10", "--log-level", "debug",
         "--log-format", how)]))
     lines = until_logged(file, how, "net listening")

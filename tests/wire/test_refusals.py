@@ -72,9 +72,9 @@ def test_strict_headers_control_characters_in_a_name(link):
 
 
 @pytest.fixture
-def roomy(lab):
+def roomy(programs):
     """A server whose model, and so its largest frame, is larger than WIRE_MAX_HEADER."""
-    server = lab.server("--model", "vector:20000", *PLAIN, directory=None)
+    server = programs.server("--model", "vector:20000", *PLAIN, directory=None)
     worker, link = Honest(server.endpoint), Link(server.endpoint)
     yield server, link
     worker.goes_on()
@@ -218,8 +218,8 @@ def test_session_an_old_hello_is_ignored(link, honest):
     assert code(link, pb.Pull(which=0)) == EPROTO  # the answer to this, and no other before it
 
 
-def test_errors_full(lab):
-    server = lab.server(*LEDGER, "--max-workers", 1, directory=None)
+def test_errors_full(programs):
+    server = programs.server(*LEDGER, "--max-workers", 1, directory=None)
     first = Honest(server.endpoint)
     with pytest.raises(Refused) as e:
         Worker(server.endpoint)
@@ -363,8 +363,8 @@ def test_rejections_shape_work_without_a_data_set(other):
     assert ack.reject == pb.REJECT_SHAPE
 
 
-def test_rejections_norm_and_stale(lab):
-    server = lab.server("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--reject-norm",
+def test_rejections_norm_and_stale(programs):
+    server = programs.server("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--reject-norm",
                         2, "--max-staleness", 3, "--staleness-scaling", "constant", directory=None)
     worker = Worker(server.endpoint)
     assert worker.push(ONE * 2.1, 0).reject == pb.REJECT_NORM

@@ -1,12 +1,12 @@
-"""A stranger's worker, written from WIRE.md, trains models on real images."""
-import idx
+"""An independent worker, written from WIRE.md, trains models on real images."""
+from support import idx
 import numpy as np
-import numpy_net
+from support import numpy_net
 import pytest
 
 from client import Refused, Worker, checksum, pb
 from conftest import LEDGER, Honest
-from lab import SIGTERM
+from support.programs import SIGTERM
 
 EDONE, ESHUTDOWN, EWRONGDATA, ETERM, ESTATE = 20, 19, 8, 14, 16
 FILES = [(name, "images" in name) for name in idx.NAMES]
@@ -118,8 +118,8 @@ def is_mnist(data_set):
     return data_set.id.xxh3 == 0x90DFC56C5135FD65
 
 
-def test_a_first_worker_trains_softmax_regression(lab, data, images):
-    server = lab.server("--model", "fc:10", "--epochs", 1, "--batch-size", 100, "--optimizer", "adagrad",
+def test_a_first_worker_trains_softmax_regression(programs, data, images):
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--batch-size", 100, "--optimizer", "adagrad",
                         "--lr", 0.02, "--seed", 7)
     worker = Trainer(server.endpoint, load(data, images), SoftmaxRegression)
     assert worker.welcome.model == "fc:10" and worker.welcome.n_params == 7850
@@ -165,16 +165,16 @@ def few(data, tmp_path):
     return DataSet(tmp_path)
 
 
-def test_a_first_worker_trains_a_convolutional_network(lab, data, images, few):
-    server = lab.server("--model", "seed:4", "--epochs", 1, "--batch-size", 50, "--lr", 0.03, "--seed", 3)
+def test_a_first_worker_trains_a_convolutional_network(programs, data, images, few):
+    server = programs.server("--model", "seed:4", "--epochs", 1, "--batch-size", 50, "--lr", 0.03, "--seed", 3)
     worker = Trainer(server.endpoint, few, SmallNet)
     assert worker.welcome.model == SmallNet.layers
     assert worker.run() == EDONE
     assert server.result()["accuracy"] > (0.80 if is_mnist(load(data, images)) else 0.70)
 
 
-def test_initial_weights(lab, few):
-    server = lab.server("--model", "seed:4", "--epochs", 1, "--seed", 11, directory=None)
+def test_initial_weights(programs, few):
+    server = programs.server("--model", "seed:4", "--epochs", 1, "--seed", 11, directory=None)
     worker = Worker(server.endpoint, data=few.id)
     weights, version = worker.pull()
     expected = [numpy_net.initial(11, t, shape, fan_in) for t, (shape, fan_in) in
@@ -186,8 +186,8 @@ def test_initial_weights(lab, few):
 
 # ---- Leases, Rejections of work
 
-def leased(lab, few, *options):
-    server = lab.server("--model", "fc:10", "--epochs", 2, "--batch-size", 500, "--lr", 0.01,
+def leased(programs, few, *options):
+    server = programs.server("--model", "fc:10", "--epochs", 2, "--batch-size", 500, "--lr", 0.01,
                         "--warm-start-updates", 0, *options, directory=None)
     return server, Worker(server.endpoint, data=few.id)
 
@@ -195,8 +195,8 @@ def leased(lab, few, *options):
 ZERO = np.zeros(7850, np.float32)
 
 
-def test_leases_a_batch_counts_once_whoever_pushes_it(lab, few):
-    server, a = leased(lab, few)
+def test_leases_a_batch_counts_once_whoever_pushes_it(programs, few):
+    server, a = leased(programs, few)
     b = Worker(server.endpoint, data=few.id)
     grant = a.lease()
     one = pb.Work(epoch=0, first=grant.work.first, count=1)
@@ -207,8 +207,8 @@ def test_leases_a_batch_counts_once_whoever_pushes_it(lab, few):
         w.close()
 
 
-def test_rejections_shape(lab, few):
-    server, a = leased(lab, few)
+def test_rejections_shape(programs, few):
+    server, a = leased(programs, few)
     for work, n in ((pb.Work(count=0), 0), (pb.Work(first=6, count=1), 500),
                     (pb.Work(first=5, count=2), 1000), (pb.Work(first=0, count=1), 499),
                     (pb.Work(epoch=1, first=0, count=1), 500),
@@ -220,8 +220,8 @@ def test_rejections_shape(lab, few):
     a.close()
 
 
-def test_leases_the_same_request_gets_the_same_grant(lab, few):
-    server, a = leased(lab, few)
+def test_leases_the_same_request_gets_the_same_grant(programs, few):
+    server, a = leased(programs, few)
     first = a.lease()
     a.bulk.send(pb.Lease(stamp=a.stamp, request=a.lease_request))
     again, _ = a.wait("grant")
@@ -229,15 +229,15 @@ def test_leases_the_same_request_gets_the_same_grant(lab, few):
     a.close()
 
 
-def test_leases_give_back_what_is_undone(lab, few):
+def test_leases_give_back_what_is_undone(programs, few):
     """With one worker and nothing pushed, all batches are granted again and again."""
-    server, a = leased(lab, few, "--lease-batches", 4)
+    server, a = leased(programs, few, "--lease-batches", 4)
     assert [a.lease().work.count > 0 for _ in range(20)] == [True] * 20
     a.close()
 
 
-def test_evaluation_results_that_make_no_sense(lab, few):
-    server, a = leased(lab, few)
+def test_evaluation_results_that_make_no_sense(programs, few):
+    server, a = leased(programs, few)
     assert a.push(ZERO, 0, pb.Work(first=0, count=6), 3000).verdict == pb.VERDICT_OK
     grant = a.lease()
     assert grant.kind == pb.GRANT_EVAL
@@ -254,8 +254,8 @@ def test_evaluation_results_that_make_no_sense(lab, few):
     a.close()
 
 
-def test_data_set_fingerprint(lab, few):
-    server, a = leased(lab, few)
+def test_data_set_fingerprint(programs, few):
+    server, a = leased(programs, few)
     assert a.push(ZERO, 0, pb.Work(first=0, count=1), 500).verdict == pb.VERDICT_OK  # fixes it
     wrong = pb.DataId()
     wrong.CopyFrom(few.id)
@@ -270,8 +270,8 @@ def test_data_set_fingerprint(lab, few):
 
 # ---- Exactly once, over the death of the server
 
-def test_exactly_once_when_the_server_is_killed(lab):
-    server = lab.server(*LEDGER, "--checkpoint-ms", 20)
+def test_exactly_once_when_the_server_is_killed(programs):
+    server = programs.server(*LEDGER, "--checkpoint-ms", 20)
     worker = Honest(server.endpoint, name="ledger")
     term = worker.stamp.term
     for life in range(3):
@@ -280,7 +280,7 @@ def test_exactly_once_when_the_server_is_killed(lab):
         for _ in range(worker.welcome.push_window):
             worker.push_next(wait=False)
         server.kill()
-        server = lab.restart(server, *LEDGER, "--checkpoint-ms", 20)
+        server = programs.restart(server, *LEDGER, "--checkpoint-ms", 20)
         worker.reconnect()
         assert worker.stamp.term == term + life + 1
     worker.goes_on()
@@ -288,15 +288,15 @@ def test_exactly_once_when_the_server_is_killed(lab):
     worker.bye()
 
 
-def test_errors_old_term_after_a_restart(lab):
-    server = lab.server(*LEDGER)
+def test_errors_old_term_after_a_restart(programs):
+    server = programs.server(*LEDGER)
     worker = Honest(server.endpoint, name="late")
     worker.goes_on()
     old = pb.Stamp()
     old.CopyFrom(worker.stamp)
     worker.bye()
     server.kill()
-    server = lab.restart(server, *LEDGER)
+    server = programs.restart(server, *LEDGER)
     worker.links()
     worker.bulk.send(pb.Pull(stamp=old, which=1))
     name, body, _ = worker.bulk.receive()
@@ -306,8 +306,8 @@ def test_errors_old_term_after_a_restart(lab):
     worker.close()
 
 
-def test_end_of_training_is_told_to_all(lab):
-    server = lab.server(*LEDGER)
+def test_end_of_training_is_told_to_all(programs):
+    server = programs.server(*LEDGER)
     worker = Honest(server.endpoint)
     worker.goes_on()
     server.signal(SIGTERM)

@@ -9,7 +9,7 @@ import pytest
 
 from client import PROTOCOL, Link, hello, pb
 from conftest import LEDGER
-from flavour import PATIENCE
+from support.build import PATIENCE
 
 EVERSION = 13
 EPROTO = 12
@@ -48,15 +48,15 @@ def field(number, data):
 
 
 @pytest.mark.parametrize("server, worker", PAIRS)
-def test_versions_one_field_more_or_fewer_trains(lab, small, server, worker):
+def test_versions_one_field_more_or_fewer_trains(programs, small, server, worker):
     """A run from its beginning to its end, and nobody has anything to complain of."""
-    ps = lab.server(*TRAIN, "--durability", "always", program=server)
-    crew = [lab.worker(ps.endpoint, data=small, program=worker) for _ in range(2)]
+    ps = programs.server(*TRAIN, "--durability", "always", program=server)
+    fleet = [programs.worker(ps.endpoint, data=small, program=worker) for _ in range(2)]
     result = ps.result(60 * PATIENCE)
     assert result["images"] == 6000 and result["rejected"] == 0
-    for process in crew:
+    for process in fleet:
         assert process.wait(10 * PATIENCE) == 0, process.tail()
-    for process in (ps, *crew):
+    for process in (ps, *fleet):
         assert not re.search("level=(warn|error)", "".join(process.lines)), process.tail()
 
 
@@ -69,9 +69,9 @@ def test_versions_unknown_fields_are_skipped(link, honest):
         assert len(link.receive()[2]) == honest.welcome.n_params
 
 
-def test_versions_unknown_fields_within_the_budget(lab):
+def test_versions_unknown_fields_within_the_budget(programs):
     """A frame of 64 KiB goes through this server's port; what its fields would take does not."""
-    link = Link(lab.server("--model", "vector:20000", directory=None).endpoint)
+    link = Link(programs.server("--model", "vector:20000", directory=None).endpoint)
     link.send_frames([extended(pb.Status(), field(99, bytes(50000)))])
     assert link.expect("status")[1].reply
     link.send_frames([extended(pb.Status(), b"\x98\x06\x01" * 20000)])
@@ -90,8 +90,8 @@ def test_versions_none_in_common(link, versions):
 
 
 @pytest.mark.parametrize("program, speaks", [("cnn-ps", PROTOCOL), ("variants/newer/cnn-ps", PROTOCOL + 1)])
-def test_versions_one_apart(lab, program, speaks):
-    link = Link(lab.server(*LEDGER, directory=None, program=program).endpoint)
+def test_versions_one_apart(programs, program, speaks):
+    link = Link(programs.server(*LEDGER, directory=None, program=program).endpoint)
     for newest in (PROTOCOL, PROTOCOL + 1):
         link.send(hello(role=pb.ROLE_OBSERVER, protocol=newest, oldest_protocol=PROTOCOL))
         _, welcome, _ = link.expect("welcome")
@@ -107,16 +107,16 @@ def test_versions_a_required_feature_is_named(link, server):
     assert link.expect("welcome")
 
 
-def test_versions_a_worker_that_requires_too_much_ends(lab):
-    ps = lab.server(*TRAIN, directory=None)
-    worker = lab.worker(ps.endpoint, program="variants/needy/cnn-worker")
+def test_versions_a_worker_that_requires_too_much_ends(programs):
+    ps = programs.server(*TRAIN, directory=None)
+    worker = programs.worker(ps.endpoint, program="variants/needy/cnn-worker")
     assert worker.wait(20 * PATIENCE) == 2, worker.tail()
     assert worker.line(NOT_SUPPORTED)
     assert ps.running()
 
 
-def test_versions_a_server_that_requires_too_much_is_left(lab):
-    ps = lab.server(*TRAIN, directory=None, program="variants/needy/cnn-ps")
-    worker = lab.worker(ps.endpoint)
+def test_versions_a_server_that_requires_too_much_is_left(programs):
+    ps = programs.server(*TRAIN, directory=None, program="variants/needy/cnn-ps")
+    worker = programs.worker(ps.endpoint)
     assert worker.wait(20 * PATIENCE) == 2, worker.tail()
     assert worker.line(NOT_SUPPORTED)

@@ -1,5 +1,5 @@
-"""`Modes` of WIRE.md in a stranger's hands: a Python worker and cnn-worker, alone with a server, end alike."""
-import idx
+"""`Modes` of WIRE.md of an independent implementation: a Python worker and cnn-worker, alone with a server, end alike."""
+from support import idx
 import numpy as np
 import pytest
 
@@ -7,7 +7,7 @@ from client import Worker, pb
 from test_training import EDONE, DataSet, SoftmaxRegression, Trainer
 
 
-class Stranger(Trainer):
+class IndependentWorker(Trainer):
     """Does what the page says, mode by mode."""
 
     own = None  # the elastic worker's weights
@@ -104,26 +104,26 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_modes(lab, few, mode):
+def test_modes(programs, few, mode):
     directory, images = few
     ends = []
     for ours in (False, True):
-        server = lab.server(*RUN, *MODES[mode], directory=None)
+        server = programs.server(*RUN, *MODES[mode], directory=None)
         if ours:
-            assert lab.worker(server.endpoint, data=directory).wait() == 0
+            assert programs.worker(server.endpoint, data=directory).wait() == 0
         else:
-            assert Stranger(server.endpoint, images, SoftmaxRegression).run() == EDONE
+            assert IndependentWorker(server.endpoint, images, SoftmaxRegression).run() == EDONE
         ends.append(server.result())
-    stranger, own = ends
-    assert stranger["images"] == own["images"] == 2 * 1020
-    assert (stranger["updates"], stranger["rejected"]) == (own["updates"], 0)
-    assert stranger["loss"] == pytest.approx(own["loss"], rel=1e-4)
-    assert stranger["loss"] < 2.2  # it has begun to learn: ln 10 is 2.30
+    independent, own = ends
+    assert independent["images"] == own["images"] == 2 * 1020
+    assert (independent["updates"], independent["rejected"]) == (own["updates"], 0)
+    assert independent["loss"] == pytest.approx(own["loss"], rel=1e-4)
+    assert independent["loss"] < 2.2  # it has begun to learn: ln 10 is 2.30
 
 
-def test_modes_weights_of_another_life_of_the_server_are_not_exact(lab, few):
+def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few):
     """`base_term`: the right version of the wrong term is REJECT_STALE."""
-    server = lab.server(*RUN, *MODES["sync"], directory=None)
+    server = programs.server(*RUN, *MODES["sync"], directory=None)
     worker = Worker(server.endpoint, data=few[1].id)
     grant = worker.lease()
     weights, version = worker.pull()
@@ -137,10 +137,10 @@ def test_modes_weights_of_another_life_of_the_server_are_not_exact(lab, few):
     worker.close()
 
 
-def test_modes_a_step_that_answers_nobody_is_flushed(lab, few):
+def test_modes_a_step_that_answers_nobody_is_flushed(programs, few):
     """`Errors`: no notice without a disk that keeps replies waiting. The step ends when the second
     worker falls silent, and no reply follows from it."""
-    server = lab.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms", 60000,
+    server = programs.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms", 60000,
                         "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300, "--dead-ms", 60000)
     first, second = (Worker(server.endpoint, data=few[1].id) for _ in range(2))
     for worker in (first, second):

@@ -1,8 +1,8 @@
 """The ledger gradient: runs whose every push can be found again in the weights."""
 import signal
 
-import safetensors
-from lab import SIGTERM, until
+from support import safetensors
+from support.programs import SIGTERM, until
 
 LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-scaling", "constant",
           "--max-staleness", 1000000,
@@ -16,20 +16,20 @@ class LedgerRun:
     `size`: values of the vector, if more than there are pushes, for larger messages.
     """
 
-    def __init__(self, lab, workers, pushes, *options, pace=(), size=0, **how):
-        self.lab = lab
+    def __init__(self, programs, workers, pushes, *options, pace=(), size=0, **how):
+        self.programs = programs
         self.pushes = pushes
         self.pace = pace
         self.size = size or workers * pushes
         self.options = ("--model", f"vector:{self.size}", *LEDGER, *options)
-        self.server = lab.server(*self.options, **how)
-        self.crew = [None] * workers
+        self.server = programs.server(*self.options, **how)
+        self.fleet = [None] * workers
         for i in range(workers):
             self.start_worker(i)
 
     def pushed(self):
         """How far the workers have come together, by their last words."""
-        words = [w.out[-1].split() for w in self.crew if w.out]
+        words = [w.out[-1].split() for w in self.fleet if w.out]
         return sum(int(word[1]) for word in words if word[0] in ("resumed", "pushed"))
 
     def reached(self, kill):
@@ -38,27 +38,27 @@ class LedgerRun:
         until(lambda: self.pushed() >= (kill + 1) * self.pushes // 4, 60, "enough is pushed")
 
     def start_worker(self, index, **how):
-        self.crew[index] = self.lab.ledger_worker(
+        self.fleet[index] = self.programs.ledger_worker(
             self.server.endpoint, index, self.pushes, *self.pace, **how)
 
     def restart_server(self, **how):
         """Where it died."""
-        self.server = self.lab.restart(self.server, *self.options, **how)
+        self.server = self.programs.restart(self.server, *self.options, **how)
 
     def kill_server(self, **how):
         self.server.kill()
         self.restart_server(**how)
 
     def kill_worker(self, index):
-        assert self.crew[index].running(), self.crew[index].tail()
-        self.crew[index].kill()
+        assert self.fleet[index].running(), self.fleet[index].tail()
+        self.fleet[index].kill()
         self.start_worker(index)
 
     def count(self, seconds=120, hurry=True):
         """Every worker ends, the server drains: how many pushes were lost, and applied twice."""
-        for worker in self.crew if hurry else ():
+        for worker in self.fleet if hurry else ():
             worker.signal(signal.SIGURG)  # the faults are over: without a pace to the end
-        for worker in self.crew:
+        for worker in self.fleet:
             assert worker.wait(seconds) == 0, worker.tail()
         self.server.line("net listening")  # before that it has no handlers for signals
         self.server.signal(SIGTERM)
@@ -67,10 +67,10 @@ class LedgerRun:
 
     def tally(self):
         """The same of a server that has drained."""
-        weights = safetensors.flat(self.lab.export(self.server.directory))
+        weights = safetensors.flat(self.programs.export(self.server.directory))
         assert len(weights) == self.size
-        assert not weights[self.pushes * len(self.crew):].any(), "a coordinate that nobody pushes"
-        weights = weights[:self.pushes * len(self.crew)]
+        assert not weights[self.pushes * len(self.fleet):].any(), "a coordinate that nobody pushes"
+        weights = weights[:self.pushes * len(self.fleet)]
         lost, twice = int((weights == 0).sum()), int((weights < -1).sum())
         assert lost + twice == int((weights != -1).sum()), "a coordinate that is no count at all"
         return lost, twice

@@ -10,8 +10,8 @@ import os
 import subprocess
 import time
 
-from flavour import command
-from lab import Lab, until
+from support.build import command
+from support.programs import Programs, until
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000
@@ -80,7 +80,7 @@ class Host:
         os.close(self.fd)
 
 
-class NetLab(Lab):
+class NetPrograms(Programs):
     """The server on host 0, worker i on host 1 + i modulo the others; the wire between them."""
 
     def __init__(self, directory, data, seed, hosts):
@@ -188,5 +188,5 @@ def seqs(net, server):
 def moved(net, run, than, seconds=60):
     """Wait until each worker has a push decided that is newer than `than` knows; the moment."""
     until(lambda: all(n > than.get(name, 0) for name, n in seqs(net, run.server).items())
-          and len(seqs(net, run.server)) >= len(run.crew), seconds, f"all are past {than}")
+          and len(seqs(net, run.server)) >= len(run.fleet), seconds, f"all are past {than}")
     return time.monotonic()

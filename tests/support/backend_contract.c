@@ -1,20 +1,9 @@
-/*
- * contract.h - proofs that every device has to pass: what kernels/backend.h promises, on examples
- * that are worked by hand, and what it refuses. The test programs list them in their main.
- */
-#ifndef TESTS_UNIT_CONTRACT_H
-#define TESTS_UNIT_CONTRACT_H
-#include "tests/unit/gradients.h"
+/* backend_contract.c - see backend_contract.h. */
+#include "tests/support/backend_contract.h"
 
-/* What a program proves the contract for: the state of each of its tests. */
-struct contract {
-	const char *device[3]; /* NULL: no more */
-	void (*begin)(void);   /* NULL, or called first: may skip the test */
-};
+const struct odd_model contract_small = {{1, 10, 10}, "conv:33:3 relu pool:2 fc:3"};
 
-static const struct odd_model contract_small = {{1, 10, 10}, "conv:33:3 relu pool:2 fc:3"};
-
-static inline const char *const *contract_begin(void **state)
+static const char *const *contract_begin(void **state)
 {
 	const struct contract *c = *state;
 	if (c->begin)
@@ -24,8 +13,7 @@ static inline const char *const *contract_begin(void **state)
 
 /* ---- each device: worked by hand ------------------------------------------------------------ */
 
-/* fc:2 with zero weights: probabilities 1/2, loss ln 2, gradient (p - y) * pixel / 255. */
-static inline void pixels_are_divided_by_255_and_gradients_are_means(void **state)
+void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -44,7 +32,7 @@ static inline void pixels_are_divided_by_255_and_gradients_are_means(void **stat
 }
 
 /* One filter passes each pixel on as p - 2, so that all scores are below zero. */
-static inline void fill_pool_subject(struct subject *s, const uint8_t *pixels, size_t n)
+static void fill_pool_subject(struct subject *s, const uint8_t *pixels, size_t n)
 {
 	memcpy(s->pixels, pixels, n);
 	memset(s->params, 0, s->model.n_params * sizeof(*s->params));
@@ -54,8 +42,7 @@ static inline void fill_pool_subject(struct subject *s, const uint8_t *pixels, s
 		s->params[s->model.tensor[2].offset + i] = (float)(i + 1) * 0.25f;
 }
 
-/* The filter's gradient is the winner's pixel times its error, so it tells who won. */
-static inline void padded_cells_never_win_and_the_first_maximum_does(void **state)
+void padded_cells_are_never_the_argmax(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -75,7 +62,7 @@ static inline void padded_cells_never_win_and_the_first_maximum_does(void **stat
 
 /* The second conv has zero weights, so that its cells tie; dropout keeps layers from being fused.
  */
-static inline void prove_first_of_equals(const char *device, const char *text)
+static void check_first_of_equals(const char *device, const char *text)
 {
 	struct subject s;
 	subject_random(&s, &(struct odd_model){{1, 2, 2}, text}, 1);
@@ -83,7 +70,7 @@ static inline void prove_first_of_equals(const char *device, const char *text)
 	s.params[s.model.tensor[2].offset] = 0;
 	subject_open(&s, device, 1);
 	subject_step(&s);
-	/* d weight2 = error * value of the winner = error * (w1 * 0.2 + b1) */
+	/* d weight2 = error * value of the argmax = error * (w1 * 0.2 + b1) */
 	float error = s.grad[s.model.tensor[3].offset];
 	float value = s.params[0] * 0.2f + s.params[1];
 	assert_true(fabsf(error) > 1e-3f);
@@ -91,16 +78,15 @@ static inline void prove_first_of_equals(const char *device, const char *text)
 	subject_release(&s);
 }
 
-static inline void of_equal_cells_the_first_in_row_order_gets_the_error(void **state)
+void of_equal_cells_the_first_in_row_order_is_the_argmax(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
-		prove_first_of_equals(*d, "conv:1:1 dropout:0 conv:1:1 pool:2 fc:2");
-		prove_first_of_equals(*d, "conv:1:1 conv:1:1 dropout:0 pool:2 fc:2");
+		check_first_of_equals(*d, "conv:1:1 dropout:0 conv:1:1 pool:2 fc:2");
+		check_first_of_equals(*d, "conv:1:1 conv:1:1 dropout:0 pool:2 fc:2");
 	}
 }
 
-/* Zero weights again: the gradient of weight i is +-1/2 times what dropout made of pixel i. */
-static inline void dropout_draws_what_the_header_specifies(void **state)
+void dropout_draws_what_the_header_specifies(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -129,7 +115,7 @@ static inline void dropout_draws_what_the_header_specifies(void **state)
 
 /* ---- each device: evaluation and refusals --------------------------------------------------- */
 
-static inline void evaluation_and_prediction_follow_from_the_same_scores(void **state)
+void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -166,7 +152,7 @@ static inline void evaluation_and_prediction_follow_from_the_same_scores(void **
 }
 
 /* What is no number must never count as a right answer, nor hide behind a ReLU or a maximum. */
-static inline void contract_spoilt(const char *device, size_t tensor)
+static void contract_spoilt(const char *device, size_t tensor)
 {
 	struct subject s;
 	size_t correct;
@@ -182,7 +168,7 @@ static inline void contract_spoilt(const char *device, size_t tensor)
 	subject_release(&s);
 }
 
-static inline void scores_that_are_no_numbers_are_wrong_answers(void **state)
+void scores_that_are_no_numbers_are_wrong_answers(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		contract_spoilt(*d, 0); /* a filter spoils all scores */
@@ -190,7 +176,7 @@ static inline void scores_that_are_no_numbers_are_wrong_answers(void **state)
 	}
 }
 
-static inline void bad_indices_and_ranges_are_refused(void **state)
+void bad_indices_and_ranges_are_refused(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -221,8 +207,7 @@ static inline void bad_indices_and_ranges_are_refused(void **state)
 	}
 }
 
-/* A batch that a server asks for may be larger than memory. */
-static inline void a_batch_larger_than_memory_is_refused(void **state)
+void a_batch_larger_than_memory_is_refused(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct model m;
@@ -238,11 +223,10 @@ static inline void a_batch_larger_than_memory_is_refused(void **state)
 
 /* ---- each device: local training ------------------------------------------------------------- */
 
-#define LOCAL_STEPS 3
-#define LOCAL_RATE  0.1f
+#define LOCAL_RATE 0.1f
 
 /* The definition: one gradient after the other, each at the weights that the last one left. */
-static inline double local_by_hand(struct subject *s, float *params, float *sum)
+static double local_by_hand(struct subject *s, float *params, float *sum)
 {
 	double loss = 0;
 	float *kept = s->params;
@@ -266,9 +250,7 @@ static inline double local_by_hand(struct subject *s, float *params, float *sum)
 	return loss;
 }
 
-/* What is open, on LOCAL_STEPS batches, in two calls: weights, sum and loss within `bound` of the
- * definition; and the same bytes again. */
-static inline void prove_local(struct subject *s, double bound)
+void check_local(struct subject *s, double bound)
 {
 	const size_t n = s->model.n_params;
 	float *params = mem_must(2 * n, sizeof(*params), "test"), *sum = params + n;
@@ -289,19 +271,19 @@ static inline void prove_local(struct subject *s, double bound)
 			PS_OK);
 		assert_int_equal(backend_local_finish(b, w, w + n), PS_OK);
 		assert_int_equal(backend_local_wait(b, &loss), PS_OK);
-		double d = distance(w + n, sum, n);
-		if (!(d <= bound) || !(distance(w, params, n) <= bound) ||
+		double d = gradient_distance(w + n, sum, n);
+		if (!(d <= bound) || !(gradient_distance(w, params, n) <= bound) ||
 			!(fabs(loss - right) <= bound))
 			fail_msg("%s on %s: sum off by %g, weights by %g, loss %g instead of %g",
-				s->model.text, backend_name(b), d, distance(w, params, n), loss,
-				right);
+				s->model.text, backend_name(b), d, gradient_distance(w, params, n),
+				loss, right);
 	}
 	assert_memory_equal(got, got + 2 * n, 2 * n * sizeof(*got));
 	free(params);
 	free(got);
 }
 
-static inline void local_training_is_one_gradient_after_the_other(void **state)
+void local_training_is_one_gradient_after_the_other(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -311,14 +293,14 @@ static inline void local_training_is_one_gradient_after_the_other(void **state)
 			3 * 17);
 		s.batch = 17;
 		subject_open(&s, *d, 2);
-		prove_local(&s, 1e-5);
+		check_local(&s, 1e-5);
 		subject_release(&s);
 	}
 }
 
 /* Each of `n` bursts with weights of its own, started before the one before it is waited for: sums
  * and losses are those of bursts that are waited for at once. */
-static inline void prove_bursts(struct subject *s, int ahead, float *sum, double *loss)
+static void check_bursts(struct subject *s, int ahead, float *sum, double *loss)
 {
 	const size_t n = s->model.n_params;
 	const int bursts = 5;
@@ -342,7 +324,7 @@ static inline void prove_bursts(struct subject *s, int ahead, float *sum, double
 	free(params);
 }
 
-static inline void bursts_may_overlap(void **state)
+void bursts_may_overlap(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -354,7 +336,7 @@ static inline void bursts_may_overlap(void **state)
 		const size_t n = 5 * s.model.n_params;
 		float *sum = mem_must(2 * n, sizeof(*sum), "test");
 		for (int ahead = 0; ahead < 2; ahead++)
-			prove_bursts(&s, ahead, sum + (size_t)ahead * n, loss[ahead]);
+			check_bursts(&s, ahead, sum + (size_t)ahead * n, loss[ahead]);
 		assert_memory_equal(sum, sum + n, n * sizeof(*sum));
 		assert_memory_equal(loss[0], loss[1], sizeof(loss[0]));
 		assert_true(loss[0][0] != loss[0][1]);
@@ -363,7 +345,7 @@ static inline void bursts_may_overlap(void **state)
 	}
 }
 
-static inline void bursts_out_of_order_are_refused(void **state)
+void bursts_out_of_order_are_refused(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -392,7 +374,7 @@ static inline void bursts_out_of_order_are_refused(void **state)
 	}
 }
 
-static inline void local_training_without_steps_changes_nothing(void **state)
+void local_training_without_steps_changes_nothing(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -417,5 +399,3 @@ static inline void local_training_without_steps_changes_nothing(void **state)
 		subject_release(&s);
 	}
 }
-
-#endif

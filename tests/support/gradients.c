@@ -1,46 +1,13 @@
-/*
- * gradients.h - what the tests of kernels/ share: a model with weights, images and a backend in one
- * struct, the odd models that both devices have to get right, and distances between gradients.
- */
-#ifndef TESTS_UNIT_GRADIENTS_H
-#define TESTS_UNIT_GRADIENTS_H
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-#include "common/mem.h"
-#include "common/rng.h"
-#include "kernels/backend.h"
+/* gradients.c - see gradients.h. */
+#include "tests/support/gradients.h"
 
-#if defined(__SANITIZE_THREAD__)
-#define WATCHED_FOR_RACES 1
-#elif defined(__has_feature)
-#define WATCHED_FOR_RACES __has_feature(thread_sanitizer)
-#else
-#define WATCHED_FOR_RACES 0
-#endif
-
-/* A proof of arithmetic that takes minutes under ThreadSanitizer and has no other threads than the
- * proofs that stay. */
-static inline void skip_where_races_are_watched_for(void)
+void skip_under_tsan(void)
 {
-	if (WATCHED_FOR_RACES)
+	if (IS_TSAN)
 		skip();
 }
 
-struct odd_model {
-	struct shape input;
-	const char *text;
-};
-
-/* Sizes of 1, primes, just around vectors of 4, 8 and 16 floats and pairs of them; every layer
- * first, last before the scores, in the middle and twice. */
-static const struct odd_model odd_models[] = {
+const struct odd_model odd_models[N_ODD_MODELS] = {
 	{{1, 1, 1}, "fc:2"},
 	{{1, 28, 28}, "fc:400 relu fc:700 fc:3"},
 	{{1, 12, 12}, "conv:33:3 relu fc:97 relu fc:5"},
@@ -69,22 +36,8 @@ static const struct odd_model odd_models[] = {
 	{{1, 6, 6}, "dropout:0.2 conv:5:3 relu dropout:0.5 dropout:0.1 pool:2 fc:3"},
 	{{1, 6, 5}, "conv:4:3:pad=same relu dropout:0.4 conv:9:3:pad=1 relu fc:3"},
 };
-#define N_ODD_MODELS (sizeof(odd_models) / sizeof(odd_models[0]))
 
-struct subject {
-	struct model model;
-	struct backend *backend;
-	struct kx_images images;
-	uint8_t *pixels, *labels;
-	float *params, *grad;
-	uint32_t *index;
-	uint64_t dropout_seed;
-	size_t batch;
-	double loss;
-};
-
-/* `n` random images with random labels, all of them a batch in a mixed order. */
-static inline void subject_random(struct subject *s, const struct odd_model *o, size_t n)
+void subject_random(struct subject *s, const struct odd_model *o, size_t n)
 {
 	struct err e = {0};
 	struct rng r = rng_seed(7, RNG_SIM, n);
@@ -107,7 +60,7 @@ static inline void subject_random(struct subject *s, const struct odd_model *o, 
 	model_init(&s->model, 3, s->params);
 }
 
-static inline void subject_open(struct subject *s, const char *device, int threads)
+void subject_open(struct subject *s, const char *device, int threads)
 {
 	struct err e = {0};
 	struct backend_options o = {.device = device, .threads = threads, .max_batch = s->batch};
@@ -116,7 +69,7 @@ static inline void subject_open(struct subject *s, const char *device, int threa
 		fail_msg("%s on %s: %s", s->model.text, device, e.text);
 }
 
-static inline void subject_release(struct subject *s)
+void subject_release(struct subject *s)
 {
 	backend_free(&s->backend);
 	free(s->pixels);
@@ -126,8 +79,7 @@ static inline void subject_release(struct subject *s)
 	free(s->grad);
 }
 
-/* Gradient into s->grad, which holds no number before, and loss into s->loss. */
-static inline void subject_step(struct subject *s)
+void subject_step(struct subject *s)
 {
 	for (size_t i = 0; i < s->model.n_params; i++)
 		s->grad[i] = NAN;
@@ -137,8 +89,7 @@ static inline void subject_step(struct subject *s)
 		PS_OK);
 }
 
-/* L2 norm of a - b over the L2 norm of b; not a number if any value is not. */
-static inline double distance(const float *a, const float *b, size_t n)
+double gradient_distance(const float *a, const float *b, size_t n)
 {
 	double difference = 0, norm = 0;
 	for (size_t i = 0; i < n; i++) {
@@ -150,7 +101,7 @@ static inline double distance(const float *a, const float *b, size_t n)
 }
 
 /* The gradient of what is open with each weight moved by up to `rounding` of itself. */
-static inline void step_nearby(struct subject *s, double rounding, uint64_t round)
+static void step_nearby(struct subject *s, double rounding, uint64_t round)
 {
 	const size_t n = s->model.n_params;
 	float *kept = s->params;
@@ -165,12 +116,7 @@ static inline void step_nearby(struct subject *s, double rounding, uint64_t roun
 
 #define NEARBY 8 /* places that are looked at */
 
-/*
- * How far the true gradient of the subject jumps when each weight moves by up to `rounding` of
- * itself, the rounding of the arithmetic that is judged: then a winner or a ReLU of this batch
- * hangs on it, and that arithmetic cannot decide it.
- */
-static inline double jump(struct subject *s, double rounding)
+double gradient_jump(struct subject *s, double rounding)
 {
 	const size_t n = s->model.n_params;
 	float *right = mem_must(n, sizeof(*right), "test");
@@ -180,27 +126,21 @@ static inline double jump(struct subject *s, double rounding)
 	memcpy(right, s->grad, n * sizeof(*right));
 	for (uint64_t round = 0; round < NEARBY; round++) {
 		step_nearby(s, rounding, round);
-		double d = distance(s->grad, right, n);
+		double d = gradient_distance(s->grad, right, n);
 		max = d > max ? d : max;
 	}
 	free(right);
 	return max;
 }
 
-/*
- * The backward error of `grad`: the least `rounding`, from half an ulp to `max`, by which the
- * weights need to move so that it is the true gradient there, up to `bound`; 0: none was found. The
- * true gradient moves smoothly by no more than that itself, so what a larger distance at the
- * weights themselves comes from are winners or ReLUs that such a rounding decides.
- */
-static inline double backward_error(
+double gradient_backward_error(
 	struct subject *s, const float *grad, double max, double bound, double *distance_there)
 {
 	subject_open(s, "cpu-ref", 1);
 	for (double rounding = 0x1p-24; rounding <= max; rounding *= 2)
 		for (uint64_t round = 0; round < NEARBY; round++) {
 			step_nearby(s, rounding, round);
-			*distance_there = distance(grad, s->grad, s->model.n_params);
+			*distance_there = gradient_distance(grad, s->grad, s->model.n_params);
 			if (*distance_there <= bound)
 				return rounding;
 		}
@@ -208,7 +148,7 @@ static inline double backward_error(
 }
 
 /* Loss at params + t * direction (n floats at `offset`). */
-static inline double loss_along(
+static double loss_along(
 	struct subject *s, size_t offset, const float *direction, size_t n, float t)
 {
 	float *kept = mem_must(n, sizeof(*kept), "test");
@@ -224,10 +164,10 @@ static inline double loss_along(
 /*
  * Per tensor, along its own gradient (length 1) and along a random direction. Scores are floats, so
  * a loss is known to 1e-7; over 2 steps of 1e-4 that makes 5e-4 of a slope. Within the step some
- * ReLUs and winners change. 2 % of the tensor's gradient plus 1e-3 holds with room; a factor or an
+ * ReLUs and argmaxes change. 2 % of the tensor's gradient plus 1e-3 holds with room; a factor or an
  * index wrong gives 100 %. The comparison with cpu-ref is the sharp one.
  */
-static inline void prove_slope_along(struct subject *s, const float *grad, const struct tensor *t)
+static void check_slope(struct subject *s, const float *grad, const struct tensor *t)
 {
 	struct rng r = rng_seed(5, RNG_SIM, t->offset);
 	const float step = 1e-4f;
@@ -257,15 +197,13 @@ static inline void prove_slope_along(struct subject *s, const float *grad, const
 	free(direction);
 }
 
-static inline void prove_slopes_along(struct subject *s)
+void check_slopes(struct subject *s)
 {
 	subject_step(s);
 	size_t bytes = s->model.n_params * sizeof(float);
 	float *grad = mem_must(bytes, 1, "test");
 	memcpy(grad, s->grad, bytes);
 	for (size_t t = 0; t < s->model.n_tensors; t++)
-		prove_slope_along(s, grad, &s->model.tensor[t]);
+		check_slope(s, grad, &s->model.tensor[t]);
 	free(grad);
 }
-
-#endif

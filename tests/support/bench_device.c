@@ -1,34 +1,12 @@
-/*
- * bench.h - what the programs that time a device share: a net with its weights, the training images
- * in a mixed order, a device, and memory that the device copies quickly from and to.
- */
-#ifndef TESTS_BENCH_BENCH_H
-#define TESTS_BENCH_BENCH_H
-#include <stdio.h>
-#include <stdlib.h>
-#include "common/clock.h"
-#include "common/mem.h"
-#include "common/rng.h"
-#include "worker/data/dataset.h"
+/* bench_device.c - see bench_device.h. */
+#include "tests/support/bench_device.h"
 
-struct bench {
-	const char *net;
-	struct backend_options options;
-	struct model model;
-	struct data data;
-	struct backend *backend;
-	const struct backend_memory *memory;
-	float *params, *grad;
-	uint32_t *order;
-};
-
-/* argv[i], or `otherwise` where there are not so many. */
-static inline const char *argument(int argc, char **argv, int i, const char *otherwise)
+const char *bench_argument(int argc, char **argv, int i, const char *otherwise)
 {
 	return argc > i ? argv[i] : otherwise;
 }
 
-static inline int bench_load(struct bench *b, struct err *e)
+int bench_load(struct bench *b, struct err *e)
 {
 	int rc = data_load(&b->data, getenv("CNN_DATA"), e);
 	if (rc)
@@ -44,7 +22,7 @@ static inline int bench_load(struct bench *b, struct err *e)
 	return PS_OK;
 }
 
-static inline void bench_shut(struct bench *b)
+static void bench_shut(struct bench *b)
 {
 	if (b->params)
 		b->memory->give(b->params);
@@ -54,8 +32,7 @@ static inline void bench_shut(struct bench *b)
 	backend_free(&b->backend);
 }
 
-/* The device of b->options, with the images; fresh weights. */
-static inline int bench_open(struct bench *b, struct err *e)
+int bench_open(struct bench *b, struct err *e)
 {
 	struct kx_images images = data_train(&b->data);
 	size_t bytes = b->model.n_params * sizeof(float);
@@ -74,8 +51,7 @@ static inline int bench_open(struct bench *b, struct err *e)
 	return PS_OK;
 }
 
-/* Says what went wrong, if something did; the exit code. */
-static inline int bench_end(struct bench *b, const char *program, int rc, const struct err *e)
+int bench_end(struct bench *b, const char *program, int rc, const struct err *e)
 {
 	if (rc)
 		fprintf(stderr, "%s: %s\n", program, e->text);
@@ -85,16 +61,14 @@ static inline int bench_end(struct bench *b, const char *program, int rc, const 
 	return err_exit_code(rc);
 }
 
-static inline int bench_by_size(const void *a, const void *b)
+static int bench_by_size(const void *a, const void *b)
 {
 	const double *x = a, *y = b;
 	return (*x > *y) - (*x < *y);
 }
 
-static inline double median(double *value, size_t n)
+double bench_median(double *value, size_t n)
 {
 	qsort(value, n, sizeof(*value), bench_by_size);
 	return value[n / 2];
 }
-
-#endif

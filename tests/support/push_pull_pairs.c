@@ -1,49 +1,14 @@
-/*
- * pairs.h - push + pull pairs measured the same way for everybody: the clock of a worker's loop,
- * and the row that comes of all of them. In C for transport.c and in C++ for pslite_bench.cc.
- *
- * A header with bodies, for a bench is one file. struct pairs is shared by all processes of one
- * measurement; each worker writes its own part.
- */
-#ifndef TESTS_BENCH_PAIRS_H
-#define TESTS_BENCH_PAIRS_H
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
+/* push_pull_pairs.c - see push_pull_pairs.h. */
+#include "tests/support/push_pull_pairs.h"
 
-#define MAX_WORKERS 16
-#define MAX_PAIRS   (1 << 20) /* latencies kept per worker */
-#define WARM_UP     20        /* pairs before the clock starts */
-#define PAIRS_HEAD  "mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb"
-
-struct pairs_worker {
-	uint64_t pairs;
-	double seconds, cpu;
-	float us[MAX_PAIRS];
-};
-
-struct pairs {
-	int ready[MAX_WORKERS]; /* the worker is connected and warm */
-	int go;                 /* the clock runs */
-	struct pairs_worker worker[MAX_WORKERS];
-};
-
-/* Memory of this process and its children; NULL: none. */
-static inline void *pairs_share(size_t bytes)
+void *pairs_share(size_t bytes)
 {
 	void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	return map == MAP_FAILED ? NULL : map;
 }
 
-static inline double pairs_now(void)
+static double pairs_now(void)
 {
 	struct timespec t;
 
@@ -51,7 +16,7 @@ static inline double pairs_now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static inline double pairs_cpu(void)
+static double pairs_cpu(void)
 {
 	struct rusage u;
 
@@ -60,12 +25,7 @@ static inline double pairs_cpu(void)
 	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
 }
 
-/* One pair; 0, or nonzero to stop. */
-typedef int pair_fn(void *arg);
-
-/* Worker `index`'s loop. */
-static inline void pairs_measure(
-	struct pairs *s, size_t index, double seconds, pair_fn *pair, void *arg)
+void pairs_measure(struct pairs *s, size_t index, double seconds, pair_fn *pair, void *arg)
 {
 	struct pairs_worker *w = &s->worker[index];
 
@@ -91,8 +51,7 @@ static inline void pairs_measure(
 	w->cpu = pairs_cpu() - cpu;
 }
 
-/* When all are warm. */
-static inline void pairs_start_clock(struct pairs *s, size_t workers)
+void pairs_start_clock(struct pairs *s, size_t workers)
 {
 	for (size_t i = 0; i < workers; i++)
 		while (!__atomic_load_n(&s->ready[i], __ATOMIC_ACQUIRE)) {
@@ -105,14 +64,14 @@ static inline void pairs_start_clock(struct pairs *s, size_t workers)
 	__atomic_store_n(&s->go, 1, __ATOMIC_RELEASE);
 }
 
-static inline int pairs_by_size(const void *a, const void *b)
+static int pairs_by_size(const void *a, const void *b)
 {
 	float x = *(const float *)a, y = *(const float *)b;
 
 	return (x > y) - (x < y);
 }
 
-static inline void pairs_print(
+void pairs_print(
 	const char *mode, const struct pairs *s, size_t bytes, size_t workers, double server_cpu)
 {
 	static float us[MAX_WORKERS * (size_t)MAX_PAIRS];
@@ -134,5 +93,3 @@ static inline void pairs_print(
 		(double)us[n / 2], (double)us[n * 99 / 100], cpu / ((double)pairs * gb));
 	fflush(stdout);
 }
-
-#endif

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 
-from flavour import ROOT, command
+from support.build import ROOT, command
 
 
 class Process:
@@ -117,7 +117,7 @@ class Server(Process):
         return json.loads(self.out[0])
 
 
-class Lab:
+class Programs:
     """The processes of one test; close() ends those that still run."""
 
     def __init__(self, directory, data):
@@ -147,9 +147,9 @@ class Lab:
     def train(self, workers, *options, data=None, seconds=150, **how):
         """A run from its beginning to its end: the result, and all workers end well."""
         server = self.server(*options, **how)
-        crew = [self.worker(server.endpoint, data=data) for _ in range(workers)]
+        fleet = [self.worker(server.endpoint, data=data) for _ in range(workers)]
         result = server.result(seconds)
-        for worker in crew:
+        for worker in fleet:
             assert worker.wait(10) == 0, worker.tail()
         return result
 

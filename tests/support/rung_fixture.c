@@ -1,30 +1,13 @@
-/*
- * ladder_lab.h - what the ladder's tests on the CPU and on the GPU share: a rung's gradient of
- * random images against cpu-ref's.
- */
-#ifndef TESTS_UNIT_LADDER_LAB_H
-#define TESTS_UNIT_LADDER_LAB_H
-#include "kernels/ladder/ladder.h"
-#include "tests/unit/gradients.h"
+/* rung_fixture.c - see rung_fixture.h. */
+#include "tests/support/rung_fixture.h"
 
-struct rung_lab {
-	struct subject subject; /* its grad is cpu-ref's */
-	struct ladder_task task;
-	const struct rung *rung;
-	void *self;
-	float *params, *grad; /* ladder_floats */
-	double loss;
-};
-
-/* Open `rung` for seed:`filters` and `max_batch` of as many random images. */
-static inline void lab_open(
-	struct rung_lab *l, const struct rung *rung, size_t filters, size_t max_batch)
+void rung_open(struct rung_fixture *l, const struct rung *rung, size_t filters, size_t max_batch)
 {
 	char text[32];
 	struct err e = {0};
 	snprintf(text, sizeof(text), "seed:%zu", filters);
 	const struct odd_model o = {{1, 28, 28}, text};
-	*l = (struct rung_lab){.rung = rung};
+	*l = (struct rung_fixture){.rung = rung};
 	subject_random(&l->subject, &o, max_batch);
 	l->task = (struct ladder_task){&l->subject.model, &l->subject.images, filters, max_batch};
 	l->params = ladder_floats(l->subject.model.n_params);
@@ -34,7 +17,7 @@ static inline void lab_open(
 		fail_msg("%s: %s", rung->name, e.text);
 }
 
-static inline void lab_close(struct rung_lab *l)
+void rung_close(struct rung_fixture *l)
 {
 	l->rung->close(l->self);
 	subject_release(&l->subject);
@@ -42,8 +25,7 @@ static inline void lab_close(struct rung_lab *l)
 	free(l->grad);
 }
 
-/* One step over the first n indices, into outputs that hold no number before. */
-static inline void lab_step(struct rung_lab *l, size_t n)
+void rung_step(struct rung_fixture *l, size_t n)
 {
 	struct err e = {0};
 	struct ladder_batch b = {l->params, l->subject.index, n};
@@ -55,38 +37,36 @@ static inline void lab_step(struct rung_lab *l, size_t n)
 }
 
 /* Distance of the tensor that is furthest off: a small one that is all wrong must not hide. */
-static inline double lab_worst_tensor(const struct rung_lab *l)
+static double rung_worst_tensor(const struct rung_fixture *l)
 {
 	const struct model *m = &l->subject.model;
 	double worst = 0;
 	for (size_t t = 0; t < m->n_tensors; t++) {
 		size_t at = m->tensor[t].offset;
-		double d = distance(l->grad + at, l->subject.grad + at, m->tensor[t].count);
+		double d =
+			gradient_distance(l->grad + at, l->subject.grad + at, m->tensor[t].count);
 		worst = d <= worst ? worst : d; /* also when d is no number */
 	}
 	return worst;
 }
 
-/* A step is as close to cpu-ref as the ladder demands, each tensor nearly so; or, where a winner
- * hangs on the last bit, as close as cpu-ref is to itself. */
-static inline void lab_agrees(struct rung_lab *l, size_t n)
+void rung_agrees(struct rung_fixture *l, size_t n)
 {
 	struct subject *s = &l->subject;
-	lab_step(l, n);
+	rung_step(l, n);
 	s->batch = n;
 	subject_open(s, "cpu-ref", 1);
 	subject_step(s);
-	double d = distance(l->grad, s->grad, s->model.n_params), loss = s->loss;
+	double d = gradient_distance(l->grad, s->grad, s->model.n_params), loss = s->loss;
 	if (fabs(l->loss - loss) <= LADDER_TOLERANCE * loss &&
-		((d <= LADDER_TOLERANCE && lab_worst_tensor(l) <= 5 * LADDER_TOLERANCE) ||
-			d <= 2 * jump(s, 0x1p-22)))
+		((d <= LADDER_TOLERANCE && rung_worst_tensor(l) <= 5 * LADDER_TOLERANCE) ||
+			d <= 2 * gradient_jump(s, 0x1p-22)))
 		return;
 	fail_msg("%s, %s, %zu images: gradient off by %g, loss %.9g instead of %.9g", l->rung->name,
 		s->model.text, n, d, l->loss, loss);
 }
 
-/* Every value of the map becomes 0.5: a gradient then tells which of four equal ones won. */
-static inline void lab_level(struct rung_lab *l)
+void rung_level(struct rung_fixture *l)
 {
 	const struct tensor *weight = &l->subject.model.tensor[0], *bias = weight + 1;
 	for (size_t i = 0; i < weight->count; i++)
@@ -94,5 +74,3 @@ static inline void lab_level(struct rung_lab *l)
 	for (size_t i = 0; i < bias->count; i++)
 		l->params[bias->offset + i] = l->subject.params[bias->offset + i] = 0.5f;
 }
-
-#endif

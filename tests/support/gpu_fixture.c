@@ -1,0 +1,87 @@
+/* gpu_fixture.c - see gpu_fixture.h. */
+#include "tests/support/gpu_fixture.h"
+
+const struct precision gpu_precisions[N_PRECISIONS] = {
+	{"fp32", KX_FP32, 1e-5, 0x1p-22},
+	{"tf32", KX_TF32, 3e-3, 0x1p-11},
+	{"bf16", KX_BF16, 2e-2, 0x1p-8},
+};
+
+const char *gpu_device(void)
+{
+	const char *name = getenv("CNN_TEST_DEVICE");
+	return name ? name : "cuda";
+}
+
+size_t gpu_n_precisions(void)
+{
+	int is_gpu = strncmp(gpu_device(), "cuda", 4) == 0;
+	return is_gpu ? N_PRECISIONS : 1;
+}
+
+/* A fresh backend on the device for batches of up to max_batch images. */
+static int gpu_try(struct subject *s, const struct precision *p, size_t max_batch, struct err *e)
+{
+	struct backend_options o = {.device = gpu_device(),
+		.threads = 2,
+		.precision = (int)p->value,
+		.max_batch = max_batch};
+	backend_free(&s->backend);
+	int rc = backend_new(&s->backend, &s->model, &o, e);
+	return rc ? rc : backend_use(s->backend, &s->images, e);
+}
+
+void gpu_open(struct subject *s, const struct precision *p)
+{
+	struct err e = {0};
+	if (gpu_try(s, p, s->batch, &e))
+		fail_msg("%s on %s in %s: %s", s->model.text, gpu_device(), p->name, e.text);
+}
+
+void gpu_begin(void)
+{
+	static const struct odd_model tiny = {{1, 1, 1}, "fc:2"};
+	struct subject s;
+	struct err e = {0};
+	subject_random(&s, &tiny, 1);
+	int rc = gpu_try(&s, &gpu_precisions[0], 1, &e);
+	subject_release(&s);
+	if (rc && getenv("KX_REQUIRE_GPU"))
+		fail_msg("KX_REQUIRE_GPU is set, but: %s", e.text);
+	if (rc)
+		skip();
+}
+
+float *gpu_reference(struct subject *s, double *loss)
+{
+	subject_open(s, "cpu-ref", 1);
+	subject_step(s);
+	float *right = s->grad;
+	*loss = s->loss;
+	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
+	return right;
+}
+
+void gpu_repeat(struct subject *s)
+{
+	float *first = s->grad;
+	double loss = s->loss;
+	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
+	subject_step(s);
+	if (memcmp(first, s->grad, s->model.n_params * sizeof(float)) || loss != s->loss)
+		fail_msg("%s, %zu images: two equal steps differ by %g", s->model.text, s->batch,
+			gradient_distance(s->grad, first, s->model.n_params));
+	free(first);
+}
+
+double gpu_worst_tensor(const struct subject *s, const float *right)
+{
+	double worst = 0;
+	for (size_t t = 0; t < s->model.n_tensors; t++) {
+		const struct tensor *tensor = &s->model.tensor[t];
+		double d = gradient_distance(
+			s->grad + tensor->offset, right + tensor->offset, tensor->count);
+		worst = d <= worst ? worst : d; /* also when d is no number */
+	}
+	return worst;
+}

@@ -1,0 +1,83 @@
+/*
+ * gradients.h - a model with weights, images and a backend for the tests of kernels/, odd models, and
+ * comparisons of gradients.
+ */
+#ifndef TESTS_SUPPORT_GRADIENTS_H
+#define TESTS_SUPPORT_GRADIENTS_H
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "common/mem.h"
+#include "common/rng.h"
+#include "kernels/backend.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define IS_TSAN 1
+#elif defined(__has_feature)
+#define IS_TSAN __has_feature(thread_sanitizer)
+#else
+#define IS_TSAN 0
+#endif
+
+/* For tests of arithmetic, which take minutes under ThreadSanitizer and start no threads of their
+ * own. */
+void skip_under_tsan(void);
+
+struct odd_model {
+	struct shape input;
+	const char *text;
+};
+
+/* Sizes of 1, primes, and sizes next to vectors of 4, 8 and 16 floats and to pairs of them. Each
+ * layer is the first one, the last one, in the middle, and twice in a row. */
+#define N_ODD_MODELS 27
+extern const struct odd_model odd_models[N_ODD_MODELS];
+
+struct subject {
+	struct model model;
+	struct backend *backend;
+	struct kx_images images;
+	uint8_t *pixels, *labels;
+	float *params, *grad;
+	uint32_t *index;
+	uint64_t dropout_seed;
+	size_t batch;
+	double loss;
+};
+
+/* A batch of `n` random images with random labels, in a shuffled order. */
+void subject_random(struct subject *s, const struct odd_model *o, size_t n);
+void subject_open(struct subject *s, const char *device, int threads);
+void subject_release(struct subject *s);
+/* Compute s->grad, which is NaN before, and s->loss. */
+void subject_step(struct subject *s);
+
+/* The L2 norm of a - b over the L2 norm of b. NaN if any value is NaN. */
+double gradient_distance(const float *a, const float *b, size_t n);
+
+/*
+ * The largest change of the exact gradient when each weight changes by up to `rounding` of itself,
+ * which is the rounding of the arithmetic under test. A large value means that this rounding decides
+ * an argmax or a ReLU of the batch, so that the arithmetic cannot be blamed for a difference.
+ */
+double gradient_jump(struct subject *s, double rounding);
+
+/*
+ * The backward error of `grad`: the smallest relative change of the weights, from half an ulp to
+ * `max`, at which the exact gradient is within `bound` of `grad`. 0: there is none. The exact
+ * gradient changes smoothly by no more than that, so a larger distance at the weights themselves
+ * comes from an argmax or a ReLU that such a rounding decides.
+ */
+double gradient_backward_error(
+	struct subject *s, const float *grad, double max, double bound, double *distance_there);
+
+/* The gradient of each tensor is the slope of the loss, along itself and along a random direction. */
+void check_slopes(struct subject *s);
+
+#endif

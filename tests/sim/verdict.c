@@ -77,17 +77,21 @@ static void portion_ledger(struct sim *s, const float *w)
 				(double)w[i], (double)expected[i]);
 }
 
-/* Not to be compared with the run without faults. EASGD: the worker has moved its own weights by a
- * push that did not count in the end, because its batches were of an epoch that the server had not
- * come to again; they are computed anew, from other weights. Delay compensation: the worker was
- * given up, and with it the weights that its next push was computed at. */
+/*
+ * 1: the end is not compared with that of the run without faults.
+ *
+ * - A push was rejected because the server had not come to its epoch again after a crash. Its batches
+ *   are computed again, from other weights: with EASGD the worker has moved its own ones meanwhile,
+ *   and with several batches per pull they were to be computed at older ones.
+ * - Delay compensation: the worker was given up, and with it the weights of its next push.
+ */
 static int is_torn(const struct sim *s, const struct core *c)
 {
 	uint64_t rejected = 0;
 
 	for (int i = 0; i < REJECT_REASONS; i++)
 		rejected += core_stats(c)->rejected[i];
-	return (s->mode == SIM_EASGD && rejected > 0) ||
+	return ((s->mode == SIM_EASGD || s->cfg.push.n_fetch > 1) && rejected > 0) ||
 	       (s->cfg.dc.kind && core_stats(c)->deaths > 0);
 }
 

@@ -2,7 +2,7 @@
 #include <math.h>
 #include "tests/support/core_cluster.h"
 
-/* The newest step commits its event, and says so first. */
+/* The last event is committed, and that is its first effect. */
 static int commits(const struct core_fixture *f)
 {
 	size_t n = fixture_count(f, EFFECT_COMMIT);
@@ -11,7 +11,7 @@ static int commits(const struct core_fixture *f)
 	return n == 1;
 }
 
-/* Does the newest step's message of this type wait for the disk? */
+/* Whether the last event's message of this type waits for the disk. */
 static int waits(const struct core_fixture *f, enum msg_type type)
 {
 	for (size_t i = 0; core_effect(f->core, i); i++) {
@@ -23,7 +23,7 @@ static int waits(const struct core_fixture *f, enum msg_type type)
 	return -1;
 }
 
-/* What follows a look at the server waits for no more than what came before it. */
+/* A reply to a request that changes nothing waits for earlier events only. */
 static void a_look_commits_nothing_and_a_push_does(void **state)
 {
 	struct msg hello = fixture_hello(""), admin = {.type = MSG_ADMIN};
@@ -33,13 +33,13 @@ static void a_look_commits_nothing_and_a_push_does(void **state)
 	(void)state;
 	fixture_open(&f, fixture_config());
 	struct stamp s = fixture_join(&f, 9, "");
-	assert_true(commits(&f)); /* its incarnation must not be given twice */
+	assert_true(commits(&f)); /* an incarnation must not be given twice */
 	assert_int_equal(waits(&f, MSG_WELCOME), 1);
 	hello.hello.role = ROLE_OBSERVER;
 	fixture_message(&f, 8, &hello);
 	assert_int_equal(waits(&f, MSG_WELCOME), 0);
 	assert_false(commits(&f));
-	fixture_pull(&f, 9, s, WEIGHTS_CURRENT); /* weights: after the event that made them */
+	fixture_pull(&f, 9, s, WEIGHTS_CURRENT); /* weights wait for the event that made them */
 	assert_int_equal(waits(&f, MSG_PARAMS), 1);
 	assert_false(commits(&f));
 	fixture_beat(&f, 10, s);
@@ -53,7 +53,7 @@ static void a_look_commits_nothing_and_a_push_does(void **state)
 	assert_true(commits(&f));
 	push.push.seq = 2;
 	push.push.loss = NAN;
-	fixture_message(&f, 9, &push); /* a rejection is an answer, too */
+	fixture_message(&f, 9, &push); /* so does a rejection */
 	assert_int_equal(waits(&f, MSG_ACK), 1);
 	assert_true(commits(&f));
 	push.push.seq = 9;
@@ -67,7 +67,7 @@ static void a_look_commits_nothing_and_a_push_does(void **state)
 	fixture_close(&f);
 }
 
-/* A step of sync ends without a message: the next weights follow from that event all the same. */
+/* A step of sync ends without a message, and the next weights depend on that event. */
 static void new_weights_commit_though_nobody_is_told(void **state)
 {
 	struct core_config cfg = fixture_training();
@@ -82,7 +82,7 @@ static void new_weights_commit_though_nobody_is_told(void **state)
 	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	uint64_t version = core_stats(k.f.core)->version;
 	for (int i = 0; i < 100 && core_stats(k.f.core)->version == version;
-		i++) /* both fall silent */
+		i++) /* both workers are silent */
 		fixture_tick(&k.f, 50);
 	assert_int_equal(fixture_count(&k.f, EFFECT_SEND), 0);
 	assert_true(commits(&k.f));

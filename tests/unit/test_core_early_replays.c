@@ -1,6 +1,6 @@
 /*
- * Proves what becomes of replays whose epoch is still to come: a crash loses the end of an epoch
- * and the beginning of the next one, and the workers come back in any order. See early.c.
+ * Proves what the core does with replays of a later epoch (early.c): a crash loses the end of an
+ * epoch and the beginning of the next one, and the workers return in any order.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -15,7 +15,7 @@ static struct core_config training(enum mode mode)
 	return cfg;
 }
 
-/* Started from an image of before any push; workers 1 and 2 are back and have each `n` pushes to
+/* Start from a snapshot that contains no push. Workers 1 and 2 return, each with `n` pushes to
  * replay. */
 static void crash(struct core_fixture *f, struct core_config cfg, struct stamp s[2], uint64_t n)
 {
@@ -50,7 +50,8 @@ static void assert_images(const struct core_fixture *f, uint64_t first, uint64_t
 	assert_int_equal(core_epoch(f->core, 1)->images, second);
 }
 
-/* The first worker replays two batches of the next epoch before the second has ended this one. */
+/* The first worker replays two batches of the next epoch before the second worker completes this
+ * one. */
 static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 {
 	struct core_config cfg = training(mode);
@@ -74,10 +75,10 @@ static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 	taken(&f, 1, s[1], 2, 0, 3);
 	assert_int_equal(core_training_epoch(f.core), 1);
 	assert_images(&f, 35, 20);
-	struct msg m = replay(s[1], 3, 1, 0); /* counted already */
+	struct msg m = replay(s[1], 3, 1, 0); /* it has been counted */
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
 	taken(&f, 1, s[1], 4, 1, 1);
-	m = fixture_batch(s[1], 5, 1, 3, 1); /* not before the evaluation of the first epoch */
+	m = fixture_batch(s[1], 5, 1, 3, 1); /* only after the evaluation of the first epoch */
 	if (mode == MODE_DOWNPOUR) {
 		m.push.base_version = core_stats(f.core)->version;
 		fixture_applied(&f, 10, &m);
@@ -109,7 +110,7 @@ static void and_after_another_crash(void **state)
 	counts_at_once(MODE_SYNC, 1, 1);
 }
 
-/* While the epoch before is evaluated, whose results no worker keeps. */
+/* During the evaluation of the epoch before. No worker retains its results. */
 static void whole_epochs_may_come_early(void **state)
 {
 	struct core_fixture f;
@@ -127,8 +128,8 @@ static void whole_epochs_may_come_early(void **state)
 	fixture_close(&f);
 }
 
-/* A replay of the next epoch ends the step under way and is a step of its own. Each of the two steps
- * multiplies the weights by a million here. */
+/* A replay of the next epoch ends the current step and makes a step by itself. Here each step
+ * multiplies the weights by a million. */
 static enum reject after_two_steps(float weight)
 {
 	struct core_config cfg = training(MODE_SYNC);
@@ -174,7 +175,7 @@ static void only_replays_do(void **state)
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
 	m = replay(s[0], 2, 3, 0); /* no such epoch */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
-	m = replay(s[0], 3, 1, 0); /* newer than what its HELLO promised */
+	m = replay(s[0], 3, 1, 0); /* its seq is above last_seq of HELLO */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
 	m = replay(s[1], 1, 1, 0);
 	m.push.images = 9;

@@ -1,7 +1,7 @@
 /*
- * Proves invariant 4 of server/core/leases.c: an epoch is evaluated in portions while the next one
- * trains, each portion once, and ends before that one does. Then invariant 1 under workers that do
- * anything at all.
+ * Proves invariant 4 of server/core/leases.c: an epoch is evaluated in portions while the next epoch
+ * trains, each portion counts once, and the evaluation ends before that epoch does. Then invariant 1
+ * with random workers.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>
@@ -116,7 +116,7 @@ static void weights_under_evaluation_stand_still(void **state)
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 2);
 	assert_true(fixture_sent(&f, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -2.0f);
-	fixture_restart(&f); /* not even a crash moves them */
+	fixture_restart(&f); /* a crash does not change them */
 	s = fixture_come_back(&f, 9, s, 2);
 	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
 	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 1);
@@ -152,7 +152,7 @@ static void a_result_that_was_never_granted_is_refused(void **state)
 		fixture_refused(&f, 9, PS_EPROTO);
 		assert_int_equal(core_epoch(f.core, 0)->eval_done, 0);
 	}
-	for (int i = 0; i < 2; i++) { /* without a grant it counts all the same, once */
+	for (int i = 0; i < 2; i++) { /* it counts without a grant, but once */
 		struct msg m = {.type = MSG_RESULT, .result = good};
 
 		fixture_message(&f, 9, &m);
@@ -172,7 +172,7 @@ static void a_late_result_of_another_evaluation_is_ignored(void **state)
 	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
-	result(&f, 9, s, &g); /* nothing is evaluated yet */
+	result(&f, 9, s, &g); /* no evaluation is under way */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	train(&f, s, 0);
 	g.eval_id = 2;
@@ -210,7 +210,7 @@ static void a_portion_whose_worker_vanished_is_granted_again(void **state)
 	assert_int_equal(g.eval_first, 6);
 	result(&f, 10, t, &g);
 	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1);
-	result(&f, 9, s, &g); /* the vanished one comes back with it */
+	result(&f, 9, s, &g); /* the worker that was gone returns with it */
 	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
 	fixture_close(&f);
 }

@@ -1,6 +1,6 @@
 /*
- * Proves what a journal stands on: a core that is read from an image in the middle of its life,
- * and is given the events that followed, is the same core, byte for byte, in every mode.
+ * Proves what log replay needs: a core that is decoded from a snapshot at any time, and steps through
+ * the events that followed, equals the original byte for byte, in every mode.
  */
 #include "tests/support/random_workers.h"
 #include "tests/support/core_cluster.h"
@@ -20,7 +20,7 @@ static void assert_same_bytes(const struct core_fixture *f)
 	fixture_drop(&its);
 }
 
-/* From the image of this instant, in poisoned memory of its own; free() what is returned. */
+/* Decode a snapshot of this moment into memory of its own. The caller frees the result. */
 static void *begin_twin(struct core_fixture *f)
 {
 	struct core_snapshot img = fixture_save(f);
@@ -38,12 +38,12 @@ static void *begin_twin(struct core_fixture *f)
 		PS_OK);
 	fixture_drop(&img);
 	assert_same_bytes(f);
-	fixture_tick(f, 0); /* from now on their effects are the same, too */
+	fixture_tick(f, 0); /* from now on their effects are equal, too */
 	return memory;
 }
 
-/* The core's effect `*i` or the first one behind it that is not told once in a life, for display; the
- * twin's life is shorter. */
+/* The effect at `*i` or the first one behind it, without those that a core has once after each start:
+ * the twin started later. */
 static const struct effect *lasting_effect(const struct core *c, size_t *i)
 {
 	const struct effect *e;
@@ -54,7 +54,7 @@ static const struct effect *lasting_effect(const struct core *c, size_t *i)
 	return e;
 }
 
-/* After a step of both. */
+/* Compare the two after each event. */
 static void assert_twins(const struct core_fixture *f)
 {
 	const struct effect *e, *other;
@@ -112,7 +112,7 @@ static void whatever_follows_a_live_image_ends_in_the_same_bytes(void **state)
 				assert_twins(&k.f);
 			if (before && k.f.twin && rng_below(&k.r, 30))
 				continue;
-			free(memory); /* a restart, or time for another twin */
+			free(memory); /* after a restart, and at times, take another twin */
 			memory = begin_twin(&k.f);
 		}
 		free(memory);
@@ -144,7 +144,7 @@ static struct core_config of_mode(int i)
 	return cfg;
 }
 
-/* What a disk would say, and time; 1 when the run is over. */
+/* The events of the disk, and time; 1: the run is over. */
 static int cluster_pass(struct cluster *k, struct rng *r)
 {
 	if (k->f.saving && rng_below(r, 3) == 0)
@@ -196,12 +196,13 @@ static int read_live(const struct core_snapshot *img, size_t live_bytes)
 	int rc = image_config(data[IMAGE_LIVE], live_bytes, &cfg);
 	if (rc)
 		return rc;
-	if (cfg.n_params != FIXTURE_PARAMS) /* a shell compares it with the weights' section */
+	if (cfg.n_params !=
+		FIXTURE_PARAMS) /* the shell compares it with the section of the weights */
 		return PS_ECHECKPOINT;
 	void *memory = fixture_memory(&cfg);
 	rc = image_read_live(memory, fixture_weights(memory, &cfg), &cfg, data, size, &c, &why);
 	assert_true(rc == PS_OK || (rc == PS_ECHECKPOINT && why && !c));
-	for (int i = 0; !rc && i < 20; i++) /* it was believed, so it can be lived with */
+	for (int i = 0; !rc && i < 20; i++) /* a state that was accepted must work */
 		core_step(c, &(struct event){.kind = EVENT_TICK}, 1000000 + 100 * (uint64_t)i);
 	free(memory);
 	return rc;
@@ -237,7 +238,7 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 
 /* ---- what the journal changes --------------------------------------------------------------- */
 
-/* The shell tells it when the event is on disk: so it may say that all of it is. */
+/* The shell sends a reply when its event is on disk, so the core may call the push durable. */
 static void with_a_journal_all_is_durable_when_it_is_heard(void **state)
 {
 	struct core_config cfg = fixture_config();
@@ -260,7 +261,7 @@ static void with_a_journal_all_is_durable_when_it_is_heard(void **state)
 	struct msg_ack again = fixture_acked(&f, 9, &push);
 	assert_int_equal(again.duplicate, 1);
 	assert_int_equal(again.durable_seq, 200);
-	/* a BEAT is not held back: it says what a checkpoint holds */
+	/* BEAT does not wait for the disk: it names what a checkpoint contains */
 	fixture_beat(&f, 10, s);
 	assert_int_equal(fixture_sent(&f, 10, MSG_BEAT)->beat.durable_seq, 0);
 	fixture_bye(&f, 9, s);
@@ -276,7 +277,9 @@ static void a_snapshot_is_taken_when_the_shell_asks_for_one(void **state)
 	fixture_open(&f, fixture_config());
 	fixture_step(&f, &(struct event){.kind = EVENT_SAVE});
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
-	fixture_step(&f, &(struct event){.kind = EVENT_SAVE}); /* one is under way: the next one */
+	fixture_step(
+		&f, &(struct event){
+			    .kind = EVENT_SAVE}); /* a snapshot is under way: another one follows */
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);

@@ -1,6 +1,6 @@
 /*
- * Proves server/core/quarantine.c: a worker whose pushes are not finite, one after another, is
- * excluded, and the others go on; when most of the live workers send such pushes, the run ends as
+ * Proves server/core/quarantine.c: the server excludes a worker that sends a number of non-finite
+ * pushes in a row, and the others go on. If most live workers send such pushes, the run ends as
  * diverged.
  */
 #include <math.h>
@@ -16,7 +16,7 @@ static struct msg nan_push(struct stamp s, uint64_t seq)
 	return m;
 }
 
-/* Pushes [from, from + n): a rejection each. */
+/* Pushes [from, from + n), each of which is rejected. */
 static void push_nan(struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t from, int n)
 {
 	for (int i = 0; i < n; i++) {
@@ -66,7 +66,7 @@ static void one_of_two_is_excluded_and_the_other_goes_on(void **state)
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_int_equal(core_live_workers(f.core), 1);
 	push_well(&f, 8, good, 2);
-	m = nan_push(bad, PATIENCE + 1); /* nothing of it counts any more */
+	m = nan_push(bad, PATIENCE + 1); /* none of its messages counts from now on */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EQUARANTINE);
 	fixture_beat(&f, 9, bad);
@@ -135,7 +135,8 @@ static void alone_it_is_the_run_that_has_diverged(void **state)
 	fixture_close(&f);
 }
 
-/* Two of three: the first to reach the limit ends the run, whatever the other's count. */
+/* Two of three workers: the first one that reaches the limit ends the run, whatever the count of the
+ * other is. */
 static void most_of_the_live_workers_decide(void **state)
 {
 	struct core_fixture f;
@@ -148,7 +149,7 @@ static void most_of_the_live_workers_decide(void **state)
 	push_nan(&f, 9, one, 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
-	fixture_open(&f, without_disk()); /* two of four are not most of them */
+	fixture_open(&f, without_disk()); /* two of four are no majority */
 	one = fixture_join(&f, 9, "");
 	two = fixture_join(&f, 8, "");
 	fixture_join(&f, 7, "");
@@ -160,7 +161,7 @@ static void most_of_the_live_workers_decide(void **state)
 	fixture_close(&f);
 }
 
-/* Broken from the start and first of all: nothing has trained yet that could have diverged. */
+/* The first worker is broken from the start: without any training the run cannot have diverged. */
 static void the_first_one_is_excluded_before_others_come(void **state)
 {
 	struct core_fixture f;
@@ -172,14 +173,14 @@ static void the_first_one_is_excluded_before_others_come(void **state)
 	assert_excluded(&f, 9);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	struct stamp one = fixture_join(&f, 8, "one");
-	push_nan(&f, 8, one, 1, 1); /* now two of two never sent a number */
+	push_nan(&f, 8, one, 1, 1); /* now neither of two has sent a finite push */
 	bad = fixture_join(&f, 9, "bad");
 	push_nan(&f, 9, bad, PATIENCE + 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
 }
 
-/* A supervisor starts it again and again before any other worker comes. */
+/* A supervisor restarts it repeatedly before another worker joins. */
 static void one_that_returns_does_not_end_the_run(void **state)
 {
 	struct core_fixture f;
@@ -200,7 +201,7 @@ static void one_that_returns_does_not_end_the_run(void **state)
 	fixture_close(&f);
 }
 
-/* None of them ever sound: the weights they began with are the cause. */
+/* None of them has ever sent a finite push: the first weights are the cause. */
 static void two_at_once_end_a_run_that_never_accepted_a_push(void **state)
 {
 	struct core_fixture f;
@@ -214,8 +215,8 @@ static void two_at_once_end_a_run_that_never_accepted_a_push(void **state)
 	fixture_close(&f);
 }
 
-/* Others have trained, and are gone: one that never had a push accepted is broken, however often it
- * comes. Once it had one it is the run. */
+/* Other workers have trained and left. A worker without any accepted push is broken, however often it
+ * joins. A worker with an accepted push shows that the run has diverged. */
 static void alone_it_answers_only_for_its_own_pushes(void **state)
 {
 	struct core_fixture f;
@@ -234,7 +235,8 @@ static void alone_it_answers_only_for_its_own_pushes(void **state)
 		assert_excluded(&f, 9);
 		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	}
-	struct stamp again = fixture_join(&f, 8, "good"); /* its former life is not its own */
+	struct stamp again =
+		fixture_join(&f, 8, "good"); /* the pushes of the old process do not count for it */
 	push_nan(&f, 8, again, 2, PATIENCE);
 	assert_excluded(&f, 8);
 	again = fixture_join(&f, 8, "good");
@@ -246,7 +248,7 @@ static void alone_it_answers_only_for_its_own_pushes(void **state)
 	fixture_close(&f);
 }
 
-/* Others are expected: of three that must be there one has come. */
+/* Other workers are expected: one of the three of --min-workers has joined. */
 static void before_training_begins_nothing_can_diverge(void **state)
 {
 	struct core_config cfg = fixture_training();
@@ -256,7 +258,7 @@ static void before_training_begins_nothing_can_diverge(void **state)
 	cfg.durable = 0;
 	cfg.leases.min_workers = 3;
 	fixture_open(&f, cfg);
-	for (uint32_t peer = 9; peer > 7; peer--) { /* even if all that are here are broken */
+	for (uint32_t peer = 9; peer > 7; peer--) { /* even if all connected workers are broken */
 		struct stamp s = fixture_join(&f, peer, peer == 9 ? "one" : "two");
 		struct msg m = nan_push(s, 0);
 
@@ -270,7 +272,7 @@ static void before_training_begins_nothing_can_diverge(void **state)
 	fixture_close(&f);
 }
 
-/* Whoever is silent for a moment, or is expected back, was sound when it was last heard. */
+/* A suspect worker, and an away one, sent finite pushes when the server received its last message. */
 static void one_that_is_suspected_counts(void **state)
 {
 	struct core_fixture f;
@@ -289,7 +291,7 @@ static void one_that_is_suspected_counts(void **state)
 	fixture_close(&f);
 }
 
-/* Two are expected back after a restart, one of them comes: it is one of two, not all. */
+/* The server expects two workers after a restart. One returns: it is one of two, not all. */
 static void one_that_is_expected_back_counts(void **state)
 {
 	struct core_fixture f;
@@ -304,7 +306,7 @@ static void one_that_is_expected_back_counts(void **state)
 	assert_excluded(&f, 9);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	fixture_close(&f);
-	fixture_open(&f, without_disk()); /* once it is overdue it is not expected any more */
+	fixture_open(&f, without_disk()); /* after the recovery time it is not expected */
 	good = fixture_join(&f, 8, "good");
 	bad = fixture_join(&f, 9, "bad");
 	push_well(&f, 8, good, 1);
@@ -321,7 +323,7 @@ static void one_that_is_expected_back_counts(void **state)
 	fixture_close(&f);
 }
 
-/* Of weights that are too old, and of batches that another one has delivered. */
+/* Pushes of stale weights, and of batches that another worker has delivered. */
 static void those_that_would_not_count_anyway_do(void **state)
 {
 	struct core_config cfg = fixture_training();
@@ -461,7 +463,7 @@ static void a_step_of_sync_does_not_wait_for_it(void **state)
 	fixture_close(&f);
 }
 
-/* An evaluation whose loss is no number counts as such a push, and is done again by another. */
+/* An evaluation with a non-finite loss counts as such a push. Another worker repeats it. */
 static void results_that_are_not_finite_count(void **state)
 {
 	struct core_config cfg = fixture_training();

@@ -1,11 +1,11 @@
 /*
- * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a push that is
- * rejected uses up its seq and leaves every other byte as it was. (Batches: test_core_leases.c.)
+ * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a rejected push
+ * uses up its seq and changes no other byte. (Batches: test_core_leases.c.)
  */
 #include "tests/support/core_fixture.h"
 #include <math.h>
 
-/* Everything that a push could change but the ledger: all of the image's other sections. */
+/* What a push can change apart from the ledger: all other sections of the snapshot. */
 static void assert_same_but_ledger(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = IMAGE_LEASES; i < IMAGE_LIVE; i++) {
@@ -14,8 +14,8 @@ static void assert_same_but_ledger(const struct core_snapshot *x, const struct c
 	}
 }
 
-/* `m` is rejected for `why`: its seq is used up, and no byte of weights, optimizer or leases moves.
- */
+/* `m` is rejected for `why`. Its seq is used up, and no byte of weights, optimizer or leases
+ * changes. */
 static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject why)
 {
 	struct core_snapshot before = fixture_save(f), after;
@@ -29,7 +29,7 @@ static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject 
 	assert_same_but_ledger(&before, &after);
 	assert_int_equal(fixture_worker(f, 1).last_seq, last + 1);
 	assert_int_equal(fixture_worker(f, 1).images, images);
-	uint64_t superseded = why == REJECT_WORK; /* counted by itself: nothing is wrong with it */
+	uint64_t superseded = why == REJECT_WORK; /* a correct push, which is counted separately */
 	assert_int_equal(core_stats(f->core)->rejected[why], n + !superseded);
 	assert_int_equal(core_stats(f->core)->superseded, late + superseded);
 	assert_int_equal(core_stats(f->core)->version, version);
@@ -106,7 +106,7 @@ static void slices_past_the_model_are_rejected(void **state)
 		struct msg m = fixture_push(s, 0);
 
 		fixture_slice(
-			&m, 0, 1, fixture_ones); /* a good one before it must not be applied */
+			&m, 0, 1, fixture_ones); /* the valid slice before it must not be applied */
 		fixture_slice(&m, bad[i].offset, bad[i].count, fixture_ones);
 		rejected_cleanly(&f, &m, REJECT_SHAPE);
 	}
@@ -130,7 +130,7 @@ static void a_norm_over_the_limit_is_rejected_whatever_the_slices(void **state)
 	fixture_slice(&m, 4, 4, g + 4);
 	rejected_cleanly(&f, &m, REJECT_NORM);
 	fixture_close(&f);
-	cfg.limits.reject_norm = 5; /* exactly the limit is not over it */
+	cfg.limits.reject_norm = 5; /* the limit itself is allowed */
 	fixture_open(&f, cfg);
 	m.push.stamp = fixture_join(&f, 9, "");
 	m.push.seq = 1;

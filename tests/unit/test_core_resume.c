@@ -1,6 +1,6 @@
 /*
- * Proves what a session may expect that goes on: over a new connection, after a silence, after a
- * crash of the server, after a rollback. Invariants of server/core/sessions.c.
+ * Proves how a session resumes: on a new connection, after silence, after a crash of the server, and
+ * after a rollback. Invariants of server/core/sessions.c.
  */
 #include "tests/support/core_fixture.h"
 
@@ -62,7 +62,7 @@ static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_message(&f, 20, &m);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
-	fixture_message(&f, 20, &m); /* asking twice does not make it durable */
+	fixture_message(&f, 20, &m); /* a repeated HELLO does not make it durable */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_tick(&f, f.cfg.sessions.dead_ms); /* a slow disk */
 	fixture_durable(&f);
@@ -99,7 +99,7 @@ static void a_hello_that_the_network_kept_is_not_believed(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
-	struct msg m = fixture_resume(s, 2, 0); /* it has pushed 3 since */
+	struct msg m = fixture_resume(s, 2, 0); /* the worker has sent push 3 since */
 
 	(void)state;
 	fixture_message(&f, 20, &m);
@@ -111,7 +111,7 @@ static void a_hello_that_the_network_kept_is_not_believed(void **state)
 
 /* ---- a server that went back ---------------------------------------------------------------- */
 
-/* The pushes after the last snapshot are lost by a crash: worker 1 is AWAY with `kept` of them. */
+/* A crash loses the pushes after the last snapshot. Worker 1 is away and retains `kept` of them. */
 static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64_t kept)
 {
 	struct stamp s = fixture_open_with_pushes(f, cfg, kept);
@@ -151,17 +151,17 @@ static void a_state_older_than_what_was_called_durable_is_refused(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = crash(&f, fixture_config(), 2);
-	struct msg m = fixture_resume(s, 7, 5); /* it has let 5 go */
+	struct msg m = fixture_resume(s, 7, 5); /* the worker has released 5 */
 
 	(void)state;
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m = fixture_resume(s, 2, 2);
-	m.hello.resume.incarnation = 2; /* an incarnation that this state never gave */
+	m.hello.resume.incarnation = 2; /* this server has never given that incarnation */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m.hello.resume.incarnation = 1;
-	m.hello.resume.worker = 3; /* a slot that it never filled */
+	m.hello.resume.worker = 3; /* a slot without a worker */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	assert_int_equal(fixture_worker(&f, 1).last_seq, 2);
@@ -176,7 +176,7 @@ static void an_incarnation_that_was_never_given_cannot_be_resumed(void **state)
 	struct msg m = fixture_resume(s, 0, 0);
 
 	(void)state;
-	m.hello.resume.worker = 2; /* a slot never used, of incarnation 0 */
+	m.hello.resume.worker = 2; /* a free slot has incarnation 0 */
 	m.hello.resume.incarnation = 0;
 	fixture_message(&f, 20, &m);
 	fixture_refused(&f, 20, PS_EROLLEDBACK);
@@ -200,7 +200,7 @@ static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
 	again = resume(&f, 9, s, 7, 5);
 	assert_int_equal(again.incarnation, 3);
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.last_seq, 5);
-	for (uint64_t seq = 3; seq <= 5; seq++) { /* nobody knows what was decided on these */
+	for (uint64_t seq = 3; seq <= 5; seq++) { /* the decisions on these are lost */
 		m = fixture_push_ones(again, seq);
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_REJECTED);
@@ -257,7 +257,7 @@ static void a_worker_that_owes_replays_keeps_its_slot(void **state)
 	(void)state;
 	cfg.sessions.max_workers = 1;
 	s = crash(&f, cfg, 2);
-	again = resume(&f, 9, s, 4, 0); /* 3 and 4 are to come */
+	again = resume(&f, 9, s, 4, 0); /* it owes replays 3 and 4 */
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
 	fixture_message(&f, 10, &m);
@@ -267,7 +267,7 @@ static void a_worker_that_owes_replays_keeps_its_slot(void **state)
 		m = fixture_push_ones(again, seq);
 		fixture_applied(&f, 9, &m);
 	}
-	fixture_tick(&f, cfg.sessions.dead_ms + 1); /* it owes nothing any more */
+	fixture_tick(&f, cfg.sessions.dead_ms + 1); /* it owes no replay now */
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_close(&f);
 }
@@ -280,7 +280,7 @@ static void expect_text(
 	const struct msg *m = fixture_sent(f, peer, MSG_ERROR);
 
 	fixture_refused(f, peer, status);
-	assert_true(strlen(m->error.text) < 256); /* a worker shows all of it */
+	assert_true(strlen(m->error.text) < 256); /* a worker logs at most that */
 	for (; *words; words++)
 		if (!strstr(m->error.text, *words))
 			fail_msg("no \"%s\" in: %s", *words, m->error.text);
@@ -313,7 +313,7 @@ static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
 	fixture_close(&f);
 }
 
-/* It comes back when its slot has lost the grant, and asks for it again. */
+/* The worker returns after its slot has lost the grant, and repeats its request. */
 static void a_grant_that_a_crash_kept_from_its_worker_is_given_again(void **state)
 {
 	struct core_config cfg = fixture_training();

@@ -1,7 +1,7 @@
 /*
- * Proves how a run ends (core.c, WIRE.md "End of training"): by its epochs, its updates, a drain or
- * diverging; nobody is told before the last snapshot is durable, and nothing is acknowledged that
- * is not in it.
+ * Proves how a run ends (core.c, WIRE.md "End of training"): after its epochs, after its updates, by a
+ * drain, or because it diverged. No worker is notified before the last snapshot is durable, and the
+ * snapshot contains every acknowledged push.
  */
 #include "tests/support/core_fixture.h"
 #include <math.h>
@@ -18,7 +18,7 @@ static void drain(struct core_fixture *f)
 	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
 }
 
-/* The last step ended the run with this status, and told worker 1 on connection 9. */
+/* The last event ended the run with this status, and notified worker 1 on connection 9. */
 static void assert_finished(const struct core_fixture *f, int status)
 {
 	assert_int_equal(fixture_count(f, EFFECT_FINISH), 1);
@@ -27,7 +27,7 @@ static void assert_finished(const struct core_fixture *f, int status)
 	assert_int_equal(fixture_sent(f, 9, MSG_BYE)->bye.status, status);
 }
 
-/* One epoch, trained and evaluated: the last RESULT has just come in. */
+/* One epoch is trained and evaluated. The last RESULT has just been received. */
 static struct stamp train_to_the_end(struct core_fixture *f)
 {
 	struct core_config cfg = fixture_training();
@@ -62,7 +62,7 @@ static void the_end_is_told_when_the_last_snapshot_is_durable(void **state)
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
-	fixture_beat(&f, 19, s); /* it missed our BYE */
+	fixture_beat(&f, 19, s); /* the worker has not received BYE */
 	assert_int_equal(fixture_sent(&f, 19, MSG_BYE)->bye.status, PS_EDONE);
 	fixture_tick(&f, 1000000);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
@@ -81,9 +81,9 @@ static void nothing_new_is_acknowledged_between_the_last_snapshot_and_the_end(vo
 	fixture_silent(&f);
 	assert_int_equal(core_stats(f.core)->version, 1);
 	assert_int_equal(fixture_worker(&f, 1).last_seq, 1);
-	m.push.seq = 1; /* a duplicate is in the snapshot already */
+	m.push.seq = 1; /* a duplicate: the snapshot contains it */
 	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1);
-	fixture_message(&f, 12, &hello); /* nobody joins any more */
+	fixture_message(&f, 12, &hello); /* no worker can join now */
 	fixture_silent(&f);
 	assert_int_equal(fixture_worker(&f, 2).state, SESSION_FREE);
 	fixture_durable(&f);
@@ -102,7 +102,7 @@ static void the_end_waits_for_a_disk_that_fails(void **state)
 	(void)state;
 	fixture_saved(&f, EVENT_SAVE_FAILED);
 	fixture_silent(&f);
-	fixture_message(&f, 9, &m); /* a complete run takes nothing more */
+	fixture_message(&f, 9, &m); /* a complete run accepts no push */
 	fixture_silent(&f);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_beat(&f, 19, s);
@@ -118,7 +118,7 @@ static void an_admin_who_comes_after_the_last_snapshot_is_told(void **state)
 
 	(void)state;
 	train_to_the_end(&f);
-	fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* there will be no other one */
+	fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* this snapshot is the last one */
 	fixture_refused(&f, 8, PS_EDONE);
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
@@ -168,7 +168,7 @@ static void training_that_diverged_ends(void **state)
 	s = fixture_join(&f, 9, "");
 	for (int i = 0; i < 39; i++) {
 		if (i == 19)
-			push(&f, s, ++seq); /* one good one: they count anew */
+			push(&f, s, ++seq); /* a finite push resets the count */
 		bad = fixture_push(s, ++seq);
 		bad.push.loss = NAN;
 		fixture_rejected(&f, 9, &bad, REJECT_NONFINITE);
@@ -205,7 +205,7 @@ static void a_drain_takes_what_comes_before_its_snapshot_and_nothing_after(void 
 	m = fixture_push_ones(s, 2);
 	fixture_message(&f, 9, &m);
 	fixture_silent(&f);
-	drain(&f); /* said twice */
+	drain(&f); /* a repeated drain changes nothing */
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
@@ -265,7 +265,7 @@ static void who_joins_while_it_ends_hears_both(void **state)
 	fixture_close(&f);
 }
 
-/* A step with as many effects as can be: nobody is forgotten for want of room. */
+/* The event with the largest number of effects: every worker is notified. */
 static void the_last_step_tells_everybody_everything(void **state)
 {
 	enum { RANDOM_WORKERS = 64 };
@@ -308,7 +308,7 @@ static void a_run_that_was_done_is_done_again_after_a_restart(void **state)
 	struct msg m;
 
 	(void)state;
-	fixture_restart(&f); /* killed before anybody was told */
+	fixture_restart(&f); /* killed before any worker was notified */
 	m = fixture_resume(s, 1, 0);
 	fixture_message(&f, 9, &m);
 	assert_int_not_equal(f.saving, 0);

@@ -1,12 +1,12 @@
 /*
- * Proves the invariants numbered in server/core/snapshot.c: the same bytes come back, and nothing
- * that is too short, too long or impossible is read, nor harms.
+ * Proves the invariants numbered in server/core/snapshot.c: decode restores the encoded state, and
+ * refuses sections that are too short, too long or impossible without any harm.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>
 #include "common/le.h"
 
-/* A core in a state that `seed` decides: some configuration, some hundred steps of anything. */
+/* A core in a random state: `seed` decides its configuration and some hundred events. */
 static struct random_workers somewhere(uint64_t seed)
 {
 	struct random_workers k = {.r = rng_seed(seed, RNG_SIM, 0)};
@@ -31,7 +31,7 @@ static struct random_workers somewhere(uint64_t seed)
 
 static void assert_same(const struct core_snapshot *x, const struct core_snapshot *y)
 {
-	for (int i = 0; i < IMAGE_LIVE; i++) { /* connections do not outlive a server */
+	for (int i = 0; i < IMAGE_LIVE; i++) { /* connections end with the server */
 		assert_int_equal(x->size[i], y->size[i]);
 		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
 	}
@@ -50,7 +50,7 @@ static void what_is_read_is_written_again_byte_for_byte(void **state)
 		assert_int_equal(fixture_read(&f, k.f.cfg, &first, &why), PS_OK);
 		assert_int_equal(
 			core_stats(f.core)->recoveries, core_stats(k.f.core)->recoveries + 1);
-		f.core->stats.recoveries--; /* what a restart changes on purpose */
+		f.core->stats.recoveries--; /* a restart increments it */
 		second = fixture_save(&f);
 		assert_same(&first, &second);
 		fixture_drop(&first);
@@ -79,7 +79,8 @@ static void saving_changes_nothing(void **state)
 
 /* ---- lengths -------------------------------------------------------------------------------- */
 
-/* Read into memory that is there; every section in a block of exactly its size, for ASan. */
+/* Decode into given memory. Each section has a block of exactly its size, so that AddressSanitizer
+ * finds reads behind it. */
 static int read_into(void *memory, const struct core_config *cfg, const struct core_snapshot *img)
 {
 	const unsigned char *data[IMAGE_SECTIONS];
@@ -174,7 +175,7 @@ static void mutate(struct rng *r, struct core_snapshot *img)
 	}
 }
 
-/* It was believed: then it must be a state that can be written again, and lived with. */
+/* A state that was accepted must encode again, and must work. */
 static void live_with(struct random_workers *k)
 {
 	struct core_snapshot img = fixture_save(&k->f);
@@ -224,7 +225,7 @@ static void no_mutation_does_harm(void **state)
 	assert_true(believed > 500 && refused > 500);
 }
 
-/* One lie at a time, told by a core whose memory was changed before it wrote. */
+/* One false value at a time: the test changes the core's memory before it encodes. */
 static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int honest)
 {
 	struct core_config cfg = fixture_training();
@@ -341,7 +342,7 @@ static void optimizers_state_must_be_possible(void **state)
 	refused_after(OPTIM_ADAM, state_1_is_negative, 0);
 }
 
-/* A run without data has no room for batches: an image that brings some must not find any. */
+/* A run without a data set has no room for batches, so a snapshot with batches is refused. */
 static void a_data_set_is_refused_in_a_run_without_one(void **state)
 {
 	struct core_fixture f;

@@ -1,7 +1,7 @@
 /*
- * test_core_backup.c - copies of work that another worker has: when it is late, at once, or never.
- * Each batch still counts once. (Sandblaster's copies at once: test_core_sandblaster.c; a worker
- * that never delivers: test_core_deadline.c.)
+ * test_core_backup.c - backup copies: of late work, of all work, or none. Each batch counts once.
+ * (Immediate copies in sandblaster: test_core_sandblaster.c; a worker that never delivers:
+ * test_core_deadline.c.)
  */
 #include "tests/support/core_cluster.h"
 
@@ -13,13 +13,13 @@ static struct core_config config(enum mode mode)
 	cfg.leases.backup_copies = BACKUP_IMMEDIATE;
 	cfg.ssp.bound = 100;
 	cfg.leases.max_batches = 1;
-	cfg.sessions.suspect_ms = 100000; /* nobody is missed: only copies can help */
+	cfg.sessions.suspect_ms = 100000; /* no worker becomes suspect: only copies help */
 	cfg.sessions.dead_ms = 200000;
 	cfg.durable = 0;
 	return cfg;
 }
 
-/* So that one worker goes through an epoch in one order, whatever is refused. */
+/* One worker goes through an epoch in one order, whatever is refused. */
 static void a_batch_that_came_to_nothing_is_given_to_its_worker_again(void **state)
 {
 	struct core_config cfg = config(MODE_SYNC);
@@ -46,7 +46,7 @@ static void nobody_waits_for_a_stopped_worker(enum mode mode)
 	struct cluster k;
 
 	cluster_open(&k, config(mode), 3, 80, cluster_bowl);
-	assert_int_equal(cluster_request(&k, 2), 1); /* and is never heard of again */
+	assert_int_equal(cluster_request(&k, 2), 1); /* it never sends anything again */
 	for (int i = 0; i < 1000 && core_training_epoch(k.f.core) < 2; i++)
 		cluster_act(&k, (uint32_t)i % 2);
 	assert_int_equal(core_training_epoch(k.f.core), 2);
@@ -78,7 +78,7 @@ static void the_first_result_counts_and_the_second_is_superseded(void **state)
 	assert_int_equal(cluster_request(&k, 1), 1);
 	cluster_granted(&k, 1, 0, 1);
 	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
-	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* so the worker reads it */
+	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* the worker receives that reason */
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
 	assert_int_equal(core_stats(k.f.core)->images, 10);
@@ -86,7 +86,7 @@ static void the_first_result_counts_and_the_second_is_superseded(void **state)
 	cluster_close(&k);
 }
 
-/* A batch is free again when the last of those who have it gives it back. */
+/* A batch is free when the last worker that has it returns it. */
 static void a_copy_given_back_leaves_the_batch_to_its_other_holder(void **state)
 {
 	struct cluster k;
@@ -97,7 +97,7 @@ static void a_copy_given_back_leaves_the_batch_to_its_other_holder(void **state)
 	assert_int_equal(cluster_request(&k, 1), 1); /* the second */
 	assert_int_equal(cluster_request(&k, 2), 1); /* a copy of the first */
 	cluster_granted(&k, 2, 0, 1);
-	assert_int_equal(cluster_request(&k, 2), 1); /* given back: a copy of it once more */
+	assert_int_equal(cluster_request(&k, 2), 1); /* it was returned: another copy */
 	assert_int_equal(k.f.core->leases.n_free, 0);
 	assert_int_equal(core_stats(k.f.core)->backups, 2);
 	fixture_bye(&k.f, k.worker[2].peer, k.worker[2].s);
@@ -107,7 +107,7 @@ static void a_copy_given_back_leaves_the_batch_to_its_other_holder(void **state)
 	cluster_close(&k);
 }
 
-/* Who is alone has nobody to copy. */
+/* A single worker gets no copies. */
 static void one_worker_gets_no_copies(void **state)
 {
 	struct cluster k;
@@ -136,7 +136,7 @@ static void tick(struct cluster *k, uint64_t ms)
 	cluster_receive(k);
 }
 
-/* Worker i takes `ms` for what it has, and asks for more; 1: there is more. */
+/* Worker i delivers its work after `ms` and requests more; 1: it gets some. */
 static int work(struct cluster *k, uint32_t i, uint64_t ms)
 {
 	tick(k, ms);
@@ -144,8 +144,8 @@ static int work(struct cluster *k, uint32_t i, uint64_t ms)
 	return cluster_request(k, i);
 }
 
-/* Worker 0 has delivered `n` batches of 100 ms each and has the last one of the epoch; the other
- * one has asked and waits. */
+/* Worker 0 has delivered `n` batches of 100 ms each and has the last batch of the epoch. Worker 1 waits
+ * for a grant. */
 static void open_with_one_idle(struct cluster *k, struct core_config cfg, uint32_t n)
 {
 	cluster_open(k, cfg, 2, 10 * (n + 1), cluster_ones);
@@ -161,7 +161,7 @@ static void a_copy_of_what_is_late_goes_to_an_idle_worker(enum mode mode)
 	struct cluster k;
 
 	open_with_one_idle(&k, late_config(mode), 3);
-	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy of what is in time */
+	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy of work that is in time */
 	tick(&k, 200);
 	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick(&k, 50);
@@ -194,7 +194,7 @@ static void the_late_batch_of_a_short_step_is_copied(void **state)
 	}
 	assert_int_equal(k.worker[0].grant.work.first, 6);
 	tick(&k, 200);
-	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy of what is in time */
+	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy of work that is in time */
 	tick(&k, 50);
 	cluster_granted(&k, 1, 6, 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
@@ -209,7 +209,7 @@ static void a_late_portion_is_copied_and_no_other(void **state)
 	a_copy_of_what_is_late_goes_to_an_idle_worker(cfg.training.mode);
 }
 
-/* Who asks when a batch is late already does not wait for a tick. */
+/* A request at a time when a batch is late is granted without a tick. */
 static void who_asks_late_gets_the_copy_at_once(void **state)
 {
 	struct cluster k;
@@ -224,7 +224,7 @@ static void who_asks_late_gets_the_copy_at_once(void **state)
 	cluster_close(&k);
 }
 
-/* One copy; another one when that is late, too. */
+/* One copy, and a second one when the copy is late, too. */
 static void what_somebody_has_in_time_is_not_copied_again(void **state)
 {
 	struct cluster k;
@@ -243,7 +243,7 @@ static void what_somebody_has_in_time_is_not_copied_again(void **state)
 	cluster_close(&k);
 }
 
-/* A lease of several batches is late when one of them is, and the last of them is copied first. */
+/* A lease of several batches is late when one of them is late. The last one is copied first. */
 static void a_lease_is_late_by_its_newest_delivery(void **state)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
@@ -252,7 +252,7 @@ static void a_lease_is_late_by_its_newest_delivery(void **state)
 	(void)state;
 	cfg.leases.max_batches = 4;
 	cluster_open(&k, cfg, 2, 40, cluster_ones);
-	fixture_bye(&k.f, k.worker[1].peer, k.worker[1].s); /* alone it gets all of them */
+	fixture_bye(&k.f, k.worker[1].peer, k.worker[1].s); /* a single worker gets all of them */
 	assert_int_equal(cluster_request(&k, 0), 1);
 	cluster_granted(&k, 0, 0, 4);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -269,14 +269,14 @@ static void a_lease_is_late_by_its_newest_delivery(void **state)
 	cluster_close(&k);
 }
 
-/* The piece of the test set that worker 0 has is the only one; worker 1 waits for it. */
+/* Worker 0 has the only portion of the test set. Worker 1 waits. */
 static void a_late_piece_of_the_test_set_is_copied(void **state)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	(void)state;
-	cfg.leases.eval_images = 4; /* two pieces */
+	cfg.leases.eval_images = 4; /* two portions */
 	cfg.training.epochs = 1;
 	cluster_open(&k, cfg, 2, 10, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1);
@@ -310,8 +310,8 @@ static uint64_t all_rejected(const struct cluster *k)
 	return n;
 }
 
-/* A pass that a copy has ended: what comes for it afterwards is in vain, and nothing is wrong. A
- * line search gives the same portions out anew, so this one is stale. */
+/* A copy has completed the pass, so a later result is superseded. A line search grants the same
+ * portions again, so this result is stale. */
 static void a_portion_that_comes_after_its_pass_is_superseded(void **state)
 {
 	struct core_config cfg = late_config(MODE_SANDBLASTER);
@@ -333,7 +333,7 @@ static void a_portion_that_comes_after_its_pass_is_superseded(void **state)
 	cluster_close(&k);
 }
 
-/* Equal workers, each with 100 ms for a batch, in steps of 10 ms: no copy is ever made. */
+/* Equal workers need 100 ms for a batch, in steps of 10 ms: the core makes no copy. */
 static void equal_workers_make_no_copies(enum mode mode)
 {
 	struct core_config cfg = late_config(mode);

@@ -1,6 +1,6 @@
 /*
- * Proves server/core/dataset.c: the data set of a run is fixed by the first accepted push or by
- * --data-id, never by a HELLO, so that one misconfigured machine locks nobody out.
+ * Proves server/core/dataset.c: the first accepted push or --data-id fixes the data set of a run. HELLO
+ * never does, so that a misconfigured machine cannot lock the other workers out.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -53,7 +53,7 @@ static void a_hello_fixes_nothing(void **state)
 	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp wrong = join(&f, 9, &other_data);
-	fixture_lease(&f, 9, wrong, 1); /* it even has work, but has delivered none */
+	fixture_lease(&f, 9, wrong, 1); /* it has work, but has delivered none */
 	fixture_bye(&f, 9, wrong);
 	struct stamp right = join(&f, 8, &fixture_data);
 	struct msg_grant g = fixture_train(&f, 8, right, 1);
@@ -80,7 +80,8 @@ static void nor_does_it_on_disk(void **state)
 	fixture_close(&f);
 }
 
-/* The wrong one came first, and waits with the others for a third one of the right data. */
+/* The worker with the wrong data joins first, and waits with the others for a third worker with the
+ * right data. */
 static void most_live_workers_decide(void **state)
 {
 	struct core_fixture f;
@@ -95,7 +96,7 @@ static void most_live_workers_decide(void **state)
 		fixture_lease(&f, 1 + i, s[i], 1);
 		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	}
-	s[2] = join(&f, 3, &fixture_data); /* two of data that nobody else has are not enough */
+	s[2] = join(&f, 3, &fixture_data); /* two workers with the same data are not enough */
 	assert_non_null(fixture_granted(&f, 1));
 	assert_non_null(fixture_granted(&f, 2));
 	assert_null(fixture_granted(&f, 9));
@@ -106,7 +107,7 @@ static void most_live_workers_decide(void **state)
 	fixture_close(&f);
 }
 
-/* Whoever was granted work first and delivers nothing has no vote for ever. */
+/* A worker that was granted work first and delivers nothing loses its vote. */
 static void a_stalled_worker_has_no_vote(void **state)
 {
 	struct core_config cfg = training(1);
@@ -119,7 +120,7 @@ static void a_stalled_worker_has_no_vote(void **state)
 	fixture_train(&f, 9, wrong, 1);
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_lease(&f, 8, right, 1);
-	assert_null(fixture_granted(&f, 8)); /* as many have the other data set, and its work */
+	assert_null(fixture_granted(&f, 8)); /* as many workers have the other data set, and work */
 	for (int i = 0; i < 50 && !fixture_granted(&f, 8); i++) {
 		fixture_beat(&f, 9, wrong);
 		fixture_beat(&f, 8, right);
@@ -131,7 +132,7 @@ static void a_stalled_worker_has_no_vote(void **state)
 	fixture_close(&f);
 }
 
-/* Worker 9 has other data and hangs with its first grant; the run is then of worker 8's data. */
+/* Worker 9 has other data and hangs with its first grant. The run then uses worker 8's data. */
 static void outvote_a_stalled_worker(
 	struct core_fixture *f, struct stamp *wrong, struct stamp *right)
 {
@@ -152,7 +153,7 @@ static void outvote_a_stalled_worker(
 	assert_true(fixture_worker(f, 1).stalled);
 }
 
-/* The worker that was right leaves. The late result of the other one counts after all. */
+/* The worker with the right data leaves. Now the late result of the other worker counts. */
 static void stalled_workers_vote_when_nobody_else_can(void **state)
 {
 	struct stamp wrong, right;
@@ -170,7 +171,8 @@ static void stalled_workers_vote_when_nobody_else_can(void **state)
 	fixture_close(&f);
 }
 
-/* Its grant ended with the choice of the other data set: it owes nothing when it asks anew. */
+/* The grant of the worker ended when the other data set was chosen, so its next request is not a
+ * repetition. */
 static void an_outvoted_worker_counts_again_when_it_asks(void **state)
 {
 	struct stamp wrong, right;
@@ -191,7 +193,7 @@ static void an_outvoted_worker_counts_again_when_it_asks(void **state)
 	fixture_close(&f);
 }
 
-/* Workers that only send heartbeats are no majority for ever. */
+/* Workers that only send heartbeats lose their majority. */
 static void who_never_asks_for_work_loses_its_vote(void **state)
 {
 	struct core_config cfg = training(1);
@@ -225,7 +227,7 @@ static void the_first_push_that_counts_fixes_it(void **state)
 	fixture_open(&f, training(1));
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
-	struct stamp wrong = join(&f, 9, &other_data); /* still possible: nothing is decided */
+	struct stamp wrong = join(&f, 9, &other_data); /* accepted, because nothing is fixed */
 	push_batch(&f, 8, right, 1, 0);
 	fixture_beat(&f, 9, wrong);
 	fixture_refused(&f, 9, PS_ESTATE);
@@ -235,7 +237,7 @@ static void the_first_push_that_counts_fixes_it(void **state)
 	assert_wrong_data(&f, 9);
 	say_hello(&f, 7, &other_data);
 	assert_wrong_data(&f, 7);
-	fixture_restart(&f); /* now for good */
+	fixture_restart(&f); /* now the data set is fixed */
 	say_hello(&f, 7, &other_data);
 	assert_wrong_data(&f, 7);
 	fixture_close(&f);
@@ -260,8 +262,7 @@ static void the_refusal_shows_both_and_the_remedy(void **state)
 	fixture_close(&f);
 }
 
-/* Most changed their mind while its push was under way: it counts for nothing, and fixes nothing.
- */
+/* The majority changed while the push was under way: it does not count, and fixes nothing. */
 static void a_push_of_the_other_data_is_rejected(void **state)
 {
 	struct core_fixture f;
@@ -271,12 +272,13 @@ static void a_push_of_the_other_data_is_rejected(void **state)
 	struct stamp wrong = join(&f, 9, &other_data);
 	fixture_train(&f, 9, wrong, 1);
 	struct stamp right = join(&f, 8, &fixture_data);
-	assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3); /* one each: the first one's */
+	assert_int_equal(core_data(f.core)->xxh3,
+		other_data.xxh3); /* one vote each: the first worker's data */
 	join(&f, 7, &fixture_data);
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
 	struct msg m = fixture_push_ones(wrong, 1);
 	m.push.work = (struct work){0, 0, 1};
-	m.push.images = 10; /* as a batch of the right data would have */
+	m.push.images = 10; /* as many as a batch of the right data has */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	assert_int_equal(fixture_sent(&f, 9, MSG_ACK)->ack.superseded, 0);
 	fixture_train(&f, 8, right, 1);
@@ -285,8 +287,8 @@ static void a_push_of_the_other_data_is_rejected(void **state)
 	fixture_close(&f);
 }
 
-/* The ACK of a push that was too late says so: also that of a duplicate, of one that the checkpoint
- * has, and of a replay. The worker counts what the server counts. */
+/* The ACK of a superseded push names the reason, also for a duplicate, for a push that a checkpoint
+ * contains, and for a replay. So the worker's counters agree with the server's. */
 static void an_ack_says_what_is_superseded(void **state)
 {
 	struct core_fixture f;
@@ -311,7 +313,7 @@ static void an_ack_says_what_is_superseded(void **state)
 	second = fixture_sent(&f, 7, MSG_WELCOME)->welcome.stamp;
 	late.push.stamp = second;
 	assert_int_equal(fixture_acked(&f, 7, &late).superseded, 1);
-	for (uint32_t superseded = 0; superseded < 2; superseded++) { /* of before the crash */
+	for (uint32_t superseded = 0; superseded < 2; superseded++) { /* decided before the crash */
 		m = fixture_batch(second, 2 + superseded, 0, 1, 1);
 		m.push.verdict = VERDICT_REJECTED;
 		m.push.reject = REJECT_WORK;
@@ -321,7 +323,7 @@ static void an_ack_says_what_is_superseded(void **state)
 	fixture_close(&f);
 }
 
-/* The snapshot is from before the first push, which was acknowledged: its replay counts. */
+/* The snapshot does not contain the first push, which was acknowledged. Its replay counts. */
 static void a_replay_fixes_what_it_had_fixed(void **state)
 {
 	struct core_fixture f;
@@ -331,7 +333,7 @@ static void a_replay_fixes_what_it_had_fixed(void **state)
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
 	fixture_restart(&f);
-	join(&f, 6, &other_data); /* others are quicker, and more */
+	join(&f, 6, &other_data); /* more workers return earlier */
 	join(&f, 7, &other_data);
 	struct msg m = fixture_resume(right, 1, 0);
 	fixture_message(&f, 8, &m);
@@ -346,7 +348,7 @@ static void a_replay_fixes_what_it_had_fixed(void **state)
 	fixture_close(&f);
 }
 
-/* Nothing wrong is proof of anything: the next one may have other data. */
+/* A rejected push proves nothing: the next one may have other data. */
 static void a_push_that_is_rejected_fixes_nothing(void **state)
 {
 	static const float wild[FIXTURE_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
@@ -356,7 +358,7 @@ static void a_push_that_is_rejected_fixes_nothing(void **state)
 
 	(void)state;
 	cfg.limits.reject_norm = 1;
-	cfg.training.mode = MODE_SYNC; /* weights of another version than the first are stale */
+	cfg.training.mode = MODE_SYNC; /* a push of any later version is stale */
 	fixture_open(&f, cfg);
 	struct stamp wrong = join(&f, 9, &other_data);
 	fixture_train(&f, 9, wrong, 1);
@@ -382,7 +384,7 @@ static void a_push_that_is_rejected_fixes_nothing(void **state)
 	fixture_close(&f);
 }
 
-/* Before so many as it takes are there nobody has work to push. */
+/* Until --min-workers have joined, no worker has work. */
 static void before_the_run_begins_no_push_counts(void **state)
 {
 	struct stamp s[3];
@@ -402,7 +404,7 @@ static void before_the_run_begins_no_push_counts(void **state)
 	fixture_close(&f);
 }
 
-/* Workers that cannot train are none that it need not wait for. */
+/* Workers that cannot train do not count for --min-workers. */
 static void whoever_has_other_data_is_waited_for_and_named(void **state)
 {
 	struct hold_up_view v;
@@ -420,14 +422,14 @@ static void whoever_has_other_data_is_waited_for_and_named(void **state)
 	assert_int_equal(v.needed, 2);
 	assert_int_equal(v.others, 1);
 	assert_int_equal(v.other_data, other_data.xxh3);
-	join(&f, 7, &fixture_data); /* training goes on, but one is out of it */
+	join(&f, 7, &fixture_data); /* training goes on without one worker */
 	core_hold_up(f.core, &v);
 	assert_int_equal(v.kind, HOLD_UP_NONE);
 	assert_int_equal(v.others, 1);
 	fixture_close(&f);
 }
 
-/* It was out of it when the first push counted, and does not hear of it before the end. */
+/* The worker was excluded when the first push counted, and learns that only at the end. */
 static void after_the_end_it_is_told_why_it_had_no_work(void **state)
 {
 	struct core_fixture f;

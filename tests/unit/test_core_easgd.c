@@ -1,7 +1,7 @@
 /*
- * Proves EASGD's centre in server/core/downpour.c (Zhang 2015, arXiv 1412.6651): each PARAMS brings
- * alpha = beta / N for the N members of that moment, and a push moves the centre by itself,
- * whatever the rate, the schedule and the staleness.
+ * Proves EASGD's centre in server/core/downpour.c (Zhang 2015, arXiv 1412.6651): each PARAMS
+ * carries alpha = beta / N for the N live members, and a push moves the centre by its own value,
+ * whatever the rate, the schedule and the staleness are.
  */
 #include "tests/support/core_cluster.h"
 
@@ -42,14 +42,14 @@ static void alpha_follows_the_number_of_members(void **state)
 	}
 	fixture_bye(&f, 17, s[7]); /* leaves */
 	assert_alpha(&f, 10, s[0], 7);
-	for (int ms = 0; ms < 400; ms += 100) { /* worker 7 is silent ... */
+	for (int ms = 0; ms < 400; ms += 100) { /* worker 7 is silent, */
 		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
 			fixture_beat(&f, 10 + i, s[i]);
 	}
 	assert_int_equal(fixture_worker(&f, 7).state, SESSION_SUSPECT);
 	assert_alpha(&f, 10, s[0], 7);
-	for (int ms = 0; ms < 800; ms += 100) { /* ... and dies of it */
+	for (int ms = 0; ms < 800; ms += 100) { /* and becomes dead */
 		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
 			fixture_beat(&f, 10 + i, s[i]);
@@ -59,7 +59,7 @@ static void alpha_follows_the_number_of_members(void **state)
 	fixture_close(&f);
 }
 
-/* The first to come back must not pull the centre as if it were alone. */
+/* The first worker that returns must not move the centre as if it were the only one. */
 static void after_a_restart_members_are_expected_back(void **state)
 {
 	struct core_fixture f;
@@ -104,7 +104,7 @@ static void a_push_moves_the_centre_by_itself(void **state)
 	cfg.rate.staleness_scaling = STALE_INVERSE;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 10, "");
-	for (uint64_t seq = 1; seq <= 5; seq++) { /* base_version stays 0: ever staler */
+	for (uint64_t seq = 1; seq <= 5; seq++) { /* base_version stays 0, so staleness grows */
 		struct msg m = fixture_push_ones(s, seq);
 
 		fixture_applied(&f, 10, &m);

@@ -1,6 +1,6 @@
 /*
- * Proves invariant 3 of server/core/store.c: whatever workers push, weights and optimizer state
- * stay finite. A push that would break this is rejected as a whole, and every checkpoint can be
+ * Proves invariant 3 of server/core/store.c: weights and optimizer state stay finite, whatever
+ * workers push. A push that would violate this is rejected as a whole, and every checkpoint can be
  * read.
  */
 #include "tests/support/core_cluster.h"
@@ -37,7 +37,7 @@ static void assert_finite(const struct core_fixture *f, const char *what, int pu
 		fail_msg("%s: not finite after push %d", what, push);
 }
 
-/* Nothing but the ledger differs. */
+/* The two differ in the ledger only. */
 static void assert_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = IMAGE_LEASES; i < IMAGE_LIVE; i++) {
@@ -80,7 +80,7 @@ static struct stamp join(struct core_fixture *f, const struct trial *t, uint32_t
 	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
 }
 
-/* Extreme values of either sign, with ordinary ones and zeros between them. */
+/* Extreme values of both signs, with ordinary values and zeros between them. */
 static void draw(struct rng *r, float g[FIXTURE_PARAMS], int push)
 {
 	static const float size[] = {LARGEST, 1, 1e12f, 0, 1e-20f, LARGEST};
@@ -92,7 +92,7 @@ static void draw(struct rng *r, float g[FIXTURE_PARAMS], int push)
 	}
 }
 
-/* The next push, to the ledger's end; 1: it was taken. */
+/* Send the next push; 1: it was applied. */
 static int push_once(
 	struct core_fixture *f, const struct trial *t, struct stamp s, uint64_t seq, struct rng *r)
 {
@@ -122,7 +122,7 @@ static int push_once(
 	return a.reject == REJECT_NONE;
 }
 
-/* What is saved now can be continued. */
+/* The run can continue from a snapshot of this moment. */
 static void assert_saved_well(struct core_fixture *f, const char *what)
 {
 	struct core_snapshot img = fixture_save(f);
@@ -207,7 +207,7 @@ static void delay_compensation_does_not_leave_the_numbers(void **state)
 				.adaptive = adaptive});
 }
 
-/* A gradient of one batch: the sum of all is what is applied. */
+/* A gradient of one batch. The core applies the sum of all. */
 static void push_batch(
 	struct core_fixture *f, struct stamp s, uint64_t seq, uint32_t i, const float *g)
 {
@@ -244,7 +244,7 @@ static void sums_do_not_leave_the_numbers(void **state)
 		struct stamp s = join(&f, &t, 9);
 		uint64_t seq = 0;
 		for (uint32_t i = 0; i < t.batches; i++) {
-			if (i % 16 == 15) /* so that no rejections follow each other for long */
+			if (i % 16 == 15) /* so that rejections do not add up to an exclusion */
 				push_batch(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
 			else
 				push_batch(&f, s, ++seq, i, g);
@@ -301,8 +301,8 @@ static void a_scaled_rate_does_not_leave_the_numbers(void **state)
 		}
 }
 
-/* What is decided does not depend on what this process happens to remember: a core that goes on
- * from an image takes and rejects the same pushes. */
+/* Decisions depend on the snapshot only: a core that continues from one accepts and rejects the same
+ * pushes. */
 static void a_restart_decides_the_same(void **state)
 {
 	static const struct trial t = {.what = "restart",
@@ -370,7 +370,7 @@ static void assert_below(const float *v, double bound, const char *what)
 			fail_msg("%s: %g is over its bound %g", what, (double)v[i], bound);
 }
 
-/* Steps of one optimizer until they would leave the numbers; the number of steps made. */
+/* Steps of one optimizer until a value would not be finite; the number of steps. */
 static int walk(struct rng *r)
 {
 	const struct optim o = draw_optim(r);

@@ -1,6 +1,6 @@
 /*
- * Proves the invariants numbered in server/core/ledger.c: every seq is decided once and in order, a
- * duplicate gets the first decision, a rejected push uses up its seq and changes nothing else.
+ * Proves the invariants numbered in server/core/ledger.c: each seq is decided once and in order, a
+ * duplicate gets the first decision, and a rejected push uses up its seq and changes nothing else.
  */
 #include "tests/support/core_fixture.h"
 #include <math.h>
@@ -31,8 +31,8 @@ static void a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once(v
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_OK);
 		assert_int_equal(a.duplicate, 1);
-		assert_int_equal(a.version, 1); /* not 2, today's */
-		m.push.seq = 2;                 /* a good gradient under a seq that was rejected */
+		assert_int_equal(a.version, 1); /* not the current version, 2 */
+		m.push.seq = 2;                 /* a valid gradient with a seq that was rejected */
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_REJECTED);
 		assert_int_equal(a.reject, REJECT_NONFINITE);
@@ -119,7 +119,7 @@ static void a_duplicate_older_than_the_window_is_unknown_and_not_applied(void **
 	fixture_close(&f);
 }
 
-/* The snapshot of a server with a small window does not know what a larger window could ask. */
+/* A snapshot of a server with a small window has no decisions for a larger window. */
 static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state)
 {
 	struct core_config cfg = fixture_config();
@@ -150,7 +150,7 @@ static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state
 	fixture_close(&f);
 }
 
-/* Three workers, a network that repeats and skips, an oracle that counts. */
+/* Three workers, a network that repeats and drops messages, and an oracle that counts. */
 static void any_order_of_arrival_applies_each_push_once(void **state)
 {
 	const uint64_t seed = 41;
@@ -218,7 +218,8 @@ static void older_than_max_staleness_is_rejected_as_old_is_not(void **state)
 	m = fixture_push(s, 6);
 	m.push.base_version = 1;
 	fixture_applied(&f, 9, &m);
-	m = fixture_push(s, 7); /* from before a crash of ours: a version still to come again */
+	m = fixture_push(s,
+		7); /* computed before a crash, at a version that the server has not reached again */
 	m.push.base_version = 1000;
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(core_stats(f.core)->staleness_sum, 3);
@@ -279,17 +280,17 @@ static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
 		m.push.base_version = seq;
 		fixture_applied(&f, 9, &m);
 	}
-	m = fixture_push_ones(s, 5); /* accepted then: not too old now */
+	m = fixture_push_ones(s, 5); /* it was accepted before: it is not stale now */
 	m.push.verdict = VERDICT_OK;
 	fixture_applied(&f, 9, &m);
-	m = fixture_push_ones(s, 6); /* no ACK had come: judged as any */
+	m = fixture_push_ones(s, 6); /* without an ACK it is decided like a new push */
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
-	m = fixture_push_ones(s, 7); /* rejected then: rejected now, though good */
+	m = fixture_push_ones(s, 7); /* it was rejected before: so it is now, though valid */
 	m.push.base_version = 5;
 	m.push.verdict = VERDICT_REJECTED;
 	m.push.reject = REJECT_NORM;
 	fixture_rejected(&f, 9, &m, REJECT_NORM);
-	m = fixture_push(s, 8); /* accepted then is no licence for NaN */
+	m = fixture_push(s, 8); /* an earlier acceptance does not permit NaN */
 	m.push.verdict = VERDICT_OK;
 	m.push.loss = NAN;
 	fixture_rejected(&f, 9, &m, REJECT_NONFINITE);
@@ -307,7 +308,7 @@ static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.sessions.replay_window = 6; /* a snapshot is urgent at 3 */
+	cfg.sessions.replay_window = 6; /* at 3 the core takes a snapshot at once */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) {
@@ -316,7 +317,7 @@ static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
 		assert_int_equal(f.saving != 0, seq >= 3); /* before the worker has to wait */
 	}
 	fixture_durable(&f);
-	assert_int_equal(fixture_worker(&f, 1).durable_seq, 3); /* not 4, 5: pushed meanwhile */
+	assert_int_equal(fixture_worker(&f, 1).durable_seq, 3); /* 4 and 5 were pushed later */
 	m = fixture_push(s, 6);
 	assert_int_equal(fixture_acked(&f, 9, &m).durable_seq, 3);
 	fixture_close(&f);
@@ -362,8 +363,8 @@ static void a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_i
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(weights_for(&f, 70)->version, 1);
 	assert_true(core_weights(f.core)[0] == -1.0f);
-	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1); /* nothing is applied ... */
-	assert_int_equal(weights_for(&f, 70)->version, 1);       /* ... but it is answered */
+	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1); /* it is not applied, */
+	assert_int_equal(weights_for(&f, 70)->version, 1);       /* but answered */
 	bad = m;
 	bad.push.seq = 2;
 	bad.push.pull = 71;
@@ -372,7 +373,7 @@ static void a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_i
 	assert_int_equal(weights_for(&f, 71)->version, 1);
 	m.push.seq = 5;
 	fixture_message(&f, 9, &m);
-	fixture_refused(&f, 9, PS_EGAP); /* the one answer: it will be sent again */
+	fixture_refused(&f, 9, PS_EGAP); /* the only answer: the worker sends it again */
 	m.push.seq = 3;
 	m.push.pull = 0;
 	fixture_applied(&f, 9, &m);

@@ -1,11 +1,11 @@
 /*
- * Proves the invariants numbered in server/core/sandblaster.c: what a pass takes, who gets which
- * portion, that nothing is lost or counted twice. (Its other optimizer: test_core_lbfgs.c.)
+ * Proves the invariants numbered in server/core/sandblaster.c: what a pass needs, which worker gets
+ * which portion, and that no portion is lost or counted twice. (L-BFGS: test_core_lbfgs.c.)
  */
 #include "tests/support/core_cluster.h"
 
-/* Plain gradient descent, portions of 10 images; copies at once, as in the paper, unless a test
- * says so. (Copies of what is late: test_core_backup.c.) */
+/* Plain gradient descent with portions of 10 images, and immediate copies as in the paper, unless a
+ * test changes that. (Copies of late work: test_core_backup.c.) */
 static struct core_config sgd_config(void)
 {
 	struct core_config cfg = fixture_training();
@@ -33,7 +33,7 @@ static void assert_version(const struct cluster *k, uint64_t version)
 	assert_int_equal(core_stats(k->f.core)->version, version);
 }
 
-/* The serial truth: the mean gradient over the batches [first, end) at w, by hand. */
+/* The reference: the mean gradient over the batches [first, end) at w. */
 static void serial_mean(
 	const struct cluster *k, uint32_t first, uint32_t end, const float *w, double *g)
 {
@@ -107,7 +107,8 @@ static void a_sum_of_another_pass_is_refused(void **state)
 	assert_true(late.grant.work.count > 0);
 	assert_int_equal(cluster_push(&k, 1), REJECT_WORK); /* its epoch is over */
 	k.worker[1].grant.work = late.grant.work;
-	k.worker[1].grant.work.epoch = 1; /* the same portion of today, at yesterday's weights */
+	k.worker[1].grant.work.epoch =
+		1; /* the same portion of this epoch, at the weights of the one before */
 	assert_int_equal(cluster_push(&k, 1), REJECT_STALE);
 	assert_int_equal(k.f.core->leases.n_done, 0);
 	assert_int_equal(k.f.core->accumulator.pushes, 0);
@@ -173,9 +174,9 @@ static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 	for (uint32_t i = 0; i < 7; i++)
 		assert_int_equal(cluster_request(&k, i), 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 4);
-	for (uint32_t i = 3; i < 7; i++) /* the oldest of those with fewest */
+	for (uint32_t i = 3; i < 7; i++) /* the oldest portions with the fewest copies */
 		cluster_granted(&k, i, (i - 3) % 3, 1);
-	assert_int_equal(cluster_push(&k, 4), REJECT_NONE); /* the first result wins */
+	assert_int_equal(cluster_push(&k, 4), REJECT_NONE); /* the first result counts */
 	for (uint32_t i = 0; i < 3; i++)
 		if (k.worker[i].grant.work.first == 1)
 			assert_int_equal(cluster_push(&k, i), REJECT_WORK);
@@ -185,7 +186,7 @@ static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 	cluster_close(&k);
 }
 
-/* Time has come so far; all beat. */
+/* Advance the time; all workers send heartbeats. */
 static void tick(struct cluster *k, uint64_t now_ms)
 {
 	k->f.now_ms = now_ms;
@@ -204,7 +205,7 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 	cfg.leases.backup_copies = backup;
 	cfg.leases.max_batches = 20;
 	cfg.training.epochs = steps;
-	cfg.sessions.suspect_ms = 100000; /* they beat, which is not of interest here */
+	cfg.sessions.suspect_ms = 100000; /* no worker becomes suspect */
 	cfg.sessions.dead_ms = 200000;
 	cluster_open(&k, cfg, n, 6000, cluster_bowl); /* 600 portions */
 	uint64_t begin = k.f.now_ms, tick_ms = begin + 50;
@@ -253,7 +254,7 @@ static void backup_copies_make_up_for_a_slow_worker(void **state)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-/* It gets what it can deliver before the others have copied it. */
+/* A slow worker gets what it can deliver before the others have copied it. */
 static void one_that_is_20_times_slower_contributes(void **state)
 {
 	static const uint64_t ms[] = {120, 120, 120, 2400};
@@ -306,12 +307,12 @@ static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 	cluster_open(&k, cfg, 2, 80, cluster_bowl);
 	cluster_request(&k, 1);
 	push_of(&k, 1, k.worker[1].grant.work.first, 1);
-	cluster_request(&k, 1); /* and it is killed with this one in its hands */
+	cluster_request(&k, 1); /* it is killed while it has this portion */
 	k.f.now_ms += 1200;
 	fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 	fixture_tick(&k.f, 0);
 	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_DEAD);
-	assert_int_equal(k.f.core->leases.n_done, 1); /* what it gave stays */
+	assert_int_equal(k.f.core->leases.n_done, 1); /* the delivered portion still counts */
 	while (core_stats(k.f.core)->version == 0)
 		cluster_act(&k, 0);
 	assert_int_equal(core_stats(k.f.core)->images, 80);
@@ -319,7 +320,7 @@ static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 	cluster_close(&k);
 }
 
-/* Even one that beats on and never answers. */
+/* The same for a worker that only sends heartbeats. */
 static void a_pass_does_not_wait_for_who_hangs(void **state)
 {
 	struct cluster k;
@@ -342,7 +343,7 @@ static int images_equal(const struct core_snapshot *a, const struct core_snapsho
 	return 1;
 }
 
-/* Each run of the same gradients ends in the same bytes, wherever it was killed in between. */
+/* Runs of the same gradients end with the same bytes, wherever the server was killed. */
 static void a_restart_in_any_moment_changes_no_bit(void **state)
 {
 	float expected[FIXTURE_PARAMS];
@@ -385,7 +386,7 @@ static void an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit(void **sta
 	a = fixture_save(&k.f);
 	cfg = k.f.cfg;
 	assert_int_equal(fixture_read(&again, cfg, &a, &why), PS_OK);
-	again.core->stats.recoveries--; /* the one difference there is to be */
+	again.core->stats.recoveries--; /* the only difference that is intended */
 	b = fixture_save(&again);
 	assert_true(images_equal(&a, &b));
 	fixture_drop(&a);
@@ -418,7 +419,7 @@ static void in_any_order_each_image_counts_once_per_step(void **state)
 				push_of(&k, i, (uint32_t)rng_below(&r, k.f.core->leases.n_batches),
 					1);
 			else if (dice == 2 && k.worker[i].grant.request == k.worker[i].request)
-				cluster_request(&k, i); /* it drops what it had */
+				cluster_request(&k, i); /* it drops its portions */
 			else
 				cluster_act(&k, i);
 			assert_in_range(n, 0, 20000);

@@ -1,6 +1,6 @@
 /*
- * Proves the invariants numbered in server/core/sessions.c and the order of refusals: who may
- * speak, when a WELCOME goes out, who keeps which slot. (Resuming: test_core_resume.c.)
+ * Proves the invariants numbered in server/core/sessions.c and the order of refusals: which messages
+ * are accepted, when WELCOME is sent, and which worker has which slot. (Resume: test_core_resume.c.)
  */
 #include "tests/support/core_fixture.h"
 
@@ -19,7 +19,7 @@ static void welcome_comes_when_the_incarnation_is_on_disk_and_not_before(void **
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_JOINING);
-	img = fixture_save(&f); /* the shell serialises now */
+	img = fixture_save(&f); /* the shell encodes at this time */
 	fixture_tick(&f, 50);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_durable(&f);
@@ -30,7 +30,7 @@ static void welcome_comes_when_the_incarnation_is_on_disk_and_not_before(void **
 	assert_int_equal(w->stamp.term, f.cfg.term);
 	assert_memory_equal(&w->stamp.run, &f.cfg.run, sizeof(w->stamp.run));
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
-	fixture_load(&other, f.cfg, &img); /* what is on disk knows of it */
+	fixture_load(&other, f.cfg, &img); /* the checkpoint contains the worker */
 	assert_int_equal(fixture_worker(&other, 1).incarnation, 1);
 	assert_string_equal(fixture_worker(&other, 1).name, "anna");
 	fixture_close(&other);
@@ -73,7 +73,7 @@ static void a_snapshot_begun_before_the_hello_welcomes_nobody(void **state)
 	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
-	fixture_message(&f, 10, &m); /* while the first one's snapshot is under way */
+	fixture_message(&f, 10, &m); /* while the first snapshot is under way */
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	assert_null(fixture_sent(&f, 10, MSG_WELCOME));
@@ -115,7 +115,7 @@ static void the_same_hello_again_is_answered_by_the_same_welcome(void **state)
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
 	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
-	fixture_message(&f, 9, &m); /* suspect: it said nothing but HELLO */
+	fixture_message(&f, 9, &m); /* suspect: it has sent nothing but HELLO */
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.incarnation, 1);
@@ -161,7 +161,7 @@ static const enum msg_type stamped[] = {
 	MSG_PULL, MSG_PUSH, MSG_LEASE, MSG_RESULT, MSG_BEAT, MSG_BYE};
 #define STAMPED (sizeof(stamped) / sizeof(stamped[0]))
 
-/* A message of this type that would do something if its stamp were good. */
+/* A message of this type that would have an effect if its stamp were valid. */
 static struct msg worker_message(enum msg_type type, struct stamp s)
 {
 	struct msg m = fixture_push_ones(s, 1);
@@ -190,7 +190,7 @@ static struct msg worker_message(enum msg_type type, struct stamp s)
 	return m;
 }
 
-/* Refused with this status, and not a byte of the image changes but the count of refusals. */
+/* Refused with this status. No byte of the snapshot changes but the count of refusals. */
 static void refused_and_harmless(
 	struct core_fixture *f, enum msg_type type, const struct stamp *s, int status)
 {
@@ -293,13 +293,13 @@ static void observers_see_and_pull_without_a_slot(void **state)
 
 	(void)state;
 	fixture_open(&f, fixture_training());
-	fixture_pull(&f, 8, nobody, WEIGHTS_CURRENT); /* no HELLO is needed */
+	fixture_pull(&f, 8, nobody, WEIGHTS_CURRENT); /* it needs no HELLO */
 	assert_non_null(fixture_sent(&f, 8, MSG_PARAMS));
 	m.hello.role = ROLE_OBSERVER;
 	fixture_message(&f, 8, &m);
 	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.stamp.worker, 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_FREE);
-	assert_int_equal(core_data(f.core)->n_train, 0); /* its data set is nobody's */
+	assert_int_equal(core_data(f.core)->n_train, 0); /* an observer fixes no data set */
 	assert_int_equal(core_live_workers(f.core), 0);
 	fixture_close(&f);
 }
@@ -355,7 +355,7 @@ static void a_training_run_needs_a_data_set_that_fits(void **state)
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	fixture_close(&f);
-	fixture_open(&f, fixture_config()); /* epochs 0 do not look */
+	fixture_open(&f, fixture_config()); /* with 0 epochs the size is not checked */
 	m = fixture_hello("");
 	m.hello.data = bad[0];
 	fixture_message(&f, 9, &m);

@@ -1,7 +1,7 @@
 /*
- * Proves what core.c promises of a run's life: when snapshots are taken and taken again, that
- * whoever waits for one hears when it is durable, and how work begins again after a crash. (How a
- * run ends: test_core_run_end.c.)
+ * Proves the promises of core.c about snapshots: when the core takes and repeats them, that waiting
+ * peers are answered when a snapshot is durable, and how work resumes after a crash. (The end of a
+ * run: test_core_run_end.c.)
  */
 #include "tests/support/core_fixture.h"
 
@@ -25,7 +25,7 @@ static void snapshots_come_checkpoint_ms_apart_and_only_if_something_happened(vo
 	cfg.sessions.suspect_ms = cfg.sessions.dead_ms = cfg.sessions.ttl_ms = 1u << 30;
 	fixture_open(&f, cfg);
 	fixture_tick(&f, 1000);
-	assert_int_equal(f.saving, 0); /* nothing happened */
+	assert_int_equal(f.saving, 0); /* nothing has changed */
 	s = fixture_join(&f, 9, "");
 	push(&f, s, 1);
 	assert_int_equal(f.saving, 0);
@@ -37,7 +37,7 @@ static void snapshots_come_checkpoint_ms_apart_and_only_if_something_happened(vo
 	fixture_tick(&f, 1000);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0); /* one at a time */
 	fixture_durable(&f);
-	assert_int_equal(f.saving, 3); /* push 2 is in none yet */
+	assert_int_equal(f.saving, 3); /* no snapshot contains push 2 */
 	fixture_durable(&f);
 	fixture_tick(&f, 1000);
 	assert_int_equal(f.saving, 0);
@@ -70,14 +70,15 @@ static void a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms(void *
 		assert_int_equal(fixture_worker(&f, 1).durable_seq, 0);
 		f.now_ms++;
 		fixture_beat(&f, 19, s);
-		assert_int_equal(f.saving, generation + 1); /* never the same one again */
+		assert_int_equal(f.saving, generation + 1); /* a generation is never used twice */
 	}
 	fixture_durable(&f);
 	assert_int_equal(fixture_sent(&f, 19, MSG_BEAT)->beat.durable_seq, 1);
 	assert_non_null(fixture_sent(&f, 8, MSG_ADMIN));
 	push(&f, s, 2);
 	fixture_admin(&f, 8, ADMIN_CHECKPOINT);
-	assert_int_not_equal(f.saving, 0); /* the disk is well again: urgent is at once */
+	assert_int_not_equal(
+		f.saving, 0); /* the disk works again: an urgent snapshot begins at once */
 	fixture_close(&f);
 }
 

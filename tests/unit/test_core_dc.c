@@ -100,7 +100,7 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
-/* How far a worker pulls ahead of its pushes: with prefetch by one, with bursts by three. */
+/* How many pulls a worker is ahead of its pushes: one with prefetch, three with bursts. */
 struct lesson {
 	struct core_fixture f;
 	struct twin twin;
@@ -180,7 +180,7 @@ static void come_back(struct lesson *l)
 	}
 }
 
-/* Pulls, pushes and restarts in any order. */
+/* Pulls, pushes and restarts in random order. */
 static double lesson_run(uint64_t seed, const struct core_config *cfg)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -274,7 +274,7 @@ static double swing(enum delay_compensation kind)
 		uint32_t i = n % 4;
 		struct msg m = fixture_push(s[i], n / 4);
 
-		if (n >= 4) { /* at first each of them pulls */
+		if (n >= 4) { /* each worker pulls first */
 			m.push.base_version = version[i];
 			m.push.base_term = s[i].term;
 			fixture_slice(&m, 0, FIXTURE_PARAMS, then[i]);
@@ -328,7 +328,7 @@ static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void 
 	fixture_close(&l.f);
 }
 
-/* Not one backup for all: each worker's delay is its own. */
+/* There is no common backup: each worker has its own delay. */
 static void each_worker_is_compensated_by_its_own_delay(void **state)
 {
 	static struct lesson l;
@@ -349,7 +349,7 @@ static void each_worker_is_compensated_by_its_own_delay(void **state)
 	fixture_close(&l.f);
 }
 
-/* What is not held is not guessed. */
+/* Without a copy of the version there is no compensation. */
 static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted(void **state)
 {
 	static struct lesson l;
@@ -375,7 +375,7 @@ static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_coun
 	fixture_close(&l.f);
 }
 
-/* Version 2 of the life that was lost is not the version 2 that others have made since. */
+/* Version 2 of the lost term is not the version 2 that other workers have made since. */
 static void weights_of_a_lost_life_are_not_held(void **state)
 {
 	static struct lesson l;
@@ -394,7 +394,7 @@ static void weights_of_a_lost_life_are_not_held(void **state)
 	fixture_close(&l.f);
 	fixture_load(&l.f, cfg, &image);
 	fixture_drop(&image);
-	l.pupil[1].seq = 1; /* this one begins anew from there */
+	l.pupil[1].seq = 1; /* it begins there again */
 	come_back(&l);
 	push_of(&l, 1, twos, 1, l.pupil[1].s.term);
 	fixture_pull(&l.f, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* another version 2 */
@@ -402,7 +402,7 @@ static void weights_of_a_lost_life_are_not_held(void **state)
 	push_of(&l, 0, fixture_ones, 2, epoch);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-6 * RATE), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
-	push_of(&l, 0, fixture_ones, 2, l.pupil[0].s.term); /* the one that it has pulled */
+	push_of(&l, 0, fixture_ones, 2, l.pupil[0].s.term); /* the version 2 that it has pulled */
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
@@ -510,8 +510,7 @@ static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 
 #define LONE_PUSHES 12u
 
-/* Push number i of a worker that is alone and prefetches is of version i - 1, or, the first, of 0.
- */
+/* Push i of a single worker with prefetch has version i - 1; the first push has version 0. */
 static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64_t epoch)
 {
 	struct msg m = fixture_push(s, i);
@@ -553,7 +552,7 @@ static void lone_run(uint64_t saved, float *end)
 		s = fixture_come_back(&f, 9, s, LONE_PUSHES);
 		for (uint64_t i = saved + 1; i <= LONE_PUSHES; i++)
 			lone_push(&f, s, i, epoch);
-		lone_push(&f, s, LONE_PUSHES + 1, epoch); /* of weights in hand */
+		lone_push(&f, s, LONE_PUSHES + 1, epoch); /* of weights that it has pulled */
 	} else {
 		lone_push(&f, s, LONE_PUSHES + 1, s.term);
 	}
@@ -574,7 +573,7 @@ static void a_lone_worker_replays_to_the_same_bits(void **state)
 	}
 }
 
-/* A checkpoint with weights that are not finite is refused whole. */
+/* A checkpoint with weights that are not finite is refused. */
 static void a_copy_that_is_not_finite_is_refused(void **state)
 {
 	static struct lesson l;

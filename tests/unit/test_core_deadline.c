@@ -1,13 +1,13 @@
 /*
- * test_core_deadline.c - a worker that sends heartbeats and delivers nothing: whatever it holds,
- * the run goes on without it. Virtual time, a tick every 50 ms. (Late portions:
+ * test_core_deadline.c - a worker that sends heartbeats and delivers nothing: the run goes on without
+ * it, whatever work it has. Virtual time with a tick every 50 ms. (Late portions:
  * test_core_backup.c.)
  */
 #include "tests/support/core_cluster.h"
 
 #define HUNG UINT64_MAX
 
-/* Workers by the milliseconds that a batch takes each. */
+/* Workers, and the milliseconds that each one needs for a batch. */
 struct fleet {
 	struct cluster k;
 	uint64_t ms[CLUSTER_WORKERS], ready_ms[CLUSTER_WORKERS];
@@ -35,7 +35,7 @@ static void fleet_open(
 		f->ms[i] = each_ms;
 }
 
-/* Batches that it pushes next. */
+/* The number of batches in its next push. */
 static uint32_t next_batches(const struct fleet *f, uint32_t i)
 {
 	const struct cluster_worker *h = &f->k.worker[i];
@@ -46,14 +46,14 @@ static uint32_t next_batches(const struct fleet *f, uint32_t i)
 	return h->grant.work.count < max ? h->grant.work.count : max;
 }
 
-/* Its grant is there: when will it have computed what it pushes next? */
+/* It has a grant: set the time at which its next push is ready. */
 static void begin(struct fleet *f, uint32_t i)
 {
 	if (f->ready_ms[i] == 0 && f->ms[i] != HUNG)
 		f->ready_ms[i] = f->k.f.now_ms + f->ms[i] * next_batches(f, i);
 }
 
-/* The first batches of a grant that takes several pushes. */
+/* Push the first batches of a grant that needs several pushes. */
 static void push_first(struct fleet *f, uint32_t i)
 {
 	struct cluster_worker *h = &f->k.worker[i];
@@ -104,7 +104,7 @@ static int fleet_is_over(const struct fleet *f)
 	return f->k.f.core->ending == END_OVER;
 }
 
-/* All beat; each does its work. Until the run is over, or `ms` have passed. */
+/* All workers send heartbeats and work until the run is over, or for `ms`. */
 static void fleet_run(struct fleet *f, uint64_t ms)
 {
 	uint64_t end = f->k.f.now_ms + ms;
@@ -119,7 +119,7 @@ static void fleet_run(struct fleet *f, uint64_t ms)
 	}
 }
 
-/* Worker 0 takes work and delivers none of it, the others do all. */
+/* Worker 0 gets work and delivers nothing. The others do all the work. */
 static void a_hung_worker_holds_nobody_up(struct core_config cfg)
 {
 	struct fleet f;
@@ -165,7 +165,7 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 	fleet_run(&f, 850);
 	f.k.n = 2;
 	cluster_join(&f.k, 1);
-	f.k.worker[1].request = 1000; /* the fleet takes it for one that waits */
+	f.k.worker[1].request = 1000; /* act() regards it as waiting for a grant */
 	fleet_run(&f, 500);
 	assert_true(fixture_worker(&f.k.f, 1).stalled);
 	assert_false(fixture_worker(&f.k.f, 2).stalled);
@@ -191,7 +191,7 @@ static void a_pass_does_not_wait_for_a_hung_worker(void **state)
 	a_hung_worker_holds_nobody_up(config(MODE_SANDBLASTER));
 }
 
-/* It trains; when it is given a piece of the test set it hangs. */
+/* The worker trains, and hangs when it is granted a portion of the test set. */
 static void an_evaluation_does_not_wait_for_a_hung_worker(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -221,7 +221,7 @@ static void without_copies_the_deadline_is_enough(void **state)
 	a_hung_worker_holds_nobody_up(cfg);
 }
 
-/* It has delivered all it had, and hangs before it asks for more. */
+/* The worker has delivered all its work, and hangs before its next request. */
 static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
 {
 	struct fleet f;
@@ -230,13 +230,13 @@ static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
 	for (int i = 0; i < 1000 && f.k.f.core->worker[0].pace.left == 0; i++)
 		fleet_run(&f, 10);
 	while (f.k.f.core->worker[0].pace.left) {
-		f.ms[1] = f.ms[2] = HUNG; /* so that it is the slowest */
+		f.ms[1] = f.ms[2] = HUNG; /* so that worker 0 is the slowest */
 		f.ready_ms[1] = f.ready_ms[2] = 0;
 		fleet_run(&f, 10);
 	}
 	f.ms[1] = f.ms[2] = 30;
 	f.k.worker[0].grant = (struct msg_grant){.request = f.k.worker[0].request};
-	f.k.worker[0].request += 1000; /* the fleet takes it for one that waits */
+	f.k.worker[0].request += 1000; /* act() regards it as waiting for a grant */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
@@ -253,7 +253,7 @@ static void a_worker_that_does_not_ask_again_is_stalled(void **state)
 
 /* ---- slow ------------------------------------------------------------------------------------ */
 
-/* The defaults of cnn-ps (server/config/options.c), where they matter here. */
+/* The defaults of cnn-ps (server/config/options.c) that matter here. */
 static struct core_config defaults(enum mode mode)
 {
 	struct core_config cfg = config(mode);
@@ -280,7 +280,7 @@ static void assert_at_work(const struct fleet *f)
 	}
 }
 
-/* Two workers take `each_ms` for a batch, one takes 20 times as long; an epoch has 600. */
+/* Two workers need `each_ms` for a batch, and one needs 20 times as long. An epoch has 600 batches. */
 static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
 {
 	struct core_config cfg = defaults(mode);
@@ -333,7 +333,7 @@ static void pass(struct cluster *k, uint64_t ms)
 	tick(k, ms);
 }
 
-/* Worker 0 delivers `n` batches of `ms` each, and gets another one, of the last two. */
+/* Worker 0 delivers `n` batches of `ms` each, and is granted one of the last two batches. */
 static void open_after(struct cluster *k, uint32_t n, uint64_t ms)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -418,7 +418,7 @@ static void who_never_delivers_is_stalled_until_it_does(void **state)
 	assert_int_equal(fixture_worker(&k.f, 1).state, SESSION_LIVE);
 	assert_int_equal(core_live_workers(k.f.core), 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 1);
-	pass(&k, 60000); /* it beats */
+	pass(&k, 60000); /* it sends heartbeats */
 	assert_true(fixture_worker(&k.f, 1).stalled);
 	cluster_push(&k, 0);
 	assert_false(fixture_worker(&k.f, 1).stalled);
@@ -426,7 +426,7 @@ static void who_never_delivers_is_stalled_until_it_does(void **state)
 	cluster_close(&k);
 }
 
-/* New leases, HELLOs and pulls are no delivery. */
+/* A lease, a HELLO or a pull is no delivery. */
 static void who_only_asks_is_stalled(void **state)
 {
 	struct cluster k;
@@ -446,7 +446,7 @@ static void who_only_asks_is_stalled(void **state)
 	cluster_close(&k);
 }
 
-/* A worker that has joined owes a LEASE, as one that has delivered everything does. */
+/* A worker that has joined must request a lease, like one that has delivered everything. */
 static void who_never_asks_is_stalled_until_it_asks(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -482,7 +482,7 @@ static void who_waits_for_work_or_pushes_without_leases_is_not_stalled(void **st
 	assert_int_equal(cluster_request(&k, 0), 0);
 	pass(&k, 200000);
 	assert_false(fixture_worker(&k.f, 1).stalled);
-	cluster_join(&k, k.n++); /* this one computes batches that nobody gave it */
+	cluster_join(&k, k.n++); /* this worker pushes batches without a lease */
 	for (uint32_t i = 0; i < 20; i++) {
 		k.worker[1].grant =
 			(struct msg_grant){.kind = GRANT_TRAIN, .work = {0, 500 + i, 1}};
@@ -503,7 +503,7 @@ static void who_waits_for_work_or_pushes_without_leases_is_not_stalled(void **st
 	fixture_close(&f);
 }
 
-/* What a stalled worker gets is anybody's. */
+/* Other workers get the same work as a stalled worker. */
 static void a_stalled_worker_gets_work_that_others_get_too(void **state)
 {
 	struct cluster k;
@@ -525,7 +525,7 @@ static void a_stalled_worker_gets_work_that_others_get_too(void **state)
 	cluster_close(&k);
 }
 
-/* Two that were counted before do not show that it works on what it has now. */
+/* Duplicates of two earlier pushes do not show that the worker works on its current grant. */
 static void the_same_result_again_is_no_delivery(void **state)
 {
 	struct cluster k;
@@ -543,14 +543,14 @@ static void the_same_result_again_is_no_delivery(void **state)
 	cluster_close(&k);
 }
 
-/* One that is refused is none either: worker 0 asks for the piece again and again. */
+/* Nor do results that are rejected: worker 0 repeatedly requests the portion. */
 static void a_result_that_is_not_finite_is_no_delivery(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k;
 
 	(void)state;
-	cfg.leases.eval_images = 7; /* one piece */
+	cfg.leases.eval_images = 7; /* one portion */
 	cfg.leases.first_deadline_ms = 300;
 	cfg.training.epochs = 1;
 	cluster_open(&k, cfg, 2, 10, cluster_ones);
@@ -611,7 +611,7 @@ static void a_transfer_that_progresses_is_not_cut(void **state)
 	k.worker[0].s = fixture_join(&k.f, 9, "");
 	fixture_lease(&k.f, 9, k.worker[0].s, 1);
 	k.worker[0].request = 1;
-	k.n = 0; /* no grant is looked at */
+	k.n = 0; /* the fleet ignores grants */
 	for (uint64_t ms = 0; ms < 28000; ms += 100) {
 		fixture_beat(&k.f, 10, k.worker[0].s);
 		tick(&k, 100);
@@ -632,12 +632,12 @@ static void a_trickle_does_not_hold_a_grant(void **state)
 
 	(void)state;
 	open_after(&k, 4, 5);
-	transfer(&k, 3000, 80); /* a tenth of what is progress */
+	transfer(&k, 3000, 80); /* a tenth of the bytes that count as progress */
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	cluster_close(&k);
 }
 
-/* However fast, more bytes than the work needs buy no time. */
+/* More bytes than the work needs do not extend the deadline, however fast they are. */
 static void bytes_without_end_do_not_hold_a_grant(void **state)
 {
 	struct cluster k;
@@ -650,7 +650,7 @@ static void bytes_without_end_do_not_hold_a_grant(void **state)
 	cluster_close(&k);
 }
 
-/* Who must wait for the disk of ours owes nothing. */
+/* A worker that waits for the server's disk has no deadline. */
 static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -667,7 +667,7 @@ static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
 		k.worker[0].grant.work = (struct work){0, i, 1};
 		assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
 	}
-	pass(&k, 20000); /* the snapshot is not on disk yet */
+	pass(&k, 20000); /* the snapshot is not durable */
 	assert_int_equal(core_stats(k.f.core)->expired, 0);
 	fixture_durable(&k.f);
 	pass(&k, 2200);
@@ -675,7 +675,7 @@ static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
 	cluster_close(&k);
 }
 
-/* A worker of the snapshot comes back when its slot has lost the grant, and hangs later. */
+/* A worker of the snapshot returns after its slot has lost the grant, and hangs later. */
 static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -693,7 +693,7 @@ static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 	m.hello.data = k.data;
 	fixture_message(&k.f, k.worker[0].peer, &m);
 	k.worker[0].s = fixture_sent(&k.f, k.worker[0].peer, MSG_WELCOME)->welcome.stamp;
-	pass(&k, 1000); /* it has the old grant yet: we expect nothing of it */
+	pass(&k, 1000); /* it still has the old grant, which has no deadline */
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 0);
@@ -705,7 +705,8 @@ static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 	cluster_close(&k);
 }
 
-/* All beat for `ms`, but get no replies: of each 10 ms, `held_ms` go to the disk. */
+/* All workers send heartbeats for `ms` and get no reply: replies wait for the disk during `held_ms` of
+ * each 10 ms. */
 static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
 {
 	for (uint64_t end = f->k.f.now_ms + ms; f->k.f.now_ms < end;) {
@@ -728,11 +729,11 @@ static void the_time_that_replies_wait_for_the_disk_is_nobodys(void **state)
 	uint64_t steps_short = t->steps_short;
 	fleet_hold(&f, 60000, 10);
 	assert_true(t->expired == 0 && t->stalls == 0);
-	fleet_hold(&f, 10000, UINT64_MAX); /* a log may say anything */
+	fleet_hold(&f, 10000, UINT64_MAX); /* a log may contain any value */
 	assert_true(t->expired == 0 && t->stalls == 0);
 	fleet_run(&f, 1000);
 	assert_true(t->expired == 0 && t->stalls == 0 && t->steps_short == steps_short);
-	fleet_hold(&f, 3000, 8); /* a fifth of the time is theirs */
+	fleet_hold(&f, 3000, 8); /* a fifth of the time counts */
 	assert_true(t->expired == 0 && t->stalls == 0);
 	fleet_hold(&f, 60000, 8);
 	assert_int_equal(t->stalls, 3);
@@ -749,7 +750,7 @@ static void held_time_is_not_counted_as_a_transfer_too(void **state)
 
 		open_after(&k, 4, 5);
 		pass(&k, 1000);
-		moved(&k, 1); /* the next report is of what moves from now on */
+		moved(&k, 1); /* the next report begins now */
 		for (uint64_t i = 1; i <= 20; i++) {
 			fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 			k.f.now_ms += 100;

@@ -1,7 +1,7 @@
 /*
- * Proves server/core/lbfgs.c: its way equals that of a serial L-BFGS, written here once more in
- * double precision, whoever computes the portions and whoever dies; it converges where it should;
- * and each guard does what lbfgs.h says.
+ * Proves server/core/lbfgs.c: its path equals that of a serial reference in double precision, whichever
+ * workers compute the portions and die. It converges where it should, and each guard does what
+ * lbfgs.h says.
  */
 #include "tests/support/serial_lbfgs.h"
 
@@ -59,7 +59,7 @@ static double softmax_portion(uint32_t i, const float *w, double *g)
 	return loss;
 }
 
-/* So flat that the first step has to be made longer: the Wolfe condition. */
+/* So flat that the line search must extend the first step: the Wolfe condition. */
 static double plain_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = cluster_bowl(i, w, g);
@@ -92,7 +92,7 @@ struct walk {
 	double max; /* largest difference so far, of any weight after any step */
 };
 
-/* After each event: if a step has ended, the serial one makes the same. */
+/* After each event: if a step has ended, the reference makes the same step. */
 static void walk_follow(struct walk *a)
 {
 	if (core_stats(a->k.f.core)->updates == a->steps)
@@ -148,7 +148,7 @@ static void its_path_equals_the_serial_reference(void **state)
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 
-/* Five workers in any order; one is killed for good in the middle of the third step. */
+/* Five workers in random order. One is killed in the middle of the third step and does not return. */
 static void walk_together(uint64_t seed, int restarts)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -195,7 +195,7 @@ static void restarts_leave_the_way_as_it_is(void **state)
 	}
 }
 
-/* In the middle of passes and of line searches alike: one worker, the same order, the same bits. */
+/* In the middle of passes and of line searches: one worker, the same order, the same bits. */
 static void a_restart_in_any_moment_changes_no_bit(void **state)
 {
 	float expected[CLUSTER_PARAMS];
@@ -265,7 +265,7 @@ static void softmax_regression_converges(void **state)
 
 /* ---- guards ---------------------------------------------------------------------------------- */
 
-/* Down for ever, and steeper and steeper. */
+/* An unbounded descent that becomes ever steeper. */
 static double hill_portion(uint32_t i, const float *w, double *g)
 {
 	(void)i;
@@ -284,7 +284,7 @@ static void a_pair_without_curvature_is_not_kept(void **state)
 	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->updates, 3);
 	assert_int_equal(k.f.core->lbfgs.pairs, 0);
-	assert_true(core_weights(k.f.core)[0] > 1); /* it went down all the same */
+	assert_true(core_weights(k.f.core)[0] > 1); /* the loss decreased nevertheless */
 	cluster_close(&k);
 	cfg.n_params = FIXTURE_PARAMS;
 	cluster_open(&k, cfg, 1, 10, cluster_bowl);
@@ -293,7 +293,7 @@ static void a_pair_without_curvature_is_not_kept(void **state)
 	cluster_close(&k);
 }
 
-/* Two steps are done; the next begins when worker 1 has evaluated what it has. */
+/* Two steps are done. The next one begins when worker 1 has evaluated its portion. */
 static void pause_after_two_steps(struct cluster *k)
 {
 	while (core_stats(k->f.core)->updates < 1)
@@ -317,7 +317,7 @@ static void a_direction_that_goes_up_drops_the_history(void **state)
 	cluster_open(&k, cfg, 2, 30, cluster_bowl);
 	b = &k.f.core->lbfgs;
 	pause_after_two_steps(&k);
-	for (uint32_t i = 0; i < 2; i++) /* as broken pairs would have it */
+	for (uint32_t i = 0; i < 2; i++) /* as broken pairs would do */
 		b->ys[i] = -b->ys[i];
 	cluster_evaluate(&k, 1);
 	assert_int_equal(b->searching, 1);
@@ -328,7 +328,7 @@ static void a_direction_that_goes_up_drops_the_history(void **state)
 	cluster_close(&k);
 }
 
-/* Says that down is where up is. */
+/* A gradient with the wrong sign. */
 static double liar_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = cluster_bowl(i, w, g);

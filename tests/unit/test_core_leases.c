@@ -22,7 +22,7 @@ static void a_batch_counts_once_and_its_second_push_is_rejected(void **state)
 	fixture_applied(&f, 9, &m);
 	m = fixture_batch(t, 1, 0, 1, 1);
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
-	m = fixture_batch(t, 2, 0, 0, 2); /* one of the two is done: all or nothing */
+	m = fixture_batch(t, 2, 0, 0, 2); /* one of the two is done: the whole push is rejected */
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
 	m = fixture_batch(t, 3, 0, 2, 2);
 	fixture_applied(&f, 10, &m);
@@ -141,13 +141,13 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 	t = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;
 	for (uint64_t i = 0; left > 0; i++) {
 		struct msg_grant g = fixture_train(&f, i % 2 ? 10 : 9, i % 2 ? t : s, i / 2 + 1);
-		uint32_t max = (left + 3) / 4; /* a half of everybody's share */
+		uint32_t max = (left + 3) / 4; /* half of a worker's share */
 
 		assert_true(g.work.count >= 1 && g.work.count <= max && g.work.count <= 20);
 		assert_true(i > 0 || g.work.count == 20);
 		assert_true(left > 4 || g.work.count == 1);
 		before = g.work.count;
-		for (uint32_t k = 0; k < g.work.count; k++) /* done, whoever pushes it */
+		for (uint32_t k = 0; k < g.work.count; k++) /* done, whichever worker pushes it */
 			f.core->leases.batch[g.work.first + k] = BATCH_DONE;
 		f.core->leases.n_done += g.work.count;
 		left -= g.work.count;
@@ -156,7 +156,7 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 	fixture_close(&f);
 }
 
-/* Nobody waits for it. */
+/* No worker waits for it. */
 static void who_is_alone_gets_whole_leases_to_the_end_of_an_epoch(void **state)
 {
 	struct core_config cfg = fixture_training();
@@ -196,7 +196,7 @@ static void a_repeated_request_gets_the_same_grant(void **state)
 	again = fixture_train(&f, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
 	assert_int_equal(core_stats(f.core)->leases, n);
-	fixture_lease(&f, 9, s, 4); /* an old one that the network kept */
+	fixture_lease(&f, 9, s, 4); /* an old request that the network delayed */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_lease(&f, 9, s, 0); /* no request */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
@@ -249,14 +249,14 @@ static void nobody_gets_a_lease_before_min_workers_are_there_once(void **state)
 	fixture_tick(&f, 100);
 	assert_null(fixture_granted(&f, 9));
 	t = fixture_join(
-		&f, 10, ""); /* the step that welcomes the second one grants to the first */
+		&f, 10, ""); /* the event that welcomes the second worker grants to the first */
 	assert_non_null(fixture_granted(&f, 9));
 	fixture_bye(&f, 10, t);
-	fixture_train(&f, 9, s, 2); /* begun is begun */
+	fixture_train(&f, 9, s, 2); /* training that has begun goes on */
 	fixture_restart(&f);
 	fixture_tick(&f, 0);
 	s = fixture_come_back(&f, 9, s, 0);
-	fixture_train(&f, 9, s, 3); /* and stays begun */
+	fixture_train(&f, 9, s, 3); /* still */
 	fixture_close(&f);
 }
 
@@ -282,7 +282,7 @@ static void warm_start_holds_the_others_back(void **state)
 	fixture_applied(&f, 9, &m); /* the second update */
 	assert_non_null(fixture_granted(&f, 10));
 	fixture_close(&f);
-	fixture_open(&f, cfg); /* who warms up and dies is replaced */
+	fixture_open(&f, cfg); /* another worker replaces a dead one in the warm start */
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
 	fixture_lease(&f, 9, s, 1);

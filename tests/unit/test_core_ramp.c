@@ -38,7 +38,7 @@ static uint32_t max_at(uint64_t version)
 	return max < CLUSTER_WORKERS ? (uint32_t)max : CLUSTER_WORKERS;
 }
 
-/* Everybody asks as often as it can; returns the version from which all were at work at once. */
+/* Each worker requests as often as possible. Returns the version from which all work at once. */
 static uint64_t ramp_run(enum mode mode, uint64_t seed)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -52,7 +52,7 @@ static uint64_t ramp_run(enum mode mode, uint64_t seed)
 			if (k.worker[i].grant.work.count == 0)
 				cluster_act(&k, i);
 		assert_in_range(at_work(&k), 1, max_at(version));
-		if (mode == MODE_DOWNPOUR) /* in ssp some wait for the slowest */
+		if (mode == MODE_DOWNPOUR) /* in ssp some wait for the slowest worker */
 			assert_int_equal(at_work(&k), max_at(version));
 		if (at_work(&k) == CLUSTER_WORKERS && all_at == UINT64_MAX)
 			all_at = version;
@@ -111,7 +111,7 @@ static void without_a_ramp_all_start_at_once(void **state)
 	cluster_close(&k);
 }
 
-/* Who is silent makes room: the ramp counts workers at work, not workers that have begun. */
+/* A silent worker makes room: the ramp counts workers at work, not workers that have begun. */
 static void a_suspected_worker_makes_room(void **state)
 {
 	struct cluster k;

@@ -1,10 +1,10 @@
 /*
- * Proves ssp of server/core/downpour.c: nobody is more batches ahead of the slowest than the bound
- * allows, and who is away holds nobody up.
+ * Proves ssp of server/core/downpour.c: no worker is more batches ahead of the slowest one than the
+ * bound allows, and no worker waits for one that is away.
  */
 #include "tests/support/core_cluster.h"
 
-#define MANY_BATCHES 400u /* in one epoch that no test comes to the end of */
+#define MANY_BATCHES 400u /* of an epoch that no test completes */
 
 static struct core_config ssp_config(uint32_t bound)
 {
@@ -25,7 +25,7 @@ static void ssp_open(struct cluster *k, uint32_t bound, uint32_t lease, uint32_t
 	cluster_open(k, cfg, n, MANY_BATCHES * 10, cluster_ones);
 }
 
-/* One batch of what it holds, as its worker does in this mode. */
+/* Push one batch of the grant, as a worker does in this mode. */
 static void push_one(struct cluster *k, uint32_t i)
 {
 	struct cluster_worker *h = &k->worker[i];
@@ -50,8 +50,8 @@ static void bound_0_is_lock_step(void **state)
 		for (uint32_t i = 0; i < 3; i++) {
 			assert_int_equal(k.worker[i].grant.work.count, 1);
 			push_one(&k, i);
-			assert_int_equal(
-				cluster_request(&k, i), i == 2); /* the last one lets all go on */
+			assert_int_equal(cluster_request(&k, i),
+				i == 2); /* the last worker releases all others */
 		}
 	}
 	assert_int_equal(core_stats(k.f.core)->version, 60);
@@ -65,7 +65,7 @@ static void one_may_be_as_many_batches_ahead_as_the_bound_says(void **state)
 		uint32_t n = 0;
 
 		ssp_open(&k, bound, 1, 2);
-		assert_int_equal(cluster_request(&k, 1), 1); /* it computes for ever */
+		assert_int_equal(cluster_request(&k, 1), 1); /* it computes forever */
 		while (cluster_request(&k, 0)) {
 			push_one(&k, 0);
 			n++;
@@ -73,7 +73,7 @@ static void one_may_be_as_many_batches_ahead_as_the_bound_says(void **state)
 		}
 		assert_int_equal(n, bound + 1);
 		push_one(&k, 1);
-		assert_int_equal(k.worker[0].grant.work.count, 1); /* granted by that push */
+		assert_int_equal(k.worker[0].grant.work.count, 1); /* that push caused the grant */
 		cluster_close(&k);
 	}
 	(void)state;
@@ -86,7 +86,8 @@ static void a_lease_is_as_long_as_the_bound_allows(void **state)
 	(void)state;
 	ssp_open(&k, 4, 100, 2);
 	assert_int_equal(cluster_request(&k, 0), 1);
-	assert_int_equal(k.worker[0].grant.work.count, 5); /* somebody may join where it is now */
+	assert_int_equal(
+		k.worker[0].grant.work.count, 5); /* a worker may join at the minimum of now */
 	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(k.worker[1].grant.work.count, 5);
 	push_one(&k, 0);
@@ -148,14 +149,14 @@ static void who_comes_back_starts_with_the_slowest(void **state)
 			push_one(&k, w);
 			assert_int_equal(cluster_request(&k, w), 1);
 		}
-	beat(&k, 2); /* it goes on, where the others are: 9 */
+	beat(&k, 2); /* it continues at the minimum of the others: 9 */
 	for (uint32_t i = 0; i < 3; i++) {
 		push_one(&k, 0);
 		assert_int_equal(cluster_request(&k, 0), i < 2); /* 12 > 9 + 2 */
 	}
 	push_one(&k, 2);
 	assert_int_equal(cluster_request(&k, 2), 1);
-	assert_int_equal(k.worker[0].grant.work.count, 0); /* worker 1 is at 9 still */
+	assert_int_equal(k.worker[0].grant.work.count, 0); /* worker 1 is still at 9 */
 	push_one(&k, 1);
 	assert_int_equal(k.worker[0].grant.work.count, 1);
 	cluster_close(&k);
@@ -182,7 +183,7 @@ static void who_joins_late_starts_with_the_slowest(void **state)
 	cluster_close(&k);
 }
 
-/* Who tests the weights of the last epoch does not hold up the training of this one. */
+/* Training does not wait for a worker that evaluates the epoch before. */
 static void who_evaluates_holds_nobody_up(void **state)
 {
 	struct core_config cfg = ssp_config(0);
@@ -229,7 +230,7 @@ static void clocks_outlive_the_server(void **state)
 
 /* ---- any order ------------------------------------------------------------------------------ */
 
-/* An account of our own, from what was accepted alone. */
+/* The test's own account, from accepted pushes only. */
 struct race {
 	struct cluster k;
 	struct rng r;
@@ -248,7 +249,7 @@ static uint64_t slowest_but(const struct race *a, uint32_t w)
 	return min;
 }
 
-/* After each step: nobody holds a batch that is too far ahead. */
+/* After each event: no worker has a batch that is too far ahead. */
 static void race_check(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
@@ -263,7 +264,7 @@ static void race_check(struct race *a)
 	}
 }
 
-/* Silent workers leave, those that are heard of again come back at the minimum. */
+/* A silent worker leaves. It returns at the minimum. */
 static void race_members(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
@@ -285,7 +286,7 @@ static void race_step(struct race *a)
 	struct cluster_worker *h = &a->k.worker[i];
 	uint64_t dice = rng_below(&a->r, 100);
 
-	if (dice < 8) { /* time for somebody to fall silent in, never all that dead_ms */
+	if (dice < 8) { /* a worker may become suspect, but not dead */
 		uint64_t ms = rng_below(&a->r, 200);
 		for (uint32_t w = 0; w < 4; w++)
 			a->silent_ms[w] += ms;
@@ -295,7 +296,7 @@ static void race_step(struct race *a)
 		for (uint32_t w = 0; w < 4; w++) {
 			if (a->silent_ms[w] > 700) {
 				a->silent_ms[w] = 0;
-				a->k.worker[w].grant.work.count = 0; /* taken from it meanwhile */
+				a->k.worker[w].grant.work.count = 0; /* it was revoked */
 				beat(&a->k, w);
 				race_members(a);
 			}
@@ -327,7 +328,7 @@ static void nobody_is_ever_further_ahead_than_the_bound(void **state)
 			race_check(&a);
 			assert_true(a.max_ahead <= bound);
 		}
-		assert_int_equal(a.k.f.core->leases.n_done, 380); /* and nobody waits for ever */
+		assert_int_equal(a.k.f.core->leases.n_done, 380); /* and no worker waits forever */
 		assert_int_equal(a.max_ahead, bound);
 		cluster_close(&a.k);
 	}

@@ -1,6 +1,6 @@
 /*
- * Proves the invariants numbered in server/core/sync.c, and that a run equals a serial one: the
- * same gradients, their means in the same order, by formulas of our own in double precision.
+ * Proves the invariants numbered in server/core/sync.c, and that a run equals a serial reference: the
+ * same gradients and their means in the same order, in double precision.
  */
 #include "tests/support/core_cluster.h"
 
@@ -15,7 +15,7 @@ static struct core_config sync_config(uint32_t backups)
 	return cfg;
 }
 
-/* No step begins before all `n` are there. */
+/* No step begins before all `n` workers have joined. */
 static void sync_open(struct cluster *k, struct core_config cfg, uint32_t n, uint32_t n_train,
 	cluster_gradient_fn *fn)
 {
@@ -23,7 +23,7 @@ static void sync_open(struct cluster *k, struct core_config cfg, uint32_t n, uin
 	cluster_open(k, cfg, n, n_train, fn);
 }
 
-/* A step is `version`; the weights moved by -lr per step of ones. */
+/* The core has made `version` steps of ones, and each step moved the weights by -lr. */
 static void assert_steps(const struct cluster *k, uint64_t steps)
 {
 	assert_int_equal(core_stats(k->f.core)->version, steps);
@@ -120,7 +120,7 @@ static void nobody_counts_twice_in_one_step(void **state)
 	k.worker[0].grant.work = (struct work){0, 30, 1};
 	assert_int_equal(cluster_push(&k, 0), REJECT_WORK);
 	assert_int_equal(k.f.core->accumulator.pushes, 1);
-	assert_int_equal(k.f.core->leases.batch[30], BATCH_SHUT); /* of no step yet */
+	assert_int_equal(k.f.core->leases.batch[30], BATCH_SHUT); /* it belongs to no step */
 	cluster_push(&k, 1);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
@@ -129,7 +129,7 @@ static void nobody_counts_twice_in_one_step(void **state)
 
 /* ---- members -------------------------------------------------------------------------------- */
 
-/* It is live when the step begins: that it has not asked yet does not leave it out. */
+/* A worker that is live when the step begins is a member, even if it has not requested a lease. */
 static void a_step_waits_for_a_member_that_has_not_asked(void **state)
 {
 	struct cluster k;
@@ -149,8 +149,8 @@ static void a_step_waits_for_a_member_that_has_not_asked(void **state)
 	cluster_close(&k);
 }
 
-/* In the order of batches the two large ones of a step cancel each other first; in another order
- * what is small is lost between them. */
+/* In the order of batches, the two large gradients of a step cancel first. In another order the small
+ * ones would be lost in rounding. */
 static double cluster_rough(uint32_t i, const float *w, double *g)
 {
 	static const double value[] = {1e15, -1e15, 0.1, 0.2};
@@ -161,7 +161,7 @@ static double cluster_rough(uint32_t i, const float *w, double *g)
 	return 0.5;
 }
 
-/* All members ask and answer in an order of their own in each step. */
+/* In each step the members request and push in another order. */
 static void permuted_run(uint64_t seed, float *weights)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -176,7 +176,7 @@ static void permuted_run(uint64_t seed, float *weights)
 	cluster_close(&k);
 }
 
-/* Step k of an epoch: batches 4 k to 4 k + 3, whoever gets which. */
+/* Step k of an epoch: batches 4 k to 4 k + 3, whichever worker gets them. */
 static void a_step_has_the_next_batches_of_the_epoch(void **state)
 {
 	struct rng r = rng_seed(3, RNG_SIM, 0);
@@ -195,7 +195,7 @@ static void a_step_has_the_next_batches_of_the_epoch(void **state)
 	cluster_close(&k);
 }
 
-/* Where two epochs of it end: the sums of 74 batches, four at a time and the last two alone. */
+/* The weights after two epochs: the sums of 74 batches, four at a time, and the last two alone. */
 static double rough_end(size_t j)
 {
 	float w[FIXTURE_PARAMS] = {0};
@@ -265,8 +265,8 @@ static void a_step_does_not_wait_for_who_is_silent(void **state)
 		cluster_push(&k, 1);
 	}
 	assert_steps(&k, 4);
-	assert_int_equal(core_stats(k.f.core)->steps_short, 1); /* then two were all that lived */
-	assert_int_equal(cluster_push(&k, 2), REJECT_WORK); /* it comes back during a step ... */
+	assert_int_equal(core_stats(k.f.core)->steps_short, 1); /* then only two were live */
+	assert_int_equal(cluster_push(&k, 2), REJECT_WORK);     /* it returns during a step, */
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(cluster_request(&k, 2), 0);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -274,7 +274,7 @@ static void a_step_does_not_wait_for_who_is_silent(void **state)
 		cluster_push(&k, i);
 	}
 	assert_steps(&k, 5);
-	for (uint32_t i = 0; i < 2; i++) { /* ... and is a member of the next one */
+	for (uint32_t i = 0; i < 2; i++) { /* and is a member of the next step */
 		cluster_request(&k, i);
 		cluster_push(&k, i);
 	}
@@ -335,7 +335,8 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 	return cfg;
 }
 
-/* Of more workers than N + b the first that ask have a batch; the others wait for the next step. */
+/* With more workers than N + b, the first ones to request get a batch. The others wait for the next
+ * step. */
 static void the_first_n_of_n_plus_b_gradients_make_a_step(void **state)
 {
 	struct cluster k;
@@ -351,12 +352,12 @@ static void the_first_n_of_n_plus_b_gradients_make_a_step(void **state)
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
-	assert_int_equal(
-		cluster_request(&k, 3), 1); /* the next step begins with what was left of this */
+	assert_int_equal(cluster_request(&k, 3),
+		1); /* the next step begins with the batches that this one left */
 	assert_int_equal(k.worker[3].grant.work.first, late);
 	assert_int_equal(cluster_push(&k, 0), REJECT_STALE);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
-	assert_int_equal(k.f.core->leases.batch[late], BATCH_LEASED); /* another one has it */
+	assert_int_equal(k.f.core->leases.batch[late], BATCH_LEASED); /* another worker has it */
 	assert_int_equal(core_stats(k.f.core)->steps_short, 0);
 	cluster_close(&k);
 }
@@ -379,7 +380,7 @@ static void a_step_of_fewer_than_n_live_workers_is_short_and_reported(void **sta
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
 	assert_int_equal(core_epoch(k.f.core, 0)->updates, 4);
-	assert_int_equal(core_stats(k.f.core)->steps_short, 3); /* the epoch had no more */
+	assert_int_equal(core_stats(k.f.core)->steps_short, 3); /* the epoch had no more batches */
 	cluster_close(&k);
 }
 
@@ -397,7 +398,7 @@ static void a_worker_that_joins_during_a_step_is_in_the_next_one(void **state)
 	cluster_join(&k, 2);
 	assert_int_equal(cluster_request(&k, 2), 0);
 	cluster_push(&k, 1);
-	assert_steps(&k, 1); /* it was not waited for */
+	assert_steps(&k, 1); /* the step did not wait for it */
 	assert_int_equal(k.worker[2].grant.work.count, 1);
 	cluster_request(&k, 0);
 	cluster_request(&k, 1);
@@ -409,7 +410,7 @@ static void a_worker_that_joins_during_a_step_is_in_the_next_one(void **state)
 	cluster_close(&k);
 }
 
-/* It may have asked or not, and have answered or not. */
+/* With and without its request, and with and without its push. */
 static void leave(struct cluster *k, uint32_t i)
 {
 	fixture_bye(&k->f, k->worker[i].peer, k->worker[i].s);
@@ -460,7 +461,7 @@ static void a_step_all_of_whose_members_went_begins_anew(void **state)
 	cluster_close(&k);
 }
 
-/* It beats, but asks for nothing: no step may hang. */
+/* A worker sends heartbeats but requests nothing: no step may hang. */
 static void a_member_that_never_asks_is_left_out_until_it_does(void **state)
 {
 	struct core_config cfg = sync_config(0);
@@ -490,7 +491,7 @@ static void a_member_that_never_asks_is_left_out_until_it_does(void **state)
 	cluster_close(&k);
 }
 
-/* Those that evaluate are members too: they come when they are done. */
+/* Workers that evaluate are members too: they push after the evaluation. */
 static void a_step_waits_for_members_that_evaluate(void **state)
 {
 	struct cluster k;
@@ -541,7 +542,7 @@ static void what_was_gathered_outlives_the_server(void **state)
 	cluster_close(&k);
 }
 
-/* The snapshot is older: two gradients of step 2 had been accepted, and their worker says so. */
+/* The snapshot is older than two accepted gradients of step 2. Their worker reports that. */
 static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 {
 	struct core_snapshot old;
@@ -581,7 +582,7 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 		}
 	assert_int_equal(core_stats(k.f.core)->images, 40);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
-	assert_steps(&k, 2); /* as without the crash */
+	assert_steps(&k, 2); /* as without a crash */
 	assert_true(core_weights(k.f.core)[0] == -0.5f);
 	cluster_close(&k);
 }
@@ -649,7 +650,7 @@ static double against_serial(const struct cluster *k, const struct diary *d)
 	return max;
 }
 
-/* One whole run of five workers in any order, restarted now and then. */
+/* A whole run of five workers in random order, with restarts. */
 static void serial_run(enum optim_kind kind, uint64_t seed)
 {
 	static struct diary d;
@@ -693,7 +694,7 @@ static void a_run_equals_a_serial_one(void **state)
 			serial_run(kinds[i], seed);
 }
 
-/* One worker, whose two last steps a crash has lost. Their mean would be another step. */
+/* A crash has lost the last two steps of the only worker. Their mean would be another step. */
 static void replayed_steps_stay_steps(void **state)
 {
 	struct core_config cfg = sync_config(0);

@@ -153,7 +153,7 @@ enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };
 
 struct msg_pull {
 	struct stamp stamp;
-	uint64_t request; /* the worker chooses it, PARAMS returns it */
+	uint64_t request; /* a number of the worker's choice; PARAMS returns it */
 	enum weights which;
 };
 
@@ -199,7 +199,7 @@ struct msg_push {
 	struct work work;      /* the batches of the gradient */
 	uint32_t images;       /* images in these batches */
 	float loss;            /* mean loss of these images */
-	enum verdict verdict;  /* of a replay: the verdict of its ACK; NONE: no ACK yet */
+	enum verdict verdict;  /* of a replay: the verdict of the push's ACK; NONE: no ACK yet */
 	enum reject reject;
 	uint32_t superseded;  /* of a replay: the ACK's */
 	uint64_t base_term;   /* term of base_version */

@@ -1,6 +1,6 @@
 /*
- * bounds.c - what must hold after every event, whatever happens: nothing grows without a stated
- * bound, and the core's counts are those of its tables.
+ * bounds.c - what must hold after every event: nothing grows without a stated bound, and the counters
+ * of the core agree with its tables.
  */
 #include "common/checkpoint.h"
 #include "server/core/state.h"
@@ -8,8 +8,8 @@
 
 /* In flight and planned at once: a few messages for each push of every window. */
 #define MAX_PENDING 8192u
-/* Checkpoints, one of them new, temporaries, TERM and LOCK; and what a disk that fails could not
- * remove, until the next save that can: bounds_disk. */
+/* Checkpoints, one of them new, temporary files, TERM and LOCK. A failing disk may leave more files
+ * until the next save removes them: bounds_disk. */
 #define MAX_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)
@@ -38,7 +38,8 @@ static void check_leases(struct sim *s, const struct core *c)
 			l->n_free, l->n_done, n_free, n_done);
 }
 
-/* Whoever beats over a network that delivers is not suspected, whatever the server goes through. */
+/* A worker whose heartbeats the network delivers never becomes suspect, whatever happens to the
+ * server. */
 static void check_trust(struct sim *s, const struct core *c)
 {
 	const struct session *only = s->worker[0].session;
@@ -54,8 +55,8 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
-/* What an excluded worker held is free, and one broken device ends no run but its own: not while
- * others are only silent, nor before there was anything that could diverge. */
+/* The work of an excluded worker is free, and one broken device ends no run: neither while the others
+ * are only silent nor before anything could diverge. */
 static void check_excluded(struct sim *s, const struct core *c)
 {
 	const struct worker *only = NULL;
@@ -75,7 +76,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 	}
 	if (c->end_status != PS_EDIVERGED || s->server.ending)
 		return;
-	s->server.ending = 1; /* later the others may have gone */
+	s->server.ending = 1; /* later the other workers may have left */
 	if (2 * bad <= all)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
 	if (s->training && !c->started)

@@ -1,15 +1,14 @@
 /*
- * disk.h - a directory on a disk that keeps only what POSIX promises, under the real code.
+ * disk.h - a directory on a disk that keeps only what POSIX promises, for the real code.
  *
  * The simulator links common/file.c, common/checkpoint.c, server/durability/checkpointer.c and
- * server/durability/startup.c as they are; calls.c catches their calls of the C library (ld --wrap)
- * and brings them here.
+ * server/durability/startup.c unchanged; calls.c redirects their calls of the C library (ld --wrap) to
+ * this file.
  *
- * What survives a power cut: of a file, what its last fsync found, and of later writes any
- * sectors in any order, over the old size or the new; of the directory's entries, what its last
- * fsync found, and of later links, renames and unlinks either the first few or any of them. A
- * rename is whole. A killed process loses nothing that was written, but may be killed in the middle
- * of a write.
+ * After a power cut a file has the content of its last fsync, any sectors of later writes in any
+ * order, and the old size or the new one. The directory has the entries of its last fsync, and of later
+ * links, renames and unlinks either the first few or any subset. A rename is atomic. A killed process
+ * loses nothing that it wrote, but may be killed in the middle of a write.
  *
  * Invariant: all randomness is `rng`'s, so a seed replays. Thread: one.
  */
@@ -28,7 +27,8 @@
 #define DISK_NEVER     UINT32_MAX
 
 struct disk_file {
-	unsigned char *now, *safe; /* as processes see it; as the last fsync left it */
+	unsigned char *now,
+		*safe; /* the content that processes see; the content after the last fsync */
 	size_t size, safe_size, room;
 	int dirty;
 };
@@ -41,7 +41,7 @@ struct disk_name {
 
 enum disk_change_kind { CHANGE_LINK, CHANGE_UNLINK, CHANGE_RENAME };
 
-/* What was done to the directory since its last fsync. */
+/* A change of the directory since its last fsync. */
 struct disk_change {
 	enum disk_change_kind kind;
 	char name[DISK_NAME], to[DISK_NAME];
@@ -61,7 +61,7 @@ struct disk {
 	struct disk_change change[DISK_CHANGES];
 	size_t n_changes;
 	struct disk_open open[DISK_OPEN];
-	size_t listing; /* readdir's place */
+	size_t listing; /* the position of readdir */
 
 	/* weather, per 1000 operations */
 	uint32_t fails;   /* writes, syncs, renames end with EIO or ENOSPC */
@@ -71,11 +71,11 @@ struct disk {
 	uint64_t capacity; /* bytes of all files; 0: it is never full */
 	uint32_t full;     /* writes that found no space */
 
-	uint32_t ops_left;   /* changes until the process is killed in one; DISK_NEVER: it lives */
-	int dead;            /* it was: nothing that it still calls happens */
-	int broken;          /* it lost something that it had promised to keep ... */
-	int lied;            /* ... and can have lost anything of the last while */
-	uint32_t peak_names; /* entries at once, so far */
+	uint32_t ops_left;   /* changes until the process is killed; DISK_NEVER: never */
+	int dead;            /* it was killed: its calls have no effect */
+	int broken;          /* it has lost something that it promised to keep, */
+	int lied;            /* and may have lost any recent write */
+	uint32_t peak_names; /* the largest number of entries so far */
 	uint64_t ops, cuts;
 };
 
@@ -83,12 +83,12 @@ void disk_init(struct disk *d);
 void disk_release(struct disk *d);
 /* An empty directory on a disk in good weather. */
 void disk_reset(struct disk *d, struct rng rng);
-/* The process is gone: what it had open is closed, its lock free. A new one may start. */
+/* The process is gone: its files are closed and its lock is free. A new process may start. */
 void disk_killed(struct disk *d);
 void disk_power_cut(struct disk *d);
 /* Flip a byte of the newest file whose name begins with `prefix`. */
 void disk_rot(struct disk *d, const char *prefix);
-/* Entries whose name begins with `prefix`. */
+/* The number of entries whose names begin with `prefix`. */
 uint32_t disk_count(const struct disk *d, const char *prefix);
 
 /* As the system calls of these names: -1 with errno. `name` is a plain name. */
@@ -106,7 +106,7 @@ int disk_lock(struct disk *d, int fd);
 /* Size of a file; -1: there is none. */
 long disk_size_of(struct disk *d, const char *name);
 long disk_size(struct disk *d, int fd);
-/* The next entry's name after disk_rewind, or NULL. */
+/* The name of the next entry after disk_rewind, or NULL. */
 void disk_rewind(struct disk *d);
 const char *disk_next(struct disk *d);
 

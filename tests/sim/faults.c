@@ -1,4 +1,4 @@
-/* faults.c - the faults of the schedule, when their time comes. */
+/* faults.c - executes the faults of the schedule at their times. */
 #include <stdio.h>
 #include "tests/sim/sim.h"
 
@@ -15,7 +15,7 @@ static struct sim_worker *victim(struct sim *s, const struct fault *f)
 	return f->node <= s->n_workers ? &s->worker[f->node - 1] : NULL;
 }
 
-/* A server that is down, or asked to die in a disk operation, dies in its next ones. */
+/* A server that is down, or is to die in a disk operation, dies in the next start's operations. */
 static void kill_server(struct sim *s, const struct fault *f, int power)
 {
 	struct sim_server *v = &s->server;
@@ -70,7 +70,7 @@ static void cut_off(struct sim *s, uint32_t node, uint32_t ms)
 		s->net.lane[node][way].cut_until_ms = s->net.now_ms + ms;
 }
 
-/* A supervisor takes it for dead: it hangs, is cut off, or only looks so. */
+/* A supervisor regards it as dead: it hangs, is cut off, or only seems to be. */
 static void twin(struct sim *s, const struct fault *f)
 {
 	uint32_t node = victim(s, f) ? worker_twin(s, f->node, 10 + 20 * f->in) : 0;
@@ -105,7 +105,7 @@ static void hang(struct sim *s, const struct fault *f)
 		return;
 	w->hung_until_ms = s->net.now_ms + f->ms;
 	if (f->way == 1 && is_dispensable(s))
-		w->hung_until_ms = UINT64_MAX; /* for good */
+		w->hung_until_ms = UINT64_MAX; /* forever */
 	s->hushed = 1;
 	s->hangs++;
 }
@@ -153,8 +153,9 @@ void faults_happen(struct sim *s, uint32_t number)
 	case FAULT_DISK:
 		s->disk.fails = 20 + 40 * f->in;
 		s->disk_bad_until_ms = s->net.now_ms + f->ms;
-		s->hushed |= s->cfg.checkpoint.journal ==
-			     DURABILITY_ALWAYS; /* who gets no answer says HELLO, and no beats */
+		s->hushed |=
+			s->cfg.checkpoint.journal ==
+			DURABILITY_ALWAYS; /* a worker without an answer sends HELLO, and no heartbeats */
 		break;
 	case FAULT_ROT:
 		disk_rot(&s->disk, "ckpt-");

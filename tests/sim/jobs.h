@@ -1,8 +1,8 @@
 /*
- * jobs.h - many seeds, by one process or by several at once that share out the work.
+ * jobs.h - runs many seeds in one process or in several processes at once.
  *
- * Seeds are handed out in order, a few at a time; at a violation all that are smaller are still
- * run: the failing seed that is told is the smallest one, however many processes there are.
+ * Processes take the seeds in order, a few at a time. After a violation all smaller seeds still run, so
+ * that the reported seed is the smallest one that fails, however many processes there are.
  */
 #ifndef TESTS_SIM_JOBS_H
 #define TESTS_SIM_JOBS_H
@@ -19,7 +19,7 @@ struct jobs_result {
 	struct totals totals;
 	int failed;
 	uint64_t seed; /* the smallest one that failed */
-	int died;      /* the simulator itself did, with this signal */
+	int died;      /* the simulator itself died, with this signal */
 };
 
 /* Run seeds from..to under `limits` in `n` processes; progress to stderr when it is a terminal. */

@@ -99,14 +99,14 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
 	w->part = p->elastic;
 	check_part(s, p->elastic);
 	if (w->grant.kind == GRANT_TRAIN && w->grant.exact && w->version != w->grant.version)
-		w->grant.work.count = 0; /* too late: ask for another */
+		w->grant.work.count = 0; /* too late: request another one */
 	else if (s->training && !w->computing)
 		compute(s, node);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* The weights that were pulled; NULL: they are of so long ago that they will be refused. */
+/* The pulled weights; NULL: they are so old that a push will be rejected. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
 	const struct sim_version *v = sim_version(s, w->version_term, w->version);
@@ -131,8 +131,8 @@ static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, st
 	p->loss = (float)(loss / p->images);
 }
 
-/* Order: of three or more batches of a step the first two have 2^40 and minus that, too, in every
- * other coordinate. They cancel each other; what is added between them loses bits. */
+/* Order: if a step has three or more batches, the first two also have 2^40 and -2^40 in every second
+ * coordinate. They cancel each other, and values that are added between them lose bits. */
 static double rough(const struct sim *s, uint32_t batch)
 {
 	uint32_t n = s->n_workers, place = batch % n, last = batch - place + 1;
@@ -164,8 +164,8 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 	}
 }
 
-/* EASGD: a step of the worker's own weights for each batch, then a meeting with the centre `at_w`.
- * `e`: minus what the centre moves by. */
+/* EASGD: a step of the worker's own weights for each batch, then an elastic update with the centre
+ * `at_w`. `e`: minus the move of the centre. */
 static void step_elastic(const struct sim *s, const struct sim_worker *w, struct own *own,
 	const struct work *work, const float *at_w, float *e, uint32_t n)
 {
@@ -197,7 +197,7 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 	*own = w->own;
 	if (at_w)
 		step_elastic(s, w, own, &p->work, at_w, e, n);
-	else /* of so long ago that it will be refused */
+	else /* so old that it will be rejected */
 		memset(e, 0, n * sizeof(*e));
 	if (s->exact) {
 		g->first = 0;

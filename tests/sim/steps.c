@@ -1,8 +1,8 @@
 /*
- * steps.c - what a step of sync must not do, seen from outside of it: count a gradient of other
- * weights, or end without one of a live member while fewer are there than are due. A member is a
- * worker that was live, and not stalled, when the step began. A step in which something is replayed
- * after a crash of the server is not judged here, nor is the one that a recovery goes on with.
+ * steps.c - observes each step of sync. A step must not count a gradient of other weights, and must not
+ * end without the gradient of a live member while gradients are missing. A member is a worker that was
+ * live, and not stalled, when the step began. Steps with replays after a crash of the server, and the
+ * step that a recovery continues, are not checked.
  */
 #include <string.h>
 #include "server/core/state.h"
@@ -72,7 +72,7 @@ static int is_replay(const struct event *ev)
 	       ev->msg->push.verdict == VERDICT_OK;
 }
 
-/* Whose push was taken in this step of the core? */
+/* The worker whose push this event applied. */
 static void note_push(struct sim *s, const struct core *c, const struct event *ev)
 {
 	struct sim_steps *t = &s->steps;

@@ -1,14 +1,14 @@
 /*
- * verdict.c - what the run has come to: a start from the disk as it is, after one more power cut,
- * against all ledgers.
+ * verdict.c - compares the result of a run with all ledgers. The result is a start from the disk after
+ * one more power cut.
  */
 #include <math.h>
 #include <string.h>
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* Where the disk has said that something is safe and lied, things may be missing: nothing that we
- * write could mend that. Twice they may never be. */
+/* If the disk lied about an fsync, pushes may be missing, and no server can prevent that. No push may
+ * ever count twice. */
 static void ledger_gradient(struct sim *s, const float *pushes)
 {
 	const float *w = pushes;
@@ -45,7 +45,7 @@ static void batch_ledger(struct sim *s, const float *batches)
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
 }
 
-/* Each applied push has moved the centre by its e, once, and nothing else has moved it. */
+/* Each applied push has moved the centre once by its e, and nothing else has moved it. */
 static void elastic_ledger(struct sim *s, const float *w)
 {
 	const float *pushes = w + sim_first_push(s);
@@ -65,7 +65,7 @@ static void elastic_ledger(struct sim *s, const float *w)
 	}
 }
 
-/* As a run without faults ends, but for the order of the sums. */
+/* The end of a run without faults, apart from the order of the sums. */
 static void portion_ledger(struct sim *s, const float *w)
 {
 	float expected[SIM_PORTIONS];
@@ -80,9 +80,9 @@ static void portion_ledger(struct sim *s, const float *w)
 /*
  * 1: the end is not compared with that of the run without faults.
  *
- * - A push was rejected because the server had not come to its epoch again after a crash. Its batches
- *   are computed again, from other weights: with EASGD the worker has moved its own ones meanwhile,
- *   and with several batches per pull they were to be computed at older ones.
+ * - A push was rejected because the server had not reached its epoch again after a crash. Its batches
+ *   are computed again, from other weights: with EASGD the worker has moved its own weights since then,
+ *   and with several batches for each pull it would have used older weights.
  * - Delay compensation: the worker was given up, and with it the weights of its next push.
  */
 static int is_torn(const struct sim *s, const struct core *c)
@@ -95,7 +95,7 @@ static int is_torn(const struct sim *s, const struct core *c)
 	       (s->cfg.dc.kind && core_stats(c)->deaths > 0);
 }
 
-/* A drain leaves what is in the buffer to the next life. */
+/* A drain leaves the buffer to the next term. */
 static void add_buffer(struct sim *s, const struct core *c)
 {
 	for (uint32_t i = 0; c->accumulator.sum && c->accumulator.pushes && i < s->cfg.n_params;
@@ -112,7 +112,7 @@ void verdict(struct sim *s)
 	if (net_chance(&s->net, 500))
 		disk_power_cut(&s->disk);
 	s->disk.fails = s->disk.shorts = s->disk.forgets = 0;
-	s->disk.capacity = 0; /* as in boot: a start without space is not what is tried here */
+	s->disk.capacity = 0; /* as in boot: this is no test of a start without space */
 	c = server_restore(s, &r);
 	if (!c)
 		return;

@@ -138,7 +138,7 @@ def test_server_killed_in_every_call_of_a_checkpoint(programs, ledger, tracing, 
         places = spread(places, 8)
     survival = Survival(run)
     kill_in_threads(programs, survival, strace.checkpointer, places, env=ONE_POOL_THREAD)
-    figure("P2", len(places), "places in a checkpoint tried", survival.deaths == len(places),
+    figure("P2", len(places), "system calls of a checkpoint interrupted", survival.deaths == len(places),
            what="places")
     survival.report(figure, "checkpoint")
 
@@ -159,7 +159,7 @@ def test_server_killed_in_every_call_of_a_push(programs, ledger, tracing, figure
     survival = Survival(run)
     for threads, name, nth in places:
         kill_in_threads(programs, survival, threads, [(name, nth)])
-    figure("P2", len(places), "places in a push tried", len(places) == survival.deaths,
+    figure("P2", len(places), "system calls of a push interrupted", len(places) == survival.deaths,
            what="places")
     survival.report(figure, "push")
 
@@ -200,7 +200,7 @@ def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figur
             "strace", "-o", "/dev/null", *strace.inject(name, "signal=KILL", nth)))
         assert dying.wait(30) == -9, f"{name} {nth}: {dying.tail()}"
         survival.come_back()
-    figure("P2", len(places), "places in a start tried", len(places) == survival.deaths,
+    figure("P2", len(places), "system calls of a start interrupted", len(places) == survival.deaths,
            what="places")
     survival.report(figure, "start")
 

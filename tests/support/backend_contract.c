@@ -151,7 +151,7 @@ void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 	}
 }
 
-/* What is no number must never count as a right answer, nor hide behind a ReLU or a maximum. */
+/* A NaN must never count as a right answer, and a ReLU or a maximum must not hide it. */
 static void contract_spoilt(const char *device, size_t tensor)
 {
 	struct subject s;
@@ -265,7 +265,7 @@ void check_local(struct subject *s, double bound)
 		assert_int_equal(
 			backend_local_steps(b, s->index, s->batch, 2, LOCAL_RATE, s->dropout_seed),
 			PS_OK);
-		assert_int_equal(backend_local_wait(b, NULL), PS_OK); /* it goes on */
+		assert_int_equal(backend_local_wait(b, NULL), PS_OK); /* training continues */
 		assert_int_equal(backend_local_steps(b, s->index + 2 * s->batch, s->batch, 1,
 					 LOCAL_RATE, s->dropout_seed + 2),
 			PS_OK);
@@ -298,8 +298,8 @@ void local_training_is_one_gradient_after_the_other(void **state)
 	}
 }
 
-/* Each of `n` bursts with weights of its own, started before the one before it is waited for: sums
- * and losses are those of bursts that are waited for at once. */
+/* Each burst has its own weights and starts before the wait for the one before. Sums and losses equal
+ * those of bursts without overlap. */
 static void check_bursts(struct subject *s, int ahead, float *sum, double *loss)
 {
 	const size_t n = s->model.n_params;

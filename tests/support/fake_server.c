@@ -63,7 +63,7 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 	fake_send(f, peer, &m);
 }
 
-/* Weights: the first ones minus the sum of what was pushed. `ack`: goes along, or NULL. */
+/* The weights: the first ones minus the sum of all pushes. `ack`: in the same message, or NULL. */
 static void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weights which,
 	const struct msg_ack *ack)
 {

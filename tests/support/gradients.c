@@ -100,7 +100,7 @@ double gradient_distance(const float *a, const float *b, size_t n)
 	return difference == 0 ? 0 : sqrt(difference / norm);
 }
 
-/* The gradient of what is open with each weight moved by up to `rounding` of itself. */
+/* The gradient after each weight has changed by up to `rounding` of itself. */
 static void step_nearby(struct subject *s, double rounding, uint64_t round)
 {
 	const size_t n = s->model.n_params;
@@ -114,7 +114,7 @@ static void step_nearby(struct subject *s, double rounding, uint64_t round)
 	s->params = kept;
 }
 
-#define NEARBY 8 /* places that are looked at */
+#define NEARBY 8 /* number of places that are tried */
 
 double gradient_jump(struct subject *s, double rounding)
 {
@@ -162,10 +162,10 @@ static double loss_along(
 }
 
 /*
- * Per tensor, along its own gradient (length 1) and along a random direction. Scores are floats, so
+ * For each tensor, along its own gradient (length 1) and along a random direction. Scores are floats, so
  * a loss is known to 1e-7; over 2 steps of 1e-4 that makes 5e-4 of a slope. Within the step some
- * ReLUs and argmaxes change. 2 % of the tensor's gradient plus 1e-3 holds with room; a factor or an
- * index wrong gives 100 %. The comparison with cpu-ref is the sharp one.
+ * ReLUs and argmaxes change. 2 % of the tensor's gradient plus 1e-3 holds with room; a wrong factor
+ * or index gives 100 %. The comparison with cpu-ref is much stricter.
  */
 static void check_slope(struct subject *s, const float *grad, const struct tensor *t)
 {

@@ -6,7 +6,7 @@ static uint32_t random_peer(uint32_t i)
 	return 10 * (i + 1);
 }
 
-/* In training each batch of each epoch has a coordinate of its own, else any one will do. */
+/* In training each batch of each epoch has its own coordinate; otherwise any coordinate. */
 static void random_push(struct random_workers *k, uint32_t i)
 {
 	const struct msg_grant *g = &k->grant[i];
@@ -14,7 +14,8 @@ static void random_push(struct random_workers *k, uint32_t i)
 	struct msg m = fixture_push(k->s[i], fixture_worker(&k->f, i + 1).last_seq + 1);
 
 	m.push.base_version = core_stats(k->f.core)->version;
-	if (rng_below(&k->r, 10) && g->kind == GRANT_TRAIN && g->work.count) { /* mostly its own */
+	if (rng_below(&k->r, 10) && g->kind == GRANT_TRAIN &&
+		g->work.count) { /* usually its own batch */
 		at = g->work.first + (uint32_t)rng_below(&k->r, g->work.count);
 		epoch = g->work.epoch;
 	}

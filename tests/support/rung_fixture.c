@@ -36,7 +36,7 @@ void rung_step(struct rung_fixture *l, size_t n)
 		fail_msg("%s: %s", l->rung->name, e.text);
 }
 
-/* Distance of the tensor that is furthest off: a small one that is all wrong must not hide. */
+/* The largest distance of a single tensor, so that a small one that is all wrong is found. */
 static double rung_worst_tensor(const struct rung_fixture *l)
 {
 	const struct model *m = &l->subject.model;

@@ -206,8 +206,8 @@ static void reference_snapshot(struct snapshot *s)
 	s->version = (uint64_t)trainer_ref.n;
 }
 
-/* Bursts, pulled ahead: the pull for burst k + 3 is said before the push of burst k, the first
- * three before any. */
+/* Prefetched bursts: the pull for burst k + 3 is sent before the push of burst k, and the first three
+ * pulls before any push. */
 static void reference_bursts(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, p[TRAINER_PARAMS], g[TRAINER_PARAMS],

@@ -87,7 +87,6 @@ void wal_event(const struct event *ev, struct frames *f)
 		wal_rotate(wal.wal, e->generation);
 }
 
-/* As from the network. */
 void wal_receive(uint32_t peer, const struct msg *m)
 {
 	struct frames f;

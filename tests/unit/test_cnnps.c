@@ -1,6 +1,5 @@
-/* test_cnnps.c - libcnnps as a program sees it, against a fake server that answers, forgets, hangs
- * up and lies. Proves the promises of worker/client/cnnps.h and the invariants of net.h and
- * outbox.h. */
+/* test_cnnps.c - libcnnps with a fake server that answers, loses its state, disconnects and sends false
+ * messages. Proves the promises of worker/client/cnnps.h and the invariants of net.h and outbox.h. */
 #include "tests/support/client_fixture.h"
 
 /* ---- the plain way ------------------------------------------------------------------------ */
@@ -54,7 +53,7 @@ static void one_request_pushes_and_brings_the_weights_after_it(void **state)
 	assert_true(seen.push.pull != 0);
 	assert_int_equal(
 		cnnps_push_view(client, client_ones, FAKE_PARAMS - 1, 0, NULL, &w), PS_EUSAGE);
-	assert_int_equal(cnnps_prefetch(client), 0); /* its answer is what the view gets */
+	assert_int_equal(cnnps_prefetch(client), 0); /* the view gets its answer */
 	assert_int_equal(cnnps_push_view(client, client_ones, FAKE_PARAMS, 0, NULL, &w), 0);
 	assert_int_equal(w.version, 3);
 	client_expect_weights(-4);
@@ -99,7 +98,8 @@ static void flush_waits_for_decisions_and_for_the_disk(void **state)
 	assert_int_equal(s.last_version, 2);
 	assert_int_equal(cnnps_flush(client, 1, 50), CNNPS_EAGAIN);
 	fake_set(&client_server, &client_server.how.not_durable, 0);
-	assert_int_equal(cnnps_flush(client, 1, 10000), 0); /* a BEAT's answer tells */
+	assert_int_equal(
+		cnnps_flush(client, 1, 10000), 0); /* the answer to BEAT has the durable seq */
 	cnnps_stats(client, &s);
 	assert_int_equal(s.durable, 2);
 	assert_int_equal(s.replayed, 0);
@@ -144,7 +144,7 @@ static void leases_and_results_travel_whole(void **state)
 	assert_true(b.first == 50 && b.count == 25 && b.eval_id == 9);
 	assert_int_equal(cnnps_result(client, &a, 1, 1), PS_EUSAGE);
 	assert_int_equal(cnnps_result(client, &b, 24, 1.5), 0);
-	client_expect_weights(-1); /* in order: what was said before it has arrived */
+	client_expect_weights(-1); /* in order: earlier messages have arrived */
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.result.correct, 24);
 	assert_true(seen.result.loss_sum == 1.5 && seen.result.eval_id == 9);
@@ -193,7 +193,7 @@ static int two_pushes(const struct fake *f)
 	return f->seen.pushes >= 2;
 }
 
-/* Push in another thread, which may block; `done` tells. */
+/* Push in another thread, which may block until `done` is set. */
 struct pusher {
 	pthread_t thread;
 	atomic_int done;
@@ -221,7 +221,7 @@ static void a_third_push_waits_for(int *mute)
 	assert_int_equal(pthread_create(&p.thread, NULL, push_three, &p), 0);
 	fake_wait(&client_server, two_pushes, "two pushes");
 	seen = fake_look(&client_server);
-	fake_hang_up(&client_server, 0); /* the library has now surely had time to go too far */
+	fake_hang_up(&client_server, 0); /* by now the library would have sent too much */
 	assert_int_equal(atomic_load(&p.done), 0);
 	assert_int_equal(seen.pushes, 2);
 	fake_set(&client_server, mute, 0);
@@ -361,7 +361,7 @@ static void *hang_up_once_asked(void *arg)
 	return arg;
 }
 
-/* The answer to one request is lost, and the server forgets the push: both are made up for. */
+/* The answer to a request is lost, and so is the push: the library repeats both. */
 static void a_request_for_both_outlives_a_crash(void **state)
 {
 	struct cnnps_weights w;

@@ -1,5 +1,5 @@
-/* test_cnnps_errors.c - how calls of libcnnps end that cannot be answered, and what a program that
- * hangs looks like from outside. */
+/* test_cnnps_errors.c - how calls of libcnnps end without an answer, and how the server sees a program
+ * that hangs. */
 #include "tests/support/client_fixture.h"
 
 /* ---- ends --------------------------------------------------------------------------------- */
@@ -57,7 +57,7 @@ static void a_server_that_is_not_there_is_given_up(void **state)
 	struct cnnps_options o = client_options();
 
 	(void)state;
-	fake_stop(&client_server); /* its port is free now */
+	fake_stop(&client_server); /* its port is free from now on */
 	o.connect_timeout_ms = 300;
 	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
 	assert_non_null(strstr(o.why, client_server.url));
@@ -161,17 +161,17 @@ static void beats_stop_when_the_program_hangs_and_go_on_when_it_calls(void **sta
 	struct cnnps_options o = client_options();
 
 	(void)state;
-	o.batch_timeout_ms = 300; /* room for 3 beats, 100 ms apart */
+	o.batch_timeout_ms = 300; /* time for 3 heartbeats, 100 ms apart */
 	client_connect(&o);
 	assert_false(fake_happens(&client_server, eight_beats, 2));
 	assert_in_range(fake_look(&client_server).beats, 1, 7);
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	client_push(1, 0);
-	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN); /* waits: alive */
+	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN); /* it waits, so it is alive */
 	assert_true(fake_happens(&client_server, eight_beats, 2));
 }
 
-/* On the program's thread: as if the machine did not run it until then, in the middle of a wait. */
+/* On the program's thread: as if the kernel had not scheduled it in the middle of a wait. */
 static int does_not_run(void *arg)
 {
 	int *beats_on = arg;

@@ -1,5 +1,5 @@
-/* test_cnnps_weights.c - which weights libcnnps gives, and what it says of them in a push: pulls
- * started ahead, and versions of before and after a crash of the server. And what is refused. */
+/* test_cnnps_weights.c - which weights libcnnps returns, and which version a push names: prefetched
+ * pulls, and versions of before and after a crash of the server. And what is refused. */
 #include "tests/support/client_fixture.h"
 
 static void connect_again(struct cnnps_options o)
@@ -8,7 +8,7 @@ static void connect_again(struct cnnps_options o)
 	client_connect(&o);
 }
 
-/* The gradient of weights of that version. */
+/* A gradient of the weights of this version. */
 static void push_at(uint64_t version)
 {
 	assert_int_equal(cnnps_push(client, client_ones, FAKE_PARAMS, version), 0);
@@ -32,12 +32,12 @@ static void a_pull_started_ahead_is_what_the_next_view_gets(void **state)
 
 	(void)state;
 	assert_int_equal(cnnps_prefetch(client), 0);
-	assert_int_equal(cnnps_prefetch(client), 0); /* is under way already, or here */
+	assert_int_equal(cnnps_prefetch(client), 0); /* it is under way, or has arrived */
 	fake_wait(&client_server, one_pull, "a pull that nobody waits for");
 	push_at(0);
 	flush();
 	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_true(view.version == 0 && view.w[0] == 0); /* of before the push */
+	assert_true(view.version == 0 && view.w[0] == 0); /* the weights before the push */
 	assert_int_equal(fake_look(&client_server).pulls, 1);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_true(view.version == 1 && view.w[FAKE_PARAMS - 1] == -1);
@@ -69,10 +69,10 @@ static void a_view_waits_for_the_pull_that_is_under_way(void **state)
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(cnnps_prefetch(client), 0);
 	push_at(0);
-	flush(); /* the pull, said before, has come: and was lost */
+	flush(); /* the earlier pull has arrived, and was lost */
 	assert_int_equal(fake_look(&client_server).pulls, 2);
 	fake_set(&client_server, &client_server.how.mute_pulls, 0);
-	fake_hang_up(&client_server, 0); /* so it is said again */
+	fake_hang_up(&client_server, 0); /* so it is sent again */
 	assert_true(old.w[0] == 0);
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_true(view.version == 1 && view.w[0] == -1);
@@ -99,7 +99,7 @@ static int two_pulls(const struct fake *f)
 	return f->seen.pulls >= 2;
 }
 
-/* ... while the ones after them are asked for, come, and wait for their turn. */
+/* ... while the next weights are requested, arrive, and wait. */
 static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 {
 	struct cnnps_weights view;
@@ -108,7 +108,7 @@ static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 
 	(void)state;
 	assert_int_equal(cnnps_await(client), 0);
-	assert_int_equal(cnnps_await(client), 0); /* they are here */
+	assert_int_equal(cnnps_await(client), 0); /* they have arrived */
 	push_at(0);
 	assert_int_equal(cnnps_prefetch(client), 0);
 	fake_wait(&client_server, two_pulls, "the pull after them");
@@ -121,9 +121,9 @@ static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 	assert_true(view.version == 1 && view.w[FAKE_PARAMS - 1] == -1);
 	assert_int_equal(fake_look(&client_server).pulls, 3);
 	assert_int_equal(cnnps_await(client), 0);
-	assert_true(view.w[0] == -1); /* as long as no other is looked at */
+	assert_true(view.w[0] == -1); /* until the next view */
 	assert_int_equal(cnnps_push_view(client, client_ones, FAKE_PARAMS, 2, NULL, &view), 0);
-	assert_true(view.version == 2 && view.w[0] == -2); /* as if it had been started ahead */
+	assert_true(view.version == 2 && view.w[0] == -2); /* as if it had been prefetched */
 	assert_int_equal(cnnps_await(client), 0);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
 	assert_true(version == 3 && w[0] == -3);
@@ -195,7 +195,7 @@ static void a_push_names_the_term_of_its_weights(void **state)
 	push_at(77); /* never pulled */
 	flush();
 	fake_hang_up(&client_server, 1);
-	push_at(0); /* version 0 is still the old server's: no other was pulled */
+	push_at(0); /* version 0 is still that of the old term: no other one was pulled */
 	fake_wait(&client_server, three_pushes, "three pushes");
 	assert_int_equal(cnnps_view(client, &view), 0);
 	assert_int_equal(view.term, 2);
@@ -225,7 +225,7 @@ static void the_newest_pull_of_a_version_counts(void **state)
 	fake_hang_up(&client_server, 1);
 	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
 	push_at(0);
-	for (int i = 0; i < 20; i++) /* version 1 all the time */
+	for (int i = 0; i < 20; i++) /* always version 1 */
 		assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
 	push_at(0);
 	flush();
@@ -298,7 +298,7 @@ static int eight_beats(const struct fake *f)
 	return f->seen.beats >= 8;
 }
 
-/* As beats_stop_when_the_program_hangs_..., but for a program that says that it lives. */
+/* As beats_stop_when_the_program_hangs_..., for a program that reports that it is alive. */
 static void a_busy_program_beats_on(void **state)
 {
 	struct cnnps_options o = client_options();

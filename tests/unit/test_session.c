@@ -1,6 +1,6 @@
 /*
  * Proves the invariants numbered in worker/client/session.h: a seq is assigned once, a push is
- * retained until it is durable, everything is sent again after a WELCOME, the windows hold.
+ * retained until it is durable, all of them are sent again after WELCOME, and the windows are kept.
  * (Timing: test_session_timeouts.c.)
  */
 #include "tests/support/session_driver.h"
@@ -76,7 +76,7 @@ static void a_welcome_of_another_life_or_an_impossible_one_is_ignored(void **sta
 	mine = d.welcome.stamp;
 	driver_push_ok(&d, 3);
 	driver_ack(&d, 1, VERDICT_OK, 1);
-	driver_welcome(&d, 1, 1); /* the answer to a HELLO that was said twice */
+	driver_welcome(&d, 1, 1); /* the answer to a repeated HELLO */
 	assert_did(&d, "");
 	driver_error(&d, PS_ESTATE);
 	d.welcome.stamp.worker++;
@@ -91,9 +91,9 @@ static void a_welcome_of_another_life_or_an_impossible_one_is_ignored(void **sta
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "");
 	d.welcome.stamp = mine;
-	driver_welcome(&d, 0, 0); /* older than what we have let go */
+	driver_welcome(&d, 0, 0); /* older than a released push */
 	assert_did(&d, "");
-	driver_welcome(&d, 4, 1); /* newer than what we ever gave */
+	driver_welcome(&d, 4, 1); /* newer than any push of this worker */
 	assert_did(&d, "");
 	assert_int_equal(session_phase(d.s), PHASE_HELLO);
 	driver_welcome(&d, 1, 1);
@@ -134,7 +134,7 @@ static void at_most_replay_window_pushes_are_retained(void **state)
 	driver_push_ok(&d, 8);
 	assert_int_equal(session_can_push(d.s), 0);
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
-	driver_ack(&d, 1, VERDICT_OK, 0); /* decided is not durable */
+	driver_ack(&d, 1, VERDICT_OK, 0); /* it is decided, not durable */
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
 	driver_beat(&d, 4, 1);
 	assert_did(&d, "release:1");
@@ -158,7 +158,7 @@ static void windows_are_bounded_by_what_the_program_has_room_for(void **state)
 	d.welcome.push_window = d.welcome.replay_window = 1024;
 	driver_welcome(&d, 0, 0);
 	driver_push_ok(&d, 100);
-	assert_did(&d, ""); /* 64 are enough to be under way */
+	assert_did(&d, ""); /* at most 64 are in flight */
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:65");
 	driver_error(&d, PS_EGAP);
@@ -181,14 +181,14 @@ static void an_ack_is_notified_once_and_a_missing_one_resynchronises(void **stat
 	assert_did(&d, "ACK:1");
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "");
-	driver_ack(&d, 3, VERDICT_OK, 0); /* the second one's verdict is lost */
+	driver_ack(&d, 3, VERDICT_OK, 0); /* the verdict of push 2 is lost */
 	assert_did(&d, "hello");
-	driver_welcome(&d, 4, 0); /* all decided; sent again for their verdicts */
+	driver_welcome(&d, 4, 0); /* all are decided, and sent again for their verdicts */
 	assert_did(&d, "READY push:2 push:3 push:4");
 	driver_ack(&d, 2, VERDICT_REJECTED, 0);
 	assert_did(&d, "ACK:2");
 	driver_ack(&d, 3, VERDICT_OK, 0);
-	driver_ack(&d, 1, VERDICT_OK, 0); /* a late one takes no place in the window */
+	driver_ack(&d, 1, VERDICT_OK, 0); /* a late ACK frees no place in the window */
 	driver_push_ok(&d, 2);
 	assert_did(&d, "push:6");
 	session_free(&d.s);
@@ -201,13 +201,13 @@ static void only_what_is_durable_and_decided_is_released(void **state)
 	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 4);
-	driver_ack(&d, 1, VERDICT_OK, 3); /* 2 and 3 are on disk, but what was decided? */
+	driver_ack(&d, 1, VERDICT_OK, 3); /* 2 and 3 are durable, but their decisions are unknown */
 	assert_did(&d, "ACK:1 release:1");
 	driver_beat(&d, 4, 4);
 	assert_did(&d, "");
 	driver_ack(&d, 2, VERDICT_OK, 4);
 	assert_did(&d, "ACK:2 release:2");
-	driver_ack(&d, 3, VERDICT_OK, 2); /* an older promise takes nothing back */
+	driver_ack(&d, 3, VERDICT_OK, 2); /* a smaller durable seq changes nothing */
 	assert_did(&d, "ACK:3");
 	assert_int_equal(session_durable_seq(d.s), 2);
 	driver_lost(&d);

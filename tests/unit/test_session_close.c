@@ -1,6 +1,6 @@
 /*
- * Proves how a session of worker/client/session.h answers its program's requests one by one, and
- * every way in which it ends.
+ * Proves that a session (worker/client/session.h) answers the requests of its program one by one, and
+ * each way in which it ends.
  */
 #include "tests/support/session_driver.h"
 
@@ -17,8 +17,8 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	driver_lost(&d);
 	driver_up(&d);
 	driver_welcome(&d, 0, 0);
-	assert_int_equal(
-		driver_sent(&d, MSG_PULL)->pull.which, WEIGHTS_EVAL); /* not the refused one's */
+	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.which,
+		WEIGHTS_EVAL); /* not the request that was refused */
 	m.params = (struct msg_params){.request = 2, .version = 9, .which = WEIGHTS_EVAL};
 	driver_message(&d, &m);
 	assert_did(&d, "");
@@ -30,7 +30,7 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	assert_did(&d, "");
 	assert_int_equal(session_pull(d.s, WEIGHTS_EVAL, d.now_ms), PS_OK);
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2);
-	driver_error(&d, PS_EAGAIN); /* nothing is under evaluation */
+	driver_error(&d, PS_EAGAIN); /* no evaluation is under way */
 	assert_did(&d, "NO-PARAMS");
 	assert_int_equal(driver_effect(&d, NOTIFY_NO_PARAMS)->status, PS_EAGAIN);
 	driver_error(&d, PS_EAGAIN);
@@ -38,7 +38,7 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	session_free(&d.s);
 }
 
-/* A server that waits for its disk repeats a notice: the worker is neither alone nor refused. */
+/* A server that waits for its disk repeats a notice. It is neither silence nor a refusal. */
 static void a_notice_keeps_the_session_and_its_requests(void **state)
 {
 	(void)state;
@@ -185,7 +185,7 @@ static void bye_follows_all_pushes_and_its_answer_ends_the_session(void **state)
 	assert_int_equal(driver_lease(&d), PS_EAGAIN);
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	driver_ack(&d, 2, VERDICT_OK, 0);
-	assert_did(&d, "ACK:2 push:6 bye"); /* and no lease before it */
+	assert_did(&d, "ACK:2 push:6 bye"); /* no lease is requested before BYE */
 	driver_bye(&d);
 	assert_did(&d, "");
 	for (uint64_t seq = 3; seq <= 6; seq++)
@@ -244,7 +244,7 @@ static void the_servers_bye_ends_it_with_its_reason(void **state)
 			driver_open(&d);
 		else
 			driver_new(&d, driver_config(), 8); /* instead of a WELCOME */
-		driver_bye_from_server(&d, PS_OK); /* the answer to a BYE that we did not say */
+		driver_bye_from_server(&d, PS_OK);          /* an answer without a BYE */
 		assert_did(&d, "");
 		driver_bye_from_server(&d, why[i / 2]);
 		assert_int_equal(driver_effect(&d, NOTIFY_END)->status, why[i / 2]);

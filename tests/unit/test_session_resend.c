@@ -1,6 +1,6 @@
 /*
- * Proves invariant (3) of worker/client/session.h, everything is sent again after a WELCOME, and
- * all of them together under a network that loses, repeats and reorders.
+ * Proves invariant 3 of worker/client/session.h: everything is sent again after WELCOME. And all
+ * invariants together with a network that loses, repeats and reorders messages.
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"
@@ -36,10 +36,12 @@ static void after_a_welcome_all_is_sent_again_in_order(void **state)
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.correct, 1);
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.stamp.term, d.welcome.stamp.term);
 	assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, 1); /* the same number */
-	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2); /* asked of another server */
+	assert_int_equal(
+		driver_sent(&d, MSG_PULL)->pull.request, 2); /* a new request to another term */
 	driver_lost(&d);
 	driver_up(&d);
-	driver_welcome(&d, 6, 0); /* RESULT has no answer: who loses it, the lease is given again */
+	driver_welcome(
+		&d, 6, 0); /* RESULT has no answer; if it is lost, the core grants the work again */
 	assert_did(&d, "READY push:3 push:4 push:5 push:6 lease pull");
 	session_free(&d.s);
 }
@@ -92,7 +94,7 @@ static void a_replay_carries_the_verdict_of_its_first_ack(void **state)
 	assert_int_equal(session_effect(d.s, 3)->msg.push.verdict, VERDICT_NONE);
 	for (uint64_t seq = 1; seq <= 2; seq++) {
 		driver_ack(&d, seq, VERDICT_OK, 0);
-		assert_did(&d, ""); /* told before */
+		assert_did(&d, ""); /* the program was notified before */
 	}
 	session_free(&d.s);
 }
@@ -120,7 +122,7 @@ static void answers_of_before_a_crash_are_not_believed(void **state)
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	late.beat.stamp.term++;
-	late.beat.stamp.incarnation++; /* another's */
+	late.beat.stamp.incarnation++; /* of another worker */
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	session_free(&d.s);
@@ -138,7 +140,7 @@ static void an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored(void
 	driver_up(&d);
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY push:1");
-	driver_ack(&d, 2, VERDICT_OK, 0); /* 2 is not on its way in this connection */
+	driver_ack(&d, 2, VERDICT_OK, 0); /* push 2 was not sent on this connection */
 	assert_did(&d, "");
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:2");
@@ -156,7 +158,7 @@ static void a_beat_that_acks_have_overtaken_changes_nothing(void **state)
 	driver_ack(&d, 2, VERDICT_OK, 0);
 	driver_beat(&d, 2, 0);
 	assert_did(&d, "");
-	driver_beat(&d, 1, 0); /* it came on the other connection */
+	driver_beat(&d, 1, 0); /* it arrived on the other connection */
 	assert_did(&d, "");
 	session_free(&d.s);
 }
@@ -187,7 +189,7 @@ static void peer_push(struct peer *p, struct session_driver *d, uint64_t seq)
 		driver_ack(d, seq, VERDICT_OK, p->durable);
 }
 
-/* Deliver what the last call sent, now and then only some of it. */
+/* Deliver the messages of the last call, and at times only some of them. */
 static void peer_hear(struct peer *p, struct session_driver *d, int depth)
 {
 	struct {
@@ -217,7 +219,7 @@ static void peer_hear(struct peer *p, struct session_driver *d, int depth)
 	}
 }
 
-/* The server dies and comes back from its disk. */
+/* The server is killed and restarts from its disk. */
 static void peer_crash(struct peer *p, struct session_driver *d)
 {
 	for (uint64_t seq = p->durable + 1; seq <= p->last; seq++)

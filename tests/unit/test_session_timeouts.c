@@ -1,6 +1,6 @@
 /*
- * Proves the states and the clock of worker/client/session.h: when HELLO is sent again, when
- * silence resynchronises, when a session gives up. (How else it ends: test_session_close.c.)
+ * Proves the states and the timeouts of worker/client/session.h: when HELLO is repeated, when silence
+ * causes a new HELLO, and when a session ends. (Other ends: test_session_close.c.)
  */
 #include "tests/support/session_driver.h"
 
@@ -37,7 +37,7 @@ static void hello_is_sent_again_after_a_time_that_doubles_up_to_16(void **state)
 		}
 		session_free(&d.s);
 	}
-	assert_true(min < 1300 && max > 1900); /* the jitter is there, and uses its room */
+	assert_true(min < 1300 && max > 1900); /* the jitter covers its range */
 }
 
 static void each_loss_of_contact_begins_with_a_short_wait(void **state)
@@ -97,7 +97,7 @@ static void a_request_without_an_answer_resynchronises_after_silence_ms(void **s
 				 : request == 1 ? driver_pull(&d)
 						: driver_lease(&d),
 			PS_OK);
-		for (uint64_t ms = 0; ms < 2900; ms += 100) { /* beats are no answer */
+		for (uint64_t ms = 0; ms < 2900; ms += 100) { /* heartbeats are no answer */
 			driver_tick(&d, 100);
 			driver_beat(&d, request == 0, 0);
 			assert_null(driver_sent(&d, MSG_HELLO));
@@ -164,7 +164,7 @@ static void silence_counts_from_the_oldest_request(void **state)
 	for (int i = 0; i < 29; i++) {
 		driver_tick(&d, 100);
 		driver_beat(&d, 0, 0);
-		if (i % 10 == 5) /* asking more is no answer */
+		if (i % 10 == 5) /* further requests are no answer */
 			driver_push_ok(&d, 1);
 	}
 	assert_int_equal(driver_pull(&d), PS_OK);
@@ -181,7 +181,8 @@ static void total_silence_resynchronises_without_a_request(void **state)
 
 	(void)state;
 	driver_open(&d);
-	for (int i = 0; i < 50; i++) { /* an idle worker whose beats are answered is content */
+	for (int i = 0; i < 50;
+		i++) { /* an idle worker whose heartbeats are answered has no timeout */
 		driver_tick(&d, 1000);
 		assert_null(driver_sent(&d, MSG_HELLO));
 		driver_beat(&d, 0, 0);
@@ -217,7 +218,7 @@ static void it_beats_twice_in_beat_ms_while_the_trainer_lives(void **state)
 		driver_ack(&d, 1, VERDICT_OK, 1);
 	}
 	assert_int_equal(beats, 34);   /* the first tick at or after 250 ms */
-	for (int i = 0; i < 20; i++) { /* a hung trainer is to be seen */
+	for (int i = 0; i < 20; i++) { /* a trainer that hangs must be visible */
 		d.now_ms += 100;
 		session_tick(d.s, 0, d.now_ms);
 		assert_did(&d, "");
@@ -247,7 +248,7 @@ static void observers_do_not_beat_nor_go_on_with_a_session(void **state)
 	assert_did(&d, "hello");
 	assert_int_equal(driver_sent(&d, MSG_HELLO)->hello.resume.run.hi, 0);
 	assert_int_equal(driver_sent(&d, MSG_HELLO)->hello.role, ROLE_OBSERVER);
-	d.welcome.stamp.run.hi++; /* the server's next run is as good */
+	d.welcome.stamp.run.hi++; /* it accepts the server's next run */
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY pull");
 	driver_bye(&d);
@@ -265,7 +266,7 @@ static void no_welcome_in_connect_timeout_ms_ends_it(void **state)
 	for (int full = 0; full < 2; full++) {
 		driver_new(&d, driver_config(), 8);
 		if (full) {
-			driver_error(&d, PS_EFULL); /* there may be a slot later */
+			driver_error(&d, PS_EFULL); /* a slot may become free later */
 			assert_did(&d, "");
 		}
 		d.now_ms = 5000 + 29999;
@@ -279,7 +280,7 @@ static void no_welcome_in_connect_timeout_ms_ends_it(void **state)
 	}
 }
 
-/* Lost contact: the last word was heard at now_ms. Returns how long it took to end. */
+/* Contact is lost: the last message arrived at now_ms. Returns the time until the session ended. */
 static uint64_t ends_after(struct session_driver *d)
 {
 	uint64_t from = d->now_ms;
@@ -302,12 +303,12 @@ static void lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms(void *
 	driver_beat(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 20000);
 	session_free(&d.s);
-	driver_new(&d, cfg, 8); /* after forget_ms the slot may be another's: no use to go on */
+	driver_new(&d, cfg, 8); /* after forget_ms another worker may have the slot */
 	d.welcome.forget_ms = 7000;
 	driver_welcome(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 7000);
 	session_free(&d.s);
-	cfg.role = ROLE_OBSERVER; /* nobody's slot */
+	cfg.role = ROLE_OBSERVER; /* it has no slot */
 	driver_new(&d, cfg, 8);
 	d.welcome.forget_ms = 7000;
 	driver_welcome(&d, 0, 0);

@@ -1,5 +1,5 @@
-/* test_trainer.c - what a worker pushes in each mode, against a fake server and a serial reference
- * written straight from proto/WIRE.md, "Modes". Proves the invariants of worker/steps.h. */
+/* test_trainer.c - what a worker pushes in each mode, with a fake server and a serial reference
+ * that is written from proto/WIRE.md, "Modes". Proves the invariants of worker/steps.h. */
 #include "tests/support/trainer_fixture.h"
 
 /* ---- downpour -------------------------------------------------------------------------------- */
@@ -48,7 +48,7 @@ static void every_rhythm_of_pushes_and_pulls_is_the_references(void **state)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
-/* So many that all that may be under way at a time is. */
+/* So many that the number in flight reaches its limit. */
 static void many_bursts_overlap(void **state)
 {
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};

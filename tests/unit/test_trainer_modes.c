@@ -37,7 +37,7 @@ static void an_exact_lease_is_one_mean_over_its_images(void **state)
 
 	(void)state;
 	trainer_server_how.mode = MODE_SANDBLASTER;
-	trainer_server_how.n_push = 2; /* of no meaning here */
+	trainer_server_how.n_push = 2; /* it has no effect here */
 	trainer_server_how.prefetch = 1;
 	trainer_train(grants, 3);
 	for (int i = 0; i < 3; i++)
@@ -54,7 +54,7 @@ static void a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used(void
 	(void)state;
 	trainer_train(grants, 3);
 	reference_downpour(&grants[0].work);
-	trainer_ref.pulls++; /* sees version 2 and that the second lease is too late */
+	trainer_ref.pulls++; /* it gets version 2, so the second lease is too late */
 	reference_exact(&grants[2], 0);
 	trainer_expect_reference();
 	assert_int_equal(fake_look(&trainer_server).leases, 4);
@@ -74,7 +74,7 @@ static void *restart_at_the_second_lease(void *arg)
 	return NULL;
 }
 
-/* Version 0 of another life of the server is not the version 0 in hand. */
+/* Version 0 of another term is not the version 0 that the worker has. */
 static void weights_of_before_a_restart_are_not_exact_after_it(void **state)
 {
 	const struct msg_grant grants[] = {exact(0, 2, 99), exact(0, 2, 0)};
@@ -96,11 +96,11 @@ static void weights_of_before_a_restart_are_not_exact_after_it(void **state)
 
 /* ---- easgd ----------------------------------------------------------------------------------- */
 
-/* Own weights and velocity of the worker that is compared with. */
+/* The weights and the velocity of the reference worker. */
 static float x[TRAINER_PARAMS], v[TRAINER_PARAMS];
 
-/* Zhang 2015, algorithm 2: v = m v - rate g(x + m v), x += v; then worker and centre close their
- * part of the distance, which each PARAMS brings along. */
+/* Zhang 2015, algorithm 2: v = m v - rate g(x + m v), x += v; then worker and centre each move by
+ * their part of the distance, which PARAMS carries. */
 static void reference_easgd(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, m = (float)trainer_server_how.momentum,

@@ -1,4 +1,4 @@
-/* test_server_admission.c - how many HELLOs server/net/clients.h lets in. */
+/* test_server_admission.c - how many HELLOs server/net/clients.h accepts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,7 +6,7 @@
 #include <cmocka.h>
 #include "server/net/clients.h"
 
-/* HELLOs let in of `n` that come at `now_ms`. */
+/* How many of `n` HELLOs at `now_ms` are accepted. */
 static int ask(struct admission *a, int n, uint64_t now_ms)
 {
 	int in = 0;

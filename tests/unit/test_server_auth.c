@@ -1,6 +1,6 @@
 /*
- * test_server_auth.c - who gets in: proves the invariants numbered in server/auth/auth.h over real
- * sockets, with a list whose reading can hang.
+ * test_server_auth.c - which peers are accepted: proves the invariants numbered in server/auth/auth.h
+ * with real sockets, and with a list whose reads can hang.
  */
 #include <stdatomic.h>
 #include <zmq.h>
@@ -14,7 +14,7 @@
 #define DEADLINE_MS 20000
 #define WORKERS     4
 
-/* Turn the loop until `condition` holds. */
+/* Run the event loop until `condition` holds. */
 #define UNTIL(condition)                                                                           \
 	for (uint64_t end_ = clock_ms() + DEADLINE_MS; !(condition);) {                            \
 		assert_true(clock_ms() < end_);                                                    \
@@ -29,7 +29,7 @@ static struct err e;
 static char endpoint[128];
 static struct key_pair server_key, worker, other;
 
-/* The list is read by this, which may be told to hang or to fail. */
+/* This function reads the list. A test can make it hang or fail. */
 static atomic_int hang, hanging;
 
 static int read_slowly(struct authorized_keys **out, const char *path, struct err *why)
@@ -104,7 +104,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* A DEALER with a key, in a context of its own, which says HELLO-ish bytes as soon as it can. */
+/* A DEALER with a key and its own context. It sends bytes like HELLO as soon as possible. */
 struct client {
 	void *context, *socket, *monitor;
 };
@@ -161,7 +161,7 @@ static int try_key(const struct key_pair *own)
 	return event;
 }
 
-/* The message that came, and what auth says to it as `m`. */
+/* Check the received message as `m`; the status. */
 static int check(struct client *c, struct msg *m, const char **why)
 {
 	struct frames f;
@@ -216,7 +216,7 @@ static void a_list_that_cannot_be_read_changes_nothing(void **state)
 	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 }
 
-/* The disk under the list hangs: the list in memory decides, and the loop goes on. */
+/* The disk of the list hangs: the list in memory decides, and the event loop goes on. */
 static void a_list_that_hangs_in_the_disk_stops_nothing(void **state)
 {
 	uint64_t longest = 0;
@@ -238,14 +238,14 @@ static void a_list_that_hangs_in_the_disk_stops_nothing(void **state)
 	}
 	assert_true(longest < 1000);
 	write_list("");
-	auth_reload(auth); /* one read at a time: it begins when the other has ended */
+	auth_reload(auth); /* one read at a time: this one begins after the other */
 	atomic_store(&hang, 0);
 	UNTIL(auth_stats(auth)->keys == 0 && !auth_busy(auth))
 	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 }
 
-/* Whether a read has to be waited for at the end is auth_busy's answer. */
+/* auth_busy says whether a read is under way at the end. */
 static void a_list_that_is_being_read_at_the_end_is_harmless(void **state)
 {
 	(void)state;
@@ -266,7 +266,7 @@ static void a_key_taken_off_has_no_say_on_its_open_connection(void **state)
 	assert_int_equal(check(&c, &m, &why), PS_OK);
 	write_list(line_for("worker", &other));
 	auth_reload(auth);
-	struct client d; /* in, once the new list is read */
+	struct client d; /* accepted when the new list has been read */
 	UNTIL(auth_stats(auth)->keys == 1 && try_key(&other) == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
 	connect_with(&d, &other, server_key.public_key);
 	zmq_send(c.socket, "x", 1, 0);
@@ -375,7 +375,7 @@ static void a_worker_id_belongs_to_its_key(void **state)
 	assert_non_null(strstr(why, "another key"));
 	hello.hello.resume = push.push.stamp;
 	assert_int_equal(say(&d, hello), PS_EAUTH);
-	push.push.stamp.worker = 4; /* nobody's: the core judges it */
+	push.push.stamp.worker = 4; /* of no session: the core decides */
 	assert_int_equal(say(&d, push), PS_OK);
 	disconnect(&c);
 	disconnect(&d);

@@ -1,6 +1,6 @@
 /*
- * test_server_checkpointer.c - what is saved comes back, and a disk that fails is a state and not an end
- * (server/durability/checkpointer.h).
+ * test_server_checkpointer.c - a start restores what was saved, and a failing disk degrades the server without
+ * ending it (server/durability/checkpointer.h).
  */
 #include <errno.h>
 #include <math.h>
@@ -35,7 +35,7 @@ static void what_is_saved_comes_back(void **state)
 	free(after);
 }
 
-/* The core never comes to such weights; if a bug does, the last sound state stays on disk. */
+/* The core never computes such weights. If a bug does, the last good checkpoint remains. */
 static void weights_that_are_not_finite_are_not_saved(void **state)
 {
 	static const float wild[] = {NAN, INFINITY, -INFINITY};
@@ -56,7 +56,8 @@ static void weights_that_are_not_finite_are_not_saved(void **state)
 	assert_non_null(strstr(run_errors.text, "not finite"));
 	run_die();
 	run_start("--model;fc:10");
-	assert_int_equal(core_config(run_startup.core)->generation, 2); /* only 1 was there */
+	assert_int_equal(
+		core_config(run_startup.core)->generation, 2); /* only generation 1 existed */
 }
 
 static uv_sem_t gate;
@@ -73,7 +74,7 @@ static void went_through(uv_work_t *work, int status)
 	assert_int_equal(status, 0);
 }
 
-/* The image is of the instant of checkpointer_start, whatever happens while it is written. */
+/* The checkpoint is of the moment of checkpointer_start, whatever happens during the write. */
 static void a_snapshot_is_one_instant(void **state)
 {
 	(void)state;
@@ -145,7 +146,7 @@ static void a_full_disk_is_said_once_and_gets_over(void **state)
 	assert_int_equal(count_lines(run_errors.text), 1);
 	assert_non_null(strstr(run_errors.text, "checkpoint works_again"));
 	run_die();
-	run_start("--model;fc:10"); /* and nothing half-written is in the way */
+	run_start("--model;fc:10"); /* no partly written file prevents it */
 	assert_int_equal(core_config(run_startup.core)->generation, 8);
 }
 

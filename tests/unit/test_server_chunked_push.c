@@ -109,7 +109,7 @@ static void frames_come_before_the_messages_own_in_their_order(void **state)
 		for (uint32_t i = 0; i < n; i++)
 			assert_int_equal(goes(7, N / WIRE_MAX_CHUNKS, 1 + (float)i, 1), PS_OK);
 		fits(7, n, 1);
-		fits(7, 0, 0); /* nothing is left */
+		fits(7, 0, 0); /* no chunk is left */
 	}
 }
 
@@ -130,7 +130,7 @@ static void another_number_than_was_wanted_is_a_lost_message(void **state)
 	fails(1, 2);
 	fails(1, 1); /* void */
 	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
-	fits(1, 0, 0); /* a message that wants none is none the worse */
+	fits(1, 0, 0); /* a message without chunks is accepted */
 	fails(1, 1);
 }
 
@@ -159,11 +159,11 @@ static void who_was_silent_for_longest_loses_his(void **state)
 	fails(2, 1);
 	fits(1, 2, 1);
 	fits(3, 1, 3);
-	for (uint32_t peer = 10; peer < 100; peer++) /* never more than there is room for */
+	for (uint32_t peer = 10; peer < 100; peer++) /* the total is bounded */
 		assert_int_equal(goes(peer, 1, (float)peer, 1000), PS_OK);
 	for (uint32_t peer = 10; peer < 100 - PEERS; peer++)
 		fails(peer, 1);
-	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* and of fewer peers less */
+	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* and fewer peers have less */
 	fails(99, 1);
 	fits(100, 1, 100);
 }

@@ -1,6 +1,6 @@
 /*
- * test_server_http.c - the pages of server/monitor/http.h: found, refused, bounded, and never in
- * the loop's way.
+ * test_server_http.c - the pages of server/monitor/http.h: answers, refusals, limits, and no delay of
+ * the event loop.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +24,7 @@
 static uv_loop_t loop;
 static struct http *http;
 static char answer[2 * LARGE];
-static int pages; /* asked for */
+static int pages; /* requests */
 
 static void on_page(void *arg, const char *path, struct http_page *page)
 {
@@ -74,7 +74,8 @@ static int dial(void)
 	return fd;
 }
 
-/* Turn the loop until the server hangs up or `end` is in the answer; returns its length. */
+/* Run the event loop until the server closes the connection or the answer contains `end`; its length.
+ */
 static size_t read_answer(int fd, const char *end)
 {
 	const uint64_t deadline = clock_ms() + DEADLINE_MS;
@@ -229,7 +230,7 @@ static void garbage_is_hung_up_on(void **state)
 	assert_string_equal(body(), "fine\n");
 }
 
-/* One that opens connections and says nothing costs a bounded number of them, for seconds. */
+/* A client that opens connections and sends nothing has a bounded number of them, for seconds. */
 static void silent_connections_are_bounded_and_end(void **state)
 {
 	int fd[100];

@@ -62,11 +62,11 @@ static void a_welcome_gives_the_label_of_its_connection(void **state)
 	welcome(7, SLOTS, 1);
 	assert_label(1, "b", 2, "10.0.0.2");
 	assert_label(SLOTS, "a", 1, "10.0.0.1");
-	welcome(9, 1, 2); /* of a HELLO that is not known any more */
+	welcome(9, 1, 2); /* for a HELLO that was forgotten */
 	assert_label(1, "", 0, "");
 }
 
-/* Its WELCOME waits for a checkpoint, maybe for long. */
+/* WELCOME waits for a checkpoint, possibly for long. */
 static void a_slot_that_is_not_on_disk_yet_has_one_too(void **state)
 {
 	static char text[LABEL_FENCED];
@@ -157,7 +157,7 @@ static void what_is_not_known_is_not_made_up(void **state)
 	assert_int_equal(count_lines(capture_log(&said)), 2);
 }
 
-/* After a restart of the server, when the newer process was first. */
+/* After a restart of the server, if the newer process returns first. */
 static void a_refused_hello_says_where_its_process_runs(void **state)
 {
 	(void)state;

@@ -1,6 +1,6 @@
 /*
- * test_server_options.c - cnn-ps takes a good command line as it was meant, and refuses a bad one
- * with every error named, before anything exists (server/config/options.h; faults.md calls it A19).
+ * test_server_options.c - cnn-ps accepts a valid command line, and refuses an invalid one with
+ * every error, before it creates anything (server/config/options.h; faults.md calls it A19).
  */
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -143,7 +143,7 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_int_equal(log_get_level(), LOG_WARN);
 }
 
-/* --lr is one worker's rate; auto scales it by the rule that was measured best. */
+/* --lr is the rate of one worker. auto scales it by the rule that measured best. */
 static void each_mode_trains_with_defaults_of_its_own(void **state)
 {
 	static const struct {
@@ -180,7 +180,7 @@ static void each_mode_trains_with_defaults_of_its_own(void **state)
 	}
 }
 
-/* PyTorch's constants; each optimizer a rate of its own. */
+/* PyTorch's constants. Each optimizer has its own rate. */
 static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 {
 	static const struct {
@@ -252,7 +252,7 @@ static void good_addresses_are_taken(void **state)
 
 /* ---- bad ones ---------------------------------------------------------------------------- */
 
-/* {command line, what its one error line must name} */
+/* {command line, what its only error line must contain} */
 static const char *const bad[][2] = {
 	{"--lr;nan", "--lr"},
 	{"--lr;inf", "--lr"},
@@ -477,7 +477,7 @@ static void a_bad_configuration_leaves_no_directory_behind(void **state)
 	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), PS_EUSAGE);
 	assert_false(temp_dir_exists(dir, "new"));
-	assert_int_equal(count_lines(errors.text), 1); /* it could be made: no second error */
+	assert_int_equal(count_lines(errors.text), 1); /* it could be created: no second error */
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), OPT_RUN);
 	assert_false(temp_dir_exists(dir, "new"));

@@ -1,6 +1,6 @@
 /*
- * test_server_param_buffers.c - the frames that pulls share, with a real core behind them: the
- * invariants numbered in server/net/param_buffers.h.
+ * test_server_param_buffers.c - the frames that pulls share, with a real core: the invariants numbered
+ * in server/net/param_buffers.h.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +42,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* Every value of the weights goes down by one. */
+/* Each weight decreases by one. */
 static void push(void)
 {
 	struct msg m = fixture_push_ones(worker, ++seq);
@@ -52,7 +52,7 @@ static void push(void)
 	param_buffers_after_step(buffers, f.core);
 }
 
-/* What a pull of this moment gets. */
+/* The answer to a pull of this moment. */
 static void pull(enum weights which, const float *values, uint64_t version, zmq_msg_t *frame)
 {
 	struct msg_params m = {.which = which, .version = version};
@@ -141,7 +141,7 @@ static void frames_that_have_left_let_the_weights_stay_where_they_are(void **sta
 	assert_int_equal(param_buffers_framed(buffers), 100);
 }
 
-/* With one reader that is always one version behind, two buffers do. */
+/* With one reader that is always one version behind, two buffers suffice. */
 static void buffers_come_back(void **state)
 {
 	const void *seen[2] = {NULL, NULL};
@@ -187,7 +187,7 @@ static void weights_that_the_same_step_sends_are_hashed_as_they_are_computed(voi
 	zmq_msg_close(&frame);
 }
 
-/* Some values are written, in place or beside: the checksum is that of all (see pull). */
+/* An update of some values, in place or in another buffer: the checksum covers all (see pull). */
 static void a_part_of_the_weights_changes(void **state)
 {
 	zmq_msg_t frame[8];
@@ -210,7 +210,7 @@ static void a_part_of_the_weights_changes(void **state)
 	}
 }
 
-/* They lie in a buffer of the core that the next epoch overwrites. */
+/* They are in a buffer of the core that the next epoch overwrites. */
 static void weights_under_evaluation_are_copied(void **state)
 {
 	float eval[FIXTURE_PARAMS] = {0};

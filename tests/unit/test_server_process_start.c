@@ -15,7 +15,7 @@ static void refused(const char *more, int code, const char *named)
 		fail_msg("no \"%s\" in: %s", named, s->said);
 	assert_int_equal(s->n_result, 0);
 	assert_null(strstr(s->said, "listening"));
-	assert_null(strstr(s->said, "_run")); /* no word about a run that does not start */
+	assert_null(strstr(s->said, "_run")); /* no log line about a run that does not start */
 	assert_null(strstr(s->said, "checkpointer"));
 	close(s->out);
 	close(s->err);
@@ -42,7 +42,7 @@ static void starts_are_refused_by_exit_code(void **state)
 	refused("--lr;nan", 2, "--lr");
 }
 
-/* One line, which names host and port; the directory gets no run. */
+/* One line with host and port. The directory gets no run. */
 static void an_address_in_use_is_named_before_anything_is_said_or_written(void **state)
 {
 	char url[256], line[512];
@@ -168,7 +168,7 @@ static void without_a_directory_it_warns_once_and_refuses_checkpoints(void **sta
 	assert_int_equal(server_wait(s), 0);
 }
 
-/* A connection is a line at level debug only. */
+/* A connection is logged at level debug only. */
 static void sighup_leaves_the_log_level(void **state)
 {
 	char url[256];

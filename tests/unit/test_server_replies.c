@@ -11,10 +11,10 @@
 #define PEERS  16
 #define RECORD 4096
 
-/* A network of peers: what each was sent, and how it takes the next. */
+/* A network of peers: what each peer has received, and the status of its next sends. */
 static struct {
 	int answer[PEERS]; /* status of the next sends to it */
-	int full[PEERS];   /* so many sends get PS_EAGAIN first */
+	int full[PEERS];   /* this number of sends get PS_EAGAIN first */
 	uint32_t to[RECORD];
 	uint64_t seq[RECORD]; /* of the ACK, or 0 for the ERROR */
 	size_t n;
@@ -59,7 +59,7 @@ static void flush(void)
 	assert_int_equal(replies_flush(q, send_to, &net), 0);
 }
 
-/* The i-th that left went to `peer`; seq 0 is the ERROR. */
+/* The i-th message was sent to `peer`; seq 0 is the ERROR. */
 static void expect(size_t i, uint32_t peer, uint64_t seq)
 {
 	assert_true(i < net.n);
@@ -120,7 +120,7 @@ static void a_full_peer_waits_and_delays_nobody(void **state)
 	assert_int_equal(replies_dropped(q), 0);
 }
 
-/* (1): what comes second is not tried when the first had no luck */
+/* (1): the second message is not tried if the first one failed */
 static void nothing_overtakes(void **state)
 {
 	(void)state;
@@ -159,12 +159,12 @@ static void too_much_for_one_peer_becomes_one_error(void **state)
 	assert_int_equal(net.n, 2);
 	expect(0, 2, 20);
 	expect(1, 1, 0);
-	put(1, 92); /* and heard again */
+	put(1, 92); /* and it reads again */
 	flush();
 	expect(2, 1, 92);
 }
 
-/* (2): the longest waiting peer pays when there is no room at all */
+/* (2): if there is no room at all, the peer that has waited longest loses its replies */
 static void no_room_is_made_at_the_oldest_ones_cost(void **state)
 {
 	(void)state;
@@ -185,7 +185,7 @@ static void no_room_is_made_at_the_oldest_ones_cost(void **state)
 	expect(1, 1, 0);
 }
 
-/* (2): nobody can use the room up for ever, not even with ERRORs */
+/* (2): no peer can occupy the room forever, not even with ERRORs */
 static void a_room_full_of_silent_peers_still_takes_replies(void **state)
 {
 	(void)state;
@@ -241,7 +241,7 @@ static void what_is_not_on_disk_yet_is_not_said(void **state)
 	after = 6;
 	put(2, 4);
 	after = 0;
-	put(2, 5); /* waits for nothing, but does not overtake */
+	put(2, 5); /* it waits for no event, but does not overtake */
 	put(3, 6);
 	flush();
 	assert_int_equal(net.n, 2);
@@ -251,7 +251,7 @@ static void what_is_not_on_disk_yet_is_not_said(void **state)
 	flush();
 	assert_int_equal(net.n, 2);
 	replies_set_flushed(q, 5);
-	replies_set_flushed(q, 3); /* what was reached stays so */
+	replies_set_flushed(q, 3); /* the flushed position never decreases */
 	flush();
 	assert_int_equal(net.n, 4);
 	expect(2, 1, 2);
@@ -263,7 +263,7 @@ static void what_is_not_on_disk_yet_is_not_said(void **state)
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-/* A disk that does not come back must not cost all memory: as for a peer that does not read. */
+/* A disk that hangs forever must not use all memory: it is handled like a peer that does not read. */
 static void what_is_held_back_takes_no_more_than_its_room(void **state)
 {
 	(void)state;

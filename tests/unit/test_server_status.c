@@ -1,6 +1,6 @@
 /*
- * test_server_status.c - what the server says about itself (server/monitor/status.h): every number
- * is the core's, nothing is too long, and parsers can read it.
+ * test_server_status.c - the server's status (server/monitor/status.h): each number is the core's, no
+ * text is too long, and parsers can read it.
  */
 #include <jansson.h>
 #include "tests/support/direct_worker.h"
@@ -312,7 +312,7 @@ static int declared(const char *type_line, const char *series)
 	       (series[n] == ' ' || series[n] == '{' || series[n] == '_');
 }
 
-/* The text format: each series follows the TYPE line of its metric, which stands there once. */
+/* The text format: each series follows the only TYPE line of its metric. */
 static void metrics_follow_the_text_format(void **state)
 {
 	const char *type = NULL;

@@ -39,12 +39,12 @@ static void a_peer_that_sends_no_handshake_is_disconnected(void **state)
 	UNTIL(router_test_stats().port.connections == 1)
 	UNTIL(router_test_stats().port.connections == 0)
 	assert_true(clock_ms() - begin < 5000);
-	UNTIL(recv(fd, &byte, 1, 0) == 0) /* its greeting came before that */
+	UNTIL(recv(fd, &byte, 1, 0) == 0) /* after the server's greeting */
 	assert_int_equal(router_test_stats().port.handshakes_failed, 1);
 	close(fd);
 }
 
-/* More events than libzmq's queues hold come while the loop does not turn. */
+/* More events than libzmq's queues can hold, while the event loop does not run. */
 static void a_flood_of_such_peers_stops_nothing(void **state)
 {
 	struct wire *wire;

@@ -24,11 +24,11 @@ static void what_was_reached_is_found_again(void **state)
 	wal_settle();
 	wal_assert_recovers(0);
 	assert_int_equal(wal_stats(wal.wal)->events, wal.newest);
-	assert_true(wal_stats(wal.wal)->groups < wal.newest); /* several in one */
+	assert_true(wal_stats(wal.wal)->groups < wal.newest); /* a group has several records */
 	assert_int_equal(wal.done > 0, 1);
 }
 
-/* The snapshot under way may never end: both journals together have everything. */
+/* The snapshot under way may never complete: both journals together have all records. */
 static void an_unfinished_snapshot_is_not_needed(void **state)
 {
 	(void)state;
@@ -38,7 +38,7 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 	wal_settle();
 	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
 	wal_assert_recovers(0);
-	wal_saved(0); /* it has failed; the core begins the next at once */
+	wal_saved(0); /* it has failed, and the core begins the next one at once */
 	wal_push(3);
 	wal.f.now_ms += core_config(wal.f.core)->checkpoint.interval_ms;
 	wal_tick();
@@ -48,8 +48,8 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 	wal_assert_recovers(0);
 }
 
-/* A disk that holds nothing more, or whose sync fails: nothing is reached until a snapshot is on
- * disk, then everything is, and the next journal works. */
+/* The disk is full, or a sync fails: the flushed LSN does not advance until a snapshot is durable. Then
+ * everything is flushed, and the next journal works. */
 static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 {
 	(void)state;
@@ -67,9 +67,9 @@ static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 		assert_true(wal_wants_snapshot(wal.wal));
 		assert_true(wal_stats(wal.wal)->failing);
 		assert_true(strlen(wal_stats(wal.wal)->why) > 0);
-		assert_int_equal(wal_pending_bytes(wal.wal), 0); /* no memory is spent on it */
+		assert_int_equal(wal_pending_bytes(wal.wal), 0); /* it uses no memory */
 		disk_writes_left = disk_syncs_left = -1;
-		wal_push(1); /* the disk is well, but this journal is not touched again */
+		wal_push(1); /* the disk works, but this journal is not written again */
 		wal_settle();
 		assert_int_equal(wal_flushed_lsn(wal.wal), before);
 		uint64_t in_snapshot = wal.newest + 1;
@@ -84,8 +84,7 @@ static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 	}
 }
 
-/* The journal of a snapshot that is not on disk yet is worth nothing while the one before it has a
- * hole. */
+/* The journal of a snapshot that is not durable is useless while the journal before it has a gap. */
 static void behind_a_hole_nothing_is_reached(void **state)
 {
 	(void)state;
@@ -171,7 +170,7 @@ static void checkpoints_that_fail_do_not_leave_a_journal_each(void **state)
 	}
 }
 
-/* The journal is as ill as the checkpoints: it is written for a while after each snapshot. */
+/* Journals fail like checkpoints: each one is written for a while after its snapshot. */
 static void journals_that_fail_too_do_not_gather(void **state)
 {
 	(void)state;
@@ -184,7 +183,7 @@ static void journals_that_fail_too_do_not_gather(void **state)
 		if (i < 4)
 			reached = wal_flushed_lsn(wal.wal);
 	}
-	assert_int_equal(wal_flushed_lsn(wal.wal), reached); /* there is a hole */
+	assert_int_equal(wal_flushed_lsn(wal.wal), reached); /* there is a gap */
 	disk_writes_left = -1;
 	wal_snapshot();
 	wal_push(1);
@@ -208,8 +207,8 @@ static void assert_grew_less_than(size_t bytes, size_t before)
 	assert_true(mallinfo2().uordblks < before + bytes);
 }
 
-/* Days of ticks and heartbeats behind an fdatasync that hangs take bounded memory, and checkpoints
- * do not help. Afterwards the next checkpoint has what the log does not have. */
+/* Days of ticks and heartbeats behind a hanging fdatasync use bounded memory, and checkpoints do not
+ * help. Later the next checkpoint contains what the log does not contain. */
 static void a_disk_that_hangs_takes_bounded_memory(void **state)
 {
 	(void)state;

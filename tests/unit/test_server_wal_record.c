@@ -1,6 +1,6 @@
 /*
- * Proves what server/durability/wal_record.h says: an event of any kind comes back from its bytes
- * as it was, and no damage to them does harm.
+ * Proves server/durability/wal_record.h: an event of any kind decodes to the same event, and no damage
+ * to its bytes does harm.
  */
 #include "server/durability/wal_record.h"
 #include "tests/support/core_fixture.h"

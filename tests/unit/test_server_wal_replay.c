@@ -1,5 +1,5 @@
 /*
- * Proves that wal_replay() comes from a directory to the very bytes of the core whose events went
+ * Proves that wal_replay() restores from a directory the bytes of the core whose events were written
  */
 #include "tests/support/wal_fixture.h"
 
@@ -13,7 +13,7 @@ static void journal_path(uint64_t generation, char out[320])
 	temp_dir_path(wal.dir, name, out);
 }
 
-/* The newest checkpoint is bad: the one before it and two journals come to the same bytes. */
+/* The newest checkpoint is bad: the one before it and two journals give the same bytes. */
 static void a_bad_checkpoint_costs_nothing(void **state)
 {
 	char path[320];
@@ -132,7 +132,7 @@ static void what_follows_it_may_be_torn(void **state)
 	}
 }
 
-/* One bit after another: what follows is found whole, or its loss is said. */
+/* Flip each bit: either all later records are found, or their loss is reported. */
 static void assert_losses_are_said(const char *path, long size, int all, int min)
 {
 	int rc, fd = open(path, O_RDWR | O_CLOEXEC);

@@ -286,15 +286,15 @@ static void run(const struct options *o, const struct mode *m, size_t bytes, siz
 
 static void run_all(const struct options *o)
 {
-	static const size_t sizes[] = {26000, 440000, 1740000, 16000000}, crews[] = {1, 2, 4};
+	static const size_t sizes[] = {26000, 440000, 1740000, 16000000}, fleets[] = {1, 2, 4};
 
 	for (size_t b = 0; b < 4; b++)
 		for (size_t k = 0; k < 3; k++)
 			for (size_t m = 0; m < 2; m++)
 				if ((!o->bytes || o->bytes == sizes[b]) &&
-					(!o->workers || o->workers == crews[k]) &&
+					(!o->workers || o->workers == fleets[k]) &&
 					(!o->mode || strcmp(o->mode, modes[m].name) == 0))
-					run(o, &modes[m], sizes[b], crews[k]);
+					run(o, &modes[m], sizes[b], fleets[k]);
 }
 
 /* cnn-ps of the same build: ours is <build>/tests/bench/transport. */

@@ -480,30 +480,30 @@ def doubtful(programs, words, *options):
 
 
 @pytest.fixture
-def small_lab(programs, small):
+def small_programs(programs, small):
     programs.data = small
     return programs
 
 
-def test_rate_that_learns_nothing_is_warned_about_and_so_is_its_result(small_lab):
-    result = doubtful(small_lab, "--lr 500 is 2500 times the usual rate of sgd", "--optimizer",
+def test_rate_that_learns_nothing_is_warned_about_and_so_is_its_result(small_programs):
+    result = doubtful(small_programs, "--lr 500 is 2500 times the usual rate of sgd", "--optimizer",
                       "sgd", "--lr", 500, "--staleness-scaling", "constant")
     chance = any("no better than chance" in text for text in result["warnings"])
     assert chance == (result["accuracy"] <= 0.125 + 3 * (0.125 * 0.875 / 1000) ** 0.5)
 
 
-def test_result_at_chance_level_is_warned_about(small_lab):
-    result = doubtful(small_lab, "no better than chance", "--lr", 1e-12)
+def test_result_at_chance_level_is_warned_about(small_programs):
+    result = doubtful(small_programs, "no better than chance", "--lr", 1e-12)
     assert result["status"] == "done" and result["accuracy"] < 0.2
 
 
-def test_batch_larger_than_the_data_set_is_warned_about(small_lab):
-    doubtful(small_lab, "--batch-size 100000 is larger than the data set: all 6000 images",
+def test_batch_larger_than_the_data_set_is_warned_about(small_programs):
+    doubtful(small_programs, "--batch-size 100000 is larger than the data set: all 6000 images",
              "--batch-size", 100000)
 
 
-def test_ordinary_run_has_no_warnings(small_lab):
-    server = small_lab.server("--model", "fc:10", "--epochs", 1, directory=None)
-    small_lab.worker(server.endpoint)
+def test_ordinary_run_has_no_warnings(small_programs):
+    server = small_programs.server("--model", "fc:10", "--epochs", 1, directory=None)
+    small_programs.worker(server.endpoint)
     assert server.result()["warnings"] == []
     assert not any("warning" in line for line in server.lines), server.tail()

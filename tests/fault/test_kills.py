@@ -102,7 +102,7 @@ def test_server_killed_at_any_time(ledger, figure, seed, full, part):
     survival.report(figure, "kills")
 
 
-def saver_calls(programs, pid):
+def checkpointer_calls(programs, pid):
     """What one checkpoint calls: [(name, nth of that name)], from one opening of the directory to the next."""
     def whole(seen):
         starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
@@ -131,7 +131,7 @@ def test_server_killed_in_every_call_of_a_checkpoint(programs, ledger, tracing, 
     tracing("P2")
     run = ledger(2, 16000 if full else 1000, pace=(4,), env=ONE_POOL_THREAD)
     run.reached(0)
-    places = saver_calls(programs, run.server.popen.pid)
+    places = checkpointer_calls(programs, run.server.popen.pid)
     names = {name for name, _ in places}
     assert {"openat", "write", "fsync", "renameat", "close"} <= names, places
     if not full:

@@ -63,7 +63,7 @@ struct disk {
 	struct disk_open open[DISK_OPEN];
 	size_t listing; /* the position of readdir */
 
-	/* weather, per 1000 operations */
+	/* faults, per 1000 operations */
 	uint32_t fails;   /* writes, syncs, renames end with EIO or ENOSPC */
 	uint32_t shorts;  /* writes that take less than was asked for */
 	uint32_t forgets; /* syncs that say they did and did not: no promise holds any more */
@@ -81,7 +81,7 @@ struct disk {
 
 void disk_init(struct disk *d);
 void disk_release(struct disk *d);
-/* An empty directory on a disk in good weather. */
+/* An empty directory on a disk without faults. */
 void disk_reset(struct disk *d, struct rng rng);
 /* The process is gone: its files are closed and its lock is free. A new process may start. */
 void disk_killed(struct disk *d);

@@ -58,12 +58,12 @@ struct net {
 
 void net_init(struct net *n);
 void net_release(struct net *n);
-/* Forget everything and begin again at time 0 with `rng`, in good weather. */
+/* Forget everything and begin again at time 0 with `rng`, without faults. */
 void net_reset(struct net *n, struct rng rng);
 void net_at(struct net *n, uint64_t at_ms, struct item it);
 /* What was to happen now happens then, before what was asked for after it. */
 void net_later(struct net *n, uint64_t at_ms, struct item it);
-/* Send through the weather. Slices keep their data pointers. */
+/* Send with the faults of the link. Slices keep their data pointers. */
 void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m);
 /* The next thing to happen; 0: nothing. The caller gives back it->msg with net_done. */
 int net_next(struct net *n, struct item *it);

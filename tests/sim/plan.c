@@ -1,7 +1,7 @@
 /*
- * plan.c - what a seed decides before its run begins: the configuration, the weather and the
- * schedule of faults. All is drawn in any case and cut down by the limits afterwards, so that a
- * shrunk case meets the same faults.
+ * plan.c - what a seed decides before its run begins: the configuration, the fault rates of
+ * links and disks, and the schedule of faults. Everything is drawn first and reduced to the limits
+ * afterwards, so that a shrunk case has the same faults.
  */
 #include <string.h>
 #include "tests/sim/sim.h"
@@ -177,9 +177,9 @@ static void fill_options(struct sim *s)
 	o->model.tensor[0].count = s->cfg.n_params;
 }
 
-/* ---- weather --------------------------------------------------------------------------------- */
+/* ---- faults of links and disks --------------------------------------------------------------- */
 
-static void choose_weather(struct sim *s)
+static void choose_fault_rates(struct sim *s)
 {
 	struct net *n = &s->net;
 	int calm = chance(s, 200) || s->exact;
@@ -398,7 +398,7 @@ void plan_run(struct sim *s)
 	s->exact = chance(s, 500) && s->n_workers == 1 && s->training;
 	s->n_workers = at_most(s->n_workers, s->limits.workers);
 	choose_config(s);
-	choose_weather(s);
+	choose_fault_rates(s);
 	choose_faults(s);
 	choose_durability(s);
 	choose_schedule(s);

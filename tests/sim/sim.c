@@ -176,7 +176,7 @@ static int all_done(const struct sim *s)
 	return all_ended(s);
 }
 
-/* The weather clears up; a ledger run is ended by hand when all is pushed. */
+/* Links and disks have no faults from now on; a ledger run is ended by hand when all is pushed. */
 static void conduct(struct sim *s)
 {
 	if (s->net.now_ms > s->faults_end_ms) {

@@ -286,7 +286,7 @@ void server_event(struct sim *s, const struct event *ev);
 void server_job(struct sim *s, struct item *it);
 /* Run a job of the pool. */
 void server_take_job(void *arg, const struct job *job);
-/* Its farewell is over: the process ends. */
+/* Its session is closed: the process ends. */
 void server_end(struct sim *s);
 /* Release everything of its process. */
 void server_release(struct sim *s);

@@ -100,7 +100,7 @@ static void who_waits_for_a_failed_snapshot_waits_for_the_next(void **state)
 	fixture_close(&f);
 }
 
-static void an_admin_hears_of_his_checkpoint_when_it_is_durable(void **state)
+static void an_admin_is_answered_when_the_checkpoint_is_durable(void **state)
 {
 	struct core_fixture f;
 	struct stamp s;
@@ -256,7 +256,7 @@ int main(void)
 		cmocka_unit_test(snapshots_come_checkpoint_ms_apart_and_only_if_something_happened),
 		cmocka_unit_test(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms),
 		cmocka_unit_test(who_waits_for_a_failed_snapshot_waits_for_the_next),
-		cmocka_unit_test(an_admin_hears_of_his_checkpoint_when_it_is_durable),
+		cmocka_unit_test(an_admin_is_answered_when_the_checkpoint_is_durable),
 		cmocka_unit_test(too_many_admins_and_a_server_without_a_disk_say_so),
 		cmocka_unit_test(status_is_the_shells_to_answer),
 		cmocka_unit_test(new_leases_wait_until_all_are_back_and_have_replayed),

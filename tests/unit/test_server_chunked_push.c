@@ -149,7 +149,7 @@ static void too_much_is_void(void **state)
 	fits(1, 0, 0);
 }
 
-static void who_was_silent_for_longest_loses_his(void **state)
+static void the_push_of_the_longest_silent_peer_is_discarded(void **state)
 {
 	(void)state;
 	for (uint32_t peer = 1; peer <= 3; peer++)
@@ -186,7 +186,7 @@ int main(void)
 		TEST(peers_are_apart),
 		TEST(another_number_than_was_wanted_is_a_lost_message),
 		TEST(too_much_is_void),
-		TEST(who_was_silent_for_longest_loses_his),
+		TEST(the_push_of_the_longest_silent_peer_is_discarded),
 		TEST(closed_connections_have_none),
 	};
 

@@ -103,7 +103,7 @@ def test_chunked_push_of_a_bad_size(link, frame):
 
 
 def test_chunked_push_and_no_push(server, honest):
-    """Who leaves in the middle of a push, again and again, costs nobody his own."""
+    """A peer that repeatedly disconnects in the middle of a push costs no other peer its push."""
     for _ in range(50):
         gone = Link(server.endpoint)
         gone.send_frames([CHUNK, b"\0" * 4 * SIZE])

@@ -78,6 +78,10 @@ VIOLATIONS = [
     ("generated", "worker/weights.safetensors", "", "weights.safetensors"),
     ("columns", "docs/bad.md", "| a | " + "é" * 95 + " |\n", "docs/bad.md:1: 103 columns"),
     ("spelling", "docs/bad.md", "A " + "recie" + "ved" + " push.\n", "received"),
+    ("words", "docs/bad.md", "A stranger connects.\n", "unknown key"),
+    ("words", "tests/unit/test_x.c", "int a_stranger_is_refused;\n", "tests/unit/test_x.c"),
+    ("words", "tests/unit/router_lab.h", "\n", "router_lab.h"),
+    ("words", "server/bad.c", "--sync-spares\n", "--backup-workers"),
     ("overlap", "kernels/bad.cu", "__global__ void early(int *p)\n{\n\t*p = 1;\n}\nint f(void)\n{\n"
      "\treturn kx_launch(early, 1);\n}\n", "early"),
 ]
@@ -93,7 +97,7 @@ def test_violation_is_found(tree, lint, path, text, named):
 
 
 @pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "dialect", "generated",
-                                  "overlap", "mutants", "columns", "spelling"])
+                                  "overlap", "mutants", "columns", "spelling", "words"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 

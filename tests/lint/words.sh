@@ -1,0 +1,51 @@
+#!/bin/sh
+# Words of this project that standard terms have replaced (docs/glossary.md) do not return, in code,
+# documents or names of files. A row is: pattern, the word to use, files that may have it. A pattern
+# matches between letters and anything else, so that it is found in snake_case too.
+set -u
+words='
+crews?                                       fleet, cluster or workers
+strangers?|intruders?                        unknown key, unauthenticated peer
+savers?                                      checkpointer
+meddlers?|badwire                            fault proxy, lossy link
+plant(s|ed)?                                 mutant, violation
+weather                                      faults of links and disks
+farewell|last_word                           session close, tombstone
+baton|handoff                                I/O lock, bounded queue
+heirs?|pulse|door                            (gone), heartbeat, accept gate
+bring_home|pass_place|look_through           flush, mark, verify
+server(_|[[:blank:]])epoch                              term
+kx_(rows|outer|first|second)|feeders?        conv_fprop and so on, producer warps
+netlab|sbench|core_bench|session_bench       support/: fixtures, programs
+[a-z]+_lab                                   a fixture with the name of what it provides
+sync-spares|stale-rate|decay-square          --backup-workers, --staleness-scaling, --beta2   tests/e2e/test_input.py tests/unit/test_server_options.c
+warm-updates|warm-ramp                       --warm-start-updates, --warm-start-ramp          tests/e2e/test_input.py
+(hang|patience|connect|forget)-ms            --batch-timeout-ms and so on                     tests/e2e/test_input.py
+'
+if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+	search='git grep --untracked'
+	names=$(git ls-files --cached --others --exclude-standard)
+else
+	search='git grep --no-index'
+	names=$(find . -type f | sed 's|^\./||')
+fi
+bounded() {
+	echo "(^|[^[:alpha:]])($1)([^[:alpha:]]|\$)"
+}
+# An option that refuses its old name has it in .was.
+lines=$($search -nIiE "$(bounded "$(echo "$words" | sed '/^$/d; s/  .*//' | paste -sd '|')")" -- . \
+	':!CHANGELOG.md' ':!tests/lint/words.sh' ':!tests/lint/test_lints.py' | grep -v '\.was = ')
+failed=0
+while read -r pattern rest; do
+	[ -n "$pattern" ] || continue
+	allowed=$(echo "$rest" | grep -oE 'tests/[a-z0-9_/.]+' | paste -sd '|')
+	found=$(printf '%s\n' "$lines" "$names" | grep -iE "$(bounded "$pattern")" |
+		grep -vE "^(${allowed:-none}):")
+	[ -z "$found" ] || {
+		echo "$found" | sed "s|\$|   <- now: $(echo "$rest" | sed 's/  .*//')|"
+		failed=1
+	}
+done <<END
+$words
+END
+exit $failed

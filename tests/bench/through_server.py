@@ -26,8 +26,8 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(TESTS), str(TESTS / "gpu")]
 
-from support.build import command  # noqa: E402
 from gpu import worker  # noqa: E402
+from support.build import command  # noqa: E402
 from support.programs import Programs  # noqa: E402
 
 

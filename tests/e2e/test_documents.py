@@ -25,8 +25,8 @@ from pathlib import Path
 
 import pytest
 
-from support import safetensors
 from documents import DOCUMENTS, Wrong, blocks
+from support import safetensors
 from support.build import BUILD, FULL, PATIENCE, ROOT
 from support.programs import Programs, Process
 

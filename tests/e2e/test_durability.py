@@ -7,8 +7,8 @@ import time
 import pytest
 
 from support import safetensors
-from support.ledger import LedgerRun
 from support.build import command
+from support.ledger import LedgerRun
 from support.programs import SIGTERM, Process, fill, mount_small, unmount, until
 
 ALWAYS = ("--durability", "always")

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from support.programs import SIGTERM, until
 from support.ledger import LedgerRun
+from support.programs import SIGTERM, until
 
 
 def test_everybody_killed_in_turn_loses_nothing(programs):

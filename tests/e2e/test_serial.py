@@ -6,10 +6,10 @@ gradients, the workers' own weights and the server's from the seed, and must end
 """
 import subprocess
 
-from support import idx
 import numpy as np
 import pytest
 
+from support import idx
 from support import numpy_net
 from support.build import ROOT, command
 

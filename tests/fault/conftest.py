@@ -12,9 +12,9 @@ import os
 
 import pytest
 
+from namespaces import NetPrograms, NoNetwork
 from support.build import FULL, ROOT
 from support.ledger import LedgerRun
-from namespaces import NetPrograms, NoNetwork
 
 RESULTS = ROOT / "build" / "faults" / "results.tsv"
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from support import safetensors
 from support.build import BUILD, PATIENCE, ROOT
-from support.programs import until
 from support.ledger import LEDGER
+from support.programs import until
 
 FILES = ("deploy/compose.yaml", "tests/fault/small_disk.yaml")
 PROGRAMS = ("cnn-ps", "cnn-worker", "cnn-ctl", "tests/tools/ledger_worker")

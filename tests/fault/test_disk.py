@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
-from support import safetensors
 import strace
+from support import safetensors
 from support.build import BUILD, command
 from support.programs import Process, fill, mount_small, unmount, until
 

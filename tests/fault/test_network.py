@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from namespaces import moved, seqs
 from support import idx
 from support.build import FULL, PATIENCE
-from support.programs import until
 from support.ledger import LedgerRun
-from namespaces import moved, seqs
+from support.programs import until
 
 KEPT = 256  # --replay-window's default: pushes that a worker may have outside a checkpoint
 FEW = 20000

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from support.build import BUILD, command
 from gpu import PRELOAD, worker
+from support.build import BUILD, command
 from support.programs import Programs, Process
 
 EPOCHS = 3

@@ -2,11 +2,11 @@
 import re
 import subprocess
 
-from support import idx
 import numpy as np
 import pytest
 
 from client import Worker, pb
+from support import idx
 from support.build import command
 
 SMALL = ("--model", "fc:10", "--epochs", 1, "--warm-start-updates", 0)

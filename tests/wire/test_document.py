@@ -1,10 +1,10 @@
 """WIRE.md says what the code does: its tables against the headers and the schema."""
 import re
 
-from support import numpy_net
 import pytest
 
 from client import PROTO, pb
+from support import numpy_net
 
 PAGE = (PROTO / "WIRE.md").read_text()
 HEADER = (PROTO / "msg.h").read_text()

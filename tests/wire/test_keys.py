@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import zmq
 
-from client import CONTEXT, PROTOCOL, Keys, Link, Refused, Worker, hello, pb
 from conftest import LEDGER, Honest, ends
+
+from client import CONTEXT, PROTOCOL, Keys, Link, Refused, Worker, hello, pb
 from support.build import FLAVOUR, PATIENCE
 from support.programs import until
 from test_document import rows, section

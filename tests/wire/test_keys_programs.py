@@ -6,11 +6,12 @@ import subprocess
 
 import pytest
 
-from support import safetensors
 from conftest import ends, started
+
+from support import safetensors
 from support.build import FLAVOUR, PATIENCE, command
-from support.programs import until
 from support.ledger import LEDGER as RUN
+from support.programs import until
 
 
 def test_a_key_where_the_server_has_none_is_refused_by_the_worker(programs, keys, data):

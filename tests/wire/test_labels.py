@@ -11,8 +11,9 @@ from fcntl import ioctl
 import numpy as np
 import pytest
 
-from client import Keys, Link, Refused, Worker, hello, pb
 from conftest import LEDGER
+
+from client import Keys, Link, Refused, Worker, hello, pb
 from support.build import PATIENCE, command
 
 EPROTO, EFENCED = 12, 6

@@ -1,11 +1,12 @@
 """An independent worker, written from WIRE.md, trains models on real images."""
-from support import idx
 import numpy as np
-from support import numpy_net
 import pytest
 
-from client import Refused, Worker, checksum, pb
 from conftest import LEDGER, Honest
+
+from client import Refused, Worker, checksum, pb
+from support import idx
+from support import numpy_net
 from support.programs import SIGTERM
 
 EDONE, ESHUTDOWN, EWRONGDATA, ETERM, ESTATE = 20, 19, 8, 14, 16

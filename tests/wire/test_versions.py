@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from client import PROTOCOL, Link, hello, pb
 from conftest import LEDGER
+
+from client import PROTOCOL, Link, hello, pb
 from support.build import PATIENCE
 
 EVERSION = 13

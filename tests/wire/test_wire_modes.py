@@ -1,9 +1,9 @@
 """`Modes` of WIRE.md of an independent implementation: a Python worker and cnn-worker, alone with a server, end alike."""
-from support import idx
 import numpy as np
 import pytest
 
 from client import Worker, pb
+from support import idx
 from test_training import EDONE, DataSet, SoftmaxRegression, Trainer
 
 

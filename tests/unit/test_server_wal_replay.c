@@ -1,5 +1,6 @@
 /*
- * Proves that wal_replay() restores from a directory the bytes of the core whose events were written
+ * Proves that wal_replay() restores, from a directory, the exact bytes of the core whose events the
+ * log contains.
  */
 #include "tests/support/wal_fixture.h"
 

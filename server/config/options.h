@@ -26,7 +26,7 @@ struct options {
 	enum log_level log_level;
 	enum log_format log_format;
 	double usual_rate, usual_local_rate; /* of the mode and optimizer: --lr, --local-lr */
-	int check_config;                    /* only judge and print the configuration */
+	int check_config;                    /* only check and print the configuration */
 };
 
 /* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts

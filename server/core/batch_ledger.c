@@ -104,12 +104,11 @@ void batch_ledger_release(struct core *c, struct worker *w)
 		release_portion(c, w, g->eval_first / l->eval_size);
 }
 
-enum reject batch_ledger_judge(
+enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay)
 {
 	const struct leases *l = &c->leases;
-	int is_sync =
-		c->cfg.training.mode == MODE_SYNC; /* it judges by itself what is of its step */
+	int is_sync = c->cfg.training.mode == MODE_SYNC; /* it checks itself what is of its step */
 
 	if (c->cfg.training.epochs == 0)
 		return work->count == 0 ? REJECT_NONE : REJECT_SHAPE;
@@ -119,7 +118,7 @@ enum reject batch_ledger_judge(
 	if (images != batch_ledger_images(c, work->first, work->count))
 		return REJECT_SHAPE;
 	if (is_replay && early_is(c, work))
-		return early_judge(c, work);
+		return early_check(c, work);
 	if (work->epoch != l->epoch || l->epoch >= c->cfg.training.epochs)
 		return work->epoch < l->epoch ? REJECT_WORK : REJECT_SHAPE;
 	for (uint32_t i = work->first; i < work->first + work->count; i++)

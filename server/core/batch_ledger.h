@@ -3,7 +3,7 @@
  * leases change it here. (Sandblaster counts them once per pass: sandblaster.c.)
  *
  * Invariants:
- * (1) a batch is counted once per epoch: batch_ledger_judge lets a push in only if none of its batches
+ * (1) a batch is counted once per epoch: batch_ledger_check lets a push in only if none of its batches
  *     is done, batch_ledger_mark marks them in the same step as the push is taken;
  *     Replays after a crash may come before their epoch opens: early.h;
  * (2) n_free and n_done count the states in batch[] exactly.
@@ -30,7 +30,7 @@ struct leases {
 };
 
 /* May this work be counted? REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
-enum reject batch_ledger_judge(
+enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay);
 void batch_ledger_mark(struct core *c, const struct work *work);
 /* Images of `epoch` whose gradients are in the weights now, or in the buffer. */

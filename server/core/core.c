@@ -110,7 +110,7 @@ static void on_message(struct core *c, const struct event *ev)
 		w = sessions_check(c, stamp, ev->peer, row->states);
 		if (!w)
 			return;
-		w->heard_ms = c->now_ms;
+		w->last_message_ms = c->now_ms;
 		if (w->state == SESSION_SUSPECT) {
 			w->state = SESSION_LIVE;
 			pace_back(c, w);
@@ -335,7 +335,7 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 		.last_seq = w->last_seq,
 		.durable_seq = w->durable_seq,
 		.images = w->images,
-		.heard_ms = w->heard_ms,
+		.last_message_ms = w->last_message_ms,
 		.stalled = w->state == SESSION_LIVE && w->pace.stalled,
 		.peer = w->peer,
 		.owes_ms = pace_owes_ms(c, w)};

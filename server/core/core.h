@@ -149,7 +149,7 @@ struct worker_view {
 	int excluded; /* see quarantine.c */
 	uint32_t worker, incarnation;
 	const char *name, *device;
-	uint64_t last_seq, durable_seq, images, heard_ms;
+	uint64_t last_seq, durable_seq, images, last_message_ms;
 	int stalled;      /* live, and has delivered nothing for longer than it may (pace.h) */
 	uint32_t peer;    /* its connection; 0: none */
 	uint64_t owes_ms; /* it holds work for so long, or since its last delivery */

@@ -134,7 +134,7 @@ void dataset_choose(struct core *c)
 		adopt(c, &best);
 }
 
-enum reject dataset_judge(struct core *c, const struct worker *w, const struct msg_push *p)
+enum reject dataset_check(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int replay = p->verdict == VERDICT_OK && p->seq <= w->replay_target;
 

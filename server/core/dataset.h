@@ -12,7 +12,7 @@ int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer);
 /* At the end of an event: the data set that most live workers have, while none is fixed. */
 void dataset_choose(struct core *c);
 /* REJECT_NONE, or REJECT_WORK for a push of another data set. */
-enum reject dataset_judge(struct core *c, const struct worker *w, const struct msg_push *p);
+enum reject dataset_check(struct core *c, const struct worker *w, const struct msg_push *p);
 /* A push of batches was accepted. */
 void dataset_contributed(struct core *c);
 

@@ -40,7 +40,7 @@ static uint64_t max_staleness(const struct core *c)
 	return 32 * (live > 1 ? live : 1);
 }
 
-enum reject downpour_judge(const struct core *c, const struct worker *w, const struct msg_push *p)
+enum reject downpour_check(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	(void)w;
 	/* what had been accepted before a crash is not too old after it */
@@ -314,7 +314,7 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return downpour_holds_back(c, w) ? 0 : c->cfg.leases.max_batches;
 }
 
-const struct rules rules_downpour = {.judge = downpour_judge,
+const struct rules rules_downpour = {.check = downpour_check,
 	.fits = downpour_fits,
 	.take = downpour_take,
 	.allow = allow,

@@ -13,7 +13,7 @@ int early_is(const struct core *c, const struct work *work)
 	return c->cfg.training.epochs && work->epoch > c->leases.epoch;
 }
 
-enum reject early_judge(const struct core *c, const struct work *work)
+enum reject early_check(const struct core *c, const struct work *work)
 {
 	const struct early *e = &c->early;
 

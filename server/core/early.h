@@ -22,7 +22,7 @@ struct early {
 /* It is of an epoch after the one in training. */
 int early_is(const struct core *c, const struct work *work);
 /* May a replay of this work be counted now? REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
-enum reject early_judge(const struct core *c, const struct work *work);
+enum reject early_check(const struct core *c, const struct work *work);
 void early_note(struct core *c, const struct work *work);
 /* All batches of this epoch are noted. */
 int early_is_complete(const struct core *c, uint32_t epoch);

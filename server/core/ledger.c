@@ -63,27 +63,27 @@ static int is_replay(const struct worker *w, const struct msg_push *p)
 
 /* Whose work it is, and of which weights. Before the run begins nobody was given any, but what had
  * been accepted before a crash is of a run that had begun. */
-static enum reject judge_work(struct core *c, const struct worker *w, const struct msg_push *p)
+static enum reject check_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int replay = is_replay(w, p);
-	enum reject r = run_has_begun(c) || replay ? dataset_judge(c, w, p) : REJECT_WORK;
+	enum reject r = run_has_begun(c) || replay ? dataset_check(c, w, p) : REJECT_WORK;
 
 	if (r == REJECT_NONE)
-		r = batch_ledger_judge(c, &p->work, p->images, replay);
-	return r == REJECT_NONE ? rules_of(c)->judge(c, w, p) : r;
+		r = batch_ledger_check(c, &p->work, p->images, replay);
+	return r == REJECT_NONE ? rules_of(c)->check(c, w, p) : r;
 }
 
 /* A device that is broken shows in what comes too late, too: quarantine.c counts it. */
-static enum reject judge(struct core *c, const struct worker *w, const struct msg_push *p)
+static enum reject check_push(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	enum reject r, values;
 
 	if (p->verdict == VERDICT_REJECTED) /* a replay of what had been rejected before a crash */
 		return p->reject == REJECT_NONE ? REJECT_UNKNOWN : p->reject;
-	r = judge_work(c, w, p);
+	r = check_work(c, w, p);
 	if (r == REJECT_SHAPE)
 		return r;
-	values = isfinite(p->loss) ? store_judge(c, &p->slices) : REJECT_NONFINITE;
+	values = isfinite(p->loss) ? store_check(c, &p->slices) : REJECT_NONFINITE;
 	if (r != REJECT_NONE && values != REJECT_NONFINITE)
 		return r;
 	if (values != REJECT_NONE)
@@ -113,14 +113,14 @@ static int is_superseded(
 	if (p->verdict == VERDICT_REJECTED)
 		return (int)p->superseded;
 	if (r == REJECT_WORK)
-		return batch_ledger_judge(c, &p->work, p->images, is_replay(w, p)) == REJECT_WORK;
+		return batch_ledger_check(c, &p->work, p->images, is_replay(w, p)) == REJECT_WORK;
 	return r == REJECT_STALE && mode_is_exact(c->cfg.training.mode) &&
 	       p->base_version < c->store.version;
 }
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	enum reject r = judge(c, w, p);
+	enum reject r = check_push(c, w, p);
 	int superseded = is_superseded(c, w, p, r);
 	struct decision *d;
 

@@ -17,7 +17,7 @@ struct worker;
 
 struct rules {
 	/* May a gradient of these weights count? REJECT_NONE, REJECT_STALE or REJECT_WORK. */
-	enum reject (*judge)(
+	enum reject (*check)(
 		const struct core *c, const struct worker *w, const struct msg_push *p);
 	/* Its slices are sound. 1: all stays finite when it is applied. Changes no value. */
 	int (*fits)(struct core *c, const struct worker *w, const struct msg_push *p);
@@ -34,8 +34,8 @@ struct rules {
 extern const struct rules rules_downpour, rules_ssp, rules_sync, rules_sandblaster;
 const struct rules *rules_of(const struct core *c);
 
-/* downpour.c; ssp's gradients are judged and taken the same way */
-enum reject downpour_judge(const struct core *c, const struct worker *w, const struct msg_push *p);
+/* downpour.c; ssp's gradients are checked and taken the same way */
+enum reject downpour_check(const struct core *c, const struct worker *w, const struct msg_push *p);
 int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p);
 /* Apply the buffer, if it is full or the epoch has no more. */
 void downpour_settle(struct core *c);

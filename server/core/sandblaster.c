@@ -15,7 +15,8 @@
 #include "server/core/modes.h"
 #include "server/core/state.h"
 
-static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
+static enum reject sandblaster_check(
+	const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	(void)w;
 	/* a sum of another pass has no meaning in this one: its portions are computed again */
@@ -115,7 +116,7 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return max ? max : 1;
 }
 
-const struct rules rules_sandblaster = {.judge = judge,
+const struct rules rules_sandblaster = {.check = sandblaster_check,
 	.fits = accumulator_fits,
 	.take = take,
 	.allow = allow,

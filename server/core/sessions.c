@@ -97,7 +97,7 @@ static void go_live(struct core *c, struct worker *w)
 		pace_back(c, w);
 	w->state = SESSION_LIVE;
 	w->overdue = 0;
-	w->heard_ms = w->active_ms = c->now_ms;
+	w->last_message_ms = w->active_ms = c->now_ms;
 	w->idle = 0;
 	if (w->peer) /* else its connection is gone, and it says HELLO on a new one */
 		welcome(c, w, w->peer);
@@ -168,7 +168,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	struct worker *w = hello_again(c, ev->peer);
 
 	if (w) {
-		w->heard_ms = c->now_ms;
+		w->last_message_ms = c->now_ms;
 		if (w->state != SESSION_JOINING)
 			go_live(c, w);
 		return;
@@ -196,7 +196,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->member = 0; /* the step under way began without this process */
 	w->bad_streak = 0;
 	w->replay_target = 0;
-	w->heard_ms = c->now_ms;
+	w->last_message_ms = c->now_ms;
 	join(c, w);
 }
 
@@ -276,7 +276,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 	w->peer = ev->peer;
 	w->leaving = 0;
 	w->replay_target = h->last_seq;
-	w->heard_ms = c->now_ms;
+	w->last_message_ms = c->now_ms;
 	backups_hold_replayed(c, w);
 	if (w->state == SESSION_DEAD || w->state == SESSION_FREE)
 		join(c, w);
@@ -363,7 +363,7 @@ void sessions_tick(struct core *c)
 
 		if (w->state == SESSION_FREE || w->state == SESSION_DEAD)
 			continue;
-		silence = c->now_ms - w->heard_ms;
+		silence = c->now_ms - w->last_message_ms;
 		if (silence >
 			(worker_may_return(w) ? c->cfg.sessions.ttl_ms : c->cfg.sessions.dead_ms)) {
 			departure_die(c, w, WORKER_GONE);
@@ -393,7 +393,7 @@ void sessions_peer_gone(struct core *c, uint32_t peer)
 void sessions_awaited(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		c->worker[i].heard_ms = c->now_ms;
+		c->worker[i].last_message_ms = c->now_ms;
 		pace_restart(c, &c->worker[i]);
 	}
 }

@@ -98,7 +98,7 @@ static void put_session(struct cursor *k, struct worker *w)
 	w->state = (enum session_state)state;
 	u32(k, &w->peer);
 	u32(k, &w->beat_peer);
-	u64(k, &w->heard_ms);
+	u64(k, &w->last_message_ms);
 	u64(k, &w->active_ms);
 	flag(k, &w->idle);
 	u64(k, &w->durable_seq);

@@ -71,7 +71,7 @@ static void settle(struct core *c)
 	}
 }
 
-const struct rules rules_ssp = {.judge = downpour_judge,
+const struct rules rules_ssp = {.check = downpour_check,
 	.fits = downpour_fits,
 	.take = take,
 	.allow = allow,

@@ -3,7 +3,7 @@
  *
  * Invariants:
  * (1) the version grows by one per gradient applied;
- * (2) a refused gradient leaves every byte as it was: a push is judged whole, then applied whole;
+ * (2) a refused gradient leaves every byte as it was: a push is checked whole, then applied whole;
  * (3) weights and optimizer state stay finite: no value over STORE_MAX_VALUE gets in, and
  *     store_holds rejects what could leave float32 when it is applied.
  */
@@ -68,7 +68,7 @@ static double sum_of_squares(const struct slices *s)
 	return sum;
 }
 
-enum reject store_judge(const struct core *c, const struct slices *s)
+enum reject store_check(const struct core *c, const struct slices *s)
 {
 	for (uint32_t i = 0; i < s->n; i++) {
 		const struct slice *p = &s->slice[i];
@@ -85,8 +85,8 @@ enum reject store_judge(const struct core *c, const struct slices *s)
 
 /* ---- what a step could overflow -----------------------------------------------------------------
  *
- * Bounds of all magnitudes grow with each step, so that most steps are judged in constant time.
- * Only when the bounds reach the limit are the values measured, and the step is judged again: what
+ * Bounds of all magnitudes grow with each step, so that most steps are checked in constant time.
+ * Only when the bounds reach the limit are the values measured, and the step is checked again: what
  * is decided never depends on how old the bounds were.
  */
 

@@ -37,13 +37,13 @@ struct store {
 
 /* REJECT_NONE, REJECT_SHAPE, REJECT_NONFINITE or REJECT_NORM; reads every value once, changes
  * nothing. */
-enum reject store_judge(const struct core *c, const struct slices *s);
-/* The largest magnitude in a push, which store_judge has found sound. */
+enum reject store_check(const struct core *c, const struct slices *s);
+/* The largest magnitude in a push, which store_check has found sound. */
 double store_peak(const struct slices *s);
 /* 1: a step at rate `eta`, or a lower one, with a gradient of at most `peak` in magnitude leaves
  * every weight and every value of the optimizer finite. It must be asked before each step. */
 int store_holds(struct core *c, double peak, double eta);
-/* w -= eta * ...; the version grows by one. `s` was judged. The new values are computed later, by
+/* w -= eta * ...; the version grows by one. `s` was checked. The new values are computed later, by
  * store_compute: whoever reads weights in the same step calls store_complete first. */
 void store_apply(struct core *c, const struct slices *s, double eta);
 /* The same with one gradient of all values. */

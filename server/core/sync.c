@@ -50,7 +50,8 @@ static int is_of_this_step(const struct core *c, const struct work *work)
 	return c->step.open && work->count == 1 && c->leases.batch[work->first] != BATCH_SHUT;
 }
 
-static enum reject judge(const struct core *c, const struct worker *w, const struct msg_push *p)
+static enum reject sync_check(
+	const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	if (p->verdict == VERDICT_OK)
 		return REJECT_NONE;
@@ -101,7 +102,7 @@ static int ends_the_step(const struct core *c, const struct msg_push *p)
 	return a->pushes && (later || a->pushes == a->room);
 }
 
-/* Ends the step under way first, if the push is of a later one. The gradient is then judged with the
+/* Ends the step under way first, if the push is of a later one. The gradient is then checked with the
  * weights and the sum that it would be added to. The step stays ended if the gradient is rejected. */
 static int fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
@@ -285,5 +286,9 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return c->step.open && (trial || is_awaited(c, w));
 }
 
-const struct rules rules_sync = {
-	.judge = judge, .fits = fits, .take = take, .allow = allow, .open = open, .settle = settle};
+const struct rules rules_sync = {.check = sync_check,
+	.fits = fits,
+	.take = take,
+	.allow = allow,
+	.open = open,
+	.settle = settle};

@@ -37,7 +37,7 @@ struct worker {
 
 	enum session_state state;
 	uint32_t peer, beat_peer; /* connections; 0: none */
-	uint64_t heard_ms;
+	uint64_t last_message_ms;
 	uint64_t active_ms;       /* it last said something other than a beat */
 	int idle;                 /* sync: no step waits for it before it does so again */
 	uint64_t durable_seq;     /* in a snapshot on disk */

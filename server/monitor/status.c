@@ -158,7 +158,7 @@ static json_t *json_text_or_null(const char *text)
 
 static json_t *worker_object(const struct worker_view *w, const struct label *l, uint64_t now_ms)
 {
-	uint64_t silent = now_ms > w->heard_ms ? now_ms - w->heard_ms : 0;
+	uint64_t silent = now_ms > w->last_message_ms ? now_ms - w->last_message_ms : 0;
 
 	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "worker",
 		json_count(w->worker), "state", status_worker_state(w), "name", w->name, "device",

@@ -110,7 +110,7 @@ static void fold_block(const struct core *c, size_t at, size_t n, double *sum)
 
 /* ---- what the step will do ------------------------------------------------------------------ */
 
-static double peak_of(const double *sum, size_t n)
+static double sum_peak(const double *sum, size_t n)
 {
 	double peak = 0;
 
@@ -119,24 +119,24 @@ static double peak_of(const double *sum, size_t n)
 	return peak;
 }
 
-static void measure(struct core *c)
+static void measure_sum(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 	double block[FOLD_BLOCK];
 
 	a->measured = 1;
-	a->peak = a->pushes && a->sum ? peak_of(a->sum, c->store.n) : 0;
+	a->peak = a->pushes && a->sum ? sum_peak(a->sum, c->store.n) : 0;
 	for (size_t at = 0; a->pushes && a->part && at < c->store.n; at += FOLD_BLOCK) {
 		size_t left = c->store.n - at, n = left < FOLD_BLOCK ? left : FOLD_BLOCK;
 
 		fold_block(c, at, n, block);
-		a->peak = vec_larger(a->peak, peak_of(block, n));
+		a->peak = vec_larger(a->peak, sum_peak(block, n));
 	}
 }
 
 /* The rate may still change before the step: schedules only lower it, and no rule scales it by more
  * than the number of workers, or of gradients in a buffer. */
-static int fits(struct core *c, double weight, double peak)
+static int fits_sum(struct core *c, double weight, double peak)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
 	double sum = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
@@ -149,10 +149,10 @@ static int fits(struct core *c, double weight, double peak)
 
 int accumulator_holds(struct core *c, double weight, double peak)
 {
-	if (c->accumulator.measured && fits(c, weight, peak))
+	if (c->accumulator.measured && fits_sum(c, weight, peak))
 		return 1;
-	measure(c);
-	return fits(c, weight, peak);
+	measure_sum(c);
+	return fits_sum(c, weight, peak);
 }
 
 int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p)

@@ -164,7 +164,7 @@ static void snapshot_start(struct core *c)
 }
 
 /* At the end of each step: start a snapshot if one is due, end the run if all is done. */
-static void settle(struct core *c)
+static void finish_event(struct core *c)
 {
 	int failed_lately =
 		c->save_failing && c->now_ms - c->snapshot_ms < c->cfg.checkpoint.interval_ms;
@@ -266,7 +266,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 		run_end(c, PS_EDONE);
 	leases_grant_waiting(c);
 	pulls_answer_push(c);
-	settle(c);
+	finish_event(c);
 }
 
 size_t core_compute(struct core *c, const float **values)

@@ -21,7 +21,7 @@
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static void describe(struct say *s, const struct data_id *d)
+static void say_data(struct say *s, const struct data_id *d)
 {
 	say_hex(s, d->xxh3);
 	say_text(s, " (");
@@ -37,15 +37,15 @@ static void describe(struct say *s, const struct data_id *d)
 	say_text(s, " classes)");
 }
 
-static void refuse(struct core *c, const struct data_id *d, uint32_t peer)
+static void refuse_data(struct core *c, const struct data_id *d, uint32_t peer)
 {
 	struct say *s = &c->said;
 
 	say_begin(s, "data set ");
-	describe(s, d);
+	say_data(s, d);
 	if (c->data_fixed) {
 		say_text(s, " is not the run's ");
-		describe(s, &c->data);
+		say_data(s, &c->data);
 	} else {
 		say_text(s, " is not the server's --data-id ");
 		say_hex(s, c->cfg.data_id);
@@ -68,7 +68,7 @@ int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
 	if (c->data_fixed ? workers_same_data(d, &c->data)
 			  : !c->cfg.data_id_given || d->xxh3 == c->cfg.data_id)
 		return 1;
-	refuse(c, d, peer);
+	refuse_data(c, d, peer);
 	return 0;
 }
 

@@ -110,7 +110,7 @@ static void record(struct core *c, uint32_t epoch, uint64_t images, double loss_
 	c->epoch[epoch].updates++;
 }
 
-static void flush(struct core *c)
+static void flush_buffer(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 	/* a sum is scaled by the number of its gradients already */
@@ -128,7 +128,7 @@ void downpour_settle(struct core *c)
 	int last = c->cfg.training.epochs && a->images && c->leases.n_done == c->leases.n_batches;
 
 	if (has_buffer(c) && a->pushes && (a->pushes >= c->cfg.push.buffer_size || last))
-		flush(c);
+		flush_buffer(c);
 }
 
 /* The others in the buffer are of the epoch in training. */
@@ -136,7 +136,7 @@ static void take_early(struct core *c, const struct msg_push *p)
 {
 	batch_ledger_record(c, p->work.epoch, p->images, (double)p->loss * p->images);
 	if (early_is_complete(c, p->work.epoch))
-		flush(c);
+		flush_buffer(c);
 }
 
 static void count_staleness(struct core *c, uint64_t tau)
@@ -226,7 +226,7 @@ static double compensated_bound(const struct core *c, const float *then, double 
 	return 1.000001 * (peak + lambda * peak * peak * (c->store.reach.weight + largest));
 }
 
-static int holds(struct core *c, const struct msg_push *p, double peak)
+static int holds_update(struct core *c, const struct msg_push *p, double peak)
 {
 	uint64_t tau = downpour_staleness(c, p);
 
@@ -240,18 +240,18 @@ static int compensated_fits(struct core *c, const struct worker *w, const struct
 	const float *found = backups_find(c, w, p), *then = found ? found : c->store.weights;
 	double bound = compensated_bound(c, then, store_peak(&p->slices)), peak = 0;
 
-	if (bound <= STORE_MAX_VALUE && holds(c, p, bound))
+	if (bound <= STORE_MAX_VALUE && holds_update(c, p, bound))
 		return 1;
 	for (uint32_t i = 0; i < p->slices.n; i++)
 		peak = vec_larger(peak, compensated_peak(c, then, &p->slices.slice[i]));
-	return peak <= STORE_MAX_VALUE && holds(c, p, peak);
+	return peak <= STORE_MAX_VALUE && holds_update(c, p, peak);
 }
 
 int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	if (c->cfg.dc.kind)
 		return compensated_fits(c, w, p);
-	return holds(c, p, store_peak(&p->slices));
+	return holds_update(c, p, store_peak(&p->slices));
 }
 
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
@@ -309,7 +309,7 @@ int downpour_holds_back(const struct core *c, const struct worker *w)
 	return at_work >= max;
 }
 
-static uint32_t allow(const struct core *c, const struct worker *w)
+static uint32_t downpour_limit(const struct core *c, const struct worker *w)
 {
 	return downpour_holds_back(c, w) ? 0 : c->cfg.leases.max_batches;
 }
@@ -317,5 +317,5 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 const struct rules rules_downpour = {.check = downpour_check,
 	.fits = downpour_fits,
 	.take = downpour_take,
-	.allow = allow,
+	.limit = downpour_limit,
 	.settle = downpour_settle};

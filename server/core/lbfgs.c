@@ -114,7 +114,7 @@ static void remember(struct core *c, const float *g)
 	b->pairs += b->pairs < c->cfg.lbfgs.history;
 }
 
-static int accept(struct core *c, double f, const float *g)
+static int accept_step(struct core *c, double f, const float *g)
 {
 	struct lbfgs *b = &c->lbfgs;
 
@@ -161,7 +161,7 @@ int lbfgs_pass(struct core *c, double f, const float *g)
 	int lower = f <= b->f + c->cfg.lbfgs.armijo * b->step * b->slope + ROUNDING * fabs(b->f);
 	int flat = lower && vec_dot(g, b->d, n) >= c->cfg.lbfgs.wolfe * b->slope;
 	if (flat || (lower && b->trials >= c->cfg.lbfgs.trials))
-		return accept(c, f, g);
+		return accept_step(c, f, g);
 	if (b->trials >= c->cfg.lbfgs.trials)
 		return give_up(c);
 	if (lower)

@@ -74,7 +74,7 @@ static enum reject check_work(struct core *c, const struct worker *w, const stru
 }
 
 /* A device that is broken shows in what comes too late, too: quarantine.c counts it. */
-static enum reject check_push(struct core *c, const struct worker *w, const struct msg_push *p)
+static enum reject reject_of(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	enum reject r, values;
 
@@ -91,7 +91,7 @@ static enum reject check_push(struct core *c, const struct worker *w, const stru
 	return rules_of(c)->fits(c, w, p) ? REJECT_NONE : REJECT_NONFINITE;
 }
 
-static void accept(struct core *c, struct worker *w, const struct msg_push *p)
+static void accept_push(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	double loss = (double)p->loss;
 
@@ -107,7 +107,7 @@ static void accept(struct core *c, struct worker *w, const struct msg_push *p)
 
 /* Another worker has delivered the same work, or the step ended without it: nothing is wrong with
  * this result. */
-static int is_superseded(
+static int was_superseded(
 	const struct core *c, const struct worker *w, const struct msg_push *p, enum reject r)
 {
 	if (p->verdict == VERDICT_REJECTED)
@@ -120,8 +120,8 @@ static int is_superseded(
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	enum reject r = check_push(c, w, p);
-	int superseded = is_superseded(c, w, p, r);
+	enum reject r = reject_of(c, w, p);
+	int superseded = was_superseded(c, w, p, r);
 	struct decision *d;
 
 	w->last_seq = p->seq;
@@ -133,7 +133,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	if (r == REJECT_NONE || r == REJECT_STALE || superseded)
 		(void)pace_trained(c, w, &p->work, r == REJECT_NONE);
 	if (r == REJECT_NONE) {
-		accept(c, w, p);
+		accept_push(c, w, p);
 	} else {
 		c->stats.rejected[r] += !superseded;
 		c->stats.superseded += (uint64_t)superseded;

@@ -24,9 +24,9 @@ struct rules {
 	/* It counts: apply it, or keep it for settle. */
 	void (*take)(struct core *c, struct worker *w, const struct msg_push *p);
 	/* Most free batches that w may be given now; 0: it waits. */
-	uint32_t (*allow)(const struct core *c, const struct worker *w);
+	uint32_t (*limit)(const struct core *c, const struct worker *w);
 	/* An epoch begins: all its batches are free. May be NULL. */
-	void (*open)(struct core *c);
+	void (*open_epoch)(struct core *c);
 	/* At the end of each event: finish what is complete. May be NULL. */
 	void (*settle)(struct core *c);
 };

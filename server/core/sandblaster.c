@@ -23,7 +23,7 @@ static enum reject sandblaster_check(
 	return store_is_current(c, p) ? REJECT_NONE : REJECT_STALE;
 }
 
-static void take(struct core *c, struct worker *w, const struct msg_push *p)
+static void sandblaster_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	(void)w;
 	accumulator_add(c, p);
@@ -62,7 +62,7 @@ static void open_window(struct core *c, uint32_t first)
 		c->dirty = 1;
 }
 
-static void open(struct core *c)
+static void sandblaster_open(struct core *c)
 {
 	open_window(c, 0);
 }
@@ -81,7 +81,7 @@ static void finish_step(struct core *c, uint64_t images, double loss_sum)
 		open_window(c, s->end);
 }
 
-static void settle(struct core *c)
+static void sandblaster_settle(struct core *c)
 {
 	struct blaster *s = &c->blaster;
 	struct gradient_accumulator *a = &c->accumulator;
@@ -105,7 +105,7 @@ static void settle(struct core *c)
 }
 
 /* Small runs, and smaller ones at the end of a pass, so that a slow worker holds little. */
-static uint32_t allow(const struct core *c, const struct worker *w)
+static uint32_t sandblaster_limit(const struct core *c, const struct worker *w)
 {
 	uint32_t live = core_live_workers(c), each = 4 * (live ? live : 1);
 	uint32_t max = (c->leases.n_free + each - 1) / each;
@@ -118,7 +118,7 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 
 const struct rules rules_sandblaster = {.check = sandblaster_check,
 	.fits = accumulator_fits,
-	.take = take,
-	.allow = allow,
-	.open = open,
-	.settle = settle};
+	.take = sandblaster_take,
+	.limit = sandblaster_limit,
+	.open_epoch = sandblaster_open,
+	.settle = sandblaster_settle};

@@ -92,7 +92,7 @@ static int is_shut(const struct core *c, uint32_t i)
 }
 
 /* The window is where the states say it is. */
-static int window_fits(const struct core *c)
+static int replay_window_fits(const struct core *c)
 {
 	const struct blaster *s = &c->blaster;
 	const struct leases *l = &c->leases;
@@ -203,7 +203,7 @@ static int data_is_fixed_in_time(const struct core *c)
 
 int image_is_sound(struct core *c)
 {
-	return all_sensible(c) && window_fits(c) && step_fits(c) && count_leases(c) &&
+	return all_sensible(c) && replay_window_fits(c) && step_fits(c) && count_leases(c) &&
 	       data_is_fixed_in_time(c) && grants_fit(c) && early_fits(c);
 }
 

@@ -78,7 +78,7 @@ static void put_fleet(struct cursor *k, struct fleet_pace *p)
 	}
 }
 
-static void put_data_id(struct cursor *k, struct data_id *d)
+static void put_session_data(struct cursor *k, struct data_id *d)
 {
 	u32(k, &d->n_train);
 	u32(k, &d->n_test);
@@ -107,7 +107,7 @@ static void put_session(struct cursor *k, struct worker *w)
 	u64(k, &w->join_generation);
 	flag(k, &w->leaving);
 	flag(k, &w->waiting);
-	put_data_id(k, &w->data);
+	put_session_data(k, &w->data);
 	put_pace(k, &w->pace);
 }
 

@@ -36,7 +36,7 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 /* Ho 2013, Stale Synchronous Parallel: batch number `clock` may begin while clock <= slowest +
  * bound. A lease is as long as that allows, and never longer than the bound from where w is:
  * whoever joins while w works on it starts there. */
-static uint32_t allow(const struct core *c, const struct worker *w)
+static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 {
 	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;
 
@@ -48,14 +48,14 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 	return (uint32_t)(ahead < max ? ahead : max);
 }
 
-static void take(struct core *c, struct worker *w, const struct msg_push *p)
+static void ssp_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	downpour_take(c, w, p);
 	w->clock += p->work.count;
 }
 
 /* Who joins, or comes back from the dead, starts with the slowest. */
-static void settle(struct core *c)
+static void ssp_settle(struct core *c)
 {
 	downpour_settle(c);
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -73,6 +73,6 @@ static void settle(struct core *c)
 
 const struct rules rules_ssp = {.check = downpour_check,
 	.fits = downpour_fits,
-	.take = take,
-	.allow = allow,
-	.settle = settle};
+	.take = ssp_take,
+	.limit = ssp_limit,
+	.settle = ssp_settle};

@@ -22,7 +22,7 @@ static uint32_t bits_of(float value)
 	return bits;
 }
 
-PS_CLONES static uint32_t peak_of(const float *g, size_t n)
+PS_CLONES static uint32_t values_peak(const float *g, size_t n)
 {
 	uint32_t peak = 0;
 
@@ -36,7 +36,7 @@ PS_CLONES static uint32_t peak_of(const float *g, size_t n)
 
 static uint32_t slice_peak(const struct slice *s)
 {
-	return s->peak ? s->peak : peak_of(s->data, s->count);
+	return s->peak ? s->peak : values_peak(s->data, s->count);
 }
 
 double store_peak(const struct slices *s)
@@ -90,7 +90,7 @@ enum reject store_check(const struct core *c, const struct slices *s)
  * is decided never depends on how old the bounds were.
  */
 
-static void measure(struct core *c, const struct optim_step *step)
+static void measure_values(struct core *c, const struct optim_step *step)
 {
 	struct store *st = &c->store;
 	const float *state[OPTIM_VECTORS];
@@ -118,7 +118,7 @@ int store_holds(struct core *c, double peak, double eta)
 		return peak <= (double)FLT_MAX;
 	st->is_planned = st->measured && plan(c, &step, peak);
 	if (!st->is_planned) {
-		measure(c, &step);
+		measure_values(c, &step);
 		st->is_planned = plan(c, &step, peak);
 	}
 	return st->is_planned;

@@ -104,14 +104,14 @@ static int ends_the_step(const struct core *c, const struct msg_push *p)
 
 /* Ends the step under way first, if the push is of a later one. The gradient is then checked with the
  * weights and the sum that it would be added to. The step stays ended if the gradient is rejected. */
-static int fits(struct core *c, const struct worker *w, const struct msg_push *p)
+static int sync_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	if (ends_the_step(c, p))
 		step(c, c->leases.epoch);
 	return accumulator_fits(c, w, p);
 }
 
-static void take(struct core *c, struct worker *w, const struct msg_push *p)
+static void sync_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	accumulator_keep(c, p);
 	w->answered = this_step(c);
@@ -228,7 +228,7 @@ static void begin(struct core *c)
 	c->step.begin_ms = c->now_ms;
 }
 
-static void open(struct core *c)
+static void sync_open(struct core *c)
 {
 	c->step = (struct step){.end = c->leases.n_batches};
 	shut(c);
@@ -266,7 +266,7 @@ static void drop_members(struct core *c)
 	}
 }
 
-static void settle(struct core *c)
+static void sync_settle(struct core *c)
 {
 	drop_members(c);
 	if (c->step.open && !c->recovering && c->accumulator.pushes == 0 && count_awaited(c) == 0 &&
@@ -279,7 +279,7 @@ static void settle(struct core *c)
 	}
 }
 
-static uint32_t allow(const struct core *c, const struct worker *w)
+static uint32_t sync_limit(const struct core *c, const struct worker *w)
 {
 	int trial = w->pace.stalled && !has_answered(c, w); /* so that it can show that it works */
 
@@ -287,8 +287,8 @@ static uint32_t allow(const struct core *c, const struct worker *w)
 }
 
 const struct rules rules_sync = {.check = sync_check,
-	.fits = fits,
-	.take = take,
-	.allow = allow,
-	.open = open,
-	.settle = settle};
+	.fits = sync_fits,
+	.take = sync_take,
+	.limit = sync_limit,
+	.open_epoch = sync_open,
+	.settle = sync_settle};

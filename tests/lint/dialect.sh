@@ -1,8 +1,7 @@
 #!/bin/sh
 # One way to write what C lets one write in several: sizeof(x); bounds are min and max; `rc` is
 # what a call returned, 0 or a status of err.h; no static function of the programs has its name in
-# two files, so that a search and a backtrace find the right one (server/core/, whose modes have
-# functions alike, is not compared).
+# two files, so that a search and a backtrace find the right one.
 set -u
 "$(dirname "$0")/code.sh" | awk '
 	function finding(why) { print $0 ": " why; found = 1 }
@@ -10,7 +9,7 @@ set -u
 	/(^|[^A-Za-z0-9_])sizeof[^A-Za-z0-9_(]/ { finding("sizeof(x) with parentheses") }
 	/[^A-Za-z0-9_](most_?|least_?|MOST_[A-Z_]*|LEAST_[A-Z_]*)([^A-Za-z0-9_]|$)/ { finding("a bound is min or max") }
 	/^[^ ]*: [ \t]+int (r|res|ret|result|status) = [a-z_0-9]+\(/ { finding("rc is the name for a status") }
-	/^(common|proto|kernels|server|worker)\/[^:]*\.c: static [^=;"(]*[ *][a-z_0-9]+\(/ && !/^server\/core\// {
+	/^(common|proto|kernels|server|worker)\/[^:]*\.c: static [^=;"(]*[ *][a-z_0-9]+\(/ {
 		file = substr($1, 1, length($1) - 1)
 		match($0, /[a-z_0-9]+\(/)
 		name = substr($0, RSTART, RLENGTH - 1)

@@ -258,8 +258,8 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 	}
 	recover(c);
 	dataset_choose(c);
-	if (rules_of(c)->settle)
-		rules_of(c)->settle(c);
+	if (c->rules->settle)
+		c->rules->settle(c);
 	leases_advance(c);
 	if (c->cfg.training.max_updates && c->stats.updates >= c->cfg.training.max_updates &&
 		c->accumulator.pushes == 0)

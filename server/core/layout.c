@@ -2,6 +2,7 @@
  * layout.c - where everything lies in the one block of memory that the core is given: worst-case
  * sizes come from the configuration alone, so nothing is ever allocated later.
  */
+#include "server/core/modes.h"
 #include "server/core/state.h"
 #include <string.h>
 
@@ -135,6 +136,14 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 	}
 }
 
+static const struct rules *const rules_of_mode[] = {
+	[MODE_DOWNPOUR] = &rules_downpour,
+	[MODE_SSP] = &rules_ssp,
+	[MODE_SYNC] = &rules_sync,
+	[MODE_SANDBLASTER] = &rules_sandblaster,
+	[MODE_EASGD] = &rules_downpour,
+};
+
 struct core *core_place(void *memory, float *weights, const struct core_config *cfg)
 {
 	struct layout l = layout_of(cfg);
@@ -145,6 +154,7 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	/* effects, batches and portions are written before they are read */
 	memset(base, 0, l.effects);
 	c->cfg = *cfg;
+	c->rules = rules_of_mode[cfg->training.mode];
 	c->worker = (struct worker *)(void *)(base + l.workers);
 	for (uint32_t i = 0; i < cfg->sessions.max_workers; i++)
 		c->worker[i].decisions = d + (size_t)i * cfg->sessions.replay_window;

@@ -9,8 +9,8 @@
 static void open_epoch(struct core *c)
 {
 	batch_ledger_open(c);
-	if (rules_of(c)->open_epoch)
-		rules_of(c)->open_epoch(c);
+	if (c->rules->open_epoch)
+		c->rules->open_epoch(c);
 }
 
 int leases_can_open(const struct core *c, const struct data_id *d)
@@ -294,7 +294,7 @@ static void grant_training(struct core *c, struct worker *w)
 
 	if (l->epoch >= c->cfg.training.epochs)
 		return;
-	allowed = rules_of(c)->limit(c, w);
+	allowed = c->rules->limit(c, w);
 	if (allowed == 0)
 		return;
 	if (l->n_free == 0) {

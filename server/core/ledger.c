@@ -70,7 +70,7 @@ static enum reject check_work(struct core *c, const struct worker *w, const stru
 
 	if (r == REJECT_NONE)
 		r = batch_ledger_check(c, &p->work, p->images, replay);
-	return r == REJECT_NONE ? rules_of(c)->check(c, w, p) : r;
+	return r == REJECT_NONE ? c->rules->check(c, w, p) : r;
 }
 
 /* A device that is broken shows in what comes too late, too: quarantine.c counts it. */
@@ -88,7 +88,7 @@ static enum reject reject_of(struct core *c, const struct worker *w, const struc
 		return r;
 	if (values != REJECT_NONE)
 		return values;
-	return rules_of(c)->fits(c, w, p) ? REJECT_NONE : REJECT_NONFINITE;
+	return c->rules->fits(c, w, p) ? REJECT_NONE : REJECT_NONFINITE;
 }
 
 static void accept_push(struct core *c, struct worker *w, const struct msg_push *p)
@@ -102,7 +102,7 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 	batch_ledger_mark(c, &p->work);
 	w->images += p->images;
 	c->computed += p->images;
-	rules_of(c)->take(c, w, p);
+	c->rules->take(c, w, p);
 }
 
 /* Another worker has delivered the same work, or the step ended without it: nothing is wrong with

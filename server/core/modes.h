@@ -1,6 +1,7 @@
 /*
- * modes.h - how gradients meet: one row of rules for each mode. leases.c and ledger.c ask the row;
- * what a mode shares with no other lies in its own file.
+ * modes.h - how gradients meet: one row of rules for each mode. layout.c makes c->rules the row of
+ * the run's mode; leases.c and ledger.c ask it. What a mode shares with no other lies in its own
+ * file.
  *
  *   downpour.c     each gradient is applied when it comes (also easgd, and ssp's gradients)
  *   ssp.c          ... but nobody may be more than some batches ahead of the slowest
@@ -32,7 +33,6 @@ struct rules {
 };
 
 extern const struct rules rules_downpour, rules_ssp, rules_sync, rules_sandblaster;
-const struct rules *rules_of(const struct core *c);
 
 /* downpour.c; ssp's gradients are checked and taken the same way */
 enum reject downpour_check(const struct core *c, const struct worker *w, const struct msg_push *p);

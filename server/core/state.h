@@ -12,7 +12,7 @@
  *   run, pace, early, batch_ledger  has it begun, what is late, which batches are counted
  *   store, backups         weights, and older weights
  *   departure              how workers leave
- *   accumulator, lbfgs, downpour, ssp, sync, sandblaster, modes
+ *   accumulator, lbfgs, downpour, ssp, sync, sandblaster
  *   leases, dataset        who computes what
  *   sessions, ledger, pulls  one message each
  *   core                   the step
@@ -49,8 +49,11 @@ struct step {
 
 #define CORE_MAX_ADMINS 8
 
+struct rules; /* modes.h */
+
 struct core {
 	struct core_config cfg;
+	const struct rules *rules; /* of the mode */
 	struct core_stats stats;
 	struct data_id data;
 	int data_fixed; /* by a contribution: see dataset.c */

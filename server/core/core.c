@@ -7,7 +7,6 @@
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/modes.h"
-#include "server/core/pulls.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
 #include <string.h>
@@ -33,12 +32,13 @@ struct row {
 	int observers; /* stamp.worker 0 is allowed */
 };
 
+static void on_pull(struct core *c, struct worker *w, const struct event *ev);
 static void on_status(struct core *c, struct worker *w, const struct event *ev);
 static void on_admin(struct core *c, struct worker *w, const struct event *ev);
 
 static const struct row rows[MSG_TYPES] = {
 	[MSG_HELLO] = {sessions_on_hello, 0, 0},
-	[MSG_PULL] = {pulls_on_pull, CONNECTED, 1},
+	[MSG_PULL] = {on_pull, CONNECTED, 1},
 	[MSG_PUSH] = {ledger_on_push, CONNECTED, 0},
 	[MSG_LEASE] = {leases_on_lease, CONNECTED, 0},
 	[MSG_RESULT] = {leases_on_result, CONNECTED, 0},
@@ -47,6 +47,56 @@ static const struct row rows[MSG_TYPES] = {
 	[MSG_STATUS] = {on_status, 0, 0},
 	[MSG_ADMIN] = {on_admin, 0, 0},
 };
+
+/* ---- the weights go out: pulls, and pushes that also pull -------------------------------------- */
+
+/* `ack`: of the push that pulls them; or NULL. */
+static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64_t request,
+	enum weights which, const struct msg_ack *ack)
+{
+	int eval = which == WEIGHTS_EVAL;
+	struct msg *m;
+
+	if (w && !eval)
+		backups_hold(c, w);
+	c->stats.pulls++;
+	m = ack ? effects_send_decided(c, peer, MSG_PARAMS)
+		: effects_send_committed(c, peer, MSG_PARAMS);
+	m->params.request = request;
+	m->params.which = which;
+	m->params.elastic = c->cfg.training.mode == MODE_EASGD ? easgd_part(c) : 0;
+	m->params.version = eval ? c->store.eval_version : c->store.version;
+	m->params.ack = ack ? *ack : (struct msg_ack){.seq = 0};
+	m->params.slices.n = 1;
+	m->params.slices.slice[0] = (struct slice){.offset = 0,
+		.count = c->store.n,
+		.encoding = ENCODING_F32,
+		.xxh3 = 0,
+		.data = eval ? c->store.eval_weights : c->store.weights};
+}
+
+/* The push of this step also pulls: PARAMS with its ACK. */
+static void answer_push(struct core *c)
+{
+	struct worker *w = c->pulling.worker;
+
+	if (w)
+		send_weights(c, w, w->peer, c->pulling.request, WEIGHTS_CURRENT, &c->pulling.ack);
+	c->pulling.worker = NULL;
+}
+
+static void on_pull(struct core *c, struct worker *w, const struct event *ev)
+{
+	const struct msg_pull *p = &ev->msg->pull;
+
+	if (p->which == WEIGHTS_EVAL && !c->leases.evaluating) {
+		effects_refuse(c, ev->peer, PS_EAGAIN, 0, "nothing is under evaluation");
+		return;
+	}
+	if (w)
+		w->peer = ev->peer;
+	send_weights(c, w, ev->peer, p->request, p->which, NULL);
+}
 
 /* ---- messages that are about no worker ------------------------------------------------------- */
 
@@ -265,7 +315,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 		c->accumulator.pushes == 0)
 		run_end(c, PS_EDONE);
 	leases_grant_waiting(c);
-	pulls_answer_push(c);
+	answer_push(c);
 	finish_event(c);
 }
 

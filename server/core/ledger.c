@@ -21,7 +21,7 @@ static struct decision *decision_at(const struct core *c, const struct worker *w
 	return &w->decisions[seq % c->cfg.sessions.replay_window];
 }
 
-/* The answer to a push that also pulls is one message: pulls_answer_push. */
+/* The answer to a push that also pulls is one message, at the end of the step: answer_push in core.c. */
 static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 	const struct decision *d, int duplicate)
 {

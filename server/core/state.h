@@ -14,8 +14,8 @@
  *   departure              how workers leave
  *   accumulator, lbfgs, downpour, ssp, sync, sandblaster
  *   leases, dataset        who computes what
- *   sessions, ledger, pulls  one message each
- *   core                   the step
+ *   sessions, ledger       one message each
+ *   core                   the step, pulls
  *   layout, view, snapshot birth, display, bytes
  */
 #ifndef SERVER_CORE_STATE_H

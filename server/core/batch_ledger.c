@@ -131,7 +131,7 @@ void batch_ledger_mark(struct core *c, const struct work *work)
 {
 	struct leases *l = &c->leases;
 
-	if (early_is(c, work)) {
+	if (work->epoch > l->epoch) {
 		early_note(c, work);
 		return;
 	}

@@ -57,7 +57,7 @@ static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64
 	int eval = which == WEIGHTS_EVAL;
 	struct msg *m;
 
-	if (w && !eval)
+	if (w && !eval && c->backups.n > 0)
 		backups_hold(c, w);
 	c->stats.pulls++;
 	m = ack ? effects_send_decided(c, peer, MSG_PARAMS)
@@ -307,10 +307,12 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 		break;
 	}
 	recover(c);
-	dataset_choose(c);
+	if (!c->data_fixed && c->cfg.training.epochs > 0)
+		dataset_choose(c);
 	if (c->rules->settle)
 		c->rules->settle(c);
-	leases_advance(c);
+	if (c->leases.n_done == c->leases.n_batches)
+		leases_advance(c);
 	if (c->cfg.training.max_updates && c->stats.updates >= c->cfg.training.max_updates &&
 		c->accumulator.pushes == 0)
 		run_end(c, PS_EDONE);

@@ -118,8 +118,6 @@ void dataset_choose(struct core *c)
 	struct data_id best = c->data;
 	int all_are_stalled;
 
-	if (c->data_fixed || c->cfg.training.epochs == 0)
-		return;
 	all_are_stalled = core_live_workers(c) == 0;
 	if (!is_contested(c, all_are_stalled))
 		return;
@@ -138,8 +136,6 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
 {
 	int replay = p->verdict == VERDICT_OK && p->seq <= w->replay_target;
 
-	if (worker_is_of_run(c, w))
-		return REJECT_NONE;
 	if (c->data_fixed || !replay)
 		return REJECT_WORK;
 	adopt(c, &w->data);
@@ -149,8 +145,6 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
 /* A worker of another one says HELLO again and is refused. */
 void dataset_contributed(struct core *c)
 {
-	if (c->data_fixed || c->cfg.training.epochs == 0)
-		return;
 	c->data_fixed = 1;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];

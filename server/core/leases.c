@@ -33,8 +33,6 @@ void leases_open(struct core *c, const struct data_id *d)
 	open_epoch(c);
 }
 
-/* ---- giving back ----------------------------------------------------------------------------- */
-
 /* ---- counting -------------------------------------------------------------------------------- */
 
 /* The epoch's training is complete and no evaluation is under way: evaluate it, train the next. */
@@ -42,8 +40,8 @@ void leases_advance(struct core *c)
 {
 	struct leases *l = &c->leases;
 
-	if (l->n_batches == 0 || l->n_done < l->n_batches || l->evaluating ||
-		l->epoch >= c->cfg.training.epochs || c->accumulator.images > 0 || c->blaster.open)
+	if (l->n_batches == 0 || l->evaluating || l->epoch >= c->cfg.training.epochs ||
+		c->accumulator.images > 0 || c->blaster.open)
 		return;
 	c->epoch[l->epoch].end_ms = c->now_ms;
 	effects_add_epoch(c, EFFECT_TRAINED, l->epoch);

@@ -18,7 +18,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev);
 int leases_can_open(const struct core *c, const struct data_id *d);
 /* The run is of this data set, which can be opened: the epoch begins. */
 void leases_open(struct core *c, const struct data_id *d);
-/* At the end of an event: the next epoch, if this one's training is complete. */
+/* All batches are done. At the end of an event: the next epoch, if nothing of this one is under way. */
 void leases_advance(struct core *c);
 /* Answer whoever waits, if there is something to give. */
 void leases_grant_waiting(struct core *c);

@@ -66,8 +66,10 @@ static int is_replay(const struct worker *w, const struct msg_push *p)
 static enum reject check_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int replay = is_replay(w, p);
-	enum reject r = run_has_begun(c) || replay ? dataset_check(c, w, p) : REJECT_WORK;
+	enum reject r = run_has_begun(c) || replay ? REJECT_NONE : REJECT_WORK;
 
+	if (r == REJECT_NONE && !worker_is_of_run(c, w))
+		r = dataset_check(c, w, p);
 	if (r == REJECT_NONE)
 		r = batch_ledger_check(c, &p->work, p->images, replay);
 	return r == REJECT_NONE ? c->rules->check(c, w, p) : r;
@@ -97,9 +99,12 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 
 	c->stats.loss =
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
-	quarantine_good(w);
-	dataset_contributed(c);
-	batch_ledger_mark(c, &p->work);
+	if (w->bad_streak > 0 || !w->sound)
+		quarantine_good(w);
+	if (!c->data_fixed && c->cfg.training.epochs > 0)
+		dataset_contributed(c);
+	if (c->cfg.training.epochs > 0)
+		batch_ledger_mark(c, &p->work);
 	w->images += p->images;
 	c->computed += p->images;
 	c->rules->take(c, w, p);
@@ -140,7 +145,8 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		if (mode_is_exact(c->cfg.training.mode))
 			batch_ledger_release(c, w); /* it has no use for the rest */
 	}
-	backups_pushed(c, w, p);
+	if (c->backups.n > 0)
+		backups_pushed(c, w, p);
 	d = decision_at(c, w, p->seq);
 	d->verdict = r == REJECT_NONE ? VERDICT_OK : VERDICT_REJECTED;
 	d->reject = (uint8_t)r;
@@ -165,7 +171,7 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 		effects_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
 		return;
 	}
-	if (p->seq > w->last_seq && run_is_closed(c))
+	if (c->ending != END_NOT && p->seq > w->last_seq && run_is_closed(c))
 		return; /* unanswered: nothing may be told before the last snapshot is on disk */
 	if (p->seq > w->last_seq + 1) {
 		c->stats.gaps++;

@@ -172,6 +172,38 @@ def test_only_links_may_be_longer_than_a_line(tree):
     assert code != 0 and "docs/long.md:3: " in output, output
 
 
+WALK = """# Architecture
+
+## The walk of a push
+
+1. `server/net/in.c`: `receive` passes it to `apply` (`server/core/apply.c`).
+2. `apply.c`: `apply` keeps `--durability always` and `EFFECT_SEND`.
+   Back: `receive` in `in.c`.
+
+| function | file |
+|---|---|
+| `question` | `server/core/apply.c` |
+"""
+
+
+@pytest.mark.parametrize("old, new, named", [
+    ("", "", None),
+    ("passes it to `apply`", "passes it to `gone`", "apply.c does not define gone"),
+    ("`receive` passes", "`apply` passes and `gone`", "no file of this step defines gone"),
+    ("`server/net/in.c`", "`server/net/old.c`", "old.c"),
+    ("| `question`", "| `no_question`", "no file of this step defines no_question"),
+    ("2. `apply.c`", "2. `in.c`", "enters server/net/in.c twice"),
+    ("| function", "".join(f"{i}. `server/{i}.c`\n" for i in range(3, 12)) + "\n| function",
+     "more than ten files"),
+])
+def test_walk_that_names_what_is_not_there_is_found(tree, old, new, named):
+    write(tree, "server/net/in.c", "void receive(int a)\n{\n\tapply(a);\n\tquestion(a);\n}\n")
+    write(tree, "server/core/apply.c", "int question(\n\tint a)\n{\n}\nvoid apply(int a)\n{\n}\n")
+    write(tree, "docs/architecture.md", WALK.replace(old, new, 1) if old else WALK)
+    code, output = run(tree, "walks")
+    assert (code == 0 and output == "") if named is None else (code != 0 and named in output), output
+
+
 def test_comment_about_a_banned_call_is_not_one(tree):
     write(tree, "common/talk.c", HARMLESS)
     assert run(tree, "banned") == (0, "")

@@ -1,0 +1,84 @@
+#!/bin/sh
+# The walks of docs/architecture.md name functions that exist, in the files that have them. In the
+# numbered steps of a section "The walk of ..." a word in backquotes is
+#   a file (path/name.c). A path may be cut to its last part once it was named in full;
+#   a function (lower case). A file in parentheses or after "in" defines the function before it;
+#     any other function is defined in a file that its step names;
+#   anything else (an option, a type, a constant): not checked.
+# The same holds for the rows of a table that begin with a function and name a file.
+# The walk of a push has at most ten steps, and each is another file.
+page=docs/architecture.md
+[ -f "$page" ] || exit 0
+awk '
+function finding(text) { print FILENAME ":" begin ": " text; bad = 1 }
+function path_of(name) {
+	if (name ~ /\//)
+		full[substr(name, match(name, /[^\/]*$/))] = name
+	else if (name in full)
+		name = full[name]
+	return name
+}
+# 1: a line of the file begins a definition of the function
+function defines(file, name,   line, found, status) {
+	found = 0
+	while ((status = (getline line <file)) > 0)
+		if (line ~ "^[A-Za-z].*[ *]" name "\\(")
+			found = 1
+	close(file)
+	return status < 0 ? -1 : found
+}
+function check(name, file) {
+	if (!defines(file, name))
+		finding(file " does not define " name)
+}
+function check_any(name,   i) {
+	for (i = 1; i <= n_files; i++)
+		if (defines(named[i], name) > 0)
+			return
+	finding("no file of this step defines " name)
+}
+# One step, from its number to the next.
+function step(   rest, word, before, pending, i) {
+	n_files = n_names = 0
+	pending = ""
+	for (rest = text; match(rest, /`[^`]*`/);) {
+		word = substr(rest, RSTART + 1, RLENGTH - 2)
+		before = substr(rest, 1, RSTART - 1)
+		rest = substr(rest, RSTART + RLENGTH)
+		if (word ~ /\.(c|cu)$/) {
+			named[++n_files] = path_of(word)
+			if (defines(named[n_files], "x") < 0)
+				finding("there is no file " named[n_files])
+			if (pending != "" && before ~ /^ (\(|in )$/) {
+				check(pending, named[n_files])
+				pending = ""
+			} else if (push && !row && n_files == 1) {
+				enter(named[1])
+			}
+		} else {
+			if (pending != "")
+				name[++n_names] = pending
+			pending = word ~ /^[a-z][a-z0-9_]*$/ ? word : ""
+		}
+	}
+	if (pending != "")
+		name[++n_names] = pending
+	for (i = 1; i <= n_names && (n_files > 0 || !row); i++)
+		check_any(name[i])
+	text = ""
+}
+function enter(file) {
+	if (file in entered)
+		finding("the walk of a push enters " file " twice")
+	entered[file] = 1
+	if (++files > 10)
+		finding("the walk of a push has more than ten files")
+}
+/^## / { step(); walk = /^## The walk of /; push = /^## The walk of a push/; next }
+!walk { next }
+/^[0-9]+\. / { step(); text = $0; begin = FNR; next }
+/^\| `/ { step(); text = $0; begin = FNR; row = 1; step(); row = 0; next }
+/^   / && text != "" { text = text " " $0; gsub(/ +/, " ", text); next }
+{ step() }
+END { step(); exit bad }
+' "$page"

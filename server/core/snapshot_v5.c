@@ -31,7 +31,7 @@ struct rewrite {
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-static uint64_t next(struct rewrite *r)
+static uint64_t next_u64(struct rewrite *r)
 {
 	uint64_t v = 0;
 
@@ -39,7 +39,7 @@ static uint64_t next(struct rewrite *r)
 	return v;
 }
 
-static void put(struct rewrite *r, uint64_t v)
+static void put_u64(struct rewrite *r, uint64_t v)
 {
 	u64(&r->out, &v);
 }
@@ -52,14 +52,14 @@ static void put_real(struct rewrite *r, double v)
 static void put_zeros(struct rewrite *r, size_t n)
 {
 	while (n--)
-		put(r, 0);
+		put_u64(r, 0);
 }
 
 static uint64_t copy(struct rewrite *r)
 {
-	uint64_t v = next(r);
+	uint64_t v = next_u64(r);
 
-	put(r, v);
+	put_u64(r, v);
 	return v;
 }
 
@@ -138,24 +138,24 @@ static void read_head(struct rewrite *r)
 	struct run_head h;
 	uint64_t n;
 
-	if (!raw || run_head_read(raw, RUN_HEAD_BYTES, &h) != 0 || next(r) != FORMAT) {
+	if (!raw || run_head_read(raw, RUN_HEAD_BYTES, &h) != 0 || next_u64(r) != FORMAT) {
 		spoil(&r->in, MALFORMED);
 		return;
 	}
 	cfg->run = (struct run_id){h.run_hi, h.run_lo};
 	cfg->term = h.term;
 	memcpy(cfg->model, h.model, sizeof(cfg->model));
-	cfg->model_fingerprint = next(r);
-	n = next(r);
+	cfg->model_fingerprint = next_u64(r);
+	n = next_u64(r);
 	refuse_over(&r->in, n, WIRE_MAX_PARAMS);
 	cfg->n_params = r->in.bad ? 0 : (size_t)n;
 	read_options(r);
 }
 
-static void put_counters(struct rewrite *r)
+static void rewrite_counters(struct rewrite *r)
 {
 	for (int i = 0; i < OLD_COUNTERS; i++) {
-		uint64_t v = next(r);
+		uint64_t v = next_u64(r);
 
 		if (i == IMAGES) { /* this release counts the images of a step when it ends */
 			refuse_over(&r->in, r->step.images, v);
@@ -163,53 +163,53 @@ static void put_counters(struct rewrite *r)
 		}
 		if (i == ACCEPTED)
 			r->accepted = v;
-		put(r, v);
+		put_u64(r, v);
 	}
 	put_zeros(r, NEW_COUNTERS);
 }
 
-static void put_run(struct rewrite *r)
+static void rewrite_run(struct rewrite *r)
 {
 	copy_bytes(r, RUN_HEAD_BYTES);
-	(void)next(r);
-	put(r, IMAGE_FORMAT);
+	(void)next_u64(r);
+	put_u64(r, IMAGE_FORMAT);
 	copy_fields(r, 2); /* fingerprint of the model, number of parameters */
 	read_options(r);
 	config_put(&r->out, &r->cfg);
 	copy_fields(r, 2); /* has it begun; term of the weights */
-	put_counters(r);
+	rewrite_counters(r);
 	copy_bytes(r, r->in.size - r->in.at); /* rejected, staleness, loss */
 }
 
 /* ---- ledger ---------------------------------------------------------------------------------- */
 
-static void put_worker(struct rewrite *r)
+static void rewrite_worker(struct rewrite *r)
 {
 	if (!copy(r))
 		return;
 	r->workers++;
-	(void)next(r);
-	(void)next(r);
-	put(r, 1);         /* gone */
-	put(r, 0);         /* overdue */
+	(void)next_u64(r);
+	(void)next_u64(r);
+	put_u64(r, 1);     /* gone */
+	put_u64(r, 0);     /* overdue */
 	copy_fields(r, 2); /* incarnation and its term */
 	copy_bytes(r, 2 * (WIRE_MAX_NAME + 1));
 	copy_fields(r, 3); /* last_seq, images, lease_request */
 	for (size_t i = 0; i < GRANT_FIELDS; i++)
-		(void)next(r);
+		(void)next_u64(r);
 	put_zeros(r, GRANT_FIELDS);
 	copy_fields(r, 3);           /* clock, racing, answered */
 	put_zeros(r, 4);             /* member, bad_streak, excluded, sound */
 	copy_bytes(r, copy(r) * 10); /* decisions */
 }
 
-static void put_ledger(struct rewrite *r)
+static void rewrite_ledger(struct rewrite *r)
 {
 	uint64_t n = copy(r);
 
 	refuse_over(&r->in, n, WIRE_MAX_WORKERS);
 	for (uint64_t i = 0; i < n && !r->in.bad; i++)
-		put_worker(r);
+		rewrite_worker(r);
 }
 
 /* ---- leases ---------------------------------------------------------------------------------- */
@@ -220,7 +220,7 @@ static uint32_t ceil_div(uint64_t a, uint64_t b)
 }
 
 /* Leases have ended. Sync: no step is open. */
-static void put_states(struct rewrite *r, const unsigned char *state, uint32_t n, uint8_t free)
+static void rewrite_states(struct rewrite *r, const unsigned char *state, uint32_t n, uint8_t free)
 {
 	for (uint32_t i = 0; state && i < n; i++) {
 		uint8_t v = state[i] == BATCH_LEASED || state[i] == BATCH_FREE ? free : state[i];
@@ -229,55 +229,55 @@ static void put_states(struct rewrite *r, const unsigned char *state, uint32_t n
 	}
 }
 
-static void put_training(struct rewrite *r)
+static void rewrite_training(struct rewrite *r)
 {
 	uint8_t idle = r->cfg.training.mode == MODE_SYNC ? BATCH_SHUT : BATCH_FREE;
 
 	r->batch = take(r, r->n_batches);
-	put_states(r, r->batch, r->n_batches, idle);
+	rewrite_states(r, r->batch, r->n_batches, idle);
 }
 
-static void put_portions(struct rewrite *r, uint32_t n_test)
+static void rewrite_portions(struct rewrite *r, uint32_t n_test)
 {
 	uint64_t each = copy(r);
 	uint32_t n = each ? ceil_div(n_test, each) : 0;
 
-	put_states(r, take(r, n), n, BATCH_FREE);
+	rewrite_states(r, take(r, n), n, BATCH_FREE);
 }
 
-static void put_epoch(struct rewrite *r, int is_in_training)
+static void rewrite_epoch(struct rewrite *r, int is_in_training)
 {
-	uint64_t images = next(r);
+	uint64_t images = next_u64(r);
 	double loss_sum = 0;
 
 	if (is_in_training)
 		refuse_over(&r->in, r->step.images, images);
-	put(r, is_in_training ? images - r->step.images : images);
+	put_u64(r, is_in_training ? images - r->step.images : images);
 	(void)copy(r); /* updates */
 	f64(&r->in, &loss_sum);
 	put_real(r, is_in_training ? loss_sum - r->step.loss_sum : loss_sum);
 	copy_fields(r, 3); /* evaluation */
 }
 
-static void put_leases(struct rewrite *r)
+static void rewrite_leases(struct rewrite *r)
 {
 	uint64_t n_train = copy(r), n_test = copy(r), epoch, training, evaluating;
 
 	copy_fields(r, 4);
-	put(r, n_train && r->accepted); /* an accepted push fixes the data set */
+	put_u64(r, n_train && r->accepted); /* an accepted push fixes the data set */
 	r->n_batches = ceil_div(n_train & UINT32_MAX, r->cfg.training.batch_size);
 	epoch = copy(r);
 	training = copy(r);
-	put(r, 0); /* batches of epochs to come */
+	put_u64(r, 0); /* batches of epochs to come */
 	evaluating = copy(r);
 	copy_fields(r, 3); /* the step of sandblaster */
 	put_zeros(r, 4);   /* the step of sync */
 	if (training)
-		put_training(r);
+		rewrite_training(r);
 	if (evaluating)
-		put_portions(r, (uint32_t)n_test);
+		rewrite_portions(r, (uint32_t)n_test);
 	for (uint64_t i = 0; i < epoch + (training != 0) && !r->in.bad; i++)
-		put_epoch(r, i == epoch);
+		rewrite_epoch(r, i == epoch);
 }
 
 /* ---- optim ----------------------------------------------------------------------------------- */
@@ -296,7 +296,7 @@ static void read_step(struct rewrite *r)
  * One gradient of a sum, if `weight` is what each of them is multiplied with: the first one has the
  * whole sum, the next one what rounding the first one to floats has left, and so on.
  */
-static void put_gradient(
+static void rewrite_gradient(
 	struct rewrite *r, const unsigned char *sums, const double weight[MAX_TERMS], uint32_t i)
 {
 	size_t n = r->cfg.n_params;
@@ -319,7 +319,7 @@ static void put_gradient(
 
 /* The sum as so many gradients, each of a batch that is counted: it does not matter of which one,
  * only that no other gradient is of the same batch. */
-static void put_parts(struct rewrite *r)
+static void rewrite_parts(struct rewrite *r)
 {
 	const unsigned char *sums = take(r, r->cfg.n_params * sizeof(double));
 	float loss = (float)(r->step.loss_sum / (double)r->step.images);
@@ -339,25 +339,25 @@ static void put_parts(struct rewrite *r)
 		if (i < MAX_TERMS)
 			weight[i] = r->cfg.push.sum ? 1 : (double)images;
 		left -= images;
-		put(r, batch++);
-		put(r, images);
+		put_u64(r, batch++);
+		put_u64(r, images);
 		put_real(r, (double)loss);
-		put_gradient(r, sums, weight, i);
+		rewrite_gradient(r, sums, weight, i);
 	}
 }
 
-static void put_step(struct rewrite *r)
+static void rewrite_step(struct rewrite *r)
 {
 	read_step(r);
-	put(r, r->step.pushes);
-	put(r, r->step.images);
+	put_u64(r, r->step.pushes);
+	put_u64(r, r->step.images);
 	put_real(r, r->step.weight);
 	put_real(r, 0); /* each gradient has its loss */
 	if (r->step.pushes)
-		put_parts(r);
+		rewrite_parts(r);
 }
 
-static void put_sum(struct rewrite *r)
+static void rewrite_sum(struct rewrite *r)
 {
 	uint64_t pushes = copy(r);
 
@@ -366,7 +366,7 @@ static void put_sum(struct rewrite *r)
 		copy_bytes(r, r->cfg.n_params * sizeof(double));
 }
 
-static void put_lbfgs(struct rewrite *r)
+static void rewrite_lbfgs(struct rewrite *r)
 {
 	uint64_t known = copy(r), searching = copy(r), pairs = copy(r);
 
@@ -381,39 +381,39 @@ static void put_lbfgs(struct rewrite *r)
 }
 
 /* The weights that a worker had pulled are of no use: it is gone. */
-static void put_backups(struct rewrite *r)
+static void rewrite_backups(struct rewrite *r)
 {
 	if (r->cfg.dc.kind == DC_ADAPTIVE)
 		copy_floats(r, 1);
 	for (uint32_t i = 0; i < r->workers; i++) {
-		if (next(r))
+		if (next_u64(r))
 			(void)take(r, r->cfg.n_params * sizeof(float));
-		put(r, 0);
+		put_u64(r, 0);
 	}
 }
 
-static void put_optim(struct rewrite *r)
+static void rewrite_optim(struct rewrite *r)
 {
 	if (r->cfg.training.mode == MODE_SYNC)
-		put_step(r);
+		rewrite_step(r);
 	else if (r->cfg.training.mode == MODE_SANDBLASTER)
-		put_sum(r);
+		rewrite_sum(r);
 	if (r->cfg.optim.kind == OPTIM_LBFGS)
-		put_lbfgs(r);
+		rewrite_lbfgs(r);
 	if (r->cfg.dc.kind != DC_NONE)
-		put_backups(r);
+		rewrite_backups(r);
 	copy_bytes(r, r->in.size - r->in.at); /* of the optimizer and the evaluation */
 }
 
 /* ---- the snapshot ---------------------------------------------------------------------------- */
 
-static void put_weights(struct rewrite *r)
+static void rewrite_weights(struct rewrite *r)
 {
 	copy_floats(r, 1);
 }
 
 /* A restart reads the configuration only, for the text of a refusal. */
-static void put_live(struct rewrite *r)
+static void rewrite_live(struct rewrite *r)
 {
 	live_put_config(&r->out, &r->cfg);
 	(void)take(r, r->in.size);
@@ -435,12 +435,12 @@ int snapshot_v5_rewrite(const unsigned char *const data[IMAGE_SECTIONS],
 	size_t new_size[IMAGE_SECTIONS])
 {
 	void (*const put_section[IMAGE_SECTIONS])(struct rewrite *) = {
-		[IMAGE_RUN] = put_run,
-		[IMAGE_LEDGER] = put_ledger,
-		[IMAGE_LEASES] = put_leases,
-		[IMAGE_WEIGHTS] = put_weights,
-		[IMAGE_OPTIM] = put_optim,
-		[IMAGE_LIVE] = put_live,
+		[IMAGE_RUN] = rewrite_run,
+		[IMAGE_LEDGER] = rewrite_ledger,
+		[IMAGE_LEASES] = rewrite_leases,
+		[IMAGE_WEIGHTS] = rewrite_weights,
+		[IMAGE_OPTIM] = rewrite_optim,
+		[IMAGE_LIVE] = rewrite_live,
 	};
 	struct rewrite r = {.cfg = *now};
 

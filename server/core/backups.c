@@ -81,9 +81,9 @@ void backups_hold(struct core *c, struct worker *w)
 static int is_alone(const struct core *c, const struct worker *w)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (&c->worker[i] != w && c->worker[i].state != SESSION_FREE)
+		if (&c->worker[i] != w && c->worker[i].session.state != SESSION_FREE)
 			return 0;
-	return w->incarnation == 1;
+	return w->session.incarnation == 1;
 }
 
 void backups_hold_replayed(struct core *c, struct worker *w)

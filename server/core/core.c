@@ -81,7 +81,8 @@ static void answer_push(struct core *c)
 	struct worker *w = c->pulling.worker;
 
 	if (w)
-		send_weights(c, w, w->peer, c->pulling.request, WEIGHTS_CURRENT, &c->pulling.ack);
+		send_weights(c, w, w->session.peer, c->pulling.request, WEIGHTS_CURRENT,
+			&c->pulling.ack);
 	c->pulling.worker = NULL;
 }
 
@@ -94,7 +95,7 @@ static void on_pull(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	if (w)
-		w->peer = ev->peer;
+		w->session.peer = ev->peer;
 	send_weights(c, w, ev->peer, p->request, p->which, NULL);
 }
 
@@ -160,9 +161,9 @@ static void on_message(struct core *c, const struct event *ev)
 		w = sessions_check(c, stamp, ev->peer, row->states);
 		if (!w)
 			return;
-		w->last_message_ms = c->now_ms;
-		if (w->state == SESSION_SUSPECT) {
-			w->state = SESSION_LIVE;
+		w->session.last_message_ms = c->now_ms;
+		if (w->session.state == SESSION_SUSPECT) {
+			w->session.state = SESSION_LIVE;
 			pace_back(c, w);
 			effects_add_worker(c, w, WORKER_BACK);
 		}
@@ -378,17 +379,17 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 {
 	const struct worker *w = &c->worker[i];
 
-	*v = (struct worker_view){.state = w->state,
+	*v = (struct worker_view){.state = w->session.state,
 		.excluded = w->excluded,
 		.worker = i + 1,
-		.incarnation = w->incarnation,
-		.name = w->name,
-		.device = w->device,
+		.incarnation = w->session.incarnation,
+		.name = w->session.name,
+		.device = w->session.device,
 		.last_seq = w->last_seq,
 		.durable_seq = w->durable_seq,
 		.images = w->images,
-		.last_message_ms = w->last_message_ms,
-		.stalled = w->state == SESSION_LIVE && w->pace.stalled,
-		.peer = w->peer,
+		.last_message_ms = w->session.last_message_ms,
+		.stalled = w->session.state == SESSION_LIVE && w->pace.stalled,
+		.peer = w->session.peer,
 		.owes_ms = pace_owes_ms(c, w)};
 }

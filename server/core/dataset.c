@@ -76,7 +76,7 @@ int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
 
 static int may_vote(const struct worker *w, int all_are_stalled)
 {
-	return all_are_stalled ? w->state == SESSION_LIVE : worker_is_active(w);
+	return all_are_stalled ? w->session.state == SESSION_LIVE : worker_is_active(w);
 }
 
 static uint32_t votes(const struct core *c, const struct data_id *d, int all_are_stalled)
@@ -85,7 +85,7 @@ static uint32_t votes(const struct core *c, const struct data_id *d, int all_are
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		n += may_vote(&c->worker[i], all_are_stalled) &&
-		     workers_same_data(&c->worker[i].data, d);
+		     workers_same_data(&c->worker[i].session.data, d);
 	return n;
 }
 
@@ -108,7 +108,7 @@ static int is_contested(const struct core *c, int all_are_stalled)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (may_vote(&c->worker[i], all_are_stalled) &&
-			!workers_same_data(&c->worker[i].data, &c->data))
+			!workers_same_data(&c->worker[i].session.data, &c->data))
 			return 1;
 	return 0;
 }
@@ -124,9 +124,9 @@ void dataset_choose(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (may_vote(w, all_are_stalled) &&
-			votes(c, &w->data, all_are_stalled) > votes(c, &best, all_are_stalled))
-			best = w->data;
+		if (may_vote(w, all_are_stalled) && votes(c, &w->session.data, all_are_stalled) >
+							    votes(c, &best, all_are_stalled))
+			best = w->session.data;
 	}
 	if (!workers_same_data(&best, &c->data))
 		adopt(c, &best);
@@ -138,7 +138,7 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
 
 	if (c->data_fixed || !replay)
 		return REJECT_WORK;
-	adopt(c, &w->data);
+	adopt(c, &w->session.data);
 	return REJECT_NONE;
 }
 
@@ -149,9 +149,9 @@ void dataset_contributed(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->state == SESSION_JOINING || w->state == SESSION_LIVE ||
-			w->state == SESSION_SUSPECT)
-			if (!workers_same_data(&w->data, &c->data))
+		if (w->session.state == SESSION_JOINING || w->session.state == SESSION_LIVE ||
+			w->session.state == SESSION_SUSPECT)
+			if (!workers_same_data(&w->session.data, &c->data))
 				departure_die(c, w, WORKER_GONE);
 	}
 }

@@ -4,7 +4,7 @@
 
 void departure_die(struct core *c, struct worker *w, enum worker_change why)
 {
-	w->state = SESSION_DEAD;
+	w->session.state = SESSION_DEAD;
 	w->waiting = 0;
 	batch_ledger_release(c, w);
 	backups_release(c, w);
@@ -29,8 +29,9 @@ void departure_part_all(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->state != SESSION_FREE && w->state != SESSION_DEAD && w->peer)
-			departure_part(c, w, w->peer);
+		if (w->session.state != SESSION_FREE && w->session.state != SESSION_DEAD &&
+			w->session.peer)
+			departure_part(c, w, w->session.peer);
 	}
 }
 
@@ -42,8 +43,8 @@ void departure_part_all(struct core *c)
  */
 static int counts(const struct worker *w)
 {
-	return w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
-	       (w->state == SESSION_AWAY && !w->overdue);
+	return w->session.state == SESSION_LIVE || w->session.state == SESSION_SUSPECT ||
+	       (w->session.state == SESSION_AWAY && !w->session.overdue);
 }
 
 static int has_diverged(const struct core *c, const struct worker *bad_one)
@@ -72,10 +73,10 @@ void quarantine_bad(struct core *c, struct worker *w)
 	}
 	departure_die(c, w, WORKER_EXCLUDED);
 	w->excluded = 1;
-	w->leaving = 1;
+	w->session.leaving = 1;
 	c->stats.excluded++;
 	c->urgent = 1;
-	quarantine_tell(c, w, w->peer);
+	quarantine_tell(c, w, w->session.peer);
 }
 
 void quarantine_good(struct worker *w)
@@ -88,7 +89,7 @@ void quarantine_tell(struct core *c, struct worker *w, uint32_t peer)
 {
 	if (worker_durable_seq(c, w) < w->last_seq)
 		return;
-	w->leaving = 0;
+	w->session.leaving = 0;
 	if (peer)
 		effects_refuse(c, peer, PS_EQUARANTINE, 0,
 			"excluded: too many losses or gradients of this worker in a row were not "

@@ -74,8 +74,9 @@ double easgd_part(const struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		members += w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
-			   (w->state == SESSION_AWAY && !w->overdue);
+		members += w->session.state == SESSION_LIVE ||
+			   w->session.state == SESSION_SUSPECT ||
+			   (w->session.state == SESSION_AWAY && !w->session.overdue);
 	}
 	return c->cfg.easgd.beta / (members ? members : 1);
 }

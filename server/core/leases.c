@@ -83,7 +83,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	struct epoch_record *rec;
 	uint32_t i;
 
-	w->peer = ev->peer;
+	w->session.peer = ev->peer;
 	if (!l->evaluating || r->eval_id != l->epoch) { /* another worker was faster */
 		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
 		return;
@@ -127,7 +127,7 @@ static void grant(struct core *c, struct worker *w)
 		c->epoch_begun = 1;
 		effects_add_epoch(c, EFFECT_EPOCH_BEGUN, w->grant.work.epoch);
 	}
-	effects_send_decided(c, w->peer, MSG_GRANT)->grant = w->grant;
+	effects_send_decided(c, w->session.peer, MSG_GRANT)->grant = w->grant;
 }
 
 /* A piece that only workers who are late have; NULL: none. */
@@ -313,8 +313,8 @@ void leases_grant_waiting(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->waiting && w->state == SESSION_LIVE && w->peer && worker_is_of_run(c, w) &&
-			!grant_evaluation(c, w))
+		if (w->waiting && w->session.state == SESSION_LIVE && w->session.peer &&
+			worker_is_of_run(c, w) && !grant_evaluation(c, w))
 			grant_training(c, w);
 	}
 }
@@ -323,7 +323,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 {
 	uint64_t request = ev->msg->lease.request;
 
-	w->peer = ev->peer;
+	w->session.peer = ev->peer;
 	if (request < w->lease_request || request == 0)
 		return; /* an old one that the network kept */
 	if (request == w->lease_request) {

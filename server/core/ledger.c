@@ -39,7 +39,7 @@ static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 		c->pulling.request = p->pull;
 		c->pulling.ack = ack;
 	} else {
-		effects_send_decided(c, w->peer, MSG_ACK)->ack = ack;
+		effects_send_decided(c, w->session.peer, MSG_ACK)->ack = ack;
 	}
 }
 
@@ -166,7 +166,7 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 {
 	const struct msg_push *p = &ev->msg->push;
 
-	w->peer = ev->peer;
+	w->session.peer = ev->peer;
 	if (p->seq == 0) {
 		effects_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
 		return;

@@ -72,7 +72,7 @@ static void contributed(struct core *c, struct worker *w)
 {
 	struct pace *p = &w->pace;
 
-	if (p->stalled && w->state == SESSION_LIVE)
+	if (p->stalled && w->session.state == SESSION_LIVE)
 		effects_add_worker(c, w, WORKER_DELIVERS);
 	p->stalled = 0;
 	p->owed_ms = 0;
@@ -91,7 +91,7 @@ void pace_gave_back(struct core *c, struct worker *w)
 
 void pace_back(const struct core *c, struct worker *w)
 {
-	int lost = w->state == SESSION_AWAY && !w->grant.request; /* its grant */
+	int lost = w->session.state == SESSION_AWAY && !w->grant.request; /* its grant */
 
 	restart_clock(c, &w->pace);
 	if (w->waiting || lost || c->cfg.training.epochs == 0)
@@ -259,7 +259,7 @@ int pace_check(struct core *c, struct worker *w)
 	uint64_t owes_ms = pace_owes_ms(c, w);
 	int gives_back = 0;
 
-	if (!p->since_ms || w->state != SESSION_LIVE)
+	if (!p->since_ms || w->session.state != SESSION_LIVE)
 		return 0;
 	if (c->recovering || waits_for_us(c, w)) {
 		restart_clock(c, p);
@@ -325,6 +325,6 @@ static void progress(struct core *c, struct worker *w, uint64_t bytes)
 void pace_progress(struct core *c, uint32_t peer, uint64_t bytes)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (c->worker[i].peer == peer && c->worker[i].pace.since_ms)
+		if (c->worker[i].session.peer == peer && c->worker[i].pace.since_ms)
 			progress(c, &c->worker[i], bytes);
 }

@@ -21,7 +21,7 @@ static int same_run(const struct run_id *a, const struct run_id *b)
 
 static void fence(struct core *c, const struct worker *w, uint32_t peer)
 {
-	if (!w->join_generation)
+	if (!w->session.join_generation)
 		effects_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
 }
 
@@ -38,7 +38,7 @@ static void refuse_run(struct core *c, const struct run_id *theirs, uint32_t pee
 
 static uint32_t state_bits(const struct worker *w)
 {
-	return 1u << w->state | (w->leaving ? SESSION_LEAVING : 0);
+	return 1u << w->session.state | (w->session.leaving ? SESSION_LEAVING : 0);
 }
 
 struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t peer, uint32_t states)
@@ -47,13 +47,13 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 
 	if (!same_run(&s->run, &c->cfg.run))
 		refuse_run(c, &s->run, peer);
-	else if (w && s->incarnation < w->incarnation)
+	else if (w && s->incarnation < w->session.incarnation)
 		fence(c, w, peer);
 	else if (s->term != c->cfg.term)
 		effects_refuse(c, peer, PS_ETERM, 0, "the server has restarted: say HELLO again");
-	else if (w && w->excluded && s->incarnation == w->incarnation)
+	else if (w && w->excluded && s->incarnation == w->session.incarnation)
 		quarantine_tell(c, w, peer);
-	else if (!w || s->incarnation > w->incarnation || !(states & state_bits(w)))
+	else if (!w || s->incarnation > w->session.incarnation || !(states & state_bits(w)))
 		effects_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
 	else
 		return w;
@@ -91,16 +91,16 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 
 static void go_live(struct core *c, struct worker *w)
 {
-	enum session_state before = w->state;
+	enum session_state before = w->session.state;
 
 	if (before != SESSION_LIVE)
 		pace_back(c, w);
-	w->state = SESSION_LIVE;
-	w->overdue = 0;
-	w->last_message_ms = w->active_ms = c->now_ms;
+	w->session.state = SESSION_LIVE;
+	w->session.overdue = 0;
+	w->session.last_message_ms = w->active_ms = c->now_ms;
 	w->idle = 0;
-	if (w->peer) /* else its connection is gone, and it says HELLO on a new one */
-		welcome(c, w, w->peer);
+	if (w->session.peer) /* else its connection is gone, and it says HELLO on a new one */
+		welcome(c, w, w->session.peer);
 	if (before != SESSION_LIVE)
 		effects_add_worker(c, w, before == SESSION_JOINING ? WORKER_JOINED : WORKER_BACK);
 }
@@ -109,12 +109,12 @@ static void go_live(struct core *c, struct worker *w)
 static void join(struct core *c, struct worker *w)
 {
 	c->dirty = 1;
-	w->state = SESSION_JOINING;
+	w->session.state = SESSION_JOINING;
 	if (!c->cfg.durable || c->cfg.checkpoint.journal) {
 		go_live(c, w);
 		return;
 	}
-	w->join_generation = c->generation + 1;
+	w->session.join_generation = c->generation + 1;
 	c->urgent = 1;
 }
 
@@ -127,13 +127,13 @@ static struct worker *pick_slot(struct core *c, const char *name)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->state == SESSION_FREE)
+		if (w->session.state == SESSION_FREE)
 			unused = unused ? unused : w;
-		else if (name[0] && strncmp(w->name, name, sizeof(w->name)) == 0)
+		else if (name[0] && strncmp(w->session.name, name, sizeof(w->session.name)) == 0)
 			return w;
-		else if (w->state == SESSION_DEAD && !w->name[0])
+		else if (w->session.state == SESSION_DEAD && !w->session.name[0])
 			gone = gone ? gone : w;
-		else if (w->state == SESSION_DEAD)
+		else if (w->session.state == SESSION_DEAD)
 			named = named ? named : w;
 	}
 	return gone ? gone : unused ? unused : named;
@@ -145,8 +145,9 @@ static struct worker *hello_again(struct core *c, uint32_t peer)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->peer == peer && (w->state == SESSION_JOINING || w->state == SESSION_LIVE ||
-					       w->state == SESSION_SUSPECT))
+		if (w->session.peer == peer &&
+			(w->session.state == SESSION_JOINING || w->session.state == SESSION_LIVE ||
+				w->session.state == SESSION_SUSPECT))
 			return w;
 	}
 	return NULL;
@@ -168,8 +169,8 @@ static void hello_new(struct core *c, const struct event *ev)
 	struct worker *w = hello_again(c, ev->peer);
 
 	if (w) {
-		w->last_message_ms = c->now_ms;
-		if (w->state != SESSION_JOINING)
+		w->session.last_message_ms = c->now_ms;
+		if (w->session.state != SESSION_JOINING)
 			go_live(c, w);
 		return;
 	}
@@ -178,25 +179,25 @@ static void hello_new(struct core *c, const struct event *ev)
 		refuse_full(c, ev->peer);
 		return;
 	}
-	if (w->incarnation)
+	if (w->session.incarnation)
 		c->stats.rejoins++;
 	batch_ledger_release(c, w);
 	backups_release(c, w);
-	w->incarnation++;
-	w->born_term = c->cfg.term;
-	memcpy(w->name, h->name, sizeof(w->name));
-	memcpy(w->device, h->device, sizeof(w->device));
-	w->data = h->data;
-	w->peer = ev->peer;
-	w->beat_peer = 0;
+	w->session.incarnation++;
+	w->session.born_term = c->cfg.term;
+	memcpy(w->session.name, h->name, sizeof(w->session.name));
+	memcpy(w->session.device, h->device, sizeof(w->session.device));
+	w->session.data = h->data;
+	w->session.peer = ev->peer;
+	w->session.beat_peer = 0;
 	w->lease_request = 0;
 	w->grant = (struct msg_grant){0}; /* a new process has no place where it left off */
 	pace_restart(c, w);
-	w->waiting = w->leaving = w->idle = w->excluded = w->sound = 0;
+	w->waiting = w->session.leaving = w->idle = w->excluded = w->sound = 0;
 	w->member = 0; /* the step under way began without this process */
 	w->bad_streak = 0;
 	w->replay_target = 0;
-	w->last_message_ms = c->now_ms;
+	w->session.last_message_ms = c->now_ms;
 	join(c, w);
 }
 
@@ -204,7 +205,8 @@ static void hello_new(struct core *c, const struct event *ev)
  * given anew after the state went back in time. */
 static int is_namesake(const struct worker *w, const struct stamp *claim)
 {
-	return w && w->incarnation == claim->incarnation && claim->term < w->born_term;
+	return w && w->session.incarnation == claim->incarnation &&
+	       claim->term < w->session.born_term;
 }
 
 static void refuse_rollback(
@@ -230,8 +232,8 @@ static int accept_rollback(
 		return 0;
 	}
 	backups_release(c, w);
-	w->incarnation = h->resume.incarnation;
-	w->born_term = h->resume.term;
+	w->session.incarnation = h->resume.incarnation;
+	w->session.born_term = h->resume.term;
 	w->excluded = w->sound = 0;
 	w->bad_streak = 0;
 	if (h->durable_seq > w->last_seq) {
@@ -253,12 +255,12 @@ static void hello_resume(struct core *c, const struct event *ev)
 		refuse_run(c, &h->resume.run, ev->peer);
 		return;
 	}
-	if (w && (w->incarnation > h->resume.incarnation ||
+	if (w && (w->session.incarnation > h->resume.incarnation ||
 			 (is_namesake(w, &h->resume) && c->cfg.sessions.accept_rollback))) {
 		fence(c, w, ev->peer);
 		return;
 	}
-	if (!w || w->incarnation < h->resume.incarnation || w->last_seq < h->durable_seq ||
+	if (!w || w->session.incarnation < h->resume.incarnation || w->last_seq < h->durable_seq ||
 		is_namesake(w, &h->resume)) {
 		if (!accept_rollback(c, w, h, ev->peer))
 			return;
@@ -268,19 +270,19 @@ static void hello_resume(struct core *c, const struct event *ev)
 	} else if (h->last_seq < w->last_seq) {
 		return; /* an old one that the network kept: this worker has pushed since */
 	}
-	if (w->state != SESSION_LIVE)
+	if (w->session.state != SESSION_LIVE)
 		c->stats.rejoins++;
-	memcpy(w->name, h->name, sizeof(w->name));
-	memcpy(w->device, h->device, sizeof(w->device));
-	w->data = h->data;
-	w->peer = ev->peer;
-	w->leaving = 0;
+	memcpy(w->session.name, h->name, sizeof(w->session.name));
+	memcpy(w->session.device, h->device, sizeof(w->session.device));
+	w->session.data = h->data;
+	w->session.peer = ev->peer;
+	w->session.leaving = 0;
 	w->replay_target = h->last_seq;
-	w->last_message_ms = c->now_ms;
+	w->session.last_message_ms = c->now_ms;
 	backups_hold_replayed(c, w);
-	if (w->state == SESSION_DEAD || w->state == SESSION_FREE)
+	if (w->session.state == SESSION_DEAD || w->session.state == SESSION_FREE)
 		join(c, w);
-	else if (w->state != SESSION_JOINING)
+	else if (w->session.state != SESSION_JOINING)
 		go_live(c, w);
 }
 
@@ -291,10 +293,10 @@ static void hello_too_late(struct core *c, const struct event *ev)
 	struct worker *w = worker_find(c, h->resume.worker);
 	int ours = w && h->resume.run.hi == c->cfg.run.hi && h->resume.run.lo == c->cfg.run.lo;
 
-	if (ours && h->resume.incarnation < w->incarnation)
+	if (ours && h->resume.incarnation < w->session.incarnation)
 		fence(c, w, ev->peer);
-	else if (ours && w->incarnation == h->resume.incarnation && w->last_seq < h->last_seq &&
-		 worker_may_return(w))
+	else if (ours && w->session.incarnation == h->resume.incarnation &&
+		 w->last_seq < h->last_seq && worker_may_return(w))
 		departure_part(c, w, ev->peer);
 	else
 		departure_bye(c, NULL, ev->peer, c->end_status);
@@ -329,7 +331,7 @@ static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
 
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 {
-	w->beat_peer = ev->peer;
+	w->session.beat_peer = ev->peer;
 	send_beat(c, w, ev->peer);
 }
 
@@ -343,15 +345,15 @@ void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 	}
 	batch_ledger_release(c, w);
 	backups_release(c, w);
-	w->state = SESSION_DEAD;
+	w->session.state = SESSION_DEAD;
 	w->waiting = 0;
-	w->peer = ev->peer;
+	w->session.peer = ev->peer;
 	effects_add_worker(c, w, WORKER_GONE);
 	if (worker_durable_seq(c, w) == w->last_seq) {
 		departure_bye(c, w, ev->peer, PS_OK);
 		return;
 	}
-	w->leaving = 1;
+	w->session.leaving = 1;
 	c->urgent = 1;
 }
 
@@ -361,17 +363,18 @@ void sessions_tick(struct core *c)
 		struct worker *w = &c->worker[i];
 		uint64_t silence;
 
-		if (w->state == SESSION_FREE || w->state == SESSION_DEAD)
+		if (w->session.state == SESSION_FREE || w->session.state == SESSION_DEAD)
 			continue;
-		silence = c->now_ms - w->last_message_ms;
+		silence = c->now_ms - w->session.last_message_ms;
 		if (silence >
 			(worker_may_return(w) ? c->cfg.sessions.ttl_ms : c->cfg.sessions.dead_ms)) {
 			departure_die(c, w, WORKER_GONE);
 		} else if (silence > c->cfg.sessions.dead_ms) {
-			w->state = SESSION_AWAY;
+			w->session.state = SESSION_AWAY;
 			batch_ledger_release(c, w);
-		} else if (w->state == SESSION_LIVE && silence > c->cfg.sessions.suspect_ms) {
-			w->state = SESSION_SUSPECT;
+		} else if (w->session.state == SESSION_LIVE &&
+			   silence > c->cfg.sessions.suspect_ms) {
+			w->session.state = SESSION_SUSPECT;
 			batch_ledger_release(c, w);
 			effects_add_worker(c, w, WORKER_SILENT);
 		}
@@ -383,17 +386,17 @@ void sessions_peer_gone(struct core *c, uint32_t peer)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->peer == peer)
-			w->peer = 0;
-		if (w->beat_peer == peer)
-			w->beat_peer = 0;
+		if (w->session.peer == peer)
+			w->session.peer = 0;
+		if (w->session.beat_peer == peer)
+			w->session.beat_peer = 0;
 	}
 }
 
 void sessions_awaited(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		c->worker[i].last_message_ms = c->now_ms;
+		c->worker[i].session.last_message_ms = c->now_ms;
 		pace_restart(c, &c->worker[i]);
 	}
 }
@@ -401,7 +404,7 @@ void sessions_awaited(struct core *c)
 void sessions_overdue(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		c->worker[i].overdue = c->worker[i].state == SESSION_AWAY;
+		c->worker[i].session.overdue = c->worker[i].session.state == SESSION_AWAY;
 }
 
 int sessions_all_back(const struct core *c)
@@ -409,9 +412,9 @@ int sessions_all_back(const struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (w->state == SESSION_AWAY && !w->overdue)
+		if (w->session.state == SESSION_AWAY && !w->session.overdue)
 			return 0;
-		if (w->state == SESSION_LIVE && w->last_seq < w->replay_target)
+		if (w->session.state == SESSION_LIVE && w->last_seq < w->replay_target)
 			return 0;
 	}
 	return 1;
@@ -429,8 +432,8 @@ static void say_unsaved(struct core *c, uint32_t peer)
 void sessions_save_failed(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (c->worker[i].state == SESSION_JOINING && c->worker[i].peer)
-			say_unsaved(c, c->worker[i].peer);
+		if (c->worker[i].session.state == SESSION_JOINING && c->worker[i].session.peer)
+			say_unsaved(c, c->worker[i].session.peer);
 }
 
 void sessions_snapshot(struct core *c)
@@ -447,18 +450,19 @@ void sessions_durable(struct core *c, uint64_t generation)
 
 		if (news)
 			w->durable_seq = w->snapshot_seq;
-		if (w->join_generation <= generation)
-			w->join_generation = 0;
-		if (w->state == SESSION_JOINING && !w->join_generation) {
+		if (w->session.join_generation <= generation)
+			w->session.join_generation = 0;
+		if (w->session.state == SESSION_JOINING && !w->session.join_generation) {
 			go_live(c, w);
-		} else if (w->leaving && w->durable_seq == w->last_seq) {
-			w->leaving = 0;
+		} else if (w->session.leaving && w->durable_seq == w->last_seq) {
+			w->session.leaving = 0;
 			if (w->excluded)
-				quarantine_tell(c, w, w->peer);
-			else if (w->peer)
-				departure_bye(c, w, w->peer, PS_OK);
-		} else if (w->state == SESSION_LIVE && news) {
-			uint32_t peer = w->beat_peer ? w->beat_peer : w->peer;
+				quarantine_tell(c, w, w->session.peer);
+			else if (w->session.peer)
+				departure_bye(c, w, w->session.peer, PS_OK);
+		} else if (w->session.state == SESSION_LIVE && news) {
+			uint32_t peer =
+				w->session.beat_peer ? w->session.beat_peer : w->session.peer;
 
 			if (peer)
 				send_beat(c, w, peer);

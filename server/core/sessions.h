@@ -7,6 +7,22 @@
 
 struct worker;
 
+/* Of a worker slot. The first group is in the snapshot (snapshot.c). */
+struct worker_session {
+	uint32_t incarnation;
+	uint64_t born_term; /* term in which that incarnation was given */
+	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
+	struct data_id data; /* of its HELLO; not in what a restart reads */
+
+	enum session_state state;
+	uint32_t peer, beat_peer; /* connections; 0: none */
+	uint64_t last_message_ms;
+	uint64_t join_generation; /* the snapshot that will have this incarnation, until it is
+				     durable: then JOINING is welcomed; else 0 */
+	int leaving;              /* said BYE: answered once its pushes are durable */
+	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
+};
+
 /* Beside 1 << state: it has said BYE and waits for the answer. */
 #define SESSION_LEAVING (1u << 31)
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);

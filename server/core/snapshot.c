@@ -140,8 +140,8 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 
 static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 {
-	int used = w->state != SESSION_FREE, gone = w->state == SESSION_DEAD;
-	int overdue = w->overdue;
+	int used = w->session.state != SESSION_FREE, gone = w->session.state == SESSION_DEAD;
+	int overdue = w->session.overdue;
 
 	flag(k, &used);
 	if (!used)
@@ -149,13 +149,13 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	flag(k, &gone);
 	flag(k, &overdue);
 	if (k->in) {
-		w->state = gone ? SESSION_DEAD : SESSION_AWAY;
-		w->overdue = overdue;
+		w->session.state = gone ? SESSION_DEAD : SESSION_AWAY;
+		w->session.overdue = overdue;
 	}
-	u32(k, &w->incarnation);
-	u64(k, &w->born_term);
-	text(k, w->name, sizeof(w->name));
-	text(k, w->device, sizeof(w->device));
+	u32(k, &w->session.incarnation);
+	u64(k, &w->session.born_term);
+	text(k, w->session.name, sizeof(w->session.name));
+	text(k, w->session.device, sizeof(w->session.device));
 	u64(k, &w->last_seq);
 	u64(k, &w->images);
 	u64(k, &w->lease_request);
@@ -175,7 +175,7 @@ static void put_ledger(struct cursor *k, struct core *c)
 {
 	uint32_t n = c->cfg.sessions.max_workers;
 
-	while (!k->in && n > 0 && c->worker[n - 1].state == SESSION_FREE)
+	while (!k->in && n > 0 && c->worker[n - 1].session.state == SESSION_FREE)
 		n--;
 	u32(k, &n);
 	if (n > c->cfg.sessions.max_workers)
@@ -406,7 +406,7 @@ static void put_backups(struct cursor *k, struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && !k->bad; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->state == SESSION_FREE)
+		if (w->session.state == SESSION_FREE)
 			continue;
 		u32(k, &w->n_held);
 		refuse_over(k, w->n_held, BACKUPS_MAX_HELD);

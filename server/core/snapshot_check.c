@@ -215,7 +215,7 @@ void image_revive(struct core *c)
 		struct worker *w = &c->worker[i];
 
 		w->durable_seq = w->last_seq;
-		c->recovering |= w->state == SESSION_AWAY;
+		c->recovering |= w->session.state == SESSION_AWAY;
 	}
 	c->stats.recoveries++;
 	if (l->n_batches && l->epoch >= c->cfg.training.epochs && !l->evaluating)

@@ -90,24 +90,24 @@ static void put_session_data(struct cursor *k, struct data_id *d)
 
 static void put_session(struct cursor *k, struct worker *w)
 {
-	uint32_t state = choice(k, (uint32_t)w->state, SESSION_FREE, SESSION_DEAD);
+	uint32_t state = choice(k, (uint32_t)w->session.state, SESSION_FREE, SESSION_DEAD);
 
 	/* a slot is in the ledger or in neither section */
-	if ((state == SESSION_FREE) != (w->state == SESSION_FREE))
+	if ((state == SESSION_FREE) != (w->session.state == SESSION_FREE))
 		spoil(k, MALFORMED);
-	w->state = (enum session_state)state;
-	u32(k, &w->peer);
-	u32(k, &w->beat_peer);
-	u64(k, &w->last_message_ms);
+	w->session.state = (enum session_state)state;
+	u32(k, &w->session.peer);
+	u32(k, &w->session.beat_peer);
+	u64(k, &w->session.last_message_ms);
 	u64(k, &w->active_ms);
 	flag(k, &w->idle);
 	u64(k, &w->durable_seq);
 	u64(k, &w->snapshot_seq);
 	u64(k, &w->replay_target);
-	u64(k, &w->join_generation);
-	flag(k, &w->leaving);
+	u64(k, &w->session.join_generation);
+	flag(k, &w->session.leaving);
 	flag(k, &w->waiting);
-	put_session_data(k, &w->data);
+	put_session_data(k, &w->session.data);
 	put_pace(k, &w->pace);
 }
 

@@ -13,7 +13,7 @@
  * a restart of ours everybody is expected back where he was. */
 static int is_racing(const struct core *c, const struct worker *w)
 {
-	if (c->recovering && w->state == SESSION_AWAY)
+	if (c->recovering && w->session.state == SESSION_AWAY)
 		return w->racing;
 	return worker_is_active(w) && pace_is_at_work(w) &&
 	       !(w->grant.request && w->grant.kind == GRANT_EVAL);

@@ -167,7 +167,7 @@ static uint32_t open_batches(struct core *c, uint32_t n)
 static int somebody_is_live(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (c->worker[i].state == SESSION_LIVE)
+		if (c->worker[i].session.state == SESSION_LIVE)
 			return 1;
 	return 0;
 }
@@ -194,7 +194,7 @@ static uint32_t call_members(struct core *c)
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
-		int here = worker_is_active(w) || (all && w->state == SESSION_LIVE);
+		int here = worker_is_active(w) || (all && w->session.state == SESSION_LIVE);
 		int called = here && !w->idle && !has_answered(c, w) && worker_is_of_run(c, w);
 
 		w->member = called ? this_step(c) : 0;

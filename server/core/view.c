@@ -16,7 +16,7 @@ static uint32_t in_state(const struct core *c, enum session_state state)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += c->worker[i].state == state;
+		n += c->worker[i].session.state == state;
 	return n;
 }
 
@@ -25,7 +25,7 @@ static uint32_t missing(const struct core *c)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		n += c->worker[i].state == SESSION_AWAY && !c->worker[i].overdue;
+		n += c->worker[i].session.state == SESSION_AWAY && !c->worker[i].session.overdue;
 	return n;
 }
 
@@ -34,10 +34,10 @@ static void note_others(const struct core *c, struct hold_up_view *v)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (w->state != SESSION_LIVE || worker_is_of_run(c, w))
+		if (w->session.state != SESSION_LIVE || worker_is_of_run(c, w))
 			continue;
 		if (v->others++ == 0)
-			v->other_data = w->data.xxh3;
+			v->other_data = w->session.data.xxh3;
 	}
 }
 

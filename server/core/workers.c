@@ -19,7 +19,7 @@ struct stamp worker_stamp(const struct core *c, const struct worker *w)
 
 	if (w) {
 		s.worker = worker_id(c, w);
-		s.incarnation = w->incarnation;
+		s.incarnation = w->session.incarnation;
 	}
 	return s;
 }
@@ -31,12 +31,12 @@ uint64_t worker_durable_seq(const struct core *c, const struct worker *w)
 
 int worker_may_return(const struct worker *w)
 {
-	return w->state == SESSION_AWAY || w->last_seq < w->replay_target;
+	return w->session.state == SESSION_AWAY || w->last_seq < w->replay_target;
 }
 
 int worker_is_active(const struct worker *w)
 {
-	return w->state == SESSION_LIVE && !w->pace.stalled;
+	return w->session.state == SESSION_LIVE && !w->pace.stalled;
 }
 
 uint32_t core_live_workers(const struct core *c)
@@ -56,7 +56,7 @@ int workers_same_data(const struct data_id *a, const struct data_id *b)
 
 int worker_is_of_run(const struct core *c, const struct worker *w)
 {
-	return c->cfg.training.epochs == 0 || workers_same_data(&w->data, &c->data);
+	return c->cfg.training.epochs == 0 || workers_same_data(&w->session.data, &c->data);
 }
 
 uint32_t workers_of_run(const struct core *c)

@@ -7,6 +7,7 @@
 #define SERVER_CORE_WORKERS_H
 #include "server/core/backups.h"
 #include "server/core/pace.h"
+#include "server/core/sessions.h"
 
 /* What was decided about a push, for its duplicates. */
 struct decision {
@@ -16,10 +17,7 @@ struct decision {
 
 /* A worker slot; worker id = index + 1. The first group is in the snapshot (snapshot.c). */
 struct worker {
-	uint32_t incarnation;
-	uint64_t born_term; /* term in which that incarnation was given */
-	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
-	struct data_id data;        /* of its HELLO; not in what a restart reads */
+	struct worker_session session;
 	uint64_t last_seq;          /* ledger: every seq up to here is decided */
 	struct decision *decisions; /* of the newest replay_window seqs, at seq % replay_window */
 	uint64_t images;            /* counted from this worker */
@@ -35,19 +33,12 @@ struct worker {
 	int excluded;        /* this incarnation, for that: see departure.h */
 	int sound;           /* a push of this incarnation was accepted */
 
-	enum session_state state;
-	uint32_t peer, beat_peer; /* connections; 0: none */
-	uint64_t last_message_ms;
-	uint64_t active_ms;       /* it last said something other than a beat */
-	int idle;                 /* sync: no step waits for it before it does so again */
-	uint64_t durable_seq;     /* in a snapshot on disk */
-	uint64_t snapshot_seq;    /* in the snapshot under way */
-	uint64_t replay_target;   /* last_seq that its HELLO promised to replay up to */
-	uint64_t join_generation; /* the snapshot that will have this incarnation, until it is
-				     durable: then JOINING is welcomed; else 0 */
-	int leaving;              /* said BYE: answered once its pushes are durable */
-	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
-	int waiting; /* asked for a lease and was not answered yet */
+	uint64_t active_ms;     /* it last said something other than a beat */
+	int idle;               /* sync: no step waits for it before it does so again */
+	uint64_t durable_seq;   /* in a snapshot on disk */
+	uint64_t snapshot_seq;  /* in the snapshot under way */
+	uint64_t replay_target; /* last_seq that its HELLO promised to replay up to */
+	int waiting;            /* asked for a lease and was not answered yet */
 	struct pace pace;
 };
 

@@ -48,9 +48,9 @@ static void check_trust(struct sim *s, const struct core *c)
 		session_phase(only) == PHASE_END)
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		if (c->worker[i].state == SESSION_SUSPECT)
+		if (c->worker[i].session.state == SESSION_SUSPECT)
 			sim_violation(s, "slot %u is suspected though its worker beats", i + 1);
-		if (c->worker[i].state == SESSION_LIVE && c->worker[i].pace.stalled)
+		if (c->worker[i].session.state == SESSION_LIVE && c->worker[i].pace.stalled)
 			sim_violation(s, "slot %u is stalled though its worker works", i + 1);
 	}
 }
@@ -65,13 +65,15 @@ static void check_excluded(struct sim *s, const struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		int counts = w->state == SESSION_LIVE || w->state == SESSION_SUSPECT ||
-			     (w->state == SESSION_AWAY && !w->overdue);
+		int counts = w->session.state == SESSION_LIVE ||
+			     w->session.state == SESSION_SUSPECT ||
+			     (w->session.state == SESSION_AWAY && !w->session.overdue);
 
 		all += (uint32_t)counts;
 		bad += (uint32_t)(counts && w->bad_streak > 0);
 		only = counts ? w : only;
-		if (w->excluded && (w->state != SESSION_DEAD || w->grant.request || w->waiting))
+		if (w->excluded &&
+			(w->session.state != SESSION_DEAD || w->grant.request || w->waiting))
 			sim_violation(s, "slot %u is excluded and still has work", i + 1);
 	}
 	if (c->end_status != PS_EDIVERGED || s->server.ending)
@@ -97,8 +99,8 @@ static void check_core(struct sim *s, const struct core *c)
 	}
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		s->ordered &= c->ending != END_NOT ||
-			      (c->worker[i].state != SESSION_SUSPECT && !c->worker[i].idle &&
-				      !c->worker[i].pace.stalled);
+			      (c->worker[i].session.state != SESSION_SUSPECT &&
+				      !c->worker[i].idle && !c->worker[i].pace.stalled);
 	if (c->recovering && c->recover_by_ms && c->now_ms >= c->recover_by_ms)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->recover_by_ms));
@@ -142,12 +144,13 @@ void bounds_trace(struct sim *s)
 	for (uint32_t i = 0; c && i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (w->state != SESSION_FREE)
+		if (w->session.state != SESSION_FREE)
 			sim_trace(s,
 				"slot %u.%u %s peer=%u last=%llu durable=%llu replay=%llu "
 				"lease=%llu waiting=%d clock=%llu member=%llu answered=%llu",
-				i + 1, w->incarnation, state[w->state], w->peer,
-				(unsigned long long)w->last_seq, (unsigned long long)w->durable_seq,
+				i + 1, w->session.incarnation, state[w->session.state],
+				w->session.peer, (unsigned long long)w->last_seq,
+				(unsigned long long)w->durable_seq,
 				(unsigned long long)w->replay_target,
 				(unsigned long long)w->lease_request, w->waiting,
 				(unsigned long long)w->clock, (unsigned long long)w->member,

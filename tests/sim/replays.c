@@ -19,7 +19,7 @@ static const struct worker *replayer(const struct core *c, const struct event *e
 		p->stamp.worker > c->cfg.sessions.max_workers)
 		return NULL;
 	w = &c->worker[p->stamp.worker - 1];
-	if (p->stamp.term != c->cfg.term || p->stamp.incarnation != w->incarnation ||
+	if (p->stamp.term != c->cfg.term || p->stamp.incarnation != w->session.incarnation ||
 		p->seq != w->last_seq + 1 || p->seq > w->replay_target)
 		return NULL;
 	return w;

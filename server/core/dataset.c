@@ -134,7 +134,7 @@ void dataset_choose(struct core *c)
 
 enum reject dataset_check(struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	int replay = p->verdict == VERDICT_OK && p->seq <= w->replay_target;
+	int replay = p->verdict == VERDICT_OK && p->seq <= w->ledger.replay_target;
 
 	if (c->data_fixed || !replay)
 		return REJECT_WORK;

@@ -65,7 +65,7 @@ static int has_diverged(const struct core *c, const struct worker *bad_one)
 void quarantine_bad(struct core *c, struct worker *w)
 {
 	/* what was acknowledged before a crash is replayed first */
-	if (++w->bad_streak < MAX_STREAK || w->last_seq < w->replay_target)
+	if (++w->bad_streak < MAX_STREAK || w->ledger.last_seq < w->ledger.replay_target)
 		return;
 	if (has_diverged(c, w)) {
 		run_end(c, PS_EDIVERGED);
@@ -87,7 +87,7 @@ void quarantine_good(struct worker *w)
 
 void quarantine_tell(struct core *c, struct worker *w, uint32_t peer)
 {
-	if (worker_durable_seq(c, w) < w->last_seq)
+	if (worker_durable_seq(c, w) < w->ledger.last_seq)
 		return;
 	w->session.leaving = 0;
 	if (peer)

@@ -277,7 +277,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		store_apply(c, s, downpour_rate(c, tau));
 		record(c, p->work.epoch, p->images, (double)p->loss * p->images);
 	}
-	if (c->backups.n > 0 && p->seq <= w->replay_target)
+	if (c->backups.n > 0 && p->seq <= w->ledger.replay_target)
 		backups_hold_replayed(c, w);
 }
 

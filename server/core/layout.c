@@ -157,7 +157,7 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	c->rules = rules_of_mode[cfg->training.mode];
 	c->worker = (struct worker *)(void *)(base + l.workers);
 	for (uint32_t i = 0; i < cfg->sessions.max_workers; i++)
-		c->worker[i].decisions = d + (size_t)i * cfg->sessions.replay_window;
+		c->worker[i].ledger.decisions = d + (size_t)i * cfg->sessions.replay_window;
 	c->epoch = (struct epoch_record *)(void *)(base + l.epochs);
 	c->effect = (struct effect *)(void *)(base + l.effects);
 	c->max_effects = max_effects(cfg);

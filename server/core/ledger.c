@@ -18,7 +18,7 @@
 
 static struct decision *decision_at(const struct core *c, const struct worker *w, uint64_t seq)
 {
-	return &w->decisions[seq % c->cfg.sessions.replay_window];
+	return &w->ledger.decisions[seq % c->cfg.sessions.replay_window];
 }
 
 /* The answer to a push that also pulls is one message, at the end of the step: answer_push in core.c. */
@@ -48,8 +48,8 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN, 0};
 	const struct decision *d = decision_at(c, w, p->seq);
 	/* a place in the window may be empty: the snapshot's window was smaller, or a rollback */
-	int kept =
-		w->last_seq - p->seq < c->cfg.sessions.replay_window && d->verdict != VERDICT_NONE;
+	int kept = w->ledger.last_seq - p->seq < c->cfg.sessions.replay_window &&
+		   d->verdict != VERDICT_NONE;
 
 	c->stats.duplicates++;
 	answer(c, w, p, kept ? d : &forgotten, 1);
@@ -58,7 +58,7 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 /* It had been accepted before a crash of the server. */
 static int is_replay(const struct worker *w, const struct msg_push *p)
 {
-	return p->verdict == VERDICT_OK && p->seq <= w->replay_target;
+	return p->verdict == VERDICT_OK && p->seq <= w->ledger.replay_target;
 }
 
 /* Whose work it is, and of which weights. Before the run begins nobody was given any, but what had
@@ -105,7 +105,7 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 		dataset_contributed(c);
 	if (c->cfg.training.epochs > 0)
 		batch_ledger_mark(c, &p->work);
-	w->images += p->images;
+	w->ledger.images += p->images;
 	c->computed += p->images;
 	c->rules->take(c, w, p);
 }
@@ -129,7 +129,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	int superseded = was_superseded(c, w, p, r);
 	struct decision *d;
 
-	w->last_seq = p->seq;
+	w->ledger.last_seq = p->seq;
 	c->stats.pushes++;
 	c->push_ms = c->now_ms;
 	if (c->cfg.training.epochs == 0)
@@ -153,9 +153,9 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	d->superseded = (uint8_t)superseded;
 	d->version = c->store.version;
 	if (!c->cfg.durable)
-		w->durable_seq = w->last_seq;
+		w->ledger.durable_seq = w->ledger.last_seq;
 	else if (!c->cfg.checkpoint.journal &&
-		 w->last_seq - w->durable_seq >= c->cfg.sessions.replay_window / 2)
+		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
 		c->urgent = 1; /* before the worker has to wait for us */
 	answer(c, w, p, d, 0);
 	if (r == REJECT_NONFINITE)
@@ -171,15 +171,15 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 		effects_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
 		return;
 	}
-	if (c->ending != END_NOT && p->seq > w->last_seq && run_is_closed(c))
+	if (c->ending != END_NOT && p->seq > w->ledger.last_seq && run_is_closed(c))
 		return; /* unanswered: nothing may be told before the last snapshot is on disk */
-	if (p->seq > w->last_seq + 1) {
+	if (p->seq > w->ledger.last_seq + 1) {
 		c->stats.gaps++;
-		effects_refuse(
-			c, ev->peer, PS_EGAP, w->last_seq + 1, "a push before this one is missing");
+		effects_refuse(c, ev->peer, PS_EGAP, w->ledger.last_seq + 1,
+			"a push before this one is missing");
 		return;
 	}
-	if (p->seq <= w->last_seq)
+	if (p->seq <= w->ledger.last_seq)
 		answer_duplicate(c, w, p);
 	else
 		decide(c, w, p);

@@ -250,7 +250,7 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
  * replies back instead, and says so in EVENT_TICK. */
 static int waits_for_us(const struct core *c, const struct worker *w)
 {
-	return w->last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
+	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
 }
 
 int pace_check(struct core *c, struct worker *w)

@@ -71,7 +71,7 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 
 	memset(m, 0, sizeof(*m));
 	m->stamp = worker_stamp(c, w);
-	m->last_seq = w ? w->last_seq : 0;
+	m->last_seq = w ? w->ledger.last_seq : 0;
 	m->durable_seq = w ? worker_durable_seq(c, w) : 0;
 	memcpy(m->model, cfg->model, sizeof(m->model));
 	m->model_fingerprint = cfg->model_fingerprint;
@@ -196,7 +196,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->waiting = w->session.leaving = w->idle = w->excluded = w->sound = 0;
 	w->member = 0; /* the step under way began without this process */
 	w->bad_streak = 0;
-	w->replay_target = 0;
+	w->ledger.replay_target = 0;
 	w->session.last_message_ms = c->now_ms;
 	join(c, w);
 }
@@ -213,7 +213,7 @@ static void refuse_rollback(
 	struct core *c, const struct worker *w, const struct msg_hello *h, uint32_t peer)
 {
 	say_begin(&c->said, "the server's state has ");
-	say_number(&c->said, w ? w->last_seq : 0);
+	say_number(&c->said, w ? w->ledger.last_seq : 0);
 	say_text(&c->said, " pushes of worker ");
 	say_number(&c->said, h->resume.worker);
 	say_text(&c->said, ", but ");
@@ -236,8 +236,8 @@ static int accept_rollback(
 	w->session.born_term = h->resume.term;
 	w->excluded = w->sound = 0;
 	w->bad_streak = 0;
-	if (h->durable_seq > w->last_seq) {
-		w->last_seq = h->durable_seq;
+	if (h->durable_seq > w->ledger.last_seq) {
+		w->ledger.last_seq = h->durable_seq;
 		worker_forget_decisions(
 			c, w); /* nobody knows what was decided on those in between */
 	}
@@ -260,14 +260,14 @@ static void hello_resume(struct core *c, const struct event *ev)
 		fence(c, w, ev->peer);
 		return;
 	}
-	if (!w || w->session.incarnation < h->resume.incarnation || w->last_seq < h->durable_seq ||
-		is_namesake(w, &h->resume)) {
+	if (!w || w->session.incarnation < h->resume.incarnation ||
+		w->ledger.last_seq < h->durable_seq || is_namesake(w, &h->resume)) {
 		if (!accept_rollback(c, w, h, ev->peer))
 			return;
 	} else if (w->excluded) {
 		quarantine_tell(c, w, ev->peer);
 		return;
-	} else if (h->last_seq < w->last_seq) {
+	} else if (h->last_seq < w->ledger.last_seq) {
 		return; /* an old one that the network kept: this worker has pushed since */
 	}
 	if (w->session.state != SESSION_LIVE)
@@ -277,7 +277,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 	w->session.data = h->data;
 	w->session.peer = ev->peer;
 	w->session.leaving = 0;
-	w->replay_target = h->last_seq;
+	w->ledger.replay_target = h->last_seq;
 	w->session.last_message_ms = c->now_ms;
 	backups_hold_replayed(c, w);
 	if (w->session.state == SESSION_DEAD || w->session.state == SESSION_FREE)
@@ -296,7 +296,7 @@ static void hello_too_late(struct core *c, const struct event *ev)
 	if (ours && h->resume.incarnation < w->session.incarnation)
 		fence(c, w, ev->peer);
 	else if (ours && w->session.incarnation == h->resume.incarnation &&
-		 w->last_seq < h->last_seq && worker_may_return(w))
+		 w->ledger.last_seq < h->last_seq && worker_may_return(w))
 		departure_part(c, w, ev->peer);
 	else
 		departure_bye(c, NULL, ev->peer, c->end_status);
@@ -325,8 +325,8 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
 {
 	effects_send(c, peer, MSG_BEAT)->beat = (struct msg_beat){.stamp = worker_stamp(c, w),
-		.last_seq = w->last_seq,
-		.durable_seq = w->durable_seq};
+		.last_seq = w->ledger.last_seq,
+		.durable_seq = w->ledger.durable_seq};
 }
 
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
@@ -337,9 +337,10 @@ void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 {
-	if (w->last_seq < w->replay_target) { /* it may not go before its replays are here */
-		if (!run_is_closed(c))        /* else they are not answered either */
-			effects_refuse(c, ev->peer, PS_EGAP, w->last_seq + 1,
+	if (w->ledger.last_seq <
+		w->ledger.replay_target) { /* it may not go before its replays are here */
+		if (!run_is_closed(c))     /* else they are not answered either */
+			effects_refuse(c, ev->peer, PS_EGAP, w->ledger.last_seq + 1,
 				"pushes before this are missing");
 		return;
 	}
@@ -349,7 +350,7 @@ void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 	w->waiting = 0;
 	w->session.peer = ev->peer;
 	effects_add_worker(c, w, WORKER_GONE);
-	if (worker_durable_seq(c, w) == w->last_seq) {
+	if (worker_durable_seq(c, w) == w->ledger.last_seq) {
 		departure_bye(c, w, ev->peer, PS_OK);
 		return;
 	}
@@ -414,7 +415,8 @@ int sessions_all_back(const struct core *c)
 
 		if (w->session.state == SESSION_AWAY && !w->session.overdue)
 			return 0;
-		if (w->session.state == SESSION_LIVE && w->last_seq < w->replay_target)
+		if (w->session.state == SESSION_LIVE &&
+			w->ledger.last_seq < w->ledger.replay_target)
 			return 0;
 	}
 	return 1;
@@ -439,22 +441,22 @@ void sessions_save_failed(struct core *c)
 void sessions_snapshot(struct core *c)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		c->worker[i].snapshot_seq = c->worker[i].last_seq;
+		c->worker[i].ledger.snapshot_seq = c->worker[i].ledger.last_seq;
 }
 
 void sessions_durable(struct core *c, uint64_t generation)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
-		int news = w->durable_seq < w->snapshot_seq;
+		int news = w->ledger.durable_seq < w->ledger.snapshot_seq;
 
 		if (news)
-			w->durable_seq = w->snapshot_seq;
+			w->ledger.durable_seq = w->ledger.snapshot_seq;
 		if (w->session.join_generation <= generation)
 			w->session.join_generation = 0;
 		if (w->session.state == SESSION_JOINING && !w->session.join_generation) {
 			go_live(c, w);
-		} else if (w->session.leaving && w->durable_seq == w->last_seq) {
+		} else if (w->session.leaving && w->ledger.durable_seq == w->ledger.last_seq) {
 			w->session.leaving = 0;
 			if (w->excluded)
 				quarantine_tell(c, w, w->session.peer);

@@ -127,12 +127,14 @@ static void put_decision(struct cursor *k, struct decision *d)
 /* The newest decisions; a smaller window than the image's keeps the newest ones of those. */
 static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 {
-	uint32_t n = w->last_seq < window ? (uint32_t)w->last_seq : window;
+	uint32_t n = w->ledger.last_seq < window ? (uint32_t)w->ledger.last_seq : window;
 
 	u32(k, &n);
-	refuse_over(k, n, w->last_seq < WIRE_MAX_WINDOW ? w->last_seq : WIRE_MAX_WINDOW);
+	refuse_over(
+		k, n, w->ledger.last_seq < WIRE_MAX_WINDOW ? w->ledger.last_seq : WIRE_MAX_WINDOW);
 	for (uint32_t i = 0; i < n && !k->bad; i++) {
-		struct decision old = {0}, *d = &w->decisions[(w->last_seq - i) % window];
+		struct decision old = {0},
+				*d = &w->ledger.decisions[(w->ledger.last_seq - i) % window];
 
 		put_decision(k, i < window ? d : &old);
 	}
@@ -156,8 +158,8 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	u64(k, &w->session.born_term);
 	text(k, w->session.name, sizeof(w->session.name));
 	text(k, w->session.device, sizeof(w->session.device));
-	u64(k, &w->last_seq);
-	u64(k, &w->images);
+	u64(k, &w->ledger.last_seq);
+	u64(k, &w->ledger.images);
 	u64(k, &w->lease_request);
 	put_grant(k, &w->grant);
 	u64(k, &w->clock);

@@ -214,7 +214,7 @@ void image_revive(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		w->durable_seq = w->last_seq;
+		w->ledger.durable_seq = w->ledger.last_seq;
 		c->recovering |= w->session.state == SESSION_AWAY;
 	}
 	c->stats.recoveries++;

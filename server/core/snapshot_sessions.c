@@ -101,9 +101,9 @@ static void put_session(struct cursor *k, struct worker *w)
 	u64(k, &w->session.last_message_ms);
 	u64(k, &w->active_ms);
 	flag(k, &w->idle);
-	u64(k, &w->durable_seq);
-	u64(k, &w->snapshot_seq);
-	u64(k, &w->replay_target);
+	u64(k, &w->ledger.durable_seq);
+	u64(k, &w->ledger.snapshot_seq);
+	u64(k, &w->ledger.replay_target);
 	u64(k, &w->session.join_generation);
 	flag(k, &w->session.leaving);
 	flag(k, &w->waiting);

@@ -26,12 +26,12 @@ struct stamp worker_stamp(const struct core *c, const struct worker *w)
 
 uint64_t worker_durable_seq(const struct core *c, const struct worker *w)
 {
-	return c->cfg.checkpoint.journal ? w->last_seq : w->durable_seq;
+	return c->cfg.checkpoint.journal ? w->ledger.last_seq : w->ledger.durable_seq;
 }
 
 int worker_may_return(const struct worker *w)
 {
-	return w->session.state == SESSION_AWAY || w->last_seq < w->replay_target;
+	return w->session.state == SESSION_AWAY || w->ledger.last_seq < w->ledger.replay_target;
 }
 
 int worker_is_active(const struct worker *w)
@@ -70,5 +70,6 @@ uint32_t workers_of_run(const struct core *c)
 
 void worker_forget_decisions(struct core *c, struct worker *w)
 {
-	memset(w->decisions, 0, c->cfg.sessions.replay_window * sizeof(*w->decisions));
+	memset(w->ledger.decisions, 0,
+		c->cfg.sessions.replay_window * sizeof(*w->ledger.decisions));
 }

@@ -1,44 +1,32 @@
 /*
  * workers.h - the table of worker slots, and what follows from a slot alone.
- *
- * Invariant: every seq up to last_seq is decided, and durable_seq is never above it.
  */
 #ifndef SERVER_CORE_WORKERS_H
 #define SERVER_CORE_WORKERS_H
 #include "server/core/backups.h"
+#include "server/core/ledger.h"
 #include "server/core/pace.h"
 #include "server/core/sessions.h"
-
-/* What was decided about a push, for its duplicates. */
-struct decision {
-	uint64_t version;
-	uint8_t verdict, reject, superseded;
-};
 
 /* A worker slot; worker id = index + 1. The first group is in the snapshot (snapshot.c). */
 struct worker {
 	struct worker_session session;
-	uint64_t last_seq;          /* ledger: every seq up to here is decided */
-	struct decision *decisions; /* of the newest replay_window seqs, at seq % replay_window */
-	uint64_t images;            /* counted from this worker */
-	uint64_t lease_request;     /* newest LEASE request seen */
-	struct msg_grant grant;     /* what it holds; request 0: nothing */
-	uint64_t clock;             /* ssp: batches counted from it */
-	int racing;                 /* ssp: the others must not leave it behind */
-	uint64_t answered;          /* sync: the step (version + 1) that holds a gradient of it */
-	uint64_t member;            /* sync: the step that waits for it; 0: none does */
+	struct worker_ledger ledger;
+	uint64_t lease_request; /* newest LEASE request seen */
+	struct msg_grant grant; /* what it holds; request 0: nothing */
+	uint64_t clock;         /* ssp: batches counted from it */
+	int racing;             /* ssp: the others must not leave it behind */
+	uint64_t answered;      /* sync: the step (version + 1) that holds a gradient of it */
+	uint64_t member;        /* sync: the step that waits for it; 0: none does */
 	struct held held[BACKUPS_MAX_HELD]; /* delay compensation: in the order of its pulls */
 	uint32_t n_held;
 	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
 	int excluded;        /* this incarnation, for that: see departure.h */
 	int sound;           /* a push of this incarnation was accepted */
 
-	uint64_t active_ms;     /* it last said something other than a beat */
-	int idle;               /* sync: no step waits for it before it does so again */
-	uint64_t durable_seq;   /* in a snapshot on disk */
-	uint64_t snapshot_seq;  /* in the snapshot under way */
-	uint64_t replay_target; /* last_seq that its HELLO promised to replay up to */
-	int waiting;            /* asked for a lease and was not answered yet */
+	uint64_t active_ms; /* it last said something other than a beat */
+	int idle;           /* sync: no step waits for it before it does so again */
+	int waiting;        /* asked for a lease and was not answered yet */
 	struct pace pace;
 };
 

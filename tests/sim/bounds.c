@@ -92,10 +92,10 @@ static void check_core(struct sim *s, const struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *w = &c->worker[i];
 
-		if (w->durable_seq > w->last_seq)
+		if (w->ledger.durable_seq > w->ledger.last_seq)
 			sim_violation(s, "slot %u: durable %llu of %llu", i + 1,
-				(unsigned long long)w->durable_seq,
-				(unsigned long long)w->last_seq);
+				(unsigned long long)w->ledger.durable_seq,
+				(unsigned long long)w->ledger.last_seq);
 	}
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		s->ordered &= c->ending != END_NOT ||
@@ -149,9 +149,9 @@ void bounds_trace(struct sim *s)
 				"slot %u.%u %s peer=%u last=%llu durable=%llu replay=%llu "
 				"lease=%llu waiting=%d clock=%llu member=%llu answered=%llu",
 				i + 1, w->session.incarnation, state[w->session.state],
-				w->session.peer, (unsigned long long)w->last_seq,
-				(unsigned long long)w->durable_seq,
-				(unsigned long long)w->replay_target,
+				w->session.peer, (unsigned long long)w->ledger.last_seq,
+				(unsigned long long)w->ledger.durable_seq,
+				(unsigned long long)w->ledger.replay_target,
 				(unsigned long long)w->lease_request, w->waiting,
 				(unsigned long long)w->clock, (unsigned long long)w->member,
 				(unsigned long long)w->answered);

@@ -20,7 +20,7 @@ static const struct worker *replayer(const struct core *c, const struct event *e
 		return NULL;
 	w = &c->worker[p->stamp.worker - 1];
 	if (p->stamp.term != c->cfg.term || p->stamp.incarnation != w->session.incarnation ||
-		p->seq != w->last_seq + 1 || p->seq > w->replay_target)
+		p->seq != w->ledger.last_seq + 1 || p->seq > w->ledger.replay_target)
 		return NULL;
 	return w;
 }
@@ -67,9 +67,9 @@ void replays_after(struct sim *s, const struct event *ev)
 	if (!w)
 		return;
 	p = &ev->msg->push;
-	if (w->last_seq != p->seq) /* it was not decided: the server ends */
+	if (w->ledger.last_seq != p->seq) /* it was not decided: the server ends */
 		return;
-	d = &w->decisions[p->seq % c->cfg.sessions.replay_window];
+	d = &w->ledger.decisions[p->seq % c->cfg.sessions.replay_window];
 	if (d->verdict != VERDICT_OK && !(s->replay_is_late && d->reject == REJECT_WORK))
 		sim_violation(s, "push %llu of slot %u was accepted before a crash; now reject=%d",
 			(unsigned long long)p->seq, p->stamp.worker, d->reject);

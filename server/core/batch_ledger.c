@@ -53,7 +53,7 @@ static void release_batch(struct core *c, uint32_t i)
 /* It has this batch of the epoch in training, or, `eval`, this piece of the test set. */
 int batch_ledger_holds(const struct core *c, const struct worker *w, int eval, uint32_t i)
 {
-	const struct msg_grant *g = &w->grant;
+	const struct msg_grant *g = &w->lease.grant;
 	const struct leases *l = &c->leases;
 
 	if (g->request == 0 || w->pace.shadow)
@@ -89,12 +89,12 @@ static void release_portion(struct core *c, const struct worker *w, uint32_t i)
 void batch_ledger_release(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
-	const struct msg_grant *g = &w->grant;
+	const struct msg_grant *g = &w->lease.grant;
 
 	if (g->request == 0)
 		return;
 	/* the rest stays: its next lease prefers to begin where this one ended */
-	w->grant.request = 0;
+	w->lease.grant.request = 0;
 	if (w->pace.shadow)
 		return;
 	if (batch_ledger_is_training(c, g))

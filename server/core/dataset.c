@@ -96,9 +96,9 @@ static void adopt(struct core *c, const struct data_id *d)
 		struct worker *w = &c->worker[i];
 
 		batch_ledger_release(c, w);
-		w->grant = (struct msg_grant){0};
-		if (!w->waiting)
-			w->lease_request = 0;
+		w->lease.grant = (struct msg_grant){0};
+		if (!w->lease.waiting)
+			w->lease.request = 0;
 		pace_expect_lease(c, w);
 	}
 	leases_open(c, d);

@@ -5,7 +5,7 @@
 void departure_die(struct core *c, struct worker *w, enum worker_change why)
 {
 	w->session.state = SESSION_DEAD;
-	w->waiting = 0;
+	w->lease.waiting = 0;
 	batch_ledger_release(c, w);
 	backups_release(c, w);
 	c->stats.deaths++;

@@ -304,8 +304,9 @@ int downpour_holds_back(const struct core *c, const struct worker *w)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
 
-		at_work += o != w && worker_is_active(o) && o->grant.request &&
-			   o->grant.kind == GRANT_TRAIN && o->grant.work.epoch == c->leases.epoch;
+		at_work += o != w && worker_is_active(o) && o->lease.grant.request &&
+			   o->lease.grant.kind == GRANT_TRAIN &&
+			   o->lease.grant.work.epoch == c->leases.epoch;
 	}
 	return at_work >= max;
 }

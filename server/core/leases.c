@@ -118,16 +118,16 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 
 static void grant(struct core *c, struct worker *w)
 {
-	w->waiting = 0;
-	w->grant.request = w->lease_request;
+	w->lease.waiting = 0;
+	w->lease.grant.request = w->lease.request;
 	c->stats.leases++;
 	pace_granted(c, w);
 	effects_begin(c);
-	if (w->grant.kind == GRANT_TRAIN && !c->epoch_begun) {
+	if (w->lease.grant.kind == GRANT_TRAIN && !c->epoch_begun) {
 		c->epoch_begun = 1;
-		effects_add_epoch(c, EFFECT_EPOCH_BEGUN, w->grant.work.epoch);
+		effects_add_epoch(c, EFFECT_EPOCH_BEGUN, w->lease.grant.work.epoch);
 	}
-	effects_send_decided(c, w->session.peer, MSG_GRANT)->grant = w->grant;
+	effects_send_decided(c, w->session.peer, MSG_GRANT)->grant = w->lease.grant;
 }
 
 /* A piece that only workers who are late have; NULL: none. */
@@ -137,7 +137,7 @@ static uint8_t *late_portion(struct core *c)
 
 	for (uint32_t k = 0; k < c->cfg.sessions.max_workers && c->pace.n_late[1]; k++) {
 		const struct worker *o = &c->worker[k];
-		uint32_t i = o->grant.eval_first / l->eval_size;
+		uint32_t i = o->lease.grant.eval_first / l->eval_size;
 
 		if (o->pace.late && batch_ledger_holds(c, o, 1, i) &&
 			l->portion[i] == BATCH_LEASED && !batch_ledger_in_good_hands(c, o, 1, i))
@@ -160,9 +160,9 @@ static int grant_evaluation(struct core *c, struct worker *w)
 		return 0;
 	if (!w->pace.stalled)
 		*p = BATCH_LEASED;
-	w->grant = (struct msg_grant){.kind = GRANT_EVAL, .eval_id = l->epoch};
-	w->grant.eval_first = (uint32_t)(p - l->portion) * l->eval_size;
-	w->grant.eval_count = portion_images(c, w->grant.eval_first);
+	w->lease.grant = (struct msg_grant){.kind = GRANT_EVAL, .eval_id = l->epoch};
+	w->lease.grant.eval_first = (uint32_t)(p - l->portion) * l->eval_size;
+	w->lease.grant.eval_count = portion_images(c, w->lease.grant.eval_first);
 	grant(c, w);
 	return 1;
 }
@@ -177,8 +177,8 @@ static int is_free(const struct leases *l, uint32_t i)
 static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 {
 	const struct leases *l = &c->leases;
-	const struct work *last = &w->grant.work;
-	int here = w->grant.kind == GRANT_TRAIN && last->epoch == l->epoch;
+	const struct work *last = &w->lease.grant.work;
+	int here = w->lease.grant.kind == GRANT_TRAIN && last->epoch == l->epoch;
 	uint32_t start, live = 0, before = 0;
 	uint8_t *p;
 
@@ -216,9 +216,10 @@ static uint8_t *late_batch(struct core *c)
 
 	for (uint32_t k = 0; k < c->cfg.sessions.max_workers && c->pace.n_late[0]; k++) {
 		const struct worker *o = &c->worker[k];
-		const struct work *work = &o->grant.work;
+		const struct work *work = &o->lease.grant.work;
 
-		if (!o->pace.late || o->pace.shadow || !batch_ledger_is_training(c, &o->grant))
+		if (!o->pace.late || o->pace.shadow ||
+			!batch_ledger_is_training(c, &o->lease.grant))
 			continue;
 		for (uint32_t i = work->first + work->count; i-- > work->first;) {
 			if (l->batch[i] != BATCH_LEASED || batch_ledger_in_good_hands(c, o, 0, i))
@@ -258,7 +259,7 @@ static void grant_backup(struct core *c, struct worker *w)
 		return;
 	if (l->copies[p - l->batch] < UINT8_MAX && !w->pace.stalled)
 		l->copies[p - l->batch]++;
-	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
+	w->lease.grant = (struct msg_grant){.kind = GRANT_TRAIN,
 		.work = {.epoch = l->epoch, .first = (uint32_t)(p - l->batch), .count = 1},
 		.exact = (uint32_t)mode_is_exact(c->cfg.training.mode),
 		.version = c->store.version};
@@ -278,7 +279,7 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t ma
 		memset(p, BATCH_LEASED, n);
 		l->n_free -= n;
 	}
-	w->grant = (struct msg_grant){.kind = GRANT_TRAIN,
+	w->lease.grant = (struct msg_grant){.kind = GRANT_TRAIN,
 		.work = {.epoch = l->epoch, .first = first, .count = n},
 		.exact = (uint32_t)mode_is_exact(c->cfg.training.mode),
 		.version = c->store.version};
@@ -313,7 +314,7 @@ void leases_grant_waiting(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
-		if (w->waiting && w->session.state == SESSION_LIVE && w->session.peer &&
+		if (w->lease.waiting && w->session.state == SESSION_LIVE && w->session.peer &&
 			worker_is_of_run(c, w) && !grant_evaluation(c, w))
 			grant_training(c, w);
 	}
@@ -324,25 +325,25 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 	uint64_t request = ev->msg->lease.request;
 
 	w->session.peer = ev->peer;
-	if (request < w->lease_request || request == 0)
+	if (request < w->lease.request || request == 0)
 		return; /* an old one that the network kept */
-	if (request == w->lease_request) {
-		if (w->grant.request == request) {
-			effects_send_decided(c, ev->peer, MSG_GRANT)->grant = w->grant;
+	if (request == w->lease.request) {
+		if (w->lease.grant.request == request) {
+			effects_send_decided(c, ev->peer, MSG_GRANT)->grant = w->lease.grant;
 			return;
 		}
-		w->waiting = 1;
+		w->lease.waiting = 1;
 		pace_gave_back(c, w);
-		if (is_free(&c->leases, w->grant.work.first))
-			w->grant.work.count = 0; /* it lost the grant unseen */
+		if (is_free(&c->leases, w->lease.grant.work.first))
+			w->lease.grant.work.count = 0; /* it lost the grant unseen */
 		return;
 	}
 	batch_ledger_release(c, w);
 	pace_gave_back(c, w);
 	if (c->leases.n_free == 0)
 		pace_look(c);
-	w->lease_request = request;
-	w->waiting = 1;
+	w->lease.request = request;
+	w->lease.waiting = 1;
 }
 
 void leases_tick(struct core *c)

@@ -12,6 +12,14 @@
 
 struct worker;
 
+/* Of a worker slot. The first group is in the snapshot (snapshot.c). */
+struct worker_lease {
+	uint64_t request;       /* newest LEASE request seen */
+	struct msg_grant grant; /* what it holds; request 0: nothing */
+
+	int waiting; /* asked for a lease and was not answered yet */
+};
+
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);
 void leases_on_result(struct core *c, struct worker *w, const struct event *ev);
 /* 1: a run of this data set is within the limits. */

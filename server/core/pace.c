@@ -30,7 +30,7 @@ static void note(struct recent *r, uint64_t us)
 
 static size_t kind_of(const struct worker *w)
 {
-	return w->grant.kind == GRANT_EVAL;
+	return w->lease.grant.kind == GRANT_EVAL;
 }
 
 /* ---- what a worker owes ---------------------------------------------------------------------- */
@@ -50,13 +50,13 @@ static void restart_clock(const struct core *c, struct pace *p)
 void pace_granted(struct core *c, struct worker *w)
 {
 	restart_clock(c, &w->pace);
-	w->pace.left = pieces_of(&w->grant);
+	w->pace.left = pieces_of(&w->lease.grant);
 	w->pace.shadow = w->pace.stalled;
 }
 
 int pace_is_at_work(const struct worker *w)
 {
-	return w->lease_request > 0 && (w->waiting || w->pace.since_ms > 0);
+	return w->lease.request > 0 && (w->lease.waiting || w->pace.since_ms > 0);
 }
 
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
@@ -80,7 +80,7 @@ static void contributed(struct core *c, struct worker *w)
 
 void pace_gave_back(struct core *c, struct worker *w)
 {
-	if (w->lease_request == 0) /* a LEASE is all that it owed */
+	if (w->lease.request == 0) /* a LEASE is all that it owed */
 		contributed(c, w);
 	if (w->pace.left)
 		w->pace.owed_ms += pace_owes_ms(c, w);
@@ -91,10 +91,10 @@ void pace_gave_back(struct core *c, struct worker *w)
 
 void pace_back(const struct core *c, struct worker *w)
 {
-	int lost = w->session.state == SESSION_AWAY && !w->grant.request; /* its grant */
+	int lost = w->session.state == SESSION_AWAY && !w->lease.grant.request; /* its grant */
 
 	restart_clock(c, &w->pace);
-	if (w->waiting || lost || c->cfg.training.epochs == 0)
+	if (w->lease.waiting || lost || c->cfg.training.epochs == 0)
 		w->pace.since_ms = 0;
 }
 
@@ -103,17 +103,17 @@ void pace_expect_lease(const struct core *c, struct worker *w)
 	restart_clock(c, &w->pace);
 	w->pace.left = 0;
 	w->pace.owed_ms = 0;
-	if (w->waiting)
+	if (w->lease.waiting)
 		w->pace.since_ms = 0;
 }
 
 void pace_restart(const struct core *c, struct worker *w)
 {
 	w->pace = (struct pace){0};
-	if (w->grant.request == 0)
+	if (w->lease.grant.request == 0)
 		return;
 	restart_clock(c, &w->pace);
-	w->pace.left = pieces_of(&w->grant);
+	w->pace.left = pieces_of(&w->lease.grant);
 }
 
 /* `pieces` of its grant came together. */
@@ -135,9 +135,9 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 /* All of `work` is in its newest grant, which may be over. */
 static int is_own(const struct worker *w, const struct work *work)
 {
-	const struct work *own = &w->grant.work;
+	const struct work *own = &w->lease.grant.work;
 
-	return w->grant.kind == GRANT_TRAIN && work->epoch == own->epoch && work->count &&
+	return w->lease.grant.kind == GRANT_TRAIN && work->epoch == own->epoch && work->count &&
 	       work->first >= own->first && work->first - own->first < own->count &&
 	       work->count <= own->count - (work->first - own->first);
 }
@@ -157,8 +157,8 @@ int pace_trained(struct core *c, struct worker *w, const struct work *work, int 
 
 int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 {
-	if (w->grant.kind != GRANT_EVAL || w->grant.eval_id != r->eval_id ||
-		w->grant.eval_first != r->eval_first || w->pace.left == 0)
+	if (w->lease.grant.kind != GRANT_EVAL || w->lease.grant.eval_id != r->eval_id ||
+		w->lease.grant.eval_first != r->eval_first || w->pace.left == 0)
 		return 0;
 	delivered(c, w, 1);
 	return 1;
@@ -181,7 +181,7 @@ static int is_late(const struct core *c, const struct worker *w)
 	const struct recent *r = &c->pace.recent[kind_of(w)];
 	uint64_t limit_ms = PACE_LATE * next_pieces(c, w) * r->median_us / 1000;
 
-	if (!w->pace.since_ms || !w->pace.left || !w->grant.request || r->n == 0)
+	if (!w->pace.since_ms || !w->pace.left || !w->lease.grant.request || r->n == 0)
 		return 0;
 	return c->now_ms - w->pace.since_ms > (limit_ms > PACE_LATE_MS ? limit_ms : PACE_LATE_MS);
 }
@@ -265,7 +265,7 @@ int pace_check(struct core *c, struct worker *w)
 		restart_clock(c, p);
 		return 0;
 	}
-	if (w->grant.request && owes_ms > deadline_ms(c, w)) {
+	if (w->lease.grant.request && owes_ms > deadline_ms(c, w)) {
 		c->stats.expired++;
 		gives_back = 1;
 	}

@@ -190,10 +190,10 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->session.data = h->data;
 	w->session.peer = ev->peer;
 	w->session.beat_peer = 0;
-	w->lease_request = 0;
-	w->grant = (struct msg_grant){0}; /* a new process has no place where it left off */
+	w->lease.request = 0;
+	w->lease.grant = (struct msg_grant){0}; /* a new process has no place where it left off */
 	pace_restart(c, w);
-	w->waiting = w->session.leaving = w->idle = w->excluded = w->sound = 0;
+	w->lease.waiting = w->session.leaving = w->idle = w->excluded = w->sound = 0;
 	w->member = 0; /* the step under way began without this process */
 	w->bad_streak = 0;
 	w->ledger.replay_target = 0;
@@ -347,7 +347,7 @@ void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 	batch_ledger_release(c, w);
 	backups_release(c, w);
 	w->session.state = SESSION_DEAD;
-	w->waiting = 0;
+	w->lease.waiting = 0;
 	w->session.peer = ev->peer;
 	effects_add_worker(c, w, WORKER_GONE);
 	if (worker_durable_seq(c, w) == w->ledger.last_seq) {

@@ -160,8 +160,8 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	text(k, w->session.device, sizeof(w->session.device));
 	u64(k, &w->ledger.last_seq);
 	u64(k, &w->ledger.images);
-	u64(k, &w->lease_request);
-	put_grant(k, &w->grant);
+	u64(k, &w->lease.request);
+	put_grant(k, &w->lease.grant);
 	u64(k, &w->clock);
 	flag(k, &w->racing);
 	u64(k, &w->answered);

@@ -167,7 +167,7 @@ static int grants_fit(const struct core *c)
 	const struct leases *l = &c->leases;
 
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		const struct msg_grant *grant = &c->worker[i].grant;
+		const struct msg_grant *grant = &c->worker[i].lease.grant;
 		const struct work *g = &grant->work;
 
 		if (grant->kind == GRANT_TRAIN &&

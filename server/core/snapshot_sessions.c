@@ -106,7 +106,7 @@ static void put_session(struct cursor *k, struct worker *w)
 	u64(k, &w->ledger.replay_target);
 	u64(k, &w->session.join_generation);
 	flag(k, &w->session.leaving);
-	flag(k, &w->waiting);
+	flag(k, &w->lease.waiting);
 	put_session_data(k, &w->session.data);
 	put_pace(k, &w->pace);
 }

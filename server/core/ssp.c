@@ -16,7 +16,7 @@ static int is_racing(const struct core *c, const struct worker *w)
 	if (c->recovering && w->session.state == SESSION_AWAY)
 		return w->racing;
 	return worker_is_active(w) && pace_is_at_work(w) &&
-	       !(w->grant.request && w->grant.kind == GRANT_EVAL);
+	       !(w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL);
 }
 
 /* The least clock of the others; UINT64_MAX: there are none. */

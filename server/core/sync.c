@@ -242,12 +242,13 @@ static void sync_open(struct core *c)
 static int is_idle(const struct core *c, const struct worker *w)
 {
 	uint64_t since = w->active_ms > c->step.begin_ms ? w->active_ms : c->step.begin_ms;
-	const struct msg_grant *g = &w->grant;
+	const struct msg_grant *g = &w->lease.grant;
 	int testing = g->request && g->kind == GRANT_EVAL && c->leases.evaluating &&
 		      g->eval_id == c->leases.epoch;
 	int working = g->request && g->kind == GRANT_TRAIN && g->version == c->store.version;
 
-	return !w->waiting && !testing && !working && c->now_ms - since > c->cfg.sessions.dead_ms;
+	return !w->lease.waiting && !testing && !working &&
+	       c->now_ms - since > c->cfg.sessions.dead_ms;
 }
 
 static void drop_members(struct core *c)

@@ -4,6 +4,7 @@
 #ifndef SERVER_CORE_WORKERS_H
 #define SERVER_CORE_WORKERS_H
 #include "server/core/backups.h"
+#include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/pace.h"
 #include "server/core/sessions.h"
@@ -12,12 +13,11 @@
 struct worker {
 	struct worker_session session;
 	struct worker_ledger ledger;
-	uint64_t lease_request; /* newest LEASE request seen */
-	struct msg_grant grant; /* what it holds; request 0: nothing */
-	uint64_t clock;         /* ssp: batches counted from it */
-	int racing;             /* ssp: the others must not leave it behind */
-	uint64_t answered;      /* sync: the step (version + 1) that holds a gradient of it */
-	uint64_t member;        /* sync: the step that waits for it; 0: none does */
+	struct worker_lease lease;
+	uint64_t clock;    /* ssp: batches counted from it */
+	int racing;        /* ssp: the others must not leave it behind */
+	uint64_t answered; /* sync: the step (version + 1) that holds a gradient of it */
+	uint64_t member;   /* sync: the step that waits for it; 0: none does */
 	struct held held[BACKUPS_MAX_HELD]; /* delay compensation: in the order of its pulls */
 	uint32_t n_held;
 	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
@@ -26,7 +26,6 @@ struct worker {
 
 	uint64_t active_ms; /* it last said something other than a beat */
 	int idle;           /* sync: no step waits for it before it does so again */
-	int waiting;        /* asked for a lease and was not answered yet */
 	struct pace pace;
 };
 

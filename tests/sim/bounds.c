@@ -72,8 +72,8 @@ static void check_excluded(struct sim *s, const struct core *c)
 		all += (uint32_t)counts;
 		bad += (uint32_t)(counts && w->bad_streak > 0);
 		only = counts ? w : only;
-		if (w->excluded &&
-			(w->session.state != SESSION_DEAD || w->grant.request || w->waiting))
+		if (w->excluded && (w->session.state != SESSION_DEAD || w->lease.grant.request ||
+					   w->lease.waiting))
 			sim_violation(s, "slot %u is excluded and still has work", i + 1);
 	}
 	if (c->end_status != PS_EDIVERGED || s->server.ending)
@@ -152,7 +152,7 @@ void bounds_trace(struct sim *s)
 				w->session.peer, (unsigned long long)w->ledger.last_seq,
 				(unsigned long long)w->ledger.durable_seq,
 				(unsigned long long)w->ledger.replay_target,
-				(unsigned long long)w->lease_request, w->waiting,
+				(unsigned long long)w->lease.request, w->lease.waiting,
 				(unsigned long long)w->clock, (unsigned long long)w->member,
 				(unsigned long long)w->answered);
 	}

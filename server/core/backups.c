@@ -61,18 +61,19 @@ static uint32_t copy_of_now(struct core *c)
 static void drop(struct core *c, struct worker *w, uint32_t from, uint32_t count)
 {
 	for (uint32_t i = from; i < from + count; i++)
-		c->backups.copy[w->held[i].copy].refs--;
-	w->n_held -= count;
-	memmove(&w->held[from], &w->held[from + count], (w->n_held - from) * sizeof(w->held[0]));
+		c->backups.copy[w->backups.held[i].copy].refs--;
+	w->backups.n_held -= count;
+	memmove(&w->backups.held[from], &w->backups.held[from + count],
+		(w->backups.n_held - from) * sizeof(w->backups.held[0]));
 }
 
 void backups_hold(struct core *c, struct worker *w)
 {
 	if (!c->backups.n)
 		return;
-	if (w->n_held == BACKUPS_MAX_HELD)
+	if (w->backups.n_held == BACKUPS_MAX_HELD)
 		drop(c, w, 1, 1);
-	w->held[w->n_held++] = (struct held){
+	w->backups.held[w->backups.n_held++] = (struct held){
 		.version = c->store.version, .sent = c->cfg.term, .copy = copy_of_now(c)};
 }
 
@@ -98,17 +99,17 @@ void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p)
 	int spent = c->cfg.push.n_fetch <= c->cfg.push.n_push;
 	uint32_t n = 0;
 
-	while (n < w->n_held && w->held[n].version < p->base_version)
+	while (n < w->backups.n_held && w->backups.held[n].version < p->base_version)
 		n++;
-	if (spent && n < w->n_held && w->held[n].version == p->base_version &&
-		w->held[n].sent <= p->base_term)
+	if (spent && n < w->backups.n_held && w->backups.held[n].version == p->base_version &&
+		w->backups.held[n].sent <= p->base_term)
 		n++;
 	drop(c, w, 0, n);
 }
 
 void backups_release(struct core *c, struct worker *w)
 {
-	drop(c, w, 0, w->n_held);
+	drop(c, w, 0, w->backups.n_held);
 }
 
 static int is_current(const struct core *c, const struct worker *w, const struct msg_push *p)
@@ -122,8 +123,8 @@ const float *backups_find(const struct core *c, const struct worker *w, const st
 
 	if (is_current(c, w, p))
 		return c->store.weights;
-	for (uint32_t i = 0; i < w->n_held; i++) {
-		const struct held *h = &w->held[i];
+	for (uint32_t i = 0; i < w->backups.n_held; i++) {
+		const struct held *h = &w->backups.held[i];
 
 		if (h->version != p->base_version)
 			continue;

@@ -24,6 +24,12 @@ struct held {
 	uint32_t copy;          /* index in backups */
 };
 
+/* Of a worker slot: the versions that it holds, in the order of its pulls. In the snapshot. */
+struct worker_backups {
+	struct held held[BACKUPS_MAX_HELD];
+	uint32_t n_held;
+};
+
 /* Delay compensation: the copies. Memory of one is touched only while it has been used. */
 struct backups {
 	uint32_t n;          /* 0: no delay compensation */

@@ -410,10 +410,10 @@ static void put_backups(struct cursor *k, struct core *c)
 
 		if (w->session.state == SESSION_FREE)
 			continue;
-		u32(k, &w->n_held);
-		refuse_over(k, w->n_held, BACKUPS_MAX_HELD);
-		for (uint32_t j = 0; j < w->n_held && !k->bad; j++)
-			put_held(k, c, &w->held[j], &copies);
+		u32(k, &w->backups.n_held);
+		refuse_over(k, w->backups.n_held, BACKUPS_MAX_HELD);
+		for (uint32_t j = 0; j < w->backups.n_held && !k->bad; j++)
+			put_held(k, c, &w->backups.held[j], &copies);
 	}
 }
 

@@ -18,8 +18,7 @@ struct worker {
 	int racing;        /* ssp: the others must not leave it behind */
 	uint64_t answered; /* sync: the step (version + 1) that holds a gradient of it */
 	uint64_t member;   /* sync: the step that waits for it; 0: none does */
-	struct held held[BACKUPS_MAX_HELD]; /* delay compensation: in the order of its pulls */
-	uint32_t n_held;
+	struct worker_backups backups;
 	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
 	int excluded;        /* this incarnation, for that: see departure.h */
 	int sound;           /* a push of this incarnation was accepted */

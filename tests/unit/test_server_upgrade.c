@@ -178,7 +178,7 @@ static void work_of_gone_workers_is_free(void **state)
 		assert_int_equal(count[BATCH_SHUT] > 0, is_sync);
 		for (uint32_t n = 0; n < 3; n++) {
 			assert_int_equal(core->worker[n].lease.grant.request, 0);
-			assert_int_equal(core->worker[n].n_held, 0);
+			assert_int_equal(core->worker[n].backups.n_held, 0);
 		}
 		close_fixture();
 	}

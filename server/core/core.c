@@ -380,7 +380,7 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 	const struct worker *w = &c->worker[i];
 
 	*v = (struct worker_view){.state = w->session.state,
-		.excluded = w->excluded,
+		.excluded = w->quarantine.excluded,
 		.worker = i + 1,
 		.incarnation = w->session.incarnation,
 		.name = w->session.name,

@@ -55,9 +55,9 @@ static int has_diverged(const struct core *c, const struct worker *bad_one)
 		const struct worker *w = &c->worker[i];
 
 		all += (uint32_t)counts(w);
-		bad += (uint32_t)(counts(w) && w->bad_streak > 0);
+		bad += (uint32_t)(counts(w) && w->quarantine.bad_streak > 0);
 	}
-	if (!run_has_begun(c) || (all == 1 && !bad_one->sound))
+	if (!run_has_begun(c) || (all == 1 && !bad_one->quarantine.sound))
 		return 0;
 	return 2 * bad > all;
 }
@@ -65,14 +65,14 @@ static int has_diverged(const struct core *c, const struct worker *bad_one)
 void quarantine_bad(struct core *c, struct worker *w)
 {
 	/* what was acknowledged before a crash is replayed first */
-	if (++w->bad_streak < MAX_STREAK || w->ledger.last_seq < w->ledger.replay_target)
+	if (++w->quarantine.bad_streak < MAX_STREAK || w->ledger.last_seq < w->ledger.replay_target)
 		return;
 	if (has_diverged(c, w)) {
 		run_end(c, PS_EDIVERGED);
 		return;
 	}
 	departure_die(c, w, WORKER_EXCLUDED);
-	w->excluded = 1;
+	w->quarantine.excluded = 1;
 	w->session.leaving = 1;
 	c->stats.excluded++;
 	c->urgent = 1;
@@ -81,8 +81,8 @@ void quarantine_bad(struct core *c, struct worker *w)
 
 void quarantine_good(struct worker *w)
 {
-	w->bad_streak = 0;
-	w->sound = 1;
+	w->quarantine.bad_streak = 0;
+	w->quarantine.sound = 1;
 }
 
 void quarantine_tell(struct core *c, struct worker *w, uint32_t peer)

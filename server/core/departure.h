@@ -27,6 +27,13 @@
 
 struct worker;
 
+/* Of a worker slot. In the snapshot. */
+struct worker_quarantine {
+	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
+	int excluded;        /* this incarnation, for that */
+	int sound;           /* a push of this incarnation was accepted */
+};
+
 /* No beat for too long, or excluded. */
 void departure_die(struct core *c, struct worker *w, enum worker_change why);
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status);

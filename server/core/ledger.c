@@ -99,7 +99,7 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 
 	c->stats.loss =
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
-	if (w->bad_streak > 0 || !w->sound)
+	if (w->quarantine.bad_streak > 0 || !w->quarantine.sound)
 		quarantine_good(w);
 	if (!c->data_fixed && c->cfg.training.epochs > 0)
 		dataset_contributed(c);

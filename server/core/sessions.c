@@ -51,7 +51,7 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 		fence(c, w, peer);
 	else if (s->term != c->cfg.term)
 		effects_refuse(c, peer, PS_ETERM, 0, "the server has restarted: say HELLO again");
-	else if (w && w->excluded && s->incarnation == w->session.incarnation)
+	else if (w && w->quarantine.excluded && s->incarnation == w->session.incarnation)
 		quarantine_tell(c, w, peer);
 	else if (!w || s->incarnation > w->session.incarnation || !(states & state_bits(w)))
 		effects_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
@@ -193,9 +193,10 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->lease.request = 0;
 	w->lease.grant = (struct msg_grant){0}; /* a new process has no place where it left off */
 	pace_restart(c, w);
-	w->lease.waiting = w->session.leaving = w->idle = w->excluded = w->sound = 0;
+	w->lease.waiting = w->session.leaving = w->idle = w->quarantine.excluded =
+		w->quarantine.sound = 0;
 	w->member = 0; /* the step under way began without this process */
-	w->bad_streak = 0;
+	w->quarantine.bad_streak = 0;
 	w->ledger.replay_target = 0;
 	w->session.last_message_ms = c->now_ms;
 	join(c, w);
@@ -234,8 +235,8 @@ static int accept_rollback(
 	backups_release(c, w);
 	w->session.incarnation = h->resume.incarnation;
 	w->session.born_term = h->resume.term;
-	w->excluded = w->sound = 0;
-	w->bad_streak = 0;
+	w->quarantine.excluded = w->quarantine.sound = 0;
+	w->quarantine.bad_streak = 0;
 	if (h->durable_seq > w->ledger.last_seq) {
 		w->ledger.last_seq = h->durable_seq;
 		worker_forget_decisions(
@@ -264,7 +265,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 		w->ledger.last_seq < h->durable_seq || is_namesake(w, &h->resume)) {
 		if (!accept_rollback(c, w, h, ev->peer))
 			return;
-	} else if (w->excluded) {
+	} else if (w->quarantine.excluded) {
 		quarantine_tell(c, w, ev->peer);
 		return;
 	} else if (h->last_seq < w->ledger.last_seq) {
@@ -458,7 +459,7 @@ void sessions_durable(struct core *c, uint64_t generation)
 			go_live(c, w);
 		} else if (w->session.leaving && w->ledger.durable_seq == w->ledger.last_seq) {
 			w->session.leaving = 0;
-			if (w->excluded)
+			if (w->quarantine.excluded)
 				quarantine_tell(c, w, w->session.peer);
 			else if (w->session.peer)
 				departure_bye(c, w, w->session.peer, PS_OK);

@@ -166,10 +166,10 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	flag(k, &w->racing);
 	u64(k, &w->answered);
 	u64(k, &w->member);
-	u32(k, &w->bad_streak);
-	flag(k, &w->excluded);
-	flag(k, &w->sound);
-	refuse_over(k, (uint64_t)w->excluded, (uint64_t)gone);
+	u32(k, &w->quarantine.bad_streak);
+	flag(k, &w->quarantine.excluded);
+	flag(k, &w->quarantine.sound);
+	refuse_over(k, (uint64_t)w->quarantine.excluded, (uint64_t)gone);
 	put_decisions(k, w, window);
 }
 

@@ -4,6 +4,7 @@
 #ifndef SERVER_CORE_WORKERS_H
 #define SERVER_CORE_WORKERS_H
 #include "server/core/backups.h"
+#include "server/core/departure.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/pace.h"
@@ -19,9 +20,7 @@ struct worker {
 	uint64_t answered; /* sync: the step (version + 1) that holds a gradient of it */
 	uint64_t member;   /* sync: the step that waits for it; 0: none does */
 	struct worker_backups backups;
-	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
-	int excluded;        /* this incarnation, for that: see departure.h */
-	int sound;           /* a push of this incarnation was accepted */
+	struct worker_quarantine quarantine;
 
 	uint64_t active_ms; /* it last said something other than a beat */
 	int idle;           /* sync: no step waits for it before it does so again */

@@ -70,10 +70,10 @@ static void check_excluded(struct sim *s, const struct core *c)
 			     (w->session.state == SESSION_AWAY && !w->session.overdue);
 
 		all += (uint32_t)counts;
-		bad += (uint32_t)(counts && w->bad_streak > 0);
+		bad += (uint32_t)(counts && w->quarantine.bad_streak > 0);
 		only = counts ? w : only;
-		if (w->excluded && (w->session.state != SESSION_DEAD || w->lease.grant.request ||
-					   w->lease.waiting))
+		if (w->quarantine.excluded && (w->session.state != SESSION_DEAD ||
+						      w->lease.grant.request || w->lease.waiting))
 			sim_violation(s, "slot %u is excluded and still has work", i + 1);
 	}
 	if (c->end_status != PS_EDIVERGED || s->server.ending)
@@ -83,7 +83,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
 	if (s->training && !c->started)
 		sim_violation(s, "the run ends as diverged before it has begun");
-	if (all == 1 && !only->sound)
+	if (all == 1 && !only->quarantine.sound)
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
 }
 

@@ -168,8 +168,8 @@ static void on_message(struct core *c, const struct event *ev)
 			effects_add_worker(c, w, WORKER_BACK);
 		}
 		if (ev->msg->type != MSG_BEAT) {
-			w->active_ms = c->now_ms;
-			w->idle = 0;
+			w->sync.active_ms = c->now_ms;
+			w->sync.idle = 0;
 		}
 		if (c->ending == END_OVER) { /* it missed our BYE */
 			departure_part(c, w, ev->peer);

@@ -16,6 +16,21 @@
 
 struct worker;
 
+/* Of a worker slot, in mode ssp. In the snapshot. */
+struct worker_ssp {
+	uint64_t clock; /* batches counted from it */
+	int racing;     /* the others must not leave it behind */
+};
+
+/* Of a worker slot, in mode sync. The first group is in the snapshot. */
+struct worker_sync {
+	uint64_t answered; /* the step (version + 1) that holds a gradient of it */
+	uint64_t member;   /* the step that waits for it; 0: none does */
+
+	uint64_t active_ms; /* its newest message other than a heartbeat */
+	int idle;           /* no step waits for it before the next such message */
+};
+
 struct rules {
 	/* May a gradient of these weights count? REJECT_NONE, REJECT_STALE or REJECT_WORK. */
 	enum reject (*check)(

@@ -292,7 +292,7 @@ void pace_hold(struct core *c, uint64_t ms)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		stop_clock(c, &c->worker[i].pace.since_ms, ms);
 		stop_clock(c, &c->worker[i].pace.moved_ms, ms);
-		stop_clock(c, &c->worker[i].active_ms, ms);
+		stop_clock(c, &c->worker[i].sync.active_ms, ms);
 	}
 }
 

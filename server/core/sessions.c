@@ -97,8 +97,8 @@ static void go_live(struct core *c, struct worker *w)
 		pace_back(c, w);
 	w->session.state = SESSION_LIVE;
 	w->session.overdue = 0;
-	w->session.last_message_ms = w->active_ms = c->now_ms;
-	w->idle = 0;
+	w->session.last_message_ms = w->sync.active_ms = c->now_ms;
+	w->sync.idle = 0;
 	if (w->session.peer) /* else its connection is gone, and it says HELLO on a new one */
 		welcome(c, w, w->session.peer);
 	if (before != SESSION_LIVE)
@@ -193,9 +193,9 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->lease.request = 0;
 	w->lease.grant = (struct msg_grant){0}; /* a new process has no place where it left off */
 	pace_restart(c, w);
-	w->lease.waiting = w->session.leaving = w->idle = w->quarantine.excluded =
+	w->lease.waiting = w->session.leaving = w->sync.idle = w->quarantine.excluded =
 		w->quarantine.sound = 0;
-	w->member = 0; /* the step under way began without this process */
+	w->sync.member = 0; /* the step under way began without this process */
 	w->quarantine.bad_streak = 0;
 	w->ledger.replay_target = 0;
 	w->session.last_message_ms = c->now_ms;

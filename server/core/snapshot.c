@@ -162,10 +162,10 @@ static void put_worker(struct cursor *k, struct worker *w, uint32_t window)
 	u64(k, &w->ledger.images);
 	u64(k, &w->lease.request);
 	put_grant(k, &w->lease.grant);
-	u64(k, &w->clock);
-	flag(k, &w->racing);
-	u64(k, &w->answered);
-	u64(k, &w->member);
+	u64(k, &w->ssp.clock);
+	flag(k, &w->ssp.racing);
+	u64(k, &w->sync.answered);
+	u64(k, &w->sync.member);
 	u32(k, &w->quarantine.bad_streak);
 	flag(k, &w->quarantine.excluded);
 	flag(k, &w->quarantine.sound);

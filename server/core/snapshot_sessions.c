@@ -99,8 +99,8 @@ static void put_session(struct cursor *k, struct worker *w)
 	u32(k, &w->session.peer);
 	u32(k, &w->session.beat_peer);
 	u64(k, &w->session.last_message_ms);
-	u64(k, &w->active_ms);
-	flag(k, &w->idle);
+	u64(k, &w->sync.active_ms);
+	flag(k, &w->sync.idle);
 	u64(k, &w->ledger.durable_seq);
 	u64(k, &w->ledger.snapshot_seq);
 	u64(k, &w->ledger.replay_target);

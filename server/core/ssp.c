@@ -14,7 +14,7 @@
 static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->recovering && w->session.state == SESSION_AWAY)
-		return w->racing;
+		return w->ssp.racing;
 	return worker_is_active(w) && pace_is_at_work(w) &&
 	       !(w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL);
 }
@@ -27,8 +27,8 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		const struct worker *o = &c->worker[i];
 
-		if (o != w && o->racing && o->clock < min)
-			min = o->clock;
+		if (o != w && o->ssp.racing && o->ssp.clock < min)
+			min = o->ssp.clock;
 	}
 	return min;
 }
@@ -40,18 +40,18 @@ static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 {
 	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;
 
-	if (min > w->clock)
-		min = w->clock;
-	if (downpour_holds_back(c, w) || w->clock > min + c->cfg.ssp.bound)
+	if (min > w->ssp.clock)
+		min = w->ssp.clock;
+	if (downpour_holds_back(c, w) || w->ssp.clock > min + c->cfg.ssp.bound)
 		return 0;
-	uint64_t ahead = min + c->cfg.ssp.bound + 1 - w->clock;
+	uint64_t ahead = min + c->cfg.ssp.bound + 1 - w->ssp.clock;
 	return (uint32_t)(ahead < max ? ahead : max);
 }
 
 static void ssp_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	downpour_take(c, w, p);
-	w->clock += p->work.count;
+	w->ssp.clock += p->work.count;
 }
 
 /* Who joins, or comes back from the dead, starts with the slowest. */
@@ -62,12 +62,12 @@ static void ssp_settle(struct core *c)
 		struct worker *w = &c->worker[i];
 		int racing = is_racing(c, w);
 
-		if (racing && !w->racing) {
+		if (racing && !w->ssp.racing) {
 			uint64_t min = slowest(c, w);
-			if (min != UINT64_MAX && w->clock < min)
-				w->clock = min;
+			if (min != UINT64_MAX && w->ssp.clock < min)
+				w->ssp.clock = min;
 		}
-		w->racing = racing;
+		w->ssp.racing = racing;
 	}
 }
 

@@ -28,12 +28,12 @@ static uint64_t this_step(const struct core *c)
 
 static int has_answered(const struct core *c, const struct worker *w)
 {
-	return w->answered == this_step(c);
+	return w->sync.answered == this_step(c);
 }
 
 static int is_awaited(const struct core *c, const struct worker *w)
 {
-	return worker_is_active(w) && w->member == this_step(c) && !has_answered(c, w);
+	return worker_is_active(w) && w->sync.member == this_step(c) && !has_answered(c, w);
 }
 
 static uint32_t count_awaited(const struct core *c)
@@ -114,7 +114,7 @@ static int sync_fits(struct core *c, const struct worker *w, const struct msg_pu
 static void sync_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	accumulator_keep(c, p);
-	w->answered = this_step(c);
+	w->sync.answered = this_step(c);
 	if (early_is(c, &p->work)) /* the gradients of other workers are of an earlier epoch */
 		step(c, p->work.epoch);
 }
@@ -174,7 +174,7 @@ static int somebody_is_live(const struct core *c)
 
 static int is_ready(const struct core *c, const struct worker *w)
 {
-	return worker_is_active(w) && !w->idle && worker_is_of_run(c, w);
+	return worker_is_active(w) && !w->sync.idle && worker_is_of_run(c, w);
 }
 
 static int somebody_is_ready(const struct core *c)
@@ -195,9 +195,9 @@ static uint32_t call_members(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 		int here = worker_is_active(w) || (all && w->session.state == SESSION_LIVE);
-		int called = here && !w->idle && !has_answered(c, w) && worker_is_of_run(c, w);
+		int called = here && !w->sync.idle && !has_answered(c, w) && worker_is_of_run(c, w);
 
-		w->member = called ? this_step(c) : 0;
+		w->sync.member = called ? this_step(c) : 0;
 		n += (uint32_t)called;
 	}
 	return n;
@@ -241,7 +241,8 @@ static void sync_open(struct core *c)
 /* It beats, but neither works nor asks for work. */
 static int is_idle(const struct core *c, const struct worker *w)
 {
-	uint64_t since = w->active_ms > c->step.begin_ms ? w->active_ms : c->step.begin_ms;
+	uint64_t since =
+		w->sync.active_ms > c->step.begin_ms ? w->sync.active_ms : c->step.begin_ms;
 	const struct msg_grant *g = &w->lease.grant;
 	int testing = g->request && g->kind == GRANT_EVAL && c->leases.evaluating &&
 		      g->eval_id == c->leases.epoch;
@@ -261,9 +262,9 @@ static void drop_members(struct core *c)
 		struct worker *w = &c->worker[i];
 
 		if (is_awaited(c, w) && is_idle(c, w))
-			w->idle = 1;
-		if (!worker_is_active(w) || w->idle)
-			w->member = 0;
+			w->sync.idle = 1;
+		if (!worker_is_active(w) || w->sync.idle)
+			w->sync.member = 0;
 	}
 }
 

@@ -7,23 +7,20 @@
 #include "server/core/departure.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
+#include "server/core/modes.h"
 #include "server/core/pace.h"
 #include "server/core/sessions.h"
 
-/* A worker slot; worker id = index + 1. The first group is in the snapshot (snapshot.c). */
+/* A worker slot; worker id = index + 1. Each part belongs to the module of its header, which says
+ * what of it is in the snapshot. */
 struct worker {
 	struct worker_session session;
 	struct worker_ledger ledger;
 	struct worker_lease lease;
-	uint64_t clock;    /* ssp: batches counted from it */
-	int racing;        /* ssp: the others must not leave it behind */
-	uint64_t answered; /* sync: the step (version + 1) that holds a gradient of it */
-	uint64_t member;   /* sync: the step that waits for it; 0: none does */
+	struct worker_ssp ssp;
+	struct worker_sync sync;
 	struct worker_backups backups;
 	struct worker_quarantine quarantine;
-
-	uint64_t active_ms; /* it last said something other than a beat */
-	int idle;           /* sync: no step waits for it before it does so again */
 	struct pace pace;
 };
 

@@ -100,7 +100,7 @@ static void check_core(struct sim *s, const struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		s->ordered &= c->ending != END_NOT ||
 			      (c->worker[i].session.state != SESSION_SUSPECT &&
-				      !c->worker[i].idle && !c->worker[i].pace.stalled);
+				      !c->worker[i].sync.idle && !c->worker[i].pace.stalled);
 	if (c->recovering && c->recover_by_ms && c->now_ms >= c->recover_by_ms)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
 			(unsigned long long)(c->now_ms - c->recover_by_ms));
@@ -153,8 +153,9 @@ void bounds_trace(struct sim *s)
 				(unsigned long long)w->ledger.durable_seq,
 				(unsigned long long)w->ledger.replay_target,
 				(unsigned long long)w->lease.request, w->lease.waiting,
-				(unsigned long long)w->clock, (unsigned long long)w->member,
-				(unsigned long long)w->answered);
+				(unsigned long long)w->ssp.clock,
+				(unsigned long long)w->sync.member,
+				(unsigned long long)w->sync.answered);
 	}
 	if (c)
 		sim_trace(s, "started=%d recovering=%d ending=%d epoch=%u free=%u done=%u of %u",

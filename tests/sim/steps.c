@@ -30,7 +30,7 @@ static void begin(struct sim *s, const struct core *c)
 		c->leases.epoch >= c->cfg.training.epochs)
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		if (worker_is_active(&c->worker[i]) && !c->worker[i].idle &&
+		if (worker_is_active(&c->worker[i]) && !c->worker[i].sync.idle &&
 			worker_is_of_run(c, &c->worker[i])) {
 			t->member[i] = c->worker[i].session.incarnation;
 			t->members++;
@@ -43,7 +43,7 @@ static int is_there(const struct sim_steps *t, const struct core *c, uint32_t i)
 	const struct worker *w = &c->worker[i];
 
 	return t->member[i] && worker_is_active(w) && w->session.incarnation == t->member[i] &&
-	       worker_is_of_run(c, w) && !w->idle;
+	       worker_is_of_run(c, w) && !w->sync.idle;
 }
 
 static void judge(struct sim *s, const struct core *c)

@@ -421,7 +421,7 @@ static uint32_t copies(const struct lesson *l)
 		refs += b->copy[i].refs;
 	}
 	for (uint32_t i = 0; i < l->f.cfg.sessions.max_workers; i++)
-		held += l->f.core->worker[i].n_held;
+		held += l->f.core->worker[i].backups.n_held;
 	assert_int_equal(refs, held);
 	return used;
 }
@@ -493,7 +493,7 @@ static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
 	assert_true(copies(&l) <= BACKUPS_MAX_HELD + 1);
-	assert_int_equal(l.f.core->worker[0].n_held, BACKUPS_MAX_HELD);
+	assert_int_equal(l.f.core->worker[0].backups.n_held, BACKUPS_MAX_HELD);
 	push_of(&l, 0, fixture_ones, 0, l.pupil[0].s.term);
 	twin_push(&l.twin, fixture_ones, 0);
 	push_of(&l, 0, fixture_ones, 49, l.pupil[0].s.term);
@@ -603,7 +603,7 @@ static void without_it_there_is_no_backup(void **state)
 	push_of(&l, 1, fixture_ones, 0, l.pupil[1].s.term);
 	push_of(&l, 0, fixture_ones, 0, l.pupil[0].s.term);
 	assert_int_equal(l.f.core->backups.n, 0);
-	assert_int_equal(l.f.core->worker[0].n_held, 0);
+	assert_int_equal(l.f.core->worker[0].backups.n_held, 0);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
 	fixture_close(&l.f);

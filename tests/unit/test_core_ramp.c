@@ -129,8 +129,8 @@ static void a_suspected_worker_makes_room(void **state)
 	assert_int_equal(fixture_worker(&k.f, 1).state, SESSION_SUSPECT);
 	uint32_t granted = 0;
 	for (uint32_t i = 0; i < CLUSTER_WORKERS; i++)
-		granted += k.f.core->worker[i].state == SESSION_LIVE &&
-			   k.f.core->worker[i].grant.request > 0;
+		granted += k.f.core->worker[i].session.state == SESSION_LIVE &&
+			   k.f.core->worker[i].lease.grant.request > 0;
 	assert_int_equal(granted, 2);
 	cluster_close(&k);
 }

@@ -205,7 +205,7 @@ static void a_namesake_of_before_a_rollback_is_not_taken_for_the_new_worker(void
 
 		fixture_message(&f, 9, &m);
 		fixture_refused(&f, 9, status[accept]);
-		assert_int_equal(f.core->worker[0].peer, 10);
+		assert_int_equal(f.core->worker[0].session.peer, 10);
 		fixture_restart(&f); /* the snapshot contains the owner of the slot */
 		f.saving = 0;
 		fixture_message(&f, 9, &m);

@@ -265,19 +265,20 @@ static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int
 	X(a_portion_of_no_images, c->leases.eval_size = 0)                                         \
 	X(a_data_set_too_large, c->data.n_train = UINT32_MAX)                                      \
 	X(a_data_set_with_nothing_to_test, c->data.n_test = 0)                                     \
-	X(a_lease_past_the_end,                                                                    \
-		(c->worker[0].grant.kind = GRANT_TRAIN, c->worker[0].grant.work.first = 5))        \
+	X(a_lease_past_the_end, (c->worker[0].lease.grant.kind = GRANT_TRAIN,                      \
+					c->worker[0].lease.grant.work.first = 5))                  \
 	X(a_lease_longer_than_the_epoch,                                                           \
-		(c->worker[0].grant.kind = GRANT_TRAIN,                                            \
-			c->worker[0].grant.work = (struct work){1, 1, UINT32_MAX}))                \
+		(c->worker[0].lease.grant.kind = GRANT_TRAIN,                                      \
+			c->worker[0].lease.grant.work = (struct work){1, 1, UINT32_MAX}))          \
 	X(a_batch_noted_of_an_impossible_epoch,                                                    \
 		(c->early.n = 1, c->early.work[0] = (struct work){UINT32_MAX, 0, 1}))              \
-	X(a_grant_of_no_kind, c->worker[0].grant.kind = (enum grant_kind)3)                        \
-	X(an_evaluation_past_the_test_set,                                                         \
-		(c->worker[0].grant.kind = GRANT_EVAL, c->worker[0].grant.eval_first = 7))         \
-	X(a_verdict_that_is_none, c->worker[0].decisions[1].verdict = 3)                           \
-	X(a_reason_that_is_none, c->worker[0].decisions[1].reject = REJECT_REASONS)                \
-	X(a_name_without_an_end, memset(c->worker[0].name, 'x', sizeof(c->worker[0].name)))        \
+	X(a_grant_of_no_kind, c->worker[0].lease.grant.kind = (enum grant_kind)3)                  \
+	X(an_evaluation_past_the_test_set, (c->worker[0].lease.grant.kind = GRANT_EVAL,            \
+						   c->worker[0].lease.grant.eval_first = 7))       \
+	X(a_verdict_that_is_none, c->worker[0].ledger.decisions[1].verdict = 3)                    \
+	X(a_reason_that_is_none, c->worker[0].ledger.decisions[1].reject = REJECT_REASONS)         \
+	X(a_name_without_an_end,                                                                   \
+		memset(c->worker[0].session.name, 'x', sizeof(c->worker[0].session.name)))         \
 	X(a_weight_that_is_nan, c->store.weights[7] = NAN)                                         \
 	X(a_weight_that_is_infinite, c->store.weights[0] = -INFINITY)                              \
 	X(an_evaluated_weight_that_is_nan, c->store.eval_weights[7] = NAN)                         \

@@ -1,10 +1,12 @@
 /* sim.c - one run: everything in its order of virtual time until all has ended. */
 #include "tests/sim/sim.h"
 #include <math.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/mem.h"
 
 #define DEADLINE_MS 120000 /* virtual; every fault ends long before */
@@ -18,6 +20,23 @@ void sim_violation(struct sim *s, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(s->violation, sizeof(s->violation), fmt, ap);
 	va_end(ap);
+}
+
+/* A failed assertion of the programs is a violation like any other: it names its seed, and is shrunk.
+ */
+static struct {
+	struct sim *sim; /* NULL: none runs */
+	jmp_buf end;
+} running;
+
+void ps_assert_failed(const char *file, int line, const char *condition)
+{
+	if (!running.sim) {
+		(void)fprintf(stderr, "%s:%d: assertion failed: %s\n", file, line, condition);
+		abort();
+	}
+	sim_violation(running.sim, "%s:%d: assertion failed: %s", file, line, condition);
+	longjmp(running.end, 1);
 }
 
 void sim_trace(struct sim *s, const char *fmt, ...)
@@ -205,7 +224,7 @@ static void late(struct sim *s)
 		sim_violation(s, "hang: not finished after %d virtual seconds", DEADLINE_MS / 1000);
 }
 
-static void run(struct sim *s)
+static void run_events(struct sim *s)
 {
 	struct item it;
 
@@ -222,6 +241,14 @@ static void run(struct sim *s)
 	}
 	if (!s->violation[0] && !s->finished && !s->refused)
 		sim_violation(s, "nothing is left to happen, and the run is not finished");
+}
+
+static void run(struct sim *s)
+{
+	running.sim = s;
+	if (setjmp(running.end) == 0)
+		run_events(s);
+	running.sim = NULL;
 }
 
 /* ---- one seed -------------------------------------------------------------------------------- */

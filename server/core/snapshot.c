@@ -532,7 +532,7 @@ int image_read_live(void *memory, float *weights, const struct core_config *cfg,
 		return PS_ECHECKPOINT;
 	live_put_config(&k, &then); /* once more, to come to what is behind it */
 	live_put_state(&k, c);
-	if (k.bad || k.at != k.size)
+	if (k.bad || k.at != k.size || !image_live_is_sound(c))
 		return PS_ECHECKPOINT;
 	*out = c;
 	return PS_OK;

@@ -207,6 +207,19 @@ int image_is_sound(struct core *c)
 	       data_is_fixed_in_time(c) && grants_fit(c) && early_fits(c);
 }
 
+int image_live_is_sound(const struct core *c)
+{
+	const struct leases *l = &c->leases;
+	uint32_t done = 0, free = 0;
+
+	for (uint32_t i = 0; i < l->n_batches; i++) {
+		done += l->batch[i] == BATCH_DONE;
+		free += l->batch[i] == BATCH_FREE;
+	}
+	return l->n_done + l->n_free <= l->n_batches &&
+	       (l->epoch >= c->cfg.training.epochs || (l->n_done == done && l->n_free == free));
+}
+
 void image_revive(struct core *c)
 {
 	const struct leases *l = &c->leases;

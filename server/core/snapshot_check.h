@@ -9,6 +9,8 @@
 const char *image_differs(const struct core_config *now, const struct core_config *then);
 /* 1: all numbers are possible and agree with each other. Counts the batch ledger anew. */
 int image_is_sound(struct core *c);
+/* 1: the counts of the batch ledger in section live agree with the states of the batches. */
+int image_live_is_sound(const struct core *c);
 /* What a restart changes on purpose. */
 void image_revive(struct core *c);
 #endif

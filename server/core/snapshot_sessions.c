@@ -105,6 +105,8 @@ static void put_session(struct cursor *k, struct worker *w)
 	u64(k, &w->ledger.snapshot_seq);
 	u64(k, &w->ledger.replay_target);
 	u64(k, &w->session.join_generation);
+	refuse_over(k, w->ledger.durable_seq, w->ledger.last_seq);
+	refuse_over(k, w->ledger.snapshot_seq, w->ledger.last_seq);
 	flag(k, &w->session.leaving);
 	flag(k, &w->lease.waiting);
 	put_session_data(k, &w->session.data);

@@ -182,6 +182,42 @@ static void so_it_does_in_every_mode(void **state)
 
 /* ---- what a file may say -------------------------------------------------------------------- */
 
+/* Every worker of a core whose state a file has made up asks, pushes, leaves and comes again: no
+ * assertion of the core is about what a file may say. */
+static void live_on(struct core *c, uint64_t now)
+{
+	static const float zeros[FIXTURE_PARAMS];
+	const struct core_config *cfg = core_config(c);
+	struct worker_view v;
+
+	for (uint32_t i = 0; i < 4 * cfg->sessions.max_workers; i++) {
+		core_worker(c, i % cfg->sessions.max_workers, &v);
+		const struct stamp s = {cfg->run, cfg->term, v.worker, v.incarnation};
+		const struct msg said[] = {
+			{.type = MSG_LEASE, .lease = {.stamp = s, .request = 1000 + i}},
+			{.type = MSG_PUSH,
+				.push = {.stamp = s,
+					.seq = v.last_seq + 1,
+					.base_version = core_stats(c)->version,
+					.base_term = cfg->term,
+					.work = {core_training_epoch(c), i,
+						cfg->training.epochs > 0},
+					.images = cfg->training.batch_size,
+					.verdict = i % 2 ? VERDICT_OK : VERDICT_NONE,
+					.slices = {1, {{.count = cfg->n_params, .data = zeros}}}}},
+			{.type = MSG_BYE, .bye = {.stamp = s}},
+			{.type = MSG_HELLO, .hello = {.role = ROLE_WORKER, .data = *core_data(c)}},
+		};
+
+		for (size_t m = 0; m < sizeof(said) / sizeof(said[0]); m++)
+			if (m < 2 || i % 3 == 0)
+				core_step(c, &(struct event){EVENT_MESSAGE, 7 + i, .msg = &said[m]},
+					now + i);
+		core_step(c, &(struct event){.kind = EVENT_DURABLE, .generation = UINT64_MAX},
+			now + i);
+	}
+}
+
 static int read_live(const struct core_snapshot *img, size_t live_bytes)
 {
 	const unsigned char *data[IMAGE_SECTIONS];
@@ -204,6 +240,8 @@ static int read_live(const struct core_snapshot *img, size_t live_bytes)
 	assert_true(rc == PS_OK || (rc == PS_ECHECKPOINT && why && !c));
 	for (int i = 0; !rc && i < 20; i++) /* a state that was accepted must work */
 		core_step(c, &(struct event){.kind = EVENT_TICK}, 1000000 + 100 * (uint64_t)i);
+	if (!rc)
+		live_on(c, 2000000);
 	free(memory);
 	return rc;
 }

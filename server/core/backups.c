@@ -13,8 +13,10 @@
  * (1) refs of a copy is the number of held[] entries that name it, and a copy without any is free;
  * (2) held[] is in the order of the pulls;
  * (3) a copy never changes while it is held;
- * (4) a gradient is compensated with the weights it was computed at or not at all.
+ * (4) a gradient is compensated with the weights it was computed at or not at all
+ *     (tests/unit/test_core_dc.c).
  */
+#include "common/assert.h"
 #include "server/core/state.h"
 #include <string.h>
 
@@ -51,6 +53,7 @@ static uint32_t copy_of_now(struct core *c)
 		return c->backups.newest;
 	}
 	c->backups.newest = backups_take(c, st->version, st->version_term);
+	PS_ASSERT(c->backups.newest < c->backups.n); /* invariants 1 and 3: a free one */
 	store_complete(c);
 	memcpy(backups_values(c, c->backups.newest), st->weights, st->n * sizeof(float));
 	c->backups.copy[c->backups.newest].peak = st->measured ? st->reach.weight : 0;
@@ -60,8 +63,11 @@ static uint32_t copy_of_now(struct core *c)
 /* Forget entries [from, from + count). */
 static void drop(struct core *c, struct worker *w, uint32_t from, uint32_t count)
 {
-	for (uint32_t i = from; i < from + count; i++)
+	PS_ASSERT(from + count <= w->backups.n_held && w->backups.n_held <= BACKUPS_MAX_HELD);
+	for (uint32_t i = from; i < from + count; i++) {
+		PS_ASSERT(c->backups.copy[w->backups.held[i].copy].refs > 0); /* invariant 1 */
 		c->backups.copy[w->backups.held[i].copy].refs--;
+	}
 	w->backups.n_held -= count;
 	memmove(&w->backups.held[from], &w->backups.held[from + count],
 		(w->backups.n_held - from) * sizeof(w->backups.held[0]));

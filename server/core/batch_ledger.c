@@ -1,5 +1,6 @@
 /* batch_ledger.c - see batch_ledger.h. */
 #include "server/core/batch_ledger.h"
+#include "common/assert.h"
 #include <string.h>
 #include "server/core/modes.h"
 #include "server/core/state.h"
@@ -127,19 +128,28 @@ enum reject batch_ledger_check(
 	return REJECT_NONE;
 }
 
-void batch_ledger_mark(struct core *c, const struct work *work)
+/* Also what was noted early in a snapshot, where a file may name a batch twice. */
+static void mark_done(struct leases *l, const struct work *work)
 {
-	struct leases *l = &c->leases;
-
-	if (work->epoch > l->epoch) {
-		early_note(c, work);
-		return;
-	}
 	for (uint32_t i = work->first; i < work->first + work->count; i++) {
 		l->n_free -= l->batch[i] == BATCH_FREE;
 		l->n_done += l->batch[i] != BATCH_DONE;
 		l->batch[i] = BATCH_DONE;
 	}
+	PS_ASSERT(l->n_done + l->n_free <= l->n_batches); /* invariant 2 */
+}
+
+void batch_ledger_mark(struct core *c, const struct work *work)
+{
+	struct leases *l = &c->leases;
+	uint32_t done = l->n_done;
+
+	if (work->epoch > l->epoch) {
+		early_note(c, work);
+		return;
+	}
+	mark_done(l, work);
+	PS_ASSERT(l->n_done == done + work->count); /* invariant 1 */
 }
 
 void batch_ledger_open(struct core *c)
@@ -149,7 +159,7 @@ void batch_ledger_open(struct core *c)
 
 	batch_ledger_window(c, 0, c->leases.n_batches);
 	while (early_take(c, &at, &work))
-		batch_ledger_mark(c, &work);
+		mark_done(&c->leases, &work);
 }
 
 void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum)

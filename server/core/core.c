@@ -161,6 +161,8 @@ static void on_message(struct core *c, const struct event *ev)
 		w = sessions_check(c, stamp, ev->peer, row->states);
 		if (!w)
 			return;
+		/* invariant 2 of sessions.c; invariant 3 of departure.h */
+		PS_ASSERT(stamp->incarnation == w->session.incarnation && !w->quarantine.excluded);
 		w->session.last_message_ms = c->now_ms;
 		if (w->session.state == SESSION_SUSPECT) {
 			w->session.state = SESSION_LIVE;

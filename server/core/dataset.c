@@ -12,7 +12,8 @@
  * (1) a HELLO fixes nothing; after a restart without a contribution the data set of the checkpoint
  *     has no vote, so the first worker with another one replaces it;
  * (2) what was accepted is of one data set;
- * (3) a replay of what was accepted before a crash fixes the data set as it did then.
+ * (3) a replay of what was accepted before a crash fixes the data set as it did then
+ *     (tests/sim/replays.c).
  */
 #include "server/core/dataset.h"
 #include "server/core/departure.h"

@@ -1,5 +1,6 @@
 /* departure.c - see departure.h. */
 #include "server/core/departure.h"
+#include "common/assert.h"
 #include "server/core/state.h"
 
 void departure_die(struct core *c, struct worker *w, enum worker_change why)
@@ -14,6 +15,8 @@ void departure_die(struct core *c, struct worker *w, enum worker_change why)
 
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status)
 {
+	/* invariant 2: the answer to BYE */
+	PS_ASSERT(!w || status != PS_OK || worker_durable_seq(c, w) == w->ledger.last_seq);
 	effects_send_decided(c, peer, MSG_BYE)->bye =
 		(struct msg_bye){.stamp = worker_stamp(c, w), .status = status};
 }
@@ -72,6 +75,7 @@ void quarantine_bad(struct core *c, struct worker *w)
 		return;
 	}
 	departure_die(c, w, WORKER_EXCLUDED);
+	PS_ASSERT(!worker_is_active(w) && !w->lease.waiting && !w->lease.grant.request); /* 5 */
 	w->quarantine.excluded = 1;
 	w->session.leaving = 1;
 	c->stats.excluded++;
@@ -89,6 +93,7 @@ void quarantine_tell(struct core *c, struct worker *w, uint32_t peer)
 {
 	if (worker_durable_seq(c, w) < w->ledger.last_seq)
 		return;
+	PS_ASSERT(worker_durable_seq(c, w) == w->ledger.last_seq); /* invariant 4 */
 	w->session.leaving = 0;
 	if (peer)
 		effects_refuse(c, peer, PS_EQUARANTINE, 0,

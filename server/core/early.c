@@ -1,5 +1,6 @@
 /* early.c - see early.h. */
 #include "server/core/early.h"
+#include "common/assert.h"
 #include "server/core/state.h"
 
 static int overlap(const struct work *a, const struct work *b)
@@ -29,6 +30,7 @@ enum reject early_check(const struct core *c, const struct work *work)
 
 void early_note(struct core *c, const struct work *work)
 {
+	PS_ASSERT(work->epoch > c->leases.epoch && c->early.n < EARLY_MAX); /* invariant 2 */
 	c->early.work[c->early.n++] = *work;
 }
 

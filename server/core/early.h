@@ -4,9 +4,10 @@
  * as it did then; its batches are noted here and marked when their epoch opens.
  *
  * Invariants:
- * (1) only replays of what had been accepted come here (ledger.c);
+ * (1) only replays of what had been accepted come here: batch_ledger_check (tests/sim/replays.c);
  * (2) the epochs noted are all after the one in training;
- * (3) a batch is noted once, and what is noted is saved with the weights that it has changed.
+ * (3) a batch is noted once, and what is noted is saved with the weights that it has changed
+ *     (tests/sim/verdict.c, mutant early-replay-not-saved).
  */
 #ifndef SERVER_CORE_EARLY_H
 #define SERVER_CORE_EARLY_H

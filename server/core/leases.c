@@ -1,5 +1,6 @@
 /* leases.c - see leases.h. */
 #include "server/core/leases.h"
+#include "common/assert.h"
 #include "server/core/departure.h"
 #include "server/core/modes.h"
 #include "server/core/state.h"
@@ -43,6 +44,7 @@ void leases_advance(struct core *c)
 	if (l->n_batches == 0 || l->evaluating || l->epoch >= c->cfg.training.epochs ||
 		c->accumulator.images > 0 || c->blaster.open)
 		return;
+	PS_ASSERT(l->n_done == l->n_batches && l->n_free == 0); /* invariant 2 */
 	c->epoch[l->epoch].end_ms = c->now_ms;
 	effects_add_epoch(c, EFFECT_TRAINED, l->epoch);
 	c->epoch_begun = 0;
@@ -255,6 +257,9 @@ static void grant_backup(struct core *c, struct worker *w)
 	struct leases *l = &c->leases;
 	uint8_t *p = batch_to_copy(c, w);
 
+	/* invariant 3 of pace.h */
+	PS_ASSERT(p || w->pace.stalled || c->cfg.leases.backup_copies != BACKUP_LATE ||
+		  c->pace.n_late[0] == 0);
 	if (!p)
 		return;
 	if (l->copies[p - l->batch] < UINT8_MAX && !w->pace.stalled)

@@ -2,7 +2,8 @@
  * leases.h - who is asked to compute which batches and which pieces of the test set.
  *
  * Invariants:
- * (1) a lease is a hint, never a lock: whoever pushes first wins, so no lease can block an epoch;
+ * (1) a lease is a hint, never a lock: whoever pushes first wins, so no lease can block an epoch
+ *     (tests/sim/bounds.c: every run ends);
  * (2) an epoch ends when all its batches are done, and only then; its evaluation runs while the
  *     next epoch trains, and ends before that one does.
  */

@@ -4,11 +4,14 @@
  *
  * Invariants:
  * (1) every seq of a worker is decided once, in order; its duplicates get the first decision;
- * (2) a decision and its effect on the weights are in the same snapshot or in none;
+ * (2) a decision and its effect on the weights are in the same snapshot or in none: one step of the
+ *     core makes both (tests/sim/verdict.c, mutant ledger-outside-snapshot);
  * (3) a rejected push consumes its seq and changes nothing else; but a replay of a later step of sync
- *     ends the step under way, even if it is rejected because its values are too large.
+ *     ends the step under way, even if it is rejected because its values are too large;
+ * (4) durable_seq is never above last_seq.
  */
 #include "server/core/ledger.h"
+#include "common/assert.h"
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/modes.h"
@@ -97,6 +100,8 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 {
 	double loss = (double)p->loss;
 
+	/* invariant 2 of dataset.c */
+	PS_ASSERT(c->cfg.training.epochs == 0 || worker_is_of_run(c, w));
 	c->stats.loss =
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
 	if (w->quarantine.bad_streak > 0 || !w->quarantine.sound)
@@ -125,10 +130,14 @@ static int was_superseded(
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 {
+	uint64_t version = c->store.version;
 	enum reject r = reject_of(c, w, p);
 	int superseded = was_superseded(c, w, p, r);
 	struct decision *d;
 
+	PS_ASSERT(p->seq == w->ledger.last_seq + 1); /* invariant 1 */
+	/* invariant 3 */
+	PS_ASSERT(c->store.version == version || c->cfg.training.mode == MODE_SYNC);
 	w->ledger.last_seq = p->seq;
 	c->stats.pushes++;
 	c->push_ms = c->now_ms;
@@ -157,6 +166,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	else if (!c->cfg.checkpoint.journal &&
 		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
 		c->urgent = 1; /* before the worker has to wait for us */
+	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */
 	answer(c, w, p, d, 0);
 	if (r == REJECT_NONFINITE)
 		quarantine_bad(c, w);

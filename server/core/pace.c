@@ -1,5 +1,6 @@
 /* pace.c - see pace.h. */
 #include "server/core/pace.h"
+#include "common/assert.h"
 #include "server/core/modes.h"
 #include "server/core/state.h"
 #include <string.h>
@@ -121,6 +122,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 {
 	struct pace *p = &w->pace;
 
+	PS_ASSERT(pieces > 0 && pieces <= p->left); /* invariant 2 */
 	if (p->since_ms) {
 		uint64_t us = (c->now_ms - p->since_ms) * 1000 / pieces;
 

@@ -31,7 +31,7 @@
  * the EVENT_PROGRESS of the same moment.
  *
  * Invariants:
- * (1) nothing here reads a clock: c->now_ms decides;
+ * (1) nothing here reads a clock: c->now_ms decides (tests/lint/symbols.sh);
  * (2) only what a worker delivers of its own grant is a sample, and each piece of a grant is at
  *     most one;
  * (3) c->pace.n_late is 0 when no copy can be given, so that idle workers cost nothing.

@@ -11,6 +11,7 @@
  * (2) a pass ends when each of its portions was counted exactly once;
  * (3) images are recorded once per step, whatever number of passes it took.
  */
+#include "common/assert.h"
 #include "server/core/lbfgs.h"
 #include "server/core/modes.h"
 #include "server/core/state.h"
@@ -26,6 +27,7 @@ static enum reject sandblaster_check(
 static void sandblaster_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	(void)w;
+	PS_ASSERT(store_is_current(c, p)); /* invariant 1 */
 	accumulator_add(c, p);
 }
 
@@ -71,6 +73,7 @@ static void finish_step(struct core *c, uint64_t images, double loss_sum)
 {
 	struct blaster *s = &c->blaster;
 
+	PS_ASSERT(s->open); /* invariant 3: once, then the step is over */
 	batch_ledger_record(c, c->leases.epoch, images, loss_sum);
 	c->epoch[c->leases.epoch].updates++;
 	c->stats.updates++;
@@ -90,6 +93,7 @@ static void sandblaster_settle(struct core *c)
 
 	if (!s->open || c->leases.n_done < s->end)
 		return;
+	PS_ASSERT(c->leases.n_done == s->end); /* invariant 2 */
 	accumulator_mean(c, store_scratch(c));
 	accumulator_clear(c);
 	if (c->cfg.optim.kind != OPTIM_LBFGS) {

@@ -9,6 +9,7 @@
  * (4) the table has max_workers slots, however often workers restart.
  */
 #include "server/core/sessions.h"
+#include "common/assert.h"
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/state.h"
@@ -93,6 +94,7 @@ static void go_live(struct core *c, struct worker *w)
 {
 	enum session_state before = w->session.state;
 
+	PS_ASSERT(before != SESSION_JOINING || !w->session.join_generation); /* invariant 1 */
 	if (before != SESSION_LIVE)
 		pace_back(c, w);
 	w->session.state = SESSION_LIVE;
@@ -111,6 +113,7 @@ static void join(struct core *c, struct worker *w)
 	c->dirty = 1;
 	w->session.state = SESSION_JOINING;
 	if (!c->cfg.durable || c->cfg.checkpoint.journal) {
+		w->session.join_generation = 0;
 		go_live(c, w);
 		return;
 	}
@@ -179,6 +182,7 @@ static void hello_new(struct core *c, const struct event *ev)
 		refuse_full(c, ev->peer);
 		return;
 	}
+	PS_ASSERT(worker_id(c, w) <= c->cfg.sessions.max_workers); /* invariant 4 */
 	if (w->session.incarnation)
 		c->stats.rejoins++;
 	batch_ledger_release(c, w);
@@ -306,6 +310,7 @@ static void hello_too_late(struct core *c, const struct event *ev)
 void sessions_on_hello(struct core *c, struct worker *none, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
+	int data_fixed = c->data_fixed;
 
 	(void)none;
 	c->stats.hellos++;
@@ -319,6 +324,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 		hello_resume(c, ev);
 	else if (c->ending == END_NOT)
 		hello_new(c, ev);
+	PS_ASSERT(c->data_fixed == data_fixed); /* invariant 1 of dataset.c */
 }
 
 /* ---- life and death -------------------------------------------------------------------------- */
@@ -380,6 +386,9 @@ void sessions_tick(struct core *c)
 			batch_ledger_release(c, w);
 			effects_add_worker(c, w, WORKER_SILENT);
 		}
+		/* invariant 3 */
+		PS_ASSERT(silence <= c->cfg.sessions.dead_ms ||
+			  (!w->lease.grant.request && !worker_is_active(w)));
 	}
 }
 

@@ -2,8 +2,9 @@
  * store.c - the weights and the only code that changes them.
  *
  * Invariants:
- * (1) the version grows by one per gradient applied;
- * (2) a refused gradient leaves every byte as it was: a push is checked whole, then applied whole;
+ * (1) the version grows by one per gradient applied (tests/sim/verdict.c);
+ * (2) a refused gradient leaves every byte as it was: a push is checked whole, then applied whole
+ *     (ledger.c, invariant 3);
  * (3) weights and optimizer state stay finite: no value over STORE_MAX_VALUE gets in, and
  *     store_holds rejects what could leave float32 when it is applied.
  */

@@ -12,11 +12,13 @@
  *     began, or that neither works nor asks for dead_ms: so it always ends;
  * (2) no worker counts twice in a step, except when it replays what had been accepted before a
  *     crash of the server;
- * (3) what was accepted is in the next update, or in the snapshot;
+ * (3) what was accepted is in the next update, or in the snapshot (tests/sim/verdict.c);
  * (4) steps that are replayed stay steps: a replay of a later one ends the one under way, and one
  *     of an epoch still to come is a step by itself;
  * (5) the update depends on the step's batches, not on the order in which they came, nor on which
- *     worker computed which.
+ *     worker computed which (mutant order-of-arrival).
+ *
+ * tests/sim/steps.c and bounds.c check (1), (2) and (4).
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"

@@ -114,6 +114,7 @@ static struct item *new_item(
 
 static void enqueue(struct wal *w, struct item *it)
 {
+	PS_ASSERT(w->memory < WAL_MAX_QUEUE); /* invariant 5 */
 	w->waiting += it->bytes;
 	w->memory += it->memory;
 	list_add(&w->queue, it);
@@ -300,7 +301,7 @@ static void on_group_written(uv_work_t *work, int status)
 {
 	struct wal *w = work->data;
 
-	PS_ASSERT(w->busy && w->done.synced_lsn <= w->newest_lsn);
+	PS_ASSERT(w->busy && w->done.synced_lsn <= w->newest_lsn); /* invariant 3: called once */
 	w->busy = 0;
 	if (status != 0) { /* cancelled: nothing was written */
 		w->done.failed = w->base;
@@ -346,7 +347,7 @@ uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, stru
 	unsigned char head[WAL_RECORD_HEAD];
 
 	w->newest_lsn++;
-	if (file_is_lost(w))
+	if (file_is_lost(w)) /* invariant 4: its frames do not wait */
 		return w->newest_lsn;
 	struct item *it = new_item(w, head, wal_record_head(ev, now_ms, f, head), f);
 	if (!it) {

@@ -19,11 +19,11 @@
  * durable.
  *
  * Invariants:
- * (1) after a crash, wal_replay finds every event up to the flushed LSN;
+ * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_journal.c);
  * (2) at most one group is under way;
  * (3) `done` is called on the loop's thread after each group;
  * (4) frames wait only while their file can be written, and at most as many as the workers'
- *     unanswered pushes have;
+ *     unanswered pushes have: dispatch.c drops pushes beyond;
  * (5) all other events that wait take at most WAL_MAX_QUEUE bytes and one event more. A log that
  *     reaches this bound, because the disk does not answer, ends its file as if a write had failed.
  * Thread: the loop's; the pool owns a group from its start to its end. wal_replay, wal_newest_file

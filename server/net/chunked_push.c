@@ -89,7 +89,7 @@ static struct partial *allot(struct chunked_push *a, uint32_t peer, size_t peers
 	while (a->used && (a->used >= peers || a->used == a->max_peers))
 		discard(a, oldest(a));
 	e = find_partial(a, 0);
-	PS_ASSERT(e);
+	PS_ASSERT(e && a->used < a->max_peers); /* invariant 2 */
 	e->peer = peer;
 	a->used++;
 	return e;
@@ -110,6 +110,7 @@ int chunked_push_keep(struct chunked_push *a, uint32_t peer, struct frames *f, s
 		discard(a, e);
 		return rc;
 	}
+	PS_ASSERT(e->n < WIRE_MAX_CHUNKS && e->bytes <= a->max_bytes); /* invariant 1 */
 	(void)zmq_msg_init(&e->frame[e->n]);
 	(void)zmq_msg_move(&e->frame[e->n++], from);
 	e->clock = ++a->clock;

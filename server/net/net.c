@@ -46,8 +46,9 @@ struct router {
 
 struct reply {
 	uint32_t peer;
-	uint64_t lsn;  /* must be flushed before it leaves */
-	int tombstone; /* the ERROR that replaces dropped replies */
+	uint64_t number; /* counts the replies */
+	uint64_t lsn;    /* must be flushed before it leaves */
+	int tombstone;   /* the ERROR that replaces dropped replies */
 	size_t n;
 	zmq_msg_t frame[MAX_FRAMES];
 };
@@ -57,6 +58,7 @@ struct replies {
 	struct reply **order; /* [0, n): waiting, oldest first; [n, room): free */
 	struct reply *pool;
 	uint64_t flushed_lsn;
+	uint64_t number; /* of the newest reply */
 	uint64_t sent, dropped;
 };
 
@@ -125,9 +127,10 @@ void replies_free(struct replies **q)
 static void append_reply(
 	struct replies *q, uint32_t peer, struct frames *f, uint64_t lsn, int tombstone)
 {
-	PS_ASSERT(q->n < q->room);
+	PS_ASSERT(q->n < q->room); /* invariant 1 of the router, 2 of the queue */
 	struct reply *r = q->order[q->n++];
 
+	r->number = ++q->number;
 	r->peer = peer;
 	r->lsn = lsn;
 	r->tombstone = tombstone;
@@ -243,9 +246,12 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 	for (size_t i = 0; i < q->n; i++) {
 		struct reply *r = q->order[i];
 		int wait = gone || r->lsn > q->flushed_lsn || must_wait(q, kept, r->peer);
+		PS_ASSERT(wait || r->lsn <= q->flushed_lsn); /* invariant 4 */
 		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
 
 		if (rc == PS_EAGAIN) {
+			/* invariant 1 */
+			PS_ASSERT(kept == 0 || q->order[kept - 1]->number < r->number);
 			q->order[i] = q->order[kept];
 			q->order[kept++] = r;
 			continue;

@@ -10,7 +10,8 @@
  * Invariants:
  * (1) no function waits, and the memory of waiting replies is bounded;
  * (2) replies to one peer leave in the order of router_send, or the peer is evicted (see below);
- * (3) when file descriptors run out, new connections wait and open ones work (accept_gate.h);
+ * (3) when file descriptors run out, new connections wait and open ones work (accept_gate.h;
+ *     test_out_of_descriptors);
  * (4) with `auth`, no byte of a peer without a listed key reaches wire_decode.
  * Thread: the loop's.
  */
@@ -100,7 +101,7 @@ void router_free(struct router **r);
  *     reply when the queue is full (room >= 2): one ERROR PS_ESTATE, its tombstone, replaces all
  *     its replies ("say HELLO again"). Later replies to it are dropped until the tombstone has
  *     left. So a peer never reads a sequence of replies with an unreported gap;
- * (3) a peer that does not read delays no other peer;
+ * (3) a peer that does not read delays no other peer (test_server_replies);
  * (4) a reply leaves after its LSN was flushed.
  */
 struct replies; /* opaque, see net.c */

@@ -9,7 +9,7 @@
  * Invariants:
  * (1) the buffer of a frame that is no copy never changes while the frame exists;
  * (2) the weights of one version are checksummed once, for any number of pulls: block by block as
- *     they are computed if this step sends them, else when they are first sent.
+ *     they are computed if this step sends them, else when they are first sent (test_server_param_buffers).
  * Thread: the loop's; libzmq's threads return buffers.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H

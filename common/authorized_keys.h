@@ -13,7 +13,7 @@
 #include "common/keys.h"
 
 #define MAX_AUTHORIZED_KEYS  4096
-#define AUTHORIZED_KEYS_FILE "authorized_keys" /* usual name; before 0.1.0 "allow" */
+#define AUTHORIZED_KEYS_FILE "authorized_keys" /* usual name; in 0.1.0 "allow" */
 
 enum key_role { KEY_NONE, KEY_OBSERVER, KEY_ADMIN, KEY_WORKER, KEY_ROLES };
 

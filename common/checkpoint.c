@@ -210,7 +210,7 @@ static const char *read_row(const unsigned char *file, size_t size, const unsign
 }
 
 /* Point `c` into the `size` bytes of `file`; returns what is wrong with them, or NULL. */
-static const char *read_image(const unsigned char *file, size_t size, struct checkpoint *c)
+static const char *read_sections(const unsigned char *file, size_t size, struct checkpoint *c)
 {
 	if (size < HEAD_BYTES(0) || memcmp(file, MAGIC, 8) != 0)
 		return "not a checkpoint: no header of one";
@@ -243,7 +243,7 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e)
 		return err_set(e, PS_ECHECKPOINT, "%s: too large for a checkpoint", path);
 	if (rc)
 		return rc;
-	const char *why = read_image(c->memory, size, c);
+	const char *why = read_sections(c->memory, size, c);
 	if (!why)
 		return PS_OK;
 	checkpoint_release(c);

@@ -22,8 +22,8 @@
  * (4) after a failed write or sync the file is never written again: close it. Thread: any one at a
  * time per file.
  */
-#ifndef COMMON_JOURNAL_H
-#define COMMON_JOURNAL_H
+#ifndef COMMON_WAL_FILE_H
+#define COMMON_WAL_FILE_H
 #include <stddef.h>
 #include <stdint.h>
 #include "common/err.h"

@@ -317,11 +317,11 @@ static int open_wal(struct server *s, struct err *e)
 		.run = cfg->run,
 		.term = cfg->term,
 		.generation = cfg->generation,
-		.max_bytes = s->options->journal_bytes,
+		.max_bytes = s->options->wal_bytes,
 		.done = on_committed,
 		.arg = s};
 
-	if (!cfg->checkpoint.journal) {
+	if (!cfg->checkpoint.wal) {
 		wal_remove_files(s->options->checkpoint_dir, cfg->generation - 1);
 		return PS_OK;
 	}

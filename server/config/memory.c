@@ -4,15 +4,15 @@
 #define PROGRAM_BYTES (32u << 20) /* code, libraries, connections, HTTP, log */
 #define KEPT_MESSAGES 3           /* of each worker: measured, tests/e2e/test_memory.py */
 
-/* Room for the image of a checkpoint is an eighth larger than the image (checkpointer.c). The start
- * that replays a journal has the checkpoint's image and the new one at once (wal_replay.c). */
-static uint64_t image_bytes(const struct options *o, uint64_t core)
+/* The buffer of a checkpoint is an eighth larger than the snapshot (checkpointer.c). A start that
+ * replays a log holds the snapshot of the checkpoint and the new one at once (wal_replay.c). */
+static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 {
-	uint64_t weights = (uint64_t)o->core.n_params * sizeof(float), image = core + weights;
+	uint64_t weights = (uint64_t)o->core.n_params * sizeof(float), snapshot = core + weights;
 
 	if (!o->checkpoint_dir)
 		return 0;
-	return image + image / 8 + (o->core.checkpoint.journal ? image : 0);
+	return snapshot + snapshot / 8 + (o->core.checkpoint.wal ? snapshot : 0);
 }
 
 uint64_t memory_needed(const struct options *o)
@@ -25,5 +25,5 @@ uint64_t memory_needed(const struct options *o)
 	/* net.c: messages under way from each worker, and freed ones that the allocator keeps */
 	uint64_t messages = workers * (c->sessions.push_window + 2 + KEPT_MESSAGES) * weights;
 
-	return PROGRAM_BYTES + core + image_bytes(o, core) + readers + messages;
+	return PROGRAM_BYTES + core + snapshot_bytes(o, core) + readers + messages;
 }

@@ -20,7 +20,7 @@
 /* What the rows of the shell are read into; the core's are read into struct core_config itself. */
 struct raw {
 	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *authorized_keys, *data_id;
-	int64_t journal_mb, memory_mb;
+	int64_t wal_mb, memory_mb;
 	int log_level, log_format, check_config, insecure;
 };
 
@@ -198,7 +198,7 @@ static void check_workers(const struct core_config *c, int *errors)
 	if (c->leases.min_workers > s->max_workers)
 		complain(errors, "--min-workers: %u is more than --max-workers %u",
 			c->leases.min_workers, s->max_workers);
-	if (c->checkpoint.journal && !c->durable)
+	if (c->checkpoint.wal && !c->durable)
 		complain(errors, "--durability: always needs a --checkpoint-dir");
 }
 
@@ -328,7 +328,7 @@ static void fill(struct options *o, const struct raw *r)
 	o->bind = r->bind;
 	o->http = text_or_null(r->http);
 	o->checkpoint_dir = text_or_null(r->checkpoint_dir);
-	o->journal_bytes = (uint64_t)r->journal_mb << 20;
+	o->wal_bytes = (uint64_t)r->wal_mb << 20;
 	o->init = text_or_null(r->init);
 	o->memory_bytes = (uint64_t)r->memory_mb << 20;
 	o->key = text_or_null(r->key);
@@ -447,7 +447,7 @@ static void add_shell_rows(struct table *t, struct raw *r)
 static void add_last_rows(struct table *t, struct raw *r)
 {
 	const struct opt rows[] = {
-		INT("journal-mb", journal_mb, "128", 1, 1 << 20, "MIB",
+		INT("journal-mb", wal_mb, "128", 1, 1 << 20, "MIB",
 			"size of the write-ahead log at which the server takes a checkpoint",
 			.needs = "durability=always"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",

@@ -17,7 +17,7 @@ struct options {
 	const char *bind;           /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
 	const char *http;           /* "HOST:PORT", or NULL: off */
 	const char *checkpoint_dir; /* or NULL: none */
-	uint64_t journal_bytes;     /* a journal is begun anew when it is larger */
+	uint64_t wal_bytes;         /* a larger log asks for a checkpoint */
 	const char *init;           /* a .safetensors file, or NULL */
 	uint64_t memory_bytes;      /* hang up past it; 0: as the machine has */
 	const char *key,

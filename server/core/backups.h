@@ -12,7 +12,7 @@ struct worker;
 struct backup {
 	uint64_t version, made; /* made: term in which this version came about */
 	uint32_t refs;          /* 0: free */
-	uint32_t order;         /* while an image is written: its place there */
+	uint32_t order;         /* while a snapshot is written: its place there */
 	double peak;            /* bound of the magnitudes in it; 0: unknown, after a restart */
 };
 

@@ -8,11 +8,11 @@
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): parentheses fit no member and no initialiser */
 /* clang-format off */
-#define MISFIT(name) "it was begun with another --" name
+#define MISMATCH(name) "it was begun with another --" name
 #define AT(member, field) offsetof(struct core_config, member.field)
 #define NUMBER(kind, m, f, n, d, min_, max_, a, r, told, ...) \
 	{.type = kind, .offset = AT(m, f), .name = n, .def = d, .min = min_, .max = max_, .arg = a, \
-	 .resume = r, .misfit = MISFIT(n), .help = __VA_ARGS__},
+	 .resume = r, .mismatch = MISMATCH(n), .help = __VA_ARGS__},
 #define GROUP(member, tag, title) {.type = CONFIG_GROUP, .help = title},
 #define U32(...)  NUMBER(CONFIG_U32, __VA_ARGS__)
 #define U64(...)  NUMBER(CONFIG_U64, __VA_ARGS__)
@@ -20,10 +20,10 @@
 #define ENUM(m, f, n, d, tag, names, first, a, r, told, ...) \
 	{.type = CONFIG_ENUM, .offset = AT(m, f), .name = n, .def = d, .min = first, .max = first, \
 	 .values = names, .arg = a, .resume = r, \
-	 .misfit = MISFIT(n), .help = __VA_ARGS__},
+	 .mismatch = MISMATCH(n), .help = __VA_ARGS__},
 #define FLAG(m, f, n, r, told, ...) \
 	{.type = CONFIG_FLAG, .offset = AT(m, f), .name = n, .def = "0", .max = 1, .resume = r, \
-	 .misfit = MISFIT(n), .help = __VA_ARGS__},
+	 .mismatch = MISMATCH(n), .help = __VA_ARGS__},
 /* clang-format on */
 /* NOLINTEND(bugprone-macro-parentheses) */
 const struct config_row config_rows[] = {
@@ -130,7 +130,7 @@ static void put_name(struct cursor *k, char name[MAX_NAME + 1])
 
 	u32(k, &n);
 	refuse_over(k, n, MAX_NAME);
-	if (k->bad)
+	if (k->error)
 		n = 0;
 	bytes(k, name, n);
 	name[n] = '\0';
@@ -143,16 +143,16 @@ static void read_option(struct cursor *k, struct core_config *c, unsigned char *
 
 	put_name(k, name);
 	f64(k, &v);
-	if (k->bad)
+	if (k->error)
 		return;
 	const struct config_row *row = find(name);
 	if (!row) {
-		spoil(k, "it has an option that this version does not know");
+		set_error(k, "it has an option that this version does not know");
 		return;
 	}
 	if (seen[row - config_rows] || !isfinite(v) || v < row->min || v > max_of(row) ||
 		(row->type != CONFIG_REAL && v < 1e15 && v > (double)(uint64_t)v)) {
-		spoil(k, MALFORMED);
+		set_error(k, MALFORMED);
 		return;
 	}
 	seen[row - config_rows] = 1;
@@ -178,7 +178,7 @@ void config_put(struct cursor *k, struct core_config *c)
 	for (size_t i = 0; i < config_n_rows; i++)
 		n += config_rows[i].name != NULL;
 	u32(k, &n);
-	for (uint32_t i = 0; k->in && i < n && !k->bad; i++)
+	for (uint32_t i = 0; k->in && i < n && !k->error; i++)
 		read_option(k, c, seen);
 	for (size_t i = 0; !k->in && i < config_n_rows; i++)
 		if (config_rows[i].name)

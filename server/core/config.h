@@ -110,7 +110,7 @@ struct config_row {
 	enum config_resume resume;
 	const char *help; /* CONFIG_GROUP: the title of the rows that follow */
 	const char *was, *needs;
-	const char *misfit; /* a sentence: this option keeps a run from being continued */
+	const char *mismatch; /* a sentence: this option keeps a run from being continued */
 };
 
 /* In the order of options.def. */

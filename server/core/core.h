@@ -26,7 +26,7 @@ enum event_kind {
 	EVENT_TICK,        /* time passed; at least every 100 ms */
 	EVENT_DURABLE,     /* snapshot `generation` is on disk */
 	EVENT_SAVE_FAILED, /* it is not, and never will be: take another */
-	EVENT_SAVE,        /* take a snapshot: the journal has grown, or is lost */
+	EVENT_SAVE,        /* take a snapshot: the log is large or has failed */
 	EVENT_DRAIN,       /* stop: last snapshot, tell everybody, finish */
 	EVENT_PROGRESS,    /* `bytes` of peer's connection have moved since the last one, as the
 			    * shell has seen, not as the peer says; after a tick of the same moment */

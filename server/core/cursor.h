@@ -1,9 +1,9 @@
 /*
- * cursor.h - one walk over the fields of an image that measures, writes or reads them: for
- * snapshot.c.
+ * cursor.h - one walk over the fields of a snapshot that measures, writes or reads them: for
+ * snapshot.c, config.c and snapshot_v5.c.
  *
  * Little-endian, every number in 8 bytes. A cursor that reads cannot run over its end: from the
- * first thing that does not fit it yields zeros and is `bad`.
+ * first thing that does not fit, it yields zeros and has an error.
  */
 #ifndef SERVER_CORE_CURSOR_H
 #define SERVER_CORE_CURSOR_H
@@ -19,37 +19,37 @@ struct cursor {
 	unsigned char *out;      /* writing; NULL: only counting */
 	const unsigned char *in; /* reading; NULL: writing or counting */
 	size_t at, size;         /* size: of `in` */
-	const char *bad;         /* NULL, or why it is refused */
-	int other_options;       /* ... because this start's options do not fit */
+	const char *error;       /* NULL, or why the snapshot is refused */
+	int is_option_error;     /* ... because this start's options do not fit */
 };
 
-/* The first reason is the one that is told. */
-static inline void spoil(struct cursor *k, const char *why)
+/* The first error stays. */
+static inline void set_error(struct cursor *k, const char *why)
 {
-	if (!k->bad)
-		k->bad = why;
+	if (!k->error)
+		k->error = why;
 }
 
-/* The image is sound, but options of this start do not fit it. */
-static inline void misfit(struct cursor *k, const char *why)
+/* The snapshot is sound, but options of this start do not fit it. */
+static inline void set_option_error(struct cursor *k, const char *why)
 {
-	if (!k->bad)
-		k->other_options = 1;
-	spoil(k, why);
+	if (!k->error)
+		k->is_option_error = 1;
+	set_error(k, why);
 }
 
 static inline void refuse_over(struct cursor *k, uint64_t v, uint64_t max)
 {
 	if (v > max)
-		spoil(k, MALFORMED);
+		set_error(k, MALFORMED);
 }
 
 static inline void bytes(struct cursor *k, void *p, size_t n)
 {
 	if (k->in) {
 		if (n > k->size - k->at)
-			spoil(k, MALFORMED);
-		if (k->bad) {
+			set_error(k, MALFORMED);
+		if (k->error) {
 			memset(p, 0, n);
 			return;
 		}
@@ -106,7 +106,7 @@ static inline void text(struct cursor *k, char *s, size_t room)
 {
 	bytes(k, s, room);
 	if (s[room - 1] != '\0')
-		spoil(k, MALFORMED);
+		set_error(k, MALFORMED);
 }
 
 #endif

@@ -163,7 +163,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	d->version = c->store.version;
 	if (!c->cfg.durable)
 		w->ledger.durable_seq = w->ledger.last_seq;
-	else if (!c->cfg.checkpoint.journal &&
+	else if (!c->cfg.checkpoint.wal &&
 		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
 		c->urgent = 1; /* before the worker has to wait for us */
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */

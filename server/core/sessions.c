@@ -112,7 +112,7 @@ static void join(struct core *c, struct worker *w)
 {
 	c->dirty = 1;
 	w->session.state = SESSION_JOINING;
-	if (!c->cfg.durable || c->cfg.checkpoint.journal) {
+	if (!c->cfg.durable || c->cfg.checkpoint.wal) {
 		w->session.join_generation = 0;
 		go_live(c, w);
 		return;

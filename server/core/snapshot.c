@@ -1,15 +1,14 @@
 /*
- * snapshot.c - the core as bytes and back. Every field is written by hand in one order; reading
- * uses the same order with a cursor that cannot run over its end.
+ * snapshot.c - see snapshot.h. A put_ function describes the fields of one struct in their order. It
+ * measures, writes or reads them: the cursor decides which (cursor.h).
  *
  * Invariants:
- * (1) write(read(write(c))) == write(c), but for one more recovery that is counted;
+ * (1) encode(decode(encode(c))) == encode(c), but for one more recovery that is counted;
  * (2) a section that is too short, too long or holds an impossible number is refused;
- * (3) nothing of a refused image is used.
+ * (3) nothing of a refused snapshot is used.
  */
 #include "server/core/snapshot.h"
 #include "server/core/snapshot_check.h"
-#include "server/core/snapshot_sessions.h"
 #include "server/core/cursor.h"
 #include "server/core/leases.h"
 #include "server/core/state.h"
@@ -23,16 +22,16 @@
 
 _Static_assert(RUN_HEAD_MODEL == WIRE_MAX_MODEL + 1, "one size of model text");
 
-const char *const image_names[IMAGE_SECTIONS] = {
-	[IMAGE_RUN] = "run",
-	[IMAGE_LEDGER] = "ledger",
-	[IMAGE_LEASES] = "leases",
-	[IMAGE_WEIGHTS] = "weights",
-	[IMAGE_OPTIM] = "optim",
-	[IMAGE_LIVE] = "live",
+const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
+	[SNAPSHOT_RUN] = "run",
+	[SNAPSHOT_LEDGER] = "ledger",
+	[SNAPSHOT_LEASES] = "leases",
+	[SNAPSHOT_WEIGHTS] = "weights",
+	[SNAPSHOT_OPTIM] = "optim",
+	[SNAPSHOT_SESSIONS] = "live", /* a name of 0.1.0, in files */
 };
 
-/* ---- sections -------------------------------------------------------------------------------- */
+/* ---- the state of the run -------------------------------------------------------------------- */
 
 static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 {
@@ -48,7 +47,7 @@ static void put_head(struct cursor *k, struct core *c, struct core_config *cfg)
 	if (!k->in)
 		return;
 	if (run_head_read(raw, sizeof(raw), &h) != 0)
-		spoil(k, MALFORMED);
+		set_error(k, MALFORMED);
 	cfg->run.hi = h.run_hi;
 	cfg->run.lo = h.run_lo;
 	cfg->term = h.term;
@@ -72,16 +71,16 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 	f64(k, &s->loss);
 }
 
-/* What a resumed run may not change, and what it has counted. */
+/* What a resumed run must not change, and its counters. */
 static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 {
-	uint32_t format = IMAGE_FORMAT;
+	uint32_t format = SNAPSHOT_FORMAT;
 	uint64_t n = cfg->n_params;
 
 	put_head(k, c, cfg);
 	u32(k, &format);
-	if (format != IMAGE_FORMAT)
-		spoil(k, OTHER_FORMAT);
+	if (format != SNAPSHOT_FORMAT)
+		set_error(k, OTHER_FORMAT);
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	cfg->n_params = n;
@@ -124,7 +123,7 @@ static void put_decision(struct cursor *k, struct decision *d)
 	refuse_over(k, d->superseded, d->verdict == VERDICT_REJECTED);
 }
 
-/* The newest decisions; a smaller window than the image's keeps the newest ones of those. */
+/* The newest decisions. If the window is smaller than the snapshot's, the older ones are dropped. */
 static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 {
 	uint32_t n = w->ledger.last_seq < window ? (uint32_t)w->ledger.last_seq : window;
@@ -132,7 +131,7 @@ static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 	u32(k, &n);
 	refuse_over(
 		k, n, w->ledger.last_seq < WIRE_MAX_WINDOW ? w->ledger.last_seq : WIRE_MAX_WINDOW);
-	for (uint32_t i = 0; i < n && !k->bad; i++) {
+	for (uint32_t i = 0; i < n && !k->error; i++) {
 		struct decision old = {0},
 				*d = &w->ledger.decisions[(w->ledger.last_seq - i) % window];
 
@@ -181,8 +180,8 @@ static void put_ledger(struct cursor *k, struct core *c)
 		n--;
 	u32(k, &n);
 	if (n > c->cfg.sessions.max_workers)
-		misfit(k, "it has more workers than --max-workers");
-	for (uint32_t i = 0; i < n && !k->bad; i++)
+		set_option_error(k, "it has more workers than --max-workers");
+	for (uint32_t i = 0; i < n && !k->error; i++)
 		put_worker(k, &c->worker[i], c->cfg.sessions.replay_window);
 }
 
@@ -196,15 +195,15 @@ static void put_data_id(struct cursor *k, struct data_id *d)
 	u64(k, &d->xxh3);
 }
 
-int image_data(const unsigned char *leases, size_t size, struct data_id *d)
+int snapshot_data_id(const unsigned char *leases, size_t size, struct data_id *d)
 {
 	struct cursor k = {.in = leases, .size = size};
 
 	put_data_id(&k, d);
-	return k.bad ? PS_ECHECKPOINT : PS_OK;
+	return k.error ? PS_ECHECKPOINT : PS_OK;
 }
 
-/* The run's data set; what is derived from it follows. */
+/* The data set of the run, and what follows from it. */
 static void put_data(struct cursor *k, struct core *c)
 {
 	struct data_id d = c->data;
@@ -213,12 +212,12 @@ static void put_data(struct cursor *k, struct core *c)
 	flag(k, &c->data_fixed);
 	if (k->in && (d.n_train || c->data_fixed)) {
 		if (c->cfg.training.epochs == 0 || !leases_can_open(c, &d))
-			spoil(k, MALFORMED);
+			set_error(k, MALFORMED);
 		else
 			leases_open(c, &d);
 	}
 	if (k->in && c->data_fixed && c->cfg.data_id_given && d.xxh3 != c->cfg.data_id)
-		misfit(k, "its data set has another fingerprint than --data-id");
+		set_option_error(k, "its data set has another fingerprint than --data-id");
 }
 
 /* The portions under evaluation have the size that was asked for when it began. */
@@ -228,8 +227,8 @@ static void put_portions(struct cursor *k, struct core *c)
 	uint64_t n_test = c->data.n_test;
 
 	u32(k, &l->eval_size);
-	if (k->bad || l->eval_size == 0 || n_test > (uint64_t)l->eval_size * WIRE_MAX_BATCHES) {
-		spoil(k, MALFORMED);
+	if (k->error || l->eval_size == 0 || n_test > (uint64_t)l->eval_size * WIRE_MAX_BATCHES) {
+		set_error(k, MALFORMED);
 		return;
 	}
 	l->n_portions = (uint32_t)((n_test + l->eval_size - 1) / l->eval_size);
@@ -253,7 +252,7 @@ static uint32_t put_early(struct cursor *k, struct core *c, uint32_t n_epochs)
 
 	u32(k, &e->n);
 	refuse_over(k, e->n, c->leases.n_batches ? EARLY_MAX : 0);
-	for (uint32_t i = 0; i < e->n && !k->bad; i++) {
+	for (uint32_t i = 0; i < e->n && !k->error; i++) {
 		u32(k, &e->work[i].epoch);
 		refuse_over(k, e->work[i].epoch, WIRE_MAX_EPOCHS - 1);
 		u32(k, &e->work[i].first);
@@ -276,7 +275,7 @@ static void put_leases(struct cursor *k, struct core *c)
 	flag(k, &training);
 	n_epochs = put_early(k, c, l->epoch + (training ? 1 : 0));
 	if (l->epoch > c->cfg.training.epochs || n_epochs > c->cfg.training.epochs)
-		misfit(k, "it has been trained for longer than --epochs");
+		set_option_error(k, "it has been trained for longer than --epochs");
 	flag(k, &l->evaluating);
 	refuse_over(k, (uint64_t)l->evaluating, l->epoch);
 	u32(k, &c->blaster.first);
@@ -292,18 +291,18 @@ static void put_leases(struct cursor *k, struct core *c)
 		bytes(k, l->batch, l->n_batches);
 	if (l->evaluating)
 		put_portions(k, c);
-	for (uint32_t i = 0; i < n_epochs && !k->bad; i++)
+	for (uint32_t i = 0; i < n_epochs && !k->error; i++)
 		put_epoch(k, &c->epoch[i]);
 }
 
-/* The gradients of the step under way, by batch. */
+/* Sync: each gradient of the step under way, in the order of their batches. */
 static void put_parts(struct cursor *k, struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
 	if (a->pushes > a->room)
-		spoil(k, "it has more gradients of a step than --max-workers");
-	for (uint32_t i = 0; i < a->pushes && !k->bad; i++) {
+		set_error(k, "it has more gradients of a step than --max-workers");
+	for (uint32_t i = 0; i < a->pushes && !k->error; i++) {
 		double loss = (double)a->part[i].loss;
 
 		u32(k, &a->part[i].batch);
@@ -314,8 +313,8 @@ static void put_parts(struct cursor *k, struct core *c)
 	}
 }
 
-/* What has been gathered for the step under way. */
-static void put_gather(struct cursor *k, struct core *c)
+/* The gradients of the step under way, or their sum. */
+static void put_accumulator(struct cursor *k, struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
@@ -343,7 +342,7 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 	u32(k, &b->newest);
 	u32(k, &b->trials);
 	if (b->pairs > c->cfg.lbfgs.history || b->newest >= c->cfg.lbfgs.history)
-		spoil(k, MALFORMED);
+		set_error(k, MALFORMED);
 	f64(k, &b->f);
 	f64(k, &b->slope);
 	f64(k, &b->step);
@@ -355,7 +354,7 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 		floats(k, b->g, c->store.n);
 		floats(k, b->d, c->store.n);
 	}
-	for (uint32_t age = 0; age < b->pairs && !k->bad; age++) {
+	for (uint32_t age = 0; age < b->pairs && !k->error; age++) {
 		uint32_t m = c->cfg.lbfgs.history, j = (b->newest + m - age) % m;
 
 		f64(k, &b->ys[j]);
@@ -364,7 +363,7 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 	}
 }
 
-/* A version that a worker holds: the number of its copy, whose values follow the first mention. */
+/* A version that a worker holds: the number of its copy. The values follow the first mention. */
 static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t *copies)
 {
 	struct backup *b = &c->backups.copy[h->copy];
@@ -376,13 +375,13 @@ static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t 
 	u64(k, &made);
 	u32(k, &number);
 	refuse_over(k, number, *copies);
-	if (k->bad)
+	if (k->error)
 		return;
 	if (k->in && number < *copies) {
 		h->copy = number;
 		c->backups.copy[number].refs++;
 		if (c->backups.copy[number].version != h->version)
-			spoil(k, MALFORMED);
+			set_error(k, MALFORMED);
 		return;
 	}
 	if (k->in)
@@ -394,7 +393,7 @@ static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t 
 	}
 }
 
-/* Delay compensation: mean squares, and what the workers may still push gradients of. */
+/* Delay compensation: mean squares, and the versions that workers may still push gradients of. */
 static void put_backups(struct cursor *k, struct core *c)
 {
 	uint32_t copies = 0;
@@ -405,21 +404,21 @@ static void put_backups(struct cursor *k, struct core *c)
 		floats(k, c->store.dc_square, c->store.n);
 	for (uint32_t i = 0; i < c->backups.n; i++)
 		c->backups.copy[i].order = UINT32_MAX;
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && !k->bad; i++) {
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && !k->error; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->session.state == SESSION_FREE)
 			continue;
 		u32(k, &w->backups.n_held);
 		refuse_over(k, w->backups.n_held, BACKUPS_MAX_HELD);
-		for (uint32_t j = 0; j < w->backups.n_held && !k->bad; j++)
+		for (uint32_t j = 0; j < w->backups.n_held && !k->error; j++)
 			put_held(k, c, &w->backups.held[j], &copies);
 	}
 }
 
 static void put_optim(struct cursor *k, struct core *c)
 {
-	put_gather(k, c);
+	put_accumulator(k, c);
 	put_lbfgs(k, c);
 	put_backups(k, c);
 	for (size_t i = 0; i < optim_vectors(c->cfg.optim.kind); i++)
@@ -430,36 +429,187 @@ static void put_optim(struct cursor *k, struct core *c)
 	floats(k, c->store.eval_weights, c->store.n);
 }
 
-static void put_section(struct cursor *k, struct core *c, enum image_section s)
+/* ---- sessions: what is true only while the process lives ------------------------------------- */
+
+/* An enum in [min, max]. */
+static uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
+{
+	u32(k, &v);
+	if (v < min)
+		set_error(k, MALFORMED);
+	refuse_over(k, v, max);
+	return k->error ? min : v;
+}
+
+void snapshot_put_config(struct cursor *k, struct core_config *cfg)
+{
+	uint64_t n = cfg->n_params;
+
+	u64(k, &cfg->run.hi);
+	u64(k, &cfg->run.lo);
+	u64(k, &cfg->term);
+	u64(k, &cfg->generation);
+	flag(k, &cfg->durable);
+	text(k, cfg->model, sizeof(cfg->model));
+	u64(k, &cfg->model_fingerprint);
+	u64(k, &n);
+	refuse_over(k, n, WIRE_MAX_PARAMS);
+	cfg->n_params = k->error ? 0 : (size_t)n;
+	u64(k, &cfg->data_id);
+	flag(k, &cfg->data_id_given);
+	config_put(k, cfg);
+}
+
+static void put_recent(struct cursor *k, struct recent *r)
+{
+	u32(k, &r->n);
+	u32(k, &r->next);
+	refuse_over(k, r->n, PACE_RECENT);
+	refuse_over(k, r->next, PACE_RECENT - 1);
+	for (uint32_t i = 0; i < PACE_RECENT; i++)
+		u32(k, &r->us[i]);
+	u32(k, &r->median_us);
+}
+
+static void put_pace(struct cursor *k, struct pace *p)
+{
+	u64(k, &p->since_ms);
+	u32(k, &p->left);
+	flag(k, &p->late);
+	flag(k, &p->stalled);
+	flag(k, &p->shadow);
+	u64(k, &p->owed_ms);
+	u64(k, &p->paused_ms);
+	u64(k, &p->moved_ms);
+	u64(k, &p->moved);
+	for (size_t i = 0; i < PACE_KINDS; i++)
+		put_recent(k, &p->recent[i]);
+}
+
+static void put_fleet(struct cursor *k, struct fleet_pace *p)
+{
+	for (size_t i = 0; i < PACE_KINDS; i++) {
+		put_recent(k, &p->recent[i]);
+		u32(k, &p->n_late[i]);
+	}
+}
+
+static void put_session(struct cursor *k, struct worker *w)
+{
+	uint32_t state = choice(k, (uint32_t)w->session.state, SESSION_FREE, SESSION_DEAD);
+
+	/* a slot is in the ledger or in neither section */
+	if ((state == SESSION_FREE) != (w->session.state == SESSION_FREE))
+		set_error(k, MALFORMED);
+	w->session.state = (enum session_state)state;
+	u32(k, &w->session.peer);
+	u32(k, &w->session.beat_peer);
+	u64(k, &w->session.last_message_ms);
+	u64(k, &w->sync.active_ms);
+	flag(k, &w->sync.idle);
+	u64(k, &w->ledger.durable_seq);
+	u64(k, &w->ledger.snapshot_seq);
+	u64(k, &w->ledger.replay_target);
+	u64(k, &w->session.join_generation);
+	refuse_over(k, w->ledger.durable_seq, w->ledger.last_seq);
+	refuse_over(k, w->ledger.snapshot_seq, w->ledger.last_seq);
+	flag(k, &w->session.leaving);
+	flag(k, &w->lease.waiting);
+	put_data_id(k, &w->session.data);
+	put_pace(k, &w->pace);
+}
+
+/* Backup copies of each batch, and counts that do not follow from the states. */
+static void put_copies(struct cursor *k, struct core *c)
+{
+	struct leases *l = &c->leases;
+	uint64_t n_test = c->data.n_test;
+
+	u32(k, &l->eval_size);
+	if (l->n_batches &&
+		(l->eval_size == 0 || n_test > (uint64_t)l->eval_size * WIRE_MAX_BATCHES)) {
+		set_error(k, MALFORMED);
+		return;
+	}
+	l->n_portions = l->n_batches ? (uint32_t)((n_test + l->eval_size - 1) / l->eval_size) : 0;
+	u32(k, &l->n_done);
+	u32(k, &l->n_free);
+	u32(k, &l->n_evaluated);
+	refuse_over(k, l->n_done, l->n_batches);
+	refuse_over(k, l->n_free, l->n_batches);
+	bytes(k, l->copies, l->n_batches);
+}
+
+static void put_snapshots(struct cursor *k, struct core *c)
+{
+	u64(k, &c->generation);
+	flag(k, &c->saving);
+	flag(k, &c->save_failing);
+	flag(k, &c->urgent);
+	flag(k, &c->dirty);
+	u64(k, &c->snapshot_ms);
+	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
+		u32(k, &c->admin[i].peer);
+		u64(k, &c->admin[i].generation);
+	}
+}
+
+static void put_life(struct cursor *k, struct core *c)
+{
+	uint32_t end_status = (uint32_t)-c->end_status;
+
+	u64(k, &c->step.begin_ms);
+	flag(k, &c->recovering);
+	u64(k, &c->recover_by_ms);
+	c->ending = (enum ending)choice(k, (uint32_t)c->ending, END_NOT, END_OVER);
+	u32(k, &end_status);
+	c->end_status = -(int)(end_status & INT32_MAX);
+	u64(k, &c->now_ms);
+}
+
+static void put_running(struct cursor *k, struct core *c)
+{
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && !k->error; i++)
+		put_session(k, &c->worker[i]);
+	put_fleet(k, &c->pace);
+	if (!k->error)
+		put_copies(k, c);
+	put_snapshots(k, c);
+	put_life(k, c);
+}
+
+/* ---- encoding -------------------------------------------------------------------------------- */
+
+static void put_section(struct cursor *k, struct core *c, enum snapshot_section s)
 {
 	struct core_config cfg = c->cfg;
 
 	switch (s) {
-	case IMAGE_RUN:
+	case SNAPSHOT_RUN:
 		put_run(k, c, &cfg);
 		break;
-	case IMAGE_LEDGER:
+	case SNAPSHOT_LEDGER:
 		put_ledger(k, c);
 		break;
-	case IMAGE_LEASES:
+	case SNAPSHOT_LEASES:
 		put_leases(k, c);
 		break;
-	case IMAGE_WEIGHTS:
+	case SNAPSHOT_WEIGHTS:
 		floats(k, c->store.weights, c->store.n);
 		break;
-	case IMAGE_OPTIM:
+	case SNAPSHOT_OPTIM:
 		put_optim(k, c);
 		break;
-	case IMAGE_LIVE:
-		live_put_config(k, &cfg);
-		live_put_state(k, c);
+	case SNAPSHOT_SESSIONS:
+		snapshot_put_config(k, &cfg);
+		put_running(k, c);
 		break;
-	case IMAGE_SECTIONS:
+	case SNAPSHOT_SECTIONS:
 		break;
 	}
 }
 
-size_t image_size(struct core *c, enum image_section s)
+size_t snapshot_size(struct core *c, enum snapshot_section s)
 {
 	struct cursor k = {0};
 
@@ -467,72 +617,96 @@ size_t image_size(struct core *c, enum image_section s)
 	return k.at;
 }
 
-void image_write(struct core *c, enum image_section s, unsigned char *out)
+void snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out)
 {
 	struct cursor k = {.out = out};
 
 	put_section(&k, c, s);
 }
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- decoding -------------------------------------------------------------------------------- */
 
-/* What a restart goes on with: all sections but IMAGE_LIVE. */
-static int read_lasting(struct core *c, struct core_config *then,
-	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
+int snapshot_config(const unsigned char *live, size_t size, struct core_config *cfg)
+{
+	struct cursor k = {.in = live, .size = size};
+
+	snapshot_put_config(&k, cfg);
+	return k.error ? PS_ECHECKPOINT : PS_OK;
+}
+
+/* What a restart continues with: all sections except SNAPSHOT_SESSIONS. */
+static int decode_state(struct core *c, struct core_config *then,
+	const unsigned char *const data[SNAPSHOT_SECTIONS], const size_t size[SNAPSHOT_SECTIONS],
 	const char **why)
 {
 	*why = MALFORMED;
-	for (int s = 0; s < IMAGE_LIVE; s++) {
+	for (int s = 0; s < SNAPSHOT_SESSIONS; s++) {
 		struct cursor k = {.in = data[s], .size = size[s]};
 
 		if (!data[s])
 			return PS_ECHECKPOINT;
-		if (s == IMAGE_RUN)
+		if (s == SNAPSHOT_RUN)
 			put_run(&k, c, then);
 		else
-			put_section(&k, c, (enum image_section)s);
-		if (s == IMAGE_RUN && !k.bad && image_differs(&c->cfg, then))
-			misfit(&k, image_differs(&c->cfg, then));
-		if (k.bad)
-			*why = k.bad;
-		if (k.bad || k.at != size[s])
-			return k.other_options ? PS_EUSAGE : PS_ECHECKPOINT;
+			put_section(&k, c, (enum snapshot_section)s);
+		if (s == SNAPSHOT_RUN && !k.error && snapshot_mismatch(&c->cfg, then))
+			set_option_error(&k, snapshot_mismatch(&c->cfg, then));
+		if (k.error)
+			*why = k.error;
+		if (k.error || k.at != size[s])
+			return k.is_option_error ? PS_EUSAGE : PS_ECHECKPOINT;
 	}
-	return image_is_sound(c) ? PS_OK : PS_ECHECKPOINT;
+	return snapshot_is_consistent(c) ? PS_OK : PS_ECHECKPOINT;
 }
 
-int image_read(void *memory, float *weights, const struct core_config *cfg,
-	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
+/* What a restart changes on purpose. */
+static void reset_after_restart(struct core *c)
+{
+	const struct leases *l = &c->leases;
+
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		struct worker *w = &c->worker[i];
+
+		w->ledger.durable_seq = w->ledger.last_seq;
+		c->recovering |= w->session.state == SESSION_AWAY;
+	}
+	c->stats.recoveries++;
+	if (l->n_batches && l->epoch >= c->cfg.training.epochs && !l->evaluating)
+		run_end(c, PS_EDONE);
+}
+
+int snapshot_decode(void *memory, float *weights, const struct core_config *cfg,
+	const unsigned char *const data[SNAPSHOT_SECTIONS], const size_t size[SNAPSHOT_SECTIONS],
 	struct core **out, const char **why)
 {
 	struct core *c = core_place(memory, weights, cfg);
 	struct core_config then = *cfg;
 
 	*out = NULL;
-	int rc = read_lasting(c, &then, data, size, why);
+	int rc = decode_state(c, &then, data, size, why);
 	if (rc)
 		return rc;
 	if (cfg->run.hi == 0 && cfg->run.lo == 0)
 		c->cfg.run = then.run;
-	image_revive(c);
+	reset_after_restart(c);
 	*out = c;
 	return PS_OK;
 }
 
-int image_read_live(void *memory, float *weights, const struct core_config *cfg,
-	const unsigned char *const data[IMAGE_SECTIONS], const size_t size[IMAGE_SECTIONS],
+int snapshot_decode_running(void *memory, float *weights, const struct core_config *cfg,
+	const unsigned char *const data[SNAPSHOT_SECTIONS], const size_t size[SNAPSHOT_SECTIONS],
 	struct core **out, const char **why)
 {
 	struct core *c = core_place(memory, weights, cfg);
 	struct core_config then = *cfg;
-	struct cursor k = {.in = data[IMAGE_LIVE], .size = size[IMAGE_LIVE]};
+	struct cursor k = {.in = data[SNAPSHOT_SESSIONS], .size = size[SNAPSHOT_SESSIONS]};
 
 	*out = NULL;
-	if (!k.in || read_lasting(c, &then, data, size, why))
+	if (!k.in || decode_state(c, &then, data, size, why))
 		return PS_ECHECKPOINT;
-	live_put_config(&k, &then); /* once more, to come to what is behind it */
-	live_put_state(&k, c);
-	if (k.bad || k.at != k.size || !image_live_is_sound(c))
+	snapshot_put_config(&k, &then); /* once more, to come to what is behind it */
+	put_running(&k, c);
+	if (k.error || k.at != k.size || !snapshot_sessions_are_consistent(c))
 		return PS_ECHECKPOINT;
 	*out = c;
 	return PS_OK;

@@ -1,18 +1,18 @@
 /*
- * snapshot_check.c - does what was read from an image make sense together? Sections that are well
- * formed alone may still contradict each other, or the options of now.
+ * snapshot_check.c - see snapshot_check.h. Sections that are well formed may still contradict each
+ * other, or the options of this start.
  */
 #include "server/core/snapshot_check.h"
 #include "server/core/state.h"
 #include <math.h>
 
-const char *image_differs(const struct core_config *now, const struct core_config *then)
+const char *snapshot_mismatch(const struct core_config *now, const struct core_config *then)
 {
 	const struct config_row *row = config_differs(then, now);
 
 	if (then->model_fingerprint != now->model_fingerprint || then->n_params != now->n_params)
 		return "it is of another --model";
-	return row ? row->misfit : NULL;
+	return row ? row->mismatch : NULL;
 }
 
 static int all_finite(const float *v, size_t n)
@@ -26,60 +26,60 @@ static int all_finite(const float *v, size_t n)
 
 static int none_negative(const float *v, size_t n)
 {
-	int sane = 1;
+	int ok = 1;
 
 	for (size_t i = 0; i < n; i++)
-		sane &= v[i] >= 0;
-	return sane;
+		ok &= v[i] >= 0;
+	return ok;
 }
 
-static int modes_sensible(const struct core *c)
+static int mode_values_are_valid(const struct core *c)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
 	const struct lbfgs *b = &c->lbfgs;
 	double sum = a->weight + a->loss_sum + b->f + b->slope + b->step + b->low + b->high + b->yy;
 	/* gradients are recorded in the epoch that they are of */
-	int sane = isfinite(sum) && a->weight >= 0 && (!a->pushes || a->part || a->weight > 0) &&
-		   (!a->pushes || c->cfg.training.epochs == 0 ||
-			   c->leases.epoch < c->cfg.training.epochs);
+	int ok = isfinite(sum) && a->weight >= 0 && (!a->pushes || a->part || a->weight > 0) &&
+		 (!a->pushes || c->cfg.training.epochs == 0 ||
+			 c->leases.epoch < c->cfg.training.epochs);
 
 	for (size_t i = 0; a->sum && a->pushes && i < c->store.n; i++)
-		sane &= isfinite(a->sum[i]) != 0;
+		ok &= isfinite(a->sum[i]) != 0;
 	for (uint32_t i = 0; a->part && i < a->pushes; i++)
-		sane &= isfinite(a->part[i].loss) && all_finite(a->part[i].g, c->store.n);
+		ok &= isfinite(a->part[i].loss) && all_finite(a->part[i].g, c->store.n);
 	if (b->known || b->searching)
-		sane &= all_finite(b->x, c->store.n) && all_finite(b->g, c->store.n) &&
-			all_finite(b->d, c->store.n);
-	return sane;
+		ok &= all_finite(b->x, c->store.n) && all_finite(b->g, c->store.n) &&
+		      all_finite(b->d, c->store.n);
+	return ok;
 }
 
-static int backups_sensible(const struct core *c)
+static int backups_are_valid(const struct core *c)
 {
 	const struct backups *b = &c->backups;
-	int sane = 1;
+	int ok = 1;
 
 	for (uint32_t i = 0; i < b->n; i++)
-		sane &= !b->copy[i].refs || all_finite(backups_values(c, i), c->store.n);
+		ok &= !b->copy[i].refs || all_finite(backups_values(c, i), c->store.n);
 	if (b->n && c->cfg.dc.kind == DC_ADAPTIVE)
-		sane &= all_finite(c->store.dc_square, c->store.n) &&
-			none_negative(c->store.dc_square, c->store.n);
-	return sane;
+		ok &= all_finite(c->store.dc_square, c->store.n) &&
+		      none_negative(c->store.dc_square, c->store.n);
+	return ok;
 }
 
-static int all_sensible(const struct core *c)
+static int values_are_valid(const struct core *c)
 {
 	const struct store *st = &c->store;
 	enum optim_kind kind = c->cfg.optim.kind;
-	int sane = all_finite(st->weights, st->n) &&
-		   (!c->leases.evaluating || all_finite(st->eval_weights, st->n));
+	int ok = all_finite(st->weights, st->n) &&
+		 (!c->leases.evaluating || all_finite(st->eval_weights, st->n));
 
 	for (size_t v = 0; v < optim_vectors(kind); v++)
-		sane &= all_finite(st->state[v], st->n) &&
-			(!optim_is_square(kind, v) || none_negative(st->state[v], st->n));
-	return sane && modes_sensible(c) && backups_sensible(c);
+		ok &= all_finite(st->state[v], st->n) &&
+		      (!optim_is_square(kind, v) || none_negative(st->state[v], st->n));
+	return ok && mode_values_are_valid(c) && backups_are_valid(c);
 }
 
-/* Sandblaster: what lies behind the window of the step under way; sync: outside of it. */
+/* May this batch be SHUT? Sandblaster: behind the window of the step. Sync: outside of the step. */
 static int is_shut(const struct core *c, uint32_t i)
 {
 	int of_step = c->step.open && i >= c->step.first && i < c->step.end;
@@ -138,7 +138,7 @@ static int step_fits(const struct core *c)
 	return images == a->images && a->weight == (double)(c->cfg.push.sum ? a->pushes : images);
 }
 
-/* Counts of the batch ledger; one in which nothing is left to do would never be left. */
+/* Counts of the batch ledger. An epoch in which nothing is left to do would never end. */
 static int count_leases(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -161,7 +161,7 @@ static int count_leases(struct core *c)
 	return l->n_batches ? !training || l->n_done < l->n_batches : l->epoch == 0;
 }
 
-/* What somebody was given lies inside the data set. */
+/* Every grant lies inside the data set. */
 static int grants_fit(const struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -179,7 +179,7 @@ static int grants_fit(const struct core *c)
 	return 1;
 }
 
-/* What is noted of epochs still to come lies inside the data set. */
+/* Every batch that is noted of a later epoch lies inside the data set. */
 static int early_fits(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->early.n; i++) {
@@ -192,7 +192,7 @@ static int early_fits(const struct core *c)
 	return 1;
 }
 
-/* Nothing was counted of a data set that is not fixed. */
+/* While no data set is fixed, nothing is counted. */
 static int data_is_fixed_in_time(const struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -201,13 +201,13 @@ static int data_is_fixed_in_time(const struct core *c)
 	       (l->n_done == 0 && l->epoch == 0 && !l->evaluating && c->early.n == 0);
 }
 
-int image_is_sound(struct core *c)
+int snapshot_is_consistent(struct core *c)
 {
-	return all_sensible(c) && replay_window_fits(c) && step_fits(c) && count_leases(c) &&
+	return values_are_valid(c) && replay_window_fits(c) && step_fits(c) && count_leases(c) &&
 	       data_is_fixed_in_time(c) && grants_fit(c) && early_fits(c);
 }
 
-int image_live_is_sound(const struct core *c)
+int snapshot_sessions_are_consistent(const struct core *c)
 {
 	const struct leases *l = &c->leases;
 	uint32_t done = 0, free = 0;
@@ -218,19 +218,4 @@ int image_live_is_sound(const struct core *c)
 	}
 	return l->n_done + l->n_free <= l->n_batches &&
 	       (l->epoch >= c->cfg.training.epochs || (l->n_done == done && l->n_free == free));
-}
-
-void image_revive(struct core *c)
-{
-	const struct leases *l = &c->leases;
-
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
-		struct worker *w = &c->worker[i];
-
-		w->ledger.durable_seq = w->ledger.last_seq;
-		c->recovering |= w->session.state == SESSION_AWAY;
-	}
-	c->stats.recoveries++;
-	if (l->n_batches && l->epoch >= c->cfg.training.epochs && !l->evaluating)
-		run_end(c, PS_EDONE);
 }

@@ -5,7 +5,6 @@
 #include "server/core/snapshot_v5.h"
 #include "common/run_head.h"
 #include "server/core/cursor.h"
-#include "server/core/snapshot_sessions.h"
 #include "server/core/state.h"
 
 #define FORMAT       5u
@@ -75,8 +74,8 @@ static const unsigned char *take(struct rewrite *r, uint64_t n)
 	const unsigned char *at = r->in.in + r->in.at;
 
 	if (n > r->in.size - r->in.at)
-		spoil(&r->in, MALFORMED);
-	if (r->in.bad)
+		set_error(&r->in, MALFORMED);
+	if (r->in.error)
 		return NULL;
 	r->in.at += (size_t)n;
 	return at;
@@ -118,7 +117,7 @@ static void read_options(struct rewrite *r)
 	refuse_over(k, optimizer, OPTIM_KINDS - 1);
 	refuse_over(k, mode, MODE_EASGD);
 	if (cfg->training.batch_size == 0)
-		spoil(k, MALFORMED);
+		set_error(k, MALFORMED);
 	cfg->optim.kind = (enum optim_kind)optimizer;
 	cfg->training.mode = (enum mode)mode;
 	/* options of other modes mattered in 0.1.0 as little as they do now */
@@ -139,7 +138,7 @@ static void read_head(struct rewrite *r)
 	uint64_t n;
 
 	if (!raw || run_head_read(raw, RUN_HEAD_BYTES, &h) != 0 || next_u64(r) != FORMAT) {
-		spoil(&r->in, MALFORMED);
+		set_error(&r->in, MALFORMED);
 		return;
 	}
 	cfg->run = (struct run_id){h.run_hi, h.run_lo};
@@ -148,7 +147,7 @@ static void read_head(struct rewrite *r)
 	cfg->model_fingerprint = next_u64(r);
 	n = next_u64(r);
 	refuse_over(&r->in, n, WIRE_MAX_PARAMS);
-	cfg->n_params = r->in.bad ? 0 : (size_t)n;
+	cfg->n_params = r->in.error ? 0 : (size_t)n;
 	read_options(r);
 }
 
@@ -172,7 +171,7 @@ static void rewrite_run(struct rewrite *r)
 {
 	copy_bytes(r, RUN_HEAD_BYTES);
 	(void)next_u64(r);
-	put_u64(r, IMAGE_FORMAT);
+	put_u64(r, SNAPSHOT_FORMAT);
 	copy_fields(r, 2); /* fingerprint of the model, number of parameters */
 	read_options(r);
 	config_put(&r->out, &r->cfg);
@@ -208,7 +207,7 @@ static void rewrite_ledger(struct rewrite *r)
 	uint64_t n = copy(r);
 
 	refuse_over(&r->in, n, WIRE_MAX_WORKERS);
-	for (uint64_t i = 0; i < n && !r->in.bad; i++)
+	for (uint64_t i = 0; i < n && !r->in.error; i++)
 		rewrite_worker(r);
 }
 
@@ -276,7 +275,7 @@ static void rewrite_leases(struct rewrite *r)
 		rewrite_training(r);
 	if (evaluating)
 		rewrite_portions(r, (uint32_t)n_test);
-	for (uint64_t i = 0; i < epoch + (training != 0) && !r->in.bad; i++)
+	for (uint64_t i = 0; i < epoch + (training != 0) && !r->in.error; i++)
 		rewrite_epoch(r, i == epoch);
 }
 
@@ -333,7 +332,7 @@ static void rewrite_parts(struct rewrite *r)
 		while (r->batch && batch < r->n_batches && r->batch[batch] != BATCH_DONE)
 			batch++;
 		if (!r->batch || batch == r->n_batches) {
-			spoil(&r->in, MALFORMED);
+			set_error(&r->in, MALFORMED);
 			return;
 		}
 		if (i < MAX_TERMS)
@@ -374,7 +373,7 @@ static void rewrite_lbfgs(struct rewrite *r)
 	if (known || searching)
 		copy_floats(r, 3);
 	refuse_over(&r->in, pairs, r->cfg.lbfgs.history);
-	for (uint64_t i = 0; i < pairs && !r->in.bad; i++) {
+	for (uint64_t i = 0; i < pairs && !r->in.error; i++) {
 		copy_fields(r, 1);
 		copy_floats(r, 2);
 	}
@@ -415,7 +414,7 @@ static void rewrite_weights(struct rewrite *r)
 /* A restart reads the configuration only, for the text of a refusal. */
 static void rewrite_live(struct rewrite *r)
 {
-	live_put_config(&r->out, &r->cfg);
+	snapshot_put_config(&r->out, &r->cfg);
 	(void)take(r, r->in.size);
 }
 
@@ -430,27 +429,27 @@ int snapshot_v5_is_final(const unsigned char *live, size_t size)
 	return size >= 24 && le64_get(live + size - 24) >= END_SAVING;
 }
 
-int snapshot_v5_rewrite(const unsigned char *const data[IMAGE_SECTIONS],
-	const size_t size[IMAGE_SECTIONS], const struct core_config *now, unsigned char *out,
-	size_t new_size[IMAGE_SECTIONS])
+int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
+	const size_t size[SNAPSHOT_SECTIONS], const struct core_config *now, unsigned char *out,
+	size_t new_size[SNAPSHOT_SECTIONS])
 {
-	void (*const put_section[IMAGE_SECTIONS])(struct rewrite *) = {
-		[IMAGE_RUN] = rewrite_run,
-		[IMAGE_LEDGER] = rewrite_ledger,
-		[IMAGE_LEASES] = rewrite_leases,
-		[IMAGE_WEIGHTS] = rewrite_weights,
-		[IMAGE_OPTIM] = rewrite_optim,
-		[IMAGE_LIVE] = rewrite_live,
+	void (*const put_section[SNAPSHOT_SECTIONS])(struct rewrite *) = {
+		[SNAPSHOT_RUN] = rewrite_run,
+		[SNAPSHOT_LEDGER] = rewrite_ledger,
+		[SNAPSHOT_LEASES] = rewrite_leases,
+		[SNAPSHOT_WEIGHTS] = rewrite_weights,
+		[SNAPSHOT_OPTIM] = rewrite_optim,
+		[SNAPSHOT_SESSIONS] = rewrite_live,
 	};
 	struct rewrite r = {.cfg = *now};
 
-	r.in = (struct cursor){.in = data[IMAGE_RUN], .size = size[IMAGE_RUN]};
+	r.in = (struct cursor){.in = data[SNAPSHOT_RUN], .size = size[SNAPSHOT_RUN]};
 	read_head(&r);
-	if (r.cfg.training.mode == MODE_SYNC && !r.in.bad) {
-		r.in = (struct cursor){.in = data[IMAGE_OPTIM], .size = size[IMAGE_OPTIM]};
+	if (r.cfg.training.mode == MODE_SYNC && !r.in.error) {
+		r.in = (struct cursor){.in = data[SNAPSHOT_OPTIM], .size = size[SNAPSHOT_OPTIM]};
 		read_step(&r);
 	}
-	for (int s = 0; s < IMAGE_SECTIONS && !r.in.bad; s++) {
+	for (int s = 0; s < SNAPSHOT_SECTIONS && !r.in.error; s++) {
 		r.in = (struct cursor){.in = data[s], .size = size[s]};
 		r.out = (struct cursor){.out = out};
 		put_section[s](&r);
@@ -458,7 +457,7 @@ int snapshot_v5_rewrite(const unsigned char *const data[IMAGE_SECTIONS],
 		if (out)
 			out += new_size[s];
 		if (r.in.at != size[s])
-			spoil(&r.in, MALFORMED);
+			set_error(&r.in, MALFORMED);
 	}
-	return r.in.bad ? PS_ECHECKPOINT : PS_OK;
+	return r.in.error ? PS_ECHECKPOINT : PS_OK;
 }

@@ -16,24 +16,24 @@
  * In sync mode 0.1.0 stored the sum of a step's gradients, this release stores each gradient. The
  * rewritten snapshot has as many gradients with the same sum (snapshot_v5.c, put_parts).
  *
- * The result is not trusted: image_read checks it like any other snapshot.
+ * The result is not trusted: snapshot_decode checks it like any other snapshot.
  */
 #ifndef SERVER_CORE_SNAPSHOT_V5_H
 #define SERVER_CORE_SNAPSHOT_V5_H
 #include "server/core/snapshot.h"
 
-/* 1: the section IMAGE_RUN is of format 5. */
+/* 1: the section SNAPSHOT_RUN is of format 5. */
 int snapshot_v5_is(const unsigned char *run, size_t size);
 /* 1: the server had ended its work in the order of SIGTERM, so it took no push after this snapshot
- * and its log adds nothing. `live`: the section IMAGE_LIVE. */
+ * and its log adds nothing. `live`: the section SNAPSHOT_SESSIONS. */
 int snapshot_v5_is_final(const unsigned char *live, size_t size);
 /*
  * Write all sections in the current format to `out`, one behind the other, and their sizes to
  * new_size. `out` NULL: only the sizes. `now`: the configuration of this start. PS_ECHECKPOINT: a
  * section is malformed.
  */
-int snapshot_v5_rewrite(const unsigned char *const data[IMAGE_SECTIONS],
-	const size_t size[IMAGE_SECTIONS], const struct core_config *now, unsigned char *out,
-	size_t new_size[IMAGE_SECTIONS]) PS_MUST_CHECK;
+int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
+	const size_t size[SNAPSHOT_SECTIONS], const struct core_config *now, unsigned char *out,
+	size_t new_size[SNAPSHOT_SECTIONS]) PS_MUST_CHECK;
 
 #endif

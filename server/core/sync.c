@@ -211,7 +211,7 @@ static void begin(struct core *c)
 	const struct core_config *cfg = &c->cfg;
 	uint32_t taken = c->accumulator.pushes, all, max, n;
 
-	/* while an image is read nobody is live, and its members stay */
+	/* while a snapshot is decoded nobody is live, and its members stay */
 	if (c->step.open || !somebody_is_live(c) || !run_gives_work(c) ||
 		c->leases.epoch >= cfg->training.epochs || c->leases.n_done == c->leases.n_batches)
 		return;

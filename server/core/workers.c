@@ -26,7 +26,7 @@ struct stamp worker_stamp(const struct core *c, const struct worker *w)
 
 uint64_t worker_durable_seq(const struct core *c, const struct worker *w)
 {
-	return c->cfg.checkpoint.journal ? w->ledger.last_seq : w->ledger.durable_seq;
+	return c->cfg.checkpoint.wal ? w->ledger.last_seq : w->ledger.durable_seq;
 }
 
 int worker_may_return(const struct worker *w)

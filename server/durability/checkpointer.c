@@ -19,7 +19,7 @@ struct checkpointer {
 
 	unsigned char *buffer; /* the sections in order; kept between checkpoints */
 	size_t room;
-	struct checkpoint image; /* points into buffer */
+	struct checkpoint snapshot; /* points into buffer */
 
 	uv_work_t work;
 	int busy, rc; /* rc, error and seconds: the pool's while busy */
@@ -71,27 +71,29 @@ static int grow_buffer(struct checkpointer *s, size_t bytes)
 	s->room = 0;
 	s->buffer = mem_try(bytes + bytes / 8, 1);
 	if (!s->buffer)
-		return err_set(&s->error, PS_ENOMEM, "no memory for an image of %zu bytes", bytes);
+		return err_set(
+			&s->error, PS_ENOMEM, "no memory for a snapshot of %zu bytes", bytes);
 	s->room = bytes + bytes / 8;
 	return PS_OK;
 }
 
 /* Copy the sections of the core into the buffer: the checkpoint is of this instant. */
-static int take_image(struct checkpointer *s, struct core *core, uint64_t generation)
+static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t generation)
 {
-	size_t size[IMAGE_SECTIONS], bytes = 0;
+	size_t size[SNAPSHOT_SECTIONS], bytes = 0;
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++)
-		bytes += size[i] = image_size(core, (enum image_section)i);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
+		bytes += size[i] = snapshot_size(core, (enum snapshot_section)i);
 	int rc = grow_buffer(s, bytes);
 	if (rc)
 		return rc;
-	s->image = (struct checkpoint){.generation = generation, .n_sections = IMAGE_SECTIONS};
+	s->snapshot =
+		(struct checkpoint){.generation = generation, .n_sections = SNAPSHOT_SECTIONS};
 	unsigned char *at = s->buffer;
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		struct checkpoint_section *section = &s->image.section[i];
-		image_write(core, (enum image_section)i, at);
-		snprintf(section->name, sizeof(section->name), "%s", image_names[i]);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		struct checkpoint_section *section = &s->snapshot.section[i];
+		snapshot_encode(core, (enum snapshot_section)i, at);
+		snprintf(section->name, sizeof(section->name), "%s", snapshot_names[i]);
 		section->data = at;
 		section->size = size[i];
 		at += size[i];
@@ -118,7 +120,8 @@ PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 /* The core keeps its weights finite (store.c). If they are not, the older checkpoint is better. */
 static int check_weights(struct checkpointer *s)
 {
-	const struct checkpoint_section *w = checkpoint_find(&s->image, image_names[IMAGE_WEIGHTS]);
+	const struct checkpoint_section *w =
+		checkpoint_find(&s->snapshot, snapshot_names[SNAPSHOT_WEIGHTS]);
 
 	if (floats_are_finite(w->data, w->size / sizeof(float)))
 		return PS_OK;
@@ -127,7 +130,7 @@ static int check_weights(struct checkpointer *s)
 }
 
 /* On the pool. */
-static void write_image(uv_work_t *work)
+static void write_snapshot(uv_work_t *work)
 {
 	struct checkpointer *s = work->data;
 	double begin = clock_seconds();
@@ -136,7 +139,7 @@ static void write_image(uv_work_t *work)
 		s->rc = check_weights(s);
 	if (s->rc == PS_OK)
 		s->rc = checkpoint_write_beside(
-			s->dir, &s->image, s->sound, &s->dropped, &s->error);
+			s->dir, &s->snapshot, s->sound, &s->dropped, &s->error);
 	s->seconds = clock_seconds() - begin;
 }
 
@@ -172,7 +175,7 @@ static void note_outcome(struct checkpointer *s, uint64_t generation)
 static void on_checkpoint_written(uv_work_t *work, int status)
 {
 	struct checkpointer *s = work->data;
-	uint64_t generation = s->image.generation;
+	uint64_t generation = s->snapshot.generation;
 
 	if (status != 0) /* cancelled: nothing was written */
 		s->rc = err_set(&s->error, PS_EIO, "%s", uv_strerror(status));
@@ -186,17 +189,17 @@ void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t gene
 {
 	PS_ASSERT(!s->busy); /* invariant 1 */
 	s->busy = 1;
-	s->rc = take_image(s, core, generation);
-	s->image.generation = generation;
+	s->rc = encode_snapshot(s, core, generation);
+	s->snapshot.generation = generation;
 	/* fails only without a callback */
-	(void)uv_queue_work(s->loop, &s->work, write_image, on_checkpoint_written);
+	(void)uv_queue_work(s->loop, &s->work, write_snapshot, on_checkpoint_written);
 }
 
 int checkpointer_write(
 	struct checkpointer *s, struct core *core, uint64_t generation, struct err *e)
 {
-	s->rc = take_image(s, core, generation);
-	write_image(&s->work);
+	s->rc = encode_snapshot(s, core, generation);
+	write_snapshot(&s->work);
 	if (s->rc) {
 		*e = s->error;
 		return s->rc;

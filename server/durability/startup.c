@@ -24,7 +24,7 @@
 #include "server/config/resume_check.h"
 
 #define TERM_FILE     "TERM"
-#define OLD_TERM_FILE "EPOCH" /* its name until 0.2.0 */
+#define OLD_TERM_FILE "EPOCH" /* its name in 0.1.0 */
 #define MAX_TERM      (UINT64_MAX - 1)
 
 /* ---- the term ------------------------------------------------------------------------------- */
@@ -136,18 +136,20 @@ static const char *other_model(const struct run_head *head, const struct options
 /* The checksums of a checkpoint are right and its content is not: an older one may be usable. */
 #define REFUSED PS_EDATA
 
-/* `rc`: of image_read. REFUSED, or PS_ECHECKPOINT: the options of this start do not fit the run. */
+/* `rc`: of snapshot_decode. REFUSED, or PS_ECHECKPOINT: the options of this start do not fit the run. */
 static int refuse_resume(
 	const struct options *o, const struct checkpoint *c, int rc, const char *why, struct err *e)
 {
-	const struct checkpoint_section *live = checkpoint_find(c, image_names[IMAGE_LIVE]);
-	const struct checkpoint_section *leases = checkpoint_find(c, image_names[IMAGE_LEASES]);
+	const struct checkpoint_section *live =
+		checkpoint_find(c, snapshot_names[SNAPSHOT_SESSIONS]);
+	const struct checkpoint_section *leases =
+		checkpoint_find(c, snapshot_names[SNAPSHOT_LEASES]);
 	struct core_config then = o->core;
 	struct data_id data;
 	char options[256];
 
-	if (rc == PS_EUSAGE && image_config(live->data, live->size, &then) == 0 &&
-		image_data(leases->data, leases->size, &data) == 0 &&
+	if (rc == PS_EUSAGE && snapshot_config(live->data, live->size, &then) == 0 &&
+		snapshot_data_id(leases->data, leases->size, &data) == 0 &&
 		resume_differences(&then, &data, &o->core, why, options, sizeof(options)) > 0)
 		return err_set(e, PS_ECHECKPOINT, "%.150s: its run has %s: " RESUME_REMEDY,
 			o->checkpoint_dir, options);
@@ -159,20 +161,20 @@ static int refuse_resume(
 static int resume(struct startup *out, const struct options *o, const struct checkpoint *c,
 	const struct core_config *cfg, struct err *e)
 {
-	const unsigned char *data[IMAGE_SECTIONS];
-	size_t size[IMAGE_SECTIONS];
+	const unsigned char *data[SNAPSHOT_SECTIONS];
+	size_t size[SNAPSHOT_SECTIONS];
 	const char *why;
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		const struct checkpoint_section *s = checkpoint_find(c, image_names[i]);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		const struct checkpoint_section *s = checkpoint_find(c, snapshot_names[i]);
 		if (!s)
 			return err_set(e, REFUSED, "%s: checkpoint %llu has no section %s",
 				o->checkpoint_dir, (unsigned long long)c->generation,
-				image_names[i]);
+				snapshot_names[i]);
 		data[i] = s->data;
 		size[i] = s->size;
 	}
-	int rc = image_read(
+	int rc = snapshot_decode(
 		out->memory, param_buffers_first(out->params), cfg, data, size, &out->core, &why);
 	if (rc)
 		return refuse_resume(o, c, rc, why, e);

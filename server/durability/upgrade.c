@@ -8,14 +8,14 @@
 #include "server/durability/wal.h"
 
 struct sections {
-	const unsigned char *data[IMAGE_SECTIONS];
-	size_t size[IMAGE_SECTIONS];
+	const unsigned char *data[SNAPSHOT_SECTIONS];
+	size_t size[SNAPSHOT_SECTIONS];
 };
 
 static int find_sections(const struct checkpoint *c, struct sections *s)
 {
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		const struct checkpoint_section *found = checkpoint_find(c, image_names[i]);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		const struct checkpoint_section *found = checkpoint_find(c, snapshot_names[i]);
 
 		if (!found)
 			return 0;
@@ -29,7 +29,7 @@ static int find_sections(const struct checkpoint *c, struct sections *s)
 static int check_log(const struct options *o, const struct checkpoint *c, const struct sections *s,
 	struct err *e)
 {
-	if (snapshot_v5_is_final(s->data[IMAGE_LIVE], s->size[IMAGE_LIVE]))
+	if (snapshot_v5_is_final(s->data[SNAPSHOT_SESSIONS], s->size[SNAPSHOT_SESSIONS]))
 		return PS_OK;
 	int rc = wal_follows(o->checkpoint_dir, c, e);
 	if (rc != 1)
@@ -50,33 +50,41 @@ static int check_log(const struct options *o, const struct checkpoint *c, const 
 }
 
 static void replace_sections(
-	struct checkpoint *c, unsigned char *memory, const size_t size[IMAGE_SECTIONS])
+	struct checkpoint *c, unsigned char *memory, const size_t size[SNAPSHOT_SECTIONS])
 {
 	free(c->memory);
 	c->memory = memory;
-	c->n_sections = IMAGE_SECTIONS;
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+	c->n_sections = SNAPSHOT_SECTIONS;
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		c->section[i] = (struct checkpoint_section){.data = memory, .size = size[i]};
-		snprintf(c->section[i].name, sizeof(c->section[i].name), "%s", image_names[i]);
+		snprintf(c->section[i].name, sizeof(c->section[i].name), "%s", snapshot_names[i]);
 		memory += size[i];
 	}
+}
+
+static int malformed(const struct options *o, const struct checkpoint *c, struct err *e)
+{
+	return err_set(e, PS_EDATA,
+		"%.150s: checkpoint %llu cannot be resumed: a section of it is malformed",
+		o->checkpoint_dir, (unsigned long long)c->generation);
 }
 
 static int rewrite(
 	const struct options *o, struct checkpoint *c, const struct sections *s, struct err *e)
 {
-	size_t size[IMAGE_SECTIONS], bytes = 0;
+	size_t size[SNAPSHOT_SECTIONS], bytes = 0;
 
 	if (snapshot_v5_rewrite(s->data, s->size, &o->core, NULL, size))
-		return err_set(e, PS_EDATA,
-			"%.150s: checkpoint %llu cannot be resumed: a section of it is malformed",
-			o->checkpoint_dir, (unsigned long long)c->generation);
-	for (int i = 0; i < IMAGE_SECTIONS; i++)
+		return malformed(o, c, e);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
 		bytes += size[i];
 	unsigned char *memory = mem_try(bytes, 1);
 	if (!memory)
 		return err_set(e, PS_ENOMEM, "no memory for a snapshot of %zu bytes", bytes);
-	(void)snapshot_v5_rewrite(s->data, s->size, &o->core, memory, size); /* as before */
+	if (snapshot_v5_rewrite(s->data, s->size, &o->core, memory, size)) {
+		free(memory);
+		return malformed(o, c, e);
+	}
 	replace_sections(c, memory, size);
 	return PS_OK;
 }
@@ -85,7 +93,7 @@ int upgrade_checkpoint(const struct options *o, struct checkpoint *c, struct err
 {
 	struct sections s;
 
-	if (!find_sections(c, &s) || !snapshot_v5_is(s.data[IMAGE_RUN], s.size[IMAGE_RUN]))
+	if (!find_sections(c, &s) || !snapshot_v5_is(s.data[SNAPSHOT_RUN], s.size[SNAPSHOT_RUN]))
 		return 0;
 	int rc = check_log(o, c, &s, e);
 	rc = rc ? rc : rewrite(o, c, &s, e);

@@ -31,10 +31,10 @@ static int refuse_log(const struct replay *r, uint64_t generation, const char *w
 }
 
 static int locate_sections(const struct replay *r, const struct checkpoint *c,
-	const unsigned char *data[IMAGE_SECTIONS], size_t size[IMAGE_SECTIONS], struct err *e)
+	const unsigned char *data[SNAPSHOT_SECTIONS], size_t size[SNAPSHOT_SECTIONS], struct err *e)
 {
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		const struct checkpoint_section *s = checkpoint_find(c, image_names[i]);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		const struct checkpoint_section *s = checkpoint_find(c, snapshot_names[i]);
 		if (!s)
 			return refuse_log(r, c->generation, "the checkpoint lacks a section", e);
 		data[i] = s->data;
@@ -45,16 +45,16 @@ static int locate_sections(const struct replay *r, const struct checkpoint *c,
 
 static int build_core(struct replay *r, const struct checkpoint *c, struct err *e)
 {
-	const unsigned char *data[IMAGE_SECTIONS] = {0};
-	size_t size[IMAGE_SECTIONS] = {0};
+	const unsigned char *data[SNAPSHOT_SECTIONS] = {0};
+	size_t size[SNAPSHOT_SECTIONS] = {0};
 	const char *why;
 	int rc = locate_sections(r, c, data, size, e);
 
 	if (rc)
 		return rc;
 	/* the section has these weights, so the size of the core is plausible */
-	if (image_config(data[IMAGE_LIVE], size[IMAGE_LIVE], &r->cfg) ||
-		size[IMAGE_WEIGHTS] != r->cfg.n_params * sizeof(float))
+	if (snapshot_config(data[SNAPSHOT_SESSIONS], size[SNAPSHOT_SESSIONS], &r->cfg) ||
+		size[SNAPSHOT_WEIGHTS] != r->cfg.n_params * sizeof(float))
 		return refuse_log(
 			r, c->generation, "the checkpoint's configuration is malformed", e);
 	r->memory_bytes = core_bytes(&r->cfg);
@@ -62,7 +62,7 @@ static int build_core(struct replay *r, const struct checkpoint *c, struct err *
 	r->weights = mem_try(r->cfg.n_params, sizeof(float));
 	if (!r->memory || !r->weights || wal_record_reader_init(&r->events, r->cfg.n_params))
 		return err_set(e, PS_ENOMEM, "no memory to replay the log");
-	if (image_read_live(r->memory, r->weights, &r->cfg, data, size, &r->core, &why))
+	if (snapshot_decode_running(r->memory, r->weights, &r->cfg, data, size, &r->core, &why))
 		return refuse_log(r, c->generation, why, e);
 	return PS_OK;
 }
@@ -157,21 +157,21 @@ static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, 
 
 static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e)
 {
-	size_t size[IMAGE_SECTIONS], bytes = 0;
+	size_t size[SNAPSHOT_SECTIONS], bytes = 0;
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++)
-		bytes += size[i] = image_size(r->core, (enum image_section)i);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
+		bytes += size[i] = snapshot_size(r->core, (enum snapshot_section)i);
 	unsigned char *at = mem_try(bytes, 1);
 	if (!at)
-		return err_set(e, PS_ENOMEM, "no memory for an image of %zu bytes", bytes);
+		return err_set(e, PS_ENOMEM, "no memory for a snapshot of %zu bytes", bytes);
 	free(c->memory);
 	c->memory = at;
-	c->n_sections = IMAGE_SECTIONS;
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+	c->n_sections = SNAPSHOT_SECTIONS;
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		struct checkpoint_section *s = &c->section[i];
-		image_write(r->core, (enum image_section)i, at);
+		snapshot_encode(r->core, (enum snapshot_section)i, at);
 		*s = (struct checkpoint_section){.data = at, .size = size[i]};
-		snprintf(s->name, sizeof(s->name), "%s", image_names[i]);
+		snprintf(s->name, sizeof(s->name), "%s", snapshot_names[i]);
 		at += size[i];
 	}
 	return PS_OK;

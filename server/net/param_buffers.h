@@ -25,7 +25,7 @@ struct param_buffers; /* opaque, see param_buffers.c */
 int param_buffers_new(struct param_buffers **out, size_t n_params) PS_MUST_CHECK;
 /* Frees and nulls *w; after the last frame was closed (router_free). NULL is fine. */
 void param_buffers_free(struct param_buffers **w);
-/* The first buffer, for core_init or image_read. */
+/* The first buffer, for core_init or snapshot_decode. */
 float *param_buffers_first(const struct param_buffers *w);
 /* The frame of the weights that `m` sends (one slice, the whole vector), and the checksum in the
  * slice. PS_ENOMEM leaves *frame unchanged. */

@@ -154,7 +154,7 @@ void faults_happen(struct sim *s, uint32_t number)
 		s->disk.fails = 20 + 40 * f->in;
 		s->disk_bad_until_ms = s->net.now_ms + f->ms;
 		s->hushed |=
-			s->cfg.checkpoint.journal ==
+			s->cfg.checkpoint.wal ==
 			DURABILITY_ALWAYS; /* a worker without an answer sends HELLO, and no heartbeats */
 		break;
 	case FAULT_ROT:

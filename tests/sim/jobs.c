@@ -35,7 +35,7 @@ static void count(struct totals *t, const struct sim *s)
 	t->mode[s->mode]++;
 	t->exact += s->exact && (s->crashes || s->ordered);
 	t->broken += s->disk.broken != 0;
-	t->journal += s->cfg.checkpoint.journal != 0;
+	t->journal += s->cfg.checkpoint.wal != 0;
 	t->messages += s->net.sent;
 	t->crashes += s->crashes;
 	t->power_cuts += s->power_cuts;

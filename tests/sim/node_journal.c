@@ -167,13 +167,13 @@ int journal_boot(struct sim *s, struct err *e)
 		.run = cfg->run,
 		.term = cfg->term,
 		.generation = cfg->generation,
-		.max_bytes = s->options.journal_bytes,
+		.max_bytes = s->options.wal_bytes,
 		.done = on_committed,
 		.arg = s};
 
 	s->journal.bound = s->journal.asked_ms = 0;
 	s->journal.disk_wait = (struct disk_wait){0};
-	if (cfg->checkpoint.journal)
+	if (cfg->checkpoint.wal)
 		return wal_new(&s->journal.wal, &config, e);
 	wal_remove_files(DISK_DIRECTORY, cfg->generation - 1);
 	return PS_OK;

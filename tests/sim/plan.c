@@ -304,8 +304,8 @@ static void choose_hang(struct sim *s)
 /* Drawn last, so that the seeds from before there were journals are what they were. */
 static void choose_durability(struct sim *s)
 {
-	s->cfg.checkpoint.journal = (enum durability)chance(s, 125);
-	s->options.journal_bytes = 4096u << between(s, 0, 6);
+	s->cfg.checkpoint.wal = (enum durability)chance(s, 125);
+	s->options.wal_bytes = 4096u << between(s, 0, 6);
 	s->cfg.leases.backup_copies = s->options.core.leases.backup_copies =
 		(enum backup_copies)between(s, BACKUP_LATE, BACKUP_NONE);
 	s->cfg.leases.first_deadline_ms = s->options.core.leases.first_deadline_ms =
@@ -383,7 +383,7 @@ static void choose_foreign(struct sim *s)
 /* A disk that three checkpoints fill. */
 static void choose_space(struct sim *s)
 {
-	s->tight = chance(s, 100) && !s->cfg.checkpoint.journal;
+	s->tight = chance(s, 100) && !s->cfg.checkpoint.wal;
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */

@@ -397,29 +397,29 @@ struct core_snapshot fixture_save(const struct core_fixture *f)
 {
 	struct core_snapshot snapshot;
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		snapshot.size[i] = image_size(f->core, (enum image_section)i);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		snapshot.size[i] = snapshot_size(f->core, (enum snapshot_section)i);
 		snapshot.data[i] = malloc(snapshot.size[i] + 1);
 		assert_non_null(snapshot.data[i]);
-		image_write(f->core, (enum image_section)i, snapshot.data[i]);
+		snapshot_encode(f->core, (enum snapshot_section)i, snapshot.data[i]);
 	}
 	return snapshot;
 }
 
 void fixture_drop(struct core_snapshot *snapshot)
 {
-	for (int i = 0; i < IMAGE_SECTIONS; i++)
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
 		free(snapshot->data[i]);
 }
 
 int fixture_read(struct core_fixture *f, struct core_config cfg,
 	const struct core_snapshot *snapshot, const char **why)
 {
-	const unsigned char *data[IMAGE_SECTIONS];
+	const unsigned char *data[SNAPSHOT_SECTIONS];
 
 	memcpy(data, snapshot->data, sizeof(data));
 	*f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
-	return image_read(f->memory, fixture_weights(f->memory, &cfg), &f->cfg, data,
+	return snapshot_decode(f->memory, fixture_weights(f->memory, &cfg), &f->cfg, data,
 		snapshot->size, &f->core, why);
 }
 

@@ -118,8 +118,8 @@ void fixture_admin(struct core_fixture *f, uint32_t peer, enum admin_verb verb);
 /* ---- snapshots ------------------------------------------------------------------------------ */
 
 struct core_snapshot {
-	unsigned char *data[IMAGE_SECTIONS];
-	size_t size[IMAGE_SECTIONS];
+	unsigned char *data[SNAPSHOT_SECTIONS];
+	size_t size[SNAPSHOT_SECTIONS];
 };
 
 /* Encode the state; fixture_drop frees it. */

@@ -105,11 +105,11 @@ unsigned char *run_sections(size_t *size)
 	unsigned char *bytes = NULL;
 
 	*size = 0;
-	for (int i = IMAGE_LEDGER; i < IMAGE_LIVE; i++) { /* RUN counts its recoveries */
-		size_t n = image_size(run_startup.core, (enum image_section)i);
+	for (int i = SNAPSHOT_LEDGER; i < SNAPSHOT_SESSIONS; i++) { /* RUN counts its recoveries */
+		size_t n = snapshot_size(run_startup.core, (enum snapshot_section)i);
 		bytes = realloc(bytes, *size + n + 1);
 		assert_non_null(bytes);
-		image_write(run_startup.core, (enum image_section)i, bytes + *size);
+		snapshot_encode(run_startup.core, (enum snapshot_section)i, bytes + *size);
 		*size += n;
 	}
 	return bytes;

@@ -14,11 +14,11 @@ void wal_on_done(void *arg)
 void wal_save(uint64_t generation)
 {
 	struct core_snapshot snapshot = fixture_save(&wal.f);
-	struct checkpoint c = {.generation = generation, .n_sections = IMAGE_SECTIONS};
+	struct checkpoint c = {.generation = generation, .n_sections = SNAPSHOT_SECTIONS};
 	struct err e;
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		snprintf(c.section[i].name, sizeof(c.section[i].name), "%s", image_names[i]);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		snprintf(c.section[i].name, sizeof(c.section[i].name), "%s", snapshot_names[i]);
 		c.section[i].data = snapshot.data[i];
 		c.section[i].size = snapshot.size[i];
 	}
@@ -38,8 +38,8 @@ void wal_assert_recovers(int accept_loss)
 	struct core_config now = wal.f.cfg;
 	now.sessions.accept_rollback = accept_loss;
 	assert_int_equal(wal_replay(wal.dir, &now, &c, &e), PS_OK);
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		const struct checkpoint_section *s = checkpoint_find(&c, image_names[i]);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		const struct checkpoint_section *s = checkpoint_find(&c, snapshot_names[i]);
 		assert_int_equal(s->size, snapshot.size[i]);
 		assert_memory_equal(s->data, snapshot.data[i], s->size);
 	}
@@ -185,7 +185,7 @@ int wal_set_up(void **state)
 	temp_dir_make(wal.dir);
 	assert_int_equal(uv_loop_init(&wal.loop), 0);
 	assert_int_equal(wire_new(&wal.wire, FIXTURE_PARAMS), PS_OK);
-	cfg.checkpoint.journal = 1;
+	cfg.checkpoint.wal = 1;
 	cfg.generation = 1;
 	fixture_open(&wal.f, cfg);
 	wal_save(1);

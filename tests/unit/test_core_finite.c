@@ -40,7 +40,7 @@ static void assert_finite(const struct core_fixture *f, const char *what, int pu
 /* The two differ in the ledger only. */
 static void assert_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
 {
-	for (int i = IMAGE_LEASES; i < IMAGE_LIVE; i++) {
+	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
 		assert_int_equal(x->size[i], y->size[i]);
 		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
 	}

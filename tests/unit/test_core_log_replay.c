@@ -12,7 +12,7 @@ static void assert_same_bytes(const struct core_fixture *f)
 	const struct core_fixture other = {.core = f->twin};
 	struct core_snapshot mine = fixture_save(f), its = fixture_save(&other);
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		assert_int_equal(mine.size[i], its.size[i]);
 		assert_memory_equal(mine.data[i], its.data[i], mine.size[i]);
 	}
@@ -24,16 +24,17 @@ static void assert_same_bytes(const struct core_fixture *f)
 static void *begin_twin(struct core_fixture *f)
 {
 	struct core_snapshot img = fixture_save(f);
-	const unsigned char *data[IMAGE_SECTIONS];
+	const unsigned char *data[SNAPSHOT_SECTIONS];
 	struct core_config cfg = f->cfg;
 	const char *why = NULL;
 
 	memcpy(data, img.data, sizeof(data));
-	assert_int_equal(image_config(data[IMAGE_LIVE], img.size[IMAGE_LIVE], &cfg), PS_OK);
+	assert_int_equal(
+		snapshot_config(data[SNAPSHOT_SESSIONS], img.size[SNAPSHOT_SESSIONS], &cfg), PS_OK);
 	assert_memory_equal(cfg.model, f->cfg.model, sizeof(cfg.model));
 	assert_int_equal(core_bytes(&cfg), core_bytes(&f->cfg));
 	void *memory = fixture_memory(&cfg);
-	assert_int_equal(image_read_live(memory, fixture_weights(memory, &cfg), &cfg, data,
+	assert_int_equal(snapshot_decode_running(memory, fixture_weights(memory, &cfg), &cfg, data,
 				 img.size, &f->twin, &why),
 		PS_OK);
 	fixture_drop(&img);
@@ -88,7 +89,7 @@ static struct random_workers anywhere(uint64_t seed)
 	cfg.checkpoint.interval_ms = 1 + (uint32_t)rng_below(&k.r, 1000);
 	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	cfg.sessions.accept_rollback = 1;
-	cfg.checkpoint.journal = (enum durability)rng_below(&k.r, 2);
+	cfg.checkpoint.wal = (enum durability)rng_below(&k.r, 2);
 	cfg.dc.lambda = 0.5;
 	cfg.dc.kind = rng_below(&k.r, 3) ? DC_NONE : DC_CONSTANT;
 	cfg.dc.kind += rng_below(&k.r, 2) && cfg.dc.kind;
@@ -129,7 +130,7 @@ static struct core_config of_mode(int i)
 	cfg.training.mode = i == 5 ? MODE_SANDBLASTER : (enum mode)(MODE_DOWNPOUR + i);
 	cfg.training.batch_size = 5;
 	cfg.checkpoint.interval_ms = 1;
-	cfg.checkpoint.journal = 1;
+	cfg.checkpoint.wal = 1;
 	cfg.rate.lr = 0.01;
 	cfg.dc.lambda = 0.5;
 	cfg.dc.kind = i == 0 ? DC_CONSTANT : DC_NONE;
@@ -220,23 +221,24 @@ static void live_on(struct core *c, uint64_t now)
 
 static int read_live(const struct core_snapshot *img, size_t live_bytes)
 {
-	const unsigned char *data[IMAGE_SECTIONS];
-	size_t size[IMAGE_SECTIONS];
+	const unsigned char *data[SNAPSHOT_SECTIONS];
+	size_t size[SNAPSHOT_SECTIONS];
 	struct core_config cfg = fixture_config();
 	struct core *c;
 	const char *why = NULL;
 
 	memcpy(data, img->data, sizeof(data));
 	memcpy(size, img->size, sizeof(size));
-	size[IMAGE_LIVE] = live_bytes;
-	int rc = image_config(data[IMAGE_LIVE], live_bytes, &cfg);
+	size[SNAPSHOT_SESSIONS] = live_bytes;
+	int rc = snapshot_config(data[SNAPSHOT_SESSIONS], live_bytes, &cfg);
 	if (rc)
 		return rc;
 	if (cfg.n_params !=
 		FIXTURE_PARAMS) /* the shell compares it with the section of the weights */
 		return PS_ECHECKPOINT;
 	void *memory = fixture_memory(&cfg);
-	rc = image_read_live(memory, fixture_weights(memory, &cfg), &cfg, data, size, &c, &why);
+	rc = snapshot_decode_running(
+		memory, fixture_weights(memory, &cfg), &cfg, data, size, &c, &why);
 	assert_true(rc == PS_OK || (rc == PS_ECHECKPOINT && why && !c));
 	for (int i = 0; !rc && i < 20; i++) /* a state that was accepted must work */
 		core_step(c, &(struct event){.kind = EVENT_TICK}, 1000000 + 100 * (uint64_t)i);
@@ -256,13 +258,13 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 	for (int i = 0; i < 60; i++)
 		random_step(&k);
 	struct core_snapshot img = fixture_save(&k.f);
-	size_t n = img.size[IMAGE_LIVE];
+	size_t n = img.size[SNAPSHOT_SESSIONS];
 	assert_int_equal(read_live(&img, n), PS_OK);
 	for (size_t cut = 0; cut < n; cut++)
 		assert_int_equal(read_live(&img, cut), PS_ECHECKPOINT);
 	assert_int_equal(read_live(&img, n + 1), PS_ECHECKPOINT);
 	for (size_t at = 0; at < n; at++) {
-		unsigned char *byte = &img.data[IMAGE_LIVE][at], was = *byte;
+		unsigned char *byte = &img.data[SNAPSHOT_SESSIONS][at], was = *byte;
 		*byte ^= (unsigned char)(1u << rng_below(&r, 8));
 		believed += read_live(&img, n) == PS_OK;
 		*byte = was;
@@ -284,7 +286,7 @@ static void with_a_journal_all_is_durable_when_it_is_heard(void **state)
 	struct msg hello = fixture_hello(""), push;
 
 	(void)state;
-	cfg.checkpoint.journal = 1;
+	cfg.checkpoint.wal = 1;
 	fixture_open(&f, cfg);
 	fixture_message(&f, 9, &hello);
 	const struct msg *m = fixture_sent(&f, 9, MSG_WELCOME);

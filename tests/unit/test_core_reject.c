@@ -8,7 +8,7 @@
 /* What a push can change apart from the ledger: all other sections of the snapshot. */
 static void assert_same_but_ledger(const struct core_snapshot *x, const struct core_snapshot *y)
 {
-	for (int i = IMAGE_LEASES; i < IMAGE_LIVE; i++) {
+	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
 		assert_int_equal(x->size[i], y->size[i]);
 		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
 	}

@@ -75,7 +75,7 @@ static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
 		whole = trained(&cfg, 0);
 		for (size_t i = 0; i < sizeof(kills) / sizeof(kills[0]); i++) {
 			part = trained(&cfg, kills[i]);
-			for (int s = 0; s < IMAGE_LIVE; s++) {
+			for (int s = 0; s < SNAPSHOT_SESSIONS; s++) {
 				assert_int_equal(whole.size[s], part.size[s]);
 				assert_memory_equal(whole.data[s], part.data[s], whole.size[s]);
 			}
@@ -104,14 +104,14 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	fixture_applied(&f, 10, &m);
 	fixture_bye(&f, 10, s);
 	img = fixture_save(&f);
-	assert_int_equal(run_head_read(img.data[IMAGE_RUN], img.size[IMAGE_RUN], &head), 0);
+	assert_int_equal(run_head_read(img.data[SNAPSHOT_RUN], img.size[SNAPSHOT_RUN], &head), 0);
 	assert_int_equal(head.run_lo, cfg.run.lo);
 	assert_int_equal(head.term, cfg.term);
 	assert_int_equal(head.version, 1);
 	assert_string_equal(head.model, cfg.model);
-	assert_string_equal(image_names[IMAGE_RUN], RUN_HEAD_SECTION);
-	assert_string_equal(image_names[IMAGE_WEIGHTS], RUN_HEAD_WEIGHTS);
-	assert_int_equal(img.size[IMAGE_WEIGHTS], cfg.n_params * sizeof(float));
+	assert_string_equal(snapshot_names[SNAPSHOT_RUN], RUN_HEAD_SECTION);
+	assert_string_equal(snapshot_names[SNAPSHOT_WEIGHTS], RUN_HEAD_WEIGHTS);
+	assert_int_equal(img.size[SNAPSHOT_WEIGHTS], cfg.n_params * sizeof(float));
 	cfg.run = (struct run_id){0, 0};
 	fixture_load(&other, cfg, &img);
 	assert_memory_equal(&core_config(other.core)->run, &f.cfg.run, sizeof(cfg.run));

@@ -337,7 +337,7 @@ static void a_pass_does_not_wait_for_who_hangs(void **state)
 
 static int images_equal(const struct core_snapshot *a, const struct core_snapshot *b)
 {
-	for (int s = 0; s < IMAGE_LIVE; s++)
+	for (int s = 0; s < SNAPSHOT_SESSIONS; s++)
 		if (a->size[s] != b->size[s] || memcmp(a->data[s], b->data[s], a->size[s]) != 0)
 			return 0;
 	return 1;

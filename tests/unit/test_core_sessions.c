@@ -203,7 +203,7 @@ static void refused_and_harmless(
 	assert_int_equal(core_stats(f->core)->refused, n + 1);
 	f->core->stats.refused = n;
 	after = fixture_save(f);
-	for (int i = 0; i < IMAGE_SECTIONS; i++)
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
 		assert_memory_equal(before.data[i], after.data[i], before.size[i]);
 	fixture_drop(&before);
 	fixture_drop(&after);

@@ -31,7 +31,7 @@ static struct random_workers somewhere(uint64_t seed)
 
 static void assert_same(const struct core_snapshot *x, const struct core_snapshot *y)
 {
-	for (int i = 0; i < IMAGE_LIVE; i++) { /* connections end with the server */
+	for (int i = 0; i < SNAPSHOT_SESSIONS; i++) { /* connections end with the server */
 		assert_int_equal(x->size[i], y->size[i]);
 		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
 	}
@@ -83,13 +83,13 @@ static void saving_changes_nothing(void **state)
  * finds reads behind it. */
 static int read_into(void *memory, const struct core_config *cfg, const struct core_snapshot *img)
 {
-	const unsigned char *data[IMAGE_SECTIONS];
+	const unsigned char *data[SNAPSHOT_SECTIONS];
 	const char *why = NULL;
 	struct core *c = (struct core *)memory;
 	int rc;
 
 	memcpy(data, img->data, sizeof(data));
-	rc = image_read(memory, fixture_weights(memory, cfg), cfg, data, img->size, &c, &why);
+	rc = snapshot_decode(memory, fixture_weights(memory, cfg), cfg, data, img->size, &c, &why);
 	if (rc == PS_OK) {
 		assert_ptr_equal(c, memory);
 		return rc;
@@ -125,7 +125,7 @@ static void every_section_that_is_cut_or_longer_is_refused(void **state)
 
 		print_message("seed %llu\r", (unsigned long long)seed);
 		assert_int_equal(read_into(memory, &k.f.cfg, &img), PS_OK);
-		for (int s = 0; s < IMAGE_LIVE; s++) {
+		for (int s = 0; s < SNAPSHOT_SESSIONS; s++) {
 			for (size_t n = 0; n < img.size[s]; n++)
 				with_length(memory, &k.f.cfg, img, s, n);
 			with_length(memory, &k.f.cfg, img, s, img.size[s] + 1);
@@ -144,7 +144,7 @@ static void a_missing_section_is_refused(void **state)
 	void *memory = fixture_memory(&k.f.cfg);
 
 	(void)state;
-	for (int s = 0; s < IMAGE_LIVE; s++) {
+	for (int s = 0; s < SNAPSHOT_SESSIONS; s++) {
 		unsigned char *there = img.data[s];
 
 		img.data[s] = NULL;
@@ -164,7 +164,7 @@ static void mutate(struct rng *r, struct core_snapshot *img)
 		UINT64_MAX, UINT64_MAX - 1, 1ull << 63};
 
 	for (uint64_t n = 1 + rng_below(r, 3); n; n--) {
-		int s = (int)rng_below(r, IMAGE_LEASES + 1 + (rng_below(r, 8) == 0) * 2);
+		int s = (int)rng_below(r, SNAPSHOT_LEASES + 1 + (rng_below(r, 8) == 0) * 2);
 		size_t at = img->size[s] ? rng_below(r, img->size[s]) : 0;
 
 		if (at + 8 <= img->size[s] && rng_below(r, 2))
@@ -356,8 +356,8 @@ static void a_data_set_is_refused_in_a_run_without_one(void **state)
 	img = fixture_save(&f);
 	memory = fixture_memory(&f.cfg);
 	assert_int_equal(read_into(memory, &f.cfg, &img), PS_OK);
-	le64_put(img.data[IMAGE_LEASES], 60000); /* n_train */
-	le64_put(img.data[IMAGE_LEASES] + 8, 10000);
+	le64_put(img.data[SNAPSHOT_LEASES], 60000); /* n_train */
+	le64_put(img.data[SNAPSHOT_LEASES] + 8, 10000);
 	assert_int_equal(read_into(memory, &f.cfg, &img), PS_ECHECKPOINT);
 	free(memory);
 	fixture_drop(&img);

@@ -69,23 +69,23 @@ static void a_bad_checkpoint_gives_way_to_the_one_before(void **state)
 /* An older program or a bug could leave NaN weights with valid checksums. */
 static void save_poisoned(uint64_t generation)
 {
-	struct checkpoint c = {.generation = generation, .n_sections = IMAGE_SECTIONS};
+	struct checkpoint c = {.generation = generation, .n_sections = SNAPSHOT_SECTIONS};
 	struct err e;
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		struct checkpoint_section *s = &c.section[i];
 		unsigned char *data;
 
-		s->size = image_size(run_startup.core, (enum image_section)i);
+		s->size = snapshot_size(run_startup.core, (enum snapshot_section)i);
 		s->data = data = malloc(s->size + 1);
 		assert_non_null(data);
-		snprintf(s->name, sizeof(s->name), "%s", image_names[i]);
-		image_write(run_startup.core, (enum image_section)i, data);
-		if (i == IMAGE_WEIGHTS)
+		snprintf(s->name, sizeof(s->name), "%s", snapshot_names[i]);
+		snapshot_encode(run_startup.core, (enum snapshot_section)i, data);
+		if (i == SNAPSHOT_WEIGHTS)
 			memset(data + 4000, 0xff, 4);
 	}
 	assert_int_equal(checkpoint_write(run_dir, &c, &e), PS_OK);
-	for (int i = 0; i < IMAGE_SECTIONS; i++)
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
 		free((void *)(uintptr_t)c.section[i].data);
 }
 

@@ -69,16 +69,16 @@ static void close_fixture(void)
 }
 
 struct sections {
-	const unsigned char *data[IMAGE_SECTIONS];
-	size_t size[IMAGE_SECTIONS];
+	const unsigned char *data[SNAPSHOT_SECTIONS];
+	size_t size[SNAPSHOT_SECTIONS];
 };
 
 static struct sections old_sections(void)
 {
 	struct sections s;
 
-	for (int i = 0; i < IMAGE_SECTIONS; i++) {
-		const struct checkpoint_section *found = checkpoint_find(&old, image_names[i]);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		const struct checkpoint_section *found = checkpoint_find(&old, snapshot_names[i]);
 
 		assert_non_null(found);
 		s.data[i] = found->data;
@@ -90,19 +90,19 @@ static struct sections old_sections(void)
 /* new->data[0] is a block of exactly the size that was measured, for ASan. */
 static int rewrite(const struct sections *s, struct sections *new)
 {
-	size_t bytes = 0, measured[IMAGE_SECTIONS];
+	size_t bytes = 0, measured[SNAPSHOT_SECTIONS];
 	int rc = snapshot_v5_rewrite(s->data, s->size, &options.core, NULL, measured);
 
 	if (rc)
 		return rc;
-	for (int i = 0; i < IMAGE_SECTIONS; i++)
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
 		bytes += measured[i];
 	unsigned char *at = malloc(bytes);
 	assert_non_null(at);
 	assert_int_equal(
 		snapshot_v5_rewrite(s->data, s->size, &options.core, at, new->size), PS_OK);
 	assert_memory_equal(new->size, measured, sizeof(measured));
-	for (int i = 0; i < IMAGE_SECTIONS; at += new->size[i++])
+	for (int i = 0; i < SNAPSHOT_SECTIONS; at += new->size[i++])
 		new->data[i] = at;
 	return PS_OK;
 }
@@ -119,7 +119,7 @@ static int resume(const struct sections *s, const char **why)
 		return rc;
 	cfg.term = 2;
 	cfg.generation = 1000;
-	rc = image_read(memory, weights, &cfg, new.data, new.size, &core, why);
+	rc = snapshot_decode(memory, weights, &cfg, new.data, new.size, &core, why);
 	free((void *)(uintptr_t) new.data[0]);
 	return rc;
 }
@@ -147,7 +147,7 @@ static void a_checkpoint_of_0_1_0_has_the_same_state(void **state)
 		resume_fixture();
 		const struct sections s = old_sections();
 		assert_memory_equal(
-			core_weights(core), s.data[IMAGE_WEIGHTS], s.size[IMAGE_WEIGHTS]);
+			core_weights(core), s.data[SNAPSHOT_WEIGHTS], s.size[SNAPSHOT_WEIGHTS]);
 		assert_int_equal(core_stats(core)->version, f->version);
 		assert_int_equal(core_training_epoch(core), f->epoch);
 		assert_true(core_data_is_fixed(core));
@@ -206,7 +206,7 @@ static void put_real_at(unsigned char *at, double v)
 /* The next step takes what 0.1.0 would have taken: `factor` times the stored sum. */
 static void assert_same_step(double factor)
 {
-	const unsigned char *sum = old_sections().data[IMAGE_OPTIM] + 32;
+	const unsigned char *sum = old_sections().data[SNAPSHOT_OPTIM] + 32;
 	float *mean = mem_try(options.core.n_params, sizeof(float));
 
 	assert_non_null(mean);
@@ -243,7 +243,8 @@ static void the_sum_of_many_gradients_is_exact(void **state)
 	(void)state;
 	for (uint64_t pushes = 1; pushes <= 9; pushes++) {
 		open_fixture(SYNC, "");
-		unsigned char *optim = (unsigned char *)(uintptr_t)old_sections().data[IMAGE_OPTIM];
+		unsigned char *optim =
+			(unsigned char *)(uintptr_t)old_sections().data[SNAPSHOT_OPTIM];
 
 		le64_put(optim, pushes);
 		le64_put(optim + 8, 200 * pushes);
@@ -312,8 +313,8 @@ static void live_with(void)
 	(void)direct_hello(&w, "ann", 60000, 10000);
 	for (uint64_t now = 1000; now < 8000; now += 2000)
 		core_step(core, &tick, now);
-	for (int s = 0; s < IMAGE_SECTIONS; s++)
-		bytes += image_size(core, (enum image_section)s);
+	for (int s = 0; s < SNAPSHOT_SECTIONS; s++)
+		bytes += snapshot_size(core, (enum snapshot_section)s);
 	assert_true(bytes > 0);
 }
 
@@ -340,7 +341,7 @@ static void every_cut_section_is_refused(void **state)
 	(void)state;
 	for (int i = 0; i < FIXTURE_COUNT; i++) {
 		open_fixture(i, "");
-		for (int n = 0; n < IMAGE_LIVE; n++) {
+		for (int n = 0; n < SNAPSHOT_SESSIONS; n++) {
 			struct sections s = old_sections();
 			size_t size = s.size[n];
 			const unsigned char *whole = s.data[n];
@@ -363,7 +364,7 @@ static void every_longer_section_is_refused(void **state)
 {
 	(void)state;
 	open_fixture(SYNC, "");
-	for (int n = 0; n < IMAGE_LIVE; n++)
+	for (int n = 0; n < SNAPSHOT_SESSIONS; n++)
 		for (size_t more = 1; more <= 8; more += 7) {
 			struct sections s = old_sections();
 			unsigned char *longer = calloc(1, s.size[n] + more);
@@ -386,7 +387,7 @@ static void no_flipped_byte_does_harm(void **state)
 	for (int i = 0; i < FIXTURE_COUNT; i++) {
 		open_fixture(i, "");
 		const struct sections s = old_sections();
-		for (int n = 0; n < IMAGE_SECTIONS; n++)
+		for (int n = 0; n < SNAPSHOT_SECTIONS; n++)
 			for (size_t at = 0; at < s.size[n]; at = next_place(at)) {
 				unsigned char *byte = (unsigned char *)(uintptr_t)s.data[n] + at;
 				unsigned char mask = masks[(at + at / 8) % sizeof(masks)];

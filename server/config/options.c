@@ -447,9 +447,9 @@ static void add_shell_rows(struct table *t, struct raw *r)
 static void add_last_rows(struct table *t, struct raw *r)
 {
 	const struct opt rows[] = {
-		INT("journal-mb", wal_mb, "128", 1, 1 << 20, "MIB",
+		INT("wal-mb", wal_mb, "128", 1, 1 << 20, "MIB",
 			"size of the write-ahead log at which the server takes a checkpoint",
-			.needs = "durability=always"),
+			.was = "journal-mb", .needs = "durability=always"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
 			"log events of this level and above on stderr; \"cnn-ctl log-level\" "
 			"changes it at run time",

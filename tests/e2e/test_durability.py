@@ -105,7 +105,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_stops_acknowledgements_until_there_is_room(programs, small_disk):
-    run = LedgerRun(programs, 2, 1500, *ALWAYS, "--journal-mb", 1, "--replay-window", 8,
+    run = LedgerRun(programs, 2, 1500, *ALWAYS, "--wal-mb", 1, "--replay-window", 8,
                     directory=small_disk / "ckpt", pace=(1,))
     run.reached(0)
     fill(small_disk / "rubbish")

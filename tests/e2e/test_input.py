@@ -258,7 +258,7 @@ RENAMED = {
                "warm-ramp": "warm-start-ramp", "forget-ms": "session-ttl-ms",
                "beat-ms": "heartbeat-ms", "local-rate": "local-lr", "max-norm": "reject-norm",
                "buffer": "buffer-size", "batch": "batch-size", "batch-images": "step-images",
-               "elastic": "easgd-beta", "sync-spares": "backup-workers",
+               "journal-mb": "wal-mb", "elastic": "easgd-beta", "sync-spares": "backup-workers",
                "decay-square": "beta2 rmsprop-alpha"},
     "cnn-worker": {"hang-ms": "batch-timeout-ms", "patience-ms": "disconnect-timeout-ms",
                    "connect-ms": "connect-timeout-ms"},

@@ -4,6 +4,6 @@
 #ifndef COMMON_VERSION_H
 #define COMMON_VERSION_H
 
-#define PS_VERSION "0.1.0"
+#define PS_VERSION "0.2.0"
 
 #endif

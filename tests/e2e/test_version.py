@@ -1,0 +1,32 @@
+"""The version is the same wherever it is stated: the programs, common/version.h and CHANGELOG.md."""
+import re
+import subprocess
+
+import pytest
+
+from flavour import ROOT, command
+
+
+def newest_release():
+    """The first section of CHANGELOG.md that is a release, and its date."""
+    return re.search(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$",
+                     (ROOT / "CHANGELOG.md").read_text(), re.M).groups()
+
+
+@pytest.mark.parametrize("program", ["cnn-ps", "cnn-worker", "cnn-ctl"])
+def test_a_program_prints_the_newest_version_of_the_changelog(program):
+    said = subprocess.run(command(program, "--version"), stdout=subprocess.PIPE, text=True,
+                          timeout=10, check=True).stdout
+    assert said == f"{program} {newest_release()[0]}\n"
+
+
+def test_the_sections_of_the_changelog_are_releases_in_their_order():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    titles = re.findall(r"^## (.*)$", text, re.M)
+    releases = titles[1:] if titles[0] == "[Unreleased]" else titles
+    found = [re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d\d-\d\d)", t) for t in releases]
+    assert all(found), titles
+    versions = [tuple(map(int, f.groups()[:3])) for f in found]
+    assert versions == sorted(set(versions), reverse=True)
+    dates = [f[4] for f in found]
+    assert dates == sorted(dates, reverse=True)

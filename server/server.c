@@ -491,8 +491,9 @@ static void start_handles(struct server *s)
 	warnings_check(&s->warnings, s->state.core, 0);
 }
 
-/* Close all handles and run the loop until they are closed. */
-static void close_handles(struct server *s)
+/* Close the network and all handles. When this returns, clients see a closed connection and the ports
+ * are free, even if a thread of the pool keeps the process until a disk answers. */
+static void close_network(struct server *s)
 {
 	if (s->router)
 		router_stop(s->router);
@@ -504,15 +505,16 @@ static void close_handles(struct server *s)
 		for (size_t i = 0; i < SERVER_SIGNALS; i++)
 			uv_close((uv_handle_t *)&s->signal[i], NULL);
 	}
-	uv_run(&s->loop, UV_RUN_DEFAULT);
-	uv_loop_close(&s->loop);
-}
-
-static void release_server(struct server *s)
-{
-	close_handles(s);
+	uv_run(&s->loop, UV_RUN_NOWAIT);
 	http_free(&s->http);
 	router_free(&s->router);
+}
+
+/* After close_network. */
+static void release_server(struct server *s)
+{
+	uv_run(&s->loop, UV_RUN_DEFAULT);
+	uv_loop_close(&s->loop);
 	auth_free(&s->auth);
 	checkpointer_free(&s->checkpointer);
 	wal_free(&s->wal);
@@ -540,6 +542,7 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	if (!rc)
 		rc = save_first(s, e);
 	if (rc) {
+		close_network(s);
 		release_server(s);
 		return rc;
 	}
@@ -562,6 +565,7 @@ int server_stop(struct server *s, int *hung)
 
 	dispatch_status(s, &now);
 	char *result = status_result(&now);
+	close_network(s); /* before the result, which a full pipe may hold up */
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);
 	free(result);

@@ -75,8 +75,8 @@ struct server {
 /* *s is released when this fails. */
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);
-/* Print the result on stdout and release everything; returns the exit code. *hung: a file
- * operation hangs on a thread of the pool, and nothing was released: end by _exit. */
+/* Close the network, print the result on stdout and release everything; returns the exit code.
+ * *hung: a file operation hangs on a thread of the pool, and no memory was released: end by _exit. */
 int server_stop(struct server *s, int *hung);
 
 #endif

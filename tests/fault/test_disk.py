@@ -1,6 +1,7 @@
 """Rows P3, P5 and P16: checkpoints that are torn, disks that are full or fail, an old checkpoint put back."""
 import random
 import shutil
+import socket
 import subprocess
 import time
 import urllib.error
@@ -11,7 +12,7 @@ import pytest
 import strace
 from support import safetensors
 from support.build import BUILD, command
-from support.programs import Process, fill, mount_small, unmount, until
+from support.programs import Process, fill, freeze, mount_image, mount_small, unmount, until
 
 
 def report(figure, row, run, what):
@@ -351,6 +352,55 @@ def test_sigterm_while_the_disk_hangs(programs, figure):
     figure("P5", took, "s from SIGTERM to the end, with a disk that hangs", took <= 11, what="drain")
     figure("P5", code, "is the status then", code == 10 and "the disk does not answer" in
            "\n".join(server.lines).split("gave_up")[1], what="drain status")
+
+
+@pytest.fixture
+def frozen_disk(tmp_path, figure):
+    """A disk of its own, and a function that stops it."""
+    place = tmp_path / "frozen"
+    why = mount_image(tmp_path / "image", place)
+    if why:
+        figure.cannot("P5", f"no ext4 can be mounted: {why}")
+    stopped = []
+
+    def stop():
+        stopped.append(freeze(place, "-f"))
+        return stopped[-1]
+
+    yield place, stop
+    if any(stopped):
+        freeze(place, "-u")
+    unmount(place)
+
+
+def accepts(server):
+    """Something listens on the server's port."""
+    host, port = server.endpoint.removeprefix("tcp://").rsplit(":", 1)
+    with socket.socket() as s:
+        s.settimeout(2)
+        return s.connect_ex((host, int(port))) == 0
+
+
+def test_sigterm_while_the_kernel_holds_a_write(programs, frozen_disk, figure):
+    """A thread in such a write keeps the process. The result and the ports do not wait for it."""
+    place, stop = frozen_disk
+    server = programs.server("--model", "seed:8", "--durability", "always", "--epochs", 1000,
+                             directory=place / "ckpt")
+    worker = programs.worker(server.endpoint)
+    until(lambda: server.status()["updates"] > 20, 30, "training")
+    if not stop():
+        figure.cannot("P5", "no file system can be frozen")
+    until(lambda: health(server) == 503, 10, "it says that it is not well")
+    begun = time.monotonic()
+    server.signal(15)
+    until(lambda: not accepts(server), 20, "the port is free")
+    took = time.monotonic() - begun
+    figure("P5", took, "s from SIGTERM to free ports, with a disk that the kernel waits for",
+           took <= 12, what="drain, frozen")
+    worker.line("waiting for the server", 20)
+    assert freeze(place, "-u")
+    assert server.wait(10) == 10
+    assert "the disk does not answer" in "\n".join(server.lines).split("gave_up")[1]
 
 
 def test_sigterm_when_space_comes(programs, small_disk):

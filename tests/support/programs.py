@@ -201,6 +201,24 @@ def mount_small(place, size):
                           stderr=subprocess.PIPE, check=False).stderr.strip()
 
 
+def mount_image(image, place):
+    """Make `place` an ext4 file system in the file `image`, which freeze() can stop; why it cannot
+    be, or ""."""
+    place.mkdir()
+    with image.open("wb") as f:
+        f.truncate(32 << 20)
+    for words in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, place]):
+        run = subprocess.run(words, text=True, stderr=subprocess.PIPE, check=False)
+        if run.returncode:
+            return run.stderr.strip() or f"{words[0]} failed"
+    return ""
+
+
+def freeze(place, how):
+    """Stop the file system (how: "-f") or let it go on ("-u"): writes wait in the kernel."""
+    return subprocess.run(["fsfreeze", how, place], check=False).returncode == 0
+
+
 def unmount(place):
     subprocess.run(["umount", "-l", place], check=True)
 

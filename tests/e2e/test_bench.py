@@ -23,7 +23,7 @@ def bench(name, *arguments, data=None, path=None, seconds=60):
     ("durability.py", ["--dir", "build/x"]), ("optimizers", []), ("science", ["--workers", "1"]),
     ("through_server.py", ["--device", "cpu"])])
 def test_without_make_tests_a_benchmark_says_so_in_one_line(tmp_path, small, name, options):
-    for part in ("bench", "gpu", "sim"):
+    for part in ("bench", "gpu", "sim", "support"):
         shutil.copytree(ROOT / "tests" / part, tmp_path / "tests" / part)
     for file in (ROOT / "tests").glob("*.py"):
         shutil.copy(file, tmp_path / "tests")

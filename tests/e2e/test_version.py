@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from flavour import ROOT, command
+from support.build import ROOT, command
 
 
 def newest_release():

@@ -165,9 +165,9 @@ def test_static_name_of_two_files_is_found(tree):
 def test_only_links_may_be_longer_than_a_line(tree):
     """100 columns are allowed, and a URL does not count; the text beside the URL does."""
     url = "https://example.org/" + "x" * 100
-    plant(tree, "docs/long.md", f"{'é' * 100}\n* [name]({url}), <{url}>\n")
+    write(tree, "docs/long.md", f"{'é' * 100}\n* [name]({url}), <{url}>\n")
     assert run(tree, "columns") == (0, "")
-    plant(tree, "docs/long.md", f"# Long\n\n{url} {'word ' * 20}\n")
+    write(tree, "docs/long.md", f"# Long\n\n{url} {'word ' * 20}\n")
     code, output = run(tree, "columns")
     assert code != 0 and "docs/long.md:3: " in output, output
 

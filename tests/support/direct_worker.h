@@ -14,7 +14,7 @@
 
 /* Options from words that ';' separates. Their texts are valid until the next call. */
 void parse_options(struct options *o, const char *line);
-/* The core that a start with these options makes. */
+/* Build the core as a server does that starts with the options `o`. */
 void start_core(struct startup *r, const struct options *o);
 
 struct direct_worker {

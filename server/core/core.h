@@ -4,7 +4,7 @@
  * It opens no socket or file, reads no clock, starts no thread, draws no random number of its own,
  * and allocates nothing: all state lies in one block and one vector that the caller provides. The
  * shell (server/) turns packets into events and effects into packets; tests/sim does the same with
- * a seeded network and disk. Given the same events it does the same things, bit for bit.
+ * a seeded network and disk. The same events give the same effects and the same bytes of state.
  *
  * Order inside core_step: sessions (who speaks) -> ledger (exactly once) -> leases (batch ledger)
  * -> store and optim (weights) -> effects. The table at the top of core.c has a row for each

@@ -1,25 +1,29 @@
 /*
- * departure.h - how workers leave: by silence, by BYE, at the end of the run, or excluded because their
- * gradients or losses are not finite (a broken device, or training that has diverged).
+ * departure.h - how workers leave: by silence, by BYE, at the end of the run, or excluded because
+ * their gradients or losses are not finite (a broken device, or training that has diverged).
  *
- * Exclusion: MAX_STREAK such pushes or evaluations in a row exclude their worker. It loses its
- * leases, counts for nothing, and each of its messages is answered by ERROR PS_EQUARANTINE; its
- * program ends. Only a new process can come back, as a new incarnation. A push that is accepted
- * ends the streak. But if most of the workers (more than half of those that are live, suspected or
- * expected back, the worker itself among them) sent such a push or evaluation last, it is the
- * training that has diverged, and the run ends. A worker alone is most of the workers if a push of
- * its own incarnation was accepted; else it is one that is broken, however often a supervisor starts
- * it again, and the run waits for others. So bad initial weights end the run only when two workers
- * are there at once. Before min_workers have come there is no training that could diverge.
+ * Exclusion: MAX_STREAK such pushes or evaluations in a row exclude their worker. The worker loses
+ * its leases and counts for nothing. The server answers each of its messages with ERROR
+ * PS_EQUARANTINE, and its program ends. Only a new process can come back, as a new incarnation. An
+ * accepted push ends the streak.
+ *
+ * Divergence: the run ends as diverged if the newest push or evaluation of most workers was not
+ * finite. Most is more than half of the workers that are live, suspected or expected back, the
+ * excluded one included. A single worker is most of the workers only if the server accepted a push of
+ * its incarnation. Otherwise its device is taken for broken, however often a supervisor restarts its
+ * program, and the run waits for other workers. Bad initial weights therefore end the run only if at
+ * least two workers are connected at the same time. Before min_workers have come, the run cannot
+ * diverge.
  *
  * Invariants:
- * (1) nobody leaves, and nobody is sent home by a drain, who holds pushes that were acknowledged
- *     before a crash and that the server has lost: they are replayed first, or kept for the
- *     server's next life;
- * (2) whoever leaves is answered when its pushes are durable;
- * (3) what an excluded incarnation sends changes nothing;
- * (4) it is told when all that it was told is taken is durable, for then it forgets its pushes;
- * (5) nothing waits for it.
+ * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server
+ *     acknowledged before a crash and has lost: the worker replays them first, or keeps them for the
+ *     next term;
+ * (2) a worker that leaves gets its answer when its pushes are durable;
+ * (3) messages of an excluded incarnation change nothing;
+ * (4) an excluded worker is notified when every push that it was told is accepted is durable,
+ *     because it then forgets its pushes;
+ * (5) nothing waits for an excluded worker.
  */
 #ifndef SERVER_CORE_DEPARTURE_H
 #define SERVER_CORE_DEPARTURE_H
@@ -34,18 +38,18 @@ struct worker_quarantine {
 	int sound;           /* a push of this incarnation was accepted */
 };
 
-/* No beat for too long, or excluded. */
+/* End the session of a worker that was silent for too long, or is excluded. */
 void departure_die(struct core *c, struct worker *w, enum worker_change why);
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status);
-/* The run is over, or this life of the server: BYE, unless the worker holds pushes that were
- * acknowledged before a crash and that we have lost; it keeps those for the next life. */
+/* The run is over, or the server drains: send BYE. A worker gets none if it retains pushes that the
+ * server acknowledged before a crash and has lost: it keeps them for the next term. */
 void departure_part(struct core *c, const struct worker *w, uint32_t peer);
 void departure_part_all(struct core *c);
 /* A push or an evaluation of w was not finite: that may exclude w, or end the run. */
 void quarantine_bad(struct core *c, struct worker *w);
 /* A push of w was accepted. */
 void quarantine_good(struct worker *w);
-/* Tell an excluded worker, if its pushes are durable; until then nothing is said. */
+/* Send an excluded worker ERROR PS_EQUARANTINE, if its pushes are durable; otherwise do nothing. */
 void quarantine_tell(struct core *c, struct worker *w, uint32_t peer);
 
 #endif

@@ -7,33 +7,33 @@
  * and divided by the pieces that came together. Each worker, and the fleet, has the median of its
  * newest durations of each kind.
  *
- * Late: a worker has had its next delivery for more than twice the fleet's median. An idle worker
- * then gets a copy (leases.c).
+ * Late: a worker has held the work of its next delivery for more than twice the fleet's median. An
+ * idle worker then gets a copy (leases.c).
  *
  * Deadline: ten times this worker's own median for its next delivery, at least PACE_DEADLINE_MS. A
  * worker with fewer than PACE_OWN durations has the fleet's median, or its own if that is larger;
- * while nobody has delivered anything the deadline is cfg.leases.first_deadline_ms. After it the work is
- * another worker's. A late first result still counts.
+ * while no worker has delivered anything, the deadline is cfg.leases.first_deadline_ms. After it,
+ * another worker gets the work. If the late result still comes first, it counts.
  *
  * Stalled: a worker has delivered nothing for its deadline, at least PACE_STALL_MS; a worker with
  * fewer than PACE_OWN durations has three times its deadline. A worker that holds no work and does
- * not ask for any is stalled after the same time. Nobody waits for a stalled worker
- * (worker_is_active), and its grants are shadows: it gets work, and the others get the same work.
- * It is active again when a push or a result of it counts, or when it asks for its first work.
- * Heartbeats and later leases change nothing.
+ * not ask for any is stalled after the same time. No worker waits for a stalled one
+ * (worker_is_active), and its grants are shadows: the others get the same work. A stalled worker is
+ * active again when one of its pushes or results counts, or when it asks for its first work. Its
+ * heartbeats and later requests for leases change nothing.
  *
  * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), these
  * clocks stand still, but no longer than the bytes take at PACE_BYTES_PER_S, and for no more bytes
  * than the next delivery needs.
  *
- * Disk: these clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK): the
- * workers wait for the server. A transfer in that time stops them no longer: the tick comes before
- * the EVENT_PROGRESS of the same moment.
+ * Disk: these clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK),
+ * because the workers then wait for the server. Time is not deducted twice for a transfer meanwhile:
+ * the tick comes before the EVENT_PROGRESS of the same moment.
  *
  * Invariants:
  * (1) nothing here reads a clock: c->now_ms decides (tests/lint/symbols.sh);
- * (2) only what a worker delivers of its own grant is a sample, and each piece of a grant is at
- *     most one;
+ * (2) a delivery is a sample only if it is of the worker's own grant, and each piece of a grant
+ *     gives at most one sample;
  * (3) c->pace.n_late is 0 when no copy can be given, so that idle workers cost nothing.
  */
 #ifndef SERVER_CORE_PACE_H
@@ -41,7 +41,7 @@
 #include <stdint.h>
 #include "proto/msg.h"
 
-#define PACE_RECENT      15u /* durations that a median is of */
+#define PACE_RECENT      15u /* durations in a median */
 #define PACE_LATE        2u  /* times the median: late */
 #define PACE_LATE_MS     20u /* ... and at least this: a tick is not more precise */
 #define PACE_KINDS       2u  /* training, evaluation */
@@ -58,7 +58,7 @@ struct recent {
 	uint32_t median_us;
 };
 
-/* Of a worker. */
+/* The clocks of one worker. */
 struct pace {
 	uint64_t since_ms; /* its grant, its last delivery or its WELCOME: since then it owes a
 			      delivery, or a LEASE if it holds no work; 0: it owes nothing */

@@ -7,11 +7,11 @@
 
 enum ending { END_NOT, END_SNAPSHOT, END_SAVING, END_OVER };
 
-/* So many workers as it takes have come; a run without a data set waits for nobody. */
+/* min_workers workers have been live at once. A run without a data set has always begun. */
 int run_has_begun(const struct core *c);
-/* Begin to end the run: the last snapshot, then BYE to all, then EFFECT_FINISH(status). */
+/* Begin to end the run: the last snapshot, then BYE to all workers, then EFFECT_FINISH(status). */
 void run_end(struct core *c, int status);
-/* No new push is decided any more, and none is answered. */
+/* The core decides and answers no new push. */
 int run_is_closed(const struct core *c);
 /* The run has begun, and new work is given out. */
 int run_gives_work(struct core *c);

@@ -46,29 +46,30 @@ def disk(directory, size, seconds, again):
     return rate
 
 
+def version(place):
+    with urllib.request.urlopen(f"http://{place}/status", timeout=20) as reply:
+        return json.load(reply)["version"]
+
+
 def pushes(programs, level, size, workers, part):
-    """Pushes decided per second, from a tenth of them to the last."""
+    """Pushes decided per second, from the last sample before a tenth of them to the last push."""
     each, values = max(10, int(PUSHES[size] * part)) // workers, size // 4
     options = ["--model", f"vector:{values}", "--optimizer", "sgd", "--lr", 1, "--max-staleness",
                10**9, "--staleness-scaling", "constant", "--lr-scaling", "none"]
     if level != "none":
         options += ["--durability", level]
     server = programs.server(*options, directory=None if level == "none" else f"{level}-{size}")
-    fleet = [programs.ledger_worker(server.endpoint, i, each, 0, 1000) for i in range(workers)]
     place = server.line(r"http listening.* url=http://(\S+?)/?$")[1]
-    at = {}
-    for share in (each * workers // 10, each * workers):
-        while True:
-            with urllib.request.urlopen(f"http://{place}/status", timeout=20) as reply:
-                version = json.load(reply)["version"]
-            if version >= share:
-                break
-            time.sleep(0.005)
-        at[share] = time.monotonic(), version
-    (begun, first), (ended, last) = at.values()
+    begun = now = time.monotonic(), 0
+    fleet = [programs.ledger_worker(server.endpoint, i, each, 0, 1000) for i in range(workers)]
+    while now[1] < each * workers:
+        if now[1] <= each * workers // 10:
+            begun = now
+        time.sleep(0.005)
+        now = time.monotonic(), version(place)
     for process in [*fleet, server]:
         process.kill()
-    return (last - first) / (ended - begun)
+    return (now[1] - begun[1]) / (now[0] - begun[0])
 
 
 def main():
